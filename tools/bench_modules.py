@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Times Mamba and Mamba2 modules on a GPU: krait's drop-in beside mamba_ssm where that is installed, else beside recorded times.
+"""Times Mamba and Mamba2 modules on a GPU: krait's drop-in against mamba_ssm where installed, else against recorded times.
 
     PYTHONPATH=python tools/bench_modules.py [--module Mamba|Mamba2] [--shapes 768,8,2048 ...] [--all] [--dtype bfloat16] [--profile]
         [--peers FILE.json] [--json OUT.json] [--seconds N]
 
-A shape is d_model,B,L (of both modules, unless --module says which); --all takes {B 1, 8, 64} x {L 64, 512, 2048, 16384} x {d_model 64, 256, 768, 2560}. Medians of
-triton.testing.do_bench in milliseconds, of a forward call without gradients and of forward + backward, autograd and what Python
-does included: "both" adds to gradients that are there, which costs torch a pass over each of them, "anew" begins without them, as a
-training step does after zero_grad(). Then the host's share of a call: what a loop of calls takes until the last has been handed to the GPU. --profile
-adds what each kernel takes. What does not fit in the GPU's memory is named in its place; after --seconds no shape is begun. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}, "Mamba2 module": {...}}."""
+A shape is d_model,B,L (of both modules, unless --module names one); --all takes {B 1, 8, 64} x {L 64, 512, 2048, 16384} x {d_model 64, 256, 768, 2560}.
+Medians of triton.testing.do_bench in milliseconds, of a forward call without gradients and of forward + backward, including autograd and Python overhead:
+"both" accumulates into existing gradients, which costs torch a pass over each, "anew" starts without them, as a training step does after zero_grad(). Then
+the host time per call: a loop of calls until the last is launched. --profile adds the time of each kernel. Shapes that exceed the GPU's memory are reported
+as such; after --seconds no new shape is started. FILE.json: {"Mamba module...": {"Mamba(768) B8 L2048 ...": [ms, ms]}, "Mamba2 module": {...}}."""
 import argparse, gc, importlib, importlib.util, json, math, os, re, sys, time
 
 import torch
@@ -20,7 +20,7 @@ DROPIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"
 
 
 def import_modules(folder):
-    """{name: mamba_ssm's module} from a folder, or from wherever Python finds it first; None if there is none."""
+    """{name: module of mamba_ssm} from a folder, or from Python's path; None if not found."""
     packages = "mamba_ssm", "causal_conv1d", "selective_scan_cuda", "causal_conv1d_cuda"
     for name in [n for n in sys.modules if n.split(".")[0] in packages]:
         del sys.modules[name]
@@ -79,7 +79,7 @@ def profile(call, n=8):
 
 
 def time_module(kind, shape, dtype, with_profile):
-    """[forward, both, anew, the host's share of the first two]: milliseconds, NaN where the GPU's memory does not suffice."""
+    """[forward, both, anew, host time of the first two]: milliseconds, NaN where GPU memory does not suffice."""
     times = [math.nan] * 5
     try:
         *calls, leaves = calls_of(kind, shape, dtype)
@@ -102,7 +102,7 @@ def free_memory():
 
 
 def recorded(path):
-    """{(module, shape): [forward, forward + backward]} of a file of peers' times."""
+    """{(module, shape): [forward, forward + backward]} from a file of peers' times."""
     found = {}
     for group, rows in json.load(open(path, encoding="utf-8")).items():
         kind, _, about = group.partition(" ")

@@ -1,8 +1,8 @@
 """The Mamba 2 block as one autograd node: input projection, convolution, scan, gated norm, MLP part, output projection.
 
-Both products are those of product.py, all that lies between them is one C call each way (mamba2_inner); small blocks of 16 bits on a GPU, whose time is
-the host's, are one C call with their products. Either projection may be absent. Kept for the backward
-pass are what the products gave and took, the convolution's output and the scan's. Where code is traced the inside is one custom operator."""
+Both products are those of product.py; everything between them is one C call each way (mamba2_inner). Small 16-bit blocks on a GPU, which are
+host-bound, are one C call including the products. Either projection may be absent. Saved tensors are the products' inputs and outputs and the
+outputs of convolution and scan. When traced, the inside is one custom operator."""
 
 import math
 from typing import List, NamedTuple, Optional, Tuple
@@ -16,7 +16,7 @@ from .._torch import autocast_dtype, custom_op, is_traced, layout, once, zeros_l
 from .product import matmul
 from .ssd import LEAST
 
-_ONE_OF_HEAD = (1, 2, ANY)  # D may lack the axis of channels: one for all of a head
+_ONE_OF_HEAD = (1, 2, ANY)  # D may lack the channel axis: one value per head
 _INPUTS = "x conv_weight conv_bias dt_bias A Dvec norm_weight initial_states seq_idx "
 _FORWARD = Operator("mamba2_inner", _INPUTS + "out final_states xBC y", Dvec=_ONE_OF_HEAD)
 _BACKWARD = Operator("mamba2_inner_bwd", _INPUTS + "xBC y dout dfinal_states dx dconv_weight dconv_bias ddt_bias dA dDvec dnorm_weight dinitial_states",
@@ -25,7 +25,7 @@ _WHOLE_INPUTS = "x in_proj_weight in_proj_bias conv_weight conv_bias dt_bias A D
 _WHOLE = Operator("mamba2_inner", _WHOLE_INPUTS + "out final_states zxbcdt xBC y gated", Dvec=_ONE_OF_HEAD)
 _WHOLE_BACKWARD = Operator("mamba2_inner_bwd", _WHOLE_INPUTS + "zxbcdt xBC y gated dout dfinal_states dx din_proj_weight din_proj_bias dconv_weight dconv_bias "
                            "ddt_bias dA dDvec dnorm_weight dout_proj_weight dout_proj_bias dinitial_states", Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
-_MOST_OF_WHOLE = 2e10  # multiplications of a block's products, up to which it is one call: some 60 us of an H200
+_MOST_OF_WHOLE = 2e10  # multiplications of a block's products up to which it is one call: some 60 us on an H200
 _NORM_BEFORE_GATE, _LOG_A = 1, 2  # KRAIT_MAMBA2_*
 _signature = signer(13)
 _known = {}
@@ -33,9 +33,9 @@ _MOST_KNOWN = 1024
 
 
 class Weights(NamedTuple):
-    in_proj: Optional[Tensor]  # (columns, M); None: the input is its result
+    in_proj: Optional[Tensor]  # (columns, M); None: the input is already projected
     in_bias: Optional[Tensor]
-    conv: Tensor  # (channels, W), or (channels, 1, W) as modules have it
+    conv: Tensor  # (channels, W), or (channels, 1, W) as in modules
     conv_bias: Optional[Tensor]
     dt_bias: Optional[Tensor]
     A: Tensor  # (H), or its logarithm
@@ -56,13 +56,13 @@ class Options(NamedTuple):
     eps: float
     low: float
     high: float
-    log_A: bool  # A is -exp of what is given
+    log_A: bool  # the given A is log(-A)
     want_final: bool
 
 
 # ---- the inside: one C call ---------------------------------------------------------------------------------------------
 def _numbers(conv, A, o):
-    """What shapes leave open: how the inside's columns are shared."""
+    """Sizes that shapes leave open: how the inside's columns are divided."""
     return dict(P=o.headdim, N=(conv.shape[0] - A.shape[0] * o.headdim) // (2 * o.groups), G=o.groups, F=o.d_mlp, activation=int(o.silu), eps=o.eps, dt_min=o.low,
                 dt_max=0.0 if o.high == math.inf else o.high or LEAST)
 
@@ -76,7 +76,7 @@ def _matrix(t):
 
 
 def _outputs(x, conv, A, norm, o, keep):
-    """-> out, final states, the convolution's output, the scan's; None where they are not wanted."""
+    """-> out, final states, outputs of the convolution and of the scan; None where not wanted."""
     (b, length), h, p = x.shape[:2], A.shape[0], o.headdim
     channels = conv.shape[0]
     final = x.new_empty(b, h, p, (channels - h * p) // (2 * o.groups), dtype=torch.float32) if o.want_final else None
@@ -95,7 +95,7 @@ def _run_inner(call, inputs, o, keep):
 
 
 def _run_inner_backward(call, inputs, kept, dout, dfinal, o, wanted):
-    """-> gradients of all inputs but seq_idx; wanted: of which of them, x's always."""
+    """-> gradients of all inputs but seq_idx; wanted: for which of them; x's always."""
     grads = [torch.empty_like(t) if t is not None and w else None for t, w in zip(inputs[:8], (True, *wanted[1:8]))]
     x, conv, A = inputs[0], inputs[1], inputs[4]
     if call.words is None:
@@ -104,7 +104,7 @@ def _run_inner_backward(call, inputs, kept, dout, dfinal, o, wanted):
     return grads
 
 
-# ---- the inside where code is traced ------------------------------------------------------------------------------------
+# ---- the inside when traced ---------------------------------------------------------------------------------------------
 def _none_if_empty(t):
     return None if t is None or t.numel() == 0 else t
 
@@ -153,7 +153,7 @@ def _inner(x: Tensor, conv: Tensor, conv_bias: Optional[Tensor], dt_bias: Option
 
 
 def _traced(x, w, o):
-    """The parts one by one: torch's products, the inside as an operator."""
+    """The parts separately: torch's products, the inside as a custom operator."""
     _check(x, w, o)
     x = x if w.in_proj is None else F.linear(x, w.in_proj, w.in_bias)
     A = -torch.exp(w.A.float()) if o.log_A else w.A.float()
@@ -165,7 +165,7 @@ def _traced(x, w, o):
 
 # ---- the whole ----------------------------------------------------------------------------------------------------------
 def _check(x, w, o):
-    """By the signature of the whole block. seq_idx may be of any type of whole numbers."""
+    """Against the whole block's signature. seq_idx may have any integer type."""
     if w.A.dim() != 1 or w.conv.dim() not in (2, 3) or o.groups < 1:
         raise RuntimeError("mamba2: A must be (H), the convolution's weight (channels, W), with at least one group; got A %s, weight %s, %d groups"
                            % (tuple(w.A.shape), tuple(w.conv.shape), o.groups))
@@ -181,7 +181,7 @@ def _is_small(x, w):
 
 
 class _Plan:
-    """What a signature decides."""
+    """What a signature determines."""
     __slots__ = ("options", "dtype", "shape", "has_gradients", "calls", "is_whole")
 
     def __init__(self, x, w, o, dtype):
@@ -190,7 +190,7 @@ class _Plan:
         self.has_gradients = any([t is not None and t.requires_grad for t in (x, *w)])
         self.is_whole = dtype is None and _is_small(x, w)
         operator = _WHOLE if self.is_whole else _FORWARD
-        self.calls = Call(operator), Call(operator)  # that keeps nothing, that keeps for the gradient
+        self.calls = Call(operator), Call(operator)  # one saves nothing, the other saves for the gradient
 
 
 def _rows(t):
@@ -233,7 +233,7 @@ def _backward_whole(plan, x, w, kept, dout, dfinal, wanted):
 
 
 def _forward(plan, keep, x, w):
-    """-> (out, final states, what the backward pass takes)."""
+    """-> (out, final states, saved tensors)."""
     o, dtype = plan.options, plan.dtype
     if plan.is_whole:
         return _forward_whole(plan, keep, x, w, w.A if o.log_A else w.A.float(), None if w.seq_idx is None else w.seq_idx.to(torch.int32))
@@ -256,7 +256,7 @@ def _project_backward(d, rows, weight, bias, wanted, needs_rows):
 
 
 def _backward(plan, x, w, kept, dout, dfinal, wanted):
-    """-> gradients of x and of the weights; wanted: of which of these."""
+    """-> gradients of x and of the weights; wanted: for which of them."""
     o, (zx, A, seq_idx, xBC, y, gated) = plan.options, kept
     grads = [None] * 13
     if dout is None:
@@ -267,7 +267,7 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
         return grads
     if w.out_proj is not None:
         rows = _rows(dout)
-        rows = rows.contiguous() if 0 in rows.stride() else rows  # else both products would copy what is spread out
+        rows = rows.contiguous() if 0 in rows.stride() else rows  # else both products would copy an expanded tensor
         dout, grads[9], grads[10] = _project_backward(rows, _rows(gated), w.out_proj, w.out_bias, wanted[9:11], True)
         dout = dout.to(gated.dtype).view(gated.shape)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx

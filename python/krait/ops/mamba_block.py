@@ -1,8 +1,8 @@
 """A whole Mamba block on a GPU as one autograd node: both outer projections, convolution, inner projections, scan and gate.
 
-The steps are those of mamba_inner.py, on rows of one token each. What differs is what the host does: a call that comes again
-makes torch's products and krait's calls and next to nothing else. Views that only krait's operators read are made once, to
-pack their calls, and are addresses from then on."""
+The steps are those of mamba_inner.py, with one row per token. The difference is host overhead: a call with a known signature
+issues torch's products and krait's calls and little else. Views that only krait's operators read are built once, to pack
+their calls; afterwards only addresses are passed."""
 
 import functools
 from typing import NamedTuple, Optional
@@ -21,19 +21,19 @@ _REAL = (torch.float32, torch.float16, torch.bfloat16)
 _POINTWISE = Operator("pointwise", "x y out")
 _SOFTPLUS = 1  # KRAIT_SCAN_SOFTPLUS
 _EXP = 6  # KRAIT_ACT_EXP
-_KEPT_SHARE = 1 << 10  # conv output and delta are kept for backward where they take up to this part of the device's memory
-_STATES_SHARE = 1 << 9  # and the scan's states before every eighth step
-_LEAST_BESIDE = 1 << 23  # elements of a tensor from which on small calls run beside in_proj, which costs the host 15 us
-_SCRATCH_SHARE = 1 << 4  # the scan's gradient takes the batch in pieces where its scratch would be more than this part
-_MOST_OWN = 2e10  # multiplications of the outer projections up to which they are the library's: some 60 us of an H200, less than they cost the host
-_OWN_ROWS = ("hopper_tiles",)  # of gemm, which are then as fast as torch's
+_KEPT_SHARE = 1 << 10  # conv output and delta are saved for backward up to this fraction of the device's memory
+_STATES_SHARE = 1 << 9  # likewise the scan's states before every eighth step
+_LEAST_BESIDE = 1 << 23  # elements of a tensor from which small calls run concurrently with in_proj, at 15 us of host time
+_SCRATCH_SHARE = 1 << 4  # the scan's gradient processes the batch in pieces if its scratch would exceed this fraction
+_MOST_OWN = 2e10  # multiplications of the outer projections up to which they use the library: some 60 us on an H200, less than their host time
+_OWN_ROWS = ("hopper_tiles",)  # rows of gemm as fast as torch's at that size
 _signature = signer(11)
 _known = {}
 _MOST_KNOWN = 256
 
 
 class Weights(NamedTuple):
-    """As modules have them: x_proj's rows are dt (R), B (N), C (N)."""
+    """Layouts as in modules: x_proj's rows are dt (R), B (N), C (N)."""
     in_proj: Tensor  # (2D, M)
     conv: Tensor  # (D, 1, W)
     conv_bias: Optional[Tensor]
@@ -55,7 +55,7 @@ def _device(device):
 
 
 def _fits(hidden, w):
-    """Whether the node takes them: rows of one token, one type for all that is multiplied, shapes as the block has them."""
+    """Whether the node accepts them: one row per token, one type for all operands of products, the block's shapes."""
     if hidden.dim() != 3 or hidden.dtype not in _REAL or not hidden.numel() or w.A_log.dim() != 2 or w.conv.dim() != 3:
         return False
     (d, n), (rank,) = w.A_log.shape, w.delta_proj.shape[1:]
@@ -69,12 +69,12 @@ def _fits(hidden, w):
 
 
 def _pieces(b, scratch_bytes, memory_bytes):
-    """The fewest equal pieces of a batch of b whose scratch fits."""
+    """The smallest number of equal pieces of a batch of b whose scratch fits."""
     return next((n for n in range(1, b) if b % n == 0 and scratch_bytes * _SCRATCH_SHARE <= memory_bytes * n), b) if memory_bytes else 1
 
 
 class _Plan:
-    """What a signature decides: sizes, and the packed calls."""
+    """What a signature determines: sizes, and the packed calls."""
 
     def __init__(self, hidden, w):
         b, length, _ = hidden.shape
@@ -83,9 +83,9 @@ class _Plan:
         self.rows, self.columns, self.bytes = b * length, w.x_proj.shape[0], hidden.element_size()
         memory, multiprocessors = _device(hidden.device)
         self.keeps = 2 * self.rows * d * self.bytes * _KEPT_SHARE <= memory
-        # of float32: the states before every eighth step, and of every 32 channels their share of the gradients of B and C
+        # float32: states before every eighth step, and per 32 channels partial gradients of B and C
         self.pieces = _pieces(b, self.rows * d * (n * 4 // 8 + 2 * n * 4 // 32), memory)
-        # where blocks of 32 channels are too few for the multiprocessors, the gradient cuts time and makes its states anew
+        # where blocks of 32 channels are too few to fill the multiprocessors, the gradient splits time and recomputes its states
         self.keeps_states = (n in (4, 8, 12, 16) and length > 8 and self.rows * d * (n * 4 // 8) * _STATES_SHARE <= memory
                              and 5 * b * (d // 32) >= 11 * multiprocessors)
         self.runs_beside = hidden.is_cuda and self.rows * d >= _LEAST_BESIDE
@@ -96,17 +96,17 @@ class _Plan:
         self.backward_calls = None
 
     def views(self, rows, start=0, n=None, pieces=1):
-        """Columns of rows of one token as (B, columns, L); with pieces those of the batch's first."""
+        """Columns of the token rows as (B, columns, L); with pieces, of the first piece of the batch."""
         b, length, d = self.shape
         return rows.view(b, length, -1).narrow(0, 0, b // pieces).narrow(2, start, d if n is None else n).transpose(1, 2)
 
     def new_states(self, like):
-        """(B, D, N, steps / 8), a channel's states side by side, or None where they are not kept."""
+        """(B, D, N, steps / 8), a channel's states contiguous, or None where they are not saved."""
         b, length, d = self.shape
         return like.new_empty(b, -(-length // 8), d, self.n, dtype=torch.float32).permute(0, 2, 3, 1) if self.keeps_states and self.pieces == 1 else None
 
     def own_product(self, at, a, b):
-        """The packed call of a b, False where torch's is to be taken."""
+        """The packed call of a b, False where torch's product is to be used."""
         if not self.is_small:
             return False
         call = Call(GEMM)
@@ -142,7 +142,7 @@ def _address(t):
 
 
 def _product(plan, at, name, a, b, turns_a=False, turns_b=False):
-    """a b, each turned if so said. A call of the library costs the host a fraction of one of torch's."""
+    """a b, each optionally transposed. A library call costs the host a fraction of torch's."""
     call = plan.products.get(name)
     if not call:
         first, second = a.t() if turns_a else a, b.t() if turns_b else b
@@ -165,14 +165,14 @@ def _stream_beside(device):
 
 
 def _small_calls(plan, at, w, A, bias):
-    """A = -exp(A_log), and the bias of the steps in float32."""
+    """A = -exp(A_log), and the time step bias in float32."""
     plan.calls[3].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
     if bias is not w.delta_bias:
         plan.calls[4].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
 
 
 def _forward(plan, hidden, w, trains=False):
-    """-> (out, what the backward pass takes)."""
+    """-> (out, saved tensors)."""
     at, d, r, n, size = place(hidden), plan.d, plan.rank, plan.n, plan.bytes
     x = hidden.reshape(plan.rows, -1)
     A, bias = torch.empty_like(w.A_log), w.delta_bias if w.delta_bias.dtype is torch.float32 else torch.empty_like(w.D)
@@ -203,7 +203,7 @@ def _forward(plan, hidden, w, trains=False):
 
 
 def _backward(plan, kept, w, dout, wanted):
-    """-> gradients of hidden and of the weights; wanted: of which of these."""
+    """-> gradients of hidden and of the weights; wanted: for which of them."""
     x, xz, A, bias, u, rows, delta, y, states = kept
     at, d, r, n, size = place(xz), plan.d, plan.rank, plan.n, plan.bytes
     dout = dout.reshape(plan.rows, -1)
@@ -224,7 +224,7 @@ def _backward(plan, kept, w, dout, wanted):
         plan.pack_backward(w, (xz, u, rows, delta, A, bias, states), dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias)
     sums = [t if plan.pieces == 1 else t.new_empty(plan.pieces, *t.shape) for t in (dA, dD, dbias)]
     for i in range(plan.pieces):
-        row = i * (plan.rows // plan.pieces) * size  # times the columns of a tensor: where the piece begins there
+        row = i * (plan.rows // plan.pieces) * size  # times a tensor's columns: the offset of the piece in it
         at_u, at_xz, at_rows, (dA_i, dD_i, dbias_i) = row * d, row * 2 * d, row * plan.columns, [t.data_ptr() + i * a.numel() * 4 for t, a in zip(sums, (dA, dD, dbias))]
         start, dstart = rows.data_ptr() + at_rows, drows.data_ptr() + at_rows
         plan.backward_calls[1].run_at(at, (
@@ -233,7 +233,7 @@ def _backward(plan, kept, w, dout, wanted):
             dstart + r * size, dstart + (r + n) * size, dD_i, dxz.data_ptr() + at_xz + d * size, dbias_i, 0, 0, _address(states)))
     if plan.pieces > 1:
         dA, dD, dbias = [t.sum(0) for t in sums]
-    dy = delta = states = None  # their memory, where nothing else holds it
+    dy = delta = states = None  # frees their memory unless referenced elsewhere
     ddt = drows.narrow(1, 0, r)
     if wanted[5]:
         grads[5] = mm(ddelta.t(), rows.narrow(1, 0, r))
@@ -275,8 +275,8 @@ class _Block(torch.autograd.Function):
 
 
 def mamba_block(hidden, *weights):
-    """hidden (B, L, M), the tensors of Weights -> (B, L, M), or None where the parts must be called one by one: on a CPU, under
-    autocast, while a graph is recorded, with tensors of several types."""
+    """hidden (B, L, M), the tensors of Weights -> (B, L, M), or None where the parts must be called separately: on a CPU, under
+    autocast, while tracing, with tensors of mixed types."""
     if not hidden.is_cuda or is_traced() or autocast_dtype(hidden) is not None:
         return None
     key = _signature((hidden, *weights), ())

@@ -1,11 +1,11 @@
-"""The inner chain of a Mamba block: conv, projections, norms, scan and gate as one autograd node, then the output projection.
+"""The inner chain of a Mamba block: conv, projections, norms, scan and gate as one autograd node, followed by the output projection.
 
     x, z = halves of xz; x = silu(conv(x)); [dt | B | C] = x_proj x per token; delta = delta_proj dt;
     y = scan(x, delta, A, B, C, D) silu(z); out = out_proj y.
 
-On the CPU the node is one C call, which keeps nothing but its inputs. On a GPU, and for what that call does not take, it is composed
-here of torch's products and krait's operators; kept are then xz, the projected rows and y, with checkpoint_lvl 0 or few of them also conv output and delta.
-Tensors (B, D, L) may be stored token after token (channel-last) or channel after channel: xz decides."""
+On the CPU the node is one C call, which saves nothing but its inputs. On a GPU, and where that call does not apply, it is composed
+here of torch's products and krait's operators; saved are then xz, the projected rows and y, and, with checkpoint_lvl 0 or a small xz, conv output and delta.
+Tensors (B, D, L) may be channel-last or channel-first: xz decides."""
 
 from typing import List, NamedTuple, Optional
 
@@ -27,16 +27,16 @@ _INNER_BWD = Operator("mamba_inner_bwd", _INPUTS + "dout dxz dconv_weight dconv_
                       "ddelta_bias dB_proj_bias dC_proj_bias dB_norm_weight dC_norm_weight ddt_norm_weight",
                       Bmat=ONE_GROUP, Cmat=ONE_GROUP, dB=ONE_GROUP, dC=ONE_GROUP)
 _signature = signer(16)
-_KEPT_BYTES = 1 << 21  # an xz up to this size is worth less than computing conv output and delta again
+_KEPT_BYTES = 1 << 21  # an xz up to this size is too small for recomputing conv output and delta to pay
 
 
 class _Weights(NamedTuple):
-    conv: Tensor  # (D, W), or (D, 1, W) as modules have it
+    conv: Tensor  # (D, W), or (D, 1, W) as in modules
     conv_bias: Optional[Tensor]
     x_proj: Tensor
     delta_proj: Tensor
     A: Tensor
-    A_reverse: Optional[Tensor]  # a second direction of the scan
+    A_reverse: Optional[Tensor]  # a second scan, in reverse
     B: Optional[Tensor]
     C: Optional[Tensor]
     D: Optional[Tensor]
@@ -50,7 +50,7 @@ class _Weights(NamedTuple):
 
 class _Options(NamedTuple):
     softplus: bool
-    keep: bool  # conv output and delta are kept for the backward pass
+    keep: bool  # save conv output and delta for the backward pass
     eps: float
     reverse: bool
 
@@ -60,7 +60,7 @@ def _one_group(t):
 
 
 def _check(xz, w):
-    """By the operator's signature, which has one group of B and C and no norms of complex ones; of others the parts look at the rest."""
+    """Against the operator's signature, which has one group of B and C and no norms of complex ones; the composed parts check everything else."""
     if not is_traced():
         w = w._replace(B=_one_group(w.B), C=_one_group(w.C))
         w = w._replace(B_norm=None, C_norm=None) if w.A.is_complex() else w
@@ -69,7 +69,7 @@ def _check(xz, w):
 
 # ---- one C call -------------------------------------------------------------------------------------------------------
 def _takes_one_call(xz, w):
-    """Whether krait_mamba_inner takes it: a CPU, one group of B and C, no norm of complex rows."""
+    """Whether krait_mamba_inner accepts it: CPU, one group of B and C, no norm of complex rows."""
     if xz.is_cuda or (w.A.is_complex() and (w.B_norm is not None or w.C_norm is not None)):
         return False
     shape = xz.shape[0], w.A.shape[1], xz.shape[2] * (2 if w.A.is_complex() else 1)
@@ -77,7 +77,7 @@ def _takes_one_call(xz, w):
 
 
 def _flat(tensors):
-    """With the convolution's weight, which comes second, as a matrix."""
+    """The tensors with the convolution's weight, the second, as a matrix."""
     xz, conv, *others = tensors
     return (xz, conv if conv is None or conv.dim() == 2 else conv.squeeze(1), *others)
 
@@ -99,7 +99,7 @@ def _one_call_backward(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_
 
 def _run_one_call_backward(call, *inputs):
     grads = _fake_backward(*inputs)
-    if not inputs[0].numel():  # no tokens: the products' sums have nothing to add, which products refuse
+    if not inputs[0].numel():  # no tokens: the gradients are empty sums, which torch's products refuse
         return [g if g is None else g.zero_() for g in grads]
     tensors = (*_flat(inputs[:16]), inputs[16], *_flat(grads))
     if call.words is None:
@@ -116,7 +116,7 @@ def _setup_one_call(ctx, inputs, output):
 
 def _one_call_gradients(ctx, dout):
     tensors = ctx.saved_tensors
-    wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad[-19:])]  # eager nodes have the call before
+    wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad[-19:])]  # in eager mode the node already has the call
     inputs = (*tensors, dout, *ctx.options, wanted)
     call = call_after(ctx, _INNER_BWD, (dout.stride(), *wanted))
     grads = _one_call_backward(*inputs) if call is None else _run_one_call_backward(call, *inputs)
@@ -155,7 +155,7 @@ _apply_one_call = differentiable("MambaInner", lambda call, *inputs: _run_one_ca
 
 
 # ---- composed ---------------------------------------------------------------------------------------------------------
-# `call` is the kept call of the whole chain: those of its parts are kept with it. In compiled code it is None, and parts are operators.
+# `call` is the cached call of the whole chain, which holds those of its parts. In compiled code it is None, and the parts are custom operators.
 # Rows are matrices of one token per row: (B L, columns).
 def _is_channel_last(t):
     return t.stride(1) == 1 and t.shape[1] > 1
@@ -183,7 +183,7 @@ def _delta_of(rows, w, shape, channel_last):
 
 
 def _to_scan(columns, shape, is_complex):
-    """(B L, N) -> (B, N, L); for complex A (B L, 2N) -> (B, N, 2L), real and imaginary part side by side."""
+    """(B L, N) -> (B, N, L); for complex A (B L, 2N) -> (B, N, 2L), real and imaginary parts interleaved."""
     b, _, length = shape
     if not is_complex:
         return columns.view(b, length, columns.shape[1]).transpose(1, 2)
@@ -200,7 +200,7 @@ def _from_scan(t, is_complex):
 
 
 def _columns(rows, w):
-    """-> (start, raw columns (B L, N), biases added) of B and of C; None where the matrix was given."""
+    """-> (start, raw columns (B L, N), bias added) of B and of C; None where the matrix was given."""
     n, rank = w.A.shape[1] * (2 if w.A.is_complex() else 1), w.delta_proj.shape[1]
     places = []
     for given, bias, start in ((w.B, w.B_bias, rank), (w.C, w.C_bias, rows.shape[1] - n)):
@@ -249,13 +249,13 @@ def _forward(call, xz, w, o):
 
 
 class _Gradients(dict):
-    """Gradients by the names of _Weights; missing ones are None."""
+    """Gradients by field name of _Weights; missing ones are None."""
     def __missing__(self, name):
         return None
 
 
 def _home_of(matrix, given, norm, start, drows, shape, is_complex):
-    """Where the scan puts the gradient of B or C: among those of the projected rows, if nothing lies between."""
+    """Where the scan writes the gradient of B or C: directly into that of the projected rows, if no step lies between."""
     if given is not None or norm is not None or is_complex:
         return torch.empty_like(matrix)
     return _to_scan(drows.narrow(1, start, matrix.shape[1]), shape, False)
@@ -344,9 +344,9 @@ def _project(y, out_proj, out_bias):
 
 
 def _project_backward(dout, y, out_proj, out_bias, wanted):
-    """-> gradients of y, out_proj and, each where wanted, out_bias."""
+    """-> gradients of y, out_proj and out_bias, the last two where wanted."""
     dout, (b, d, length) = dout.reshape(-1, dout.shape[-1]), y.shape
-    dout = dout.contiguous() if 0 in dout.stride() else dout  # else both products would copy what is spread out
+    dout = dout.contiguous() if 0 in dout.stride() else dout  # else both products would copy an expanded tensor
     dweight = torch.mm(dout.t(), _rows(y).to(dout.dtype)) if wanted[0] else None
     dbias = dout.sum(0).to(out_bias.dtype) if out_bias is not None and wanted[1] else None
     dy = torch.mm(dout, out_proj.to(dout.dtype)).to(y.dtype).view(b, length, d).transpose(1, 2)
@@ -387,7 +387,7 @@ def _cast(t, dtype):
 
 
 def _in_kind(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dtype):
-    """As the operators take them; the bias and the norm of a matrix that was given have no effect."""
+    """Casts to the operators' types; drops the bias and norm of a matrix that was given, which have no effect."""
     kind = torch.complex64 if A.is_complex() else torch.float32
     return _Weights(
         conv, conv_bias, _cast(x_proj, dtype), _cast(delta_proj, dtype), as_parameter(A, kind),
@@ -439,7 +439,7 @@ def mamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight
 def bimamba_inner(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, A_b,
                   B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True):
     """One convolution and projection, scanned forward with A and backward with A_b; the sum is projected out. Each scan adds D u,
-    the operator does so once to the sum: it gets 2 D."""
+    the operator only once to the sum: it gets 2 D."""
     tensors = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, A, A_b, B, C, D if D is None else D + D, delta_bias, B_proj_bias,
                C_proj_bias, None, None, None)
     return _chain(tensors, bool(delta_softplus), False, 0.0, False, out_proj_weight, out_proj_bias)

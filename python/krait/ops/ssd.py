@@ -1,8 +1,8 @@
-"""The scan of Mamba 2 (SSD): per head h of P channels, with B and C of its group,
+"""The scan of Mamba 2 (SSD), per head h of P channels, with B and C of its group:
 
     d = clamp(softplus(dt + dt_bias)); S = exp(d A) S + d x (outer) B; y = S C + D x; y *= silu(z).
 
-Forward and backward through the final states; packed sequences, either direction of time."""
+Forward, and backward including the final states; packed sequences, either direction of time."""
 
 import math
 from typing import List, Optional, Tuple
@@ -16,12 +16,12 @@ from .._torch import call_after, custom_op, differentiable, is_traced, layout, z
 from .selective_scan import as_parameter
 
 _INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx "
-_ONE_OF_HEAD = (1, 2, ANY)  # D may lack the axis of channels: one for all of a head
+_ONE_OF_HEAD = (1, 2, ANY)  # D may lack the channel axis: one value per head
 FORWARD = Operator("ssd", _INPUTS + "cu_seqlens out final_states varlen_states", Dvec=_ONE_OF_HEAD)
 BACKWARD = Operator("ssd_bwd", _INPUTS + "dout dfinal_states dx ddt dA dB dC dDvec dz ddt_bias dinitial_states", Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
 _signature = signer(11)
 _SOFTPLUS, _REVERSE = 1, 2  # KRAIT_SSD_*
-LEAST = 2.0 ** -149  # stands for an upper limit of 0, which means none to the operator
+LEAST = 2.0 ** -149  # stands for an upper limit of 0, which to the operator means no limit
 _NO_LIMIT = (0.0, math.inf)
 
 
@@ -35,7 +35,7 @@ def _check_modes(x, seq_idx, cu_seqlens, dt_limit, return_varlen_states):
 
 
 def time_steps(dt, dt_bias, dt_softplus, dt_limit):
-    """d (B, L, H) in float32. Without a limit a step that softplus did not make is still clamped at 0, as upstream's kernels do."""
+    """d (B, L, H) in float32. Without limits, a step not from softplus is still clamped at 0, as in upstream's kernels."""
     d = dt.to(torch.float32)
     d = d if dt_bias is None else d + dt_bias.to(torch.float32)
     d = F.softplus(d) if dt_softplus else d
@@ -123,7 +123,7 @@ _apply = differentiable("Ssd", _run_forward, _setup, _gradients)
 
 
 def _in_kind(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens):
-    """The tensors as the operator takes them; complains about those that it does not."""
+    """The tensors in the operator's form; raises on those that do not fit."""
     if not is_traced():
         FORWARD.sizes((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens))
     seq_idx, cu_seqlens = [None if t is None else t.to(torch.int32) for t in (seq_idx, cu_seqlens)]
@@ -131,7 +131,7 @@ def _in_kind(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
 
 
 def _call(tensors, options):
-    """-> out, final states or None, varlen states or None (empty ones where code is traced)."""
+    """-> out, final states or None, varlen states or None (empty ones when traced)."""
     if is_traced():
         return _forward(*_in_kind(*tensors), *options)
     key = _signature(tensors, options)
@@ -142,13 +142,13 @@ def _call(tensors, options):
 
 
 def _sequence_of(cu_seqlens, length):
-    """(1, L): the index of each token's sequence; of empty ones at the same place the last."""
+    """(1, L): the index of each token's sequence; where empty sequences share its start, the last."""
     tokens = torch.arange(length, dtype=torch.int32, device=cu_seqlens.device)
     return (torch.searchsorted(cu_seqlens.to(torch.int32), tokens, right=True, out_int32=True) - 1)[None]
 
 
 def _states_of_sequences(tensors, options, cu_seqlens, reverse):
-    """The last state of each sequence by itself; the first one goes on from the initial states."""
+    """The last state of each sequence on its own; the first continues from the initial states."""
     x, dt, A, B, C, D, z, dt_bias, initial_states = [None if t is None else t.detach() for t in tensors[:9]]
     softplus, _, low, high, _ = options
     if reverse:
@@ -162,11 +162,11 @@ def _states_of_sequences(tensors, options, cu_seqlens, reverse):
 def ssd(x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=_NO_LIMIT,
         return_final_states=False, return_varlen_states=False, chunk_size=None, reverse=False):
     """x (B, L, H, P), dt (B, L, H), A (H), B and C (B, L, G, N), D (H) or (H, P) -> out like x, final states (B, H, P, N) float32, varlen states
-    (sequences, H, P, N) float32; the states are None where they are not asked for.
+    (sequences, H, P, N) float32; the states are None where not requested.
 
-    seq_idx (B, L) int32, rising: the state starts again where it changes, initial_states reach only index 0, and after a last index below 0 the final
-    state is 0. cu_seqlens (sequences + 1) int32, for a batch of 1, keeps nothing apart: it says of which tokens the varlen states are, each
-    that of its sequence alone, without gradient. chunk_size is a hint that no result depends on. reverse lets time run backwards."""
+    seq_idx (B, L) int32, nondecreasing: the state is reset where it changes; initial_states apply to index 0 only, and if the last index is negative the final
+    state is 0. cu_seqlens (sequences + 1) int32, for a batch of 1, does not separate sequences: it selects the tokens of the varlen states, each
+    that of its sequence alone, without gradient. chunk_size is a hint that does not affect results. reverse runs time backwards."""
     tensors = (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx)
     _check_modes(x, seq_idx, cu_seqlens, dt_limit, return_varlen_states)
     options = (bool(dt_softplus), bool(reverse), float(dt_limit[0]), float(dt_limit[1]), bool(return_final_states))

@@ -1,5 +1,5 @@
-/* dt_state_update.c: cost and rows of a step of Mamba's scan with the product that gives its time steps; a rewrite
- * (graph_rewrite_step.c) makes it of a product and a state_update where a GPU takes it. */
+/* dt_state_update.c: cost and rows of Mamba's scan step fused with the product that computes its time steps; a rewrite
+ * (graph_rewrite_step.c) forms it from a product and a state_update where a GPU row accepts it. */
 #include "dt_state_update/dt_state_update_rows.h"
 #include "op_list.h"
 #include "view.h"

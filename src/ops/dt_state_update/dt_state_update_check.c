@@ -1,4 +1,4 @@
-/* dt_state_update_check.c: random calls, two thirds as a GPU takes them. */
+/* dt_state_update_check.c: random calls, two thirds of them in forms that the GPU row accepts. */
 #include "check.h"
 #include "dt_state_update/dt_state_update_rows.h"
 #include "op_list.h"
@@ -12,11 +12,11 @@ int32_t kr_dt_state_update_case(kr_case *c, int64_t index) {
     a->B = kr_case_chance(c, 0.1) ? kr_case_int(c, 15, 17) : kr_case_int(c, 1, 4);
     a->D = kr_case_edge(c, 90), a->N = 4 * kr_case_int(c, 1, kr_case_chance(c, 0.3) ? 32 : 6);
     a->R = 8 * kr_case_int(c, 1, 22);
-    if (kr_case_chance(c, 0.2)) a->B = kr_case_int(c, 32, 70), a->N = 16; /* all states of a channel in a thread */
+    if (kr_case_chance(c, 0.2)) a->B = kr_case_int(c, 32, 70), a->N = 16; /* all states of a channel in one thread */
   }
   a->n_states = a->B + kr_case_int(c, 0, 3);
   const int32_t weights = c->other;
-  if (kr_case_chance(c, 0.6)) c->other = KRAIT_F32; /* states, as models keep them */
+  if (kr_case_chance(c, 0.6)) c->other = KRAIT_F32; /* float32 states, as models keep them */
   kr_case_give(c, "state");
   c->other = weights;
   return KRAIT_OK;

@@ -1,6 +1,6 @@
-/* dt_state_update_cuda.c: the launches of state_update's kernels that also compute the time steps: four states a lane,
- * whose lanes share a channel's product; and for many sequences all states of a channel in a thread, with the products
- * on tensor cores. */
+/* dt_state_update_cuda.c: launches of the state_update kernels that also compute the time steps: four states per lane,
+ * with a channel's dot product split across its lanes; and, for many sequences, all states of a channel in one thread,
+ * with the products on tensor cores. */
 #include "dt_state_update/dt_state_update_rows.h"
 #include "overlap.h"
 #include "state_update/state_update_plan.h"

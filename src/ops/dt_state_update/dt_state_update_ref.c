@@ -1,5 +1,5 @@
-/* dt_state_update_ref.c: dt[b,d] = sum over R of r[b,k] dt_weight[d,k], in double, and then state_update's step
- * (state_update_ref.c has the equation). */
+/* dt_state_update_ref.c: dt[b,d] = sum over R of r[b,k] dt_weight[d,k], in double, then state_update's step (equation
+ * in state_update_ref.c). */
 #include "dt_state_update/dt_state_update_rows.h"
 #include "op_list.h"
 #include "view.h"

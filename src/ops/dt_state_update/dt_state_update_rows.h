@@ -1,4 +1,4 @@
-/* dt_state_update_rows.h: the call as one of state_update, whose equation it is once dt is known; the GPU's row. */
+/* dt_state_update_rows.h: the call as a state_update, equivalent once dt is known; the GPU's row. */
 #ifndef KR_DT_STATE_UPDATE_ROWS_H
 #define KR_DT_STATE_UPDATE_ROWS_H
 
@@ -11,7 +11,7 @@ KR_DT_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, dt_state_update)
 const char *kr_dt_state_update_whole_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args);
 
-/* One head of all channels. */
+/* Inserts a head dimension: one head with all channels. */
 static inline krait_view kr_with_head(krait_view v, int at) {
   for (int i = 3; i > at; i--) v.stride[i] = v.stride[i - 1];
   v.stride[at] = 0;

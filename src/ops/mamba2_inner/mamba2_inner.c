@@ -1,6 +1,6 @@
 /* mamba2_inner.c: contracts, costs and rows of a Mamba-2 block and its gradient: graphs of other operators (src/fuse).
- * Error bound: float32 1e-5 of the output's scale, gradients 1e-4; 16-bit storage: what its operators do to tensors
- * that are rounded between them. */
+ * Error bound: float32 1e-5 of the output's scale, gradients 1e-4; 16-bit storage: that of its operators, with
+ * intermediate tensors rounded. */
 #include "contract.h"
 #include "mamba2_inner_rows.h"
 #include "op_list.h"
@@ -9,11 +9,11 @@
 _Static_assert(offsetof(krait_mamba2_inner_args, out) == offsetof(krait_mamba2_inner_bwd_args, zxbcdt), "one head");
 
 static int32_t check_rules(const void *args) {
-  const krait_mamba2_inner_args *a = args; /* the gradient's args start alike */
+  const krait_mamba2_inner_args *a = args; /* the gradient's args have the same prefix */
   return kr_ssd_check_limits("mamba2_inner", a->dt_min, a->dt_max);
 }
 
-/* passes: 1 forward, 3 with the gradient; the scan in chunks of 64 tokens. */
+/* passes: 1 forward, 3 with the gradient; the scan uses chunks of 64 tokens. */
 static kr_cost cost_of(const krait_mamba2_inner_args *a, double passes) {
   const double rows = (double)a->B * (double)a->L, D = (double)(a->H * a->P), S = (double)(a->G * a->N), Q = 64,
                inner = (double)a->F + D, columns = 2 * inner + 2 * S + (double)a->H;

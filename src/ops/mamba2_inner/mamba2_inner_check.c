@@ -1,4 +1,4 @@
-/* mamba2_inner_check.c: random calls of a Mamba-2 block and its gradient: every option, type and stride. Kept forward
+/* mamba2_inner_check.c: random calls of a Mamba-2 block and its gradient: every option, type and stride. Saved forward
  * values that the gradient may read come from the reference. */
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "view.h"
 
 static void choose_sizes(kr_case *c, krait_mamba2_inner_args *a, int64_t index) {
-  const int usual = index % 4 == 1 && !c->is_exact; /* for the kernels of common sizes: aligned rows */
+  const int usual = index % 4 == 1 && !c->is_exact; /* for the kernels specialised for common sizes: aligned rows */
   c->contiguous = usual;
   a->G = kr_case_chance(c, 0.3) ? 2 : 1, a->H = a->G * kr_case_int(c, 1, 2);
   a->B = kr_case_int(c, 1, 2),
@@ -33,21 +33,20 @@ static void choose_steps(kr_case *c, krait_mamba2_inner_args *a) {
   if (kr_case_chance(c, 0.7)) a->dt_max = a->dt_min + (float)kr_case_uniform(c, 0.1, 0.5);
 }
 
-/* Weights scaled so that products of many columns keep their operands' magnitude. */
+/* Weights scaled so that long dot products keep their operands' magnitude. */
 static void give_weights(kr_case *c, const krait_mamba2_inner_args *a) {
   const double inner = (double)(a->F + a->H * a->P);
   if (a->K) kr_case_fill_normal(c, kr_case_give(c, "in_proj_weight"), 0, 1 / (1 + (double)a->K * 0.2));
   if (a->M) kr_case_fill_normal(c, kr_case_give(c, "out_proj_weight"), 0, 1 / (1 + inner * 0.2));
 }
 
-/* A norm over one or two values has almost no gradient: only rounding would remain. */
+/* A norm over one or two values has a gradient near zero: only rounding error would remain. */
 static void choose_norm(kr_case *c, krait_mamba2_inner_args *a) {
   if (a->H / a->G * a->P <= 2) kr_case_leave_out(c, "norm_weight");
   else if (kr_case_chance(c, 0.75)) kr_case_give(c, "norm_weight");
 }
 
-/* As for the SSD, whose tensor-core operands are 16-bit; a parameter's gradient sums earlier rounding errors over all
- * tokens. */
+/* As for the SSD, whose tensor-core operands are 16-bit; parameter gradients sum rounding errors over all tokens. */
 static void set_bounds(kr_case *c) {
   const double half = c->dtype == KRAIT_F16 ? 1e-2 : 8e-2, atol = c->dtype == KRAIT_F16 ? 1e-4 : 1e-3;
   for (int i = 0; i < c->sig->n_tensors; i++) {
@@ -60,7 +59,7 @@ static void set_bounds(kr_case *c) {
 }
 
 static void draw(kr_case *c, int64_t index) {
-  krait_mamba2_inner_args *a = (krait_mamba2_inner_args *)c->args; /* the gradient's args start alike */
+  krait_mamba2_inner_args *a = (krait_mamba2_inner_args *)c->args; /* the gradient's args have the same prefix */
   choose_sizes(c, a, index);
   choose_steps(c, a);
   kr_case_give(c, "x");

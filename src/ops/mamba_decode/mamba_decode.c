@@ -1,12 +1,12 @@
-/* mamba_decode.c: contract, cost and rows of a token's way through the layers of a Mamba or Mamba-2 model. Its equation
- * is in krait/ops.h; models/mamba_lm records it in place of the layers' own calls where a row other than the reference
- * takes it. */
+/* mamba_decode.c: contract, cost and rows of a decoding step through the layers of a Mamba or Mamba-2 model. The
+ * equation is in krait/ops.h; models/mamba_lm records it in place of the layers' own calls where a row other than the
+ * reference accepts it. */
 #include "mamba_decode_rows.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-/* Every product's weight in one form, all of them in the same. */
+/* Whether each product has exactly one form of weight, the same for all. */
 static int has_weights(const krait_mamba_decode_args *a) {
   const krait_view *const whole[] = {&a->in_proj, &a->out_proj, &a->x_proj},
                           *const words[] = {&a->in_proj_words, &a->out_proj_words, &a->x_proj_words},

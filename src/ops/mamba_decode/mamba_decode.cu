@@ -1,9 +1,9 @@
-/* mamba_decode.cu: a token's way through all layers as one launch of as many blocks as there are multiprocessors.
- * Between two products a block waits for what the others made of them; weights do not depend on what is computed, so
- * every lane keeps DEPTH runs of them on their way into its own part of shared memory, across products, waits and
- * layers. A block makes some rows of each product, its warps share the inputs (64 bytes of 16 rows at a time), sums
- * go through shared memory in the order of warps. The same kernel runs a range of phases: where a device cannot hold
- * all blocks at once, each phase is a launch. */
+/* mamba_decode.cu: one token through all layers in a single launch of one persistent block per multiprocessor. Between
+ * products a block waits for the others' results; weights are independent of them, so every lane keeps DEPTH loads in
+ * flight into its own part of shared memory, across products, waits and layers. A block computes some rows of each
+ * product; its warps split K (64 bytes of 16 rows at a time), and partial sums are reduced through shared memory in
+ * warp order. The same kernel runs a range of phases: where not all blocks can be co-resident, each phase is a
+ * launch. */
 #include "mamba_decode_plan.h"
 #include "mma.cuh"
 
@@ -15,14 +15,14 @@ typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, STEP_BYTES = 64 /* of a row */, TILE = 16, MOST_TAPS = 4 };
-enum { MESSENGER = THREADS - 32 /* the thread that tells other blocks and waits for them */ };
+enum { MESSENGER = THREADS - 32 /* the thread that signals other blocks and polls for them */ };
 #define UNIT_BYTES(q8) (KR_DECODE_UNIT_BYTES + (q8) * KR_DECODE_SCALE_BYTES)
 
 #ifdef KR_EMULATE
 KR_DEV void fetch_line(const void *from) { (void)from; }
 KR_DEV void arrive(int32_t *at) { ++*at; }
 #else
-/* What the block wrote before it is seen by who waits for the count. */
+/* Release: whoever observes the count sees the block's earlier writes. */
 KR_DEV void arrive(int32_t *at) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" : : "l"(at) : "memory");
 }
@@ -32,7 +32,7 @@ KR_DEV void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0]
 KR_DEV float from_half(uint16_t h) { return DTYPE == KRAIT_F16 ? kr_from_f16(h) : kr_from_bf16(h); }
 KR_DEV uint16_t to_half(float v) { return DTYPE == KRAIT_F16 ? kr_to_f16(v) : kr_to_bf16(v); }
 
-/* ---- what belongs to a block ------------------------------------------------------------------------------------- */
+/* ---- a block's share of the work --------------------------------------------------------------------------------- */
 
 typedef struct range {
   int from, n;
@@ -44,8 +44,8 @@ KR_DEV range part_of(int n) {
 
 typedef struct tile tile;
 typedef struct shares {
-  const tile *tiles; /* of a layer's products, one after another */
-  const int *firsts; /* of each kind of phase, and their number */
+  const tile *tiles; /* of a layer's products, in order */
+  const int *firsts; /* first tile of each kind of phase, then the total */
   range channels, columns,
       width; /* of the inner width; of x_proj's rows, or of in_proj's rows behind z and x; of the model's width */
 } shares;
@@ -54,11 +54,11 @@ KR_DEV int kind_of(const kr_decode_plan &p, int phase) {
   const int k = p.is_second ? phase % 3 : phase % 4;
   return p.is_second && k ? k + 1 : k;
 }
-/* i over the number of tokens, which is mostly one. */
+/* i / n_tokens; n_tokens is usually 1. */
 KR_DEV int over_tokens(const kr_decode_plan &p, int i) { return p.n_tokens == 1 ? i : i / p.n_tokens; }
 KR_DEV int layer_of(const kr_decode_plan &p, int phase) { return p.is_second ? phase / 3 : phase / 4; }
 
-/* Of a phase's product: rows of this block, inputs. */
+/* Rows of a phase's product that this block computes, and the product's number of inputs. */
 KR_DEV int rows_of(const kr_decode_plan &p, const shares &s, int kind) {
   if (kind == KR_DECODE_IN) return 2 * s.channels.n + (p.is_second ? s.columns.n : 0);
   if (kind == KR_DECODE_COLUMNS) return s.columns.n;
@@ -68,7 +68,7 @@ KR_DEV int rows_of(const kr_decode_plan &p, const shares &s, int kind) {
 KR_DEV int inputs_of(const kr_decode_plan &p, int kind) {
   return kind == KR_DECODE_IN ? p.width : kind == KR_DECODE_SCAN ? p.R : p.inner;
 }
-/* Where row r of the block lies in the weight: the channels' x and z (of Mamba-2 z and x) follow each other. */
+/* Row of the weight that is the block's row r: the channels' rows of x, then z (Mamba-2: z, then x). */
 KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
   if (kind == KR_DECODE_COLUMNS) return s.columns.from + r;
   if (kind == KR_DECODE_SCAN) return s.channels.from + r;
@@ -79,19 +79,19 @@ KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
                      : 2 * p.inner + s.columns.from + r - 2 * n;
 }
 
-/* ---- weights on their way ---------------------------------------------------------------------------------------- */
+/* ---- weights in flight ------------------------------------------------------------------------------------------- */
 
 typedef struct cursor {
-  const unsigned char *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: there is no such row */
+  const unsigned char *low, *high; /* this lane's part of rows g and g + 8 of the tile; NULL: no such row */
   const uint16_t *low_scales, *high_scales;
-  int layer, n_layers, at, step, n_steps, bytes; /* at: of the tiles; bytes: of a row's part */
+  int layer, n_layers, at, step, n_steps, bytes; /* at: tile index; bytes: of a row's part */
 } cursor;
 
-/* A tile of few rows has each cut into 2, 4 or 8 parts, which stand as rows of their own in the left factor and, each
- * with its part of the inputs, as columns in the right one: what a row's part gives in its own column counts. Else most
- * of what is on its way would be rows that do not exist. */
+/* The rows of a short tile are split along K into 2, 4 or 8 parts. Each part is a row of the left operand and, with the
+ * matching part of the inputs, a column of the right one; only results where row part and column part match count.
+ * Otherwise most loads in flight would be for missing rows. */
 typedef struct cuts {
-  int shift, bytes, n_steps; /* parts: 1 << shift; of a part */
+  int shift, bytes, n_steps; /* parts: 1 << shift; the others per part */
 } cuts;
 KR_DEV cuts cut_tile(const kr_decode_plan &p, int n_rows, int bytes) {
   cuts c{0, bytes, 0};
@@ -102,7 +102,7 @@ KR_DEV cuts cut_tile(const kr_decode_plan &p, int n_rows, int bytes) {
   return c;
 }
 
-/* Bytes of a row of a phase's weight. */
+/* Bytes per row of a phase's weight. */
 template <int Q8>
 KR_DEV int row_bytes(const kr_decode_plan &p, int kind) {
   return inputs_of(p, kind) * (Q8 && kind != KR_DECODE_SCAN ? 1 : 2);
@@ -110,10 +110,10 @@ KR_DEV int row_bytes(const kr_decode_plan &p, int kind) {
 
 KR_DEV int least(int a, int b) { return a < b ? a : b; }
 
-/* What a tile is, but for the layer: counted out once, for a chain of some hundred instructions at each turn of a tile
- * is what a phase's time is made of. */
+/* Tile descriptor, shared by all layers and precomputed: a chain of some hundred instructions at each change of tile
+ * would dominate a phase's time. */
 struct tile {
-  const unsigned char *rows[TILE]; /* of the first layer; NULL: there is no such row */
+  const unsigned char *rows[TILE]; /* of the first layer; NULL: no such row */
   const uint16_t *scales[TILE];
   int64_t layer, scales_layer;
   cuts cut;
@@ -121,7 +121,7 @@ struct tile {
 };
 static_assert(sizeof(tile) == KR_DECODE_TILE_BYTES, "the host counts with other tiles");
 
-/* Lane v of a warp writes row v. */
+/* Lane v of a warp writes row v of the descriptor. */
 KR_DEV void write_tile(tile &t, const kr_decode_plan &p, const shares &s, const kr_decode_matrix &m, int kind,
                        int first, int n, int bytes) {
   const int v = kr_thread() & 31;
@@ -135,7 +135,7 @@ KR_DEV void write_tile(tile &t, const kr_decode_plan &p, const shares &s, const 
   if (v == 0) t.layer = m.layer, t.scales_layer = m.scales_layer, t.cut = cut;
 }
 
-/* Of all kinds of phases, or of the only phase; the kinds' first tiles. */
+/* Descriptors for every kind of phase, or for the only phase launched; firsts: first tile of each kind. */
 template <int Q8>
 KR_DEV void write_tiles(tile *tiles, int *firsts, const kr_decode_plan &p, const shares &s) {
   const int is_one = p.phase_to - p.phase_from == 1, warp = kr_thread() / 32;
@@ -155,7 +155,7 @@ KR_DEV void write_tiles(tile *tiles, int *firsts, const kr_decode_plan &p, const
   if (kr_thread() == 0) firsts[KR_DECODE_OUT + 1] = at;
 }
 
-/* From c.layer and c.at on, the first unit of this warp. */
+/* Finds this warp's first unit at or after (c.layer, c.at). */
 KR_DEV void find_unit(cursor &c, const shares &s) {
   const int n = s.firsts[KR_DECODE_OUT + 1], lane = kr_thread() & 31, g = lane / 4;
   c.step = kr_thread() / 32;
@@ -180,8 +180,8 @@ KR_DEV void advance(cursor &c, const shares &s) {
   find_unit(c, s);
 }
 
-/* A unit: 64 bytes of 16 rows, 16 a lane of the upper and of the lower eight, and of 8 bits the two scales of each
- * row. */
+/* Fetches a unit: 64 bytes of 16 rows, per lane 16 bytes of an upper and of a lower row; for 8-bit weights also two
+ * scales per row. */
 template <int Q8>
 KR_DEV void fetch(cursor &c, const shares &s, unsigned char *slot) {
   if (c.layer < c.n_layers) {
@@ -200,27 +200,27 @@ KR_DEV void ask_for(const void *from, int64_t bytes) {
     fetch_line((const unsigned char *)from + i);
 }
 
-/* ---- the block's memory ------------------------------------------------------------------------------------------ */
+/* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
 typedef struct memory {
-  unsigned char *ring; /* of this warp */
+  unsigned char *ring; /* this warp's ring buffer */
   unsigned char *act;  /* [token][act_pitch]: a product's inputs */
   float *sums;         /* [2][warp][row of a tile][token] */
   float *results;      /* [row][token] */
   float *few;          /* [WARPS], then [token][n_columns] */
-  kr_raw16 *kept;      /* [3][kept_units]: what a phase's first units need beside results */
-  int *slots;          /* places of the tokens' states; negative: it has none */
+  kr_raw16 *kept;      /* [3][kept_units]: operands of a phase's first units other than results */
+  int *slots;          /* state rows of the tokens; negative: none */
 } memory;
 
 typedef struct block {
   shares s;
   memory m;
   cursor c;
-  int next; /* the unit to be used, modulo KR_DEPTH */
-  unsigned char *owed; /* a unit's place that has been used and not been filled again, or NULL */
+  int next; /* next unit to consume, modulo KR_DEPTH */
+  unsigned char *owed; /* ring slot of a consumed unit not yet refilled, or NULL */
 } block;
 
-/* After a tile's last unit its place is filled again when others wait, not before. */
+/* Refills the slot consumed last: before the next unit, or early in the next phase, before its wait. */
 template <int Q8>
 KR_DEV void refill(block &b) {
   if (b.owed) fetch<Q8>(b.c, b.s, b.owed);
@@ -229,20 +229,20 @@ KR_DEV void refill(block &b) {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* Of this lane's column of the right factor: from k on of its part of K inputs. */
+/* This lane's column of the right operand, from input k of its part of K inputs. */
 KR_DEV kr_raw16 inputs_at(const kr_decode_plan &p, const memory &m, int shift, int k, int K) {
   const int column = (kr_thread() & 31) / 4, token = column >> shift, part = column - (token << shift);
   if (token < p.n_tokens && k < K) return *(const kr_raw16 *)(m.act + token * p.act_pitch + 2 * (part * K + k));
   return kr_raw16{{0, 0, 0, 0}};
 }
 
-/* Bytes 2 half and 2 half + 1 of a word of signed bytes, times the scale. */
+/* Bytes 2 half and 2 half + 1 of a word of signed bytes, scaled. */
 KR_DEV uint32_t scaled_pair(uint32_t word, int half, uint16_t scale) {
 #ifdef KR_EMULATE
   const float s = from_half(scale);
   return kr_pack((float)(int8_t)(word >> (16 * half)) * s, (float)(int8_t)(word >> (16 * half + 8)) * s, DTYPE);
 #else
-  uint32_t biased, pair, two; /* 1024 and the byte above -128; then the byte */
+  uint32_t biased, pair, two; /* 1024 plus the byte biased by 128; then the byte */
   asm("prmt.b32 %0, %1, %2, %3;"
       : "=r"(biased)
       : "r"(word ^ 0x80808080u), "r"(0x64646464u), "r"(half ? 0x4342 : 0x4140));
@@ -252,7 +252,7 @@ KR_DEV uint32_t scaled_pair(uint32_t word, int half, uint16_t scale) {
 #endif
 }
 
-/* One unit of 8 bits: 16 inputs a lane. */
+/* One unit of 8-bit weights: 16 inputs per lane. */
 KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int shift,
                            int K, float (&d)[4]) {
   const int lane = kr_thread() & 31, k = step * STEP_BYTES + 16 * (lane & 3), block = (lane & 3) / 2;
@@ -280,7 +280,7 @@ KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsi
   }
 }
 
-/* Of a tile: results of all warps and parts are added up, in their order. */
+/* Reduces a tile's partial sums over warps and parts, in fixed order. */
 KR_DEV void add_up(const block &b, const kr_decode_plan &p, const float *sums, int tile, int shift) {
   const int B = p.n_tokens, i = kr_thread();
   if ((i & ~31) >= TILE * B) return;
@@ -323,7 +323,7 @@ KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
   kr_sync();
 }
 
-/* ---- inputs of products ------------------------------------------------------------------------------------------ */
+/* ---- loading inputs of products ---------------------------------------------------------------------------------- */
 
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
@@ -334,7 +334,7 @@ KR_DEV void unpack_four(const four_halves &h, float (&v)[4]) {
   for (int i = 0; i < 4; i++) v[i] = kr_unpack(h.w[i / 2], i % 2, DTYPE);
 }
 
-/* Four elements of a row of floats, or of halves. */
+/* Four contiguous elements of a row of floats or of halves. */
 KR_DEV void read_four(const float *floats, const uint16_t *halves, int at, float (&v)[4]) {
   if (!floats) return unpack_four(*(const four_halves *)(halves + at), v);
   const kr_float4 f = *(const kr_float4 *)(floats + at);
@@ -342,11 +342,11 @@ KR_DEV void read_four(const float *floats, const uint16_t *halves, int at, float
   for (int i = 0; i < 4; i++) v[i] = f.v[i];
 }
 
-enum { KEPT = 3 }; /* runs of four features that a thread keeps in registers */
+enum { KEPT = 3 }; /* vectors of four features that a thread keeps in registers */
 
-/* Where a thread's runs of a normed row lie: the block's warps are dealt to the tokens. */
+/* A thread's vectors of a normalised row: the block's warps are divided among the tokens. */
 typedef struct dealt {
-  int token, per_token, first, stride; /* per_token: warps */
+  int token, per_token, first, stride; /* per_token: warps per token */
 } dealt;
 KR_DEV dealt deal(const kr_decode_plan &p) {
   int per_token = WARPS, tokens = 1;
@@ -357,7 +357,7 @@ KR_DEV dealt deal(const kr_decode_plan &p) {
 
 typedef struct rows {
   const float *floats;
-  const uint16_t *halves; /* where floats are NULL */
+  const uint16_t *halves; /* used where floats is NULL */
   int64_t stride;
 } rows;
 
@@ -369,7 +369,7 @@ KR_DEV void write_normed(unsigned char *act, int i, float scale, const float (&v
   *(four_halves *)(act + 2 * i) = four_halves{{kr_pack(times[0], times[1], DTYPE), kr_pack(times[2], times[3], DTYPE)}};
 }
 
-/* act = norm(row) w for every token; the sums of squares of a token's warps go through shared memory. */
+/* act = norm(row) w for every token; sums of squares are reduced across a token's warps through shared memory. */
 KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const rows &from, int n, const uint16_t *w,
                         float eps) {
   const dealt at = deal(p);
@@ -411,7 +411,7 @@ KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const rows &fr
   }
 }
 
-/* act = the n inputs of every token as they are. */
+/* act = the n inputs of every token, copied. */
 KR_DEV void load_halves(const kr_decode_plan &p, const memory &m, const uint16_t *from, int n) {
   for (int token = 0; token < p.n_tokens; token++)
     for (int i = 8 * kr_thread(); i < n; i += 16 * THREADS) {
@@ -423,7 +423,7 @@ KR_DEV void load_halves(const kr_decode_plan &p, const memory &m, const uint16_t
     }
 }
 
-/* Columns for the scan; the first R of Mamba's are inputs of dt_proj. */
+/* Columns for the scan; in Mamba the first R are the inputs of dt_proj. */
 KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
   for (int token = 0; token < p.n_tokens; token++)
     for (int k = kr_thread(); k < p.n_columns; k += THREADS) {
@@ -433,7 +433,7 @@ KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
     }
 }
 
-/* ---- what is done with results ----------------------------------------------------------------------------------- */
+/* ---- epilogues --------------------------------------------------------------------------------------------------- */
 
 KR_DEV float state_get(const kr_decode_state &s, int64_t at) {
   return s.is_float ? ((const float *)s.data)[at] : from_half(((const uint16_t *)s.data)[at]);
@@ -445,8 +445,8 @@ KR_DEV void state_put(const kr_decode_state &s, int64_t at, float v) {
     ((uint16_t *)s.data)[at] = to_half(v);
 }
 
-/* A phase's first units have a thread each, which keeps what it needs beside results in the block's memory before it
- * waits for other blocks. */
+/* A phase's first units have a thread each, which stages operands other than results in shared memory before waiting
+ * for other blocks. */
 KR_DEV void keep_floats(const kr_decode_plan &p, const block &b, int k, int i, float x, float y, float z, float w) {
   *(kr_float4 *)(b.m.kept + k * p.kept_units + i) = kr_float4{{x, y, z, w}};
 }
@@ -454,7 +454,7 @@ KR_DEV kr_float4 kept_floats(const kr_decode_plan &p, const block &b, int k, int
   return *(const kr_float4 *)(b.m.kept + k * p.kept_units + i);
 }
 
-/* A channel of a token: its last inputs and its taps, the last at the step itself. */
+/* Convolution window and taps of a channel of a token; the last is the current step's. */
 typedef struct taps {
   int64_t at;
   float window[MOST_TAPS - 1], tap[MOST_TAPS - 1], last, bias;
@@ -477,7 +477,7 @@ KR_DEV void read_taps(const kr_decode_plan &p, int layer, int c, taps &t) {
   t.last = from_half(from[S]);
 }
 
-/* silu(conv), and its inputs moved on. */
+/* silu(conv); shifts the window. */
 KR_DEV float convolve(const kr_decode_plan &p, const taps &t, float newest) {
   const int S = p.W - 1;
   float sum = t.bias;
@@ -491,8 +491,7 @@ KR_DEV float convolve(const kr_decode_plan &p, const taps &t, float newest) {
   return kr_silu(kr_fma(newest, t.last, sum));
 }
 
-/* Unit i of what IN finishes: a channel of the block, or one of its columns; -1: the column is dt, which no convolution
- * takes. */
+/* Channel of IN's result r: one of the block's channels or columns; -1 for a dt column, which is not convolved. */
 KR_DEV int channel_of(const kr_decode_plan &p, const shares &s, int r) {
   if (r < s.channels.n) return s.channels.from + r;
   const int column = s.columns.from + r - s.channels.n;
@@ -514,7 +513,7 @@ KR_DEV void finish_unit(const kr_decode_plan &p, const block &b, const taps &t, 
   }
 }
 
-/* Unit i's taps: from memory, or as they were kept. */
+/* Unit i's taps, from global memory or as staged. */
 KR_DEV void read_unit(const kr_decode_plan &p, const block &b, int layer, int i, taps &t) {
   const int r = over_tokens(p, i), c = channel_of(p, b.s, r);
   if (c < 0) return;
@@ -554,7 +553,7 @@ KR_DEV void finish_columns(const kr_decode_plan &p, const block &b) {
 
 /* Four states of a channel of a token. */
 typedef struct states {
-  kr_raw16 raw; /* of the state; as halves in the first two words */
+  kr_raw16 raw; /* states as stored; halves in the first two words */
   float A[4], D, bias, z, x;
 } states;
 
@@ -594,7 +593,7 @@ KR_DEV void read_states(const kr_decode_plan &p, const block &b, int layer, int 
   s.z = p.z[u.at], s.x = from_half(p.u[u.at]);
 }
 
-/* Lanes of a channel, a power of two up to a warp, add up what its states give; all lanes of a warp come here. */
+/* A channel's lanes, a power of two up to a warp, reduce its output; all lanes of a warp must call it. */
 KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i, states &v) {
   const int lanes = p.N / 4, exists = i < scan_units(p, b), quad = (i & (lanes - 1)) * 4;
   const unit_place u = unit_at(p, b, layer, exists ? i : 0);
@@ -663,8 +662,8 @@ KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer) {
 
 /* ---- phases ------------------------------------------------------------------------------------------------------ */
 
-/* What a layer reads of this block's channels beside weights of products, into the L2 cache a phase or two ahead: its
- * norm, taps and convolved inputs; then what the scan takes. */
+/* Prefetches into L2, a phase or two ahead, what a layer reads of this block's channels besides product weights: norm
+ * weight, taps and convolution state; then the scan's operands. */
 KR_DEV void ask_for_state(const kr_decode_plan &p, const block &b, const kr_decode_state &s, int layer) {
   const int64_t e = b.s.channels.from, bytes = s.is_float ? 4 : 2;
   for (int token = 0; token < p.n_tokens; token++)
@@ -689,7 +688,7 @@ KR_DEV void ask_for_states(const kr_decode_plan &p, const block &b, int layer) {
   ask_for_state(p, b, p.ssm_state, layer);
 }
 
-/* What this thread's first unit of the phase needs of what no other block makes. */
+/* Stages the operands of this thread's first unit of the phase that do not depend on other blocks. */
 KR_DEV void keep(const kr_decode_plan &p, const block &b, int kind, int layer) {
   const int i = kr_thread();
   if (i >= p.kept_units) return;
@@ -711,20 +710,20 @@ KR_DEV void keep(const kr_decode_plan &p, const block &b, int kind, int layer) {
     keep_floats(p, b, 0, i, stream_at(p, b, layer, i), 0.0f, 0.0f, 0.0f);
 }
 
-/* A counter, which one thread of each block raises and polls: a flag for each block, polled by all, was slower. n_done:
- * phases that all blocks must have done. */
+/* One counter, incremented and polled by one thread per block: a flag per block, polled by all, was slower. n_done:
+ * phases that all blocks must have completed. */
 KR_DEV void await_blocks(const kr_decode_plan &p, int n_done) {
   if (n_done && kr_thread() == MESSENGER) kr_await(p.done, n_done * kr_grid_x());
   kr_sync();
 }
 
-/* This block has done a phase more. */
+/* Signals that this block has completed a phase. */
 KR_DEV void tell_blocks(const kr_decode_plan &p) {
   kr_sync();
   if (kr_thread() == MESSENGER) arrive(p.done);
 }
 
-/* load_normed stands here once: twice it takes more registers than there are. */
+/* A single call site of load_normed: inlining it twice runs out of registers. */
 KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int layer) {
   const int is_in = kind == KR_DECODE_IN;
   if (is_in || (kind == KR_DECODE_OUT && p.is_second)) {
@@ -739,7 +738,7 @@ KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int 
     load_halves(p, m, kind == KR_DECODE_COLUMNS ? p.u : (const uint16_t *)p.y, p.inner);
 }
 
-/* One text of the product for all kinds, and little in registers across it. */
+/* One instance of the product for all kinds, with few registers live across it. */
 template <int DEPTH, int Q8>
 KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
   const int kind = kind_of(p, phase), layer = layer_of(p, phase), n_done = phase - p.phase_from;

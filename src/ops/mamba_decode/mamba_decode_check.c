@@ -1,5 +1,5 @@
-/* mamba_decode_check.c: random calls: both kinds of layers, sizes around what the GPU's row takes, few sequences of
- * many states. What passes through several products and norms in 16 bits keeps less than one rounding. */
+/* mamba_decode_check.c: random calls: both kinds of layers, sizes around the GPU row's limits, few sequences from many
+ * state rows. Values that pass through several 16-bit products and norms are less exact than one rounding. */
 #include "check.h"
 #include "op_list.h"
 
@@ -14,7 +14,7 @@ static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, i
   a->n_states = a->B + kr_case_int(c, 0, 3);
 }
 
-/* Weights of 8 bits or of the case's type. */
+/* 8-bit weights, or weights of the case's type. */
 static void give_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_q8) {
   static const char *const whole[] = {"in_proj", "out_proj", "x_proj"},
                            *const words[] = {"in_proj_words", "out_proj_words", "x_proj_words"},

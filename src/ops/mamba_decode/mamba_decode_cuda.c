@@ -1,5 +1,5 @@
-/* mamba_decode_cuda.c: which calls the persistent kernel takes, what it is told, and its launch: one for all phases
- * where the driver starts all blocks together, else one for each. */
+/* mamba_decode_cuda.c: which calls the persistent kernel accepts, its plan, and its launch: one for all phases where
+ * all blocks can be co-resident, else one per phase. */
 #include "cuda_row.h"
 #include "mamba_decode/mamba_decode_plan.h"
 #include "mamba_decode_rows.h"
@@ -7,8 +7,8 @@
 #include "status.h"
 #include "view.h"
 
-enum { N_DEPTHS = 3, FIXED_BYTES = 4096 /* of shared memory that the kernel has by itself */ };
-static const int depths[2][N_DEPTHS] = {{12, 6, 3}, {9, 5, 3}}; /* of 16 bits, of 8 */
+enum { N_DEPTHS = 3, FIXED_BYTES = 4096 /* static shared memory of the kernel */ };
+static const int depths[2][N_DEPTHS] = {{12, 6, 3}, {9, 5, 3}}; /* 16-bit, 8-bit weights */
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------- */
 
@@ -75,7 +75,7 @@ static kr_decode_plan describe(const krait_ctx *ctx, const krait_mamba_decode_ar
     p.out_proj = words_of(&a->out_proj_words, &a->out_proj_scales);
     p.x_proj = words_of(&a->x_proj_words, &a->x_proj_scales);
   }
-  p.act_pitch = (int32_t)((2 * K + 127) / 128 * 128 + 64); /* rows of tokens begin in different banks */
+  p.act_pitch = (int32_t)((2 * K + 127) / 128 * 128 + 64); /* tokens' rows start in different banks */
   p.act_bytes = (int32_t)(p.act_pitch * a->B);
   p.result_rows = (int32_t)((most(2 * share(a->E, blocks) + (is_second ? share(columns, blocks) : 0),
                                   most(share(columns, blocks), share(a->D, blocks))) +
@@ -91,7 +91,7 @@ static kr_decode_plan describe(const krait_ctx *ctx, const krait_mamba_decode_ar
   return p;
 }
 
-/* Without what is told of tiles and kept. */
+/* Shared memory without tile descriptors and kept operands. */
 static uint64_t without_tiles(const kr_decode_plan *p, int depth) {
   const uint64_t floats = (uint64_t)p->n_tokens * (uint64_t)(2 * KR_DECODE_WARPS * 16 + p->result_rows + p->n_columns) +
                           KR_DECODE_WARPS + KR_DECODE_MOST_TOKENS;
@@ -107,14 +107,14 @@ static uint64_t room_of(const krait_ctx *ctx) {
   return (uint64_t)kr_cuda_info(ctx->cuda)->shared_bytes - FIXED_BYTES;
 }
 
-/* The deepest that fits; N_DEPTHS: none. */
+/* Index of the deepest pipeline that fits; N_DEPTHS: none. */
 static int depth_of(const krait_ctx *ctx, const kr_decode_plan *p) {
   int i = 0;
   while (i < N_DEPTHS && shared_bytes(p, depths[p->in_proj.scales != NULL][i]) > room_of(ctx)) i++;
   return i;
 }
 
-/* What is left of a block's memory keeps terms of units; what the block takes in all. */
+/* Uses the remaining shared memory to keep operands of units; returns the block's total. */
 static uint64_t keep_units(const krait_ctx *ctx, kr_decode_plan *p, int depth) {
   const uint64_t taken = shared_bytes(p, depth), fit = (room_of(ctx) - taken) / KR_DECODE_KEPT_BYTES;
   p->tiles_at = (int32_t)without_tiles(p, depth), p->kept_at = (int32_t)taken;
@@ -122,9 +122,9 @@ static uint64_t keep_units(const krait_ctx *ctx, kr_decode_plan *p, int depth) {
   return taken + (uint64_t)p->kept_units * KR_DECODE_KEPT_BYTES;
 }
 
-/* ---- what it takes ----------------------------------------------------------------------------------------------- */
+/* ---- accepted calls ---------------------------------------------------------------------------------------------- */
 
-/* Strides that keep `elements` together in all but the last dimension, which has no gaps. */
+/* Last dimension contiguous, other strides multiples of `elements`, data aligned to as many. */
 static int lies_in(const krait_view *v, int n_dims, int64_t elements) {
   int64_t strides = 0;
   for (int i = 0; i + 1 < n_dims; i++) strides |= v->stride[i];
@@ -184,7 +184,7 @@ const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *
 
 /* ---- scratch and launch ------------------------------------------------------------------------------------------ */
 
-/* Sets where things lie between phases; what that takes. */
+/* Assigns the scratch buffers that carry data between phases; returns their size. */
 static uint64_t lay_out(kr_decode_plan *p, char *scratch) {
   const uint64_t channels = (uint64_t)p->n_tokens * (uint64_t)p->inner,
                  sizes[] = {sizeof *p->done, 2 * channels, 4 * channels, 4 * channels,

@@ -1,4 +1,4 @@
-/* mamba_decode_plan.h: what the device code of mamba_decode is told; host and device read the same struct. */
+/* mamba_decode_plan.h: parameters of the mamba_decode kernel; host and device share the struct. */
 #ifndef KR_MAMBA_DECODE_PLAN_H
 #define KR_MAMBA_DECODE_PLAN_H
 
@@ -11,19 +11,19 @@ enum {
   KR_DECODE_UNIT_BYTES = 1024,
   KR_DECODE_SCALE_BYTES = 256,
   KR_DECODE_TILE_BYTES = 288,
-  KR_DECODE_KEPT_BYTES = 48, /* of a unit */
+  KR_DECODE_KEPT_BYTES = 48, /* per unit */
   KR_DECODE_MOST_KEPT = KR_DECODE_THREADS - 32
 };
 
-/* What a layer does between two waits for all blocks; Mamba-2 goes without COLUMNS. */
+/* Phases of a layer, separated by grid-wide waits; Mamba-2 has no COLUMNS. */
 enum { KR_DECODE_IN, KR_DECODE_COLUMNS, KR_DECODE_SCAN, KR_DECODE_OUT };
 
-/* A weight of every layer, inputs side by side; strides of data in bytes, of scales in elements. With scales data are 8
- * bits an input. */
+/* A weight of all layers, contiguous along the inputs; strides of data in bytes, of scales in elements. With scales,
+ * data are 8-bit. */
 typedef struct kr_decode_matrix {
   const unsigned char *data;
   int64_t layer, row;
-  const uint16_t *scales; /* NULL: 16 bits an input */
+  const uint16_t *scales; /* NULL: 16-bit data */
   int64_t scales_layer, scales_row;
 } kr_decode_matrix;
 typedef struct kr_decode_halves {
@@ -49,19 +49,19 @@ typedef struct kr_decode_plan {
   float *out;
   const int32_t *slots;
   int64_t x_row, out_row, slots_stride;
-  /* Between phases. */
-  uint16_t *u;    /* (tokens, E): what the convolution made; of Mamba the products take it */
-  float *z, *y;   /* (tokens, E); of Mamba y holds halves */
-  float *columns; /* (tokens, n_columns): of Mamba r, B, C; of Mamba-2 B, C, then dt */
-  int32_t *done;  /* phases, of all blocks together */
+  /* Data passed between phases. */
+  uint16_t *u;    /* (tokens, E): convolution output; Mamba's products read it */
+  float *z, *y;   /* (tokens, E); in Mamba y holds halves */
+  float *columns; /* (tokens, n_columns): Mamba r, B, C; Mamba-2 B, C, then dt */
+  int32_t *done;  /* phases completed, summed over all blocks */
   float eps;
   int32_t n_tokens, n_layers, n_slots, width, inner, N, W, R, H, n_columns, is_second;
-  int32_t phase_from, phase_to; /* of all layers */
+  int32_t phase_from, phase_to; /* over all layers */
   int32_t act_pitch, act_bytes,
       result_rows; /* bytes of a token's inputs; of all; most rows of a block's part of a product */
-  int32_t lane_bits, head_width;   /* lanes of a channel's states, as a power of two; of Mamba-2 channels of a head */
-  int32_t n_tiles, tiles_at;       /* most tiles of a block's part of a layer; where they are told of, in bytes */
-  int32_t kept_units, kept_at;     /* units of a phase whose terms are kept in a block's memory; where, in bytes */
+  int32_t lane_bits, head_width;   /* log2 of lanes per channel's states; Mamba-2: channels per head */
+  int32_t n_tiles, tiles_at;       /* most tiles of a block's share of a layer; byte offset of their descriptors */
+  int32_t kept_units, kept_at;     /* units of a phase with operands kept in shared memory; byte offset of those */
 } kr_decode_plan;
 
 #endif

@@ -1,5 +1,5 @@
-/* mamba_decode_ref.c: one token through Mamba's or Mamba-2's layers, written to be read; the equation is in
- * krait/ops.h. Double accumulation; states are rounded once, when they are stored. */
+/* mamba_decode_ref.c: one token through Mamba or Mamba-2 layers, written to be read; the equation is in krait/ops.h.
+ * Double accumulation; states are rounded once, when stored. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 typedef struct token {
   const krait_mamba_decode_args *a;
-  int64_t y, row; /* layer; place of the states */
+  int64_t y, row; /* layer; row of the states */
   double *h, *n, *all, *taken, *columns,
       *out; /* (D), (D), rows of in_proj, what the convolution made, rows of x_proj, (E) */
 } token;
@@ -19,7 +19,7 @@ static double silu(double v) { return v / (1 + exp(-v)); }
 static double softplus(double v) { return v > 20 ? v : log1p(exp(v)); }
 static double of_layer(const krait_view *v, int64_t y, int64_t i) { return kr_get(v, kr_at2(v, y, i)); }
 
-/* Row r of a layer's matrix times v; where it is absent, of its words and scales. */
+/* Row r of a layer's matrix times v; the matrix is dequantised from words and scales where it is absent. */
 static double product_of(const krait_view *w, const krait_view *words, const krait_view *scales, int64_t y, int64_t r,
                          const double *v, int64_t K) {
   double sum = 0;
@@ -54,7 +54,7 @@ static double convolve(const token *t, int64_t c, double newest) {
   return silu(sum);
 }
 
-/* The states of channel e move on; what they give. A: of state 0, and how far the others' lie apart. */
+/* Advances the states of channel e and returns their output. A: offset of state 0; A_stride: between states. */
 static double update(const token *t, int64_t e, double dt, int64_t A, int64_t A_stride, const double *B,
                      const double *C) {
   const krait_mamba_decode_args *a = t->a;

@@ -1,10 +1,10 @@
-/* mamba_decode_rows.h: sizes that follow from a call of mamba_decode, and its rows on a GPU. */
+/* mamba_decode_rows.h: sizes derived from a mamba_decode call, and its GPU rows. */
 #ifndef KR_MAMBA_DECODE_ROWS_H
 #define KR_MAMBA_DECODE_ROWS_H
 
 #include <krait/ops.h>
 
-/* Channels that the convolution takes, rows of in_proj. */
+/* Channels that are convolved; rows of in_proj. */
 static inline int64_t kr_decode_channels(const krait_mamba_decode_args *a) {
   return a->dt_proj.data ? a->E : a->E + 2 * a->G * a->N;
 }

@@ -3,7 +3,7 @@
  *   out = xhat weight + bias, out1 = xhat weight1 + bias1, residual_out = v
  * Backward, with w = dout weight + dout1 weight1 and r = 1 / sqrt(var + eps):
  *   dv = (w - xhat mean(w xhat) - mean(w)) r + dresidual_out   (no mean(w) with RMS);  dx = rowscale dv
- *   dweight = sum dout xhat, dbias = sum dout. Double accumulation; a row is finished before it is overwritten. */
+ *   dweight = sum dout xhat, dbias = sum dout. Double accumulation; a row is read entirely before it is overwritten. */
 #include <math.h>
 #include <string.h>
 

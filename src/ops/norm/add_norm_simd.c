@@ -1,10 +1,10 @@
-/* add_norm_simd.c: add + norm and its gradient, a row at a time in float scratch, lanes are features. */
+/* add_norm_simd.c: add + norm and its gradient, a row at a time in float scratch, vectorised over features. */
 #include "norm_block.h"
 #include "op_list.h"
 
 /* ---- forward ---- */
 
-enum { MOST_SHORT = 8, SHORT = 64 / KR_VL < MOST_SHORT ? 64 / KR_VL : MOST_SHORT }; /* vectors of a row of 64 */
+enum { MOST_SHORT = 8, SHORT = 64 / KR_VL < MOST_SHORT ? 64 / KR_VL : MOST_SHORT }; /* vectors per row of 64 */
 
 typedef struct fwd_work {
   float *v, *y, *weight, *bias, *weight1, *bias1; /* [M] each */
@@ -42,7 +42,7 @@ static void scale_row(const fwd_work *w, const float *weight, const float *bias,
   write_row(w->y, out, kr_at2(out, r, 0), out->stride[1], M);
 }
 
-/* A row that stays in registers between its sums. vectors and with_bias are constants after inlining. */
+/* A row kept in registers between its sums. vectors and with_bias are constants after inlining. */
 KR_INLINE void short_row(const float *x, float *out, const int vectors, const int scaled, const fwd_work *w,
                          const krait_add_norm_args *a) {
   const float inverse = 1.0f / (float)(vectors * KR_VL);
@@ -59,7 +59,7 @@ KR_INLINE void short_row(const float *x, float *out, const int vectors, const in
   }
 }
 
-/* Rows of 64 in float32, side by side, with nothing added. */
+/* Contiguous float32 rows of 64, with nothing added. */
 static int is_short(const krait_add_norm_args *a) {
   return a->M == 64 && KR_VL >= 8 && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->x.stride[1] == 1 &&
          a->out.stride[1] == 1 && !kr_has(&a->x1) && !kr_has(&a->residual) && !kr_has(&a->rowscale) &&
@@ -113,7 +113,7 @@ int32_t KR_FN(kr_add_norm)(const krait_ctx *ctx, const void *args) {
 typedef struct run_bwd {
   const krait_add_norm_bwd_args *a;
   int64_t width, n_chunks; /* whole(M) */
-  float *sums, *works;     /* [chunk][dweight, dbias, dweight1, dbias1][width]; per thread 6 rows */
+  float *sums, *works;     /* [chunk][dweight, dbias, dweight1, dbias1][width]; 6 rows per thread */
 } run_bwd;
 
 static run_bwd plan_bwd(const krait_add_norm_bwd_args *a) {
@@ -129,7 +129,7 @@ uint64_t KR_FN(kr_add_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) 
   return (uint64_t)((r.n_chunks * 4 + krait_ctx_n_threads(ctx) * 6) * r.width) * sizeof(float);
 }
 
-/* Adds one output's share: w += d weight, dweight += d xhat, dbias += d. */
+/* Accumulates one output's contribution: w += d weight, dweight += d xhat, dbias += d. */
 static void take_output(const krait_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d,
                         float *w, float *dweight, float *dbias) {
   if (!kr_has(dout)) return;

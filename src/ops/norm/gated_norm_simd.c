@@ -1,9 +1,9 @@
-/* gated_norm_simd.c: the gated norm and its gradient, a group of a row at a time in float scratch, lanes are
+/* gated_norm_simd.c: the gated norm and its gradient, one group of a row at a time in float scratch, vectorised over
  * features. */
 #include "norm_block.h"
 #include "op_list.h"
 
-/* Parameters and sums lie group by group, each in whole vectors. */
+/* Parameters and sums are stored by group, each padded to whole vectors. */
 static void read_grouped(float *to, const krait_view *v, int64_t M, int64_t size, float other) {
   for (int64_t first = 0; first < M; first += size) {
     krait_view part = *v;
@@ -80,7 +80,7 @@ int32_t KR_FN(kr_gated_norm)(const krait_ctx *ctx, const void *args) {
 typedef struct run_bwd {
   const krait_gated_norm_bwd_args *a;
   int64_t width, all, n_chunks; /* whole(group_size), all groups */
-  float *sums, *works;          /* [chunk][dweight, dbias][all]; per thread 2 all + 5 width */
+  float *sums, *works;          /* [chunk][dweight, dbias][all]; 2 all + 5 width per thread */
 } run_bwd;
 
 static run_bwd plan_bwd(const krait_gated_norm_bwd_args *a) {
@@ -96,7 +96,7 @@ uint64_t KR_FN(kr_gated_norm_bwd_scratch)(const krait_ctx *ctx, const void *args
   return (uint64_t)(r.n_chunks * 2 * r.all + krait_ctx_n_threads(ctx) * (2 * r.all + 5 * r.width)) * sizeof(float);
 }
 
-/* z becomes silu(z), and slope its derivative; 1 and 0 without z. */
+/* Replaces z by silu(z), and slope by its derivative; 1 and 0 without z. */
 static void open_gate(const krait_gated_norm_bwd_args *a, int64_t r, int64_t first, float *gate, float *slope) {
   const int64_t n = a->group_size;
   if (kr_has(&a->z)) read_part(gate, &a->z, r, first, n);

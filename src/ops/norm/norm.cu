@@ -1,11 +1,10 @@
-/* norm.cu: add + norm and the gated norm (add_norm_ref.c and gated_norm_ref.c have the equations).
- *   kr_norm_1, kr_norm_2          the row lies in registers, 8 or 16 features a thread: each tensor is read or written
- *                                 once
+/* norm.cu: add + norm and the gated norm (equations in add_norm_ref.c and gated_norm_ref.c).
+ *   kr_norm_1, kr_norm_2          the row in registers, 8 or 16 features per thread: one pass over each tensor
  *   kr_norm_single_8, _16         the same feature by feature, for rows of any alignment
- *   kr_norm_mixed_1, _2, _single  the same where some tensors of rows are float32 and some of the 16-bit type
+ *   kr_norm_mixed_1, _2, _single  the same with row tensors in both float32 and the 16-bit type
  *   kr_norm_any                   rows of any length and mixed 16-bit types: inputs are read three times, twice from
- *                                 the cache
- * Several short rows share a block. Bound by memory. */
+ *                                 cache
+ * Several short rows share a block. Memory-bound. */
 #include "overlap.cuh"
 #include "norm.cuh"
 
@@ -36,7 +35,7 @@ KR_DEV void scale_run(const form f, const kr_norm_view &weight, const raw_run &r
   EACH(k) y[k] = kr_fma(v[k] * scale, w[k], b[k]);
 }
 
-/* A row of up to 128 features in runs of eight has half a warp. */
+/* A row of up to 128 features in runs of eight takes half a warp. */
 KR_DEV place place_here(const kr_norm_plan &p) {
   place at = here(p);
   if (p.row_shift == 4) at.threads = 16, at.thread = kr_thread() & 15;
@@ -55,7 +54,7 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   const int n = r < p.R ? (int)p.n : 0;
   raw_run raw[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
   raw_run weight[KR_NORM_SINGLES];
-  const int ahead = KR_AHEAD && f.E == 8 && (f.units == 1 || f.mixed); /* where there are registers for the weights */
+  const int ahead = KR_AHEAD && f.E == 8 && (f.units == 1 || f.mixed); /* where registers for the weights suffice */
   kr_next_may_start();
   if (ahead) EACH_UNIT(u) weight[u] = weight_run(f, p.weight, at, u, n);
   kr_keep_near(p.x.data), kr_keep_near(p.second.data), kr_keep_near(p.out.data), kr_keep_near(p.residual_out.data),
@@ -127,7 +126,7 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_mixed_single(const kr_norm_
   if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 0, 0});
 }
 
-/* What is normalised. */
+/* The value to be normalised. */
 KR_DEV float summed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
   float v = get(p.x, r, m, 0.0f);
   if (p.rowscale.data) v *= kr_load(p.rowscale.data, r * p.rowscale.row, p.rowscale.dtype);

@@ -1,33 +1,32 @@
-/* norm.cuh: runs of features of any type, sums over a row's threads, gates. Compiled once per 16-bit storage type
- * KR_DTYPE, whose tensors may be mixed with float32 ones, and once for float32 alone. */
+/* norm.cuh: vectorised accesses of any type (runs of features), row reductions, gates. Compiled once per 16-bit storage
+ * type KR_DTYPE, which may be mixed with float32 tensors, and once for float32 alone. */
 #ifndef KR_NORM_CUH
 #define KR_NORM_CUH
 
 #include "kernel.cuh"
 #include "norm_plan.h"
 
-/* What functions take as a constant. */
+/* Compile-time configuration. */
 typedef struct form {
-  int E, units; /* features of a run: 8 of 16 bytes, or one; runs of a thread, 32 runs apart */
-  int mixed;    /* 0: the tensors of rows are all of type KR_DTYPE. Parameters may always be float32 */
-  int ahead;    /* backward: the next row's loads are under way while a row is worked on; 2: but for `second` */
-  int keep;     /* backward: a row as stored and the weights stay in registers, else they are read again where they are
-                   needed */
+  int E, units; /* features per run: 8 (16-bit: 16 bytes) or 1; runs per thread, 32 runs apart */
+  int mixed;    /* 0: all row tensors have type KR_DTYPE. Parameters may always be float32 */
+  int ahead;    /* backward: prefetch the next row while processing a row; 2: all but `second` */
+  int keep;     /* backward: keep the stored row and the weights in registers, else reload them where needed */
 } form;
 
 #define EACH(k) _Pragma("unroll") for (int k = 0; k < f.E; k++)
 #define EACH_UNIT(u) _Pragma("unroll") for (int u = 0; u < f.units; u++)
 
-/* A run as stored: nothing is converted until the loads of all tensors are on their way. */
+/* A run as stored: conversion waits until the loads of all tensors are in flight. */
 typedef struct raw_run {
-  kr_raw16 low, high; /* high: of float32 */
+  kr_raw16 low, high; /* high: float32 only */
 } raw_run;
 
 KR_DEV int is_wide(const form f, const kr_norm_view &v) {
   return KR_DTYPE == KRAIT_F32 || (f.mixed && v.dtype == KRAIT_F32);
 }
 
-/* Features m ... m + E - 1 of row r, which lie together; zeros outside, and where the view is absent. */
+/* Features m ... m + E - 1 of row r, contiguous; zeros out of range and for absent views. */
 KR_DEV raw_run load_run(const form f, const kr_norm_view &v, int64_t r, int64_t m, int inside) {
   raw_run raw = {{{0, 0, 0, 0}}, {{0, 0, 0, 0}}};
   const int64_t at = r * v.row + m;
@@ -49,13 +48,13 @@ KR_DEV void convert_run(const form f, const kr_norm_view &v, const raw_run &raw,
   else EACH(k) x[k] = kr_unpack(raw.low.w[k >> 1], k & 1, KR_DTYPE);
 }
 
-/* The same, `other` everywhere where the view is absent. */
+/* Converts; `other` everywhere if the view is absent. */
 KR_DEV void convert_or(const form f, const kr_norm_view &v, const raw_run &raw, float other, float (&x)[8]) {
   if (v.data) convert_run(f, v, raw, x);
   else EACH(k) x[k] = other;
 }
 
-/* For parameters, of either type always. */
+/* For parameters, whose type may always differ. */
 KR_DEV form of_parameters(const form f) { return form{f.E, f.units, 1, f.ahead, f.keep}; }
 KR_DEV void read_parameter(const form f, const kr_norm_view &v, int64_t m, int inside, float other, float (&x)[8]) {
   const form g = of_parameters(f);
@@ -79,7 +78,7 @@ KR_DEV void write_run(const form f, const kr_norm_view &v, int64_t r, int64_t m,
   }
 }
 
-/* One feature of a view of any type, for the kernels that take any. */
+/* One feature of a view of any type, for the generic kernels. */
 KR_DEV float get(const kr_norm_view &v, int64_t r, int64_t m, float other) {
   return v.data ? kr_load(v.data, r * v.row + m * v.col, v.dtype) : other;
 }
@@ -87,10 +86,10 @@ KR_DEV void put(const kr_norm_view &v, int64_t r, int64_t m, float x) {
   if (v.data) kr_store(v.data, r * v.row + m * v.col, v.dtype, x);
 }
 
-/* Where a thread stands: its row's number in the block, and its number among the row's threads. */
+/* A thread's position: its row within the block, its lane within the row, its group. */
 typedef struct place {
   int sub, thread, threads;
-  int64_t group; /* first feature */
+  int64_t group; /* first feature of the group */
 } place;
 
 KR_DEV place here(const kr_norm_plan &p) {
@@ -102,16 +101,16 @@ KR_DEV place here(const kr_norm_plan &p) {
   return at;
 }
 
-/* The thread's unit u, counted in the group. */
+/* First feature of the thread's run u, relative to the group. */
 KR_DEV int first_feature(const place &at, const form f, int u) {
   return ((at.thread >> 5) * 32 * f.units + (at.thread & 31)) * f.E + u * 32 * f.E;
 }
 
 enum { MOST_WARPS = KR_NORM_THREADS / 32 };
 
-/* v summed over a row's threads, in the same order always; every thread of the block calls it. A block's sums by turns
- * take different places in shared memory, so that one barrier is enough for each. Lanes, not loops, add up the warps'
- * sums: there are rows of 16 warps. */
+/* Sum of v over a row's threads in fixed order; every thread of the block must call it. Consecutive sums alternate
+ * between places in shared memory, so that each needs one barrier only. Lanes, not loops, add the warps' sums: rows
+ * have up to 16 warps. */
 KR_DEV float sum_row(const kr_norm_plan &p, const place &at, float v, float *shared) {
   const int k = kr_thread() & (MOST_WARPS - 1);
   for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
@@ -123,7 +122,7 @@ KR_DEV float sum_row(const kr_norm_plan &p, const place &at, float v, float *sha
   return v;
 }
 
-/* Two sums at once: the lower lanes add up a, the upper ones b. */
+/* Two sums at once: the lower lanes reduce a, the upper ones b. */
 KR_DEV void sum_row_pair(const kr_norm_plan &p, const place &at, float &a, float &b, float *shared) {
   const int k = kr_thread() & (MOST_WARPS - 1), upper = (kr_thread() & 31) >= MOST_WARPS;
   const float other_a = kr_shuffle_xor(a, MOST_WARPS), other_b = kr_shuffle_xor(b, MOST_WARPS);

@@ -1,5 +1,4 @@
-/* norm_block.h: what the vector rows of the norms share. Rows are read into float arrays of whole vectors, zero
- * beyond. */
+/* norm_block.h: shared by the SIMD rows of the norms. Rows are read into float arrays of whole vectors, zero-padded. */
 #ifndef KR_NORM_BLOCK_H
 #define KR_NORM_BLOCK_H
 
@@ -12,7 +11,7 @@
 
 enum { MOST_CHUNKS = 64 };
 
-static inline int64_t whole(int64_t n) { return (n + 15) / 16 * 16; } /* vectors of every ISA, and cache lines */
+static inline int64_t whole(int64_t n) { return (n + 15) / 16 * 16; } /* multiple of every vector and of a cache line */
 
 static inline void read_row(float *to, const krait_view *v, int64_t at, int64_t stride, int64_t n) {
   kr_row_load(to, v->data, v->dtype, at, stride, n);
@@ -21,7 +20,7 @@ static inline void write_row(const float *from, const krait_view *v, int64_t at,
   if (kr_has(v)) kr_row_store(from, v->data, v->dtype, at, stride, n);
 }
 
-/* Features of a parameter; `other` everywhere if it is absent. */
+/* Reads a parameter's features; `other` everywhere if it is absent. */
 static inline void read_features(float *to, const krait_view *v, int64_t n, float other) {
   if (kr_has(v)) read_row(to, v, 0, v->stride[0], n);
   else
@@ -32,7 +31,7 @@ typedef struct norm_stats {
   float mean, scale; /* 0 for RMS; 1 / sqrt(var + eps) */
 } norm_stats;
 
-/* Statistics of n values; the lanes beyond them are left at the mean, so that they normalise to 0. */
+/* Statistics of n values; padding lanes are set to the mean, so that they normalise to 0. */
 static inline norm_stats measure_row(float *v, int64_t n, float eps, int is_rms) {
   norm_stats s = {0, 0};
   kr_v sum = kr_v_zero(), squares = kr_v_zero();
@@ -49,7 +48,7 @@ static inline norm_stats measure_row(float *v, int64_t n, float eps, int is_rms)
   return s;
 }
 
-/* values become (values - mean) scale. */
+/* values = (values - mean) scale. */
 static inline void normalise_row(float *values, int64_t n, norm_stats s) {
   const kr_v mean = kr_v_set1(s.mean), scale = kr_v_set1(s.scale);
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(values + i, kr_v_mul(kr_v_sub(kr_v_load(values + i), mean), scale));
@@ -68,11 +67,11 @@ static inline void gradient_row(float *w, const float *xhat, int64_t n, float sc
     kr_v_store(w + i, kr_v_mul(kr_v_sub(kr_v_fnma(kr_v_load(xhat + i), c1, kr_v_load(w + i)), c2), r));
 }
 
-/* Rows of a chunk; chunks are what sums over rows are cut into. */
+/* Rows per chunk; sums over rows are split into chunks. */
 static inline int64_t rows_per_chunk(int64_t R) { return R > MOST_CHUNKS ? (R + MOST_CHUNKS - 1) / MOST_CHUNKS : 1; }
 static inline int64_t n_chunks_of(int64_t R) { return (R + rows_per_chunk(R) - 1) / rows_per_chunk(R); }
 
-/* Adds the chunks of one sum in order and writes it. partial: [chunk][stride], this sum at offset. */
+/* Reduces the chunks of one sum in order and writes it. partial: [chunk][stride], this sum at offset. */
 static inline void write_sums(const float *partial, int64_t n_chunks, int64_t stride, const krait_view *v,
                               int64_t begin, int64_t end) {
   for (int64_t m = begin; kr_has(v) && m < end; m++) {

@@ -1,17 +1,17 @@
-/* norm_bwd.cu: gradients of add + norm and of the gated norm (add_norm_ref.c and gated_norm_ref.c have the equations).
- *   kr_norm_bwd_1              the row lies in registers, 8 features a thread, and the next row is on its way; a thread
- *                              keeps the parameters' gradients of its own features over all rows that its part is dealt
- *   kr_norm_bwd_2              the same, 16 features a thread, one row at a time
- *   kr_norm_bwd_single_8, _16  the same two feature by feature, for rows of any alignment
- *   kr_norm_bwd_mixed_1, _2, _single  the same where some tensors of rows are float32 and some of the 16-bit type
- *   kr_norm_bwd_any            rows of any length, mixed 16-bit types, and the second pair of parameters: those sums
- *                              lie in memory
- *   kr_norm_sum                adds the parts of each sum, in one order
- * Statistics are recomputed. Bound by memory: each tensor is read or written once (a gate's inputs often again, from
- * the cache). */
+/* norm_bwd.cu: gradients of add + norm and of the gated norm (equations in add_norm_ref.c and gated_norm_ref.c).
+ *   kr_norm_bwd_1              the row in registers, 8 features per thread, the next row prefetched; a thread
+ *                              accumulates its features' parameter gradients over all rows of its part
+ *   kr_norm_bwd_2              the same, 16 features per thread, without prefetch
+ *   kr_norm_bwd_single_8, _16  both feature by feature, for rows of any alignment
+ *   kr_norm_bwd_mixed_1, _2, _single  the same with row tensors in both float32 and the 16-bit type
+ *   kr_norm_bwd_any            rows of any length, mixed 16-bit types, and the second pair of parameters: sums are
+ *                              accumulated in memory
+ *   kr_norm_sum                reduces the partial sums in fixed order
+ * Statistics are recomputed. Memory-bound: each tensor is read or written once (a gate's inputs often again, from
+ * cache). */
 #include "norm.cuh"
 
-/* What a thread reads of one row. second: the gate, or the gradient of residual_out. */
+/* A thread's operands of one row. second: the gate, or the gradient of residual_out. */
 typedef struct row_part {
   raw_run x[KR_NORM_SINGLES], dout[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
 } row_part;
@@ -27,14 +27,14 @@ KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int6
   }
 }
 
-/* Row r of n features (0: no row, the thread only takes part in sums) becomes xhat. Returns 1 / sqrt(var + eps). */
+/* Normalises row r of n features to xhat (0: no row, the thread only joins in sums). Returns 1 / sqrt(var + eps). */
 KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int n, float (&v)[KR_NORM_SINGLES][8],
                        float *shared) {
   float mean = 0.0f, squares = 0.0f;
   EACH_UNIT(u) EACH(k) mean += v[u][k];
   mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
   EACH_UNIT(u) {
-    const float level = first_feature(at, f, u) < n ? mean : 0.0f; /* what lies outside is 0 */
+    const float level = first_feature(at, f, u) < n ? mean : 0.0f; /* out-of-range features are 0 */
     EACH(k) {
       v[u][k] -= level;
       squares = kr_fma(v[u][k], v[u][k], squares);
@@ -46,7 +46,7 @@ KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int
   return scale;
 }
 
-/* dv: the gradient at what was normalised, of one run. */
+/* Writes one run's gradients; dv: the gradient of the norm's input. */
 KR_DEV void write_gradients(const kr_norm_plan &p, const form f, int64_t r, int64_t m, const raw_run &raw_x,
                             const raw_run &raw_dout, const raw_run &raw_second, float (&dv)[8], const float (&xhat)[8],
                             const float (&weight)[8]) {
@@ -167,13 +167,13 @@ KR_DEV float normed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
   return p.gate == KR_NORM_GATE_FIRST ? x * kr_silu(get(p.second, r, m, 0.0f)) : x;
 }
 
-/* The gradient at the norm's output. */
+/* The gradient of the norm's output. */
 KR_DEV float gradient_at(const kr_norm_plan &p, int64_t r, int64_t m) {
   const float d = get(p.dout, r, m, 0.0f);
   return p.gate == KR_NORM_GATE_LAST ? d * kr_silu(get(p.second, r, m, 0.0f)) : d;
 }
 
-/* The sum of both outputs' gradients times their weights; adds to the parameters' gradients (sums not 0). */
+/* Sum of both outputs' gradients times their weights; accumulates parameter gradients (unless sums is 0). */
 KR_DEV float weighted_at(const kr_norm_plan &p, int64_t r, int64_t m, float xhat, float *sums) {
   float w = 0.0f;
   for (int pair = 0; pair < p.n_sums / 2; pair++) {
@@ -233,7 +233,7 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_any(const kr_norm_plan 
   }
 }
 
-/* 32 features a block, a slice of the parts a warp. */
+/* 32 features per block, a slice of the parts per warp. */
 KR_KERNEL void KR_BOUNDS(KR_NORM_SUM_THREADS, 4) kr_norm_sum(const kr_norm_plan p) {
   KR_SHARED float slices[KR_NORM_SUM_THREADS];
   const int lane = kr_thread() & 31, slice = kr_thread() >> 5, which = kr_block_y();

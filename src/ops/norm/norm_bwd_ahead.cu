@@ -1,18 +1,18 @@
-/* norm_bwd_ahead.cu: the gradient of the gated RMS norm for rows of 16-bit types (gated_norm_ref.c has the equation): a
- * thread has eight features of a row, and the next rows are on their way past the registers. Without a mean both sums
- * over a row, of squares and of what the gradient has along it, are of what is known at once: one barrier a row. The
- * sum of a bias's gradient is not kept. Bound by memory. */
+/* norm_bwd_ahead.cu: gradient of the gated RMS norm for 16-bit rows (equation in gated_norm_ref.c): eight features of a
+ * row per thread, the next rows prefetched asynchronously into shared memory. Without a mean both row sums, of squares
+ * and of the gradient's component along the row, are available at once: one barrier per row. There is no bias gradient.
+ * Memory-bound. */
 #include "norm.cuh"
 
 enum { STAGES = KR_NORM_AHEAD_STAGES, TENSORS = KR_NORM_AHEAD_TENSORS, WARPS = KR_NORM_AHEAD_THREADS / 32 };
 
 typedef struct ahead {
-  kr_raw16 *mine; /* this thread's run of the first tensor of the first stage */
+  kr_raw16 *mine; /* this thread's run of the first tensor in the first stage */
   int threads, inside;
-  int64_t first; /* feature */
+  int64_t first; /* first feature */
 } ahead;
 
-/* x, dout, gate of row r; zeros where there is none. */
+/* Prefetches x, dout and gate of row r; zeros if there is none. */
 KR_DEV void fetch_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stage) {
   const kr_norm_view *const views[TENSORS] = {&p.x, &p.dout, &p.second};
   const int exists = a.inside && r < p.R;
@@ -24,7 +24,7 @@ KR_DEV void fetch_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stag
   kr_commit_copies();
 }
 
-/* Four of the run's features: half 0 or 1. */
+/* Half (0 or 1) of a run: four features. */
 KR_DEV void convert(const kr_raw16 &raw, int half, float (&x)[4]) {
 #pragma unroll
   for (int k = 0; k < 4; k++) x[k] = kr_unpack(raw.w[2 * half + (k >> 1)], k & 1, KR_DTYPE);
@@ -32,7 +32,7 @@ KR_DEV void convert(const kr_raw16 &raw, int half, float (&x)[4]) {
 
 KR_DEV kr_raw16 taken(const ahead &a, int stage, int tensor) { return a.mine[(stage * TENSORS + tensor) * a.threads]; }
 
-/* Both summed over the block, in the same order always. */
+/* Block-wide sums of both, in fixed order. */
 KR_DEV void sum_block_pair(float &a, float &b, float (*shared)[WARPS], int n_warps) {
   const int lane = kr_thread() & 31;
   for (int d = 16; d; d >>= 1) a += kr_shuffle_xor(a, d), b += kr_shuffle_xor(b, d);
@@ -42,7 +42,7 @@ KR_DEV void sum_block_pair(float &a, float &b, float (*shared)[WARPS], int n_war
   for (int d = 16; d; d >>= 1) a += kr_shuffle_xor(a, d), b += kr_shuffle_xor(b, d);
 }
 
-/* Squares of what is normalised, and its product with the weighted gradient: of one run. */
+/* One run's sums: squares of the normalised values, and their product with the weighted gradient. */
 KR_DEV void add_sums(const kr_norm_plan &p, const ahead &a, int stage, const float (&weight)[8], float &squares,
                      float &along) {
   const kr_raw16 raw[TENSORS] = {taken(a, stage, 0), taken(a, stage, 1), taken(a, stage, 2)};
@@ -65,7 +65,7 @@ KR_DEV void write_run16(const kr_norm_view &v, int64_t r, int64_t m, const uint3
   if (v.data) *(kr_raw16 *)((uint16_t *)v.data + r * v.row + m) = kr_raw16{{words[0], words[1], words[2], words[3]}};
 }
 
-/* dx and dz of one run, and its part of the weight's gradient. along: of the row, divided by n. */
+/* dx and dz of one run, and its contribution to the weight's gradient. along: the row's sum divided by n. */
 KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stage, const float (&weight)[8],
                       float scale, float along, float (&dweight)[8]) {
   const kr_raw16 raw[TENSORS] = {taken(a, stage, 0), taken(a, stage, 1), taken(a, stage, 2)};

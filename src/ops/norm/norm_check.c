@@ -2,16 +2,16 @@
 #include "check.h"
 #include "op_list.h"
 
-/* Mostly short rows; now and then one around the most that a GPU row keeps in registers, and beyond. */
+/* Mostly short rows; now and then one near or beyond the longest that a GPU row keeps in registers. */
 int32_t kr_add_norm_case(kr_case *c, int64_t index) {
   static const int64_t long_rows[] = {2040, 2048, 2056, 3001, 4104, 8192, 8200};
   const int is_long = index % 16 == 15;
   c->contiguous = index % 2;
   int64_t M =
       is_long ? kr_case_pick(c, (int)(sizeof long_rows / sizeof *long_rows), long_rows) : kr_case_edge(c, 300) + 1;
-  if (c->contiguous && kr_case_chance(c, 0.7)) M = (M + 7) / 8 * 8; /* what the fast rows like */
+  if (c->contiguous && kr_case_chance(c, 0.7)) M = (M + 7) / 8 * 8; /* for the aligned fast paths */
   *kr_case_size(c, "R") = kr_case_edge(c, is_long ? 5 : 130);
-  if (index % 8 == 5 && !c->is_exact) { /* short rows, alone */
+  if (index % 8 == 5 && !c->is_exact) { /* short rows without other tensors */
     static const char *const others[] = {"x1",           "residual", "rowscale",      "weight1",
                                          "residual_out", "dout1",    "dresidual_out", "dx1",
                                          "dresidual",    "dweight1", "dbias1"};
@@ -29,7 +29,7 @@ int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
   int64_t group_size = is_long ? 2056 : kr_case_edge(c, 130) + 1;
   if (c->contiguous && kr_case_chance(c, 0.7)) group_size = (group_size + 7) / 8 * 8;
   *kr_case_size(c, "R") = is_long ? 3 : kr_case_edge(c, 130);
-  if (index % 16 == 7) { /* rows that a gradient has on their way */
+  if (index % 16 == 7) { /* rows for the prefetching gradient kernel */
     group_size = kr_case_pick(c, 6, (int64_t[]){264, 512, 1000, 1536, 2560, 5120});
     *kr_case_size(c, "R") = kr_case_int(c, 4, 40);
     if (c->dtype == KRAIT_F32) c->dtype = kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16});

@@ -1,6 +1,6 @@
-/* norm_cuda.c: how many threads take a row, how rows are dealt to parts, and the launches of the norms. Three families:
- * aligned_rows lie in registers in runs of eight features, unaligned_rows feature by feature, long_rows not at all. A
- * family is the run of its plans. */
+/* norm_cuda.c: threads per row, the split of rows into parts, and the launches of the norms. Three families, by the
+ * plan's run: aligned_rows in registers in runs of eight features, unaligned_rows in registers feature by feature,
+ * long_rows not in registers. */
 #include "overlap.h"
 #include "cuda_row.h"
 #include "norm_plan.h"
@@ -11,7 +11,7 @@
 
 enum { LONG_ROWS = 0, UNALIGNED_ROWS = 1, ALIGNED_ROWS = 8 };
 
-/* Forms of a row in registers, and the kernels by form and storage type. */
+/* Kernel variants for rows in registers; kernels are indexed by variant and storage type. */
 enum { ANY, RUNS_1, RUNS_2, SINGLE_8, SINGLE_16, MIXED_1, MIXED_2, MIXED_SINGLE };
 static const kr_kernel forward[][3] = {
     KR_BY_TYPE("norm", "kr_norm_any"),       KR_BY_TYPE("norm", "kr_norm_1"),
@@ -36,7 +36,7 @@ enum {
   AHEAD_PER_MULTIPROCESSOR = 640
 };
 
-/* A tensor (R, M), or (M) where by_row is 0; the plan learns its type and what runs of features there are in it. */
+/* View of a tensor (R, M), or (M) where by_row is 0; records its type and alignment in the plan. */
 static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row) {
   const kr_norm_view to = {v->data, by_row ? v->stride[0] : 0, v->stride[by_row], v->dtype, 0};
   if (!to.data) return to;
@@ -47,7 +47,7 @@ static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row)
   return to;
 }
 
-/* A vector that is read or written one by one. */
+/* A vector accessed one element at a time. */
 static kr_norm_view vector_of(const krait_view *v) {
   return (kr_norm_view){v->data, v->stride[0], v->stride[0], v->dtype, 0};
 }
@@ -63,7 +63,7 @@ static kr_norm_plan plan_rows(int64_t R, int64_t M, int64_t group_size, float ep
                         .run = family == ALIGNED_ROWS && group_size % 8 ? UNALIGNED_ROWS : family};
 }
 
-/* The 16-bit type among the views, else float32. */
+/* The 16-bit type among the views, or float32 if none. */
 static int dtype_of(const kr_norm_plan *p) {
   return p->types & 1 << KRAIT_F16 ? KRAIT_F16 : p->types & 1 << KRAIT_BF16 ? KRAIT_BF16 : KRAIT_F32;
 }
@@ -76,8 +76,8 @@ static int form_of(const kr_norm_plan *p) {
   return is_mixed(p) ? MIXED_SINGLE : p->units == KR_NORM_FEW_SINGLES ? SINGLE_8 : SINGLE_16;
 }
 
-/* Once every view is known: runs of a thread, threads of a row, and rows of a block. most_threads: of a row where a
- * thread has the fewer runs. */
+/* After all views are set: runs per thread, threads per row, rows per block. most_threads: limit per row with the
+ * smaller number of runs per thread. */
 static void share_threads(kr_norm_plan *p, int64_t most_threads) {
   const int64_t few = p->run == 8 ? 1 : KR_NORM_FEW_SINGLES, many = p->run == 8   ? 2
                                                                     : is_mixed(p) ? few
@@ -89,10 +89,10 @@ static void share_threads(kr_norm_plan *p, int64_t most_threads) {
   const int64_t per_warp = 32 * (p->run ? p->run * p->units : 1), warps = (p->n + per_warp - 1) / per_warp;
   p->warps = (int32_t)(warps > KR_NORM_THREADS / 32 ? KR_NORM_THREADS / 32 : warps);
   p->rows_per_block = p->warps < SHARED_BLOCK_WARPS ? SHARED_BLOCK_WARPS / p->warps : 1;
-  p->row_shift = p->warps == 1 ? 5 : p->warps == 2 ? 6 : 31; /* three warps and more have a block to themselves */
+  p->row_shift = p->warps == 1 ? 5 : p->warps == 2 ? 6 : 31; /* rows of three or more warps have a block each */
 }
 
-/* Forward, rows of heads: half a warp for each. */
+/* Forward, rows the size of a head: half a warp each. */
 static void halve_warps(kr_norm_plan *p) {
   if (p->run == ALIGNED_ROWS && p->n <= 16 * 8) p->row_shift = 4, p->rows_per_block = 2 * SHARED_BLOCK_WARPS;
 }
@@ -109,7 +109,7 @@ static int32_t run_forward(const krait_ctx *ctx, const kr_norm_plan *p, const kr
   return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
 }
 
-/* Parts: enough blocks to fill the device, and a few rows for each part. */
+/* Number of parts: enough blocks to fill the device, with at least a few rows per part. */
 static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
   share_threads(p, KR_NORM_THREADS);
   const int64_t threads = 32ll * p->warps * p->rows_per_block,
@@ -126,7 +126,7 @@ static uint32_t ahead_bytes(const kr_norm_plan *p) {
   return KR_NORM_AHEAD_STAGES * KR_NORM_AHEAD_TENSORS * 16 * ahead_threads(p);
 }
 
-/* Of gated RMS norms in one 16-bit type, where a bias has no gradient. */
+/* Prefetching kernel: gated RMS norms in one 16-bit type, without a bias gradient. */
 static int32_t ahead_parts_of(const krait_ctx *ctx, const kr_norm_plan *p) {
   const int takes = p->run == ALIGNED_ROWS && p->rms && p->gate != KR_NORM_NO_GATE && !p->bias.data &&
                     !p->sums[1].data && p->row_types == 1 << dtype_of(p) && dtype_of(p) != KRAIT_F32;
@@ -169,7 +169,7 @@ static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_c
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-/* Of a plan that was made for this family. */
+/* Refuses a plan made for another family. */
 static const char *refuse_plan(const kr_norm_plan *p, int family) {
   if (p->R >= 1ll << 31) return "2^31 rows or more";
   if (p->M >= 1ll << 31) return "2^31 features or more";

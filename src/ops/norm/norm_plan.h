@@ -1,12 +1,11 @@
-/* norm_plan.h: what the host tells the norms' kernels. All four ops are one pair of kernels: a gated norm is an add +
- * norm with a gate and with groups. */
+/* norm_plan.h: kernel parameters of the norms. All four ops share one pair of kernels: a gated norm is an add + norm
+ * with a gate and groups. */
 #ifndef KR_NORM_PLAN_H
 #define KR_NORM_PLAN_H
 
 #include <stdint.h>
 
-/* A row in registers is at most 2 runs of 8 features, or KR_NORM_SINGLES features, for each of KR_NORM_THREADS
- * threads. */
+/* A row in registers has at most 2 runs of 8 features, or KR_NORM_SINGLES features, per thread of KR_NORM_THREADS. */
 enum {
   KR_NORM_FEW_SINGLES = 8,
   KR_NORM_SINGLES = 16,
@@ -14,8 +13,7 @@ enum {
   KR_NORM_SMALL_THREADS = 256,
   KR_NORM_SUM_THREADS = 256
 };
-/* Gradients with rows on their way: threads of a block, rows that are, tensors of each; bytes of shared memory that the
- * kernel has beside them. */
+/* Prefetching gradient: threads per block, stages, tensors per stage; bytes of the kernel's other shared memory. */
 enum {
   KR_NORM_AHEAD_THREADS = 1024,
   KR_NORM_AHEAD_STAGES = 3,
@@ -31,18 +29,18 @@ typedef struct kr_norm_view {
 } kr_norm_view;
 
 typedef struct kr_norm_plan {
-  int64_t R, M, n;              /* rows, features, features of a group; blocks in y are groups */
+  int64_t R, M, n;              /* rows, features, features per group; blocks in y are groups */
   float eps, inverse_n;
-  int32_t rms, gate, warps, rows_per_block; /* warps: of a row */
-  int32_t row_shift;            /* a thread's row in the block is its number >> row_shift */
+  int32_t rms, gate, warps, rows_per_block; /* warps: per row */
+  int32_t row_shift;            /* a thread's row in the block is its index >> row_shift */
   int32_t
-      ahead_parts; /* backward: n_parts of the kernel that has rows on their way, 0 where it does not take the call */
-  int32_t run, units; /* features of a run: 8 where such are aligned to 16 bytes in every view, else 1, 0 where the row
-                         does not lie in registers; runs of a thread */
-  int32_t row_types, types;     /* of the tensors of rows, and of all: 1 << dtype */
-  int32_t n_parts, n_sums;      /* backward: rows are dealt to n_parts, each sums its own parameter gradients */
+      ahead_parts; /* backward: n_parts of the kernel with asynchronous prefetch, 0 where it does not accept the call */
+  int32_t run, units; /* features per run: 8 where all views are 16-byte aligned for it, else 1; 0 where the row
+                         does not fit in registers; runs per thread */
+  int32_t row_types, types;     /* bit sets of 1 << dtype: row tensors, all tensors */
+  int32_t n_parts, n_sums;      /* backward: rows are divided among n_parts, each with its own parameter sums */
   kr_norm_view x, x1, second, rowscale, weight, bias, weight1,
-      bias1; /* second: the gate z, or what is added: the residual, backward dresidual_out */
+      bias1; /* second: the gate z, or the residual added; backward: dresidual_out */
   kr_norm_view out, out1, residual_out;
   kr_norm_view dout, dout1, dx, dx1, dresidual, dz;
   kr_norm_view sums[4];         /* dweight, dbias, dweight1, dbias1 */

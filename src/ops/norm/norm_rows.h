@@ -1,5 +1,5 @@
-/* norm_rows.h: scratch sizes of the norms' rows, and what their vector rows share: float rows in whole vectors,
- * statistics, and sums over rows in chunks that depend on the shape alone. */
+/* norm_rows.h: scratch sizes of the norms' rows, and helpers of the SIMD rows: float rows in whole vectors, statistics,
+ * and sums over rows in chunks that depend on the shape alone. */
 #ifndef KR_NORM_ROWS_H
 #define KR_NORM_ROWS_H
 
@@ -7,14 +7,14 @@
 
 #include "cuda_row.h"
 
-/* Kernels of rows in registers in runs of eight features, the same feature by feature, and of rows of any length. */
+/* Kernels with the row in registers, in runs of eight features or feature by feature, and for rows of any length. */
 #define KR_NORM_FAMILIES(X, op) X(op, aligned_rows) X(op, unaligned_rows) X(op, long_rows)
 KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, add_norm)
 KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, add_norm_bwd)
 KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_norm)
 KR_NORM_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_norm_bwd)
 
-/* Kernels of short rows in float32: several rows a warp (norm_short_cuda.c). */
+/* Kernels for short rows in float32: several rows per warp (norm_short_cuda.c). */
 const char *kr_add_norm_short_refuse(const krait_ctx *ctx, const void *args),
     *kr_add_norm_bwd_short_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args),

@@ -1,14 +1,14 @@
-/* norm_short.cu: norm of short rows, and its gradient (add_norm_ref.c has the equations): M / 4 threads take
- * a row, four features each, so that a warp has several rows under way. Bound by memory.
- *   kr_norm_short           a thread takes KR_SHORT_ROWS rows
- *   kr_norm_short_back      dx; a block sums dweight and dbias of its part of the rows
- *   kr_norm_short_back_sum  a warp adds the parts of one sum, always in the same order
- * A module per type of the rows, KR_DTYPE; parameters and sums are float32. */
+/* norm_short.cu: norm of short rows and its gradient (equations in add_norm_ref.c): M / 4 threads per row, four
+ * features each, so that a warp has several rows in flight. Memory-bound.
+ *   kr_norm_short           KR_SHORT_ROWS rows per thread
+ *   kr_norm_short_back      dx; a block accumulates dweight and dbias over its part of the rows
+ *   kr_norm_short_back_sum  a warp reduces the partial results of one sum, in fixed order
+ * One module per row type KR_DTYPE; parameters and sums are float32. */
 #include "norm_short_plan.h"
 #include "element.cuh"
 #include "pack.cuh"
 
-enum { AHEAD = 2 }; /* rows of a thread under way */
+enum { AHEAD = 2 }; /* rows in flight per thread */
 
 #if KR_DTYPE == 0
 KR_DEV kr_float4 load_four(const void *from, int64_t at, int exists) {
@@ -34,7 +34,7 @@ KR_DEV float sum_row(const kr_norm_short_plan &p, float v) {
   for (int d = 1; d < p.lanes; d <<= 1) v += kr_shuffle_xor(v, d);
   return v;
 }
-/* v becomes (v - mean) / deviation; returns 1 / deviation. */
+/* v = (v - mean) / deviation; returns 1 / deviation. */
 KR_DEV float normalise(const kr_norm_short_plan &p, kr_float4 &v) {
   const float mean = p.rms ? 0.0f : sum_row(p, (v.v[0] + v.v[1]) + (v.v[2] + v.v[3])) * p.inverse_M;
   float squares = 0.0f;

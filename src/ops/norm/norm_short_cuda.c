@@ -1,11 +1,10 @@
-/* norm_short_cuda.c: plans and launches of norms of short rows. How rows are cut depends on the shape
- * alone. */
+/* norm_short_cuda.c: plans and launches of norms of short rows. The split of rows depends on the shape alone. */
 #include "norm_rows.h"
 #include "norm_short_plan.h"
 #include "op_list.h"
 #include "view.h"
 
-/* By type of the rows: float32, float16, bfloat16. */
+/* By row type: float32, float16, bfloat16. */
 #define TYPES(name) {{"norm_short_f32", name}, {"norm_short_f16", name}, {"norm_short_bf16", name}}
 static const kr_kernel forward[] = TYPES("kr_norm_short"), back[] = TYPES("kr_norm_short_back"),
                        back_sum[] = TYPES("kr_norm_short_back_sum");

@@ -1,6 +1,6 @@
-/* norm_gemm.c: contract, cost and rows of the RMS norm within the product that reads it, and the convolution behind it.
- * The equation is in norm_gemm_ref.c; rewrites (graph_rewrite_step.c) make it of the calls apart where a GPU takes
- * it. */
+/* norm_gemm.c: contract, cost and rows of a product with the RMS norm of its input fused in, and optionally a
+ * convolution of its output. The equation is in norm_gemm_ref.c; rewrites (graph_rewrite_step.c) form it from separate
+ * calls where a GPU row accepts it. */
 #include "norm_gemm/norm_gemm_rows.h"
 #include "op_list.h"
 #include "status.h"

@@ -1,10 +1,10 @@
-/* norm_gemm_check.c: random calls; two thirds as a GPU takes them: one row or two of 16 bits, the inputs of an output
- * side by side. */
+/* norm_gemm_check.c: random calls; two thirds in forms that a GPU row accepts: one or two 16-bit rows, Bmat contiguous
+ * along K. */
 #include "check.h"
 #include "norm_gemm/norm_gemm_rows.h"
 #include "op_list.h"
 
-/* A tensor (K,N) without gaps, turned: each output's inputs lie together. */
+/* Transposes the storage of a dense (K,N) tensor: contiguous along K. */
 static void turn(krait_view *v, int64_t K) {
   if (v) v->stride[0] = 1, v->stride[1] = K;
 }
@@ -18,7 +18,7 @@ static void choose_as_gpu(kr_case *c, krait_norm_gemm_args *a, int64_t index) {
   if (kr_case_chance(c, 0.07)) a->M = 1, a->N = 4096 + 4 * kr_case_int(c, 0, 9), a->K = 8 * kr_case_int(c, 1, 40);
 }
 
-/* Weights of 8 bits; on a GPU for one row, with scales of float16. */
+/* 8-bit weights; for a GPU one row, float16 scales. */
 static void give_words(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
   const int32_t weights = c->other;
   a->S = kr_case_int(c, 1, is_gpu && kr_case_chance(c, 0.3) ? 160 : 12), a->K = 32 * a->S;
@@ -33,7 +33,7 @@ static void give_words(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
   c->other = weights;
 }
 
-/* A convolution of some of the columns; on a GPU of four taps, by fours, its state in float32. */
+/* A convolution of some of the columns; for a GPU four taps, channels in multiples of four, float32 state. */
 static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
   const int32_t weights = c->other;
   if (is_gpu && a->N % 4) {
@@ -64,7 +64,7 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   if (is_gpu && a->x.data) a->x.stride[0] = a->K, a->x.stride[1] = 1;
   if (is_gpu && kr_case_chance(c, 0.9)) kr_case_give(c, "weight");
   if (is_stream) kr_case_leave_out(c, "z"), kr_case_leave_out(c, "residual");
-  else if (is_gpu && kr_case_chance(c, 0.7)) { /* a model's stream is float32 */
+  else if (is_gpu && kr_case_chance(c, 0.7)) { /* a model's residual stream is float32 */
     const int32_t type = c->other;
     if (kr_case_chance(c, 0.3)) kr_case_give(c, "z");
     else kr_case_leave_out(c, "z");

@@ -1,14 +1,14 @@
-/* norm_gemm_cuda.c: which calls the products of one row or two take with a norm inside (gemm_few.cu, gemm_q8.cu). */
+/* norm_gemm_cuda.c: calls accepted by the one- and two-row products with a fused norm (gemm_few.cu, gemm_q8.cu). */
 #include "gemm/gemm_rows.h"
 #include "gemm_q8/gemm_q8_rows.h"
 #include "norm_gemm/norm_gemm_rows.h"
 #include "op_list.h"
 #include "view.h"
 
-/* A row of float32 is taken for what is added to zeros. */
+/* A float32 row is treated as a residual added to zeros. */
 static int is_float_row(const krait_norm_gemm_args *a) { return a->x.dtype == KRAIT_F32 && !kr_has(&a->z); }
 
-/* Of 16 bits; of the row where weights have 8. */
+/* The 16-bit type; that of the row where weights are 8-bit. */
 static int32_t dtype_of(const krait_norm_gemm_args *a) {
   return kr_has(&a->words) ? a->weight.dtype : a->Bmat.dtype;
 }
@@ -27,13 +27,13 @@ static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
   return product;
 }
 
-/* Rows of the factors' type or float32, by packs. */
+/* Rows of the operands' type or float32, accessible in packs. */
 static int is_packed(const krait_view *v, int64_t M, int32_t dtype) {
   return !kr_has(v) || ((v->dtype == KRAIT_F32 || v->dtype == dtype) && v->stride[1] == 1 &&
                         (M == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0);
 }
 
-/* Four taps of the factors' type, by fours of channels, and states in float32. */
+/* Four taps of the operands' type, channels in multiples of four, float32 states. */
 static const char *refuse_conv(const krait_norm_gemm_args *a) {
   const krait_view *s = &a->conv_state, *w = &a->conv_weight, *b = &a->conv_bias, *out = &a->conv_out;
   if (!kr_has(w)) return NULL;
@@ -52,7 +52,7 @@ static const char *refuse_conv(const krait_norm_gemm_args *a) {
              : "taps, bias, state or conv_out with gaps, or not aligned";
 }
 
-/* The norm's part of a call that takes it on the way. */
+/* Checks the norm's part of a call. */
 static const char *refuse_norm(const krait_norm_gemm_args *a) {
   const int32_t dtype = dtype_of(a);
   if (is_float_row(a) && kr_has(&a->residual)) return "something is added to a row of float32";
@@ -111,7 +111,7 @@ int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
   return a->M ? kr_gemm_normed(ctx, &product, &norm, kr_has(&a->z), &conv) : KRAIT_OK;
 }
 
-/* ---- weights of 8 bits ------------------------------------------------------------------------------------------- */
+/* ---- 8-bit weights ----------------------------------------------------------------------------------------------- */
 
 static krait_gemm_q8_args words_product_of(const krait_norm_gemm_args *a) {
   krait_gemm_q8_args product = {

@@ -1,6 +1,6 @@
 /* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = y Bmat + bias;
- * residual_out = v. With conv_weight columns of out go on, unrounded, as the newest inputs of a convolution, as
- * causal_conv1d_update_ref.c has it. With words Bmat is as gemm_q8_ref.c has it. Written to be read; double
+ * residual_out = v. With conv_weight, columns of out are passed unrounded as the newest inputs of a convolution as in
+ * causal_conv1d_update_ref.c. With words, Bmat is dequantised as in gemm_q8_ref.c. Written to be read; double
  * accumulation, one rounding. */
 #include <math.h>
 
@@ -22,7 +22,7 @@ static double weight_of(const krait_norm_gemm_args *a, int64_t k, int64_t n) {
   return kr_get(&a->scales, kr_at2(&a->scales, n, k / 32)) * (double)(int8_t)(word >> (k % 4 * 8) & 255);
 }
 
-/* Row m, normed, times column n; scale is one over the row's root mean square. */
+/* Normalised row m times column n; scale is 1 / RMS of the row. */
 static double product(const krait_norm_gemm_args *a, double scale, int64_t m, int64_t n) {
   double sum = 0;
   for (int64_t k = 0; k < a->K; k++) {
@@ -32,7 +32,7 @@ static double product(const krait_norm_gemm_args *a, double scale, int64_t m, in
   return sum * scale;
 }
 
-/* The newest input of channel c: what it gives, and the state moved on. */
+/* Convolution with the newest input of channel c; shifts the state. */
 static double convolve(const krait_norm_gemm_args *a, int64_t row, int64_t c, double newest) {
   const int64_t S = a->W - 1;
   double sum = newest * kr_get(&a->conv_weight, kr_at2(&a->conv_weight, c, S));

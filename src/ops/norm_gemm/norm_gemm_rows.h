@@ -1,4 +1,4 @@
-/* norm_gemm_rows.h: the rows of norm_gemm on a GPU (norm_gemm_cuda.c). */
+/* norm_gemm_rows.h: GPU rows of norm_gemm (norm_gemm_cuda.c). */
 #ifndef KR_NORM_GEMM_ROWS_H
 #define KR_NORM_GEMM_ROWS_H
 

@@ -1,13 +1,12 @@
-/* state_update.cu: one step of the scan per (batch, head, channel); lanes share a channel's states, but for _rows
- * (state_update_ref.c has the equation).
- *   kr_state_update_4, _same_4   four states a lane: float32 states, or of the inputs' type KR_DTYPE
- *   kr_dt_update_4, _same_4  the same, whose lanes first share the product that gives the channel's time step
- *   kr_state_update_rows, _same_rows  a thread has all 16 states of a channel, of several sequences: many sequences
- *   kr_dt_update_rows, _same_rows  the same; tensor cores first compute the time steps of the block's channels
- *   kr_state_update_heads, _same_heads  the same of eight channels, where all states of a head decay alike (Mamba-2)
- *   kr_state_update_same_heads_8  and eight states a lane
+/* state_update.cu: one step of the scan per (batch, head, channel); the equation is in state_update_ref.c.
+ *   kr_state_update_4, _same_4   four states per lane; states in float32, or (_same) in the inputs' type KR_DTYPE
+ *   kr_dt_update_4, _same_4      the same, after the channel's lanes have computed its time step's dot product
+ *   kr_state_update_rows, _same_rows  one thread holds all 16 states of a channel, for several sequences: large batches
+ *   kr_dt_update_rows, _same_rows  the same, after tensor cores have computed the time steps of the block's channels
+ *   kr_state_update_heads, _same_heads  eight channels per lane, one decay for all states of a head (Mamba-2)
+ *   kr_state_update_same_heads_8  the same with eight states per lane
  *   kr_state_update_any          any types, strides and number of states
- * Bound by reading and writing the state once, so all loads of a thread are under way before the first is used. */
+ * Bound by reading and writing the state once, so a thread issues all its loads before using the first. */
 #include "overlap.cuh"
 #include "pack.cuh"
 #include "state_update_plan.h"
@@ -17,13 +16,12 @@ KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
 }
 KR_DEV float get(const krait_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
 
-/* Types of the tensors, as constants where a kernel is for these alone. */
+/* Tensor types, compile-time constants in kernels specialised for them. */
 typedef struct types {
   int32_t state, input; /* input: x, dt, z, B, C */
 } types;
 
-/* Elements as stored, so that all of a thread's loads are on their way before the first of them is waited for; 0 for
- * absent views. */
+/* Unconverted elements, so that all of a thread's loads are in flight before it waits for one; 0 for absent views. */
 KR_DEV uint32_t load_one(const krait_view &v, int32_t dtype, int64_t offset) {
   if (!v.data) return 0;
   return dtype == KRAIT_F32 ? ((const uint32_t *)v.data)[offset] : ((const uint16_t *)v.data)[offset];
@@ -36,7 +34,7 @@ typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];
 } four_halves;
 
-/* Four elements that lie together. */
+/* Four contiguous elements. */
 KR_DEV kr_raw16 load_four(const krait_view &v, int32_t dtype, int64_t offset) {
   if (dtype == KRAIT_F32) return *(const kr_raw16 *)((const float *)v.data + offset);
   const four_halves q = *(const four_halves *)((const uint16_t *)v.data + offset);
@@ -48,9 +46,9 @@ KR_DEV void four_of(int32_t dtype, const kr_raw16 &raw, float (&x)[4]) {
     x[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k]) : kr_unpack(raw.w[k >> 1], k & 1, dtype);
 }
 
-/* Which step and channel a thread works on, and where its tensors are. */
+/* The sequence and channel of a thread, and the offsets of their tensors. */
 typedef struct place {
-  int64_t b, h, c, row, s0, A0, B0, C0; /* row of the state, negative: the step is not taken; offsets of state 0 */
+  int64_t b, h, c, row, s0, A0, B0, C0; /* row of the state, negative: skip the step; offsets of state 0 */
   int exists, live, lane;
 } place;
 
@@ -67,14 +65,14 @@ KR_DEV place here(const kr_update_plan &p) {
   at.row = a.state_batch_indices.data
                ? ((const int32_t *)a.state_batch_indices.data)[at.b * a.state_batch_indices.stride[0]]
                : at.b;
-  if (at.row >= a.n_states) at.row = -1; /* the host could not look */
+  if (at.row >= a.n_states) at.row = -1; /* the host cannot check */
   at.live = at.exists && at.row >= 0;
   at.s0 = at.row * a.state.stride[0] + at.h * a.state.stride[1] + at.c * a.state.stride[2];
   at.A0 = at3(a.A, at.h, at.c, 0), at.B0 = at3(a.Bmat, at.b, g, 0), at.C0 = at3(a.Cmat, at.b, g, 0);
   return at;
 }
 
-/* What a thread reads once. */
+/* Per-thread scalar operands. */
 typedef struct scalars {
   uint32_t dt, x, bias, D, z;
 } scalars;
@@ -94,7 +92,7 @@ KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_
   return a.call.flags & KRAIT_UPDATE_SOFTPLUS ? kr_softplus(dt) : dt;
 }
 
-/* y: this lane's part of the sum over states. */
+/* y: this lane's partial sum over the states. */
 KR_DEV void write_output(const kr_update_plan &p, const place &at, float y, float x, float z, uint32_t raw_D) {
   const krait_state_update_args &a = p.a;
   for (int d = 1; d < p.lanes; d <<= 1) y += kr_shuffle_xor(y, d);
@@ -104,20 +102,20 @@ KR_DEV void write_output(const kr_update_plan &p, const place &at, float y, floa
   kr_store(a.out.data, at3(a.out, at.b, at.h, at.c), a.out.dtype, at.row < 0 ? 0.0f : y);
 }
 
-/* Where all states of a channel decay alike, its A has stride 0. */
+/* A has stride 0 where all states of a channel share one decay. */
 KR_DEV kr_raw16 load_A(const krait_view &A, int64_t offset, int n) {
   if (A.stride[2]) return load_four(A, KRAIT_F32, offset + n);
   const uint32_t one = load_one(A, KRAIT_F32, offset);
   return kr_raw16{{one, one, one, one}};
 }
 
-/* What is behind the wait finds its parameters at hand. */
+/* Touches all parameters before the wait, so that they are at hand after it (programmatic dependent launch). */
 KR_DEV void wait_ahead(const kr_update_plan &p) {
   kr_keep_all_near(p);
   kr_others_done();
 }
 
-/* A channel's time step as a product: this lane's eights of its inputs, whose weights are asked for early. */
+/* Dot product for a channel's time step: this lane's packs of eight inputs; weights are loaded before the wait. */
 KR_DEV void load_dt_weights(const kr_update_plan &p, const place &at, kr_raw16 (&w)[KR_DT_PACKS]) {
 #pragma unroll
   for (int i = 0; i < KR_DT_PACKS; i++) {
@@ -145,7 +143,7 @@ KR_DEV float multiply_dt(const kr_update_plan &p, const place &at, const kr_raw1
   return dt;
 }
 
-/* Four states a lane, once. */
+/* Four states per lane, a single step. */
 KR_DEV void update_fours(const kr_update_plan &p, const types t, const int with_dt) {
   const krait_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0;
@@ -195,7 +193,7 @@ KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_plan p) {
   if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KR_DTYPE, KR_DTYPE}, 1);
 }
 
-/* ---- all states of a channel in a thread, several sequences ------------------------------------------------------ */
+/* ---- all states of a channel in one thread, several sequences ---------------------------------------------------- */
 
 enum { ROW_STATES = KR_UPDATE_ROW_STATES, ROW_PACKS = ROW_STATES / 8 };
 
@@ -208,14 +206,14 @@ typedef kr_bf16 element;
 #endif
 enum { HAS_STEPS = 1 };
 
-/* Time steps of a block's channels for up to eight sequences, by tensor cores: a warp has 32 channels in two tiles of
- * 16. The weights are loaded before the wait; a channel's time steps then overwrite its weights. */
+/* Time steps of a block's channels for up to eight sequences, on tensor cores: a warp has 32 channels in two tiles of
+ * 16. The weights are loaded before the wait; the time steps then overwrite them. */
 enum { STEP_COLUMNS = 8, STEP_PACKS = KR_UPDATE_STEP_PACKS };
 typedef struct step_memory {
   kr_raw16 weights[128][STEP_PACKS + 1], r[STEP_COLUMNS][STEP_PACKS];
 } step_memory;
 
-/* A warp's own channels. */
+/* Each warp copies the weights of its own channels. */
 KR_DEV void ask_for_weights(const kr_update_plan &p, step_memory &to) {
   const int lane = kr_thread() & 31, row = kr_thread() - lane, left = (int)p.a.P - kr_block_x() * 128 - row;
   for (int i = lane; i < 32 * STEP_PACKS; i += 32) {
@@ -228,7 +226,7 @@ KR_DEV void ask_for_weights(const kr_update_plan &p, step_memory &to) {
   kr_commit_copies();
 }
 
-/* The block's rows of r; zeros where there are none. */
+/* The block's rows of r, padded with zeros. */
 KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, step_memory &to) {
   for (int i = kr_thread(); i < STEP_COLUMNS * STEP_PACKS; i += 128) {
     const int s = i / STEP_PACKS, pack = i - s * STEP_PACKS;
@@ -239,7 +237,7 @@ KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, step_mem
   kr_copied<0>();
 }
 
-/* Behind a barrier. The order of k does not matter as long as both factors have the same. */
+/* Call after a barrier. Any order of k works if both operands share it. */
 KR_DEV void multiply_steps(step_memory &m) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, c = kr_thread() - lane + g;
   float d[2][4] = {};
@@ -279,8 +277,8 @@ template <int N>
 KR_DEV void read_steps(const step_memory &, float (&)[N]) {}
 #endif
 
-/* PACKS: 16 bytes each, of a channel's states; SEQUENCES: of a thread, whose A, bias and D are read once. B and C of a
- * block's sequences go through shared memory. */
+/* PACKS: 16-byte packs of a channel's states; SEQUENCES: per thread, sharing one load of A, bias and D. B and C of a
+ * block's sequences are staged through shared memory. */
 template <int PACKS, int SEQUENCES, int WITH_DT>
 KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
@@ -299,7 +297,7 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
     live[s] = exists && s < left;
     if (a.state_batch_indices.data && live[s])
       slot = ((const int32_t *)a.state_batch_indices.data)[slot * a.state_batch_indices.stride[0]];
-    if (slot < 0 || slot >= a.n_states) live[s] = 0; /* the host could not look */
+    if (slot < 0 || slot >= a.n_states) live[s] = 0; /* the host cannot check */
     at[s] = slot * a.state.stride[0] + c * a.state.stride[2];
 #pragma unroll
     for (int k = 0; k < PACKS; k++)
@@ -368,7 +366,7 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   }
 }
 
-/* Without spills in every tier's text. */
+/* Chosen so that no tier spills registers. */
 enum { ROWS_BLOCKS = KR_TIER >= 90 ? 5 : 4 };
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_rows(const kr_update_plan p) {
   if (KR_DTYPE != KRAIT_F32) update_rows<4, KR_UPDATE_ROWS_WIDE, 0>(p, types{KRAIT_F32, KR_DTYPE});
@@ -385,7 +383,7 @@ KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_same_rows(const kr_updat
   if (HAS_STEPS) update_rows<2, KR_DT_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
-/* ---- eight channels of a head, all of whose states decay alike: one decay and one B and C for all of them -------- */
+/* ---- eight channels of a head with one decay for all states: decay, B and C are shared --------------------------- */
 
 enum { CHANNELS = 8 };
 
@@ -399,7 +397,7 @@ KR_DEV void load_channels(const krait_view &x, int32_t dtype, int64_t offset, fl
     v[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw[k / 4].w[k % 4]) : kr_unpack(raw[0].w[k / 2], k & 1, dtype);
 }
 
-/* Sums over the run of lanes of each channel; a lane gets that of channel lane % 8. */
+/* Reduces each channel's sum across its lanes; a lane gets that of channel lane % 8. */
 KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
   float four[4], two[2];
 #pragma unroll
@@ -415,7 +413,7 @@ KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
   return sum;
 }
 
-/* STATES of a lane, four or eight (16 bytes), or as many of B or C. */
+/* STATES per lane, four or eight (16 bytes); also used for B and C. */
 template <int STATES>
 KR_DEV void load_states(const krait_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
   if (STATES == 4) raw = load_four(v, dtype, offset);
@@ -445,7 +443,7 @@ KR_DEV void store_states(const krait_view &v, int32_t dtype, int64_t offset, con
   else kr_write_state((uint16_t *)v.data + offset, kr_raw16{{w[0], w[1], w[STATES / 2 - 2], w[STATES / 2 - 1]}});
 }
 
-/* p.P: eights of channels. */
+/* p.P: packs of eight channels. */
 template <int STATES>
 KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   const krait_state_update_args &a = p.a;
@@ -462,7 +460,7 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   int64_t slot = a.state_batch_indices.data
                      ? ((const int32_t *)a.state_batch_indices.data)[b * a.state_batch_indices.stride[0]]
                      : b;
-  if (slot >= a.n_states) slot = -1; /* the host could not look */
+  if (slot >= a.n_states) slot = -1; /* the host cannot check */
   const int live = exists && slot >= 0;
   const int64_t s0 = slot * a.state.stride[0] + h * a.state.stride[1] + first * a.state.stride[2] + n;
   kr_raw16 raw[CHANNELS] = {};

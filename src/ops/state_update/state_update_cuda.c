@@ -1,5 +1,5 @@
-/* state_update_cuda.c: lanes per channel, and the launch. Four families: eight channels of a head that decay alike;
- * of many sequences all 16 states of a channel; four states at a time where they lie together; any strides. */
+/* state_update_cuda.c: lanes per channel, and the launch. Four families: eight channels of a head with one decay; all
+ * 16 states of a channel per thread for many sequences; four contiguous states at a time; any strides. */
 #include "overlap.h"
 #include "cuda_row.h"
 #include "state_update_plan.h"
@@ -17,7 +17,7 @@ static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4")
                        same_fours[] = KR_BY_TYPE("state_update", "kr_state_update_same_4"),
                        any[] = KR_BY_TYPE("state_update", "kr_state_update_any");
 
-/* Four elements along the last of n dimensions are one aligned access. */
+/* Whether four elements along the last of n dimensions are one aligned access. */
 static int by_fours(const krait_view *v, int n) {
   int64_t strides = v->stride[n - 1] == 1 ? 0 : 1;
   for (int i = 0; i < n - 1; i++) strides |= v->stride[i];
@@ -35,7 +35,7 @@ static const char *refuse_heads(const krait_state_update_args *a) {
              : "channels do not lie together in aligned groups of eight";
 }
 
-/* From so many sequences on there are enough threads that take a whole channel. */
+/* Batch size from which one thread per channel gives enough threads. */
 enum { FEWEST_SEQUENCES = 32 };
 
 static int is_aligned(const krait_view *v, int dim) {
@@ -85,7 +85,7 @@ kr_update_plan kr_update_plan_of(krait_state_update_args a, int per_run, int64_t
   return p;
 }
 
-/* Eight states of 16 bits are one aligned access, and eight lanes or more share a channel. */
+/* Whether eight 16-bit states are one aligned access and at least eight lanes share a channel. */
 static int takes_eights(const krait_state_update_args *a) {
   const int64_t strides = a->state.stride[0] | a->state.stride[1] | a->state.stride[2] | a->Bmat.stride[0] |
                           a->Bmat.stride[1] | a->Cmat.stride[0] | a->Cmat.stride[1];

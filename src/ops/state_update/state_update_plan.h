@@ -1,4 +1,4 @@
-/* state_update_plan.h: what the kernels of a step of the scan are told; host and device read the same struct. */
+/* state_update_plan.h: kernel parameters of a scan step; host and device share the struct. */
 #ifndef KR_STATE_UPDATE_PLAN_H
 #define KR_STATE_UPDATE_PLAN_H
 
@@ -6,18 +6,18 @@
 
 #include "rows.h"
 
-enum { KR_DT_PACKS = 5 }; /* eights of inputs of a time step's product, in a lane */
-/* Of the kernels whose threads have all states of a channel: how many, and sequences of a thread where states are
- * float32 or as narrow as the inputs; the same with a time step's product. */
+enum { KR_DT_PACKS = 5 }; /* packs of eight inputs per lane, for the time step's product */
+/* Kernels with all states of a channel in one thread: number of states, and sequences per thread for float32 states or
+ * states as narrow as the inputs; below, the same with the time step's product. */
 enum { KR_UPDATE_ROW_STATES = 16, KR_UPDATE_ROWS_WIDE = 2, KR_UPDATE_ROWS_SAME = 4 };
-/* STEP_PACKS: of eight inputs of that product, at most. */
+/* STEP_PACKS: most packs of eight inputs of that product. */
 enum { KR_DT_ROWS_WIDE = 4, KR_DT_ROWS_SAME = 8, KR_UPDATE_STEP_PACKS = 20 };
 
 typedef struct kr_update_plan {
   krait_state_update_args a;
   kr_divisor P, H, heads_per_group;
   int32_t lanes, lanes_shift; /* threads per channel, a power of two up to 32 */
-  const void *r, *dt_weight;  /* of dt_state_update */
+  const void *r, *dt_weight;  /* dt_state_update only */
   int64_t r_row, dt_row;
   int32_t packs;
 } kr_update_plan;

@@ -8,7 +8,7 @@
 #define KR_UPDATE_FAMILIES(X, op) X(op, heads) X(op, whole_channels) X(op, four_states) X(op, any_strides)
 KR_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, state_update)
 
-/* Lanes of a channel that has so many units of states; per_run: channels that a thread takes. */
+/* Lanes per channel for that many units of states; per_run: channels per thread. */
 int32_t kr_update_lanes(int64_t units);
 kr_update_plan kr_update_plan_of(krait_state_update_args a, int per_run, int64_t units);
 

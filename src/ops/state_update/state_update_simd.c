@@ -1,6 +1,6 @@
-/* state_update_simd.c: the step with the state dimension across lanes. Channels go in chunks whose step sizes, gates
- * and outputs are vectors too; an A that is the same for all states of a channel (Mamba 2) takes one exponential per
- * channel. */
+/* state_update_simd.c: the step vectorised over the state dimension. Channels are processed in chunks, whose step
+ * sizes, gates and outputs are vectorised over channels; an A shared by all states of a channel (Mamba 2) takes one
+ * exponential per channel. */
 #include <string.h>
 
 #include "contract.h"
@@ -43,7 +43,7 @@ static void read_steps(const update_args *a, chunk *c) {
     kr_v_store(c->decay + i, kr_v_exp2_any(kr_v_load(c->dt + i), kr_v_load(c->decay + i)));
 }
 
-/* One channel's state; A is NULL where the decay is the same for all n. Returns what adds up to sum_n C state. */
+/* Advances one channel's state; A is NULL where all n share one decay. Returns partial sums of sum_n C state. */
 KR_INLINE kr_v advance(float *state, const float *A, const chunk *c, int i, int64_t N) {
   const kr_v dt = kr_v_set1(c->dt[i]), dt_x = kr_v_set1(c->dt_x[i]), same = kr_v_set1(c->decay[i]);
   const float *B = c->B, *C = c->C;
@@ -65,7 +65,7 @@ KR_INLINE kr_v advance(float *state, const float *A, const chunk *c, int i, int6
   return sum;
 }
 
-/* A row of N floats: in place if it is one already, else read into buffer. */
+/* A row of N floats: in place if already contiguous float32, else copied to buffer. */
 static const float *row_of(const krait_view *v, int64_t at, int64_t stride, int64_t N, float *buffer) {
   if (v->dtype == KRAIT_F32 && stride == 1) return (const float *)v->data + at;
   kr_row_load(buffer, v->data, v->dtype, at, stride, N);
@@ -85,7 +85,7 @@ static void update_channel(const update_args *a, chunk *c, int i) {
   if (!in_place) kr_row_store(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
 }
 
-/* States, and an A of each, as rows of floats: a vector of channels at a time, the next one's rows asked for. */
+/* Whether states, and A per state, are float rows: taken a vector of channels at a time, later rows prefetched. */
 static int is_rows(const update_args *a) {
   const int is_same = a->A.stride[2] == 0;
   return a->state.dtype == KRAIT_F32 && a->state.stride[3] == 1 &&

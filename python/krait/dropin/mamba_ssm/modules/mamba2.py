@@ -22,7 +22,7 @@ def no_weight_decay(values):
 
 
 def initial_dt_bias(nheads, dt_min, dt_max, dt_init_floor, **factory):
-    """softplus of it is log-uniform in [dt_min, dt_max]."""
+    """softplus of the result is log-uniform in [dt_min, dt_max]."""
     dt = torch.exp(torch.rand(nheads, **factory) * (math.log(dt_max) - math.log(dt_min)) + math.log(dt_min)).clamp(min=dt_init_floor)
     return no_weight_decay(dt + torch.log(-torch.expm1(-dt)))
 
@@ -44,7 +44,7 @@ class Mamba2(nn.Module):
                  D_has_hdim=False, rmsnorm=True, norm_before_gate=False, dt_min=0.001, dt_max=0.1, dt_init_floor=1e-4, dt_limit=(0.0, float("inf")),
                  bias=False, conv_bias=True, chunk_size=256, use_mem_eff_path=True, layer_idx=None, process_group=None, sequence_parallel=True,
                  device=None, dtype=None):
-        """d_ssm: channels of the scan, the others are a gated MLP. process_group: each process has a share of the channels, heads and groups."""
+        """d_ssm: channels of the scan; the rest are a gated MLP. process_group: channels, heads and groups are split across its processes."""
         factory = {"device": device, "dtype": dtype}
         super().__init__()
         self.d_model, self.d_state, self.d_conv, self.conv_init, self.expand, self.headdim = d_model, d_state, d_conv, conv_init, expand, headdim
@@ -73,7 +73,7 @@ class Mamba2(nn.Module):
         return n // self.world_size
 
     def _linear(self, parallel, features_in, features_out, shared, bias, factory):
-        """A linear map; with a process group that which has all processes' features on the side `shared` (0: in, 1: out)."""
+        """A linear map; with a process group, parallel over the features on side `shared` (0: in, 1: out)."""
         if self.process_group is None:
             return nn.Linear(features_in, features_out, bias=bias, **factory)
         whole = [features_in, features_out]
@@ -87,8 +87,8 @@ class Mamba2(nn.Module):
         return self.D.view(-1, self.headdim) if self.D_has_hdim else self.D
 
     def forward(self, u, seqlen=None, seq_idx=None, cu_seqlens=None, inference_params=None):
-        """u (B, L, d_model), or (B L, d_model) with seqlen -> the same shape. Packed sequences: seq_idx keeps them apart; with cu_seqlens as well
-        inference_params take the states of each."""
+        """u (B, L, d_model), or (B L, d_model) with seqlen -> the same shape. Packed sequences: seq_idx separates them; if cu_seqlens is given as well,
+        inference_params receive each sequence's states."""
         conv_state, ssm_state = None, None
         if inference_params is not None:
             batch = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else u.shape[0] if seqlen is None else u.shape[0] // seqlen
@@ -102,7 +102,7 @@ class Mamba2(nn.Module):
         return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
 
     def _whole(self, u, seqlen, seq_idx):
-        """The block as one node in the graph, together with those projections that are plain linear maps without hooks."""
+        """The block as one autograd node, including those projections that are plain linear maps without hooks."""
         first, conv, last = member(self, "in_proj"), member(self, "conv1d"), member(self, "out_proj")
         norm, D = member(self, "norm") if self.rmsnorm else None, member(self, "D")
         of_first, of_last = [(member(layer, "weight"), member(layer, "bias")) if is_plain(layer) else (None, None) for layer in (first, last)]
@@ -126,12 +126,12 @@ class Mamba2(nn.Module):
         return x.unflatten(-1, (-1, self.headdim)), B.unflatten(-1, (self.ngroups, -1)), C.unflatten(-1, (self.ngroups, -1))
 
     def _gated(self, y, z, z0, x0):
-        """y without heads, gated already where there is no norm."""
+        """y with heads merged, already gated where there is no norm."""
         y = self.norm(y, z) if self.rmsnorm else y
         return torch.cat([F.silu(z0) * x0, y], dim=-1) if z0.shape[-1] else y
 
     def _prefill(self, zxbcdt, seq_idx, cu_seqlens, conv_state, ssm_state):
-        """The block's inside, which leaves its last states in conv_state and ssm_state."""
+        """The block's inside; leaves its last states in conv_state and ssm_state."""
         z0, x0, z, xBC, dt = self._split(zxbcdt)
         rows = xBC.transpose(1, 2)
         if cu_seqlens is None:
@@ -149,8 +149,8 @@ class Mamba2(nn.Module):
         return self._gated(y.flatten(2), z, z0, x0)
 
     def step(self, hidden_states, conv_state, ssm_state):
-        """hidden_states (B, 1, d_model); both states are updated in place -> (out (B, 1, d_model), conv_state, ssm_state). As upstream's it takes no
-        notice of dt_limit."""
+        """hidden_states (B, 1, d_model); both states are updated in place -> (out (B, 1, d_model), conv_state, ssm_state). Like upstream's, it
+        ignores dt_limit."""
         assert hidden_states.shape[1] == 1, "Only support decoding with 1 token at a time for now"
         z0, x0, z, xBC, dt = self._split(self.in_proj(hidden_states.squeeze(1)))
         x, B, C = self._heads(causal_conv1d_update(xBC, conv_state, self._conv_weight(), self.conv1d.bias, self.activation))

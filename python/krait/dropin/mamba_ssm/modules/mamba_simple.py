@@ -15,7 +15,7 @@ from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
 
 def _init_dt_proj(proj, dt_rank, dt_init, dt_scale, dt_min, dt_max, dt_init_floor):
-    """softplus(bias) is log-uniform in [dt_min, dt_max]; an initialiser that zeroes biases must pass it by."""
+    """softplus(bias) is log-uniform in [dt_min, dt_max]; initialisers that zero biases must skip it."""
     std = dt_rank ** -0.5 * dt_scale
     if dt_init == "constant":
         nn.init.constant_(proj.weight, std)
@@ -70,7 +70,7 @@ class Mamba(nn.Module):
         return _no_weight_decay(torch.log(row.repeat(self.d_inner, 1)))
 
     def forward(self, hidden_states, inference_params=None, T=1):
-        """hidden_states (B, L, d_model) -> the same shape. T is accepted for VideoMamba's callers and not used there either."""
+        """hidden_states (B, L, d_model) -> the same shape. T is accepted for VideoMamba's callers and unused, as in VideoMamba."""
         conv_state, ssm_state = None, None
         if inference_params is not None:
             conv_state, ssm_state = self._get_states_from_cache(inference_params, hidden_states.shape[0])
@@ -80,7 +80,7 @@ class Mamba(nn.Module):
         return self._scaled(self._forward(apply_linear(self.in_proj, hidden_states).transpose(1, 2), conv_state, ssm_state) if out is None else out)
 
     def _whole(self, hidden_states):
-        """The block as one node in the graph; None where the first projection must be called: another layer, or one with a bias or hooks."""
+        """The block as one autograd node; None where in_proj must be called as a module: another layer type, or one with a bias or hooks."""
         first = member(self, "in_proj")
         if type(first) is not nn.Linear or first._forward_hooks or first._forward_pre_hooks or first._backward_hooks or member(first, "bias") is not None:
             return None
@@ -145,7 +145,7 @@ class Mamba(nn.Module):
 
 
 class Block(_Block):
-    """The block as mamba_ssm 1.x had it: norm and mixer, no MLP."""
+    """The block as in mamba_ssm 1.x: norm and mixer, no MLP."""
 
     def __init__(self, dim, mixer_cls, norm_cls=nn.LayerNorm, fused_add_norm=False, residual_in_fp32=False):
         super().__init__(dim, mixer_cls, nn.Identity, norm_cls, fused_add_norm, residual_in_fp32)
