@@ -1,6 +1,6 @@
 /* emulated_trainer.c: training on an emulated GPU against the CPU: losses, gradients and weights of several steps of a
- * small PrimeKnet with its discriminator, for every time stage; gradient accumulation, moving average, saving and
- * loading a checkpoint. Usage: emulated_trainer LIBRARY. */
+ * small PrimeKnet with its discriminator, for every time stage; gradient accumulation, moving average, loss
+ * scaling, saving and loading a checkpoint. Usage: emulated_trainer LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
