@@ -308,7 +308,8 @@ static void print_table(const evaluation *e) {
       printf("\n");
     }
     if (least < m.n)
-      printf("  %lld lack some measures (too short, silent, or no speech found)\n", (long long)(m.n - least));
+      printf("  %lld lack%s some measures (too short, silent, or no speech found)\n", (long long)(m.n - least),
+             m.n - least == 1 ? "s" : "");
     if (e->model && m.audio_s > 0) printf("  %.3f s of computing per second of audio\n", m.compute_s / m.audio_s);
   }
 }
@@ -499,7 +500,7 @@ int cmd_evaluate(int argc, char **argv) {
                          "CLEAN OTHER | CLEAN --noise SOURCE",
                          "Scores speech against its clean version: PESQ (P.862.2), CSIG, CBAK, COVL, segmental SNR, "
                          "SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER are files, or folders whose files are "
-                         "paired by name. With -w, OTHER is the input of a model. With --noise, the noisy recordings "
+                         "paired by name; the longer of two is cut. With -w, OTHER is the input of a model. With --noise, the noisy recordings "
                          "are mixed as in the validation of krait train.",
                          options,
                          CLI_N(options),

@@ -333,8 +333,9 @@ static int make_folders(const char *verb, const char *path) {
   int status = copy ? -1 : no_memory(verb);
   for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && status < 0; slash = strchr(slash + 1, '/')) {
     *slash = 0;
-    if (mkdir(copy, 0777) != 0 && errno != EEXIST && !is_folder(copy))
-      status = cli_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(errno));
+    const int reason = mkdir(copy, 0777) == 0 ? 0 : errno;
+    if (reason && reason != EEXIST && !is_folder(copy))
+      status = cli_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(reason));
     *slash = '/';
   }
   free(copy);

@@ -1,7 +1,7 @@
-/* asan_checks.c: the checks of AddressSanitizer that GCC calls instead of inlining, for sanitizer builds on x86-64. They
- * check what libasan's own do, every byte of the access, but a vector takes two loads of shadow memory instead of a
- * generic function, in which tests of whole models spent three quarters of their time. A bad access is reported by
- * libasan. */
+/* asan_checks.c: the checks of AddressSanitizer that GCC calls instead of inlining, for sanitizer builds on x86-64.
+ * Like those of libasan they check every byte of an access, but a vector takes two loads of shadow memory instead of a
+ * call of a generic function, in which tests of whole models spent three quarters of their time. libasan reports what
+ * is bad. */
 #include <stdint.h>
 #include <string.h>
 
@@ -33,7 +33,7 @@ static int is_bad(const uint8_t *at, size_t n_bytes) {
 #define CHECK(kind, name, n_bytes, ...)                                           \
   void __asan_##kind##name(__VA_ARGS__);                                          \
   void __asan_##kind##name(__VA_ARGS__) {                                         \
-    if (is_clean(at, n_bytes) || !is_bad(at, n_bytes)) return;            \
+    if (is_clean(at, n_bytes) || !is_bad(at, n_bytes)) return;                    \
     __asan_report_##kind##_n(at, n_bytes);                                        \
   }
 #define CHECKS(kind)                \

@@ -559,11 +559,11 @@ static int32_t check_terms(kr_trainer *t, const kr_step *step, int from, int to)
     const char *value = kr_parameters_not_finite(&t->generator, t->generator.value),
                *gradient = kr_parameters_not_finite(&t->generator, t->generator.gradient);
     if (!value) value = kr_parameters_not_finite(&t->discriminator, t->discriminator.value);
-    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is not finite; %s%s", (long long)t->n_steps + 1,
+    return kr_fail(KRAIT_ERR_WEIGHTS, "step %lld: the loss %s is not finite%s%s", (long long)t->n_steps + 1,
                    kr_term_names[k],
-                   value      ? "so is a weight of "
-                   : gradient ? "the first gradient that is not finite: "
-                              : "all weights and gradients are finite",
+                   value      ? ", nor is every weight of "
+                   : gradient ? "; the first gradient that is not finite: "
+                              : "; all weights and gradients are finite",
                    value      ? value
                    : gradient ? gradient
                               : "");
