@@ -500,8 +500,8 @@ int cmd_evaluate(int argc, char **argv) {
                          "CLEAN OTHER | CLEAN --noise SOURCE",
                          "Scores speech against its clean version: PESQ (P.862.2), CSIG, CBAK, COVL, segmental SNR, "
                          "SI-SDR, STOI, LLR and WSS, at 16 kHz. CLEAN and OTHER are files, or folders whose files are "
-                         "paired by name; the longer of two is cut. With -w, OTHER is the input of a model. With --noise, the noisy recordings "
-                         "are mixed as in the validation of krait train.",
+                         "paired by name; the longer of two is cut. With -w, OTHER is the input of a model. With "
+                         "--noise, the noisy recordings are mixed as in the validation of krait train.",
                          options,
                          CLI_N(options),
                          1,

@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -139,8 +140,11 @@ def refuse(folder, words, path, *args):
 
 def check_bad_inputs(folder):
     if os.path.isdir("/sys"):  # where not even root creates folders
-        done = enhance(write_wav(folder / "a.wav", [0.1] * 800), "-o", "/sys/krait/out")
-        check(done.returncode == 2 and b"cannot create the folder /sys/krait: " in done.stderr and b"No such" not in done.stderr, f"the reason, not that there is no such folder: {done}")
+        (folder / "in").mkdir()
+        write_wav(folder / "in" / "a.wav", [0.1] * 800)
+        done = krait("enhance", *WEIGHTS, folder / "in", "-o", "/sys/krait")
+        check(done.returncode == 2 and b"cannot create the folder /sys/krait: " in done.stderr and b"No such" not in done.stderr, f"the reason: {done}")
+        shutil.rmtree(folder / "in")
     good = write_wav(folder / "good.wav", noisy(16000, 16000))
     refuse(folder, "cannot open", folder / "missing.wav")
     (folder / "empty.wav").write_bytes(b"")
