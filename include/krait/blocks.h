@@ -326,6 +326,26 @@ KRAIT_API int32_t krait_rotary_append(const krait_ctx *ctx, const krait_rotary_a
 KRAIT_API int32_t krait_rotary_append_scratch_bytes(const krait_ctx *ctx, const krait_rotary_append_args *args,
                                                     uint64_t *bytes);
 
+/* ==== attention_step (rotary_append of one token per sequence, then attention to it and all before it) ==========
+ * krait_rotary_append of q, k and v, each rounded to its type, then krait_attention of the rotated q with the first
+ * cache_seqlens[b] + 1 entries of the cache. */
+typedef struct krait_attention_step_args {
+  krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
+  int64_t B, H, Hk, D, R, T, Bk, Lk;
+  float scale;                /* 0: 1/sqrt(D) */
+  krait_view q, k, v;         /* (B,1,H,D), (B,1,Hk,D), (B,1,Hk,D) */
+  krait_view cos, sin;        /* (T,R) any float type */
+  krait_view cache_seqlens;   /* (B) int32 */
+  krait_view cache_batch_idx; /* (B) int32 or absent */
+  krait_view k_cache;         /* (Bk,Lk,Hk,D) */
+  krait_view v_cache;         /* (Bk,Lk,Hk,D) */
+  krait_view out;             /* (B,1,H,D) */
+} krait_attention_step_args;
+
+KRAIT_API int32_t krait_attention_step(const krait_ctx *ctx, const krait_attention_step_args *args);
+KRAIT_API int32_t krait_attention_step_scratch_bytes(const krait_ctx *ctx, const krait_attention_step_args *args,
+                                                     uint64_t *bytes);
+
 #ifdef __cplusplus
 }
 #endif

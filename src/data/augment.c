@@ -1,4 +1,4 @@
-/* augment.c: rumble, gain, speed, band and clipping (augment.h). */
+/* augment.c: rumble, gain, speed, band, tilt and clipping (augment.h). */
 #include "augment.h"
 
 #include <math.h>
@@ -65,8 +65,10 @@ int32_t kr_augment_speed(const float *x, int64_t n_in, double speed, float *out,
   return status;
 }
 
+typedef double (*gain_of)(const void *user, int64_t bin);
+
 typedef struct edge {
-  double hz, bin_hz;
+  double hz, bin_hz, tilt_db;
 } edge;
 
 /* Attenuates by 60 dB within a tenth above the edge. */
@@ -76,13 +78,24 @@ static double edge_gain(const void *user, int64_t bin) {
   return above <= 0 ? 1 : above >= 1 ? 0 : 0.5 + 0.5 * cos(3.141592653589793 * above);
 }
 
-int32_t kr_augment_band(float *x, int64_t n, double hz) {
+static double tilt_gain(const void *user, int64_t bin) {
+  const edge *e = user;
+  return pow(10, e->tilt_db * log2(fmax((double)bin * e->bin_hz / e->hz, 1)) / 20);
+}
+
+static int32_t filter(float *x, int64_t n, gain_of gain, edge e) {
   kr_convolver *convolver = NULL;
   KR_TRY(kr_convolver_open(kr_power_of_two(n + 1024), &convolver));
-  const edge e = {hz, (double)HZ / (double)kr_convolver_size(convolver)};
-  memcpy(x, kr_convolver_filter(convolver, x, n, edge_gain, &e), (size_t)n * sizeof *x);
+  e.bin_hz = (double)HZ / (double)kr_convolver_size(convolver);
+  memcpy(x, kr_convolver_filter(convolver, x, n, gain, &e), (size_t)n * sizeof *x);
   kr_convolver_close(&convolver);
   return KRAIT_OK;
+}
+
+int32_t kr_augment_band(float *x, int64_t n, double hz) { return filter(x, n, edge_gain, (edge){.hz = hz}); }
+
+int32_t kr_augment_tilt(float *x, int64_t n, double hz, double tilt_db) {
+  return filter(x, n, tilt_gain, (edge){.hz = hz, .tilt_db = tilt_db});
 }
 
 enum { N_KNOTS = 7 };

@@ -1,4 +1,4 @@
-/* augment.h: augmentations: rumble, slow gain changes, other speeds, band limits, clipping, codecs. */
+/* augment.h: augmentations: rumble, slow gain changes, other speeds, band limits, spectral tilt, clipping, codecs. */
 #ifndef KR_AUGMENT_H
 #define KR_AUGMENT_H
 
@@ -18,6 +18,8 @@ int32_t kr_augment_band(float *x, int64_t n, double hz);
 /* A smooth gain over log frequency: knots an octave and a half apart with standard deviation spread_db, and a tilt of
  * tilt_db per octave around 1 kHz. */
 int32_t kr_augment_curve(kr_random *random, float *x, int64_t n, double spread_db, double tilt_db);
+/* Changes x by tilt_db per octave above hz. */
+int32_t kr_augment_tilt(float *x, int64_t n, double hz, double tilt_db);
 /* Clips at this share of the peak. */
 void kr_augment_clip(float *x, int64_t n, double share);
 

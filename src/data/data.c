@@ -59,8 +59,9 @@ static int32_t check_config(const kr_data_config *c) {
            KRAIT_ERR_ARGUMENT, "silence_length and reverb_early (in seconds) must not be negative");
   KR_CHECK(is_share(c->reverb_proportion) && (c->noise_proportion < 0 || is_share(c->noise_proportion)) &&
                is_share(c->gain_proportion) && is_share(c->speed_proportion) && is_share(c->band_proportion) &&
-               is_share(c->rumble_proportion) && is_share(c->babble_proportion) && is_share(c->colour_proportion) &&
-               is_share(c->curve_proportion) && is_share(c->clip_proportion) && is_share(c->codec_proportion),
+               is_share(c->rumble_proportion) && is_share(c->tilt_proportion) && is_share(c->babble_proportion) &&
+               is_share(c->colour_proportion) && is_share(c->curve_proportion) && is_share(c->clip_proportion) &&
+               is_share(c->codec_proportion),
            KRAIT_ERR_ARGUMENT, "a proportion must be from 0 to 1");
   KR_CHECK(c->batch >= 1 && c->batch <= 65536 && c->n_ranks >= 1 && c->rank >= 0 && c->rank < c->n_ranks,
            KRAIT_ERR_ARGUMENT, "batch %lld of rank %d of %d", (long long)c->batch, c->rank, c->n_ranks);

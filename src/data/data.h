@@ -55,6 +55,7 @@ typedef struct kr_data_config {
   double speed_proportion;         /* speech faster or slower by up to 10 % */
   double rumble_proportion;        /* for items with noise: additional noise below 50 Hz, as in cars and rooms; -5 to 15
                                       dB */
+  double tilt_proportion;          /* noise that falls by a further 0 to 6 dB per octave above 500 Hz, as in rooms */
   double band_proportion;          /* both through a low-pass at 3.4 to 7.5 kHz */
   double clip_proportion;          /* noisy clipped at 0.25 to 0.9 of its peak */
   double codec_proportion; /* noisy through one of libsndfile's codecs: mu-law, A-law, IMA and MS ADPCM, GSM 6.10,

@@ -24,6 +24,6 @@ void kr_data_for_validation(kr_data_config *c) {
   c->segment = 0, c->deterministic = 1, c->shuffle = 0, c->snr_low_db = -15, c->snr_high_db = 10, c->level_float_db = 0,
   c->batch = 1, c->rank = 0, c->n_ranks = 1, c->most_noises = 1;
   c->babble_proportion = c->colour_proportion = c->curve_proportion = 0;
-  c->gain_proportion = c->speed_proportion = c->rumble_proportion = 0;
+  c->gain_proportion = c->speed_proportion = c->rumble_proportion = c->tilt_proportion = 0;
   c->band_proportion = c->clip_proportion = c->codec_proportion = 0;
 }

@@ -27,7 +27,8 @@ enum {
   FOR_ANOTHER,
   FOR_CURVE,
   FOR_KIND,
-  FOR_RUMBLE
+  FOR_RUMBLE,
+  FOR_TILT
 };
 static const double FULL = 0.999, BELOW_FULL = 0.99 - 1e-6;
 
@@ -228,9 +229,10 @@ static int32_t make_noise(const draw *d, float *out, float *scratch, int64_t n) 
     const double gain = kr_snr_gain(out, scratch, n, kr_random_between(&r, -5, 5));
     for (int64_t i = 0; i < n; i++) out[i] += (float)(gain * scratch[i]);
   }
-  kr_random swell = stream(d, FOR_GAIN);
+  kr_random swell = stream(d, FOR_GAIN), tilt = stream(d, FOR_TILT);
   if (kr_random_chance(&swell, d->config->gain_proportion)) kr_augment_gain(&swell, out, n, 6);
-  return KRAIT_OK;
+  if (!kr_random_chance(&tilt, d->config->tilt_proportion)) return KRAIT_OK;
+  return kr_augment_tilt(out, n, 500, kr_random_between(&tilt, -6, 0));
 }
 
 int64_t kr_item_snr_db(const kr_item_source *source, int64_t epoch, int64_t index) {

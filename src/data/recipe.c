@@ -344,6 +344,7 @@ static int32_t take_augmentation(const kr_recipe *r, kr_data_config *c) {
   KR_TRY(take_share(r, "augment", "gain", &c->gain_proportion, 1));
   KR_TRY(take_share(r, "augment", "speed", &c->speed_proportion, 1));
   KR_TRY(take_share(r, "augment", "rumble", &c->rumble_proportion, 1));
+  KR_TRY(take_share(r, "augment", "tilt", &c->tilt_proportion, 1));
   KR_TRY(take_share(r, "augment", "bands", &c->band_proportion, 1));
   KR_TRY(take_share(r, "augment", "clipping", &c->clip_proportion, 1));
   return take_share(r, "augment", "codecs", &c->codec_proportion, 1);

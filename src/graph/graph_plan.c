@@ -71,6 +71,7 @@ static int takes_ahead(const kr_op *op) {
                               &kr_op_argmax_rows,
                               &kr_op_attention,
                               &kr_op_attention_append,
+                              &kr_op_attention_step,
                               &kr_op_causal_conv1d_update,
                               &kr_op_dt_state_update,
                               &kr_op_gated_norm,

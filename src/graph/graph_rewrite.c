@@ -352,6 +352,7 @@ const kr_rewrite kr_rewrites[] = {
     {"gate_in_update", kr_gate_in_update},
     {"conv_in_product", kr_conv_in_product},
     {"rotary_with_append", kr_rotary_with_append},
+    {"append_in_attention", kr_append_in_attention},
     {"rows_for_product", rows_for_product},
 };
 const size_t kr_n_rewrites = sizeof kr_rewrites / sizeof *kr_rewrites;

@@ -19,6 +19,7 @@ extern const kr_rewrite kr_rewrites[];
 extern const size_t kr_n_rewrites;
 
 /* graph_rewrite_step.c */
+int kr_append_in_attention(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_conv_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);
 int kr_gate_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);

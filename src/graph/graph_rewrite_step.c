@@ -2,7 +2,8 @@
  * is merged into the product that reads it, which normalises the row while it waits for its weights; the norm's
  * addition into the product before it; its gate into the scan before it; a convolution's step into the product that
  * computes its inputs; a product that computes time steps into the scan that uses them; the rotary embedding of queries
- * into the call that appends keys. Applied if a GPU row of the fused op accepts the call: few rows. */
+ * into the call that appends keys, and that call into attention. Applied if a GPU row of the fused op accepts the call:
+ * few rows. */
 #include <stddef.h>
 #include <string.h>
 
@@ -291,4 +292,57 @@ int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n) {
                                       .seqused = VIEW(seqused)};
 #undef VIEW
   return is_taken(ctx, &kr_op_rotary_append, &a) && replace_two(g, n, append->name, &kr_op_rotary_append, &a);
+}
+
+/* ---- that call in the attention that follows ---- */
+
+/* Attention of a step's queries to its own keys and all before them, and nothing else. */
+static int is_step(const kr_node *append, const kr_node *node) {
+  const krait_rotary_append_args *r = (const krait_rotary_append_args *)append->args;
+  const krait_attention_args *a = (const krait_attention_args *)node->args;
+#define SAME(a, b) (TENSOR(append, rotary_append, a) == TENSOR(node, attention, b))
+#define ABSENT(name) (TENSOR(node, attention, name) == 0)
+  return a->Lq == 1 && r->L == 1 && a->D == a->Dv && r->Dv == r->D && a->H == r->H && a->Hk == r->Hk &&
+         a->call.flags == KRAIT_ATTENTION_CAUSAL && a->softcap == 0 && a->dropout == 0 && SAME(out, q) &&
+         SAME(k_cache, k) && SAME(v_cache, v) && SAME(seqused, seqused_k) && SAME(cache_batch_idx, cache_batch_idx) &&
+         TENSOR(append, rotary_append, cache_seqlens) && TENSOR(append, rotary_append, seqused) &&
+         ABSENT(cu_seqlens_q) && ABSENT(cu_seqlens_k) && ABSENT(seqused_q) && ABSENT(leftpad_k) &&
+         ABSENT(block_table) && ABSENT(alibi_slopes) && ABSENT(sinks) && ABSENT(rng) && ABSENT(lse);
+#undef SAME
+#undef ABSENT
+}
+
+int kr_append_in_attention(kr_graph *g, const krait_ctx *ctx, size_t n) {
+  if (!ctx || !ctx->cuda || n + 1 >= g->nodes.n || KR_NODE(g, n)->op != &kr_op_rotary_append ||
+      KR_NODE(g, n + 1)->op != &kr_op_attention || !is_step(KR_NODE(g, n), KR_NODE(g, n + 1)))
+    return 0;
+  const kr_node *append = KR_NODE(g, n), *attention = KR_NODE(g, n + 1);
+  const krait_rotary_append_args *r = (const krait_rotary_append_args *)append->args;
+  const int32_t next = (int32_t)n + 1;
+  if (kr_graph_only_reader(g, n, TENSOR(append, rotary_append, out)) != next ||
+      kr_graph_only_reader(g, n, TENSOR(append, rotary_append, seqused)) != next)
+    return 0;
+#define VIEW(name) kr_graph_view(g, TENSOR(append, rotary_append, name))
+  const krait_attention_step_args a = {.call.flags = r->call.flags,
+                                       .B = r->B,
+                                       .H = r->H,
+                                       .Hk = r->Hk,
+                                       .D = r->D,
+                                       .R = r->R,
+                                       .T = r->T,
+                                       .Bk = r->Bk,
+                                       .Lk = r->Lk,
+                                       .scale = ((const krait_attention_args *)attention->args)->scale,
+                                       .q = VIEW(q),
+                                       .k = VIEW(k),
+                                       .v = VIEW(v),
+                                       .cos = VIEW(cos),
+                                       .sin = VIEW(sin),
+                                       .cache_seqlens = VIEW(cache_seqlens),
+                                       .cache_batch_idx = VIEW(cache_batch_idx),
+                                       .k_cache = VIEW(k_cache),
+                                       .v_cache = VIEW(v_cache),
+                                       .out = kr_graph_view(g, TENSOR(attention, attention, out))};
+#undef VIEW
+  return is_taken(ctx, &kr_op_attention_step, &a) && replace_two(g, n, attention->name, &kr_op_attention_step, &a);
 }

@@ -99,8 +99,13 @@ static int is_of_few_rows(const kr_op *op) {
   return strcmp(op->name, "gemm_q8") == 0 || strcmp(op->name, "norm_gemm") == 0;
 }
 
+static int is_step(const kr_op *op) { return strcmp(op->name, "attention_step") == 0; }
+
 static const char *row_of(const kr_op *op) {
-  return strcmp(op->name, "mamba_decode") == 0 ? "persistent" : is_of_few_rows(op) ? "few_rows" : "cuda_base";
+  return strcmp(op->name, "mamba_decode") == 0 ? "persistent"
+         : is_of_few_rows(op)                  ? "few_rows"
+         : is_step(op)                         ? "cuda_hopper"
+                                               : "cuda_base";
 }
 
 static int has_row(const kr_op *op) {
@@ -159,7 +164,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
     if (strncmp(op->name, "attention", 9) == 0)
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
     capability = is_least && !order ? OLD : newest;
-    fake_device(order ? MUCH : is_least ? LEAST : LITTLE);
+    fake_device(order || is_step(op) ? MUCH : is_least ? LEAST : LITTLE);
     krait_ctx *ctx = open_ctx();
     kr_check_result r = check_op(ctx, op, rows[order], order, order * SECOND_START,
                                  (is_composed(op) ? 0.25 : 0.6) * (double)percent / 100, op->n_cases, print_line);
@@ -194,12 +199,14 @@ static void agrees_with_the_reference(void **state) {
                            *const thin[KR_N_ORDERS] = {"ampere_few_outputs", "base_few_outputs", "ampere_few_outputs"},
                            *const scans[KR_N_ORDERS] = {"base_16_states", "ampere_aligned_rows", "ampere_16_states"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
+  static const char *const step[KR_N_ORDERS] = {"cuda_hopper", "cuda_hopper", "cuda_hopper"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
             is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
   const char *const *rows = strcmp(op->name, "gemm") == 0             ? products
                             : strcmp(op->name, "mamba_decode") == 0   ? decode
                             : is_of_few_rows(op)                      ? few
+                            : is_step(op)                             ? step
                             : strcmp(op->name, "rnn_pair") == 0       ? pairs
                             : strcmp(op->name, "projected_scan") == 0 ? scans
                             : strcmp(op->name, "filter_bank") == 0    ? banks

@@ -11,6 +11,7 @@
 #include "emulator/emulator.h"
 #include "graph_parts.h"
 #include "graph_runner.h"
+#include "half.h"
 #include "op_list.h"
 
 enum { B = 3, D = 24, W = 4, N = B * D };
@@ -197,6 +198,112 @@ static void lanes_run_side_by_side(void **state) {
   }
 }
 
+/* ---- a decode step's rotary embedding, append and attention ---- */
+
+enum { HEADS = 6, KV_HEADS = 2, CHANNELS = 64, ROOM = 600, N_Q = B * HEADS * CHANNELS, N_KV = B * KV_HEADS * CHANNELS };
+typedef struct step {
+  krait_ctx *ctx;
+  kr_graph *g;
+  kr_runner *r;
+  kr_tensor q, k, v, cos, sin, lengths, keys, values, out;
+} step;
+
+static step open_step(int is_fused) {
+  step m = {0};
+  const krait_ctx_options options = {.size = sizeof options,
+                                     .device = KRAIT_DEVICE_CUDA(0),
+                                     .n_threads = 1,
+                                     .fallback = KRAIT_FALLBACK_NEVER};
+  assert_int_equal(krait_ctx_open(&options, &m.ctx), KRAIT_OK);
+  assert_int_equal(kr_graph_open(&m.g), KRAIT_OK);
+  kr_graph *g = m.g;
+  if (!is_fused) kr_graph_rewrite_off(g, "all");
+  m.q = kr_graph_input(g, "q", KRAIT_F16, KR_DIMS(B, 1, HEADS, CHANNELS));
+  m.k = kr_graph_input(g, "k", KRAIT_F16, KR_DIMS(B, 1, KV_HEADS, CHANNELS));
+  m.v = kr_graph_input(g, "v", KRAIT_F16, KR_DIMS(B, 1, KV_HEADS, CHANNELS));
+  m.cos = kr_graph_input(g, "cos", KRAIT_F32, KR_DIMS(ROOM, CHANNELS / 2));
+  m.sin = kr_graph_input(g, "sin", KRAIT_F32, KR_DIMS(ROOM, CHANNELS / 2));
+  m.lengths = kr_graph_input(g, "lengths", KRAIT_I32, KR_DIMS(B));
+  m.keys = kr_graph_output(g, "keys", KRAIT_F16, KR_DIMS(B, ROOM, KV_HEADS, CHANNELS));
+  m.values = kr_graph_output(g, "values", KRAIT_F16, KR_DIMS(B, ROOM, KV_HEADS, CHANNELS));
+  m.out = kr_graph_output(g, "out", KRAIT_F16, KR_DIMS(B, 1, HEADS, CHANNELS));
+  const kr_tensor turned = kr_graph_temp(g, KRAIT_F16, KR_DIMS(B, 1, HEADS, CHANNELS)),
+                  used = kr_graph_temp(g, KRAIT_I32, KR_DIMS(B));
+#define VIEW(t) kr_graph_view(g, t)
+  kr_graph_call(
+      g, "rotary", &kr_op_rotary,
+      &(krait_rotary_args){
+          .x = VIEW(m.q), .cos = VIEW(m.cos), .sin = VIEW(m.sin), .offsets = VIEW(m.lengths), .out = VIEW(turned)});
+  kr_graph_call(g, "append", &kr_op_attention_append,
+                &(krait_attention_append_args){.k = VIEW(m.k),
+                                               .v = VIEW(m.v),
+                                               .cos = VIEW(m.cos),
+                                               .sin = VIEW(m.sin),
+                                               .cache_seqlens = VIEW(m.lengths),
+                                               .k_cache = VIEW(m.keys),
+                                               .v_cache = VIEW(m.values),
+                                               .seqused = VIEW(used)});
+  kr_graph_call(g, "attention", &kr_op_attention,
+                &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
+                                        .q = VIEW(turned),
+                                        .k = VIEW(m.keys),
+                                        .v = VIEW(m.values),
+                                        .seqused_k = VIEW(used),
+                                        .out = VIEW(m.out)});
+#undef VIEW
+  if (kr_graph_plan(g, m.ctx, 0) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_graph_check_plan(g), KRAIT_OK);
+  assert_int_equal(kr_runner_open(g, &m.r), KRAIT_OK);
+  return m;
+}
+
+static float turns[2 * ROOM * CHANNELS / 2];
+
+static void run_step(const step *m, uint16_t *q, uint16_t *k, uint16_t *v, int32_t *lengths, uint16_t *cache,
+                     uint16_t *out) {
+  const struct {
+    kr_tensor t;
+    void *at;
+  } all[] = {{m->q, q},         {m->k, k},
+             {m->v, v},         {m->cos, turns},
+             {m->lengths, lengths}, {m->sin, turns + ROOM * CHANNELS / 2},
+             {m->keys, cache},  {m->values, cache + N_KV * ROOM},
+             {m->out, out}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    assert_int_equal(kr_runner_bind(m->r, all[i].t, all[i].at), KRAIT_OK);
+  if (kr_runner_run(m->r, NULL) < 0) fail_msg("%s", krait_error_detail());
+}
+
+static void draw_halves(uint16_t *to, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = kr_float_to_f16(2 * draw());
+}
+
+/* One call instead of three, recorded from the second step on: the same cache, and nearly the same rows. */
+static void attention_takes_what_precedes_it(void **state) {
+  static _Alignas(16) uint16_t cache[2][2 * N_KV * ROOM], out[2][N_Q], q[N_Q], k[N_KV], v[N_KV];
+  (void)state;
+  random_state = 6;
+  for (int i = 0; i < ROOM * CHANNELS / 2; i++) {
+    const float angle = 7 * draw();
+    turns[i] = cosf(angle), turns[ROOM * CHANNELS / 2 + i] = sinf(angle);
+  }
+  draw_halves(cache[0], 2 * N_KV * ROOM);
+  memcpy(cache[1], cache[0], sizeof *cache);
+  step m[2] = {open_step(0), open_step(1)};
+  assert_int_equal(m[0].g->nodes.n, 3);
+  assert_int_equal(m[1].g->nodes.n, 1);
+  assert_ptr_equal(KR_NODE(m[1].g, 0)->op, &kr_op_attention_step);
+  for (int t = 0; t < 4; t++) {
+    int32_t lengths[B] = {3 + t, 0, ROOM - 4 + t};
+    draw_halves(q, N_Q), draw_halves(k, N_KV), draw_halves(v, N_KV);
+    for (int i = 0; i < 2; i++) run_step(&m[i], q, k, v, lengths, cache[i], out[i]);
+    assert_memory_equal(cache[0], cache[1], sizeof *cache);
+    for (int i = 0; i < N_Q; i++) assert_float_equal(kr_f16_to_float(out[0][i]), kr_f16_to_float(out[1][i]), 2e-3f);
+  }
+  assert_non_null(m[1].r->recordings[0].recorded);
+  for (int i = 0; i < 2; i++) kr_runner_close(&m[i].r), kr_graph_close(&m[i].g), krait_ctx_close(&m[i].ctx);
+}
+
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
@@ -207,6 +314,7 @@ int main(int argc, char **argv) {
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++) kr_emulated_name(text, module);
   const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu),
                                      cmocka_unit_test(lanes_run_side_by_side),
+                                     cmocka_unit_test(attention_takes_what_precedes_it),
                                      cmocka_unit_test(a_recorded_stream_gets_the_launches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -353,18 +353,33 @@ FAKE(cuLaunchKernel,
      UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra);
      const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0], 0);
      if (launched) return launched)
-/* CUlaunchConfig with one attribute: programmatic stream serialization. */
+/* CUlaunchConfig with attributes: programmatic stream serialization, and clusters along x. */
+typedef struct fake_attribute {
+  int id, pad;
+  union {
+    char bytes[64];
+    int value;
+    unsigned cluster[3];
+  } of;
+} fake_attribute;
 typedef struct fake_config {
   unsigned grid[3], block[3], shared;
   void *stream;
-  struct {
-    int id, pad, value;
-  } *attributes;
+  const fake_attribute *attributes;
   unsigned n_attributes;
 } fake_config;
+static int is_cluster(const fake_config *c, const fake_attribute *a) {
+  return a->id == 4 && a->of.cluster[0] >= 1 && a->of.cluster[0] <= 8 && c->grid[0] % a->of.cluster[0] == 0;
+}
 FAKE(cuLaunchKernelEx, (const fake_config *c, void *function, void **parameters, void **extra), UNUSED(extra);
-     if (c->n_attributes != 1 || c->attributes->id != 6 || c->attributes->value != 1) return INVALID_VALUE;
-     launches_ahead++; const int launched = launch(function, c->grid, c->block[0], c->shared, parameters[0], 1);
+     int ahead = 0;
+     for (unsigned i = 0; i < c->n_attributes; i++) {
+       const fake_attribute *a = &c->attributes[i];
+       if (a->id == 6 && a->of.value == 1) ahead = 1;
+       else if (!is_cluster(c, a)) return INVALID_VALUE;
+     }
+     launches_ahead += ahead;
+     const int launched = launch(function, c->grid, c->block[0], c->shared, parameters[0], ahead);
      if (launched) return launched)
 
 /* args are not copied: they must live until the launch. */

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../test.h"
+#include "augment.h"
 #include "codec.h"
 #include "data.h"
 #include "mix.h"
@@ -152,8 +153,8 @@ static void same_bits_for_any_threads_ranks_and_start(void **state) {
   (void)state;
   kr_data_config c = config();
   c.most_noises = 3, c.babble_proportion = c.colour_proportion = 0.3,
-  c.curve_proportion = c.gain_proportion = c.speed_proportion = c.rumble_proportion = c.band_proportion =
-      c.clip_proportion = c.codec_proportion = 0.5;
+  c.curve_proportion = c.gain_proportion = c.speed_proportion = c.rumble_proportion = c.tilt_proportion =
+      c.band_proportion = c.clip_proportion = c.codec_proportion = 0.5;
   const uint64_t one = hash_steps(c, 0, 9, 1, 1);
   assert_int_equal(hash_steps(c, 0, 9, 1, 7), one);
   assert_int_equal(hash_steps(c, 0, 9, 2, 3), one);
@@ -363,6 +364,46 @@ static void rumble(void **state) {
   print_message("speech is %.1f to %.1f dB above it\n", quietest, loudest);
   assert_true(quietest > -5.1 && loudest < 15.1 && loudest - quietest > 5);
   for (int k = 0; k < 2; k++) free(noisy[k]), free(clean[k]), kr_data_close(&data[k]);
+}
+
+/* A tilt takes high frequencies from the noise; its ratio to speech stays the drawn one. */
+static void tilt(void **state) {
+  (void)state;
+  double slopes[2] = {0};
+  for (int k = 0; k < 2; k++) {
+    kr_data_config c = config();
+    c.colour_proportion = 1, c.tilt_proportion = k;
+    kr_data *data = open_data(&c);
+    const int64_t n = kr_data_samples(data);
+    float *noisy = malloc((size_t)n * 4), *clean = malloc((size_t)n * 4);
+    for (int64_t i = 0; i < kr_data_n_items(data); i++) {
+      int64_t own;
+      double slope = 0, power = 0;
+      assert_int_equal(kr_data_item(data, 1, i, noisy, clean, &own), KRAIT_OK);
+      for (int64_t t = 0; t < n; t++) noisy[t] -= clean[t];
+      assert_float_equal(db(kr_rms(clean, n) / kr_rms(noisy, n)), kr_data_item_snr_db(data, 1, i), 0.05);
+      for (int64_t t = 1; t < n; t++) slope += pow(noisy[t] - noisy[t - 1], 2), power += pow(noisy[t], 2);
+      slopes[k] += slope / power;
+    }
+    free(noisy);
+    free(clean);
+    kr_data_close(&data);
+  }
+  assert_true(slopes[1] < 0.8 * slopes[0]);
+}
+
+/* Two octaves above the edge a tone loses twice the tilt, below it nothing. */
+static void tilt_of_tones(void **state) {
+  (void)state;
+  enum { N = 4096, FROM = 1024, USED = 2048 };
+  const double hz[] = {250, 2000}, loss_db[] = {0, 12};
+  for (int k = 0; k < 2; k++) {
+    float x[N];
+    for (int t = 0; t < N; t++) x[t] = (float)sin(6.283185307179586 * hz[k] * t / HZ);
+    const double before = kr_rms(x + FROM, USED);
+    assert_int_equal(kr_augment_tilt(x, N, 500, -6), KRAIT_OK);
+    assert_float_equal(db(before / kr_rms(x + FROM, USED)), loss_db[k], 0.1);
+  }
 }
 
 /* A room that only delays: the input is 100 samples late, the target is not; with early parts it is too. */
@@ -621,6 +662,7 @@ int main(void) {
                                      cmocka_unit_test(validation_by_the_formulas),
                                      cmocka_unit_test(rooms),
                                      cmocka_unit_test(synthetic_noises), cmocka_unit_test(rumble),
+                                     cmocka_unit_test(tilt), cmocka_unit_test(tilt_of_tones),
                                      cmocka_unit_test(pairs),
                                      cmocka_unit_test(kept_or_read),
                                      cmocka_unit_test(safetensors_sources),

@@ -90,6 +90,10 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(rotary_append, &a->q, &a->k, &a->v, &a->cos, &a->sin, &a->k_cache, &a->v_cache, &a->out);
     krait_rotary_append_args *a = (krait_rotary_append_args *)args;
     a->B = a->Bk = a->L = a->H = a->Hk = a->Lk = a->D = a->Dv = a->T = 2, a->R = 1;
+  } else if (!strcmp(op, "attention_step")) {
+    GIVE(attention_step, &a->q, &a->k, &a->v, &a->cos, &a->sin, &a->cache_seqlens, &a->k_cache, &a->v_cache, &a->out);
+    krait_attention_step_args *a = (krait_attention_step_args *)args;
+    a->B = a->Bk = a->H = a->Hk = a->Lk = a->D = a->T = 2, a->R = 1, a->cache_seqlens.dtype = KRAIT_I32;
   } else if (!strcmp(op, "gather_rows")) {
     GIVE(gather_rows, &a->table, &a->index, &a->out);
     krait_gather_rows_args *a = (krait_gather_rows_args *)args;
@@ -487,18 +491,14 @@ static const rule rules[] = {
      "conv_weight, conv_state and conv_out must be given together", 0},
     {"norm_gemm", AT(norm_gemm, words), PRESENT, KRAIT_I32, ARG, "Bmat cannot be given with words", 0},
     VIEW(norm_gemm, x, 1),
-    LEAST(rotary_append, H, 1),
+    LEAST(rotary_append, H, 1), VIEW(rotary_append, q, 1),
     {"rotary_append", AT(rotary_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx", 0},
-    VIEW(rotary_append, q, 1),
-    LEAST(dt_state_update, R, 1),
+    LEAST(attention_step, D, 1), VIEW(attention_step, q, 1),
+    {"attention_step", AT(attention_step, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx", 0},
+    LEAST(dt_state_update, R, 1), VIEW(dt_state_update, r, 1),
     {"dt_state_update", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
-    VIEW(dt_state_update, r, 1),
-    LEAST(mamba2_inner, B, 0),
-    LEAST(mamba2_inner, H, 1),
-    LEAST(mamba2_inner, P, 1),
-    LEAST(mamba2_inner, N, 1),
-    LEAST(mamba2_inner, G, 1),
-    LEAST(mamba2_inner, F, 0),
+    LEAST(mamba2_inner, B, 0), LEAST(mamba2_inner, H, 1), LEAST(mamba2_inner, P, 1), LEAST(mamba2_inner, N, 1),
+    LEAST(mamba2_inner, G, 1), LEAST(mamba2_inner, F, 0),
     {"mamba2_inner", AT(mamba2_inner, H), SIZE, 3, SHAPE, "H 3 is not a multiple of G 2", 0},
     {"mamba2_inner", AT(mamba2_inner, P), SIZE, 257, SHAPE, "P is 257, must be at most 256", 0},
     {"mamba2_inner", AT(mamba2_inner, K), SIZE, 0, ARG, "in_proj_weight cannot be given with K == 0", 0},

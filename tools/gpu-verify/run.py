@@ -214,7 +214,7 @@ def check_pytest():
     tell(stage, "WRONG" if counts["FAILED"] or counts["ERROR"] else "LATE" if status == "late" else outcome(status), "%s; %s; %.0f s %s" % (", ".join("%d %s" % (v, k.lower()) for k, v in counts.items()), summary, took, " ".join(failed)[:300]), "all")
 
 
-CHECKOPS = ("ssd ssd_bwd gemm attention_bwd gated_norm_bwd mamba_inner mamba_inner_bwd mamba2_inner norm_gemm dt_state_update state_update gated_norm to_polar from_polar transform attention gemm_q8 gemm_q4k "
+CHECKOPS = ("ssd ssd_bwd gemm attention_bwd gated_norm_bwd mamba_inner mamba_inner_bwd mamba2_inner norm_gemm dt_state_update state_update gated_norm to_polar from_polar transform attention attention_step gemm_q8 gemm_q4k "
             "dense_block conv_norm map_product rnn_bwd selective_scan selective_scan_bwd mamba2_inner_bwd pointwise").split()
 
 

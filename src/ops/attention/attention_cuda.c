@@ -148,7 +148,7 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
 
 /* ---- few rows, many keys (split over keys) ----------------------------------------------------------------------- */
 
-enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 256 };
+enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 128 };
 
 const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_plan p = kr_attention_plan_of(args);

@@ -93,9 +93,10 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && kr_case_chance(c, 0.05))
     a->K = 8 * kr_case_int(c, 500, 3000), a->M = 8 * kr_case_int(c, 1, 2), a->N = 8 * kr_case_int(c, 1, 2),
     a->P = 0; /* many splits of K */
-  if (!far && is_half(c->dtype) && kr_case_chance(c, 0.1)) /* decoding steps of many sequences */
+  const int many_sequences = !far && is_half(c->dtype) && kr_case_chance(c, 0.2); /* a decoding step */
+  if (many_sequences)
     a->M = kr_case_int(c, 17, 64), a->N = 8 * kr_case_int(c, 1, 40), a->K = 8 * kr_case_int(c, 64, 160), a->P = 0;
-  if (!far && kr_case_chance(c, 0.08)) /* whole tiles and stages, and remainders of both */
+  else if (!far && kr_case_chance(c, 0.08)) /* whole tiles and stages, and remainders of both */
     a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 64 * kr_case_int(c, 2, 4) + 8 * kr_case_int(c, 0, 2),
     a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
   const int many_terms = !far && index % 90 == 63; /* enough for 16 multiprocessors */
@@ -106,6 +107,6 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   }
   if (!far && !many_terms && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* an output head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
-  give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, 4), far);
+  give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, many_sequences ? 2 : 4), far);
   return bound_result(c, a);
 }

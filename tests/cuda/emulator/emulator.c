@@ -301,6 +301,41 @@ void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t
   add_products(d, factors, 2);
 }
 
+/* ---- clusters ---------------------------------------------------------------------------------------------------- */
+
+/* What blocks of a launch have sent to the first of their cluster, and how many blocks of each cluster are done. */
+typedef struct sent {
+  int cluster;
+  uint32_t to;
+  float v[4];
+} sent;
+enum { MOST_SENT = 1 << 20, MOST_CLUSTERS = 1 << 16 };
+static sent *sents;
+static int n_sents, n_came[MOST_CLUSTERS], last_gathered = -1, is_complete;
+
+void kr_emulated_send(const void *to, const float v[4], int n_blocks) {
+  if (!sents) sents = malloc(MOST_SENT * sizeof *sents);
+  if (!sents || n_sents == MOST_SENT) fprintf(stderr, "emulator: %s sends too much\n", launched->name), abort();
+  sents[n_sents] = (sent){kr_emulated_now.block[0] / n_blocks, kr_emulated_shared_at(to), {v[0], v[1], v[2], v[3]}};
+  n_sents++;
+}
+
+int kr_emulated_gathered(int n_blocks) {
+  const int here = kr_emulated_now.block[0], cluster = here / n_blocks;
+  kr_emulated_sync();
+  if (cluster >= MOST_CLUSTERS) fprintf(stderr, "emulator: %s: too many clusters\n", launched->name), abort();
+  if (last_gathered == here) return is_complete;
+  last_gathered = here, is_complete = ++n_came[cluster] == n_blocks;
+  for (int i = 0; i < n_sents && is_complete; i++)
+    if (sents[i].cluster == cluster) memcpy(kr_emulated_at(sents[i].to), sents[i].v, sizeof sents[i].v);
+  return is_complete;
+}
+
+static void forget_clusters(void) {
+  if (last_gathered >= 0) memset(n_came, 0, sizeof n_came);
+  n_sents = 0, last_gathered = -1;
+}
+
 /* ---- Hopper ------------------------------------------------------------------------------------------------------ */
 
 void kr_emulated_arrive(int barrier, int n_threads) { (void)n_threads, n_arrived[barrier]++; }
@@ -590,6 +625,7 @@ static void launch(void *kernel, const unsigned grid[3], unsigned block, unsigne
                 first = order == KR_ORDER_RANDOM && !blocks_in_order ? (int64_t)random_below((uint32_t)n_blocks) : 0;
   launched = kernel, launched_args = args;
   n_launches++;
+  forget_clusters();
   if (block > MAX_THREADS) fprintf(stderr, "emulator: %u threads in a block\n", block), abort();
   for (int64_t k = 0; k < n_blocks; k++) {
     const int64_t i = order == KR_ORDER_BACKWARDS && !blocks_in_order ? n_blocks - 1 - k : (first + k) % n_blocks;

@@ -33,6 +33,11 @@ void kr_emulated_others_done(void); /* overlap.cuh */
 void kr_emulated_arrive(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
 
+/* Clusters of n_blocks along x (cluster.cuh): four floats for the shared memory of the first block, at the same place
+ * as `to` in this block's; whether all blocks of the cluster have come here: then this one has what they sent. */
+void kr_emulated_send(const void *to, const float v[4], int n_blocks);
+int kr_emulated_gathered(int n_blocks);
+
 /* Hopper's: transaction barriers, boxes of tensor maps (as described by fake_libcuda.c), warpgroup products. Addresses
  * are offsets in dynamic shared memory. Boxes arrive as late as possible; products are computed at once. */
 typedef struct kr_emulated_map {
