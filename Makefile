@@ -21,12 +21,14 @@ demo: setup ## build krait-demo (no GPU code) and enhance the bundled recording;
 	@ninja -C $(BUILD) krait-demo
 	@tools/demo $(BUILD)/krait-demo
 
-demo-video: setup ## build krait-demo and ask a tiny random model about a generated video (meaningless words); results in demo-output
+demo-video: ## build krait-demo and ask a tiny random model about a generated video (meaningless words); results in demo-output
+	@tools/setup video
 	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
 	@ninja -C $(BUILD) krait-demo
 	@tools/demo-video $(BUILD)/krait-demo
 
 test: build ## build and run all tests; summary at the end
+	@tools/setup video || echo "test: without libavfilter no test reads a video"
 	@ninja -C $(BUILD)
 	@tools/run-tests $(BUILD)
 
