@@ -41,13 +41,33 @@ static void set_number(const char *name, int value) {
   setenv(name, text, 1);
 }
 
+enum { MOST_BEFORE = 16 };
+
+/* The words of this process' command line before its last argc: the program's name, or, if the loader was started with
+ * the program as an argument (as the tarball does), the loader's own words, too. */
+static int words_before(int argc, char *words[MOST_BEFORE]) {
+  FILE *file = fopen("/proc/self/cmdline", "r");
+  char *word = NULL;
+  size_t bytes = 0;
+  int n = -argc, n_kept = 0;
+  if (!file) return 0;
+  while (getdelim(&word, &bytes, 0, file) > 0) n++;
+  rewind(file);
+  while (n_kept < n && n <= MOST_BEFORE && getdelim(&word, &bytes, 0, file) > 0)
+    if ((words[n_kept] = strdup(word))) n_kept++;
+  free(word);
+  fclose(file);
+  return n_kept == n ? n : 0;
+}
+
 /* In the new process; returns only on failure. */
 static void become(int rank, int n, int port, pid_t parent, int argc, char **argv) {
-  char **words = calloc((size_t)argc + 2, sizeof *words);
+  char **words = calloc((size_t)(argc + MOST_BEFORE + 1), sizeof *words);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (!words || getppid() != parent) return;
-  words[0] = "krait";
-  memcpy(words + 1, argv, (size_t)argc * sizeof *words);
+  const int before = words_before(argc, words);
+  if (before == 0) return;
+  memcpy(words + before, argv, (size_t)argc * sizeof *words);
   set_number("RANK", rank), set_number("LOCAL_RANK", rank), set_number("WORLD_SIZE", n),
       set_number("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
