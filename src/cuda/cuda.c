@@ -355,6 +355,22 @@ void kr_cuda_free(const kr_cuda *cuda, void *block) {
   leave(cuda, entered);
 }
 
+void *kr_cuda_alloc_host(const kr_cuda *cuda, size_t bytes) {
+  int entered;
+  void *block = NULL;
+  if (!cuda->driver->MemAllocHost || !cuda->driver->MemFreeHost || enter(cuda, &entered) < 0) return NULL;
+  if (cuda->driver->MemAllocHost(&block, bytes) != 0) block = NULL;
+  leave(cuda, entered);
+  return block;
+}
+
+void kr_cuda_free_host(const kr_cuda *cuda, void *block) {
+  int entered;
+  if (!block || enter(cuda, &entered) < 0) return;
+  cuda->driver->MemFreeHost(block);
+  leave(cuda, entered);
+}
+
 #define IN_CONTEXT(call, doing)                                    \
   do {                                                             \
     int entered;                                                   \

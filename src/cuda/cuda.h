@@ -98,6 +98,10 @@ void kr_cuda_compile(const kr_cuda *cuda, int first, int n);
 int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes,
                       void **block); /* reports needed and free bytes if memory is short */
 void kr_cuda_free(const kr_cuda *cuda, void *block);
+/* Host memory that copies to and from the device use without an intermediate copy of the driver's: NULL if there is
+ * none. A copy may still be running when its call returns. */
+void *kr_cuda_alloc_host(const kr_cuda *cuda, size_t bytes);
+void kr_cuda_free_host(const kr_cuda *cuda, void *block);
 int32_t kr_cuda_copy_in(const kr_cuda *cuda, void *to_device, const void *from, size_t bytes, void *stream);
 int32_t kr_cuda_copy_out(const kr_cuda *cuda, void *to, const void *from_device, size_t bytes, void *stream);
 int32_t kr_cuda_copy(const kr_cuda *cuda, void *to_device, const void *from_device, size_t bytes, void *stream);

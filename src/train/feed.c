@@ -27,10 +27,12 @@ struct kr_feed {
 
 /* ---- one batch ---- */
 
-int32_t kr_batch_open(int64_t B, int64_t F, int64_t N, kr_pool *pool, kr_batch_room *room) {
+int32_t kr_batch_open(const kr_cuda *cuda, int64_t B, int64_t F, int64_t N, kr_pool *pool, kr_batch_room *room) {
   const int64_t T = 1 + N / ((F - 1) / 2), plane = B * F * T;
+  const size_t n = (size_t)(6 * plane + 2 * B * N);
   *room = (kr_batch_room){.B = B, .F = F, .T = T, .N = N, .pool = pool};
-  room->noisy = kr_alloc_array((size_t)(6 * plane + 2 * B * N), sizeof(float));
+  if (cuda && (room->noisy = kr_cuda_alloc_host(cuda, n * sizeof(float)))) room->cuda = cuda;
+  else room->noisy = kr_alloc_array(n, sizeof(float));
   KR_CHECK(room->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
   room->clean = room->noisy + B * N, room->com_in = room->clean + B * N, room->com = room->com_in + 2 * plane,
   room->mag = room->com + 2 * plane, room->pha = room->mag + plane;
@@ -39,7 +41,8 @@ int32_t kr_batch_open(int64_t B, int64_t F, int64_t N, kr_pool *pool, kr_batch_r
 
 void kr_batch_close(kr_batch_room *room) {
   kr_stft_close(&room->stft);
-  kr_free(room->noisy);
+  if (room->cuda) kr_cuda_free_host(room->cuda, room->noisy);
+  else kr_free(room->noisy);
   *room = (kr_batch_room){0};
 }
 
@@ -100,7 +103,7 @@ int32_t kr_feed_open(const krait_ctx *ctx, kr_data *data, int64_t B, int64_t F, 
   pthread_cond_init(&f->changed, NULL);
   int32_t status = f->pool ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for batches");
   for (int k = 0; k < N_ROOMS && status >= 0; k++)
-    status = kr_batch_open(B, F, kr_data_samples(data), f->pool, &f->rooms[k]);
+    status = kr_batch_open(ctx->cuda, B, F, kr_data_samples(data), f->pool, &f->rooms[k]);
   if (status >= 0) f->has_thread = pthread_create(&f->thread, NULL, make_batches, f) == 0;
   if (status >= 0 && !f->has_thread) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no thread can be started for batches");
   if (status < 0) kr_feed_close(feed);

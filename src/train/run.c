@@ -445,7 +445,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(kr_batch_open(r->B, r->F, r->N, r->ctx->pool, &r->room));
+  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->room));
   if (r->train.discriminator) KR_TRY(kr_scorer_open(kr_pool_size(r->ctx->pool), &r->scorer));
   KR_TRY(kr_ranks_join(r->ranks, r->ctx));
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
@@ -599,7 +599,7 @@ static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
   KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(kr_batch_open(r->B, r->F, r->N, r->ctx->pool, &r->room));
+  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->room));
   times->batch = r->B, times->frames = r->T;
   r->train.discriminator_first = 0; /* those steps are the shorter ones */
   if (r->train.discriminator)
