@@ -8,18 +8,29 @@
 
 #include "status.h"
 
+/* Installed but unusable: a library that it needs is missing, or it is made for a newer C library than this process
+ * has, as the tarball's may be. "NAME: cannot open shared object file: No such file" says only that it is absent. */
+static void note_reason(kr_av *av, const char *name, const char *why) {
+  if (*av->need) return; /* the newest one's */
+  if (*name && strncmp(why, name, strlen(name)) == 0 && strstr(why, "No such file")) return;
+  snprintf(av->need, sizeof av->need, "FFmpeg's libavfilter, and the installed one cannot be used (%s)", why);
+}
+
 int kr_av_load(kr_av *av) {
   static const char *const names[] = {"libavfilter.so.11", "libavfilter.so.10", "libavfilter.so.9", "libavfilter.so.8",
                                       "libavfilter.so.7"};
   const char *why;
-  for (size_t i = 0; i < sizeof names / sizeof *names && !av->lib; i++) av->lib = kr_dlib_open(names[i], &why);
+  for (size_t i = 0; i < sizeof names / sizeof *names && !av->lib; i++)
+    if (!(av->lib = kr_dlib_open(names[i], &why))) note_reason(av, names[i], why);
+  if (!av->lib && !*av->need)
+    snprintf(av->need, sizeof av->need, "FFmpeg's libavfilter; install it (Debian: libavfilter-extra or ffmpeg)");
   if (!av->lib) return 0;
   int is_whole = 1;
   void *symbol;
 #define KR_AV(result, name, arguments)            \
   symbol = kr_dlib_find(av->lib, #name);          \
   memcpy(&av->name, &symbol, sizeof symbol);      \
-  is_whole &= symbol != NULL;
+  if (!symbol) note_reason(av, "", "it has no " #name), is_whole = 0;
 #include "avfilter.def"
 #undef KR_AV
   return is_whole;

@@ -17,6 +17,7 @@ typedef struct kr_av {
 #include "avfilter.def"
 #undef KR_AV
   kr_dlib *lib;
+  char need[640]; /* after a failed load: "FFmpeg's libavfilter; ...": install it, or why the installed one fails */
 } kr_av;
 
 /* The fields of AVFrame before those that moved between versions. */

@@ -107,10 +107,7 @@ static int32_t begin(reading *r, int fd, const char *name, int64_t side) {
            name);
   if (!kr_av_load(&r->av)) {
     kr_dlib_close(&r->av.lib);
-    return kr_fail(KRAIT_ERR_FILE_FORMAT,
-                   "%s: reading videos and images needs FFmpeg's libavfilter; install it (Debian: libavfilter-extra or "
-                   "ffmpeg)",
-                   name);
+    return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: reading videos and images needs %s", name, r->av.need);
   }
   r->graph = r->av.avfilter_graph_alloc(), r->frame = r->av.av_frame_alloc();
   kr_av_listen(&r->av, r->text);

@@ -116,9 +116,8 @@ int32_t kr_movie_decode(int from, int to, const char *name) {
   if (!kr_av_load(&av)) {
     kr_dlib_close(&av.lib);
     return kr_fail(KRAIT_ERR_FILE_FORMAT,
-                   "%s is %s, which needs FFmpeg's libavfilter; install it (Debian: libavfilter-extra or ffmpeg), or "
-                   "convert the file: ffmpeg -i '%s' -vn sound.wav",
-                   name, magics[row].name, name);
+                   "%s is %s, which needs %s, or convert the file: ffmpeg -i '%s' -vn sound.wav", name,
+                   magics[row].name, av.need, name);
   }
   return decode(&av, from, to, magics[row].demuxer,
                 name); /* the library stays loaded: it has its own threads and tables */

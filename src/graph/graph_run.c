@@ -219,10 +219,10 @@ static int32_t run_node(kr_runner *r, size_t n, void *stream) {
   call->stream = stream;
   call->flags &= ~(KR_CALL_AHEAD | KR_CALL_STATE_AHEAD);
   if (r->records) call->flags |= KR_NODE(r->graph, n)->ahead;
-  int32_t status = r->rows[n]->run(r->graph->ctx, r->args[n]);
+  const kr_node *node = KR_NODE(r->graph, n);
+  int32_t status = kr_op_run_said(node->op, r->rows[n], r->graph->ctx, r->args[n]);
   if (status >= 0) return status;
   char why[512];
-  const kr_node *node = KR_NODE(r->graph, n);
   strncpy(why, krait_error_detail(), sizeof why - 1);
   why[sizeof why - 1] = 0;
   return kr_fail(status, "graph: node %s (%s, row %s): %s", node->name, node->op->name, r->rows[n]->name, why);

@@ -157,9 +157,10 @@ static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *arg
   return kr_round_trip(op, ctx, args);
 }
 
-static int32_t run_timed(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
-  int64_t start = kr_clock_ns();
-  int32_t status = row->run(ctx, args);
+int32_t kr_op_run_said(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
+  if (!ctx || !ctx->verbose) return row->run(ctx, args);
+  const int64_t start = kr_clock_ns();
+  const int32_t status = row->run(ctx, args);
   kr_log("%s: row %s, %.1f us%s", op->name, row->name, (double)(kr_clock_ns() - start) * 1e-3,
          status < 0 ? ", failed" : "");
   return status;
@@ -173,7 +174,7 @@ int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, 
            row->name, (unsigned long long)needed);
   KR_TRY(note_fallback(op, row, ctx, args));
   atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_calls, 1, memory_order_relaxed);
-  return ctx->verbose ? run_timed(op, row, ctx, args) : row->run(ctx, args);
+  return kr_op_run_said(op, row, ctx, args);
 }
 
 int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {

@@ -76,6 +76,8 @@ int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, c
 /* For a call that is complete and checked; scratch_bytes: the row's requirement. */
 int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args,
                       uint64_t scratch_bytes);
+/* Runs this row; with KRAIT_VERBOSE it prints a line about the call. */
+int32_t kr_op_run_said(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args);
 
 /* The op of <op>.sig and of krait_<op>_args: its table and its two public functions. */
 #define KR_OP_DEFINE(op, its_rows, its_rules, its_cost, its_maker, its_cases)                                \

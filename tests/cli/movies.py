@@ -1,5 +1,6 @@
 """Files that libsndfile cannot read go through FFmpeg's libavfilter if installed; otherwise one line names the ffmpeg
 command. Playlists are never passed on."""
+import os
 import pathlib
 import sys
 import tempfile
@@ -40,6 +41,11 @@ with tempfile.TemporaryDirectory() as folder:
         check_error(1, "has no readable sound (FFmpeg: ", "enhance", *RUN, folder / "cut" / name)
     if not has_libavfilter():
         print("note: no libavfilter here; only the sentence that says so was tried")
+    (folder / "broken").mkdir()
+    for version in range(7, 12):  # installed, but not usable: the line says why
+        (folder / "broken" / f"libavfilter.so.{version}").write_bytes(b"nothing")
+    broken = dict(os.environ, LD_LIBRARY_PATH=f"{folder / 'broken'}:{os.environ.get('LD_LIBRARY_PATH', '')}")
+    check_error(1, "the installed one cannot be used (", "enhance", *RUN, folder / "second.m4a", "-f", env=broken)
     (folder / "list.m3u8").write_text("#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
     check_error(1, "not a readable audio file", "enhance", *RUN, folder / "list.m3u8")
     check_error(1, "can be read but not written", "enhance", *RUN, MOVIES.parent.parent.parent / "demo" / "noisy.flac", "-o", folder / "x.m4a")
