@@ -13,8 +13,21 @@
 #include "progress.h"
 #include "say.h"
 
+typedef struct watched {
+  cli_progress progress;
+  int64_t first; /* steps done by an earlier run; -1 before the first step of this one */
+  int has_checkpoint;
+} watched;
+
+/* What Ctrl-C says; a line of progress comes with a checkpoint. */
+static void say_when_stopped(int has_checkpoint) {
+  cli_catch_signals("train", has_checkpoint ? "; --resume continues from the last checkpoint"
+                                            : "; there was no checkpoint yet: start again");
+}
+
 static void show(void *user, const krait_train_report *r) {
-  (void)user;
+  watched *w = user;
+  if (!w->has_checkpoint) say_when_stopped(w->has_checkpoint = 1);
   cli_progress_end();
   printf(
       "step %lld/%lld  total %.4f  magnitude %.4f  phase %.4f  complex %.4f  consistency %.4f  metric %.4f  disc %.4f  "
@@ -25,11 +38,6 @@ static void show(void *user, const krait_train_report *r) {
   printf("\n");
   fflush(stdout);
 }
-
-typedef struct watched {
-  cli_progress progress;
-  int64_t first; /* steps done by an earlier run; -1 before the first step of this one */
-} watched;
 
 static int32_t watch(void *user, int64_t done, int64_t total) {
   watched *w = user;
@@ -134,8 +142,8 @@ int cmd_train(int argc, char **argv) {
   int opened = choose_device(&place, n_gpus, &run, device, sizeof device);
   if (opened < 0) opened = cli_run_open_ctx("train", &run, &ctx);
   if (opened >= 0) return opened;
-  if (place.rank == 0) /* only one process prints the line */
-    cli_catch_signals("train", "; --resume continues from the last checkpoint");
+  watcher.has_checkpoint = resume;
+  if (place.rank == 0) say_when_stopped(resume); /* only one process prints the line */
   options.place = &place;
   options.config = path, options.settings = (const char *const *)argv + first, options.n_settings = argc - first;
   cli_progress_begin(&watcher.progress, options.folder, NULL);
