@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <krait/model.h>
 
@@ -142,6 +143,13 @@ static int check_operands(const cli_verb *verb, int n) {
   return -1;
 }
 
+/* at: the word being read, unless the letter was its last. */
+static int refuse_letter(const cli_verb *verb, int letter, const char *at) {
+  return at && at[0] == '-' && access(at, F_OK) == 0
+             ? cli_usage_error(verb->name, "unknown option '-%c'; for the file '%s' write ./%s", letter, at, at)
+             : cli_usage_error(verb->name, "unknown option '-%c'", letter);
+}
+
 int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand) {
   cli_getopt tables;
   if (verb->n_options > MAX_OPTIONS)
@@ -154,7 +162,7 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
     if (code == ':') return cli_usage_error(verb->name, "option '%s' needs a value", word);
     if (code == HELP) return print_help(verb), 0;
     const cli_option *option = find_option(verb, code);
-    if (!option && optopt && optopt < FIRST_LONG) return cli_usage_error(verb->name, "unknown option '-%c'", optopt);
+    if (!option && optopt && optopt < FIRST_LONG) return refuse_letter(verb, optopt, argv[optind]);
     if (!option) return cli_usage_error(verb->name, "option '%s' is unknown, ambiguous, or takes no value", word);
     int status = take_value(verb, option, optarg);
     if (status >= 0) return status;

@@ -209,6 +209,7 @@ int32_t kr_quality_of(const float *clean, const float *other, int64_t n, kr_qual
   kr_si_sdr_push(&si_sdr, clean, other, n);
   kr_segsnr_push(&segsnr, clean, other, n);
   q->si_sdr_db = kr_si_sdr_db(&si_sdr);
+  if (isnan(q->si_sdr_db)) return KRAIT_OK; /* the clean one is silent */
   q->segsnr_db = kr_segsnr_db(&segsnr);
   KR_TRY(kr_llr(clean, other, n, &q->llr));
   KR_TRY(kr_wss(clean, other, n, &q->wss));

@@ -70,5 +70,5 @@ int32_t kr_av_fail(const kr_av *av, const char *name, const char *what, int erro
   char words[KR_AV_TEXT_BYTES] = "";
   if (error == -ENOMEM) return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
   if (!*text) av->av_strerror(error, words, sizeof words);
-  return kr_fail(KRAIT_ERR_FILE_READ, "%s has no readable %s (FFmpeg: %s)", name, what, *text ? text : words);
+  return kr_fail(KRAIT_ERR_FILE_READ, "%s has no readable %s; FFmpeg: %s", name, what, *text ? text : words);
 }

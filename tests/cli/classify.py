@@ -109,7 +109,7 @@ def films(folder, model):
     check(done.returncode == 0 and len(done.stdout.splitlines()) == 3 and "name %d" % of_picture[0]["class"] in done.stdout, done.stdout)
     empty = avi(folder / "empty.avi", [])
     done = krait(empty, picture, "-w", model)
-    check(done.returncode == 1 and "no readable picture" in done.stderr and "red.png" in done.stdout, f"a film without frames: {done.stderr!r}")
+    check(done.returncode == 1 and "no readable picture; FFmpeg: " in done.stderr and "red.png" in done.stdout, f"a film without frames: {done.stderr!r}")
     labels.write_text("one\n")
     done = krait(picture, "-w", model, "--labels", labels)
     check(done.returncode == 2 and "has 1 labels, the weights have 6" in done.stderr, done.stderr)

@@ -127,6 +127,7 @@ def sheets():
     width, height = size_of_png(sheet)
     check(width > 4 * 100 and height > 4 * 100, f"sheet of {width} x {height}")
     check_error(2, "exists", "describe", film, "-w", model, "--frames", sheet)
+    check_error(2, "ends in .png", "describe", film, "-w", model, "--frames", here / "sheet.jpg")
     describe(here / "2.avi", "-w", model, "-n", 1, "--frames", sheet, "--force")
     check(size_of_png(sheet)[1] < height / 2, "one row for two frames")
     check_error(1, "/dev/full", "describe", film, "-w", model, "-n", 1, "--frames", "/dev/full")

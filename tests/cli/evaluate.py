@@ -143,6 +143,8 @@ with tempfile.TemporaryDirectory() as name:
     silent = results(folder / "mono.wav", folder / "silence.wav")[0]["other"]
     check(silent["pesq"] is None and silent["segmental_snr_db"] is not None, f"silence: {silent}")
     check(b" 1 lacks some measures" in krait("evaluate", folder / "mono.wav", folder / "silence.wav").stdout, "silence is reported")
+    silent = results(folder / "silence.wav", folder / "mono.wav")[0]["other"]
+    check(set(silent.values()) == {None}, f"a silent clean recording has no measure: {silent}")
     (folder / "other/a/s1.wav").write_bytes(b"nothing")
     some = krait("evaluate", folder / "clean", folder / "other", "--json")
     check(some.returncode == 1 and json.loads(some.stdout)["failed"] == 1 and json.loads(some.stdout)["results"][0]["recordings"] == 2 and some.stderr.count(b"\n") == 1, f"one bad: {some}")

@@ -1,6 +1,7 @@
 """Help, unknown options and operands of every verb."""
 import pathlib
 import re
+import tempfile
 
 from run import check, check_error, finish, krait
 
@@ -36,6 +37,9 @@ for line in re.findall(r"krait (?:[a-z]+ .*|[a-z]+)$", readme, re.M):
             check(re.search(rf"(^|[ ,]){option}\b", helps[verb], re.M), f"README.md has krait {verb} {option}, which krait {verb} --help lacks")
 check(all(f"krait {verb}" in readme for verb in verbs if verb != "version"), "README.md names every verb")
 check_error(2, "unknown verb 'frobnicate'", "frobnicate")
+with tempfile.TemporaryDirectory() as folder:  # a file whose name begins like an option
+    pathlib.Path(folder, "-dash.wav").touch()
+    check_error(2, "for the file '-dash.wav' write ./-dash.wav", "enhance", "-dash.wav", cwd=folder)
 check_error(2, "needs a value", "convert", "a", "b", "--config")
 check_error(2, "missing", "convert", "a")
 check_error(2, "at most 1", "info", "a", "b")
