@@ -141,13 +141,13 @@ int cmd_describe(int argc, char **argv) {
   if (exit_status >= 0) return exit_status;
   if (!s.weights)
     return cli_usage_error(verb.name, "--weights is missing: give the folder with Mobile-VideoGPT's weights");
+  const char *const read_too[] = {s.weights, s.tokenizer};
+  const cli_outputs_rule rule = {.verb = verb.name, .read_too = read_too, .n_read_too = 2, .force = s.force};
+  if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   const char *const folder = s.frames ? strrchr(s.frames, '/') : NULL;
   const char *const extension = s.frames ? strrchr(folder ? folder : s.frames, '.') : NULL;
   if (extension && strcasecmp(extension, ".png") != 0)
     return cli_usage_error(verb.name, "--frames %s: the sheet is a PNG; give a name that ends in .png", s.frames);
-  const char *const read_too[] = {s.weights, s.tokenizer};
-  const cli_outputs_rule rule = {.verb = verb.name, .read_too = read_too, .n_read_too = 2, .force = s.force};
-  if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
   cli_hush_libraries(); /* the libraries for fonts and videos */
   work w = {.s = &s,
