@@ -143,10 +143,10 @@ static int check_operands(const cli_verb *verb, int n) {
   return -1;
 }
 
-/* at: the word being read, unless the letter was its last. */
-static int refuse_letter(const cli_verb *verb, int letter, const char *at) {
-  return at && at[0] == '-' && access(at, F_OK) == 0
-             ? cli_usage_error(verb->name, "unknown option '-%c'; for the file '%s' write ./%s", letter, at, at)
+/* word: the one that getopt reads from, or the next one if the letter was the last of its word. */
+static int refuse_letter(const cli_verb *verb, int letter, const char *word) {
+  return word && word[0] == '-' && strchr(word + 1, letter) && access(word, F_OK) == 0
+             ? cli_usage_error(verb->name, "unknown option '-%c'; for the file '%s' write ./%s", letter, word, word)
              : cli_usage_error(verb->name, "unknown option '-%c'", letter);
 }
 

@@ -146,7 +146,7 @@ int cmd_describe(int argc, char **argv) {
   if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   const char *const folder = s.frames ? strrchr(s.frames, '/') : NULL;
   const char *const extension = s.frames ? strrchr(folder ? folder : s.frames, '.') : NULL;
-  if (extension && strcasecmp(extension, ".png") != 0)
+  if (extension && strcasecmp(extension, ".png") != 0) /* none at all is allowed: /dev/stdout */
     return cli_usage_error(verb.name, "--frames %s: the sheet is a PNG; give a name that ends in .png", s.frames);
   cli_catch_signals(verb.name, "");
   cli_hush_libraries(); /* the libraries for fonts and videos */

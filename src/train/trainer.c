@@ -528,6 +528,8 @@ int32_t kr_trainer_draw_weights(kr_trainer *t) {
 
 /* ---- steps ---- */
 
+/* The copies may be from page-locked memory and still run when this returns: whoever calls it waits for the device
+ * before the caller's buffers change, as every step and validation does by reading its losses. */
 static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
   const int64_t plane = t->B * t->F * t->T;
   KR_TRY(put(t, t->v_com_in, batch->com_in, 2 * plane));
