@@ -187,6 +187,10 @@ void kr_emulated_await(const int32_t *from, int least) {
   if (*from < least) fprintf(stderr, "emulator: %s waits for a block that has not run\n", launched->name), abort();
 }
 
+void kr_emulated_again(void) {
+  fprintf(stderr, "emulator: %s waits for a block that has not run\n", launched->name), abort();
+}
+
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
 
 void kr_emulated_copy(void *to, const void *from, int n_bytes) {

@@ -32,6 +32,7 @@ void kr_emulated_sync_some(int barrier, int n_threads);
 void kr_emulated_others_done(void); /* overlap.cuh */
 void kr_emulated_arrive(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
+void kr_emulated_again(void); /* a poll of global memory was not satisfied: lets all others run first */
 
 /* Clusters of n_blocks along x (cluster.cuh): four floats for the shared memory of the first block, at the same place
  * as `to` in this block's; whether all blocks of the cluster have come here: then this one has what they sent. */
@@ -86,6 +87,9 @@ void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, un
  * program with a message. */
 void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                               const void *args);
+/* All blocks live at once and may wait for each other. Static shared memory is not for such kernels. */
+void kr_emulated_launch_together(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+                                 const void *args);
 
 #ifdef __cplusplus
 }
