@@ -11,12 +11,15 @@
 typedef struct __attribute__((aligned(16))) kr_two_words {
   uint64_t of[2];
 } kr_two_words;
-KR_DEV void kr_put_words(uint64_t *to, uint64_t a, uint64_t b) { *(kr_two_words *)to = kr_two_words{{a, b}}; }
+KR_DEV void kr_put_words(uint64_t *to, uint64_t a, uint64_t b) {
+  *(kr_two_words *)to = kr_two_words{{a, b}};
+  kr_emulated_published();
+}
 KR_DEV void kr_get_words(const uint64_t *from, uint64_t &a, uint64_t &b) {
   const kr_two_words words = *(const kr_two_words *)from;
   a = words.of[0], b = words.of[1];
 }
-KR_DEV void kr_put_word(uint64_t *to, uint64_t a) { *to = a; }
+KR_DEV void kr_put_word(uint64_t *to, uint64_t a) { *to = a, kr_emulated_published(); }
 KR_DEV uint64_t kr_get_word(const uint64_t *from) { return *from; }
 KR_DEV void kr_poll_again(void) { kr_emulated_again(); }
 #elif KR_TIER >= 70
