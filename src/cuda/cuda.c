@@ -35,7 +35,7 @@ struct kr_cuda {
   pthread_mutex_t lock;
   slot slots[N_SLOTS];
   loaded modules[MAX_MODULES];
-  int n_modules, cubins_refused;
+  int n_modules, cubins_refused, takes_together;
   kr_chains *chains; /* NULL: launches are issued one by one */
 };
 
@@ -49,6 +49,8 @@ static int32_t hold_device(int index, const kr_device_info *info, const kr_drive
   cuda->info = *info;
   kr_cu_result result = driver->DeviceGet(&cuda->device, index);
   if (!result) result = driver->DevicePrimaryCtxRetain(&cuda->context, cuda->device);
+  if (!result && driver->DeviceGetAttribute(&cuda->takes_together, KR_CU_ATTR_TOGETHER, cuda->device))
+    cuda->takes_together = 0;
   int32_t status = result ? kr_driver_fail(driver, result, "opening the device's context") : KRAIT_OK;
   if (!result && (status = kr_chains_open(driver, &cuda->chains)) < 0) driver->DevicePrimaryCtxRelease(cuda->device);
   if (status < 0) {
@@ -230,7 +232,7 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
 
 /* Older drivers cannot capture such launches. */
 int kr_cuda_starts_together(const kr_cuda *cuda) {
-  return cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000;
+  return cuda->takes_together && cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000;
 }
 
 /* Drivers before 12.3 cannot capture such launches. */

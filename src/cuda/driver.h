@@ -71,6 +71,7 @@ enum {
   KR_CU_ATTR_L2_BYTES = 38,
   KR_CU_ATTR_MAJOR = 75,
   KR_CU_ATTR_MINOR = 76,
+  KR_CU_ATTR_TOGETHER = 95, /* cooperative launches */
   KR_CU_ATTR_SHARED_OPTIN = 97,
   KR_CU_MAP_F16 = 6, /* a tensor map's types, swizzle, L2 promotion */
   KR_CU_MAP_BF16 = 9,

@@ -77,14 +77,14 @@ static int64_t percent = 100;
  * of compute capabilities 8.6, 8.9 and 12.0, the smallest that of those before 7.0. */
 enum { OLD = 61, LEAST = 49152, LITTLE = 101376, MUCH = 232448 };
 
-static int n_multiprocessors = 16;
+static int n_multiprocessors = 16, takes_together; /* launches whose blocks wait for each other */
 
 static int capability = 80;
 
 static void fake_device(int shared_bytes) {
   char fake[80];
-  snprintf(fake, sizeof fake, "capability=%d,shared=%d,multiprocessors=%d", capability, shared_bytes,
-           n_multiprocessors);
+  snprintf(fake, sizeof fake, "capability=%d,shared=%d,multiprocessors=%d,together=%d", capability, shared_bytes,
+           n_multiprocessors, takes_together);
   setenv("KR_FAKE_CUDA", fake, 1);
 }
 
@@ -258,6 +258,7 @@ typedef struct planted_args {
 
 static const char planted_image[] = "planted";
 static const char *planted_name;
+static int is_planted_together;
 
 static int32_t make_planted(kr_case *c, int64_t index) {
   planted_args *a = (planted_args *)c->args;
@@ -279,11 +280,15 @@ static int32_t planted_reference(const krait_ctx *ctx, const void *args) {
 
 static int32_t planted_run(const krait_ctx *ctx, const void *args) {
   const planted_args *a = args;
-  const kr_planted_plan plan = {a->x.data, a->out.data, (int32_t)a->n};
+  static _Alignas(16) uint64_t words[KR_PLANTED_WORDS];
+  const kr_planted_plan plan = {a->x.data, a->out.data, (int32_t)a->n, memset(words, 0, sizeof words)};
   void *kernel = kr_emulated_find(planted_image, planted_name);
   (void)ctx;
   KR_CHECK(kernel, KRAIT_ERR_DRIVER, "no kernel %s", planted_name);
-  kr_emulated_launch(kernel, (const unsigned[]){1, 1, 1}, 128, (unsigned)a->n * 4, &plan);
+  if (is_planted_together)
+    kr_emulated_launch_together(kernel, (const unsigned[]){KR_PLANTED_BLOCKS, 1, 1}, 40, 520, &plan);
+  else
+    kr_emulated_launch(kernel, (const unsigned[]){1, 1, 1}, 128, (unsigned)a->n * 4, &plan);
   return KRAIT_OK;
 }
 
@@ -299,7 +304,7 @@ static const kr_op planted_op = {.name = "planted",
                                  .n_cases = 20};
 
 /* In a child: its exit status (1: a wrong result) and output. */
-static int run_planted(const char *name, char *said, size_t said_bytes) {
+static int run_planted(const char *name, int is_together, char *said, size_t said_bytes) {
   int ends[2], status = 0;
   size_t used = 0;
   assert_int_equal(pipe(ends), 0);
@@ -308,7 +313,7 @@ static int run_planted(const char *name, char *said, size_t said_bytes) {
     krait_ctx *ctx = NULL;
     const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
     dup2(ends[1], 2);
-    planted_name = name;
+    planted_name = name, is_planted_together = is_together;
     if (krait_ctx_open(&options, &ctx) < 0) _exit(2);
     int64_t n = 0;
     for (int order = 0; order < KR_N_ORDERS; order++)
@@ -327,15 +332,19 @@ static int run_planted(const char *name, char *said, size_t said_bytes) {
 static void planted_faults_are_found(void **state) {
   static const struct {
     const char *name, *says;
-    int needs_sanitizer;
-  } faults[] = {{"kr_planted_missing_barrier", "", 0},
-                {"kr_planted_lucky_order", "", 0},
-                {"kr_planted_barrier_for_half", "wait at a block barrier", 0},
-                {"kr_planted_read_past_input", "use-after-poison", 1},
-                {"kr_planted_write_past_shared", "out of bounds", 1},
-                {"kr_planted_write_past_dynamic", "heap-buffer-overflow", 1},
-                {"kr_planted_misaligned", "misaligned address", 1},
-                {"kr_planted_misaligned_copy", "copies 16 bytes", 0}};
+    int needs_sanitizer, is_together;
+  } faults[] = {{"kr_planted_missing_barrier", "", 0, 0},
+                {"kr_planted_lucky_order", "", 0, 0},
+                {"kr_planted_barrier_for_half", "wait at a block barrier", 0, 0},
+                {"kr_planted_read_past_input", "use-after-poison", 1, 0},
+                {"kr_planted_write_past_shared", "out of bounds", 1, 0},
+                {"kr_planted_write_past_dynamic", "heap-buffer-overflow", 1, 0},
+                {"kr_planted_misaligned", "misaligned address", 1, 0},
+                {"kr_planted_misaligned_copy", "copies 16 bytes", 0, 0},
+                {"kr_planted_word_forgotten", "in polls", 0, 1},
+                {"kr_planted_bytes_not_awaited", "", 0, 1},
+                {"kr_planted_static_shared", "static shared memory", 0, 1}};
+  static const char *const right[] = {"kr_planted_right", "kr_planted_words", "kr_planted_bytes"};
   static char said[1 << 16];
 #if defined(__SANITIZE_ADDRESS__)
   const int sanitized = 1;
@@ -344,11 +353,13 @@ static void planted_faults_are_found(void **state) {
 #endif
   (void)state;
   kr_emulated_name(planted_image, "planted");
-  assert_int_equal(run_planted("kr_planted_right", said, sizeof said), 0);
-  assert_string_equal(said, "");
+  for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+    assert_int_equal(run_planted(right[i], i > 0, said, sizeof said), 0);
+    assert_string_equal(said, "");
+  }
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
     if (faults[i].needs_sanitizer && !sanitized) continue;
-    const int status = run_planted(faults[i].name, said, sizeof said);
+    const int status = run_planted(faults[i].name, faults[i].is_together, said, sizeof said);
     print_message("  %-32s exit status %d%s%s\n", faults[i].name, status,
                   faults[i].says[0] ? ", says: " : ", wrong results", faults[i].says);
     if (status == 0) fail_msg("%s went unnoticed", faults[i].name);
@@ -365,10 +376,14 @@ static void limit_loops_do_what_is_counted(void **state) {
   kr_cuda *cuda;
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
+  takes_together = 1; /* with the exponentials */
+  fake_device(MUCH);
   assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
+  assert_true(kr_cuda_starts_together(cuda));
   for (int with_exps = 0; with_exps < 2; with_exps++) {
-    assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, &kernels[with_exps],
-                                    &(kr_grid){.x = 2, .block = KR_LIMIT_THREADS}, &plan, sizeof plan),
+    const kr_grid grid = {.x = 2, .block = KR_LIMIT_THREADS, .is_together = with_exps};
+    memset(out, 0xff, sizeof out);
+    assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, &kernels[with_exps], &grid, &plan, sizeof plan),
                      KRAIT_OK);
     for (int i = 0; i < 2 * KR_LIMIT_THREADS; i++) {
       double sum = 0;
@@ -380,6 +395,14 @@ static void limit_loops_do_what_is_counted(void **state) {
       assert_true(fabs(out[i] - sum) < 1e-4);
     }
   }
+  const kr_grid too_many = {.x = 4096, .block = KR_LIMIT_THREADS, .is_together = 1};
+  assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, kernels, &too_many, &plan, sizeof plan),
+                   KRAIT_ERR_DRIVER);
+  kr_cuda_close(&cuda);
+  takes_together = 0;
+  fake_device(MUCH);
+  assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
+  assert_false(kr_cuda_starts_together(cuda));
   kr_cuda_close(&cuda);
 }
 

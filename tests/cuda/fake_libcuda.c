@@ -1,8 +1,8 @@
 /* fake_libcuda.c: a driver library for tests without a GPU: device memory is host memory that only copies and kernels
  * may access (host access ends the test, as on a GPU), kernels do nothing (or run in the emulator: KR_EMULATE),
  * launches unsupported by the compute capability are refused, and failures are injected: KR_FAKE_CUDA controls start-up
- * ("init=999,version=8000,count=0,capability=50"), fake_cuda_fail_at makes the n-th later call fail. fake_cuda_held
- * counts resources not released. */
+ * ("init=999,version=8000,count=0,capability=50"; "together=1": blocks of a launch may wait for each other),
+ * fake_cuda_fail_at makes the n-th later call fail. fake_cuda_held counts resources not released. */
 #define _DEFAULT_SOURCE /* MADV_DONTNEED, MAP_NORESERVE */
 #include <pthread.h>
 #include <stdint.h>
@@ -13,7 +13,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, NOT_WHILE_RECORDING = 900 };
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_BINARY = 209, NOT_FOUND = 500, TOO_MANY_TOGETHER = 720 };
+enum { NOT_SUPPORTED = 801, NOT_WHILE_RECORDING = 900 };
+enum { PLAIN, AHEAD, TOGETHER }; /* launches */
 enum { GLOBAL, THREAD_LOCAL, RELAXED }; /* capture modes */
 
 static _Atomic long calls, loads;
@@ -184,6 +186,7 @@ FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(devic
               : attribute == 97 ? shared_bytes()
               : attribute == 16 ? (int)setting("multiprocessors=", 8)
               : attribute == 38 ? (int)setting("l2=", 8)
+              : attribute == 95 ? (int)setting("together=", 0)
                                 : 8)
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, taken())
 FAKE(cuCtxCreate_v2, (void **context, unsigned flags, int device), UNUSED(flags), UNUSED(device),
@@ -245,20 +248,20 @@ static void *find(void *module, const char *name) {
 }
 static unsigned most_threads(const void *function) { return ((const kernel *)function)->most_threads; }
 static unsigned own_shared(const void *function) { return ((const kernel *)function)->shared; }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
-                int is_ahead) {
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args, int how) {
   void *const emulated = ((kernel *)function)->emulated;
   open_memory();
-  (is_ahead ? kr_emulated_launch_ahead : kr_emulated_launch)(emulated, grid, block, shared, args);
+  (how == AHEAD      ? kr_emulated_launch_ahead
+   : how == TOGETHER ? kr_emulated_launch_together
+                     : kr_emulated_launch)(emulated, grid, block, shared, args);
   close_memory();
 }
 #else
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
 static unsigned most_threads(const void *function) { return UNUSED(function), 1024; }
 static unsigned own_shared(const void *function) { return UNUSED(function), 0; }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
-                int is_ahead) {
-  UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args), UNUSED(is_ahead);
+static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args, int how) {
+  UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args), UNUSED(how);
 }
 #endif
 /* Tensor maps for the emulator: 16-bit elements, 128-byte swizzling. */
@@ -312,7 +315,7 @@ typedef struct fake_graph {
     void *function;
     unsigned grid[3], block, shared;
     const void *args; /* NULL: copied */
-    int is_ahead;
+    int how;
     _Alignas(16) unsigned char copied[MOST_ARGS];
   } nodes[64];
   int n;
@@ -335,14 +338,21 @@ static int takes(const void *function, const unsigned grid[3], unsigned block, u
          block <= most_threads(function) && shared + own_shared(function) <= (unsigned)shared_bytes();
 }
 
-static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
-                  int is_ahead) {
+/* Whether all blocks are resident at once; registers aside. */
+static int fit_together(const void *function, const unsigned grid[3], unsigned block, unsigned shared) {
+  const unsigned each = shared + own_shared(function) + 1024, by_shared = ((unsigned)shared_bytes() + 1024) / each,
+                 by_threads = 2048 / block, most = by_shared < by_threads ? by_shared : by_threads;
+  return (uint64_t)grid[0] * grid[1] * grid[2] <= (uint64_t)most * (uint64_t)setting("multiprocessors=", 8);
+}
+
+static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args, int how) {
   if (!takes(function, grid, block, shared)) return INVALID_VALUE;
-  if (!recording || !recorded) return run(function, grid, block, shared, args, is_ahead), 0;
+  if (how == TOGETHER && !fit_together(function, grid, block, shared)) return TOO_MANY_TOGETHER;
+  if (!recording || !recorded) return run(function, grid, block, shared, args, how), 0;
   if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes))
     return setting("record=", 0) ? OUT_OF_MEMORY : 0;
   recorded->nodes[recorded->n].function = function, recorded->nodes[recorded->n].block = block,
-  recorded->nodes[recorded->n].shared = shared, recorded->nodes[recorded->n].is_ahead = is_ahead;
+  recorded->nodes[recorded->n].shared = shared, recorded->nodes[recorded->n].how = how;
   copy_args(recorded->nodes[recorded->n].copied, args);
   memcpy(recorded->nodes[recorded->n++].grid, grid, 3 * sizeof *grid);
   return 0;
@@ -351,7 +361,14 @@ FAKE(cuLaunchKernel,
      (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
       void *stream, void **parameters, void **extra),
      UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra);
-     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0], 0);
+     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0], PLAIN);
+     if (launched) return launched)
+FAKE(cuLaunchCooperativeKernel,
+     (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+      void *stream, void **parameters),
+     UNUSED(by), UNUSED(bz), UNUSED(stream);
+     if (!setting("together=", 0)) return NOT_SUPPORTED;
+     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0], TOGETHER);
      if (launched) return launched)
 /* CUlaunchConfig with attributes: programmatic stream serialization, and clusters along x. */
 typedef struct fake_attribute {
@@ -372,14 +389,14 @@ static int is_cluster(const fake_config *c, const fake_attribute *a) {
   return a->id == 4 && a->of.cluster[0] >= 1 && a->of.cluster[0] <= 8 && c->grid[0] % a->of.cluster[0] == 0;
 }
 FAKE(cuLaunchKernelEx, (const fake_config *c, void *function, void **parameters, void **extra), UNUSED(extra);
-     int ahead = 0;
+     int how = PLAIN;
      for (unsigned i = 0; i < c->n_attributes; i++) {
        const fake_attribute *a = &c->attributes[i];
-       if (a->id == 6 && a->of.value == 1) ahead = 1;
+       if (a->id == 6 && a->of.value == 1) how = AHEAD;
        else if (!is_cluster(c, a)) return INVALID_VALUE;
      }
-     launches_ahead += ahead;
-     const int launched = launch(function, c->grid, c->block[0], c->shared, parameters[0], ahead);
+     launches_ahead += how == AHEAD;
+     const int launched = launch(function, c->grid, c->block[0], c->shared, parameters[0], how);
      if (launched) return launched)
 
 /* args are not copied: they must live until the launch. */
@@ -403,7 +420,7 @@ FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long l
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
      fake_graph *g = instance;
      for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared,
-                                        g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied, g->nodes[i].is_ahead))
+                                        g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied, g->nodes[i].how))
 EXPORT int cuGraphExecDestroy(void *instance);
 int cuGraphExecDestroy(void *instance) { return free(instance), left(), 0; }
 EXPORT int cuGraphDestroy(void *graph);

@@ -1,6 +1,6 @@
-/* emulator.c: runs a kernel's threads on the host as coroutines. One block at a time; within it a warp runs until all
- * its threads wait or are done. A deadlock ends the program with a message. AddressSanitizer is told about every
- * switch, so that it checks the coroutines' stacks too. */
+/* emulator.c: runs a kernel's threads on the host as coroutines. One block at a time, or all in rounds; a block runs
+ * until all its threads wait or are done, and so does a warp within it. A deadlock ends the program with a message.
+ * AddressSanitizer is told about every switch, so that it checks the coroutines' stacks too. */
 #define _GNU_SOURCE
 #include "emulator.h"
 
@@ -22,8 +22,10 @@
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP, STACK_BYTES = 256 * 1024 };
 enum { MAX_COPIES = 128, N_BARRIERS = 24, WARPGROUPS = 16 /* their barriers start here */, WARPGROUP = 128 };
-enum { MAX_BYTE_BARRIERS = 32, MAX_BOXES = 64, SHARED_ALIGNMENT = 1024 };
-enum { DONE, READY, AT_BARRIER, AT_WARP, AT_BYTES };
+enum { MAX_BYTE_BARRIERS = 64, MAX_BOXES = 256, SHARED_ALIGNMENT = 1024 };
+enum { MOST_TOGETHER = 1024, MOST_QUIET = 100 /* rounds */ };
+enum { DONE, READY, AT_BARRIER, AT_WARP, AT_BYTES, AT_POLL };
+enum { PLAIN, AHEAD, TOGETHER }; /* launches */
 
 /* A pending asynchronous copy. */
 typedef struct copy {
@@ -48,7 +50,7 @@ typedef struct fiber {
   unsigned n_groups; /* committed */
 } fiber;
 
-/* A transaction barrier, and a pending box. */
+/* A transaction barrier, and what is under way to shared memory: a box, or bytes. */
 typedef struct byte_barrier {
   uint32_t address, phase;
   int arrivals, left;
@@ -56,23 +58,30 @@ typedef struct byte_barrier {
 } byte_barrier;
 typedef struct box {
   kr_emulated_map map;
+  const void *bytes; /* NULL: a box */
   uint32_t to, barrier;
-  int at[4];
+  int at[4], n_bytes;
 } box;
-static byte_barrier byte_barriers[MAX_BYTE_BARRIERS];
-static int n_byte_barriers;
-static box boxes[MAX_BOXES];
-static int n_boxes, n_arrived[N_BARRIERS];
+
+typedef struct block {
+  kr_emulated_place place;
+  fiber *fibers; /* MAX_THREADS */
+  byte_barrier byte_barriers[MAX_BYTE_BARRIERS];
+  box boxes[MAX_BOXES]; /* the oldest first */
+  int n_byte_barriers, n_boxes, n_arrived[N_BARRIERS], is_done;
+} block;
 
 kr_emulated_place kr_emulated_now;
 
-static fiber fibers[MAX_THREADS], scheduler;
-static fiber *running;
+static block *blocks[MOST_TOGETHER], *current; /* those that live, and the running one */
+static fiber *fibers;                          /* its own */
+static fiber *running, scheduler;
+static int came_further; /* anything but a poll that was not satisfied, since the round began */
 static const void *scheduler_bottom;
 static size_t scheduler_bytes;
 static kr_emulated_kernel *kernels, *launched;
 static const void *launched_args;
-static int order, blocks_in_order, warp_order[MAX_WARPS], lane_order[WARP];
+static int order, blocks_in_order, n_together, block_order[MOST_TOGETHER], warp_order[MAX_WARPS], lane_order[WARP];
 static int64_t skipped_barrier = -1, n_skipped, n_launches, n_ahead, n_waited;
 static uint32_t random_state = 1;
 static struct { const void *image; const char *module; } images[512];
@@ -170,6 +179,7 @@ static void resume(int thread) {
   running = f;
   kr_emulated_now.thread = thread;
   switch_fibers(&scheduler, f, f->stack, STACK_BYTES);
+  came_further |= f->state != AT_POLL;
 }
 
 /* ---- called by kernels ------------------------------------------------------------------------------------------- */
@@ -182,9 +192,11 @@ void kr_emulated_sync_some(int barrier, int n_threads) {
 
 void kr_emulated_sync(void) { kr_emulated_sync_some(0, 0); }
 
-/* Blocks run one after another. */
+void kr_emulated_again(void) { wait_for(AT_POLL); }
+void kr_emulated_published(void) { came_further = 1; }
+
 void kr_emulated_await(const int32_t *from, int least) {
-  if (*from < least) fprintf(stderr, "emulator: %s waits for a block that has not run\n", launched->name), abort();
+  while (*(const volatile int32_t *)from < least) kr_emulated_again();
 }
 
 void kr_emulated_sync_warp(void) { wait_for(AT_WARP); }
@@ -323,6 +335,7 @@ void kr_emulated_send(const void *to, const float v[4], int n_blocks) {
 int kr_emulated_gathered(int n_blocks) {
   const int here = kr_emulated_now.block[0], cluster = here / n_blocks;
   kr_emulated_sync();
+  if (n_together > 1) fprintf(stderr, "emulator: %s: clusters of blocks that live at once\n", launched->name), abort();
   if (cluster >= MOST_CLUSTERS) fprintf(stderr, "emulator: %s: too many clusters\n", launched->name), abort();
   if (last_gathered == here) return is_complete;
   last_gathered = here, is_complete = ++n_came[cluster] == n_blocks;
@@ -338,7 +351,7 @@ static void forget_clusters(void) {
 
 /* ---- Hopper ------------------------------------------------------------------------------------------------------ */
 
-void kr_emulated_arrive(int barrier, int n_threads) { (void)n_threads, n_arrived[barrier]++; }
+void kr_emulated_arrive(int barrier, int n_threads) { (void)n_threads, current->n_arrived[barrier]++; }
 
 void kr_emulated_sync_warpgroup(void) {
   running->barrier = WARPGROUPS + kr_emulated_now.thread / WARPGROUP, running->n_expected = WARPGROUP;
@@ -356,8 +369,8 @@ static unsigned char *shared(uint32_t address) { return kr_emulated_now.dynamic_
 void *kr_emulated_at(uint32_t address) { return shared(address); }
 
 static byte_barrier *byte_barrier_at(uint32_t address) {
-  for (int i = 0; i < n_byte_barriers; i++)
-    if (byte_barriers[i].address == address) return &byte_barriers[i];
+  for (int i = 0; i < current->n_byte_barriers; i++)
+    if (current->byte_barriers[i].address == address) return &current->byte_barriers[i];
   fprintf(stderr, "emulator: %s: no barrier was opened at %u\n", launched->name, address), abort();
 }
 
@@ -369,10 +382,12 @@ static void end_phase(byte_barrier *b) {
 }
 
 void kr_emulated_barrier_open(uint32_t barrier, int arrivals) {
-  if (n_byte_barriers == MAX_BYTE_BARRIERS || barrier % 8)
-    fprintf(stderr, "emulator: %s: a barrier at %u, %d are open\n", launched->name, barrier, n_byte_barriers), abort();
+  const int n_open = current->n_byte_barriers;
+  if (n_open == MAX_BYTE_BARRIERS || barrier % 8)
+    fprintf(stderr, "emulator: %s: a barrier at %u, %d are open\n", launched->name, barrier, n_open), abort();
   memset(shared(barrier), 0, 8);
-  byte_barriers[n_byte_barriers++] = (byte_barrier){.address = barrier, .arrivals = arrivals, .left = arrivals};
+  current->byte_barriers[current->n_byte_barriers++] =
+      (byte_barrier){.address = barrier, .arrivals = arrivals, .left = arrivals};
 }
 
 void kr_emulated_barrier_arrive(uint32_t barrier, int bytes) {
@@ -400,26 +415,29 @@ static int64_t box_bytes(const kr_emulated_map *m) {
   return n;
 }
 
-void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]) {
-  if (n_boxes == MAX_BOXES)
+static box *new_box(uint32_t to, uint32_t barrier, int64_t n_bytes) {
+  if (current->n_boxes == MAX_BOXES)
     fprintf(stderr, "emulator: %s: more than %d boxes under way\n", launched->name, MAX_BOXES), abort();
-  box *b = &boxes[n_boxes++];
-  memcpy(&b->map, (const void *)(uintptr_t)map, sizeof b->map);
-  if (to % SHARED_ALIGNMENT || b->map.box[0] * b->map.bytes != 128)
-    fprintf(stderr, "emulator: %s: a box of %u elements at %u\n", launched->name, b->map.box[0], to), abort();
-  b->to = to, b->barrier = barrier;
-  memcpy(b->at, at, sizeof b->at);
-  memset(shared(to), 0xfb, (size_t)box_bytes(&b->map));
+  box *const b = &current->boxes[current->n_boxes++];
+  *b = (box){.to = to, .barrier = barrier, .n_bytes = (int)n_bytes};
+  memset(shared(to), 0xfb, (size_t)n_bytes);
+  return b;
 }
 
-/* Bytes arrive at once. */
+void kr_emulated_load_box(uint32_t to, uint64_t map, uint32_t barrier, const int at[4]) {
+  kr_emulated_map m;
+  memcpy(&m, (const void *)(uintptr_t)map, sizeof m);
+  if (to % SHARED_ALIGNMENT || m.box[0] * m.bytes != 128)
+    fprintf(stderr, "emulator: %s: a box of %u elements at %u\n", launched->name, m.box[0], to), abort();
+  box *const b = new_box(to, barrier, box_bytes(&m));
+  b->map = m;
+  memcpy(b->at, at, sizeof b->at);
+}
+
 void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
   if ((to | (uint32_t)bytes | (uint32_t)(uintptr_t)from) % 16)
     fprintf(stderr, "emulator: %s: a bulk copy of %d bytes from %p to %u\n", launched->name, bytes, from, to), abort();
-  byte_barrier *b = byte_barrier_at(barrier);
-  memcpy(shared(to), from, (size_t)bytes);
-  b->bytes -= bytes;
-  end_phase(b);
+  new_box(to, barrier, bytes)->bytes = from;
 }
 
 /* Address of a box's element i in its tensor, or NULL outside. */
@@ -446,6 +464,7 @@ static uint16_t sum_of(uint16_t a, uint16_t b, int is_bf16) {
 /* A box is stored at once. */
 void kr_emulated_store_box(uint64_t map, uint32_t from, const int at[4], int adds) {
   kr_emulated_map m;
+  kr_emulated_published();
   memcpy(&m, (const void *)(uintptr_t)map, sizeof m);
   for (int64_t i = 0; i < box_bytes(&m) / m.bytes; i++) {
     uint16_t *const to = (uint16_t *)box_element(&m, at, i);
@@ -454,21 +473,26 @@ void kr_emulated_store_box(uint64_t map, uint32_t from, const int at[4], int add
   }
 }
 
-/* The oldest box arrives. */
-static int receive_box(void) {
-  if (!n_boxes) return 0;
-  const box b = boxes[0];
-  const kr_emulated_map *m = &b.map;
-  memmove(boxes, boxes + 1, (size_t)--n_boxes * sizeof *boxes);
+static void copy_box(const box *b) {
+  const kr_emulated_map *m = &b->map;
   const int64_t n = box_bytes(m) / m->bytes;
   for (int64_t i = 0; i < n; i++) {
-    const unsigned char *const from = box_element(m, b.at, i);
-    unsigned char *const to = box_place(m, b.to, i);
+    const unsigned char *const from = box_element(m, b->at, i);
+    unsigned char *const to = box_place(m, b->to, i);
     if (from) memcpy(to, from, m->bytes);
     else memset(to, 0, m->bytes);
   }
+}
+
+/* The oldest box arrives. */
+static int receive_box(void) {
+  if (!current->n_boxes) return 0;
+  const box b = current->boxes[0];
+  memmove(current->boxes, current->boxes + 1, (size_t)--current->n_boxes * sizeof b);
+  if (b.bytes) memcpy(shared(b.to), b.bytes, (size_t)b.n_bytes);
+  else copy_box(&b);
   byte_barrier *barrier = byte_barrier_at(b.barrier);
-  barrier->bytes -= box_bytes(m);
+  barrier->bytes -= b.n_bytes;
   end_phase(barrier);
   return 1;
 }
@@ -540,8 +564,8 @@ static int release_barriers(int n, int n_done) {
     for (int i = 0; i < n; i++)
       if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b)
         waiting++, expected = b ? fibers[i].n_expected : expected;
-    if (!waiting || waiting + n_arrived[b] != expected) continue;
-    n_arrived[b] = 0;
+    if (!waiting || waiting + current->n_arrived[b] != expected) continue;
+    current->n_arrived[b] = 0;
     for (int i = 0; i < n; i++)
       if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b) fibers[i].state = READY;
     released += waiting;
@@ -561,16 +585,22 @@ static void run_warp(int warp) {
   }
 }
 
-static void fail_stuck(int n) {
+static void fail_stuck(void) {
+  int n = 0, found[AT_POLL + 1] = {0};
+  for (int b = 0; b < n_together; b++) {
+    fibers = blocks[b]->fibers, n += blocks[b]->place.block_threads;
+    for (int state = 0; state <= AT_POLL; state++) found[state] += count(0, blocks[b]->place.block_threads, state);
+  }
   fprintf(stderr,
-          "emulator: %s/%s: of %d threads %d wait at a block barrier, %d for their warp, %d for bytes, %d are done\n",
-          launched->module, launched->name, n, count(0, n, AT_BARRIER), count(0, n, AT_WARP), count(0, n, AT_BYTES),
-          count(0, n, DONE));
+          "emulator: %s/%s: of %d threads of %d blocks %d wait at a block barrier, %d for their warp, %d for bytes, %d "
+          "in polls, %d are done\n",
+          launched->module, launched->name, n, n_together, found[AT_BARRIER], found[AT_WARP], found[AT_BYTES],
+          found[AT_POLL], found[DONE]);
   abort();
 }
 
-/* For every module, before every block; memset would stop at the red zones, and a loop takes a quarter of the tests'
- * time. */
+/* For every module, before every block or all together; memset would stop at the red zones, and a loop takes a quarter
+ * of the tests' time. */
 __attribute__((no_sanitize("address"))) static void spoil_static_shared(void) {
 #ifdef __x86_64__
   void *to = __start_kr_shared;
@@ -579,6 +609,13 @@ __attribute__((no_sanitize("address"))) static void spoil_static_shared(void) {
 #else
   for (volatile unsigned char *p = __start_kr_shared; p < __stop_kr_shared; p++) *p = 0xff;
 #endif
+}
+
+/* There is one for all blocks: those that live at once must not use it. */
+__attribute__((no_sanitize("address"))) static int is_static_shared_spoilt(void) {
+  for (const unsigned char *p = __start_kr_shared; p < __stop_kr_shared; p++)
+    if (*p != 0xff) return 0;
+  return 1;
 }
 
 static uint32_t random_below(uint32_t n) {
@@ -594,57 +631,103 @@ static void choose_order(int *at, int n) {
   }
 }
 
-static void run_block(unsigned shared_bytes) {
-  const int n = kr_emulated_now.block_threads, n_warps = (n + WARP - 1) / WARP;
+static void enter_block(block *b) { current = b, fibers = b->fibers, kr_emulated_now = b->place; }
+
+/* Block `i` of the launch becomes the `which`-th of those that live. */
+static void start_block(int which, int64_t i, const unsigned grid[3], unsigned n_threads, unsigned shared_bytes) {
   void *dynamic = NULL;
-  if (posix_memalign(&dynamic, SHARED_ALIGNMENT, shared_bytes ? shared_bytes : 1))
+  block *b = blocks[which];
+  if (!b) b = blocks[which] = calloc(1, sizeof *b);
+  if (b && !b->fibers) b->fibers = calloc(MAX_THREADS, sizeof *b->fibers);
+  if (!b || !b->fibers || posix_memalign(&dynamic, SHARED_ALIGNMENT, shared_bytes ? shared_bytes : 1))
     fprintf(stderr, "emulator: no memory for a block\n"), abort();
-  kr_emulated_now.dynamic_shared = dynamic;
-  n_byte_barriers = n_boxes = 0;
-  memset(n_arrived, 0, sizeof n_arrived);
-  if (shared_bytes) memset(kr_emulated_now.dynamic_shared, 0xff, shared_bytes);
-  spoil_static_shared();
+  if (shared_bytes) memset(dynamic, 0xff, shared_bytes);
+  b->place = (kr_emulated_place){.block_threads = (int)n_threads, .grid_x = (int)grid[0], .dynamic_shared = dynamic,
+    .block = {(int)(i % grid[0]), (int)(i / grid[0] % grid[1]), (int)(i / grid[0] / grid[1])}};
+  b->n_byte_barriers = b->n_boxes = b->is_done = 0;
+  memset(b->n_arrived, 0, sizeof b->n_arrived);
+  for (unsigned t = 0; t < n_threads; t++)
+    b->fibers[t].state = READY, b->fibers[t].n_barriers = 0, b->fibers[t].n_shuffles = 0, b->fibers[t].n_copies = 0,
+    b->fibers[t].n_groups = 0;
+}
+
+/* Runs a block until none of its threads can. Boxes arrive when all wait for the block itself; while some poll, only
+ * when no block comes further. */
+static void visit(block *b) {
+  const int n = b->place.block_threads, n_warps = (n + WARP - 1) / WARP;
+  enter_block(b);
   choose_order(warp_order, n_warps);
   choose_order(lane_order, WARP);
-  for (int i = 0; i < n; i++)
-    fibers[i].state = READY, fibers[i].n_barriers = 0, fibers[i].n_shuffles = 0, fibers[i].n_copies = 0,
-    fibers[i].n_groups = 0;
+  release(0, n, AT_POLL);
   for (;;) {
     for (int w = 0; w < n_warps; w++) run_warp(warp_order[w]);
     const int done = count(0, n, DONE);
-    if (done == n) break;
+    if ((b->is_done = done == n)) return;
     if (count(0, n, READY)) continue; /* released by an arrival */
-    if (!release_barriers(n, done) && !receive_box()) fail_stuck(n);
+    if (!release_barriers(n, done) && (count(0, n, AT_POLL) || !receive_box())) return;
   }
-  free(kr_emulated_now.dynamic_shared);
 }
 
-static void launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args,
-                   int is_ahead) {
+static void receive_boxes(void) {
+  for (int k = 0; k < n_together; k++) {
+    enter_block(blocks[k]);
+    came_further |= !current->is_done && receive_box();
+  }
+}
+
+/* What has been written for others may have been written in a way that the emulator does not see: a deadlock is many
+ * rounds in which threads only polled. */
+static void run_blocks(void) {
+  for (int n_done = 0, n_quiet = 0; n_done < n_together;) {
+    came_further = n_done = 0;
+    choose_order(block_order, n_together);
+    for (int k = 0; k < n_together; k++) {
+      block *const b = blocks[block_order[k]];
+      if (!b->is_done) visit(b);
+      n_done += b->is_done;
+    }
+    if (!came_further) receive_boxes();
+    n_quiet = came_further ? 0 : n_quiet + 1;
+    if (n_quiet > MOST_QUIET && n_done < n_together) fail_stuck();
+  }
+  for (int k = 0; k < n_together; k++) free(blocks[k]->place.dynamic_shared);
+}
+
+static void launch(void *kernel, const unsigned grid[3], unsigned n_threads, unsigned shared_bytes, const void *args,
+                   int how) {
   const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2],
                 first = order == KR_ORDER_RANDOM && !blocks_in_order ? (int64_t)random_below((uint32_t)n_blocks) : 0;
   launched = kernel, launched_args = args;
   n_launches++;
   forget_clusters();
-  if (block > MAX_THREADS) fprintf(stderr, "emulator: %u threads in a block\n", block), abort();
-  for (int64_t k = 0; k < n_blocks; k++) {
+  if (n_threads > MAX_THREADS) fprintf(stderr, "emulator: %u threads in a block\n", n_threads), abort();
+  if (how == TOGETHER && n_blocks > MOST_TOGETHER)
+    fprintf(stderr, "emulator: %lld blocks together\n", (long long)n_blocks), abort();
+  n_together = how == TOGETHER ? (int)n_blocks : 1;
+  for (int64_t k = 0; k < n_blocks; k += n_together) {
     const int64_t i = order == KR_ORDER_BACKWARDS && !blocks_in_order ? n_blocks - 1 - k : (first + k) % n_blocks;
-    kr_emulated_now = (kr_emulated_place){.block_threads = (int)block, .grid_x = (int)grid[0],
-      .block = {(int)(i % grid[0]), (int)(i / grid[0] % grid[1]), (int)(i / grid[0] / grid[1])}};
+    for (int b = 0; b < n_together; b++) start_block(b, how == TOGETHER ? b : i, grid, n_threads, shared_bytes);
     n_waited = 0;
-    run_block(shared_bytes);
-    if (is_ahead && !n_waited)
+    spoil_static_shared();
+    run_blocks();
+    if (how == AHEAD && !n_waited)
       fprintf(stderr, "emulator: %s: no thread of block %lld waits for the kernel before\n", launched->name,
               (long long)i),
           abort();
+    if (n_together > 1 && !is_static_shared_spoilt())
+      fprintf(stderr, "emulator: %s: static shared memory of blocks that live at once\n", launched->name), abort();
   }
 }
 
 void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args) {
-  launch(kernel, grid, block, shared_bytes, args, 0);
+  launch(kernel, grid, block, shared_bytes, args, PLAIN);
 }
 void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                               const void *args) {
   n_ahead++;
-  launch(kernel, grid, block, shared_bytes, args, 1);
+  launch(kernel, grid, block, shared_bytes, args, AHEAD);
+}
+void kr_emulated_launch_together(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+                                 const void *args) {
+  launch(kernel, grid, block, shared_bytes, args, TOGETHER);
 }

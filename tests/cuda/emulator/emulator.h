@@ -1,6 +1,7 @@
 /* emulator.h: the device primitives of src/cuda/dev/kernel.cuh on the host: a block's threads are coroutines that
- * switch at barriers and shuffles; blocks run one after another. Device sources include it as C++ (KR_EMULATE), the
- * tests as C. Uninitialized shared memory and shuffles from missing threads read as NaN. */
+ * switch at barriers and shuffles; blocks run one after another, or together if they wait for each other. Device
+ * sources include it as C++ (KR_EMULATE), the tests as C. Uninitialized shared memory and shuffles from missing threads
+ * read as NaN. */
 #ifndef KR_EMULATOR_H
 #define KR_EMULATOR_H
 
@@ -32,6 +33,8 @@ void kr_emulated_sync_some(int barrier, int n_threads);
 void kr_emulated_others_done(void); /* overlap.cuh */
 void kr_emulated_arrive(int barrier, int n_threads);
 void kr_emulated_await(const int32_t *from, int least);
+void kr_emulated_again(void);     /* a poll of global memory was not satisfied: lets all others run first */
+void kr_emulated_published(void); /* global memory that others poll was written */
 
 /* Clusters of n_blocks along x (cluster.cuh): four floats for the shared memory of the first block, at the same place
  * as `to` in this block's; whether all blocks of the cluster have come here: then this one has what they sent. */
@@ -39,7 +42,7 @@ void kr_emulated_send(const void *to, const float v[4], int n_blocks);
 int kr_emulated_gathered(int n_blocks);
 
 /* Hopper's: transaction barriers, boxes of tensor maps (as described by fake_libcuda.c), warpgroup products. Addresses
- * are offsets in dynamic shared memory. Boxes arrive as late as possible; products are computed at once. */
+ * are offsets in dynamic shared memory. Boxes and bytes arrive as late as possible; products are computed at once. */
 typedef struct kr_emulated_map {
   void *data;
   uint64_t sizes[4], strides[3]; /* bytes */
@@ -86,6 +89,9 @@ void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, un
  * program with a message. */
 void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                               const void *args);
+/* All blocks live at once and may wait for each other. Static shared memory is not for such kernels. */
+void kr_emulated_launch_together(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+                                 const void *args);
 
 #ifdef __cplusplus
 }
@@ -150,6 +156,7 @@ KR_DEV void kr_load_bytes(uint32_t to, const void *from, int bytes, uint32_t bar
 }
 KR_DEV void kr_store_bytes(void *to, uint32_t from, int bytes) {
   __builtin_memcpy(to, kr_emulated_at(from), (size_t)bytes);
+  kr_emulated_published();
 }
 KR_DEV void kr_store_box(uint64_t map, uint32_t from, int x, int y, int z, int w) {
   const int at[4] = {x, y, z, w};
@@ -187,7 +194,7 @@ KR_DEV void kr_wgmma_step_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1,
 }
 template <int N, int LEFT>
 KR_DEV void kr_wgmma_wait(float (&d)[N / 2]) { (void)d, kr_emulated_sync_warpgroup(); }
-KR_DEV void kr_publish(int32_t *to, int value) { *to = value; }
+KR_DEV void kr_publish(int32_t *to, int value) { *to = value, kr_emulated_published(); }
 KR_DEV void kr_await(const int32_t *from, int least) { kr_emulated_await(from, least); }
 KR_DEV float kr_shuffle_xor(float v, int mask) { return kr_emulated_shuffle(v, kr_thread() ^ mask); }
 KR_DEV float kr_shuffle_up(float v, int by, int width) {
