@@ -1,7 +1,7 @@
 /* state_update.cu: one step of the scan per (batch, head, channel); the equation is in state_update_ref.c.
  *   kr_state_update_4, _same_4   four states per lane; states in float32, or (_same) in the inputs' type KR_DTYPE
  *   kr_dt_update_4, _same_4      the same, after the channel's lanes have computed its time step's dot product
- *   kr_state_update_rows, _same_rows  one thread holds all 16 states of a channel, for several sequences: large batches
+ *   kr_state_update_rows, _same_rows  two threads hold the 16 states of a channel, for several sequences: large batches
  *   kr_dt_update_rows, _same_rows  the same, after tensor cores have computed the time steps of the block's channels
  *   kr_state_update_heads, _same_heads  eight channels per lane, one decay for all states of a head (Mamba-2)
  *   kr_state_update_same_heads_8  the same with eight states per lane
@@ -193,9 +193,9 @@ KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_plan p) {
   if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KR_DTYPE, KR_DTYPE}, 1);
 }
 
-/* ---- all states of a channel in one thread, several sequences ---------------------------------------------------- */
+/* ---- eight states per thread, several sequences ------------------------------------------------------------------- */
 
-enum { ROW_STATES = KR_UPDATE_ROW_STATES, ROW_PACKS = ROW_STATES / 8 };
+enum { ROW_STATES = KR_UPDATE_ROW_STATES, ROW_PACKS = ROW_STATES / 8, OWN = 8 /* states of a thread */ };
 
 #if (KR_TIER >= 80 || defined(KR_EMULATE)) && KR_DTYPE != 0
 #include "mma.cuh"
@@ -206,22 +206,21 @@ typedef kr_bf16 element;
 #endif
 enum { HAS_STEPS = 1 };
 
-/* Time steps of a block's channels for up to eight sequences, on tensor cores: a warp has 32 channels in two tiles of
- * 16. The weights are loaded before the wait; the time steps then overwrite them. */
+/* Time steps of a block's channels for up to eight sequences, on tensor cores: a warp has a tile of 16 channels. The
+ * weights are loaded before the wait; the time steps then overwrite them. */
 enum { STEP_COLUMNS = 8, STEP_PACKS = KR_UPDATE_STEP_PACKS };
 typedef struct step_memory {
-  kr_raw16 weights[128][STEP_PACKS + 1], r[STEP_COLUMNS][STEP_PACKS];
+  kr_raw16 weights[KR_UPDATE_ROWS_CHANNELS][STEP_PACKS + 1], r[STEP_COLUMNS][STEP_PACKS];
 } step_memory;
 
 /* Each warp copies the weights of its own channels. */
 KR_DEV void ask_for_weights(const kr_update_plan &p, step_memory &to) {
-  const int lane = kr_thread() & 31, row = kr_thread() - lane, left = (int)p.a.P - kr_block_x() * 128 - row;
-  for (int i = lane; i < 32 * STEP_PACKS; i += 32) {
+  const int lane = kr_thread() & 31, row = (kr_thread() - lane) / 2,
+            first = kr_block_x() * KR_UPDATE_ROWS_CHANNELS + row, left = (int)p.a.P - first;
+  for (int i = lane; i < 16 * STEP_PACKS; i += 32) {
     const int c = i / STEP_PACKS, pack = i - c * STEP_PACKS;
     if (pack >= p.packs || c >= left) to.weights[row + c][pack] = kr_raw16{{0, 0, 0, 0}};
-    else
-      kr_copy16(&to.weights[row + c][pack], (const uint16_t *)p.dt_weight +
-                                                (int64_t)(kr_block_x() * 128 + row + c) * p.dt_row + 8 * pack);
+    else kr_copy16(&to.weights[row + c][pack], (const uint16_t *)p.dt_weight + (first + c) * p.dt_row + 8 * pack);
   }
   kr_commit_copies();
 }
@@ -237,33 +236,32 @@ KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, step_mem
   kr_copied<0>();
 }
 
-/* Call after a barrier. Any order of k works if both operands share it. */
-KR_DEV void multiply_steps(step_memory &m) {
-  const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, c = kr_thread() - lane + g;
-  float d[2][4] = {};
+/* Call after a barrier. Any order of k works if both operands share it. A thread gets the time steps of its channel
+ * for every second sequence, from its half on. */
+template <int N>
+KR_DEV void multiply_steps(const kr_update_plan &p, step_memory &m, float (&dt)[N]) {
+  const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, row = (kr_thread() - lane) / 2;
+  float d[4] = {};
 #pragma unroll
   for (int k = 0; k < STEP_PACKS; k += 4) {
-    const kr_raw16 r = m.r[g][k + q];
+    if (k >= p.packs) break;
+    const kr_raw16 r = m.r[g][k + q], low = m.weights[row + g][k + q], high = m.weights[row + g + 8][k + q];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const kr_raw16 low = m.weights[c + 16 * i][k + q], high = m.weights[c + 16 * i + 8][k + q];
-#pragma unroll
-      for (int pair = 0; pair < 4; pair += 2) {
-        const uint32_t a[4] = {low.w[pair], high.w[pair], low.w[pair + 1], high.w[pair + 1]};
-        kr_mma_as(element(), d[i], a, r.w[pair], r.w[pair + 1]);
-      }
+    for (int pair = 0; pair < 4; pair += 2) {
+      const uint32_t a[4] = {low.w[pair], high.w[pair], low.w[pair + 1], high.w[pair + 1]};
+      kr_mma_as(element(), d, a, r.w[pair], r.w[pair + 1]);
     }
   }
   kr_sync_warp();
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    *((kr_float2 *)m.weights[c + 8 * i] + q) = kr_float2{{d[i / 2][i % 2 * 2], d[i / 2][i % 2 * 2 + 1]}};
+  for (int i = 0; i < 4; i++) {
+    kr_raw16 *to = m.weights[row + g + i / 2 * 8] + i % 2; /* of even sequences, of odd ones */
+    to->w[q] = kr_float_to_bits(d[i]);
+  }
   kr_sync_warp();
-}
-template <int N>
-KR_DEV void read_steps(const step_memory &m, float (&dt)[N]) {
+  const kr_raw16 own = m.weights[row + lane / 2][lane % 2];
 #pragma unroll
-  for (int i = 0; i < N; i++) dt[i] = kr_bits_to_float(m.weights[kr_thread()][i / 4].w[i % 4]);
+  for (int j = 0; j < N; j++) dt[j] = kr_bits_to_float(own.w[j]);
 }
 #else
 enum { HAS_STEPS = 0 };
@@ -272,54 +270,83 @@ typedef struct step_memory {
 } step_memory;
 KR_DEV void ask_for_weights(const kr_update_plan &, step_memory &) {}
 KR_DEV void load_step_inputs(const kr_update_plan &, int, int, step_memory &) {}
-KR_DEV void multiply_steps(step_memory &) {}
 template <int N>
-KR_DEV void read_steps(const step_memory &, float (&)[N]) {}
+KR_DEV void multiply_steps(const kr_update_plan &, step_memory &, float (&)[N]) {}
 #endif
 
-/* PACKS: 16-byte packs of a channel's states; SEQUENCES: per thread, sharing one load of A, bias and D. B and C of a
- * block's sequences are staged through shared memory. */
+/* One sequence: updates and stores this thread's eight states; returns its part of y. */
+template <int PACKS>
+KR_DEV float update_own(const types t, float dt, float x, const float (&A)[OWN], const kr_raw16 &raw_B,
+                        const kr_raw16 &raw_C, const kr_raw16 (&raw)[PACKS], kr_raw16 *to) {
+  const int in_pack = OWN / PACKS;
+  const float dx = dt * x;
+  float v[OWN], y = 0.0f;
+#pragma unroll
+  for (int n = 0; n < OWN; n++) {
+    const uint32_t word = raw[n / in_pack].w[t.state == KRAIT_F32 ? n % 4 : n / 2];
+    const float old = t.state == KRAIT_F32 ? kr_bits_to_float(word) : kr_unpack(word, n & 1, t.state);
+    v[n] = kr_fma(kr_exp2(dt * A[n]), old, dx * kr_unpack(raw_B.w[n / 2], n & 1, t.input));
+    y = kr_fma(kr_unpack(raw_C.w[n / 2], n & 1, t.input), v[n], y);
+  }
+#pragma unroll
+  for (int k = 0; k < PACKS; k++) {
+    kr_raw16 packed;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      packed.w[i] = t.state == KRAIT_F32 ? kr_float_to_bits(v[k * in_pack + i])
+                                         : kr_pack(v[2 * i], v[2 * i + 1], t.state);
+    if (to) kr_write_state(to + k, packed);
+  }
+  return y;
+}
+
+/* Two neighbouring threads share a channel, so that a warp's accesses to states lie together. PACKS: 16-byte packs of a
+ * thread's states; SEQUENCES: per thread, sharing one load of A, bias and D. Each of the two finishes every second
+ * sequence: its time step, gate and output. B and C of a block's sequences are staged through shared memory. */
 template <int PACKS, int SEQUENCES, int WITH_DT>
 KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
   KR_SHARED step_memory steps; /* WITH_DT */
   const krait_state_update_args &a = p.a;
-  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0, c = kr_block_x() * 128 + kr_thread(),
-            b0 = kr_block_y() * SEQUENCES, exists = c < a.P, left = (int)a.B - b0;
+  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0, half = kr_thread() & 1,
+            c = kr_block_x() * KR_UPDATE_ROWS_CHANNELS + kr_thread() / 2, b0 = kr_block_y() * SEQUENCES,
+            exists = c < a.P, left = (int)a.B - b0;
   kr_next_may_start();
   if (!ahead) kr_others_done();
-  kr_raw16 raw[SEQUENCES][PACKS] = {}, raw_A[ROW_STATES / 4] = {};
-  int live[SEQUENCES];
-  int64_t at[SEQUENCES];
+  kr_raw16 raw[SEQUENCES][PACKS] = {}, raw_A[OWN / 4] = {};
+  int slot[SEQUENCES]; /* negative: none */
+  const int64_t first = c * a.state.stride[2] + half * OWN;
 #pragma unroll
   for (int s = 0; s < SEQUENCES; s++) {
-    int64_t slot = b0 + s;
-    live[s] = exists && s < left;
-    if (a.state_batch_indices.data && live[s])
-      slot = ((const int32_t *)a.state_batch_indices.data)[slot * a.state_batch_indices.stride[0]];
-    if (slot < 0 || slot >= a.n_states) live[s] = 0; /* the host cannot check */
-    at[s] = slot * a.state.stride[0] + c * a.state.stride[2];
+    slot[s] = b0 + s;
+    if (!exists || s >= left) slot[s] = -1;
+    else if (a.state_batch_indices.data)
+      slot[s] = ((const int32_t *)a.state_batch_indices.data)[slot[s] * a.state_batch_indices.stride[0]];
+    if (slot[s] >= a.n_states) slot[s] = -1; /* the host cannot check */
 #pragma unroll
     for (int k = 0; k < PACKS; k++)
-      if (live[s])
-        raw[s][k] =
-            kr_read_state((const char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2) + 16 * k);
+      if (slot[s] >= 0)
+        raw[s][k] = kr_read_state((const char *)a.state.data +
+                                  (slot[s] * a.state.stride[0] + first) * (t.state == KRAIT_F32 ? 4 : 2) + 16 * k);
   }
 #pragma unroll
-  for (int k = 0; k < ROW_STATES / 4; k++)
-    if (exists) raw_A[k] = *((const kr_raw16 *)((const float *)a.A.data + c * a.A.stride[1]) + k);
+  for (int k = 0; k < OWN / 4; k++)
+    if (exists) raw_A[k] = *((const kr_raw16 *)((const float *)a.A.data + c * a.A.stride[1] + half * OWN) + k);
   const int64_t own = exists ? c : 0;
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, own * a.dt_bias.stride[1]),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, own * a.Dvec.stride[1]);
   if (WITH_DT) ask_for_weights(p, steps);
   if (ahead) wait_ahead(p);
-  uint32_t raw_dt[SEQUENCES], raw_x[SEQUENCES], raw_z[SEQUENCES];
+  uint32_t raw_dt[SEQUENCES / 2], raw_x[SEQUENCES], raw_z[SEQUENCES / 2];
 #pragma unroll
-  for (int s = 0; s < SEQUENCES; s++) {
+  for (int s = 0; s < SEQUENCES; s++)
+    raw_x[s] = load_one(a.x, t.input, at3(a.x, s < left ? b0 + s : 0, 0, own));
+#pragma unroll
+  for (int j = 0; j < SEQUENCES / 2; j++) {
+    const int s = 2 * j + half;
     const int64_t b = s < left ? b0 + s : 0;
-    raw_dt[s] = WITH_DT ? 0 : load_one(a.dt, t.input, at3(a.dt, b, 0, own));
-    raw_x[s] = load_one(a.x, t.input, at3(a.x, b, 0, own));
-    raw_z[s] = load_one(a.z, t.input, at3(a.z, b, 0, own));
+    raw_dt[j] = WITH_DT ? 0 : load_one(a.dt, t.input, at3(a.dt, b, 0, own));
+    raw_z[j] = load_one(a.z, t.input, at3(a.z, b, 0, own));
   }
   const int pack = kr_thread() % ROW_PACKS, which = kr_thread() / ROW_PACKS % 2, of = kr_thread() / (2 * ROW_PACKS);
   if (of < SEQUENCES && of < left) {
@@ -328,59 +355,46 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   }
   if (WITH_DT) load_step_inputs(p, b0, SEQUENCES, steps);
   kr_sync();
-  float product[SEQUENCES] = {};
-  if (WITH_DT) multiply_steps(steps), read_steps(steps, product);
-  float A[ROW_STATES];
+  float dt[SEQUENCES / 2], A[OWN];
+  if (WITH_DT) multiply_steps(p, steps, dt);
 #pragma unroll
-  for (int k = 0; k < ROW_STATES; k++) A[k] = kr_bits_to_float(raw_A[k / 4].w[k % 4]) * KR_LOG2E;
+  for (int j = 0; j < SEQUENCES / 2; j++) dt[j] = time_step(a, WITH_DT ? dt[j] : one_of(t.input, raw_dt[j]), raw_bias);
 #pragma unroll
-  for (int s = 0; s < SEQUENCES; s++) {
-    const float given = WITH_DT ? product[s] : one_of(t.input, raw_dt[s]), x = one_of(t.input, raw_x[s]),
-                dt = time_step(a, given, raw_bias), dx = dt * x;
-    float y = 0.0f;
+  for (int k = 0; k < OWN; k++) A[k] = kr_bits_to_float(raw_A[k / 4].w[k % 4]) * KR_LOG2E;
 #pragma unroll
-    for (int k = 0; k < PACKS; k++) {
-      const int in_pack = ROW_STATES / PACKS;
-      float v[in_pack];
+  for (int j = 0; j < SEQUENCES / 2; j++) {
+    const float other = kr_shuffle_xor(dt[j], 1), x0 = one_of(t.input, raw_x[2 * j]), x1 = one_of(t.input, raw_x[2 * j + 1]);
+    float y[2];
 #pragma unroll
-      for (int i = 0; i < in_pack; i++) {
-        const int n = k * in_pack + i;
-        const float old = t.state == KRAIT_F32 ? kr_bits_to_float(raw[s][k].w[i % 4])
-                                               : kr_unpack(raw[s][k].w[i / 2 % 4], i & 1, t.state);
-        const float B = kr_unpack(both[s][0][n / 8].w[n % 8 / 2], n & 1, t.input),
-                    C = kr_unpack(both[s][1][n / 8].w[n % 8 / 2], n & 1, t.input);
-        v[i] = kr_fma(kr_exp2(dt * A[n]), old, dx * B);
-        y = kr_fma(C, v[i], y);
-      }
-      kr_raw16 *to = (kr_raw16 *)((char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2)) + k;
-      kr_raw16 packed;
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        packed.w[i] = t.state == KRAIT_F32 ? kr_float_to_bits(v[i % in_pack])
-                                           : kr_pack(v[2 * i % in_pack], v[(2 * i + 1) % in_pack], t.state);
-      if (live[s]) kr_write_state(to, packed);
+    for (int i = 0; i < 2; i++) {
+      const int s = 2 * j + i;
+      kr_raw16 *to = (kr_raw16 *)((char *)a.state.data +
+                                  (slot[s] * a.state.stride[0] + first) * (t.state == KRAIT_F32 ? 4 : 2));
+      y[i] = update_own<PACKS>(t, kr_select(half == i, dt[j], other), i ? x1 : x0, A, both[s][0][half],
+                               both[s][1][half], raw[s], slot[s] < 0 ? nullptr : to);
     }
-    if (a.Dvec.data) y = kr_fma(one_of(a.Dvec.dtype, raw_D), x, y);
-    if (a.z.data) y *= kr_silu(one_of(t.input, raw_z[s]));
-    if (exists && s < left) kr_store(a.out.data, at3(a.out, b0 + s, 0, c), a.out.dtype, live[s] ? y : 0.0f);
+    float sum = kr_select(half, y[1], y[0]) + kr_shuffle_xor(kr_select(half, y[0], y[1]), 1);
+    if (a.Dvec.data) sum = kr_fma(one_of(a.Dvec.dtype, raw_D), kr_select(half, x1, x0), sum);
+    if (a.z.data) sum *= kr_silu(one_of(t.input, raw_z[j]));
+    const int live = half ? slot[2 * j + 1] >= 0 : slot[2 * j] >= 0;
+    if (exists && 2 * j + half < left)
+      kr_store(a.out.data, at3(a.out, b0 + 2 * j + half, 0, c), a.out.dtype, live ? sum : 0.0f);
   }
 }
 
 /* Chosen so that no tier spills registers. */
 enum { ROWS_BLOCKS = KR_TIER >= 90 ? 5 : 4 };
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_rows(const kr_update_plan p) {
-  if (KR_DTYPE != KRAIT_F32) update_rows<4, KR_UPDATE_ROWS_WIDE, 0>(p, types{KRAIT_F32, KR_DTYPE});
+  if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_WIDE, 0>(p, types{KRAIT_F32, KR_DTYPE});
 }
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_same_rows(const kr_update_plan p) {
-  if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_SAME, 0>(p, types{KR_DTYPE, KR_DTYPE});
+  if (KR_DTYPE != KRAIT_F32) update_rows<1, KR_UPDATE_ROWS_SAME, 0>(p, types{KR_DTYPE, KR_DTYPE});
 }
-
-enum { STEP_BLOCKS = KR_TIER >= 90 ? 3 : 2 };
-KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_rows(const kr_update_plan p) {
-  if (HAS_STEPS) update_rows<4, KR_DT_ROWS_WIDE, HAS_STEPS>(p, types{KRAIT_F32, KR_DTYPE});
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_rows(const kr_update_plan p) {
+  if (HAS_STEPS) update_rows<2, KR_UPDATE_ROWS_WIDE, HAS_STEPS>(p, types{KRAIT_F32, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
-  if (HAS_STEPS) update_rows<2, KR_DT_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
+  if (HAS_STEPS) update_rows<1, KR_UPDATE_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
 /* ---- eight channels of a head with one decay for all states: decay, B and C are shared --------------------------- */

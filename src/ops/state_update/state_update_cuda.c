@@ -95,7 +95,7 @@ static int takes_eights(const krait_state_update_args *a) {
 
 static int32_t run_whole(const krait_ctx *ctx, const kr_update_plan *p, uint64_t tier) {
   const int is_float = p->a.state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
-  const kr_grid grid = {.x = (uint32_t)((p->a.P + 127) / 128),
+  const kr_grid grid = {.x = (uint32_t)((p->a.P + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS),
                         .y = (uint32_t)((p->a.B + sequences - 1) / sequences),
                         .block = 128,
                         .is_ahead = (p->a.call.flags & KR_CALL_AHEAD) != 0,
