@@ -1,5 +1,5 @@
 /* dt_state_update_cuda.c: launches of the state_update kernels that also compute the time steps: four states per lane,
- * with a channel's dot product split across its lanes; and, for many sequences, all states of a channel in one thread,
+ * with a channel's dot product split across its lanes; and, for many sequences, all states of a channel in two threads,
  * with the products on tensor cores. */
 #include "dt_state_update/dt_state_update_rows.h"
 #include "overlap.h"
