@@ -61,6 +61,14 @@ KR_DEV kr_raw16 kr_read_state(const void *from) {
                : "memory");
   return v;
 }
+/* The same into shared memory, as kr_copy16. */
+KR_DEV void kr_copy_state(void *shared, const void *from) {
+  asm volatile("{ .reg .u64 to; cvta.to.shared.u64 to, %0;\n\t"
+               "cp.async.cg.shared.global.L2::cache_hint [to], [%1], 16, %2; }"
+               :
+               : "l"(shared), "l"(from), "l"(kr_once())
+               : "memory");
+}
 KR_DEV void kr_write_state(void *to, const kr_raw16 &v) {
   asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
                :
@@ -82,6 +90,7 @@ KR_DEV void kr_others_done(void) {}
 #endif
 KR_DEV kr_raw16 kr_read_once(const void *from) { return *(const kr_raw16 *)from; }
 KR_DEV kr_raw16 kr_read_state(const void *from) { return *(const kr_raw16 *)from; }
+KR_DEV void kr_copy_state(void *shared, const void *from) { kr_copy16(shared, from); }
 KR_DEV void kr_write_state(void *to, const kr_raw16 &v) { *(kr_raw16 *)to = v; }
 #endif
 

@@ -12,7 +12,7 @@ int32_t kr_dt_state_update_case(kr_case *c, int64_t index) {
     a->B = kr_case_chance(c, 0.1) ? kr_case_int(c, 15, 17) : kr_case_int(c, 1, 4);
     a->D = kr_case_edge(c, 90), a->N = 4 * kr_case_int(c, 1, kr_case_chance(c, 0.3) ? 32 : 6);
     a->R = 8 * kr_case_int(c, 1, 22);
-    if (kr_case_chance(c, 0.2)) a->B = kr_case_int(c, 32, 70), a->N = 16; /* all states of a channel in one thread */
+    if (kr_case_chance(c, 0.2)) a->B = kr_case_int(c, 32, 70), a->N = 16; /* all states of a channel in two threads */
   }
   a->n_states = a->B + kr_case_int(c, 0, 3);
   const int32_t weights = c->other;

@@ -1,5 +1,5 @@
 /* dt_state_update_cuda.c: launches of the state_update kernels that also compute the time steps: four states per lane,
- * with a channel's dot product split across its lanes; and, for many sequences, all states of a channel in one thread,
+ * with a channel's dot product split across its lanes; and, for many sequences, all states of a channel in two threads,
  * with the products on tensor cores. */
 #include "dt_state_update/dt_state_update_rows.h"
 #include "overlap.h"
@@ -73,8 +73,8 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
 int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args) {
   const krait_dt_state_update_args *a = args;
   const kr_update_plan p = plan_of(a);
-  const int is_float = a->state.dtype == KRAIT_F32, sequences = is_float ? KR_DT_ROWS_WIDE : KR_DT_ROWS_SAME;
-  const kr_grid grid = {.x = (uint32_t)((a->D + 127) / 128),
+  const int is_float = a->state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
+  const kr_grid grid = {.x = (uint32_t)((a->D + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS),
                         .y = (uint32_t)((a->B + sequences - 1) / sequences),
                         .block = 128,
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,

@@ -582,13 +582,13 @@ typedef struct some_shape {
 
 enum { LEAST_SOME_K = 512, SPLIT_COST = 4 };
 
-/* A block's reads, in columns and stages, as measured on an H200; 0: the shape does not fit. Clusters with one block
- * per multiprocessor cannot occupy all of them. */
+/* A block's reads, in columns and boxes of 64 k, as measured on an H200; 0: the shape does not fit. Clusters with one
+ * block per multiprocessor cannot occupy all of them. */
 static int64_t cost_of_some(const kr_gemm_plan *p, some_shape s, int n_multiprocessors) {
-  const int n_steps = ceil_div(p->K, KR_HOPPER_BK),
+  const int n_steps = ceil_div(p->K, KR_SOME_K),
             most = s.n_splits > 1 ? n_multiprocessors * 7 / 8 : n_multiprocessors;
   if ((int64_t)ceil_div(p->N, s.tile) * s.n_splits > most || s.n_splits > n_steps) return 0;
-  return (int64_t)(ceil_div(n_steps, s.n_splits) + 2 + (s.n_splits > 4 ? SPLIT_COST : 0)) *
+  return (int64_t)(KR_SOME_BOXES * ceil_div(n_steps, s.n_splits) + 2 + (s.n_splits > 4 ? SPLIT_COST : 0)) *
          (s.tile + KR_SOME_ROWS / 2);
 }
 
@@ -634,7 +634,8 @@ int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
   kr_gemm_some_plan s = {.plan = describe(a)};
   const some_shape shape = choose_some(ctx, &s.plan);
   s.tile = shape.tile, s.out = s.plan.out.data, s.out_row = s.plan.out.row, s.is_plain = is_bare(&s.plan);
-  s.n_steps = ceil_div(s.plan.K, KR_HOPPER_BK), s.n_splits = shape.n_splits;
+  s.n_steps = ceil_div(s.plan.K, KR_SOME_K), s.n_splits = shape.n_splits;
+  s.is_whole = s.is_plain && s.n_splits == 1;
   s.n_stages = ceil_div(s.n_steps, s.n_splits);
   if (s.n_stages > KR_SOME_MOST_STAGES(shape.tile)) s.n_stages = KR_SOME_MOST_STAGES(shape.tile);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */

@@ -75,7 +75,10 @@ KR_DEV void await(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" :
 KR_DEV void load_weights(const part &at, uint64_t once, uint32_t to, uint32_t full, const kr_gemm_some_plan &p,
                          uint64_t maps, int s) {
   kr_barrier_expect(full, KR_SOME_STAGE_BYTES(p.tile));
-  load_box_by(once, to + ROWS * 128, maps, full, (at.first + s) * 64, at.n);
+#pragma unroll
+  for (int i = 0; i < KR_SOME_BOXES; i++)
+    load_box_by(once, to + i * KR_SOME_BOX_BYTES(p.tile) + ROWS * 128, maps, full,
+                (at.first + s) * KR_SOME_K + 64 * i, at.n);
 }
 
 KR_DEV void copy_stages(const kr_gemm_some_plan &p, const part &at, const places &in, uint64_t maps) {
@@ -92,12 +95,15 @@ KR_DEV void copy_stages(const kr_gemm_some_plan &p, const part &at, const places
       kr_barrier_await(in.empty + stage * 8, round);
       load_weights(at, once, to, full, p, maps, s);
     }
-    kr_load_box(to, maps + sizeof(kr_gemm_map), full, (at.first + s) * 64, 0, 0);
+#pragma unroll
+    for (int i = 0; i < KR_SOME_BOXES; i++)
+      kr_load_box(to + i * KR_SOME_BOX_BYTES(p.tile), maps + sizeof(kr_gemm_map), full,
+                  (at.first + s) * KR_SOME_K + 64 * i, 0, 0);
     if (++stage == p.n_stages) stage = 0, round ^= 1;
   }
 }
 
-/* A stage's wgmma is in flight while the next one's is issued; then the stage is released. */
+/* A box's wgmma is in flight while the next one's is issued; the stage before is released then. */
 template <int TILE>
 KR_DEV void multiply_stages(const kr_gemm_some_plan &p, const part &at, const places &in, float (&sums)[MOST / 2]) {
   float d[TILE / 2];
@@ -106,8 +112,12 @@ KR_DEV void multiply_stages(const kr_gemm_some_plan &p, const part &at, const pl
   for (int s = 0; s < at.n_steps; s++) {
     const uint32_t from = in.stages + stage * KR_SOME_STAGE_BYTES(TILE);
     kr_barrier_await(in.full + stage * 8, round);
-    kr_wgmma<TILE, element, 0, 0, 1>(d, kr_k_major(from), kr_k_major(from + ROWS * 128), s > 0);
-    if (kr_thread() == 0 && s > 0) kr_barrier_arrive(in.empty + before * 8);
+#pragma unroll
+    for (int i = 0; i < KR_SOME_BOXES; i++) {
+      const uint32_t box = from + i * KR_SOME_BOX_BYTES(TILE);
+      kr_wgmma<TILE, element, 0, 0, 1>(d, kr_k_major(box), kr_k_major(box + ROWS * 128), s + i > 0);
+      if (i == 0 && kr_thread() == 0 && s > 0) kr_barrier_arrive(in.empty + before * 8);
+    }
     before = stage;
     if (++stage == p.n_stages) stage = 0, round ^= 1;
   }
@@ -164,6 +174,19 @@ KR_DEV void finish_rows(const kr_gemm_some_plan &p, const part &at, const places
   }
 }
 
+/* Stores results from registers, without the detour by shared memory that sums of several blocks take. */
+KR_DEV void store_whole(const kr_gemm_some_plan &p, const part &at, const float (&d)[MOST / 2]) {
+  const int lane = kr_thread() & 31, m = 16 * (kr_thread() / 32) + lane / 4;
+  const int left = p.plan.N - at.n < p.tile ? p.plan.N - at.n : p.tile;
+  uint32_t *const low = (uint32_t *)((uint16_t *)p.out + m * p.out_row + at.n + lane % 4 * 2),
+                  *const high = low + 4 * p.out_row;
+#pragma unroll
+  for (int j = 0; j < MOST / 8; j++) {
+    if (8 * j < left && m < p.plan.M) low[4 * j] = kr_pack(d[4 * j], d[4 * j + 1], DTYPE);
+    if (8 * j < left && m + 8 < p.plan.M) high[4 * j] = kr_pack(d[4 * j + 2], d[4 * j + 3], DTYPE);
+  }
+}
+
 KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan) {
   KR_DYNAMIC_SHARED(shared);
   uint64_t maps;
@@ -182,7 +205,8 @@ KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan
   if (kr_thread() >= 128) {
     if (kr_thread() == 128) copy_stages(plan, at, in, maps);
     kr_sync_warp();
-    await(), arrive(), await();
+    await();
+    if (!plan.is_whole) arrive(), await();
     return;
   }
   float d[MOST / 2] = {};
@@ -191,6 +215,10 @@ KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan
   else multiply_stages<96>(plan, at, in, d);
   kr_others_done();
   await(); /* the other blocks have started */
+  if (plan.is_whole) {
+    store_whole(plan, at, d);
+    return;
+  }
   hand_over(plan, at, in, d);
   arrive(), await();
   finish_rows(plan, at, in, (const float *)(shared + (in.sums - base)));

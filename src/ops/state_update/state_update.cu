@@ -1,7 +1,7 @@
 /* state_update.cu: one step of the scan per (batch, head, channel); the equation is in state_update_ref.c.
  *   kr_state_update_4, _same_4   four states per lane; states in float32, or (_same) in the inputs' type KR_DTYPE
  *   kr_dt_update_4, _same_4      the same, after the channel's lanes have computed its time step's dot product
- *   kr_state_update_rows, _same_rows  one thread holds all 16 states of a channel, for several sequences: large batches
+ *   kr_state_update_rows, _same_rows  two threads hold the 16 states of a channel, for several sequences: large batches
  *   kr_dt_update_rows, _same_rows  the same, after tensor cores have computed the time steps of the block's channels
  *   kr_state_update_heads, _same_heads  eight channels per lane, one decay for all states of a head (Mamba-2)
  *   kr_state_update_same_heads_8  the same with eight states per lane
@@ -87,9 +87,11 @@ KR_DEV void load_inputs(const krait_state_update_args &a, const place &at, const
   raw.z = load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c));
 }
 
-KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_bias) {
-  if (a.dt_bias.data) dt += one_of(a.dt_bias.dtype, raw_bias);
+KR_DEV float softened(const krait_state_update_args &a, float dt) {
   return a.call.flags & KRAIT_UPDATE_SOFTPLUS ? kr_softplus(dt) : dt;
+}
+KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_bias) {
+  return softened(a, a.dt_bias.data ? dt + one_of(a.dt_bias.dtype, raw_bias) : dt);
 }
 
 /* y: this lane's partial sum over the states. */
@@ -193,9 +195,18 @@ KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_plan p) {
   if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KR_DTYPE, KR_DTYPE}, 1);
 }
 
-/* ---- all states of a channel in one thread, several sequences ---------------------------------------------------- */
+/* ---- eight states per thread, several sequences ------------------------------------------------------------------ */
 
-enum { ROW_STATES = KR_UPDATE_ROW_STATES, ROW_PACKS = ROW_STATES / 8 };
+enum {
+  ROW_STATES = KR_UPDATE_ROW_STATES,
+  ROW_PACKS = ROW_STATES / 8,
+  OWN = 8, /* states of a thread */
+  CHANNELS_HERE = KR_UPDATE_ROWS_CHANNELS
+};
+
+KR_DEV int slot_from(int slots, int lane) {
+  return (int)kr_float_to_bits(kr_shuffle_from(kr_bits_to_float((uint32_t)slots), lane));
+}
 
 #if (KR_TIER >= 80 || defined(KR_EMULATE)) && KR_DTYPE != 0
 #include "mma.cuh"
@@ -206,181 +217,203 @@ typedef kr_bf16 element;
 #endif
 enum { HAS_STEPS = 1 };
 
-/* Time steps of a block's channels for up to eight sequences, on tensor cores: a warp has 32 channels in two tiles of
- * 16. The weights are loaded before the wait; the time steps then overwrite them. */
+/* Time steps of a block's channels for up to eight sequences, on tensor cores: a warp has a tile of 16 channels, whose
+ * weights are in registers before the wait. Any order of k works if both operands share it. */
 enum { STEP_COLUMNS = 8, STEP_PACKS = KR_UPDATE_STEP_PACKS };
-typedef struct step_memory {
-  kr_raw16 weights[128][STEP_PACKS + 1], r[STEP_COLUMNS][STEP_PACKS];
-} step_memory;
+typedef struct step_weights {
+  kr_raw16 low[STEP_PACKS / 4], high[STEP_PACKS / 4]; /* of channels lane / 4 and eight on */
+} step_weights;
 
-/* Each warp copies the weights of its own channels. */
-KR_DEV void ask_for_weights(const kr_update_plan &p, step_memory &to) {
-  const int lane = kr_thread() & 31, row = kr_thread() - lane, left = (int)p.a.P - kr_block_x() * 128 - row;
-  for (int i = lane; i < 32 * STEP_PACKS; i += 32) {
-    const int c = i / STEP_PACKS, pack = i - c * STEP_PACKS;
-    if (pack >= p.packs || c >= left) to.weights[row + c][pack] = kr_raw16{{0, 0, 0, 0}};
-    else
-      kr_copy16(&to.weights[row + c][pack], (const uint16_t *)p.dt_weight +
-                                                (int64_t)(kr_block_x() * 128 + row + c) * p.dt_row + 8 * pack);
+KR_DEV void load_step_weights(const kr_update_plan &p, step_weights &w) {
+  const int lane = kr_thread() & 31, c = kr_block_x() * CHANNELS_HERE + (kr_thread() - lane) / 2 + lane / 4;
+  const kr_raw16 *const from = (const kr_raw16 *)((const uint16_t *)p.dt_weight + c * p.dt_row) + lane % 4,
+                        *const far = (const kr_raw16 *)((const uint16_t *)p.dt_weight + (c + 8) * p.dt_row) + lane % 4;
+#pragma unroll
+  for (int k = 0; k < STEP_PACKS / 4; k++) {
+    const int in = 4 * k + lane % 4 < p.packs;
+    w.low[k] = w.high[k] = kr_raw16{{0, 0, 0, 0}};
+    if (in && c < p.a.P) w.low[k] = from[4 * k];
+    if (in && c + 8 < p.a.P) w.high[k] = far[4 * k];
   }
-  kr_commit_copies();
 }
 
 /* The block's rows of r, padded with zeros. */
-KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, step_memory &to) {
+KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, kr_raw16 (&r)[STEP_COLUMNS][STEP_PACKS]) {
   for (int i = kr_thread(); i < STEP_COLUMNS * STEP_PACKS; i += 128) {
     const int s = i / STEP_PACKS, pack = i - s * STEP_PACKS;
-    if (s >= n || first + s >= (int)p.a.B || pack >= p.packs) to.r[s][pack] = kr_raw16{{0, 0, 0, 0}};
-    else kr_copy16(&to.r[s][pack], (const uint16_t *)p.r + (first + s) * p.r_row + 8 * pack);
+    if (s >= n || first + s >= (int)p.a.B || pack >= p.packs) r[s][pack] = kr_raw16{{0, 0, 0, 0}};
+    else kr_copy16(&r[s][pack], (const uint16_t *)p.r + (first + s) * p.r_row + 8 * pack);
   }
   kr_commit_copies();
-  kr_copied<0>();
 }
 
-/* Call after a barrier. Any order of k works if both operands share it. */
-KR_DEV void multiply_steps(step_memory &m) {
-  const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, c = kr_thread() - lane + g;
-  float d[2][4] = {};
+/* Call after a barrier; writes the time steps of the warp's channels. bias: of this thread's channel. */
+template <int N>
+KR_DEV void multiply_steps(const kr_update_plan &p, const step_weights &w, float bias,
+                           const kr_raw16 (&r)[STEP_COLUMNS][STEP_PACKS], float (&dt)[N][CHANNELS_HERE]) {
+  const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, c = (kr_thread() - lane) / 2 + g;
+  float d[4] = {};
 #pragma unroll
-  for (int k = 0; k < STEP_PACKS; k += 4) {
-    const kr_raw16 r = m.r[g][k + q];
+  for (int k = 0; k < STEP_PACKS / 4; k++) {
+    if (4 * k >= p.packs) break;
+    const kr_raw16 from = r[g][4 * k + q];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const kr_raw16 low = m.weights[c + 16 * i][k + q], high = m.weights[c + 16 * i + 8][k + q];
-#pragma unroll
-      for (int pair = 0; pair < 4; pair += 2) {
-        const uint32_t a[4] = {low.w[pair], high.w[pair], low.w[pair + 1], high.w[pair + 1]};
-        kr_mma_as(element(), d[i], a, r.w[pair], r.w[pair + 1]);
-      }
+    for (int pair = 0; pair < 4; pair += 2) {
+      const uint32_t a[4] = {w.low[k].w[pair], w.high[k].w[pair], w.low[k].w[pair + 1], w.high[k].w[pair + 1]};
+      kr_mma_as(element(), d, a, from.w[pair], from.w[pair + 1]);
     }
   }
-  kr_sync_warp();
+  const float biases[2] = {kr_shuffle_from(bias, 2 * g), kr_shuffle_from(bias, 2 * g + 16)};
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    *((kr_float2 *)m.weights[c + 8 * i] + q) = kr_float2{{d[i / 2][i % 2 * 2], d[i / 2][i % 2 * 2 + 1]}};
+    if (N == STEP_COLUMNS || 2 * q + i % 2 < N)
+      dt[2 * q + i % 2][c + i / 2 * 8] = softened(p.a, d[i] + biases[i / 2]);
   kr_sync_warp();
 }
-template <int N>
-KR_DEV void read_steps(const step_memory &m, float (&dt)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) dt[i] = kr_bits_to_float(m.weights[kr_thread()][i / 4].w[i % 4]);
-}
 #else
-enum { HAS_STEPS = 0 };
-typedef struct step_memory {
+enum { HAS_STEPS = 0, STEP_COLUMNS = 1, STEP_PACKS = 1 };
+typedef struct step_weights {
   int none;
-} step_memory;
-KR_DEV void ask_for_weights(const kr_update_plan &, step_memory &) {}
-KR_DEV void load_step_inputs(const kr_update_plan &, int, int, step_memory &) {}
-KR_DEV void multiply_steps(step_memory &) {}
+} step_weights;
+KR_DEV void load_step_weights(const kr_update_plan &, step_weights &) {}
+KR_DEV void load_step_inputs(const kr_update_plan &, int, int, kr_raw16 (&)[STEP_COLUMNS][STEP_PACKS]) {}
 template <int N>
-KR_DEV void read_steps(const step_memory &, float (&)[N]) {}
+KR_DEV void multiply_steps(const kr_update_plan &, const step_weights &, float,
+                           const kr_raw16 (&)[STEP_COLUMNS][STEP_PACKS], float (&)[N][CHANNELS_HERE]) {}
 #endif
 
-/* PACKS: 16-byte packs of a channel's states; SEQUENCES: per thread, sharing one load of A, bias and D. B and C of a
- * block's sequences are staged through shared memory. */
-template <int PACKS, int SEQUENCES, int WITH_DT>
-KR_DEV void update_rows(const kr_update_plan &p, const types t) {
-  KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
-  KR_SHARED step_memory steps; /* WITH_DT */
-  const krait_state_update_args &a = p.a;
-  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0, c = kr_block_x() * 128 + kr_thread(),
-            b0 = kr_block_y() * SEQUENCES, exists = c < a.P, left = (int)a.B - b0;
-  kr_next_may_start();
-  if (!ahead) kr_others_done();
-  kr_raw16 raw[SEQUENCES][PACKS] = {}, raw_A[ROW_STATES / 4] = {};
-  int live[SEQUENCES];
-  int64_t at[SEQUENCES];
+/* One sequence: updates and stores this thread's eight states; returns its part of y. */
+template <int PACKS>
+KR_DEV float update_own(const types t, float dt, float x, const float (&A)[OWN], const kr_raw16 &raw_B,
+                        const kr_raw16 &raw_C, const kr_raw16 (&raw)[PACKS], kr_raw16 *to) {
+  const int in_pack = OWN / PACKS;
+  const float dx = dt * x;
+  float v[OWN], y = 0.0f;
 #pragma unroll
-  for (int s = 0; s < SEQUENCES; s++) {
-    int64_t slot = b0 + s;
-    live[s] = exists && s < left;
-    if (a.state_batch_indices.data && live[s])
-      slot = ((const int32_t *)a.state_batch_indices.data)[slot * a.state_batch_indices.stride[0]];
-    if (slot < 0 || slot >= a.n_states) live[s] = 0; /* the host cannot check */
-    at[s] = slot * a.state.stride[0] + c * a.state.stride[2];
-#pragma unroll
-    for (int k = 0; k < PACKS; k++)
-      if (live[s])
-        raw[s][k] =
-            kr_read_state((const char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2) + 16 * k);
+  for (int n = 0; n < OWN; n++) {
+    const uint32_t word = raw[n / in_pack].w[t.state == KRAIT_F32 ? n % 4 : n / 2];
+    const float old = t.state == KRAIT_F32 ? kr_bits_to_float(word) : kr_unpack(word, n & 1, t.state);
+    v[n] = kr_fma(kr_exp2(dt * A[n]), old, dx * kr_unpack(raw_B.w[n / 2], n & 1, t.input));
+    y = kr_fma(kr_unpack(raw_C.w[n / 2], n & 1, t.input), v[n], y);
   }
 #pragma unroll
-  for (int k = 0; k < ROW_STATES / 4; k++)
-    if (exists) raw_A[k] = *((const kr_raw16 *)((const float *)a.A.data + c * a.A.stride[1]) + k);
+  for (int k = 0; k < PACKS; k++) {
+    kr_raw16 packed;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      packed.w[i] = t.state == KRAIT_F32 ? kr_float_to_bits(v[k * in_pack + i])
+                                         : kr_pack(v[2 * i], v[2 * i + 1], t.state);
+    if (to) kr_write_state(to + k, packed);
+  }
+  return y;
+}
+
+/* Two neighbouring threads share a channel, so that a warp's accesses to states lie together. PACKS: 16-byte packs of a
+ * thread's states; SEQUENCES: per thread, sharing one load of A, bias and D. Each of the two finishes every second
+ * sequence: its gate and output. What differs by sequence waits in shared memory, which leaves registers to more
+ * blocks; a loop over sequences that is not unrolled is slower where a multiprocessor has few warps. */
+template <int PACKS, int SEQUENCES, int WITH_DT>
+KR_DEV void update_rows(const kr_update_plan &p, const types t) {
+  KR_SHARED kr_raw16 states[SEQUENCES][PACKS][128];
+  KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
+  KR_SHARED kr_raw16 r[STEP_COLUMNS][STEP_PACKS]; /* WITH_DT */
+  KR_SHARED float dts[SEQUENCES][CHANNELS_HERE], xs[SEQUENCES][CHANNELS_HERE], zs[SEQUENCES][CHANNELS_HERE];
+  const krait_state_update_args &a = p.a;
+  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0, half = kr_thread() & 1, channel = kr_thread() / 2,
+            c = kr_block_x() * CHANNELS_HERE + channel, b0 = kr_block_y() * SEQUENCES, exists = c < a.P,
+            left = (int)a.B - b0;
+  kr_next_may_start();
+  if (!ahead) kr_others_done();
+  const int64_t first = (c * a.state.stride[2] + half * OWN) * (t.state == KRAIT_F32 ? 4 : 2),
+                slot_step = a.state.stride[0] * (t.state == KRAIT_F32 ? 4 : 2);
+  int slots = kr_thread() % SEQUENCES; /* of sequence lane % SEQUENCES; negative: none */
+  slots = slots < left ? b0 + slots : -1;
+  if (a.state_batch_indices.data && slots >= 0)
+    slots = ((const int32_t *)a.state_batch_indices.data)[slots * a.state_batch_indices.stride[0]];
+  if (slots >= a.n_states) slots = -1; /* the host cannot check */
+#pragma unroll
+  for (int s = 0; s < SEQUENCES; s++) {
+    const int slot = slot_from(slots, s);
+#pragma unroll
+    for (int k = 0; k < PACKS; k++)
+      if (exists && slot >= 0)
+        kr_copy_state(&states[s][k][kr_thread()], (const char *)a.state.data + slot * slot_step + first + 16 * k);
+  }
+  kr_commit_copies();
+  kr_raw16 raw_A[OWN / 4] = {};
+#pragma unroll
+  for (int k = 0; k < OWN / 4; k++)
+    if (exists) raw_A[k] = *((const kr_raw16 *)((const float *)a.A.data + c * a.A.stride[1] + half * OWN) + k);
   const int64_t own = exists ? c : 0;
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, own * a.dt_bias.stride[1]),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, own * a.Dvec.stride[1]);
-  if (WITH_DT) ask_for_weights(p, steps);
+  step_weights weights;
+  if (WITH_DT) load_step_weights(p, weights);
   if (ahead) wait_ahead(p);
-  uint32_t raw_dt[SEQUENCES], raw_x[SEQUENCES], raw_z[SEQUENCES];
+  if (WITH_DT) load_step_inputs(p, b0, SEQUENCES, r);
+  uint32_t raw_dt[SEQUENCES / 2], raw_x[SEQUENCES / 2], raw_z[SEQUENCES / 2];
 #pragma unroll
-  for (int s = 0; s < SEQUENCES; s++) {
-    const int64_t b = s < left ? b0 + s : 0;
-    raw_dt[s] = WITH_DT ? 0 : load_one(a.dt, t.input, at3(a.dt, b, 0, own));
-    raw_x[s] = load_one(a.x, t.input, at3(a.x, b, 0, own));
-    raw_z[s] = load_one(a.z, t.input, at3(a.z, b, 0, own));
+  for (int j = 0; j < SEQUENCES / 2; j++) {
+    const int64_t b = 2 * j + half < left ? b0 + 2 * j + half : 0;
+    raw_dt[j] = WITH_DT ? 0 : load_one(a.dt, t.input, at3(a.dt, b, 0, own));
+    raw_x[j] = load_one(a.x, t.input, at3(a.x, b, 0, own));
+    raw_z[j] = load_one(a.z, t.input, at3(a.z, b, 0, own));
   }
   const int pack = kr_thread() % ROW_PACKS, which = kr_thread() / ROW_PACKS % 2, of = kr_thread() / (2 * ROW_PACKS);
   if (of < SEQUENCES && of < left) {
     const krait_view &from = which ? a.Cmat : a.Bmat;
     both[of][which][pack] = *((const kr_raw16 *)((const uint16_t *)from.data + (b0 + of) * from.stride[0]) + pack);
   }
-  if (WITH_DT) load_step_inputs(p, b0, SEQUENCES, steps);
+  const float bias = a.dt_bias.data ? one_of(a.dt_bias.dtype, raw_bias) : 0.0f;
+#pragma unroll
+  for (int j = 0; j < SEQUENCES / 2; j++) {
+    if (!WITH_DT) dts[2 * j + half][channel] = softened(a, one_of(t.input, raw_dt[j]) + bias);
+    xs[2 * j + half][channel] = one_of(t.input, raw_x[j]), zs[2 * j + half][channel] = one_of(t.input, raw_z[j]);
+  }
+  float A[OWN];
+#pragma unroll
+  for (int k = 0; k < OWN; k++) A[k] = kr_bits_to_float(raw_A[k / 4].w[k % 4]) * KR_LOG2E;
+  kr_copied<0>();
   kr_sync();
-  float product[SEQUENCES] = {};
-  if (WITH_DT) multiply_steps(steps), read_steps(steps, product);
-  float A[ROW_STATES];
+  if (WITH_DT) multiply_steps(p, weights, bias, r, dts);
+  #pragma unroll
+  for (int j = 0; j < SEQUENCES; j += 2) {
+    float y[2];
+    int live[2];
 #pragma unroll
-  for (int k = 0; k < ROW_STATES; k++) A[k] = kr_bits_to_float(raw_A[k / 4].w[k % 4]) * KR_LOG2E;
+    for (int i = 0; i < 2; i++) {
+      const int s = j + i;
+      kr_raw16 raw[PACKS];
 #pragma unroll
-  for (int s = 0; s < SEQUENCES; s++) {
-    const float given = WITH_DT ? product[s] : one_of(t.input, raw_dt[s]), x = one_of(t.input, raw_x[s]),
-                dt = time_step(a, given, raw_bias), dx = dt * x;
-    float y = 0.0f;
-#pragma unroll
-    for (int k = 0; k < PACKS; k++) {
-      const int in_pack = ROW_STATES / PACKS;
-      float v[in_pack];
-#pragma unroll
-      for (int i = 0; i < in_pack; i++) {
-        const int n = k * in_pack + i;
-        const float old = t.state == KRAIT_F32 ? kr_bits_to_float(raw[s][k].w[i % 4])
-                                               : kr_unpack(raw[s][k].w[i / 2 % 4], i & 1, t.state);
-        const float B = kr_unpack(both[s][0][n / 8].w[n % 8 / 2], n & 1, t.input),
-                    C = kr_unpack(both[s][1][n / 8].w[n % 8 / 2], n & 1, t.input);
-        v[i] = kr_fma(kr_exp2(dt * A[n]), old, dx * B);
-        y = kr_fma(C, v[i], y);
-      }
-      kr_raw16 *to = (kr_raw16 *)((char *)a.state.data + at[s] * (t.state == KRAIT_F32 ? 4 : 2)) + k;
-      kr_raw16 packed;
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        packed.w[i] = t.state == KRAIT_F32 ? kr_float_to_bits(v[i % in_pack])
-                                           : kr_pack(v[2 * i % in_pack], v[(2 * i + 1) % in_pack], t.state);
-      if (live[s]) kr_write_state(to, packed);
+      for (int k = 0; k < PACKS; k++) raw[k] = states[s][k][kr_thread()];
+      const int slot = slot_from(slots, s);
+      live[i] = slot >= 0;
+      kr_raw16 *to = (kr_raw16 *)((char *)a.state.data + slot * slot_step + first);
+      y[i] = update_own<PACKS>(t, dts[s][channel], xs[s][channel], A, both[s][0][half], both[s][1][half], raw,
+                               exists && live[i] ? to : nullptr);
     }
-    if (a.Dvec.data) y = kr_fma(one_of(a.Dvec.dtype, raw_D), x, y);
-    if (a.z.data) y *= kr_silu(one_of(t.input, raw_z[s]));
-    if (exists && s < left) kr_store(a.out.data, at3(a.out, b0 + s, 0, c), a.out.dtype, live[s] ? y : 0.0f);
+    const int s = j + half;
+    float sum = kr_select(half, y[1], y[0]) + kr_shuffle_xor(kr_select(half, y[0], y[1]), 1);
+    if (a.Dvec.data) sum = kr_fma(one_of(a.Dvec.dtype, raw_D), xs[s][channel], sum);
+    if (a.z.data) sum *= kr_silu(zs[s][channel]);
+    if (exists && s < left)
+      kr_store(a.out.data, at3(a.out, b0 + s, 0, c), a.out.dtype, (half ? live[1] : live[0]) ? sum : 0.0f);
   }
 }
 
 /* Chosen so that no tier spills registers. */
 enum { ROWS_BLOCKS = KR_TIER >= 90 ? 5 : 4 };
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_rows(const kr_update_plan p) {
-  if (KR_DTYPE != KRAIT_F32) update_rows<4, KR_UPDATE_ROWS_WIDE, 0>(p, types{KRAIT_F32, KR_DTYPE});
+  if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_WIDE, 0>(p, types{KRAIT_F32, KR_DTYPE});
 }
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_same_rows(const kr_update_plan p) {
-  if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_SAME, 0>(p, types{KR_DTYPE, KR_DTYPE});
+  if (KR_DTYPE != KRAIT_F32) update_rows<1, KR_UPDATE_ROWS_SAME, 0>(p, types{KR_DTYPE, KR_DTYPE});
 }
-
-enum { STEP_BLOCKS = KR_TIER >= 90 ? 3 : 2 };
-KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_rows(const kr_update_plan p) {
-  if (HAS_STEPS) update_rows<4, KR_DT_ROWS_WIDE, HAS_STEPS>(p, types{KRAIT_F32, KR_DTYPE});
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_rows(const kr_update_plan p) {
+  if (HAS_STEPS) update_rows<2, KR_UPDATE_ROWS_WIDE, HAS_STEPS>(p, types{KRAIT_F32, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, STEP_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
-  if (HAS_STEPS) update_rows<2, KR_DT_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
+  if (HAS_STEPS) update_rows<1, KR_UPDATE_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
 /* ---- eight channels of a head with one decay for all states: decay, B and C are shared --------------------------- */

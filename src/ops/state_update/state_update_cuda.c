@@ -1,5 +1,5 @@
 /* state_update_cuda.c: lanes per channel, and the launch. Four families: eight channels of a head with one decay; all
- * 16 states of a channel per thread for many sequences; four contiguous states at a time; any strides. */
+ * 16 states of a channel by two threads for many sequences; four contiguous states at a time; any strides. */
 #include "overlap.h"
 #include "cuda_row.h"
 #include "state_update_plan.h"
@@ -35,7 +35,7 @@ static const char *refuse_heads(const krait_state_update_args *a) {
              : "channels do not lie together in aligned groups of eight";
 }
 
-/* Batch size from which one thread per channel gives enough threads. */
+/* Batch size from which two threads per channel give enough threads. */
 enum { FEWEST_SEQUENCES = 32 };
 
 static int is_aligned(const krait_view *v, int dim) {
@@ -95,7 +95,7 @@ static int takes_eights(const krait_state_update_args *a) {
 
 static int32_t run_whole(const krait_ctx *ctx, const kr_update_plan *p, uint64_t tier) {
   const int is_float = p->a.state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
-  const kr_grid grid = {.x = (uint32_t)((p->a.P + 127) / 128),
+  const kr_grid grid = {.x = (uint32_t)((p->a.P + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS),
                         .y = (uint32_t)((p->a.B + sequences - 1) / sequences),
                         .block = 128,
                         .is_ahead = (p->a.call.flags & KR_CALL_AHEAD) != 0,

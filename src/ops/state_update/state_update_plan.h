@@ -7,11 +7,10 @@
 #include "rows.h"
 
 enum { KR_DT_PACKS = 5 }; /* packs of eight inputs per lane, for the time step's product */
-/* Kernels with all states of a channel in one thread: number of states, and sequences per thread for float32 states or
- * states as narrow as the inputs; below, the same with the time step's product. */
-enum { KR_UPDATE_ROW_STATES = 16, KR_UPDATE_ROWS_WIDE = 2, KR_UPDATE_ROWS_SAME = 4 };
-/* STEP_PACKS: most packs of eight inputs of that product. */
-enum { KR_DT_ROWS_WIDE = 4, KR_DT_ROWS_SAME = 8, KR_UPDATE_STEP_PACKS = 20 };
+/* Kernels for many sequences: states of a channel, channels per block, sequences per block for float32 states or states
+ * as narrow as the inputs; most packs of eight inputs of the time step's product. */
+enum { KR_UPDATE_ROW_STATES = 16, KR_UPDATE_ROWS_CHANNELS = 64, KR_UPDATE_ROWS_WIDE = 4, KR_UPDATE_ROWS_SAME = 8 };
+enum { KR_UPDATE_STEP_PACKS = 20 };
 
 typedef struct kr_update_plan {
   krait_state_update_args a;
