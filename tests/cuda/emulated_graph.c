@@ -381,7 +381,8 @@ static void record_prompt(kr_graph *g, const prompt *p, kr_tensor *t) {
 }
 
 static void run_prompt(int32_t device, prompt *p, int n_runs) {
-  void *const data[] = {p->rows, p->bc, p->h, p->past, p->before, p->stream, p->y, p->normed, p->last, p->after, p->sum};
+  void *const data[] = {p->rows, p->bc,     p->h,    p->past,  p->before, p->stream,
+                        p->y,    p->normed, p->last, p->after, p->sum};
   kr_tensor t[11];
   model m = {0};
   const krait_ctx_options options = {
