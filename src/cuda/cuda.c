@@ -240,6 +240,13 @@ int kr_cuda_starts_ahead(const kr_cuda *cuda) {
   return cuda->driver->LaunchKernelEx && cuda->driver->version >= 12030 && (cuda->info.caps & KRAIT_CAP_CUDA_HOPPER);
 }
 
+uint32_t kr_cuda_even_bytes(const kr_cuda *cuda, uint32_t blocks) {
+  enum { OF_THE_SYSTEM = 1024 /* per block */, LINE = 128, MOST = 32 };
+  const uint32_t n = (uint32_t)cuda->info.n_multiprocessors, share = (blocks + n - 1) / n;
+  if (!kr_cuda_starts_ahead(cuda) || share == 0 || share >= MOST) return 0;
+  return ((uint32_t)cuda->info.shared_bytes + OF_THE_SYSTEM) / share / LINE * LINE - OF_THE_SYSTEM;
+}
+
 static int32_t function_for(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *g,
                             void **function) {
   return function_of(cuda, g->is_ahead && kr_cuda_starts_ahead(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier, kernel, function);

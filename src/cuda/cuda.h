@@ -88,6 +88,10 @@ static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const 
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
 int kr_cuda_starts_together(const kr_cuda *cuda);
 int kr_cuda_starts_ahead(const kr_cuda *cuda);
+/* Shared memory per block with which a multiprocessor holds no more than its even share of the grid; 0: no limit. For
+ * kernels that start ahead: their blocks would otherwise crowd the multiprocessors that the previous kernel leaves
+ * first. */
+uint32_t kr_cuda_even_bytes(const kr_cuda *cuda, uint32_t blocks);
 /* Loads the kernel now, so that its first launch costs no more than later ones. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
 /* Has the driver compile every n-th module that the context takes, starting with number first, into its disk cache: n

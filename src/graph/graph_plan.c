@@ -72,6 +72,7 @@ static int takes_ahead(const kr_op *op) {
                               &kr_op_attention,
                               &kr_op_attention_append,
                               &kr_op_attention_step,
+                              &kr_op_causal_conv1d,
                               &kr_op_causal_conv1d_update,
                               &kr_op_dt_state_update,
                               &kr_op_gated_norm,
@@ -80,6 +81,7 @@ static int takes_ahead(const kr_op *op) {
                               &kr_op_norm_gemm,
                               &kr_op_rotary,
                               &kr_op_rotary_append,
+                              &kr_op_selective_scan,
                               &kr_op_state_update};
   for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
     if (ops[i] == op) return 1;

@@ -235,6 +235,13 @@ static void only_hopper_starts_kernels_ahead(void **state) {
                                       &(kr_grid){.x = 1, .block = 32, .is_ahead = ahead}, args, sizeof args),
                        KRAIT_OK);
     assert_int_equal(n_ahead() - before, i == 0);
+    const uint32_t n = (uint32_t)kr_cuda_info(cuda)->n_multiprocessors, own = 1024,
+                   room = (uint32_t)kr_cuda_info(cuda)->shared_bytes + own;
+    for (uint32_t share = 1; share < 40; share++) { /* blocks per multiprocessor: so many fit, and no more */
+      const uint32_t even = kr_cuda_even_bytes(cuda, (share - 1) * n + 1);
+      if (i || share >= 32) assert_int_equal(even, 0);
+      else assert_true(share * (even + own) <= room && (share + 1) * (even + own) > room);
+    }
     kr_cuda_close(&cuda);
   }
 }

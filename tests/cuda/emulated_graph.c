@@ -304,6 +304,119 @@ static void attention_takes_what_precedes_it(void **state) {
   for (int i = 0; i < 2; i++) kr_runner_close(&m[i].r), kr_graph_close(&m[i].g), krait_ctx_close(&m[i].ctx);
 }
 
+/* ---- what a language model's prompt is made of besides its products: convolution, scan, norm ---- */
+
+enum { L = 32, E = 32, STATES = 16, WIDE = 2056, TAPS = 4 };
+
+typedef struct prompt {
+  uint16_t rows[L * 3 * E], bc[L * 2 * STATES], h[L * WIDE], taps[E * TAPS], bias[E], weight[WIDE], y[L * E],
+      normed[L * WIDE];
+  float past[E * (TAPS - 1)], A[E * STATES], D[E], dt_bias[E], before[E * STATES], stream[L * WIDE];
+  float last[E * (TAPS - 1)], after[E * STATES], sum[L * WIDE];
+} prompt;
+
+static void draw_floats(float *to, int n, float shift) {
+  for (int i = 0; i < n; i++) to[i] = draw() + shift;
+}
+
+static void draw_prompt(prompt *p) {
+  uint16_t *const halves[] = {p->rows, p->bc, p->h, p->taps, p->bias, p->weight};
+  const int n_halves[] = {L * 3 * E, L * 2 * STATES, L * WIDE, E * TAPS, E, WIDE};
+  for (int i = 0; i < 6; i++) draw_halves(halves[i], n_halves[i]);
+  float *const floats[] = {p->past, p->D, p->dt_bias, p->before, p->stream, p->A};
+  const int n_floats[] = {E * (TAPS - 1), E, E, E * STATES, L * WIDE, E * STATES};
+  for (int i = 0; i < 6; i++) draw_floats(floats[i], n_floats[i], i == 5 ? -2.0f : 0.0f);
+}
+
+/* Columns of rows, as (1,E,L) or, with groups, (1,1,N,L). */
+static krait_view columns(kr_graph *g, kr_tensor rows, int64_t from, int64_t n) {
+  const kr_tensor part = kr_graph_reshape(g, kr_graph_slice(g, rows, 1, from, n), KR_DIMS(1, L, n));
+  return kr_graph_view(g, kr_graph_permute(g, part, (int[]){0, 2, 1}));
+}
+static krait_view group(kr_graph *g, kr_tensor rows, int64_t from) {
+  const kr_tensor part = kr_graph_reshape(g, kr_graph_slice(g, rows, 1, from, STATES), KR_DIMS(1, L, 1, STATES));
+  return kr_graph_view(g, kr_graph_permute(g, part, (int[]){0, 2, 3, 1}));
+}
+
+static void record_prompt(kr_graph *g, const prompt *p, kr_tensor *t) {
+#define WEIGHT(field, type, ...) kr_graph_view(g, kr_graph_weight(g, #field, type, KR_DIMS(__VA_ARGS__), p->field))
+#define PUT(i, name, what, type, ...) t[i] = kr_graph_##what(g, name, type, KR_DIMS(__VA_ARGS__))
+  PUT(0, "rows", input, KRAIT_F16, L, 3 * E), PUT(1, "bc", input, KRAIT_F16, L, 2 * STATES);
+  PUT(2, "h", input, KRAIT_F16, L, WIDE), PUT(3, "past", input, KRAIT_F32, 1, E, TAPS - 1);
+  PUT(4, "before", input, KRAIT_F32, 1, E, STATES), PUT(5, "stream", input, KRAIT_F32, L, WIDE);
+  PUT(6, "y", output, KRAIT_F16, L, E), PUT(7, "normed", output, KRAIT_F16, L, WIDE);
+  PUT(8, "last", output, KRAIT_F32, 1, E, TAPS - 1), PUT(9, "after", output, KRAIT_F32, 1, E, STATES);
+  PUT(10, "sum", output, KRAIT_F32, L, WIDE);
+  const kr_tensor u = kr_graph_temp(g, KRAIT_F16, KR_DIMS(L, E));
+  kr_graph_call(g, "conv", &kr_op_causal_conv1d,
+                &(krait_causal_conv1d_args){.activation = KRAIT_ACT_SILU,
+                                            .x = columns(g, t[0], 0, E),
+                                            .weight = WEIGHT(taps, KRAIT_F16, E, TAPS),
+                                            .bias = WEIGHT(bias, KRAIT_F16, E),
+                                            .initial_states = kr_graph_view(g, t[3]),
+                                            .out = columns(g, u, 0, E),
+                                            .final_states = kr_graph_view(g, t[8])});
+  kr_graph_call(g, "scan", &kr_op_selective_scan,
+                &(krait_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
+                                             .G = 1,
+                                             .u = columns(g, u, 0, E),
+                                             .delta = columns(g, t[0], E, E),
+                                             .A = WEIGHT(A, KRAIT_F32, E, STATES),
+                                             .Bmat = group(g, t[1], 0),
+                                             .Cmat = group(g, t[1], STATES),
+                                             .Dvec = WEIGHT(D, KRAIT_F32, E),
+                                             .z = columns(g, t[0], 2 * E, E),
+                                             .delta_bias = WEIGHT(dt_bias, KRAIT_F32, E),
+                                             .initial_state = kr_graph_view(g, t[4]),
+                                             .out = columns(g, t[6], 0, E),
+                                             .last_state = kr_graph_view(g, t[9])});
+  kr_graph_call(g, "norm", &kr_op_add_norm,
+                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                       .eps = 1e-5f,
+                                       .x = kr_graph_view(g, t[2]),
+                                       .residual = kr_graph_view(g, t[5]),
+                                       .weight = WEIGHT(weight, KRAIT_F16, WIDE),
+                                       .out = kr_graph_view(g, t[7]),
+                                       .residual_out = kr_graph_view(g, t[10])});
+}
+
+static void run_prompt(int32_t device, prompt *p, int n_runs) {
+  void *const data[] = {p->rows, p->bc,     p->h,    p->past,  p->before, p->stream,
+                        p->y,    p->normed, p->last, p->after, p->sum};
+  kr_tensor t[11];
+  model m = {0};
+  const krait_ctx_options options = {
+      .size = sizeof options, .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
+  assert_int_equal(krait_ctx_open(&options, &m.ctx), KRAIT_OK);
+  assert_int_equal(kr_graph_open(&m.g), KRAIT_OK);
+  record_prompt(m.g, p, t);
+  if (kr_graph_plan(m.g, m.ctx, 0) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_runner_open(m.g, &m.r), KRAIT_OK);
+  for (int i = 0; i < 11; i++) assert_int_equal(kr_runner_bind(m.r, t[i], data[i]), KRAIT_OK);
+  for (int k = 0; k < n_runs; k++)
+    if (kr_runner_run(m.r, NULL) < 0) fail_msg("%s", krait_error_detail());
+  close_model(&m);
+}
+
+static void prompts_start_ahead(void **state) {
+  static _Alignas(16) prompt cpu, gpu;
+  (void)state;
+  random_state = 77;
+  draw_prompt(&cpu);
+  gpu = cpu;
+  run_prompt(KRAIT_DEVICE_CPU, &cpu, 1);
+  const long before = (long)kr_emulated_ahead();
+  run_prompt(KRAIT_DEVICE_CUDA(0), &gpu, 2);
+  assert_int_equal((long)kr_emulated_ahead() - before, 3); /* each in the recording, once */
+  for (int i = 0; i < L * E; i++) assert_float_equal(kr_f16_to_float(gpu.y[i]), kr_f16_to_float(cpu.y[i]), 1e-2f);
+  for (int i = 0; i < L * WIDE; i++) {
+    assert_float_equal(kr_f16_to_float(gpu.normed[i]), kr_f16_to_float(cpu.normed[i]), 4e-3f);
+    assert_float_equal(gpu.sum[i], cpu.sum[i], 1e-6f);
+  }
+  for (int i = 0; i < E * (TAPS - 1); i++) assert_float_equal(gpu.last[i], cpu.last[i], 0);
+  for (int i = 0; i < E * STATES; i++) assert_float_equal(gpu.after[i], cpu.after[i], 5e-3f);
+}
+
 int main(int argc, char **argv) {
   const char *module, *tier, *text;
   size_t bytes;
@@ -315,6 +428,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu),
                                      cmocka_unit_test(lanes_run_side_by_side),
                                      cmocka_unit_test(attention_takes_what_precedes_it),
+                                     cmocka_unit_test(prompts_start_ahead),
                                      cmocka_unit_test(a_recorded_stream_gets_the_launches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ enum { IS_EMULATED = 0 };
 
 enum {
   SLOTS = IS_EMULATED ? 10 : 40,
-  PROMPT = IS_EMULATED ? 7 : 19,
+  PROMPT = IS_EMULATED ? 32 : 64, /* whole tiles of the scan's usual kernel */
   STEPS = IS_EMULATED ? 2 : 5,
   V = IS_EMULATED ? 75 : 331
 };
@@ -80,7 +80,10 @@ static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double
     WORKS(kr_mlm_reset(there, slots[b]));
     WORKS(kr_mlm_reset(here, slots[b]));
     if (IS_EMULATED && b > 1) continue; /* begins with a step */
-    WORKS(kr_mlm_read(there, slots[b], ids, n, 0, got));
+    for (int k = 0; k < (b == 0 ? 3 : 1); k++) { /* the third is a recording */
+      WORKS(kr_mlm_reset(there, slots[b]));
+      WORKS(kr_mlm_read(there, slots[b], ids, n, 0, got));
+    }
     WORKS(kr_mlm_read(here, slots[b], ids, n, 0, want));
     assert_close("a prompt", 1, bound, most);
   }

@@ -3,13 +3,15 @@
  *   kr_conv_whole  rows in aligned 16-byte packs: two packs per thread, both loads in flight; kr_conv_whole_1 one, for
  *                  short calls
  *   kr_conv_last   channels-last: 4 channels and a run of steps per thread; kr_conv_last_far has the whole run in
- *                  flight. W up to 4
+ *                  flight, and may start ahead (overlap.cuh). W up to 4
  *   kr_conv_last_ring  the same for runs of any length, with asynchronous copies of the next steps always in flight
  *   kr_conv_walk   one row per block; any W up to 128, packed sequences, and out may be x
  *   kr_conv_final  the last W-1 inputs
  * Memory-bound: 2 accesses of 16 bytes per 8 outputs. */
+#include "overlap.cuh"
 #include "conv.cuh"
 
+#if KR_TIER < 90 /* the hopper text has the kernel that starts ahead */
 /* One branch for the whole pack. */
 KR_DEV void activate(const kr_conv_plan &p, float (&y)[8]) {
   if (!p.silu) return;
@@ -106,8 +108,17 @@ KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
 
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p) { whole_packs(p, 2); }
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole_1(const kr_conv_plan p) { whole_packs(p, 1); }
+#endif
 
-/* Stores two steps of four channels, of which n exist; advances the pointer. */
+/* SiLU of two values with one reciprocal, of a product that stays finite: the special-function unit is the limit. */
+KR_DEV void silu_pair(float &x, float &y) {
+  const float a = -KR_LOG2E * x, b = -KR_LOG2E * y;
+  const float p = 1.0f + kr_exp2(a < 60.0f ? a : 60.0f), q = 1.0f + kr_exp2(b < 60.0f ? b : 60.0f), r = kr_rcp(p * q);
+  x *= q * r, y *= p * r;
+}
+
+/* Stores two steps of four channels, of which n exist; advances the pointer. PAIRED: silu_pair. */
+template <int PAIRED = 0>
 KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const float (&bias)[4], const float (&x)[5][4],
                         int n, char *&to) {
 #pragma unroll
@@ -117,7 +128,10 @@ KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const flo
     for (int k = 0; k < 4; k++)
       y[k] = kr_fma(w[k][3], x[s + 3][k],
                     kr_fma(w[k][2], x[s + 2][k], kr_fma(w[k][1], x[s + 1][k], kr_fma(w[k][0], x[s][k], bias[k]))));
-    if (p.silu) {
+    if (p.silu && PAIRED) {
+#pragma unroll
+      for (int k = 0; k < 4; k += 2) silu_pair(y[k], y[k + 1]);
+    } else if (p.silu) {
 #pragma unroll
       for (int k = 0; k < 4; k++) y[k] = kr_silu(y[k]);
     }
@@ -127,14 +141,21 @@ KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const flo
   }
 }
 
-/* Inputs before the first step, if given. */
+/* Inputs before the first step, if given: all loads are in flight before the first use. */
 KR_DEV void take_initial(const kr_conv_plan &p, int64_t b, int64_t d, float (&x)[5][4]) {
+  const int64_t at = b * p.initial.b + d * p.initial.row;
 #pragma unroll
   for (int s = 0; s < 3; s++)
 #pragma unroll
-    for (int k = 0; k < 4; k++) x[s + 2][k] = s >= 4 - p.W ? input_at(p, b, d + k, s - 3) : 0.0f;
+    for (int k = 0; k < 4; k++) {
+      const int64_t i = at + k * p.initial.row + (s - 4 + p.W) * p.initial.t;
+      x[s + 2][k] = 0.0f;
+      if (s >= 4 - p.W && p.initial.dtype == KRAIT_F32) x[s + 2][k] = ((const float *)p.initial.data)[i];
+      if (s >= 4 - p.W && p.initial.dtype != KRAIT_F32) x[s + 2][k] = kr_load(p.initial.data, i, p.initial.dtype);
+    }
 }
 
+#if KR_TIER < 80 || KR_DTYPE == 0
 /* Four channels and a run of steps per thread, the next four steps in flight. x.row is 1. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_plan p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
@@ -165,8 +186,99 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(co
     }
   }
 }
+#endif
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
+/* Taps and biases of the channels d to d + 3. */
+KR_DEV void load_parameters(const kr_conv_plan &p, int64_t d, float (&w)[4][4], float (&bias)[4]) {
+  if (p.fours) {
+    float taps[16];
+    load_packed<16>(p.weight, d * 4, p.weight_dtype, taps);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      bias[k] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 4; j++) w[k][j] = taps[4 * k + j];
+    }
+    if (p.bias) load_packed<4>(p.bias, d, p.bias_dtype, bias);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    load_taps(p, d + k, w[k]);
+    bias[k] = load_bias(p, d + k);
+  }
+}
+
+/* The last inputs, in float32, by the threads of the last run. */
+KR_DEV void write_final(const kr_conv_plan &p, int64_t b, int64_t d) {
+  const int64_t to = b * p.final.b + d * p.final.row;
+  quad q[3];
+#pragma unroll
+  for (int k = 0; k < 3; k++)
+    if (k >= 4 - p.W) q[k] = load_quad(p.x, b * p.x.b + d + (p.L - 3 + k) * p.x.t);
+#pragma unroll
+  for (int k = 0; k < 3; k++)
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+      if (k >= 4 - p.W) ((float *)p.final.data)[to + c * p.final.row + (k - 4 + p.W) * p.final.t] = quad_at(q[k], c);
+}
+
+/* The same for 16-bit types: the whole run is in flight by asynchronous copies before the first use. Writes the last
+ * inputs, too. */
+KR_KERNEL void KR_BOUNDS(KR_CONV_FAR_THREADS, 8) kr_conv_last_far(const kr_conv_plan p) {
+  enum { GROUPS = KR_CONV_RUN / 4 }; /* groups of four steps; the three steps before the run come first */
+  KR_SHARED quad steps[E == 4 ? 1 : KR_CONV_RUN + 3][KR_CONV_FAR_THREADS];
+  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_FAR_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
+                 b = kr_divide(run, p.runs);
+  kr_next_may_start();
+  if (E == 4 || b >= p.B) return;
+  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * KR_CONV_RUN;
+  const int n = (int)min64(p.L - t0, KR_CONV_RUN);
+  const char *from = quad_pointer(p.x, b * p.x.b + d + (t0 - 3) * p.x.t);
+  char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
+  quad *const mine = &steps[0][kr_thread()];
+  float w[4][4], bias[4], x[5][4]; /* x: the current two steps after three earlier ones */
+  load_parameters(p, d, w, bias);
+  kr_keep_near(p.final.data), kr_keep_near(p.initial.data);
+  kr_others_done();
+  if (t0 > 0 && n == KR_CONV_RUN) {
+#pragma unroll
+    for (int s = 0; s < KR_CONV_RUN + 3; s++, from += p.x_step) {
+      kr_copy_or_zero<8>(&mine[s * KR_CONV_FAR_THREADS], from, 1);
+      if (s % 4 == 2) kr_commit_copies();
+      kr_one_pointer(from);
+    }
+  } else {
+#pragma unroll 1
+    for (int s = 0; s < KR_CONV_RUN + 3; s++, from += p.x_step) {
+      const int exists = t0 + s >= 3 && s - 3 < n;
+      kr_copy_or_zero<8>(&mine[s * KR_CONV_FAR_THREADS], exists ? from : (const char *)p.x.data, exists);
+      if (s % 4 == 2) kr_commit_copies();
+    }
+  }
+  if (p.final.data && t0 + n == p.L) write_final(p, b, d);
+  if (p.initial.data && t0 == 0) take_initial(p, b, d, x);
+  kr_copied<GROUPS>();
+#pragma unroll
+  for (int s = 0; s < 3; s++)
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (!p.initial.data || t0 > 0) x[s + 2][k] = quad_at(mine[s * KR_CONV_FAR_THREADS], k);
+#pragma unroll 1
+  for (int t = 0; t < n; t += 4) {
+    kr_copied<GROUPS - 1>();
+    kr_commit_copies(); /* an empty group, in place of the one waited for */
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const quad q[2] = {mine[(t + 2 * h + 3) * KR_CONV_FAR_THREADS], mine[(t + 2 * h + 4) * KR_CONV_FAR_THREADS]};
+      take_steps(q, x);
+      write_steps<1>(p, w, bias, x, n - t - 2 * h, to);
+    }
+  }
+}
+
+#if KR_TIER < 90
 /* Copies two steps of this thread's channels to shared memory, of which n exist; advances the pointer. */
 KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *first, quad *second) {
 #pragma unroll
@@ -176,49 +288,6 @@ KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *fir
     kr_one_pointer(from);
   }
   kr_commit_copies();
-}
-
-/* The same for 16-bit types: the whole run is in flight by asynchronous copies before the first use. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_far(const kr_conv_plan p) {
-  enum { GROUPS = KR_CONV_RUN / 4 }; /* groups of four steps; the three steps before the run come first */
-  KR_SHARED quad steps[E == 4 ? 1 : KR_CONV_RUN + 3][KR_CONV_THREADS];
-  const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
-                 b = kr_divide(run, p.runs);
-  if (E == 4 || b >= p.B) return;
-  const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * KR_CONV_RUN;
-  const int n = (int)min64(p.L - t0, KR_CONV_RUN);
-  const char *const from = quad_pointer(p.x, b * p.x.b + d + t0 * p.x.t);
-  char *to = quad_pointer(p.out, b * p.out.b + d + t0 * p.out.t);
-  quad *const mine = &steps[0][kr_thread()];
-  float w[4][4], bias[4], x[5][4]; /* x: the current two steps after three earlier ones */
-#pragma unroll 1
-  for (int s = 0; s < KR_CONV_RUN + 3; s++) {
-    const int exists = t0 + s >= 3 && s - 3 < n;
-    kr_copy_or_zero<8>(&mine[s * KR_CONV_THREADS], exists ? from + (s - 3) * p.x_step : (const char *)p.x.data, exists);
-    if (s % 4 == 2) kr_commit_copies();
-  }
-#pragma unroll
-  for (int k = 0; k < 4; k++) {
-    load_taps(p, d + k, w[k]);
-    bias[k] = load_bias(p, d + k);
-  }
-  kr_copied<GROUPS>();
-#pragma unroll
-  for (int s = 0; s < 3; s++)
-#pragma unroll
-    for (int k = 0; k < 4; k++) x[s + 2][k] = quad_at(mine[s * KR_CONV_THREADS], k);
-  if (p.initial.data && t0 == 0) take_initial(p, b, d, x);
-#pragma unroll 1
-  for (int t = 0; t < n; t += 4) {
-    kr_copied<GROUPS - 1>();
-    kr_commit_copies(); /* an empty group, in place of the one waited for */
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const quad q[2] = {mine[(t + 2 * h + 3) * KR_CONV_THREADS], mine[(t + 2 * h + 4) * KR_CONV_THREADS]};
-      take_steps(q, x);
-      write_steps(p, w, bias, x, n - t - 2 * h, to);
-    }
-  }
 }
 
 /* Longer runs, for more work than one wave. A thread reads only what it copied itself. */
@@ -256,7 +325,9 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_pla
   kr_copied<0>();
 }
 #endif
+#endif
 
+#if KR_TIER < 90
 KR_KERNEL void KR_BOUNDS(KR_CONV_WALK, 4) kr_conv_walk(const kr_conv_plan p) {
   KR_SHARED float window[KR_CONV_MOST_TAPS + KR_CONV_WALK];
   const int64_t b = kr_block_x() / p.D, d = kr_block_x() % p.D;
@@ -290,3 +361,4 @@ KR_KERNEL void kr_conv_final(const kr_conv_plan p) {
   kr_store(p.final.data, b * p.final.b + d * p.final.row + k * p.final.t, p.final.dtype,
            input_at(p, b, d, p.L - keep + k));
 }
+#endif

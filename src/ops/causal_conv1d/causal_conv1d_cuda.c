@@ -1,4 +1,5 @@
 /* causal_conv1d_cuda.c: kernel families of the forward convolution: which calls each takes, and their launches. */
+#include "overlap.h"
 #include "conv_host.h"
 #include "conv_rows.h"
 
@@ -26,11 +27,19 @@ static int steps_by_fours(const kr_rows *v) {
   return v->t == 1 && v->b % 4 == 0 && v->row % 4 == 0 && (uintptr_t)v->data % bytes == 0;
 }
 
+/* Four elements side by side in one aligned access, in float32 or x's type. */
+static int by_fours(const krait_view *v, int along, int32_t dtype) {
+  return v->stride[along] == 1 && (v->dtype == KRAIT_F32 || v->dtype == dtype) &&
+         (uintptr_t)v->data % (v->dtype == KRAIT_F32 ? 16 : 8) == 0;
+}
+
 static kr_conv_plan plan_of(const krait_causal_conv1d_args *a) {
   const int reverse = (a->call.flags & KRAIT_CONV1D_REVERSE) != 0;
   kr_conv_plan p = KR_CONV_PLAN(a, reverse);
   p.out = kr_rows_of(&a->out, reverse, a->L);
   p.final = kr_rows_of(&a->final_states, 0, 0);
+  p.fours = a->W == 4 && a->weight.stride[0] == 4 && by_fours(&a->weight, 1, a->x.dtype) &&
+            (!a->bias.data || by_fours(&a->bias, 0, a->x.dtype));
   return p;
 }
 
@@ -73,7 +82,10 @@ static const kr_kernel *channels_last(const krait_ctx *ctx, kr_conv_plan *p, uin
   p->runs = kr_divisor_of((p->L + KR_CONV_RUN - 1) / KR_CONV_RUN);
   grid->x = blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_THREADS);
   if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32) return last_kernel;
-  return grid->x > resident && p->L < INT32_MAX / 2 ? long_runs(p, resident * KR_CONV_THREADS, grid) : last_far_kernel;
+  if (grid->x > resident && p->L < INT32_MAX / 2) return long_runs(p, resident * KR_CONV_THREADS, grid);
+  grid->block = KR_CONV_FAR_THREADS;
+  grid->x = blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_FAR_THREADS);
+  return last_far_kernel;
 }
 
 static const kr_kernel *packed_rows(const krait_ctx *ctx, kr_conv_plan *p, kr_grid *grid) {
@@ -98,6 +110,12 @@ static const kr_kernel *step_by_step(const kr_conv_plan *p, kr_grid *grid) {
   return walk_kernel;
 }
 
+static void start_ahead(const krait_ctx *ctx, const krait_call *call, kr_grid *grid) {
+  const uint32_t fixed = (KR_CONV_RUN + 3) * KR_CONV_FAR_THREADS * 8, even = kr_cuda_even_bytes(ctx->cuda, grid->x);
+  grid->is_ahead = (call->flags & KR_CALL_AHEAD) != 0;
+  if (grid->is_ahead && even > fixed) grid->shared_bytes = even - fixed;
+}
+
 static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   const krait_causal_conv1d_args *a = args;
   kr_conv_plan p = plan_of(a);
@@ -107,11 +125,14 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
                                   : family == PACKED_ROWS ? packed_rows(ctx, &p, &grid)
                                   : family == ANY_ROWS    ? any_rows(&p, &grid)
                                                           : step_by_step(&p, &grid);
-  if (p.final.data && p.W > 1) { /* first: out may be x */
+  kr_conv_plan own = p;
+  if (kernel == last_far_kernel) start_ahead(ctx, &a->call, &grid);
+  if (kernel != last_far_kernel || p.final.dtype != KRAIT_F32 || p.L < p.W - 1) own.final.data = NULL;
+  if (p.final.data && p.W > 1 && !own.final.data) { /* first: out may be x */
     const kr_grid few = {.x = blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     kr_chain_add(&chain, &final_kernel[p.x.dtype], &few, &p);
   }
-  kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &p);
+  kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &own);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 

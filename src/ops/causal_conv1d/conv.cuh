@@ -51,6 +51,18 @@ KR_DEV void store_quad(char *to, const float (&y)[4]) {
   *(quad *)to = q;
 }
 
+/* N parameters side by side, in float32 or KR_DTYPE. */
+template <int N>
+KR_DEV void load_packed(const void *from, int64_t at, int32_t dtype, float (&v)[N]) {
+  if (E == 4 || dtype == KRAIT_F32) {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = ((const kr_float4 *)((const float *)from + at))[j / 4].v[j % 4];
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = quad_at(((const quad *)((const uint16_t *)from + at))[j / 4], j % 4);
+  }
+}
+
 /* Loads two steps of four raw channels; zeros from step n. Advances the pointer. */
 KR_DEV void fetch_steps(const char *&from, int64_t step_bytes, int n, quad (&q)[2]) {
 #pragma unroll

@@ -8,6 +8,7 @@
 enum {
   KR_CONV_TAPS = 4,
   KR_CONV_THREADS = 256,
+  KR_CONV_FAR_THREADS = 128 /* forward, channels-last: evenly many per multiprocessor */,
   KR_CONV_WALK = 128,
   KR_CONV_MOST_TAPS = 128,
   KR_CONV_FEW_PARTS = 16,
@@ -23,7 +24,7 @@ typedef struct kr_conv_plan {
   int32_t run_steps;          /* steps per run, a multiple of 4 */
   int32_t taps_packed;        /* weight is (D,4) float32, 16-byte aligned */
   int32_t silu, n_parts;      /* n_parts: blocks that share a channel's gradient sums */
-  int32_t quads, reserved;    /* quads: four steps of x and out are one aligned access */
+  int32_t quads, fours;       /* four steps of x and out are one aligned access; four taps, and four biases, are */
   kr_rows x, out, dout, dx;
   kr_rows initial, final, dinitial, dfinal; /* (batch, row, W-1) */
   const void *weight, *bias;

@@ -132,8 +132,10 @@ static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, grid, plan, 0));
   if (p->n_splits == 1) return KRAIT_OK;
   const int64_t runs = (int64_t)p->P * p->M * (p->partial_row / 8) * p->sum_lanes;
-  const kr_grid sums = {.x = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS),
+  const uint32_t n_blocks = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS);
+  const kr_grid sums = {.x = n_blocks,
                         .block = KR_SUM_THREADS,
+                        .shared_bytes = grid->is_ahead ? kr_cuda_even_bytes(ctx->cuda, n_blocks) : 0,
                         .is_ahead = grid->is_ahead,
                         .stream = grid->stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &sum, &sums, p, sizeof *p);

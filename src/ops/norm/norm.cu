@@ -2,6 +2,8 @@
  *   kr_norm_1, kr_norm_2          the row in registers, 8 or 16 features per thread: one pass over each tensor
  *   kr_norm_single_8, _16         the same feature by feature, for rows of any alignment
  *   kr_norm_mixed_1, _2, _single  the same with row tensors in both float32 and the 16-bit type
+ *   kr_norm_stream                a 16-bit row added to a float32 residual stream: runs of four features, which a warp
+ *                                 accesses side by side in both types
  *   kr_norm_any                   rows of any length and mixed 16-bit types: inputs are read three times, twice from
  *                                 cache
  * Several short rows share a block. Memory-bound. */
@@ -116,6 +118,7 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_mixed_1(const kr_norm
 KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_mixed_2(const kr_norm_plan p) {
   if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 2, 1, 0, 0});
 }
+#if KR_TIER < 90 /* aligned rows start ahead */
 KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_single_8(const kr_norm_plan p) {
   norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 0, 0});
 }
@@ -125,7 +128,82 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_single_16(const kr_norm_pla
 KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_mixed_single(const kr_norm_plan p) {
   if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 0, 0});
 }
+#endif
 
+#if KR_TIER >= 80 || defined(KR_EMULATE)
+/* Four features of a row in KR_DTYPE. */
+typedef struct __attribute__((aligned(8))) four {
+  uint32_t w[2];
+} four;
+
+KR_DEV float of_four(const four &q, int k) { return kr_unpack(q.w[k / 2], k % 2, KR_DTYPE); }
+
+/* The address of this thread's first feature; runs are `step` features apart. */
+KR_DEV char *first_four(const kr_norm_view &v, int r, int m, int bytes) {
+  char *at = (char *)v.data + ((int64_t)r * v.row + m) * bytes;
+  kr_one_pointer(at);
+  return at;
+}
+
+KR_DEV void next_four(char *&at, int bytes) {
+  at += bytes;
+  kr_one_pointer(at);
+}
+
+/* A row per block. Few registers: eight rows of 2560 features fit a multiprocessor, so that 1024 are one wave. */
+KR_DEV void norm_stream(const kr_norm_plan &p) {
+  KR_SHARED float shared[MOST_WARPS];
+  const place at = here(p);
+  const int r = kr_block_x(), m = at.thread * 4, step = at.threads * 4, left = (int)p.n - m;
+  four weight[KR_NORM_FOURS], x[KR_NORM_FOURS];
+  kr_float4 sum[KR_NORM_FOURS];
+  float squares = 0.0f;
+  char *from = first_four(p.weight, 0, m, 2);
+  kr_next_may_start();
+#pragma unroll
+  for (int u = 0; u < KR_NORM_FOURS; u++, next_four(from, step * 2))
+    if (u * step < left) weight[u] = *(const four *)from;
+  kr_keep_near(p.x.data), kr_keep_near(p.second.data), kr_keep_near(p.out.data), kr_keep_near(p.residual_out.data),
+      kr_keep_near(p.eps);
+  from = first_four(p.x, r, m, 2);
+  char *at_sum = first_four(p.second, r, m, 4);
+  kr_others_done();
+#pragma unroll
+  for (int u = 0; u < KR_NORM_FOURS; u++, next_four(from, step * 2)) {
+    x[u] = four{{0, 0}};
+    if (u * step < left) x[u] = *(const four *)from;
+  }
+#pragma unroll
+  for (int u = 0; u < KR_NORM_FOURS; u++, next_four(at_sum, step * 4)) {
+    sum[u] = kr_float4{{0, 0, 0, 0}};
+    if (u * step < left && p.second.data) sum[u] = *(const kr_float4 *)at_sum;
+  }
+  at_sum = first_four(p.residual_out, r, m, 4);
+#pragma unroll
+  for (int u = 0; u < KR_NORM_FOURS; u++, next_four(at_sum, step * 4)) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      sum[u].v[k] += of_four(x[u], k);
+      squares = kr_fma(sum[u].v[k], sum[u].v[k], squares);
+    }
+    if (u * step < left && p.residual_out.data) *(kr_float4 *)at_sum = sum[u];
+  }
+  const float scale = kr_rsqrt(kr_fma(sum_row(p, at, squares, shared), p.inverse_n, p.eps));
+  from = first_four(p.out, r, m, 2);
+#pragma unroll
+  for (int u = 0; u < KR_NORM_FOURS; u++, next_four(from, step * 2)) {
+    float y[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) y[k] = sum[u].v[k] * scale * of_four(weight[u], k);
+    if (u * step < left) *(four *)from = four{{kr_pack(y[0], y[1], KR_DTYPE), kr_pack(y[2], y[3], KR_DTYPE)}};
+  }
+}
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_stream(const kr_norm_plan p) {
+  if (KR_DTYPE != KRAIT_F32) norm_stream(p);
+}
+#endif
+
+#if KR_TIER < 90
 /* The value to be normalised. */
 KR_DEV float summed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
   float v = get(p.x, r, m, 0.0f);
@@ -158,3 +236,4 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_any(const kr_norm_plan p) {
     put(p.out1, r, m, kr_fma(xhat, get(p.weight1, 0, m, 1.0f), get(p.bias1, 0, m, 0.0f)));
   }
 }
+#endif

@@ -2,6 +2,17 @@
 #include "check.h"
 #include "op_list.h"
 
+/* A language model's: 16-bit rows and weight, a float32 stream. */
+static void stream_case(kr_case *c) {
+  static const char *const others[] = {"x1", "rowscale", "bias", "weight1", "bias1", "out1"};
+  ((krait_call *)c->args)->flags |= KRAIT_NORM_RMS;
+  c->contiguous = 1, c->dtype = kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16}), c->other = c->dtype;
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) kr_case_leave_out(c, others[i]);
+  kr_case_give(c, "weight");
+  c->other = KRAIT_F32;
+  kr_case_give(c, "residual_out");
+}
+
 /* Mostly short rows; now and then one near or beyond the longest that a GPU row keeps in registers. */
 int32_t kr_add_norm_case(kr_case *c, int64_t index) {
   static const int64_t long_rows[] = {2040, 2048, 2056, 3001, 4104, 8192, 8200};
@@ -19,7 +30,10 @@ int32_t kr_add_norm_case(kr_case *c, int64_t index) {
     M = kr_case_pick(c, 4, (int64_t[]){16, 32, 64, 128}), c->contiguous = 1, c->dtype = KRAIT_F32;
     *kr_case_size(c, "R") = kr_case_int(c, 1, 300);
   }
-  *kr_case_size(c, "M") = M;
+  const int is_stream = index % 8 == 3 && !c->sig->forward && !c->is_exact;
+  if (is_stream) *kr_case_size(c, "R") = kr_case_int(c, 1, 200);
+  *kr_case_size(c, "M") = is_stream ? kr_case_pick(c, 6, (int64_t[]){136, 768, 2056, 2560, 3080, 4096}) : M;
+  if (is_stream) stream_case(c);
   return KRAIT_OK;
 }
 

@@ -12,12 +12,13 @@
 enum { LONG_ROWS = 0, UNALIGNED_ROWS = 1, ALIGNED_ROWS = 8 };
 
 /* Kernel variants for rows in registers; kernels are indexed by variant and storage type. */
-enum { ANY, RUNS_1, RUNS_2, SINGLE_8, SINGLE_16, MIXED_1, MIXED_2, MIXED_SINGLE };
+enum { ANY, RUNS_1, RUNS_2, SINGLE_8, SINGLE_16, MIXED_1, MIXED_2, MIXED_SINGLE, STREAM };
 static const kr_kernel forward[][3] = {
     KR_BY_TYPE("norm", "kr_norm_any"),       KR_BY_TYPE("norm", "kr_norm_1"),
     KR_BY_TYPE("norm", "kr_norm_2"),         KR_BY_TYPE("norm", "kr_norm_single_8"),
     KR_BY_TYPE("norm", "kr_norm_single_16"), KR_BY_TYPE("norm", "kr_norm_mixed_1"),
-    KR_BY_TYPE("norm", "kr_norm_mixed_2"),   KR_BY_TYPE("norm", "kr_norm_mixed_single")};
+    KR_BY_TYPE("norm", "kr_norm_mixed_2"),   KR_BY_TYPE("norm", "kr_norm_mixed_single"),
+    KR_BY_TYPE("norm", "kr_norm_stream")};
 static const kr_kernel backward[][3] = {
     KR_BY_TYPE("norm_bwd", "kr_norm_bwd_any"),       KR_BY_TYPE("norm_bwd", "kr_norm_bwd_1"),
     KR_BY_TYPE("norm_bwd", "kr_norm_bwd_2"),         KR_BY_TYPE("norm_bwd", "kr_norm_bwd_single_8"),
@@ -71,9 +72,17 @@ static int dtype_of(const kr_norm_plan *p) {
 static int is_mixed(const kr_norm_plan *p) { return dtype_of(p) != KRAIT_F32 && (p->row_types & 1 << KRAIT_F32) != 0; }
 
 static int form_of(const kr_norm_plan *p) {
+  if (p->units == KR_NORM_FOURS && p->run == 8) return STREAM;
   if (p->run == 8) return (is_mixed(p) ? MIXED_1 : RUNS_1) + p->units - 1;
   if (p->run == 0) return ANY;
   return is_mixed(p) ? MIXED_SINGLE : p->units == KR_NORM_FEW_SINGLES ? SINGLE_8 : SINGLE_16;
+}
+
+static void set_warps(kr_norm_plan *p, int64_t per_warp) {
+  const int64_t warps = (p->n + per_warp - 1) / per_warp;
+  p->warps = (int32_t)(warps > KR_NORM_THREADS / 32 ? KR_NORM_THREADS / 32 : warps);
+  p->rows_per_block = p->warps < SHARED_BLOCK_WARPS ? SHARED_BLOCK_WARPS / p->warps : 1;
+  p->row_shift = p->warps == 1 ? 5 : p->warps == 2 ? 6 : 31; /* rows of three or more warps have a block each */
 }
 
 /* After all views are set: runs per thread, threads per row, rows per block. most_threads: limit per row with the
@@ -86,10 +95,7 @@ static void share_threads(kr_norm_plan *p, int64_t most_threads) {
   if (p->n > KR_NORM_THREADS * many * p->run || two_halves || p->n_sums > 2) p->run = 0;
   if (is_mixed(p) && p->run == 1) most_threads = KR_NORM_THREADS;
   p->units = (int32_t)(!p->run ? 0 : p->n <= most_threads * few * p->run ? few : many);
-  const int64_t per_warp = 32 * (p->run ? p->run * p->units : 1), warps = (p->n + per_warp - 1) / per_warp;
-  p->warps = (int32_t)(warps > KR_NORM_THREADS / 32 ? KR_NORM_THREADS / 32 : warps);
-  p->rows_per_block = p->warps < SHARED_BLOCK_WARPS ? SHARED_BLOCK_WARPS / p->warps : 1;
-  p->row_shift = p->warps == 1 ? 5 : p->warps == 2 ? 6 : 31; /* rows of three or more warps have a block each */
+  set_warps(p, 32 * (p->run ? p->run * p->units : 1));
 }
 
 /* Forward, rows the size of a head: half a warp each. */
@@ -97,14 +103,28 @@ static void halve_warps(kr_norm_plan *p) {
   if (p->run == ALIGNED_ROWS && p->n <= 16 * 8) p->row_shift = 4, p->rows_per_block = 2 * SHARED_BLOCK_WARPS;
 }
 
+/* A language model's prompt: x, out and weight in one 16-bit type, added to a float32 stream, RMS; more rows than
+ * multiprocessors. */
+static int is_stream(const krait_ctx *ctx, const kr_norm_plan *p) {
+  const int32_t half = dtype_of(p);
+  const int has_more = p->gate != KR_NORM_NO_GATE || p->bias.data || p->x1.data || p->out1.data || p->rowscale.data,
+            is_wide = (!p->second.data || p->second.dtype == KRAIT_F32) &&
+                      (!p->residual_out.data || p->residual_out.dtype == KRAIT_F32);
+  return is_mixed(p) && p->run == ALIGNED_ROWS && p->units == 2 && p->rms && !has_more && is_wide &&
+         p->R > kr_cuda_info(ctx->cuda)->n_multiprocessors && p->n <= KR_NORM_SMALL_THREADS * 4 * KR_NORM_FOURS &&
+         p->x.dtype == half && p->out.dtype == half && p->weight.data && p->weight.dtype == half;
+}
+
 static uint32_t groups_of(const kr_norm_plan *p) { return (uint32_t)(p->M / p->n); }
 
-static int32_t run_forward(const krait_ctx *ctx, const kr_norm_plan *p, const krait_call *call, uint64_t tier) {
+static int32_t run_forward(const krait_ctx *ctx, kr_norm_plan *p, const krait_call *call, uint64_t tier) {
+  if (tier == KRAIT_CAP_CUDA_AMPERE && is_stream(ctx, p))
+    p->units = KR_NORM_FOURS, set_warps(p, 32 * 4 * KR_NORM_FOURS);
   const kr_grid grid = {
       .x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block),
       .y = groups_of(p),
       .block = (uint32_t)(p->row_shift == 4 ? p->rows_per_block * 16 : p->warps * p->rows_per_block * 32),
-      .is_ahead = (call->flags & KR_CALL_AHEAD) != 0,
+      .is_ahead = p->run == ALIGNED_ROWS && (call->flags & KR_CALL_AHEAD),
       .stream = call->stream};
   return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
 }

@@ -9,6 +9,7 @@
 enum {
   KR_NORM_FEW_SINGLES = 8,
   KR_NORM_SINGLES = 16,
+  KR_NORM_FOURS = 4, /* kr_norm_stream: runs of four features per thread */
   KR_NORM_THREADS = 512,
   KR_NORM_SMALL_THREADS = 256,
   KR_NORM_SUM_THREADS = 256

@@ -2,6 +2,7 @@
  * blocks, chunks and directions, and the launch. When channels are too few to fill the device, time is split into
  * chunks: end states from zero, a scan over the chunks, then every chunk from its true first state. Both directions in
  * one call are two scans; the first leaves its y in scratch. */
+#include "overlap.h"
 #include "op_list.h"
 #include "scan_families.h"
 #include "scan_host.h"
@@ -398,7 +399,8 @@ static const kr_kernel *kernel_of(const kr_scan_plan *p) {
   return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
 }
 
-static void add_scan(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
+static void add_scan(const krait_ctx *ctx, kr_chain *chain, kr_scan_plan *p, char *scratch, const krait_call *call) {
+  void *const stream = call->stream;
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
                   .y = (uint32_t)p->n_chunks,
                   .block = KR_SCAN_THREADS,
@@ -408,6 +410,9 @@ static void add_scan(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stre
   if (p->usual) {
     grid.x = (uint32_t)(p->B * p->D / KR_SCAN_USUAL_CHANNELS);
     grid.block = KR_SCAN_USUAL_CHANNELS * 4, grid.shared_bytes = kr_scan_usual_bytes();
+    grid.is_ahead = (call->flags & KR_CALL_AHEAD) != 0;
+    const uint32_t even = kr_cuda_even_bytes(ctx->cuda, grid.x * grid.y);
+    if (grid.is_ahead && even > grid.shared_bytes) grid.shared_bytes = even;
   } else if (p->channels_last) grid.shared_bytes = kr_scan_last_bytes(p, KR_SCAN_OUTPUT);
   else p->direct = kr_scan_is_aligned(p);
   if (p->whole) grid.shared_bytes = kr_scan_whole_bytes(p, KR_SCAN_OUTPUT, p->whole);
@@ -433,12 +438,12 @@ static int32_t run_both(const krait_ctx *ctx, const krait_selective_scan_args *a
   p.z.data = NULL;
   p.D_vec = NULL;
   p.whole = whole_fit(ctx, &p);
-  add_scan(&chain, &p, rest, a->call.stream);
+  add_scan(ctx, &chain, &p, rest, &a->call);
   plan_direction(&back, ctx, a, 1);
   back.add = sum_rows(a, scratch, 1);
   back.A = a->A_reverse.data, back.A_d = a->A_reverse.stride[0], back.A_n = a->A_reverse.stride[1];
   back.whole = whole_fit(ctx, &back);
-  add_scan(&chain, &back, rest, a->call.stream);
+  add_scan(ctx, &chain, &back, rest, &a->call);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
@@ -449,7 +454,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   if (family == GENERAL) return kr_scan_any_run(ctx, tier, a);
   if (family == BOTH_DIRECTIONS) return run_both(ctx, a, tier);
   (void)plan_of(&p, ctx, a, family);
-  add_scan(&chain, &p, a->call.scratch, a->call.stream);
+  add_scan(ctx, &chain, &p, a->call.scratch, &a->call);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 

@@ -7,6 +7,7 @@
  * Pipeline per tile: raw rows, B and C arrive while the previous tile is processed; dt and dt u go to shared memory as
  * (channel, step), B and C as (step, state); the scan leaves y there per group of states; after a barrier the partial
  * sums are added, gated and stored. */
+#include "overlap.cuh"
 #include "whole.cuh"
 
 enum {
@@ -211,8 +212,8 @@ KR_DEV void scan(const kr_scan_plan &p) {
   const usual_place w = place_block(p);
   const int chunk = kr_block_y(), begin = chunk * (int)p.chunk, end = (int)min64(p.L, begin + p.chunk);
   usual_rows rows = first_rows(p, w, begin);
-  copy_tile(p, raw, raw_bc, rows);
-  kr_commit_copies();
+  kr_next_may_start();
+  if (!KR_AHEAD) kr_others_done(), copy_tile(p, raw, raw_bc, rows), kr_commit_copies();
   const int64_t d = w.d0 + w.channel, d_pair = w.d0 + w.pair * 2;
   float A[S], x[S], bias[2], skip[2], *kept = 0;
 #pragma unroll
@@ -222,6 +223,7 @@ KR_DEV void scan(const kr_scan_plan &p) {
     bias[c] = p.bias ? p.bias[(d_pair + c) * p.bias_stride] : 0.0f;
     skip[c] = p.D_vec ? p.D_vec[(d_pair + c) * p.D_stride] : 0.0f;
   }
+  if (KR_AHEAD) kr_others_done(), copy_tile(p, raw, raw_bc, rows), kr_commit_copies();
   first_state(p, w, chunk, A, x);
   if (KEEP)
     kept = p.kept_state + w.b * p.kept_b + begin / KR_SCAN_KEPT * p.kept_k + d * p.kept_d + w.group * S;
