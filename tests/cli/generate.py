@@ -175,6 +175,16 @@ def states(whole):
     check(story(here / "whole", "--load-state", file, "-p", " north and", "-n", 20)["text"] == whole["text"], "a prompt in two parts")
     check_error(2, "exists", "generate", here / "whole", "-p", "a", "--save-state", file)
     check_error(2, "does not exist", "generate", here / "whole", "-p", "a", "--save-state", here / "no" / "such.state")
+    check_error(2, "is a folder", "generate", here / "whole", "-p", "a", "--save-state", here)
+    check_error(2, "/dev/stdout", "generate", here / "whole", "-p", "a", "--save-state", "-", cwd=here)
+    link = here / "linked.state"
+    link.hardlink_to(here / "whole" / "model.safetensors")
+    for out, name in ((here / "whole" / "config.json", "config.json"), (link, "model.safetensors")):
+        check_error(2, f"it is the model's {name}, which is read", "generate", here / "whole", "-p", "a", "--save-state", out, "-f")
+    check_error(2, "it is the model's tokenizer.json", "generate", here / "whole" / "model.safetensors", "-p", "a", "--save-state", here / "whole" / "tokenizer.json", "-f")
+    for n, prompt in ((0, ()), (1, ("-p", "a"))):  # only what is read now counts
+        done = krait("generate", here / "whole", "--load-state", file, *prompt, "-n", 2)
+        check(done.stderr.startswith(b"prompt: %d tokens in " % n), f"{n} tokens behind a state: {done.stderr!r}")
     done = krait("generate", here / "two", "--load-state", file)
     check(done.returncode == 1 and b"belong to another model" in done.stderr and done.stdout == b"", f"{done}")
     done = krait("generate", here / "whole", "--load-state", here / "whole" / "model.safetensors")
@@ -252,6 +262,10 @@ def quantised():
     check_error(1, "only Mamba and Qwen2 language models can be quantized", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
     check_error(1, "unknown quantization 'q3'", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
+    check_error(2, "it is the model's model.safetensors", "convert", "--quantize", "q8_0", here / "whole", here / "whole" / "model.safetensors", "-f")
+    for kind in ("q8_0", "q4_k"):
+        check_error(1, "no matrix left to quantize", "convert", "--quantize", kind, here / "mamba1-8", here / "x.safetensors")
+    check(not (here / "x.safetensors").exists(), "nothing is written")
 
 
 def four_bits(data):
@@ -369,6 +383,12 @@ def gguf():
     check(done.returncode == 0 and b"backbone.layers.1.mixer.A_log" in done.stdout and b"gguf" in done.stdout, f"info: {done}")
     done = krait("convert", "--quantize", "q8_0", here / "mamba1.gguf", here / "of-gguf.safetensors")
     check(done.returncode == 0 and parts_of(here / "of-gguf.safetensors")["lm_head.weight.q8_0"] == parts_of(here / "mamba1-8" / "model.safetensors")["lm_head.weight.q8_0"], f"convert of GGUF: {done}")
+    tensors, rng, file, out = gguf_tensors(here / "mamba1" / "model.safetensors"), random.Random(4), here / "blocks-above.gguf", here / "blocks-above.safetensors"
+    at, (rows, width) = next((i, t[1]) for i, t in enumerate(tensors) if t[0] == "token_embd.weight")
+    tensors[at] = ("token_embd.weight", [rows, width], "Q8_0", b"".join(small_block("Q8_0", rng)[0] for _ in range(rows * width // 32)))
+    tiny.write_gguf(file, tiny.gguf_values(here / "mamba1"), tensors)
+    done = krait("convert", "--quantize", "q8_0", file, out)
+    check(done.returncode == 0 and krait("info", out).returncode == 0, f"an output matrix that is quantised already: {done} {krait('info', out)}")
 
 
 def small_block(kind, rng):
