@@ -615,6 +615,18 @@ def interrupted():
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(child.returncode == 130 and errors.count(b"\n") == 1 and b"no unfinished output is left" in errors, f"Ctrl-C without a state: {child.returncode} {errors!r}")
+    # on a terminal the line of Ctrl-C is not the end of the text's
+    master, slave = os.openpty()
+    child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000"], stdout=slave, stderr=slave)
+    os.close(slave)
+    shown = os.read(master, 1)
+    child.send_signal(signal.SIGINT)
+    try:
+        while more := os.read(master, 65536):
+            shown += more
+    except OSError:  # the other side is closed
+        os.close(master)
+    check(child.wait(timeout=60) == 130 and shown.split(b"\n")[-2].startswith(b"krait generate: stopped"), f"Ctrl-C on a terminal: {shown[-200:]!r}")
     # the reader closes the pipe: no further tokens
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.read(child.stdout.fileno(), 1)
