@@ -529,7 +529,8 @@ def refused():
     check(krait("generate", bad, "-p", "a", "-n", 1, "--tokenizer", here / "whole" / "tokenizer.json").returncode == 0, "--tokenizer")
     config = (bad / "config.json").read_text()
     for change, words in (('"mamba"', ('"gpt2"', "config.json says 'gpt2'")), ('"hidden_size": 32', ('"hidden_size": 33', "says a width of 33, the embedding has 32")),
-                          ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing"))):
+                          ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing")),
+                          ('"num_hidden_layers": 2', ('"num_hidden_layers": 1', "says 1 layers, but there is a tensor 'backbone.layers.1.norm.weight'"))):
         (bad / "config.json").write_text(config.replace(change, words[0]))
         check_error(2, words[1], "generate", bad, "-p", "a", "--tokenizer", here / "whole" / "tokenizer.json")
     tiny.make(bad, "qwen2")
@@ -538,7 +539,7 @@ def refused():
     tiny.make(bad, "qwen2")
     config, good = (bad / "config.json").read_text(), (bad / "model.safetensors").read_bytes()
     for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not match"),
-                                 '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' is not"),
+                                 '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), 'hidden_layers": 2': ('hidden_layers": 1', "says 1 layers, but"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' is not"),
                                  '"tie_word_embeddings": true': ('"tie_word_embeddings": false', "'lm_head.weight' is missing"), '"intermediate_size": 64': ('"intermediate_size": 63', "the model requires (63, 32)")}.items():
         check(change in config, change)
         (bad / "config.json").write_text(config.replace(change, new))
