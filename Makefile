@@ -7,7 +7,7 @@ export KR_CHECK_SEED ?= $(shell printf %d 0x$(or $(TREE),1))
 
 help: ## print this help
 	@echo "krait: Mamba and attention models on any CPU and any NVIDIA GPU"; echo
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: ## install the packages needed to build (apt; asks for root if necessary)
 	@tools/setup
@@ -91,5 +91,5 @@ deb: ## Debian packages of program, library and headers, checked with lintian (i
 	@tools/setup deb
 	@tools/deb $(BUILD)
 
-.PHONY: soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python test-emulated lint sanitize fuzz install demo bench
+.PHONY: soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python test-emulated lint sanitize fuzz install demo demo-video bench
 .DEFAULT_GOAL := help

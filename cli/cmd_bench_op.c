@@ -53,7 +53,8 @@ static int print_json(const char *op, const char *dtype, const char *device, con
 int cli_bench_dtype(const char *text, int32_t *dtype) {
   for (*dtype = KRAIT_F32; *dtype <= KRAIT_BF16; ++*dtype)
     if (!text || strcmp(text, krait_dtype_name(*dtype)) == 0) return -1;
-  return cli_usage_error("bench", "--dtype is '%s', not float32, float16 or bfloat16", text);
+  return cli_usage_error("bench", "--dtype is '%s', not float32, float16 or bfloat16 (generate: also q8_0, q4_k)",
+                         text);
 }
 
 /* One line per row: its time, or why it refuses the call. */

@@ -113,7 +113,8 @@ int cmd_classify(int argc, char **argv) {
   exit_status = cli_run_open_ctx(verb.name, &s.run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_classifier_open(ctx, s.weights, &classifier);
-  exit_status = status < 0 ? cli_report(verb.name, status) : classify_files(&s, classifier, argv + first, argc - first);
+  exit_status =
+      status < 0 ? cli_report(verb.name, status) + 1 : classify_files(&s, classifier, argv + first, argc - first);
   krait_classifier_close(&classifier);
   krait_ctx_close(&ctx);
   return exit_status;

@@ -47,7 +47,11 @@ int cmd_convert(int argc, char **argv) {
                          2};
   int first, exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  const cli_outputs_rule rule = {.verb = verb.name, .read_too = &config, .n_read_too = 1, .force = force};
+  const cli_outputs_rule rule = {.verb = verb.name,
+                                 .read_too = &config,
+                                 .n_read_too = 1,
+                                 .model = quantize ? argv[first] : NULL,
+                                 .force = force};
   if ((exit_status = check_name(argv[first + 1], quantize != NULL)) >= 0) return exit_status;
   if ((exit_status = cli_output_check(&rule, argv[first], argv[first + 1])) >= 0) return exit_status;
   cli_catch_signals(verb.name, "");

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include <krait/vision.h>
 
@@ -37,6 +36,7 @@ static void print_rates(const work *w) {
   const cli_story *o = &w->story;
   const double seconds = w->end_s - w->read_s;
   FILE *err = cli_err();
+  fflush(stdout); /* the text comes before the rates when both go to the same place */
   fprintf(err, "used %d of %lld frames", w->film.n, (long long)w->film.n_frames);
   if (w->film.n < KRAIT_FILM_FRAMES) fprintf(err, " and %d black ones as padding", KRAIT_FILM_FRAMES - w->film.n);
   fprintf(err,
@@ -142,12 +142,10 @@ int cmd_describe(int argc, char **argv) {
   if (!s.weights)
     return cli_usage_error(verb.name, "--weights is missing: give the folder with Mobile-VideoGPT's weights");
   const char *const read_too[] = {s.weights, s.tokenizer};
-  const cli_outputs_rule rule = {.verb = verb.name, .read_too = read_too, .n_read_too = 2, .force = s.force};
+  const cli_outputs_rule rule = {
+      .verb = verb.name, .read_too = read_too, .n_read_too = 2, .model = s.weights, .force = s.force};
   if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
-  const char *const folder = s.frames ? strrchr(s.frames, '/') : NULL;
-  const char *const extension = s.frames ? strrchr(folder ? folder : s.frames, '.') : NULL;
-  if (extension && strcasecmp(extension, ".png") != 0) /* none at all is allowed: /dev/stdout */
-    return cli_usage_error(verb.name, "--frames %s: the sheet is a PNG; give a name that ends in .png", s.frames);
+  if (s.frames && (exit_status = cli_png_check(verb.name, "frames", s.frames)) >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
   cli_hush_libraries(); /* the libraries for fonts and videos */
   work w = {.s = &s,

@@ -269,6 +269,8 @@ static int check_settings(const settings *s, const cli_pairs *pairs) {
                            : s->reference ? "reference"
                                           : "mixed",
                            pairs->n);
+  const int wrong = s->plot ? cli_png_check("enhance", "plot", s->plot) : -1;
+  if (wrong >= 0) return wrong;
   if (to_stdout && s->as_json)
     return cli_usage_error("enhance", "--json and the audio cannot both go to standard output; use -o FILE");
   if (to_stdout && isatty(STDOUT_FILENO))

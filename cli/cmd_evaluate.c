@@ -451,7 +451,6 @@ static void release(evaluation *e) {
 }
 
 static int check_options(const settings *s, int n_operands) {
-  struct stat info;
   if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0))
     return cli_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir need --noise");
   if (!s->noise && n_operands != 2)
@@ -465,8 +464,6 @@ static int check_options(const settings *s, int n_operands) {
                            "--rir needs --reverb: the share of the recordings that are reverberated, 1 for all");
   if ((s->model.config_path || s->model.overrides) && !s->enhance && !s->model.weights_path)
     return cli_usage_error("evaluate", "--config and --set need -w or --enhance");
-  if (s->csv && stat(s->csv, &info) == 0 && S_ISDIR(info.st_mode))
-    return cli_usage_error("evaluate", "--csv %s is a folder", s->csv);
   return -1;
 }
 

@@ -45,6 +45,7 @@ static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int
     own.seed += (uint64_t)i;
     int32_t status = krait_lm_session_open(lm, &own, &o->session);
     if (status >= 0 && s->load) status = krait_lm_load(o->session, s->load);
+    o->n_loaded = status >= 0 && s->load ? krait_lm_n_tokens(o->session) : 0;
     if (status >= 0) status = krait_lm_read(o->session, o->prompt, o->n_prompt, s->chat ? KRAIT_LM_CHAT : 0);
     if (status < 0 && s->file) return report_prompt(s, i, n, status);
     if (status < 0) return cli_report("generate", status);
@@ -64,7 +65,7 @@ static double per_second(double n, double seconds) { return seconds > 0 ? n / se
 
 static void print_rates(const cli_story *stories, int n, const rates *r) {
   int64_t n_read = 0, n_drawn = 0;
-  for (int i = 0; i < n; i++) n_read += stories[i].n_read, n_drawn += stories[i].n_drawn;
+  for (int i = 0; i < n; i++) n_read += stories[i].n_read - stories[i].n_loaded, n_drawn += stories[i].n_drawn;
   fflush(stdout); /* the text comes before the rates when both go to the same place */
   fprintf(cli_err(),
           "prompt: %lld tokens in %.3f s (%.1f/s); time to first token %.3f s; generated %lld in %.3f s (%.1f/s)\n",
@@ -186,7 +187,8 @@ static int check_settings(const settings *s, char **operands, int n_operands) {
   if (s->chat && s->load)
     return cli_usage_error("generate", "--chat begins a conversation; --load-state continues one");
   const char *const read_too[] = {s->load, s->tokenizer};
-  const cli_outputs_rule rule = {.verb = "generate", .read_too = read_too, .n_read_too = 2, .force = s->force};
+  const cli_outputs_rule rule = {
+      .verb = "generate", .read_too = read_too, .n_read_too = 2, .model = operands[0], .force = s->force};
   return s->save ? cli_output_check(&rule, operands[0], s->save) : -1;
 }
 
@@ -199,7 +201,7 @@ int cmd_generate(int argc, char **argv) {
       CLI_SWITCH("chat", 0, &s.chat, "treat the prompt as a user message, for models with Qwen2's chat template"),
       CLI_TELLING_OPTIONS(&s.telling, "128"),
       CLI_TEXT("save-state", 0, "FILE", &s.save,
-               "save the model's state after the text; the file's size does not depend on the length of the text"),
+               "save the model's state after the text; of attention layers the keys and values of every token"),
       CLI_TEXT("load-state", 0, "FILE", &s.load, "continue from such a file; -p is then appended to it"),
       CLI_SWITCH("force", 'f', &s.force, "replace the file of --save-state if it exists"),
       CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,

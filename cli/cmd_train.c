@@ -83,7 +83,8 @@ static int check_plot(const krait_train_options *o, const char *config, int forc
                                  .n_read_too = CLI_N(read_too),
                                  .makes = o->folder,
                                  .force = force || o->resume};
-  return cli_output_check(&rule, config ? config : "-", o->plot_path);
+  const int status = cli_output_check(&rule, config ? config : "-", o->plot_path);
+  return status < 0 ? cli_png_check("train", "plot", o->plot_path) : status;
 }
 
 int cmd_train(int argc, char **argv) {

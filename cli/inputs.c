@@ -310,11 +310,49 @@ static int check_existing(const cli_outputs_rule *rule, cli_pairs *pairs) {
                          first);
 }
 
+/* In a folder, the names of src/format/model_folder.h; shards begin like the file that they replace. Beside a single
+ * file only configuration and tokenizer are read. */
+static int is_model_file(const char *name, int is_in_folder) {
+  return strcmp(name, "config.json") == 0 || strcmp(name, "tokenizer.json") == 0 ||
+         (is_in_folder && (strncmp(name, "model.", 6) == 0 || strncmp(name, "model-", 6) == 0 ||
+                           strncmp(name, "pytorch_model", 13) == 0));
+}
+
+static int is_same_file(const char *folder, const char *name, const struct stat *out) {
+  struct stat info;
+  char *path = join(folder, name);
+  const int is_same = path && stat(path, &info) == 0 && info.st_dev == out->st_dev && info.st_ino == out->st_ino;
+  free(path);
+  return is_same;
+}
+
+/* An output is none of the files of the model that is read. */
+static int check_model(const cli_outputs_rule *rule, const char *out) {
+  struct stat info;
+  const struct dirent *entry;
+  if (!rule->model || stat(out, &info) != 0 || !S_ISREG(info.st_mode)) return -1;
+  char *copy = strdup(rule->model);
+  const int is_in_folder = is_folder(rule->model);
+  const char *folder = !copy ? NULL : is_in_folder ? copy : dirname(copy);
+  DIR *files = folder ? opendir(folder) : NULL;
+  int status = copy ? -1 : no_memory(rule->verb);
+  while (files && status < 0 && (entry = readdir(files)) != NULL)
+    if (is_model_file(entry->d_name, is_in_folder) && is_same_file(folder, entry->d_name, &info))
+      status = cli_usage_error(rule->verb,
+                               "%s would be overwritten: it is the model's %s, which is read; choose another name", out,
+                               entry->d_name);
+  if (files) closedir(files);
+  free(copy);
+  return status;
+}
+
 /* Checked before the work starts: the folder of one more output exists and is writable. */
 static int check_place(const cli_outputs_rule *rule, const char *out) {
   const size_t n = rule->makes ? strlen(rule->makes) : 0;
   struct stat info;
-  if (!out || strcmp(out, "-") == 0 || stat(out, &info) == 0) return -1;
+  if (!out || strcmp(out, "-") == 0) return -1;
+  if (is_folder(out)) return cli_usage_error(rule->verb, "%s is a folder; name a file", out);
+  if (stat(out, &info) == 0) return -1;
   if (n && strncmp(out, rule->makes, n) == 0 && (out[n] == '/' || rule->makes[n - 1] == '/')) return -1;
   char *copy = strdup(out);
   const char *folder = copy ? dirname(copy) : NULL;
@@ -379,7 +417,16 @@ void cli_pairs_free(cli_pairs *pairs) {
 int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *out) {
   cli_pair pair = {.in = (char *)in, .out = (char *)out}; /* only read */
   cli_pairs pairs = {.pairs = &pair, .n = 1};
+  if (strcmp(out, "-") == 0)
+    return cli_usage_error(rule->verb, "'-' is no file's name; standard output is /dev/stdout");
   int status = check_all(rule, &pairs);
+  if (status < 0) status = check_model(rule, out);
   if (status < 0) status = check_existing(rule, &pairs);
   return status < 0 ? check_place(rule, out) : status;
+}
+
+int cli_png_check(const char *verb, const char *option, const char *path) {
+  const char *const extension = strrchr(base_name(path), '.');
+  if (!extension || strcasecmp(extension, ".png") == 0) return -1;
+  return cli_usage_error(verb, "--%s %s: the picture is a PNG; give a name that ends in .png", option, path);
 }

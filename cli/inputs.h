@@ -23,6 +23,7 @@ typedef struct cli_outputs_rule {
       *read_too; /* other files that are read: weights, configuration, reference; n_read_too, any may be NULL */
   int n_read_too;
   const char *write_too;       /* one more output, or NULL */
+  const char *model;           /* a language model that is read: its folder, or a file with others beside it; or NULL */
   const char *makes;           /* a folder that the verb creates if needed, or NULL */
   int force, skip_existing;
 } cli_outputs_rule;
@@ -34,7 +35,9 @@ int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands
  * line. */
 int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs *pairs);
 void cli_pairs_free(cli_pairs *pairs);
-/* The same rules for a verb with one input and one output. */
+/* The same rules for a verb with one input and one output, which is a file. */
 int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *out);
+/* A picture's name ends in .png, or has no ending (/dev/stdout). -1, or the exit status after one line. */
+int cli_png_check(const char *verb, const char *option, const char *path);
 
 #endif

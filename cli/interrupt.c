@@ -15,10 +15,11 @@
 
 static char line[160];
 static int err_fd = STDERR_FILENO;
-static volatile sig_atomic_t is_stopped, is_asked;
+static volatile sig_atomic_t is_stopped, is_asked, is_mid_line;
 
 int cli_is_stopped(void) { return is_stopped; }
 int cli_is_asked_to_stop(void) { return is_asked; }
+void cli_set_mid_line(int is_mid) { is_mid_line = is_mid; }
 
 /* Standard error may be a pipe without a reader: the process must end all the same. */
 static void tell(const char *text) {
@@ -30,6 +31,7 @@ static void stop(int number) {
   is_stopped = 1;
   krait_outputs_abandon();
   if (cli_progress_is_shown()) tell("\r\033[K");
+  if (is_mid_line) tell("\n");
   tell(line);
   _exit(128 + number);
 }

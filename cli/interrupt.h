@@ -10,6 +10,8 @@ void cli_catch_signals(const char *verb, const char *more);
  * as above. */
 void cli_let_interrupt_ask(void);
 int cli_is_asked_to_stop(void);
+/* Whether a terminal shows the beginning of a line of text: the line of a signal then starts a new one. */
+void cli_set_mid_line(int is_mid_line);
 int cli_is_stopped(void); /* such a signal has arrived: other threads print nothing until the process is gone */
 
 #endif

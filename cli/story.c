@@ -67,6 +67,7 @@ void cli_story_show(const char *text, size_t n) {
     const unsigned char c = (unsigned char)text[i];
     putchar(is_terminal && (c < 32 || c == 127) && c != '\n' && c != '\t' ? '?' : c);
   }
+  if (n > 0 && is_terminal && isatty(fileno(cli_err()))) cli_set_mid_line(text[n - 1] != '\n');
   fflush(stdout);
 }
 

@@ -36,7 +36,7 @@ typedef struct cli_story {
   krait_lm_session *session;
   char *text; /* the whole text; n_shown: how much has been shown */
   size_t n_text, room, n_shown;
-  int64_t n_read, n_drawn;
+  int64_t n_loaded, n_read, n_drawn; /* n_read: with the loaded ones */
   const char *reason; /* "length", "end" (the model's), "stop" (--stop), "interrupted" (Ctrl-C that asks to stop, or
                          output is no longer read); NULL: unfinished */
 } cli_story;

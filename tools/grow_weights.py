@@ -5,13 +5,16 @@ Block k of OUT gets the tensors of the IN block listed at k; a repeat of the blo
 of zero, so it is the identity."""
 import json, struct, sys
 
+if len(sys.argv) < 4:
+    sys.exit("usage: " + __doc__.split(":")[0])
 data = open(sys.argv[1], "rb").read()
 start = 8 + struct.unpack("<Q", data[:8])[0]
 header = json.loads(data[8:start])
 metadata = header.pop("__metadata__")
 config = json.loads(metadata["config"])
 blocks = [int(v) for v in sys.argv[3:]]
-assert sorted(set(blocks)) == list(range(config["num_tsblock"])) and blocks == sorted(blocks), "list every block of IN, in order"
+if blocks != sorted(blocks) or sorted(set(blocks)) != list(range(config["num_tsblock"])):
+    sys.exit(f"grow_weights.py: {sys.argv[1]} has the blocks 0 to {config['num_tsblock'] - 1}: list every one, in order, as often as it is to stand")
 config["num_tsblock"] = len(blocks)
 out, body = {"__metadata__": {"model": metadata["model"], "config": json.dumps(config), "license": metadata.get("license", "")}}, b""
 

@@ -44,7 +44,7 @@ def make(path, n_frames=150, fps=25, width=160, height=120):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("film")
     for name, value in (("seconds", 6), ("fps", 25), ("width", 160), ("height", 120)):
         parser.add_argument("--" + name, type=int, default=value)

@@ -256,7 +256,7 @@ def gguf_values(folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder")
     parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "falcon", "qwen2", "videogpt"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])

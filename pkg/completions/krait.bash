@@ -11,7 +11,8 @@ _krait() {
       --device) words="auto cpu cuda" ;;
       --tier) words="base ampere hopper" ;;
       --precision) words="tf32 fp32" ;;
-      --dtype) words="float32 float16 bfloat16" ;;
+      --dtype) words="float32 float16 bfloat16 q8_0 q4_k" ;;
+      --quantize) words="q8_0 q4_k" ;;
       bench) words="primeknet clip data describe generate seedvr train videomamba $("$krait" info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')" ;;
     esac
     [ -n "$words" ] || return 0 # file names

@@ -13,7 +13,9 @@ else
     --device) compadd auto cpu cuda ;;
     --tier) compadd base ampere hopper ;;
     --precision) compadd tf32 fp32 ;;
-    --dtype) compadd float32 float16 bfloat16 ;;
+    --dtype) compadd float32 float16 bfloat16 q8_0 q4_k ;;
+    --quantize) compadd q8_0 q4_k ;;
+    bench) compadd primeknet clip data describe generate seedvr train videomamba ${(f)"$($program info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')"} ;;
     *) _files ;;
   esac
 fi

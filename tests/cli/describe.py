@@ -131,6 +131,8 @@ def sheets():
     describe(here / "2.avi", "-w", model, "-n", 1, "--frames", sheet, "--force")
     check(size_of_png(sheet)[1] < height / 2, "one row for two frames")
     check_error(1, "/dev/full", "describe", film, "-w", model, "-n", 1, "--frames", "/dev/full")
+    done = subprocess.run([KRAIT, "describe", film, "-w", model, "-n", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    check(done.stdout.startswith(b"\nused 16 of "), f"the rates have a line of their own: {done.stdout!r}")
 
 
 def refused():

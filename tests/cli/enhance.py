@@ -128,6 +128,8 @@ def check_json_scores_and_plot(folder):
     check("SI-SDR" in text and "segmental SNR" in text and "STOI" in text, text)
     check_error(1, "it must be the same recording", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--reference", write_wav(folder / "short.wav", clean[:12000]))
     check_error(2, "does not exist", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "no" / "p.png")
+    check_error(2, "ends in .png", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder / "clean.wav", "-f")
+    check_error(2, "is a folder", "enhance", *WEIGHTS, path, "-o", folder / "no.wav", "--plot", folder)
     check(not (folder / "no.wav").exists(), "no output when the picture cannot be written")
 
 

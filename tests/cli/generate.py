@@ -175,6 +175,16 @@ def states(whole):
     check(story(here / "whole", "--load-state", file, "-p", " north and", "-n", 20)["text"] == whole["text"], "a prompt in two parts")
     check_error(2, "exists", "generate", here / "whole", "-p", "a", "--save-state", file)
     check_error(2, "does not exist", "generate", here / "whole", "-p", "a", "--save-state", here / "no" / "such.state")
+    check_error(2, "is a folder", "generate", here / "whole", "-p", "a", "--save-state", here)
+    check_error(2, "/dev/stdout", "generate", here / "whole", "-p", "a", "--save-state", "-", cwd=here)
+    link = here / "linked.state"
+    link.hardlink_to(here / "whole" / "model.safetensors")
+    for out, name in ((here / "whole" / "config.json", "config.json"), (link, "model.safetensors")):
+        check_error(2, f"it is the model's {name}, which is read", "generate", here / "whole", "-p", "a", "--save-state", out, "-f")
+    check_error(2, "it is the model's tokenizer.json", "generate", here / "whole" / "model.safetensors", "-p", "a", "--save-state", here / "whole" / "tokenizer.json", "-f")
+    for n, prompt in ((0, ()), (1, ("-p", "a"))):  # only what is read now counts
+        done = krait("generate", here / "whole", "--load-state", file, *prompt, "-n", 2)
+        check(done.stderr.startswith(b"prompt: %d tokens in " % n), f"{n} tokens behind a state: {done.stderr!r}")
     done = krait("generate", here / "two", "--load-state", file)
     check(done.returncode == 1 and b"belong to another model" in done.stderr and done.stdout == b"", f"{done}")
     done = krait("generate", here / "whole", "--load-state", here / "whole" / "model.safetensors")
@@ -252,6 +262,10 @@ def quantised():
     check_error(1, "only Mamba and Qwen2 language models can be quantized", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
     check_error(1, "unknown quantization 'q3'", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
+    check_error(2, "it is the model's model.safetensors", "convert", "--quantize", "q8_0", here / "whole", here / "whole" / "model.safetensors", "-f")
+    for kind in ("q8_0", "q4_k"):
+        check_error(1, "no matrix left to quantize", "convert", "--quantize", kind, here / "mamba1-8", here / "x.safetensors")
+    check(not (here / "x.safetensors").exists(), "nothing is written")
 
 
 def four_bits(data):
@@ -369,6 +383,12 @@ def gguf():
     check(done.returncode == 0 and b"backbone.layers.1.mixer.A_log" in done.stdout and b"gguf" in done.stdout, f"info: {done}")
     done = krait("convert", "--quantize", "q8_0", here / "mamba1.gguf", here / "of-gguf.safetensors")
     check(done.returncode == 0 and parts_of(here / "of-gguf.safetensors")["lm_head.weight.q8_0"] == parts_of(here / "mamba1-8" / "model.safetensors")["lm_head.weight.q8_0"], f"convert of GGUF: {done}")
+    tensors, rng, file, out = gguf_tensors(here / "mamba1" / "model.safetensors"), random.Random(4), here / "blocks-above.gguf", here / "blocks-above.safetensors"
+    at, (rows, width) = next((i, t[1]) for i, t in enumerate(tensors) if t[0] == "token_embd.weight")
+    tensors[at] = ("token_embd.weight", [rows, width], "Q8_0", b"".join(small_block("Q8_0", rng)[0] for _ in range(rows * width // 32)))
+    tiny.write_gguf(file, tiny.gguf_values(here / "mamba1"), tensors)
+    done = krait("convert", "--quantize", "q8_0", file, out)
+    check(done.returncode == 0 and krait("info", out).returncode == 0, f"an output matrix that is quantised already: {done} {krait('info', out)}")
 
 
 def small_block(kind, rng):
@@ -509,7 +529,8 @@ def refused():
     check(krait("generate", bad, "-p", "a", "-n", 1, "--tokenizer", here / "whole" / "tokenizer.json").returncode == 0, "--tokenizer")
     config = (bad / "config.json").read_text()
     for change, words in (('"mamba"', ('"gpt2"', "config.json says 'gpt2'")), ('"hidden_size": 32', ('"hidden_size": 33', "says a width of 33, the embedding has 32")),
-                          ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing"))):
+                          ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing")),
+                          ('"num_hidden_layers": 2', ('"num_hidden_layers": 1', "says 1 layers, but there is a tensor 'backbone.layers.1.norm.weight'"))):
         (bad / "config.json").write_text(config.replace(change, words[0]))
         check_error(2, words[1], "generate", bad, "-p", "a", "--tokenizer", here / "whole" / "tokenizer.json")
     tiny.make(bad, "qwen2")
@@ -518,7 +539,7 @@ def refused():
     tiny.make(bad, "qwen2")
     config, good = (bad / "config.json").read_text(), (bad / "model.safetensors").read_bytes()
     for change, (new, words) in {'"hidden_act": "silu"': ('"hidden_act": "relu"', "hidden_act is not silu"), '"num_key_value_heads": 1': ('"num_key_value_heads": 3', "do not match"),
-                                 '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' is not"),
+                                 '"num_hidden_layers": 2': ('"num_hidden_layers": 3', "'model.layers.2.input_layernorm.weight' is missing"), 'hidden_layers": 2': ('hidden_layers": 1', "says 1 layers, but"), '"rope_theta": 1000000.0': ('"rope_scaling": {"type": "yarn"}', "'yarn' is not"),
                                  '"tie_word_embeddings": true': ('"tie_word_embeddings": false', "'lm_head.weight' is missing"), '"intermediate_size": 64': ('"intermediate_size": 63', "the model requires (63, 32)")}.items():
         check(change in config, change)
         (bad / "config.json").write_text(config.replace(change, new))
@@ -595,6 +616,18 @@ def interrupted():
     child.send_signal(signal.SIGINT)
     rest, errors = child.communicate(timeout=60)
     check(child.returncode == 130 and errors.count(b"\n") == 1 and b"no unfinished output is left" in errors, f"Ctrl-C without a state: {child.returncode} {errors!r}")
+    # on a terminal the line of Ctrl-C is not the end of the text's
+    master, slave = os.openpty()
+    child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000"], stdout=slave, stderr=slave)
+    os.close(slave)
+    shown = os.read(master, 1)
+    child.send_signal(signal.SIGINT)
+    try:
+        while more := os.read(master, 65536):
+            shown += more
+    except OSError:  # the other side is closed
+        os.close(master)
+    check(child.wait(timeout=60) == 130 and shown.split(b"\n")[-2].startswith(b"krait generate: stopped"), f"Ctrl-C on a terminal: {shown[-200:]!r}")
     # the reader closes the pipe: no further tokens
     child = subprocess.Popen([KRAIT, "generate", str(here / "whole"), "-p", PROMPT, "-n", "100000000", "--temperature", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     os.read(child.stdout.fileno(), 1)

@@ -47,6 +47,7 @@ typedef struct output {
   int is_q4k;
   kr_arena *arena;
   kr_list items; /* kr_weight */
+  int64_t n_new; /* matrices that were not quantised before */
 } output;
 
 static int32_t add(output *o, const kr_weight *item) {
@@ -95,6 +96,7 @@ static int32_t add_q4k(output *o, const kr_weight *item, const char *name) {
 /* name: its name in the new file. */
 static int32_t add_quantised(output *o, const kr_weight *item, const char *name) {
   KR_TRY(check_finite(item));
+  o->n_new++;
   if (o->is_q4k && !is_delicate(name) && kr_q4k_fits(item)) return add_q4k(o, item, name);
   const int64_t N = item->shape[0], S = item->shape[1] / 32;
   const size_t n = (size_t)(N * S);
@@ -138,8 +140,14 @@ static int32_t add_tensor(output *o, const kr_weight *item, int is_tied) {
 static int32_t quantise(const kr_model_folder *folder, const char *out_path, output *o) {
   const kr_weight *head = kr_model_folder_find(folder, "lm_head.weight"),
                   *embedding = kr_model_folder_find(folder, "backbone.embedding.weight"), *item;
-  const int is_tied = !head || (embedding && head->data == embedding->data);
-  for (int64_t i = 0; (item = kr_model_folder_at(folder, i)) != NULL; i++) KR_TRY(add_tensor(o, item, is_tied));
+  const int has_blocks = kr_model_folder_find(folder, "lm_head.weight.q8_0") || /* a GGUF file's */
+                         kr_model_folder_find(folder, "lm_head.weight.q4_k");
+  const int is_tied = head ? embedding && head->data == embedding->data : !has_blocks;
+  for (int64_t i = 0; (item = kr_model_folder_at(folder, i)) != NULL; i++)
+    if (kr_model_folder_find(folder, item->name) == item) /* one name in two files: the first is used */
+      KR_TRY(add_tensor(o, item, is_tied));
+  KR_CHECK(o->n_new > 0, KRAIT_ERR_UNSUPPORTED, "%s has no matrix left to quantize; quantize the original weights",
+           kr_model_folder_label(folder));
   return kr_safetensors_write(out_path, o->items.at, (int64_t)o->items.n,
                               &(kr_metadata){"quantized", o->is_q4k ? "q4_k" : "q8_0"}, 1);
 }

@@ -178,6 +178,15 @@ static int32_t read_sizes(const reader *r, kr_mlm_config *c) {
   return KRAIT_OK;
 }
 
+/* Without its last layers a model would speak, but not as it was trained to. */
+static int32_t check_last(const reader *r, const kr_mlm_config *c) {
+  char key[64];
+  snprintf(key, sizeof key, "backbone.layers.%lld.norm.weight", (long long)c->n_layers);
+  CONFIG_CHECK(!kr_model_folder_find(r->folder, key), "%s: config.json says %lld layers, but there is a tensor '%s'",
+               r->label, (long long)c->n_layers, key);
+  return KRAIT_OK;
+}
+
 int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *c) {
   const json_t *root = kr_model_folder_config(folder), *ssm = json_object_get(root, "ssm_cfg");
   const int is_upstream = !json_object_get(root, "model_type");
@@ -194,6 +203,7 @@ int32_t kr_mlm_config_read(const kr_model_folder *folder, kr_mlm_config *c) {
   c->eps = real_of(root, "layer_norm_epsilon", 1e-5);
   KR_TRY(read_attention(&r, c));
   KR_TRY(read_sizes(&r, c));
+  KR_TRY(check_last(&r, c));
   KR_TRY(read_eos(&r, c));
   return c->mixer == KR_MIXER_MAMBA2 ? read_mamba2(&r, is_upstream, c) : read_mamba1(&r, c);
 }

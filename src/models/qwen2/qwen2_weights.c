@@ -76,6 +76,15 @@ static int32_t read_attention(const char *label, const json_t *root, kr_qwen2_co
   return KRAIT_OK;
 }
 
+/* Without its last layers a model would speak, but not as it was trained to. */
+static int32_t check_last(const kr_model_folder *folder, const char *label, int64_t n_layers) {
+  char key[64];
+  snprintf(key, sizeof key, "model.layers.%lld.input_layernorm.weight", (long long)n_layers);
+  CONFIG_CHECK(!kr_model_folder_find(folder, key), "%s: config.json says %lld layers, but there is a tensor '%s'",
+               label, (long long)n_layers, key);
+  return KRAIT_OK;
+}
+
 int32_t kr_qwen2_config_read(const kr_model_folder *folder, kr_qwen2_config *c) {
   const json_t *root = kr_model_folder_config(folder);
   const char *label = kr_model_folder_label(folder), *act = json_string_value(json_object_get(root, "hidden_act"));
@@ -90,6 +99,7 @@ int32_t kr_qwen2_config_read(const kr_model_folder *folder, kr_qwen2_config *c) 
   KR_TRY(read_size(label, root, "num_hidden_layers", 0, &c->n_layers));
   KR_TRY(read_size(label, root, "intermediate_size", 0, &c->F));
   CONFIG_CHECK(c->n_layers <= KR_QWEN2_MOST_LAYERS, "%s: config.json: %lld layers", label, (long long)c->n_layers);
+  KR_TRY(check_last(folder, label, c->n_layers));
   KR_TRY(read_attention(label, root, c));
   KR_TRY(read_angles(label, root, c));
   return read_eos(label, root, c);
