@@ -49,6 +49,8 @@ static void count_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_row rows[] = {
+    {"streamed", KRAIT_CAP_CUDA_HOPPER, kr_mamba_decode_streamed_refuse, kr_mamba_decode_streamed,
+     kr_mamba_decode_streamed_scratch},
     {"persistent", KRAIT_CAP_CUDA_AMPERE, kr_mamba_decode_persistent_refuse, kr_mamba_decode_persistent,
      kr_mamba_decode_persistent_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_decode_ref, kr_mamba_decode_ref_scratch},

@@ -4,17 +4,10 @@
  * product; its warps split K (64 bytes of 16 rows at a time), and partial sums are reduced through shared memory in
  * warp order. The same kernel runs a range of phases: where not all blocks can be co-resident, each phase is a
  * launch. */
-#include "mamba_decode_plan.h"
+#include "mamba_decode.cuh"
 #include "mma.cuh"
 
-#ifdef KR_HALF
-typedef kr_f16 element;
-enum { DTYPE = KRAIT_F16 };
-#else
-typedef kr_bf16 element;
-enum { DTYPE = KRAIT_BF16 };
-#endif
-enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, STEP_BYTES = 64 /* of a row */, TILE = 16, MOST_TAPS = 4 };
+enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, STEP_BYTES = 64 /* of a row */, TILE = 16 };
 enum { MESSENGER = THREADS - 32 /* the thread that signals other blocks and polls for them */ };
 #define UNIT_BYTES(q8) (KR_DECODE_UNIT_BYTES + (q8) * KR_DECODE_SCALE_BYTES)
 
@@ -29,18 +22,7 @@ KR_DEV void arrive(int32_t *at) {
 KR_DEV void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 #endif
 
-KR_DEV float from_half(uint16_t h) { return DTYPE == KRAIT_F16 ? kr_from_f16(h) : kr_from_bf16(h); }
-KR_DEV uint16_t to_half(float v) { return DTYPE == KRAIT_F16 ? kr_to_f16(v) : kr_to_bf16(v); }
-
 /* ---- a block's share of the work --------------------------------------------------------------------------------- */
-
-typedef struct range {
-  int from, n;
-} range;
-KR_DEV range part_of(int n) {
-  const int blocks = kr_grid_x(), from = n * kr_block_x() / blocks;
-  return range{from, n * (kr_block_x() + 1) / blocks - from};
-}
 
 typedef struct tile tile;
 typedef struct shares {
@@ -325,15 +307,6 @@ KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
 
 /* ---- loading inputs of products ---------------------------------------------------------------------------------- */
 
-typedef struct __attribute__((aligned(8))) four_halves {
-  uint32_t w[2];
-} four_halves;
-
-KR_DEV void unpack_four(const four_halves &h, float (&v)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = kr_unpack(h.w[i / 2], i % 2, DTYPE);
-}
-
 /* Four contiguous elements of a row of floats or of halves. */
 KR_DEV void read_four(const float *floats, const uint16_t *halves, int at, float (&v)[4]) {
   if (!floats) return unpack_four(*(const four_halves *)(halves + at), v);
@@ -435,16 +408,6 @@ KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
 
 /* ---- epilogues --------------------------------------------------------------------------------------------------- */
 
-KR_DEV float state_get(const kr_decode_state &s, int64_t at) {
-  return s.is_float ? ((const float *)s.data)[at] : from_half(((const uint16_t *)s.data)[at]);
-}
-KR_DEV void state_put(const kr_decode_state &s, int64_t at, float v) {
-  if (s.is_float)
-    ((float *)s.data)[at] = v;
-  else
-    ((uint16_t *)s.data)[at] = to_half(v);
-}
-
 /* A phase's first units have a thread each, which stages operands other than results in shared memory before waiting
  * for other blocks. */
 KR_DEV void keep_floats(const kr_decode_plan &p, const block &b, int k, int i, float x, float y, float z, float w) {
@@ -452,43 +415,6 @@ KR_DEV void keep_floats(const kr_decode_plan &p, const block &b, int k, int i, f
 }
 KR_DEV kr_float4 kept_floats(const kr_decode_plan &p, const block &b, int k, int i) {
   return *(const kr_float4 *)(b.m.kept + k * p.kept_units + i);
-}
-
-/* Convolution window and taps of a channel of a token; the last is the current step's. */
-typedef struct taps {
-  int64_t at;
-  float window[MOST_TAPS - 1], tap[MOST_TAPS - 1], last, bias;
-  int live;
-} taps;
-
-KR_DEV void place_taps(const kr_decode_plan &p, int layer, int slot, int c, taps &t) {
-  t.live = slot >= 0;
-  t.at = layer * p.conv_state.layer + (t.live ? slot : 0) * p.conv_state.slot + c * p.conv_state.channel;
-}
-
-KR_DEV void read_taps(const kr_decode_plan &p, int layer, int c, taps &t) {
-  const uint16_t *from = p.conv.data + layer * p.conv.layer + c * p.conv.row;
-  const int S = p.W - 1;
-  t.bias = p.conv_bias.data ? from_half(p.conv_bias.data[layer * p.conv_bias.layer + c * p.conv_bias.row]) : 0.0f;
-#pragma unroll
-  for (int k = 0; k < MOST_TAPS - 1; k++)
-    t.window[k] = k < S ? state_get(p.conv_state, t.at + k * p.conv_state.last) : 0.0f,
-    t.tap[k] = k < S ? from_half(from[k]) : 0.0f;
-  t.last = from_half(from[S]);
-}
-
-/* silu(conv); shifts the window. */
-KR_DEV float convolve(const kr_decode_plan &p, const taps &t, float newest) {
-  const int S = p.W - 1;
-  float sum = t.bias;
-  if (!t.live) return 0.0f;
-#pragma unroll
-  for (int k = 0; k < MOST_TAPS - 1; k++) {
-    sum = kr_fma(t.window[k], t.tap[k], sum);
-    if (k > 0 && k < S) state_put(p.conv_state, t.at + (k - 1) * p.conv_state.last, t.window[k]);
-  }
-  state_put(p.conv_state, t.at + (S - 1) * p.conv_state.last, newest);
-  return kr_silu(kr_fma(newest, t.last, sum));
 }
 
 /* Channel of IN's result r: one of the block's channels or columns; -1 for a dt column, which is not convolved. */

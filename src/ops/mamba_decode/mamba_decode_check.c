@@ -14,6 +14,21 @@ static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, i
   a->n_states = a->B + kr_case_int(c, 0, 3);
 }
 
+/* As the streaming row takes them: one sequence, one width. */
+static void widen(kr_case *c, krait_mamba_decode_args *a, int is_first) {
+  a->B = a->Y = 1, a->W = 4, a->G = 1, a->n_states = kr_case_int(c, 1, 3);
+  a->D = 2560, a->E = 5120;
+  a->H = is_first ? 1 : kr_case_pick(c, 3, (int64_t[]){1, 4, 80});
+  a->N = is_first ? 16 : kr_case_pick(c, 3, (int64_t[]){16, 64, 128});
+}
+
+/* Wide products' weights are small, as in models: y would leave float16's range. */
+static void calm(kr_case *c, krait_mamba_decode_args *a) {
+  const krait_view *const wide[] = {&a->in_proj, &a->x_proj, &a->out_proj};
+  for (int i = 0; i < 3; i++)
+    if (wide[i]->data) kr_case_fill_normal(c, wide[i], 0, 0.02);
+}
+
 /* 8-bit weights, or weights of the case's type. */
 static void give_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_q8) {
   static const char *const whole[] = {"in_proj", "out_proj", "x_proj"},
@@ -46,15 +61,20 @@ static void give_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, i
 
 int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
   krait_mamba_decode_args *a = (krait_mamba_decode_args *)c->args;
-  const int is_first = index % 2 == 0, is_even = index % 3 != 0, is_q8 = index % 5 == 1;
+  const int is_first = index % 2 == 0, is_wide = index % 25 == 2, is_even = index % 3 != 0 || is_wide,
+            is_q8 = index % 5 == 1 && !is_wide;
   choose_sizes(c, a, is_first, is_even);
   if (is_q8)
     a->H = a->G = is_first ? 1 : 2, a->D = 64 * kr_case_int(c, 1, 2), a->E = 64 * kr_case_int(c, 1, 3),
     a->SD = a->D / 32, a->SE = a->E / 32;
-  c->dtype = is_even ? (int32_t)kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16}) : kr_case_activation_dtype(c);
+  if (is_wide) widen(c, a, is_first);
+  c->dtype = is_wide   ? KRAIT_F16
+             : is_even ? (int32_t)kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16})
+                       : kr_case_activation_dtype(c);
   if (is_even) c->contiguous = 1, c->other = c->dtype;
   give_weights(c, a, is_first, is_q8);
   kr_case_give_rest(c);
+  if (is_wide) calm(c, a);
   const double bound = a->norm_weight.dtype == KRAIT_BF16 || a->x.dtype == KRAIT_BF16 ? 6e-2
                        : a->norm_weight.dtype == KRAIT_F16 || a->x.dtype == KRAIT_F16 ? 8e-3
                                                                                       : 2e-5;

@@ -36,7 +36,7 @@ static int64_t n_columns_of(const krait_mamba_decode_args *a) {
   return kr_has(&a->dt_proj) ? a->R + 2 * a->N : 2 * a->G * a->N + a->H;
 }
 
-static kr_decode_plan describe(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
+kr_decode_plan kr_mamba_decode_describe(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors, is_second = !kr_has(&a->dt_proj),
                 columns = n_columns_of(a), K = most(a->D, a->E);
   kr_decode_plan p = {.in_proj = matrix_of(&a->in_proj),
@@ -162,11 +162,15 @@ static const char *refuse_places(const krait_mamba_decode_args *a) {
   return rows && fours && ones ? NULL : "weights or states do not lie together, or unaligned";
 }
 
+const char *kr_mamba_decode_refuse_tensors(const krait_mamba_decode_args *a) {
+  const char *why = refuse_types(a);
+  return why ? why : refuse_places(a);
+}
+
 const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *args) {
   const krait_mamba_decode_args *a = args;
   const int64_t lanes = a->N / 4;
-  const char *why = refuse_types(a);
-  if (!why) why = refuse_places(a);
+  const char *why = kr_mamba_decode_refuse_tensors(a);
   if (why) return why;
   if (a->B > KR_DECODE_MOST_TOKENS) return "more than 8 sequences";
   if (a->W > 4) return "more than 4 taps";
@@ -178,7 +182,7 @@ const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *
   if (a->D > 1 << 20 || a->E > 1 << 20 || a->R > 1 << 20 || a->Y > 1 << 16 || a->n_states >= INT32_MAX ||
       a->G * a->N > 1 << 20)
     return "too large for 32-bit numbers";
-  const kr_decode_plan p = describe(ctx, a);
+  const kr_decode_plan p = kr_mamba_decode_describe(ctx, a);
   return depth_of(ctx, &p) < N_DEPTHS ? NULL : "a block's memory does not hold its part";
 }
 
@@ -198,7 +202,7 @@ static uint64_t lay_out(kr_decode_plan *p, char *scratch) {
 }
 
 uint64_t kr_mamba_decode_persistent_scratch(const krait_ctx *ctx, const void *args) {
-  kr_decode_plan p = describe(ctx, args);
+  kr_decode_plan p = kr_mamba_decode_describe(ctx, args);
   return lay_out(&p, NULL);
 }
 
@@ -214,7 +218,7 @@ int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args) {
                                                   {"mamba_decode_bf16", "kr_mamba_decode_3"}}};
   const krait_mamba_decode_args *a = args;
   if (a->B == 0) return KRAIT_OK;
-  kr_decode_plan p = describe(ctx, a);
+  kr_decode_plan p = kr_mamba_decode_describe(ctx, a);
   const int depth = depth_of(ctx, &p), n_phases = p.phase_to, is_q8 = p.in_proj.scales != NULL;
   const kr_kernel *kernel = is_q8 ? &q8[depth] : &kernels[a->x.dtype == KRAIT_BF16][depth];
   kr_grid grid = {.x = (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors,

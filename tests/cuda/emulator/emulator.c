@@ -63,17 +63,17 @@ typedef struct box {
   int at[4], n_bytes;
 } box;
 
-typedef struct block {
+typedef struct resident {
   kr_emulated_place place;
   fiber *fibers; /* MAX_THREADS */
   byte_barrier byte_barriers[MAX_BYTE_BARRIERS];
   box boxes[MAX_BOXES]; /* the oldest first */
   int n_byte_barriers, n_boxes, n_arrived[N_BARRIERS], is_done;
-} block;
+} resident;
 
 kr_emulated_place kr_emulated_now;
 
-static block *blocks[MOST_TOGETHER], *current; /* those that live, and the running one */
+static resident *blocks[MOST_TOGETHER], *current; /* those that live, and the running one */
 static fiber *fibers;                          /* its own */
 static fiber *running, scheduler;
 static int came_further; /* anything but a poll that was not satisfied, since the round began */
@@ -631,12 +631,12 @@ static void choose_order(int *at, int n) {
   }
 }
 
-static void enter_block(block *b) { current = b, fibers = b->fibers, kr_emulated_now = b->place; }
+static void enter_block(resident *b) { current = b, fibers = b->fibers, kr_emulated_now = b->place; }
 
 /* Block `i` of the launch becomes the `which`-th of those that live. */
 static void start_block(int which, int64_t i, const unsigned grid[3], unsigned n_threads, unsigned shared_bytes) {
   void *dynamic = NULL;
-  block *b = blocks[which];
+  resident *b = blocks[which];
   if (!b) b = blocks[which] = calloc(1, sizeof *b);
   if (b && !b->fibers) b->fibers = calloc(MAX_THREADS, sizeof *b->fibers);
   if (!b || !b->fibers || posix_memalign(&dynamic, SHARED_ALIGNMENT, shared_bytes ? shared_bytes : 1))
@@ -653,7 +653,7 @@ static void start_block(int which, int64_t i, const unsigned grid[3], unsigned n
 
 /* Runs a block until none of its threads can. Boxes arrive when all wait for the block itself; while some poll, only
  * when no block comes further. */
-static void visit(block *b) {
+static void visit(resident *b) {
   const int n = b->place.block_threads, n_warps = (n + WARP - 1) / WARP;
   enter_block(b);
   choose_order(warp_order, n_warps);
@@ -682,7 +682,7 @@ static void run_blocks(void) {
     came_further = n_done = 0;
     choose_order(block_order, n_together);
     for (int k = 0; k < n_together; k++) {
-      block *const b = blocks[block_order[k]];
+      resident *const b = blocks[block_order[k]];
       if (!b->is_done) visit(b);
       n_done += b->is_done;
     }

@@ -1,0 +1,776 @@
+/* mamba_decode_hopper.cu: one token of one sequence through all layers in one launch, its weights an endless stream
+ * (sm_90). Every block has some rows of each product, and one thread copies them, in the order of their use, through
+ * all layers, into a ring in shared memory, as far ahead as the ring allows but with few bytes under way: what blocks
+ * tell each other would otherwise queue behind weights in memory. Eight warps multiply: teams of four take stages in
+ * turn, a warp a quarter of K. Results pass between blocks as words that carry the layer as their tag (packets.cuh), so
+ * nobody waits for anything but the data itself. Rows whose results everybody waits for come first: x, whose u is on
+ * its way while z is multiplied; Mamba-2's B, C and dt before both. */
+#include "mamba_decode.cuh"
+#include "mamba_decode_stream.h"
+#include "overlap.cuh"
+#include "packets.cuh"
+#include "wgmma.cuh"
+
+enum {
+  WORKERS = KR_STREAM_WORKERS,
+  WARPS = WORKERS / 32,
+  QUARTERS = 4, /* of K: a team's warps */
+  TEAMS = WARPS / QUARTERS,
+  IN_EACH = KR_STREAM_IN_ROWS,
+  OUT_EACH = KR_STREAM_OUT_ROWS,
+  UNIT = 128, /* inputs that a warp takes at a time, four a lane */
+  IN_UNITS = KR_STREAM_WIDTH / UNIT / QUARTERS,
+  OUT_UNITS = 2 * IN_UNITS,
+  STREAM_PAIRS = KR_STREAM_STREAM_PAIRS,
+  U_PAIRS = KR_STREAM_U_PAIRS,
+  Y_PAIRS = KR_STREAM_Y_PAIRS,
+  SCANS = KR_STREAM_MOST_CHANNELS / WARPS /* channels of Mamba-2 whose states a warp updates */
+};
+
+KR_DEV void sync_workers(void) { kr_sync_some<1, WORKERS>(); }
+KR_DEV int own_warp(void) { return kr_thread() >> 5; }
+KR_DEV int own_lane(void) { return kr_thread() & 31; }
+KR_DEV int own_team(void) { return kr_thread() >> 7; }
+KR_DEV int own_quarter(void) { return kr_thread() >> 5 & 3; }
+KR_DEV int over(int n, int by) { return (n + by - 1) / by; }
+
+/* The thread's number, read anew: addresses that depend on it are computed where they are used. The compiler would
+ * compute those of all phases before the loop over layers and keep them in local memory, for which the ring leaves no
+ * cache. */
+#ifdef KR_EMULATE
+KR_DEV int fresh_thread(void) { return kr_thread(); }
+#else
+KR_DEV int fresh_thread(void) {
+  int v;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+  return v;
+}
+#endif
+
+/* ---- a block's rows ---------------------------------------------------------------------------------------------- */
+
+/* Rows of one weight, as the block's stream has them: a stage is `each` of them. */
+typedef struct segment {
+  const unsigned char *rows; /* of the first layer */
+  int64_t layer;             /* bytes from a layer to the next */
+  int first, n, each;
+} segment;
+enum { X_ROWS, Z_ROWS, COLUMN_ROWS, OUT_ROWS };
+
+typedef struct shares {
+  range channels, columns, width;
+} shares;
+KR_DEV int first_of(const kr_stream_share &s, int block) { return s.least * block + (block < s.more ? block : s.more); }
+KR_DEV int number_of(const kr_stream_share &s, int block) { return s.least + (block < s.more); }
+KR_DEV range share_of(const kr_stream_share &s) {
+  return range{first_of(s, kr_block_x()), number_of(s, kr_block_x())};
+}
+
+KR_DEV segment segment_of_rows(const kr_decode_matrix &m, int first, int n, int each) {
+  return segment{m.data + first * m.row, m.layer, first, n, each};
+}
+template <int SECOND>
+KR_DEV segment segment_of(const kr_stream_plan &plan, const shares &s, int kind) {
+  const kr_decode_plan &p = plan.p;
+  if (kind == OUT_ROWS) return segment_of_rows(p.out_proj, s.width.from, s.width.n, OUT_EACH);
+  if (kind == COLUMN_ROWS && !SECOND)
+    return segment_of_rows(p.x_proj, s.columns.from, s.columns.n, OUT_EACH);
+  if (kind == COLUMN_ROWS)
+    return segment_of_rows(p.in_proj, 2 * p.inner + s.columns.from, s.columns.n, IN_EACH);
+  const int is_upper = (kind == Z_ROWS) != SECOND;
+  return segment_of_rows(p.in_proj, is_upper * p.inner + s.channels.from, s.channels.n, IN_EACH);
+}
+KR_DEV int stages_of(const segment &s) { return over(s.n, s.each); }
+/* Stages of z before those of x_proj, which need everybody's u; Mamba-2: all. */
+template <int SECOND>
+KR_DEV int stages_before(const segment &z) {
+  return SECOND ? stages_of(z) : stages_of(z) / 2;
+}
+
+/* ---- the stream -------------------------------------------------------------------------------------------------- */
+
+/* A place in the ring, and the parity of its round. */
+typedef struct place {
+  int slot;
+  uint32_t round;
+} place;
+KR_DEV void advance(place &at, int n, int n_stages) {
+  at.slot += n;
+  while (at.slot >= n_stages) at.slot -= n_stages, at.round ^= 1;
+}
+
+typedef struct stream {
+  const kr_stream_plan *plan;
+  unsigned char *ring;
+  uint32_t full, empty; /* a barrier a stage */
+  place at, oldest;     /* next to fill; the oldest that may still be under way */
+  int n;
+  uint64_t once;
+} stream;
+
+#ifdef KR_EMULATE
+KR_DEV uint64_t kr_once(void) { return 0; }
+#endif
+
+/* kr_load_bytes with an L2 cache policy. */
+KR_DEV void load_once(uint64_t once, void *to, const void *from, int bytes, uint32_t barrier) {
+#ifdef KR_EMULATE
+  (void)once, kr_load_bytes(kr_shared_at(to), from, bytes, barrier);
+#else
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+               "%4;"
+               :
+               : "r"(kr_shared_at(to)), "l"(from), "r"(bytes), "r"(barrier), "l"(once)
+               : "memory");
+#endif
+}
+
+KR_DEV void fill_stage(stream &s, const segment &of, int layer, int first, int row_bytes) {
+  const kr_stream_plan &plan = *s.plan;
+  if (s.n >= plan.n_stages) kr_barrier_await(s.empty + 8 * s.at.slot, s.at.round ^ 1);
+  if (s.n++ >= plan.window) {
+    kr_barrier_await(s.full + 8 * s.oldest.slot, s.oldest.round);
+    advance(s.oldest, 1, plan.n_stages);
+  }
+  const int bytes = (of.n - first < of.each ? of.n - first : of.each) * row_bytes;
+  const uint32_t barrier = s.full + 8 * s.at.slot;
+  kr_barrier_expect(barrier, bytes);
+  load_once(s.once, s.ring + s.at.slot * plan.stage_bytes, of.rows + layer * of.layer + first * row_bytes, bytes,
+            barrier);
+  advance(s.at, 1, plan.n_stages);
+}
+
+KR_DEV void fill(stream &s, const segment &of, int layer, int from, int to, int inputs) {
+  for (int i = from; i < to; i++) fill_stage(s, of, layer, i * of.each, 2 * inputs);
+}
+
+template <int SECOND>
+KR_DEV void fill_ring(stream &s, const shares &h) {
+  const kr_stream_plan &plan = *s.plan;
+  const kr_decode_plan &p = plan.p;
+  const segment x = segment_of<SECOND>(plan, h, X_ROWS), z = segment_of<SECOND>(plan, h, Z_ROWS),
+                c = segment_of<SECOND>(plan, h, COLUMN_ROWS), out = segment_of<SECOND>(plan, h, OUT_ROWS);
+  const int before = stages_before<SECOND>(z);
+  for (int layer = 0; layer < p.n_layers; layer++) {
+    if (SECOND) fill(s, c, layer, 0, stages_of(c), p.width);
+    fill(s, x, layer, 0, stages_of(x), p.width);
+    fill(s, z, layer, 0, before, p.width);
+    if (!SECOND) fill(s, c, layer, 0, stages_of(c), p.inner);
+    fill(s, z, layer, before, stages_of(z), p.width);
+    fill(s, out, layer, 0, stages_of(out), p.inner);
+  }
+}
+
+/* ---- a block's memory -------------------------------------------------------------------------------------------- */
+
+typedef struct worker {
+  const kr_stream_plan *plan;
+  unsigned char *memory; /* laid out by the host */
+  shares s;
+  place at; /* first stage of the next segment */
+  int turn; /* its number, modulo TEAMS */
+  int slot; /* row of the states */
+} worker;
+
+/* Of worker b, by their names in kr_stream_places. */
+#define FLOATS(name) ((float *)(b.memory + b.plan->at.name))
+#define BARRIERS(name) (kr_shared_at(b.memory) + (uint32_t)b.plan->at.name)
+
+KR_DEV const uint16_t *input_halves(const worker &b) { return (const uint16_t *)FLOATS(inputs); }
+
+KR_DEV float sum_of(const float *quarters) {
+  const kr_float4 v = *(const kr_float4 *)quarters;
+  return (v.v[0] + v.v[1]) + (v.v[2] + v.v[3]);
+}
+
+/* 1 / rms of n values, from every warp's sum of squares. */
+KR_DEV float scale_of(const float *squares, int n, float eps) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) sum += squares[w];
+  return kr_rsqrt(sum * kr_rcp((float)n) + eps);
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* Eight and sixteen bytes of shared memory by one load each, which the compiler would take apart. */
+KR_DEV void load_four(const void *halves, float (&v)[4]) {
+  uint16_t h[4];
+#ifdef KR_EMULATE
+  __builtin_memcpy(h, halves, 8);
+#else
+  asm volatile("ld.shared.v4.u16 {%0, %1, %2, %3}, [%4];"
+               : "=h"(h[0]), "=h"(h[1]), "=h"(h[2]), "=h"(h[3])
+               : "r"(kr_shared_at(halves)));
+#endif
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[i] = from_half(h[i]);
+}
+KR_DEV void load_floats(const float *from, float (&v)[4]) {
+#ifdef KR_EMULATE
+  __builtin_memcpy(v, from, 16);
+#else
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(kr_shared_at(from)));
+#endif
+}
+
+/* Four products at this lane's place in a unit of a row. */
+KR_DEV float add_unit(const unsigned char *row, int unit, const float *x, float sum) {
+  float v[4];
+  load_four(row + unit * 2 * UNIT + 8 * own_lane(), v);
+#pragma unroll
+  for (int i = 0; i < 4; i++) sum = kr_fma(v[i], x[i], sum);
+  return sum;
+}
+
+/* Sums of ROWS values over the warp: lane 32 / ROWS r has row r's. */
+template <int ROWS>
+KR_DEV float over_lanes(const float (&v)[ROWS]) {
+  const int lane = own_lane();
+  float two[2] = {v[0], v[ROWS > 2 ? 2 : 1]}, sum;
+  if (ROWS == 4) {
+    const int high = lane & 16; /* rows 0 and 1 below, 2 and 3 above */
+    two[0] = kr_select(high, v[2 % ROWS], v[0]) + kr_shuffle_xor(kr_select(high, v[0], v[2 % ROWS]), 16);
+    two[1] = kr_select(high, v[3 % ROWS], v[1]) + kr_shuffle_xor(kr_select(high, v[1], v[3 % ROWS]), 16);
+  }
+  const int bit = ROWS == 4 ? 8 : 16, high = lane & bit;
+  sum = kr_select(high, two[1], two[0]) + kr_shuffle_xor(kr_select(high, two[0], two[1]), bit);
+#pragma unroll
+  for (int by = bit / 2; by; by /= 2) sum += kr_shuffle_xor(sum, by);
+  return sum;
+}
+
+/* This lane's four inputs of each of its warp's UNITS units: a quarter of K. */
+template <int UNITS>
+KR_DEV void take_inputs(const worker &b, int is_float, float (&x)[4 * UNITS]) {
+#pragma unroll
+  for (int j = 0; j < UNITS; j++) {
+    float v[4];
+    const int at = (own_quarter() * UNITS + j) * UNIT + 4 * own_lane();
+    if (is_float) load_floats(FLOATS(inputs) + at, v);
+    else load_four(input_halves(b) + at, v);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[4 * j + i] = v[i];
+  }
+}
+
+/* The team's stages [from, to) of a segment; sums: [row][quarter]. */
+template <int ROWS, int UNITS>
+KR_DEV void multiply(worker &b, const segment &s, int from, int to, const float (&x)[4 * UNITS], float *sums) {
+  const kr_stream_plan &plan = *b.plan;
+  const int row_bytes = 8 * UNITS * UNIT, mine = (own_team() - b.turn) & (TEAMS - 1), lane = own_lane();
+  place at = b.at;
+  advance(at, mine, plan.n_stages);
+  for (int i = from + mine; i < to; i += TEAMS, advance(at, TEAMS, plan.n_stages)) {
+    const unsigned char *stage = b.memory + at.slot * plan.stage_bytes;
+    kr_barrier_await(BARRIERS(full) + 8 * at.slot, at.round);
+    float v[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      v[r] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < UNITS; j++)
+        v[r] = add_unit(stage + r * row_bytes, own_quarter() * UNITS + j, x + 4 * j, v[r]);
+    }
+    const float sum = over_lanes<ROWS>(v);
+    const int row = i * ROWS + lane / (32 / ROWS);
+    if (lane % (32 / ROWS) == 0 && row < s.n) sums[4 * row + own_quarter()] = sum;
+    kr_sync_warp();
+    if (lane == 0) kr_barrier_arrive(BARRIERS(empty) + 8 * at.slot);
+  }
+  b.turn = (b.turn + to - from) & (TEAMS - 1);
+  advance(b.at, to - from, plan.n_stages);
+}
+
+/* ---- between blocks ---------------------------------------------------------------------------------------------- */
+
+/* Words of one kind, `pairs` pairs a block: a pair has `each` values of the block's share. */
+typedef struct mail {
+  uint64_t *words;
+  kr_stream_share share;
+  int pairs, each, over_pairs; /* over_pairs: 2^16 / pairs, and more: multiplies instead of a division */
+} mail;
+KR_DEV mail mail_of_stream(const kr_stream_plan &p) {
+  return mail{p.stream_words, p.width, p.stream_pairs, 4, p.over_stream_pairs};
+}
+KR_DEV mail mail_of_u(const kr_stream_plan &p) {
+  return mail{p.u_words, p.channels, p.channel_pairs, 6, p.over_channel_pairs};
+}
+template <int SECOND>
+KR_DEV mail mail_of_y(const kr_stream_plan &p) {
+  return mail{p.y_words, p.channels, p.channel_pairs, SECOND ? 4 : 6, p.over_channel_pairs};
+}
+
+/* Which values this thread gathers from a mail, by pair: the first one's number, and how many; -1: no pair. */
+template <int PAIRS>
+struct received {
+  int thread, from[PAIRS], n[PAIRS];
+};
+template <int PAIRS>
+KR_DEV received<PAIRS> find_received(const mail &m) {
+  const int blocks = kr_grid_x();
+  received<PAIRS> r;
+  r.thread = fresh_thread();
+#pragma unroll
+  for (int k = 0; k < PAIRS; k++) {
+    const int i = r.thread + WORKERS * k, block = (int)((uint32_t)(i * m.over_pairs) >> 16);
+    const int at = m.each * (i - block * m.pairs), left = number_of(m.share, block) - at;
+    r.from[k] = first_of(m.share, block) + at;
+    r.n[k] = block >= blocks ? -1 : left < 0 ? 0 : left < m.each ? left : m.each;
+  }
+  return r;
+}
+
+/* Waits for the words of a layer (tag: its number from 1). */
+template <int PAIRS>
+KR_DEV void receive(const mail &m, const received<PAIRS> &r, uint32_t tag, uint64_t (&low)[PAIRS],
+                    uint64_t (&high)[PAIRS]) {
+  int waits;
+  do {
+    waits = 0;
+#pragma unroll
+    for (int k = 0; k < PAIRS; k++)
+      if (r.n[k] >= 0) kr_get_words(m.words + 2 * (r.thread + WORKERS * k), low[k], high[k]);
+#pragma unroll
+    for (int k = 0; k < PAIRS; k++)
+      if (r.n[k] >= 0) waits |= (uint32_t)(low[k] >> 48) != tag || (uint32_t)(high[k] >> 48) != tag;
+    if (waits) kr_poll_again();
+  } while (waits);
+}
+
+/* A float of 24 bits, 15 of them behind the point (rounding would carry a NaN into the sign); three 16-bit elements;
+ * each as a word's part without its tag. */
+KR_DEV uint64_t bits24(float v) { return v == v ? (kr_float_to_bits(v) + 0x80u) >> 8 : 0x7fc000u; }
+KR_DEV float from24(uint64_t word, int i) { return kr_bits_to_float((uint32_t)(word >> 24 * i) << 8); }
+KR_DEV uint64_t two_floats(const float *v, uint32_t tag) {
+  return bits24(v[0]) | bits24(v[1]) << 24 | (uint64_t)tag << 48;
+}
+KR_DEV uint64_t three_halves(const float *v, uint32_t tag) {
+  return (uint64_t)to_half(v[0]) | (uint64_t)to_half(v[1]) << 16 | (uint64_t)to_half(v[2]) << 32 | (uint64_t)tag << 48;
+}
+
+/* Sends the block's share of values, which lie in shared memory, padded to whole pairs. */
+KR_DEV void send(const mail &m, const float *values, uint32_t tag) {
+  const int i = fresh_thread();
+  const float *v = values + m.each * i;
+  if (i >= m.pairs) return;
+  uint64_t *to = m.words + 2 * (kr_block_x() * m.pairs + i);
+  if (m.each == 4)
+    kr_put_words(to, two_floats(v, tag), two_floats(v + 2, tag));
+  else
+    kr_put_words(to, three_halves(v, tag), three_halves(v + 3, tag));
+}
+
+/* 16-bit elements of all blocks as the next product's inputs. */
+template <int PAIRS>
+KR_DEV void gather_halves(const worker &b, const mail &m, uint32_t tag) {
+  uint64_t low[PAIRS], high[PAIRS];
+  const received<PAIRS> r = find_received<PAIRS>(m);
+  receive(m, r, tag, low, high);
+#pragma unroll
+  for (int k = 0; k < PAIRS; k++)
+#pragma unroll
+    for (int i = 0; i < 6; i++)
+      if (i < r.n[k])
+        ((uint16_t *)FLOATS(inputs))[r.from[k] + i] = (uint16_t)((i < 3 ? low[k] : high[k]) >> 16 * (i % 3));
+  sync_workers();
+}
+
+template <int PAIRS>
+struct factors {
+  float v[PAIRS][4];
+};
+template <int PAIRS>
+KR_DEV void read_factors(const kr_decode_halves &w, int layer, const received<PAIRS> &r, factors<PAIRS> &f) {
+  const uint16_t *const from = w.data + layer * w.layer;
+#pragma unroll
+  for (int k = 0; k < PAIRS; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) f.v[k][i] = i < r.n[k] ? from_half(from[r.from[k] + i]) : 0.0f;
+}
+
+/* Values times a norm's weight as inputs, and their squares: the norm's scale is for the product's results. */
+template <int PAIRS>
+KR_DEV void place_normed(const worker &b, const received<PAIRS> &r, const factors<PAIRS> &f, const float (&v)[PAIRS][4],
+                         float *squares) {
+  float square = 0.0f;
+#pragma unroll
+  for (int k = 0; k < PAIRS; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (i < r.n[k])
+        square = kr_fma(v[k][i], v[k][i], square), FLOATS(inputs)[r.from[k] + i] = v[k][i] * f.v[k][i];
+#pragma unroll
+  for (int by = 16; by; by /= 2) square += kr_shuffle_xor(square, by);
+  if (own_lane() == 0) squares[own_warp()] = square;
+  sync_workers();
+}
+
+template <int PAIRS>
+KR_DEV void gather_normed(const worker &b, const mail &m, const received<PAIRS> &r, const factors<PAIRS> &f,
+                          uint32_t tag, float *squares) {
+  uint64_t low[PAIRS], high[PAIRS];
+  float v[PAIRS][4];
+  receive(m, r, tag, low, high);
+#pragma unroll
+  for (int k = 0; k < PAIRS; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[k][i] = from24(i < 2 ? low[k] : high[k], i % 2);
+  place_normed(b, r, f, v, squares);
+}
+
+/* The first layer's inputs: the embedding. */
+template <int PAIRS>
+KR_DEV void start_normed(const worker &b, const received<PAIRS> &r, const factors<PAIRS> &f) {
+  float v[PAIRS][4];
+#pragma unroll
+  for (int k = 0; k < PAIRS; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[k][i] = i < r.n[k] ? from_half(b.plan->p.x[r.from[k] + i]) : 0.0f;
+  place_normed(b, r, f, v, FLOATS(squares));
+}
+
+/* ---- Mamba's columns and scan ------------------------------------------------------------------------------------ */
+
+/* x_proj's rows: all warps share K, since few rows leave most teams nothing. */
+KR_DEV void multiply_columns(worker &b, const segment &s, uint32_t tag) {
+  const kr_stream_plan &plan = *b.plan;
+  const int K = plan.p.inner;
+  for (int i = 0; i < stages_of(s); i++) {
+    const unsigned char *stage = b.memory + b.at.slot * plan.stage_bytes;
+    float *sums = FLOATS(column_sums) + (i & 1) * OUT_EACH * WARPS, v[OUT_EACH] = {};
+    kr_barrier_await(BARRIERS(full) + 8 * b.at.slot, b.at.round);
+    for (int unit = own_warp(); unit < K / UNIT; unit += WARPS) {
+      float x[4];
+      load_four(input_halves(b) + unit * UNIT + 4 * own_lane(), x);
+#pragma unroll
+      for (int r = 0; r < OUT_EACH; r++) v[r] = add_unit(stage + r * 2 * K, unit, x, v[r]);
+    }
+    const float part = over_lanes<OUT_EACH>(v);
+    if (own_lane() % 16 == 0) sums[own_lane() / 16 * WARPS + own_warp()] = part;
+    sync_workers();
+    if (fresh_thread() < QUARTERS) kr_barrier_arrive(BARRIERS(empty) + 8 * b.at.slot);
+    const int row = i * OUT_EACH + fresh_thread();
+    if (fresh_thread() < OUT_EACH && row < s.n) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; w++) sum += sums[fresh_thread() * WARPS + w];
+      kr_put_word(plan.column_words + s.first + row, (uint64_t)kr_float_to_bits(sum) | (uint64_t)tag << 32);
+    }
+    b.turn = (b.turn + 1) & (TEAMS - 1);
+    advance(b.at, 1, plan.n_stages);
+  }
+}
+
+KR_DEV void gather_columns(const worker &b, uint32_t tag) {
+  for (int i = fresh_thread(); i < b.plan->p.n_columns; i += WORKERS) {
+    uint64_t word;
+    while ((uint32_t)((word = kr_get_word(b.plan->column_words + i)) >> 32) != tag) kr_poll_again();
+    FLOATS(columns)[i] = kr_bits_to_float((uint32_t)word);
+  }
+  sync_workers();
+}
+
+/* Four lanes a channel, four states each. */
+typedef struct scan_terms {
+  float s[4], A[4], D, bias;
+} scan_terms;
+
+KR_DEV int64_t own_states(const worker &b, int layer, int i, int lane) {
+  const kr_decode_state &s = b.plan->p.ssm_state;
+  return layer * s.layer + (int64_t)b.slot * s.slot + (b.s.channels.from + i) * s.channel + 4 * lane;
+}
+KR_DEV void read_states(const kr_decode_state &from, int64_t at, float (&s)[4]) {
+  if (from.is_float) {
+    const kr_float4 v = *(const kr_float4 *)((const float *)from.data + at);
+#pragma unroll
+    for (int j = 0; j < 4; j++) s[j] = v.v[j];
+  } else
+    unpack_four(*(const four_halves *)((const uint16_t *)from.data + at), s);
+}
+KR_DEV void write_states(const kr_decode_state &to, int64_t at, const float (&s)[4]) {
+  if (to.is_float)
+    *(kr_float4 *)((float *)to.data + at) = kr_float4{{s[0], s[1], s[2], s[3]}};
+  else
+    *(four_halves *)((uint16_t *)to.data + at) = four_halves{{kr_pack(s[0], s[1], DTYPE), kr_pack(s[2], s[3], DTYPE)}};
+}
+
+KR_DEV void read_scan(const worker &b, int layer, scan_terms &t) {
+  const kr_decode_plan &p = b.plan->p;
+  const int me = fresh_thread(), i = me / 4, c = b.s.channels.from + i;
+  if (i >= b.s.channels.n) return;
+  read_states(p.ssm_state, own_states(b, layer, i, me % 4), t.s);
+  const kr_float4 A = *(const kr_float4 *)(p.A.data + layer * p.A.layer + c * p.A.row + 4 * (me % 4));
+#pragma unroll
+  for (int k = 0; k < 4; k++) t.A[k] = A.v[k];
+  t.D = p.D.data[layer * p.D.layer + c], t.bias = p.dt_bias.data[layer * p.dt_bias.layer + c];
+}
+
+KR_DEV float over_four(float v) {
+  v += kr_shuffle_xor(v, 2);
+  return v + kr_shuffle_xor(v, 1);
+}
+
+/* dt_proj's row of channel i times the columns' first R, by four lanes. */
+KR_DEV float time_step(const worker &b, int i, int lane) {
+  const int R = b.plan->p.R;
+  float sum = 0.0f;
+  for (int k = 4 * lane; k < R; k += 16) {
+    float w[4], x[4];
+    load_four(b.memory + b.plan->at.dt_rows + 2 * (i * R + k), w);
+    load_floats(FLOATS(columns) + k, x);
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum = kr_fma(w[j], x[j], sum);
+  }
+  return over_four(sum);
+}
+
+KR_DEV void scan(const worker &b, int layer, float scale, scan_terms &t) {
+  const kr_decode_plan &p = b.plan->p;
+  const int me = fresh_thread(), lane = me % 4, exists = me / 4 < b.s.channels.n, i = exists ? me / 4 : 0;
+  if ((me & ~31) / 4 >= b.s.channels.n) return;
+  const float dt = kr_softplus(time_step(b, i, lane) + t.bias), x = FLOATS(x)[i],
+              *columns = FLOATS(columns) + p.R + 4 * lane;
+  float y = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    t.s[k] = kr_fma(kr_exp(dt * t.A[k]), t.s[k], dt * x * columns[k]), y = kr_fma(columns[p.N + k], t.s[k], y);
+  y = over_four(y);
+  if (!exists) return;
+  if (lane == 0)
+    FLOATS(y)[i] = kr_fma(t.D, x, y) * kr_silu(sum_of(FLOATS(z_sums) + 4 * i) * scale);
+  write_states(p.ssm_state, own_states(b, layer, i, lane), t.s);
+}
+
+/* dt_proj's rows of a layer, into their own place. */
+KR_DEV void load_dt_rows(const worker &b, int layer) {
+  const kr_decode_plan &p = b.plan->p;
+  const int bytes = b.s.channels.n * 2 * p.R;
+  kr_show_to_copies();
+  kr_barrier_expect(BARRIERS(dt_full), bytes);
+  load_once(kr_once(), (b.memory + b.plan->at.dt_rows),
+            p.dt_proj.data + layer * p.dt_proj.layer + b.s.channels.from * p.dt_proj.row, bytes, BARRIERS(dt_full));
+}
+
+/* ---- Mamba-2's scan ---------------------------------------------------------------------------------------------- */
+
+/* A warp a channel, four states a lane. */
+typedef struct head_terms {
+  float s[SCANS][4], A[SCANS], D[SCANS], bias[SCANS];
+} head_terms;
+
+KR_DEV int has_states(const worker &b, int i) { return i < b.s.channels.n && 4 * (fresh_thread() & 31) < b.plan->p.N; }
+
+KR_DEV void read_heads(const worker &b, int layer, head_terms &t) {
+  const kr_decode_plan &p = b.plan->p;
+  const float *const A = p.A.data + layer * p.A.layer, *const D = p.D.data + layer * p.D.layer,
+              *const bias = p.dt_bias.data + layer * p.dt_bias.layer;
+#pragma unroll
+  for (int k = 0; k < SCANS; k++) {
+    const int i = (fresh_thread() >> 5) + WARPS * k, h = (b.s.channels.from + i) / p.head_width;
+#pragma unroll
+    for (int j = 0; j < 4; j++) t.s[k][j] = 0.0f;
+    if (i >= b.s.channels.n) continue;
+    t.A[k] = A[h], t.D[k] = D[h], t.bias[k] = bias[h];
+    if (!has_states(b, i)) continue;
+    read_states(p.ssm_state, own_states(b, layer, i, fresh_thread() & 31), t.s[k]);
+  }
+}
+
+KR_DEV void scan_heads(const worker &b, int layer, float scale, head_terms &t) {
+  const kr_decode_plan &p = b.plan->p;
+  const int from = 4 * own_lane() < p.N ? 4 * own_lane() : 0;
+#pragma unroll
+  for (int k = 0; k < SCANS; k++) {
+    const int i = (fresh_thread() >> 5) + WARPS * k, h = (b.s.channels.from + i) / p.head_width;
+    if (i >= b.s.channels.n) continue;
+    const float dt = kr_softplus(FLOATS(columns)[2 * p.N + h] + t.bias[k]), decay = kr_exp(dt * t.A[k]),
+                x = FLOATS(x)[i];
+    float y = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      t.s[k][j] = kr_fma(decay, t.s[k][j], dt * x * FLOATS(columns)[from + j]),
+      y = has_states(b, i) ? kr_fma(FLOATS(columns)[p.N + from + j], t.s[k][j], y) : y;
+#pragma unroll
+    for (int by = 16; by; by /= 2) y += kr_shuffle_xor(y, by);
+    if (has_states(b, i)) write_states(p.ssm_state, own_states(b, layer, i, fresh_thread() & 31), t.s[k]);
+    if (own_lane() == 0) FLOATS(y)[i] = kr_fma(t.D[k], x, y) * kr_silu(sum_of(FLOATS(z_sums) + 4 * i) * scale);
+  }
+}
+
+/* ---- a layer ----------------------------------------------------------------------------------------------------- */
+
+/* The convolution's operands of a thread: channel i of the block's; behind them, Mamba-2's columns. */
+template <int SECOND>
+KR_DEV int convolved(const worker &b, int i) {
+  const kr_decode_plan &p = b.plan->p;
+  if (i < b.s.channels.n) return b.s.channels.from + i;
+  const int column = b.s.columns.from + i - b.s.channels.n;
+  return SECOND && i - b.s.channels.n < b.s.columns.n && column < p.n_columns - p.H ? p.inner + column : -1;
+}
+
+template <int SECOND>
+KR_DEV void read_own_taps(const worker &b, int layer, taps &t) {
+  const int c = convolved<SECOND>(b, fresh_thread());
+  if (c < 0) return;
+  place_taps(b.plan->p, layer, b.slot, c, t);
+  read_taps(b.plan->p, layer, c, t);
+}
+
+/* The block's channels: u. */
+template <int SECOND>
+KR_DEV void finish_x(const worker &b, const taps &t, float scale) {
+  const int i = fresh_thread();
+  if (i < b.s.channels.n) {
+    const float u = convolve(b.plan->p, t, sum_of(FLOATS(sums) + 4 * i) * scale);
+    FLOATS(x)[i] = SECOND ? u : from_half(to_half(u));
+  }
+  sync_workers();
+}
+
+/* Mamba-2's B, C and dt, to everybody. */
+template <int SECOND>
+KR_DEV void finish_columns(const worker &b, const taps &t, float scale, uint32_t tag) {
+  const int i = fresh_thread() - b.s.channels.n;
+  if (i < 0 || i >= b.s.columns.n) return;
+  const float sum = sum_of(FLOATS(column_sums) + 4 * i) * scale,
+              v = convolved<SECOND>(b, fresh_thread()) < 0 ? sum : convolve(b.plan->p, t, sum);
+  kr_put_word(b.plan->column_words + b.s.columns.from + i, (uint64_t)kr_float_to_bits(v) | (uint64_t)tag << 32);
+}
+
+/* Adds to the stream of layers, and sends it; after the last layer, stores it. */
+KR_DEV void finish_out(const worker &b, float scale, int is_last, uint32_t tag) {
+  const kr_decode_plan &p = b.plan->p;
+  const mail m = mail_of_stream(*b.plan);
+  const int i = fresh_thread();
+  if (i >= m.pairs) return;
+  float v[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const int row = 4 * i + k;
+    v[k] = 0.0f;
+    if (row >= b.s.width.n) continue;
+    v[k] = kr_fma(sum_of(FLOATS(out_sums) + 4 * row), scale, FLOATS(residual)[row]);
+    FLOATS(residual)[row] = v[k];
+    if (is_last) p.out[b.s.width.from + row] = v[k];
+  }
+  kr_put_words(m.words + 2 * (kr_block_x() * m.pairs + i), two_floats(v, tag), two_floats(v + 2, tag));
+}
+
+/* From in_proj's inputs to u of all blocks (Mamba), and the columns. Returns the norm's scale. */
+template <int SECOND>
+KR_DEV float project_in(worker &b, const taps &t, const float (&x)[4 * IN_UNITS], uint32_t tag) {
+  const kr_stream_plan &plan = *b.plan;
+  const kr_decode_plan &p = plan.p;
+  const segment xs = segment_of<SECOND>(plan, b.s, X_ROWS), z = segment_of<SECOND>(plan, b.s, Z_ROWS),
+                columns = segment_of<SECOND>(plan, b.s, COLUMN_ROWS);
+  const float scale = scale_of(FLOATS(squares), p.width, p.eps);
+  const int before = stages_before<SECOND>(z);
+  if (SECOND) {
+    multiply<IN_EACH, IN_UNITS>(b, columns, 0, stages_of(columns), x, FLOATS(column_sums));
+    sync_workers();
+    finish_columns<SECOND>(b, t, scale, tag);
+  }
+  multiply<IN_EACH, IN_UNITS>(b, xs, 0, stages_of(xs), x, FLOATS(sums));
+  sync_workers();
+  finish_x<SECOND>(b, t, scale);
+  if (!SECOND) send(mail_of_u(plan), FLOATS(x), tag);
+#pragma unroll 1
+  for (int half = 0; half < 2; half++) {
+    multiply<IN_EACH, IN_UNITS>(b, z, half ? before : 0, half ? stages_of(z) : before, x, FLOATS(z_sums));
+    if (half || SECOND) break;
+    gather_halves<U_PAIRS>(b, mail_of_u(plan), tag);
+    multiply_columns(b, columns, tag);
+  }
+  gather_columns(b, tag);
+  return scale;
+}
+
+/* y of all blocks times out_proj. */
+template <int SECOND>
+KR_DEV void project_out(worker &b, int layer, uint32_t tag) {
+  const kr_stream_plan &plan = *b.plan;
+  const kr_decode_plan &p = plan.p;
+  const segment out = segment_of<SECOND>(plan, b.s, OUT_ROWS);
+  const mail m = mail_of_y<SECOND>(plan);
+  float x[4 * OUT_UNITS];
+  sync_workers();
+  send(m, FLOATS(y), tag);
+  if (SECOND) {
+    factors<Y_PAIRS> gates;
+    const received<Y_PAIRS> r = find_received<Y_PAIRS>(m);
+    read_factors(p.gate_norm, layer, r, gates);
+    gather_normed(b, m, r, gates, tag, FLOATS(gate_squares));
+  } else {
+    if (fresh_thread() == 32 && layer + 1 < p.n_layers) load_dt_rows(b, layer + 1);
+    gather_halves<U_PAIRS>(b, m, tag);
+  }
+  take_inputs<OUT_UNITS>(b, SECOND, x);
+  multiply<OUT_EACH, OUT_UNITS>(b, out, 0, stages_of(out), x, FLOATS(out_sums));
+  sync_workers();
+  finish_out(b, SECOND ? scale_of(FLOATS(gate_squares), p.inner, 1e-5f) : 1.0f, layer + 1 == p.n_layers, tag);
+}
+
+template <int SECOND>
+KR_DEV void run_layers(worker &b) {
+  const kr_stream_plan &plan = *b.plan;
+  const kr_decode_plan &p = plan.p;
+  if (!SECOND && fresh_thread() == 32) load_dt_rows(b, 0);
+#pragma unroll 1
+  for (int layer = 0; layer < p.n_layers; layer++) {
+    const uint32_t tag = (uint32_t)layer + 1;
+    taps t;
+    scan_terms lanes;
+    head_terms heads;
+    factors<STREAM_PAIRS> norm;
+    read_own_taps<SECOND>(b, layer, t);
+    if (SECOND) read_heads(b, layer, heads);
+    else read_scan(b, layer, lanes);
+    const received<STREAM_PAIRS> of_stream = find_received<STREAM_PAIRS>(mail_of_stream(plan));
+    read_factors(p.norm, layer, of_stream, norm);
+    if (layer) gather_normed(b, mail_of_stream(plan), of_stream, norm, tag - 1, FLOATS(squares));
+    else start_normed(b, of_stream, norm);
+    float x[4 * IN_UNITS];
+    take_inputs<IN_UNITS>(b, 1, x);
+    const float scale = project_in<SECOND>(b, t, x, tag);
+    if (SECOND) scan_heads(b, layer, scale, heads);
+    else kr_barrier_await(BARRIERS(dt_full), layer & 1), scan(b, layer, scale, lanes);
+    project_out<SECOND>(b, layer, tag);
+  }
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+KR_DEV void open_barriers(const worker &b) {
+  for (int i = 0; i < b.plan->n_stages; i++)
+    kr_barrier_open(BARRIERS(full) + 8 * i, 1),
+        kr_barrier_open(BARRIERS(empty) + 8 * i, QUARTERS);
+  kr_barrier_open(BARRIERS(dt_full), 1);
+  kr_barriers_opened();
+}
+
+template <int SECOND>
+KR_DEV void run(const kr_stream_plan &plan) {
+  KR_DYNAMIC_SHARED(shared);
+  const kr_decode_plan &p = plan.p;
+  const int slot = p.slots ? p.slots[0] : 0, is_live = slot >= 0 && slot < p.n_slots;
+  worker b;
+  b.plan = &plan, b.memory = shared,
+  b.s = shares{share_of(plan.channels), share_of(plan.columns), share_of(plan.width)};
+  b.at = place{0, 0}, b.turn = 0, b.slot = slot;
+  for (int i = kr_thread(); i < b.s.width.n; i += WORKERS) {
+    FLOATS(residual)[i] = from_half(p.x[b.s.width.from + i]);
+    if (!is_live && kr_thread() < WORKERS) p.out[b.s.width.from + i] = FLOATS(residual)[i];
+  }
+  if (!is_live) return; /* no states: every layer passes its input on */
+  if (kr_thread() == WORKERS) open_barriers(b);
+  kr_sync();
+  if (kr_thread() < WORKERS) return run_layers<SECOND>(b);
+  stream s{&plan, b.memory, BARRIERS(full), BARRIERS(empty), {0, 0}, {0, 0}, 0, kr_once()};
+  if (kr_thread() == WORKERS) fill_ring<SECOND>(s, b.s);
+}
+
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream(const kr_stream_plan plan) { run<0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream(const kr_stream_plan plan) { run<1>(plan); }
