@@ -376,7 +376,7 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
   kr_copied<0>();
   kr_sync();
   if (WITH_DT) multiply_steps(p, weights, bias, r, dts);
-  #pragma unroll
+#pragma unroll
   for (int j = 0; j < SEQUENCES; j += 2) {
     float y[2];
     int live[2];
