@@ -1,8 +1,8 @@
-/* emulated.c: the base tier's kernels, those only in the ampere tier, and the hopper tier's attention and SSD kernels
- * on the host, through the real context, launch code and plans, against the reference: under AddressSanitizer and
- * UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are poisoned, so that
- * stray reads are found too. Then the harness itself: planted faults, and barriers removed from the real kernels, must
- * be found. Usage: emulated LIBRARY OP (KR_CHECK_ROW: only one row), or emulated LIBRARY planted. */
+/* emulated.c: the base tier's kernels, those only in the ampere tier, and the hopper tier's kernels of attention, SSD
+ * and mamba_decode on the host, through the real context, launch code and plans, against the reference: under
+ * AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are
+ * poisoned, so that stray reads are found too. Then the harness itself: planted faults, and barriers removed from the
+ * real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_ROW: only one row), or emulated LIBRARY planted. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 

@@ -5,7 +5,6 @@
  * warp order. The same kernel runs a range of phases: where not all blocks can be co-resident, each phase is a
  * launch. */
 #include "mamba_decode.cuh"
-#include "mma.cuh"
 
 enum { WARPS = KR_DECODE_WARPS, THREADS = KR_DECODE_THREADS, STEP_BYTES = 64 /* of a row */, TILE = 16 };
 enum { MESSENGER = THREADS - 32 /* the thread that signals other blocks and polls for them */ };
@@ -23,6 +22,11 @@ KR_DEV void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0]
 #endif
 
 /* ---- a block's share of the work --------------------------------------------------------------------------------- */
+
+KR_DEV range part_of(int n) {
+  const int blocks = kr_grid_x(), from = n * kr_block_x() / blocks;
+  return range{from, n * (kr_block_x() + 1) / blocks - from};
+}
 
 typedef struct tile tile;
 typedef struct shares {

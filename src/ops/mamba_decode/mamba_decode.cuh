@@ -21,10 +21,6 @@ KR_DEV uint16_t to_half(float v) { return DTYPE == KRAIT_F16 ? kr_to_f16(v) : kr
 typedef struct range {
   int from, n;
 } range;
-KR_DEV range part_of(int n) {
-  const int blocks = kr_grid_x(), from = n * kr_block_x() / blocks;
-  return range{from, n * (kr_block_x() + 1) / blocks - from};
-}
 
 typedef struct __attribute__((aligned(8))) four_halves {
   uint32_t w[2];

@@ -1,5 +1,6 @@
-/* mamba_decode_check.c: random calls: both kinds of layers, sizes around the GPU row's limits, few sequences from many
- * state rows. Values that pass through several 16-bit products and norms are less exact than one rounding. */
+/* mamba_decode_check.c: random calls: both kinds of layers, sizes around the persistent row's limits, few sequences
+ * from many state rows; late ones as the streaming row takes them. Values that pass through several 16-bit products and
+ * norms are less exact than one rounding. */
 #include "check.h"
 #include "op_list.h"
 
@@ -14,9 +15,12 @@ static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, i
   a->n_states = a->B + kr_case_int(c, 0, 3);
 }
 
-/* As the streaming row takes them: one sequence, one width. Late calls only: the reference takes a second. */
+/* As the streaming row takes them: one sequence, one width, two layers. Late calls only: the reference takes seconds.
+ */
+enum { FIRST_WIDE = 60 };
+
 static void widen(kr_case *c, krait_mamba_decode_args *a, int is_first) {
-  a->B = a->Y = 1, a->W = 4, a->G = 1, a->n_states = kr_case_int(c, 1, 3);
+  a->B = 1, a->Y = 2, a->W = 4, a->G = 1, a->n_states = kr_case_int(c, 1, 3);
   a->D = 2560, a->E = 5120;
   a->H = is_first ? 1 : kr_case_pick(c, 3, (int64_t[]){1, 4, 80});
   a->N = is_first ? 16 : kr_case_pick(c, 3, (int64_t[]){16, 64, 128});
@@ -61,7 +65,8 @@ static void give_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, i
 
 int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
   krait_mamba_decode_args *a = (krait_mamba_decode_args *)c->args;
-  const int is_first = index % 2 == 0, is_wide = index % 15 == 14 && index > 30, is_even = index % 3 != 0 || is_wide,
+  const int is_wide = index >= FIRST_WIDE && index % 10 == 4,
+            is_first = is_wide ? kr_case_chance(c, 0.5) : index % 2 == 0, is_even = index % 3 != 0 || is_wide,
             is_q8 = index % 5 == 1 && !is_wide;
   choose_sizes(c, a, is_first, is_even);
   if (is_q8)
