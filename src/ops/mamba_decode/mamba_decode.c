@@ -56,4 +56,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_decode_ref, kr_mamba_decode_ref_scratch},
 };
 
-KR_OP_DEFINE(mamba_decode, rows, check_rules, count_cost, kr_mamba_decode_case, 66)
+KR_OP_DEFINE(mamba_decode, rows, check_rules, count_cost, kr_mamba_decode_case, 80)
