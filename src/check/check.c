@@ -39,13 +39,14 @@ static void fail(walk *w, const kr_row *row, const char *format, ...) {
   if (w->options->report) w->options->report(w->options->user, line);
 }
 
+/* Of the elements that are not zero: of an attention that masks most rows, the others' terms are as large as ever. */
 static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   double sum = 0;
   const int n_parts = view->dtype == KRAIT_C64 ? 2 : 1;
   int64_t n = kr_tensor_elements(t), counted = 0;
   for (int64_t i = 0; i < n * n_parts; i++) {
     double value = kr_tensor_part(view, kr_tensor_offset(t, view, i / n_parts), (int)(i % n_parts));
-    if (isfinite(value)) sum += value * value, counted++;
+    if (isfinite(value) && value != 0) sum += value * value, counted++;
   }
   return counted ? sqrt(sum * n_parts / (double)counted) : 0;
 }
