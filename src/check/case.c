@@ -148,7 +148,7 @@ static void put_element(const krait_view *view, int64_t offset, double re, doubl
 void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation) {
   kr_case_tensor *t = tensor_of(c, view);
   for (int64_t i = 0, n = t ? kr_tensor_elements(t) : 0; i < n; i++) {
-    double re = mean + deviation * kr_case_normal(c), im = deviation * kr_case_normal(c);
+    double re = mean + deviation * kr_case_normal(c), im = view->dtype == KRAIT_C64 ? deviation * kr_case_normal(c) : 0;
     put_element(view, kr_tensor_offset(t, view, i), re, im);
   }
 }
@@ -156,7 +156,7 @@ void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double
 void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high) {
   kr_case_tensor *t = tensor_of(c, view);
   for (int64_t i = 0, n = t ? kr_tensor_elements(t) : 0; i < n; i++) {
-    double re = kr_case_uniform(c, low, high), im = kr_case_uniform(c, -1, 1);
+    double re = kr_case_uniform(c, low, high), im = view->dtype == KRAIT_C64 ? kr_case_uniform(c, -1, 1) : 0;
     put_element(view, kr_tensor_offset(t, view, i), re, im);
   }
 }

@@ -30,7 +30,7 @@ static void widen(kr_case *c, krait_mamba_decode_args *a, int is_first) {
 static void calm(kr_case *c, krait_mamba_decode_args *a) {
   const krait_view *const wide[] = {&a->in_proj, &a->x_proj, &a->out_proj};
   for (int i = 0; i < 3; i++)
-    if (wide[i]->data) kr_case_fill_normal(c, wide[i], 0, 0.02);
+    if (wide[i]->data) kr_case_fill_uniform(c, wide[i], -0.035, 0.035);
 }
 
 /* 8-bit weights, or weights of the case's type. */
