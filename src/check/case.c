@@ -25,9 +25,18 @@ double kr_case_uniform(kr_case *c, double low, double high) {
   return low + (high - low) * (double)(next_random(c) >> 11) * 0x1p-53;
 }
 
+/* Two at a time, from a point of the unit circle (Marsaglia's polar method): one logarithm and no cosine. */
 double kr_case_normal(kr_case *c) {
-  double radius = sqrt(-2 * log(kr_case_uniform(c, 0x1p-60, 1)));
-  return radius * cos(6.283185307179586 * kr_case_uniform(c, 0, 1));
+  double x, y, square;
+  if (c->has_normal) return c->has_normal = 0, c->normal;
+  do {
+    const uint64_t bits = next_random(c);
+    x = (double)(int32_t)(uint32_t)bits * 0x1p-31, y = (double)(int32_t)(uint32_t)(bits >> 32) * 0x1p-31;
+    square = x * x + y * y;
+  } while (square >= 1 || square == 0);
+  const double scale = sqrt(-2 * log(square) / square);
+  c->normal = y * scale, c->has_normal = 1;
+  return x * scale;
 }
 
 int64_t kr_case_int(kr_case *c, int64_t low, int64_t high) {
@@ -95,7 +104,7 @@ void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int3
     c->status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a case");
     return;
   }
-  memset(t->storage, POISON_BYTE, bytes);
+  if (!c->is_unfilled) memset(t->storage, POISON_BYTE, bytes);
   view->data =
       t->storage + (size_t)(GUARD_ELEMENTS - (c->anywhere ? kr_case_int(c, 0, 7) : 0)) * krait_dtype_bytes(dtype);
   default_bound(t, dtype);
@@ -145,20 +154,41 @@ static void put_element(const krait_view *view, int64_t offset, double re, doubl
   }
 }
 
-void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation) {
-  kr_case_tensor *t = tensor_of(c, view);
-  for (int64_t i = 0, n = t ? kr_tensor_elements(t) : 0; i < n; i++) {
-    double re = mean + deviation * kr_case_normal(c), im = view->dtype == KRAIT_C64 ? deviation * kr_case_normal(c) : 0;
-    put_element(view, kr_tensor_offset(t, view, i), re, im);
+/* Large tensors repeat their first elements, for drawing them would take most of a call's time: after a prime number of
+ * them, so that no two rows of a usual length are the same, and a wrong offset finds another value. */
+enum { PERIOD = 65537 };
+
+static void copy_element(const krait_view *view, int64_t to, int64_t from) {
+  const size_t bytes = krait_dtype_bytes(view->dtype);
+  unsigned char *const data = view->data;
+  memcpy(data + (size_t)to * bytes, data + (size_t)from * bytes, bytes);
+}
+
+static void fill_with(kr_case *c, const krait_view *view, double (*draw)(kr_case *, double, double), double a, double b,
+                      double imaginary_a, double imaginary_b) {
+  const kr_case_tensor *t = tensor_of(c, view);
+  if (!t || c->is_unfilled) return;
+  const int is_complex = view->dtype == KRAIT_C64;
+  kr_tensor_walk at = {.n_left = kr_tensor_elements(t)}, before = at;
+  for (int64_t i = 0; at.n_left; i++, kr_tensor_step(&at, t, view)) {
+    if (i < PERIOD) {
+      const double re = draw(c, a, b);
+      put_element(view, at.offset, re, is_complex ? draw(c, imaginary_a, imaginary_b) : 0);
+    } else {
+      copy_element(view, at.offset, before.offset);
+      kr_tensor_step(&before, t, view);
+    }
   }
 }
 
+static double draw_normal(kr_case *c, double mean, double deviation) { return mean + deviation * kr_case_normal(c); }
+
+void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation) {
+  fill_with(c, view, draw_normal, mean, deviation, 0, deviation);
+}
+
 void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high) {
-  kr_case_tensor *t = tensor_of(c, view);
-  for (int64_t i = 0, n = t ? kr_tensor_elements(t) : 0; i < n; i++) {
-    double re = kr_case_uniform(c, low, high), im = view->dtype == KRAIT_C64 ? kr_case_uniform(c, -1, 1) : 0;
-    put_element(view, kr_tensor_offset(t, view, i), re, im);
-  }
+  fill_with(c, view, kr_case_uniform, low, high, -1, 1);
 }
 
 void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value) {
@@ -300,12 +330,12 @@ static int32_t make(kr_case *c, const kr_op *op, int64_t index) {
   return c->status;
 }
 
-int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, int is_exact) {
+int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, int kind) {
   memset(c, 0, sizeof *c);
   c->random = seed * 0x2545f4914f6cdd1dull + (uint64_t)index * 0x9e3779b97f4a7c15ull + 1;
-  c->is_exact = is_exact;
+  c->is_exact = kind == KR_CASE_EXACT, c->is_unfilled = kind == KR_CASE_UNFILLED;
   const int32_t status = make(c, op, index);
-  for (int i = 0; status >= 0 && i < c->n_tensors; i++) {
+  for (int i = 0; status >= 0 && i < c->n_tensors && !c->is_unfilled; i++) {
     kr_case_tensor *t = &c->tensors[i];
     const krait_view *view = (const krait_view *)(c->args + t->view_offset);
     memcpy(t->initial, t->storage, (size_t)t->n_storage * krait_dtype_bytes(view->dtype));

@@ -28,6 +28,8 @@ typedef struct kr_case_tensor {
 
 typedef struct kr_case {
   uint64_t random; /* state of the generator */
+  double normal;   /* drawn with the last one, if has_normal */
+  int has_normal;
   _Alignas(16) unsigned char args[4096];
   kr_case_tensor tensors[KR_CASE_MAX_VIEWS];
   int n_tensors;
@@ -36,6 +38,7 @@ typedef struct kr_case {
   uint64_t decided;     /* tensors of the signature that are declared, or left out, already */
   int is_complex;       /* tensors that may be complex are */
   int is_exact;         /* all float64, small, every output given: for finite differences */
+  int is_unfilled;      /* only its sizes and tensors are asked for */
   int contiguous; /* views declared from now on are row-major without gaps, aligned to 64 bytes */
   int anywhere;   /* ... have the last dimension contiguous, and start at any element (unaligned) */
   int channels_last; /* ... of three or more dimensions have time, the last one, right after the first in memory

@@ -38,12 +38,13 @@ static void nudge_half(uint16_t *value, int up, uint16_t exponent) {
 static void nudge(kr_case *c, const kr_case_tensor *t) {
   krait_view *view = view_of(c, t);
   const int n_parts = parts_of(view), is_half = krait_dtype_bytes(view->dtype) == 2;
-  for (int64_t i = 0, n = kr_tensor_elements(t) * n_parts; i < n; i++) {
-    const int64_t at = kr_tensor_offset(t, view, i / n_parts) * n_parts + i % n_parts;
-    const int up = kr_case_chance(c, 0.5);
-    if (is_half) nudge_half((uint16_t *)view->data + at, up, view->dtype == KRAIT_F16 ? 0x7c00 : 0x7f80);
-    else nudge_float((float *)view->data + at, up);
-  }
+  for (kr_tensor_walk w = {.n_left = kr_tensor_elements(t)}; w.n_left; kr_tensor_step(&w, t, view))
+    for (int part = 0; part < n_parts; part++) {
+      const int64_t at = w.offset * n_parts + part;
+      const int up = kr_case_chance(c, 0.5);
+      if (is_half) nudge_half((uint16_t *)view->data + at, up, view->dtype == KRAIT_F16 ? 0x7c00 : 0x7f80);
+      else nudge_float((float *)view->data + at, up);
+    }
 }
 
 static int nudge_group(kr_case *c, int group) {
@@ -58,12 +59,12 @@ static void note_moves(kr_case *c, kr_case_tensor *t, double longer) {
   krait_view now = *view_of(c, t), was = now;
   was.data = t->expected + ((unsigned char *)now.data - t->storage);
   const int n_parts = parts_of(&now);
-  for (int64_t i = 0, n = kr_tensor_elements(t) * n_parts; i < n; i++) {
-    const int64_t offset = kr_tensor_offset(t, &now, i / n_parts);
-    const int part = (int)(i % n_parts);
-    const double move = fabs(kr_tensor_part(&now, offset, part) - kr_tensor_part(&was, offset, part)) / longer;
-    if (move > t->moved[i]) t->moved[i] = move;
-  }
+  double *moved = t->moved;
+  for (kr_tensor_walk at = {.n_left = kr_tensor_elements(t)}; at.n_left; kr_tensor_step(&at, t, &now))
+    for (int part = 0; part < n_parts; part++, moved++) {
+      const double move = fabs(kr_tensor_part(&now, at.offset, part) - kr_tensor_part(&was, at.offset, part)) / longer;
+      if (move > *moved) *moved = move;
+    }
 }
 
 static int32_t draw(kr_case *c, const krait_ctx *ctx, const kr_row *reference, int group) {

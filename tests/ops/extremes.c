@@ -42,8 +42,8 @@ static void keep_outputs(kr_case *c) {
 /* Filter taps may multiply the zeros around a sequence, and decays the empty state before it, or skip them: both are
  * correct. */
 static int may_be_planted(kr_case *c, const kr_op *op, const kr_case_tensor *t) {
-  const int is_tap =
-                strcmp(t->name, "conv_weight") == 0 || (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0),
+  const int is_tap = strcmp(t->name, "conv_weight") == 0 || strcmp(t->name, "taps") == 0 ||
+                     (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0),
             is_decay = strstr(op->name, "_bwd") && t->name[0] == 'A';
   return t->role & KR_IN && is_float(c, t) && !is_tap && !is_decay;
 }
@@ -97,7 +97,7 @@ static int is_whole(const kr_case *c, const kr_op *op) {
 }
 
 static void spread(const krait_ctx *ctx, const kr_op *op, kr_case *c, int64_t index, double value) {
-  assert_int_equal(kr_case_open(c, op, 31, index, 0), KRAIT_OK);
+  assert_int_equal(kr_case_open(c, op, 31, index, KR_CASE_USUAL), KRAIT_OK);
   const char *planted = plant(c, op, value);
   kr_case_reset(c);
   assert_int_equal(kr_case_run_on_host(ctx, c, &op->rows[op->n_rows - 1]), KRAIT_OK);
@@ -238,7 +238,7 @@ static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, 
   const int64_t n_tried = n_cases() < 120 ? 20 : 30; /* fewer contain no spreadable case of gemm */
   for (int64_t index = 0; index < n_tried || (!n && index < 6 * n_tried); index++) {
     const int of_any = index >= n_tried; /* a row may support no dimension of size two */
-    assert_int_equal(kr_case_open(c, op, 41, index, 0), KRAIT_OK);
+    assert_int_equal(kr_case_open(c, op, 41, index, KR_CASE_USUAL), KRAIT_OK);
     int n_wanted = 0, wanted[KR_CASE_MAX_VIEWS];
     for (int i = 0; i < c->n_tensors && !(row->refuse && row->refuse(ctx, c->args)); i++)
       if (n_of[i] < most && can_be_far(c, &c->tensors[i], of_any)) wanted[n_wanted++] = i;
@@ -295,7 +295,7 @@ static const kr_case_tensor *tensor_at(const kr_case *c, size_t offset) {
 
 static void in_place(const krait_ctx *ctx, const pair *p, const kr_row *row, kr_case *c, int64_t index) {
   const kr_op *op = kr_op_find(p->op);
-  assert_int_equal(kr_case_open(c, op, 3, index, 0), KRAIT_OK);
+  assert_int_equal(kr_case_open(c, op, 3, index, KR_CASE_USUAL), KRAIT_OK);
   krait_view *in = (krait_view *)(c->args + p->in), *out = (krait_view *)(c->args + p->out);
   const kr_case_tensor *t = tensor_at(c, p->in);
   const int possible =

@@ -138,7 +138,7 @@ static void take_out(problem *p, int tensor) { kr_sig_view(p->op->sig, p->c.args
 
 static void check_case(problem *p, uint64_t seed, int64_t index, int *seen) {
   const kr_sig *sig = p->op->sig;
-  assert_int_equal(kr_case_open(&p->c, p->op, seed, index, 1), KRAIT_OK);
+  assert_int_equal(kr_case_open(&p->c, p->op, seed, index, KR_CASE_EXACT), KRAIT_OK);
   p->n_blocks = 0;
   round_complex(p);
   for (int t = 0; t < sig->n_tensors; t++)

@@ -39,7 +39,7 @@ static void bits_do_not_depend_on_threads(void **state) {
   for (int i = 0; i < N_OPS; i++)
     for (int64_t index = 0; index < 25; index++) {
       const kr_op *op = kr_op_find(op_names[i]);
-      assert_int_equal(kr_case_open(c, op, 99, index, 0), KRAIT_OK);
+      assert_int_equal(kr_case_open(c, op, 99, index, KR_CASE_USUAL), KRAIT_OK);
       for (int k = 0; k < 4; k++) {
         kr_case_reset(c);
         run_case(op, contexts[k], c);
@@ -63,7 +63,7 @@ static void *run_all(void *user) {
   kr_case *c = malloc(sizeof *c);
   for (int64_t index = 0; index < 6; index++)
     for (int i = 0; i < N_OPS; i++) {
-      assert_int_equal(kr_case_open(c, kr_op_find(op_names[i]), 5, index, 0), KRAIT_OK);
+      assert_int_equal(kr_case_open(c, kr_op_find(op_names[i]), 5, index, KR_CASE_USUAL), KRAIT_OK);
       run_case(kr_op_find(op_names[i]), ctx, c);
       kr_case_close(c);
     }

@@ -19,7 +19,7 @@ static void tensors_of_random_calls_are_listed_with_their_sizes(void **state) {
     for (int64_t k = 0; k < 100; k++) {
       kr_case c;
       kr_view_uses uses = {.args = c.args};
-      assert_int_equal(kr_case_open(&c, kr_ops[i], 7, k, 0), KRAIT_OK);
+      assert_int_equal(kr_case_open(&c, kr_ops[i], 7, k, KR_CASE_UNFILLED), KRAIT_OK);
       kr_op_views(kr_ops[i], &uses);
       if (uses.n != c.n_tensors)
         fail_msg("%s: lists %d tensors, the walker drew %d", kr_ops[i]->name, uses.n, c.n_tensors);
@@ -98,7 +98,7 @@ static void sizes_come_from_shapes(void **state) {
   for (int32_t i = 0; i < kr_n_ops; i++)
     for (int64_t k = 0; k < 100; k++) {
       kr_case c;
-      assert_int_equal(kr_case_open(&c, kr_ops[i], 11, k, 0), KRAIT_OK);
+      assert_int_equal(kr_case_open(&c, kr_ops[i], 11, k, KR_CASE_UNFILLED), KRAIT_OK);
       infer_again(&c, kr_ops[i]);
       kr_case_close(&c);
     }
