@@ -18,6 +18,7 @@
 #include "cuda.h"
 #include "emulator/emulator.h"
 #include "emulator/planted.h"
+#include "packed_code.h"
 #include "half.h"
 #include "limits_plan.h"
 #include "op_list.h"
@@ -41,9 +42,9 @@ static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
     return; /* another tensor's storage: in place */
   unsigned char *owned = calloc(bytes, 1);
   assert_non_null(owned);
-  for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++)
-    memset(owned + ((unsigned char *)view->data - t->storage) + (size_t)kr_tensor_offset(t, view, i) * element, 1,
-           element);
+  kr_tensor_walk at = {.n_left = kr_tensor_elements(t)};
+  for (; at.n_left; kr_tensor_step(&at, t, view))
+    memset(owned + ((unsigned char *)view->data - t->storage) + (size_t)at.offset * element, 1, element);
   for (size_t i = 0, end; i < bytes; i = end) {
     for (end = i; end < bytes && owned[end] == owned[i]; end++) continue;
     if (!owned[i]) ASAN_POISON_MEMORY_REGION(t->storage + i, end - i);
@@ -265,7 +266,7 @@ typedef struct planted_args {
   krait_view x, out;
 } planted_args;
 
-static const char planted_image[] = "planted";
+static char planted_text[] = "planted", *planted_image = planted_text;
 static const char *planted_name;
 static int is_planted_together;
 
@@ -348,6 +349,7 @@ static void planted_faults_are_found(void **state) {
                 {"kr_planted_read_past_input", "use-after-poison", 1, 0},
                 {"kr_planted_write_past_shared", "out of bounds", 1, 0},
                 {"kr_planted_write_past_dynamic", "heap-buffer-overflow", 1, 0},
+                {"kr_planted_read_past_own", "[32, 64) 'own'", 1, 0},
                 {"kr_planted_misaligned", "misaligned address", 1, 0},
                 {"kr_planted_misaligned_copy", "copies 16 bytes", 0, 0},
                 {"kr_planted_word_forgotten", "in polls", 0, 1},
@@ -361,7 +363,7 @@ static void planted_faults_are_found(void **state) {
   const int sanitized = 0;
 #endif
   (void)state;
-  kr_emulated_name(planted_image, "planted");
+  kr_emulated_name(&planted_image, "planted");
   for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
     assert_int_equal(run_planted(right[i], i > 0, said, sizeof said), 0);
     assert_string_equal(said, "");
@@ -867,18 +869,17 @@ static void rows_on_their_way_have_room(void **state) {
 
 int main(int argc, char **argv) {
   if (argc < 3) return 2;
-  const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier, *text;
-  size_t bytes;
+  const char *given = getenv("KR_CHECK_SEED"), *scale = getenv("KR_CHECK_PERCENT"), *module, *tier;
   if (strncmp(argv[2], "causal_conv1d", 13) == 0)
     n_multiprocessors = 1; /* so few that a warp processes several runs of rows */
   fake_device(MUCH);
   seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
   if (scale) percent = strtoll(scale, NULL, 10);
   setenv("KRAIT_LIBCUDA", argv[1], 1);
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
     if (strcmp(tier, "hopper") != 0 || strncmp(module, "attention", 9) == 0 || strncmp(module, "ssd", 3) == 0 ||
         strncmp(module, "gemm_hopper", 11) == 0 || strncmp(module, "mamba_decode", 12) == 0)
-      kr_emulated_name(text, module); /* ampere: the same host code; hopper: what the emulator supports */
+      kr_emulated_name(&kr_kept_texts[i], module); /* ampere: the same host code; hopper: what the emulator supports */
   print_message("seed %llu\n", (unsigned long long)seed);
   const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found),
                                        cmocka_unit_test(limit_loops_do_what_is_counted),

@@ -18,6 +18,7 @@
 #include "clock.h"
 #include "cuda.h"
 #include "emulator/emulator.h"
+#include "packed_code.h"
 #include "safetensors.h"
 
 enum { N_RECORDINGS = 6, N_SAMPLES = 700, MOST_STEPS = 64 };
@@ -85,10 +86,9 @@ static int train(const krait_train_place *place, const char *run, int64_t n_step
 }
 
 static void name_modules(void) {
-  const char *module, *tier, *text;
-  size_t bytes;
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
-    if (strcmp(tier, "base") == 0 || strcmp(tier, "ampere") == 0) kr_emulated_name(text, module);
+  const char *module, *tier;
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
+    if (strcmp(tier, "base") == 0 || strcmp(tier, "ampere") == 0) kr_emulated_name(&kr_kept_texts[i], module);
 }
 
 /* A separate process; its output goes to FOLDER/RUN.RANK.txt. */

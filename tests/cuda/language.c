@@ -13,6 +13,7 @@
 #include "ctx.h"
 #ifdef KR_EMULATED
 #include "emulator/emulator.h"
+#include "packed_code.h"
 enum { IS_EMULATED = 1 };
 #else
 enum { IS_EMULATED = 0 };
@@ -272,14 +273,13 @@ static void qwen2_bfloat16(void **state) { (void)state, qwen2_is_that_of_the_cpu
 
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
-  const char *module, *tier, *text;
-  size_t bytes;
+  const char *module, *tier;
   if (argc < 2) return 2;
   setenv("KR_FAKE_CUDA", "capability=80,shared=232448,multiprocessors=7,record=1", 1);
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   if (!kr_cuda_built_tiers()) return 77;
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, &text, &bytes); i++)
-    kr_emulated_name(text, module);
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
+    kr_emulated_name(&kr_kept_texts[i], module);
 #else
   (void)argc, (void)argv;
 #endif

@@ -1,6 +1,7 @@
 /* emulator.c: runs a kernel's threads on the host as coroutines. One block at a time, or all in rounds; a block runs
  * until all its threads wait or are done, and so does a warp within it. A deadlock ends the program with a message.
- * AddressSanitizer is told about every switch, so that it checks the coroutines' stacks too. */
+ * AddressSanitizer checks the coroutines' stacks too: it needs to know where they are only to describe what it found,
+ * and is told once a block, since being told of every switch takes a third of the time. */
 #define _GNU_SOURCE
 #include "emulator.h"
 
@@ -35,17 +36,19 @@ typedef struct copy {
   int n_bytes;
 } copy;
 
+/* Small, and what is large outside: a switch touches a warp's. */
 typedef struct fiber {
+#ifdef __x86_64__
+  void *stack_pointer;
+#else
   ucontext_t context;
-  void *stack_pointer; /* with hand-written switching, else context */
+#endif
   unsigned char *stack;
-  void *fake_stack;
-  int state;
   int barrier, n_expected; /* which, and for how many threads; 0: all that are running */
   int64_t n_barriers;
   unsigned n_shuffles;
   float deposit[2][12]; /* of the even and the odd shuffles; tensor core products use all of them */
-  copy copies[MAX_COPIES];
+  copy *copies;         /* MAX_COPIES, from the first one on */
   int n_copies;
   unsigned n_groups; /* committed */
 } fiber;
@@ -65,7 +68,8 @@ typedef struct box {
 
 typedef struct resident {
   kr_emulated_place place;
-  fiber *fibers; /* MAX_THREADS */
+  fiber *fibers;                      /* MAX_THREADS */
+  unsigned char states[MAX_THREADS];  /* of the fibers */
   byte_barrier byte_barriers[MAX_BYTE_BARRIERS];
   box boxes[MAX_BOXES]; /* the oldest first */
   int n_byte_barriers, n_boxes, n_arrived[N_BARRIERS], is_done;
@@ -77,14 +81,13 @@ static resident *blocks[MOST_TOGETHER], *current; /* those that live, and the ru
 static fiber *fibers;                          /* its own */
 static fiber *running, scheduler;
 static int came_further; /* anything but a poll that was not satisfied, since the round began */
-static const void *scheduler_bottom;
-static size_t scheduler_bytes;
+static unsigned char *lowest_stack, *end_of_stacks;
 static kr_emulated_kernel *kernels, *launched;
 static const void *launched_args;
 static int order, blocks_in_order, n_together, block_order[MOST_TOGETHER], warp_order[MAX_WARPS], lane_order[WARP];
 static int64_t skipped_barrier = -1, n_skipped, n_launches, n_ahead, n_waited;
 static uint32_t random_state = 1;
-static struct { const void *image; const char *module; } images[512];
+static struct { char *const *image; const char *module; } images[512];
 static int n_images;
 
 extern unsigned char __start_kr_shared[] __attribute__((weak)), __stop_kr_shared[] __attribute__((weak));
@@ -98,17 +101,20 @@ int64_t kr_emulated_ahead(void) { return n_ahead; }
 void kr_emulated_others_done(void) { n_waited++; }
 int64_t kr_emulated_skipped(void) { return n_skipped; }
 
-void kr_emulated_name(const void *image, const char *module) {
+void kr_emulated_name(char *const *image, const char *module) {
   if (n_images < (int)(sizeof images / sizeof *images))
     images[n_images].image = image, images[n_images++].module = module;
 }
 
 void *kr_emulated_find(const void *image, const char *name) {
   for (int i = 0; i < n_images; i++)
-    for (kr_emulated_kernel *k = kernels; k && images[i].image == image; k = k->next)
+    for (kr_emulated_kernel *k = kernels; k && *images[i].image == image; k = k->next)
       if (strcmp(k->module, images[i].module) == 0 && strcmp(k->name, name) == 0) return k;
   return NULL;
 }
+
+/* Of states and orders alone, no kernel's memory. */
+#define BOOKKEEPING __attribute__((no_sanitize_address, no_sanitize_undefined))
 
 /* ---- switching --------------------------------------------------------------------------------------------------- */
 
@@ -118,12 +124,14 @@ __asm__(
     ".text\n.globl kr_emulated_jump\n.hidden kr_emulated_jump\n.type kr_emulated_jump,@function\nkr_emulated_jump:\n"
     "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
     "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
-    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n.size kr_emulated_jump,.-kr_emulated_jump\n");
+    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\n"
+    "pop %rcx\njmp *%rcx\n" /* the processor's guess at a ret would be wrong: it is of the other coroutine's calls */
+    ".size kr_emulated_jump,.-kr_emulated_jump\n");
 
-static void jump(fiber *from, fiber *to) { kr_emulated_jump(&from->stack_pointer, to->stack_pointer); }
+BOOKKEEPING static void jump(fiber *from, fiber *to) { kr_emulated_jump(&from->stack_pointer, to->stack_pointer); }
 
-static void prepare(fiber *f, void (*entry)(void)) {
-  void **top = (void **)(f->stack + STACK_BYTES) - 8;
+static void prepare(fiber *f, void (*entry)(void), int below_top) {
+  void **top = (void **)(f->stack + STACK_BYTES - below_top) - 8;
   memset(top, 0, 8 * sizeof *top);
   top[6] = (void *)(uintptr_t)entry; /* where the first switch returns to, below six saved registers */
   f->stack_pointer = top;
@@ -131,55 +139,62 @@ static void prepare(fiber *f, void (*entry)(void)) {
 #else
 static void jump(fiber *from, fiber *to) { swapcontext(&from->context, &to->context); }
 
-static void prepare(fiber *f, void (*entry)(void)) {
+static void prepare(fiber *f, void (*entry)(void), int below_top) {
   getcontext(&f->context);
   f->context.uc_stack.ss_sp = f->stack;
-  f->context.uc_stack.ss_size = STACK_BYTES;
+  f->context.uc_stack.ss_size = (size_t)(STACK_BYTES - below_top);
   makecontext(&f->context, entry, 0);
 }
 #endif
 
-static void switch_fibers(fiber *from, fiber *to, const void *bottom, size_t bytes) {
+/* Whether the stacks are the coroutines' from now on. */
+static void tell_sanitizer(int is_inside) {
 #if HAVE_ASAN
-  __sanitizer_start_switch_fiber(&from->fake_stack, bottom, bytes);
-  jump(from, to);
-  const void *old;
-  size_t old_bytes;
-  __sanitizer_finish_switch_fiber(from->fake_stack, &old, &old_bytes);
-  if (from != &scheduler) scheduler_bottom = old, scheduler_bytes = old_bytes;
+  static const void *bottom;
+  static size_t bytes;
+  static void *fake_stack;
+  if (is_inside) {
+    __sanitizer_start_switch_fiber(&fake_stack, lowest_stack, (size_t)(end_of_stacks - lowest_stack));
+    __sanitizer_finish_switch_fiber(NULL, &bottom, &bytes);
+  } else {
+    __sanitizer_start_switch_fiber(NULL, bottom, bytes);
+    __sanitizer_finish_switch_fiber(fake_stack, NULL, NULL);
+  }
 #else
-  (void)bottom, (void)bytes;
-  jump(from, to);
+  (void)is_inside;
 #endif
 }
 
-static void wait_for(int what) {
-  running->state = what;
-  switch_fibers(running, &scheduler, scheduler_bottom, scheduler_bytes);
+BOOKKEEPING static unsigned char *state_of(const fiber *f) { return &current->states[f - fibers]; }
+
+BOOKKEEPING static void wait_for(int what) {
+  *state_of(running) = (unsigned char)what;
+  jump(running, &scheduler);
 }
 
 static void enter_fiber(void) {
-#if HAVE_ASAN
-  __sanitizer_finish_switch_fiber(NULL, &scheduler_bottom, &scheduler_bytes);
-#endif
   for (;;) { /* the same coroutine serves thread i of every block */
     launched->call(launched_args);
     wait_for(DONE);
   }
 }
 
-static void resume(int thread) {
+/* The stacks' tops are not a multiple of a page apart, else all would want the same few lines of the cache. */
+static void make_stack(fiber *f, int thread) {
+  void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stack == MAP_FAILED) fprintf(stderr, "emulator: no memory for stacks\n"), abort();
+  f->stack = stack;
+  if (!lowest_stack || f->stack < lowest_stack) lowest_stack = f->stack;
+  if (f->stack + STACK_BYTES > end_of_stacks) end_of_stacks = f->stack + STACK_BYTES;
+  prepare(f, enter_fiber, thread % 16 * 192);
+}
+
+BOOKKEEPING static void resume(int thread) {
   fiber *f = &fibers[thread];
-  if (!f->stack) {
-    void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) fprintf(stderr, "emulator: no memory for stacks\n"), abort();
-    f->stack = stack;
-    prepare(f, enter_fiber);
-  }
   running = f;
   kr_emulated_now.thread = thread;
-  switch_fibers(&scheduler, f, f->stack, STACK_BYTES);
-  came_further |= f->state != AT_POLL;
+  jump(&scheduler, f);
+  came_further |= current->states[thread] != AT_POLL;
 }
 
 /* ---- called by kernels ------------------------------------------------------------------------------------------- */
@@ -206,6 +221,8 @@ void kr_emulated_copy(void *to, const void *from, int n_bytes) {
 }
 
 void kr_emulated_copy_some(void *to, const void *from, int n_exist, int n_bytes) {
+  if (!running->copies && !(running->copies = malloc(MAX_COPIES * sizeof *running->copies)))
+    fprintf(stderr, "emulator: no memory for copies\n"), abort();
   copy *c = &running->copies[running->n_copies];
   if (n_bytes == 16 && ((uintptr_t)to | (uintptr_t)from) % 16) /* fewer: part of a block */
     fprintf(stderr, "emulator: %s copies 16 bytes from %p to %p\n", launched->name, from, to), abort();
@@ -247,7 +264,7 @@ float kr_emulated_shuffle(float v, int other) {
 }
 
 /* A matrix instruction needs the whole warp. */
-static void want_all_lanes(const fiber *warp, const char *what) {
+BOOKKEEPING static void want_all_lanes(const fiber *warp, const char *what) {
   for (int l = 0; l < WARP; l++)
     if (warp[l].n_shuffles < running->n_shuffles)
       fprintf(stderr, "emulator: %s: %s without lane %d\n", launched->name, what, l), abort();
@@ -378,7 +395,7 @@ static void end_phase(byte_barrier *b) {
   if (b->left || b->bytes) return;
   b->phase++, b->left = b->arrivals;
   for (int i = 0; i < kr_emulated_now.block_threads; i++)
-    if (fibers[i].state == AT_BYTES) fibers[i].state = READY;
+    if (current->states[i] == AT_BYTES) current->states[i] = READY;
 }
 
 void kr_emulated_barrier_open(uint32_t barrier, int arrivals) {
@@ -545,50 +562,52 @@ static int threads_of(int warp) {
   return left < WARP ? left : WARP;
 }
 
-static int count(int first, int n, int state) {
+BOOKKEEPING static int count(int first, int n, int state) {
   int found = 0;
-  for (int i = first; i < first + n; i++) found += fibers[i].state == state;
+  for (int i = first; i < first + n; i++) found += current->states[i] == state;
   return found;
 }
 
-static void release(int first, int n, int state) {
+BOOKKEEPING static void release(int first, int n, int state) {
   for (int i = first; i < first + n; i++)
-    if (fibers[i].state == state) fibers[i].state = READY;
+    if (current->states[i] == state) current->states[i] = READY;
 }
 
 /* Releases threads whose barrier is complete. Returns how many. */
-static int release_barriers(int n, int n_done) {
-  int released = 0;
-  for (int b = 0; b < N_BARRIERS; b++) {
-    int waiting = 0, expected = n - n_done;
-    for (int i = 0; i < n; i++)
-      if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b)
-        waiting++, expected = b ? fibers[i].n_expected : expected;
-    if (!waiting || waiting + current->n_arrived[b] != expected) continue;
-    current->n_arrived[b] = 0;
-    for (int i = 0; i < n; i++)
-      if (fibers[i].state == AT_BARRIER && fibers[i].barrier == b) fibers[i].state = READY;
-    released += waiting;
-  }
+BOOKKEEPING static int release_barriers(int n, int n_done) {
+  int waiting[N_BARRIERS] = {0}, expected[N_BARRIERS], released = 0;
+  for (int i = 0; i < n; i++)
+    if (current->states[i] == AT_BARRIER) {
+      const int b = fibers[i].barrier;
+      waiting[b]++, expected[b] = b ? fibers[i].n_expected : n - n_done;
+    }
+  for (int b = 0; b < N_BARRIERS; b++)
+    if (waiting[b] && waiting[b] + current->n_arrived[b] == expected[b])
+      current->n_arrived[b] = 0, released += waiting[b];
+    else waiting[b] = 0;
+  for (int i = 0; i < n && released; i++)
+    if (current->states[i] == AT_BARRIER && waiting[fibers[i].barrier]) current->states[i] = READY;
   return released;
 }
 
 /* Until every thread of the warp is done or at the block's barrier, or deadlocked. */
-static void run_warp(int warp) {
+BOOKKEEPING static void run_warp(int warp) {
   const int first = warp * WARP, n = threads_of(warp);
   for (;;) {
     for (int k = 0; k < WARP; k++)
-      if (lane_order[k] < n && fibers[first + lane_order[k]].state == READY) resume(first + lane_order[k]);
+      if (lane_order[k] < n && current->states[first + lane_order[k]] == READY) resume(first + lane_order[k]);
     const int at_warp = count(first, n, AT_WARP);
     if (!at_warp || at_warp + count(first, n, DONE) != n) return;
     release(first, n, AT_WARP);
   }
 }
 
+static void enter_block(resident *b) { current = b, fibers = b->fibers, kr_emulated_now = b->place; }
+
 static void fail_stuck(void) {
   int n = 0, found[AT_POLL + 1] = {0};
   for (int b = 0; b < n_together; b++) {
-    fibers = blocks[b]->fibers, n += blocks[b]->place.block_threads;
+    enter_block(blocks[b]), n += blocks[b]->place.block_threads;
     for (int state = 0; state <= AT_POLL; state++) found[state] += count(0, blocks[b]->place.block_threads, state);
   }
   fprintf(stderr,
@@ -631,8 +650,6 @@ static void choose_order(int *at, int n) {
   }
 }
 
-static void enter_block(resident *b) { current = b, fibers = b->fibers, kr_emulated_now = b->place; }
-
 /* Block `i` of the launch becomes the `which`-th of those that live. */
 static void start_block(int which, int64_t i, const unsigned grid[3], unsigned n_threads, unsigned shared_bytes) {
   void *dynamic = NULL;
@@ -646,14 +663,16 @@ static void start_block(int which, int64_t i, const unsigned grid[3], unsigned n
     .block = {(int)(i % grid[0]), (int)(i / grid[0] % grid[1]), (int)(i / grid[0] / grid[1])}};
   b->n_byte_barriers = b->n_boxes = b->is_done = 0;
   memset(b->n_arrived, 0, sizeof b->n_arrived);
-  for (unsigned t = 0; t < n_threads; t++)
-    b->fibers[t].state = READY, b->fibers[t].n_barriers = 0, b->fibers[t].n_shuffles = 0, b->fibers[t].n_copies = 0,
-    b->fibers[t].n_groups = 0;
+  memset(b->states, READY, sizeof b->states);
+  for (unsigned t = 0; t < n_threads; t++) {
+    b->fibers[t].n_barriers = 0, b->fibers[t].n_shuffles = 0, b->fibers[t].n_copies = 0, b->fibers[t].n_groups = 0;
+    if (!b->fibers[t].stack) make_stack(&b->fibers[t], (int)t);
+  }
 }
 
 /* Runs a block until none of its threads can. Boxes arrive when all wait for the block itself; while some poll, only
  * when no block comes further. */
-static void visit(resident *b) {
+BOOKKEEPING static void visit(resident *b) {
   const int n = b->place.block_threads, n_warps = (n + WARP - 1) / WARP;
   enter_block(b);
   choose_order(warp_order, n_warps);
@@ -709,7 +728,9 @@ static void launch(void *kernel, const unsigned grid[3], unsigned n_threads, uns
     for (int b = 0; b < n_together; b++) start_block(b, how == TOGETHER ? b : i, grid, n_threads, shared_bytes);
     n_waited = 0;
     spoil_static_shared();
+    tell_sanitizer(1);
     run_blocks();
+    tell_sanitizer(0);
     if (how == AHEAD && !n_waited)
       fprintf(stderr, "emulator: %s: no thread of block %lld waits for the kernel before\n", launched->name,
               (long long)i),

@@ -50,6 +50,16 @@ KR_KERNEL void kr_planted_write_past_dynamic(const kr_planted_plan p) {
   if (i < p.n) p.out[i] = tile[p.n - 1 - i];
 }
 
+/* A thread's own array, which it wrote before another thread ran. */
+KR_KERNEL void kr_planted_read_past_own(const kr_planted_plan p) {
+  float own[8];
+  const int i = kr_thread();
+  for (int k = 0; k < 8; k++) own[k] = i < p.n ? p.x[i] : 0.0f;
+  kr_sync();
+  const float *const from = own;
+  if (i < p.n) p.out[i] = p.x[p.n - 1 - i] + 0.0f * from[i == 0 ? 8 + (p.n & 7) : 0];
+}
+
 KR_KERNEL void kr_planted_misaligned(const kr_planted_plan p) {
   const int i = kr_thread();
   if (i >= p.n) return;
