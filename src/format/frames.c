@@ -88,12 +88,14 @@ typedef struct reading {
 typedef int32_t (*each_fn)(void *user, int64_t i, const kr_av_frame *f);
 
 static int32_t read_all(reading *r, each_fn each, void *user) {
+  char what[64];
   for (int64_t i = 0;; i++) {
     const int error = r->av.av_buffersink_get_frame(r->sink, r->frame);
     if (error == KR_AV_END && i > 0)
       return KRAIT_OK; /* a damaged end counts as the end: the frames before it are
                         * valid */
-    if (error < 0) return kr_av_fail(&r->av, r->name, "picture", error, r->text);
+    snprintf(what, sizeof what, i ? "picture after the first %lld" : "picture", (long long)i);
+    if (error < 0) return kr_av_fail(&r->av, r->name, what, error, r->text);
     const int32_t status = each(user, i, r->frame);
     r->av.av_frame_unref(r->frame);
     if (status) return status < 0 ? status : KRAIT_OK;

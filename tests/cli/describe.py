@@ -145,6 +145,13 @@ def refused():
     check_error(1, "no readable picture", "describe", here / "empty.avi", "-w", model)
     (here / "cut.avi").write_bytes(film.read_bytes()[:200])
     check_error(1, "cut.avi has no readable picture", "describe", here / "cut.avi", "-w", model)
+    (here / "cut.avi").write_bytes(film.read_bytes()[:100000])
+    check_error(1, "cut.avi has no readable picture after the first 10: it is cut short; copy or download the whole file again", "describe", here / "cut.avi", "-w", model)
+    box = lambda kind, data: struct.pack(">I4s", 8 + len(data), kind) + data
+    (here / "cut.mp4").write_bytes(box(b"ftyp", b"isom\0\0\2\0isomiso2mp41") + box(b"mdat", b"\0" * 5000)[:3000])
+    check_error(1, "cut.mp4 has no readable picture: its index (moov) is missing, so it is cut short or was never finished; copy or download the whole file again", "describe", here / "cut.mp4", "-w", model)
+    sound = pathlib.Path(__file__).parent.parent / "golden" / "movies" / "second.m4a"
+    check_error(1, "second.m4a contains no picture; if it should, copy or download the whole file again", "describe", sound, "-w", model)
     check_error(2, "--weights is missing", "describe", film)
     check_error(1, "not UTF-8", "describe", film, b"a\xff".decode(errors="surrogateescape"), "-w", model)
     tiny.make(here / "words", "qwen2"), tiny.make(here / "mamba")
