@@ -426,7 +426,9 @@ int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *o
 }
 
 int cli_png_check(const char *verb, const char *option, const char *path) {
+  struct stat info;
   const char *const extension = strrchr(base_name(path), '.');
-  if (!extension || strcasecmp(extension, ".png") == 0) return -1;
+  if (extension && strcasecmp(extension, ".png") == 0) return -1;
+  if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return -1; /* a device or a pipe has any name */
   return cli_usage_error(verb, "--%s %s: the picture is a PNG; give a name that ends in .png", option, path);
 }

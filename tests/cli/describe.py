@@ -127,7 +127,12 @@ def sheets():
     width, height = size_of_png(sheet)
     check(width > 4 * 100 and height > 4 * 100, f"sheet of {width} x {height}")
     check_error(2, "exists", "describe", film, "-w", model, "--frames", sheet)
-    check_error(2, "ends in .png", "describe", film, "-w", model, "--frames", here / "sheet.jpg")
+    for name in ("sheet.jpg", "sheet", "sheet."):
+        check_error(2, "ends in .png", "describe", film, "-w", model, "--frames", here / name)
+    os.mkfifo(here / "pipe")  # what is not a regular file has any name
+    reader = subprocess.Popen(["cat", here / "pipe"], stdout=subprocess.PIPE)
+    describe(film, "-w", model, "-n", 1, "--frames", here / "pipe")
+    check(reader.communicate(timeout=60)[0][:4] == b"\x89PNG", "a sheet into a pipe")
     describe(here / "2.avi", "-w", model, "-n", 1, "--frames", sheet, "--force")
     check(size_of_png(sheet)[1] < height / 2, "one row for two frames")
     check_error(1, "/dev/full", "describe", film, "-w", model, "-n", 1, "--frames", "/dev/full")
