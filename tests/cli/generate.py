@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -560,7 +561,12 @@ def refused():
     check_error(1, "torn: prompt 2 of 2: the text is not UTF-8: byte 0xff at 1", "generate", here / "whole", "--file", here / "torn")
     both = subprocess.run([KRAIT, "generate", here / "whole", "-p", "a", "-n", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
     check(b"\nprompt: 1 tokens" in both.stdout, f"the rates begin a line: {both.stdout}")
-    check_error(2, "a score needs at least two", "score", here / "whole", "-", stdin=b"a")
+    check_error(2, "standard input: the text has 1 tokens; a score needs at least two", "score", here / "whole", "-", stdin=b"a")
+    check_error(2, "torn: the text is not UTF-8: byte 0xff at 4", "score", here / "whole", here / "torn")
+    (here / "alone").mkdir()
+    shutil.copy(here / "shards" / "model-00001-of-00003.safetensors", here / "alone")
+    check_error(2, "there is no config.json beside it", "generate", here / "alone" / "model-00001-of-00003.safetensors", "-p", "a")
+    check_error(2, "nowhere.json: there is no such folder or file", "generate", here / "whole" / "nowhere.json", "-p", "a")
     check_error(2, "cannot read", "score", here / "whole", here / "nowhere")
     check_error(2, "has no prompts", "generate", here / "whole", "--file", "/dev/null")
     check_error(2, "cannot read /dev/zero: File too large", "generate", here / "whole", "--file", "/dev/zero")
