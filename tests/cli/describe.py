@@ -53,6 +53,7 @@ def answers():
     check(same("-w", model / "model.safetensors"), "a weights file")
     tiny.make(here / "shards", "videogpt", shards=3)
     check(same("-w", here / "shards"), "shards")
+    check(same("-w", here / "shards" / "model-00002-of-00003.safetensors"), "a shard stands for its folder")
     check(any(describe(film, q, "-w", model, *TELL)["answer"] != whole["answer"] for q in ("Who?", "Is it raining in the film, or is the sun out?", "7")), "other questions")
     for dtype in ("f16", "bf16"):
         tiny.make(here / dtype, "videogpt", dtype=dtype)
