@@ -67,7 +67,8 @@ int cmd_score(int argc, char **argv) {
   const char *tokenizer = NULL;
   cli_run run = {0};
   const cli_option options[] = {
-      CLI_TEXT("tokenizer", 0, "FILE", &tokenizer, "tokenizer.json (default: the one beside the weights)"),
+      CLI_TEXT("tokenizer", 0, "FILE", &tokenizer,
+               "tokenizer.json or its folder (default: the one beside the weights)"),
       CLI_SWITCH("json", 0, &as_json, "print a JSON object"),
       CLI_RUN_OPTIONS(&run),
   };

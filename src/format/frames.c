@@ -38,10 +38,16 @@ static const char *demuxer_of(int fd) {
 int32_t kr_film_open(const char *path, int *fd) {
   struct stat st;
   *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  KR_CHECK(*fd >= 0 || strcmp(path, "-") != 0, KRAIT_ERR_FILE_OPEN,
+           "'-' is no file's name; a video is read twice, so it cannot come from standard input");
   if (*fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
-  if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return KRAIT_OK;
+  const int is_known = fstat(*fd, &st) == 0;
+  if (is_known && S_ISREG(st.st_mode) && st.st_size > 0) return KRAIT_OK;
   close(*fd);
-  return kr_fail(KRAIT_ERR_FILE_OPEN, "%s is not a regular file", path);
+  return is_known && S_ISREG(st.st_mode)   ? kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is empty", path)
+         : is_known && S_ISDIR(st.st_mode) ? kr_fail(KRAIT_ERR_FILE_OPEN, "%s is a folder; name a file in it", path)
+                                           : kr_fail(KRAIT_ERR_FILE_OPEN,
+                                                     "%s is not a regular file; copy it to one first", path);
 }
 
 /* ---- the chain ---- */

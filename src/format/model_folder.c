@@ -163,7 +163,9 @@ static int32_t open_weights(kr_model_folder *f) {
     kr_free(path);
     return status;
   }
-  return kr_fail(KRAIT_ERR_FILE_OPEN, "%s contains no model.safetensors or pytorch_model.bin", f->path);
+  return kr_fail(KRAIT_ERR_FILE_OPEN,
+                 "%s contains no model.safetensors or pytorch_model.bin; if its weights have another name, give them",
+                 f->path);
 }
 
 static int is_gguf(const char *path) {
@@ -188,8 +190,10 @@ static int32_t open_parts(kr_model_folder *f, const char *path) {
     return kr_gguf_config(bytes, n, f->path, &f->config);
   }
   char *config = kr_model_folder_file(f->path, "config.json");
-  KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json %s it", f->path,
-           is_folder(f->path) ? "in" : "beside");
+  if (!config && is_folder(f->path))
+    return kr_fail(KRAIT_ERR_FILE_OPEN, "%s: there is no config.json in it; give a model's folder or a GGUF file",
+                   f->path);
+  KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json beside it", f->path);
   const int32_t status = kr_json_file_read(config, &f->config);
   kr_free(config);
   return status < 0 ? status : open_weights(f);

@@ -147,8 +147,7 @@ static int32_t read_entries(const kr_header *header, json_t *root, kr_weights *w
 static int32_t fail_as_other(const unsigned char *bytes, size_t n_bytes, const char *label, uint64_t header_bytes) {
   static const struct {
     const char *begin, *what;
-  } others[] = {{"version https://git-lfs", "a Git LFS pointer, not the file itself; get that with git lfs pull"},
-                {"<!", "a web page, not weights; download the file itself"},
+  } others[] = {{"<!", "a web page, not weights; download the file itself"},
                 {"<html", "a web page, not weights; download the file itself"},
                 {"{", "JSON text, not weights; give the weights file itself"}};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {

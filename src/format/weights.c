@@ -139,7 +139,7 @@ static int32_t open_weights(const char *path, int only_header, const void *bytes
   struct stat info;
   *handle = NULL;
   KR_CHECK(!path || stat(path, &info) != 0 || !S_ISDIR(info.st_mode), KRAIT_ERR_FILE_FORMAT,
-           "%s is a folder; give the weights file in it", path);
+           "%s is a folder; give a file in it", path);
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   weights->owned = kr_arena_open();

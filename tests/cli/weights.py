@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as folder:
         check_error(1, f"bad.safetensors is {words}", "info", bad)
     bad.write_bytes(good.read_bytes()[:-1])
     check_error(1, "truncated", "convert", "-f", bad, out)
-    check_error(1, "is a folder; give the weights file in it", "info", folder)
+    check_error(1, "is a folder; give a file in it", "info", folder)
     check_error(1, "is not key=value", "convert", "-f", good, out, "--set", "causal")
     check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
     check_error(2, "does not exist", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
