@@ -143,11 +143,27 @@ static int check_operands(const cli_verb *verb, int n) {
   return -1;
 }
 
-/* word: the one that getopt reads from, or the next one if the letter was the last of its word. */
-static int refuse_letter(const cli_verb *verb, int letter, const char *word) {
-  return word && word[0] == '-' && strchr(word + 1, letter) && access(word, F_OK) == 0
-             ? cli_usage_error(verb->name, "unknown option '-%c'; for the file '%s' write ./%s", letter, word, word)
-             : cli_usage_error(verb->name, "unknown option '-%c'", letter);
+/* The option that the word names on its own, or NULL. */
+static const cli_option *option_of(const cli_verb *verb, const char *word) {
+  for (int i = 0; i < verb->n_options; i++) {
+    const cli_option *o = &verb->options[i];
+    const int is_letter = word[0] == '-' && word[1] && word[1] == o->letter && !word[2];
+    if (is_letter || (strncmp(word, "--", 2) == 0 && strcmp(o->name, word + 2) == 0)) return o;
+  }
+  return NULL;
+}
+
+/* A file whose name begins like an option, as '*' may expand to, would be taken apart into letters: '-foo.wav' is -f
+ * and -o oo.wav. */
+static int check_file_names(const cli_verb *verb, int argc, char **argv) {
+  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+    const char *word = argv[i];
+    const cli_option *before = option_of(verb, argv[i - 1]);
+    const int is_value = before && before->value;
+    if (word[0] == '-' && strlen(word) > 2 && !is_value && !option_of(verb, word) && access(word, F_OK) == 0)
+      return cli_usage_error(verb->name, "for the file '%s' write ./%s, or -- before it", word, word);
+  }
+  return -1;
 }
 
 int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand) {
@@ -155,6 +171,8 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
   if (verb->n_options > MAX_OPTIONS)
     return cli_usage_error(verb->name, "more than %d options in the table", MAX_OPTIONS);
   make_tables(verb, &tables);
+  const int is_file = check_file_names(verb, argc, argv);
+  if (is_file >= 0) return is_file;
   opterr = 0;
   optind = 0; /* restart the scan */
   for (int code; (code = getopt_long(argc, argv, tables.shorts, tables.longs, NULL)) != -1;) {
@@ -162,7 +180,8 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
     if (code == ':') return cli_usage_error(verb->name, "option '%s' needs a value", word);
     if (code == HELP) return print_help(verb), 0;
     const cli_option *option = find_option(verb, code);
-    if (!option && optopt && optopt < FIRST_LONG) return refuse_letter(verb, optopt, argv[optind]);
+    if (!option && optopt && optopt < FIRST_LONG)
+      return cli_usage_error(verb->name, "unknown option '-%c'", optopt);
     if (!option) return cli_usage_error(verb->name, "option '%s' is unknown, ambiguous, or takes no value", word);
     int status = take_value(verb, option, optarg);
     if (status >= 0) return status;

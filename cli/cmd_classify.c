@@ -56,8 +56,9 @@ static int print_one(const settings *s, const char *path, float *p, int64_t n, c
     if (!s->as_json)
       printf("  %6.2f %%  %lld%s%s\n", (double)p[i] * 100, (long long)i, label ? "  " : "",
              label ? cli_clean(label) : "");
-    json_array_append_new(
-        classes, json_pack("{s:I, s:f, s:s*}", "class", (json_int_t)i, "probability", (double)p[i], "label", label));
+    json_t *class = json_pack("{s:I, s:f}", "class", (json_int_t)i, "probability", (double)p[i]);
+    if (label) json_object_set_new(class, "label", cli_json_text(label));
+    json_array_append_new(classes, class);
     p[i] = -1;
   }
   json_t *report = json_pack("{s:o, s:o}", "frames", frames, "classes", classes);

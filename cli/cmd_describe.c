@@ -63,7 +63,7 @@ static int print_json(const work *w) {
   const cli_story *o = &w->story;
   json_t *report = json_pack(
       "{s:o, s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o, s:o}", "film", film_json(&w->film), "question",
-      cli_json_text(w->question), "answer", cli_json_text(o->text ? o->text : ""), "prompt_tokens",
+      cli_json_text(w->question), "answer", cli_json_bytes(o->text, o->n_text), "prompt_tokens",
       (json_int_t)o->n_read, "tokens", (json_int_t)o->n_drawn, "reason", o->reason, "decode_s",
       cli_json_real(w->film.read_s), "towers_s", cli_json_real(w->film.look_s), "first_token_s",
       cli_json_real(w->first_s - w->start_s + w->film.look_s), "generate_s", cli_json_real(w->end_s - w->read_s));
@@ -124,7 +124,8 @@ int cmd_describe(int argc, char **argv) {
                "write the frames used as a contact sheet; those that the video tower saw have an orange border"),
       CLI_SWITCH("force", 'f', &s.force, "replace the file of --frames if it exists"),
       CLI_TELLING_OPTIONS(&s.telling, "1024"),
-      CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer, "tokenizer.json (default: the one beside the weights)"),
+      CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,
+               "tokenizer.json or its folder (default: the one beside the weights)"),
       CLI_SWITCH("json", 0, &s.as_json, "print a JSON object at the end, with the frames and their scores"),
       CLI_RUN_OPTIONS(&s.run),
   };
@@ -136,9 +137,12 @@ int cmd_describe(int argc, char **argv) {
                          options,
                          CLI_N(options),
                          1,
-                         2};
+                         -1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
+  if (argc - first > 2)
+    return cli_usage_error(verb.name, "unexpected '%s' after the question '%s': put the whole question in quotes",
+                           argv[first + 2], argv[first + 1]);
   if (!s.weights)
     return cli_usage_error(verb.name, "--weights is missing: give the folder with Mobile-VideoGPT's weights");
   const char *const read_too[] = {s.weights, s.tokenizer};

@@ -75,19 +75,19 @@ static void print_rates(const cli_story *stories, int n, const rates *r) {
 }
 
 static json_t *story_json(const cli_story *o, const rates *r) {
-  return json_pack("{s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o}", "prompt", cli_json_text(o->prompt), "text",
-                   cli_json_text(o->text ? o->text : ""), "prompt_tokens", (json_int_t)o->n_read, "tokens",
+  return json_pack("{s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o}", "prompt", cli_json_bytes(o->prompt, o->n_prompt),
+                   "text", cli_json_bytes(o->text, o->n_text), "prompt_tokens", (json_int_t)o->n_read, "tokens",
                    (json_int_t)o->n_drawn, "reason", o->reason, "read_s", cli_json_real(r->read_s - r->start_s),
                    "first_token_s", cli_json_real(r->first_s - r->start_s), "generate_s",
                    cli_json_real(r->end_s - r->read_s));
 }
 
 /* A text on one line, as --file prints it. */
-static void print_line(const char *text) {
-  for (; *text; text++) {
-    if (*text == '\n') fputs("\\n", stdout);
-    else if (*text == '\r') fputs("\\r", stdout);
-    else cli_story_show(text, 1);
+static void print_line(const char *text, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    if (text[i] == '\n') fputs("\\n", stdout);
+    else if (text[i] == '\r') fputs("\\r", stdout);
+    else cli_story_show(text + i, 1);
   }
   putchar('\n');
 }
@@ -97,7 +97,7 @@ static int print_results(const settings *s, const cli_story *stories, int n, con
   for (int i = 0; i < n; i++) {
     if (s->as_json)
       failed |= cli_print_json("generate", story_json(&stories[i], r), JSON_COMPACT | JSON_REAL_PRECISION(6));
-    else if (s->file) print_line(stories[i].text ? stories[i].text : "");
+    else if (s->file) print_line(stories[i].text, stories[i].n_text);
     else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
   }
   if (!s->as_json && !cli_is_asked_to_stop() && !ferror(stdout)) print_rates(stories, n, r);
@@ -205,7 +205,7 @@ int cmd_generate(int argc, char **argv) {
       CLI_TEXT("load-state", 0, "FILE", &s.load, "continue from such a file; -p is then appended to it"),
       CLI_SWITCH("force", 'f', &s.force, "replace the file of --save-state if it exists"),
       CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,
-               "tokenizer.json (default: the one beside the weights or in the GGUF file)"),
+               "tokenizer.json or its folder (default: the one beside the weights or in the GGUF file)"),
       CLI_SWITCH("narrow-states", 0, &s.narrow_states,
                  "on a GPU: keep Mamba's states in the weights' type, as mamba-ssm does, instead of float32"),
       CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt when all are done"),

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <krait/language.h>
 
@@ -27,8 +28,16 @@ static int print_score(int as_json, double nats, int64_t n, size_t n_bytes) {
   return 0;
 }
 
-static int score(const char *path, const char *tokenizer, const cli_run *run, const char *text, size_t n_bytes,
-                 int as_json) {
+/* Names the text that cannot be scored. */
+static int report_text(const char *file, int32_t status) {
+  char text[1024];
+  if (status != KRAIT_ERR_ARGUMENT) return cli_report("score", status) + 1;
+  snprintf(text, sizeof text, "%s: %s", strcmp(file, "-") == 0 ? "standard input" : file, krait_error_detail());
+  return cli_report_detail("score", status, text) + 1;
+}
+
+static int score(const char *path, const char *tokenizer, const cli_run *run, const char *file, const char *text,
+                 size_t n_bytes, int as_json) {
   krait_ctx *ctx = NULL;
   krait_lm *lm = NULL;
   krait_lm_session *session = NULL;
@@ -41,9 +50,12 @@ static int score(const char *path, const char *tokenizer, const cli_run *run, co
   int32_t status = krait_lm_open(ctx, &options, &lm);
   if (status >= 0) status = krait_lm_session_open(lm, NULL, &session);
   cli_progress_begin(&progress, "tokens", NULL);
-  if (status >= 0) status = krait_lm_score(session, text, n_bytes, show, &progress, &nats, &n);
+  const int is_open = status >= 0;
+  if (is_open) status = krait_lm_score(session, text, n_bytes, show, &progress, &nats, &n);
   cli_progress_end();
-  exit_status = status < 0 ? cli_report("score", status) + 1 : print_score(as_json, nats, n, n_bytes);
+  exit_status = status >= 0 ? print_score(as_json, nats, n, n_bytes)
+                : is_open   ? report_text(file, status)
+                            : cli_report("score", status) + 1;
   krait_lm_session_close(&session);
   krait_lm_close(&lm);
   krait_ctx_close(&ctx);
@@ -55,7 +67,8 @@ int cmd_score(int argc, char **argv) {
   const char *tokenizer = NULL;
   cli_run run = {0};
   const cli_option options[] = {
-      CLI_TEXT("tokenizer", 0, "FILE", &tokenizer, "tokenizer.json (default: the one beside the weights)"),
+      CLI_TEXT("tokenizer", 0, "FILE", &tokenizer,
+               "tokenizer.json or its folder (default: the one beside the weights)"),
       CLI_SWITCH("json", 0, &as_json, "print a JSON object"),
       CLI_RUN_OPTIONS(&run),
   };
@@ -73,7 +86,7 @@ int cmd_score(int argc, char **argv) {
   if (exit_status >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
   exit_status = cli_text_read(verb.name, argv[first + 1], &text, &n_bytes);
-  if (exit_status < 0) exit_status = score(argv[first], tokenizer, &run, text, n_bytes, as_json);
+  if (exit_status < 0) exit_status = score(argv[first], tokenizer, &run, argv[first + 1], text, n_bytes, as_json);
   free(text);
   return exit_status;
 }

@@ -326,14 +326,20 @@ static int is_same_file(const char *folder, const char *name, const struct stat 
   return is_same;
 }
 
+/* A shard or an index stands for its folder. */
+static int is_part_of_folder(const char *model) {
+  const char *name = base_name(model), *extension = strrchr(name, '.');
+  return strstr(name, "-of-") || (extension && strcmp(extension, ".json") == 0);
+}
+
 /* An output is none of the files of the model that is read. */
 static int check_model(const cli_outputs_rule *rule, const char *out) {
   struct stat info;
   const struct dirent *entry;
   if (!rule->model || stat(out, &info) != 0 || !S_ISREG(info.st_mode)) return -1;
   char *copy = strdup(rule->model);
-  const int is_in_folder = is_folder(rule->model);
-  const char *folder = !copy ? NULL : is_in_folder ? copy : dirname(copy);
+  const int is_in_folder = is_folder(rule->model) || is_part_of_folder(rule->model);
+  const char *folder = !copy ? NULL : is_folder(rule->model) ? copy : dirname(copy);
   DIR *files = folder ? opendir(folder) : NULL;
   int status = copy ? -1 : no_memory(rule->verb);
   while (files && status < 0 && (entry = readdir(files)) != NULL)
@@ -426,7 +432,9 @@ int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *o
 }
 
 int cli_png_check(const char *verb, const char *option, const char *path) {
+  struct stat info;
   const char *const extension = strrchr(base_name(path), '.');
-  if (!extension || strcasecmp(extension, ".png") == 0) return -1;
+  if (extension && strcasecmp(extension, ".png") == 0) return -1;
+  if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return -1; /* a device or a pipe has any name */
   return cli_usage_error(verb, "--%s %s: the picture is a PNG; give a name that ends in .png", option, path);
 }

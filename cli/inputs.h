@@ -37,7 +37,7 @@ int cli_inputs_list(const char *verb, char **operands, int n_operands, cli_pairs
 void cli_pairs_free(cli_pairs *pairs);
 /* The same rules for a verb with one input and one output, which is a file. */
 int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *out);
-/* A picture's name ends in .png, or has no ending (/dev/stdout). -1, or the exit status after one line. */
+/* The name of a picture that is a regular file ends in .png. -1, or the exit status after one line. */
 int cli_png_check(const char *verb, const char *option, const char *path);
 
 #endif

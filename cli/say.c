@@ -117,6 +117,11 @@ json_t *cli_json_text(const char *text) {
   return plain;
 }
 
+json_t *cli_json_bytes(const char *text, size_t n) {
+  json_t *whole = n ? json_stringn(text, n) : json_string("");
+  return whole ? whole : cli_json_text(text);
+}
+
 json_t *cli_json_real(double value) {
   json_t *number = json_real(value); /* NULL for NaN and infinity */
   return number ? number : json_null();

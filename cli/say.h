@@ -23,6 +23,7 @@ char *cli_clean(char *text);
 void cli_print_clean(FILE *file, const char *text); /* the same, printed */
 
 json_t *cli_json_text(const char *text); /* bytes that are not UTF-8 become U+FFFD */
+json_t *cli_json_bytes(const char *text, size_t n); /* the same for text that may contain zeros */
 json_t *cli_json_real(double value);     /* null for values that JSON cannot represent */
 /* object[key] = name; one that is not UTF-8 also as hexadecimal bytes in object[key "_bytes"]. */
 int cli_json_set_name(json_t *object, const char *key, const char *name);

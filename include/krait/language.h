@@ -24,8 +24,8 @@ typedef struct krait_lm_session krait_lm_session;
 typedef struct krait_lm_options {
   uint32_t size;
   int32_t n_sessions;         /* that may be open at the same time; 0: one */
-  const char *path;           /* a model's folder, a weights file with config.json beside it, or a GGUF file */
-  const char *tokenizer_path; /* tokenizer.json; NULL: the one beside the weights, or in the GGUF file */
+  const char *path;           /* a model's folder, a shard in it, a weights file beside config.json, or a GGUF file */
+  const char *tokenizer_path; /* tokenizer.json or its folder; NULL: the one beside the weights, or in the GGUF file */
   int32_t narrow_states; /* 1: on a GPU that computes in the weights' type, Mamba's states have that type instead of
                             float32: half the memory, less accurate */
   int32_t reserved;

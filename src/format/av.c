@@ -66,9 +66,30 @@ void kr_av_listen_no_more(const kr_av *av) {
   if (atomic_fetch_sub(&n_listening, 1) == 1) av->av_log_set_callback(av->av_log_default_callback);
 }
 
+/* The library's frequent messages in plain words; the second is what is wrong with the file. */
+static const char *meaning_of(const char *text) {
+  static const struct {
+    const char *text, *meaning;
+  } known[] = {
+      {"moov atom not found", "its index (moov) is missing, so it is cut short or was never finished"},
+      {"File ended prematurely", "it is cut short"},
+      {"Invalid buffer size, packet size", "it is cut short"},
+  };
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (strstr(text, known[i].text)) return known[i].meaning;
+  return NULL;
+}
+
 int32_t kr_av_fail(const kr_av *av, const char *name, const char *what, int error, const char *text) {
   char words[KR_AV_TEXT_BYTES] = "";
   if (error == -ENOMEM) return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
+  if (strstr(text, "stream with index '-1' found"))
+    return kr_fail(KRAIT_ERR_FILE_READ, "%s contains no %s; if it should, copy or download the whole file again",
+                   name, what);
+  const char *meaning = meaning_of(text);
+  if (meaning)
+    return kr_fail(KRAIT_ERR_FILE_READ, "%s has no readable %s: %s; copy or download the whole file again", name, what,
+                   meaning);
   if (!*text) av->av_strerror(error, words, sizeof words);
   return kr_fail(KRAIT_ERR_FILE_READ, "%s has no readable %s; FFmpeg: %s", name, what, *text ? text : words);
 }

@@ -38,10 +38,16 @@ static const char *demuxer_of(int fd) {
 int32_t kr_film_open(const char *path, int *fd) {
   struct stat st;
   *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  KR_CHECK(*fd >= 0 || strcmp(path, "-") != 0, KRAIT_ERR_FILE_OPEN,
+           "'-' is no file's name; a video is read twice, so it cannot come from standard input");
   if (*fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
-  if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return KRAIT_OK;
+  const int is_known = fstat(*fd, &st) == 0;
+  if (is_known && S_ISREG(st.st_mode) && st.st_size > 0) return KRAIT_OK;
   close(*fd);
-  return kr_fail(KRAIT_ERR_FILE_OPEN, "%s is not a regular file", path);
+  return is_known && S_ISREG(st.st_mode)   ? kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is empty", path)
+         : is_known && S_ISDIR(st.st_mode) ? kr_fail(KRAIT_ERR_FILE_OPEN, "%s is a folder; name a file in it", path)
+                                           : kr_fail(KRAIT_ERR_FILE_OPEN,
+                                                     "%s is not a regular file; copy it to one first", path);
 }
 
 /* ---- the chain ---- */
@@ -88,12 +94,14 @@ typedef struct reading {
 typedef int32_t (*each_fn)(void *user, int64_t i, const kr_av_frame *f);
 
 static int32_t read_all(reading *r, each_fn each, void *user) {
+  char what[64];
   for (int64_t i = 0;; i++) {
     const int error = r->av.av_buffersink_get_frame(r->sink, r->frame);
     if (error == KR_AV_END && i > 0)
       return KRAIT_OK; /* a damaged end counts as the end: the frames before it are
                         * valid */
-    if (error < 0) return kr_av_fail(&r->av, r->name, "picture", error, r->text);
+    snprintf(what, sizeof what, i ? "picture after the first %lld" : "picture", (long long)i);
+    if (error < 0) return kr_av_fail(&r->av, r->name, what, error, r->text);
     const int32_t status = each(user, i, r->frame);
     r->av.av_frame_unref(r->frame);
     if (status) return status < 0 ? status : KRAIT_OK;

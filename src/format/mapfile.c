@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -49,6 +50,10 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
   if (bytes == MAP_FAILED) return kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for the %zu bytes of %s", n, path);
   if (!only_header) kr_ask_for_huge_pages(bytes, n);
   int32_t status = read_pages(fd, path, bytes, only_header ? header_bytes(fd, n) : n);
+  static const char pointer[] = "version https://git-lfs";
+  if (status == KRAIT_OK && n >= sizeof pointer && memcmp(bytes, pointer, sizeof pointer - 1) == 0)
+    status = kr_fail(KRAIT_ERR_FILE_FORMAT,
+                     "%s is a Git LFS pointer, not the file itself; get that with git lfs pull", path);
   if (status == KRAIT_OK && mprotect(bytes, n, PROT_READ) != 0)
     status = kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for %s", path);
   if (status < 0) munmap(bytes, n);

@@ -1,4 +1,5 @@
-/* model_folder.c: an index names a file for each tensor; the shards are its distinct values. */
+/* model_folder.c: an index names a file for each tensor; the shards are its distinct values. A path to an index, a
+ * shard or another part of a model stands for its folder. */
 #include "model_folder.h"
 
 #include <stdio.h>
@@ -50,6 +51,33 @@ char *kr_model_folder_file(const char *path, const char *name) {
   if (is_there(file)) return file;
   kr_free(file);
   return NULL;
+}
+
+static char *folder_of(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash ? join(path, (size_t)(slash - path) + 1, "") : kr_strdup(".");
+}
+
+/* NAME-00001-of-00003.EXT, with NAME.EXT.index.json beside it. */
+static int is_shard(const char *path) {
+  static const char digits[] = "0123456789";
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *extension = strrchr(name, '.');
+  const size_t n_tail = sizeof "-00001-of-00003" - 1;
+  char index[256];
+  if (!extension || (size_t)(extension - name) <= n_tail) return 0;
+  const char *tail = extension - n_tail;
+  if (*tail != '-' || strspn(tail + 1, digits) != 5 || strncmp(tail + 6, "-of-", 4) != 0 ||
+      strspn(tail + 10, digits) != 5)
+    return 0;
+  const int n = snprintf(index, sizeof index, "%.*s%s.index.json", (int)(tail - name), name, extension);
+  char *file = n < (int)sizeof index ? kr_model_folder_file(path, index) : NULL;
+  kr_free(file);
+  return file != NULL;
+}
+
+int kr_model_folder_is_part(const char *path) {
+  const size_t n = strlen(path);
+  return !is_folder(path) && ((n > 5 && strcmp(path + n - 5, ".json") == 0) || is_shard(path));
 }
 
 int32_t kr_json_file_read(const char *path, json_t **tree) {
@@ -135,7 +163,9 @@ static int32_t open_weights(kr_model_folder *f) {
     kr_free(path);
     return status;
   }
-  return kr_fail(KRAIT_ERR_FILE_OPEN, "%s contains no model.safetensors or pytorch_model.bin", f->path);
+  return kr_fail(KRAIT_ERR_FILE_OPEN,
+                 "%s contains no model.safetensors or pytorch_model.bin; if its weights have another name, give them",
+                 f->path);
 }
 
 static int is_gguf(const char *path) {
@@ -148,7 +178,7 @@ static int is_gguf(const char *path) {
 }
 
 static int32_t open_parts(kr_model_folder *f, const char *path) {
-  f->path = kr_strdup(path);
+  f->path = is_there(path) && kr_model_folder_is_part(path) ? folder_of(path) : kr_strdup(path);
   f->files = kr_alloc_array(MOST_FILES, sizeof *f->files);
   f->names = kr_alloc_array(MOST_FILES, sizeof *f->names);
   KR_CHECK(f->path && f->files && f->names, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of files", path);
@@ -159,8 +189,11 @@ static int32_t open_parts(kr_model_folder *f, const char *path) {
     const unsigned char *bytes = kr_weights_file(f->files[0], &n);
     return kr_gguf_config(bytes, n, f->path, &f->config);
   }
-  char *config = kr_model_folder_file(path, "config.json");
-  KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json %s it", path, is_folder(path) ? "in" : "beside");
+  char *config = kr_model_folder_file(f->path, "config.json");
+  if (!config && is_folder(f->path))
+    return kr_fail(KRAIT_ERR_FILE_OPEN, "%s: there is no config.json in it; give a model's folder or a GGUF file",
+                   f->path);
+  KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json beside it", f->path);
   const int32_t status = kr_json_file_read(config, &f->config);
   kr_free(config);
   return status < 0 ? status : open_weights(f);

@@ -10,7 +10,8 @@
 typedef struct kr_model_folder kr_model_folder;
 
 /* Takes, in this order: model.safetensors.index.json, model.safetensors, pytorch_model.bin.index.json,
- * pytorch_model.bin; or the file at path. Tensors keep their stored type; an index must agree with its files. */
+ * pytorch_model.bin; or the file at path, or if it is one part of a model, all of the folder that it is in. Tensors
+ * keep their stored type; an index must agree with its files. */
 int32_t kr_model_folder_open(const char *path, kr_model_folder **folder);
 void kr_model_folder_close(kr_model_folder **folder);
 
@@ -22,6 +23,8 @@ const kr_weight *kr_model_folder_find(const kr_model_folder *folder, const char 
 const kr_weight *kr_model_folder_at(const kr_model_folder *folder, int64_t i);
 /* A GGUF file's equivalent of tokenizer.json, to be released with json_decref; NULL: the model is not a GGUF file. */
 int32_t kr_model_folder_tokenizer(const kr_model_folder *folder, json_t **tokenizer);
+/* Whether path is a shard whose index is beside it, or named as one of a model's JSON files. */
+int kr_model_folder_is_part(const char *path);
 /* The file's path if it exists, to be freed with kr_free; else NULL. */
 char *kr_model_folder_file(const char *path, const char *name);
 /* JSON of a file in the folder (also Python's variant with bare Infinity). */

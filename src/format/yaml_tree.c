@@ -24,7 +24,9 @@ static int32_t next_event(kr_yaml *yaml, yaml_event_t *event) {
   if (yaml_parser_parse(&yaml->parser, event)) return KRAIT_OK;
   const yaml_parser_t *p = &yaml->parser;
   KR_CHECK(p->error != YAML_MEMORY_ERROR, KRAIT_ERR_NO_MEMORY, "%s: no memory", yaml->label);
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: line %zu is not YAML: %s", yaml->label, p->problem_mark.line + 1,
+  const char *extension = strrchr(yaml->label, '.'); /* JSON is YAML */
+  return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: line %zu is not %s: %s", yaml->label, p->problem_mark.line + 1,
+                 extension && strcmp(extension, ".json") == 0 ? "JSON" : "YAML",
                  p->problem ? p->problem : "unreadable");
 }
 

@@ -171,6 +171,7 @@ int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *give
   KR_CHECK(o.weights_path, KRAIT_ERR_ARGUMENT, "options.weights_path must not be NULL");
   KR_CHECK(!(flags & ~KRAIT_GRAPHS_PROFILE), KRAIT_ERR_ARGUMENT, "krait_model_graphs: unknown flags %#x", flags);
   const shower s = {ctx, &o, flags, line, user};
-  if (stat(o.weights_path, &file) != 0 || !S_ISDIR(file.st_mode)) KR_TRY(show_file(&s, &found));
+  const int is_folder = stat(o.weights_path, &file) == 0 && S_ISDIR(file.st_mode);
+  if (!is_folder && !kr_model_folder_is_part(o.weights_path)) KR_TRY(show_file(&s, &found));
   return found ? KRAIT_OK : show_folder(&s);
 }

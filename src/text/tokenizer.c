@@ -409,7 +409,8 @@ static int32_t encode_normal(const kr_tokenizer *t, const char *text, size_t n, 
 
 int32_t kr_tokenizer_encode(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
   const size_t good = kr_utf8_check(text, n);
-  KR_CHECK(good == n, KRAIT_ERR_ARGUMENT, "the text is not UTF-8: byte 0x%02x at %zu", (unsigned char)text[good], good);
+  KR_CHECK(good == n, KRAIT_ERR_ARGUMENT, "the text is not UTF-8: byte 0x%02x at %zu; convert it to UTF-8",
+           (unsigned char)text[good], good);
   return encode_around(t, text, n, 0, flags, ids);
 }
 

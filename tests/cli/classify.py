@@ -110,6 +110,9 @@ def films(folder, model):
     empty = avi(folder / "empty.avi", [])
     done = krait(empty, picture, "-w", model)
     check(done.returncode == 1 and "no readable picture; FFmpeg: " in done.stderr and "red.png" in done.stdout, f"a film without frames: {done.stderr!r}")
+    labels.write_bytes(b"\xff\n" * CLASSES)
+    found = json.loads(krait(picture, "-w", model, "--labels", labels, "--json", "--top", CLASSES).stdout)["classes"]
+    check(len(found) == CLASSES and all(one["label"] == "\ufffd" for one in found), f"labels that are not UTF-8: {found}")
     labels.write_text("one\n")
     done = krait(picture, "-w", model, "--labels", labels)
     check(done.returncode == 2 and "has 1 labels, the weights have 6" in done.stderr, done.stderr)
@@ -118,11 +121,11 @@ def films(folder, model):
 def refusals(folder, model):
     text = folder / "text.mp4"
     text.write_text("no film at all, only words\n")
-    for arguments, words in (((text, "-w", model), "neither a video"), ((folder / "none.mp4", "-w", model), "cannot open"), ((folder, "-w", model), "not a regular file"),
+    for arguments, words in (((text, "-w", model), "neither a video"), ((folder / "none.mp4", "-w", model), "cannot open"), ((folder, "-w", model), "is a folder; name a file in it"),
                              ((text,), "--weights is missing"), ((text, "-w", text), "text.mp4")):
         done = krait(*arguments)
         check(done.returncode in (1, 2) and words in done.stderr, f"{arguments}: {done.stderr!r}")
-    for change, words in (({"head.weight": None}, "has no classification head"), ({"cls_token": None}, "cls_token"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
+    for change, words in (({"head.weight": None}, "has no classification head"), ({"cls_token": None}, "bad.safetensors: the weights: tensor 'cls_token' is missing"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
         done = krait(text, "-w", weights(folder / "bad.safetensors", **change))
         check(done.returncode == 2 and words in done.stderr, f"{change}: {done.stderr!r}")
 

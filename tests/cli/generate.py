@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -142,9 +143,18 @@ def same_text_by_other_ways():
     whole = story(here / "whole", "-p", PROMPT, "-n", 20)
     check(whole["tokens"] == 20 and whole["reason"] == "length" and whole["prompt"] == PROMPT, f"{whole}")
     check(story(here / "shards", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "shards")
+    for part in ("model-00002-of-00003.safetensors", "model.safetensors.index.json", "config.json"):
+        check(story(here / "shards" / part, "-p", PROMPT, "-n", 20)["text"] == whole["text"], f"{part} stands for its folder")
+    check(story("model-00001-of-00003.safetensors", "-p", PROMPT, "-n", 20, cwd=here / "shards")["text"] == whole["text"], "a shard in this folder")
+    check(score_of(here / "shards" / "model-00003-of-00003.safetensors", PROMPT.encode()) == score_of(here / "shards", PROMPT.encode()), "score with a shard")
+    done = krait("convert", "--quantize", "q8_0", here / "shards" / "model-00001-of-00003.safetensors", here / "all.safetensors")
+    check(done.returncode == 0 and "backbone.layers.1.mixer.in_proj.weight.q8_0" in parts_of(here / "all.safetensors"), f"a shard quantized: {done}")
+    check(krait("info", here / "shards" / "model.safetensors.index.json", "--graph").returncode == 0, "info --graph of an index")
+    check_error(2, "it is the model's model-00002-of-00003.safetensors", "generate", here / "shards" / "model-00001-of-00003.safetensors", "-p", "a", "--save-state", here / "shards" / "model-00002-of-00003.safetensors", "-f")
     check(story(here / "whole" / "model.safetensors", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "a weights file")
     check(story(here / "whole", "-", "-n", 20, stdin=PROMPT.encode())["text"] == whole["text"], "standard input")
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--narrow-states")["text"] == whole["text"], "--narrow-states of float32 weights")
+    check(story(here / "whole", "-", "-n", 0, stdin=b"a\0b")["prompt"] == "a\0b", "a zero in a text is not its end")
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--threads", 1)["text"] == whole["text"], "one thread")
     for name in ("half", "brain", "two"):
         check(story(here / name, "-p", PROMPT, "-n", 20)["tokens"] == 20, name)
@@ -527,6 +537,7 @@ def refused():
     (bad / "tokenizer.json").unlink()
     check_error(2, "has no tokenizer.json; give one with --tokenizer", "generate", bad, "-p", "a")
     check(krait("generate", bad, "-p", "a", "-n", 1, "--tokenizer", here / "whole" / "tokenizer.json").returncode == 0, "--tokenizer")
+    check(krait("generate", bad, "-p", "a", "-n", 1, "--tokenizer", here / "whole").returncode == 0, "--tokenizer with the folder of one")
     config = (bad / "config.json").read_text()
     for change, words in (('"mamba"', ('"gpt2"', "config.json says 'gpt2'")), ('"hidden_size": 32', ('"hidden_size": 33', "says a width of 33, the embedding has 32")),
                           ('"num_hidden_layers": 2', ('"num_hidden_layers": 3', "'backbone.layers.2.norm.weight' is missing")),
@@ -548,19 +559,33 @@ def refused():
     (bad / "model.safetensors").write_bytes(good.replace(b"layers.1.self_attn.k_proj.bias", b"layers.1.self_attn.k_proj.bies"))
     check_error(2, "'model.layers.1.self_attn.k_proj.bias' is missing", "generate", bad, "-p", "a")
     (bad / "config.json").unlink()
-    check_error(2, "there is no config.json in it", "generate", bad, "-p", "a")
+    check_error(2, "there is no config.json in it; give a model's folder or a GGUF file", "generate", bad, "-p", "a")
     check_error(2, "there is no such folder or file", "generate", here / "nowhere", "-p", "a")
     check_error(2, "no prompt", "generate", here / "whole")
     check_error(2, "three ways", "generate", here / "whole", "-", "-p", "a")
     check_error(2, "'b' after the model", "generate", here / "whole", "b")
     check_error(2, "--top-p is '2'", "generate", here / "whole", "-p", "a", "--top-p", 2)
     check_error(1, "the prompt is empty", "generate", here / "whole", "-p", "")
-    check_error(1, "not UTF-8: byte 0xff at 1", "generate", here / "whole", "-", stdin=b"a\xff")
+    check_error(1, "not UTF-8: byte 0xff at 1; convert it to UTF-8", "generate", here / "whole", "-", stdin=b"a\xff")
     (here / "torn").write_bytes(b"a\n\nb\xff\n")
     check_error(1, "torn: prompt 2 of 2: the text is not UTF-8: byte 0xff at 1", "generate", here / "whole", "--file", here / "torn")
     both = subprocess.run([KRAIT, "generate", here / "whole", "-p", "a", "-n", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
     check(b"\nprompt: 1 tokens" in both.stdout, f"the rates begin a line: {both.stdout}")
-    check_error(2, "a score needs at least two", "score", here / "whole", "-", stdin=b"a")
+    check_error(2, "standard input: the text has 1 tokens; a score needs at least two", "score", here / "whole", "-", stdin=b"a")
+    check_error(2, "torn: the text is not UTF-8: byte 0xff at 4", "score", here / "whole", here / "torn")
+    (here / "alone").mkdir()
+    shutil.copy(here / "shards" / "model-00001-of-00003.safetensors", here / "alone")
+    check_error(2, "there is no config.json beside it", "generate", here / "alone" / "model-00001-of-00003.safetensors", "-p", "a")
+    shutil.copy(here / "whole" / "config.json", here / "alone")
+    check_error(2, "if its weights have another name, give them", "generate", here / "alone", "-p", "a")
+    for name in ("config.json", "tokenizer.json"):
+        (here / "alone" / "model.safetensors").write_bytes(good)
+        (here / "alone" / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+        check_error(2, f"{name} is a Git LFS pointer, not the file itself; get that with git lfs pull", "generate", here / "alone", "-p", "a")
+        shutil.copy(here / "whole" / name, here / "alone")
+    (here / "alone" / "config.json").write_text('{"model_type": "mamba"')
+    check_error(2, "config.json: line 2 is not JSON", "generate", here / "alone", "-p", "a")
+    check_error(2, "nowhere.json: there is no such folder or file", "generate", here / "whole" / "nowhere.json", "-p", "a")
     check_error(2, "cannot read", "score", here / "whole", here / "nowhere")
     check_error(2, "has no prompts", "generate", here / "whole", "--file", "/dev/null")
     check_error(2, "cannot read /dev/zero: File too large", "generate", here / "whole", "--file", "/dev/zero")

@@ -38,7 +38,8 @@ with tempfile.TemporaryDirectory() as folder:
         check(channels == 1 and abs(len(samples) / rate - 1) < 0.1, f"{name}: {len(samples)} samples at {rate} Hz")
         (folder / "cut").mkdir(exist_ok=True)
         (folder / "cut" / name).write_bytes((MOVIES / name).read_bytes()[:-1500])
-        check_error(1, "has no readable sound; FFmpeg: ", "enhance", *RUN, folder / "cut" / name)
+        words = {"second.m4a": "its index (moov) is missing, so it is cut short or was never finished", "second.webm": "it is cut short"}[name]
+        check_error(1, f"{name} has no readable sound: {words}; copy or download the whole file again", "enhance", *RUN, folder / "cut" / name)
     if not has_libavfilter():
         print("note: no libavfilter here; only the sentence that says so was tried")
     (folder / "broken").mkdir()

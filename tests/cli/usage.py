@@ -39,7 +39,17 @@ check(all(f"krait {verb}" in readme for verb in verbs if verb != "version"), "RE
 check_error(2, "unknown verb 'frobnicate'", "frobnicate")
 with tempfile.TemporaryDirectory() as folder:  # a file whose name begins like an option
     pathlib.Path(folder, "-dash.wav").touch()
-    check_error(2, "for the file '-dash.wav' write ./-dash.wav", "enhance", "-dash.wav", cwd=folder)
+    check_error(2, "for the file '-dash.wav' write ./-dash.wav, or -- before it", "enhance", "-dash.wav", cwd=folder)
+    for name in ("-foo.wav", "-h.wav", "-w.th", "--json.wav"):  # -f -o oo.wav; --help; --weights .th
+        pathlib.Path(folder, name).touch()
+        for verb in ("enhance", "info", "doctor"):
+            check_error(64 if verb == "doctor" else 2, f"for the file '{name}' write ./{name}, or -- before it", verb, "other", name, cwd=folder)
+    check(sorted(path.name for path in pathlib.Path(folder).iterdir()) == ["--json.wav", "-dash.wav", "-foo.wav", "-h.wav", "-w.th"], "nothing is written")
+    check_error(1, "-foo.wav", "enhance", "--", "-foo.wav", cwd=folder)
+    check_error(1, "-foo.wav", "enhance", "./-foo.wav", cwd=folder)
+    check_error(1, "cannot open a", "convert", "--config", "-foo.wav", "a", "b.th", cwd=folder)  # an option's value
+    pathlib.Path(folder, "--json").touch()
+    check(krait("info", "--json", cwd=folder).returncode == 0, "an option's whole name is the option, whatever files there are")
 check_error(2, "needs a value", "convert", "a", "b", "--config")
 check_error(2, "missing", "convert", "a")
 check_error(2, "at most 1", "info", "a", "b")

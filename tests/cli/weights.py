@@ -60,9 +60,13 @@ with tempfile.TemporaryDirectory() as folder:
     check_error(1, "is empty", "info", bad)
     bad.write_bytes(struct.pack("<Q", 1 << 63) + b"{}")
     check_error(1, "neither safetensors", "convert", "-f", bad, out)
+    for text, words in ((b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a Git LFS pointer, not the file itself; get that with git lfs pull"),
+                        (b"<!DOCTYPE html><title>404</title>", "a web page, not weights; download the file itself"), (b'{"weight_map": {}}', "JSON text, not weights; give the weights file itself")):
+        bad.write_bytes(text)
+        check_error(1, f"bad.safetensors is {words}", "info", bad)
     bad.write_bytes(good.read_bytes()[:-1])
     check_error(1, "truncated", "convert", "-f", bad, out)
-    check_error(1, "folder", "info", folder)
+    check_error(1, "is a folder; give a file in it", "info", folder)
     check_error(1, "is not key=value", "convert", "-f", good, out, "--set", "causal")
     check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
     check_error(2, "does not exist", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "alloc.h"
 #include "ctx.h"
@@ -44,9 +45,19 @@ struct krait_lm_session {
 
 /* ---- models ---- */
 
+/* A tokenizer.json, or the folder that it is in. */
+static int32_t open_given(const char *path, kr_tokenizer **tokenizer) {
+  struct stat info;
+  const int is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+  char *inside = is_folder ? kr_model_folder_file(path, "tokenizer.json") : NULL;
+  const int32_t status = kr_tokenizer_open(inside ? inside : path, tokenizer);
+  kr_free(inside);
+  return status;
+}
+
 static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *folder, kr_tokenizer **tokenizer) {
   json_t *tree;
-  if (o->tokenizer_path) return kr_tokenizer_open(o->tokenizer_path, tokenizer);
+  if (o->tokenizer_path) return open_given(o->tokenizer_path, tokenizer);
   KR_TRY(kr_model_folder_tokenizer(folder, &tree));
   if (tree) {
     const int32_t status = kr_tokenizer_open_tree(tree, o->path, tokenizer);

@@ -16,11 +16,17 @@ struct krait_classifier {
   float *frames; /* (3, T, side, side) */
 };
 
+/* Names the file. */
+static int32_t open_model(const krait_ctx *ctx, const char *path, krait_classifier *c) {
+  int32_t status = kr_weights_check_finite(c->weights);
+  if (status >= 0) status = kr_videomamba_open(ctx, c->weights, &c->model);
+  return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", path, krait_error_detail()) : status;
+}
+
 static int32_t open_all(const krait_ctx *ctx, const char *path, krait_classifier *c) {
   KR_TRY(kr_weights_open(path, &c->weights));
   KR_TRY(kr_weights_widen(c->weights));
-  KR_TRY(kr_weights_check_finite(c->weights));
-  KR_TRY(kr_videomamba_open(ctx, c->weights, &c->model));
+  KR_TRY(open_model(ctx, path, c));
   const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
   KR_CHECK(m->n_classes, KRAIT_ERR_WEIGHTS,
            "%s has no classification head: these weights are for a video tower, not a classifier", path);
