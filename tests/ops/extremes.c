@@ -42,7 +42,8 @@ static void keep_outputs(kr_case *c) {
 /* Filter taps may multiply the zeros around a sequence, and decays the empty state before it, or skip them: both are
  * correct. */
 static int may_be_planted(kr_case *c, const kr_op *op, const kr_case_tensor *t) {
-  const int is_tap = strcmp(t->name, "conv_weight") == 0 || strcmp(t->name, "taps") == 0 ||
+  const int is_tap = strcmp(t->name, "conv_weight") == 0 ||
+                     (strcmp(op->name, "dense_block") == 0 && strcmp(t->name, "taps") == 0) ||
                      (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0),
             is_decay = strstr(op->name, "_bwd") && t->name[0] == 'A';
   return t->role & KR_IN && is_float(c, t) && !is_tap && !is_decay;
