@@ -34,10 +34,18 @@ static size_t header_bytes(int fd, size_t n_bytes) {
 
 static int32_t check_kind(int fd, const char *path, struct stat *info) {
   if (fstat(fd, info) != 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
-  KR_CHECK(!S_ISDIR(info->st_mode), KRAIT_ERR_FILE_FORMAT, "%s is a folder, not a file", path);
+  KR_CHECK(!S_ISDIR(info->st_mode), KRAIT_ERR_FILE_FORMAT, "%s is a folder; give a file in it", path);
   KR_CHECK(S_ISREG(info->st_mode), KRAIT_ERR_FILE_FORMAT, "%s is not a regular file; copy it to one first", path);
   KR_CHECK(info->st_size > 0, KRAIT_ERR_FILE_FORMAT, "%s is empty", path);
   KR_CHECK((uint64_t)info->st_size <= SIZE_MAX / 2, KRAIT_ERR_NO_MEMORY, "%s is too large for this machine", path);
+  return KRAIT_OK;
+}
+
+/* Any file of a repository may be such a pointer, where git-lfs was missing when it was cloned. */
+static int32_t check_content(const void *bytes, size_t n, const char *path) {
+  static const char pointer[] = "version https://git-lfs";
+  KR_CHECK(n < sizeof pointer || memcmp(bytes, pointer, sizeof pointer - 1) != 0, KRAIT_ERR_FILE_FORMAT,
+           "%s is a Git LFS pointer, not the file itself; get that with git lfs pull", path);
   return KRAIT_OK;
 }
 
@@ -50,10 +58,7 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
   if (bytes == MAP_FAILED) return kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for the %zu bytes of %s", n, path);
   if (!only_header) kr_ask_for_huge_pages(bytes, n);
   int32_t status = read_pages(fd, path, bytes, only_header ? header_bytes(fd, n) : n);
-  static const char pointer[] = "version https://git-lfs";
-  if (status == KRAIT_OK && n >= sizeof pointer && memcmp(bytes, pointer, sizeof pointer - 1) == 0)
-    status = kr_fail(KRAIT_ERR_FILE_FORMAT,
-                     "%s is a Git LFS pointer, not the file itself; get that with git lfs pull", path);
+  if (status == KRAIT_OK) status = check_content(bytes, n, path);
   if (status == KRAIT_OK && mprotect(bytes, n, PROT_READ) != 0)
     status = kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for %s", path);
   if (status < 0) munmap(bytes, n);

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "alloc.h"
 #include "gguf.h"
@@ -136,10 +135,7 @@ static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t 
 
 static int32_t open_weights(const char *path, int only_header, const void *bytes, size_t n_bytes, const char *label,
                             kr_weights **handle) {
-  struct stat info;
   *handle = NULL;
-  KR_CHECK(!path || stat(path, &info) != 0 || !S_ISDIR(info.st_mode), KRAIT_ERR_FILE_FORMAT,
-           "%s is a folder; give a file in it", path);
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   weights->owned = kr_arena_open();
