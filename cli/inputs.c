@@ -338,8 +338,8 @@ static int check_model(const cli_outputs_rule *rule, const char *out) {
   const struct dirent *entry;
   if (!rule->model || stat(out, &info) != 0 || !S_ISREG(info.st_mode)) return -1;
   char *copy = strdup(rule->model);
-  const int is_in_folder = is_folder(rule->model) || is_part_of_folder(rule->model);
-  const char *folder = !copy ? NULL : is_folder(rule->model) ? copy : dirname(copy);
+  const int is_whole = is_folder(rule->model), is_in_folder = is_whole || is_part_of_folder(rule->model);
+  const char *folder = !copy ? NULL : is_whole ? copy : dirname(copy);
   DIR *files = folder ? opendir(folder) : NULL;
   int status = copy ? -1 : no_memory(rule->verb);
   while (files && status < 0 && (entry = readdir(files)) != NULL)

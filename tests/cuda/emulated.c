@@ -18,10 +18,10 @@
 #include "cuda.h"
 #include "emulator/emulator.h"
 #include "emulator/planted.h"
-#include "packed_code.h"
 #include "half.h"
 #include "limits_plan.h"
 #include "op_list.h"
+#include "packed_code.h"
 #include "status.h"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -9,11 +9,11 @@
 
 #include "cuda.h"
 #include "emulator/emulator.h"
-#include "packed_code.h"
 #include "graph_parts.h"
 #include "graph_runner.h"
 #include "half.h"
 #include "op_list.h"
+#include "packed_code.h"
 
 enum { B = 3, D = 24, W = 4, N = B * D };
 

@@ -14,8 +14,8 @@
 #include "denoiser.h"
 #include "dlib.h"
 #include "emulator/emulator.h"
-#include "packed_code.h"
 #include "enhance/enhance.h"
+#include "packed_code.h"
 
 typedef struct opened {
   krait_ctx *ctx;
