@@ -76,8 +76,10 @@ KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_pl
   value = lane < WARPS ? values[lane] : 0.0f, at = lane < WARPS ? places[lane] : -1;
   take_best_lane(value, at);
   if (lane) return;
-  if (p.n_parts > 1) p.values[kr_block_x()] = value, p.places[kr_block_x()] = at;
-  else ((int32_t *)a.out.data)[r * a.out.stride[0]] = at < 0 ? 0 : at;
+  if (p.n_parts > 1)
+    p.values[kr_block_x()] = value, p.places[kr_block_x()] = at;
+  else
+    ((int32_t *)a.out.data)[r * a.out.stride[0]] = at < 0 ? 0 : at;
 }
 
 KR_KERNEL void KR_BOUNDS(32, 1) kr_argmax_parts(const kr_argmax_plan p) {

@@ -77,15 +77,14 @@ KR_DEV void load_weights(const part &at, uint64_t once, uint32_t to, uint32_t fu
   kr_barrier_expect(full, KR_SOME_STAGE_BYTES(p.tile));
 #pragma unroll
   for (int i = 0; i < KR_SOME_BOXES; i++)
-    load_box_by(once, to + i * KR_SOME_BOX_BYTES(p.tile) + ROWS * 128, maps, full,
-                (at.first + s) * KR_SOME_K + 64 * i, at.n);
+    load_box_by(once, to + i * KR_SOME_BOX_BYTES(p.tile) + ROWS * 128, maps, full, (at.first + s) * KR_SOME_K + 64 * i,
+                at.n);
 }
 
 KR_DEV void copy_stages(const kr_gemm_some_plan &p, const part &at, const places &in, uint64_t maps) {
   const int early = at.n_steps < p.n_stages ? at.n_steps : p.n_stages;
   const uint64_t once = kr_once();
-  for (int s = 0; s < early; s++)
-    load_weights(at, once, in.stages + s * in.stage_bytes, in.full + s * 8, p, maps, s);
+  for (int s = 0; s < early; s++) load_weights(at, once, in.stages + s * in.stage_bytes, in.full + s * 8, p, maps, s);
   kr_others_done();
   int stage = 0;
   uint32_t round = 1;
@@ -132,8 +131,7 @@ KR_DEV void hand_over(const kr_gemm_some_plan &p, const part &at, const places &
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int m = 16 * (kr_thread() / 32) + lane / 4 + 8 * h, owner = m / rows;
-    const uint32_t to =
-        there(in.sums + ((at.rank * rows + m - owner * rows) * in.sums_row + lane % 4 * 2) * 4, owner);
+    const uint32_t to = there(in.sums + ((at.rank * rows + m - owner * rows) * in.sums_row + lane % 4 * 2) * 4, owner);
 #pragma unroll
     for (int j = 0; j < MOST / 8; j++)
       if (8 * j < p.tile) put_two(to + j * 32, d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
@@ -178,8 +176,8 @@ KR_DEV void finish_rows(const kr_gemm_some_plan &p, const part &at, const places
 KR_DEV void store_whole(const kr_gemm_some_plan &p, const part &at, const float (&d)[MOST / 2]) {
   const int lane = kr_thread() & 31, m = 16 * (kr_thread() / 32) + lane / 4;
   const int left = p.plan.N - at.n < p.tile ? p.plan.N - at.n : p.tile;
-  uint32_t *const low = (uint32_t *)((uint16_t *)p.out + m * p.out_row + at.n + lane % 4 * 2),
-                  *const high = low + 4 * p.out_row;
+  uint32_t *const low = (uint32_t *)((uint16_t *)p.out + m * p.out_row + at.n + lane % 4 * 2), *const high =
+                                                                                                   low + 4 * p.out_row;
 #pragma unroll
   for (int j = 0; j < MOST / 8; j++) {
     if (8 * j < left && m < p.plan.M) low[4 * j] = kr_pack(d[4 * j], d[4 * j + 1], DTYPE);
@@ -210,9 +208,12 @@ KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan
     return;
   }
   float d[MOST / 2] = {};
-  if (plan.tile == 64) multiply_stages<64>(plan, at, in, d);
-  else if (plan.tile == 80) multiply_stages<80>(plan, at, in, d);
-  else multiply_stages<96>(plan, at, in, d);
+  if (plan.tile == 64)
+    multiply_stages<64>(plan, at, in, d);
+  else if (plan.tile == 80)
+    multiply_stages<80>(plan, at, in, d);
+  else
+    multiply_stages<96>(plan, at, in, d);
   kr_others_done();
   await(); /* the other blocks have started */
   if (plan.is_whole) {

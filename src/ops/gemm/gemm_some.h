@@ -16,9 +16,9 @@ enum { KR_SOME_ROWS = 64, KR_SOME_THREADS = 160, KR_SOME_MOST_SPLITS = 8, KR_SOM
 
 typedef struct kr_gemm_some_plan {
   kr_gemm_map weights, rows;
-  int32_t tile;              /* columns per block */
-  int32_t n_steps, n_splits; /* stages of K, dealt to the n_splits blocks of a cluster, a power of two */
-  int32_t n_stages;          /* in the ring; one suffices if a block has no more */
+  int32_t tile;               /* columns per block */
+  int32_t n_steps, n_splits;  /* stages of K, dealt to the n_splits blocks of a cluster, a power of two */
+  int32_t n_stages;           /* in the ring; one suffices if a block has no more */
   int32_t is_plain, is_whole; /* is_plain: out has packs of the factors' type, and nothing is added; is_whole: besides,
                                * K is not split */
   void *out;

@@ -62,9 +62,7 @@ typedef struct shares {
 } shares;
 KR_DEV int first_of(const kr_stream_share &s, int block) { return s.least * block + (block < s.more ? block : s.more); }
 KR_DEV int number_of(const kr_stream_share &s, int block) { return s.least + (block < s.more); }
-KR_DEV range share_of(const kr_stream_share &s) {
-  return range{first_of(s, kr_block_x()), number_of(s, kr_block_x())};
-}
+KR_DEV range share_of(const kr_stream_share &s) { return range{first_of(s, kr_block_x()), number_of(s, kr_block_x())}; }
 
 KR_DEV segment segment_of_rows(const kr_decode_matrix &m, int first, int n, int each) {
   return segment{m.data + first * m.row, m.layer, first, n, each};
@@ -73,10 +71,8 @@ template <int SECOND>
 KR_DEV segment segment_of(const kr_stream_plan &plan, const shares &s, int kind) {
   const kr_decode_plan &p = plan.p;
   if (kind == OUT_ROWS) return segment_of_rows(p.out_proj, s.width.from, s.width.n, OUT_EACH);
-  if (kind == COLUMN_ROWS && !SECOND)
-    return segment_of_rows(p.x_proj, s.columns.from, s.columns.n, OUT_EACH);
-  if (kind == COLUMN_ROWS)
-    return segment_of_rows(p.in_proj, 2 * p.inner + s.columns.from, s.columns.n, IN_EACH);
+  if (kind == COLUMN_ROWS && !SECOND) return segment_of_rows(p.x_proj, s.columns.from, s.columns.n, OUT_EACH);
+  if (kind == COLUMN_ROWS) return segment_of_rows(p.in_proj, 2 * p.inner + s.columns.from, s.columns.n, IN_EACH);
   const int is_upper = (kind == Z_ROWS) != SECOND;
   return segment_of_rows(p.in_proj, is_upper * p.inner + s.channels.from, s.channels.n, IN_EACH);
 }
@@ -117,11 +113,12 @@ KR_DEV void load_once(uint64_t once, void *to, const void *from, int bytes, uint
 #ifdef KR_EMULATE
   (void)once, kr_load_bytes(kr_shared_at(to), from, bytes, barrier);
 #else
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-               "%4;"
-               :
-               : "r"(kr_shared_at(to)), "l"(from), "r"(bytes), "r"(barrier), "l"(once)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4;"
+      :
+      : "r"(kr_shared_at(to)), "l"(from), "r"(bytes), "r"(barrier), "l"(once)
+      : "memory");
 #endif
 }
 
@@ -249,8 +246,10 @@ KR_DEV void take_inputs(const worker &b, int is_float, float (&x)[4 * UNITS]) {
   for (int j = 0; j < UNITS; j++) {
     float v[4];
     const int at = (own_quarter() * UNITS + j) * UNIT + 4 * own_lane();
-    if (is_float) load_floats(FLOATS(inputs) + at, v);
-    else load_four(input_halves(b) + at, v);
+    if (is_float)
+      load_floats(FLOATS(inputs) + at, v);
+    else
+      load_four(input_halves(b) + at, v);
 #pragma unroll
     for (int i = 0; i < 4; i++) x[4 * j + i] = v[i];
   }
@@ -400,8 +399,7 @@ KR_DEV void place_normed(const worker &b, const received<PAIRS> &r, const factor
   for (int k = 0; k < PAIRS; k++)
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      if (i < r.n[k])
-        square = kr_fma(v[k][i], v[k][i], square), FLOATS(inputs)[r.from[k] + i] = v[k][i] * f.v[k][i];
+      if (i < r.n[k]) square = kr_fma(v[k][i], v[k][i], square), FLOATS(inputs)[r.from[k] + i] = v[k][i] * f.v[k][i];
 #pragma unroll
   for (int by = 16; by; by /= 2) square += kr_shuffle_xor(square, by);
   if (own_lane() == 0) squares[own_warp()] = square;
@@ -539,8 +537,7 @@ KR_DEV void scan(const worker &b, int layer, float scale, scan_terms &t) {
     t.s[k] = kr_fma(kr_exp(dt * t.A[k]), t.s[k], dt * x * columns[k]), y = kr_fma(columns[p.N + k], t.s[k], y);
   y = over_four(y);
   if (!exists) return;
-  if (lane == 0)
-    FLOATS(y)[i] = kr_fma(t.D, x, y) * kr_silu(sum_of(FLOATS(z_sums) + 4 * i) * scale);
+  if (lane == 0) FLOATS(y)[i] = kr_fma(t.D, x, y) * kr_silu(sum_of(FLOATS(z_sums) + 4 * i) * scale);
   write_states(p.ssm_state, own_states(b, layer, i, lane), t.s);
 }
 
@@ -566,7 +563,7 @@ KR_DEV int has_states(const worker &b, int i) { return i < b.s.channels.n && 4 *
 KR_DEV void read_heads(const worker &b, int layer, head_terms &t) {
   const kr_decode_plan &p = b.plan->p;
   const float *const A = p.A.data + layer * p.A.layer, *const D = p.D.data + layer * p.D.layer,
-              *const bias = p.dt_bias.data + layer * p.dt_bias.layer;
+                     *const bias = p.dt_bias.data + layer * p.dt_bias.layer;
 #pragma unroll
   for (int k = 0; k < SCANS; k++) {
     const int i = (fresh_thread() >> 5) + WARPS * k, h = (b.s.channels.from + i) / p.head_width;
@@ -726,17 +723,23 @@ KR_DEV void run_layers(worker &b) {
     head_terms heads;
     factors<STREAM_PAIRS> norm;
     read_own_taps<SECOND>(b, layer, t);
-    if (SECOND) read_heads(b, layer, heads);
-    else read_scan(b, layer, lanes);
+    if (SECOND)
+      read_heads(b, layer, heads);
+    else
+      read_scan(b, layer, lanes);
     const received<STREAM_PAIRS> of_stream = find_received<STREAM_PAIRS>(mail_of_stream(plan));
     read_factors(p.norm, layer, of_stream, norm);
-    if (layer) gather_normed(b, mail_of_stream(plan), of_stream, norm, tag - 1, FLOATS(squares));
-    else start_normed(b, of_stream, norm);
+    if (layer)
+      gather_normed(b, mail_of_stream(plan), of_stream, norm, tag - 1, FLOATS(squares));
+    else
+      start_normed(b, of_stream, norm);
     float x[4 * IN_UNITS];
     take_inputs<IN_UNITS>(b, 1, x);
     const float scale = project_in<SECOND>(b, t, x, tag);
-    if (SECOND) scan_heads(b, layer, scale, heads);
-    else kr_barrier_await(BARRIERS(dt_full), layer & 1), scan(b, layer, scale, lanes);
+    if (SECOND)
+      scan_heads(b, layer, scale, heads);
+    else
+      kr_barrier_await(BARRIERS(dt_full), layer & 1), scan(b, layer, scale, lanes);
     project_out<SECOND>(b, layer, tag);
   }
 }
@@ -745,8 +748,7 @@ KR_DEV void run_layers(worker &b) {
 
 KR_DEV void open_barriers(const worker &b) {
   for (int i = 0; i < b.plan->n_stages; i++)
-    kr_barrier_open(BARRIERS(full) + 8 * i, 1),
-        kr_barrier_open(BARRIERS(empty) + 8 * i, QUARTERS);
+    kr_barrier_open(BARRIERS(full) + 8 * i, 1), kr_barrier_open(BARRIERS(empty) + 8 * i, QUARTERS);
   kr_barrier_open(BARRIERS(dt_full), 1);
   kr_barriers_opened();
 }

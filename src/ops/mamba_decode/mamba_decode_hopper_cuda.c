@@ -37,10 +37,9 @@ static void lay_out_block(kr_stream_plan *s, int64_t blocks, int32_t at) {
                            8 * KR_STREAM_MOST_STAGES,
                            8 * KR_STREAM_MOST_STAGES,
                            8};
-  int32_t *const to[] = {&s->at.inputs,       &s->at.dt_rows,  &s->at.sums, &s->at.z_sums, &s->at.column_sums,
-                         &s->at.out_sums,     &s->at.columns,  &s->at.squares,
-                         &s->at.gate_squares, &s->at.residual, &s->at.x,    &s->at.y,      &s->at.full,
-                         &s->at.empty,        &s->at.dt_full};
+  int32_t *const to[] = {&s->at.inputs,   &s->at.dt_rows, &s->at.sums,    &s->at.z_sums,       &s->at.column_sums,
+                         &s->at.out_sums, &s->at.columns, &s->at.squares, &s->at.gate_squares, &s->at.residual,
+                         &s->at.x,        &s->at.y,       &s->at.full,    &s->at.empty,        &s->at.dt_full};
   for (size_t i = 0; i < sizeof to / sizeof *to; i++) *to[i] = at, at += bytes[i];
   s->at.end = at;
 }
@@ -131,6 +130,5 @@ int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
                         .stream = a->call.stream,
                         .is_together = 1};
   KR_TRY(kr_cuda_fill(ctx->cuda, a->call.scratch, 0, words, a->call.stream)); /* no word has a layer's tag */
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER,
-                        &kernels[s.p.is_second], &grid, &s, sizeof s);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.is_second], &grid, &s, sizeof s);
 }

@@ -24,11 +24,11 @@ typedef struct kr_stream_places {
   int32_t inputs;  /* of the product: floats; u and Mamba's y as 16-bit elements */
   int32_t dt_rows; /* dt_proj's rows of a layer, Mamba only */
   int32_t sums, z_sums, column_sums,
-      out_sums; /* floats [row][quarter of K]; Mamba's x_proj: [2][row of a stage][warp] */
-  int32_t columns, squares, gate_squares;      /* squares: a sum a warp */
-  int32_t residual;                            /* the block's part of the stream of layers */
-  int32_t x, y;                                /* of the block's channels: u, the scan's output */
-  int32_t full, empty, dt_full;                /* barriers of stages; of dt_rows */
+      out_sums;                           /* floats [row][quarter of K]; Mamba's x_proj: [2][row of a stage][warp] */
+  int32_t columns, squares, gate_squares; /* squares: a sum a warp */
+  int32_t residual;                       /* the block's part of the stream of layers */
+  int32_t x, y;                           /* of the block's channels: u, the scan's output */
+  int32_t full, empty, dt_full;           /* barriers of stages; of dt_rows */
   int32_t end;
 } kr_stream_places;
 
@@ -42,10 +42,10 @@ typedef struct kr_stream_plan {
   kr_stream_share channels, columns, width;
   /* What blocks send each other: words of 8 bytes with a tag. */
   uint64_t *stream_words, *u_words, *y_words, *column_words;
-  int32_t stream_pairs, channel_pairs;              /* pairs of words a block sends; 2^16 over that, rounded up */
+  int32_t stream_pairs, channel_pairs; /* pairs of words a block sends; 2^16 over that, rounded up */
   int32_t over_stream_pairs, over_channel_pairs;
-  int32_t stage_bytes, n_stages;                    /* the ring */
-  int32_t window;                                   /* stages under way at most */
+  int32_t stage_bytes, n_stages; /* the ring */
+  int32_t window;                /* stages under way at most */
   kr_stream_places at;
 } kr_stream_plan;
 
