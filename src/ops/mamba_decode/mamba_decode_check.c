@@ -1,6 +1,6 @@
 /* mamba_decode_check.c: random calls: both kinds of layers, sizes around the persistent row's limits, few sequences
- * from many state rows; late ones as the streaming row takes them. Values that pass through several 16-bit products and
- * norms are less exact than one rounding. */
+ * from many state rows; the last two as the streaming row takes them. Values that pass through several 16-bit products
+ * and norms are less exact than one rounding. */
 #include "check.h"
 #include "op_list.h"
 
@@ -15,9 +15,9 @@ static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, i
   a->n_states = a->B + kr_case_int(c, 0, 3);
 }
 
-/* As the streaming row takes them: one sequence, one width, two layers. Late calls only: the reference takes seconds.
- */
-enum { FIRST_WIDE = 75 };
+/* As the streaming row takes them: one sequence, one width, two layers; of 8 bits, then of 16. The last calls only: the
+ * reference takes seconds. */
+enum { FIRST_WIDE = 78 };
 
 static void widen(kr_case *c, krait_mamba_decode_args *a, int is_first) {
   a->B = 1, a->Y = 2, a->W = 4, a->G = 1, a->n_states = kr_case_int(c, 1, 3);
@@ -28,9 +28,13 @@ static void widen(kr_case *c, krait_mamba_decode_args *a, int is_first) {
 
 /* Wide products' weights are small, as in models: y would leave float16's range. */
 static void calm(kr_case *c, krait_mamba_decode_args *a) {
-  const krait_view *const wide[] = {&a->in_proj, &a->x_proj, &a->out_proj};
-  for (int i = 0; i < 3; i++)
+  const krait_view *const wide[] = {&a->in_proj, &a->x_proj, &a->out_proj}, *const scales[] = {&a->in_proj_scales,
+                                                                                               &a->x_proj_scales,
+                                                                                               &a->out_proj_scales};
+  for (int i = 0; i < 3; i++) {
     if (wide[i]->data) kr_case_fill_uniform(c, wide[i], -0.035, 0.035);
+    if (scales[i]->data) kr_case_fill_uniform(c, scales[i], -0.0005, 0.0005);
+  }
 }
 
 /* 8-bit weights, or weights of the case's type. */
@@ -65,14 +69,12 @@ static void give_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, i
 
 int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
   krait_mamba_decode_args *a = (krait_mamba_decode_args *)c->args;
-  const int is_wide = index >= FIRST_WIDE && index % 10 == 9,
-            is_first = is_wide ? kr_case_chance(c, 0.5) : index % 2 == 0, is_even = index % 3 != 0 || is_wide,
-            is_q8 = index % 5 == 1 && !is_wide;
+  const int is_wide = index >= FIRST_WIDE, is_first = is_wide ? kr_case_chance(c, 0.5) : index % 2 == 0,
+            is_even = index % 3 != 0 || is_wide, is_q8 = is_wide ? index == FIRST_WIDE : index % 5 == 1;
   choose_sizes(c, a, is_first, is_even);
-  if (is_q8)
-    a->H = a->G = is_first ? 1 : 2, a->D = 64 * kr_case_int(c, 1, 2), a->E = 64 * kr_case_int(c, 1, 3),
-    a->SD = a->D / 32, a->SE = a->E / 32;
+  if (is_q8) a->H = a->G = is_first ? 1 : 2, a->D = 64 * kr_case_int(c, 1, 2), a->E = 64 * kr_case_int(c, 1, 3);
   if (is_wide) widen(c, a, is_first);
+  if (is_q8) a->SD = a->D / 32, a->SE = a->E / 32;
   c->dtype = is_wide   ? KRAIT_F16
              : is_even ? (int32_t)kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16})
                        : kr_case_activation_dtype(c);

@@ -4,9 +4,9 @@
  * tell each other would otherwise queue behind weights in memory. Eight warps multiply: teams of four take stages in
  * turn, a warp a quarter of K. Results pass between blocks as words that carry the layer as their tag (packets.cuh), so
  * nobody waits for anything but the data itself. Rows whose results everybody waits for come first: x, whose u is on
- * its way while z is multiplied; Mamba-2's B, C and dt before both. */
-#include "mamba_decode.cuh"
-#include "mamba_decode_stream.h"
+ * its way while z is multiplied; Mamba-2's B, C and dt before both. Weights of 8 bits are multiplied as they are:
+ * inputs become two bytes a value with a step per 32, and tensor cores sum bytes exactly. */
+#include "mamba_decode_products.cuh"
 #include "overlap.cuh"
 #include "packets.cuh"
 #include "wgmma.cuh"
@@ -16,20 +16,21 @@ enum {
   WARPS = WORKERS / 32,
   QUARTERS = 4, /* of K: a team's warps */
   TEAMS = WARPS / QUARTERS,
-  IN_EACH = KR_STREAM_IN_ROWS,
-  OUT_EACH = KR_STREAM_OUT_ROWS,
-  UNIT = 128, /* inputs that a warp takes at a time, four a lane */
   IN_UNITS = KR_STREAM_WIDTH / UNIT / QUARTERS,
   OUT_UNITS = 2 * IN_UNITS,
+  COLUMN_UNITS = IN_UNITS, /* x_proj's inputs are shared by all warps */
   STREAM_PAIRS = KR_STREAM_STREAM_PAIRS,
   U_PAIRS = KR_STREAM_U_PAIRS,
   Y_PAIRS = KR_STREAM_Y_PAIRS,
   SCANS = KR_STREAM_MOST_CHANNELS / WARPS /* channels of Mamba-2 whose states a warp updates */
 };
 
+/* Rows of a stage. */
+#define IN_EACH (Q8 ? KR_STREAM_IN_ROWS_Q8 : KR_STREAM_IN_ROWS)
+#define OUT_EACH (Q8 ? KR_STREAM_OUT_ROWS_Q8 : KR_STREAM_OUT_ROWS)
+
 KR_DEV void sync_workers(void) { kr_sync_some<1, WORKERS>(); }
 KR_DEV int own_warp(void) { return kr_thread() >> 5; }
-KR_DEV int own_lane(void) { return kr_thread() & 31; }
 KR_DEV int own_team(void) { return kr_thread() >> 7; }
 KR_DEV int own_quarter(void) { return kr_thread() >> 5 & 3; }
 KR_DEV int over(int n, int by) { return (n + by - 1) / by; }
@@ -51,8 +52,9 @@ KR_DEV int fresh_thread(void) {
 
 /* Rows of one weight, as the block's stream has them: a stage is `each` of them. */
 typedef struct segment {
-  const unsigned char *rows; /* of the first layer */
-  int64_t layer;             /* bytes from a layer to the next */
+  const unsigned char *rows;   /* of the first layer */
+  const uint16_t *scales;      /* of weights of 8 bits */
+  int64_t layer, scales_layer; /* bytes, scales from a layer to the next */
   int first, n, each;
 } segment;
 enum { X_ROWS, Z_ROWS, COLUMN_ROWS, OUT_ROWS };
@@ -65,9 +67,9 @@ KR_DEV int number_of(const kr_stream_share &s, int block) { return s.least + (bl
 KR_DEV range share_of(const kr_stream_share &s) { return range{first_of(s, kr_block_x()), number_of(s, kr_block_x())}; }
 
 KR_DEV segment segment_of_rows(const kr_decode_matrix &m, int first, int n, int each) {
-  return segment{m.data + first * m.row, m.layer, first, n, each};
+  return segment{m.data + first * m.row, m.scales + first * m.scales_row, m.layer, m.scales_layer, first, n, each};
 }
-template <int SECOND>
+template <int SECOND, int Q8>
 KR_DEV segment segment_of(const kr_stream_plan &plan, const shares &s, int kind) {
   const kr_decode_plan &p = plan.p;
   if (kind == OUT_ROWS) return segment_of_rows(p.out_proj, s.width.from, s.width.n, OUT_EACH);
@@ -122,39 +124,45 @@ KR_DEV void load_once(uint64_t once, void *to, const void *from, int bytes, uint
 #endif
 }
 
-KR_DEV void fill_stage(stream &s, const segment &of, int layer, int first, int row_bytes) {
+template <int Q8>
+KR_DEV void fill_stage(stream &s, const segment &of, int layer, int first, int inputs) {
   const kr_stream_plan &plan = *s.plan;
   if (s.n >= plan.n_stages) kr_barrier_await(s.empty + 8 * s.at.slot, s.at.round ^ 1);
   if (s.n++ >= plan.window) {
     kr_barrier_await(s.full + 8 * s.oldest.slot, s.oldest.round);
     advance(s.oldest, 1, plan.n_stages);
   }
-  const int bytes = (of.n - first < of.each ? of.n - first : of.each) * row_bytes;
+  const int rows = of.n - first < of.each ? of.n - first : of.each, bytes = rows * inputs * (Q8 ? 1 : 2),
+            scales = Q8 ? rows * (inputs / BLOCK) : 0;
   const uint32_t barrier = s.full + 8 * s.at.slot;
-  kr_barrier_expect(barrier, bytes);
-  load_once(s.once, s.ring + s.at.slot * plan.stage_bytes, of.rows + layer * of.layer + first * row_bytes, bytes,
-            barrier);
+  unsigned char *to = s.ring + s.at.slot * plan.stage_bytes;
+  kr_barrier_expect(barrier, bytes + 2 * scales);
+  load_once(s.once, to, of.rows + layer * of.layer + (int64_t)first * inputs * (Q8 ? 1 : 2), bytes, barrier);
+  if (Q8)
+    load_once(s.once, to + KR_STREAM_SCALES_AT, of.scales + layer * of.scales_layer + first * (inputs / BLOCK),
+              2 * scales, barrier);
   advance(s.at, 1, plan.n_stages);
 }
 
+template <int Q8>
 KR_DEV void fill(stream &s, const segment &of, int layer, int from, int to, int inputs) {
-  for (int i = from; i < to; i++) fill_stage(s, of, layer, i * of.each, 2 * inputs);
+  for (int i = from; i < to; i++) fill_stage<Q8>(s, of, layer, i * of.each, inputs);
 }
 
-template <int SECOND>
+template <int SECOND, int Q8>
 KR_DEV void fill_ring(stream &s, const shares &h) {
   const kr_stream_plan &plan = *s.plan;
   const kr_decode_plan &p = plan.p;
-  const segment x = segment_of<SECOND>(plan, h, X_ROWS), z = segment_of<SECOND>(plan, h, Z_ROWS),
-                c = segment_of<SECOND>(plan, h, COLUMN_ROWS), out = segment_of<SECOND>(plan, h, OUT_ROWS);
+  const segment x = segment_of<SECOND, Q8>(plan, h, X_ROWS), z = segment_of<SECOND, Q8>(plan, h, Z_ROWS),
+                c = segment_of<SECOND, Q8>(plan, h, COLUMN_ROWS), out = segment_of<SECOND, Q8>(plan, h, OUT_ROWS);
   const int before = stages_before<SECOND>(z);
   for (int layer = 0; layer < p.n_layers; layer++) {
-    if (SECOND) fill(s, c, layer, 0, stages_of(c), p.width);
-    fill(s, x, layer, 0, stages_of(x), p.width);
-    fill(s, z, layer, 0, before, p.width);
-    if (!SECOND) fill(s, c, layer, 0, stages_of(c), p.inner);
-    fill(s, z, layer, before, stages_of(z), p.width);
-    fill(s, out, layer, 0, stages_of(out), p.inner);
+    if (SECOND) fill<Q8>(s, c, layer, 0, stages_of(c), p.width);
+    fill<Q8>(s, x, layer, 0, stages_of(x), p.width);
+    fill<Q8>(s, z, layer, 0, before, p.width);
+    if (!SECOND) fill<Q8>(s, c, layer, 0, stages_of(c), p.inner);
+    fill<Q8>(s, z, layer, before, stages_of(z), p.width);
+    fill<Q8>(s, out, layer, 0, stages_of(out), p.inner);
   }
 }
 
@@ -173,7 +181,9 @@ typedef struct worker {
 #define FLOATS(name) ((float *)(b.memory + b.plan->at.name))
 #define BARRIERS(name) (kr_shared_at(b.memory) + (uint32_t)b.plan->at.name)
 
-KR_DEV const uint16_t *input_halves(const worker &b) { return (const uint16_t *)FLOATS(inputs); }
+KR_DEV inputs inputs_of(const worker &b, int is_float) {
+  return inputs{FLOATS(inputs), is_float, b.memory + b.plan->at.bytes, FLOATS(steps)};
+}
 
 KR_DEV float sum_of(const float *quarters) {
   const kr_float4 v = *(const kr_float4 *)quarters;
@@ -190,94 +200,28 @@ KR_DEV float scale_of(const float *squares, int n, float eps) {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* Eight and sixteen bytes of shared memory by one load each, which the compiler would take apart. */
-KR_DEV void load_four(const void *halves, float (&v)[4]) {
-  uint16_t h[4];
-#ifdef KR_EMULATE
-  __builtin_memcpy(h, halves, 8);
-#else
-  asm volatile("ld.shared.v4.u16 {%0, %1, %2, %3}, [%4];"
-               : "=h"(h[0]), "=h"(h[1]), "=h"(h[2]), "=h"(h[3])
-               : "r"(kr_shared_at(halves)));
-#endif
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = from_half(h[i]);
-}
-KR_DEV void load_floats(const float *from, float (&v)[4]) {
-#ifdef KR_EMULATE
-  __builtin_memcpy(v, from, 16);
-#else
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-               : "r"(kr_shared_at(from)));
-#endif
-}
-
-/* Four products at this lane's place in a unit of a row. */
-KR_DEV float add_unit(const unsigned char *row, int unit, const float *x, float sum) {
-  float v[4];
-  load_four(row + unit * 2 * UNIT + 8 * own_lane(), v);
-#pragma unroll
-  for (int i = 0; i < 4; i++) sum = kr_fma(v[i], x[i], sum);
-  return sum;
-}
-
-/* Sums of ROWS values over the warp: lane 32 / ROWS r has row r's. */
-template <int ROWS>
-KR_DEV float over_lanes(const float (&v)[ROWS]) {
-  const int lane = own_lane();
-  float two[2] = {v[0], v[ROWS > 2 ? 2 : 1]}, sum;
-  if (ROWS == 4) {
-    const int high = lane & 16; /* rows 0 and 1 below, 2 and 3 above */
-    two[0] = kr_select(high, v[2 % ROWS], v[0]) + kr_shuffle_xor(kr_select(high, v[0], v[2 % ROWS]), 16);
-    two[1] = kr_select(high, v[3 % ROWS], v[1]) + kr_shuffle_xor(kr_select(high, v[1], v[3 % ROWS]), 16);
-  }
-  const int bit = ROWS == 4 ? 8 : 16, high = lane & bit;
-  sum = kr_select(high, two[1], two[0]) + kr_shuffle_xor(kr_select(high, two[0], two[1]), bit);
-#pragma unroll
-  for (int by = bit / 2; by; by /= 2) sum += kr_shuffle_xor(sum, by);
-  return sum;
-}
-
-/* This lane's four inputs of each of its warp's UNITS units: a quarter of K. */
-template <int UNITS>
-KR_DEV void take_inputs(const worker &b, int is_float, float (&x)[4 * UNITS]) {
-#pragma unroll
-  for (int j = 0; j < UNITS; j++) {
-    float v[4];
-    const int at = (own_quarter() * UNITS + j) * UNIT + 4 * own_lane();
-    if (is_float)
-      load_floats(FLOATS(inputs) + at, v);
-    else
-      load_four(input_halves(b) + at, v);
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[4 * j + i] = v[i];
-  }
+/* Inputs that every worker has seen, as its part of them. */
+template <int Q8, int PARTS, int UNITS>
+KR_DEV void take_inputs(const worker &b, int is_float, int part, operands<Q8, UNITS> &x) {
+  const inputs in = inputs_of(b, is_float);
+  if (Q8) split_inputs<WORKERS>(in, PARTS * UNITS * UNIT, fresh_thread()), sync_workers();
+  take<PARTS>(in, part, x);
 }
 
 /* The team's stages [from, to) of a segment; sums: [row][quarter]. */
-template <int ROWS, int UNITS>
-KR_DEV void multiply(worker &b, const segment &s, int from, int to, const float (&x)[4 * UNITS], float *sums) {
+template <int ROWS, int Q8, int UNITS>
+KR_DEV void multiply(worker &b, const segment &s, int from, int to, const operands<Q8, UNITS> &x, float *sums) {
   const kr_stream_plan &plan = *b.plan;
-  const int row_bytes = 8 * UNITS * UNIT, mine = (own_team() - b.turn) & (TEAMS - 1), lane = own_lane();
+  const int mine = (own_team() - b.turn) & (TEAMS - 1);
   place at = b.at;
   advance(at, mine, plan.n_stages);
   for (int i = from + mine; i < to; i += TEAMS, advance(at, TEAMS, plan.n_stages)) {
-    const unsigned char *stage = b.memory + at.slot * plan.stage_bytes;
     kr_barrier_await(BARRIERS(full) + 8 * at.slot, at.round);
-    float v[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      v[r] = 0.0f;
-#pragma unroll
-      for (int j = 0; j < UNITS; j++)
-        v[r] = add_unit(stage + r * row_bytes, own_quarter() * UNITS + j, x + 4 * j, v[r]);
-    }
-    const float sum = over_lanes<ROWS>(v);
-    const int row = i * ROWS + lane / (32 / ROWS);
-    if (lane % (32 / ROWS) == 0 && row < s.n) sums[4 * row + own_quarter()] = sum;
+    const float sum = sum_rows<ROWS, QUARTERS>(b.memory + at.slot * plan.stage_bytes, own_quarter(), x);
+    const int row = own_row<ROWS, Q8>();
+    if (row >= 0 && i * ROWS + row < s.n) sums[4 * (i * ROWS + row) + own_quarter()] = sum;
     kr_sync_warp();
-    if (lane == 0) kr_barrier_arrive(BARRIERS(empty) + 8 * at.slot);
+    if (own_lane() == 0) kr_barrier_arrive(BARRIERS(empty) + 8 * at.slot);
   }
   b.turn = (b.turn + to - from) & (TEAMS - 1);
   advance(b.at, to - from, plan.n_stages);
@@ -433,24 +377,19 @@ KR_DEV void start_normed(const worker &b, const received<PAIRS> &r, const factor
 /* ---- Mamba's columns and scan ------------------------------------------------------------------------------------ */
 
 /* x_proj's rows: all warps share K, since few rows leave most teams nothing. */
+template <int Q8>
 KR_DEV void multiply_columns(worker &b, const segment &s, uint32_t tag) {
   const kr_stream_plan &plan = *b.plan;
-  const int K = plan.p.inner;
+  operands<Q8, COLUMN_UNITS> x;
+  take_inputs<Q8, WARPS>(b, 0, own_warp(), x);
   for (int i = 0; i < stages_of(s); i++) {
-    const unsigned char *stage = b.memory + b.at.slot * plan.stage_bytes;
-    float *sums = FLOATS(column_sums) + (i & 1) * OUT_EACH * WARPS, v[OUT_EACH] = {};
+    float *sums = FLOATS(column_sums) + (i & 1) * OUT_EACH * WARPS;
     kr_barrier_await(BARRIERS(full) + 8 * b.at.slot, b.at.round);
-    for (int unit = own_warp(); unit < K / UNIT; unit += WARPS) {
-      float x[4];
-      load_four(input_halves(b) + unit * UNIT + 4 * own_lane(), x);
-#pragma unroll
-      for (int r = 0; r < OUT_EACH; r++) v[r] = add_unit(stage + r * 2 * K, unit, x, v[r]);
-    }
-    const float part = over_lanes<OUT_EACH>(v);
-    if (own_lane() % 16 == 0) sums[own_lane() / 16 * WARPS + own_warp()] = part;
+    const float part = sum_rows<OUT_EACH, WARPS>(b.memory + b.at.slot * plan.stage_bytes, own_warp(), x);
+    const int own = own_row<OUT_EACH, Q8>(), row = i * OUT_EACH + fresh_thread();
+    if (own >= 0) sums[own * WARPS + own_warp()] = part;
     sync_workers();
     if (fresh_thread() < QUARTERS) kr_barrier_arrive(BARRIERS(empty) + 8 * b.at.slot);
-    const int row = i * OUT_EACH + fresh_thread();
     if (fresh_thread() < OUT_EACH && row < s.n) {
       float sum = 0.0f;
 #pragma unroll
@@ -657,42 +596,42 @@ KR_DEV void finish_out(const worker &b, float scale, int is_last, uint32_t tag) 
 }
 
 /* From in_proj's inputs to u of all blocks (Mamba), and the columns. Returns the norm's scale. */
-template <int SECOND>
-KR_DEV float project_in(worker &b, const taps &t, const float (&x)[4 * IN_UNITS], uint32_t tag) {
+template <int SECOND, int Q8>
+KR_DEV float project_in(worker &b, const taps &t, const operands<Q8, IN_UNITS> &x, uint32_t tag) {
   const kr_stream_plan &plan = *b.plan;
   const kr_decode_plan &p = plan.p;
-  const segment xs = segment_of<SECOND>(plan, b.s, X_ROWS), z = segment_of<SECOND>(plan, b.s, Z_ROWS),
-                columns = segment_of<SECOND>(plan, b.s, COLUMN_ROWS);
+  const segment xs = segment_of<SECOND, Q8>(plan, b.s, X_ROWS), z = segment_of<SECOND, Q8>(plan, b.s, Z_ROWS),
+                columns = segment_of<SECOND, Q8>(plan, b.s, COLUMN_ROWS);
   const float scale = scale_of(FLOATS(squares), p.width, p.eps);
   const int before = stages_before<SECOND>(z);
   if (SECOND) {
-    multiply<IN_EACH, IN_UNITS>(b, columns, 0, stages_of(columns), x, FLOATS(column_sums));
+    multiply<IN_EACH>(b, columns, 0, stages_of(columns), x, FLOATS(column_sums));
     sync_workers();
     finish_columns<SECOND>(b, t, scale, tag);
   }
-  multiply<IN_EACH, IN_UNITS>(b, xs, 0, stages_of(xs), x, FLOATS(sums));
+  multiply<IN_EACH>(b, xs, 0, stages_of(xs), x, FLOATS(sums));
   sync_workers();
   finish_x<SECOND>(b, t, scale);
   if (!SECOND) send(mail_of_u(plan), FLOATS(x), tag);
 #pragma unroll 1
   for (int half = 0; half < 2; half++) {
-    multiply<IN_EACH, IN_UNITS>(b, z, half ? before : 0, half ? stages_of(z) : before, x, FLOATS(z_sums));
+    multiply<IN_EACH>(b, z, half ? before : 0, half ? stages_of(z) : before, x, FLOATS(z_sums));
     if (half || SECOND) break;
     gather_halves<U_PAIRS>(b, mail_of_u(plan), tag);
-    multiply_columns(b, columns, tag);
+    multiply_columns<Q8>(b, columns, tag);
   }
   gather_columns(b, tag);
   return scale;
 }
 
 /* y of all blocks times out_proj. */
-template <int SECOND>
+template <int SECOND, int Q8>
 KR_DEV void project_out(worker &b, int layer, uint32_t tag) {
   const kr_stream_plan &plan = *b.plan;
   const kr_decode_plan &p = plan.p;
-  const segment out = segment_of<SECOND>(plan, b.s, OUT_ROWS);
+  const segment out = segment_of<SECOND, Q8>(plan, b.s, OUT_ROWS);
   const mail m = mail_of_y<SECOND>(plan);
-  float x[4 * OUT_UNITS];
+  operands<Q8, OUT_UNITS> x;
   sync_workers();
   send(m, FLOATS(y), tag);
   if (SECOND) {
@@ -704,13 +643,13 @@ KR_DEV void project_out(worker &b, int layer, uint32_t tag) {
     if (fresh_thread() == 32 && layer + 1 < p.n_layers) load_dt_rows(b, layer + 1);
     gather_halves<U_PAIRS>(b, m, tag);
   }
-  take_inputs<OUT_UNITS>(b, SECOND, x);
-  multiply<OUT_EACH, OUT_UNITS>(b, out, 0, stages_of(out), x, FLOATS(out_sums));
+  take_inputs<Q8, QUARTERS>(b, SECOND, own_quarter(), x);
+  multiply<OUT_EACH>(b, out, 0, stages_of(out), x, FLOATS(out_sums));
   sync_workers();
   finish_out(b, SECOND ? scale_of(FLOATS(gate_squares), p.inner, 1e-5f) : 1.0f, layer + 1 == p.n_layers, tag);
 }
 
-template <int SECOND>
+template <int SECOND, int Q8>
 KR_DEV void run_layers(worker &b) {
   const kr_stream_plan &plan = *b.plan;
   const kr_decode_plan &p = plan.p;
@@ -733,14 +672,14 @@ KR_DEV void run_layers(worker &b) {
       gather_normed(b, mail_of_stream(plan), of_stream, norm, tag - 1, FLOATS(squares));
     else
       start_normed(b, of_stream, norm);
-    float x[4 * IN_UNITS];
-    take_inputs<IN_UNITS>(b, 1, x);
+    operands<Q8, IN_UNITS> x;
+    take_inputs<Q8, QUARTERS>(b, 1, own_quarter(), x);
     const float scale = project_in<SECOND>(b, t, x, tag);
     if (SECOND)
       scan_heads(b, layer, scale, heads);
     else
       kr_barrier_await(BARRIERS(dt_full), layer & 1), scan(b, layer, scale, lanes);
-    project_out<SECOND>(b, layer, tag);
+    project_out<SECOND, Q8>(b, layer, tag);
   }
 }
 
@@ -753,7 +692,7 @@ KR_DEV void open_barriers(const worker &b) {
   kr_barriers_opened();
 }
 
-template <int SECOND>
+template <int SECOND, int Q8>
 KR_DEV void run(const kr_stream_plan &plan) {
   KR_DYNAMIC_SHARED(shared);
   const kr_decode_plan &p = plan.p;
@@ -769,10 +708,12 @@ KR_DEV void run(const kr_stream_plan &plan) {
   if (!is_live) return; /* no states: every layer passes its input on */
   if (kr_thread() == WORKERS) open_barriers(b);
   kr_sync();
-  if (kr_thread() < WORKERS) return run_layers<SECOND>(b);
+  if (kr_thread() < WORKERS) return run_layers<SECOND, Q8>(b);
   stream s{&plan, b.memory, BARRIERS(full), BARRIERS(empty), {0, 0}, {0, 0}, 0, kr_once()};
-  if (kr_thread() == WORKERS) fill_ring<SECOND>(s, b.s);
+  if (kr_thread() == WORKERS) fill_ring<SECOND, Q8>(s, b.s);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream(const kr_stream_plan plan) { run<0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream(const kr_stream_plan plan) { run<1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream(const kr_stream_plan plan) { run<0, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream(const kr_stream_plan plan) { run<1, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream_q8(const kr_stream_plan plan) { run<0, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream_q8(const kr_stream_plan plan) { run<1, 1>(plan); }

@@ -21,12 +21,15 @@ static kr_stream_share shares_of(int64_t n, int64_t blocks) {
 static void lay_out_block(kr_stream_plan *s, int64_t blocks, int32_t at) {
   const kr_decode_plan *p = &s->p;
   const int32_t channels = up(share(p->inner, blocks), 12), columns = share(p->n_columns, blocks),
-                width = up(share(p->width, blocks), 4), inputs = (p->is_second ? 4 : 2) * p->inner;
+                width = up(share(p->width, blocks), 4), inputs = (p->is_second ? 4 : 2) * p->inner,
+                is_q8 = p->in_proj.scales != NULL, out_rows = is_q8 ? KR_STREAM_OUT_ROWS_Q8 : KR_STREAM_OUT_ROWS;
   const int32_t bytes[] = {up(inputs > 4 * p->width ? inputs : 4 * p->width, 16),
+                           is_q8 ? 2 * p->inner : 0,
+                           is_q8 ? p->inner / 8 : 0,
                            up((int64_t)share(p->inner, blocks) * 2 * p->R, 16),
                            16 * channels,
                            16 * channels,
-                           p->is_second ? 16 * columns : KR_STREAM_WORKERS / 4 * KR_STREAM_OUT_ROWS,
+                           p->is_second ? 16 * columns : KR_STREAM_WORKERS / 4 * out_rows,
                            16 * width,
                            4 * up(p->n_columns, 4),
                            64,
@@ -37,9 +40,10 @@ static void lay_out_block(kr_stream_plan *s, int64_t blocks, int32_t at) {
                            8 * KR_STREAM_MOST_STAGES,
                            8 * KR_STREAM_MOST_STAGES,
                            8};
-  int32_t *const to[] = {&s->at.inputs,   &s->at.dt_rows, &s->at.sums,    &s->at.z_sums,       &s->at.column_sums,
-                         &s->at.out_sums, &s->at.columns, &s->at.squares, &s->at.gate_squares, &s->at.residual,
-                         &s->at.x,        &s->at.y,       &s->at.full,    &s->at.empty,        &s->at.dt_full};
+  int32_t *const to[] = {&s->at.inputs,       &s->at.bytes,       &s->at.steps,    &s->at.dt_rows, &s->at.sums,
+                         &s->at.z_sums,       &s->at.column_sums, &s->at.out_sums, &s->at.columns, &s->at.squares,
+                         &s->at.gate_squares, &s->at.residual,    &s->at.x,        &s->at.y,       &s->at.full,
+                         &s->at.empty,        &s->at.dt_full};
   for (size_t i = 0; i < sizeof to / sizeof *to; i++) *to[i] = at, at += bytes[i];
   s->at.end = at;
 }
@@ -49,8 +53,7 @@ static kr_stream_plan plan_of(const krait_ctx *ctx, const krait_mamba_decode_arg
   kr_stream_plan s = {.p = kr_mamba_decode_describe(ctx, a)};
   const kr_decode_plan *p = &s.p;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  const int32_t in_bytes = KR_STREAM_IN_ROWS * 2 * p->width, out_bytes = KR_STREAM_OUT_ROWS * 2 * p->inner;
-  s.stage_bytes = in_bytes > out_bytes ? in_bytes : out_bytes;
+  s.stage_bytes = KR_STREAM_SCALES_AT + (p->in_proj.scales ? KR_STREAM_SCALES_AT / 16 : 0);
   s.stream_pairs = share(share(p->width, blocks), 4);
   s.channel_pairs = share(share(p->inner, blocks), p->is_second ? 4 : 6);
   s.over_stream_pairs = 65536 / s.stream_pairs + 1, s.over_channel_pairs = 65536 / s.channel_pairs + 1;
@@ -68,10 +71,21 @@ static kr_stream_plan plan_of(const krait_ctx *ctx, const krait_mamba_decode_arg
 /* Rows follow one another without gaps: bulk copies take several. */
 static int is_dense(const krait_view *v, int64_t row) { return !v->data || v->stride[1] == row; }
 
+/* And bulk copies are of whole 16 bytes. */
+static int are_dense_scales(const krait_view *v, int64_t row) {
+  return !v->data || (v->stride[1] == row && v->stride[0] % 8 == 0 && (uintptr_t)v->data % 16 == 0);
+}
+
+static int lies_dense(const krait_mamba_decode_args *a) {
+  return is_dense(&a->in_proj, a->D) && is_dense(&a->x_proj, a->E) && is_dense(&a->out_proj, a->E) &&
+         is_dense(&a->dt_proj, a->R) && is_dense(&a->in_proj_words, a->D / 4) && is_dense(&a->x_proj_words, a->E / 4) &&
+         is_dense(&a->out_proj_words, a->E / 4) && are_dense_scales(&a->in_proj_scales, a->SD) &&
+         are_dense_scales(&a->x_proj_scales, a->SE) && are_dense_scales(&a->out_proj_scales, a->SE);
+}
+
 static const char *refuse_shape(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors, is_first = kr_has(&a->dt_proj);
   if (a->x.dtype != KRAIT_F16) return "not float16";
-  if (kr_has(&a->in_proj_words)) return "weights of 8 bits"; /* calls apart are quicker */
   if (a->B != 1) return "more than one sequence";
   if (a->W > 4) return "more than 4 taps";
   if (a->G != 1) return "several groups";
@@ -88,9 +102,7 @@ const char *kr_mamba_decode_streamed_refuse(const krait_ctx *ctx, const void *ar
   const char *why = kr_mamba_decode_refuse_tensors(a);
   if (!why) why = refuse_shape(ctx, a);
   if (why) return why;
-  if (!is_dense(&a->in_proj, a->D) || !is_dense(&a->x_proj, a->E) || !is_dense(&a->out_proj, a->E) ||
-      !is_dense(&a->dt_proj, a->R))
-    return "gaps between rows of a weight";
+  if (!lies_dense(a)) return "gaps between rows of a weight, or scales not aligned to 16 bytes";
   const kr_stream_plan s = plan_of(ctx, a);
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors,
                 most = KR_STREAM_WORKERS * (s.p.is_second ? KR_STREAM_Y_PAIRS : KR_STREAM_U_PAIRS);
@@ -118,8 +130,9 @@ uint64_t kr_mamba_decode_streamed_scratch(const krait_ctx *ctx, const void *args
 }
 
 int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[] = {{"mamba_decode_hopper", "kr_mamba_stream"},
-                                      {"mamba_decode_hopper", "kr_mamba2_stream"}};
+  static const kr_kernel kernels[2][2] = {
+      {{"mamba_decode_hopper", "kr_mamba_stream"}, {"mamba_decode_hopper", "kr_mamba2_stream"}},
+      {{"mamba_decode_hopper", "kr_mamba_stream_q8"}, {"mamba_decode_hopper", "kr_mamba2_stream_q8"}}};
   const krait_mamba_decode_args *a = args;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_stream_plan s = plan_of(ctx, a);
@@ -130,5 +143,6 @@ int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
                         .stream = a->call.stream,
                         .is_together = 1};
   KR_TRY(kr_cuda_fill(ctx->cuda, a->call.scratch, 0, words, a->call.stream)); /* no word has a layer's tag */
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.is_second], &grid, &s, sizeof s);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.in_proj.scales != NULL][s.p.is_second], &grid,
+                        &s, sizeof s);
 }

@@ -11,6 +11,9 @@ enum {
   KR_STREAM_MOST_STAGES = 24,
   KR_STREAM_IN_ROWS = 4, /* of in_proj in a stage; of x_proj and out_proj */
   KR_STREAM_OUT_ROWS = 2,
+  KR_STREAM_IN_ROWS_Q8 = 2 * KR_STREAM_IN_ROWS, /* as many bytes, and scales behind them */
+  KR_STREAM_OUT_ROWS_Q8 = 2 * KR_STREAM_OUT_ROWS,
+  KR_STREAM_SCALES_AT = KR_STREAM_IN_ROWS_Q8 * KR_STREAM_WIDTH,
   KR_STREAM_UNDER_WAY = 49152,  /* most bytes of weights a block has on their way, in whole stages: with
                                  * one stage of 20 KB or three, 2.8b's step takes 1.75 and 1.46 ms, not 1.38 */
   KR_STREAM_MOST_CHANNELS = 48, /* of a block */
@@ -21,8 +24,9 @@ enum {
 
 /* Where in a block's shared memory things lie, in bytes; the ring is at 0. */
 typedef struct kr_stream_places {
-  int32_t inputs;  /* of the product: floats; u and Mamba's y as 16-bit elements */
-  int32_t dt_rows; /* dt_proj's rows of a layer, Mamba only */
+  int32_t inputs;       /* of the product: floats; u and Mamba's y as 16-bit elements */
+  int32_t bytes, steps; /* the same beside weights of 8 bits (mamba_decode_products.cuh) */
+  int32_t dt_rows;      /* dt_proj's rows of a layer, Mamba only */
   int32_t sums, z_sums, column_sums,
       out_sums;                           /* floats [row][quarter of K]; Mamba's x_proj: [2][row of a stage][warp] */
   int32_t columns, squares, gate_squares; /* squares: a sum a warp */

@@ -321,6 +321,17 @@ void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t
   multiply(d, a, b0, b1, kr_bf16_to_float);
 }
 
+/* Columns 4 q + {0, 1, 2, 3, 16, 17, 18, 19}: signed bytes. */
+void kr_emulated_mma_bytes(int32_t d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+  float factors[12], sums[4] = {0};
+  for (int half = 0; half < 2; half++) {
+    const uint32_t words[3] = {a[2 * half], a[2 * half + 1], half ? b1 : b0};
+    for (int i = 0; i < 12; i++) factors[i] = (float)(int8_t)(words[i / 4] >> i % 4 * 8);
+    add_products(sums, factors, 4);
+  }
+  for (int i = 0; i < 4; i++) d[i] += (int32_t)sums[i];
+}
+
 /* Columns q + {0, 4}; the instruction uses 11 significant bits. */
 void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
   const uint32_t words[6] = {a[0] & ~0x1fffu, a[2] & ~0x1fffu, a[1] & ~0x1fffu,

@@ -28,6 +28,7 @@ float kr_emulated_shuffle(float v, int other); /* the value of another thread of
 void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
 void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
 void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
+void kr_emulated_mma_bytes(int32_t d[4], const uint32_t a[4], uint32_t b0, uint32_t b1);
 void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned);
 void kr_emulated_sync_some(int barrier, int n_threads);
 void kr_emulated_others_done(void); /* overlap.cuh */
