@@ -124,6 +124,40 @@ KR_DEV void load_once(uint64_t once, void *to, const void *from, int bytes, uint
 #endif
 }
 
+/* Asks for bytes, rounded to whole 16 outwards. */
+KR_DEV void ask_for(const void *from, int64_t bytes) {
+  const uintptr_t at = (uintptr_t)from & ~(uintptr_t)15;
+  const uint32_t n = (uint32_t)(((uintptr_t)from + bytes + 15 - at) & ~(uintptr_t)15);
+#ifdef KR_EMULATE
+  (void)n;
+#else
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(at), "r"(n) : "memory");
+#endif
+}
+KR_DEV void ask_for_rows(const kr_decode_halves &of, int layer, const range &r, int row) {
+  if (of.data && r.n > 0) ask_for(of.data + layer * of.layer + r.from * of.row, 2 * ((r.n - 1) * of.row + row));
+}
+KR_DEV void ask_for_taps(const kr_decode_plan &p, int layer, int slot, const range &channels) {
+  const kr_decode_state &s = p.conv_state;
+  const int bytes = s.is_float ? 4 : 2;
+  if (channels.n <= 0) return;
+  ask_for_rows(p.conv, layer, channels, p.W), ask_for_rows(p.conv_bias, layer, channels, 1);
+  ask_for((const char *)s.data + (layer * s.layer + slot * s.slot + channels.from * s.channel) * bytes,
+          ((channels.n - 1) * s.channel + (p.W - 2) * s.last + 1) * bytes);
+}
+
+/* Into the L2 cache, what a layer waits for first beside the products' weights: the block's share of it; of norms'
+ * weights, which all blocks read, a part. */
+template <int SECOND>
+KR_DEV void ask_for_layer(const kr_decode_plan &p, const shares &h, int layer, int slot) {
+  const int columns = p.n_columns - p.H - h.columns.from; /* those that the convolution makes */
+  ask_for_rows(p.norm, layer, h.width, 1);
+  ask_for_taps(p, layer, slot, h.channels);
+  if (!SECOND) return;
+  ask_for_rows(p.gate_norm, layer, h.channels, 1);
+  ask_for_taps(p, layer, slot, range{p.inner + h.columns.from, columns < h.columns.n ? columns : h.columns.n});
+}
+
 template <int Q8>
 KR_DEV void fill_stage(stream &s, const segment &of, int layer, int first, int inputs) {
   const kr_stream_plan &plan = *s.plan;
@@ -150,7 +184,7 @@ KR_DEV void fill(stream &s, const segment &of, int layer, int from, int to, int 
 }
 
 template <int SECOND, int Q8>
-KR_DEV void fill_ring(stream &s, const shares &h) {
+KR_DEV void fill_ring(stream &s, const shares &h, int slot) {
   const kr_stream_plan &plan = *s.plan;
   const kr_decode_plan &p = plan.p;
   const segment x = segment_of<SECOND, Q8>(plan, h, X_ROWS), z = segment_of<SECOND, Q8>(plan, h, Z_ROWS),
@@ -162,6 +196,7 @@ KR_DEV void fill_ring(stream &s, const shares &h) {
     fill<Q8>(s, z, layer, 0, before, p.width);
     if (!SECOND) fill<Q8>(s, c, layer, 0, stages_of(c), p.inner);
     fill<Q8>(s, z, layer, before, stages_of(z), p.width);
+    if (layer + 1 < p.n_layers) ask_for_layer<SECOND>(p, h, layer + 1, slot);
     fill<Q8>(s, out, layer, 0, stages_of(out), p.inner);
   }
 }
@@ -321,9 +356,10 @@ KR_DEV void gather_halves(const worker &b, const mail &m, uint32_t tag) {
   sync_workers();
 }
 
+/* As they lie: converted where they are used, so that nobody waits for them before. */
 template <int PAIRS>
 struct factors {
-  float v[PAIRS][4];
+  uint16_t v[PAIRS][4];
 };
 template <int PAIRS>
 KR_DEV void read_factors(const kr_decode_halves &w, int layer, const received<PAIRS> &r, factors<PAIRS> &f) {
@@ -331,7 +367,7 @@ KR_DEV void read_factors(const kr_decode_halves &w, int layer, const received<PA
 #pragma unroll
   for (int k = 0; k < PAIRS; k++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) f.v[k][i] = i < r.n[k] ? from_half(from[r.from[k] + i]) : 0.0f;
+    for (int i = 0; i < 4; i++) f.v[k][i] = i < r.n[k] ? from[r.from[k] + i] : 0;
 }
 
 /* Values times a norm's weight as inputs, and their squares: the norm's scale is for the product's results. */
@@ -343,7 +379,8 @@ KR_DEV void place_normed(const worker &b, const received<PAIRS> &r, const factor
   for (int k = 0; k < PAIRS; k++)
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      if (i < r.n[k]) square = kr_fma(v[k][i], v[k][i], square), FLOATS(inputs)[r.from[k] + i] = v[k][i] * f.v[k][i];
+      if (i < r.n[k])
+        square = kr_fma(v[k][i], v[k][i], square), FLOATS(inputs)[r.from[k] + i] = v[k][i] * from_half(f.v[k][i]);
 #pragma unroll
   for (int by = 16; by; by /= 2) square += kr_shuffle_xor(square, by);
   if (own_lane() == 0) squares[own_warp()] = square;
@@ -492,12 +529,29 @@ KR_DEV void load_dt_rows(const worker &b, int layer) {
 
 /* ---- Mamba-2's scan ---------------------------------------------------------------------------------------------- */
 
-/* A warp a channel, four states a lane. */
+/* A warp a channel, four states a lane; a warp's channels in two groups, whose chains run beside each other. */
+enum { FIRST_SCANS = 4, OTHER_SCANS = SCANS - FIRST_SCANS };
 typedef struct head_terms {
-  float s[SCANS][4], A[SCANS], D[SCANS], bias[SCANS];
+  float s[SCANS][4], A[SCANS], bias[SCANS];
+  float D[2]; /* a group's; of the channel whose y this lane writes */
 } head_terms;
 
-KR_DEV int has_states(const worker &b, int i) { return i < b.s.channels.n && 4 * (fresh_thread() & 31) < b.plan->p.N; }
+KR_DEV int head_of(const worker &b, int i) {
+  return (int)((uint64_t)(uint32_t)(b.s.channels.from + i) * b.plan->over_head_width >> 32);
+}
+KR_DEV int own_channel(int k) { return (fresh_thread() >> 5) + WARPS * k; }
+/* The lanes of a warp as over_lanes leaves N sums: the channel of the group from FROM on that this lane has. */
+template <int FROM, int N>
+KR_DEV int summed_channel(void) {
+  return own_channel(FROM + own_lane() / (32 / N));
+}
+KR_DEV int has_states(const worker &b) { return 4 * own_lane() < b.plan->p.N; }
+
+template <int FROM, int N>
+KR_DEV float read_factor(const worker &b, const float *D) {
+  const int i = summed_channel<FROM, N>();
+  return i < b.s.channels.n ? D[head_of(b, i)] : 0.0f;
+}
 
 KR_DEV void read_heads(const worker &b, int layer, head_terms &t) {
   const kr_decode_plan &p = b.plan->p;
@@ -505,35 +559,59 @@ KR_DEV void read_heads(const worker &b, int layer, head_terms &t) {
                      *const bias = p.dt_bias.data + layer * p.dt_bias.layer;
 #pragma unroll
   for (int k = 0; k < SCANS; k++) {
-    const int i = (fresh_thread() >> 5) + WARPS * k, h = (b.s.channels.from + i) / p.head_width;
+    const int i = own_channel(k), exists = i < b.s.channels.n, h = head_of(b, exists ? i : 0);
+    t.A[k] = A[h], t.bias[k] = bias[h];
 #pragma unroll
     for (int j = 0; j < 4; j++) t.s[k][j] = 0.0f;
-    if (i >= b.s.channels.n) continue;
-    t.A[k] = A[h], t.D[k] = D[h], t.bias[k] = bias[h];
-    if (!has_states(b, i)) continue;
-    read_states(p.ssm_state, own_states(b, layer, i, fresh_thread() & 31), t.s[k]);
+    if (exists && has_states(b)) read_states(p.ssm_state, own_states(b, layer, i, own_lane()), t.s[k]);
+  }
+  t.D[0] = read_factor<0, FIRST_SCANS>(b, D), t.D[1] = read_factor<FIRST_SCANS, OTHER_SCANS>(b, D);
+}
+
+/* Of the columns: this lane's B and C; nothing of C where it has no states. */
+typedef struct inner_terms {
+  float B[4], C[4];
+} inner_terms;
+KR_DEV void take_columns(const worker &b, inner_terms &c) {
+  const int has = has_states(b), from = has ? 4 * own_lane() : 0;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const float C = FLOATS(columns)[b.plan->p.N + from + j];
+    c.B[j] = FLOATS(columns)[from + j], c.C[j] = has ? C : 0.0f;
   }
 }
 
-KR_DEV void scan_heads(const worker &b, int layer, float scale, head_terms &t) {
+template <int FROM, int N>
+KR_DEV void scan_group(const worker &b, int layer, float scale, const inner_terms &c, float D, head_terms &t) {
   const kr_decode_plan &p = b.plan->p;
-  const int from = 4 * own_lane() < p.N ? 4 * own_lane() : 0;
+  float y[N];
 #pragma unroll
-  for (int k = 0; k < SCANS; k++) {
-    const int i = (fresh_thread() >> 5) + WARPS * k, h = (b.s.channels.from + i) / p.head_width;
-    if (i >= b.s.channels.n) continue;
-    const float dt = kr_softplus(FLOATS(columns)[2 * p.N + h] + t.bias[k]), decay = kr_exp(dt * t.A[k]),
-                x = FLOATS(x)[i];
-    float y = 0.0f;
+  for (int k = 0; k < N; k++) {
+    const int at = FROM + k, i = own_channel(at) < b.s.channels.n ? own_channel(at) : 0;
+    const float dt = kr_softplus(FLOATS(columns)[2 * p.N + head_of(b, i)] + t.bias[at]), decay = kr_exp(dt * t.A[at]),
+                step = dt * FLOATS(x)[i];
+    y[k] = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; j++)
-      t.s[k][j] = kr_fma(decay, t.s[k][j], dt * x * FLOATS(columns)[from + j]),
-      y = has_states(b, i) ? kr_fma(FLOATS(columns)[p.N + from + j], t.s[k][j], y) : y;
-#pragma unroll
-    for (int by = 16; by; by /= 2) y += kr_shuffle_xor(y, by);
-    if (has_states(b, i)) write_states(p.ssm_state, own_states(b, layer, i, fresh_thread() & 31), t.s[k]);
-    if (own_lane() == 0) FLOATS(y)[i] = kr_fma(t.D[k], x, y) * kr_silu(sum_of(FLOATS(z_sums) + 4 * i) * scale);
+      t.s[at][j] = kr_fma(decay, t.s[at][j], step * c.B[j]), y[k] = kr_fma(c.C[j], t.s[at][j], y[k]);
   }
+  const float sum = over_lanes<16>(y);
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    const int i = own_channel(FROM + k);
+    if (i < b.s.channels.n && has_states(b))
+      write_states(p.ssm_state, own_states(b, layer, i, own_lane()), t.s[FROM + k]);
+  }
+  const int i = summed_channel<FROM, N>();
+  if (own_lane() % (32 / N) == 0 && i < b.s.channels.n)
+    FLOATS(y)[i] = kr_fma(D, FLOATS(x)[i], sum) * kr_silu(sum_of(FLOATS(z_sums) + 4 * i) * scale);
+}
+
+KR_DEV void scan_heads(const worker &b, int layer, float scale, head_terms &t) {
+  inner_terms c;
+  take_columns(b, c);
+  scan_group<0, FIRST_SCANS>(b, layer, scale, c, t.D[0], t);
+  if (FIRST_SCANS * WARPS < b.s.channels.n) scan_group<FIRST_SCANS, OTHER_SCANS>(b, layer, scale, c, t.D[1], t);
 }
 
 /* ---- a layer ----------------------------------------------------------------------------------------------------- */
@@ -624,9 +702,9 @@ KR_DEV float project_in(worker &b, const taps &t, const operands<Q8, IN_UNITS> &
   return scale;
 }
 
-/* y of all blocks times out_proj. */
+/* y of all blocks times out_proj; gates: of Mamba-2's norm. */
 template <int SECOND, int Q8>
-KR_DEV void project_out(worker &b, int layer, uint32_t tag) {
+KR_DEV void project_out(worker &b, int layer, uint32_t tag, const factors<Y_PAIRS> &gates) {
   const kr_stream_plan &plan = *b.plan;
   const kr_decode_plan &p = plan.p;
   const segment out = segment_of<SECOND, Q8>(plan, b.s, OUT_ROWS);
@@ -635,10 +713,7 @@ KR_DEV void project_out(worker &b, int layer, uint32_t tag) {
   sync_workers();
   send(m, FLOATS(y), tag);
   if (SECOND) {
-    factors<Y_PAIRS> gates;
-    const received<Y_PAIRS> r = find_received<Y_PAIRS>(m);
-    read_factors(p.gate_norm, layer, r, gates);
-    gather_normed(b, m, r, gates, tag, FLOATS(gate_squares));
+    gather_normed(b, m, find_received<Y_PAIRS>(m), gates, tag, FLOATS(gate_squares));
   } else {
     if (fresh_thread() == 32 && layer + 1 < p.n_layers) load_dt_rows(b, layer + 1);
     gather_halves<U_PAIRS>(b, m, tag);
@@ -675,11 +750,13 @@ KR_DEV void run_layers(worker &b) {
     operands<Q8, IN_UNITS> x;
     take_inputs<Q8, QUARTERS>(b, 1, own_quarter(), x);
     const float scale = project_in<SECOND>(b, t, x, tag);
-    if (SECOND)
+    factors<Y_PAIRS> gates;
+    if (SECOND) {
+      read_factors(p.gate_norm, layer, find_received<Y_PAIRS>(mail_of_y<SECOND>(plan)), gates);
       scan_heads(b, layer, scale, heads);
-    else
+    } else
       kr_barrier_await(BARRIERS(dt_full), layer & 1), scan(b, layer, scale, lanes);
-    project_out<SECOND, Q8>(b, layer, tag);
+    project_out<SECOND, Q8>(b, layer, tag, gates);
   }
 }
 
@@ -710,7 +787,7 @@ KR_DEV void run(const kr_stream_plan &plan) {
   kr_sync();
   if (kr_thread() < WORKERS) return run_layers<SECOND, Q8>(b);
   stream s{&plan, b.memory, BARRIERS(full), BARRIERS(empty), {0, 0}, {0, 0}, 0, kr_once()};
-  if (kr_thread() == WORKERS) fill_ring<SECOND, Q8>(s, b.s);
+  if (kr_thread() == WORKERS) fill_ring<SECOND, Q8>(s, b.s, slot);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream(const kr_stream_plan plan) { run<0, 0>(plan); }

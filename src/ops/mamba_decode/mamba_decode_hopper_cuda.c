@@ -57,6 +57,7 @@ static kr_stream_plan plan_of(const krait_ctx *ctx, const krait_mamba_decode_arg
   s.stream_pairs = share(share(p->width, blocks), 4);
   s.channel_pairs = share(share(p->inner, blocks), p->is_second ? 4 : 6);
   s.over_stream_pairs = 65536 / s.stream_pairs + 1, s.over_channel_pairs = 65536 / s.channel_pairs + 1;
+  s.over_head_width = (uint32_t)(((1ll << 32) + p->head_width - 1) / p->head_width);
   s.channels = shares_of(p->inner, blocks), s.columns = shares_of(p->n_columns, blocks);
   s.width = shares_of(p->width, blocks);
   lay_out_block(&s, blocks, 0);
@@ -91,6 +92,7 @@ static const char *refuse_shape(const krait_ctx *ctx, const krait_mamba_decode_a
   if (a->G != 1) return "several groups";
   if (a->D != KR_STREAM_WIDTH || a->E != 2 * a->D || a->R % 8) return "widths other than 2560 and 5120";
   if (is_first ? a->N != 16 : a->N % 4 || a->N > 128) return "Mamba's N is not 16, or Mamba-2's above 128";
+  if (!is_first && a->H == a->E) return "heads of one channel"; /* 2^32 over 1 is no 32-bit number */
   if (a->E > KR_STREAM_MOST_CHANNELS * blocks) return "few multiprocessors for the width";
   if (a->R > 1 << 12 || a->Y >= 1 << 16 || a->n_states >= INT32_MAX) return "too large";
   return NULL;

@@ -48,6 +48,7 @@ typedef struct kr_stream_plan {
   uint64_t *stream_words, *u_words, *y_words, *column_words;
   int32_t stream_pairs, channel_pairs; /* pairs of words a block sends; 2^16 over that, rounded up */
   int32_t over_stream_pairs, over_channel_pairs;
+  uint32_t over_head_width;      /* 2^32 over a head's channels, rounded up: no division */
   int32_t stage_bytes, n_stages; /* the ring */
   int32_t window;                /* stages under way at most */
   kr_stream_places at;
