@@ -96,7 +96,9 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   const int many_sequences = !far && is_half(c->dtype) && kr_case_chance(c, 0.2); /* a decoding step */
   if (many_sequences)
     a->M = kr_case_int(c, 17, 64), a->N = 8 * kr_case_int(c, 1, 40), a->K = 8 * kr_case_int(c, 64, 160), a->P = 0;
-  else if (!far && kr_case_chance(c, 0.08)) /* whole tiles and stages, and remainders of both */
+  if (many_sequences && kr_case_chance(c, 0.05)) /* more tiles than multiprocessors */
+    a->M = kr_case_int(c, 17, 20), a->N = 96 * 132 + 8 * kr_case_int(c, 1, 20), a->K = 8 * kr_case_int(c, 64, 80);
+  if (!many_sequences && !far && kr_case_chance(c, 0.08)) /* whole tiles and stages, and remainders of both */
     a->M = 128 + 8 * kr_case_int(c, 0, 2), a->N = 64 * kr_case_int(c, 2, 4) + 8 * kr_case_int(c, 0, 2),
     a->K = 32 * kr_case_int(c, 1, 5) + 8 * kr_case_int(c, 0, 1), a->P = 0;
   const int many_terms = !far && index % 90 == 63; /* enough for 16 multiprocessors */

@@ -584,13 +584,20 @@ typedef struct some_shape {
 
 enum { LEAST_SOME_K = 512, SPLIT_COST = 4 };
 
+/* No epilogue, and stores in whole runs of eight columns. */
+static int is_bare(const kr_gemm_plan *p) {
+  return is_plain(p) && !p->residual.data && p->N % 8 == 0 && p->scale == 1 && p->activation == KRAIT_ACT_NONE;
+}
+
 /* A block's reads, in columns and boxes of 64 k, as measured on an H200; 0: the shape does not fit. Clusters with one
- * block per multiprocessor cannot occupy all of them. */
+ * block per multiprocessor cannot occupy all of them. A block takes several tiles in turn only of the widest ones, with
+ * all of K and without an epilogue. */
 static int64_t cost_of_some(const kr_gemm_plan *p, some_shape s, int n_multiprocessors) {
-  const int n_steps = ceil_div(p->K, KR_SOME_K),
-            most = s.n_splits > 1 ? n_multiprocessors * 7 / 8 : n_multiprocessors;
-  if ((int64_t)ceil_div(p->N, s.tile) * s.n_splits > most || s.n_splits > n_steps) return 0;
-  return (int64_t)(KR_SOME_BOXES * ceil_div(n_steps, s.n_splits) + 2 + (s.n_splits > 4 ? SPLIT_COST : 0)) *
+  const int n_steps = ceil_div(p->K, KR_SOME_K), n_tiles = ceil_div(p->N, s.tile),
+            most = s.n_splits > 1 ? n_multiprocessors * 7 / 8 : n_multiprocessors,
+            n_turns = s.n_splits == 1 && s.tile == KR_SOME_MOST_TILE && is_bare(p) ? ceil_div(n_tiles, most) : 1;
+  if ((int64_t)n_tiles * s.n_splits > (int64_t)most * n_turns || s.n_splits > n_steps) return 0;
+  return (int64_t)(KR_SOME_BOXES * ceil_div(n_steps, s.n_splits) * n_turns + 2 + (s.n_splits > 4 ? SPLIT_COST : 0)) *
          (s.tile + KR_SOME_ROWS / 2);
 }
 
@@ -623,29 +630,26 @@ const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
              : "K must lie side by side in A and Bmat, rows aligned to 16 bytes";
 }
 
-/* No epilogue, and stores in whole runs of eight columns. */
-static int is_bare(const kr_gemm_plan *p) {
-  return is_plain(p) && !p->residual.data && p->out.dtype == p->A.dtype && p->N % 8 == 0 && p->scale == 1 &&
-         p->activation == KRAIT_ACT_NONE;
-}
-
 int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2] = {{"gemm_some_f16", "kr_gemm_some"}, {"gemm_some_bf16", "kr_gemm_some"}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_some_plan s = {.plan = describe(a)};
   const some_shape shape = choose_some(ctx, &s.plan);
-  s.tile = shape.tile, s.out = s.plan.out.data, s.out_row = s.plan.out.row, s.is_plain = is_bare(&s.plan);
+  const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors, n_tiles = ceil_div(s.plan.N, shape.tile),
+            is_in_turns = n_tiles * shape.n_splits > n_multiprocessors;
+  s.tile = shape.tile, s.out = s.plan.out.data, s.out_row = s.plan.out.row;
+  s.is_plain = is_bare(&s.plan) && s.plan.out.dtype == s.plan.A.dtype;
   s.n_steps = ceil_div(s.plan.K, KR_SOME_K), s.n_splits = shape.n_splits;
-  s.is_whole = s.is_plain && s.n_splits == 1;
-  s.n_stages = ceil_div(s.n_steps, s.n_splits);
+  s.is_whole = is_bare(&s.plan) && s.n_splits == 1;
+  s.n_stages = is_in_turns ? KR_SOME_MOST_STAGES(shape.tile) : ceil_div(s.n_steps, s.n_splits);
   if (s.n_stages > KR_SOME_MOST_STAGES(shape.tile)) s.n_stages = KR_SOME_MOST_STAGES(shape.tile);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
   int32_t status = make_map(ctx, &s.weights, &s.plan.B, s.plan.K, s.plan.N, 1, shape.tile);
   if (status >= 0) status = make_map(ctx, &s.rows, &s.plan.A, s.plan.K, s.plan.M, 1, KR_SOME_ROWS);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
-  const kr_grid grid = {.x = (uint32_t)(ceil_div(s.plan.N, shape.tile) * s.n_splits),
+  const kr_grid grid = {.x = (uint32_t)(is_in_turns ? n_multiprocessors : n_tiles * s.n_splits),
                         .block = KR_SOME_THREADS,
                         .shared_bytes = (uint32_t)KR_SOME_SHARED_BYTES(shape.tile, s.n_stages),
                         .cluster = (uint32_t)s.n_splits,

@@ -1,8 +1,9 @@
 /* gemm_some.cu: up to 64 rows of A (tokens) times k-contiguous 16-bit weights, by wgmma (sm_90a): bound by reading the
  * weights once. A block takes 64, 80 or 96 columns and one K split: a producer warp copies boxes of rows and weights
- * into a ring of stages, four consumer warps multiply. Blocks sharing K form a cluster; each finishes some of the rows,
- * whose partial sums the others store into its shared memory. Weight loads are issued before the preceding kernel has
- * ended (overlap.cuh). */
+ * into a ring of stages, four consumer warps multiply. If there are more columns than multiprocessors take at once, a
+ * block takes one tile of 96 after another, and its copies go on across them. Blocks sharing K form a cluster; each
+ * finishes some of the rows, whose partial sums the others store into its shared memory. Weight loads are issued before
+ * the preceding kernel has ended (overlap.cuh). */
 #include "gemm_finish.cuh"
 #include "gemm_some.h"
 #include "overlap.cuh"
@@ -21,18 +22,32 @@ enum { DTYPE = KRAIT_BF16 };
 #endif
 enum {
   ROWS = KR_SOME_ROWS,
-  MOST = 96, /* columns */
-  RUN = 8    /* columns a thread finishes at a time */
+  MOST = KR_SOME_MOST_TILE,
+  RUN = 8 /* columns a thread finishes at a time */
 };
 
 typedef struct part {
   int rank, n, first, n_steps; /* in the cluster; first column; first stage of K and number of stages */
+  int next;                    /* columns from a tile of this block to its next */
 } part;
 
 KR_DEV part part_of(const kr_gemm_some_plan &p) {
   const int tile = kr_block_x() / p.n_splits, rank = kr_block_x() - tile * p.n_splits;
   const int first = p.n_steps * rank / p.n_splits;
-  return (part){rank, tile * p.tile, first, p.n_steps * (rank + 1) / p.n_splits - first};
+  return (part){rank, tile * p.tile, first, p.n_steps * (rank + 1) / p.n_splits - first, kr_grid_x() * p.tile};
+}
+KR_DEV int tiles_of(const kr_gemm_some_plan &p, const part &at) {
+  return p.is_whole ? (p.plan.N - at.n + at.next - 1) / at.next : 1;
+}
+
+/* A step through the stages of all tiles of the block. */
+typedef struct step {
+  int s, n, stage;
+  uint32_t round;
+} step;
+KR_DEV void advance(step &to, const kr_gemm_some_plan &p, const part &at) {
+  if (++to.stage == p.n_stages) to.stage = 0, to.round ^= 1;
+  if (++to.s == at.n_steps) to.s = 0, to.n += at.next;
 }
 
 /* Layout of shared memory. */
@@ -72,57 +87,96 @@ KR_DEV void load_box_by(uint64_t policy, uint32_t to, uint64_t map, uint32_t bar
 KR_DEV void arrive(void) { asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory"); }
 KR_DEV void await(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory"); }
 
-KR_DEV void load_weights(const part &at, uint64_t once, uint32_t to, uint32_t full, const kr_gemm_some_plan &p,
-                         uint64_t maps, int s) {
+KR_DEV void load_weights(const part &at, const places &in, uint64_t once, const kr_gemm_some_plan &p, uint64_t maps,
+                         const step &of) {
+  const uint32_t to = in.stages + of.stage * in.stage_bytes, full = in.full + of.stage * 8;
   kr_barrier_expect(full, KR_SOME_STAGE_BYTES(p.tile));
 #pragma unroll
   for (int i = 0; i < KR_SOME_BOXES; i++)
-    load_box_by(once, to + i * KR_SOME_BOX_BYTES(p.tile) + ROWS * 128, maps, full, (at.first + s) * KR_SOME_K + 64 * i,
-                at.n);
+    load_box_by(once, to + i * KR_SOME_BOX_BYTES(p.tile) + ROWS * 128, maps, full,
+                (at.first + of.s) * KR_SOME_K + 64 * i, of.n);
 }
 
 KR_DEV void copy_stages(const kr_gemm_some_plan &p, const part &at, const places &in, uint64_t maps) {
-  const int early = at.n_steps < p.n_stages ? at.n_steps : p.n_stages;
+  const int n = at.n_steps * tiles_of(p, at), early = n < p.n_stages ? n : p.n_stages;
   const uint64_t once = kr_once();
-  for (int s = 0; s < early; s++) load_weights(at, once, in.stages + s * in.stage_bytes, in.full + s * 8, p, maps, s);
+  step of = {0, at.n, 0, 1};
+  for (int i = 0; i < early; i++, advance(of, p, at)) load_weights(at, in, once, p, maps, of);
   kr_others_done();
-  int stage = 0;
-  uint32_t round = 1;
-  for (int s = 0; s < at.n_steps; s++) {
-    const uint32_t to = in.stages + stage * in.stage_bytes, full = in.full + stage * 8;
-    if (s >= p.n_stages) {
-      kr_barrier_await(in.empty + stage * 8, round);
-      load_weights(at, once, to, full, p, maps, s);
+  of = step{0, at.n, 0, 1};
+  for (int i = 0; i < n; i++, advance(of, p, at)) {
+    const uint32_t to = in.stages + of.stage * in.stage_bytes, full = in.full + of.stage * 8;
+    if (i >= p.n_stages) {
+      kr_barrier_await(in.empty + of.stage * 8, of.round);
+      load_weights(at, in, once, p, maps, of);
     }
 #pragma unroll
-    for (int i = 0; i < KR_SOME_BOXES; i++)
-      kr_load_box(to + i * KR_SOME_BOX_BYTES(p.tile), maps + sizeof(kr_gemm_map), full,
-                  (at.first + s) * KR_SOME_K + 64 * i, 0, 0);
-    if (++stage == p.n_stages) stage = 0, round ^= 1;
+    for (int k = 0; k < KR_SOME_BOXES; k++)
+      kr_load_box(to + k * KR_SOME_BOX_BYTES(p.tile), maps + sizeof(kr_gemm_map), full,
+                  (at.first + of.s) * KR_SOME_K + 64 * k, 0, 0);
   }
 }
 
-/* A box's wgmma is in flight while the next one's is issued; the stage before is released then. */
+/* A tile's stages. A box's wgmma is in flight while the next one's is issued; the stage before is released then. */
 template <int TILE>
-KR_DEV void multiply_stages(const kr_gemm_some_plan &p, const part &at, const places &in, float (&sums)[MOST / 2]) {
+KR_DEV void multiply_stages(const kr_gemm_some_plan &p, const part &at, const places &in, step &of,
+                            float (&sums)[MOST / 2]) {
   float d[TILE / 2];
-  int stage = 0, before = 0;
-  uint32_t round = 0;
-  for (int s = 0; s < at.n_steps; s++) {
-    const uint32_t from = in.stages + stage * KR_SOME_STAGE_BYTES(TILE);
-    kr_barrier_await(in.full + stage * 8, round);
+  int before = 0;
+  for (int s = 0; s < at.n_steps; s++, advance(of, p, at)) {
+    const uint32_t from = in.stages + of.stage * KR_SOME_STAGE_BYTES(TILE);
+    kr_barrier_await(in.full + of.stage * 8, of.round);
 #pragma unroll
     for (int i = 0; i < KR_SOME_BOXES; i++) {
       const uint32_t box = from + i * KR_SOME_BOX_BYTES(TILE);
       kr_wgmma<TILE, element, 0, 0, 1>(d, kr_k_major(box), kr_k_major(box + ROWS * 128), s + i > 0);
       if (i == 0 && kr_thread() == 0 && s > 0) kr_barrier_arrive(in.empty + before * 8);
     }
-    before = stage;
-    if (++stage == p.n_stages) stage = 0, round ^= 1;
+    before = of.stage;
   }
   kr_wgmma_wait<TILE, 0>(d);
+  if (kr_thread() == 0) kr_barrier_arrive(in.empty + before * 8);
 #pragma unroll
   for (int i = 0; i < TILE / 2; i++) sums[i] = d[i];
+}
+
+/* Stores a tile's results from registers, without the detour by shared memory that sums of several blocks take. */
+KR_DEV void store_whole(const kr_gemm_some_plan &p, int n, const float (&d)[MOST / 2]) {
+  const int lane = kr_thread() & 31, m = 16 * (kr_thread() / 32) + lane / 4;
+  const int left = p.plan.N - n < p.tile ? p.plan.N - n : p.tile, at = n + lane % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int64_t row = (m + 8 * h) * p.out_row;
+    if (m + 8 * h >= p.plan.M) continue;
+    uint32_t *const halves = (uint32_t *)((uint16_t *)p.out + row + at);
+    kr_float2 *const floats = (kr_float2 *)((float *)p.out + row + at);
+#pragma unroll
+    for (int j = 0; j < MOST / 8; j++) {
+      const float a = d[4 * j + 2 * h], b = d[4 * j + 2 * h + 1];
+      if (8 * j >= left) continue;
+      if (p.plan.out.dtype == DTYPE)
+        halves[4 * j] = kr_pack(a, b, DTYPE);
+      else
+        floats[4 * j] = kr_float2{{a, b}};
+    }
+  }
+}
+
+/* All tiles of the block, each but the last one stored; returns the last one's first column. The host gives several
+ * only to blocks of MOST columns: the other shapes need no loop. */
+template <int TILE>
+KR_DEV int multiply_tiles(const kr_gemm_some_plan &p, const part &at, const places &in, float (&d)[MOST / 2]) {
+  step of = {0, at.n, 0, 0};
+  int n = at.n;
+  multiply_stages<TILE>(p, at, in, of, d);
+  if (TILE < MOST || !p.is_whole || n + at.next >= p.plan.N) return n;
+  kr_others_done();
+#pragma unroll 1
+  for (; n + at.next < p.plan.N; n += at.next) {
+    store_whole(p, n, d);
+    multiply_stages<TILE>(p, at, in, of, d);
+  }
+  return n;
 }
 
 /* Stores the partial sums to the block that finishes the row, after those of lower ranks. */
@@ -172,19 +226,6 @@ KR_DEV void finish_rows(const kr_gemm_some_plan &p, const part &at, const places
   }
 }
 
-/* Stores results from registers, without the detour by shared memory that sums of several blocks take. */
-KR_DEV void store_whole(const kr_gemm_some_plan &p, const part &at, const float (&d)[MOST / 2]) {
-  const int lane = kr_thread() & 31, m = 16 * (kr_thread() / 32) + lane / 4;
-  const int left = p.plan.N - at.n < p.tile ? p.plan.N - at.n : p.tile;
-  uint32_t *const low = (uint32_t *)((uint16_t *)p.out + m * p.out_row + at.n + lane % 4 * 2), *const high =
-                                                                                                   low + 4 * p.out_row;
-#pragma unroll
-  for (int j = 0; j < MOST / 8; j++) {
-    if (8 * j < left && m < p.plan.M) low[4 * j] = kr_pack(d[4 * j], d[4 * j + 1], DTYPE);
-    if (8 * j < left && m + 8 < p.plan.M) high[4 * j] = kr_pack(d[4 * j + 2], d[4 * j + 3], DTYPE);
-  }
-}
-
 KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan) {
   KR_DYNAMIC_SHARED(shared);
   uint64_t maps;
@@ -208,18 +249,12 @@ KR_KERNEL void KR_BOUNDS(KR_SOME_THREADS, 1) kr_gemm_some(kr_gemm_some_plan plan
     return;
   }
   float d[MOST / 2] = {};
-  if (plan.tile == 64)
-    multiply_stages<64>(plan, at, in, d);
-  else if (plan.tile == 80)
-    multiply_stages<80>(plan, at, in, d);
-  else
-    multiply_stages<96>(plan, at, in, d);
+  const int n = plan.tile == 64   ? multiply_tiles<64>(plan, at, in, d)
+                : plan.tile == 80 ? multiply_tiles<80>(plan, at, in, d)
+                                  : multiply_tiles<96>(plan, at, in, d);
   kr_others_done();
   await(); /* the other blocks have started */
-  if (plan.is_whole) {
-    store_whole(plan, at, d);
-    return;
-  }
+  if (plan.is_whole) return store_whole(plan, n, d);
   hand_over(plan, at, in, d);
   arrive(), await();
   finish_rows(plan, at, in, (const float *)(shared + (in.sums - base)));

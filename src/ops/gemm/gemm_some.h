@@ -6,7 +6,14 @@
 
 /* A stage is 128 of K, of all rows and of TILE columns, in boxes of 64. One block per multiprocessor, to maximize bytes
  * in flight; of its shared memory some is left to blocks of the next kernel. */
-enum { KR_SOME_ROWS = 64, KR_SOME_THREADS = 160, KR_SOME_MOST_SPLITS = 8, KR_SOME_BOXES = 2, KR_SOME_K = 128 };
+enum {
+  KR_SOME_ROWS = 64,
+  KR_SOME_THREADS = 160,
+  KR_SOME_MOST_SPLITS = 8,
+  KR_SOME_BOXES = 2,
+  KR_SOME_K = 128,
+  KR_SOME_MOST_TILE = 96
+};
 #define KR_SOME_SUMS_ROW(TILE) ((TILE) + 4) /* in floats */
 #define KR_SOME_BOX_BYTES(TILE) (((TILE) + KR_SOME_ROWS) * 128)
 #define KR_SOME_STAGE_BYTES(TILE) (KR_SOME_BOXES * KR_SOME_BOX_BYTES(TILE))
@@ -19,8 +26,9 @@ typedef struct kr_gemm_some_plan {
   int32_t tile;               /* columns per block */
   int32_t n_steps, n_splits;  /* stages of K, dealt to the n_splits blocks of a cluster, a power of two */
   int32_t n_stages;           /* in the ring; one suffices if a block has no more */
-  int32_t is_plain, is_whole; /* is_plain: out has packs of the factors' type, and nothing is added; is_whole: besides,
-                               * K is not split */
+  int32_t is_plain, is_whole; /* is_plain: out has packs of the factors' type, and nothing is added; is_whole: the same
+                               * or float32, and K is not split; only then, and of KR_SOME_MOST_TILE columns, may
+                               * there be more tiles than blocks */
   void *out;
   int64_t out_row;
   kr_gemm_plan plan;
