@@ -25,7 +25,7 @@ enum {
   SLOTS = IS_EMULATED ? 10 : 40,
   PROMPT = IS_EMULATED ? 32 : 64, /* whole tiles of the scan's usual kernel */
   STEPS = IS_EMULATED ? 2 : 5,
-  V = IS_EMULATED ? 75 : 331
+  V = IS_EMULATED ? 75 : 2131
 };
 
 static krait_ctx *cpu, *gpu;

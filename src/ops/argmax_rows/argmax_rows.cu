@@ -1,6 +1,8 @@
 /* argmax_rows.cu: the first maximum of each row. NaNs never count.
- *   kr_argmax_rows   one row, or part, per block; each thread keeps its first maximum; lanes, then warps are reduced
- *   kr_argmax_parts  one warp reduces a row's parts */
+ *   kr_argmax_rows   one row, or part, per block; each thread keeps its first maximum; lanes, then warps are reduced,
+ *                    and in a cluster its parts
+ *   kr_argmax_parts  without clusters: one warp reduces a row's parts */
+#include "cluster.cuh"
 #include "overlap.cuh"
 #include "pack.cuh"
 
@@ -47,12 +49,15 @@ KR_DEV int read_packs(const krait_argmax_rows_args &a, int64_t row, int from, in
 KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_plan p) {
   KR_SHARED float values[WARPS];
   KR_SHARED int places[WARPS];
+  KR_DYNAMIC_SHARED(shared);
+  kr_float4 *const sent = (kr_float4 *)shared; /* of a cluster's blocks */
   const krait_argmax_rows_args &a = p.a;
   const int thread = kr_thread(), lane = thread & 31, r = kr_block_x() / p.n_parts, part = kr_block_x() - r * p.n_parts,
             end = (int)min64(a.M, (part + 1) * p.part);
   const int64_t row = r * a.x.stride[0];
   float value = 0.0f;
   int at = -1, begin = (int)min64(a.M, part * p.part);
+  if (p.in_cluster) kr_cluster_starts();
   kr_next_may_start(), kr_others_done();
   if (a.x.dtype == KRAIT_F32 && a.x.stride[1] == 1 && a.x.stride[0] % 4 == 0 && (uint64_t)a.x.data % 16 == 0)
     begin = read_packs(a, row, begin, end, value, at);
@@ -72,11 +77,20 @@ KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_pl
   take_best_lane(value, at);
   if (lane == 0) values[thread / 32] = value, places[thread / 32] = at;
   kr_sync();
-  if (thread >= 32) return;
-  value = lane < WARPS ? values[lane] : 0.0f, at = lane < WARPS ? places[lane] : -1;
-  take_best_lane(value, at);
-  if (lane) return;
-  if (p.n_parts > 1)
+  if (thread < 32) {
+    value = lane < WARPS ? values[lane] : 0.0f, at = lane < WARPS ? places[lane] : -1;
+    take_best_lane(value, at);
+  }
+  if (p.in_cluster) {
+    kr_cluster_started();
+    if (thread == 0) kr_send(sent[part].v, kr_float4{{value, kr_bits_to_float((uint32_t)at), 0.0f, 0.0f}}, p.n_parts);
+    if (!kr_gathered(p.n_parts) || thread >= 32) return;
+    value = lane < p.n_parts ? sent[lane].v[0] : 0.0f;
+    at = lane < p.n_parts ? (int)kr_float_to_bits(sent[lane].v[1]) : -1;
+    take_best_lane(value, at);
+  }
+  if (thread) return;
+  if (p.n_parts > 1 && !p.in_cluster)
     p.values[kr_block_x()] = value, p.places[kr_block_x()] = at;
   else
     ((int32_t *)a.out.data)[r * a.out.stride[0]] = at < 0 ? 0 : at;
