@@ -444,10 +444,11 @@ static int describe_decode(const kr_mlm_config *c, const kr_mlm_weights *w, int6
   return fits && a->in_proj.data != a->in_proj_words.data; /* one of them */
 }
 
-/* One launch of all layers is faster than separate calls if kernels wait for the previous one to end, or if the weights
- * have 8 bits; for few sequences, because a phase processes them one after another between two barriers. If kernels
- * start before the previous one has ended it is slower (H200, ms per step: 130m 0.40 against 0.30, 2.8b 2.39 against
- * 2.12), but for wide layers by Hopper's row, which streams their weights (2.8b 1.38 against 1.79). */
+/* One launch of all layers is faster than separate calls if kernels wait for the previous one to end, or if weights of
+ * 8 bits meet more sequences than calls read them for; for few sequences, because a phase processes them one after
+ * another between two barriers. If kernels start before the previous one has ended it is slower (H200, ms per step:
+ * 130m 0.40 against 0.30, 2.8b 2.39 against 2.12), but for wide layers by Hopper's row, which streams their weights
+ * (2.8b 1.37 against 1.79, with q8_0 1.10 against 1.39; 2.7b 1.48 against 1.82, with q8_0 1.14 against 1.58). */
 enum { MOST_TOGETHER = 4 };
 
 static int is_quicker_whole(const krait_ctx *ctx, const kr_mlm_weights *w, const kr_row *row, int64_t B) {
