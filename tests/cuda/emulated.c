@@ -162,7 +162,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
   int64_t n_failures = 0, n_runs = 0;
   for (int order = 0; order < KR_N_ORDERS; order++) {
     const double start = now_s();
-    if (strcmp(op->name, "selective_scan_bwd") == 0)
+    if (strcmp(op->name, "selective_scan_bwd") == 0 || strcmp(op->name, "dt_state_update") == 0)
       n_multiprocessors = order == 2 ? 1 : 16; /* small calls then count as large */
     if (strncmp(op->name, "ssd", 3) == 0 && order == 2)
       n_multiprocessors = (int[]){

@@ -13,7 +13,8 @@ static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_dt_update_4"),
                        same_fours[] = KR_BY_TYPE("state_update", "kr_dt_update_same_4");
 
 static const kr_kernel whole[] = KR_BY_TYPE("state_update", "kr_dt_update_rows"),
-                       same_whole[] = KR_BY_TYPE("state_update", "kr_dt_update_same_rows");
+                       same_whole[] = KR_BY_TYPE("state_update", "kr_dt_update_same_rows"),
+                       same_whole_4[] = KR_BY_TYPE("state_update", "kr_dt_update_same_rows_4");
 
 static krait_state_update_args with_any_dt(const krait_dt_state_update_args *a) {
   krait_state_update_args update = kr_update_of(a);
@@ -73,14 +74,18 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
 int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args) {
   const krait_dt_state_update_args *a = args;
   const kr_update_plan p = plan_of(a);
-  const int is_float = a->state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
-  const kr_grid grid = {.x = (uint32_t)((a->D + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS),
+  const int64_t n_channels = (a->D + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS,
+                n_blocks = n_channels * ((a->B + KR_UPDATE_ROWS_SAME - 1) / KR_UPDATE_ROWS_SAME);
+  /* H200: with two blocks a multiprocessor or fewer the chain of a block's sequences is what takes the time */
+  const int is_float = a->state.dtype == KRAIT_F32, is_few = n_blocks <= 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors,
+            sequences = is_float ? KR_UPDATE_ROWS_WIDE : is_few ? KR_UPDATE_ROWS_FEW : KR_UPDATE_ROWS_SAME;
+  const kr_grid grid = {.x = (uint32_t)n_channels,
                         .y = (uint32_t)((a->B + sequences - 1) / sequences),
                         .block = 128,
                         .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &(is_float ? whole : same_whole)[a->x.dtype], &grid, &p,
-                        sizeof p);
+  const kr_kernel *kernels = is_float ? whole : is_few ? same_whole_4 : same_whole;
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->x.dtype], &grid, &p, sizeof p);
 }
 
 static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {

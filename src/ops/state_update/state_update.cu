@@ -415,6 +415,9 @@ KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_rows(const kr_update_pla
 KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
   if (HAS_STEPS) update_rows<1, KR_UPDATE_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows_4(const kr_update_plan p) {
+  if (HAS_STEPS) update_rows<1, KR_UPDATE_ROWS_FEW, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
+}
 
 /* ---- eight channels of a head with one decay for all states: decay, B and C are shared --------------------------- */
 

@@ -8,8 +8,14 @@
 
 enum { KR_DT_PACKS = 5 }; /* packs of eight inputs per lane, for the time step's product */
 /* Kernels for many sequences: states of a channel, channels per block, sequences per block for float32 states or states
- * as narrow as the inputs; most packs of eight inputs of the time step's product. */
-enum { KR_UPDATE_ROW_STATES = 16, KR_UPDATE_ROWS_CHANNELS = 64, KR_UPDATE_ROWS_WIDE = 4, KR_UPDATE_ROWS_SAME = 8 };
+ * as narrow as the inputs, and for these where blocks are few; most packs of eight inputs of the time step's product. */
+enum {
+  KR_UPDATE_ROW_STATES = 16,
+  KR_UPDATE_ROWS_CHANNELS = 64,
+  KR_UPDATE_ROWS_WIDE = 4,
+  KR_UPDATE_ROWS_SAME = 8,
+  KR_UPDATE_ROWS_FEW = 4
+};
 enum { KR_UPDATE_STEP_PACKS = 20 };
 
 typedef struct kr_update_plan {
