@@ -623,7 +623,7 @@ const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   if (p.P > 1 || p.B2.data) return "several products, or a gated one";
   if (p.K < LEAST_SOME_K || !choose_some(ctx, &p).n_splits)
-    return "less than 512 inputs, or more columns than blocks for them run at once";
+    return "less than 512 inputs, or an epilogue with more columns than blocks for them run at once";
   if (!driver->TensorMapEncodeTiled || !driver->LaunchKernelEx) return "this driver has no tensor maps or no clusters";
   return order_of(&p) == ORDER_KK && boxes_take(&p.A, p.K, 1) && boxes_take(&p.B, p.K, 1)
              ? NULL
