@@ -8,7 +8,8 @@
 
 enum { KR_DT_PACKS = 5 }; /* packs of eight inputs per lane, for the time step's product */
 /* Kernels for many sequences: states of a channel, channels per block, sequences per block for float32 states or states
- * as narrow as the inputs, and for these where blocks are few; most packs of eight inputs of the time step's product. */
+ * as narrow as the inputs, and for these where blocks are few; most packs of eight inputs of the time step's product.
+ */
 enum {
   KR_UPDATE_ROW_STATES = 16,
   KR_UPDATE_ROWS_CHANNELS = 64,
