@@ -31,13 +31,18 @@ static uint16_t quantize_block(const krait_view *view, int64_t at, int32_t *word
   return scale;
 }
 
-void kr_q8_quantize(const kr_weight *item, int32_t *words, uint16_t *scales) {
+void kr_q8_quantize(const kr_weight *item, int64_t from, int64_t to, int32_t *words, uint16_t *scales) {
   const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
-  const int64_t n = item->shape[0] * item->shape[1] / BLOCK;
-  for (int64_t s = 0; s < n; s++) scales[s] = quantize_block(&view, s * BLOCK, words + s * (BLOCK / 4));
+  const int64_t S = item->shape[1] / BLOCK;
+  for (int64_t s = from * S; s < to * S; s++) scales[s] = quantize_block(&view, s * BLOCK, words + s * (BLOCK / 4));
 }
 
-void kr_q8_row(const int32_t *words, const uint16_t *scales, int64_t S, float *to) {
-  for (int64_t k = 0; k < S * BLOCK; k++)
-    to[k] = kr_f16_to_float(scales[k / BLOCK]) * (float)(int8_t)((uint32_t)words[k / 4] >> (k % 4 * 8) & 255);
+void kr_q8_widen(const int32_t *words, const uint16_t *scales, int64_t S, int64_t from, int64_t to, uint16_t *halves) {
+  for (int64_t s = from * S; s < to * S; s++) {
+    const float scale = kr_f16_to_float(scales[s]);
+    for (int i = 0; i < BLOCK; i++) {
+      const uint32_t word = (uint32_t)words[s * (BLOCK / 4) + i / 4];
+      halves[s * BLOCK + i] = kr_float_to_f16(scale * (float)(int8_t)(word >> (i % 4 * 8) & 255));
+    }
+  }
 }

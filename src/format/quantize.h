@@ -9,10 +9,10 @@
 #include "weights.h"
 
 int kr_q8_fits(const kr_weight *item); /* a matrix of floats whose rows are whole blocks */
-/* words: rows * S * 8; scales: rows * S. */
-void kr_q8_quantize(const kr_weight *item, int32_t *words, uint16_t *scales);
-/* Dequantizes one row of S blocks. */
-void kr_q8_row(const int32_t *words, const uint16_t *scales, int64_t S, float *to);
+/* Rows [from, to); words, rows * S * 8, and scales, rows * S, are those of the whole matrix. */
+void kr_q8_quantize(const kr_weight *item, int64_t from, int64_t to, int32_t *words, uint16_t *scales);
+/* The same rows as float16. */
+void kr_q8_widen(const int32_t *words, const uint16_t *scales, int64_t S, int64_t from, int64_t to, uint16_t *halves);
 
 int kr_q4k_fits(const kr_weight *item); /* a matrix of floats whose rows are whole super-blocks */
 /* Rows [from, to); words are those of the whole matrix, rows * S * 36. */

@@ -7,7 +7,6 @@
 
 #include "alloc.h"
 #include "ctx.h"
-#include "half.h"
 #include "quantize.h"
 #include "status.h"
 #include "view.h"
@@ -135,19 +134,23 @@ static int32_t take(kr_placer *p, const kr_weight *item, int apart, kr_placed *t
                                &to->data); /* random weights: a token must read as much as with real ones */
 }
 
-/* Dequantizes a matrix in host memory to float16. */
-static int32_t widen_q8(const kr_weight *words, const kr_weight *scales, int64_t N, int64_t K, uint16_t **halves) {
-  const int64_t S = K / 32;
-  float *row = kr_alloc_array((size_t)K, sizeof *row);
+typedef struct q8_rows {
+  const kr_weight *words, *scales;
+  uint16_t *halves;
+} q8_rows;
+
+static void widen_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const q8_rows *r = user;
+  (void)worker;
+  kr_q8_widen(r->words->data, r->scales->data, r->scales->shape[1], begin, end, r->halves);
+}
+
+int32_t kr_widen_q8(const krait_ctx *ctx, const kr_weight *words, const kr_weight *scales, uint16_t **halves) {
+  const int64_t N = scales->shape[0], K = 32 * scales->shape[1];
   *halves = kr_alloc_array((size_t)(N * K), sizeof **halves);
-  const int32_t status =
-      *halves && row ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
-  for (int64_t n = 0; status >= 0 && n < N; n++) {
-    kr_q8_row((const int32_t *)words->data + n * 8 * S, (const uint16_t *)scales->data + n * S, S, row);
-    for (int64_t k = 0; k < K; k++) (*halves)[n * K + k] = kr_float_to_f16(row[k]);
-  }
-  kr_free(row);
-  return status;
+  KR_CHECK(*halves, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
+  kr_parallel(ctx, N, 1, widen_rows, &(q8_rows){words, scales, *halves});
+  return KRAIT_OK;
 }
 
 /* Unchanged on a CPU, float16 on a GPU. */
@@ -166,7 +169,7 @@ static int32_t take_q8(kr_placer *p, const kr_weight *words, const kr_weight *sc
     return KRAIT_OK;
   }
   const kr_weight wide = {.name = words->name, .dtype = KRAIT_F16, .bytes = (uint64_t)(N * K) * sizeof *halves};
-  int32_t status = p->device ? widen_q8(words, scales, N, K, &halves) : KRAIT_OK;
+  int32_t status = p->device ? kr_widen_q8(p->ctx, words, scales, &halves) : KRAIT_OK;
   p->bytes += wide.bytes;
   to->dtype = KRAIT_F16;
   if (status >= 0) status = copy_in(p, halves, wide.bytes, apart, &to->data);

@@ -55,6 +55,9 @@ const kr_weight *kr_placer_look(const kr_placer *p,
 /* A tensor made by the caller; copied. */
 int32_t kr_place_made(kr_placer *p, const void *data, uint64_t bytes, int32_t dtype, kr_placed *to);
 
+/* A matrix of q8_0 in host memory as float16, by the context's threads; free it with kr_free. */
+int32_t kr_widen_q8(const krait_ctx *ctx, const kr_weight *words, const kr_weight *scales, uint16_t **halves);
+
 /* ---- a context's memory; initially zero ---- */
 int32_t kr_block_get(const krait_ctx *ctx, const char *what, uint64_t bytes, void *block);
 void kr_block_free(const krait_ctx *ctx, void *block);

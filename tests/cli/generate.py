@@ -270,6 +270,15 @@ def quantised():
     data = (here / "nameless" / "model.safetensors").read_bytes()
     (here / "nameless" / "model.safetensors").write_bytes(data.replace(b"backbone.norm_f.weight", b"backbone.norm_g.weight"))
     check_error(1, "only Mamba and Qwen2 language models can be quantized", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
+    damaged = here / "damaged"
+    tiny.make(damaged, "mamba1")
+    data = bytearray((damaged / "model.safetensors").read_bytes())
+    n = struct.unpack("<Q", data[:8])[0]
+    start = 8 + n + json.loads(data[8:8 + n])["backbone.layers.1.mixer.out_proj.weight"]["data_offsets"][0]
+    for at in (300, 77): # the first one is named, whichever thread sees it
+        struct.pack_into("<f", data, start + 4 * at, math.inf)
+    (damaged / "model.safetensors").write_bytes(data)
+    check_error(1, "out_proj.weight' is not finite at element 77;", "convert", "--quantize", "q8_0", damaged, here / "x.safetensors")
     check_error(1, "unknown quantization 'q3'", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
     check_error(2, "it is the model's model.safetensors", "convert", "--quantize", "q8_0", here / "whole", here / "whole" / "model.safetensors", "-f")

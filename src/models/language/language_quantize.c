@@ -1,6 +1,7 @@
 /* language_quantize.c: rewrites a language model's weights with its large matrices in 8 or 4 bits, chosen by their
  * keys. */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -63,31 +64,45 @@ static int is_delicate(const char *name) {
   return ends_with(name, ".x_proj.weight") || strcmp(name, "lm_head.weight") == 0;
 }
 
-static int32_t check_finite(const kr_weight *item) {
-  const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
-  const int64_t n = item->shape[0] * item->shape[1];
-  for (int64_t i = 0; i < n; i++)
-    KR_CHECK(isfinite(kr_get(&view, i)), KRAIT_ERR_WEIGHTS,
-             "tensor '%s' is not finite at element %lld; the file is damaged, or its training diverged", item->name,
-             (long long)i);
-  return KRAIT_OK;
-}
-
+/* A matrix by rows, for threads. */
 typedef struct rows {
   const kr_weight *item;
   int32_t *words;
+  uint16_t *scales;      /* q8_0's; NULL: q4_k */
+  _Atomic int64_t n_fit; /* no element before it is infinite or NaN */
 } rows;
+
+static void check_rows(void *user, int64_t begin, int64_t end, int worker) {
+  rows *r = user;
+  const krait_view view = {.data = (void *)r->item->data, .dtype = r->item->dtype};
+  const int64_t K = r->item->shape[1];
+  (void)worker;
+  int64_t i = begin * K, least = atomic_load(&r->n_fit);
+  while (i < end * K && isfinite(kr_get(&view, i))) i++;
+  while (i < end * K && i < least && !atomic_compare_exchange_weak(&r->n_fit, &least, i)) continue;
+}
+
+static int32_t check_finite(const output *o, const kr_weight *item) {
+  const int64_t n = item->shape[0] * item->shape[1];
+  rows r = {.item = item, .n_fit = n};
+  kr_parallel(o->ctx, item->shape[0], 1, check_rows, &r);
+  KR_CHECK(r.n_fit == n, KRAIT_ERR_WEIGHTS,
+           "tensor '%s' is not finite at element %lld; the file is damaged, or its training diverged", item->name,
+           (long long)r.n_fit);
+  return KRAIT_OK;
+}
 
 static void quantise_rows(void *user, int64_t begin, int64_t end, int worker) {
   const rows *r = user;
   (void)worker;
-  kr_q4k_quantize(r->item, begin, end, r->words);
+  if (r->scales) kr_q8_quantize(r->item, begin, end, r->words, r->scales);
+  else kr_q4k_quantize(r->item, begin, end, r->words);
 }
 
 static int32_t add_q4k(output *o, const kr_weight *item, const char *name) {
   const int64_t N = item->shape[0], S = item->shape[1] / 256;
   const size_t bytes = (size_t)(N * S) * 144;
-  rows r = {item, kr_arena_try(o->arena, bytes)};
+  rows r = {.item = item, .words = kr_arena_try(o->arena, bytes)};
   KR_CHECK(r.words, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
   kr_parallel(o->ctx, N, 1, quantise_rows, &r);
   return add(o, &(kr_weight){kr_arena_print(o->arena, "%s.q4_k", name), KRAIT_I32, 2, {N, 36 * S}, r.words, bytes});
@@ -95,7 +110,7 @@ static int32_t add_q4k(output *o, const kr_weight *item, const char *name) {
 
 /* name: its name in the new file. */
 static int32_t add_quantised(output *o, const kr_weight *item, const char *name) {
-  KR_TRY(check_finite(item));
+  KR_TRY(check_finite(o, item));
   o->n_new++;
   if (o->is_q4k && !is_delicate(name) && kr_q4k_fits(item)) return add_q4k(o, item, name);
   const int64_t N = item->shape[0], S = item->shape[1] / 32;
@@ -103,7 +118,7 @@ static int32_t add_quantised(output *o, const kr_weight *item, const char *name)
   int32_t *words = kr_arena_try(o->arena, n * 8 * sizeof *words);
   uint16_t *scales = words ? kr_arena_try(o->arena, n * sizeof *scales) : NULL;
   KR_CHECK(scales, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
-  kr_q8_quantize(item, words, scales);
+  kr_parallel(o->ctx, N, 1, quantise_rows, &(rows){.item = item, .words = words, .scales = scales});
   KR_TRY(add(
       o,
       &(kr_weight){kr_arena_print(o->arena, "%s.q8_0", name), KRAIT_I32, 2, {N, 8 * S}, words, n * 8 * sizeof *words}));

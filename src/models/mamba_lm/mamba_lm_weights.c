@@ -8,7 +8,7 @@
 #include "arena.h"
 #include "ctx.h"
 #include "mamba_lm.h"
-#include "quantize.h"
+#include "placed.h"
 #include "status.h"
 #include "view.h"
 
@@ -136,16 +136,11 @@ static int32_t take_q8(loader *l, const kr_weight *words, const kr_weight *scale
   to->dtype = KRAIT_F16;
   if (l->random_halves || !l->device)
     return to_device(l, l->random_halves, (uint64_t)(N * want.size[1]) * sizeof *l->random_halves, &to->data);
-  uint16_t *halves = kr_alloc_array((size_t)(N * want.size[1]), sizeof *halves);
-  float *row = kr_alloc_array((size_t)want.size[1], sizeof *row);
-  int32_t status = halves && row ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", words->name);
-  for (int64_t n = 0; status >= 0 && n < N; n++) {
-    kr_q8_row((const int32_t *)words->data + n * 8 * S, (const uint16_t *)scales->data + n * S, S, row);
-    for (int64_t k = 0; k < want.size[1]; k++) halves[n * want.size[1] + k] = kr_float_to_f16(row[k]);
-  }
+  uint16_t *halves = NULL;
+  int32_t status = kr_widen_q8(l->ctx, words, scales, &halves);
   if (status >= 0) status = to_device(l, halves, (uint64_t)(N * want.size[1]) * sizeof *halves, &to->data);
   if (status >= 0) status = kr_cuda_wait(l->ctx->cuda, NULL);
-  kr_free(halves), kr_free(row);
+  kr_free(halves);
   return status;
 }
 
