@@ -11,7 +11,7 @@
 int kr_q8_fits(const kr_weight *item); /* a matrix of floats whose rows are whole blocks */
 /* Rows [from, to); words, rows * S * 8, and scales, rows * S, are those of the whole matrix. */
 void kr_q8_quantize(const kr_weight *item, int64_t from, int64_t to, int32_t *words, uint16_t *scales);
-/* The same rows as float16. */
+/* Rows [from, to), of S blocks each, dequantized to float16; all three pointers are those of the whole matrix. */
 void kr_q8_widen(const int32_t *words, const uint16_t *scales, int64_t S, int64_t from, int64_t to, uint16_t *halves);
 
 int kr_q4k_fits(const kr_weight *item); /* a matrix of floats whose rows are whole super-blocks */

@@ -68,8 +68,8 @@ static int is_delicate(const char *name) {
 typedef struct rows {
   const kr_weight *item;
   int32_t *words;
-  uint16_t *scales;      /* q8_0's; NULL: q4_k */
-  _Atomic int64_t n_fit; /* no element before it is infinite or NaN */
+  uint16_t *scales;         /* q8_0's; NULL: q4_k */
+  _Atomic int64_t n_finite; /* elements before the first that is infinite or NaN */
 } rows;
 
 static void check_rows(void *user, int64_t begin, int64_t end, int worker) {
@@ -77,18 +77,18 @@ static void check_rows(void *user, int64_t begin, int64_t end, int worker) {
   const krait_view view = {.data = (void *)r->item->data, .dtype = r->item->dtype};
   const int64_t K = r->item->shape[1];
   (void)worker;
-  int64_t i = begin * K, least = atomic_load(&r->n_fit);
+  int64_t i = begin * K, least = atomic_load(&r->n_finite);
   while (i < end * K && isfinite(kr_get(&view, i))) i++;
-  while (i < end * K && i < least && !atomic_compare_exchange_weak(&r->n_fit, &least, i)) continue;
+  while (i < end * K && i < least && !atomic_compare_exchange_weak(&r->n_finite, &least, i)) continue;
 }
 
 static int32_t check_finite(const output *o, const kr_weight *item) {
   const int64_t n = item->shape[0] * item->shape[1];
-  rows r = {.item = item, .n_fit = n};
+  rows r = {.item = item, .n_finite = n};
   kr_parallel(o->ctx, item->shape[0], 1, check_rows, &r);
-  KR_CHECK(r.n_fit == n, KRAIT_ERR_WEIGHTS,
+  KR_CHECK(r.n_finite == n, KRAIT_ERR_WEIGHTS,
            "tensor '%s' is not finite at element %lld; the file is damaged, or its training diverged", item->name,
-           (long long)r.n_fit);
+           (long long)r.n_finite);
   return KRAIT_OK;
 }
 

@@ -3,6 +3,7 @@
  *   kr_dt_update_4, _same_4      the same, after the channel's lanes have computed its time step's dot product
  *   kr_state_update_rows, _same_rows  two threads hold the 16 states of a channel, for several sequences: large batches
  *   kr_dt_update_rows, _same_rows  the same, after tensor cores have computed the time steps of the block's channels
+ *   kr_dt_update_same_rows_4     the same with four sequences a block instead of eight: few channels
  *   kr_state_update_heads, _same_heads  eight channels per lane, one decay for all states of a head (Mamba-2)
  *   kr_state_update_same_heads_8  the same with eight states per lane
  *   kr_state_update_any          any types, strides and number of states
