@@ -14,7 +14,8 @@ static uint16_t scales[ROWS * BLOCKS], at_once[ROWS * K], by_rows[ROWS * K];
 
 static void widens_as_one_rounding(void **state) {
   /* 0, subnormal, normal, largest, infinite, NaN, negative */
-  static const uint16_t kinds[ROWS] = {0, 1, 0x3ff, 0x400, 0x1234, 0x2e66, 0x3c00, 0x5801, 0x7bff, 0x7c00, 0x7e01, 0xbc01};
+  static const uint16_t kinds[ROWS] = {0,      1,      0x3ff,  0x400,  0x1234, 0x2e66,
+                                       0x3c00, 0x5801, 0x7bff, 0x7c00, 0x7e01, 0xbc01};
   (void)state;
   for (int i = 0; i < ROWS * K; i++)
     words[i / 4] = (int32_t)((uint32_t)words[i / 4] | (uint32_t)(i * 5 & 255) << i % 4 * 8);
