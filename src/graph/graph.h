@@ -142,6 +142,8 @@ void kr_runner_close(kr_runner **runner);
 /* Address of an input, output or weight; kept until another is bound. On a CPU rebinding an address of the same
  * alignment between two runs costs almost nothing. */
 int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data);
+/* What a run does before its first node, which needs memory: after it a run on a CPU fails only in an operator. */
+int32_t kr_runner_prepare(kr_runner *r);
 /* On a CPU it is finished when it returns; on a GPU it is enqueued. From the second run with the same addresses on, a
  * GPU runs it as a CUDA graph, unless the stream is itself being captured. */
 int32_t kr_runner_run(kr_runner *r, void *stream);

@@ -317,6 +317,7 @@ static int32_t run_part(kr_runner *r, size_t from, size_t to, void *stream) {
   return k->recorded ? kr_cuda_graph_launch(cuda, k->recorded, stream) : run_range(r, from, to, stream);
 }
 
+int32_t kr_runner_prepare(kr_runner *r) { return settle(r); }
 int32_t kr_runner_run(kr_runner *r, void *stream) { return run_part(r, 0, r->graph->nodes.n, stream); }
 int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream) {
   return run_part(r, 0, end_of(r->graph, t), stream);

@@ -2,21 +2,20 @@
  * and one for prompt chunks per recent length. */
 #include "mamba_lm.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "ctx.h"
+#include "kv_cache.h"
 #include "status.h"
 #include "view.h"
 
 enum {
   MOST_GRAPHS = 8,
   PIECE = 1024,
-  PIECE_ALL = 128,
-  FIRST_ROOM = 256
-}; /* logits of a whole chunk need much more memory */
+  PIECE_ALL = 128 /* logits of a whole chunk need much more memory */
+};
 
 struct kr_mlm {
   const krait_ctx *ctx;
@@ -26,11 +25,9 @@ struct kr_mlm {
   char *states; /* in the context's memory: for each layer the conv states of all slots, then the ssm states of all
                    slots */
   int64_t *at;  /* offset of each layer's states, and the end */
-  char **keys, **values; /* for each attention layer: (n_slots, room, Hk, D) of the weights' type, with space for the
-                            longest text */
-  int32_t *lengths; /* of each slot's text */
-  int64_t room;
-  float *turns;    /* cos, then sin: (room, R) each */
+  kr_kv_cache cache; /* of attention layers, with capacity for the longest text */
+  int32_t *lengths;  /* of each slot's text */
+  uint8_t *is_lost;  /* by slot: a call that failed has left its states half computed */
   kr_mlm_graph graphs[MOST_GRAPHS];
   uint64_t clock;
   int whole;       /* kr_mlm_choose_whole */
@@ -54,11 +51,6 @@ static char *conv_of(const kr_mlm *m, int64_t layer, int64_t slot) {
 static char *ssm_of(const kr_mlm *m, int64_t layer, int64_t slot) {
   return conv_of(m, layer, m->n_slots) + slot * ssm_bytes(m, layer);
 }
-/* Bytes of one token's keys in one layer. */
-static size_t token_bytes(const kr_mlm *m) {
-  return (size_t)(m->config.attention.Hk * m->config.attention.D) * krait_dtype_bytes(m->weights.dtype);
-}
-
 /* ---- memory of the context ---- */
 
 static int32_t get_block(const kr_mlm *m, const char *what, size_t bytes, void **block) {
@@ -96,17 +88,29 @@ static int32_t get(const kr_mlm *m, void *to, const void *from, size_t bytes) {
 static int32_t get_states(kr_mlm *m) {
   const int64_t n = m->config.n_layers;
   m->at = kr_alloc_array((size_t)n + 1, sizeof *m->at);
-  m->keys = kr_alloc_array((size_t)n, 2 * sizeof *m->keys);
   m->lengths = kr_alloc_array((size_t)m->n_slots, sizeof *m->lengths);
-  KR_CHECK(m->at && m->keys && m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for the states of %lld sequences",
+  m->is_lost = kr_alloc_array((size_t)m->n_slots, sizeof *m->is_lost);
+  KR_CHECK(m->at && m->lengths && m->is_lost, KRAIT_ERR_NO_MEMORY, "no memory for the states of %lld sequences",
            (long long)m->n_slots);
-  m->values = m->keys + n;
+  const kr_mlm_attention *a = &m->config.attention;
+  m->cache = (kr_kv_cache){.ctx = m->ctx,
+                           .n_layers = n,
+                           .n_slots = m->n_slots,
+                           .token_bytes = (uint64_t)(a->Hk * a->D) * krait_dtype_bytes(m->weights.dtype),
+                           .attention = a->layers,
+                           .n_pairs = a->R,
+                           .base = (double)a->base};
+  KR_TRY(kr_kv_cache_open(&m->cache));
   for (int64_t i = 0; i < n; i++) m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
   return get_block(m, "the states", (size_t)state_bytes(m), (void **)&m->states);
 }
 
-int32_t kr_mlm_narrow_states(kr_mlm *m) {
+static void close_graphs(kr_mlm *m) {
   for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
+}
+
+int32_t kr_mlm_narrow_states(kr_mlm *m) {
+  close_graphs(m);
   m->config.state_dtype = m->weights.dtype;
   for (int64_t i = 0; i < m->config.n_layers; i++)
     m->at[i + 1] = m->at[i] + m->n_slots * (conv_bytes(m, i) + ssm_bytes(m, i));
@@ -116,63 +120,11 @@ int32_t kr_mlm_narrow_states(kr_mlm *m) {
   return KRAIT_OK;
 }
 
-/* ---- keys and values ---- */
-
-static int32_t fill_turns(kr_mlm *m) {
-  const kr_mlm_attention *a = &m->config.attention;
-  const size_t n = (size_t)(m->room * a->R), bytes = 2 * n * sizeof(float);
-  if (!a->R) return KRAIT_OK;
-  float *host = kr_alloc(bytes), *turns = NULL;
-  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for the angles of %lld tokens", (long long)m->room);
-  for (int64_t t = 0; t < m->room; t++)
-    for (int64_t r = 0; r < a->R; r++) {
-      const double angle = (double)t * pow(a->base, -(double)r / (double)a->R);
-      host[t * a->R + r] = (float)cos(angle);
-      host[(int64_t)n + t * a->R + r] = (float)sin(angle);
-    }
-  int32_t status = get_block(m, "the angles", bytes, (void **)&turns);
-  if (status >= 0) status = put(m, turns, host, bytes);
-  if (status >= 0 && m->ctx->cuda) status = kr_cuda_wait(m->ctx->cuda, NULL);
-  kr_free(host);
-  free_block(m, m->turns);
-  m->turns = turns;
-  return status;
-}
-
-/* The same rows, each with a larger capacity. */
-static int32_t move_rows(const kr_mlm *m, char **block, int64_t before, int64_t room) {
-  char *larger = NULL;
-  const size_t row = (size_t)room * token_bytes(m), old = (size_t)before * token_bytes(m);
-  KR_TRY(get_block(m, "keys and values; the text is too long", (size_t)m->n_slots * row, (void **)&larger));
-  int32_t status = KRAIT_OK;
-  for (int64_t slot = 0; *block && slot < m->n_slots && status >= 0; slot++) {
-    if (m->ctx->cuda)
-      status = kr_cuda_copy(m->ctx->cuda, larger + (size_t)slot * row, *block + (size_t)slot * old, old, NULL);
-    else memcpy(larger + (size_t)slot * row, *block + (size_t)slot * old, old);
-  }
-  if (m->ctx->cuda && status >= 0) status = kr_cuda_wait(m->ctx->cuda, NULL);
-  free_block(m, *block);
-  *block = larger;
-  return status;
-}
-
 /* Makes room for texts of n tokens; the capacity is part of the graphs' shapes. */
 static int32_t get_key_room(kr_mlm *m, int64_t n) {
-  const kr_mlm_attention *a = &m->config.attention;
-  int64_t room = m->room ? m->room : FIRST_ROOM;
-  if (!a->n || n <= m->room) return KRAIT_OK;
-  KR_CHECK(n <= INT32_MAX / 2, KRAIT_ERR_NO_MEMORY, "a text of %lld tokens is too long for attention", (long long)n);
-  while (room < n) room *= 2;
-  for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
-  const int64_t before = m->room;
-  m->room = 0; /* recreated after a partial failure */
-  for (int64_t i = 0; i < m->config.n_layers; i++) {
-    if (!a->layers[i]) continue;
-    KR_TRY(move_rows(m, &m->keys[i], before, room));
-    KR_TRY(move_rows(m, &m->values[i], before, room));
-  }
-  m->room = room;
-  return fill_turns(m);
+  if (!m->config.attention.n || n <= m->cache.capacity) return KRAIT_OK;
+  close_graphs(m);
+  return kr_kv_cache_grow(&m->cache, n);
 }
 
 int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
@@ -202,15 +154,14 @@ int32_t kr_mlm_open_random(const krait_ctx *ctx, const kr_mlm_config *config, in
 void kr_mlm_close(kr_mlm **model) {
   kr_mlm *m = *model;
   if (!m) return;
-  for (int i = 0; i < MOST_GRAPHS; i++) kr_mlm_graph_close(&m->graphs[i]);
+  close_graphs(m);
   kr_mlm_weights_free(m->ctx, &m->weights);
-  for (int64_t i = 0; m->keys && i < 2 * m->config.n_layers; i++) free_block(m, m->keys[i]); /* followed by values */
+  kr_kv_cache_close(&m->cache);
   free_block(m, m->states);
   free_block(m, m->device);
-  free_block(m, m->turns);
-  kr_free(m->keys);
   kr_free(m->at);
   kr_free(m->lengths);
+  kr_free(m->is_lost);
   kr_free(m);
   *model = NULL;
 }
@@ -234,7 +185,7 @@ static int32_t get_graph(kr_mlm *m, const kr_mlm_run *run, kr_mlm_graph **graph)
   }
   *graph = oldest;
   kr_mlm_graph_close(oldest);
-  return kr_mlm_graph_open(m->ctx, &m->config, &m->weights, run, m->n_slots, m->room, oldest);
+  return kr_mlm_graph_open(m->ctx, &m->config, &m->weights, run, m->n_slots, m->cache.capacity, oldest);
 }
 
 enum { IDS_BYTES = 4 * PIECE, N_LISTS = 4 }; /* ids, slots, lengths, best; then logits */
@@ -250,11 +201,11 @@ static int32_t get_room(kr_mlm *m, uint64_t floats) {
 }
 
 static int32_t bind_layer(kr_mlm *m, const kr_mlm_graph *g, int64_t i, int64_t slot) {
-  const size_t row = (size_t)(slot * m->room) * token_bytes(m);
+  const uint64_t text = kr_kv_cache_at(&m->cache, slot);
   if (g->conv[i] && !g->all_conv) KR_TRY(kr_runner_bind(g->runner, g->conv[i], conv_of(m, i, slot)));
   if (g->ssm[i] && !g->all_ssm) KR_TRY(kr_runner_bind(g->runner, g->ssm[i], ssm_of(m, i, slot)));
-  if (g->keys[i]) KR_TRY(kr_runner_bind(g->runner, g->keys[i], m->keys[i] + row));
-  return g->values[i] ? kr_runner_bind(g->runner, g->values[i], m->values[i] + row) : KRAIT_OK;
+  if (g->keys[i]) KR_TRY(kr_runner_bind(g->runner, g->keys[i], m->cache.keys[i] + text));
+  return g->values[i] ? kr_runner_bind(g->runner, g->values[i], m->cache.values[i] + text) : KRAIT_OK;
 }
 
 static int32_t bind(kr_mlm *m, const kr_mlm_graph *g, int64_t slot) {
@@ -265,8 +216,8 @@ static int32_t bind(kr_mlm *m, const kr_mlm_graph *g, int64_t slot) {
   if (g->slots) KR_TRY(kr_runner_bind(g->runner, g->slots, m->device + IDS_BYTES));
   if (g->best) KR_TRY(kr_runner_bind(g->runner, g->best, m->device + 3 * IDS_BYTES));
   if (g->lengths) KR_TRY(kr_runner_bind(g->runner, g->lengths, m->device + 2 * IDS_BYTES));
-  if (g->cos) KR_TRY(kr_runner_bind(g->runner, g->cos, m->turns));
-  if (g->sin) KR_TRY(kr_runner_bind(g->runner, g->sin, m->turns + m->room * m->config.attention.R));
+  if (g->cos) KR_TRY(kr_runner_bind(g->runner, g->cos, m->cache.cos));
+  if (g->sin) KR_TRY(kr_runner_bind(g->runner, g->sin, m->cache.sin));
   return kr_runner_bind(g->runner, g->logits, m->device + N_LISTS * IDS_BYTES);
 }
 
@@ -305,10 +256,16 @@ static int32_t run(kr_mlm *m, const kr_mlm_run *run, int64_t slot, const int32_t
   KR_TRY(bind(m, g, slot));
   KR_TRY(put(m, m->device, ids, (size_t)(run->B * run->L) * sizeof *ids));
   KR_TRY(put_lists(m, run, slot, slots));
+  KR_TRY(kr_runner_prepare(g->runner));
+  for (int64_t b = 0; b < run->B; b++) m->is_lost[slots ? slots[b] : slot] = 1; /* until everything has succeeded */
   KR_TRY(kr_runner_run(g->runner, NULL));
-  for (int64_t b = 0; b < run->B; b++) m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
   if (best) KR_TRY(get(m, best, m->device + 3 * IDS_BYTES, (size_t)run->B * sizeof *best));
-  return logits ? get(m, logits, m->device + N_LISTS * IDS_BYTES, (size_t)floats * sizeof(float)) : KRAIT_OK;
+  if (logits) KR_TRY(get(m, logits, m->device + N_LISTS * IDS_BYTES, (size_t)floats * sizeof(float)));
+  for (int64_t b = 0; b < run->B; b++) {
+    m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
+    m->is_lost[slots ? slots[b] : slot] = 0;
+  }
+  return KRAIT_OK;
 }
 
 /* ---- requests of callers ---- */
@@ -319,8 +276,15 @@ static int32_t check_slot(const kr_mlm *m, int64_t slot) {
   return KRAIT_OK;
 }
 
+int32_t kr_mlm_check(const kr_mlm *m, int64_t slot) {
+  KR_TRY(check_slot(m, slot));
+  KR_CHECK(!m->is_lost[slot], KRAIT_ERR_ARGUMENT, KR_TEXT_IS_LOST);
+  return KRAIT_OK;
+}
+
 int32_t kr_mlm_reset(kr_mlm *m, int64_t slot) {
   KR_TRY(check_slot(m, slot));
+  m->is_lost[slot] = 1;
   m->lengths[slot] = 0;
   for (int64_t i = 0; i < m->config.n_layers; i++) {
     char *const parts[] = {conv_of(m, i, slot), ssm_of(m, i, slot)};
@@ -330,13 +294,12 @@ int32_t kr_mlm_reset(kr_mlm *m, int64_t slot) {
       else memset(parts[k], 0, bytes[k]);
     }
   }
+  m->is_lost[slot] = 0;
   return KRAIT_OK;
 }
 
-int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits) {
+static int32_t read_pieces(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits) {
   const int64_t most = all ? PIECE_ALL : PIECE;
-  KR_TRY(check_slot(m, slot));
-  KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < most ? n - at : most;
     KR_TRY(run(m, &(kr_mlm_run){.B = 1, .L = L, .all = all}, slot, NULL, ids + at,
@@ -348,9 +311,17 @@ int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int 
   return KRAIT_OK;
 }
 
+int32_t kr_mlm_read(kr_mlm *m, int64_t slot, const int32_t *ids, int64_t n, int all, float *logits) {
+  KR_TRY(kr_mlm_check(m, slot));
+  KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
+  const int32_t before = m->lengths[slot], status = read_pieces(m, slot, ids, n, all, logits);
+  m->is_lost[slot] |= status < 0 && m->lengths[slot] != before; /* earlier pieces have been read */
+  return status;
+}
+
 int32_t kr_mlm_step(kr_mlm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
   KR_CHECK(B >= 1 && B <= PIECE, KRAIT_ERR_ARGUMENT, "a step of %lld sequences; it takes 1 to %d", (long long)B, PIECE);
-  for (int64_t b = 0; b < B; b++) KR_TRY(check_slot(m, slots[b]));
+  for (int64_t b = 0; b < B; b++) KR_TRY(kr_mlm_check(m, slots[b]));
   return run(m, &(kr_mlm_run){.B = B, .L = 1, .is_step = 1, .whole = m->whole > 0, .apart = m->whole < 0}, 0, slots,
              ids, logits, best);
 }
@@ -425,10 +396,10 @@ static int32_t move_layer(kr_mlm *m, int64_t slot, int64_t i, const mover *v) {
                     KRAIT_F32));
   if (!a->layers[i])
     return move_one(m, v, "ssm", i, 3, (int64_t[]){c->H, c->P, c->N}, ssm_of(m, i, slot), c->state_dtype);
-  const size_t row = (size_t)(slot * m->room) * token_bytes(m);
+  const uint64_t text = kr_kv_cache_at(&m->cache, slot);
   const int64_t shape[] = {m->lengths[slot], a->Hk, a->D};
-  KR_TRY(move_one(m, v, "keys", i, 3, shape, m->keys[i] + row, m->weights.dtype));
-  return move_one(m, v, "values", i, 3, shape, m->values[i] + row, m->weights.dtype);
+  KR_TRY(move_one(m, v, "keys", i, 3, shape, m->cache.keys[i] + text, m->weights.dtype));
+  return move_one(m, v, "values", i, 3, shape, m->cache.values[i] + text, m->weights.dtype);
 }
 
 static int32_t move_states(kr_mlm *m, int64_t slot, const mover *v) {
@@ -437,7 +408,7 @@ static int32_t move_states(kr_mlm *m, int64_t slot, const mover *v) {
 }
 
 int32_t kr_mlm_states_out(kr_mlm *m, int64_t slot, kr_mlm_state_fn take, void *user) {
-  KR_TRY(check_slot(m, slot));
+  KR_TRY(kr_mlm_check(m, slot));
   return move_states(m, slot, &(mover){take, user, 1});
 }
 
@@ -445,7 +416,10 @@ int32_t kr_mlm_states_in(kr_mlm *m, int64_t slot, int64_t n_tokens, kr_mlm_state
   KR_TRY(check_slot(m, slot));
   KR_CHECK(n_tokens >= 0 && n_tokens <= INT32_MAX / 2, KRAIT_ERR_ARGUMENT, "a text of %lld tokens",
            (long long)n_tokens);
+  m->is_lost[slot] = 1;
   KR_TRY(get_key_room(m, n_tokens));
   m->lengths[slot] = (int32_t)n_tokens;
-  return move_states(m, slot, &(mover){give, user, 0});
+  KR_TRY(move_states(m, slot, &(mover){give, user, 0}));
+  m->is_lost[slot] = 0;
+  return KRAIT_OK;
 }

@@ -80,7 +80,11 @@ int32_t kr_mlm_weights_random(const krait_ctx *ctx, const kr_mlm_config *config,
                               kr_mlm_weights *weights);
 void kr_mlm_weights_free(const krait_ctx *ctx, kr_mlm_weights *weights);
 
-/* ---- runs: a model has n_slots slots for the states of sequences ---- */
+/* ---- runs: a model has n_slots slots for the states of sequences ----
+ * A call that fails before it runs changes nothing, and may be repeated. If it fails while it runs, or after a part of
+ * its tokens, the states of its slots are lost: everything but kr_mlm_reset and kr_mlm_states_in refuses them. */
+#define KR_TEXT_IS_LOST \
+  "an earlier call failed while it read tokens, and the text's states are lost: start again with krait_lm_reset"
 typedef struct kr_mlm kr_mlm;
 /* n_tokens: of the tokenizer, 0: unknown. */
 int32_t kr_mlm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
@@ -94,6 +98,7 @@ int32_t kr_mlm_narrow_states(kr_mlm *model);
 const kr_mlm_config *kr_mlm_config_of(const kr_mlm *model);
 uint64_t kr_mlm_bytes(const kr_mlm *model); /* of weights that a token reads */
 
+int32_t kr_mlm_check(const kr_mlm *model, int64_t slot); /* a slot whose states are not lost */
 int32_t kr_mlm_reset(kr_mlm *model, int64_t slot);
 /* Reads n >= 1 tokens into a slot's states. logits: of the last token (V), or with `all` of every token (n,V); may be
  * NULL. */

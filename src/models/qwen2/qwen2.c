@@ -2,22 +2,21 @@
  * sequences, and one for prompt chunks per recent length. */
 #include "qwen2.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "ctx.h"
+#include "kv_cache.h"
 #include "status.h"
 #include "view.h"
 
 enum {
   MOST_GRAPHS = 8,
   PIECE = 4096,
-  PIECE_ALL = 128,
-  MOST_STEP = 1024,
-  FIRST_ROOM = 256
-}; /* logits of a whole chunk need much more memory */
+  PIECE_ALL = 128, /* logits of a whole chunk need much more memory */
+  MOST_STEP = 1024
+};
 enum {
   LIST_BYTES = 4 * PIECE,
   IDS = 0,
@@ -31,99 +30,39 @@ struct kr_qwen2 {
   const krait_ctx *ctx;
   kr_qwen2_config c;
   kr_qwen2_weights w;
-  int64_t n_slots, room; /* room: capacity of keys and values in tokens */
-  char **keys,
-      **values;     /* for each layer: (n_slots, room, Hk, D) of the weights' type, with space for the longest text */
-  int32_t *lengths; /* of each slot's text */
-  float *turns;     /* cos, then sin: (room, D/2) each */
+  int64_t n_slots;
+  kr_kv_cache cache; /* with capacity for the longest text */
+  int32_t *lengths;  /* of each slot's text: only tokens that were read completely count */
   kr_qwen2_graph graphs[MOST_GRAPHS];
   uint64_t clock;
   char *lists; /* in the context's memory: ids, slots, lengths, best, then logits */
   uint64_t logits_floats;
 };
 
-static uint64_t token_bytes(const kr_qwen2 *m) { return (uint64_t)(m->c.Hk * m->c.D) * krait_dtype_bytes(m->w.dtype); }
-
-/* ---- keys and values ---- */
-
-static int32_t fill_turns(kr_qwen2 *m) {
-  const int64_t R = m->c.D / 2;
-  const size_t n = (size_t)(m->room * R);
-  float *host = kr_alloc_array(2 * n, sizeof *host), *turns = NULL;
-  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for the angles of %lld tokens", (long long)m->room);
-  for (int64_t r = 0; r < R; r++) {
-    const double frequency = pow(m->c.base, -(double)r / (double)R);
-    for (int64_t t = 0; t < m->room; t++) {
-      host[t * R + r] = (float)cos((double)t * frequency);
-      host[(int64_t)n + t * R + r] = (float)sin((double)t * frequency);
-    }
-  }
-  int32_t status = kr_block_get(m->ctx, "the angles", 2 * n * sizeof *host, &turns);
-  if (status >= 0) status = kr_block_put(m->ctx, turns, host, 2 * n * sizeof *host);
-  if (status >= 0) status = kr_qwen2_wait(m);
-  kr_free(host);
-  kr_block_free(m->ctx, m->turns);
-  m->turns = turns;
-  return status;
-}
-
-/* The same rows, each with a larger capacity. */
-static int32_t move_rows(const kr_qwen2 *m, char **block, int64_t before, int64_t room) {
-  char *larger = NULL;
-  const uint64_t row = (uint64_t)room * token_bytes(m), old = (uint64_t)before * token_bytes(m);
-  int32_t status = kr_block_get(m->ctx, "keys and values; the text is too long", (uint64_t)m->n_slots * row, &larger);
-  for (int64_t slot = 0; *block && slot < m->n_slots && status >= 0; slot++) {
-    if (m->ctx->cuda)
-      status = kr_cuda_copy(m->ctx->cuda, larger + (uint64_t)slot * row, *block + (uint64_t)slot * old, old, NULL);
-    else
-      memcpy(larger + (uint64_t)slot * row, *block + (uint64_t)slot * old, old);
-  }
-  if (status >= 0) status = kr_qwen2_wait(m);
-  if (status < 0) {
-    kr_block_free(m->ctx, larger);
-    return status;
-  }
-  kr_block_free(m->ctx, *block);
-  *block = larger;
-  return status;
-}
-
-static void forget(kr_qwen2 *m) {
-  for (int64_t i = 0; m->keys && i < 2 * m->c.n_layers; i++) {
-    kr_block_free(m->ctx, m->keys[i]);
-    m->keys[i] = NULL;
-  }
-  m->room = 0;
-  for (int64_t i = 0; m->lengths && i < m->n_slots; i++) m->lengths[i] = 0;
-}
-
-static int32_t grow(kr_qwen2 *m, int64_t room) {
-  for (int64_t i = 0; i < 2 * m->c.n_layers; i++) KR_TRY(move_rows(m, &m->keys[i], m->room, room));
-  m->room = room;
-  return fill_turns(m);
-}
-
-/* Makes room for texts of n tokens; the capacity is part of the graphs' shapes. If memory runs out all texts are lost,
- * and the model continues without any. */
-static int32_t get_room(kr_qwen2 *m, int64_t n) {
-  int64_t room = m->room ? m->room : FIRST_ROOM;
-  if (n <= m->room) return KRAIT_OK;
-  KR_CHECK(n <= INT32_MAX / 2, KRAIT_ERR_NO_MEMORY, "a text of %lld tokens is too long", (long long)n);
-  while (room < n) room *= 2;
+static void close_graphs(kr_qwen2 *m) {
   for (int i = 0; i < MOST_GRAPHS; i++) kr_qwen2_graph_close(&m->graphs[i]);
-  const int32_t status = grow(m, room);
-  if (status < 0) forget(m);
-  return status;
+}
+
+/* Makes room for texts of n tokens; the capacity is part of the graphs' shapes. */
+static int32_t get_room(kr_qwen2 *m, int64_t n) {
+  if (n <= m->cache.capacity) return KRAIT_OK;
+  close_graphs(m);
+  return kr_kv_cache_grow(&m->cache, n);
 }
 
 /* ---- open and close ---- */
 
 static int32_t open_all(kr_qwen2 *m, const kr_model_folder *folder, int32_t dtype) {
-  m->keys = kr_alloc_array((size_t)m->c.n_layers, 2 * sizeof *m->keys);
   m->lengths = kr_alloc_array((size_t)m->n_slots, sizeof *m->lengths);
-  KR_CHECK(m->keys && m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for %lld sequences", (long long)m->n_slots);
-  m->values = m->keys + m->c.n_layers;
-  return kr_qwen2_weights_open(m->ctx, folder, &m->c, dtype, &m->w);
+  KR_CHECK(m->lengths, KRAIT_ERR_NO_MEMORY, "no memory for %lld sequences", (long long)m->n_slots);
+  KR_TRY(kr_qwen2_weights_open(m->ctx, folder, &m->c, dtype, &m->w));
+  m->cache = (kr_kv_cache){.ctx = m->ctx,
+                           .n_layers = m->c.n_layers,
+                           .n_slots = m->n_slots,
+                           .token_bytes = (uint64_t)(m->c.Hk * m->c.D) * krait_dtype_bytes(m->w.dtype),
+                           .n_pairs = m->c.D / 2,
+                           .base = m->c.base};
+  return kr_kv_cache_open(&m->cache);
 }
 
 static int32_t make(const krait_ctx *ctx, int64_t n_slots, kr_qwen2 **model) {
@@ -156,12 +95,10 @@ int32_t kr_qwen2_open_random(const krait_ctx *ctx, const kr_qwen2_config *config
 void kr_qwen2_close(kr_qwen2 **model) {
   kr_qwen2 *m = *model;
   if (!m) return;
-  for (int i = 0; i < MOST_GRAPHS; i++) kr_qwen2_graph_close(&m->graphs[i]);
-  forget(m);
+  close_graphs(m);
+  kr_kv_cache_close(&m->cache);
   kr_qwen2_weights_close(&m->w);
-  kr_block_free(m->ctx, m->turns);
   kr_block_free(m->ctx, m->lists);
-  kr_free(m->keys);
   kr_free(m->lengths);
   kr_free(m);
   *model = NULL;
@@ -187,7 +124,7 @@ static int32_t get_graph(kr_qwen2 *m, const kr_qwen2_run *run, kr_qwen2_graph **
   }
   *graph = oldest;
   kr_qwen2_graph_close(oldest);
-  return kr_qwen2_graph_open(m->ctx, &m->c, &m->w, run, m->n_slots, m->room, oldest);
+  return kr_qwen2_graph_open(m->ctx, &m->c, &m->w, run, m->n_slots, m->cache.capacity, oldest);
 }
 
 static int32_t get_lists(kr_qwen2 *m, uint64_t floats) {
@@ -205,12 +142,12 @@ static int32_t bind(kr_qwen2 *m, const kr_qwen2_graph *g, int64_t slot, const vo
     const void *at;
   } all[] = {{g->ids, m->lists + IDS},     {g->rows, rows},
              {g->slots, m->lists + SLOTS}, {g->lengths, m->lists + LENGTHS},
-             {g->cos, m->turns},           {g->sin, m->turns + m->room * m->c.D / 2},
+             {g->cos, m->cache.cos},       {g->sin, m->cache.sin},
              {g->best, m->lists + BEST},   {g->logits, m->lists + LOGITS}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i].t) KR_TRY(kr_runner_bind(g->runner, all[i].t, (void *)(uintptr_t)all[i].at));
   for (int64_t i = 0; i < 2 * m->c.n_layers; i++)
-    KR_TRY(kr_runner_bind(g->runner, g->keys[i], m->keys[i] + (uint64_t)(slot * m->room) * token_bytes(m)));
+    KR_TRY(kr_runner_bind(g->runner, g->keys[i], m->cache.keys[i] + kr_kv_cache_at(&m->cache, slot)));
   return KRAIT_OK;
 }
 
@@ -241,9 +178,10 @@ static int32_t run(kr_qwen2 *m, const kr_qwen2_run *run, int64_t slot, const int
   KR_TRY(bind(m, g, slot, rows));
   KR_TRY(put_lists(m, run, slot, slots, ids));
   KR_TRY(kr_runner_run(g->runner, NULL));
-  for (int64_t b = 0; b < run->B; b++) m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
   if (best) KR_TRY(kr_block_read(m->ctx, best, m->lists + BEST, (uint64_t)run->B * sizeof *best));
-  return logits ? kr_block_read(m->ctx, logits, m->lists + LOGITS, floats * sizeof *logits) : KRAIT_OK;
+  if (logits) KR_TRY(kr_block_read(m->ctx, logits, m->lists + LOGITS, floats * sizeof *logits));
+  for (int64_t b = 0; b < run->B; b++) m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
+  return KRAIT_OK;
 }
 
 /* ---- requests of callers ---- */
@@ -260,13 +198,10 @@ int32_t kr_qwen2_reset(kr_qwen2 *m, int64_t slot) {
   return KRAIT_OK;
 }
 
-int32_t kr_qwen2_read(kr_qwen2 *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
-                      float *logits) {
+static int32_t read_pieces(kr_qwen2 *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
+                           float *logits) {
   const int64_t most = all ? PIECE_ALL : PIECE;
   const uint64_t row_bytes = (uint64_t)m->c.d * krait_dtype_bytes(m->w.dtype);
-  KR_TRY(check_slot(m, slot));
-  KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
-  KR_TRY(get_room(m, m->lengths[slot] + n));
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < most ? n - at : most;
     KR_TRY(run(m, &(kr_qwen2_run){.B = 1, .L = L, .all = all, .with_rows = rows != NULL}, slot, NULL, ids + at,
@@ -277,6 +212,16 @@ int32_t kr_qwen2_read(kr_qwen2 *m, int64_t slot, const int32_t *ids, const void 
                NULL));
   }
   return KRAIT_OK;
+}
+
+int32_t kr_qwen2_read(kr_qwen2 *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
+                      float *logits) {
+  KR_TRY(check_slot(m, slot));
+  KR_CHECK(n >= 1, KRAIT_ERR_ARGUMENT, "there are no tokens to read");
+  KR_TRY(get_room(m, m->lengths[slot] + n));
+  const int32_t before = m->lengths[slot], status = read_pieces(m, slot, ids, rows, n, all, logits);
+  if (status < 0) m->lengths[slot] = before; /* what was written after it does not count */
+  return status;
 }
 
 int32_t kr_qwen2_step(kr_qwen2 *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *best) {
@@ -320,7 +265,7 @@ int32_t kr_qwen2_step_again(kr_qwen2 *m) {
 static int32_t move_one(kr_qwen2 *m, const char *kind, int64_t i, char *at, int64_t n_tokens, kr_qwen2_state_fn fn,
                         void *user, int is_out) {
   const int64_t shape[] = {n_tokens, m->c.Hk, m->c.D}, n = shape[0] * shape[1] * shape[2];
-  const uint64_t bytes = (uint64_t)n_tokens * token_bytes(m);
+  const uint64_t bytes = (uint64_t)n_tokens * m->cache.token_bytes;
   char name[32];
   float *host = kr_alloc_array(2 * (size_t)n + 1, sizeof *host);
   KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for %lld tokens' keys", (long long)n_tokens);
@@ -337,10 +282,10 @@ static int32_t move_one(kr_qwen2 *m, const char *kind, int64_t i, char *at, int6
 }
 
 static int32_t move_states(kr_qwen2 *m, int64_t slot, kr_qwen2_state_fn fn, void *user, int is_out) {
-  const uint64_t row = (uint64_t)(slot * m->room) * token_bytes(m);
+  const uint64_t text = kr_kv_cache_at(&m->cache, slot);
   for (int64_t i = 0; i < m->c.n_layers; i++) {
-    KR_TRY(move_one(m, "keys", i, m->keys[i] + row, m->lengths[slot], fn, user, is_out));
-    KR_TRY(move_one(m, "values", i, m->values[i] + row, m->lengths[slot], fn, user, is_out));
+    KR_TRY(move_one(m, "keys", i, m->cache.keys[i] + text, m->lengths[slot], fn, user, is_out));
+    KR_TRY(move_one(m, "values", i, m->cache.values[i] + text, m->lengths[slot], fn, user, is_out));
   }
   return KRAIT_OK;
 }
@@ -356,5 +301,7 @@ int32_t kr_qwen2_states_in(kr_qwen2 *m, int64_t slot, int64_t n_tokens, kr_qwen2
            (long long)n_tokens);
   KR_TRY(get_room(m, n_tokens));
   m->lengths[slot] = (int32_t)n_tokens;
-  return move_states(m, slot, give, user, 0);
+  const int32_t status = move_states(m, slot, give, user, 0);
+  if (status < 0) m->lengths[slot] = 0;
+  return status;
 }

@@ -36,7 +36,9 @@ typedef struct kr_qwen2_weights {
 int32_t kr_qwen2_config_read(const kr_model_folder *folder, kr_qwen2_config *config);
 int kr_qwen2_is(const kr_model_folder *folder); /* by its config.json */
 
-/* ---- runs: a model has n_slots slots for the keys and values of sequences ---- */
+/* ---- runs: a model has n_slots slots for the keys and values of sequences ----
+ * A call that fails leaves the texts of its slots as they were, and may be repeated; but a failed kr_qwen2_states_in
+ * leaves its slot without a text. */
 typedef struct kr_qwen2 kr_qwen2;
 /* n_tokens: of the tokenizer, 0: unknown. */
 int32_t kr_qwen2_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
