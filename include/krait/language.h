@@ -8,7 +8,13 @@
  *   for (int i = 0; i < 100 && !krait_lm_is_done(session); i++) {
  *     krait_lm_step(&session, 1);
  *     text = krait_lm_text(session, &n_bytes);
- *   } */
+ *   }
+ *
+ * After an error. krait_lm_read, krait_lm_step and krait_lm_save that fail leave the text of every session as it was:
+ * repeat the call, or go on with another. If memory runs out while a Mamba model reads, its states can be half computed
+ * and are lost: then krait_lm_read, krait_lm_step and krait_lm_save refuse this session, with a sentence that says so,
+ * until krait_lm_reset, krait_lm_load or krait_lm_score starts it again. Other sessions of the model are not affected.
+ * krait_lm_load and krait_lm_score that fail leave the session as krait_lm_reset does. */
 #ifndef KRAIT_LANGUAGE_H
 #define KRAIT_LANGUAGE_H
 
@@ -51,27 +57,35 @@ KRAIT_API uint64_t krait_lm_token_bytes(const krait_lm *lm);
 KRAIT_API int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *sampling, krait_lm_session **session);
 KRAIT_API void krait_lm_session_close(krait_lm_session **session);
 
+/* Makes the session as if it had just been opened: no text, random numbers from the seed. */
+KRAIT_API int32_t krait_lm_reset(krait_lm_session *session);
+
 #define KRAIT_LM_CHAT 1u  /* text is a user message: wrap it in the model's chat template */
 #define KRAIT_LM_PLAIN 2u /* names of special tokens in the text are plain text */
 /* Appends a prompt to what the session has read so far (prefill). UTF-8; n_bytes may be 0 if the session is not
- * empty. */
+ * empty. After an error the session has what it had before. */
 KRAIT_API int32_t krait_lm_read(krait_lm_session *session, const char *text, size_t n_bytes, uint32_t flags);
-/* Generates the next token of each of n different sessions of one model, as one batch. */
+/* Generates the next token of each of n different sessions of one model, as one batch. After an error none of them has
+ * a new token. */
 KRAIT_API int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n);
-/* The characters completed by the last step, NUL-terminated; after krait_lm_finish the remaining incomplete ones. */
+/* The characters completed by the last step, NUL-terminated; after krait_lm_finish the remaining incomplete ones. Valid
+ * until the next krait_lm_step, _finish, _reset, _load or _score of the session, or its krait_lm_session_close. */
 KRAIT_API const char *krait_lm_text(const krait_lm_session *session, size_t *n_bytes);
 KRAIT_API void krait_lm_finish(krait_lm_session *session);
 KRAIT_API int krait_lm_is_done(const krait_lm_session *session);      /* the last token ends the text */
 KRAIT_API int64_t krait_lm_n_tokens(const krait_lm_session *session); /* read and generated so far */
 
-/* Saves a session's state to a file of the size of the model's states, whatever the length of the text. */
+/* Saves a session's state to a file of the size of the model's states, whatever the length of the text (models with
+ * attention also have keys and values of every token). A state belongs to its model: krait_lm_load refuses it if
+ * anything that the states depend on differs: configuration, or a tensor's name, type, shape or contents (of large
+ * tensors samples), so also the same model quantized or in another type. Loading replaces the session's text. */
 KRAIT_API int32_t krait_lm_save(krait_lm_session *session, const char *path);
 KRAIT_API int32_t krait_lm_load(krait_lm_session *session, const char *path);
 
 /* Called with tokens done and in total; non-zero requests a stop: KRAIT_ERR_CANCELLED. */
 typedef int32_t (*krait_lm_progress_fn)(void *user, int64_t done, int64_t total);
 /* For a text of at least two tokens: the sum of -ln p over all tokens except the first, and their number. The session
- * starts again. */
+ * starts again, as after krait_lm_reset. */
 KRAIT_API int32_t krait_lm_score(krait_lm_session *session, const char *text, size_t n_bytes,
                                  krait_lm_progress_fn progress, void *user, double *nats, int64_t *n_tokens);
 

@@ -51,6 +51,7 @@ typedef struct krait_train_options {
 
 /* Trains until all steps are done. Runs with the same options are bit-identical, whatever the number of threads, also
  * when interrupted and resumed. A loss or gradient that is not finite ends the run: the error names step and tensor.
+ * Nothing outlives a call but the folder: after an error repeat the call, with resume if there is a checkpoint.
  * With several processes only rank 0 reports and writes files, and says why a run ended, on whichever process; the
  * others then return KRAIT_ERR_CANCELLED. */
 KRAIT_API int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options);

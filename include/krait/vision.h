@@ -59,12 +59,15 @@ KRAIT_API int32_t krait_describer_open(const krait_ctx *ctx, const krait_describ
                                        krait_describer **describer);
 KRAIT_API void krait_describer_close(krait_describer **describer);
 /* One frame per second, at most 16, spread evenly; all later questions are about this video. FFmpeg's libavfilter must
- * be installed. film may be NULL. */
+ * be installed. film may be NULL. After an error there is no video: krait_describer_ask and _sheet refuse until one has
+ * been read, which may be the same. */
 KRAIT_API int32_t krait_describer_film(krait_describer *describer, const char *path, krait_film *film);
 /* A contact sheet of the frames as PNG; those that the video tower saw have a border. */
 KRAIT_API int32_t krait_describer_sheet(const krait_describer *describer, const char *png_path);
 /* Reads video and question; krait_lm_step then generates the answer. A describer has one session at a time, which must
- * be closed before it. sampling may be NULL: greedy decoding. */
+ * be closed before it. sampling may be NULL: greedy decoding. After an error there is no session, and the video is
+ * still known: the call may be repeated. For the session what language.h says holds, but after krait_lm_reset it is an
+ * empty one, without the video: ask again instead. */
 KRAIT_API int32_t krait_describer_ask(krait_describer *describer, const char *question,
                                       const krait_lm_sampling *sampling, krait_lm_session **session);
 

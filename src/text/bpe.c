@@ -52,14 +52,19 @@ void kr_bpe_add(kr_bpe *bpe, int32_t left, int32_t right, int32_t merged) {
   bpe->n++;
 }
 
+int32_t kr_ids_reserve(kr_ids *ids, int64_t n) {
+  int64_t wanted = ids->capacity ? ids->capacity : 64;
+  while (wanted < ids->n + n) wanted *= 2;
+  if (wanted == ids->capacity) return KRAIT_OK;
+  int32_t *grown = kr_realloc(ids->at, (size_t)ids->capacity * sizeof *grown, (size_t)wanted * sizeof *grown);
+  KR_CHECK(grown, KRAIT_ERR_NO_MEMORY, "no memory for %lld tokens", (long long)wanted);
+  ids->at = grown;
+  ids->capacity = wanted;
+  return KRAIT_OK;
+}
+
 int32_t kr_ids_add(kr_ids *ids, int32_t id) {
-  if (ids->n == ids->capacity) {
-    const int64_t wanted = ids->capacity ? 2 * ids->capacity : 64;
-    int32_t *grown = kr_realloc(ids->at, (size_t)ids->capacity * sizeof *grown, (size_t)wanted * sizeof *grown);
-    KR_CHECK(grown, KRAIT_ERR_NO_MEMORY, "no memory for %lld tokens", (long long)wanted);
-    ids->at = grown;
-    ids->capacity = wanted;
-  }
+  KR_TRY(kr_ids_reserve(ids, 1));
   ids->at[ids->n++] = id;
   return KRAIT_OK;
 }

@@ -18,6 +18,7 @@ typedef struct kr_ids {
   int64_t n, capacity;
 } kr_ids;
 int32_t kr_ids_add(kr_ids *ids, int32_t id);
+int32_t kr_ids_reserve(kr_ids *ids, int64_t n); /* the next n additions need no memory */
 void kr_ids_free(kr_ids *ids);
 
 /* Merges n tokens and appends the result; n log n. */

@@ -2,6 +2,7 @@
 #include "any_lm.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "status.h"
 
@@ -40,27 +41,54 @@ void kr_any_close(kr_any_lm *m) {
 
 uint64_t kr_any_bytes(const kr_any_lm *m) { return m->qwen2 ? kr_qwen2_bytes(m->qwen2) : kr_mlm_bytes(m->mamba); }
 
+/* ---- fingerprints ---- */
+
+/* FNV-1a. */
+static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t n) {
+  for (uint64_t i = 0; i < n; i++) hash = (hash ^ ((const uint8_t *)data)[i]) * 1099511628211u;
+  return hash;
+}
+#define HASH(hash, value) hash_bytes(hash, &(value), sizeof(value))
+
+/* Name, type, shape and contents: all of a small tensor, of a large one SAMPLES places spread over it. */
+static uint64_t hash_tensor(const kr_weight *item) {
+  enum { WHOLE = 1 << 16, SAMPLES = 32, PLACE = 128 };
+  const uint8_t *data = item->data;
+  uint64_t hash = hash_bytes(14695981039346656037u, item->name, strlen(item->name) + 1);
+  hash = HASH(hash, item->dtype);
+  hash = hash_bytes(hash, item->shape, (uint64_t)item->n_dims * sizeof *item->shape);
+  if (item->bytes <= WHOLE) return hash_bytes(hash, data, item->bytes);
+  for (uint64_t k = 0; k < SAMPLES; k++)
+    hash = hash_bytes(hash, data + (item->bytes - PLACE) / (SAMPLES - 1) * k, PLACE);
+  return hash;
+}
+
+/* What changes a state, except for sizes, which the tensors have. */
+static uint64_t hash_mamba(const kr_mlm_config *c) {
+  const kr_mlm_attention *a = &c->attention;
+  const int64_t sizes[] = {c->mixer, c->G, c->is_rms, a->H, a->Hk, a->D, a->R, a->is_interleaved};
+  const float reals[] = {c->eps, c->dt_eps, a->scale, a->base};
+  const uint64_t hash = hash_bytes(HASH(1, sizes), a->layers, (uint64_t)c->n_layers);
+  return HASH(hash, reals);
+}
+static uint64_t hash_qwen2(const kr_qwen2_config *c) {
+  const int64_t sizes[] = {c->H, c->Hk, c->D, c->is_tied};
+  const uint64_t hash = HASH(HASH(1, sizes), c->eps);
+  return HASH(hash, c->base);
+}
+
 void kr_any_fingerprint(const kr_any_lm *m, const kr_model_folder *folder, char *text, size_t n) {
-  static const char *const of_mamba[] = {"backbone.norm_f.weight", "backbone.layers.0.norm.weight",
-                                         "backbone.layers.0.mixer.A_log", "backbone.layers.0.mixer.conv1d.bias"};
-  static const char *const of_qwen2[] = {"model.norm.weight", "model.layers.0.input_layernorm.weight",
-                                         "model.layers.0.self_attn.k_proj.bias",
-                                         "model.layers.0.self_attn.k_proj.weight"};
-  uint64_t hash = 14695981039346656037u; /* FNV-1a */
-  for (int i = 0; i < 4; i++) {
-    const kr_weight *item = kr_model_folder_find(folder, (m->qwen2 ? of_qwen2 : of_mamba)[i]);
-    for (uint64_t k = 0; item && k < item->bytes; k++)
-      hash = (hash ^ ((const uint8_t *)item->data)[k]) * 1099511628211u;
-  }
-  if (m->qwen2) {
-    const kr_qwen2_config *c = kr_qwen2_config_of(m->qwen2);
-    snprintf(text, n, "qwen2 %lld %lld %lld %lld %lld %016llx", (long long)c->d, (long long)c->n_layers,
-             (long long)c->V, (long long)c->Hk, (long long)c->D, (unsigned long long)hash);
-    return;
-  }
-  const kr_mlm_config *c = kr_mlm_config_of(m->mamba);
-  snprintf(text, n, "mamba_lm %lld %lld %lld %lld %lld %016llx", (long long)c->d, (long long)c->n_layers,
-           (long long)c->V, (long long)c->Di, (long long)c->N, (unsigned long long)hash);
+  uint64_t hash = m->qwen2 ? hash_qwen2(kr_qwen2_config_of(m->qwen2)) : hash_mamba(kr_mlm_config_of(m->mamba));
+  const kr_weight *item;
+  for (int64_t i = 0; (item = kr_model_folder_at(folder, i)); i++) hash += hash_tensor(item); /* in any order */
+  snprintf(text, n, "%s %lld %lld %016llx", m->qwen2 ? "qwen2" : "mamba_lm", (long long)m->n_layers, (long long)m->V,
+           (unsigned long long)hash);
+}
+
+/* ---- calls ---- */
+
+int32_t kr_any_check(const kr_any_lm *m, int64_t slot) {
+  return m->qwen2 ? KRAIT_OK : kr_mlm_check(m->mamba, slot);
 }
 
 int32_t kr_any_reset(kr_any_lm *m, int64_t slot) {

@@ -20,9 +20,12 @@ int32_t kr_any_open_random(const krait_ctx *ctx, const kr_mlm_config *mamba, con
                            int32_t dtype, int64_t n_slots, kr_any_lm *m);
 void kr_any_close(kr_any_lm *m);
 uint64_t kr_any_bytes(const kr_any_lm *m); /* of weights read per token */
-/* Sizes and a hash of a few small tensors: enough to distinguish models. */
+/* For state files: a text that differs between models whose states differ: a hash of the configuration and of every
+ * tensor's name, type, shape and contents, of large tensors samples. */
+enum { KR_FINGERPRINT = 96 };
 void kr_any_fingerprint(const kr_any_lm *m, const kr_model_folder *folder, char *text, size_t n);
 
+int32_t kr_any_check(const kr_any_lm *m, int64_t slot); /* kr_mlm_check: its states are those of its text */
 int32_t kr_any_reset(kr_any_lm *m, int64_t slot);
 /* rows (kr_qwen2_read): models of attention only. */
 int32_t kr_any_read(kr_any_lm *m, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,

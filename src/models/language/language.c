@@ -27,19 +27,17 @@ struct krait_lm {
   int32_t n_sessions;
   uint8_t *taken;      /* by slot */
   float *logits;       /* (n_sessions, V), while a step runs */
-  char fingerprint[96]; /* of the weights, for state files */
 };
 
 struct krait_lm_session {
   krait_lm *lm;
   int32_t slot, pending; /* generated, not read yet; NO_TOKEN */
-  int32_t next;          /* the next token, if already known; NO_TOKEN: to be sampled from the logits */
   float *logits;         /* after everything that was read */
   kr_sampler sampler;
   kr_ids ids; /* read and generated */
   kr_utf8_stream stream;
-  char *text;
-  size_t n_text, text_room;
+  char *text; /* has room for every token's */
+  size_t n_text;
   int is_done;
 };
 
@@ -85,7 +83,6 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
   lm->logits = kr_alloc_array((size_t)(lm->n_sessions * V), sizeof *lm->logits);
   KR_CHECK(lm->taken && lm->logits, KRAIT_ERR_NO_MEMORY, "no memory for %d sessions", lm->n_sessions);
-  kr_any_fingerprint(&lm->model, lm->folder, lm->fingerprint, sizeof lm->fingerprint);
   return KRAIT_OK;
 }
 
@@ -129,19 +126,31 @@ uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_any_bytes(&lm
 
 static int64_t vocabulary(const krait_lm *lm) { return lm->model.V; }
 
+/* Makes the session as if it had just been opened. */
 static int32_t begin(krait_lm_session *s) {
   s->ids.n = 0;
-  s->pending = s->next = NO_TOKEN;
+  s->pending = NO_TOKEN;
   s->n_text = 0;
+  s->text[0] = 0;
   s->is_done = 0;
   s->stream = (kr_utf8_stream){0};
-  memset(s->sampler.seen, 0, (size_t)s->sampler.n);
+  kr_sampler_reset(&s->sampler);
   return kr_any_reset(&s->lm->model, s->slot);
+}
+
+static size_t longest_token(const kr_tokenizer *t) {
+  size_t longest = 0, n;
+  for (int64_t id = 0; id < kr_tokenizer_size(t); id++) {
+    kr_tokenizer_bytes(t, (int32_t)id, &n);
+    longest = n > longest ? n : longest;
+  }
+  return longest;
 }
 
 static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampling) {
   s->logits = kr_alloc_array((size_t)vocabulary(s->lm), sizeof *s->logits);
-  KR_CHECK(s->logits, KRAIT_ERR_NO_MEMORY, "no memory for a session");
+  s->text = kr_zalloc(3 * (longest_token(s->lm->tokenizer) + 4) + 1);
+  KR_CHECK(s->logits && s->text, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->model.n_used));
   return begin(s);
 }
@@ -176,6 +185,17 @@ void krait_lm_session_close(krait_lm_session **handle) {
   kr_free(s);
 }
 
+/* After a failure whose states are of no use; its status and sentence stay, unless this fails, too. */
+static int32_t begin_again(krait_lm_session *s, int32_t status) {
+  KR_TRY(begin(s));
+  return status;
+}
+
+int32_t krait_lm_reset(krait_lm_session *s) {
+  KR_CHECK(s, KRAIT_ERR_ARGUMENT, "session must not be NULL");
+  return begin(s);
+}
+
 /* ---- reading ---- */
 
 static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
@@ -190,13 +210,21 @@ static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t f
   return status;
 }
 
-/* Appends tokens, the pending one first. */
-static int32_t read_ids(krait_lm_session *s, int64_t from) {
-  if (s->pending != NO_TOKEN) from--;
-  s->pending = NO_TOKEN;
-  const int64_t n = s->ids.n - from;
+/* Reads the tokens from number `from` on, the pending one first. */
+static int32_t try_read(krait_lm_session *s, int64_t from, const void *rows) {
+  KR_TRY(kr_any_check(&s->lm->model, s->slot));
+  const int64_t first = s->pending == NO_TOKEN ? from : from - 1, n = s->ids.n - first;
+  if (n > 0) KR_TRY(kr_any_read(&s->lm->model, s->slot, s->ids.at + first, rows, n, 0, s->logits));
   for (int64_t i = from; i < s->ids.n; i++) kr_sampler_see(&s->sampler, s->ids.at[i]);
-  return n > 0 ? kr_any_read(&s->lm->model, s->slot, s->ids.at + from, NULL, n, 0, s->logits) : KRAIT_OK;
+  s->pending = NO_TOKEN;
+  s->is_done = 0;
+  return KRAIT_OK;
+}
+
+/* After a failure the session has the tokens that it had; without any there are no states to lose. */
+static int32_t read_ids(krait_lm_session *s, int64_t from, const void *rows) {
+  const int32_t status = try_read(s, from, rows);
+  return status < 0 && from == 0 ? begin_again(s, status) : status;
 }
 
 int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uint32_t flags) {
@@ -206,20 +234,19 @@ int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uin
   int32_t status = encode(s->lm, text ? text : "", n_bytes, flags, &s->ids);
   if (status >= 0 && s->ids.n == 0)
     status = kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs at least one token");
-  if (status >= 0) status = read_ids(s, before);
-  else s->ids.n = before;
-  s->is_done = 0;
+  if (status >= 0) status = read_ids(s, before, NULL);
+  if (status < 0) s->ids.n = before;
   return status;
 }
 
 int32_t kr_lm_read_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
   KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows after a generated token are not supported");
-  for (int64_t i = 0; i < n; i++) {
-    KR_TRY(kr_ids_add(&s->ids, ids[i]));
-    kr_sampler_see(&s->sampler, ids[i]);
-  }
-  s->is_done = 0;
-  return kr_any_read(&s->lm->model, s->slot, ids, rows, n, 0, s->logits);
+  const int64_t before = s->ids.n;
+  int32_t status = KRAIT_OK;
+  for (int64_t i = 0; i < n && status >= 0; i++) status = kr_ids_add(&s->ids, ids[i]);
+  if (status >= 0) status = read_ids(s, before, rows);
+  if (status < 0) s->ids.n = before;
+  return status;
 }
 
 /* ---- steps ---- */
@@ -231,6 +258,7 @@ static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
     KR_CHECK(sessions[i] && sessions[i]->lm == sessions[0]->lm, KRAIT_ERR_ARGUMENT,
              "session %d of a step is NULL or of another model", i);
     KR_CHECK(sessions[i]->ids.n, KRAIT_ERR_ARGUMENT, "session %d of a step has read nothing yet", i);
+    KR_TRY(kr_any_check(&sessions[i]->lm->model, sessions[i]->slot));
     for (int32_t k = 0; k < i; k++)
       KR_CHECK(sessions[i] != sessions[k], KRAIT_ERR_ARGUMENT, "session %d of a step is given twice", i);
   }
@@ -244,19 +272,18 @@ static int are_greedy(krait_lm_session *const *sessions, int32_t n) {
   return 1;
 }
 
-/* The model reads the generated tokens: one run for all sessions with a pending token. next: only the argmax is
- * needed. */
-static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int next) {
+/* The model reads the generated tokens: one run for all sessions with a pending token. next (n): only the argmax is
+ * needed; the others' is kept. */
+static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
   krait_lm *lm = sessions[0]->lm;
   int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], best[MOST_SESSIONS], n_pending = 0;
   for (int32_t i = 0; i < n; i++)
     if (sessions[i]->pending != NO_TOKEN) slots[n_pending] = sessions[i]->slot, ids[n_pending++] = sessions[i]->pending;
-  if (!n_pending) return KRAIT_OK;
-  KR_TRY(kr_any_step(&lm->model, n_pending, slots, ids, next ? NULL : lm->logits, best));
+  if (n_pending) KR_TRY(kr_any_step(&lm->model, n_pending, slots, ids, next ? NULL : lm->logits, best));
   for (int32_t i = 0, k = 0; i < n; i++) {
     if (sessions[i]->pending == NO_TOKEN) continue;
-    if (!next) memcpy(sessions[i]->logits, lm->logits + k * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
-    sessions[i]->next = next ? best[k] : NO_TOKEN;
+    if (next) next[i] = best[k];
+    else memcpy(sessions[i]->logits, lm->logits + k * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
     sessions[i]->pending = NO_TOKEN;
     k++;
   }
@@ -270,36 +297,56 @@ static int is_end(const krait_lm *lm, int32_t id) {
          id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
 }
 
-static int32_t show_token(krait_lm_session *s, int32_t id) {
+static void show_token(krait_lm_session *s, int32_t id) {
   size_t n;
   const char *bytes = kr_tokenizer_bytes(s->lm->tokenizer, id, &n);
-  const size_t room = 3 * (n + 4) + 1;
-  if (room > s->text_room) {
-    kr_free(s->text);
-    s->text = kr_alloc(room);
-    s->text_room = s->text ? room : 0;
-    KR_CHECK(s->text, KRAIT_ERR_NO_MEMORY, "no memory for a token's text");
-  }
   s->n_text = kr_tokenizer_is_special(s->lm->tokenizer, id) ? 0 : kr_utf8_push(&s->stream, bytes, n, s->text);
   s->text[s->n_text] = 0;
+}
+
+static int32_t refuse_token(const krait_lm_session *s, int32_t id) {
+  if (id == KR_NO_CANDIDATE)
+    return kr_fail(KRAIT_ERR_ARGUMENT,
+                   "token %lld: a repetition_penalty of %g leaves no finite logit; give one nearer to 1",
+                   (long long)s->ids.n, (double)s->sampler.rules.repetition_penalty);
+  return kr_fail(KRAIT_ERR_WEIGHTS,
+                 "token %lld: the model's logits are not finite; the weights are damaged, or their training diverged",
+                 (long long)s->ids.n);
+}
+
+/* The next tokens, not known yet, of sessions whose logits are those after all of their tokens. */
+static int32_t draw(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
+  for (int32_t i = 0; i < n; i++) {
+    if (sessions[i]->pending != NO_TOKEN || next[i] != NO_TOKEN) continue;
+    next[i] = kr_sampler_draw(&sessions[i]->sampler, sessions[i]->logits);
+    if (next[i] < 0) return refuse_token(sessions[i], next[i]);
+  }
   return KRAIT_OK;
 }
 
+/* Each session's next token. What fails without the model comes before it; after a greedy run nothing can. */
+static int32_t find_next(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
+  for (int32_t i = 0; i < n; i++) KR_TRY(kr_ids_reserve(&sessions[i]->ids, 1));
+  KR_TRY(draw(sessions, n, next));
+  KR_TRY(read_pending(sessions, n, are_greedy(sessions, n) ? next : NULL));
+  return draw(sessions, n, next);
+}
+
+/* The sessions change when nothing can fail any more. */
 int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n) {
+  int32_t next[MOST_SESSIONS];
+  uint64_t before[MOST_SESSIONS];
   KR_TRY(check_sessions(sessions, n));
-  KR_TRY(read_pending(sessions, n, are_greedy(sessions, n)));
+  for (int32_t i = 0; i < n; i++) next[i] = NO_TOKEN, before[i] = sessions[i]->sampler.state;
+  const int32_t status = find_next(sessions, n, next);
+  for (int32_t i = 0; i < n && status < 0; i++) sessions[i]->sampler.state = before[i]; /* a step that never was */
+  KR_TRY(status);
   for (int32_t i = 0; i < n; i++) {
     krait_lm_session *s = sessions[i];
-    const int32_t id = s->next != NO_TOKEN ? s->next : kr_sampler_draw(&s->sampler, s->logits);
-    s->next = NO_TOKEN;
-    KR_CHECK(id >= 0, KRAIT_ERR_WEIGHTS,
-             "token %lld: the model's logits are not finite; the weights are damaged, or their training diverged",
-             (long long)s->ids.n);
-    KR_TRY(kr_ids_add(&s->ids, id));
-    kr_sampler_see(&s->sampler, id);
-    s->pending = id;
-    s->is_done = is_end(s->lm, id);
-    KR_TRY(show_token(s, id));
+    s->ids.at[s->ids.n++] = s->pending = next[i];
+    kr_sampler_see(&s->sampler, next[i]);
+    s->is_done = is_end(s->lm, next[i]);
+    show_token(s, next[i]);
   }
   return KRAIT_OK;
 }
@@ -341,7 +388,9 @@ static int32_t keep_state(void *user, const char *name, int32_t n_dims, const in
 }
 
 static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
-  const kr_metadata metadata[] = {{"krait_state", "1"}, {"weights", s->lm->fingerprint}};
+  char fingerprint[KR_FINGERPRINT];
+  kr_any_fingerprint(&s->lm->model, s->lm->folder, fingerprint, sizeof fingerprint);
+  const kr_metadata metadata[] = {{"krait_state", "1"}, {"weights", fingerprint}};
   KR_TRY(kr_any_states_out(&s->lm->model, s->slot, keep_state, f));
   f->items[f->n] =
       (kr_weight){"logits", KRAIT_F32, 1, {vocabulary(s->lm)}, s->logits, (uint64_t)vocabulary(s->lm) * sizeof(float)};
@@ -352,7 +401,7 @@ static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
 int32_t krait_lm_save(krait_lm_session *s, const char *path) {
   KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
   KR_CHECK(s->ids.n, KRAIT_ERR_ARGUMENT, "the session has read nothing yet");
-  KR_TRY(read_pending(&s, 1, 0));
+  KR_TRY(read_pending(&s, 1, NULL));
   const int64_t most = 3 * s->lm->model.n_layers + 2;
   file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items),
             .names = kr_alloc_array((size_t)most, sizeof *f.names)};
@@ -382,14 +431,15 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   const char *fingerprint = kr_weights_metadata(f->from, "weights");
   const kr_weight *ids = kr_weights_find(f->from, "ids");
   const float *logits;
+  char own[KR_FINGERPRINT];
+  kr_any_fingerprint(&s->lm->model, s->lm->folder, own, sizeof own);
   KR_CHECK(kr_weights_metadata(f->from, "krait_state") && fingerprint, KRAIT_ERR_FILE_FORMAT,
            "%s was not written by --save-state", f->path);
-  KR_CHECK(strcmp(fingerprint, s->lm->fingerprint) == 0, KRAIT_ERR_WEIGHTS, "%s: its states belong to another model",
+  KR_CHECK(strcmp(fingerprint, own) == 0, KRAIT_ERR_WEIGHTS, "%s: its states belong to another model",
            f->path);
   KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT,
            "%s: it has no tokens", f->path);
   KR_TRY(find_state(f, "logits", 1, (int64_t[]){vocabulary(s->lm)}, &logits));
-  KR_TRY(begin(s));
   KR_TRY(kr_any_states_in(&s->lm->model, s->slot, ids->shape[0], give_state, f));
   memcpy(s->logits, logits, (size_t)vocabulary(s->lm) * sizeof *logits);
   for (int64_t i = 0; i < ids->shape[0]; i++) {
@@ -403,11 +453,11 @@ static int32_t read_states(krait_lm_session *s, file *f) {
 int32_t krait_lm_load(krait_lm_session *s, const char *path) {
   KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
   kr_weights *weights = NULL;
+  KR_TRY(begin(s));
   KR_TRY(kr_weights_open(path, &weights));
   const int32_t status = read_states(s, &(file){.from = weights, .path = path});
   kr_weights_close(&weights);
-  if (status < 0) s->ids.n = 0;
-  return status;
+  return status < 0 ? begin_again(s, status) : status;
 }
 
 /* ---- scores ---- */
@@ -437,11 +487,9 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
   return KRAIT_OK;
 }
 
-int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user,
-                       double *nats, int64_t *n_tokens) {
+static int32_t score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user,
+                     double *nats, int64_t *n_tokens) {
   enum { PIECE = 128 };
-  KR_CHECK(s && text && nats && n_tokens, KRAIT_ERR_ARGUMENT, "session, text, nats and n_tokens must not be NULL");
-  KR_TRY(begin(s));
   KR_TRY(kr_tokenizer_encode(s->lm->tokenizer, text, n_bytes, 0, &s->ids));
   KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs at least two",
            (long long)s->ids.n);
@@ -451,6 +499,12 @@ int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, kr
   const int32_t status = score_ids(s, progress, user, logits, PIECE, nats);
   *n_tokens = s->ids.n - 1;
   kr_free(logits);
-  s->ids.n = 0;
   return status;
+}
+
+int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user,
+                       double *nats, int64_t *n_tokens) {
+  KR_CHECK(s && text && nats && n_tokens, KRAIT_ERR_ARGUMENT, "session, text, nats and n_tokens must not be NULL");
+  KR_TRY(begin(s));
+  return begin_again(s, score(s, text, n_bytes, progress, user, nats, n_tokens));
 }

@@ -35,6 +35,11 @@ void kr_sampler_close(kr_sampler *s) {
   *s = (kr_sampler){0};
 }
 
+void kr_sampler_reset(kr_sampler *s) {
+  s->state = s->rules.seed;
+  memset(s->seen, 0, (size_t)s->n);
+}
+
 void kr_sampler_see(kr_sampler *s, int32_t id) {
   if (id >= 0 && id < s->n) s->seen[id] = 1;
 }
@@ -58,12 +63,12 @@ static int comes_before(const kr_candidate *a, const kr_candidate *b) {
 }
 
 static int32_t likeliest(const kr_sampler *s, const float *logits) {
-  kr_candidate best = {-INFINITY, 0};
+  kr_candidate best = {-INFINITY, KR_NO_CANDIDATE};
   for (int64_t id = 0; id < s->n; id++) {
     const float logit = logit_of(s, logits, id);
     if (logit > best.logit) best = (kr_candidate){logit, (int32_t)id};
   }
-  return best.id;
+  return best.logit < INFINITY ? best.id : KR_NO_CANDIDATE;
 }
 
 /* The k first, in any order, at the front: a heap whose root is the last of them. */
@@ -145,7 +150,7 @@ static int are_numbers(const float *logits, int64_t n) {
 int32_t kr_sampler_draw(kr_sampler *s, const float *logits) {
   const krait_lm_sampling *r = &s->rules;
   kr_candidate *c = s->room;
-  if (!are_numbers(logits, s->n)) return -1;
+  if (!are_numbers(logits, s->n)) return KR_NOT_FINITE;
   if (r->temperature == 0 || r->top_k == 1) return likeliest(s, logits);
   int64_t n = 0;
   float most = -INFINITY;
@@ -155,6 +160,7 @@ int32_t kr_sampler_draw(kr_sampler *s, const float *logits) {
     c[n++] = (kr_candidate){logit, (int32_t)id};
     if (logit > most) most = logit;
   }
+  if (!n || !(most < INFINITY)) return KR_NO_CANDIDATE; /* the penalty has left the range of float32 */
   if (r->top_k > 0 && r->top_k < n) select_first(c, n, r->top_k), n = r->top_k;
   /* what is less likely than the likeliest by 2^-60 does not count in any sum */
   n = drop_unlikely(c, n, most + r->temperature * (r->min_p > 0 ? logf(r->min_p) : -41.5f));

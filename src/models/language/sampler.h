@@ -21,6 +21,12 @@ int32_t kr_sampler_open(kr_sampler *sampler, const krait_lm_sampling *rules, int
 void kr_sampler_close(kr_sampler *sampler);
 void kr_sampler_see(kr_sampler *sampler, int32_t id);
 int kr_sampler_is_greedy(const kr_sampler *sampler); /* always the most likely token, whatever occurred before */
-int32_t kr_sampler_draw(kr_sampler *sampler, const float *logits); /* -1: the logits are not finite */
+void kr_sampler_reset(kr_sampler *sampler); /* as after kr_sampler_open */
+/* The token, or one of these. */
+enum {
+  KR_NOT_FINITE = -1,   /* the logits are not numbers, or all are -infinity */
+  KR_NO_CANDIDATE = -2  /* they were, before the repetition penalty */
+};
+int32_t kr_sampler_draw(kr_sampler *sampler, const float *logits);
 
 #endif

@@ -225,6 +225,8 @@ static int32_t look(krait_describer *d) {
 
 int32_t krait_describer_film(krait_describer *d, const char *path, krait_film *film) {
   KR_CHECK(d && path, KRAIT_ERR_ARGUMENT, "krait_describer_film: %s is NULL", d ? "path" : "describer");
+  const krait_film nothing = {.size = sizeof nothing};
+  if (film) KR_TRY(kr_struct_give("krait_film", film, sizeof *film, &nothing, sizeof nothing)); /* before the work */
   const int64_t start = kr_clock_ns();
   kr_free(d->label);
   d->film = (krait_film){.size = sizeof d->film};
