@@ -57,6 +57,7 @@ KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_pat
                                         const char *overrides);
 KRAIT_API void krait_text_free(char **text);
 
+/* A session keeps nothing from one call to the next but memory: after an error the same call may be repeated. */
 KRAIT_API int32_t krait_session_open(const krait_model *model, krait_session **session);
 KRAIT_API void krait_session_close(krait_session **session);
 
@@ -88,17 +89,20 @@ KRAIT_API int32_t krait_enhance_samples(krait_session *session, const float *in,
                                         krait_progress_fn progress, void *user);
 
 /* Streaming, 16 kHz: every input sample comes out cleaned, at most krait_stream_latency samples later, plus the time to
- * compute. A stream has exclusive use of its session until it is closed, and is used by one thread at a time. */
+ * compute. A stream has exclusive use of its session until it is closed: meanwhile every other use of the session,
+ * also a second stream, is KRAIT_ERR_ARGUMENT. It is used by one thread at a time. Close it before its session; a
+ * stream whose session is closed first refuses everything but krait_stream_close. */
 typedef struct krait_stream krait_stream;
 KRAIT_API int32_t krait_stream_open(krait_session *session, krait_stream **stream);
 KRAIT_API void krait_stream_close(krait_stream **stream);
 KRAIT_API int64_t krait_stream_latency(const krait_stream *stream);
 /* Takes any number of samples and returns those that are due: n_out, 0 for most short pushes. room: size of out, which
  * may not overlap in; n_samples + krait_stream_latency is always enough; if it is too small, no input is taken. After a
- * push that failed in the model only krait_stream_finish may follow. */
+ * push that failed for another reason than its arguments only krait_stream_finish may follow; pushes are refused. */
 KRAIT_API int32_t krait_stream_push(krait_stream *stream, const float *in, int64_t n_samples, float *out, int64_t room,
                                     int64_t *n_out);
-/* The remaining samples: room for krait_stream_latency is enough. The stream can then start again. */
+/* The remaining samples: room for krait_stream_latency is enough. The stream can then start again, also after an error;
+ * the remaining samples are then lost. */
 KRAIT_API int32_t krait_stream_finish(krait_stream *stream, float *out, int64_t room, int64_t *n_out);
 
 enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an existing output or plot is an error, not replaced */

@@ -24,6 +24,7 @@ struct krait_model {
 struct krait_session {
   const krait_model *model;
   void *timeline;
+  krait_session **holder; /* of the stream that has taken the session; NULL: none has */
 };
 
 static const kr_model_kind *find_kind(const char *model) {
@@ -171,6 +172,7 @@ void krait_session_close(krait_session **handle) {
   krait_session *session = handle ? *handle : NULL;
   if (!session) return;
   *handle = NULL;
+  if (session->holder) kr_session_give_back(session->holder);
   if (session->timeline) session->model->kind->session_close(&session->timeline);
   kr_free(session);
 }
@@ -179,8 +181,27 @@ void *kr_session_timeline(const krait_session *session, const kr_model_kind *kin
   return session && session->model->kind == kind ? session->timeline : NULL;
 }
 
+int32_t kr_session_check_free(const krait_session *session) {
+  KR_CHECK(!session || !session->holder, KRAIT_ERR_ARGUMENT,
+           "the session has an open stream, which uses it alone: close the stream, or open another session");
+  return KRAIT_OK;
+}
+
+int32_t kr_session_take(krait_session *session, krait_session **holder) {
+  KR_TRY(kr_session_check_free(session));
+  session->holder = holder;
+  *holder = session;
+  return KRAIT_OK;
+}
+
+void kr_session_give_back(krait_session **holder) {
+  if (*holder) (*holder)->holder = NULL;
+  *holder = NULL;
+}
+
 int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
   KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
+  KR_TRY(kr_session_check_free(session));
   const kr_model_kind *kind = session->model->kind;
   KR_CHECK(kind->denoiser, KRAIT_ERR_UNSUPPORTED, "%s is not a speech denoiser", kind->name);
   return kind->denoiser(session->timeline, denoiser);
@@ -210,6 +231,7 @@ int32_t krait_verify(krait_session *session, const char *golden_path, krait_veri
   KR_CHECK(session && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT,
            "session, golden_path, rows and n_filled must not be NULL");
   const kr_model_kind *kind = session->model->kind;
+  KR_TRY(kr_session_check_free(session));
   KR_CHECK(kind->verify, KRAIT_ERR_UNSUPPORTED, "%s has no recorded outputs to verify", kind->name);
   kr_weights *golden = NULL;
   *n_filled = 0;

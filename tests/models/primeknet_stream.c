@@ -299,6 +299,112 @@ static void says_what_is_due(void **state) {
   krait_stream_close(&stream), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
 }
 
+/* While a stream is open nothing else uses its session, and what is refused does not change its sound; whichever of the
+ * two is closed first. */
+static void has_its_session_alone(void **state) {
+  enum { N = 12000 };
+  static float in[N], want[N], got[N], other[N];
+  (void)state;
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  krait_stream *stream = NULL, *second = NULL;
+  krait_verify_row rows[4];
+  int32_t n_rows;
+  int64_t n = 0, k;
+  open_model(NULL, &ctx, &model, &session);
+  draw(in, N);
+  must(krait_enhance_samples(session, in, want, N, NULL, NULL));
+  must(krait_stream_open(session, &stream));
+  for (int at = 0; at < N; at += 2000) {
+    must(krait_stream_push(stream, in + at, 2000, got + n, N - n, &k)), n += k;
+    assert_int_equal(krait_stream_open(session, &second), KRAIT_ERR_ARGUMENT);
+    assert_non_null(strstr(krait_error_detail(), "has an open stream"));
+    assert_null(second);
+    assert_int_equal(krait_enhance_samples(session, in, other, N, NULL, NULL), KRAIT_ERR_ARGUMENT);
+    assert_int_equal(krait_primeknet_forward(session, 1, 8, in, other, NULL, NULL), KRAIT_ERR_ARGUMENT);
+    assert_int_equal(krait_verify(session, PAIR ".golden.safetensors", rows, 4, &n_rows), KRAIT_ERR_ARGUMENT);
+  }
+  must(krait_stream_finish(stream, got + n, N - n, &k));
+  assert_int_equal(n + k, N);
+  assert_true(distance(got, want, N) <= 1e-5);
+  krait_stream_close(&stream);
+  must(krait_enhance_samples(session, in, other, N, NULL, NULL));
+  assert_memory_equal(other, want, sizeof want);
+  must(krait_stream_open(session, &stream));
+  krait_session_close(&session);
+  assert_int_equal(krait_stream_push(stream, in, 100, got, N, &k), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_stream_finish(stream, got, N, &k), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_stream_latency(stream), 0);
+  krait_stream_close(&stream), krait_model_close(&model), krait_ctx_close(&ctx);
+}
+
+/* Every allocation of a stream fails in turn: the push is right when it is repeated, or the stream refuses until
+ * krait_stream_finish, after which it starts again. */
+static void failed_pushes(void **state) {
+  enum { N = 3000, LATE = 4000 };
+  static float in[N], want[N + LATE], got[N + LATE];
+  (void)state;
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  krait_stream *stream = NULL;
+  int64_t n, k;
+  int n_failed = 0;
+  open_model(NULL, &ctx, &model, &session);
+  draw(in, N);
+  must(krait_enhance_samples(session, in, want, N, NULL, NULL));
+  krait_session_close(&session);
+  for (long fail = 1, n_without = 0; n_without < 3; fail++) {
+    must(krait_session_open(model, &session));
+    kr_alloc_fail_after(fail);
+    int32_t status = krait_stream_open(session, &stream);
+    if (status >= 0) status = krait_stream_push(stream, in, N, got, N + LATE, &n);
+    kr_alloc_fail_after(0);
+    n_failed += status < 0, n_without = status < 0 ? 0 : n_without + 1;
+    if (!stream) must(krait_stream_open(session, &stream));
+    if (status < 0 && krait_stream_push(stream, in, N, got, N + LATE, &n) < 0) {
+      assert_non_null(strstr(krait_error_detail(), "krait_stream_finish"));
+      must(krait_stream_finish(stream, got, N + LATE, &k));
+      must(krait_stream_push(stream, in, N, got, N + LATE, &n));
+    }
+    must(krait_stream_finish(stream, got + n, N + LATE - n, &k));
+    assert_int_equal(n + k, N);
+    if (!(distance(got, want, N) <= 1e-5)) fail_msg("allocation %ld: another sound", fail);
+    krait_stream_close(&stream), krait_session_close(&session);
+  }
+  print_message("%d allocations failed\n", n_failed);
+  assert_true(n_failed > 0);
+  krait_model_close(&model), krait_ctx_close(&ctx);
+}
+
+/* Every allocation of a run fails in turn: repeated, it is right. */
+static void failed_runs(void **state) {
+  enum { N = 3000 };
+  static float in[N], want[N], got[N];
+  (void)state;
+  krait_ctx *ctx = NULL;
+  krait_model *model = NULL;
+  krait_session *session = NULL;
+  int n_failed = 0;
+  open_model(NULL, &ctx, &model, &session);
+  draw(in, N);
+  must(krait_enhance_samples(session, in, want, N, NULL, NULL));
+  for (long fail = 1, n_without = 0; n_without < 3; fail++) {
+    krait_session_close(&session);
+    must(krait_session_open(model, &session));
+    kr_alloc_fail_after(fail);
+    const int32_t status = krait_enhance_samples(session, in, got, N, NULL, NULL);
+    kr_alloc_fail_after(0);
+    n_failed += status < 0, n_without = status < 0 ? 0 : n_without + 1;
+    must(krait_enhance_samples(session, in, got, N, NULL, NULL));
+    assert_memory_equal(got, want, sizeof want);
+  }
+  print_message("%d allocations failed\n", n_failed);
+  assert_true(n_failed > 0);
+  krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+}
+
 static void refuses_halves(void **state) {
   static const struct {
     const char *overrides, *says;
@@ -328,6 +434,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(trains_as_recorded),  cmocka_unit_test(chunks_equal_the_whole),
       cmocka_unit_test(windows_as_recorded), cmocka_unit_test(live_sound_equals_the_whole),
-      cmocka_unit_test(says_what_is_due),    cmocka_unit_test(refuses_halves)};
+      cmocka_unit_test(says_what_is_due),    cmocka_unit_test(has_its_session_alone),
+      cmocka_unit_test(failed_pushes),      cmocka_unit_test(failed_runs),
+          cmocka_unit_test(refuses_halves)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,8 @@
 enum { WINDOW = 16000, HOP = 4000, AHEAD = 1600, FADE = 160, LATENCY = HOP + AHEAD }; /* samples at 16 kHz */
 
 struct krait_stream {
+  krait_session *session; /* taken; NULL: a denoiser without one, or closed */
+  int has_session;
   kr_denoiser denoiser;
   kr_stft_live *live; /* the model's own, or NULL */
   float heard[WINDOW], said[WINDOW], tail[FADE]; /* the newest last; tail: the continuation of the last output */
@@ -33,17 +35,22 @@ int32_t krait_stream_open(krait_session *session, krait_stream **stream) {
   KR_CHECK(session && stream, KRAIT_ERR_ARGUMENT, "session and stream must not be NULL");
   *stream = NULL;
   KR_TRY(kr_session_denoiser(session, &denoiser));
-  return kr_stream_open(&denoiser, stream);
+  KR_TRY(kr_stream_open(&denoiser, stream));
+  (*stream)->has_session = 1;
+  return kr_session_take(session, &(*stream)->session); /* it is free, or it had not given its denoiser */
 }
 
 void krait_stream_close(krait_stream **stream) {
-  if (!stream) return;
+  if (!stream || !*stream) return;
+  kr_session_give_back(&(*stream)->session);
   kr_free(*stream);
   *stream = NULL;
 }
 
+static int is_orphan(const krait_stream *s) { return s->has_session && !s->session; }
+
 int64_t krait_stream_latency(const krait_stream *stream) {
-  if (!stream) return 0;
+  if (!stream || is_orphan(stream)) return 0;
   return stream->live ? kr_stft_live_latency(stream->live) : LATENCY;
 }
 
@@ -81,12 +88,18 @@ static int64_t due_with(const krait_stream *s, int64_t n) {
 
 /* With the model's own stream. */
 static int32_t pass(krait_stream *s, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
-  const int32_t status = kr_stft_live_push(s->live, in, n, is_end, out, n_out);
+  int32_t status = kr_stft_live_push(s->live, in, n, is_end, out, n_out);
   for (int64_t i = 0; i < *n_out && status >= 0; i++)
-    KR_CHECK(isfinite(out[i]), KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld",
-             (long long)(s->n_said + i));
+    if (!isfinite(out[i]))
+      status = kr_fail(KRAIT_ERR_UNSUPPORTED, "the model's result is not a finite number at sample %lld",
+                       (long long)(s->n_said + i));
+  if (status < 0) {
+    kr_stft_live_begin(s->live);
+    *n_out = 0;
+    return status;
+  }
   s->n_heard += n, s->n_said += *n_out;
-  return status;
+  return KRAIT_OK;
 }
 
 int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, float *out, int64_t room,
@@ -94,6 +107,7 @@ int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, f
   KR_CHECK(s && n_out && n_samples >= 0 && (in || !n_samples) && (out || !room), KRAIT_ERR_ARGUMENT,
            "stream, in, out and n_out must not be NULL, n_samples not negative");
   *n_out = 0;
+  KR_CHECK(!is_orphan(s), KRAIT_ERR_ARGUMENT, "the stream's session was closed before it");
   KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT, "an earlier push has failed: call krait_stream_finish to start again");
   const int64_t due = due_with(s, n_samples);
   KR_CHECK(room >= due, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)room,
@@ -119,6 +133,7 @@ int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, f
 int32_t krait_stream_finish(krait_stream *s, float *out, int64_t room, int64_t *n_out) {
   KR_CHECK(s && n_out && (out || !room), KRAIT_ERR_ARGUMENT, "stream, out and n_out must not be NULL");
   *n_out = 0;
+  KR_CHECK(!is_orphan(s), KRAIT_ERR_ARGUMENT, "the stream's session was closed before it");
   KR_CHECK(room >= s->n_heard - s->n_said, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due",
            (long long)room, (long long)(s->n_heard - s->n_said));
   const int32_t status = !s->live        ? answer(s, 1, out, n_out)

@@ -176,6 +176,7 @@ int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, co
                                 float *pha, float *com) {
   pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
   KR_CHECK(line, KRAIT_ERR_ARGUMENT, "krait_primeknet_forward: the session is NULL or of another model");
+  KR_TRY(kr_session_check_free(session));
   return kr_pk_forward(line->session, B, T, com_in, mag, pha, com);
 }
 
@@ -189,6 +190,7 @@ int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, co
   pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
   KR_CHECK(line && com_in && report, KRAIT_ERR_ARGUMENT,
            "krait_primeknet_kernels: the session is NULL or of another model, or com_in or report is NULL");
+  KR_TRY(kr_session_check_free(session));
   return kr_pk_kernels(line->session, B, T, com_in, report, user);
 }
 
