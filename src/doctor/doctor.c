@@ -9,6 +9,7 @@
 #include "alloc.h"
 #include "doc.h"
 #include "report.h"
+#include "sized.h"
 #include "status.h"
 #include "zip_file.h"
 
@@ -171,14 +172,15 @@ static int32_t refuse_gpu(doc *d, const char *name) {
                  krait_tables_date(d->tables));
 }
 
-int32_t krait_doctor_run(const krait_doctor_options *options, krait_report **report) {
+int32_t krait_doctor_run(const krait_doctor_options *given, krait_report **report) {
   KR_CHECK(report, KRAIT_ERR_ARGUMENT, "report must not be NULL");
   *report = NULL;
-  KR_CHECK(options && options->size >= offsetof(krait_doctor_options, machine), KRAIT_ERR_STRUCT_SIZE,
-           "options: size is not set");
+  KR_CHECK(given, KRAIT_ERR_ARGUMENT, "options must not be NULL");
+  krait_doctor_options taken, *const options = &taken;
+  KR_TRY(kr_struct_take("krait_doctor_options", given, offsetof(krait_doctor_options, machine), &taken, sizeof taken));
   KR_TRY(doc_open_report(options->tables, report));
   doc *d = *report;
-  memcpy(&d->options, options, options->size < sizeof d->options ? options->size : sizeof d->options);
+  d->options = taken;
   d->root = options->root && strcmp(options->root, "/") != 0 ? options->root : "";
   int32_t status = KRAIT_OK;
   if (options->gpu && !krait_tables_find_gpu(d->tables, options->gpu))

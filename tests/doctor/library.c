@@ -66,6 +66,29 @@ static void wheel_names_are_read(void **state) {
   assert_string_equal(name.variant, "");
 }
 
+/* The rule of krait.h for structs: an unknown tail must be zero, a size must have been set. */
+static void struct_sizes(void **state) {
+  (void)state;
+  struct {
+    krait_doctor_options known;
+    char tail[64];
+  } newer = {.known = {.size = sizeof newer, .gpu = "9.0", .root = FIXTURES, .driver = "570.86", .torch = "2.8.0"}};
+  krait_report *report = NULL;
+  assert_int_equal(krait_doctor_run(&newer.known, &report), KRAIT_OK);
+  krait_report_close(&report);
+  newer.tail[8] = 1;
+  assert_int_equal(krait_doctor_run(&newer.known, &report), KRAIT_ERR_STRUCT_SIZE);
+  assert_null(report);
+  memset(&newer, 0xff, sizeof newer);
+  assert_int_equal(krait_doctor_run(&newer.known, &report), KRAIT_ERR_STRUCT_SIZE);
+  newer.known.size = 0;
+  assert_int_equal(krait_doctor_run(&newer.known, &report), KRAIT_ERR_STRUCT_SIZE);
+  newer.known.size = offsetof(krait_doctor_options, machine) - 1;
+  assert_int_equal(krait_doctor_run(&newer.known, &report), KRAIT_ERR_STRUCT_SIZE);
+  assert_null(report);
+  assert_int_equal(krait_doctor_run(NULL, &report), KRAIT_ERR_ARGUMENT);
+}
+
 static void every_allocation_may_fail(void **state) {
   (void)state;
   const char *const paths[] = {FIXTURES "/zstd.fatbin", FIXTURES};
@@ -95,7 +118,7 @@ static void every_allocation_may_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(one_rule_for_every_image), cmocka_unit_test(wheel_names_are_read),
-                                     cmocka_unit_test(every_allocation_may_fail)};
+                                     cmocka_unit_test(struct_sizes), cmocka_unit_test(every_allocation_may_fail)};
   if (krait_tables_load(NULL, &tables) != KRAIT_OK) return 1;
   int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_tables_close(&tables);
