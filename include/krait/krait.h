@@ -57,8 +57,8 @@ KRAIT_API const char *krait_status_name(int32_t status); /* "KRAIT_ERR_SHAPE"; "
 KRAIT_API const char *krait_status_text(int32_t status); /* one clause, static */
 KRAIT_API const char *krait_status_cure(int32_t status); /* what usually helps, static; "" for none */
 
-/* The error of the last failing call of this thread: one sentence that names the argument or the file, "" if nothing
- * has failed yet. Valid until the next failing call of the same thread. */
+/* The error of this thread's last call that returned a status: one sentence that names the argument or the file; "" if
+ * it succeeded. Valid until the next such call. krait_*_close and what returns no status leave it as it is. */
 KRAIT_API const char *krait_error_detail(void);
 KRAIT_API const char *krait_error_origin(void); /* "krait", "os" or "cuda" */
 KRAIT_API int64_t krait_error_native(void);     /* errno or CUresult; 0 for "krait" */

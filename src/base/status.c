@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "answer.h"
 #include "clocale.h"
 
 typedef struct kr_status_row {
@@ -64,6 +65,12 @@ static void keep(const char *origin, int64_t native, const char *tail, const cha
   memcpy(last_error.detail, text, sizeof text);
   last_error.origin = origin;
   last_error.native = native;
+}
+
+void kr_forget_failure(void) {
+  last_error.detail[0] = 0;
+  last_error.origin = "krait";
+  last_error.native = 0;
 }
 
 void kr_keep_failure(const char *format, ...) {

@@ -1,6 +1,8 @@
 /* measure.c: times operators and the machine's limits: copies, exponentials and multiply-adds per second on all threads
  * of a context. Wall-clock; a result is the best and the median of several runs. measure_cuda.c does the same on a
  * GPU. */
+#include "public_names.h"
+
 #include <krait/bench.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -1,4 +1,6 @@
 /* data_handle.c: krait_data_*: data.h and recipe.h with one handle. */
+#include "public_names.h"
+
 #include <krait/data.h>
 #include <string.h>
 

@@ -1,4 +1,6 @@
 /* doctor.c: one run, in order: inputs, facts, log, verdicts, diagnoses. */
+#include "public_names.h"
+
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

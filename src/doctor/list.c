@@ -1,4 +1,6 @@
 /* list.c: what is in a file: its containers, images and kernels, as text and as JSON. */
+#include "public_names.h"
+
 #include <string.h>
 
 #include "doc.h"

@@ -1,4 +1,6 @@
 /* scan.c: finds the device code in a file, wherever it is, and identifies each image. */
+#include "public_names.h"
+
 #include "scan.h"
 
 #include <string.h>

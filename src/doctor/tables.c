@@ -1,4 +1,6 @@
 /* tables.c: parses the tables' text, and answers queries about versions, targets and names. */
+#include "public_names.h"
+
 #include "tables.h"
 
 #include <ctype.h>

@@ -1,4 +1,6 @@
 /* wheel.c: what a wheel's file name says, and the wheel walker of krait/doctor.h. */
+#include "public_names.h"
+
 #include <ctype.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -1,4 +1,6 @@
 /* graphs.c: which model family a file or folder holds, and its graphs line by line, for krait info --graph. */
+#include "public_names.h"
+
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/stat.h>

@@ -1,4 +1,6 @@
 /* model.c: handles of models and sessions: finds the family by the configuration's model name and calls it. */
+#include "public_names.h"
+
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -1,5 +1,7 @@
 /* tower_time.c: the time of VideoMamba and CLIP's vision tower with random weights of the published sizes, starting
  * from pixels in host memory, alternating with a large product. */
+#include "public_names.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

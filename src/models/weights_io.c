@@ -1,4 +1,6 @@
 /* weights_io.c: describes and converts weights files. */
+#include "public_names.h"
+
 #include "weights_io.h"
 
 #include <jansson.h>

@@ -1,4 +1,6 @@
 /* op_list.c: ops.def as an array. */
+#include "public_names.h"
+
 #include "op_list.h"
 
 #include <string.h>

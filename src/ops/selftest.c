@@ -1,4 +1,6 @@
 /* selftest.c: the checker for users: every row of every op by itself, on the CPU and each GPU. */
+#include "public_names.h"
+
 #include "alloc.h"
 #include "check.h"
 #include "op_list.h"

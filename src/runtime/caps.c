@@ -1,4 +1,6 @@
 /* caps.c: capabilities by name: lists of them as text, and tiers of device code. */
+#include "public_names.h"
+
 #include <stdio.h>
 #include <string.h>
 

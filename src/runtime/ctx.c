@@ -1,4 +1,6 @@
 /* ctx.c: opens and closes contexts: device, capabilities, threads, fallback policy. */
+#include "public_names.h"
+
 #include "ctx.h"
 
 #include <string.h>

@@ -1,4 +1,6 @@
 /* devices.c: the public list of GPUs and of embedded device code. */
+#include "public_names.h"
+
 #include <string.h>
 
 #include "cuda.h"

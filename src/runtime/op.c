@@ -7,6 +7,7 @@
 #include "clock.h"
 #include "log.h"
 #include "round_trip.h"
+#include "answer.h"
 #include "status.h"
 
 /* Older callers have shorter structs (the rest is zero), newer ones longer structs (the tail must be zero). */
@@ -102,7 +103,7 @@ int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, c
   return takes_round_trip(ctx, *row) ? KRAIT_OK : status;
 }
 
-int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
+static int32_t find_scratch(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
   _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
   const void *complete = NULL;
   const kr_row *row = NULL;
@@ -110,6 +111,10 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
   KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &row));
   *bytes = row && row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
   return KRAIT_OK;
+}
+
+int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
+  return kr_answer(find_scratch(op, ctx, args, bytes));
 }
 
 /* If all rows of a better tier of device code refuse this call, the first of them and its reason; NULL if it runs on
@@ -177,10 +182,14 @@ int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, 
   return kr_op_run_said(op, row, ctx, args);
 }
 
-int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {
+static int32_t run(const kr_op *op, const krait_ctx *ctx, const void *args) {
   _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
   const void *complete = NULL;
   const kr_row *row = NULL;
   KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &row));
   return kr_op_run_row(op, row, ctx, complete, row && row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0);
+}
+
+int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {
+  return kr_answer(run(op, ctx, args));
 }

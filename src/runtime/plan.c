@@ -1,4 +1,6 @@
 /* plan.c: stores what kr_op_run determines about a call; and the public functions of plans. */
+#include "public_names.h"
+
 #include "plan.h"
 
 #include <string.h>

@@ -1,4 +1,6 @@
 /* place.c: reads the environment variables of multi-process launchers. */
+#include "public_names.h"
+
 #include <krait/train.h>
 
 #include <stdio.h>

@@ -1,6 +1,8 @@
 /* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its
  * folder: checkpoint.safetensors, rewritten with every line of progress, best.safetensors whenever an epoch's
  * validation improves, log.jsonl, tensorbd with the same for TensorBoard, .hydra/config.yaml. */
+#include "public_names.h"
+
 #include <krait/train.h>
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* enhance_samples.c: runs samples in memory through a denoiser; reads and writes no files. */
+#include "public_names.h"
+
 #include <math.h>
 #include <string.h>
 

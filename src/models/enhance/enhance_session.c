@@ -1,4 +1,6 @@
 /* enhance_session.c: krait_enhance_*: runs recordings through a session's model. */
+#include "public_names.h"
+
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>

@@ -1,4 +1,6 @@
 /* evaluate.c: krait_evaluate_*: scores a pair of recordings, or a mixed item, before and after a model. */
+#include "public_names.h"
+
 #include <krait/data.h>
 #include <math.h>
 #include <string.h>

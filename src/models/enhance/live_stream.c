@@ -2,6 +2,8 @@
  * processed again every quarter of a second, and samples followed by at least a tenth of a second are due. This works
  * for any model, and the latency is the sum (docs/speed/2026-11-22-train5.md has the cost and quality). Adjacent
  * outputs are cross-faded. */
+#include "public_names.h"
+
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,7 @@
 /* language.c: sessions of a language model: a slot of its states, the logits after the last token, and text not yet
  * returned. The model reads a generated token only in the next step, so the last token of a text is never read. */
+#include "public_names.h"
+
 #include <krait/language.h>
 
 #include <math.h>

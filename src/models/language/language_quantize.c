@@ -1,5 +1,7 @@
 /* language_quantize.c: rewrites a language model's weights with its large matrices in 8 or 4 bits, chosen by their
  * keys. */
+#include "public_names.h"
+
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,5 +1,7 @@
 /* language_time.c: how long a prompt and a token take with the sizes of published models; their weights are random,
  * which changes no time. */
+#include "public_names.h"
+
 #include <stdlib.h>
 #include <string.h>
 

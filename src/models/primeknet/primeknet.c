@@ -1,4 +1,6 @@
 /* primeknet.c: PrimeKnet's interface: its kr_model_kind, the public forward pass, windows of samples, verification. */
+#include "public_names.h"
+
 #include "primeknet.h"
 
 #include <string.h>

@@ -1,5 +1,7 @@
 /* seedvr_time.c: times two blocks, with plain and shifted windows, on a clip, with the published sizes and random
  * weights. */
+#include "public_names.h"
+
 #include <stdlib.h>
 
 #include <krait/vision.h>

@@ -1,5 +1,7 @@
 /* describe_time.c: times Mobile-VideoGPT's parts with random weights of the published sizes, starting from decoded
  * frames. */
+#include "public_names.h"
+
 #include <krait/vision.h>
 #include <stdlib.h>
 #include <string.h>

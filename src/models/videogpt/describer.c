@@ -1,5 +1,7 @@
 /* describer.c: asks Mobile-VideoGPT about a video: finds the files of its parts, converts frames to rows, and builds
  * the prompt. */
+#include "public_names.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,4 +1,6 @@
 /* classifier.c: runs a file's frames through the model: preprocessing as in training, then probabilities. */
+#include "public_names.h"
+
 #include <math.h>
 #include <unistd.h>
 
