@@ -21,6 +21,7 @@ import sounds  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
+import tiny_film  # noqa: E402
 import tiny_language_model  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "primeknet"
@@ -56,6 +57,20 @@ def folder_with(name, n=4000, rate=16000):
     return folder
 
 
+def language_cases(folder):
+    """Language models: the same text as without a fault, or an error."""
+    small = ["--device", "cpu", "--threads", "1"]
+    tell = ["-n", "6", "--temperature", "1", "--seed", "3", *small]
+    for kind in ("hybrid", "qwen2"):
+        tiny_language_model.make(folder / kind, kind)
+        done = krait("generate", kind, "-p", "the rain", *tell, "--save-state", f"{kind}.state", cwd=folder)
+        assert done.returncode == 0, done
+        yield harness.Case(f"generate, {kind}", [KRAIT, "generate", kind, "-p", "the rain " * 60, *tell], folder)
+        yield harness.Case(f"generate --load-state, {kind}", [KRAIT, "generate", kind, "--load-state", f"{kind}.state", "-p", " on", *tell], folder)
+        yield harness.Case(f"score, {kind}", [KRAIT, "score", kind, "text", *small], folder)
+    yield harness.Case("convert --quantize", [KRAIT, "convert", "-f", "--quantize", "q8_0", "lm", "small8.safetensors"], folder, outputs=("small8.safetensors",))
+
+
 def cases(folder):
     """Small runs of every verb that reads or writes files."""
     (folder / "log").write_text("RuntimeError: CUDA error: no kernel image is available for execution on the device\n")
@@ -72,6 +87,7 @@ def cases(folder):
     yield harness.Case("evaluate --noise", [KRAIT, "evaluate", "s.wav", "--noise", "s.wav", "--snr", "3", "-j", "1", "--json"], folder, bad=(1, 2))
     yield harness.Case("generate", [KRAIT, "generate", "lm", "--file", "text", "-n", "3", "--device", "cpu", "--threads", "1", "--json"], folder, bad=(1, 2), text=False)
     yield harness.Case("generate --save-state", [KRAIT, "generate", "lm", "-p", "the", "-n", "3", "--device", "cpu", "--threads", "1", "-f", "--save-state", "out.state", "--json"], folder, outputs=("out.state",), text=False)
+    yield from language_cases(folder)
     yield harness.Case("score", [KRAIT, "score", "lm", "text", "--device", "cpu", "--threads", "1"], folder)
     yield harness.Case("convert", [KRAIT, "convert", "-f", "small.safetensors", "out.safetensors"], folder, outputs=("out.safetensors",))
     yield harness.Case("convert to best.th", [KRAIT, "convert", "-f", "small.safetensors", "out.th"], folder, outputs=("out.th",))
@@ -86,6 +102,18 @@ def memory(share):
         count("allocations failed", harness.sweep(INJECT, case, [f"malloc:{i}" for i in sampled(n, share)], report))
         count("allocations failed", harness.sweep(INJECT, case, [f"malloc:{i}+" for i in sampled(n, 20 * share)], report))
         count("of these, faults inside other libraries", case.foreign)
+    shutil.rmtree(folder)
+
+
+def describe(share):
+    """Every n-th allocation of a description fails, those of FFmpeg's libraries too."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="krait-faults-"))
+    tiny_language_model.make(folder / "model", "videogpt")
+    tiny_film.make(folder / "film.avi", 20, 25, 64, 48)
+    case = harness.Case("describe", [KRAIT, "describe", "film.avi", "What happens?", "-w", "model", "-n", "4", "--device", "cpu", "--threads", "1"], folder).reference()
+    n = harness.counts(INJECT, case.command, folder)["malloc"]
+    count("allocations of describe failed", harness.sweep(INJECT, case, [f"malloc:{i}" for i in sampled(n, share)], report))
+    count("of these, faults inside other libraries", case.foreign)
     shutil.rmtree(folder)
 
 
@@ -287,7 +315,7 @@ def formats(share):
     shutil.rmtree(folder)
 
 
-PARTS = {f.__name__: f for f in (memory, system_calls, disk_full, signals, aliases, formats)}
+PARTS = {f.__name__: f for f in (memory, describe, system_calls, disk_full, signals, aliases, formats)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -67,7 +67,35 @@ static void each_rule(void **state) {
   }
 }
 
+/* A penalty that takes every logit out of float32's range leaves no token, by each rule; one that takes some out leaves
+ * the others. */
+static void penalties(void **state) {
+  static const struct {
+    float logit, penalty;
+    int wanted;
+  } cases[] = {{-3.4e38f, 1.1f, KR_NO_CANDIDATE}, {3.4e38f, 0.5f, KR_NO_CANDIDATE}, {-1, 1.1f, 0}, {1, 0.5f, 0},
+               {NAN, 1.1f, KR_NOT_FINITE},        {INFINITY, 1, KR_NOT_FINITE},     {-INFINITY, 1, KR_NOT_FINITE}};
+  static const krait_lm_sampling rules[] = {{.temperature = 0}, {.temperature = 1}, {.temperature = 1, .top_k = 3},
+                                            {.temperature = 1, .top_p = 0.5f}, {.temperature = 1, .min_p = 0.1f}};
+  static float logits[N];
+  (void)state;
+  for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+      kr_sampler s;
+      krait_lm_sampling own = rules[r];
+      own.size = sizeof own, own.repetition_penalty = cases[k].penalty;
+      assert_int_equal(kr_sampler_open(&s, &own, N), KRAIT_OK);
+      for (int id = 0; id < N; id++) logits[id] = cases[k].logit, kr_sampler_see(&s, id);
+      const int32_t id = kr_sampler_draw(&s, logits);
+      if (cases[k].wanted < 0) assert_int_equal(id, cases[k].wanted);
+      else assert_in_range(id, 0, N - 1);
+      s.seen[7] = 0; /* not penalised: of the lowest logits it is the only one that is left */
+      if (cases[k].logit < -3e38f && cases[k].logit > -INFINITY) assert_int_equal(kr_sampler_draw(&s, logits), 7);
+      kr_sampler_close(&s);
+    }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(each_rule)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(each_rule), cmocka_unit_test(penalties)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -407,7 +407,7 @@ static void random_sequences(void **state) {
   for (long k = 0; k < n_sequences; k++) one_sequence(&real[k % 4], &twin[k % 4], &c);
   print_message("%ld sequences, %ld calls; %ld failed, %ld of these were repeated and worked, %ld sessions refused\n",
                 n_sequences, c.n_calls, c.n_failed, c.n_repeated, c.n_lost);
-  assert_true(c.n_failed && c.n_repeated && c.n_lost);
+  assert_true(c.n_failed && c.n_repeated && (c.n_lost || n_sequences < 5000)); /* these are rare */
   for (int m = 0; m < 4; m++) {
     for (int i = 0; i < N_SESSIONS; i++) krait_lm_session_close(&real[m].s[i]), krait_lm_session_close(&twin[m].s[i]);
     krait_lm_close(&real[m].lm), krait_lm_close(&twin[m].lm);

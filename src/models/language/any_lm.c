@@ -52,12 +52,12 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t n) {
 
 /* Name, type, shape and contents: all of a small tensor, of a large one SAMPLES places spread over it. */
 static uint64_t hash_tensor(const kr_weight *item) {
-  enum { WHOLE = 1 << 16, SAMPLES = 32, PLACE = 128 };
+  enum { SAMPLES = 32, PLACE = 128 };
   const uint8_t *data = item->data;
   uint64_t hash = hash_bytes(14695981039346656037u, item->name, strlen(item->name) + 1);
   hash = HASH(hash, item->dtype);
   hash = hash_bytes(hash, item->shape, (uint64_t)item->n_dims * sizeof *item->shape);
-  if (item->bytes <= WHOLE) return hash_bytes(hash, data, item->bytes);
+  if (item->bytes <= SAMPLES * PLACE) return hash_bytes(hash, data, item->bytes);
   for (uint64_t k = 0; k < SAMPLES; k++)
     hash = hash_bytes(hash, data + (item->bytes - PLACE) / (SAMPLES - 1) * k, PLACE);
   return hash;
