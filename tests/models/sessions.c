@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <krait/vision.h>
+
 #include "alloc.h"
 #include "language/lm_parts.h"
 #include "status.h"
@@ -282,6 +284,59 @@ static void no_candidate(void **state) {
   krait_lm_close(&lm);
 }
 
+/* ---- a describer ---- */
+
+static void answer(krait_describer *d, char *text) {
+  krait_lm_session *s = NULL;
+  WORKS(krait_describer_ask(d, "What happens?", NULL, &s));
+  for (int i = 0; i < 6; i++) {
+    WORKS(krait_lm_step(&s, 1));
+    strcat(text, krait_lm_text(s, NULL));
+  }
+  krait_lm_session_close(&s);
+}
+
+static int32_t film_and_ask(krait_describer *d, int which, krait_lm_session **s) {
+  krait_film film = {.size = sizeof film};
+  return which == 0 ? krait_describer_film(d, "film.avi", &film) : krait_describer_ask(d, "What happens?", NULL, s);
+}
+
+/* krait's own allocations fail, in the film (which takes long: fewer and fewer of them) and in the question: no video
+ * afterwards, or no session; repeated, the answer is the same. */
+static void describes(void **state) {
+  (void)state;
+  int n_failed[2] = {0};
+  char want[256] = "";
+  krait_describer *d = NULL;
+  WORKS(krait_describer_open(
+      ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = in_folder("videogpt")}, &d));
+  const int32_t can_read = krait_describer_film(d, "film.avi", NULL);
+  if (can_read == KRAIT_ERR_UNSUPPORTED) krait_describer_close(&d), skip(); /* without FFmpeg's libavfilter */
+  WORKS(can_read);
+  answer(d, want);
+  for (int which = 0; which < 2; which++)
+    for (long n = 1, n_without = 0; n_without < 3; n += which ? 1 : 1 + n / 4) {
+      char got[256] = "";
+      krait_lm_session *s = NULL;
+      kr_alloc_fail_after(n);
+      const int32_t status = film_and_ask(d, which, &s);
+      kr_alloc_fail_after(0);
+      n_failed[which] += status < 0, n_without = status < 0 ? 0 : n_without + 1;
+      if (status < 0) assert_null(s);
+      krait_lm_session_close(&s);
+      if (status < 0 && which == 0) {
+        assert_int_equal(krait_describer_ask(d, "What happens?", NULL, &s), KRAIT_ERR_ARGUMENT);
+        assert_non_null(strstr(krait_error_detail(), "no video yet"));
+        WORKS(krait_describer_film(d, "film.avi", NULL));
+      }
+      answer(d, got);
+      if (strcmp(got, want) != 0) fail_msg("%s, allocation %ld: another answer", which ? "a question" : "a film", n);
+    }
+  print_message("%d films and %d questions failed\n", n_failed[0], n_failed[1]);
+  assert_true(n_failed[0] && n_failed[1]);
+  krait_describer_close(&d);
+}
+
 /* ---- random sequences ---- */
 
 typedef struct world { /* a model and its sessions; where only calls that work are made, the twin */
@@ -435,7 +490,7 @@ int main(int argc, char **argv) {
   if (argc > 3) seed = (unsigned)atol(argv[3]);
   if (chdir(folder) != 0) return 2;
   const struct CMUnitTest tests[] = {cmocka_unit_test(starts_again), cmocka_unit_test(belongs_to_its_model),
-                                     cmocka_unit_test(no_candidate), cmocka_unit_test(every_failed_allocation),
+                                     cmocka_unit_test(no_candidate), cmocka_unit_test(every_failed_allocation), cmocka_unit_test(describes),
                                      cmocka_unit_test(random_sequences)};
   return cmocka_run_group_tests(tests, begin, end);
 }

@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import tiny_film  # noqa: E402
 import tiny_language_model  # noqa: E402
 
 
@@ -31,8 +32,9 @@ def write(path, metadata, tensors):
 
 
 def make_models(folder, krait):
-    for kind in ("mamba1", "mamba2", "hybrid", "falcon", "qwen2"):
+    for kind in ("mamba1", "mamba2", "hybrid", "falcon", "qwen2", "videogpt"):
         tiny_language_model.make(folder / kind, kind)
+    tiny_film.make(folder / "film.avi", 20, 25, 64, 48)
     tiny_language_model.make(folder / "half", "mamba1", "f16")
     tiny_language_model.make(folder / "mamba1-sharded", "mamba1", shards=3)
     shutil.copytree(folder / "mamba1", folder / "merged")  # as after an adapter was merged into one matrix
