@@ -311,7 +311,7 @@ static void describes(void **state) {
   WORKS(krait_describer_open(
       ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = in_folder("videogpt")}, &d));
   const int32_t can_read = krait_describer_film(d, "film.avi", NULL);
-  if (can_read == KRAIT_ERR_UNSUPPORTED) krait_describer_close(&d), skip(); /* without FFmpeg's libavfilter */
+  if (can_read < 0 && strstr(krait_error_detail(), "libavfilter")) krait_describer_close(&d), skip();
   WORKS(can_read);
   answer(d, want);
   for (int which = 0; which < 2; which++)
@@ -489,8 +489,9 @@ int main(int argc, char **argv) {
   if (argc > 2) n_sequences = atol(argv[2]);
   if (argc > 3) seed = (unsigned)atol(argv[3]);
   if (chdir(folder) != 0) return 2;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(starts_again), cmocka_unit_test(belongs_to_its_model),
-                                     cmocka_unit_test(no_candidate), cmocka_unit_test(every_failed_allocation), cmocka_unit_test(describes),
-                                     cmocka_unit_test(random_sequences)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(starts_again),            cmocka_unit_test(belongs_to_its_model),
+      cmocka_unit_test(no_candidate),            cmocka_unit_test(describes),
+      cmocka_unit_test(every_failed_allocation), cmocka_unit_test(random_sequences)};
   return cmocka_run_group_tests(tests, begin, end);
 }
