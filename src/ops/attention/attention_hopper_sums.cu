@@ -161,10 +161,11 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int key = u.key0 + me.first_row + 8 * r;
-    first_of[r] = first_row(p, u.s, key), end_of[r] = end_row(p, u.s, key);
+    first_of[r] = first_row(p, u.s, key), end_of[r] = key < u.s.n_k ? end_row(p, u.s, key) : 0;
   }
+  /* Keys after the last one have scores of 0, whose probability exp(-lse) may be infinite: hidden like masked ones. */
   const int group_key = u.key0 + 64 * me.group, all_from = first_row(p, u.s, group_key + 63),
-            all_to = end_row(p, u.s, group_key);
+            all_to = group_key + 64 <= u.s.n_k ? end_row(p, u.s, group_key) : 0;
   place from = {0, 0};
   if (n_steps) {
     kr_barrier_await(at.own_full, 0);
