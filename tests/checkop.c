@@ -46,9 +46,9 @@ static void check_under_masks(void **state) {
         .seed = seed + m, .n_cases = case_count(op), .row = getenv("KR_CHECK_ROW"), .report = print_line};
     kr_check_result result;
     assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
-    print_message("  %-28s caps %-36s %6lld runs, %5lld refused, worst %.2f of the bound\n", op->name,
-                  on_gpu ? gpu_masks[m] : masks[m], (long long)result.n_runs, (long long)result.n_refused,
-                  result.worst);
+    print_message("  %-28s caps %-36s %6lld runs (%lld hard), %5lld refused, worst %.2f of the bound\n", op->name,
+                  on_gpu ? gpu_masks[m] : masks[m], (long long)result.n_runs, (long long)result.n_hard,
+                  (long long)result.n_refused, result.worst);
     n_failures += result.n_failures;
     krait_ctx_close(&ctx);
   }

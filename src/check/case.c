@@ -1,4 +1,5 @@
 /* case.c: random sizes, strides and values for one call of an op; and the storage with its guard bytes. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -191,6 +192,31 @@ void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double
   fill_with(c, view, kr_case_uniform, low, high, -1, 1);
 }
 
+static double largest(int32_t dtype) { return dtype == KRAIT_F16 ? 65504 : dtype == KRAIT_BF16 ? 0x1.fep127 : FLT_MAX; }
+static double smallest(int32_t dtype) { return dtype == KRAIT_F16 ? 0x1p-24 : 0x1p-126; }
+
+static double draw_end(kr_case *c, double most, double least) {
+  const double kind = kr_case_uniform(c, 0, 1), sign = kr_case_chance(c, 0.5) ? 1 : -1;
+  return kind < 0.15 ? sign * most : kind < 0.25 ? sign * least : kind < 0.35 ? 0 : kr_case_normal(c);
+}
+
+void kr_case_fill_ends(kr_case *c, const krait_view *view, double most, double low) {
+  fill_with(c, view, draw_end, fmin(most, largest(view->dtype)), smallest(view->dtype), 0, 0);
+  const kr_case_tensor *t = tensor_of(c, view);
+  if (!t || c->is_unfilled || low < 0) return;
+  for (kr_tensor_walk at = {.n_left = kr_tensor_elements(t)}; at.n_left; kr_tensor_step(&at, t, view))
+    kr_put(view, at.offset, fmax(fabs(kr_get(view, at.offset)), low));
+}
+
+const char *kr_case_hard(kr_case *c, int n, const char *const *names, double most) {
+  if (!c->is_hard || !kr_case_chance(c, 0.7)) return NULL;
+  const char *name = names[kr_case_int(c, 0, n - 1)];
+  const int i = kr_sig_find(c->sig, name);
+  if (i < 0) return NULL;
+  c->at_ends |= 1ull << i, c->most = most;
+  return name;
+}
+
 void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value) {
   kr_case_tensor *t = tensor_of(c, view);
   if (t) ((int32_t *)view->data)[kr_tensor_offset(t, view, flat_index)] = value;
@@ -242,6 +268,11 @@ static void fill(kr_case *c, krait_view *view, const kr_sig_draw *draw, const kr
   }
 }
 
+/* Steps must not be negative. */
+static double lowest(const kr_sig_draw *draw) {
+  return draw->kind == KR_DRAW_UNIFORM && draw->a >= 0 ? (double)draw->a : -INFINITY;
+}
+
 static int32_t draw_type(kr_case *c, int i, uint32_t facts) {
   const kr_sig_tensor *t = &c->sig->tensors[i];
   const uint32_t types = kr_sig_types_of(c->sig, c->args, facts, i);
@@ -269,7 +300,8 @@ static void give(kr_case *c, int i, uint32_t facts) {
     return;
   }
   kr_case_view(c, view, t->name, t->role, draw_type(c, i, facts), shape.n_dims, shape.size);
-  if (t->role & KR_IN) fill(c, view, &t->draw, &shape);
+  if (t->role & KR_IN && c->at_ends >> i & 1) kr_case_fill_ends(c, view, c->most, lowest(&t->draw));
+  else if (t->role & KR_IN) fill(c, view, &t->draw, &shape);
   if (t->draw.rtol < 0) kr_case_bound(c, view, 0, 0);
   else if (t->draw.rtol > 0 && (view->dtype == KRAIT_F32 || view->dtype == KRAIT_C64))
     kr_case_bound(c, view, t->draw.rtol, t->draw.atol);
@@ -334,6 +366,7 @@ int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, 
   memset(c, 0, sizeof *c);
   c->random = seed * 0x2545f4914f6cdd1dull + (uint64_t)index * 0x9e3779b97f4a7c15ull + 1;
   c->is_exact = kind == KR_CASE_EXACT, c->is_unfilled = kind == KR_CASE_UNFILLED;
+  c->is_hard = kind == KR_CASE_CHECKED && kr_case_chance(c, 0.2);
   const int32_t status = make(c, op, index);
   for (int i = 0; status >= 0 && i < c->n_tensors && !c->is_unfilled; i++) {
     kr_case_tensor *t = &c->tensors[i];

@@ -4,6 +4,7 @@
 #include "check.h"
 enum {
   KR_CASE_USUAL,
+  KR_CASE_CHECKED, /* usual, or one in five hard: kr_case's is_hard */
   KR_CASE_EXACT,   /* for finite differences: kr_case's is_exact */
   KR_CASE_UNFILLED /* only for its sizes and tensors: floats are not drawn, and nothing is initialized */
 };

@@ -39,6 +39,9 @@ typedef struct kr_case {
   int is_complex;       /* tensors that may be complex are */
   int is_exact;         /* all float64, small, every output given: for finite differences */
   int is_unfilled;      /* only its sizes and tensors are asked for */
+  int is_hard;          /* the op may draw large values, few elements, a type's ends; counted by itself */
+  uint64_t at_ends;     /* tensors of the signature drawn from their type's ends */
+  double most;          /* at most this far */
   int contiguous; /* views declared from now on are row-major without gaps, aligned to 64 bytes */
   int anywhere;   /* ... have the last dimension contiguous, and start at any element (unaligned) */
   int channels_last; /* ... of three or more dimensions have time, the last one, right after the first in memory
@@ -69,6 +72,15 @@ void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int3
 #define KR_SHAPE(...) (sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
 void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation);
 void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high);
+/* The ends of its type, at most `most`: largest, smallest and zero elements among usual ones; none below `low`. */
+void kr_case_fill_ends(kr_case *c, const krait_view *view, double most, double low);
+/* In a hard case, mostly: one of the named tensors of the signature will be drawn from the ends of its type; returns
+ * its name, or NULL. */
+const char *kr_case_hard(kr_case *c, int n, const char *const *names, double most);
+#define KR_NAMES(...) (sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)), (const char *[]){__VA_ARGS__}
+/* Sums of a few thousand products with values up to here stay within float32; of their squares and cubes. */
+#define KR_MOST_LINEAR 0x1p100
+#define KR_MOST_CUBED 0x1p40
 void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value); /* row-major index */
 /* A (B,L) int32 view, declared and filled: runs of equal indices, some negative. */
 void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L);
@@ -91,6 +103,7 @@ typedef struct kr_check_options {
 
 typedef struct kr_check_result {
   int64_t n_cases, n_runs, n_refused, n_failures;
+  int64_t n_hard; /* runs of hard cases */
   double worst;             /* largest error relative to its bound */
   char first_failure[1024]; /* its line, or empty */
 } kr_check_result;

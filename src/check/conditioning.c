@@ -27,12 +27,14 @@ static const struct {
 } groups[] = {{KRAIT_F32, 1}, {KRAIT_C64, 1}, {KRAIT_F16, 0x1p13}, {KRAIT_BF16, 0x1p16}};
 enum { N_GROUPS = sizeof groups / sizeof *groups };
 
-/* Zeros stay: they are exact. */
+/* Zeros stay: they are exact. So do infinities, and the largest numbers do not become ones. */
 static void nudge_float(float *value, int up) {
-  if (isfinite(*value) && *value != 0) *value = nextafterf(*value, up ? INFINITY : -INFINITY);
+  const float moved = nextafterf(*value, up ? INFINITY : -INFINITY);
+  if (isfinite(moved) && *value != 0) *value = moved;
 }
 static void nudge_half(uint16_t *value, int up, uint16_t exponent) {
-  if (*value & 0x7fff && (*value & exponent) != exponent) *value = (uint16_t)(*value + (up ? 1 : -1));
+  const uint16_t moved = (uint16_t)(*value + (up ? 1 : -1));
+  if (*value & 0x7fff && (*value & exponent) != exponent && (moved & exponent) != exponent) *value = moved;
 }
 
 static void nudge(kr_case *c, const kr_case_tensor *t) {

@@ -1,12 +1,25 @@
 /* attention_check.c: random calls of attention, its gradient, rotary embedding and the cache: tile edges, unequal
- * lengths, packed sequences (some empty), pages, masks. The gradient takes the forward call's results from the
- * reference. */
+ * lengths, packed sequences (some empty), pages, masks; hard ones: few keys, rows that see one, large scores, values at
+ * their type's ends. The gradient takes the forward call's results from the reference. */
+#include <math.h>
+
 #include "alloc.h"
 #include "attention_inputs.h"
 #include "attention_rows.h"
 #include "check.h"
 #include "op_list.h"
 #include "status.h"
+
+/* Hard values meet all kernels of tensor cores: 16 bits, no option that they lack. */
+static int is_plain(const kr_case *c, int64_t index) { return c->is_hard && index % 3 == 0; }
+
+static void choose_plain(kr_case *c) {
+  static const char *const given[] = {"q", "k", "v", "dq", "dk", "dv"};
+  c->dtype = kr_case_pick(c, 3, (int64_t[]){KRAIT_F16, KRAIT_F16, KRAIT_BF16});
+  kr_case_leave_out(c, "alibi_slopes");
+  if (c->sig->forward && kr_case_chance(c, 0.5)) ((krait_call *)c->args)->flags |= KRAIT_ATTENTION_ANY_ORDER;
+  for (int i = 0; i < (c->sig->forward ? 6 : 3); i++) kr_case_give(c, given[i]);
+}
 
 static void choose_sizes(kr_case *c, int64_t index) {
   const int usual =
@@ -29,6 +42,15 @@ static void choose_sizes(kr_case *c, int64_t index) {
   else
     *Lq = index % 5 == 2 ? kr_case_int(c, 1, 3) : kr_case_edge(c, most),
     *Lk = kr_case_chance(c, 0.4) ? *Lq : kr_case_edge(c, index % 5 == 2 ? 2 * most : most);
+}
+
+/* Few keys, down to one, or few queries; and rows that see only one. */
+static void choose_few(kr_case *c) {
+  krait_attention_args *a = (krait_attention_args *)c->args;
+  if (!c->is_hard) return;
+  if (kr_case_chance(c, 0.5)) *kr_case_size(c, "Lk") = kr_case_int(c, 1, 5);
+  else if (kr_case_chance(c, 0.3)) *kr_case_size(c, "Lq") = kr_case_int(c, 1, 2);
+  if (kr_case_chance(c, 0.15)) a->call.flags |= KRAIT_ATTENTION_WINDOW, a->window_left = a->window_right = 0;
 }
 
 /* Values in 0..most, one per sequence. */
@@ -100,15 +122,17 @@ static void choose_cache(kr_case *c) {
 }
 
 /* Both structs have these fields at the same offsets. */
-static void choose_masks(kr_case *c) {
+static void choose_masks(kr_case *c, int plain) {
   krait_attention_args *a = (krait_attention_args *)c->args;
   if (kr_case_chance(c, 0.45)) a->call.flags |= KRAIT_ATTENTION_CAUSAL;
   if (kr_case_chance(c, 0.25)) a->call.flags |= KRAIT_ATTENTION_WINDOW;
   if (c->sig->forward && kr_case_chance(c, 0.4)) a->call.flags |= KRAIT_ATTENTION_ANY_ORDER;
-  a->window_left = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100),
-  a->window_right = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100);
+  if (!c->is_hard || kr_case_chance(c, 0.8))
+    a->window_left = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100),
+    a->window_right = kr_case_int(c, -1, kr_case_chance(c, 0.5) ? 5 : 100);
   a->scale = kr_case_chance(c, 0.3) ? (float)kr_case_uniform(c, 0.02, 0.5) : 0;
   a->softcap = a->dropout = 0;
+  if (plain) return;
   if (kr_case_chance(c, 0.15)) a->softcap = (float)kr_case_uniform(c, 0.5, 5);
   else if (kr_case_chance(c, 0.15)) a->dropout = (float)kr_case_uniform(c, 0.1, 0.9), kr_case_give(c, "rng");
 }
@@ -129,13 +153,70 @@ static void set_bounds(kr_case *c) {
   }
 }
 
+/* A score's last places are an exponential's error. */
+static void widen_bounds(kr_case *c, double score) {
+  for (int i = 0; i < c->n_tensors; i++)
+    if (c->tensors[i].role & KR_OUT) c->tensors[i].rtol += score * 0x1p-21;
+}
+
+/* ---- hard values ---- */
+
+static void refill(kr_case *c, const char *name, double deviation) {
+  krait_view *view = view_of(c, name);
+  if (view->data) kr_case_fill_normal(c, view, 0, deviation);
+}
+
+/* Scores with this standard deviation, half of the factor in each of q and k. */
+static void spread_scores(kr_case *c, double deviation) {
+  const krait_attention_args *a = (const krait_attention_args *)c->args;
+  const double scale = a->scale > 0 ? (double)a->scale : 1 / sqrt((double)a->D),
+               each = sqrt(deviation / scale / sqrt((double)a->D));
+  refill(c, "q", each), refill(c, "k", each);
+}
+
+/* One tensor at the ends of its type: the others are such that scores stay moderate and, in float16, so does dS, which
+ * tensor cores take in that type. */
+static void give_ends(kr_case *c) {
+  const krait_attention_args *a = (const krait_attention_args *)c->args;
+  const int n = c->sig->forward ? 4 : 3, which = (int)kr_case_int(c, 0, n - 1);
+  static const char *const names[] = {"q", "k", "v", "dout"}, *const partners[] = {"k", "q", "dout", "v"};
+  krait_view *view = view_of(c, names[which]);
+  const double most = c->dtype == KRAIT_F16 ? 65504 : KR_MOST_LINEAR;
+  kr_case_fill_ends(c, view, most, -INFINITY);
+  if (which < 2) refill(c, partners[which], 20 / most);
+  else if (c->sig->forward && c->dtype == KRAIT_F16) refill(c, partners[which], 1 / (16 * (double)a->Dv));
+}
+
+static void choose_values(kr_case *c) {
+  krait_attention_args *a = (krait_attention_args *)c->args;
+  const int64_t kind = kr_case_int(c, 0, 5);
+  double score = 30; /* q of 5 and k of 3: 15, with the usual scale */
+  if (!c->is_hard || c->status < 0) return;
+  if (kind <= 2) {
+    refill(c, "q", 5), refill(c, "k", 3), refill(c, "v", 3);
+    if (a->scale > 0) score = 15 * (double)a->scale * sqrt((double)a->D);
+  } else if (kind == 3) {
+    score = exp(kr_case_uniform(c, 2.3, 5.7));
+    spread_scores(c, score);
+  } else {
+    give_ends(c);
+  }
+  if (a->softcap > 0) /* far beyond it, only rounding is left of its slope */
+    a->softcap = (float)(score * kr_case_uniform(c, 0.5, 2));
+  if (kr_case_chance(c, 0.3)) refill(c, "sinks", 10);
+  widen_bounds(c, 5 * score);
+}
+
 int32_t kr_attention_case(kr_case *c, int64_t index) {
   choose_sizes(c, index);
+  choose_few(c);
   choose_lengths(c);
   if (!c->is_exact) choose_cache(c); /* has no gradient */
-  choose_masks(c);
+  choose_masks(c, is_plain(c, index));
+  if (is_plain(c, index)) choose_plain(c);
   kr_case_give_rest(c);
   set_bounds(c);
+  choose_values(c);
   return KRAIT_OK;
 }
 
@@ -154,11 +235,14 @@ static int32_t make_forward(const krait_attention_bwd_args *b) {
 
 int32_t kr_attention_bwd_case(kr_case *c, int64_t index) {
   choose_sizes(c, index);
+  choose_few(c);
   choose_lengths(c);
-  choose_masks(c);
+  choose_masks(c, is_plain(c, index));
+  if (is_plain(c, index)) choose_plain(c);
   kr_case_give(c, "lse");
   kr_case_give_rest(c);
   set_bounds(c);
+  choose_values(c);
   KR_TRY(c->status);
   return make_forward((const krait_attention_bwd_args *)c->args);
 }
@@ -174,6 +258,7 @@ int32_t kr_rotary_case(kr_case *c, int64_t index) {
   a->T = a->L + kr_case_int(c, 0, 20);
   if (kr_case_chance(c, 0.5)) give_counts(c, "offsets", 0, a->T - a->L);
   if (kr_case_chance(c, 0.3)) kr_case_give(c, "cu_seqlens");
+  kr_case_hard(c, KR_NAMES("x"), KR_MOST_LINEAR);
   return KRAIT_OK;
 }
 
@@ -197,5 +282,6 @@ int32_t kr_attention_append_case(kr_case *c, int64_t index) {
     for (int64_t i = 0; i < a->B * a->n_pages; i++) kr_case_set_i32(c, table, i, (int32_t)(a->Bk - 1 - i));
   }
   if (kr_case_chance(c, 0.7)) give_counts(c, "cache_seqlens", 0, room - a->L);
+  kr_case_hard(c, KR_NAMES("k", "v"), KR_MOST_LINEAR);
   return KRAIT_OK;
 }

@@ -1,5 +1,7 @@
 /* attention_step_check.c: random calls; two thirds in the form that the GPU's row accepts: 16-bit heads of 64 or 128
  * channels, all of them rotated, some behind more keys than its rings hold. */
+#include <math.h>
+
 #include "attention_step/attention_step_rows.h"
 #include "check.h"
 #include "op_list.h"
@@ -21,8 +23,13 @@ int32_t kr_attention_step_case(kr_case *c, int64_t index) {
   if (a->Lk < 1) a->Lk = 1;
   a->Bk = a->B, a->T = a->Lk + kr_case_int(c, 0, 5);
   krait_view *lengths = kr_case_give(c, "cache_seqlens");
+  const int64_t most = c->is_hard && kr_case_chance(c, 0.5) ? (a->Lk - 1 < 2 ? a->Lk - 1 : 2) : a->Lk - 1;
   for (int64_t b = 0; b < a->B; b++)
-    kr_case_set_i32(c, lengths, b,
-                    (int32_t)(kr_case_chance(c, 0.2) ? a->Lk - 1 : kr_case_int(c, 0, a->Lk - 1)));
+    kr_case_set_i32(c, lengths, b, (int32_t)(kr_case_chance(c, 0.2) ? most : kr_case_int(c, 0, most)));
+  if (!c->is_hard) return KRAIT_OK;
+  kr_case_give_rest(c);
+  kr_case_fill_normal(c, &a->q, 0, 5), kr_case_fill_normal(c, &a->k, 0, 3), kr_case_fill_normal(c, &a->v, 0, 3);
+  kr_case_fill_normal(c, &a->k_cache, 0, 3);
+  if (kr_case_chance(c, 0.5)) kr_case_fill_ends(c, &a->v_cache, KR_MOST_LINEAR, -INFINITY);
   return KRAIT_OK;
 }

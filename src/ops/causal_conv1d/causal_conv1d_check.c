@@ -16,6 +16,7 @@ static void give_states(kr_case *c) {
 int32_t kr_conv_case(kr_case *c, int64_t index) {
   static const int64_t long_rows[] = {512, 1024, 1032, 2048, 2080, 4104};
   static const int64_t wide[] = {257, 600, 2049, 2500};
+  kr_case_hard(c, c->sig->forward ? 3 : 2, (const char *[]){"x", "weight", "dout"}, KR_MOST_CUBED);
   const int is_long = index % 8 == 7, is_wide = index % 16 == 3;
   c->contiguous = is_long;
   *kr_case_size(c, "B") = kr_case_int(c, 1, 3);
@@ -41,6 +42,7 @@ int32_t kr_conv_case(kr_case *c, int64_t index) {
 
 int32_t kr_conv_update_case(kr_case *c, int64_t index) {
   krait_causal_conv1d_update_args *a = (krait_causal_conv1d_update_args *)c->args;
+  kr_case_hard(c, KR_NAMES("x", "conv_state"), KR_MOST_CUBED);
   a->B = kr_case_int(c, 1, 3);
   a->n_states = a->B + kr_case_int(c, 0, 3);
   a->D = kr_case_edge(c, 70);

@@ -65,6 +65,7 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
     if (far) c->dtype = c->other = KRAIT_F32;
     else if (aligned && kr_case_chance(c, 0.7)) c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
   }
+  kr_case_hard(c, KR_NAMES("A", "Bmat", "residual"), KR_MOST_CUBED);
   a->M = kr_case_edge(c, index % 8 == 0 ? 300 : 40);
   a->N = kr_case_edge(c, index % 8 == 2 ? 300 : 130);
   a->K = kr_case_edge(c, index % 8 == 1 ? 600 : 130);

@@ -33,6 +33,8 @@ int32_t kr_add_norm_case(kr_case *c, int64_t index) {
   const int is_stream = index % 8 == 3 && !c->sig->forward && !c->is_exact;
   if (is_stream) *kr_case_size(c, "R") = kr_case_int(c, 1, 200);
   *kr_case_size(c, "M") = is_stream ? kr_case_pick(c, 6, (int64_t[]){136, 768, 2056, 2560, 3080, 4096}) : M;
+  if (c->sig->forward) kr_case_hard(c, KR_NAMES("v", "weight", "dout"), KR_MOST_CUBED);
+  else kr_case_hard(c, KR_NAMES("x", "residual", "weight", "bias"), KR_MOST_CUBED);
   if (is_stream) stream_case(c);
   return KRAIT_OK;
 }
@@ -52,6 +54,7 @@ int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
   }
   *kr_case_size(c, "group_size") = group_size;
   *kr_case_size(c, "M") = group_size * kr_case_int(c, 1, 3);
+  kr_case_hard(c, c->sig->forward ? 4 : 3, (const char *[]){"x", "z", "weight", "dout"}, KR_MOST_CUBED);
   if (index % 16 == 7) kr_case_give(c, "z");
   return KRAIT_OK;
 }

@@ -52,6 +52,7 @@ static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
 int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   krait_norm_gemm_args *a = (krait_norm_gemm_args *)c->args;
   const int is_gpu = index % 3 != 0 && !c->is_exact;
+  kr_case_hard(c, KR_NAMES("x", "z", "residual"), KR_MOST_CUBED);
   a->M = kr_case_edge(c, 9), a->N = kr_case_edge(c, 70), a->K = kr_case_edge(c, 130);
   if (is_gpu) choose_as_gpu(c, a, index);
   if (kr_case_chance(c, 0.2)) give_words(c, a, is_gpu);

@@ -135,6 +135,9 @@ int32_t kr_scan_case(kr_case *c, int64_t index) {
   krait_call *call = (krait_call *)c->args;
   c->is_complex = index % 12 == 5;
   choose_sizes(c, index);
+  if (c->is_hard && !is_whole(c, index) && kr_case_chance(c, 0.3)) *kr_case_size(c, "L") = kr_case_int(c, 1, 2);
+  const char *const ends[] = {"u", "Bmat", "Cmat", "z", "delta", "dout"};
+  if (!c->is_complex) kr_case_hard(c, c->sig->forward ? 6 : 5, ends, KR_MOST_CUBED);
   const int plain = c->anywhere || c->channels_last;
   int is_packed = 0;
   if (!plain || index / 25 % 4 == 3) is_packed = choose_mode(c);

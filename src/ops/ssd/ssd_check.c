@@ -71,15 +71,27 @@ static void set_bounds(kr_case *c) {
   }
 }
 
+/* A tensor at the ends of its type, and in float16 the others such that the products that tensor cores take in that
+ * type, C B, states and dout x, stay within it. */
+static void give_ends(kr_case *c) {
+  static const char *const others[] = {"x", "Bmat", "Cmat", "dout"}, *const ends[] = {"x", "Bmat", "Cmat", "z", "dout"};
+  const char *const name = kr_case_hard(c, c->sig->forward ? 5 : 4, ends, KR_MOST_CUBED);
+  for (int i = 0; name && c->dtype == KRAIT_F16 && i < 4; i++)
+    if (strcmp(name, others[i]) != 0 && kr_sig_find(c->sig, others[i]) >= 0)
+      kr_case_fill_normal(c, kr_case_give(c, others[i]), 0, 0x1p-10);
+}
+
 static int32_t draw(kr_case *c, int64_t index) {
   if (c->is_exact) set_exact_sizes(c);
   else choose_sizes(c, index);
+  if (c->is_hard && kr_case_chance(c, 0.3)) *kr_case_size(c, "L") = kr_case_int(c, 1, 2);
   choose_mode(c);
   if (!c->is_exact) choose_steps(c);
   if (!c->is_exact && kr_case_chance(c, 0.5)) {
     kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels, and maybe its gradient as well */
     if (c->sig->forward && kr_case_chance(c, 0.7)) kr_case_give(c, "dDvec")->stride[1] = 0;
   }
+  give_ends(c);
   kr_case_give_rest(c);
   set_bounds(c);
   return KRAIT_OK;
