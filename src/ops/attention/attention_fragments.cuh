@@ -69,9 +69,10 @@ KR_DEV float end_sum(const kr_attention_plan &p, const sequence &s, int h, int i
     const float sink = kr_load(p.sinks, h * p.sinks_h, p.sinks_dtype) * KR_LOG2E, now = higher(sink, offset);
     by = kr_exp2(offset - now), total = kr_fma(total, by, kr_exp2(sink - now)), offset = now;
   }
-  by = total > 0 && i < s.n_q ? by / total : 0.0f;
+  const int counts = total > 0 && i < s.n_q; /* beside a far larger sink, by may be 0 as well */
+  by = counts ? by / total : 0.0f;
   if (p.lse.data && i < s.rows_q && writes)
-    ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = by > 0 ? KR_LN2 * (offset + kr_log2(total)) : -MINUS_INFINITY;
+    ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = counts ? KR_LN2 * (offset + kr_log2(total)) : -MINUS_INFINITY;
   return by;
 }
 
