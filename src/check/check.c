@@ -39,6 +39,11 @@ static void fail(walk *w, const kr_row *row, const char *format, ...) {
   if (w->options->report) w->options->report(w->options->user, line);
 }
 
+/* An infinity as the number beyond the type's largest one: either may round to the other. */
+static double beyond(double v, int32_t dtype) {
+  return isinf(v) ? copysign(dtype == KRAIT_F16 ? 0x1p16 : 0x1p128, v) : v;
+}
+
 /* Of the elements that are not zero: of an attention that masks most rows, the others' terms are as large as ever. */
 static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   double sum = 0;
@@ -46,7 +51,7 @@ static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   int64_t counted = 0;
   for (kr_tensor_walk at = {.n_left = kr_tensor_elements(t)}; at.n_left; kr_tensor_step(&at, t, view))
     for (int part = 0; part < n_parts; part++) {
-      const double value = kr_tensor_part(view, at.offset, part);
+      const double value = beyond(kr_tensor_part(view, at.offset, part), view->dtype);
       if (isfinite(value) && value != 0) sum += value * value, counted++;
     }
   return counted ? sqrt(sum * n_parts / (double)counted) : 0;
@@ -75,11 +80,6 @@ static double slack_of(walk *w, kr_case_tensor *t, int64_t at) {
 
 /* The smallest normal number of a type: below it the spacing is constant. */
 static double smallest_normal(int32_t dtype) { return dtype == KRAIT_F16 ? 0x1p-14 : 0x1p-126; }
-
-/* An infinity as the number beyond the type's largest one: either may round to the other. */
-static double beyond(double v, int32_t dtype) {
-  return isinf(v) ? copysign(dtype == KRAIT_F16 ? 0x1p16 : 0x1p128, v) : v;
-}
 
 static int agrees(walk *w, kr_case_tensor *t, double got, double want, double rms, int64_t at) {
   if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);

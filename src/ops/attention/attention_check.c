@@ -181,7 +181,7 @@ static void give_ends(kr_case *c) {
   const int n = c->sig->forward ? 4 : 3, which = (int)kr_case_int(c, 0, n - 1);
   static const char *const names[] = {"q", "k", "v", "dout"}, *const partners[] = {"k", "q", "dout", "v"};
   krait_view *view = view_of(c, names[which]);
-  const double most = c->dtype == KRAIT_F16 ? 65504 : KR_MOST_LINEAR;
+  const double most = (c->dtype == KRAIT_F16 ? 65504 : KR_MOST_LINEAR) * (1 - (double)a->dropout); /* out is finite */
   kr_case_fill_ends(c, view, most, -INFINITY);
   if (which < 2) refill(c, partners[which], 20 / most);
   else if (c->sig->forward && c->dtype == KRAIT_F16) refill(c, partners[which], 1 / (16 * (double)a->Dv));
