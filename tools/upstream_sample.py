@@ -1,0 +1,161 @@
+"""A pytest plugin for tools/upstream-suites: draws cases of each test function at random, runs them in turn until the time
+is over, and writes one record per case. On a CPU it answers what the tests ask of torch.cuda, and "cuda" means the CPU."""
+
+import json
+import math
+import os
+import random
+import signal
+import time
+import types
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+_PLAN = json.loads(os.environ["UPSTREAM_SAMPLE"])
+_ON_CPU = _PLAN["device"] == "cpu"
+_CASES_A_SECOND = 50  # drawn for a function, more than can be run
+_began = [None]
+_record_file = open(_PLAN["out"], "a", encoding="utf-8")
+
+
+def _write(case, outcome, message=""):
+    _record_file.write(json.dumps(dict(case=case, outcome=outcome, message=message)) + "\n")
+    _record_file.flush()
+
+
+# ---- cuda on a CPU ----------------------------------------------------------------------------------------------------
+def _moved(value):
+    is_cuda = (isinstance(value, str) and value.split(":")[0] == "cuda") or (isinstance(value, torch.device) and value.type == "cuda")
+    return torch.device("cpu") if is_cuda else value
+
+
+class _CudaIsCpu(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.cuda:
+            return args[0]
+        return function(*[_moved(value) for value in args], **{name: _moved(value) for name, value in (kwargs or {}).items()})
+
+
+def _answer_for_cuda():
+    answers = dict(get_device_capability=(9, 0), synchronize=None, manual_seed_all=None, manual_seed=None, empty_cache=None, get_device_name="none", device_count=1, current_device=0,
+                   max_memory_allocated=0, memory_allocated=0, reset_peak_memory_stats=None, set_device=None,
+                   get_device_properties=types.SimpleNamespace(total_memory=8 << 30, multi_processor_count=108, name="none", major=9, minor=0))
+    for name, value in answers.items():
+        setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
+    torch.nn.Module.cuda = lambda self, device=None: self
+    _CudaIsCpu().__enter__()
+
+
+if _ON_CPU:
+    _answer_for_cuda()
+    _is_available = torch.cuda.is_available
+    torch.cuda.is_available = lambda: True  # while files are imported: conditions of skipif
+
+
+# ---- the draw ---------------------------------------------------------------------------------------------------------
+def _axis(mark):
+    """-> names, [(values, marks)] of one parametrize."""
+    names = mark.args[0] if len(mark.args) else mark.kwargs["argnames"]
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    rows = []
+    for value in mark.args[1] if len(mark.args) > 1 else mark.kwargs["argvalues"]:
+        is_set = hasattr(value, "marks") and hasattr(value, "values")
+        values = value.values if is_set else (value,) if len(names) == 1 else tuple(value)
+        rows.append((values, tuple(value.marks) if is_set else ()))
+    return names, rows
+
+
+def _label(value):
+    return str(getattr(value, "__name__", value)).replace("torch.", "")
+
+
+def _case(axes, number):
+    """Combination `number` of the axes as a pytest.param."""
+    values, marks, labels = [], [], []
+    for names, rows in axes:
+        number, at = divmod(number, len(rows))
+        values += rows[at][0]
+        marks += rows[at][1]
+        labels += ["%s=%s" % (name, _label(value)) for name, value in zip(names, rows[at][0])]
+    return pytest.param(*values, marks=marks, id=",".join(labels))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc):
+    own = metafunc.definition.own_markers
+    marks = [mark for mark in own if mark.name == "parametrize"]
+    axes = [_axis(mark) for mark in marks]
+    total = math.prod(len(rows) for _, rows in axes)
+    if not axes or total == 0 or any(mark.kwargs.get("indirect") for mark in marks):
+        return
+    own[:] = [mark for mark in own if mark.name != "parametrize"]
+    draw = random.Random("%d %s" % (_PLAN["seed"], metafunc.function.__name__))
+    most = max(20, int(_CASES_A_SECOND * _PLAN["seconds"]))
+    numbers = draw.sample(range(total), min(total, most))
+    mine = numbers[_PLAN["part"]::_PLAN["parts"]]
+    metafunc.parametrize([name for names, _ in axes for name in names], [_case(axes, number) for number in mine])
+
+
+def _part_of_plain_tests(items):
+    """A test without parameters runs in the first part only."""
+    return [item for item in items if hasattr(item, "callspec") or _PLAN["part"] == 0]
+
+
+def pytest_collection_modifyitems(config, items):
+    """One case of each function in turn."""
+    turns = {}
+    order = [(turns.setdefault(item.originalname, []).append(item) or len(turns[item.originalname]), at, item) for at, item in enumerate(_part_of_plain_tests(items))]
+    items[:] = [item for _, _, item in sorted(order, key=lambda entry: entry[:2])]
+
+
+# ---- the run ----------------------------------------------------------------------------------------------------------
+def _name(nodeid):
+    return nodeid.split("::", 1)[1]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    if _began[0] is None:
+        _began[0] = time.time()
+        if _ON_CPU:
+            torch.cuda.is_available = _is_available
+    if time.time() - _began[0] > _PLAN["seconds"]:
+        return True
+    _write(_name(item.nodeid), "began")
+    return None
+
+
+class _TooLong(BaseException):
+    """Not an error of the test: a case that takes minutes here."""
+
+
+def _give_up(*_):
+    raise _TooLong()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, _PLAN["case_seconds"])
+    outcome = yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if outcome.excinfo is not None and issubclass(outcome.excinfo[0], _TooLong):
+        outcome.force_exception(pytest.skip.Exception("longer than %g s" % _PLAN["case_seconds"]))
+
+
+def _message(report):
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return str(report.longrepr)[-300:]
+    return "%s (%s:%d)" % (crash.message.split("\n")[0][:300], os.path.basename(crash.path), crash.lineno)
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped:
+        _write(_name(report.nodeid), "skipped", str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else "expected to fail")
+    elif report.failed:
+        _write(_name(report.nodeid), "failed", _message(report))
+    elif report.when == "call":
+        _write(_name(report.nodeid), "passed")
