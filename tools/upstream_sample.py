@@ -1,11 +1,14 @@
 """A pytest plugin for tools/upstream-suites: draws cases of each test function at random, runs them in turn until the time
 is over, and writes one record per case. On a CPU it answers what the tests ask of torch.cuda, and "cuda" means the CPU."""
 
+import importlib.machinery
+import importlib.util
 import json
 import math
 import os
 import random
 import signal
+import sys
 import time
 import types
 
@@ -45,10 +48,23 @@ def _answer_for_cuda():
     for name, value in answers.items():
         setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
     torch.nn.Module.cuda = lambda self, device=None: self
+    start = torch.autocast.__init__
+    torch.autocast.__init__ = lambda self, device_type, *args, **options: start(self, "cpu" if device_type == "cuda" else device_type, *args, **options)
     _CudaIsCpu().__enter__()
 
 
+def _stand_in_for_triton():
+    """While files are imported: some need it for one test of kernels among many of functions."""
+    if importlib.util.find_spec("triton") is None:
+        module = types.ModuleType("triton")
+        module.__file__ = None
+        module.__spec__ = importlib.machinery.ModuleSpec("triton", None)
+        sys.modules["triton"] = module
+
+
+sys.path.append(_PLAN["folder"])
 if _ON_CPU:
+    _stand_in_for_triton()
     _answer_for_cuda()
     _is_available = torch.cuda.is_available
     torch.cuda.is_available = lambda: True  # while files are imported: conditions of skipif
@@ -121,6 +137,8 @@ def pytest_runtest_protocol(item, nextitem):
         _began[0] = time.time()
         if _ON_CPU:
             torch.cuda.is_available = _is_available
+            if getattr(sys.modules.get("triton"), "__file__", "") is None:
+                del sys.modules["triton"]
     if time.time() - _began[0] > _PLAN["seconds"]:
         return True
     _write(_name(item.nodeid), "began")

@@ -24,9 +24,9 @@ PACKAGES = {  # distribution: upstream version, import names, requirements
     KERNELS: (__version__, ("causal_conv1d_cuda", "selective_scan_cuda", "selective_scan_cuda_oflex", "selective_scan_cuda_core", "selective_scan_cuda_ndstate",
                "flash_attn_2_cuda"),
               ("torch",)),
-    "causal_conv1d": ("1.6.1", ("causal_conv1d",), ("torch", KERNELS)),
+    "causal_conv1d": ("1.7.0", ("causal_conv1d",), ("torch", KERNELS)),
     "mamba_ssm": ("2.3.2.post1", ("mamba_ssm",), ("torch", "causal_conv1d", KERNELS)),
-    "flash_attn": ("2.8.3", ("flash_attn", "flash_attn_interface"), ("torch", KERNELS)),
+    "flash_attn": ("2.8.3.post2", ("flash_attn", "flash_attn_interface"), ("torch", KERNELS)),
 }
 MODULES = [module for _, modules, _ in PACKAGES.values() for module in modules]
 MISSING = "Mamba3"

@@ -36,13 +36,45 @@ def _checked(x, weight, bias, seq_idx, initial_states):
     return x, weight, bias, seq_idx, initial_states
 
 
+def _with_earlier(x, seq_idx, initial_states, reverse):
+    """The earlier inputs of the first sequence as tokens before it -> x and seq_idx, both longer."""
+    known, n = initial_states.to(x.dtype), initial_states.shape[2]
+    if reverse:
+        return torch.cat([x, known.flip(2)], dim=2), torch.cat([seq_idx, seq_idx[:, -1:].expand(-1, n)], dim=1)
+    return torch.cat([known, x], dim=2), torch.cat([seq_idx[:, :1].expand(-1, n), seq_idx], dim=1)
+
+
+def _without_earlier(longer, n, reverse):
+    """-> the part of x, that of the initial states."""
+    length = longer.shape[2] - n
+    return (longer[..., :length], longer[..., length:].flip(2)) if reverse else (longer[..., n:], longer[..., :n])
+
+
+def _run_backward_of_continued(x, weight, bias, seq_idx, initial_states, dout, silu, reverse, dx, dweight, dbias, dinitial):
+    longer, indices = _with_earlier(x, seq_idx, initial_states, reverse)
+    dlonger, _ = _with_earlier(dout, seq_idx, torch.zeros_like(initial_states), reverse)
+    found = torch.empty_like(longer)
+    run_backward(longer, weight, bias, indices, None, dlonger, None, silu, reverse, found, dweight, dbias, None)
+    for target, part in zip((dx, dinitial), _without_earlier(found, initial_states.shape[2], reverse)):
+        if target is not None:
+            target.copy_(part)
+
+
 def run_forward(x, weight, bias, seq_idx, initial_states, silu, reverse, out, final):
     """The plain call, into the given outputs."""
+    if seq_idx is not None and initial_states is not None:
+        longer, indices = _with_earlier(x, seq_idx, initial_states, reverse)
+        found = torch.empty_like(longer)
+        run_forward(longer, weight, bias, indices, None, silu, reverse, found, None)
+        out.copy_(_without_earlier(found, initial_states.shape[2], reverse)[0])
+        return
     FORWARD.run((x, weight, bias, seq_idx, initial_states, out, final), _REVERSE if reverse else 0, activation=silu)
 
 
 def run_backward(x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial):
     """The plain call, into the given gradients (None: not computed)."""
+    if seq_idx is not None and initial_states is not None:
+        return _run_backward_of_continued(x, weight, bias, seq_idx, initial_states, dout, silu, reverse, dx, dweight, dbias, dinitial)
     run_backward_call(Call(BACKWARD), x, weight, bias, seq_idx, initial_states, dout, dfinal, silu, reverse, dx, dweight, dbias, dinitial)
 
 
@@ -108,12 +140,20 @@ def _forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optiona
 _apply = differentiable("CausalConv1d", run_call, _setup, _gradients)
 
 
+def _continued(x, weight, bias, seq_idx, initial_states, activation, reverse):
+    """Packed sequences of which the first continues."""
+    longer, indices = _with_earlier(x, seq_idx, initial_states, reverse)
+    out = causal_conv1d(longer, weight, bias, indices, activation=activation, reverse=reverse)
+    return _without_earlier(out, initial_states.shape[2], reverse)[0]
+
+
 def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, activation=None,
                   reverse=False):
     """x (B, D, L), weight (D, W) -> out like x[, final states (B, D, W-1)]; any strides, any W."""
     if seq_idx is not None:
-        assert initial_states is None, "initial_states must be None if seq_idx is not None"
         assert not return_final_states, "If seq_idx is not None, we don't return final_states_out"
+        if initial_states is not None:
+            return _continued(x, weight, bias, seq_idx, initial_states, activation, reverse)
     tensors, options = (x, weight, bias, seq_idx, initial_states), (activation_code(activation) == 1, bool(reverse), bool(return_final_states))
     if is_traced():
         result = _forward(*_checked(*tensors), *options)

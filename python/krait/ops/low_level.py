@@ -108,15 +108,24 @@ def _attention_forward(tensors, options, out, return_softmax):
     return [got, lse, shown if shown is not None else q.new_empty(0), rng]
 
 
+def _refuse_generator(gen):
+    if gen is not None:
+        raise RuntimeError("attention: the `generator` argument is no longer supported: seed torch's generator of the device")
+
+
 def attention_fwd(q, k, v, out, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap, return_softmax, gen=None):
     """-> [out, log-sum-exp, probabilities or empty, the generator's state (2) int64]."""
+    _refuse_generator(gen)
     options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, k.shape[1], softcap, p_dropout)
     with torch.no_grad():
         return _attention_forward((q, k, v, None, None, None, None, None, alibi_slopes), options, out, return_softmax)
 
 
 def attention_varlen_fwd(q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes, max_seqlen_q, max_seqlen_k, p_dropout,
-                         softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right, softcap, return_softmax, gen=None):
+                         softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right, softcap, return_softmax, gen=None, num_splits=0):
+    _refuse_generator(gen)
+    if num_splits > 1:
+        raise RuntimeError("attention: num_splits > 1 is not supported for packed sequences: krait splits the work itself, pass 0")
     options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, max_seqlen_k, softcap, p_dropout, True, max_seqlen_q,
                                  max_seqlen_k)
     if block_table is not None:
@@ -138,12 +147,14 @@ def _attention_backward(dout, inputs, options, out, lse, grads, rng_state):
 def attention_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, p_dropout, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
                   deterministic, gen=None, rng_state=None):
     """-> [dq, dk, dv, sums of dout * out (B, H, Sq) float32]."""
+    _refuse_generator(gen)
     options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, k.shape[1], softcap, p_dropout, deterministic)
     return _attention_backward(dout, (q, k, v, None, None, None, None, None, None, None, alibi_slopes, None), options, out, softmax_lse, (dq, dk, dv), rng_state)
 
 
 def attention_varlen_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k, p_dropout,
                          softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right, softcap, deterministic, gen=None, rng_state=None):
+    _refuse_generator(gen)
     options = _attention_options(q, softmax_scale, is_causal, window_size_left, window_size_right, max_seqlen_k, softcap, p_dropout, deterministic,
                                  max_seqlen_q, max_seqlen_k)
     inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, None, None, None, alibi_slopes, None)

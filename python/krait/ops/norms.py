@@ -156,6 +156,33 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def norm_forward(x, weight, bias, eps, residual, x1, weight1, bias1, dropout_p, rowscale, out_dtype, residual_dtype, is_rms_norm, return_dropout_mask):
+    """add_norm below autograd, x (M, D) -> y, y1, mean (None for RMS norms), rstd, the sum, masks for norm_backward, mask, mask1."""
+    with torch.no_grad():
+        y, *y1, total, mask, mask1 = add_norm(x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, True, residual_dtype == torch.float32, is_rms_norm, True)
+        wide = total.float()
+        mean = None if is_rms_norm else wide.mean(-1)
+        rstd = (wide if mean is None else wide - mean[:, None]).square().mean(-1).add(eps).rsqrt()
+    masks = mask if mask1 is None else torch.stack([mask, mask1])
+    shown = (mask, mask1) if return_dropout_mask else (None, None)
+    return y if out_dtype is None else y.to(out_dtype), y1[0] if y1 else None, mean, rstd, total, masks, *shown
+
+
+def norm_backward(dy, x, weight, bias, eps, dresidual, dy1, weight1, bias1, masks, dropout_p, rowscale, has_residual, has_x1, is_rms_norm, x_dtype,
+                  recompute_output):
+    """x: the forward's sum -> gradients of x, weight, bias, residual, x1, weight1, bias1, and y (None if not recomputed)."""
+    x_dtype = x.dtype if x_dtype is None else x_dtype
+    scale = None if dropout_p > 0.0 else rowscale
+    dx, dsum, dx1, *parameters = _run_add_norm_bwd(Call(_ADD_NORM_BWD), x, weight, bias, weight1, bias1, scale, dy, dy1, dresidual, x_dtype,
+                                                   x.dtype if has_residual else None, x_dtype if has_x1 else None, float(eps), bool(is_rms_norm))
+    if dropout_p > 0.0:
+        kept = masks if has_x1 else masks[None]
+        dx = dx * kept[0] / (1 - dropout_p) * (1 if rowscale is None else rowscale[:, None])
+        dx, dx1 = dx.to(x_dtype), (dx1 * kept[1] / (1 - dropout_p)).to(x_dtype) if has_x1 else None
+    y = add_norm(x, weight, bias, eps=eps, is_rms_norm=is_rms_norm).to(x_dtype) if recompute_output else None
+    return dx, parameters[0], parameters[1], dsum, dx1, parameters[2], parameters[3], y
+
+
 def add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-6, prenorm=False,
                     residual_in_fp32=False, is_rms_norm=False):
     """A linear layer of the normalised sum; weights follow autocast."""

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from krait._function import function_by_name
 from krait.ops import causal_conv1d as _causal_conv1d
 from krait.ops import causal_conv1d_update as _causal_conv1d_update
 
@@ -11,7 +12,7 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
                      final_states_out=None, activation=None, *, reverse=False):
     """x (B, D, L), weight (D, W) -> out (B, D, L)[, final states (B, D, W-1)].
 
-    seq_idx (B, L) int32 separates packed sequences; initial_states (B, D, W-1) are the inputs before position 0;
+    seq_idx (B, L) int32 separates packed sequences; initial_states (B, D, W-1) are the inputs before position 0, of the first sequence;
     activation is None, "silu" or "swish". As in the oldest releases, a string as fourth argument is the activation.
     reverse=True (krait only) runs backward in time."""
     if isinstance(seq_idx, str):
@@ -25,14 +26,28 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
     return result[0], final_states_out
 
 
+def _packed_ref(padded, weight, bias, initial_states, activation, seq_idx, return_final_states):
+    """Packed sequences: a tap counts if it lies in the output's sequence; the initial states belong to the first one."""
+    assert not return_final_states, "seq_idx does not support return_final_states"
+    width = weight.shape[1]
+    first = torch.full_like(seq_idx[:, :1], -1) if initial_states is None else seq_idx[:, :1]
+    index = torch.cat([first.expand(-1, width - 1), seq_idx], dim=1).unfold(1, width, 1)
+    taps = padded.unfold(2, width, 1) * (index == seq_idx[..., None]).unsqueeze(1)
+    out = (taps * weight[:, None]).sum(-1) + (0 if bias is None else bias[:, None])
+    out = out.masked_fill((seq_idx < 0).unsqueeze(1), 0.0)
+    return out if activation is None else F.silu(out)
+
+
 def causal_conv1d_ref(x, weight, bias=None, initial_states=None, return_final_states=False, final_states_out=None,
-                      activation=None):
+                      activation=None, seq_idx=None):
     """causal_conv1d_fn in plain torch, for reference."""
     if activation not in (None, "silu", "swish"):
         raise NotImplementedError("activation must be None, silu, or swish")
     dtype, (dim, width), length = x.dtype, weight.shape, x.shape[-1]
     before = x.new_zeros(x.shape[0], dim, width - 1) if initial_states is None else initial_states
     padded = torch.cat([before, x], dim=-1)
+    if seq_idx is not None:
+        return _packed_ref(padded, weight, bias, initial_states, activation, seq_idx, return_final_states).to(dtype=dtype)
     out = F.conv1d(padded.to(weight.dtype), weight.unsqueeze(1), bias, groups=dim)[..., :length]
     out = (out if activation is None else F.silu(out)).to(dtype=dtype)
     if not return_final_states:
@@ -66,7 +81,4 @@ def causal_conv1d_update_ref(x, conv_state, weight, bias=None, activation=None, 
     return out.squeeze(-1) if x.dim() == 2 else out
 
 
-class CausalConv1dFn:
-    """Upstream's autograd function by name, for callers of apply."""
-
-    apply = staticmethod(causal_conv1d_fn)
+CausalConv1dFn = function_by_name("CausalConv1dFn", causal_conv1d_fn)

@@ -1,6 +1,6 @@
 """Drop-in for flash_attn on krait: same names, any CPU and any GPU."""
 
-__version__ = "2.8.3"
+__version__ = "2.8.3.post2"
 
 from flash_attn.flash_attn_interface import (
     flash_attn_func,

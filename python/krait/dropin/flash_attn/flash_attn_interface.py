@@ -4,7 +4,7 @@ GPU row is faster for it; otherwise they are bitwise reproducible."""
 
 import torch
 
-import flash_attn_2_cuda as _kernels
+import flash_attn_2_cuda as flash_attn_gpu
 from krait.ops.attention import attention as _attention
 from krait.ops.attention import attention_with_cache as _attention_with_cache
 from krait.ops.attention import new_rng as _new_rng
@@ -12,6 +12,15 @@ from krait.ops.attention import window as _window
 from krait.ops.probabilities import attention_probabilities as _probabilities
 
 from . import _operators
+
+USE_TRITON_ROCM = False
+
+
+def _get_block_size_n(device, head_dim, is_dropout, is_causal):
+    """The keys that upstream's kernel takes at a time on an H100, for callers that read its probabilities in that layout.
+    Here a tensor of probabilities is normalised whole, and any number does."""
+    assert head_dim <= 256
+    return 128 if head_dim <= (32 if is_dropout else 64) else 32 if is_dropout and 96 < head_dim <= 128 else 64
 
 
 def _tail(softcap, alibi_slopes, deterministic, return_attn_probs):
@@ -78,12 +87,24 @@ def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqle
                                   softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
+def _check_pages(pages, block_table, cache_seqlens, n_new):
+    capacity = block_table.shape[1] * pages.shape[1]
+    if cache_seqlens is None or (pages.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    longest = n_new + (int(cache_seqlens.max()) if isinstance(cache_seqlens, torch.Tensor) and cache_seqlens.numel() else 0 if isinstance(cache_seqlens, torch.Tensor) else cache_seqlens)
+    if longest > capacity:
+        raise RuntimeError("flash_attn_with_kvcache: a sequence of %d keys does not fit in block_table: %d pages of %d keys" % (longest, block_table.shape[1], pages.shape[1]))
+
+
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
                             cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                             rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False):
     """q (B, Sq, H, D) over k_cache, v_cache (B, capacity, Hk, D) or pages (blocks, page, Hk, D). New k, v (B, new, Hk, D)
     are first written at cache_seqlens (int or (B) int32), keys rotated by rotary_cos, rotary_sin (positions, R). Queries
-    are rotated by position with causal or a window, otherwise all by cache_seqlens. num_splits is ignored. No gradient."""
+    are rotated by position with causal or a window, otherwise all by cache_seqlens. num_splits is ignored. No gradient.
+    With block_table the lengths are compared with its capacity, which waits for the GPU (but not while it is captured)."""
+    if block_table is not None:
+        _check_pages(k_cache, block_table, cache_seqlens, 0 if k is None else k.shape[1])
     with torch.no_grad():
         out, lse = _attention_with_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
                                          softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, want_lse=return_softmax_lse)
@@ -94,31 +115,31 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
 def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
                         return_softmax=False):
     """-> out, log-sum-exp, probabilities (with return_softmax and dropout), the generator's state."""
-    out, lse, probabilities, rng_state = _kernels.fwd(q, k, v, None, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+    out, lse, probabilities, rng_state = flash_attn_gpu.fwd(q, k, v, None, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
                                                       softcap, return_softmax, None)
     return out, lse, probabilities, rng_state
 
 
 def _flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left=-1,
                                window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None, seqused_k=None,
-                               zero_tensors=False):
-    out, lse, probabilities, rng_state = _kernels.varlen_fwd(q, k, v, None, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes,
+                               zero_tensors=False, num_splits=0):
+    out, lse, probabilities, rng_state = flash_attn_gpu.varlen_fwd(q, k, v, None, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes,
                                                              max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, zero_tensors, causal, window_size_left,
-                                                             window_size_right, softcap, return_softmax, None)
+                                                             window_size_right, softcap, return_softmax, None, num_splits)
     return out, lse, probabilities, rng_state
 
 
 def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0,
                          alibi_slopes=None, deterministic=False, rng_state=None):
     """Writes dq, dk, dv -> sum of dout * out, (B, H, Sq) float32."""
-    return _kernels.bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+    return flash_attn_gpu.bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
                         softcap, deterministic, None, rng_state)[3]
 
 
 def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
                                 causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False, rng_state=None,
                                 zero_tensors=False):
-    return _kernels.varlen_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k, dropout_p,
+    return flash_attn_gpu.varlen_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k, dropout_p,
                                softmax_scale, zero_tensors, causal, window_size_left, window_size_right, softcap, deterministic, None, rng_state)[3]
 
 
@@ -127,11 +148,23 @@ _wrapped_flash_attn_forward, _wrapped_flash_attn_backward = _operators.forward, 
 _wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _operators.varlen_forward, _operators.varlen_backward
 
 
-# Upstream's autograd functions by name, for callers of apply.
+# Upstream's autograd functions by name, for callers of apply: each takes its function's arguments in upstream's order.
 class FlashAttnFunc:
     @staticmethod
     def apply(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
         return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax)
+
+
+class FlashAttnQKVPackedFunc:
+    @staticmethod
+    def apply(qkv, *options):
+        return FlashAttnFunc.apply(*qkv.unbind(2), *options)
+
+
+class FlashAttnKVPackedFunc:
+    @staticmethod
+    def apply(q, kv, *options):
+        return FlashAttnFunc.apply(q, *kv.unbind(2), *options)
 
 
 class FlashAttnVarlenFunc:
@@ -140,3 +173,18 @@ class FlashAttnVarlenFunc:
               deterministic, return_softmax, block_table=None, *_):
         return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap,
                                       alibi_slopes, deterministic, return_softmax, block_table)
+
+
+class FlashAttnVarlenQKVPackedFunc:
+    @staticmethod
+    def apply(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
+        return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                                return_softmax)
+
+
+class FlashAttnVarlenKVPackedFunc:
+    @staticmethod
+    def apply(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+              return_softmax, *_):
+        return flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
+                                               softcap, alibi_slopes, deterministic, return_softmax)

@@ -2,7 +2,8 @@
 
 import torch
 
-from flash_attn.ops.layer_norm import _dropout_add_norm
+from flash_attn.ops.layer_norm import (DropoutAddLayerNormFn, DropoutAddLayerNormParallelResidualFn, DropoutAddLayerNormSubsetFn, dropout_add_norm,  # noqa: F401
+                                       dropout_add_norm_parallel, dropout_add_norm_subset)
 from krait.ops.norms import add_norm as _add_norm
 
 
@@ -12,16 +13,33 @@ def rms_norm(x, weight, epsilon):
 
 def dropout_add_rms_norm(x0, residual, weight, bias, dropout_p, epsilon, rowscale=None, layerscale=None, prenorm=False, residual_in_fp32=False,
                          return_dropout_mask=False):
-    """norm(dropout(x0) (+ residual))[, the sum with prenorm][, the mask]."""
-    return _dropout_add_norm(x0, residual, weight, bias, dropout_p, epsilon, rowscale, layerscale, prenorm, residual_in_fp32, return_dropout_mask, True)
+    """norm(dropout(x0) (+ residual))[, the sum with prenorm][, the mask, uint8]."""
+    return dropout_add_norm(x0, residual, weight, bias, dropout_p, epsilon, rowscale, layerscale, prenorm, residual_in_fp32, return_dropout_mask, True)
+
+
+def dropout_add_rms_norm_subset(x0, residual, weight, bias, dropout_p, epsilon, layerscale=None, x0_subset=None, out_subset=None, rowscale_const=1.0,
+                                out_numrows=0, prenorm=False, residual_in_fp32=False, return_dropout_mask=False):
+    """As dropout_add_layer_norm_subset."""
+    return dropout_add_norm_subset(x0, residual, weight, bias, dropout_p, epsilon, layerscale, x0_subset, out_subset, rowscale_const, out_numrows, prenorm,
+                                   residual_in_fp32, return_dropout_mask, True)
+
+
+def dropout_add_rms_norm_parallel_residual(x0, x1, residual, weight0, bias0, weight1, bias1, dropout_p, epsilon, prenorm=False, residual_in_fp32=False,
+                                           return_dropout_mask=False):
+    """As dropout_add_layer_norm_parallel_residual."""
+    return dropout_add_norm_parallel(x0, x1, residual, weight0, bias0, weight1, bias1, dropout_p, epsilon, prenorm, residual_in_fp32, return_dropout_mask, True)
 
 
 class RMSNorm(torch.nn.Module):
     def __init__(self, hidden_size, eps=1e-5, device=None, dtype=None):
         super().__init__()
         self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        torch.nn.init.ones_(self.weight)
 
     def forward(self, x):
         return rms_norm(x, self.weight, self.eps)

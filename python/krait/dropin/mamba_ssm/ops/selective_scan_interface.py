@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn
+from krait._function import function_by_name
 from krait.ops import add_norm, bimamba_inner, linear, mamba_inner, product, selective_scan
 
 
@@ -114,18 +115,7 @@ def rms_norm_forward(x, weight, bias, eps=1e-6, is_rms_norm=True):
     return add_norm(x, weight, bias, eps=eps, is_rms_norm=is_rms_norm)
 
 
-# Upstream's autograd functions by name, for callers of apply.
-class SelectiveScanFn:
-    apply = staticmethod(selective_scan_fn)
-
-
-class MambaInnerFn:
-    apply = staticmethod(mamba_inner_fn)
-
-
-class MambaInnerFnNoOutProj:
-    apply = staticmethod(mamba_inner_fn_no_out_proj)
-
-
-class BiMambaInnerFn:
-    apply = staticmethod(bimamba_inner_fn)
+SelectiveScanFn = function_by_name("SelectiveScanFn", selective_scan_fn)
+MambaInnerFn = function_by_name("MambaInnerFn", mamba_inner_fn)
+MambaInnerFnNoOutProj = function_by_name("MambaInnerFnNoOutProj", mamba_inner_fn_no_out_proj)
+BiMambaInnerFn = function_by_name("BiMambaInnerFn", bimamba_inner_fn)

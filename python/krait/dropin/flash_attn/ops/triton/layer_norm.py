@@ -2,8 +2,11 @@
 
 import torch
 
+from krait._function import function_by_name
+from krait.ops.norm_ref import norm_ref
 from krait.ops.norms import add_norm as _add_norm
 from krait.ops.norms import add_norm_linear as _add_norm_linear
+from krait.ops.norms import norm_backward, norm_forward
 
 
 def layer_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None, prenorm=False,
@@ -36,6 +39,36 @@ def layer_norm_linear_fn(x, norm_weight, norm_bias, linear_weight, linear_bias, 
     return _add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
 
 
+def layer_norm_ref(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None, prenorm=False,
+                   zero_centered_weight=False, dropout_mask=None, dropout_mask1=None, upcast=False):
+    """Plain torch."""
+    return norm_ref(False, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, dropout_mask, dropout_mask1, upcast, zero_centered_weight)
+
+
+def rms_norm_ref(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None, prenorm=False,
+                 zero_centered_weight=False, dropout_mask=None, dropout_mask1=None, upcast=False):
+    """Plain torch."""
+    return norm_ref(True, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, dropout_mask, dropout_mask1, upcast, zero_centered_weight)
+
+
+def _layer_norm_fwd(x, weight, bias, eps, residual=None, x1=None, weight1=None, bias1=None, dropout_p=0.0, rowscale=None, out_dtype=None, residual_dtype=None,
+                    zero_centered_weight=False, is_rms_norm=False, return_dropout_mask=False, out=None, residual_out=None):
+    """x (M, D) -> y, y1, mean, rstd, the sum, what the backward needs of the dropout ("seeds": its masks), mask, mask1."""
+    if zero_centered_weight:
+        weight, weight1 = [t if t is None else t + 1 for t in (weight, weight1)]
+    y, y1, mean, rstd, total, *masks = norm_forward(x, weight, bias, eps, residual, x1, weight1, bias1, dropout_p, rowscale, out_dtype, residual_dtype, is_rms_norm,
+                                                    return_dropout_mask)
+    return y if out is None else out.copy_(y), y1, mean, rstd, total if residual_out is None else residual_out.copy_(total), *masks
+
+
+def _layer_norm_bwd(dy, x, weight, bias, eps, mean, rstd, dresidual=None, dy1=None, weight1=None, bias1=None, seeds=None, dropout_p=0.0, rowscale=None,
+                    has_residual=False, has_x1=False, zero_centered_weight=False, is_rms_norm=False, x_dtype=None, recompute_output=False):
+    """x: the forward's sum -> gradients of x, weight, bias, residual, x1, weight1, bias1, and y (None if not recomputed)."""
+    if zero_centered_weight:
+        weight, weight1 = [t if t is None else t + 1 for t in (weight, weight1)]
+    return norm_backward(dy, x, weight, bias, eps, dresidual, dy1, weight1, bias1, seeds, dropout_p, rowscale, has_residual, has_x1, is_rms_norm, x_dtype, recompute_output)
+
+
 class RMSNorm(torch.nn.Module):
     """Parameter `weight`: ones, or zeros with zero_centered_weight, which adds 1."""
 
@@ -55,5 +88,5 @@ class RMSNorm(torch.nn.Module):
                            prenorm=prenorm, residual_in_fp32=residual_in_fp32, zero_centered_weight=self.zero_centered_weight)
 
 
-class LayerNormFn:
-    apply = staticmethod(layer_norm_fn)
+LayerNormFn = function_by_name("LayerNormFn", layer_norm_fn)
+LayerNormLinearFn = function_by_name("LayerNormLinearFn", layer_norm_linear_fn)

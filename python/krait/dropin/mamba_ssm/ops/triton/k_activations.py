@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from krait._function import function_by_name
+
 
 def _swiglu_fwd(xy, out=None):
     """xy (..., 2 D) -> (..., D)."""
@@ -24,7 +26,4 @@ def swiglu(xy):
     return _swiglu_fwd(xy)
 
 
-class SwiGLU:
-    """Upstream's autograd function by name, for callers of apply."""
-
-    apply = staticmethod(swiglu)
+SwiGLU = function_by_name("SwiGLU", swiglu)

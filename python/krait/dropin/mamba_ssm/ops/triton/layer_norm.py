@@ -1,10 +1,12 @@
 """Fused add + norm under upstream's path; nothing here needs Triton."""
 
 import torch
-import torch.nn.functional as F
 
+from krait._function import function_by_name
 from krait.ops.norms import add_norm as _add_norm
 from krait.ops.norms import add_norm_linear as _add_norm_linear
+from krait.ops.norm_ref import norm_ref
+from krait.ops.norms import norm_backward, norm_forward
 
 
 def layer_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
@@ -28,45 +30,29 @@ def layer_norm_linear_fn(x, norm_weight, norm_bias, linear_weight, linear_bias, 
                             is_rms_norm)
 
 
-def _reference(normalise, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, dropout_mask,
-               dropout_mask1, upcast):
-    dtype = x.dtype
-    if upcast:
-        x, weight, bias, residual, x1, weight1, bias1, rowscale = [
-            t if t is None else t.float() for t in (x, weight, bias, residual, x1, weight1, bias1, rowscale)]
-    if rowscale is not None:
-        x = x * rowscale[..., None]
-    if dropout_p > 0.0:
-        x = F.dropout(x, dropout_p) if dropout_mask is None else x.masked_fill(~dropout_mask, 0.0) / (1.0 - dropout_p)
-        if x1 is not None:
-            x1 = F.dropout(x1, dropout_p) if dropout_mask1 is None else x1.masked_fill(~dropout_mask1, 0.0) / (1.0 - dropout_p)
-    for other in (x1, residual):
-        x = x if other is None else (x + other).to(x.dtype)
-    outs = [normalise(x, weight, bias, eps).to(dtype)]
-    if weight1 is not None:
-        outs.append(normalise(x, weight1, bias1, eps).to(dtype))
-    if prenorm:
-        outs.append(x)
-    return outs[0] if len(outs) == 1 else tuple(outs)
+def _layer_norm_fwd(x, weight, bias, eps, residual=None, x1=None, weight1=None, bias1=None, dropout_p=0.0, rowscale=None, out_dtype=None, residual_dtype=None,
+                    is_rms_norm=False, return_dropout_mask=False):
+    """x (M, D) -> y, y1, mean, rstd, the sum, what the backward needs of the dropout ("seeds": its masks), mask, mask1."""
+    return norm_forward(x, weight, bias, eps, residual, x1, weight1, bias1, dropout_p, rowscale, out_dtype, residual_dtype, is_rms_norm, return_dropout_mask)
+
+
+def _layer_norm_bwd(dy, x, weight, bias, eps, mean, rstd, dresidual=None, dy1=None, weight1=None, bias1=None, seeds=None, dropout_p=0.0, rowscale=None,
+                    has_residual=False, has_x1=False, is_rms_norm=False, x_dtype=None, recompute_output=False):
+    """x: the forward's sum -> gradients of x, weight, bias, residual, x1, weight1, bias1[, y]."""
+    found = norm_backward(dy, x, weight, bias, eps, dresidual, dy1, weight1, bias1, seeds, dropout_p, rowscale, has_residual, has_x1, is_rms_norm, x_dtype, recompute_output)
+    return found if recompute_output else found[:7]
 
 
 def layer_norm_ref(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
                    prenorm=False, dropout_mask=None, dropout_mask1=None, upcast=False):
     """Plain torch."""
-    def normalise(v, weight, bias, eps):
-        return F.layer_norm(v.to(weight.dtype), v.shape[-1:], weight=weight, bias=bias, eps=eps)
-    return _reference(normalise, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, dropout_mask,
-                      dropout_mask1, upcast)
+    return norm_ref(False, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, dropout_mask, dropout_mask1, upcast)
 
 
 def rms_norm_ref(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
                  prenorm=False, dropout_mask=None, dropout_mask1=None, upcast=False):
     """Plain torch."""
-    def normalise(v, weight, bias, eps):
-        out = v * torch.rsqrt(v.square().mean(dim=-1, keepdim=True) + eps) * weight
-        return out if bias is None else out + bias
-    return _reference(normalise, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, dropout_mask,
-                      dropout_mask1, upcast)
+    return norm_ref(True, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, dropout_mask, dropout_mask1, upcast)
 
 
 class RMSNorm(torch.nn.Module):
@@ -89,10 +75,5 @@ class RMSNorm(torch.nn.Module):
                            residual_in_fp32=residual_in_fp32)
 
 
-# Upstream's autograd functions by name, for callers of apply.
-class LayerNormFn:
-    apply = staticmethod(layer_norm_fn)
-
-
-class LayerNormLinearFn:
-    apply = staticmethod(layer_norm_linear_fn)
+LayerNormFn = function_by_name("LayerNormFn", layer_norm_fn)
+LayerNormLinearFn = function_by_name("LayerNormLinearFn", layer_norm_linear_fn)

@@ -1,5 +1,6 @@
 """The add + norm functions with their mamba_ssm 1.x names and argument order (VideoMamba uses these)."""
 
+from krait._function import function_by_name
 from mamba_ssm.ops.triton import layer_norm as _new
 from mamba_ssm.ops.triton.layer_norm import RMSNorm, layer_norm_linear_fn
 
@@ -23,5 +24,4 @@ def rms_norm_ref(x, weight, bias, residual=None, eps=1e-6, prenorm=False, upcast
     return _new.rms_norm_ref(x, weight, bias, residual, eps=eps, prenorm=prenorm, upcast=upcast)
 
 
-class LayerNormFn:
-    apply = staticmethod(layer_norm_fn)
+LayerNormFn = function_by_name("LayerNormFn", layer_norm_fn)

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from krait._function import function_by_name, gradients
 from krait.ops import gated_norm as _gated_norm
 
 
@@ -59,7 +60,34 @@ class LayerNorm(_GatedNorm):
     IS_RMS = False
 
 
-class LayerNormFn:
-    """Upstream's autograd function by name, for callers of apply."""
+def _layer_norm_fwd(x, weight, bias, eps, z=None, out=None, group_size=None, norm_before_gate=True, is_rms_norm=False):
+    """x (M, D) -> y, the means (None for RMS norms) and 1 / deviations of the groups, both (groups M) float32, group by group."""
+    with torch.no_grad():
+        y = _gated_norm(x, weight, bias, z, eps, group_size, norm_before_gate, is_rms_norm)
+        normed = x.float() if z is None or norm_before_gate else x.float() * F.silu(z.float())
+        groups = normed.unflatten(-1, (-1, x.shape[-1] if group_size is None else group_size))
+        mean = None if is_rms_norm else groups.mean(-1)
+        rstd = (groups if mean is None else groups - mean[..., None]).square().mean(-1).add(eps).rsqrt()
+    return y if out is None else out.copy_(y), None if mean is None else mean.t().flatten(), rstd.t().flatten()
 
-    apply = staticmethod(layernorm_fn)
+
+def _layer_norm_bwd(dy, x, weight, bias, eps, mean, rstd, z=None, group_size=None, norm_before_gate=True, is_rms_norm=False, recompute_output=False, dz=None,
+                    out=None):
+    """-> gradients of x, weight, bias, z (None for those not given)[, the output]; mean and rstd are not needed."""
+    given = [x, weight, bias, z]
+    present = [i for i, t in enumerate(given) if t is not None]
+    shown = []
+
+    def norm(*tensors):
+        whole = dict(zip(present, tensors))
+        shown.append(_gated_norm(whole[0], whole[1], whole.get(2), whole.get(3), eps, group_size, norm_before_gate, is_rms_norm))
+        return shown[0]
+
+    found = dict(zip(present, gradients(norm, [given[i] for i in present], dy)))
+    if dz is not None:
+        found[3] = dz.copy_(found[3])
+    grads = tuple(found.get(i) for i in range(4))
+    return (*grads, shown[0].detach() if out is None else out.copy_(shown[0].detach())) if recompute_output else grads
+
+
+LayerNormFn = function_by_name("LayerNormFn", layernorm_fn)

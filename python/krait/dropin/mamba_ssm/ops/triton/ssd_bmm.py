@@ -20,6 +20,16 @@ def _bmm_chunk_fwd(a, b, chunk_size, seq_idx=None, causal=False, output_dtype=No
     return out if a.dim() == 4 else out.squeeze(2)
 
 
+def _bmm_chunk_bwd(a, dout, residual=None, out=None):
+    """The gradient of _bmm_chunk_fwd's b (with dout transposed, of its a), plus residual -> like a."""
+    n_chunks, q = dout.shape[1], dout.shape[-1]
+    wide, rows = [t if a.dim() == 4 else t.unsqueeze(2) for t in (dout, a)]
+    grad = torch.einsum("bcgij,bcigk->bcjgk", wide.float(), split_chunks(rows.float(), n_chunks, q)).flatten(1, 2)[:, :a.shape[1]]
+    grad = grad if a.dim() == 4 else grad.squeeze(2)
+    grad = (grad if residual is None else grad + residual).to(a.dtype)
+    return grad if out is None else out.copy_(grad)
+
+
 def bmm_chunk(a, b, chunk_size, seq_idx=None, causal=False, output_dtype=None):
     return _bmm_chunk_fwd(a, b, chunk_size, seq_idx, causal, output_dtype)
 

@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from krait._function import function_by_name, gradients
 from krait.ops.ssd import time_steps
 
 
@@ -41,9 +42,48 @@ def _chunk_state_fwd(B, x, dt, dA_cumsum, seq_idx=None, states=None, states_in_f
     return out if states is None else states.copy_(out)
 
 
+def from_here_on(t):
+    """Sums over each position and those after it: a gradient of cumulative sums becomes that of their terms."""
+    return t.flip(-1).cumsum(-1).flip(-1)
+
+
+def _chunk_cumsum_bwd(ddA, ddt_out, dt, A, dt_bias=None, dt_softplus=False, dt_limit=(0.0, float("inf")), ddt=None):
+    """ddA: the gradient of A d, before the cumulative sums; ddt_out: of d -> gradients of dt, A, dt_bias (None without it)."""
+    def terms(dt, A, dt_bias):
+        d = split_chunks(time_steps(dt, dt_bias, dt_softplus, dt_limit), *ddA.shape[2:]).permute(0, 3, 1, 2)
+        return d * A.float()[:, None, None], d
+
+    if dt_bias is None:
+        found = (*gradients(lambda dt, A: terms(dt, A, None), (dt, A), (ddA, ddt_out)), None)
+    else:
+        found = gradients(terms, (dt, A, dt_bias), (ddA, ddt_out))
+    return (found[0] if ddt is None else ddt.copy_(found[0]), *found[1:])
+
+
+def _chunk_state_bwd_dx(B, x, dt, dA_cumsum, dstates, dx=None):
+    """-> gradients of x, dt, dA_cumsum."""
+    found = gradients(lambda x, dt, sums: _chunk_state_fwd(B, x, dt, sums), (x, dt, dA_cumsum), dstates)
+    return (found[0] if dx is None else dx.copy_(found[0]), *found[1:])
+
+
+def _chunk_state_bwd_db(x, dt, dA_cumsum, dstates, seq_idx=None, B=None, ngroups=1):
+    """-> the gradient of B, float32[, with B that of the terms of dA_cumsum]."""
+    like = x.new_zeros(*x.shape[:2], ngroups, dstates.shape[-1], dtype=torch.float32) if B is None else B.float()
+    dB, dsums = gradients(lambda B, sums: _chunk_state_fwd(B, x, dt, sums, seq_idx), (like, dA_cumsum), dstates)
+    return dB if B is None else (dB, from_here_on(dsums))
+
+
+def _chunk_state_bwd_ddAcs_stable(B, x, dt, dA_cumsum, dstates, seq_idx=None):
+    """-> the gradient of the terms of dA_cumsum."""
+    return from_here_on(gradients(lambda sums: _chunk_state_fwd(B, x, dt, sums, seq_idx), (dA_cumsum,), dstates)[0])
+
+
 def chunk_state(B, x, dt, dA_cumsum, states_in_fp32=True):
     """-> (B, c, H, P, N), each chunk independently."""
     return _chunk_state_fwd(B, x, dt, dA_cumsum, states_in_fp32=states_in_fp32)
+
+
+ChunkStateFn = function_by_name("ChunkStateFn", chunk_state)
 
 
 def chunk_state_ref(B, x, dt, dA_cumsum):

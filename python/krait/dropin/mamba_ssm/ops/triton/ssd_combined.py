@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from causal_conv1d.causal_conv1d_interface import causal_conv1d_ref
+from krait._function import function_by_name, gradients
 from krait.ops import Mamba2Options, Mamba2Weights, mamba2_block, ssd as _ssd
 from krait.ops.ssd import time_steps
 from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 from mamba_ssm.ops.triton.layernorm_gated import rms_norm_ref
-from mamba_ssm.ops.triton.ssd_chunk_scan import chunk_scan, chunk_scan_ref
-from mamba_ssm.ops.triton.ssd_chunk_state import _chunk_cumsum_fwd, chunk_state, chunk_state_ref, chunk_state_varlen
-from mamba_ssm.ops.triton.ssd_state_passing import state_passing, state_passing_ref
+from mamba_ssm.ops.triton.ssd_chunk_scan import _inside, chunk_scan, chunk_scan_ref
+from mamba_ssm.ops.triton.ssd_chunk_state import _chunk_cumsum_fwd, _chunk_state_fwd, chunk_state, chunk_state_ref, chunk_state_varlen, split_chunks
+from mamba_ssm.ops.triton.ssd_state_passing import _state_passing_fwd, state_passing, state_passing_ref
 
 _NO_LIMIT = (0.0, math.inf)
 
@@ -28,6 +29,53 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
                               return_varlen_states, chunk_size)
     results = [out] + ([final] if return_final_states else []) + ([varlen] if return_varlen_states else [])
     return out if len(results) == 1 else tuple(results)
+
+
+def _mamba_chunk_scan_combined_fwd(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
+                                   dt_softplus=False, dt_limit=(0.0, float("inf")), state_dtype=None):
+    """-> out, out before the gate (None without z), d and the cumulative sums of A d (B, H, c, q), the state before each chunk (B, c, H, P, N),
+    final states[, varlen states]."""
+    with torch.no_grad():
+        out, final, varlen = _ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_limit, True, cu_seqlens is not None, chunk_size)
+        before_gate = None if z is None else _ssd(x, dt, A, B, C, D, None, dt_bias, initial_states, seq_idx, None, dt_softplus, dt_limit)[0]
+        sums, d = _chunk_cumsum_fwd(dt, A, chunk_size, dt_bias, dt_softplus, dt_limit)
+        states = _chunk_state_fwd(B, x, d, sums, seq_idx)
+        before, _ = _state_passing_fwd(states.flatten(3), sums[..., -1], None if initial_states is None else initial_states.flatten(2), seq_idx, chunk_size)
+    found = out, before_gate, d, sums, before.unflatten(3, states.shape[3:]), final
+    return found if cu_seqlens is None else (*found, varlen)
+
+
+def _mamba_chunk_scan_combined_bwd(dout, x, dt, A, B, C, out, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, dfinal_states=None, seq_idx=None,
+                                   dt_softplus=False, dt_limit=(0.0, float("inf")), dx=None, ddt=None, dB=None, dC=None, dz=None, recompute_output=False,
+                                   state_dtype=None):
+    """-> gradients of x, dt, A, B, C, D, z, dt_bias, initial_states (None for those not given)[, the output]; dx, ddt, dB, dC, dz: where to write."""
+    given = [x, dt, A, B, C, D, z, dt_bias, initial_states]
+    present = [i for i, t in enumerate(given) if t is not None]
+    shown = []
+
+    def scan(*tensors):
+        whole = dict(zip(present, tensors))
+        result, final, _ = _ssd(*[whole.get(i) for i in range(9)], seq_idx, None, dt_softplus, dt_limit, dfinal_states is not None, False, chunk_size)
+        shown.append(result.detach())
+        return result, final
+
+    found = dict(zip(present, gradients(scan, [given[i] for i in present], (dout, dfinal_states))))
+    places = {0: dx, 1: ddt, 3: dB, 4: dC, 6: dz}
+    grads = tuple(None if i not in found else found[i] if places.get(i) is None else places[i].copy_(found[i]) for i in range(9))
+    return (*grads, shown[0]) if recompute_output else grads
+
+
+def _chunk_scan_chunk_state_bwd_dx(x, dt, dA_cumsum, B, CB, dout, dstates, D=None, seq_idx=None, dx=None):
+    """-> gradients of x and dt within the chunks and through their states, and of D (None without it)."""
+    def both(x, dt):
+        return _inside(CB, x, dt, dA_cumsum), _chunk_state_fwd(B, x, dt, dA_cumsum, seq_idx)
+
+    found, ddt = gradients(both, (x.float(), dt), (split_chunks(dout.float(), *dt.shape[2:]), dstates))
+    dD = None
+    if D is not None:
+        found = found + dout.float() * (D if D.dim() == 2 else D[:, None])
+        dD = (dout.float() * x.float()).sum((0, 1) if D.dim() == 2 else (0, 1, 3)).to(D.dtype)
+    return found.to(x.dtype) if dx is None else dx.copy_(found), ddt, dD
 
 
 def _sizes(zxbcdt, conv1d_weight, D, headdim, ngroups):
@@ -125,10 +173,5 @@ def mamba_split_conv1d_scan_ref(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, 
     return y if outproj_weight is None else F.linear(y, outproj_weight, outproj_bias)
 
 
-# Upstream's autograd functions by name, for callers of apply.
-class MambaChunkScanCombinedFn:
-    apply = staticmethod(mamba_chunk_scan_combined)
-
-
-class MambaSplitConv1dScanCombinedFn:
-    apply = staticmethod(mamba_split_conv1d_scan_combined)
+MambaChunkScanCombinedFn = function_by_name("MambaChunkScanCombinedFn", mamba_chunk_scan_combined)
+MambaSplitConv1dScanCombinedFn = function_by_name("MambaSplitConv1dScanCombinedFn", mamba_split_conv1d_scan_combined)
