@@ -64,7 +64,7 @@ def dropout_add_norm_subset(x0, residual, weight, bias, dropout_p, epsilon, laye
     total = total if residual is None else total.reshape(residual.shape)
     results = _normalised(total, x0, [(weight, bias)], epsilon, is_rms_norm)
     if out_subset is not None:
-        results[0] = _picked(results[0], out_subset, out_numrows)
+        results[0] = _picked(results[0], out_subset, out_numrows).reshape(-1, *x0.shape[1:])
     results += [total] if prenorm else []
     results += [_shown(mask, x0)] if return_dropout_mask else []
     return results[0] if len(results) == 1 else tuple(results)
@@ -95,7 +95,7 @@ def dropout_add_layer_norm(x0, residual, weight, bias, dropout_p, epsilon, rowsc
 def dropout_add_layer_norm_subset(x0, residual, weight, bias, dropout_p, epsilon, layerscale=None, x0_subset=None, out_subset=None, rowscale_const=1.0,
                                   out_numrows=0, prenorm=False, residual_in_fp32=False, return_dropout_mask=False):
     """dropout_add_layer_norm where x0 and the output have only some rows: x0_subset and out_subset (B, S) int32 are 0 for a missing row,
-    else its number in x0 (rows, D) or in the output (out_numrows, D), from 1. rowscale_const multiplies x0."""
+    else its number among the rows of x0 or of the output (out_numrows of them, shaped as x0's), from 1. rowscale_const multiplies x0."""
     return dropout_add_norm_subset(x0, residual, weight, bias, dropout_p, epsilon, layerscale, x0_subset, out_subset, rowscale_const, out_numrows, prenorm,
                                    residual_in_fp32, return_dropout_mask, False)
 
