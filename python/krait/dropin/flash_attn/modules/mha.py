@@ -9,6 +9,8 @@ import torch.nn as nn
 from flash_attn.flash_attn_interface import (flash_attn_kvpacked_func, flash_attn_qkvpacked_func, flash_attn_varlen_kvpacked_func,
                                              flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache)
 from flash_attn.layers.rotary import RotaryEmbedding
+from flash_attn.ops.fused_dense import ColumnParallelLinear, RowParallelLinear
+from flash_attn.utils.distributed import get_dim_for_local_rank
 from krait.ops import apply_linear, linear
 
 
@@ -177,6 +179,13 @@ class MHA(nn.Module):
                                        rotary_interleaved=self.rotary_emb.interleaved if self.rotary_emb is not None else False,
                                        alibi_slopes=self.inner_cross_attn.alibi_slopes)
 
+    def _with_cache(self, q, kv, inference_params):
+        if self.use_flash_attn and (self.rotary_emb is None or self.rotary_emb.scale is None):
+            return self._decode(q, kv, inference_params)
+        if self.rotary_emb is not None:
+            q, kv = self.rotary_emb(q, kv, seqlen_offset=inference_params.seqlen_offset, max_seqlen=inference_params.max_seqlen)
+        return self.inner_cross_attn(q, _update_kv_cache(kv, inference_params, self.layer_idx), causal=self.causal and inference_params.seqlen_offset == 0)
+
     def _without_cache(self, q, kv, cu_seqlens, max_seqlen, key_padding_mask, crossed):
         lengths = dict(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen) if self.use_flash_attn else dict(key_padding_mask=key_padding_mask)
         if self.rotary_emb is not None:
@@ -198,11 +207,45 @@ class MHA(nn.Module):
             q = q[:, mixer_subset]
         if inference_params is None:
             context = self._without_cache(q, kv, cu_seqlens, max_seqlen, key_padding_mask, self.cross_attn or mixer_subset is not None)
-        elif self.use_flash_attn and (self.rotary_emb is None or self.rotary_emb.scale is None):
-            context = self._decode(q, kv, inference_params)
         else:
-            if self.rotary_emb is not None:
-                q, kv = self.rotary_emb(q, kv, seqlen_offset=inference_params.seqlen_offset, max_seqlen=inference_params.max_seqlen)
-            context = self.inner_cross_attn(q, _update_kv_cache(kv, inference_params, self.layer_idx), causal=self.causal and inference_params.seqlen_offset == 0)
+            context = self._with_cache(q, kv, inference_params)
         out = apply_linear(self.out_proj, context.flatten(-2))
         return (out, kept) if self.return_residual else out
+
+
+class ParallelMHA(MHA):
+    """Self-attention with its heads split over a group; x (tokens, embed_dim) or (B, S, embed_dim), with sequence_parallel this process's
+    part of the tokens, then seqlen is needed."""
+
+    def __init__(self, embed_dim, num_heads, process_group, num_heads_kv=None, qkv_proj_bias=True, out_proj_bias=True, dropout=0.0, softmax_scale=None, causal=False,
+                 layer_idx=None, rotary_emb_dim=0, rotary_emb_base=10000.0, rotary_emb_scale_base=None, rotary_emb_interleaved=False, use_alibi=False,
+                 window_size=(-1, -1), use_flash_attn=False, checkpointing=False, sequence_parallel=True, device=None, dtype=None):
+        size, rank = torch.distributed.get_world_size(process_group), torch.distributed.get_rank(process_group)
+        keys = num_heads if num_heads_kv is None else num_heads_kv
+        mine, my_keys = [get_dim_for_local_rank(n, size, rank) for n in (num_heads, keys)]
+        head_dim, place = embed_dim // num_heads, dict(sequence_parallel=sequence_parallel, device=device, dtype=dtype)
+        super().__init__(head_dim * mine, mine, my_keys, dropout=dropout, softmax_scale=softmax_scale, causal=causal, layer_idx=layer_idx, rotary_emb_dim=rotary_emb_dim,
+                         rotary_emb_base=rotary_emb_base, rotary_emb_scale_base=rotary_emb_scale_base, rotary_emb_interleaved=rotary_emb_interleaved,
+                         window_size=window_size, use_flash_attn=use_flash_attn, checkpointing=checkpointing, device="meta", dtype=dtype)
+        self.process_group, self.num_heads_per_rank, self.num_heads_kv_per_rank = process_group, mine, my_keys
+        self.Wqkv = ColumnParallelLinear(embed_dim, head_dim * (num_heads + 2 * keys), process_group, bias=qkv_proj_bias, multiple_of=head_dim * (num_heads // keys + 2), **place)
+        self.out_proj = RowParallelLinear(embed_dim, embed_dim, process_group, bias=out_proj_bias, multiple_of=head_dim, **place)
+        if self.rotary_emb is not None:
+            self.rotary_emb = RotaryEmbedding(rotary_emb_dim, base=rotary_emb_base, scale_base=rotary_emb_scale_base, interleaved=rotary_emb_interleaved, device=device)
+        if use_alibi:
+            first = sum(get_dim_for_local_rank(num_heads, size, i) for i in range(rank))
+            slopes = torch.tensor(get_alibi_slopes(num_heads)[first:first + mine], device=device)
+            for attention in (self.inner_attn, self.inner_cross_attn):
+                attention.register_buffer("alibi_slopes", slopes, persistent=False)
+
+    def forward(self, x, seqlen=None, inference_params=None, **kwargs):
+        qkv = self.Wqkv(x)
+        flat = seqlen is not None
+        qkv = qkv.unflatten(0, (-1, seqlen)) if flat else qkv
+        q, kv = qkv[..., :self.embed_dim].unflatten(-1, (self.num_heads, self.head_dim)), qkv[..., self.embed_dim:].unflatten(-1, (2, self.num_heads_kv, self.head_dim))
+        if inference_params is None:
+            context = self._without_cache(q, kv, None, None, None, False)
+        else:
+            context = self._with_cache(q, kv, inference_params)
+        context = context.flatten(-2)
+        return self.out_proj(context.flatten(0, 1) if flat else context)

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from krait._function import function_by_name
+
 
 def swiglu(x, y):
     """silu(x) y."""
@@ -32,4 +34,17 @@ def sqrelu_bwd(g, x):
     return (2.0 * g * F.relu(x)).to(x.dtype)
 
 
-bias_gelu_impl, fast_gelu_impl = bias_gelu, lambda x: F.gelu(x, approximate="tanh")
+def gelu_fwd(x):
+    return F.gelu(x, approximate="tanh")
+
+
+def bias_gelu_back(g, y, bias):
+    """-> gradients of y and bias."""
+    grad = gelu_bwd(g, y + bias)
+    return grad.to(y.dtype), grad.sum(0, dtype=bias.dtype)
+
+
+bias_gelu_impl, fast_gelu_impl = bias_gelu, gelu_fwd
+GeLUFunction = function_by_name("GeLUFunction", bias_gelu)
+FastGeLUFunction = function_by_name("FastGeLUFunction", gelu_fwd)
+SwiGLUFunction = function_by_name("SwiGLUFunction", swiglu)
