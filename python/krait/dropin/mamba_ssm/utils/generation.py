@@ -1,83 +1,14 @@
 """Token-by-token generation: prefill, decoding steps on cached states, sampling; CUDA graphs for the step with cg."""
 
 import time
-from collections import namedtuple
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable, Optional
 
 import torch
-from torch import Tensor
 
+from krait._sampling import (GenerationOutput, InferenceParams, modify_logit_for_repetition_penalty, modify_logits_for_min_p_filtering,  # noqa: F401
+                             modify_logits_for_top_k_filtering, modify_logits_for_top_p_filtering, sample)
 from mamba_ssm.utils import whole_step
-
-GenerationOutput = namedtuple("GenerationOutput", ["sequences", "scores"])
-
-
-@dataclass
-class InferenceParams:
-    """A model's state between steps; key_value_memory_dict[layer] = (conv_state, ssm_state)."""
-    max_seqlen: int
-    max_batch_size: int
-    seqlen_offset: int = 0
-    batch_size_offset: int = 0
-    key_value_memory_dict: dict = field(default_factory=dict)
-    lengths_per_sample: Optional[Tensor] = None
-
-    def reset(self, max_seqlen, max_batch_size):
-        self.max_seqlen, self.max_batch_size, self.seqlen_offset = max_seqlen, max_batch_size, 0
-        if self.lengths_per_sample is not None:
-            self.lengths_per_sample.zero_()
-
-
-def modify_logits_for_min_p_filtering(logits, min_p):
-    """Removes, in place, tokens less likely than min_p times the most likely."""
-    if 0.0 < min_p < 1.0:
-        probabilities = torch.softmax(logits, dim=-1)
-        logits.masked_fill_(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), float("-inf"))
-
-
-def modify_logits_for_top_k_filtering(logits, top_k):
-    """Removes, in place, all but the top_k largest."""
-    logits.masked_fill_(logits < torch.topk(logits, top_k)[0][..., -1, None], float("-inf"))
-
-
-def modify_logits_for_top_p_filtering(logits, top_p):
-    """Removes, in place, the least likely tokens with total probability at most 1 - top_p."""
-    if not 0.0 < top_p < 1.0:
-        return
-    ordered, order = torch.sort(logits, descending=False)
-    tail = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-    logits.masked_fill_(tail.scatter(1, order, tail), float("-inf"))
-
-
-def modify_logit_for_repetition_penalty(logits, prev_output_tokens, repetition_penalty=1.0):
-    """Makes all previous tokens less likely, in place."""
-    if repetition_penalty == 1.0:
-        return logits
-    score = torch.gather(logits, 1, prev_output_tokens)
-    score = torch.where(score < 0, score * repetition_penalty, score / repetition_penalty)
-    return logits.scatter_(1, prev_output_tokens, score)
-
-
-def sample(logits, top_k=1, top_p=0.0, min_p=0.0, temperature=1.0):
-    """logits (B, V) -> token ids (B). top_k 1 is greedy, 0 keeps all."""
-    if top_k == 1:
-        return logits.argmax(dim=-1)
-    if top_p > 0.0:
-        assert top_p <= 1.0, "top-p should be in (0, 1]."
-    if top_k > 0:
-        top_k = min(top_k, logits.size(-1))
-        kept, indices = torch.topk(logits, top_k, dim=-1)
-        kept = kept / temperature if temperature != 1.0 else kept
-        modify_logits_for_top_p_filtering(kept, top_p)
-        choice = torch.multinomial(torch.softmax(kept, dim=-1), num_samples=1)
-        return indices.gather(1, choice).squeeze(dim=-1)
-    logits = logits.clone()
-    if min_p > 0.0:
-        modify_logits_for_min_p_filtering(logits, min_p)
-    logits = logits / temperature if temperature != 1.0 else logits
-    modify_logits_for_top_p_filtering(logits, top_p)
-    return torch.multinomial(torch.softmax(logits, dim=-1), num_samples=1).squeeze(dim=-1)
 
 
 def _next_logits(model, ids, params, batch_size):
@@ -163,19 +94,19 @@ class DecodingCGCache:
     whole: Optional[whole_step.WholeStep] = None
 
 
-def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2, whole=None):
+def capture_graph(model, inference_params, batch_size, max_seqlen, decoding_seqlen=1, mempool=None, n_warmups=2, whole=None):
     """-> run(ids, position_ids, seqlen): copies inputs in, replays, copies logits out. whole: a WholeStep to capture
         instead of the model's step."""
     device = next(iter(model.parameters())).device
-    ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
-    position_ids = torch.zeros((batch_size, 1), dtype=torch.long, device=device)
+    ids = torch.zeros((batch_size, decoding_seqlen), dtype=torch.long, device=device)
+    position_ids = torch.zeros((batch_size, decoding_seqlen), dtype=torch.long, device=device)
     offset = inference_params.seqlen_offset
-    inference_params.seqlen_offset = max_seqlen - 1
+    inference_params.seqlen_offset = max_seqlen - decoding_seqlen
 
     def step():
         if whole is not None:
             return whole(ids)
-        return model(ids, position_ids=position_ids, inference_params=inference_params, num_last_tokens=1).logits
+        return model(ids, position_ids=position_ids, inference_params=inference_params, num_last_tokens=decoding_seqlen).logits
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -184,7 +115,7 @@ def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2, 
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=mempool):
         logits = step()
     inference_params.seqlen_offset = offset
 
@@ -198,8 +129,10 @@ def capture_graph(model, inference_params, batch_size, max_seqlen, n_warmups=2, 
 
 
 @torch.inference_mode()
-def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, tensor_parallel=1, dtype=None, n_warmups=2):
-    """The given cache if it fits the call, else a new capture."""
+def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, decoding_seqlens=(1,), dtype=None, n_warmups=2):
+    """The given cache if it fits the call, else a new capture. decoding_seqlens: (1,), the only step that a Mamba model takes."""
+    if tuple(decoding_seqlens) != (1,):
+        raise NotImplementedError("update_graph_cache: a step takes 1 token, not decoding_seqlens %r" % (tuple(decoding_seqlens),))
     parameter = next(iter(model.parameters()))
     dtype = dtype if dtype is not None else parameter.dtype
     fits = (cache is not None and (cache.device, cache.dtype) == (parameter.device, dtype)
@@ -213,5 +146,5 @@ def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, tensor_p
     states = whole.states() if whole else model.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype)
     params = InferenceParams(max_seqlen=max_seqlen, max_batch_size=batch_size, seqlen_offset=seqlen_og,
                              key_value_memory_dict=states)
-    run = capture_graph(model, params, batch_size, max_seqlen, n_warmups, whole)
+    run = capture_graph(model, params, batch_size, max_seqlen, n_warmups=n_warmups, whole=whole)
     return DecodingCGCache(batch_size, max_seqlen, parameter.device, dtype, params, run, whole)

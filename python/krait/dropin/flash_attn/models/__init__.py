@@ -1,0 +1,1 @@
+"""Part of the drop-in for flash_attn on krait."""
