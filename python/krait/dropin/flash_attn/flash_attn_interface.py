@@ -5,6 +5,7 @@ GPU row is faster for it; otherwise they are bitwise reproducible."""
 import torch
 
 import flash_attn_2_cuda as flash_attn_gpu
+from krait._function import function_by_name
 from krait.ops.attention import attention as _attention
 from krait.ops.attention import attention_with_cache as _attention_with_cache
 from krait.ops.attention import new_rng as _new_rng
@@ -149,42 +150,38 @@ _wrapped_flash_attn_varlen_forward, _wrapped_flash_attn_varlen_backward = _opera
 
 
 # Upstream's autograd functions by name, for callers of apply: each takes its function's arguments in upstream's order.
-class FlashAttnFunc:
-    @staticmethod
-    def apply(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
-        return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax)
+def _flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax)
 
 
-class FlashAttnQKVPackedFunc:
-    @staticmethod
-    def apply(qkv, *options):
-        return FlashAttnFunc.apply(*qkv.unbind(2), *options)
+def _flash_attnqkv_packed_func(qkv, *options):
+    return _flash_attn_func(*qkv.unbind(2), *options)
 
 
-class FlashAttnKVPackedFunc:
-    @staticmethod
-    def apply(q, kv, *options):
-        return FlashAttnFunc.apply(q, *kv.unbind(2), *options)
+def _flash_attnkv_packed_func(q, kv, *options):
+    return _flash_attn_func(q, *kv.unbind(2), *options)
 
 
-class FlashAttnVarlenFunc:
-    @staticmethod
-    def apply(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-              deterministic, return_softmax, block_table=None, *_):
-        return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap,
-                                      alibi_slopes, deterministic, return_softmax, block_table)
+def _flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+          deterministic, return_softmax, block_table=None, *_):
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap,
+                                  alibi_slopes, deterministic, return_softmax, block_table)
 
 
-class FlashAttnVarlenQKVPackedFunc:
-    @staticmethod
-    def apply(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
-        return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                                                return_softmax)
+def _flash_attn_varlenqkv_packed_func(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
+    return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                            return_softmax)
 
 
-class FlashAttnVarlenKVPackedFunc:
-    @staticmethod
-    def apply(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-              return_softmax, *_):
-        return flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
-                                               softcap, alibi_slopes, deterministic, return_softmax)
+def _flash_attn_varlenkv_packed_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+          return_softmax, *_):
+    return flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
+                                           softcap, alibi_slopes, deterministic, return_softmax)
+
+
+FlashAttnFunc = function_by_name("FlashAttnFunc", _flash_attn_func)
+FlashAttnQKVPackedFunc = function_by_name("FlashAttnQKVPackedFunc", _flash_attnqkv_packed_func)
+FlashAttnKVPackedFunc = function_by_name("FlashAttnKVPackedFunc", _flash_attnkv_packed_func)
+FlashAttnVarlenFunc = function_by_name("FlashAttnVarlenFunc", _flash_attn_varlen_func)
+FlashAttnVarlenQKVPackedFunc = function_by_name("FlashAttnVarlenQKVPackedFunc", _flash_attn_varlenqkv_packed_func)
+FlashAttnVarlenKVPackedFunc = function_by_name("FlashAttnVarlenKVPackedFunc", _flash_attn_varlenkv_packed_func)
