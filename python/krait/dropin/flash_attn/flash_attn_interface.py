@@ -154,34 +154,35 @@ def _flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, sof
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax)
 
 
-def _flash_attnqkv_packed_func(qkv, *options):
+def _flash_attn_qkv_packed_func(qkv, *options):
     return _flash_attn_func(*qkv.unbind(2), *options)
 
 
-def _flash_attnkv_packed_func(q, kv, *options):
+def _flash_attn_kv_packed_func(q, kv, *options):
     return _flash_attn_func(q, *kv.unbind(2), *options)
 
 
 def _flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-          deterministic, return_softmax, block_table=None, *_):
+                           deterministic, return_softmax, block_table=None, *_):
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap,
                                   alibi_slopes, deterministic, return_softmax, block_table)
 
 
-def _flash_attn_varlenqkv_packed_func(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_softmax, *_):
+def _flash_attn_varlen_qkv_packed_func(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                      return_softmax, *_):
     return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                             return_softmax)
 
 
-def _flash_attn_varlenkv_packed_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-          return_softmax, *_):
+def _flash_attn_varlen_kv_packed_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
+                                     softcap, alibi_slopes, deterministic, return_softmax, *_):
     return flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
                                            softcap, alibi_slopes, deterministic, return_softmax)
 
 
 FlashAttnFunc = function_by_name("FlashAttnFunc", _flash_attn_func)
-FlashAttnQKVPackedFunc = function_by_name("FlashAttnQKVPackedFunc", _flash_attnqkv_packed_func)
-FlashAttnKVPackedFunc = function_by_name("FlashAttnKVPackedFunc", _flash_attnkv_packed_func)
+FlashAttnQKVPackedFunc = function_by_name("FlashAttnQKVPackedFunc", _flash_attn_qkv_packed_func)
+FlashAttnKVPackedFunc = function_by_name("FlashAttnKVPackedFunc", _flash_attn_kv_packed_func)
 FlashAttnVarlenFunc = function_by_name("FlashAttnVarlenFunc", _flash_attn_varlen_func)
-FlashAttnVarlenQKVPackedFunc = function_by_name("FlashAttnVarlenQKVPackedFunc", _flash_attn_varlenqkv_packed_func)
-FlashAttnVarlenKVPackedFunc = function_by_name("FlashAttnVarlenKVPackedFunc", _flash_attn_varlenkv_packed_func)
+FlashAttnVarlenQKVPackedFunc = function_by_name("FlashAttnVarlenQKVPackedFunc", _flash_attn_varlen_qkv_packed_func)
+FlashAttnVarlenKVPackedFunc = function_by_name("FlashAttnVarlenKVPackedFunc", _flash_attn_varlen_kv_packed_func)
