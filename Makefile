@@ -2,6 +2,7 @@
 BUILD ?= build
 SHELL := /bin/bash
 # The seed of random calls changes with src and is the same for the same src; `make soak` draws new ones.
+export V
 TREE := $(shell cat .tree 2>/dev/null || git rev-parse --short=8 HEAD:src 2>/dev/null)
 export KR_CHECK_SEED ?= $(shell printf %d 0x$(or $(TREE),1))
 
@@ -12,28 +13,27 @@ help: ## print this help
 setup: ## install the packages needed to build (apt; asks for root if necessary)
 	@tools/setup
 
-build: setup ## build the program build/krait and libkrait.so
-	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
-	@ninja -C $(BUILD) program
+build: setup ## build the program build/krait and libkrait.so (V=1: show every command)
+	@tools/build $(BUILD) program
 
-demo: setup ## build krait-demo (no GPU code) and enhance the bundled recording; results in demo-output
-	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
-	@ninja -C $(BUILD) krait-demo
+demo: ## build krait-demo (no GPU code) and enhance the bundled recording; results in demo-output
+	@tools/setup demo
+	@tools/build $(BUILD) krait-demo
 	@tools/demo $(BUILD)/krait-demo
 
 demo-video: ## build krait-demo and ask a tiny random model about a generated video (meaningless words); results in demo-output
-	@tools/setup video
-	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
-	@ninja -C $(BUILD) krait-demo
+	@tools/setup demo video
+	@tools/build $(BUILD) krait-demo
 	@tools/demo-video $(BUILD)/krait-demo
 
 test: build ## build and run all tests; summary at the end
-	@tools/setup video || echo "test: without libavfilter no test reads a video"
-	@ninja -C $(BUILD)
+	@tools/setup test video || echo "test: without libavfilter no test reads a video"
+	@tools/build $(BUILD)
 	@tools/run-tests $(BUILD)
 
 quick: ## build and run the tests of files changed since main (SINCE=commit)
-	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
+	@tools/setup test
+	@tools/build $(BUILD) build.ninja
 	@tools/quick $(BUILD) $(SINCE)
 
 wheel: build ## build the Python wheel (for any Python and torch) and the drop-ins' (into build/wheels)
@@ -44,14 +44,16 @@ test-python: build ## run the Python tests under every Python with torch found
 	@tools/test-python $(BUILD)
 
 test-emulated: build ## run the Python golden-file tests on the emulated GPU, tier by tier (KRAIT_PYTHON: a Python with torch)
-	@ninja -C $(BUILD) tests/cuda/libemulated_krait.so
+	@tools/setup test
+	@tools/build $(BUILD) tests/cuda/libemulated_krait.so
 	@tools/test-emulated $(BUILD)
 
 lint: ## check include rules, forbidden calls, sizes
 	@python3 tools/lint_rooms.py
 
 soak: build ## random calls with new seeds for SOAK_MINUTES=10: every op on the CPU and on the emulated GPU
-	@ninja -C $(BUILD)
+	@tools/setup test
+	@tools/build $(BUILD)
 	@tools/soak $(BUILD) $(or $(SOAK_MINUTES),10)
 
 sanitize: build ## run the tests under ASan + UBSan, the threaded ones under TSan
@@ -74,11 +76,14 @@ fuzz: build ## run each fuzz target for FUZZ_SECONDS=60 (fails without clang and
 	@tools/setup fuzz
 	@tools/run-fuzz $(or $(FUZZ_SECONDS),60)
 
-install: setup ## install program, libkrait, headers, pkg-config, CMake, manual and completions (PREFIX=/usr/local, DESTDIR=)
-	@[ -f $(BUILD)/build.ninja ] || meson setup $(BUILD)
-	@[ -z "$(PREFIX)" ] || meson configure $(BUILD) -Dprefix=$(PREFIX)
-	@ninja -C $(BUILD) installable
-	@meson install -C $(BUILD) --no-rebuild $(if $(DESTDIR),--destdir "$(DESTDIR)")
+install: setup ## install program, libkrait, headers, pkg-config, CMake, manual and completions (PREFIX=/usr/local, DESTDIR=, LIBDIR=)
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" LIBDIR="$(LIBDIR)" tools/install $(BUILD)
+
+uninstall: ## remove what the last make install installed
+	@tools/uninstall $(BUILD)
+
+bare-debian: ## README's commands in a minimal Debian 13 and 12 (debootstrap and root; SUITES="trixie bookworm")
+	@tools/bare-debian $(SUITES)
 
 dist: build ## source archive with compiled device code, which builds without clang (into dist/)
 	@tools/dist $(BUILD)
@@ -87,9 +92,8 @@ tarball: build ## the program with all its libraries, for any Linux of this arch
 	@tools/tarball $(BUILD)
 
 deb: ## Debian packages of program, library and headers, checked with lintian (into dist/)
-	@tools/setup
 	@tools/setup deb
 	@tools/deb $(BUILD)
 
-.PHONY: soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python test-emulated lint sanitize fuzz install demo demo-video bench
+.PHONY: uninstall bare-debian soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python test-emulated lint sanitize fuzz install demo demo-video bench
 .DEFAULT_GOAL := help
