@@ -26,6 +26,12 @@ int cli_usage_error(const char *verb, const char *format, ...) {
   return 2;
 }
 
+void cli_guess_offer(cli_guess *guess, const char *name) {
+  const int32_t slips = krait_text_distance(guess->written, name);
+  if (slips == INT32_MAX || (guess->meant && slips >= guess->slips)) return;
+  guess->meant = name, guess->slips = slips;
+}
+
 int cli_report(const char *verb, int32_t status) { return cli_report_detail(verb, status, krait_error_detail()); }
 
 /* The remedy, unless the detail already gives one after a ';'. Advice for callers of the C library does not help
@@ -43,6 +49,11 @@ int cli_report_detail(const char *verb, int32_t status, const char *detail) {
            *cure ? " (" : "", cure, *cure ? ")" : "");
   fprintf(cli_err(), "%s\n", cli_clean(text));
   return 1;
+}
+
+int cli_report_call(const char *verb, int32_t status, const char *detail) {
+  const int exit_status = cli_report_detail(verb, status, detail);
+  return status == KRAIT_ERR_ARGUMENT && !cli_is_stopped() ? exit_status + 1 : exit_status;
 }
 
 /* ---- help ------------------------------------------------------------------------------------------------------- */
@@ -166,6 +177,16 @@ static int check_file_names(const cli_verb *verb, int argc, char **argv) {
   return -1;
 }
 
+static int refuse_option(const cli_verb *verb, const char *word) {
+  char name[64];
+  snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
+  cli_guess guess = {.written = name};
+  for (int i = 0; i < verb->n_options; i++) cli_guess_offer(&guess, verb->options[i].name);
+  if (guess.meant && guess.slips > 0)
+    return cli_usage_error(verb->name, "option '%s' is unknown; did you mean --%s?", word, guess.meant);
+  return cli_usage_error(verb->name, "option '%s' is unknown, ambiguous, or takes no value", word);
+}
+
 int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operand) {
   cli_getopt tables;
   if (verb->n_options > MAX_OPTIONS)
@@ -182,7 +203,7 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
     const cli_option *option = find_option(verb, code);
     if (!option && optopt && optopt < FIRST_LONG)
       return cli_usage_error(verb->name, "unknown option '-%c'", optopt);
-    if (!option) return cli_usage_error(verb->name, "option '%s' is unknown, ambiguous, or takes no value", word);
+    if (!option) return refuse_option(verb, word);
     int status = take_value(verb, option, optarg);
     if (status >= 0) return status;
   }
@@ -225,6 +246,15 @@ int cli_tier_check(const char *verb, const char *tier, int32_t device) {
   return status < 0 ? cli_report(verb, status) + 1 : -1;
 }
 
+static void say_where(const char *verb, const krait_ctx *ctx) {
+  char device[32] = "cpu", caps[256];
+  const int32_t index = krait_ctx_device(ctx);
+  if (index != KRAIT_DEVICE_CPU) snprintf(device, sizeof device, "cuda:%d", index - KRAIT_DEVICE_CUDA(0));
+  krait_caps_format(krait_ctx_caps(ctx), caps, sizeof caps);
+  fprintf(cli_err(), "krait %s: krait %s on %s (%s), %d threads\n", verb, krait_version(), device, caps,
+          krait_ctx_n_threads(ctx));
+}
+
 int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx) {
   krait_ctx_options options = {.size = sizeof options,
                                .n_threads = (int32_t)run->n_threads,
@@ -238,7 +268,10 @@ int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx) {
   if (options.device != KRAIT_DEVICE_CPU && (exit_status = cli_tier_check(verb, run->tier, options.device)) >= 0)
     return exit_status;
   int32_t status = krait_ctx_open(&options, ctx);
-  return status < 0 ? cli_report(verb, status) + 1 : -1;
+  if (status < 0) return cli_report(verb, status) + 1;
+  cli_set_quiet(run->is_quiet);
+  if (run->is_verbose) say_where(verb, *ctx);
+  return -1;
 }
 
 int cli_precision_parse(const char *verb, const char *text, uint32_t *precision) {

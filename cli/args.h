@@ -47,7 +47,7 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
 typedef struct cli_run {
   const char *device, *tier, *caps; /* NULL: automatic, the best, all */
   int64_t n_threads;                /* 0: every core */
-  int no_fallback;
+  int no_fallback, is_quiet, is_verbose;
 } cli_run;
 #define CLI_RUN_OPTIONS(run)                                                                                \
   CLI_TEXT("device", 0, "DEVICE", &(run)->device, "auto, cpu, cuda or cuda:N (default: auto)"),             \
@@ -56,7 +56,10 @@ typedef struct cli_run {
                "use only these capabilities, or all except -NAME (krait info lists them)"),                 \
       CLI_TIER_OPTION(&(run)->tier),                                                                        \
       CLI_SWITCH("no-fallback", 0, &(run)->no_fallback,                                                     \
-                 "fail instead of falling back to a slower device, tier or row")
+                 "fail instead of falling back to a slower device, tier or row"),                           \
+      CLI_SWITCH("quiet", 'q', &(run)->is_quiet, "print results and errors, but no progress, notes or rates"), \
+      CLI_SWITCH("verbose", 'v', &(run)->is_verbose,                                                        \
+                 "say on standard error which device computes, and how (KRAIT_VERBOSE=1: every operator call)")
 /* For verbs that choose a device themselves. */
 #define CLI_TIER_OPTION(tier)       \
   CLI_TEXT("tier", 0, "NAME", tier, \
@@ -79,7 +82,16 @@ int cli_precision_parse(const char *verb, const char *text, uint32_t *precision)
 
 /* One line on standard error: the verb, the library's last error, its remedy. Returns the exit status 1. */
 int cli_report(const char *verb, int32_t status);
+/* Of several names that may be meant by one that is not known, the nearest. Start with {.written = word}, offer each;
+ * meant is NULL if none is near enough. */
+typedef struct cli_guess {
+  const char *written, *meant;
+  int32_t slips;
+} cli_guess;
+void cli_guess_offer(cli_guess *guess, const char *name);
 int cli_report_detail(const char *verb, int32_t status, const char *detail); /* for an error of another thread */
+/* The same for a call that got what the user wrote (a prompt, a question): 2 if that is what was wrong. */
+int cli_report_call(const char *verb, int32_t status, const char *detail);
 /* One line on standard error: the verb and the given text. Returns the exit status 2. */
 int cli_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -81,7 +81,7 @@ static int answer(work *w) {
   if (status >= 0 && s->frames) status = krait_describer_sheet(w->describer, s->frames);
   w->start_s = cli_now_s();
   if (status >= 0) status = krait_describer_ask(w->describer, w->question, &sampling, &o->session);
-  if (status < 0) return cli_report("describe", status);
+  if (status < 0) return cli_report_call("describe", status, krait_error_detail());
   o->n_read = krait_lm_n_tokens(o->session);
   o->reason = s->telling.n == 0 ? "length" : NULL;
   w->read_s = cli_now_s();
@@ -96,7 +96,7 @@ static int answer(work *w) {
   }
   if (s->as_json) return 0;
   if (o->n_text == 0 || o->text[o->n_text - 1] != '\n') putchar('\n');
-  if (!ferror(stdout)) print_rates(w);
+  if (!cli_is_quiet() && !ferror(stdout)) print_rates(w);
   return 0;
 }
 

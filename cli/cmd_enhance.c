@@ -189,7 +189,7 @@ static void tell(void *user, int piece) {
   } else if (b->s->as_json) {
     b->n_untold +=
         cli_print_json("enhance", result_json(pair, b->ctx, &o->result), JSON_COMPACT | JSON_REAL_PRECISION(9));
-  } else {
+  } else if (!cli_is_quiet()) {
     print_result(pair, &o->result);
   }
   if (o->status == KRAIT_OK) b->audio_s += o->result.audio_s;
@@ -205,7 +205,7 @@ static double now_s(void) {
 /* One summary line after several recordings. */
 static void print_summary(const batch *b, double seconds) {
   const int n_done = b->pairs->n - b->pairs->n_skipped - b->n_failed;
-  if (b->pairs->n < 2 || b->s->as_json || cli_is_stopped()) return;
+  if (b->pairs->n < 2 || b->s->as_json || cli_is_quiet() || cli_is_stopped()) return;
   printf("%d of %d recordings done: %.2f s of audio in %.2f s", n_done, b->pairs->n, b->audio_s, seconds);
   if (b->pairs->n_skipped) printf(", %d skipped because their output exists", b->pairs->n_skipped);
   printf(", %d failed\n", b->n_failed);
@@ -299,6 +299,13 @@ static int check_options(const settings *s) {
   return -1;
 }
 
+/* Two operands of which the second does not exist are an input and its output, as other programs take them. */
+static int check_operands(const settings *s, char **operands, int n_operands) {
+  if (n_operands != 2 || s->out || strcmp(operands[1], "-") == 0 || access(operands[1], F_OK) == 0) return -1;
+  return cli_usage_error("enhance", "%s does not exist; to write the result there: krait enhance %s -o %s",
+                         operands[1], operands[0], operands[1]);
+}
+
 static int run(const settings *s, char **operands, int n_operands) {
   const char *const read_too[] = {s->model.weights_path, s->model.config_path, s->reference, s->noise, s->rir};
   const cli_outputs_rule rule = {.verb = "enhance",
@@ -308,7 +315,8 @@ static int run(const settings *s, char **operands, int n_operands) {
                                  .force = s->force,
                                  .skip_existing = s->skip_existing};
   cli_pairs pairs = {0};
-  int exit_status = cli_pairs_plan(&rule, operands, n_operands, s->out, &pairs);
+  int exit_status = check_operands(s, operands, n_operands);
+  if (exit_status < 0) exit_status = cli_pairs_plan(&rule, operands, n_operands, s->out, &pairs);
   if (exit_status < 0) exit_status = check_settings(s, &pairs);
   if (exit_status < 0) exit_status = enhance_all(s, &pairs);
   cli_pairs_free(&pairs);
@@ -330,12 +338,12 @@ int cmd_enhance(int argc, char **argv) {
                "attenuate by at most DB decibels: 6 to 20 keep some of the room, 0 changes nothing"),
       CLI_TEXT(
           "weights", 'w', "FILE", &s.model.weights_path,
-          "weights (.safetensors, .th, .pt), or 'streaming' for the built-in streaming model (latency 31 ms); default: "
-          "the built-in model"),
+          "weights (.safetensors, .th, .pt), 'builtin' (the default), or 'streaming', the built-in streaming model "
+          "(latency 31 ms)"),
       CLI_TEXT("config", 0, "YAML", &s.model.config_path,
                "the model's configuration, if the weights do not contain it"),
       CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "override single values of the configuration"),
-      CLI_TEXT("plot", 0, "PNG", &s.plot, "plot spectrograms before and after"),
+      CLI_TEXT("plot", 0, "PNG", &s.plot, "plot spectrograms before and after, and of --reference"),
       CLI_TEXT("reference", 0, "CLEAN", &s.reference,
                "the same recording without noise: print SI-SDR, segmental SNR and STOI before and after"),
       CLI_TEXT("noise", 0, "FILE", &s.noise,

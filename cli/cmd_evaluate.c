@@ -114,7 +114,7 @@ static cli_pair **sort_by_stem(cli_pairs *pairs) {
 static int no_memory(void) { return cli_usage_error("evaluate", "out of memory"); }
 
 static void tell_unpaired(int n, int n_pairs, const char *folder, const char *other) {
-  if (n_pairs < n)
+  if (n_pairs < n && !cli_is_quiet())
     fprintf(cli_err(), "krait evaluate: %d of %d recordings in %s have no match by name in %s\n", n - n_pairs, n,
             folder, other);
 }

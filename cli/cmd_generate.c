@@ -33,7 +33,7 @@ typedef struct rates {
 static int report_prompt(const settings *s, int i, int n, int32_t status) {
   char text[1024];
   snprintf(text, sizeof text, "%s: prompt %d of %d: %s", s->file, i + 1, n, krait_error_detail());
-  return cli_report_detail("generate", status, text);
+  return cli_report_call("generate", status, text);
 }
 
 static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int n, int is_shown, rates *r) {
@@ -48,7 +48,7 @@ static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int
     o->n_loaded = status >= 0 && s->load ? krait_lm_n_tokens(o->session) : 0;
     if (status >= 0) status = krait_lm_read(o->session, o->prompt, o->n_prompt, s->chat ? KRAIT_LM_CHAT : 0);
     if (status < 0 && s->file) return report_prompt(s, i, n, status);
-    if (status < 0) return cli_report("generate", status);
+    if (status < 0) return cli_report_call("generate", status, krait_error_detail());
     o->n_read = krait_lm_n_tokens(o->session);
     o->reason = s->telling.n == 0 ? "length" : NULL;
   }
@@ -100,7 +100,7 @@ static int print_results(const settings *s, const cli_story *stories, int n, con
     else if (s->file) print_line(stories[i].text, stories[i].n_text);
     else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
   }
-  if (!s->as_json && !cli_is_asked_to_stop() && !ferror(stdout)) print_rates(stories, n, r);
+  if (!s->as_json && !cli_is_quiet() && !cli_is_asked_to_stop() && !ferror(stdout)) print_rates(stories, n, r);
   return failed ? 1 : 0;
 }
 

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <krait/model.h>
@@ -34,6 +35,55 @@ static int64_t listen(ears *e, float *to) {
   if (n_samples && e->n % 2) e->bytes[0] = e->bytes[e->n - 1];
   if (n_samples) e->n %= 2;
   return (int64_t)n_samples;
+}
+
+/* The format of a file, which begins with a header, or NULL: such a stream is not samples only. */
+static const char *format_of(const unsigned char *b, size_t n) {
+  static const struct {
+    const char *bytes, *name;
+  } headers[] = {{"RIFF", "WAV"}, {"RF64", "WAV"}, {"fLaC", "FLAC"},         {"OggS", "Ogg"},
+                 {"FORM", "AIFF"}, {"caff", "CAF"}, {"\x1a\x45\xdf\xa3", "Matroska"}, {".snd", "AU"}};
+  for (int i = 0; n >= 4 && i < CLI_N(headers); i++)
+    if (memcmp(b, headers[i].bytes, 4) == 0) return headers[i].name;
+  if (n >= 8 && memcmp(b + 4, "ftyp", 4) == 0) return "MP4";
+  if (n >= 3 && memcmp(b, "ID3", 3) == 0) return "MP3";
+  return NULL;
+}
+
+static int is_mp3_frame(const unsigned char *b) { /* layer III with a bit rate and a sample rate */
+  return b[0] == 0xff && (b[1] & 0xe6) == 0xe2 && (b[1] & 0x18) != 8 && b[2] >> 4 != 0 && b[2] >> 4 != 15 &&
+         (b[2] & 12) != 12;
+}
+
+/* Samples may look like one frame header, but hardly like two at the right distance. */
+static int is_mp3(const unsigned char *b, size_t n) {
+  static const int kbps[2][14] = {{32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320},
+                                  {8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160}};
+  static const int hz[3] = {44100, 48000, 32000};
+  if (n < 4 || !is_mp3_frame(b)) return 0;
+  const int version = b[1] >> 3 & 3, is_low = version != 3;
+  const int rate = hz[b[2] >> 2 & 3] >> (version == 3 ? 0 : version == 2 ? 1 : 2);
+  const size_t next = (size_t)((is_low ? 72 : 144) * kbps[is_low][(b[2] >> 4) - 1] * 1000 / rate + (b[2] >> 1 & 1));
+  return next + 4 <= n && is_mp3_frame(b + next);
+}
+
+/* Looks at the first bytes, of which a pipe may bring only some. -1, or the exit status. */
+static int refuse_file(ears *e) {
+  ssize_t n = 1;
+  while (e->n < 2000 && n > 0) {
+    do n = read(STDIN_FILENO, e->bytes + e->n, 2000 - e->n);
+    while (n < 0 && errno == EINTR);
+    if (n > 0) e->n += (size_t)n;
+    if (e->n >= 8 && !is_mp3_frame(e->bytes)) break;
+  }
+  e->has_failed = n < 0;
+  const char *format = format_of(e->bytes, e->n);
+  if (!format && is_mp3(e->bytes, e->n)) format = "MP3";
+  return format ? cli_usage_error("live",
+                                  "standard input is a file (%s), not samples; use krait enhance - for files, or "
+                                  "convert it: ffmpeg -i FILE -f s16le -ar 16000 -ac 1 -",
+                                  format)
+                : -1;
 }
 
 static int say(const float *from, int64_t n) {
@@ -78,6 +128,7 @@ static int live_with(const cli_run *how, const krait_model_options *options) {
   if (status >= 0) status = krait_session_open(model, &session);
   if (status >= 0) status = krait_stream_open(session, &stream);
   if (status < 0) exit_status = cli_report("live", status) + 1;
+  else if ((exit_status = refuse_file(&e)) >= 0) status = KRAIT_OK;
   else if ((status = run(stream, &e)) < 0) exit_status = cli_report("live", status);
   else if (status && (e.has_failed || e.n)) exit_status = say_cut(&e);
   else
@@ -96,8 +147,8 @@ int cmd_live(int argc, char **argv) {
   const cli_option options[] = {
       CLI_TEXT(
           "weights", 'w', "FILE", &model.weights_path,
-          "weights (.safetensors, .th, .pt), or 'streaming' for the built-in streaming model (latency 31 ms); default: "
-          "the built-in model"),
+          "weights (.safetensors, .th, .pt), 'builtin' (the default), or 'streaming', the built-in streaming model "
+          "(latency 31 ms)"),
       CLI_TEXT("config", 0, "YAML", &model.config_path, "the model's configuration, if the weights do not contain it"),
       CLI_TEXT("set", 0, "K=V,...", &model.overrides, "override single values of the configuration"),
       CLI_RUN_OPTIONS(&how),

@@ -29,6 +29,7 @@ static void show(void *user, const krait_train_report *r) {
   watched *w = user;
   if (!w->has_checkpoint) say_when_stopped(w->has_checkpoint = 1);
   cli_progress_end();
+  if (cli_is_quiet()) return;
   printf(
       "step %lld/%lld  total %.4f  magnitude %.4f  phase %.4f  complex %.4f  consistency %.4f  metric %.4f  disc %.4f  "
       "lr %.2e  %.2f s/s  %.0f s left",
@@ -47,6 +48,7 @@ static int32_t watch(void *user, int64_t done, int64_t total) {
 
 static void note(void *user, const char *line) {
   (void)user;
+  if (cli_is_quiet()) return;
   cli_progress_end();
   fprintf(cli_err(), "krait train: %s\n", line);
 }
@@ -105,7 +107,8 @@ int cmd_train(int argc, char **argv) {
       CLI_TEXT("output", 'o', "DIR", &options.folder,
                "checkpoints, best.safetensors and log.jsonl (default: train-output)"),
       CLI_TEXT("weights", 'w', "FILE", &options.weights,
-               "start from these weights, and from their model's configuration"),
+               "start from these weights, and from their model's configuration: a file, or 'builtin' or 'streaming' "
+               "for those in the program"),
       CLI_SWITCH("resume", 0, &resume, "resume from the checkpoint in the output folder"),
       CLI_WHOLE("steps", 0, "N", &options.most_steps, 1, 1000000000,
                 "stop after N steps in total (default: the configuration's epochs)"),

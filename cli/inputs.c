@@ -163,6 +163,18 @@ static char *name_output(const cli_pair *p, const char *out, int to_folder) {
   return other;
 }
 
+/* The name of the one output selects its format: an extension of no format is probably a slip. An input may have any. */
+static int check_extension(const char *verb, const char *in, const char *out) {
+  struct stat info;
+  const char *name = base_name(out), *dot = strrchr(name, '.'), *own = strrchr(base_name(in), '.');
+  if (!dot || dot == name || !dot[1] || has_extension(out, extensions, CLI_N(extensions))) return -1;
+  if ((own && strcasecmp(own, dot) == 0) || (stat(out, &info) == 0 && !S_ISREG(info.st_mode))) return -1;
+  return cli_usage_error(verb,
+                         "%s: no format has the extension %s; use .wav, .flac, .ogg, .opus, .mp3, .aiff, .au, .caf, "
+                         ".w64 or .rf64",
+                         out, dot);
+}
+
 static int name_outputs(const char *verb, const char *out, int several, cli_pairs *pairs) {
   const size_t n = out ? strlen(out) : 0;
   const int is_stdout = out && strcmp(out, "-") == 0;
@@ -173,6 +185,10 @@ static int name_outputs(const char *verb, const char *out, int several, cli_pair
     return cli_usage_error(verb, "standard input has no name; use -o FILE");
   if (to_folder && stat(out, &info) == 0 && !S_ISDIR(info.st_mode))
     return cli_usage_error(verb, "several inputs need an output folder, and %s is not a folder", out);
+  if (out && !is_stdout && !to_folder) {
+    const int status = check_extension(verb, pairs->pairs[0].in, out);
+    if (status >= 0) return status;
+  }
   pairs->is_default = !out;
   for (int i = 0; i < pairs->n; i++)
     if (!(pairs->pairs[i].out = name_output(&pairs->pairs[i], out, to_folder))) return no_memory(verb);

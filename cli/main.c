@@ -46,7 +46,7 @@ int cmd_version(int argc, char **argv) {
 static void print_help(FILE *file) {
   fprintf(file, "usage: krait VERB [options]\n\n");
   for (int i = 0; i < N_VERBS; i++) fprintf(file, "  %-12s %s\n", verbs[i].name, verbs[i].summary);
-  fprintf(file, "\nSee krait VERB --help for details.\n");
+  fprintf(file, "\nSee krait help VERB for details.\n");
 }
 
 static int run_verb(int argc, char **argv) {
@@ -57,8 +57,11 @@ static int run_verb(int argc, char **argv) {
     return cli_end_output(verbs[i].name, verbs[i].run(argc, argv), verbs[i].cannot_print);
   }
   char name[64];
+  cli_guess guess = {.written = argv[0]};
+  for (int i = 0; i < N_VERBS; i++) cli_guess_offer(&guess, verbs[i].name);
   snprintf(name, sizeof name, "%s", argv[0]);
-  fprintf(cli_err(), "krait: unknown verb '%s'; krait --help lists them\n", cli_clean(name));
+  fprintf(cli_err(), "krait: unknown verb '%s'; %s%s%skrait --help lists them\n", cli_clean(name),
+          guess.meant ? "did you mean " : "", guess.meant ? guess.meant : "", guess.meant ? "? " : "");
   return 2;
 }
 
@@ -69,7 +72,9 @@ int main(int argc, char **argv) {
     print_help(stderr);
     return 2;
   }
-  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+  const int is_help = strcmp(argv[1], "help") == 0;
+  if (is_help && argc == 3 && argv[2][0] != '-') return run_verb(2, (char *[]){argv[2], "--help", NULL});
+  if (is_help || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
     print_help(stdout);
     return cli_end_output("help", 0, 1);
   }

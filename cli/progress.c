@@ -35,7 +35,7 @@ static void print_speed(double elapsed_s, double share, double audio_s) {
 int32_t cli_progress_show(void *user, int64_t done, int64_t total) {
   cli_progress *p = user;
   const double t = now_s(), share = total > 0 ? (double)done / (double)total : 1;
-  if (!isatty(fileno(cli_err())) || t - p->shown_s < 0.1) return 0;
+  if (cli_is_quiet() || !isatty(fileno(cli_err())) || t - p->shown_s < 0.1) return 0;
   p->shown_s = t;
   is_shown = 1;
   const int filled = (int)(share * BAR);

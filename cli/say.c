@@ -14,6 +14,12 @@
 /* ---- streams ---- */
 static FILE *own_err;
 
+static int is_quiet;
+
+void cli_set_quiet(int quiet) { is_quiet = quiet; }
+
+int cli_is_quiet(void) { return is_quiet; }
+
 FILE *cli_err(void) { return own_err ? own_err : stderr; }
 
 /* In glibc stderr is an ordinary variable: what libraries print through it is discarded, while descriptor 2 stays as it

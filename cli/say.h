@@ -6,6 +6,9 @@
 #include <stdio.h>
 
 FILE *cli_err(void); /* standard error, also after cli_hush_libraries */
+/* --quiet: neither progress nor notes nor rates. */
+void cli_set_quiet(int is_quiet);
+int cli_is_quiet(void);
 /* After this call no library writes to standard error: libmpg123 prints its warnings there, line after line. */
 void cli_hush_libraries(void);
 /* Closed standard streams are replaced by ones that fail: otherwise the first file opened would take their place. */

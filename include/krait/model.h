@@ -25,7 +25,8 @@ enum {
 typedef struct krait_model_options {
   uint32_t size;
   uint32_t precision;       /* KRAIT_PRECISION_* */
-  const char *weights_path; /* .safetensors, .th or .pt; NULL: the weights embedded in the library */
+  const char *weights_path; /* .safetensors, .th or .pt; NULL or "builtin": the embedded denoiser; "streaming": the
+                               embedded streaming model. A file of such a name is ./builtin */
   const char *config_path;  /* YAML (plain or .hydra/config.yaml), or NULL: from the weights' metadata */
   const char *overrides;    /* "causal=true,dense_depth=3": overrides both; or NULL */
 } krait_model_options;
@@ -49,13 +50,16 @@ KRAIT_API int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_mod
  * model. */
 KRAIT_API const char *krait_model_json(const krait_model *model);
 
-/* The same for a weights file, without loading it into a model (krait info FILE). Free with krait_text_free. */
+/* The same for a weights file, or "builtin" or "streaming", without loading it into a model (krait info FILE). Free with krait_text_free. */
 KRAIT_API int32_t krait_weights_describe(const char *weights_path, char **json);
 /* Converts any weights file that krait reads to safetensors, with metadata from config_path and overrides if given. An
  * out_path that ends in .th, .pt or .pth gets the layout of upstream's best.th, for torch.load, without metadata. */
 KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path,
                                         const char *overrides);
 KRAIT_API void krait_text_free(char **text);
+/* How many letters (missing, superfluous, wrong, swapped) lie between a name as written and one that may be meant, for
+ * "did you mean"; INT32_MAX if they are too different for that. Case does not matter. */
+KRAIT_API int32_t krait_text_distance(const char *written, const char *meant);
 
 /* A session keeps nothing from one call to the next but memory: after an error the same call may be repeated. */
 KRAIT_API int32_t krait_session_open(const krait_model *model, krait_session **session);

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <krait/model.h>
+
 #include "alloc.h"
 #include "json_text.h"
 #include "mapfile.h"
@@ -123,6 +125,46 @@ static int32_t merge(json_t *into, json_t *from, const char *label) {
 }
 
 /* ---- settings ---- */
+typedef struct guess {
+  const char *written;
+  char meant[128];
+  int32_t slips;
+} guess;
+
+/* Of all dotted names, the one nearest to the written name or to its last part. */
+static void look_for_name(json_t *section, const char *prefix, guess *g) {
+  const char *key;
+  json_t *value;
+  json_object_foreach(section, key, value) {
+    char name[128];
+    snprintf(name, sizeof name, "%s%s%s", prefix, *prefix ? "." : "", key);
+    const int32_t whole = krait_text_distance(g->written, name), last = krait_text_distance(g->written, key);
+    const int32_t slips = whole < last ? whole : last;
+    if (slips < g->slips) {
+      g->slips = slips;
+      snprintf(g->meant, sizeof g->meant, "%s", name);
+    }
+    if (json_is_object(value)) look_for_name(value, name, g);
+  }
+}
+
+static int32_t refuse_setting(const kr_recipe *r, const char *name, const char *text) {
+  guess g = {.written = name, .slips = INT32_MAX};
+  look_for_name(r->values, "", &g);
+  if (*g.meant)
+    return kr_fail(KRAIT_ERR_ARGUMENT, "there is no '%s' in the configuration; did you mean %s=%s?", name, g.meant, text);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "there is no '%s' in the configuration; use +%s=%s to add it", name, name, text);
+}
+
+/* A section of a model may bring settings for the whole run, under this key. */
+static int32_t take_settings(kr_recipe *r, json_t *section, const char *label) {
+  json_t *settings = json_incref(json_object_get(section, "settings"));
+  json_object_del(section, "settings");
+  const int32_t status = json_is_object(settings) ? merge(r->values, settings, label) : KRAIT_OK;
+  json_decref(settings);
+  return status;
+}
+
 /* +model=NAME: the built-in section of that name, or a file. */
 static int32_t add_section(kr_recipe *r, const char *group, const char *name) {
   char known[512];
@@ -135,7 +177,11 @@ static int32_t add_section(kr_recipe *r, const char *group, const char *name) {
   KR_CHECK(tree, KRAIT_ERR_ARGUMENT, "there is no %s '%s'; built in are %s, or give a path ending in .yaml", group,
            name, known);
   json_t *section = json_object_get(r->values, group);
-  int32_t status = KRAIT_OK;
+  int32_t status = take_settings(r, tree, name);
+  if (status < 0) {
+    json_decref(tree);
+    return status;
+  }
   if (strcmp(group, "model") != 0 && json_is_object(section)) status = merge(section, tree, name);
   else if (json_object_set(r->values, group, tree) != 0) status = no_memory();
   json_decref(tree);
@@ -155,12 +201,17 @@ static json_t *reach(json_t *values, const char *name, const char **last) {
 static int32_t set_value(kr_recipe *r, const char *name, const char *text, int is_new) {
   const char *last = NULL;
   json_t *value = NULL, *section = reach(r->values, name, &last);
-  KR_CHECK(section && *last && (is_new || json_object_get(section, last)), KRAIT_ERR_ARGUMENT,
-           "there is no '%s' in the configuration; use +%s=%s to add it", name, name, text);
+  if (!section || !*last || (!is_new && !json_object_get(section, last))) return refuse_setting(r, name, text);
   if (*text) KR_TRY(kr_yaml_read(text, strlen(text), name, &value));
   if (!value) value = json_null();
   const int failed = json_object_set_new(section, last, value) != 0;
   return failed ? no_memory() : KRAIT_OK;
+}
+
+/* Sections first, then single values, whatever their order on the command line: values belong to their sections. */
+static int is_section(const char *setting) {
+  const char *from = setting + (setting[0] == '+');
+  return strncmp(from, "model=", 6) == 0 || strncmp(from, "dset=", 5) == 0;
 }
 
 static int32_t apply(kr_recipe *r, const char *setting) {
@@ -194,7 +245,9 @@ int32_t kr_recipe_open(const char *path, const char *const *settings, int32_t n_
   const shipped *base = find_shipped("", "train");
   int32_t status = kr_yaml_read((const char *)base->bytes, *base->n_bytes, "train.yaml", &r->values);
   if (status == KRAIT_OK && path) status = merge_file(r, path);
-  for (int32_t i = 0; status == KRAIT_OK && i < n_settings; i++) status = apply(r, settings[i]);
+  for (int pass = 0; pass < 2; pass++)
+    for (int32_t i = 0; status == KRAIT_OK && i < n_settings; i++)
+      if (is_section(settings[i]) == !pass) status = apply(r, settings[i]);
   if (status < 0) kr_recipe_close(&r);
   else *recipe = r;
   return status;

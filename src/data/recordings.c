@@ -19,6 +19,7 @@
 #include "half.h"
 #include "mapfile.h"
 #include "mix.h"
+#include "open_error.h"
 #include "resample.h"
 #include "status.h"
 #include "track.h"
@@ -148,7 +149,12 @@ static int32_t list_source(kr_recordings *r, const char *source, const char *dir
   const char *tensors = strstr(source, ".safetensors"), *after = tensors ? tensors + strlen(".safetensors") : NULL;
   const size_t length = strlen(source);
   if (tensors && (!*after || *after == ':')) return read_tensors(r, source, *after ? after : NULL);
-  if (stat(source, &info) != 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open the %s %s", r->what, source);
+  if (stat(source, &info) != 0) {
+    char similar[4400] = "";
+    const int reason = errno;
+    kr_similar_file(source, similar, sizeof similar);
+    return kr_fail(KRAIT_ERR_FILE_OPEN, "cannot open the %s %s: %s%s", r->what, source, strerror(reason), similar);
+  }
   if (S_ISDIR(info.st_mode)) {
     KR_TRY(walk(r, source, "", 0));
     qsort(r->items, (size_t)r->n, sizeof *r->items, by_path); /* the same order on every file system */

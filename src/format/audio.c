@@ -16,6 +16,7 @@
 #include "alloc.h"
 #include "audio_file.h"
 #include "movie.h"
+#include "open_error.h"
 #include "outfile.h"
 #include "status.h"
 
@@ -101,7 +102,7 @@ static int32_t reach(const char *path, const char *name, struct stat *info, int 
   if (from < 0 || fstat(from, info) != 0) {
     const int failed = errno;
     if (from >= 0 && !is_stdin) close(from);
-    return kr_fail_os(KRAIT_ERR_FILE_OPEN, failed, "cannot open %s", name);
+    return kr_fail_open(failed, name);
   }
   if (!is_stdin) fcntl(from, F_SETFL, 0); /* O_NONBLOCK was only for open: a pipe without a writer must not block it */
   int32_t status = KRAIT_OK;

@@ -13,6 +13,7 @@
 #include "alloc.h"
 #include "av.h"
 #include "movie.h"
+#include "open_error.h"
 #include "status.h"
 
 /* ---- which files ---- */
@@ -40,7 +41,7 @@ int32_t kr_film_open(const char *path, int *fd) {
   *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   KR_CHECK(*fd >= 0 || strcmp(path, "-") != 0, KRAIT_ERR_FILE_OPEN,
            "'-' is no file's name; a video is read twice, so it cannot come from standard input");
-  if (*fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
+  if (*fd < 0) return kr_fail_open(errno, path);
   const int is_known = fstat(*fd, &st) == 0;
   if (is_known && S_ISREG(st.st_mode) && st.st_size > 0) return KRAIT_OK;
   close(*fd);

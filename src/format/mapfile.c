@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "open_error.h"
 #include "status.h"
 
 static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t n) {
@@ -69,7 +70,7 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
 static int32_t open_file(const char *path, int only_header, kr_mapfile *file) {
   *file = (kr_mapfile){0};
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
+  if (fd < 0) return kr_fail_open(errno, path);
   int32_t status = read_descriptor(fd, path, only_header, file);
   close(fd);
   return status;

@@ -9,6 +9,7 @@
 #include "alloc.h"
 #include "gguf.h"
 #include "mapfile.h"
+#include "open_error.h"
 #include "status.h"
 #include "yaml_tree.h"
 
@@ -177,12 +178,34 @@ static int is_gguf(const char *path) {
   return kr_gguf_is(magic, n);
 }
 
+/* Says where such folders come from: those that docs/GENERATE.md and docs/VIDEO.md list, by their names. */
+static int32_t fail_missing(const char *path) {
+  static const char *const published[] = {"state-spaces/mamba-130m-hf", "state-spaces/mamba-370m-hf",
+                                          "state-spaces/mamba-790m-hf", "state-spaces/mamba-1.4b-hf",
+                                          "state-spaces/mamba-2.8b-hf", "tiiuae/falcon-mamba-7b",
+                                          "Qwen/Qwen2-0.5B",            "Qwen/Qwen2-0.5B-Instruct",
+                                          "Qwen/Qwen2-1.5B",            "Qwen/Qwen2-1.5B-Instruct",
+                                          "Qwen/Qwen2.5-0.5B",          "Qwen/Qwen2.5-0.5B-Instruct",
+                                          "Amshaker/Mobile-VideoGPT-0.5B", "Amshaker/Mobile-VideoGPT-1.5B"};
+  const char *slash = strrchr(path, '/'), *name = slash && slash[1] ? slash + 1 : path, *from = NULL;
+  char similar[4400];
+  for (size_t i = 0; i < sizeof published / sizeof *published && !from; i++)
+    if (strcmp(strchr(published[i], '/') + 1, name) == 0) from = published[i];
+  kr_similar_file(path, similar, sizeof similar);
+  if (*similar && !from)
+    return kr_fail(KRAIT_ERR_FILE_OPEN, "cannot open %s: there is no such folder or file%s", path, similar);
+  return kr_fail(KRAIT_ERR_FILE_OPEN,
+                 "cannot open %s: there is no such folder or file; krait downloads nothing: get %s first, with: "
+                 "huggingface-cli download %s --local-dir %s",
+                 path, from ? "it" : "a model such as this", from ? from : published[0], from ? path : "mamba-130m-hf");
+}
+
 static int32_t open_parts(kr_model_folder *f, const char *path) {
   f->path = is_there(path) && kr_model_folder_is_part(path) ? folder_of(path) : kr_strdup(path);
   f->files = kr_alloc_array(MOST_FILES, sizeof *f->files);
   f->names = kr_alloc_array(MOST_FILES, sizeof *f->names);
   KR_CHECK(f->path && f->files && f->names, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of files", path);
-  KR_CHECK(is_there(path), KRAIT_ERR_FILE_OPEN, "cannot open %s: there is no such folder or file", path);
+  if (!is_there(path)) return fail_missing(path);
   if (is_gguf(path)) {
     size_t n;
     KR_TRY(add_file(f, path, path));

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "open_error.h"
 #include "status.h"
 
 int kr_add_u64(uint64_t a, uint64_t b, uint64_t *sum) {
@@ -46,7 +47,7 @@ int32_t kr_source_open(kr_source *source, const char *path) {
   *source = (kr_source){.fd = -1};
   /* O_NONBLOCK: a FIFO must not block before fstat can refuse it. */
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
+  if (fd < 0) return kr_fail_open(errno, path);
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     close(fd);
     return kr_fail(KRAIT_ERR_FILE_OPEN, "%s is not a regular file", path);

@@ -13,6 +13,7 @@
 #include "alloc.h"
 #include "forward.h"
 #include "names.h"
+#include "open_error.h"
 #include "status.h"
 
 enum { MAX_NAMES = 200000, MAX_RATIO = 1000 };
@@ -49,7 +50,7 @@ static int32_t check_total(kr_zip *z, const char *path) {
 int32_t kr_zip_open(const char *path, kr_zip **zip) {
   int code = 0;
   *zip = NULL;
-  if (access(path, R_OK) != 0) return kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s", path);
+  if (access(path, R_OK) != 0) return kr_fail_open(errno, path);
   zip_t *opened = zip_open(path, ZIP_RDONLY | ZIP_CHECKCONS, &code);
   if (!opened) {
     zip_error_t error;

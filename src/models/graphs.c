@@ -99,7 +99,7 @@ static int32_t show_weights(const shower *s, kr_weights *weights, const kr_confi
 static int32_t show_file(const shower *s, int *found) {
   kr_weights *weights = NULL;
   kr_config *config = NULL;
-  KR_TRY(kr_weights_open(s->options->weights_path, &weights));
+  KR_TRY(kr_weights_open_named(s->options->weights_path, &weights));
   int32_t status = kr_config_open(weights, s->options->config_path, s->options->overrides, &config);
   if (status >= 0) status = show_weights(s, weights, config, found);
   kr_config_close(&config);

@@ -35,13 +35,13 @@ static const kr_model_kind *find_kind(const char *model) {
   return NULL;
 }
 
-static int32_t open_weights(const krait_model_options *options, kr_weights **weights) {
+int32_t kr_weights_open_named(const char *name, kr_weights **weights) {
   size_t n_bytes;
-  const char *path = options ? options->weights_path : NULL;
-  const unsigned char *bytes = kr_embedded_weights(path, &n_bytes);
-  if (path && !n_bytes) return kr_weights_open(path, weights);
-  KR_CHECK(n_bytes, KRAIT_ERR_WEIGHTS, "this build of krait has no built-in weights; give a weights file");
-  return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
+  const int is_denoiser = !name || strcmp(name, "builtin") == 0;
+  const unsigned char *bytes = kr_embedded_weights(is_denoiser ? NULL : name, &n_bytes);
+  if (n_bytes) return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
+  KR_CHECK(!is_denoiser, KRAIT_ERR_WEIGHTS, "this build of krait has no built-in weights; give a weights file");
+  return kr_weights_open(name, weights);
 }
 
 /* A model that the device does not support runs on an additional CPU context, unless fallback is forbidden. */
@@ -109,7 +109,7 @@ int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given,
   if (given) KR_TRY(take_options(given, &known));
   const char *from = options && options->weights_path ? options->weights_path : "embedded weights";
   kr_weights *weights = NULL;
-  const int32_t status = open_weights(options, &weights);
+  const int32_t status = kr_weights_open_named(options ? options->weights_path : NULL, &weights);
   if (status == KRAIT_ERR_WEIGHTS) return kr_fail(status, "%s: %s", from, krait_error_detail());
   return status < 0 ? status : open_from(ctx, options, weights, from, out);
 }

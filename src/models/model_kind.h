@@ -36,5 +36,8 @@ void kr_verify_add(const char *name, const float *got, const float *want, int64_
 
 /* The weights embedded by the build: the denoiser's (name is NULL), or "streaming"; n_bytes is 0 if there are none. */
 const unsigned char *kr_embedded_weights(const char *name, size_t *n_bytes);
+/* A weights file, or what the build embedded: "builtin" (or NULL) is the denoiser, "streaming" the streaming model. A
+ * file that has such a name is ./builtin. */
+int32_t kr_weights_open_named(const char *name, kr_weights **weights);
 
 #endif

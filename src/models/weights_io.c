@@ -10,6 +10,7 @@
 
 #include "alloc.h"
 #include "json_text.h"
+#include "model_kind.h"
 #include "safetensors.h"
 #include "status.h"
 #include "torch_file.h"
@@ -49,10 +50,12 @@ static json_t *tensors_json(const kr_weights *weights, int64_t *n_params, int *f
 int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char **json) {
   int64_t n_params;
   int failed = 0;
+  const char *model = kr_config_model(config);
+  if (!model) model = kr_weights_metadata(weights, "general.architecture"); /* of a GGUF file */
   char *values = kr_config_json(config);
   json_t *tensors = tensors_json(weights, &n_params, &failed);
   json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", kr_weights_format(weights), "model",
-                           kr_config_model(config), "config", values ? json_loads(values, 0, NULL) : NULL, "n_params",
+                           model, "config", values ? json_loads(values, 0, NULL) : NULL, "n_params",
                            (json_int_t)n_params, "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors,
                            "metadata", metadata_json(weights, &failed));
   *json = root && !failed ? kr_json_dump(root, JSON_COMPACT) : NULL;
@@ -68,12 +71,20 @@ int32_t kr_weights_refuse_checkpoint(const kr_weights *weights) {
   return KRAIT_OK;
 }
 
+/* Of a file only the header is read. */
+static int32_t open_header(const char *path, kr_weights **weights) {
+  size_t n_bytes;
+  (void)kr_embedded_weights(path, &n_bytes);
+  return n_bytes || strcmp(path, "builtin") == 0 ? kr_weights_open_named(path, weights)
+                                                 : kr_weights_open_header(path, weights);
+}
+
 int32_t krait_weights_describe(const char *weights_path, char **json) {
   kr_weights *weights;
   kr_config *config = NULL;
   KR_CHECK(weights_path && json, KRAIT_ERR_ARGUMENT, "weights_path and json must not be NULL");
   *json = NULL;
-  KR_TRY(kr_weights_open_header(weights_path, &weights));
+  KR_TRY(open_header(weights_path, &weights));
   int32_t status = kr_config_open(weights, NULL, NULL, &config);
   if (status == KRAIT_OK) status = kr_weights_json(weights, config, json);
   kr_config_close(&config);
@@ -119,7 +130,7 @@ int32_t krait_weights_convert(const char *in_path, const char *out_path, const c
   kr_weights *weights;
   kr_config *config = NULL;
   KR_CHECK(in_path && out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
-  KR_TRY(kr_weights_open(in_path, &weights));
+  KR_TRY(kr_weights_open_named(in_path, &weights));
   int32_t status = kr_config_open(weights, config_path, overrides, &config);
   char *values = status == KRAIT_OK ? kr_config_json(config) : NULL;
   if (status == KRAIT_OK)

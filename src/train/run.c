@@ -20,6 +20,7 @@
 #include "feed.h"
 #include "json_text.h"
 #include "loss_plot.h"
+#include "model_kind.h"
 #include "outfile.h"
 #include "ranks.h"
 #include "recipe.h"
@@ -309,8 +310,8 @@ static int32_t run_steps(run *r) {
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
     if (is_first(r)) KR_TRY(tell_progress(r, all));
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
-    if (!ends && (r->state.step % interval || r->state.step % r->train.accumulate))
-      continue;
+    const int is_begun = r->state.step == r->train.accumulate; /* the first update shows that it works */
+    if (!ends && !is_begun && (r->state.step % interval || r->state.step % r->train.accumulate)) continue;
     describe(r, &step, &report);
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
@@ -326,7 +327,7 @@ static int32_t open_model(run *r, kr_weights **weights, kr_pk_config *config) {
   const char *overrides = NULL, *start = r->options->weights;
   if (!start) KR_TRY(kr_recipe_text(r->recipe, "continue_from", NULL, &start));
   if (start) {
-    KR_TRY(kr_weights_open(start, weights));
+    KR_TRY(kr_weights_open_named(start, weights));
     if (kr_weights_refuse_checkpoint(*weights) < 0)
       return kr_fail(KRAIT_ERR_WEIGHTS, "%s: %s", start, krait_error_detail());
     KR_TRY(kr_weights_widen(*weights));

@@ -164,7 +164,7 @@ def refused():
     sound = pathlib.Path(__file__).parent.parent / "golden" / "movies" / "second.m4a"
     check_error(1, "second.m4a contains no picture; if it should, copy or download the whole file again", "describe", sound, "-w", model)
     check_error(2, "--weights is missing", "describe", film)
-    check_error(1, "not UTF-8", "describe", film, b"a\xff".decode(errors="surrogateescape"), "-w", model)
+    check_error(2, "not UTF-8", "describe", film, b"a\xff".decode(errors="surrogateescape"), "-w", model)
     tiny.make(here / "words", "qwen2"), tiny.make(here / "mamba")
     for other in ("words", "mamba"):
         check_error(2, "it is a language model, not Mobile-VideoGPT", "describe", film, "-w", here / other)
