@@ -183,7 +183,7 @@ static int refuse_option(const cli_verb *verb, const char *word) {
   cli_guess guess = {.written = name};
   for (int i = 0; i < verb->n_options; i++) cli_guess_offer(&guess, verb->options[i].name);
   if (guess.meant && guess.slips > 0)
-    return cli_usage_error(verb->name, "option '%s' is unknown; did you mean --%s?", word, guess.meant);
+    return cli_usage_error(verb->name, "option '%s' is unknown (did you mean --%s?)", word, guess.meant);
   return cli_usage_error(verb->name, "option '%s' is unknown, ambiguous, or takes no value", word);
 }
 

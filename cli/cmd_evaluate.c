@@ -41,7 +41,7 @@ static double measure(const krait_quality *q, int which) {
 
 typedef struct settings {
   int as_json, enhance, force;
-  const char *csv, *noise, *noise_dir, *rir, *rir_dir, *ratios;
+  const char *csv, *plot, *noise, *noise_dir, *rir, *rir_dir, *ratios;
   double reverb;
   int64_t n_jobs, repeats;
   cli_run run;
@@ -383,8 +383,33 @@ static int write_csv(const evaluation *e) {
   return status < 0 ? cli_report("evaluate", status) : 0;
 }
 
-/* The table replaces an existing file only with -f, and never an input file, under any of its names. */
-static int check_csv(evaluation *e, char **operands) {
+/* PESQ and SI-SDR of every recording. */
+static int write_plot(const evaluation *e) {
+  enum { SHOWN = 2 };
+  const char *const titles[SHOWN] = {"PESQ", "SI-SDR (dB)"};
+  const size_t n = (size_t)e->n_pieces;
+  const char **names = calloc(n, sizeof *names);
+  double *scores = calloc(2 * SHOWN * n, sizeof *scores);
+  krait_score_rows rows = {.size = sizeof rows, .n_measures = SHOWN, .measures = titles, .names = names};
+  int32_t status = names && scores ? KRAIT_OK : KRAIT_ERR_NO_MEMORY;
+  for (size_t i = 0; i < n && status == KRAIT_OK; i++) {
+    const piece *p = &e->pieces[i];
+    if (p->status < 0) continue;
+    double *before = scores + SHOWN * (size_t)rows.n_rows, *after = before + SHOWN * n;
+    before[0] = p->found.noisy.pesq, before[1] = p->found.noisy.si_sdr_db;
+    after[0] = p->found.enhanced.pesq, after[1] = p->found.enhanced.si_sdr_db;
+    names[rows.n_rows++] = p->name;
+  }
+  rows.title = e->model ? "scores before and after" : "scores", rows.before = scores,
+  rows.after = e->model ? scores + SHOWN * n : NULL;
+  if (status == KRAIT_OK) status = krait_scores_plot(&rows, e->s->plot);
+  free(names);
+  free(scores);
+  return status < 0 ? cli_report("evaluate", status) : 0;
+}
+
+/* The table or the picture replaces an existing file only with -f, and never an input file, under any of its names. */
+static int check_output(evaluation *e, char **operands, const char *out) {
   const settings *s = e->s;
   char *sources[] = {operands[0], (char *)s->noise, (char *)s->rir}; /* only read */
   for (int i = 0; s->noise && s->force && i < 3; i++) {
@@ -398,7 +423,7 @@ static int check_csv(evaluation *e, char **operands) {
   for (int i = 0; i < e->other.n; i++) read[n++] = e->other.pairs[i].in;
   read[n++] = s->model.weights_path, read[n++] = s->model.config_path;
   const cli_outputs_rule rule = {.verb = "evaluate", .read_too = read, .n_read_too = n, .force = s->force};
-  const int status = cli_output_check(&rule, operands[0], s->csv);
+  const int status = cli_output_check(&rule, operands[0], out);
   free(read);
   return status;
 }
@@ -422,6 +447,7 @@ static int compare_all(evaluation *e, int n_jobs) {
   if (e->s->as_json) failed |= print_json(e);
   else print_table(e);
   if (e->s->csv) failed |= write_csv(e);
+  if (e->s->plot) failed |= write_plot(e);
   return failed;
 }
 
@@ -471,7 +497,8 @@ int cmd_evaluate(int argc, char **argv) {
   int first;
   settings s = {.repeats = 1, .model.size = sizeof s.model};
   const cli_option options[] = {
-      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path, "also enhance OTHER with these weights, and score both"),
+      CLI_TEXT("weights", 'w', "FILE", &s.model.weights_path,
+               "also enhance OTHER with these weights (a file, 'builtin' or 'streaming'), and score both"),
       CLI_SWITCH("enhance", 0, &s.enhance, "the same with the built-in weights"),
       CLI_TEXT("config", 0, "YAML", &s.model.config_path,
                "the model's configuration, if the weights do not contain it"),
@@ -486,7 +513,8 @@ int cmd_evaluate(int argc, char **argv) {
       CLI_WHOLE("repeats", 0, "N", &s.repeats, 1, 1000,
                 "passes over the recordings, each with the next noises (default: 1)"),
       CLI_TEXT("csv", 0, "FILE", &s.csv, "write one row per recording"),
-      CLI_SWITCH("force", 'f', &s.force, "replace the file of --csv if it exists"),
+      CLI_TEXT("plot", 0, "PNG", &s.plot, "plot PESQ and SI-SDR of every recording, before and after the model, sorted"),
+      CLI_SWITCH("force", 'f', &s.force, "replace the files of --csv and --plot if they exist"),
       CLI_SWITCH("json", 0, &s.as_json, "print the means as JSON"),
       CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_CREW_MOST,
                 "recordings in parallel (default: the number of threads)"),
@@ -512,7 +540,9 @@ int cmd_evaluate(int argc, char **argv) {
   static evaluation e = {.notes_lock = PTHREAD_MUTEX_INITIALIZER};
   e.s = &s;
   exit_status = s.noise ? list_items(&e, argv[first]) : list_pairs(&e, argv + first);
-  if (exit_status < 0 && s.csv) exit_status = check_csv(&e, argv + first);
+  if (exit_status < 0 && s.csv) exit_status = check_output(&e, argv + first, s.csv);
+  if (exit_status < 0 && s.plot) exit_status = cli_png_check("evaluate", "plot", s.plot);
+  if (exit_status < 0 && s.plot) exit_status = check_output(&e, argv + first, s.plot);
   if (exit_status < 0) exit_status = with_model(&e);
   release(&e);
   return exit_status;

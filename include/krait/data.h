@@ -64,6 +64,18 @@ KRAIT_API int32_t krait_evaluate_files(krait_session *session, const char *clean
 KRAIT_API int32_t krait_evaluate_item(krait_session *session, krait_data *data, int64_t index,
                                       krait_evaluation *evaluation);
 
+/* A picture of the scores of several recordings, before and after, one line each. */
+typedef struct krait_score_rows {
+  uint32_t size;      /* sizeof this struct */
+  int32_t n_measures; /* one to four, side by side; sorted by the first */
+  int64_t n_rows;
+  const char *title;
+  const char *const *measures; /* their names */
+  const char *const *names;    /* of the recordings */
+  const double *before, *after; /* (n_rows, n_measures); NAN: none. after may be NULL */
+} krait_score_rows;
+KRAIT_API int32_t krait_scores_plot(const krait_score_rows *rows, const char *png_path);
+
 /* Writes a text to a file that appears under its name only when complete. */
 KRAIT_API int32_t krait_text_write(const char *path, const char *text);
 

@@ -1,4 +1,5 @@
-/* loss_plot.c: see loss_plot.h. Losses have a logarithmic axis, because their weights differ. */
+/* loss_plot.c: see loss_plot.h. Losses have a logarithmic axis, because their weights differ; each is drawn as it was
+ * logged, pale, and smoothed. */
 #define _GNU_SOURCE
 #include "loss_plot.h"
 
@@ -10,21 +11,36 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "charts.h"
 #include "clocale.h"
-#include "outfile.h"
 #include "status.h"
 
-enum { WIDTH = 1000, HEIGHT = 640, LEFT = 78, RIGHT = 170, TOP = 30, BOTTOM = 56, N_CURVES = 9 };
+enum { WIDTH = 1100, HEIGHT = 760, LEFT = 78, RIGHT = 150, TOP = 64, BOTTOM = 56, GAP = 40, RATE_HEIGHT = 110 };
+enum { LOSS_BOTTOM = HEIGHT - BOTTOM - RATE_HEIGHT - GAP, N_CURVES = 13, RATE = N_CURVES };
 
+/* Named as krait train prints them; from up to three values of the log's line, which are added. */
 static const struct {
-  const char *key;
+  const char *name;
+  const char *keys[3];
   double red, green, blue;
-} curves[N_CURVES] = {{"total", 0, 0, 0},           {"valid", 0.84, 0.15, 0.16},   {"magnitude", 0.12, 0.47, 0.71},
-                      {"phase_ip", 1, 0.5, 0.05},   {"complex", 0.17, 0.63, 0.17}, {"consistency", 0.58, 0.4, 0.74},
-                      {"metric", 0.55, 0.34, 0.29}, {"disc_g", 0.89, 0.47, 0.76},  {"disc_r", 0.5, 0.5, 0.5}};
+} curves[N_CURVES] = {{"total", {"total"}, 0, 0, 0},
+                      {"valid", {"valid"}, 0.84, 0.15, 0.16},
+                      {"magnitude", {"magnitude"}, 0.12, 0.47, 0.71},
+                      {"phase", {"phase_ip", "phase_gd", "phase_iaf"}, 1, 0.5, 0.05},
+                      {"complex", {"complex"}, 0.17, 0.63, 0.17},
+                      {"consistency", {"consistency"}, 0.58, 0.4, 0.74},
+                      {"metric", {"metric"}, 0.55, 0.34, 0.29},
+                      {"disc", {"disc_r", "disc_g"}, 0.5, 0.5, 0.5},
+                      {"time", {"time"}, 0.09, 0.75, 0.81},
+                      {"disturbance", {"disturbance"}, 0.74, 0.74, 0.13},
+                      {"opinion", {"opinion"}, 0.89, 0.47, 0.76},
+                      {"si_sdr", {"si_sdr"}, 0.4, 0.65, 0.95},
+                      {"stoi", {"stoi"}, 0.3, 0.3, 0.6}};
+
+enum { COLUMNS = 2 + N_CURVES };
 
 typedef struct history {
-  double *values; /* (n, 1 + N_CURVES): the step, then a value of each curve; NAN: none */
+  double *values; /* (n, COLUMNS): the step, a value of each curve, the learning rate; NAN: none */
   int64_t n, room;
 } history;
 
@@ -36,18 +52,21 @@ static int32_t take_line(history *h, const char *line) {
   }
   if (h->n == h->room) {
     const int64_t room = h->room ? 2 * h->room : 256;
-    double *values = kr_realloc(h->values, (size_t)(h->room * (1 + N_CURVES)) * sizeof *values,
-                                (size_t)(room * (1 + N_CURVES)) * sizeof *values);
+    double *values = kr_realloc(h->values, (size_t)(h->room * COLUMNS) * sizeof *values,
+                                (size_t)(room * COLUMNS) * sizeof *values);
     if (!values) json_decref(record);
     KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for a run's log");
     h->values = values, h->room = room;
   }
-  double *row = h->values + h->n++ * (1 + N_CURVES);
+  double *row = h->values + h->n++ * COLUMNS;
   row[0] = json_number_value(json_object_get(record, "step"));
   for (int i = 0; i < N_CURVES; i++) {
-    const json_t *value = json_object_get(record, curves[i].key);
-    row[1 + i] = json_is_number(value) && json_number_value(value) > 0 ? json_number_value(value) : NAN;
+    double sum = 0;
+    for (int k = 0; k < 3 && curves[i].keys[k]; k++)
+      sum += json_number_value(json_object_get(record, curves[i].keys[k]));
+    row[1 + i] = sum > 0 ? sum : NAN;
   }
+  row[1 + RATE] = json_number_value(json_object_get(record, "lr"));
   json_decref(record);
   return KRAIT_OK;
 }
@@ -63,89 +82,160 @@ static int32_t read_log(history *h, const char *path) {
   return status;
 }
 
+/* ---- the axes ---- */
 typedef struct axes {
-  double step0, step1, low, high; /* low, high: powers of ten */
+  double step0, step1;
+  double low, high; /* of the losses */
+  double most_rate;
 } axes;
 
+/* The next 1, 2 or 5 times a power of ten, below or above. */
+static double round_value(double value, int is_up) {
+  static const double factors[] = {1, 2, 5, 10};
+  const double power = pow(10, floor(log10(value)));
+  for (int i = 0; i < 4; i++) {
+    const double at = power * factors[is_up ? i : 3 - i];
+    if (is_up ? at >= value * 0.999 : at <= value * 1.001) return at;
+  }
+  return power;
+}
+
 static axes axes_of(const history *h) {
-  axes a = {h->values[0], h->values[(h->n - 1) * (1 + N_CURVES)], INFINITY, -INFINITY};
-  for (int64_t n = 0; n < h->n; n++)
-    for (int i = 1; i <= N_CURVES; i++) {
-      const double v = h->values[n * (1 + N_CURVES) + i];
-      if (!isnan(v)) a.low = fmin(a.low, floor(log10(v))), a.high = fmax(a.high, ceil(log10(v)));
-    }
+  axes a = {h->values[0], h->values[(h->n - 1) * COLUMNS], INFINITY, 0, 0};
+  for (int64_t n = 0; n < h->n; n++) {
+    const double *row = h->values + n * COLUMNS;
+    for (int i = 1; i <= N_CURVES; i++)
+      if (!isnan(row[i])) a.low = fmin(a.low, row[i]), a.high = fmax(a.high, row[i]);
+    a.most_rate = fmax(a.most_rate, row[1 + RATE]);
+  }
   if (!(a.step1 > a.step0)) a.step1 = a.step0 + 1;
-  if (!(a.high > a.low)) a.low = isfinite(a.low) ? a.low : 0, a.high = a.low + 1;
+  if (!(a.high > 0)) a.low = 0.1, a.high = 1;
+  a.low = round_value(fmax(a.low, a.high * 1e-6), 0), a.high = round_value(a.high, 1);
+  if (!(a.high > a.low)) a.high = 10 * a.low;
+  if (!(a.most_rate > 0)) a.most_rate = 1;
   return a;
 }
 
 static double x_of(const axes *a, double step) {
   return LEFT + (step - a->step0) / (a->step1 - a->step0) * (WIDTH - LEFT - RIGHT);
 }
-static double y_of(const axes *a, double power) {
-  return HEIGHT - BOTTOM - (power - a->low) / (a->high - a->low) * (HEIGHT - TOP - BOTTOM);
+static double y_of(const axes *a, double loss) {
+  return LOSS_BOTTOM - log(fmax(loss, a->low) / a->low) / log(a->high / a->low) * (LOSS_BOTTOM - TOP);
+}
+static double y_of_rate(const axes *a, double rate) {
+  return HEIGHT - BOTTOM - rate / (1.08 * a->most_rate) * RATE_HEIGHT;
 }
 
-static void put_text(cairo_t *c, double x, double y, double part, const char *text) {
-  cairo_text_extents_t extents;
-  cairo_text_extents(c, text, &extents);
-  cairo_move_to(c, x - part * extents.x_advance, y);
-  cairo_show_text(c, text);
+static void put_level(cairo_t *c, double y, const char *text) {
+  cairo_set_source_rgb(c, 0.87, 0.87, 0.87);
+  kr_chart_line(c, LEFT, y, WIDTH - RIGHT, y);
+  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_chart_text(c, LEFT - 8, y + 4, KR_CHART_RIGHT, 12, text);
+}
+
+static void put_loss_levels(cairo_t *c, const axes *a) {
+  static const int factors[] = {1, 2, 5};
+  const int is_wide = a->high / a->low > 2e3; /* then powers of ten are enough */
+  char text[40];
+  for (double power = pow(10, floor(log10(a->low) + 1e-9)); power <= a->high * 1.001; power *= 10)
+    for (int i = 0; i < (is_wide ? 1 : 3); i++) {
+      const double at = power * factors[i];
+      if (at < a->low * 0.999 || at > a->high * 1.001) continue;
+      snprintf(text, sizeof text, "%.6g", at);
+      put_level(c, y_of(a, at), text);
+    }
 }
 
 static void put_axes(cairo_t *c, const axes *a) {
   char text[40];
+  const double step = kr_chart_step(a->step1 - a->step0, 8), bottom = HEIGHT - BOTTOM;
   cairo_set_line_width(c, 1);
-  for (double power = a->low; power <= a->high; power++) {
-    const double y = y_of(a, power);
-    cairo_set_source_rgb(c, 0.85, 0.85, 0.85);
-    cairo_move_to(c, LEFT, y), cairo_line_to(c, WIDTH - RIGHT, y), cairo_stroke(c);
+  put_loss_levels(c, a);
+  const double rate_step = kr_chart_step(a->most_rate, 3);
+  for (int i = 0; i * rate_step <= a->most_rate * 1.001; i++) {
+    snprintf(text, sizeof text, "%.3g", i * rate_step);
+    put_level(c, y_of_rate(a, i * rate_step), text);
+  }
+  for (double at = ceil(a->step0 / step) * step; at <= a->step1 * 1.0001; at += step) {
+    const double x = x_of(a, at);
+    cairo_set_source_rgb(c, 0.87, 0.87, 0.87);
+    kr_chart_line(c, x, TOP, x, LOSS_BOTTOM), kr_chart_line(c, x, bottom - RATE_HEIGHT, x, bottom);
     cairo_set_source_rgb(c, 0, 0, 0);
-    snprintf(text, sizeof text, "%.6g", pow(10, power));
-    put_text(c, LEFT - 8, y + 4, 1, text);
+    kr_chart_line(c, x, bottom, x, bottom + 5);
+    snprintf(text, sizeof text, "%.10g", at);
+    kr_chart_text(c, x, bottom + 20, KR_CHART_CENTER, 12, text);
   }
-  for (int i = 0; i <= 5; i++) {
-    const double step = a->step0 + i * (a->step1 - a->step0) / 5, x = x_of(a, step);
-    cairo_move_to(c, x, HEIGHT - BOTTOM), cairo_line_to(c, x, HEIGHT - BOTTOM + 5), cairo_stroke(c);
-    snprintf(text, sizeof text, "%.0f", step);
-    put_text(c, x, HEIGHT - BOTTOM + 20, 0.5, text);
+  cairo_rectangle(c, LEFT, TOP, WIDTH - LEFT - RIGHT, LOSS_BOTTOM - TOP);
+  cairo_rectangle(c, LEFT, bottom - RATE_HEIGHT, WIDTH - LEFT - RIGHT, RATE_HEIGHT), cairo_stroke(c);
+  kr_chart_text(c, (WIDTH + LEFT - RIGHT) / 2.0, HEIGHT - 14, KR_CHART_CENTER, 13, "step");
+  kr_chart_upright_text(c, 22, (TOP + LOSS_BOTTOM) / 2.0, 13, "loss");
+  kr_chart_upright_text(c, 22, bottom - RATE_HEIGHT / 2.0, 13, "learning rate");
+}
+
+/* ---- the curves ---- */
+/* An exponential mean over about a thirtieth of the lines; of few lines, and of validations, the values themselves. */
+static void trace(cairo_t *c, const history *h, const axes *a, int i, int is_smooth) {
+  const double keep = is_smooth && i != 1 && h->n > 30 ? 1 - 30.0 / (double)h->n : 0;
+  double mean = NAN;
+  for (int64_t n = 0; n < h->n; n++) {
+    const double *row = h->values + n * COLUMNS, v = row[1 + i];
+    if (isnan(v)) continue;
+    const int is_first = isnan(mean);
+    mean = is_first ? v : keep * mean + (1 - keep) * v;
+    if (is_first) cairo_move_to(c, x_of(a, row[0]), y_of(a, mean));
+    else cairo_line_to(c, x_of(a, row[0]), y_of(a, mean));
+    if (is_first && h->n == 1) cairo_line_to(c, x_of(a, row[0]) + 1, y_of(a, mean));
   }
-  cairo_rectangle(c, LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM), cairo_stroke(c);
-  put_text(c, (WIDTH + LEFT - RIGHT) / 2.0, HEIGHT - 14, 0.5, "step");
+  cairo_stroke(c);
+}
+
+static int has_curve(const history *h, int i) {
+  for (int64_t n = 0; n < h->n; n++)
+    if (!isnan(h->values[n * COLUMNS + 1 + i])) return 1;
+  return 0;
 }
 
 static void put_curve(cairo_t *c, const history *h, const axes *a, int i, double *legend_y) {
-  int n_points = 0;
+  if (!has_curve(h, i)) return;
+  cairo_set_line_width(c, 1);
+  cairo_set_source_rgba(c, curves[i].red, curves[i].green, curves[i].blue, 0.25);
+  if (h->n > 30 && i != 1) trace(c, h, a, i, 0);
   cairo_set_source_rgb(c, curves[i].red, curves[i].green, curves[i].blue);
-  cairo_set_line_width(c, i < 2 ? 2 : 1);
+  cairo_set_line_width(c, i < 2 ? 2.5 : 1.5);
+  trace(c, h, a, i, 1);
+  kr_chart_line(c, WIDTH - RIGHT + 14, *legend_y - 4, WIDTH - RIGHT + 38, *legend_y - 4);
+  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_chart_text(c, WIDTH - RIGHT + 46, *legend_y, KR_CHART_LEFT, 13, curves[i].name);
+  *legend_y += 21;
+}
+
+/* The learning rate is that of an epoch: it changes between two lines. */
+static void put_rate(cairo_t *c, const history *h, const axes *a) {
+  cairo_set_source_rgb(c, 0.12, 0.47, 0.71);
+  cairo_set_line_width(c, 2);
   for (int64_t n = 0; n < h->n; n++) {
-    const double *row = h->values + n * (1 + N_CURVES), v = row[1 + i];
-    if (isnan(v)) continue;
-    if (n_points++) cairo_line_to(c, x_of(a, row[0]), y_of(a, log10(v)));
-    else cairo_move_to(c, x_of(a, row[0]), y_of(a, log10(v)));
+    const double *row = h->values + n * COLUMNS, x = x_of(a, row[0]), y = y_of_rate(a, row[1 + RATE]);
+    if (n == 0) cairo_move_to(c, x, y);
+    else cairo_line_to(c, x, y_of_rate(a, row[1 + RATE - COLUMNS])), cairo_line_to(c, x, y);
   }
   cairo_stroke(c);
-  if (!n_points) return;
-  cairo_move_to(c, WIDTH - RIGHT + 16, *legend_y - 4), cairo_line_to(c, WIDTH - RIGHT + 40, *legend_y - 4),
-      cairo_stroke(c);
-  put_text(c, WIDTH - RIGHT + 48, *legend_y, 0, curves[i].key);
-  *legend_y += 22;
 }
 
-static cairo_status_t write_bytes(void *user, const unsigned char *bytes, unsigned int n) {
-  return fwrite(bytes, 1, n, user) == n ? CAIRO_STATUS_SUCCESS : CAIRO_STATUS_WRITE_ERROR;
-}
-
-static int32_t write_png(cairo_surface_t *surface, const char *path) {
-  kr_outfile out;
-  KR_TRY(kr_outfile_begin(&out, path));
-  FILE *file = fopen(out.temp_path, "wb");
-  int failed = !file || cairo_surface_write_to_png_stream(surface, write_bytes, file) != CAIRO_STATUS_SUCCESS;
-  if (file && fclose(file) != 0) failed = 1;
-  const int32_t status =
-      failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", path) : kr_outfile_commit(&out);
-  kr_outfile_abandon(&out);
-  return status;
+static void put_titles(cairo_t *c, const history *h, const char *log_path) {
+  char text[300], folder[200];
+  int64_t best = -1;
+  for (int64_t n = 0; n < h->n; n++)
+    if (!isnan(h->values[n * COLUMNS + 2]) && (best < 0 || h->values[n * COLUMNS + 2] < h->values[best * COLUMNS + 2]))
+      best = n;
+  const char *slash = strrchr(log_path, '/');
+  snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - log_path) : 1, slash ? log_path : ".");
+  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_chart_text(c, (WIDTH + LEFT - RIGHT) / 2.0, 28, KR_CHART_CENTER, 18, folder);
+  const int n_text = snprintf(text, sizeof text, "training losses up to step %.0f", h->values[(h->n - 1) * COLUMNS]);
+  if (best >= 0)
+    snprintf(text + n_text, sizeof text - (size_t)n_text, "; lowest validation loss %.4g at step %.0f",
+             h->values[best * COLUMNS + 2], h->values[best * COLUMNS]);
+  kr_chart_text(c, (WIDTH + LEFT - RIGHT) / 2.0, 50, KR_CHART_CENTER, 13, text);
 }
 
 int32_t kr_loss_plot_write(const char *log_path, const char *png_path) {
@@ -158,14 +248,13 @@ int32_t kr_loss_plot_write(const char *log_path, const char *png_path) {
     cairo_t *c = cairo_create(surface);
     const locale_t locale = kr_c_locale_begin();
     cairo_set_source_rgb(c, 1, 1, 1), cairo_paint(c);
-    cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL),
-        cairo_set_font_size(c, 13);
+    cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
     put_axes(c, &a);
-    for (int i = N_CURVES - 1; i >= 0; i--) put_curve(c, &h, &a, i, &legend_y);
+    put_titles(c, &h, log_path);
+    for (int i = 0; i < N_CURVES; i++) put_curve(c, &h, &a, i, &legend_y);
+    put_rate(c, &h, &a);
     kr_c_locale_end(locale);
-    status = cairo_status(c) == CAIRO_STATUS_SUCCESS ? write_png(surface, png_path)
-                                                     : kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", png_path,
-                                                               cairo_status_to_string(cairo_status(c)));
+    status = kr_chart_write(c, png_path);
     cairo_destroy(c);
     cairo_surface_destroy(surface);
   }

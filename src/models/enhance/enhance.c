@@ -198,7 +198,14 @@ static int32_t score_and_plot(run *r, krait_enhance_result *result) {
     KR_TRY(kr_score_files(o->reference_path, in_path, out_path, r->info.n_channels, &result->noisy, &result->enhanced));
     result->has_scores = 1;
   }
-  return o->plot_path ? kr_plot_draw(r->plot, o->in_path, in_path, out_path) : KRAIT_OK;
+  if (!o->plot_path) return KRAIT_OK;
+  char scores[160] = "";
+  if (result->has_scores)
+    snprintf(scores, sizeof scores,
+             "SI-SDR %.1f \xe2\x86\x92 %.1f dB,  segmental SNR %.1f \xe2\x86\x92 %.1f dB,  STOI %.3f \xe2\x86\x92 %.3f",
+             result->noisy.si_sdr_db, result->enhanced.si_sdr_db, result->noisy.segmental_snr_db,
+             result->enhanced.segmental_snr_db, result->noisy.stoi, result->enhanced.stoi);
+  return kr_plot_draw(r->plot, &(kr_plot_text){o->in_path, scores}, in_path, out_path, o->reference_path);
 }
 
 static void release(run *r) {

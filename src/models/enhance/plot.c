@@ -4,13 +4,13 @@
 #include "plot.h"
 
 #include <cairo.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "audio.h"
+#include "charts.h"
 #include "clocale.h"
 #include "colors.h"
 #include "outfile.h"
@@ -18,16 +18,19 @@
 #include "status.h"
 #include "track.h"
 
-enum { N_FFT = 512, N_BINS = N_FFT / 2 + 1, N_COLUMNS = 1000, MAX_HZ = 16000, RANGE_DB = 70 };
+enum { N_FFT = 512, N_BINS = N_FFT / 2 + 1, N_COLUMNS = 1000, MAX_HZ = 48000, RANGE_DB = 70, MOST_PANELS = 3 };
 enum {
   LEFT = 74,
-  TOP = 66,
+  TOP = 92,
   GAP = 62,
   PANEL_HEIGHT = 2 * N_BINS / 2 + 23,
   BAR_LEFT = LEFT + N_COLUMNS + 24,
   BAR_WIDTH = 16
 };
-enum { IMAGE_WIDTH = BAR_LEFT + BAR_WIDTH + 74, IMAGE_HEIGHT = TOP + 2 * PANEL_HEIGHT + GAP + 62 };
+enum { IMAGE_WIDTH = BAR_LEFT + BAR_WIDTH + 74 };
+
+static int panels_height(int n) { return n * PANEL_HEIGHT + (n - 1) * GAP; }
+static int image_height(int n) { return TOP + panels_height(n) + 62; }
 
 struct kr_plot {
   kr_outfile target;
@@ -131,48 +134,15 @@ static double high_db(const panel *p) {
 }
 
 /* ---- the drawing ---- */
-enum { ALIGN_LEFT, ALIGN_CENTER, ALIGN_RIGHT };
-
-static void put_text(cairo_t *c, double x, double y, int align, double size, const char *text) {
-  cairo_text_extents_t extents;
-  cairo_set_font_size(c, size);
-  cairo_text_extents(c, text, &extents);
-  cairo_move_to(c,
-                x - (align == ALIGN_LEFT     ? 0
-                     : align == ALIGN_CENTER ? extents.x_advance / 2
-                                             : extents.x_advance),
-                y);
-  cairo_show_text(c, text);
-}
-
-static void put_upright_text(cairo_t *c, double x, double y, double size, const char *text) {
-  cairo_save(c);
-  cairo_translate(c, x, y);
-  cairo_rotate(c, -3.14159265358979323846 / 2);
-  put_text(c, 0, 0, ALIGN_CENTER, size, text);
-  cairo_restore(c);
-}
-
 static void put_tick(cairo_t *c, double x0, double y0, double x1, double y1) {
   cairo_set_line_width(c, 1);
-  cairo_move_to(c, x0, y0);
-  cairo_line_to(c, x1, y1);
-  cairo_stroke(c);
+  kr_chart_line(c, x0, y0, x1, y1);
 }
 
 static void put_frame(cairo_t *c, double x, double y, double width, double height) {
   cairo_set_line_width(c, 1);
   cairo_rectangle(c, x - 0.5, y - 0.5, width + 1, height + 1);
   cairo_stroke(c);
-}
-
-/* 1, 2 or 5 times a power of ten, so that at most n_most steps fit. */
-static double nice_step(double span, int n_most) {
-  double step = pow(10, floor(log10(span / n_most)));
-  static const double factors[] = {1, 2, 5, 10};
-  for (int i = 0; i < 4; i++)
-    if (span / (step * factors[i]) <= n_most) return step * factors[i];
-  return step * 10;
 }
 
 static int32_t put_pixels(cairo_t *c, const panel *p, double y, double top_db) {
@@ -202,26 +172,25 @@ static void put_axes(cairo_t *c, const panel *p, double y, const char *name) {
   const double bottom = y + PANEL_HEIGHT, top_khz = p->hz / 2000.0;
   cairo_set_source_rgb(c, 0, 0, 0);
   put_frame(c, LEFT, y, N_COLUMNS, PANEL_HEIGHT);
-  put_text(c, LEFT, y - 8, ALIGN_LEFT, 14, name);
-  const double step_s = nice_step(p->length_s, 10), step_khz = nice_step(top_khz, 4);
+  kr_chart_text(c, LEFT, y - 8, KR_CHART_LEFT, 14, name);
+  const double step_s = kr_chart_step(p->length_s, 10), step_khz = kr_chart_step(top_khz, 4);
   for (int i = 0; i * step_s <= p->length_s * 1.0001; i++) {
     const double x = LEFT + i * step_s / p->length_s * N_COLUMNS;
     put_tick(c, x, bottom, x, bottom + 5);
     snprintf(text, sizeof text, "%.6g", i * step_s);
-    put_text(c, x, bottom + 19, ALIGN_CENTER, 12, text);
+    kr_chart_text(c, x, bottom + 19, KR_CHART_CENTER, 12, text);
   }
   for (int i = 0; i * step_khz <= top_khz * 1.0001; i++) {
     const double at = bottom - i * step_khz / top_khz * PANEL_HEIGHT;
     put_tick(c, LEFT - 5, at, LEFT, at);
     snprintf(text, sizeof text, "%.4g", i * step_khz);
-    put_text(c, LEFT - 9, at + 4, ALIGN_RIGHT, 12, text);
+    kr_chart_text(c, LEFT - 9, at + 4, KR_CHART_RIGHT, 12, text);
   }
-  put_upright_text(c, 24, y + PANEL_HEIGHT / 2.0, 13, "frequency (kHz)");
+  kr_chart_upright_text(c, 24, y + PANEL_HEIGHT / 2.0, 13, "frequency (kHz)");
 }
 
-static void put_color_bar(cairo_t *c, double top_db) {
+static void put_color_bar(cairo_t *c, double top_db, double height) {
   char text[40];
-  const double height = 2 * PANEL_HEIGHT + GAP;
   for (int i = 0; i < (int)height; i++) {
     const uint32_t color = kr_color(1 - i / height);
     cairo_set_source_rgb(c, (color >> 16 & 255) / 255.0, (color >> 8 & 255) / 255.0, (color & 255) / 255.0);
@@ -234,69 +203,58 @@ static void put_color_bar(cairo_t *c, double top_db) {
     const double y = TOP + height * db / RANGE_DB;
     put_tick(c, BAR_LEFT + BAR_WIDTH, y, BAR_LEFT + BAR_WIDTH + 5, y);
     snprintf(text, sizeof text, "%s%.0f", db ? "" : "\xe2\x89\xa5", fabs(top_db - db) < 0.5 ? 0 : top_db - db);
-    put_text(c, BAR_LEFT + BAR_WIDTH + 9, y + 4, ALIGN_LEFT, 12, text);
+    kr_chart_text(c, BAR_LEFT + BAR_WIDTH + 9, y + 4, KR_CHART_LEFT, 12, text);
   }
-  put_upright_text(c, BAR_LEFT + BAR_WIDTH + 58, TOP + height / 2, 13, "power (dB re full-scale sine)");
+  kr_chart_upright_text(c, BAR_LEFT + BAR_WIDTH + 58, TOP + height / 2, 13, "power (dB re full-scale sine)");
 }
 
-static int32_t draw(cairo_t *c, const char *title, const panel *before, const panel *after) {
-  const double top_db = fmax(ceil(fmax(high_db(before), high_db(after)) / 10) * 10, RANGE_DB - 150);
-  const double second = TOP + PANEL_HEIGHT + GAP;
-  const char *slash = strrchr(title, '/');
+static int32_t draw(cairo_t *c, const kr_plot_text *text, const panel *panels, int n) {
+  static const char *const names[MOST_PANELS] = {"before", "after", "reference (clean)"};
+  const char *slash = strrchr(text->title, '/');
+  double top_db = RANGE_DB - 150;
+  for (int i = 0; i < n; i++) top_db = fmax(top_db, ceil(high_db(&panels[i]) / 10) * 10);
   cairo_set_source_rgb(c, 1, 1, 1);
   cairo_paint(c);
   cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
-  KR_TRY(put_pixels(c, before, TOP, top_db));
-  KR_TRY(put_pixels(c, after, second, top_db));
-  put_axes(c, before, TOP, "before");
-  put_axes(c, after, second, "after");
-  put_text(c, LEFT + N_COLUMNS / 2.0, IMAGE_HEIGHT - 16, ALIGN_CENTER, 13, "time (s)");
-  put_text(c, LEFT + N_COLUMNS / 2.0, 28, ALIGN_CENTER, 18,
-           strcmp(title, "-") == 0 ? "standard input"
-           : slash                 ? slash + 1
-                                   : title);
-  put_color_bar(c, top_db);
+  for (int i = 0; i < n; i++) {
+    const double y = TOP + i * (PANEL_HEIGHT + GAP);
+    KR_TRY(put_pixels(c, &panels[i], y, top_db));
+    put_axes(c, &panels[i], y, names[i]);
+  }
+  kr_chart_text(c, LEFT + N_COLUMNS / 2.0, image_height(n) - 16, KR_CHART_CENTER, 13, "time (s)");
+  kr_chart_text(c, LEFT + N_COLUMNS / 2.0, 28, KR_CHART_CENTER, 18,
+           strcmp(text->title, "-") == 0 ? "standard input"
+           : slash                       ? slash + 1
+                                         : text->title);
+  kr_chart_text(c, LEFT + N_COLUMNS / 2.0, 52, KR_CHART_CENTER, 14, text->scores);
+  put_color_bar(c, top_db, panels_height(n));
   return KRAIT_OK;
 }
 
-static cairo_status_t write_bytes(void *user, const unsigned char *bytes, unsigned int n) {
-  return fwrite(bytes, 1, n, user) == n ? CAIRO_STATUS_SUCCESS : CAIRO_STATUS_WRITE_ERROR;
-}
-
-static int32_t write_png(const kr_plot *plot, cairo_surface_t *surface) {
-  FILE *file = fopen(plot->target.temp_path, "wb");
-  if (!file) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", plot->target.path);
-  errno = 0;
-  int failed = cairo_surface_write_to_png_stream(surface, write_bytes, file) != CAIRO_STATUS_SUCCESS;
-  if (fclose(file) != 0) failed = 1;
-  return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", plot->target.path) : KRAIT_OK;
-}
-
-static int32_t draw_surface(const kr_plot *plot, const char *title, const panel *before, const panel *after) {
-  cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, IMAGE_WIDTH, IMAGE_HEIGHT);
+static int32_t draw_surface(const kr_plot *plot, const kr_plot_text *text, const panel *panels, int n) {
+  cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, IMAGE_WIDTH, image_height(n));
   cairo_t *c = cairo_create(surface);
   const locale_t locale = kr_c_locale_begin();
-  int32_t status = draw(c, title, before, after);
+  int32_t status = draw(c, text, panels, n);
   kr_c_locale_end(locale);
-  if (status == KRAIT_OK && cairo_status(c) != CAIRO_STATUS_SUCCESS)
-    status = kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", plot->target.path,
-                     cairo_status_to_string(cairo_status(c)));
-  if (status == KRAIT_OK) status = write_png(plot, surface);
+  if (status == KRAIT_OK) status = kr_chart_put(c, &plot->target);
   cairo_destroy(c);
   cairo_surface_destroy(surface);
   return status;
 }
 
-int32_t kr_plot_draw(kr_plot *plot, const char *title, const char *before_path, const char *after_path) {
-  panel before = {0}, after = {0};
+int32_t kr_plot_draw(kr_plot *plot, const kr_plot_text *text, const char *before_path, const char *after_path,
+                     const char *reference_path) {
+  const char *const paths[MOST_PANELS] = {before_path, after_path, reference_path};
+  const int n = reference_path ? 3 : 2;
+  panel panels[MOST_PANELS] = {{0}};
   kr_audio_in *in = NULL;
   KR_TRY(kr_audio_open(before_path, &in));
   const int32_t rate = kr_audio_in_info(in)->sample_rate_hz, hz = rate < MAX_HZ ? rate : MAX_HZ;
   kr_audio_close(&in);
-  int32_t status = read_panel(&before, before_path, hz);
-  if (status == KRAIT_OK) status = read_panel(&after, after_path, hz);
-  if (status == KRAIT_OK) status = draw_surface(plot, title, &before, &after);
-  kr_free(before.power);
-  kr_free(after.power);
+  int32_t status = KRAIT_OK;
+  for (int i = 0; i < n && status == KRAIT_OK; i++) status = read_panel(&panels[i], paths[i], hz);
+  if (status == KRAIT_OK) status = draw_surface(plot, text, panels, n);
+  for (int i = 0; i < n; i++) kr_free(panels[i].power);
   return status;
 }

@@ -1,19 +1,13 @@
-/* sheet.c: a contact sheet: four frames per row with their times; those that the video tower saw have a border. */
+/* sheet.c: a contact sheet: four frames per row with their times and scores; those that the video tower saw have a border. */
 #define _GNU_SOURCE
 #include <cairo.h>
-#include <errno.h>
 #include <stdio.h>
 
+#include "charts.h"
 #include "clocale.h"
 #include "describer.h"
-#include "outfile.h"
-#include "status.h"
 
-enum { COLUMNS = 4, GAP = 12, CAPTION = 22, BORDER = 4, LEAST = 120 /* pixels of a frame on the sheet */ };
-
-static cairo_status_t write_bytes(void *user, const unsigned char *bytes, unsigned int n) {
-  return fwrite(bytes, 1, n, user) == n ? CAIRO_STATUS_SUCCESS : CAIRO_STATUS_WRITE_ERROR;
-}
+enum { COLUMNS = 4, GAP = 12, CAPTION = 22, LEGEND = 46, BORDER = 4, LEAST = 120 /* pixels of a frame on the sheet */ };
 
 static int is_chosen(const krait_film *film, int i) {
   for (int k = 0; k < KRAIT_FILM_CHOSEN; k++)
@@ -55,50 +49,41 @@ static void put_frame(cairo_t *c, const krait_film *film, const uint8_t *rgb, in
   cairo_restore(c);
   cairo_surface_destroy(picture);
   if (film->fps > 0)
-    snprintf(text, sizeof text, "%.1f s   %.0f", (double)film->at[i] / film->fps, film->score[i]);
+    snprintf(text, sizeof text, "%.1f s, score %.0f", (double)film->at[i] / film->fps, film->score[i]);
   else
-    snprintf(text, sizeof text, "frame %lld   %.0f", (long long)film->at[i], film->score[i]);
+    snprintf(text, sizeof text, "frame %lld, score %.0f", (long long)film->at[i], film->score[i]);
   cairo_set_source_rgb(c, 0.2, 0.2, 0.2);
-  cairo_move_to(c, x, y + size + 16);
-  cairo_show_text(c, text);
+  kr_chart_text(c, x, y + size + 18, KR_CHART_LEFT, 13, text);
 }
 
-static int32_t write_png(cairo_surface_t *surface, const kr_outfile *target) {
-  FILE *file = fopen(target->temp_path, "wb");
-  if (!file) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", target->path);
-  errno = 0;
-  int failed = cairo_surface_write_to_png_stream(surface, write_bytes, file) != CAIRO_STATUS_SUCCESS;
-  if (fclose(file) != 0) failed = 1;
-  return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", target->path) : KRAIT_OK;
+/* What the border and the numbers mean. */
+static void put_legend(cairo_t *c, double y) {
+  cairo_set_source_rgb(c, 0.95, 0.55, 0.1);
+  cairo_rectangle(c, GAP, y + 4, 14, 14);
+  cairo_fill(c);
+  cairo_set_source_rgb(c, 1, 1, 1);
+  cairo_rectangle(c, GAP + 3, y + 7, 8, 8);
+  cairo_fill(c);
+  cairo_set_source_rgb(c, 0.2, 0.2, 0.2);
+  kr_chart_text(c, GAP + 22, y + 16, KR_CHART_LEFT, 13, "chosen: the video tower saw these frames too");
+  kr_chart_text(c, GAP, y + 36, KR_CHART_LEFT, 13,
+                "score: the attention that a frame receives from its half; the highest four of each half are chosen");
 }
 
-static int32_t draw(const krait_film *film, const uint8_t *frames, int64_t side, const kr_outfile *target) {
-  const double size = side < LEAST ? LEAST : (double)side;
-  const int rows = (film->n + COLUMNS - 1) / COLUMNS;
-  cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)(GAP + COLUMNS * (size + GAP)),
-                                                        (int)(GAP + rows * (size + GAP + CAPTION)));
+int32_t kr_describer_draw(const krait_film *film, const uint8_t *frames, int64_t side, const char *png_path) {
+  const double size = side < LEAST ? LEAST : (double)side, width = GAP + COLUMNS * (size + GAP);
+  const double below = GAP + (film->n + COLUMNS - 1) / COLUMNS * (size + GAP + CAPTION);
+  cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)width, (int)(below + LEGEND));
   cairo_t *c = cairo_create(surface);
   const locale_t locale = kr_c_locale_begin();
   cairo_set_source_rgb(c, 1, 1, 1);
   cairo_paint(c);
   cairo_select_font_face(c, "sans", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
-  cairo_set_font_size(c, 13);
   for (int i = 0; i < film->n; i++) put_frame(c, film, frames + i * side * side * 3, side, i, size);
+  put_legend(c, below);
   kr_c_locale_end(locale);
-  const int32_t status =
-      cairo_status(c) == CAIRO_STATUS_SUCCESS
-          ? write_png(surface, target)
-          : kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot draw %s: %s", target->path, cairo_status_to_string(cairo_status(c)));
+  const int32_t status = kr_chart_write(c, png_path);
   cairo_destroy(c);
   cairo_surface_destroy(surface);
-  return status;
-}
-
-int32_t kr_describer_draw(const krait_film *film, const uint8_t *frames, int64_t side, const char *png_path) {
-  kr_outfile target = {0};
-  int32_t status = kr_outfile_begin(&target, png_path);
-  if (status >= 0) status = draw(film, frames, side, &target);
-  if (status >= 0) status = kr_outfile_commit(&target);
-  kr_outfile_abandon(&target);
   return status;
 }
