@@ -95,6 +95,18 @@ with tempfile.TemporaryDirectory() as base:
     done = krait("enhance", DEMO / "noisy.flac", "-o", out, "--weights", base / "whole" / "best.safetensors", "--device", "cpu")
     check(done.returncode == 0 and out.stat().st_size > 1000, f"enhance with the trained weights: {done}")
 
+    # a small machine's preset, and the built-in weights by name; sections come first wherever they are written
+    small = ["batch_size=2", "loss.metric=0", f"dset.speech_train={base / 'clean'}", f"dset.noisy_train={base / 'noisy'}", "--device", "cpu"]
+    done = krait("train", "epochs=1", "+model=primeknet_small", *small, "--steps", "2", "--output", base / "small")
+    check(done.returncode == 0 and b"step 1/2 " in done.stdout, f"+model=primeknet_small: {done}")
+    made = json.loads((base / "small" / ".hydra" / "config.yaml").read_text())
+    check((made["segment"], made["stride"], made["shift"], made["batch_size"], made["epochs"]) == (24000, 12000, 8000, 2, 1) and "settings" not in made["model"], f"the preset's settings, and those given: {made}")
+    if not FEW:
+        done = krait("train", "-w", "builtin", "segment=8000", "stride=8000", "shift=4000", *small, "--steps", "1", "-q", "--output", base / "tuned")
+        check(done.returncode == 0 and done.stdout == b"", f"train -w builtin -q: {done}")
+        tuned, own = (json.loads(krait("info", name, "--json").stdout) for name in (base / "tuned" / "best.safetensors", "builtin"))
+        check(tuned["config"] == own["config"] and tuned["n_params"] == own["n_params"], "fine-tuned weights have the built-in model's configuration")
+
     # a part of docs/TRAIN.md's first run: demo/train, mixed during training
     done = krait("train", config, f"dset.speech_train={DEMO / 'train' / 'speech' / 'librispeech_1040-133433-0000.opus'}", f"dset.noise_train={DEMO / 'train' / 'noise'}",
                  f"dset.speech_valid={DEMO / 'clean.flac'}", f"dset.noise_valid={DEMO / 'train' / 'noise'}", "train_noise.snr_range=[0,10]", "loss.metric=0", "--valid-batches", "1", "--output", base / "demo", *(["--steps", "2"] if FEW else []))

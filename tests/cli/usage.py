@@ -19,7 +19,7 @@ for verb in verbs:
     check(all(len(line) <= 100 for line in done.stdout.decode().splitlines()), f"{verb} --help: too wide")
     check(verb in sections, f"docs/krait.1 lacks {verb}")
     for option in re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", done.stdout.decode(), re.M):
-        common = option in ("--help", "--device", "--threads", "--caps", "--tier", "--no-fallback")
+        common = option in ("--help", "--device", "--threads", "--caps", "--tier", "--no-fallback", "--quiet", "--verbose")
         check(option in (manual if common else sections.get(verb, "")), f"docs/krait.1 lacks {verb} {option}")
     helps[verb] = done.stdout.decode()
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", sections.get(verb, "").split("\n.SH ")[0])):
@@ -37,6 +37,37 @@ for line in re.findall(r"krait (?:[a-z]+ .*|[a-z]+)$", readme, re.M):
             check(re.search(rf"(^|[ ,]){option}\b", helps[verb], re.M), f"README.md has krait {verb} {option}, which krait {verb} --help lacks")
 check(all(f"krait {verb}" in readme for verb in verbs if verb != "version"), "README.md names every verb")
 check_error(2, "unknown verb 'frobnicate'", "frobnicate")
+check_error(2, "unknown verb 'enahnce'; did you mean enhance?", "enahnce")
+check(krait("help", "score").stdout == krait("score", "--help").stdout != b"" and krait("help").stdout == top.stdout, "krait help VERB")
+check_error(2, "unknown verb 'scoer'; did you mean score?", "help", "scoer")
+check_error(2, "'--outptu' is unknown (did you mean --output?)", "enhance", "--outptu", "x", "y")
+check_error(2, "'--refrence=x' is unknown (did you mean --reference?)", "enhance", "--refrence=x", "y")
+check_error(1, "did you mean lr=3?", "train", "lrr=3")
+check_error(1, "did you mean train_noise.snr_range=[0,1]?", "train", "snr_range=[0,1]")
+check_error(1, "there is no 'frobnication' in the configuration; use +frobnication=1", "train", "frobnication=1")
+for verb, more in (("generate", ["-p", "x"]), ("score", [__file__])):
+    check_error(2, "huggingface-cli download state-spaces/mamba-370m-hf --local-dir far/mamba-370m-hf", verb, "far/mamba-370m-hf", *more)
+check_error(2, "there is no such folder or file; krait downloads nothing", "generate", "no-such-model", "-p", "x")
+DEMO = pathlib.Path(__file__).parent.parent.parent / "demo"
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    check_error(1, f"did you mean {DEMO}/noisy.flac?", "enhance", DEMO / "nosy.flac", "-o", folder / "x.wav")
+    check_error(2, f"krait enhance {DEMO}/noisy.flac -o {folder}/out.wav", "enhance", DEMO / "noisy.flac", folder / "out.wav")
+    check_error(2, "no format has the extension .wva", "enhance", DEMO / "noisy.flac", "-o", folder / "out.wva")
+    done = krait("enhance", "-q", DEMO / "noisy.flac", "-o", folder / "out.wav", "--device", "cpu")
+    check(done.returncode == 0 and done.stdout == done.stderr == b"" and (folder / "out.wav").exists(), f"enhance -q: {done}")
+    for name in ("builtin", "streaming"):  # the program's own weights, by name
+        done = krait("info", name, "--json")
+        check(done.returncode == 0 and b'"primeknet_mamba"' in done.stdout, f"info {name}: {done.stderr!r}")
+        done = krait("convert", name, folder / f"{name}.safetensors")
+        check(done.returncode == 0 and krait("info", folder / f"{name}.safetensors").stdout == krait("info", name).stdout, f"convert {name}: {done}")
+    headers = {"WAV": (folder / "out.wav").read_bytes(), "FLAC": (DEMO / "noisy.flac").read_bytes(), "MP3": b"ID3\x04" + bytes(60), "Ogg": b"OggS" + bytes(60)}
+    frame = bytes([0xFF, 0xFB, 0x90, 0x64])  # 128 kbit/s at 44.1 kHz: the next frame after 417 bytes
+    headers["MP3 "] = (frame + bytes(413)) * 3
+    for name, data in headers.items():
+        check_error(2, f"standard input is a file ({name.strip()}), not samples", "live", stdin=data)
+    done = krait("live", "-v", stdin=frame + bytes(3996))  # samples may begin like that
+    check(done.returncode == 0 and len(done.stdout) == 4000 and b"krait live: krait " in done.stderr and b" on cpu (" in done.stderr, f"live -v: {done.returncode}, {len(done.stdout)}, {done.stderr!r}")
 with tempfile.TemporaryDirectory() as folder:  # a file whose name begins like an option
     pathlib.Path(folder, "-dash.wav").touch()
     check_error(2, "for the file '-dash.wav' write ./-dash.wav, or -- before it", "enhance", "-dash.wav", cwd=folder)

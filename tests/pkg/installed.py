@@ -100,6 +100,30 @@ def check_completion(share, bindir):
         expect("zsh reads its completion", run("zsh", "-n", share / "zsh/site-functions/_krait"))
 
 
+def check_uninstall(scratch):
+    """tools/uninstall removes what meson's log of the installation lists."""
+    expect("uninstall", run(ROOT / "tools/uninstall", BUILD, env=dict(os.environ, PATH=f"{os.environ['PATH']}")), "files removed")
+    left = [str(path) for path in (scratch / "root").rglob("*") if not path.is_dir()]
+    if left:
+        failures.append(f"left by uninstall: {left[:5]}")
+        print("WRONG   " + failures[-1])
+
+
+def check_libdir():
+    """Where tools/libdir puts libraries, by what the loader's configuration says."""
+    cases = [("Debian without dpkg-dev", "x86_64-linux-gnu", "ldconfig: Can't stat /usr/local/lib/x86_64-linux-gnu: No such file or directory\\n/usr/local/lib: (from /etc/ld.so.conf.d/libc.conf:2)", "/usr/local", "lib/x86_64-linux-gnu"),
+             ("Fedora, with lib64 configured", "", "/usr/local/lib64: (from /etc/ld.so.conf.d/local.conf:1)\\n/lib64: (from <builtin>:0)", "/usr/local", "lib64"),
+             ("Fedora, /usr", "", "/lib64: (from <builtin>:0)\\n/lib: (from <builtin>:0)", "/usr", "lib64"),
+             ("Arch", "", "/usr/local/lib: (from /etc/ld.so.conf:1)\\n/usr/lib: (from <builtin>:0)", "/usr/local", "lib")]
+    for name, multiarch, said, prefix, wanted in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            for program, text in (("cc", multiarch), ("ldconfig", said)):
+                path = pathlib.Path(folder, program)
+                path.write_text(f"#!/bin/sh\nprintf '%b\\n' \"{text}\"\n")
+                path.chmod(0o755)
+            expect(f"tools/libdir: {name}", run(ROOT / "tools/libdir", prefix, env=dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}")), wanted + "\n")
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         scratch = pathlib.Path(folder)
@@ -126,6 +150,8 @@ def main():
         man = prefix / "share/man/man1/krait.1"
         expect("the manual is installed", run("test", "-s", man if man.exists() else str(man) + ".gz"))
         check_completion(prefix / "share", prefix / "bin")
+        check_uninstall(scratch)
+    check_libdir()
     print(f"{len(failures)} wrong")
     return 1 if failures else 0
 

@@ -50,7 +50,7 @@ static scale scale_of(const chart *ch, int measure) {
     }
   if (!(s.high >= s.low)) s.low = 0, s.high = 1;
   const double step = kr_chart_step(fmax(s.high - s.low, 1e-3), 6);
-  s.low = floor(s.low / step) * step, s.high = ceil(s.high / step + 1e-9) * step;
+  s.low = floor(s.low / step + 0.01) * step, s.high = ceil(s.high / step + 1e-9) * step;
   return s;
 }
 
