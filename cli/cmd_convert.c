@@ -40,8 +40,8 @@ int cmd_convert(int argc, char **argv) {
                          "IN OUT.safetensors | OUT.th",
                          "Converts a safetensors or torch.save file (best.th, checkpoint.th, *.pt) to safetensors with "
                          "the configuration in its metadata, or, if OUT ends in .th, .pt or .pth, to the layout of "
-                         "upstream's best.th for torch.load. IN may be 'builtin' or 'streaming', the program's own weights. Nothing "
-                         "in the input is executed.",
+                         "upstream's best.th for torch.load. IN may be 'builtin' or 'streaming', the program's own "
+                         "weights. Nothing in the input is executed.",
                          options,
                          CLI_N(options),
                          2,

@@ -262,7 +262,8 @@ int cmd_info(int argc, char **argv) {
                          "[FILE]",
                          "Without FILE: the version, this machine's capabilities, and the rows (implementations) of "
                          "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
-                         "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or 'streaming'. With --graph: the operators of a model, given as file "
+                         "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or "
+                         "'streaming'. With --graph: the operators of a model, given as file "
                          "or folder, one per line.",
                          options,
                          CLI_N(options),

@@ -87,8 +87,8 @@ int cmd_verify(int argc, char **argv) {
   const cli_verb verb = {"verify",
                          "WEIGHTS GOLDEN",
                          "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
-                         "and prints the error of each output against the recorded one. WEIGHTS is a file, or 'builtin' or "
-                         "'streaming'. Exit status: 0 within "
+                         "and prints the error of each output against the recorded one. WEIGHTS is a file, or "
+                         "'builtin' or 'streaming'. Exit status: 0 within "
                          "tolerance, 1 not within tolerance, 2 could not run.",
                          options,
                          CLI_N(options),

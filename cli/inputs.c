@@ -163,7 +163,8 @@ static char *name_output(const cli_pair *p, const char *out, int to_folder) {
   return other;
 }
 
-/* The name of the one output selects its format: an extension of no format is probably a slip. An input may have any. */
+/* The name of the one output selects its format: an extension of no format is probably a slip. An input may have
+ * any. */
 static int check_extension(const char *verb, const char *in, const char *out) {
   struct stat info;
   const char *name = base_name(out), *dot = strrchr(name, '.'), *own = strrchr(base_name(in), '.');

@@ -152,7 +152,8 @@ static int32_t refuse_setting(const kr_recipe *r, const char *name, const char *
   guess g = {.written = name, .slips = INT32_MAX};
   look_for_name(r->values, "", &g);
   if (*g.meant)
-    return kr_fail(KRAIT_ERR_ARGUMENT, "there is no '%s' in the configuration; did you mean %s=%s?", name, g.meant, text);
+    return kr_fail(KRAIT_ERR_ARGUMENT, "there is no '%s' in the configuration; did you mean %s=%s?", name, g.meant,
+                   text);
   return kr_fail(KRAIT_ERR_ARGUMENT, "there is no '%s' in the configuration; use +%s=%s to add it", name, name, text);
 }
 

@@ -55,7 +55,10 @@ with tempfile.TemporaryDirectory() as name:
     found = results(*DEMO)[0]["other"]
     for key in NAMES:
         check(abs(found[key] - float(golden[key])) < (0.02 if key == "wss" else 0.002), f"demo's {key} is {found[key]}, not {golden[key]}")
-    table = krait("evaluate", *DEMO, "--csv", folder / "demo.csv")
+    table = krait("evaluate", *DEMO, "--csv", folder / "demo.csv", "--plot", folder / "demo.png")
+    check((folder / "demo.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n", "--plot draws a picture")
+    check_error(2, "exists; -f replaces it", "evaluate", *DEMO, "--plot", folder / "demo.png")
+    check_error(2, "give a name that ends in .png", "evaluate", *DEMO, "--plot", folder / "demo.svg")
     check(table.returncode == 0 and b"PESQ" in table.stdout and f"{found['pesq']:.3f}".encode() in table.stdout, f"table: {table}")
     rows = list(csv.DictReader(open(folder / "demo.csv")))
     check(len(rows) == 1 and all(abs(float(rows[0]["other_" + k]) - found[k]) < 1e-5 for k in NAMES) and rows[0]["name"] == "noisy", f"CSV: {rows}")

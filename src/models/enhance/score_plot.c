@@ -139,7 +139,8 @@ int32_t krait_scores_plot(const krait_score_rows *r, const char *png_path) {
                r->names && r->before && r->measures && r->n_measures > 0 && r->n_measures <= 4,
            KRAIT_ERR_ARGUMENT, "krait_scores_plot: rows need their size, a title, names, one to four measures, scores");
   const double line = fmin(20, (double)MOST_HEIGHT / (double)r->n_rows);
-  chart ch = {r, kr_alloc_array((size_t)r->n_rows, sizeof *ch.order), line, fmax(LEAST_HEIGHT, line * (double)r->n_rows)};
+  chart ch = {r, kr_alloc_array((size_t)r->n_rows, sizeof *ch.order), line,
+              fmax(LEAST_HEIGHT, line * (double)r->n_rows)};
   KR_CHECK(ch.order, KRAIT_ERR_NO_MEMORY, "no memory for the order of %lld recordings", (long long)r->n_rows);
   for (int64_t i = 0; i < r->n_rows; i++) ch.order[i] = i;
   qsort_r(ch.order, (size_t)r->n_rows, sizeof *ch.order, by_score, (void *)r);

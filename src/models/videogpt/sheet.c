@@ -1,4 +1,5 @@
-/* sheet.c: a contact sheet: four frames per row with their times and scores; those that the video tower saw have a border. */
+/* sheet.c: a contact sheet: four frames per row with their times and scores; those that the video tower saw have a
+ * border. */
 #define _GNU_SOURCE
 #include <cairo.h>
 #include <stdio.h>
