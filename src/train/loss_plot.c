@@ -189,6 +189,16 @@ static void trace(cairo_t *c, const history *h, const axes *a, int i, int is_smo
   cairo_stroke(c);
 }
 
+/* Validations are few, and the first may be the only one. */
+static void put_dots(cairo_t *c, const history *h, const axes *a, int i) {
+  for (int64_t n = 0; n < h->n; n++) {
+    const double *row = h->values + n * COLUMNS;
+    if (isnan(row[1 + i])) continue;
+    cairo_arc(c, x_of(a, row[0]), y_of(a, row[1 + i]), 4, 0, 6.283185307179586);
+    cairo_fill(c);
+  }
+}
+
 static int has_curve(const history *h, int i) {
   for (int64_t n = 0; n < h->n; n++)
     if (!isnan(h->values[n * COLUMNS + 1 + i])) return 1;
@@ -203,6 +213,7 @@ static void put_curve(cairo_t *c, const history *h, const axes *a, int i, double
   cairo_set_source_rgb(c, curves[i].red, curves[i].green, curves[i].blue);
   cairo_set_line_width(c, i < 2 ? 2.5 : 1.5);
   trace(c, h, a, i, 1);
+  if (i == 1) put_dots(c, h, a, i);
   kr_chart_line(c, WIDTH - RIGHT + 14, *legend_y - 4, WIDTH - RIGHT + 38, *legend_y - 4);
   cairo_set_source_rgb(c, 0, 0, 0);
   kr_chart_text(c, WIDTH - RIGHT + 46, *legend_y, KR_CHART_LEFT, 13, curves[i].name);

@@ -8,7 +8,7 @@
 #include "clocale.h"
 #include "describer.h"
 
-enum { COLUMNS = 4, GAP = 12, CAPTION = 22, LEGEND = 46, BORDER = 4, LEAST = 120 /* pixels of a frame on the sheet */ };
+enum { COLUMNS = 4, GAP = 12, CAPTION = 22, LEGEND = 66, BORDER = 4, LEAST = 120 /* pixels of a frame on the sheet */ };
 
 static int is_chosen(const krait_film *film, int i) {
   for (int k = 0; k < KRAIT_FILM_CHOSEN; k++)
@@ -67,8 +67,8 @@ static void put_legend(cairo_t *c, double y) {
   cairo_fill(c);
   cairo_set_source_rgb(c, 0.2, 0.2, 0.2);
   kr_chart_text(c, GAP + 22, y + 16, KR_CHART_LEFT, 13, "chosen: the video tower saw these frames too");
-  kr_chart_text(c, GAP, y + 36, KR_CHART_LEFT, 13,
-                "score: the attention that a frame receives from its half; the highest four of each half are chosen");
+  kr_chart_text(c, GAP, y + 36, KR_CHART_LEFT, 13, "score: the attention that a frame receives from its half of them;");
+  kr_chart_text(c, GAP, y + 54, KR_CHART_LEFT, 13, "the highest four of each half are chosen");
 }
 
 int32_t kr_describer_draw(const krait_film *film, const uint8_t *frames, int64_t side, const char *png_path) {
