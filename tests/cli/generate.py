@@ -574,7 +574,7 @@ def refused():
     check_error(2, "three ways", "generate", here / "whole", "-", "-p", "a")
     check_error(2, "'b' after the model", "generate", here / "whole", "b")
     check_error(2, "--top-p is '2'", "generate", here / "whole", "-p", "a", "--top-p", 2)
-    check_error(1, "the prompt is empty", "generate", here / "whole", "-p", "")
+    check_error(2, "the prompt is empty", "generate", here / "whole", "-p", "")
     check_error(2, "not UTF-8: byte 0xff at 1; convert it to UTF-8", "generate", here / "whole", "-", stdin=b"a\xff")
     (here / "torn").write_bytes(b"a\n\nb\xff\n")
     check_error(2, "torn: prompt 2 of 2: the text is not UTF-8: byte 0xff at 1", "generate", here / "whole", "--file", here / "torn")
