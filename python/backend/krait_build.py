@@ -47,7 +47,7 @@ def _build_library(folder):
             print("krait: clang 18 or later not found: this wheel will be CPU-only", file=sys.stderr)
         _run("meson", "compile", "-C", build, "src/krait:shared_library")
         built = os.path.join(build, "src", "libkrait.so")
-    _run("strip", "--strip-unneeded", "-o", path, built)
+    _run("strip", "--strip-unneeded", "-R", ".eh_frame", "-o", path, built)  # unwinding tables, which nothing finds without their index (src/meson.build)
     return path
 
 

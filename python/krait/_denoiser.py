@@ -1,14 +1,18 @@
 """Denoiser: libkrait's speech denoiser on numpy arrays and torch tensors."""
 
+import json
+import math
 import os
 import sys
 import threading
 
 import numpy as np
 
-from . import _load, _sound, _weights
+from . import _load, _sound
 
 _MODEL_HZ = 16000
+_MOST_DEVICES, _MOST_THREADS = 64, 1024
+_FORM, _STREAM_FORM = "floating point or int16 with time as the last axis", "one-dimensional floating point or int16"
 
 
 class Denoiser:
@@ -23,37 +27,30 @@ class Denoiser:
     def __init__(self, device="cpu", threads=0, weights=None):
         device = str(device)  # a torch.device, too
         self._made_of = device, threads, weights
-        self._lock = threading.Lock()
-        self._model = self._session = None
-        if device == "cpu":
-            self._context = _load.cpu_context(threads)
-        elif device == "cuda" or (device.startswith("cuda:") and device[5:].isdigit()):
-            self._context = _load.cuda_context(int(device[5:] or 0))
-        else:
-            raise ValueError("krait.Denoiser: device is %r, must be 'cpu' or 'cuda:N'" % (device,))
-        self._process = os.getpid()
-        ffi, model, session = _load.ffi(), _load.ffi().new("krait_model **"), _load.ffi().new("krait_session **")
-        self._check(_load.function("krait_model_open")(self._context, ffi.NULL, model) if weights is None else self._open_file(os.fspath(weights), model))
-        self._model = ffi.gc(model, _load.lib().krait_model_close)
-        self._check(_load.lib().krait_session_open(model[0], session))
-        self._session = ffi.gc(session, lambda handle, model=self._model: _load.lib().krait_session_close(handle))
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._context = _context(device, threads)
+        self._handles = _load.Handles()
+        self._model = self._open_model(weights)
+        self._session = self._handles.open("session", self._model[0])
 
     def __reduce__(self):
         return Denoiser, self._made_of
 
-    def _open_file(self, path, model):
-        """Reads the file here: the wheel's libkrait opens no files. Keeps no tensors."""
+    def _open_model(self, weights):
         ffi = _load.ffi()
-        metadata, tensors = _weights.read(path)
-        if metadata.get("normalize", "none") != "none":
-            raise ValueError("%s: weights need level normalization (normalize: %s); use them with krait enhance -w" % (path, metadata["normalize"]))
-        items, kept = ffi.new("krait_model_tensor[]", max(len(tensors), 1)), []
-        for item, (name, values) in zip(items, tensors.items()):
-            kept.append((ffi.new("char[]", name.encode()), ffi.new("int64_t[]", list(values.shape) or 1), np.ascontiguousarray(values)))
-            item.name, item.shape, item.n_dims, item.data = kept[-1][0], kept[-1][1], values.ndim, ffi.cast("const float *", kept[-1][2].ctypes.data)
-        told = ffi.new("char[]", _weights.settings(metadata, path).encode())
-        options = ffi.new("krait_model_options *", {"size": ffi.sizeof("krait_model_options"), "overrides": told})
-        return _load.function("krait_model_open_tensors")(self._context, options, items, len(tensors), model)
+        if weights is None:
+            return self._handles.open("model", self._context, ffi.NULL)
+        if not isinstance(weights, (str, bytes, os.PathLike)):
+            raise TypeError("krait.Denoiser: weights is %s, must be the name of a safetensors file" % _named(weights))
+        path = os.fsencode(weights)
+        if not path or b"\0" in path:
+            raise ValueError("krait.Denoiser: weights is %r, must be the name of a safetensors file" % (weights,))
+        name = ffi.new("char[]", path)
+        model = self._handles.open("model", self._context, ffi.new("krait_model_options *", {"size": ffi.sizeof("krait_model_options"), "weights_path": name}))
+        level = json.loads(ffi.string(_load.lib().krait_model_json(model[0])).decode()).get("metadata", {}).get("normalize", "none")
+        if level != "none":
+            raise ValueError("%s: weights need level normalization (normalize: %s); use them with krait enhance -w" % (os.fsdecode(path), level))
+        return model
 
     def stream(self):
         """A new independent Stream for live denoising: latency 0.35 s, or 31 ms with a streaming model's weights."""
@@ -83,11 +80,10 @@ class Denoiser:
         if torch is not None and isinstance(samples, torch.Tensor):
             done = self(samples.detach().to("cpu", torch.float64 if samples.is_floating_point() else samples.dtype).numpy(), rate)
             return torch.from_numpy(done).to(samples.device, samples.dtype)
-        samples = np.asarray(samples)
-        rate = _checked_rate(rate)
+        samples, rate = _array(samples, "Denoiser", _FORM), _checked_rate(rate)
         is_whole = samples.dtype == np.int16
-        if samples.ndim == 0 or not (is_whole or samples.dtype.kind == "f"):
-            raise TypeError("krait.Denoiser: samples are %s of shape %s, must be floating point or int16 with time as the last axis" % (samples.dtype, samples.shape))
+        if samples.ndim == 0:
+            raise TypeError("krait.Denoiser: samples are %s of shape %s, must be %s" % (samples.dtype, samples.shape, _FORM))
         if samples.size == 0:
             return samples.copy()
         rows = samples.reshape(-1, samples.shape[-1]).astype(np.float64) / (32768 if is_whole else 1)
@@ -108,14 +104,11 @@ class Stream:
     samples after its input. finish() returns the rest and resets the stream."""
 
     def __init__(self, denoiser):
-        ffi, lib = _load.ffi(), _load.lib()
         self._process, self._lock = denoiser._process, threading.Lock()
-        session, stream = ffi.new("krait_session **"), ffi.new("krait_stream **")
-        denoiser._check(lib.krait_session_open(denoiser._model[0], session))
-        self._session = ffi.gc(session, lambda handle, model=denoiser._model: lib.krait_session_close(handle))
-        denoiser._check(lib.krait_stream_open(self._session[0], stream))
-        self._stream = ffi.gc(stream, lambda handle, session=self._session: lib.krait_stream_close(handle))
-        self.latency = int(lib.krait_stream_latency(self._stream[0]))
+        self._handles = _load.Handles(denoiser._handles)
+        self._session = self._handles.open("session", denoiser._model[0])
+        self._stream = self._handles.open("stream", self._session[0])
+        self.latency = int(_load.lib().krait_stream_latency(self._stream[0]))
 
     def _take(self, n, call):
         """Runs call(out, room, n_out) -> its output."""
@@ -128,9 +121,9 @@ class Stream:
         return out[:n_out[0]].copy()
 
     def push(self, samples):
-        samples = np.asarray(samples)
-        if samples.ndim != 1 or not (samples.dtype == np.int16 or samples.dtype.kind == "f"):
-            raise TypeError("krait.Denoiser.stream: samples are %s of shape %s, must be one-dimensional floating point or int16" % (samples.dtype, samples.shape))
+        samples = _array(samples, "Denoiser.stream", _STREAM_FORM)
+        if samples.ndim != 1:
+            raise TypeError("krait.Denoiser.stream: samples are %s of shape %s, must be %s" % (samples.dtype, samples.shape, _STREAM_FORM))
         given = np.ascontiguousarray(samples / np.float32(32768) if samples.dtype == np.int16 else samples, dtype=np.float32)
         if not np.isfinite(given).all():
             raise ValueError("krait.Denoiser.stream: samples contain NaN or infinity")
@@ -141,12 +134,48 @@ class Stream:
         return self._take(0, lambda out, room, n_out: _load.lib().krait_stream_finish(self._stream[0], out, room, n_out))
 
 
+def _named(value):
+    """What was given, for a sentence: short whatever it is."""
+    text = repr(value)
+    return "%s of %s" % (text if len(text) < 40 else text[:36] + "...", type(value).__name__)
+
+
+def _whole(value):
+    """The value as an int, or None."""
+    if isinstance(value, (float, np.floating)):
+        return int(value) if math.isfinite(value) and value == int(value) else None
+    return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+
+
 def _checked_rate(rate):
-    if isinstance(rate, (float, np.floating)) and rate == int(rate):
-        rate = int(rate)
-    if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)) or not 1000 <= rate <= 768000:
-        raise ValueError("krait.Denoiser: rate is %r, must be an integer from 1000 to 768000 Hz" % (rate,))
-    return int(rate)
+    whole = _whole(rate)
+    if whole is None or not 1000 <= whole <= 768000:
+        raise ValueError("krait.Denoiser: rate is %s, must be an integer from 1000 to 768000 Hz" % _named(rate))
+    return whole
+
+
+def _context(device, threads):
+    n = _whole(threads)
+    if n is None or not 0 <= n <= _MOST_THREADS:
+        raise ValueError("krait.Denoiser: threads is %s, must be an integer from 0 (all cores) to %d" % (_named(threads), _MOST_THREADS))
+    kind, _, index = device.partition(":")
+    if device == "cpu":
+        return _load.cpu_context(n)
+    is_number = index.isascii() and index.isdigit() and len(index) <= 3
+    if device == "cuda" or (kind == "cuda" and is_number and int(index) < _MOST_DEVICES):
+        return _load.cuda_context(int(index or 0))
+    raise ValueError("krait.Denoiser: device is %s, must be 'cpu' or 'cuda:N'" % _named(device))
+
+
+def _array(samples, who, form):
+    """Floating point or int16 samples as an array; another object's own error keeps its words."""
+    try:
+        array = np.asarray(samples)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError("krait.%s: samples are %s, not an array: %s" % (who, _named(samples), error)) from None
+    if array.dtype != np.int16 and array.dtype.kind != "f":
+        raise TypeError("krait.%s: samples are %s of shape %s, must be %s" % (who, array.dtype, array.shape, form))
+    return array
 
 
 def enhance(options):

@@ -92,6 +92,46 @@ def fail(status):
     raise KraitError(message, status)
 
 
+class Handles:
+    """Owns C handles and closes them in reverse order of opening: once, and only in the process that opened them. In a
+    cycle of references Python finalizes objects in any order, so what uses handles of `base` is closed with them, and
+    its pointers are then NULL, which every function of the library refuses."""
+
+    def __init__(self, base=None):
+        self._opened, self._above, self._base, self._process = [], {}, base, os.getpid()
+        if base is not None:
+            base._above[id(self)] = self._opened
+
+    def open(self, kind, *arguments):
+        """krait_<kind>_open(*arguments, &handle) -> the handle's place, whose [0] is the pointer."""
+        return self.opened_by("krait_%s_open" % kind, kind, *arguments)
+
+    def opened_by(self, opener, kind, *arguments):
+        place = ffi().new("krait_%s **" % kind)
+        status = function(opener)(*arguments, place)
+        if status < 0:
+            fail(status)
+        self._opened.append((function("krait_%s_close" % kind), place))
+        return place
+
+    @staticmethod
+    def _close(opened):
+        while opened:
+            closer, place = opened.pop()
+            closer(place)
+
+    def close(self, getpid=os.getpid):
+        if getpid() != self._process:
+            return  # a forked child has no threads of its parent's, on which closing may wait
+        for opened in list(self._above.values()):
+            self._close(opened)
+        self._close(self._opened)
+        if self._base is not None:
+            self._base._above.pop(id(self), None)
+
+    __del__ = close
+
+
 def version():
     return ffi().string(lib().krait_version()).decode()
 

@@ -1,5 +1,5 @@
-/* any_fft.h: transforms of real signals of any even length, with kissfft. Not in the wheel's libkrait, which uses no
- * other libraries (bundled.c). */
+/* any_fft.h: transforms of real signals of any even length, with kissfft. Not in the wheel's libkrait, which does
+ * without that library (bundled.c). */
 #ifndef KR_ANY_FFT_H
 #define KR_ANY_FFT_H
 

@@ -18,5 +18,9 @@ KR_FLOOR(log, 2.2.5);
 KR_FLOOR(logf, 2.2.5);
 KR_FLOOR(pow, 2.2.5);
 KR_FLOOR(powf, 2.2.5);
+KR_FLOOR(__fxstat, 2.2.5); /* what fstat was before 2.33 */
+struct stat;
+extern int kr_floor_fstat(int version, int fd, struct stat *info) __asm__("__fxstat");
+#define KR_FSTAT(fd, info) kr_floor_fstat(1, fd, info)
 #undef KR_FLOOR
 #endif

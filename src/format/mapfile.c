@@ -13,6 +13,10 @@
 #include "open_error.h"
 #include "status.h"
 
+#ifndef KR_FSTAT /* glibc_floor.h */
+#define KR_FSTAT fstat
+#endif
+
 static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t n) {
   for (size_t done = 0; done < n;) {
     const ssize_t got = pread(fd, bytes + done, n - done, (off_t)done);
@@ -34,7 +38,7 @@ static size_t header_bytes(int fd, size_t n_bytes) {
 }
 
 static int32_t check_kind(int fd, const char *path, struct stat *info) {
-  if (fstat(fd, info) != 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
+  if (KR_FSTAT(fd, info) != 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
   KR_CHECK(!S_ISDIR(info->st_mode), KRAIT_ERR_FILE_FORMAT, "%s is a folder; give a file in it", path);
   KR_CHECK(S_ISREG(info->st_mode), KRAIT_ERR_FILE_FORMAT, "%s is not a regular file; copy it to one first", path);
   KR_CHECK(info->st_size > 0, KRAIT_ERR_FILE_FORMAT, "%s is empty", path);

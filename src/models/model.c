@@ -93,7 +93,8 @@ static int32_t open_from(const krait_ctx *ctx, const krait_model_options *option
   krait_model *model = kr_zalloc(sizeof *model);
   int32_t status = model ? open_parts(ctx, options, weights, &config, model)
                          : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  if (status == KRAIT_ERR_WEIGHTS) /* tensors and values do not contain their file's name */
+  const int is_theirs = status == KRAIT_ERR_WEIGHTS || status == KRAIT_ERR_FILE_FORMAT;
+  if (is_theirs && !strstr(krait_error_detail(), from)) /* tensors and values do not contain their file's name */
     status = kr_fail(status, "%s: %s", from, krait_error_detail());
   kr_config_close(&config);
   kr_weights_close(&weights);

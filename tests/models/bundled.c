@@ -1,5 +1,5 @@
-/* bundled.c: libkrait as in the wheel, and nothing else of krait: built-in weights, weights passed as tensors against
- * their recorded forward pass, streams, and errors. */
+/* bundled.c: libkrait as in the wheel, and nothing else of krait: built-in weights, weights from a file and as
+ * tensors against their recorded forward pass, streams, and errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -204,7 +204,7 @@ static void wrong_tensors_are_named(void **state) {
   *t = was, t->name = f->tensors[0].name;
   check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_FILE_FORMAT, model, "appears twice");
   *t = was, t->data = nan;
-  check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_WEIGHTS, model, "not finite");
+  check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_WEIGHTS, model, "has NaN at element 3");
   *t = was, t->data = NULL;
   check_refused(open_tensors(f, f->settings, &model), KRAIT_ERR_ARGUMENT, model, "no data");
   *t = was;
@@ -216,16 +216,27 @@ static void wrong_tensors_are_named(void **state) {
   close_file(f);
 }
 
-static void files_are_refused(void **state) {
+static void a_file_is_read(void **state) {
   (void)state;
   krait_model *model = NULL;
   krait_model_options options = {.size = sizeof options, .weights_path = GOLDEN "/tiny-gru.weights.safetensors"};
-  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model,
-                "this libkrait only has its built-in weights");
-  options = (krait_model_options){.size = sizeof options, .config_path = "config.yaml"};
-  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "cannot read config.yaml");
-  options = (krait_model_options){.size = sizeof options, .overrides = "causal=true"};
-  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_UNSUPPORTED, model, "cannot read causal=true");
+  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_OK);
+  assert_non_null(strstr(krait_model_json(model), "\"model\":\"primeknet_gru\""));
+  krait_model_close(&model);
+  options.overrides = "dense_channel=2.5";
+  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_WEIGHTS, model, "dense_channel");
+  options.overrides = "model={a: b}";
+  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_FILE_FORMAT, model, "is not JSON");
+}
+
+static void what_only_the_program_has_is_refused(void **state) {
+  (void)state;
+  krait_model *model = NULL;
+  const krait_model_options named = {.size = sizeof named, .weights_path = "none.safetensors"};
+  check_refused(krait_model_open(ctx, &named, &model), KRAIT_ERR_FILE_OPEN, model, "none.safetensors");
+  assert_int_equal(krait_weights_convert(GOLDEN "/tiny-gru.weights.safetensors", "out.safetensors", NULL, NULL),
+                   KRAIT_ERR_UNSUPPORTED);
+  assert_non_null(strstr(krait_error_detail(), "cannot create out.safetensors: this libkrait writes no files"));
 }
 
 int main(void) {
@@ -238,7 +249,8 @@ int main(void) {
       {"lstm", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-lstm"},
       {"streaming", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-streaming"},
       cmocka_unit_test(wrong_tensors_are_named),
-      cmocka_unit_test(files_are_refused),
+      cmocka_unit_test(a_file_is_read),
+      cmocka_unit_test(what_only_the_program_has_is_refused),
   };
   if (krait_ctx_open(&options, &ctx) < 0) return 1;
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);

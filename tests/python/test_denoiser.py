@@ -14,7 +14,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 import krait  # noqa: E402
-from krait import _load, _sound, _weights  # noqa: E402
+from krait import _load, _sound  # noqa: E402
 
 RATE = 16000
 
@@ -51,10 +51,17 @@ def test_is_the_c_call(denoiser):
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "primeknet"
 
 
+def floats(path):
+    """The float32 tensors of a safetensors file of this tree."""
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    return {name: np.frombuffer(raw[start:][slice(*part["data_offsets"])], np.float32).reshape(part["shape"]) for name, part in json.loads(raw[8:start]).items() if name != "__metadata__"}
+
+
 @pytest.mark.parametrize("kind", ["mamba", "gru", "lstm"])
 def test_weights_of_a_file(kind):
     """The recorded forward pass of other weights, with other sizes."""
-    ffi, (_, golden) = _load.ffi(), _weights.read(GOLDEN / ("tiny-%s.golden.safetensors" % kind))
+    ffi, golden = _load.ffi(), floats(GOLDEN / ("tiny-%s.golden.safetensors" % kind))
     denoiser = krait.Denoiser(threads=1, weights=GOLDEN / ("tiny-%s.weights.safetensors" % kind))
     given, want = np.ascontiguousarray(golden["golden.input_com"]), golden["golden.com"]
     got = np.empty_like(want)
@@ -87,19 +94,36 @@ def test_weights_refused(tmp_path):
 
     name = next(n for n in header if n.endswith("norm.weight"))
     assert krait.Denoiser(threads=1, weights=written(lambda h: None))(np.ones(500) * 0.1).shape == (500,)
-    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), ValueError, "do not name the model"), (lambda h: h["__metadata__"].update(format="krait training 1"), ValueError, "best.safetensors in the same folder"), (lambda h: h.pop(name), _load.KraitError, name),
-                                (lambda h: h[name]["data_offsets"].reverse(), ValueError, "complete safetensors"), (lambda h: h[name].update(dtype="I8"), ValueError, "complete safetensors"),
-                                (lambda h: h[name]["shape"].append(2), ValueError, "complete safetensors"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
+    for change, error, says in ((lambda h: h["__metadata__"].pop("model"), _load.KraitError, "unknown which model"), (lambda h: h["__metadata__"].update(format="krait training 1"), _load.KraitError, "best.safetensors beside it"),
+                                (lambda h: h.pop(name), _load.KraitError, "belong to no tensor"), (lambda h: h.update({"other": h.pop(name)}), _load.KraitError, name),
+                                (lambda h: h[name]["data_offsets"].reverse(), _load.KraitError, "invalid byte range"), (lambda h: h[name].update(dtype="I8"), _load.KraitError, "its shape and type need"),
+                                (lambda h: h[name]["shape"].append(2), _load.KraitError, "its shape and type need"), (lambda h: h["__metadata__"].update(model="other"), _load.KraitError, "unknown model 'other'"),
+                                (lambda h: h["__metadata__"].update(config='{"a":'), _load.KraitError, "metadata 'config' is not JSON"), (lambda h: h["__metadata__"].update(normalize="rms"), ValueError, "level normalization"),
                                 (told(frobnicate=1), _load.KraitError, "frobnicate"), (told(dense_channel=2.5), _load.KraitError, "dense_channel is not a whole number"),
                                 (told(dense_channel="x=1"), _load.KraitError, "dense_channel"), (told(freq_block_kernel=[3, 4]), _load.KraitError, "freq_block_kernel"),
                                 (told(freq_block_kernel=7), _load.KraitError, "freq_block_kernel"), (told(num_tsblock=7), _load.KraitError, "sequence_block")):
-        with pytest.raises(error, match=says.replace("[", "\\[")):
+        with pytest.raises(error, match="changed.safetensors.*" + says.replace("[", "\\[")):
             krait.Denoiser(threads=1, weights=written(change))
-    (tmp_path / "cut.safetensors").write_bytes(raw[:len(raw) // 2])
-    with pytest.raises(ValueError, match="cut.safetensors: not a complete"):
-        krait.Denoiser(weights=tmp_path / "cut.safetensors")
-    with pytest.raises(FileNotFoundError):
-        krait.Denoiser(weights=tmp_path / "none.safetensors")
+
+
+def test_weights_that_are_none(tmp_path):
+    """What is no file of weights is refused with its name and at once: truncated, absent, a folder, a device, a pipe that nobody writes to, and 20,000 tensors in the same 1 MiB."""
+    path = tmp_path / "bad.safetensors"
+    raw = (GOLDEN / "tiny-gru.weights.safetensors").read_bytes()
+    tensors = {"t%d" % i: {"dtype": "F32", "shape": [1 << 18], "data_offsets": [0, 1 << 20]} for i in range(20000)}
+    text = json.dumps({"__metadata__": {"model": "primeknet_mamba"}, **tensors}).encode()
+    os.mkfifo(tmp_path / "pipe")
+    for content, says in ((raw[:len(raw) // 2], "truncated"), (b"", "is empty"), (b"x", "too few"), (len(text).to_bytes(8, "little") + text + bytes(1 << 20), "overlap"), (b"PK\3\4" + bytes(60), "is a PyTorch file|damaged|zip"),
+                          ((200000).to_bytes(8, "little") + b"[" * 200000, "neither safetensors"), ((200000).to_bytes(8, "little") + b'{"a":' + b"[" * 199995, "not JSON")):
+        path.write_bytes(content)
+        with pytest.raises(_load.KraitError, match="bad.safetensors.*(%s)" % says):
+            krait.Denoiser(weights=path)
+    for name, says in ((tmp_path / "none.safetensors", "none.safetensors: No such file"), (tmp_path, "is a folder"), ("/dev/zero", "/dev/zero is not a regular file"), (tmp_path / "pipe", "pipe is not a regular file")):
+        with pytest.raises(_load.KraitError, match=says):
+            krait.Denoiser(weights=name)
+    for given, error in ((5, TypeError), ({"a": 1}, TypeError), ([], TypeError), ("", ValueError), ("a\0b", ValueError)):
+        with pytest.raises(error, match="weights is .*must be the name of a safetensors file"):
+            krait.Denoiser(weights=given)
 
 
 def test_kinds_and_shapes(denoiser):
@@ -160,16 +184,21 @@ def test_refusals(denoiser):
     with pytest.raises(_load.KraitError) as refused:  # no advice for C callers
         krait.Denoiser._check(_load.lib().krait_session_open(_load.ffi().NULL, _load.ffi().NULL))
     assert "header" not in str(refused.value)
-    for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex)):
-        with pytest.raises(TypeError, match="time as the last axis"):
+    for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex), None, "speech", {}, [[0.0], [0.0, 1.0]], object(), [True]):
+        with pytest.raises(TypeError, match="krait.Denoiser: samples are"):
             denoiser(bad)
-    for rate in (0, 999, 16000.5, "16000", True, 10**6):
-        with pytest.raises(ValueError, match="rate is"):
+    for rate in (0, 999, 16000.5, "16000", True, 10**6, float("nan"), float("inf"), np.float32("nan"), None, 10**400, [16000]):
+        with pytest.raises(ValueError, match="rate is .*must be an integer from 1000 to 768000 Hz"):
             denoiser(np.zeros(10), rate)
+    assert denoiser(np.zeros(10), np.float32(16000)).shape == (10,)
     with pytest.raises(ValueError, match="NaN or infinity"):
         denoiser(np.array([0, np.nan]))
-    with pytest.raises(ValueError, match="device is"):
-        krait.Denoiser("gpu")
+    for device in ("gpu", "", None, "cuda:", "cuda:-1", "cuda:99999999999", "cuda:\u0661", "cpu:0", "x" * 10**6, 3):
+        with pytest.raises(ValueError, match="device is .{,60}, must be 'cpu' or 'cuda:N'"):
+            krait.Denoiser(device)
+    for threads in (-1, 10**9, "4", 1.5, None, float("nan")):
+        with pytest.raises(ValueError, match="threads is .*must be an integer from 0"):
+            krait.Denoiser(threads=threads)
 
 
 def test_stream(denoiser):
