@@ -91,7 +91,7 @@ static int check_plot(const krait_train_options *o, const char *config, int forc
 
 int cmd_train(int argc, char **argv) {
   cli_run run = {0};
-  int resume = 0, force = 0;
+  int resume = 0, force = 0, changed_data = 0;
   int64_t n_gpus = 0;
   char device[32];
   watched watcher = {.first = -1};
@@ -110,6 +110,8 @@ int cmd_train(int argc, char **argv) {
                "start from these weights, and from their model's configuration: a file, or 'builtin' or 'streaming' "
                "for those in the program"),
       CLI_SWITCH("resume", 0, &resume, "resume from the checkpoint in the output folder"),
+      CLI_SWITCH("changed-data", 0, &changed_data,
+                 "resume although recordings were added, removed or changed in length since the checkpoint"),
       CLI_WHOLE("steps", 0, "N", &options.most_steps, 1, 1000000000,
                 "stop after N steps in total (default: the configuration's epochs)"),
       CLI_WHOLE("valid-batches", 0, "N", &options.valid_batches, 1, 1000000,
@@ -138,7 +140,7 @@ int cmd_train(int argc, char **argv) {
   if (n_gpus > 1 && run.device && strcmp(run.device, "cuda") != 0)
     return cli_usage_error("train", "--device is '%s', but --gpus uses the first %lld GPUs", run.device,
                            (long long)n_gpus);
-  options.resume = (uint32_t)resume;
+  options.resume = (uint32_t)resume, options.changed_data = (uint32_t)changed_data;
   const int refused = options.plot_path && place.rank == 0 ? check_plot(&options, path, force) : -1;
   if (refused >= 0) return refused;
   if (n_gpus > 1 && place.n_ranks == 1) return cli_gpus_run((int)n_gpus, argc, argv);

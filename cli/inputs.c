@@ -369,22 +369,22 @@ static int check_model(const cli_outputs_rule *rule, const char *out) {
   return status;
 }
 
-/* Checked before the work starts: the folder of one more output exists and is writable. */
+/* Checked before the work starts: one more output can be written. Without -f nobody else may write it meanwhile. */
 static int check_place(const cli_outputs_rule *rule, const char *out) {
   const size_t n = rule->makes ? strlen(rule->makes) : 0;
   struct stat info;
   if (!out || strcmp(out, "-") == 0) return -1;
   if (is_folder(out)) return cli_usage_error(rule->verb, "%s is a folder; name a file", out);
-  if (stat(out, &info) == 0) return -1;
-  if (n && strncmp(out, rule->makes, n) == 0 && (out[n] == '/' || rule->makes[n - 1] == '/')) return -1;
+  const int exists = stat(out, &info) == 0;
+  if (!exists && n && strncmp(out, rule->makes, n) == 0 && (out[n] == '/' || rule->makes[n - 1] == '/')) return -1;
   char *copy = strdup(out);
   const char *folder = copy ? dirname(copy) : NULL;
   int status = folder ? -1 : no_memory(rule->verb);
   if (folder && !is_folder(folder))
     status = cli_usage_error(rule->verb, "cannot create %s: the folder %s does not exist", out, folder);
-  else if (folder && access(folder, W_OK | X_OK) != 0)
-    status = cli_usage_error(rule->verb, "cannot create %s: %s", out, strerror(errno));
   free(copy);
+  if (status < 0 && krait_output_claim(out, !exists && !rule->force) < 0)
+    status = cli_usage_error(rule->verb, "%s", krait_error_detail());
   return status;
 }
 

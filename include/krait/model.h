@@ -161,6 +161,11 @@ KRAIT_API int32_t krait_audio_length(const char *path, double *audio_s);
  * can. */
 KRAIT_API int32_t krait_audio_extension(const char *in_path, char *extension, size_t extension_bytes);
 
+/* Before long work: KRAIT_ERR_FILE_WRITE if path cannot be written. With keep, the next output of this process under
+ * that name, by any function of this library, is an error and replaces nothing if a file has appeared there by then: of
+ * two processes that write the same output one loses. */
+KRAIT_API int32_t krait_output_claim(const char *path, int32_t keep);
+
 /* For signal handlers (async-signal-safe), before the process ends: removes every incomplete output. None appears
  * afterwards: threads that are about to finish one get KRAIT_ERR_CANCELLED. */
 KRAIT_API void krait_outputs_abandon(void);

@@ -48,9 +48,11 @@ typedef struct krait_train_options {
   const krait_train_place *place; /* NULL: a single process */
   int32_t (*progress)(void *user, int64_t done, int64_t total); /* after every step, on rank 0 only; a non-zero return
                                                                    stops with KRAIT_ERR_CANCELLED; may be NULL */
+  uint32_t changed_data, reserved; /* 1: resume although the recordings are not those of the checkpoint */
 } krait_train_options;
 
-/* Trains until all steps are done. Runs with the same options are bit-identical, whatever the number of threads, also
+/* Trains until all steps are done. The folder is locked meanwhile: a second run on it is KRAIT_ERR_FILE_WRITE.
+ * Runs with the same options are bit-identical, whatever the number of threads, also
  * when interrupted and resumed. A loss or gradient that is not finite ends the run: the error names step and tensor.
  * Nothing outlives a call but the folder: after an error repeat the call, with resume if there is a checkpoint.
  * With several processes only rank 0 reports and writes files, and says why a run ended, on whichever process; the

@@ -185,6 +185,21 @@ kr_data_counts kr_data_count(kr_data *d) {
   return counts;
 }
 
+kr_data_print kr_data_fingerprint(const kr_data *d) {
+  const kr_recordings *const others[] = {d->source.noise, d->source.rir};
+  kr_data_print print;
+  uint64_t hash = 14695981039346656037u, n_samples = 0; /* FNV-1a, of whole numbers */
+  for (int64_t i = 0; i < d->source.n_files; i++) {
+    n_samples += (uint64_t)d->source.files[i].n_samples;
+    hash = (hash ^ (uint64_t)d->source.files[i].n_samples) * 1099511628211u;
+  }
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+    hash = (hash ^ (uint64_t)(others[i] ? kr_recordings_count(others[i]) : 0)) * 1099511628211u;
+  snprintf(print.text, sizeof print.text, "%lld recordings of %llu samples, %016llx", (long long)d->source.n_files,
+           (unsigned long long)n_samples, (unsigned long long)hash);
+  return print;
+}
+
 int64_t kr_data_n_items(const kr_data *d) { return d->n_items; }
 int64_t kr_data_samples(const kr_data *d) { return d->source.n_samples; }
 

@@ -86,6 +86,12 @@ void kr_data_for_validation(kr_data_config *config);
 int32_t kr_data_open(const kr_data_config *config, kr_data **data);
 void kr_data_close(kr_data **data);
 kr_data_counts kr_data_count(kr_data *data);
+/* Of the recordings: how many, their length in samples, and a hash of the single lengths in order. The same text: the
+ * same items, unless somebody has changed samples only. */
+typedef struct kr_data_print {
+  char text[96];
+} kr_data_print;
+kr_data_print kr_data_fingerprint(const kr_data *data);
 int64_t kr_data_n_items(const kr_data *data);   /* an epoch's */
 int64_t kr_data_n_steps(const kr_data *data); /* per epoch: n_items / (batch * n_ranks), without the remainder; at least
                                                  1 (items then repeat) */

@@ -228,7 +228,7 @@ static int32_t begin_target(kr_audio_out *out, const char *path, const kr_audio_
     return KRAIT_OK;
   }
   KR_TRY(kr_outfile_begin(&out->target, path));
-  out->target.keep = out->keep;
+  out->target.keep |= out->keep;
   out->fd = out->target.fd;
   return KRAIT_OK;
 }

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -23,11 +24,56 @@
 #include "env.h"
 #include "status.h"
 
-enum { MAX_OPEN = 64, MAX_ATTEMPTS = 100, STOP_WAIT_MS = 3000, NAME_ROOM = 48, LONGEST_NAME = 255 };
+enum { MAX_OPEN = 64, MAX_CLAIMS = 64, MAX_ATTEMPTS = 100, STOP_WAIT_MS = 3000, NAME_ROOM = 48, LONGEST_NAME = 255 };
 static _Atomic(char *) open_names[MAX_OPEN];
 static atomic_int n_naming, is_stopping, use_names;
 
 void kr_outfile_use_names(int use) { atomic_store(&use_names, use); }
+
+/* ---- claims: outputs to come that must be new ---- */
+static char *claims[MAX_CLAIMS];
+static atomic_flag claims_lock = ATOMIC_FLAG_INIT;
+
+static void lock_claims(void) {
+  while (atomic_flag_test_and_set(&claims_lock)) sched_yield();
+}
+
+static int find_claim(const char *path) {
+  int i = 0;
+  while (i < MAX_CLAIMS && !(claims[i] && strcmp(claims[i], path) == 0)) i++;
+  return i;
+}
+
+static int is_claimed(const char *path) {
+  lock_claims();
+  const int found = find_claim(path) < MAX_CLAIMS;
+  atomic_flag_clear(&claims_lock);
+  return found;
+}
+
+static int32_t add_claim(const char *path) {
+  char *copy = kr_strdup(path);
+  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "no memory for a file name");
+  lock_claims();
+  int i = find_claim(path);
+  for (int k = 0; k < MAX_CLAIMS && i == MAX_CLAIMS; k++)
+    if (!claims[k]) i = k;
+  char *old = i < MAX_CLAIMS ? claims[i] : copy;
+  if (i < MAX_CLAIMS) claims[i] = copy;
+  atomic_flag_clear(&claims_lock);
+  kr_free(old);
+  KR_CHECK(i < MAX_CLAIMS, KRAIT_ERR_FILE_WRITE, "cannot claim %s: %d outputs are claimed already", path, MAX_CLAIMS);
+  return KRAIT_OK;
+}
+
+static void end_claim(const char *path) {
+  lock_claims();
+  const int i = find_claim(path);
+  char *old = i < MAX_CLAIMS ? claims[i] : NULL;
+  if (old) claims[i] = NULL;
+  atomic_flag_clear(&claims_lock);
+  kr_free(old);
+}
 
 /* ---- temporary names ---- */
 static int32_t begin_naming(sigset_t *before) {
@@ -200,16 +246,36 @@ int32_t kr_outfile_begin(kr_outfile *file, const char *path) {
   *file = (kr_outfile){.fd = -1};
   KR_CHECK(*path, KRAIT_ERR_FILE_WRITE, "the output has an empty name");
   const int32_t status = begin(file, path);
+  file->keep = status >= 0 && is_claimed(path);
   if (status < 0) kr_outfile_abandon(file);
   return status;
 }
 
+int32_t kr_outfile_claim(const char *path, int keep) {
+  kr_outfile file;
+  struct stat info;
+  KR_TRY(kr_outfile_begin(&file, path));
+  const int is_direct_file = file.temp_path == file.path;
+  kr_outfile_abandon(&file);
+  if (is_direct_file)
+    return access(path, W_OK) == 0 ? KRAIT_OK
+                                   : kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", path);
+  if (keep && stat(path, &info) == 0) return kr_fail(KRAIT_ERR_FILE_WRITE, "%s exists and is not replaced", path);
+  if (keep) return add_claim(path);
+  end_claim(path);
+  return KRAIT_OK;
+}
+
 /* ---- ending ---- */
-/* -1 with errno. RENAME_NOREPLACE is not available everywhere; link is, and fails on an existing name. */
+/* -1 with errno. RENAME_NOREPLACE is not available everywhere; link nearly is, and fails on an existing name. A file
+ * system without links (FAT) gets an empty file first, which only one of two writers can create. */
 static int name_without_replacing(const char *from, const char *to) {
-  if (link(from, to) != 0) return -1;
-  unlink(from);
-  return 0;
+  if (link(from, to) == 0) return unlink(from), 0;
+  if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS) return -1;
+  const int fd = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) return -1;
+  close(fd);
+  return rename(from, to);
 }
 
 static int give_temp_name(kr_outfile *file) {
@@ -251,7 +317,10 @@ static int32_t commit(kr_outfile *file) {
   KR_TRY(begin_naming(&before));
   const int failed = move_into_place(file), os_errno = errno;
   end_naming(&before);
-  if (failed && os_errno == EEXIST) return kr_fail(KRAIT_ERR_FILE_WRITE, "%s exists and is not replaced", file->path);
+  if (failed && os_errno == EEXIST)
+    return kr_fail(KRAIT_ERR_FILE_WRITE,
+                   "%s exists and is not replaced: it has been written meanwhile; choose another name", file->path);
+  if (!failed) end_claim(file->path);
   return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot write %s", file->path) : KRAIT_OK;
 }
 

@@ -91,7 +91,8 @@ int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_s
       {"format", "krait training 1"}, {"step", numbers[0]},        {"updates", numbers[1]},
       {"epoch_loss", numbers[2]},     {"epoch_steps", numbers[3]}, {"best_loss", numbers[4]},
       {"gradient_scale", numbers[5]}, {"scale_updates", numbers[6]},
-      {"model", text->model},         {"config", text->config},    {"recipe", text->recipe}};
+      {"recordings", s->recordings},  {"model", text->model},      {"config", text->config},
+      {"recipe", text->recipe}};
   const int32_t status = kr_safetensors_write(path, items, n, metadata, sizeof metadata / sizeof *metadata);
   kr_free(items);
   return status;
@@ -103,6 +104,15 @@ static int32_t read_number(const kr_weights *w, const char *path, const char *ke
   KR_CHECK(text, KRAIT_ERR_WEIGHTS, "%s: not a checkpoint of a training run: it has no '%s'", path, key);
   *value = strtod(text, &end);
   KR_CHECK(end && end != text && !*end, KRAIT_ERR_WEIGHTS, "%s: %s is '%s', not a number", path, key, text);
+  return KRAIT_OK;
+}
+
+static int32_t read_count(const kr_weights *w, const char *path, const char *key, int64_t *count) {
+  double value = 0;
+  KR_TRY(read_number(w, path, key, &value));
+  KR_CHECK(value >= 0 && value < 1e15 && value == floor(value), KRAIT_ERR_WEIGHTS,
+           "%s: %s is '%s', not a count: the checkpoint is damaged", path, key, kr_weights_metadata(w, key));
+  *count = (int64_t)value;
   return KRAIT_OK;
 }
 
@@ -120,12 +130,17 @@ static int32_t read_scale(const kr_weights *w, const char *path, kr_trainer *t) 
 
 static int32_t read_all(const kr_weights *w, const char *path, kr_trainer *t, kr_progress_state *s) {
   part parts[N_PARTS];
-  double step, updates;
-  KR_TRY(read_number(w, path, "step", &step));
-  KR_TRY(read_number(w, path, "updates", &updates));
+  int64_t updates;
+  const char *recordings = kr_weights_metadata(w, "recordings");
+  KR_TRY(read_count(w, path, "step", &s->step));
+  KR_TRY(read_count(w, path, "updates", &updates));
   KR_TRY(read_number(w, path, "epoch_loss", &s->epoch_loss));
   KR_TRY(read_number(w, path, "epoch_steps", &s->epoch_steps));
   KR_TRY(read_number(w, path, "best_loss", &s->best_loss));
+  KR_CHECK(isfinite(s->epoch_loss) && s->epoch_steps >= 0 && !isnan(s->best_loss), KRAIT_ERR_WEIGHTS,
+           "%s: epoch_loss is %g after %g steps, best_loss %g: the checkpoint is damaged", path, s->epoch_loss,
+           s->epoch_steps, s->best_loss);
+  snprintf(s->recordings, sizeof s->recordings, "%s", recordings ? recordings : "unknown recordings");
   list_parts(t, parts);
   for (int k = 0; k < N_PARTS; k++) KR_TRY(kr_parameters_read(parts[k].parameters, w, parts[k].prefix, parts[k].array));
   for (int k = 0; k < KR_DISC_NORMS && kr_trainer_discriminator(t)->n_items; k++) {
@@ -136,8 +151,7 @@ static int32_t read_all(const kr_weights *w, const char *path, kr_trainer *t, kr
   }
   KR_TRY(read_judged(w, t));
   KR_TRY(read_scale(w, path, t));
-  s->step = (int64_t)step;
-  kr_trainer_set_steps(t, (int64_t)step, (int64_t)updates);
+  kr_trainer_set_steps(t, s->step, updates);
   return kr_trainer_push(t);
 }
 

@@ -9,6 +9,7 @@ typedef struct kr_progress_state { /* of a run, beyond what the trainer holds */
   int64_t step;           /* batches so far: the position in the data */
   double epoch_loss, epoch_steps; /* sum over this epoch */
   double best_loss;       /* INFINITY: none yet */
+  char recordings[200];   /* what it was trained and validated on (kr_data_fingerprint) */
 } kr_progress_state;
 
 typedef struct kr_checkpoint_text {

@@ -1,15 +1,18 @@
 /* run.c: a training run from a configuration: data, steps, validation, log and checkpoints (krait/train.h). In its
  * folder: checkpoint.safetensors, rewritten with every line of progress, best.safetensors whenever an epoch's
  * validation improves, log.jsonl, tensorbd with the same for TensorBoard, .hydra/config.yaml. */
+#define _GNU_SOURCE
 #include "public_names.h"
 
 #include <krait/train.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -372,6 +375,59 @@ static int is_same_file(const char *a, const char *b) {
   return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+/* The process that holds the lock of an open file, or 0: /proc/locks has "FLOCK ADVISORY WRITE PID DEVICE:INODE". */
+static long find_holder(int fd) {
+  struct stat info;
+  char line[256];
+  long holder = 0;
+  FILE *locks = fstat(fd, &info) == 0 ? fopen("/proc/locks", "r") : NULL;
+  while (locks && !holder && fgets(line, sizeof line, locks)) {
+    unsigned long long inode = 0;
+    long pid = 0;
+    if (sscanf(line, "%*s FLOCK %*s %*s %ld %*x:%*x:%llu", &pid, &inode) == 2 && inode == info.st_ino) holder = pid;
+  }
+  if (locks) fclose(locks);
+  return holder;
+}
+
+/* Opens the log and locks it for the whole run: the system releases the lock however the process ends. A file system
+ * without locks has none. */
+static int32_t lock_folder(run *r) {
+  char path[4096], who[48] = "";
+  if (r->log) return KRAIT_OK;
+  path_in(r, "log.jsonl", path, sizeof path);
+  const int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  r->log = fd < 0 ? NULL : fdopen(fd, "a");
+  if (!r->log) {
+    const int os_errno = errno;
+    if (fd >= 0) close(fd);
+    return kr_fail_os(KRAIT_ERR_FILE_WRITE, os_errno, "cannot write %s", path);
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return KRAIT_OK;
+  const long holder = find_holder(fd);
+  if (holder > 0) snprintf(who, sizeof who, " (process %ld)", holder);
+  return kr_fail(KRAIT_ERR_FILE_WRITE,
+                 "%s is in use by another training%s; wait for its end, or choose another --output", r->options->folder,
+                 who);
+}
+
+/* Before recordings are read: a folder that exists is locked, and one that does not can be created. */
+static int32_t check_folder(run *r) {
+  struct stat info;
+  char parent[4096];
+  const char *folder = r->options->folder;
+  if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
+    return kr_fail(KRAIT_ERR_FILE_WRITE, "%s is a file, not a folder for a run", folder);
+  if (stat(folder, &info) == 0) return lock_folder(r);
+  snprintf(parent, sizeof parent, "%s", folder);
+  for (size_t n = strlen(parent); n > 1 && parent[n - 1] == '/'; n--) parent[n - 1] = 0;
+  char *const slash = strrchr(parent, '/');
+  if (!slash) snprintf(parent, sizeof parent, ".");
+  else slash[slash == parent] = 0;
+  if (access(parent, W_OK | X_OK) == 0) return KRAIT_OK;
+  return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot create the folder %s: %s", folder, parent);
+}
+
 /* The complete configuration, with the run's actual model: JSON is YAML, too. NULL if out of memory. */
 static char *whole_config(const run *r) {
   json_t *tree = json_loads(r->recipe_json, 0, NULL), *model = json_object_get(tree, "model");
@@ -400,21 +456,47 @@ static int32_t write_config(const run *r) {
   return status;
 }
 
+static void describe_data(const run *r, char *text, size_t bytes) {
+  snprintf(text, bytes, "%s", kr_data_fingerprint(r->data).text);
+  const size_t n = strlen(text);
+  if (r->valid) snprintf(text + n, bytes - n, "; for validation %s", kr_data_fingerprint(r->valid).text);
+}
+
+/* What a checkpoint says of its run must fit this one. */
+static int32_t check_checkpoint(const run *r, const char *path) {
+  char now[sizeof r->state.recordings];
+  const int64_t end = r->n_steps * r->n_epochs > all_steps(r) ? r->n_steps * r->n_epochs : all_steps(r);
+  describe_data(r, now, sizeof now);
+  KR_CHECK(r->options->changed_data || strcmp(now, r->state.recordings) == 0, KRAIT_ERR_ARGUMENT,
+           "%s was made with other recordings (then %s; now %s): restore them, or continue with --changed-data", path,
+           r->state.recordings, now);
+  KR_CHECK(r->state.step <= end, KRAIT_ERR_WEIGHTS,
+           "%s is at step %lld, beyond the end of this run at %lld: it belongs to another configuration", path,
+           (long long)r->state.step, (long long)end);
+  return KRAIT_OK;
+}
+
+static int32_t read_checkpoint(run *r, const char *path) {
+  KR_TRY(kr_checkpoint_read(path, r->trainer, &r->state));
+  KR_TRY(check_checkpoint(r, path));
+  describe_data(r, r->state.recordings, sizeof r->state.recordings);
+  return KRAIT_OK;
+}
+
 static int32_t open_folder(run *r) {
   char path[4096];
   if (!is_first(r)) {
     path_in(r, "checkpoint.safetensors", path, sizeof path);
-    return r->options->resume ? kr_checkpoint_read(path, r->trainer, &r->state) : KRAIT_OK;
+    return r->options->resume ? read_checkpoint(r, path) : KRAIT_OK;
   }
   KR_CHECK(mkdir(r->options->folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", r->options->folder,
            strerror(errno));
+  KR_TRY(lock_folder(r));
   path_in(r, "checkpoint.safetensors", path, sizeof path);
   KR_CHECK(r->options->resume || access(path, F_OK) != 0, KRAIT_ERR_ARGUMENT,
            "%s already exists: continue it with --resume, or choose another --output for a new run", path);
-  KR_TRY(r->options->resume ? kr_checkpoint_read(path, r->trainer, &r->state) : write_config(r));
-  path_in(r, "log.jsonl", path, sizeof path);
-  r->log = fopen(path, "a");
-  KR_CHECK(r->log, KRAIT_ERR_FILE_WRITE, "%s: %s", path, strerror(errno));
+  describe_data(r, r->state.recordings, sizeof r->state.recordings);
+  KR_TRY(r->options->resume ? read_checkpoint(r, path) : write_config(r));
   path_in(r, "tensorbd", path, sizeof path);
   return kr_event_file_open(path, &r->events);
 }
@@ -443,6 +525,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
   char line[256];
   KR_TRY(read_options(r));
   KR_TRY(open_model(r, weights, &config));
+  if (is_first(r)) KR_TRY(check_folder(r));
   KR_TRY(open_data(r));
   r->F = config.F, r->T = 1 + r->N / (config.fft_len / 4);
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,

@@ -85,6 +85,41 @@ static void a_link_stays_a_link(void **state) {
   unlink(path);
 }
 
+/* Of two writers that both found nothing, the later one loses, with and without unnamed files, and only once: the next
+ * output under the name replaces its own. */
+static void a_claimed_output_is_the_first(void **state) {
+  (void)state;
+  kr_outfile file;
+  for (int use_names = 0; use_names < 2; use_names++) {
+    kr_outfile_use_names(use_names);
+    for (int early = 0; early < 2; early++) { /* the other one is there before this one begins, or before it ends */
+      assert_int_equal(kr_outfile_claim(path, 1), KRAIT_OK);
+      if (early) put(path, "theirs");
+      assert_int_equal(kr_outfile_begin(&file, path), KRAIT_OK);
+      put(file.temp_path, "ours");
+      if (!early) put(path, "theirs");
+      assert_int_equal(kr_outfile_commit(&file), KRAIT_ERR_FILE_WRITE);
+      assert_non_null(strstr(krait_error_detail(), "exists and is not replaced"));
+      assert_holds(path, "theirs");
+      assert_int_equal(kr_count_files(folder), 1);
+      assert_int_equal(kr_outfile_claim(path, 1), KRAIT_ERR_FILE_WRITE);
+      unlink(path);
+    }
+    for (int i = 0; i < 2; i++) {
+      assert_int_equal(kr_outfile_text(path, "ours"), KRAIT_OK);
+      assert_holds(path, "ours");
+    }
+    assert_int_equal(kr_outfile_claim(path, 0), KRAIT_OK);
+    assert_int_equal(kr_outfile_text(path, "again"), KRAIT_OK);
+    unlink(path);
+    assert_int_equal(kr_count_files(folder), 0);
+  }
+  kr_outfile_use_names(0);
+  char missing[80];
+  snprintf(missing, sizeof missing, "%s/none/out", folder);
+  assert_int_equal(kr_outfile_claim(missing, 1), KRAIT_ERR_FILE_WRITE);
+}
+
 static void special_files_are_written_directly(void **state) {
   (void)state;
   kr_outfile file;
@@ -254,15 +289,119 @@ static int leave_folder(void **state) {
   return rmdir(folder);
 }
 
+/* ---- random sequences: several outputs by several names, other processes' files among them ---- */
+typedef struct pending {
+  kr_outfile file;
+  int name, is_open, is_claimed; /* is_claimed when it was begun */
+  char text[16];
+} pending;
+
+enum { N_NAMES = 3, N_PENDING = 4 };
+
+/* What is under each name, and whether the next output there must be the first. */
+typedef struct world {
+  char paths[N_NAMES][80], held[N_NAMES][16];
+  int is_claimed[N_NAMES];
+  pending open[N_PENDING];
+  uint32_t dice;
+} world;
+
+static uint32_t roll(world *w, uint32_t n) {
+  w->dice = w->dice * 1664525u + 1013904223u;
+  return (w->dice >> 8) % n;
+}
+
+static void change_as_another(world *w, int name) {
+  if (roll(w, 2)) {
+    snprintf(w->held[name], sizeof w->held[name], "other %u", roll(w, 1000));
+    put(w->paths[name], w->held[name]);
+  } else {
+    unlink(w->paths[name]);
+    w->held[name][0] = 0;
+  }
+}
+
+static void claim(world *w, int name) {
+  const int keep = (int)roll(w, 2), wants = keep && w->held[name][0] ? KRAIT_ERR_FILE_WRITE : KRAIT_OK;
+  assert_int_equal(kr_outfile_claim(w->paths[name], keep), wants);
+  if (wants == KRAIT_OK) w->is_claimed[name] = keep;
+}
+
+static void begin_one(world *w, pending *p, int name) {
+  kr_outfile_use_names((int)roll(w, 2));
+  assert_int_equal(kr_outfile_begin(&p->file, w->paths[name]), KRAIT_OK);
+  p->name = name, p->is_open = 1, p->is_claimed = w->is_claimed[name];
+  snprintf(p->text, sizeof p->text, "ours %u", roll(w, 1000));
+  put(p->file.temp_path, p->text);
+}
+
+static void end_one(world *w, pending *p) {
+  char *held = w->held[p->name];
+  p->is_open = 0;
+  if (roll(w, 4) == 0) {
+    kr_outfile_abandon(&p->file);
+    return;
+  }
+  const int loses = p->is_claimed && held[0];
+  assert_int_equal(kr_outfile_commit(&p->file), loses ? KRAIT_ERR_FILE_WRITE : KRAIT_OK);
+  if (loses) return;
+  snprintf(held, sizeof w->held[0], "%s", p->text);
+  w->is_claimed[p->name] = 0;
+}
+
+static void check_names(const world *w) {
+  int n = 0;
+  for (int i = 0; i < N_NAMES; i++) {
+    if (w->held[i][0]) assert_holds(w->paths[i], w->held[i]);
+    else assert_int_equal(access(w->paths[i], F_OK), -1);
+    n += w->held[i][0] != 0;
+  }
+  for (int i = 0; i < N_PENDING; i++) n += w->open[i].is_open && !w->open[i].file.is_nameless;
+  assert_int_equal(kr_count_files(folder), n);
+}
+
+static void one_sequence(uint32_t seed) {
+  world w = {.dice = seed};
+  for (int i = 0; i < N_NAMES; i++) snprintf(w.paths[i], sizeof w.paths[i], "%s/%d", folder, i);
+  for (int step = 0; step < 12; step++) {
+    pending *p = &w.open[roll(&w, N_PENDING)];
+    const int name = (int)roll(&w, N_NAMES);
+    if (roll(&w, 3) == 0) change_as_another(&w, name);
+    else if (roll(&w, 3) == 0) claim(&w, name);
+    else if (p->is_open) end_one(&w, p);
+    else begin_one(&w, p, name);
+    check_names(&w);
+  }
+  for (int i = 0; i < N_PENDING; i++)
+    if (w.open[i].is_open) end_one(&w, &w.open[i]);
+  for (int i = 0; i < N_NAMES; i++) {
+    unlink(w.paths[i]);
+    if (w.is_claimed[i]) assert_int_equal(kr_outfile_claim(w.paths[i], 0), KRAIT_OK);
+  }
+  assert_int_equal(kr_count_files(folder), 0);
+}
+
+/* KR_SEQUENCES of them, from KR_CHECK_SEED. */
+static void random_sequences_agree_with_a_model(void **state) {
+  (void)state;
+  const char *count = getenv("KR_SEQUENCES"), *seed = getenv("KR_CHECK_SEED");
+  const long n = count ? strtol(count, NULL, 10) : 60;
+  const uint32_t first = seed ? (uint32_t)strtoul(seed, NULL, 10) : 1;
+  for (long i = 0; i < n; i++) one_sequence(first * 2654435761u + (uint32_t)i);
+  kr_outfile_use_names(0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(commit_replaces_and_abandon_keeps),
                                      cmocka_unit_test(a_link_stays_a_link),
+                                     cmocka_unit_test(a_claimed_output_is_the_first),
                                      cmocka_unit_test(special_files_are_written_directly),
                                      cmocka_unit_test(impossible_places_are_refused),
                                      cmocka_unit_test(a_handler_removes_what_is_open),
                                      cmocka_unit_test(threads_do_not_share_names),
                                      cmocka_unit_test(nothing_is_replaced_unasked),
                                      cmocka_unit_test(the_longest_name_can_be_written),
+                                     cmocka_unit_test(random_sequences_agree_with_a_model),
                                      cmocka_unit_test(no_temporary_name_survives_a_stop)};
   return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

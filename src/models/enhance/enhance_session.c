@@ -75,4 +75,9 @@ int32_t krait_audio_length(const char *path, double *audio_s) {
   return status;
 }
 
+int32_t krait_output_claim(const char *path, int32_t keep) {
+  KR_CHECK(path, KRAIT_ERR_ARGUMENT, "path must not be NULL");
+  return kr_outfile_claim(path, keep);
+}
+
 void krait_outputs_abandon(void) { kr_outfile_abandon_all(); }

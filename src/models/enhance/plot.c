@@ -46,7 +46,7 @@ int32_t kr_plot_begin(const char *png_path, int keep_existing, kr_plot **plot) {
   kr_plot *p = kr_zalloc(sizeof *p);
   KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for a picture");
   int32_t status = kr_outfile_begin(&p->target, png_path);
-  p->target.keep = keep_existing;
+  p->target.keep |= keep_existing;
   if (status < 0) kr_free(p);
   else *plot = p;
   return status;
