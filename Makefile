@@ -27,7 +27,7 @@ demo-video: ## build krait-demo and ask a tiny random model about a generated vi
 	@tools/demo-video $(BUILD)/krait-demo
 
 test: build ## build and run all tests; summary at the end
-	@tools/setup test video || echo "test: without libavfilter no test reads a video"
+	@tools/setup test video || echo "test: without ffmpeg no test reads a video"
 	@tools/build $(BUILD)
 	@tools/run-tests $(BUILD)
 

@@ -100,7 +100,7 @@ int cmd_classify(int argc, char **argv) {
   const cli_verb verb = {"classify",
                          "VIDEO|IMAGE...",
                          "Classifies videos and images with VideoMamba, from frames spread evenly over the video. "
-                         "Needs FFmpeg's libavfilter.",
+                         "Needs the program ffmpeg.",
                          options,
                          CLI_N(options),
                          1,

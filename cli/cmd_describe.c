@@ -133,7 +133,7 @@ int cmd_describe(int argc, char **argv) {
                          "VIDEO|IMAGE [QUESTION]",
                          "Answers a question about a video (default: \"Describe this video.\") with Mobile-VideoGPT. "
                          "Uses one frame per second, at most 16, spread evenly. The answer is printed as it is "
-                         "generated, rates on standard error. Needs FFmpeg's libavfilter.",
+                         "generated, rates on standard error. Needs the program ffmpeg.",
                          options,
                          CLI_N(options),
                          1,
@@ -151,7 +151,7 @@ int cmd_describe(int argc, char **argv) {
   if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   if (s.frames && (exit_status = cli_png_check(verb.name, "frames", s.frames)) >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
-  cli_hush_libraries(); /* the libraries for fonts and videos */
+  cli_hush_libraries(); /* the libraries for fonts */
   work w = {.s = &s,
             .path = argv[first],
             .question = argc - first > 1 ? argv[first + 1] : "Describe this video.",

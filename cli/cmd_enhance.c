@@ -361,7 +361,7 @@ int cmd_enhance(int argc, char **argv) {
   const cli_verb verb = {"enhance",
                          "IN... [-o FILE|DIR]",
                          "Removes noise from recordings of speech. IN is an audio file of any format, sample rate and "
-                         "channel count that libsndfile reads (with FFmpeg's libavfilter also m4a, webm and video "
+                         "channel count that libsndfile reads (with the program ffmpeg also m4a, webm and video "
                          "files), a folder of them (searched recursively), or '-' for standard input. The output keeps "
                          "the sample rate, length, channels and, if it can be written, the format. By default a GPU is "
                          "used if there is one and the input has more than one second of audio per CPU thread; the CPU "

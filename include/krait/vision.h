@@ -19,7 +19,7 @@ KRAIT_API void krait_classifier_close(krait_classifier **classifier);
 KRAIT_API int64_t krait_classifier_n_classes(const krait_classifier *classifier); /* 0 for NULL */
 KRAIT_API int64_t krait_classifier_n_frames(const krait_classifier *classifier);
 /* Frames spread evenly over the file (an image is repeated), shorter edge resized, center crop, ImageNet's mean and
- * deviation. probabilities (n_classes); frames_at (n_frames): their indices, or NULL. FFmpeg's libavfilter must be
+ * deviation. probabilities (n_classes); frames_at (n_frames): their indices, or NULL. FFmpeg's programs must be
  * installed. */
 KRAIT_API int32_t krait_classifier_file(krait_classifier *classifier, const char *path, float *probabilities,
                                         int64_t *frames_at);
@@ -58,7 +58,7 @@ typedef struct krait_film {
 KRAIT_API int32_t krait_describer_open(const krait_ctx *ctx, const krait_describer_options *options,
                                        krait_describer **describer);
 KRAIT_API void krait_describer_close(krait_describer **describer);
-/* One frame per second, at most 16, spread evenly; all later questions are about this video. FFmpeg's libavfilter must
+/* One frame per second, at most 16, spread evenly; all later questions are about this video. FFmpeg's programs must
  * be installed. film may be NULL. After an error there is no video: krait_describer_ask and _sheet refuse until one has
  * been read, which may be the same. */
 KRAIT_API int32_t krait_describer_film(krait_describer *describer, const char *path, krait_film *film);

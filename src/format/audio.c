@@ -195,7 +195,7 @@ static int has_telling_name(const char *path) {
                  strcasecmp(dot, ".snd") == 0);
 }
 
-/* libsndfile cannot read it: uses FFmpeg's libraries if available, as if it were a pipe with an audio file. */
+/* libsndfile cannot read it: uses ffmpeg if installed, as if it were a pipe with an audio file. */
 static int32_t open_movie(kr_audio_in *in, SF_INFO *info) {
   char text[200];
   const int is_damaged = sf_error(NULL) == SF_ERR_MALFORMED_FILE;
@@ -210,7 +210,7 @@ static int32_t open_movie(kr_audio_in *in, SF_INFO *info) {
   in->fd = copy;
   KR_TRY(status);
   in->is_copy = 1;
-  in->is_converted = "read through FFmpeg's libraries";
+  in->is_converted = "read through ffmpeg";
   open_through_us(in, info);
   KR_CHECK(in->file, KRAIT_ERR_FILE_READ, "%s: the audio cannot be read again (libsndfile: %s)", in->name,
            kr_sndfile_text(NULL, text, sizeof text));

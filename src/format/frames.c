@@ -1,5 +1,5 @@
-/* frames.c: a filter chain, movie -> scale -> crop -> format -> buffersink, or part of it. The file is passed as a
- * descriptor with the demuxer's name, as in movie.c. */
+/* frames.c: ffmpeg filters a video and gives its frames as portable pixmaps. The file is its standard input, the
+ * demuxer is named, as in movie.c. */
 #define _GNU_SOURCE
 #include "frames.h"
 
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "alloc.h"
-#include "av.h"
+#include "decoder.h"
 #include "movie.h"
 #include "open_error.h"
 #include "status.h"
@@ -51,168 +51,174 @@ int32_t kr_film_open(const char *path, int *fd) {
                                                      "%s is not a regular file; copy it to one first", path);
 }
 
-/* ---- the chain ---- */
-enum { JUST_COUNT = -1, OWN_SIZE = 0 }; /* if a side is given */
-
-static int build_chain(const kr_av *av, void *graph, int fd, const char *demuxer, int64_t side, void **sink) {
-  char movie[120], scale[120], crop[60];
-  snprintf(movie, sizeof movie, "filename=/proc/self/fd/%d:format_name=%s", fd, demuxer);
-  snprintf(scale, sizeof scale, "%lld:%lld:flags=bilinear:force_original_aspect_ratio=increase", (long long)side,
-           (long long)side);
-  snprintf(crop, sizeof crop, "%lld:%lld", (long long)side, (long long)side);
-  const struct {
-    const char *kind, *args;
-    int is_in;
-  } links[] = {{"movie", movie, 1},
-               {"scale", scale, side > 0},
-               {"crop", crop, side > 0},
-               {"format", "pix_fmts=rgb24", side != JUST_COUNT},
-               {"buffersink", NULL, 1}};
-  void *before = NULL;
-  int error = 0;
-  for (size_t i = 0; i < sizeof links / sizeof *links && error >= 0; i++) {
-    void *filter = NULL;
-    if (!links[i].is_in) continue;
-    error = av->avfilter_graph_create_filter(&filter, av->avfilter_get_by_name(links[i].kind), links[i].kind,
-                                             links[i].args, NULL, graph);
-    if (error >= 0 && before) error = av->avfilter_link(before, 0, filter, 0);
-    before = filter;
-  }
-  *sink = before;
-  return error < 0 ? error : av->avfilter_graph_config(graph, NULL);
-}
+/* ---- a video as portable pixmaps ---- */
+enum { MOST_EDGE = 1 << 14, CHAIN_BYTES = 1024 };
 
 /* A video that is being read. */
 typedef struct reading {
-  kr_av av;
-  const char *name, *demuxer;
-  char text[KR_AV_TEXT_BYTES];
-  void *graph, *sink, *frame;
-  int is_listening;
+  kr_decoder decoder;
+  uint8_t *rgb;
+  int64_t width, height; /* of rgb */
 } reading;
 
 /* Called for each frame; returns 1 when no more are wanted. */
-typedef int32_t (*each_fn)(void *user, int64_t i, const kr_av_frame *f);
+typedef int32_t (*each_fn)(void *user, int64_t i, const reading *r);
+
+/* "P6\nWIDTH HEIGHT\n255\n"; *is_end: there is no further one. */
+static int32_t read_header(reading *r, int *is_end) {
+  char head[40] = "", byte = 0;
+  size_t n = 0, n_read = 1, n_lines = 0;
+  long long width = 0, height = 0;
+  for (; n_lines < 3 && n + 1 < sizeof head; n++) {
+    KR_TRY(kr_decoder_read(&r->decoder, &byte, 1, &n_read));
+    if (n_read == 0) break;
+    head[n] = byte, n_lines += byte == '\n';
+  }
+  if ((*is_end = n_lines < 3 && n_read == 0) != 0) return KRAIT_OK;
+  const int is_good = n_lines == 3 && sscanf(head, "P6 %lld %lld 255", &width, &height) == 2;
+  KR_CHECK(is_good && width >= 1 && height >= 1 && width <= MOST_EDGE && height <= MOST_EDGE, KRAIT_ERR_FILE_READ,
+           "%s: a frame of %lld x %lld pixels came", r->decoder.name, width, height);
+  if (r->rgb && r->width * r->height != width * height) kr_free(r->rgb), r->rgb = NULL;
+  if (!r->rgb) r->rgb = kr_alloc((size_t)(width * height * 3));
+  KR_CHECK(r->rgb, KRAIT_ERR_NO_MEMORY, "no memory for a frame of %lld x %lld pixels", width, height);
+  r->width = width, r->height = height;
+  return KRAIT_OK;
+}
+
+/* Other damage at the end counts as the end: the frames before it are valid. */
+static int32_t end_film(reading *r, int64_t n) {
+  char what[64];
+  KR_TRY(kr_decoder_end(&r->decoder));
+  if (n > 0 && !kr_decoder_says_cut(&r->decoder)) return KRAIT_OK;
+  snprintf(what, sizeof what, n ? "picture after the first %lld" : "picture", (long long)n);
+  return kr_decoder_fail(&r->decoder, what);
+}
 
 static int32_t read_all(reading *r, each_fn each, void *user) {
-  char what[64];
   for (int64_t i = 0;; i++) {
-    const int error = r->av.av_buffersink_get_frame(r->sink, r->frame);
-    if (error == KR_AV_END && i > 0)
-      return KRAIT_OK; /* a damaged end counts as the end: the frames before it are
-                        * valid */
-    snprintf(what, sizeof what, i ? "picture after the first %lld" : "picture", (long long)i);
-    if (error < 0) return kr_av_fail(&r->av, r->name, what, error, r->text);
-    const int32_t status = each(user, i, r->frame);
-    r->av.av_frame_unref(r->frame);
+    int is_end;
+    size_t n = 0;
+    KR_TRY(read_header(r, &is_end));
+    const size_t bytes = (size_t)(r->width * r->height * 3);
+    if (!is_end) KR_TRY(kr_decoder_read(&r->decoder, r->rgb, bytes, &n));
+    if (is_end || n < bytes) return end_film(r, i);
+    const int32_t status = each(user, i, r);
     if (status) return status < 0 ? status : KRAIT_OK;
   }
 }
 
-static int32_t begin(reading *r, int fd, const char *name, int64_t side) {
-  r->name = name, r->demuxer = demuxer_of(fd);
-  KR_CHECK(r->demuxer, KRAIT_ERR_FILE_FORMAT,
+static int32_t find_demuxer(int fd, const char *name, const char **demuxer) {
+  *demuxer = demuxer_of(fd);
+  KR_CHECK(*demuxer, KRAIT_ERR_FILE_FORMAT,
            "%s is neither a video (mp4, mov, webm, mkv, avi, flv, mpeg) nor an image (png, jpeg, webp, gif, bmp)",
            name);
-  if (!kr_av_load(&r->av)) {
-    kr_dlib_close(&r->av.lib);
-    return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: reading videos and images needs %s", name, r->av.need);
-  }
-  r->graph = r->av.avfilter_graph_alloc(), r->frame = r->av.av_frame_alloc();
-  kr_av_listen(&r->av, r->text);
-  r->is_listening = 1;
-  KR_CHECK(r->graph && r->frame, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
-  const int error = build_chain(&r->av, r->graph, fd, r->demuxer, side, &r->sink);
-  return error < 0 ? kr_av_fail(&r->av, name, "picture", error, r->text) : KRAIT_OK;
+  return KRAIT_OK;
 }
 
-static void end(reading *r) {
-  if (r->frame) r->av.av_frame_free(&r->frame);
-  if (r->graph) r->av.avfilter_graph_free(&r->graph);
-  if (r->is_listening) kr_av_listen_no_more(&r->av);
+/* Every frame after the filters, whatever its time: numbered times at a constant rate, so that ffmpeg neither repeats
+ * nor drops one. */
+static int32_t read_film(int fd, const char *name, const char *filters, each_fn each, void *user) {
+  char chain[CHAIN_BYTES + 64];
+  const char *demuxer;
+  KR_TRY(find_demuxer(fd, name, &demuxer));
+  snprintf(chain, sizeof chain, "%sformat=rgb24,settb=AVTB,setpts=N/25/TB", filters);
+  const char *const words[] = {"ffmpeg", "-nostdin", "-v", "error", "-noautorotate", "-protocol_whitelist", "file",
+                               "-f", demuxer, "-i", "file:/proc/self/fd/0", "-map", "0:v:0", "-vf", chain, "-r", "25",
+                               "-c:v", "ppm", "-f", "image2pipe", "pipe:1", NULL};
+  reading *r = kr_zalloc(sizeof *r);
+  KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
+  int32_t status = kr_decoder_begin(&r->decoder, words, fd, name, NULL);
+  if (status >= 0) status = read_all(r, each, user);
+  kr_decoder_abandon(&r->decoder);
+  kr_free(r->rgb);
+  kr_free(r);
+  return status;
 }
 
 /* ---- frames of one size ---- */
 typedef struct cutter {
-  const char *name;
   int64_t side;
-  uint8_t *rgb;
   kr_frame_fn take;
   void *user;
 } cutter;
 
-static int32_t give_frame(void *user, int64_t i, const kr_av_frame *f) {
+static int32_t give_frame(void *user, int64_t i, const reading *r) {
   const cutter *c = user;
-  KR_CHECK(f->width == c->side && f->height == c->side, KRAIT_ERR_FILE_READ, "%s: a frame of %d x %d pixels came",
-           c->name, f->width, f->height);
-  for (int64_t y = 0; y < c->side; y++)
-    memcpy(c->rgb + y * c->side * 3, f->data[0] + y * f->line_bytes[0], (size_t)c->side * 3);
-  return c->take(c->user, i, c->rgb);
+  KR_CHECK(r->width == c->side && r->height == c->side, KRAIT_ERR_FILE_READ,
+           "%s: a frame of %lld x %lld pixels came", r->decoder.name, (long long)r->width, (long long)r->height);
+  return c->take(c->user, i, r->rgb);
 }
 
 int32_t kr_frames_read(int fd, const char *name, int64_t side, kr_frame_fn take, void *user) {
-  reading r = {0};
-  cutter c = {name, side, kr_alloc((size_t)(side * side * 3)), take, user};
-  int32_t status = c.rgb ? begin(&r, fd, name, side) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
-  if (status >= 0) status = read_all(&r, give_frame, &c);
-  end(&r);
-  kr_free(c.rgb);
-  return status;
+  char filters[CHAIN_BYTES];
+  cutter c = {side, take, user};
+  snprintf(filters, sizeof filters,
+           "scale=%lld:%lld:flags=bilinear:force_original_aspect_ratio=increase,crop=%lld:%lld,", (long long)side,
+           (long long)side, (long long)side, (long long)side);
+  return read_film(fd, name, filters, give_frame, &c);
 }
 
 /* ---- frames in the video's own size ---- */
-static int32_t count_frame(void *user, int64_t i, const kr_av_frame *f) {
-  (void)f;
+static int32_t count_frame(void *user, int64_t i, const reading *r) {
+  (void)r;
   *(int64_t *)user = i + 1;
   return KRAIT_OK;
 }
 
-int32_t kr_film_measure(int fd, const char *name, kr_film *film) {
-  reading r = {0};
-  *film = (kr_film){0};
-  int32_t status = begin(&r, fd, name, JUST_COUNT);
-  if (status >= 0) {
-    const kr_av_rational rate = r.av.av_buffersink_get_frame_rate(r.sink);
-    film->fps = rate.num > 0 && rate.den > 0 ? (double)rate.num / rate.den : 0;
-    status = read_all(&r, count_frame, &film->n_frames);
-  }
-  end(&r);
+/* The frames per second that the container says, as "25/1"; 0 if it says nothing of use. */
+static int32_t read_rate(int fd, const char *name, double *fps) {
+  const char *demuxer;
+  char text[64] = "";
+  size_t n = 0;
+  long long count = 0, per = 0;
+  KR_TRY(find_demuxer(fd, name, &demuxer));
+  const char *const words[] = {"ffprobe", "-v", "error", "-protocol_whitelist", "file", "-f", demuxer,
+                               "-select_streams", "v:0", "-show_entries", "stream=r_frame_rate", "-of",
+                               "default=nokey=1:noprint_wrappers=1", "file:/proc/self/fd/0", NULL};
+  kr_decoder *d = kr_zalloc(sizeof *d);
+  KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
+  int32_t status = kr_decoder_begin(d, words, fd, name, NULL);
+  if (status >= 0) status = kr_decoder_read(d, text, sizeof text - 1, &n);
+  if (status >= 0) status = kr_decoder_end(d);
+  if (status >= 0 && d->status) status = kr_decoder_fail(d, "picture");
+  kr_decoder_abandon(d);
+  kr_free(d);
+  *fps = sscanf(text, "%lld/%lld", &count, &per) == 2 && count > 0 && per > 0 ? (double)count / (double)per : 0;
   return status;
 }
 
+int32_t kr_film_measure(int fd, const char *name, kr_film *film) {
+  *film = (kr_film){0};
+  KR_TRY(read_rate(fd, name, &film->fps));
+  return read_film(fd, name, "scale=2:2,", count_frame, &film->n_frames);
+}
+
 typedef struct picker {
-  const char *name;
-  const int64_t *at;
   int n, k; /* wanted; found */
   kr_picture_fn take;
   void *user;
 } picker;
 
-static int32_t pick_frame(void *user, int64_t i, const kr_av_frame *f) {
-  enum { MOST_EDGE = 1 << 14 };
+static int32_t pick_frame(void *user, int64_t i, const reading *r) {
   picker *p = user;
-  if (i != p->at[p->k]) return KRAIT_OK;
-  KR_CHECK(f->width >= 1 && f->height >= 1 && f->width <= MOST_EDGE && f->height <= MOST_EDGE, KRAIT_ERR_FILE_READ,
-           "%s: a frame of %d x %d pixels came", p->name, f->width, f->height);
-  const size_t row = (size_t)f->width * 3;
-  uint8_t *rgb = kr_alloc(row * (size_t)f->height);
-  KR_CHECK(rgb, KRAIT_ERR_NO_MEMORY, "no memory for a frame of %d x %d pixels", f->width, f->height);
-  for (int64_t y = 0; y < f->height; y++) memcpy(rgb + (size_t)y * row, f->data[0] + y * f->line_bytes[0], row);
-  const int32_t status = p->take(p->user, p->k, f->width, f->height, rgb);
-  kr_free(rgb);
-  return status < 0 ? status : ++p->k == p->n;
+  (void)i;
+  KR_TRY(p->take(p->user, p->k, r->width, r->height, r->rgb));
+  return ++p->k == p->n;
 }
 
 int32_t kr_film_frames(int fd, const char *name, const int64_t *at, int n, kr_picture_fn take, void *user) {
-  reading r = {0};
-  picker p = {name, at, n, 0, take, user};
-  int32_t status = begin(&r, fd, name, OWN_SIZE);
-  if (status >= 0) status = read_all(&r, pick_frame, &p);
-  end(&r);
-  KR_CHECK(status < 0 || p.k == n, KRAIT_ERR_FILE_READ,
+  char filters[CHAIN_BYTES];
+  picker p = {n, 0, take, user};
+  size_t used = (size_t)snprintf(filters, sizeof filters, "select='");
+  for (int k = 0; k < n && used < sizeof filters; k++)
+    used += (size_t)snprintf(filters + used, sizeof filters - used, "%seq(n,%lld)", k ? "+" : "", (long long)at[k]);
+  if (used < sizeof filters) used += (size_t)snprintf(filters + used, sizeof filters - used, "',");
+  KR_CHECK(used < sizeof filters, KRAIT_ERR_ARGUMENT, "%s: %d frames are too many to choose at once", name, n);
+  KR_TRY(read_film(fd, name, filters, pick_frame, &p));
+  KR_CHECK(p.k == n, KRAIT_ERR_FILE_READ,
            "%s: frame %lld was there when frames were counted, but not when they were read", name,
            (long long)at[p.k < n ? p.k : n - 1]);
-  return status;
+  return KRAIT_OK;
 }
 
 /* ---- frames spread over the video ---- */

@@ -1,4 +1,4 @@
-/* frames.h: the frames of a video, or a single image, through FFmpeg's libavfilter if it is installed. */
+/* frames.h: the frames of a video, or a single image, through the program ffmpeg if it is installed. */
 #ifndef KR_FRAMES_H
 #define KR_FRAMES_H
 #include <stdint.h>

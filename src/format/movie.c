@@ -1,16 +1,15 @@
-/* movie.c: a graph of three filters, amovie -> aformat -> abuffersink, whose frames are written to a file that
- * libsndfile reads. The library is loaded at run time; nothing links against it. amovie gets the file as a descriptor
- * and the demuxer by name, so neither the file's name nor its content can make it open anything else. */
+/* movie.c: ffmpeg decodes the first audio track, which is copied as AU with float samples. It gets the file as its
+ * standard input, the demuxer by name and no protocol but files, so neither the file's name nor its content can make it
+ * open anything else. */
 #define _GNU_SOURCE
 #include "movie.h"
 
 #include <errno.h>
-#include <sndfile.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "av.h"
+#include "alloc.h"
+#include "decoder.h"
 #include "status.h"
 
 /* ---- which files ---- */
@@ -52,73 +51,44 @@ const char *kr_movie_demuxer(int fd) {
   return row < 0 ? NULL : magics[row].demuxer;
 }
 
-/* ---- the graph ---- */
-static int build_graph(const kr_av *av, void *graph, int from, const char *demuxer, void **sink) {
-  char args[120];
-  void *movie = NULL, *format = NULL;
-  snprintf(args, sizeof args, "filename=/proc/self/fd/%d:format_name=%s", from, demuxer);
-  int error = av->avfilter_graph_create_filter(&movie, av->avfilter_get_by_name("amovie"), "in", args, NULL, graph);
-  if (error >= 0)
-    error = av->avfilter_graph_create_filter(&format, av->avfilter_get_by_name("aformat"), "flt", "sample_fmts=flt",
-                                             NULL, graph);
-  if (error >= 0)
-    error = av->avfilter_graph_create_filter(sink, av->avfilter_get_by_name("abuffersink"), "out", NULL, NULL, graph);
-  if (error >= 0) error = av->avfilter_link(movie, 0, format, 0);
-  if (error >= 0) error = av->avfilter_link(format, 0, *sink, 0);
-  return error < 0 ? error : av->avfilter_graph_config(graph, NULL);
-}
-
-static int32_t copy_frames(const kr_av *av, void *sink, void *frame, SNDFILE *file, const char *name,
-                           const char *text) {
-  for (int error;;) {
-    error = av->av_buffersink_get_frame(sink, frame);
-    if (error == KR_AV_END && !*text) return KRAIT_OK;
-    if (error < 0 || *text) return kr_av_fail(av, name, "sound", error, text);
-    const kr_av_frame *f = frame;
-    const sf_count_t n = f->n_samples;
-    const int failed = n > 0 && sf_writef_float(file, (const float *)(const void *)f->data[0], n) != n;
-    av->av_frame_unref(frame);
-    KR_CHECK(!failed, KRAIT_ERR_FILE_WRITE, "cannot write the temporary copy of %s", name);
+/* ---- the sound ---- */
+static int32_t write_bytes(int to, const unsigned char *bytes, size_t n, const char *name) {
+  for (size_t done = 0; done < n;) {
+    const ssize_t step = write(to, bytes + done, n - done);
+    if (step < 0 && errno == EINTR) continue;
+    if (step < 0) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write the temporary copy of %s", name);
+    done += (size_t)step;
   }
+  return KRAIT_OK;
 }
 
-static int32_t copy_sound(const kr_av *av, void *sink, int to, const char *name, const char *text) {
-  SF_INFO info = {.format = SF_FORMAT_W64 | SF_FORMAT_FLOAT,
-                  .samplerate = av->av_buffersink_get_sample_rate(sink),
-                  .channels = av->av_buffersink_get_channels(sink)};
-  SNDFILE *file = sf_open_fd(to, SFM_WRITE, &info, SF_FALSE);
-  void *frame = av->av_frame_alloc();
-  int32_t status = file && frame ? copy_frames(av, sink, frame, file, name, text)
-                                 : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
-  if (frame) av->av_frame_free(&frame);
-  const int failed = file && sf_close(file) != 0;
-  if (status == KRAIT_OK && (failed || lseek(to, 0, SEEK_SET) != 0))
-    status = kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write the temporary copy of %s", name);
-  return status;
-}
-
-static int32_t decode(const kr_av *av, int from, int to, const char *demuxer, const char *name) {
-  char text[KR_AV_TEXT_BYTES] = "";
-  void *graph = av->avfilter_graph_alloc(), *sink = NULL;
-  KR_CHECK(graph, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
-  kr_av_listen(av, text);
-  const int error = build_graph(av, graph, from, demuxer, &sink);
-  int32_t status = error < 0 ? kr_av_fail(av, name, "sound", error, text) : copy_sound(av, sink, to, name, text);
-  av->avfilter_graph_free(&graph);
-  kr_av_listen_no_more(av);
-  return status;
+static int32_t copy_sound(kr_decoder *d, int to) {
+  unsigned char block[1 << 14];
+  size_t n = sizeof block;
+  int64_t n_all = 0;
+  while (n == sizeof block) {
+    KR_TRY(kr_decoder_read(d, block, sizeof block, &n));
+    KR_TRY(write_bytes(to, block, n, d->name));
+    n_all += (int64_t)n;
+  }
+  KR_TRY(kr_decoder_end(d));
+  if (d->n_text || d->status || n_all == 0) return kr_decoder_fail(d, "sound");
+  return lseek(to, 0, SEEK_SET) == 0
+             ? KRAIT_OK
+             : kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write the temporary copy of %s", d->name);
 }
 
 int32_t kr_movie_decode(int from, int to, const char *name) {
   const int row = find_magic(from);
-  kr_av av = {0};
   KR_CHECK(row >= 0, KRAIT_ERR_FILE_FORMAT, "%s is not a readable audio file", name);
-  if (!kr_av_load(&av)) {
-    kr_dlib_close(&av.lib);
-    return kr_fail(KRAIT_ERR_FILE_FORMAT,
-                   "%s is %s, which needs %s, or convert the file: ffmpeg -i '%s' -vn sound.wav", name,
-                   magics[row].name, av.need, name);
-  }
-  return decode(&av, from, to, magics[row].demuxer,
-                name); /* the library stays loaded: it has its own threads and tables */
+  const char *const words[] = {"ffmpeg", "-nostdin", "-v", "error", "-protocol_whitelist", "file", "-f",
+                               magics[row].demuxer, "-i", "file:/proc/self/fd/0", "-map", "0:a:0", "-c:a", "pcm_f32be",
+                               "-f", "au", "pipe:1", NULL};
+  kr_decoder *d = kr_zalloc(sizeof *d);
+  KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
+  int32_t status = kr_decoder_begin(d, words, from, name, magics[row].name);
+  if (status >= 0) status = copy_sound(d, to);
+  kr_decoder_abandon(d);
+  kr_free(d);
+  return status;
 }

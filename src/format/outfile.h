@@ -12,10 +12,10 @@ typedef struct kr_outfile {
   char *temp_name; /* next to path: the content before the last step, or from the start if there are no unnamed files */
   int fd;          /* of the content; -1 when path is written directly */
   int is_nameless;
-  int keep;        /* an output that was created meanwhile is an error, not replaced; begin sets it if path is claimed */
+  int keep;        /* an output that was created meanwhile is an error, not replaced; begin sets it for a claimed one */
 } kr_outfile;
 
-/* Before long work: whether path can be written, which is found out by creating and removing an unnamed file. With keep,
+/* Before long work: whether path can be written, which creating and removing an unnamed file shows. With keep,
  * the next output of this process under that name must be the first: if another process has written one by then, that
  * is an error and nothing is replaced. So of two writers one loses, however late. */
 int32_t kr_outfile_claim(const char *path, int keep);

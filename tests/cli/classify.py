@@ -1,5 +1,5 @@
 """krait classify: a synthetic video and pictures through a synthetic VideoMamba: frames, pixels, probabilities; errors.
-krait bench of the towers. Without libavfilter one line says so."""
+krait bench of the towers. Without ffmpeg one line says so."""
 import json
 import pathlib
 import random
@@ -86,9 +86,9 @@ def films(folder, model):
     film = avi(folder / "red.avi", [red] * 24)
     picture = png(folder / "red.png", red)
     done = krait(film, "-w", model)
-    if "needs FFmpeg's libavfilter" in done.stderr:
-        check(done.returncode == 1, "without libavfilter the status is 1")
-        print("libavfilter is not installed: videos were not read")
+    if "needs FFmpeg's program" in done.stderr:
+        check(done.returncode == 1, "without ffmpeg the status is 1")
+        print("ffmpeg is not installed: videos were not read")
         return
     done = krait(film, picture, "-w", model, "--json", "--top", CLASSES)
     check(done.returncode == 0, done.stderr)
