@@ -110,7 +110,8 @@ void kr_decoder_abandon(kr_decoder *d) {
 static int32_t fail_to_answer(kr_decoder *d) {
   kr_decoder_abandon(d);
   return kr_fail(KRAIT_ERR_FILE_READ,
-                 "%s cannot be read: %s gave nothing for %g s and was stopped; the file may be damaged", d->name, d->program, (double)atomic_load(&limit_ms) / 1000);
+                 "%s cannot be read: %s gave nothing for %g s and was stopped; the file may be damaged", d->name,
+                 d->program, (double)atomic_load(&limit_ms) / 1000);
 }
 
 /* ---- what it says ---- */

@@ -7,8 +7,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { KR_DECODER_WORDS = 24 };
-
 typedef struct kr_decoder {
   const char *program, *name; /* of the file that is read */
   pid_t pid;

@@ -159,7 +159,7 @@ def run(*arguments):
 
 
 def test_random_sequences():
-    assert run(__file__, 120, int(os.environ.get("KR_CHECK_SEED", 1))) == "120 sequences\n"
+    assert run(__file__, 60, int(os.environ.get("KR_CHECK_SEED", 1))) == "60 sequences\n"
 
 
 HEAD = """
