@@ -78,6 +78,8 @@ def cases(folder):
     text = json.dumps(header).encode()
     (folder / "small.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(144))
     tiny_language_model.make(folder / "lm")
+    tiny_language_model.make(folder / "video", "videogpt")
+    tiny_film.make(folder / "film.avi", n_frames=4, width=64, height=48)
     (folder / "text").write_text("the rain in the north\n")
     yield harness.Case("info", [KRAIT, "info", "small.safetensors"], folder, bad=(1, 2))
     yield harness.Case("info --json", [KRAIT, "info", "--json", "small.safetensors"], folder, bad=(1, 2))
@@ -92,8 +94,6 @@ def cases(folder):
     yield harness.Case("convert", [KRAIT, "convert", "-f", "small.safetensors", "out.safetensors"], folder, outputs=("out.safetensors",))
     yield harness.Case("convert to best.th", [KRAIT, "convert", "-f", "small.safetensors", "out.th"], folder, outputs=("out.th",))
     if shutil.which("ffmpeg"):  # faults in krait; what a decoder may do: tests/format/decoder.c
-        tiny_language_model.make(folder / "video", "videogpt")
-        tiny_film.make(folder / "film.avi", n_frames=4, width=64, height=48)
         yield harness.Case("describe", [KRAIT, "describe", "film.avi", "-w", "video", "-n", "2", "--device", "cpu", "--threads", "1", "--json"], folder, bad=(1, 2), text=False)
     yield harness.Case("doctor", [KRAIT, "doctor", "--log", "log", "--gpu", "9.0", "--root", folder], folder, good=(0, 1, 2, 4), bad=(3, 64, 70))
 
