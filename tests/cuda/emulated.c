@@ -192,7 +192,11 @@ static void agrees_with_the_reference(void **state) {
   static const char *const most[KR_N_ORDERS] = {"cuda_base", "cuda_ampere",
                                                 "cuda_ampere"}; /* most kernels are in both */
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "few_rows"},
-                           *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"};
+                           *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"},
+                           *const parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_parts",
+                                                        "ampere_tiles_parts"},
+                           *const hopper_parts[KR_N_ORDERS] = {"hopper_tiles_parts", "hopper_tiles_parts",
+                                                               "hopper_tiles_parts"};
   static const char *const many[KR_N_ORDERS] = {"many_terms", "many_terms", "many_terms"};
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
   static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"}, *const few[KR_N_ORDERS] = {
@@ -229,10 +233,16 @@ static void agrees_with_the_reference(void **state) {
                                                                       : most;
   const char *const only = getenv("KR_CHECK_ROW"), *const one[KR_N_ORDERS] = {only, only, only};
   if (only) rows = one;
-  if (is_attention || is_ssd || strcmp(op->name, "argmax_rows") == 0) capability = 90;
+  if (is_attention || is_ssd || strcmp(op->name, "argmax_rows") == 0 || (only && strstr(only, "hopper")))
+    capability = 90;
   kr_emulated_blocks_in_order(is_ssd || strcmp(op->name, "rnn_pair") == 0); /* they hand states over */
   assert_true(check_rows(op, rows) > 0);
-  if (rows == products) assert_true(check_rows(op, tf32) > 0 && check_rows(op, many) > 0);
+  if (rows == products) assert_true(check_rows(op, tf32) > 0 && check_rows(op, parts) > 0 && check_rows(op, many) > 0);
+  if (rows == products) {
+    capability = 90;
+    assert_true(check_rows(op, hopper_parts) > 0);
+    capability = 80;
+  }
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode && percent == 100) { /* at most 48 of 5120 channels a block */
     capability = 90, takes_together = 1, n_multiprocessors = 108;

@@ -97,6 +97,16 @@ KR_DEV void kr_copy_some(void *shared, const void *from, int bytes) {
 }
 #endif
 
+/* x = high + low with 11 significant bits each, up to float32's own rounding (low is cut by the tensor core); low is 0
+ * where x is not finite. */
+KR_DEV void kr_split_tf32(const uint32_t (&x)[4], uint32_t (&high)[4], uint32_t (&low)[4]) {
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    high[r] = (x[r] + 0x1000u) & ~0x1fffu;
+    low[r] = kr_float_to_bits(kr_bits_to_float(x[r]) - kr_bits_to_float(high[r]));
+  }
+}
+
 /* Swizzled position of 16-byte chunk `chunk` of row `row`, for rows of ROW_BYTES (a power of two, at least 32): eight
  * rows at one chunk, and eight chunks of one row, are in different banks. */
 template <int ROW_BYTES>

@@ -89,6 +89,9 @@ static const kr_row rows[] = {
     {"hopper_tiles", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_refuse, kr_gemm_hopper, kr_gemm_hopper_scratch},
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
+    {"hopper_tiles_parts", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_parts_refuse, kr_gemm_hopper_parts,
+     kr_gemm_hopper_parts_scratch},
+    {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_gemm_parts_refuse, kr_gemm_parts, kr_gemm_parts_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
 #ifdef KR_BUILD_amx
     {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_tiles, kr_gemm_tiles_avx512,

@@ -1,7 +1,7 @@
-/* gemm_ampere.cu: products by warp-level tensor-core mma, of 16-bit factors or of float32 ones rounded to tf32. A block
- * computes a 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of
+/* gemm_ampere.cu: products by warp-level tensor-core mma, of 16-bit factors, of float32 ones rounded to tf32, or of
+ * float32 ones as sums of two tf32 parts (KR_PARTS), which is as accurate as float32 multiply-adds. A block computes a 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of
  * stages of BK of K. Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled
- * once per type (KR_HALF: float16, KR_TF32) and memory order of the factors, like gemm_hopper.cu; with KR_GATES, also
+ * once per type (KR_HALF: float16, KR_TF32, with or without KR_PARTS) and memory order of the factors, like gemm_hopper.cu; with KR_GATES, also
  * gated products and 192-column tiles. */
 #include "gemm_finish.cuh"
 #include "mma.cuh"
@@ -17,6 +17,11 @@ enum { TYPE = KRAIT_F16 };
 typedef kr_bf16 element;
 typedef uint16_t stored;
 enum { TYPE = KRAIT_BF16 };
+#endif
+#ifdef KR_PARTS
+enum { PARTS = 1 };
+#else
+enum { PARTS = 0 };
 #endif
 /* CHUNK: elements in 16 bytes; STEP_K: k per mma. */
 enum {
@@ -63,7 +68,8 @@ struct copier {
   int place, line, left; /* in shared memory; first line; remaining elements of a partial chunk, or lines */
   int packs;
 
-  /* HALVES: the last 32 of every 64 rows come from `second`. */
+  /* HALVES: the last 32 of every 64 rows come from `second`; LINES must be a multiple of 64, so that a thread copies
+   * from one of them. */
   KR_DEV void open(copier &c, const kr_gemm_matrix &matrix, const kr_gemm_matrix &second, int batch, int first,
                    int limit, int k, int is_b) {
     const int chunk = kr_thread() % PER_LINE;
@@ -150,7 +156,7 @@ KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, in
   if (MN && sizeof(stored) == 4) read_elements<ROWS, AS_B>(f, tile, row, step);
   else if (MN) kr_load_matrices_turned(f, tile + chunk_at<ROWS, MN>(step * STEP_K + ks + within, (row + rows) / 8));
   else kr_load_matrices(f, tile + chunk_at<ROWS, MN>(row + rows + within, (step * STEP_K + ks) / CHUNK));
-  if (sizeof(stored) == 4) {
+  if (sizeof(stored) == 4 && !PARTS) {
 #pragma unroll
     for (int r = 0; r < 4; r++) f[r] = kr_round_tf32(f[r]);
   }
@@ -165,6 +171,32 @@ KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[WN / 16][4], const u
   for (int j = 0; j < WN / 16; j++) read_factor<BN, KR_B_MN, 1>(b[j], stage + BM * K_ROW_BYTES, column + 16 * j, step);
 }
 
+#ifdef KR_PARTS
+/* d += (a's high part + its low part) (b's likewise) without the product of low parts, the small terms first. Tensor
+ * cores round sums towards zero: each sum of eight terms starts from zero, and is added by an ordinary addition
+ * (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022). */
+template <int WN>
+KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[WN / 16][4]) {
+  uint32_t b_high[WN / 16][4], b_low[WN / 16][4];
+#pragma unroll
+  for (int j = 0; j < WN / 16; j++) kr_split_tf32(b[j], b_high[j], b_low[j]);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    uint32_t high[4], low[4];
+    kr_split_tf32(a[i], high, low);
+#pragma unroll
+    for (int j = 0; j < WN / 8; j++) {
+      const int h = j % 2 * 2;
+      float sum[4] = {0, 0, 0, 0};
+      kr_mma_as(element(), sum, low, b_high[j / 2][h], b_high[j / 2][h + 1]);
+      kr_mma_as(element(), sum, high, b_low[j / 2][h], b_low[j / 2][h + 1]);
+      kr_mma_as(element(), sum, high, b_high[j / 2][h], b_high[j / 2][h + 1]);
+#pragma unroll
+      for (int r = 0; r < 4; r++) d[i][j][r] += sum[r];
+    }
+  }
+}
+#else
 template <int WN>
 KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[WN / 16][4]) {
 #pragma unroll
@@ -172,14 +204,34 @@ KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const 
 #pragma unroll
     for (int i = 0; i < 4; i++) kr_mma_as(element(), d[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
 }
+#endif
 
 /* ---- a tile ------------------------------------------------------------------------------------------------------ */
+
+/* Splits of K: the unit's own k. */
+typedef struct span {
+  int begin, end;
+} span;
+
+/* An infinite factor's parts are not a number where the other's low part is 0, and a factor next to float32's largest
+ * rounds to infinity: sums that are not finite are computed again by multiply-adds. */
+template <int N>
+KR_DEV void mend_run(const kr_gemm_plan &p, const kr_gemm_matrix &B, int batch, int m, int n, span k, float (&v)[N]) {
+  const float *a = (const float *)p.A.data + batch * p.A.batch + m * p.A.row, *b = (const float *)B.data + batch * B.batch;
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    if (v[i] - v[i] == 0.0f || m >= p.M || n + i >= p.N) continue;
+    v[i] = 0.0f;
+#pragma unroll 1
+    for (int64_t t = k.begin; t < k.end; t++) v[i] = kr_fma(a[t * p.A.column], b[t * B.row + (n + i) * B.column], v[i]);
+  }
+}
 
 /* Passes 16 rows of the warp's columns at a time through the warp's own shared memory, to give each lane eight
  * contiguous columns. */
 template <int WN, int GATED>
 KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged,
-                        const float (&d)[WN / 8][4], int slab, int batch, int m, int n) {
+                        const float (&d)[WN / 8][4], int slab, int batch, int m, int n, span k) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, LANES = GATED ? 4 : 8;
   kr_sync_warp();
 #pragma unroll
@@ -195,6 +247,8 @@ KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, 
     if (WN < 64 && lane % LANES >= WN / 8) break;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = from[i], second[i] = GATED ? from[32 + i] : 0.0f;
+    if (PARTS) mend_run<8>(p, p.B, batch, m + row, n + lane % LANES * 8, k, v);
+    if (PARTS && GATED) mend_run<8>(p, p.B2, batch, m + row, n + lane % LANES * 8, k, second);
     if (p.n_splits > 1) kr_keep_run<8>(p, slab, m + row, n + lane % LANES * 8, v);
     else kr_finish_run<8, GATED>(p, terms, batch, m + row, n + lane % LANES * 8, v, second);
   }
@@ -265,10 +319,11 @@ KR_DEV void run(const kr_gemm_plan &p) {
   };
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) begin_stage(s);
-  uint32_t a[2][4][4], b[2][WN / 16][4];
+  const int AHEAD = PARTS ? 0 : 1; /* steps that a warp reads ahead: registers of parts do not suffice */
+  uint32_t a[1 + AHEAD][4][4], b[1 + AHEAD][WN / 16][4];
   kr_copied<STAGES - 2>();
   kr_sync();
-  read_factors<BN, WN>(a[0], b[0], shared, row, column, 0);
+  if (AHEAD) read_factors<BN, WN>(a[0], b[0], shared, row, column, 0);
   int at = 0, next = STAGES - 1;
   for (int block = 0; block < n_blocks; block++) {
     const unsigned char *stage = shared + at * STAGE_BYTES;
@@ -277,15 +332,17 @@ KR_DEV void run(const kr_gemm_plan &p) {
     if (++next == STAGES) next = 0;
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
-      if (s + 1 < STEPS) {
-        read_factors<BN, WN>(a[(s + 1) % 2], b[(s + 1) % 2], stage, row, column, s + 1);
-      } else {
+      const int ahead = s + AHEAD, slot = AHEAD ? ahead % 2 : 0;
+      if (!AHEAD) read_factors<BN, WN>(a[0], b[0], stage, row, column, s);
+      if (s + 1 < STEPS && AHEAD) {
+        read_factors<BN, WN>(a[slot], b[slot], stage, row, column, ahead);
+      } else if (s + 1 == STEPS) {
         kr_copied<STAGES - 2>();
         kr_sync();
-        read_factors<BN, WN>(a[(s + 1) % 2], b[(s + 1) % 2], shared + at * STAGE_BYTES, row, column,
-                             0); /* beyond the last block: unused */
+        if (AHEAD) /* beyond the last block: unused */
+          read_factors<BN, WN>(a[slot], b[slot], shared + at * STAGE_BYTES, row, column, 0);
       }
-      multiply<WN>(d, a[s % 2], b[s % 2]);
+      multiply<WN>(d, a[AHEAD * s % 2], b[AHEAD * s % 2]);
     }
   }
   const int to_column = n + (GATED ? column / 2 : column);
@@ -302,10 +359,12 @@ KR_DEV void run(const kr_gemm_plan &p) {
 #pragma unroll
   for (int i = 0; i < 4; i++)
     finish_rows<WN, GATED>(p, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i,
-                           to_column);
+                           to_column, (span){begin, end});
 }
 
+#ifndef KR_PARTS /* whose registers do not suffice for more than two such tiles per multiprocessor */
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, 64, KR_AMPERE_STAGES, 0>(plan); }
+#endif
 KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_plan plan) { run<128, 64, KR_AMPERE_STAGES, 0>(plan); }
 #ifdef KR_TF32
 KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_plan plan) { run<64, 64, KR_AMPERE_STAGES, 0>(plan); }

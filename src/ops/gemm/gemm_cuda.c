@@ -255,14 +255,48 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
                        bn);
 }
 
-/* ---- ampere, float32 factors rounded to tf32 --------------------------------------------------------------------- */
+/* ---- ampere, float32 factors rounded to tf32, or in two tf32 parts ------------------------------------------------ */
+
+static const char *refuse_floats(const krait_ctx *ctx, const krait_gemm_args *a) {
+  if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
+  const char *why = refuse_order(a);
+  return why ? why : kr_gemm_base_refuse(ctx, a);
+}
 
 const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  if (!(a->call.flags & KRAIT_GEMM_TF32)) return "the call does not allow tf32";
-  if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
-  const char *why = refuse_order(a);
-  return why ? why : kr_gemm_base_refuse(ctx, args);
+  return a->call.flags & KRAIT_GEMM_TF32 ? refuse_floats(ctx, a) : "the call does not allow tf32";
+}
+
+/* Three tf32 products for one: worth it where tf32 is several times the rate of multiply-adds, which it is on the
+ * data-centre GPUs (8.0, 9.0, 10.x). On others the two rates are about the same. */
+const char *kr_gemm_parts_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_device_info *info = kr_cuda_info(ctx->cuda);
+  if (info->major * 10 + info->minor != 80 && info->major != 9 && info->major != 10)
+    return "tf32 is not several times as fast as multiply-adds on this GPU";
+  return refuse_floats(ctx, args);
+}
+
+static int plan_parts(const krait_ctx *ctx, kr_gemm_plan *p) {
+  static const tile_cost tiles[] = {{128, 2, 1.03, 0.8}, {64, 4, 1.1, 0.7}, {0}}, gated[] = {{256, 1, 1, 0.8}, {0}};
+  return choose_tiles(ctx, p, p->B2.data ? gated : tiles, KR_AMPERE_K_BYTES / 4);
+}
+
+uint64_t kr_gemm_parts_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_plan p = describe(args);
+  plan_parts(ctx, &p);
+  return partial_bytes(&p);
+}
+
+int32_t kr_gemm_parts(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_128"),
+                         narrow[N_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_64"),
+                         gated = {"gemm_ampere_parts_kk", "kr_gemm_ampere_gated"};
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_plan p = describe(a);
+  const int bn = plan_parts(ctx, &p), order = order_of(&p);
+  return launch_ampere(ctx, a, &p, p.B2.data ? &gated : bn == 128 ? &wide[order] : &narrow[order], bn);
 }
 
 static int plan_tf32(const krait_ctx *ctx, kr_gemm_plan *p) {
@@ -573,6 +607,103 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args first = columns_of(a, 0, n), second = columns_of(a, n, a->N - n);
   KR_TRY(run_hopper(ctx, &first));
   return second.N ? run_hopper(ctx, &second) : KRAIT_OK;
+}
+
+/* ---- hopper, float32 factors in three bfloat16 parts ---------------------------------------------------------------- */
+
+/* A factor's parts, as gemm_split.cu lays them out from `to`. */
+static kr_split_plan split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P) {
+  const int is_turned = m->column != 1;
+  const int64_t along = is_turned ? rows : columns, across = is_turned ? columns : rows;
+  return (kr_split_plan){.from = m->data,
+                         .from_across = is_turned ? m->column : m->row,
+                         .from_along = is_turned ? m->row : m->column,
+                         .from_batch = m->batch,
+                         .line = (along + 7) / 8 * 8,
+                         .n_along = (int32_t)along,
+                         .n_across = (int32_t)across,
+                         .P = (int32_t)P,
+                         .packs = m->packs};
+}
+static uint64_t split_bytes(const kr_split_plan *s) {
+  return kr_scratch_round((uint64_t)KR_N_PARTS * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
+}
+
+static int32_t launch_split(const krait_ctx *ctx, const kr_split_plan *s, void *stream) {
+  static const kr_kernel split = {"gemm_split", "kr_gemm_split"};
+  const int64_t packs = s->line / 8 * s->n_across * s->P;
+  const kr_grid grid = {
+      .x = (uint32_t)((packs + KR_SPLIT_THREADS - 1) / KR_SPLIT_THREADS), .block = KR_SPLIT_THREADS, .stream = stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &split, &grid, s, sizeof *s);
+}
+
+/* The parts as one matrix of KR_N_PARTS P products. */
+static kr_gemm_matrix parts_of(const kr_split_plan *s, const kr_gemm_matrix *m) {
+  const int is_turned = m->column != 1;
+  return (kr_gemm_matrix){.data = s->to,
+                          .row = is_turned ? 1 : s->line,
+                          .column = is_turned ? s->line : 1,
+                          .batch = s->n_across * s->line,
+                          .dtype = KRAIT_BF16,
+                          .packs = 1};
+}
+
+static void plan_hopper_parts(const krait_ctx *ctx, kr_gemm_plan *p) {
+  static const tile_cost tiles[] = {{KR_HOPPER_PARTS_BN, 1, 1, 0.3}, {0}};
+  choose_tiles(ctx, p, tiles, KR_HOPPER_BK);
+}
+
+const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  const char *why = refuse_floats(ctx, a);
+  if (why) return why;
+  const kr_gemm_plan p = describe(a);
+  if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
+  if (p.B2.data) return "a gated product";
+  if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_HOPPER_PARTS_SHARED_BYTES) return "too little shared memory";
+  const double stages = (double)ceil_div(a->M, KR_HOPPER_BM) * ceil_div(a->N, KR_HOPPER_PARTS_BN) *
+                        ceil_div(a->K, KR_HOPPER_BK) * p.P;
+  if (stages < kr_cuda_info(ctx->cuda)->n_multiprocessors) return "too small to split its factors first";
+  if ((double)a->M * (double)p.P > 1e9 || (double)a->N * (double)p.P > 1e9) return "too large for 32-bit numbers of rows";
+  return p.N % 2 != 0 || (p.residual.data && !pairs_take(&p.residual)) || !pairs_take(&p.out)
+             ? "N must be even, and rows of residual and out aligned to pairs"
+             : NULL;
+}
+
+uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_plan p = describe(args);
+  const kr_split_plan A = split_of(&p.A, p.M, p.K, p.P), B = split_of(&p.B, p.K, p.N, p.P);
+  plan_hopper_parts(ctx, &p);
+  return partial_bytes(&p) + split_bytes(&A) + split_bytes(&B);
+}
+
+int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_hopper_plan h = {.plan = describe(a)};
+  plan_hopper_parts(ctx, &h.plan);
+  kr_gemm_plan parts = h.plan;
+  kr_split_plan A = split_of(&parts.A, a->M, a->K, parts.P), B = split_of(&parts.B, a->K, a->N, parts.P);
+  char *scratch = a->call.scratch;
+  A.to = (uint16_t *)scratch, B.to = (uint16_t *)(scratch + split_bytes(&A));
+  h.plan.partial = (float *)(scratch + split_bytes(&A) + split_bytes(&B));
+  KR_TRY(launch_split(ctx, &A, a->call.stream));
+  KR_TRY(launch_split(ctx, &B, a->call.stream));
+  parts.A = parts_of(&A, &parts.A), parts.B = parts_of(&B, &parts.B), parts.P *= KR_N_PARTS;
+  kr_gemm_hopper_plan maps = {.plan = parts};
+  const int order = order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t units = (int64_t)h.plan.n_m * h.plan.n_n * h.plan.P * h.plan.n_splits;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
+  const int32_t status = make_maps(ctx, &maps, order, KR_HOPPER_PARTS_BN);
+  kr_cuda_end(ctx->cuda);
+  KR_TRY(status);
+  h.A = maps.A, h.B = maps.B;
+  const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
+                        .block = KR_HOPPER_THREADS,
+                        .shared_bytes = KR_HOPPER_PARTS_SHARED_BYTES,
+                        .stream = a->call.stream};
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[order], &grid, &h, &h.plan);
 }
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */

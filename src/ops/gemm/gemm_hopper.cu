@@ -2,7 +2,8 @@
  * producer warp, of the first warpgroup, copies boxes of A and B by TMA into a ring of stages; two consumer warpgroups
  * multiply and finish 64 rows each; the result's boxes are stored while the next tile is in progress. Compiled once per
  * type (KR_HALF: float16), memory order (KR_A_MN: A is contiguous in m, not k; KR_B_MN: B is contiguous in n), KR_BN
- * and KR_GATED. */
+ * and KR_GATED. With KR_PARTS the factors are float32: gemm_split.cu has made each the sum of three bfloat16 matrices,
+ * one after another as batches P apart; a stage holds 64 of k of all of them. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
 #include "products.cuh"
@@ -14,7 +15,21 @@ enum { DTYPE = KRAIT_F16 };
 typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
+#ifdef KR_PARTS
+enum { PARTS = KR_N_PARTS };
+#else
+enum { PARTS = 1 };
+#endif
 enum { BM = KR_HOPPER_BM, BK = KR_HOPPER_BK, BLOCK_BYTES = 64 * 128 };
+
+template <int BN>
+KR_DEV constexpr int n_stages() {
+  return PARTS > 1 ? KR_HOPPER_PARTS_STAGES : KR_HOPPER_STAGES(BN);
+}
+template <int BN>
+KR_DEV constexpr int stage_bytes() {
+  return PARTS * (BM + BN) * 128;
+}
 
 typedef struct unit {
   int m, n, batch, k, n_steps, slab; /* first row and column; first k and number of stages; slab: in the partial sums */
@@ -43,11 +58,11 @@ typedef struct layout {
 
 template <int BN>
 KR_DEV layout lay_out(uint32_t base) {
-  const int STAGES = KR_HOPPER_STAGES(BN);
+  const int STAGES = n_stages<BN>();
   layout at;
   at.stages = (base + 1023) & ~1023u;
-  at.staged = at.stages + STAGES * (BM + BN) * 128;
-  at.bias = at.staged + BM * BN * 2;
+  at.staged = at.stages + STAGES * stage_bytes<BN>();
+  at.bias = at.staged + (PARTS > 1 ? 0 : BM * BN * 2); /* float32 results are not staged */
   at.full = at.bias + 2 * 256 * 4;
   at.empty = at.full + STAGES * 8;
   return at;
@@ -67,37 +82,43 @@ KR_DEV void load_factor(uint32_t to, uint64_t map, uint32_t barrier, int first, 
 
 /* B's part of a stage, and B2's. */
 template <int BN, int GATED>
-KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t maps, int k) {
+KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t maps, int k, int P) {
   const uint64_t map_b = maps + sizeof(kr_gemm_map), map_b2 = maps + 2 * sizeof(kr_gemm_map);
-  kr_barrier_expect(full, (BM + BN) * 128);
-  load_factor<KR_B_MN>(stage + BM * 128, map_b, full, u.n, GATED ? BN / 2 : BN, k, u.batch);
+  kr_barrier_expect(full, stage_bytes<BN>());
+#pragma unroll
+  for (int i = 0; i < PARTS; i++)
+    load_factor<KR_B_MN>(stage + PARTS * BM * 128 + i * BN * 128, map_b, full, u.n, GATED ? BN / 2 : BN, k,
+                         u.batch + i * P);
   if (GATED) load_factor<KR_B_MN>(stage + (BM + BN / 2) * 128, map_b2, full, u.n, BN / 2, k, u.batch);
 }
 
 /* The first stages' weight loads are issued before the preceding kernel has ended. */
 template <int BN, int GATED>
 KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, int n_units) {
-  const int STAGES = KR_HOPPER_STAGES(BN);
+  const int STAGES = n_stages<BN>();
   place to = {0, 1};
   int early = 0;
   if (kr_block_x() < n_units) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, kr_block_x());
     for (; early < STAGES && early < u.n_steps; early++)
-      load_weights<BN, GATED>(u, at.stages + early * (BM + BN) * 128, at.full + early * 8, maps, u.k + early * BK);
+      load_weights<BN, GATED>(u, at.stages + early * stage_bytes<BN>(), at.full + early * 8, maps, u.k + early * BK,
+                              p.P);
   }
   kr_others_done();
   for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     for (int s = 0; s < u.n_steps; s++, advance<STAGES>(to)) {
-      const uint32_t stage = at.stages + to.stage * (BM + BN) * 128, full = at.full + to.stage * 8;
+      const uint32_t stage = at.stages + to.stage * stage_bytes<BN>(), full = at.full + to.stage * 8;
       const int k = u.k + s * BK;
       if (early) {
         early--;
       } else {
         kr_barrier_await(at.empty + to.stage * 8, to.round);
-        load_weights<BN, GATED>(u, stage, full, maps, k);
+        load_weights<BN, GATED>(u, stage, full, maps, k, p.P);
       }
-      load_factor<KR_A_MN>(stage, maps, full, u.m, BM, k, u.batch);
+#pragma unroll
+      for (int i = 0; i < PARTS; i++)
+        load_factor<KR_A_MN>(stage + i * BM * 128, maps, full, u.m, BM, k, u.batch + i * p.P);
     }
   }
 }
@@ -258,9 +279,56 @@ KR_DEV void finish(const kr_gemm_plan &p, const unit &u, const lanes &me, const 
   else store_boxes<COLUMNS>(u, me, staged, map_out, d);
 }
 
+/* The group's 64 rows by BN of one stage: parts i of A and j of B. */
+template <int BN>
+KR_DEV void multiply_stage(float (&d)[BN / 2], uint32_t stage, int group, int i, int j, int add) {
+  const uint32_t a = stage + i * BM * 128 + group * BLOCK_BYTES, b = stage + PARTS * BM * 128 + j * BN * 128;
+  kr_wgmma<BN, element, KR_A_MN, KR_B_MN, 0>(d, KR_A_MN ? kr_mn_major(a, BLOCK_BYTES) : kr_k_major(a),
+                                             KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b), add);
+}
+
+#ifdef KR_PARTS
+/* sum += the stage's product of all pairs of parts but those below float32's last place, the small ones first. Tensor
+ * cores round sums towards zero: each stage's starts from zero, and is added by ordinary additions (Ootomo and Yokota,
+ * "Recovering single precision accuracy from Tensor Cores", 2022). */
+template <int BN>
+KR_DEV void add_stage(float (&sum)[BN / 2], uint32_t stage, int group) {
+  float d[BN / 2];
+  multiply_stage<BN>(d, stage, group, 2, 0, 0);
+  multiply_stage<BN>(d, stage, group, 0, 2, 1);
+  multiply_stage<BN>(d, stage, group, 1, 1, 1);
+  multiply_stage<BN>(d, stage, group, 1, 0, 1);
+  multiply_stage<BN>(d, stage, group, 0, 1, 1);
+  multiply_stage<BN>(d, stage, group, 0, 0, 1);
+#pragma unroll
+  for (int i = 0; i < BN / 2; i++) sum[i] += d[i];
+}
+
+/* An infinite factor's parts are not a number where the other's low part is 0: sums that are not finite are computed
+ * again by multiply-adds. */
+template <int BN>
+KR_DEV void mend(const kr_gemm_plan &p, const unit &u, const lanes &me, float (&sum)[BN / 2]) {
+  float any = 0;
+#pragma unroll
+  for (int i = 0; i < BN / 2; i++) any += sum[i] * 0.0f;
+  if (any == 0.0f) return;
+  const int64_t k_end = min64(p.K, (int64_t)u.k + (int64_t)u.n_steps * BK);
+#pragma unroll
+  for (int i = 0; i < BN / 2; i++) {
+    const int m = u.m + me.first_row + i / 2 % 2 * 8, n = u.n + 8 * (i / 4) + me.column + i % 2;
+    if (sum[i] - sum[i] == 0.0f || m >= p.M || n >= p.N) continue;
+    const float *a = (const float *)p.A.data + u.batch * p.A.batch + m * p.A.row,
+                *b = (const float *)p.B.data + u.batch * p.B.batch + n * p.B.column;
+    sum[i] = 0.0f;
+#pragma unroll 1
+    for (int64_t k = u.k; k < k_end; k++) sum[i] = kr_fma(a[k * p.A.column], b[k * p.B.row], sum[i]);
+  }
+}
+#endif
+
 template <int BN, int GATED>
 KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *shared_bias, uint64_t maps, int n_units) {
-  const int STAGES = KR_HOPPER_STAGES(BN);
+  const int STAGES = n_stages<BN>();
   const int thread = kr_thread() - 128, group = thread >= 128, lane = thread & 31;
   const lanes me = {group, thread & 127, 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2,
                     64 * group + 16 * (thread / 32 & 3) + lane / 4};
@@ -272,14 +340,23 @@ KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *share
   for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     if (terms) fetch_bias<BN, GATED>(p, u, me, bias);
+#ifdef KR_PARTS
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) d[i] = 0.0f;
+#endif
     for (int s = 0; s < u.n_steps; s++, advance<STAGES>(from)) {
-      const uint32_t stage = at.stages + from.stage * (BM + BN) * 128, a = stage + group * BLOCK_BYTES,
-                     b = stage + BM * 128;
+      const uint32_t stage = at.stages + from.stage * stage_bytes<BN>();
       kr_barrier_await(at.full + from.stage * 8, from.round);
-      kr_wgmma<BN, element, KR_A_MN, KR_B_MN, 0>(d, KR_A_MN ? kr_mn_major(a, BLOCK_BYTES) : kr_k_major(a),
-                                                 KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b), s > 0);
+#ifdef KR_PARTS
+      add_stage<BN>(d, stage, group);
+#else
+      multiply_stage<BN>(d, stage, group, 0, 0, s > 0);
+#endif
       if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
     }
+#ifdef KR_PARTS
+    mend<BN>(p, u, me, d);
+#endif
     if (p.n_splits > 1) {
       store_partial<BN>(p, u, me, d);
       continue;
@@ -300,7 +377,7 @@ KR_DEV void run(const kr_gemm_plan &p, uint64_t maps) {
   const int n_units = p.n_m * p.n_n * p.P * p.n_splits;
   kr_next_may_start();
   if (kr_thread() == 0) {
-    for (int s = 0; s < KR_HOPPER_STAGES(BN); s++)
+    for (int s = 0; s < n_stages<BN>(); s++)
       kr_barrier_open(at.full + s * 8, 1), kr_barrier_open(at.empty + s * 8, 2);
     kr_barriers_opened();
     for (int i = 0; i < 2; i++) kr_fetch_map(maps + i * sizeof(kr_gemm_map));

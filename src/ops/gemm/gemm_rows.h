@@ -14,14 +14,14 @@ typedef int32_t kr_row_fn(const krait_ctx *ctx, const void *args);
 typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 
 /* few: up to 16 rows of A against weights as layers store them; some: up to 64. terms: a small result with a very long
- * K. hopper, ampere: tensor-core tiles, 16-bit factors. tf32: float32 factors where the call allows it. base:
- * everything. */
+ * K. hopper, ampere: tensor-core tiles, 16-bit factors. tf32: float32 factors where the call allows it. parts:
+ * float32 factors as sums of parts, with float32's accuracy. base: everything. */
 kr_refuse_fn kr_gemm_few_refuse, kr_gemm_some_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse,
-    kr_gemm_tf32_refuse, kr_gemm_base_refuse, kr_gemm_terms_refuse;
-kr_row_fn kr_gemm_few, kr_gemm_some, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_base,
-    kr_gemm_terms;
-kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_base_scratch,
-    kr_gemm_terms_scratch;
+    kr_gemm_tf32_refuse, kr_gemm_parts_refuse, kr_gemm_hopper_parts_refuse, kr_gemm_base_refuse, kr_gemm_terms_refuse;
+kr_row_fn kr_gemm_few, kr_gemm_some, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_parts, kr_gemm_hopper_parts,
+    kr_gemm_base, kr_gemm_terms;
+kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_parts_scratch,
+    kr_gemm_hopper_parts_scratch, kr_gemm_base_scratch, kr_gemm_terms_scratch;
 
 /* Groups of columns, n_warps warps each, that share a block of at most most_warps: as many as do not raise the largest
  * number of groups per multiprocessor. */
