@@ -255,7 +255,7 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
                        bn);
 }
 
-/* ---- ampere, float32 factors rounded to tf32, or in two tf32 parts ------------------------------------------------ */
+/* ---- ampere, float32 factors rounded to tf32, or in two tf32 parts ----------------------------------------------- */
 
 static const char *refuse_floats(const krait_ctx *ctx, const krait_gemm_args *a) {
   if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
@@ -609,7 +609,7 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
   return second.N ? run_hopper(ctx, &second) : KRAIT_OK;
 }
 
-/* ---- hopper, float32 factors in three bfloat16 parts ---------------------------------------------------------------- */
+/* ---- hopper, float32 factors in three bfloat16 parts ------------------------------------------------------------- */
 
 /* A factor's parts, as gemm_split.cu lays them out from `to`. */
 static kr_split_plan split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P) {
@@ -664,7 +664,8 @@ const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) 
   const double stages = (double)ceil_div(a->M, KR_HOPPER_BM) * ceil_div(a->N, KR_HOPPER_PARTS_BN) *
                         ceil_div(a->K, KR_HOPPER_BK) * p.P;
   if (stages < kr_cuda_info(ctx->cuda)->n_multiprocessors) return "too small to split its factors first";
-  if ((double)a->M * (double)p.P > 1e9 || (double)a->N * (double)p.P > 1e9) return "too large for 32-bit numbers of rows";
+  if ((double)a->M * (double)p.P > 1e9 || (double)a->N * (double)p.P > 1e9)
+    return "too large for 32-bit numbers of rows";
   return p.N % 2 != 0 || (p.residual.data && !pairs_take(&p.residual)) || !pairs_take(&p.out)
              ? "N must be even, and rows of residual and out aligned to pairs"
              : NULL;
