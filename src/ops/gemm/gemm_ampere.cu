@@ -1,8 +1,9 @@
 /* gemm_ampere.cu: products by warp-level tensor-core mma, of 16-bit factors, of float32 ones rounded to tf32, or of
- * float32 ones as sums of two tf32 parts (KR_PARTS), which is as accurate as float32 multiply-adds. A block computes a 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of
- * stages of BK of K. Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled
- * once per type (KR_HALF: float16, KR_TF32, with or without KR_PARTS) and memory order of the factors, like gemm_hopper.cu; with KR_GATES, also
- * gated products and 192-column tiles. */
+ * float32 ones as sums of two tf32 parts (KR_PARTS), which is as accurate as float32 multiply-adds. A block computes a
+ * 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of stages of BK
+ * of K. Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type
+ * (KR_HALF: float16, KR_TF32, with or without KR_PARTS) and memory order of the factors, like gemm_hopper.cu; with
+ * KR_GATES, also gated products and 192-column tiles. */
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
@@ -217,7 +218,8 @@ typedef struct span {
  * rounds to infinity: sums that are not finite are computed again by multiply-adds. */
 template <int N>
 KR_DEV void mend_run(const kr_gemm_plan &p, const kr_gemm_matrix &B, int batch, int m, int n, span k, float (&v)[N]) {
-  const float *a = (const float *)p.A.data + batch * p.A.batch + m * p.A.row, *b = (const float *)B.data + batch * B.batch;
+  const float *a = (const float *)p.A.data + batch * p.A.batch + m * p.A.row,
+              *b = (const float *)B.data + batch * B.batch;
 #pragma unroll
   for (int i = 0; i < N; i++) {
     if (v[i] - v[i] == 0.0f || m >= p.M || n + i >= p.N) continue;
