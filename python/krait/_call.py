@@ -15,6 +15,7 @@ from array import array
 import torch
 
 from . import _load
+from ._torch import is_fake
 
 ABSENT = bytes(48)
 _VIEW = "=Q%si4x"  # krait_view: address, four strides, type
@@ -152,7 +153,7 @@ def place(t, *others):
             _refuse_devices(device, other)
     kind = device.type
     if kind == "cuda":
-        return _cuda_places.get(device.index) or _open_cuda_place(device.index)
+        return _cuda_places.get(device.index) or (META if is_fake(t) else _open_cuda_place(device.index))
     if kind == "meta":
         return META
     raise RuntimeError("krait: device %s is not supported, use cpu or cuda" % device)
@@ -299,6 +300,16 @@ def refuse_negative_bit(name, *tensors):
         raise RuntimeError("krait: %s: the negative bit of a tensor is set, pass t.resolve_neg()" % name)
 
 
+def _no_address(operator, t):
+    """The address of an empty tensor. Others without one never reach the library."""
+    if t.numel() == 0:
+        return 64
+    if is_fake(t):
+        raise TypeError("krait: %s: FakeTensors beside tensors with data: make the call under the tensors' FakeTensorMode" % operator)
+    raise TypeError("krait: %s: a tensor of class %s and shape %s has no memory: its class hides it or it was freed; pass a plain tensor "
+                    "(of a DTensor: t.to_local())" % (operator, type(t).__name__, tuple(t.shape)))
+
+
 class Call:
     """A call packed once, except for addresses, that runs on any tensors of the same signature. `note`: the owner's;
     `has_gradients`: some input requires them."""
@@ -338,6 +349,10 @@ class Call:
         return name
 
     def run(self, tensors):
+        """With fake outputs (which come last) there is nothing to compute: their shapes are the result."""
+        last = tensors[self.addresses[-1][1]]
+        if type(last) is not torch.Tensor and is_fake(last):
+            return
         at = place(tensors[0])
         if at.context is None:
             return
@@ -347,7 +362,7 @@ class Call:
         else:
             words[1:4] = at.tail()
         for word, i in self.addresses:
-            words[word] = tensors[i].data_ptr() or 64
+            words[word] = tensors[i].data_ptr() or _no_address(self.operator.name, tensors[i])
         status = self.invoke(at.context, words.tobytes())
         if status < 0:
             self._run_again(status, at, words)
@@ -360,10 +375,13 @@ class Call:
         else:
             words[1:4] = at.tail()
         for word, i in self.addresses:
-            words[word] = addresses[i]
+            words[word] = addresses[i] or self._refuse_null(i)
         status = self.invoke(at.context, words.tobytes())
         if status < 0:
             self._run_again(status, at, words)
+
+    def _refuse_null(self, i):
+        raise TypeError("krait: %s: %s has no memory: it is empty, was freed, or its class hides it; pass a plain tensor" % (self.operator.name, self.operator.views[i]))
 
     def _run_again(self, status, at, words):
         """Retries with more scratch if the operator asks for it. A GPU place, which keeps none, then allocates it up front."""

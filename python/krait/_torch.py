@@ -6,8 +6,18 @@ import threading
 import torch
 from torch.autograd import forward_ad as _forward_ad
 
+try:
+    from torch._subclasses import FakeTensor as _FakeTensor
+except ImportError:
+    _FakeTensor = ()
+
 _compiler = getattr(torch, "compiler", None)
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
+
+
+def is_fake(t):
+    """Whether a tensor has a shape and no data."""
+    return isinstance(t, _FakeTensor)
 
 
 if HAS_CUSTOM_OPS:
@@ -52,6 +62,7 @@ def _traced(backward):
 
 
 _trace = torch._C._get_tracing_state
+_modes = torch._C._len_torch_dispatch_stack if HAS_CUSTOM_OPS else lambda: 0  # FakeTensorMode, make_fx, counters of operations
 _functorch = getattr(torch._C, "_functorch", None)
 _innermost = getattr(_functorch, "peek_interpreter_stack", None) or (lambda: None)
 
@@ -66,8 +77,8 @@ def _check_transforms():
 
 
 def is_traced():
-    """Whether operators must go through torch.ops, for fake tensors or to be recorded: compilation, jit.trace, vmap."""
-    if is_compiling() or _tracing.on:
+    """Whether operators must go through torch.ops, for fake tensors or to be recorded: compilation, dispatch modes, jit.trace, vmap."""
+    if is_compiling() or _tracing.on or _modes():
         return True
     if _innermost() is not None:
         return _check_transforms()
@@ -82,7 +93,7 @@ def is_traced():
 
 def is_watched():
     """Whether anything but eager autograd follows the calls; torch's own operators are then preferred."""
-    return is_compiling() or _tracing.on or _innermost() is not None or _forward_ad._current_level >= 0 or _trace() is not None
+    return is_compiling() or _tracing.on or _modes() or _innermost() is not None or _forward_ad._current_level >= 0 or _trace() is not None
 
 
 def member(module, name):

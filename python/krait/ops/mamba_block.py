@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled, mm
 
 from .._call import Call, Operator, place, signer
-from .._torch import autocast_dtype, is_traced, once
+from .._torch import autocast_dtype, is_fake, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
 from .product import GEMM
 from .selective_scan import BACKWARD_OF_KEPT as SCAN_BACKWARD, FORWARD_KEEPING as SCAN
@@ -277,7 +277,7 @@ class _Block(torch.autograd.Function):
 def mamba_block(hidden, *weights):
     """hidden (B, L, M), the tensors of Weights -> (B, L, M), or None where the parts must be called separately: on a CPU, under
     autocast, while tracing, with tensors of mixed types."""
-    if not hidden.is_cuda or is_traced() or autocast_dtype(hidden) is not None:
+    if not hidden.is_cuda or is_traced() or is_fake(hidden) or autocast_dtype(hidden) is not None:
         return None
     key = _signature((hidden, *weights), ())
     plan = _known.get(key)
