@@ -117,7 +117,7 @@ typedef struct krait_causal_conv1d_varlen_states_args {
   krait_call call;
   int64_t S, D, total, state_len;
   krait_view x;          /* (total,D) */
-  krait_view cu_seqlens; /* (S+1) int32, from 0 to total, not decreasing */
+  krait_view cu_seqlens; /* (S+1) int32, from 0 to at most total (padding follows), not decreasing */
   krait_view states;     /* (S,D,state_len) type of x, written */
 } krait_causal_conv1d_varlen_states_args;
 
@@ -277,7 +277,7 @@ typedef struct krait_ssd_args {
   krait_view dt_bias;          /* (H) any float type or absent */
   krait_view initial_states;   /* (B,H,P,N) any float type or absent */
   krait_view seq_idx;          /* (B,L) int32 or absent */
-  krait_view cu_seqlens;       /* (S+1) int32, from 0 to L, increasing; only with varlen_states, B == 1, not in
+  krait_view cu_seqlens;       /* (S+1) int32, from 0 to at most L, increasing; only with varlen_states, B == 1, not in
                                   reverse */
   krait_view A_reverse;        /* (H) float32, only with KRAIT_SSD_BOTH */
   krait_view out;              /* (B,L,H,P) type of x; may be x or z itself (same strides) */

@@ -56,7 +56,7 @@ int32_t kr_need_flags(const char *op, const krait_call *call, uint32_t known) {
   return KRAIT_OK;
 }
 
-int32_t kr_need_offsets(const char *op, const char *name, const krait_view *view, int64_t n_sequences, int64_t total) {
+static int32_t need_rising(const char *op, const char *name, const krait_view *view, int64_t n_sequences) {
   int64_t before = kr_get_i32(view, 0);
   KR_CHECK(before == 0, KRAIT_ERR_ARGUMENT, "%s: %s begins with %lld, must begin with 0", op, name, (long long)before);
   for (int64_t i = 1; i <= n_sequences; i++) {
@@ -64,8 +64,23 @@ int32_t kr_need_offsets(const char *op, const char *name, const krait_view *view
     KR_CHECK(offset >= before, KRAIT_ERR_ARGUMENT, "%s: %s decreases at %lld", op, name, (long long)i);
     before = offset;
   }
-  KR_CHECK(before == total, KRAIT_ERR_ARGUMENT, "%s: %s ends with %lld, must end with %lld", op, name,
-           (long long)before, (long long)total);
+  return KRAIT_OK;
+}
+
+int32_t kr_need_offsets(const char *op, const char *name, const krait_view *view, int64_t n_sequences, int64_t total) {
+  KR_TRY(need_rising(op, name, view, n_sequences));
+  const int64_t last = kr_get_i32(view, kr_at1(view, n_sequences));
+  KR_CHECK(last == total, KRAIT_ERR_ARGUMENT, "%s: %s ends with %lld, must end with %lld", op, name, (long long)last,
+           (long long)total);
+  return KRAIT_OK;
+}
+
+int32_t kr_need_offsets_within(const char *op, const char *name, const krait_view *view, int64_t n_sequences,
+                               int64_t total) {
+  KR_TRY(need_rising(op, name, view, n_sequences));
+  const int64_t last = kr_get_i32(view, kr_at1(view, n_sequences));
+  KR_CHECK(last <= total, KRAIT_ERR_ARGUMENT, "%s: %s ends with %lld, must end with at most %lld", op, name,
+           (long long)last, (long long)total);
   return KRAIT_OK;
 }
 

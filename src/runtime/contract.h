@@ -32,6 +32,9 @@ int32_t kr_need_absent(const char *op, const char *name, const krait_view *view,
 int32_t kr_need_flags(const char *op, const krait_call *call, uint32_t known);
 /* int32 offsets of n_sequences packed sequences, from 0 to total, not decreasing. Reads host memory. */
 int32_t kr_need_offsets(const char *op, const char *name, const krait_view *view, int64_t n_sequences, int64_t total);
+/* Likewise, to at most total: padding may follow. */
+int32_t kr_need_offsets_within(const char *op, const char *name, const krait_view *view, int64_t n_sequences,
+                               int64_t total);
 /* If view is given, its n int32 values must be below n_rows; negative ones mean no row. Reads host memory. */
 int32_t kr_need_rows(const char *op, const char *name, const krait_view *view, int64_t n, int64_t n_rows);
 

@@ -22,6 +22,7 @@ from flash_attn.modules.mlp import GatedMlp, Mlp
 from flash_attn.ops.rms_norm import RMSNorm, dropout_add_rms_norm
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 from flash_attn.ops.triton.layer_norm import rms_norm_fn
+from krait._torch import HAS_CUSTOM_OPS
 from krait.ops import scaled_dot_product_attention
 from krait.ops.attention import new_rng
 from krait.ops.probabilities import attention_probabilities
@@ -430,6 +431,34 @@ def test_rotary_packed_projections(device):
     turned = module(qkv.clone())
     q, kv = module(qkv[:, :, 0].clone(), qkv[:, :, 1:].clone())
     assert torch.equal(turned[:, :, 0], q) and torch.equal(turned[:, :, 1:], kv) and not module.state_dict()
+
+
+# The operation on w (2, 9, 3, 4, 8), the heads of w.flatten(2, 3) that it rotates, and what of w it returns.
+IN_PLACE = {
+    "unbind": (lambda w, cos, sin: torch.stack([apply_rotary_emb(t, cos, sin, inplace=True) for t in w.unbind(2)[:2]], 2), 0, 8, lambda w: w[:, :, :2]),
+    "chunk": (lambda w, cos, sin: apply_rotary_emb(w.flatten(2).chunk(3, -1)[1].unflatten(2, (4, 8)), cos, sin, inplace=True), 4, 8, lambda w: w[:, :, 1]),
+    "select": (lambda w, cos, sin: apply_rotary_emb(w[:, :, 0], cos, sin, inplace=True), 0, 4, lambda w: w[:, :, 0]),
+    "qkv": (apply_rotary_emb_qkv_, 0, 8, lambda w: w),
+    "grouped": (lambda w, cos, sin: apply_rotary_emb_qkv_(w.flatten(2, 3), cos, sin, num_heads_q=6), 0, 9, lambda w: w.flatten(2, 3)),
+    "kv": (lambda w, cos, sin: apply_rotary_emb_kv_(w[:, :, 1:], cos, sin), 4, 8, lambda w: w[:, :, 1:]),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not HAS_CUSTOM_OPS, reason="this torch has no torch.library.custom_op"))])
+@pytest.mark.parametrize("leaf", [False, True])
+@pytest.mark.parametrize("name", list(IN_PLACE))
+def test_rotary_in_place_on_views_and_leaves(device, name, leaf, compiled):
+    """The values in place, the result and its gradient are those of the function out of place."""
+    run, first, last, part = IN_PLACE[name]
+    cos, sin, start = torch.rand(9, 4, device=device), torch.rand(9, 4, device=device), torch.randn(2, 9, 3, 4, 8, device=device)
+    w, twin = start.clone().requires_grad_(), start.clone().requires_grad_()
+    heads = twin.flatten(2, 3)
+    rotated = torch.cat((heads[:, :, :first], apply_rotary_emb(heads[:, :, first:last], cos, sin), heads[:, :, last:]), 2).unflatten(2, (3, 4))
+    given, want = w if leaf else w * 1, part(rotated)
+    got = (torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run)(given, cos, sin)
+    assert torch.equal(given, rotated) and torch.equal(got, want)
+    g = torch.randn_like(got)
+    refs.close(*[torch.autograd.grad(out, t, g)[0] for out, t in ((got, w), (want, twin))], (1e-6, 1e-6))
 
 
 def test_rotary_refuses():

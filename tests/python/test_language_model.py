@@ -185,3 +185,33 @@ def test_golden(device, path):
             assert refs.relative(p.grad, g["grad." + name]) < 1e-4, name
     out = m.generate(ids, ids.shape[1] + 32, top_k=1)
     assert out[0, ids.shape[1]:].cpu().tolist() == g["greedy"].tolist()
+
+
+def test_training_after_inference_mode():
+    """What generate() and inference_mode leave behind: moved weights, cached angles."""
+    from flash_attn.layers.rotary import RotaryEmbedding
+    from mamba_ssm.modules.mha import MHA
+    m, ids = small(torch.device("cpu"), torch.bfloat16, rms_norm=True, residual_in_fp32=True), torch.randint(0, 43, (2, 9))
+    attention, rotary, x = MHA(32, 4, rotary_emb_dim=8).eval(), RotaryEmbedding(8).eval(), torch.randn(2, 9, 32)
+    with torch.inference_mode():
+        whole_step.WholeStep(m, 2)
+        attention(x), rotary(x.clone().view(2, 9, 1, 4, 8).expand(2, 9, 3, 4, 8).clone())
+    m(ids).logits.sum().backward()
+    attention(x.requires_grad_()).sum().backward()
+    rotary(torch.randn(2, 9, 3, 4, 8, requires_grad=True)).sum().backward()
+    assert x.grad is not None and all(p.grad is not None for p in m.parameters())
+
+
+def test_padding_after_packed_sequences(device):
+    """cu_seqlens may end before the tokens do: the rest is padding, of index -1."""
+    m = small(device, ssm_cfg=dict(layer="Mamba2", d_state=8, headdim=16)).eval()
+    ids, ends = torch.randint(0, 43, (1, 12), device=device), torch.tensor([0, 4, 9, 9], dtype=torch.int32, device=device)
+    index = torch.tensor([[0] * 4 + [1] * 5 + [-1] * 3], dtype=torch.int32, device=device)
+    params, short = [InferenceParams(max_seqlen=20, max_batch_size=3) for _ in range(2)]
+    with torch.no_grad():
+        got = m(ids, inference_params=params, seq_idx=index, cu_seqlens=ends).logits[:, :9]
+        want = m(ids[:, :9], inference_params=short, seq_idx=index[:, :9], cu_seqlens=ends).logits
+    refs.close(got, want, (1e-5, 1e-5))
+    for layer, states in params.key_value_memory_dict.items():
+        for a, b in zip(states, short.key_value_memory_dict[layer]):
+            refs.close(a, b, (1e-5, 1e-5))

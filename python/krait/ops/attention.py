@@ -214,18 +214,25 @@ _apply_rotary = differentiable("Rotary", _run_rotary, _setup_rotary, _rotary_gra
 
 
 class _RotaryInPlace(torch.autograd.Function):
+    """As upstream's, does not mark x as dirty, so that x may be a leaf or one of several views. The gradient is that of the result."""
+
     @staticmethod
     def forward(ctx, x, cos, sin, offsets, cu_seqlens, flags):
         _run_rotary(Call(_ROTARY), x, cos, sin, offsets, cu_seqlens, flags, x)
         ctx.save_for_backward(cos, sin, offsets, cu_seqlens)
         ctx.flags = flags
-        ctx.mark_dirty(x)
         return x
 
     @staticmethod
     def backward(ctx, dout):
-        with torch.no_grad():
-            return _rotary(dout, *ctx.saved_tensors, ctx.flags ^ _INVERSE), None, None, None, None, None
+        return _rotary(dout, *ctx.saved_tensors, ctx.flags ^ _INVERSE), None, None, None, None, None
+
+
+def overwrite(x, out):
+    """Copies out into x unseen by autograd -> out: an operation in place where operators must be recorded."""
+    with torch.no_grad():
+        x.data.copy_(out)
+    return out
 
 
 def _check_rotary(x, cos, sin, offsets, cu_seqlens):
@@ -252,9 +259,9 @@ def rotary(x, cos, sin, offsets=0, cu_seqlens=None, interleaved=False, inverse=F
     flags = (_INTERLEAVED if interleaved else 0) | (_INVERSE if inverse else 0) | (_STILL if still else 0)
     if in_place:
         _check_rotary(*tensors)
-        refuse_negative_bit("rotary", x)
         if is_traced():
-            return x.copy_(_rotary(*tensors, flags))
+            return overwrite(x, _rotary(*tensors, flags))
+        refuse_negative_bit("rotary", x)
         return _RotaryInPlace.apply(*tensors, flags) if x.requires_grad and is_grad_enabled() else _run_rotary(Call(_ROTARY), *tensors, flags, x)
     if is_traced():
         return _rotary(*_check_rotary(*tensors), flags)

@@ -25,7 +25,7 @@ static void copy_steps(void *user, int64_t first, int64_t last, int worker) {
 
 int32_t kr_causal_conv1d_varlen_states_ref(const krait_ctx *ctx, const void *args) {
   const krait_causal_conv1d_varlen_states_args *a = args;
-  KR_TRY(kr_need_offsets("causal_conv1d_varlen_states", "cu_seqlens", &a->cu_seqlens, a->S, a->total));
+  KR_TRY(kr_need_offsets_within("causal_conv1d_varlen_states", "cu_seqlens", &a->cu_seqlens, a->S, a->total));
   kr_parallel(ctx, a->S * a->state_len, 1 + 16384 / (a->D + 1), copy_steps, (void *)args);
   return KRAIT_OK;
 }

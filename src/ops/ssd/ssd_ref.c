@@ -56,7 +56,7 @@ int32_t kr_ssd_ref(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   (void)ctx;
-  if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
+  if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets_within("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   for (int64_t s = 0; kr_has(&a->varlen_states) && s < a->S; s++)
     for (int64_t i = 0; i < a->H * a->P * a->N; i++)
       kr_put(&a->varlen_states, kr_at4(&a->varlen_states, s, i / a->N / a->P, i / a->N % a->P, i % a->N), 0);

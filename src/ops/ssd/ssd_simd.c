@@ -221,7 +221,7 @@ uint64_t KR_FN(kr_ssd_scratch)(const krait_ctx *ctx, const void *args) {
 
 int32_t KR_FN(kr_ssd)(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
-  if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
+  if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets_within("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   clear_empty(a);
   cut c = cut_of(ctx, a);
   kr_parallel(ctx, a->B * a->G * c.items, 1, scan_items, &c);

@@ -2,7 +2,8 @@
 
 import torch
 
-from krait.ops.attention import rotary as _rotary
+from krait._torch import is_traced
+from krait.ops.attention import overwrite as _overwrite, rotary as _rotary
 
 
 def rotate_half(x, interleaved=False):
@@ -33,66 +34,57 @@ class ApplyRotaryEmb:
     apply = staticmethod(apply_rotary_emb)
 
 
-def _turn_all(parts, interleaved, offsets):
-    for t, cos, sin in parts:
-        _rotary(t, cos, sin, offsets, interleaved=interleaved, in_place=True)
-
-
 def apply_rotary_emb_qkv_(qkv, cos, sin, cos_k=None, sin_k=None, interleaved=False, seqlen_offsets=0, num_heads_q=None):
     """qkv (B, S, 3, H, D), or (B, S, H + 2 Hk, D) with num_heads_q: rotates queries and keys in place."""
     cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    return _TurnQkv.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
+    assert qkv.dim() == 5 or (qkv.dim() == 4 and num_heads_q is not None), "qkv must be (B, S, 3, H, D), or (B, S, heads, D) with num_heads_q"
+    return _turn_in_place(qkv, num_heads_q, ((cos, sin), (cos_k, sin_k)), interleaved, seqlen_offsets)
 
 
 def apply_rotary_emb_kv_(kv, cos, sin, interleaved=False, seqlen_offsets=0):
     """kv (B, S, 2, Hk, D): rotates keys in place."""
-    return _TurnKv.apply(kv, cos, sin, interleaved, seqlen_offsets)
+    assert kv.dim() == 5, "kv must be (B, S, 2, Hk, D)"
+    return _turn_in_place(kv, None, ((cos, sin),), interleaved, seqlen_offsets)
 
 
-def _parts(qkv, n_queries):
-    if qkv.dim() == 5:
-        return qkv[:, :, 0], qkv[:, :, 1]
-    n_keys = (qkv.shape[2] - n_queries) // 2
-    return qkv[:, :, :n_queries], qkv[:, :, n_queries:n_queries + n_keys]
+def _parts(t, n_queries):
+    """Queries, keys and values of a packed projection, or keys and values."""
+    if n_queries is None:
+        return t.unbind(2)
+    n_keys = (t.shape[2] - n_queries) // 2
+    return t.split([n_queries, n_keys, n_keys], dim=2)
 
 
-class _TurnQkv(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, qkv, cos, sin, cos_k, sin_k, interleaved, offsets, n_queries):
-        assert qkv.dim() == 5 or (qkv.dim() == 4 and n_queries is not None), "qkv must be (B, S, 3, H, D), or (B, S, heads, D) with num_heads_q"
-        q, k = _parts(qkv, n_queries)
-        _turn_all(((q, cos, sin), (k, cos_k, sin_k)), interleaved, offsets)
-        ctx.save_for_backward(cos, sin, cos_k, sin_k, *([offsets] if isinstance(offsets, torch.Tensor) else []))
-        ctx.options = interleaved, 0 if isinstance(offsets, torch.Tensor) else offsets, n_queries
-        ctx.mark_dirty(qkv)
-        return qkv
-
-    @staticmethod
-    def backward(ctx, dqkv):
-        cos, sin, cos_k, sin_k, *offsets = ctx.saved_tensors
-        interleaved, offset, n_queries = ctx.options
-        dqkv = dqkv.clone()
-        q, k = _parts(dqkv, n_queries)
-        _turn_all(((q, cos, -sin), (k, cos_k, -sin_k)), interleaved, offsets[0] if offsets else offset)
-        return (dqkv,) + (None,) * 7
+def _turn_in_place(t, n_queries, angles, interleaved, offsets):
+    """Rotates the first parts of t, one for each pair of cos and sin."""
+    if not is_traced():
+        return _Turn.apply(t, n_queries, interleaved, offsets, *[a for pair in angles for a in pair])
+    parts = list(_parts(t, n_queries))
+    for i, (cos, sin) in enumerate(angles):
+        parts[i] = _rotary(parts[i], cos, sin, offsets, interleaved=interleaved)
+    return _overwrite(t, torch.stack(parts, 2) if n_queries is None else torch.cat(parts, 2))
 
 
-class _TurnKv(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, kv, cos, sin, interleaved, offsets):
-        _turn_all(((kv[:, :, 0], cos, sin),), interleaved, offsets)
-        ctx.save_for_backward(cos, sin, *([offsets] if isinstance(offsets, torch.Tensor) else []))
-        ctx.options = interleaved, 0 if isinstance(offsets, torch.Tensor) else offsets
-        ctx.mark_dirty(kv)
-        return kv
+class _Turn(torch.autograd.Function):
+    """As upstream's, does not mark its input as dirty: that may be a leaf or one of several views. The gradient is that of the result."""
 
     @staticmethod
-    def backward(ctx, dkv):
-        cos, sin, *offsets = ctx.saved_tensors
-        interleaved, offset = ctx.options
-        dkv = dkv.clone()
-        _turn_all(((dkv[:, :, 0], cos, -sin),), interleaved, offsets[0] if offsets else offset)
-        return dkv, None, None, None, None
+    def forward(ctx, t, n_queries, interleaved, offsets, *angles):
+        ctx.save_for_backward(*angles, *([offsets] if isinstance(offsets, torch.Tensor) else []))
+        ctx.options = n_queries, interleaved, 0 if isinstance(offsets, torch.Tensor) else offsets, len(angles)
+        for part, cos, sin in zip(_parts(t, n_queries), angles[::2], angles[1::2]):
+            _rotary(part, cos, sin, offsets, interleaved=interleaved, in_place=True)
+        return t
+
+    @staticmethod
+    def backward(ctx, d):
+        n_queries, interleaved, offset, n_angles = ctx.options
+        saved = ctx.saved_tensors
+        angles, offsets = saved[:n_angles], saved[n_angles] if len(saved) > n_angles else offset
+        d = d.clone()
+        for part, cos, sin in zip(_parts(d, n_queries), angles[::2], angles[1::2]):
+            _rotary(part, cos, -sin, offsets, interleaved=interleaved, in_place=True)
+        return d, None, None, None, *[None] * n_angles
 
 
 class RotaryEmbedding(torch.nn.Module):
@@ -113,8 +105,12 @@ class RotaryEmbedding(torch.nn.Module):
 
     def _update_cos_sin_cache(self, seqlen, device=None, dtype=None):
         cached = self._cos_cached
-        if cached is not None and seqlen <= self._seq_len_cached and cached.device == device and cached.dtype == dtype and not (self.training and cached.is_inference()):
+        if cached is not None and seqlen <= self._seq_len_cached and cached.device == device and cached.dtype == dtype:
             return
+        with torch.inference_mode(False), torch.no_grad():  # later calls may need gradients
+            self._fill_cos_sin_cache(seqlen, device, dtype)
+
+    def _fill_cos_sin_cache(self, seqlen, device, dtype):
         self._seq_len_cached = seqlen
         positions = torch.arange(seqlen, device=device, dtype=torch.float32)
         # A model cast as a whole has rounded frequencies, too coarse for positions in the thousands: recompute.

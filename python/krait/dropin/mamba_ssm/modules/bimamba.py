@@ -7,6 +7,7 @@
 import torch
 
 from krait.ops import apply_linear
+from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.selective_scan_interface import bimamba_inner_fn, mamba_inner_fn_no_out_proj
 
 TYPES = ("none", "v1", "v2", "v3")
@@ -21,14 +22,13 @@ def kind_of(bimamba, bimamba_type):
     return bimamba_type
 
 
-def add_directions(m, kind, conv_bias, factory, device, no_weight_decay):
+def add_directions(m, kind, conv_bias, factory, device):
     """Adds the other directions' parameters, drawn in upstream's order."""
     suffixes = {"none": (), "v1": (), "v2": ("b",), "v3": ("b", "s")}[kind]
     if kind == "v1":
-        m.A_b_log = m._make_A_log(device)
+        add_undecayed(m, A_b_log=m._make_A_log(device))
     for s in suffixes:
-        setattr(m, "A_%s_log" % s, m._make_A_log(device))
-        setattr(m, "D_" + s, no_weight_decay(torch.ones(m.d_inner, device=device)))
+        add_undecayed(m, **{"A_%s_log" % s: m._make_A_log(device), "D_" + s: torch.ones(m.d_inner, device=device)})
         for name, module in zip(("conv1d_", "x_proj_", "dt_proj_"), m._make_direction(conv_bias, factory)):
             setattr(m, name + s, module)
 

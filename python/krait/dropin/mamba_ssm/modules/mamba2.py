@@ -10,26 +10,21 @@ from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
 from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, is_plain, mamba2_block, member
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
 
-def no_weight_decay(values):
-    parameter = nn.Parameter(values)
-    parameter._no_weight_decay = True
-    return parameter
-
-
 def initial_dt_bias(nheads, dt_min, dt_max, dt_init_floor, **factory):
     """softplus of the result is log-uniform in [dt_min, dt_max]."""
     dt = torch.exp(torch.rand(nheads, **factory) * (math.log(dt_max) - math.log(dt_min)) + math.log(dt_min)).clamp(min=dt_init_floor)
-    return no_weight_decay(dt + torch.log(-torch.expm1(-dt)))
+    return dt + torch.log(-torch.expm1(-dt))
 
 
 def initial_A_log(nheads, A_init_range, device, dtype):
     assert 0 < A_init_range[0] <= A_init_range[1], "A_init_range must be positive and rising"
-    return no_weight_decay(torch.log(torch.empty(nheads, dtype=torch.float32, device=device).uniform_(*A_init_range)).to(dtype=dtype))
+    return torch.log(torch.empty(nheads, dtype=torch.float32, device=device).uniform_(*A_init_range)).to(dtype=dtype)
 
 
 def depthwise_conv(channels, d_conv, conv_bias, conv_init, factory):
@@ -61,9 +56,8 @@ class Mamba2(nn.Module):
         self.in_proj = self._linear(ColumnParallelLinear, d_model, 2 * self.d_inner + 2 * self.ngroups * d_state + self.nheads, 1, bias, factory)
         self.conv1d = depthwise_conv(self.d_ssm + 2 * self.ngroups * d_state, d_conv, conv_bias, conv_init, factory)
         self.act = nn.SiLU()
-        self.dt_bias = initial_dt_bias(self.nheads, dt_min, dt_max, dt_init_floor, **factory)
-        self.A_log = initial_A_log(self.nheads, A_init_range, device, dtype)
-        self.D = no_weight_decay(torch.ones(self.d_ssm if D_has_hdim else self.nheads, device=device))
+        add_undecayed(self, dt_bias=initial_dt_bias(self.nheads, dt_min, dt_max, dt_init_floor, **factory),
+                      A_log=initial_A_log(self.nheads, A_init_range, device, dtype), D=torch.ones(self.d_ssm if D_has_hdim else self.nheads, device=device))
         if rmsnorm:
             self.norm = RMSNormGated(self.d_ssm, eps=1e-5, norm_before_gate=norm_before_gate, group_size=self.d_ssm // self.ngroups, **factory)
         self.out_proj = self._linear(RowParallelLinear, self.d_inner, d_model, 0, bias, factory)

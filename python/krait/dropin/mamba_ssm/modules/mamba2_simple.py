@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from krait.ops import apply_linear
-from mamba_ssm.modules.mamba2 import depthwise_conv, initial_A_log, initial_dt_bias, no_weight_decay
+from mamba_ssm.modules.mamba2 import depthwise_conv, initial_A_log, initial_dt_bias
+from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
 
@@ -25,11 +26,10 @@ class Mamba2Simple(nn.Module):
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner + 2 * ngroups * d_state + self.nheads, bias=bias, **factory)
         self.conv1d = depthwise_conv(self.d_inner + 2 * ngroups * d_state, d_conv, conv_bias, conv_init, factory)
         if learnable_init_states:
-            self.init_states = no_weight_decay(torch.zeros(self.nheads, headdim, d_state, **factory))
+            add_undecayed(self, init_states=torch.zeros(self.nheads, headdim, d_state, **factory))
         self.act = nn.SiLU()
-        self.dt_bias = initial_dt_bias(self.nheads, dt_min, dt_max, dt_init_floor, **factory)
-        self.A_log = initial_A_log(self.nheads, A_init_range, device, dtype)
-        self.D = no_weight_decay(torch.ones(self.nheads, device=device))
+        add_undecayed(self, dt_bias=initial_dt_bias(self.nheads, dt_min, dt_max, dt_init_floor, **factory),
+                      A_log=initial_A_log(self.nheads, A_init_range, device, dtype), D=torch.ones(self.nheads, device=device))
         self.norm = RMSNormGated(self.d_inner, eps=1e-5, norm_before_gate=False, group_size=self.d_inner // ngroups, **factory)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **factory)
 

@@ -10,6 +10,7 @@ from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from krait.ops import apply_linear, linear, mamba_block, member
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
+from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_fn
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
@@ -28,12 +29,6 @@ def _init_dt_proj(proj, dt_rank, dt_init, dt_scale, dt_min, dt_max, dt_init_floo
     with torch.no_grad():
         proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))
     proj.bias._no_reinit = True
-
-
-def _no_weight_decay(values):
-    parameter = nn.Parameter(values)
-    parameter._no_weight_decay = True
-    return parameter
 
 
 class Mamba(nn.Module):
@@ -55,8 +50,8 @@ class Mamba(nn.Module):
         self.conv1d, self.x_proj, self.dt_proj = self._make_direction(conv_bias, factory)
         self.act = nn.SiLU()
         _init_dt_proj(self.dt_proj, self.dt_rank, dt_init, dt_scale, dt_min, dt_max, dt_init_floor)
-        self.A_log, self.D = self._make_A_log(device), _no_weight_decay(torch.ones(self.d_inner, device=device))
-        _bimamba.add_directions(self, self.bimamba_type, conv_bias, factory, device, _no_weight_decay)
+        add_undecayed(self, A_log=self._make_A_log(device), D=torch.ones(self.d_inner, device=device))
+        _bimamba.add_directions(self, self.bimamba_type, conv_bias, factory, device)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **factory)
 
     def _make_direction(self, conv_bias, factory):
@@ -67,7 +62,7 @@ class Mamba(nn.Module):
 
     def _make_A_log(self, device):
         row = torch.arange(1, self.d_state + 1, dtype=torch.float32, device=device)
-        return _no_weight_decay(torch.log(row.repeat(self.d_inner, 1)))
+        return torch.log(row.repeat(self.d_inner, 1))
 
     def forward(self, hidden_states, inference_params=None, T=1):
         """hidden_states (B, L, d_model) -> the same shape. T is accepted for VideoMamba's callers and unused, as in VideoMamba."""

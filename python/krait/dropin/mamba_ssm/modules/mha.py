@@ -27,8 +27,9 @@ class _Angles(nn.Module):
     def of(self, count, like):
         kept = self._kept
         if kept is None or kept[0].shape[0] < count or kept[0].device != like.device or kept[0].dtype != like.dtype:
-            angles = torch.outer(torch.arange(count, device=like.device, dtype=torch.float32), self.inv_freq.float().to(like.device))
-            self._kept = kept = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+            with torch.inference_mode(False), torch.no_grad():  # later calls may need gradients
+                angles = torch.outer(torch.arange(count, device=like.device, dtype=torch.float32), self.inv_freq.float().to(like.device))
+                self._kept = kept = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
         return kept
 
 

@@ -44,9 +44,10 @@ def _together(parameters):
     if odd == 0 and step >= first.numel() and all(p.is_contiguous() and p.data_ptr() - first.data_ptr() == i * distance for i, p in enumerate(parameters)):
         if first.data.untyped_storage().nbytes() >= (first.storage_offset() + step * (n - 1) + first.numel()) * first.element_size():
             return first.data.as_strided((n, *first.shape), (step, *first.stride()))
-    whole = torch.stack([p.data for p in parameters])
-    for i, p in enumerate(parameters):
-        p.data = whole[i]
+    with torch.inference_mode(False), torch.no_grad():  # generate() runs in inference mode, whose tensors could not be trained
+        whole = torch.stack([p.data for p in parameters])
+        for i, p in enumerate(parameters):
+            p.data = whole[i]
     return whole
 
 
