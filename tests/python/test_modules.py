@@ -291,3 +291,68 @@ def test_second_derivatives_are_refused(device):
         (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             grad.sum().backward()
+
+
+# ---- layers that are not plain: adapters, hooks --------------------------------------------------------------------------
+class Adapted(torch.nn.Module):
+    """A layer with something added, as peft replaces layers: its own weight and bias still look like the layer's."""
+
+    def __init__(self, base, added):
+        super().__init__()
+        self.base, self.added = base, added
+
+    weight = property(lambda self: self.base.weight)
+    bias = property(lambda self: self.base.bias)
+
+    def forward(self, x):
+        return self.base(x) + self.added(x)
+
+
+def adapt(layer, how):
+    """-> the layer with an added part, and a plain twin of it."""
+    added, twin = copy.deepcopy(layer), copy.deepcopy(layer)
+    with torch.no_grad():
+        for p in added.parameters():
+            p.mul_(0.3)
+        for p, q in zip(twin.parameters(), added.parameters()):
+            p.add_(q)
+    if how == "replaced":
+        return Adapted(layer, added), twin
+    if how == "hook":
+        layer.register_forward_hook(lambda m, args, out: out + added(*args))
+        return layer, twin
+    forward = layer.forward  # accelerate replaces the function
+    layer.forward = lambda x: forward(x) + added(x)
+    return layer, twin
+
+
+LAYERS = [(make, name) for make, names in (
+    (lambda: Mamba(16, layer_idx=0), ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")), (lambda: Mamba(16, bimamba_type="v1"), ("conv1d", "x_proj", "dt_proj", "out_proj")),
+    (lambda: Mamba(16, bimamba=True), ("conv1d_b", "x_proj", "x_proj_b", "dt_proj_b", "out_proj")),
+    (lambda: Mamba2(16, d_state=8, headdim=8, layer_idx=0), ("in_proj", "conv1d", "out_proj"))) for name in names]
+
+
+@pytest.mark.parametrize("how", ["replaced", "hook", "function"])
+@pytest.mark.parametrize("make, name", LAYERS, ids=["%d %s" % (i, name) for i, (_, name) in enumerate(LAYERS)])
+def test_adapters_are_not_ignored(make, name, how):
+    """Outputs, decoding steps and the adapter's gradient are those of the block with merged weights."""
+    from mamba_ssm.utils.generation import InferenceParams
+    m = make().eval()
+    twin, x = copy.deepcopy(m), torch.randn(2, 7, 16)
+    adapted, merged = adapt(getattr(m, name), how)
+    setattr(m, name, adapted), setattr(twin, name, merged)
+    want, got = twin(x), m(x)
+    refs.close(got, want, (1e-5, 1e-5))
+    assert not torch.allclose(make().eval()(x), want, atol=1e-4)
+    if how == "replaced":
+        got.square().sum().backward()
+        want.square().sum().backward()
+        for p, q in zip(adapted.added.parameters(), merged.parameters()):
+            refs.close(p.grad, q.grad, (1e-4, 1e-4))
+    if getattr(m, "layer_idx", None) is not None:
+        params = InferenceParams(max_seqlen=7, max_batch_size=2)
+        with torch.no_grad():
+            steps = [m(x[:, :4], inference_params=params)]
+            for params.seqlen_offset in (4, 5, 6):
+                steps.append(m(x[:, params.seqlen_offset:params.seqlen_offset + 1], inference_params=params))
+        refs.close(torch.cat(steps, 1), want, (1e-4, 1e-5))

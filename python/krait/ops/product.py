@@ -84,9 +84,12 @@ def linear(x, weight, bias=None):
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
 
 
-def is_plain(layer):
-    """Whether a layer is an nn.Linear without hooks."""
-    return type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or getattr(layer, "_backward_pre_hooks", None))
+def is_plain(layer, kind=nn.Linear):
+    """Whether a layer is of exactly this kind (its parameters may be parametrized), without hooks and with its class's forward:
+    only then may its weight be used in its place."""
+    exact = type(layer) is kind or ("parametrizations" in layer._modules and type(layer).__bases__ == (kind,))
+    return (exact and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or getattr(layer, "_backward_pre_hooks", None))
+            and "forward" not in layer.__dict__)
 
 
 def apply(layer, x):

@@ -6,9 +6,9 @@
 
 import torch
 
-from krait.ops import apply_linear
+from krait.ops import apply_linear, is_plain
 from mamba_ssm.modules.parameters import add_undecayed
-from mamba_ssm.ops.selective_scan_interface import bimamba_inner_fn, mamba_inner_fn_no_out_proj
+from mamba_ssm.ops.selective_scan_interface import bimamba_inner_fn, mamba_inner_fn_no_out_proj, selective_scan_fn
 
 TYPES = ("none", "v1", "v2", "v3")
 
@@ -33,11 +33,13 @@ def add_directions(m, kind, conv_bias, factory, device):
             setattr(m, name + s, module)
 
 
-def _direction(m, xz, s, reverse=False):
+def direction(m, xz, s, reverse=False):
     """One direction without the output projection, (B, D, L); s: the suffix of its parameters."""
+    if not m._is_plain_inside(s):
+        y = selective_scan_fn(A=m._A(s), **m._scan_inputs(xz.flip(2) if reverse else xz, s))
+        return y.flip(2) if reverse else y
     conv, x_proj, dt_proj, D = [getattr(m, name + s) for name in ("conv1d", "x_proj", "dt_proj", "D")]
-    A = -torch.exp(getattr(m, "A%s_log" % s).float())
-    return mamba_inner_fn_no_out_proj(xz, conv.weight, conv.bias, x_proj.weight, dt_proj.weight, A, None, None, D.float(), delta_bias=dt_proj.bias.float(),
+    return mamba_inner_fn_no_out_proj(xz, conv.weight, conv.bias, x_proj.weight, dt_proj.weight, m._A(s), None, None, D.float(), delta_bias=dt_proj.bias.float(),
                                       delta_softplus=True, reverse=reverse)
 
 
@@ -54,12 +56,16 @@ def _slice_after_slice(y, n):
 def forward(m, xz):
     """xz (B, 2D, L) -> (B, L, d_model), before a layer scale."""
     if m.bimamba_type == "v1":
+        if not (m._is_plain_inside() and is_plain(m.out_proj)):
+            inputs = m._scan_inputs(xz)
+            y = selective_scan_fn(A=m._A(), **inputs) + selective_scan_fn(A=m._A("_b"), reverse=True, **inputs)
+            return apply_linear(m.out_proj, y.transpose(1, 2))
         return bimamba_inner_fn(xz, m.conv1d.weight, m.conv1d.bias, m.x_proj.weight, m.dt_proj.weight, m.out_proj.weight, m.out_proj.bias,
-                                -torch.exp(m.A_log.float()), -torch.exp(m.A_b_log.float()), None, None, m.D.float(), delta_bias=m.dt_proj.bias.float(),
+                                m._A(), m._A("_b"), None, None, m.D.float(), delta_bias=m.dt_proj.bias.float(),
                                 delta_softplus=True)
-    y = _direction(m, xz, "") + _direction(m, xz, "_b", reverse=True)
+    y = direction(m, xz, "") + direction(m, xz, "_b", reverse=True)
     if m.bimamba_type == "v3":
         if xz.shape[2] % m.nslices:
             raise ValueError("sequence length %d does not divide into %d equal slices (nslices)" % (xz.shape[2], m.nslices))
-        y = y + _slice_after_slice(_direction(m, _interleaved(xz, m.nslices), "_s"), m.nslices)
+        y = y + _slice_after_slice(direction(m, _interleaved(xz, m.nslices), "_s"), m.nslices)
     return apply_linear(m.out_proj, (y / 2 if m.if_divide_out else y).transpose(1, 2))

@@ -89,11 +89,14 @@ class Mamba2(nn.Module):
             conv_state, ssm_state = self._get_states_from_cache(inference_params, batch)
             if inference_params.seqlen_offset > 0:
                 return self.step(u, conv_state, ssm_state)[0]
-        if ssm_state is None:
+        if ssm_state is None and self._is_plain_inside():
             return self._whole(u, seqlen, seq_idx)
         zxbcdt = apply_linear(self.in_proj, u)
         y = self._prefill(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)), seq_idx, cu_seqlens, conv_state, ssm_state)
         return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
+
+    def _is_plain_inside(self):
+        return is_plain(member(self, "conv1d"), nn.Conv1d) and (not self.rmsnorm or is_plain(member(self, "norm"), RMSNormGated))
 
     def _whole(self, u, seqlen, seq_idx):
         """The block as one autograd node, including those projections that are plain linear maps without hooks."""
@@ -125,29 +128,46 @@ class Mamba2(nn.Module):
         return torch.cat([F.silu(z0) * x0, y], dim=-1) if z0.shape[-1] else y
 
     def _prefill(self, zxbcdt, seq_idx, cu_seqlens, conv_state, ssm_state):
-        """The block's inside; leaves its last states in conv_state and ssm_state."""
+        """The block's inside; leaves its last states in conv_state and ssm_state, if given."""
         z0, x0, z, xBC, dt = self._split(zxbcdt)
-        rows = xBC.transpose(1, 2)
-        if cu_seqlens is None:
+        rows, keeps = xBC.transpose(1, 2), ssm_state is not None
+        if not keeps:
+            cu_seqlens = None
+        elif cu_seqlens is None:
             conv_state.copy_(F.pad(rows, (self.d_conv - rows.shape[-1], 0)))
         else:
             assert zxbcdt.shape[0] == 1, "varlen inference only supports batch dimension 1"
             conv_state.copy_(causal_conv1d_varlen_states(xBC.squeeze(0), cu_seqlens, state_len=conv_state.shape[-1]))
-        xBC = causal_conv1d_fn(rows, self._conv_weight(), self.conv1d.bias, seq_idx=seq_idx, activation=self.activation).transpose(1, 2)
+        xBC = self._convolve(rows, seq_idx).transpose(1, 2)
         x, B, C = self._heads(xBC)
-        y, *states = mamba_chunk_scan_combined(
+        y = mamba_chunk_scan_combined(
             x, dt, -torch.exp(self.A_log.float()), B, C, chunk_size=self.chunk_size, D=self._D(), z=None if self.rmsnorm else z.unflatten(-1, (self.nheads, -1)),
-            dt_bias=self.dt_bias, dt_softplus=True, seq_idx=seq_idx, cu_seqlens=cu_seqlens, dt_limit=self.dt_limit, return_final_states=cu_seqlens is None,
-            return_varlen_states=cu_seqlens is not None)
-        ssm_state.copy_(states[0])
+            dt_bias=self.dt_bias, dt_softplus=True, seq_idx=seq_idx, cu_seqlens=cu_seqlens, dt_limit=self.dt_limit,
+            return_final_states=keeps and cu_seqlens is None, return_varlen_states=cu_seqlens is not None)
+        if keeps:
+            y, state = y
+            ssm_state.copy_(state)
         return self._gated(y.flatten(2), z, z0, x0)
+
+    def _convolve(self, rows, seq_idx):
+        if is_plain(self.conv1d, nn.Conv1d):
+            return causal_conv1d_fn(rows, self._conv_weight(), self.conv1d.bias, seq_idx=seq_idx, activation=self.activation)
+        if seq_idx is not None:
+            raise RuntimeError("Mamba2: packed sequences (seq_idx) need a plain conv1d, not a %s with hooks or adapters" % type(self.conv1d).__name__)
+        return self.act(self.conv1d(rows)[..., :rows.shape[2]])
+
+    def _convolve_token(self, xBC, conv_state):
+        if is_plain(self.conv1d, nn.Conv1d):
+            return causal_conv1d_update(xBC, conv_state, self._conv_weight(), self.conv1d.bias, self.activation)
+        conv_state.copy_(torch.cat((conv_state[..., 1:], xBC.unsqueeze(-1)), dim=-1))
+        return self.act(self.conv1d(conv_state)[..., self.d_conv - 1])
 
     def step(self, hidden_states, conv_state, ssm_state):
         """hidden_states (B, 1, d_model); both states are updated in place -> (out (B, 1, d_model), conv_state, ssm_state). Like upstream's, it
         ignores dt_limit."""
         assert hidden_states.shape[1] == 1, "Only support decoding with 1 token at a time for now"
         z0, x0, z, xBC, dt = self._split(self.in_proj(hidden_states.squeeze(1)))
-        x, B, C = self._heads(causal_conv1d_update(xBC, conv_state, self._conv_weight(), self.conv1d.bias, self.activation))
+        x, B, C = self._heads(self._convolve_token(xBC, conv_state))
         p, n, D = self.headdim, self.d_state, self._D()
         y = selective_state_update(
             ssm_state, x, dt[..., None].expand(-1, -1, p), -torch.exp(self.A_log.float())[:, None, None].expand(-1, p, n), B, C,

@@ -7,7 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
-from krait.ops import apply_linear, linear, mamba_block, member
+from krait.ops import apply_linear, is_plain, linear, mamba_block, member
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
 from mamba_ssm.modules.parameters import add_undecayed
@@ -75,9 +75,9 @@ class Mamba(nn.Module):
         return self._scaled(self._forward(apply_linear(self.in_proj, hidden_states).transpose(1, 2), conv_state, ssm_state) if out is None else out)
 
     def _whole(self, hidden_states):
-        """The block as one autograd node; None where in_proj must be called as a module: another layer type, or one with a bias or hooks."""
+        """The block as one autograd node; None where a layer must be called as a module: another type (LoRA), hooks, or in_proj's bias."""
         first = member(self, "in_proj")
-        if type(first) is not nn.Linear or first._forward_hooks or first._forward_pre_hooks or first._backward_hooks or member(first, "bias") is not None:
+        if not (is_plain(first) and is_plain(member(self, "out_proj")) and self._is_plain_inside()) or member(first, "bias") is not None:
             return None
         of_conv, of_dt, of_last = [(member(layer, "weight"), member(layer, "bias")) for layer in [member(self, name) for name in ("conv1d", "dt_proj", "out_proj")]]
         return mamba_block(hidden_states, member(first, "weight"), *of_conv, member(member(self, "x_proj"), "weight"), *of_dt, member(self, "A_log"),
@@ -89,21 +89,52 @@ class Mamba(nn.Module):
     def _forward(self, xz, conv_state, ssm_state):
         if self.bimamba:
             return _bimamba.forward(self, xz)
-        if self.use_fast_path and ssm_state is None:
+        if self.use_fast_path and ssm_state is None and self._is_plain_inside():
+            if not is_plain(self.out_proj):
+                return self.out_proj(_bimamba.direction(self, xz, "").transpose(1, 2))
             return mamba_inner_fn(xz, self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight,
                                   self.out_proj.weight, self.out_proj.bias, -torch.exp(self.A_log.float()), None, None,
                                   self.D.float(), delta_bias=self.dt_proj.bias.float(), delta_softplus=True)
         return self._forward_in_steps(xz, conv_state, ssm_state)
 
-    def _forward_in_steps(self, xz, conv_state, ssm_state):
+    def _is_plain_inside(self, s=""):
+        """Whether the weights of a direction's layers say all; s: the suffix of its names."""
+        return is_plain(member(self, "x_proj" + s)) and is_plain(member(self, "dt_proj" + s)) and is_plain(member(self, "conv1d" + s), nn.Conv1d)
+
+    def _convolve(self, x, s=""):
+        conv = getattr(self, "conv1d" + s)
+        if is_plain(conv, nn.Conv1d):
+            return causal_conv1d_fn(x, conv.weight.squeeze(1), conv.bias, activation=self.activation)
+        return self.act(conv(x)[..., :x.shape[2]])
+
+    def _convolve_token(self, x, conv_state):
+        if is_plain(self.conv1d, nn.Conv1d):
+            return causal_conv1d_update(x, conv_state, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.activation)
+        conv_state.copy_(torch.cat((conv_state[..., 1:], x.unsqueeze(-1)), dim=-1))
+        return self.act(self.conv1d(conv_state)[..., self.d_conv - 1])
+
+    def _delta(self, dt, s=""):
+        """-> the projected time steps, and the bias that they lack or None."""
+        layer = getattr(self, "dt_proj" + s)
+        return (linear(dt, layer.weight), layer.bias) if is_plain(layer) else (layer(dt), None)
+
+    def _scan_inputs(self, xz, s=""):
+        """A direction's layers in steps -> what its scan needs besides A; s: the suffix of its names."""
         x, z = xz.chunk(2, dim=1)
+        x = self._convolve(x, s)
+        dt, B, C = apply_linear(getattr(self, "x_proj" + s), x.transpose(1, 2)).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
+        dt, bias = self._delta(dt, s)
+        return dict(u=x, delta=dt.transpose(1, 2), B=B.transpose(1, 2), C=C.transpose(1, 2), D=getattr(self, "D" + s).float(), z=z,
+                    delta_bias=None if bias is None else bias.float(), delta_softplus=True)
+
+    def _A(self, s=""):
+        return -torch.exp(getattr(self, "A%s_log" % s).float())
+
+    def _forward_in_steps(self, xz, conv_state, ssm_state):
         if conv_state is not None:
+            x = xz.chunk(2, dim=1)[0]
             conv_state.copy_(F.pad(x, (self.d_conv - x.shape[-1], 0)))
-        x = causal_conv1d_fn(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation=self.activation)
-        dt, B, C = apply_linear(self.x_proj, x.transpose(1, 2)).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
-        dt = linear(dt, self.dt_proj.weight).transpose(1, 2)
-        y = selective_scan_fn(x, dt, -torch.exp(self.A_log.float()), B.transpose(1, 2), C.transpose(1, 2), self.D.float(), z=z,
-                              delta_bias=self.dt_proj.bias.float(), delta_softplus=True, return_last_state=ssm_state is not None)
+        y = selective_scan_fn(A=self._A(), return_last_state=ssm_state is not None, **self._scan_inputs(xz))
         if ssm_state is not None:
             y, last_state = y
             ssm_state.copy_(last_state)
@@ -115,11 +146,11 @@ class Mamba(nn.Module):
         if self.bimamba:
             raise NotImplementedError("a bidirectional Mamba cannot be run token by token")
         x, z = self.in_proj(hidden_states.squeeze(1)).chunk(2, dim=-1)
-        x = causal_conv1d_update(x, conv_state, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.activation)
+        x = self._convolve_token(x, conv_state)
         dt, B, C = self.x_proj(x).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
-        dt = F.linear(dt, self.dt_proj.weight)
+        dt, bias = self._delta(dt)
         y = selective_state_update(ssm_state, x, dt, -torch.exp(self.A_log.float()), B, C, self.D, z=z,
-                                   dt_bias=self.dt_proj.bias, dt_softplus=True)
+                                   dt_bias=bias, dt_softplus=True)
         return self._scaled(self.out_proj(y).unsqueeze(1)), conv_state, ssm_state
 
     def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):

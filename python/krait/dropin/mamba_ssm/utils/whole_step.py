@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from krait.ops import is_plain
 from krait.ops.mamba_decode import mamba_decode
 from mamba_ssm.modules.mamba2 import Mamba2
 from mamba_ssm.modules.mamba_simple import Mamba
@@ -16,10 +17,12 @@ def _is_plain(block, kind):
     mixer = block.mixer
     if type(mixer) is not kind or block.mlp is not None or not isinstance(block.norm, RMSNorm) or block.norm.bias is not None or not block.residual_in_fp32:
         return False
-    if any(type(layer) is not nn.Linear or layer.bias is not None for layer in (mixer.in_proj, mixer.out_proj)) or not 2 <= mixer.d_conv <= 4:
+    if any(not is_plain(layer) or layer.bias is not None for layer in (mixer.in_proj, mixer.out_proj)) or not 2 <= mixer.d_conv <= 4:
+        return False
+    if not is_plain(mixer.conv1d, nn.Conv1d):
         return False
     if kind is Mamba:
-        return not mixer.bimamba and mixer.init_layer_scale is None
+        return not mixer.bimamba and mixer.init_layer_scale is None and is_plain(mixer.x_proj) and is_plain(mixer.dt_proj)
     return mixer.rmsnorm and not mixer.norm_before_gate and not mixer.D_has_hdim and mixer.ngroups == 1 and mixer.d_ssm == mixer.d_inner and mixer.process_group is None
 
 
