@@ -1,7 +1,9 @@
 """Differences between PyTorch releases, in one place: autocast queries, compilation, custom operators."""
 
+import contextlib
 import functools
 import threading
+import warnings
 
 import torch
 from torch.autograd import forward_ad as _forward_ad
@@ -67,23 +69,58 @@ _functorch = getattr(torch._C, "_functorch", None)
 _innermost = getattr(_functorch, "peek_interpreter_stack", None) or (lambda: None)
 
 
-def _check_transforms():
-    """torch.func.vmap runs an operator once per sample but cannot differentiate it."""
-    kinds = {str(interpreter.key()).rpartition(".")[2] for interpreter in _functorch.get_interpreter_stack()}
-    if kinds & {"Grad", "Jvp"}:
-        raise RuntimeError("krait: torch.func cannot differentiate krait's operators: use torch.autograd.grad or backward(), "
-                                              "for per-sample gradients one sample at a time; plain torch.func.vmap works")
+class _Plain(threading.local):
+    on = False  # in_plain_torch in this thread
+
+
+_plain = _Plain()
+_warned = set()
+
+
+@contextlib.contextmanager
+def in_plain_torch():
+    """The operators inside run composed of torch's own, on any device: slow, differentiable any number of times."""
+    before, _plain.on = _plain.on, True
+    try:
+        yield
+    finally:
+        _plain.on = before
+
+
+def _warn_once(what):
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn("krait: %s runs in plain torch, many times slower than the operators for float32" % what, stacklevel=4)
+
+
+def is_wide(t):
+    """Whether a tensor is of the type that only plain torch computes."""
+    return t.dtype is torch.float64 and t.is_cpu
+
+
+def _is_differentiated():
+    """By torch.func.grad, vjp, jvp or jacrev, or in forward mode: the operators, which vmap runs sample by sample, have no such rules."""
+    if _forward_ad._current_level >= 0:
+        return True
+    return _innermost() is not None and any(str(level.key()).endswith(("Grad", "Jvp")) for level in _functorch.get_interpreter_stack())
+
+
+def _composes(t):
+    """Whether an operator with this first argument must be composed of torch's own."""
+    if is_wide(t):
+        _warn_once("float64 on a CPU")
+    elif not _plain.on:
+        if is_compiling() or not _is_differentiated():
+            return False
+        _warn_once("torch.func and forward-mode differentiation")
     return True
 
 
-def is_traced():
-    """Whether operators must go through torch.ops, for fake tensors or to be recorded: compilation, dispatch modes, jit.trace, vmap."""
-    if is_compiling() or _tracing.on or _modes():
+def is_traced(t=None):
+    """Whether operators must go through torch.ops, for fake tensors or to be recorded: compilation, dispatch modes, jit.trace, torch.func; or be
+    composed of torch's own, as for the tensor t."""
+    if (t is not None and is_wide(t)) or is_compiling() or _tracing.on or _modes() or _plain.on or _innermost() is not None or _forward_ad._current_level >= 0:
         return True
-    if _innermost() is not None:
-        return _check_transforms()
-    if _forward_ad._current_level >= 0:
-        raise RuntimeError("krait: forward-mode derivatives are not implemented: use backward() or torch.autograd.grad")
     if _trace() is None:
         return False
     if not HAS_CUSTOM_OPS:
@@ -141,7 +178,8 @@ class _Last(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise RuntimeError("krait: second derivatives are not implemented: a gradient computed by krait cannot be differentiated")
+        raise RuntimeError("krait: second derivatives: a gradient computed by krait's operators cannot be differentiated; make the call under "
+                           "krait.ops.in_plain_torch(), or pass float64 tensors on a CPU")
 
 
 def once(backward):
@@ -177,21 +215,29 @@ def differentiable(name, forward, setup, gradients):
     return node.apply
 
 
-def custom_op(name, fake, mutates=(), setup=None, backward=None):
+def custom_op(name, fake, mutates=(), setup=None, backward=None, composed=None):
     """For functions from tensors to tensors: also registers torch.ops.krait.<name> for compiled code (where a None result
     becomes an empty tensor); eager code keeps the plain call. `mutates`: arguments modified in place; `setup` and
-    `backward` make the operator differentiable in compiled code."""
+    `backward` make the operator differentiable in compiled code. `composed`: the same in plain torch."""
     def wrap(function):
-        if not HAS_CUSTOM_OPS:
-            return function
-        registered = torch.library.custom_op("krait::" + name, _with_placeholders(function), mutates_args=mutates)
-        registered.register_fake(_with_placeholders(fake))
-        if backward:
-            registered.register_autograd(_traced(backward), setup_context=setup)
-        operator = getattr(torch.ops.krait, name)
+        operator = _register(name, function, fake, mutates, setup, backward) if HAS_CUSTOM_OPS else function
 
         @functools.wraps(function)
         def dispatch(*args):
-            return operator(*args) if is_traced() else function(*args)
+            if not is_traced(args[0]):
+                return function(*args)
+            if composed is not None and _composes(args[0]):
+                return composed(*args)
+            if composed is None and not is_compiling() and _is_differentiated():
+                raise RuntimeError("krait: torch.func and forward-mode differentiation cannot be used with krait::%s: use backward() or torch.autograd.grad" % name)
+            return operator(*args)
         return dispatch
     return wrap
+
+
+def _register(name, function, fake, mutates, setup, backward):
+    registered = torch.library.custom_op("krait::" + name, _with_placeholders(function), mutates_args=mutates)
+    registered.register_fake(_with_placeholders(fake))
+    if backward:
+        registered.register_autograd(_traced(backward), setup_context=setup)
+    return getattr(torch.ops.krait, name)

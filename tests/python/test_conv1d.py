@@ -150,7 +150,7 @@ def test_double_backward_is_refused(device):
     x = torch.randn(1, 8, 9, device=device, requires_grad=True)
     out = causal_conv1d_fn(x, torch.randn(8, 4, device=device))
     (grad,) = torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+    with pytest.raises(RuntimeError, match="second derivatives"):
         grad.sum().backward()
 
 
@@ -235,7 +235,7 @@ def test_gradient_penalty_is_refused(device):
     x, weight = torch.randn(1, 8, 5, device=device, requires_grad=True), torch.randn(8, 4, device=device)
     loss = causal_conv1d_fn(x, weight, activation="silu").sum()
     (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+    with pytest.raises(RuntimeError, match="second derivatives"):
         (loss + slope.square().sum()).backward()
 
 

@@ -203,5 +203,5 @@ def test_autocast(device, dtype):
 def test_double_backward_is_refused(device):
     t, _ = make(device)
     (grad,) = torch.autograd.grad(mamba_inner_fn(**t).square().sum(), t["xz"], create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+    with pytest.raises(RuntimeError, match="second derivatives"):
         grad.sum().backward()

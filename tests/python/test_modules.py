@@ -289,7 +289,7 @@ def test_second_derivatives_are_refused(device):
     for out in (causal_conv1d_fn(x, w[:, None].expand(8, 4)), selective_scan_fn(x, x, A, B, B), layer_norm_fn(x, w, w), rmsnorm_fn(x, w, None, z=x),
                 Mamba(8).to(device)(x)):
         (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        with pytest.raises(RuntimeError, match="second derivatives"):
             grad.sum().backward()
 
 

@@ -126,19 +126,26 @@ def test_vmap():
 
 
 @pytest.mark.skipif(not hasattr(torch, "func"), reason="this torch has no torch.func")
-def test_derivatives_of_torch_func_are_refused():
-    f, u = _scan(), torch.randn(2, 8, 9)
-    for call in (lambda: torch.func.grad(lambda u: f(u).sum())(u), lambda: torch.func.jvp(f, (u,), (u,)), lambda: torch.func.jacrev(f)(u),
-                 lambda: torch.func.vmap(torch.func.grad(lambda u: f(u).sum()))(u[None]), lambda: torch.func.grad(lambda u: torch.func.vmap(f)(u).sum())(u[None])):
-        with pytest.raises(RuntimeError, match=r"torch.func cannot differentiate krait's operators: use torch.autograd.grad or backward\(\)"):
-            call()
+def test_derivatives_of_torch_func():
+    """In any nesting, by the operators in plain torch."""
+    f, u = _scan(), torch.randn(2, 8, 9, requires_grad=True)
+    want, = torch.autograd.grad(f(u).sum(), u)
+    u = u.detach()
+    for got in (torch.func.grad(lambda u: f(u).sum())(u), torch.func.jacrev(f)(u).sum((0, 1, 2)), torch.func.vmap(torch.func.grad(lambda u: f(u).sum()))(u[None])[0],
+                torch.func.grad(lambda u: torch.func.vmap(f)(u).sum())(u[None])[0]):
+        refs.close(got, want, (1e-4, 1e-5))
+    refs.close(torch.func.jvp(f, (u,), (want,))[1].sum(), want.square().sum(), (1e-4, 1e-4))
+    with pytest.raises(RuntimeError, match="cannot be used with krait::causal_conv1d_varlen_states"):
+        torch.func.grad(lambda x: causal_conv1d_varlen_states(x, torch.tensor([0, 4, 9], dtype=torch.int32), 3).sum())(torch.randn(9, 4))
 
 
-def test_forward_mode_is_refused():
-    """Also where torch would return a zero derivative."""
-    f, u = _scan(), torch.randn(2, 8, 9)
+def test_forward_mode():
+    """Not a zero derivative."""
+    f, u, d = _scan(), torch.randn(2, 8, 9), torch.randn(2, 8, 9)
     with torch.autograd.forward_ad.dual_level():
-        with pytest.raises(RuntimeError, match=r"forward-mode derivatives are not implemented: use backward\(\)"):
-            f(torch.autograd.forward_ad.make_dual(u, u))
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        got = torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(u, d))).tangent
+    g, = torch.autograd.grad(f(u.requires_grad_()).sum(), u)
+    u.requires_grad_(False)
+    refs.close(got.sum(), (g * d).sum(), (1e-4, 1e-4))
+    with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.functional.jvp(f, (u,), (u,))

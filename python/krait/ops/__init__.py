@@ -1,6 +1,6 @@
 """The operators on torch tensors: checks, autograd and autocast around the C calls. The drop-ins wrap these."""
 
-from .._torch import member
+from .._torch import in_plain_torch, member
 from .attention import attention, attention_with_cache, rotary, scaled_dot_product_attention
 from .causal_conv1d import causal_conv1d, causal_conv1d_update, causal_conv1d_varlen_states
 from .mamba2_block import Options as Mamba2Options, Weights as Mamba2Weights, mamba2_block
@@ -14,4 +14,4 @@ from .state_update import state_update
 
 __all__ = ["attention", "attention_with_cache", "rotary", "scaled_dot_product_attention", "causal_conv1d", "causal_conv1d_update", "causal_conv1d_varlen_states", "selective_scan", "ssd", "state_update",
            "add_norm", "gated_norm", "mamba_block", "mamba2_block", "Mamba2Options", "Mamba2Weights", "mamba_inner", "bimamba_inner", "product",
-           "linear", "apply_linear", "is_plain", "member"]
+           "linear", "apply_linear", "is_plain", "member", "in_plain_torch"]

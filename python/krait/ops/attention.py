@@ -6,6 +6,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, is_grad_enabled
 
+from . import composed
 from .._call import ANY, Call, Operator, refuse_negative_bit, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout, zeros_like
 
@@ -122,7 +123,7 @@ def _gradients(ctx, dout, dlse=None):
     return tuple(result)
 
 
-@custom_op("attention", _fake_forward, setup=_setup, backward=_gradients)
+@custom_op("attention", _fake_forward, setup=_setup, backward=_gradients, composed=composed.attention)
 def _forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor], seqused_q: Optional[Tensor],
              seqused_k: Optional[Tensor], leftpad_k: Optional[Tensor], cache_batch_idx: Optional[Tensor], block_table: Optional[Tensor],
              alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], rng: Optional[Tensor], scale: float, softcap: float, dropout: float, left: int,
@@ -170,7 +171,7 @@ def attention(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seq
     differs = is_grad_enabled() and any([t is not None and t.requires_grad for t in (q, k, v, sinks)])
     options = (0.0 if scale is None else float(scale), float(softcap), float(dropout), window[0], window[1], not deterministic, int(max_q), int(max_k),
                bool(want_lse or differs))
-    if is_traced():
+    if is_traced(q):
         _check(tensors)
         return _forward(*tensors, *options[:-1], True)
     key = _signature(tensors, options)
@@ -205,7 +206,7 @@ def _rotary_gradients(ctx, dout):
     return (_rotary(*inputs) if call is None else _run_rotary(call, *inputs), None, None, None, None, None)
 
 
-@custom_op("rotary", _fake_rotary, setup=_setup_rotary, backward=_rotary_gradients)
+@custom_op("rotary", _fake_rotary, setup=_setup_rotary, backward=_rotary_gradients, composed=composed.rotary)
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, offsets: Optional[Tensor], cu_seqlens: Optional[Tensor], flags: int) -> Tensor:
     return _run_rotary(Call(_ROTARY), x, cos, sin, offsets, cu_seqlens, flags)
 
@@ -259,11 +260,11 @@ def rotary(x, cos, sin, offsets=0, cu_seqlens=None, interleaved=False, inverse=F
     flags = (_INTERLEAVED if interleaved else 0) | (_INVERSE if inverse else 0) | (_STILL if still else 0)
     if in_place:
         _check_rotary(*tensors)
-        if is_traced():
+        if is_traced(x):
             return overwrite(x, _rotary(*tensors, flags))
         refuse_negative_bit("rotary", x)
         return _RotaryInPlace.apply(*tensors, flags) if x.requires_grad and is_grad_enabled() else _run_rotary(Call(_ROTARY), *tensors, flags, x)
-    if is_traced():
+    if is_traced(x):
         return _rotary(*_check_rotary(*tensors), flags)
     key = _rotary_signature(tensors, (flags,))
     call = _ROTARY.known.get(key)

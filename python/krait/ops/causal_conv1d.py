@@ -5,6 +5,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, is_grad_enabled
 
+from . import composed
 from .._call import Call, Operator, refuse_negative_bit, signer
 from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
 
@@ -131,7 +132,7 @@ def run_call(call, x, weight, bias, seq_idx, initial_states, silu, reverse, want
     return out, final
 
 
-@custom_op("causal_conv1d", _fake_forward, setup=_setup, backward=_gradients)
+@custom_op("causal_conv1d", _fake_forward, setup=_setup, backward=_gradients, composed=composed.causal_conv1d)
 def _forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], seq_idx: Optional[Tensor],
              initial_states: Optional[Tensor], silu: bool, reverse: bool, want_final: bool) -> Tuple[Tensor, Tensor]:
     return run_call(Call(FORWARD), x, weight, bias, seq_idx, initial_states, silu, reverse, want_final)
@@ -155,7 +156,7 @@ def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, retur
         if initial_states is not None:
             return _continued(x, weight, bias, seq_idx, initial_states, activation, reverse)
     tensors, options = (x, weight, bias, seq_idx, initial_states), (activation_code(activation) == 1, bool(reverse), bool(return_final_states))
-    if is_traced():
+    if is_traced(x):
         result = _forward(*_checked(*tensors), *options)
         return result if return_final_states else result[0]
     key = _signature(tensors, options)
@@ -181,7 +182,7 @@ def _fake_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_in
     return torch.empty_like(x)
 
 
-@custom_op("causal_conv1d_update", _fake_update, mutates=("conv_state",))
+@custom_op("causal_conv1d_update", _fake_update, mutates=("conv_state",), composed=composed.causal_conv1d_update)
 def _update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor], silu: bool,
             cache_seqlens: Optional[Tensor], conv_state_indices: Optional[Tensor]) -> Tensor:
     out = torch.empty_like(x)
@@ -192,7 +193,7 @@ def _update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Optional[Tensor
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None):
     """One or more new tokens with a running state, updated in place."""
     silu = activation_code(activation) == 1
-    if is_traced():
+    if is_traced(x):
         return _update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
     inputs = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
     key = _update_signature(inputs, (silu,))

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
+from . import composed
 from .._call import ANY, Call, Operator, signer
-from .._torch import autocast_dtype, custom_op, is_traced, layout, once, zeros_like
+from .._torch import autocast_dtype, custom_op, is_traced, is_wide, layout, once, zeros_like
 from .product import matmul
 from .ssd import LEAST
 
@@ -144,7 +145,22 @@ def _inner_gradients(ctx, dout, dfinal, dxBC, dy):
     return (*grads, None, None, None, None, None, None, None, None, None, None)
 
 
-@custom_op("mamba2_inner", _fake_inner, setup=_setup_inner, backward=_inner_gradients)
+def _composed(x, conv, conv_bias, dt_bias, A, D, norm, initial_states, seq_idx, headdim, groups, d_mlp, silu, norm_before_gate, eps, low, high, want_final):
+    """The inside in separate steps of plain torch; keeps nothing."""
+    dim, channels = A.shape[0] * headdim, conv.shape[0]
+    z0, x0, z, xBC, dt = x.split([d_mlp, d_mlp, dim, channels, A.shape[0]], dim=-1)
+    xBC = composed.causal_conv1d(xBC.transpose(1, 2), _matrix(conv), conv_bias, seq_idx, None, silu, False, False)[0].transpose(1, 2)
+    u, B, C = xBC.split([dim, (channels - dim) // 2, (channels - dim) // 2], dim=-1)
+    gate = z if norm is None else None
+    y, final, _ = composed.ssd(u.unflatten(-1, (-1, headdim)), dt, A, *[t.unflatten(-1, (groups, -1)) for t in (B, C)], D,
+                               None if gate is None else gate.unflatten(-1, (-1, headdim)), dt_bias, initial_states, seq_idx, None, True, False, low, high, want_final)
+    y = y.flatten(2)
+    if norm is not None:
+        y = composed.gated_norm(y.flatten(0, 1), z.flatten(0, 1), norm, None, eps, dim // groups, True, norm_before_gate).unflatten(0, y.shape[:2])
+    return torch.cat((F.silu(z0) * x0, y), -1) if d_mlp else y, final, None, None
+
+
+@custom_op("mamba2_inner", _fake_inner, setup=_setup_inner, backward=_inner_gradients, composed=_composed)
 def _inner(x: Tensor, conv: Tensor, conv_bias: Optional[Tensor], dt_bias: Optional[Tensor], A: Tensor, D: Optional[Tensor], norm: Optional[Tensor],
            initial_states: Optional[Tensor], seq_idx: Optional[Tensor], headdim: int, groups: int, d_mlp: int, silu: bool, norm_before_gate: bool,
            eps: float, low: float, high: float, want_final: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -156,7 +172,8 @@ def _traced(x, w, o):
     """The parts separately: torch's products, the inside as a custom operator."""
     _check(x, w, o)
     x = x if w.in_proj is None else F.linear(x, w.in_proj, w.in_bias)
-    A = -torch.exp(w.A.float()) if o.log_A else w.A.float()
+    A = w.A if is_wide(x) else w.A.float()
+    A = -torch.exp(A) if o.log_A else A
     seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
     out, final, *_ = _inner(x, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx, o.headdim, o.groups, o.d_mlp, o.silu,
                             o.norm_before_gate, o.eps, o.low, o.high, o.want_final)
@@ -306,7 +323,7 @@ class _Block(torch.autograd.Function):
 
 def mamba2_block(x, w, o):
     """x (B, L, M), w: Weights, o: Options -> (out (B, L, M), or (B, L, d_mlp + H P) without out_proj; final states (B, H, P, N) float32 or None)."""
-    if is_traced():
+    if is_traced(x):
         return _traced(x, w, o)
     tensors, dtype = (x, *w), autocast_dtype(x) if w.in_proj is not None or w.out_proj is not None else None
     key = _signature(tensors, (*o, dtype))

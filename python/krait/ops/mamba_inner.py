@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from .._call import Call, Operator, signer
-from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, once
+from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, is_wide, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV, causal_conv1d, run_backward_call as run_conv_backward, run_call as run_conv
 from .norms import add_norm, rms_norm_gradients
 from .product import linear
@@ -142,7 +142,13 @@ def _run_one_call(call, tensors, options):
     return tensors[16]
 
 
-@custom_op("mamba_inner", _fake_one_call, setup=_setup_one_call, backward=_one_call_gradients)
+def _composed(xz, *inputs):
+    """In separate steps, each of which is composed."""
+    softplus, reverse, eps = inputs[15:]
+    return _forward(None, xz, _Weights(*inputs[:15]), _Options(softplus, False, eps, reverse))[0]
+
+
+@custom_op("mamba_inner", _fake_one_call, setup=_setup_one_call, backward=_one_call_gradients, composed=_composed)
 def _one_call(xz: Tensor, conv: Tensor, conv_bias: Optional[Tensor], x_proj: Tensor, delta_proj: Tensor, A: Tensor, A_reverse: Optional[Tensor],
               B: Optional[Tensor], C: Optional[Tensor], D: Optional[Tensor], delta_bias: Optional[Tensor], B_bias: Optional[Tensor],
               C_bias: Optional[Tensor], B_norm: Optional[Tensor], C_norm: Optional[Tensor], delta_norm: Optional[Tensor], softplus: bool,
@@ -386,14 +392,14 @@ def _cast(t, dtype):
     return t if t is None or dtype is None else t.to(dtype)
 
 
-def _in_kind(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dtype):
+def _in_kind(conv, conv_bias, x_proj, delta_proj, A, A_reverse, B, C, D, delta_bias, B_bias, C_bias, B_norm, C_norm, delta_norm, dtype, real):
     """Casts to the operators' types; drops the bias and norm of a matrix that was given, which have no effect."""
-    kind = torch.complex64 if A.is_complex() else torch.float32
+    kind = torch.promote_types(real, torch.complex64) if A.is_complex() else real
     return _Weights(
         conv, conv_bias, _cast(x_proj, dtype), _cast(delta_proj, dtype), as_parameter(A, kind),
         A_reverse if A_reverse is None else as_parameter(A_reverse, kind), B if B is None or B.dim() > 2 else as_parameter(B, kind),
-        C if C is None or C.dim() > 2 else as_parameter(C, kind), D if D is None else as_parameter(D, torch.float32),
-        delta_bias if delta_bias is None else as_parameter(delta_bias, torch.float32),
+        C if C is None or C.dim() > 2 else as_parameter(C, kind), D if D is None else as_parameter(D, real),
+        delta_bias if delta_bias is None else as_parameter(delta_bias, real),
         B_bias if B is None else None, C_bias if C is None else None, B_norm if B is None else None, C_norm if C is None else None, delta_norm)
 
 
@@ -409,15 +415,15 @@ def _chain(tensors, softplus, reverse, eps, keep, out_proj, out_bias):
     options, dtype = (softplus, reverse, eps), autocast_dtype(tensors[0])
     if dtype is not None:
         out_proj, out_bias = _cast(out_proj, dtype), _cast(out_bias, dtype)
-    if is_traced():
-        xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
+    if is_traced(tensors[0]):
+        xz, w = tensors[0], _in_kind(*tensors[1:], dtype, torch.float64 if is_wide(tensors[0]) else torch.float32)
         _check(xz, w)
         y = _one_call(xz, *w, *options) if _takes_one_call(xz, w) else _forward(None, xz, w, _Options(softplus, keep, eps, reverse))[0]
         return y if out_proj is None else _project(y, out_proj, out_bias)
     signed = (*options, keep, dtype)
     call = _INNER.known.get(_signature(tensors, signed))
     if call is None:
-        xz, w = tensors[0], _in_kind(*tensors[1:], dtype)
+        xz, w = tensors[0], _in_kind(*tensors[1:], dtype, torch.float32)
         _check(xz, w)
         call, tensors = _INNER.keep(_signature, signed, (xz, *w), None if _takes_one_call(xz, w) else _compose)
     if call.note is _compose:

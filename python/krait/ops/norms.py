@@ -5,6 +5,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, is_grad_enabled
 
+from . import composed
 from .._call import Call, Operator, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout
 from .product import linear
@@ -84,7 +85,7 @@ def _run_add_norm(call, *inputs):
     return outputs
 
 
-@custom_op("add_norm", _fake_add_norm, setup=_setup_add_norm, backward=_add_norm_gradients)
+@custom_op("add_norm", _fake_add_norm, setup=_setup_add_norm, backward=_add_norm_gradients, composed=composed.add_norm)
 def _add_norm(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], residual: Optional[Tensor],
               x1: Optional[Tensor], weight1: Optional[Tensor], bias1: Optional[Tensor], rowscale: Optional[Tensor],
               eps: float, rms: bool, sum_in_fp32: bool, want_sum: bool) -> Tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +126,7 @@ def _check_add_norm(x, weight, bias, residual, x1, weight1, bias1, rowscale):
 def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
              prenorm=False, residual_in_fp32=False, is_rms_norm=False, return_dropout_mask=False):
     """y, or (y, y1) with weight1; with prenorm the sum is appended, with return_dropout_mask the masks."""
-    inputs, shape, width, traced = (x, weight, bias, residual, x1, weight1, bias1, rowscale), x.shape, x.shape[-1], is_traced()
+    inputs, shape, width, traced = (x, weight, bias, residual, x1, weight1, bias1, rowscale), x.shape, x.shape[-1], is_traced(x)
     adds = prenorm or residual is not None or x1 is not None or rowscale is not None
     options = (float(eps), bool(is_rms_norm), bool(residual_in_fp32), bool(adds))
     key = None if traced else _add_norm_signature(inputs, options)
@@ -245,7 +246,7 @@ def _run_gated(call, x, z, weight, bias, eps, group_size, rms, norm_before_gate)
     return tensors[4]
 
 
-@custom_op("gated_norm", _fake_gated, setup=_setup_gated, backward=_gated_gradients)
+@custom_op("gated_norm", _fake_gated, setup=_setup_gated, backward=_gated_gradients, composed=composed.gated_norm)
 def _gated(x: Tensor, z: Optional[Tensor], weight: Tensor, bias: Optional[Tensor], eps: float, group_size: int, rms: bool,
            norm_before_gate: bool) -> Tensor:
     return _run_gated(Call(_GATED_NORM), x, z, weight, bias, eps, group_size, rms, norm_before_gate)
@@ -265,7 +266,7 @@ def gated_norm(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_bef
     """norm(x) weight + bias, gated by silu(z) after (or, with norm_before_gate=False, before) the norm."""
     shape, width = x.shape, x.shape[-1]
     options = (float(eps), width if group_size is None else group_size, bool(is_rms_norm), bool(norm_before_gate))
-    if is_traced():
+    if is_traced(x):
         _check_gated(x, z, weight, bias, options[1])
         return _shaped(_gated(_rows(x, width), _rows(z, width), weight, bias, *options), shape)
     inputs = (x, z, weight, bias)

@@ -5,8 +5,9 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, is_grad_enabled
 
+from . import composed
 from .._call import Call, Operator, signer
-from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
+from .._torch import call_after, custom_op, differentiable, is_traced, is_wide, layout, zeros_like
 
 ONE_GROUP = (1, 4)  # the group axis of B and C may be omitted if there is one group
 _INPUTS = "u delta A Bmat Cmat Dvec z delta_bias initial_state seq_idx cu_seqlens A_reverse "
@@ -105,7 +106,7 @@ def run_call(call, *inputs):
     return out, last
 
 
-@custom_op("selective_scan", _fake_forward, setup=_setup, backward=_gradients)
+@custom_op("selective_scan", _fake_forward, setup=_setup, backward=_gradients, composed=composed.selective_scan)
 def _forward(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
              delta_bias: Optional[Tensor], initial_state: Optional[Tensor], seq_idx: Optional[Tensor],
              cu_seqlens: Optional[Tensor], A_reverse: Optional[Tensor], softplus: bool, reverse: bool,
@@ -124,10 +125,11 @@ def as_parameter(t, dtype):
 
 def _in_kind(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse):
     """The tensors in the operator's form; raises for unsupported ones."""
-    kind = torch.complex64 if A.is_complex() else torch.float32
+    real = torch.float64 if is_wide(u) else torch.float32
+    kind = torch.promote_types(real, torch.complex64) if A.is_complex() else real
     A, *others = [t if t is None else as_parameter(t, kind) for t in (A, initial_states, A_reverse)]
     B, C = [as_parameter(t, kind) if t.dim() == 2 else t for t in (B, C)]
-    D, delta_bias = [t if t is None else as_parameter(t, torch.float32) for t in (D, delta_bias)]
+    D, delta_bias = [t if t is None else as_parameter(t, real) for t in (D, delta_bias)]
     tensors = u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1]
     if not is_traced():
         FORWARD.sizes(tensors, scan_flags(B, C, False, False, others[1]), G=1)
@@ -140,7 +142,7 @@ def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_sof
     A_reverse: a second scan backward in time with it is added before D u and the gate."""
     tensors = (u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_seqlens, A_reverse)
     options = (bool(delta_softplus), bool(reverse), bool(return_last_state))
-    if is_traced():
+    if is_traced(u):
         result = _forward(*_in_kind(*tensors), *options)
         return result if return_last_state else result[0]
     key = _signature(tensors, options)

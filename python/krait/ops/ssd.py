@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
+from . import composed
 from .._call import ANY, Call, Operator, signer
-from .._torch import call_after, custom_op, differentiable, is_traced, layout, zeros_like
+from .._torch import call_after, custom_op, differentiable, is_traced, is_wide, layout, zeros_like
 from .selective_scan import as_parameter
 
 _INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx "
@@ -112,7 +113,7 @@ def _run_forward(call, *inputs):
     return outputs
 
 
-@custom_op("ssd", _fake_forward, setup=_setup, backward=_gradients)
+@custom_op("ssd", _fake_forward, setup=_setup, backward=_gradients, composed=composed.ssd)
 def _forward(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor], dt_bias: Optional[Tensor],
              initial_states: Optional[Tensor], seq_idx: Optional[Tensor], cu_seqlens: Optional[Tensor], softplus: bool, reverse: bool, low: float,
              high: float, want_final: bool) -> Tuple[Tensor, Tensor, Tensor]:
@@ -127,12 +128,12 @@ def _in_kind(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens)
     if not is_traced():
         FORWARD.sizes((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens))
     seq_idx, cu_seqlens = [None if t is None else t.to(torch.int32) for t in (seq_idx, cu_seqlens)]
-    return x, dt, as_parameter(A, torch.float32), B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
+    return x, dt, as_parameter(A, torch.float64 if is_wide(x) else torch.float32), B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
 
 
 def _call(tensors, options):
     """-> out, final states or None, varlen states or None (empty ones when traced)."""
-    if is_traced():
+    if is_traced(tensors[0]):
         return _forward(*_in_kind(*tensors), *options)
     key = _signature(tensors, options)
     call = FORWARD.known.get(key)
