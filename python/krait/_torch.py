@@ -23,10 +23,12 @@ def is_fake(t):
 
 
 if HAS_CUSTOM_OPS:
-    is_compiling = _compiler.is_compiling
+    is_compiling, is_dynamo = _compiler.is_compiling, _compiler.is_dynamo_compiling
 else:
     def is_compiling():
         return False
+
+    is_dynamo = is_compiling
 
 
 if hasattr(torch, "get_autocast_dtype"):

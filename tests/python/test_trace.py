@@ -149,3 +149,27 @@ def test_forward_mode():
     refs.close(got.sum(), (g * d).sum(), (1e-4, 1e-4))
     with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.functional.jvp(f, (u,), (u,))
+
+
+ATTENTION = {"flash_attn": dict(use_flash_attn=True, causal=True, rotary_emb_dim=8), "grouped": dict(use_flash_attn=True, num_heads_kv=2), "torch": dict(causal=True, rotary_emb_dim=8)}
+
+
+@needs_operators
+@pytest.mark.parametrize("name", [*ATTENTION, "mamba_ssm"])
+def test_attention_modules(name):
+    """MHA under vmap, jit.trace, compilation as one graph, export and per-sample gradients."""
+    from flash_attn.modules.mha import MHA
+    from mamba_ssm.modules.mha import MHA as Hybrid
+    m = (Hybrid(32, 4, d_conv=4, rotary_emb_dim=8, causal=True) if name == "mamba_ssm" else MHA(32, 4, **ATTENTION[name])).eval()
+    x = torch.randn(2, 2, 9, 32)
+    want = torch.stack([m(s) for s in x])
+    forms = torch.jit.trace(m, (x[1],)), torch.compile(m, backend="aot_eager", fullgraph=True), torch.export.export(m, (x[1],)).module()
+    for got in (torch.func.vmap(m)(x), *[torch.stack([form(s) for s in x]) for form in forms]):
+        refs.close(got, want, (1e-6, 1e-6))
+
+    def loss(parameters, sample):
+        return torch.func.functional_call(m, parameters, (sample,)).square().sum()
+
+    parameters = dict(m.named_parameters())
+    got = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    refs.close(got["out_proj.weight"][1], torch.autograd.grad(m(x[1]).square().sum(), m.out_proj.weight)[0], (1e-4, 1e-4))

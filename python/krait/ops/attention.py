@@ -8,7 +8,7 @@ from torch import Tensor, is_grad_enabled
 
 from . import composed
 from .._call import ANY, Call, Operator, refuse_negative_bit, signer
-from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout, zeros_like
+from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_dynamo, is_traced, layout, zeros_like
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "cache_batch_idx", "block_table", "alibi_slopes",
            "sinks", "rng")
@@ -232,7 +232,7 @@ class _RotaryInPlace(torch.autograd.Function):
 def overwrite(x, out):
     """Copies out into x unseen by autograd -> out: an operation in place where operators must be recorded."""
     with torch.no_grad():
-        x.data.copy_(out)
+        (x.data if is_dynamo() else x).copy_(out)  # in compiled code x may be one of several views; export and torch.func know no .data
     return out
 
 
