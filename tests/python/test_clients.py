@@ -152,3 +152,44 @@ def test_empty_steps(device):
     assert causal_conv1d_update(torch.randn(2, 8, 0, device=device), state, weight).shape == (2, 8, 0) and torch.equal(state, before)
     nothing = causal_conv1d_varlen_states(x, torch.tensor([0, 0], dtype=torch.int32, device=device), 3)
     assert nothing.shape == (1, 8, 3) and not nothing.any()
+
+
+# ---- whole patterns of use -----------------------------------------------------------------------------------------------
+def test_caduceus_shares_projections():
+    """Caduceus: a block and its twin on the reversed sequence, with both outer projections tied; trained under autocast."""
+    forth, back = Mamba(16), Mamba(16)
+    back.in_proj.weight, back.out_proj.weight = forth.in_proj.weight, forth.out_proj.weight
+    x = torch.randn(2, 9, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = forth(x) + back(x.flip(1)).flip(1)
+    out.float().square().sum().backward()
+    single = Mamba(16)
+    single.load_state_dict(back.state_dict())
+    parts = []
+    for m, given in ((forth, x.detach()), (single, x.detach().flip(1))):
+        parts.append(m(given) if m is forth else m(given).flip(1))
+    refs.close(out.float(), sum(parts), (5e-2, 5e-2))
+    g = 2 * sum(parts).detach()
+    want = sum(torch.autograd.grad(part, m.in_proj.weight, g)[0] for part, m in zip(parts, (forth, single)))
+    assert refs.relative(forth.in_proj.weight.grad, want) < 5e-2
+
+
+def test_nomic_attends_to_unpadded_tokens():
+    """contrastors' encoder: unpad, rotate the packed projection, attend by cu_seqlens, pad again; as each sequence alone."""
+    from flash_attn import flash_attn_varlen_qkvpacked_func
+    from flash_attn.bert_padding import pad_input, unpad_input
+    from flash_attn.layers.rotary import RotaryEmbedding
+    lengths = (5, 9)
+    x, rotary = torch.randn(2, 9, 32), RotaryEmbedding(8)
+    project = torch.nn.Linear(32, 96)
+    mask = torch.arange(9)[None] < torch.tensor(lengths)[:, None]
+    qkv = rotary(project(x).unflatten(-1, (3, 4, 8)))
+    packed, indices, ends, longest, *_ = unpad_input(qkv, mask)
+    out = pad_input(flash_attn_varlen_qkvpacked_func(packed, ends, longest).flatten(1), indices, 2, 9)
+    out.square().sum().backward()
+    for b, n in enumerate(lengths):
+        q, k, v = [t.transpose(0, 1) for t in rotary(project(x[b:b + 1, :n]).unflatten(-1, (3, 4, 8)))[0].unbind(1)]
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+        refs.close(out[b, :n], want, (1e-5, 1e-5))
+        assert not out[b, n:].any()
+    assert project.weight.grad.isfinite().all() and project.weight.grad.any()
