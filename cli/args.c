@@ -12,7 +12,7 @@
 #include <krait/model.h>
 
 #include "interrupt.h"
-#include "say.h"
+#include "output.h"
 
 enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 80, HELP_COLUMN = 26 };
 
@@ -81,7 +81,7 @@ static void print_option(char letter, const char *name, const char *value, const
   print_wrapped(help, HELP_COLUMN);
 }
 
-static void print_help(const cli_verb *verb) {
+static void print_args_help(const cli_verb *verb) {
   printf("usage: krait %s%s%s%s\n\n", verb->name, *verb->operands ? " " : "", verb->operands,
          verb->n_options ? " [options]" : "");
   print_wrapped(verb->summary, 0);
@@ -145,7 +145,7 @@ static const cli_option *find_option(const cli_verb *verb, int code) {
   return NULL;
 }
 
-static int check_operands(const cli_verb *verb, int n) {
+static int check_args_operands(const cli_verb *verb, int n) {
   if (n < verb->min_operands)
     return cli_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
                            verb->name, verb->operands);
@@ -199,7 +199,7 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
   for (int code; (code = getopt_long(argc, argv, tables.shorts, tables.longs, NULL)) != -1;) {
     const char *word = argv[optind - 1];
     if (code == ':') return cli_usage_error(verb->name, "option '%s' needs a value", word);
-    if (code == HELP) return print_help(verb), 0;
+    if (code == HELP) return print_args_help(verb), 0;
     const cli_option *option = find_option(verb, code);
     if (!option && optopt && optopt < FIRST_LONG)
       return cli_usage_error(verb->name, "unknown option '-%c'", optopt);
@@ -208,7 +208,7 @@ int cli_args_read(const cli_verb *verb, int argc, char **argv, int *first_operan
     if (status >= 0) return status;
   }
   *first_operand = optind;
-  return check_operands(verb, argc - optind);
+  return check_args_operands(verb, argc - optind);
 }
 
 /* ---- where to compute ------------------------------------------------------------------------------------------- */

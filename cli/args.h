@@ -56,7 +56,7 @@ typedef struct cli_run {
                "use only these capabilities, or all except -NAME (krait info lists them)"),                 \
       CLI_TIER_OPTION(&(run)->tier),                                                                        \
       CLI_SWITCH("no-fallback", 0, &(run)->no_fallback,                                                     \
-                 "fail instead of falling back to a slower device, tier or row"),                           \
+                 "fail instead of falling back to a slower device, tier or implementation"),                           \
       CLI_SWITCH("quiet", 'q', &(run)->is_quiet, "print results and errors, but no progress, notes or rates"), \
       CLI_SWITCH("verbose", 'v', &(run)->is_verbose,                                                        \
                  "say on standard error which device computes, and how (KRAIT_VERBOSE=1: every operator call)")

@@ -12,7 +12,7 @@
 
 #include "args.h"
 #include "interrupt.h"
-#include "say.h"
+#include "output.h"
 
 enum { SAMPLE_RATE_HZ = 16000 };
 static const double PHASE_S = 3;
@@ -23,7 +23,7 @@ typedef struct rate {
   int64_t n_steps;
 } rate;
 
-static double wall_s(void) {
+static double bench_data_wall_s(void) {
   struct timespec now;
   timespec_get(&now, TIME_UTC);
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
@@ -38,13 +38,13 @@ static void report_line(void *user, const char *line) {
 
 /* Steps from *step on for about PHASE_S, at least least_steps. */
 static int32_t time_steps(krait_data *data, int64_t *step, int64_t least_steps, float *noisy, float *clean, rate *r) {
-  const double start_s = wall_s();
+  const double start_s = bench_data_wall_s();
   const clock_t start = clock();
   int32_t status = krait_data_begin(data, *step);
   *r = (rate){0};
   while (status >= 0 && (r->seconds < PHASE_S || r->n_steps < least_steps)) {
     status = krait_data_next(data, noisy, clean);
-    r->seconds = wall_s() - start_s;
+    r->seconds = bench_data_wall_s() - start_s;
     r->n_steps++;
   }
   *step += r->n_steps;
@@ -53,7 +53,8 @@ static int32_t time_steps(krait_data *data, int64_t *step, int64_t least_steps, 
   return status;
 }
 
-static int tell(const krait_data *data, const rate *first, const rate *later, double step_ms, int n_bad, int as_json) {
+static int tell_bench_data(const krait_data *data, const rate *first, const rate *later, double step_ms, int n_bad,
+                           int as_json) {
   const double batch = (double)krait_data_batch(data), item_s = (double)krait_data_samples(data) / SAMPLE_RATE_HZ,
                need = step_ms > 0 ? 1e3 * batch / step_ms : 0;
   const int keeps_up = step_ms <= 0 || later->items_per_s >= need;
@@ -100,7 +101,7 @@ int bench_data(char **arguments, int n_arguments, double step_ms, int as_json) {
   int64_t again = 0; /* the same steps again */
   if (status >= 0) status = time_steps(data, &again, 1, noisy, clean, &later);
   const int exit_status =
-      status < 0 ? cli_report("bench", status) + 1 : tell(data, &first, &later, step_ms, n_bad, as_json);
+      status < 0 ? cli_report("bench", status) + 1 : tell_bench_data(data, &first, &later, step_ms, n_bad, as_json);
   free(noisy);
   free(clean);
   krait_data_close(&data);

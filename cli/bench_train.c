@@ -8,12 +8,12 @@
 
 #include <krait/train.h>
 
-#include "say.h"
+#include "output.h"
 
 enum { MOST_KINDS = 256 };
 
 typedef struct kind {
-  char op[40], row[48], node[48];
+  char op[40], impl[48], node[48];
   double seconds;
   long n_calls;
 } kind;
@@ -24,15 +24,15 @@ typedef struct kinds {
 } kinds;
 
 /* Gradient nodes have the name of the node they belong to: the op tells them apart. */
-static void add_call(void *user, const char *node, const char *op, const char *row, double seconds) {
+static void add_call(void *user, const char *node, const char *op, const char *impl, double seconds) {
   kinds *k = user;
   int i = 0;
-  while (i < k->n && (strcmp(k->all[i].op, op) != 0 || strncmp(k->all[i].row, row, sizeof k->all[i].row - 1) != 0 ||
+  while (i < k->n && (strcmp(k->all[i].op, op) != 0 || strncmp(k->all[i].impl, impl, sizeof k->all[i].impl - 1) != 0 ||
                       strncmp(k->all[i].node, node, sizeof k->all[i].node - 1) != 0))
     i++;
   if (i == MOST_KINDS) return;
   if (i == k->n) {
-    snprintf(k->all[i].op, sizeof k->all[i].op, "%s", op), snprintf(k->all[i].row, sizeof k->all[i].row, "%s", row),
+    snprintf(k->all[i].op, sizeof k->all[i].op, "%s", op), snprintf(k->all[i].impl, sizeof k->all[i].impl, "%s", impl),
         snprintf(k->all[i].node, sizeof k->all[i].node, "%s", node);
     k->n++;
   }
@@ -52,7 +52,7 @@ static void print_kinds(kinds *k) {
   for (int i = 0; i < k->n; i++) {
     if (i < 60)
       printf("  %8.3f ms %5ld x  %-20s %-26s %s\n", 1e3 * k->all[i].seconds, k->all[i].n_calls, k->all[i].op,
-             k->all[i].row, k->all[i].node);
+             k->all[i].impl, k->all[i].node);
     else rest += k->all[i].seconds;
   }
   if (rest > 0) printf("  %8.3f ms          others\n", 1e3 * rest);
@@ -65,8 +65,8 @@ static json_t *times_json(const krait_train_times *t, const kinds *k) {
                           "step_bytes", (json_int_t)t->step_bytes, "generator_bytes", (json_int_t)t->generator_bytes);
   for (int i = 0; i < k->n; i++)
     json_array_append_new(
-        calls, json_pack("{s:s, s:s, s:s, s:I, s:f}", "node", k->all[i].node, "op", k->all[i].op, "row", k->all[i].row,
-                         "calls", (json_int_t)k->all[i].n_calls, "ms", 1e3 * k->all[i].seconds));
+        calls, json_pack("{s:s, s:s, s:s, s:I, s:f}", "node", k->all[i].node, "op", k->all[i].op, "implementation",
+                         k->all[i].impl, "calls", (json_int_t)k->all[i].n_calls, "ms", 1e3 * k->all[i].seconds));
   json_object_set_new(all, "calls", calls);
   return all;
 }

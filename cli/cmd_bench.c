@@ -16,14 +16,15 @@
 #include "bench_tower.h"
 #include "bench_train.h"
 #include "cmd.h"
-#include "say.h"
+#include "output.h"
 
 enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
 
 typedef struct settings {
   int64_t batch, n_frames, n_runs;
-  int as_json, with_reference, by_kernel, narrow_states;
-  const char *shape, *dtype, *rows, *sizes;
+  int as_json, with_reference, by_kernel;
+  const char *state_dtype;
+  const char *shape, *dtype, *impl, *sizes;
   int64_t n_prompt, n_tokens;
   double step_ms;
   cli_run run;
@@ -36,7 +37,7 @@ typedef struct timing {
       audio_s; /* cpu_s: least processor time of a run, summed over threads; device_s: median */
 } timing;
 
-static double wall_s(void) {
+static double bench_wall_s(void) {
   struct timespec now;
   timespec_get(&now, TIME_UTC);
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
@@ -74,12 +75,12 @@ static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bi
   else fill(in, n);
   for (int64_t i = -3; status >= 0 && i < s->n_runs;
        i++) { /* the first three warm up: a GPU loads its kernels, then records a graph */
-    const double start_s = wall_s();
+    const double start_s = bench_wall_s();
     const clock_t start = clock();
     status = krait_primeknet_forward(session, s->batch, s->n_frames, in, NULL, NULL, com);
     const double cpu_s = (double)(clock() - start) / CLOCKS_PER_SEC;
     if (i < 0) continue;
-    times[i] = wall_s() - start_s;
+    times[i] = bench_wall_s() - start_s;
     device[i] = krait_primeknet_device_s(session);
     if (i == 0 || cpu_s < out->cpu_s) out->cpu_s = cpu_s;
   }
@@ -137,10 +138,10 @@ static int bench_primeknet(const settings *given) {
   int64_t hop = 0, n_bins = 0;
   int exit_status = cli_run_open_ctx("bench", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const double start_s = wall_s();
+  const double start_s = bench_wall_s();
   int32_t status = krait_model_open(ctx, &s->model, &model);
   if (status >= 0) status = krait_session_open(model, &session);
-  t.open_s = wall_s() - start_s;
+  t.open_s = bench_wall_s() - start_s;
   if (status >= 0) n_bins = read_bins(model, &hop);
   if (status >= 0) status = time_runs(s, session, n_bins, &t);
   t.audio_s = (double)(s->batch * (s->n_frames > 1 ? s->n_frames - 1 : 1) * hop) / SAMPLE_RATE_HZ;
@@ -155,16 +156,18 @@ static int bench_primeknet(const settings *given) {
 }
 
 static int bench_generate(const settings *s) {
+  if (s->state_dtype && strcmp(s->state_dtype, "float32") != 0 && strcmp(s->state_dtype, "weights") != 0)
+    return cli_usage_error("bench", "--state-dtype is '%s'; give float32 or weights", s->state_dtype);
   cli_bench_generate b = {.model = s->sizes ? s->sizes : "mamba-130m",
                           .batch = s->batch,
                           .n_prompt = s->n_prompt,
                           .n_tokens = s->n_tokens,
                           .as_json = s->as_json,
                           .by_kernel = s->by_kernel,
-                          .narrow_states = s->narrow_states};
+                          .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0};
   const int is_q8 = s->dtype && strcmp(s->dtype, "q8_0") == 0, is_q4k = s->dtype && strcmp(s->dtype, "q4_k") == 0,
             exit_status = is_q8 || is_q4k ? -1 : cli_bench_dtype(s->dtype, &b.dtype);
-  if (is_q8 || is_q4k) b.dtype = is_q8 ? KRAIT_I32 : KRAIT_U8;
+  if (is_q8 || is_q4k) b.dtype = is_q8 ? KRAIT_Q8_0 : KRAIT_Q4_K;
   return exit_status >= 0 ? exit_status : cli_bench_generate_run(&s->run, &b);
 }
 
@@ -209,8 +212,9 @@ int cmd_bench(int argc, char **argv) {
           "clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 (default: base-patch16)"),
       CLI_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "generate: prompt length in tokens (default: 1024)"),
       CLI_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "generate and describe: timed tokens (default: 32)"),
-      CLI_SWITCH("narrow-states", 0, &s.narrow_states,
-                 "generate, on a GPU: states in the weights' type, as in mamba-ssm, instead of float32"),
+      CLI_TEXT(
+          "state-dtype", 0, "TYPE", &s.state_dtype,
+          "generate, on a GPU: float32 (default) or weights: Mamba's states in the weights' type, as in mamba-ssm"),
       CLI_SWITCH("kernels", 0, &s.by_kernel,
                  "also time the denoiser's kernels (on a GPU), the calls of a training step, of SeedVR's blocks or of "
                  "a tower, or the kinds of calls in generate's prefill and decode step"),
@@ -220,9 +224,9 @@ int cmd_bench(int argc, char **argv) {
       CLI_TEXT("dtype", 0, "TYPE", &s.dtype,
                "type of an operator's tensors, or of the weights of generate, describe, seedvr, videomamba and clip: "
                "float32, float16 or bfloat16 (default: float32); for generate also q8_0 and q4_k"),
-      CLI_TEXT(
-          "rows", 0, "ROW", &s.rows,
-          "operators: time this row (krait info lists them), or \"all\" rows that accept the call (default: the best)"),
+      CLI_TEXT("impl", 0, "NAME", &s.impl,
+               "operators: time this implementation (krait info lists them), or \"all\" that accept the call (default: "
+               "the best)"),
       CLI_REAL("step", 0, "MS", &s.step_ms, 0, 1e6,
                "data: the time of a training step; exit status 1 if making its data takes longer"),
       CLI_SWITCH("reference", 0, &s.with_reference, "operators, on the CPU: also run the reference once"),
@@ -257,5 +261,5 @@ int cmd_bench(int argc, char **argv) {
   if (strcmp(argv[first], "describe") == 0) return bench_describe(&s);
   if (strcmp(argv[first], "seedvr") == 0) return bench_seedvr(&s);
   if (strcmp(argv[first], "videomamba") == 0 || strcmp(argv[first], "clip") == 0) return bench_tower(argv[first], &s);
-  return bench_op(argv[first], s.shape, s.dtype, s.rows, s.with_reference, s.as_json, &s.run);
+  return bench_op(argv[first], s.shape, s.dtype, s.impl, s.with_reference, s.as_json, &s.run);
 }

@@ -8,9 +8,9 @@
 #include <krait/vision.h>
 
 #include "bench_generate.h"
-#include "say.h"
+#include "output.h"
 
-static int print_json(const krait_ctx *ctx, const cli_bench_generate *b, const krait_lm_timing *t,
+static int print_bench_generate_json(const krait_ctx *ctx, const cli_bench_generate *b, const krait_lm_timing *t,
                       const krait_limits *l) {
   return cli_print_json(
       "bench",
@@ -22,11 +22,11 @@ static int print_json(const krait_ctx *ctx, const cli_bench_generate *b, const k
       JSON_INDENT(2));
 }
 
-static int print_text(const cli_bench_generate *b, const krait_lm_timing *t, const krait_limits *l) {
+static int print_bench_generate_text(const cli_bench_generate *b, const krait_lm_timing *t, const krait_limits *l) {
   const double bytes_per_s = (double)t->token_bytes / t->step_s;
   printf("generate: random weights of %s, %s, %lld sequence%s\n", b->model,
-         b->dtype == KRAIT_I32  ? "q8_0"
-         : b->dtype == KRAIT_U8 ? "q4_k"
+         b->dtype == KRAIT_Q8_0  ? "q8_0"
+         : b->dtype == KRAIT_Q4_K ? "q4_k"
                                 : krait_dtype_name(b->dtype),
          (long long)b->batch, b->batch == 1 ? "" : "s");
   printf("  prompt of %-6lld %9.3f ms   %10.0f tokens/s\n", (long long)b->n_prompt, t->prompt_s * 1e3,
@@ -38,10 +38,10 @@ static int print_text(const cli_bench_generate *b, const krait_lm_timing *t, con
   return 0;
 }
 
-static void print_kind(void *user, const char *run, const char *name, const char *op, const char *row, int64_t n_calls,
+static void print_kind(void *user, const char *run, const char *name, const char *op, const char *impl, int64_t n_calls,
                        double seconds) {
   (void)user;
-  printf("  %-6s %-14s %-20s %-28s %4lld calls %10.1f us\n", run, name, op, row, (long long)n_calls, seconds * 1e6);
+  printf("  %-6s %-14s %-20s %-28s %4lld calls %10.1f us\n", run, name, op, impl, (long long)n_calls, seconds * 1e6);
 }
 
 int cli_bench_generate_run(const cli_run *run, const cli_bench_generate *b) {
@@ -53,10 +53,11 @@ int cli_bench_generate_run(const cli_run *run, const cli_bench_generate *b) {
   int32_t status = krait_lm_measure(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->n_tokens, &t);
   if (status >= 0) status = krait_measure_limits(ctx, &limits);
   exit_status = status < 0   ? cli_report("bench", status) + 1
-                : b->as_json ? print_json(ctx, b, &t, &limits)
-                             : print_text(b, &t, &limits);
+                : b->as_json ? print_bench_generate_json(ctx, b, &t, &limits)
+                             : print_bench_generate_text(b, &t, &limits);
   if (status >= 0 && b->by_kernel)
-    status = krait_lm_kinds(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->narrow_states, print_kind, NULL);
+    status =
+        krait_lm_profile_by_kernel(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->narrow_states, print_kind, NULL);
   if (status < 0 && exit_status == 0) exit_status = cli_report("bench", status) + 1;
   krait_ctx_close(&ctx);
   return exit_status;
@@ -67,9 +68,9 @@ int cli_bench_generate_run(const cli_run *run, const cli_bench_generate *b) {
 static int print_describe(int32_t dtype, const krait_describer_timing *t) {
   printf("describe: random weights of Mobile-VideoGPT-0.5B, %s, %.2f GB of weights\n", krait_dtype_name(dtype),
          (double)t->bytes * 1e-9);
-  printf("  frames to rows   %9.3f ms   both towers and projectors, for 16 decoded frames\n", t->look_s * 1e3);
-  printf("  prompt of %-6d %9.3f ms\n", t->n_prompt, t->read_s * 1e3);
-  printf("  first token      %9.3f ms\n", (t->look_s + t->read_s) * 1e3);
+  printf("  frames to rows   %9.3f ms   both towers and projectors, for 16 decoded frames\n", t->encode_s * 1e3);
+  printf("  prompt of %-6d %9.3f ms\n", t->n_prompt, t->prefill_s * 1e3);
+  printf("  first token      %9.3f ms\n", (t->encode_s + t->prefill_s) * 1e3);
   printf("  a token          %9.3f ms   %10.0f tokens/s\n", t->token_s * 1e3, 1 / t->token_s);
   return 0;
 }
@@ -78,7 +79,7 @@ static int print_describe_json(const krait_describer_timing *t) {
   return cli_print_json(
       "bench",
       json_pack("{s:i, s:o, s:o, s:o, s:o, s:I}", "prompt_tokens", t->n_prompt, "open_s", cli_json_real(t->open_s),
-                "look_s", cli_json_real(t->look_s), "prompt_s", cli_json_real(t->read_s), "token_s",
+                "encode_s", cli_json_real(t->encode_s), "prompt_s", cli_json_real(t->prefill_s), "token_s",
                 cli_json_real(t->token_s), "weight_bytes", (json_int_t)t->bytes),
       JSON_INDENT(2));
 }

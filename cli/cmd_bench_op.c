@@ -7,7 +7,7 @@
 
 #include "args.h"
 #include "bench_op.h"
-#include "say.h"
+#include "output.h"
 
 static void name_device(const krait_ctx *ctx, char *text, size_t text_bytes) {
   krait_device_info info = {.size = sizeof info};
@@ -17,9 +17,9 @@ static void name_device(const krait_ctx *ctx, char *text, size_t text_bytes) {
     snprintf(text, text_bytes, "GPU %d (%s)", info.index, info.name);
 }
 
-static int print_text(const char *op, const char *dtype, const char *device, const krait_op_timing *t,
+static int print_bench_op_text(const char *op, const char *dtype, const char *device, const krait_op_timing *t,
                       const krait_limits *l) {
-  printf("%s %s: row %s on %s, %d runs\n", op, dtype, t->row, device, t->n_runs);
+  printf("%s %s: implementation %s on %s, %d runs\n", op, dtype, t->impl, device, t->n_runs);
   printf("  best, median     %10.1f us  %10.1f us", t->best_s * 1e6, t->median_s * 1e6);
   if (t->n_copies)
     printf("  device time, %s, over %d cop%s of the tensors",
@@ -39,14 +39,14 @@ static int print_text(const char *op, const char *dtype, const char *device, con
   return 0;
 }
 
-static int print_json(const char *op, const char *dtype, const char *device, const krait_op_timing *t,
+static int print_bench_op_json(const char *op, const char *dtype, const char *device, const krait_op_timing *t,
                       const krait_limits *l) {
   json_t *report =
       json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:{s:f, s:f, s:f}}", "op", op,
-                "dtype", dtype, "row", t->row, "device", device, "runs", t->n_runs, "copies", t->n_copies, "from_graph",
-                t->from_graph, "host_s", t->host_s, "best_s", t->best_s, "median_s", t->median_s, "reference_s",
-                t->reference_s, "bytes", t->bytes, "flops", t->flops, "exps", t->exps, "limits", "copy_bytes_per_s",
-                l->copy_bytes_per_s, "flops_per_s", l->flops_per_s, "exps_per_s", l->exps_per_s);
+                "dtype", dtype, "implementation", t->impl, "device", device, "runs", t->n_runs, "copies", t->n_copies,
+                "from_graph", t->from_graph, "host_s", t->host_s, "best_s", t->best_s, "median_s", t->median_s,
+                "reference_s", t->reference_s, "bytes", t->bytes, "flops", t->flops, "exps", t->exps, "limits",
+                "copy_bytes_per_s", l->copy_bytes_per_s, "flops_per_s", l->flops_per_s, "exps_per_s", l->exps_per_s);
   return cli_print_json("bench", report, JSON_INDENT(2));
 }
 
@@ -57,27 +57,29 @@ int cli_bench_dtype(const char *text, int32_t *dtype) {
                          text);
 }
 
-/* One line per row: its time, or why it refuses the call. */
+/* One line per implementation: its time, or why it refuses the call. */
 static int32_t time_rows(const krait_ctx *ctx, const char *name, const char *shape, int32_t dtype, const char *device,
                          int as_json, int *failed) {
   json_t *report = json_array();
   int32_t op = 0, status = KRAIT_OK;
   while (op < krait_n_ops() && strcmp(krait_op_name(op), name) != 0) op++;
   if (op == krait_n_ops())
-    status = krait_op_measure_row(ctx, name, NULL, shape, dtype, 0,
+    status = krait_op_measure_impl(ctx, name, NULL, shape, dtype, 0,
                                   &(krait_op_timing){.size = sizeof(krait_op_timing)}); /* which says so */
-  if (!as_json && status >= 0) printf("%s %s: rows on %s, best and median\n", name, krait_dtype_name(dtype), device);
-  for (int32_t r = 0; status >= 0 && r < krait_op_n_rows(op); r++) {
-    const char *row = krait_op_row_name(op, r);
+  if (!as_json && status >= 0)
+    printf("%s %s: implementations on %s, best and median\n", name, krait_dtype_name(dtype), device);
+  for (int32_t r = 0; status >= 0 && r < krait_op_n_impls(op); r++) {
+    const char *impl = krait_op_impl_name(op, r);
     krait_op_timing t = {.size = sizeof t};
-    if (r > 0 && r == krait_op_n_rows(op) - 1) continue; /* the reference row: that is what --reference is for */
-    status = krait_op_measure_row(ctx, name, row, shape, dtype, 0.5, &t);
+    if (r > 0 && r == krait_op_n_impls(op) - 1)
+      continue; /* the reference implementation: that is what --reference is for */
+    status = krait_op_measure_impl(ctx, name, impl, shape, dtype, 0.5, &t);
     const char *why = status == KRAIT_ERR_UNSUPPORTED ? krait_error_detail() : NULL;
-    if (!as_json && status >= 0) printf("  %-32s %10.1f us %10.1f us\n", row, t.best_s * 1e6, t.median_s * 1e6);
-    if (!as_json && why) printf("  %-32s %s\n", row, strstr(why, "refuses: ") ? strstr(why, "refuses: ") : why);
-    json_array_append_new(report,
-                          why ? json_pack("{s:s, s:s}", "row", row, "refuses", why)
-                              : json_pack("{s:s, s:f, s:f}", "row", row, "best_s", t.best_s, "median_s", t.median_s));
+    if (!as_json && status >= 0) printf("  %-32s %10.1f us %10.1f us\n", impl, t.best_s * 1e6, t.median_s * 1e6);
+    if (!as_json && why) printf("  %-32s %s\n", impl, strstr(why, "refuses: ") ? strstr(why, "refuses: ") : why);
+    json_array_append_new(
+        report, why ? json_pack("{s:s, s:s}", "implementation", impl, "refuses", why)
+                    : json_pack("{s:s, s:f, s:f}", "implementation", impl, "best_s", t.best_s, "median_s", t.median_s));
     if (why) status = KRAIT_OK;
   }
   if (as_json && status >= 0) *failed = cli_print_json("bench", report, JSON_INDENT(2));
@@ -85,13 +87,13 @@ static int32_t time_rows(const krait_ctx *ctx, const char *name, const char *sha
   return status;
 }
 
-static int32_t time_best(const krait_ctx *ctx, const char *op, const char *row, const char *shape, int32_t dtype,
+static int32_t time_best(const krait_ctx *ctx, const char *op, const char *impl, const char *shape, int32_t dtype,
                          int with_reference, krait_op_timing *timing) {
-  if (row) return krait_op_measure_row(ctx, op, row, shape, dtype, 1.0, timing);
+  if (impl) return krait_op_measure_impl(ctx, op, impl, shape, dtype, 1.0, timing);
   return krait_op_measure(ctx, op, shape, dtype, 1.0, with_reference, timing);
 }
 
-int bench_op(const char *op, const char *shape, const char *dtype_name, const char *rows, int with_reference,
+int bench_op(const char *op, const char *shape, const char *dtype_name, const char *impls, int with_reference,
              int as_json, const cli_run *run) {
   krait_ctx *ctx = NULL;
   krait_op_timing timing = {.size = sizeof timing};
@@ -102,13 +104,14 @@ int bench_op(const char *op, const char *shape, const char *dtype_name, const ch
   if (exit_status < 0) exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
   name_device(ctx, device, sizeof device);
-  const int is_all = rows && strcmp(rows, "all") == 0;
+  const int is_all = impls && strcmp(impls, "all") == 0;
   int failed = 0;
   int32_t status = is_all ? time_rows(ctx, op, shape, dtype, device, as_json, &failed)
-                          : time_best(ctx, op, rows, shape, dtype, with_reference, &timing);
+                          : time_best(ctx, op, impls, shape, dtype, with_reference, &timing);
   if (status >= 0 && !is_all) status = krait_measure_limits(ctx, &limits);
   if (status >= 0 && !is_all)
-    failed = (as_json ? print_json : print_text)(op, krait_dtype_name(dtype), device, &timing, &limits);
+    failed =
+        (as_json ? print_bench_op_json : print_bench_op_text)(op, krait_dtype_name(dtype), device, &timing, &limits);
   krait_ctx_close(&ctx);
   return status < 0 ? cli_report("bench", status) + 1 : failed;
 }

@@ -6,9 +6,9 @@
 #include <krait/vision.h>
 
 #include "bench_seedvr.h"
-#include "say.h"
+#include "output.h"
 
-static void print_line(const krait_seedvr_shape *s, const krait_seedvr_timing *t) {
+static void print_bench_seedvr_line(const krait_seedvr_shape *s, const krait_seedvr_timing *t) {
   printf("  %dB %6lld %9lld %5lld/%-5lld %6lld/%-6lld %12.3f %9.3f %10.2f %9.2f\n", s->variant, (long long)s->n_frames,
          (long long)t->n_tokens, (long long)t->n_windows[0], (long long)t->n_windows[1], (long long)t->longest[0],
          (long long)t->longest[1], t->block_s * 1e3, t->flops / t->block_s * 1e-12, (double)t->weight_bytes * 0x1p-30,
@@ -37,7 +37,7 @@ static int32_t time_one(const krait_ctx *ctx, const cli_bench_seedvr *b, int var
   const int32_t status =
       krait_seedvr_measure(ctx, &shape, b->dtype, 0.5, b->by_kernel && !list ? print_node : NULL, NULL, &t);
   if (status < 0) return status;
-  if (!list) print_line(&shape, &t);
+  if (!list) print_bench_seedvr_line(&shape, &t);
   return list && add_json(list, &shape, &t) != 0 ? KRAIT_ERR_NO_MEMORY : KRAIT_OK;
 }
 

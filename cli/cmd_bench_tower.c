@@ -8,7 +8,7 @@
 #include <krait/vision.h>
 
 #include "bench_tower.h"
-#include "say.h"
+#include "output.h"
 
 typedef struct result {
   char name[64];
@@ -19,7 +19,7 @@ typedef struct result {
 
 static double rate(const result *r) { return r->t.flops / r->t.best_s; }
 
-static int print_json(const krait_ctx *ctx, const result *r, int32_t dtype) {
+static int print_bench_tower_json(const krait_ctx *ctx, const result *r, int32_t dtype) {
   const krait_tower_timing *t = &r->t;
   return cli_print_json(
       "bench",
@@ -35,7 +35,7 @@ static int print_json(const krait_ctx *ctx, const result *r, int32_t dtype) {
       JSON_INDENT(2));
 }
 
-static int print_text(const cli_bench_tower *b, const result *r) {
+static int print_bench_tower_text(const cli_bench_tower *b, const result *r) {
   const krait_tower_timing *t = &r->t;
   const double bytes_per_s = t->bytes / t->best_s;
   printf("%s: random weights of %s, %s, %lld %s, %lld tokens\n", b->family, r->name, krait_dtype_name(b->dtype),
@@ -53,15 +53,15 @@ static int print_text(const cli_bench_tower *b, const result *r) {
   return 0;
 }
 
-static void print_line(void *user, const char *line) {
+static void print_bench_tower_line(void *user, const char *line) {
   (void)user;
   printf("  %s\n", line);
 }
 
-static int32_t measure(const krait_ctx *ctx, const cli_bench_tower *b, result *r) {
+static int32_t measure_bench_tower(const krait_ctx *ctx, const cli_bench_tower *b, result *r) {
   const int32_t status =
       krait_tower_measure(ctx, r->name, b->dtype, r->n, (int32_t)b->n_runs,
-                          b->by_kernel && !b->as_json ? print_line : NULL, NULL, &r->t);
+                          b->by_kernel && !b->as_json ? print_bench_tower_line : NULL, NULL, &r->t);
   return status < 0 ? status : krait_measure_limits(ctx, &r->limits);
 }
 
@@ -75,10 +75,10 @@ int cli_bench_tower_run(const cli_run *run, const cli_bench_tower *b) {
                      : "m16");
   int exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const int32_t status = measure(ctx, b, &r);
+  const int32_t status = measure_bench_tower(ctx, b, &r);
   exit_status = status < 0   ? cli_report("bench", status) + 1
-                : b->as_json ? print_json(ctx, &r, b->dtype)
-                             : print_text(b, &r);
+                : b->as_json ? print_bench_tower_json(ctx, &r, b->dtype)
+                             : print_bench_tower_text(b, &r);
   krait_ctx_close(&ctx);
   return exit_status;
 }

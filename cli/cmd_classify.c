@@ -9,7 +9,7 @@
 #include "args.h"
 #include "cmd.h"
 #include "interrupt.h"
-#include "say.h"
+#include "output.h"
 #include "texts.h"
 
 typedef struct settings {

@@ -10,8 +10,8 @@
 #include "cmd.h"
 #include "inputs.h"
 #include "interrupt.h"
-#include "say.h"
-#include "story.h"
+#include "output.h"
+#include "decode_loop.h"
 
 typedef struct settings {
   const char *weights, *tokenizer, *frames;
@@ -25,15 +25,15 @@ typedef struct work {
   const settings *s;
   const char *path, *question;
   krait_describer *describer;
-  krait_film film;
-  cli_story story;
+  krait_video_info film;
+  cli_decoding story;
   double start_s, read_s, first_s, end_s;
 } work;
 
 /* ---- results ---- */
 
-static void print_rates(const work *w) {
-  const cli_story *o = &w->story;
+static void print_describe_rates(const work *w) {
+  const cli_decoding *o = &w->story;
   const double seconds = w->end_s - w->read_s;
   FILE *err = cli_err();
   fflush(stdout); /* the text comes before the rates when both go to the same place */
@@ -42,12 +42,12 @@ static void print_rates(const work *w) {
   fprintf(err,
           " (decoding %.3f s, towers %.3f s); prompt: %lld tokens in %.3f s; time to first token %.3f s; generated "
           "%lld in %.3f s (%.1f/s)\n",
-          w->film.read_s, w->film.look_s, (long long)o->n_read, w->read_s - w->start_s,
-          w->first_s - w->start_s + w->film.look_s, (long long)o->n_drawn, seconds,
+          w->film.decode_s, w->film.encode_s, (long long)o->n_read, w->read_s - w->start_s,
+          w->first_s - w->start_s + w->film.encode_s, (long long)o->n_drawn, seconds,
           seconds > 0 ? (double)o->n_drawn / seconds : 0);
 }
 
-static json_t *film_json(const krait_film *f) {
+static json_t *film_json(const krait_video_info *f) {
   json_t *at = json_array(), *scores = json_array(), *chosen = json_array();
   for (int i = 0; i < f->n; i++) {
     json_array_append_new(at, json_integer((json_int_t)f->at[i]));
@@ -59,14 +59,14 @@ static json_t *film_json(const krait_film *f) {
                    at, "scores", scores, "chosen", chosen);
 }
 
-static int print_json(const work *w) {
-  const cli_story *o = &w->story;
+static int print_description_json(const work *w) {
+  const cli_decoding *o = &w->story;
   json_t *report = json_pack(
       "{s:o, s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o, s:o}", "film", film_json(&w->film), "question",
       cli_json_text(w->question), "answer", cli_json_bytes(o->text, o->n_text), "prompt_tokens",
       (json_int_t)o->n_read, "tokens", (json_int_t)o->n_drawn, "reason", o->reason, "decode_s",
-      cli_json_real(w->film.read_s), "towers_s", cli_json_real(w->film.look_s), "first_token_s",
-      cli_json_real(w->first_s - w->start_s + w->film.look_s), "generate_s", cli_json_real(w->end_s - w->read_s));
+      cli_json_real(w->film.decode_s), "towers_s", cli_json_real(w->film.encode_s), "first_token_s",
+      cli_json_real(w->first_s - w->start_s + w->film.encode_s), "generate_s", cli_json_real(w->end_s - w->read_s));
   if (report) cli_json_set_name(report, "path", w->path);
   return cli_print_json("describe", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
 }
@@ -75,10 +75,10 @@ static int print_json(const work *w) {
 
 static int answer(work *w) {
   const settings *s = w->s;
-  cli_story *o = &w->story;
+  cli_decoding *o = &w->story;
   const krait_lm_sampling sampling = cli_telling_sampling(&s->telling);
-  int32_t status = krait_describer_film(w->describer, w->path, &w->film);
-  if (status >= 0 && s->frames) status = krait_describer_sheet(w->describer, s->frames);
+  int32_t status = krait_describer_load(w->describer, w->path, &w->film);
+  if (status >= 0 && s->frames) status = krait_describer_contact_sheet(w->describer, s->frames);
   w->start_s = cli_now_s();
   if (status >= 0) status = krait_describer_ask(w->describer, w->question, &sampling, &o->session);
   if (status < 0) return cli_report_call("describe", status, krait_error_detail());
@@ -86,21 +86,21 @@ static int answer(work *w) {
   o->reason = s->telling.n == 0 ? "length" : NULL;
   w->read_s = cli_now_s();
   if (s->as_json) cli_let_interrupt_ask(); /* what was generated until then is printed */
-  const int exit_status = cli_stories_tell("describe", &s->telling, o, 1, !s->as_json, &w->first_s);
+  const int exit_status = cli_decode_all("describe", &s->telling, o, 1, !s->as_json, &w->first_s);
   w->end_s = cli_now_s();
   if (exit_status >= 0) return exit_status;
-  if (s->as_json && print_json(w) != 0) return 1;
+  if (s->as_json && print_description_json(w) != 0) return 1;
   if (cli_is_asked_to_stop()) {
     fprintf(cli_err(), "krait describe: stopped; the text generated so far has been printed\n");
     return 130;
   }
   if (s->as_json) return 0;
   if (o->n_text == 0 || o->text[o->n_text - 1] != '\n') putchar('\n');
-  if (!cli_is_quiet() && !ferror(stdout)) print_rates(w);
+  if (!cli_is_quiet() && !ferror(stdout)) print_describe_rates(w);
   return 0;
 }
 
-static int run(work *w) {
+static int run_describe(work *w) {
   krait_ctx *ctx = NULL;
   int exit_status = cli_run_open_ctx("describe", &w->s->run, &ctx);
   if (exit_status >= 0) return exit_status;
@@ -156,5 +156,5 @@ int cmd_describe(int argc, char **argv) {
             .path = argv[first],
             .question = argc - first > 1 ? argv[first + 1] : "Describe this video.",
             .film.size = sizeof w.film};
-  return run(&w);
+  return run_describe(&w);
 }

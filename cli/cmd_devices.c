@@ -4,7 +4,7 @@
 
 #include "args.h"
 #include "cmd.h"
-#include "say.h"
+#include "output.h"
 
 static json_t *device_json(const krait_device_info *d) {
   char tiers[128], capability[16], driver[16], ptx[16];

@@ -14,7 +14,7 @@
 
 #include "args.h"
 #include "cmd.h"
-#include "say.h"
+#include "output.h"
 
 enum { EXIT_USAGE = 64, EXIT_INTERNAL = 70, MAX_LOG_BYTES = 8 << 20, MAPPED_BYTES = 4 << 20 };
 static const long long MAX_READ_BYTES = 4ll << 30;
@@ -62,7 +62,7 @@ static const char *read_log(const char *path, size_t *n) {
   return fd >= 0 ? text : NULL;
 }
 
-static int show(const char *text, krait_report **report, int status) {
+static int show_doctor(const char *text, krait_report **report, int status) {
   fputs(text, stdout); /* main reports failures of standard output */
   krait_report_close(report);
   return status;
@@ -80,7 +80,7 @@ static int explain(const doctor_args *args) {
   const char *text;
   int32_t status = krait_doctor_explain(args->options.tables, strcmp(args->explain, "list") == 0 ? "" : args->explain,
                                         &report, &text);
-  return status < 0 ? fail(status) : show(text, &report, 0);
+  return status < 0 ? fail(status) : show_doctor(text, &report, 0);
 }
 
 static int list(const doctor_args *args) {
@@ -88,7 +88,7 @@ static int list(const doctor_args *args) {
   const char *text;
   int32_t status =
       args->json ? krait_doctor_list_json(args->list, &report, &text) : krait_doctor_list(args->list, &report, &text);
-  return status < 0 ? fail(status) : show(text, &report, 0);
+  return status < 0 ? fail(status) : show_doctor(text, &report, 0);
 }
 
 static int diagnose(doctor_args *args) {
@@ -109,7 +109,7 @@ static int diagnose(doctor_args *args) {
     cli_report_detail("doctor", KRAIT_ERR_NO_MEMORY, "out of memory for the report");
     return EXIT_INTERNAL;
   }
-  if (!args->json) return show(text, &report, code);
+  if (!args->json) return show_doctor(text, &report, code);
   cli_print_json_text(stdout, text);
   putchar('\n');
   krait_report_close(&report);

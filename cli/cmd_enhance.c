@@ -12,11 +12,11 @@
 
 #include "args.h"
 #include "cmd.h"
-#include "crew.h"
+#include "workers.h"
 #include "inputs.h"
 #include "interrupt.h"
 #include "progress.h"
-#include "say.h"
+#include "output.h"
 
 typedef struct settings {
   const char *out, *plot, *reference, *noise, *rir, *mixed;
@@ -43,7 +43,7 @@ static json_t *scores_json(const krait_scores *scores) {
 }
 
 /* object, or NULL (and object freed) when something could not be added. */
-static json_t *whole_or_null(json_t *object, int failed) {
+static json_t *enhance_whole_or_null(json_t *object, int failed) {
   if (!failed) return object;
   json_decref(object);
   return NULL;
@@ -53,20 +53,20 @@ static json_t *names_json(const cli_pair *pair, int with_output) {
   json_t *object = json_object();
   int failed = cli_json_set_name(object, "input", pair->in);
   if (with_output) failed |= cli_json_set_name(object, "output", pair->out);
-  return whole_or_null(object, failed);
+  return enhance_whole_or_null(object, failed);
 }
 
 static json_t *error_json(const cli_pair *pair, int32_t status, const char *error) {
   json_t *object = names_json(pair, 0),
          *more = json_pack("{s:s, s:o}", "status", krait_status_name(status), "error", cli_json_text(error));
-  object = whole_or_null(object, json_object_update(object, more));
+  object = enhance_whole_or_null(object, json_object_update(object, more));
   json_decref(more);
   return object;
 }
 
 static json_t *skipped_json(const cli_pair *pair) {
   json_t *object = names_json(pair, 1);
-  return whole_or_null(object, json_object_set_new(object, "skipped", json_true()));
+  return enhance_whole_or_null(object, json_object_set_new(object, "skipped", json_true()));
 }
 
 static json_t *result_json(const cli_pair *pair, const krait_ctx *ctx, const krait_enhance_result *r) {
@@ -87,10 +87,11 @@ static json_t *result_json(const cli_pair *pair, const krait_ctx *ctx, const kra
     failed |= json_object_set_new(object, "noisy", scores_json(&r->noisy));
     failed |= json_object_set_new(object, "enhanced", scores_json(&r->enhanced));
   }
-  return whole_or_null(object, failed);
+  return enhance_whole_or_null(object, failed);
 }
 
-static void print_score(FILE *file, const char *name, const char *unit, int digits, double before, double after) {
+static void print_enhanced_score(FILE *file, const char *name, const char *unit, int digits, double before,
+                                 double after) {
   fprintf(file, "  %-13s %9.*f -> %.*f%s\n", name, digits, before, digits, after, unit);
 }
 
@@ -110,9 +111,9 @@ static void print_result(const cli_pair *pair, const krait_enhance_result *r) {
           pair->out_exists ? ", replacing the previous file" : "");
   if (*r->note) fprintf(file, "  %s\n", r->note);
   if (!r->has_scores) return;
-  print_score(file, "SI-SDR", " dB", 2, r->noisy.si_sdr_db, r->enhanced.si_sdr_db);
-  print_score(file, "segmental SNR", " dB", 2, r->noisy.segmental_snr_db, r->enhanced.segmental_snr_db);
-  print_score(file, "STOI", "", 4, r->noisy.stoi, r->enhanced.stoi);
+  print_enhanced_score(file, "SI-SDR", " dB", 2, r->noisy.si_sdr_db, r->enhanced.si_sdr_db);
+  print_enhanced_score(file, "segmental SNR", " dB", 2, r->noisy.segmental_snr_db, r->enhanced.segmental_snr_db);
+  print_enhanced_score(file, "STOI", "", 4, r->noisy.stoi, r->enhanced.stoi);
 }
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
@@ -127,7 +128,7 @@ typedef struct batch {
   const settings *s;
   const krait_ctx *ctx;
   const krait_model *model;
-  krait_session *sessions[CLI_CREW_MOST];
+  krait_session *sessions[CLI_WORKERS_MOST];
   const cli_pairs *pairs;
   outcome *outcomes;
   int n_failed, n_untold; /* n_untold: results that could not be printed */
@@ -137,16 +138,16 @@ typedef struct batch {
 /* The exit status of the first recording that failed. */
 typedef struct watched {
   cli_progress progress;
-  cli_crew *crew;
+  cli_workers *crew;
   int piece;
 } watched;
 
-static int32_t show(void *user, int64_t done, int64_t total) {
+static int32_t show_enhance(void *user, int64_t done, int64_t total) {
   watched *w = user;
-  return cli_crew_is_next(w->crew, w->piece) ? cli_progress_show(&w->progress, done, total) : 0;
+  return cli_workers_is_next(w->crew, w->piece) ? cli_progress_show(&w->progress, done, total) : 0;
 }
 
-static void enhance_one(void *user, cli_crew *crew, int worker, int piece) {
+static void enhance_one(void *user, cli_workers *crew, int worker, int piece) {
   batch *b = user;
   const cli_pair *pair = &b->pairs->pairs[piece];
   outcome *o = &b->outcomes[piece];
@@ -160,7 +161,7 @@ static void enhance_one(void *user, cli_crew *crew, int worker, int piece) {
                                          .out_path = pair->out,
                                          .plot_path = b->s->plot,
                                          .reference_path = b->s->reference,
-                                         .progress = show,
+                                         .progress = show_enhance,
                                          .user = &w,
                                          .has_limit = b->s->limit_db >= 0,
                                          .limit_db = b->s->limit_db,
@@ -174,7 +175,7 @@ static void enhance_one(void *user, cli_crew *crew, int worker, int piece) {
   if (o->status < 0) o->error = strdup(krait_error_detail());
 }
 
-static void tell(void *user, int piece) {
+static void tell_enhance(void *user, int piece) {
   batch *b = user;
   const cli_pair *pair = &b->pairs->pairs[piece];
   const outcome *o = &b->outcomes[piece];
@@ -196,7 +197,7 @@ static void tell(void *user, int piece) {
   fflush(stdout);
 }
 
-static double now_s(void) {
+static double enhance_now_s(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -212,14 +213,14 @@ static void print_summary(const batch *b, double seconds) {
 }
 
 static int enhance_pairs(batch *b) {
-  const cli_crew_work work = {
-      .n_pieces = b->pairs->n, .n_workers = (int)b->s->n_jobs, .user = b, .work = enhance_one, .tell = tell};
-  const double start_s = now_s();
+  const cli_workers_work work = {
+      .n_pieces = b->pairs->n, .n_workers = (int)b->s->n_jobs, .user = b, .work = enhance_one, .tell = tell_enhance};
+  const double start_s = enhance_now_s();
   b->outcomes = calloc((size_t)b->pairs->n, sizeof *b->outcomes);
-  if (!b->outcomes || cli_crew_run(&work) != 0)
+  if (!b->outcomes || cli_workers_run(&work) != 0)
     b->n_untold += cli_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
-  else print_summary(b, now_s() - start_s);
-  for (int i = 0; i < CLI_CREW_MOST; i++) krait_session_close(&b->sessions[i]);
+  else print_summary(b, enhance_now_s() - start_s);
+  for (int i = 0; i < CLI_WORKERS_MOST; i++) krait_session_close(&b->sessions[i]);
   for (int i = 0; b->outcomes && i < b->pairs->n; i++) free(b->outcomes[i].error);
   free(b->outcomes);
   return b->n_failed > 0 || b->n_untold > 0;
@@ -261,7 +262,7 @@ static int enhance_all(const settings *s, const cli_pairs *pairs) {
   return exit_status;
 }
 
-static int check_settings(const settings *s, const cli_pairs *pairs) {
+static int check_enhance_settings(const settings *s, const cli_pairs *pairs) {
   const int to_stdout = strcmp(pairs->pairs[0].out, "-") == 0;
   if (pairs->n > 1 && (s->plot || s->reference || s->mixed))
     return cli_usage_error("enhance", "--%s takes one input, not %d",
@@ -281,7 +282,7 @@ static int check_settings(const settings *s, const cli_pairs *pairs) {
 }
 
 /* Checks that need no file access. */
-static int check_options(const settings *s) {
+static int check_enhance_options(const settings *s) {
   struct stat info;
   if (s->reference && strcmp(s->reference, "-") == 0)
     return cli_usage_error("enhance", "--reference must be a file, not standard input");
@@ -300,13 +301,13 @@ static int check_options(const settings *s) {
 }
 
 /* Two operands of which the second does not exist are an input and its output, as other programs take them. */
-static int check_operands(const settings *s, char **operands, int n_operands) {
+static int check_enhance_operands(const settings *s, char **operands, int n_operands) {
   if (n_operands != 2 || s->out || strcmp(operands[1], "-") == 0 || access(operands[1], F_OK) == 0) return -1;
   return cli_usage_error("enhance", "%s does not exist; to write the result there: krait enhance %s -o %s",
                          operands[1], operands[0], operands[1]);
 }
 
-static int run(const settings *s, char **operands, int n_operands) {
+static int run_enhance(const settings *s, char **operands, int n_operands) {
   const char *const read_too[] = {s->model.weights_path, s->model.config_path, s->reference, s->noise, s->rir};
   const cli_outputs_rule rule = {.verb = "enhance",
                                  .read_too = read_too,
@@ -315,9 +316,9 @@ static int run(const settings *s, char **operands, int n_operands) {
                                  .force = s->force,
                                  .skip_existing = s->skip_existing};
   cli_pairs pairs = {0};
-  int exit_status = check_operands(s, operands, n_operands);
+  int exit_status = check_enhance_operands(s, operands, n_operands);
   if (exit_status < 0) exit_status = cli_pairs_plan(&rule, operands, n_operands, s->out, &pairs);
-  if (exit_status < 0) exit_status = check_settings(s, &pairs);
+  if (exit_status < 0) exit_status = check_enhance_settings(s, &pairs);
   if (exit_status < 0) exit_status = enhance_all(s, &pairs);
   cli_pairs_free(&pairs);
   return exit_status;
@@ -352,7 +353,7 @@ int cmd_enhance(int argc, char **argv) {
       CLI_TEXT("rir", 0, "FILE", &s.rir, "convolve the input with this room impulse response first"),
       CLI_TEXT("mixed", 0, "FILE", &s.mixed, "also write the mixture here"),
       CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per input"),
-      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, CLI_CREW_MOST,
+      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 1, CLI_WORKERS_MOST,
                 "recordings in parallel (default: 1), each with its own working memory. On a GPU, 4 take about a "
                 "quarter less time"),
       CLI_PRECISION_OPTION(&s.precision, "tf32"),
@@ -372,9 +373,9 @@ int cmd_enhance(int argc, char **argv) {
                          -1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("enhance", s.precision, &s.model.precision);
-  if (exit_status < 0) exit_status = check_options(&s);
+  if (exit_status < 0) exit_status = check_enhance_options(&s);
   if (exit_status >= 0) return exit_status;
   cli_hush_libraries();
   cli_catch_signals(verb.name, "");
-  return run(&s, argv + first, argc - first);
+  return run_enhance(&s, argv + first, argc - first);
 }

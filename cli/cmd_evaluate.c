@@ -13,11 +13,11 @@
 
 #include "args.h"
 #include "cmd.h"
-#include "crew.h"
+#include "workers.h"
 #include "inputs.h"
 #include "interrupt.h"
 #include "progress.h"
-#include "say.h"
+#include "output.h"
 
 enum { MOST_RATIOS = 32, N_MEASURES = 9, MOST_NOTES = 1000 };
 
@@ -35,7 +35,7 @@ static const struct {
                           {"llr", "LLR", offsetof(krait_quality, llr), 3},
                           {"wss", "WSS", offsetof(krait_quality, wss), 2}};
 
-static double measure(const krait_quality *q, int which) {
+static double measure_evaluate(const krait_quality *q, int which) {
   return *(const double *)((const char *)q + measures[which].at);
 }
 
@@ -71,7 +71,7 @@ typedef struct means {
 typedef struct evaluation {
   const settings *s;
   const krait_model *model; /* NULL: score the recordings unprocessed */
-  krait_session *sessions[CLI_CREW_MOST];
+  krait_session *sessions[CLI_WORKERS_MOST];
   cli_pairs clean, other;
   krait_data *data[MOST_RATIOS];
   int ratios_db[MOST_RATIOS], n_ratios; /* 0: files */
@@ -85,15 +85,15 @@ typedef struct evaluation {
 } evaluation;
 
 /* ---- what is compared ---- */
-static const char *base_name(const char *path) {
+static const char *evaluate_base_name(const char *path) {
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
 }
 
 /* The path below its folder, without extension. */
 static char *stem(const cli_pair *p) {
-  const char *name = p->inside ? p->inside : base_name(p->in), *dot = strrchr(base_name(name), '.');
-  return dot && dot != base_name(name) ? strndup(name, (size_t)(dot - name)) : strdup(name);
+  const char *name = p->inside ? p->inside : evaluate_base_name(p->in), *dot = strrchr(evaluate_base_name(name), '.');
+  return dot && dot != evaluate_base_name(name) ? strndup(name, (size_t)(dot - name)) : strdup(name);
 }
 
 static int compare_stems(const void *a, const void *b) {
@@ -111,7 +111,7 @@ static cli_pair **sort_by_stem(cli_pairs *pairs) {
   return sorted;
 }
 
-static int no_memory(void) { return cli_usage_error("evaluate", "out of memory"); }
+static int evaluate_no_memory(void) { return cli_usage_error("evaluate", "out of memory"); }
 
 static void tell_unpaired(int n, int n_pairs, const char *folder, const char *other) {
   if (n_pairs < n && !cli_is_quiet())
@@ -134,7 +134,7 @@ static int pair_folders(evaluation *e, char **operands) {
   const int failed = !clean || !other || !e->pieces;
   free(clean);
   free(other);
-  if (failed) return no_memory();
+  if (failed) return evaluate_no_memory();
   if (e->n_pieces == 0)
     return cli_usage_error("evaluate", "no recording in %s has a match by name in %s", operands[0], operands[1]);
   tell_unpaired(e->clean.n, e->n_pieces, operands[0], operands[1]);
@@ -142,7 +142,7 @@ static int pair_folders(evaluation *e, char **operands) {
   return -1;
 }
 
-static int is_folder(const char *path) {
+static int is_folder_for_evaluate(const char *path) {
   struct stat info;
   return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
@@ -150,14 +150,14 @@ static int is_folder(const char *path) {
 static int list_pairs(evaluation *e, char **operands) {
   for (int i = 0; i < 2; i++)
     if (access(operands[i], F_OK) != 0) return cli_usage_error("evaluate", "there is no %s", operands[i]);
-  if (is_folder(operands[0]) != is_folder(operands[1]))
+  if (is_folder_for_evaluate(operands[0]) != is_folder_for_evaluate(operands[1]))
     return cli_usage_error("evaluate", "CLEAN and OTHER must be two files or two folders");
   int status = cli_inputs_list("evaluate", operands, 1, &e->clean);
   if (status < 0) status = cli_inputs_list("evaluate", operands + 1, 1, &e->other);
   if (status >= 0) return status;
-  if (is_folder(operands[0])) return pair_folders(e, operands);
+  if (is_folder_for_evaluate(operands[0])) return pair_folders(e, operands);
   e->pieces = calloc(1, sizeof *e->pieces);
-  if (!e->pieces || !(e->pieces[0].name = stem(&e->other.pairs[0]))) return no_memory();
+  if (!e->pieces || !(e->pieces[0].name = stem(&e->other.pairs[0]))) return evaluate_no_memory();
   e->pieces[0].clean = operands[0], e->pieces[0].other = operands[1];
   e->n_pieces = 1;
   return -1;
@@ -212,7 +212,7 @@ static int open_ratio(evaluation *e, const char *clean, int which) {
   const int32_t status =
       missing ? 0 : krait_data_open(NULL, (const char *const *)list, n, "test", keep_line, e, &e->data[which]);
   for (int i = 0; i < n; i++) free(list[i]);
-  if (missing) return no_memory();
+  if (missing) return evaluate_no_memory();
   return status < 0 ? cli_report("evaluate", status) + 1 : -1;
 }
 
@@ -240,11 +240,11 @@ static int list_items(evaluation *e, const char *clean) {
     for (int64_t i = 0; i < n; i++)
       e->pieces[e->n_pieces++] =
           (piece){.name = strdup(krait_data_item_name(e->data[r], i)), .data = e->data[r], .index = i, .condition = r};
-  return e->pieces ? -1 : no_memory();
+  return e->pieces ? -1 : evaluate_no_memory();
 }
 
 /* ---- the work ---- */
-static void evaluate_one(void *user, cli_crew *crew, int worker, int which) {
+static void evaluate_one(void *user, cli_workers *crew, int worker, int which) {
   evaluation *e = user;
   piece *p = &e->pieces[which];
   p->found.size = sizeof p->found;
@@ -253,10 +253,10 @@ static void evaluate_one(void *user, cli_crew *crew, int worker, int which) {
     p->status = p->data ? krait_evaluate_item(e->sessions[worker], p->data, p->index, &p->found)
                         : krait_evaluate_files(e->sessions[worker], p->clean, p->other, &p->found);
   if (p->status < 0) p->error = strdup(krait_error_detail());
-  if (cli_crew_is_next(crew, which)) cli_progress_show(&e->progress, which + 1, e->n_pieces);
+  if (cli_workers_is_next(crew, which)) cli_progress_show(&e->progress, which + 1, e->n_pieces);
 }
 
-static void tell(void *user, int which) {
+static void tell_evaluate(void *user, int which) {
   evaluation *e = user;
   const piece *p = &e->pieces[which];
   if (p->status >= 0) return;
@@ -275,7 +275,7 @@ static means mean_of(const evaluation *e, int condition) {
     m.compute_s += p->found.compute_s;
     for (int side = 0; side <= p->found.has_enhanced; side++)
       for (int k = 0; k < N_MEASURES; k++) {
-        const double v = measure(side ? &p->found.enhanced : &p->found.noisy, k);
+        const double v = measure_evaluate(side ? &p->found.enhanced : &p->found.noisy, k);
         if (isfinite(v)) m.sum[side][k] += v, m.count[side][k]++;
       }
   }
@@ -292,7 +292,7 @@ static void print_value(double value, int digits) {
   else printf(" %10s", "-");
 }
 
-static void print_table(const evaluation *e) {
+static void print_evaluate_table(const evaluation *e) {
   for (int c = 0; c < (e->n_ratios ? e->n_ratios : 1); c++) {
     const means m = mean_of(e, c);
     int64_t least = m.n;
@@ -321,7 +321,7 @@ static json_t *means_json(const means *m, int side) {
   return object;
 }
 
-static int print_json(const evaluation *e) {
+static int print_evaluate_json(const evaluation *e) {
   json_t *list = json_array();
   for (int c = 0; c < (e->n_ratios ? e->n_ratios : 1); c++) {
     const means m = mean_of(e, c);
@@ -347,7 +347,7 @@ static void print_field(FILE *file, const char *text) {
   if (!is_plain) fputc('"', file);
 }
 
-static void print_rows(const evaluation *e, FILE *file) {
+static void print_evaluate_rows(const evaluation *e, FILE *file) {
   static const char *const sides[] = {"noisy", "enhanced"};
   fprintf(file, "name,snr_db,audio_s");
   for (int side = 0; side <= (e->model != NULL); side++)
@@ -363,7 +363,7 @@ static void print_rows(const evaluation *e, FILE *file) {
     fprintf(file, ",%.4f", p->found.audio_s);
     for (int side = 0; side <= (e->model != NULL); side++)
       for (int k = 0; k < N_MEASURES; k++) {
-        const double v = measure(side ? &p->found.enhanced : &p->found.noisy, k);
+        const double v = measure_evaluate(side ? &p->found.enhanced : &p->found.noisy, k);
         if (isfinite(v)) fprintf(file, ",%.6f", v);
         else fprintf(file, ",");
       }
@@ -375,9 +375,9 @@ static int write_csv(const evaluation *e) {
   char *text = NULL;
   size_t bytes = 0;
   FILE *file = open_memstream(&text, &bytes);
-  if (!file) return no_memory();
-  print_rows(e, file);
-  if (fclose(file) != 0) return free(text), no_memory();
+  if (!file) return evaluate_no_memory();
+  print_evaluate_rows(e, file);
+  if (fclose(file) != 0) return free(text), evaluate_no_memory();
   const int32_t status = krait_text_write(e->s->csv, text);
   free(text);
   return status < 0 ? cli_report("evaluate", status) : 0;
@@ -418,7 +418,7 @@ static int check_output(evaluation *e, char **operands, const char *out) {
   }
   int n = 0;
   const char **read = calloc((size_t)e->clean.n + (size_t)e->other.n + 2, sizeof *read);
-  if (!read) return no_memory();
+  if (!read) return evaluate_no_memory();
   for (int i = 0; i < e->clean.n; i++) read[n++] = e->clean.pairs[i].in;
   for (int i = 0; i < e->other.n; i++) read[n++] = e->other.pairs[i].in;
   read[n++] = s->model.weights_path, read[n++] = s->model.config_path;
@@ -430,22 +430,22 @@ static int check_output(evaluation *e, char **operands, const char *out) {
 
 /* ---- the whole run ---- */
 static int compare_all(evaluation *e, int n_jobs) {
-  const cli_crew_work work = {.n_pieces = e->n_pieces,
+  const cli_workers_work work = {.n_pieces = e->n_pieces,
                               .n_workers = n_jobs < e->n_pieces ? n_jobs : e->n_pieces,
                               .user = e,
                               .work = evaluate_one,
-                              .tell = tell};
+                              .tell = tell_evaluate};
   for (int i = 0; i < e->n_pieces; i++)
-    if (!e->pieces[i].name) return no_memory();
+    if (!e->pieces[i].name) return evaluate_no_memory();
   e->audio_s = e->n_pieces;
   cli_progress_begin(&e->progress, "evaluate", &e->audio_s);
-  if (cli_crew_run(&work) != 0) return no_memory();
+  if (cli_workers_run(&work) != 0) return evaluate_no_memory();
   cli_progress_end();
   int failed = e->n_failed > 0;
   if (e->n_failed == e->n_pieces) return 1;
   print_notes(e);
-  if (e->s->as_json) failed |= print_json(e);
-  else print_table(e);
+  if (e->s->as_json) failed |= print_evaluate_json(e);
+  else print_evaluate_table(e);
   if (e->s->csv) failed |= write_csv(e);
   if (e->s->plot) failed |= write_plot(e);
   return failed;
@@ -457,11 +457,11 @@ static int with_model(evaluation *e) {
   int exit_status = cli_run_open_ctx("evaluate", &e->s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   int n_jobs = (int)e->s->n_jobs;
-  if (!n_jobs) n_jobs = krait_ctx_n_threads(ctx) < CLI_CREW_MOST ? krait_ctx_n_threads(ctx) : CLI_CREW_MOST;
+  if (!n_jobs) n_jobs = krait_ctx_n_threads(ctx) < CLI_WORKERS_MOST ? krait_ctx_n_threads(ctx) : CLI_WORKERS_MOST;
   int32_t status = e->s->enhance || e->s->model.weights_path ? krait_model_open(ctx, &e->s->model, &model) : 0;
   e->model = model;
   exit_status = status < 0 ? cli_report("evaluate", status) + 1 : compare_all(e, n_jobs);
-  for (int i = 0; i < CLI_CREW_MOST; i++) krait_session_close(&e->sessions[i]);
+  for (int i = 0; i < CLI_WORKERS_MOST; i++) krait_session_close(&e->sessions[i]);
   krait_model_close(&model);
   krait_ctx_close(&ctx);
   return exit_status;
@@ -476,7 +476,7 @@ static void release(evaluation *e) {
   cli_pairs_free(&e->other);
 }
 
-static int check_options(const settings *s, int n_operands) {
+static int check_evaluate_options(const settings *s, int n_operands) {
   if (!s->noise && (s->noise_dir || s->rir || s->rir_dir || s->ratios || s->reverb > 0))
     return cli_usage_error("evaluate", "--snr, --rir, --reverb and --noise-dir need --noise");
   if (!s->noise && n_operands != 2)
@@ -517,7 +517,7 @@ int cmd_evaluate(int argc, char **argv) {
                "plot PESQ and SI-SDR of every recording, before and after the model, sorted"),
       CLI_SWITCH("force", 'f', &s.force, "replace the files of --csv and --plot if they exist"),
       CLI_SWITCH("json", 0, &s.as_json, "print the means as JSON"),
-      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_CREW_MOST,
+      CLI_WHOLE("jobs", 'j', "N", &s.n_jobs, 0, CLI_WORKERS_MOST,
                 "recordings in parallel (default: the number of threads)"),
       CLI_PRECISION_OPTION(&s.precision, "tf32"),
       CLI_RUN_OPTIONS(&s.run),
@@ -534,7 +534,7 @@ int cmd_evaluate(int argc, char **argv) {
                          2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("evaluate", s.precision, &s.model.precision);
-  if (exit_status < 0) exit_status = check_options(&s, argc - first);
+  if (exit_status < 0) exit_status = check_evaluate_options(&s, argc - first);
   if (exit_status >= 0) return exit_status;
   cli_hush_libraries();
   cli_catch_signals(verb.name, "");

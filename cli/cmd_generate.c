@@ -12,14 +12,15 @@
 #include "cmd.h"
 #include "inputs.h"
 #include "interrupt.h"
-#include "say.h"
-#include "story.h"
+#include "output.h"
+#include "decode_loop.h"
 #include "texts.h"
 
 typedef struct settings {
   const char *prompt, *file, *save, *load, *tokenizer;
   cli_telling telling;
-  int chat, as_json, force, narrow_states;
+  int chat, as_json, force;
+  const char *state_dtype;
   cli_run run;
 } settings;
 
@@ -36,17 +37,17 @@ static int report_prompt(const settings *s, int i, int n, int32_t status) {
   return cli_report_call("generate", status, text);
 }
 
-static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int n, int is_shown, rates *r) {
+static int tell_stories(const settings *s, krait_lm *lm, cli_decoding *stories, int n, int is_shown, rates *r) {
   const krait_lm_sampling sampling = cli_telling_sampling(&s->telling);
   r->start_s = cli_now_s();
   for (int i = 0; i < n; i++) {
-    cli_story *o = &stories[i];
+    cli_decoding *o = &stories[i];
     krait_lm_sampling own = sampling;
     own.seed += (uint64_t)i;
     int32_t status = krait_lm_session_open(lm, &own, &o->session);
     if (status >= 0 && s->load) status = krait_lm_load(o->session, s->load);
     o->n_loaded = status >= 0 && s->load ? krait_lm_n_tokens(o->session) : 0;
-    if (status >= 0) status = krait_lm_read(o->session, o->prompt, o->n_prompt, s->chat ? KRAIT_LM_CHAT : 0);
+    if (status >= 0) status = krait_lm_prefill(o->session, o->prompt, o->n_prompt, s->chat ? KRAIT_LM_CHAT : 0);
     if (status < 0 && s->file) return report_prompt(s, i, n, status);
     if (status < 0) return cli_report_call("generate", status, krait_error_detail());
     o->n_read = krait_lm_n_tokens(o->session);
@@ -54,7 +55,7 @@ static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int
   }
   r->read_s = cli_now_s();
   if (s->save || s->as_json || s->file) cli_let_interrupt_ask(); /* what was generated until then is saved or printed */
-  const int exit_status = cli_stories_tell("generate", &s->telling, stories, n, is_shown, &r->first_s);
+  const int exit_status = cli_decode_all("generate", &s->telling, stories, n, is_shown, &r->first_s);
   r->end_s = cli_now_s();
   return exit_status;
 }
@@ -63,7 +64,7 @@ static int tell_stories(const settings *s, krait_lm *lm, cli_story *stories, int
 
 static double per_second(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
-static void print_rates(const cli_story *stories, int n, const rates *r) {
+static void print_generate_rates(const cli_decoding *stories, int n, const rates *r) {
   int64_t n_read = 0, n_drawn = 0;
   for (int i = 0; i < n; i++) n_read += stories[i].n_read - stories[i].n_loaded, n_drawn += stories[i].n_drawn;
   fflush(stdout); /* the text comes before the rates when both go to the same place */
@@ -74,7 +75,7 @@ static void print_rates(const cli_story *stories, int n, const rates *r) {
           per_second((double)n_drawn, r->end_s - r->read_s));
 }
 
-static json_t *story_json(const cli_story *o, const rates *r) {
+static json_t *story_json(const cli_decoding *o, const rates *r) {
   return json_pack("{s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o}", "prompt", cli_json_bytes(o->prompt, o->n_prompt),
                    "text", cli_json_bytes(o->text, o->n_text), "prompt_tokens", (json_int_t)o->n_read, "tokens",
                    (json_int_t)o->n_drawn, "reason", o->reason, "read_s", cli_json_real(r->read_s - r->start_s),
@@ -83,28 +84,28 @@ static json_t *story_json(const cli_story *o, const rates *r) {
 }
 
 /* A text on one line, as --file prints it. */
-static void print_line(const char *text, size_t n) {
+static void print_generate_line(const char *text, size_t n) {
   for (size_t i = 0; i < n; i++) {
     if (text[i] == '\n') fputs("\\n", stdout);
     else if (text[i] == '\r') fputs("\\r", stdout);
-    else cli_story_show(text + i, 1);
+    else cli_decode_show(text + i, 1);
   }
   putchar('\n');
 }
 
-static int print_results(const settings *s, const cli_story *stories, int n, const rates *r) {
+static int print_results(const settings *s, const cli_decoding *stories, int n, const rates *r) {
   int failed = 0;
   for (int i = 0; i < n; i++) {
     if (s->as_json)
       failed |= cli_print_json("generate", story_json(&stories[i], r), JSON_COMPACT | JSON_REAL_PRECISION(6));
-    else if (s->file) print_line(stories[i].text, stories[i].n_text);
+    else if (s->file) print_generate_line(stories[i].text, stories[i].n_text);
     else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
   }
-  if (!s->as_json && !cli_is_quiet() && !cli_is_asked_to_stop() && !ferror(stdout)) print_rates(stories, n, r);
+  if (!s->as_json && !cli_is_quiet() && !cli_is_asked_to_stop() && !ferror(stdout)) print_generate_rates(stories, n, r);
   return failed ? 1 : 0;
 }
 
-static int run_model(const settings *s, const char *path, cli_story *stories, int n) {
+static int run_model(const settings *s, const char *path, cli_decoding *stories, int n) {
   krait_ctx *ctx = NULL;
   krait_lm *lm = NULL;
   rates r = {0};
@@ -114,7 +115,7 @@ static int run_model(const settings *s, const char *path, cli_story *stories, in
                                     .n_sessions = n,
                                     .path = path,
                                     .tokenizer_path = s->tokenizer,
-                                    .narrow_states = s->narrow_states};
+                                    .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0};
   int32_t status = krait_lm_open(ctx, &options, &lm);
   exit_status =
       status < 0 ? cli_report("generate", status) + 1 : tell_stories(s, lm, stories, n, !s->as_json && !s->file, &r);
@@ -137,7 +138,7 @@ static int run_model(const settings *s, const char *path, cli_story *stories, in
 /* ---- prompts ---- */
 
 /* Splits text into lines, in place; empty lines are skipped. */
-static int cut_lines(const settings *s, char *text, size_t n, cli_story *stories, int *n_stories) {
+static int cut_lines(const settings *s, char *text, size_t n, cli_decoding *stories, int *n_stories) {
   char *end = text + n;
   for (char *line = text, *next; line < end; line = next) {
     char *stop = memchr(line, '\n', (size_t)(end - line));
@@ -148,13 +149,13 @@ static int cut_lines(const settings *s, char *text, size_t n, cli_story *stories
     if (stop == line) continue;
     if (*n_stories == CLI_MOST_STORIES)
       return cli_usage_error("generate", "%s has more than %d prompts", s->file, CLI_MOST_STORIES);
-    stories[(*n_stories)++] = (cli_story){.prompt = line, .n_prompt = (size_t)(stop - line)};
+    stories[(*n_stories)++] = (cli_decoding){.prompt = line, .n_prompt = (size_t)(stop - line)};
   }
   return *n_stories ? -1 : cli_usage_error("generate", "%s has no prompts (one per line)", s->file);
 }
 
-static int run(const settings *s, char **operands, int n_operands) {
-  static cli_story stories[CLI_MOST_STORIES];
+static int run_generate(const settings *s, char **operands, int n_operands) {
+  static cli_decoding stories[CLI_MOST_STORIES];
   int n = 0, exit_status = -1;
   char *text = NULL;
   size_t n_bytes = 0;
@@ -162,7 +163,7 @@ static int run(const settings *s, char **operands, int n_operands) {
   if (s->file || is_stdin) exit_status = cli_text_read("generate", is_stdin ? "-" : s->file, &text, &n_bytes);
   if (exit_status < 0 && s->file) exit_status = cut_lines(s, text, n_bytes, stories, &n);
   else if (exit_status < 0)
-    stories[n++] = (cli_story){.prompt = is_stdin    ? text
+    stories[n++] = (cli_decoding){.prompt = is_stdin    ? text
                                          : s->prompt ? s->prompt
                                                      : "",
                                .n_prompt = is_stdin    ? n_bytes
@@ -174,7 +175,9 @@ static int run(const settings *s, char **operands, int n_operands) {
   return exit_status;
 }
 
-static int check_settings(const settings *s, char **operands, int n_operands) {
+static int check_generate_settings(const settings *s, char **operands, int n_operands) {
+  if (s->state_dtype && strcmp(s->state_dtype, "float32") != 0 && strcmp(s->state_dtype, "weights") != 0)
+    return cli_usage_error("generate", "--state-dtype is '%s'; give float32 or weights", s->state_dtype);
   if (n_operands > 1 && strcmp(operands[1], "-") != 0)
     return cli_usage_error(
         "generate", "unexpected '%s' after the model: give a prompt with -p, or '-' for standard input", operands[1]);
@@ -206,8 +209,8 @@ int cmd_generate(int argc, char **argv) {
       CLI_SWITCH("force", 'f', &s.force, "replace the file of --save-state if it exists"),
       CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,
                "tokenizer.json or its folder (default: the one beside the weights or in the GGUF file)"),
-      CLI_SWITCH("narrow-states", 0, &s.narrow_states,
-                 "on a GPU: keep Mamba's states in the weights' type, as mamba-ssm does, instead of float32"),
+      CLI_TEXT("state-dtype", 0, "TYPE", &s.state_dtype,
+               "on a GPU: float32 (default) or weights: Mamba's states in the weights' type, as in mamba-ssm"),
       CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt when all are done"),
       CLI_RUN_OPTIONS(&s.run),
   };
@@ -223,8 +226,8 @@ int cmd_generate(int argc, char **argv) {
                          1,
                          2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
-  if (exit_status < 0) exit_status = check_settings(&s, argv + first, argc - first);
+  if (exit_status < 0) exit_status = check_generate_settings(&s, argv + first, argc - first);
   if (exit_status >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
-  return run(&s, argv + first, argc - first);
+  return run_generate(&s, argv + first, argc - first);
 }

@@ -12,31 +12,32 @@
 
 #include "args.h"
 #include "cmd.h"
-#include "say.h"
+#include "output.h"
 
 /* ---- the program ------------------------------------------------------------------------------------------------ */
 
 /* jansson's functions accept NULL and return NULL for it, so running out of memory anywhere ends as a failure here. */
-static json_t *whole_or_null(json_t *json, int failed) {
+static json_t *info_whole_or_null(json_t *json, int failed) {
   if (!failed) return json;
   json_decref(json);
   return NULL;
 }
 
-static json_t *rows_json(int32_t op, uint64_t caps) {
-  json_t *rows = json_array();
+static json_t *impls_json(int32_t op, uint64_t caps) {
+  json_t *impls = json_array();
   int failed = 0;
-  for (int32_t row = 0; row < krait_op_n_rows(op); row++) {
-    uint64_t needs = krait_op_row_needs(op, row);
+  for (int32_t impl = 0; impl < krait_op_n_impls(op); impl++) {
+    uint64_t needs = krait_op_impl_needs(op, impl);
     char text[256];
     krait_caps_format(needs, text, sizeof text);
-    failed |= json_array_append_new(rows, json_pack("{s:s, s:s, s:b}", "name", krait_op_row_name(op, row), "needs",
+    failed |= json_array_append_new(impls, json_pack("{s:s, s:s, s:b}", "name", krait_op_impl_name(op, impl), "needs",
                                                     text, "usable", (needs & caps) == needs));
   }
-  return whole_or_null(rows, failed);
+  return info_whole_or_null(impls, failed);
 }
 
-/* The capabilities that rows may use on this machine: the CPU's, and those of the GPU that a context would use. */
+/* The capabilities that implementations may use on this machine: the CPU's, and those of the GPU that a context would
+ * use. */
 static int32_t machine_caps(uint64_t *caps) {
   krait_ctx *ctx = NULL;
   *caps = krait_cpu_caps();
@@ -68,7 +69,7 @@ static json_t *device_code_json(void) {
     snprintf(name, sizeof name, "%d.%d", capability / 10, capability % 10);
     failed |= count_module(machine, name);
   }
-  return whole_or_null(json_pack("{s:o, s:o}", "ptx", ptx, "machine_code", machine), failed);
+  return info_whole_or_null(json_pack("{s:o, s:o}", "ptx", ptx, "machine_code", machine), failed);
 }
 
 static json_t *program_json(void) {
@@ -79,8 +80,8 @@ static json_t *program_json(void) {
   json_t *ops = json_object();
   int failed = 0;
   for (int32_t op = 0; op < krait_n_ops(); op++)
-    failed |= json_object_set_new(ops, krait_op_name(op), rows_json(op, caps));
-  return whole_or_null(json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code",
+    failed |= json_object_set_new(ops, krait_op_name(op), impls_json(op, caps));
+  return info_whole_or_null(json_pack("{s:s, s:s, s:o, s:o}", "version", krait_version(), "caps", text, "device_code",
                                  device_code_json(), "ops", ops),
                        failed);
 }
@@ -102,15 +103,17 @@ static void print_device_code(const json_t *code) {
 
 static int print_program(const json_t *info) {
   const char *name;
-  json_t *rows, *row;
+  json_t *impls, *impl;
   size_t i;
   printf("krait %s\nthis machine: %s\n", krait_version(), json_string_value(json_object_get(info, "caps")));
   print_device_code(json_object_get(info, "device_code"));
-  printf("\noperators and their rows, best first (rows in brackets need capabilities that this machine lacks):\n");
-  json_object_foreach(json_object_get(info, "ops"), name, rows) {
+  printf(
+      "\noperators and their implementations, best first (implementations in brackets need capabilities that this "
+      "machine lacks):\n");
+  json_object_foreach(json_object_get(info, "ops"), name, impls) {
     printf("  %-24s", name);
-    json_array_foreach(rows, i, row) printf(json_is_true(json_object_get(row, "usable")) ? " %s" : " [%s]",
-                                            json_string_value(json_object_get(row, "name")));
+    json_array_foreach(impls, i, impl) printf(json_is_true(json_object_get(impl, "usable")) ? " %s" : " [%s]",
+                                            json_string_value(json_object_get(impl, "name")));
     printf("\n");
   }
   return 0;
@@ -160,7 +163,7 @@ static int dump_ptx(const char *folder, int replace) {
 /* ---- a file ----------------------------------------------------------------------------------------------------- */
 
 /* Prints text from the file, padded to width, without control characters. */
-static void print_text(const char *text, int width) {
+static void print_info_text(const char *text, int width) {
   const int n = (int)strlen(text);
   cli_print_clean(stdout, text);
   printf("%*s", n < width ? width - n : 0, "");
@@ -175,9 +178,9 @@ static int print_pairs(const char *title, const json_t *pairs) {
     char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
     if (!text && !json_is_string(value)) return 1;
     printf("  ");
-    print_text(key, 24);
+    print_info_text(key, 24);
     printf(" ");
-    print_text(text ? text : json_string_value(value), 0);
+    print_info_text(text ? text : json_string_value(value), 0);
     printf("\n");
     free(text);
   }
@@ -187,7 +190,7 @@ static int print_pairs(const char *title, const json_t *pairs) {
 static void print_tensor(const json_t *tensor) {
   const json_t *shape = json_object_get(tensor, "shape");
   printf("  ");
-  print_text(json_string_value(json_object_get(tensor, "name")), 56);
+  print_info_text(json_string_value(json_object_get(tensor, "name")), 56);
   printf(" %-9s (", json_string_value(json_object_get(tensor, "dtype")));
   for (size_t i = 0; i < json_array_size(shape); i++)
     printf("%s%" JSON_INTEGER_FORMAT, i ? ", " : "", json_integer_value(json_array_get(shape, i)));
@@ -198,7 +201,7 @@ static int print_file(const json_t *info) {
   const json_t *tensors = json_object_get(info, "tensors");
   const char *model = json_string_value(json_object_get(info, "model"));
   printf("format: %s\nmodel: ", json_string_value(json_object_get(info, "format")));
-  print_text(model ? model : "not stated", 0);
+  print_info_text(model ? model : "not stated", 0);
   printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n",
          json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
   if (print_pairs("configuration", json_object_get(info, "config")) ||
@@ -217,7 +220,7 @@ typedef struct graphs {
   krait_model_options model;
 } graphs;
 
-static void print_line(void *user, const char *line) {
+static void print_info_line(void *user, const char *line) {
   (void)user;
   cli_print_clean(stdout, line);
   printf("\n");
@@ -227,7 +230,8 @@ static int print_graphs(const graphs *g) {
   krait_ctx *ctx = NULL;
   const int exit_status = cli_run_open_ctx("info", &g->run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const int32_t status = krait_model_graphs(ctx, &g->model, g->profile ? KRAIT_GRAPHS_PROFILE : 0, print_line, NULL);
+  const int32_t status =
+      krait_model_graphs(ctx, &g->model, g->profile ? KRAIT_GRAPHS_PROFILE : 0, print_info_line, NULL);
   const int failed = status < 0 ? cli_report("info", status) : 0;
   krait_ctx_close(&ctx);
   return failed;
@@ -248,7 +252,7 @@ int cmd_info(int argc, char **argv) {
   graphs g = {.model.size = sizeof g.model};
   const cli_option options[] = {
       CLI_SWITCH("graph", 0, &g.is_asked,
-                 "FILE is a model's file or folder: list its operators, with rows, bytes and outputs"),
+                 "FILE is a model's file or folder: list its operators, with implementations, bytes and outputs"),
       CLI_SWITCH("profile", 0, &g.profile, "with --graph: run the operators and time each"),
       CLI_TEXT("config", 0, "YAML", &g.model.config_path,
                "with --graph: the model's configuration, if the weights do not contain it"),
@@ -258,17 +262,18 @@ int cmd_info(int argc, char **argv) {
                "write the embedded PTX to this folder, one file per module and tier"),
       CLI_SWITCH("force", 'f', &force, "replace existing files of --dump-ptx"),
       CLI_RUN_OPTIONS(&g.run)};
-  const cli_verb verb = {"info",
-                         "[FILE]",
-                         "Without FILE: the version, this machine's capabilities, and the rows (implementations) of "
-                         "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
-                         "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or "
-                         "'streaming'. With --graph: the operators of a model, given as file "
-                         "or folder, one per line.",
-                         options,
-                         CLI_N(options),
-                         0,
-                         1};
+  const cli_verb verb = {
+      "info",
+      "[FILE]",
+      "Without FILE: the version, this machine's capabilities, and the implementations (implementations) of "
+      "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
+      "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or "
+      "'streaming'. With --graph: the operators of a model, given as file "
+      "or folder, one per line.",
+      options,
+      CLI_N(options),
+      0,
+      1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   if (ptx_folder && first < argc) return cli_usage_error(verb.name, "--dump-ptx takes no FILE");

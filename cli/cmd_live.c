@@ -10,7 +10,7 @@
 #include "args.h"
 #include "cmd.h"
 #include "interrupt.h"
-#include "say.h"
+#include "output.h"
 
 enum { HOP = 4000, MOST = 16000 }; /* samples: the most that is read at once; the most that is written at once */
 
@@ -96,7 +96,7 @@ static int say(const float *from, int64_t n) {
 }
 
 /* 1: everything read has been written; 0: standard output cannot be written. */
-static int32_t run(krait_stream *stream, ears *e) {
+static int32_t run_live(krait_stream *stream, ears *e) {
   float heard[HOP], said[MOST];
   for (;;) {
     int64_t n_said;
@@ -129,7 +129,7 @@ static int live_with(const cli_run *how, const krait_model_options *options) {
   if (status >= 0) status = krait_stream_open(session, &stream);
   if (status < 0) exit_status = cli_report("live", status) + 1;
   else if ((exit_status = refuse_file(&e)) >= 0) status = KRAIT_OK;
-  else if ((status = run(stream, &e)) < 0) exit_status = cli_report("live", status);
+  else if ((status = run_live(stream, &e)) < 0) exit_status = cli_report("live", status);
   else if (status && (e.has_failed || e.n)) exit_status = say_cut(&e);
   else
     exit_status = 0; /* main reports failures of standard output */

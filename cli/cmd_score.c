@@ -11,12 +11,12 @@
 #include "cmd.h"
 #include "interrupt.h"
 #include "progress.h"
-#include "say.h"
+#include "output.h"
 #include "texts.h"
 
-static int32_t show(void *user, int64_t done, int64_t total) { return cli_progress_show(user, done, total); }
+static int32_t show_score(void *user, int64_t done, int64_t total) { return cli_progress_show(user, done, total); }
 
-static int print_score(int as_json, double nats, int64_t n, size_t n_bytes) {
+static int print_score_line(int as_json, double nats, int64_t n, size_t n_bytes) {
   const double mean = nats / (double)n, bits = nats / log(2) / (double)n_bytes;
   if (as_json)
     return cli_print_json("score",
@@ -51,9 +51,9 @@ static int score(const char *path, const char *tokenizer, const cli_run *run, co
   if (status >= 0) status = krait_lm_session_open(lm, NULL, &session);
   cli_progress_begin(&progress, "tokens", NULL);
   const int is_open = status >= 0;
-  if (is_open) status = krait_lm_score(session, text, n_bytes, show, &progress, &nats, &n);
+  if (is_open) status = krait_lm_score(session, text, n_bytes, show_score, &progress, &nats, &n);
   cli_progress_end();
-  exit_status = status >= 0 ? print_score(as_json, nats, n, n_bytes)
+  exit_status = status >= 0 ? print_score_line(as_json, nats, n, n_bytes)
                 : is_open   ? report_text(file, status)
                             : cli_report("score", status) + 1;
   krait_lm_session_close(&session);

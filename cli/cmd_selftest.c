@@ -1,10 +1,11 @@
-/* cmd_selftest.c: krait selftest: checks every row of every operator against the reference on this machine. */
+/* cmd_selftest.c: krait selftest: checks every implementation of every operator against the reference on this machine.
+ */
 #include <jansson.h>
 #include <stdio.h>
 
 #include "args.h"
 #include "cmd.h"
-#include "say.h"
+#include "output.h"
 
 typedef struct outcome {
   int as_json;
@@ -18,14 +19,15 @@ static void take_line(void *user, const krait_selftest_line *line) {
   o->n_runs += line->n_runs;
   o->n_failures += line->n_failures;
   if (o->as_json) {
-    o->n_lost += json_array_append_new(
-                     o->lines, json_pack("{s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "op", line->op, "row", line->row,
-                                         "runs", (json_int_t)line->n_runs, "refused", (json_int_t)line->n_refused,
-                                         "failures", (json_int_t)line->n_failures, "worst", cli_json_real(line->worst),
-                                         "first_failure", cli_json_text(line->first_failure))) != 0;
+    o->n_lost +=
+        json_array_append_new(
+            o->lines, json_pack("{s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "op", line->op, "implementation", line->impl,
+                                "runs", (json_int_t)line->n_runs, "refused", (json_int_t)line->n_refused, "failures",
+                                (json_int_t)line->n_failures, "worst", cli_json_real(line->worst), "first_failure",
+                                cli_json_text(line->first_failure))) != 0;
     return;
   }
-  printf("%-28s %-14s %6lld runs %6lld refused  worst %5.2f of the bound  %s\n", line->op, line->row,
+  printf("%-28s %-14s %6lld runs %6lld refused  worst %5.2f of the bound  %s\n", line->op, line->impl,
          (long long)line->n_runs, (long long)line->n_refused, line->worst, line->n_failures ? "WRONG" : "ok");
   if (line->n_failures) printf("    %lld failures, the first: %s\n", (long long)line->n_failures, line->first_failure);
   fflush(stdout);
@@ -61,14 +63,14 @@ int cmd_selftest(int argc, char **argv) {
   o.lines = json_array();
   int32_t status = krait_selftest_with(device, mask, n_cases, (uint64_t)seed, take_line, &o);
   json_t *report =
-      json_pack("{s:s, s:o, s:b, s:o}", "version", krait_version(), "rows", o.lines, "ok",
+      json_pack("{s:s, s:o, s:b, s:o}", "version", krait_version(), "implementations", o.lines, "ok",
                 status >= 0 && o.n_failures == 0, "error", cli_json_text(status < 0 ? krait_error_detail() : ""));
   if (o.n_lost > 0) json_decref(report), report = NULL;
   if (o.as_json && cli_print_json("selftest", report, JSON_INDENT(2)) != 0) return 1;
   if (!o.as_json) json_decref(report);
   if (status < 0) return cli_report("selftest", status);
   if (!o.as_json)
-    printf("%s: %lld rows, %lld runs, %lld failures\n", o.n_failures ? "WRONG NUMBERS" : "all right",
+    printf("%s: %lld implementations, %lld runs, %lld failures\n", o.n_failures ? "WRONG NUMBERS" : "all right",
            (long long)o.n_lines, (long long)o.n_runs, (long long)o.n_failures);
   return o.n_failures ? 1 : 0;
 }

@@ -11,7 +11,7 @@
 #include "inputs.h"
 #include "interrupt.h"
 #include "progress.h"
-#include "say.h"
+#include "output.h"
 
 typedef struct watched {
   cli_progress progress;
@@ -25,7 +25,7 @@ static void say_when_stopped(int has_checkpoint) {
                                             : "; there was no checkpoint yet: start again");
 }
 
-static void show(void *user, const krait_train_report *r) {
+static void show_train(void *user, const krait_train_report *r) {
   watched *w = user;
   if (!w->has_checkpoint) say_when_stopped(w->has_checkpoint = 1);
   cli_progress_end();
@@ -54,7 +54,7 @@ static void note(void *user, const char *line) {
 }
 
 /* With several processes, each uses the GPU of its local rank if more than one is visible. -1, or the exit status. */
-static int choose_device(const krait_train_place *place, int64_t n_gpus, cli_run *run, char *device, size_t bytes) {
+static int choose_device(const krait_train_launcher *place, int64_t n_gpus, cli_run *run, char *device, size_t bytes) {
   int32_t n = 0;
   if (place->n_ranks == 1) return -1;
   if (n_gpus && n_gpus != place->n_ranks)
@@ -95,11 +95,11 @@ int cmd_train(int argc, char **argv) {
   int64_t n_gpus = 0;
   char device[32];
   watched watcher = {.first = -1};
-  krait_train_place place = {.size = sizeof place};
+  krait_train_launcher place = {.size = sizeof place};
   krait_train_options options = {.size = sizeof options,
                                  .folder = "train-output",
                                  .valid_batches = 8,
-                                 .report = show,
+                                 .report = show_train,
                                  .note = note,
                                  .user = &watcher,
                                  .progress = watch};
@@ -136,7 +136,7 @@ int cmd_train(int argc, char **argv) {
   const char *path = first < argc && !strchr(argv[first], '=') ? argv[first++] : NULL;
   for (int i = first; i < argc; i++)
     if (!strchr(argv[i], '=')) return cli_usage_error("train", "'%s' is not a setting NAME=VALUE", argv[i]);
-  if (krait_train_place_read(&place) < 0) return cli_report("train", KRAIT_ERR_ARGUMENT) + 1;
+  if (krait_train_launcher_read(&place) < 0) return cli_report("train", KRAIT_ERR_ARGUMENT) + 1;
   if (n_gpus > 1 && run.device && strcmp(run.device, "cuda") != 0)
     return cli_usage_error("train", "--device is '%s', but --gpus uses the first %lld GPUs", run.device,
                            (long long)n_gpus);

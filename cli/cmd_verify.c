@@ -7,7 +7,7 @@
 
 #include "args.h"
 #include "cmd.h"
-#include "say.h"
+#include "output.h"
 
 enum { MAX_ROWS = 16 };
 
@@ -20,11 +20,11 @@ typedef struct settings {
 } settings;
 
 /* NaN is never within tolerance. */
-static int is_within(const settings *s, const krait_verify_row *row) {
+static int is_within(const settings *s, const krait_verify_result *row) {
   return row->rel_l2 <= s->rtol && row->max_abs <= s->atol;
 }
 
-static void print_table(const settings *s, const krait_verify_row *rows, int32_t n, int all) {
+static void print_verify_table(const settings *s, const krait_verify_result *rows, int32_t n, int all) {
   printf("%-12s %14s %14s\n", "output", "rel. L2 error", "max |error|");
   for (int32_t i = 0; i < n; i++)
     printf("%-12s %14.3e %14.3e%s\n", rows[i].name, rows[i].rel_l2, rows[i].max_abs,
@@ -32,7 +32,7 @@ static void print_table(const settings *s, const krait_verify_row *rows, int32_t
   printf("%s: rtol %g, atol %g\n", all ? "within tolerance" : "NOT within tolerance", s->rtol, s->atol);
 }
 
-static json_t *rows_json(const settings *s, const krait_verify_row *rows, int32_t n, int all) {
+static json_t *rows_json(const settings *s, const krait_verify_result *rows, int32_t n, int all) {
   json_t *list = json_array();
   int failed = 0;
   for (int32_t i = 0; i < n; i++)
@@ -45,10 +45,10 @@ static json_t *rows_json(const settings *s, const krait_verify_row *rows, int32_
   return NULL;
 }
 
-static int print_rows(const settings *s, const krait_verify_row *rows, int32_t n) {
+static int print_verify_rows(const settings *s, const krait_verify_result *rows, int32_t n) {
   int all = 1;
   for (int32_t i = 0; i < n; i++) all &= is_within(s, &rows[i]);
-  if (!s->as_json) print_table(s, rows, n, all);
+  if (!s->as_json) print_verify_table(s, rows, n, all);
   else if (cli_print_json("verify", rows_json(s, rows, n, all), JSON_INDENT(2)) != 0) return 2;
   return all ? 0 : 1;
 }
@@ -57,14 +57,14 @@ static int verify(const settings *s, const char *golden_path) {
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
   krait_session *session = NULL;
-  krait_verify_row rows[MAX_ROWS];
+  krait_verify_result rows[MAX_ROWS];
   int32_t n = 0;
   int exit_status = cli_run_open_ctx("verify", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   int32_t status = krait_model_open(ctx, &s->model, &model);
   if (status == KRAIT_OK) status = krait_session_open(model, &session);
   if (status == KRAIT_OK) status = krait_verify(session, golden_path, rows, MAX_ROWS, &n);
-  exit_status = status < 0 ? cli_report("verify", status) + 1 : print_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
+  exit_status = status < 0 ? cli_report("verify", status) + 1 : print_verify_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
   krait_session_close(&session);
   krait_model_close(&model);
   krait_ctx_close(&ctx);

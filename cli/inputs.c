@@ -25,7 +25,7 @@ static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "m
 static const char *const sure[] = {"wav", "flac", "aif", "aiff", "au", "snd", "caf", "w64", "rf64"};
 static const char mark[] = ".enhanced.";
 
-static int is_folder(const char *path) {
+static int is_folder_for_inputs(const char *path) {
   struct stat info;
   return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
@@ -35,13 +35,13 @@ static int is_file(const char *path) {
   return stat(path, &info) == 0 && S_ISREG(info.st_mode);
 }
 
-static const char *base_name(const char *path) {
+static const char *inputs_base_name(const char *path) {
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
 }
 
 static int has_extension(const char *name, const char *const *list, int n) {
-  const char *dot = strrchr(base_name(name), '.');
+  const char *dot = strrchr(inputs_base_name(name), '.');
   for (int i = 0; dot && i < n; i++)
     if (strcasecmp(dot + 1, list[i]) == 0) return 1;
   return 0;
@@ -56,17 +56,17 @@ static char *join(const char *folder, const char *name) {
 /* a/b.wav, ".enhanced", NULL -> a/b.enhanced.wav; a/b.mp2, "", "wav" -> a/b.wav */
 static char *renamed(const char *in, const char *middle, const char *extension) {
   char *path = NULL;
-  const char *name = base_name(in), *dot = strrchr(name, '.');
+  const char *name = inputs_base_name(in), *dot = strrchr(name, '.');
   const int has_dot = dot && dot != name, n = has_dot ? (int)(dot - in) : (int)strlen(in);
   const char *last = extension && *extension ? extension : has_dot ? dot + 1 : "wav";
   return asprintf(&path, "%.*s%s.%s", n, in, middle, last) < 0 ? NULL : path;
 }
 
-static int no_memory(const char *verb) { return cli_usage_error(verb, "out of memory"); }
+static int inputs_no_memory(const char *verb) { return cli_usage_error(verb, "out of memory"); }
 
 /* ---- inputs ---- */
 /* Takes both strings, also when it fails. */
-static int add(cli_pairs *pairs, char *in, char *inside) {
+static int add_inputs(cli_pairs *pairs, char *in, char *inside) {
   if (in && pairs->n == pairs->capacity) {
     const int capacity = pairs->capacity ? 2 * pairs->capacity : 16;
     cli_pair *grown = realloc(pairs->pairs, (size_t)capacity * sizeof *grown);
@@ -98,7 +98,7 @@ static int walk_entry(walk *w, const char *folder, const char *inside, const cha
   struct stat info;
   char *path = join(folder, name), *below = *inside ? join(inside, name) : strdup(name);
   if (!path || !below || lstat(path, &info) != 0) {
-    const int status = path && below ? -1 : no_memory(w->verb); /* removed in the meantime */
+    const int status = path && below ? -1 : inputs_no_memory(w->verb); /* removed in the meantime */
     free(path);
     free(below);
     return status;
@@ -106,7 +106,7 @@ static int walk_entry(walk *w, const char *folder, const char *inside, const cha
   const int is_own = w->has_out && info.st_dev == w->out.st_dev && info.st_ino == w->out.st_ino;
   int status = -1;
   if (!S_ISDIR(info.st_mode) && is_file(path) && has_extension(name, extensions, CLI_N(extensions)))
-    return add(w->pairs, path, below) == 0 ? -1 : no_memory(w->verb);
+    return add_inputs(w->pairs, path, below) == 0 ? -1 : inputs_no_memory(w->verb);
   if (S_ISDIR(info.st_mode) && !is_own) status = walk_folder(w, path, below, depth + 1);
   free(path);
   free(below);
@@ -133,9 +133,9 @@ static int list_inputs(const char *verb, char **operands, int n_operands, const 
   for (int i = 0; i < n_operands; i++) {
     const int before = pairs->n;
     if (strcmp(operands[i], "-") == 0 && n_operands > 1) return cli_usage_error(verb, "'-' must be the only input");
-    const int status = is_folder(operands[i])                       ? walk_folder(&w, operands[i], "", 0)
-                       : add(pairs, strdup(operands[i]), NULL) == 0 ? -1
-                                                                    : no_memory(verb);
+    const int status = is_folder_for_inputs(operands[i])                       ? walk_folder(&w, operands[i], "", 0)
+                       : add_inputs(pairs, strdup(operands[i]), NULL) == 0 ? -1
+                                                                    : inputs_no_memory(verb);
     if (status >= 0) return status;
     if (pairs->n == before) return cli_usage_error(verb, "no audio files in the folder %s", operands[i]);
   }
@@ -156,7 +156,7 @@ static char *name_output(const cli_pair *p, const char *out, int to_folder) {
   if (out && !to_folder) return strdup(out);
   other_extension(p->in, extension, sizeof extension);
   if (!out) return renamed(p->in, ".enhanced", extension);
-  char *path = join(out, p->inside ? p->inside : base_name(p->in));
+  char *path = join(out, p->inside ? p->inside : inputs_base_name(p->in));
   if (!path || !*extension) return path;
   char *other = renamed(path, "", extension);
   free(path);
@@ -167,7 +167,7 @@ static char *name_output(const cli_pair *p, const char *out, int to_folder) {
  * any. */
 static int check_extension(const char *verb, const char *in, const char *out) {
   struct stat info;
-  const char *name = base_name(out), *dot = strrchr(name, '.'), *own = strrchr(base_name(in), '.');
+  const char *name = inputs_base_name(out), *dot = strrchr(name, '.'), *own = strrchr(inputs_base_name(in), '.');
   if (!dot || dot == name || !dot[1] || has_extension(out, extensions, CLI_N(extensions))) return -1;
   if ((own && strcasecmp(own, dot) == 0) || (stat(out, &info) == 0 && !S_ISREG(info.st_mode))) return -1;
   return cli_usage_error(verb,
@@ -179,7 +179,7 @@ static int check_extension(const char *verb, const char *in, const char *out) {
 static int name_outputs(const char *verb, const char *out, int several, cli_pairs *pairs) {
   const size_t n = out ? strlen(out) : 0;
   const int is_stdout = out && strcmp(out, "-") == 0;
-  const int to_folder = out && !is_stdout && (several || is_folder(out) || (n > 0 && out[n - 1] == '/'));
+  const int to_folder = out && !is_stdout && (several || is_folder_for_inputs(out) || (n > 0 && out[n - 1] == '/'));
   struct stat info;
   if (is_stdout && several) return cli_usage_error(verb, "several inputs cannot all go to standard output; use -o DIR");
   if (to_folder && strcmp(pairs->pairs[0].in, "-") == 0)
@@ -192,7 +192,7 @@ static int name_outputs(const char *verb, const char *out, int several, cli_pair
   }
   pairs->is_default = !out;
   for (int i = 0; i < pairs->n; i++)
-    if (!(pairs->pairs[i].out = name_output(&pairs->pairs[i], out, to_folder))) return no_memory(verb);
+    if (!(pairs->pairs[i].out = name_output(&pairs->pairs[i], out, to_folder))) return inputs_no_memory(verb);
   return -1;
 }
 
@@ -215,7 +215,7 @@ typedef struct checklist {
 static char *place_of(const char *path) {
   char *real = realpath(path, NULL);
   if (real) return real;
-  char *copy = strdup(path), *rest = strdup(base_name(path));
+  char *copy = strdup(path), *rest = strdup(inputs_base_name(path));
   char *folder = copy && strchr(copy, '/') ? dirname(copy) : NULL;
   char *above = !copy || !rest              ? NULL
                 : !folder                   ? realpath(".", NULL)
@@ -301,7 +301,7 @@ static int check_all(const cli_outputs_rule *rule, const cli_pairs *pairs) {
   }
   for (int i = 0; i < rule->n_read_too && !failed; i++) add_read(&list, rule->read_too[i]);
   if (!failed) failed = add_written(&list, rule->write_too, NULL);
-  const int status = failed ? no_memory(rule->verb) : check_written(rule, &list);
+  const int status = failed ? inputs_no_memory(rule->verb) : check_written(rule, &list);
   for (int i = 0; i < list.n_written; i++) free(list.written[i].place);
   free(list.read);
   free(list.written);
@@ -345,7 +345,7 @@ static int is_same_file(const char *folder, const char *name, const struct stat 
 
 /* A shard or an index stands for its folder. */
 static int is_part_of_folder(const char *model) {
-  const char *name = base_name(model), *extension = strrchr(name, '.');
+  const char *name = inputs_base_name(model), *extension = strrchr(name, '.');
   return strstr(name, "-of-") || (extension && strcmp(extension, ".json") == 0);
 }
 
@@ -355,10 +355,10 @@ static int check_model(const cli_outputs_rule *rule, const char *out) {
   const struct dirent *entry;
   if (!rule->model || stat(out, &info) != 0 || !S_ISREG(info.st_mode)) return -1;
   char *copy = strdup(rule->model);
-  const int is_whole = is_folder(rule->model), is_in_folder = is_whole || is_part_of_folder(rule->model);
+  const int is_whole = is_folder_for_inputs(rule->model), is_in_folder = is_whole || is_part_of_folder(rule->model);
   const char *folder = !copy ? NULL : is_whole ? copy : dirname(copy);
   DIR *files = folder ? opendir(folder) : NULL;
-  int status = copy ? -1 : no_memory(rule->verb);
+  int status = copy ? -1 : inputs_no_memory(rule->verb);
   while (files && status < 0 && (entry = readdir(files)) != NULL)
     if (is_model_file(entry->d_name, is_in_folder) && is_same_file(folder, entry->d_name, &info))
       status = cli_usage_error(rule->verb,
@@ -374,13 +374,13 @@ static int check_place(const cli_outputs_rule *rule, const char *out) {
   const size_t n = rule->makes ? strlen(rule->makes) : 0;
   struct stat info;
   if (!out || strcmp(out, "-") == 0) return -1;
-  if (is_folder(out)) return cli_usage_error(rule->verb, "%s is a folder; name a file", out);
+  if (is_folder_for_inputs(out)) return cli_usage_error(rule->verb, "%s is a folder; name a file", out);
   const int exists = stat(out, &info) == 0;
   if (!exists && n && strncmp(out, rule->makes, n) == 0 && (out[n] == '/' || rule->makes[n - 1] == '/')) return -1;
   char *copy = strdup(out);
   const char *folder = copy ? dirname(copy) : NULL;
-  int status = folder ? -1 : no_memory(rule->verb);
-  if (folder && !is_folder(folder))
+  int status = folder ? -1 : inputs_no_memory(rule->verb);
+  if (folder && !is_folder_for_inputs(folder))
     status = cli_usage_error(rule->verb, "cannot create %s: the folder %s does not exist", out, folder);
   free(copy);
   if (status < 0 && krait_output_claim(out, !exists && !rule->force) < 0)
@@ -391,11 +391,11 @@ static int check_place(const cli_outputs_rule *rule, const char *out) {
 /* ---- folders ---- */
 static int make_folders(const char *verb, const char *path) {
   char *copy = strdup(path);
-  int status = copy ? -1 : no_memory(verb);
+  int status = copy ? -1 : inputs_no_memory(verb);
   for (char *slash = copy ? strchr(copy + 1, '/') : NULL; slash && status < 0; slash = strchr(slash + 1, '/')) {
     *slash = 0;
     const int reason = mkdir(copy, 0777) == 0 ? 0 : errno;
-    if (reason && reason != EEXIST && !is_folder(copy))
+    if (reason && reason != EEXIST && !is_folder_for_inputs(copy))
       status = cli_usage_error(verb, "cannot create the folder %s: %s", copy, strerror(reason));
     *slash = '/';
   }
@@ -415,7 +415,7 @@ static int make_all_folders(const char *verb, const char *out, const cli_pairs *
 
 int cli_pairs_plan(const cli_outputs_rule *rule, char **operands, int n_operands, const char *out, cli_pairs *pairs) {
   int status = list_inputs(rule->verb, operands, n_operands, out, pairs);
-  if (status < 0) status = name_outputs(rule->verb, out, pairs->n > 1 || is_folder(operands[0]), pairs);
+  if (status < 0) status = name_outputs(rule->verb, out, pairs->n > 1 || is_folder_for_inputs(operands[0]), pairs);
   if (status < 0) status = check_all(rule, pairs);
   if (status < 0) status = check_existing(rule, pairs);
   if (status < 0) status = check_place(rule, rule->write_too);
@@ -450,7 +450,7 @@ int cli_output_check(const cli_outputs_rule *rule, const char *in, const char *o
 
 int cli_png_check(const char *verb, const char *option, const char *path) {
   struct stat info;
-  const char *const extension = strrchr(base_name(path), '.');
+  const char *const extension = strrchr(inputs_base_name(path), '.');
   if (extension && strcasecmp(extension, ".png") == 0) return -1;
   if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return -1; /* a device or a pipe has any name */
   return cli_usage_error(verb, "--%s %s: the picture is a PNG; give a name that ends in .png", option, path);

@@ -11,7 +11,7 @@
 #include <krait/model.h>
 
 #include "progress.h"
-#include "say.h"
+#include "output.h"
 
 static char line[160];
 static int err_fd = STDERR_FILENO;
@@ -22,7 +22,7 @@ int cli_is_asked_to_stop(void) { return is_asked; }
 void cli_set_mid_line(int is_mid) { is_mid_line = is_mid; }
 
 /* Standard error may be a pipe without a reader: the process must end all the same. */
-static void tell(const char *text) {
+static void tell_interrupt(const char *text) {
   struct pollfd out = {.fd = err_fd, .events = POLLOUT};
   if (poll(&out, 1, 0) == 1 && out.revents & POLLOUT) (void)!write(err_fd, text, strlen(text));
 }
@@ -30,9 +30,9 @@ static void tell(const char *text) {
 static void stop(int number) {
   is_stopped = 1;
   krait_outputs_abandon();
-  if (cli_progress_is_shown()) tell("\r\033[K");
-  if (is_mid_line) tell("\n");
-  tell(line);
+  if (cli_progress_is_shown()) tell_interrupt("\r\033[K");
+  if (is_mid_line) tell_interrupt("\n");
+  tell_interrupt(line);
   _exit(128 + number);
 }
 

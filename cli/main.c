@@ -6,8 +6,8 @@
 
 #include "args.h"
 #include "cmd.h"
-#include "foreign.h"
-#include "say.h"
+#include "oom.h"
+#include "output.h"
 
 static const struct {
   const char *name;
@@ -43,7 +43,7 @@ int cmd_version(int argc, char **argv) {
   return 0;
 }
 
-static void print_help(FILE *file) {
+static void print_main_help(FILE *file) {
   fprintf(file, "usage: krait VERB [options]\n\n");
   for (int i = 0; i < N_VERBS; i++) fprintf(file, "  %-12s %s\n", verbs[i].name, verbs[i].summary);
   fprintf(file, "\nSee krait help VERB for details.\n");
@@ -69,13 +69,13 @@ int main(int argc, char **argv) {
   static char *version[] = {"version", NULL};
   cli_open_streams();
   if (argc < 2) {
-    print_help(stderr);
+    print_main_help(stderr);
     return 2;
   }
   const int is_help = strcmp(argv[1], "help") == 0;
   if (is_help && argc == 3 && argv[2][0] != '-') return run_verb(2, (char *[]){argv[2], "--help", NULL});
   if (is_help || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-    print_help(stdout);
+    print_main_help(stdout);
     return cli_end_output("help", 0, 1);
   }
   return strcmp(argv[1], "--version") == 0 ? run_verb(1, version) : run_verb(argc - 1, argv + 1);

@@ -7,12 +7,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "say.h"
+#include "output.h"
 
 enum { BAR = 24, NAME = 28 };
 static volatile sig_atomic_t is_shown;
 
-static double now_s(void) {
+static double progress_now_s(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -21,7 +21,7 @@ static double now_s(void) {
 int cli_progress_is_shown(void) { return is_shown; }
 
 void cli_progress_begin(cli_progress *p, const char *name, const double *audio_s) {
-  *p = (cli_progress){name, audio_s, now_s(), 0};
+  *p = (cli_progress){name, audio_s, progress_now_s(), 0};
 }
 
 /* RTF (real-time factor): seconds of work per second of audio. */
@@ -34,7 +34,7 @@ static void print_speed(double elapsed_s, double share, double audio_s) {
 
 int32_t cli_progress_show(void *user, int64_t done, int64_t total) {
   cli_progress *p = user;
-  const double t = now_s(), share = total > 0 ? (double)done / (double)total : 1;
+  const double t = progress_now_s(), share = total > 0 ? (double)done / (double)total : 1;
   if (cli_is_quiet() || !isatty(fileno(cli_err())) || t - p->shown_s < 0.1) return 0;
   p->shown_s = t;
   is_shown = 1;

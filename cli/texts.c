@@ -11,16 +11,16 @@
 enum { LONGEST = 1 << 28 }; /* endless input (/dev/zero) is cut off here */
 
 static int read_all(FILE *file, char **text, size_t *n_bytes) {
-  size_t room = 1 << 16, n = 0, got;
-  char *bytes = malloc(room + 1);
+  size_t capacity = 1 << 16, n = 0, got;
+  char *bytes = malloc(capacity + 1);
   if (!bytes) errno = ENOMEM;
-  while (bytes && (got = fread(bytes + n, 1, room - n, file)) > 0) {
+  while (bytes && (got = fread(bytes + n, 1, capacity - n, file)) > 0) {
     n += got;
-    if (n < room) continue;
-    char *grown = room >= LONGEST ? NULL : realloc(bytes, 2 * room + 1);
-    if (!grown) errno = room >= LONGEST ? EFBIG : ENOMEM, free(bytes);
+    if (n < capacity) continue;
+    char *grown = capacity >= LONGEST ? NULL : realloc(bytes, 2 * capacity + 1);
+    if (!grown) errno = capacity >= LONGEST ? EFBIG : ENOMEM, free(bytes);
     bytes = grown;
-    room *= 2;
+    capacity *= 2;
   }
   if (!bytes || ferror(file)) {
     free(bytes);

@@ -1,7 +1,7 @@
-/* checkop.c: checks every row of every op in ops.def against its reference, under every mask. One cmocka test per op
- * and mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases (sanitizer
- * runs). KR_CHECK_DEVICE=cuda: the first GPU's rows instead, once per tier; KR_CHECK_ROW: only rows with this name
- * prefix. */
+/* checkop.c: checks every implementation of every op in ops.def against its reference, under every mask. One cmocka
+ * test per op and mask. Usage: checkop [OP]. KR_CHECK_SEED fixes the seed, KR_CHECK_PERCENT scales the number of cases
+ * (sanitizer runs). KR_CHECK_DEVICE=cuda: the first GPU's implementations instead, once per tier; KR_CHECK_IMPL: only
+ * implementations with this name prefix. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static int64_t case_count(const kr_op *op) {
   return n > 8 ? n : 8;
 }
 
-static void print_line(void *user, const char *line) {
+static void print_checkop_line(void *user, const char *line) {
   (void)user;
   print_error("  %s\n", line);
 }
@@ -43,7 +43,7 @@ static void check_under_masks(void **state) {
     assert_int_equal(krait_caps_parse(on_gpu ? gpu_masks[m] : masks[m], &options.caps_mask), KRAIT_OK);
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
     kr_check_options check = {
-        .seed = seed + m, .n_cases = case_count(op), .row = getenv("KR_CHECK_ROW"), .report = print_line};
+        .seed = seed + m, .n_cases = case_count(op), .impl = getenv("KR_CHECK_IMPL"), .report = print_checkop_line};
     kr_check_result result;
     assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
     print_message("  %-28s caps %-36s %6lld runs (%lld hard), %5lld refused, worst %.2f of the bound\n", op->name,

@@ -1,12 +1,13 @@
-/* checkop_bare.c: every op's rows against the reference, without cmocka: for machines without packages, such as
- * emulated ones. Usage: checkop [CASES per op [PART PARTS]] (0 2: every other op); exit status 1 if a row differs. */
+/* checkop_bare.c: every op's implementations against the reference, without cmocka: for machines without packages, such
+ * as emulated ones. Usage: checkop [CASES per op [PART PARTS]] (0 2: every other op); exit status 1 if an
+ * implementation differs. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "check.h"
 #include "op_list.h"
 
-static void print_line(void *user, const char *line) {
+static void print_checkop_bare_line(void *user, const char *line) {
   (void)user;
   printf("  %s\n", line);
 }
@@ -19,7 +20,7 @@ int main(int argc, char **argv) {
   if (krait_ctx_open(&options, &ctx) < 0) return 2;
   krait_caps_format(krait_ctx_caps(ctx), caps, sizeof caps);
   for (int32_t i = argc > 3 ? atoi(argv[2]) : 0; i < kr_n_ops; i += argc > 3 ? atoi(argv[3]) : 1) {
-    kr_check_options check = {.seed = 1, .n_cases = argc > 1 ? atol(argv[1]) : 40, .report = print_line};
+    kr_check_options check = {.seed = 1, .n_cases = argc > 1 ? atol(argv[1]) : 40, .report = print_checkop_bare_line};
     kr_check_result result;
     if (!kr_ops[i]->make_case) continue;
     if (kr_check_op(ctx, kr_ops[i], &check, &result) < 0) return 2;

@@ -401,7 +401,7 @@ class Line(ct.Structure):
 
 
 def selftest(n_cases):
-    """The library's own checker, every GPU row against the reference."""
+    """The library's own checker, every GPU implementation against the reference."""
     def report(user, line):
         l = line.contents
         print(f"  {'WRONG' if l.n_failures else 'ok   '} {l.op.decode():26s} {l.row.decode():12s} {l.n_runs:5d} runs {l.n_refused:5d} refused, worst {l.worst:5.2f} of the bound {l.first_failure.decode()[:300]}", flush=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the layering: ROOMS' include rules, calls reserved to one room, file heads, sizes, paths, names in
-documents."""
+documents, the glossary."""
 import pathlib, re, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -102,6 +102,30 @@ def check_documents():
                 problems.append(f"{name}: {found} does not exist")
 
 
+def check_glossary():
+    """Names that are gone (tools/glossary.txt), and static functions of one name in a room or without an object."""
+    gone = [line.rsplit(" => ", 1) for line in (ROOT / "tools/glossary.txt").read_text().splitlines() if line and not line.startswith("#")]
+    old = re.compile("|".join(f"(?P<g{i}>{pattern})" for i, (pattern, _) in enumerate(gone)))
+    statics = {}
+    for path in tracked(".c", ".h", ".cu", ".cuh", ".def", ".sig", ".py", ".md", ".build", "ROOMS"):
+        name = str(path.relative_to(ROOT))
+        if name.startswith(DATED):
+            continue
+        text = path.read_text(errors="replace")
+        for number, line in enumerate(text.splitlines(), 1):
+            for found in old.finditer(line):
+                problems.append(f"{name}:{number}: {found.group()!r} is gone; write {gone[int(found.lastgroup[1:])][1]}")
+        if path.suffix == ".c" and room_of(path) != "tests" or name.startswith("tests/"):
+            room = "/".join(name.split("/")[:2]) if name.startswith("tests/") else room_of(path)
+            for function in set(re.findall(r"^static\s+(?:inline\s+)?[^;={}()\n]*?\b(\w+)\((?!\()", strip_comments(text) if path.suffix == ".c" else "", re.M)):
+                if function in ("run", "take", "record", "measure", "plan_of", "lay_out"):
+                    problems.append(f"{name}: static {function}() says not what it acts on")
+                statics.setdefault((room, function), []).append(name)
+    for (room, function), names in statics.items():
+        if len(names) > 1 and room != "examples" and not room.startswith("tests") and function != "main":
+            problems.append(f"{names[1]}: static {function}() is also in {names[0]}: unique in a room, verb_object")
+
+
 def main():
     law, libs = read_law()
     sources = tracked(".c", ".h", ".cu", ".cuh", ".def")
@@ -128,6 +152,7 @@ def main():
             if MACHINE_PATH.search(line):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
     check_documents()
+    check_glossary()
     print("\n".join(problems) if problems else f"lint: {len(sources)} source files pass")
     return 1 if problems else 0
 

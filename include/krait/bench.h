@@ -12,9 +12,9 @@ typedef struct krait_op_timing {
   uint32_t size; /* sizeof(krait_op_timing) */
   int32_t n_runs;
   double best_s, median_s, reference_s; /* wall-clock time, on a GPU device time; reference_s: one call of the reference
-                                           row, 0 if not requested */
+                                           implementation, 0 if not requested */
   double flops, bytes, exps;            /* the minimum that one call must do */
-  const char *row;                      /* static: the row that ran */
+  const char *impl;                      /* static: the implementation that ran */
   double host_s;                        /* on a GPU: until a call returns, median; 0 on the CPU */
   int32_t n_copies;   /* on a GPU: copies of the tensors, used in turn, so that none is found in L2; else 0 */
   int32_t from_graph; /* on a GPU: 1, calls captured in a graph; 0: launched one by one (the driver has no graphs) */
@@ -25,9 +25,9 @@ typedef struct krait_op_timing {
 KRAIT_API int32_t krait_op_measure(const krait_ctx *ctx, const char *op, const char *shape, int32_t dtype,
                                    double budget_s, int32_t with_reference, krait_op_timing *timing);
 
-/* The same for one row, by its name (krait_op_row_name). KRAIT_ERR_UNSUPPORTED: it refuses this call, or needs a
- * capability that the context lacks. */
-KRAIT_API int32_t krait_op_measure_row(const krait_ctx *ctx, const char *op, const char *row, const char *shape,
+/* The same for one implementation, by its name (krait_op_impl_name). KRAIT_ERR_UNSUPPORTED: it refuses this call, or
+ * needs a capability that the context lacks. */
+KRAIT_API int32_t krait_op_measure_impl(const krait_ctx *ctx, const char *op, const char *impl, const char *shape,
                                        int32_t dtype, double budget_s, krait_op_timing *timing);
 
 typedef struct krait_limits {

@@ -274,8 +274,8 @@ KRAIT_API int32_t krait_dt_state_update_scratch_bytes(const krait_ctx *ctx, cons
  * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v; out = y Bmat +
  * bias. y is not rounded. With conv_weight the columns from conv_from on of out, before they are rounded, are the
  * newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W of conv_weight[c,.] and the
- * last inputs), of which the last W - 1 stay in conv_state. With words and scales, as of krait_gemm_q8, Bmat[k,n] is
- * scales[n,k/32] times byte k of words[n,.]. */
+ * last inputs), of which the last W - 1 stay in conv_state. With qweight and scales, as of krait_gemm_q8, Bmat[k,n] is
+ * scales[n,k/32] times byte k of qweight[n,.]. */
 typedef struct krait_norm_gemm_args {
   krait_call call;
   int64_t M, N, K;
@@ -286,7 +286,7 @@ typedef struct krait_norm_gemm_args {
   krait_view z;            /* (M,K) or absent */
   krait_view residual;     /* (M,K) any activation type, or absent; not with z */
   krait_view weight;       /* (K) or absent */
-  krait_view Bmat;         /* (K,N), or absent with words */
+  krait_view Bmat;         /* (K,N), or absent with qweight */
   krait_view bias;         /* (N) or absent */
   krait_view conv_weight;  /* (C,W) or absent */
   krait_view conv_bias;    /* (C) or absent; this and the following only with conv_weight */
@@ -298,7 +298,7 @@ typedef struct krait_norm_gemm_args {
   krait_view residual_out; /* (M,K) any activation type, or absent; not with z; not the memory of an input */
   krait_view conv_out;     /* (M,C) any activation type */
   int64_t S;               /* with words: K is 32 S; without 0 */
-  krait_view words;        /* (N,8S) int32, or absent: instead of Bmat */
+  krait_view qweight;        /* (N,8S) int32, or absent: instead of Bmat */
   krait_view scales;       /* (N,S), with words */
 } krait_norm_gemm_args;
 

@@ -49,8 +49,8 @@ KRAIT_API const char *krait_version(void);
 #define KRAIT_ERR_DRIVER (-50)        /* the driver refused a call */
 #define KRAIT_ERR_DRIVER_MISSING (-51)/* no driver library on this machine */
 #define KRAIT_ERR_DRIVER_OLD (-52)    /* the driver is older than the oldest tier of device code */
-#define KRAIT_ERR_UNSUPPORTED (-60)   /* no row accepts these arguments; the detail quotes each refusal */
-#define KRAIT_ERR_FALLBACK (-61)      /* only a slower row could run, and fallback was disabled */
+#define KRAIT_ERR_UNSUPPORTED (-60)   /* no implementation accepts these arguments; the detail quotes each refusal */
+#define KRAIT_ERR_FALLBACK (-61)      /* only a slower implementation could run, and fallback was disabled */
 #define KRAIT_ERR_CANCELLED (-70)     /* the caller's progress function asked to stop */
 
 KRAIT_API const char *krait_status_name(int32_t status); /* "KRAIT_ERR_SHAPE"; "KRAIT_ERR_UNKNOWN" for others */
@@ -67,7 +67,7 @@ KRAIT_API int64_t krait_error_native(void);     /* errno or CUresult; 0 for "kra
 #define KRAIT_F32 0
 #define KRAIT_F16 1
 #define KRAIT_BF16 2
-#define KRAIT_F64 3 /* reference rows only */
+#define KRAIT_F64 3 /* reference implementations only */
 #define KRAIT_I32 4
 #define KRAIT_I64 5
 #define KRAIT_C64 6 /* two float32: real, imaginary */
@@ -79,12 +79,16 @@ KRAIT_API int64_t krait_error_native(void);     /* errno or CUresult; 0 for "kra
 #define KRAIT_U16 11
 #define KRAIT_U32 12
 #define KRAIT_U64 13
+/* Weights in blocks (llama.cpp's q8_0 and q4_K), as types of a whole model; krait_dtype_bytes is 0. */
+#define KRAIT_Q8_0 14
+#define KRAIT_Q4_K 15
 
 KRAIT_API size_t krait_dtype_bytes(int32_t dtype); /* 0 for an unknown type */
 KRAIT_API const char *krait_dtype_name(int32_t dtype);
 
 /* ---- capabilities -------------------------------------------------------------------------------------------
- * What a row of an operator may need. Any of them can be masked: through krait_ctx_options.caps_mask, the program's
+ * What an implementation of an operator may need. Any of them can be masked: through krait_ctx_options.caps_mask, the
+ * program's
  * --caps and --tier, or the environment variables KRAIT_CAPS and KRAIT_TIER. */
 #define KRAIT_CAP_CPU (1ull << 0)         /* host memory, plain C */
 #define KRAIT_CAP_AVX2 (1ull << 1)        /* AVX2, FMA and F16C */
@@ -116,11 +120,11 @@ typedef struct krait_ctx krait_ctx;
 #define KRAIT_DEVICE_CUDA(i) (16 + (i)) /* GPU i in the driver's order */
 
 #define KRAIT_FALLBACK_DEFAULT 0 /* the environment variable KRAIT_FALLBACK, else _WARN */
-#define KRAIT_FALLBACK_WARN 1    /* use the next row or device, warn once, count it */
+#define KRAIT_FALLBACK_WARN 1    /* use the next implementation or device, warn once, count it */
 #define KRAIT_FALLBACK_NEVER 2   /* KRAIT_ERR_FALLBACK instead */
-/* _CPU: if no row of a GPU context accepts a call, or the GPU supports no tier: copy its tensors to the host, run the
- * CPU's row, copy back; waits for the stream. Each tensor is copied from its first to its last element, gaps
- * included. */
+/* _CPU: if no implementation of a GPU context accepts a call, or the GPU supports no tier: copy its tensors to the
+ * host, run the CPU's implementation, copy back; waits for the stream. Each tensor is copied from its first to its last
+ * element, gaps included. */
 #define KRAIT_FALLBACK_CPU 3
 
 typedef struct krait_ctx_options {
@@ -135,7 +139,8 @@ typedef struct krait_ctx_stats {
   uint32_t size;
   uint32_t reserved;
   uint64_t n_calls;     /* operator calls */
-  uint64_t n_fallbacks; /* of these, calls that ran on a row below the context's best tier, or on another device */
+  uint64_t n_fallbacks; /* of these, calls that ran on an implementation below the context's best tier, or on another
+                           device */
 } krait_ctx_stats;
 
 /* options may be NULL for all defaults. */
@@ -147,12 +152,13 @@ KRAIT_API int32_t krait_ctx_n_threads(const krait_ctx *ctx);
 KRAIT_API int32_t krait_ctx_read_stats(const krait_ctx *ctx, krait_ctx_stats *stats);
 
 /* ---- operators as data, as printed by krait info ------------------------------------------------------------------
- * op in 0..krait_n_ops()-1; row in 0..krait_op_n_rows(op)-1, best first, "ref" last. NULL and 0 for others. */
+ * op in 0..krait_n_ops()-1; implementation in 0..krait_op_n_impls(op)-1, best first, "ref" last. NULL and 0 for others.
+ */
 KRAIT_API int32_t krait_n_ops(void);
 KRAIT_API const char *krait_op_name(int32_t op);
-KRAIT_API int32_t krait_op_n_rows(int32_t op);
-KRAIT_API const char *krait_op_row_name(int32_t op, int32_t row);
-KRAIT_API uint64_t krait_op_row_needs(int32_t op, int32_t row); /* KRAIT_CAP_*: all of them */
+KRAIT_API int32_t krait_op_n_impls(int32_t op);
+KRAIT_API const char *krait_op_impl_name(int32_t op, int32_t impl);
+KRAIT_API uint64_t krait_op_impl_needs(int32_t op, int32_t impl); /* KRAIT_CAP_*: all of them */
 
 /* ---- devices ------------------------------------------------------------------------------------------------ */
 typedef struct krait_device_info {
@@ -179,22 +185,23 @@ KRAIT_API int32_t krait_embedded_ptx(int32_t index, const char **module, const c
 KRAIT_API int32_t krait_embedded_cubin(int32_t index, const char **module, const char **tier, int32_t *capability);
 
 /* ---- self-test ----------------------------------------------------------------------------------------------
- * Compares every row of every operator with the reference on random calls, on its own device, each tier in turn. */
+ * Compares every implementation of every operator with the reference on random calls, on its own device, each tier in
+ * turn. */
 typedef struct krait_selftest_line {
   uint32_t size;
   int32_t reserved;
-  const char *op, *row;
+  const char *op, *impl;
   int64_t n_runs, n_refused, n_failures;
   double worst;              /* largest error relative to the operator's bound */
   const char *first_failure; /* one sentence; "" for none */
 } krait_selftest_line;
 
 /* device: KRAIT_DEVICE_*; AUTO tests the CPU and every GPU. n_cases: per op, 0 for a run of well under a minute. report
- * is called for each op and row; its strings are valid until it returns. Returns KRAIT_OK even if rows fail: check
- * n_failures. A negative status means that something could not be run at all. */
+ * is called for each op and implementation; its strings are valid until it returns. Returns KRAIT_OK even if
+ * implementations fail: check n_failures. A negative status means that something could not be run at all. */
 KRAIT_API int32_t krait_selftest(int32_t device, int64_t n_cases, uint64_t seed,
                                  void (*report)(void *user, const krait_selftest_line *line), void *user);
-/* The same, only with rows whose needs are in caps_mask (as in krait_ctx_options). */
+/* The same, only with implementations whose needs are in caps_mask (as in krait_ctx_options). */
 KRAIT_API int32_t krait_selftest_with(int32_t device, uint64_t caps_mask, int64_t n_cases, uint64_t seed,
                                       void (*report)(void *user, const krait_selftest_line *line), void *user);
 

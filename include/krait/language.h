@@ -4,17 +4,17 @@
  *
  *   krait_lm_open(ctx, &(krait_lm_options){.size = sizeof(krait_lm_options), .path = "mamba-130m-hf"}, &lm);
  *   krait_lm_session_open(lm, NULL, &session);
- *   krait_lm_read(session, prompt, strlen(prompt), 0);
+ *   krait_lm_prefill(session, prompt, strlen(prompt), 0);
  *   for (int i = 0; i < 100 && !krait_lm_is_done(session); i++) {
  *     krait_lm_step(&session, 1);
  *     text = krait_lm_text(session, &n_bytes);
  *   }
  *
- * After an error. krait_lm_read, krait_lm_step and krait_lm_save that fail leave the text of every session as it was:
- * repeat the call, or go on with another. If memory runs out while a Mamba model reads, its states can be half computed
- * and are lost: then krait_lm_read, krait_lm_step and krait_lm_save refuse this session, with a sentence that says so,
- * until krait_lm_reset, krait_lm_load or krait_lm_score starts it again. Other sessions of the model are not affected.
- * krait_lm_load and krait_lm_score that fail leave the session as krait_lm_reset does. */
+ * After an error. krait_lm_prefill, krait_lm_step and krait_lm_save that fail leave the text of every session as it
+ * was: repeat the call, or go on with another. If memory runs out while a Mamba model reads, its states can be half
+ * computed and are lost: then krait_lm_prefill, krait_lm_step and krait_lm_save refuse this session, with a sentence
+ * that says so, until krait_lm_reset, krait_lm_load or krait_lm_score starts it again. Other sessions of the model are
+ * not affected. krait_lm_load and krait_lm_score that fail leave the session as krait_lm_reset does. */
 #ifndef KRAIT_LANGUAGE_H
 #define KRAIT_LANGUAGE_H
 
@@ -64,7 +64,7 @@ KRAIT_API int32_t krait_lm_reset(krait_lm_session *session);
 #define KRAIT_LM_PLAIN 2u /* names of special tokens in the text are plain text */
 /* Appends a prompt to what the session has read so far (prefill). UTF-8; n_bytes may be 0 if the session is not
  * empty. After an error the session has what it had before. */
-KRAIT_API int32_t krait_lm_read(krait_lm_session *session, const char *text, size_t n_bytes, uint32_t flags);
+KRAIT_API int32_t krait_lm_prefill(krait_lm_session *session, const char *text, size_t n_bytes, uint32_t flags);
 /* Generates the next token of each of n different sessions of one model, as one batch. After an error none of them has
  * a new token. */
 KRAIT_API int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n);
@@ -105,14 +105,14 @@ typedef struct krait_lm_timing {
   double token_s;       /* a step of the batch, with argmax on the host, median */
   double step_s;        /* a step without that, averaged over many in a row */
 } krait_lm_timing;
-typedef void (*krait_lm_kind_fn)(void *user, const char *run, const char *name, const char *op, const char *row,
+typedef void (*krait_lm_profile_fn)(void *user, const char *run, const char *name, const char *op, const char *impl,
                                  int64_t n_calls, double seconds);
-/* The calls of prefill and of a decode step: for each name and row the number of calls, and the time of all of them in
- * a row. */
-KRAIT_API int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
-                                 int64_t n_prompt, int32_t narrow_states, krait_lm_kind_fn kind, void *user);
+/* The calls of prefill and of a decode step: for each name and implementation the number of calls, and the time of all
+ * of them in a row. */
+KRAIT_API int32_t krait_lm_profile_by_kernel(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
+                                 int64_t n_prompt, int32_t narrow_states, krait_lm_profile_fn kind, void *user);
 /* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, for Mamba's models also
- * KRAIT_I32 (q8_0) and KRAIT_U8 (q4_k). */
+ * KRAIT_Q8_0 and KRAIT_Q4_K. */
 KRAIT_API int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
                                    int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing);
 

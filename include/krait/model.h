@@ -171,22 +171,22 @@ KRAIT_API int32_t krait_output_claim(const char *path, int32_t keep);
 KRAIT_API void krait_outputs_abandon(void);
 
 /* ---- verify: a recorded input against recorded outputs (docs/GOLDEN.md) ------------------------------------------ */
-typedef struct krait_verify_row {
+typedef struct krait_verify_result {
   char name[32];        /* "com", "mag", "wav" */
   double rel_l2, max_abs;
-} krait_verify_row;
+} krait_verify_result;
 /* Fills up to n_rows rows; n_filled receives the number of outputs in the file. A file without any output is
  * KRAIT_ERR_FILE_FORMAT. */
-KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows,
-                               int32_t *n_filled);
+KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_result *rows,
+                               int32_t n_rows, int32_t *n_filled);
 
 /* ---- graphs: the operators of a model ---------------------------------------------------------------------------- */
 typedef void (*krait_graph_line_fn)(void *user, const char *line);
 #define KRAIT_GRAPHS_PROFILE 1u /* run each graph on zeros, node by node, and time each node */
 /* The graphs of a model as ctx would run them, for a typical size: for each a heading, then one line per node (its
- * name, operator, row, time, bytes read and written, its outputs and their place in the graph's memory), then the
- * memory. options->weights_path: a weights file, or the folder of a language model, of CLIP or of Mobile-VideoGPT. For
- * PrimeKnet it is the graph used in training; for enhancement it has its own kernels. */
+ * name, operator, implementation, time, bytes read and written, its outputs and their place in the graph's memory),
+ * then the memory. options->weights_path: a weights file, or the folder of a language model, of CLIP or of
+ * Mobile-VideoGPT. For PrimeKnet it is the graph used in training; for enhancement it has its own kernels. */
 KRAIT_API int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *options, uint32_t flags,
                                      krait_graph_line_fn line, void *user);
 

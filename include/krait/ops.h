@@ -856,7 +856,7 @@ typedef struct krait_gemm_q8_args {
   krait_call call;
   int64_t M, N, S;      /* rows, outputs, blocks of 32 inputs */
   krait_view A;         /* (M,32S) activation type */
-  krait_view words;     /* (N,8S) int32 */
+  krait_view qweight;     /* (N,8S) int32 */
   krait_view scales;    /* (N,S) any float type */
   krait_view bias;      /* (N) any float type, or absent */
   krait_view out;       /* (M,N) any activation type */
@@ -872,7 +872,7 @@ typedef struct krait_gemm_q4k_args {
   krait_call call;
   int64_t M, N, S;      /* rows, outputs, super-blocks of 256 inputs */
   krait_view A;         /* (M,256S) activation type */
-  krait_view words;     /* (N,36S) int32 */
+  krait_view qweight;     /* (N,36S) int32 */
   krait_view bias;      /* (N) any float type, or absent */
   krait_view out;       /* (M,N) any activation type */
 } krait_gemm_q4k_args;
@@ -899,12 +899,12 @@ typedef struct krait_mamba_decode_args {
   float eps;
   int32_t reserved;
   krait_view dt_proj;             /* (Y,E,R); absent: Mamba-2 */
-  krait_view in_proj_words, x_proj_words, out_proj_words;    /* (Y,.,8S) int32, as of krait_gemm_q8: instead of in_proj,
-                                                                x_proj and out_proj, all of them or none */
+  krait_view in_proj_qweight, x_proj_qweight, out_proj_qweight; /* (Y,.,8S) int32, as of krait_gemm_q8: instead of
+                                                             in_proj, x_proj and out_proj, all of them or none */
   krait_view in_proj_scales, x_proj_scales, out_proj_scales; /* (Y,.,S) */
   krait_view x;                   /* (B,D) activation type */
   krait_view norm_weight;         /* (Y,D) */
-  krait_view in_proj; /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D); absent with in_proj_words, as x_proj and out_proj */
+  krait_view in_proj; /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D); absent with in_proj_qweight, as x_proj and out_proj */
   krait_view conv_weight;         /* (Y,C,W), C = E, Mamba-2 E+2GN */
   krait_view conv_bias;           /* (Y,C) or absent */
   krait_view x_proj;              /* (Y,R+2N,E); absent: Mamba-2 */

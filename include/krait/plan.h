@@ -1,6 +1,6 @@
-/* plan.h: a prepared call of an operator: checked, with its row chosen and its scratch size known. Running it takes the
- * addresses of its tensors, a stream and scratch. A plan is immutable: any thread may run it while its context is
- * open. */
+/* plan.h: a prepared call of an operator: checked, with its implementation chosen and its scratch size known. Running
+ * it takes the addresses of its tensors, a stream and scratch. A plan is immutable: any thread may run it while its
+ * context is open. */
 #ifndef KRAIT_PLAN_H
 #define KRAIT_PLAN_H
 
@@ -12,9 +12,9 @@ extern "C" {
 
 typedef struct krait_plan krait_plan;
 /* args: the op's args struct (krait/ops.h); its addresses define which tensors are given, how they are aligned and
- * which are the same. row: the name of the row to use, NULL for the best one. If it refuses the call,
- * krait_error_detail() says why. */
-KRAIT_API int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *row,
+ * which are the same. implementation: the name of the implementation to use, NULL for the best one. If it refuses the
+ * call, krait_error_detail() says why. */
+KRAIT_API int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *impl,
                                   krait_plan **plan);
 KRAIT_API void krait_plan_close(krait_plan **plan);
 /* addresses: in the order of the views in the args struct; those of absent tensors are ignored. Addresses that differ
@@ -22,7 +22,7 @@ KRAIT_API void krait_plan_close(krait_plan **plan);
 KRAIT_API int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *stream, void *scratch,
                                  uint64_t scratch_bytes);
 KRAIT_API uint64_t krait_plan_scratch_bytes(const krait_plan *plan);
-KRAIT_API const char *krait_plan_row_name(const krait_plan *plan);
+KRAIT_API const char *krait_plan_impl_name(const krait_plan *plan);
 
 /* The shape of the tensor of one view in an args struct. A size of -1: any, for example for a dimension whose stride is
  * 0. */

@@ -19,14 +19,14 @@ typedef struct krait_train_report {
 
 /* The place of this process among those of a run: each has its own GPU, and all have the same options except this
  * one. */
-typedef struct krait_train_place {
+typedef struct krait_train_launcher {
   uint32_t size;                    /* sizeof this struct */
   int32_t rank, n_ranks, local_rank; /* local_rank: among the processes of its machine; selects the GPU */
   char meet[300];                   /* "HOST:PORT" where rank 0 waits for the others */
-} krait_train_place;
+} krait_train_launcher;
 /* Reads it from the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or
  * mpirun (OMPI_COMM_WORLD_...); without them n_ranks is 1. */
-KRAIT_API int32_t krait_train_place_read(krait_train_place *place);
+KRAIT_API int32_t krait_train_launcher_read(krait_train_launcher *place);
 
 typedef struct krait_train_options {
   uint32_t size, resume;          /* sizeof this struct; 1: resume from the folder's checkpoint, with its configuration
@@ -45,7 +45,7 @@ typedef struct krait_train_options {
                                                  another thread */
   void *user;
   const char *plot_path;          /* a PNG plot of the losses, updated at the end of every epoch; may be NULL */
-  const krait_train_place *place; /* NULL: a single process */
+  const krait_train_launcher *place; /* NULL: a single process */
   int32_t (*progress)(void *user, int64_t done, int64_t total); /* after every step, on rank 0 only; a non-zero return
                                                                    stops with KRAIT_ERR_CANCELLED; may be NULL */
   uint32_t changed_data, reserved; /* 1: resume although the recordings are not those of the checkpoint */
@@ -69,7 +69,7 @@ typedef struct krait_train_times {
 /* Uses config, settings and weights of options. each may be NULL; it is called with the time of every single operator
  * call. */
 KRAIT_API int32_t krait_train_time(const krait_ctx *ctx, const krait_train_options *options, krait_train_times *times,
-                                   void (*each)(void *user, const char *node, const char *op, const char *row,
+                                   void (*each)(void *user, const char *node, const char *op, const char *impl,
                                                 double seconds),
                                    void *user);
 

@@ -27,7 +27,7 @@ KRAIT_API int32_t krait_classifier_file(krait_classifier *classifier, const char
 /* ---- questions about a video ----
  *   krait_describer_open(ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path =
  *     "Mobile-VideoGPT-0.5B"}, &describer);
- *   krait_describer_film(describer, "film.mp4", &film);
+ *   krait_describer_load(describer, "film.mp4", &film);
  *   krait_describer_ask(describer, "What happens?", NULL, &session);
  *   while (!krait_lm_is_done(session)) krait_lm_step(&session, 1), text = krait_lm_text(session, &n_bytes);  */
 typedef struct krait_describer krait_describer;
@@ -43,7 +43,7 @@ typedef struct krait_describer_options {
 /* The part of a video that the model saw. */
 #define KRAIT_FILM_FRAMES 16
 #define KRAIT_FILM_CHOSEN 8
-typedef struct krait_film {
+typedef struct krait_video_info {
   uint32_t size;
   int32_t n; /* frames used; fewer than 16 if the video has fewer: the rest are black, the model's own padding */
   int64_t n_frames;                  /* of the video */
@@ -51,8 +51,8 @@ typedef struct krait_film {
   int64_t at[KRAIT_FILM_FRAMES];     /* their indices */
   double score[KRAIT_FILM_FRAMES];   /* the attention that it receives from the frames of its half */
   int32_t chosen[KRAIT_FILM_CHOSEN]; /* those of the 16 that the video tower saw */
-  double read_s, look_s;             /* decoding; towers and projectors */
-} krait_film;
+  double decode_s, encode_s;            /* decoding; towers and projectors */
+} krait_video_info;
 
 /* ctx must outlive the describer, which belongs to one thread at a time. */
 KRAIT_API int32_t krait_describer_open(const krait_ctx *ctx, const krait_describer_options *options,
@@ -61,9 +61,9 @@ KRAIT_API void krait_describer_close(krait_describer **describer);
 /* One frame per second, at most 16, spread evenly; all later questions are about this video. FFmpeg's programs must
  * be installed. film may be NULL. After an error there is no video: krait_describer_ask and _sheet refuse until one has
  * been read, which may be the same. */
-KRAIT_API int32_t krait_describer_film(krait_describer *describer, const char *path, krait_film *film);
+KRAIT_API int32_t krait_describer_load(krait_describer *describer, const char *path, krait_video_info *film);
 /* A contact sheet of the frames as PNG; those that the video tower saw have a border. */
-KRAIT_API int32_t krait_describer_sheet(const krait_describer *describer, const char *png_path);
+KRAIT_API int32_t krait_describer_contact_sheet(const krait_describer *describer, const char *png_path);
 /* Reads video and question; krait_lm_step then generates the answer. A describer has one session at a time, which must
  * be closed before it. sampling may be NULL: greedy decoding. After an error there is no session, and the video is
  * still known: the call may be repeated. For the session what language.h says holds, but after krait_lm_reset it is an
@@ -76,9 +76,9 @@ typedef struct krait_describer_timing {
   uint32_t size;
   int32_t n_prompt; /* tokens and rows */
   double open_s;
-  double look_s;    /* from 16 decoded and resized frames to the video's rows: both towers, frame selection, projectors;
-                       the best of three */
-  double read_s;    /* the prompt, with its logits on the host; the best of three */
+  double encode_s; /* from 16 decoded and resized frames to the video's rows: both towers, frame selection, projectors;
+                    the best of three */
+  double prefill_s;  /* the prompt, with its logits on the host; the best of three */
   double token_s;   /* a token, with argmax on the host, median */
   uint64_t bytes;   /* of weights */
 } krait_describer_timing;

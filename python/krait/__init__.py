@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 
 def stats():
-    """Calls and fallbacks per open context: calls not on the best row, or on the CPU because of KRAIT_FALLBACK=cpu."""
+    """Calls and fallbacks per open context: calls not on the best implementation, or on the CPU because of KRAIT_FALLBACK=cpu."""
     from . import _load
     names = {key: "cuda:%d" % key[1] if isinstance(key, tuple) else "cpu, %d threads" % key for key in _load._contexts}
     return {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}

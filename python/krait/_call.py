@@ -337,14 +337,14 @@ class Call:
         self.invoke = self.operator.invoke
         self.words = words
 
-    def row(self, at):
-        """The name of the row that runs this call at `at`, or None."""
+    def implementation(self, at):
+        """The name of the implementation that runs this call at `at`, or None."""
         ffi, lib, words, plan = _load.ffi(), _load.lib(), self.words[:], _load.ffi().new("krait_plan **")
         for word, _ in self.addresses:
             words[word] = 64
         if at.context is None or lib.krait_plan_open(at.context, self.operator.name.encode(), ffi.from_buffer(words), ffi.NULL, plan) < 0:
             return None
-        name = ffi.string(lib.krait_plan_row_name(plan[0])).decode()
+        name = ffi.string(lib.krait_plan_impl_name(plan[0])).decode()
         lib.krait_plan_close(plan)
         return name
 

@@ -19,7 +19,7 @@ class KraitError(RuntimeError):
 
 
 class KraitUnsupported(KraitError, NotImplementedError):
-    """No row of the operator supports these arguments, or this library lacks the operator."""
+    """No implementation of the operator supports these arguments, or this library lacks the operator."""
 
 
 def library_path():

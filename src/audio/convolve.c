@@ -21,7 +21,7 @@ int64_t kr_power_of_two(int64_t n) {
 }
 
 /* In our own memory, so that running out of it is handled like everywhere else. */
-static kiss_fftr_cfg plan(int n_fft, int is_inverse) {
+static kiss_fftr_cfg plan_convolve(int n_fft, int is_inverse) {
   size_t bytes = 0;
   kiss_fftr_alloc(n_fft, is_inverse, NULL, &bytes);
   void *memory = kr_alloc(bytes);
@@ -34,8 +34,8 @@ int32_t kr_convolver_open(int64_t n_fft, kr_convolver **convolver) {
   kr_convolver *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a transform");
   c->n = n_fft;
-  c->forward = plan((int)n_fft, 0);
-  c->inverse = plan((int)n_fft, 1);
+  c->forward = plan_convolve((int)n_fft, 0);
+  c->inverse = plan_convolve((int)n_fft, 1);
   c->a = kr_alloc_array((size_t)n_fft / 2 + 1, sizeof *c->a);
   c->b = kr_alloc_array((size_t)n_fft / 2 + 1, sizeof *c->b);
   c->in = kr_alloc_array((size_t)n_fft, sizeof *c->in);
@@ -60,7 +60,7 @@ void kr_convolver_close(kr_convolver **convolver) {
 
 int64_t kr_convolver_size(const kr_convolver *c) { return c->n; }
 
-static void transform(kr_convolver *c, const float *x, int64_t n, kiss_fft_cpx *spectrum) {
+static void transform_convolve(kr_convolver *c, const float *x, int64_t n, kiss_fft_cpx *spectrum) {
   memcpy(c->in, x, (size_t)n * sizeof *x);
   memset(c->in + n, 0, (size_t)(c->n - n) * sizeof *x);
   kiss_fftr(c->forward, c->in, spectrum);
@@ -74,8 +74,8 @@ static const float *back(kr_convolver *c) {
 /* sign 1: a times b; -1: conjugated a times b. */
 static const float *multiply(kr_convolver *c, const float *a, int64_t n_a, const float *b, int64_t n_b, float sign) {
   const float scale = 1 / (float)c->n;
-  transform(c, a, n_a, c->a);
-  transform(c, b, n_b, c->b);
+  transform_convolve(c, a, n_a, c->a);
+  transform_convolve(c, b, n_b, c->b);
   for (int64_t k = 0; k <= c->n / 2; k++) {
     const kiss_fft_cpx x = {c->a[k].r * scale, sign * c->a[k].i * scale}, y = c->b[k];
     c->a[k].r = x.r * y.r - x.i * y.i;
@@ -93,7 +93,7 @@ const float *kr_convolver_correlate(kr_convolver *c, const float *a, int64_t n_a
 
 const float *kr_convolver_filter(kr_convolver *c, const float *a, int64_t n_a,
                                  double (*gain)(const void *user, int64_t bin), const void *user) {
-  transform(c, a, n_a, c->a);
+  transform_convolve(c, a, n_a, c->a);
   for (int64_t k = 0; k <= c->n / 2; k++) {
     const float g = (float)(gain(user, k) / (double)c->n);
     c->a[k].r *= g;

@@ -70,7 +70,7 @@ static double input_power(int bin) {
   return (br * br + bi * bi) / (ar * ar + ai * ai);
 }
 
-static void set_tables(kr_disturbance *d) {
+static void set_disturbance_tables(kr_disturbance *d) {
   for (int i = 0; i < FRAME; i++) d->window[i] = (float)(0.5 - 0.5 * cos(6.283185307179586 * i / FRAME));
   kr_pesq_open_ear(&d->ear);
   for (int b = 0, bin = 0; b < N_BANDS; b++) {
@@ -85,7 +85,7 @@ int32_t kr_disturbance_open(int64_t n, kr_disturbance **disturbance) {
   kr_disturbance *d = *disturbance = kr_zalloc(sizeof *d);
   KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory for what is heard");
   d->n = n, d->n_frames = (n - FRAME) / HOP + 1;
-  set_tables(d);
+  set_disturbance_tables(d);
   double **const rows[] = {&d->audible,   &d->other_audible, &d->ratio,           &d->gain,
                            &d->symmetric, &d->asymmetric,    &d->symmetric_slope, &d->asymmetric_slope,
                            &d->audible_slope};
@@ -118,7 +118,7 @@ void kr_disturbance_close(kr_disturbance **disturbance) {
 
 /* ---- forward ---- */
 
-static void transform(kr_disturbance *d, side *s, const float *samples) {
+static void transform_disturbance(kr_disturbance *d, side *s, const float *samples) {
   for (int64_t f = 0; f < d->n_frames; f++) {
     for (int i = 0; i < FRAME; i++) d->frame[i] = samples[f * HOP + i] * d->window[i];
     kr_any_fft_forward(d->fft, d->frame, s->re + f * N_BINS, s->im + f * N_BINS);
@@ -152,7 +152,7 @@ static void fill_bands(const kr_disturbance *d, side *s) {
 static int is_audible(const kr_disturbance *d, int b, double power, double factor) {
   return b > 0 && power > factor * d->ear.threshold[b];
 }
-static double audible_power(const kr_disturbance *d, const double *powers, double factor) {
+static double disturbance_audible_power(const kr_disturbance *d, const double *powers, double factor) {
   double sum = 0;
   for (int b = 1; b < N_BANDS; b++) sum += is_audible(d, b, powers[b], factor) ? powers[b] : 0;
   return sum;
@@ -162,7 +162,7 @@ static double audible_power(const kr_disturbance *d, const double *powers, doubl
 static int is_in_mean(const kr_disturbance *d, int64_t f, int b, double power) {
   return d->is_spoken[f] && power > 100 * d->ear.threshold[b];
 }
-static double mean_of_speech(const kr_disturbance *d, const side *s, int b) {
+static double disturbance_mean_of_speech(const kr_disturbance *d, const side *s, int b) {
   double sum = 0;
   for (int64_t f = 0; f < d->n_frames; f++)
     if (is_in_mean(d, f, b, s->given[f][b])) sum += s->given[f][b];
@@ -170,15 +170,17 @@ static double mean_of_speech(const kr_disturbance *d, const side *s, int b) {
 }
 
 static void compensate(kr_disturbance *d) {
-  for (int64_t f = 0; f < d->n_frames; f++) d->is_spoken[f] = audible_power(d, d->clean.given[f], 100) >= 1e7;
+  for (int64_t f = 0; f < d->n_frames; f++)
+    d->is_spoken[f] = disturbance_audible_power(d, d->clean.given[f], 100) >= 1e7;
   for (int b = 0; b < N_BANDS; b++) {
-    d->clean_mean[b] = mean_of_speech(d, &d->clean, b);
-    d->filter[b] = fmin(fmax((mean_of_speech(d, &d->other, b) + 1000) / (d->clean_mean[b] + 1000), 0.01), 100);
+    d->clean_mean[b] = disturbance_mean_of_speech(d, &d->clean, b);
+    d->filter[b] =
+        fmin(fmax((disturbance_mean_of_speech(d, &d->other, b) + 1000) / (d->clean_mean[b] + 1000), 0.01), 100);
     for (int64_t f = 0; f < d->n_frames; f++) d->clean.powers[f][b] = d->clean.given[f][b] * d->filter[b];
   }
   for (int64_t f = 0; f < d->n_frames; f++) {
-    d->audible[f] = audible_power(d, d->clean.powers[f], 1);
-    d->other_audible[f] = audible_power(d, d->other.given[f], 1);
+    d->audible[f] = disturbance_audible_power(d, d->clean.powers[f], 1);
+    d->other_audible[f] = disturbance_audible_power(d, d->other.given[f], 1);
     d->ratio[f] = (d->audible[f] + 5e3) / (d->other_audible[f] + 5e3);
     d->gain[f] = f > 0 ? 0.2 * d->gain[f - 1] + 0.8 * d->ratio[f] : d->ratio[f];
     for (int b = 0; b < N_BANDS; b++)
@@ -192,7 +194,7 @@ typedef struct heard {
   double d, by_clean, by_other, factor;
 } heard;
 
-static heard compare(const kr_disturbance *d, int b, double clean, double other) {
+static heard compare_disturbance(const kr_disturbance *d, int b, double clean, double other) {
   const double c = kr_pesq_loudness(&d->ear, b, clean), o = kr_pesq_loudness(&d->ear, b, other);
   const double factor = pow((other + 50) / (clean + 50), 1.2);
   heard h = {.factor = factor > 12 ? 12 : factor < 3 ? 0 : factor};
@@ -209,7 +211,7 @@ static void compare_frames(kr_disturbance *d) {
   for (int64_t f = 0; f < d->n_frames; f++) {
     double squares = 0, sum = 0;
     for (int b = 1; b < N_BANDS; b++) {
-      const heard h = compare(d, b, d->clean.powers[f][b], d->other.powers[f][b]);
+      const heard h = compare_disturbance(d, b, d->clean.powers[f][b], d->other.powers[f][b]);
       const double x = h.d * kr_pesq_bands[b].width_bark;
       squares += x * x, sum += fabs(x) * h.factor;
     }
@@ -218,7 +220,7 @@ static void compare_frames(kr_disturbance *d) {
 }
 
 /* Half-overlapping syllables by their sixth power, these by their squares; slope receives the derivatives. */
-static double over_time(const kr_disturbance *d, const double *x, double *slope) {
+static double disturbance_over_time(const kr_disturbance *d, const double *x, double *slope) {
   double sum = 0, n = 0;
   for (int64_t f = 0; f < d->n_frames; f++) slope[f] = 0;
   for (int64_t start = 0; start < d->n_frames; start += SYLLABLE / 2, n++) {
@@ -243,7 +245,7 @@ static double weigh(kr_disturbance *d) {
   for (int64_t f = 0; f < d->n_frames; f++) d->audible_slope[f] = 0;
   for (int k = 0; k < 2; k++) {
     for (int64_t f = 0; f < d->n_frames; f++) of[k][f] = fmin(of[k][f] / hidden(d->audible[f]), loudest);
-    result += share[k] * over_time(d, of[k], slope[k]);
+    result += share[k] * disturbance_over_time(d, of[k], slope[k]);
     for (int64_t f = 0; f < d->n_frames; f++) {
       if (of[k][f] >= loudest) slope[k][f] = 0;
       d->audible_slope[f] -= share[k] * slope[k][f] * of[k][f] * 0.04 / (d->audible[f] + 1e5);
@@ -262,7 +264,7 @@ static void frames_back(kr_disturbance *d) {
         d->symmetric[f] * hidden(d->audible[f]); /* sqrt(squares width); clipped at the maximum its derivative is 0 */
     for (int b = 0; b < N_BANDS; b++) {
       const double clean = d->clean.powers[f][b], other = d->other.powers[f][b], w = kr_pesq_bands[b].width_bark;
-      const heard h = compare(d, b, clean, other);
+      const heard h = compare_disturbance(d, b, clean, other);
       double by_d = d->asymmetric_slope[f] * h.factor * w * (h.d < 0 ? -1 : 1);
       if (root > 1e-9) by_d += d->symmetric_slope[f] * h.d * w * w * d->width / root;
       const double by_factor = h.factor > 0 && h.factor < 12
@@ -325,7 +327,7 @@ static void spectra_back(kr_disturbance *d, float *gradient) {
 }
 
 double kr_disturbance_run(kr_disturbance *d, const float *clean, const float *other, float *gradient) {
-  transform(d, &d->clean, clean), transform(d, &d->other, other);
+  transform_disturbance(d, &d->clean, clean), transform_disturbance(d, &d->other, other);
   d->clean.power = speech_power(d, &d->clean), d->other.power = speech_power(d, &d->other);
   if (d->clean.power < least_power || d->other.power < least_power) {
     if (gradient) memset(gradient, 0, (size_t)d->n * sizeof *gradient);

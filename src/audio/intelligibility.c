@@ -34,7 +34,7 @@ struct kr_intelligibility {
   double *energy;               /* of all clean frames */
 };
 
-static void set_tables(kr_intelligibility *s) {
+static void set_intelligibility_tables(kr_intelligibility *s) {
   for (int i = 0; i < FRAME; i++) s->window[i] = (float)(0.5 - 0.5 * cos(2 * PI * (i + 1) / (FRAME + 1)));
   for (int b = 0; b <= N_BANDS; b++) s->first_bin[b] = (int)lround(150 * pow(2, (2 * b - 1) / 6.0) * N_FFT / 16000);
 }
@@ -42,7 +42,7 @@ static void set_tables(kr_intelligibility *s) {
 int32_t kr_intelligibility_open(int64_t n, kr_intelligibility **intelligibility) {
   kr_intelligibility *s = *intelligibility = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for what is understood");
-  set_tables(s);
+  set_intelligibility_tables(s);
   s->n_frames = n < FRAME ? 0 : (n - FRAME) / HOP + 1;
   int32_t status = s->n_frames
                        ? kr_any_fft_open(N_FFT, &s->fft)

@@ -58,16 +58,16 @@ static double frame_snr_db(const kr_segsnr *s) {
 }
 
 void kr_segsnr_push(kr_segsnr *s, const float *clean, const float *other, int64_t n) {
-  enum { ROOM = KR_SEGSNR_FRAME + KR_SEGSNR_HOP };
+  enum { CAPACITY = KR_SEGSNR_FRAME + KR_SEGSNR_HOP };
   while (n > 0) {
-    const int step = n < ROOM - s->n_kept ? (int)n : ROOM - s->n_kept;
+    const int step = n < CAPACITY - s->n_kept ? (int)n : CAPACITY - s->n_kept;
     memcpy(s->clean + s->n_kept, clean, (size_t)step * sizeof(float));
     memcpy(s->other + s->n_kept, other, (size_t)step * sizeof(float));
     clean += step;
     other += step;
     n -= step;
     s->n_kept += step;
-    if (s->n_kept < ROOM) return;
+    if (s->n_kept < CAPACITY) return;
     s->sum_db += frame_snr_db(s);
     s->n_frames++;
     s->n_kept = KR_SEGSNR_FRAME;
@@ -197,7 +197,7 @@ static void keep_frame(const kr_stoi *s, side *of) {
   for (int i = 0; i < FRAME; i++) of->joined[2][i] = s->window[i] * of->recent[i];
 }
 
-static void take_frame(kr_stoi *s) {
+static void take_metrics_frame(kr_stoi *s) {
   if (s->loudest_db - 40 - frame_db(s, s->clean.recent) >= 0) return;
   keep_frame(s, &s->clean);
   keep_frame(s, &s->other);
@@ -215,7 +215,7 @@ void kr_stoi_push(kr_stoi *s, const float *clean, const float *other, int64_t n)
     s->clean.recent[s->n_recent] = clean[i];
     s->other.recent[s->n_recent++] = other[i];
     if (s->n_recent <= FRAME) continue;
-    take_frame(s);
+    take_metrics_frame(s);
     s->n_recent -= HOP;
     memmove(s->clean.recent, s->clean.recent + HOP, (size_t)s->n_recent * sizeof(float));
     memmove(s->other.recent, s->other.recent + HOP, (size_t)s->n_recent * sizeof(float));

@@ -79,7 +79,7 @@ static void band_powers(const model *m, const float *samples, float *out) {
 }
 
 /* Sums the bands above `factor` times the hearing threshold. */
-static double audible_power(const model *m, const float *powers, double factor) {
+static double pesq_audible_power(const model *m, const float *powers, double factor) {
   double sum = 0;
   for (int b = 1; b < N_BANDS; b++)
     if (powers[b] > factor * m->ear.threshold[b]) sum += powers[b];
@@ -93,17 +93,17 @@ static int64_t delay_at(const kr_pesq_pair *pair, int64_t sample) {
   return pair->utterances[i].delay;
 }
 
-static void hear(model *m) {
+static void hear_pesq(model *m) {
   for (int64_t f = 0; f < m->n_frames; f++) {
     const int64_t at = KR_PESQ_MARGIN + f * HOP, other_at = at + delay_at(m->pair, at);
     band_powers(m, m->pair->clean.samples + at, m->clean[f]);
     if (other_at > 0 && other_at + FRAME < m->n_all) band_powers(m, m->pair->other.samples + other_at, m->other[f]);
     else memset(m->other[f], 0, sizeof m->other[f]);
-    m->is_silent[f] = audible_power(m, m->clean[f], 100) < 1e7;
+    m->is_silent[f] = pesq_audible_power(m, m->clean[f], 100) < 1e7;
   }
 }
 
-static double mean_of_speech(const model *m, float (*powers)[N_BANDS], int b) {
+static double pesq_mean_of_speech(const model *m, float (*powers)[N_BANDS], int b) {
   double sum = 0;
   for (int64_t f = 0; f < m->n_frames; f++)
     if (!m->is_silent[f] && powers[f][b] > 100 * m->ear.threshold[b]) sum += powers[f][b];
@@ -113,7 +113,7 @@ static double mean_of_speech(const model *m, float (*powers)[N_BANDS], int b) {
 /* A constant filter between the two is less audible: it is applied to the clean signal, within 20 dB. */
 static void compensate_filter(model *m) {
   for (int b = 0; b < N_BANDS; b++) {
-    const double ratio = (mean_of_speech(m, m->other, b) + 1000) / (mean_of_speech(m, m->clean, b) + 1000);
+    const double ratio = (pesq_mean_of_speech(m, m->other, b) + 1000) / (pesq_mean_of_speech(m, m->clean, b) + 1000);
     const float gain = (float)(ratio > 100 ? 100 : ratio < 0.01 ? 0.01 : ratio);
     for (int64_t f = 0; f < m->n_frames; f++) m->clean[f][b] *= gain;
   }
@@ -138,8 +138,8 @@ static double unmasked(double clean, double other) {
 /* One frame's disturbances; *gain follows the other signal's level, slowly. */
 static void compare_frame(model *m, int64_t f, double *gain, double *symmetric, double *asymmetric) {
   double heard[N_BANDS];
-  m->audible[f] = audible_power(m, m->clean[f], 1);
-  const double ratio = (m->audible[f] + 5e3) / (audible_power(m, m->other[f], 1) + 5e3);
+  m->audible[f] = pesq_audible_power(m, m->clean[f], 1);
+  const double ratio = (m->audible[f] + 5e3) / (pesq_audible_power(m, m->other[f], 1) + 5e3);
   *gain = f > 0 ? 0.2 * *gain + 0.8 * ratio : ratio;
   const double scale = *gain > 5 ? 5 : *gain < 3e-4 ? 3e-4 : *gain;
   for (int b = 0; b < N_BANDS; b++) {
@@ -276,7 +276,7 @@ static double time_weight(const model *m, int64_t frame) {
 }
 
 /* Half-overlapping syllables of 20 frames by their sixth power, these by their squares. */
-static double over_time(const model *m, const double *disturbance, int64_t first) {
+static double pesq_over_time(const model *m, const double *disturbance, int64_t first) {
   enum { SYLLABLE = 20 };
   double sum = 0, weights = 0;
   for (int64_t start = first; start < m->n_frames; start += SYLLABLE / 2) {
@@ -344,7 +344,7 @@ int32_t kr_pesq_compare(const kr_pesq_pair *pair, double *score) {
   double gain = 1;
   int32_t status = open_model(&m, n_frames);
   if (status == KRAIT_OK) {
-    hear(&m);
+    hear_pesq(&m);
     compensate_filter(&m);
     for (int64_t f = 0; f < n_frames; f++) compare_frame(&m, f, &gain, &m.symmetric[f], &m.asymmetric[f]);
     skip_lost_frames(&m);
@@ -352,7 +352,7 @@ int32_t kr_pesq_compare(const kr_pesq_pair *pair, double *score) {
   }
   if (status == KRAIT_OK) {
     weigh_by_loudness(&m);
-    *score = 4.5 - 0.1 * over_time(&m, m.symmetric, first) - 0.0309 * over_time(&m, m.asymmetric, first);
+    *score = 4.5 - 0.1 * pesq_over_time(&m, m.symmetric, first) - 0.0309 * pesq_over_time(&m, m.asymmetric, first);
   }
   close_model(&m);
   return status;

@@ -17,11 +17,12 @@ static const double PI = 3.14159265358979323846;
 
 static double frame_weight(int i) { return 0.5 * (1 - cos(2 * PI * (i + 1) / (FRAME + 1))); }
 
+/* As the usual scripts, without the last. */
 static int64_t n_frames_of(int64_t n) {
   return n < FRAME ? 0 : (n - FRAME) / HOP;
-} /* as the usual scripts, without the last */
+}
 
-static int compare(const void *a, const void *b) {
+static int compare_quality(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
@@ -29,7 +30,7 @@ static int compare(const void *a, const void *b) {
 static double mean_of_lowest(double *values, int64_t n) {
   const int64_t used = (int64_t)rint((double)n * 0.95);
   double sum = 0;
-  qsort(values, (size_t)n, sizeof *values, compare);
+  qsort(values, (size_t)n, sizeof *values, compare_quality);
   for (int64_t i = 0; i < used; i++) sum += values[i];
   return used > 0 ? sum / (double)used : NAN;
 }

@@ -49,7 +49,7 @@ void kr_resampler_close(kr_resampler **resampler) {
   *resampler = NULL;
 }
 
-static int32_t deliver(kr_resampler *r, const float *samples, int64_t n) {
+static int32_t deliver_resample(kr_resampler *r, const float *samples, int64_t n) {
   if (n > r->n_out_limit - r->n_out) n = r->n_out_limit - r->n_out;
   r->n_out += n;
   return kr_sink_push(&r->sink, samples, n);
@@ -61,7 +61,7 @@ static int32_t convert(kr_resampler *r, const float *samples, int64_t n) {
     size_t n_used = 0, n_made = 0;
     soxr_error_t error = soxr_process(r->soxr, samples, samples ? (size_t)n : 0, &n_used, r->block, BLOCK, &n_made);
     KR_CHECK(!error, KRAIT_ERR_UNSUPPORTED, "resampling %d Hz to %d Hz failed: %s", r->in_hz, r->out_hz, error);
-    KR_TRY(deliver(r, r->block, (int64_t)n_made));
+    KR_TRY(deliver_resample(r, r->block, (int64_t)n_made));
     if (samples) samples += n_used;
     n -= (int64_t)n_used;
     if (n_made < BLOCK && n <= 0) return KRAIT_OK;
@@ -72,7 +72,7 @@ static int32_t convert(kr_resampler *r, const float *samples, int64_t n) {
 int32_t kr_resampler_push(kr_resampler *r, const float *samples, int64_t n) {
   r->n_in += n;
   if (n == 0) return KRAIT_OK;
-  return r->soxr ? convert(r, samples, n) : deliver(r, samples, n);
+  return r->soxr ? convert(r, samples, n) : deliver_resample(r, samples, n);
 }
 
 static int32_t push_zeros(kr_resampler *r, int64_t n,
@@ -92,5 +92,5 @@ int32_t kr_resampler_finish(kr_resampler *r, int64_t n_out) {
     KR_TRY(push_zeros(r, kr_resampled_length(n_out + 1, r->out_hz, r->in_hz) - r->n_in, convert));
     KR_TRY(convert(r, NULL, 0));
   }
-  return push_zeros(r, n_out - r->n_out, deliver);
+  return push_zeros(r, n_out - r->n_out, deliver_resample);
 }

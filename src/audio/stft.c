@@ -61,7 +61,7 @@ static void close_bench(bench *b) {
   kr_any_fft_close(&b->any);
 }
 
-static int32_t open_parts(kr_stft *s) {
+static int32_t open_stft_parts(kr_stft *s) {
   const float step = (float)(2 * 3.14159265358979323846 / (double)s->n_fft);
   s->window = kr_alloc_array((size_t)s->n_fft, sizeof *s->window);
   s->benches = kr_alloc_array((size_t)s->n_benches, sizeof *s->benches);
@@ -80,7 +80,7 @@ int32_t kr_stft_open(int64_t n_fft, int64_t hop, kr_pool *pool, kr_stft **stft) 
   s->n_fft = n_fft, s->hop = hop, s->F = n_fft / 2 + 1;
   s->pool = pool;
   s->n_benches = kr_pool_size(pool);
-  int32_t status = open_parts(s);
+  int32_t status = open_stft_parts(s);
   if (status < 0) kr_stft_close(&s);
   *stft = s;
   return status;
@@ -122,7 +122,7 @@ static void transform_back(const kr_stft *s, bench *b) {
 }
 
 /* Frame t of wav -> b's re, im. */
-static void take_frame(const kr_stft *s, bench *b, const float *wav, int64_t n_samples, int64_t t) {
+static void take_stft_frame(const kr_stft *s, bench *b, const float *wav, int64_t n_samples, int64_t t) {
   for (int64_t i = 0; i < s->n_fft; i++)
     b->frame[i] = wav[reflect(t * s->hop + i - s->n_fft / 2, n_samples)] * s->window[i];
   transform_frame(b);
@@ -140,7 +140,7 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
   const kr_stft *s = job->s;
   bench *b = &s->benches[worker];
   for (int64_t t = begin; t < end; t++) {
-    take_frame(s, b, job->wav, job->n_samples, t);
+    take_stft_frame(s, b, job->wav, job->n_samples, t);
     for (int64_t f = 0; f < s->F; f++) {
       const float re = b->re[f], im = b->im[f];
       float mag = powf(sqrtf(re * re + im * im + 1e-9f), job->power), pha = atan2f(im + 1e-10f, re + 1e-5f);
@@ -158,7 +158,7 @@ static int32_t check_length(const kr_stft *s, int64_t n_samples) {
 
 int32_t kr_stft_frame(kr_stft *s, const float *wav, int64_t n_samples, int64_t t, float *re, float *im) {
   KR_TRY(check_length(s, n_samples));
-  take_frame(s, s->benches, wav, n_samples, t);
+  take_stft_frame(s, s->benches, wav, n_samples, t);
   memcpy(re, s->benches->re, (size_t)s->F * sizeof *re), memcpy(im, s->benches->im, (size_t)s->F * sizeof *im);
   return KRAIT_OK;
 }

@@ -21,7 +21,7 @@ struct kr_track {
   float mono[BLOCK];
 };
 
-static int32_t open_parts(kr_track *t, const char *path, int32_t channel) {
+static int32_t open_track_parts(kr_track *t, const char *path, int32_t channel) {
   KR_TRY(kr_audio_open(path, &t->in));
   const kr_audio_info *info = kr_audio_in_info(t->in);
   t->channel = channel < info->n_channels ? channel : info->n_channels - 1;
@@ -34,7 +34,7 @@ int32_t kr_track_open(const char *path, int32_t channel, int32_t sample_rate_hz,
   kr_track *t = kr_zalloc(sizeof *t);
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory to read %s", path);
   t->sample_rate_hz = sample_rate_hz;
-  int32_t status = open_parts(t, path, channel);
+  int32_t status = open_track_parts(t, path, channel);
   if (status < 0) kr_track_close(&t);
   else *track = t;
   return status;

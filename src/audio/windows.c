@@ -51,7 +51,7 @@ int64_t kr_windows_count(const kr_windows_shape *shape, int64_t n) {
   return 1 + (n - shape->window + hop_of(shape) - 1) / hop_of(shape);
 }
 
-static int32_t open_parts(kr_windows *w) {
+static int32_t open_windows_parts(kr_windows *w) {
   const int64_t window = w->shape.window, fade = w->shape.fade, most = w->runner.most;
   w->history = kr_alloc_array((size_t)(window + span_of(w) + 1), sizeof(float));
   w->results = kr_alloc_array((size_t)window, (size_t)(w->runner.finish ? 2 * most : most) * sizeof(float));
@@ -75,7 +75,7 @@ int32_t kr_windows_open(const kr_windows_shape *shape, const kr_window_runner *r
   KR_CHECK(w, KRAIT_ERR_NO_MEMORY, "no memory for windows");
   *w = (kr_windows){.shape = *shape, .runner = *runner, .sink = sink};
   if (w->runner.most < 1) w->runner.most = 1;
-  const int32_t status = open_parts(w);
+  const int32_t status = open_windows_parts(w);
   if (status < 0) kr_windows_close(&w);
   *windows = w;
   return status;
@@ -104,7 +104,7 @@ static int64_t until_of(const kr_windows *w, const batch *b, int64_t i) {
 }
 
 /* Delivers everything up to `until`; samples in the fade after it are kept. */
-static int32_t deliver(kr_windows *w, float *result, int64_t start, int64_t n, int64_t until) {
+static int32_t deliver_windows(kr_windows *w, float *result, int64_t start, int64_t n, int64_t until) {
   const int64_t fade = w->shape.fade;
   float *from = result + (w->joint - start);
   if (w->n_run > 0)
@@ -120,7 +120,7 @@ static int32_t deliver_batch(kr_windows *w, const batch *b) {
   for (int64_t i = 0; i < b->n; i++) {
     float *result = b->result + i * w->shape.window;
     if (w->runner.done) KR_TRY(w->runner.done(w->runner.user, result, b->size));
-    KR_TRY(deliver(w, result, start_of(w, b, i), b->size, until_of(w, b, i)));
+    KR_TRY(deliver_windows(w, result, start_of(w, b, i), b->size, until_of(w, b, i)));
   }
   return KRAIT_OK;
 }
@@ -150,12 +150,13 @@ static void append(kr_windows *w, const float *samples, int64_t n) {
 
 int32_t kr_windows_push(kr_windows *w, const float *samples, int64_t n) {
   while (n > 0) {
-    int64_t room = w->start + span_of(w) + 1 - w->end; /* one sample more than the windows: none of them is the last */
-    int64_t step = n < room ? n : room;
+    int64_t capacity =
+        w->start + span_of(w) + 1 - w->end; /* one sample more than the windows: none of them is the last */
+    int64_t step = n < capacity ? n : capacity;
     append(w, samples, step);
     samples += step;
     n -= step;
-    if (step < room) continue;
+    if (step < capacity) continue;
     KR_TRY(give(w, w->runner.most, w->shape.window, 0));
     w->start += w->runner.most * hop_of(&w->shape);
   }

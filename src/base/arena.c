@@ -174,11 +174,11 @@ void kr_text_print(kr_text *text, const char *format, ...) {
   va_list args, again;
   va_start(args, format);
   va_copy(again, args);
-  const size_t room = text->cap - text->length;
-  int length = vsnprintf(room ? text->at + text->length : NULL, room, format, again);
+  const size_t capacity = text->cap - text->length;
+  int length = vsnprintf(capacity ? text->at + text->length : NULL, capacity, format, again);
   va_end(again);
-  if (length > 0 && (size_t)length >= room) {
-    if (room) text->at[text->length] = '\0';
+  if (length > 0 && (size_t)length >= capacity) {
+    if (capacity) text->at[text->length] = '\0';
     if (!reserve(text, (size_t)length)) length = 0;
     else vsnprintf(text->at + text->length, (size_t)length + 1, format, args);
   }

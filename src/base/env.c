@@ -9,7 +9,7 @@ static const char *text_of(const char *name) {
   return text && *text ? text : NULL;
 }
 
-static int number_of(const char *name) {
+static int env_number_of(const char *name) {
   const char *text = text_of(name);
   long value = text ? strtol(text, NULL, 10) : 0;
   return value < 0 || value > 1 << 20 ? 0 : (int)value;
@@ -17,9 +17,9 @@ static int number_of(const char *name) {
 
 const char *kr_env_caps(void) { return text_of("KRAIT_CAPS"); }
 const char *kr_env_tier(void) { return text_of("KRAIT_TIER"); }
-int kr_env_verbose(void) { return number_of("KRAIT_VERBOSE"); }
+int kr_env_verbose(void) { return env_number_of("KRAIT_VERBOSE"); }
 const char *kr_env_fallback(void) { return text_of("KRAIT_FALLBACK"); }
-int kr_env_threads(void) { return number_of("KRAIT_THREADS"); }
+int kr_env_threads(void) { return env_number_of("KRAIT_THREADS"); }
 const char *kr_env_libcuda(void) { return text_of("KRAIT_LIBCUDA"); }
 const char *kr_env_libnccl(void) { return text_of("KRAIT_LIBNCCL"); }
 const char *kr_env_tmpdir(void) { return text_of("TMPDIR") ? text_of("TMPDIR") : "/tmp"; }

@@ -1,5 +1,5 @@
 /* half.h: float16 and bfloat16 as uint16_t, scalar conversions, round to nearest even; NaN stays NaN. The exact bit
- * arithmetic is defined here, so that all rows and tests agree on it. */
+ * arithmetic is defined here, so that all implementations and tests agree on it. */
 #ifndef KR_HALF_H
 #define KR_HALF_H
 

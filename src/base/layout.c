@@ -18,7 +18,7 @@ KR_BYTES(krait_quality, 80);
 KR_BYTES(krait_evaluation, 184);
 KR_BYTES(krait_scores, 24);
 KR_BYTES(krait_enhance_result, 256);
-KR_BYTES(krait_verify_row, 48);
+KR_BYTES(krait_verify_result, 48);
 KR_BYTES(krait_image, 88);
 KR_BYTES(krait_container, 48);
 KR_BYTES(krait_target, 24);

@@ -56,7 +56,7 @@ int kr_usable_cores(void) {
   return n > 0 ? (int)n : 1;
 }
 
-static void take_pieces(kr_pool *pool, int worker) {
+static void claim_slices(kr_pool *pool, int worker) {
   long long begin = atomic_load(&pool->next);
   while (begin < pool->n) {
     const int64_t end = pool->n - begin < pool->grain ? pool->n : begin + pool->grain;
@@ -93,7 +93,7 @@ static void take_shares(kr_pool *pool, int worker) {
 
 static void work(kr_pool *pool, int worker) {
   if (pool->is_long) take_shares(pool, worker);
-  else take_pieces(pool, worker);
+  else claim_slices(pool, worker);
 }
 
 /* Loops follow each other closely inside a model, faster than a sleeping thread wakes up: a thread first spins for some
@@ -109,18 +109,18 @@ static int keeps_waiting(int round, int64_t *end_ns) {
   return now < *end_ns;
 }
 
-static unsigned number_of(const kr_pool *pool) { return (unsigned)(atomic_load(&pool->loop) / ONE_LOOP); }
+static unsigned pool_number_of(const kr_pool *pool) { return (unsigned)(atomic_load(&pool->loop) / ONE_LOOP); }
 
 static int wait_for_work(kr_pool *pool, unsigned seen) {
   int64_t end_ns = 0;
-  for (int i = 1; number_of(pool) == seen && keeps_waiting(i, &end_ns); i++) continue;
-  if (number_of(pool) != seen) return 1;
+  for (int i = 1; pool_number_of(pool) == seen && keeps_waiting(i, &end_ns); i++) continue;
+  if (pool_number_of(pool) != seen) return 1;
   pthread_mutex_lock(&pool->mutex);
   atomic_fetch_add(&pool->n_asleep, 1);
-  while (number_of(pool) == seen && !pool->stopping) pthread_cond_wait(&pool->wake, &pool->mutex);
+  while (pool_number_of(pool) == seen && !pool->stopping) pthread_cond_wait(&pool->wake, &pool->mutex);
   atomic_fetch_sub(&pool->n_asleep, 1);
   pthread_mutex_unlock(&pool->mutex);
-  return number_of(pool) != seen;
+  return pool_number_of(pool) != seen;
 }
 
 /* Whether the current loop was still open; its number in either case. */
@@ -210,7 +210,7 @@ static void share_loop(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_
   for (int i = 0; pool->is_long && i < pool->n_threads; i++)
     atomic_store(&pool->shares[i].left, share_of(n * i / pool->n_threads, n * (i + 1) / pool->n_threads));
   atomic_store(&pool->next, 0);
-  atomic_store(&pool->loop, (unsigned long long)(number_of(pool) + 1) * ONE_LOOP);
+  atomic_store(&pool->loop, (unsigned long long)(pool_number_of(pool) + 1) * ONE_LOOP);
   wake_workers(pool);
   inside_loop = 1;
   work(pool, 0);
@@ -226,7 +226,7 @@ static void share_loop(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_
   pthread_mutex_unlock(&pool->mutex);
 }
 
-static void run(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_range_fn fn, void *user) {
+static void run_items(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_range_fn fn, void *user) {
   if (n <= 0) return;
   if (grain < 1) grain = 1;
   int alone = !pool || pool->n_threads == 1 || n <= grain || inside_loop || pool->owner != getpid();
@@ -239,8 +239,8 @@ static void run(kr_pool *pool, int64_t n, int64_t grain, int is_long, kr_range_f
 }
 
 void kr_pool_run(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
-  run(pool, n, grain, 0, fn, user);
+  run_items(pool, n, grain, 0, fn, user);
 }
 void kr_pool_run_long(kr_pool *pool, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
-  run(pool, n, grain, 1, fn, user);
+  run_items(pool, n, grain, 1, fn, user);
 }

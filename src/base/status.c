@@ -9,12 +9,12 @@
 #include "answer.h"
 #include "clocale.h"
 
-typedef struct kr_status_row {
+typedef struct kr_status_line {
   int32_t status;
   const char *name, *text, *cure;
-} kr_status_row;
+} kr_status_line;
 
-static const kr_status_row status_rows[] = {
+static const kr_status_line status_lines[] = {
 #define KR_STATUS(name, text, cure) {name, #name, text, cure},
 #include "status.def"
 #undef KR_STATUS
@@ -28,25 +28,25 @@ typedef struct kr_last_error {
 
 static _Thread_local kr_last_error last_error = {.origin = "krait"};
 
-static const kr_status_row *find_row(int32_t status) {
-  for (size_t i = 0; i < sizeof status_rows / sizeof *status_rows; i++)
-    if (status_rows[i].status == status) return &status_rows[i];
+static const kr_status_line *find_line(int32_t status) {
+  for (size_t i = 0; i < sizeof status_lines / sizeof *status_lines; i++)
+    if (status_lines[i].status == status) return &status_lines[i];
   return NULL;
 }
 
 const char *krait_status_name(int32_t status) {
-  const kr_status_row *row = find_row(status);
-  return row ? row->name : "KRAIT_ERR_UNKNOWN";
+  const kr_status_line *line = find_line(status);
+  return line ? line->name : "KRAIT_ERR_UNKNOWN";
 }
 
 const char *krait_status_text(int32_t status) {
-  const kr_status_row *row = find_row(status);
-  return row ? row->text : "unknown status";
+  const kr_status_line *line = find_line(status);
+  return line ? line->text : "unknown status";
 }
 
 const char *krait_status_cure(int32_t status) {
-  const kr_status_row *row = find_row(status);
-  return row ? row->cure : "";
+  const kr_status_line *line = find_line(status);
+  return line ? line->cure : "";
 }
 
 const char *krait_error_detail(void) { return last_error.detail; }
@@ -73,7 +73,7 @@ void kr_forget_failure(void) {
   last_error.native = 0;
 }
 
-void kr_keep_failure(const char *format, ...) {
+void kr_graph_keep_error(const char *format, ...) {
   va_list list;
   va_start(list, format);
   keep("krait", 0, NULL, format, list);

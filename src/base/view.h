@@ -1,5 +1,5 @@
-/* view.h: element access to a krait_view in any float type, for reference rows and checks; and small argument
- * helpers. */
+/* view.h: element access to a krait_view in any float type, for reference implementations and checks; and small
+ * argument helpers. */
 #ifndef KR_VIEW_H
 #define KR_VIEW_H
 
@@ -30,7 +30,7 @@ static inline double kr_get(const krait_view *v, int64_t offset) {
   }
 }
 
-/* Rounds to the view's type; from double to a 16-bit type in two steps, as the fast rows do from float. */
+/* Rounds to the view's type; from double to a 16-bit type in two steps, as the fast implementations do from float. */
 static inline void kr_put(const krait_view *v, int64_t offset, double value) {
   switch (v->dtype) {
     case KRAIT_F16: ((uint16_t *)v->data)[offset] = kr_float_to_f16((float)value); break;

@@ -26,20 +26,20 @@ static int compare_times(const void *a, const void *b) {
 
 void kr_sort_times(double *times, int n) { qsort(times, (size_t)n, sizeof *times, compare_times); }
 
-/* Runs row until budget_s is used up, at least a few times after one warm-up. */
-static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_call *c, double budget_s, int most_runs,
+/* Runs implementation until budget_s is used up, at least a few times after one warm-up. */
+static int32_t time_impl(const krait_ctx *ctx, const kr_impl *impl, kr_measured_call *c, double budget_s, int most_runs,
                         double *times, int *n_runs) {
   krait_call *call = (krait_call *)c->args;
-  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, call) : 0;
+  call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, call) : 0;
   call->scratch = kr_alloc(call->scratch_bytes);
   KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for scratch");
-  int32_t status = most_runs > 1 ? row->run(ctx, call) : KRAIT_OK;
+  int32_t status = most_runs > 1 ? impl->run(ctx, call) : KRAIT_OK;
   const int64_t begin = kr_clock_ns();
   *n_runs = 0;
   while (status >= 0 && *n_runs < most_runs &&
          (*n_runs < FEWEST_RUNS || (double)(kr_clock_ns() - begin) * 1e-9 < budget_s)) {
     const int64_t start = kr_clock_ns();
-    status = row->run(ctx, call);
+    status = impl->run(ctx, call);
     times[(*n_runs)++] = (double)(kr_clock_ns() - start) * 1e-9;
   }
   kr_free(call->scratch);
@@ -47,20 +47,20 @@ static int32_t time_row(const krait_ctx *ctx, const kr_row *row, kr_measured_cal
   return status;
 }
 
-static int32_t measure_on_cpu(const krait_ctx *ctx, const kr_row *row, const kr_row *reference, kr_measured_call *c,
+static int32_t measure_on_cpu(const krait_ctx *ctx, const kr_impl *impl, const kr_impl *reference, kr_measured_call *c,
                               double budget_s, krait_op_timing *out) {
   double times[KR_MEASURE_RUNS];
   int n_reference;
-  KR_TRY(time_row(ctx, row, c, budget_s, KR_MEASURE_RUNS, times, &out->n_runs));
+  KR_TRY(time_impl(ctx, impl, c, budget_s, KR_MEASURE_RUNS, times, &out->n_runs));
   out->best_s = times[0], out->median_s = times[out->n_runs / 2];
   if (!reference) return KRAIT_OK;
-  KR_TRY(time_row(ctx, reference, c, 0, 1, times, &n_reference));
+  KR_TRY(time_impl(ctx, reference, c, 0, 1, times, &n_reference));
   out->reference_s = times[0];
   return KRAIT_OK;
 }
 
 typedef struct request {
-  const char *op, *row, *shape; /* row: NULL for the best */
+  const char *op, *impl, *shape; /* implementation: NULL for the best */
   int32_t dtype, with_reference;
   double budget_s;
 } request;
@@ -71,14 +71,14 @@ static int32_t measure_call(const krait_ctx *ctx, const kr_op *op, const request
   kr_plan *plan = NULL;
   KR_CHECK(!ctx->cuda || !r->with_reference, KRAIT_ERR_UNSUPPORTED,
            "the reference runs on the CPU only; time it there, with --device cpu");
-  KR_TRY(kr_plan_open(op, ctx, c->args, r->row, &plan));
-  const kr_row *row = kr_plan_row(plan), *reference = r->with_reference ? &op->rows[op->n_rows - 1] : NULL;
+  KR_TRY(kr_plan_open(op, ctx, c->args, r->impl, &plan));
+  const kr_impl *impl = kr_plan_impl(plan), *reference = r->with_reference ? &op->impls[op->n_impls - 1] : NULL;
   kr_plan_close(&plan);
-  KR_CHECK(row, KRAIT_ERR_UNSUPPORTED, "%s runs on the host with this GPU: %s", op->name, krait_error_detail());
+  KR_CHECK(impl, KRAIT_ERR_UNSUPPORTED, "%s runs on the host with this GPU: %s", op->name, krait_error_detail());
   op->cost(c->args, &cost);
-  *out = (krait_op_timing){.flops = cost.flops, .bytes = cost.bytes, .exps = cost.exps, .row = row->name};
-  return ctx->cuda ? kr_measure_on_device(ctx, op, row, c, r->budget_s, out)
-                   : measure_on_cpu(ctx, row, reference, c, r->budget_s, out);
+  *out = (krait_op_timing){.flops = cost.flops, .bytes = cost.bytes, .exps = cost.exps, .impl = impl->name};
+  return ctx->cuda ? kr_measure_on_device(ctx, op, impl, c, r->budget_s, out)
+                   : measure_on_cpu(ctx, impl, reference, c, r->budget_s, out);
 }
 
 static int32_t measure_request(const krait_ctx *ctx, const request *r, krait_op_timing *timing) {
@@ -109,10 +109,10 @@ int32_t krait_op_measure(const krait_ctx *ctx, const char *name, const char *sha
       timing);
 }
 
-int32_t krait_op_measure_row(const krait_ctx *ctx, const char *name, const char *row, const char *shape, int32_t dtype,
-                             double budget_s, krait_op_timing *timing) {
-  return measure_request(ctx, &(request){.op = name, .row = row, .shape = shape, .dtype = dtype, .budget_s = budget_s},
-                         timing);
+int32_t krait_op_measure_impl(const krait_ctx *ctx, const char *name, const char *impl, const char *shape,
+                              int32_t dtype, double budget_s, krait_op_timing *timing) {
+  return measure_request(
+      ctx, &(request){.op = name, .impl = impl, .shape = shape, .dtype = dtype, .budget_s = budget_s}, timing);
 }
 
 /* ---- limits ---- */
@@ -124,7 +124,7 @@ typedef struct limit {
   char *from, *to;
 } limit;
 
-static void run_limit(void *user, int64_t begin, int64_t end, int worker) {
+static void run_measure_limit(void *user, int64_t begin, int64_t end, int worker) {
   const limit *l = user;
   (void)worker;
   if (!l->loop) {
@@ -136,11 +136,11 @@ static void run_limit(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t i = begin; i < end; i++) values[0] += 0 * l->loop(values, LOOP_ROUNDS);
 }
 
-static double best_rate(const krait_ctx *ctx, limit *l, int64_t pieces, double work_per_piece) {
+static double measure_best_rate(const krait_ctx *ctx, limit *l, int64_t pieces, double work_per_piece) {
   double best = 0;
   for (int i = 0; i < TRIES; i++) {
     const int64_t start = kr_clock_ns();
-    kr_parallel(ctx, pieces, 1, run_limit, l);
+    kr_parallel(ctx, pieces, 1, run_measure_limit, l);
     const double rate = (double)pieces * work_per_piece * 1e9 / (double)(kr_clock_ns() - start + 1);
     if (rate > best) best = rate;
   }
@@ -168,9 +168,9 @@ int32_t krait_measure_limits(const krait_ctx *ctx, krait_limits *limits) {
                        ? KRAIT_OK
                        : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for two blocks of %d bytes", COPY_BYTES);
   if (status >= 0) {
-    limits->copy_bytes_per_s = best_rate(ctx, &copy, COPY_BYTES / PIECE_BYTES, 2.0 * PIECE_BYTES);
-    limits->exps_per_s = best_rate(ctx, &(limit){.loop = loops[k].exps}, pieces, 1024.0 * LOOP_ROUNDS);
-    limits->flops_per_s = best_rate(ctx, &(limit){.loop = loops[k].fmas}, pieces, 2 * 1024.0 * LOOP_ROUNDS);
+    limits->copy_bytes_per_s = measure_best_rate(ctx, &copy, COPY_BYTES / PIECE_BYTES, 2.0 * PIECE_BYTES);
+    limits->exps_per_s = measure_best_rate(ctx, &(limit){.loop = loops[k].exps}, pieces, 1024.0 * LOOP_ROUNDS);
+    limits->flops_per_s = measure_best_rate(ctx, &(limit){.loop = loops[k].fmas}, pieces, 2 * 1024.0 * LOOP_ROUNDS);
   }
   kr_free(copy.from);
   kr_free(copy.to);

@@ -8,7 +8,7 @@
 
 #include "alloc.h"
 #include "clock.h"
-#include "limits_plan.h"
+#include "limits_params.h"
 #include "status.h"
 
 enum {
@@ -24,7 +24,7 @@ static const double GRAPH_S = 2e-3;
 typedef struct device_calls {
   const krait_ctx *ctx;
   const kr_op *op;
-  const kr_row *row;
+  const kr_impl *impl;
   unsigned char *tensors, *args; /* n_copies of each; the tensors on the device */
   void *scratch, *stream, *graph;
   kr_cuda_timer timer;
@@ -51,9 +51,9 @@ static void choose_copies(device_calls *d, const kr_measured_call *c) {
   for (int i = 0; i < c->n_blocks; i++) d->copy_bytes += (c->block_bytes[i] + 255) & ~(size_t)255;
   if (!d->copy_bytes) d->copy_bytes = 256;
   const int64_t wanted = 3 * info->l2_bytes / (int64_t)d->copy_bytes + 1,
-                room = info->memory_bytes / 4 / (int64_t)d->copy_bytes;
+                capacity = info->memory_bytes / 4 / (int64_t)d->copy_bytes;
   d->n_copies = (int)(wanted > MOST_COPIES ? MOST_COPIES : wanted);
-  if (d->n_copies > room) d->n_copies = room > 1 ? (int)room : 1;
+  if (d->n_copies > capacity) d->n_copies = capacity > 1 ? (int)capacity : 1;
 }
 
 static int32_t copy_tensors(device_calls *d, const kr_measured_call *c) {
@@ -81,7 +81,7 @@ static void make_args(device_calls *d, const kr_measured_call *c) {
 }
 
 static int32_t give_scratch(device_calls *d) {
-  const uint64_t bytes = d->scratch_bytes = d->row->scratch_bytes ? d->row->scratch_bytes(d->ctx, call_of(d, 0)) : 0;
+  const uint64_t bytes = d->scratch_bytes = d->impl->scratch_bytes ? d->impl->scratch_bytes(d->ctx, call_of(d, 0)) : 0;
   if (bytes) KR_TRY(kr_cuda_alloc(d->ctx->cuda, bytes, &d->scratch));
   for (int k = 0; k < d->n_copies; k++) call_of(d, k)->scratch = d->scratch, call_of(d, k)->scratch_bytes = bytes;
   return KRAIT_OK;
@@ -111,7 +111,7 @@ static void close_calls(device_calls *d) {
 
 static int32_t enqueue(device_calls *d, int n) {
   for (int i = 0; i < n; i++)
-    KR_TRY(kr_op_run_row(d->op, d->row, d->ctx, call_of(d, i % d->n_copies), d->scratch_bytes));
+    KR_TRY(kr_op_run_impl(d->op, d->impl, d->ctx, call_of(d, i % d->n_copies), d->scratch_bytes));
   return KRAIT_OK;
 }
 
@@ -131,7 +131,7 @@ static int32_t time_calls(device_calls *d, double *seconds) {
 }
 
 /* If the driver has no graphs, the calls are launched one by one. */
-static int32_t record(device_calls *d) {
+static int32_t record_measure(device_calls *d) {
   const int32_t status = kr_cuda_graph_begin(d->ctx->cuda, d->stream);
   if (status == KRAIT_ERR_UNSUPPORTED) return KRAIT_OK;
   KR_TRY(status);
@@ -148,7 +148,7 @@ static int32_t prepare(device_calls *d) {
   const double rounds = GRAPH_S / (guess_s * d->n_copies + 1e-7);
   if (rounds > 1)
     d->n_calls = rounds * d->n_copies < MOST_CALLS ? (int)rounds * d->n_copies : MOST_CALLS / d->n_copies * d->n_copies;
-  return record(d);
+  return record_measure(d);
 }
 
 static int32_t time_host(device_calls *d, double device_s, double budget_s, double *median_s) {
@@ -167,7 +167,7 @@ static int32_t time_host(device_calls *d, double device_s, double budget_s, doub
   return KRAIT_OK;
 }
 
-static int32_t measure(device_calls *d, double budget_s, krait_op_timing *out) {
+static int32_t measure_measure(device_calls *d, double budget_s, krait_op_timing *out) {
   double times[KR_MEASURE_RUNS];
   int n = 0;
   KR_TRY(prepare(d));
@@ -181,11 +181,11 @@ static int32_t measure(device_calls *d, double budget_s, krait_op_timing *out) {
   return time_host(d, out->median_s, 0.3 * budget_s, &out->host_s);
 }
 
-int32_t kr_measure_on_device(const krait_ctx *ctx, const kr_op *op, const kr_row *row, kr_measured_call *c,
+int32_t kr_measure_on_device(const krait_ctx *ctx, const kr_op *op, const kr_impl *impl, kr_measured_call *c,
                              double budget_s, krait_op_timing *out) {
-  device_calls d = {.ctx = ctx, .op = op, .row = row};
+  device_calls d = {.ctx = ctx, .op = op, .impl = impl};
   int32_t status = open_calls(&d, c);
-  if (status >= 0) status = measure(&d, budget_s, out);
+  if (status >= 0) status = measure_measure(&d, budget_s, out);
   close_calls(&d);
   return status;
 }
@@ -194,26 +194,26 @@ int32_t kr_measure_on_device(const krait_ctx *ctx, const kr_op *op, const kr_row
 
 typedef struct device_limit {
   const kr_kernel *kernel; /* NULL: copy */
-  kr_limit_plan plan;
+  kr_limit_params plan;
   size_t bytes;            /* of the copy */
   void *to, *from;
   void *stream;
 } device_limit;
 
-static int32_t run_limit(const kr_cuda *cuda, const device_limit *l) {
+static int32_t run_measure_cuda_limit(const kr_cuda *cuda, const device_limit *l) {
   if (!l->kernel) return kr_cuda_copy(cuda, l->to, l->from, l->bytes, l->stream);
   const kr_grid grid = {
       .x = 8 * (uint32_t)kr_cuda_info(cuda)->n_multiprocessors, .block = KR_LIMIT_THREADS, .stream = l->stream};
   return kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, l->kernel, &grid, &l->plan, sizeof l->plan);
 }
 
-static int32_t best_rate(const kr_cuda *cuda, const kr_cuda_timer *timer, const device_limit *l, double work,
-                         double *rate) {
+static int32_t measure_cuda_best_rate(const kr_cuda *cuda, const kr_cuda_timer *timer, const device_limit *l,
+                                      double work, double *rate) {
   *rate = 0;
   for (int i = -1; i < TRIES; i++) { /* one to warm up */
     double seconds;
     KR_TRY(kr_cuda_timer_mark(cuda, timer->from, l->stream));
-    KR_TRY(run_limit(cuda, l));
+    KR_TRY(run_measure_cuda_limit(cuda, l));
     KR_TRY(kr_cuda_timer_mark(cuda, timer->to, l->stream));
     KR_TRY(kr_cuda_timer_read(cuda, timer, &seconds));
     if (i >= 0 && work / (seconds + 1e-9) > *rate) *rate = work / (seconds + 1e-9);
@@ -226,11 +226,11 @@ static int32_t best_rates(const kr_cuda *cuda, device_limit *l, const kr_cuda_ti
   const double per_round =
       8.0 * kr_cuda_info(cuda)->n_multiprocessors * KR_LIMIT_THREADS * KR_LIMIT_CHAINS * KR_LIMIT_STEPS;
   KR_TRY(kr_cuda_fill(cuda, l->from, 0, l->bytes, l->stream));
-  KR_TRY(best_rate(cuda, timer, l, 2.0 * (double)l->bytes, &limits->copy_bytes_per_s));
+  KR_TRY(measure_cuda_best_rate(cuda, timer, l, 2.0 * (double)l->bytes, &limits->copy_bytes_per_s));
   l->kernel = &fmas, l->plan.rounds = 2048; /* about a millisecond each */
-  KR_TRY(best_rate(cuda, timer, l, 2.0 * per_round * l->plan.rounds, &limits->flops_per_s));
+  KR_TRY(measure_cuda_best_rate(cuda, timer, l, 2.0 * per_round * l->plan.rounds, &limits->flops_per_s));
   l->kernel = &exps, l->plan.rounds = 256;
-  return best_rate(cuda, timer, l, per_round * l->plan.rounds, &limits->exps_per_s);
+  return measure_cuda_best_rate(cuda, timer, l, per_round * l->plan.rounds, &limits->exps_per_s);
 }
 
 /* Copies up to 1 GiB, so that caches and launch overhead do not matter. */

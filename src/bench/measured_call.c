@@ -67,7 +67,7 @@ static int32_t read_shape(kr_measured_call *c, const kr_sig *sig, const char *sh
 
 /* ---- tensors ---- */
 
-static void draw(const krait_view *v, int64_t n, const kr_sig_draw *d) {
+static void draw_measured_call(const krait_view *v, int64_t n, const kr_sig_draw *d) {
   const double half = 1.7 * (double)d->b, low = d->kind == KR_DRAW_UNIFORM ? d->a : d->a - half,
                high = d->kind == KR_DRAW_UNIFORM ? d->b : d->a + half;
   const int64_t bytes = (int64_t)krait_dtype_bytes(v->dtype);
@@ -85,7 +85,7 @@ static void fill(const kr_measured_call *c, const kr_sig *sig, int tensor, const
   const int64_t total = d->rows < 0 ? 0 : kr_sig_get_size(sig, c->args, d->rows);
   if (!(sig->tensors[tensor].role & KR_IN)) return;
   if (sig->tensors[tensor].tensor_class != KR_CLASS_INDEX) {
-    draw(v, n, d);
+    draw_measured_call(v, n, d);
     return;
   }
   for (int64_t i = 0; i < n; i++)

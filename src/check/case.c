@@ -9,11 +9,12 @@
 #include "status.h"
 #include "view.h"
 
+/* 0xfbfb... reads as a huge negative number in every float type. */
 enum {
   MOST_EXACT = 5,
   GUARD_ELEMENTS = 32,
   POISON_BYTE = 0xfb
-}; /* 0xfbfb... reads as a huge negative number in every float type */
+};
 
 static uint64_t next_random(kr_case *c) { /* splitmix64 */
   uint64_t z = (c->random += 0x9e3779b97f4a7c15ull);

@@ -1,4 +1,5 @@
-/* check.c: runs the reference, then every other row on the same inputs, and compares elements, guards and gaps. */
+/* check.c: runs the reference, then every other implementation on the same inputs, and compares elements, guards and
+ * gaps. */
 #include "check.h"
 
 #include <math.h>
@@ -23,18 +24,20 @@ typedef struct walk {
   int64_t index;
 } walk;
 
-static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
+static krait_view *check_view_of(kr_case *c, const kr_case_tensor *t) {
+  return (krait_view *)(c->args + t->view_offset);
+}
 
-static void fail(walk *w, const kr_row *row, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void fail(walk *w, const kr_impl *impl, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-static void fail(walk *w, const kr_row *row, const char *format, ...) {
+static void fail(walk *w, const kr_impl *impl, const char *format, ...) {
   char what[512], line[1024];
   va_list list;
   va_start(list, format);
   vsnprintf(what, sizeof what, format, list);
   va_end(list);
-  snprintf(line, sizeof line, "%s, row %s, case %lld, seed %llu%s%s: %s", w->op->name, row->name, (long long)w->index,
-           (unsigned long long)w->options->seed, w->c->label[0] ? ", " : "", w->c->label, what);
+  snprintf(line, sizeof line, "%s, implementation %s, case %lld, seed %llu%s%s: %s", w->op->name, impl->name,
+           (long long)w->index, (unsigned long long)w->options->seed, w->c->label[0] ? ", " : "", w->c->label, what);
   if (!w->result->n_failures++) snprintf(w->result->first_failure, sizeof w->result->first_failure, "%s", line);
   if (w->options->report) w->options->report(w->options->user, line);
 }
@@ -44,7 +47,8 @@ static double beyond(double v, int32_t dtype) {
   return isinf(v) ? copysign(dtype == KRAIT_F16 ? 0x1p16 : 0x1p128, v) : v;
 }
 
-/* Of the elements that are not zero: of an attention that masks most rows, the others' terms are as large as ever. */
+/* Of the elements that are not zero: of an attention that masks most implementations, the others' terms are as large as
+ * ever. */
 static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   double sum = 0;
   const int n_parts = view->dtype == KRAIT_C64 ? 2 : 1;
@@ -57,13 +61,13 @@ static double rms_of(const kr_case_tensor *t, const krait_view *view) {
   return counted ? sqrt(sum * n_parts / (double)counted) : 0;
 }
 
-/* How far beyond the inputs' last places a correct row may be: it rounds each of a sum's few hundred terms, and one in
- * 100,000 elements has five times the typical error. */
+/* How far beyond the inputs' last places a correct implementation may be: it rounds each of a sum's few hundred terms,
+ * and one in 100,000 elements has five times the typical error. */
 enum { MOST_MOVES = 32 };
 static const double MOST_SHARE = 1e9;
 
-/* With bounds from these on, rows may round their factors to 16 bits, or to tf32: half a unit in the last place there,
- * in units of a float32. */
+/* With bounds from these on, implementations may round their factors to 16 bits, or to tf32: half a unit in the last
+ * place there, in units of a float32. */
 static const double BOUND_OF_FACTORS = 1e-2, BOUND_OF_TF32 = 5e-3;
 static double moves_of(const walk *w, const kr_case_tensor *t) {
   if (t->rtol < (w->c->dtype == KRAIT_F32 ? BOUND_OF_TF32 : BOUND_OF_FACTORS)) return MOST_MOVES;
@@ -74,7 +78,7 @@ static double moves_of(const walk *w, const kr_case_tensor *t) {
  * the plain bound is violated. */
 static double slack_of(walk *w, kr_case_tensor *t, int64_t at) {
   if (t->rtol == 0) return 0;
-  if (!t->moved && kr_case_measure(w->c, w->ctx, &w->op->rows[w->op->n_rows - 1]) < 0) return 0;
+  if (!t->moved && kr_case_measure(w->c, w->ctx, &w->op->impls[w->op->n_impls - 1]) < 0) return 0;
   return moves_of(w, t) * t->moved[at];
 }
 
@@ -84,9 +88,9 @@ static double smallest_normal(int32_t dtype) { return dtype == KRAIT_F16 ? 0x1p-
 static int agrees(walk *w, kr_case_tensor *t, double got, double want, double rms, int64_t at) {
   if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
   if (got == want) return 1;
-  got = beyond(got, view_of(w->c, t)->dtype), want = beyond(want, view_of(w->c, t)->dtype);
+  got = beyond(got, check_view_of(w->c, t)->dtype), want = beyond(want, check_view_of(w->c, t)->dtype);
   double error = fabs(got - want),
-         bound = t->atol + t->rtol * fmax(fmax(fabs(want), rms), smallest_normal(view_of(w->c, t)->dtype));
+         bound = t->atol + t->rtol * fmax(fmax(fabs(want), rms), smallest_normal(check_view_of(w->c, t)->dtype));
   if (error > bound) bound += slack_of(w, t, at);
   const double share =
       error < MOST_SHARE * bound ? error / bound : MOST_SHARE; /* a finite number also where the bound is 0 */
@@ -94,28 +98,28 @@ static int agrees(walk *w, kr_case_tensor *t, double got, double want, double rm
   return error <= bound;
 }
 
-static void compare_elements(walk *w, const kr_row *row, kr_case_tensor *t) {
-  krait_view got = *view_of(w->c, t), want = got;
+static void compare_elements(walk *w, const kr_impl *impl, kr_case_tensor *t) {
+  krait_view got = *check_view_of(w->c, t), want = got;
   want.data = t->expected + ((unsigned char *)got.data - t->storage);
   double rms = rms_of(t, &want);
   int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
   kr_tensor_walk at = {.n_left = kr_tensor_elements(t)};
-  int64_t n_nan = 0; /* no draw has NaN as its result: it would hide a row's own */
+  int64_t n_nan = 0; /* no draw has NaN as its result: it would hide an implementation's own */
   for (int64_t i = 0; at.n_left; i++, kr_tensor_step(&at, t, &got))
     for (int part = 0; part < n_parts; part++) {
       double g = kr_tensor_part(&got, at.offset, part), e = kr_tensor_part(&want, at.offset, part);
       if (isnan(e) && isnan(g)) n_nan++;
       if (agrees(w, t, g, e, rms, i * n_parts + part)) continue;
-      fail(w, row, "%s[%lld] is %.9g, the reference has %.9g (rms %.3g, %s)", t->name, (long long)i, g, e, rms,
+      fail(w, impl, "%s[%lld] is %.9g, the reference has %.9g (rms %.3g, %s)", t->name, (long long)i, g, e, rms,
            krait_dtype_name(got.dtype));
       return;
     }
-  if (n_nan) fail(w, row, "%s has %lld NaN, as the reference: the case tells nothing", t->name, (long long)n_nan);
+  if (n_nan) fail(w, impl, "%s has %lld NaN, as the reference: the case tells nothing", t->name, (long long)n_nan);
 }
 
 /* Every byte that does not belong to an element of an output must be unchanged. */
-static void compare_gaps(walk *w, const kr_row *row, const kr_case_tensor *t) {
-  const krait_view *view = view_of(w->c, t);
+static void compare_gaps(walk *w, const kr_impl *impl, const kr_case_tensor *t) {
+  const krait_view *view = check_view_of(w->c, t);
   size_t element = krait_dtype_bytes(view->dtype), bytes = (size_t)t->n_storage * element;
   size_t start = (size_t)((unsigned char *)view->data - t->storage);
   unsigned char *const want = kr_alloc(bytes); /* as it was, but for an output's elements */
@@ -129,82 +133,82 @@ static void compare_gaps(walk *w, const kr_row *row, const kr_case_tensor *t) {
   if (memcmp(want, t->storage, bytes) != 0) {
     size_t i = 0;
     while (want[i] == t->storage[i]) i++;
-    fail(w, row, "wrote outside the elements of %s, at byte %lld", t->name, (long long)i - (long long)start);
+    fail(w, impl, "wrote outside the elements of %s, at byte %lld", t->name, (long long)i - (long long)start);
   }
   kr_free(want);
 }
 
-/* A row is selected by its name, or by the tier that its name begins with. */
+/* An implementation is selected by its name, or by the tier that its name begins with. */
 static int is_of(const char *name, const char *asked) {
   const size_t length = strlen(asked);
   return strncmp(name, asked, length) == 0 && (name[length] == 0 || name[length] == '_');
 }
 
-static int32_t run_with_scratch(walk *w, const kr_row *row) {
-  if (row->needs & KRAIT_CAP_CPU) return kr_case_run_on_host(w->ctx, w->c, row);
-  return (w->options->run_device ? w->options->run_device : kr_case_run_on_device)(w->ctx, w->c, row);
+static int32_t run_check_with_scratch(walk *w, const kr_impl *impl) {
+  if (impl->needs & KRAIT_CAP_CPU) return kr_case_run_on_host(w->ctx, w->c, impl);
+  return (w->options->run_device ? w->options->run_device : kr_case_run_on_device)(w->ctx, w->c, impl);
 }
 
 static void keep_expected(kr_case *c) {
   for (int i = 0; i < c->n_tensors; i++) {
     kr_case_tensor *t = &c->tensors[i];
-    memcpy(t->expected, t->storage, (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype));
+    memcpy(t->expected, t->storage, (size_t)t->n_storage * krait_dtype_bytes(check_view_of(c, t)->dtype));
   }
 }
 
-static int is_meant(const walk *w, const kr_row *row) {
-  return (row->needs & w->ctx->caps) == row->needs && (!w->options->row || is_of(row->name, w->options->row));
+static int is_meant(const walk *w, const kr_impl *impl) {
+  return (impl->needs & w->ctx->caps) == impl->needs && (!w->options->impl || is_of(impl->name, w->options->impl));
 }
 
-static int is_refused(const walk *w, const kr_row *row) { return row->refuse && row->refuse(w->ctx, w->c->args); }
+static int is_refused(const walk *w, const kr_impl *impl) { return impl->refuse && impl->refuse(w->ctx, w->c->args); }
 
-static void check_row(walk *w, const kr_row *row) {
-  if (is_refused(w, row)) {
+static void check_impl(walk *w, const kr_impl *impl) {
+  if (is_refused(w, impl)) {
     w->result->n_refused++;
     return;
   }
   kr_case_reset(w->c);
   w->result->n_runs++, w->result->n_hard += w->c->is_hard;
-  int32_t status = run_with_scratch(w, row);
+  int32_t status = run_check_with_scratch(w, impl);
   if (status < 0) {
-    fail(w, row, "%s: %s", krait_status_name(status), krait_error_detail());
+    fail(w, impl, "%s: %s", krait_status_name(status), krait_error_detail());
     return;
   }
   for (int i = 0; i < w->c->n_tensors; i++) {
     kr_case_tensor *t = &w->c->tensors[i];
-    if (t->role & KR_OUT) compare_elements(w, row, t);
-    compare_gaps(w, row, t);
+    if (t->role & KR_OUT) compare_elements(w, impl, t);
+    compare_gaps(w, impl, t);
   }
 }
 
-static void count_for(walk *w, int32_t row) {
-  if (w->options->by_row) w->result = &w->options->by_row[row];
+static void count_for(walk *w, int32_t impl) {
+  if (w->options->by_impl) w->result = &w->options->by_impl[impl];
 }
 
-/* "ref" is the last row: against itself, for its guards and gaps. */
+/* "ref" is the last implementation: against itself, for its guards and gaps. */
 static void check_rows(walk *w) {
-  for (int32_t i = 0; i < w->op->n_rows; i++) {
+  for (int32_t i = 0; i < w->op->n_impls; i++) {
     count_for(w, i);
-    if (is_meant(w, &w->op->rows[i])) check_row(w, &w->op->rows[i]);
+    if (is_meant(w, &w->op->impls[i])) check_impl(w, &w->op->impls[i]);
   }
 }
 
 /* Otherwise the reference need not run. */
 static int some_row_runs(const walk *w) {
-  for (int32_t i = 0; i < w->op->n_rows; i++)
-    if (is_meant(w, &w->op->rows[i]) && !is_refused(w, &w->op->rows[i])) return 1;
+  for (int32_t i = 0; i < w->op->n_impls; i++)
+    if (is_meant(w, &w->op->impls[i]) && !is_refused(w, &w->op->impls[i])) return 1;
   return 0;
 }
 
 static int32_t check_case(walk *w) {
   KR_TRY(kr_case_open(w->c, w->op, w->options->seed, w->index, KR_CASE_CHECKED));
-  const kr_row *ref = &w->op->rows[w->op->n_rows - 1];
+  const kr_impl *ref = &w->op->impls[w->op->n_impls - 1];
   kr_check_result *all = w->result;
   all->n_cases++;
-  count_for(w, w->op->n_rows - 1);
+  count_for(w, w->op->n_impls - 1);
   int32_t status = kr_op_check(w->op, w->c->args);
   if (status >= 0 && some_row_runs(w)) {
-    status = run_with_scratch(w, ref);
+    status = run_check_with_scratch(w, ref);
     keep_expected(w->c);
   }
   if (status < 0) fail(w, ref, "%s: %s", krait_status_name(status), krait_error_detail());

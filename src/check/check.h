@@ -1,10 +1,8 @@
-/* check.h: compares every row of every op with the reference, on random cases around all limits. Used by the tests
- * (tests/checkop.c) and by `krait selftest`.
- *
- * A case is one random call by the op's signature; <op>_check.c chooses sizes and what is special about a case. Storage
- * has random strides (permuted, padded) and guard bytes; outputs are poisoned; a row that writes outside its elements,
- * or leaves one unwritten, fails; a CPU's row that reads beyond an input's end or before its beginning ends the test
- * (host_case.c). */
+/* check.h: compares every implementation of every op with the reference, on random cases around all limits. Used by the
+ * tests (tests/checkop.c) and by `krait selftest`. A case is one random call by the op's signature; <op>_check.c
+ * chooses sizes and what is special about a case. Storage has random strides (permuted, padded) and guard bytes;
+ * outputs are poisoned; an implementation that writes outside its elements, or leaves one unwritten, fails; a CPU's
+ * implementation that reads beyond an input's end or before its beginning ends the test (host_case.c). */
 #ifndef KR_CHECK_H
 #define KR_CHECK_H
 
@@ -42,7 +40,7 @@ typedef struct kr_case {
   int is_hard;          /* the op may draw large values, few elements, a type's ends; counted by itself */
   uint64_t at_ends;     /* tensors of the signature drawn from their type's ends */
   double most;          /* at most this far */
-  int contiguous; /* views declared from now on are row-major without gaps, aligned to 64 bytes */
+  int contiguous; /* views declared from now on are implementation-major without gaps, aligned to 64 bytes */
   int anywhere;   /* ... have the last dimension contiguous, and start at any element (unaligned) */
   int channels_last; /* ... of three or more dimensions have time, the last one, right after the first in memory
                         (channels-last) */
@@ -81,7 +79,8 @@ const char *kr_case_hard(kr_case *c, int n, const char *const *names, double mos
 /* Sums of a few thousand products with values up to here stay within float32; of their squares and cubes. */
 #define KR_MOST_LINEAR 0x1p100
 #define KR_MOST_CUBED 0x1p40
-void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value); /* row-major index */
+void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index,
+                     int32_t value); /* implementation-major index */
 /* A (B,L) int32 view, declared and filled: runs of equal indices, some negative. */
 void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L);
 /* S+1 offsets of packed sequences over total steps, some of them empty. */
@@ -93,12 +92,12 @@ typedef struct kr_check_options {
   uint64_t seed;
   int64_t n_cases;       /* 0: the op's own number */
   int64_t first_case;    /* cases are first_case, first_case + 1, ... */
-  const char *row;       /* NULL: all; "cuda_ampere": of that tier */
+  const char *impl;       /* NULL: all; "cuda_ampere": of that tier */
   void (*report)(void *user, const char *line); /* each failure; may be NULL */
   void *user;
-  struct kr_check_result *by_row; /* NULL, or one for each of the op's rows, initially zero: counts */
+  struct kr_check_result *by_impl; /* NULL, or one for each of the op's implementations, initially zero: counts */
   int32_t (*run_device)(const krait_ctx *ctx, kr_case *c,
-                        const kr_row *row); /* runs a GPU row; NULL: on copies in device memory */
+                        const kr_impl *impl); /* runs a GPU implementation; NULL: on copies in device memory */
 } kr_check_options;
 
 typedef struct kr_check_result {
@@ -108,8 +107,8 @@ typedef struct kr_check_result {
   char first_failure[1024]; /* its line, or empty */
 } kr_check_result;
 
-/* Compares every row of op that ctx may run, except "ref", with "ref". Failures are in result; the status only says
- * whether it could run. */
+/* Compares every implementation of op that ctx may run, except "ref", with "ref". Failures are in result; the status
+ * only says whether it could run. */
 int32_t kr_check_op(const krait_ctx *ctx, const kr_op *op, const kr_check_options *options, kr_check_result *result);
 
 #endif

@@ -18,12 +18,14 @@ typedef struct moved {
   uint64_t scratch_bytes;
 } moved;
 
-static krait_view *view_of(kr_case *c, int i) { return (krait_view *)(c->args + c->tensors[i].view_offset); }
+static krait_view *device_case_view_of(kr_case *c, int i) {
+  return (krait_view *)(c->args + c->tensors[i].view_offset);
+}
 
-static void lay_out(moved *m) {
+static void lay_out_device_case(moved *m) {
   m->n_bytes = 0;
   for (int i = 0; i < m->c->n_tensors; i++) {
-    m->bytes[i] = (size_t)m->c->tensors[i].n_storage * krait_dtype_bytes(view_of(m->c, i)->dtype);
+    m->bytes[i] = (size_t)m->c->tensors[i].n_storage * krait_dtype_bytes(device_case_view_of(m->c, i)->dtype);
     m->offsets[i] = m->n_bytes;
     m->n_bytes = (m->n_bytes + m->bytes[i] + 255) & ~(size_t)255;
   }
@@ -41,7 +43,7 @@ static int32_t copy_storage(moved *m, int to_device) {
 static void move_views(moved *m, int to_device) {
   for (int i = 0; i < m->c->n_tensors; i++) {
     unsigned char *host = m->c->tensors[i].storage, *device = m->block + m->offsets[i];
-    krait_view *view = view_of(m->c, i);
+    krait_view *view = device_case_view_of(m->c, i);
     unsigned char *from = to_device ? host : device, *to = to_device ? device : host;
     view->data = to + ((unsigned char *)view->data - from);
   }
@@ -60,12 +62,12 @@ static int32_t check_scratch(moved *m) {
   return KRAIT_OK;
 }
 
-static int32_t run_moved(moved *m, const kr_row *row) {
+static int32_t run_moved(moved *m, const kr_impl *impl) {
   krait_call *call = (krait_call *)m->c->args;
   const kr_cuda *cuda = m->ctx->cuda;
   KR_TRY(copy_storage(m, 1));
   move_views(m, 1);
-  m->scratch_bytes = call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(m->ctx, call) : 0;
+  m->scratch_bytes = call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(m->ctx, call) : 0;
   int32_t status = KRAIT_OK;
   if (m->scratch_bytes) {
     status = kr_cuda_alloc(cuda, m->scratch_bytes + 2 * SCRATCH_GUARD_BYTES, (void **)&m->scratch);
@@ -73,7 +75,7 @@ static int32_t run_moved(moved *m, const kr_row *row) {
       status = kr_cuda_fill(cuda, m->scratch, POISON_BYTE, m->scratch_bytes + 2 * SCRATCH_GUARD_BYTES, NULL);
     call->scratch = m->scratch + SCRATCH_GUARD_BYTES;
   }
-  if (status >= 0) status = row->run(m->ctx, call);
+  if (status >= 0) status = impl->run(m->ctx, call);
   call->scratch = NULL;
   move_views(m, 0);
   KR_TRY(status);
@@ -82,11 +84,11 @@ static int32_t run_moved(moved *m, const kr_row *row) {
   return copy_storage(m, 0);
 }
 
-int32_t kr_case_run_on_device(const krait_ctx *ctx, kr_case *c, const kr_row *row) {
+int32_t kr_case_run_on_device(const krait_ctx *ctx, kr_case *c, const kr_impl *impl) {
   moved m = {.ctx = ctx, .c = c};
-  lay_out(&m);
+  lay_out_device_case(&m);
   KR_TRY(kr_cuda_alloc(ctx->cuda, m.n_bytes, (void **)&m.block));
-  int32_t status = run_moved(&m, row);
+  int32_t status = run_moved(&m, impl);
   kr_cuda_free(ctx->cuda, m.scratch);
   kr_cuda_free(ctx->cuda, m.block);
   return status;

@@ -1,6 +1,7 @@
-/* device_case.h: runs a row on a case whose tensors are in host memory, through copies on the context's GPU. */
+/* device_case.h: runs an implementation on a case whose tensors are in host memory, through copies on the context's
+ * GPU. */
 #ifndef KR_DEVICE_CASE_H
 #define KR_DEVICE_CASE_H
 #include "check.h"
-int32_t kr_case_run_on_device(const krait_ctx *ctx, kr_case *c, const kr_row *row);
+int32_t kr_case_run_on_device(const krait_ctx *ctx, kr_case *c, const kr_impl *impl);
 #endif

@@ -231,25 +231,25 @@ static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *
 }
 
 /* Older drivers cannot capture such launches. */
-int kr_cuda_starts_together(const kr_cuda *cuda) {
+int kr_cuda_has_cooperative(const kr_cuda *cuda) {
   return cuda->takes_together && cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000;
 }
 
 /* Drivers before 12.3 cannot capture such launches. */
-int kr_cuda_starts_ahead(const kr_cuda *cuda) {
+int kr_cuda_has_pdl(const kr_cuda *cuda) {
   return cuda->driver->LaunchKernelEx && cuda->driver->version >= 12030 && (cuda->info.caps & KRAIT_CAP_CUDA_HOPPER);
 }
 
 uint32_t kr_cuda_even_bytes(const kr_cuda *cuda, uint32_t blocks) {
   enum { OF_THE_SYSTEM = 1024 /* per block */, LINE = 128, MOST = 32 };
   const uint32_t n = (uint32_t)cuda->info.n_multiprocessors, share = (blocks + n - 1) / n;
-  if (!kr_cuda_starts_ahead(cuda) || share == 0 || share >= MOST) return 0;
+  if (!kr_cuda_has_pdl(cuda) || share == 0 || share >= MOST) return 0;
   return ((uint32_t)cuda->info.shared_bytes + OF_THE_SYSTEM) / share / LINE * LINE - OF_THE_SYSTEM;
 }
 
 static int32_t function_for(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *g,
                             void **function) {
-  return function_of(cuda, g->is_ahead && kr_cuda_starts_ahead(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier, kernel, function);
+  return function_of(cuda, g->is_pdl && kr_cuda_has_pdl(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier, kernel, function);
 }
 
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
@@ -282,7 +282,7 @@ void kr_cuda_compile(const kr_cuda *cuda, int first, int n) {
 static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g,
                       const void *args) {
   void *parameters[] = {(void *)args};
-  if (g->is_together) {
+  if (g->is_cooperative) {
     KR_CU_TRY(cuda->driver,
               LaunchCooperativeKernel(function, g->x, g->y ? g->y : 1, g->z ? g->z : 1, g->block, 1, 1, g->shared_bytes,
                                       g->stream, parameters),
@@ -291,8 +291,8 @@ static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kern
   }
   kr_cu_launch_attribute attributes[2];
   unsigned n_attributes = 0;
-  if (g->is_ahead && kr_cuda_starts_ahead(cuda))
-    attributes[n_attributes++] = (kr_cu_launch_attribute){.id = KR_CU_LAUNCH_AHEAD, .of.value = 1};
+  if (g->is_pdl && kr_cuda_has_pdl(cuda))
+    attributes[n_attributes++] = (kr_cu_launch_attribute){.id = KR_CU_LAUNCH_PDL, .of.value = 1};
   if (g->cluster > 1)
     attributes[n_attributes++] = (kr_cu_launch_attribute){.id = KR_CU_LAUNCH_CLUSTER, .of.cluster = {g->cluster, 1, 1}};
   if (n_attributes) {

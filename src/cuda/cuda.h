@@ -57,9 +57,9 @@ typedef struct kr_grid {
   uint32_t block;      /* threads */
   uint32_t shared_bytes;
   uint32_t cluster;    /* blocks along x per cluster, a divisor of x; more than 1 only for hopper texts */
-  int32_t is_together; /* all blocks are co-resident and may wait for each other; only if kr_cuda_starts_together, and
-                        * no more than fit */
-  int32_t is_ahead;    /* may start while the previous kernel runs: it follows overlap.cuh's rule, and its module has a
+  int32_t is_cooperative; /* all blocks are co-resident and may wait for each other; only if kr_cuda_has_cooperative,
+                           * and no more than fit */
+  int32_t is_pdl;    /* may start while the previous kernel runs: it follows overlap.cuh's rule, and its module has a
                         * hopper text, which is then the one that runs. Elsewhere an ordinary launch */
   void *stream;
 } kr_grid;
@@ -86,8 +86,8 @@ static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const 
   chain->n++;
 }
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
-int kr_cuda_starts_together(const kr_cuda *cuda);
-int kr_cuda_starts_ahead(const kr_cuda *cuda);
+int kr_cuda_has_cooperative(const kr_cuda *cuda);
+int kr_cuda_has_pdl(const kr_cuda *cuda);
 /* Shared memory per block with which a multiprocessor holds no more than its even share of the grid; 0: no limit. For
  * kernels that start ahead: their blocks would otherwise crowd the multiprocessors that the previous kernel leaves
  * first. */

@@ -66,7 +66,7 @@ enum {
   KR_CU_STREAM_NON_BLOCKING = 1,
   KR_CU_CAPTURE_RELAXED = 2,
   KR_CU_LAUNCH_CLUSTER = 4, /* launch attribute: blocks of a cluster */
-  KR_CU_LAUNCH_AHEAD = 6, /* launch attribute: programmatic stream serialization */
+  KR_CU_LAUNCH_PDL = 6, /* launch attribute: programmatic stream serialization */
   KR_CU_ATTR_MULTIPROCESSORS = 16,
   KR_CU_ATTR_L2_BYTES = 38,
   KR_CU_ATTR_MAJOR = 75,

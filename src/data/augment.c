@@ -39,13 +39,13 @@ void kr_augment_rumble(kr_random *random, float *x, int64_t n) {
   kr_augment_gain(random, x, n, 6);
 }
 
-typedef struct room {
+typedef struct capacity {
   float *to;
   int64_t left;
-} room;
+} capacity;
 
-static int32_t take(void *user, const float *samples, int64_t n) {
-  room *r = user;
+static int32_t take_augment(void *user, const float *samples, int64_t n) {
+  capacity *r = user;
   const int64_t used = n < r->left ? n : r->left;
   memcpy(r->to, samples, (size_t)used * sizeof *samples);
   r->to += used;
@@ -54,11 +54,11 @@ static int32_t take(void *user, const float *samples, int64_t n) {
 }
 
 int32_t kr_augment_speed(const float *x, int64_t n_in, double speed, float *out, int64_t n_out) {
-  room r = {out, n_out};
+  capacity r = {out, n_out};
   kr_resampler *resampler = NULL;
   memset(out, 0, (size_t)n_out * sizeof *out);
   const int32_t in_hz = (int32_t)lround(HZ * speed / 100) * 100; /* whole hundreds: short filters */
-  KR_TRY(kr_resampler_open(in_hz, HZ, (kr_sink){take, &r}, &resampler));
+  KR_TRY(kr_resampler_open(in_hz, HZ, (kr_sink){take_augment, &r}, &resampler));
   int32_t status = kr_resampler_push(resampler, x, n_in);
   if (status == KRAIT_OK) status = kr_resampler_finish(resampler, kr_resampled_length(n_in, in_hz, HZ));
   kr_resampler_close(&resampler);

@@ -246,7 +246,7 @@ static void make_claimed(kr_data *d, int64_t at_step, int64_t item) {
   if (++s->n_done == d->config.batch) pthread_cond_broadcast(&d->ready);
 }
 
-static void *worker(void *user) {
+static void *data_worker(void *user) {
   kr_data *d = user;
   pthread_mutex_lock(&d->lock);
   while (!d->is_closing) {
@@ -270,7 +270,7 @@ static void stop(kr_data *d) {
 }
 
 static int32_t start_workers(kr_data *d) {
-  while (d->n_threads < d->config.n_workers && pthread_create(&d->threads[d->n_threads], NULL, worker, d) == 0)
+  while (d->n_threads < d->config.n_workers && pthread_create(&d->threads[d->n_threads], NULL, data_worker, d) == 0)
     d->n_threads++;
   KR_CHECK(d->n_threads > 0, KRAIT_ERR_NO_MEMORY, "no thread can be started for the training data");
   return KRAIT_OK;

@@ -56,7 +56,7 @@ static const char *base_of(const char *path) {
 }
 
 /* ---- listing ---- */
-static int32_t add(kr_recordings *r, const char *path, const char *inside, const kr_weight *tensor) {
+static int32_t add_recordings(kr_recordings *r, const char *path, const char *inside, const kr_weight *tensor) {
   if (r->n == r->capacity) {
     const int64_t capacity = r->capacity ? 2 * r->capacity : 256;
     recording *grown = kr_realloc(r->items, (size_t)r->capacity * sizeof *grown, (size_t)capacity * sizeof *grown);
@@ -94,7 +94,7 @@ static int32_t walk(kr_recordings *r, const char *folder, const char *inside, in
                           : kr_arena_print(r->arena, "%s", entry->d_name);
     if (lstat(path, &info) != 0) continue;
     if (S_ISDIR(info.st_mode)) status = walk(r, path, below, depth + 1);
-    else if (is_audio(entry->d_name)) status = add(r, path, below, NULL);
+    else if (is_audio(entry->d_name)) status = add_recordings(r, path, below, NULL);
   }
   closedir(dir);
   return status;
@@ -113,7 +113,7 @@ static int32_t read_list(kr_recordings *r, const char *list, const char *dir) {
     while (at < last && strchr(" \t", *at)) at++;
     char *line = kr_arena_copy(r->arena, at, (size_t)(last - at));
     if (*line && *line != '#')
-      status = add(r, *line == '/' ? line : kr_arena_print(r->arena, "%s/%s", folder, line), line, NULL);
+      status = add_recordings(r, *line == '/' ? line : kr_arena_print(r->arena, "%s/%s", folder, line), line, NULL);
     at = next;
   }
   kr_mapfile_close(&file);
@@ -129,7 +129,7 @@ static int32_t read_tensors(kr_recordings *r, const char *source, const char *co
     const kr_weight *w = kr_weights_at(r->weights, i);
     const int is_pcm = w->dtype == KRAIT_F32 || w->dtype == KRAIT_F16 || w->dtype == KRAIT_I16;
     if (w->n_dims != 1 || !is_pcm || strncmp(w->name, prefix, strlen(prefix)) != 0) continue;
-    KR_TRY(add(r, kr_arena_print(r->arena, "%s:%s", path, w->name), w->name + strlen(prefix), w));
+    KR_TRY(add_recordings(r, kr_arena_print(r->arena, "%s:%s", path, w->name), w->name + strlen(prefix), w));
     r->items[r->n - 1].n_samples = w->shape[0];
   }
   return KRAIT_OK;
@@ -161,7 +161,7 @@ static int32_t list_source(kr_recordings *r, const char *source, const char *dir
     return KRAIT_OK;
   }
   if (length > 4 && strcmp(source + length - 4, ".txt") == 0) return read_list(r, source, dir);
-  return add(r, source, base_of(source), NULL);
+  return add_recordings(r, source, base_of(source), NULL);
 }
 
 int32_t kr_recordings_open(const char *source, const char *dir, const char *what, kr_recordings_report report,

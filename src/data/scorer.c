@@ -25,7 +25,7 @@ struct kr_scorer {
   int32_t status; /* of a pair that failed because memory ran out */
 };
 
-static void *worker(void *user) {
+static void *scorer_worker(void *user) {
   kr_scorer *s = user;
   pthread_mutex_lock(&s->lock);
   while (!s->is_closing) {
@@ -54,7 +54,7 @@ int32_t kr_scorer_open(int32_t n_threads, kr_scorer **scorer) {
   pthread_cond_init(&s->done, NULL);
   const int cores = kr_usable_cores(), wanted = n_threads > 0 ? n_threads : cores > 1 ? cores - 1 : 1;
   while (s->n_threads < wanted && s->n_threads < MOST_THREADS &&
-         pthread_create(&s->threads[s->n_threads], NULL, worker, s) == 0)
+         pthread_create(&s->threads[s->n_threads], NULL, scorer_worker, s) == 0)
     s->n_threads++;
   if (s->n_threads > 0) return *scorer = s, KRAIT_OK;
   kr_scorer_close(&s);

@@ -13,12 +13,12 @@
 
 enum { MAX_TEXT_BYTES = 1 << 20, MAX_INDEX_BYTES = 4 << 20, MAX_SAID = 120, OLDEST_TARGET = 30, MAX_WORD = 16 };
 
-static int ends_with(const char *text, const char *end) {
+static int archives_ends_with(const char *text, const char *end) {
   const size_t n = strlen(text), m = strlen(end);
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-static const char *base_of(const char *path) {
+static const char *archives_base_of(const char *path) {
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
 }
@@ -26,17 +26,17 @@ static const char *base_of(const char *path) {
 int doc_is_archive(const char *path) {
   static const char *const ends[] = {".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".tar", ".conda"};
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-    if (ends_with(path, ends[i])) return 1;
+    if (archives_ends_with(path, ends[i])) return 1;
   return 0;
 }
 
 static void report_broken(doc *d, const char *path) {
   const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
-  doc_report(d, "F01", &(doc_file){.path = path, .name = base_of(path), .package = "", .package_version = ""}, "",
-             keys);
+  doc_report(d, "F01", &(doc_file){.path = path, .name = archives_base_of(path), .package = "", .package_version = ""},
+             "", keys);
 }
 
-static const char *member_text(doc *d, kr_tar *tar, uint64_t bytes, uint64_t most) {
+static const char *archives_member_text(doc *d, kr_tar *tar, uint64_t bytes, uint64_t most) {
   kr_source *source;
   const size_t n = bytes < most ? (size_t)bytes : (size_t)most;
   char *text = kr_arena_try(d->arena, n + 1);
@@ -180,7 +180,7 @@ static reader begin_archive(doc *d, const char *path) {
 
 static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const reader *r) {
   kr_source *source;
-  const char *path = kr_arena_print(d->arena, "%s/%s", r->path, member->name), *base = base_of(path);
+  const char *path = kr_arena_print(d->arena, "%s/%s", r->path, member->name), *base = archives_base_of(path);
   if (strcmp(base, "ptxas") != 0 && (!doc_is_library_name(member->name) || !member->bytes)) return;
   if (kr_tar_source_open(tar, &source) < 0) {
     report_broken(d, r->path);
@@ -246,15 +246,15 @@ static void name_owner(doc *d, size_t first_file, const reader *r) {
 }
 
 /* One member: conda's index, texts of a source release's build, its metadata, or a library. */
-static void read_member(doc *d, kr_tar *tar, const kr_tar_member *m, reader *r) {
+static void read_archives_member(doc *d, kr_tar *tar, const kr_tar_member *m, reader *r) {
   const char *slash = strchr(m->name, '/');
   if (!r->is_conda && strcmp(m->name, "info/index.json") == 0)
-    read_index(d, member_text(d, tar, m->bytes, MAX_INDEX_BYTES), r);
+    read_index(d, archives_member_text(d, tar, m->bytes, MAX_INDEX_BYTES), r);
   else if (!r->is_conda && slash && strcmp(slash, "/PKG-INFO") == 0)
-    r->metadata = member_text(d, tar, m->bytes, MAX_TEXT_BYTES);
+    r->metadata = archives_member_text(d, tar, m->bytes, MAX_TEXT_BYTES);
   else if (!r->is_conda && is_build_file(m->name))
-    read_build_text(d, r->build, kr_arena_print(d->arena, "%s", base_of(m->name)),
-                    member_text(d, tar, m->bytes, MAX_TEXT_BYTES));
+    read_build_text(d, r->build, kr_arena_print(d->arena, "%s", archives_base_of(m->name)),
+                    archives_member_text(d, tar, m->bytes, MAX_TEXT_BYTES));
   else read_code(d, tar, m, r);
 }
 
@@ -270,7 +270,7 @@ static int read_tar(doc *d, kr_source *packed, reader *r) {
   }
   while (status >= 0 && ((status = kr_tar_next(tar, &m)) == 1 || status == KRAIT_ERR_UNSAFE) &&
          !kr_arena_failed(d->arena)) {
-    if (status == 1) read_member(d, tar, &m, r);
+    if (status == 1) read_archives_member(d, tar, &m, r);
     else report_broken(d, r->path), status = KRAIT_OK;
   }
   if (status < 0) report_broken(d, r->path);
@@ -281,7 +281,7 @@ static int read_tar(doc *d, kr_source *packed, reader *r) {
 
 /* NAME-VERSION of the folder inside, where PKG-INFO is missing. */
 static void name_by_folder(doc *d, doc_package *p, const char *path) {
-  const char *base = base_of(path), *end = strstr(base, ".tar"), *dash = NULL;
+  const char *base = archives_base_of(path), *end = strstr(base, ".tar"), *dash = NULL;
   if (!end) end = base + strcspn(base, ".");
   for (const char *q = base; q < end; q++)
     if (*q == '-' && isdigit((unsigned char)q[1])) dash = q;
@@ -313,7 +313,7 @@ static void read_conda(doc *d, const char *path) {
       kr_zip_member m;
       kr_source *source;
       if (kr_zip_member_at(zip, i, &m) < 0 || strncmp(m.name, parts[part], strlen(parts[part])) != 0 ||
-          !ends_with(m.name, ".tar.zst"))
+          !archives_ends_with(m.name, ".tar.zst"))
         continue;
       if (kr_zip_source_open(zip, i, &source) < 0) {
         report_broken(d, path);
@@ -330,7 +330,7 @@ static void read_conda(doc *d, const char *path) {
 
 void doc_read_archive(doc *d, const char *path) {
   kr_source packed;
-  if (ends_with(path, ".conda")) {
+  if (archives_ends_with(path, ".conda")) {
     read_conda(d, path);
     return;
   }
@@ -344,19 +344,19 @@ void doc_read_archive(doc *d, const char *path) {
 }
 
 /* ---- judging ---- */
-static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+static int compare_archives_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
 static const char *print_targets(doc *d, const doc_build *b) {
   kr_text text = kr_text_begin(d->arena);
   int sorted[sizeof b->targets / sizeof *b->targets];
   memcpy(sorted, b->targets, sizeof sorted);
-  qsort(sorted, (size_t)b->n_targets, sizeof *sorted, compare_ints);
+  qsort(sorted, (size_t)b->n_targets, sizeof *sorted, compare_archives_ints);
   for (int i = 0; i < b->n_targets; i++) kr_text_print(&text, "%s%s", i ? " " : "", kr_print_cc(d->arena, sorted[i]));
   if (b->ptx) kr_text_print(&text, ", PTX from %s", kr_print_cc(d->arena, b->ptx));
   return text.at;
 }
 
-static int serves(const doc_build *b, int cc) {
+static int archives_serves(const doc_build *b, int cc) {
   for (int i = 0; i < b->n_targets; i++)
     if (b->targets[i] / 10 == cc / 10 && b->targets[i] <= cc) return 1;
   return b->ptx && b->ptx <= cc;
@@ -374,7 +374,7 @@ static void check_targets(doc *d, const doc_build *b, const doc_file *about) {
               about->name));
     return;
   }
-  if (!cc || serves(b, cc)) {
+  if (!cc || archives_serves(b, cc)) {
     doc_add_text(d, &d->notes,
                  kr_arena_print(d->arena, "%s: its build names the GPUs %s", about->name, print_targets(d, b)));
     return;
@@ -445,7 +445,7 @@ void doc_diagnose_archives(doc *d) {
   for (size_t i = 0; i < d->builds.n && !kr_arena_failed(d->arena); i++) {
     const doc_build *b = KR_AT(d->builds, doc_build, i);
     const doc_file about = {
-        .path = b->path, .name = base_of(b->path), .package = b->package, .package_version = b->version};
+        .path = b->path, .name = archives_base_of(b->path), .package = b->package, .package_version = b->version};
     check_place(d, b, &about);
     if (*b->platform) continue;
     check_targets(d, b, &about);

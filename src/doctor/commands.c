@@ -7,11 +7,11 @@
 
 enum { NEWEST_MINOR = 40 };
 
-const kr_row *doc_package_row(const doc *d, const char *package) {
+const doc_table_line *doc_package_row(const doc *d, const char *package) {
   return kr_tables_find(d->tables, "package", package);
 }
 
-static const char *source_of(const kr_row *row) { return row ? row->column[7] : ""; }
+static const char *source_of(const doc_table_line *row) { return row ? row->column[7] : ""; }
 
 /* ---- targets ---- */
 int doc_covers(const char *targets, int cc) {
@@ -21,7 +21,7 @@ int doc_covers(const char *targets, int cc) {
 }
 
 /* The target to build for: the device's own, or the package's newest that runs on it; 0: none. */
-static int build_target(const kr_row *row, int cc) {
+static int build_target(const doc_table_line *row, int cc) {
   int best = 0;
   if (!row || !*row->column[6] || !cc) return cc;
   for (const char *p = row->column[6]; *p; p += strcspn(p, " "), p += strspn(p, " "))
@@ -48,7 +48,7 @@ static const char *fill_archs(doc *d, const char *text, int cc) {
 }
 
 /* ---- releases ---- */
-static int serves(const doc *d, const kr_row *row, int cc) {
+static int commands_serves(const doc *d, const doc_table_line *row, int cc) {
   int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]);
   if (d->torch_number && (d->torch_number < first || (last && d->torch_number > last))) return 0;
   return !cc || doc_covers(row->column[4], cc);
@@ -57,7 +57,7 @@ static int serves(const doc *d, const kr_row *row, int cc) {
 /* For packages released as wheels only: the newest release above this version whose wheels were read and have code for
  * the device. */
 static const char *holder_of(doc *d, const char *package, const char *version, int cc) {
-  const kr_row *row;
+  const doc_table_line *row;
   const char *newest = "";
   for (size_t at = 0; cc && (row = kr_tables_next(d->tables, "holds", &at));) {
     const int ptx = atoi(row->column[3]);
@@ -71,10 +71,10 @@ static const char *holder_of(doc *d, const char *package, const char *version, i
 /* The release to install: this one if its wheels fit the device and the torch, else the newest that does. "" when the
  * tables know none. */
 static const char *release_of(doc *d, const char *package, const char *version, int cc, int not_this) {
-  const kr_row *row;
+  const doc_table_line *row;
   const char *newest = "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));) {
-    if (strcmp(row->column[0], package) != 0 || !serves(d, row, cc)) continue;
+    if (strcmp(row->column[0], package) != 0 || !commands_serves(d, row, cc)) continue;
     const char *last = row->column[8];
     int is_this = *version && kr_compare_versions(version, row->column[1]) >= 0 &&
                   (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0);
@@ -90,7 +90,7 @@ static const char *public_version(doc *d, const char *version) {
   return kr_arena_copy(d->arena, version, strcspn(version, "+"));
 }
 
-const kr_row *doc_torch_row(doc *d, int torch) {
+const doc_table_line *doc_torch_row(doc *d, int torch) {
   return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL;
 }
 
@@ -106,7 +106,7 @@ int doc_companion_column(const char *package) {
 /* ---- torch ---- */
 /* The newest build of this torch for the device whose CUDA the driver supports; its index, or NULL. tag NULL: any. */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag) {
-  const kr_row *row;
+  const doc_table_line *row;
   const char *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "torchbuild", &at));) {
     int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]),
@@ -131,7 +131,7 @@ static int is_installed(const doc *d, const char *name) { return doc_find_packag
 
 /* torch of this minor version with those of its companions that are installed, all pinned. */
 static const char *torch_with(doc *d, int torch, const char *index) {
-  const kr_row *row = doc_torch_row(d, torch);
+  const doc_table_line *row = doc_torch_row(d, torch);
   if (!row || !index) return "";
   const char *same =
       d->torch_number == torch && strspn(d->torch, "0123456789.") >= 5 ? public_version(d, d->torch) : row->column[1];
@@ -192,7 +192,7 @@ static const char *torch_older(doc *d) {
 }
 
 static const char *torch_for_nvcc(doc *d, const char *nvcc) {
-  const kr_row *row;
+  const doc_table_line *row;
   int have = kr_parse_tenths(nvcc), cc = doc_main_cc(d), torch = 0;
   const char *index = NULL;
   for (size_t at = 0; have && (row = kr_tables_next(d->tables, "torchbuild", &at));) {
@@ -225,7 +225,7 @@ static const char *torch_libraries(doc *d) {
 /* ---- packages ---- */
 /* Where no release is known: the tables' newest that fits, or the newest of all. */
 static const char *pinned(doc *d, const char *package, const char *version) {
-  const kr_row *row, *last = NULL;
+  const doc_table_line *row, *last = NULL;
   if (*version) return version;
   const char *found = release_of(d, package, "", doc_main_cc(d), 0);
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
@@ -236,7 +236,7 @@ static const char *pinned(doc *d, const char *package, const char *version) {
 }
 
 static const char *build(doc *d, const char *package, const char *version, int is_forced) {
-  const kr_row *row = doc_package_row(d, package);
+  const doc_table_line *row = doc_package_row(d, package);
   version = pinned(d, package, version);
   const char *source = source_of(row),
              *variables = row && is_forced ? fill_archs(d, row->column[2], build_target(row, doc_main_cc(d))) : "";
@@ -253,7 +253,7 @@ static const char *build(doc *d, const char *package, const char *version, int i
 /* A prebuilt release for this torch and device; "" when the tables know none. */
 static const char *release(doc *d, const char *package, const char *version, int not_this) {
   const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
-  const kr_row *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
+  const doc_table_line *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
   int column = doc_companion_column(package);
   if (*found && about && strcmp(about->column[7], "none") == 0)
     return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
@@ -276,7 +276,7 @@ static const char *release(doc *d, const char *package, const char *version, int
 /* The release for the installed torch, if the tables know it; else the same release again, which brings its own
  * torch. */
 static const char *wheels_only(doc *d, const char *package, const char *version) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; d->torch_number && (row = kr_tables_next(d->tables, "asks", &at));)
     if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->torch_number)
       return kr_arena_print(d->arena, "pip install --force-reinstall %s==%s", package, row->column[2]);
@@ -287,7 +287,7 @@ static const char *wheels_only(doc *d, const char *package, const char *version)
 static const char *rebuild(doc *d, const char *package, const char *version) {
   const char *ready = release(d, package, public_version(d, version), 0),
              *built = build(d, package, public_version(d, version), 1);
-  const kr_row *row = doc_package_row(d, package);
+  const doc_table_line *row = doc_package_row(d, package);
   if (*ready && (d->torch_number || !doc_companion_column(package))) return ready;
   if (*d->log.source && *package)
     return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .",
@@ -305,7 +305,7 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
 }
 
 static const char *reinstall(doc *d, const char *package, const char *version) {
-  const kr_row *row = doc_package_row(d, package);
+  const doc_table_line *row = doc_package_row(d, package);
   const char *number = public_version(d, version);
   if (row && strcmp(source_of(row), "pypi") == 0 && *number) return build(d, package, number, 0);
   if (doc_comes_with_torch(package) && strncmp(package, "nvidia-", 7) != 0 && strcmp(package, "triton") != 0)
@@ -318,7 +318,7 @@ static const char *reinstall(doc *d, const char *package, const char *version) {
 }
 
 const char *doc_no_build(doc *d, const char *package) {
-  const kr_row *row = doc_package_row(d, package);
+  const doc_table_line *row = doc_package_row(d, package);
   int cc = doc_main_cc(d);
   if (!cc || !row) return "";
   if (strcmp(source_of(row), "none") == 0)
@@ -336,7 +336,7 @@ int doc_comes_with_torch(const char *package) {
 
 /* "" when krait does not replace the package. */
 const char *doc_own_dropin(doc *d, const char *package) {
-  const kr_row *row = doc_package_row(d, package);
+  const doc_table_line *row = doc_package_row(d, package);
   return row && strcmp(row->column[5], "yes") == 0
              ? kr_arena_print(d->arena,
                               "or krait's own %s, which needs no build and runs on every GPU and CPU: python -m krait "
@@ -347,7 +347,7 @@ const char *doc_own_dropin(doc *d, const char *package) {
 
 const char *doc_build_command(doc *d, const char *package) { return build(d, package, "", 1); }
 
-static void add(doc *d, kr_list *fixes, const char *text) {
+static void add_commands(doc *d, kr_list *fixes, const char *text) {
   if (*text && !doc_has_text(fixes, text)) doc_add_text(d, fixes, text);
 }
 
@@ -360,54 +360,54 @@ static void add_toolkit(doc *d, kr_list *fixes, int cc) {
   const char *found = *d->nvcc ? kr_arena_print(d->arena, "found %s%s", d->nvcc,
                                                 kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "")
                                : "none found here: see B10";
-  add(d, fixes,
+  add_commands(d, fixes,
       kr_arena_print(d->arena, "needs nvcc >= %s (%s), some minutes and memory", kr_print_tenths(d->arena, need),
                      found));
   if (major && need / 10 > major)
-    add(d, fixes,
+    add_commands(d, fixes,
         kr_arena_print(d->arena, "torch is built with CUDA %s: for that nvcc it must be replaced first: %s",
                        d->torch_cuda, torch_install(d)));
 }
 
 void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version) {
   int cc = doc_main_cc(d), must_change = cc && *version;
-  const kr_row *row = doc_package_row(d, package);
+  const doc_table_line *row = doc_package_row(d, package);
   if (doc_comes_with_torch(package)) {
-    add(d, fixes, torch_install(d));
+    add_commands(d, fixes, torch_install(d));
     if (cc)
-      add(d, fixes,
+      add_commands(d, fixes,
           kr_arena_print(d->arena, "which installs its own torch, triton and nvidia packages%s",
                          cc < 75 ? "; the last that support this GPU" : ""));
     return;
   }
   if (!*package && cc) {
-    add(d, fixes,
+    add_commands(d, fixes,
         kr_arena_print(
             d->arena, "build it again with -gencode arch=compute_%d,code=sm_%d (nvcc >= %s)", cc, cc,
             kr_print_tenths(d->arena, kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)))));
     return;
   }
   const char *ready = release(d, package, public_version(d, version), must_change), *none = doc_no_build(d, package);
-  add(d, fixes, ready);
+  add_commands(d, fixes, ready);
   if (*none && !*ready) {
-    add(d, fixes, none);
-    add(d, fixes, *row->column[8] ? kr_arena_print(d->arena, "use instead %s", row->column[8]) : "");
+    add_commands(d, fixes, none);
+    add_commands(d, fixes, *row->column[8] ? kr_arena_print(d->arena, "use instead %s", row->column[8]) : "");
   } else if (!*none) {
     const char *built = build(d, package, *ready ? "" : public_version(d, version), 1);
-    add(d, fixes, *built || *ready || !*package ? built : rebuild(d, package, version));
+    add_commands(d, fixes, *built || *ready || !*package ? built : rebuild(d, package, version));
     if (*built) add_toolkit(d, fixes, cc);
   }
-  add(d, fixes, doc_own_dropin(d, package));
+  add_commands(d, fixes, doc_own_dropin(d, package));
 }
 
 /* Both of a pair in compatible releases, or a package in the release for the installed torch. */
-const char *doc_pair_command(doc *d, const char *package, const kr_row *pair) {
-  const kr_row *row = doc_package_row(d, package);
+const char *doc_pair_command(doc *d, const char *package, const doc_table_line *pair) {
+  const doc_table_line *row = doc_package_row(d, package);
   const char *ready =
       doc_companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
   if (*ready) return ready;
   if (!pair && doc_companion_column(package)) {
-    const kr_row *torch = doc_torch_row(d, 209);
+    const doc_table_line *torch = doc_torch_row(d, 209);
     return !torch
                ? ""
                : kr_arena_print(
@@ -427,7 +427,7 @@ const char *doc_pair_command(doc *d, const char *package, const kr_row *pair) {
 
 /* ---- by key ---- */
 static const char *driver_install(doc *d) {
-  const kr_row *row = kr_tables_find(d->tables, "driver", "branch");
+  const doc_table_line *row = kr_tables_find(d->tables, "driver", "branch");
   const char *branch = row ? row->column[1] : "580";
   if (d->log.is_windows)
     return kr_arena_print(d->arena, "install driver %s or newer from https://www.nvidia.com/drivers and restart",

@@ -8,14 +8,14 @@
 #include "doc.h"
 #include "status.h"
 
-enum { PIECE_BYTES = 1 << 16, MARK_ROOM = 32 };
+enum { PIECE_BYTES = 1 << 16, MARK_CAPACITY = 32 };
 
 /* "Build cuda_12.4.r12.4/compiler.33961263_0" is in every NVIDIA compiler. */
 static int find_release(kr_source *source) {
   static const char mark[] = "Build cuda_";
   char *piece = kr_alloc(PIECE_BYTES + 1);
   int found = 0;
-  for (uint64_t at = 0; piece && !found && at + MARK_ROOM < source->size; at += PIECE_BYTES - MARK_ROOM) {
+  for (uint64_t at = 0; piece && !found && at + MARK_CAPACITY < source->size; at += PIECE_BYTES - MARK_CAPACITY) {
     size_t n = source->size - at < PIECE_BYTES ? (size_t)(source->size - at) : PIECE_BYTES;
     if (kr_source_read(source, at, piece, n) < 0) break;
     piece[n] = '\0';
@@ -41,7 +41,7 @@ void doc_diagnose_compilers(doc *d) {
   for (size_t i = 0; i < d->compilers.n && need; i++) {
     const doc_compiler *c = KR_AT(d->compilers, doc_compiler, i);
     if (c->cuda >= need || kr_tables_first_cuda_for(d->tables, "90") > c->cuda) continue;
-    const kr_row *newest = kr_tables_find(d->tables, "capabilities", kr_print_tenths(d->arena, c->cuda));
+    const doc_table_line *newest = kr_tables_find(d->tables, "capabilities", kr_print_tenths(d->arena, c->cuda));
     const char *slash = strrchr(c->path, '/'), *version = kr_print_tenths(d->arena, c->cuda);
     const doc_file about = {.path = c->path,
                             .name = slash ? slash + 1 : c->path,
@@ -62,7 +62,7 @@ void doc_diagnose_compilers(doc *d) {
 }
 
 /* ---- variants ---- */
-static int variant_of(const kr_row *row, const doc_file *file) {
+static int variant_of(const doc_table_line *row, const doc_file *file) {
   size_t n = strlen(row->column[1]);
   return strcmp(file->package, row->column[0]) == 0 && strncmp(file->name, row->column[1], n) == 0
              ? atoi(file->name + n)
@@ -86,7 +86,7 @@ static int serves_target(doc *d, const doc_file *file) {
 }
 
 /* The one for torch's CUDA; without a torch, the newest that supports the GPU. */
-static int chosen_variant(doc *d, const kr_row *row) {
+static int chosen_variant(doc *d, const doc_table_line *row) {
   int want = kr_parse_tenths(d->torch_cuda), best = 0, newest = 0, lower = 0;
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
@@ -100,7 +100,7 @@ static int chosen_variant(doc *d, const kr_row *row) {
   return want ? lower : best ? best : newest;
 }
 
-static void report_no_variant(doc *d, const kr_row *row, int chosen) {
+static void report_no_variant(doc *d, const doc_table_line *row, int chosen) {
   const doc_package *p = doc_find_package(d, row->column[0]);
   int want = kr_parse_tenths(d->torch_cuda);
   if (!p || !want || chosen == want || (chosen && kr_compare_versions(p->version, "0.49") >= 0))
@@ -123,7 +123,7 @@ static void report_no_variant(doc *d, const kr_row *row, int chosen) {
 }
 
 void doc_choose_variants(doc *d) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "variant", &at));) {
     int chosen = chosen_variant(d, row), n = 0;
     for (size_t i = 0; i < d->files.n; i++) {

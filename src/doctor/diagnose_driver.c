@@ -12,7 +12,7 @@ static int wants_gpu(const doc *d) {
 
 /* The oldest driver for the GPU itself; 0: unknown. */
 static int floor_of(doc *d) {
-  const kr_row *row = kr_tables_find(d->tables, "floor", kr_arena_print(d->arena, "%d", doc_main_cc(d)));
+  const doc_table_line *row = kr_tables_find(d->tables, "floor", kr_arena_print(d->arena, "%d", doc_main_cc(d)));
   return row ? atoi(row->column[1]) * 1000000 : 0;
 }
 

@@ -12,7 +12,7 @@ static int is_torch_main(const doc_file *file) {
 
 /* Libraries that choose a kernel by GPU: kernels never chosen for a GPU need no code for it. */
 static int picks_kernels(const doc *d, const doc_file *file) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "dispatch", &at));)
     if (*row->column[0] && strncmp(file->name, row->column[0], strlen(row->column[0])) == 0) return 1;
   return 0;
@@ -99,8 +99,8 @@ static const char *lost_kernels(doc *d, const doc_file *file, int verdicts) {
 }
 
 /* The capability that an optional file was written for and what the others use instead, from the tables; or NULL. */
-const kr_row *doc_optional_row(const doc *d, const doc_file *file) {
-  const kr_row *row;
+const doc_table_line *doc_optional_row(const doc *d, const doc_file *file) {
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "optional", &at));)
     if (strcmp(row->column[0], file->package) == 0 && strstr(file->path, row->column[1])) return row;
   return NULL;
@@ -115,7 +115,7 @@ static int is_served(const doc *d, const char *package) {
   return 0;
 }
 
-static void set_optional(doc *d, doc_finding *f, const kr_row *row) {
+static void set_optional(doc *d, doc_finding *f, const doc_table_line *row) {
   if (!f || !row || (*row->column[2] && doc_covers(row->column[2], doc_main_cc(d))) ||
       (!*row->column[4] && !is_served(d, row->column[0])))
     return;
@@ -188,7 +188,7 @@ static void report_none(doc *d, const doc_file *file, const shape *s) {
                         NULL};
   const char *id = reason_id(file, s);
   doc_finding *f = doc_report(d, id, file, "", keys);
-  const kr_row *row = kr_tables_find(d->tables, "package", file->package);
+  const doc_table_line *row = kr_tables_find(d->tables, "package", file->package);
   add_image_evidence(d, f, file, NONE);
   set_optional(d, f, doc_optional_row(d, file));
   if (!f || !row || strcmp(row->column[4], "no") != 0) return;
@@ -221,7 +221,7 @@ static void judge_hollow(doc *d, const doc_file *file) {
     for (size_t k = 0; k < c->bodies.n; k++) full = KR_AT(c->bodies, doc_bodies, k)->full_sm;
   }
   if (!n) return;
-  const kr_row *row = doc_optional_row(d, file);
+  const doc_table_line *row = doc_optional_row(d, file);
   const char *number = kr_arena_print(d->arena, "%d kernel%s", n, n == 1 ? "" : "s"),
              *how = file->verdict == KRAIT_VERDICT_JIT ? "the PTX for an older GPU" : "the code for an older GPU";
   const char *keys[] = {
@@ -269,7 +269,7 @@ static void judge_running(doc *d, const doc_file *file) {
 /* A CUDA package without any kernel: its module links CUDA, none of its files holds GPU code, and it is known to have
  * kernels. */
 static void judge_empty(doc *d, const doc_file *file) {
-  const kr_row *row = kr_tables_find(d->tables, "package", file->package);
+  const doc_table_line *row = kr_tables_find(d->tables, "package", file->package);
   if (!row || !file->is_extension || file->has_fatbin) return;
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *other = KR_AT(d->files, doc_file, i);

@@ -54,7 +54,7 @@ static void add_nearby(doc *d, doc_finding *f, const char *name) {
   }
 }
 
-const char *doc_major_of(doc *d, const kr_row *soname) {
+const char *doc_major_of(doc *d, const doc_table_line *soname) {
   return soname && *soname->column[1] != '0' ? kr_arena_print(d->arena, " (CUDA %s)", soname->column[1]) : "";
 }
 
@@ -67,7 +67,7 @@ static void check_needed(doc *d, const doc_file *file) {
       n_torch++;
       continue;
     }
-    const kr_row *row = kr_tables_find(d->tables, "soname", name);
+    const doc_table_line *row = kr_tables_find(d->tables, "soname", name);
     if (loaded_with_torch(d, name)) continue;
     if (!row && !file->is_cuda) continue;
     n_other++;
@@ -79,7 +79,7 @@ static void check_needed(doc *d, const doc_file *file) {
         "NEEDED %s: not found by RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, in the system's folders or beside torch",
         name);
     add_nearby(d, f, name);
-    const kr_row *optional = doc_optional_row(d, file);
+    const doc_table_line *optional = doc_optional_row(d, file);
     if (f && optional && !*optional->column[2])
       f->severity = KR_INFO, f->hidden = 1,
       doc_evidence(d, f, "not an error: %s works without it", optional->column[3]);

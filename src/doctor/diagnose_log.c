@@ -59,7 +59,7 @@ static const char *package_of(doc *d, const doc_hit *hit) {
   return *here ? here : hit->near;
 }
 
-static const char *base_of(const char *path) {
+static const char *log_base_of(const char *path) {
   const char *slash = strrchr(path, '/'), *other = strrchr(path, '\\');
   if (other && (!slash || other > slash)) slash = other;
   return slash ? slash + 1 : path;
@@ -80,7 +80,7 @@ static const char *library_of(doc *d, const doc_hit *hit) {
 /* The text may name an unrelated library: missing GPU code is for the bytes to tell, so there the hit's own line must
  * name it. */
 static void put_library(doc *d, const doc_hit *hit, hit_keys *keys) {
-  const char *path = library_of(d, hit), *name = base_of(path),
+  const char *path = library_of(d, hit), *name = log_base_of(path),
              *folder = name - path > 1 ? kr_arena_copy(d->arena, path, (size_t)(name - path - 1)) : "";
   if (!*name ||
       !(strstr(hit->line, name) || hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY))
@@ -147,7 +147,7 @@ static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
 
 /* ---- libraries ---- */
 static const char *release_words(doc *d, const char *section, const char *version) {
-  const kr_row *row, *found = NULL;
+  const doc_table_line *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, section, &at));)
     if (kr_compare_versions(version, row->column[0]) >= 0) found = row;
   return found ? found->column[1] : "";
@@ -155,7 +155,7 @@ static const char *release_words(doc *d, const char *section, const char *versio
 
 static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *name = kr_arena_print(d->arena, "nccl%s", taken(hit, "nccl_symbol"));
-  const kr_row *row = kr_tables_find(d->tables, "nccl", name), *torch = doc_torch_row(d, d->torch_number);
+  const doc_table_line *row = kr_tables_find(d->tables, "nccl", name), *torch = doc_torch_row(d, d->torch_number);
   const char *want = torch && *torch->column[5] ? torch->column[5] : row ? row->column[1] : "";
   if (!*taken(hit, "nccl_symbol")) return;
   put(keys, "symbol", name);
@@ -168,7 +168,7 @@ static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
 
 /* The command that installs a library, or a build of the package for the installed CUDA. */
 const char *doc_install_library(doc *d, const char *lib, const char *package) {
-  const kr_row *row = kr_tables_find(d->tables, "soname", lib);
+  const doc_table_line *row = kr_tables_find(d->tables, "soname", lib);
   int have = kr_parse_tenths(d->torch_cuda) / 10, want = row ? atoi(row->column[1]) : 0;
   if (row && begins(row->column[2], "apt:")) return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
   if (want && have && want != have && is_someone(package))
@@ -238,7 +238,7 @@ static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
   for (int i = 0; i < 3; i++) {
     if (!*taken(hit, names[i][0])) continue;
     const char *need = kr_arena_print(d->arena, "%s_%s", names[i][1], taken(hit, names[i][0]));
-    const kr_row *row = kr_tables_find(d->tables, "gcc", need);
+    const doc_table_line *row = kr_tables_find(d->tables, "gcc", need);
     put(keys, "need", need);
     if (row) gcc = row->column[1];
   }
@@ -248,8 +248,8 @@ static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
 }
 
 /* The row of a library by its name, or by the beginning of its name in the release for torch's CUDA: libcublas. */
-static const kr_row *soname_row(doc *d, const char *lib) {
-  const kr_row *row, *found = kr_tables_find(d->tables, "soname", lib);
+static const doc_table_line *soname_row(doc *d, const char *lib) {
+  const doc_table_line *row, *found = kr_tables_find(d->tables, "soname", lib);
   const int of_torch = kr_parse_tenths(d->torch_cuda) / 10;
   const char *begin = kr_arena_print(d->arena, "%s.so.", lib);
   for (size_t at = 0; !found && (row = kr_tables_next(d->tables, "soname", &at));)
@@ -267,7 +267,7 @@ static const char *library_number(doc *d, const char *what, const char *text) {
 }
 
 static void fill_jax(doc *d, const doc_hit *hit, hit_keys *keys) {
-  const kr_row *row = kr_tables_find(d->tables, "holds", "jax-cuda12-plugin");
+  const doc_table_line *row = kr_tables_find(d->tables, "holds", "jax-cuda12-plugin");
   put(keys, "want", library_number(d, taken(hit, "what"), taken(hit, "jax_want")));
   put(keys, "have", library_number(d, taken(hit, "what"), taken(hit, "jax_have")));
   if (row) put(keys, "jax_install", kr_arena_print(d->arena, "pip install \"jax[cuda12]==%s\"", row->column[1]));
@@ -288,7 +288,7 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
   if (is(hit, "L07")) { /* L03 and L04 have their own texts */
     const char *need = taken(hit, "need");
     if (begins(need, "GLIBC") || begins(need, "CXXABI") || begins(need, "GCC_")) return 0;
-    put(keys, "lib", base_of(lib));
+    put(keys, "lib", log_base_of(lib));
   }
   if (is(hit, "S05")) {
     static const char *const names[] = {"cublas", "cudnn", "cudart", "cusparse", "cusolver", "nvrtc", "nvJitLink"};
@@ -299,7 +299,7 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
       if (begins(symbol, names[i]) || (i == 2 && begins(symbol, "cuda")))
         put(keys, "lib", kr_arena_print(d->arena, "lib%s", names[i]));
     if (*taken(hit, "jit")) put(keys, "lib", "libnvJitLink.so.12");
-    put(keys, "user_lib", base_of(taken(hit, "user_lib")));
+    put(keys, "user_lib", log_base_of(taken(hit, "user_lib")));
     put(keys, "symbol", *taken(hit, "symbol") ? taken(hit, "symbol") : symbol);
   }
   if (is(hit, "S06")) fill_nccl(d, hit, keys);
@@ -327,7 +327,7 @@ static const char *newest_torch(doc *d) {
 /* A name that exists in another release of torch or transformers. */
 static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *attribute = taken(hit, "attribute");
-  const kr_row *row = kr_tables_find(d->tables, "attribute", attribute);
+  const doc_table_line *row = kr_tables_find(d->tables, "attribute", attribute);
   const int is_torch = strstr(hit->line, "transformers") == NULL || strstr(hit->line, "'torch") != NULL,
             since = row ? kr_parse_torch(row->column[1]) : 0;
   if (kr_tables_has_word("version __version__ Tensor tensor nn device cuda float32 no_grad", attribute))
@@ -385,7 +385,7 @@ static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const ch
 }
 
 static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
-  const kr_row *row, *pair = NULL;
+  const doc_table_line *row, *pair = NULL;
   if (is(hit, "P01")) return fill_requirement(d, hit, keys, package);
   if (is(hit, "P06")) return fill_other_release(d, hit, keys, *package);
   if (is(hit, "P07")) return fill_no_release(d, hit, keys);
@@ -483,8 +483,8 @@ static int fill_header(doc *d, const doc_hit *hit, hit_keys *keys) {
   size_t n = strlen(header);
   while (n && strchr("'\",:", header[n - 1])) n--;
   header = kr_arena_copy(d->arena, header, n);
-  const kr_row *row = kr_tables_find(d->tables, "header", header);
-  if (!row) row = kr_tables_find(d->tables, "header", base_of(header));
+  const doc_table_line *row = kr_tables_find(d->tables, "header", header);
+  if (!row) row = kr_tables_find(d->tables, "header", log_base_of(header));
   put(keys, "header", header);
   if (row) put(keys, "header_of", kr_arena_print(d->arena, "it belongs to %s", row->column[1]));
   put(keys, "header_install", row ? fill_words(d, row->column[2], dashed(d, usual_toolkit(d))) : "");
@@ -511,7 +511,7 @@ static int fill_nvcc(doc *d, const doc_hit *hit, hit_keys *keys) {
 
 /* The newest GCC that a toolkit accepts. */
 static const char *newest_gcc(doc *d, const char *cuda) {
-  const kr_row *row;
+  const doc_table_line *row;
   const char *newest = "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "host", &at));)
     if (kr_parse_tenths(row->column[0]) <= kr_parse_tenths(cuda)) newest = row->column[1];
@@ -654,7 +654,7 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
 static void report_arch_list(doc *d, const doc_hit *hit) {
   int is_here = *doc_package_in(d, hit->line) != '\0';
   for (size_t i = 0; i < d->log.names.n; i++) {
-    const kr_row *row = doc_package_row(d, DOC_TEXT(d->log.names, i));
+    const doc_table_line *row = doc_package_row(d, DOC_TEXT(d->log.names, i));
     hit_keys keys = {.n = 0};
     if (row && strcmp(row->column[4], "no") == 0 && (!is_here || doc_is_named(row, hit->line)))
       report_hit(d, hit, &keys, row->column[0]);
@@ -720,14 +720,15 @@ static void judge_hit(doc *d, const doc_hit *hit) {
 /* What the bytes say about a file or package that the log names comes first. */
 static void mark_named(doc *d) {
   kr_names named = {0};
-  for (size_t i = 0; i < d->log.files.n; i++) *kr_names_put(d->arena, &named, base_of(DOC_TEXT(d->log.files, i))) = 1;
+  for (size_t i = 0; i < d->log.files.n; i++)
+    *kr_names_put(d->arena, &named, log_base_of(DOC_TEXT(d->log.files, i))) = 1;
   for (size_t i = 0; i < d->log.hits.n; i++) {
     const char *package = package_of(d, KR_AT(d->log.hits, doc_hit, i));
     if (is_someone(package)) *kr_names_put(d->arena, &named, package) = 1;
   }
   for (size_t i = 0; i < d->findings.n; i++) {
     doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    f->is_named |= kr_names_find(&named, base_of(f->file)) || (*f->package && kr_names_find(&named, f->package)) ||
+    f->is_named |= kr_names_find(&named, log_base_of(f->file)) || (*f->package && kr_names_find(&named, f->package)) ||
                    f->rule->stage == KR_STAGE_DRIVER;
   }
 }

@@ -7,7 +7,7 @@
 
 #include "doc.h"
 
-static const char *base_of(const char *path) {
+static const char *packages_base_of(const char *path) {
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
 }
@@ -89,8 +89,8 @@ static void check_installed_tags(doc *d, const doc_package *p) {
     memcpy(part[2], tag + a + 2 + b, strlen(tag + a + 2 + b) + 1);
     if (!tag_complaint(d, part[0], part[1], part[2])) return;
   }
-  check_tag(d, &(doc_file){.path = p->dist_info, .name = base_of(p->dist_info), .package = p->name}, p->name, part[0],
-            part[1], part[2]);
+  check_tag(d, &(doc_file){.path = p->dist_info, .name = packages_base_of(p->dist_info), .package = p->name}, p->name,
+            part[0], part[1], part[2]);
 }
 
 /* ---- W02, W03 ---- */
@@ -146,8 +146,8 @@ static void check_claims(doc *d, const doc_file *file, const krait_wheel_name *n
 }
 
 /* ---- W04: names of no known release ---- */
-static const kr_row *wheel_row(const doc *d, const char *package, const char *version) {
-  const kr_row *row;
+static const doc_table_line *wheel_row(const doc *d, const char *package, const char *version) {
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
     if (strcmp(row->column[0], package) == 0 && kr_compare_versions(version, row->column[1]) >= 0 &&
         (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0))
@@ -175,7 +175,8 @@ static void check_published(doc *d, const char *file) {
   krait_wheel_name name = {.size = sizeof name};
   if (krait_wheel_name_parse(file, &name) < 0 || !name.torch || name.cxx11abi < 0) return;
   const char *package = doc_normalise(d, name.dist, strlen(name.dist)), *word = cuda_word(d, name.local);
-  const kr_row *row = wheel_row(d, package, name.version), *about = kr_tables_find(d->tables, "package", package);
+  const doc_table_line *row = wheel_row(d, package, name.version),
+                       *about = kr_tables_find(d->tables, "package", package);
   int first = row ? kr_parse_torch(row->column[5]) : 0, last = row ? kr_parse_torch(row->column[6]) : 0;
   if (!row || !about || !*word) return;
   if (kr_tables_has_word(row->column[7], word) && name.torch >= first && (!last || name.torch <= last)) return;
@@ -183,7 +184,7 @@ static void check_published(doc *d, const char *file) {
   const char *nearest = kr_arena_print(d->arena, "%s-%s+%storch%scxx11abi%s-%s-%s-%s.whl", name.dist, name.version,
                                        best_bucket(d, row->column[7], word), kr_print_torch(d->arena, torch),
                                        name.cxx11abi ? "TRUE" : "FALSE", name.python, name.abi, name.platform);
-  const char *keys[] = {"name", base_of(file), "nearest", nearest,        "repo", about->column[3],
+  const char *keys[] = {"name", packages_base_of(file), "nearest", nearest,        "repo", about->column[3],
                         "ver",  name.version,  "buckets", row->column[7], NULL};
   doc_finding *f = doc_report(d, "W04", NULL, package, keys);
   doc_evidence(d, f, "releases of %s %s use %s, for torch %s to %s", package, name.version, row->column[7],
@@ -202,9 +203,10 @@ static void check_copies(doc *d, const doc_package *p) {
     const char *single =
         kr_arena_print(d->arena, "pip uninstall -y %s && rm -rf %s && pip install --no-deps %s==%.*s", p->name,
                        other->dist_info, p->name, (int)strcspn(newest->version, "+"), newest->version);
-    const char *keys[] = {"where",
-                          kr_arena_print(d->arena, "%s and %s", base_of(newest->dist_info), base_of(other->dist_info)),
-                          "single", single, NULL};
+    const char *keys[] = {
+        "where",
+        kr_arena_print(d->arena, "%s and %s", packages_base_of(newest->dist_info), packages_base_of(other->dist_info)),
+        "single", single, NULL};
     doc_report(d, "W05", NULL, p->name, keys);
   }
 }
@@ -254,7 +256,7 @@ static void check_twin_modules(doc *d, kr_names *modules, size_t index) {
 static void check_wheel(doc *d, const doc_package *inside) {
   krait_wheel_name name = {.size = sizeof name};
   const char *path = inside->site;
-  doc_file about = {.path = path, .name = base_of(path), .package = inside->name};
+  doc_file about = {.path = path, .name = packages_base_of(path), .package = inside->name};
   if (krait_wheel_name_parse(path, &name) < 0) return;
   check_tag(d, &about, inside->name, name.python, name.abi, name.platform);
   check_renamed(d, &about, &name, inside);
@@ -319,7 +321,7 @@ static void check_owners(doc *d) {
 static void check_left_overs(doc *d) {
   for (size_t i = 0; i < d->left_overs.n; i++) {
     const char *path = DOC_TEXT(d->left_overs, i);
-    const char *keys[] = {"folder", base_of(path), "left", path, NULL};
+    const char *keys[] = {"folder", packages_base_of(path), "left", path, NULL};
     doc_report(d, "W08", NULL, "", keys);
   }
 }
@@ -328,14 +330,14 @@ static void check_left_overs(doc *d) {
 static void check_path_line(doc *d, const char *pth, const char *folder) {
   for (size_t i = 0; i < d->packages.n; i++) {
     const doc_package *p = KR_AT(d->packages, doc_package, i);
-    const kr_row *row = strcmp(p->name, "torch") == 0 ? NULL : doc_package_row(d, p->name);
+    const doc_table_line *row = strcmp(p->name, "torch") == 0 ? NULL : doc_package_row(d, p->name);
     const char *modules = row ? row->column[1] : strcmp(p->name, "torch") == 0 ? "torch" : "";
     const char *module = kr_arena_copy(d->arena, modules, strcspn(modules, " "));
     if (!*module || !*p->dist_info || access(kr_arena_print(d->arena, "%s/%s", folder, module), F_OK) != 0 ||
         access(kr_arena_print(d->arena, "%s/%s", p->site, module), F_OK) != 0)
       continue;
     const char *keys[] = {"where",   kr_arena_print(d->arena, "%s/%s", folder, module),
-                          "pth",     base_of(pth),
+                          "pth",     packages_base_of(pth),
                           "pth_fix", kr_arena_print(d->arena, "rm %s", pth),
                           NULL};
     doc_report(d, "W09", NULL, p->name, keys);

@@ -157,7 +157,7 @@ const char *doc_symbol_in(doc *d, const char *text); /* after "undefined symbol:
 void doc_read_log(doc *d, const char *text, size_t n);
 /* The values that a pattern takes from text; 1 when it matches. */
 int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys);
-int doc_is_named(const kr_row *package, const char *text);     /* by its own name or a module's */
+int doc_is_named(const doc_table_line *package, const char *text);     /* by its own name or a module's */
 const char *doc_package_in(doc *d,
                            const char *text); /* the package that a text names, by a path or a word from the tables;
                                                  "" */
@@ -184,11 +184,11 @@ const char *doc_command(doc *d, const char *key, const char *package, const char
                         const char *nvcc); /* a command by its name in a rule; "" */
 void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version);
 const char *doc_pair_command(doc *d, const char *package,
-                             const kr_row *pair); /* both of a pair, or a package for its torch, pinned */
+                             const doc_table_line *pair); /* both of a pair, or a package for its torch, pinned */
 const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag);
-const kr_row *doc_torch_row(doc *d, int torch);
+const doc_table_line *doc_torch_row(doc *d, int torch);
 int doc_companion_column(const char *package); /* of [torch], for a package of which each release needs one torch; 0 */
-const kr_row *doc_package_row(const doc *d, const char *package);
+const doc_table_line *doc_package_row(const doc *d, const char *package);
 int doc_covers(const char *targets, int cc);
 const char *doc_torch_install(doc *d);
 const char *doc_no_build(doc *d, const char *package);   /* that no build of it can serve the device; "" when one can */
@@ -201,13 +201,13 @@ int doc_main_cc(const doc *d); /* the device being judged, else the first; 0 unk
 /* The diagnoses, by subject. */
 void doc_diagnose_images(doc *d);
 void doc_diagnose_named_torch(doc *d); /* after the log, whose facts are known then */
-const kr_row *doc_optional_row(const doc *d,
+const doc_table_line *doc_optional_row(const doc *d,
                                const doc_file *file); /* the tables' entry for a part that not every GPU needs, or
                                                          NULL */
 void doc_diagnose_symbols(doc *d);
 void doc_diagnose_packages(doc *d);
 void doc_diagnose_libraries(doc *d);
-const char *doc_major_of(doc *d, const kr_row *soname); /* " (CUDA 12)"; "" when its name does not tell */
+const char *doc_major_of(doc *d, const doc_table_line *soname); /* " (CUDA 12)"; "" when its name does not tell */
 void doc_diagnose_driver(doc *d);
 void doc_diagnose_log(doc *d);
 void doc_read_pins(doc *d, const char *path);

@@ -30,7 +30,7 @@ typedef struct doc_build { /* what a source release's own files say about its bu
 } doc_build;
 
 typedef struct doc_owner { /* of an import name that several distributions provide */
-  const kr_row *row;
+  const doc_table_line *row;
   const char *package, *version, *site;
 } doc_owner;
 

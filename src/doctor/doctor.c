@@ -15,13 +15,13 @@
 #include "status.h"
 #include "zip_file.h"
 
-static int ends_with(const char *text, const char *end) {
+static int doctor_ends_with(const char *text, const char *end) {
   size_t n = strlen(text), m = strlen(end);
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
 static int is_pins(const char *path) {
-  return ends_with(path, ".txt") || ends_with(path, ".in") || ends_with(path, ".toml");
+  return doctor_ends_with(path, ".txt") || doctor_ends_with(path, ".in") || doctor_ends_with(path, ".toml");
 }
 
 /* A file that was named but cannot be inspected. */
@@ -34,7 +34,7 @@ static void refuse_other(doc *d, const doc_file *file) {
 static void read_path(doc *d, const char *path) {
   struct stat info;
   if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) doc_read_folder(d, path);
-  else if (ends_with(path, ".whl") && access(path, R_OK) == 0) doc_read_wheel(d, path);
+  else if (doctor_ends_with(path, ".whl") && access(path, R_OK) == 0) doc_read_wheel(d, path);
   else if (doc_is_archive(path) && access(path, R_OK) == 0) doc_read_archive(d, path);
   else if (!is_pins(path)) refuse_other(d, doc_inspect_path(d, path));
 }
@@ -243,13 +243,13 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
 }
 
 /* ---- explain ---- */
-static const char *confidence_word(char c) {
+static const char *doctor_confidence_word(char c) {
   return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess";
 }
 
 static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
   enum { INDENT = 11 };
-  kr_text_print(text, "%s %s (%s)\n", rule->id, rule->name, confidence_word(rule->confidence));
+  kr_text_print(text, "%s %s (%s)\n", rule->id, rule->name, doctor_confidence_word(rule->confidence));
   doc_wrap(d, text, "  says", INDENT, rule->says[0], 0);
   doc_wrap(d, text, "  because", INDENT, rule->explain, 0);
   for (int i = 0; i < rule->n_fixes; i++) doc_wrap(d, text, i ? "" : "  fix", INDENT, rule->fix[i], 0);

@@ -277,7 +277,7 @@ static void collect_libc(doc *d) {
 /* ---- the machine around a GPU ---- */
 /* Boards sold with only one kind of processor: GH200, GB200, GB10 and Jetsons with Arm. 0: any. */
 int doc_machine_of_gpu(doc *d, const char *name) {
-  const kr_row *row = kr_tables_find(d->tables, "machine", "aarch64");
+  const doc_table_line *row = kr_tables_find(d->tables, "machine", "aarch64");
   int cc = krait_tables_find_gpu(d->tables, name);
   if (!row) return 0;
   for (const char *p = row->column[1]; *p; p += strspn(p, ", ")) {

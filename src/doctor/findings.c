@@ -48,7 +48,7 @@ static const char *value_of(const values *v, const char *key) {
 
 /* The text with its values filled in; NULL when one is unknown. {name?} may be missing; a value may be a template
  * itself. */
-static const char *expand(const values *v, const char *text, int depth) {
+static const char *expand_findings(const values *v, const char *text, int depth) {
   kr_text out = kr_text_begin(v->d->arena);
   for (const char *p = text; *p;) {
     size_t n = strcspn(p, "{");
@@ -60,7 +60,7 @@ static const char *expand(const values *v, const char *text, int depth) {
     const int may_lack = p[length - 1] == '?';
     const char *value = value_of(v, kr_arena_copy(v->d->arena, p + 1, length - 1 - (size_t)may_lack));
     if (!*value && !may_lack) return NULL;
-    if (strchr(value, '{') && depth < MAX_NESTED && (value = expand(v, value, depth + 1)) == NULL) return NULL;
+    if (strchr(value, '{') && depth < MAX_NESTED && (value = expand_findings(v, value, depth + 1)) == NULL) return NULL;
     kr_text_print(&out, "%s", value);
     p += length + 1;
   }
@@ -69,7 +69,7 @@ static const char *expand(const values *v, const char *text, int depth) {
 
 static const char *say(const values *v, const kr_rule *rule) {
   const char *text = NULL;
-  for (int i = 0; i < rule->n_says && !text; i++) text = expand(v, rule->says[i], 0);
+  for (int i = 0; i < rule->n_says && !text; i++) text = expand_findings(v, rule->says[i], 0);
   return text ? text : rule->name;
 }
 
@@ -80,7 +80,7 @@ static void add_fixes(const values *v, doc_finding *f) {
       doc_add_build_fixes(d, &f->fixes, v->package, v->version);
       continue;
     }
-    const char *text = expand(v, f->rule->fix[i], 0);
+    const char *text = expand_findings(v, f->rule->fix[i], 0);
     if (text && *text && !doc_has_text(&f->fixes, text)) doc_add_text(d, &f->fixes, text);
   }
 }
@@ -105,7 +105,7 @@ const char *doc_shown_name(const doc_file *file) {
                                                                                                       : folder;
 }
 
-static int is_repeated(doc *d, const doc_finding *f) {
+static int is_repeated_for_findings(doc *d, const doc_finding *f) {
   size_t *seen =
       kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "%s\1%s\1%s", f->rule->id, f->file, f->says));
   return (*seen)++ != 0;
@@ -135,7 +135,7 @@ doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char
                    .says = say(&v, rule),
                    .evidence = KR_LIST(const char *),
                    .fixes = KR_LIST(const char *)};
-  if (is_repeated(d, &f)) return NULL;
+  if (is_repeated_for_findings(d, &f)) return NULL;
   if (f.severity == KR_ERROR && rule->confidence != 'C' && rule->confidence != 'H') f.severity = KR_WARN;
   add_fixes(&v, &f);
   if (!f.fixes.n && file && strchr("FW", *rule->id))

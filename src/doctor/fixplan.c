@@ -135,7 +135,7 @@ static const char *word_at(doc *d, const char *p) {
   return kr_arena_copy(d->arena, p + skip, strcspn(p + skip, skip ? "\"'" : " "));
 }
 
-static void take_torch(outcome *o, const char *command) {
+static void take_fixplan_torch(outcome *o, const char *command) {
   doc *d = o->d;
   const char *at = strstr(command, "torch=="), *index = strstr(command, "/whl/");
   if (!at || (at > command && at[-1] != ' ' && at[-1] != '"')) return;
@@ -170,7 +170,7 @@ static void check_torch(outcome *o) {
  * needs a toolkit that knows the device and has torch's CUDA version. */
 static void check_install(outcome *o, const char *name, const char *version, int is_built) {
   doc *d = o->d;
-  const kr_row *row, *torch = doc_torch_row(d, o->torch_number);
+  const doc_table_line *row, *torch = doc_torch_row(d, o->torch_number);
   const int cc = doc_main_cc(d), column = doc_companion_column(name),
             need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0;
   for (size_t at = 0; !is_built && (row = kr_tables_next(d->tables, "wheel", &at));) {
@@ -221,7 +221,7 @@ static kr_list check_plan(doc *d, const kr_list *commands) {
                .driver = d->driver_number,
                .complaints = KR_LIST(const char *)};
   for (size_t i = 0; i < commands->n; i++)
-    take_torch(&o, DOC_TEXT(*commands, i)), take_system(&o, DOC_TEXT(*commands, i));
+    take_fixplan_torch(&o, DOC_TEXT(*commands, i)), take_system(&o, DOC_TEXT(*commands, i));
   check_torch(&o);
   for (size_t i = 0; i < commands->n; i++) check_command(&o, DOC_TEXT(*commands, i));
   return o.complaints;

@@ -111,7 +111,7 @@ static void find_hollow(walk *w, doc_container *c) {
 }
 
 /* Stubs and verdicts need to know whether there is any kernel; names are for the report. */
-static void read_kernels(walk *w, doc_container *c, const krait_image *image) {
+static void read_inspect_kernels(walk *w, doc_container *c, const krait_image *image) {
   char name[MAX_KERNEL_NAME];
   doc *d = w->d;
   int32_t status = 0;
@@ -153,7 +153,7 @@ static void read_images(walk *w, doc_container *c) {
     n_cubins += image.kind == KRAIT_IMAGE_CUBIN;
     if (image.damaged) report_image(w, &image);
     if (w->fn) w->fn(d, w->scan, &image, c, w->user);
-    else if (wants_kernels(c, &image)) read_kernels(w, c, &image);
+    else if (wants_kernels(c, &image)) read_inspect_kernels(w, c, &image);
     if (image.toolkit > c->toolkit) c->toolkit = image.toolkit;
   }
   if (w->fn) w->fn(d, w->scan, NULL, c, w->user);
@@ -192,7 +192,7 @@ static uint64_t end_of(const doc_container *c) { return (c->offset + c->bytes + 
  * that a walk over the sections would find the same. Those outside were bytes that look like a container. */
 static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
   int n;
-  size_t n_placed = 0, k = 0;
+  size_t n_loaded = 0, k = 0;
   const kr_scan_region *regions = kr_scan_regions(scan, &n);
   if (n && regions[0].find) return 1; /* no section table: the search stands */
   for (int i = 0; i < n; i++) {
@@ -205,11 +205,11 @@ static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
       at = end_of(c);
       c->section = kr_arena_copy(d->arena, regions[i].section, strlen(regions[i].section));
       c->relocatable = regions[i].relocatable;
-      *KR_AT(file->containers, doc_container, n_placed++) = *c;
+      *KR_AT(file->containers, doc_container, n_loaded++) = *c;
     }
     if (at < regions[i].end && regions[i].end - at >= KR_FATBIN_HEADER_BYTES) return 0;
   }
-  file->containers.n = n_placed;
+  file->containers.n = n_loaded;
   return 1;
 }
 
@@ -489,7 +489,7 @@ void doc_judge_all(doc *d) {
 }
 
 /* ---- printing sets ---- */
-static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+static int compare_inspect_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
 /* Distinct targets of one kind as keys sm * 4 + suffix. */
 static int collect(const kr_list *images, int kind, int *keys, int n, int cap, int *ptx) {
@@ -505,7 +505,7 @@ static int collect(const kr_list *images, int kind, int *keys, int n, int cap, i
 }
 
 static void print_keys(kr_text *text, int *keys, int n) {
-  qsort(keys, (size_t)n, sizeof *keys, compare_ints);
+  qsort(keys, (size_t)n, sizeof *keys, compare_inspect_ints);
   for (int i = 0; i < n; i++)
     kr_text_print(text, " %d%s", keys[i] / 4, keys[i] % 4 == 1 ? "a" : keys[i] % 4 == 2 ? "f" : "");
 }

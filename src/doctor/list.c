@@ -47,7 +47,7 @@ static const char *image_name(doc *d, const krait_image *image) {
 }
 
 /* The kernels of an image in file order; their number, and a hash of their names. */
-static kr_list read_kernels(lister *l, krait_scan *scan, uint64_t *hash) {
+static kr_list read_list_kernels(lister *l, krait_scan *scan, uint64_t *hash) {
   kr_list names = KR_LIST(const char *);
   char name[MAX_NAME];
   *hash = 1469598103934665603ull;
@@ -74,7 +74,7 @@ static void text_image(lister *l, krait_scan *scan, const krait_image *image, in
   if (image->toolkit) kr_text_print(&l->out, "  CUDA %d.%d", image->toolkit / 10, image->toolkit % 10);
   kr_text_print(&l->out, "%s\n", image->damaged ? "  DAMAGED" : "");
   if (image->damaged) return;
-  const kr_list names = read_kernels(l, scan, &hash);
+  const kr_list names = read_list_kernels(l, scan, &hash);
   const int before = names.n > 1 ? shown_before(l, hash, number) : 0;
   if (before) kr_text_print(&l->out, "      the %zu kernels of this container's image %d\n", names.n, before);
   for (size_t i = 0; i < names.n && !before; i++)
@@ -99,7 +99,7 @@ static void json_image(lister *l, krait_scan *scan, const krait_image *image, in
                 number > 1 ? ", " : "", kind, image->sm, suffix, image->ptx, packs[image->compression], image->toolkit,
                 (unsigned long long)image->offset, (unsigned long long)bytes,
                 image->damaged ? "true" : "false");
-  const kr_list names = image->damaged ? KR_LIST(const char *) : read_kernels(l, scan, &hash);
+  const kr_list names = image->damaged ? KR_LIST(const char *) : read_list_kernels(l, scan, &hash);
   for (size_t i = 0; i < names.n; i++) {
     if (i) kr_text_add(&l->out, ", ", 2);
     json_text(l, doc_demangle(&l->scratch, DOC_TEXT(names, i)));

@@ -84,7 +84,7 @@ static size_t token(const char *text, const char *plain, const char *braced) {
 }
 
 /* One element of a search path, with $ORIGIN, $LIB and $PLATFORM expanded. */
-static const char *expand(doc *d, const char *element, size_t n, const char *origin, const char *lib) {
+static const char *expand_loader(doc *d, const char *element, size_t n, const char *origin, const char *lib) {
   kr_text text = kr_text_begin(d->arena);
   for (size_t i = 0, skip; i < n; i += skip) {
     if ((skip = token(element + i, "$ORIGIN", "${ORIGIN}"))) kr_text_print(&text, "%s", origin);
@@ -104,7 +104,7 @@ static const char *search_path(doc *d, const char *paths, const char *origin, co
     size_t n = strcspn(p, ":");
     int n_libs = memmem(p, n, "LIB", 3) ? 3 : 1;
     for (int i = 0; n && i < n_libs; i++) {
-      const char *full = kr_arena_print(d->arena, "%s/%s", expand(d, p, n, origin, libs[i]), name);
+      const char *full = kr_arena_print(d->arena, "%s/%s", expand_loader(d, p, n, origin, libs[i]), name);
       if (is_loadable(d, full)) return full;
     }
     p += n + (p[n] == ':');

@@ -210,7 +210,7 @@ static const char *find_word(const char *text, const char *name, size_t n) {
 }
 
 /* The length of the package's longest name in the text, or 0. */
-static size_t named_length(const kr_row *package, const char *text) {
+static size_t named_length(const doc_table_line *package, const char *text) {
   size_t best = find_word(text, package->column[0], strlen(package->column[0])) ? strlen(package->column[0]) : 0;
   for (const char *p = package->column[1]; *p; p += strspn(p, " ")) {
     size_t n = strcspn(p, " ");
@@ -220,10 +220,10 @@ static size_t named_length(const kr_row *package, const char *text) {
   return best;
 }
 
-int doc_is_named(const kr_row *package, const char *text) { return named_length(package, text) > 0; }
+int doc_is_named(const doc_table_line *package, const char *text) { return named_length(package, text) > 0; }
 
-static const kr_row *row_of_module(const doc *d, const char *module) {
-  const kr_row *row;
+static const doc_table_line *row_of_module(const doc *d, const char *module) {
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));)
     if (kr_tables_has_word(row->column[1], module)) return row;
   return NULL;
@@ -235,7 +235,7 @@ static const char *package_of_part(doc *d, const char *part) {
   size_t n = strcspn(part, "/\\.\"' \t:,)"), m = strcspn(part, "/\\");
   if (m > 4 && memcmp(part + m - 4, ".egg", 4) == 0 && part[m]) return package_of_part(d, part + m + 1);
   const char *module = kr_arena_copy(d->arena, part, n);
-  const kr_row *row = row_of_module(d, module);
+  const doc_table_line *row = row_of_module(d, module);
   if (!n || strcmp(module, "__pycache__") == 0) return "";
   if (row) return row->column[0];
   if (strcmp(module, "torch") == 0 || strcmp(module, "nvidia") == 0) return "torch";
@@ -254,7 +254,7 @@ static const char *package_of_paths(doc *d, const char *text) {
 
 const char *doc_package_in(doc *d, const char *text) {
   const char *best = package_of_paths(d, text);
-  const kr_row *row;
+  const doc_table_line *row;
   size_t most = 0;
   if (*best && strcmp(best, "torch") != 0 && strcmp(best, "triton") != 0) return best;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));) {
@@ -267,7 +267,7 @@ const char *doc_package_in(doc *d, const char *text) {
 }
 
 static void collect_packages(doc *d, const char *text) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "package", &at));)
     if (doc_is_named(row, text)) add_name(d, &d->log.names, row->column[0], strlen(row->column[0]));
 }
@@ -346,7 +346,7 @@ static int gpu_from_listing(doc *d, const char *text) {
 /* A name from the tables as a word; short ones only after the maker's name, or in capitals with three digits, such as
  * A100. */
 static int gpu_from_words(doc *d, const char *text) {
-  const kr_row *row;
+  const doc_table_line *row;
   size_t best = 0;
   doc_gpu found = {0};
   for (size_t at = 0; (row = kr_tables_next(d->tables, "gpu", &at));)

@@ -8,10 +8,11 @@
 #include "pool.h"
 #include "zip_file.h"
 
+/* Two: one large member takes as long as all others together, and each thread needs its own memory. */
 enum {
   MAX_THREADS = 2,
   WORTH_BYTES = 32 << 20
-}; /* two: one large member takes as long as all others together, and each thread needs its own memory */
+};
 
 typedef struct member {
   const char *name;

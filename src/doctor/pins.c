@@ -45,7 +45,7 @@ static const char *next_version(doc *d, const char *version, int n_parts) {
   return kr_arena_print(d->arena, "%.*s%d", (int)(p - version), version, atoi(p) + 1);
 }
 
-static int count_parts(const char *version) {
+static int count_pins_parts(const char *version) {
   int n = 1;
   for (const char *p = version; isdigit((unsigned char)*p) || *p == '.'; p++)
     n += *p == '.' && isdigit((unsigned char)p[1]);
@@ -55,11 +55,11 @@ static int count_parts(const char *version) {
 /* One of ==2.6.*, ~=2.6.0, >=2.0, Poetry's ^2.1 and ~2.1, and so on. */
 static void read_bound(doc *d, pin *p, const char *op, const char *version) {
   const char *star = strstr(version, ".*");
-  int parts = count_parts(version);
+  int parts = count_pins_parts(version);
   if (star) {
     add_bound(p, ">=", kr_arena_copy(d->arena, version, (size_t)(star - version)));
     add_bound(p, "<",
-              next_version(d, version, count_parts(kr_arena_copy(d->arena, version, (size_t)(star - version)))));
+              next_version(d, version, count_pins_parts(kr_arena_copy(d->arena, version, (size_t)(star - version)))));
   } else if (strcmp(op, "~=") == 0 || strcmp(op, "^") == 0 || strcmp(op, "~") == 0) {
     add_bound(p, ">=", version);
     add_bound(p, "<", next_version(d, version, *op == '^' ? 1 : op[1] ? parts > 1 ? parts - 1 : 1 : 2));
@@ -109,7 +109,7 @@ static int allows(const pin *p, const char *version) {
 }
 
 /* Whether some release in a row's range is allowed. */
-static int allows_row(const pin *p, const kr_row *row) {
+static int allows_row(const pin *p, const doc_table_line *row) {
   const char *first = row->column[1], *last = row->column[2];
   for (int i = 0; i < p->n_bounds; i++) {
     const char *op = p->bounds[i].op, *version = p->bounds[i].version;
@@ -122,8 +122,8 @@ static int allows_row(const pin *p, const kr_row *row) {
 }
 
 /* The release that pip would choose: the newest allowed. */
-static const kr_row *row_of(const doc *d, const pin *p) {
-  const kr_row *row, *found = NULL;
+static const doc_table_line *row_of(const doc *d, const pin *p) {
+  const doc_table_line *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
     if (strcmp(row->column[0], p->name) == 0 && allows_row(p, row)) found = row;
   return found;
@@ -250,14 +250,14 @@ static void read_pins(pins *all, const char *path) {
   else read_requirements(all, path, text);
 }
 
-static int torch_fits(const kr_row *row, int torch) {
+static int torch_fits(const doc_table_line *row, int torch) {
   int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]);
   return !torch || (torch >= first && (!last || torch <= last));
 }
 
 /* The newest release row with code for the device and wheels for this torch; NULL. */
-static const kr_row *working_row(const doc *d, const char *package, int cc, int torch) {
-  const kr_row *row, *found = NULL;
+static const doc_table_line *working_row(const doc *d, const char *package, int cc, int torch) {
+  const doc_table_line *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
     if (strcmp(row->column[0], package) == 0 && *row->column[8] && (!cc || doc_covers(row->column[4], cc)) &&
         torch_fits(row, torch))
@@ -265,11 +265,11 @@ static const kr_row *working_row(const doc *d, const char *package, int cc, int 
   return found;
 }
 
-static const char *requirement(doc *d, const kr_row *row) {
+static const char *requirement(doc *d, const doc_table_line *row) {
   return kr_arena_print(d->arena, "%s==%s", row->column[0], row->column[8]);
 }
 
-static int is_repeated(const pins *all, size_t i) {
+static int is_repeated_for_pins(const pins *all, size_t i) {
   const size_t *first = kr_names_find(&all->first, KR_AT(all->list, pin, i)->name);
   return first && *first != i + 1;
 }
@@ -297,7 +297,7 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
                 torch_command(d, torch, index, keep)); /* with build isolation, they would see another torch */
   for (size_t i = 0; i < all->list.n; i++) {
     const pin *p = KR_AT(all->list, pin, i);
-    const kr_row *row = row_of(d, p), *best = row ? working_row(d, p->name, cc, torch) : NULL;
+    const doc_table_line *row = row_of(d, p), *best = row ? working_row(d, p->name, cc, torch) : NULL;
     if (row && !best) return "";
     if (row && cc && doc_covers(row->column[4], cc) && torch_fits(row, torch))
       best = row; /* what is pinned already works */
@@ -305,7 +305,7 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
     const char *part = !best    ? ""
                        : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact)
                                 : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
-    if (best && !is_repeated(all, i)) kr_text_print(&command, " %s", part);
+    if (best && !is_repeated_for_pins(all, i)) kr_text_print(&command, " %s", part);
   }
   return command.at;
 }
@@ -351,7 +351,7 @@ static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
   if (f && *combination(all)) set_fix(all, f, p);
 }
 
-static const char *what_of(doc *d, const pin *p, const kr_row *row) {
+static const char *what_of(doc *d, const pin *p, const doc_table_line *row) {
   const char *exact = exact_of(p), *last = row->column[2];
   if (*exact) return kr_arena_print(d->arena, "%s %s", p->name, exact);
   const char *newest = *last && allows(p, last) ? kr_arena_print(d->arena, "%s", last)
@@ -363,7 +363,7 @@ static void check_pin(pins *all, const pin *p) {
   doc *d = all->d;
   const char *slash = strrchr(p->file, '/');
   const doc_file about = {.path = p->file, .name = slash ? slash + 1 : p->file, .package = "", .package_version = ""};
-  const kr_row *row = row_of(d, p);
+  const doc_table_line *row = row_of(d, p);
   int cc = doc_main_cc(d);
   if (strcmp(p->name, "torch") == 0) check_torch_pin(all, p, &about);
   if (!row) return;
@@ -457,7 +457,7 @@ static void report_pair(pins *all, const pin *p, const char *partner, const char
 static void check_companion(pins *all, const pin *p) {
   doc *d = all->d;
   const int column = doc_companion_column(p->name);
-  const kr_row *torch = doc_torch_row(d, d->torch_number), *row, *want = NULL;
+  const doc_table_line *torch = doc_torch_row(d, d->torch_number), *row, *want = NULL;
   if (column && torch && *torch->column[column] && p->n_bounds) {
     const char *right = torch->column[column];
     for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at)) && !want;)
@@ -490,9 +490,9 @@ static void check_companion(pins *all, const pin *p) {
   }
 }
 
-static void check_pairs(pins *all) {
+static void check_pins_pairs(pins *all) {
   doc *d = all->d;
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) {
     const size_t *first = kr_names_find(&all->first, row->column[0]),
                  *second = kr_names_find(&all->first, row->column[3]);
@@ -521,7 +521,7 @@ static void check_open_torch(pins *all) {
     is_bounded |= *torch->bounds[i].op == '<' || *torch->bounds[i].op == '=';
   for (size_t i = 0; i < all->list.n && !is_bounded; i++) {
     const pin *p = KR_AT(all->list, pin, i);
-    const kr_row *row = row_of(d, p);
+    const doc_table_line *row = row_of(d, p);
     doc_file about;
     if (!row || !*row->column[6]) continue;
     const char *keys[] = {
@@ -534,8 +534,8 @@ static void check_open_torch(pins *all) {
 }
 
 /* ---- packages with known wheels for some releases only ---- */
-static const kr_row *known_release(const doc *d, const pin *p) {
-  const kr_row *row, *found = NULL;
+static const doc_table_line *known_release(const doc *d, const pin *p) {
+  const doc_table_line *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "holds", &at));)
     if (strcmp(row->column[0], p->name) == 0 && allows(p, row->column[1])) found = row;
   return found;
@@ -543,7 +543,7 @@ static const kr_row *known_release(const doc *d, const pin *p) {
 
 static int check_release(pins *all, const pin *p) {
   doc *d = all->d;
-  const kr_row *row = known_release(d, p);
+  const doc_table_line *row = known_release(d, p);
   const int cc = doc_main_cc(d), ptx = row ? atoi(row->column[3]) : 0;
   doc_file about;
   if (!row) return 0;
@@ -575,7 +575,7 @@ static void note_others(pins *all, const kr_list *others) {
 }
 
 /* An exact pin names the torch; a range with an upper end, the newest below it. */
-static void take_torch(doc *d, const pin *p) {
+static void take_pins_torch(doc *d, const pin *p) {
   const char *exact = exact_of(p);
   int is_bounded = 0;
   for (int i = 0; i < p->n_bounds; i++) is_bounded |= *p->bounds[i].op == '<';
@@ -592,7 +592,7 @@ void doc_read_pins(doc *d, const char *path) {
   d->n_pins += (int)all.list.n;
   for (size_t i = 0; i < all.list.n && !d->options.torch; i++) {
     const pin *p = KR_AT(all.list, pin, i);
-    if (strcmp(p->name, "torch") == 0) take_torch(d, p);
+    if (strcmp(p->name, "torch") == 0) take_pins_torch(d, p);
   }
   kr_list others = KR_LIST(const char *);
   for (size_t i = 0; i < all.list.n && !kr_arena_failed(d->arena); i++) {
@@ -601,10 +601,10 @@ void doc_read_pins(doc *d, const char *path) {
     check_companion(&all, p);
     check_pin(&all, p);
     if (row_of(d, p) || strcmp(p->name, "torch") == 0 || (doc_companion_column(p->name) && d->torch_number)) continue;
-    if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated(&all, i))
+    if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated_for_pins(&all, i))
       doc_add_text(d, &others, p->name);
   }
-  check_pairs(&all);
+  check_pins_pairs(&all);
   check_open_torch(&all);
   note_others(&all, &others);
 }

@@ -117,7 +117,7 @@ static const char *module_of(doc *d, const doc_file *file) {
 }
 
 static int is_package_reached(const reach *r, const char *package) {
-  const kr_row *row = kr_tables_find(r->d->tables, "package", package);
+  const doc_table_line *row = kr_tables_find(r->d->tables, "package", package);
   for (size_t i = 0; i < r->modules.n; i++) {
     const char *module = DOC_TEXT(r->modules, i);
     if (strcmp(doc_normalise(r->d, module, strlen(module)), package) == 0 ||

@@ -42,7 +42,7 @@ static size_t columns(const char *text, size_t n) {
 }
 
 void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char *text, int is_command) {
-  size_t at = columns(head, strlen(head)), room = WIDTH - (is_command ? 2 : 0);
+  size_t at = columns(head, strlen(head)), capacity = WIDTH - (is_command ? 2 : 0);
   kr_text_print(out, "%s", head);
   if (at < indent) kr_text_print(out, "%*s", (int)(indent - at), ""), at = indent;
   text = doc_printable(d, text);
@@ -50,7 +50,7 @@ void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char 
     text += strspn(text, " ");
     size_t n = strcspn(text, " "), width = columns(text, n);
     if (!n) break;
-    if (!first && at + 1 + width > room) {
+    if (!first && at + 1 + width > capacity) {
       kr_text_print(out, "%s\n%*s", is_command ? " \\" : "", (int)indent, "");
       at = indent;
       first = 1;
@@ -115,7 +115,7 @@ static void print_good_driver(printer *p) {
   doc *d = p->d;
   const krait_target target = {.size = sizeof target, .driver = d->driver_number, .driver_cuda = d->driver_cuda};
   int ptx = d->driver_number ? kr_tables_ptx_of_driver(d->tables, &target) : 0;
-  const kr_row *row;
+  const doc_table_line *row;
   const char *oldest = NULL, *newest = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "gate", &at));)
     if (d->driver_number >= kr_parse_driver(row->column[1]))
@@ -174,7 +174,7 @@ static void print_inventory(printer *p) {
 }
 
 /* ---- findings ---- */
-static const char *confidence_word(char c) {
+static const char *report_text_confidence_word(char c) {
   return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess";
 }
 
@@ -197,7 +197,8 @@ static void print_finding(printer *p, const doc_finding *f) {
   if (*f->file && *f->package) about = kr_arena_print(d->arena, "%s%s", f->file, version);
   wrap(p, kr_arena_print(d->arena, "%s%s%s ", paint(p, colors[f->severity]), marks[f->severity], paint(p, "\033[0m")),
        4, about, 0);
-  wrap(p, kr_arena_print(d->arena, "    %s %-8s", f->rule->id, confidence_word(f->confidence)), 17, f->says, 0);
+  wrap(p, kr_arena_print(d->arena, "    %s %-8s", f->rule->id, report_text_confidence_word(f->confidence)), 17, f->says,
+       0);
   for (size_t i = 0; i < f->evidence.n; i++) wrap(p, i ? "" : "    seen", 17, DOC_TEXT(f->evidence, i), 0);
   for (size_t i = 0; i < f->fixes.n; i++)
     wrap(p, i ? "" : "    fix", 17, doc_addressed(d, DOC_TEXT(f->fixes, i)), doc_is_command(DOC_TEXT(f->fixes, i)));

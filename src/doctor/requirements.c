@@ -79,7 +79,7 @@ static int read_term(marker *m) {
   return read_value(m, b) && knows && compare_values(a, op, b);
 }
 
-static int take(marker *m, const char *word) {
+static int take_requirements(marker *m, const char *word) {
   size_t n = strlen(word);
   skip(m);
   if (strncmp(m->p, word, n) != 0 || (m->p[n] != ' ' && m->p[n] != '(')) return 0;
@@ -89,13 +89,13 @@ static int take(marker *m, const char *word) {
 
 static int read_and(marker *m) {
   int value = read_term(m);
-  while (take(m, "and")) value &= read_term(m);
+  while (take_requirements(m, "and")) value &= read_term(m);
   return value;
 }
 
 static int read_or(marker *m) {
   int value = read_and(m);
-  while (take(m, "or")) value |= read_and(m);
+  while (take_requirements(m, "or")) value |= read_and(m);
   return value;
 }
 
@@ -115,7 +115,7 @@ int doc_read_requirement(doc *d, const char *line, doc_requirement *out) {
 }
 
 /* ---- versions ---- */
-static int count_parts(const char *version) {
+static int count_requirements_parts(const char *version) {
   int n = 1;
   for (const char *p = version; isdigit((unsigned char)*p) || *p == '.'; p++)
     n += *p == '.' && isdigit((unsigned char)p[1]);
@@ -134,9 +134,10 @@ static int begins_alike(const char *version, const char *prefix, int parts) {
 static int fits_one(const char *op, const char *bound, const char *version) {
   int order = kr_compare_versions(version, bound), is_prefix = strstr(bound, ".*") != NULL;
   if (strcmp(op, "==") == 0 || strcmp(op, "===") == 0)
-    return is_prefix ? begins_alike(version, bound, count_parts(bound)) : order == 0;
-  if (strcmp(op, "!=") == 0) return is_prefix ? !begins_alike(version, bound, count_parts(bound)) : order != 0;
-  if (strcmp(op, "~=") == 0) return order >= 0 && begins_alike(version, bound, count_parts(bound) - 1);
+    return is_prefix ? begins_alike(version, bound, count_requirements_parts(bound)) : order == 0;
+  if (strcmp(op, "!=") == 0)
+    return is_prefix ? !begins_alike(version, bound, count_requirements_parts(bound)) : order != 0;
+  if (strcmp(op, "~=") == 0) return order >= 0 && begins_alike(version, bound, count_requirements_parts(bound) - 1);
   if (strcmp(op, ">=") == 0) return order >= 0;
   if (strcmp(op, "<=") == 0) return order <= 0;
   return *op == '>' ? order > 0 : *op == '<' ? order < 0 : 1;
@@ -239,8 +240,8 @@ static int in_range(const char *version, const char *first, const char *last) {
   return kr_compare_versions(version, first) >= 0 && (!*last || kr_compare_versions(version, last) <= 0);
 }
 
-static void check_pairs(doc *d) {
-  const kr_row *row;
+static void check_requirements_pairs(doc *d) {
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) {
     const doc_package *p = doc_find_package(d, row->column[0]), *partner = doc_find_package(d, row->column[3]);
     if (!p || !partner || !in_range(p->version, row->column[1], row->column[2]) ||
@@ -267,5 +268,5 @@ void doc_diagnose_requirements(doc *d) {
     for (size_t k = 0; k < p.requires.n; k++) check_one(d, &p, DOC_TEXT(p.requires, k), &nvidia);
     if (strcmp(p.name, "torch") == 0) report_nvidia(d, &p, &nvidia);
   }
-  if (d->is_environment) check_pairs(d);
+  if (d->is_environment) check_requirements_pairs(d);
 }

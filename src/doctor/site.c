@@ -167,7 +167,7 @@ static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
 static void own_folder(doc *d, const doc_package *p, const char *path) {
   size_t n = strcspn(path, "/");
   if (!path[n] || strstr(path, ".dist-info/") || n > 64) return;
-  const kr_row *row = kr_tables_find(d->tables, "owner", kr_arena_copy(d->arena, path, n));
+  const doc_table_line *row = kr_tables_find(d->tables, "owner", kr_arena_copy(d->arena, path, n));
   if (!row || !kr_tables_has_word(row->column[1], p->name)) return;
   size_t *seen = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "owner\1%s\1%s", row->column[0], p->name));
   if ((*seen)++) return;
@@ -467,7 +467,7 @@ void doc_find_environment(doc *d) {
 }
 
 /* ---- wheels ---- */
-static const char *member_text(doc *d, kr_zip *zip, int64_t i) {
+static const char *site_member_text(doc *d, kr_zip *zip, int64_t i) {
   kr_source *source;
   if (i < 0 || kr_zip_source_open(zip, i, &source) < 0) return "";
   size_t n = source->size < MAX_META_BYTES ? (size_t)source->size : MAX_META_BYTES;
@@ -517,7 +517,7 @@ typedef struct wheel_reader {
   doc_package package;
 } wheel_reader;
 
-static void read_member(doc *own, kr_source *source, const char *name, void *user) {
+static void read_site_member(doc *own, kr_source *source, const char *name, void *user) {
   const wheel_reader *r = user;
   const char *path = kr_arena_print(own->arena, "%s/%s", r->path, name), *slash = strrchr(name, '/');
   if (!doc_is_library_name(name)) {
@@ -537,15 +537,15 @@ void doc_read_wheel(doc *d, const char *path) {
     doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
     return;
   }
-  const char *metadata = member_text(d, zip, find_member(zip, ".dist-info/METADATA")),
-             *wheel = member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
-  const char *record = member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
+  const char *metadata = site_member_text(d, zip, find_member(zip, ".dist-info/METADATA")),
+             *wheel = site_member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
+  const char *record = site_member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
   wheel_reader r = {.path = path, .package = *doc_add_package(d, metadata, wheel, "")};
   const size_t first = d->files.n, n = strlen(path) + 1;
   KR_AT(d->packages, doc_package, d->packages.n - 1)->site = r.package.site = path;
   doc_index_package(d, d->packages.n - 1);
   const kr_names lines = index_record(d, record);
-  doc_each_member(d, path, zip, read_member, &r);
+  doc_each_member(d, path, zip, read_site_member, &r);
   kr_zip_close(&zip);
   for (size_t i = first; i < d->files.n; i++)
     check_member(d, record, &lines, KR_AT(d->files, doc_file, i)->path + n, KR_AT(d->files, doc_file, i), &r.package);

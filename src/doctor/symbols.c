@@ -233,7 +233,7 @@ static int row_matches(const char *row, const char *name) {
 
 /* Every name of the stable interface with its first torch. */
 static void index_stable(doc *d) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "stable", &at));)
     for (const char *p = row->column[1]; *p; p += strspn(p, " ")) {
       size_t n = strcspn(p, " ");
@@ -256,7 +256,7 @@ int doc_stable_floor(doc *d, const kr_list *symbols, int *n_unknown) {
 }
 
 void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last) {
-  const kr_row *row;
+  const doc_table_line *row;
   int n_unknown;
   *first = doc_stable_floor(d, symbols, &n_unknown);
   *last = 0;

@@ -39,7 +39,7 @@ static char *take_word(char **rest) {
 }
 
 static void add_row(krait_tables *t, const char *section, char *line) {
-  kr_row *row = kr_list_push(t->arena, &t->rows);
+  doc_table_line *row = kr_list_push(t->arena, &t->rows);
   row->section = section;
   for (int i = 0; i < KR_ROW_COLUMNS; i++) row->column[i] = "";
   for (int i = 0; i < KR_ROW_COLUMNS && line; i++) {
@@ -139,7 +139,7 @@ int32_t krait_tables_load(const char *path, krait_tables **tables) {
   *tables = NULL;
   krait_tables *t = kr_zalloc(sizeof *t);
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for tables");
-  *t = (krait_tables){.arena = kr_arena_open(), .rows = KR_LIST(kr_row), .rules = KR_LIST(kr_rule)};
+  *t = (krait_tables){.arena = kr_arena_open(), .rows = KR_LIST(doc_table_line), .rules = KR_LIST(kr_rule)};
   int32_t status = t->arena ? load_text(t, path, &text) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tables");
   if (status == KRAIT_OK) status = parse(t, text);
   if (status == KRAIT_OK && kr_arena_failed(t->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tables");
@@ -166,16 +166,16 @@ const kr_rule *kr_tables_rule(const krait_tables *t, const char *id) {
   return NULL;
 }
 
-const kr_row *kr_tables_next(const krait_tables *t, const char *section, size_t *at) {
+const doc_table_line *kr_tables_next(const krait_tables *t, const char *section, size_t *at) {
   while (*at < t->rows.n) {
-    const kr_row *row = KR_AT(t->rows, kr_row, (*at)++);
+    const doc_table_line *row = KR_AT(t->rows, doc_table_line, (*at)++);
     if (strcmp(row->section, section) == 0) return row;
   }
   return NULL;
 }
 
-const kr_row *kr_tables_find(const krait_tables *t, const char *section, const char *first_column) {
-  const kr_row *row;
+const doc_table_line *kr_tables_find(const krait_tables *t, const char *section, const char *first_column) {
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, section, &at));)
     if (strcmp(row->column[0], first_column) == 0) return row;
   return NULL;
@@ -279,7 +279,7 @@ int kr_compare_versions(const char *a, const char *b) {
 
 /* ---- queries ---- */
 int kr_tables_is_tegra(const krait_tables *t, int sm) {
-  const kr_row *row = kr_tables_find(t, "tegra", "sm");
+  const doc_table_line *row = kr_tables_find(t, "tegra", "sm");
   for (const char *p = row ? row->column[1] : ""; *p; p += strcspn(p, " "), p += strspn(p, " "))
     if (atoi(p) == sm) return 1;
   return 0;
@@ -287,7 +287,7 @@ int kr_tables_is_tegra(const krait_tables *t, int sm) {
 
 int kr_tables_cuda_of_driver(const krait_tables *t, int driver) {
   int best = 0;
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));)
     if (atoi(row->column[2]) <= driver / 1000000) best = kr_parse_tenths(row->column[0]);
   return best;
@@ -297,7 +297,7 @@ int kr_tables_ptx_of_driver(const krait_tables *t, const krait_target *target) {
   int cuda = target->driver_cuda ? target->driver_cuda / 1000 * 10 + target->driver_cuda / 10 % 100
                                  : kr_tables_cuda_of_driver(t, target->driver);
   int ptx = 0, newest = 0;
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));) {
     newest = kr_parse_tenths(row->column[0]);
     if (newest <= cuda) ptx = kr_parse_tenths(row->column[1]);
@@ -306,21 +306,21 @@ int kr_tables_ptx_of_driver(const krait_tables *t, const krait_target *target) {
 }
 
 int kr_tables_first_cuda_for(const krait_tables *t, const char *sm) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));)
     if (kr_tables_has_word(row->column[3], sm)) return kr_parse_tenths(row->column[0]);
   return 0;
 }
 
 int kr_tables_branch_of_ptx(const krait_tables *t, int ptx) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, "toolkit", &at));)
     if (kr_parse_tenths(row->column[1]) >= ptx) return atoi(row->column[2]);
   return 0;
 }
 
 int kr_tables_family_covers(const krait_tables *t, int sm, int cc) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, "family", &at));) {
     if (atoi(row->column[0]) != sm) continue;
     for (const char *p = row->column[1]; *p; p += strcspn(p, " "), p += strspn(p, " "))
@@ -331,19 +331,19 @@ int kr_tables_family_covers(const krait_tables *t, int sm, int cc) {
 }
 
 int kr_tables_gate(const krait_tables *t, int cuda_major) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, "gate", &at));)
     if (atoi(row->column[0]) == cuda_major) return kr_parse_driver(row->column[1]);
   return 0;
 }
 
 const char *kr_tables_zstd_driver(const krait_tables *t) {
-  const kr_row *row = kr_tables_find(t, "driver", "zstd");
+  const doc_table_line *row = kr_tables_find(t, "driver", "zstd");
   return row ? row->column[1] : "0";
 }
 
 int kr_tables_pci(const krait_tables *t, int device_id) {
-  const kr_row *row;
+  const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(t, "pci", &at));) {
     char *end;
     long first = strtol(row->column[0], &end, 16), last = *end == '-' ? strtol(end + 1, NULL, 16) : first;
@@ -425,7 +425,7 @@ int32_t krait_tables_find_gpu(const krait_tables *t, const char *name) {
   char clean[128], squashed[128], row_text[128];
   int best_cc = 0, best = NO_MATCH, is_ambiguous = 0;
   size_t best_length = 0;
-  const kr_row *row;
+  const doc_table_line *row;
   if (capability_of(name)) return capability_of(name);
   normalise(name, clean, sizeof clean);
   size_t n = squash(clean, strlen(clean), squashed);
@@ -462,7 +462,7 @@ static int distance(const char *a, const char *b) {
 
 const char *kr_tables_similar_gpus(const krait_tables *t, kr_arena *arena, const char *name) {
   char clean[128], squashed[128], row_text[128];
-  const kr_row *row;
+  const doc_table_line *row;
   int n_shown = 0;
   normalise(name, clean, sizeof clean);
   size_t n = squash(clean, strlen(clean), squashed);

@@ -8,10 +8,10 @@
 
 enum { KR_ROW_COLUMNS = 9, KR_MAX_FIXES = 8, KR_MAX_SAYS = 8 };
 
-typedef struct kr_row {
+typedef struct doc_table_line {
   const char *section;
   const char *column[KR_ROW_COLUMNS]; /* "" if absent */
-} kr_row;
+} doc_table_line;
 
 enum { KR_ERROR = 0, KR_WARN = 1, KR_INFO = 2 };
 /* Earlier stages are earlier causes. */
@@ -41,14 +41,14 @@ typedef struct kr_rule {
 struct krait_tables {
   kr_arena *arena;
   const char *date;
-  kr_list rows;  /* kr_row */
+  kr_list rows;  /* doc_table_line */
   kr_list rules; /* kr_rule */
 };
 
 const kr_rule *kr_tables_rule(const krait_tables *tables, const char *id); /* NULL: not in these tables */
 /* The first row at or after *at of a section; NULL at the end. *at starts at 0. */
-const kr_row *kr_tables_next(const krait_tables *tables, const char *section, size_t *at);
-const kr_row *kr_tables_find(const krait_tables *tables, const char *section, const char *first_column);
+const doc_table_line *kr_tables_next(const krait_tables *tables, const char *section, size_t *at);
+const doc_table_line *kr_tables_find(const krait_tables *tables, const char *section, const char *first_column);
 
 /* Facts that several rules need. CUDA versions are ten times the number (128), PTX too (87), drivers as
  * krait_target.driver. */

@@ -148,19 +148,19 @@ static int32_t check_header(const kr_audio_in *in) {
 }
 
 /* ---- the file, as libsndfile sees it ---- */
-static sf_count_t file_length(void *user) {
+static sf_count_t audio_file_length(void *user) {
   struct stat info;
   return fstat(((kr_audio_in *)user)->fd, &info) == 0 ? (sf_count_t)info.st_size : -1;
 }
 
-static sf_count_t file_seek(sf_count_t offset, int whence, void *user) {
+static sf_count_t audio_file_seek(sf_count_t offset, int whence, void *user) {
   kr_audio_in *in = user;
-  const sf_count_t from = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? in->offset : file_length(in);
+  const sf_count_t from = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? in->offset : audio_file_length(in);
   if (from < 0 || from + offset < 0) return -1;
   return in->offset = from + offset;
 }
 
-static sf_count_t file_read(void *bytes, sf_count_t n, void *user) {
+static sf_count_t audio_file_read(void *bytes, sf_count_t n, void *user) {
   kr_audio_in *in = user;
   sf_count_t done = 0;
   while (done < n && !in->os_errno) {
@@ -174,15 +174,15 @@ static sf_count_t file_read(void *bytes, sf_count_t n, void *user) {
   return done;
 }
 
-static sf_count_t file_write(const void *bytes, sf_count_t n, void *user) {
+static sf_count_t audio_file_write(const void *bytes, sf_count_t n, void *user) {
   (void)bytes, (void)n, (void)user;
   return 0;
 }
 
-static sf_count_t file_tell(void *user) { return ((kr_audio_in *)user)->offset; }
+static sf_count_t audio_file_tell(void *user) { return ((kr_audio_in *)user)->offset; }
 
 static void open_through_us(kr_audio_in *in, SF_INFO *info) {
-  static SF_VIRTUAL_IO io = {file_length, file_seek, file_read, file_write, file_tell};
+  static SF_VIRTUAL_IO io = {audio_file_length, audio_file_seek, audio_file_read, audio_file_write, audio_file_tell};
   in->offset = 0;
   *info = (SF_INFO){0};
   in->file = sf_open_virtual(&io, SFM_READ, info, in);
@@ -326,9 +326,10 @@ int32_t kr_audio_rewind(kr_audio_in *in) {
 /* Fuzz target, the input as a file: opened, read to the end, rewound, read again. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 const char *__lsan_default_suppressions(void);
+/* libsndfile, on damaged Ogg headers. */
 const char *__lsan_default_suppressions(void) {
   return "leak:vorbis_info_init\n";
-} /* libsndfile, on damaged Ogg headers */
+}
 
 static void read_some(kr_audio_in *in) {
   static float samples[KR_AUDIO_MAX_CHANNELS * 64];

@@ -8,10 +8,11 @@
 #include "audio.h"
 
 enum { KR_AUDIO_MAX_CHANNELS = 256, KR_AUDIO_MIN_HZ = 1000, KR_AUDIO_MAX_HZ = 1000000 };
+/* libsndfile 1.1 and later; older headers lack the names. */
 enum {
   KR_SF_FORMAT_MPEG = 0x230000,
   KR_SF_SUBTYPE_MPEG_3 = 0x0082
-}; /* libsndfile 1.1 and later; older headers lack the names */
+};
 
 struct kr_audio_in {
   char *name; /* for error messages */

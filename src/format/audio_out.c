@@ -176,19 +176,19 @@ static int32_t choose_format(kr_audio_out *out, const char *path, const kr_audio
 }
 
 /* ---- the file, as libsndfile sees it ---- */
-static sf_count_t file_length(void *user) {
+static sf_count_t audio_out_file_length(void *user) {
   struct stat info;
   return fstat(((kr_audio_out *)user)->fd, &info) == 0 ? (sf_count_t)info.st_size : -1;
 }
 
-static sf_count_t file_seek(sf_count_t offset, int whence, void *user) {
+static sf_count_t audio_out_file_seek(sf_count_t offset, int whence, void *user) {
   kr_audio_out *out = user;
-  const sf_count_t from = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? out->offset : file_length(out);
+  const sf_count_t from = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? out->offset : audio_out_file_length(out);
   if (from < 0 || from + offset < 0) return -1;
   return out->offset = from + offset;
 }
 
-static sf_count_t file_read(void *bytes, sf_count_t n, void *user) {
+static sf_count_t audio_out_file_read(void *bytes, sf_count_t n, void *user) {
   kr_audio_out *out = user;
   ssize_t got;
   while ((got = pread(out->fd, bytes, (size_t)n, (off_t)out->offset)) < 0 && errno == EINTR) {}
@@ -197,7 +197,7 @@ static sf_count_t file_read(void *bytes, sf_count_t n, void *user) {
 }
 
 /* The first failure is kept: some encoders continue after it. */
-static sf_count_t file_write(const void *bytes, sf_count_t n, void *user) {
+static sf_count_t audio_out_file_write(const void *bytes, sf_count_t n, void *user) {
   kr_audio_out *out = user;
   sf_count_t done = 0;
   while (done < n && !out->os_errno) {
@@ -209,7 +209,7 @@ static sf_count_t file_write(const void *bytes, sf_count_t n, void *user) {
   return done;
 }
 
-static sf_count_t file_tell(void *user) { return ((kr_audio_out *)user)->offset; }
+static sf_count_t audio_out_file_tell(void *user) { return ((kr_audio_out *)user)->offset; }
 
 /* ---- opening ---- */
 static int32_t begin_target(kr_audio_out *out, const char *path, const kr_audio_in *like) {
@@ -254,8 +254,9 @@ static int integer_bits(int encoding) {
   }
 }
 
-static int32_t open_file(kr_audio_out *out, int format, const kr_audio_in *like) {
-  static SF_VIRTUAL_IO io = {file_length, file_seek, file_read, file_write, file_tell};
+static int32_t open_audio_out_file(kr_audio_out *out, int format, const kr_audio_in *like) {
+  static SF_VIRTUAL_IO io = {audio_out_file_length, audio_out_file_seek, audio_out_file_read, audio_out_file_write,
+                             audio_out_file_tell};
   char text[200];
   SF_INFO info = {.format = format, .samplerate = like->info.sample_rate_hz, .channels = like->info.n_channels};
   out->file = sf_open_virtual(&io, SFM_WRITE, &info, out);
@@ -284,7 +285,7 @@ int32_t kr_audio_create(const char *path, const kr_audio_in *like, int keep_exis
   int32_t status =
       out->path ? choose_format(out, path, like, &format) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a file name");
   if (status == KRAIT_OK) status = begin_target(out, path, like);
-  if (status == KRAIT_OK) status = open_file(out, format, like);
+  if (status == KRAIT_OK) status = open_audio_out_file(out, format, like);
   if (status < 0) kr_audio_abandon(&out);
   else *created = out;
   return status;

@@ -20,7 +20,7 @@ static const struct {
               {"Opus", SF_FORMAT_OGG | SF_FORMAT_OPUS}};
 enum { N_CODECS = sizeof codecs / sizeof *codecs, HZ = 16000 };
 
-static int is_there(int codec) {
+static int is_there_for_codec(int codec) {
   SF_INFO info = {.samplerate = HZ, .channels = 1, .format = codecs[codec].format};
   return sf_format_check(&info);
 }
@@ -28,13 +28,13 @@ static int is_there(int codec) {
 /* The place in codecs[] of the given one of those that are there. */
 static int place_of(int codec) {
   for (int i = 0; i < N_CODECS; i++)
-    if (is_there(i) && codec-- == 0) return i;
+    if (is_there_for_codec(i) && codec-- == 0) return i;
   return -1;
 }
 
 int kr_codec_count(void) {
   int n = 0;
-  for (int i = 0; i < N_CODECS; i++) n += is_there(i) != 0;
+  for (int i = 0; i < N_CODECS; i++) n += is_there_for_codec(i) != 0;
   return n;
 }
 

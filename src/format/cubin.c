@@ -9,13 +9,13 @@ enum { OSABI_OLD = 0x33, OSABI_NEW = 0x41, OSABI_LLVM = 0x29, ET_REL = 1, STT_FU
 enum { COMPAT_ARCH_SPECIFIC = 0x09, CUINFO = 0x3e8, TKINFO = 0x7d0, MAX_HEAD_SECTIONS = 64 };
 
 /* One attribute of .nv.compat or .nv.info: u8 format, u8 attribute, then by format. Returns its bytes, 0 at the end. */
-static uint32_t read_attribute(const uint8_t *at, uint32_t room, uint32_t *attribute, uint32_t *value) {
-  if (room < 4) return 0;
+static uint32_t read_attribute(const uint8_t *at, uint32_t capacity, uint32_t *attribute, uint32_t *value) {
+  if (capacity < 4) return 0;
   *attribute = at[1];
   *value = at[0] == 2 ? at[2] : kr_le16(at + 2);
   if (at[0] != 4) return 4;
   uint32_t bytes = 4u + kr_le16(at + 2);
-  if (bytes > room) return 0;
+  if (bytes > capacity) return 0;
   *value = bytes >= 8 ? kr_le32(at + 4) : 0;
   return bytes;
 }
@@ -39,15 +39,15 @@ static int32_t read_note(kr_elf *elf, const kr_section *s, kr_cubin *cubin) {
   uint32_t name_bytes = (kr_le32(bytes) + 3) & ~3u, type = kr_le32(bytes + 8);
   if (name_bytes > n - 12) return KRAIT_OK;
   const uint8_t *data = bytes + 12 + name_bytes;
-  uint32_t room = n - 12 - name_bytes;
-  if (type == CUINFO && room >= 6 && kr_le16(data + 4) >= 50 && kr_le16(data + 4) < 1000)
+  uint32_t capacity = n - 12 - name_bytes;
+  if (type == CUINFO && capacity >= 6 && kr_le16(data + 4) >= 50 && kr_le16(data + 4) < 1000)
     cubin->toolkit = kr_le16(data + 4);
   if (type != TKINFO) return KRAIT_OK;
-  for (uint32_t i = 0; i + 9 < room; i++) {
+  for (uint32_t i = 0; i + 9 < capacity; i++) {
     if (memcmp(data + i, "-arch sm_", 9) != 0) continue;
     uint32_t k = i + 9;
-    while (k < room && data[k] >= '0' && data[k] <= '9') k++;
-    if (k < room && (data[k] == 'a' || data[k] == 'f')) cubin->suffix = (char)data[k];
+    while (k < capacity && data[k] >= '0' && data[k] <= '9') k++;
+    if (k < capacity && (data[k] == 'a' || data[k] == 'f')) cubin->suffix = (char)data[k];
   }
   return KRAIT_OK;
 }
@@ -90,7 +90,7 @@ int32_t kr_cubin_read(kr_elf *elf, kr_cubin *cubin) {
 }
 
 /* A kernel counts even if its name cannot be read; names of templates may be longer than any buffer. */
-static void read_name(const kr_elf *elf, uint64_t offset, char *name, size_t cap) {
+static void read_cubin_name(const kr_elf *elf, uint64_t offset, char *name, size_t cap) {
   if (!cap || kr_elf_string(elf, offset, name, cap) >= 0) return;
   size_t n = offset < elf->size && elf->size - offset < cap - 1 ? (size_t)(elf->size - offset) : cap - 1;
   if (offset >= elf->size || kr_elf_read(elf, offset, name, n) < 0) n = 0;
@@ -111,7 +111,7 @@ int32_t kr_cubin_kernel_sized(const kr_elf *elf, const kr_cubin *cubin, uint64_t
     for (uint32_t i = 0; i < n; i++) {
       ++*next;
       if (kr_symbol_type(&many[i]) != STT_FUNC || !(many[i].other & KERNEL_BIT)) continue;
-      read_name(elf, many[i].name, name, cap);
+      read_cubin_name(elf, many[i].name, name, cap);
       *bytes = many[i].size;
       return 1;
     }

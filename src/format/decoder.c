@@ -115,7 +115,7 @@ static int32_t fail_to_answer(kr_decoder *d) {
 }
 
 /* ---- what it says ---- */
-static void take_text(kr_decoder *d) {
+static void take_decoder_text(kr_decoder *d) {
   char piece[512];
   const ssize_t n = read(d->errors, piece, sizeof piece);
   if (n < 0 && errno == EINTR) return;
@@ -135,7 +135,7 @@ static int32_t fill(kr_decoder *d) {
     if (n_ready < 0 && errno == EINTR) continue;
     if (n_ready < 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", d->name);
     if (n_ready == 0) return fail_to_answer(d);
-    if (wait[1].revents) take_text(d);
+    if (wait[1].revents) take_decoder_text(d);
     if (!wait[0].revents) continue;
     const ssize_t n = read(d->out, d->bytes, sizeof d->bytes);
     if (n < 0 && errno == EINTR) continue;
@@ -164,7 +164,7 @@ int32_t kr_decoder_end(kr_decoder *d) {
   while (kr_clock_ns() < deadline_ns) {
     struct pollfd wait = {.fd = d->errors, .events = POLLIN};
     const int n_ready = poll(&wait, 1, STEP_MS);
-    if (n_ready > 0) take_text(d);
+    if (n_ready > 0) take_decoder_text(d);
     const pid_t ended = d->errors < 0 || n_ready == 0 ? waitpid(d->pid, &d->status, WNOHANG) : 0;
     if (ended == 0 || (ended < 0 && errno == EINTR)) continue;
     d->pid = 0;

@@ -41,8 +41,8 @@ static int32_t read_long_counts(kr_elf *elf) {
   if (elf->n_sections == 0 || elf->name_section == 0xffff) KR_TRY(kr_elf_read(elf, elf->shoff, h, sizeof h));
   if (elf->n_sections == 0) elf->n_sections = kr_le64(h + 32) > UINT32_MAX ? 0 : (uint32_t)kr_le64(h + 32);
   if (elf->name_section == 0xffff) elf->name_section = kr_le32(h + 40);
-  uint64_t room = (elf->size - elf->shoff) / SHDR_BYTES;
-  if (elf->n_sections > room || elf->n_sections > MAX_SECTIONS)
+  uint64_t capacity = (elf->size - elf->shoff) / SHDR_BYTES;
+  if (elf->n_sections > capacity || elf->n_sections > MAX_SECTIONS)
     elf->n_sections = 0; /* a table that extends past the end of the file is ignored */
   return KRAIT_OK;
 }
@@ -242,8 +242,8 @@ int32_t kr_elf_dynamic(kr_elf *elf, kr_dynamic *d) {
     d->n_symbols = count_by_hash(elf, at);
   if (d->symbols && !d->n_symbols && gnu_hash && kr_elf_offset_of(elf, gnu_hash, &at) == 1)
     d->n_symbols = count_by_gnu_hash(elf, at);
-  uint64_t room = d->symbols < elf->size ? (elf->size - d->symbols) / SYM_BYTES : 0;
-  if (d->n_symbols > room) d->n_symbols = room;
+  uint64_t capacity = d->symbols < elf->size ? (elf->size - d->symbols) / SYM_BYTES : 0;
+  if (d->n_symbols > capacity) d->n_symbols = capacity;
   if (d->strings && d->strings_bytes > elf->size - d->strings) d->strings_bytes = elf->size - d->strings;
   return 1;
 }

@@ -11,7 +11,7 @@
 enum { SEARCH_BYTES = 65536, MAX_RATIO = 2000 };
 #define MAX_UNPACKED (1ull << 30)
 
-static int32_t damage(const kr_source *source, uint64_t offset, const char *what) {
+static int32_t fatbin_damage(const kr_source *source, uint64_t offset, const char *what) {
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: %s at offset %llu", source->name, what, (unsigned long long)offset);
 }
 
@@ -22,13 +22,13 @@ int32_t kr_fatbin_at(kr_source *source, uint64_t offset, uint64_t end, kr_fatbin
   KR_TRY(kr_source_read(source, offset, h, sizeof h));
   uint32_t magic = kr_le32(h);
   if (magic == 0) return 0;
-  if (magic == KR_FATBIN_MAGIC_OLD) return damage(source, offset, "a fatbin older than CUDA 4");
-  if (magic != KR_FATBIN_MAGIC) return damage(source, offset, "not a fatbin container");
+  if (magic == KR_FATBIN_MAGIC_OLD) return fatbin_damage(source, offset, "a fatbin older than CUDA 4");
+  if (magic != KR_FATBIN_MAGIC) return fatbin_damage(source, offset, "not a fatbin container");
   if (kr_le16(h + 4) != 1 || kr_le16(h + 6) != KR_FATBIN_HEADER_BYTES)
-    return damage(source, offset, "a fatbin container of unknown version");
+    return fatbin_damage(source, offset, "a fatbin container of unknown version");
   uint64_t body = kr_le64(h + 8);
   if (body > end - offset - KR_FATBIN_HEADER_BYTES)
-    return damage(source, offset, "a fatbin container that is larger than the space for it");
+    return fatbin_damage(source, offset, "a fatbin container that is larger than the space for it");
   *fatbin = (kr_fatbin){.offset = offset, .size = body + KR_FATBIN_HEADER_BYTES};
   return 1;
 }
@@ -94,7 +94,7 @@ static int32_t read_options(kr_source *source, uint32_t block, kr_entry *e) {
   uint8_t h[8];
   if (!block) return KRAIT_OK;
   if (block < KR_ENTRY_HEADER_BYTES || e->header_bytes < 8 || block > e->header_bytes - 8)
-    return damage(source, e->offset, "an option block outside its header");
+    return fatbin_damage(source, e->offset, "an option block outside its header");
   KR_TRY(kr_source_read(source, e->offset + block, h, sizeof h));
   if (!kr_range_fits(kr_le32(h), kr_le32(h + 4), e->header_bytes)) return KRAIT_OK; /* hints only */
   e->options = kr_le32(h);
@@ -106,17 +106,18 @@ int32_t kr_entry_next(kr_source *source, const kr_fatbin *fatbin, uint64_t *at, 
   uint8_t h[KR_ENTRY_HEADER_BYTES];
   uint64_t end = fatbin->offset + fatbin->size;
   if (*at >= end) return 0;
-  if (end - *at < KR_ENTRY_HEADER_BYTES) return damage(source, *at, "a container ends inside an entry header");
+  if (end - *at < KR_ENTRY_HEADER_BYTES) return fatbin_damage(source, *at, "a container ends inside an entry header");
   KR_TRY(kr_source_read(source, *at, h, sizeof h));
   fill_entry(h, *at, e);
-  uint64_t room = end - *at;
-  if (e->header_bytes < KR_ENTRY_HEADER_BYTES || e->header_bytes > room)
-    return damage(source, *at, "an entry with an impossible header size");
-  if (e->payload_bytes > room - e->header_bytes)
-    return damage(source, *at, "an entry that is larger than its container");
-  if (e->packed_bytes > e->payload_bytes) return damage(source, *at, "an entry with more packed bytes than payload");
+  uint64_t capacity = end - *at;
+  if (e->header_bytes < KR_ENTRY_HEADER_BYTES || e->header_bytes > capacity)
+    return fatbin_damage(source, *at, "an entry with an impossible header size");
+  if (e->payload_bytes > capacity - e->header_bytes)
+    return fatbin_damage(source, *at, "an entry that is larger than its container");
+  if (e->packed_bytes > e->payload_bytes)
+    return fatbin_damage(source, *at, "an entry with more packed bytes than payload");
   if (e->n_name && !kr_range_fits(e->name, e->n_name, e->header_bytes))
-    return damage(source, *at, "a source name outside its header");
+    return fatbin_damage(source, *at, "a source name outside its header");
   KR_TRY(read_options(source, kr_le32(h + 20), e));
   *at += e->header_bytes + e->payload_bytes;
   return 1;
@@ -148,7 +149,7 @@ static int32_t unpack_zstd(kr_source *source, const kr_entry *e, uint8_t *out, s
     while (from.pos < from.size && to.pos < to.size) {
       size_t left = ZSTD_decompressStream(ctx, &to, &from);
       if (ZSTD_isError(left)) {
-        status = damage(source, e->payload, "a zstd frame that cannot be unpacked");
+        status = fatbin_damage(source, e->payload, "a zstd frame that cannot be unpacked");
         break;
       }
       if (left == 0) at = e->packed_bytes - n; /* the frame ended; the rest is padding */
@@ -160,7 +161,7 @@ static int32_t unpack_zstd(kr_source *source, const kr_entry *e, uint8_t *out, s
   ZSTD_freeDCtx(ctx);
   kr_free(piece);
   if (status == KRAIT_OK && to.pos < cap)
-    status = damage(source, e->payload, "a zstd frame that is shorter than its header announces");
+    status = fatbin_damage(source, e->payload, "a zstd frame that is shorter than its header announces");
   return status;
 }
 
@@ -176,7 +177,7 @@ static int32_t unpack_lz4(kr_source *source, const kr_entry *e, uint8_t *out, si
     got = LZ4_decompress_safe_partial((const char *)packed, (char *)out, (int)n, (int)cap, (int)cap);
   kr_free(packed);
   KR_TRY(status);
-  if (got < 0 || (size_t)got != cap) return damage(source, e->payload, "an LZ4 block that cannot be unpacked");
+  if (got < 0 || (size_t)got != cap) return fatbin_damage(source, e->payload, "an LZ4 block that cannot be unpacked");
   *n_out = (size_t)got;
   return KRAIT_OK;
 }
@@ -187,9 +188,9 @@ int32_t kr_entry_unpack(kr_source *source, const kr_entry *e, uint8_t *out, size
   *n_out = 0;
   if (cap > bytes) cap = (size_t)bytes;
   if (pack == KR_PACK_OLD)
-    return damage(source, e->offset, "an entry compressed in a way that only old drivers support");
+    return fatbin_damage(source, e->offset, "an entry compressed in a way that only old drivers support");
   if (pack != KR_PACK_NONE && (bytes > MAX_UNPACKED || bytes / MAX_RATIO > e->packed_bytes))
-    return damage(source, e->offset, "an entry that unpacks to an implausible size");
+    return fatbin_damage(source, e->offset, "an entry that unpacks to an implausible size");
   if (cap == 0) return KRAIT_OK;
   if (pack == KR_PACK_ZSTD) return unpack_zstd(source, e, out, cap, n_out);
   if (pack == KR_PACK_LZ4) return unpack_lz4(source, e, out, cap, n_out);

@@ -19,12 +19,12 @@ enum {
 typedef struct stream {
   kr_source source; /* first: its functions get a pointer to it */
   kr_forward_feed feed;
-  kr_forward_room *spare;
+  kr_forward_capacity *spare;
   int is_begun;
   uint64_t begin, end; /* the window holds these bytes of the member: a ring of pieces */
   size_t cap;
   int n_starts;
-  kr_forward_room at; /* window; head, which stays: headers and string tables are read repeatedly; blocks of recent
+  kr_forward_capacity at; /* window; head, which stays: headers and string tables are read repeatedly; blocks of recent
                          small reads: section headers, the dynamic table */
   size_t head_bytes, head_cap;
   uint64_t block_at[N_BLOCKS];
@@ -32,7 +32,7 @@ typedef struct stream {
   int next_block;
 } stream;
 
-static int32_t restart(stream *s) {
+static int32_t restart_forward(stream *s) {
   s->begin = s->end = 0;
   s->is_begun = 0;
   KR_CHECK(s->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it seeks backwards too often",
@@ -87,14 +87,14 @@ static void keep_block(stream *s, uint64_t offset) {
   s->block_bytes[i] = (size_t)(end - from);
 }
 
-static int32_t read_stream(kr_source *source, uint64_t offset, void *out, size_t bytes) {
+static int32_t read_forward_stream(kr_source *source, uint64_t offset, void *out, size_t bytes) {
   stream *s = (stream *)source;
   int is_small = bytes <= 4096;
   for (uint8_t *to = out; bytes;) {
     const uint8_t *from;
     size_t n = offset < s->begin || offset >= s->end ? find_kept(s, offset, &from) : 0;
     if (!n) {
-      if (offset < s->begin || !s->is_begun) KR_TRY(restart(s));
+      if (offset < s->begin || !s->is_begun) KR_TRY(restart_forward(s));
       while (s->end <= offset) KR_TRY(advance(s));
       from = s->at.window + (size_t)(offset % s->cap);
       n = PIECE_BYTES - (size_t)(offset % PIECE_BYTES);
@@ -108,19 +108,19 @@ static int32_t read_stream(kr_source *source, uint64_t offset, void *out, size_t
   return KRAIT_OK;
 }
 
-void kr_forward_free_room(kr_forward_room *room) {
-  kr_free(room->window);
-  kr_free(room->head);
-  kr_free(room->blocks);
-  *room = (kr_forward_room){0};
+void kr_forward_free_capacity(kr_forward_capacity *capacity) {
+  kr_free(capacity->window);
+  kr_free(capacity->head);
+  kr_free(capacity->blocks);
+  *capacity = (kr_forward_capacity){0};
 }
 
 /* As much as the member has, or the previous member's buffer. A member longer than any window gets three quarters of it
  * (a patched library's section table is 11 MiB before its end), and a head. */
-static int take_room(kr_forward_room *spare, uint64_t bytes, kr_forward_room *r) {
+static int take_room(kr_forward_capacity *spare, uint64_t bytes, kr_forward_capacity *r) {
   const size_t cap = bytes <= WINDOW_BYTES ? ((size_t)bytes / PIECE_BYTES + 1) * PIECE_BYTES : LONG_BYTES;
   *r = *spare;
-  *spare = (kr_forward_room){0};
+  *spare = (kr_forward_capacity){0};
   if (r->cap < cap) {
     kr_free(r->window);
     r->window = kr_alloc(cap);
@@ -130,17 +130,17 @@ static int take_room(kr_forward_room *spare, uint64_t bytes, kr_forward_room *r)
   return r->window && (r->head || bytes <= WINDOW_BYTES);
 }
 
-int32_t kr_forward_open(kr_forward_room *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
+int32_t kr_forward_open(kr_forward_capacity *spare, const kr_forward_feed *feed, uint64_t bytes, const char *name,
                         kr_source **source) {
-  kr_forward_room r = {0};
+  kr_forward_capacity r = {0};
   stream *s = kr_zalloc(sizeof *s);
   *source = NULL;
   if (!s || !take_room(spare, bytes, &r)) {
     kr_free(s);
-    kr_forward_free_room(&r);
+    kr_forward_free_capacity(&r);
     return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", name);
   }
-  *s = (stream){.source = {.read = read_stream, .size = bytes, .name = name, .fd = -1, .is_forward = 1},
+  *s = (stream){.source = {.read = read_forward_stream, .size = bytes, .name = name, .fd = -1, .is_forward = 1},
                 .feed = *feed,
                 .spare = spare,
                 .cap = r.cap,
@@ -155,7 +155,7 @@ void *kr_forward_user(kr_source *source) { return ((stream *)source)->feed.user;
 void kr_forward_close(kr_source **source) {
   if (!source || !*source) return;
   stream *s = (stream *)*source;
-  kr_forward_free_room(s->spare);
+  kr_forward_free_capacity(s->spare);
   *s->spare = s->at;
   kr_free(s);
   *source = NULL;

@@ -94,7 +94,7 @@ static int32_t end_film(reading *r, int64_t n) {
   return kr_decoder_fail(&r->decoder, what);
 }
 
-static int32_t read_all(reading *r, each_fn each, void *user) {
+static int32_t read_frames_all(reading *r, each_fn each, void *user) {
   for (int64_t i = 0;; i++) {
     int is_end;
     size_t n = 0;
@@ -128,7 +128,7 @@ static int32_t read_film(int fd, const char *name, const char *filters, each_fn 
   reading *r = kr_zalloc(sizeof *r);
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
   int32_t status = kr_decoder_begin(&r->decoder, words, fd, name, NULL);
-  if (status >= 0) status = read_all(r, each, user);
+  if (status >= 0) status = read_frames_all(r, each, user);
   kr_decoder_abandon(&r->decoder);
   kr_free(r->rgb);
   kr_free(r);

@@ -28,15 +28,15 @@ static uint64_t number_at(const unsigned char *at, int n) {
   return v;
 }
 
-static int32_t take_number(cursor *c, int n, uint64_t *v) {
+static int32_t take_gguf_number(cursor *c, int n, uint64_t *v) {
   WHOLE(c->n - c->at >= (size_t)n);
   *v = number_at(c->bytes + c->at, n);
   c->at += (size_t)n;
   return KRAIT_OK;
 }
 
-static int32_t take_text(cursor *c, const char **text, uint64_t *n) {
-  KR_TRY(take_number(c, 8, n));
+static int32_t take_gguf_text(cursor *c, const char **text, uint64_t *n) {
+  KR_TRY(take_gguf_number(c, 8, n));
   WHOLE(*n <= c->n - c->at);
   *text = (const char *)c->bytes + c->at;
   c->at += (size_t)*n;
@@ -48,20 +48,20 @@ static int32_t take_text(cursor *c, const char **text, uint64_t *n) {
 static int32_t skip_texts(cursor *c, uint64_t count) {
   const char *text;
   uint64_t n;
-  for (uint64_t i = 0; i < count; i++) KR_TRY(take_text(c, &text, &n));
+  for (uint64_t i = 0; i < count; i++) KR_TRY(take_gguf_text(c, &text, &n));
   return KRAIT_OK;
 }
 
 static int32_t take_value(cursor *c, kr_gguf_value *v) {
   uint64_t n, type;
-  KR_TRY(take_text(c, &v->key, &n));
+  KR_TRY(take_gguf_text(c, &v->key, &n));
   FORMAT_CHECK(n <= MAX_NAME_BYTES, "%s: a value's name of %llu bytes", c->label, (unsigned long long)n);
   v->n_key = (size_t)n;
-  KR_TRY(take_number(c, 4, &type));
+  KR_TRY(take_gguf_number(c, 4, &type));
   v->type = v->item_type = (uint32_t)type, v->count = 1;
   if (type == ARRAY) {
-    KR_TRY(take_number(c, 4, &type));
-    KR_TRY(take_number(c, 8, &v->count));
+    KR_TRY(take_gguf_number(c, 4, &type));
+    KR_TRY(take_gguf_number(c, 8, &v->count));
     v->item_type = (uint32_t)type;
   }
   FORMAT_CHECK(type < N_TYPES && type != ARRAY, "%s: value '%.*s' has the unknown type %llu", c->label, (int)v->n_key,
@@ -114,23 +114,23 @@ const char *kr_gguf_text(const kr_gguf_value *v, uint64_t *at, size_t *n) {
 static int32_t take_tensor(cursor *c, kr_arena *arena, kr_gguf_tensor *t, uint64_t *offset) {
   const char *name;
   uint64_t n, n_dims, size, type;
-  KR_TRY(take_text(c, &name, &n));
+  KR_TRY(take_gguf_text(c, &name, &n));
   FORMAT_CHECK(n >= 1 && n <= MAX_NAME_BYTES && !memchr(name, 0, (size_t)n),
                "%s: a tensor's name is empty, longer than %d bytes, or has a NUL in it", c->label, MAX_NAME_BYTES);
   t->name = kr_arena_copy(arena, name, (size_t)n);
-  KR_TRY(take_number(c, 4, &n_dims));
+  KR_TRY(take_gguf_number(c, 4, &n_dims));
   FORMAT_CHECK(n_dims >= 1 && n_dims <= MAX_DIMS, "%s: tensor '%s' has %llu dimensions", c->label, t->name,
                (unsigned long long)n_dims);
   t->n_dims = (int32_t)n_dims;
   for (int i = t->n_dims - 1; i >= 0; i--) {
-    KR_TRY(take_number(c, 8, &size));
+    KR_TRY(take_gguf_number(c, 8, &size));
     FORMAT_CHECK(size >= 1 && size <= 1ull << 40, "%s: tensor '%s' has a size of %llu", c->label, t->name,
                  (unsigned long long)size);
     t->shape[i] = (int64_t)size;
   }
-  KR_TRY(take_number(c, 4, &type));
+  KR_TRY(take_gguf_number(c, 4, &type));
   t->type = (uint32_t)type;
-  return take_number(c, 8, offset);
+  return take_gguf_number(c, 8, offset);
 }
 
 static int32_t place_tensor(const cursor *c, size_t data, kr_gguf_tensor *t, uint64_t offset) {
@@ -169,7 +169,7 @@ static int32_t read_values(cursor *c, uint64_t n, kr_gguf *g) {
   return KRAIT_OK;
 }
 
-static int32_t read_tensors(cursor *c, uint64_t n, kr_gguf *g) {
+static int32_t read_gguf_tensors(cursor *c, uint64_t n, kr_gguf *g) {
   kr_list offsets = KR_LIST(uint64_t);
   int64_t alignment = USUAL_ALIGNMENT;
   FORMAT_CHECK(n <= MAX_TENSORS, "%s: %llu tensors, more than %d", c->label, (unsigned long long)n, MAX_TENSORS);
@@ -189,23 +189,23 @@ static int32_t read_tensors(cursor *c, uint64_t n, kr_gguf *g) {
   return KRAIT_OK;
 }
 
-static int32_t read_all(cursor *c, kr_gguf *g) {
+static int32_t read_gguf_all(cursor *c, kr_gguf *g) {
   uint64_t version, n_tensors, n_values;
-  KR_TRY(take_number(c, 4, &version));
-  KR_TRY(take_number(c, 4, &version));
+  KR_TRY(take_gguf_number(c, 4, &version));
+  KR_TRY(take_gguf_number(c, 4, &version));
   FORMAT_CHECK(version == 2 || version == 3, "%s: GGUF version %llu; only 2 and 3, little-endian, are supported",
                c->label, (unsigned long long)version);
-  KR_TRY(take_number(c, 8, &n_tensors));
-  KR_TRY(take_number(c, 8, &n_values));
+  KR_TRY(take_gguf_number(c, 8, &n_tensors));
+  KR_TRY(take_gguf_number(c, 8, &n_values));
   KR_TRY(read_values(c, n_values, g));
-  return read_tensors(c, n_tensors, g);
+  return read_gguf_tensors(c, n_tensors, g);
 }
 
 int32_t kr_gguf_open(const unsigned char *bytes, size_t n_bytes, const char *label, kr_gguf *g) {
   *g = (kr_gguf){
       .label = label, .arena = kr_arena_open(), .values = KR_LIST(kr_gguf_value), .tensors = KR_LIST(kr_gguf_tensor)};
   KR_CHECK(g->arena, KRAIT_ERR_NO_MEMORY, "%s: no memory for its header", label);
-  const int32_t status = read_all(&(cursor){label, bytes, n_bytes, 0}, g);
+  const int32_t status = read_gguf_all(&(cursor){label, bytes, n_bytes, 0}, g);
   if (status < 0) kr_gguf_close(g);
   return status;
 }

@@ -37,13 +37,14 @@ static int32_t find_kind(const kr_gguf *g, int *kind) {
 
 /* ---- tensors ---- */
 
+/* TAPS: (C,W) is (C,1,W); FLAT: one dimension; DECAY: the file has -exp of the required value. */
 enum {
   AS_IS,
   TAPS,
   FLAT,
   DECAY,
   FLAT_DECAY
-}; /* TAPS: (C,W) is (C,1,W); FLAT: one dimension; DECAY: the file has -exp of the required value */
+};
 
 typedef struct naming {
   const char *from, *to;
@@ -113,10 +114,10 @@ typedef struct maker {
   int kind, is_tied; /* is_tied: the embedding is the output matrix too */
 } maker;
 
-static int32_t get_room(const maker *m, const kr_gguf_tensor *t, uint64_t bytes, void *room) {
+static int32_t reserve_slots(const maker *m, const kr_gguf_tensor *t, uint64_t bytes, void *capacity) {
   void *made = kr_arena_try(m->to->owned, (size_t)bytes + 1);
   KR_CHECK(made, KRAIT_ERR_NO_MEMORY, "%s: no memory for tensor '%s'", m->g->label, t->name);
-  memcpy(room, &made, sizeof made);
+  memcpy(capacity, &made, sizeof made);
   return KRAIT_OK;
 }
 
@@ -127,7 +128,7 @@ static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weig
   float values[KR_GGUF_MOST_WEIGHTS];
   item.dtype = KRAIT_F16;
   KR_TRY(kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes));
-  KR_TRY(get_room(m, t, item.bytes, &halves));
+  KR_TRY(reserve_slots(m, t, item.bytes, &halves));
   for (uint64_t i = 0, at = 0; at < item.bytes / 2 && !m->to->is_header_only; i++) {
     kr_gguf_widen(t->type, t->data + i * type->bytes, values);
     for (uint32_t k = 0; k < type->weights; k++) halves[at++] = kr_float_to_f16(values[k]);
@@ -142,8 +143,8 @@ static int32_t add_q8(const maker *m, const kr_gguf_tensor *t, const char *name)
   int8_t *words;
   uint16_t *scales;
   const kr_gguf_type *type = kr_gguf_type_find(t->type);
-  KR_TRY(get_room(m, t, blocks * 32, &words));
-  KR_TRY(get_room(m, t, blocks * 2, &scales));
+  KR_TRY(reserve_slots(m, t, blocks * 32, &words));
+  KR_TRY(reserve_slots(m, t, blocks * 2, &scales));
   for (uint64_t i = 0; i < blocks && !m->to->is_header_only; i++)
     scales[i] = kr_gguf_as_q8(t->type, t->data + i * type->bytes, words + 32 * i);
   snprintf(own, sizeof own, "%.200s.q8_0", name);
@@ -165,7 +166,7 @@ static int32_t add_log(const maker *m, const kr_gguf_tensor *t, const kr_weight 
   kr_weight item = *as;
   float *values;
   FORMAT_CHECK(t->type == KR_GGUF_F32, "%s: tensor '%s' is not of type F32", m->g->label, t->name);
-  KR_TRY(get_room(m, t, item.bytes, &values));
+  KR_TRY(reserve_slots(m, t, item.bytes, &values));
   for (uint64_t i = 0; i < item.bytes / 4 && !m->to->is_header_only; i++) {
     float a;
     memcpy(&a, t->data + 4 * i, sizeof a);
@@ -175,7 +176,7 @@ static int32_t add_log(const maker *m, const kr_gguf_tensor *t, const kr_weight 
   return kr_weights_add(m->to, &item);
 }
 
-static int32_t add_tensor(const maker *m, const kr_gguf_tensor *t) {
+static int32_t add_gguf_tensor(const maker *m, const kr_gguf_tensor *t) {
   char name[200];
   const int how = find_name(m->kind, t->name, name, sizeof name), as = kr_gguf_type_find(t->type)->as,
             is_block = as != KR_GGUF_PLAIN;
@@ -228,7 +229,7 @@ static int32_t tell_types(const kr_gguf *g, kr_weights *to) {
   return KRAIT_OK;
 }
 
-static int32_t read_tensors(const kr_gguf *g, kr_weights *to) {
+static int32_t read_gguf_model_tensors(const kr_gguf *g, kr_weights *to) {
   maker m = {.g = g, .to = to, .is_tied = !has_tensor(g, "output.weight")};
   int64_t n_files = 1;
   KR_TRY(find_kind(g, &m.kind));
@@ -236,7 +237,7 @@ static int32_t read_tensors(const kr_gguf *g, kr_weights *to) {
   KR_CHECK(n_files <= 1, KRAIT_ERR_UNSUPPORTED,
            "%s: this is one of the %lld files of a model; join them first (llama-gguf-split --merge)", g->label,
            (long long)n_files);
-  for (size_t i = 0; i < g->tensors.n; i++) KR_TRY(add_tensor(&m, KR_AT(g->tensors, kr_gguf_tensor, i)));
+  for (size_t i = 0; i < g->tensors.n; i++) KR_TRY(add_gguf_tensor(&m, KR_AT(g->tensors, kr_gguf_tensor, i)));
   KR_TRY(tell_types(g, to));
   return kr_weights_add_metadata(to, "general.architecture", kinds[m.kind]);
 }
@@ -244,7 +245,7 @@ static int32_t read_tensors(const kr_gguf *g, kr_weights *to) {
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
   kr_gguf g;
   KR_TRY(kr_gguf_open(bytes, n_bytes, label, &g));
-  const int32_t status = read_tensors(&g, weights);
+  const int32_t status = read_gguf_model_tensors(&g, weights);
   kr_gguf_close(&g);
   return status;
 }

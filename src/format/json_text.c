@@ -11,7 +11,7 @@ typedef struct text_buffer {
   int failed;
 } text_buffer;
 
-static int append(const char *bytes, size_t n, void *user) {
+static int append_json_text(const char *bytes, size_t n, void *user) {
   text_buffer *b = user;
   if (b->n + n + 1 > b->capacity && !b->failed) {
     const size_t capacity = 2 * (b->capacity + n + 1);
@@ -28,7 +28,7 @@ static int append(const char *bytes, size_t n, void *user) {
 
 char *kr_json_dump(const json_t *json, size_t flags) {
   text_buffer b = {0};
-  if (json && json_dump_callback(json, append, &b, flags) == 0 && !b.failed && b.bytes) return b.bytes;
+  if (json && json_dump_callback(json, append_json_text, &b, flags) == 0 && !b.failed && b.bytes) return b.bytes;
   kr_free(b.bytes);
   return NULL;
 }

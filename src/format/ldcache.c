@@ -38,7 +38,7 @@ int32_t kr_ldcache_open(kr_ldcache *cache, kr_source *source) {
 }
 
 /* A name of the list, cut to cap; 0 when it does not end there. */
-static int read_name(const kr_ldcache *cache, uint32_t offset, char *name, size_t cap) {
+static int read_ldcache_name(const kr_ldcache *cache, uint32_t offset, char *name, size_t cap) {
   uint64_t at = cache->base + offset, left = at < cache->source->size ? cache->source->size - at : 0;
   size_t n = left < cap ? (size_t)left : cap;
   return n && kr_source_read(cache->source, at, name, n) == KRAIT_OK && memchr(name, 0, n);
@@ -53,12 +53,12 @@ int32_t kr_ldcache_find(const kr_ldcache *cache, const char *name, int machine, 
   for (uint32_t i = 0; i < cache->n && !best_is_plain; i++) {
     uint8_t e[ENTRY_BYTES];
     KR_TRY(kr_source_read(cache->source, cache->base + HEAD_BYTES + (uint64_t)i * ENTRY_BYTES, e, sizeof e));
-    if (kr_le32(e) != flags || !read_name(cache, kr_le32(e + 4), text, n) || strcmp(text, name) != 0) continue;
+    if (kr_le32(e) != flags || !read_ldcache_name(cache, kr_le32(e + 4), text, n) || strcmp(text, name) != 0) continue;
     best_is_plain = kr_le64(e + 16) == 0;
     if (best_is_plain || !has_best) best = kr_le32(e + 8);
     has_best = 1;
   }
-  return has_best && read_name(cache, best, path, cap);
+  return has_best && read_ldcache_name(cache, best, path, cap);
 }
 
 #ifdef KR_FUZZ

@@ -71,7 +71,7 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
   return status;
 }
 
-static int32_t open_file(const char *path, int only_header, kr_mapfile *file) {
+static int32_t open_mapfile_file(const char *path, int only_header, kr_mapfile *file) {
   *file = (kr_mapfile){0};
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return kr_fail_open(errno, path);
@@ -80,8 +80,8 @@ static int32_t open_file(const char *path, int only_header, kr_mapfile *file) {
   return status;
 }
 
-int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_file(path, 0, file); }
-int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_file(path, 1, file); }
+int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 0, file); }
+int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 1, file); }
 
 void kr_mapfile_close(kr_mapfile *file) {
   if (file->bytes) munmap((void *)file->bytes, file->n_bytes);

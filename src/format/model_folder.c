@@ -36,7 +36,7 @@ static int is_folder(const char *path) {
   return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-static int is_there(const char *path) {
+static int is_there_for_model_folder(const char *path) {
   struct stat info;
   return path && stat(path, &info) == 0;
 }
@@ -49,7 +49,7 @@ static char *beside(const char *path, const char *name) {
 
 char *kr_model_folder_file(const char *path, const char *name) {
   char *file = beside(path, name);
-  if (is_there(file)) return file;
+  if (is_there_for_model_folder(file)) return file;
   kr_free(file);
   return NULL;
 }
@@ -125,7 +125,7 @@ static int32_t add_shard(kr_model_folder *f, const char *index, const char *name
            "%s: it names the file '%.100s', which is outside its folder", index, name ? name : "");
   if (find_file(f, name) < f->n_files) return KRAIT_OK;
   char *path = beside(f->path, name);
-  int32_t status = is_there(path)
+  int32_t status = is_there_for_model_folder(path)
                        ? add_file(f, path, name)
                        : kr_fail(KRAIT_ERR_FILE_OPEN,
                                  "%s: it names %s, which is missing; download the whole model again", index, name);
@@ -148,7 +148,7 @@ static int32_t open_shards(kr_model_folder *f, const char *index) {
   return status;
 }
 
-static int32_t open_weights(kr_model_folder *f) {
+static int32_t open_model_folder_weights(kr_model_folder *f) {
   static const struct {
     const char *name;
     int is_index;
@@ -201,11 +201,11 @@ static int32_t fail_missing(const char *path) {
 }
 
 static int32_t open_parts(kr_model_folder *f, const char *path) {
-  f->path = is_there(path) && kr_model_folder_is_part(path) ? folder_of(path) : kr_strdup(path);
+  f->path = is_there_for_model_folder(path) && kr_model_folder_is_part(path) ? folder_of(path) : kr_strdup(path);
   f->files = kr_alloc_array(MOST_FILES, sizeof *f->files);
   f->names = kr_alloc_array(MOST_FILES, sizeof *f->names);
   KR_CHECK(f->path && f->files && f->names, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of files", path);
-  if (!is_there(path)) return fail_missing(path);
+  if (!is_there_for_model_folder(path)) return fail_missing(path);
   if (is_gguf(path)) {
     size_t n;
     KR_TRY(add_file(f, path, path));
@@ -219,7 +219,7 @@ static int32_t open_parts(kr_model_folder *f, const char *path) {
   KR_CHECK(config, KRAIT_ERR_FILE_OPEN, "%s: there is no config.json beside it", f->path);
   const int32_t status = kr_json_file_read(config, &f->config);
   kr_free(config);
-  return status < 0 ? status : open_weights(f);
+  return status < 0 ? status : open_model_folder_weights(f);
 }
 
 int32_t kr_model_folder_open(const char *path, kr_model_folder **out) {

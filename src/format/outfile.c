@@ -24,7 +24,14 @@
 #include "env.h"
 #include "status.h"
 
-enum { MAX_OPEN = 64, MAX_CLAIMS = 64, MAX_ATTEMPTS = 100, STOP_WAIT_MS = 3000, NAME_ROOM = 48, LONGEST_NAME = 255 };
+enum {
+  MAX_OPEN = 64,
+  MAX_CLAIMS = 64,
+  MAX_ATTEMPTS = 100,
+  STOP_WAIT_MS = 3000,
+  NAME_CAPACITY = 48,
+  LONGEST_NAME = 255
+};
 static _Atomic(char *) open_names[MAX_OPEN];
 static atomic_int n_naming, is_stopping, use_names;
 
@@ -123,7 +130,7 @@ static void draw_name(char *name, size_t folder_bytes) {
   uint64_t random = 0;
   if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
     random = (uint64_t)getpid(); /* O_EXCL and link refuse what exists */
-  snprintf(name + folder_bytes, NAME_ROOM, ".krait-%016llx-%x.part", (unsigned long long)random,
+  snprintf(name + folder_bytes, NAME_CAPACITY, ".krait-%016llx-%x.part", (unsigned long long)random,
            atomic_fetch_add(&counter, 1));
 }
 
@@ -143,7 +150,7 @@ static int has_name(const kr_outfile *file) {
 
 static char *room_for_name(const char *path) {
   const size_t folder_bytes = folder_bytes_of(path);
-  char *name = kr_alloc(folder_bytes + NAME_ROOM);
+  char *name = kr_alloc(folder_bytes + NAME_CAPACITY);
   if (name) memcpy(name, path, folder_bytes), name[folder_bytes] = 0;
   return name;
 }
@@ -230,7 +237,7 @@ static int32_t resolve(kr_outfile *file, const char *path) {
   return KRAIT_OK;
 }
 
-static int32_t begin(kr_outfile *file, const char *path) {
+static int32_t begin_outfile(kr_outfile *file, const char *path) {
   struct stat info;
   KR_TRY(resolve(file, path));
   if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
@@ -245,7 +252,7 @@ static int32_t begin(kr_outfile *file, const char *path) {
 int32_t kr_outfile_begin(kr_outfile *file, const char *path) {
   *file = (kr_outfile){.fd = -1};
   KR_CHECK(*path, KRAIT_ERR_FILE_WRITE, "the output has an empty name");
-  const int32_t status = begin(file, path);
+  const int32_t status = begin_outfile(file, path);
   file->keep = status >= 0 && is_claimed(path);
   if (status < 0) kr_outfile_abandon(file);
   return status;

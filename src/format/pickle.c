@@ -31,7 +31,7 @@ static int32_t bad(const kr_pickle *p, const char *what) {
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: the pickle is damaged near byte %zu: %s", p->label, p->at, what);
 }
 
-static int32_t take(kr_pickle *p, uint64_t n, const unsigned char **bytes) {
+static int32_t take_pickle(kr_pickle *p, uint64_t n, const unsigned char **bytes) {
   KR_CHECK(n <= p->n_bytes - p->at, KRAIT_ERR_FILE_READ,
            "%s: the pickle ends in the middle of a value at byte %zu of %zu; the file is truncated or "
            "inconsistent",
@@ -41,9 +41,9 @@ static int32_t take(kr_pickle *p, uint64_t n, const unsigned char **bytes) {
   return KRAIT_OK;
 }
 
-static int32_t take_number(kr_pickle *p, int n, uint64_t *number) {
+static int32_t take_pickle_number(kr_pickle *p, int n, uint64_t *number) {
   const unsigned char *bytes;
-  KR_TRY(take(p, (uint64_t)n, &bytes));
+  KR_TRY(take_pickle(p, (uint64_t)n, &bytes));
   *number = 0;
   for (int i = n - 1; i >= 0; i--) *number = *number << 8 | bytes[i];
   return KRAIT_OK;
@@ -121,7 +121,7 @@ static int32_t pop_marked(kr_pickle *p, kr_pickle_value ***values, int64_t *n) {
   return KRAIT_OK;
 }
 
-static int32_t append(kr_pickle *p, kr_pickle_value *list, kr_pickle_value *const *values, int64_t n) {
+static int32_t append_pickle(kr_pickle *p, kr_pickle_value *list, kr_pickle_value *const *values, int64_t n) {
   if (list->n_items + n > list->capacity) {
     int64_t capacity = list->capacity ? 2 * list->n_items + n : n;
     kr_pickle_value **items = kr_arena_try(p->arena, (size_t)capacity * sizeof *items);
@@ -319,7 +319,7 @@ static int32_t op_bool(kr_pickle *p, int truth) {
 static int32_t op_int(kr_pickle *p, int n_bytes) {
   uint64_t number;
   kr_pickle_value *value;
-  KR_TRY(take_number(p, n_bytes, &number));
+  KR_TRY(take_pickle_number(p, n_bytes, &number));
   KR_TRY(push_new(p, KR_PICKLE_INT, &value));
   value->whole = n_bytes == 4 ? (int64_t)(int32_t)(uint32_t)number : (int64_t)number;
   return KRAIT_OK;
@@ -330,8 +330,8 @@ static int32_t op_long(kr_pickle *p, int length_bytes) {
   uint64_t length, number;
   const unsigned char *bytes;
   kr_pickle_value *value;
-  KR_TRY(take_number(p, length_bytes, &length));
-  KR_TRY(take(p, length, &bytes));
+  KR_TRY(take_pickle_number(p, length_bytes, &length));
+  KR_TRY(take_pickle(p, length, &bytes));
   KR_TRY(push_new(p, length <= 8 ? KR_PICKLE_INT : KR_PICKLE_BIG_INT, &value));
   if (length > 8 || length == 0) return KRAIT_OK;
   number = bytes[length - 1] & 0x80 ? ~0ull : 0;
@@ -345,7 +345,7 @@ static int32_t op_float(kr_pickle *p, int unused) {
   kr_pickle_value *value;
   uint64_t bits = 0;
   (void)unused;
-  KR_TRY(take(p, 8, &bytes));
+  KR_TRY(take_pickle(p, 8, &bytes));
   KR_TRY(push_new(p, KR_PICKLE_FLOAT, &value));
   for (int i = 0; i < 8; i++) bits = bits << 8 | bytes[i];
   memcpy(&value->real, &bits, sizeof value->real);
@@ -356,8 +356,8 @@ static int32_t push_text(kr_pickle *p, int length_bytes, int32_t kind) {
   uint64_t length;
   const unsigned char *bytes;
   kr_pickle_value *value;
-  KR_TRY(take_number(p, length_bytes, &length));
-  KR_TRY(take(p, length, &bytes));
+  KR_TRY(take_pickle_number(p, length_bytes, &length));
+  KR_TRY(take_pickle(p, length, &bytes));
   KR_TRY(push_new(p, kind, &value));
   value->length = (size_t)length;
   value->text = kr_arena_copy(p->arena, (const char *)bytes, (size_t)length);
@@ -388,7 +388,7 @@ static int32_t op_marked(kr_pickle *p, int kind) {
   KR_TRY(pop_marked(p, &values, &n));
   if (kind == KR_PICKLE_MAP && n % 2) return bad(p, "a key without a value");
   KR_TRY(new_value(p, kind, &value));
-  KR_TRY(append(p, value, values, n));
+  KR_TRY(append_pickle(p, value, values, n));
   return push(p, value);
 }
 
@@ -396,7 +396,7 @@ static int32_t op_tuple(kr_pickle *p, int n) {
   kr_pickle_value *values[3], *value;
   for (int i = n - 1; i >= 0; i--) KR_TRY(pop(p, &values[i]));
   KR_TRY(new_value(p, KR_PICKLE_TUPLE, &value));
-  KR_TRY(append(p, value, values, n));
+  KR_TRY(append_pickle(p, value, values, n));
   return push(p, value);
 }
 
@@ -407,7 +407,7 @@ static int32_t add_items(kr_pickle *p, kr_pickle_value *const *values, int64_t n
   if (list->kind == KR_PICKLE_OBJECT && kind != KR_PICKLE_MAP) return KRAIT_OK;
   if (list->kind != kind && list->kind != KR_PICKLE_OBJECT) return bad(p, "elements for an object that has none");
   if (kind == KR_PICKLE_MAP && n % 2) return bad(p, "a key without a value");
-  return append(p, list, values, n);
+  return append_pickle(p, list, values, n);
 }
 
 static int32_t op_add_marked(kr_pickle *p, int kind) {
@@ -450,13 +450,13 @@ static int32_t op_pop_mark(kr_pickle *p, int unused) {
 
 static int32_t op_put(kr_pickle *p, int n_bytes) {
   uint64_t index;
-  KR_TRY(take_number(p, n_bytes, &index));
+  KR_TRY(take_pickle_number(p, n_bytes, &index));
   return memo_put(p, index);
 }
 
 static int32_t op_get(kr_pickle *p, int n_bytes) {
   uint64_t index;
-  KR_TRY(take_number(p, n_bytes, &index));
+  KR_TRY(take_pickle_number(p, n_bytes, &index));
   return memo_get(p, index);
 }
 
@@ -468,14 +468,14 @@ static int32_t op_memoize(kr_pickle *p, int unused) {
 static int32_t op_proto(kr_pickle *p, int unused) {
   uint64_t version;
   (void)unused;
-  KR_TRY(take_number(p, 1, &version));
+  KR_TRY(take_pickle_number(p, 1, &version));
   return version >= 2 && version <= 5 ? KRAIT_OK : bad(p, "a protocol other than 2 to 5");
 }
 
 static int32_t op_frame(kr_pickle *p, int unused) {
   uint64_t length;
   (void)unused;
-  KR_TRY(take_number(p, 8, &length));
+  KR_TRY(take_pickle_number(p, 8, &length));
   return length <= p->n_bytes - p->at ? KRAIT_OK : bad(p, "a frame longer than the file");
 }
 
@@ -545,10 +545,10 @@ static const struct {
     ['Q'] = {op_persistent, 0},
 };
 
-static int32_t run(kr_pickle *p) {
+static int32_t run_pickle(kr_pickle *p) {
   while (!p->result) {
     const unsigned char *code;
-    KR_TRY(take(p, 1, &code));
+    KR_TRY(take_pickle(p, 1, &code));
     KR_CHECK(opcodes[*code].run, KRAIT_ERR_FILE_FORMAT,
              "%s: its pickle uses opcode 0x%02x, which torch.save does not write", p->label, *code);
     KR_TRY(opcodes[*code].run(p, opcodes[*code].argument));
@@ -564,7 +564,7 @@ int32_t kr_pickle_read(const unsigned char *bytes, size_t n_bytes, const char *l
   kr_pickle p = {.bytes = bytes, .n_bytes = n_bytes, .label = label, .arena = arena};
   int32_t status =
       reserve(&p, (void **)&p.stack, &p.stack_capacity, 1, sizeof *p.stack); /* so that adding 0 to it is defined */
-  if (status == KRAIT_OK) status = run(&p);
+  if (status == KRAIT_OK) status = run_pickle(&p);
   kr_free(p.stack);
   kr_free(p.marks);
   kr_free(p.memo);

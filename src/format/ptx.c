@@ -22,7 +22,7 @@ static size_t find_directive(const char *text, size_t n, const char *word) {
   return n;
 }
 
-static size_t read_number(const char *text, size_t n, size_t i, int32_t *value) {
+static size_t read_ptx_number(const char *text, size_t n, size_t i, int32_t *value) {
   int32_t v = 0;
   for (; i < n && is_digit(text[i]) && v < 100000; i++) v = v * 10 + (text[i] - '0');
   *value = v;
@@ -34,13 +34,13 @@ int32_t kr_ptx_read(const char *text, size_t n, kr_ptx *ptx) {
   *ptx = (kr_ptx){0};
   size_t i = find_directive(text, n, ".version");
   while (i < n && is_blank(text[i])) i++;
-  i = read_number(text, n, i, &major);
-  if (i < n && text[i] == '.') read_number(text, n, i + 1, &minor);
+  i = read_ptx_number(text, n, i, &major);
+  if (i < n && text[i] == '.') read_ptx_number(text, n, i + 1, &minor);
   ptx->version = major * 10 + (minor < 10 ? minor : 9);
   i = find_directive(text, n, ".target");
   while (i < n && is_blank(text[i])) i++;
   if (n - i > 3 && memcmp(text + i, "sm_", 3) == 0) {
-    i = read_number(text, n, i + 3, &ptx->sm);
+    i = read_ptx_number(text, n, i + 3, &ptx->sm);
     if (i < n && (text[i] == 'a' || text[i] == 'f')) ptx->suffix = text[i];
   }
   KR_CHECK(ptx->version && ptx->sm, KRAIT_ERR_FILE_FORMAT, "PTX text without .version and .target");

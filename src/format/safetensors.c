@@ -79,7 +79,8 @@ static int32_t read_range(const kr_header *header, const json_t *offsets, kr_wei
   return KRAIT_OK;
 }
 
-static int32_t read_tensor(const kr_header *header, const char *name, const json_t *entry, kr_weights *weights) {
+static int32_t read_safetensors_tensor(const kr_header *header, const char *name, const json_t *entry,
+                                       kr_weights *weights) {
   kr_weight item = {.name = name};
   KR_CHECK(json_is_object(entry), KRAIT_ERR_FILE_FORMAT, "%s: the entry of tensor '%s' is not an object", header->label,
            name);
@@ -134,7 +135,7 @@ static int32_t read_entries(const kr_header *header, json_t *root, kr_weights *w
            MAX_TENSORS);
   json_object_foreach(root, name, entry) {
     if (strcmp(name, "__metadata__") == 0) KR_TRY(read_metadata(header, entry, weights));
-    else KR_TRY(read_tensor(header, name, entry, weights));
+    else KR_TRY(read_safetensors_tensor(header, name, entry, weights));
   }
   const kr_weight **places = kr_alloc_array((size_t)weights->n_items, sizeof *places);
   KR_CHECK(places, KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
@@ -200,8 +201,8 @@ static json_t *entry_of(const kr_weight *item, uint64_t begin) {
 
 /* Wide elements first, otherwise in the given order, so that every tensor is aligned. Calls put for each; returns the
  * total. */
-typedef int (*kr_place_fn)(void *user, const kr_weight *item, uint64_t begin);
-static int place_all(const kr_weight *items, int64_t n_items, kr_place_fn put, void *user) {
+typedef int (*kr_put_tensor_fn)(void *user, const kr_weight *item, uint64_t begin);
+static int place_all(const kr_weight *items, int64_t n_items, kr_put_tensor_fn put, void *user) {
   uint64_t begin = 0;
   for (size_t width = 8; width; width /= 2)
     for (int64_t i = 0; i < n_items; i++) {
@@ -212,7 +213,7 @@ static int place_all(const kr_weight *items, int64_t n_items, kr_place_fn put, v
   return 0;
 }
 
-static int put_entry(void *user, const kr_weight *item, uint64_t begin) {
+static int put_safetensors_entry(void *user, const kr_weight *item, uint64_t begin) {
   return json_object_set_new(user, item->name, entry_of(item, begin));
 }
 
@@ -228,7 +229,7 @@ static char *header_text(const kr_weight *items, int64_t n_items, const kr_metad
   for (int64_t i = 0; i < n_metadata; i++)
     failed |= json_object_set_new(entry, metadata[i].key, json_string(metadata[i].value));
   if (n_metadata) failed |= json_object_set(root, "__metadata__", entry);
-  failed |= place_all(items, n_items, put_entry, root);
+  failed |= place_all(items, n_items, put_safetensors_entry, root);
   char *text = failed ? NULL : kr_json_dump(root, JSON_COMPACT);
   json_decref(entry);
   json_decref(root);
@@ -244,7 +245,7 @@ static int write_all(FILE *file, const char *header, const kr_weight *items, int
   return failed || fflush(file) != 0;
 }
 
-static int32_t write_file(const char *path, const char *header, const kr_weight *items, int64_t n_items) {
+static int32_t write_safetensors_file(const char *path, const char *header, const kr_weight *items, int64_t n_items) {
   kr_outfile out;
   KR_TRY(kr_outfile_begin(&out, path));
   errno = 0;
@@ -267,7 +268,7 @@ int32_t kr_safetensors_write(const char *path, const kr_weight *items, int64_t n
              items[i].name, krait_dtype_name(items[i].dtype));
   char *header = header_text(items, n_items, metadata, n_metadata);
   KR_CHECK(header, KRAIT_ERR_NO_MEMORY, "%s: no memory for the header, or a name is not UTF-8", path);
-  int32_t status = write_file(path, header, items, n_items);
+  int32_t status = write_safetensors_file(path, header, items, n_items);
   kr_free(header);
   return status;
 }

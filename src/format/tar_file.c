@@ -39,11 +39,11 @@ struct kr_tar {
   ZSTD_DCtx *zstd;
   uint64_t next, member_at, member_bytes; /* unpacked offsets: of the next header, of the member's bytes */
   char name[MAX_NAME + 1];
-  kr_forward_room spare;
+  kr_forward_capacity spare;
 };
 
 /* ---- unpacking ---- */
-static int32_t damage(const kr_tar *t, const char *what) {
+static int32_t tar_file_damage(const kr_tar *t, const char *what) {
   return kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: %s at offset %llu", t->packed->name, what,
                  (unsigned long long)t->packed_at - (t->in_end - t->in_at));
 }
@@ -57,13 +57,13 @@ static int32_t begin_bzip2(kr_tar *t) {
   return KRAIT_OK;
 }
 
-static int32_t restart(kr_tar *t) {
+static int32_t restart_tar_file(kr_tar *t) {
   KR_CHECK(t->n_starts++ < MAX_RESTARTS, KRAIT_ERR_FILE_READ, "%s: cannot unpack it: it jumps back too often",
            t->packed->name);
   t->packed_at = t->at = t->in_at = t->in_end = 0;
   t->is_open = 0;
   if (t->packing == GZIP && t->has_z && inflateReset(&t->z) != Z_OK)
-    return damage(t, "a gzip stream that cannot begin again");
+    return tar_file_damage(t, "a gzip stream that cannot begin again");
   if (t->packing == BZIP2) KR_TRY(begin_bzip2(t));
   if (t->packing == ZSTD) ZSTD_DCtx_reset(t->zstd, ZSTD_reset_session_only);
   return KRAIT_OK;
@@ -73,66 +73,67 @@ static int32_t refill(kr_tar *t) {
   const uint64_t left = t->packed->size - t->packed_at;
   const size_t n = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
   if (t->in_at < t->in_end) return KRAIT_OK;
-  if (!n) return damage(t, "the archive ends in the middle");
+  if (!n) return tar_file_damage(t, "the archive ends in the middle");
   KR_TRY(kr_source_read(t->packed, t->packed_at, t->in, n));
   t->packed_at += n, t->in_at = 0, t->in_end = n;
   return KRAIT_OK;
 }
 
 /* For each compression: one call on the available bytes; another stream may follow the first. */
-static int32_t take_gzip(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+static int32_t take_gzip(kr_tar *t, uint8_t *out, size_t capacity, size_t *n) {
   t->z.next_in = t->in + t->in_at, t->z.avail_in = (uInt)(t->in_end - t->in_at), t->z.next_out = out,
-  t->z.avail_out = (uInt)room;
+  t->z.avail_out = (uInt)capacity;
   const int status = inflate(&t->z, Z_NO_FLUSH);
   if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
-    return damage(t, "a gzip stream that does not unpack");
-  t->in_at = t->in_end - t->z.avail_in, *n = room - t->z.avail_out;
+    return tar_file_damage(t, "a gzip stream that does not unpack");
+  t->in_at = t->in_end - t->z.avail_in, *n = capacity - t->z.avail_out;
   t->is_open = status != Z_STREAM_END;
-  if (status == Z_STREAM_END && inflateReset(&t->z) != Z_OK) return damage(t, "a gzip stream that does not unpack");
+  if (status == Z_STREAM_END && inflateReset(&t->z) != Z_OK)
+    return tar_file_damage(t, "a gzip stream that does not unpack");
   return KRAIT_OK;
 }
 
-static int32_t take_bzip2(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+static int32_t take_bzip2(kr_tar *t, uint8_t *out, size_t capacity, size_t *n) {
   t->bz.next_in = (char *)t->in + t->in_at, t->bz.avail_in = (unsigned)(t->in_end - t->in_at),
-  t->bz.next_out = (char *)out, t->bz.avail_out = (unsigned)room;
+  t->bz.next_out = (char *)out, t->bz.avail_out = (unsigned)capacity;
   const int status = BZ2_bzDecompress(&t->bz);
   KR_CHECK(status != BZ_MEM_ERROR, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", t->packed->name);
-  if (status != BZ_OK && status != BZ_STREAM_END) return damage(t, "a bzip2 stream that does not unpack");
-  t->in_at = t->in_end - t->bz.avail_in, *n = room - t->bz.avail_out;
+  if (status != BZ_OK && status != BZ_STREAM_END) return tar_file_damage(t, "a bzip2 stream that does not unpack");
+  t->in_at = t->in_end - t->bz.avail_in, *n = capacity - t->bz.avail_out;
   t->is_open = status != BZ_STREAM_END;
   return status == BZ_STREAM_END ? begin_bzip2(t) : KRAIT_OK;
 }
 
-static int32_t take_zstd(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+static int32_t take_zstd(kr_tar *t, uint8_t *out, size_t capacity, size_t *n) {
   ZSTD_inBuffer from = {.src = t->in + t->in_at, .size = t->in_end - t->in_at};
-  ZSTD_outBuffer to = {.dst = out, .size = room};
+  ZSTD_outBuffer to = {.dst = out, .size = capacity};
   const size_t left = ZSTD_decompressStream(t->zstd, &to, &from);
-  if (ZSTD_isError(left)) return damage(t, "a zstd frame that does not unpack");
+  if (ZSTD_isError(left)) return tar_file_damage(t, "a zstd frame that does not unpack");
   t->is_open = left != 0;
   t->in_at += from.pos, *n = to.pos;
   return KRAIT_OK;
 }
 
 /* Some bytes, if the stream has any yet. */
-static int32_t take_some(kr_tar *t, uint8_t *out, size_t room, size_t *n) {
+static int32_t take_some(kr_tar *t, uint8_t *out, size_t capacity, size_t *n) {
   KR_TRY(refill(t));
   const size_t have = t->in_end - t->in_at;
-  if (t->packing == GZIP) return take_gzip(t, out, room, n);
-  if (t->packing == BZIP2) return take_bzip2(t, out, room, n);
-  if (t->packing == ZSTD) return take_zstd(t, out, room, n);
-  *n = have < room ? have : room;
+  if (t->packing == GZIP) return take_gzip(t, out, capacity, n);
+  if (t->packing == BZIP2) return take_bzip2(t, out, capacity, n);
+  if (t->packing == ZSTD) return take_zstd(t, out, capacity, n);
+  *n = have < capacity ? have : capacity;
   memcpy(out, t->in + t->in_at, *n);
   t->in_at += *n;
   return KRAIT_OK;
 }
 
-static int32_t take(kr_tar *t, void *out, size_t bytes) {
+static int32_t take_tar_file(kr_tar *t, void *out, size_t bytes) {
   for (size_t have = 0; have < bytes;) {
     size_t n;
-    const size_t room = bytes - have < PIECE_BYTES ? bytes - have : PIECE_BYTES;
+    const size_t capacity = bytes - have < PIECE_BYTES ? bytes - have : PIECE_BYTES;
     const size_t before = t->in_at;
-    KR_TRY(take_some(t, (uint8_t *)out + have, room, &n));
-    if (!n && t->in_at == before && t->in_at < t->in_end) return damage(t, "a stream that does not go on");
+    KR_TRY(take_some(t, (uint8_t *)out + have, capacity, &n));
+    if (!n && t->in_at == before && t->in_at < t->in_end) return tar_file_damage(t, "a stream that does not go on");
     have += n, t->at += n;
     KR_CHECK(t->at <= MAX_TOTAL_BYTES && t->at / MAX_RATIO <= t->packed_at, KRAIT_ERR_FILE_FORMAT,
              "%s unpacks to an absurd size", t->packed->name);
@@ -150,14 +151,14 @@ static int32_t finish(kr_tar *t) {
     KR_CHECK(t->at <= MAX_TOTAL_BYTES && t->at / MAX_RATIO <= t->packed_at, KRAIT_ERR_FILE_FORMAT,
              "%s unpacks to an absurd size", t->packed->name);
   }
-  return t->is_open ? damage(t, "the archive ends in the middle") : KRAIT_OK;
+  return t->is_open ? tar_file_damage(t, "the archive ends in the middle") : KRAIT_OK;
 }
 
 static int32_t go_to(kr_tar *t, uint64_t offset) {
   uint8_t scrap[4096];
-  if (offset < t->at) KR_TRY(restart(t));
+  if (offset < t->at) KR_TRY(restart_tar_file(t));
   while (t->at < offset)
-    KR_TRY(take(t, scrap, offset - t->at < sizeof scrap ? (size_t)(offset - t->at) : sizeof scrap));
+    KR_TRY(take_tar_file(t, scrap, offset - t->at < sizeof scrap ? (size_t)(offset - t->at) : sizeof scrap));
   return KRAIT_OK;
 }
 
@@ -199,7 +200,7 @@ void kr_tar_close(kr_tar **tar) {
   if (t->has_z) inflateEnd(&t->z);
   if (t->has_bz) BZ2_bzDecompressEnd(&t->bz);
   ZSTD_freeDCtx(t->zstd);
-  kr_forward_free_room(&t->spare);
+  kr_forward_free_capacity(&t->spare);
   kr_free(t->in);
   kr_free(t);
   *tar = NULL;
@@ -224,7 +225,7 @@ static int is_sound(const uint8_t *h) {
   return sum == number(h + 148, 8);
 }
 
-static int leaves_the_folder(const char *name) {
+static int tar_file_leaves_the_folder(const char *name) {
   if (*name == '/' || *name == '\\' || (name[0] && name[1] == ':')) return 1;
   for (const char *p = name; *p; p++) {
     if ((unsigned char)*p < 32 || *p == '\\') return 1;
@@ -251,7 +252,7 @@ static void read_pax(kr_tar *t, const char *text, size_t n, uint64_t *size) {
 static int32_t read_extra(kr_tar *t, char type, uint64_t bytes, uint64_t *size) {
   char *text = bytes <= MAX_EXTRA_BYTES ? kr_alloc((size_t)bytes + 1) : NULL;
   KR_CHECK(text, KRAIT_ERR_FILE_FORMAT, "%s: a header of %llu bytes", t->packed->name, (unsigned long long)bytes);
-  int32_t status = take(t, text, (size_t)bytes);
+  int32_t status = take_tar_file(t, text, (size_t)bytes);
   text[bytes] = '\0';
   if (status >= 0 && type == 'x') read_pax(t, text, (size_t)bytes, size);
   if (status >= 0 && type == 'L' && bytes < sizeof t->name) memcpy(t->name, text, (size_t)bytes + 1);
@@ -259,7 +260,7 @@ static int32_t read_extra(kr_tar *t, char type, uint64_t bytes, uint64_t *size) 
   return status;
 }
 
-static void read_name(kr_tar *t, const uint8_t *h) {
+static void read_tar_file_name(kr_tar *t, const uint8_t *h) {
   const size_t n_prefix = memcmp(h + 257, "ustar", 5) == 0 && h[263] == '0' ? strnlen((const char *)h + 345, 155) : 0,
                n = strnlen((const char *)h, 100);
   if (n_prefix) memcpy(t->name, h + 345, n_prefix), t->name[n_prefix] = '/';
@@ -275,7 +276,7 @@ int32_t kr_tar_next(kr_tar *t, kr_tar_member *member) {
     KR_CHECK(t->n_members++ < MAX_MEMBERS, KRAIT_ERR_FILE_FORMAT, "%s has more than %d members", t->packed->name,
              MAX_MEMBERS);
     KR_TRY(go_to(t, t->next));
-    KR_TRY(take(t, h, sizeof h));
+    KR_TRY(take_tar_file(t, h, sizeof h));
     if (h[0] == 0 && number(h + 148, 8) == 0) return finish(t);
     KR_CHECK(is_sound(h), KRAIT_ERR_FILE_FORMAT,
              "%s is not a valid tar archive: the header at offset %llu has a wrong checksum", t->packed->name,
@@ -292,22 +293,22 @@ int32_t kr_tar_next(kr_tar *t, kr_tar_member *member) {
       if (type == 'x' || type == 'L') KR_TRY(read_extra(t, type, size, &long_size));
       continue;
     }
-    if (!t->name[0]) read_name(t, h);
+    if (!t->name[0]) read_tar_file_name(t, h);
     if (is_file) break;
     t->name[0] = '\0', long_size = UINT64_MAX;
   }
   *member = (kr_tar_member){.name = t->name, .bytes = t->member_bytes};
-  KR_CHECK(!leaves_the_folder(t->name), KRAIT_ERR_UNSAFE, "the archive has a member that would leave its folder: %.80s",
-           t->name);
+  KR_CHECK(!tar_file_leaves_the_folder(t->name), KRAIT_ERR_UNSAFE,
+           "the archive has a member that would leave its folder: %.80s", t->name);
   return 1;
 }
 
 /* ---- members as sources ---- */
-static int32_t begin(void *user) { return go_to(user, ((kr_tar *)user)->member_at); }
-static int32_t unpack(void *user, void *out, size_t bytes) { return take(user, out, bytes); }
+static int32_t begin_tar_file(void *user) { return go_to(user, ((kr_tar *)user)->member_at); }
+static int32_t unpack_tar_file(void *user, void *out, size_t bytes) { return take_tar_file(user, out, bytes); }
 
 int32_t kr_tar_source_open(kr_tar *t, kr_source **source) {
-  const kr_forward_feed feed = {.user = t, .begin = begin, .read = unpack};
+  const kr_forward_feed feed = {.user = t, .begin = begin_tar_file, .read = unpack_tar_file};
   return kr_forward_open(&t->spare, &feed, t->member_bytes, t->name, source);
 }
 

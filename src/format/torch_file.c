@@ -279,7 +279,7 @@ static int32_t make_contiguous(kr_torch *torch, kr_weight *item, const kr_stride
 }
 
 /* _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks, ...) */
-static int32_t read_tensor(kr_torch *torch, const char *name, const kr_pickle_value *call, kr_weight *item) {
+static int32_t read_torch_file_tensor(kr_torch *torch, const char *name, const kr_pickle_value *call, kr_weight *item) {
   const kr_pickle_value *offset = argument(call, 1);
   kr_storage *storage = NULL;
   kr_strided view = {0};
@@ -332,7 +332,7 @@ static int32_t read_state(kr_torch *torch, const kr_pickle_value *state) {
     if (!value || value->kind != KR_PICKLE_OBJECT || is_map(value)) continue;
     if (!is_tensor(value)) return refuse_call(torch, key->text, value);
     kr_weight item;
-    KR_TRY(read_tensor(torch, key->text, value, &item));
+    KR_TRY(read_torch_file_tensor(torch, key->text, value, &item));
     KR_TRY(kr_weights_add(torch->weights, &item));
   }
   KR_CHECK(torch->weights->n_items, KRAIT_ERR_FILE_FORMAT,

@@ -133,8 +133,8 @@ static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t 
   return kr_weights_finish(weights, label);
 }
 
-static int32_t open_weights(const char *path, int only_header, const void *bytes, size_t n_bytes, const char *label,
-                            kr_weights **handle) {
+static int32_t open_weights_file(const char *path, int only_header, const void *bytes, size_t n_bytes,
+                                 const char *label, kr_weights **handle) {
   *handle = NULL;
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
@@ -152,14 +152,14 @@ static int32_t open_weights(const char *path, int only_header, const void *bytes
 }
 
 int32_t kr_weights_open(const char *path, kr_weights **weights) {
-  return open_weights(path, 0, NULL, 0, path, weights);
+  return open_weights_file(path, 0, NULL, 0, path, weights);
 }
 int32_t kr_weights_open_header(const char *path, kr_weights **weights) {
-  return open_weights(path, 1, NULL, 0, path, weights);
+  return open_weights_file(path, 1, NULL, 0, path, weights);
 }
 
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights) {
-  return open_weights(NULL, 0, bytes, n_bytes, label, weights);
+  return open_weights_file(NULL, 0, bytes, n_bytes, label, weights);
 }
 
 int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **handle) {

@@ -38,7 +38,7 @@ static int is_one_of(const char *text, const char *const *words) {
 
 /* A number as YAML 1.2's core schema and PyYAML agree on them: strtod alone would also take "infinity" and hex floats.
  * 0: none; *number is NULL when out of memory. */
-static int read_number(const char *text, json_t **number) {
+static int read_yaml_tree_number(const char *text, json_t **number) {
   char *end;
   size_t length = strlen(text);
   if (length == 0 || strspn(text, "+-.0123456789eE") != length || strcspn(text, "0123456789") == length) return 0;
@@ -64,7 +64,7 @@ static json_t *scalar_of(const yaml_event_t *event) {
     if (is_one_of(text, trues)) return json_true();
     if (is_one_of(text, falses)) return json_false();
     json_t *number;
-    if (read_number(text, &number)) return number;
+    if (read_yaml_tree_number(text, &number)) return number;
   }
   return json_string(text);
 }
@@ -143,7 +143,7 @@ static int32_t read_node(kr_yaml *yaml, const yaml_event_t *event, int depth, js
 }
 
 /* Stream start, document start, one node, and then nothing but ends. */
-static int32_t read_stream(kr_yaml *yaml, json_t **tree) {
+static int32_t read_yaml_tree_stream(kr_yaml *yaml, json_t **tree) {
   int n_documents = 0;
   for (;;) {
     yaml_event_t event;
@@ -167,7 +167,7 @@ int32_t kr_yaml_read(const char *text, size_t length, const char *label, json_t 
   if (*tree) return KRAIT_OK;
   KR_CHECK(yaml_parser_initialize(&yaml.parser), KRAIT_ERR_NO_MEMORY, "%s: no memory", label);
   yaml_parser_set_input_string(&yaml.parser, (const unsigned char *)text, length);
-  int32_t status = read_stream(&yaml, tree);
+  int32_t status = read_yaml_tree_stream(&yaml, tree);
   yaml_parser_delete(&yaml.parser);
   if (status == KRAIT_OK && !*tree) *tree = json_null();
   if (status < 0 && *tree) json_decref(*tree);

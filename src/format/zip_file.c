@@ -21,7 +21,7 @@ enum { MAX_NAMES = 200000, MAX_RATIO = 1000 };
 
 struct kr_zip {
   zip_t *zip;
-  kr_forward_room spare;
+  kr_forward_capacity spare;
   uint64_t total_bytes;
   kr_arena *arena;
   kr_names names; /* how many members have a name */
@@ -75,7 +75,7 @@ int32_t kr_zip_open(const char *path, kr_zip **zip) {
 
 void kr_zip_close(kr_zip **zip) {
   if (!zip || !*zip) return;
-  kr_forward_free_room(&(*zip)->spare);
+  kr_forward_free_capacity(&(*zip)->spare);
   zip_discard((*zip)->zip);
   kr_arena_close(&(*zip)->arena);
   kr_free(*zip);
@@ -84,7 +84,7 @@ void kr_zip_close(kr_zip **zip) {
 
 int64_t kr_zip_n(const kr_zip *zip) { return zip_get_num_entries(zip->zip, 0); }
 
-static int leaves_the_folder(const char *name) {
+static int zip_file_leaves_the_folder(const char *name) {
   if (*name == '/' || *name == '\\' || (name[0] && name[1] == ':')) return 1;
   for (const char *p = name; *p; p++) {
     if ((unsigned char)*p < 32) return 1;
@@ -111,7 +111,7 @@ int32_t kr_zip_member_at(kr_zip *zip, int64_t i, kr_zip_member *member) {
                             .bytes = info.size,
                             .packed_bytes = info.comp_size,
                             .is_folder = length && info.name[length - 1] == '/'};
-  KR_CHECK(!leaves_the_folder(info.name), KRAIT_ERR_UNSAFE,
+  KR_CHECK(!zip_file_leaves_the_folder(info.name), KRAIT_ERR_UNSAFE,
            "the archive has a member that would leave its folder: %.80s", info.name);
   KR_CHECK(!is_link(zip->zip, (zip_uint64_t)i), KRAIT_ERR_UNSAFE, "the archive has a symbolic link: %.80s", info.name);
   const size_t *n_named = kr_names_find(&zip->names, info.name);
@@ -129,7 +129,7 @@ typedef struct unpacker {
   zip_uint64_t index;
   uint64_t at, bytes;
   const char *name;
-  int is_ahead;
+  int is_pdl;
   kr_ahead *ahead;
 } unpacker;
 
@@ -144,18 +144,18 @@ static int32_t unpack_here(void *user, void *out, size_t bytes) {
   return KRAIT_OK;
 }
 
-static int32_t begin(void *user) {
+static int32_t begin_zip_file(void *user) {
   unpacker *u = user;
   kr_ahead_close(&u->ahead);
   if (u->file) zip_fclose(u->file);
   u->at = 0;
   u->file = zip_fopen_index(u->owner->zip, u->index, 0);
   KR_CHECK(u->file, KRAIT_ERR_FILE_READ, "%s: cannot unpack it", u->name);
-  if (u->is_ahead) u->ahead = kr_ahead_open(unpack_here, u, u->bytes);
+  if (u->is_pdl) u->ahead = kr_ahead_open(unpack_here, u, u->bytes);
   return KRAIT_OK;
 }
 
-static int32_t unpack(void *user, void *out, size_t bytes) {
+static int32_t unpack_zip_file(void *user, void *out, size_t bytes) {
   unpacker *u = user;
   return u->ahead ? kr_ahead_take(u->ahead, out, bytes) : unpack_here(u, out, bytes);
 }
@@ -167,13 +167,13 @@ int32_t kr_zip_source_open(kr_zip *zip, int64_t i, kr_source **source) {
   unpacker *u = kr_zalloc(sizeof *u);
   KR_CHECK(u, KRAIT_ERR_NO_MEMORY, "no memory to unpack %s", member.name);
   *u = (unpacker){.owner = zip, .index = (zip_uint64_t)i, .bytes = member.bytes, .name = member.name};
-  const kr_forward_feed feed = {.user = u, .begin = begin, .read = unpack};
+  const kr_forward_feed feed = {.user = u, .begin = begin_zip_file, .read = unpack_zip_file};
   int32_t status = kr_forward_open(&zip->spare, &feed, member.bytes, member.name, source);
   if (status < 0) kr_free(u);
   return status;
 }
 
-void kr_zip_source_ahead(kr_source *source) { ((unpacker *)kr_forward_user(source))->is_ahead = 1; }
+void kr_zip_source_ahead(kr_source *source) { ((unpacker *)kr_forward_user(source))->is_pdl = 1; }
 
 void kr_zip_source_close(kr_source **source) {
   if (!source || !*source) return;

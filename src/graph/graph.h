@@ -40,7 +40,7 @@ void kr_graph_close(kr_graph **graph);
 /* The first failure so far, with its sentence as this thread's error detail. */
 int32_t kr_graph_status(const kr_graph *g);
 /* Makes this thread's last failure the graph's failure. */
-int32_t kr_graph_note(kr_graph *g, int32_t status);
+int32_t kr_graph_set_error(kr_graph *g, int32_t status);
 
 /* ---- tensors: row-major without gaps, unless a layout says otherwise ---- */
 /* The caller's memory, bound to each runner: read, or written. layout may be NULL; otherwise its strides and dtype are
@@ -62,7 +62,7 @@ kr_tensor kr_graph_slice(kr_graph *g, kr_tensor t, int dim, int64_t from, int64_
 kr_tensor kr_graph_permute(kr_graph *g, kr_tensor t, const int *order);
 kr_tensor kr_graph_reshape(kr_graph *g, kr_tensor t, kr_dims dims); /* fails where that needs a copy */
 int kr_graph_can_reshape(const kr_graph *g, kr_tensor t, kr_dims dims);
-kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t,
+kr_tensor kr_graph_expand(kr_graph *g, kr_tensor t,
                           kr_dims dims); /* expands dimensions of size 1 with stride 0: inputs only */
 /* Dimension dim becomes two: the windows, `step` apart, and the `size` elements of each: inputs only. */
 kr_tensor kr_graph_windows(kr_graph *g, kr_tensor t, int dim, int64_t size, int64_t step);
@@ -74,11 +74,11 @@ krait_view kr_graph_view(const kr_graph *g, kr_tensor t);
 
 /* ---- calls ---- */
 /* args is the op's struct: its flags, its fields, and views that name tensors. Sizes come from the tensors' shapes;
- * only one that no tensor has must be given. Returns the first output. An output that is kr_graph_ask() is created,
+ * only one that no tensor has must be given. Returns the first output. An output that is kr_graph_auto() is created,
  * with the shape and type determined by the op, and the memory layout of the first input of that shape. Mismatched
  * shapes and violations of the op's contract are errors that name node and tensor. */
 kr_tensor kr_graph_call(kr_graph *g, const char *name, const kr_op *op, const void *args);
-krait_view kr_graph_ask(void);
+krait_view kr_graph_auto(void);
 kr_tensor kr_graph_result(
     const kr_graph *g,
     const char *tensor); /* a tensor of the previous call, by the op's name for it; 0: absent */
@@ -90,13 +90,13 @@ void kr_graph_lane(kr_graph *g, int32_t lane);
 void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
                         kr_tensor out);
 
-/* ---- disjoint slices of a map (graph_each.c) ---- */
+/* ---- disjoint slices of a map (graph_map_slices.c) ---- */
 /* Records the calls for one slice, from x to out. */
 typedef void kr_slice_fn(void *user, kr_graph *g, kr_tensor x, kr_tensor out);
 /* Computes out from x, n at a time along dimension dim, each slice on one thread through a graph that fn records
  * immediately (a second time for the remainder after the last n). CPU only; it has no gradient, and out may be x itself
  * if fn reads all of x before it writes. */
-void kr_graph_each(kr_graph *g, const char *name, int dim, int64_t n, kr_slice_fn *fn, void *user, kr_tensor x,
+void kr_graph_map_slices(kr_graph *g, const char *name, int dim, int64_t n, kr_slice_fn *fn, void *user, kr_tensor x,
                    kr_tensor out);
 
 /* ---- gradients (graph_backward.c) ---- */
@@ -122,8 +122,8 @@ void kr_graph_wide_gradient(kr_graph *g, kr_tensor t);
 /* Rewrites (graph_rewrite.c) replace calls by fused ones that compute the same; by name, or "all". */
 void kr_graph_rewrite_off(kr_graph *g, const char *name);
 enum {
-  KR_PLAN_REFERENCE = 1, /* the reference row of each op, in host memory: tensors may be float64, ctx NULL */
-  KR_PLAN_APART = 2,     /* no memory is shared: for tests, and to inspect tensors after a run */
+  KR_PLAN_REFERENCE = 1, /* the reference implementation of each op, in host memory: tensors may be float64, ctx NULL */
+  KR_PLAN_NO_REUSE = 2,     /* no memory is shared: for tests, and to inspect tensors after a run */
   KR_PLAN_TF32 = 4,      /* products of float32 may round their factors to 11 significant bits */
   KR_PLAN_CONSTANT = 8,  /* weights given while recording, on the host, do not change: calls that depend only on them
                             run once, now; a GPU's graph has its own copy of the remaining ones */
@@ -153,21 +153,21 @@ int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream);
 int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream);
 int32_t kr_runner_reset(kr_runner *r, void *stream); /* resets states to zero */
 void *kr_runner_at(const kr_runner *r,
-                   kr_tensor t); /* the tensor's address; a temp's only means something with KR_PLAN_APART */
+                   kr_tensor t); /* the tensor's address; a temp's only means something with KR_PLAN_NO_REUSE */
 /* One run, node by node, each timed by itself; kr_graph_print then shows the times. */
 int32_t kr_runner_profile(kr_runner *r, void *stream);
 /* Runs all calls of the same name and row in sequence, ten times (on a GPU as one CUDA graph), and times one round. The
  * states' contents are lost. */
-typedef void (*kr_runner_kind_fn)(void *user, const char *name, const char *op, const char *row, int64_t n_calls,
+typedef void (*kr_runner_profile_fn)(void *user, const char *name, const char *op, const char *row, int64_t n_calls,
                                   double seconds);
-int32_t kr_runner_kinds(kr_runner *r, kr_runner_kind_fn fn, void *user);
+int32_t kr_runner_profile_by_kernel(kr_runner *r, kr_runner_profile_fn fn, void *user);
 /* The results, node by node: name, op, row and seconds. */
 void kr_runner_each_time(const kr_runner *r,
                          void (*each)(void *user, const char *node, const char *op, const char *row, double seconds),
                          void *user);
 
 /* One line per node: name, op, row, shapes, bytes, offsets; then the memory; then one slice of each node that
- * kr_graph_each recorded, as in kr_graph_show. runner may be NULL: no times. */
+ * kr_graph_map_slices recorded, as in kr_graph_show. runner may be NULL: no times. */
 int32_t kr_graph_print(const kr_graph *g, const kr_runner *runner, void (*line)(void *user, const char *text),
                        void *user);
 /* The same for a graph that is not otherwise run; is_timed: its nodes run once and are timed, on zeros where nothing

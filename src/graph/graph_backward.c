@@ -26,8 +26,8 @@ struct kr_back {
 kr_graph *kr_back_graph(kr_back *b) { return b->g; }
 
 static int is_failed(const kr_back *b) { return b->g->status < 0 || kr_arena_failed(b->g->arena); }
-static int32_t storage_of(const kr_back *b, kr_tensor t) { return KR_PART(b->g, t)->storage; }
-static flow *flow_of(const kr_back *b, kr_tensor t) { return &b->flows[storage_of(b, t)]; }
+static int32_t graph_backward_storage_of(const kr_back *b, kr_tensor t) { return KR_PART(b->g, t)->storage; }
+static flow *flow_of(const kr_back *b, kr_tensor t) { return &b->flows[graph_backward_storage_of(b, t)]; }
 static int is_active(const flow *f) { return f->needed && f->reached; }
 
 kr_tensor kr_back_tensor(const kr_node *node, size_t offset) {
@@ -58,7 +58,9 @@ static int32_t overwriter(const kr_back *b, kr_tensor t, int32_t reader) {
   for (int32_t n = reader + 1; n < b->n_nodes; n++) {
     const kr_node *node = KR_NODE(b->g, n);
     for (int32_t i = 0; i < node->n_uses; i++) {
-      if (!(node->uses[i].role & KR_WRITE) || storage_of(b, node->uses[i].tensor) != storage_of(b, t)) continue;
+      if (!(node->uses[i].role & KR_WRITE) ||
+          graph_backward_storage_of(b, node->uses[i].tensor) != graph_backward_storage_of(b, t))
+        continue;
       const kr_box other = kr_box_of(b->g, node->uses[i].tensor);
       if (kr_boxes_meet(&box, &other)) return n;
     }
@@ -70,7 +72,7 @@ static kr_tensor value_for(kr_back *b, kr_tensor t, int32_t reader);
 
 static int writes(const kr_back *b, const kr_node *node, int32_t storage) {
   for (int32_t i = 0; i < node->n_uses; i++)
-    if (node->uses[i].role & KR_WRITE && storage_of(b, node->uses[i].tensor) == storage) return 1;
+    if (node->uses[i].role & KR_WRITE && graph_backward_storage_of(b, node->uses[i].tensor) == storage) return 1;
   return 0;
 }
 
@@ -91,7 +93,7 @@ static void clone_node(kr_back *b, int32_t n) {
   memcpy(args, node.args, node.op->args_bytes);
   for (int32_t i = 0; i < node.n_uses && !is_failed(b); i++) {
     const kr_use *u = &node.uses[i];
-    const int32_t storage = storage_of(b, u->tensor);
+    const int32_t storage = graph_backward_storage_of(b, u->tensor);
     kr_tensor to;
     if (u->role & KR_WRITE && KR_STORAGE(b->g, storage)->home != KR_HOME_TEMP) {
       kr_graph_fail(b->g, KRAIT_ERR_ARGUMENT, "graph: node %s (%s) cannot be recomputed: it writes %s", node.name,
@@ -99,9 +101,10 @@ static void clone_node(kr_back *b, int32_t n) {
       return;
     }
     if (u->role & KR_WRITE)
-      to = kr_graph_moved(
-          b->g, u->tensor,
-          KR_STORAGE(b->g, storage)->again ? fresh_of(b, storage) : storage_of(b, kr_graph_temp_like(b->g, storage)));
+      to = kr_graph_moved(b->g, u->tensor,
+                          KR_STORAGE(b->g, storage)->again
+                              ? fresh_of(b, storage)
+                              : graph_backward_storage_of(b, kr_graph_temp_like(b->g, storage)));
     else to = value_for(b, u->tensor, n);
     *kr_view_in(args, u->offset) = kr_graph_view(b->g, to);
   }
@@ -110,7 +113,7 @@ static void clone_node(kr_back *b, int32_t n) {
 
 static kr_tensor value_for(kr_back *b, kr_tensor t, int32_t reader) {
   if (!t || is_failed(b)) return 0;
-  const int32_t storage = storage_of(b, t);
+  const int32_t storage = graph_backward_storage_of(b, t);
   if (storage < b->n_storages && KR_STORAGE(b->g, storage)->again) {
     for (int32_t n = 0; n < b->n_nodes && !is_failed(b); n++)
       if (!b->cloned[n] && writes(b, KR_NODE(b->g, n), storage)) clone_node(b, n);
@@ -171,7 +174,7 @@ static int spread_dims(const kr_part *p) {
 }
 
 static int works_in_place(const kr_back *b, kr_tensor t) {
-  return b->node >= 0 && writes(b, KR_NODE(b->g, b->node), storage_of(b, t));
+  return b->node >= 0 && writes(b, KR_NODE(b->g, b->node), graph_backward_storage_of(b, t));
 }
 
 /* A tensor that was expanded over adjacent dimensions gets the sum over them; before, rows, columns: sizes before, in
@@ -203,7 +206,7 @@ static int32_t find_spread(kr_back *b, kr_tensor t, spread_sum *s) {
 
 typedef enum ability { NEITHER, CAN_ADD, CAN_SUM } ability; /* what the op itself does */
 
-static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, ability can) {
+static kr_tensor begin_graph_backward(kr_back *b, kr_tensor t, kr_back_target *target, ability can) {
   *target = (kr_back_target){.of = t};
   if (!t || is_failed(b) || !is_active(flow_of(b, t))) return 0;
   if (works_in_place(b, t)) {
@@ -212,7 +215,7 @@ static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, ability 
                   KR_NODE(b->g, b->node)->name, KR_NODE(b->g, b->node)->op->name, kr_graph_name(b->g, t));
     return 0;
   }
-  open_gradient(b, storage_of(b, t));
+  open_gradient(b, graph_backward_storage_of(b, t));
   const kr_box box = kr_box_of(b->g, t);
   const int spread = spread_dims(KR_PART(b->g, t));
   target->add = met(flow_of(b, t), &box) || (flow_of(b, t)->zeroed && !box.exact);
@@ -221,7 +224,7 @@ static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, ability 
   if (spread && can == CAN_SUM && !target->add && kr_graph_dtype(b->g, t) == KRAIT_F32)
     return target->at = find_spread(b, t, &s) < 0
                             ? 0
-                            : kr_graph_spread(b->g, in_gradient(b, s.place), kr_graph_dims(b->g, t));
+                            : kr_graph_expand(b->g, in_gradient(b, s.place), kr_graph_dims(b->g, t));
   if (!spread && (can == CAN_ADD || !target->add)) {
     target->adding = target->add;
     return target->at = in_gradient(b, t);
@@ -230,9 +233,15 @@ static kr_tensor begin(kr_back *b, kr_tensor t, kr_back_target *target, ability 
   return target->at = kr_graph_temp(b->g, kr_graph_dtype(b->g, t), kr_graph_dims(b->g, t));
 }
 
-kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, NEITHER); }
-kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, CAN_ADD); }
-kr_tensor kr_back_begin_sums(kr_back *b, kr_tensor t, kr_back_target *target) { return begin(b, t, target, CAN_SUM); }
+kr_tensor kr_back_begin(kr_back *b, kr_tensor t, kr_back_target *target) {
+  return begin_graph_backward(b, t, target, NEITHER);
+}
+kr_tensor kr_back_begin_adding(kr_back *b, kr_tensor t, kr_back_target *target) {
+  return begin_graph_backward(b, t, target, CAN_ADD);
+}
+kr_tensor kr_back_begin_sums(kr_back *b, kr_tensor t, kr_back_target *target) {
+  return begin_graph_backward(b, t, target, CAN_SUM);
+}
 
 static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tensor sums) {
   kr_graph *g = b->g;
@@ -293,7 +302,7 @@ static int is_whole(const kr_graph *g, kr_tensor t) {
 
 void kr_back_pass(kr_back *b, kr_tensor from, kr_tensor to) {
   if (!from || !to || is_failed(b) || !is_active(flow_of(b, to)) || flow_of(b, from)->gradient < 0) return;
-  const int32_t source = storage_of(b, from), target = storage_of(b, to);
+  const int32_t source = graph_backward_storage_of(b, from), target = graph_backward_storage_of(b, to);
   if (source == target) return; /* in place: the sum passes through */
   flow *f = &b->flows[source], *t = &b->flows[target];
   if (t->gradient < 0 && !t->zeroed && !f->given &&
@@ -389,12 +398,12 @@ static void plan_parts(kr_back *b, const kr_gradient *seeds, int n_seeds) {
 /* Whether memory with an owner may hold the gradient of a storage: every view of it must have a corresponding view
  * there. */
 static int fits_gradient(kr_back *b, kr_tensor at, int32_t storage) {
-  const kr_storage *s = KR_STORAGE(b->g, storage), *other = KR_STORAGE(b->g, storage_of(b, at));
+  const kr_storage *s = KR_STORAGE(b->g, storage), *other = KR_STORAGE(b->g, graph_backward_storage_of(b, at));
   int fits = is_whole(b->g, at) && s->dtype == other->dtype && kr_dims_same(s->dims, other->dims);
   for (int32_t n = 0; n < b->n_nodes && fits; n++)
     for (int32_t i = 0; i < KR_NODE(b->g, n)->n_uses && fits; i++) {
       const kr_tensor t = KR_NODE(b->g, n)->uses[i].tensor;
-      fits = storage_of(b, t) != storage || kr_graph_moved(b->g, t, storage_of(b, at));
+      fits = graph_backward_storage_of(b, t) != storage || kr_graph_moved(b->g, t, graph_backward_storage_of(b, at));
     }
   return fits;
 }
@@ -404,25 +413,25 @@ static void place_wanted(kr_back *b, const kr_gradient *wanted, int n_wanted) {
   for (int i = 0; i < n_wanted; i++) {
     flow *f = flow_of(b, wanted[i].of);
     if (!wanted[i].at || f->gradient >= 0 || !is_whole(b->g, wanted[i].of) ||
-        !fits_gradient(b, wanted[i].at, storage_of(b, wanted[i].of)))
+        !fits_gradient(b, wanted[i].at, graph_backward_storage_of(b, wanted[i].of)))
       continue;
-    f->gradient = storage_of(b, wanted[i].at), f->given = 1;
+    f->gradient = graph_backward_storage_of(b, wanted[i].at), f->given = 1;
   }
 }
 
 static void begin_seed(kr_back *b, const kr_gradient *seed, const kr_gradient *seeds, int n_seeds) {
   flow *f = flow_of(b, seed->of);
   int alone = is_active(f) && f->gradient < 0 && !f->zeroed && is_whole(b->g, seed->of) &&
-              fits_gradient(b, seed->at, storage_of(b, seed->of));
+              fits_gradient(b, seed->at, graph_backward_storage_of(b, seed->of));
   for (int32_t n = 0; n < b->n_nodes && alone; n++)
     for (int32_t i = 0; i < KR_NODE(b->g, n)->n_uses && alone; i++) {
       const kr_use *u = &KR_NODE(b->g, n)->uses[i];
-      alone = !(u->role & KR_READ) || storage_of(b, u->tensor) != storage_of(b, seed->of);
+      alone = !(u->role & KR_READ) || graph_backward_storage_of(b, u->tensor) != graph_backward_storage_of(b, seed->of);
     }
   for (int i = 0; i < n_seeds && alone; i++)
-    alone = &seeds[i] == seed || storage_of(b, seeds[i].of) != storage_of(b, seed->of);
+    alone = &seeds[i] == seed || graph_backward_storage_of(b, seeds[i].of) != graph_backward_storage_of(b, seed->of);
   if (alone) {
-    f->gradient = storage_of(b, seed->at), f->given = 1;
+    f->gradient = graph_backward_storage_of(b, seed->at), f->given = 1;
     note_part(b, seed->of);
     return;
   }
@@ -435,7 +444,7 @@ static void begin_seed(kr_back *b, const kr_gradient *seed, const kr_gradient *s
 static void finish_wanted(kr_back *b, kr_gradient *w) {
   flow *f = flow_of(b, w->of);
   const int has = is_active(f) && f->gradient >= 0 && f->parts.n;
-  if (has && f->given && w->at && f->gradient == storage_of(b, w->at)) return;
+  if (has && f->given && w->at && f->gradient == graph_backward_storage_of(b, w->at)) return;
   const kr_tensor gradient = has ? in_gradient(b, w->of) : 0;
   if (has && !w->at) {
     w->at = gradient;

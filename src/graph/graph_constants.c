@@ -8,7 +8,7 @@
 #include "op_list.h"
 #include "status.h"
 
-static kr_storage *storage_of(const kr_graph *g, const kr_use *u) {
+static kr_storage *graph_constants_storage_of(const kr_graph *g, const kr_use *u) {
   return KR_STORAGE(g, KR_PART(g, u->tensor)->storage);
 }
 
@@ -17,7 +17,7 @@ static int made_by_constants(const kr_graph *g, const char *constant, const kr_s
   for (size_t n = 0; n < g->nodes.n; n++)
     for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
       const kr_use *u = &KR_NODE(g, n)->uses[i];
-      if (u->role & KR_WRITE && storage_of(g, u) == s && !constant[n]) return 0;
+      if (u->role & KR_WRITE && graph_constants_storage_of(g, u) == s && !constant[n]) return 0;
     }
   return 1;
 }
@@ -25,7 +25,7 @@ static int made_by_constants(const kr_graph *g, const char *constant, const kr_s
 static int stays_constant(const kr_graph *g, const char *constant, size_t n) {
   const kr_node *node = KR_NODE(g, n);
   for (int32_t i = 0; i < node->n_uses; i++) {
-    const kr_storage *s = storage_of(g, &node->uses[i]);
+    const kr_storage *s = graph_constants_storage_of(g, &node->uses[i]);
     const int is_given = s->home == KR_HOME_WEIGHT && s->data && node->uses[i].role == KR_READ;
     if (!is_given && (s->home != KR_HOME_TEMP || !made_by_constants(g, constant, s))) return 0;
   }
@@ -46,16 +46,16 @@ static int32_t run_now(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
   krait_call *call = (krait_call *)node->args;
   int32_t status = KRAIT_OK;
   for (int32_t i = 0; i < node->n_uses; i++) {
-    kr_storage *s = storage_of(g, &node->uses[i]);
+    kr_storage *s = graph_constants_storage_of(g, &node->uses[i]);
     KR_TRY(give_memory(g, s));
     kr_view_in(node->args, node->uses[i].offset)->data = (char *)s->data + KR_PART(g, node->uses[i].tensor)->at_bytes;
   }
-  const kr_row *row = kr_op_resolve(node->op, ctx, node->args, &status);
+  const kr_impl *impl = kr_op_resolve(node->op, ctx, node->args, &status);
   KR_TRY(status);
-  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, node->args) : 0;
+  call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, node->args) : 0;
   call->scratch = call->scratch_bytes ? kr_alloc(call->scratch_bytes) : NULL;
   KR_CHECK(call->scratch || !call->scratch_bytes, KRAIT_ERR_NO_MEMORY, "no memory for a graph");
-  status = row->run(ctx, node->args);
+  status = impl->run(ctx, node->args);
   kr_free(call->scratch);
   return status;
 }
@@ -94,7 +94,8 @@ static int is_constant(const kr_graph *g, kr_tensor t, int n_dims) {
 }
 
 /* Factors of products with many rows: outputs contiguous, rows an odd number of cache lines apart; and filter taps:
- * channels contiguous. This is the layout of the CPU's rows, so that a run need not transpose or pack them. */
+ * channels contiguous. This is the layout of the CPU's implementations, so that a run need not transpose or pack them.
+ */
 static int32_t lay_out_factors(kr_graph *g) {
   enum { LINE = 16 };
   for (size_t n = 0; n < g->nodes.n && kr_graph_status(g) >= 0; n++) {
@@ -128,7 +129,7 @@ static int32_t run_constants(kr_graph *g, const krait_ctx *ctx) {
       continue;
     }
     const int32_t status = run_now(g, ctx, KR_NODE(g, at));
-    if (status < 0) return kr_graph_note(g, status);
+    if (status < 0) return kr_graph_set_error(g, status);
     kr_graph_drop(g, at);
   }
   return KRAIT_OK;
@@ -176,7 +177,7 @@ static int32_t compute_for_device(kr_graph *g, const krait_ctx *ctx) {
   kr_kept *kept = atomic_load(&host.graphs);
   if (kept) kept->close(kept);
   if (status >= 0) status = move_weights(g, ctx->cuda);
-  return status < 0 ? kr_graph_note(g, status) : status;
+  return status < 0 ? kr_graph_set_error(g, status) : status;
 }
 
 int32_t kr_graph_compute_constants(kr_graph *g, const krait_ctx *ctx) {

@@ -45,7 +45,7 @@ typedef struct kr_node {
   int32_t lane;         /* kr_graph_lane */
   int32_t dead;         /* the plan: nothing reads what it writes */
   uint32_t ahead;       /* the plan: KR_CALL_* (overlap.h) of this call in a recording */
-  const kr_row *row;    /* the plan */
+  const kr_impl *impl;    /* the plan */
   uint64_t scratch_bytes;
   uint64_t scratch_at;
 } kr_node;
@@ -54,14 +54,14 @@ struct kr_graph {
   kr_arena *arena;
   kr_list storages, parts, nodes; /* kr_storage, kr_part, kr_node; part 0 is not used */
   kr_list rewrites_off;           /* const char *: names, or "all" */
-  kr_list slices;                 /* kr_graph *: of nodes of kr_graph_each */
+  kr_list slices;                 /* kr_graph *: of nodes of kr_graph_map_slices */
   krait_ctx *alone;               /* the context that these are planned for: one thread */
   int32_t lane;                   /* of the calls recorded now */
   int32_t status;
   const char *failure;
   int32_t planned;
   size_t lanes_from, lanes_to;    /* the plan: nodes of lanes 1 and 2, which run in parallel; none: both 0 */
-  const krait_ctx *ctx; /* the plan's context; not needed by reference rows */
+  const krait_ctx *ctx; /* the plan's context; not needed by reference implementations */
   uint32_t flags;
   uint64_t arena_bytes, state_bytes;
   void *moved; /* the weights of KR_PLAN_CONSTANT on a GPU */
@@ -73,7 +73,7 @@ struct kr_graph {
 #define KR_NODE(g, i) KR_AT((g)->nodes, kr_node, i)
 
 /* Stores the first failure; the sentence names the part of the graph. */
-#define kr_graph_fail(g, status, ...) (kr_keep_failure(__VA_ARGS__), kr_graph_note((g), (status)))
+#define kr_graph_fail(g, status, ...) (kr_graph_keep_error(__VA_ARGS__), kr_graph_set_error((g), (status)))
 
 static inline const kr_cuda *kr_graph_cuda(const kr_graph *g) { return g->ctx ? g->ctx->cuda : NULL; }
 static inline krait_view *kr_view_in(void *args, size_t offset) { return (krait_view *)((char *)args + offset); }
@@ -100,7 +100,7 @@ int kr_boxes_equal(const kr_box *a, const kr_box *b);
 /* The same elements as t's, in another storage with the same dimensions; 0 if the strides do not allow it. */
 kr_tensor kr_graph_moved(kr_graph *g, kr_tensor t, int32_t storage);
 
-/* Graphs of slices (graph_each.c): planned as g is, and closed with it; that of a node, or NULL. */
+/* Graphs of slices (graph_map_slices.c): planned as g is, and closed with it; that of a node, or NULL. */
 int32_t kr_graph_plan_slices(kr_graph *g);
 void kr_graph_close_slices(kr_graph *g);
 const kr_graph *kr_graph_of_slices(const kr_node *node);

@@ -10,7 +10,9 @@
 #include "op_list.h"
 #include "status.h"
 
-static uint64_t round_up(uint64_t bytes) { return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE; }
+static uint64_t graph_plan_round_up(uint64_t bytes) {
+  return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
+}
 
 /* ---- liveness ---- */
 
@@ -53,13 +55,13 @@ static int32_t find_lives(kr_graph *g) {
 static int32_t choose_row(kr_graph *g, kr_node *node) {
   int32_t status = KRAIT_OK;
   if (g->flags & KR_PLAN_TF32 && node->op == &kr_op_gemm) ((krait_call *)node->args)->flags |= KRAIT_GEMM_TF32;
-  node->row = g->flags & KR_PLAN_REFERENCE ? &node->op->rows[node->op->n_rows - 1]
+  node->impl = g->flags & KR_PLAN_REFERENCE ? &node->op->impls[node->op->n_impls - 1]
                                            : kr_op_resolve(node->op, g->ctx, node->args, &status);
-  if (!node->row) {
+  if (!node->impl) {
     const char *why = kr_arena_print(g->arena, "%s", krait_error_detail());
     return kr_graph_fail(g, status, "graph: node %s: %s", node->name, why);
   }
-  node->scratch_bytes = node->row->scratch_bytes ? node->row->scratch_bytes(g->ctx, node->args) : 0;
+  node->scratch_bytes = node->impl->scratch_bytes ? node->impl->scratch_bytes(g->ctx, node->args) : 0;
   return KRAIT_OK;
 }
 
@@ -96,13 +98,13 @@ static int class_at(const kr_sig *sig, size_t view) {
 
 /* Per storage: whether any node writes it, and whether an earlier node does. */
 static uint32_t ahead_of(const kr_graph *g, const kr_node *node, const char *written, const char *now) {
-  uint32_t ahead = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+  uint32_t ahead = KR_CALL_PDL | KR_CALL_STATE_PDL;
   if (node->dead || !takes_ahead(node->op) || node->lane) return 0;
   for (int32_t i = 0; i < node->n_uses; i++) {
     const int32_t storage = KR_PART(g, node->uses[i].tensor)->storage,
                   kind = class_at(node->op->sig, node->uses[i].offset);
     if (kind == KR_CLASS_PARAMETER && written[storage]) return 0;
-    if ((kind == KR_CLASS_STATE || kind == KR_CLASS_INDEX) && now[storage]) ahead &= ~KR_CALL_STATE_AHEAD;
+    if ((kind == KR_CLASS_STATE || kind == KR_CLASS_INDEX) && now[storage]) ahead &= ~KR_CALL_STATE_PDL;
   }
   return ahead;
 }
@@ -185,20 +187,20 @@ static int longer_first(const void *a, const void *b) {
 }
 
 /* The lowest gap between the placed blocks that are live at the same time; placed blocks are sorted by address. */
-static void place(block *blocks, int32_t *order, int32_t n_placed, int apart) {
-  block *b = &blocks[n_placed];
+static void place_graph_plan(block *blocks, int32_t *order, int32_t n_loaded, int apart) {
+  block *b = &blocks[n_loaded];
   uint64_t at = 0;
   int32_t where = 0;
-  for (int32_t i = 0; i < n_placed; i++) {
+  for (int32_t i = 0; i < n_loaded; i++) {
     const block *other = &blocks[order[i]];
     if (!apart && (other->first > b->last || other->last < b->first)) continue;
     if (*other->at >= at + b->bytes) break;
     if (*other->at + other->bytes > at) at = *other->at + other->bytes;
   }
   *b->at = at;
-  while (where < n_placed && *blocks[order[where]].at <= at) where++;
-  memmove(order + where + 1, order + where, (size_t)(n_placed - where) * sizeof *order);
-  order[where] = n_placed;
+  while (where < n_loaded && *blocks[order[where]].at <= at) where++;
+  memmove(order + where + 1, order + where, (size_t)(n_loaded - where) * sizeof *order);
+  order[where] = n_loaded;
 }
 
 static uint64_t place_all(block *blocks, int32_t *order, int32_t n, int apart,
@@ -206,13 +208,13 @@ static uint64_t place_all(block *blocks, int32_t *order, int32_t n, int apart,
   uint64_t end = 0;
   qsort(blocks, (size_t)n, sizeof *blocks, before);
   for (int32_t i = 0; i < n; i++) {
-    place(blocks, order, i, apart);
+    place_graph_plan(blocks, order, i, apart);
     if (*blocks[i].at + blocks[i].bytes > end) end = *blocks[i].at + blocks[i].bytes;
   }
   return end;
 }
 
-static int32_t lay_out(kr_graph *g) {
+static int32_t lay_out_graph_plan(kr_graph *g) {
   block *blocks = kr_arena_try(g->arena, (g->storages.n + g->nodes.n) * sizeof *blocks + 1);
   int32_t *order = kr_arena_try(g->arena, (g->storages.n + g->nodes.n) * sizeof *order + 1);
   int32_t n = 0;
@@ -220,15 +222,15 @@ static int32_t lay_out(kr_graph *g) {
   for (size_t i = 0; i < g->storages.n; i++) {
     kr_storage *s = KR_STORAGE(g, i);
     if (s->home == KR_HOME_TEMP && s->last >= 0 && s->bytes)
-      blocks[n++] = (block){round_up(s->bytes), &s->at, s->first, s->last};
+      blocks[n++] = (block){graph_plan_round_up(s->bytes), &s->at, s->first, s->last};
   }
   for (size_t i = 0; i < g->nodes.n; i++) {
     kr_node *node = KR_NODE(g, i);
     if (!node->dead && node->scratch_bytes)
-      blocks[n++] = (block){round_up(node->scratch_bytes), &node->scratch_at, scratch_first(g, i),
+      blocks[n++] = (block){graph_plan_round_up(node->scratch_bytes), &node->scratch_at, scratch_first(g, i),
                             scratch_last(g, i)};
   }
-  const int apart = (g->flags & KR_PLAN_APART) != 0;
+  const int apart = (g->flags & KR_PLAN_NO_REUSE) != 0;
   const uint64_t by_life = place_all(blocks, order, n, apart, longer_first);
   g->arena_bytes = place_all(blocks, order, n, apart, larger_first);
   if (by_life < g->arena_bytes) g->arena_bytes = place_all(blocks, order, n, apart, longer_first);
@@ -236,7 +238,7 @@ static int32_t lay_out(kr_graph *g) {
     kr_storage *s = KR_STORAGE(g, i);
     if (s->home != KR_HOME_STATE) continue;
     s->at = g->state_bytes;
-    g->state_bytes += round_up(s->bytes);
+    g->state_bytes += graph_plan_round_up(s->bytes);
   }
   return KRAIT_OK;
 }
@@ -250,7 +252,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
     if (flags & KR_PLAN_CONSTANT) KR_TRY(kr_graph_compute_constants(g, ctx));
   }
   g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx,
-  g->flags = flags; /* reference rows run on the host, and use no context */
+  g->flags = flags; /* reference implementations run on the host, and use no context */
   KR_TRY(kr_graph_plan_slices(g));
   KR_TRY(drop_dead_nodes(g));
   KR_TRY(find_lives(g));
@@ -258,7 +260,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   for (size_t n = 0; n < g->nodes.n; n++)
     if (!KR_NODE(g, n)->dead) KR_TRY(choose_row(g, KR_NODE(g, n)));
   KR_TRY(find_ahead(g));
-  return lay_out(g);
+  return lay_out_graph_plan(g);
 }
 
 uint64_t kr_graph_bytes(const kr_graph *g) { return g->arena_bytes + g->state_bytes; }

@@ -12,7 +12,7 @@ enum { OFFSET_BITS = 40 };
 
 /* ---- failures ---- */
 
-int32_t kr_graph_note(kr_graph *g, int32_t status) {
+int32_t kr_graph_set_error(kr_graph *g, int32_t status) {
   if (g->status >= 0) {
     const char *detail = krait_error_detail();
     g->status = status;
@@ -289,7 +289,7 @@ int kr_graph_can_reshape(const kr_graph *g, kr_tensor t, kr_dims dims) {
   return n == 0 || restride(KR_PART(g, t), dims, stride);
 }
 
-kr_tensor kr_graph_spread(kr_graph *g, kr_tensor t, kr_dims dims) {
+kr_tensor kr_graph_expand(kr_graph *g, kr_tensor t, kr_dims dims) {
   char from[96], to[96];
   const kr_part *old = part_of(g, t);
   if (!old || check_dims(g, kr_graph_name(g, t), old->dtype, dims) < 0) return 0;
@@ -345,7 +345,7 @@ krait_view kr_graph_view(const kr_graph *g, kr_tensor t) {
 /* ---- calls ---- */
 
 enum { ASKED = -1 };
-krait_view kr_graph_ask(void) { return (krait_view){.reserved = ASKED}; }
+krait_view kr_graph_auto(void) { return (krait_view){.reserved = ASKED}; }
 
 /* Shapes of the tensors that the views name; the names are removed. */
 static int32_t read_shapes(kr_graph *g, const kr_node *node, kr_shape *shapes, kr_tensor *tensors) {
@@ -381,7 +381,7 @@ static kr_tensor make_output(kr_graph *g, const kr_node *node, const kr_tensor *
   return kr_graph_temp(g, dtype, dims);
 }
 
-/* float64 is only for reference rows; contracts do not allow it. */
+/* float64 is only for reference implementations; contracts do not allow it. */
 static int32_t check_call(kr_graph *g, const kr_node *node) {
   const kr_sig *sig = node->op->sig;
   unsigned char *args = kr_arena_try(g->arena, sig->args_bytes);

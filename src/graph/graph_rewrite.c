@@ -318,7 +318,7 @@ static int rows_for_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (!ctx || ctx->cuda || !kr_product_is_plain(node)) return 0;
   const krait_gemm_args *a = (const krait_gemm_args *)node->args;
   if (a->A.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ||
-      kr_op_resolve(node->op, ctx, node->args, NULL) != &node->op->rows[node->op->n_rows - 1])
+      kr_op_resolve(node->op, ctx, node->args, NULL) != &node->op->impls[node->op->n_impls - 1])
     return 0;
   if (!lies_in_rows(&a->A)) flip_product(g, node);
   const kr_tensor A = kr_node_tensor(node, GEMM(A)), B = kr_node_tensor(node, GEMM(Bmat)),

@@ -1,6 +1,6 @@
 /* graph_rewrite.h: changes to a recorded graph before it is planned: several calls become one fused call, or a call
- * becomes one that a fast row accepts. The calls that a rewrite replaces are its reference: with the rewrite disabled
- * the graph computes the same. */
+ * becomes one that a fast implementation accepts. The calls that a rewrite replaces are its reference: with the rewrite
+ * disabled the graph computes the same. */
 #ifndef KR_GRAPH_REWRITE_H
 #define KR_GRAPH_REWRITE_H
 
@@ -8,7 +8,7 @@
 
 typedef struct kr_rewrite {
   const char *name; /* as in kr_graph_rewrite_off */
-  /* Examines the calls from node n on; 1: it changed some. ctx may be NULL: reference rows. */
+  /* Examines the calls from node n on; 1: it changed some. ctx may be NULL: reference implementations. */
   int (*apply)(kr_graph *g, const krait_ctx *ctx, size_t n);
 } kr_rewrite;
 

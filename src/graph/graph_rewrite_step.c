@@ -2,8 +2,8 @@
  * is merged into the product that reads it, which normalises the row while it waits for its weights; the norm's
  * addition into the product before it; its gate into the scan before it; a convolution's step into the product that
  * computes its inputs; a product that computes time steps into the scan that uses them; the rotary embedding of queries
- * into the call that appends keys, and that call into attention. Applied if a GPU row of the fused op accepts the call:
- * few rows. */
+ * into the call that appends keys, and that call into attention. Applied if a GPU implementation of the fused op
+ * accepts the call: few rows. */
 #include <stddef.h>
 #include <string.h>
 
@@ -40,15 +40,15 @@ static kr_tensor read_norm(const kr_graph *g, const kr_node *node, krait_norm_ge
 #undef VIEW
 }
 
-/* The call with its sizes, as a row's refuse function needs it; recording uses tensor names instead. */
+/* The call with its sizes, as a implementation's refuse function needs it; recording uses tensor names instead. */
 static int is_taken(const krait_ctx *ctx, const kr_op *op, const void *call) {
   _Alignas(16) unsigned char args[1024];
   if (op->args_bytes > sizeof args) return 0;
   memcpy(args, call, op->args_bytes);
   ((krait_call *)args)->size = op->args_bytes;
   for (int i = 0; i < op->sig->n_tensors; i++) kr_sig_view(op->sig, args, i)->reserved = 0;
-  const kr_row *row = kr_op_resolve(op, ctx, args, NULL);
-  return row && !(row->needs & KRAIT_CAP_CPU);
+  const kr_impl *impl = kr_op_resolve(op, ctx, args, NULL);
+  return impl && !(impl->needs & KRAIT_CAP_CPU);
 }
 
 /* Puts the call in place of the nodes n and n + 1. */
@@ -94,7 +94,7 @@ static kr_tensor read_product(const kr_graph *g, const kr_node *node, krait_norm
   if (node->op == &kr_op_gemm_q8) {
     const krait_gemm_q8_args *of = (const krait_gemm_q8_args *)node->args;
     to->M = of->M, to->N = of->N, to->K = 32 * of->S, to->S = of->S;
-    to->words = VIEW(gemm_q8, words), to->scales = VIEW(gemm_q8, scales), to->bias = VIEW(gemm_q8, bias),
+    to->qweight = VIEW(gemm_q8, qweight), to->scales = VIEW(gemm_q8, scales), to->bias = VIEW(gemm_q8, bias),
     to->out = VIEW(gemm_q8, out);
     *out = TENSOR(node, gemm_q8, out);
     return TENSOR(node, gemm_q8, A);

@@ -213,7 +213,7 @@ static void run_sum_rows(kr_back *b, const kr_node *node) {
   kr_back_target to;
   if (!kr_back_begin(b, x, &to)) return;
   const kr_dims dims = kr_graph_dims(g, x);
-  const kr_tensor rows = kr_graph_spread(g, kr_graph_reshape(g, d, KR_DIMS(1, dims.size[1])), dims);
+  const kr_tensor rows = kr_graph_expand(g, kr_graph_reshape(g, d, KR_DIMS(1, dims.size[1])), dims);
   kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.x_scale = 1}, rows, 0, to.at);
   kr_back_end(b, &to);
 }
@@ -277,7 +277,7 @@ static void run_pool(kr_back *b, const kr_node *node) {
   }
   if (!kr_back_begin_adding(b, x, &to)) return;
   const float share = a->call.flags & KRAIT_POOL_SUM ? 1 : (float)(1 / (double)a->S);
-  const kr_tensor rows = kr_graph_spread(g, kr_graph_reshape(g, d, KR_DIMS(a->B, 1, a->C)), kr_graph_dims(g, x));
+  const kr_tensor rows = kr_graph_expand(g, kr_graph_reshape(g, d, KR_DIMS(a->B, 1, a->C)), kr_graph_dims(g, x));
   kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.x_scale = share, .y_scale = 1}, rows,
                      to.adding ? to.at : 0, to.at);
   kr_back_end(b, &to);

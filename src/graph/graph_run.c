@@ -24,11 +24,11 @@ void *kr_runner_at(const kr_runner *r, kr_tensor t) {
   return at ? at + p->at_bytes : NULL;
 }
 
-/* Whether the row chosen for the node's addresses would also be chosen for the new ones: rows depend on the 16-byte
- * alignment, and on which addresses are equal. */
+/* Whether the implementation chosen for the node's addresses would also be chosen for the new ones: implementations
+ * depend on the 16-byte alignment, and on which addresses are equal. */
 static int is_alike(const kr_runner *r, size_t n, void *const *now) {
   const kr_node *node = KR_NODE(r->graph, n);
-  if (!r->rows[n]) return 0;
+  if (!r->impls[n]) return 0;
   for (int32_t i = 0; i < node->n_uses; i++) {
     const void *then = kr_view_in(r->args[n], node->uses[i].offset)->data;
     if (((uintptr_t)then ^ (uintptr_t)now[i]) % 16) return 0;
@@ -38,7 +38,7 @@ static int is_alike(const kr_runner *r, size_t n, void *const *now) {
   return 1;
 }
 
-/* Returns whether the node's row has to be chosen (again). */
+/* Returns whether the node's implementation has to be chosen (again). */
 static int set_views(kr_runner *r, size_t n) {
   const kr_node *node = KR_NODE(r->graph, n);
   void *now[KR_MOST_VIEWS];
@@ -48,16 +48,16 @@ static int set_views(kr_runner *r, size_t n) {
   return !alike;
 }
 
-/* An address may be less aligned than the plan assumed: rows are chosen again, and may need more scratch, which the
- * runner then allocates itself. */
-static int32_t fit_row(kr_runner *r, size_t n) {
+/* An address may be less aligned than the plan assumed: implementations are chosen again, and may need more scratch,
+ * which the runner then allocates itself. */
+static int32_t fit_impl(kr_runner *r, size_t n) {
   const kr_graph *g = r->graph;
   const kr_node *node = KR_NODE(g, n);
   int32_t status = KRAIT_OK;
-  r->rows[n] = g->flags & KR_PLAN_REFERENCE ? node->row : kr_op_resolve(node->op, g->ctx, r->args[n], &status);
+  r->impls[n] = g->flags & KR_PLAN_REFERENCE ? node->impl : kr_op_resolve(node->op, g->ctx, r->args[n], &status);
   KR_TRY(status);
   krait_call *call = (krait_call *)r->args[n];
-  call->scratch_bytes = r->rows[n]->scratch_bytes ? r->rows[n]->scratch_bytes(g->ctx, r->args[n]) : 0;
+  call->scratch_bytes = r->impls[n]->scratch_bytes ? r->impls[n]->scratch_bytes(g->ctx, r->args[n]) : 0;
   call->scratch = r->memory + node->scratch_at;
   if (call->scratch_bytes > node->scratch_bytes && call->scratch_bytes > r->extra_needed)
     r->extra_needed = call->scratch_bytes;
@@ -110,7 +110,7 @@ static int32_t settle(kr_runner *r) {
       KR_CHECK(
           kr_runner_at(r, node->uses[i].tensor) || !KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage)->bytes,
           KRAIT_ERR_ARGUMENT, "graph: node %s: %s is not bound", node->name, kr_graph_name(g, node->uses[i].tensor));
-    if (set_views(r, n)) KR_TRY(fit_row(r, n));
+    if (set_views(r, n)) KR_TRY(fit_impl(r, n));
   }
   KR_TRY(get_extra(r));
   r->settled = 1;
@@ -147,7 +147,7 @@ static kr_runner *new_runner(const kr_graph *g) {
   r->graph = g;
   r->bound = (void **)(block += head);
   r->args = (unsigned char **)(block += bound);
-  r->rows = (const kr_row **)(block += pointers);
+  r->impls = (const kr_impl **)(block += pointers);
   r->seconds = (double *)(block += pointers);
   block += seconds;
   for (size_t i = 0; i < g->storages.n; i++) r->bound[i] = KR_STORAGE(g, i)->data;
@@ -217,15 +217,16 @@ int32_t kr_runner_reset(kr_runner *r, void *stream) {
 static int32_t run_node(kr_runner *r, size_t n, void *stream) {
   krait_call *call = (krait_call *)r->args[n];
   call->stream = stream;
-  call->flags &= ~(KR_CALL_AHEAD | KR_CALL_STATE_AHEAD);
+  call->flags &= ~(KR_CALL_PDL | KR_CALL_STATE_PDL);
   if (r->records) call->flags |= KR_NODE(r->graph, n)->ahead;
   const kr_node *node = KR_NODE(r->graph, n);
-  int32_t status = kr_op_run_said(node->op, r->rows[n], r->graph->ctx, r->args[n]);
+  int32_t status = kr_op_run_logged(node->op, r->impls[n], r->graph->ctx, r->args[n]);
   if (status >= 0) return status;
   char why[512];
   strncpy(why, krait_error_detail(), sizeof why - 1);
   why[sizeof why - 1] = 0;
-  return kr_fail(status, "graph: node %s (%s, row %s): %s", node->name, node->op->name, r->rows[n]->name, why);
+  return kr_fail(status, "graph: node %s (%s, implementation %s): %s", node->name, node->op->name, r->impls[n]->name,
+                 why);
 }
 
 /* Later launches on `later` wait for the work on `stream`. */
@@ -260,7 +261,7 @@ static int32_t run_range(kr_runner *r, size_t from, size_t to, void *stream) {
 }
 
 /* After the last call that writes t before one reads it. */
-static size_t end_of(const kr_graph *g, kr_tensor t) {
+static size_t graph_run_end_of(const kr_graph *g, kr_tensor t) {
   const int32_t storage = KR_PART(g, t)->storage;
   size_t end = 0;
   for (size_t n = 0; n < g->nodes.n; n++)
@@ -293,7 +294,7 @@ static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
 }
 
 /* If the driver has no graphs, every run is like the first. */
-static int32_t record(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
+static int32_t record_graph_run(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
   if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
   if (r->graph->lanes_to && !r->beside) {
     KR_TRY(kr_cuda_timer_open(cuda, &r->meeting));
@@ -313,17 +314,17 @@ static int32_t run_part(kr_runner *r, size_t from, size_t to, void *stream) {
   r->stream = stream;
   kr_recording *k = !cuda || is_recorded(cuda, stream) ? NULL : recording_of(r, from, to);
   if (!k) return run_range(r, from, to, stream);
-  if (k->n_runs++ == 1) KR_TRY(record(r, cuda, k));
+  if (k->n_runs++ == 1) KR_TRY(record_graph_run(r, cuda, k));
   return k->recorded ? kr_cuda_graph_launch(cuda, k->recorded, stream) : run_range(r, from, to, stream);
 }
 
 int32_t kr_runner_prepare(kr_runner *r) { return settle(r); }
 int32_t kr_runner_run(kr_runner *r, void *stream) { return run_part(r, 0, r->graph->nodes.n, stream); }
 int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream) {
-  return run_part(r, 0, end_of(r->graph, t), stream);
+  return run_part(r, 0, graph_run_end_of(r->graph, t), stream);
 }
 int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream) {
-  return run_part(r, end_of(r->graph, t), r->graph->nodes.n, stream);
+  return run_part(r, graph_run_end_of(r->graph, t), r->graph->nodes.n, stream);
 }
 
 static int32_t time_node(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t n, void *stream) {
@@ -351,17 +352,17 @@ int32_t kr_runner_profile(kr_runner *r, void *stream) {
 }
 
 void kr_runner_each_time(const kr_runner *r,
-                         void (*each)(void *user, const char *node, const char *op, const char *row, double seconds),
+                         void (*each)(void *user, const char *node, const char *op, const char *impl, double seconds),
                          void *user) {
   for (size_t n = 0; n < r->graph->nodes.n; n++)
     if (r->args[n])
-      each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, r->seconds[n]);
+      each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->impls[n]->name, r->seconds[n]);
 }
 
 /* ---- kinds of calls ---- */
 
 static int same_kind(const kr_runner *r, size_t a, size_t b) {
-  return r->args[a] && r->args[b] && r->rows[a] == r->rows[b] &&
+  return r->args[a] && r->args[b] && r->impls[a] == r->impls[b] &&
          strcmp(KR_NODE(r->graph, a)->name, KR_NODE(r->graph, b)->name) == 0;
 }
 
@@ -401,7 +402,7 @@ static int32_t time_kind_there(kr_runner *r, const kr_cuda *cuda, const kr_cuda_
   return status;
 }
 
-int32_t kr_runner_kinds(kr_runner *r, kr_runner_kind_fn fn, void *user) {
+int32_t kr_runner_profile_by_kernel(kr_runner *r, kr_runner_profile_fn fn, void *user) {
   const kr_cuda *cuda = kr_graph_cuda(r->graph);
   kr_cuda_timer timer = {0};
   KR_TRY(settle(r));
@@ -417,7 +418,7 @@ int32_t kr_runner_kinds(kr_runner *r, kr_runner_kind_fn fn, void *user) {
     for (size_t i = n; i < r->graph->nodes.n; i++) n_calls += same_kind(r, n, i);
     status = cuda ? time_kind_there(r, cuda, &timer, n, r->recorder, &seconds) : time_kind_here(r, n, &seconds);
     if (status >= 0)
-      fn(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->rows[n]->name, n_calls, seconds);
+      fn(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->impls[n]->name, n_calls, seconds);
   }
   if (cuda) kr_cuda_timer_close(cuda, &timer);
   return status;

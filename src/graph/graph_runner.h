@@ -13,13 +13,14 @@ enum { KR_RECORDINGS = 4 };
 
 struct kr_runner {
   const kr_graph *graph;
-  char *memory, *extra;   /* arena and states; scratch for rows that need more than planned, because of an address */
+  char *memory,
+      *extra; /* arena and states; scratch for implementations that need more than planned, because of an address */
   uint64_t extra_bytes, extra_needed;
   int32_t borrowed;       /* memory is the caller's */
   int32_t settled;        /* args with the bound addresses */
   void **bound;           /* by storage */
   unsigned char **args;   /* by node; NULL: it is not run */
-  const kr_row **rows;
+  const kr_impl **impls;
   double *seconds;
   void *stream;           /* of the last run */
   void *recorder, *beside; /* streams for capturing: the second one for lane 2 */

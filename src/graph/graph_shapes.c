@@ -33,7 +33,7 @@ void kr_shapes_close(kr_shapes *s) {
   if (cuda) kr_cuda_timer_close(cuda, &s->timer), kr_cuda_stream_close(cuda, &s->stream);
 }
 
-static int32_t plan(const kr_shapes *s, const int64_t *key, kr_shape_graph *shape) {
+static int32_t plan_graph_shapes(const kr_shapes *s, const int64_t *key, kr_shape_graph *shape) {
   memcpy(shape->key, key, sizeof shape->key);
   KR_TRY(kr_graph_open(&shape->graph));
   KR_TRY(s->record(s->user, key, shape->graph, shape->tensors));
@@ -50,7 +50,7 @@ int32_t kr_shapes_find(kr_shapes *s, const int64_t *key, kr_shape_graph **found)
   KR_TRY(kr_shapes_finish(s));
   kr_shapes_drop(oldest);
   *found = oldest;
-  const int32_t status = plan(s, key, oldest);
+  const int32_t status = plan_graph_shapes(s, key, oldest);
   if (status < 0) kr_shapes_drop(oldest);
   return status;
 }
@@ -68,24 +68,25 @@ static int32_t get_memory(kr_shapes *s, uint64_t bytes) {
 
 /* ---- runs ---- */
 
-static const kr_storage *storage_of(const kr_shape_graph *shape, int i) {
+static const kr_storage *graph_shapes_storage_of(const kr_shape_graph *shape, int i) {
   return shape->tensors[i] ? KR_STORAGE(shape->graph, KR_PART(shape->graph, shape->tensors[i])->storage) : NULL;
 }
 
 /* On a GPU: the end of the first n tensors in the block. */
-static uint64_t end_of(const kr_shapes *s, const kr_shape_graph *shape, int n) {
+static uint64_t graph_shapes_end_of(const kr_shapes *s, const kr_shape_graph *shape, int n) {
   uint64_t end = 0;
   for (int i = 0; i < n && s->ctx->cuda; i++)
-    if (shape->tensors[i]) end += (storage_of(shape, i)->bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
+    if (shape->tensors[i])
+      end += (graph_shapes_storage_of(shape, i)->bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
   return end;
 }
 
 uint64_t kr_shapes_bytes(const kr_shapes *s, const kr_shape_graph *shape) {
-  return end_of(s, shape, KR_SHAPE_TENSORS) + kr_graph_bytes(shape->graph);
+  return graph_shapes_end_of(s, shape, KR_SHAPE_TENSORS) + kr_graph_bytes(shape->graph);
 }
 
 int32_t kr_shapes_ready(kr_shapes *s, kr_shape_graph *shape, float *const *here) {
-  const uint64_t own = end_of(s, shape, KR_SHAPE_TENSORS);
+  const uint64_t own = graph_shapes_end_of(s, shape, KR_SHAPE_TENSORS);
   const int has_states = shape->graph->state_bytes != 0; /* which are in memory that it does not share */
   KR_TRY(kr_shapes_finish(s));
   KR_TRY(get_memory(s, own + (has_states ? 0 : kr_graph_bytes(shape->graph))));
@@ -97,16 +98,16 @@ int32_t kr_shapes_ready(kr_shapes *s, kr_shape_graph *shape, float *const *here)
   for (int i = 0; i < KR_SHAPE_TENSORS && (is_new || !s->ctx->cuda); i++)
     if (shape->tensors[i])
       KR_TRY(kr_runner_bind(shape->runner, shape->tensors[i],
-                            s->ctx->cuda ? s->memory + end_of(s, shape, i) : (char *)here[i]));
+                            s->ctx->cuda ? s->memory + graph_shapes_end_of(s, shape, i) : (char *)here[i]));
   return KRAIT_OK;
 }
 
 /* Copies inputs to the device, or outputs back. */
 static int32_t move(kr_shapes *s, const kr_shape_graph *shape, int32_t home) {
   for (int i = 0; i < KR_SHAPE_TENSORS; i++) {
-    const kr_storage *of = storage_of(shape, i);
+    const kr_storage *of = graph_shapes_storage_of(shape, i);
     if (!of || of->home != home || !s->here[i]) continue;
-    char *there = s->memory + end_of(s, shape, i);
+    char *there = s->memory + graph_shapes_end_of(s, shape, i);
     KR_TRY(home == KR_HOME_INPUT ? kr_cuda_copy_in(s->ctx->cuda, there, s->here[i], of->bytes, s->stream)
                                  : kr_cuda_copy_out(s->ctx->cuda, s->here[i], there, of->bytes, s->stream));
   }

@@ -5,7 +5,9 @@
 #include "graph_runner.h"
 #include "status.h"
 
-static uint64_t round_up(uint64_t bytes) { return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE; }
+static uint64_t graph_show_round_up(uint64_t bytes) {
+  return (bytes + KR_GRAPH_LINE - 1) / KR_GRAPH_LINE * KR_GRAPH_LINE;
+}
 
 static int is_unbound(const kr_runner *r, size_t i) {
   const int32_t home = KR_STORAGE(r->graph, i)->home;
@@ -26,12 +28,12 @@ static int32_t get_zeros(const kr_graph *g, uint64_t bytes, char **zeros) {
 static int32_t bind_zeros(kr_runner *r, char **zeros) {
   uint64_t bytes = KR_GRAPH_LINE, at = 0;
   for (size_t i = 0; i < r->graph->storages.n; i++)
-    if (is_unbound(r, i)) bytes += round_up(KR_STORAGE(r->graph, i)->bytes);
+    if (is_unbound(r, i)) bytes += graph_show_round_up(KR_STORAGE(r->graph, i)->bytes);
   KR_TRY(get_zeros(r->graph, bytes, zeros));
   for (size_t i = 0; i < r->graph->storages.n; i++) {
     if (!is_unbound(r, i)) continue;
     r->bound[i] = *zeros + at;
-    at += round_up(KR_STORAGE(r->graph, i)->bytes);
+    at += graph_show_round_up(KR_STORAGE(r->graph, i)->bytes);
   }
   return KRAIT_OK;
 }

@@ -8,7 +8,7 @@
 #include <krait/model.h>
 
 #include "clip/clip_tower.h"
-#include "language/any_lm.h"
+#include "language/lm_family.h"
 #include "model_kind.h"
 #include "primeknet/primeknet.h"
 #include "seedvr/seedvr.h"
@@ -28,7 +28,7 @@ typedef struct shower {
   void *user;
 } shower;
 
-static int32_t show(void *user, const char *title, const kr_graph *g) {
+static int32_t show_graphs(void *user, const char *title, const kr_graph *g) {
   const shower *s = user;
   s->line(s->user, title);
   return kr_graph_show(g, (s->flags & KRAIT_GRAPHS_PROFILE) != 0, s->line, s->user);
@@ -50,7 +50,7 @@ static int32_t show_primeknet(const shower *s, const char *model, const kr_confi
   if (status >= 0) status = kr_graph_open(&g);
   if (status >= 0) status = kr_primeknet_record(net, (int64_t[]){1, T, KR_PK_MAG | KR_PK_PHA}, g, tensors);
   if (status >= 0) status = kr_graph_plan(g, s->ctx, kr_primeknet_plan_flags(net));
-  if (status >= 0) status = show((void *)s, title, g);
+  if (status >= 0) status = show_graphs((void *)s, title, g);
   kr_graph_close(&g);
   kr_primeknet_close(&net);
   return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", s->options->weights_path, krait_error_detail())
@@ -64,7 +64,7 @@ static int32_t show_seedvr(const shower *s, const char *model, const kr_config *
   KR_TRY(kr_seedvr_config_read(model, config, &c));
   int32_t status = kr_seedvr_weights_open(s->ctx, &c, weights, KRAIT_F32, &w);
   if (status >= 0) status = kr_seedvr_graph_open(s->ctx, &c, &w, &g);
-  if (status >= 0) status = show((void *)s, "SeedVR, one frame of 1280 x 720 and 58 tokens of text", g.g);
+  if (status >= 0) status = show_graphs((void *)s, "SeedVR, one frame of 1280 x 720 and 58 tokens of text", g.g);
   if (status >= 0) kr_seedvr_graph_close(&g);
   kr_seedvr_weights_close(s->ctx, &w);
   return status;
@@ -74,7 +74,7 @@ static int32_t show_videomamba(const shower *s, const kr_weights *weights) {
   kr_videomamba *m = NULL;
   const int32_t status = kr_videomamba_open(s->ctx, weights, &m);
   KR_TRY(status);
-  const int32_t shown = show((void *)s, "VideoMamba, one clip", kr_videomamba_graph(m));
+  const int32_t shown = show_graphs((void *)s, "VideoMamba, one clip", kr_videomamba_graph(m));
   kr_videomamba_close(&m);
   return shown;
 }
@@ -111,12 +111,12 @@ static int32_t show_file(const shower *s, int *found) {
 
 static int32_t show_clip(const shower *s, const kr_model_folder *folder, const char *prefix) {
   const json_t *root = kr_model_folder_config(folder), *vision = json_object_get(root, "vision_config");
-  const kr_placer p = {.ctx = s->ctx, .folder = folder, .prefix = prefix};
+  const kr_loader p = {.ctx = s->ctx, .folder = folder, .prefix = prefix};
   kr_clip_config c;
   kr_clip_tower tower;
   KR_TRY(kr_clip_config_read(&p, vision ? vision : root, &c));
   int32_t status = kr_clip_tower_open(&p, &c, 1, &tower);
-  if (status >= 0) status = show((void *)s, "CLIP's vision tower, one image", tower.g);
+  if (status >= 0) status = show_graphs((void *)s, "CLIP's vision tower, one image", tower.g);
   kr_clip_tower_close(&tower);
   return status;
 }
@@ -126,24 +126,24 @@ static int32_t show_describer(const shower *s) {
   KR_TRY(krait_describer_open(
       s->ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = s->options->weights_path},
       &d));
-  const int32_t status = kr_describer_graphs(d, show, (void *)s);
+  const int32_t status = kr_describer_graphs(d, show_graphs, (void *)s);
   krait_describer_close(&d);
   return status;
 }
 
-static int32_t show_runs(const shower *s, kr_any_lm *m) {
+static int32_t show_runs(const shower *s, kr_lm *m) {
   const kr_graph *g;
-  KR_TRY(kr_any_graph_of(m, PROMPT, &g));
-  KR_TRY(show((void *)s, "a prompt of 256 tokens", g));
-  KR_TRY(kr_any_graph_of(m, 0, &g));
-  return show((void *)s, "a step of one sequence", g);
+  KR_TRY(kr_lm_graph_of(m, PROMPT, &g));
+  KR_TRY(show_graphs((void *)s, "a prompt of 256 tokens", g));
+  KR_TRY(kr_lm_graph_of(m, 0, &g));
+  return show_graphs((void *)s, "a step of one sequence", g);
 }
 
 static int32_t show_language_model(const shower *s, const kr_model_folder *folder) {
-  kr_any_lm m = {0};
-  int32_t status = kr_any_open(s->ctx, folder, 1, 0, &m);
+  kr_lm m = {0};
+  int32_t status = kr_lm_open(s->ctx, folder, 1, 0, &m);
   if (status >= 0) status = show_runs(s, &m);
-  kr_any_close(&m);
+  kr_lm_close(&m);
   return status;
 }
 

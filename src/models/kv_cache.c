@@ -6,7 +6,7 @@
 
 #include "alloc.h"
 #include "ctx.h"
-#include "placed.h"
+#include "weight_loader.h"
 #include "status.h"
 
 enum { FIRST_CAPACITY = 256 };

@@ -58,7 +58,7 @@ static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
   return krait_ctx_open(&options, cpu);
 }
 
-static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
+static int32_t open_model_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
                           kr_config **config, krait_model *model) {
   KR_TRY(kr_weights_refuse_checkpoint(weights));
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
@@ -78,7 +78,7 @@ static int32_t open_parts(const krait_ctx *ctx, const krait_model_options *optio
   return model->kind->open(model->cpu, name, *config, weights, precision, &model->impl);
 }
 
-static int32_t take_options(const krait_model_options *given, krait_model_options *known) {
+static int32_t take_model_options(const krait_model_options *given, krait_model_options *known) {
   KR_TRY(
       kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), known, sizeof *known));
   KR_CHECK(known->precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT,
@@ -91,7 +91,7 @@ static int32_t open_from(const krait_ctx *ctx, const krait_model_options *option
                          const char *from, krait_model **out) {
   kr_config *config = NULL;
   krait_model *model = kr_zalloc(sizeof *model);
-  int32_t status = model ? open_parts(ctx, options, weights, &config, model)
+  int32_t status = model ? open_model_parts(ctx, options, weights, &config, model)
                          : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
   const int is_theirs = status == KRAIT_ERR_WEIGHTS || status == KRAIT_ERR_FILE_FORMAT;
   if (is_theirs && !strstr(krait_error_detail(), from)) /* tensors and values do not contain their file's name */
@@ -107,7 +107,7 @@ int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given,
   KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
   *out = NULL;
   krait_model_options known, *options = given ? &known : NULL;
-  if (given) KR_TRY(take_options(given, &known));
+  if (given) KR_TRY(take_model_options(given, &known));
   const char *from = options && options->weights_path ? options->weights_path : "embedded weights";
   kr_weights *weights = NULL;
   const int32_t status = kr_weights_open_named(options ? options->weights_path : NULL, &weights);
@@ -137,7 +137,7 @@ int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options
   KR_CHECK(ctx && given && tensors && out && n_tensors >= 0 && n_tensors < (int64_t)1 << 24, KRAIT_ERR_ARGUMENT,
            "ctx, options, tensors and model must not be NULL, n_tensors not negative");
   *out = NULL;
-  KR_TRY(take_options(given, &options));
+  KR_TRY(take_model_options(given, &options));
   KR_CHECK(!options.weights_path && options.overrides, KRAIT_ERR_ARGUMENT,
            "options.weights_path must be NULL; options.overrides specifies the model");
   kr_weight *items = kr_alloc_array((size_t)n_tensors + 1, sizeof *items);
@@ -210,7 +210,7 @@ int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
   return kind->denoiser(session->timeline, denoiser);
 }
 
-void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows,
+void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_result *rows,
                    int32_t n_rows, int32_t *n_filled) {
   double error = 0, norm = 0, worst = 0;
   if (n <= 0) return; /* no values do not count as agreement */
@@ -221,7 +221,7 @@ void kr_verify_add(const char *name, const float *got, const float *want, int64_
     if (!(d <= worst)) worst = d; /* NaN counts as the worst */
   }
   if (*n_filled < n_rows) {
-    krait_verify_row *row = &rows[*n_filled];
+    krait_verify_result *row = &rows[*n_filled];
     snprintf(row->name, sizeof row->name, "%s", name);
     row->rel_l2 = sqrt(error / (norm > 0 ? norm : 1));
     row->max_abs = worst;
@@ -229,7 +229,7 @@ void kr_verify_add(const char *name, const float *got, const float *want, int64_
   ++*n_filled;
 }
 
-int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows,
+int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_result *rows, int32_t n_rows,
                      int32_t *n_filled) {
   KR_CHECK(session && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT,
            "session, golden_path, rows and n_filled must not be NULL");

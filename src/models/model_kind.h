@@ -16,7 +16,7 @@ typedef struct kr_model_kind {
   int32_t (*session_open)(const void *impl, void **timeline);
   void (*session_close)(void **timeline);
   int32_t (*denoiser)(void *timeline, kr_denoiser *denoiser); /* NULL: not a denoiser */
-  int32_t (*verify)(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+  int32_t (*verify)(void *timeline, const kr_weights *golden, krait_verify_result *rows, int32_t n_rows,
                     int32_t *n_filled);
 } kr_model_kind;
 
@@ -31,7 +31,7 @@ extern const size_t kr_n_model_kinds;
 void *kr_session_timeline(const krait_session *session, const kr_model_kind *kind);
 
 /* Adds a row: relative L2 error and largest absolute error of n values against the golden file. */
-void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_row *rows,
+void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_result *rows,
                    int32_t n_rows, int32_t *n_filled);
 
 /* The weights embedded by the build: the denoiser's (name is NULL), or "streaming"; n_bytes is 0 if there are none. */

@@ -55,10 +55,12 @@ typedef struct work {
 } work;
 
 static int64_t side_of(const work *w) { return w->is->patch * w->is->edge; }
-static uint64_t patches_bytes(const work *w) { return (uint64_t)(w->n * 3 * side_of(w) * side_of(w)) * sizeof(float); }
+static uint64_t tower_time_patches_bytes(const work *w) {
+  return (uint64_t)(w->n * 3 * side_of(w) * side_of(w)) * sizeof(float);
+}
 static const kr_graph *graph_of(const work *w) { return w->video ? kr_videomamba_graph(w->video) : w->clip.g; }
 
-static int32_t open_video(work *w, int32_t dtype) {
+static int32_t open_tower_time_video(work *w, int32_t dtype) {
   const int64_t D = w->is->width;
   return kr_videomamba_open_random(w->ctx,
                                    &(kr_videomamba_config){.side = side_of(w),
@@ -74,7 +76,7 @@ static int32_t open_video(work *w, int32_t dtype) {
                                    dtype, &w->video);
 }
 
-static int32_t open_clip(work *w, int32_t dtype) {
+static int32_t open_tower_time_clip(work *w, int32_t dtype) {
   const int64_t C = w->is->width;
   const kr_clip_config c = {.C = C,
                             .n_layers = w->is->n_layers,
@@ -84,20 +86,20 @@ static int32_t open_clip(work *w, int32_t dtype) {
                             .edge = w->is->edge,
                             .activation = KRAIT_ACT_SILU,
                             .eps = 1e-5f};
-  KR_TRY(kr_clip_tower_open(&(kr_placer){.ctx = w->ctx, .random_type = dtype, .prefix = ""}, &c, w->n, &w->clip));
+  KR_TRY(kr_clip_tower_open(&(kr_loader){.ctx = w->ctx, .random_type = dtype, .prefix = ""}, &c, w->n, &w->clip));
   KR_TRY(kr_runner_open(w->clip.g, &w->runner));
   const uint64_t features_bytes = (uint64_t)(w->n * c.edge * c.edge * C) * sizeof(float);
-  w->patches = w->patches_at = kr_alloc((size_t)patches_bytes(w));
+  w->patches = w->patches_at = kr_alloc((size_t)tower_time_patches_bytes(w));
   KR_CHECK(w->patches, KRAIT_ERR_NO_MEMORY, "no memory for %lld pictures", (long long)w->n);
-  if (w->ctx->cuda) KR_TRY(kr_block_get(w->ctx, "patches", patches_bytes(w), &w->patches_at));
+  if (w->ctx->cuda) KR_TRY(kr_block_get(w->ctx, "patches", tower_time_patches_bytes(w), &w->patches_at));
   KR_TRY(kr_block_get(w->ctx, "features", features_bytes, &w->features));
   KR_TRY(kr_runner_bind(w->runner, w->clip.patches, w->patches_at));
   return kr_runner_bind(w->runner, w->clip.features, w->features);
 }
 
 static int32_t open_tower(work *w, int32_t dtype, krait_tower_timing *t) {
-  const int64_t start = kr_clock_ns(), n_values = (int64_t)(patches_bytes(w) / sizeof(float));
-  KR_TRY(w->is->is_video ? open_video(w, dtype) : open_clip(w, dtype));
+  const int64_t start = kr_clock_ns(), n_values = (int64_t)(tower_time_patches_bytes(w) / sizeof(float));
+  KR_TRY(w->is->is_video ? open_tower_time_video(w, dtype) : open_tower_time_clip(w, dtype));
   t->open_s = (double)(kr_clock_ns() - start) * 1e-9;
   w->pictures = kr_alloc_array((size_t)n_values, sizeof *w->pictures);
   KR_CHECK(w->pictures, KRAIT_ERR_NO_MEMORY, "no memory for %lld pictures", (long long)w->n);
@@ -108,7 +110,7 @@ static int32_t open_tower(work *w, int32_t dtype, krait_tower_timing *t) {
 static int32_t run_clip(work *w) {
   const int64_t side = side_of(w);
   kr_patches_cut(w->pictures, w->n, 3 * side * side, side * side, side, w->is->patch, w->patches);
-  if (w->ctx->cuda) KR_TRY(kr_block_put(w->ctx, w->patches_at, w->patches, patches_bytes(w)));
+  if (w->ctx->cuda) KR_TRY(kr_block_put(w->ctx, w->patches_at, w->patches, tower_time_patches_bytes(w)));
   KR_TRY(kr_runner_run(w->runner, NULL));
   return w->ctx->cuda ? kr_cuda_wait(w->ctx->cuda, NULL) : KRAIT_OK;
 }
@@ -147,7 +149,7 @@ static void close_product(const krait_ctx *ctx, product *p) {
 
 /* ---- runs ---- */
 
-static int compare(const void *a, const void *b) {
+static int compare_tower_time(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
@@ -157,7 +159,7 @@ typedef struct moment {
   clock_t cpu;
 } moment;
 static moment now(void) { return (moment){kr_clock_ns(), clock()}; }
-static double seconds_since(moment m) { return (double)(kr_clock_ns() - m.ns) * 1e-9; }
+static double tower_time_seconds_since(moment m) { return (double)(kr_clock_ns() - m.ns) * 1e-9; }
 static double cpu_since(moment m) { return (double)(clock() - m.cpu) / CLOCKS_PER_SEC; }
 static void keep_most(double *most, double value) {
   if (value > *most) *most = value;
@@ -171,27 +173,27 @@ static int32_t time_product(work *w, int is_counted, krait_tower_timing *t) {
   for (int i = 0; i < n_rounds; i++) KR_TRY(kr_runner_run(w->product.runner, NULL));
   if (w->ctx->cuda) KR_TRY(kr_cuda_wait(w->ctx->cuda, NULL));
   if (!is_counted) return KRAIT_OK;
-  keep_most(&t->product_flops_per_s, flops / (seconds_since(start) + 1e-9));
+  keep_most(&t->product_flops_per_s, flops / (tower_time_seconds_since(start) + 1e-9));
   if (!w->ctx->cuda) keep_most(&t->product_flops_per_cpu_s, flops / (cpu_since(start) + 1e-6));
   return KRAIT_OK;
 }
 
 /* A GPU's first runs load kernels and record the graph, a CPU's first touches memory. */
-static int32_t time_runs(work *w, int32_t n_runs, krait_tower_timing *t) {
+static int32_t time_tower_runs(work *w, int32_t n_runs, krait_tower_timing *t) {
   for (int i = w->ctx->cuda ? -3 : -1; i < n_runs; i++) {
     const moment start = now();
     KR_TRY(w->video ? kr_videomamba_run(w->video, w->pictures, w->logits, NULL) : run_clip(w));
     const double cpu_s = cpu_since(start);
-    if (i >= 0) w->times[i] = seconds_since(start);
+    if (i >= 0) w->times[i] = tower_time_seconds_since(start);
     if (i == 0 || (i > 0 && cpu_s < t->cpu_s)) t->cpu_s = cpu_s;
     KR_TRY(time_product(w, i >= 0, t));
   }
-  qsort(w->times, (size_t)n_runs, sizeof *w->times, compare);
+  qsort(w->times, (size_t)n_runs, sizeof *w->times, compare_tower_time);
   t->run_s = w->times[n_runs / 2], t->best_s = w->times[0], t->n_runs = n_runs;
   return KRAIT_OK;
 }
 
-static int32_t measure(work *w, int32_t dtype, int32_t n_runs, krait_tower_report_fn report, void *user,
+static int32_t measure_tower_time(work *w, int32_t dtype, int32_t n_runs, krait_tower_report_fn report, void *user,
                        krait_tower_timing *t) {
   KR_TRY(open_tower(w, dtype, t));
   KR_TRY(open_product(w->ctx, w->ctx->cuda ? dtype : KRAIT_F32, &w->product));
@@ -199,9 +201,9 @@ static int32_t measure(work *w, int32_t dtype, int32_t n_runs, krait_tower_repor
   const int64_t n_patches = w->n * w->is->edge * w->is->edge;
   t->flops = cost.flops, t->bytes = cost.bytes;
   t->n_tokens = n_patches + (w->video ? 1 : w->n);
-  t->weight_bytes = w->video ? kr_videomamba_bytes(w->video) : w->clip.placer.bytes;
+  t->weight_bytes = w->video ? kr_videomamba_bytes(w->video) : w->clip.loader.bytes;
   t->work_bytes = kr_graph_bytes(graph_of(w));
-  KR_TRY(time_runs(w, n_runs, t));
+  KR_TRY(time_tower_runs(w, n_runs, t));
   return report ? kr_graph_show(graph_of(w), 1, report, user) : KRAIT_OK;
 }
 
@@ -228,7 +230,7 @@ int32_t krait_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtyp
   work *w = kr_zalloc(sizeof *w);
   KR_CHECK(w, KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
   w->ctx = ctx, w->is = is, w->n = n;
-  const int32_t status = measure(w, dtype, n_runs, report, user, &t);
+  const int32_t status = measure_tower_time(w, dtype, n_runs, report, user, &t);
   close_product(ctx, &w->product);
   kr_runner_close(&w->runner);
   kr_clip_tower_close(&w->clip);

@@ -1,4 +1,4 @@
-/* selftest.c: the checker for users: every row of every op by itself, on the CPU and each GPU. */
+/* selftest.c: the checker for users: every implementation of every op by itself, on the CPU and each GPU. */
 #include "public_names.h"
 
 #include "alloc.h"
@@ -8,11 +8,11 @@
 
 typedef void report_fn(void *user, const krait_selftest_line *line);
 
-static void report_row(const kr_op *op, const kr_row *row, const kr_check_result *result, report_fn *report,
+static void report_impl(const kr_op *op, const kr_impl *impl, const kr_check_result *result, report_fn *report,
                        void *user) {
   krait_selftest_line line = {.size = sizeof line,
                               .op = op->name,
-                              .row = row->name,
+                              .impl = impl->name,
                               .n_runs = result->n_runs,
                               .n_refused = result->n_refused,
                               .n_failures = result->n_failures,
@@ -23,13 +23,14 @@ static void report_row(const kr_op *op, const kr_row *row, const kr_check_result
 
 static int32_t test_op(const krait_ctx *ctx, const kr_op *op, int64_t n_cases, uint64_t seed, report_fn *report,
                        void *user) {
-  kr_check_result *by_row = kr_zalloc((size_t)op->n_rows * sizeof *by_row), all;
-  KR_CHECK(by_row, KRAIT_ERR_NO_MEMORY, "no memory for the rows of %s", op->name);
-  const kr_check_options options = {.seed = seed, .n_cases = n_cases, .by_row = by_row};
+  kr_check_result *by_impl = kr_zalloc((size_t)op->n_impls * sizeof *by_impl), all;
+  KR_CHECK(by_impl, KRAIT_ERR_NO_MEMORY, "no memory for the implementations of %s", op->name);
+  const kr_check_options options = {.seed = seed, .n_cases = n_cases, .by_impl = by_impl};
   int32_t status = kr_check_op(ctx, op, &options, &all);
-  for (int32_t r = 0; r < op->n_rows && status >= 0; r++)
-    if ((op->rows[r].needs & ctx->caps) == op->rows[r].needs) report_row(op, &op->rows[r], &by_row[r], report, user);
-  kr_free(by_row);
+  for (int32_t r = 0; r < op->n_impls && status >= 0; r++)
+    if ((op->impls[r].needs & ctx->caps) == op->impls[r].needs)
+      report_impl(op, &op->impls[r], &by_impl[r], report, user);
+  kr_free(by_impl);
   return status;
 }
 

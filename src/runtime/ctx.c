@@ -80,7 +80,7 @@ static int32_t open_gpu(krait_ctx *ctx, int index, uint64_t wanted, uint64_t nee
   if (status != KRAIT_ERR_UNSUPPORTED || ctx->fallback != KRAIT_FALLBACK_CPU) return status;
   kr_log("running on the host, because of KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only counted)",
          krait_error_detail());
-  atomic_flag_test_and_set(&ctx->said_fallback);
+  atomic_flag_test_and_set(&ctx->warned);
   return kr_cuda_open_for_copies(index, &ctx->cuda);
 }
 

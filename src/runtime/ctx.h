@@ -15,23 +15,24 @@ typedef struct kr_kept {
 } kr_kept;
 
 struct krait_ctx {
-  uint64_t caps;    /* capabilities of rows in this context: KRAIT_CAP_CPU and ISAs, or the tiers of a device */
+  uint64_t caps; /* capabilities of implementations in this context: KRAIT_CAP_CPU and ISAs, or the tiers of a device */
   int32_t device;   /* KRAIT_DEVICE_CPU or KRAIT_DEVICE_CUDA(i) */
   int32_t fallback; /* KRAIT_FALLBACK_*, never _DEFAULT */
   int verbose;
   kr_pool *pool;
   kr_cuda *cuda; /* NULL on the CPU */
-  krait_ctx *cpu; /* with KRAIT_FALLBACK_CPU on a GPU: the context for calls that no GPU row accepts; else NULL */
+  krait_ctx
+      *cpu; /* with KRAIT_FALLBACK_CPU on a GPU: the context for calls that no GPU implementation accepts; else NULL */
   int fell_back; /* the best device was requested, but it is the CPU because no GPU is usable */
   atomic_ullong n_calls, n_fallbacks;
-  atomic_flag said_fallback;
-  _Atomic(kr_kept *) graphs; /* src/graph/graph_kept.c */
+  atomic_flag warned;
+  _Atomic(kr_kept *) graphs; /* src/graph/graph_kernel_cache.c */
 };
 
 static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
 uint64_t kr_tier_of(const char *text); /* "base", "ampere", "hopper"; 0: another word */
 
-/* Loops of CPU rows. Outputs must not depend on how the range is split. */
+/* Loops of CPU implementations. Outputs must not depend on how the range is split. */
 static inline void kr_parallel(const krait_ctx *ctx, int64_t n, int64_t grain, kr_range_fn fn, void *user) {
   kr_pool_run(ctx->pool, n, grain, fn, user);
 }

@@ -1,4 +1,5 @@
-/* op.c: from a call to a row: struct size, contract, first row that accepts it, scratch; and the verbose line. */
+/* op.c: from a call to an implementation: struct size, contract, first implementation that accepts it, scratch; and the
+ * verbose line. */
 #include "op.h"
 
 #include <stdio.h>
@@ -44,72 +45,73 @@ void kr_op_views(const kr_op *op, kr_view_uses *uses) {
   }
 }
 
-static const char *refusal_of(const kr_row *row, const krait_ctx *ctx, const void *args) {
-  if ((row->needs & ctx->caps) != row->needs) return "needs a capability that this context lacks";
-  return row->refuse ? row->refuse(ctx, args) : NULL;
+static const char *refusal_of(const kr_impl *impl, const krait_ctx *ctx, const void *args) {
+  if ((impl->needs & ctx->caps) != impl->needs) return "needs a capability that this context lacks";
+  return impl->refuse ? impl->refuse(ctx, args) : NULL;
 }
 
-/* The refusals of the rows that the context could run; if there are none, of all rows. */
+/* The refusals of the implementations that the context could run; if there are none, of all implementations. */
 static int32_t quote_refusals(const kr_op *op, const krait_ctx *ctx, const void *args) {
   char text[768] = "";
   size_t used = 0;
   for (int able = 1; able >= 0 && !used; able--)
-    for (int32_t i = 0; i < op->n_rows && used < sizeof text; i++) {
-      if (able && (op->rows[i].needs & ctx->caps) != op->rows[i].needs) continue;
-      const char *why = refusal_of(&op->rows[i], ctx, args);
-      used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", used ? "; " : "", op->rows[i].name,
+    for (int32_t i = 0; i < op->n_impls && used < sizeof text; i++) {
+      if (able && (op->impls[i].needs & ctx->caps) != op->impls[i].needs) continue;
+      const char *why = refusal_of(&op->impls[i], ctx, args);
+      used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %s", used ? "; " : "", op->impls[i].name,
                                why ? why : "willing");
     }
   const char *cure = ctx->cuda && ctx->fallback == KRAIT_FALLBACK_WARN
                          ? "; KRAIT_FALLBACK=cpu copies its tensors to the host, computes there and copies back"
                          : "";
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no row accepts this call (%s)%s", op->name, text, cure);
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: no implementation accepts this call (%s)%s", op->name, text, cure);
 }
 
-const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status) {
-  for (int32_t i = 0; i < op->n_rows; i++) {
-    const char *why = refusal_of(&op->rows[i], ctx, args);
-    if (!why) return &op->rows[i];
-    if (ctx->verbose >= 2) kr_log("%s: not %s: %s", op->name, op->rows[i].name, why);
+const kr_impl *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status) {
+  for (int32_t i = 0; i < op->n_impls; i++) {
+    const char *why = refusal_of(&op->impls[i], ctx, args);
+    if (!why) return &op->impls[i];
+    if (ctx->verbose >= 2) kr_log("%s: not %s: %s", op->name, op->impls[i].name, why);
   }
   int32_t failed = quote_refusals(op, ctx, args);
   if (status) *status = failed;
   return NULL;
 }
 
-/* Whether a call that no row accepts runs on the host. */
-static int takes_round_trip(const krait_ctx *ctx, const kr_row *row) { return !row && ctx->cpu; }
+/* Whether a call that no implementation accepts runs on the host. */
+static int takes_round_trip(const krait_ctx *ctx, const kr_impl *impl) { return !impl && ctx->cpu; }
 
-/* The row with that name, if it accepts the call. */
-static int32_t find_row(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, const kr_row **row) {
-  for (int32_t i = 0; i < op->n_rows; i++) {
-    if (strcmp(op->rows[i].name, name) != 0) continue;
-    const char *why = refusal_of(&op->rows[i], ctx, args);
-    *row = &op->rows[i];
-    KR_CHECK(!why, KRAIT_ERR_UNSUPPORTED, "%s: row %s refuses: %s", op->name, name, why);
+/* The implementation with that name, if it accepts the call. */
+static int32_t find_impl(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name,
+                         const kr_impl **impl) {
+  for (int32_t i = 0; i < op->n_impls; i++) {
+    if (strcmp(op->impls[i].name, name) != 0) continue;
+    const char *why = refusal_of(&op->impls[i], ctx, args);
+    *impl = &op->impls[i];
+    KR_CHECK(!why, KRAIT_ERR_UNSUPPORTED, "%s: implementation %s refuses: %s", op->name, name, why);
     return KRAIT_OK;
   }
-  return kr_fail(KRAIT_ERR_ARGUMENT, "%s has no row '%s'", op->name, name);
+  return kr_fail(KRAIT_ERR_ARGUMENT, "%s has no implementation '%s'", op->name, name);
 }
 
 int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer,
-                      const void **complete, const kr_row **row) {
+                      const void **complete, const kr_impl **impl) {
   KR_CHECK(ctx, KRAIT_ERR_ARGUMENT, "%s: ctx must not be NULL", op->name);
   KR_TRY(complete_args(op, args, buffer, complete));
   KR_TRY(kr_op_check(op, *complete));
-  if (name) return find_row(op, ctx, *complete, name, row);
+  if (name) return find_impl(op, ctx, *complete, name, impl);
   int32_t status = KRAIT_OK;
-  *row = kr_op_resolve(op, ctx, *complete, &status);
-  return takes_round_trip(ctx, *row) ? KRAIT_OK : status;
+  *impl = kr_op_resolve(op, ctx, *complete, &status);
+  return takes_round_trip(ctx, *impl) ? KRAIT_OK : status;
 }
 
 static int32_t find_scratch(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
   _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
   const void *complete = NULL;
-  const kr_row *row = NULL;
+  const kr_impl *impl = NULL;
   KR_CHECK(bytes, KRAIT_ERR_ARGUMENT, "%s: bytes must not be NULL", op->name);
-  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &row));
-  *bytes = row && row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0;
+  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &impl));
+  *bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, complete) : 0;
   return KRAIT_OK;
 }
 
@@ -117,14 +119,14 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
   return kr_answer(find_scratch(op, ctx, args, bytes));
 }
 
-/* If all rows of a better tier of device code refuse this call, the first of them and its reason; NULL if it runs on
- * the best tier, or on a row requested by name. */
-static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args,
+/* If all implementations of a better tier of device code refuse this call, the first of them and its reason; NULL if it
+ * runs on the best tier, or on an implementation requested by name. */
+static const kr_impl *better_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args,
                                 const char **why) {
-  const kr_row *first = NULL;
-  for (const kr_row *r = op->rows; r < row; r++) {
+  const kr_impl *first = NULL;
+  for (const kr_impl *r = op->impls; r < impl; r++) {
     if (strncmp(r->name, "cuda_", 5) != 0 || (r->needs & ctx->caps) != r->needs ||
-        (r->needs & kr_device_tiers) <= (row->needs & kr_device_tiers))
+        (r->needs & kr_device_tiers) <= (impl->needs & kr_device_tiers))
       continue;
     const char *refusal = refusal_of(r, ctx, args);
     if (!refusal) return NULL;
@@ -134,25 +136,27 @@ static const kr_row *better_row(const kr_op *op, const kr_row *row, const krait_
 }
 
 /* A fallback is counted and reported once per context, or is an error. */
-static int32_t note_fallback(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
+static int32_t note_fallback(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args) {
   const char *why = NULL;
-  const kr_row *better = ctx->cuda ? better_row(op, row, ctx, args, &why) : NULL;
+  const kr_impl *better = ctx->cuda ? better_impl(op, impl, ctx, args, &why) : NULL;
   krait_ctx *counters = (krait_ctx *)ctx;
   if (!better && !ctx->fell_back) return KRAIT_OK;
   atomic_fetch_add_explicit(&counters->n_fallbacks, 1, memory_order_relaxed);
   if (!better) return KRAIT_OK; /* reported when the context was opened */
   KR_CHECK(ctx->fallback != KRAIT_FALLBACK_NEVER, KRAIT_ERR_FALLBACK,
-           "%s: row %s refuses (%s) and fallback to %s is disabled", op->name, better->name, why, row->name);
-  if (!atomic_flag_test_and_set(&counters->said_fallback))
-    kr_log("%s: row %s instead of %s: %s (further fallbacks of this context are only counted)", op->name, row->name,
-           better->name, why);
+           "%s: implementation %s refuses (%s) and fallback to %s is disabled", op->name, better->name, why,
+           impl->name);
+  if (!atomic_flag_test_and_set(&counters->warned))
+    kr_log("%s: implementation %s instead of %s: %s (further fallbacks of this context are only counted)", op->name,
+           impl->name, better->name, why);
   return KRAIT_OK;
 }
 
-/* Reported once per context and counted, like every fallback; krait_error_detail() has the rows' refusals. */
+/* Reported once per context and counted, like every fallback; krait_error_detail() has the implementations' refusals.
+ */
 static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *args) {
   krait_ctx *counters = (krait_ctx *)ctx;
-  if (!atomic_flag_test_and_set(&counters->said_fallback))
+  if (!atomic_flag_test_and_set(&counters->warned))
     kr_log(
         "running on the host, because of KRAIT_FALLBACK=cpu: %s (further fallbacks of this context are only "
         "counted)",
@@ -162,34 +166,34 @@ static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *arg
   return kr_round_trip(op, ctx, args);
 }
 
-int32_t kr_op_run_said(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args) {
-  if (!ctx || !ctx->verbose) return row->run(ctx, args);
+int32_t kr_op_run_logged(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args) {
+  if (!ctx || !ctx->verbose) return impl->run(ctx, args);
   const int64_t start = kr_clock_ns();
-  const int32_t status = row->run(ctx, args);
-  kr_log("%s: row %s, %.1f us%s", op->name, row->name, (double)(kr_clock_ns() - start) * 1e-3,
+  const int32_t status = impl->run(ctx, args);
+  kr_log("%s: implementation %s, %.1f us%s", op->name, impl->name, (double)(kr_clock_ns() - start) * 1e-3,
          status < 0 ? ", failed" : "");
   return status;
 }
 
-int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args, uint64_t needed) {
+int32_t kr_op_run_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args, uint64_t needed) {
   const krait_call *call = args;
-  if (!row) return round_trip(op, ctx, args);
+  if (!impl) return round_trip(op, ctx, args);
   KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH,
-           "%s: %llu bytes of scratch given, row %s needs %llu", op->name, (unsigned long long)call->scratch_bytes,
-           row->name, (unsigned long long)needed);
-  KR_TRY(note_fallback(op, row, ctx, args));
+           "%s: %llu bytes of scratch given, implementation %s needs %llu", op->name,
+           (unsigned long long)call->scratch_bytes, impl->name, (unsigned long long)needed);
+  KR_TRY(note_fallback(op, impl, ctx, args));
   atomic_fetch_add_explicit(&((krait_ctx *)ctx)->n_calls, 1, memory_order_relaxed);
-  return kr_op_run_said(op, row, ctx, args);
+  return kr_op_run_logged(op, impl, ctx, args);
 }
 
-static int32_t run(const kr_op *op, const krait_ctx *ctx, const void *args) {
+static int32_t run_op(const kr_op *op, const krait_ctx *ctx, const void *args) {
   _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
   const void *complete = NULL;
-  const kr_row *row = NULL;
-  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &row));
-  return kr_op_run_row(op, row, ctx, complete, row && row->scratch_bytes ? row->scratch_bytes(ctx, complete) : 0);
+  const kr_impl *impl = NULL;
+  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &impl));
+  return kr_op_run_impl(op, impl, ctx, complete, impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, complete) : 0);
 }
 
 int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {
-  return kr_answer(run(op, ctx, args));
+  return kr_answer(run_op(op, ctx, args));
 }

@@ -1,5 +1,5 @@
-/* op.h: an operator as data: its contract and its rows, best first, the reference last. The row checker, the benchmark
- * and `krait info` read the same arrays. */
+/* op.h: an operator as data: its contract and its implementations, best first, the reference last. The implementation
+ * checker, the benchmark and `krait info` read the same arrays. */
 #ifndef KR_OP_H
 #define KR_OP_H
 
@@ -11,15 +11,15 @@
 struct kr_case;
 
 /* One implementation. args is the op's args struct, complete and already checked. */
-typedef struct kr_row {
-  const char *name; /* "ref", "simd_avx2", "cuda_base"; a GPU row without "cuda_" accepts only some calls: running
-                       others on a lower tier is not a fallback */
+typedef struct kr_impl {
+  const char *name; /* "ref", "simd_avx2", "cuda_base"; a GPU implementation without "cuda_" accepts only some calls:
+                       running others on a lower tier is not a fallback */
   uint64_t needs;                                                /* all of these capabilities */
   const char *(*refuse)(const krait_ctx *ctx, const void *args); /* returns NULL or the reason, one static clause; may
                                                                     be NULL */
   int32_t (*run)(const krait_ctx *ctx, const void *args);
   uint64_t (*scratch_bytes)(const krait_ctx *ctx, const void *args); /* NULL: none */
-} kr_row;
+} kr_impl;
 
 /* The minimum work of one call, for the benchmark. */
 typedef struct kr_cost {
@@ -46,8 +46,8 @@ typedef struct kr_op {
   const char *name;
   uint32_t args_bytes;
   const kr_sig *sig;
-  int32_t n_rows;
-  const kr_row *rows;
+  int32_t n_impls;
+  const kr_impl *impls;
   int32_t (*rules)(const void *args); /* the part of the contract that the signature cannot express; NULL: none */
   void (*cost)(const void *args, kr_cost *cost);
   int32_t (*make_case)(struct kr_case *c, int64_t index); /* <op>_check.c */
@@ -61,31 +61,31 @@ void kr_op_views(const kr_op *op, kr_view_uses *uses);
 
 enum { KR_MOST_ARGS_BYTES = 4096 };
 
-/* Checks the contract, and runs the first row that accepts the call. */
+/* Checks the contract, and runs the first implementation that accepts the call. */
 int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args);
 int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes);
-/* The row that kr_op_run would choose; NULL with a status in *status (may be NULL) and every refusal in the error
- * detail. */
-const kr_row *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status);
+/* The implementation that kr_op_run would choose; NULL with a status in *status (may be NULL) and every refusal in the
+ * error detail. */
+const kr_impl *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status);
 
 /* The two steps of kr_op_run, for plans. Completes the args (in buffer, of args_bytes, if they come from an older
- * caller), checks them, finds the row: the named one, or the best if name is NULL; *row is NULL if the call runs on the
- * host. */
+ * caller), checks them, finds the implementation: the named one, or the best if name is NULL; *implementation is NULL
+ * if the call runs on the host. */
 int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer,
-                      const void **complete, const kr_row **row);
-/* For a call that is complete and checked; scratch_bytes: the row's requirement. */
-int32_t kr_op_run_row(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args,
+                      const void **complete, const kr_impl **impl);
+/* For a call that is complete and checked; scratch_bytes: the implementation's requirement. */
+int32_t kr_op_run_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args,
                       uint64_t scratch_bytes);
-/* Runs this row; with KRAIT_VERBOSE it prints a line about the call. */
-int32_t kr_op_run_said(const kr_op *op, const kr_row *row, const krait_ctx *ctx, const void *args);
+/* Runs this implementation; with KRAIT_VERBOSE it prints a line about the call. */
+int32_t kr_op_run_logged(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args);
 
 /* The op of <op>.sig and of krait_<op>_args: its table and its two public functions. */
-#define KR_OP_DEFINE(op, its_rows, its_rules, its_cost, its_maker, its_cases)                                \
+#define KR_OP_DEFINE(op, its_impls, its_rules, its_cost, its_maker, its_cases)                                \
   const kr_op kr_op_##op = {.name = #op,                                                                     \
                             .args_bytes = sizeof(krait_##op##_args),                                         \
                             .sig = &kr_sig_##op,                                                             \
-                            .rows = its_rows,                                                                \
-                            .n_rows = (int32_t)(sizeof its_rows / sizeof *its_rows),                         \
+                            .impls = its_impls,                                                                \
+                            .n_impls = (int32_t)(sizeof its_impls / sizeof *its_impls),                         \
                             .rules = its_rules,                                                              \
                             .cost = its_cost,                                                                \
                             .make_case = its_maker,                                                          \

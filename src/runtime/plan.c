@@ -13,7 +13,7 @@ enum { ALIGNMENT = 16, MOST_TENSORS = 64 };
 struct krait_plan {
   const kr_op *op;
   const krait_ctx *ctx;
-  const kr_row *row;
+  const kr_impl *impl;
   uint64_t scratch_bytes;
   uint8_t offset[MOST_TENSORS], twin[MOST_TENSORS]; /* of an address: its offset from the alignment; the first tensor
                                                        with the same address, or itself */
@@ -31,7 +31,7 @@ static void note_addresses(kr_plan *p) {
   }
 }
 
-int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *row, kr_plan **plan) {
+int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *impl, kr_plan **plan) {
   KR_CHECK(plan, KRAIT_ERR_ARGUMENT, "%s: plan must not be NULL", op->name);
   *plan = NULL;
   KR_CHECK(op->sig->n_tensors <= MOST_TENSORS, KRAIT_ERR_UNSUPPORTED, "%s has too many tensors for a plan", op->name);
@@ -39,14 +39,14 @@ int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, co
   KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for a plan");
   p->op = op, p->ctx = ctx;
   const void *complete = NULL;
-  int32_t status = kr_op_prepare(op, ctx, args, row, p->args, &complete, &p->row);
+  int32_t status = kr_op_prepare(op, ctx, args, impl, p->args, &complete, &p->impl);
   if (status < 0) {
     kr_free(p);
     return status;
   }
   if (complete != p->args) memcpy(p->args, complete, op->args_bytes);
   ((krait_call *)p->args)->size = op->args_bytes;
-  p->scratch_bytes = p->row && p->row->scratch_bytes ? p->row->scratch_bytes(ctx, p->args) : 0;
+  p->scratch_bytes = p->impl && p->impl->scratch_bytes ? p->impl->scratch_bytes(ctx, p->args) : 0;
   note_addresses(p);
   *plan = p;
   return KRAIT_OK;
@@ -58,7 +58,7 @@ void kr_plan_close(kr_plan **plan) {
   *plan = NULL;
 }
 
-/* Whether the row would be chosen again. */
+/* Whether the implementation would be chosen again. */
 static int is_alike(const kr_plan *p, void *const *addresses) {
   for (int i = 0; i < p->op->sig->n_tensors; i++) {
     if (!address_of(p, i)) continue;
@@ -83,10 +83,10 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
                p->op->sig->tensors[i].name);
   }
   if (!is_alike(p, addresses)) return kr_op_run(p->op, p->ctx, args);
-  return kr_op_run_row(p->op, p->row, p->ctx, args, p->scratch_bytes);
+  return kr_op_run_impl(p->op, p->impl, p->ctx, args, p->scratch_bytes);
 }
 
-const kr_row *kr_plan_row(const kr_plan *p) { return p->row; }
+const kr_impl *kr_plan_impl(const kr_plan *p) { return p->impl; }
 
 /* ---- sizes ---- */
 
@@ -123,6 +123,6 @@ int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *str
 }
 
 uint64_t krait_plan_scratch_bytes(const krait_plan *plan) { return plan ? plan->scratch_bytes : 0; }
-const char *krait_plan_row_name(const krait_plan *plan) {
-  return !plan ? NULL : plan->row ? plan->row->name : "running on the host";
+const char *krait_plan_impl_name(const krait_plan *plan) {
+  return !plan ? NULL : plan->impl ? plan->impl->name : "running on the host";
 }

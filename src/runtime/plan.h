@@ -1,5 +1,5 @@
-/* plan.h: a prepared call: checked, with its row chosen and its scratch size known. Running it takes only addresses. A
- * plan is immutable; any thread may run it. It must not outlive its context. */
+/* plan.h: a prepared call: checked, with its implementation chosen and its scratch size known. Running it takes only
+ * addresses. A plan is immutable; any thread may run it. It must not outlive its context. */
 #ifndef KR_PLAN_H
 #define KR_PLAN_H
 
@@ -9,15 +9,15 @@
 
 typedef struct krait_plan kr_plan;
 
-/* Addresses in args define which tensors are given, how they are aligned, and which of them are the same. row: its
- * name, or NULL for the best that accepts the call; if it refuses, the error is its reason. */
-int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *row, kr_plan **plan);
+/* Addresses in args define which tensors are given, how they are aligned, and which of them are the same.
+ * implementation: its name, or NULL for the best that accepts the call; if it refuses, the error is its reason. */
+int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *impl, kr_plan **plan);
 void kr_plan_close(kr_plan **plan);
 /* addresses: of the tensors of op->sig, in that order; those of absent tensors are ignored. scratch: of
  * krait_plan_scratch_bytes. Addresses with another alignment, or with other equalities, go through kr_op_run: correct,
  * but slower. */
 int32_t kr_plan_run(const kr_plan *plan, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes);
-const kr_row *kr_plan_row(const kr_plan *plan); /* NULL: runs on the host */
+const kr_impl *kr_plan_impl(const kr_plan *plan); /* NULL: runs on the host */
 
 /* kr_sig_infer for a caller's unchecked shapes (sig.c), including the limits of sizes; a size of -1 is any. The error
  * lists the shapes of all given inputs. */

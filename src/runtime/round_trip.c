@@ -1,6 +1,6 @@
 /* round_trip.c: copies the tensors of a call to the host, each from its first to its last element (tensors that
- * overlap, such as halves of one allocation, as one block), runs the CPU's row there, and copies back the blocks that
- * it wrote. */
+ * overlap, such as halves of one allocation, as one block), runs the CPU's implementation there, and copies back the
+ * blocks that it wrote. */
 #include "round_trip.h"
 
 #include <string.h>
@@ -83,14 +83,14 @@ static void move_views(trip *t) {
 static int32_t run_on_cpu(const kr_op *op, trip *t) {
   krait_call *call = (krait_call *)t->args;
   int32_t status = KRAIT_OK;
-  const kr_row *row = kr_op_resolve(op, t->ctx->cpu, t->args, &status);
-  if (!row) return status;
+  const kr_impl *impl = kr_op_resolve(op, t->ctx->cpu, t->args, &status);
+  if (!impl) return status;
   call->stream = NULL;
-  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(t->ctx->cpu, t->args) : 0;
+  call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(t->ctx->cpu, t->args) : 0;
   call->scratch = kr_alloc(call->scratch_bytes);
   KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for %llu bytes of scratch on the host",
            (unsigned long long)call->scratch_bytes);
-  status = row->run(t->ctx->cpu, t->args);
+  status = impl->run(t->ctx->cpu, t->args);
   kr_free(call->scratch);
   return status;
 }

@@ -22,7 +22,7 @@ static krait_view view(const maker *m, kr_tensor t) { return kr_graph_view(m->g,
 static kr_tensor new_tensor(const maker *m, kr_dims dims) { return kr_graph_temp(m->g, KRAIT_F32, dims); }
 static kr_tensor turned(const maker *m, kr_tensor t) { return kr_graph_permute(m->g, t, (int[]){1, 0}); }
 
-static kr_tensor take(const maker *m, int layer, const char *what, kr_dims dims) {
+static kr_tensor take_discriminator(const maker *m, int layer, const char *what, kr_dims dims) {
   char name[64];
   snprintf(name, sizeof name, "layers.%d.%s", layer, what);
   return m->parameter(m->user, m->g, name, dims);
@@ -41,10 +41,10 @@ static kr_tensor normed(const maker *m, int norm, kr_tensor weight) {
       kr_graph_call(m->g, "spectral_norm", &kr_op_spectral_norm,
                     &(krait_spectral_norm_args){.weight = view(m, weight),
                                                 .u = view(m, d->u[norm]),
-                                                .out = kr_graph_ask(),
-                                                .u_out = kr_graph_ask(),
-                                                .v_out = d->v[norm] ? view(m, d->v[norm]) : kr_graph_ask(),
-                                                .sigma = d->sigma[norm] ? view(m, d->sigma[norm]) : kr_graph_ask()});
+                                                .out = kr_graph_auto(),
+                                                .u_out = kr_graph_auto(),
+                                                .v_out = d->v[norm] ? view(m, d->v[norm]) : kr_graph_auto(),
+                                                .sigma = d->sigma[norm] ? view(m, d->sigma[norm]) : kr_graph_auto()});
   d->u[norm] = kr_graph_result(m->g, "u_out"), d->v[norm] = kr_graph_result(m->g, "v_out"),
   d->sigma[norm] = kr_graph_result(m->g, "sigma");
   return out;
@@ -55,8 +55,9 @@ static kr_tensor convolution(const maker *m, int norm, kr_tensor x) {
   const kr_dims in = kr_graph_dims(m->g, x);
   const int layer = kr_disc_layers[norm];
   const int64_t C = in.size[3], O = outputs[norm], H = (in.size[1] - 2) / 2 + 1, W = (in.size[2] - 2) / 2 + 1;
-  const kr_tensor weight =
-      normed(m, norm, kr_graph_reshape(m->g, take(m, layer, "weight_orig", KR_DIMS(O, C, 4, 4)), KR_DIMS(O, 16 * C)));
+  const kr_tensor weight = normed(
+      m, norm,
+      kr_graph_reshape(m->g, take_discriminator(m, layer, "weight_orig", KR_DIMS(O, C, 4, 4)), KR_DIMS(O, 16 * C)));
   const kr_tensor by_tap = new_tensor(m, KR_DIMS(O, 16, C)), windows = new_tensor(m, KR_DIMS(in.size[0], H, W, 16 * C)),
                   sums = new_tensor(m, KR_DIMS(in.size[0] * H * W, O));
   kr_graph_pointwise(m->g, "conv_weight", (krait_pointwise_args){.x_scale = 1},
@@ -73,21 +74,22 @@ static kr_tensor convolution(const maker *m, int norm, kr_tensor x) {
       m->g, "instance_norm", &kr_op_instance_norm,
       &(krait_instance_norm_args){.eps = 1e-5f,
                                   .x = view(m, kr_graph_reshape(m->g, sums, KR_DIMS(in.size[0], H * W, O))),
-                                  .weight = view(m, take(m, layer + 1, "weight", KR_DIMS(O))),
-                                  .bias = view(m, take(m, layer + 1, "bias", KR_DIMS(O))),
-                                  .slope = view(m, take(m, layer + 2, "weight", KR_DIMS(O))),
-                                  .out = kr_graph_ask()});
+                                  .weight = view(m, take_discriminator(m, layer + 1, "weight", KR_DIMS(O))),
+                                  .bias = view(m, take_discriminator(m, layer + 1, "bias", KR_DIMS(O))),
+                                  .slope = view(m, take_discriminator(m, layer + 2, "weight", KR_DIMS(O))),
+                                  .out = kr_graph_auto()});
   return kr_graph_reshape(m->g, y, KR_DIMS(in.size[0], H, W, O));
 }
 
 static kr_tensor layer(const maker *m, int norm, kr_tensor x) {
   const int at = kr_disc_layers[norm];
-  const kr_tensor weight = normed(m, norm, take(m, at, "weight_orig", KR_DIMS(outputs[norm], inputs[norm]))),
-                  bias = take(m, at, "bias", KR_DIMS(outputs[norm]));
+  const kr_tensor weight =
+                      normed(m, norm, take_discriminator(m, at, "weight_orig", KR_DIMS(outputs[norm], inputs[norm]))),
+                  bias = take_discriminator(m, at, "bias", KR_DIMS(outputs[norm]));
   return kr_graph_call(
       m->g, "layer", &kr_op_gemm,
       &(krait_gemm_args){
-          .A = view(m, x), .Bmat = view(m, turned(m, weight)), .bias = view(m, bias), .out = kr_graph_ask()});
+          .A = view(m, x), .Bmat = view(m, turned(m, weight)), .bias = view(m, bias), .out = kr_graph_auto()});
 }
 
 void kr_disc_record(kr_graph *g, kr_disc_parameter_fn *parameter, void *user, kr_disc *d) {
@@ -106,7 +108,7 @@ void kr_disc_record(kr_graph *g, kr_disc_parameter_fn *parameter, void *user, kr
                     &(krait_pool_args){
                         .call.flags = KRAIT_POOL_MAX,
                         .x = view(&m, kr_graph_reshape(g, x, KR_DIMS(B, image.size[1] * image.size[2], image.size[3]))),
-                        .out = kr_graph_ask()});
+                        .out = kr_graph_auto()});
   x = layer(&m, 4, x);
   if (d->dropout)
     x = pointwise(&m, "dropout", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x,
@@ -115,16 +117,16 @@ void kr_disc_record(kr_graph *g, kr_disc_parameter_fn *parameter, void *user, kr
   const kr_tensor above =
                       pointwise(&m, "above", (krait_pointwise_args){.activation = KRAIT_ACT_RELU, .x_scale = 1}, x, 0),
                   below = pointwise(&m, "below", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, x, above);
-  const kr_tensor slope =
-      kr_graph_spread(g, kr_graph_reshape(g, take(&m, 16, "weight", KR_DIMS(KR_DISC_WIDTH)), KR_DIMS(1, KR_DISC_WIDTH)),
-                      KR_DIMS(B, KR_DISC_WIDTH));
+  const kr_tensor slope = kr_graph_expand(
+      g, kr_graph_reshape(g, take_discriminator(&m, 16, "weight", KR_DIMS(KR_DISC_WIDTH)), KR_DIMS(1, KR_DISC_WIDTH)),
+      KR_DIMS(B, KR_DISC_WIDTH));
   x = pointwise(
       &m, "prelu", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
       pointwise(&m, "below", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, below, slope),
       above);
   x = layer(&m, 5, x);
-  const kr_tensor steepness =
-      kr_graph_spread(g, kr_graph_reshape(g, take(&m, 18, "slope", KR_DIMS(1)), KR_DIMS(1, 1)), KR_DIMS(B, 1));
+  const kr_tensor steepness = kr_graph_expand(
+      g, kr_graph_reshape(g, take_discriminator(&m, 18, "slope", KR_DIMS(1)), KR_DIMS(1, 1)), KR_DIMS(B, 1));
   x = pointwise(&m, "steepness", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x,
                 steepness);
   d->score = kr_graph_reshape(

@@ -38,24 +38,24 @@ static uint32_t checksum(const unsigned char *bytes, size_t n) { /* CRC-32C, rot
   return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-static void add(message *m, const void *bytes, size_t n) {
+static void add_event_file(message *m, const void *bytes, size_t n) {
   if (m->n + n <= MOST) memcpy(m->at + m->n, bytes, n);
   m->n += n; /* beyond MOST: too long, and not written */
 }
 static void add_varint(message *m, uint64_t value) {
-  for (; value >= 128; value >>= 7) add(m, &(unsigned char){(unsigned char)(value | 128)}, 1);
-  add(m, &(unsigned char){(unsigned char)value}, 1);
+  for (; value >= 128; value >>= 7) add_event_file(m, &(unsigned char){(unsigned char)(value | 128)}, 1);
+  add_event_file(m, &(unsigned char){(unsigned char)value}, 1);
 }
 static void add_key(message *m, int field, int kind) { add_varint(m, (uint64_t)(field << 3 | kind)); }
 static void add_bytes(message *m, int field, const void *bytes, size_t n) {
-  add_key(m, field, BYTES), add_varint(m, n), add(m, bytes, n);
+  add_key(m, field, BYTES), add_varint(m, n), add_event_file(m, bytes, n);
 }
 
-static void begin(message *m) {
+static void begin_event_file(message *m) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   const double wall = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-  m->n = 0, add_key(m, 1, DOUBLE), add(m, &wall, sizeof wall);
+  m->n = 0, add_key(m, 1, DOUBLE), add_event_file(m, &wall, sizeof wall);
 }
 
 static int32_t write_record(kr_event_file *f, const message *m) {
@@ -79,7 +79,7 @@ static int32_t open_file(const char *folder, kr_event_file *f) {
   KR_CHECK(mkdir(folder, 0777) == 0 || errno == EEXIST, KRAIT_ERR_FILE_WRITE, "%s: %s", folder, strerror(errno));
   f->file = fopen(f->path, "ab");
   KR_CHECK(f->file, KRAIT_ERR_FILE_WRITE, "%s: %s", f->path, strerror(errno));
-  begin(&m), add_bytes(&m, 3, "brain.Event:2", 13);
+  begin_event_file(&m), add_bytes(&m, 3, "brain.Event:2", 13);
   return write_record(f, &m);
 }
 
@@ -96,10 +96,11 @@ int32_t kr_event_file_add(kr_event_file *f, int64_t step, const char *const *tag
   for (int i = 0; i < n; i++) {
     const float value = (float)values[i];
     if (!isfinite(value)) continue;
-    one.n = 0, add_bytes(&one, 1, tags[i], strlen(tags[i])), add_key(&one, 2, FLOAT), add(&one, &value, sizeof value);
+    one.n = 0, add_bytes(&one, 1, tags[i], strlen(tags[i])), add_key(&one, 2, FLOAT),
+    add_event_file(&one, &value, sizeof value);
     add_bytes(&summary, 1, one.at, one.n);
   }
-  begin(&m), add_key(&m, 2, VARINT), add_varint(&m, (uint64_t)step), add_bytes(&m, 5, summary.at, summary.n);
+  begin_event_file(&m), add_key(&m, 2, VARINT), add_varint(&m, (uint64_t)step), add_bytes(&m, 5, summary.at, summary.n);
   return write_record(f, &m);
 }
 

@@ -14,7 +14,7 @@ enum { N_ROOMS = 2 };
 struct kr_feed {
   kr_data *data;
   kr_pool *pool;
-  kr_batch_room rooms[N_ROOMS];
+  kr_batch_capacity rooms[N_ROOMS];
   kr_batch batches[N_ROOMS];
   pthread_mutex_t lock;
   pthread_cond_t changed;
@@ -27,27 +27,29 @@ struct kr_feed {
 
 /* ---- one batch ---- */
 
-int32_t kr_batch_open(const kr_cuda *cuda, int64_t B, int64_t F, int64_t N, kr_pool *pool, kr_batch_room *room) {
+int32_t kr_batch_open(const kr_cuda *cuda, int64_t B, int64_t F, int64_t N, kr_pool *pool,
+                      kr_batch_capacity *capacity) {
   const int64_t T = 1 + N / ((F - 1) / 2), plane = B * F * T;
   const size_t n = (size_t)(6 * plane + 2 * B * N);
-  *room = (kr_batch_room){.B = B, .F = F, .T = T, .N = N, .pool = pool};
-  if (cuda && (room->noisy = kr_cuda_alloc_host(cuda, n * sizeof(float)))) room->cuda = cuda;
-  else room->noisy = kr_alloc_array(n, sizeof(float));
-  KR_CHECK(room->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
-  room->clean = room->noisy + B * N, room->com_in = room->clean + B * N, room->com = room->com_in + 2 * plane,
-  room->mag = room->com + 2 * plane, room->pha = room->mag + plane;
-  return kr_stft_open(2 * (F - 1), (F - 1) / 2, pool, &room->stft);
+  *capacity = (kr_batch_capacity){.B = B, .F = F, .T = T, .N = N, .pool = pool};
+  if (cuda && (capacity->noisy = kr_cuda_alloc_host(cuda, n * sizeof(float)))) capacity->cuda = cuda;
+  else capacity->noisy = kr_alloc_array(n, sizeof(float));
+  KR_CHECK(capacity->noisy, KRAIT_ERR_NO_MEMORY, "no memory for a batch");
+  capacity->clean = capacity->noisy + B * N, capacity->com_in = capacity->clean + B * N,
+  capacity->com = capacity->com_in + 2 * plane, capacity->mag = capacity->com + 2 * plane,
+  capacity->pha = capacity->mag + plane;
+  return kr_stft_open(2 * (F - 1), (F - 1) / 2, pool, &capacity->stft);
 }
 
-void kr_batch_close(kr_batch_room *room) {
-  kr_stft_close(&room->stft);
-  if (room->cuda) kr_cuda_free_host(room->cuda, room->noisy);
-  else kr_free(room->noisy);
-  *room = (kr_batch_room){0};
+void kr_batch_close(kr_batch_capacity *capacity) {
+  kr_stft_close(&capacity->stft);
+  if (capacity->cuda) kr_cuda_free_host(capacity->cuda, capacity->noisy);
+  else kr_free(capacity->noisy);
+  *capacity = (kr_batch_capacity){0};
 }
 
 static void take_apart(void *user, int64_t begin, int64_t end, int worker) {
-  const kr_batch_room *r = user;
+  const kr_batch_capacity *r = user;
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     const float re = r->com[2 * i], im = r->com[2 * i + 1];
@@ -55,7 +57,7 @@ static void take_apart(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-int32_t kr_batch_make(kr_batch_room *r, kr_batch *batch) {
+int32_t kr_batch_make(kr_batch_capacity *r, kr_batch *batch) {
   const int64_t plane = r->F * r->T;
   for (int64_t b = 0; b < r->B; b++) {
     KR_TRY(kr_stft_forward(r->stft, r->noisy + b * r->N, r->N, 0.3, r->com_in + 2 * b * plane));

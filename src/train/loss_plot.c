@@ -33,7 +33,7 @@ static const struct {
                       {"disc", {"disc_r", "disc_g"}, 0.5, 0.5, 0.5},
                       {"time", {"time"}, 0.09, 0.75, 0.81},
                       {"disturbance", {"disturbance"}, 0.74, 0.74, 0.13},
-                      {"opinion", {"opinion"}, 0.89, 0.47, 0.76},
+                      {"pesq", {"pesq"}, 0.89, 0.47, 0.76},
                       {"si_sdr", {"si_sdr"}, 0.4, 0.65, 0.95},
                       {"stoi", {"stoi"}, 0.3, 0.3, 0.6}};
 
@@ -41,7 +41,7 @@ enum { COLUMNS = 2 + N_CURVES };
 
 typedef struct history {
   double *values; /* (n, COLUMNS): the step, a value of each curve, the learning rate; NAN: none */
-  int64_t n, room;
+  int64_t n, capacity;
 } history;
 
 static int32_t take_line(history *h, const char *line) {
@@ -50,13 +50,13 @@ static int32_t take_line(history *h, const char *line) {
     json_decref(record);
     return KRAIT_OK;
   }
-  if (h->n == h->room) {
-    const int64_t room = h->room ? 2 * h->room : 256;
-    double *values = kr_realloc(h->values, (size_t)(h->room * COLUMNS) * sizeof *values,
-                                (size_t)(room * COLUMNS) * sizeof *values);
+  if (h->n == h->capacity) {
+    const int64_t capacity = h->capacity ? 2 * h->capacity : 256;
+    double *values = kr_realloc(h->values, (size_t)(h->capacity * COLUMNS) * sizeof *values,
+                                (size_t)(capacity * COLUMNS) * sizeof *values);
     if (!values) json_decref(record);
     KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for a run's log");
-    h->values = values, h->room = room;
+    h->values = values, h->capacity = capacity;
   }
   double *row = h->values + h->n++ * COLUMNS;
   row[0] = json_number_value(json_object_get(record, "step"));

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "optimiser_plan.h"
+#include "optimiser_params.h"
 #include "status.h"
 
 static const kr_kernel adamw = {"optimiser", "kr_optimiser_adamw"}, add = {"optimiser", "kr_optimiser_add"},
@@ -19,9 +19,9 @@ static kr_grid grid_of(const kr_parameters *p) {
 
 /* ---- a step ---- */
 
-static kr_optimiser_plan plan_of(const kr_parameters *p, const kr_adamw *o, double scale, double decay) {
+static kr_optimiser_params optimiser_plan_of(const kr_parameters *p, const kr_adamw *o, double scale, double decay) {
   const double t = (double)o->step;
-  return (kr_optimiser_plan){.value = p->value,
+  return (kr_optimiser_params){.value = p->value,
                              .m = p->m,
                              .v = p->v,
                              .average = decay > 0 ? p->average : NULL,
@@ -39,7 +39,7 @@ static kr_optimiser_plan plan_of(const kr_parameters *p, const kr_adamw *o, doub
 }
 
 static void update_range(void *user, int64_t begin, int64_t end, int worker) {
-  const kr_optimiser_plan *u = user;
+  const kr_optimiser_params *u = user;
   float *restrict value = u->value, *restrict m = u->m, *restrict v = u->v, *restrict average = u->average;
   const float *restrict gradient = u->gradient;
   (void)worker;
@@ -54,7 +54,7 @@ static void update_range(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw *options, double scale, double decay) {
-  kr_optimiser_plan u = plan_of(p, options, scale, decay);
+  kr_optimiser_params u = optimiser_plan_of(p, options, scale, decay);
   if (!p->device) {
     kr_parallel(ctx, p->n, 65536, update_range, &u);
     return KRAIT_OK;
@@ -69,7 +69,7 @@ int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw
 
 int32_t kr_optimiser_accumulate(const krait_ctx *ctx, kr_parameters *p, float *total, int64_t at, int64_t n) {
   if (p->device) {
-    const kr_optimiser_plan u = {.gradient = on_device(p, p->gradient),
+    const kr_optimiser_params u = {.gradient = on_device(p, p->gradient),
                                  .total = total,
                                  .n = p->n,
                                  .total_keep = at ? 1 : 0,
@@ -87,7 +87,7 @@ int64_t kr_optimiser_scratch_bytes(void) { return (KR_OPTIMISER_PARTS + 1) * (in
 int32_t kr_optimiser_norm(const krait_ctx *ctx, const kr_parameters *p, void *scratch, double *norm) {
   double sum = 0;
   if (p->device) {
-    const kr_optimiser_plan u = {.gradient = on_device(p, p->gradient), .squares = scratch, .n = p->n};
+    const kr_optimiser_params u = {.gradient = on_device(p, p->gradient), .squares = scratch, .n = p->n};
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &squares,
                           &(kr_grid){.x = KR_OPTIMISER_PARTS, .block = KR_OPTIMISER_THREADS}, &u, sizeof u));
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &squares_sum,

@@ -1,7 +1,7 @@
 /* optimiser.cu: what happens to all parameters of a model between two steps, element by element as parameters.c does it
  * on the host, and the sum of the gradients' squares in float64, always in the same order. */
 #include "kernel.cuh"
-#include "optimiser_plan.h"
+#include "optimiser_params.h"
 
 #ifdef KR_EMULATE
 #define ROOT(x) sqrtf(x)
@@ -9,7 +9,7 @@
 #define ROOT(x) __nvvm_sqrt_rn_f(x)
 #endif
 
-KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_adamw(const kr_optimiser_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_adamw(const kr_optimiser_params p) {
   const int64_t i = (int64_t)kr_block_x() * KR_OPTIMISER_THREADS + kr_thread();
   if (i >= p.n) return;
   const float g = p.gradient[i] * p.scale, m = p.m[i] + (g - p.m[i]) * (1.0f - p.beta1),
@@ -20,7 +20,7 @@ KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_adamw(const kr_op
 }
 
 /* Gradients of the batches that make one step together. */
-KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_add(const kr_optimiser_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_add(const kr_optimiser_params p) {
   const int64_t i = (int64_t)kr_block_x() * KR_OPTIMISER_THREADS + kr_thread();
   if (i >= p.n) return;
   const float total = (p.total_keep != 0.0f ? p.total[i] : 0.0f) + p.gradient[i];
@@ -38,7 +38,7 @@ KR_DEV double sum_block(double v) {
   return v;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_squares(const kr_optimiser_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_squares(const kr_optimiser_params p) {
   double sum = 0.0;
   for (int64_t i = (int64_t)kr_block_x() * KR_OPTIMISER_THREADS + kr_thread(); i < p.n;
        i += KR_OPTIMISER_PARTS * KR_OPTIMISER_THREADS)
@@ -47,7 +47,7 @@ KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_squares(const kr_
   if (kr_thread() == 0) p.squares[kr_block_x()] = sum;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_squares_sum(const kr_optimiser_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_OPTIMISER_THREADS, 4) kr_optimiser_squares_sum(const kr_optimiser_params p) {
   const double sum = sum_block(kr_thread() < KR_OPTIMISER_PARTS ? p.squares[kr_thread()] : 0.0);
   if (kr_thread() == 0) p.squares[KR_OPTIMISER_PARTS] = sum;
 }

@@ -10,11 +10,11 @@
 
 kr_tensor kr_parameters_note(void *parameters, kr_graph *g, const char *name, kr_dims dims) {
   kr_parameters *p = parameters;
-  if (p->n_items == p->room) {
-    const int64_t room = p->room ? 2 * p->room : 256;
-    kr_parameter *items = kr_realloc(p->items, (size_t)p->room * sizeof *items, (size_t)room * sizeof *items);
+  if (p->n_items == p->capacity) {
+    const int64_t capacity = p->capacity ? 2 * p->capacity : 256;
+    kr_parameter *items = kr_realloc(p->items, (size_t)p->capacity * sizeof *items, (size_t)capacity * sizeof *items);
     if (!items) return 0; /* the graph then fails */
-    p->items = items, p->room = room;
+    p->items = items, p->capacity = capacity;
   }
   kr_parameter *item = &p->items[p->n_items++];
   *item = (kr_parameter){.dims = dims, .at = p->n, .n = 1};

@@ -17,7 +17,7 @@ typedef struct kr_parameter {
 
 typedef struct kr_parameters {
   kr_parameter *items;
-  int64_t n_items, room, n; /* n: elements of each array, including padding, which stays 0 */
+  int64_t n_items, capacity, n; /* n: elements of each array, including padding, which stays 0 */
   float *value, *gradient, *m, *v, *average; /* one after the other */
   const kr_cuda *cuda; /* NULL: graphs and steps use the host's */
   float *device;       /* the same arrays on the device: valid between kr_parameters_push and kr_parameters_pull */

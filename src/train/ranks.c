@@ -71,14 +71,14 @@ static int32_t move(int fd, void *data, size_t bytes, int out) {
   return KRAIT_OK;
 }
 
-static int32_t tell(int fd, uint32_t kind, void *data, size_t bytes) {
+static int32_t tell_ranks(int fd, uint32_t kind, void *data, size_t bytes) {
   head h = {MAGIC, kind, bytes};
   KR_TRY(move(fd, &h, sizeof h, 1));
   return move(fd, data, bytes, 1);
 }
 
 /* Receives a message of this kind and length; if a farewell comes instead, it is stored. */
-static int32_t hear(kr_ranks *r, int fd, uint32_t kind, void *data, size_t bytes) {
+static int32_t hear_ranks(kr_ranks *r, int fd, uint32_t kind, void *data, size_t bytes) {
   head h;
   KR_TRY(move(fd, &h, sizeof h, 0));
   KR_CHECK(h.magic == MAGIC, KRAIT_ERR_DEVICE_LOST, "the peer is not a krait rank");
@@ -152,7 +152,7 @@ static void greet(kr_ranks *r, int fd) {
   hello who;
   const struct timeval patience = {.tv_sec = 5}, none = {0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  const int known = hear(r, fd, HELLO, &who, sizeof who) >= 0 && who.n_ranks == r->n && who.rank > 0 &&
+  const int known = hear_ranks(r, fd, HELLO, &who, sizeof who) >= 0 && who.n_ranks == r->n && who.rank > 0 &&
                     who.rank < r->n && r->peers[who.rank].fd < 0;
   if (!known) {
     close(fd);
@@ -183,7 +183,7 @@ static int32_t await_all(kr_ranks *r, const char *meet) {
   if (listener >= 0) close(listener);
   hello me = introduce(r);
   for (int k = 1; k < r->n && status >= 0; k++)
-    if (tell(r->peers[k].fd, HELLO, &me, sizeof me) < 0) status = lose(r, k);
+    if (tell_ranks(r->peers[k].fd, HELLO, &me, sizeof me) < 0) status = lose(r, k);
   return status;
 }
 
@@ -205,7 +205,8 @@ static int32_t go_to(kr_ranks *r, const char *meet) {
   set_up(fd);
   r->peers[0].fd = fd;
   hello me = introduce(r);
-  if (tell(fd, HELLO, &me, sizeof me) < 0 || hear(r, fd, HELLO, &r->peers[0].who, sizeof me) < 0) return lose(r, 0);
+  if (tell_ranks(fd, HELLO, &me, sizeof me) < 0 || hear_ranks(r, fd, HELLO, &r->peers[0].who, sizeof me) < 0)
+    return lose(r, 0);
   return KRAIT_OK;
 }
 
@@ -246,7 +247,7 @@ static void *watch(void *user) {
 
 /* ---- open and close ---- */
 
-static int32_t meet_others(kr_ranks *r, const krait_train_place *place) {
+static int32_t meet_others(kr_ranks *r, const krait_train_launcher *place) {
   KR_TRY(r->rank == 0 ? await_all(r, place->meet) : go_to(r, place->meet));
   KR_CHECK(pipe2(r->stop, O_CLOEXEC) == 0 && pthread_create(&r->watcher, NULL, watch, r) == 0, KRAIT_ERR_NO_MEMORY,
            "no thread to watch the other ranks");
@@ -254,7 +255,7 @@ static int32_t meet_others(kr_ranks *r, const krait_train_place *place) {
   return KRAIT_OK;
 }
 
-int32_t kr_ranks_open(const krait_train_place *place, kr_ranks **ranks) {
+int32_t kr_ranks_open(const krait_train_launcher *place, kr_ranks **ranks) {
   *ranks = NULL;
   if (!place || place->n_ranks <= 1) return KRAIT_OK;
   KR_CHECK(place->size == sizeof *place && place->n_ranks <= 4096 && place->rank >= 0 && place->rank < place->n_ranks,
@@ -321,12 +322,12 @@ int32_t kr_ranks_join(kr_ranks *r, const krait_ctx *ctx) {
   KR_TRY(kr_nccl_load(&r->nccl));
   KR_TRY(kr_ranks_agree(r, (uint32_t)r->nccl->version, "version of NCCL")); /* and nobody has failed so far */
   if (r->rank) {
-    if (hear(r, r->peers[0].fd, ID, &id, sizeof id) < 0) return lose(r, 0);
+    if (hear_ranks(r, r->peers[0].fd, ID, &id, sizeof id) < 0) return lose(r, 0);
     return join(r, id);
   }
   KR_NCCL_TRY(r->nccl, GetUniqueId(&id), "making an id");
   for (int k = 1; k < r->n; k++)
-    if (tell(r->peers[k].fd, ID, &id, sizeof id) < 0) return lose(r, k);
+    if (tell_ranks(r->peers[k].fd, ID, &id, sizeof id) < 0) return lose(r, k);
   return join(r, id);
 }
 
@@ -338,16 +339,17 @@ int32_t kr_ranks_mean(kr_ranks *r, double *values, int n) {
   if (!r) return KRAIT_OK;
   KR_CHECK(n <= MOST_VALUES, KRAIT_ERR_ARGUMENT, "%d values at once", n);
   if (r->rank)
-    return tell(r->peers[0].fd, VALUES, values, bytes) < 0 || hear(r, r->peers[0].fd, VALUES, values, bytes) < 0
+    return tell_ranks(r->peers[0].fd, VALUES, values, bytes) < 0 ||
+                   hear_ranks(r, r->peers[0].fd, VALUES, values, bytes) < 0
                ? lose(r, 0)
                : KRAIT_OK;
   for (int k = 1; k < r->n; k++) {
-    if (hear(r, r->peers[k].fd, VALUES, others, bytes) < 0) return lose(r, k);
+    if (hear_ranks(r, r->peers[k].fd, VALUES, others, bytes) < 0) return lose(r, k);
     for (int i = 0; i < n; i++) values[i] += others[i];
   }
   for (int i = 0; i < n; i++) values[i] /= r->n;
   for (int k = 1; k < r->n; k++)
-    if (tell(r->peers[k].fd, VALUES, values, bytes) < 0) return lose(r, k);
+    if (tell_ranks(r->peers[k].fd, VALUES, values, bytes) < 0) return lose(r, k);
   return KRAIT_OK;
 }
 
@@ -400,9 +402,9 @@ int kr_ranks_blame(kr_ranks *r) {
   if (lost < 0) return 0;
   const peer *p = &r->peers[lost];
   if (!r->farewell[0]) read_farewell(r, p->fd);
-  if (r->farewell[0]) kr_keep_failure("rank %d: %s", lost, r->farewell);
+  if (r->farewell[0]) kr_graph_keep_error("rank %d: %s", lost, r->farewell);
   else
-    kr_keep_failure("lost rank %d (process %d on %s)", lost, p->who.process, p->who.host);
+    kr_graph_keep_error("lost rank %d (process %d on %s)", lost, p->who.process, p->who.host);
   return 1;
 }
 
@@ -427,7 +429,7 @@ int32_t kr_ranks_end(kr_ranks *r, int32_t status) {
   int heard = 0;
   if (lost >= 0 && !r->farewell[0]) read_farewell(r, r->peers[lost].fd); /* it came while this one failed by itself */
   for (int k = first_peer(r); k < last_peer(r); k++)
-    if (k != lost) heard += tell(r->peers[k].fd, FAREWELL, why, strlen(why)) >= 0;
+    if (k != lost) heard += tell_ranks(r->peers[k].fd, FAREWELL, why, strlen(why)) >= 0;
   for (int k = first_peer(r); k < last_peer(r) && r->rank == 0; k++)
     if (k != lost) let_go(r->peers[k].fd);
   const int is_said =

@@ -11,7 +11,7 @@
 typedef struct kr_ranks kr_ranks;
 
 /* Returns when all are connected. */
-int32_t kr_ranks_open(const krait_train_place *place, kr_ranks **ranks);
+int32_t kr_ranks_open(const krait_train_launcher *place, kr_ranks **ranks);
 /* Initialises NCCL, and does one sum, so that problems show here. */
 int32_t kr_ranks_join(kr_ranks *r, const krait_ctx *ctx);
 void kr_ranks_close(kr_ranks **ranks);

@@ -49,7 +49,7 @@ typedef struct run {
   kr_ranks *ranks; /* NULL: alone */
   int64_t B, F, T, N, n_steps, n_epochs, warmup; /* n_steps: of an epoch */
   double lr_decay, eta_min, warmup_start;
-  kr_batch_room room; /* for validation, and for timed steps */
+  kr_batch_capacity capacity; /* for validation, and for timed steps */
   kr_batch batch;     /* of the step */
   int64_t begun_ns, begun_step, saved_step; /* saved_step: the step of the folder's checkpoint; 0: none */
 } run;
@@ -91,7 +91,7 @@ static int32_t read_options(run *r) {
   double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
   int32_t n = 2;
   const int64_t n_ranks = kr_ranks_n(r->ranks);
-  int64_t recompute, judge_late;
+  int64_t recompute, discriminator_lag;
   const char *precision;
   KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
   KR_TRY(kr_recipe_floats(c, "betas", betas, &n));
@@ -100,9 +100,9 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
   KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
   KR_TRY(kr_recipe_int(c, "discriminator_first", 0, 0, 1000000, &o->discriminator_first));
-  KR_TRY(kr_recipe_int(c, "judge_late", 0, 0, 1, &judge_late));
+  KR_TRY(kr_recipe_int(c, "discriminator_lag", 0, 0, 1, &discriminator_lag));
   KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
-  KR_TRY(kr_recipe_int(c, "at_once", 0, 0, 64, &o->at_once));
+  KR_TRY(kr_recipe_int(c, "micro_batch", 0, 0, 64, &o->micro_batch));
   KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
   const int32_t halves = strcmp(precision, "float16") == 0    ? KRAIT_F16
                          : strcmp(precision, "bfloat16") == 0 ? KRAIT_BF16
@@ -110,7 +110,8 @@ static int32_t read_options(run *r) {
   const int tf32 = halves || strcmp(precision, "tf32") == 0;
   KR_CHECK(tf32 || strcmp(precision, "float32") == 0, KRAIT_ERR_ARGUMENT,
            "precision is '%s', not float32, tf32, float16 or bfloat16", precision);
-  o->tf32 = tf32, o->halves = r->ctx->cuda ? halves : 0, o->recompute = (int)recompute, o->judge_late = (int)judge_late;
+  o->tf32 = tf32, o->halves = r->ctx->cuda ? halves : 0, o->recompute = (int)recompute,
+  o->discriminator_lag = (int)discriminator_lag;
   KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
   KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
   KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));
@@ -132,7 +133,7 @@ static int32_t read_options(run *r) {
                {"loss.metric", KR_TERM_METRIC, KR_TERM_METRIC},
                {"loss.time", KR_TERM_TIME, KR_TERM_TIME},
                {"loss.disturbance", KR_TERM_DISTURBANCE, KR_TERM_DISTURBANCE},
-               {"loss.opinion", KR_TERM_OPINION, KR_TERM_OPINION},
+               {"loss.pesq", KR_TERM_PESQ, KR_TERM_PESQ},
                {"loss.si_sdr", KR_TERM_SI_SDR, KR_TERM_SI_SDR},
                {"loss.stoi", KR_TERM_STOI, KR_TERM_STOI}};
   for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
@@ -219,10 +220,10 @@ static int32_t validate(run *r, double *mean) {
   for (int64_t k = 0; k < n; k++) {
     for (int64_t b = 0; b < r->B; b++) {
       int64_t length;
-      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->room.noisy + b * r->N,
-                          r->room.clean + b * r->N, &length));
+      KR_TRY(kr_data_item(r->valid, 0, (k * batch_of_all + own + b) % n_items, r->capacity.noisy + b * r->N,
+                          r->capacity.clean + b * r->N, &length));
     }
-    KR_TRY(kr_batch_make(&r->room, &batch));
+    KR_TRY(kr_batch_make(&r->capacity, &batch));
     KR_TRY(kr_trainer_validate(r->trainer, &batch, &step, NULL));
     sum += step.total;
   }
@@ -243,7 +244,7 @@ static int64_t all_steps(const run *r) {
   return r->options->most_steps ? whole_sums(r, r->options->most_steps) : r->n_steps * r->n_epochs;
 }
 
-static void describe(const run *r, const kr_step *s, krait_train_report *report) {
+static void describe_run(const run *r, const kr_step *s, krait_train_report *report) {
   const double seconds = (double)(kr_clock_ns() - r->begun_ns) * 1e-9, done = (double)(r->state.step - r->begun_step);
   const int64_t all = all_steps(r);
   *report = (krait_train_report){.step = r->state.step,
@@ -281,7 +282,7 @@ static int32_t draw_losses(const run *r) {
   return kr_loss_plot_write(path, r->options->plot_path);
 }
 
-static int32_t tell(run *r, const kr_step *step, const krait_train_report *report, int ends) {
+static int32_t tell_run(run *r, const kr_step *step, const krait_train_report *report, int ends) {
   KR_TRY(write_log(r, step, report));
   KR_TRY(write_events(r, step, report));
   if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
@@ -315,10 +316,10 @@ static int32_t run_steps(run *r) {
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
     const int is_begun = r->state.step == r->train.accumulate; /* the first update shows that it works */
     if (!ends && !is_begun && (r->state.step % interval || r->state.step % r->train.accumulate)) continue;
-    describe(r, &step, &report);
+    describe_run(r, &step, &report);
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
-    if (is_first(r)) KR_TRY(tell(r, &step, &report, ends));
+    if (is_first(r)) KR_TRY(tell_run(r, &step, &report, ends));
   }
   return KRAIT_OK;
 }
@@ -531,7 +532,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
   KR_CHECK(r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->room));
+  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->capacity));
   if (r->train.discriminator) KR_TRY(kr_scorer_open(kr_pool_size(r->ctx->pool), &r->scorer));
   KR_TRY(kr_ranks_join(r->ranks, r->ctx));
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
@@ -558,7 +559,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
 }
 
 static void close_run(run *r) {
-  kr_feed_close(&r->feed), kr_scorer_close(&r->scorer), kr_batch_close(&r->room);
+  kr_feed_close(&r->feed), kr_scorer_close(&r->scorer), kr_batch_close(&r->capacity);
   kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_config_close(&r->config);
   kr_free(r->config_json), kr_free(r->recipe_json);
   if (r->log) fclose(r->log);
@@ -629,7 +630,7 @@ int32_t krait_train(const krait_ctx *ctx, const krait_train_options *options) {
 
 /* ---- times ---- */
 
-static void draw_batch(kr_batch_room *r, kr_batch *batch) {
+static void draw_batch(kr_batch_capacity *r, kr_batch *batch) {
   const int64_t plane = r->B * r->F * r->T;
   uint32_t state = 1;
   for (int64_t i = 0; i < 4 * plane; i++)
@@ -661,7 +662,7 @@ static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps,
   kr_step step;
   KR_TRY(kr_trainer_open(r->ctx, config, &r->train, r->B, r->T, &r->trainer));
   KR_TRY(kr_trainer_draw_weights(r->trainer));
-  draw_batch(&r->room, &batch);
+  draw_batch(&r->capacity, &batch);
   *seconds = INFINITY, *bytes = kr_trainer_bytes(r->trainer);
   for (int64_t k = 0; k < n_steps + 2; k++) { /* the first two load kernels and capture graphs */
     const int64_t begun = kr_clock_ns();
@@ -686,7 +687,7 @@ static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
   KR_CHECK(r->N > 0 && r->N % (config.fft_len / 4) == 0, KRAIT_ERR_ARGUMENT,
            "items have %lld samples, not a multiple of the frame size %lld: change segment or shift", (long long)r->N,
            (long long)config.fft_len / 4);
-  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->room));
+  KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->capacity));
   times->batch = r->B, times->frames = r->T;
   r->train.discriminator_first = 0; /* those steps are the shorter ones */
   if (r->train.discriminator)

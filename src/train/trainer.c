@@ -9,7 +9,7 @@
 
 #include "alloc.h"
 #include "draw.h"
-#include "ears.h"
+#include "perceptual_loss.h"
 #include "op_list.h"
 #include "optimiser.h"
 #include "primeknet/primeknet_graph.h"
@@ -17,7 +17,7 @@
 #include "status.h"
 
 const char *const kr_term_names[KR_TERMS] = {"magnitude",   "phase_ip", "phase_gd", "phase_iaf",   "complex",
-                                             "consistency", "metric",   "time",     "disturbance", "opinion",
+                                             "consistency", "metric",   "time",     "disturbance", "pesq",
                                              "si_sdr",      "stoi",     "disc_r",   "disc_g"};
 const kr_train_options kr_train_defaults = {.lr = 5e-4,
                                             .beta1 = 0.8,
@@ -70,9 +70,9 @@ struct kr_trainer {
   kr_tensor mag_con, wav_hat, terms[KR_TERMS];
   int last_term;              /* the last to be computed */
   int judged;                 /* whether the judge scored the batch that the discriminator learnt from */
-  kr_ears *ears;              /* NULL: its terms have no weight */
+  kr_perceptual_loss *perceptual;              /* NULL: its terms have no weight */
   const float *clean;         /* the batch's, on the host */
-  double heard[KR_EARS_TERMS]; /* of the step, the means over items */
+  double heard[KR_PERCEPTUAL_LOSS_TERMS]; /* of the step, the means over items */
   kr_judge judge;              /* whose answer is pending, if has_asked */
   int has_asked, has_judged;   /* has_judged: a late judge's signals of the previous step are available */
   kr_judged all;              /* the same of all ranks, when gathered: in */
@@ -114,14 +114,14 @@ static float *cut(float **memory, int64_t n) {
 }
 
 /* Called twice: to count (memory is NULL), and to assign. Returns the number of floats. */
-static int64_t lay_out(kr_trainer *t, float *memory) {
+static int64_t lay_out_trainer(kr_trainer *t, float *memory) {
   float *const begin = memory;
   const int64_t plane = t->B * t->F * t->T;
   t->v_com_in = cut(&memory, 2 * plane), t->v_mag = cut(&memory, plane), t->v_pha = cut(&memory, plane),
   t->v_com = cut(&memory, 2 * plane), t->v_wav = cut(&memory, t->B * t->N);
   t->v_mag_con = cut(&memory, plane), t->v_wav_hat = cut(&memory, t->B * t->N);
-  t->v_judged_mag = t->options.judge_late ? cut(&memory, plane) : t->v_mag,
-  t->v_judged_con = t->options.judge_late ? cut(&memory, plane) : t->v_mag_con, t->v_answer = cut(&memory, t->B);
+  t->v_judged_mag = t->options.discriminator_lag ? cut(&memory, plane) : t->v_mag,
+  t->v_judged_con = t->options.discriminator_lag ? cut(&memory, plane) : t->v_mag_con, t->v_answer = cut(&memory, t->B);
   t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B),
   t->v_dropout = cut(&memory, 3 * t->B * KR_DISC_WIDTH), t->v_scores = cut(&memory, 3 * t->B);
   t->v_terms = cut(&memory, 16 * KR_TERMS), t->v_seeds = cut(&memory, 16 * KR_TERMS),
@@ -142,7 +142,7 @@ static int64_t lay_out(kr_trainer *t, float *memory) {
                               [DROPOUT_G] = {t->v_dropout + t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
                               [SCORES_R] = {t->v_scores, NULL, 1},
                               [SCORES_G] = {t->v_scores + t->B, NULL, 1}};
-  t->v_pull = cut(&memory, t->ears ? t->some * t->N : 0);
+  t->v_pull = cut(&memory, t->perceptual ? t->some * t->N : 0);
   t->v_part_terms = t->n_parts > 1 ? cut(&memory, 16 * KR_TERMS * t->n_parts) : t->v_terms;
   for (int k = 0; k < HANDED; k++)
     t->now[k] = now[k], t->now[k].some = t->n_parts > 1 ? cut(&memory, t->some * now[k].n) : now[k].all;
@@ -244,7 +244,7 @@ static int32_t record_backward(kr_trainer *t, kr_graph *g, int from_term, int to
   KR_CHECK(wanted, KRAIT_ERR_NO_MEMORY, "no memory for a list of gradients");
   for (int k = from_term; k < to_term; k++)
     if (t->terms[k]) from[n++] = (kr_gradient){t->terms[k], input(g, "term_weight", KR_DIMS(1), t->v_seeds + 16 * k)};
-  if (g == t->g && t->ears)
+  if (g == t->g && t->perceptual)
     from[n++] = (kr_gradient){t->wav_hat, input(g, "pull", KR_DIMS(t->some, t->N), t->v_pull)};
   for (int64_t i = 0; i < p->n_items; i++) {
     const kr_parameter *item = &p->items[i];
@@ -404,7 +404,7 @@ static int32_t list_parameters(kr_trainer *t) {
 }
 
 static int32_t open_memory(kr_trainer *t) {
-  const int64_t n = lay_out(t, NULL);
+  const int64_t n = lay_out_trainer(t, NULL);
   const kr_cuda *cuda = t->ctx->cuda;
   t->host = t->memory = kr_alloc_array((size_t)n, sizeof(float));
   KR_CHECK(t->host, KRAIT_ERR_NO_MEMORY, "no memory for batches of %lld", (long long)t->B);
@@ -414,7 +414,7 @@ static int32_t open_memory(kr_trainer *t) {
     KR_TRY(kr_cuda_fill(cuda, t->memory, 0, (size_t)n * sizeof(float), NULL));
     KR_TRY(kr_cuda_alloc(cuda, (size_t)kr_optimiser_scratch_bytes(), (void **)&t->squares));
   }
-  lay_out(t, t->memory);
+  lay_out_trainer(t, t->memory);
   if (t->options.ranks && t->discriminator.n)
     KR_TRY(kr_cuda_alloc(cuda, (size_t)t->discriminator.n * 5 * sizeof(float), (void **)&t->aside));
   for (int64_t b = 0; b < t->B; b++) on_host(t, t->v_ones)[b] = 1;
@@ -428,8 +428,8 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(kr_spectral_open(t->ctx->cuda, t->config.fft_len, &t->spectral));
   KR_TRY(list_parameters(t));
   int hears = 0;
-  for (int k = 0; k < KR_EARS_TERMS; k++) hears |= t->options.weights[KR_TERM_DISTURBANCE + k] != 0;
-  if (hears) KR_TRY(kr_ears_open(t->ctx->pool, t->N, t->some, &t->ears));
+  for (int k = 0; k < KR_PERCEPTUAL_LOSS_TERMS; k++) hears |= t->options.weights[KR_TERM_DISTURBANCE + k] != 0;
+  if (hears) KR_TRY(kr_perceptual_loss_open(t->ctx->pool, t->N, t->some, &t->perceptual));
   KR_TRY(open_memory(t));
   KR_TRY(kr_graph_open(&t->g));
   KR_TRY(record_generator(t));
@@ -455,12 +455,12 @@ int32_t kr_trainer_open(const krait_ctx *ctx, const kr_pk_config *config, const 
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for training");
   t->ctx = ctx, t->config = *config, t->options = *options, t->B = B, t->F = config->F, t->T = T,
   t->N = (T - 1) * (config->fft_len / 4);
-  const int64_t at_once = options->at_once > 0 && options->at_once < B ? options->at_once : B;
-  if (B % at_once == 0) t->some = at_once, t->n_parts = B / at_once;
+  const int64_t micro_batch = options->micro_batch > 0 && options->micro_batch < B ? options->micro_batch : B;
+  if (B % micro_batch == 0) t->some = micro_batch, t->n_parts = B / micro_batch;
   t->gradient_scale = t->first_scale = scale_of(t);
   const int32_t status = t->some ? open_parts(t)
-                                 : kr_fail(KRAIT_ERR_ARGUMENT, "at_once %lld does not divide a batch of %lld",
-                                           (long long)at_once, (long long)B);
+                                 : kr_fail(KRAIT_ERR_ARGUMENT, "micro_batch %lld does not divide a batch of %lld",
+                                           (long long)micro_batch, (long long)B);
   if (status < 0) kr_trainer_close(trainer);
   return status;
 }
@@ -473,7 +473,7 @@ void kr_trainer_close(kr_trainer **trainer) {
   kr_graph_close(&t->g), kr_graph_close(&t->d), kr_graph_close(&t->move), kr_graph_close(&t->divide);
   kr_parameters_free(&t->statistics), kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
-  kr_ears_close(&t->ears);
+  kr_perceptual_loss_close(&t->perceptual);
   if (t->ctx->cuda)
     kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares),
         kr_cuda_free(t->ctx->cuda, t->aside);
@@ -537,7 +537,7 @@ static int32_t take_batch(kr_trainer *t, const kr_batch *batch) {
   KR_TRY(put(t, t->v_pha, batch->pha, plane));
   KR_TRY(put(t, t->v_com, batch->com, 2 * plane));
   t->clean = batch->wav, memset(t->heard, 0, sizeof t->heard);
-  KR_CHECK(t->clean || !t->ears, KRAIT_ERR_ARGUMENT, "the perceptual losses need clean samples to compare with");
+  KR_CHECK(t->clean || !t->perceptual, KRAIT_ERR_ARGUMENT, "the perceptual losses need clean samples to compare with");
   return batch->wav ? put(t, t->v_wav, batch->wav, t->B * t->N) : KRAIT_OK;
 }
 
@@ -706,7 +706,7 @@ const kr_judged *kr_trainer_gathered(const kr_trainer *t) { return &t->all; }
 
 int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
   const int64_t plane = t->F * t->T, own = t->B * kr_ranks_rank(t->options.ranks);
-  if (!t->d || !t->options.judge_late || judged->B != t->B * kr_ranks_n(t->options.ranks) || judged->F != t->F ||
+  if (!t->d || !t->options.discriminator_lag || judged->B != t->B * kr_ranks_n(t->options.ranks) || judged->F != t->F ||
       judged->T != t->T)
     return KRAIT_OK;
   KR_TRY(put(t, t->v_judged_mag, judged->mag + own * plane, t->B * plane));
@@ -720,16 +720,16 @@ int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
 
 static int32_t hear_part(kr_trainer *t, int64_t part, int with_gradient) {
   const int64_t n = t->some * t->N;
-  double weights[KR_EARS_TERMS], sums[KR_EARS_TERMS];
-  if (!t->ears) return KRAIT_OK;
-  for (int k = 0; k < KR_EARS_TERMS; k++)
+  double weights[KR_PERCEPTUAL_LOSS_TERMS], sums[KR_PERCEPTUAL_LOSS_TERMS];
+  if (!t->perceptual) return KRAIT_OK;
+  for (int k = 0; k < KR_PERCEPTUAL_LOSS_TERMS; k++)
     weights[k] = t->options.weights[KR_TERM_DISTURBANCE + k] / (double)t->some / kr_ranks_n(t->options.ranks) *
                  (double)t->gradient_scale;
   KR_TRY(fetch(t, t->now[WAV_HAT].some, n));
   KR_TRY(wait(t));
-  kr_ears_hear(t->ears, t->some, t->clean + part * n, on_host(t, t->now[WAV_HAT].some), weights,
+  kr_perceptual_loss_hear(t->perceptual, t->some, t->clean + part * n, on_host(t, t->now[WAV_HAT].some), weights,
                with_gradient ? on_host(t, t->v_pull) : NULL, sums);
-  for (int k = 0; k < KR_EARS_TERMS; k++) t->heard[k] += sums[k] / (double)t->B;
+  for (int k = 0; k < KR_PERCEPTUAL_LOSS_TERMS; k++) t->heard[k] += sums[k] / (double)t->B;
   return with_gradient ? put(t, t->v_pull, NULL, n) : KRAIT_OK;
 }
 
@@ -898,7 +898,7 @@ static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
 static int32_t run_generator(kr_trainer *t, kr_step *step) {
   for (int64_t k = 0; k < t->n_parts; k++) {
     KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
-    if (t->ears) {
+    if (t->perceptual) {
       KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
       KR_TRY(run_rest(t, k));
     } else KR_TRY(kr_runner_run(t->run_g, NULL));
@@ -942,7 +942,7 @@ static int32_t step_late(kr_trainer *t, double lr, const kr_judge *judge, kr_ste
 static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, const kr_judge *judge, kr_step *step) {
   KR_TRY(take_batch(t, batch));
   KR_TRY(draw_dropout(t, batch->dropout));
-  if (t->d && t->options.judge_late) return step_late(t, lr, judge, step);
+  if (t->d && t->options.discriminator_lag) return step_late(t, lr, judge, step);
   if (!t->d) KR_TRY(put_seeds(t));
   if (is_alone(t)) return step_alone(t, lr, judge, step);
   KR_TRY(t->n_parts == 1 ? run_whole(t, lr, judge, step) : run_parts(t, lr, judge, step));

@@ -18,8 +18,8 @@ enum {
   KR_TERM_CONSISTENCY,
   KR_TERM_METRIC,
   KR_TERM_TIME,
-  KR_TERM_DISTURBANCE, /* this and the next three: ears.h, on the host's threads */
-  KR_TERM_OPINION,
+  KR_TERM_DISTURBANCE, /* this and the next three: perceptual_loss.h, on the host's threads */
+  KR_TERM_PESQ,
   KR_TERM_SI_SDR,
   KR_TERM_STOI,
   KR_TERM_DISC_R,
@@ -36,11 +36,11 @@ typedef struct kr_train_options {
   int discriminator;        /* 0: without the metric term */
   int64_t discriminator_first; /* initial steps in which only the discriminator learns: an untrained one would degrade
                                   an already trained generator */
-  int judge_late;           /* the discriminator learns after the generator's half of a step, from the output of the
-                               previous step: the judge has had a whole step, and no separate forward pass is needed */
+  int discriminator_lag;       /* the discriminator learns after the generator's half of a step, from the output of the
+                           previous step: the judge has had a whole step, and no separate forward pass is needed */
   int64_t accumulate;       /* batches whose gradients are accumulated for one step */
   int recompute;            /* recompute: less memory, more time; see kr_pk_graph */
-  int64_t at_once; /* items that the models process at a time, a divisor of the batch; 0: all. Less memory; with a
+  int64_t micro_batch; /* items that the models process at a time, a divisor of the batch; 0: all. Less memory; with a
                       discriminator and no late judge, one more forward pass */
   int32_t halves;           /* KRAIT_F16 or _BF16: the generator's activations and their gradients between operators;
                                0: float32 */
@@ -52,7 +52,8 @@ extern const kr_train_options kr_train_defaults; /* the published solver's */
 
 typedef struct kr_batch {
   const float *com_in, *mag, *pha, *com; /* (B,F,T,2); of the clean signal (B,F,T), (B,F,T), (B,F,T,2) */
-  const float *wav; /* clean (B,(T-1) hop): for the time term and those of ears.h; NULL where their weights are 0 */
+  const float
+      *wav; /* clean (B,(T-1) hop): for the time term and those of perceptual_loss.h; NULL where their weights are 0 */
   const float *dropout;                  /* (3,B,64) factors; NULL: drawn from the seed and the step */
 } kr_batch;
 

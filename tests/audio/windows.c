@@ -71,7 +71,7 @@ static kr_window_runner runner_of(calls *c, int64_t most, int is_late) {
       .user = c, .most = most, .run = is_late ? run_late : run_now, .finish = is_late ? finish : NULL, .done = done};
 }
 
-static int32_t run(const kr_windows_shape *shape, const kr_window_runner *runner, int64_t n, int64_t piece,
+static int32_t run_windows(const kr_windows_shape *shape, const kr_window_runner *runner, int64_t n, int64_t piece,
                    kr_queue *queue) {
   kr_windows *windows = NULL;
   assert_int_equal(kr_windows_open(shape, runner, (kr_sink){kr_queue_push, queue}, &windows), KRAIT_OK);
@@ -99,7 +99,7 @@ static void identity_at_every_length(void **state) {
         kr_queue queue = {0};
         const int64_t at_once = most[way / 4 % 5];
         const kr_window_runner runner = runner_of(&c, at_once, way / 20);
-        assert_int_equal(run(&shapes[s], &runner, n, pieces[way % 4], &queue), KRAIT_OK);
+        assert_int_equal(run_windows(&shapes[s], &runner, n, pieces[way % 4], &queue), KRAIT_OK);
         assert_int_equal(kr_queue_count(&queue), n);
         for (int64_t i = 0; i < n; i++) assert_true(kr_queue_front(&queue)[i] == (float)i);
         const int64_t n_windows = kr_windows_count(&shapes[s], n), each = at_once ? at_once : 1;
@@ -117,7 +117,7 @@ static void windows_lie_where_they_should(void **state) {
     calls c = {.fail_at = -1, .each = identity};
     const kr_window_runner runner = runner_of(&c, most, most % 2);
     kr_queue queue = {0};
-    assert_int_equal(run(&shape, &runner, 120, 97, &queue), KRAIT_OK);
+    assert_int_equal(run_windows(&shape, &runner, 120, 97, &queue), KRAIT_OK);
     assert_int_equal(c.n_calls, 4);
     const int64_t first[] = {0, 30, 60, 80};
     for (int i = 0; i < 4; i++) {
@@ -142,7 +142,7 @@ static void fade_is_a_raised_cosine_in_the_middle(void **state) {
     calls c = {.fail_at = -1, .each = number};
     const kr_window_runner runner = runner_of(&c, 1 + way, way == 2);
     kr_queue queue = {0};
-    assert_int_equal(run(&shape, &runner, 70, 7, &queue), KRAIT_OK);
+    assert_int_equal(run_windows(&shape, &runner, 70, 7, &queue), KRAIT_OK);
     const float *y = kr_queue_front(&queue);
     for (int i = 0; i < 33; i++) assert_true(y[i] == 0);
     for (int i = 0; i < 4; i++) assert_float_equal(y[33 + i], 0.5 - 0.5 * cos(3.14159265358979 * (i + 0.5) / 4), 1e-6);
@@ -161,7 +161,7 @@ static void failure_of_a_window_is_passed_on(void **state) {
       calls c = {.fail_at = fail_at, .each = identity};
       const kr_window_runner runner = runner_of(&c, 1 + way % 3, way / 3);
       kr_queue queue = {0};
-      assert_int_equal(run(&shape, &runner, 120, 13, &queue), KRAIT_ERR_CANCELLED);
+      assert_int_equal(run_windows(&shape, &runner, 120, 13, &queue), KRAIT_ERR_CANCELLED);
       assert_int_equal(c.due, 0);
       kr_queue_free(&queue);
     }

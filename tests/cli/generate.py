@@ -153,7 +153,7 @@ def same_text_by_other_ways():
     check_error(2, "it is the model's model-00002-of-00003.safetensors", "generate", here / "shards" / "model-00001-of-00003.safetensors", "-p", "a", "--save-state", here / "shards" / "model-00002-of-00003.safetensors", "-f")
     check(story(here / "whole" / "model.safetensors", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "a weights file")
     check(story(here / "whole", "-", "-n", 20, stdin=PROMPT.encode())["text"] == whole["text"], "standard input")
-    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--narrow-states")["text"] == whole["text"], "--narrow-states of float32 weights")
+    check(story(here / "whole", "-p", PROMPT, "-n", 20, "--state-dtype", "weights")["text"] == whole["text"], "--state-dtype weights of float32 weights")
     check(story(here / "whole", "-", "-n", 0, stdin=b"a\0b")["prompt"] == "a\0b", "a zero in a text is not its end")
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--threads", 1)["text"] == whole["text"], "one thread")
     for name in ("half", "brain", "two"):

@@ -78,14 +78,14 @@ if "ampere" in tiers:  # a build with device code
     check_error(2, "hopper: the device is older", "bench", "primeknet", "--tier", "hopper", env=machine(capability=80))
     check_error(2, "the device is older", "bench", "primeknet", "--tier", "ampere", env=machine(capability=75))
     for env, row in ((machine(capability=80), "cuda_ampere"), (dict(machine(capability=80), KRAIT_TIER="base"), "cuda_base")):
-        rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", env=env).stdout)["rows"]
-        check(rows and rows[0]["row"].startswith(row), f"{row} is not the first: {rows[:1]}")
-    rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", "--tier", "base", env=machine(capability=80)).stdout)["rows"]
-    check(rows and all(r["row"].startswith(("cuda_base", "base_")) for r in rows), f"--tier base ran {rows}")
+        rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", env=env).stdout)["implementations"]
+        check(rows and rows[0]["implementation"].startswith(row), f"{row} is not the first: {rows[:1]}")
+    rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", "--tier", "base", env=machine(capability=80)).stdout)["implementations"]
+    check(rows and all(r["implementation"].startswith(("cuda_base", "base_")) for r in rows), f"--tier base ran {rows}")
     shape = ("bench", "causal_conv1d", "--shape", "B=2,D=8,L=64,last", "--dtype", "bfloat16")
     for tier in ("base", "ampere"):
         timed = json.loads(krait(*shape, "--device", "cuda", "--tier", tier, "--json", env=machine(capability=80, l2=1 << 16)).stdout)
-        check(timed["row"] == f"cuda_{tier}_channels_last" and timed["device"] == "GPU 0 (Fake GPU)" and timed["dtype"] == "bfloat16", timed)
+        check(timed["implementation"] == f"cuda_{tier}_channels_last" and timed["device"] == "GPU 0 (Fake GPU)" and timed["dtype"] == "bfloat16", timed)
         check(timed["copies"] > 1 and timed["from_graph"] and timed["host_s"] > 0 and timed["limits"]["exps_per_s"] > 0, timed)
     said = krait(*shape, "--device", "cuda", env=machine(capability=80)).stdout.decode()
     check("row cuda_ampere_channels_last on GPU 0 (Fake GPU)" in said and "host time" in said and max(map(len, said.split("\n"))) <= 132, said)
@@ -95,14 +95,14 @@ if "ampere" in tiers:  # a build with device code
     check_error(2, "not base, ampere or hopper", *shape, "--tier", "volta", env=machine(capability=80))
     for dtype, tier, row in (("bfloat16", (), "ampere_tiles"), ("float32", (), "cuda_base"), ("bfloat16", ("--tier", "base"), "cuda_base"), ("float32", ("--tier", "ampere"), "cuda_base")):
         timed = json.loads(krait("bench", "gemm", "--shape", "M=32,N=8,K=8", "--dtype", dtype, "--device", "cuda", *tier, "--json", env=machine(capability=80, l2=1 << 16)).stdout)
-        check(timed["row"] == row and timed["host_s"] > 0, timed)
+        check(timed["implementation"] == row and timed["host_s"] > 0, timed)
     check_error(2, "with --device cpu", *shape, "--device", "cuda", "--reference", env=machine(capability=80))
-rows = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--rows", "all", "--json").stdout)
-check([r for r in rows if r["row"] == "simd_scalar" and r["best_s"] > 0] and [r for r in rows if "capability" in r.get("refuses", "")], rows)
-timed = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--rows", "simd_scalar", "--json").stdout)
-check(timed["row"] == "simd_scalar", timed)
-check_error(2, "add_norm has no row 'none'", "bench", "add_norm", "--device", "cpu", "--rows", "none")
-check_error(2, "there is no operator 'none'", "bench", "none", "--device", "cpu", "--rows", "all")
+rows = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--impl", "all", "--json").stdout)
+check([r for r in rows if r["implementation"] == "simd_scalar" and r["best_s"] > 0] and [r for r in rows if "capability" in r.get("refuses", "")], rows)
+timed = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--impl", "simd_scalar", "--json").stdout)
+check(timed["implementation"] == "simd_scalar", timed)
+check_error(2, "add_norm has no implementation 'none'", "bench", "add_norm", "--device", "cpu", "--impl", "none")
+check_error(2, "there is no operator 'none'", "bench", "none", "--device", "cpu", "--impl", "all")
 check_error(2, "--dtype is 'int8'", "bench", "add_norm", "--dtype", "int8")
 timed = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--json").stdout)
 check(timed["copies"] == 0 and timed["host_s"] == 0 and "threads" in timed["device"], timed)

@@ -245,15 +245,15 @@ with tempfile.TemporaryDirectory() as base:
     check(sizes[1] < 0.8 * sizes[0], f"recomputation takes less memory: {sizes}")
 
     # one item at a time: less memory, the same losses
-    done = krait(*train(base / "parts", config, "--threads", "2", "--steps", "2", "at_once=1", "--device", "cpu"))
-    check(done.returncode == 0, f"at_once=1: {done}")
+    done = krait(*train(base / "parts", config, "--threads", "2", "--steps", "2", "micro_batch=1", "--device", "cpu"))
+    check(done.returncode == 0, f"micro_batch=1: {done}")
     ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("recompute0", "parts")]
     # the discriminator's first update depends on each gradient's sign: gradients of only rounding error change its
     # terms
-    check(all(abs(ends[1][k] - v) <= (1e-3 if k in ("metric", "disc_r") else 1e-4) * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 gives the same losses: {ends}")
-    size = json.loads(krait("bench", "train", config, "at_once=1", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"]
-    check(size < 0.7 * sizes[0], f"at_once=1 takes less memory: {size} of {sizes[0]}")
-    check_error(1, "does not divide", *train(base / "odd", config, "batch_size=3", "at_once=2", "--device", "cpu"))
+    check(all(abs(ends[1][k] - v) <= (1e-3 if k in ("metric", "disc_r") else 1e-4) * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"micro_batch=1 gives the same losses: {ends}")
+    size = json.loads(krait("bench", "train", config, "micro_batch=1", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"]
+    check(size < 0.7 * sizes[0], f"micro_batch=1 takes less memory: {size} of {sizes[0]}")
+    check_error(1, "does not divide", *train(base / "odd", config, "batch_size=3", "micro_batch=2", "--device", "cpu"))
 
     # the discriminator trains alone at first: the model is unchanged until then, and an interrupted run resumes bitwise
     def first(name, n, steps, *more):
@@ -271,8 +271,8 @@ with tempfile.TemporaryDirectory() as base:
     # the judge a step late: the same bits if killed, on any number of threads; one item at a time equal up to rounding;
     # differs from upstream's order
     def late(name, steps, *more):
-        done = krait(*train(base / name, config, "--steps", str(steps), "judge_late=1", "--device", "cpu", *more))
-        check(done.returncode == 0, f"judge_late=1: {done}")
+        done = krait(*train(base / name, config, "--steps", str(steps), "discriminator_lag=1", "--device", "cpu", *more))
+        check(done.returncode == 0, f"discriminator_lag=1: {done}")
         return (base / name / "checkpoint.safetensors").read_bytes()
 
     ended = late("late1", 4, "--threads", "2", "discriminator_first=1")
@@ -281,9 +281,9 @@ with tempfile.TemporaryDirectory() as base:
     raw = (base / "late1" / "checkpoint.safetensors").read_bytes()
     shapes = {name: part["shape"] for name, part in json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]]).items() if name.startswith("judged.")}
     check(shapes == {"judged.mag": [2, 201, (SEGMENT - 4000) // 100 + 1], "judged.mag_con": [2, 201, (SEGMENT - 4000) // 100 + 1], "judged.quality": [2]}, f"the checkpoint has the next step's inputs: {shapes}")
-    late("late3", 4, "--threads", "2", "discriminator_first=1", "at_once=1")
+    late("late3", 4, "--threads", "2", "discriminator_first=1", "micro_batch=1")
     ends = [json.loads((base / run / "log.jsonl").read_text().splitlines()[-1]) for run in ("late1", "late3")]
-    check(all(abs(ends[1][k] - v) <= 1e-3 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"at_once=1 with a late judge gives the same losses: {ends}")
+    check(all(abs(ends[1][k] - v) <= 1e-3 * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"micro_batch=1 with a late judge gives the same losses: {ends}")
 
     # the cost of a step: needs no recordings, lists all calls
     done = krait("bench", "train", config, "--runs", "2", "--kernels", "--json", "--threads", "2", "--device", "cpu")

@@ -9,7 +9,7 @@ ARCHS = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 1
 NAMES = {50: "Maxwell: GTX 750, GTX 850M", 52: "Maxwell: GTX 970, Titan X, Tesla M40", 53: "Jetson Nano", 60: "Pascal: Tesla P100", 61: "Pascal: GTX 1080, Tesla P40",
          62: "Jetson TX2", 70: "Volta: Tesla V100", 72: "Jetson Xavier", 75: "Turing: RTX 2080, T4", 80: "Ampere: A100", 86: "Ampere: RTX 3090, A10", 87: "Jetson Orin",
          89: "Ada: RTX 4090, L4", 90: "Hopper: H100, H200", 100: "Blackwell: B200", 103: "Blackwell: B300", 110: "Jetson Thor", 120: "Blackwell: RTX 5090", 121: "DGX Spark"}
-HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_whole|conv_last|conv_bwd_rows|conv_bwd_whole|conv_bwd_long|state_update|norm_[12]$|norm_bwd_1$|conv_update$|gemm_hopper|gemm_ampere|gemm_few)")
+HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_whole|conv_last|conv_bwd_rows|conv_bwd_whole|conv_bwd_long|state_update|norm_[12]$|norm_bwd_1$|conv_update$|gemm_hopper|gemm_ampere|gemm_m16)")
 HOT_SPILL = 32  # bytes: register-bound kernels are right at the limit; more than this is a fault
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 REGISTERS = re.compile(r"Used (\d+) registers")

@@ -23,10 +23,10 @@ with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder, "tree")
     text, packed = pathlib.Path(folder, "one.base.ptx"), pathlib.Path(folder, "one.packed")
     (root / "src").mkdir(parents=True)
-    source, plan = root / "src/one.cu", root / "src/one_plan.h"
-    source.write_text('#include "one_plan.h"\n')
-    plan.write_text("/* what both sides know */\ntypedef struct { int n; } one_plan; // one\n")
-    done = run("compile", root, text, f"{text}.d", sys.executable, "-c", COMPILER, text, f"{text}.d", source, plan, TEXT)
+    source, params = root / "src/one.cu", root / "src/one_params.h"
+    source.write_text('#include "one_params.h"\n')
+    params.write_text("/* what both sides know */\ntypedef struct { int n; } one_params; // one\n")
+    done = run("compile", root, text, f"{text}.d", sys.executable, "-c", COMPILER, text, f"{text}.d", source, params, TEXT)
     assert done.returncode == 0 and text.read_text().startswith(TEXT) and text.read_text().count("// made of src/one") == 2, done
     assert run("pack", root, packed, text).returncode == 0
     before = packed.read_bytes()
@@ -36,12 +36,12 @@ with tempfile.TemporaryDirectory() as folder:
         packed.write_bytes(beside)
         assert run("pack", root, elsewhere, text).returncode == 0 and elsewhere.read_bytes() == (beside if copied else before)
     packed.unlink()
-    plan.write_text("/* what host and device know */\n\ntypedef struct {  int n; } one_plan;\n")
+    params.write_text("/* what host and device know */\n\ntypedef struct {  int n; } one_params;\n")
     assert run("pack", root, packed, text).returncode == 0 and packed.read_bytes() == before
-    plan.write_text("typedef struct { int m, n; } one_plan;\n")
-    refused(run("pack", root, packed, text), "one.base.ptx", "src/one_plan.h", "-Dptx_dir")
-    plan.unlink()
-    refused(run("pack", root, packed, text), "src/one_plan.h", "-Dptx_dir")
+    params.write_text("typedef struct { int m, n; } one_params;\n")
+    refused(run("pack", root, packed, text), "one.base.ptx", "src/one_params.h", "-Dptx_dir")
+    params.unlink()
+    refused(run("pack", root, packed, text), "src/one_params.h", "-Dptx_dir")
     text.write_text(TEXT)
     refused(run("pack", root, packed, text), "one.base.ptx", "-Dptx_dir")
     text.write_text(TEXT + "\u00e9")

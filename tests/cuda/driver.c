@@ -232,7 +232,7 @@ static void only_hopper_starts_kernels_ahead(void **state) {
     assert_int_equal(kr_cuda_open(0, masks[i], &cuda), KRAIT_OK);
     for (int32_t ahead = 0; ahead < 2; ahead++)
       assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_AMPERE, &kernel,
-                                      &(kr_grid){.x = 1, .block = 32, .is_ahead = ahead}, args, sizeof args),
+                                      &(kr_grid){.x = 1, .block = 32, .is_pdl = ahead}, args, sizeof args),
                        KRAIT_OK);
     assert_int_equal(n_ahead() - before, i == 0);
     const uint32_t n = (uint32_t)kr_cuda_info(cuda)->n_multiprocessors, own = 1024,
@@ -406,7 +406,7 @@ static void timing_an_operator_takes_turns_and_leaks_nothing(void **state) {
   krait_ctx *ctx = open_gpu();
   krait_op_timing timing = {.size = sizeof timing};
   assert_int_equal(time_norm(ctx, &timing), KRAIT_OK);
-  assert_string_equal(timing.row, "cuda_ampere_aligned_rows");
+  assert_string_equal(timing.impl, "cuda_ampere_aligned_rows");
   assert_int_equal(timing.n_copies,
                    3 * 4096 / (4 * 512 + 256) + 1); /* four tensors of 512 bytes, and one of 128 that takes 256 */
   assert_int_equal(timing.n_runs % timing.n_copies, 0);
@@ -434,7 +434,7 @@ static void timing_an_operator_takes_turns_and_leaks_nothing(void **state) {
   unsetenv("KR_FAKE_CUDA");
 }
 
-/* gemm has no GPU row for float64 tensors. out is residual, and A has negative strides. */
+/* gemm has no GPU implementation for float64 tensors. out is residual, and A has negative strides. */
 static int32_t run_gemm(int32_t device, uint64_t caps, int32_t fallback, float *out, krait_ctx_stats *stats) {
   static const float A[6] = {1, 2, 3, 4, 5, 6};
   static const double B[6] = {1, -1, 2, 0.5, 3, 7};
@@ -534,7 +534,7 @@ static void a_row_requested_by_name_is_not_a_fallback(void **state) {
   if (!kr_cuda_built_tiers()) skip();
   fail_at(0, 0);
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
-  if (krait_op_measure_row(ctx, "selective_scan", "cuda_base_time_over_lanes", "D=8,L=32,N=2", KRAIT_F32, 0.001,
+  if (krait_op_measure_impl(ctx, "selective_scan", "cuda_base_time_over_lanes", "D=8,L=32,N=2", KRAIT_F32, 0.001,
                            &timing) < 0)
     fail_msg("%s", krait_error_detail());
   krait_ctx_read_stats(ctx, &stats);

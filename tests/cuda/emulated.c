@@ -2,7 +2,8 @@
  * and mamba_decode on the host, through the real context, launch code and plans, against the reference: under
  * AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are
  * poisoned, so that stray reads are found too. Then the harness itself: planted faults, and barriers removed from the
- * real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_ROW: only one row), or emulated LIBRARY planted. */
+ * real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_IMPL: only one implementation), or emulated LIBRARY
+ * planted. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -19,7 +20,7 @@
 #include "emulator/emulator.h"
 #include "emulator/planted.h"
 #include "half.h"
-#include "limits_plan.h"
+#include "limits_params.h"
 #include "op_list.h"
 #include "overlap.h"
 #include "packed_code.h"
@@ -34,7 +35,7 @@
 
 static const char *const order_names[] = {"forwards", "backwards", "random"};
 
-/* ---- a row on host memory, poisoned outside its tensors ---------------------------------------------------------- */
+/* ---- an implementation on host memory, poisoned outside its tensors ---------------------------------------------- */
 
 static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
   const krait_view *view = (const krait_view *)(c->args + t->view_offset);
@@ -53,16 +54,16 @@ static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
   free(owned);
 }
 
-static uint32_t recorded; /* KR_CALL_AHEAD: calls as of a recording */
+static uint32_t recorded; /* KR_CALL_PDL: calls as of a recording */
 
-static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_row *row) {
+static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_impl *impl) {
   krait_call *call = (krait_call *)c->args;
   call->flags |= recorded;
-  call->scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, call) : 0;
+  call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, call) : 0;
   call->scratch = call->scratch_bytes ? aligned_alloc(256, (call->scratch_bytes + 255) & ~(uint64_t)255) : NULL;
   if (call->scratch) memset(call->scratch, 0xfb, call->scratch_bytes);
   for (int i = 0; i < c->n_tensors; i++) poison_gaps(c, &c->tensors[i]);
-  int32_t status = row->run(ctx, call);
+  int32_t status = impl->run(ctx, call);
   for (int i = 0; i < c->n_tensors; i++) {
     const kr_case_tensor *t = &c->tensors[i];
     ASAN_UNPOISON_MEMORY_REGION(
@@ -107,20 +108,20 @@ static int is_of_few_rows(const kr_op *op) {
 static int is_step(const kr_op *op) { return strcmp(op->name, "attention_step") == 0; }
 
 static const char *row_of(const kr_op *op) {
-  return strcmp(op->name, "mamba_decode") == 0 ? "persistent"
-         : is_of_few_rows(op)                  ? "few_rows"
+  return strcmp(op->name, "mamba_decode") == 0 ? "ampere_persistent"
+         : is_of_few_rows(op)                  ? "ampere_few_rows"
          : is_step(op)                         ? "cuda_hopper"
                                                : "cuda_base";
 }
 
 static int has_row(const kr_op *op) {
-  for (int32_t i = 0; i < op->n_rows; i++)
-    if (strncmp(op->rows[i].name, row_of(op), strlen(row_of(op))) == 0) return 1;
+  for (int32_t i = 0; i < op->n_impls; i++)
+    if (strncmp(op->impls[i].name, row_of(op), strlen(row_of(op))) == 0) return 1;
   return 0;
 }
 
 /* Rows that are graphs of other operators, tested there. */
-static int is_composed(const kr_op *op) { return strstr(op->rows[0].name, "_composed") != NULL; }
+static int is_composed(const kr_op *op) { return strstr(op->impls[0].name, "_composed") != NULL; }
 
 static void print_line(void *user, const char *line) { (void)user, print_error("  %s\n", line); }
 
@@ -130,8 +131,8 @@ static double now_s(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Random calls from the given one on for the given seconds, at least 6 supported by the row (3 under a sanitizer, one
- * of blocks that wait for each other), at most n_cases. */
+/* Random calls from the given one on for the given seconds, at least 6 supported by the implementation (3 under a
+ * sanitizer, one of blocks that wait for each other), at most n_cases. */
 static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const char *row, int order, int64_t first,
                                 double seconds, int64_t n_cases, void (*report)(void *, const char *)) {
   kr_check_result all = {0};
@@ -142,7 +143,7 @@ static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const cha
     kr_check_options options = {.seed = seed + (uint64_t)order,
                                 .first_case = first + k,
                                 .n_cases = 1,
-                                .row = row,
+                                .impl = row,
                                 .report = report,
                                 .run_device = run_in_place};
     kr_check_result one;
@@ -170,7 +171,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
     if (strncmp(op->name, "attention", 9) == 0)
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
     capability = is_least && !order ? OLD : newest;
-    recorded = order && strcmp(op->name, "argmax_rows") == 0 ? KR_CALL_AHEAD : 0;
+    recorded = order && strcmp(op->name, "argmax_rows") == 0 ? KR_CALL_PDL : 0;
     fake_device(order || is_step(op) || takes_together ? MUCH : is_least ? LEAST : LITTLE);
     krait_ctx *ctx = open_ctx();
     const int64_t first = takes_together ? op->n_cases - 2 + order % 2 : order * SECOND_START;
@@ -191,17 +192,16 @@ static void agrees_with_the_reference(void **state) {
   if (!kr_cuda_built_tiers() || !has_row(op)) skip();
   static const char *const most[KR_N_ORDERS] = {"cuda_base", "cuda_ampere",
                                                 "cuda_ampere"}; /* most kernels are in both */
-  static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "few_rows"},
+  static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "ampere_few_rows"},
                            *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"},
                            *const parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_parts",
                                                         "ampere_tiles_parts"},
                            *const hopper_parts[KR_N_ORDERS] = {"hopper_tiles_parts", "hopper_tiles_parts",
                                                                "hopper_tiles_parts"};
-  static const char *const many[KR_N_ORDERS] = {"many_terms", "many_terms", "many_terms"};
+  static const char *const many[KR_N_ORDERS] = {"ampere_long_k", "ampere_long_k", "ampere_long_k"};
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
-  static const char *const decode[KR_N_ORDERS] = {"persistent", "persistent", "persistent"}, *const few[KR_N_ORDERS] = {
-                                                                                                 "few_rows", "few_rows",
-                                                                                                 "few_rows"};
+  static const char *const decode[KR_N_ORDERS] = {"ampere_persistent", "ampere_persistent", "ampere_persistent"},
+                           *const few[KR_N_ORDERS] = {"ampere_few_rows", "ampere_few_rows", "ampere_few_rows"};
   static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
                            *const units_bwd[KR_N_ORDERS] = {"ampere_64_units", "ampere_64_units", "ampere_64_units"},
                            *const banks[KR_N_ORDERS] = {"ampere_half_factors", "ampere_64_channels",
@@ -214,7 +214,7 @@ static void agrees_with_the_reference(void **state) {
                                                        "cuda_hopper_any_order"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
   static const char *const step[KR_N_ORDERS] = {"cuda_hopper", "cuda_hopper", "cuda_hopper"};
-  static const char *const streamed[KR_N_ORDERS] = {"streamed", "streamed", "streamed"};
+  static const char *const streamed[KR_N_ORDERS] = {"hopper_streamed", "hopper_streamed", "hopper_streamed"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
             is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
@@ -231,7 +231,7 @@ static void agrees_with_the_reference(void **state) {
                             : is_little                               ? little
                             : is_attention || is_ssd                  ? attention
                                                                       : most;
-  const char *const only = getenv("KR_CHECK_ROW"), *const one[KR_N_ORDERS] = {only, only, only};
+  const char *const only = getenv("KR_CHECK_IMPL"), *const one[KR_N_ORDERS] = {only, only, only};
   if (only) rows = one;
   if (is_attention || is_ssd || strcmp(op->name, "argmax_rows") == 0 || (only && strstr(only, "hopper")))
     capability = 90;
@@ -310,30 +310,30 @@ static int32_t planted_reference(const krait_ctx *ctx, const void *args) {
 static int32_t planted_run(const krait_ctx *ctx, const void *args) {
   const planted_args *a = args;
   static _Alignas(16) uint64_t words[KR_PLANTED_WORDS];
-  const kr_planted_plan plan = {a->x.data, a->out.data, (int32_t)a->n, memset(words, 0, sizeof words)};
+  const kr_planted_params plan = {a->x.data, a->out.data, (int32_t)a->n, memset(words, 0, sizeof words)};
   void *kernel = kr_emulated_find(planted_image, planted_name);
   (void)ctx;
   KR_CHECK(kernel, KRAIT_ERR_DRIVER, "no kernel %s", planted_name);
   if (is_planted_together)
-    kr_emulated_launch_together(kernel, (const unsigned[]){KR_PLANTED_BLOCKS, 1, 1}, 40, 520, &plan);
+    kr_emulated_launch_cooperative(kernel, (const unsigned[]){KR_PLANTED_BLOCKS, 1, 1}, 40, 520, &plan);
   else
     kr_emulated_launch(kernel, (const unsigned[]){1, 1, 1}, 128, (unsigned)a->n * 4, &plan);
   return KRAIT_OK;
 }
 
-static const kr_row planted_rows[] = {{"cuda_base", 0, NULL, planted_run, NULL},
+static const kr_impl planted_impls[] = {{"cuda_base", 0, NULL, planted_run, NULL},
                                       {"ref", KRAIT_CAP_CPU, NULL, planted_reference, NULL}};
 static const kr_sig planted_sig = {.name = "planted", .args_bytes = sizeof(planted_args)}; /* nothing to check */
 static const kr_op planted_op = {.name = "planted",
                                  .args_bytes = sizeof(planted_args),
                                  .sig = &planted_sig,
-                                 .n_rows = 2,
-                                 .rows = planted_rows,
+                                 .n_impls = 2,
+                                 .impls = planted_impls,
                                  .make_case = make_planted,
                                  .n_cases = 20};
 
 /* In a child: its exit status (1: a wrong result) and output. */
-static int run_planted(const char *name, int is_together, char *said, size_t said_bytes) {
+static int run_planted(const char *name, int is_cooperative, char *said, size_t said_bytes) {
   int ends[2], status = 0;
   size_t used = 0;
   assert_int_equal(pipe(ends), 0);
@@ -342,7 +342,7 @@ static int run_planted(const char *name, int is_together, char *said, size_t sai
     krait_ctx *ctx = NULL;
     const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
     dup2(ends[1], 2);
-    planted_name = name, is_planted_together = is_together;
+    planted_name = name, is_planted_together = is_cooperative;
     if (krait_ctx_open(&options, &ctx) < 0) _exit(2);
     int64_t n = 0;
     for (int order = 0; order < KR_N_ORDERS; order++)
@@ -361,7 +361,7 @@ static int run_planted(const char *name, int is_together, char *said, size_t sai
 static void planted_faults_are_found(void **state) {
   static const struct {
     const char *name, *says;
-    int needs_sanitizer, is_together;
+    int needs_sanitizer, is_cooperative;
   } faults[] = {{"kr_planted_missing_barrier", "", 0, 0},
                 {"kr_planted_lucky_order", "", 0, 0},
                 {"kr_planted_barrier_for_half", "wait at a block barrier", 0, 0},
@@ -389,7 +389,7 @@ static void planted_faults_are_found(void **state) {
   }
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
     if (faults[i].needs_sanitizer && !sanitized) continue;
-    const int status = run_planted(faults[i].name, faults[i].is_together, said, sizeof said);
+    const int status = run_planted(faults[i].name, faults[i].is_cooperative, said, sizeof said);
     print_message("  %-32s exit status %d%s%s\n", faults[i].name, status,
                   faults[i].says[0] ? ", says: " : ", wrong results", faults[i].says);
     if (status == 0) fail_msg("%s went unnoticed", faults[i].name);
@@ -402,16 +402,16 @@ static void planted_faults_are_found(void **state) {
 static void limit_loops_do_what_is_counted(void **state) {
   static const kr_kernel kernels[] = {{"limits", "kr_limit_fmas"}, {"limits", "kr_limit_exps"}};
   static float out[2 * KR_LIMIT_THREADS];
-  kr_limit_plan plan = {.out = out, .factor = 0.999f, .summand = 0.001f, .rounds = 3};
+  kr_limit_params plan = {.out = out, .factor = 0.999f, .summand = 0.001f, .rounds = 3};
   kr_cuda *cuda;
   (void)state;
   if (!kr_cuda_built_tiers()) skip();
   takes_together = 1; /* with the exponentials */
   fake_device(MUCH);
   assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
-  assert_true(kr_cuda_starts_together(cuda));
+  assert_true(kr_cuda_has_cooperative(cuda));
   for (int with_exps = 0; with_exps < 2; with_exps++) {
-    const kr_grid grid = {.x = 2, .block = KR_LIMIT_THREADS, .is_together = with_exps};
+    const kr_grid grid = {.x = 2, .block = KR_LIMIT_THREADS, .is_cooperative = with_exps};
     memset(out, 0xff, sizeof out);
     assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, &kernels[with_exps], &grid, &plan, sizeof plan),
                      KRAIT_OK);
@@ -425,14 +425,14 @@ static void limit_loops_do_what_is_counted(void **state) {
       assert_true(fabs(out[i] - sum) < 1e-4);
     }
   }
-  const kr_grid too_many = {.x = 4096, .block = KR_LIMIT_THREADS, .is_together = 1};
+  const kr_grid too_many = {.x = 4096, .block = KR_LIMIT_THREADS, .is_cooperative = 1};
   assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, kernels, &too_many, &plan, sizeof plan),
                    KRAIT_ERR_DRIVER);
   kr_cuda_close(&cuda);
   takes_together = 0;
   fake_device(MUCH);
   assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
-  assert_false(kr_cuda_starts_together(cuda));
+  assert_false(kr_cuda_has_cooperative(cuda));
   kr_cuda_close(&cuda);
 }
 
@@ -536,6 +536,7 @@ static void nan_reaches_no_other_token(void **state) {
 
 /* ---- NaN in the SSD's gradient: wherever the equation has it, and in no other sequence ---- */
 
+/* Sequences of 50 tokens; NaN in the second one. */
 enum {
   GL = 150,
   GH = 2,
@@ -544,7 +545,7 @@ enum {
   FIRST = 50,
   NAN_AT = 70,
   END = 100
-}; /* sequences of 50 tokens; NaN in the second one */
+};
 
 typedef struct gradient_call {
   uint16_t x[GL * GH * GP], z[GL * GH * GP], dout[GL * GH * GP], B[GL * GN], C[GL * GN], dx[GL * GH * GP],
@@ -580,12 +581,12 @@ static void make_gradient_call(gradient_call *g, int with_gate) {
   a->seq_idx = (krait_view){g->sequence, {GL, 1}, KRAIT_I32, 0};
 }
 
-static void run_gradient(const krait_ctx *ctx, const kr_row *row, gradient_call *g) {
-  g->args.call.scratch_bytes = row->scratch_bytes(ctx, &g->args);
+static void run_gradient(const krait_ctx *ctx, const kr_impl *impl, gradient_call *g) {
+  g->args.call.scratch_bytes = impl->scratch_bytes(ctx, &g->args);
   g->args.call.scratch = aligned_alloc(256, (g->args.call.scratch_bytes + 255) & ~(uint64_t)255);
   assert_non_null(g->args.call.scratch);
   memset(g->args.call.scratch, 0xfb, g->args.call.scratch_bytes);
-  assert_int_equal(row->run(ctx, &g->args), KRAIT_OK);
+  assert_int_equal(impl->run(ctx, &g->args), KRAIT_OK);
   free(g->args.call.scratch);
 }
 
@@ -635,15 +636,15 @@ static void nan_stays_where_the_gradient_has_it(void **state) {
        : k == 3 ? &want.C[NAN_AT * GN]
        : k == 4 ? &want.dout[(NAN_AT * GH + 1) * GP]
                 : &want.z[(NAN_AT * GH + 1) * GP])[3] = 0x7fc0;
-    run_gradient(ctx, &op->rows[op->n_rows - 1], &want);
-    for (int i = 0; strncmp(op->rows[i].name, "cuda_", 5) == 0; i++) {
+    run_gradient(ctx, &op->impls[op->n_impls - 1], &want);
+    for (int i = 0; strncmp(op->impls[i].name, "cuda_", 5) == 0; i++) {
       make_gradient_call(&got, k == 0 || k == 5);
       memcpy(got.x, want.x, sizeof want.x), memcpy(got.z, want.z, sizeof want.z), memcpy(got.B, want.B, sizeof want.B),
           memcpy(got.C, want.C, sizeof want.C);
       memcpy(got.dout, want.dout, sizeof want.dout), memcpy(got.dt, want.dt, sizeof want.dt);
-      assert_null(op->rows[i].refuse(ctx, &got.args));
-      run_gradient(ctx, &op->rows[i], &got);
-      compare_gradients(op->rows[i].name, names[k], &got, &want);
+      assert_null(op->impls[i].refuse(ctx, &got.args));
+      run_gradient(ctx, &op->impls[i], &got);
+      compare_gradients(op->impls[i].name, names[k], &got, &want);
     }
   }
   krait_ctx_close(&ctx);
@@ -681,16 +682,16 @@ static void a_product_in_two_launches_is_whole(void **state) {
   capability = 90, n_multiprocessors = 2;
   fake_device(MUCH);
   krait_ctx *ctx = open_ctx();
-  assert_int_equal(op->rows[op->n_rows - 1].run(ctx, &args), KRAIT_OK);
+  assert_int_equal(op->impls[op->n_impls - 1].run(ctx, &args), KRAIT_OK);
   memcpy(want, c.out, sizeof want);
   memset(c.out, 0xff, sizeof c.out);
   kr_emulated_order(0);
-  const kr_row *row = op->rows;
-  while (strcmp(row->name, "hopper_tiles") != 0) row++;
-  assert_null(row->refuse(ctx, &args));
-  assert_int_equal(row->scratch_bytes(ctx, &args), 0);
+  const kr_impl *impl = op->impls;
+  while (strcmp(impl->name, "hopper_tiles") != 0) impl++;
+  assert_null(impl->refuse(ctx, &args));
+  assert_int_equal(impl->scratch_bytes(ctx, &args), 0);
   const int64_t before = kr_emulated_launches();
-  assert_int_equal(row->run(ctx, &args), KRAIT_OK);
+  assert_int_equal(impl->run(ctx, &args), KRAIT_OK);
   assert_int_equal(kr_emulated_launches() - before, 2);
   for (int m = 0; m < TM; m++)
     for (int n = 0; n < TN; n++) {
@@ -702,19 +703,19 @@ static void a_product_in_two_launches_is_whole(void **state) {
 
 /* ---- calls that random ones do not cover: whole heads; all of shared memory -------------------------------------- */
 
-static const kr_row *row_named(const char *op, const char *name) {
-  const kr_row *row = kr_op_find(op)->rows;
-  while (strcmp(row->name, name) != 0) row++;
-  return row;
+static const kr_impl *row_named(const char *op, const char *name) {
+  const kr_impl *impl = kr_op_find(op)->impls;
+  while (strcmp(impl->name, name) != 0) impl++;
+  return impl;
 }
 
 static void run_row(const krait_ctx *ctx, const char *op, const char *name, void *args) {
-  const kr_row *row = row_named(op, name);
+  const kr_impl *impl = row_named(op, name);
   krait_call *call = args;
-  const uint64_t bytes = row->scratch_bytes ? row->scratch_bytes(ctx, args) : 0;
+  const uint64_t bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;
   call->scratch_bytes = bytes, call->scratch = bytes ? aligned_alloc(256, (bytes + 255) & ~(uint64_t)255) : NULL;
-  assert_null(row->refuse ? row->refuse(ctx, args) : NULL);
-  if (row->run(ctx, args) < 0) fail_msg("%s: %s", name, krait_error_detail());
+  assert_null(impl->refuse ? impl->refuse(ctx, args) : NULL);
+  if (impl->run(ctx, args) < 0) fail_msg("%s: %s", name, krait_error_detail());
   free(call->scratch);
 }
 
@@ -764,14 +765,14 @@ static void whole_heads_are_right(void **state) {
   for (int k = 0; k < 9; k++) {
     const int n_states = (int[]){48, 128, ON}[k % 3];
     walk_whole(ctx, "ref", &want, n_states, k / 3, k / 3 == 1 ? 1 : OP);
-    for (int i = 0; strncmp(op->rows[i].name, "cuda_", 5) == 0; i++) {
+    for (int i = 0; strncmp(op->impls[i].name, "cuda_", 5) == 0; i++) {
       got = want;
       memset(got.out, 0xff, sizeof got.out);
-      walk_whole(ctx, op->rows[i].name, &got, n_states, k / 3, k / 3 == 1 ? 1 : OP);
+      walk_whole(ctx, op->impls[i].name, &got, n_states, k / 3, k / 3 == 1 ? 1 : OP);
       for (int j = 0; j < OL * OH * OP; j++) {
         const float g = kr_bf16_to_float(got.out[j]), w = kr_bf16_to_float(want.out[j]);
         if (!(fabsf(g - w) <= 0.02f * (1 + fabsf(w))))
-          fail_msg("%s, %d states, call %d: number %d is %g, not %g", op->rows[i].name, n_states, k, j, g, w);
+          fail_msg("%s, %d states, call %d: number %d is %g, not %g", op->impls[i].name, n_states, k, j, g, w);
       }
     }
   }
@@ -908,8 +909,8 @@ int main(int argc, char **argv) {
   void *op = (void *)kr_op_find(argv[2]);
   if (!op) return fprintf(stderr, "emulated: no such op: %s\n", argv[2]), 2;
   if (!kr_cuda_built_tiers() || !has_row(op))
-    return printf("skipped: %s\n",
-                  kr_cuda_built_tiers() ? "the op has no GPU row" : "this build has no device code (no clang)"),
+    return printf("skipped: %s\n", kr_cuda_built_tiers() ? "the op has no GPU implementation"
+                                                         : "this build has no device code (no clang)"),
            77;
   const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op),
                                      cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op),

@@ -18,7 +18,7 @@
 enum { B = 3, D = 24, W = 4, N = B * D };
 
 static uint32_t random_state;
-static float draw(void) {
+static float draw_emulated(void) {
   random_state = random_state * 1664525u + 1013904223u;
   return ((float)(random_state >> 8) * 0x1p-24f - 0.5f) * 2;
 }
@@ -52,12 +52,12 @@ static model open_model(int32_t device, const float *weight) {
                                                                              .x = kr_graph_view(g, m.x),
                                                                              .conv_state = kr_graph_view(g, past),
                                                                              .weight = kr_graph_view(g, w),
-                                                                             .out = kr_graph_ask()});
+                                                                             .out = kr_graph_auto()});
   const kr_tensor flat = kr_graph_reshape(g, stepped, rows), gated = kr_graph_temp(g, KRAIT_F32, rows);
   const kr_tensor normed = kr_graph_call(
       g, "norm", &kr_op_add_norm,
       &(krait_add_norm_args){
-          .call.flags = KRAIT_NORM_RMS, .eps = 1e-3f, .x = kr_graph_view(g, flat), .out = kr_graph_ask()});
+          .call.flags = KRAIT_NORM_RMS, .eps = 1e-3f, .x = kr_graph_view(g, flat), .out = kr_graph_auto()});
   kr_graph_pointwise(
       g, "gate",
       (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, normed,
@@ -75,7 +75,7 @@ static void close_model(model *m) {
   krait_ctx_close(&m->ctx);
 }
 
-static void run(model *m, const float *x, float *y, void *stream) {
+static void run_emulated(model *m, const float *x, float *y, void *stream) {
   memset(y, 0xfb, N * sizeof *y);
   assert_int_equal(kr_runner_bind(m->r, m->x, (void *)x), KRAIT_OK);
   assert_int_equal(kr_runner_bind(m->r, m->y, y), KRAIT_OK);
@@ -86,25 +86,25 @@ static void steps_are_those_of_the_cpu(void **state) {
   static float weight[D * W], x[2][N], y[2][N], want[N];
   (void)state;
   random_state = 9;
-  for (int i = 0; i < D * W; i++) weight[i] = draw();
+  for (int i = 0; i < D * W; i++) weight[i] = draw_emulated();
   model cpu = open_model(KRAIT_DEVICE_CPU, weight), gpu = open_model(KRAIT_DEVICE_CUDA(0), weight);
   int n_recorded = 0;
   for (int t = 0; t < 12;
        t++) { /* the addresses change after six steps, the states continue; then everything restarts */
     const int at = t >= 6;
-    for (int i = 0; i < N; i++) x[at][i] = draw();
+    for (int i = 0; i < N; i++) x[at][i] = draw_emulated();
     if (t == 10)
       assert_int_equal(kr_runner_reset(cpu.r, NULL), KRAIT_OK),
           assert_int_equal(kr_runner_reset(gpu.r, NULL), KRAIT_OK);
-    run(&cpu, x[at], want, NULL);
-    run(&gpu, x[at], y[at], NULL);
+    run_emulated(&cpu, x[at], want, NULL);
+    run_emulated(&gpu, x[at], y[at], NULL);
     for (int i = 0; i < N; i++)
       if (!(fabsf(y[at][i] - want[i]) <= 1e-5f * (1 + fabsf(want[i]))))
         fail_msg("step %d, element %d: %g on the GPU, %g on the CPU", t, i, (double)y[at][i], (double)want[i]);
     n_recorded += gpu.r->recordings[0].recorded != NULL;
   }
   assert_int_equal(n_recorded, 10); /* all but the first run per pair of addresses */
-  assert_int_equal(kr_emulated_ahead(), 2 * n_recorded); /* the step and the norm, where they are recorded */
+  assert_int_equal(kr_emulated_pdl(), 2 * n_recorded); /* the step and the norm, where they are recorded */
   close_model(&cpu);
   close_model(&gpu);
 }
@@ -114,18 +114,18 @@ static void a_recorded_stream_gets_the_launches(void **state) {
   void *stream = NULL, *graph = NULL;
   (void)state;
   random_state = 4;
-  for (int i = 0; i < D * W; i++) weight[i] = draw();
-  for (int i = 0; i < N; i++) x[i] = draw();
+  for (int i = 0; i < D * W; i++) weight[i] = draw_emulated();
+  for (int i = 0; i < N; i++) x[i] = draw_emulated();
   model cpu = open_model(KRAIT_DEVICE_CPU, weight), gpu = open_model(KRAIT_DEVICE_CUDA(0), weight);
-  run(&gpu, x, y, NULL);
+  run_emulated(&gpu, x, y, NULL);
   assert_int_equal(kr_runner_reset(gpu.r, NULL), KRAIT_OK);
   assert_int_equal(kr_cuda_stream_open(gpu.ctx->cuda, &stream), KRAIT_OK);
   assert_int_equal(kr_cuda_graph_begin(gpu.ctx->cuda, stream), KRAIT_OK);
-  run(&gpu, x, y, stream);
+  run_emulated(&gpu, x, y, stream);
   assert_int_equal(kr_cuda_graph_end(gpu.ctx->cuda, stream, &graph), KRAIT_OK);
   assert_null(gpu.r->recordings[0].recorded);
   for (int t = 0; t < 3; t++) {
-    run(&cpu, x, want, NULL);
+    run_emulated(&cpu, x, want, NULL);
     assert_int_equal(kr_cuda_graph_launch(gpu.ctx->cuda, graph, stream), KRAIT_OK);
     for (int i = 0; i < N; i++) assert_float_equal(y[i], want[i], 1e-5f);
   }
@@ -182,15 +182,15 @@ static void lanes_run_side_by_side(void **state) {
   (void)state;
   random_state = 5;
   for (int meets = 0; meets < 2; meets++) {
-    for (int i = 0; i < N; i++) weight[i] = draw(), x[i] = draw();
+    for (int i = 0; i < N; i++) weight[i] = draw_emulated(), x[i] = draw_emulated();
     model cpu = open_lanes(KRAIT_DEVICE_CPU, weight, meets), gpu = open_lanes(KRAIT_DEVICE_CUDA(0), weight, meets);
     assert_int_equal(gpu.g->lanes_to - gpu.g->lanes_from, meets ? 0 : 4);
     assert_int_equal(gpu.g->nodes.n, 6); /* the constant is not among them */
     share_nothing(gpu.g);
     for (int i = 0; i < N; i++) weight[i] = NAN; /* and no longer reads the weight */
     for (int t = 0; t < 4; t++) {
-      run(&cpu, x, want, NULL);
-      run(&gpu, x, y, NULL);
+      run_emulated(&cpu, x, want, NULL);
+      run_emulated(&gpu, x, y, NULL);
       for (int i = 0; i < N; i++) assert_float_equal(y[i], want[i], 1e-5f);
     }
     assert_non_null(gpu.r->recordings[0].recorded);
@@ -276,7 +276,7 @@ static void run_step(const step *m, uint16_t *q, uint16_t *k, uint16_t *v, int32
 }
 
 static void draw_halves(uint16_t *to, int64_t n) {
-  for (int64_t i = 0; i < n; i++) to[i] = kr_float_to_f16(2 * draw());
+  for (int64_t i = 0; i < n; i++) to[i] = kr_float_to_f16(2 * draw_emulated());
 }
 
 /* One call instead of three, recorded from the second step on: the same cache, and nearly the same rows. */
@@ -285,7 +285,7 @@ static void attention_takes_what_precedes_it(void **state) {
   (void)state;
   random_state = 6;
   for (int i = 0; i < ROOM * CHANNELS / 2; i++) {
-    const float angle = 7 * draw();
+    const float angle = 7 * draw_emulated();
     turns[i] = cosf(angle), turns[ROOM * CHANNELS / 2 + i] = sinf(angle);
   }
   draw_halves(cache[0], 2 * N_KV * ROOM);
@@ -317,7 +317,7 @@ typedef struct prompt {
 } prompt;
 
 static void draw_floats(float *to, int n, float shift) {
-  for (int i = 0; i < n; i++) to[i] = draw() + shift;
+  for (int i = 0; i < n; i++) to[i] = draw_emulated() + shift;
 }
 
 static void draw_prompt(prompt *p) {
@@ -406,9 +406,9 @@ static void prompts_start_ahead(void **state) {
   draw_prompt(&cpu);
   gpu = cpu;
   run_prompt(KRAIT_DEVICE_CPU, &cpu, 1);
-  const long before = (long)kr_emulated_ahead();
+  const long before = (long)kr_emulated_pdl();
   run_prompt(KRAIT_DEVICE_CUDA(0), &gpu, 2);
-  assert_int_equal((long)kr_emulated_ahead() - before, 3); /* each in the recording, once */
+  assert_int_equal((long)kr_emulated_pdl() - before, 3); /* each in the recording, once */
   for (int i = 0; i < L * E; i++) assert_float_equal(kr_f16_to_float(gpu.y[i]), kr_f16_to_float(cpu.y[i]), 1e-2f);
   for (int i = 0; i < L * WIDE; i++) {
     assert_float_equal(kr_f16_to_float(gpu.normed[i]), kr_f16_to_float(cpu.normed[i]), 4e-3f);

@@ -54,7 +54,7 @@ static void compare_recorded(int n_models, int32_t precision, double rel, double
   static const char *const names[] = {"tiny-mamba-causal", "tiny-gru", "tiny-mamba", "odd-mamba", "tiny-lstm"};
   for (int i = 0; i < share_of(n_models); i++) {
     char golden[512];
-    krait_verify_row rows[4];
+    krait_verify_result rows[4];
     int32_t n_rows = 0;
     snprintf(golden, sizeof golden, GOLDEN "/%s.golden.safetensors", names[i]);
     kr_emulated_order(i % KR_N_ORDERS);

@@ -37,7 +37,7 @@ static void count(void *user, const krait_train_report *report) {
 
 static int is_streaming; /* the model has batch norms */
 
-static int train(const krait_train_place *place, const char *run, int64_t n_steps, const char *extra) {
+static int train(const krait_train_launcher *place, const char *run, int64_t n_steps, const char *extra) {
   char output[400], speech[400], noise[400];
   krait_ctx *ctx = NULL;
   const int resumes = extra && strcmp(extra, "resume") == 0;
@@ -96,7 +96,7 @@ static pid_t start(int rank, int n_ranks, const char *run, int64_t n_steps, int6
   const pid_t child = fork();
   if (child) return child;
   char path[400];
-  krait_train_place place = {.size = sizeof place, .rank = rank, .n_ranks = n_ranks, .local_rank = rank};
+  krait_train_launcher place = {.size = sizeof place, .rank = rank, .n_ranks = n_ranks, .local_rank = rank};
   snprintf(place.meet, sizeof place.meet, "127.0.0.1:%d", port),
       snprintf(path, sizeof path, "%s/%s.%d.txt", folder, run, rank);
   if (!freopen(path, "w", stderr)) _exit(9);
@@ -180,7 +180,7 @@ static void two_as_one(void **state) {
   enum { N = 3 };
   (void)state;
   assert_int_equal(end_of(start(0, 1, "one", N, 0, NULL)), 0);
-  assert_int_equal(end_of(start(0, 1, "halves", N, 0, "at_once=1")), 0);
+  assert_int_equal(end_of(start(0, 1, "halves", N, 0, "micro_batch=1")), 0);
   const pid_t first = start(0, 2, "two", N, 0, NULL), second = start(1, 2, "two", N, 0, NULL);
   assert_int_equal(end_of(second), 0);
   assert_int_equal(end_of(first), 0);
@@ -215,7 +215,7 @@ static void batch_norms(void **state) {
   static char one[1 << 18], two[1 << 18];
   (void)state;
   is_streaming = 1;
-  assert_int_equal(end_of(start(0, 1, "stream", N, 0, "at_once=1")), 0);
+  assert_int_equal(end_of(start(0, 1, "stream", N, 0, "micro_batch=1")), 0);
   const pid_t first = start(0, 2, "streams", N, 0, NULL), second = start(1, 2, "streams", N, 0, NULL);
   is_streaming = 0;
   assert_int_equal(end_of(second), 0);

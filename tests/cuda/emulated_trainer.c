@@ -61,7 +61,7 @@ static void close_side(side *s) {
 }
 
 static uint32_t random_state;
-static float draw(void) {
+static float draw_emulated_trainer(void) {
   random_state = random_state * 1664525u + 1013904223u;
   return ((float)(random_state >> 8) * 0x1p-24f - 0.5f) * 2;
 }
@@ -69,12 +69,12 @@ static float draw(void) {
 static kr_batch draw_batch(void) {
   static float com_in[2 * MOST_PLANE], com[2 * MOST_PLANE], mag[MOST_PLANE], pha[MOST_PLANE], wav[B * MOST_N];
   for (int i = 0; i < B * F * T; i++) { /* no weak bins: their phases would be rounding errors */
-    const float strong = 1 + 0.5f * draw(), angle = 3.14f * draw();
-    mag[i] = 1 + 0.5f * draw(), pha[i] = 3.14f * draw();
+    const float strong = 1 + 0.5f * draw_emulated_trainer(), angle = 3.14f * draw_emulated_trainer();
+    mag[i] = 1 + 0.5f * draw_emulated_trainer(), pha[i] = 3.14f * draw_emulated_trainer();
     com_in[2 * i] = strong * cosf(angle), com_in[2 * i + 1] = strong * sinf(angle);
     com[2 * i] = mag[i] * cosf(pha[i]), com[2 * i + 1] = mag[i] * sinf(pha[i]);
   }
-  for (int i = 0; i < B * (T - 1) * FFT / 4; i++) wav[i] = draw();
+  for (int i = 0; i < B * (T - 1) * FFT / 4; i++) wav[i] = draw_emulated_trainer();
   return (kr_batch){.com_in = com_in, .mag = mag, .pha = pha, .com = com, .wav = wav};
 }
 
@@ -156,8 +156,8 @@ static void every_stage(void **state) {
   const size_t n = sizeof models / sizeof *models;
   for (size_t i = percent && atoi(percent) < 100 ? n - 1 : 0; i < n; i++) {
     kr_emulated_order((int)i % KR_N_ORDERS);
-    options.at_once = i == 2;    /* one item at a time */
-    options.judge_late = i == 1; /* its second step uses the first one's scores */
+    options.micro_batch = i == 2;    /* one item at a time */
+    options.discriminator_lag = i == 1; /* its second step uses the first one's scores */
     compare_steps(models[i], &options, i == 1 ? 2 : 1);
   }
 }
@@ -167,7 +167,7 @@ static void running_statistics(void **state) {
   kr_train_options options = kr_train_defaults;
   (void)state;
   options.discriminator = 0, options.weights[KR_TERM_METRIC] = 0;
-  options.at_once = 1, options.average_decay = 0.9;
+  options.micro_batch = 1, options.average_decay = 0.9;
   compare_steps(streaming, &options, 1);
 }
 
@@ -177,7 +177,7 @@ static void disturbance(void **state) {
   (void)state;
   T = MOST_T;
   for (int k = 0; k < KR_TERMS; k++) options.weights[k] = 0;
-  options.discriminator = 0, options.at_once = 1, options.weights[KR_TERM_DISTURBANCE] = 1;
+  options.discriminator = 0, options.micro_batch = 1, options.weights[KR_TERM_DISTURBANCE] = 1;
   compare_steps(models[1], &options, 1);
   T = LEAST_T;
 }

@@ -131,7 +131,7 @@ static void leave_memory(void *block) {
 
 void fake_cuda_touch(int on) { on ? open_memory() : close_memory(); }
 
-static long setting(const char *key, long otherwise) {
+static long fake_libcuda_setting(const char *key, long otherwise) {
   const char *text = getenv("KR_FAKE_CUDA");
   const char *at = text ? strstr(text, key) : NULL;
   return at ? strtol(at + strlen(key), NULL, 10) : otherwise;
@@ -141,7 +141,7 @@ static int failed(void) { return ++calls == fail_at ? fail_with : 0; }
 
 /* Shared memory bytes per block. */
 static int shared_bytes(void) {
-  const long c = setting("capability=", 90);
+  const long c = fake_libcuda_setting("capability=", 90);
   const int is_small = c == 86 || c == 88 || c == 89 || c >= 120,
             own = c < 70   ? 49152
                   : c < 75 ? 98304
@@ -149,7 +149,7 @@ static int shared_bytes(void) {
                   : is_small ? 101376
                   : c < 90   ? 166912
                              : 232448;
-  return (int)setting("shared=", own);
+  return (int)fake_libcuda_setting("shared=", own);
 }
 
 #define FAKE(name, parameters, ...)  \
@@ -163,9 +163,9 @@ static int shared_bytes(void) {
 #define UNUSED(x) (void)(x)
 
 EXPORT int cuInit(unsigned flags);
-int cuInit(unsigned flags) { return UNUSED(flags), (int)setting("init=", 0); }
+int cuInit(unsigned flags) { return UNUSED(flags), (int)fake_libcuda_setting("init=", 0); }
 EXPORT int cuDriverGetVersion(int *version);
-int cuDriverGetVersion(int *version) { return *version = (int)setting("version=", 13000), 0; }
+int cuDriverGetVersion(int *version) { return *version = (int)fake_libcuda_setting("version=", 13000), 0; }
 EXPORT int cuGetErrorName(int result, const char **text);
 int cuGetErrorName(int result, const char **text) {
   return *text = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -176,17 +176,18 @@ int cuGetErrorName(int result, const char **text) {
 EXPORT int cuGetErrorString(int result, const char **text);
 int cuGetErrorString(int result, const char **text) { return UNUSED(result), *text = "as the test asked", 0; }
 
-FAKE(cuDeviceGetCount, (int *n), *n = (int)setting("count=", 1))
+FAKE(cuDeviceGetCount, (int *n), *n = (int)fake_libcuda_setting("count=", 1))
 FAKE(cuDeviceGet, (int *device, int ordinal), *device = ordinal)
 FAKE(cuDeviceGetName, (char *name, int bytes, int device), UNUSED(device), snprintf(name, (size_t)bytes, "Fake GPU"))
-FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device), *bytes = (size_t)setting("memory=", 1 << 30))
+FAKE(cuDeviceTotalMem_v2, (size_t *bytes, int device), UNUSED(device),
+     *bytes = (size_t)fake_libcuda_setting("memory=", 1 << 30))
 FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(device),
-     *value = attribute == 75   ? (int)setting("capability=", 90) / 10
-              : attribute == 76 ? (int)setting("capability=", 90) % 10
+     *value = attribute == 75   ? (int)fake_libcuda_setting("capability=", 90) / 10
+              : attribute == 76 ? (int)fake_libcuda_setting("capability=", 90) % 10
               : attribute == 97 ? shared_bytes()
-              : attribute == 16 ? (int)setting("multiprocessors=", 8)
-              : attribute == 38 ? (int)setting("l2=", 8)
-              : attribute == 95 ? (int)setting("together=", 0)
+              : attribute == 16 ? (int)fake_libcuda_setting("multiprocessors=", 8)
+              : attribute == 38 ? (int)fake_libcuda_setting("l2=", 8)
+              : attribute == 95 ? (int)fake_libcuda_setting("together=", 0)
                                 : 8)
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, taken())
 FAKE(cuCtxCreate_v2, (void **context, unsigned flags, int device), UNUSED(flags), UNUSED(device),
@@ -199,7 +200,7 @@ FAKE(cuThreadExchangeStreamCaptureMode, (int *mode), const int before = capture_
 FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n),
      UNUSED(options), UNUSED(values);
      if (capture_mode != RELAXED) return NOT_WHILE_RECORDING;
-     if (memcmp(image, "\177ELF", 4) == 0 && !setting("cubins=", 0)) return NO_BINARY;
+     if (memcmp(image, "\177ELF", 4) == 0 && !fake_libcuda_setting("cubins=", 0)) return NO_BINARY;
      loaded_image = image, *module = (void *)(uintptr_t)image, taken(), loaded())
 #ifdef KR_EMULATE
 #include "emulator.h"
@@ -248,11 +249,12 @@ static void *find(void *module, const char *name) {
 }
 static unsigned most_threads(const void *function) { return ((const kernel *)function)->most_threads; }
 static unsigned own_shared(const void *function) { return ((const kernel *)function)->shared; }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args, int how) {
+static void run_fake_libcuda(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
+                             int how) {
   void *const emulated = ((kernel *)function)->emulated;
   open_memory();
-  (how == AHEAD      ? kr_emulated_launch_ahead
-   : how == TOGETHER ? kr_emulated_launch_together
+  (how == AHEAD      ? kr_emulated_launch_pdl
+   : how == TOGETHER ? kr_emulated_launch_cooperative
                      : kr_emulated_launch)(emulated, grid, block, shared, args);
   close_memory();
 }
@@ -260,7 +262,8 @@ static void run(void *function, const unsigned grid[3], unsigned block, unsigned
 static void *find(void *module, const char *name) { return UNUSED(name), module; }
 static unsigned most_threads(const void *function) { return UNUSED(function), 1024; }
 static unsigned own_shared(const void *function) { return UNUSED(function), 0; }
-static void run(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args, int how) {
+static void run_fake_libcuda(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args,
+                             int how) {
   UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args), UNUSED(how);
 }
 #endif
@@ -342,15 +345,17 @@ static int takes(const void *function, const unsigned grid[3], unsigned block, u
 static int fit_together(const void *function, const unsigned grid[3], unsigned block, unsigned shared) {
   const unsigned each = shared + own_shared(function) + 1024, by_shared = ((unsigned)shared_bytes() + 1024) / each,
                  by_threads = 2048 / block, most = by_shared < by_threads ? by_shared : by_threads;
-  return (uint64_t)grid[0] * grid[1] * grid[2] <= (uint64_t)most * (uint64_t)setting("multiprocessors=", 8);
+  return (uint64_t)grid[0] * grid[1] * grid[2] <=
+         (uint64_t)most * (uint64_t)fake_libcuda_setting("multiprocessors=", 8);
 }
 
-static int launch(void *function, const unsigned grid[3], unsigned block, unsigned shared, const void *args, int how) {
+static int launch_fake_libcuda(void *function, const unsigned grid[3], unsigned block, unsigned shared,
+                               const void *args, int how) {
   if (!takes(function, grid, block, shared)) return INVALID_VALUE;
   if (how == TOGETHER && !fit_together(function, grid, block, shared)) return TOO_MANY_TOGETHER;
-  if (!recording || !recorded) return run(function, grid, block, shared, args, how), 0;
+  if (!recording || !recorded) return run_fake_libcuda(function, grid, block, shared, args, how), 0;
   if (recorded->n == (int)(sizeof recorded->nodes / sizeof *recorded->nodes))
-    return setting("record=", 0) ? OUT_OF_MEMORY : 0;
+    return fake_libcuda_setting("record=", 0) ? OUT_OF_MEMORY : 0;
   recorded->nodes[recorded->n].function = function, recorded->nodes[recorded->n].block = block,
   recorded->nodes[recorded->n].shared = shared, recorded->nodes[recorded->n].how = how;
   copy_args(recorded->nodes[recorded->n].copied, args);
@@ -361,14 +366,16 @@ FAKE(cuLaunchKernel,
      (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
       void *stream, void **parameters, void **extra),
      UNUSED(by), UNUSED(bz), UNUSED(stream), UNUSED(extra);
-     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0], PLAIN);
+     const int launched = launch_fake_libcuda(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0],
+                                              PLAIN);
      if (launched) return launched)
 FAKE(cuLaunchCooperativeKernel,
      (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
       void *stream, void **parameters),
      UNUSED(by), UNUSED(bz), UNUSED(stream);
-     if (!setting("together=", 0)) return NOT_SUPPORTED;
-     const int launched = launch(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0], TOGETHER);
+     if (!fake_libcuda_setting("together=", 0)) return NOT_SUPPORTED;
+     const int launched = launch_fake_libcuda(function, (const unsigned[]){gx, gy, gz}, bx, shared, parameters[0],
+                                              TOGETHER);
      if (launched) return launched)
 /* CUlaunchConfig with attributes: programmatic stream serialization, and clusters along x. */
 typedef struct fake_attribute {
@@ -396,7 +403,7 @@ FAKE(cuLaunchKernelEx, (const fake_config *c, void *function, void **parameters,
        else if (!is_cluster(c, a)) return INVALID_VALUE;
      }
      launches_ahead += how == AHEAD;
-     const int launched = launch(function, c->grid, c->block[0], c->shared, parameters[0], how);
+     const int launched = launch_fake_libcuda(function, c->grid, c->block[0], c->shared, parameters[0], how);
      if (launched) return launched)
 
 /* args are not copied: they must live until the launch. */
@@ -418,15 +425,15 @@ FAKE(cuGraphExecKernelNodeSetParams, (void *instance, void *node, const fake_nod
 FAKE(cuGraphInstantiateWithFlags, (void **instance, void *graph, unsigned long long flags), UNUSED(flags),
      *instance = memcpy(malloc(sizeof(fake_graph)), graph, sizeof(fake_graph)), taken())
 FAKE(cuGraphLaunch, (void *instance, void *stream), UNUSED(stream); if (recording) return NOT_WHILE_RECORDING;
-     fake_graph *g = instance;
-     for (int i = 0; i < g->n; i++) run(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared,
-                                        g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied, g->nodes[i].how))
+     fake_graph *g = instance; for (int i = 0; i < g->n; i++)
+         run_fake_libcuda(g->nodes[i].function, g->nodes[i].grid, g->nodes[i].block, g->nodes[i].shared,
+                          g->nodes[i].args ? g->nodes[i].args : g->nodes[i].copied, g->nodes[i].how))
 EXPORT int cuGraphExecDestroy(void *instance);
 int cuGraphExecDestroy(void *instance) { return free(instance), left(), 0; }
 EXPORT int cuGraphDestroy(void *graph);
 int cuGraphDestroy(void *graph) { return free(graph), left(), 0; }
 #ifdef KR_EMULATE
-#define TAKES_RECORDING setting("record=", 0)
+#define TAKES_RECORDING fake_libcuda_setting("record=", 0)
 #else
 #define TAKES_RECORDING 1
 #endif

@@ -39,12 +39,12 @@ EXPORT int ncclCommGetAsyncError(communicator *c, int *result);
 EXPORT int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream);
 EXPORT const char *ncclGetErrorString(int result);
 
-static long setting(const char *key, long otherwise) {
+static long fake_nccl_setting(const char *key, long otherwise) {
   const char *text = getenv("KR_FAKE_NCCL"), *at = text ? strstr(text, key) : NULL;
   return at ? strtol(at + strlen(key), NULL, 10) : otherwise;
 }
 
-int ncclGetVersion(int *version) { return *version = (int)setting("version=", 22703), SUCCESS; }
+int ncclGetVersion(int *version) { return *version = (int)fake_nccl_setting("version=", 22703), SUCCESS; }
 const char *ncclGetErrorString(int result) { return result == SYSTEM_ERROR ? "as the test asked" : "unknown"; }
 
 int ncclGetUniqueId(id *made) {
@@ -103,7 +103,7 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation,
   touch(1);
   memcpy(c->file->given[c->rank], from, n * sizeof *sum);
   touch(0);
-  if (n > 1 && setting("off=", -1) == c->rank)
+  if (n > 1 && fake_nccl_setting("off=", -1) == c->rank)
     for (size_t i = 0; i < n; i++) c->file->given[c->rank][i] *= 1.001f;
   const int all = ++c->n_sums * c->n;
   if (meet(c, 0, all)) return SUCCESS; /* like the real one: queued work ends without an error */
@@ -112,9 +112,10 @@ int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation,
   return SUCCESS;
 }
 
+/* Another thread may be in it: not freed. */
 int ncclCommAbort(communicator *c) {
   return atomic_store(&c->aborted, 1), SUCCESS;
-} /* another thread may be in it: not freed */
+}
 int ncclCommDestroy(communicator *c) { return munmap(c->file, sizeof(shared)), free(c), SUCCESS; }
 int ncclCommGetAsyncError(communicator *c, int *result) {
   return *result = atomic_load(&c->aborted) ? SYSTEM_ERROR : SUCCESS, SUCCESS;

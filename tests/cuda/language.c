@@ -34,10 +34,10 @@ static krait_ctx *cpu, *gpu;
     if ((call) < 0) fail_msg("%s", krait_error_detail()); \
   } while (0)
 
-static kr_mlm_config config_of(int32_t mixer) {
+static kr_mamba_lm_config config_of(int32_t mixer) {
   const int is_second = mixer == KR_MIXER_MAMBA2;
   const int64_t d = IS_EMULATED ? 64 : 512;
-  kr_mlm_config c = {.mixer = mixer,
+  kr_mamba_lm_config c = {.mixer = mixer,
                      .d = d,
                      .n_layers = IS_EMULATED ? 2 : 3,
                      .V = V,
@@ -73,26 +73,26 @@ static void assert_close(const char *what, int64_t n, double bound, double *most
 }
 
 /* Prompts of different lengths, then steps of all B slots at once, then one of a single slot. */
-static void compare(kr_mlm *there, kr_mlm *here, int64_t B, double bound, double *most) {
+static void compare(kr_mamba_lm *there, kr_mamba_lm *here, int64_t B, double bound, double *most) {
   int32_t slots[SLOTS], ids[PROMPT + SLOTS], best[SLOTS];
   for (int64_t b = 0; b < B; b++) {
     const int64_t n = 1 + (PROMPT - 1) * (b + 1) / B;
     for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)((i * 37 + b * 11 + 5) % V);
     slots[b] = (int32_t)((b * 3 + 1) % SLOTS);
-    WORKS(kr_mlm_reset(there, slots[b]));
-    WORKS(kr_mlm_reset(here, slots[b]));
+    WORKS(kr_mamba_lm_reset(there, slots[b]));
+    WORKS(kr_mamba_lm_reset(here, slots[b]));
     if (IS_EMULATED && b > 1) continue; /* begins with a step */
     for (int k = 0; k < (b == 0 ? 3 : 1); k++) { /* the third is a recording */
-      WORKS(kr_mlm_reset(there, slots[b]));
-      WORKS(kr_mlm_read(there, slots[b], ids, n, 0, got));
+      WORKS(kr_mamba_lm_reset(there, slots[b]));
+      WORKS(kr_mamba_lm_prefill(there, slots[b], ids, n, 0, got));
     }
-    WORKS(kr_mlm_read(here, slots[b], ids, n, 0, want));
+    WORKS(kr_mamba_lm_prefill(here, slots[b], ids, n, 0, want));
     assert_close("a prompt", 1, bound, most);
   }
   for (int t = 0; t < STEPS; t++) {
     for (int64_t b = 0; b < B; b++) ids[b] = (int32_t)((t * 53 + b * 17 + 3) % V);
-    WORKS(kr_mlm_step(there, B, slots, ids, got, best));
-    WORKS(kr_mlm_step(here, B, slots, ids, want, NULL));
+    WORKS(kr_mamba_lm_step(there, B, slots, ids, got, best));
+    WORKS(kr_mamba_lm_step(here, B, slots, ids, want, NULL));
     assert_close("a step", B, bound, most);
     for (int64_t b = 0; b < B; b++) {
       const float *row = got + b * V;
@@ -110,21 +110,21 @@ static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, d
     int64_t B;
     int whole;
   } steps[] = {{3, 1}, {SLOTS, -1}, {1, -1}, {1, 1}, {2, -1}, {3, -1}};
-  const kr_mlm_config c = config_of(mixer);
-  kr_mlm *here, *there;
+  const kr_mamba_lm_config c = config_of(mixer);
+  kr_mamba_lm *here, *there;
   double most = 0;
-  WORKS(kr_mlm_open_random(cpu, &c, dtype, SLOTS, &here));
-  WORKS(kr_mlm_open_random(gpu, &c, dtype, SLOTS, &there));
-  if (narrow) WORKS(kr_mlm_narrow_states(there));
+  WORKS(kr_mamba_lm_open_random(cpu, &c, dtype, SLOTS, &here));
+  WORKS(kr_mamba_lm_open_random(gpu, &c, dtype, SLOTS, &there));
+  if (narrow) WORKS(kr_mamba_lm_narrow_states(there));
   for (int i = 0; i < (IS_EMULATED ? 3 : 6); i++) {
     const int is_one_call = dtype != KRAIT_F32 && steps[i].whole > 0;
-    kr_mlm_choose_whole(there, is_one_call ? 1 : -1);
+    kr_mamba_lm_choose_fused(there, is_one_call ? 1 : -1);
     compare(there, here, steps[i].B, bound, &most);
-    assert_int_equal(kr_mlm_was_whole(there), is_one_call);
+    assert_int_equal(kr_mamba_lm_was_fused(there), is_one_call);
   }
   printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), name_of(dtype), narrow ? ", states too" : "", most);
-  kr_mlm_close(&here);
-  kr_mlm_close(&there);
+  kr_mamba_lm_close(&here);
+  kr_mamba_lm_close(&there);
 }
 
 static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 0, 2e-5); }
@@ -160,9 +160,9 @@ static krait_ctx *open_wide(void) {
   return ctx;
 }
 
-static kr_mlm_config wide_config(int32_t mixer) {
+static kr_mamba_lm_config wide_config(int32_t mixer) {
   const int is_second = mixer == KR_MIXER_MAMBA2;
-  kr_mlm_config c = config_of(mixer);
+  kr_mamba_lm_config c = config_of(mixer);
   c.d = 2560, c.Di = 5120, c.N = is_second ? 128 : 16, c.R = 160;
   c.H = is_second ? 80 : 1, c.P = c.Di / c.H;
   if (IS_EMULATED) c.n_layers = 2;
@@ -187,11 +187,11 @@ static int32_t take_states(void *user, const char *name, int32_t n_dims, const i
   return KRAIT_OK;
 }
 
-static double error_of_states(kr_mlm *there, kr_mlm *here) {
+static double error_of_states(kr_mamba_lm *there, kr_mamba_lm *here) {
   states a = {.at = calloc(MOST_STATES, sizeof(float))}, b = {.at = calloc(MOST_STATES, sizeof(float))};
   assert_true(a.at && b.at);
-  WORKS(kr_mlm_states_out(there, FEW_SLOTS - 1, take_states, &a));
-  WORKS(kr_mlm_states_out(here, FEW_SLOTS - 1, take_states, &b));
+  WORKS(kr_mamba_lm_states_out(there, FEW_SLOTS - 1, take_states, &a));
+  WORKS(kr_mamba_lm_states_out(here, FEW_SLOTS - 1, take_states, &b));
   assert_true(a.n == b.n && a.n > 0);
   const double error = error_of(a.at, b.at, a.n);
   free(a.at), free(b.at);
@@ -199,26 +199,26 @@ static double error_of_states(kr_mlm *there, kr_mlm *here) {
 }
 
 static void wide_steps_are_those_of_the_cpu(int32_t mixer, int32_t dtype, double bound) {
-  const kr_mlm_config c = wide_config(mixer);
+  const kr_mamba_lm_config c = wide_config(mixer);
   krait_ctx *wide = open_wide();
-  kr_mlm *here, *there;
+  kr_mamba_lm *here, *there;
   double most = 0;
-  WORKS(kr_mlm_open_random(cpu, &c, dtype, FEW_SLOTS, &here));
-  WORKS(kr_mlm_open_random(wide, &c, dtype, FEW_SLOTS, &there));
+  WORKS(kr_mamba_lm_open_random(cpu, &c, dtype, FEW_SLOTS, &here));
+  WORKS(kr_mamba_lm_open_random(wide, &c, dtype, FEW_SLOTS, &there));
   for (int t = 0; t < 4; t++) { /* a recording in the end */
     const int32_t slots[1] = {FEW_SLOTS - 1}, ids[1] = {(t * 53 + 3) % V};
     int32_t best[1];
-    WORKS(kr_mlm_step(there, 1, slots, ids, got, best));
-    WORKS(kr_mlm_step(here, 1, slots, ids, want, NULL));
+    WORKS(kr_mamba_lm_step(there, 1, slots, ids, got, best));
+    WORKS(kr_mamba_lm_step(here, 1, slots, ids, want, NULL));
     assert_close("a step", 1, 1e-3, &most);
   }
-  if (wide->caps & KRAIT_CAP_CUDA_HOPPER) assert_true(kr_mlm_was_whole(there));
+  if (wide->caps & KRAIT_CAP_CUDA_HOPPER) assert_true(kr_mamba_lm_was_fused(there));
   const double of_states = error_of_states(there, here);
   printf("Mamba-%d %s, 2560 wide: %.2e, states %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), name_of(dtype), most,
          of_states);
   assert_true(of_states <= bound);
-  kr_mlm_close(&here);
-  kr_mlm_close(&there);
+  kr_mamba_lm_close(&here);
+  kr_mamba_lm_close(&there);
   krait_ctx_close(&wide);
 }
 
@@ -264,8 +264,8 @@ static void qwen2_is_that_of_the_cpu(int32_t dtype, double bound) {
   for (int64_t b = 0; b < 3; b++) {
     int32_t ids[PROMPT];
     for (int i = 0; i < 3 + b; i++) ids[i] = (int32_t)((i * 37 + b * 11 + 5) % V);
-    WORKS(kr_qwen2_read(there, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, got));
-    WORKS(kr_qwen2_read(here, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, want));
+    WORKS(kr_qwen2_prefill(there, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, got));
+    WORKS(kr_qwen2_prefill(here, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, want));
     assert_close("a prompt", 1, bound, &most);
   }
   for (int64_t B = 3; B >= 1; B--) compare_qwen2(there, here, B, bound, &most);

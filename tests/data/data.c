@@ -600,7 +600,7 @@ static void bad_files_are_reported_once_and_skipped(void **state) {
   kr_data_close(&data);
 }
 
-static void refusals(void **state) {
+static void data_refusals(void **state) {
   (void)state;
   kr_data *data = NULL;
   kr_data_config c = config();
@@ -667,7 +667,7 @@ int main(void) {
                                      cmocka_unit_test(kept_or_read),
                                      cmocka_unit_test(safetensors_sources),
                                      cmocka_unit_test(bad_files_are_reported_once_and_skipped),
-                                     cmocka_unit_test(refusals),
+                                     cmocka_unit_test(data_refusals),
                                      cmocka_unit_test(codecs_add_no_delay)};
   return cmocka_run_group_tests(tests, fill_folder, drop_folder);
 }

@@ -119,7 +119,7 @@ static void refuse(const char *setting, const char *text) {
   kr_recipe_close(&r);
 }
 
-static void refusals(void **state) {
+static void recipe_refusals(void **state) {
   (void)state;
   refuse("batchsize=8", "there is no 'batchsize'");
   refuse("train_noise.snr=3", "train_noise.snr");
@@ -156,6 +156,6 @@ static void refusals(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(upstreams_constants), cmocka_unit_test(model_for_live_use),
                                      cmocka_unit_test(throat_microphones), cmocka_unit_test(later_ones_win),
-                                     cmocka_unit_test(refusals)};
+                                     cmocka_unit_test(recipe_refusals)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

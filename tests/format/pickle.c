@@ -21,7 +21,7 @@ static int32_t read_bytes(const void *bytes, size_t n_bytes) {
 }
 #define READ(text) read_bytes(text, sizeof(text) - 1)
 
-static void assert_refused(int32_t status, const char *words) {
+static void pickle_assert_refused(int32_t status, const char *words) {
   assert_int_equal(status < 0, 1);
   if (!strstr(krait_error_detail(), words)) fail_msg("'%s' lacks '%s'", krait_error_detail(), words);
 }
@@ -96,62 +96,62 @@ static void code_is_refused(void **state) {
     int n = snprintf(text, sizeof text, "\x80\2c%s\n%s\n(X\4%c%c%cls /tR.", unsafe[i].module, unsafe[i].name, 0, 0, 0);
     snprintf(full, sizeof full, "%s.%s", unsafe[i].module, unsafe[i].name);
     assert_int_equal(read_bytes(text, (size_t)n), KRAIT_ERR_UNSAFE);
-    assert_refused(KRAIT_ERR_UNSAFE, full);
+    pickle_assert_refused(KRAIT_ERR_UNSAFE, full);
     n = snprintf(text, sizeof text, "\x80\4\x8c%c%s\x8c%c%s\x93.", (int)strlen(unsafe[i].module), unsafe[i].module,
                  (int)strlen(unsafe[i].name), unsafe[i].name);
     assert_int_equal(read_bytes(text, (size_t)n), KRAIT_ERR_UNSAFE);
   }
   assert_int_equal(READ("\x80\2cbuiltins\ndict\n)R."), KRAIT_OK);
   assert_int_equal(READ("\x80\2costrich\nsystem\n)R."), KRAIT_OK); /* not os, and never called */
-  assert_refused(READ("\x80\2(ios\nsystem\n."), "opcode 0x69");
-  assert_refused(READ("\x80\2(cevil\nf\no."), "opcode 0x6f");
-  assert_refused(READ("\x80\2\x82\1."), "opcode 0x82"); /* the extension registry */
+  pickle_assert_refused(READ("\x80\2(ios\nsystem\n."), "opcode 0x69");
+  pickle_assert_refused(READ("\x80\2(cevil\nf\no."), "opcode 0x6f");
+  pickle_assert_refused(READ("\x80\2\x82\1."), "opcode 0x82"); /* the extension registry */
 }
 
 static void wrong_lengths(void **state) {
   (void)state;
-  assert_refused(READ("\x80\2X\xff\xff\xff\xff"
+  pickle_assert_refused(READ("\x80\2X\xff\xff\xff\xff"
                       "abc."),
                  "truncated or inconsistent");
-  assert_refused(READ("\x80\4\x8d\xff\xff\xff\xff\xff\xff\xff\xff"
+  pickle_assert_refused(READ("\x80\4\x8d\xff\xff\xff\xff\xff\xff\xff\xff"
                       "abc."),
                  "truncated or inconsistent");
-  assert_refused(READ("\x80\4\x8d\0\0\0\0\0\0\0\x80"
+  pickle_assert_refused(READ("\x80\4\x8d\0\0\0\0\0\0\0\x80"
                       "abc."),
                  "truncated or inconsistent");
-  assert_refused(READ("\x80\4\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"
+  pickle_assert_refused(READ("\x80\4\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"
                       "abc."),
                  "truncated or inconsistent");
-  assert_refused(READ("\x80\2\x8b\xff\xff\xff\x7f"
+  pickle_assert_refused(READ("\x80\2\x8b\xff\xff\xff\x7f"
                       "abc."),
                  "truncated or inconsistent");
-  assert_refused(READ("\x80\2\x8b\xff\xff\xff\xff"
+  pickle_assert_refused(READ("\x80\2\x8b\xff\xff\xff\xff"
                       "abc."),
                  "truncated or inconsistent");
-  assert_refused(READ("\x80\4\x95\xff\xff\xff\xff\0\0\0\0N."), "frame");
-  assert_refused(READ("\x80\2Nr\xff\xff\xff\xff."), "memo index");
-  assert_refused(READ("\x80\2h\7."), "never stored");
-  assert_refused(READ("\x80\2j\xff\xff\xff\xff."), "never stored");
-  assert_refused(READ("\x80\2cevil"), "in the middle of a name");
+  pickle_assert_refused(READ("\x80\4\x95\xff\xff\xff\xff\0\0\0\0N."), "frame");
+  pickle_assert_refused(READ("\x80\2Nr\xff\xff\xff\xff."), "memo index");
+  pickle_assert_refused(READ("\x80\2h\7."), "never stored");
+  pickle_assert_refused(READ("\x80\2j\xff\xff\xff\xff."), "never stored");
+  pickle_assert_refused(READ("\x80\2cevil"), "in the middle of a name");
 }
 
 static void broken_stacks(void **state) {
   (void)state;
-  assert_refused(READ("\x80\2."), "missing");
-  assert_refused(READ("\x80\2N(."), "missing"); /* below a mark */
-  assert_refused(READ("\x80\2t."), "mark");
-  assert_refused(READ("(\x90."), "missing");
-  assert_refused(READ("\x80\2NR."), "missing");
-  assert_refused(READ("\x80\2NNR."), "not a tuple");
-  assert_refused(READ("\x80\2}(K\1u."), "without a value");
-  assert_refused(READ("\x80\2(K\1d."), "without a value");
-  assert_refused(READ("\x80\2NNa."), "has none");
-  assert_refused(READ("\x80\2K\1K\2\x93."), "without a name");
-  assert_refused(READ("\x80\2N"), "truncated");
-  assert_refused(READ("\x80\1N."), "protocol");
-  assert_refused(READ("\x80\6N."), "protocol");
-  assert_refused(READ("I7\n."), "opcode 0x49");
-  assert_refused(READ(""), "truncated");
+  pickle_assert_refused(READ("\x80\2."), "missing");
+  pickle_assert_refused(READ("\x80\2N(."), "missing"); /* below a mark */
+  pickle_assert_refused(READ("\x80\2t."), "mark");
+  pickle_assert_refused(READ("(\x90."), "missing");
+  pickle_assert_refused(READ("\x80\2NR."), "missing");
+  pickle_assert_refused(READ("\x80\2NNR."), "not a tuple");
+  pickle_assert_refused(READ("\x80\2}(K\1u."), "without a value");
+  pickle_assert_refused(READ("\x80\2(K\1d."), "without a value");
+  pickle_assert_refused(READ("\x80\2NNa."), "has none");
+  pickle_assert_refused(READ("\x80\2K\1K\2\x93."), "without a name");
+  pickle_assert_refused(READ("\x80\2N"), "truncated");
+  pickle_assert_refused(READ("\x80\1N."), "protocol");
+  pickle_assert_refused(READ("\x80\6N."), "protocol");
+  pickle_assert_refused(READ("I7\n."), "opcode 0x49");
+  pickle_assert_refused(READ(""), "truncated");
 }
 
 static void bombs_stay_small(void **state) {
@@ -182,7 +182,7 @@ static void bombs_stay_small(void **state) {
   assert_int_equal(read_bytes(bytes, n), KRAIT_OK);
 
   memset(bytes + 2, 'N', 2200000); /* more values than any file needs */
-  assert_refused(read_bytes(bytes, 2200002), "more than");
+  pickle_assert_refused(read_bytes(bytes, 2200002), "more than");
   free(bytes);
 }
 

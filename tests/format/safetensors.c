@@ -33,7 +33,7 @@ static int32_t open_made(const kr_made *file, kr_weights **weights) {
   return status;
 }
 
-static void assert_refused(const char *header, size_t data_bytes, int32_t status, const char *words) {
+static void safetensors_assert_refused(const char *header, size_t data_bytes, int32_t status, const char *words) {
   kr_made file;
   kr_weights *weights = NULL;
   make(&file, 0, header, data_bytes);
@@ -49,49 +49,55 @@ static void assert_refused(const char *header, size_t data_bytes, int32_t status
 static void inconsistent_headers_are_refused(void **state) {
   (void)state;
   const int32_t format = KRAIT_ERR_FILE_FORMAT, read = KRAIT_ERR_FILE_READ;
-  assert_refused(GOOD, 15, read, "truncated");
-  assert_refused(GOOD, 17, format, "1 bytes after the last tensor");
-  assert_refused(
+  safetensors_assert_refused(GOOD, 15, read, "truncated");
+  safetensors_assert_refused(GOOD, 17, format, "1 bytes after the last tensor");
+  safetensors_assert_refused(
       "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_"
       "offsets\":[4,12]}}",
       12, format, "overlap");
-  assert_refused(
+  safetensors_assert_refused(
       "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_"
       "offsets\":[0,8]}}",
       8, format, "overlap");
-  assert_refused(
+  safetensors_assert_refused(
       "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
       "offsets\":[12,16]}}",
       16, format, "belong to no tensor");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, format,
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, format,
                  "has the invalid byte range 8 to 0");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, format,
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, format,
                  "has the invalid byte range");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, format, "need 12");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9223372036854775807]}}", 8, read,
-                 "ends at byte");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9223372036854775808]}}", 8, format,
-                 "not JSON");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0, format,
-                 "2^63");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, format, "not a count");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1.0],\"data_offsets\":[0,4]}}", 4, format, "not a count");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, format,
-                 "9 dimensions");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":7,\"data_offsets\":[0,4]}}", 4, format, "no list 'shape'");
-  assert_refused("{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, format, "F8_E4M3");
-  assert_refused("{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, format, "no 'dtype'");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, format, "data_offsets");
-  assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, format, "data_offsets");
-  assert_refused("{\"a\":[]}", 0, format, "not an object");
-  assert_refused(
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, format, "need 12");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9223372036854775807]}}", 8,
+                             read, "ends at byte");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,9223372036854775808]}}", 8,
+                             format, "not JSON");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0,
+                             format, "2^63");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, format,
+                             "not a count");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1.0],\"data_offsets\":[0,4]}}", 4, format,
+                             "not a count");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4,
+                             format, "9 dimensions");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":7,\"data_offsets\":[0,4]}}", 4, format,
+                             "no list 'shape'");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, format,
+                             "F8_E4M3");
+  safetensors_assert_refused("{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, format, "no 'dtype'");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, format,
+                             "data_offsets");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, format, "data_offsets");
+  safetensors_assert_refused("{\"a\":[]}", 0, format, "not an object");
+  safetensors_assert_refused(
       "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
       "offsets\":[4,8]}}",
       8, format, "duplicate");
-  assert_refused("{\"\xff\xfe\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, format, "not JSON");
-  assert_refused("{\"__metadata__\":{\"k\":3}}", 0, format, "not a string");
-  assert_refused("{\"__metadata__\":[]}", 0, format, "__metadata__");
-  assert_refused("{\"a\":", 0, format, "not JSON");
+  safetensors_assert_refused("{\"\xff\xfe\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, format,
+                             "not JSON");
+  safetensors_assert_refused("{\"__metadata__\":{\"k\":3}}", 0, format, "not a string");
+  safetensors_assert_refused("{\"__metadata__\":[]}", 0, format, "__metadata__");
+  safetensors_assert_refused("{\"a\":", 0, format, "not JSON");
 }
 
 static void header_lengths_are_bounded(void **state) {
@@ -106,7 +112,7 @@ static void header_lengths_are_bounded(void **state) {
   }
 }
 
-static void every_prefix_is_refused(void **state) {
+static void safetensors_every_prefix_is_refused(void **state) {
   (void)state;
   kr_made file;
   make(&file, 0, GOOD, 16);
@@ -197,7 +203,7 @@ static void writing_reports_a_full_disk(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(inconsistent_headers_are_refused),         cmocka_unit_test(header_lengths_are_bounded),
-      cmocka_unit_test(every_prefix_is_refused),  cmocka_unit_test(misaligned_tensors_are_aligned),
+      cmocka_unit_test(safetensors_every_prefix_is_refused),  cmocka_unit_test(misaligned_tensors_are_aligned),
       cmocka_unit_test(a_written_file_reads_back), cmocka_unit_test(missing_and_odd_files_are_refused),
       cmocka_unit_test(writing_reports_a_full_disk)};
   return cmocka_run_group_tests(tests, NULL, NULL);

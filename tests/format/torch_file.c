@@ -68,7 +68,7 @@ static void other_objects_are_refused(void **state) {
   assert_null(weights);
 }
 
-static void every_prefix_is_refused(void **state) {
+static void torch_file_every_prefix_is_refused(void **state) {
   (void)state;
   kr_mapfile file;
   assert_int_equal(kr_mapfile_open(GOLDEN "best.th", &file), KRAIT_OK);
@@ -148,7 +148,7 @@ static void failing_allocations_are_reported(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(torch_files_are_read),         cmocka_unit_test(narrow_floats_become_float32),
-      cmocka_unit_test(other_objects_are_refused), cmocka_unit_test(every_prefix_is_refused),
+      cmocka_unit_test(other_objects_are_refused), cmocka_unit_test(torch_file_every_prefix_is_refused),
       cmocka_unit_test(every_damaged_byte_is_survived),   cmocka_unit_test(failing_allocations_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

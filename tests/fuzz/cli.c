@@ -50,7 +50,7 @@ static void check_text(size_t n) {
   json_decref(whole);
 }
 
-static void run(int argc, char **argv, int is_json) {
+static void run_cli(int argc, char **argv, int is_json) {
   const int status = krait_main(argc, argv);
   const size_t n = take_output(stdout, out_fd);
   if (n < MAX_OUTPUT) check_text(n);
@@ -71,7 +71,7 @@ static void run_words(char *words, size_t n, const char *verb) {
   int argc = 2;
   for (char *p = words; p < words + n && argc < MAX_WORDS; p += strlen(p) + 1) argv[argc++] = p;
   int is_json = 0;
-  run(argc, argv, is_json);
+  run_cli(argc, argv, is_json);
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -105,10 +105,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (words) memcpy(words, data + 1, n), run_words(words, n, verbs[kind - 4]);
     free(words);
   } else if (write(fd, data + 1, n) == (ssize_t)n) {
-    if (kind == 0) run(3, (char **)as_text, 0);
-    if (kind == 1) run(4, (char **)as_json, 1);
-    if (kind == 2) run(8, (char **)log, 0);
-    if (kind == 3) run(5, (char **)listed, 1);
+    if (kind == 0) run_cli(3, (char **)as_text, 0);
+    if (kind == 1) run_cli(4, (char **)as_json, 1);
+    if (kind == 2) run_cli(8, (char **)log, 0);
+    if (kind == 3) run_cli(5, (char **)listed, 1);
   }
   close(fd);
   return 0;

@@ -16,7 +16,7 @@ static void verify(const char *weights, const char *golden) {
   krait_ctx *ctx = NULL;
   krait_model *model = NULL;
   krait_session *session = NULL;
-  krait_verify_row rows[MAX_ROWS];
+  krait_verify_result rows[MAX_ROWS];
   int32_t n = 0;
   if (krait_ctx_open(&on_cpu, &ctx) == KRAIT_OK && krait_model_open(ctx, &options, &model) == KRAIT_OK) {
     krait_model_json(model);

@@ -13,12 +13,12 @@
 enum { B = 2, L = 6, D = 4, H = 10, MOST = 4096 };
 
 static uint32_t random_state;
-static double draw(void) {
+static double draw_backward(void) {
   random_state = random_state * 1664525u + 1013904223u;
   return ((double)(random_state >> 8) * 0x1p-24 - 0.5) * 2;
 }
 
-static krait_ctx *open_ctx(void) {
+static krait_ctx *open_backward_ctx(void) {
   krait_ctx *ctx = NULL;
   assert_int_equal(
       krait_ctx_open(
@@ -51,7 +51,7 @@ static void record_inputs(model *m) {
 }
 
 /* x goes into a norm and around it; h is read in overlapping parts; the convolution runs along time, channels-last. */
-static void record(model *m, int again) {
+static void record_backward(model *m, int again) {
   kr_graph *g = m->g;
   record_inputs(m);
   const kr_tensor *in = m->in;
@@ -60,13 +60,13 @@ static void record(model *m, int again) {
                                                                 .eps = 1e-2f,
                                                                 .x = v(m, in[X]),
                                                                 .weight = v(m, in[NORM]),
-                                                                .out = kr_graph_ask()});
+                                                                .out = kr_graph_auto()});
   const kr_tensor h = kr_graph_call(g, "lift", &kr_op_gemm,
                                     &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
                                                        .A = v(m, normed),
                                                        .Bmat = v(m, in[W_IN]),
                                                        .bias = v(m, in[B_IN]),
-                                                       .out = kr_graph_ask()});
+                                                       .out = kr_graph_auto()});
   const kr_tensor left = kr_graph_slice(g, h, 1, 0, D), middle = kr_graph_slice(g, h, 1, 3, D),
                   right = kr_graph_slice(g, h, 1, H - D, D); /* left and middle overlap, as do middle and right */
   const kr_tensor channels = kr_graph_permute(g, kr_graph_reshape(g, left, KR_DIMS(B, L, D)), (int[]){0, 2, 1});
@@ -85,9 +85,9 @@ static void record(model *m, int again) {
       (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 0.5f},
       middle, convolved, gated);
   kr_graph_pointwise(g, "scale", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, gated,
-                     kr_graph_spread(g, in[SCALE], KR_DIMS(B * L, D)), scaled);
+                     kr_graph_expand(g, in[SCALE], KR_DIMS(B * L, D)), scaled);
   const kr_tensor mixed = kr_graph_call(
-      g, "mix", &kr_op_gemm, &(krait_gemm_args){.A = v(m, scaled), .Bmat = v(m, in[W_GATE]), .out = kr_graph_ask()});
+      g, "mix", &kr_op_gemm, &(krait_gemm_args){.A = v(m, scaled), .Bmat = v(m, in[W_GATE]), .out = kr_graph_auto()});
   const kr_tensor sum = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)),
                   twice = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
   kr_graph_pointwise(g, "around", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, mixed, in[X], sum);
@@ -108,11 +108,11 @@ static void record_gradient(model *m, uint32_t frozen) {
   assert_int_equal(kr_graph_backward(m->g, &(kr_gradient){m->y, m->dy}, 1, m->wanted, n), KRAIT_OK);
 }
 
-static void fill(model *m) {
+static void fill_backward(model *m) {
   random_state = 77;
   for (int i = 0; i < N_INPUTS; i++)
-    for (int k = 0; k < 256; k++) m->values[i][k] = draw();
-  for (int k = 0; k < 256; k++) m->seed[k] = draw();
+    for (int k = 0; k < 256; k++) m->values[i][k] = draw_backward();
+  for (int k = 0; k < 256; k++) m->seed[k] = draw_backward();
 }
 
 /* Everything through float64 arrays, whatever the graph's type. */
@@ -131,7 +131,7 @@ static void convert_back(int32_t dtype, const void *from, double *to, int64_t n)
     to[i] = dtype == KRAIT_F64 ? ((const double *)from)[i] : (double)((const float *)from)[i];
 }
 
-static void run(model *m, uint32_t frozen, result *out) {
+static void run_backward(model *m, uint32_t frozen, result *out) {
   kr_runner *r = NULL;
   static double in[N_INPUTS][256], gradients[N_INPUTS][256], y[256], dy[256];
   assert_int_equal(kr_runner_open(m->g, &r), KRAIT_OK);
@@ -154,9 +154,9 @@ static void run(model *m, uint32_t frozen, result *out) {
 static void make(model *m, int32_t dtype, int again, int with_gradient, uint32_t frozen) {
   memset(m, 0, sizeof *m);
   m->dtype = dtype;
-  fill(m);
+  fill_backward(m);
   assert_int_equal(kr_graph_open(&m->g), KRAIT_OK);
-  record(m, again);
+  record_backward(m, again);
   if (kr_graph_status(m->g) < 0) fail_msg("%s", krait_error_detail());
   if (with_gradient) record_gradient(m, frozen);
 }
@@ -164,7 +164,7 @@ static void make(model *m, int32_t dtype, int again, int with_gradient, uint32_t
 static double loss(model *m) {
   result r;
   double sum = 0;
-  run(m, 0, &r);
+  run_backward(m, 0, &r);
   for (int i = 0; i < B * L * D; i++) sum += r.y[i] * m->seed[i];
   return sum;
 }
@@ -177,7 +177,7 @@ static void agrees_with_finite_differences(void **state) {
   make(&forward, KRAIT_F64, 0, 0, 0);
   assert_int_equal(kr_graph_plan(m.g, NULL, KR_PLAN_REFERENCE), KRAIT_OK);
   assert_int_equal(kr_graph_plan(forward.g, NULL, KR_PLAN_REFERENCE), KRAIT_OK);
-  run(&m, 0, &r);
+  run_backward(&m, 0, &r);
   for (int i = 0; i < N_INPUTS; i++)
     for (int64_t k = 0; k < m.n[i]; k++) {
       const double step = 1e-3, at = forward.values[i][k];
@@ -201,12 +201,12 @@ static int n_live(const kr_graph *g) {
 static void recomputation_changes_no_bit(void **state) {
   static model m[2];
   static result r[2];
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_backward_ctx();
   (void)state;
   for (int i = 0; i < 2; i++) {
     make(&m[i], KRAIT_F32, i, 1, 0);
     assert_int_equal(kr_graph_plan(m[i].g, ctx, 0), KRAIT_OK);
-    run(&m[i], 0, &r[i]);
+    run_backward(&m[i], 0, &r[i]);
   }
   assert_true(n_live(m[1].g) > n_live(m[0].g));
   assert_memory_equal(&r[0], &r[1], sizeof r[0]);
@@ -217,15 +217,15 @@ static void recomputation_changes_no_bit(void **state) {
 static void frozen_parameters_cost_nothing(void **state) {
   static model all, some;
   static result with, without;
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_backward_ctx();
   const uint32_t frozen = 1u << X | 1u << W_IN | 1u << B_IN | 1u << NORM;
   (void)state;
   make(&all, KRAIT_F32, 0, 1, 0);
   make(&some, KRAIT_F32, 0, 1, frozen);
   assert_int_equal(kr_graph_plan(all.g, ctx, 0), KRAIT_OK);
   assert_int_equal(kr_graph_plan(some.g, ctx, 0), KRAIT_OK);
-  run(&all, 0, &with);
-  run(&some, frozen, &without);
+  run_backward(&all, 0, &with);
+  run_backward(&some, frozen, &without);
   for (size_t n = 0; n < some.g->nodes.n; n++) {
     const char *name = KR_NODE(some.g, n)->name;
     if (strncmp(name, "lift.", 5) == 0 || strncmp(name, "norm.", 5) == 0) fail_msg("%s is computed for nobody", name);
@@ -239,7 +239,7 @@ static void frozen_parameters_cost_nothing(void **state) {
 
 /* ---- unsupported gradients ---- */
 
-static void expect(kr_graph **g, int32_t status, const char *sentence) {
+static void backward_expect(kr_graph **g, int32_t status, const char *sentence) {
   assert_int_equal(kr_graph_status(*g), status);
   assert_string_equal(krait_error_detail(), sentence);
   kr_graph_close(g);
@@ -256,11 +256,11 @@ static void faults_are_named(void **state) {
   kr_graph_pointwise(g, "double", (krait_pointwise_args){.x_scale = 2}, x, 0, h);
   kr_tensor y = kr_graph_call(
       g, "conv", &kr_op_causal_conv1d,
-      &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_ask()});
+      &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_auto()});
   kr_graph_pointwise(g, "over", (krait_pointwise_args){.x_scale = 0}, 0, 0, h);
   kr_gradient wanted = {w, 0};
   kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_ARGUMENT,
+  backward_expect(&g, KRAIT_ERR_ARGUMENT,
          "graph: node over (pointwise) overwrites double, which the gradient of node conv reads");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
@@ -272,7 +272,7 @@ static void faults_are_named(void **state) {
       &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, h)});
   wanted = (kr_gradient){x, 0};
   kr_graph_backward(g, &(kr_gradient){h, d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_ARGUMENT,
+  backward_expect(&g, KRAIT_ERR_ARGUMENT,
          "graph: node conv (causal_conv1d) works in place on double, but its gradient needs the previous values");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
@@ -283,16 +283,16 @@ static void faults_are_named(void **state) {
                     &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, x),
                                                        .conv_state = kr_graph_view(g, past),
                                                        .weight = kr_graph_view(g, w),
-                                                       .out = kr_graph_ask()});
+                                                       .out = kr_graph_auto()});
   wanted = (kr_gradient){w, 0};
   kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_UNSUPPORTED, "graph: node step: causal_conv1d_update has no gradient");
+  backward_expect(&g, KRAIT_ERR_UNSUPPORTED, "graph: node step: causal_conv1d_update has no gradient");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, dims), d = kr_graph_input(g, "d", KRAIT_F32, KR_DIMS(1, 5, 3));
   wanted = (kr_gradient){x, 0};
   kr_graph_backward(g, &(kr_gradient){x, d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_SHAPE, "graph: the gradient of x (1,3,5) cannot be d (1,5,3)");
+  backward_expect(&g, KRAIT_ERR_SHAPE, "graph: the gradient of x (1,3,5) cannot be d (1,5,3)");
 }
 
 /* ---- attention, whose gradient reads its output, and rotary embedding ---- */
@@ -374,24 +374,24 @@ static kr_tensor record_attention(kr_graph *g, kr_tensor x, kr_tensor c, kr_tens
   const kr_tensor turned = kr_graph_call(
       g, "turn", &kr_op_rotary,
       &(krait_rotary_args){
-          .x = kr_graph_view(g, x), .cos = kr_graph_view(g, c), .sin = kr_graph_view(g, s), .out = kr_graph_ask()});
+          .x = kr_graph_view(g, x), .cos = kr_graph_view(g, c), .sin = kr_graph_view(g, s), .out = kr_graph_auto()});
   return kr_graph_call(g, "attend", &kr_op_attention,
                        &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
                                                .q = kr_graph_view(g, turned),
                                                .k = kr_graph_view(g, turned),
                                                .v = kr_graph_view(g, x),
-                                               .out = kr_graph_ask(),
-                                               .lse = with_lse ? kr_graph_ask() : (krait_view){0}});
+                                               .out = kr_graph_auto(),
+                                               .lse = with_lse ? kr_graph_auto() : (krait_view){0}});
 }
 
 static void attention_has_its_gradient(void **state) {
   float x[ALL], dout[ALL], c[TOKENS * HEAD / 2], s[TOKENS * HEAD / 2], want[ALL], got[ALL] = {0};
   kr_graph *g = NULL;
   kr_runner *r = NULL;
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_backward_ctx();
   (void)state;
   random_state = 3;
-  for (int i = 0; i < ALL; i++) x[i] = (float)draw(), dout[i] = (float)draw();
+  for (int i = 0; i < ALL; i++) x[i] = (float)draw_backward(), dout[i] = (float)draw_backward();
   for (int i = 0; i < TOKENS * HEAD / 2; i++) c[i] = cosf((float)i), s[i] = sinf((float)i);
   expect_by_calls(ctx, x, c, s, dout, want);
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
@@ -417,7 +417,7 @@ static void attention_has_its_gradient(void **state) {
   tc = kr_graph_input(g, "cos", KRAIT_F32, angles), ts = kr_graph_input(g, "sin", KRAIT_F32, angles);
   wanted = (kr_gradient){in, 0};
   kr_graph_backward(g, &(kr_gradient){record_attention(g, in, tc, ts, 0), d}, 1, &wanted, 1);
-  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node attend: the gradient of attention reads lse: request it");
+  backward_expect(&g, KRAIT_ERR_ARGUMENT, "graph: node attend: the gradient of attention reads lse: request it");
 }
 
 /* ---- rewrites ---- */
@@ -443,7 +443,7 @@ static int forget_a_summand(kr_graph *g, const krait_ctx *ctx, size_t n) {
 static void rewrites_change_nothing(void **state) {
   static model m[3];
   static result r[3];
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_backward_ctx();
   (void)state;
   for (int i = 0; i < 3; i++) {
     make(&m[i], KRAIT_F32, 0, 1, 0);
@@ -452,7 +452,7 @@ static void rewrites_change_nothing(void **state) {
       assert_int_equal(kr_graph_rewrite(m[i].g, ctx, &(kr_rewrite){"planted", forget_a_summand}, 1), KRAIT_OK);
     assert_int_equal(kr_graph_plan(m[i].g, ctx, 0), KRAIT_OK);
     assert_int_equal(kr_graph_check_plan(m[i].g), KRAIT_OK);
-    run(&m[i], 0, &r[i]);
+    run_backward(&m[i], 0, &r[i]);
   }
   const double allowed = 1e-5, same = distance(&r[0], &r[1], &m[0]), planted = distance(&r[1], &r[2], &m[0]);
   print_message("  with and without rewrites: %d and %d calls, results differ by %.2g; a planted fault by %.2g\n",
@@ -465,16 +465,16 @@ static void rewrites_change_nothing(void **state) {
   kr_graph *g = NULL;
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   kr_graph_rewrite_off(g, "add_to_product");
-  expect(&g, KRAIT_ERR_ARGUMENT, "graph: there is no rewrite 'add_to_product'");
+  backward_expect(&g, KRAIT_ERR_ARGUMENT, "graph: there is no rewrite 'add_to_product'");
   krait_ctx_close(&ctx);
 }
 
 /* x + y, then its norm, both read later: one call writes both. */
 static void a_norm_adds(void **state) {
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_backward_ctx();
   float x[12], y[12], h[2][12], n[2][12];
   (void)state;
-  for (int i = 0; i < 12; i++) x[i] = (float)draw(), y[i] = (float)draw();
+  for (int i = 0; i < 12; i++) x[i] = (float)draw_backward(), y[i] = (float)draw_backward();
   for (int off = 0; off < 2; off++) {
     kr_graph *g = NULL;
     kr_runner *r = NULL;
@@ -504,12 +504,12 @@ static void a_norm_adds(void **state) {
 static void products_multiply(void **state) {
   enum { M = 21, K = 9, N = 32 };
   static float x[M * K], W[K * 2 * N], taps[2 * N], b[2 * N], V[N * N], other[M * N], out[4][M * N];
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_backward_ctx();
   float *const drawn[] = {x, W, taps, b, V, other};
   const int sizes[] = {M * K, K * 2 * N, 2 * N, 2 * N, N * N, M * N};
   (void)state;
   for (int i = 0; i < 6; i++)
-    for (int k = 0; k < sizes[i]; k++) drawn[i][k] = (float)draw();
+    for (int k = 0; k < sizes[i]; k++) drawn[i][k] = (float)draw_backward();
   for (int way = 0; way < 4; way++) { /* rewrites off, on; constants folded when planning; both */
     const krait_pointwise_args times = {.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1};
     kr_graph *g = NULL;
@@ -523,17 +523,17 @@ static void products_multiply(void **state) {
                     folded = kr_graph_temp(g, KRAIT_F32, KR_DIMS(K, 2 * N)),
                     gated = kr_graph_temp(g, KRAIT_F32, KR_DIMS(M, N));
     kr_graph_pointwise(g, "fold", times, WEIGHT(W, K, 2 * N),
-                       kr_graph_spread(g, WEIGHT(taps, 1, 2 * N), KR_DIMS(K, 2 * N)), folded);
+                       kr_graph_expand(g, WEIGHT(taps, 1, 2 * N), KR_DIMS(K, 2 * N)), folded);
     const kr_tensor wide = kr_graph_call(g, "wide", &kr_op_gemm,
                                          &(krait_gemm_args){.A = kr_graph_view(g, tx),
                                                             .Bmat = kr_graph_view(g, folded),
                                                             .bias = kr_graph_view(g, WEIGHT(b, 2 * N)),
-                                                            .out = kr_graph_ask()});
+                                                            .out = kr_graph_auto()});
     kr_graph_pointwise(g, "gate", times, kr_graph_slice(g, wide, 1, 0, N), kr_graph_slice(g, wide, 1, N, N), gated);
     const kr_tensor last = kr_graph_call(g, "last", &kr_op_gemm,
                                          &(krait_gemm_args){.A = kr_graph_view(g, gated),
                                                             .Bmat = kr_graph_view(g, WEIGHT(V, N, N)),
-                                                            .out = kr_graph_ask()});
+                                                            .out = kr_graph_auto()});
     kr_graph_pointwise(g, "times", times, factor, last, to);
 #undef WEIGHT
     assert_int_equal(kr_graph_plan(g, ctx, way & 2 ? KR_PLAN_CONSTANT : 0), KRAIT_OK);

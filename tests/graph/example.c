@@ -13,7 +13,7 @@
 enum { B = 2, L = 9, M = 6, D = 12, N = 4, R = 2, N_WEIGHTS = 7 };
 
 static uint32_t random_state = 3;
-static float draw(void) {
+static float draw_example(void) {
   random_state = random_state * 1664525u + 1013904223u;
   return ((float)(random_state >> 8) * 0x1p-24f - 0.5f) * 2;
 }
@@ -34,9 +34,9 @@ static void says_what_it_does(void **state) {
   (void)state;
   for (int i = 0; i < N_WEIGHTS; i++) {
     weights[i] = storage[i];
-    for (int k = 0; k < 512; k++) storage[i][k] = i == 5 ? -0.5f + 0.4f * draw() : 0.5f * draw();
+    for (int k = 0; k < 512; k++) storage[i][k] = i == 5 ? -0.5f + 0.4f * draw_example() : 0.5f * draw_example();
   }
-  for (int i = 0; i < B * L * M; i++) x[i] = draw(), dy[i] = draw();
+  for (int i = 0; i < B * L * M; i++) x[i] = draw_example(), dy[i] = draw_example();
   assert_int_equal(
       krait_ctx_open(
           &(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 2}, &ctx),

@@ -8,7 +8,7 @@
 #include "op_list.h"
 
 static uint32_t random_state;
-static int64_t draw(int64_t low, int64_t high) {
+static int64_t draw_parts(int64_t low, int64_t high) {
   random_state = random_state * 1664525u + 1013904223u;
   return low + (int64_t)((random_state >> 8) % (uint32_t)(high - low + 1));
 }
@@ -19,36 +19,36 @@ enum { MOST_ELEMENTS = 4096 };
 
 /* A storage of random sizes, sometimes padded or permuted; and a view by a few random steps. */
 static kr_tensor random_storage(kr_graph *g) {
-  kr_dims dims = {.n = (int32_t)draw(1, 4)};
+  kr_dims dims = {.n = (int32_t)draw_parts(1, 4)};
   int order[4] = {0, 1, 2, 3};
   krait_view layout = {.dtype = KRAIT_F32};
   int64_t next = 1;
-  for (int i = 0; i < dims.n; i++) dims.size[i] = draw(1, 5);
+  for (int i = 0; i < dims.n; i++) dims.size[i] = draw_parts(1, 5);
   for (int i = dims.n - 1; i > 0; i--) {
-    const int k = (int)draw(0, i), swap = order[i];
+    const int k = (int)draw_parts(0, i), swap = order[i];
     order[i] = order[k], order[k] = swap;
   }
   for (int i = dims.n - 1; i >= 0; i--)
-    layout.stride[order[i]] = next, next = next * dims.size[order[i]] + draw(0, 3) / 3;
-  return draw(0, 1) ? kr_graph_temp(g, KRAIT_F32, dims) : kr_graph_input_like(g, "x", &layout, dims);
+    layout.stride[order[i]] = next, next = next * dims.size[order[i]] + draw_parts(0, 3) / 3;
+  return draw_parts(0, 1) ? kr_graph_temp(g, KRAIT_F32, dims) : kr_graph_input_like(g, "x", &layout, dims);
 }
 
 static kr_tensor random_view(kr_graph *g, kr_tensor t) {
-  for (int step = (int)draw(0, 4); step > 0; step--) {
+  for (int step = (int)draw_parts(0, 4); step > 0; step--) {
     const kr_dims d = kr_graph_dims(g, t);
-    const int dim = (int)draw(0, d.n - 1);
-    const int64_t kind = draw(0, 2);
+    const int dim = (int)draw_parts(0, d.n - 1);
+    const int64_t kind = draw_parts(0, 2);
     if (kind == 0 && d.size[dim] > 1) {
-      const int64_t from = draw(0, d.size[dim] - 1);
-      t = kr_graph_slice(g, t, dim, from, draw(1, d.size[dim] - from));
+      const int64_t from = draw_parts(0, d.size[dim] - 1);
+      t = kr_graph_slice(g, t, dim, from, draw_parts(1, d.size[dim] - from));
     } else if (kind == 1) {
       int order[4] = {0, 1, 2, 3};
-      const int other = (int)draw(0, d.n - 1);
+      const int other = (int)draw_parts(0, d.n - 1);
       order[dim] = other, order[other] = dim;
       t = kr_graph_permute(g, t, order);
     } else if (d.n > 1) { /* two dimensions merged, or one split */
       kr_dims merged = {.n = d.n - 1};
-      const int at = (int)draw(0, d.n - 2);
+      const int at = (int)draw_parts(0, d.n - 2);
       for (int i = 0; i < merged.n; i++)
         merged.size[i] = i < at ? d.size[i] : i == at ? d.size[i] * d.size[i + 1] : d.size[i + 1];
       if (kr_graph_can_reshape(g, t, merged)) t = kr_graph_reshape(g, t, merged);
@@ -155,7 +155,7 @@ static void many_sizes_and_threads(void **state) {
   pthread_t threads[THREADS];
   (void)state;
   random_state = 2;
-  for (size_t i = 0; i < sizeof values / sizeof *values; i++) values[i] = (float)draw(-1000, 1000) * 5e-4f;
+  for (size_t i = 0; i < sizeof values / sizeof *values; i++) values[i] = (float)draw_parts(-1000, 1000) * 5e-4f;
   for (int i = 0; i < 512; i++) values[4 * 512 + i] -= 1; /* A */
   assert_int_equal(
       krait_ctx_open(

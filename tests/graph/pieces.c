@@ -8,7 +8,7 @@
 enum { D = 12, N = 4, R = 2, L = 21, PIECE = 7, MOST_W = 4 };
 
 static uint32_t random_state;
-static float draw(void) {
+static float draw_pieces(void) {
   random_state = random_state * 1664525u + 1013904223u;
   return ((float)(random_state >> 8) * 0x1p-24f - 0.5f) * 2;
 }
@@ -20,7 +20,7 @@ typedef struct block {
   kr_tensor xz, out, conv[2], scan[2];
 } block;
 
-static krait_ctx *open_ctx(void) {
+static krait_ctx *open_pieces_ctx(void) {
   krait_ctx *ctx = NULL;
   const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 2};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
@@ -32,7 +32,7 @@ static kr_tensor weight(kr_graph *g, const char *name, kr_dims dims, const float
 }
 
 /* Over n steps, rows of channels; states only for a block in pieces. */
-static block record(const krait_ctx *ctx, int64_t n, int64_t W, int in_pieces) {
+static block record_pieces(const krait_ctx *ctx, int64_t n, int64_t W, int in_pieces) {
   const int by_channel[] = {0, 2, 1};
   block b = {0};
   assert_int_equal(kr_graph_open(&b.g), KRAIT_OK);
@@ -66,35 +66,35 @@ static void bind(kr_runner *r, kr_tensor t, float *data) {
   if (t) assert_int_equal(kr_runner_bind(r, t, data), KRAIT_OK);
 }
 
-static void run(kr_runner *r) {
+static void run_pieces(kr_runner *r) {
   if (kr_runner_run(r, NULL) < 0) fail_msg("%s", krait_error_detail());
 }
 
 static void pieces_equal_the_whole(void **state) {
   static float xz[L * 2 * D + 4], want[L * D], out[L * D + 4], conv[2][D * MOST_W], scan[2][D * N];
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_pieces_ctx();
   (void)state;
   random_state = 7;
-  for (int i = 0; i < D * MOST_W; i++) conv_w[i] = draw();
-  for (int i = 0; i < D; i++) conv_b[i] = draw(), dt_b[i] = draw() - 1, Dvec[i] = draw();
-  for (int i = 0; i < (R + 2 * N) * D; i++) x_w[i] = draw();
-  for (int i = 0; i < D * R; i++) dt_w[i] = draw();
-  for (int i = 0; i < D * N; i++) A[i] = -0.6f + 0.5f * draw();
+  for (int i = 0; i < D * MOST_W; i++) conv_w[i] = draw_pieces();
+  for (int i = 0; i < D; i++) conv_b[i] = draw_pieces(), dt_b[i] = draw_pieces() - 1, Dvec[i] = draw_pieces();
+  for (int i = 0; i < (R + 2 * N) * D; i++) x_w[i] = draw_pieces();
+  for (int i = 0; i < D * R; i++) dt_w[i] = draw_pieces();
+  for (int i = 0; i < D * N; i++) A[i] = -0.6f + 0.5f * draw_pieces();
   for (int64_t W = 1; W <= MOST_W; W += 3) {
-    block whole = record(ctx, L, W, 0), piece = record(ctx, PIECE, W, 1);
+    block whole = record_pieces(ctx, L, W, 0), piece = record_pieces(ctx, PIECE, W, 1);
     kr_runner *r = NULL, *p = NULL;
     assert_int_equal(kr_runner_open(whole.g, &r), KRAIT_OK);
     assert_int_equal(kr_runner_open(piece.g, &p), KRAIT_OK);
     for (int shift = 0; shift < 4; shift++) { /* of the addresses, by elements */
-      for (int i = 0; i < L * 2 * D; i++) xz[shift + i] = draw();
+      for (int i = 0; i < L * 2 * D; i++) xz[shift + i] = draw_pieces();
       bind(r, whole.xz, xz + shift), bind(r, whole.out, want);
-      run(r);
+      run_pieces(r);
       memset(conv, 0, sizeof conv), memset(scan, 0, sizeof scan);
       for (int i = 0; i < L / PIECE; i++) {
         bind(p, piece.xz, xz + shift + i * PIECE * 2 * D), bind(p, piece.out, out + (4 - shift) % 4 + i * PIECE * D);
         for (int k = 0, at = i % 2; k < 2; k++, at = 1 - at)
           bind(p, piece.conv[k], conv[at]), bind(p, piece.scan[k], scan[at]);
-        run(p);
+        run_pieces(p);
       }
       for (int i = 0; i < L * D; i++) assert_float_equal(out[(4 - shift) % 4 + i], want[i], 1e-5f);
     }
@@ -107,13 +107,13 @@ static void pieces_equal_the_whole(void **state) {
 static void addresses_may_meet(void **state) {
   enum { ROWS = 9, K = 5, COLUMNS = 37 };
   static float x[ROWS * K], w[K * COLUMNS], residual[ROWS * COLUMNS], out[ROWS * COLUMNS], want[ROWS * COLUMNS];
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_pieces_ctx();
   kr_graph *g = NULL;
   kr_runner *r = NULL;
   (void)state;
   random_state = 9;
-  for (int i = 0; i < ROWS * K; i++) x[i] = draw();
-  for (int i = 0; i < K * COLUMNS; i++) w[i] = draw();
+  for (int i = 0; i < ROWS * K; i++) x[i] = draw_pieces();
+  for (int i = 0; i < K * COLUMNS; i++) w[i] = draw_pieces();
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   const kr_tensor tx = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(ROWS, K)),
                   added = kr_graph_input(g, "residual", KRAIT_F32, KR_DIMS(ROWS, COLUMNS)),
@@ -130,11 +130,11 @@ static void addresses_may_meet(void **state) {
   for (int round = 0; round < 4; round++) {
     float *from = round % 2 ? residual : out;
     for (int i = 0; i < ROWS * COLUMNS; i++) {
-      want[i] = residual[i] = out[i] = draw();
+      want[i] = residual[i] = out[i] = draw_pieces();
       for (int k = 0; k < K; k++) want[i] += x[i / COLUMNS * K + k] * w[k * COLUMNS + i % COLUMNS];
     }
     bind(r, added, from);
-    run(r);
+    run_pieces(r);
     for (int i = 0; i < ROWS * COLUMNS; i++) assert_float_equal(out[i], want[i], 1e-5f);
   }
   kr_runner_close(&r), kr_graph_close(&g), krait_ctx_close(&ctx);

@@ -11,13 +11,13 @@
 enum { MOST = 64, N_OUTPUTS = 3 };
 
 static uint32_t random_state;
-static int64_t draw(int64_t low, int64_t high) {
+static int64_t draw_plan(int64_t low, int64_t high) {
   random_state = random_state * 1664525u + 1013904223u;
   return low + (int64_t)((random_state >> 8) % (uint32_t)(high - low + 1));
 }
-static float draw_value(void) { return (float)draw(-1000, 1000) * 1e-3f; }
+static float draw_value(void) { return (float)draw_plan(-1000, 1000) * 1e-3f; }
 
-static krait_ctx *open_ctx(void) {
+static krait_ctx *open_plan_ctx(void) {
   krait_ctx *ctx = NULL;
   assert_int_equal(
       krait_ctx_open(
@@ -57,30 +57,30 @@ static void norm(world *w, kr_tensor x, kr_tensor out) {
 static void grow(world *w, uint32_t seed, int n_nodes) {
   random_state = seed;
   assert_int_equal(kr_graph_open(&w->g), KRAIT_OK);
-  w->rows = draw(1, 40);
-  w->input = kr_graph_input(w->g, "x", KRAIT_F32, KR_DIMS(w->rows, draw(2, 60)));
+  w->rows = draw_plan(1, 40);
+  w->input = kr_graph_input(w->g, "x", KRAIT_F32, KR_DIMS(w->rows, draw_plan(2, 60)));
   w->live[w->n_live++] = w->input;
   for (int i = 0; i < n_nodes; i++) {
-    const kr_tensor x = w->live[draw(0, w->n_live - 1)];
-    const int64_t M = kr_graph_dims(w->g, x).size[1], N = draw(1, 60), kind = draw(0, 3);
+    const kr_tensor x = w->live[draw_plan(0, w->n_live - 1)];
+    const int64_t M = kr_graph_dims(w->g, x).size[1], N = draw_plan(1, 60), kind = draw_plan(0, 3);
     const kr_tensor out = kr_graph_temp(w->g, KRAIT_F32, KR_DIMS(w->rows, kind == 0 ? M : N));
     if (kind == 0) norm(w, x, out);
     else product(w, x, 0, out);
     if (kind == 2) product(w, x, out, out); /* in place */
     w->live[w->n_live++] = out;
     if (kind == 3 && N > 1) {
-      const int64_t from = draw(0, N - 1);
-      w->live[w->n_live++] = kr_graph_slice(w->g, out, 1, from, draw(1, N - from));
+      const int64_t from = draw_plan(0, N - 1);
+      w->live[w->n_live++] = kr_graph_slice(w->g, out, 1, from, draw_plan(1, N - from));
     }
   }
   for (int i = 0; i < N_OUTPUTS; i++) {
     w->outputs[i] = kr_graph_output(w->g, "y", KRAIT_F32, KR_DIMS(w->rows, 7));
-    product(w, w->live[i ? draw(0, w->n_live - 1) : w->n_live - 1], 0, w->outputs[i]);
+    product(w, w->live[i ? draw_plan(0, w->n_live - 1) : w->n_live - 1], 0, w->outputs[i]);
   }
   assert_int_equal(kr_graph_status(w->g), KRAIT_OK);
 }
 
-static void run(world *w, const float *x, float *y) {
+static void run_plan(world *w, const float *x, float *y) {
   kr_runner *r = NULL;
   assert_int_equal(kr_runner_open(w->g, &r), KRAIT_OK);
   memset(r->memory, 0xfb, kr_graph_bytes(w->g));
@@ -108,7 +108,7 @@ static int share_two(kr_graph *g) {
   return 0;
 }
 
-static float *fill(int64_t n) {
+static float *fill_plan(int64_t n) {
   float *x = malloc((size_t)n * sizeof *x);
   assert_non_null(x);
   for (int64_t i = 0; i < n; i++) x[i] = draw_value();
@@ -116,26 +116,26 @@ static float *fill(int64_t n) {
 }
 
 static void sharing_changes_nothing(void **state) {
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_plan_ctx();
   int n_planted = 0, n_seen = 0;
   uint64_t shared_bytes = 0, apart_bytes = 0;
   (void)state;
   for (uint32_t seed = 1; seed <= 150; seed++) {
     random_state = seed;
     world w[3] = {0};
-    const int n_nodes = (int)draw(1, 20);
-    float *weights = fill(n_weights), *x = fill(40 * 60), *y[3];
+    const int n_nodes = (int)draw_plan(1, 20);
+    float *weights = fill_plan(n_weights), *x = fill_plan(40 * 60), *y[3];
     for (int i = 0; i < 3; i++) {
       w[i].weights = weights;
       grow(&w[i], seed * 7919, n_nodes);
-      y[i] = fill(N_OUTPUTS * 40 * 7);
-      assert_int_equal(kr_graph_plan(w[i].g, ctx, i == 1 ? KR_PLAN_APART : 0), KRAIT_OK);
+      y[i] = fill_plan(N_OUTPUTS * 40 * 7);
+      assert_int_equal(kr_graph_plan(w[i].g, ctx, i == 1 ? KR_PLAN_NO_REUSE : 0), KRAIT_OK);
       assert_int_equal(kr_graph_check_plan(w[i].g), KRAIT_OK);
     }
     shared_bytes += kr_graph_bytes(w[0].g), apart_bytes += kr_graph_bytes(w[1].g);
     const int planted = share_two(w[2].g);
     if (planted) assert_int_equal(kr_graph_check_plan(w[2].g), KRAIT_ERR_ARGUMENT);
-    for (int i = 0; i < 3; i++) run(&w[i], x, y[i]);
+    for (int i = 0; i < 3; i++) run_plan(&w[i], x, y[i]);
     const size_t bytes = (size_t)(N_OUTPUTS * w[0].rows * 7) * sizeof(float);
     assert_memory_equal(y[0], y[1], bytes);
     n_planted += planted, n_seen += planted && memcmp(y[0], y[2], bytes) != 0;
@@ -155,7 +155,7 @@ static void sharing_changes_nothing(void **state) {
 /* ---- states ---- */
 
 static void states_live_from_run_to_run(void **state) {
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_plan_ctx();
   kr_graph *g = NULL;
   kr_runner *r[2] = {NULL, NULL};
   enum { B = 2, D = 5, W = 4, L = 12 };
@@ -205,14 +205,14 @@ static void states_live_from_run_to_run(void **state) {
 
 /* ---- builder errors ---- */
 
-static void expect(kr_graph **g, int32_t status, const char *sentence) {
+static void plan_expect(kr_graph **g, int32_t status, const char *sentence) {
   assert_int_equal(kr_graph_status(*g), status);
   assert_string_equal(krait_error_detail(), sentence);
   kr_graph_close(g);
 }
 
 static void faults_name_the_node(void **state) {
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_plan_ctx();
   kr_graph *g = NULL;
   (void)state;
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
@@ -221,26 +221,26 @@ static void faults_name_the_node(void **state) {
   kr_graph_call(g, "lift", &kr_op_gemm,
                 &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
   kr_graph_slice(g, y, 5, 0, 1); /* the first failure stays */
-  expect(&g, KRAIT_ERR_SHAPE, "graph: node lift: gemm: Bmat is (7,3), must be (K,N) = (6,3)");
+  plan_expect(&g, KRAIT_ERR_SHAPE, "graph: node lift: gemm: Bmat is (7,3), must be (K,N) = (6,3)");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), w = kr_graph_weight(g, "w", KRAIT_F16, KR_DIMS(6, 3), NULL),
   y = kr_graph_temp(g, KRAIT_F16, KR_DIMS(4, 3));
   kr_graph_call(g, "lift", &kr_op_gemm,
                 &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
-  expect(&g, KRAIT_ERR_DTYPE, "graph: node lift: gemm: out is float16 but A is float32");
+  plan_expect(&g, KRAIT_ERR_DTYPE, "graph: node lift: gemm: out is float16 but A is float32");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6));
   kr_graph_reshape(g, kr_graph_slice(g, x, 1, 1, 4), KR_DIMS(16));
-  expect(&g, KRAIT_ERR_SHAPE, "graph: x (4,4) cannot be reshaped to (16) without a copy");
+  plan_expect(&g, KRAIT_ERR_SHAPE, "graph: x (4,4) cannot be reshaped to (16) without a copy");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_temp(g, KRAIT_F32, KR_DIMS(4, 6)), y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(4, 6));
   kr_graph_call(g, "norm", &kr_op_add_norm,
                 &(krait_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_ERR_ARGUMENT);
-  expect(&g, KRAIT_ERR_ARGUMENT, "graph: node norm (add_norm) reads tensor ?, which no earlier node writes");
+  plan_expect(&g, KRAIT_ERR_ARGUMENT, "graph: node norm (add_norm) reads tensor ?, which no earlier node writes");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(4, 6));
@@ -260,7 +260,7 @@ static void faults_name_the_node(void **state) {
 static void bits_of(int gain_is_written, int state_is_written, uint32_t *norm, uint32_t *step) {
   static float gain[8], taps[8 * 4];
   kr_graph *g;
-  krait_ctx *ctx = open_ctx();
+  krait_ctx *ctx = open_plan_ctx();
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   const kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(2, 8)),
                   y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(2, 8)),
@@ -293,7 +293,7 @@ static void bits_of(int gain_is_written, int state_is_written, uint32_t *norm, u
 
 /* A kernel may read early, before the previous one ends, only what no call, or no earlier call, of the graph writes. */
 static void what_calls_write_is_not_read_ahead(void **state) {
-  const uint32_t all = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+  const uint32_t all = KR_CALL_PDL | KR_CALL_STATE_PDL;
   uint32_t norm, step;
   (void)state;
   bits_of(0, 0, &norm, &step);
@@ -301,7 +301,7 @@ static void what_calls_write_is_not_read_ahead(void **state) {
   bits_of(1, 0, &norm, &step);
   assert_int_equal(norm, 0), assert_int_equal(step, all);
   bits_of(0, 1, &norm, &step);
-  assert_int_equal(norm, all), assert_int_equal(step, KR_CALL_AHEAD);
+  assert_int_equal(norm, all), assert_int_equal(step, KR_CALL_PDL);
 }
 
 int main(void) {

@@ -46,7 +46,7 @@ static void read_tensors(file *f) {
   }
 }
 
-static file *read_file(const char *name) {
+static file *read_bundled_file(const char *name) {
   char path[TEXT_BYTES];
   uint64_t n_header = 0;
   file *f = calloc(1, sizeof *f);
@@ -74,7 +74,7 @@ static void close_file(file *f) {
   free(f);
 }
 
-static krait_model_tensor *find(file *f, const char *name) {
+static krait_model_tensor *find_bundled(file *f, const char *name) {
   for (int64_t i = 0; i < f->n_tensors; i++)
     if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
   fail_msg("no tensor '%s'", name);
@@ -158,15 +158,15 @@ static void the_model_inside_streams(void **state) {
 static void tensors_give_what_was_recorded(void **state) {
   char name[TEXT_BYTES];
   snprintf(name, sizeof name, "%s.weights", (const char *)*state);
-  file *weights = read_file(name);
+  file *weights = read_bundled_file(name);
   snprintf(name, sizeof name, "%s.golden", (const char *)*state);
-  file *golden = read_file(name);
+  file *golden = read_bundled_file(name);
   krait_model *model = NULL;
   krait_session *session = NULL;
   assert_int_equal(open_tensors(weights, weights->settings, &model), KRAIT_OK);
   close_file(weights); /* they are not kept */
   assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
-  const krait_model_tensor *in = find(golden, "golden.input_com"), *want = find(golden, "golden.com");
+  const krait_model_tensor *in = find_bundled(golden, "golden.input_com"), *want = find_bundled(golden, "golden.com");
   const int64_t n = in->shape[0] * in->shape[1] * in->shape[2] * in->shape[3];
   float *got = malloc((size_t)n * sizeof *got);
   assert_non_null(got);
@@ -192,8 +192,8 @@ static void check_refused(int32_t status, int32_t want, const krait_model *model
 static void wrong_tensors_are_named(void **state) {
   (void)state;
   krait_model *model = NULL;
-  file *f = read_file("tiny-gru.weights");
-  krait_model_tensor *t = find(f, "mask_decoder.mask_conv.0.bias"), was = *t;
+  file *f = read_bundled_file("tiny-gru.weights");
+  krait_model_tensor *t = find_bundled(f, "mask_decoder.mask_conv.0.bias"), was = *t;
   int64_t more = was.shape[0] + 1;
   const float nan[64] = {[3] = NAN};
   char settings[TEXT_BYTES + 32];

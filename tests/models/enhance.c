@@ -72,7 +72,7 @@ static float *write_file(int format, int32_t hz, int n_channels, int64_t n, doub
   return x;
 }
 
-static float *read_file(SF_INFO *info) {
+static float *read_enhance_file(SF_INFO *info) {
   *info = (SF_INFO){0};
   SNDFILE *file = sf_open(out_path, SFM_READ, info);
   assert_non_null(file);
@@ -82,7 +82,7 @@ static float *read_file(SF_INFO *info) {
   return x;
 }
 
-static int make_folder(void **state) {
+static int make_enhance_folder(void **state) {
   (void)state;
   return mkdtemp(folder) ? 0 : -1;
 }
@@ -136,7 +136,7 @@ static void same_rate_length_channels_and_format(void **state) {
     name_files("in.dat", "out.dat");
     float *x = write_file(cases[i].format, cases[i].hz, cases[i].n_channels, cases[i].n, 0.3);
     assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
-    float *y = read_file(&info);
+    float *y = read_enhance_file(&info);
     assert_int_equal(info.format, cases[i].format);
     assert_int_equal(info.samplerate, cases[i].hz);
     assert_int_equal(info.channels, cases[i].n_channels);
@@ -160,9 +160,9 @@ static void identity_changes_no_bit_of_integer_samples(void **state) {
     name_files("in.wav", "out.wav");
     free(write_file(SF_FORMAT_WAV | encodings[i], 16000, 1, 20000, 0.2));
     assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
-    float *y = read_file(&info);
+    float *y = read_enhance_file(&info);
     memcpy(out_path, in_path, sizeof out_path);
-    float *x = read_file(&info);
+    float *x = read_enhance_file(&info);
     assert_memory_equal(x, y, 20000 * sizeof(float));
     free(x);
     free(y);
@@ -195,7 +195,7 @@ static void extension_names_the_format(void **state) {
     name_files("in.dat", cases[i].out);
     free(write_file(cases[i].in_format, 16000, 1, 8000, 0.3));
     assert_int_equal(enhance(&p, KR_LEVEL_AS_IS, NULL, NULL, &result), KRAIT_OK);
-    free(read_file(&info));
+    free(read_enhance_file(&info));
     assert_int_equal(info.format, cases[i].out_format);
     assert_int_equal(info.frames, 8000);
     clean_folder(state);
@@ -219,7 +219,7 @@ static void loudness_is_brought_into_range_and_back(void **state) {
     float *x = write_file(SF_FORMAT_WAV | SF_FORMAT_FLOAT, 16000, 1, 20000, cases[i].level);
     assert_int_equal(enhance(&p, cases[i].rule, NULL, NULL, &result), KRAIT_OK);
     assert_float_equal(p.loudest / cases[i].model_rms, 1, 0.05);
-    float *y = read_file(&info);
+    float *y = read_enhance_file(&info);
     assert_true(error_db(y, x, 20000, 1) < -110);
     free(x);
     free(y);
@@ -288,7 +288,7 @@ static void silence_stays_silent_without_the_model(void **state) {
   free(write_file(SF_FORMAT_WAV | SF_FORMAT_FLOAT, 16000, 1, 30000, 0));
   assert_int_equal(enhance(&p, KR_LEVEL_UNIT_RMS, NULL, NULL, &result), KRAIT_OK);
   assert_int_equal(p.n_calls, 0);
-  float *y = read_file(&info);
+  float *y = read_enhance_file(&info);
   for (int i = 0; i < 30000; i++) assert_true(y[i] == 0);
   free(y);
 }
@@ -356,7 +356,7 @@ static void windows_under_way(void **state) {
     if (most == 1) n_windows = l.n_windows;
     assert_int_equal(l.n_windows, n_windows);
     assert_true(most == 1 ? l.n_runs == n_windows : l.n_runs < n_windows);
-    float *got = read_file(&info);
+    float *got = read_enhance_file(&info);
     assert_int_equal(info.frames, 90000);
     if (want) assert_memory_equal(got, want, 2 * 90000 * sizeof *got);
     if (want) free(got);
@@ -477,5 +477,5 @@ int main(void) {
       cmocka_unit_test(streams),
       cmocka_unit_test(streams_refuse),
   };
-  return cmocka_run_group_tests(tests, make_folder, remove_folder);
+  return cmocka_run_group_tests(tests, make_enhance_folder, remove_folder);
 }

@@ -32,10 +32,10 @@ static kr_weights *open_golden(const char *name) {
   return golden;
 }
 
-static void open_model(const char *name, int64_t n_slots, kr_model_folder **folder, kr_mlm **m) {
+static void open_mamba_lm_model(const char *name, int64_t n_slots, kr_model_folder **folder, kr_mamba_lm **m) {
   char path[1000];
   snprintf(path, sizeof path, "%s/mamba_lm/%s", SHARED_GOLDEN, name);
-  if (kr_model_folder_open(path, folder) < 0 || kr_mlm_open(ctx, *folder, n_slots, 0, m) < 0)
+  if (kr_model_folder_open(path, folder) < 0 || kr_mamba_lm_open(ctx, *folder, n_slots, 0, m) < 0)
     fail_msg("%s: %s", name, krait_error_detail());
 }
 
@@ -54,7 +54,7 @@ static int32_t *ids_of(const kr_weights *golden, const char *name, int64_t *n) {
   return ids;
 }
 
-static void assert_close(const char *what, const float *got, const float *want, int64_t n, double bound) {
+static void mamba_lm_assert_close(const char *what, const float *got, const float *want, int64_t n, double bound) {
   double error = 0, scale = 0;
   for (int64_t i = 0; i < n; i++) {
     const double d = fabs((double)got[i] - want[i]);
@@ -72,24 +72,24 @@ static int32_t likeliest(const float *logits, int64_t n) {
 }
 
 /* Logits of every token of the prompt at once. */
-static void logits_of_a_prompt(void **state) {
+static void mamba_lm_logits_of_a_prompt(void **state) {
   (void)state;
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
-    kr_mlm *m;
+    kr_mamba_lm *m;
     int64_t n;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n);
-    open_model(models[i][0], 1, &folder, &m);
-    const int64_t V = kr_mlm_config_of(m)->V;
+    open_mamba_lm_model(models[i][0], 1, &folder, &m);
+    const int64_t V = kr_mamba_lm_config_of(m)->V;
     float *got = malloc((size_t)(n * V) * sizeof *got);
-    WORKS(kr_mlm_read(m, 0, ids, n, 1, got));
-    assert_close(models[i][0], got, floats(golden, "golden.logits"), n * V, 1e-5);
-    WORKS(kr_mlm_reset(m, 0));
-    WORKS(kr_mlm_read(m, 0, ids, n, 0, got));
-    assert_close("the last token's", got, floats(golden, "golden.logits") + (n - 1) * V, V, 1e-5);
+    WORKS(kr_mamba_lm_prefill(m, 0, ids, n, 1, got));
+    mamba_lm_assert_close(models[i][0], got, floats(golden, "golden.logits"), n * V, 1e-5);
+    WORKS(kr_mamba_lm_reset(m, 0));
+    WORKS(kr_mamba_lm_prefill(m, 0, ids, n, 0, got));
+    mamba_lm_assert_close("the last token's", got, floats(golden, "golden.logits") + (n - 1) * V, V, 1e-5);
     free(got), free(ids);
-    kr_mlm_close(&m);
+    kr_mamba_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
@@ -109,10 +109,10 @@ static int32_t compare_state(void *user, const char *name, int32_t n_dims, const
   const float *want = floats(s->golden, key);
   if (is_conv) {
     for (int64_t c = 0; c < shape[0]; c++)
-      assert_close(key, data + c * shape[1], want + c * (shape[1] + 1) + 1, shape[1], 1e-4);
+      mamba_lm_assert_close(key, data + c * shape[1], want + c * (shape[1] + 1) + 1, shape[1], 1e-4);
   } else {
     assert_int_equal(n_dims, 3);
-    assert_close(key, data, want, shape[0] * shape[1] * shape[2], 1e-5);
+    mamba_lm_assert_close(key, data, want, shape[0] * shape[1] * shape[2], 1e-5);
   }
   s->n++;
   return KRAIT_OK;
@@ -124,16 +124,16 @@ static void states_after_a_prompt(void **state) {
   for (int i = 0; i < 2; i++) {
     kr_weights *golden = open_golden(names[i]);
     kr_model_folder *folder;
-    kr_mlm *m;
+    kr_mamba_lm *m;
     int64_t n;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n);
     states s = {golden, 0};
-    open_model(names[i], 3, &folder, &m);
-    WORKS(kr_mlm_read(m, 1, ids, n, 0, NULL));
-    WORKS(kr_mlm_states_out(m, 1, compare_state, &s));
+    open_mamba_lm_model(names[i], 3, &folder, &m);
+    WORKS(kr_mamba_lm_prefill(m, 1, ids, n, 0, NULL));
+    WORKS(kr_mamba_lm_states_out(m, 1, compare_state, &s));
     assert_int_equal(s.n, 4);
     free(ids);
-    kr_mlm_close(&m);
+    kr_mamba_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
@@ -145,25 +145,25 @@ static void continue_greedily(int whole) {
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
-    kr_mlm *m;
+    kr_mamba_lm *m;
     int64_t n, n_greedy;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n), *greedy = ids_of(golden, "golden.greedy", &n_greedy);
-    open_model(models[i][0], 2, &folder, &m);
-    kr_mlm_choose_whole(m, whole);
-    const int64_t V = kr_mlm_config_of(m)->V;
+    open_mamba_lm_model(models[i][0], 2, &folder, &m);
+    kr_mamba_lm_choose_fused(m, whole);
+    const int64_t V = kr_mamba_lm_config_of(m)->V;
     float *got = malloc((size_t)V * sizeof *got);
-    WORKS(kr_mlm_read(m, 1, ids, n, 0, got));
+    WORKS(kr_mamba_lm_prefill(m, 1, ids, n, 0, got));
     int32_t best = -1;
     for (int64_t k = 0; k < n_greedy; k++) {
-      if (k < 8) assert_close("greedy_logits", got, floats(golden, "golden.greedy_logits") + k * V, V, 1e-5);
+      if (k < 8) mamba_lm_assert_close("greedy_logits", got, floats(golden, "golden.greedy_logits") + k * V, V, 1e-5);
       const int32_t id = likeliest(got, V);
       if (k > 0) assert_int_equal(best, id);
       if (id != greedy[k]) fail_msg("%s: token %lld is %d, recorded is %d", models[i][0], (long long)k, id, greedy[k]);
-      WORKS(kr_mlm_step(m, 1, &(int32_t){1}, &id, got, &best));
+      WORKS(kr_mamba_lm_step(m, 1, &(int32_t){1}, &id, got, &best));
     }
-    n_whole += kr_mlm_was_whole(m);
+    n_whole += kr_mamba_lm_was_fused(m);
     free(got), free(ids), free(greedy);
-    kr_mlm_close(&m);
+    kr_mamba_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
@@ -181,51 +181,52 @@ static void greedy_by_one_call_a_token(void **state) {
 }
 
 /* Prompts in pieces of 1, 2, 3, ... tokens, by reads and steps, several sequences per step: equal to one pass. */
-static void pieces_and_batches(void **state) {
+static void mamba_lm_pieces_and_batches(void **state) {
   enum { SLOTS = 4 };
   (void)state;
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
-    kr_mlm *m;
+    kr_mamba_lm *m;
     int64_t n;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n);
-    open_model(models[i][0], SLOTS, &folder, &m);
-    const int64_t V = kr_mlm_config_of(m)->V;
+    open_mamba_lm_model(models[i][0], SLOTS, &folder, &m);
+    const int64_t V = kr_mamba_lm_config_of(m)->V;
     const float *want = floats(golden, "golden.logits");
     float *got = malloc((size_t)(SLOTS * V) * sizeof *got);
     for (int64_t at = 0, piece = 1; at < n; at += piece, piece++) {
       if (at + piece > n) piece = n - at;
-      WORKS(kr_mlm_read(m, 2, ids + at, piece, 0, got));
-      assert_close("a piece", got, want + (at + piece - 1) * V, V, 1e-5);
+      WORKS(kr_mamba_lm_prefill(m, 2, ids + at, piece, 0, got));
+      mamba_lm_assert_close("a piece", got, want + (at + piece - 1) * V, V, 1e-5);
     }
     const int32_t slots[SLOTS - 1] = {3, 0, 1}; /* slot 0 one token ahead of the others */
-    WORKS(kr_mlm_step(m, 1, &slots[1], ids, got, NULL));
+    WORKS(kr_mamba_lm_step(m, 1, &slots[1], ids, got, NULL));
     for (int64_t t = 0; t + 1 < n; t++) {
       const int32_t next[SLOTS - 1] = {ids[t], ids[t + 1], ids[t]};
-      WORKS(kr_mlm_step(m, SLOTS - 1, slots, next, got, NULL));
-      for (int k = 0; k < SLOTS - 1; k++) assert_close("a step", got + k * V, want + (t + (k == 1)) * V, V, 1e-5);
+      WORKS(kr_mamba_lm_step(m, SLOTS - 1, slots, next, got, NULL));
+      for (int k = 0; k < SLOTS - 1; k++)
+        mamba_lm_assert_close("a step", got + k * V, want + (t + (k == 1)) * V, V, 1e-5);
     }
     free(got), free(ids);
-    kr_mlm_close(&m);
+    kr_mamba_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
 }
 
-static void refusals(void **state) {
+static void mamba_lm_refusals(void **state) {
   kr_weights *golden = open_golden("mamba1");
   kr_model_folder *folder;
-  kr_mlm *m;
+  kr_mamba_lm *m;
   float logits[1000];
   (void)state;
-  open_model("mamba1", 1, &folder, &m);
-  assert_int_equal(kr_mlm_read(m, 0, &(int32_t){424}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mlm_read(m, 0, &(int32_t){-1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mlm_read(m, 1, &(int32_t){1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mlm_read(m, 0, &(int32_t){1}, 0, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mlm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
-  kr_mlm_close(&m);
+  open_mamba_lm_model("mamba1", 1, &folder, &m);
+  assert_int_equal(kr_mamba_lm_prefill(m, 0, &(int32_t){424}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mamba_lm_prefill(m, 0, &(int32_t){-1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mamba_lm_prefill(m, 1, &(int32_t){1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mamba_lm_prefill(m, 0, &(int32_t){1}, 0, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_mamba_lm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
+  kr_mamba_lm_close(&m);
   kr_model_folder_close(&folder);
   kr_weights_close(&golden);
 }
@@ -245,9 +246,9 @@ static int close_ctx(void **state) {
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "cuda") == 0) device = KRAIT_DEVICE_CUDA(0);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(logits_of_a_prompt),   cmocka_unit_test(states_after_a_prompt),
+      cmocka_unit_test(mamba_lm_logits_of_a_prompt),   cmocka_unit_test(states_after_a_prompt),
       cmocka_unit_test(greedy_continuations), cmocka_unit_test(greedy_by_one_call_a_token),
-      cmocka_unit_test(pieces_and_batches),   cmocka_unit_test(refusals),
+      cmocka_unit_test(mamba_lm_pieces_and_batches),   cmocka_unit_test(mamba_lm_refusals),
   };
   return cmocka_run_group_tests(tests, open_ctx, close_ctx);
 }

@@ -35,7 +35,7 @@ static void verify_on(krait_ctx *ctx, const char *caps, uint32_t precision, cons
   krait_model_options options = {.size = sizeof options, .weights_path = weights, .precision = precision};
   krait_model *model = NULL;
   krait_session *session = NULL;
-  krait_verify_row rows[4];
+  krait_verify_result rows[4];
   int32_t n_rows = 0;
   if (krait_model_open(ctx, &options, &model) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
@@ -74,7 +74,7 @@ static void small_pairs_on_every_isa(void **state) {
 
 static const char *const full_width[] = {"mamba-test", "mamba-causal", "gru-test", "lstm-test"};
 
-static void full_width_pairs(void **state) {
+static void pk_full_width_pairs(void **state) {
   (void)state;
   if (access(SHARED_GOLDEN, R_OK) != 0) {
     print_message("no recorded pairs beside the project\n");
@@ -112,7 +112,7 @@ static void this_machines_gpu(void **state) {
   }
 }
 
-static double relative(const float *got, const float *want, int64_t n) {
+static double pk_relative(const float *got, const float *want, int64_t n) {
   double error = 0, all = 0;
   for (int64_t i = 0; i < n; i++) {
     const double off = (double)got[i] - want[i];
@@ -157,7 +157,8 @@ static void windows_on_this_machines_gpu(void **state) {
       }
     krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
   }
-  const double grouped = relative(out[2][0], out[1][0], N * SAMPLES), gpu = relative(out[1][0], out[0][0], N * SAMPLES);
+  const double grouped = pk_relative(out[2][0], out[1][0], N * SAMPLES),
+               gpu = pk_relative(out[1][0], out[0][0], N * SAMPLES);
   print_message("windows on the GPU are %.1e from the CPU's, three at once %.1e from one at a time\n", gpu, grouped);
   assert_true(grouped <= 1e-5); /* products of more rows may split their sums elsewhere */
   assert_true(gpu <= 1e-4);
@@ -279,7 +280,7 @@ static void every_allocation_may_fail(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(small_pairs_on_every_isa),
-      cmocka_unit_test(full_width_pairs),
+      cmocka_unit_test(pk_full_width_pairs),
       cmocka_unit_test(this_machines_gpu),
       cmocka_unit_test(windows_on_this_machines_gpu),
       cmocka_unit_test(mismatched_weights),

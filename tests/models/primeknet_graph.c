@@ -23,7 +23,7 @@ typedef struct problem {
   int n;
 } problem;
 
-static kr_tensor parameter(void *user, kr_graph *g, const char *name, kr_dims dims) {
+static kr_tensor pk_parameter(void *user, kr_graph *g, const char *name, kr_dims dims) {
   problem *p = user;
   const float *data = NULL;
   if (kr_weights_take_f32(p->weights, name, dims.n, dims.size, &data) < 0) fail_msg("%s", krait_error_detail());
@@ -32,12 +32,12 @@ static kr_tensor parameter(void *user, kr_graph *g, const char *name, kr_dims di
   return p->tensors[p->n++] = kr_graph_weight(g, name, KRAIT_F32, dims, data);
 }
 
-static const float *find(const kr_weights *file, const char *name) {
+static const float *find_pk(const kr_weights *file, const char *name) {
   const kr_weight *w = kr_weights_find(file, name);
   return w ? w->data : NULL;
 }
 
-static double distance(const float *got, const float *want, int64_t n, double *size) {
+static double pk_distance(const float *got, const float *want, int64_t n, double *size) {
   double sum = 0, all = 0;
   for (int64_t i = 0; i < n; i++) {
     const double d = (double)got[i] - (double)want[i];
@@ -49,7 +49,7 @@ static double distance(const float *got, const float *want, int64_t n, double *s
 
 /* The gradients of mean (com w_com) + mean (mag w_mag). A bias before an instance norm has none; recorded ones are
  * rounding errors. */
-static void check_gradients(const problem *p, const kr_weights *golden, const char *name, double bound) {
+static void check_pk_gradients(const problem *p, const kr_weights *golden, const char *name, double bound) {
   int n = 0;
   double all = 0, worst = 0, size;
   const char *of = "";
@@ -57,16 +57,16 @@ static void check_gradients(const problem *p, const kr_weights *golden, const ch
     const kr_weight *w = p->items[i];
     char key[256];
     snprintf(key, sizeof key, "golden.grad.%s", w->name);
-    if (find(golden, key))
-      distance(find(golden, key), find(golden, key), (int64_t)(w->bytes / 4), &size), all = fmax(all, size);
+    if (find_pk(golden, key))
+      pk_distance(find_pk(golden, key), find_pk(golden, key), (int64_t)(w->bytes / 4), &size), all = fmax(all, size);
   }
   for (int i = 0; i < p->n; i++) {
     const kr_weight *w = p->items[i];
     char key[256];
     snprintf(key, sizeof key, "golden.grad.%s", w->name);
-    const float *want = find(golden, key);
+    const float *want = find_pk(golden, key);
     if (!want) continue;
-    const double d = distance(p->memory[i], want, (int64_t)(w->bytes / 4), &size);
+    const double d = pk_distance(p->memory[i], want, (int64_t)(w->bytes / 4), &size);
     n++;
     if (size < 1e-5 * all) continue;
     else if (d / size > worst) worst = d / size, of = w->name;
@@ -96,13 +96,13 @@ static void check_pair(const char *folder, const char *name, double bound) {
   assert_int_equal(kr_pk_config_read(kr_config_model(config), config, &c), KRAIT_OK);
   const kr_weight *in = kr_weights_find(golden, "golden.input_com");
   const int64_t B = in->shape[0], F = in->shape[1], T = in->shape[2], n = B * F * T;
-  const int backwards = find(golden, "golden.loss_w_com") != NULL;
+  const int backwards = find_pk(golden, "golden.loss_w_com") != NULL;
   p = (problem){.weights = weights};
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(B, F, T, 2)),
                     .mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(B, F, T)),
                     .com = kr_graph_output(g, "com", KRAIT_F32, KR_DIMS(B, F, T, 2))};
-  kr_pk_graph_record(g, &c, parameter, &p, &io);
+  kr_pk_graph_record(g, &c, pk_parameter, &p, &io);
   if (kr_graph_status(g) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(p.n, kr_weights_count(weights));
   const kr_tensor dmag = kr_graph_input(g, "dmag", KRAIT_F32, KR_DIMS(B, F, T)),
@@ -116,22 +116,22 @@ static void check_pair(const char *folder, const char *name, double bound) {
     if (kr_graph_backward(g, (kr_gradient[]){{io.mag, dmag}, {io.com, dcom}}, 2, wanted, p.n) < 0)
       fail_msg("%s", krait_error_detail());
     for (int i = 0; i < p.n; i++) p.gradients[i] = wanted[i].at;
-    for (int64_t i = 0; i < n; i++) seeds[i] = find(golden, "golden.loss_w_mag")[i] / (float)n;
-    for (int64_t i = 0; i < 2 * n; i++) seeds[n + i] = find(golden, "golden.loss_w_com")[i] / (float)(2 * n);
+    for (int64_t i = 0; i < n; i++) seeds[i] = find_pk(golden, "golden.loss_w_mag")[i] / (float)n;
+    for (int64_t i = 0; i < 2 * n; i++) seeds[n + i] = find_pk(golden, "golden.loss_w_com")[i] / (float)(2 * n);
   }
   if (kr_graph_plan(g, ctx, 0) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
-  kr_runner_bind(r, io.com_in, (void *)find(golden, "golden.input_com")), kr_runner_bind(r, io.mag, out),
+  kr_runner_bind(r, io.com_in, (void *)find_pk(golden, "golden.input_com")), kr_runner_bind(r, io.mag, out),
       kr_runner_bind(r, io.com, out + n);
   if (backwards) kr_runner_bind(r, dmag, seeds), kr_runner_bind(r, dcom, seeds + n);
   for (int i = 0; i < p.n && backwards; i++)
     kr_runner_bind(r, p.gradients[i], p.memory[i] = kr_alloc(p.items[i]->bytes));
   if (kr_runner_run(r, NULL) < 0) fail_msg("%s", krait_error_detail());
-  const double mag = distance(out, find(golden, "golden.mag"), n, &size) / size,
-               com = distance(out + n, find(golden, "golden.com"), 2 * n, &size) / size;
+  const double mag = pk_distance(out, find_pk(golden, "golden.mag"), n, &size) / size,
+               com = pk_distance(out + n, find_pk(golden, "golden.com"), 2 * n, &size) / size;
   print_message("%s: mag %.1e, com %.1e\n", name, mag, com);
   if (!(mag <= 1e-5 && com <= 1e-5)) fail_msg("%s: mag is off by %.2e, com by %.2e", name, mag, com);
-  if (backwards) check_gradients(&p, golden, name, bound);
+  if (backwards) check_pk_gradients(&p, golden, name, bound);
   for (int i = 0; i < p.n && backwards; i++) kr_free(p.memory[i]);
   kr_runner_close(&r), kr_graph_close(&g), kr_free(out), kr_config_close(&config), kr_weights_close(&golden),
       kr_weights_close(&weights), krait_ctx_close(&ctx);
@@ -148,7 +148,7 @@ static void small_pairs(void **state) {
 
 /* Recorded in float32: where both arguments of an atan2 are small, that alone changes a gradient by up to 1e-2 (the
  * same graph in float64 differs as much). */
-static void full_width_pairs(void **state) {
+static void pk_graph_full_width_pairs(void **state) {
   static const char *const names[] = {"mamba-test", "mamba-causal", "gru-test", "lstm-test"};
   (void)state;
   if (access(SHARED_GOLDEN, R_OK) != 0) {
@@ -210,8 +210,8 @@ static void check_transform(int64_t n_fft, int64_t T) {
                  (int)(i % T), m, com[2 * i], com[2 * i + 1]);
     }
     assert_int_equal(kr_stft_inverse(stft, mag + b * plane, pha + b * plane, T, power, want), KRAIT_OK);
-    assert_true(distance(back + b * N, want, N, &size) <= 1e-6 * size);
-    assert_true(distance(back + b * N, wav + b * N, N, &size) <= 1e-4 * size);
+    assert_true(pk_distance(back + b * N, want, N, &size) <= 1e-6 * size);
+    assert_true(pk_distance(back + b * N, wav + b * N, N, &size) <= 1e-4 * size);
   }
   kr_runner_close(&r), kr_graph_close(&g), kr_spectral_close(&s), kr_stft_close(&stft), krait_ctx_close(&ctx);
   kr_free(wav), kr_free(back), kr_free(first), kr_free(mag), kr_free(pha), kr_free(com), kr_free(want);
@@ -225,6 +225,6 @@ static void transforms(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(transforms), cmocka_unit_test(small_pairs),
-                                     cmocka_unit_test(full_width_pairs)};
+                                     cmocka_unit_test(pk_graph_full_width_pairs)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

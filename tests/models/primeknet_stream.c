@@ -36,7 +36,7 @@ static void must(int32_t status) {
   if (status < 0) fail_msg("%s", krait_error_detail());
 }
 
-static const kr_weight *item(const kr_weights *file, const char *prefix, const char *name) {
+static const kr_weight *pk_stream_item(const kr_weights *file, const char *prefix, const char *name) {
   char key[256];
   snprintf(key, sizeof key, "%s%s", prefix, name);
   const kr_weight *w = kr_weights_find(file, key);
@@ -44,7 +44,7 @@ static const kr_weight *item(const kr_weights *file, const char *prefix, const c
   return w;
 }
 
-static double distance(const float *got, const float *want, int64_t n) {
+static double pk_stream_distance(const float *got, const float *want, int64_t n) {
   double sum = 0, all = 0;
   for (int64_t i = 0; i < n; i++) {
     const double d = (double)got[i] - (double)want[i];
@@ -62,7 +62,7 @@ static void open_problem(problem *p) {
   must(kr_config_open(p->weights, NULL, NULL, &p->config));
   must(kr_pk_config_read(kr_config_model(p->config), p->config, &p->c));
   assert_int_equal(p->c.streams, 1);
-  const kr_weight *in = item(p->golden, "golden.", "input_com");
+  const kr_weight *in = pk_stream_item(p->golden, "golden.", "input_com");
   p->com_in = in->data, p->B = in->shape[0], p->F = in->shape[1], p->T = in->shape[2];
 }
 
@@ -74,7 +74,7 @@ static void close_problem(problem *p) {
 
 /* ---- as in training ---- */
 
-static kr_tensor parameter(void *user, kr_graph *g, const char *name, kr_dims dims) {
+static kr_tensor pk_stream_parameter(void *user, kr_graph *g, const char *name, kr_dims dims) {
   problem *p = user;
   const float *data = NULL;
   must(kr_weights_take_f32(p->weights, name, dims.n, dims.size, &data));
@@ -93,20 +93,20 @@ static kr_tensor measured(void *user, kr_graph *g, const char *name, kr_dims dim
   return kr_graph_output_like(g, name, &layout, dims);
 }
 
-static void check_gradients(const problem *p, float *const *memory) {
+static void check_pk_stream_gradients(const problem *p, float *const *memory) {
   double all = 0, worst = 0;
   int n = 0;
   const char *of = "";
   for (int i = 0; i < p->n; i++) {
-    const kr_weight *want = item(p->golden, "golden.grad.", p->names[i]);
+    const kr_weight *want = pk_stream_item(p->golden, "golden.grad.", p->names[i]);
     for (uint64_t k = 0; k < want->bytes / 4; k++) all = fmax(all, fabs(((const float *)want->data)[k]));
   }
   for (int i = 0; i < p->n; i++) {
-    const kr_weight *want = item(p->golden, "golden.grad.", p->names[i]);
+    const kr_weight *want = pk_stream_item(p->golden, "golden.grad.", p->names[i]);
     double largest = 0;
     for (uint64_t k = 0; k < want->bytes / 4; k++) largest = fmax(largest, fabs(((const float *)want->data)[k]));
     if (largest < 1e-5 * all) continue; /* a bias before a norm: rounding error only */
-    const double d = distance(memory[i], want->data, (int64_t)(want->bytes / 4));
+    const double d = pk_stream_distance(memory[i], want->data, (int64_t)(want->bytes / 4));
     n++;
     if (!(d <= worst)) worst = d, of = p->names[i];
   }
@@ -130,7 +130,7 @@ static void trains_as_recorded(void **state) {
                     .com = kr_graph_output(p.g, "com", KRAIT_F32, KR_DIMS(p.B, p.F, p.T, 2)),
                     .measured = measured,
                     .recompute = 1};
-  kr_pk_graph_record(p.g, &p.c, parameter, &p, &io);
+  kr_pk_graph_record(p.g, &p.c, pk_stream_parameter, &p, &io);
   must(kr_graph_status(p.g));
   assert_int_equal(p.n + p.n_measured, kr_weights_count(p.weights));
   const kr_tensor dmag = kr_graph_input(p.g, "dmag", KRAIT_F32, KR_DIMS(p.B, p.F, p.T)),
@@ -143,22 +143,23 @@ static void trains_as_recorded(void **state) {
   must(kr_runner_open(p.g, &r));
   float *out = kr_alloc_array((size_t)n, 6 * sizeof *out), *seeds = out + 3 * n;
   for (int64_t i = 0; i < n; i++)
-    seeds[i] = ((const float *)item(p.golden, "golden.", "loss_w_mag")->data)[i] / (float)n;
+    seeds[i] = ((const float *)pk_stream_item(p.golden, "golden.", "loss_w_mag")->data)[i] / (float)n;
   for (int64_t i = 0; i < 2 * n; i++)
-    seeds[n + i] = ((const float *)item(p.golden, "golden.", "loss_w_com")->data)[i] / (float)(2 * n);
+    seeds[n + i] = ((const float *)pk_stream_item(p.golden, "golden.", "loss_w_com")->data)[i] / (float)(2 * n);
   kr_runner_bind(r, io.com_in, (void *)p.com_in), kr_runner_bind(r, io.mag, out), kr_runner_bind(r, io.com, out + n);
   kr_runner_bind(r, dmag, seeds), kr_runner_bind(r, dcom, seeds + n);
   for (int i = 0; i < p.n; i++)
-    kr_runner_bind(r, wanted[i].at, memory[i] = kr_alloc(item(p.weights, "", p.names[i])->bytes));
+    kr_runner_bind(r, wanted[i].at, memory[i] = kr_alloc(pk_stream_item(p.weights, "", p.names[i])->bytes));
   must(kr_runner_run(r, NULL));
-  const double mag = distance(out, item(p.golden, "golden.", "train_mag")->data, n),
-               com = distance(out + n, item(p.golden, "golden.", "train_com")->data, 2 * n);
+  const double mag = pk_stream_distance(out, pk_stream_item(p.golden, "golden.", "train_mag")->data, n),
+               com = pk_stream_distance(out + n, pk_stream_item(p.golden, "golden.", "train_com")->data, 2 * n);
   double worst = 0;
   for (int i = 0; i < p.n_measured; i++)
-    worst = fmax(worst, distance(p.measured[i], item(p.golden, "golden.batch.", p.norms[i])->data, p.measured_n[i]));
+    worst = fmax(worst, pk_stream_distance(p.measured[i], pk_stream_item(p.golden, "golden.batch.", p.norms[i])->data,
+                                           p.measured_n[i]));
   print_message("mag %.1e, com %.1e, %d statistics %.1e\n", mag, com, p.n_measured, worst);
   assert_true(p.n_measured >= 2 * 8 && mag <= 1e-5 && com <= 1e-5 && worst <= 1e-5);
-  check_gradients(&p, memory);
+  check_pk_stream_gradients(&p, memory);
   for (int i = 0; i < p.n; i++) kr_free(memory[i]);
   kr_free(out), kr_runner_close(&r), close_problem(&p);
 }
@@ -183,9 +184,10 @@ static void chunks_equal_the_whole(void **state) {
       for (int64_t t = 0; t < p.T; t += sizes[k])
         must(kr_pk_frames(c, p.com_in + 2 * b * plane, p.T, t, p.T - t < sizes[k] ? p.T - t : sizes[k], mag, pha));
       for (int64_t i = 0; i < plane; i++) com[2 * i] = mag[i] * cosf(pha[i]), com[2 * i + 1] = mag[i] * sinf(pha[i]);
-      const double d_mag = distance(mag, (const float *)item(p.golden, "golden.", "mag")->data + b * plane, plane),
-                   d_com =
-                       distance(com, (const float *)item(p.golden, "golden.", "com")->data + 2 * b * plane, 2 * plane);
+      const double d_mag = pk_stream_distance(
+                       mag, (const float *)pk_stream_item(p.golden, "golden.", "mag")->data + b * plane, plane),
+                   d_com = pk_stream_distance(
+                       com, (const float *)pk_stream_item(p.golden, "golden.", "com")->data + 2 * b * plane, 2 * plane);
       print_message("chunks of %lld: mag %.1e, com %.1e\n", (long long)sizes[k], d_mag, d_com);
       assert_true(d_mag <= 1e-5 && d_com <= 1e-5);
     }
@@ -194,7 +196,7 @@ static void chunks_equal_the_whole(void **state) {
   kr_free(mag), kr_free(com), kr_primeknet_close(&s), close_problem(&p);
 }
 
-static void open_model(const char *overrides, krait_ctx **ctx, krait_model **model, krait_session **session) {
+static void open_pk_stream_model(const char *overrides, krait_ctx **ctx, krait_model **model, krait_session **session) {
   const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 2};
   const krait_model_options how = {
       .size = sizeof how, .weights_path = PAIR ".weights.safetensors", .overrides = overrides};
@@ -210,17 +212,17 @@ static void windows_as_recorded(void **state) {
   krait_model *model = NULL;
   krait_session *session = NULL;
   open_problem(&p);
-  open_model(NULL, &ctx, &model, &session);
+  open_pk_stream_model(NULL, &ctx, &model, &session);
   const int64_t n = p.B * p.F * p.T;
   float *out = kr_alloc_array((size_t)n, 4 * sizeof *out);
   must(krait_primeknet_forward(session, p.B, p.T, p.com_in, out, out + n, out + 2 * n));
-  assert_true(distance(out, item(p.golden, "golden.", "mag")->data, n) <= 1e-5);
-  assert_true(distance(out + 2 * n, item(p.golden, "golden.", "com")->data, 2 * n) <= 1e-5);
+  assert_true(pk_stream_distance(out, pk_stream_item(p.golden, "golden.", "mag")->data, n) <= 1e-5);
+  assert_true(pk_stream_distance(out + 2 * n, pk_stream_item(p.golden, "golden.", "com")->data, 2 * n) <= 1e-5);
   kr_free(out), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx), close_problem(&p);
 }
 
 /* Noise at -25 dBFS, not affected by level rules. */
-static void draw(float *wav, int64_t n) {
+static void draw_pk_stream(float *wav, int64_t n) {
   uint32_t state = 7;
   for (int64_t i = 0; i < n; i++)
     state = state * 1664525u + 1013904223u, wav[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 0.195f;
@@ -246,7 +248,7 @@ static void check_stream(krait_session *session, const float *in, const float *w
     }
     must(krait_stream_finish(stream, out + said, latency, &n_out));
     assert_int_equal(said + n_out, n);
-    const double d = distance(out, want, n);
+    const double d = pk_stream_distance(out, want, n);
     if (!(d <= 1e-5))
       fail_msg("%lld samples in pieces of %lld: %.2e from the whole", (long long)n, (long long)piece, d);
   }
@@ -262,8 +264,8 @@ static void live_sound_equals_the_whole(void **state) {
   krait_model *model = NULL;
   krait_session *session = NULL;
   float in[N], want[N];
-  open_model(NULL, &ctx, &model, &session);
-  draw(in, N);
+  open_pk_stream_model(NULL, &ctx, &model, &session);
+  draw_pk_stream(in, N);
   for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
     must(krait_enhance_samples(session, in, want, lengths[k], NULL, NULL));
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) check_stream(session, in, want, lengths[k], pieces[i]);
@@ -280,8 +282,8 @@ static void says_what_is_due(void **state) {
   krait_stream *stream = NULL;
   float in[4000], out[8000];
   int64_t n_out;
-  open_model(NULL, &ctx, &model, &session);
-  draw(in, 4000);
+  open_pk_stream_model(NULL, &ctx, &model, &session);
+  draw_pk_stream(in, 4000);
   must(krait_stream_open(session, &stream));
   assert_int_equal(krait_stream_latency(stream), (3 + KR_PK_LIVE_CHUNK) * 100);
   assert_int_equal(krait_stream_push(stream, in, 4000, out, 3000, &n_out), KRAIT_ERR_ARGUMENT);
@@ -309,11 +311,11 @@ static void has_its_session_alone(void **state) {
   krait_model *model = NULL;
   krait_session *session = NULL;
   krait_stream *stream = NULL, *second = NULL;
-  krait_verify_row rows[4];
+  krait_verify_result rows[4];
   int32_t n_rows;
   int64_t n = 0, k;
-  open_model(NULL, &ctx, &model, &session);
-  draw(in, N);
+  open_pk_stream_model(NULL, &ctx, &model, &session);
+  draw_pk_stream(in, N);
   must(krait_enhance_samples(session, in, want, N, NULL, NULL));
   must(krait_stream_open(session, &stream));
   for (int at = 0; at < N; at += 2000) {
@@ -327,7 +329,7 @@ static void has_its_session_alone(void **state) {
   }
   must(krait_stream_finish(stream, got + n, N - n, &k));
   assert_int_equal(n + k, N);
-  assert_true(distance(got, want, N) <= 1e-5);
+  assert_true(pk_stream_distance(got, want, N) <= 1e-5);
   krait_stream_close(&stream);
   must(krait_enhance_samples(session, in, other, N, NULL, NULL));
   assert_memory_equal(other, want, sizeof want);
@@ -351,8 +353,8 @@ static void failed_pushes(void **state) {
   krait_stream *stream = NULL;
   int64_t n, k;
   int n_failed = 0;
-  open_model(NULL, &ctx, &model, &session);
-  draw(in, N);
+  open_pk_stream_model(NULL, &ctx, &model, &session);
+  draw_pk_stream(in, N);
   must(krait_enhance_samples(session, in, want, N, NULL, NULL));
   krait_session_close(&session);
   for (long fail = 1, n_without = 0; n_without < 3; fail++) {
@@ -370,7 +372,7 @@ static void failed_pushes(void **state) {
     }
     must(krait_stream_finish(stream, got + n, N + LATE - n, &k));
     assert_int_equal(n + k, N);
-    if (!(distance(got, want, N) <= 1e-5)) fail_msg("allocation %ld: another sound", fail);
+    if (!(pk_stream_distance(got, want, N) <= 1e-5)) fail_msg("allocation %ld: another sound", fail);
     krait_stream_close(&stream), krait_session_close(&session);
   }
   print_message("%d allocations failed\n", n_failed);
@@ -387,8 +389,8 @@ static void failed_runs(void **state) {
   krait_model *model = NULL;
   krait_session *session = NULL;
   int n_failed = 0;
-  open_model(NULL, &ctx, &model, &session);
-  draw(in, N);
+  open_pk_stream_model(NULL, &ctx, &model, &session);
+  draw_pk_stream(in, N);
   must(krait_enhance_samples(session, in, want, N, NULL, NULL));
   for (long fail = 1, n_without = 0; n_without < 3; fail++) {
     krait_session_close(&session);

@@ -28,13 +28,13 @@ static const void *of(const char *name) {
 #define LOGITS ((const float *)of("golden.logits"))
 #define IDS ((const int32_t *)of("golden.input_ids"))
 
-static kr_qwen2 *open_model(int64_t n_slots) {
+static kr_qwen2 *open_qwen2_model(int64_t n_slots) {
   kr_qwen2 *m;
   if (kr_qwen2_open(ctx, folder, n_slots, 0, &m) < 0) fail_msg("%s", krait_error_detail());
   return m;
 }
 
-static void assert_close(const char *what, const float *got, const float *want, int64_t n) {
+static void qwen2_assert_close(const char *what, const float *got, const float *want, int64_t n) {
   double error = 0, scale = 0;
   for (int64_t i = 0; i < n; i++) {
     const double d = fabs((double)got[i] - want[i]);
@@ -44,15 +44,15 @@ static void assert_close(const char *what, const float *got, const float *want, 
   if (!(error <= bound * scale)) fail_msg("%s: %.3g of %.3g", what, error, scale);
 }
 
-static void logits_of_a_prompt(void **state) {
+static void qwen2_logits_of_a_prompt(void **state) {
   float got[N * V];
-  kr_qwen2 *m = open_model(1);
+  kr_qwen2 *m = open_qwen2_model(1);
   (void)state;
-  WORKS(kr_qwen2_read(m, 0, IDS, NULL, N, 1, got));
-  assert_close("all", got, LOGITS, N * V);
+  WORKS(kr_qwen2_prefill(m, 0, IDS, NULL, N, 1, got));
+  qwen2_assert_close("all", got, LOGITS, N * V);
   WORKS(kr_qwen2_reset(m, 0));
-  WORKS(kr_qwen2_read(m, 0, IDS, NULL, N, 0, got));
-  assert_close("the last token's", got, LOGITS + (N - 1) * V, V);
+  WORKS(kr_qwen2_prefill(m, 0, IDS, NULL, N, 0, got));
+  qwen2_assert_close("the last token's", got, LOGITS + (N - 1) * V, V);
   kr_qwen2_close(&m);
 }
 
@@ -60,14 +60,14 @@ static void a_greedy_continuation(void **state) {
   float got[V];
   const int32_t *greedy = of("golden.greedy");
   int32_t best = -1;
-  kr_qwen2 *m = open_model(3);
+  kr_qwen2 *m = open_qwen2_model(3);
   (void)state;
-  WORKS(kr_qwen2_read(m, 1, IDS, NULL, N, 0, got));
+  WORKS(kr_qwen2_prefill(m, 1, IDS, NULL, N, 0, got));
   for (int k = 0; k < N_GREEDY; k++) {
     int32_t id = 0;
     for (int i = 1; i < V; i++)
       if (got[i] > got[id]) id = i;
-    assert_close("a step", got, (const float *)of("golden.greedy_logits") + k * V, V);
+    qwen2_assert_close("a step", got, (const float *)of("golden.greedy_logits") + k * V, V);
     if (bound < 1e-4) assert_int_equal(id, greedy[k]);
     if (k) assert_int_equal(best, id);
     id = greedy[k];
@@ -77,20 +77,20 @@ static void a_greedy_continuation(void **state) {
 }
 
 /* A prompt in pieces of 1, 2, 3, ... tokens; then steps of several sequences, one of them a token ahead. */
-static void pieces_and_batches(void **state) {
+static void qwen2_pieces_and_batches(void **state) {
   float got[3 * V];
-  kr_qwen2 *m = open_model(4);
+  kr_qwen2 *m = open_qwen2_model(4);
   (void)state;
   for (int64_t at = 0, piece = 1; at < N; at += piece, piece++) {
     if (at + piece > N) piece = N - at;
-    WORKS(kr_qwen2_read(m, 2, IDS + at, NULL, piece, 0, got));
-    assert_close("a piece", got, LOGITS + (at + piece - 1) * V, V);
+    WORKS(kr_qwen2_prefill(m, 2, IDS + at, NULL, piece, 0, got));
+    qwen2_assert_close("a piece", got, LOGITS + (at + piece - 1) * V, V);
   }
   const int32_t slots[] = {3, 0, 1};
   WORKS(kr_qwen2_step(m, 1, &slots[1], IDS, got, NULL));
   for (int64_t t = 0; t + 1 < N; t++) {
     WORKS(kr_qwen2_step(m, 3, slots, (const int32_t[]){IDS[t], IDS[t + 1], IDS[t]}, got, NULL));
-    for (int k = 0; k < 3; k++) assert_close("a step of three", got + k * V, LOGITS + (t + (k == 1)) * V, V);
+    for (int k = 0; k < 3; k++) qwen2_assert_close("a step of three", got + k * V, LOGITS + (t + (k == 1)) * V, V);
   }
   kr_qwen2_close(&m);
 }
@@ -102,7 +102,7 @@ static void rows_instead_of_tokens(void **state) {
   int32_t ids[N];
   const kr_weight *embedding = kr_model_folder_find(folder, "model.embed_tokens.weight");
   const krait_view table = {.data = (void *)embedding->data, .dtype = embedding->dtype};
-  kr_qwen2 *m = open_model(1);
+  kr_qwen2 *m = open_qwen2_model(1);
   const krait_view values = {.data = host, .dtype = kr_qwen2_dtype(m)};
   const uint64_t bytes = N * D * krait_dtype_bytes(values.dtype);
   (void)state;
@@ -112,9 +112,9 @@ static void rows_instead_of_tokens(void **state) {
   }
   WORKS(kr_block_get(ctx, "rows", bytes, &rows));
   WORKS(kr_block_put(ctx, rows, host, bytes));
-  WORKS(kr_qwen2_read(m, 0, ids, rows, N, 0, got));
+  WORKS(kr_qwen2_prefill(m, 0, ids, rows, N, 0, got));
   kr_block_free(ctx, rows);
-  assert_close("rows", got, LOGITS + (N - 1) * V, V);
+  qwen2_assert_close("rows", got, LOGITS + (N - 1) * V, V);
   kr_qwen2_close(&m);
 }
 
@@ -123,28 +123,28 @@ static void long_texts(void **state) {
   enum { LONG = 1500 };
   float whole[V], got[V];
   int32_t ids[LONG];
-  kr_qwen2 *m = open_model(2);
+  kr_qwen2 *m = open_qwen2_model(2);
   (void)state;
   for (int i = 0; i < LONG; i++) ids[i] = (7 * i + i / 13) % V;
-  WORKS(kr_qwen2_read(m, 0, ids, NULL, LONG, 0, whole));
-  for (int at = 0; at < LONG; at += 100) WORKS(kr_qwen2_read(m, 1, ids + at, NULL, 100, 0, got));
-  assert_close("pieces of 100", got, whole, V);
+  WORKS(kr_qwen2_prefill(m, 0, ids, NULL, LONG, 0, whole));
+  for (int at = 0; at < LONG; at += 100) WORKS(kr_qwen2_prefill(m, 1, ids + at, NULL, 100, 0, got));
+  qwen2_assert_close("pieces of 100", got, whole, V);
   kr_qwen2_close(&m);
 }
 
-static void refusals(void **state) {
+static void qwen2_refusals(void **state) {
   float logits[V];
-  kr_qwen2 *m = open_model(1);
+  kr_qwen2 *m = open_qwen2_model(1);
   (void)state;
-  assert_int_equal(kr_qwen2_read(m, 0, &(int32_t){V}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_qwen2_read(m, 0, &(int32_t){-1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_qwen2_read(m, 1, &(int32_t){1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_qwen2_read(m, 0, &(int32_t){1}, NULL, 0, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_qwen2_prefill(m, 0, &(int32_t){V}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_qwen2_prefill(m, 0, &(int32_t){-1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_qwen2_prefill(m, 1, &(int32_t){1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_qwen2_prefill(m, 0, &(int32_t){1}, NULL, 0, 0, logits), KRAIT_ERR_ARGUMENT);
   assert_int_equal(kr_qwen2_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
   kr_qwen2_close(&m);
 }
 
-static int begin(void **state) {
+static int begin_qwen2(void **state) {
   (void)state;
   if (kr_weights_open("tests/golden/qwen2/golden.safetensors", &golden) < 0 ||
       kr_model_folder_open("tests/golden/qwen2", &folder) < 0)
@@ -152,7 +152,7 @@ static int begin(void **state) {
   return krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx);
 }
 
-static int end(void **state) {
+static int end_qwen2(void **state) {
   (void)state;
   krait_ctx_close(&ctx);
   kr_model_folder_close(&folder);
@@ -164,9 +164,9 @@ static int end(void **state) {
 int main(int argc, char **argv) {
   if (argc > 1) device = strcmp(argv[1], "cuda") == 0 ? KRAIT_DEVICE_CUDA(0) : KRAIT_DEVICE_CPU, bound = 0.05;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(logits_of_a_prompt), cmocka_unit_test(a_greedy_continuation),
-      cmocka_unit_test(pieces_and_batches), cmocka_unit_test(rows_instead_of_tokens),
-      cmocka_unit_test(long_texts),         cmocka_unit_test(refusals),
+      cmocka_unit_test(qwen2_logits_of_a_prompt), cmocka_unit_test(a_greedy_continuation),
+      cmocka_unit_test(qwen2_pieces_and_batches), cmocka_unit_test(rows_instead_of_tokens),
+      cmocka_unit_test(long_texts),         cmocka_unit_test(qwen2_refusals),
   };
-  return cmocka_run_group_tests(tests, begin, end);
+  return cmocka_run_group_tests(tests, begin_qwen2, end_qwen2);
 }

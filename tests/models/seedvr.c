@@ -20,7 +20,7 @@ static void verify(const char *folder, const char *name, int n_least) {
   char weights[1000], golden[1000];
   krait_model *model = NULL;
   krait_session *session = NULL;
-  krait_verify_row rows[32];
+  krait_verify_result rows[32];
   int32_t n = 0;
   snprintf(weights, sizeof weights, "%s/%s.weights.safetensors", folder, name);
   snprintf(golden, sizeof golden, "%s/%s.golden.safetensors", folder, name);
@@ -111,7 +111,7 @@ static void refuse(const char *overrides, int32_t status, const char *word) {
   assert_null(model);
 }
 
-static void refusals(void **state) {
+static void seedvr_refusals(void **state) {
   (void)state;
   refuse("model=seedvr_dit3c", KRAIT_ERR_WEIGHTS, "seedvr_dit3c");
   refuse("qk_norm=none", KRAIT_ERR_UNSUPPORTED, "qk_norm");
@@ -129,7 +129,7 @@ static void refusals(void **state) {
 static void golden_of_other_shapes(void **state) {
   krait_model *model = NULL;
   krait_session *session = NULL;
-  krait_verify_row row;
+  krait_verify_result row;
   int32_t n;
   (void)state;
   krait_model_options options = {.size = sizeof options,
@@ -153,7 +153,7 @@ int main(void) {
       cmocka_unit_test(windows_of_720p),
       cmocka_unit_test(windows_cover_any_grid),
       cmocka_unit_test(upstreams_windows),
-      cmocka_unit_test(refusals),
+      cmocka_unit_test(seedvr_refusals),
       cmocka_unit_test(golden_of_other_shapes),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -32,7 +32,7 @@ static const char *in_folder(const char *name) {
   return paths[k];
 }
 
-static krait_lm *open_model(const char *name) {
+static krait_lm *open_sessions_model(const char *name) {
   krait_lm *lm = NULL;
   WORKS(krait_lm_open(
       ctx, &(krait_lm_options){.size = sizeof(krait_lm_options), .path = in_folder(name), .n_sessions = N_SESSIONS},
@@ -68,9 +68,9 @@ static int32_t keep(void *user, const char *name, int32_t n_dims, const int64_t 
 }
 
 /* slot: sessions are opened in the order of slots. */
-static void look(krait_lm *lm, const krait_lm_session *s, int64_t slot, picture *p) {
+static void look_sessions(krait_lm *lm, const krait_lm_session *s, int64_t slot, picture *p) {
   p->n = 0, p->n_tokens = krait_lm_n_tokens(s);
-  WORKS(kr_any_states_out((kr_any_lm *)(uintptr_t)kr_lm_model(lm), slot, keep, p));
+  WORKS(kr_lm_states_out((kr_lm *)(uintptr_t)kr_lm_model(lm), slot, keep, p));
   snprintf(p->text, sizeof p->text, "%s", krait_lm_text(s, NULL));
 }
 
@@ -88,7 +88,7 @@ static void assert_alike(const char *what, const picture *got, const picture *wa
 static void continue_and_look(krait_lm *lm, krait_lm_session *s, int64_t slot, picture *p) {
   for (int i = 0; i < LATER; i++) WORKS(krait_lm_step(&s, 1));
   WORKS(krait_lm_save(s, "after.state")); /* the last token is read */
-  look(lm, s, slot, p);
+  look_sessions(lm, s, slot, p);
 }
 
 /* ---- every allocation fails ---- */
@@ -100,8 +100,8 @@ static char long_text[1200];
 static int32_t do_call(call which, krait_lm_session *const *s) {
   double nats;
   int64_t n;
-  if (which == READ) return krait_lm_read(s[0], " and the wind", 13, 0);
-  if (which == LONG) return krait_lm_read(s[0], long_text, sizeof long_text, 0);
+  if (which == READ) return krait_lm_prefill(s[0], " and the wind", 13, 0);
+  if (which == LONG) return krait_lm_prefill(s[0], long_text, sizeof long_text, 0);
   if (which == STEP) return krait_lm_step(s, 1);
   if (which == BATCH) return krait_lm_step(s, 2);
   if (which == SAVE) return krait_lm_save(s[0], "one.state");
@@ -113,21 +113,21 @@ static int32_t do_call(call which, krait_lm_session *const *s) {
 static void begin_both(krait_lm_session *const *s) {
   for (int i = 0; i < 2; i++) {
     WORKS(krait_lm_reset(s[i]));
-    WORKS(krait_lm_read(s[i], i ? "the rain" : "in the north", i ? 8 : 12, 0));
+    WORKS(krait_lm_prefill(s[i], i ? "the rain" : "in the north", i ? 8 : 12, 0));
     WORKS(krait_lm_step(&s[i], 1));
   }
 }
 
 static void finish_both(krait_lm *lm, call which, krait_lm_session *const *s, picture *p) {
-  if (which == SCORE) WORKS(krait_lm_read(s[0], "the rain", 8, 0));
+  if (which == SCORE) WORKS(krait_lm_prefill(s[0], "the rain", 8, 0));
   for (int i = 0; i < 2; i++) continue_and_look(lm, s[i], i, &p[i]);
 }
 
 /* A session that refuses does so in every call until it is reset. */
 static void assert_refuses(krait_lm_session *s) {
   const char *const says = "krait_lm_reset";
-  const int32_t status[] = {krait_lm_step(&s, 1), krait_lm_read(s, "a", 1, 0), krait_lm_save(s, "one.state"),
-                            krait_lm_read(s, NULL, 0, 0)};
+  const int32_t status[] = {krait_lm_step(&s, 1), krait_lm_prefill(s, "a", 1, 0), krait_lm_save(s, "one.state"),
+                            krait_lm_prefill(s, NULL, 0, 0)};
   for (int i = 0; i < 4; i++) assert_int_equal(status[i], KRAIT_ERR_ARGUMENT);
   assert_non_null(strstr(krait_error_detail(), says));
 }
@@ -140,7 +140,7 @@ typedef struct tally {
 static int fail_one(const char *name, call which, long n, const picture *want, tally *t) {
   static picture got[2];
   char what[128];
-  krait_lm *lm = open_model(name); /* without any graphs or caches yet */
+  krait_lm *lm = open_sessions_model(name); /* without any graphs or caches yet */
   krait_lm_session *s[2] = {open_session(lm, 0, 5), open_session(lm, 0, 6)};
   begin_both(s);
   const int64_t before = krait_lm_n_tokens(s[0]);
@@ -176,7 +176,7 @@ static void every_failed_allocation(void **state) {
     static picture want[2];
     tally t = {0};
     for (call which = READ; which < N_CALLS; which++) {
-      krait_lm *lm = open_model(names[m]);
+      krait_lm *lm = open_sessions_model(names[m]);
       krait_lm_session *s[2] = {open_session(lm, 0, 5), open_session(lm, 0, 6)};
       begin_both(s);
       unlink("begin.state");
@@ -199,7 +199,7 @@ static void every_failed_allocation(void **state) {
 
 static void assert_fresh(krait_lm *lm, krait_lm_session *s, const picture *want, const char *what) {
   static picture got;
-  WORKS(krait_lm_read(s, "the rain in", 11, 0));
+  WORKS(krait_lm_prefill(s, "the rain in", 11, 0));
   continue_and_look(lm, s, 0, &got);
   assert_alike(what, &got, want, 0);
   WORKS(krait_lm_reset(s));
@@ -212,11 +212,11 @@ static void starts_again(void **state) {
   int64_t n;
   (void)state;
   for (int m = 0; m < N_MODELS; m++) {
-    krait_lm *lm = open_model(names[m]);
+    krait_lm *lm = open_sessions_model(names[m]);
     krait_lm_session *s = open_session(lm, 0, 9);
     char shorter[64];
     snprintf(shorter, sizeof shorter, "%s-short.state", names[m]);
-    WORKS(krait_lm_read(s, "the rain in", 11, 0));
+    WORKS(krait_lm_prefill(s, "the rain in", 11, 0));
     continue_and_look(lm, s, 0, &want);
     WORKS(krait_lm_reset(s));
     assert_string_equal(krait_lm_text(s, NULL), "");
@@ -228,10 +228,10 @@ static void starts_again(void **state) {
     assert_non_null(strstr(krait_error_detail(), "is missing"));
     assert_int_equal(krait_lm_n_tokens(s), 0);
     assert_fresh(lm, s, &want, "after a load that failed");
-    WORKS(krait_lm_read(s, "other", 5, 0));
+    WORKS(krait_lm_prefill(s, "other", 5, 0));
     assert_int_equal(krait_lm_load(s, "nothing.state"), KRAIT_ERR_FILE_OPEN);
     assert_fresh(lm, s, &want, "after a load of nothing");
-    assert_true(krait_lm_read(s, "\xff\xff", 2, 0) < 0);
+    assert_true(krait_lm_prefill(s, "\xff\xff", 2, 0) < 0);
     assert_fresh(lm, s, &want, "after bad UTF-8");
     krait_lm_session_close(&s), krait_lm_close(&lm);
   }
@@ -245,15 +245,15 @@ static void belongs_to_its_model(void **state) {
   enum { N = sizeof all / sizeof *all };
   (void)state;
   for (int from = 0; from < N; from++) {
-    krait_lm *lm = open_model(all[from]);
+    krait_lm *lm = open_sessions_model(all[from]);
     krait_lm_session *s = open_session(lm, 1, 0);
-    WORKS(krait_lm_read(s, "the rain", 8, 0));
+    WORKS(krait_lm_prefill(s, "the rain", 8, 0));
     unlink("own.state");
     WORKS(krait_lm_save(s, "own.state"));
     krait_lm_session_close(&s), krait_lm_close(&lm);
     for (int to = 0; to < N; to++) {
       const int is_same = from == to || (from % (N - 1) == 0 && to % (N - 1) == 0); /* shards of the same tensors */
-      lm = open_model(all[to]), s = open_session(lm, 1, 0);
+      lm = open_sessions_model(all[to]), s = open_session(lm, 1, 0);
       const int32_t status = krait_lm_load(s, "own.state");
       if (status != (is_same ? KRAIT_OK : KRAIT_ERR_WEIGHTS))
         fail_msg("%s takes a state of %s: %d, %s", all[to], all[from], status, krait_error_detail());
@@ -266,7 +266,7 @@ static void belongs_to_its_model(void **state) {
 /* A state whose logits leave float32's range by a penalty. */
 static void no_candidate(void **state) {
   (void)state;
-  krait_lm *lm = open_model("mamba1");
+  krait_lm *lm = open_sessions_model("mamba1");
   for (int k = 0; k < 4; k++) {
     krait_lm_session *s = NULL;
     const krait_lm_sampling sampling = {
@@ -297,8 +297,8 @@ static void answer(krait_describer *d, char *text) {
 }
 
 static int32_t film_and_ask(krait_describer *d, int which, krait_lm_session **s) {
-  krait_film film = {.size = sizeof film};
-  return which == 0 ? krait_describer_film(d, "film.avi", &film) : krait_describer_ask(d, "What happens?", NULL, s);
+  krait_video_info film = {.size = sizeof film};
+  return which == 0 ? krait_describer_load(d, "film.avi", &film) : krait_describer_ask(d, "What happens?", NULL, s);
 }
 
 /* krait's own allocations fail, in the film (which takes long: fewer and fewer of them) and in the question: no video
@@ -310,7 +310,7 @@ static void describes(void **state) {
   krait_describer *d = NULL;
   WORKS(krait_describer_open(
       ctx, &(krait_describer_options){.size = sizeof(krait_describer_options), .path = in_folder("videogpt")}, &d));
-  const int32_t can_read = krait_describer_film(d, "film.avi", NULL);
+  const int32_t can_read = krait_describer_load(d, "film.avi", NULL);
   if (can_read < 0 && strstr(krait_error_detail(), "libavfilter")) krait_describer_close(&d), skip();
   WORKS(can_read);
   answer(d, want);
@@ -327,7 +327,7 @@ static void describes(void **state) {
       if (status < 0 && which == 0) {
         assert_int_equal(krait_describer_ask(d, "What happens?", NULL, &s), KRAIT_ERR_ARGUMENT);
         assert_non_null(strstr(krait_error_detail(), "no video yet"));
-        WORKS(krait_describer_film(d, "film.avi", NULL));
+        WORKS(krait_describer_load(d, "film.avi", NULL));
       }
       answer(d, got);
       if (strcmp(got, want) != 0) fail_msg("%s, allocation %ld: another answer", which ? "a question" : "a film", n);
@@ -345,7 +345,7 @@ typedef struct world { /* a model and its sessions; where only calls that work a
   const char *file;
 } world;
 
-static unsigned draw(unsigned n) {
+static unsigned draw_sessions(unsigned n) {
   static uint64_t x;
   if (!x) x = 0x9e3779b97f4a7c15u * (seed + 1);
   x ^= x << 13, x ^= x >> 7, x ^= x << 17;
@@ -365,7 +365,7 @@ static int32_t act(world *w, const deed *d) {
   krait_lm_session *batch[N_SESSIONS];
   for (unsigned k = 0; k < d->n; k++) batch[k] = w->s[((unsigned)d->i + k) % N_SESSIONS];
   switch (d->kind) {
-    case D_READ: return krait_lm_read(w->s[d->i], long_text + d->at, d->length, 0);
+    case D_READ: return krait_lm_prefill(w->s[d->i], long_text + d->at, d->length, 0);
     case D_STEP: return krait_lm_step(batch, (int32_t)d->n);
     case D_SAVE: return krait_lm_save(w->s[d->i], w->file);
     case D_LOAD: return krait_lm_load(w->s[d->i], w->file);
@@ -381,7 +381,7 @@ static void renew(world *w, int i) { /* in its slot, which is the only one that 
 }
 
 static int is_lost(krait_lm_session *s) {
-  return krait_lm_n_tokens(s) && krait_lm_read(s, NULL, 0, 0) < 0 && strstr(krait_error_detail(), "krait_lm_reset");
+  return krait_lm_n_tokens(s) && krait_lm_prefill(s, NULL, 0, 0) < 0 && strstr(krait_error_detail(), "krait_lm_reset");
 }
 
 typedef struct counts {
@@ -391,11 +391,11 @@ typedef struct counts {
 /* One call, perhaps with a failed allocation, and the same in the twin if it worked. */
 static void act_both(world *real, world *twin, const deed *d, counts *c) {
   const int starts_again_too = d->kind == D_BAD_LOAD || d->kind == D_SCORE || d->kind == D_RESET || d->kind == D_LOAD;
-  if (draw(2)) kr_alloc_fail_after(1 + draw(draw(2) ? 8 : 24));
+  if (draw_sessions(2)) kr_alloc_fail_after(1 + draw_sessions(draw_sessions(2) ? 8 : 24));
   int32_t status = act(real, d);
   kr_alloc_fail_after(0);
   c->n_calls++, c->n_failed += status == KRAIT_ERR_NO_MEMORY;
-  if (status == KRAIT_ERR_NO_MEMORY && draw(2)) status = act(real, d), c->n_repeated += status >= 0;
+  if (status == KRAIT_ERR_NO_MEMORY && draw_sessions(2)) status = act(real, d), c->n_repeated += status >= 0;
   if (starts_again_too && (status < 0 || d->kind != D_LOAD)) {
     if (krait_lm_n_tokens(real->s[d->i])) fail_msg("call %d leaves a text", d->kind);
     renew(twin, d->i);
@@ -412,7 +412,7 @@ static void act_both(world *real, world *twin, const deed *d, counts *c) {
 
 static void one_sequence(world *real, world *twin, counts *c) {
   static picture got, want;
-  const int n = 4 + (int)draw(12);
+  const int n = 4 + (int)draw_sessions(12);
   int has_state = 0;
   for (int i = 0; i < N_SESSIONS; i++) {
     WORKS(krait_lm_reset(real->s[i]));
@@ -421,9 +421,12 @@ static void one_sequence(world *real, world *twin, counts *c) {
   for (int k = 0; k < n; k++) {
     static const int often[] = {D_READ, D_READ, D_READ, D_STEP, D_STEP,     D_STEP,
                                 D_STEP, D_SAVE, D_LOAD, D_RESET, D_BAD_LOAD, D_SCORE};
-    deed d = {.kind = often[draw(12)], .i = (int)draw(N_SESSIONS), .n = 1 + draw(N_SESSIONS)};
-    d.length = draw(4) ? 1 + draw(20) : draw(8) ? 1 + draw(400) : 1190; /* the last in two pieces */
-    d.at = draw((unsigned)sizeof long_text - d.length);
+    deed d = {
+        .kind = often[draw_sessions(12)], .i = (int)draw_sessions(N_SESSIONS), .n = 1 + draw_sessions(N_SESSIONS)};
+    d.length = draw_sessions(4)   ? 1 + draw_sessions(20)
+               : draw_sessions(8) ? 1 + draw_sessions(400)
+                                  : 1190; /* the last in two pieces */
+    d.at = draw_sessions((unsigned)sizeof long_text - d.length);
     if (k < N_SESSIONS) d.kind = D_READ, d.i = k;
     if (d.kind == D_LOAD && !has_state) d.kind = D_READ;
     if (d.kind == D_SAVE) unlink(real->file), unlink(twin->file), has_state = 0;
@@ -433,15 +436,15 @@ static void one_sequence(world *real, world *twin, counts *c) {
   for (int i = 0; i < N_SESSIONS; i++) {
     if (!krait_lm_n_tokens(real->s[i])) {
       assert_int_equal(krait_lm_n_tokens(twin->s[i]), 0);
-      WORKS(krait_lm_read(real->s[i], "the", 3, 0));
-      WORKS(krait_lm_read(twin->s[i], "the", 3, 0));
+      WORKS(krait_lm_prefill(real->s[i], "the", 3, 0));
+      WORKS(krait_lm_prefill(twin->s[i], "the", 3, 0));
     }
     WORKS(krait_lm_step(&real->s[i], 1));
     WORKS(krait_lm_step(&twin->s[i], 1));
     for (int of_twin = 0; of_twin < 2; of_twin++) { /* the last token is read */
       world *w = of_twin ? twin : real;
-      WORKS(krait_lm_read(w->s[i], " the", 4, 0));
-      look(w->lm, w->s[i], i, of_twin ? &want : &got);
+      WORKS(krait_lm_prefill(w->s[i], " the", 4, 0));
+      look_sessions(w->lm, w->s[i], i, of_twin ? &want : &got);
     }
     assert_alike("a random sequence", &got, &want, 2e-5);
   }
@@ -452,8 +455,8 @@ static void random_sequences(void **state) {
   counts c = {0};
   world real[4], twin[4];
   for (int m = 0; m < 4; m++) {
-    real[m] = (world){.lm = open_model(names[m]), .file = "real.state"};
-    twin[m] = (world){.lm = open_model(names[m]), .file = "twin.state"};
+    real[m] = (world){.lm = open_sessions_model(names[m]), .file = "real.state"};
+    twin[m] = (world){.lm = open_sessions_model(names[m]), .file = "twin.state"};
     for (int i = 0; i < N_SESSIONS; i++) {
       real[m].s[i] = open_session(real[m].lm, i == 0, (uint64_t)i);
       twin[m].s[i] = open_session(twin[m].lm, i == 0, (uint64_t)i);
@@ -469,7 +472,7 @@ static void random_sequences(void **state) {
   }
 }
 
-static int begin(void **state) {
+static int begin_sessions(void **state) {
   (void)state;
   static const char words[] = "the rain in the north and the wind on a winter night ";
   for (size_t i = 0; i < sizeof long_text; i++) long_text[i] = words[(i * 7 + i / 50) % (sizeof words - 1)];
@@ -477,7 +480,7 @@ static int begin(void **state) {
       &(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU, .n_threads = 1}, &ctx);
 }
 
-static int end(void **state) {
+static int end_sessions(void **state) {
   (void)state;
   krait_ctx_close(&ctx);
   return 0;
@@ -493,5 +496,5 @@ int main(int argc, char **argv) {
       cmocka_unit_test(starts_again),            cmocka_unit_test(belongs_to_its_model),
       cmocka_unit_test(no_candidate),            cmocka_unit_test(describes),
       cmocka_unit_test(every_failed_allocation), cmocka_unit_test(random_sequences)};
-  return cmocka_run_group_tests(tests, begin, end);
+  return cmocka_run_group_tests(tests, begin_sessions, end_sessions);
 }

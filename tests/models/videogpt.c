@@ -28,15 +28,15 @@ static double bound = 1e-5;
 static kr_weights *golden;
 static kr_model_folder *folder;
 
-static const kr_weight *item(const char *name) {
+static const kr_weight *videogpt_item(const char *name) {
   const kr_weight *found = kr_weights_find(golden, name);
   if (!found) fail_msg("no %s", name);
   return found;
 }
-#define FLOATS(name) ((const float *)item(name)->data)
-#define INTS(name) ((const int32_t *)item(name)->data)
+#define FLOATS(name) ((const float *)videogpt_item(name)->data)
+#define INTS(name) ((const int32_t *)videogpt_item(name)->data)
 
-static void assert_close(const char *what, const float *got, const float *want, int64_t n) {
+static void videogpt_assert_close(const char *what, const float *got, const float *want, int64_t n) {
   double error = 0, scale = 0;
   for (int64_t i = 0; i < n; i++) {
     const double d = fabs((double)got[i] - want[i]);
@@ -48,7 +48,7 @@ static void assert_close(const char *what, const float *got, const float *want, 
 
 /* The video tower's recorded tokens, by their formula. */
 static float *video_tokens(void) {
-  const int64_t L = item("golden.video_u")->shape[0];
+  const int64_t L = videogpt_item("golden.video_u")->shape[0];
   float *tokens = malloc((size_t)(L * DV) * sizeof *tokens);
   for (int64_t n = 0; n < L; n++)
     for (int64_t d = 0; d < DV; d++)
@@ -64,7 +64,7 @@ static void assert_rows(const char *what, const char *block, int64_t from, int64
   float *got = malloc((size_t)n * sizeof *got);
   WORKS(kr_block_read(ctx, stored.data, block + (size_t)from * bytes, (uint64_t)n * bytes));
   for (int64_t i = 0; i < n; i++) got[i] = (float)kr_get(&stored, i);
-  assert_close(what, got, want, n);
+  videogpt_assert_close(what, got, want, n);
   free(stored.data), free(got);
 }
 
@@ -74,14 +74,14 @@ static int64_t prompt(int32_t *ids, int64_t *n_before) {
   for (*n_before = 0; INTS("golden.input_ids")[*n_before] != -200; ++*n_before)
     ids[n++] = INTS("golden.input_ids")[*n_before];
   for (int64_t i = 0; i < KR_VIDEOGPT_ROWS; i++) ids[n++] = -1;
-  for (int64_t i = *n_before + KR_VIDEOGPT_IMAGES; i < item("golden.input_ids")->shape[0]; i++)
+  for (int64_t i = *n_before + KR_VIDEOGPT_IMAGES; i < videogpt_item("golden.input_ids")->shape[0]; i++)
     ids[n++] = INTS("golden.input_ids")[i];
-  assert_int_equal(item("golden.inputs_embeds")->shape[0], n);
+  assert_int_equal(videogpt_item("golden.inputs_embeds")->shape[0], n);
   return n;
 }
 
 /* Copies the video's rows into the prompt's. */
-static void look(int32_t dtype, int64_t n_before, char *rows) {
+static void look_videogpt(int32_t dtype, int64_t n_before, char *rows) {
   const kr_videogpt_source source = {folder, folder, "model.image_vision_tower.vision_tower.vision_model.", dtype, 0};
   const uint64_t tokens_bytes = (1 + KR_VIDEOGPT_T * N) * DV * sizeof(float);
   kr_videogpt *m;
@@ -97,7 +97,7 @@ static void look(int32_t dtype, int64_t n_before, char *rows) {
   WORKS(kr_videogpt_look(m, FLOATS("golden.context_images"), film, scores, chosen));
   WORKS(kr_videogpt_watch(m, tokens_at, film));
   for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) scores32[i] = (float)scores[i];
-  assert_close("scores", scores32, FLOATS("golden.scores"), KR_VIDEOGPT_IMAGES);
+  videogpt_assert_close("scores", scores32, FLOATS("golden.scores"), KR_VIDEOGPT_IMAGES);
   for (int i = 0; i < KR_VIDEOGPT_T; i++) assert_int_equal(chosen[i] % KR_VIDEOGPT_CHUNK, INTS("golden.selected")[i]);
   assert_rows("context", rows, n_before * d, KR_VIDEOGPT_CONTEXT_ROWS * d, dtype,
               FLOATS("golden.inputs_embeds") + n_before * d);
@@ -118,15 +118,15 @@ static void a_film(void **state) {
   (void)state;
   WORKS(kr_qwen2_open(ctx, folder, 1, 0, &m));
   const int64_t V = kr_qwen2_config_of(m)->V, d = kr_qwen2_config_of(m)->d, n = prompt(ids, &n_before),
-                n_drawn = item("golden.generated")->shape[0];
+                n_drawn = videogpt_item("golden.generated")->shape[0];
   WORKS(kr_block_get(ctx, "rows", (uint64_t)(n * d) * krait_dtype_bytes(kr_qwen2_dtype(m)), &rows));
-  look(kr_qwen2_dtype(m), n_before, rows);
+  look_videogpt(kr_qwen2_dtype(m), n_before, rows);
   logits = malloc((size_t)V * sizeof *logits);
-  WORKS(kr_qwen2_read(m, 0, ids, rows, n, 0, logits));
-  assert_close("prefill", logits, FLOATS("golden.prefill_logits_last"), V);
+  WORKS(kr_qwen2_prefill(m, 0, ids, rows, n, 0, logits));
+  videogpt_assert_close("prefill", logits, FLOATS("golden.prefill_logits_last"), V);
   for (int64_t k = 0; k < n_drawn; k++) {
     int32_t best = 0;
-    assert_close("a step", logits, FLOATS("golden.step_logits") + k * V, V);
+    videogpt_assert_close("a step", logits, FLOATS("golden.step_logits") + k * V, V);
     for (int64_t i = 1; i < V; i++)
       if (logits[i] > logits[best]) best = (int32_t)i;
     if (bound < 1e-4) assert_int_equal(best, INTS("golden.generated")[k]);
@@ -185,15 +185,15 @@ static void pixels(void **state) {
     for (int c = 0, n = 0; c < 3; c++)
       for (int y = 3; y < SIDE; y += 10)
         for (int x = 1; x < SIDE; x += 9) part[n++] = out[c * AREA + y * SIDE + x];
-    assert_close("pixels", part, want, 3 * 23 * 25);
-    assert_close("sums", (const float[]){(float)sum, (float)squares}, sums, 2);
+    videogpt_assert_close("pixels", part, want, 3 * 23 * 25);
+    videogpt_assert_close("sums", (const float[]){(float)sum, (float)squares}, sums, 2);
   }
   kr_weights_close(&frames);
   free(bytes), free(out);
 }
 
 /* The golden weights as a model folder: the configuration is in the metadata. */
-static void make_folder(char *path) {
+static void make_videogpt_folder(char *path) {
   char file[300];
   kr_weights *weights = NULL;
   if (kr_weights_open(weights_path, &weights) < 0) return;
@@ -212,16 +212,16 @@ static void make_folder(char *path) {
 
 static char path[] = "/tmp/krait-videogpt-XXXXXX";
 
-static int begin(void **state) {
+static int begin_videogpt(void **state) {
   (void)state;
   if (kr_weights_open(SHARED_GOLDEN "/videogpt/tiny.golden.safetensors", &golden) < 0) return 0;
   if (!mkdtemp(path)) return -1;
-  make_folder(path);
+  make_videogpt_folder(path);
   if (kr_model_folder_open(path, &folder) < 0) return -1;
   return krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx);
 }
 
-static int end(void **state) {
+static int end_videogpt(void **state) {
   char file[300];
   (void)state;
   krait_ctx_close(&ctx);
@@ -245,5 +245,5 @@ int main(int argc, char **argv) {
   if (argc > 3) weights_path = argv[2], bound = atof(argv[3]);
   const struct CMUnitTest tests[] = {cmocka_unit_test(a_film_or_skip), cmocka_unit_test(which_frames_or_skip),
                                      cmocka_unit_test(pixels_or_skip)};
-  return cmocka_run_group_tests(tests, begin, end);
+  return cmocka_run_group_tests(tests, begin_videogpt, end_videogpt);
 }

@@ -18,7 +18,7 @@ static kr_weights *open_file(const char *name, const char *kind) {
   return file;
 }
 
-static double relative(const float *got, const float *want, int64_t n) {
+static double videomamba_relative(const float *got, const float *want, int64_t n) {
   double error = 0, scale = 0;
   for (int64_t i = 0; i < n; i++) {
     error += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
@@ -39,7 +39,7 @@ static void check(const char *name, const char *output) {
     const int is_class = kr_videomamba_config_of(m)->n_classes > 0;
     if (kr_videomamba_run(m, clip, is_class ? got : NULL, is_class ? NULL : got) < 0)
       fail_msg("%s", krait_error_detail());
-    const double error = relative(got, (const float *)want->data + b * n, n);
+    const double error = videomamba_relative(got, (const float *)want->data + b * n, n);
     if (!(error < bound * bound)) fail_msg("%s, clip %d: relative error %.2g squared", output, (int)b, error);
   }
   free(got);
@@ -50,7 +50,7 @@ static void check(const char *name, const char *output) {
 static void classes(void **state) { (void)state, check("video_sm", "golden.logits"); }
 static void all_tokens(void **state) { (void)state, check("video_mm", "golden.x_vis"); }
 
-static void refusals(void **state) {
+static void videomamba_refusals(void **state) {
   (void)state;
   kr_weights *golden = open_file("video_sm", "golden"), *weights = open_file("video_mm", "weights");
   kr_videomamba *m = NULL;
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
   if (argc > 3) kind_of_weights = argv[2], bound = atof(argv[3]);
   if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx) < 0) return 1;
   const struct CMUnitTest tests[] = {cmocka_unit_test(classes), cmocka_unit_test(all_tokens),
-                                     cmocka_unit_test(refusals)};
+                                     cmocka_unit_test(videomamba_refusals)};
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&ctx);
   return failed;

@@ -489,7 +489,7 @@ static const rule rules[] = {
     LEAST(norm_gemm, N, 1),
     {"norm_gemm", AT(norm_gemm, conv_weight), PRESENT, KRAIT_F32, ARG,
      "conv_weight, conv_state and conv_out must be given together", 0},
-    {"norm_gemm", AT(norm_gemm, words), PRESENT, KRAIT_I32, ARG, "Bmat cannot be given with words", 0},
+    {"norm_gemm", AT(norm_gemm, qweight), PRESENT, KRAIT_I32, ARG, "Bmat cannot be given with qweight", 0},
     VIEW(norm_gemm, x, 1),
     LEAST(rotary_append, H, 1), VIEW(rotary_append, q, 1),
     {"rotary_append", AT(rotary_append, Bk), SIZE, 3, SHAPE, "Bk without cache_batch_idx", 0},
@@ -622,7 +622,7 @@ static void offsets_are_read_before_they_are_used(void **state) {
         (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
     assert_int_equal(kr_op_run(&kr_op_causal_conv1d_varlen_states, ctx, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
-    static float scratch[1 << 18]; /* wide vector rows need more */
+    static float scratch[1 << 18]; /* wide vector implementations need more */
     fill("selective_scan", args);
     krait_selective_scan_args *a = (krait_selective_scan_args *)args;
     a->B = 1, a->S = 2;
@@ -706,23 +706,24 @@ static void keys_are_found_in_any_layout(void **state) {
       kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "Bk"), cases[i].Bk);
     if (kr_sig_find_size(op->sig, "n_pages") >= 0)
       kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "n_pages"), cases[i].n_pages);
-    for (int r = 0; r < op->n_rows; r++) {
-      const kr_row *row = &op->rows[r];
-      if (!(row->needs & KRAIT_CAP_CPU) || (row->needs & krait_ctx_caps(ctx)) != row->needs ||
-          (row->refuse && row->refuse(ctx, args)))
+    for (int r = 0; r < op->n_impls; r++) {
+      const kr_impl *impl = &op->impls[r];
+      if (!(impl->needs & KRAIT_CAP_CPU) || (impl->needs & krait_ctx_caps(ctx)) != impl->needs ||
+          (impl->refuse && impl->refuse(ctx, args)))
         continue;
       assert_int_equal(kr_op_check(op, args), KRAIT_OK);
       ((krait_call *)args)->scratch = scratch;
-      assert_true(!row->scratch_bytes || row->scratch_bytes(ctx, args) <= sizeof scratch);
-      assert_int_equal(row->run(ctx, args), KRAIT_ERR_ARGUMENT);
+      assert_true(!impl->scratch_bytes || impl->scratch_bytes(ctx, args) <= sizeof scratch);
+      assert_int_equal(impl->run(ctx, args), KRAIT_ERR_ARGUMENT);
       if (!strstr(krait_error_detail(), cases[i].says))
-        fail_msg("%s, row %s says '%s', not '%s'", op->name, row->name, krait_error_detail(), cases[i].says);
+        fail_msg("%s, implementation %s says '%s', not '%s'", op->name, impl->name, krait_error_detail(),
+                 cases[i].says);
     }
   }
   krait_ctx_close(&ctx);
 }
 
-/* On every CPU row, before anything is written. */
+/* On every CPU implementation, before anything is written. */
 static void missing_rows_are_refused(void **state) {
   (void)state;
   static int32_t indices[2] = {0, 77};
@@ -733,12 +734,12 @@ static void missing_rows_are_refused(void **state) {
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   const kr_op *const ops[] = {&kr_op_causal_conv1d_update, &kr_op_state_update};
   for (int i = 0; i < 2; i++)
-    for (int k = 0; k < ops[i]->n_rows; k++) {
-      if ((ops[i]->rows[k].needs & ctx->caps) != ops[i]->rows[k].needs) continue;
+    for (int k = 0; k < ops[i]->n_impls; k++) {
+      if ((ops[i]->impls[k].needs & ctx->caps) != ops[i]->impls[k].needs) continue;
       fill(ops[i]->name, args);
       if (i) ((krait_state_update_args *)args)->state_batch_indices = rows;
       else ((krait_causal_conv1d_update_args *)args)->conv_state_indices = rows;
-      assert_int_equal(ops[i]->rows[k].run(ctx, args), KRAIT_ERR_ARGUMENT);
+      assert_int_equal(ops[i]->impls[k].run(ctx, args), KRAIT_ERR_ARGUMENT);
       assert_non_null(strstr(krait_error_detail(), i ? "state_batch_indices[1] is 77" : "conv_state_indices[1] is 77"));
     }
   krait_ctx_close(&ctx);

@@ -11,7 +11,7 @@
 #include "op_list.h"
 #include "view.h"
 
-static krait_ctx *open_ctx(int n_threads) {
+static krait_ctx *open_extremes_ctx(int n_threads) {
   krait_ctx *ctx;
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
@@ -65,7 +65,7 @@ static const char *plant(kr_case *c, const kr_op *op, double value) {
 /* A decay rounded to 0 in float32 turns an infinite state into NaN. */
 static int same_kind(double got, double want) { return isfinite(got) == isfinite(want); }
 
-static void compare_kinds(kr_case *c, const kr_op *op, const kr_row *row, const char *planted, int64_t index) {
+static void compare_kinds(kr_case *c, const kr_op *op, const kr_impl *impl, const char *planted, int64_t index) {
   for (int i = 0; i < c->n_tensors; i++) {
     const kr_case_tensor *t = &c->tensors[i];
     krait_view got = *view_of(c, t), want = got;
@@ -80,8 +80,8 @@ static void compare_kinds(kr_case *c, const kr_op *op, const kr_row *row, const 
       const int64_t at = kr_tensor_offset(t, &got, k / n_parts);
       const double g = kr_tensor_part(&got, at, (int)(k % n_parts)), w = kr_tensor_part(&want, at, (int)(k % n_parts));
       if (!same_kind(g, w))
-        fail_msg("%s, row %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name, row->name,
-                 (int)index, planted, t->name, (int)(k / n_parts), g, w);
+        fail_msg("%s, implementation %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name,
+                 impl->name, (int)index, planted, t->name, (int)(k / n_parts), g, w);
     }
   }
 }
@@ -101,21 +101,21 @@ static void spread(const krait_ctx *ctx, const kr_op *op, kr_case *c, int64_t in
   assert_int_equal(kr_case_open(c, op, 31, index, KR_CASE_USUAL), KRAIT_OK);
   const char *planted = plant(c, op, value);
   kr_case_reset(c);
-  assert_int_equal(kr_case_run_on_host(ctx, c, &op->rows[op->n_rows - 1]), KRAIT_OK);
+  assert_int_equal(kr_case_run_on_host(ctx, c, &op->impls[op->n_impls - 1]), KRAIT_OK);
   keep_outputs(c);
-  for (int i = 0; i < op->n_rows - 1 && is_whole(c, op); i++) {
-    const kr_row *row = &op->rows[i];
-    if ((row->needs & ctx->caps) != row->needs || (row->refuse && row->refuse(ctx, c->args))) continue;
+  for (int i = 0; i < op->n_impls - 1 && is_whole(c, op); i++) {
+    const kr_impl *impl = &op->impls[i];
+    if ((impl->needs & ctx->caps) != impl->needs || (impl->refuse && impl->refuse(ctx, c->args))) continue;
     kr_case_reset(c);
-    assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
-    compare_kinds(c, op, row, planted, index);
+    assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
+    compare_kinds(c, op, impl, planted, index);
   }
   kr_case_close(c);
 }
 
 static void nan_spreads_as_in_the_reference(void **state) {
   (void)state;
-  krait_ctx *ctx = open_ctx(2);
+  krait_ctx *ctx = open_extremes_ctx(2);
   kr_case *c = malloc(sizeof *c);
   for (int32_t i = 0; i < kr_n_ops; i++)
     for (int64_t index = 0, n = n_cases(); index < n; index++) spread(ctx, kr_ops[i], c, index, NAN);
@@ -128,7 +128,7 @@ static void infinity_spreads_as_in_the_reference(void **state) {
   (void)state;
   static const char *const names[] = {"causal_conv1d",  "causal_conv1d_update", "causal_conv1d_varlen_states",
                                       "selective_scan", "state_update",         "gemm"};
-  krait_ctx *ctx = open_ctx(2);
+  krait_ctx *ctx = open_extremes_ctx(2);
   kr_case *c = malloc(sizeof *c);
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     for (int64_t index = 0, n = n_cases(); index < n; index++)
@@ -148,7 +148,7 @@ static void nan_stays_in_its_sequence(void **state) {
   for (int t = 0; t < L; t++) indices[t] = t / 8;
   u[2 * L + 9] = NAN;       /* channel 2, sequence 1 */
   u[3 * L + 10] = INFINITY; /* channel 3, sequence 1 */
-  krait_ctx *ctx = open_ctx(1);
+  krait_ctx *ctx = open_extremes_ctx(1);
   krait_selective_scan_args a = {.call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch},
                                  .B = 1,
                                  .D = D,
@@ -198,7 +198,7 @@ static int can_be_far(kr_case *c, const kr_case_tensor *t, int of_any) {
 }
 
 /* Repeats the case with one tensor spread out; every output must be bitwise equal. Returns whether it ran. */
-static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_row *row, kr_case_tensor *t,
+static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_impl *impl, kr_case_tensor *t,
                    const field *f, int of_any) {
   krait_view *view = view_of(c, t), near = *view, distant = near;
   const int dim = far_dim(t, view, of_any);
@@ -208,8 +208,8 @@ static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_r
   copy_elements(c, t, &distant, &near);
   *view = distant;
   assert_int_equal(kr_op_check(op, c->args), KRAIT_OK);
-  const int refused = row->refuse && row->refuse(ctx, c->args);
-  if (!refused) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+  const int refused = impl->refuse && impl->refuse(ctx, c->args);
+  if (!refused) assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
   *view = near;
   if (!refused && t->role & KR_OUT) copy_elements(c, t, &near, &distant);
   madvise(f->memory, f->bytes, MADV_DONTNEED);
@@ -228,12 +228,12 @@ static int is_near(kr_case *c, const kr_case_tensor *t) {
   return 1;
 }
 
-static int is_same(kr_case *c, const kr_row *row, const kr_case_tensor *t) {
-  return strcmp(row->name, "composed") == 0 ? is_near(c, t) : memcmp(t->expected, t->storage, bytes_of(c, t)) == 0;
+static int is_same(kr_case *c, const kr_impl *impl, const kr_case_tensor *t) {
+  return strcmp(impl->name, "composed") == 0 ? is_near(c, t) : memcmp(t->expected, t->storage, bytes_of(c, t)) == 0;
 }
 
 /* With KR_CHECK_PERCENT below 20 every tensor is spread out in only two of the cases. */
-static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, kr_case *c, const field *f) {
+static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_impl *impl, kr_case *c, const field *f) {
   const int most = percent() < 20 ? 2 : INT32_MAX;
   int n = 0, n_of[KR_CASE_MAX_VIEWS] = {0};
   const int64_t n_tried = n_cases() < 120 ? 20 : 30; /* fewer contain no spreadable case of gemm */
@@ -241,22 +241,22 @@ static void far_cases(const krait_ctx *ctx, const kr_op *op, const kr_row *row, 
     const int of_any = index >= n_tried; /* a row may support no dimension of size two */
     assert_int_equal(kr_case_open(c, op, 41, index, KR_CASE_USUAL), KRAIT_OK);
     int n_wanted = 0, wanted[KR_CASE_MAX_VIEWS];
-    for (int i = 0; i < c->n_tensors && !(row->refuse && row->refuse(ctx, c->args)); i++)
+    for (int i = 0; i < c->n_tensors && !(impl->refuse && impl->refuse(ctx, c->args)); i++)
       if (n_of[i] < most && can_be_far(c, &c->tensors[i], of_any)) wanted[n_wanted++] = i;
-    if (n_wanted) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+    if (n_wanted) assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
     if (n_wanted) keep_outputs(c);
     for (int w = 0; w < n_wanted; w++) {
       const int i = wanted[w];
-      if (!run_far(ctx, c, op, row, &c->tensors[i], f, of_any)) continue;
+      if (!run_far(ctx, c, op, impl, &c->tensors[i], f, of_any)) continue;
       n++, n_of[i]++;
       for (int k = 0; k < c->n_tensors; k++)
-        if (c->tensors[k].role & KR_OUT && !is_same(c, row, &c->tensors[k]))
-          fail_msg("%s, row %s, case %d: %s differs where %s is spread out", op->name, row->name, (int)index,
-                   c->tensors[k].name, c->tensors[i].name);
+        if (c->tensors[k].role & KR_OUT && !is_same(c, impl, &c->tensors[k]))
+          fail_msg("%s, implementation %s, case %d: %s differs where %s is spread out", op->name, impl->name,
+                   (int)index, c->tensors[k].name, c->tensors[i].name);
     }
     kr_case_close(c);
   }
-  if (!n) fail_msg("%s, row %s: no case could be spread out", op->name, row->name);
+  if (!n) fail_msg("%s, implementation %s: no case could be spread out", op->name, impl->name);
 }
 
 /* In memory that is reserved but hardly used. */
@@ -265,12 +265,12 @@ static void elements_beyond_two_to_the_31(void **state) {
   field f = {.bytes = (size_t)(far + (1 << 24)) * sizeof(float)};
   f.memory = mmap(NULL, f.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (f.memory == MAP_FAILED) skip();
-  krait_ctx *ctx = open_ctx(2);
+  krait_ctx *ctx = open_extremes_ctx(2);
   kr_case *c = malloc(sizeof *c);
   for (int32_t i = 0; i < kr_n_ops; i++)
-    for (int k = 0; k < kr_ops[i]->n_rows; k++)
-      if ((kr_ops[i]->rows[k].needs & ctx->caps) == kr_ops[i]->rows[k].needs)
-        far_cases(ctx, kr_ops[i], &kr_ops[i]->rows[k], c, &f);
+    for (int k = 0; k < kr_ops[i]->n_impls; k++)
+      if ((kr_ops[i]->impls[k].needs & ctx->caps) == kr_ops[i]->impls[k].needs)
+        far_cases(ctx, kr_ops[i], &kr_ops[i]->impls[k], c, &f);
   free(c);
   krait_ctx_close(&ctx);
   munmap(f.memory, f.bytes);
@@ -294,28 +294,28 @@ static const kr_case_tensor *tensor_at(const kr_case *c, size_t offset) {
   return t;
 }
 
-static void in_place(const krait_ctx *ctx, const pair *p, const kr_row *row, kr_case *c, int64_t index) {
+static void extremes_in_place(const krait_ctx *ctx, const pair *p, const kr_impl *impl, kr_case *c, int64_t index) {
   const kr_op *op = kr_op_find(p->op);
   assert_int_equal(kr_case_open(c, op, 3, index, KR_CASE_USUAL), KRAIT_OK);
   krait_view *in = (krait_view *)(c->args + p->in), *out = (krait_view *)(c->args + p->out);
   const kr_case_tensor *t = tensor_at(c, p->in);
   const int possible =
-      kr_has(in) && kr_has(out) && in->dtype == out->dtype && !(row->refuse && row->refuse(ctx, c->args));
+      kr_has(in) && kr_has(out) && in->dtype == out->dtype && !(impl->refuse && impl->refuse(ctx, c->args));
   if (possible) {
-    assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+    assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
     krait_view apart = *out;
     keep_outputs(c);
     apart.data = tensor_at(c, p->out)->expected + ((unsigned char *)apart.data - tensor_at(c, p->out)->storage);
     kr_case_reset(c);
     *out = *in;
     if (kr_op_check(op, c->args) != KRAIT_OK) fail_msg("%s, case %d: %s", op->name, (int)index, krait_error_detail());
-    if (!(row->refuse && row->refuse(ctx, c->args))) assert_int_equal(kr_case_run_on_host(ctx, c, row), KRAIT_OK);
+    if (!(impl->refuse && impl->refuse(ctx, c->args))) assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
     else copy_elements(c, t, out, &apart);
     for (int64_t i = 0; i < kr_tensor_elements(t); i++) {
       const double want = kr_get(&apart, kr_tensor_offset(t, &apart, i)),
                    got = kr_get(out, kr_tensor_offset(t, out, i));
       if (want != got && !(isnan(want) && isnan(got)))
-        fail_msg("%s, row %s, case %d: in place %g, apart %g", op->name, row->name, (int)index, got, want);
+        fail_msg("%s, implementation %s, case %d: in place %g, apart %g", op->name, impl->name, (int)index, got, want);
     }
   }
   kr_case_close(c);
@@ -323,13 +323,14 @@ static void in_place(const krait_ctx *ctx, const pair *p, const kr_row *row, kr_
 
 static void outputs_that_are_inputs(void **state) {
   (void)state;
-  krait_ctx *ctx = open_ctx(2);
+  krait_ctx *ctx = open_extremes_ctx(2);
   kr_case *c = malloc(sizeof *c);
   for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
     const kr_op *op = kr_op_find(pairs[i].op);
-    for (int k = 0; k < op->n_rows; k++)
-      for (int64_t index = 0, n = n_cases(); (op->rows[k].needs & ctx->caps) == op->rows[k].needs && index < n; index++)
-        in_place(ctx, &pairs[i], &op->rows[k], c, index);
+    for (int k = 0; k < op->n_impls; k++)
+      for (int64_t index = 0, n = n_cases(); (op->impls[k].needs & ctx->caps) == op->impls[k].needs && index < n;
+           index++)
+        extremes_in_place(ctx, &pairs[i], &op->impls[k], c, index);
   }
   free(c);
   krait_ctx_close(&ctx);

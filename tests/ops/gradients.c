@@ -24,7 +24,9 @@ typedef struct problem {
 } problem;
 
 static const kr_op *op_of(const kr_sig *sig) { return kr_op_find(sig->name); }
-static int is_given(const problem *p, int tensor) { return kr_has(kr_sig_view(p->op->sig, p->c.args, tensor)); }
+static int is_given_for_gradients(const problem *p, int tensor) {
+  return kr_has(kr_sig_view(p->op->sig, p->c.args, tensor));
+}
 static int parts_of(const krait_view *v) { return v->dtype == KRAIT_C64 ? 2 : 1; }
 
 static kr_case_tensor *find(problem *p, int tensor) {
@@ -64,8 +66,8 @@ static void give_gradient(problem *p, int tensor) {
   for (int64_t i = 0, n = numbers_of(v, of); t->role & KR_OUT && i < n; i++) put(v, of, i, draw(p));
 }
 
-static void run(problem *p, const kr_op *op, void *args) {
-  const kr_row *ref = &op->rows[op->n_rows - 1];
+static void run_gradients(problem *p, const kr_op *op, void *args) {
+  const kr_impl *ref = &op->impls[op->n_impls - 1];
   krait_call *call = args;
   const uint64_t bytes = ref->scratch_bytes ? ref->scratch_bytes(p->ctx, args) : 0;
   call->scratch_bytes = bytes, call->scratch = kr_alloc(bytes + 1);
@@ -75,10 +77,10 @@ static void run(problem *p, const kr_op *op, void *args) {
 
 static double loss(problem *p) {
   double sum = 0;
-  run(p, p->op, p->c.args);
+  run_gradients(p, p->op, p->c.args);
   for (int t = 0; t < p->op->sig->n_tensors; t++) {
     const kr_sig_tensor *about = &p->op->sig->tensors[t];
-    if (!(about->role & KR_OUT) || about->gradient < 0 || !is_given(p, t)) continue;
+    if (!(about->role & KR_OUT) || about->gradient < 0 || !is_given_for_gradients(p, t)) continue;
     const krait_view *out = kr_sig_view(p->op->sig, p->c.args, t),
                      *weight = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
     for (int64_t i = 0, n = numbers_of(out, find(p, t)); i < n; i++) {
@@ -101,7 +103,7 @@ static double slope(problem *p, const krait_view *v, const kr_case_tensor *t, in
   return (8 * (at[0] - at[1]) - (at[2] - at[3])) / (12 * step);
 }
 
-static int compare(problem *p, int tensor, uint64_t seed, int64_t index) {
+static int compare_gradients(problem *p, int tensor, uint64_t seed, int64_t index) {
   const kr_sig_tensor *about = &p->op->sig->tensors[tensor];
   const kr_case_tensor *t = find(p, tensor);
   const krait_view *view = kr_sig_view(p->op->sig, p->c.args, tensor),
@@ -143,14 +145,14 @@ static void check_case(problem *p, uint64_t seed, int64_t index, int *seen) {
   round_complex(p);
   for (int t = 0; t < sig->n_tensors; t++)
     if (is_blurred(p, t)) take_out(p, t);
-  run(p, p->op, p->c.args); /* its outputs may be read later */
+  run_gradients(p, p->op, p->c.args); /* its outputs may be read later */
   kr_sig_begin_gradient(sig, p->c.args, p->backward);
   for (int t = 0; t < sig->n_tensors; t++)
-    if (sig->tensors[t].gradient >= 0 && is_given(p, t)) give_gradient(p, t);
-  run(p, p->gradient, p->backward);
+    if (sig->tensors[t].gradient >= 0 && is_given_for_gradients(p, t)) give_gradient(p, t);
+  run_gradients(p, p->gradient, p->backward);
   for (int t = 0; t < sig->n_tensors; t++)
-    if (!(sig->tensors[t].role & KR_OUT) && sig->tensors[t].gradient >= 0 && is_given(p, t))
-      seen[t] += compare(p, t, seed, index);
+    if (!(sig->tensors[t].role & KR_OUT) && sig->tensors[t].gradient >= 0 && is_given_for_gradients(p, t))
+      seen[t] += compare_gradients(p, t, seed, index);
   while (p->n_blocks) kr_free(p->blocks[--p->n_blocks]);
   kr_case_close(&p->c);
 }
@@ -174,7 +176,8 @@ static void check_op(void **state) {
   int seen[64] = {0};
   p.op = *state, p.gradient = op_of(p.op->sig->gradient), p.random = 7;
   assert_int_equal(krait_ctx_open(&options, &p.ctx), KRAIT_OK);
-  static const int64_t cases[] = {1, 4, 5, 9, 11, 13, 29}; /* without the sizes that only matter to fast rows */
+  static const int64_t cases[] = {1,  4,  5, 9,
+                                  11, 13, 29}; /* without the sizes that only matter to fast implementations */
   for (uint64_t seed = 1, n = n_seeds(); seed <= n || (seed <= SEEDS && not_seen(p.op->sig, seen)); seed++)
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) check_case(&p, seed, cases[k], seen);
   if (not_seen(p.op->sig, seen)) fail_msg("%s: no case has %s", p.op->name, not_seen(p.op->sig, seen));

@@ -7,7 +7,7 @@
 #include "case.h"
 #include "op_list.h"
 
-static krait_ctx *open_ctx(int n_threads) {
+static krait_ctx *open_properties_ctx(int n_threads) {
   krait_ctx *ctx;
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
@@ -34,7 +34,8 @@ enum { N_OPS = sizeof op_names / sizeof *op_names };
 
 static void bits_do_not_depend_on_threads(void **state) {
   (void)state;
-  krait_ctx *const contexts[] = {open_ctx(1), open_ctx(2), open_ctx(7), open_ctx(2)};
+  krait_ctx *const contexts[] = {open_properties_ctx(1), open_properties_ctx(2), open_properties_ctx(7),
+                                 open_properties_ctx(2)};
   kr_case *c = malloc(sizeof *c);
   for (int i = 0; i < N_OPS; i++)
     for (int64_t index = 0; index < 25; index++) {
@@ -74,7 +75,7 @@ static void *run_all(void *user) {
 static void eight_threads_share_a_context(void **state) {
   (void)state;
   pthread_t threads[8];
-  krait_ctx *ctx = open_ctx(3);
+  krait_ctx *ctx = open_properties_ctx(3);
   for (int i = 0; i < 8; i++) assert_int_equal(pthread_create(&threads[i], NULL, run_all, ctx), 0);
   for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
   krait_ctx_close(&ctx);
@@ -125,7 +126,7 @@ static double attention_bytes(krait_ctx *ctx, int64_t L) {
 
 static void attention_needs_memory_by_tokens(void **state) {
   (void)state;
-  krait_ctx *ctx = open_ctx(2);
+  krait_ctx *ctx = open_properties_ctx(2);
   const double most = 6.0 * (1 << 30), bytes = attention_bytes(ctx, 131072);
   if (bytes > most) fail_msg("128 K tokens take %.2f GiB", bytes / (1 << 30));
   if (bytes > 2.01 * attention_bytes(ctx, 65536)) fail_msg("twice the tokens take more than twice the memory");

@@ -35,7 +35,7 @@ static void tensors_of_random_calls_are_listed_with_their_sizes(void **state) {
     }
 }
 
-static int is_given(const kr_case *c, const kr_sig *sig, int tensor) {
+static int is_given_for_sigs(const kr_case *c, const kr_sig *sig, int tensor) {
   return kr_has(kr_sig_view(sig, c->args, tensor));
 }
 
@@ -75,7 +75,7 @@ static void infer_again(const kr_case *c, const kr_op *op) {
     if (!is_undecided(c, sig, sig->sizes[s].name)) kr_sig_set_size(sig, args, s, 0);
   for (int i = 0; i < sig->n_tensors; i++) {
     const int out = sig->tensors[i].role == KR_OUT;
-    shapes[i] = !is_given(c, sig, i) ? (kr_shape){.n_dims = KR_SHAPE_ABSENT}
+    shapes[i] = !is_given_for_sigs(c, sig, i) ? (kr_shape){.n_dims = KR_SHAPE_ABSENT}
                 : out                ? (kr_shape){.n_dims = KR_SHAPE_ASKED}
                                      : kr_sig_shape(sig, c->args, facts, i);
     kr_sig_view(sig, args, i)->data = NULL;
@@ -86,7 +86,7 @@ static void infer_again(const kr_case *c, const kr_op *op) {
       fail_msg("%s: %s is %lld, shapes say %lld", sig->name, sig->sizes[s].name,
                (long long)kr_sig_get_size(sig, c->args, s), (long long)kr_sig_get_size(sig, args, s));
   for (int i = 0; i < sig->n_tensors; i++) {
-    if (!is_given(c, sig, i)) continue;
+    if (!is_given_for_sigs(c, sig, i)) continue;
     const kr_shape want = kr_sig_shape(sig, c->args, facts, i);
     assert_int_equal(shapes[i].n_dims, want.n_dims);
     assert_memory_equal(shapes[i].size, want.size, (size_t)want.n_dims * sizeof *want.size);
@@ -216,7 +216,8 @@ static void a_gradient_call_begins_as_the_forward_call_was(void **state) {
   assert_int_equal(kr_sig_output_type(&kr_sig_add_norm, &a, 0, kr_sig_find(&kr_sig_add_norm, "out")), KRAIT_F16);
 }
 
-/* A plan on other addresses equals a call; also misaligned and in place; a named row is used, or reports why not. */
+/* A plan on other addresses equals a call; also misaligned and in place; a named implementation is used, or reports why
+ * not. */
 static void plans_run_on_other_addresses(void **state) {
   (void)state;
   enum { M = 3, N = 8, K = 5 };
@@ -256,13 +257,13 @@ static void plans_run_on_other_addresses(void **state) {
   krait_plan_close(&plan);
   assert_null(plan);
   assert_int_equal(krait_plan_open(ctx, "gemm", &a, "ref", &plan), KRAIT_OK);
-  assert_string_equal(krait_plan_row_name(plan), "ref");
+  assert_string_equal(krait_plan_impl_name(plan), "ref");
   krait_plan_close(&plan);
   a.Bmat.dtype = KRAIT_F64;
   assert_int_equal(krait_plan_open(ctx, "gemm", &a, "simd_scalar", &plan), KRAIT_ERR_UNSUPPORTED);
-  assert_non_null(strstr(krait_error_detail(), "gemm: row simd_scalar refuses: "));
+  assert_non_null(strstr(krait_error_detail(), "gemm: implementation simd_scalar refuses: "));
   assert_int_equal(krait_plan_open(ctx, "gemm", &a, "none", &plan), KRAIT_ERR_ARGUMENT);
-  assert_string_equal(krait_error_detail(), "gemm has no row 'none'");
+  assert_string_equal(krait_error_detail(), "gemm has no implementation 'none'");
   assert_int_equal(krait_plan_open(ctx, "nothing", &a, NULL, &plan), KRAIT_ERR_ARGUMENT);
   krait_ctx_close(&ctx);
 }

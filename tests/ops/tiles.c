@@ -8,9 +8,9 @@
 
 #include "../test.h"
 #include "check.h"
-#include "gemm/gemm_rows.h"
-#include "gemm_q4k/gemm_q4k_rows.h"
-#include "gemm_q8/gemm_q8_rows.h"
+#include "gemm/gemm_impls.h"
+#include "gemm_q4k/gemm_q4k_impls.h"
+#include "gemm_q8/gemm_q8_impls.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -24,48 +24,48 @@ static const char *refuse_f64(const krait_ctx *ctx, const void *args) {
   return NULL;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"tiles_loops", KRAIT_CAP_CPU, refuse_f64, kr_gemm_tiles_scalar, kr_gemm_tiles_scratch_scalar},
 #ifdef KR_BUILD_amx
-    {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_f64, kr_gemm_tiles_avx512,
+    {"simd_amx_tiles", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_f64, kr_gemm_tiles_avx512,
      kr_gemm_tiles_scratch_avx512},
 #endif
     {"ref", KRAIT_CAP_CPU, NULL, kr_gemm_ref, NULL},
 };
-enum { N_ROWS = sizeof rows / sizeof *rows };
+enum { N_IMPLS = sizeof impls / sizeof *impls };
 
 static const char *refuse_q8(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
   (void)ctx;
-  return a->A.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->A.stride[1] == 1 && a->words.stride[1] == 1
+  return a->A.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->A.stride[1] == 1 && a->qweight.stride[1] == 1
              ? NULL
              : "not rows of float32";
 }
 static const char *refuse_q4k(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
   (void)ctx;
-  return a->A.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->A.stride[1] == 1 && a->words.stride[1] == 1
+  return a->A.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->A.stride[1] == 1 && a->qweight.stride[1] == 1
              ? NULL
              : "not rows of float32";
 }
 
 /* In the order of `rows`. */
-#define QUANTIZED(op, rows, refuse)                                                                                  \
-  static const kr_row rows[] = {                                                                                     \
+#define QUANTIZED(op, impls, refuse)                                                                                  \
+  static const kr_impl impls[] = {                                                                                     \
       {"tiles_loops", KRAIT_CAP_CPU, refuse, kr_##op##_tiles_scalar, kr_##op##_tiles_scratch_scalar},                \
       QUANTIZED_AMX(op, refuse){"ref", KRAIT_CAP_CPU, NULL, kr_##op##_ref, NULL},                                    \
   }
 #ifdef KR_BUILD_amx
 #define QUANTIZED_AMX(op, refuse) \
-  {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse, kr_##op##_tiles_avx512, \
+  {"simd_amx_tiles", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse, kr_##op##_tiles_avx512, \
    kr_##op##_tiles_scratch_avx512},
 #else
 #define QUANTIZED_AMX(op, refuse)
 #endif
-QUANTIZED(gemm_q8, rows_q8, refuse_q8);
-QUANTIZED(gemm_q4k, rows_q4k, refuse_q4k);
+QUANTIZED(gemm_q8, impls_q8, refuse_q8);
+QUANTIZED(gemm_q4k, impls_q4k, refuse_q4k);
 
-static krait_ctx *open_ctx(int n_threads) {
+static krait_ctx *open_tiles_ctx(int n_threads) {
   krait_ctx *ctx;
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = n_threads};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
@@ -77,14 +77,14 @@ static void print_line(void *user, const char *line) {
   print_error("  %s\n", line);
 }
 
-static void walk(kr_op op, const kr_row *own_rows) {
+static void walk(kr_op op, const kr_impl *own_rows) {
   const char *const percent = getenv("KR_CHECK_PERCENT"), *const seed = getenv("KR_CHECK_SEED");
-  op.rows = own_rows, op.n_rows = N_ROWS;
+  op.impls = own_rows, op.n_impls = N_IMPLS;
   const int64_t n = 80 * (percent ? atoi(percent) : 100) / 100;
   const kr_check_options check = {
       .seed = seed ? strtoull(seed, NULL, 10) : 7, .n_cases = n > 30 ? n : 30, .report = print_line};
   kr_check_result result;
-  krait_ctx *ctx = open_ctx(2);
+  krait_ctx *ctx = open_tiles_ctx(2);
   assert_int_equal(kr_check_op(ctx, &op, &check, &result), KRAIT_OK);
   print_message("  %lld runs, worst %.2f of the bound\n", (long long)result.n_runs, result.worst);
   assert_int_equal(result.n_failures, 0);
@@ -94,9 +94,9 @@ static void walk(kr_op op, const kr_row *own_rows) {
 
 static void random_products_are_the_references(void **state) {
   (void)state;
-  walk(kr_op_gemm, rows);
-  walk(kr_op_gemm_q8, rows_q8);
-  walk(kr_op_gemm_q4k, rows_q4k);
+  walk(kr_op_gemm, impls);
+  walk(kr_op_gemm_q8, impls_q8);
+  walk(kr_op_gemm_q4k, impls_q4k);
 }
 
 enum { M = 70, N = 75, K = 200 };
@@ -111,33 +111,33 @@ static void fill_one(float *to, int n, uint32_t random, float size) {
     to[i] = ((float)(random >> 8) - 0x1p23f) * 0x1p-23f * size;
   }
 }
-static void fill(numbers *x, float rows_size, float columns_size) {
+static void fill_tiles(numbers *x, float rows_size, float columns_size) {
   fill_one(x->A, M * K, 1, rows_size);
   fill_one(x->B, K * N, 2, columns_size);
 }
 
-static void run(const kr_row *row, int n_threads, numbers *x, float *out) {
-  krait_ctx *ctx = open_ctx(n_threads);
+static void run_tiles(const kr_impl *impl, int n_threads, numbers *x, float *out) {
+  krait_ctx *ctx = open_tiles_ctx(n_threads);
   krait_gemm_args a = {.call = {.size = sizeof a}, .M = M, .N = N, .K = K};
   a.A = (krait_view){.data = x->A, .stride = {K, 1}};
   a.Bmat = (krait_view){.data = x->B, .stride = {N, 1}};
   a.out = (krait_view){.data = out, .stride = {N, 1}};
-  a.call.scratch_bytes = row->scratch_bytes ? row->scratch_bytes(ctx, &a) : 0;
+  a.call.scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, &a) : 0;
   a.call.scratch = malloc(a.call.scratch_bytes + 1);
   assert_non_null(a.call.scratch);
   for (int i = 0; i < M * N; i++) out[i] = NAN;
-  assert_int_equal(row->run(ctx, &a), KRAIT_OK);
+  assert_int_equal(impl->run(ctx, &a), KRAIT_OK);
   free(a.call.scratch);
   krait_ctx_close(&ctx);
 }
 
-static int may_run(const kr_row *row) { return (row->needs & krait_cpu_caps()) == row->needs; }
+static int may_run(const kr_impl *impl) { return (impl->needs & krait_cpu_caps()) == impl->needs; }
 
-static void compare(const kr_row *row, const numbers *x, double scale) {
+static void compare_tiles(const kr_impl *impl, const numbers *x, double scale) {
   for (int i = 0; i < M * N; i++) {
     const double got = (double)x->out[i], want = (double)x->want[i];
     if (isfinite(want) ? !(fabs(got - want) <= 3e-6 * scale) : isnan(want) ? !isnan(got) : got != want)
-      fail_msg("%s: (%d,%d) is %g, not %g", row->name, i / N, i % N, got, want);
+      fail_msg("%s: (%d,%d) is %g, not %g", impl->name, i / N, i % N, got, want);
   }
 }
 
@@ -154,13 +154,13 @@ static void sizes_do_not_matter(void **state) {
                                    {0x1p100f, 0x1p20f}};
   numbers *const x = malloc(sizeof *x);
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-    for (int r = 0; r < N_ROWS - 1; r++) {
-      if (!may_run(&rows[r])) continue;
-      fill(x, sizes[i][0], sizes[i][1]);
+    for (int r = 0; r < N_IMPLS - 1; r++) {
+      if (!may_run(&impls[r])) continue;
+      fill_tiles(x, sizes[i][0], sizes[i][1]);
       for (int k = 0; k < K; k++) x->A[20 * K + k] *= 0x1p-20f, x->B[k * N + 70] = 0;
-      run(&rows[N_ROWS - 1], 1, x, x->want);
-      run(&rows[r], 1, x, x->out);
-      compare(&rows[r], x, (double)sizes[i][0] * (double)sizes[i][1] * sqrt(K));
+      run_tiles(&impls[N_IMPLS - 1], 1, x, x->want);
+      run_tiles(&impls[r], 1, x, x->out);
+      compare_tiles(&impls[r], x, (double)sizes[i][0] * (double)sizes[i][1] * sqrt(K));
     }
   free(x);
 }
@@ -168,14 +168,14 @@ static void sizes_do_not_matter(void **state) {
 static void non_finite_values_stay_in_their_row_and_column(void **state) {
   (void)state;
   numbers *const x = malloc(sizeof *x);
-  for (int r = 0; r < N_ROWS - 1; r++) {
-    if (!may_run(&rows[r])) continue;
-    fill(x, 1, 1);
+  for (int r = 0; r < N_IMPLS - 1; r++) {
+    if (!may_run(&impls[r])) continue;
+    fill_tiles(x, 1, 1);
     x->A[3 * K + 5] = INFINITY, x->A[37 * K + 199] = -INFINITY, x->A[69 * K + 100] = NAN;
     x->B[7 * N + 2] = -INFINITY, x->B[150 * N + 74] = NAN, x->B[5 * N + 40] = 0;
-    run(&rows[N_ROWS - 1], 1, x, x->want);
-    run(&rows[r], 1, x, x->out);
-    compare(&rows[r], x, sqrt(K));
+    run_tiles(&impls[N_IMPLS - 1], 1, x, x->want);
+    run_tiles(&impls[r], 1, x, x->out);
+    compare_tiles(&impls[r], x, sqrt(K));
   }
   free(x);
 }
@@ -195,31 +195,31 @@ static void fill_quantized(quantized *x, int is_q4k, float size) {
   for (int i = 0; is_q4k && i < N * SUPERS; i++) x->words[36 * i] = 0x1c002000; /* of float16, 2^-7 and 2^-8 */
 }
 
-static void run_quantized(const kr_row *row, int n_threads, quantized *x, float *out) {
-  krait_ctx *ctx = open_ctx(n_threads);
+static void run_quantized(const kr_impl *impl, int n_threads, quantized *x, float *out) {
+  krait_ctx *ctx = open_tiles_ctx(n_threads);
   const krait_view A = {.data = x->A, .stride = {TERMS, 1}}, to = {.data = out, .stride = {N, 1}};
   krait_gemm_q8_args a = {.call = {.size = sizeof a}, .M = M, .N = N, .S = TERMS / 32, .A = A, .out = to};
   krait_gemm_q4k_args b = {.call = {.size = sizeof b}, .M = M, .N = N, .S = SUPERS, .A = A, .out = to};
-  a.words = (krait_view){.data = x->words, .dtype = KRAIT_I32, .stride = {TERMS / 4, 1}};
+  a.qweight = (krait_view){.data = x->words, .dtype = KRAIT_I32, .stride = {TERMS / 4, 1}};
   a.scales = (krait_view){.data = x->scales, .stride = {TERMS / 32, 1}};
-  b.words = (krait_view){.data = x->words, .dtype = KRAIT_I32, .stride = {36 * SUPERS, 1}};
-  const int is_q4k = row >= rows_q4k && row < rows_q4k + N_ROWS;
+  b.qweight = (krait_view){.data = x->words, .dtype = KRAIT_I32, .stride = {36 * SUPERS, 1}};
+  const int is_q4k = impl >= impls_q4k && impl < impls_q4k + N_IMPLS;
   const void *args = is_q4k ? (const void *)&b : &a;
-  const uint64_t bytes = row->scratch_bytes ? row->scratch_bytes(ctx, args) : 0;
+  const uint64_t bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;
   a.call.scratch_bytes = b.call.scratch_bytes = bytes;
   a.call.scratch = b.call.scratch = malloc(bytes + 1);
   assert_non_null(a.call.scratch);
   for (int i = 0; i < M * N; i++) out[i] = NAN;
-  assert_int_equal(row->run(ctx, args), KRAIT_OK);
+  assert_int_equal(impl->run(ctx, args), KRAIT_OK);
   free(a.call.scratch);
   krait_ctx_close(&ctx);
 }
 
-static void compare_quantized(const kr_row *row, const quantized *x, double scale) {
+static void compare_quantized(const kr_impl *impl, const quantized *x, double scale) {
   for (int i = 0; i < M * N; i++) {
     const double got = (double)x->out[i], want = (double)x->want[i];
     if (isfinite(want) ? !(fabs(got - want) <= 1e-5 * scale + 0x1p-147) : isnan(want) ? !isnan(got) : got != want)
-      fail_msg("%s: (%d,%d) is %g, not %g", row->name, i / N, i % N, got, want);
+      fail_msg("%s: (%d,%d) is %g, not %g", impl->name, i / N, i % N, got, want);
   }
 }
 
@@ -229,14 +229,14 @@ static void quantized_products_are_as_robust(void **state) {
   static const float sizes[] = {1, 0x1p-100f, 0x1p-140f, 0x1p100f, 0x1p-60f};
   quantized *const x = malloc(sizeof *x);
   for (int is_q4k = 0; is_q4k < 2; is_q4k++)
-    for (int r = 0; r < N_ROWS - 1; r++) {
-      const kr_row *all = is_q4k ? rows_q4k : rows_q8;
+    for (int r = 0; r < N_IMPLS - 1; r++) {
+      const kr_impl *all = is_q4k ? impls_q4k : impls_q8;
       if (!may_run(&all[r])) continue;
       for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         fill_quantized(x, is_q4k, sizes[i]);
         for (int k = 0; k < TERMS; k++) x->A[20 * TERMS + k] *= 0x1p-20f;
         if (i == 0) x->A[3 * TERMS + 5] = INFINITY, x->A[37 * TERMS + 199] = -INFINITY, x->A[69 * TERMS + 100] = NAN;
-        run_quantized(&all[N_ROWS - 1], 1, x, x->want);
+        run_quantized(&all[N_IMPLS - 1], 1, x, x->want);
         run_quantized(&all[r], 1, x, x->out);
         compare_quantized(&all[r], x, (double)sizes[i] * sqrt(TERMS) * 0.5);
         if (i) continue;
@@ -260,11 +260,11 @@ static int has_tiles_in_use(void) {
 /* A context switch would save and restore them. */
 static void a_thread_keeps_no_tiles(void **state) {
   (void)state;
-  const kr_row *row = &rows[1];
-  if (!may_run(row)) skip();
+  const kr_impl *impl = &impls[1];
+  if (!may_run(impl)) skip();
   numbers *const x = malloc(sizeof *x);
-  fill(x, 1, 1);
-  run(row, 1, x, x->out);
+  fill_tiles(x, 1, 1);
+  run_tiles(impl, 1, x, x->out);
   assert_false(has_tiles_in_use());
   free(x);
 }
@@ -273,12 +273,12 @@ static void a_thread_keeps_no_tiles(void **state) {
 static void threads_do_not_matter(void **state) {
   (void)state;
   numbers *const x = malloc(sizeof *x);
-  for (int r = 0; r < N_ROWS - 1; r++) {
-    if (!may_run(&rows[r])) continue;
-    fill(x, 1, 1);
-    run(&rows[r], 1, x, x->want);
+  for (int r = 0; r < N_IMPLS - 1; r++) {
+    if (!may_run(&impls[r])) continue;
+    fill_tiles(x, 1, 1);
+    run_tiles(&impls[r], 1, x, x->want);
     for (int n_threads = 2; n_threads < 6; n_threads++) {
-      run(&rows[r], n_threads, x, x->out);
+      run_tiles(&impls[r], n_threads, x, x->out);
       assert_memory_equal(x->out, x->want, sizeof x->out);
     }
   }

@@ -30,7 +30,7 @@ def pytest_sessionfinish(session):
     if EMULATED is not None and session.testscollected:
         from krait import _load
         stats = _load.read_stats(EMULATED)
-        print("\n%(n_calls)d calls on the emulated GPU, %(n_fallbacks)d of them by a lower tier or a slower row" % stats)
+        print("\n%(n_calls)d calls on the emulated GPU, %(n_fallbacks)d of them by a lower tier or a slower implementation" % stats)
         if not stats["n_calls"]:
             session.exitstatus = 1
 
@@ -71,10 +71,10 @@ def seed():
 
 
 def _excuse(error, device):
-    """Why this failure is not krait's: no GPU row for a call, or an old torch without float16 on the CPU."""
+    """Why this failure is not krait's: no GPU implementation for a call, or an old torch without float16 on the CPU."""
     from krait._load import KraitUnsupported
     if device == "cuda" and isinstance(error, KraitUnsupported):
-        return "no GPU row: %s" % error
+        return "no GPU implementation: %s" % error
     if isinstance(error, RuntimeError) and "not implemented for 'Half'" in str(error) and torch.__version__ < "2.1":
         return "torch %s: %s" % (torch.__version__, error)
     return None

@@ -72,14 +72,15 @@ static void open_fixture_by(fixture *f, const char *name, const char *kind, int6
   kr_stft_close(&stft);
 }
 
-static void open_late_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t at_once, int late) {
+static void open_late_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t micro_batch,
+                              int late) {
   kr_train_options how = kr_train_defaults;
-  how.at_once = at_once, how.judge_late = late;
+  how.micro_batch = micro_batch, how.discriminator_lag = late;
   open_fixture_by(f, name, kind, B, &how);
 }
 
-static void open_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t at_once) {
-  open_late_fixture(f, name, kind, B, at_once, 0);
+static void open_fixture(fixture *f, const char *name, const char *kind, int64_t B, int64_t micro_batch) {
+  open_late_fixture(f, name, kind, B, micro_batch, 0);
 }
 
 static void close_fixture(fixture *f) {
@@ -196,7 +197,7 @@ static void check_gradients(const fixture *f, const char *name, const kr_paramet
 
 static const struct {
   const char *name;
-  int64_t B_loss, B_steps, at_once;
+  int64_t B_loss, B_steps, micro_batch;
 } cases[] = {{"mamba", 2, 2, 0}, {"mamba", 2, 2, 1}, {"gru", 1, 1, 0}, {"lstm", 2, 2, 1}};
 
 static int is_missing(void) {
@@ -211,7 +212,7 @@ static void losses_and_gradients(void **state) {
   if (is_missing()) skip();
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     kr_step step;
-    open_fixture(&f, cases[i].name, "loss", cases[i].B_loss, cases[i].at_once);
+    open_fixture(&f, cases[i].name, "loss", cases[i].B_loss, cases[i].micro_batch);
     const kr_batch batch = batch_of(&f, 0);
     const kr_judge judge = {&f, ask, answer};
     if (kr_trainer_step(f.trainer, &batch, 0, &judge, &step) < 0) fail_msg("%s", krait_error_detail());
@@ -238,7 +239,7 @@ static void five_steps(void **state) {
   if (is_missing()) skip();
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     kr_step step;
-    open_fixture(&f, cases[i].name, "steps", cases[i].B_steps, cases[i].at_once);
+    open_fixture(&f, cases[i].name, "steps", cases[i].B_steps, cases[i].micro_batch);
     for (int k = 0; k < 5; k++) {
       const kr_batch batch = batch_of(&f, k);
       const kr_judge judge = {&f, ask, answer};
@@ -313,8 +314,8 @@ static void heard(void **state) {
   static fixture f;
   static float first[1 << 22];
   static const struct {
-    double weights[4]; /* disturbance, opinion, SI-SDR, STOI */
-    int at_once, late, beside;
+    double weights[4]; /* disturbance, PESQ, SI-SDR, STOI */
+    int micro_batch, late, beside;
   } ways[] = {{{1}, 0, 0, 0}, {{1}, 1, 1, 0}, {{0, 10, 0.2, 0}, 0, 1, 1}, {{0, 1, 0, 5}, 1, 0, 1}};
   (void)state;
   if (is_missing()) skip();
@@ -324,7 +325,7 @@ static void heard(void **state) {
     for (int k = 0; k < KR_TERMS; k++) how.weights[k] = 0;
     for (int k = 0; k < 4; k++) how.weights[KR_TERM_DISTURBANCE + k] = ways[i].weights[k];
     how.weights[KR_TERM_MAGNITUDE] = 30 * ways[i].beside, how.discriminator = ways[i].late;
-    how.at_once = ways[i].at_once, how.judge_late = ways[i].late;
+    how.micro_batch = ways[i].micro_batch, how.discriminator_lag = ways[i].late;
     open_fixture_by(&f, "gru", "loss", 2, &how);
     const kr_batch batch = batch_of(&f, 0);
     const kr_judge judge = {&f, ask, answer};
@@ -342,9 +343,9 @@ static void heard(void **state) {
     assert_int_equal(kr_trainer_push(f.trainer), KRAIT_OK);
     assert_int_equal(kr_trainer_validate(f.trainer, &batch, &moved, NULL), KRAIT_OK);
     print_message("disturbance %.4f, opinion %.4f, si_sdr %.4f, stoi %.4f, total %.4f, by its gradient %.4f\n",
-                  step.terms[KR_TERM_DISTURBANCE], step.terms[KR_TERM_OPINION], step.terms[KR_TERM_SI_SDR],
+                  step.terms[KR_TERM_DISTURBANCE], step.terms[KR_TERM_PESQ], step.terms[KR_TERM_SI_SDR],
                   step.terms[KR_TERM_STOI], step.total, (step.total - moved.total) / 1e-3);
-    assert_true(step.terms[KR_TERM_OPINION] > 0.5);
+    assert_true(step.terms[KR_TERM_PESQ] > 0.5);
     assert_int_equal(step.terms[KR_TERM_SI_SDR] > 1, ways[i].weights[2] > 0);
     assert_int_equal(step.terms[KR_TERM_STOI] > 0.01, ways[i].weights[3] > 0);
     assert_true(step.terms[KR_TERM_DISTURBANCE] > 1 && fabs((step.total - moved.total) / 1e-3 - 1) < 0.05);

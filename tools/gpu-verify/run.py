@@ -308,7 +308,7 @@ def time_generate():
     for sizes, dtype, batch, aim in jobs:
         prompt = 1000 if sizes.startswith("qwen") else 1024 if batch == 1 else 16
         label = "%s %s%s" % (sizes, dtype, ", 64 sequences, narrow" if batch > 1 else "")
-        status, text, _ = execute("generate " + label, program("krait", "bench", "generate", "--sizes", sizes, "--dtype", dtype, "--batch", batch, "--prompt", prompt, "--tokens", 48, "--device", DEVICE, "--json", *(("--narrow-states",) if batch > 1 else ())), 25)
+        status, text, _ = execute("generate " + label, program("krait", "bench", "generate", "--sizes", sizes, "--dtype", dtype, "--batch", batch, "--prompt", prompt, "--tokens", 48, "--device", DEVICE, "--json", *(("--state-dtype", "weights",) if batch > 1 else ())), 25)
         try:
             t = json.loads(text[text.index("{"):])
             tell(label + ", ms", "time", "step %.4f  token %.3f%s" % (1e3 * t["step_s"], 1e3 * t["token_s"], "  prompt of %d %.2f" % (prompt, 1e3 * t["prompt_s"]) if batch == 1 else ""), aim)

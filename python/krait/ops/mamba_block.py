@@ -26,7 +26,7 @@ _STATES_SHARE = 1 << 9  # likewise the scan's states before every eighth step
 _LEAST_BESIDE = 1 << 23  # elements of a tensor from which small calls run concurrently with in_proj, at 15 us of host time
 _SCRATCH_SHARE = 1 << 4  # the scan's gradient processes the batch in pieces if its scratch would exceed this fraction
 _MOST_OWN = 2e10  # multiplications of the outer projections up to which they use the library: some 60 us on an H200, less than their host time
-_OWN_ROWS = ("hopper_tiles",)  # rows of gemm as fast as torch's at that size
+_OWN_GEMM = ("hopper_tiles",)  # implementations of gemm as fast as torch's at that size
 _signature = signer(11)
 _known = {}
 _MOST_KNOWN = 256
@@ -111,7 +111,7 @@ class _Plan:
             return False
         call = Call(GEMM)
         call.pack((a, b, None, None, a.new_empty(a.shape[0], b.shape[1])))
-        return call if call.row(at) in _OWN_ROWS else False
+        return call if call.implementation(at) in _OWN_GEMM else False
 
     def pack(self, w, xz, u, rows, delta, A, bias, y):
         d, n, r = self.d, self.n, self.rank

@@ -9,17 +9,17 @@ from .._call import Call, Operator, place
 from .._torch import autocast_dtype, is_traced, is_watched, once
 
 GEMM = Operator("gemm", "A Bmat bias residual out")
-_FASTER = "tiles_amx"  # the CPU row that is faster than torch
+_FASTER = "simd_amx_tiles"  # the CPU implementation that is faster than torch
 _calls = {}
 _MOST_CALLS = 1024
 _LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast
 
 
 def _new_call(a, b, bias):
-    """The packed call if the AMX row runs it, else None."""
+    """The packed call if the AMX implementation runs it, else None."""
     call, out = Call(GEMM), a.new_empty(a.shape[0], b.shape[1])
     call.pack((a, b, bias, None, out))
-    return call if call.row(place(a)) == _FASTER else None
+    return call if call.implementation(place(a)) == _FASTER else None
 
 
 def _call_of(a, b, bias):

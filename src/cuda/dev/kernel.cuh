@@ -66,16 +66,18 @@ KR_DEV uint32_t kr_float_to_bits(float v) { return __builtin_bit_cast(uint32_t, 
 KR_DEV float kr_from_f16(uint16_t h) { float v; asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(h)); return v; }
 KR_DEV uint16_t kr_to_f16(float v) { uint16_t h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v)); return h; }
 #if KR_TIER >= 80
+/* NaN propagates. */
 KR_DEV float kr_at_most(float x, float limit) {
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(limit));
   return y;
-} /* NaN propagates */
+}
+/* Relative error 2^-11. */
 KR_DEV float kr_tanh(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-} /* relative error 2^-11 */
+}
 KR_DEV uint16_t kr_to_bf16(float v) { uint16_t h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v)); return h; }
 KR_DEV uint32_t kr_pack_bf16(float low, float high) {
   uint32_t h;

@@ -13,8 +13,9 @@
 
 struct kr_f16 {};
 struct kr_bf16 {};
+/* m16n8k8: one element per register, where the text above says two of 16 bits: column q of each half. */
 struct kr_tf32 {
-}; /* m16n8k8: one element per register, where the text above says two of 16 bits: column q of each half */
+};
 
 #ifdef KR_EMULATE
 KR_DEV void kr_load_matrices(uint32_t (&d)[4], const void *row) { kr_emulated_load_matrices(d, row, 0); }

@@ -1,14 +1,14 @@
 /* overlap.cuh: kernels that start while the previous one on their stream still runs (programmatic dependent launch:
  * compute capability 9.0 on; elsewhere, and in ordinary launches, these functions do nothing).
  *
- * The rule. A kernel that is ever launched with kr_grid.is_ahead calls in every thread that stays
- *   kr_next_may_start()   at its beginning: once all blocks have, or have ended, the next kernel's blocks may start;
- *   kr_others_done()      before it reads what any kernel of its stream writes, and before it writes anything at all.
- * kr_others_done() waits until the previous kernel has completed and its writes are visible; as that one has waited
+ * The rule. A kernel that is ever launched with kr_grid.is_pdl calls in every thread that stays
+ *   kr_launch_dependents()   at its beginning: once all blocks have, or have ended, the next kernel's blocks may start;
+ *   kr_griddep_wait()      before it reads what any kernel of its stream writes, and before it writes anything at all.
+ * kr_griddep_wait() waits until the previous kernel has completed and its writes are visible; as that one has waited
  * for its predecessor, everything earlier has completed as well. Hence after it nothing can be read too early, and
  * nothing be overwritten that is still being read. Before it there may be work that does not depend on memory, and
- * loads of memory that nobody writes: parameters if KR_CALL_AHEAD is set, states and their indices if
- * KR_CALL_STATE_AHEAD is. */
+ * loads of memory that nobody writes: parameters if KR_CALL_PDL is set, states and their indices if
+ * KR_CALL_STATE_PDL is. */
 #ifndef KR_OVERLAP_CUH
 #define KR_OVERLAP_CUH
 
@@ -24,10 +24,10 @@ KR_DEV void kr_keep_near(int32_t v) { asm volatile("" : : "r"(v)); }
 KR_DEV void kr_keep_near(int64_t v) { asm volatile("" : : "l"(v)); }
 KR_DEV void kr_keep_near(float v) { asm volatile("" : : "f"(v)); }
 KR_DEV void kr_keep_near(const void *v) { asm volatile("" : : "l"(v)); }
-KR_DEV void kr_next_may_start(void) { asm volatile("griddepcontrol.launch_dependents;"); }
-KR_DEV void kr_others_done(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
+KR_DEV void kr_launch_dependents(void) { asm volatile("griddepcontrol.launch_dependents;"); }
+KR_DEV void kr_griddep_wait(void) { asm volatile("griddepcontrol.wait;" : : : "memory"); }
 /* Touches each line of the kernel's parameters, which begin 16 bytes into a line: a line's first use costs a memory
- * access. The predicated instruction has no effect: kr_next_may_start() has executed it already. */
+ * access. The predicated instruction has no effect: kr_launch_dependents() has executed it already. */
 template <typename T>
 KR_DEV void kr_keep_all_near(const T &parameters) {
   uint32_t v = 0;
@@ -82,11 +82,11 @@ template <typename T>
 KR_DEV void kr_keep_near(T v) { (void)v; }
 template <typename T>
 KR_DEV void kr_keep_all_near(const T &) {}
-KR_DEV void kr_next_may_start(void) {}
+KR_DEV void kr_launch_dependents(void) {}
 #ifdef KR_EMULATE
-KR_DEV void kr_others_done(void) { kr_emulated_others_done(); }
+KR_DEV void kr_griddep_wait(void) { kr_emulated_others_done(); }
 #else
-KR_DEV void kr_others_done(void) {}
+KR_DEV void kr_griddep_wait(void) {}
 #endif
 KR_DEV kr_raw16 kr_read_once(const void *from) { return *(const kr_raw16 *)from; }
 KR_DEV kr_raw16 kr_read_state(const void *from) { return *(const kr_raw16 *)from; }

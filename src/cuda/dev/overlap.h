@@ -4,7 +4,7 @@
 #ifndef KR_OVERLAP_H
 #define KR_OVERLAP_H
 
-#define KR_CALL_AHEAD 0x80000000u       /* no call of the recording writes this call's parameters */
-#define KR_CALL_STATE_AHEAD 0x40000000u /* no earlier call writes its states, nor the indices it reads */
+#define KR_CALL_PDL 0x80000000u       /* no call of the recording writes this call's parameters */
+#define KR_CALL_STATE_PDL 0x40000000u /* no earlier call writes its states, nor the indices it reads */
 
 #endif

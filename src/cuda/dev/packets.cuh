@@ -1,5 +1,5 @@
 /* packets.cuh: 8-byte words in global memory that carry their own tag, for blocks of one launch that wait for each
- * other (kr_grid.is_together): a reader sees a word's data and its flag together, so that nobody needs a fence or a
+ * other (kr_grid.is_cooperative): a reader sees a word's data and its flag together, so that nobody needs a fence or a
  * counter. Tags change from one use of a word to the next. Words are written and read whole, but a pair is two words:
  * both have a tag. A reader calls kr_poll_again() between two looks. Volta on. */
 #ifndef KR_PACKETS_CUH

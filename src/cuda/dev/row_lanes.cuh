@@ -1,4 +1,4 @@
-/* row_lanes.cuh: shared by FMA products of one or two rows (gemm_few.cu, gemm_q8.cu): warp reductions, rows normalised
+/* row_lanes.cuh: shared by FMA products of one or two rows (gemm_m16.cu, gemm_q8.cu): warp reductions, rows normalised
  * as they are loaded, and a fused convolution step. The product of a row v is scaled by one over the root mean square
  * of v at the end: nobody waits for the norm. */
 #ifndef KR_ROW_LANES_CUH
@@ -25,11 +25,12 @@ KR_DEV float kr_sum_lanes_of_four(const float *v) {
   return sum;
 }
 
+/* Of what: the row, the row plus an addend, the row times silu(z). */
 enum {
   KR_NO_NORM,
   KR_ADD_NORM,
   KR_GATED_NORM
-}; /* of what: the row, the row plus an addend, the row times silu(z) */
+};
 
 /* Eight inputs from k of row m become v times the norm's weight; accumulates their squares; `writes`: this thread
  * stores v. */

@@ -13,21 +13,21 @@ typedef struct kr_tile_affine {
 } kr_tile_affine;
 
 /* kr_tile_moments, tiles of a map -> scale and shift. Grid: x C / KR_TILE_MOMENTS_CHANNELS, y items. */
-typedef struct kr_tile_moments_plan {
+typedef struct kr_tile_moments_params {
   const float *partial;       /* (n_items, n_tiles, 3, C) */
   const float *weight, *bias; /* (C), or NULL: weight_one, bias_one */
   float weight_one, bias_one, eps;
   float *scale, *shift;
   int32_t n_tiles, C;
-} kr_tile_moments_plan;
+} kr_tile_moments_params;
 
 /* kr_tile_norm, in place: x + beta x, or a norm with its PReLU. A thread has four numbers of n. */
-typedef struct kr_tile_norm_plan {
+typedef struct kr_tile_norm_params {
   float *x;
   const float *beta;
   kr_tile_affine affine;
   int64_t n, per_item;
   int32_t C;
-} kr_tile_norm_plan;
+} kr_tile_norm_params;
 
 #endif

@@ -17,10 +17,11 @@
 
 #include "mma.cuh"
 
+/* Offset per step of 16 k, in a block of either kind. */
 enum {
   KR_K_STEP_BYTES = 32,
   KR_MN_STEP_BYTES = 2048
-}; /* offset per step of 16 k, in a block of either kind */
+};
 
 /* Descriptors: address and strides in units of 16 bytes, 128-byte swizzle. */
 KR_DEV uint64_t kr_k_major(uint32_t address) {

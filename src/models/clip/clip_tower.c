@@ -4,17 +4,17 @@
 #include "alloc.h"
 #include "status.h"
 
-static int32_t take(kr_placer *p, void *user) {
+static int32_t take_clip_tower(kr_loader *p, void *user) {
   kr_clip_tower *t = user;
   return kr_clip_take(p, &t->c, t->c.n_layers, &t->w);
 }
 
-int32_t kr_clip_tower_open(const kr_placer *from, const kr_clip_config *c, int64_t n, kr_clip_tower *t) {
+int32_t kr_clip_tower_open(const kr_loader *from, const kr_clip_config *c, int64_t n, kr_clip_tower *t) {
   const int64_t n_patches = c->edge * c->edge;
   *t = (kr_clip_tower){
-      .placer = *from, .c = *c, .w.layers = kr_alloc_array((size_t)c->n_layers + 1, sizeof *t->w.layers)};
+      .loader = *from, .c = *c, .w.layers = kr_alloc_array((size_t)c->n_layers + 1, sizeof *t->w.layers)};
   KR_CHECK(t->w.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)c->n_layers);
-  KR_TRY(kr_placer_run(&t->placer, take, t));
+  KR_TRY(kr_loader_run(&t->loader, take_clip_tower, t));
   KR_TRY(kr_graph_open(&t->g));
   t->patches = kr_graph_input(t->g, "patches", KRAIT_F32, KR_DIMS(n * n_patches, 3 * c->patch * c->patch));
   t->features = kr_graph_output(t->g, "features", KRAIT_F32, KR_DIMS(n, n_patches, c->C));
@@ -25,7 +25,7 @@ int32_t kr_clip_tower_open(const kr_placer *from, const kr_clip_config *c, int64
 
 void kr_clip_tower_close(kr_clip_tower *t) {
   if (t->g) kr_graph_close(&t->g);
-  kr_placer_close(&t->placer);
+  kr_loader_close(&t->loader);
   kr_free(t->w.layers);
   t->w.layers = NULL;
 }

@@ -5,7 +5,7 @@
 #include "clip.h"
 
 typedef struct kr_clip_tower {
-  kr_placer placer;
+  kr_loader loader;
   kr_clip_config c;
   kr_clip_weights w;
   kr_graph *g;
@@ -13,7 +13,7 @@ typedef struct kr_clip_tower {
 } kr_clip_tower;
 
 /* All layers of c; from: the source of the weights. Close it also after a failure. */
-int32_t kr_clip_tower_open(const kr_placer *from, const kr_clip_config *c, int64_t n, kr_clip_tower *tower);
+int32_t kr_clip_tower_open(const kr_loader *from, const kr_clip_config *c, int64_t n, kr_clip_tower *tower);
 void kr_clip_tower_close(kr_clip_tower *tower);
 
 #endif

@@ -62,7 +62,7 @@ static int32_t read_block(run *r, int64_t most, int64_t *n) {
 }
 
 /* The first pass: length, levels, errors. */
-static int32_t scan(run *r) {
+static int32_t scan_enhance(run *r) {
   const int32_t n_channels = r->info.n_channels;
   if (r->mixture) KR_TRY(scan_for_mixture(r));
   for (int64_t n = BLOCK; n == BLOCK; r->n_frames += n) {
@@ -170,7 +170,7 @@ static int32_t stream(run *r) {
 }
 
 /* All checks before the work starts. */
-static int32_t prepare(run *r) {
+static int32_t prepare_enhance(run *r) {
   const krait_enhance_options *o = r->options;
   KR_TRY(kr_audio_open(o->in_path, &r->in));
   r->info = *kr_audio_in_info(r->in);
@@ -184,7 +184,7 @@ static int32_t prepare(run *r) {
   if (o->noise_path || o->rir_path)
     KR_TRY(kr_mixture_open(o->noise_path, o->rir_path, o->snr_db, r->info.sample_rate_hz, r->info.n_channels,
                            &r->mixture));
-  KR_TRY(scan(r));
+  KR_TRY(scan_enhance(r));
   if (o->mixed_path) KR_TRY(kr_audio_create(o->mixed_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->mixed_out));
   KR_TRY(kr_audio_create(o->out_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->out));
   if (o->plot_path) KR_TRY(kr_plot_begin(o->plot_path, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->plot));
@@ -249,7 +249,7 @@ int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options
   const int64_t start_ns = kr_clock_ns();
   krait_enhance_result found = {.size = sizeof found};
   run r = {.options = options, .denoiser = denoiser, .result = result};
-  int32_t status = prepare(&r);
+  int32_t status = prepare_enhance(&r);
   if (status == KRAIT_OK) describe_input(&r, &found);
   if (status == KRAIT_OK) status = stream(&r);
   if (status == KRAIT_OK) status = score_and_plot(&r, &found);

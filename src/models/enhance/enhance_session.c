@@ -20,7 +20,7 @@ enum {
   OLD_RESULT_BYTES = offsetof(krait_enhance_result, note)
 };
 
-static int32_t take_options(const krait_enhance_options *options, krait_enhance_options *taken) {
+static int32_t take_enhance_session_options(const krait_enhance_options *options, krait_enhance_options *taken) {
   KR_TRY(kr_struct_take("krait_enhance_options", options, OLD_OPTIONS_BYTES, taken, sizeof *taken));
   KR_CHECK(taken->in_path && taken->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
   KR_CHECK((taken->flags & ~(uint32_t)KRAIT_ENHANCE_KEEP) == 0, KRAIT_ERR_ARGUMENT,
@@ -40,7 +40,7 @@ int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *
   kr_denoiser denoiser;
   krait_enhance_options taken;
   KR_CHECK(session && options, KRAIT_ERR_ARGUMENT, "session and options must not be NULL");
-  KR_TRY(take_options(options, &taken));
+  KR_TRY(take_enhance_session_options(options, &taken));
   KR_CHECK(!result || (result->size >= OLD_RESULT_BYTES && result->size <= sizeof *result), KRAIT_ERR_STRUCT_SIZE,
            "result.size is %u, this library knows %d to %zu", result->size, OLD_RESULT_BYTES, sizeof *result);
   KR_TRY(kr_session_denoiser(session, &denoiser));

@@ -43,7 +43,7 @@ int32_t krait_quality_samples(const float *clean, const float *other, int64_t n_
   return kr_struct_give("krait_quality", quality, sizeof found, &found, sizeof found);
 }
 
-static void add(krait_quality *sum, const kr_quality *q, double share) {
+static void add_evaluate(krait_quality *sum, const kr_quality *q, double share) {
   sum->pesq += q->pesq * share;
   sum->csig += q->csig * share;
   sum->cbak += q->cbak * share;
@@ -61,14 +61,14 @@ static int32_t evaluate_samples(krait_session *session, const float *clean, floa
   kr_quality q;
   kr_denoiser denoiser;
   KR_TRY(kr_quality_of(clean, other, n, &q));
-  add(&e->noisy, &q, share);
+  add_evaluate(&e->noisy, &q, share);
   if (!session) return KRAIT_OK;
   KR_TRY(kr_session_denoiser(session, &denoiser));
   const int64_t start_ns = kr_clock_ns();
   KR_TRY(kr_enhance_samples(&denoiser, other, other, n, NULL, NULL));
   e->compute_s += (double)(kr_clock_ns() - start_ns) * 1e-9;
   KR_TRY(kr_quality_of(clean, other, n, &q));
-  add(&e->enhanced, &q, share);
+  add_evaluate(&e->enhanced, &q, share);
   e->has_enhanced = 1;
   return KRAIT_OK;
 }

@@ -31,7 +31,7 @@ static int is_silent(const float *samples, int64_t n) {
 }
 
 /* NaN would become silence in integer samples. */
-static int32_t check_finite(const kr_job *job, const float *samples, int64_t n) {
+static int32_t check_job_finite(const kr_job *job, const float *samples, int64_t n) {
   int64_t i = 0;
   while (i < n && isfinite(samples[i])) i++;
   KR_CHECK(
@@ -84,7 +84,7 @@ static int32_t finish_windows(void *user) {
 static int32_t note_window(void *user, const float *out, int64_t n_samples) {
   kr_job *job = user;
   job->n_windows_done++;
-  KR_TRY(check_finite(job, out, n_samples));
+  KR_TRY(check_job_finite(job, out, n_samples));
   return tell_progress(job);
 }
 

@@ -104,15 +104,15 @@ static int32_t pass(krait_stream *s, const float *in, int64_t n, int is_end, flo
   return KRAIT_OK;
 }
 
-int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, float *out, int64_t room,
+int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, float *out, int64_t capacity,
                           int64_t *n_out) {
-  KR_CHECK(s && n_out && n_samples >= 0 && (in || !n_samples) && (out || !room), KRAIT_ERR_ARGUMENT,
+  KR_CHECK(s && n_out && n_samples >= 0 && (in || !n_samples) && (out || !capacity), KRAIT_ERR_ARGUMENT,
            "stream, in, out and n_out must not be NULL, n_samples not negative");
   *n_out = 0;
   KR_CHECK(!is_orphan(s), KRAIT_ERR_ARGUMENT, "the stream's session was closed before it");
   KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT, "an earlier push has failed: call krait_stream_finish to start again");
   const int64_t due = due_with(s, n_samples);
-  KR_CHECK(room >= due, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)room,
+  KR_CHECK(capacity >= due, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)capacity,
            (long long)due);
   for (int64_t i = 0; i < n_samples; i++)
     KR_CHECK(isfinite(in[i]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)i);
@@ -132,12 +132,12 @@ int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, f
   return KRAIT_OK;
 }
 
-int32_t krait_stream_finish(krait_stream *s, float *out, int64_t room, int64_t *n_out) {
-  KR_CHECK(s && n_out && (out || !room), KRAIT_ERR_ARGUMENT, "stream, out and n_out must not be NULL");
+int32_t krait_stream_finish(krait_stream *s, float *out, int64_t capacity, int64_t *n_out) {
+  KR_CHECK(s && n_out && (out || !capacity), KRAIT_ERR_ARGUMENT, "stream, out and n_out must not be NULL");
   *n_out = 0;
   KR_CHECK(!is_orphan(s), KRAIT_ERR_ARGUMENT, "the stream's session was closed before it");
-  KR_CHECK(room >= s->n_heard - s->n_said, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due",
-           (long long)room, (long long)(s->n_heard - s->n_said));
+  KR_CHECK(capacity >= s->n_heard - s->n_said, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due",
+           (long long)capacity, (long long)(s->n_heard - s->n_said));
   const int32_t status = !s->live        ? answer(s, 1, out, n_out)
                          : s->has_failed ? KRAIT_OK
                                          : pass(s, NULL, 0, 1, out, n_out);

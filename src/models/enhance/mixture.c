@@ -29,7 +29,7 @@ struct kr_mixture {
   double noise_gain, gain;
 };
 
-static int32_t read_whole(const char *path, int32_t hz, float **samples, int64_t *n) {
+static int32_t read_mixture_whole(const char *path, int32_t hz, float **samples, int64_t *n) {
   kr_queue queue = {0};
   kr_track *track = NULL;
   float block[BLOCK];
@@ -49,10 +49,10 @@ static int32_t read_whole(const char *path, int32_t hz, float **samples, int64_t
   return status;
 }
 
-static int32_t open_parts(kr_mixture *m, const char *noise_path, const char *rir_path, int32_t hz) {
-  if (noise_path) KR_TRY(read_whole(noise_path, hz, &m->noise, &m->n_noise));
+static int32_t open_mixture_parts(kr_mixture *m, const char *noise_path, const char *rir_path, int32_t hz) {
+  if (noise_path) KR_TRY(read_mixture_whole(noise_path, hz, &m->noise, &m->n_noise));
   if (!rir_path) return KRAIT_OK;
-  KR_TRY(read_whole(rir_path, hz, &m->rir, &m->n_rir));
+  KR_TRY(read_mixture_whole(rir_path, hz, &m->rir, &m->n_rir));
   const double energy = kr_rms(m->rir, m->n_rir) * sqrt((double)m->n_rir);
   kr_scale(m->rir, m->n_rir, 1 / energy); /* about the same loudness as before */
   m->tails = kr_alloc_array((size_t)m->n_channels * (size_t)m->n_rir, sizeof *m->tails);
@@ -66,7 +66,7 @@ int32_t kr_mixture_open(const char *noise_path, const char *rir_path, double snr
   kr_mixture *m = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory to mix");
   *m = (kr_mixture){.n_channels = n_channels, .snr_db = snr_db, .gain = 1};
-  const int32_t status = open_parts(m, noise_path, rir_path, hz);
+  const int32_t status = open_mixture_parts(m, noise_path, rir_path, hz);
   if (status < 0) kr_mixture_close(&m);
   else *mixture = m;
   return status;

@@ -139,7 +139,7 @@ static void put_tick(cairo_t *c, double x0, double y0, double x1, double y1) {
   kr_chart_line(c, x0, y0, x1, y1);
 }
 
-static void put_frame(cairo_t *c, double x, double y, double width, double height) {
+static void put_plot_frame(cairo_t *c, double x, double y, double width, double height) {
   cairo_set_line_width(c, 1);
   cairo_rectangle(c, x - 0.5, y - 0.5, width + 1, height + 1);
   cairo_stroke(c);
@@ -171,7 +171,7 @@ static void put_axes(cairo_t *c, const panel *p, double y, const char *name) {
   char text[40];
   const double bottom = y + PANEL_HEIGHT, top_khz = p->hz / 2000.0;
   cairo_set_source_rgb(c, 0, 0, 0);
-  put_frame(c, LEFT, y, N_COLUMNS, PANEL_HEIGHT);
+  put_plot_frame(c, LEFT, y, N_COLUMNS, PANEL_HEIGHT);
   kr_chart_text(c, LEFT, y - 8, KR_CHART_LEFT, 14, name);
   const double step_s = kr_chart_step(p->length_s, 10), step_khz = kr_chart_step(top_khz, 4);
   for (int i = 0; i * step_s <= p->length_s * 1.0001; i++) {
@@ -198,7 +198,7 @@ static void put_color_bar(cairo_t *c, double top_db, double height) {
     cairo_fill(c);
   }
   cairo_set_source_rgb(c, 0, 0, 0);
-  put_frame(c, BAR_LEFT, TOP, BAR_WIDTH, height);
+  put_plot_frame(c, BAR_LEFT, TOP, BAR_WIDTH, height);
   for (int db = 0; db <= RANGE_DB; db += 10) {
     const double y = TOP + height * db / RANGE_DB;
     put_tick(c, BAR_LEFT + BAR_WIDTH, y, BAR_LEFT + BAR_WIDTH + 5, y);
@@ -208,7 +208,7 @@ static void put_color_bar(cairo_t *c, double top_db, double height) {
   kr_chart_upright_text(c, BAR_LEFT + BAR_WIDTH + 58, TOP + height / 2, 13, "power (dB re full-scale sine)");
 }
 
-static int32_t draw(cairo_t *c, const kr_plot_text *text, const panel *panels, int n) {
+static int32_t draw_plot(cairo_t *c, const kr_plot_text *text, const panel *panels, int n) {
   static const char *const names[MOST_PANELS] = {"before", "after", "reference (clean)"};
   const char *slash = strrchr(text->title, '/');
   double top_db = RANGE_DB - 150;
@@ -235,7 +235,7 @@ static int32_t draw_surface(const kr_plot *plot, const kr_plot_text *text, const
   cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, IMAGE_WIDTH, image_height(n));
   cairo_t *c = cairo_create(surface);
   const locale_t locale = kr_c_locale_begin();
-  int32_t status = draw(c, text, panels, n);
+  int32_t status = draw_plot(c, text, panels, n);
   kr_c_locale_end(locale);
   if (status == KRAIT_OK) status = kr_chart_put(c, &plot->target);
   cairo_destroy(c);

@@ -101,7 +101,7 @@ static void put_name(cairo_t *c, const chart *ch, int64_t at) {
   kr_chart_text(c, LEFT - 10, TOP + (0.5 + (double)at) * ch->line + 4, KR_CHART_RIGHT, 12, text);
 }
 
-static void put_legend(cairo_t *c, const chart *ch, double width) {
+static void put_score_plot_legend(cairo_t *c, const chart *ch, double width) {
   const krait_score_rows *r = ch->rows;
   char text[200];
   const double y = TOP + ch->height + 46;
@@ -121,7 +121,7 @@ static void put_legend(cairo_t *c, const chart *ch, double width) {
   kr_chart_text(c, LEFT + 150, y, KR_CHART_LEFT, 13, "red line: worse after");
 }
 
-static void draw(cairo_t *c, const chart *ch, double width) {
+static void draw_score_plot(cairo_t *c, const chart *ch, double width) {
   const krait_score_rows *r = ch->rows;
   cairo_set_source_rgb(c, 1, 1, 1), cairo_paint(c);
   cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
@@ -131,7 +131,7 @@ static void draw(cairo_t *c, const chart *ch, double width) {
     for (int64_t i = 0; i < r->n_rows; i++) put_line(c, ch, &s, i, m);
   }
   for (int64_t i = 0; i < r->n_rows && ch->line >= NAMED_HEIGHT; i++) put_name(c, ch, i);
-  put_legend(c, ch, width);
+  put_score_plot_legend(c, ch, width);
 }
 
 int32_t krait_scores_plot(const krait_score_rows *r, const char *png_path) {
@@ -149,7 +149,7 @@ int32_t krait_scores_plot(const krait_score_rows *r, const char *png_path) {
       cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)width, (int)(TOP + ch.height + BOTTOM));
   cairo_t *c = cairo_create(surface);
   const locale_t locale = kr_c_locale_begin();
-  draw(c, &ch, width);
+  draw_score_plot(c, &ch, width);
   kr_c_locale_end(locale);
   const int32_t status = kr_chart_write(c, png_path);
   cairo_destroy(c);

@@ -25,7 +25,7 @@ enum { MOST_SESSIONS = 1024, NO_TOKEN = -1 };
 struct krait_lm {
   kr_model_folder *folder;
   kr_tokenizer *tokenizer;
-  kr_any_lm model;
+  kr_lm model;
   int32_t n_sessions;
   uint8_t *taken;      /* by slot */
   float *logits;       /* (n_sessions, V), while a step runs */
@@ -74,11 +74,11 @@ static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *
   return status;
 }
 
-static int32_t open_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
+static int32_t open_lm_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
   KR_TRY(open_tokenizer(o, lm->folder, &lm->tokenizer));
-  KR_TRY(kr_any_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
-  if (o->narrow_states && lm->model.mamba) KR_TRY(kr_mlm_narrow_states(lm->model.mamba));
+  KR_TRY(kr_lm_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
+  if (o->narrow_states && lm->model.mamba) KR_TRY(kr_mamba_lm_narrow_states(lm->model.mamba));
   const int64_t V = lm->model.V, n = kr_tokenizer_size(lm->tokenizer);
   KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, but the model %lld; they do not match",
            o->path, (long long)n, (long long)V);
@@ -101,7 +101,7 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
   krait_lm *lm = *out = kr_zalloc(sizeof *lm);
   KR_CHECK(lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   lm->n_sessions = o.n_sessions ? o.n_sessions : 1;
-  const int32_t status = open_parts(ctx, &o, lm);
+  const int32_t status = open_lm_parts(ctx, &o, lm);
   if (status < 0) krait_lm_close(out);
   return status;
 }
@@ -110,7 +110,7 @@ void krait_lm_close(krait_lm **handle) {
   krait_lm *lm = handle ? *handle : NULL;
   if (!lm) return;
   *handle = NULL;
-  kr_any_close(&lm->model);
+  kr_lm_close(&lm->model);
   kr_tokenizer_close(&lm->tokenizer);
   kr_model_folder_close(&lm->folder);
   kr_free(lm->taken);
@@ -120,16 +120,16 @@ void krait_lm_close(krait_lm **handle) {
 
 const kr_model_folder *kr_lm_folder(const krait_lm *lm) { return lm->folder; }
 const kr_tokenizer *kr_lm_tokenizer(const krait_lm *lm) { return lm->tokenizer; }
-const kr_any_lm *kr_lm_model(const krait_lm *lm) { return &lm->model; }
+const kr_lm *kr_lm_model(const krait_lm *lm) { return &lm->model; }
 
-uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_any_bytes(&lm->model) : 0; }
+uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_lm_bytes(&lm->model) : 0; }
 
 /* ---- sessions ---- */
 
 static int64_t vocabulary(const krait_lm *lm) { return lm->model.V; }
 
 /* Makes the session as if it had just been opened. */
-static int32_t begin(krait_lm_session *s) {
+static int32_t begin_lm(krait_lm_session *s) {
   s->ids.n = 0;
   s->pending = NO_TOKEN;
   s->n_text = 0;
@@ -137,7 +137,7 @@ static int32_t begin(krait_lm_session *s) {
   s->is_done = 0;
   s->stream = (kr_utf8_stream){0};
   kr_sampler_reset(&s->sampler);
-  return kr_any_reset(&s->lm->model, s->slot);
+  return kr_lm_reset(&s->lm->model, s->slot);
 }
 
 static size_t longest_token(const kr_tokenizer *t) {
@@ -154,7 +154,7 @@ static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampli
   s->text = kr_zalloc(3 * (longest_token(s->lm->tokenizer) + 4) + 1);
   KR_CHECK(s->logits && s->text, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->model.n_used));
-  return begin(s);
+  return begin_lm(s);
 }
 
 int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *given, krait_lm_session **out) {
@@ -189,13 +189,13 @@ void krait_lm_session_close(krait_lm_session **handle) {
 
 /* After a failure whose states are of no use; its status and sentence stay, unless this fails, too. */
 static int32_t begin_again(krait_lm_session *s, int32_t status) {
-  KR_TRY(begin(s));
+  KR_TRY(begin_lm(s));
   return status;
 }
 
 int32_t krait_lm_reset(krait_lm_session *s) {
   KR_CHECK(s, KRAIT_ERR_ARGUMENT, "session must not be NULL");
-  return begin(s);
+  return begin_lm(s);
 }
 
 /* ---- reading ---- */
@@ -216,7 +216,7 @@ static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t f
 static int32_t try_read(krait_lm_session *s, int64_t from, const void *rows) {
   KR_TRY(kr_any_check(&s->lm->model, s->slot));
   const int64_t first = s->pending == NO_TOKEN ? from : from - 1, n = s->ids.n - first;
-  if (n > 0) KR_TRY(kr_any_read(&s->lm->model, s->slot, s->ids.at + first, rows, n, 0, s->logits));
+  if (n > 0) KR_TRY(kr_lm_prefill(&s->lm->model, s->slot, s->ids.at + first, rows, n, 0, s->logits));
   for (int64_t i = from; i < s->ids.n; i++) kr_sampler_see(&s->sampler, s->ids.at[i]);
   s->pending = NO_TOKEN;
   s->is_done = 0;
@@ -229,7 +229,7 @@ static int32_t read_ids(krait_lm_session *s, int64_t from, const void *rows) {
   return status < 0 && from == 0 ? begin_again(s, status) : status;
 }
 
-int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uint32_t flags) {
+int32_t krait_lm_prefill(krait_lm_session *s, const char *text, size_t n_bytes, uint32_t flags) {
   KR_CHECK(s && (text || !n_bytes), KRAIT_ERR_ARGUMENT, "session and text must not be NULL");
   KR_CHECK(!(flags & ~(KRAIT_LM_CHAT | KRAIT_LM_PLAIN)), KRAIT_ERR_ARGUMENT, "unknown flags 0x%x", flags);
   const int64_t before = s->ids.n;
@@ -241,7 +241,7 @@ int32_t krait_lm_read(krait_lm_session *s, const char *text, size_t n_bytes, uin
   return status;
 }
 
-int32_t kr_lm_read_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
+int32_t kr_lm_prefill_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
   KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows after a generated token are not supported");
   const int64_t before = s->ids.n;
   int32_t status = KRAIT_OK;
@@ -278,13 +278,13 @@ static int are_greedy(krait_lm_session *const *sessions, int32_t n) {
  * needed; the others' is kept. */
 static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
   krait_lm *lm = sessions[0]->lm;
-  int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], best[MOST_SESSIONS], n_pending = 0;
+  int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], argmax[MOST_SESSIONS], n_pending = 0;
   for (int32_t i = 0; i < n; i++)
     if (sessions[i]->pending != NO_TOKEN) slots[n_pending] = sessions[i]->slot, ids[n_pending++] = sessions[i]->pending;
-  if (n_pending) KR_TRY(kr_any_step(&lm->model, n_pending, slots, ids, next ? NULL : lm->logits, best));
+  if (n_pending) KR_TRY(kr_lm_step(&lm->model, n_pending, slots, ids, next ? NULL : lm->logits, argmax));
   for (int32_t i = 0, k = 0; i < n; i++) {
     if (sessions[i]->pending == NO_TOKEN) continue;
-    if (next) next[i] = best[k];
+    if (next) next[i] = argmax[k];
     else memcpy(sessions[i]->logits, lm->logits + k * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
     sessions[i]->pending = NO_TOKEN;
     k++;
@@ -317,7 +317,7 @@ static int32_t refuse_token(const krait_lm_session *s, int32_t id) {
 }
 
 /* The next tokens, not known yet, of sessions whose logits are those after all of their tokens. */
-static int32_t draw(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
+static int32_t draw_lm(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
   for (int32_t i = 0; i < n; i++) {
     if (sessions[i]->pending != NO_TOKEN || next[i] != NO_TOKEN) continue;
     next[i] = kr_sampler_draw(&sessions[i]->sampler, sessions[i]->logits);
@@ -329,9 +329,9 @@ static int32_t draw(krait_lm_session *const *sessions, int32_t n, int32_t *next)
 /* Each session's next token. What fails without the model comes before it; after a greedy run nothing can. */
 static int32_t find_next(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
   for (int32_t i = 0; i < n; i++) KR_TRY(kr_ids_reserve(&sessions[i]->ids, 1));
-  KR_TRY(draw(sessions, n, next));
+  KR_TRY(draw_lm(sessions, n, next));
   KR_TRY(read_pending(sessions, n, are_greedy(sessions, n) ? next : NULL));
-  return draw(sessions, n, next);
+  return draw_lm(sessions, n, next);
 }
 
 /* The sessions change when nothing can fail any more. */
@@ -391,9 +391,9 @@ static int32_t keep_state(void *user, const char *name, int32_t n_dims, const in
 
 static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
   char fingerprint[KR_FINGERPRINT];
-  kr_any_fingerprint(&s->lm->model, s->lm->folder, fingerprint, sizeof fingerprint);
+  kr_lm_fingerprint(&s->lm->model, s->lm->folder, fingerprint, sizeof fingerprint);
   const kr_metadata metadata[] = {{"krait_state", "1"}, {"weights", fingerprint}};
-  KR_TRY(kr_any_states_out(&s->lm->model, s->slot, keep_state, f));
+  KR_TRY(kr_lm_states_out(&s->lm->model, s->slot, keep_state, f));
   f->items[f->n] =
       (kr_weight){"logits", KRAIT_F32, 1, {vocabulary(s->lm)}, s->logits, (uint64_t)vocabulary(s->lm) * sizeof(float)};
   f->items[f->n + 1] = (kr_weight){"ids", KRAIT_I32, 1, {s->ids.n}, s->ids.at, (uint64_t)s->ids.n * sizeof(int32_t)};
@@ -434,7 +434,7 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   const kr_weight *ids = kr_weights_find(f->from, "ids");
   const float *logits;
   char own[KR_FINGERPRINT];
-  kr_any_fingerprint(&s->lm->model, s->lm->folder, own, sizeof own);
+  kr_lm_fingerprint(&s->lm->model, s->lm->folder, own, sizeof own);
   KR_CHECK(kr_weights_metadata(f->from, "krait_state") && fingerprint, KRAIT_ERR_FILE_FORMAT,
            "%s was not written by --save-state", f->path);
   KR_CHECK(strcmp(fingerprint, own) == 0, KRAIT_ERR_WEIGHTS, "%s: its states belong to another model",
@@ -442,7 +442,7 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT,
            "%s: it has no tokens", f->path);
   KR_TRY(find_state(f, "logits", 1, (int64_t[]){vocabulary(s->lm)}, &logits));
-  KR_TRY(kr_any_states_in(&s->lm->model, s->slot, ids->shape[0], give_state, f));
+  KR_TRY(kr_lm_states_in(&s->lm->model, s->slot, ids->shape[0], give_state, f));
   memcpy(s->logits, logits, (size_t)vocabulary(s->lm) * sizeof *logits);
   for (int64_t i = 0; i < ids->shape[0]; i++) {
     const int32_t id = ((const int32_t *)ids->data)[i];
@@ -455,7 +455,7 @@ static int32_t read_states(krait_lm_session *s, file *f) {
 int32_t krait_lm_load(krait_lm_session *s, const char *path) {
   KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
   kr_weights *weights = NULL;
-  KR_TRY(begin(s));
+  KR_TRY(begin_lm(s));
   KR_TRY(kr_weights_open(path, &weights));
   const int32_t status = read_states(s, &(file){.from = weights, .path = path});
   kr_weights_close(&weights);
@@ -477,7 +477,7 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
   const int64_t n = s->ids.n - 1;
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < piece ? n - at : piece;
-    KR_TRY(kr_any_read(&s->lm->model, s->slot, s->ids.at + at, NULL, L, 1, logits));
+    KR_TRY(kr_lm_prefill(&s->lm->model, s->slot, s->ids.at + at, NULL, L, 1, logits));
     for (int64_t i = 0; i < L; i++)
       *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
     KR_CHECK(isfinite(*nats), KRAIT_ERR_WEIGHTS,
@@ -489,16 +489,16 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
   return KRAIT_OK;
 }
 
-static int32_t score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user,
-                     double *nats, int64_t *n_tokens) {
-  enum { PIECE = 128 };
+static int32_t lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress,
+                        void *user, double *nats, int64_t *n_tokens) {
+  enum { PREFILL_CHUNK = 128 };
   KR_TRY(kr_tokenizer_encode(s->lm->tokenizer, text, n_bytes, 0, &s->ids));
   KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs at least two",
            (long long)s->ids.n);
-  float *logits = kr_alloc_array((size_t)(PIECE * vocabulary(s->lm)), sizeof *logits);
-  KR_CHECK(logits, KRAIT_ERR_NO_MEMORY, "no memory for the logits of %d tokens", PIECE);
+  float *logits = kr_alloc_array((size_t)(PREFILL_CHUNK * vocabulary(s->lm)), sizeof *logits);
+  KR_CHECK(logits, KRAIT_ERR_NO_MEMORY, "no memory for the logits of %d tokens", PREFILL_CHUNK);
   *nats = 0;
-  const int32_t status = score_ids(s, progress, user, logits, PIECE, nats);
+  const int32_t status = score_ids(s, progress, user, logits, PREFILL_CHUNK, nats);
   *n_tokens = s->ids.n - 1;
   kr_free(logits);
   return status;
@@ -507,6 +507,6 @@ static int32_t score(krait_lm_session *s, const char *text, size_t n_bytes, krai
 int32_t krait_lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress, void *user,
                        double *nats, int64_t *n_tokens) {
   KR_CHECK(s && text && nats && n_tokens, KRAIT_ERR_ARGUMENT, "session, text, nats and n_tokens must not be NULL");
-  KR_TRY(begin(s));
-  return begin_again(s, score(s, text, n_bytes, progress, user, nats, n_tokens));
+  KR_TRY(begin_lm(s));
+  return begin_again(s, lm_score(s, text, n_bytes, progress, user, nats, n_tokens));
 }

@@ -53,7 +53,7 @@ typedef struct output {
   int64_t n_new; /* matrices that were not quantised before */
 } output;
 
-static int32_t add(output *o, const kr_weight *item) {
+static int32_t add_lm_quantize(output *o, const kr_weight *item) {
   kr_weight *to = kr_list_push(o->arena, &o->items);
   KR_CHECK(!kr_arena_failed(o->arena), KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
   *to = *item;
@@ -69,7 +69,7 @@ static int is_delicate(const char *name) {
 /* A matrix by rows, for threads. */
 typedef struct rows {
   const kr_weight *item;
-  int32_t *words;
+  int32_t *qweight;
   uint16_t *scales;         /* q8_0's; NULL: q4_k */
   _Atomic int64_t n_finite; /* elements before the first that is infinite or NaN */
 } rows;
@@ -84,7 +84,7 @@ static void check_rows(void *user, int64_t begin, int64_t end, int worker) {
   while (i < end * K && i < least && !atomic_compare_exchange_weak(&r->n_finite, &least, i)) continue;
 }
 
-static int32_t check_finite(const output *o, const kr_weight *item) {
+static int32_t check_lm_quantize_finite(const output *o, const kr_weight *item) {
   const int64_t n = item->shape[0] * item->shape[1];
   rows r = {.item = item, .n_finite = n};
   kr_parallel(o->ctx, item->shape[0], 1, check_rows, &r);
@@ -97,34 +97,35 @@ static int32_t check_finite(const output *o, const kr_weight *item) {
 static void quantise_rows(void *user, int64_t begin, int64_t end, int worker) {
   const rows *r = user;
   (void)worker;
-  if (r->scales) kr_q8_quantize(r->item, begin, end, r->words, r->scales);
-  else kr_q4k_quantize(r->item, begin, end, r->words);
+  if (r->scales) kr_q8_quantize(r->item, begin, end, r->qweight, r->scales);
+  else kr_q4k_quantize(r->item, begin, end, r->qweight);
 }
 
 static int32_t add_q4k(output *o, const kr_weight *item, const char *name) {
   const int64_t N = item->shape[0], S = item->shape[1] / 256;
   const size_t bytes = (size_t)(N * S) * 144;
-  rows r = {.item = item, .words = kr_arena_try(o->arena, bytes)};
-  KR_CHECK(r.words, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  rows r = {.item = item, .qweight = kr_arena_try(o->arena, bytes)};
+  KR_CHECK(r.qweight, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
   kr_parallel(o->ctx, N, 1, quantise_rows, &r);
-  return add(o, &(kr_weight){kr_arena_print(o->arena, "%s.q4_k", name), KRAIT_I32, 2, {N, 36 * S}, r.words, bytes});
+  return add_lm_quantize(
+      o, &(kr_weight){kr_arena_print(o->arena, "%s.q4_k", name), KRAIT_I32, 2, {N, 36 * S}, r.qweight, bytes});
 }
 
 /* name: its name in the new file. */
 static int32_t add_quantised(output *o, const kr_weight *item, const char *name) {
-  KR_TRY(check_finite(o, item));
+  KR_TRY(check_lm_quantize_finite(o, item));
   o->n_new++;
   if (o->is_q4k && !is_delicate(name) && kr_q4k_fits(item)) return add_q4k(o, item, name);
   const int64_t N = item->shape[0], S = item->shape[1] / 32;
   const size_t n = (size_t)(N * S);
-  int32_t *words = kr_arena_try(o->arena, n * 8 * sizeof *words);
-  uint16_t *scales = words ? kr_arena_try(o->arena, n * sizeof *scales) : NULL;
+  int32_t *qweight = kr_arena_try(o->arena, n * 8 * sizeof *qweight);
+  uint16_t *scales = qweight ? kr_arena_try(o->arena, n * sizeof *scales) : NULL;
   KR_CHECK(scales, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
-  kr_parallel(o->ctx, N, 1, quantise_rows, &(rows){.item = item, .words = words, .scales = scales});
-  KR_TRY(add(
-      o,
-      &(kr_weight){kr_arena_print(o->arena, "%s.q8_0", name), KRAIT_I32, 2, {N, 8 * S}, words, n * 8 * sizeof *words}));
-  return add(
+  kr_parallel(o->ctx, N, 1, quantise_rows, &(rows){.item = item, .qweight = qweight, .scales = scales});
+  KR_TRY(add_lm_quantize(
+      o, &(kr_weight){
+             kr_arena_print(o->arena, "%s.q8_0", name), KRAIT_I32, 2, {N, 8 * S}, qweight, n * 8 * sizeof *qweight}));
+  return add_lm_quantize(
       o,
       &(kr_weight){kr_arena_print(o->arena, "%s.q8_0.scales", name), KRAIT_F16, 2, {N, S}, scales, n * sizeof *scales});
 }
@@ -137,7 +138,7 @@ static int32_t add_widened(output *o, const kr_weight *item) {
   for (uint64_t i = 0; i < n; i++) values[i] = (float)kr_get(&view, (int64_t)i);
   kr_weight wide = *item;
   wide.data = values, wide.dtype = KRAIT_F32, wide.bytes = n * sizeof *values;
-  return add(o, &wide);
+  return add_lm_quantize(o, &wide);
 }
 
 static int is_embedding(const char *name) {
@@ -150,7 +151,7 @@ static int32_t add_tensor(output *o, const kr_weight *item, int is_tied) {
   if (is_of_states(item->name) && kr_is_float_dtype(item->dtype)) return add_widened(o, item);
   if (is_product(item->name) && kr_q8_fits(item))
     return is_tied && strcmp(item->name, "lm_head.weight") == 0 ? KRAIT_OK : add_quantised(o, item, item->name);
-  KR_TRY(add(o, item));
+  KR_TRY(add_lm_quantize(o, item));
   return is_tied && is_embedding(item->name) && kr_q8_fits(item) ? add_quantised(o, item, "lm_head.weight") : KRAIT_OK;
 }
 

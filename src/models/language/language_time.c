@@ -8,7 +8,7 @@
 #include <krait/language.h>
 
 #include "alloc.h"
-#include "any_lm.h"
+#include "lm_family.h"
 #include "clock.h"
 #include "sized.h"
 #include "status.h"
@@ -27,11 +27,11 @@ static const struct {
     {"mamba2-1.3b", KR_MIXER_MAMBA2, 2048, 48}, {"mamba2-2.7b", KR_MIXER_MAMBA2, 2560, 64},
 };
 
-static int32_t find_sizes(const char *model, kr_mlm_config *c) {
+static int32_t find_sizes(const char *model, kr_mamba_lm_config *c) {
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     if (strcmp(sizes[i].name, model) != 0) continue;
     const int is_second = sizes[i].mixer == KR_MIXER_MAMBA2;
-    *c = (kr_mlm_config){.mixer = sizes[i].mixer,
+    *c = (kr_mamba_lm_config){.mixer = sizes[i].mixer,
                          .d = sizes[i].d,
                          .n_layers = sizes[i].n_layers,
                          .V = is_second ? 50288 : 50280,
@@ -72,32 +72,32 @@ static int find_qwen2_sizes(const char *model, kr_qwen2_config *c) {
 }
 
 static int32_t check_dtype(int32_t dtype) {
-  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16 || dtype == KRAIT_I32 || dtype == KRAIT_U8,
-           KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16, bfloat16 or, for q8_0 and q4_k, int32 and uint8",
-           dtype);
+  KR_CHECK(
+      dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16 || dtype == KRAIT_Q8_0 || dtype == KRAIT_Q4_K,
+      KRAIT_ERR_DTYPE, "dtype is %d, must be float32, float16, bfloat16 or, for q8_0 and q4_k, int32 and uint8", dtype);
   return KRAIT_OK;
 }
 
-static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t n_slots, kr_any_lm *m) {
-  kr_mlm_config mamba;
+static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t n_slots, kr_lm *m) {
+  kr_mamba_lm_config mamba;
   kr_qwen2_config qwen2;
   const int is_qwen2 = find_qwen2_sizes(model, &qwen2);
-  KR_CHECK(!is_qwen2 || (dtype != KRAIT_I32 && dtype != KRAIT_U8), KRAIT_ERR_UNSUPPORTED,
+  KR_CHECK(!is_qwen2 || (dtype != KRAIT_Q8_0 && dtype != KRAIT_Q4_K), KRAIT_ERR_UNSUPPORTED,
            "%s is not supported in 8 or 4 bits; only Mamba models are", model);
-  if (is_qwen2) return kr_any_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
+  if (is_qwen2) return kr_lm_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
   KR_TRY(find_sizes(model, &mamba));
-  return kr_any_open_random(ctx, &mamba, NULL, dtype, n_slots, m);
+  return kr_lm_open_random(ctx, &mamba, NULL, dtype, n_slots, m);
 }
 
-static double seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }
+static double lm_time_seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }
 
-static int compare(const void *a, const void *b) {
+static int compare_lm_time(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
 typedef struct work {
-  kr_any_lm model;
+  kr_lm model;
   int64_t B, n_prompt, n_tokens;
   float *logits;
   int32_t *ids, *slots; /* of the prompt, or of a step */
@@ -107,46 +107,46 @@ typedef struct work {
 static int32_t time_prompt(work *w, krait_lm_timing *t) {
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
   for (int k = 0; k < 4; k++) { /* the first warms up */
-    KR_TRY(kr_any_reset(&w->model, 0));
-    KR_TRY(kr_any_wait(&w->model));
+    KR_TRY(kr_lm_reset(&w->model, 0));
+    KR_TRY(kr_lm_wait(&w->model));
     const int64_t start = kr_clock_ns();
-    KR_TRY(kr_any_read(&w->model, 0, w->ids, NULL, w->n_prompt, 0, w->logits));
-    const double seconds = seconds_since(start);
+    KR_TRY(kr_lm_prefill(&w->model, 0, w->ids, NULL, w->n_prompt, 0, w->logits));
+    const double seconds = lm_time_seconds_since(start);
     if (k == 1 || (k > 1 && seconds < t->prompt_s)) t->prompt_s = seconds;
   }
   return KRAIT_OK;
 }
 
-static int32_t time_tokens(work *w, krait_lm_timing *t) {
+static int32_t time_lm_tokens(work *w, krait_lm_timing *t) {
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b, w->ids[b] = (int32_t)(1 + b);
   for (int64_t k = -3; k < w->n_tokens; k++) {
     const int64_t start = kr_clock_ns();
-    KR_TRY(kr_any_step(&w->model, w->B, w->slots, w->ids, NULL, w->ids));
-    if (k >= 0) w->times[k] = seconds_since(start);
+    KR_TRY(kr_lm_step(&w->model, w->B, w->slots, w->ids, NULL, w->ids));
+    if (k >= 0) w->times[k] = lm_time_seconds_since(start);
   }
-  qsort(w->times, (size_t)w->n_tokens, sizeof *w->times, compare);
+  qsort(w->times, (size_t)w->n_tokens, sizeof *w->times, compare_lm_time);
   t->token_s = w->times[w->n_tokens / 2];
   const int64_t start = kr_clock_ns();
-  for (int64_t k = 0; k < w->n_tokens; k++) KR_TRY(kr_any_step_again(&w->model));
-  KR_TRY(kr_any_wait(&w->model));
-  t->step_s = seconds_since(start) / (double)w->n_tokens;
+  for (int64_t k = 0; k < w->n_tokens; k++) KR_TRY(kr_lm_step_again(&w->model));
+  KR_TRY(kr_lm_wait(&w->model));
+  t->step_s = lm_time_seconds_since(start) / (double)w->n_tokens;
   return KRAIT_OK;
 }
 
-static int32_t measure(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, krait_lm_timing *t) {
+static int32_t measure_lm_time(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, krait_lm_timing *t) {
   const int64_t n_ids = w->n_prompt > w->B ? w->n_prompt : w->B, start = kr_clock_ns();
   KR_TRY(open_random(ctx, model, dtype, w->B, &w->model));
-  if (t->narrow_states && w->model.mamba) KR_TRY(kr_mlm_narrow_states(w->model.mamba));
-  KR_TRY(kr_any_wait(&w->model));
-  t->open_s = seconds_since(start);
-  t->token_bytes = kr_any_bytes(&w->model);
+  if (t->narrow_states && w->model.mamba) KR_TRY(kr_mamba_lm_narrow_states(w->model.mamba));
+  KR_TRY(kr_lm_wait(&w->model));
+  t->open_s = lm_time_seconds_since(start);
+  t->token_bytes = kr_lm_bytes(&w->model);
   w->logits = kr_alloc_array((size_t)(w->B * w->model.V), sizeof *w->logits);
   w->ids = kr_alloc_array((size_t)n_ids, sizeof *w->ids);
   w->slots = kr_alloc_array((size_t)w->B, sizeof *w->slots);
   w->times = kr_alloc_array((size_t)w->n_tokens, sizeof *w->times);
   KR_CHECK(w->logits && w->ids && w->slots && w->times, KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
   KR_TRY(time_prompt(w, t));
-  return time_tokens(w, t);
+  return time_lm_tokens(w, t);
 }
 
 int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
@@ -159,8 +159,8 @@ int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype,
       batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS,
       KRAIT_ERR_ARGUMENT, "batch must be 1 to 1024, n_prompt 1 to 2^24, n_tokens 1 to %d", MOST_TOKENS);
   work w = {.B = batch, .n_prompt = n_prompt, .n_tokens = n_tokens};
-  int32_t status = measure(ctx, model, dtype, &w, &t);
-  kr_any_close(&w.model);
+  int32_t status = measure_lm_time(ctx, model, dtype, &w, &t);
+  kr_lm_close(&w.model);
   kr_free(w.logits), kr_free(w.ids), kr_free(w.slots), kr_free(w.times);
   return status < 0 ? status : kr_struct_give("krait_lm_timing", timing, sizeof t, &t, sizeof t);
 }
@@ -169,7 +169,7 @@ int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype,
 
 typedef struct kinds {
   const char *run;
-  krait_lm_kind_fn kind;
+  krait_lm_profile_fn kind;
   void *user;
 } kinds;
 
@@ -179,19 +179,19 @@ static void tell_kind(void *user, const char *name, const char *op, const char *
 }
 
 static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, int32_t narrow,
-                          krait_lm_kind_fn kind, void *user) {
+                          krait_lm_profile_fn kind, void *user) {
   KR_TRY(open_random(ctx, model, dtype, w->B, &w->model));
-  if (narrow && w->model.mamba) KR_TRY(kr_mlm_narrow_states(w->model.mamba));
+  if (narrow && w->model.mamba) KR_TRY(kr_mamba_lm_narrow_states(w->model.mamba));
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
-  KR_TRY(kr_any_read(&w->model, 0, w->ids, NULL, w->n_prompt, 0, NULL));
-  KR_TRY(kr_any_kinds(&w->model, tell_kind, &(kinds){"prompt", kind, user}));
+  KR_TRY(kr_lm_prefill(&w->model, 0, w->ids, NULL, w->n_prompt, 0, NULL));
+  KR_TRY(kr_lm_profile_by_kernel(&w->model, tell_kind, &(kinds){"prompt", kind, user}));
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b;
-  KR_TRY(kr_any_step(&w->model, w->B, w->slots, w->ids, NULL, NULL));
-  return kr_any_kinds(&w->model, tell_kind, &(kinds){"step", kind, user});
+  KR_TRY(kr_lm_step(&w->model, w->B, w->slots, w->ids, NULL, NULL));
+  return kr_lm_profile_by_kernel(&w->model, tell_kind, &(kinds){"step", kind, user});
 }
 
-int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
-                       int32_t narrow_states, krait_lm_kind_fn kind, void *user) {
+int32_t krait_lm_profile_by_kernel(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
+                                   int64_t n_prompt, int32_t narrow_states, krait_lm_profile_fn kind, void *user) {
   KR_CHECK(ctx && model && kind, KRAIT_ERR_ARGUMENT, "ctx, model and kind must not be NULL");
   KR_TRY(check_dtype(dtype));
   KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24, KRAIT_ERR_ARGUMENT,
@@ -203,7 +203,7 @@ int32_t krait_lm_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, i
             .slots = kr_alloc_array((size_t)batch, sizeof *w.slots)};
   const int32_t status = w.ids && w.slots ? time_kinds(ctx, model, dtype, &w, narrow_states, kind, user)
                                           : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
-  kr_any_close(&w.model);
+  kr_lm_close(&w.model);
   kr_free(w.ids), kr_free(w.slots);
   return status;
 }

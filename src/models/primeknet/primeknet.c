@@ -15,7 +15,7 @@
 /* Windows in flight: their data, and the padded samples, which are replaced by the output. */
 typedef struct pk_batch {
   int64_t n, n_samples, padded;
-  size_t room; /* floats of block: the maximum so far */
+  size_t capacity; /* floats of block: the maximum so far */
   float *block, *wav, *out[KR_WINDOWS_AT_ONCE];
 } pk_batch;
 
@@ -30,16 +30,16 @@ typedef struct pk_timeline {
   pk_batch *due;       /* the window in the model; NULL: none */
 } pk_timeline;
 
-static int takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
+static int pk_takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
 
-static void close_model(void **handle) {
+static void close_pk_model(void **handle) {
   kr_primeknet *net = *handle;
   *handle = NULL;
   kr_primeknet_close(&net);
 }
 
-static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
-                          int32_t precision, void **handle) {
+static int32_t open_pk_model(const krait_ctx *ctx, const char *model, const kr_config *config,
+                             const kr_weights *weights, int32_t precision, void **handle) {
   kr_pk_config read;
   kr_primeknet *net = NULL;
   KR_TRY(kr_pk_config_read(model, config, &read));
@@ -77,13 +77,13 @@ static int64_t padded_of(const pk_timeline *line, int64_t n_samples) {
 }
 
 /* n windows padded with silence, and n_floats of data for each. */
-static int32_t prepare(pk_batch *b, int64_t n, const float *const *in, float *const *out, int64_t n_samples,
+static int32_t prepare_pk(pk_batch *b, int64_t n, const float *const *in, float *const *out, int64_t n_samples,
                        int64_t padded, int64_t n_floats) {
   const size_t wanted = (size_t)(n * (n_floats + padded));
-  if (wanted > b->room) {
+  if (wanted > b->capacity) {
     kr_free(b->block);
     b->block = kr_alloc_array(wanted, sizeof *b->block);
-    b->room = b->block ? wanted : 0;
+    b->capacity = b->block ? wanted : 0;
   }
   KR_CHECK(b->block, KRAIT_ERR_NO_MEMORY, "no memory for %lld windows of %lld samples", (long long)n,
            (long long)n_samples);
@@ -129,7 +129,7 @@ static int32_t run_denoiser(void *user, int64_t n, const float *const *in, float
   const int64_t padded = padded_of(line, n_samples), T = kr_stft_n_frames(line->stft, padded),
                 F = line->net->config.F, n_floats = there ? 2 * F : 4 * F * T;
   pk_batch *b = &line->batches[line->due == line->batches];
-  KR_TRY(prepare(b, n, in, out, n_samples, padded, n_floats));
+  KR_TRY(prepare_pk(b, n, in, out, n_samples, padded, n_floats));
   for (int64_t i = 0; i < n; i++) {
     float *const wav = b->wav + i * padded, *const spectra = b->block + i * n_floats;
     if (there) KR_TRY(kr_stft_frame(line->stft, wav, padded, 0, spectra, spectra + F));
@@ -196,7 +196,7 @@ int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, co
   return kr_pk_kernels(line->session, B, T, com_in, report, user);
 }
 
-static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait_verify_result *rows, int32_t n_rows,
                               int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.input_com");
   const int64_t F = line->net->config.F;
@@ -216,7 +216,7 @@ static int32_t verify_spectra(pk_timeline *line, const kr_weights *golden, krait
   return status;
 }
 
-static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_verify_result *rows, int32_t n_rows,
                           int32_t *n_filled) {
   const kr_weight *input = kr_weights_find(golden, "golden.wav_in");
   if (!input) return KRAIT_OK;
@@ -236,11 +236,11 @@ static int32_t verify_wav(pk_timeline *line, const kr_weights *golden, krait_ver
   return status;
 }
 
-static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+static int32_t verify_pk(void *timeline, const kr_weights *golden, krait_verify_result *rows, int32_t n_rows,
                       int32_t *n_filled) {
   KR_TRY(verify_spectra(timeline, golden, rows, n_rows, n_filled));
   return verify_wav(timeline, golden, rows, n_rows, n_filled);
 }
 
-const kr_model_kind kr_model_primeknet = {"primeknet",   takes,          open_model,    close_model,
-                                          open_timeline, close_timeline, fill_denoiser, verify};
+const kr_model_kind kr_model_primeknet = {"primeknet",   pk_takes,          open_pk_model,    close_pk_model,
+                                          open_timeline, close_timeline, fill_denoiser, verify_pk};

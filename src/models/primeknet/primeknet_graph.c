@@ -1,18 +1,18 @@
 /* primeknet_graph.c: PrimeKnet as calls of a graph: its parameters, from the table of keys, in blocks on maps
- * (src/fuse/map_blocks.h). */
+ * (src/blocks/map_blocks.h). */
 #include "primeknet_graph.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "primeknet_weights.h"
-#include "words.h"
+#include "builder.h"
 
 _Static_assert((int)KR_PK_MAX_DEPTH <= (int)KR_DENSE_MOST, "layers that a dense block holds");
 _Static_assert((int)KR_PK_MAX_KERNELS <= (int)KR_FILTER_BANK_MOST, "chunks that a bank holds");
 
 typedef struct maker {
-  kr_words w;
+  kr_builder w;
   const kr_pk_config *c;
   kr_pk_parameter_fn *parameter;
   void *user;
@@ -26,7 +26,7 @@ typedef struct place {
   char name[96];
 } place;
 
-static place place_of(const char *format, ...) {
+static place pk_place_of(const char *format, ...) {
   place p;
   va_list list;
   va_start(list, format);
@@ -35,7 +35,7 @@ static place place_of(const char *format, ...) {
   return p;
 }
 
-static kr_tensor take(const maker *m, kr_pk_parameter_fn *from, const char *prefix, const char *key, int64_t number,
+static kr_tensor take_pk(const maker *m, kr_pk_parameter_fn *from, const char *prefix, const char *key, int64_t number,
                       kr_dims dims) {
   char name[KR_PK_MAX_NAME];
   size_t used = (size_t)snprintf(name, sizeof name, "%s", prefix);
@@ -50,15 +50,15 @@ static kr_tensor take(const maker *m, kr_pk_parameter_fn *from, const char *pref
 /* For a streaming model: over the batch, or with known statistics. the reader handles `before`. */
 static kr_norm take_norm(const maker *m, const char *prefix, const char *key, const char *slope, int64_t channels) {
   const kr_dims d = KR_DIMS(channels);
-  const place at = place_of("%s%s.", prefix, key);
+  const place at = pk_place_of("%s%s.", prefix, key);
   kr_norm n = {.eps = (float)KR_PK_NORM_EPS, .over_batch = m->c->streams};
-  n.weight = take(m, m->parameter, at.name, "weight", 0, d);
-  n.bias = take(m, m->parameter, at.name, "bias", 0, d);
-  n.slope = take(m, m->parameter, prefix, slope, 0, d);
+  n.weight = take_pk(m, m->parameter, at.name, "weight", 0, d);
+  n.bias = take_pk(m, m->parameter, at.name, "bias", 0, d);
+  n.slope = take_pk(m, m->parameter, prefix, slope, 0, d);
   if (!m->c->streams) return n;
   kr_pk_parameter_fn *const statistic = m->io->measured ? m->io->measured : m->parameter;
-  const kr_tensor mean = take(m, statistic, at.name, "running_mean", 0, d),
-                  var = take(m, statistic, at.name, "running_var", 0, d);
+  const kr_tensor mean = take_pk(m, statistic, at.name, "running_mean", 0, d),
+                  var = take_pk(m, statistic, at.name, "running_var", 0, d);
   if (m->io->measured) n.mean = mean, n.var = var;
   else n.shift = mean, n.scale = var;
   return n;
@@ -67,7 +67,7 @@ static kr_norm take_norm(const maker *m, const char *prefix, const char *key, co
 #define FIELD(field, key, ...) kr_tensor field;
 #define FIELD_B(field, key, ...) kr_tensor field##_w, field##_b;
 #define FIELD_N(field, key, slope, channels) kr_norm field;
-#define READ(field, key, ...) p.field = take(m, m->parameter, prefix, key, number, KR_DIMS(__VA_ARGS__));
+#define READ(field, key, ...) p.field = take_pk(m, m->parameter, prefix, key, number, KR_DIMS(__VA_ARGS__));
 #define READ_B(field, key, ...) \
   READ(field##_w, key ".weight", __VA_ARGS__) READ(field##_b, key ".bias", KR_DIMS(__VA_ARGS__).size[0])
 #define READ_N(field, key, slope, channels) p.field = take_norm(m, prefix, key, slope ".weight", channels);
@@ -101,7 +101,7 @@ SCOPE(phase, KR_PK_PHASE_KEYS)
 static kr_dense_block dense_of(const maker *m, const char *part) {
   kr_dense_block b = {.C = m->c->C, .L = m->c->depth};
   for (int64_t i = 0; i < b.L; i++) {
-    const place at = place_of("%s.dense_block.dense_block.%lld.", part, (long long)i);
+    const place at = pk_place_of("%s.dense_block.dense_block.%lld.", part, (long long)i);
     dense_p p = read_dense(m, at.name, (i + 1) * b.C, 0);
     p.norm.before = p.mix_b;
     b.layers[i] = (kr_dense_layer){p.taps_w, p.taps_b, p.mix_w, p.norm};
@@ -117,10 +117,10 @@ static kr_tensor taps_of(const maker *m, kr_tensor weight, const int *order) {
 }
 
 static kr_tensor encoder(const maker *m, kr_tensor features) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   encoder_p p = read_encoder(m, "dense_encoder.", 0, 0);
   p.lift_norm.before = p.lift_b, p.down_norm.before = p.down_b;
-  const int is_apart = is_fused(w) || (w->how == KR_BY_FRAMES && !m->c->depth);
+  const int is_apart = is_fused(w) || (w->mode == KR_BUILD_PER_FRAME && !m->c->depth);
   kr_tensor x = features;
   if (is_apart)
     x = kr_conv_norm_record(w, "lift", 0, 1, x, reshape(w, p.lift_w, KR_DIMS(m->c->C, 1, 2)), &p.lift_norm);
@@ -137,19 +137,19 @@ static kr_tensor by_frame(const maker *m, kr_tensor plane) {
 
 /* slope (last_w u + last_b), by frame: u has one number for each bin. */
 static kr_tensor sloped(const maker *m, const mask_p *p, kr_tensor u) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const int64_t F = m->c->F;
   const kr_dims plane = KR_DIMS(w->B, F, w->T), frames = KR_DIMS(w->B, w->T, F), bins = KR_DIMS(F);
-#define SPREAD(t) kr_graph_spread(w->g, reshape(w, t, KR_DIMS(1, 1, F)), frames)
+#define SPREAD(t) kr_graph_expand(w->g, reshape(w, t, KR_DIMS(1, 1, F)), frames)
   const kr_tensor slope = reshape(w, p->sigmoid_slope, bins), one[] = {reshape(w, p->last_w, KR_DIMS(1)), p->last_b},
-                  factor = multiply(w, "slope", slope, kr_graph_spread(w->g, one[0], bins)),
-                  summand = multiply(w, "slope", slope, kr_graph_spread(w->g, one[1], bins));
+                  factor = multiply(w, "slope", slope, kr_graph_expand(w->g, one[0], bins)),
+                  summand = multiply(w, "slope", slope, kr_graph_expand(w->g, one[1], bins));
   return add(w, "slope", multiply(w, "slope", by_frame(m, reshape(w, u, plane)), SPREAD(factor)), SPREAD(summand));
 #undef SPREAD
 }
 
 static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const int64_t C = m->c->C;
   const kr_dense_block block = dense_of(m, "mask_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
@@ -158,8 +158,8 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const kr_tensor by_tap = new_tensor(w, KR_DIMS(C, 3, C));
   copy(w, "by_tap", taps_of(m, p.up_w, (int[]){0, 2, 1}), by_tap);
   const kr_tensor taps = product(w, "merge", reshape(w, by_tap, KR_DIMS(3 * C, C)), matrix(w, p.merge_w), 0, 0, 0),
-                  rows = kr_few_products_record(w, "up", rows_of(w, dense), turned(w, reshape(w, taps, KR_DIMS(C, 3))),
-                                                0, 0),
+                  rows = kr_few_products_record(w, "up", rows_of(w, dense),
+                                                transposed(w, reshape(w, taps, KR_DIMS(C, 3))), 0, 0),
                   up = cast(w, "up", kr_fold_record(w, 3, 2, map_of(w, rows, dense)), w->dtype);
   p.norm.before = reshape(
       w, product(w, "up_bias", reshape(w, p.up_b, KR_DIMS(1, C)), matrix(w, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
@@ -172,7 +172,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
 }
 
 static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const int64_t C = m->c->C, n = w->B * m->c->F * w->T;
   const kr_dense_block block = dense_of(m, "phase_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
@@ -199,11 +199,11 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
 
 /* A weight (outputs, H) merged with proj_conv1, with the bias. */
 static kr_tensor behind_first(const maker *m, const wrap_p *p, kr_tensor weight, kr_tensor *bias) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const kr_dims d = dims_of(w, weight);
   *bias = reshape(w, product(w, "in_bias", reshape(w, p->in_b, KR_DIMS(1, d.size[1])), weight, *bias, 0, 0),
                   KR_DIMS(d.size[0]));
-  return product(w, "in_weight", weight, turned(w, matrix(w, p->in_w)), 0, 0, 0);
+  return product(w, "in_weight", weight, transposed(w, matrix(w, p->in_w)), 0, 0, 0);
 }
 
 static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_tensor *next) {
@@ -213,16 +213,16 @@ static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_ten
 
 /* *out_weight: proj_conv2's on entry; on return merged with the preceding out_proj. */
 static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, kr_tensor x, kr_tensor *out_weight) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const int64_t E = m->c->d_inner, N = m->c->d_state, W = m->c->d_conv, sequences = w->B * w->F;
-  const mamba_p p = read_mamba(m, place_of("%smamba.", prefix).name, 0, 0);
+  const mamba_p p = read_mamba(m, pk_place_of("%smamba.", prefix).name, 0, 0);
   kr_tensor bias = 0;
   const kr_tensor weight = behind_first(m, wrap, p.in_w, &bias), A = new_tensor(w, KR_DIMS(E, N));
   const kr_tensor rows = kr_normed_product_record(
       w, "in", x, wrap->norm_w, wrap->norm_b, weight, bias,
       (krait_map_product_args){.call.flags = KRAIT_MAP_SILU, .silu_from = E});
   kr_graph_pointwise(w->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
-  *out_weight = product(w, "out_weight", *out_weight, turned(w, p.out_w), 0, 0, 0);
+  *out_weight = product(w, "out_weight", *out_weight, transposed(w, p.out_w), 0, 0, 0);
   kr_mamba_block b = {.flags = KRAIT_SCAN_SOFTPLUS,
                       .dtype = w->rows_dtype,
                       .is_merged = w->rows_dtype != w->dtype,
@@ -250,7 +250,7 @@ static kr_tensor recurrent(const maker *m, const char *prefix, const wrap_p *wra
   kr_rnn_layer layers[KR_PK_MAX_LAYERS];
   for (int64_t i = 0; i < m->c->layers; i++) {
     const recurrent_p p =
-        read_recurrent(m, place_of("%s%s.", prefix, is_lstm ? "lstm" : "gru").name, is_lstm ? 4 : 3, i);
+        read_recurrent(m, pk_place_of("%s%s.", prefix, is_lstm ? "lstm" : "gru").name, is_lstm ? 4 : 3, i);
     layers[i] = (kr_rnn_layer){p.ih_w, p.ih_b, p.hh_w, p.hh_b};
   }
   layers[0].in_weight = behind_first(m, wrap, layers[0].in_weight, &layers[0].in_bias);
@@ -272,7 +272,7 @@ static kr_tensor prime(const maker *m, const char *prefix, const wrap_p *wrap, c
 /* The time network, or the prime kernel net. */
 static kr_tensor network(const maker *m, const char *prefix, int along_time, kr_tensor x, kr_tensor skip,
                          kr_tensor skip_scale) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const wrap_p p = read_wrap(m, prefix, along_time ? m->c->hidden : m->c->n_kernels * m->c->C, 0);
   kr_back_product back = {matrix(w, p.out_w), p.out_b, p.beta, x, 0, skip, skip_scale};
   if (!along_time) return prime(m, prefix, &p, &back);
@@ -284,14 +284,14 @@ static kr_tensor network(const maker *m, const char *prefix, int along_time, kr_
 
 /* g (rows, C), each frame times the product of the last eleven frames. */
 static kr_tensor attend_moving(const maker *m, const char *prefix, const attention_p *attention, kr_tensor g) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const int64_t C = m->c->C, K = KR_PK_MOVING_FRAMES;
   const kr_dims map = KR_DIMS(w->B, w->F, w->T, C), rows = dims_of(w, g);
   const moving_p p = read_moving(m, prefix, K, 0);
   kr_tensor frames = reshape(w, g, map);
   if (w->has_past) {
-    const kr_tensor room = room_with_past(w, "moving", map, K - 1);
-    copy(w, "moving", frames, newest(w, room)), frames = room;
+    const kr_tensor capacity = room_with_past(w, "moving", map, K - 1);
+    copy(w, "moving", frames, newest(w, capacity)), frames = capacity;
   }
   const kr_tensor out = new_like(w, frames);
   filter(w, "moving", framewise(w, frames), p.taps, 0, 1, framewise(w, out)); /* along T where F is of maps */
@@ -304,7 +304,7 @@ static kr_tensor attend_moving(const maker *m, const char *prefix, const attenti
 }
 
 static kr_tensor attention(const maker *m, const char *prefix, int along_time, kr_tensor x) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const attention_p p = read_attention(m, prefix, along_time ? 1 : 3, 0);
   kr_back_product back = {.weight = matrix(w, p.out_w), .bias = p.out_b, .beta = p.beta, .x = x};
   kr_tensor g = kr_gate_record(w, &(kr_gate){p.norm_w, p.norm_b, p.gate_w, p.gate_b, p.taps_w, p.taps_b}, x);
@@ -320,16 +320,16 @@ static kr_tensor attention(const maker *m, const char *prefix, int along_time, k
 static kr_tensor stage(const maker *given, int64_t b, int along_time, kr_tensor beta, kr_tensor x, kr_tensor out) {
   maker own = *given;
   const maker *m = &own;
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   own.w.one_sided = given->w.one_sided && (along_time || !given->c->streams);
   const int64_t n_parts = along_time ? m->c->n_time : m->c->n_freq;
   const char *const kind = along_time ? "time" : "freq";
   kr_tensor y = x;
   for (int64_t n = 0; n < n_parts; n++) {
-    const place at = place_of("sequence_block.%lld.%s_stage.%lld.", (long long)b, kind, (long long)n);
+    const place at = pk_place_of("sequence_block.%lld.%s_stage.%lld.", (long long)b, kind, (long long)n);
     const kr_tensor skip = n + 1 == n_parts ? x : 0; /* of fused calls */
-    const kr_tensor attended = part_of(w, y, attention(m, place_of("%s0.", at.name).name, along_time, y));
-    y = part_of(w, attended, network(m, place_of("%s1.", at.name).name, along_time, attended, skip, beta));
+    const kr_tensor attended = part_of(w, y, attention(m, pk_place_of("%s0.", at.name).name, along_time, y));
+    y = part_of(w, attended, network(m, pk_place_of("%s1.", at.name).name, along_time, attended, skip, beta));
   }
   if (is_fused(w) && n_parts) return y;
   const kr_tensor scaled = multiply(w, "skip", x, beside(w, beta, dims_of(w, x).size[0]));
@@ -347,14 +347,14 @@ typedef struct stage_part {
 } stage_part;
 
 static block_p skips(const maker *m, int64_t b) {
-  return read_block(m, place_of("sequence_block.%lld.", (long long)b).name, 0, 0);
+  return read_block(m, pk_place_of("sequence_block.%lld.", (long long)b).name, 0, 0);
 }
 
 static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
   const stage_part *part = user;
   const kr_dims d = kr_graph_dims(g, x);
   maker own = *part->m;
-  own.w.g = g, own.w.how = KR_APART, own.w.is_piece = 1, own.w.F = d.size[0], own.w.T = d.size[1];
+  own.w.g = g, own.w.mode = KR_BUILD_OPS, own.w.is_piece = 1, own.w.F = d.size[0], own.w.T = d.size[1];
   const kr_tensor copied = new_tensor(&own.w, d);
   copy(&own.w, "piece", x, copied); /* out is x */
   const block_p p = skips(&own, part->block);
@@ -367,16 +367,16 @@ enum { SEQUENCES = 4 };
 
 /* x (B,F2,T,C) through the blocks; frame by frame: in place, a slice at a time. */
 static kr_tensor blocks(const maker *m, kr_tensor x) {
-  const kr_words *w = &m->w;
+  const kr_builder *w = &m->w;
   const int64_t C = m->c->C, F2 = m->c->F2;
-  const int in_slices = w->how == KR_BY_FRAMES;
+  const int in_slices = w->mode == KR_BUILD_PER_FRAME;
   const kr_dims rows = KR_DIMS(w->B * F2 * w->T, C);
   for (int64_t b = 0; b < m->c->n_blocks && in_slices; b++)
     for (int along_time = 1; along_time >= 0; along_time--) {
       stage_part part = {m, b, along_time};
       const int64_t n = along_time && m->c->stage != KR_PK_MAMBA ? SEQUENCES : 1;
       const kr_tensor map = reshape(w, x, KR_DIMS(F2, w->T, C));
-      kr_graph_each(w->g, along_time ? "time_stage" : "freq_stage", !along_time, n, stage_slice, &part, map, map);
+      kr_graph_map_slices(w->g, along_time ? "time_stage" : "freq_stage", !along_time, n, stage_slice, &part, map, map);
     }
   for (int64_t b = 0; b < m->c->n_blocks && !in_slices; b++) {
     const block_p p = skips(m, b);
@@ -392,7 +392,7 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
   const maker m = {.w = {.g = g,
                          .dtype = kr_graph_dtype(g, io->com_in),
                          .rows_dtype = io->halves ? io->halves : kr_graph_dtype(g, io->com_in),
-                         .how = io->how,
+                         .mode = io->mode,
                          .B = in.size[0],
                          .F = config->F2,
                          .T = in.size[2],
@@ -403,7 +403,7 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
                    .parameter = parameter,
                    .user = user,
                    .io = io};
-  const kr_words *w = &m.w, spectra = {.g = g, .how = io->how, .rows_dtype = w->dtype, .B = w->B, .T = w->T};
+  const kr_builder *w = &m.w, spectra = {.g = g, .mode = io->mode, .rows_dtype = w->dtype, .B = w->B, .T = w->T};
 #define PART(tensor, k) view(w, reshape(w, kr_graph_slice(g, tensor, 3, k, 1), plane))
   const kr_tensor features = kr_graph_slice(g, new_map(&spectra, in.size[1], 4), 3, 0, 2); /* aligned */
   kr_graph_call(g, "features", &kr_op_to_polar,

@@ -1,6 +1,6 @@
 /* primeknet_graph.h: PrimeKnet as calls of a graph: the model of MODEL.md section 3, for training, for windows on a CPU
  * or GPU, and for streaming; kr_pk_graph selects which. Tensors are (B, F, T, C): positions of a frequency are
- * adjacent, with KR_BY_FRAMES those of a frame. */
+ * adjacent, with KR_BUILD_PER_FRAME those of a frame. */
 #ifndef KR_PRIMEKNET_GRAPH_H
 #define KR_PRIMEKNET_GRAPH_H
 
@@ -22,9 +22,9 @@ typedef struct kr_pk_graph {
    * are parameters, folded: running_var is scale = weight / sqrt(running_var + eps), running_mean is bias -
    * running_mean scale. */
   kr_pk_parameter_fn *measured;
-  int how;        /* KR_APART, or inference with a model that does not stream: on a CPU, for one window, KR_BY_FRAMES:
-                     the stages between dense blocks run one frame, or one frequency's sequence, at a time; on a GPU
-                     KR_FUSED, KR_HALF_FACTORS */
+  int mode; /* KR_BUILD_OPS; or for inference with a model that does not stream, KR_BUILD_PER_FRAME on a CPU, for one
+               window: the stages between dense blocks run one frame, or one frequency's sequence, at a time; on a GPU
+               KR_BUILD_FUSED_F32, KR_BUILD_FUSED_F16 */
   int32_t halves; /* KRAIT_F16 or _BF16: the type of activations in encoder, blocks and decoders, and of their
                      gradients. Parameters, their gradients and spectra stay float32; 0: everything does */
   int recompute;  /* for gradients, only tensors between the parts of a block are kept, and the parts recomputed: a

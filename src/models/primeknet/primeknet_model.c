@@ -70,16 +70,16 @@ static kr_tensor parameter(void *model, kr_graph *g, const char *name, kr_dims d
   const kr_primeknet *m = model;
   const float *data = NULL;
   const int32_t status = kr_weights_take_f32(m->weights, name, dims.n, dims.size, &data);
-  if (status < 0) return kr_graph_note(g, status), 0;
+  if (status < 0) return kr_graph_set_error(g, status), 0;
   if (m->taken) m->taken[kr_weights_find(m->weights, name) - kr_weights_at(m->weights, 0)] = 1;
   return kr_graph_weight(g, name, KRAIT_F32, dims, data);
 }
 
 /* The number of lengths of a fused filter bank. */
 static int how_to_run(const kr_primeknet *m) {
-  if (m->config.streams || (m->ctx->cuda && m->config.n_kernels > 8)) return KR_APART;
-  if (!m->ctx->cuda) return KR_BY_FRAMES;
-  return m->ctx->caps & KRAIT_CAP_CUDA_AMPERE && !m->is_exact ? KR_HALF_FACTORS : KR_FUSED;
+  if (m->config.streams || (m->ctx->cuda && m->config.n_kernels > 8)) return KR_BUILD_OPS;
+  if (!m->ctx->cuda) return KR_BUILD_PER_FRAME;
+  return m->ctx->caps & KRAIT_CAP_CUDA_AMPERE && !m->is_exact ? KR_BUILD_FUSED_F16 : KR_BUILD_FUSED_F32;
 }
 
 /* From samples to samples. The model uses the phase through its two parts, which are computed as on the host. */
@@ -90,7 +90,7 @@ static void record_samples(const kr_primeknet *m, int64_t B, int64_t T, kr_graph
                   first = kr_graph_input(g, "first", KRAIT_F32, KR_DIMS(B, 2 * F)),
                   out = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS(B, N)),
                   mag = kr_graph_temp(g, KRAIT_F32, plane), pha = kr_graph_temp(g, KRAIT_F32, plane);
-  kr_pk_graph io = {.com_in = kr_graph_temp(g, KRAIT_F32, KR_DIMS(B, F, T, 2)), .how = how_to_run(m)};
+  kr_pk_graph io = {.com_in = kr_graph_temp(g, KRAIT_F32, KR_DIMS(B, F, T, 2)), .mode = how_to_run(m)};
   kr_spectral_forward(g, &m->spectral, KR_PK_POWER, wav, first, mag, pha);
   kr_spectral_parts(g, "com_in", mag, pha, io.com_in);
   kr_pk_graph_record(g, &m->config, parameter, (void *)m, &io);
@@ -102,7 +102,7 @@ int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, 
   const kr_primeknet *m = model;
   const int64_t B = key[0], T = key[1], outputs = key[2], F = m->config.F;
   if (outputs == KR_PK_WAV) return record_samples(m, B, T, g, tensors), kr_graph_status(g);
-  kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(B, F, T, 2)), .how = how_to_run(m)};
+  kr_pk_graph io = {.com_in = kr_graph_input(g, "com_in", KRAIT_F32, KR_DIMS(B, F, T, 2)), .mode = how_to_run(m)};
   if (outputs & KR_PK_MAG) io.mag = kr_graph_output(g, "mag", KRAIT_F32, KR_DIMS(B, F, T));
   if (outputs & KR_PK_PHA) io.pha = kr_graph_output(g, "pha", KRAIT_F32, KR_DIMS(B, F, T));
   if (outputs & KR_PK_COM) io.com = kr_graph_output(g, "com", KRAIT_F32, KR_DIMS(B, F, T, 2));
@@ -112,7 +112,7 @@ int32_t kr_primeknet_record(const void *model, const int64_t *key, kr_graph *g, 
   return kr_graph_status(g);
 }
 
-/* Windows on a GPU have their own factors (KR_HALF_FACTORS). */
+/* Windows on a GPU have their own factors (KR_BUILD_FUSED_F16). */
 uint32_t kr_primeknet_plan_flags(const kr_primeknet *m) {
   return KR_PLAN_CONSTANT | (m->config.streams && !m->is_exact ? KR_PLAN_TF32 : 0);
 }
@@ -140,7 +140,7 @@ static int32_t check(kr_primeknet *m) {
 /* A matrix grows with the square of its frames. */
 enum { LONGEST_FRAME = 1024 };
 
-static int32_t open_parts(kr_primeknet *m, const kr_weights *weights) {
+static int32_t open_pk_parts(kr_primeknet *m, const kr_weights *weights) {
   KR_TRY(copy_weights(m, weights));
   m->takes_samples = m->ctx->cuda && !m->config.streams && m->config.fft_len <= LONGEST_FRAME;
   if (m->takes_samples) KR_TRY(kr_spectral_open(NULL, m->config.fft_len, &m->spectral));
@@ -158,7 +158,7 @@ int32_t kr_primeknet_open(const krait_ctx *ctx, const kr_pk_config *config, cons
   const char *level = kr_weights_metadata(weights, "normalize");
   m->ctx = ctx, m->config = *config, m->is_exact = precision == KRAIT_PRECISION_FP32;
   m->unit_rms = level && strcmp(level, "rms") == 0;
-  const int32_t status = open_parts(m, weights);
+  const int32_t status = open_pk_parts(m, weights);
   if (status < 0) kr_primeknet_close(model);
   return status;
 }

@@ -29,7 +29,7 @@ struct kr_pk_session {
 /* Frames per run for whole windows, so that they fit a CPU's caches. */
 enum { CHUNK = 8, CHUNK_GPU = 64 };
 
-static int32_t open_parts(kr_pk_session *s, int64_t chunk) {
+static int32_t open_pk_session_parts(kr_pk_session *s, int64_t chunk) {
   const krait_ctx *ctx = s->model->ctx;
   s->cuda = ctx->cuda, s->F = s->model->config.F;
   s->shapes = (kr_shapes){.ctx = ctx,
@@ -49,7 +49,7 @@ int32_t kr_pk_session_open(const kr_primeknet *model, int64_t chunk, kr_pk_sessi
   kr_pk_session *s = *session = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   s->model = model;
-  const int32_t status = open_parts(s, chunk);
+  const int32_t status = open_pk_session_parts(s, chunk);
   if (status < 0) kr_pk_session_close(session);
   return status;
 }
@@ -72,14 +72,14 @@ static int64_t floats_of(const kr_pk_session *s, int64_t T, uint32_t outputs, in
   return width[i] * s->F * T;
 }
 
-static int32_t find(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, kr_shape_graph **shape) {
+static int32_t find_pk_session(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, kr_shape_graph **shape) {
   return kr_shapes_find(&s->shapes, (const int64_t[]){n, T, outputs}, shape);
 }
 
 /* Runs n windows of T frames; on a GPU it only starts them. */
-static int32_t run(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, float *const *here) {
+static int32_t run_pk_session(kr_pk_session *s, int64_t n, int64_t T, uint32_t outputs, float *const *here) {
   kr_shape_graph *shape;
-  KR_TRY(find(s, n, T, outputs, &shape));
+  KR_TRY(find_pk_session(s, n, T, outputs, &shape));
   return kr_shapes_run(&s->shapes, shape, here);
 }
 
@@ -96,7 +96,7 @@ static int32_t run_frames(kr_pk_session *s, uint32_t outputs, float *const *spec
   for (int i = 0; i < KR_PK_TENSORS; i++) {
     const int64_t w = width[i];
     if (i == 1) {
-      KR_TRY(run(s, 1, chunk, outputs, own));
+      KR_TRY(run_pk_session(s, 1, chunk, outputs, own));
       KR_TRY(kr_pk_finish(s));
     }
     for (int64_t f = 0; f < F && spectra[i]; f++) {
@@ -118,7 +118,7 @@ static int32_t begin_anew(kr_pk_session *s, uint32_t outputs) {
   float *at[KR_PK_TENSORS];
   kr_shape_graph *shape;
   for (int i = 0; i < KR_PK_TENSORS; i++) at[i] = s->frames + begin[i] * s->F * s->chunk;
-  KR_TRY(find(s, 1, s->chunk, outputs, &shape));
+  KR_TRY(find_pk_session(s, 1, s->chunk, outputs, &shape));
   KR_TRY(kr_shapes_ready(&s->shapes, shape, at));
   return kr_runner_reset(shape->runner, s->shapes.stream);
 }
@@ -154,7 +154,7 @@ static int32_t group_of(kr_pk_session *s, int64_t B, int64_t T, uint32_t outputs
   if (!s->cuda || s->chunk) return KRAIT_OK;
   *n = memcmp(batch, s->batch, sizeof batch) == 0 ? s->group : share_of(B, guess);
   for (int round = 0; round < 2 && *n > 1; round++) {
-    KR_TRY(find(s, *n, T, outputs, &shape));
+    KR_TRY(find_pk_session(s, *n, T, outputs, &shape));
     const uint64_t bytes = kr_shapes_bytes(&s->shapes, shape);
     if (bytes <= most_bytes) break;
     kr_shapes_drop(shape);
@@ -180,7 +180,7 @@ static int32_t run_groups(kr_pk_session *s, int64_t B, int64_t T, uint32_t outpu
     float *here[KR_PK_TENSORS];
     const int64_t some = B - b < n ? B - b : n;
     for (int i = 0; i < KR_PK_TENSORS; i++) here[i] = all[i] ? all[i] + b * floats_of(s, T, outputs, i) : NULL;
-    const int32_t status = s->chunk ? forward_frames(s, T, here) : run(s, some, T, outputs, here);
+    const int32_t status = s->chunk ? forward_frames(s, T, here) : run_pk_session(s, some, T, outputs, here);
     if (status == KRAIT_ERR_DEVICE_MEMORY && some > 1) {
       n = s->group = (some + 1) / 2;
       continue;
@@ -215,7 +215,8 @@ typedef struct listener {
   void *user;
 } listener;
 
-static void tell(void *user, const char *name, const char *op, const char *row, int64_t n_calls, double seconds) {
+static void tell_pk_session(void *user, const char *name, const char *op, const char *row, int64_t n_calls,
+                            double seconds) {
   const listener *l = user;
   char text[96];
   snprintf(text, sizeof text, "%s (%s)", name, op);
@@ -232,7 +233,7 @@ int32_t kr_pk_kernels(kr_pk_session *s, int64_t B, int64_t T, const float *com_i
   KR_TRY(kr_pk_forward(s, B, T, com_in, NULL, NULL, NULL));
   if (B < 1) return KRAIT_OK;
   KR_TRY(group_of(s, B, T, ALL_OUTPUTS, &group));
-  KR_TRY(find(s, group, T, ALL_OUTPUTS, &shape));
+  KR_TRY(find_pk_session(s, group, T, ALL_OUTPUTS, &shape));
   KR_TRY(kr_shapes_ready(&s->shapes, shape, NULL));
-  return kr_runner_kinds(shape->runner, tell, &l);
+  return kr_runner_profile_by_kernel(shape->runner, tell_pk_session, &l);
 }

@@ -6,7 +6,7 @@
 #include <krait/krait.h>
 
 #include "graph.h"
-#include "placed.h"
+#include "weight_loader.h"
 
 enum { KR_QWEN2_MOST_LAYERS = 1024 };
 
@@ -21,16 +21,16 @@ typedef struct kr_qwen2_config {
 } kr_qwen2_config;
 
 typedef struct kr_qwen2_layer {
-  kr_placed norm, qkv[3], qkv_bias[3], o, norm2, gate_up[2], down;
+  kr_weight_ref norm, qkv[3], qkv_bias[3], o, norm2, gate_up[2], down;
 } kr_qwen2_layer;
 
 typedef struct kr_qwen2_weights {
   kr_qwen2_layer *layers;
-  kr_placed embedding, head, norm;
+  kr_weight_ref embedding, head, norm;
   int32_t dtype;     /* of activations: float32 on a CPU, the weights' type on a GPU */
   int32_t is_joined; /* the matrices of queries, keys and values are adjacent in memory */
   uint64_t bytes;    /* that a token reads */
-  kr_placer placer;
+  kr_loader loader;
 } kr_qwen2_weights;
 
 int32_t kr_qwen2_config_read(const kr_model_folder *folder, kr_qwen2_config *config);
@@ -54,16 +54,16 @@ int32_t kr_qwen2_reset(kr_qwen2 *model, int64_t slot);
 /* Appends n >= 1 tokens to a slot's text. rows: in the context's memory, (n,d) of kr_qwen2_dtype; they are added to the
  * tokens' embeddings, and the tokens may then be -1: zeros; NULL: none. logits: of the last token (V), or with `all` of
  * every token (n,V); may be NULL. */
-int32_t kr_qwen2_read(kr_qwen2 *model, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
+int32_t kr_qwen2_prefill(kr_qwen2 *model, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
                       float *logits);
 /* One token each for B different slots; logits (B,V) and best (B), the argmax over the tokenizer's tokens, may be
  * NULL. */
 int32_t kr_qwen2_step(kr_qwen2 *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits,
-                      int32_t *best);
+                      int32_t *argmax);
 /* Repeats the previous step, without copying logits: for timing. */
 int32_t kr_qwen2_step_again(kr_qwen2 *model);
-/* The kinds of calls in the latest run (kr_runner_kinds); the states are lost. */
-int32_t kr_qwen2_kinds(kr_qwen2 *model, kr_runner_kind_fn fn, void *user);
+/* The kinds of calls in the latest run (kr_runner_profile_by_kernel); the states are lost. */
+int32_t kr_qwen2_profile_by_kernel(kr_qwen2 *model, kr_runner_profile_fn fn, void *user);
 /* The graph that reads n tokens at once, or with n == 0 that of one sequence's step; owned by the model, valid until
  * its next run. */
 int32_t kr_qwen2_graph_of(kr_qwen2 *model, int64_t n, int with_rows, const kr_graph **graph);
@@ -85,13 +85,14 @@ typedef struct kr_qwen2_graph {
   kr_qwen2_run run;
   kr_graph *g;
   kr_runner *runner;
-  kr_tensor ids, rows, slots, lengths, cos, sin; /* (B L) int32; (B L, d); (B) int32 of steps; (B) int32; (room, D/2) */
-  kr_tensor logits, best;                        /* (B or B L, V) float32; (B) int32, of steps */
+  kr_tensor ids, rows, slots, lengths, cos,
+      sin; /* (B L) int32; (B L, d); (B) int32 of steps; (B) int32; (capacity, D/2) */
+  kr_tensor logits, argmax;                        /* (B or B L, V) float32; (B) int32, of steps */
   kr_tensor *keys, *values;                      /* of each layer */
   uint64_t used;                                 /* time of last use, by its owner's counter */
 } kr_qwen2_graph;
 int32_t kr_qwen2_graph_open(const krait_ctx *ctx, const kr_qwen2_config *c, const kr_qwen2_weights *w,
-                            const kr_qwen2_run *run, int64_t n_slots, int64_t room, kr_qwen2_graph *graph);
+                            const kr_qwen2_run *run, int64_t n_slots, int64_t capacity, kr_qwen2_graph *graph);
 void kr_qwen2_graph_close(kr_qwen2_graph *graph);
 
 /* ---- weights (qwen2_weights.c) ---- */

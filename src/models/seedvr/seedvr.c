@@ -16,17 +16,17 @@ typedef struct seedvr {
   kr_seedvr_weights w;
 } seedvr;
 
-static int takes(const char *model) { return strncmp(model, "seedvr_", 7) == 0; }
+static int seedvr_takes(const char *model) { return strncmp(model, "seedvr_", 7) == 0; }
 
-static void close_model(void **handle) {
+static void close_seedvr_model(void **handle) {
   seedvr *m = *handle;
   *handle = NULL;
   kr_seedvr_weights_close(m->ctx, &m->w);
   kr_free(m);
 }
 
-static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,
-                          int32_t precision, void **handle) {
+static int32_t open_seedvr_model(const krait_ctx *ctx, const char *model, const kr_config *config,
+                                 const kr_weights *weights, int32_t precision, void **handle) {
   kr_seedvr_config c;
   (void)precision; /* float32 */
   KR_TRY(kr_seedvr_config_read(model, config, &c));
@@ -34,7 +34,7 @@ static int32_t open_model(const krait_ctx *ctx, const char *model, const kr_conf
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
   m->ctx = ctx, m->c = c;
   const int32_t status = kr_seedvr_weights_open(ctx, &m->c, weights, KRAIT_F32, &m->w);
-  if (status < 0) close_model(handle);
+  if (status < 0) close_seedvr_model(handle);
   return status;
 }
 
@@ -74,7 +74,7 @@ static void fill_sinusoids(float timestep, float *values) {
 }
 
 /* Copies n floats from host memory to the context's memory, bound to t. */
-static int32_t bind(const seedvr *m, kr_seedvr_graph *g, kr_tensor t, const float *from, int64_t n, void **at) {
+static int32_t bind_seedvr(const seedvr *m, kr_seedvr_graph *g, kr_tensor t, const float *from, int64_t n, void **at) {
   const size_t bytes = (size_t)n * sizeof *from;
   *at = NULL;
   if (m->ctx->cuda) KR_TRY(kr_cuda_alloc(m->ctx->cuda, bytes, at));
@@ -85,7 +85,7 @@ static int32_t bind(const seedvr *m, kr_seedvr_graph *g, kr_tensor t, const floa
   return kr_runner_bind(g->runner, t, *at);
 }
 
-static void free_block(const seedvr *m, void *at) {
+static void free_seedvr_block(const seedvr *m, void *at) {
   if (at && m->ctx->cuda) kr_cuda_free(m->ctx->cuda, at);
   else kr_free(at);
 }
@@ -106,7 +106,7 @@ typedef struct check {
   kr_seedvr_graph g;
   int64_t i;         /* sample */
   float *got[KR_SEEDVR_MOST_TAPS + 1]; /* of all samples, concatenated; the last: vid_out */
-  int64_t used[KR_SEEDVR_MOST_TAPS + 1], room[KR_SEEDVR_MOST_TAPS + 1];
+  int64_t used[KR_SEEDVR_MOST_TAPS + 1], capacity[KR_SEEDVR_MOST_TAPS + 1];
   char name[KR_SEEDVR_MOST_TAPS + 1][32];
 } check;
 
@@ -116,12 +116,12 @@ static int32_t room_for(check *c, int which, const char *name, int64_t n, float 
     snprintf(c->name[which], sizeof c->name[which], "%s", name);
     snprintf(key, sizeof key, "golden.%s", name);
     const kr_weight *item = kr_weights_find(c->golden, key);
-    c->room[which] = item && item->dtype == KRAIT_F32 ? (int64_t)(item->bytes / sizeof(float)) : 0;
-    c->got[which] = kr_alloc_array((size_t)c->room[which] + 1, sizeof(float));
+    c->capacity[which] = item && item->dtype == KRAIT_F32 ? (int64_t)(item->bytes / sizeof(float)) : 0;
+    c->got[which] = kr_alloc_array((size_t)c->capacity[which] + 1, sizeof(float));
     KR_CHECK(c->got[which], KRAIT_ERR_NO_MEMORY, "no memory for outputs");
   }
-  *to = c->room[which] ? c->got[which] + c->used[which] : NULL; /* not recorded: not compared */
-  KR_CHECK(!c->room[which] || c->used[which] + n <= c->room[which], KRAIT_ERR_WEIGHTS,
+  *to = c->capacity[which] ? c->got[which] + c->used[which] : NULL; /* not recorded: not compared */
+  KR_CHECK(!c->capacity[which] || c->used[which] + n <= c->capacity[which], KRAIT_ERR_WEIGHTS,
            "golden.%s has fewer rows than the samples", name);
   c->used[which] += n;
   return KRAIT_OK;
@@ -148,12 +148,12 @@ static int32_t run_bound(check *c, const sample *s, float *patches, void *blocks
   float sinusoids[KR_SEEDVR_SINUSOIDS];
   fill_sinusoids(s->timestep, sinusoids);
   cut(config, s->size, config->vid_in, patches, (float *)s->vid, 0);
-  KR_TRY(bind(c->m, &c->g, c->g.patches, patches, T * area * config->vid_in, &blocks[0]));
-  KR_TRY(bind(c->m, &c->g, c->g.text, s->txt, s->n * config->txt_in, &blocks[1]));
-  KR_TRY(bind(c->m, &c->g, c->g.sinusoids, sinusoids, KR_SEEDVR_SINUSOIDS, &blocks[2]));
-  KR_TRY(bind(c->m, &c->g, c->g.out, NULL, T * area * config->vid_out, &blocks[3]));
+  KR_TRY(bind_seedvr(c->m, &c->g, c->g.patches, patches, T * area * config->vid_in, &blocks[0]));
+  KR_TRY(bind_seedvr(c->m, &c->g, c->g.text, s->txt, s->n * config->txt_in, &blocks[1]));
+  KR_TRY(bind_seedvr(c->m, &c->g, c->g.sinusoids, sinusoids, KR_SEEDVR_SINUSOIDS, &blocks[2]));
+  KR_TRY(bind_seedvr(c->m, &c->g, c->g.out, NULL, T * area * config->vid_out, &blocks[3]));
   for (int i = 0; i < c->g.n_taps; i++) {
-    KR_TRY(bind(c->m, &c->g, c->g.taps[i].tensor, NULL, c->g.taps[i].n, &blocks[4 + i]));
+    KR_TRY(bind_seedvr(c->m, &c->g, c->g.taps[i].tensor, NULL, c->g.taps[i].n, &blocks[4 + i]));
     c->g.taps[i].at = blocks[4 + i];
   }
   KR_TRY(kr_runner_run(c->g.runner, NULL));
@@ -172,7 +172,7 @@ static int32_t run_sample(check *c, const sample *s) {
   const int64_t widest = config->vid_in > config->vid_out ? config->vid_in : config->vid_out;
   float *patches = kr_alloc_array((size_t)(s->size[0] * s->size[1] * s->size[2] * widest), sizeof *patches);
   int32_t status = patches ? run_bound(c, s, patches, blocks) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a sample");
-  for (int i = 0; i < 4 + c->g.n_taps; i++) free_block(c->m, blocks[i]);
+  for (int i = 0; i < 4 + c->g.n_taps; i++) free_seedvr_block(c->m, blocks[i]);
   kr_seedvr_graph_close(&c->g);
   kr_free(patches);
   return status;
@@ -220,7 +220,7 @@ static int32_t run_samples(check *c) {
   return KRAIT_OK;
 }
 
-static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row *rows, int32_t n_rows,
+static int32_t verify_seedvr(void *timeline, const kr_weights *golden, krait_verify_result *rows, int32_t n_rows,
                       int32_t *n_filled) {
   check *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for outputs");
@@ -229,10 +229,10 @@ static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row
   for (int i = 0; i <= KR_SEEDVR_MOST_TAPS; i++) {
     char key[64];
     snprintf(key, sizeof key, "golden.%s", c->name[i]);
-    const kr_weight *item = c->room[i] ? kr_weights_find(golden, key) : NULL;
-    if (status >= 0 && item && c->used[i] != c->room[i])
-      status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has %lld values, the samples require %lld", key, (long long)c->room[i],
-                       (long long)c->used[i]);
+    const kr_weight *item = c->capacity[i] ? kr_weights_find(golden, key) : NULL;
+    if (status >= 0 && item && c->used[i] != c->capacity[i])
+      status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has %lld values, the samples require %lld", key,
+                       (long long)c->capacity[i], (long long)c->used[i]);
     if (status >= 0 && item) kr_verify_add(c->name[i], c->got[i], item->data, c->used[i], rows, n_rows, n_filled);
     kr_free(c->got[i]);
   }
@@ -240,5 +240,5 @@ static int32_t verify(void *timeline, const kr_weights *golden, krait_verify_row
   return status;
 }
 
-const kr_model_kind kr_model_seedvr = {"seedvr",     takes,         open_model, close_model,
-                                       open_session, close_session, NULL,       verify};
+const kr_model_kind kr_model_seedvr = {"seedvr",     seedvr_takes,         open_seedvr_model, close_seedvr_model,
+                                       open_session, close_session, NULL,       verify_seedvr};

@@ -93,7 +93,7 @@ static int32_t read_methods(const kr_config *config, kr_seedvr_config *c) {
   return KRAIT_OK;
 }
 
-static int32_t read_sizes(const kr_config *config, kr_seedvr_config *c) {
+static int32_t read_seedvr_sizes(const kr_config *config, kr_seedvr_config *c) {
   int64_t expand;
   double eps;
   int32_t n_patch = 3;
@@ -121,7 +121,7 @@ int32_t kr_seedvr_config_read(const char *model, const kr_config *config, kr_see
   *c = (kr_seedvr_config){.is_3b = strcmp(model, "seedvr_dit3b") == 0};
   KR_CHECK(c->is_3b || strcmp(model, "seedvr_dit7b") == 0, KRAIT_ERR_WEIGHTS, "unknown model '%s'", model);
   KR_TRY(kr_config_check_keys(config, known_keys, sizeof known_keys / sizeof *known_keys));
-  KR_TRY(read_sizes(config, c));
+  KR_TRY(read_seedvr_sizes(config, c));
   KR_TRY(check_fixed(config, c));
   KR_TRY(read_window(config, c));
   return read_methods(config, c);

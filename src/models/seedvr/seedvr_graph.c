@@ -32,7 +32,7 @@ typedef struct part {
   char tag;       /* of names */
 } part;
 
-static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
+static krait_view seedvr_view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
 static kr_tensor temp(const builder *b, int64_t rows, int64_t columns) {
   return kr_graph_temp(b->g, b->dtype, KR_DIMS(rows, columns));
 }
@@ -50,17 +50,17 @@ static kr_tensor weight_as(const builder *b, const char *name, char tag, int32_t
 #define END(name, ...) weight_as(b, #name, 0, b->dtype, KR_DIMS(__VA_ARGS__), b->w->name)
 
 /* act(rows times a weight (columns, inputs) + bias) + residual. */
-static void project(const builder *b, const char *name, int32_t activation, kr_tensor rows, kr_tensor w, kr_tensor bias,
-                    kr_tensor residual, kr_tensor out) {
+static void project_seedvr(const builder *b, const char *name, int32_t activation, kr_tensor rows, kr_tensor w,
+                           kr_tensor bias, kr_tensor residual, kr_tensor out) {
   const kr_dims from = kr_graph_dims(b->g, rows), to = kr_graph_dims(b->g, out);
   b->to->flops += 2 * (double)from.size[0] * (double)from.size[1] * (double)to.size[1];
   kr_graph_call(b->g, name, &kr_op_gemm,
                 &(krait_gemm_args){.activation = activation,
-                                   .A = view(b, rows),
-                                   .Bmat = view(b, kr_graph_permute(b->g, w, (int[]){1, 0})),
-                                   .bias = view(b, bias),
-                                   .residual = view(b, residual),
-                                   .out = view(b, out)});
+                                   .A = seedvr_view(b, rows),
+                                   .Bmat = seedvr_view(b, kr_graph_permute(b->g, w, (int[]){1, 0})),
+                                   .bias = seedvr_view(b, bias),
+                                   .residual = seedvr_view(b, residual),
+                                   .out = seedvr_view(b, out)});
 }
 
 static void combine(const builder *b, const char *name, int is_product, kr_tensor x, kr_tensor y, kr_tensor out) {
@@ -103,10 +103,10 @@ static void norm_rows(const builder *b, const char *name, const part *p, int whi
   kr_graph_call(b->g, name, &kr_op_add_norm,
                 &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
                                        .eps = b->c->eps,
-                                       .x = view(b, rows_of(b, x, p)),
-                                       .weight = view(b, mod_of(b, p, 3 * which + 1)),
-                                       .bias = view(b, mod_of(b, p, 3 * which)),
-                                       .out = view(b, rows_of(b, out, p))});
+                                       .x = seedvr_view(b, rows_of(b, x, p)),
+                                       .weight = seedvr_view(b, mod_of(b, p, 3 * which + 1)),
+                                       .bias = seedvr_view(b, mod_of(b, p, 3 * which)),
+                                       .out = seedvr_view(b, rows_of(b, out, p))});
 }
 
 /* x + gate (rows w' + bias): the gate scales the rows of w. */
@@ -117,18 +117,18 @@ static void project_gated(const builder *b, const char *name, const part *p, int
   if (gate) {
     const kr_tensor gated = kr_graph_temp(b->g, b->dtype, dims),
                     gated_bias = bias ? kr_graph_temp(b->g, b->dtype, KR_DIMS(dims.size[0])) : 0;
-    combine(b, "gate", 1, w, kr_graph_spread(b->g, kr_graph_reshape(b->g, gate, KR_DIMS(dims.size[0], 1)), dims),
+    combine(b, "gate", 1, w, kr_graph_expand(b->g, kr_graph_reshape(b->g, gate, KR_DIMS(dims.size[0], 1)), dims),
             gated);
     if (bias) combine(b, "gate_bias", 1, bias, gate, gated_bias);
     w = gated, bias = gated_bias;
   }
-  project(b, name, KRAIT_ACT_NONE, rows, w, bias, rows_of(b, x, p), rows_of(b, out, p));
+  project_seedvr(b, name, KRAIT_ACT_NONE, rows, w, bias, rows_of(b, x, p), rows_of(b, out, p));
 }
 
 /* ---- attention ---- */
 
 /* Rows as heads: one packed row of sequences. */
-static kr_tensor as_heads(const builder *b, kr_tensor t) {
+static kr_tensor seedvr_as_heads(const builder *b, kr_tensor t) {
   return kr_graph_reshape(b->g, t, KR_DIMS(1, kr_graph_dims(b->g, t).size[0], b->c->H, b->c->D));
 }
 
@@ -137,7 +137,7 @@ static kr_tensor project_third(const builder *b, const char *name, const part *p
   const int64_t inner = b->c->H * b->c->D;
   const kr_tensor out = temp(b, b->rows, inner);
   for (int i = 0; i < n_parts; i++)
-    project(b, name, KRAIT_ACT_NONE, rows_of(b, x, &parts[i]),
+    project_seedvr(b, name, KRAIT_ACT_NONE, rows_of(b, x, &parts[i]),
             kr_graph_slice(b->g, WEIGHT(&parts[i], qkv, 3 * inner, b->c->C), 0, k * inner, inner), 0, 0,
             rows_of(b, out, &parts[i]));
   return out;
@@ -154,22 +154,23 @@ static void norm_and_turn(const builder *b, const char *name, const part *parts,
     kr_graph_call(b->g, name, &kr_op_add_norm,
                   &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
                                          .eps = b->c->eps,
-                                         .x = view(b, heads),
-                                         .weight = view(b, w),
-                                         .out = view(b, heads)});
+                                         .x = seedvr_view(b, heads),
+                                         .weight = seedvr_view(b, w),
+                                         .out = seedvr_view(b, heads)});
   }
-  const kr_tensor turned = as_heads(b, kr_graph_slice(b->g, t, 0, 0, layout->n_turned));
+  const kr_tensor turned = seedvr_as_heads(b, kr_graph_slice(b->g, t, 0, 0, layout->n_turned));
   kr_graph_call(b->g, "rotary", &kr_op_rotary,
                 &(krait_rotary_args){.call.flags = KRAIT_ROTARY_INTERLEAVED,
-                                     .x = view(b, turned),
-                                     .cos = view(b, at->cos),
-                                     .sin = view(b, at->sin),
-                                     .out = view(b, turned)});
+                                     .x = seedvr_view(b, turned),
+                                     .cos = seedvr_view(b, at->cos),
+                                     .sin = seedvr_view(b, at->sin),
+                                     .out = seedvr_view(b, turned)});
 }
 
 static kr_tensor gather(const builder *b, const char *name, kr_tensor table, kr_tensor index, kr_tensor out) {
   kr_graph_call(b->g, name, &kr_op_gather_rows,
-                &(krait_gather_rows_args){.table = view(b, table), .index = view(b, index), .out = view(b, out)});
+                &(krait_gather_rows_args){
+                    .table = seedvr_view(b, table), .index = seedvr_view(b, index), .out = seedvr_view(b, out)});
   return out;
 }
 
@@ -182,14 +183,14 @@ static kr_tensor unpack(const builder *b, kr_tensor packed) {
   const kr_tensor copies = gather(b, "text_back", packed, at->text_at, temp(b, n * b->n, inner)),
                   sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->n * inner));
   kr_graph_call(b->g, "text_sum", &kr_op_sum_rows,
-                &(krait_sum_rows_args){.x = view(b, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))),
-                                       .out = view(b, sum)});
+                &(krait_sum_rows_args){.x = seedvr_view(b, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))),
+                                       .out = seedvr_view(b, sum)});
   kr_graph_pointwise(b->g, "text_mean", (krait_pointwise_args){.x_scale = 1 / (float)n},
                      kr_graph_reshape(b->g, sum, KR_DIMS(b->n, inner)), 0, kr_graph_slice(b->g, out, 0, b->T, b->n));
   return out;
 }
 
-static kr_tensor attend(const builder *b, const part *parts, int n_parts, kr_tensor x) {
+static kr_tensor seedvr_attend(const builder *b, const part *parts, int n_parts, kr_tensor x) {
   const kr_seedvr_config *c = b->c;
   const kr_seedvr_layout *layout = &b->to->layout[c->is_shifted[b->i]];
   const places *at = &b->of[c->is_shifted[b->i]];
@@ -206,12 +207,12 @@ static kr_tensor attend(const builder *b, const part *parts, int n_parts, kr_ten
   kr_graph_call(b->g, "attention", &kr_op_attention,
                 &(krait_attention_args){.max_q = layout->longest,
                                         .max_k = layout->longest,
-                                        .q = view(b, as_heads(b, packed[0])),
-                                        .k = view(b, as_heads(b, packed[1])),
-                                        .v = view(b, as_heads(b, packed[2])),
-                                        .cu_seqlens_q = view(b, at->starts),
-                                        .cu_seqlens_k = view(b, at->starts),
-                                        .out = view(b, as_heads(b, out))});
+                                        .q = seedvr_view(b, seedvr_as_heads(b, packed[0])),
+                                        .k = seedvr_view(b, seedvr_as_heads(b, packed[1])),
+                                        .v = seedvr_view(b, seedvr_as_heads(b, packed[2])),
+                                        .cu_seqlens_q = seedvr_view(b, at->starts),
+                                        .cu_seqlens_k = seedvr_view(b, at->starts),
+                                        .out = seedvr_view(b, seedvr_as_heads(b, out))});
   b->to->flops += 4 * layout->pairs * (double)(c->H * c->D);
   return unpack(b, out);
 }
@@ -246,13 +247,14 @@ static void mlp(const builder *b, const part *p, kr_tensor normed, kr_tensor x, 
     const kr_tensor gate = WEIGHT(p, mlp_gate, c->F, c->C);
     kr_graph_call(b->g, "mlp_in", &kr_op_gemm,
                   &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
-                                     .A = view(b, rows_of(b, normed, p)),
-                                     .Bmat = view(b, kr_graph_permute(b->g, gate, (int[]){1, 0})),
-                                     .B2 = view(b, kr_graph_permute(b->g, in, (int[]){1, 0})),
-                                     .out = view(b, hidden)});
+                                     .A = seedvr_view(b, rows_of(b, normed, p)),
+                                     .Bmat = seedvr_view(b, kr_graph_permute(b->g, gate, (int[]){1, 0})),
+                                     .B2 = seedvr_view(b, kr_graph_permute(b->g, in, (int[]){1, 0})),
+                                     .out = seedvr_view(b, hidden)});
     b->to->flops += 4 * (double)p->n * (double)c->C * (double)c->F;
   } else {
-    project(b, "mlp_in", KRAIT_ACT_GELU_TANH, rows_of(b, normed, p), in, WEIGHT(p, mlp_in_bias, c->F), 0, hidden);
+    project_seedvr(b, "mlp_in", KRAIT_ACT_GELU_TANH, rows_of(b, normed, p), in, WEIGHT(p, mlp_in_bias, c->F), 0,
+                   hidden);
   }
   project_gated(b, "mlp_out", p, 1, hidden, WEIGHT(p, mlp_out, c->C, c->F), WEIGHT(p, mlp_out_bias, c->C), x, out);
 }
@@ -283,7 +285,7 @@ static kr_tensor record_block(builder *b, kr_tensor x) {
                   out = temp(b, b->rows, c->C);
   for (int i = 0; i < n_ends; i++) norm_rows(b, "attn_norm", &ends[i], 0, x, normed);
   if (b->i == 0) tap_rows(b, "attn0.in_", normed);
-  const kr_tensor y = attend(b, parts, n_parts, normed);
+  const kr_tensor y = seedvr_attend(b, parts, n_parts, normed);
   for (int i = 0; i < n_ends; i++)
     project_gated(b, "proj_out", &ends[i], 0, rows_of(b, y, &ends[i]), WEIGHT(&ends[i], out, c->C, c->H * c->D),
                   WEIGHT(&ends[i], out_bias, c->C), x, attended);
@@ -303,10 +305,10 @@ static kr_tensor embed_time(const builder *b) {
   const int64_t C = b->c->C;
   const kr_tensor first = temp(b, 1, C), second = temp(b, 1, C),
                   emb = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, 6 * C));
-  project(b, "emb_in", KRAIT_ACT_SILU, b->to->sinusoids, END(emb_in, C, KR_SEEDVR_SINUSOIDS), END(emb_in_bias, C), 0,
-          first);
-  project(b, "emb_hid", KRAIT_ACT_SILU, first, END(emb_hid, C, C), END(emb_hid_bias, C), 0, second);
-  project(b, "emb_out", KRAIT_ACT_NONE, second, END(emb_out, 6 * C, C), END(emb_out_bias, 6 * C), 0, emb);
+  project_seedvr(b, "emb_in", KRAIT_ACT_SILU, b->to->sinusoids, END(emb_in, C, KR_SEEDVR_SINUSOIDS),
+                 END(emb_in_bias, C), 0, first);
+  project_seedvr(b, "emb_hid", KRAIT_ACT_SILU, first, END(emb_hid, C, C), END(emb_hid_bias, C), 0, second);
+  project_seedvr(b, "emb_out", KRAIT_ACT_NONE, second, END(emb_out, 6 * C, C), END(emb_out_bias, 6 * C), 0, emb);
   tap(b, "emb", emb);
   return emb;
 }
@@ -318,10 +320,11 @@ static kr_tensor embed_rows(const builder *b) {
   const kr_tensor x = temp(b, b->rows, c->C), text = kr_graph_slice(b->g, x, 0, b->T, b->n);
   to->patches = kr_graph_input(b->g, "patches", b->dtype, KR_DIMS(b->T, K));
   to->text = kr_graph_input(b->g, "text", b->dtype, KR_DIMS(b->n, c->txt_in));
-  project(b, "vid_in", KRAIT_ACT_NONE, to->patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0,
+  project_seedvr(b, "vid_in", KRAIT_ACT_NONE, to->patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0,
           kr_graph_slice(b->g, x, 0, 0, b->T));
   if (b->w->txt_in)
-    project(b, "txt_in", KRAIT_ACT_NONE, to->text, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0, text);
+    project_seedvr(b, "txt_in", KRAIT_ACT_NONE, to->text, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0,
+                   text);
   else combine(b, "txt_in", 0, to->text, 0, text);
   tap(b, "vid_tokens", kr_graph_slice(b->g, x, 0, 0, b->T));
   tap(b, "txt_tokens", text);
@@ -340,18 +343,19 @@ static void record_out(const builder *b, kr_tensor x) {
             kr_graph_slice(b->g, b->emb, 0, 0, 2), mods);
     combine(b, "out_scale", 1, weight_as(b, "out_norm", 0, KRAIT_F32, KR_DIMS(1, c->C), b->w->out_norm),
             kr_graph_slice(b->g, mods, 0, 1, 1), scale);
-    kr_graph_call(b->g, "out_norm", &kr_op_add_norm,
-                  &(krait_add_norm_args){
-                      .call.flags = KRAIT_NORM_RMS,
-                      .eps = c->eps,
-                      .x = view(b, x),
-                      .weight = view(b, kr_graph_reshape(b->g, scale, KR_DIMS(c->C))),
-                      .bias = view(b, kr_graph_reshape(b->g, kr_graph_slice(b->g, mods, 0, 0, 1), KR_DIMS(c->C))),
-                      .out = view(b, normed)});
+    kr_graph_call(
+        b->g, "out_norm", &kr_op_add_norm,
+        &(krait_add_norm_args){
+            .call.flags = KRAIT_NORM_RMS,
+            .eps = c->eps,
+            .x = seedvr_view(b, x),
+            .weight = seedvr_view(b, kr_graph_reshape(b->g, scale, KR_DIMS(c->C))),
+            .bias = seedvr_view(b, kr_graph_reshape(b->g, kr_graph_slice(b->g, mods, 0, 0, 1), KR_DIMS(c->C))),
+            .out = seedvr_view(b, normed)});
     x = normed;
   }
   b->to->out = kr_graph_output(b->g, "vid_out", KRAIT_F32, KR_DIMS(b->T, N));
-  project(b, "vid_out", KRAIT_ACT_NONE, x, END(vid_out, N, c->C), END(vid_out_bias, N), 0, b->to->out);
+  project_seedvr(b, "vid_out", KRAIT_ACT_NONE, x, END(vid_out, N, c->C), END(vid_out_bias, N), 0, b->to->out);
 }
 
 /* Tables in the context's memory have the same offsets in their block as on the host. */
@@ -372,7 +376,7 @@ static void record_places(builder *b, int which, const char *block) {
   p->sin = table(b, l, block, "sin", l->sin, KRAIT_F32, KR_DIMS(l->n_turned, R));
 }
 
-static void record(builder *b) {
+static void record_seedvr(builder *b) {
   kr_seedvr_graph *to = b->to;
   const int64_t C = b->c->C;
   kr_tensor x, emb;
@@ -417,7 +421,7 @@ static int32_t open_graph(builder *b, const krait_ctx *ctx) {
   KR_TRY(kr_graph_open(&to->g));
   b->g = to->g;
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) record_places(b, i, blocks[i]);
-  record(b);
+  record_seedvr(b);
   KR_TRY(kr_graph_plan(to->g, ctx, 0));
   return kr_runner_open(to->g, &to->runner);
 }

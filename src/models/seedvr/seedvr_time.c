@@ -36,7 +36,7 @@ typedef struct work {
 
 /* Zeros, which a norm does not change, would not be typical values: a 1 in every second byte is a small number in any
  * type. */
-static int32_t bind(work *m, int i, kr_tensor t, uint64_t bytes) {
+static int32_t bind_seedvr_time(work *m, int i, kr_tensor t, uint64_t bytes) {
   if (m->ctx->cuda) {
     KR_TRY(kr_cuda_alloc(m->ctx->cuda, (size_t)bytes, &m->blocks[i]));
     KR_TRY(kr_cuda_fill(m->ctx->cuda, m->blocks[i], 0x3c, (size_t)bytes, NULL));
@@ -50,13 +50,13 @@ static int32_t bind(work *m, int i, kr_tensor t, uint64_t bytes) {
 
 static int32_t wait_for(const work *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
 
-static int compare(const void *a, const void *b) {
+static int compare_seedvr_time(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
 /* The first runs on a GPU load kernels and capture the graph; on a CPU the first run already counts. */
-static int32_t time_runs(const work *m, double budget_s, krait_seedvr_timing *t) {
+static int32_t time_seedvr_runs(const work *m, double budget_s, krait_seedvr_timing *t) {
   double times[MOST_RUNS], total = 0;
   int n = 0;
   for (int i = m->ctx->cuda ? -3 : 0; n < MOST_RUNS && (n == 0 || total < budget_s); i++) {
@@ -69,7 +69,7 @@ static int32_t time_runs(const work *m, double budget_s, krait_seedvr_timing *t)
     times[n++] = seconds / N_BLOCKS;
     total += seconds;
   }
-  qsort(times, (size_t)n, sizeof *times, compare);
+  qsort(times, (size_t)n, sizeof *times, compare_seedvr_time);
   t->block_s = times[n / 2], t->best_s = times[0], t->n_runs = n;
   return KRAIT_OK;
 }
@@ -79,19 +79,19 @@ static int32_t report_nodes(const work *m, krait_seedvr_report_fn report, void *
   return kr_graph_print(m->g.g, m->g.runner, report, user);
 }
 
-static int32_t measure(work *m, int32_t dtype, double budget_s, krait_seedvr_timing *t) {
+static int32_t measure_seedvr_time(work *m, int32_t dtype, double budget_s, krait_seedvr_timing *t) {
   KR_TRY(kr_seedvr_weights_open(m->ctx, &m->c, NULL, dtype, &m->w));
   for (int i = 0; i < N_BLOCKS; i++) m->w.layers[i].text_ends = 0; /* two from the middle of the model */
   KR_TRY(kr_seedvr_graph_open(m->ctx, &m->c, &m->w, &m->g));
   const uint64_t rows_bytes = (uint64_t)((m->g.T + m->g.n_text) * m->c.C) * krait_dtype_bytes(dtype);
-  KR_TRY(bind(m, 0, m->g.rows, rows_bytes));
-  KR_TRY(bind(m, 1, m->g.emb, (uint64_t)(6 * m->c.C) * sizeof(float)));
-  KR_TRY(bind(m, 2, m->g.out, rows_bytes));
+  KR_TRY(bind_seedvr_time(m, 0, m->g.rows, rows_bytes));
+  KR_TRY(bind_seedvr_time(m, 1, m->g.emb, (uint64_t)(6 * m->c.C) * sizeof(float)));
+  KR_TRY(bind_seedvr_time(m, 2, m->g.out, rows_bytes));
   t->n_tokens = m->g.T;
   for (int i = 0; i < N_BLOCKS; i++) t->n_windows[i] = m->g.layout[i].n_windows, t->longest[i] = m->g.layout[i].longest;
   t->flops = m->g.flops / N_BLOCKS;
   t->weight_bytes = m->w.bytes / N_BLOCKS, t->work_bytes = kr_graph_bytes(m->g.g) + 2 * rows_bytes;
-  return time_runs(m, budget_s, t);
+  return time_seedvr_runs(m, budget_s, t);
 }
 
 int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s,
@@ -111,7 +111,7 @@ int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *sha
   int32_t status = kr_seedvr_config_read(s.variant == 3 ? "seedvr_dit3b" : "seedvr_dit7b", config, &m.c);
   kr_config_close(&config);
   m.g.n_text = TEXT_TOKENS, m.g.blocks_only = 1;
-  if (status >= 0) status = measure(&m, dtype, budget_s, &t);
+  if (status >= 0) status = measure_seedvr_time(&m, dtype, budget_s, &t);
   if (status >= 0 && report) status = report_nodes(&m, report, user);
   for (int i = 0; i < 3; i++)
     if (m.blocks[i] && ctx->cuda) kr_cuda_free(ctx->cuda, m.blocks[i]);

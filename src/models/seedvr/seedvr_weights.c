@@ -23,14 +23,14 @@ typedef struct loader {
 
 #define SHAPE(...) sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (int64_t[]){__VA_ARGS__}
 
-static int64_t elements_of(int32_t n_dims, const int64_t *shape) {
+static int64_t seedvr_elements_of(int32_t n_dims, const int64_t *shape) {
   int64_t n = 1;
   for (int32_t i = 0; i < n_dims; i++) n *= shape[i];
   return n;
 }
 
 /* Uniform, with a standard deviation of about 0.02: nothing saturates, and times do not depend on the values. */
-static void fill_random(loader *l, const krait_view *to, int64_t n) {
+static void fill_seedvr_random(loader *l, const krait_view *to, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     l->seed = l->seed * 6364136223846793005u + 1442695040888963407u;
     kr_put(to, i, ((double)(l->seed >> 40) / (1 << 24) - 0.5) * 0.07);
@@ -38,7 +38,7 @@ static void fill_random(loader *l, const krait_view *to, int64_t n) {
 }
 
 /* n values of the type, copied from `from` or random, in the weights' memory. */
-static int32_t place(loader *l, const char *key, const float *from, int64_t n, int32_t dtype, const void **at) {
+static int32_t place_seedvr(loader *l, const char *key, const float *from, int64_t n, int32_t dtype, const void **at) {
   const uint64_t bytes = (uint64_t)n * krait_dtype_bytes(dtype), begin = l->used;
   l->used = (begin + bytes + 255) & ~(uint64_t)255;
   l->w->bytes += bytes;
@@ -47,7 +47,7 @@ static int32_t place(loader *l, const char *key, const float *from, int64_t n, i
   void *host = l->ctx->cuda ? kr_alloc((size_t)bytes) : kr_arena_try(l->w->arena, (size_t)bytes);
   KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", key);
   const krait_view view = {.data = host, .dtype = dtype};
-  if (!from) fill_random(l, &view, n);
+  if (!from) fill_seedvr_random(l, &view, n);
   else if (dtype == KRAIT_F32) memcpy(host, from, (size_t)bytes);
   else
     for (int64_t i = 0; i < n; i++) kr_put(&view, i, from[i]);
@@ -60,15 +60,15 @@ static int32_t place(loader *l, const char *key, const float *from, int64_t n, i
   return status;
 }
 
-static int32_t find(const loader *l, const char *key, int32_t n_dims, const int64_t *shape, const float **from) {
+static int32_t find_seedvr(const loader *l, const char *key, int32_t n_dims, const int64_t *shape, const float **from) {
   *from = NULL;
   return l->weights ? kr_weights_take_f32(l->weights, key, n_dims, shape, from) : KRAIT_OK;
 }
 
-static int32_t take(loader *l, const char *key, int32_t n_dims, const int64_t *shape, const void **at) {
+static int32_t take_seedvr(loader *l, const char *key, int32_t n_dims, const int64_t *shape, const void **at) {
   const float *from;
-  KR_TRY(find(l, key, n_dims, shape, &from));
-  return place(l, key, from, elements_of(n_dims, shape), l->w->dtype, at);
+  KR_TRY(find_seedvr(l, key, n_dims, shape, &from));
+  return place_seedvr(l, key, from, seedvr_elements_of(n_dims, shape), l->w->dtype, at);
 }
 
 /* Vectors of width C, concatenated, in float32. */
@@ -78,10 +78,10 @@ static int32_t take_rows(loader *l, const char *keys[], int n, const void **at) 
   int32_t status = rows ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", keys[0]);
   for (int i = 0; status >= 0 && i < n; i++) {
     const float *from;
-    status = find(l, keys[i], SHAPE(C), &from);
+    status = find_seedvr(l, keys[i], SHAPE(C), &from);
     if (status >= 0 && from) memcpy(rows + i * C, from, (size_t)C * sizeof *rows);
   }
-  if (status >= 0) status = place(l, keys[0], l->weights ? rows : NULL, n * C, KRAIT_F32, at);
+  if (status >= 0) status = place_seedvr(l, keys[0], l->weights ? rows : NULL, n * C, KRAIT_F32, at);
   kr_free(rows);
   return status;
 }
@@ -102,36 +102,36 @@ static int32_t take_ada(loader *l, int64_t i, const char *part, kr_seedvr_part *
   return take_rows(l, keys, 6, &to->ada);
 }
 
-static int32_t take_attention(loader *l, int64_t i, const char *part, kr_seedvr_part *to) {
+static int32_t take_seedvr_attention(loader *l, int64_t i, const char *part, kr_seedvr_part *to) {
   const kr_seedvr_config *c = l->c;
   const int64_t inner = c->H * c->D;
   key_text key;
 #define KEY(before, after) key_of(key, i, before, part, after)
-  KR_TRY(take(l, KEY("attn.proj_qkv", "weight"), SHAPE(3 * inner, c->C), &to->qkv));
-  KR_TRY(take(l, KEY("attn.norm_q", "weight"), SHAPE(c->D), &to->norm_q));
-  KR_TRY(take(l, KEY("attn.norm_k", "weight"), SHAPE(c->D), &to->norm_k));
-  KR_TRY(take(l, KEY("attn.proj_out", "weight"), SHAPE(c->C, inner), &to->out));
-  return take(l, KEY("attn.proj_out", "bias"), SHAPE(c->C), &to->out_bias);
+  KR_TRY(take_seedvr(l, KEY("attn.proj_qkv", "weight"), SHAPE(3 * inner, c->C), &to->qkv));
+  KR_TRY(take_seedvr(l, KEY("attn.norm_q", "weight"), SHAPE(c->D), &to->norm_q));
+  KR_TRY(take_seedvr(l, KEY("attn.norm_k", "weight"), SHAPE(c->D), &to->norm_k));
+  KR_TRY(take_seedvr(l, KEY("attn.proj_out", "weight"), SHAPE(c->C, inner), &to->out));
+  return take_seedvr(l, KEY("attn.proj_out", "bias"), SHAPE(c->C), &to->out_bias);
 }
 
 static int32_t take_mlp(loader *l, int64_t i, const char *part, kr_seedvr_part *to) {
   const kr_seedvr_config *c = l->c;
   key_text key;
-  KR_TRY(take(l, KEY("mlp", "proj_in.weight"), SHAPE(c->F, c->C), &to->mlp_in));
-  KR_TRY(take(l, KEY("mlp", "proj_out.weight"), SHAPE(c->C, c->F), &to->mlp_out));
-  if (c->is_3b) return take(l, KEY("mlp", "proj_in_gate.weight"), SHAPE(c->F, c->C), &to->mlp_gate);
-  KR_TRY(take(l, KEY("mlp", "proj_in.bias"), SHAPE(c->F), &to->mlp_in_bias));
-  return take(l, KEY("mlp", "proj_out.bias"), SHAPE(c->C), &to->mlp_out_bias);
+  KR_TRY(take_seedvr(l, KEY("mlp", "proj_in.weight"), SHAPE(c->F, c->C), &to->mlp_in));
+  KR_TRY(take_seedvr(l, KEY("mlp", "proj_out.weight"), SHAPE(c->C, c->F), &to->mlp_out));
+  if (c->is_3b) return take_seedvr(l, KEY("mlp", "proj_in_gate.weight"), SHAPE(c->F, c->C), &to->mlp_gate);
+  KR_TRY(take_seedvr(l, KEY("mlp", "proj_in.bias"), SHAPE(c->F), &to->mlp_in_bias));
+  return take_seedvr(l, KEY("mlp", "proj_out.bias"), SHAPE(c->C), &to->mlp_out_bias);
 #undef KEY
 }
 
-static int32_t take_layer(loader *l, int64_t i, kr_seedvr_layer *to) {
+static int32_t take_seedvr_layer(loader *l, int64_t i, kr_seedvr_layer *to) {
   static const char *const names[] = {"vid", "txt"};
   to->n_parts = i < l->c->n_apart ? 2 : 1;
   to->text_ends = l->c->is_3b && i == l->c->n_layers - 1;
   for (int p = 0; p < to->n_parts; p++) {
     const char *part = to->n_parts == 1 ? "all" : names[p];
-    KR_TRY(take_attention(l, i, part, &to->part[p]));
+    KR_TRY(take_seedvr_attention(l, i, part, &to->part[p]));
     if (p == 1 && to->text_ends) continue;
     KR_TRY(take_ada(l, i, part, &to->part[p]));
     KR_TRY(take_mlp(l, i, part, &to->part[p]));
@@ -144,9 +144,9 @@ static int32_t take_layer(loader *l, int64_t i, kr_seedvr_layer *to) {
 static int32_t take_linear(loader *l, const char *name, int64_t N, int64_t K, const void **weight, const void **bias) {
   key_text key;
   snprintf(key, sizeof key, "%s.weight", name);
-  KR_TRY(take(l, key, SHAPE(N, K), weight));
+  KR_TRY(take_seedvr(l, key, SHAPE(N, K), weight));
   snprintf(key, sizeof key, "%s.bias", name);
-  return take(l, key, SHAPE(N), bias);
+  return take_seedvr(l, key, SHAPE(N), bias);
 }
 
 static int32_t take_ends(loader *l) {
@@ -189,11 +189,11 @@ static int32_t take_freqs(loader *l) {
   return KRAIT_OK;
 }
 
-static int32_t take_all(loader *l) {
+static int32_t take_seedvr_all(loader *l) {
   l->used = l->w->bytes = 0;
   l->seed = 1;
   KR_TRY(take_ends(l));
-  for (int64_t i = 0; i < l->c->n_layers; i++) KR_TRY(take_layer(l, i, &l->w->layers[i]));
+  for (int64_t i = 0; i < l->c->n_layers; i++) KR_TRY(take_seedvr_layer(l, i, &l->w->layers[i]));
   return KRAIT_OK;
 }
 
@@ -215,24 +215,24 @@ static int32_t check_count(const loader *l) {
   return KRAIT_OK;
 }
 
-static int32_t load(loader *l) {
+static int32_t load_seedvr(loader *l) {
   kr_seedvr_weights *w = l->w;
   w->arena = kr_arena_open();
   w->layers = w->arena ? kr_arena_try(w->arena, (size_t)l->c->n_layers * sizeof *w->layers) : NULL;
   KR_CHECK(w->layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)l->c->n_layers);
   KR_TRY(take_freqs(l));
-  KR_TRY(take_all(l));
+  KR_TRY(take_seedvr_all(l));
   if (l->weights) KR_TRY(check_count(l));
   if (!l->ctx->cuda) return KRAIT_OK;
   KR_TRY(kr_cuda_alloc(l->ctx->cuda, l->used, &w->device));
   l->device = w->device;
-  return take_all(l);
+  return take_seedvr_all(l);
 }
 
 int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
                                int32_t dtype, kr_seedvr_weights *w) {
   *w = (kr_seedvr_weights){.dtype = dtype};
-  const int32_t status = load(&(loader){.ctx = ctx, .c = c, .weights = weights, .w = w});
+  const int32_t status = load_seedvr(&(loader){.ctx = ctx, .c = c, .weights = weights, .w = w});
   if (status < 0) kr_seedvr_weights_close(ctx, w);
   return status;
 }

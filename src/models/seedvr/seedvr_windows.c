@@ -67,7 +67,7 @@ typedef struct filler {
 } filler;
 
 /* A row's angles from its position on the three axes. */
-static void turn(const filler *f, int64_t row, const double place[3]) {
+static void turn_seedvr_windows(const filler *f, int64_t row, const double place[3]) {
   const int64_t R = 3 * f->n_freqs;
   for (int64_t r = 0; r < R; r++) {
     const double angle = place[r / f->n_freqs] * (double)f->freqs[r % f->n_freqs];
@@ -77,7 +77,7 @@ static void turn(const filler *f, int64_t row, const double place[3]) {
 }
 
 /* -1 to 1 along an axis, or counted, in time after the text. */
-static double place_of(const filler *f, int axis, int64_t i, int64_t n) {
+static double seedvr_windows_place_of(const filler *f, int axis, int64_t i, int64_t n) {
   if (f->c->is_3b) return (double)(i + (axis == 0 ? f->n_text : 0));
   return n > 1 ? -1 + 2 * (double)i / (double)(n - 1) : -1;
 }
@@ -87,9 +87,9 @@ static int64_t fill_window(const filler *f, const kr_seedvr_window *w, int64_t a
   for (int64_t i = 0; i < extent_of(w); i++) {
     const int64_t n_w = e[5] - e[4], n_h = e[3] - e[2], in[3] = {i / (n_h * n_w), i / n_w % n_h, i % n_w};
     const int64_t row = ((e[0] + in[0]) * f->size[1] + e[2] + in[1]) * f->size[2] + e[4] + in[2];
-    const double place[3] = {place_of(f, 0, in[0], e[1] - e[0]), place_of(f, 1, in[1], n_h),
-                             place_of(f, 2, in[2], n_w)};
-    turn(f, row, place);
+    const double place[3] = {seedvr_windows_place_of(f, 0, in[0], e[1] - e[0]),
+                             seedvr_windows_place_of(f, 1, in[1], n_h), seedvr_windows_place_of(f, 2, in[2], n_w)};
+    turn_seedvr_windows(f, row, place);
     f->to->video_at[row] = (int32_t)at;
     f->to->to_packed[at++] = (int32_t)row;
   }
@@ -111,11 +111,12 @@ static void fill(const filler *f, const kr_seedvr_window *windows) {
     to->pairs += (double)n * (double)n;
   }
   to->starts[to->n_windows] = (int32_t)at;
-  for (int64_t p = 0; f->c->is_3b && p < f->n_text; p++) turn(f, f->T + p, (double[]){(double)p, (double)p, (double)p});
+  for (int64_t p = 0; f->c->is_3b && p < f->n_text; p++)
+    turn_seedvr_windows(f, f->T + p, (double[]){(double)p, (double)p, (double)p});
 }
 
 /* Each table begins at a multiple of 256 bytes, as copies on a GPU do. */
-static void *take(kr_seedvr_layout *to, int64_t n, size_t bytes_each) {
+static void *take_seedvr_windows(kr_seedvr_layout *to, int64_t n, size_t bytes_each) {
   void *at = to->memory ? (char *)to->memory + to->bytes : NULL;
   to->bytes = (to->bytes + (size_t)n * bytes_each + 255) & ~(size_t)255;
   return at;
@@ -123,12 +124,12 @@ static void *take(kr_seedvr_layout *to, int64_t n, size_t bytes_each) {
 
 static void take_tables(const filler *f, kr_seedvr_layout *to) {
   to->bytes = 0;
-  to->to_packed = take(to, to->n_packed, sizeof *to->to_packed);
-  to->video_at = take(to, f->T, sizeof *to->video_at);
-  to->text_at = take(to, to->n_windows * f->n_text, sizeof *to->text_at);
-  to->starts = take(to, to->n_windows + 1, sizeof *to->starts);
-  to->cos = take(to, to->n_turned * 3 * f->n_freqs, sizeof *to->cos);
-  to->sin = take(to, to->n_turned * 3 * f->n_freqs, sizeof *to->sin);
+  to->to_packed = take_seedvr_windows(to, to->n_packed, sizeof *to->to_packed);
+  to->video_at = take_seedvr_windows(to, f->T, sizeof *to->video_at);
+  to->text_at = take_seedvr_windows(to, to->n_windows * f->n_text, sizeof *to->text_at);
+  to->starts = take_seedvr_windows(to, to->n_windows + 1, sizeof *to->starts);
+  to->cos = take_seedvr_windows(to, to->n_turned * 3 * f->n_freqs, sizeof *to->cos);
+  to->sin = take_seedvr_windows(to, to->n_turned * 3 * f->n_freqs, sizeof *to->sin);
 }
 
 int32_t kr_seedvr_layout_open(const kr_seedvr_config *c, const float *freqs, int64_t n_freqs, const int64_t size[3],

@@ -28,9 +28,9 @@ typedef struct work {
   double times[MOST_TOKENS];
 } work;
 
-static double seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }
+static double describe_time_seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }
 
-static int32_t open_parts(work *w, int32_t dtype) {
+static int32_t open_describe_time_parts(work *w, int32_t dtype) {
   static const kr_qwen2_config lm = {.d = 896,
                                      .n_layers = 24,
                                      .V = 151936,
@@ -63,7 +63,7 @@ static int32_t open_parts(work *w, int32_t dtype) {
   return kr_qwen2_wait(w->lm);
 }
 
-static int32_t look(work *w) {
+static int32_t look_describe_time(work *w) {
   char *const rows = w->rows + (uint64_t)(BEFORE * kr_videogpt_d(w->model)) * krait_dtype_bytes(kr_qwen2_dtype(w->lm));
   int32_t chosen[KR_VIDEOGPT_T];
   KR_TRY(kr_videogpt_look(w->model, w->images, rows, NULL, chosen));
@@ -76,42 +76,42 @@ static int32_t look(work *w) {
 static int32_t time_film(work *w, krait_describer_timing *t) {
   for (int k = 0; k < 4; k++) {
     const int64_t start = kr_clock_ns();
-    KR_TRY(look(w));
-    const double seen = seconds_since(start);
+    KR_TRY(look_describe_time(w));
+    const double seen = describe_time_seconds_since(start);
     KR_TRY(kr_qwen2_reset(w->lm, 0));
-    KR_TRY(kr_qwen2_read(w->lm, 0, w->ids, w->rows, PROMPT, 0, w->logits));
-    const double read = seconds_since(start) - seen;
-    if (k == 1 || (k > 1 && seen < t->look_s)) t->look_s = seen;
-    if (k == 1 || (k > 1 && read < t->read_s)) t->read_s = read;
+    KR_TRY(kr_qwen2_prefill(w->lm, 0, w->ids, w->rows, PROMPT, 0, w->logits));
+    const double read = describe_time_seconds_since(start) - seen;
+    if (k == 1 || (k > 1 && seen < t->encode_s)) t->encode_s = seen;
+    if (k == 1 || (k > 1 && read < t->prefill_s)) t->prefill_s = read;
   }
   return KRAIT_OK;
 }
 
-static int compare(const void *a, const void *b) {
+static int compare_describe_time(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
-static int32_t time_tokens(work *w, int64_t n, krait_describer_timing *t) {
+static int32_t time_described_tokens(work *w, int64_t n, krait_describer_timing *t) {
   int32_t id = 1;
   for (int64_t k = -3; k < n; k++) {
     const int64_t start = kr_clock_ns();
     KR_TRY(kr_qwen2_step(w->lm, 1, &(int32_t){0}, &id, NULL, &id));
-    if (k >= 0) w->times[k] = seconds_since(start);
+    if (k >= 0) w->times[k] = describe_time_seconds_since(start);
   }
-  qsort(w->times, (size_t)n, sizeof *w->times, compare);
+  qsort(w->times, (size_t)n, sizeof *w->times, compare_describe_time);
   t->token_s = w->times[n / 2];
   return KRAIT_OK;
 }
 
-static int32_t measure(work *w, int32_t dtype, int64_t n_tokens, krait_describer_timing *t) {
+static int32_t measure_describe_time(work *w, int32_t dtype, int64_t n_tokens, krait_describer_timing *t) {
   const int64_t start = kr_clock_ns();
-  KR_TRY(open_parts(w, dtype));
-  t->open_s = seconds_since(start);
+  KR_TRY(open_describe_time_parts(w, dtype));
+  t->open_s = describe_time_seconds_since(start);
   t->n_prompt = PROMPT;
   t->bytes = kr_videogpt_bytes(w->model) + kr_videomamba_bytes(w->video) + kr_qwen2_bytes(w->lm);
   KR_TRY(time_film(w, t));
-  return time_tokens(w, n_tokens, t);
+  return time_described_tokens(w, n_tokens, t);
 }
 
 int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_tokens, krait_describer_timing *timing) {
@@ -123,7 +123,7 @@ int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_t
   work *w = kr_zalloc(sizeof *w);
   KR_CHECK(w, KRAIT_ERR_NO_MEMORY, "no memory for a measurement");
   w->ctx = ctx;
-  const int32_t status = measure(w, dtype, n_tokens, &t);
+  const int32_t status = measure_describe_time(w, dtype, n_tokens, &t);
   kr_qwen2_close(&w->lm);
   kr_videogpt_close(&w->model);
   kr_videomamba_close(&w->video);

@@ -30,7 +30,7 @@ struct krait_describer {
   kr_weights *video_weights;    /* NULL: the video tower is, too */
   kr_videogpt *model;
   kr_videomamba *video;
-  krait_film film;
+  krait_video_info film;
   char *label;          /* the video's path; NULL: none yet */
   uint8_t *sheet;       /* (16, side, side, 3): the frames as CLIP sees them */
   uint8_t *bytes;       /* of one frame */
@@ -43,7 +43,7 @@ struct krait_describer {
 
 /* ---- open and close ---- */
 
-static int32_t open_clip(krait_describer *d, const char *path, kr_videogpt_source *source) {
+static int32_t open_describer_clip(krait_describer *d, const char *path, kr_videogpt_source *source) {
   const kr_model_folder *folder = kr_lm_folder(d->lm);
   char key[128];
   snprintf(key, sizeof key, "%sembeddings.class_embedding", clip_prefix);
@@ -61,7 +61,7 @@ static int32_t open_clip(krait_describer *d, const char *path, kr_videogpt_sourc
   return status;
 }
 
-static int32_t open_video(krait_describer *d, const char *path) {
+static int32_t open_describer_video(krait_describer *d, const char *path) {
   const kr_model_folder *folder = kr_lm_folder(d->lm);
   char key[128];
   snprintf(key, sizeof key, "%scls_token", video_prefix);
@@ -76,7 +76,7 @@ static int32_t open_video(krait_describer *d, const char *path) {
 
 static int32_t check_parts(const krait_describer *d, const char *path) {
   const kr_videomamba_config *c = kr_videomamba_config_of(d->video);
-  const kr_any_lm *lm = kr_lm_model(d->lm);
+  const kr_lm *lm = kr_lm_model(d->lm);
   KR_CHECK(c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(d->model),
            KRAIT_ERR_WEIGHTS,
            "%s: its video tower has %lld frames of %lld x %lld patches and width %lld; Mobile-VideoGPT requires %d of "
@@ -91,7 +91,7 @@ static int32_t check_parts(const krait_describer *d, const char *path) {
   return KRAIT_OK;
 }
 
-static int32_t get_buffers(krait_describer *d) {
+static int32_t get_describer_buffers(krait_describer *d) {
   const size_t side = (size_t)kr_videogpt_side(d->model), of_video = (size_t)kr_videomamba_config_of(d->video)->side,
                larger = side > of_video ? side : of_video;
   d->sheet = kr_alloc_array(side * side, 3 * KR_VIDEOGPT_IMAGES);
@@ -104,7 +104,7 @@ static int32_t get_buffers(krait_describer *d) {
   return KRAIT_OK;
 }
 
-static int32_t open_all(krait_describer *d, const krait_describer_options *o) {
+static int32_t open_describer_all(krait_describer *d, const krait_describer_options *o) {
   static const char opening[] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n";
   kr_videogpt_source source;
   KR_TRY(krait_lm_open(
@@ -115,12 +115,12 @@ static int32_t open_all(krait_describer *d, const krait_describer_options *o) {
       kr_lm_model(d->lm)->qwen2 && kr_model_folder_find(kr_lm_folder(d->lm), "model.mm_projector.mlp.mlp.0.weight"),
       KRAIT_ERR_WEIGHTS,
       "%s has no tensor 'model.mm_projector.mlp.mlp.0.weight': it is a language model, not Mobile-VideoGPT", o->path);
-  KR_TRY(open_clip(d, o->path, &source));
+  KR_TRY(open_describer_clip(d, o->path, &source));
   KR_TRY(kr_videogpt_open(d->ctx, &source, &d->model));
-  KR_TRY(open_video(d, o->path));
+  KR_TRY(open_describer_video(d, o->path));
   KR_TRY(check_parts(d, o->path));
   KR_TRY(kr_tokenizer_encode(kr_lm_tokenizer(d->lm), opening, strlen(opening), 0, &d->before));
-  return get_buffers(d);
+  return get_describer_buffers(d);
 }
 
 int32_t krait_describer_open(const krait_ctx *ctx, const krait_describer_options *given, krait_describer **out) {
@@ -132,7 +132,7 @@ int32_t krait_describer_open(const krait_ctx *ctx, const krait_describer_options
   krait_describer *d = *out = kr_zalloc(sizeof *d);
   KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   d->ctx = ctx;
-  const int32_t status = open_all(d, &o);
+  const int32_t status = open_describer_all(d, &o);
   if (status < 0) krait_describer_close(out);
   return status;
 }
@@ -211,10 +211,10 @@ static char *film_rows(const krait_describer *d) {
                        krait_dtype_bytes(kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2));
 }
 
-static int32_t look(krait_describer *d) {
-  enum { ROOM = 256 }; /* for a question */
+static int32_t look_describer(krait_describer *d) {
+  enum { CAPACITY = 256 }; /* for a question */
   const int64_t side = kr_videomamba_config_of(d->video)->side, area = side * side;
-  KR_TRY(get_rows(d, d->before.n + KR_VIDEOGPT_ROWS + ROOM));
+  KR_TRY(get_rows(d, d->before.n + KR_VIDEOGPT_ROWS + CAPACITY));
   KR_TRY(kr_videogpt_look(d->model, d->images, film_rows(d), d->film.score, d->film.chosen));
   for (int64_t t = 0; t < KR_VIDEOGPT_T; t++)
     for (int64_t k = 0; k < 3; k++)
@@ -225,28 +225,30 @@ static int32_t look(krait_describer *d) {
   return d->ctx->cuda ? kr_cuda_wait(d->ctx->cuda, NULL) : KRAIT_OK;
 }
 
-int32_t krait_describer_film(krait_describer *d, const char *path, krait_film *film) {
-  KR_CHECK(d && path, KRAIT_ERR_ARGUMENT, "krait_describer_film: %s is NULL", d ? "path" : "describer");
-  const krait_film nothing = {.size = sizeof nothing};
-  if (film) KR_TRY(kr_struct_give("krait_film", film, sizeof *film, &nothing, sizeof nothing)); /* before the work */
+int32_t krait_describer_load(krait_describer *d, const char *path, krait_video_info *film) {
+  KR_CHECK(d && path, KRAIT_ERR_ARGUMENT, "krait_describer_load: %s is NULL", d ? "path" : "describer");
+  const krait_video_info nothing = {.size = sizeof nothing};
+  if (film)
+    KR_TRY(kr_struct_give("krait_video_info", film, sizeof *film, &nothing, sizeof nothing)); /* before the work */
   const int64_t start = kr_clock_ns();
   kr_free(d->label);
-  d->film = (krait_film){.size = sizeof d->film};
+  d->film = (krait_video_info){.size = sizeof d->film};
   d->label = NULL;
   KR_TRY(read_film(d, path));
-  d->film.read_s = (double)(kr_clock_ns() - start) * 1e-9;
-  KR_TRY(look(d));
-  d->film.look_s = (double)(kr_clock_ns() - start) * 1e-9 - d->film.read_s;
+  d->film.decode_s = (double)(kr_clock_ns() - start) * 1e-9;
+  KR_TRY(look_describer(d));
+  d->film.encode_s = (double)(kr_clock_ns() - start) * 1e-9 - d->film.decode_s;
   const size_t n_label = strlen(path) + 1;
   d->label = kr_alloc(n_label);
   KR_CHECK(d->label, KRAIT_ERR_NO_MEMORY, "no memory for a video's name");
   memcpy(d->label, path, n_label);
-  return film ? kr_struct_give("krait_film", film, sizeof *film, &d->film, sizeof d->film) : KRAIT_OK;
+  return film ? kr_struct_give("krait_video_info", film, sizeof *film, &d->film, sizeof d->film) : KRAIT_OK;
 }
 
-int32_t krait_describer_sheet(const krait_describer *d, const char *png_path) {
-  KR_CHECK(d && png_path, KRAIT_ERR_ARGUMENT, "krait_describer_sheet: %s is NULL", d ? "png_path" : "describer");
-  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_sheet: there is no video yet");
+int32_t krait_describer_contact_sheet(const krait_describer *d, const char *png_path) {
+  KR_CHECK(d && png_path, KRAIT_ERR_ARGUMENT, "krait_describer_contact_sheet: %s is NULL",
+           d ? "png_path" : "describer");
+  KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_contact_sheet: there is no video yet");
   return kr_describer_draw(&d->film, d->sheet, kr_videogpt_side(d->model), png_path);
 }
 
@@ -279,7 +281,7 @@ int32_t krait_describer_ask(krait_describer *d, const char *question, const krai
   KR_TRY(make_prompt(d, question));
   KR_TRY(get_rows(d, d->ids.n));
   KR_TRY(krait_lm_session_open(d->lm, sampling, session));
-  const int32_t status = kr_lm_read_rows(*session, d->ids.at, d->rows, d->ids.n);
+  const int32_t status = kr_lm_prefill_rows(*session, d->ids.at, d->rows, d->ids.n);
   if (status < 0) krait_lm_session_close(session);
   return status;
 }

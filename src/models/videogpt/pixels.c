@@ -183,17 +183,17 @@ int32_t kr_resize_bicubic(const uint8_t *rgb, int64_t width, int64_t height, int
 
 /* ---- numbers ---- */
 
-static void normalise(const uint8_t *rgb, int64_t n, int64_t colour, const double *mean, const double *deviation,
+static void normalise_pixels(const uint8_t *rgb, int64_t n, int64_t colour, const double *mean, const double *deviation,
                       float *out) {
   for (int k = 0; k < 3; k++)
     for (int64_t i = 0; i < n; i++) out[k * colour + i] = (float)((rgb[3 * i + k] / 255.0 - mean[k]) / deviation[k]);
 }
 
 void kr_pixels_of_video(const uint8_t *rgb, int64_t n, int64_t colour, float *out) {
-  normalise(rgb, n, colour, (const double[]){0.485, 0.456, 0.406}, (const double[]){0.229, 0.224, 0.225}, out);
+  normalise_pixels(rgb, n, colour, (const double[]){0.485, 0.456, 0.406}, (const double[]){0.229, 0.224, 0.225}, out);
 }
 
 void kr_pixels_of_clip(const uint8_t *rgb, int64_t n, int64_t colour, float *out) {
-  normalise(rgb, n, colour, (const double[]){0.48145466, 0.4578275, 0.40821073},
+  normalise_pixels(rgb, n, colour, (const double[]){0.48145466, 0.4578275, 0.40821073},
             (const double[]){0.26862954, 0.26130258, 0.27577711}, out);
 }

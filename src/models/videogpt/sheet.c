@@ -10,7 +10,7 @@
 
 enum { COLUMNS = 4, GAP = 12, CAPTION = 22, LEGEND = 66, BORDER = 4, LEAST = 120 /* pixels of a frame on the sheet */ };
 
-static int is_chosen(const krait_film *film, int i) {
+static int is_chosen(const krait_video_info *film, int i) {
   for (int k = 0; k < KRAIT_FILM_CHOSEN; k++)
     if (film->chosen[k] == i) return 1;
   return 0;
@@ -31,7 +31,8 @@ static cairo_surface_t *picture_of(const uint8_t *rgb, int64_t side) {
   return picture;
 }
 
-static void put_frame(cairo_t *c, const krait_film *film, const uint8_t *rgb, int64_t side, int i, double size) {
+static void put_sheet_frame(cairo_t *c, const krait_video_info *film, const uint8_t *rgb, int64_t side, int i,
+                            double size) {
   const double x = GAP + i % COLUMNS * (size + GAP), y = GAP + i / COLUMNS * (size + GAP + CAPTION);
   char text[64];
   if (is_chosen(film, i)) {
@@ -58,7 +59,7 @@ static void put_frame(cairo_t *c, const krait_film *film, const uint8_t *rgb, in
 }
 
 /* What the border and the numbers mean. */
-static void put_legend(cairo_t *c, double y) {
+static void put_sheet_legend(cairo_t *c, double y) {
   cairo_set_source_rgb(c, 0.95, 0.55, 0.1);
   cairo_rectangle(c, GAP, y + 4, 14, 14);
   cairo_fill(c);
@@ -71,7 +72,7 @@ static void put_legend(cairo_t *c, double y) {
   kr_chart_text(c, GAP, y + 54, KR_CHART_LEFT, 13, "the highest four of each half are chosen");
 }
 
-int32_t kr_describer_draw(const krait_film *film, const uint8_t *frames, int64_t side, const char *png_path) {
+int32_t kr_describer_draw(const krait_video_info *film, const uint8_t *frames, int64_t side, const char *png_path) {
   const double size = side < LEAST ? LEAST : (double)side, width = GAP + COLUMNS * (size + GAP);
   const double below = GAP + (film->n + COLUMNS - 1) / COLUMNS * (size + GAP + CAPTION);
   cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)width, (int)(below + LEGEND));
@@ -80,8 +81,8 @@ int32_t kr_describer_draw(const krait_film *film, const uint8_t *frames, int64_t
   cairo_set_source_rgb(c, 1, 1, 1);
   cairo_paint(c);
   cairo_select_font_face(c, "sans", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
-  for (int i = 0; i < film->n; i++) put_frame(c, film, frames + i * side * side * 3, side, i, size);
-  put_legend(c, below);
+  for (int i = 0; i < film->n; i++) put_sheet_frame(c, film, frames + i * side * side * 3, side, i, size);
+  put_sheet_legend(c, below);
   kr_c_locale_end(locale);
   const int32_t status = kr_chart_write(c, png_path);
   cairo_destroy(c);

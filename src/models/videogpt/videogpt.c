@@ -13,7 +13,7 @@
 struct kr_videogpt {
   const krait_ctx *ctx;
   kr_videogpt_source source;
-  kr_placer placer, clip_placer;
+  kr_loader loader, clip_loader;
   kr_videogpt_weights w;
   int takes_best; /* the frames with the highest scores; otherwise the lowest */
   kr_videogpt_graph context, video;
@@ -24,7 +24,7 @@ struct kr_videogpt {
 /* ---- tensors ---- */
 
 /* Cell means of an adaptive pooling from EDGE x EDGE to edge x edge. */
-static int32_t make_pool(kr_placer *p, int64_t edge, int32_t dtype, kr_placed *to) {
+static int32_t make_pool(kr_loader *p, int64_t edge, int32_t dtype, kr_weight_ref *to) {
   enum { E = KR_VIDEOGPT_EDGE };
   const int64_t n = edge * edge * KR_VIDEOGPT_PATCHES;
   const uint64_t bytes = (uint64_t)n * krait_dtype_bytes(dtype);
@@ -37,50 +37,50 @@ static int32_t make_pool(kr_placer *p, int64_t edge, int32_t dtype, kr_placed *t
       for (int64_t l = left; l < right; l++)
         kr_put(&matrix, i * KR_VIDEOGPT_PATCHES + k * E + l, 1.0 / (double)((bottom - top) * (right - left)));
   }
-  const int32_t status = kr_place_made(p, matrix.data, bytes, dtype, to);
+  const int32_t status = kr_load_buffer(p, matrix.data, bytes, dtype, to);
   kr_free(matrix.data);
   return status;
 }
 
 /* (d,1,3,3) as (9,d) float32, with 1 added to the center tap. */
-static int32_t take_taps(kr_placer *p, const char *name, int64_t d, kr_placed *to) {
+static int32_t take_taps(kr_loader *p, const char *name, int64_t d, kr_weight_ref *to) {
   kr_weight item;
-  KR_TRY(kr_placer_find(p, name, 1, KR_SIZES(d, 1, 3, 3), &item));
+  KR_TRY(kr_loader_find(p, name, 1, KR_SIZES(d, 1, 3, 3), &item));
   const krait_view taps = {.data = (void *)item.data, .dtype = item.dtype};
   float *turned = kr_alloc_array((size_t)(9 * d), sizeof *turned);
   KR_CHECK(turned, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", name);
   for (int64_t i = 0; i < 9 * d; i++) turned[i % 9 * d + i / 9] = (float)kr_get(&taps, i) + (float)(i % 9 == 4);
-  const int32_t status = kr_place_made(p, turned, (uint64_t)(9 * d) * sizeof *turned, KRAIT_F32, to);
+  const int32_t status = kr_load_buffer(p, turned, (uint64_t)(9 * d) * sizeof *turned, KRAIT_F32, to);
   kr_free(turned);
   return status;
 }
 
-static int32_t take_projector(kr_placer *p, const char *name, int64_t d, kr_projector *to) {
+static int32_t take_projector(kr_loader *p, const char *name, int64_t d, kr_projector *to) {
   char key[64];
 #define KEY(end) (snprintf(key, sizeof key, "model.%s." end, name), key)
-  KR_TRY(kr_place(p, KEY("mlp.mlp.0.weight"), 1, KR_SIZES(d, to->K), &to->first));
-  KR_TRY(kr_place(p, KEY("mlp.mlp.0.bias"), 1, KR_SIZES(d), &to->first_bias));
-  KR_TRY(kr_place(p, KEY("mlp.mlp.2.weight"), 1, KR_SIZES(d, d), &to->second));
-  KR_TRY(kr_place(p, KEY("mlp.mlp.2.bias"), 1, KR_SIZES(d), &to->second_bias));
+  KR_TRY(kr_load(p, KEY("mlp.mlp.0.weight"), 1, KR_SIZES(d, to->K), &to->first));
+  KR_TRY(kr_load(p, KEY("mlp.mlp.0.bias"), 1, KR_SIZES(d), &to->first_bias));
+  KR_TRY(kr_load(p, KEY("mlp.mlp.2.weight"), 1, KR_SIZES(d, d), &to->second));
+  KR_TRY(kr_load(p, KEY("mlp.mlp.2.bias"), 1, KR_SIZES(d), &to->second_bias));
   KR_TRY(take_taps(p, KEY("peg.peg.0.weight"), d, &to->taps));
-  KR_TRY(kr_place_f32(p, KEY("peg.peg.0.bias"), KR_SIZES(d), NULL, &to->taps_bias));
+  KR_TRY(kr_load_f32(p, KEY("peg.peg.0.bias"), KR_SIZES(d), NULL, &to->taps_bias));
   return make_pool(p, to->edge, p->ctx->cuda ? to->second.dtype : KRAIT_F32, &to->pool);
 }
 
-static int32_t take_sums(kr_placer *p, kr_videogpt_weights *w) {
+static int32_t take_sums(kr_loader *p, kr_videogpt_weights *w) {
   const int64_t C = w->clip_config.C, R = KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_PATCHES, n = R * KR_VIDEOGPT_SUMS;
   float *values = kr_alloc_array((size_t)(n > C ? n : C), sizeof *values);
   KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for frame selection");
   for (int64_t i = 0; i < R; i++)
     values[i * KR_VIDEOGPT_SUMS + i / KR_VIDEOGPT_PATCHES] = values[i * KR_VIDEOGPT_SUMS + KR_VIDEOGPT_CHUNK] = 1;
-  int32_t status = kr_place_made(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, &w->of_frames);
+  int32_t status = kr_load_buffer(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, &w->of_frames);
   for (int64_t i = 0; i < C; i++) values[i] = 1;
-  if (status >= 0) status = kr_place_made(p, values, (uint64_t)C * sizeof *values, KRAIT_F32, &w->ones);
+  if (status >= 0) status = kr_load_buffer(p, values, (uint64_t)C * sizeof *values, KRAIT_F32, &w->ones);
   kr_free(values);
   return status;
 }
 
-static int32_t take_all(kr_placer *p, void *user) {
+static int32_t take_videogpt_all(kr_loader *p, void *user) {
   kr_videogpt_weights *w = user;
   KR_TRY(take_projector(p, "image_mm_projector", w->d, &w->context));
   KR_TRY(take_projector(p, "mm_projector", w->d, &w->video));
@@ -88,17 +88,17 @@ static int32_t take_all(kr_placer *p, void *user) {
   return take_sums(p, w);
 }
 
-static int32_t take_clip(kr_placer *p, void *user) {
+static int32_t take_clip(kr_loader *p, void *user) {
   kr_videogpt_weights *w = user;
   return kr_clip_take(p, &w->clip_config, w->n_layers, &w->clip);
 }
 
 /* ---- sizes ---- */
 
-static int32_t projector_sizes(const kr_placer *p, const char *key, int64_t *d, int64_t *K) {
-  const kr_weight *w = kr_placer_look(p, key);
+static int32_t projector_sizes(const kr_loader *p, const char *key, int64_t *d, int64_t *K) {
+  const kr_weight *w = kr_loader_peek(p, key);
   KR_CHECK(w && w->n_dims == 2, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is %s: these are not weights of Mobile-VideoGPT",
-           kr_placer_label(p), key, w ? "no matrix" : "missing");
+           kr_loader_label(p), key, w ? "no matrix" : "missing");
   *d = w->shape[0], *K = w->shape[1];
   return KRAIT_OK;
 }
@@ -118,27 +118,27 @@ static int32_t published_sizes(kr_videogpt *m) {
   return KRAIT_OK;
 }
 
-static int32_t read_sizes(kr_videogpt *m) {
+static int32_t read_videogpt_sizes(kr_videogpt *m) {
   const json_t *root = kr_model_folder_config(m->source.folder),
                *chosen = json_object_get(root, "num_select_k_frames_in_chunk");
   kr_videogpt_weights *w = &m->w;
   int64_t d;
   KR_CHECK(!chosen || json_integer_value(chosen) == KR_VIDEOGPT_CHOSEN, KRAIT_ERR_WEIGHTS,
            "%s: config.json: num_select_k_frames_in_chunk is %lld; the model's shapes allow only %d",
-           kr_placer_label(&m->placer), (long long)json_integer_value(chosen), KR_VIDEOGPT_CHOSEN);
+           kr_loader_label(&m->loader), (long long)json_integer_value(chosen), KR_VIDEOGPT_CHOSEN);
   m->takes_best = !json_is_false(json_object_get(root, "topK"));
-  KR_TRY(projector_sizes(&m->placer, "model.image_mm_projector.mlp.mlp.0.weight", &w->d, &w->context.K));
-  KR_TRY(projector_sizes(&m->placer, "model.mm_projector.mlp.mlp.0.weight", &d, &w->video.K));
+  KR_TRY(projector_sizes(&m->loader, "model.image_mm_projector.mlp.mlp.0.weight", &w->d, &w->context.K));
+  KR_TRY(projector_sizes(&m->loader, "model.mm_projector.mlp.mlp.0.weight", &d, &w->video.K));
   w->context.edge = KR_VIDEOGPT_CONTEXT_EDGE, w->video.edge = KR_VIDEOGPT_VIDEO_EDGE;
-  KR_TRY(kr_clip_config_read(&m->clip_placer,
+  KR_TRY(kr_clip_config_read(&m->clip_loader,
                              json_object_get(kr_model_folder_config(m->source.clip_folder), "vision_config"),
                              &w->clip_config));
   KR_CHECK(d == w->d && w->context.K == w->clip_config.C, KRAIT_ERR_WEIGHTS,
-           "%s: the projectors' widths (%lld, %lld, CLIP %lld) do not match", kr_placer_label(&m->placer),
+           "%s: the projectors' widths (%lld, %lld, CLIP %lld) do not match", kr_loader_label(&m->loader),
            (long long)w->d, (long long)d, (long long)w->clip_config.C);
   KR_CHECK(w->clip_config.edge == KR_VIDEOGPT_EDGE && w->clip_config.n_layers >= 1, KRAIT_ERR_WEIGHTS,
            "%s: CLIP has %lld x %lld patches and %lld layers; Mobile-VideoGPT requires %d x %d",
-           kr_placer_label(&m->placer), (long long)w->clip_config.edge, (long long)w->clip_config.edge,
+           kr_loader_label(&m->loader), (long long)w->clip_config.edge, (long long)w->clip_config.edge,
            (long long)w->clip_config.n_layers, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE);
   w->n_layers = w->clip_config.n_layers - 1; /* the second to last hidden state */
   return KRAIT_OK;
@@ -146,33 +146,33 @@ static int32_t read_sizes(kr_videogpt *m) {
 
 /* ---- open and close ---- */
 
-static uint64_t patches_bytes(const kr_videogpt *m) {
+static uint64_t videogpt_patches_bytes(const kr_videogpt *m) {
   const int64_t patch = m->w.clip_config.patch;
   return (uint64_t)(KR_VIDEOGPT_IMAGES * KR_VIDEOGPT_PATCHES * 3 * patch * patch) * sizeof(float);
 }
 enum { SUMS_FLOATS = KR_VIDEOGPT_IMAGES * KR_VIDEOGPT_PATCHES * KR_VIDEOGPT_SUMS };
 
-static int32_t get_buffers(kr_videogpt *m) {
-  m->patches = kr_alloc((size_t)patches_bytes(m));
+static int32_t get_videogpt_buffers(kr_videogpt *m) {
+  m->patches = kr_alloc((size_t)videogpt_patches_bytes(m));
   m->sums = kr_alloc_array(SUMS_FLOATS, sizeof *m->sums);
   KR_CHECK(m->patches && m->sums, KRAIT_ERR_NO_MEMORY, "no memory for a video's frames");
   m->patches_at = m->patches, m->sums_at = m->sums;
   if (!m->ctx->cuda) return KRAIT_OK;
   m->patches_at = m->sums_at = NULL;
-  KR_TRY(kr_block_get(m->ctx, "a video's frames", patches_bytes(m), &m->patches_at));
+  KR_TRY(kr_block_get(m->ctx, "a video's frames", videogpt_patches_bytes(m), &m->patches_at));
   return kr_block_get(m->ctx, "sums", SUMS_FLOATS * sizeof(float), &m->sums_at);
 }
 
-static int32_t prepare(kr_videogpt *m) {
-  KR_TRY(m->source.folder ? read_sizes(m) : published_sizes(m));
+static int32_t prepare_videogpt(kr_videogpt *m) {
+  KR_TRY(m->source.folder ? read_videogpt_sizes(m) : published_sizes(m));
   m->w.clip.layers = kr_alloc_array((size_t)m->w.n_layers + 1, sizeof *m->w.clip.layers);
   KR_CHECK(m->w.clip.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m->w.n_layers);
-  KR_TRY(kr_placer_run(&m->clip_placer, take_clip, &m->w));
-  KR_TRY(kr_placer_run(&m->placer, take_all, &m->w));
+  KR_TRY(kr_loader_run(&m->clip_loader, take_clip, &m->w));
+  KR_TRY(kr_loader_run(&m->loader, take_videogpt_all, &m->w));
   KR_CHECK(!m->ctx->cuda || m->w.clip.dtype == m->w.context.first.dtype, KRAIT_ERR_WEIGHTS,
-           "%s: CLIP's weights are %s, its projector's %s; a GPU needs one type", kr_placer_label(&m->placer),
+           "%s: CLIP's weights are %s, its projector's %s; a GPU needs one type", kr_loader_label(&m->loader),
            krait_dtype_name(m->w.clip.dtype), krait_dtype_name(m->w.context.first.dtype));
-  KR_TRY(get_buffers(m));
+  KR_TRY(get_videogpt_buffers(m));
   KR_TRY(kr_videogpt_record_context(m->ctx, &m->w, m->source.rows_dtype, &m->context));
   return kr_videogpt_record_video(m->ctx, &m->w, m->source.rows_dtype, &m->video);
 }
@@ -181,10 +181,10 @@ int32_t kr_videogpt_open(const krait_ctx *ctx, const kr_videogpt_source *source,
   kr_videogpt *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   m->ctx = ctx, m->source = *source;
-  m->placer = (kr_placer){.ctx = ctx, .folder = source->folder, .prefix = "", .random_type = source->random_type};
-  m->clip_placer = (kr_placer){
+  m->loader = (kr_loader){.ctx = ctx, .folder = source->folder, .prefix = "", .random_type = source->random_type};
+  m->clip_loader = (kr_loader){
       .ctx = ctx, .folder = source->clip_folder, .prefix = source->clip_prefix, .random_type = source->random_type};
-  const int32_t status = prepare(m);
+  const int32_t status = prepare_videogpt(m);
   if (status < 0) kr_videogpt_close(model);
   return status;
 }
@@ -199,8 +199,8 @@ void kr_videogpt_close(kr_videogpt **model) {
   }
   if (m->patches_at != m->patches) kr_block_free(m->ctx, m->patches_at);
   if (m->sums_at != m->sums) kr_block_free(m->ctx, m->sums_at);
-  kr_placer_close(&m->placer);
-  kr_placer_close(&m->clip_placer);
+  kr_loader_close(&m->loader);
+  kr_loader_close(&m->clip_loader);
   kr_free(m->w.clip.layers);
   kr_free(m->patches);
   kr_free(m->sums);
@@ -211,14 +211,14 @@ void kr_videogpt_close(kr_videogpt **model) {
 const kr_graph *kr_videogpt_graph_of(const kr_videogpt *m, int is_video) {
   return (is_video ? m->video : m->context).g;
 }
-uint64_t kr_videogpt_bytes(const kr_videogpt *m) { return m->placer.bytes + m->clip_placer.bytes; }
+uint64_t kr_videogpt_bytes(const kr_videogpt *m) { return m->loader.bytes + m->clip_loader.bytes; }
 int64_t kr_videogpt_side(const kr_videogpt *m) { return m->w.clip_config.edge * m->w.clip_config.patch; }
 int64_t kr_videogpt_width(const kr_videogpt *m) { return m->w.video.K; }
 int64_t kr_videogpt_d(const kr_videogpt *m) { return m->w.d; }
 
 /* ---- runs ---- */
 
-static void score(const kr_videogpt *m, double *scores) {
+static void videogpt_score(const kr_videogpt *m, double *scores) {
   for (int64_t f = 0; f < KR_VIDEOGPT_IMAGES; f++) {
     const float *rows = m->sums + f / KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_CHUNK * KR_VIDEOGPT_PATCHES * KR_VIDEOGPT_SUMS;
     scores[f] = 0;
@@ -245,18 +245,18 @@ int32_t kr_videogpt_look(kr_videogpt *m, const float *images, void *rows, double
   const int64_t side = kr_videogpt_side(m), part = SUMS_FLOATS / KR_VIDEOGPT_CHUNKS;
   double own[KR_VIDEOGPT_IMAGES];
   kr_patches_cut(images, KR_VIDEOGPT_IMAGES, 3 * side * side, side * side, side, m->w.clip_config.patch, m->patches);
-  if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, patches_bytes(m)));
+  if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, videogpt_patches_bytes(m)));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.in, m->patches_at));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.rows, rows));
   for (int i = 0; i < KR_VIDEOGPT_CHUNKS; i++)
     KR_TRY(kr_runner_bind(m->context.runner, m->context.sums[i], m->sums_at + i * part));
   KR_TRY(kr_runner_run(m->context.runner, NULL));
   if (m->ctx->cuda) KR_TRY(kr_block_read(m->ctx, m->sums, m->sums_at, SUMS_FLOATS * sizeof(float)));
-  score(m, own);
+  videogpt_score(m, own);
   for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) {
     KR_CHECK(isfinite(own[i]), KRAIT_ERR_WEIGHTS,
              "%s: the score of frame %d is not finite: the weights are damaged, or their training diverged",
-             kr_placer_label(&m->placer), i);
+             kr_loader_label(&m->loader), i);
     if (scores) scores[i] = own[i];
   }
   choose(m, own, chosen);

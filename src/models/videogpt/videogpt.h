@@ -25,9 +25,9 @@ enum {
 typedef struct kr_projector {
   int64_t K;    /* input width */
   int64_t edge; /* output width */
-  kr_placed first, first_bias, second, second_bias;
-  kr_placed taps, taps_bias; /* (9, d) float32, the identity added to the middle tap; (d) */
-  kr_placed pool;            /* (edge^2, PATCHES) */
+  kr_weight_ref first, first_bias, second, second_bias;
+  kr_weight_ref taps, taps_bias; /* (9, d) float32, the identity added to the middle tap; (d) */
+  kr_weight_ref pool;            /* (edge^2, PATCHES) */
 } kr_projector;
 
 typedef struct kr_videogpt_weights {
@@ -36,8 +36,8 @@ typedef struct kr_videogpt_weights {
   int64_t n_layers; /* of CLIP, that run */
   int64_t d;        /* width of the language model */
   kr_projector context, video;
-  kr_placed frame_pool; /* (VIDEO_EDGE^2, PATCHES): as video.pool */
-  kr_placed ones,
+  kr_weight_ref frame_pool; /* (VIDEO_EDGE^2, PATCHES): as video.pool */
+  kr_weight_ref ones,
       of_frames; /* (C, 1) and (CHUNK PATCHES, 16) float32: 1 in the column of a row's frame, and in column CHUNK */
 } kr_videogpt_weights;
 

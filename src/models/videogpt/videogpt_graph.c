@@ -15,49 +15,50 @@ typedef struct builder {
 
 enum { N = KR_VIDEOGPT_PATCHES };
 
-static krait_view view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
+static krait_view videogpt_view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
 
-static kr_tensor weight(const builder *b, const char *name, const kr_placed *t, kr_dims dims) {
+static kr_tensor videogpt_weight(const builder *b, const char *name, const kr_weight_ref *t, kr_dims dims) {
   char full[64];
   snprintf(full, sizeof full, "%s.%s", b->part, name);
   return kr_graph_weight(b->g, full, t->dtype, dims, t->data);
 }
 
-static void copy(const builder *b, const char *name, kr_tensor from, kr_tensor to) {
+static void copy_videogpt(const builder *b, const char *name, kr_tensor from, kr_tensor to) {
   kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
 /* ---- pooling ---- */
 
 /* (B, patches, C) by a matrix (cells, patches): (B, cells, C), of the matrix's type on a GPU, else float32. */
-static kr_tensor pool(const builder *b, const char *name, kr_tensor x, const kr_placed *matrix, int64_t cells,
+static kr_tensor pool(const builder *b, const char *name, kr_tensor x, const kr_weight_ref *matrix, int64_t cells,
                       int32_t dtype) {
   const kr_dims in = kr_graph_dims(b->g, x);
   const kr_tensor out = kr_graph_temp(b->g, dtype, KR_DIMS(in.size[0], cells, in.size[2])),
-                  m = kr_graph_reshape(b->g, weight(b, name, matrix, KR_DIMS(cells, N)), KR_DIMS(cells, N, 1));
+                  m = kr_graph_reshape(b->g, videogpt_weight(b, name, matrix, KR_DIMS(cells, N)), KR_DIMS(cells, N, 1));
   kr_graph_call(b->g, name, &kr_op_gemm,
                 &(krait_gemm_args){.P = in.size[0],
-                                   .A = view(b, kr_graph_spread(b->g, m, KR_DIMS(cells, N, in.size[0]))),
-                                   .Bmat = view(b, kr_graph_permute(b->g, x, (int[]){1, 2, 0})),
-                                   .out = view(b, kr_graph_permute(b->g, out, (int[]){1, 2, 0}))});
+                                   .A = videogpt_view(b, kr_graph_expand(b->g, m, KR_DIMS(cells, N, in.size[0]))),
+                                   .Bmat = videogpt_view(b, kr_graph_permute(b->g, x, (int[]){1, 2, 0})),
+                                   .out = videogpt_view(b, kr_graph_permute(b->g, out, (int[]){1, 2, 0}))});
   return out;
 }
 
 /* ---- projectors ---- */
 
-static kr_tensor linear(const builder *b, const char *name, kr_tensor x, const kr_placed *w, const kr_placed *bias,
-                        int64_t K, int32_t activation) {
+static kr_tensor linear(const builder *b, const char *name, kr_tensor x, const kr_weight_ref *w,
+                        const kr_weight_ref *bias, int64_t K, int32_t activation) {
   const int64_t d = b->w->d, R = kr_graph_dims(b->g, x).size[0];
   char bias_name[32];
   snprintf(bias_name, sizeof bias_name, "%s_bias", name);
   const kr_tensor out = kr_graph_temp(b->g, kr_graph_dtype(b->g, x), KR_DIMS(R, d));
   return kr_graph_call(
       b->g, name, &kr_op_gemm,
-      &(krait_gemm_args){.activation = activation,
-                         .A = view(b, x),
-                         .Bmat = view(b, kr_graph_permute(b->g, weight(b, name, w, KR_DIMS(d, K)), (int[]){1, 0})),
-                         .bias = view(b, weight(b, bias_name, bias, KR_DIMS(d))),
-                         .out = view(b, out)});
+      &(krait_gemm_args){
+          .activation = activation,
+          .A = videogpt_view(b, x),
+          .Bmat = videogpt_view(b, kr_graph_permute(b->g, videogpt_weight(b, name, w, KR_DIMS(d, K)), (int[]){1, 0})),
+          .bias = videogpt_view(b, videogpt_weight(b, bias_name, bias, KR_DIMS(d))),
+          .out = videogpt_view(b, out)});
 }
 
 /* The part of (B,e,e,d) that is shifted by `dy` rows and `dx` columns from the part on the other side. */
@@ -72,17 +73,20 @@ static kr_tensor add_neighbours(const builder *b, const kr_projector *p, kr_tens
   const int64_t B = kr_graph_dims(b->g, x).size[0], e = p->edge, d = b->w->d;
   const kr_dims all = KR_DIMS(B, e, e, d);
   const kr_tensor from = kr_graph_reshape(b->g, x, all), sum = kr_graph_temp(b->g, KRAIT_F32, all),
-                  part = kr_graph_temp(b->g, KRAIT_F32, all), taps = weight(b, "taps", &p->taps, KR_DIMS(9, d));
-  copy(b, "taps_bias",
-       kr_graph_spread(
-           b->g, kr_graph_reshape(b->g, weight(b, "taps_bias", &p->taps_bias, KR_DIMS(d)), KR_DIMS(1, 1, 1, d)), all),
-       sum);
+                  part = kr_graph_temp(b->g, KRAIT_F32, all),
+                  taps = videogpt_weight(b, "taps", &p->taps, KR_DIMS(9, d));
+  copy_videogpt(
+      b, "taps_bias",
+      kr_graph_expand(
+          b->g, kr_graph_reshape(b->g, videogpt_weight(b, "taps_bias", &p->taps_bias, KR_DIMS(d)), KR_DIMS(1, 1, 1, d)),
+          all),
+      sum);
   for (int k = 0; k < 9; k++) {
     const int dy = k / 3 - 1, dx = k % 3 - 1;
     const kr_tensor at = shifted(b, from, e, dy, dx), to = shifted(b, sum, e, -dy, -dx),
                     product = shifted(b, part, e, -dy, -dx);
     const kr_tensor tap =
-        kr_graph_spread(b->g, kr_graph_reshape(b->g, kr_graph_slice(b->g, taps, 0, k, 1), KR_DIMS(1, 1, 1, d)),
+        kr_graph_expand(b->g, kr_graph_reshape(b->g, kr_graph_slice(b->g, taps, 0, k, 1), KR_DIMS(1, 1, 1, d)),
                         kr_graph_dims(b->g, at));
     kr_graph_pointwise(b->g, "tap", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, at,
                        tap, product);
@@ -92,13 +96,14 @@ static kr_tensor add_neighbours(const builder *b, const kr_projector *p, kr_tens
 }
 
 /* x (B PATCHES, K) into rows (B edge^2, d). */
-static void project(const builder *b, const kr_projector *p, kr_tensor x, kr_tensor rows) {
+static void project_videogpt(const builder *b, const kr_projector *p, kr_tensor x, kr_tensor rows) {
   const int64_t B = kr_graph_dims(b->g, x).size[0] / N, d = b->w->d;
   const kr_tensor h = linear(b, "first", x, &p->first, &p->first_bias, p->K, KRAIT_ACT_GELU),
                   y = linear(b, "second", h, &p->second, &p->second_bias, d, KRAIT_ACT_NONE);
   const kr_tensor cells =
       pool(b, "pool", kr_graph_reshape(b->g, y, KR_DIMS(B, N, d)), &p->pool, p->edge * p->edge, KRAIT_F32);
-  copy(b, "rows", kr_graph_reshape(b->g, add_neighbours(b, p, cells), KR_DIMS(B * p->edge * p->edge, d)), rows);
+  copy_videogpt(b, "rows", kr_graph_reshape(b->g, add_neighbours(b, p, cells), KR_DIMS(B * p->edge * p->edge, d)),
+                rows);
 }
 
 /* ---- frame selection ---- */
@@ -114,27 +119,29 @@ static void weigh(const builder *b, kr_tensor X, kr_tensor sums) {
                   most = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(R, 1));
   kr_graph_call(b->g, "scores", &kr_op_gemm,
                 &(krait_gemm_args){.scale = scale,
-                                   .A = view(b, X),
-                                   .Bmat = view(b, kr_graph_permute(b->g, X, (int[]){1, 0})),
-                                   .out = view(b, S)});
-  kr_graph_call(b->g, "best", &kr_op_argmax_rows, &(krait_argmax_rows_args){.x = view(b, S), .out = view(b, best)});
+                                   .A = videogpt_view(b, X),
+                                   .Bmat = videogpt_view(b, kr_graph_permute(b->g, X, (int[]){1, 0})),
+                                   .out = videogpt_view(b, S)});
+  kr_graph_call(b->g, "best", &kr_op_argmax_rows,
+                &(krait_argmax_rows_args){.x = videogpt_view(b, S), .out = videogpt_view(b, best)});
   kr_graph_call(b->g, "other", &kr_op_gather_rows,
-                &(krait_gather_rows_args){.table = view(b, X), .index = view(b, best), .out = view(b, other)});
+                &(krait_gather_rows_args){
+                    .table = videogpt_view(b, X), .index = videogpt_view(b, best), .out = videogpt_view(b, other)});
   kr_graph_pointwise(b->g, "product", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, X,
                      other, product);
   kr_graph_call(b->g, "most", &kr_op_gemm,
                 &(krait_gemm_args){.scale = scale,
-                                   .A = view(b, product),
-                                   .Bmat = view(b, weight(b, "ones", &b->w->ones, KR_DIMS(C, 1))),
-                                   .out = view(b, most)});
+                                   .A = videogpt_view(b, product),
+                                   .Bmat = videogpt_view(b, videogpt_weight(b, "ones", &b->w->ones, KR_DIMS(C, 1))),
+                                   .out = videogpt_view(b, most)});
   kr_graph_pointwise(b->g, "shift", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, S,
-                     kr_graph_spread(b->g, most, KR_DIMS(R, R)), S);
+                     kr_graph_expand(b->g, most, KR_DIMS(R, R)), S);
   kr_graph_pointwise(b->g, "exp", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = 1}, S, 0, S);
-  kr_graph_call(
-      b->g, "sums", &kr_op_gemm,
-      &(krait_gemm_args){.A = view(b, S),
-                         .Bmat = view(b, weight(b, "of_frames", &b->w->of_frames, KR_DIMS(R, KR_VIDEOGPT_SUMS))),
-                         .out = view(b, sums)});
+  kr_graph_call(b->g, "sums", &kr_op_gemm,
+                &(krait_gemm_args){.A = videogpt_view(b, S),
+                                   .Bmat = videogpt_view(b, videogpt_weight(b, "of_frames", &b->w->of_frames,
+                                                                            KR_DIMS(R, KR_VIDEOGPT_SUMS))),
+                                   .out = videogpt_view(b, sums)});
 }
 
 /* ---- the graphs ---- */
@@ -160,7 +167,7 @@ int32_t kr_videogpt_record_context(const krait_ctx *ctx, const kr_videogpt_weigh
     to->sums[i] = kr_graph_output(b.g, name, KRAIT_F32, KR_DIMS(KR_VIDEOGPT_CHUNK * N, KR_VIDEOGPT_SUMS));
     weigh(&b, kr_graph_slice(b.g, rows, 0, (int64_t)i * KR_VIDEOGPT_CHUNK * N, KR_VIDEOGPT_CHUNK * N), to->sums[i]);
   }
-  project(&b, &w->context, rows, to->rows);
+  project_videogpt(&b, &w->context, rows, to->rows);
   return finish(ctx, to);
 }
 
@@ -175,7 +182,7 @@ int32_t kr_videogpt_record_video(const krait_ctx *ctx, const kr_videogpt_weights
       kr_graph_reshape(b.g, kr_graph_slice(b.g, to->in, 0, 1, KR_VIDEOGPT_T * N), KR_DIMS(KR_VIDEOGPT_T, N, Dv));
   const kr_tensor pooled =
       pool(&b, "frame_pool", frames, &w->frame_pool, cells, ctx->cuda ? w->frame_pool.dtype : KRAIT_F32);
-  project(&b, &w->video, kr_graph_reshape(b.g, pooled, KR_DIMS(KR_VIDEOGPT_T * cells, Dv)),
+  project_videogpt(&b, &w->video, kr_graph_reshape(b.g, pooled, KR_DIMS(KR_VIDEOGPT_T * cells, Dv)),
           to->rows); /* the cells of four frames as one image, as published */
   return finish(ctx, to);
 }

@@ -19,16 +19,16 @@ struct krait_classifier {
 };
 
 /* Names the file. */
-static int32_t open_model(const krait_ctx *ctx, const char *path, krait_classifier *c) {
+static int32_t open_classifier_model(const krait_ctx *ctx, const char *path, krait_classifier *c) {
   int32_t status = kr_weights_check_finite(c->weights);
   if (status >= 0) status = kr_videomamba_open(ctx, c->weights, &c->model);
   return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", path, krait_error_detail()) : status;
 }
 
-static int32_t open_all(const krait_ctx *ctx, const char *path, krait_classifier *c) {
+static int32_t open_classifier_all(const krait_ctx *ctx, const char *path, krait_classifier *c) {
   KR_TRY(kr_weights_open(path, &c->weights));
   KR_TRY(kr_weights_widen(c->weights));
-  KR_TRY(open_model(ctx, path, c));
+  KR_TRY(open_classifier_model(ctx, path, c));
   const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
   KR_CHECK(m->n_classes, KRAIT_ERR_WEIGHTS,
            "%s has no classification head: these weights are for a video tower, not a classifier", path);
@@ -44,7 +44,7 @@ int32_t krait_classifier_open(const krait_ctx *ctx, const char *weights_path, kr
   KR_CHECK(ctx && weights_path, KRAIT_ERR_ARGUMENT, "krait_classifier_open: %s is NULL", ctx ? "weights_path" : "ctx");
   krait_classifier *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a classifier");
-  const int32_t status = open_all(ctx, weights_path, c);
+  const int32_t status = open_classifier_all(ctx, weights_path, c);
   if (status < 0) krait_classifier_close(&c);
   *classifier = c;
   return status;
@@ -66,7 +66,7 @@ int64_t krait_classifier_n_classes(const krait_classifier *c) {
 }
 int64_t krait_classifier_n_frames(const krait_classifier *c) { return c ? kr_videomamba_config_of(c->model)->T : 0; }
 
-static void normalise(const kr_videomamba_config *m, const uint8_t *rgb, float *frames) {
+static void normalise_classifier(const kr_videomamba_config *m, const uint8_t *rgb, float *frames) {
   static const float mean[] = {0.485f, 0.456f, 0.406f}, deviation[] = {0.229f, 0.224f, 0.225f};
   const int64_t n = m->T * m->side * m->side;
   for (int64_t i = 0; i < n; i++)
@@ -101,7 +101,7 @@ int32_t krait_classifier_file(krait_classifier *c, const char *path, float *prob
            : path ? "probabilities"
                   : "path");
   KR_TRY(read_frames(c, path, frames_at));
-  normalise(kr_videomamba_config_of(c->model), c->rgb, c->frames);
+  normalise_classifier(kr_videomamba_config_of(c->model), c->rgb, c->frames);
   KR_TRY(kr_videomamba_run(c->model, c->frames, probabilities, NULL));
   return softmax(probabilities, krait_classifier_n_classes(c));
 }

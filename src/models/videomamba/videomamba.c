@@ -14,7 +14,7 @@
 
 struct kr_videomamba {
   const krait_ctx *ctx;
-  kr_placer placer;
+  kr_loader loader;
   kr_videomamba_config c;
   kr_vm_parameters p;
   int is_image; /* weights for single images: no temporal embedding */
@@ -28,10 +28,12 @@ const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *m) { re
 
 /* ---- configuration ---- */
 
-static const kr_weight *find(const kr_videomamba *m, const char *name) { return kr_placer_look(&m->placer, name); }
+static const kr_weight *find_videomamba(const kr_videomamba *m, const char *name) {
+  return kr_loader_peek(&m->loader, name);
+}
 
 static int32_t dims_of(const kr_videomamba *m, const char *name, int32_t n_dims, int64_t *dims) {
-  const kr_weight *w = find(m, name);
+  const kr_weight *w = find_videomamba(m, name);
   KR_CHECK(w, KRAIT_ERR_WEIGHTS, "tensor '%s' is missing: these are not weights of VideoMamba", name);
   KR_CHECK(w->n_dims == n_dims, KRAIT_ERR_WEIGHTS, "tensor '%s' has %d dimensions, VideoMamba requires %d", name,
            w->n_dims, n_dims);
@@ -47,31 +49,32 @@ static int64_t count_layers(const kr_videomamba *m) {
   char name[64];
   for (int64_t n = 0;; n++) {
     snprintf(name, sizeof name, "layers.%lld.norm.weight", (long long)n);
-    if (n == 4096 || !find(m, name)) return n;
+    if (n == 4096 || !find_videomamba(m, name)) return n;
   }
 }
 
 static int32_t read_config(kr_videomamba *m) {
   kr_videomamba_config *c = &m->c;
-  int64_t embed[5] = {0}, places[3], times[3] = {1, 1, 1}, A[2], dt[2], conv[3], head[2];
-  if (find(m, "vision_encoder.cls_token")) m->placer.prefix = "vision_encoder.";
-  m->is_image = find(m, "patch_embed.proj.weight") && find(m, "patch_embed.proj.weight")->n_dims == 4;
+  int64_t embed[5] = {0}, pos_embed[3], times[3] = {1, 1, 1}, A[2], dt[2], conv[3], head[2];
+  if (find_videomamba(m, "vision_encoder.cls_token")) m->loader.prefix = "vision_encoder.";
+  m->is_image =
+      find_videomamba(m, "patch_embed.proj.weight") && find_videomamba(m, "patch_embed.proj.weight")->n_dims == 4;
   KR_TRY(dims_of(m, "patch_embed.proj.weight", 5 - m->is_image, embed));
   if (m->is_image) embed[4] = embed[3], embed[3] = embed[2], embed[2] = 1;
-  KR_TRY(dims_of(m, "pos_embed", 3, places));
+  KR_TRY(dims_of(m, "pos_embed", 3, pos_embed));
   if (!m->is_image) KR_TRY(dims_of(m, "temporal_pos_embedding", 3, times));
   KR_TRY(dims_of(m, "layers.0.mixer.A_log", 2, A));
   KR_TRY(dims_of(m, "layers.0.mixer.dt_proj.weight", 2, dt));
   KR_TRY(dims_of(m, "layers.0.mixer.conv1d.weight", 3, conv));
-  if (find(m, "head.weight")) {
+  if (find_videomamba(m, "head.weight")) {
     KR_TRY(dims_of(m, "head.weight", 2, head));
     c->n_classes = head[0];
   }
-  const int64_t edge = (int64_t)llround(sqrt((double)(places[1] - 1)));
+  const int64_t edge = (int64_t)llround(sqrt((double)(pos_embed[1] - 1)));
   KR_CHECK(embed[2] == 1, KRAIT_ERR_UNSUPPORTED, "patches of %lld frames (tubelets) are not supported, only of one",
            (long long)embed[2]);
-  KR_CHECK(embed[1] == 3 && embed[3] == embed[4] && edge >= 1 && edge * edge == places[1] - 1, KRAIT_ERR_WEIGHTS,
-           "%lld position embeddings do not match square RGB frames of square patches", (long long)places[1] - 1);
+  KR_CHECK(embed[1] == 3 && embed[3] == embed[4] && edge >= 1 && edge * edge == pos_embed[1] - 1, KRAIT_ERR_WEIGHTS,
+           "%lld position embeddings do not match square RGB frames of square patches", (long long)pos_embed[1] - 1);
   c->patch = embed[3], c->side = edge * c->patch, c->T = times[1], c->D = embed[0], c->n_layers = count_layers(m);
   c->Di = A[0], c->N = A[1], c->R = dt[1], c->W = conv[2];
   return KRAIT_OK;
@@ -83,13 +86,13 @@ static double decay(double x) { return -exp(x); }
 
 /* pos_embed + cls_token for the first token; pos_embed of its patch + temporal_pos_embedding of its frame for the
  * others. */
-static int32_t take_places(kr_videomamba *m, kr_placer *p) {
+static int32_t load_videomamba_pos_embed(kr_videomamba *m, kr_loader *p) {
   const kr_videomamba_config *c = &m->c;
   const int64_t L = kr_videomamba_tokens(c), n = (L - 1) / c->T;
   kr_weight cls, of_patch, of_frame = {0};
-  KR_TRY(kr_placer_find(p, "cls_token", 1, KR_SIZES(1, 1, c->D), &cls));
-  KR_TRY(kr_placer_find(p, "pos_embed", 1, KR_SIZES(1, 1 + n, c->D), &of_patch));
-  if (!m->is_image) KR_TRY(kr_placer_find(p, "temporal_pos_embedding", 1, KR_SIZES(1, c->T, c->D), &of_frame));
+  KR_TRY(kr_loader_find(p, "cls_token", 1, KR_SIZES(1, 1, c->D), &cls));
+  KR_TRY(kr_loader_find(p, "pos_embed", 1, KR_SIZES(1, 1 + n, c->D), &of_patch));
+  if (!m->is_image) KR_TRY(kr_loader_find(p, "temporal_pos_embedding", 1, KR_SIZES(1, c->T, c->D), &of_frame));
 #define VIEW(w) {.data = (void *)(w).data, .dtype = (w).dtype}
   const krait_view cls_at = VIEW(cls), patch_at = VIEW(of_patch), frame_at = VIEW(of_frame);
 #undef VIEW
@@ -101,82 +104,83 @@ static int32_t take_places(kr_videomamba *m, kr_placer *p) {
       const float frame = of_frame.data ? (float)kr_get(&frame_at, (i - 1) / n * c->D + d) : 0;
       sum[i * c->D + d] = (float)kr_get(&patch_at, (1 + (i - 1) % n) * c->D + d) + frame;
     }
-  const int32_t status = kr_place_made(p, sum, (uint64_t)(L * c->D) * sizeof *sum, KRAIT_F32, &m->p.places);
+  const int32_t status = kr_load_buffer(p, sum, (uint64_t)(L * c->D) * sizeof *sum, KRAIT_F32, &m->p.pos_embed);
   kr_free(sum);
   return status;
 }
 
-static int32_t take_scan(kr_videomamba *m, kr_placer *p, int64_t layer, const char *end, kr_vm_scan *s) {
+static int32_t take_scan(kr_videomamba *m, kr_loader *p, int64_t layer, const char *end, kr_vm_scan *s) {
   const kr_videomamba_config *c = &m->c;
   char name[96];
 #define NAME(...) (snprintf(name, sizeof name, __VA_ARGS__), name)
 #define OF(key) NAME("layers.%lld.mixer." key, (long long)layer, end)
-  KR_TRY(kr_place_f32(p, NAME(*end ? "layers.%lld.mixer.A_b_log" : "layers.%lld.mixer.A_log", (long long)layer),
+  KR_TRY(kr_load_f32(p, NAME(*end ? "layers.%lld.mixer.A_b_log" : "layers.%lld.mixer.A_log", (long long)layer),
                       KR_SIZES(c->Di, c->N), decay, &s->A));
-  KR_TRY(kr_place_f32(p, OF("D%s"), KR_SIZES(c->Di), NULL, &s->Dvec));
-  KR_TRY(kr_place(p, OF("conv1d%s.weight"), 1, KR_SIZES(c->Di, 1, c->W), &s->conv));
-  KR_TRY(kr_place(p, OF("conv1d%s.bias"), 1, KR_SIZES(c->Di), &s->conv_bias));
-  KR_TRY(kr_place(p, OF("x_proj%s.weight"), 1, KR_SIZES(c->R + 2 * c->N, c->Di), &s->x_proj));
-  KR_TRY(kr_place(p, OF("dt_proj%s.weight"), 1, KR_SIZES(c->Di, c->R), &s->dt_proj));
-  return kr_place_f32(p, OF("dt_proj%s.bias"), KR_SIZES(c->Di), NULL, &s->dt_bias);
+  KR_TRY(kr_load_f32(p, OF("D%s"), KR_SIZES(c->Di), NULL, &s->Dvec));
+  KR_TRY(kr_load(p, OF("conv1d%s.weight"), 1, KR_SIZES(c->Di, 1, c->W), &s->conv));
+  KR_TRY(kr_load(p, OF("conv1d%s.bias"), 1, KR_SIZES(c->Di), &s->conv_bias));
+  KR_TRY(kr_load(p, OF("x_proj%s.weight"), 1, KR_SIZES(c->R + 2 * c->N, c->Di), &s->x_proj));
+  KR_TRY(kr_load(p, OF("dt_proj%s.weight"), 1, KR_SIZES(c->Di, c->R), &s->dt_proj));
+  return kr_load_f32(p, OF("dt_proj%s.bias"), KR_SIZES(c->Di), NULL, &s->dt_bias);
 }
 
-static int32_t take_layer(kr_videomamba *m, kr_placer *p, int64_t layer, kr_vm_layer *l) {
+static int32_t take_videomamba_layer(kr_videomamba *m, kr_loader *p, int64_t layer, kr_vm_layer *l) {
   const kr_videomamba_config *c = &m->c;
   char name[96];
-  KR_TRY(kr_place(p, NAME("layers.%lld.norm.weight", (long long)layer), 1, KR_SIZES(c->D), &l->norm));
-  KR_TRY(kr_place(p, NAME("layers.%lld.mixer.in_proj.weight", (long long)layer), 1, KR_SIZES(2 * c->Di, c->D),
+  KR_TRY(kr_load(p, NAME("layers.%lld.norm.weight", (long long)layer), 1, KR_SIZES(c->D), &l->norm));
+  KR_TRY(kr_load(p, NAME("layers.%lld.mixer.in_proj.weight", (long long)layer), 1, KR_SIZES(2 * c->Di, c->D),
                   &l->in_proj));
   KR_TRY(take_scan(m, p, layer, "", &l->scan[0]));
   KR_TRY(take_scan(m, p, layer, "_b", &l->scan[1]));
-  return kr_place(p, NAME("layers.%lld.mixer.out_proj.weight", (long long)layer), 1, KR_SIZES(c->D, c->Di),
+  return kr_load(p, NAME("layers.%lld.mixer.out_proj.weight", (long long)layer), 1, KR_SIZES(c->D, c->Di),
                   &l->out_proj);
 }
 
-static int32_t take_all(kr_placer *p, void *user) {
+static int32_t take_videomamba_all(kr_loader *p, void *user) {
   kr_videomamba *m = user;
   const kr_videomamba_config *c = &m->c;
-  KR_TRY(kr_place(p, "patch_embed.proj.weight", 1,
+  KR_TRY(kr_load(p, "patch_embed.proj.weight", 1,
                   m->is_image ? KR_SIZES(c->D, 3, c->patch, c->patch) : KR_SIZES(c->D, 3, 1, c->patch, c->patch),
                   &m->p.embed));
-  KR_TRY(kr_place(p, "patch_embed.proj.bias", 1, KR_SIZES(c->D), &m->p.embed_bias));
-  KR_TRY(take_places(m, p));
-  for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(take_layer(m, p, i, &m->p.layers[i]));
-  KR_TRY(kr_place(p, find(m, "norm_f.weight") ? "norm_f.weight" : "norm.weight", 1, KR_SIZES(c->D), &m->p.norm));
+  KR_TRY(kr_load(p, "patch_embed.proj.bias", 1, KR_SIZES(c->D), &m->p.embed_bias));
+  KR_TRY(load_videomamba_pos_embed(m, p));
+  for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(take_videomamba_layer(m, p, i, &m->p.layers[i]));
+  KR_TRY(
+      kr_load(p, find_videomamba(m, "norm_f.weight") ? "norm_f.weight" : "norm.weight", 1, KR_SIZES(c->D), &m->p.norm));
   m->p.dtype = m->ctx->cuda ? m->p.layers[0].in_proj.dtype : KRAIT_F32;
   if (!c->n_classes) return KRAIT_OK;
-  KR_TRY(kr_place(p, "head.weight", 1, KR_SIZES(c->n_classes, c->D), &m->p.head));
-  return kr_place(p, "head.bias", 1, KR_SIZES(c->n_classes), &m->p.head_bias);
+  KR_TRY(kr_load(p, "head.weight", 1, KR_SIZES(c->n_classes, c->D), &m->p.head));
+  return kr_load(p, "head.bias", 1, KR_SIZES(c->n_classes), &m->p.head_bias);
 }
 
-static uint64_t patches_bytes(const kr_videomamba_config *c) {
+static uint64_t videomamba_patches_bytes(const kr_videomamba_config *c) {
   return (uint64_t)((kr_videomamba_tokens(c) - 1) * 3 * c->patch * c->patch) * sizeof(float);
 }
 static uint64_t tokens_bytes(const kr_videomamba_config *c) {
   return (uint64_t)(kr_videomamba_tokens(c) * c->D) * sizeof(float);
 }
 
-static int32_t get_buffers(kr_videomamba *m) {
-  m->patches = kr_alloc((size_t)patches_bytes(&m->c));
+static int32_t get_videomamba_buffers(kr_videomamba *m) {
+  m->patches = kr_alloc((size_t)videomamba_patches_bytes(&m->c));
   KR_CHECK(m->patches, KRAIT_ERR_NO_MEMORY, "no memory for a clip of %lld tokens",
            (long long)kr_videomamba_tokens(&m->c));
   m->patches_at = m->patches;
-  if (m->ctx->cuda) KR_TRY(kr_block_get(m->ctx, "patches", patches_bytes(&m->c), &m->patches_at));
+  if (m->ctx->cuda) KR_TRY(kr_block_get(m->ctx, "patches", videomamba_patches_bytes(&m->c), &m->patches_at));
   KR_TRY(kr_block_get(m->ctx, "tokens", tokens_bytes(&m->c), &m->tokens_at));
   return kr_block_get(m->ctx, "classes", (uint64_t)(m->c.n_classes + 1) * sizeof(float), &m->logits_at);
 }
 
 /* ---- open, run, close ---- */
 
-static int32_t prepare(kr_videomamba *m, const kr_videomamba_config *given) {
+static int32_t prepare_videomamba(kr_videomamba *m, const kr_videomamba_config *given) {
   if (given)
     m->c = *given;
   else
     KR_TRY(read_config(m));
   m->p.layers = kr_alloc_array((size_t)m->c.n_layers, sizeof *m->p.layers);
   KR_CHECK(m->p.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m->c.n_layers);
-  KR_TRY(kr_placer_run(&m->placer, take_all, m));
-  KR_TRY(get_buffers(m));
+  KR_TRY(kr_loader_run(&m->loader, take_videomamba_all, m));
+  KR_TRY(get_videomamba_buffers(m));
   KR_TRY(kr_vm_graph_record(m->ctx, &m->c, &m->p, &m->graph));
   KR_TRY(kr_runner_open(m->graph.g, &m->runner));
   KR_TRY(kr_runner_bind(m->runner, m->graph.patches, m->patches_at));
@@ -184,27 +188,27 @@ static int32_t prepare(kr_videomamba *m, const kr_videomamba_config *given) {
   return m->c.n_classes ? kr_runner_bind(m->runner, m->graph.logits, m->logits_at) : KRAIT_OK;
 }
 
-static int32_t open_model(const kr_placer *from, const kr_videomamba_config *given, kr_videomamba **model) {
+static int32_t open_videomamba_model(const kr_loader *from, const kr_videomamba_config *given, kr_videomamba **model) {
   kr_videomamba *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  m->ctx = from->ctx, m->placer = *from;
-  const int32_t status = prepare(m, given);
+  m->ctx = from->ctx, m->loader = *from;
+  const int32_t status = prepare_videomamba(m, given);
   if (status < 0) kr_videomamba_close(model);
   return status;
 }
 
 int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, kr_videomamba **model) {
-  return open_model(&(kr_placer){.ctx = ctx, .weights = weights}, NULL, model);
+  return open_videomamba_model(&(kr_loader){.ctx = ctx, .weights = weights}, NULL, model);
 }
 
 int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *folder, const char *prefix,
                                 kr_videomamba **model) {
-  return open_model(&(kr_placer){.ctx = ctx, .folder = folder, .prefix = prefix}, NULL, model);
+  return open_videomamba_model(&(kr_loader){.ctx = ctx, .folder = folder, .prefix = prefix}, NULL, model);
 }
 
 int32_t kr_videomamba_open_random(const krait_ctx *ctx, const kr_videomamba_config *config, int32_t dtype,
                                   kr_videomamba **model) {
-  return open_model(&(kr_placer){.ctx = ctx, .random_type = dtype}, config, model);
+  return open_videomamba_model(&(kr_loader){.ctx = ctx, .random_type = dtype}, config, model);
 }
 
 void kr_videomamba_close(kr_videomamba **model) {
@@ -215,7 +219,7 @@ void kr_videomamba_close(kr_videomamba **model) {
   if (m->patches_at != m->patches) kr_block_free(m->ctx, m->patches_at);
   kr_block_free(m->ctx, m->tokens_at);
   kr_block_free(m->ctx, m->logits_at);
-  kr_placer_close(&m->placer);
+  kr_loader_close(&m->loader);
   kr_free(m->patches);
   kr_free(m->p.layers);
   kr_free(m);
@@ -223,7 +227,7 @@ void kr_videomamba_close(kr_videomamba **model) {
 }
 
 const kr_graph *kr_videomamba_graph(const kr_videomamba *m) { return m->graph.g; }
-uint64_t kr_videomamba_bytes(const kr_videomamba *m) { return m->placer.bytes; }
+uint64_t kr_videomamba_bytes(const kr_videomamba *m) { return m->loader.bytes; }
 const float *kr_videomamba_tokens_at(const kr_videomamba *m) { return m->tokens_at; }
 
 int32_t kr_videomamba_run(kr_videomamba *m, const float *frames, float *logits, float *tokens) {
@@ -232,7 +236,7 @@ int32_t kr_videomamba_run(kr_videomamba *m, const float *frames, float *logits, 
   KR_CHECK(frames && (!logits || c->n_classes), KRAIT_ERR_ARGUMENT,
            frames ? "videomamba: these weights have no classes" : "videomamba: frames is NULL");
   kr_patches_cut(frames, c->T, area, c->T * area, c->side, c->patch, m->patches);
-  if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, patches_bytes(c)));
+  if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, videomamba_patches_bytes(c)));
   KR_TRY(kr_runner_run(m->runner, NULL));
   if (logits) KR_TRY(kr_block_read(m->ctx, logits, m->logits_at, (uint64_t)c->n_classes * sizeof *logits));
   return tokens ? kr_block_read(m->ctx, tokens, m->tokens_at, tokens_bytes(c)) : KRAIT_OK;

@@ -5,7 +5,7 @@
 #include <krait/krait.h>
 
 #include "graph.h"
-#include "placed.h"
+#include "weight_loader.h"
 
 /* Everything follows from the shapes of the tensors. */
 typedef struct kr_videomamba_config {

@@ -8,18 +8,19 @@
 
 /* One direction of a mixer. */
 typedef struct kr_vm_scan {
-  kr_placed A, Dvec, conv, conv_bias, x_proj, dt_proj, dt_bias; /* A: -exp(A_log); it, Dvec and dt_bias are float32 */
+  kr_weight_ref A, Dvec, conv, conv_bias, x_proj, dt_proj,
+      dt_bias; /* A: -exp(A_log); it, Dvec and dt_bias are float32 */
 } kr_vm_scan;
 
 typedef struct kr_vm_layer {
-  kr_placed norm, in_proj, out_proj;
+  kr_weight_ref norm, in_proj, out_proj;
   kr_vm_scan scan[2]; /* forwards, backwards */
 } kr_vm_layer;
 
 typedef struct kr_vm_parameters {
-  kr_placed embed, embed_bias; /* (D, 3 patch patch), (D) */
-  kr_placed places;            /* (tokens, D) float32: added to each token; the first one consists only of it */
-  kr_placed norm, head, head_bias;
+  kr_weight_ref embed, embed_bias; /* (D, 3 patch patch), (D) */
+  kr_weight_ref pos_embed;            /* (tokens, D) float32: added to each token; the first one consists only of it */
+  kr_weight_ref norm, head, head_bias;
   kr_vm_layer *layers;
   int32_t dtype; /* of activations: float32 on a CPU, the weights' type on a GPU */
 } kr_vm_parameters;

@@ -6,7 +6,7 @@
 #include "overlap.cuh"
 #include "pack.cuh"
 
-#include "argmax_rows_plan.h"
+#include "argmax_rows_params.h"
 
 enum { AHEAD = 8, PACKS = 4, WARPS = KR_ARGMAX_THREADS / 32 }; /* elements in flight; packs of four of them */
 
@@ -46,7 +46,7 @@ KR_DEV int read_packs(const krait_argmax_rows_args &a, int64_t row, int from, in
   return 4 * n;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_params p) {
   KR_SHARED float values[WARPS];
   KR_SHARED int places[WARPS];
   KR_DYNAMIC_SHARED(shared);
@@ -58,7 +58,7 @@ KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_pl
   float value = 0.0f;
   int at = -1, begin = (int)min64(a.M, part * p.part);
   if (p.in_cluster) kr_cluster_starts();
-  kr_next_may_start(), kr_others_done();
+  kr_launch_dependents(), kr_griddep_wait();
   if (a.x.dtype == KRAIT_F32 && a.x.stride[1] == 1 && a.x.stride[0] % 4 == 0 && (uint64_t)a.x.data % 16 == 0)
     begin = read_packs(a, row, begin, end, value, at);
   for (int64_t m = begin + thread; m < end; m += AHEAD * KR_ARGMAX_THREADS) {
@@ -96,11 +96,11 @@ KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_pl
     ((int32_t *)a.out.data)[r * a.out.stride[0]] = at < 0 ? 0 : at;
 }
 
-KR_KERNEL void KR_BOUNDS(32, 1) kr_argmax_parts(const kr_argmax_plan p) {
+KR_KERNEL void KR_BOUNDS(32, 1) kr_argmax_parts(const kr_argmax_params p) {
   const int r = kr_block_x();
   float value = 0.0f;
   int at = -1;
-  kr_next_may_start(), kr_others_done();
+  kr_launch_dependents(), kr_griddep_wait();
 #pragma unroll
   for (int k = 0; k < KR_ARGMAX_PARTS / 32; k++) {
     const int part = kr_thread() + 32 * k;

@@ -1,7 +1,7 @@
 /* argmax_rows_cuda.c: the split of rows into parts, and the launches, in a recording with clusters one for both steps:
  * decoding has few rows, each a whole vocabulary. */
-#include "argmax_rows/argmax_rows_plan.h"
-#include "cuda_row.h"
+#include "argmax_rows/argmax_rows_params.h"
+#include "cuda_impl.h"
 #include "op_list.h"
 #include "overlap.h"
 #include "status.h"
@@ -9,9 +9,9 @@
 static const kr_kernel rows = {"argmax_rows", "kr_argmax_rows"}, parts = {"argmax_rows", "kr_argmax_parts"};
 
 /* Calls of a recording that start ahead run Hopper's text, which has clusters. */
-static kr_argmax_plan plan_of(const krait_ctx *ctx, const krait_argmax_rows_args *a) {
-  const int has_clusters = a->call.flags & KR_CALL_AHEAD && kr_cuda_starts_ahead(ctx->cuda);
-  kr_argmax_plan p = {.a = *a, .values = a->call.scratch};
+static kr_argmax_params argmax_plan_of(const krait_ctx *ctx, const krait_argmax_rows_args *a) {
+  const int has_clusters = a->call.flags & KR_CALL_PDL && kr_cuda_has_pdl(ctx->cuda);
+  kr_argmax_params p = {.a = *a, .values = a->call.scratch};
   const int64_t worth = (a->M + KR_ARGMAX_PART - 1) / KR_ARGMAX_PART, blocks = KR_ARGMAX_BLOCKS / (a->R > 0 ? a->R : 1),
                 most = has_clusters && blocks > KR_ARGMAX_CLUSTER ? KR_ARGMAX_CLUSTER
                        : blocks > KR_ARGMAX_PARTS                 ? KR_ARGMAX_PARTS
@@ -23,18 +23,18 @@ static kr_argmax_plan plan_of(const krait_ctx *ctx, const krait_argmax_rows_args
   return p;
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_argmax(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_argmax_rows_args *a = args;
-  kr_argmax_plan p = plan_of(ctx, a);
+  kr_argmax_params p = argmax_plan_of(ctx, a);
   p.places = (int32_t *)(p.values + a->R * p.n_parts);
-  const int ahead = (a->call.flags & KR_CALL_AHEAD) != 0;
+  const int ahead = (a->call.flags & KR_CALL_PDL) != 0;
   const kr_grid of_rows = {.x = (uint32_t)(a->R * p.n_parts),
                            .block = KR_ARGMAX_THREADS,
                            .shared_bytes = p.in_cluster ? KR_ARGMAX_SENT_BYTES : 0,
                            .cluster = p.in_cluster ? (uint32_t)p.n_parts : 0,
-                           .is_ahead = ahead,
+                           .is_pdl = ahead,
                            .stream = a->call.stream},
-                of_parts = {.x = (uint32_t)a->R, .block = 32, .is_ahead = ahead, .stream = a->call.stream};
+                of_parts = {.x = (uint32_t)a->R, .block = 32, .is_pdl = ahead, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &rows, &of_rows, &p, sizeof p));
   return p.n_parts > 1 && !p.in_cluster ? kr_cuda_launch(ctx->cuda, tier, &parts, &of_parts, &p, sizeof p) : KRAIT_OK;
 }
@@ -47,10 +47,10 @@ const char *kr_argmax_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
 
 uint64_t kr_argmax_rows_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_argmax_rows_args *a = args;
-  const kr_argmax_plan p = plan_of(ctx, a);
+  const kr_argmax_params p = argmax_plan_of(ctx, a);
   return p.n_parts > 1 && !p.in_cluster
              ? kr_scratch_round((uint64_t)(a->R * p.n_parts) * (sizeof *p.values + sizeof *p.places))
              : 0;
 }
 
-KR_CUDA_TIERS(argmax_rows, run)
+KR_CUDA_TIERS(argmax_rows, run_argmax)

@@ -1,13 +1,13 @@
-/* attention.c: contract, cost and rows of softmax attention; attention_ref.c has the equation.
- * Error bound: float32 1e-5 of the output's scale; 16-bit storage: one rounding more. Tensor-core rows round P to the
- * storage type. */
+/* attention.c: contract, cost and rows of softmax attention; attention_ref.c has the equation. Error bound: float32
+ * 1e-5 of the output's scale; 16-bit storage: one rounding more. Tensor-core implementations round P to the storage
+ * type. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"
-#include "attention_rows.h"
+#include "attention_impls.h"
 #include "op_list.h"
 #include "status.h"
 
-static int32_t check_rules(const void *args) {
+static int32_t check_attention_rules(const void *args) {
   const kr_attention_inputs in = kr_attention_inputs_of(args);
   return kr_attention_check_rules(&in);
 }
@@ -23,7 +23,7 @@ double kr_attention_pairs(const kr_attention_inputs *in) {
   return pairs * (kr_has(in->cu_seqlens_q) ? 1 : (double)in->B) * (double)in->H;
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_attention_cost(const void *args, kr_cost *cost) {
   const krait_attention_args *a = args;
   const kr_attention_inputs in = kr_attention_inputs_of(a);
   const double pairs = kr_attention_pairs(&in), D = (double)a->D + (double)a->Dv,
@@ -34,7 +34,7 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->exps = pairs;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"cuda_ampere_keys", KRAIT_CAP_CUDA_AMPERE, kr_attention_keys_refuse, kr_attention_keys, kr_attention_keys_scratch},
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_hopper_refuse, kr_attention_hopper,
      kr_attention_hopper_scratch},
@@ -50,4 +50,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_ref, kr_attention_ref_scratch},
 };
 
-KR_OP_DEFINE(attention, rows, check_rules, count_cost, kr_attention_case, 400)
+KR_OP_DEFINE(attention, impls, check_attention_rules, count_attention_cost, kr_attention_case, 400)

@@ -12,8 +12,8 @@ typedef struct block {
 
 /* Copies rows of a tile asynchronously, 16 bytes per thread; zeros from `end` on and beyond the head's channels. */
 template <int D, int ROWS, int KEYS>
-KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attention_tensor &v, const block &at, int first,
-                      int end) {
+KR_DEV void copy_rows(const kr_attention_params &p, uint32_t to, const kr_attention_tensor &v, const block &at,
+                      int first, int end) {
   const int PER_ROW = D / 8, STEP = THREADS / PER_ROW;
   const int chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
   const int exists = chunk * 8 < p.D;
@@ -41,7 +41,7 @@ KR_DEV void copy_rows(const kr_attention_plan &p, uint32_t to, const kr_attentio
 
 /* Softcap and slopes; scores as base-2 exponents. */
 template <int M, int N>
-KR_DEV void make_any_scores(const kr_attention_plan &p, const block &at, float slope, int key,
+KR_DEV void make_any_scores(const kr_attention_params &p, const block &at, float slope, int key,
                             float (&s)[M][N / 8][4]) {
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -54,7 +54,7 @@ KR_DEV void make_any_scores(const kr_attention_plan &p, const block &at, float s
 }
 
 template <int M, int N>
-KR_DEV void hide(const kr_attention_plan &p, const block &at, int key, float (&s)[M][N / 8][4]) {
+KR_DEV void hide(const kr_attention_params &p, const block &at, int key, float (&s)[M][N / 8][4]) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -71,7 +71,7 @@ KR_DEV void hide(const kr_attention_plan &p, const block &at, int key, float (&s
 
 /* One draw gives the lane's bytes for 32 keys. */
 template <int M, int N>
-KR_DEV void drop(const kr_attention_plan &p, const block &at, int key, float (&s)[M][N / 8][4]) {
+KR_DEV void drop(const kr_attention_params &p, const block &at, int key, float (&s)[M][N / 8][4]) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -133,7 +133,7 @@ KR_DEV void weigh(float (&s)[M][N / 8][4], float scale, float (&most)[M][2], flo
 }
 
 template <int D, int M, int N>
-KR_DEV void finish(const kr_attention_plan &p, const block &at, float scale, const float (&most)[M][2],
+KR_DEV void finish(const kr_attention_params &p, const block &at, float scale, const float (&most)[M][2],
                    const float (&sum)[M][2], const float (&o)[M][D / 8][4]) {
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -156,7 +156,7 @@ KR_DEV void finish(const kr_attention_plan &p, const block &at, float scale, con
 }
 
 template <int D, int ANY>
-KR_DEV void run(const kr_attention_plan &p) {
+KR_DEV void run(const kr_attention_params &p) {
   const int M = KR_AMPERE_M(D), N = KR_AMPERE_KEYS(D), ROWS = 64 * M, TILE = N * D * 2;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t q = kr_shared_at(shared), k0 = q + ROWS * D * 2, v = k0 + 2 * TILE;
@@ -206,9 +206,9 @@ KR_DEV void run(const kr_attention_plan &p) {
   finish<D, M, N>(p, at, scale, most, sum, o);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64(const kr_attention_plan p) { run<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128(const kr_attention_plan p) { run<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256(const kr_attention_plan p) { run<256, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64_any(const kr_attention_plan p) { run<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128_any(const kr_attention_plan p) { run<128, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256_any(const kr_attention_plan p) { run<256, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64(const kr_attention_params p) { run<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128(const kr_attention_params p) { run<128, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256(const kr_attention_params p) { run<256, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64_any(const kr_attention_params p) { run<64, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128_any(const kr_attention_params p) { run<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256_any(const kr_attention_params p) { run<256, 1>(p); }

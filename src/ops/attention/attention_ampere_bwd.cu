@@ -32,17 +32,17 @@ KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, in
   }
 }
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+KR_DEV int64_t delta_at(const kr_attention_params &p, const sequence &s, int h, int i) {
   return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
 }
-KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) {
+KR_DEV float lse_of(const kr_attention_params &p, const sequence &s, int h, int i) {
   return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)];
 }
 
 /* One element of dS, without the scale, and the probability after dropout. */
 template <int ANY>
-KR_DEV float gradient_of(const kr_attention_plan &p, float product, float by_dout, float lse, float delta, float slope,
-                         float keep, int i, int j, int shift, float *probability) {
+KR_DEV float gradient_of(const kr_attention_params &p, float product, float by_dout, float lse, float delta,
+                         float slope, float keep, int i, int j, int shift, float *probability) {
   if (!ANY) {
     *probability = kr_exp2(kr_fma(product, p.scale * KR_LOG2E, -lse));
     return *probability * (by_dout - delta);
@@ -75,7 +75,7 @@ KR_DEV void store_rows(const kr_attention_tensor &to, const float (&o)[M][D / 8]
 
 /* dS of a warp's 16 M rows and N keys from their products, in s. ALL: every row sees every key. */
 template <int ANY, int ALL, int M, int N>
-KR_DEV void weigh_keys(const kr_attention_plan &p, const block &at, float slope, float (&s)[M][N / 8][4],
+KR_DEV void weigh_keys(const kr_attention_params &p, const block &at, float slope, float (&s)[M][N / 8][4],
                        const float (&dp)[M][N / 8][4], const float (&lse)[M][2], const float (&delta)[M][2], int row0,
                        int key0, const int (&first_of)[M][2], const int (&end_of)[M][2]) {
   const int lane = kr_thread() & 31;
@@ -101,7 +101,7 @@ KR_DEV void weigh_keys(const kr_attention_plan &p, const block &at, float slope,
 }
 
 template <int D, int ANY>
-KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
+KR_DEV void gradient_of_queries(const kr_attention_params &p) {
   const int M = 2, N = 32, ROWS = 64 * M, TILE = N * D * 2;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t q = kr_shared_at(shared), dout = q + ROWS * D * 2, tiles = dout + ROWS * D * 2; /* two of k and v */
@@ -171,16 +171,18 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
 
 template <int D, int N>
 struct walk {
+  /* q, dout, and the rows' log-sum-exp and delta. */
   enum {
     ROWS = N,
     TILE = ROWS * D * 2,
     STAGE = 2 * TILE + 2 * ROWS * 4
-  }; /* q, dout, and the rows' log-sum-exp and delta */
+  };
 };
 
 /* Rows of a head from i0. */
 template <int D, int N>
-KR_DEV void copy_stage(const kr_attention_plan &p, const block &at, unsigned char *shared, uint32_t to, int h, int i0) {
+KR_DEV void copy_stage(const kr_attention_params &p, const block &at, unsigned char *shared, uint32_t to, int h,
+                       int i0) {
   const int ROWS = walk<D, N>::ROWS, TILE = walk<D, N>::TILE;
   copy_rows<D, ROWS>(to, p.q.data, query_at(p.q, at.s, h, i0), p.q.t, at.s.n_q - i0, p.D);
   copy_rows<D, ROWS>(to + TILE, p.dout.data, query_at(p.dout, at.s, h, i0), p.dout.t, at.s.n_q - i0, p.D);
@@ -195,7 +197,7 @@ KR_DEV void copy_stage(const kr_attention_plan &p, const block &at, unsigned cha
 
 /* P and dS of a warp's 16 M keys and N rows from their products, in place. ALL: every row sees every key. */
 template <int ANY, int ALL, int M, int N>
-KR_DEV void weigh_rows(const kr_attention_plan &p, const block &at, int h, float slope, float (&s)[M][N / 8][4],
+KR_DEV void weigh_rows(const kr_attention_params &p, const block &at, int h, float slope, float (&s)[M][N / 8][4],
                        float (&dp)[M][N / 8][4], const float *lse, const float *delta, int i0, int key0) {
   const int lane = kr_thread() & 31;
   int lo[M][2], hi[M][2]; /* rows that see the lane's keys */
@@ -226,7 +228,7 @@ KR_DEV void weigh_rows(const kr_attention_plan &p, const block &at, int h, float
 }
 
 template <int D, int ANY>
-KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
+KR_DEV void gradient_of_keys(const kr_attention_params &p) {
   const int KEYS = KR_AMPERE_DKV_KEYS(D, ANY), M = KEYS / 64, N = KR_AMPERE_DKV_ROWS(D, ANY), TILE = walk<D, N>::TILE,
             STAGE = walk<D, N>::STAGE;
   KR_DYNAMIC_SHARED(shared);
@@ -287,17 +289,21 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
   if (p.dv.data) store_rows<D, M>(p.dv, dv, to_v, there, 1.0f, p.D);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64(const kr_attention_plan p) { gradient_of_queries<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_128(const kr_attention_plan p) { gradient_of_queries<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64_any(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64(const kr_attention_params p) { gradient_of_queries<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_128(const kr_attention_params p) {
+  gradient_of_queries<128, 0>(p);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_64_any(const kr_attention_params p) {
   gradient_of_queries<64, 1>(p);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_128_any(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dq_128_any(const kr_attention_params p) {
   gradient_of_queries<128, 1>(p);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_64(const kr_attention_plan p) { gradient_of_keys<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_128(const kr_attention_plan p) { gradient_of_keys<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_64_any(const kr_attention_plan p) { gradient_of_keys<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_128_any(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_64(const kr_attention_params p) { gradient_of_keys<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_128(const kr_attention_params p) { gradient_of_keys<128, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_64_any(const kr_attention_params p) {
+  gradient_of_keys<64, 1>(p);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_dkv_128_any(const kr_attention_params p) {
   gradient_of_keys<128, 1>(p);
 }

@@ -36,13 +36,13 @@ KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, in
   }
 }
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+KR_DEV int64_t delta_at(const kr_attention_params &p, const sequence &s, int h, int i) {
   return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
 }
 
 /* q, dout, and the rows' log-sum-exp and delta. */
 template <int D, int ROWS, int WALKERS>
-KR_DEV void copy_stage(const kr_attention_plan &p, const unit &u, unsigned char *shared, uint32_t to, int h, int i0) {
+KR_DEV void copy_stage(const kr_attention_params &p, const unit &u, unsigned char *shared, uint32_t to, int h, int i0) {
   copy_rows<D, ROWS, WALKERS>(to, p.q.data, query_at(p.q, u.s, h, i0), p.q.t, u.s.n_q - i0, p.D);
   copy_rows<D, ROWS, WALKERS>(to + ROWS * D * 2, p.dout.data, query_at(p.dout, u.s, h, i0), p.dout.t, u.s.n_q - i0,
                               p.D);
@@ -162,7 +162,7 @@ KR_DEV void add_queries(const pair_place &me, uint32_t ds, uint32_t k, float *su
 
 /* P and dS from the products of 32 keys and HALF rows, as mma operands. ALL: every row sees every key. */
 template <int HALF, int ALL>
-KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &me, float (&s)[2][HALF / 8][4],
+KR_DEV void weigh(const kr_attention_params &p, const unit &u, const pair_place &me, float (&s)[2][HALF / 8][4],
                   float (&dp)[2][HALF / 8][4], const float *lse, const float *delta, int i0) {
   const float scale = p.scale * KR_LOG2E;
   int lo[2][2], hi[2][2]; /* rows that see the lane's keys */
@@ -192,7 +192,7 @@ KR_DEV void weigh(const kr_attention_plan &p, const unit &u, const pair_place &m
 }
 
 template <int D, int KEYS, int ROWS>
-KR_DEV void walk(const kr_attention_plan &p) {
+KR_DEV void walk(const kr_attention_params &p) {
   const int TILE = ROWS * D * 2, STAGE = 2 * TILE + 2 * ROWS * 4, WEIGHTS = KEYS * ROWS * 2, WALKERS = KEYS * 2,
             HALF = ROWS / 2;
   KR_DYNAMIC_SHARED(shared);
@@ -254,11 +254,11 @@ KR_DEV void walk(const kr_attention_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(128, 2) kr_attention_sums_64(const kr_attention_plan p) { walk<64, 64, 64>(p); }
-KR_KERNEL void KR_BOUNDS(256, 1) kr_attention_sums_128(const kr_attention_plan p) { walk<128, 128, 64>(p); }
-KR_KERNEL void KR_BOUNDS(128, 3) kr_attention_sums_64_small(const kr_attention_plan p) { walk<64, 64, 32>(p); }
-KR_KERNEL void KR_BOUNDS(128, 2) kr_attention_sums_128_small(const kr_attention_plan p) { walk<128, 64, 32>(p); }
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_64(const kr_attention_plan p) { clear_sums<64>(p); }
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_128(const kr_attention_plan p) { clear_sums<128>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_64(const kr_attention_plan p) { end_sums<64, 0>(p, DTYPE); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_128(const kr_attention_plan p) { end_sums<128, 0>(p, DTYPE); }
+KR_KERNEL void KR_BOUNDS(128, 2) kr_attention_sums_64(const kr_attention_params p) { walk<64, 64, 64>(p); }
+KR_KERNEL void KR_BOUNDS(256, 1) kr_attention_sums_128(const kr_attention_params p) { walk<128, 128, 64>(p); }
+KR_KERNEL void KR_BOUNDS(128, 3) kr_attention_sums_64_small(const kr_attention_params p) { walk<64, 64, 32>(p); }
+KR_KERNEL void KR_BOUNDS(128, 2) kr_attention_sums_128_small(const kr_attention_params p) { walk<128, 64, 32>(p); }
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_64(const kr_attention_params p) { clear_sums<64>(p); }
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear_128(const kr_attention_params p) { clear_sums<128>(p); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_64(const kr_attention_params p) { end_sums<64, 0>(p, DTYPE); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end_128(const kr_attention_params p) { end_sums<128, 0>(p, DTYPE); }

@@ -4,12 +4,12 @@
 #include "op_list.h"
 #include "rotary_turn.h"
 
-static int32_t check_sequence(const krait_attention_append_args *a, int64_t b) {
+static int32_t check_attention_append_sequence(const krait_attention_append_args *a, int64_t b) {
   const int64_t position = kr_append_position(a, b), end = position + a->L,
-                room = kr_has(&a->block_table) ? a->n_pages * a->Lk : a->Lk;
-  KR_CHECK(position >= 0 && end <= room, KRAIT_ERR_ARGUMENT,
+                capacity = kr_has(&a->block_table) ? a->n_pages * a->Lk : a->Lk;
+  KR_CHECK(position >= 0 && end <= capacity, KRAIT_ERR_ARGUMENT,
            "attention_append: cache_seqlens[%lld] is %lld: with L %lld more there is room for %lld", (long long)b,
-           (long long)position, (long long)a->L, (long long)room);
+           (long long)position, (long long)a->L, (long long)capacity);
   KR_CHECK(!kr_has(&a->cos) || a->L == 0 || end <= a->T, KRAIT_ERR_ARGUMENT,
            "attention_append: sequence %lld ends at position %lld, cos and sin have %lld", (long long)b, (long long)end,
            (long long)a->T);
@@ -24,7 +24,7 @@ static int32_t check_sequence(const krait_attention_append_args *a, int64_t b) {
 
 int32_t kr_append_check_indices(const krait_attention_append_args *a) {
   KR_TRY(kr_need_rows("attention_append", "cache_batch_idx", &a->cache_batch_idx, a->B, a->Bk));
-  for (int64_t b = 0; b < a->B; b++) KR_TRY(check_sequence(a, b));
+  for (int64_t b = 0; b < a->B; b++) KR_TRY(check_attention_append_sequence(a, b));
   return KRAIT_OK;
 }
 

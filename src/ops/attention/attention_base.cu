@@ -3,7 +3,7 @@
 #include "attention_base.cuh"
 
 template <int K>
-KR_DEV void forward(const kr_attention_plan &p) {
+KR_DEV void forward(const kr_attention_params &p) {
   const int R = KR_ATTENTION_BASE_ROWS(K);
   KR_DYNAMIC_SHARED(shared);
   float *const tile = (float *)shared, *const rows = tile + TILE * KR_ATTENTION_BASE_PITCH(K);
@@ -65,6 +65,6 @@ KR_DEV void forward(const kr_attention_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_k2(const kr_attention_plan p) { forward<2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_k4(const kr_attention_plan p) { forward<4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 3) kr_attention_k8(const kr_attention_plan p) { forward<8>(p); }
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_k2(const kr_attention_params p) { forward<2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_k4(const kr_attention_params p) { forward<4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 3) kr_attention_k8(const kr_attention_params p) { forward<8>(p); }

@@ -53,7 +53,7 @@ KR_DEV int own_in_tile(int row, int k) {
 
 /* 32 keys, or rows, from `first`; zeros from `end` on. */
 template <int K>
-KR_DEV void load_keys(const kr_attention_plan &p, float *tile, const kr_attention_tensor &v, const sequence &s, int h,
+KR_DEV void load_keys(const kr_attention_params &p, float *tile, const kr_attention_tensor &v, const sequence &s, int h,
                       int first, int end, int D) {
   for (int r = warp_of(); r < TILE; r += WARPS) {
     const int64_t at = first + r < end ? key_at(p, v, s, h, first + r) : 0;

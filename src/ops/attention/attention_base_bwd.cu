@@ -6,14 +6,14 @@
  * kr_attention_dkv_kK     a warp takes a few keys and loops over the rows that see them, of each head sharing them */
 #include "attention_base.cuh"
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+KR_DEV int64_t delta_at(const kr_attention_params &p, const sequence &s, int h, int i) {
   return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
 }
-KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) {
+KR_DEV float lse_of(const kr_attention_params &p, const sequence &s, int h, int i) {
   return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta(const kr_attention_params p) {
   const task at = task_of((p.rows_q + WARPS - 1) / WARPS, p.H);
   const sequence s = sequence_of(p, at.b);
   const int i = at.tile * WARPS + warp_of();
@@ -31,7 +31,7 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta(const 
 /* The same for 16-bit rows in aligned packs: LANES lanes per row, a block's rows of one head; adjacent blocks have the
  * other heads of the same rows. */
 template <int LANES>
-KR_DEV void delta_of_packs(const kr_attention_plan &p) {
+KR_DEV void delta_of_packs(const kr_attention_params &p) {
   const int ROWS = KR_ATTENTION_DELTA_ROWS(LANES), STEP = ROWS / 4, chunk = kr_thread() % LANES,
             rest = kr_block_x() / p.H, h = kr_block_x() - rest * p.H, n_tiles = (p.rows_q + ROWS - 1) / ROWS,
             b = rest / n_tiles, first = (rest - b * n_tiles) * ROWS + kr_thread() / LANES;
@@ -62,15 +62,15 @@ KR_DEV void delta_of_packs(const kr_attention_plan &p) {
     p.delta[delta_at(p, s, h, i)] = sum;
   }
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta_64(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta_64(const kr_attention_params p) {
   delta_of_packs<8>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta_128(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_delta_128(const kr_attention_params p) {
   delta_of_packs<16>(p);
 }
 
 /* One block per head; a thread always sums the same rows. */
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const kr_attention_params p) {
   KR_SHARED float sums[WARPS];
   const int h = kr_block_x();
   const float sink = kr_load(p.sinks, h * p.sinks_h, p.sinks_dtype);
@@ -91,7 +91,7 @@ KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 8) kr_attention_dsinks(const
 }
 
 /* dS, without the scale, and the probability after dropout. */
-KR_DEV float score_gradient(const kr_attention_plan &p, const task &at, int h, int i, int j, int shift, float slope,
+KR_DEV float score_gradient(const kr_attention_params &p, const task &at, int h, int i, int j, int shift, float slope,
                             float product, float by_dout, float lse, float delta, float *probability) {
   const float P = kr_exp(score_of(p, product, slope, i, j, shift) - lse),
               keep = p.rng.data ? kept(p, at.b, h, i, j) : 1.0f;
@@ -100,7 +100,7 @@ KR_DEV float score_gradient(const kr_attention_plan &p, const task &at, int h, i
 }
 
 template <int K>
-KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
+KR_DEV void gradient_of_queries(const kr_attention_params &p) {
   const int R = KR_ATTENTION_BASE_ROWS(K);
   KR_DYNAMIC_SHARED(shared);
   float *const tile = (float *)shared, *const rows = tile + TILE * KR_ATTENTION_BASE_PITCH(K),
@@ -151,7 +151,7 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p) {
 }
 
 template <int K>
-KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
+KR_DEV void gradient_of_keys(const kr_attention_params &p) {
   const int R = KR_ATTENTION_BASE_ROWS(K), H = p.H / p.heads;
   KR_DYNAMIC_SHARED(shared);
   float *const tile = (float *)shared, *const keys = tile + TILE * KR_ATTENTION_BASE_PITCH(K),
@@ -208,21 +208,21 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k2(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k2(const kr_attention_params p) {
   gradient_of_queries<2>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k4(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k4(const kr_attention_params p) {
   gradient_of_queries<4>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k8(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dq_k8(const kr_attention_params p) {
   gradient_of_queries<8>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dkv_k2(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 4) kr_attention_dkv_k2(const kr_attention_params p) {
   gradient_of_keys<2>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 3) kr_attention_dkv_k4(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 3) kr_attention_dkv_k4(const kr_attention_params p) {
   gradient_of_keys<4>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 2) kr_attention_dkv_k8(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ATTENTION_BASE_THREADS, 2) kr_attention_dkv_k8(const kr_attention_params p) {
   gradient_of_keys<8>(p);
 }

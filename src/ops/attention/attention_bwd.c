@@ -2,18 +2,18 @@
  * Error bound: float32 2e-5 of the gradient's scale, 1e-4 for the sinks; 16-bit storage: one rounding more. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"
-#include "attention_rows.h"
+#include "attention_impls.h"
 #include "contract.h"
 #include "op_list.h"
 
-static int32_t check_rules(const void *args) {
+static int32_t check_attention_bwd_rules(const void *args) {
   const kr_attention_inputs in = kr_attention_bwd_inputs_of(args);
   const krait_attention_bwd_args *a = args;
   KR_TRY(kr_attention_check_rules(&in));
   return kr_need("attention_bwd", "lse", &a->lse, KR_TYPE_F32 | 1 << KRAIT_F64);
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_attention_bwd_cost(const void *args, kr_cost *cost) {
   const krait_attention_bwd_args *a = args;
   const kr_attention_inputs in = kr_attention_bwd_inputs_of(a);
   const double pairs = kr_attention_pairs(&in), D = (double)a->D, Dv = (double)a->Dv,
@@ -25,7 +25,7 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->exps = pairs;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"cuda_hopper_any_order", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_sums_refuse, kr_attention_bwd_hopper_sums,
      kr_attention_bwd_hopper_sums_scratch},
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_bwd_hopper_refuse, kr_attention_bwd_hopper,
@@ -43,4 +43,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_bwd_ref, kr_attention_bwd_ref_scratch},
 };
 
-KR_OP_DEFINE(attention_bwd, rows, check_rules, count_cost, kr_attention_bwd_case, 300)
+KR_OP_DEFINE(attention_bwd, impls, check_attention_bwd_rules, count_attention_bwd_cost, kr_attention_bwd_case, 300)

@@ -3,17 +3,17 @@
 
 #include "attention_cuda.h"
 #include "attention_sums.h"
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-static kr_attention_tensor tensor(const krait_view *v) {
+static kr_attention_tensor attention_bwd_tensor(const krait_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
 
-kr_attention_plan kr_attention_bwd_plan_of(const krait_attention_bwd_args *b) {
+kr_attention_params kr_attention_bwd_params_of(const krait_attention_bwd_args *b) {
   krait_attention_args a = {.call = b->call,
                             .B = b->B,
                             .Lq = b->Lq,
@@ -43,8 +43,9 @@ kr_attention_plan kr_attention_bwd_plan_of(const krait_attention_bwd_args *b) {
                             .rng = b->rng,
                             .out = b->out,
                             .lse = b->lse};
-  kr_attention_plan p = kr_attention_plan_of(&a);
-  p.dout = tensor(&b->dout), p.dq = tensor(&b->dq), p.dk = tensor(&b->dk), p.dv = tensor(&b->dv);
+  kr_attention_params p = kr_attention_params_of(&a);
+  p.dout = attention_bwd_tensor(&b->dout), p.dq = attention_bwd_tensor(&b->dq), p.dk = attention_bwd_tensor(&b->dk),
+  p.dv = attention_bwd_tensor(&b->dv);
   p.dlse = (kr_attention_tensor){.data = b->dlse.data,
                                  .b = b->dlse.stride[0],
                                  .h = b->dlse.stride[1],
@@ -57,7 +58,7 @@ kr_attention_plan kr_attention_bwd_plan_of(const krait_attention_bwd_args *b) {
 }
 
 const char *kr_attention_bwd_base_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_attention_plan p = kr_attention_bwd_plan_of(args);
+  const kr_attention_params p = kr_attention_bwd_params_of(args);
   (void)ctx;
   return kr_attention_refuse_sizes(&p);
 }
@@ -68,14 +69,14 @@ uint64_t kr_attention_bwd_base_scratch(const krait_ctx *ctx, const void *args) {
   return (uint64_t)(kr_has(&a->cu_seqlens_q) ? 1 : a->B) * (uint64_t)a->Lq * (uint64_t)a->H * sizeof(float);
 }
 
-static int delta_takes_packs(const kr_attention_plan *p) {
+static int delta_takes_packs(const kr_attention_params *p) {
   const int bytes = (int)krait_dtype_bytes(p->out.dtype);
   return p->Dv <= 128 && p->Dv % 8 == 0 && bytes == 2 && p->dout.dtype == p->out.dtype &&
          kr_attention_rows_take_packs(&p->out) && kr_attention_rows_take_packs(&p->dout);
 }
 
 /* Launches that every row starts with. */
-static void add_delta(kr_chain *chain, const kr_attention_plan *p, void *stream) {
+static void add_delta(kr_chain *chain, const kr_attention_params *p, void *stream) {
   static const kr_kernel delta = {"attention_base_bwd", "kr_attention_delta"},
                          packs[] = {{"attention_base_bwd", "kr_attention_delta_64"},
                                     {"attention_base_bwd", "kr_attention_delta_128"}},
@@ -96,7 +97,7 @@ static void add_delta(kr_chain *chain, const kr_attention_plan *p, void *stream)
 int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   static const kr_kernel dq[] = BY_SIZE("kr_attention_dq"), dkv[] = BY_SIZE("kr_attention_dkv");
   const krait_attention_bwd_args *a = args;
-  kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  kr_attention_params p = kr_attention_bwd_params_of(a);
   const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which,
             rows = 4 * KR_ATTENTION_BASE_ROWS(K), all = p.B * p.H;
   p.n_q_tiles = (p.rows_q + rows - 1) / rows;
@@ -114,7 +115,7 @@ int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
 
 /* How many key heads, in blocks of 128 keys per multiprocessor, run at the same time; no more than fit, with rows and
  * sums, in half of the L2 cache. */
-static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, int64_t D) {
+static int32_t keys_together(const krait_ctx *ctx, const kr_attention_params *p, int64_t D) {
   const kr_device_info *info = kr_cuda_info(ctx->cuda);
   const int64_t bytes = (int64_t)p->rows_q * p->heads * D * 8 + (int64_t)p->rows_k * D * 4 + 1,
                 fit = info->l2_bytes / 2 / bytes, n_keys = p->rows_k > 0 ? p->rows_k : 1,
@@ -127,7 +128,7 @@ static int32_t keys_together(const krait_ctx *ctx, const kr_attention_plan *p, i
 
 const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
-  const kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  const kr_attention_params p = kr_attention_bwd_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
   if (p.q.dtype == KRAIT_F32) return "float32";
@@ -168,11 +169,11 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
   static const kr_kernel dq[2][2][2] = {AMPERE("kr_attention_dq"), AMPERE_ANY("kr_attention_dq")},
                          dkv[2][2][2] = {AMPERE("kr_attention_dkv"), AMPERE_ANY("kr_attention_dkv")};
   const krait_attention_bwd_args *a = args;
-  kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  kr_attention_params p = kr_attention_bwd_params_of(a);
   const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, D = wide ? 128 : 64,
             bf16 = p.q.dtype == KRAIT_BF16, all = p.B * p.H;
   p.n_q_tiles = (p.rows_q + 127) / 128, p.section = kr_attention_heads_together(ctx, &p);
-  kr_attention_plan by_keys = p;
+  kr_attention_params by_keys = p;
   by_keys.section = keys_together(ctx, &p, D);
   kr_chain first = {.n = 0}, rest = {.n = 0};
   add_delta(&first, &p, a->call.stream);
@@ -195,7 +196,7 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
 
 const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
-  const kr_attention_plan p = kr_attention_bwd_plan_of(a);
+  const kr_attention_params p = kr_attention_bwd_params_of(a);
   const char *why = kr_attention_bwd_ampere_refuse(ctx, args);
   if (why) return why;
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
@@ -213,13 +214,13 @@ uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args)
   return kr_attention_bwd_base_scratch(ctx, args);
 }
 
-static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_bwd_args *a, int rows,
-                         int keys) {
+static int32_t make_attention_bwd_maps(const krait_ctx *ctx, kr_attention_hopper_params *h,
+                                       const krait_attention_bwd_args *a, int rows, int keys) {
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
-  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, Bq, rows));
-  KR_TRY(kr_attention_make_map(ctx, &h->dout, &h->plan.dout, a->D, a->Lq, a->H, Bq, rows));
-  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
-  return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
+  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->params.q, a->D, a->Lq, a->H, Bq, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->dout, &h->params.dout, a->D, a->Lq, a->H, Bq, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->params.k, a->D, a->Lk, a->Hk, a->Bk, keys));
+  return kr_attention_make_map(ctx, &h->v, &h->params.v, a->D, a->Lk, a->Hk, a->Bk, keys);
 }
 
 #define HOPPER(name)                                                                  \
@@ -232,15 +233,15 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
                          dkv[2][2][2] = {{HOPPER("kr_attention_hopper_dkv")},
                                          {HOPPER("kr_attention_hopper_dkv_edged")}};
   const krait_attention_bwd_args *a = args;
-  kr_attention_hopper_plan rows = {.plan = kr_attention_bwd_plan_of(a)}, keys;
-  kr_attention_plan *p = &rows.plan;
+  kr_attention_hopper_params rows = {.params = kr_attention_bwd_params_of(a)}, keys;
+  kr_attention_params *p = &rows.params;
   const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0,
             bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   p->n_q_tiles = (p->rows_q + own - 1) / own, p->section = kr_attention_heads_together(ctx, p);
-  keys = rows, keys.plan.section = keys_together(ctx, p, D);
+  keys = rows, keys.params.section = keys_together(ctx, p, D);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
-  int32_t status = make_maps(ctx, &rows, a, own, KR_HOPPER_DQ_KEYS);
-  if (status >= 0) status = make_maps(ctx, &keys, a, KR_HOPPER_DKV_ROWS, own);
+  int32_t status = make_attention_bwd_maps(ctx, &rows, a, own, KR_HOPPER_DQ_KEYS);
+  if (status >= 0) status = make_attention_bwd_maps(ctx, &keys, a, KR_HOPPER_DKV_ROWS, own);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   kr_chain first = {.n = 0}, rest = {.n = 0};
@@ -267,7 +268,7 @@ static int64_t sums_tiles(const krait_attention_bwd_args *a) {
                                   : 2 * a->B * ((a->Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS);
 }
 
-static const char *refuse_order(const krait_attention_bwd_args *a) {
+static const char *refuse_attention_bwd_order(const krait_attention_bwd_args *a) {
   if (!(a->call.flags & KRAIT_ATTENTION_ANY_ORDER)) return "no KRAIT_ATTENTION_ANY_ORDER";
   if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are requested";
   return (double)sums_tiles(a) * (double)a->H > INT32_MAX ? "too many rows" : NULL;
@@ -280,8 +281,8 @@ static uint64_t sums_scratch(const krait_ctx *ctx, const krait_attention_bwd_arg
          (uint64_t)(sums_tiles(a) * 64 * sums_channels(a) * a->H) * sizeof(float);
 }
 
-static kr_attention_plan sums_plan_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
-  kr_attention_plan p = kr_attention_bwd_plan_of(a);
+static kr_attention_params sums_plan_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+  kr_attention_params p = kr_attention_bwd_params_of(a);
   p.partial = (float *)((char *)a->call.scratch + kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a))),
   p.n_splits = (int32_t)sums_tiles(a);
   p.section = keys_together(ctx, &p, sums_channels(a));
@@ -291,12 +292,12 @@ static kr_attention_plan sums_plan_of(const krait_ctx *ctx, const krait_attentio
 static kr_grid sums_clear_grid(const krait_ctx *ctx, void *stream) {
   return (kr_grid){.x = (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors * 4, .block = 256, .stream = stream};
 }
-static kr_grid sums_end_grid(const kr_attention_plan *p, void *stream) {
+static kr_grid sums_end_grid(const kr_attention_params *p, void *stream) {
   return (kr_grid){.x = (uint32_t)((p->rows_q + 63) / 64) * (uint32_t)(p->B * p->H), .block = 128, .stream = stream};
 }
 
 const char *kr_attention_bwd_hopper_sums_refuse(const krait_ctx *ctx, const void *args) {
-  const char *why = refuse_order(args);
+  const char *why = refuse_attention_bwd_order(args);
   if (!why) why = kr_attention_bwd_hopper_refuse(ctx, args);
   return why                                                                           ? why
          : kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_HOPPER_SUMS_SHARED(128) ? "too little shared memory"
@@ -316,11 +317,11 @@ int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")},
                          walk[2][2] = {SUMS("kr_attention_hopper_sums")};
   const krait_attention_bwd_args *a = args;
-  kr_attention_hopper_plan h = {.plan = sums_plan_of(ctx, a)};
-  const kr_attention_plan *p = &h.plan;
+  kr_attention_hopper_params h = {.params = sums_plan_of(ctx, a)};
+  const kr_attention_params *p = &h.params;
   const int wide = p->D > 64, D = wide ? 128 : 64, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
-  const int32_t status = make_maps(ctx, &h, a, KR_HOPPER_SUMS_ROWS(D), own);
+  const int32_t status = make_attention_bwd_maps(ctx, &h, a, KR_HOPPER_SUMS_ROWS(D), own);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   kr_chain first = {.n = 0}, rest = {.n = 0};
@@ -355,7 +356,7 @@ static const sums_shape *sums_shape_of(const krait_ctx *ctx, const krait_attenti
 
 const char *kr_attention_bwd_ampere_sums_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
-  const char *why = refuse_order(a);
+  const char *why = refuse_attention_bwd_order(a);
   if (!why) why = kr_attention_bwd_ampere_refuse(ctx, args);
   if (why) return why;
   if (a->softcap > 0 || kr_has(&a->alibi_slopes) || kr_has(&a->rng)) return "softcap, alibi_slopes or dropout";
@@ -374,7 +375,7 @@ int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
                          end[2][2] = {AMPERE_SUMS("kr_attention_sums_end_64"),
                                       AMPERE_SUMS("kr_attention_sums_end_128")};
   const krait_attention_bwd_args *a = args;
-  const kr_attention_plan p = sums_plan_of(ctx, a);
+  const kr_attention_params p = sums_plan_of(ctx, a);
   const int bf16 = p.q.dtype == KRAIT_BF16, wide = p.D > 64;
   const sums_shape *shape = sums_shape_of(ctx, a);
   kr_chain first = {.n = 0}, rest = {.n = 0};

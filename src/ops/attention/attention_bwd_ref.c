@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "attention_ref.h"
-#include "attention_rows.h"
+#include "attention_impls.h"
 #include "op_list.h"
 #include "status.h"
 
@@ -13,12 +13,13 @@ typedef struct sums {
   double *dk, *dv; /* (nk,D), (nk,Dv) of one key head */
 } sums;
 
-static double lse_of(const krait_attention_bwd_args *a, const kr_attention_sequence *s, int64_t h, int64_t i) {
+static double attention_bwd_ref_lse_of(const krait_attention_bwd_args *a, const kr_attention_sequence *s, int64_t h,
+                                       int64_t i) {
   return kr_get(&a->lse, kr_attention_lse(s, &a->lse, h, i));
 }
 
 /* Returns the query's contribution to dsinks. */
-static double run_query(const krait_attention_bwd_args *a, const kr_attention_inputs *in,
+static double run_attention_bwd_query(const krait_attention_bwd_args *a, const kr_attention_inputs *in,
                         const kr_attention_sequence *s, const sums *to, int64_t h, int64_t i) {
   const kr_attention_dropout dropout = kr_attention_dropout_of(in);
   const int64_t first = kr_attention_first(in, s, i), end = kr_attention_end(in, s, i), g = h / (a->H / a->Hk);
@@ -28,7 +29,7 @@ static double run_query(const krait_attention_bwd_args *a, const kr_attention_in
                 dq_at = kr_attention_query(s, &a->dq, i) + h * a->dq.stride[2];
   double dq[KR_ATTENTION_MOST_D] = {0}, delta = 0, slope;
   if (end <= first) return 0;
-  const double lse = lse_of(a, s, h, i),
+  const double lse = attention_bwd_ref_lse_of(a, s, h, i),
                dlse = kr_has(&a->dlse) && isfinite(lse) ? kr_get(&a->dlse, kr_attention_lse(s, &a->dlse, h, i)) : 0;
   for (int64_t d = 0; d < a->Dv; d++)
     delta += kr_get(&a->dout, dout + d * a->dout.stride[3]) * kr_get(&a->out, out + d * a->out.stride[3]);
@@ -86,7 +87,7 @@ int32_t kr_attention_bwd_ref(const krait_ctx *ctx, const void *args) {
     memset(to.dk, 0, (size_t)(s.nk * a->D) * sizeof *to.dk);
     memset(to.dv, 0, (size_t)(s.nk * a->Dv) * sizeof *to.dv);
     for (int64_t h = g * group; h < (g + 1) * group; h++)
-      for (int64_t i = 0; i < s.nq; i++) dsinks[h] += run_query(a, &in, &s, &to, h, i);
+      for (int64_t i = 0; i < s.nq; i++) dsinks[h] += run_attention_bwd_query(a, &in, &s, &to, h, i);
     put_keys(&in, &s, &a->dk, g, a->D, to.dk);
     put_keys(&in, &s, &a->dv, g, a->Dv, to.dv);
   }

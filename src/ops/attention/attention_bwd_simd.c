@@ -9,11 +9,12 @@
 #include "op_list.h"
 #include "status.h"
 
+/* Per block: a multiple of every MR and of 16; items wanted; keys per chunk. */
 enum {
   QUERIES = 96,
   ITEMS = 8,
   LEAST_CHUNK = 4 * KEYS
-}; /* per block: a multiple of every MR and of 16; items wanted; keys per chunk */
+};
 
 typedef struct work {
   const krait_attention_bwd_args *a;
@@ -29,11 +30,11 @@ typedef struct work {
 static int64_t n_dq(const work *w, int n_threads) {
   return w->n_chunks > 1 ? w->a->B * w->a->Hk * w->n_chunks : n_threads;
 }
-static int64_t rows_of(const krait_attention_bwd_args *a) {
+static int64_t attention_bwd_rows_of(const krait_attention_bwd_args *a) {
   return (kr_has(&a->cu_seqlens_q) ? 1 : a->B) * a->H * a->Lq;
 }
 
-static work plan(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+static work plan_attention_bwd(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
   work w = {.a = a, .in = kr_attention_bwd_inputs_of(a), .D = attention_padded(a->D), .Dv = attention_padded(a->Dv)};
   const int64_t heads = attention_most(a->B * a->Hk, 1), most = (a->Lk + LEAST_CHUNK - 1) / LEAST_CHUNK;
   const int packed = kr_has(&a->cu_seqlens_q) || kr_has(&a->cu_seqlens_k);
@@ -44,16 +45,16 @@ static work plan(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
   w.thread_floats = QUERIES * (w.D + w.Dv + 2 * SCORES) + KEYS * (3 * w.D + 2 * w.Dv) + NR * ROW_FLOATS;
   w.dsinks = a->call.scratch;
   w.delta = (float *)(w.dsinks + (a->B * a->H + 7) / 8 * 8);
-  w.dq = w.delta + (rows_of(a) + 15) / 16 * 16;
+  w.dq = w.delta + (attention_bwd_rows_of(a) + 15) / 16 * 16;
   w.threads = w.dq + n_dq(&w, krait_ctx_n_threads(ctx)) * (a->H / a->Hk) * w.head_floats;
   return w;
 }
 
 uint64_t KR_FN(kr_attention_bwd_scratch)(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
-  const work w = plan(ctx, a);
+  const work w = plan_attention_bwd(ctx, a);
   const int64_t floats = n_dq(&w, krait_ctx_n_threads(ctx)) * (a->H / a->Hk) * w.head_floats +
-                         krait_ctx_n_threads(ctx) * w.thread_floats + (rows_of(a) + 15) / 16 * 16;
+                         krait_ctx_n_threads(ctx) * w.thread_floats + (attention_bwd_rows_of(a) + 15) / 16 * 16;
   return (uint64_t)floats * sizeof(float) + (uint64_t)((a->B * a->H + 7) / 8 * 8) * sizeof(double);
 }
 
@@ -62,7 +63,7 @@ uint64_t KR_FN(kr_attention_bwd_scratch)(const krait_ctx *ctx, const void *args)
 static int64_t delta_at(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
   return (s->q_row * w->a->H + h) * w->a->Lq + s->q_first + i;
 }
-static float lse_of(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
+static float attention_bwd_simd_lse_of(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
   return ((const float *)w->a->lse.data)[kr_attention_lse(s, &w->a->lse, h, i)];
 }
 
@@ -82,7 +83,7 @@ static float dot_rows(const krait_attention_bwd_args *a, int64_t dout, int64_t o
 
 static void begin_query(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i, double *dsink) {
   const krait_attention_bwd_args *a = w->a;
-  const float lse = lse_of(w, s, h, i);
+  const float lse = attention_bwd_simd_lse_of(w, s, h, i);
   float delta = dot_rows(a, kr_attention_query(s, &a->dout, i) + h * a->dout.stride[2],
                          kr_attention_query(s, &a->out, i) + h * a->out.stride[2]);
   if (kr_has(&a->dlse) && isfinite(lse)) delta -= ((const float *)a->dlse.data)[kr_attention_lse(s, &a->dlse, h, i)];
@@ -176,7 +177,7 @@ static __attribute__((noinline)) void turn_row(block *t, int r, const attention_
   const kr_attention_inputs *in = &t->w->in;
   const int64_t i = t->i0 + r, b_head = t->s->b * in->H + t->h;
   float *P = t->P + r * SCORES, *dS = t->dS + r * SCORES, slope[SCORES];
-  const kr_v lse = kr_v_set1(lse_of(t->w, t->s, t->h, i) * LOG2E),
+  const kr_v lse = kr_v_set1(attention_bwd_simd_lse_of(t->w, t->s, t->h, i) * LOG2E),
              delta = kr_v_set1(t->w->delta[delta_at(t->w, t->s, t->h, i)]);
   const int bent = in->softcap > 0, columns = (int)attention_padded(t->n_keys);
   if (bent || t->bias != 0)
@@ -311,7 +312,7 @@ static void store_queries(const work *w, const kr_attention_sequence *s, int64_t
                          kr_attention_query(s, &a->dq, i) + h * a->dq.stride[2], a->D, w->in.scale);
 }
 
-static void run_chunks(void *user, int64_t begin, int64_t end, int worker) {
+static void run_attention_bwd_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
   const krait_attention_bwd_args *a = w->a;
   const int64_t group = a->H / a->Hk;
@@ -333,7 +334,7 @@ static void run_chunks(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
+static void add_attention_bwd_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
   const krait_attention_bwd_args *a = w->a;
   (void)worker;
@@ -346,12 +347,12 @@ static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_attention_bwd)(const krait_ctx *ctx, const void *args) {
   const krait_attention_bwd_args *a = args;
-  work w = plan(ctx, a);
+  work w = plan_attention_bwd(ctx, a);
   KR_TRY(kr_attention_check_indices(&w.in));
   w.dropout = kr_attention_dropout_of(&w.in);
   kr_parallel(ctx, a->B * a->H, 1, begin_heads, &w);
-  kr_parallel(ctx, a->B * a->Hk * w.n_chunks, 1, run_chunks, &w);
-  if (w.n_chunks > 1 && kr_has(&a->dq)) kr_parallel(ctx, a->B * a->H, 1, add_chunks, &w);
+  kr_parallel(ctx, a->B * a->Hk * w.n_chunks, 1, run_attention_bwd_chunks, &w);
+  if (w.n_chunks > 1 && kr_has(&a->dq)) kr_parallel(ctx, a->B * a->H, 1, add_attention_bwd_chunks, &w);
   for (int64_t h = 0; kr_has(&a->dsinks) && h < a->H; h++) {
     double sum = 0;
     for (int64_t b = 0; b < a->B; b++) sum += w.dsinks[b * a->H + h];

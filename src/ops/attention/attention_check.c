@@ -5,13 +5,13 @@
 
 #include "alloc.h"
 #include "attention_inputs.h"
-#include "attention_rows.h"
+#include "attention_impls.h"
 #include "check.h"
 #include "op_list.h"
 #include "status.h"
 
 /* Hard values meet all kernels of tensor cores: 16 bits, no option that they lack. */
-static int is_plain(const kr_case *c, int64_t index) { return c->is_hard && index % 3 == 0; }
+static int is_plain_for_attention(const kr_case *c, int64_t index) { return c->is_hard && index % 3 == 0; }
 
 static void choose_plain(kr_case *c) {
   static const char *const given[] = {"q", "k", "v", "dq", "dk", "dv"};
@@ -21,13 +21,13 @@ static void choose_plain(kr_case *c) {
   for (int i = 0; i < (c->sig->forward ? 6 : 3); i++) kr_case_give(c, given[i]);
 }
 
-static void choose_sizes(kr_case *c, int64_t index) {
+static void choose_attention_sizes(kr_case *c, int64_t index) {
   const int usual =
       index % 3 == 0 && !c->is_exact; /* for the kernels of common sizes: aligned tensors, whole vectors */
   const int64_t Hk = kr_case_int(c, 1, 2);
   int64_t *D = kr_case_size(c, "D"), *Lq = kr_case_size(c, "Lq"), *Lk = kr_case_size(c, "Lk");
   c->contiguous = usual;
-  c->anywhere = !usual && index % 5 == 2; /* as the few-query rows need the keys */
+  c->anywhere = !usual && index % 5 == 2; /* as the few-query implementations need the keys */
   *kr_case_size(c, "B") = *kr_case_size(c, "Bk") = kr_case_int(c, 1, 2);
   *kr_case_size(c, "Hk") = Hk, *kr_case_size(c, "H") = Hk * (kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 2, 3));
   *D = c->is_exact       ? kr_case_int(c, 1, 5)
@@ -38,7 +38,8 @@ static void choose_sizes(kr_case *c, int64_t index) {
   *kr_case_size(c, "Dv") = !usual && kr_case_chance(c, 0.3) ? kr_case_edge(c, 40) : *D;
   const int64_t most = *D > 128 ? 100 : index % 8 == 1 ? 300 : 150;
   if (index % 40 == 7 && !c->is_exact)
-    *Lq = kr_case_int(c, 1, 9), *Lk = kr_case_int(c, 500, 1300); /* more keys than one chunk of the few-query rows */
+    *Lq = kr_case_int(c, 1, 9),
+    *Lk = kr_case_int(c, 500, 1300); /* more keys than one chunk of the few-query implementations */
   else
     *Lq = index % 5 == 2 ? kr_case_int(c, 1, 3) : kr_case_edge(c, most),
     *Lk = kr_case_chance(c, 0.4) ? *Lq : kr_case_edge(c, index % 5 == 2 ? 2 * most : most);
@@ -69,7 +70,7 @@ static void give_used(kr_case *c, const char *name, const krait_view *cu_seqlens
   }
 }
 
-static krait_view *view_of(kr_case *c, const char *name) {
+static krait_view *attention_view_of(kr_case *c, const char *name) {
   return kr_sig_view(c->sig, c->args, kr_sig_find(c->sig, name));
 }
 
@@ -84,8 +85,8 @@ static void choose_lengths(kr_case *c) {
     if (mode < 2) kr_case_give(c, "cu_seqlens_k");
     if (kr_case_chance(c, 0.3)) *kr_case_size(c, "max_q") = *Lq;
   }
-  if (kr_case_chance(c, 0.2)) give_used(c, "seqused_q", view_of(c, "cu_seqlens_q"), *Lq);
-  if (kr_case_chance(c, 0.3)) give_used(c, "seqused_k", view_of(c, "cu_seqlens_k"), *Lk);
+  if (kr_case_chance(c, 0.2)) give_used(c, "seqused_q", attention_view_of(c, "cu_seqlens_q"), *Lq);
+  if (kr_case_chance(c, 0.3)) give_used(c, "seqused_k", attention_view_of(c, "cu_seqlens_k"), *Lk);
 }
 
 /* Pages in random order; entries past the last used one are out of range. */
@@ -142,7 +143,7 @@ _Static_assert(offsetof(krait_attention_args, reserved) == offsetof(krait_attent
 
 /* P and, on tensor cores, dS are rounded to the storage type before the product: errors as large as a row's terms. dP -
  * delta is a difference of sums with terms about 1, and zero where a query sees one key. */
-static void set_bounds(kr_case *c) {
+static void set_attention_bounds(kr_case *c) {
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32 && !c->is_exact; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
     if (c->sig->tensors[i].role & KR_OUT && view->data)
@@ -162,7 +163,7 @@ static void widen_bounds(kr_case *c, double score) {
 /* ---- hard values ---- */
 
 static void refill(kr_case *c, const char *name, double deviation) {
-  krait_view *view = view_of(c, name);
+  krait_view *view = attention_view_of(c, name);
   if (view->data) kr_case_fill_normal(c, view, 0, deviation);
 }
 
@@ -176,11 +177,11 @@ static void spread_scores(kr_case *c, double deviation) {
 
 /* One tensor at the ends of its type: the others are such that scores stay moderate and, in float16, so does dS, which
  * tensor cores take in that type. */
-static void give_ends(kr_case *c) {
+static void give_attention_ends(kr_case *c) {
   const krait_attention_args *a = (const krait_attention_args *)c->args;
   const int n = c->sig->forward ? 4 : 3, which = (int)kr_case_int(c, 0, n - 1);
   static const char *const names[] = {"q", "k", "v", "dout"}, *const partners[] = {"k", "q", "dout", "v"};
-  krait_view *view = view_of(c, names[which]);
+  krait_view *view = attention_view_of(c, names[which]);
   const double most = (c->dtype == KRAIT_F16 ? 65504 : KR_MOST_LINEAR) * (1 - (double)a->dropout); /* out is finite */
   kr_case_fill_ends(c, view, most, -INFINITY);
   if (which < 2) refill(c, partners[which], 20 / most);
@@ -199,7 +200,7 @@ static void choose_values(kr_case *c) {
     score = exp(kr_case_uniform(c, 2.3, 5.7));
     spread_scores(c, score);
   } else {
-    give_ends(c);
+    give_attention_ends(c);
   }
   if (a->softcap > 0) /* far beyond it, only rounding is left of its slope */
     a->softcap = (float)(score * kr_case_uniform(c, 0.5, 2));
@@ -208,14 +209,14 @@ static void choose_values(kr_case *c) {
 }
 
 int32_t kr_attention_case(kr_case *c, int64_t index) {
-  choose_sizes(c, index);
+  choose_attention_sizes(c, index);
   choose_few(c);
   choose_lengths(c);
   if (!c->is_exact) choose_cache(c); /* has no gradient */
-  choose_masks(c, is_plain(c, index));
-  if (is_plain(c, index)) choose_plain(c);
+  choose_masks(c, is_plain_for_attention(c, index));
+  if (is_plain_for_attention(c, index)) choose_plain(c);
   kr_case_give_rest(c);
-  set_bounds(c);
+  set_attention_bounds(c);
   choose_values(c);
   return KRAIT_OK;
 }
@@ -234,14 +235,14 @@ static int32_t make_forward(const krait_attention_bwd_args *b) {
 }
 
 int32_t kr_attention_bwd_case(kr_case *c, int64_t index) {
-  choose_sizes(c, index);
+  choose_attention_sizes(c, index);
   choose_few(c);
   choose_lengths(c);
-  choose_masks(c, is_plain(c, index));
-  if (is_plain(c, index)) choose_plain(c);
+  choose_masks(c, is_plain_for_attention(c, index));
+  if (is_plain_for_attention(c, index)) choose_plain(c);
   kr_case_give(c, "lse");
   kr_case_give_rest(c);
-  set_bounds(c);
+  set_attention_bounds(c);
   choose_values(c);
   KR_TRY(c->status);
   return make_forward((const krait_attention_bwd_args *)c->args);
@@ -271,17 +272,17 @@ int32_t kr_attention_append_case(kr_case *c, int64_t index) {
   a->D = 2 * a->R + (kr_case_chance(c, 0.5) ? 0 : kr_case_int(c, 0, 9)) + (a->R == 0),
   a->Dv = kr_case_chance(c, 0.5) ? a->D : kr_case_edge(c, 40);
   a->Lk = a->L + kr_case_int(c, 0, 20), a->Bk = a->B, a->n_pages = 0;
-  const int64_t room = a->Lk;
-  a->T = room + kr_case_int(c, 0, 5);
+  const int64_t capacity = a->Lk;
+  a->T = capacity + kr_case_int(c, 0, 5);
   if (kr_case_chance(c, 0.6) && a->R > 0) kr_case_give(c, "cos");
   else kr_case_leave_out(c, "cos"), a->R = a->T = 0;
   if (kr_case_chance(c, 0.4)) {
-    a->Lk = kr_case_pick(c, 3, (int64_t[]){1, 4, 16}), a->n_pages = (room + a->Lk - 1) / a->Lk,
+    a->Lk = kr_case_pick(c, 3, (int64_t[]){1, 4, 16}), a->n_pages = (capacity + a->Lk - 1) / a->Lk,
     a->Bk = a->B * a->n_pages + 1;
     krait_view *table = kr_case_give(c, "block_table");
     for (int64_t i = 0; i < a->B * a->n_pages; i++) kr_case_set_i32(c, table, i, (int32_t)(a->Bk - 1 - i));
   }
-  if (kr_case_chance(c, 0.7)) give_counts(c, "cache_seqlens", 0, room - a->L);
+  if (kr_case_chance(c, 0.7)) give_counts(c, "cache_seqlens", 0, capacity - a->L);
   kr_case_hard(c, KR_NAMES("k", "v"), KR_MOST_LINEAR);
   return KRAIT_OK;
 }

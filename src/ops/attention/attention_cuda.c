@@ -4,13 +4,13 @@
 #include <math.h>
 
 #include "overlap.h"
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
 /* (B,L,H,D) */
-static kr_attention_tensor tensor(const krait_view *v) {
+static kr_attention_tensor attention_tensor(const krait_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
@@ -19,31 +19,33 @@ static kr_attention_tensor rows_tensor(const krait_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .dtype = v->dtype};
 }
-static kr_attention_index indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
+static kr_attention_index attention_indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
 
 /* No window need exceed the longest sequence. */
 static int32_t window(int64_t keys) { return keys < 0 || keys > INT32_MAX / 4 ? -1 : (int32_t)keys; }
 static int32_t clamp_size(int64_t n) { return n > INT32_MAX / 4 ? INT32_MAX / 4 : (int32_t)n; }
 
-kr_attention_plan kr_attention_plan_of(const krait_attention_args *a) {
+kr_attention_params kr_attention_params_of(const krait_attention_args *a) {
   const int windowed = (a->call.flags & KRAIT_ATTENTION_WINDOW) != 0, packed_q = kr_has(&a->cu_seqlens_q),
             packed_k = kr_has(&a->cu_seqlens_k);
-  kr_attention_plan p = {.B = (int32_t)a->B,
+  kr_attention_params p = {.B = (int32_t)a->B,
                          .H = (int32_t)a->H,
                          .heads = (int32_t)(a->H / a->Hk),
                          .D = (int32_t)a->D,
                          .Dv = (int32_t)a->Dv,
                          .Bk = (int32_t)a->Bk,
                          .n_pages = (int32_t)a->n_pages};
-  p.q = tensor(&a->q), p.k = tensor(&a->k), p.v = tensor(&a->v), p.out = tensor(&a->out), p.lse = rows_tensor(&a->lse);
+  p.q = attention_tensor(&a->q), p.k = attention_tensor(&a->k), p.v = attention_tensor(&a->v),
+  p.out = attention_tensor(&a->out), p.lse = rows_tensor(&a->lse);
   p.Lq = clamp_size(a->Lq), p.Lk = clamp_size(a->Lk);
   p.rows_q = packed_q && a->max_q > 0 && a->max_q < a->Lq ? (int32_t)a->max_q : p.Lq;
   p.rows_k = kr_has(&a->block_table)                        ? clamp_size(a->Lk * a->n_pages)
              : packed_k && a->max_k > 0 && a->max_k < a->Lk ? (int32_t)a->max_k
                                                             : p.Lk;
-  p.cu_q = indices(&a->cu_seqlens_q), p.cu_k = indices(&a->cu_seqlens_k), p.used_q = indices(&a->seqused_q),
-  p.used_k = indices(&a->seqused_k);
-  p.leftpad = indices(&a->leftpad_k), p.cache_row = indices(&a->cache_batch_idx), p.rng = indices(&a->rng);
+  p.cu_q = attention_indices(&a->cu_seqlens_q), p.cu_k = attention_indices(&a->cu_seqlens_k),
+  p.used_q = attention_indices(&a->seqused_q), p.used_k = attention_indices(&a->seqused_k);
+  p.leftpad = attention_indices(&a->leftpad_k), p.cache_row = attention_indices(&a->cache_batch_idx),
+  p.rng = attention_indices(&a->rng);
   p.table = (kr_attention_index){a->block_table.data, a->block_table.stride[1]}, p.table_b = a->block_table.stride[0];
   p.left = windowed ? window(a->window_left) : -1, p.right = a->call.flags & KRAIT_ATTENTION_CAUSAL ? 0
                                                              : windowed ? window(a->window_right)
@@ -56,7 +58,7 @@ kr_attention_plan kr_attention_plan_of(const krait_attention_args *a) {
   return p;
 }
 
-const char *kr_attention_refuse_sizes(const kr_attention_plan *p) {
+const char *kr_attention_refuse_sizes(const kr_attention_params *p) {
   if (p->rows_q >= INT32_MAX / 4 || p->rows_k >= INT32_MAX / 4) return "more than 2^29 rows";
   if ((int64_t)p->B * p->H * (p->rows_q / 8 + 1) > INT32_MAX || (int64_t)p->B * p->H * (p->rows_k / 8 + 1) > INT32_MAX)
     return "more than 2^31 tiles";
@@ -66,7 +68,7 @@ const char *kr_attention_refuse_sizes(const kr_attention_plan *p) {
 /* ---- base -------------------------------------------------------------------------------------------------------- */
 
 const char *kr_attention_base_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_attention_plan p = kr_attention_plan_of(args);
+  const kr_attention_params p = kr_attention_params_of(args);
   (void)ctx;
   return kr_attention_refuse_sizes(&p);
 }
@@ -78,7 +80,7 @@ int32_t kr_attention_base(const krait_ctx *ctx, const void *args) {
                                       {"attention_base", "kr_attention_k4"},
                                       {"attention_base", "kr_attention_k8"}};
   const krait_attention_args *a = args;
-  kr_attention_plan p = kr_attention_plan_of(a);
+  kr_attention_params p = kr_attention_params_of(a);
   const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which,
             rows = 4 * KR_ATTENTION_BASE_ROWS(K);
   p.n_q_tiles = (p.rows_q + rows - 1) / rows;
@@ -95,7 +97,7 @@ int kr_attention_rows_take_packs(const kr_attention_tensor *t) {
   return t->d == 1 && t->t % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && (uintptr_t)t->data % 16 == 0;
 }
 
-int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p) {
+int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_params *p) {
   const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1,
                 most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
   const int64_t whole = most < p->heads ? p->heads : most / p->heads * p->heads, group = whole < all ? whole : all;
@@ -104,11 +106,11 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_pla
   return (int32_t)((each + p->heads - 1) / p->heads * p->heads);
 }
 
-static int ampere_size(const kr_attention_plan *p) { return p->D > 128 ? 2 : p->D > 64; }
+static int ampere_size(const kr_attention_params *p) { return p->D > 128 ? 2 : p->D > 64; }
 
 const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
-  const kr_attention_plan p = kr_attention_plan_of(a);
+  const kr_attention_params p = kr_attention_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
   if (p.q.dtype == KRAIT_F32) return "float32";
@@ -133,7 +135,7 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
       {AMPERE("kr_attention_ampere_64_any"), AMPERE("kr_attention_ampere_128_any"),
        AMPERE("kr_attention_ampere_256_any")}};
   const krait_attention_args *a = args;
-  kr_attention_plan p = kr_attention_plan_of(a);
+  kr_attention_params p = kr_attention_params_of(a);
   const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D),
             any = p.softcap > 0 || p.slopes || p.rng.data;
   p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H,
@@ -151,7 +153,7 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
 enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 128 };
 
 const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_attention_plan p = kr_attention_plan_of(args);
+  const kr_attention_params p = kr_attention_params_of(args);
   if ((int64_t)p.rows_q * p.heads > MOST_ROWS) return "more than 64 rows per key head";
   if (p.D > 128) return "head size above 128";
   if (p.rng.data) return "dropout";
@@ -160,7 +162,7 @@ const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 /* Enough parts to fill the device, none too small; two blocks per multiprocessor. */
-static void plan_keys(const krait_ctx *ctx, kr_attention_plan *p) {
+static void plan_keys(const krait_ctx *ctx, kr_attention_params *p) {
   const int64_t slots = 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
   p->n_q_tiles = (p->rows_q * p->heads + 15) / 16;
   const int64_t blocks = (int64_t)p->n_q_tiles * p->B * (p->H / p->heads),
@@ -175,7 +177,7 @@ static void plan_keys(const krait_ctx *ctx, kr_attention_plan *p) {
 }
 
 uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
-  kr_attention_plan p = kr_attention_plan_of(args);
+  kr_attention_params p = kr_attention_params_of(args);
   plan_keys(ctx, &p);
   return p.n_splits == 1 ? 0
                          : (uint64_t)p.n_splits * (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.rows_q *
@@ -184,9 +186,9 @@ uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
 
 /* Whether the second kernel is launched while the first runs: that costs two launches instead of one chain, so only
  * where there is much to read. */
-static int joins_ahead(const krait_ctx *ctx, const kr_attention_plan *p, const kr_grid *grid) {
+static int joins_ahead(const krait_ctx *ctx, const kr_attention_params *p, const kr_grid *grid) {
   const int64_t bytes = (int64_t)p->rows_k * p->B * (p->H / p->heads) * (p->D + p->Dv) * 2;
-  return p->n_splits > 1 && !grid->is_ahead && bytes >= (int64_t)32 << 20 && kr_cuda_starts_ahead(ctx->cuda);
+  return p->n_splits > 1 && !grid->is_pdl && bytes >= (int64_t)32 << 20 && kr_cuda_has_pdl(ctx->cuda);
 }
 
 int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
@@ -196,22 +198,22 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
   static const kr_kernel joins[2] = {{"attention_keys_f16", "kr_attention_join"},
                                      {"attention_keys_bf16", "kr_attention_join"}};
   const krait_attention_args *a = args;
-  kr_attention_plan p = kr_attention_plan_of(a);
+  kr_attention_params p = kr_attention_params_of(a);
   plan_keys(ctx, &p);
   p.partial = a->call.scratch;
   const int wide = p.D > 64, bf16 = p.q.dtype == KRAIT_BF16;
   const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits),
                         .block = KR_ATTENTION_KEYS_THREADS,
                         .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64),
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   const kr_grid rows = {.x = (uint32_t)(p.B * p.H * p.rows_q),
                         .block = KR_ATTENTION_KEYS_THREADS,
-                        .is_ahead = grid.is_ahead,
+                        .is_pdl = grid.is_pdl,
                         .stream = a->call.stream};
   if (joins_ahead(ctx, &p, &grid)) {
     kr_grid ahead = rows;
-    ahead.is_ahead = 1;
+    ahead.is_pdl = 1;
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &parts[wide][bf16], &grid, &p, sizeof p));
     return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &joins[bf16], &ahead, &p, sizeof p);
   }
@@ -233,11 +235,11 @@ int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, 
 }
 
 /* Head size of the kernel to use. */
-static int hopper_channels(const kr_attention_plan *p) { return p->D > 128 ? 256 : p->D > 64 ? 128 : 64; }
+static int hopper_channels(const kr_attention_params *p) { return p->D > 128 ? 256 : p->D > 64 ? 128 : 64; }
 
 const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
-  const kr_attention_plan p = kr_attention_plan_of(a);
+  const kr_attention_params p = kr_attention_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
@@ -258,14 +260,14 @@ const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 /* Whether rows may see different numbers of keys and a block gets more than one tile of them. */
-static int takes_next(const krait_ctx *ctx, const kr_attention_plan *p) {
+static int takes_next(const krait_ctx *ctx, const kr_attention_params *p) {
   const int rows = KR_HOPPER_ROWS(hopper_channels(p));
   return (p->left >= 0 || p->right >= 0 || p->cu_q.data || p->used_q.data || p->used_k.data) &&
          (int64_t)((p->rows_q + rows - 1) / rows) * p->B * p->H > kr_cuda_info(ctx->cuda)->n_multiprocessors;
 }
 
 uint64_t kr_attention_hopper_scratch(const krait_ctx *ctx, const void *args) {
-  const kr_attention_plan p = kr_attention_plan_of(args);
+  const kr_attention_params p = kr_attention_params_of(args);
   return takes_next(ctx, &p) ? sizeof(int32_t) : 0;
 }
 
@@ -285,11 +287,11 @@ int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const
   return KRAIT_OK;
 }
 
-static int32_t make_maps(const krait_ctx *ctx, kr_attention_hopper_plan *h, const krait_attention_args *a, int rows,
-                         int keys) {
-  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->plan.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
-  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->plan.k, a->D, a->Lk, a->Hk, a->Bk, keys));
-  return kr_attention_make_map(ctx, &h->v, &h->plan.v, a->D, a->Lk, a->Hk, a->Bk, keys);
+static int32_t make_attention_maps(const krait_ctx *ctx, kr_attention_hopper_params *h, const krait_attention_args *a,
+                                   int rows, int keys) {
+  KR_TRY(kr_attention_make_map(ctx, &h->q, &h->params.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
+  KR_TRY(kr_attention_make_map(ctx, &h->k, &h->params.k, a->D, a->Lk, a->Hk, a->Bk, keys));
+  return kr_attention_make_map(ctx, &h->v, &h->params.v, a->D, a->Lk, a->Hk, a->Bk, keys);
 }
 
 int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
@@ -303,15 +305,15 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
                          begins[3][2] = {HOPPER("kr_attention_hopper_begin", "kr_attention_hopper_begin")};
 #undef HOPPER
   const krait_attention_args *a = args;
-  kr_attention_hopper_plan h = {.plan = kr_attention_plan_of(a)};
-  kr_attention_plan *p = &h.plan;
+  kr_attention_hopper_params h = {.params = kr_attention_params_of(a)};
+  kr_attention_params *p = &h.params;
   const int D = hopper_channels(p), size = D / 128, rows = KR_HOPPER_ROWS(D), keys = KR_HOPPER_KEYS(D),
             edged = p->left >= 0 || p->right >= 0, bf16 = p->q.dtype == KRAIT_BF16;
   p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H,
   p->section = kr_attention_heads_together(ctx, p);
   if (takes_next(ctx, p)) p->next_unit = a->call.scratch;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
-  const int32_t status = make_maps(ctx, &h, a, rows, keys),
+  const int32_t status = make_attention_maps(ctx, &h, a, rows, keys),
                 n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);

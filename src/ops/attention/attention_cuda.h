@@ -1,17 +1,17 @@
-/* attention_cuda.h: the GPU rows of attention and its gradient, and the plan both derive from a call.
+/* attention_cuda.h: the GPU implementations of attention and its gradient, and the params both derive from a call.
  * base: everything. ampere, hopper: tiles on tensor cores. keys: few rows, many keys. */
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
 
 #include <krait/ops.h>
 
-#include "attention_plan.h"
+#include "attention_params.h"
 #include "op.h"
 
-kr_attention_plan kr_attention_plan_of(const krait_attention_args *a);
-kr_attention_plan kr_attention_bwd_plan_of(const krait_attention_bwd_args *a);
+kr_attention_params kr_attention_params_of(const krait_attention_args *a);
+kr_attention_params kr_attention_bwd_params_of(const krait_attention_bwd_args *a);
 /* Why no kernel takes the sizes, or NULL. */
-const char *kr_attention_refuse_sizes(const kr_attention_plan *p);
+const char *kr_attention_refuse_sizes(const kr_attention_params *p);
 int kr_attention_rows_take_packs(const kr_attention_tensor *t); /* 16-byte aligned */
 /* Whether bulk copies take the tensor of L tokens, H heads, B batches: 16-byte aligned, contiguous channels. */
 int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, int64_t B);
@@ -19,7 +19,7 @@ int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, 
 int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const kr_attention_tensor *t, int64_t D,
                               int64_t L, int64_t H, int64_t B, int rows);
 /* Heads whose keys and values fit half of the L2 cache together. */
-int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_plan *p);
+int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_params *p);
 
 #define KR_ATTENTION_ROW(name)                                              \
   const char *kr_attention_##name##_refuse(const krait_ctx *ctx, const void *args); \

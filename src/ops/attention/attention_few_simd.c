@@ -24,9 +24,9 @@ typedef struct work {
 } work;
 
 static int64_t most_queries(const krait_attention_args *a) { return kr_has(&a->cu_seqlens_q) ? a->max_q : a->Lq; }
-static int64_t n_parts(const work *w) { return w->a->B * w->a->H * w->most_queries * w->n_chunks; }
+static int64_t attention_few_n_parts(const work *w) { return w->a->B * w->a->H * w->most_queries * w->n_chunks; }
 
-static work plan(const krait_attention_args *a) {
+static work plan_attention_few(const krait_attention_args *a) {
   work w = {.a = a,
             .in = kr_attention_inputs_of(a),
             .most_queries = most_queries(a),
@@ -37,7 +37,7 @@ static work plan(const krait_attention_args *a) {
   return w;
 }
 
-static float *part_of(const work *w, int64_t b, int64_t h, int64_t i, int64_t chunk) {
+static float *attention_few_part_of(const work *w, int64_t b, int64_t h, int64_t i, int64_t chunk) {
   return w->parts + (((b * w->a->H + h) * w->most_queries + i) * w->n_chunks + chunk) * w->part_floats;
 }
 
@@ -196,7 +196,7 @@ static int is_odd(const piece *t, int r) {
 }
 
 /* Merges a piece's values, largest score and sum into the chunk's. */
-static void merge(float *part, const float *values, float most, float total, int64_t Dv) {
+static void merge_attention_few(float *part, const float *values, float most, float total, int64_t Dv) {
   const float before = part[Dv], now = before > most ? before : most, base = now == -INFINITY ? 0 : now,
               keep = exp2f(before - base), by = exp2f(most - base);
   for (int64_t d = 0; d < Dv; d += KR_VL)
@@ -207,14 +207,14 @@ static void merge(float *part, const float *values, float most, float total, int
 
 static void begin_parts(const work *w, const kr_attention_sequence *s, int64_t chunk) {
   for (int64_t row = 0; row < w->a->H * s->nq; row++) {
-    float *part = part_of(w, s->b, row / s->nq, row % s->nq, chunk);
+    float *part = attention_few_part_of(w, s->b, row / s->nq, row % s->nq, chunk);
     memset(part, 0, (size_t)w->part_floats * sizeof *part);
     part[w->Dv] = -INFINITY;
   }
 }
 
 /* Rows first..first+rows-1 of the group's rows: row = head of the group * nq + query. Past the last row it repeats. */
-static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows, int64_t n_rows) {
+static void run_attention_few_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows, int64_t n_rows) {
   const krait_attention_args *a = t->w->a;
   const int64_t group = a->H / a->Hk;
   float most[MOST_ROWS], total[MOST_ROWS];
@@ -237,7 +237,8 @@ static void run_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows
   for (int r = 0; r < rows; r++)
     if (is_odd(t, r)) add_exactly(t, rows, r, i[r]);
   for (int r = 0; r < rows && first + r < n_rows; r++)
-    merge(part_of(t->w, t->s->b, h[r], i[r], chunk), t->sums + r * ROW_FLOATS, most[r], total[r], t->w->Dv);
+    merge_attention_few(attention_few_part_of(t->w, t->s->b, h[r], i[r], chunk), t->sums + r * ROW_FLOATS, most[r],
+                        total[r], t->w->Dv);
 }
 
 static void find_keys(piece *t, int64_t g) {
@@ -259,12 +260,12 @@ static void run_piece(piece *t, int64_t g, int64_t chunk) {
   find_keys(t, g);
   for (int64_t row = 0; row < n_rows;) {
     const int rows = n_rows - row > 2 ? 4 : (int)(n_rows - row);
-    run_rows(t, g, chunk, row, rows, n_rows);
+    run_attention_few_rows(t, g, chunk, row, rows, n_rows);
     row += rows;
   }
 }
 
-static void run_chunks(void *user, int64_t begin, int64_t end, int worker) {
+static void run_attention_few_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
   piece t = {.w = w, .D = w->a->D};
   (void)worker;
@@ -289,10 +290,10 @@ static void finish_query(const work *w, const kr_attention_sequence *s, int64_t 
             sinks = kr_has(w->in.sinks);
   const float sink = sinks ? kr_scalar_load(a->sinks.data, kr_at1(&a->sinks, h), a->sinks.dtype) * LOG2E : -INFINITY;
   float values[ROW_FLOATS] = {0}, most = sink, total;
-  for (int64_t c = 0; seen && c < n; c++) most = fmaxf(most, part_of(w, s->b, h, i, c)[w->Dv]);
+  for (int64_t c = 0; seen && c < n; c++) most = fmaxf(most, attention_few_part_of(w, s->b, h, i, c)[w->Dv]);
   total = sinks ? exp2f(sink - most) : 0;
   for (int64_t c = 0; seen && c < n; c++) {
-    const float *part = part_of(w, s->b, h, i, c),
+    const float *part = attention_few_part_of(w, s->b, h, i, c),
                 by = part[w->Dv] == -INFINITY ? part[w->Dv + 1] : exp2f(part[w->Dv] - most); /* 0, or NaN */
     total += part[w->Dv + 1] * by;
     for (int64_t d = 0; by != 0 && d < w->Dv; d += KR_VL)
@@ -324,16 +325,16 @@ const char *KR_FN(kr_attention_few_refuse)(const krait_ctx *ctx, const void *arg
 }
 
 uint64_t KR_FN(kr_attention_few_scratch)(const krait_ctx *ctx, const void *args) {
-  const work w = plan(args);
+  const work w = plan_attention_few(args);
   (void)ctx;
-  return (uint64_t)(n_parts(&w) * w.part_floats) * sizeof(float);
+  return (uint64_t)(attention_few_n_parts(&w) * w.part_floats) * sizeof(float);
 }
 
 int32_t KR_FN(kr_attention_few)(const krait_ctx *ctx, const void *args) {
   const krait_attention_args *a = args;
-  work w = plan(a);
+  work w = plan_attention_few(a);
   KR_TRY(kr_attention_check_indices(&w.in));
-  kr_parallel(ctx, a->B * w.n_chunks, 1, run_chunks, &w);
+  kr_parallel(ctx, a->B * w.n_chunks, 1, run_attention_few_chunks, &w);
   kr_parallel(ctx, a->B * a->H, 1, merge_chunks, &w);
   return KRAIT_OK;
 }

@@ -14,7 +14,7 @@ typedef struct task {
 } task;
 
 /* A section's heads are scheduled together, the last tiles of rows, which see most under a causal mask, first. */
-KR_DEV task task_of(const kr_attention_plan &p, int index) {
+KR_DEV task task_of(const kr_attention_params &p, int index) {
   const int per_section = p.section * p.n_q_tiles, section = index / per_section, rest = index - section * per_section;
   const int left = p.H * p.B - section * p.section, heads = left < p.section ? left : p.section, tile = rest / heads,
             head = section * p.section + rest - tile * heads;
@@ -23,7 +23,7 @@ KR_DEV task task_of(const kr_attention_plan &p, int index) {
 
 /* The same for kernels whose blocks take tiles of keys: `section` counts key heads; the first tiles, which most rows
  * see under a causal mask, come first. */
-KR_DEV task task_of_keys(const kr_attention_plan &p, int n_tiles) {
+KR_DEV task task_of_keys(const kr_attention_params &p, int n_tiles) {
   const int H = p.H / p.heads, per_section = p.section * n_tiles, section = kr_block_x() / per_section,
             rest = kr_block_x() - section * per_section, left = H * p.B - section * p.section,
             heads = left < p.section ? left : p.section, tile = rest / heads,
@@ -61,7 +61,7 @@ KR_DEV kr_raw16 gather_quad(const uint32_t w0, const uint32_t w1, const uint32_t
 
 /* Finishes row i from its maximum product `most` and its lanes' sums `sum`: stores its log-sum-exp if `writes`, and
  * returns the output's factor: 0 for rows without keys. */
-KR_DEV float end_sum(const kr_attention_plan &p, const sequence &s, int h, int i, float scale, float most, float sum,
+KR_DEV float end_sum(const kr_attention_params &p, const sequence &s, int h, int i, float scale, float most, float sum,
                      int writes) {
   float total = sum + kr_shuffle_xor(sum, 1), offset = most * scale, by = 1.0f;
   total += kr_shuffle_xor(total, 2);

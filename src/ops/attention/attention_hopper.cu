@@ -56,7 +56,7 @@ typedef struct unit {
 } unit;
 
 template <int N, int EDGED>
-KR_DEV unit unit_at(const kr_attention_plan &p, int index) {
+KR_DEV unit unit_at(const kr_attention_params &p, int index) {
   unit u;
   u.has_rows = 0, u.first = u.end = 0;
   const task at = task_of(p, index);
@@ -81,7 +81,7 @@ KR_DEV int take_one(int32_t *from) {
   return taken;
 }
 #endif
-KR_DEV int index_after(const kr_attention_plan &p, int index) {
+KR_DEV int index_after(const kr_attention_params &p, int index) {
   return kr_grid_x() + (p.next_unit ? take_one(p.next_unit) : index);
 }
 
@@ -111,7 +111,7 @@ KR_DEV void load_tile(uint32_t to, uint64_t map, uint32_t full, uint32_t empty, 
 }
 
 template <int N, int EDGED>
-KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t maps, unsigned char *units) {
+KR_DEV void copy_tiles(const kr_attention_params &p, const layout &at, uint64_t maps, unsigned char *units) {
   const uint64_t map_q = maps, map_k = maps + sizeof(kr_attention_map), map_v = maps + 2 * sizeof(kr_attention_map);
   int q = 0, k = 0, v = 0;
   unit before;
@@ -154,7 +154,7 @@ KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, uint64_t ma
 
 /* Rows without keys get output 0 and lse infinity; done by a warp beside the producer. */
 template <int N, int EDGED>
-KR_DEV void clear_rows(const kr_attention_plan &p) {
+KR_DEV void clear_rows(const kr_attention_params &p) {
   for (int index = kr_block_x(); index < p.n_units; index += kr_grid_x()) {
     const unit u = unit_at<N, EDGED>(p, index);
     const int end = at_most(u.row + ROWS, u.s.rows_q);
@@ -212,14 +212,14 @@ typedef struct span {
   int begin, end;
 } span;
 template <int N, int EDGED>
-KR_DEV span seen_by_all(const kr_attention_plan &p, const told *u, const lanes &me) {
+KR_DEV span seen_by_all(const kr_attention_params &p, const told *u, const lanes &me) {
   const sequence q = sequence_told(u);
   const int row = u->row + 64 * me.group;
   return EDGED ? span{(first_key(p, q, row + 63) + N - 1) / N, end_key(p, q, row) / N} : span{0, q.n_k / N};
 }
 
 template <int N, int EDGED>
-KR_DEV void hide(const kr_attention_plan &p, const told *u, const lanes &me, int n, float (&s)[N / 2]) {
+KR_DEV void hide(const kr_attention_params &p, const told *u, const lanes &me, int n, float (&s)[N / 2]) {
   const sequence q = sequence_told(u);
   const int key = n * N;
 #pragma unroll
@@ -293,7 +293,7 @@ KR_DEV void clear_behind(const layout &at, const told *u, const lanes &me, unsig
 }
 
 /* Rows without keys: output 0 and lse infinity. */
-KR_DEV void finish(const kr_attention_plan &p, const told *u, const lanes &me, float scale, const float (&most)[2],
+KR_DEV void finish(const kr_attention_params &p, const told *u, const lanes &me, float scale, const float (&most)[2],
                    const float (&sum)[2], const float (&o)[D / 2]) {
   const sequence q = sequence_told(u);
 #pragma unroll
@@ -322,7 +322,7 @@ KR_DEV void release(uint32_t empty, int use, const lanes &me) {
 }
 
 template <int N, int EDGED>
-KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigned char *shared_v,
+KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, unsigned char *shared_v,
                            unsigned char *units) {
   const int thread = kr_thread() - 128, lane = thread & 31;
   const lanes me = {thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
@@ -405,7 +405,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, unsigne
 }
 
 template <int N, int EDGED>
-KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
+KR_DEV void run(const kr_attention_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<N>(base);
@@ -430,17 +430,17 @@ KR_DEV void run(const kr_attention_plan &p, uint64_t maps) {
 }
 
 #ifndef KR_LARGE /* large heads use one kernel for both */
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper, maps);
-  run<KR_HOPPER_KEYS(D), 0>(plan.plan, maps);
+  run<KR_HOPPER_KEYS(D), 0>(params.params, maps);
 }
 #endif
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_edged(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_edged(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_edged, maps);
-  run<KR_HOPPER_KEYS(D), 1>(plan.plan, maps);
+  run<KR_HOPPER_KEYS(D), 1>(params.params, maps);
 }
-KR_KERNEL void KR_BOUNDS(32, 1) kr_attention_hopper_begin(const kr_attention_hopper_plan plan) {
-  if (kr_thread() == 0) *plan.plan.next_unit = 0;
+KR_KERNEL void KR_BOUNDS(32, 1) kr_attention_hopper_begin(const kr_attention_hopper_params params) {
+  if (kr_thread() == 0) *params.params.next_unit = 0;
 }

@@ -46,7 +46,7 @@ KR_DEV void open_barriers(const layout &at, int announcers) {
 /* ---- dq ---------------------------------------------------------------------------------------------------------- */
 
 template <int EDGED>
-KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
+KR_DEV void gradient_of_queries(const kr_attention_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<KEYS>(base);
@@ -133,7 +133,7 @@ KR_DEV void gradient_of_queries(const kr_attention_plan &p, uint64_t maps) {
 /* ---- dk, dv ------------------------------------------------------------------------------------------------------ */
 
 template <int EDGED>
-KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
+KR_DEV void gradient_of_keys(const kr_attention_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<ROWS>(base);
@@ -252,23 +252,23 @@ KR_DEV void gradient_of_keys(const kr_attention_plan &p, uint64_t maps) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dq(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dq(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_dq, maps);
-  gradient_of_queries<0>(plan.plan, maps);
+  gradient_of_queries<0>(params.params, maps);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dq_edged(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dq_edged(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_dq_edged, maps);
-  gradient_of_queries<1>(plan.plan, maps);
+  gradient_of_queries<1>(params.params, maps);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dkv(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dkv(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_dkv, maps);
-  gradient_of_keys<0>(plan.plan, maps);
+  gradient_of_keys<0>(params.params, maps);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dkv_edged(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_dkv_edged(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_dkv_edged, maps);
-  gradient_of_keys<1>(plan.plan, maps);
+  gradient_of_keys<1>(params.params, maps);
 }

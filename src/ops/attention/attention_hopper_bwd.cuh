@@ -25,10 +25,10 @@ KR_DEV lanes lanes_here(void) {
   return lanes{thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
 }
 
-KR_DEV int64_t delta_at(const kr_attention_plan &p, const sequence &s, int h, int i) {
+KR_DEV int64_t delta_at(const kr_attention_params &p, const sequence &s, int h, int i) {
   return h * p.delta_h + (int64_t)s.q_b * p.Lq + s.q_at + i;
 }
-KR_DEV float lse_of(const kr_attention_plan &p, const sequence &s, int h, int i) {
+KR_DEV float lse_of(const kr_attention_params &p, const sequence &s, int h, int i) {
   return ((const float *)p.lse.data)[query_at(p.lse, s, h, i)];
 }
 
@@ -83,7 +83,7 @@ KR_DEV void pack_all(const float (&s)[N / 2], uint32_t (&w)[N / 4]) {
 }
 
 /* Stores row r of the lane's two. */
-KR_DEV void store_row(const kr_attention_plan &p, uint16_t *to, const lanes &me, int r, const float (&o)[D / 2],
+KR_DEV void store_row(const kr_attention_params &p, uint16_t *to, const lanes &me, int r, const float (&o)[D / 2],
                       float scale, int there, int counts) {
 #pragma unroll
   for (int j = 0; j < D / 8; j += 4) {

@@ -57,7 +57,7 @@ KR_DEV void open_barriers(const layout &at) {
 
 /* ---- the producer warps ------------------------------------------------------------------------------------------ */
 
-KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, const unit &u, uint64_t maps) {
+KR_DEV void copy_tiles(const kr_attention_params &p, const layout &at, const unit &u, uint64_t maps) {
   const uint64_t q = maps, k = maps + sizeof(kr_attention_map), v = maps + 2 * sizeof(kr_attention_map),
                  dout = maps + 3 * sizeof(kr_attention_map);
   place to = {0, 1};
@@ -74,7 +74,7 @@ KR_DEV void copy_tiles(const kr_attention_plan &p, const layout &at, const unit 
     }
 }
 
-KR_DEV void copy_values(const kr_attention_plan &p, const layout &at, const unit &u, float *values) {
+KR_DEV void copy_values(const kr_attention_params &p, const layout &at, const unit &u, float *values) {
   const int lane = kr_thread() & 31;
   place to = {0, 1};
   for (int h = u.kv * p.heads; h < (u.kv + 1) * p.heads; h++)
@@ -145,7 +145,7 @@ KR_DEV void add_sums(unsigned char *stage, uint32_t stage_at, float *to, const f
   if (lane == 0) kr_add_bytes(to, stage_at, WARP_SUMS), kr_commit_stores();
 }
 
-KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const unit &u, unsigned char *shared,
+KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, const unit &u, unsigned char *shared,
                            uint32_t base) {
   const lanes me = lanes_here();
   const int lane = me.thread & 31, warp = me.thread / 32, n_steps = (u.end - u.first) * p.heads;
@@ -222,7 +222,7 @@ KR_DEV void multiply_tiles(const kr_attention_plan &p, const layout &at, const u
   if (lane == 0) kr_stores_read<0>();
 }
 
-KR_DEV void gradient(const kr_attention_plan &p, uint64_t maps) {
+KR_DEV void gradient(const kr_attention_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out(base);
@@ -240,17 +240,17 @@ KR_DEV void gradient(const kr_attention_plan &p, uint64_t maps) {
   multiply_tiles(p, at, u, shared, base);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_sums(const kr_attention_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_attention_hopper_sums(const kr_attention_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_attention_hopper_sums, maps);
-  gradient(plan.plan, maps);
+  gradient(params.params, maps);
 }
 
 /* ---- before and after -------------------------------------------------------------------------------------------- */
 
-KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_hopper_plan plan) {
-  clear_sums<D>(plan.plan);
+KR_KERNEL void KR_BOUNDS(256, 4) kr_attention_sums_clear(const kr_attention_hopper_params params) {
+  clear_sums<D>(params.params);
 }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_hopper_plan plan) {
-  end_sums<D, 1>(plan.plan, DTYPE);
+KR_KERNEL void KR_BOUNDS(128, 4) kr_attention_sums_end(const kr_attention_hopper_params params) {
+  end_sums<D, 1>(params.params, DTYPE);
 }

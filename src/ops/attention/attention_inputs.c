@@ -17,7 +17,7 @@ static const krait_view none = {0};
 
 static int64_t limit(int64_t window) { return window < 0 || window > FAR ? FAR : window; }
 
-static void finish(kr_attention_inputs *in, int64_t window_left, int64_t window_right) {
+static void finish_attention_inputs(kr_attention_inputs *in, int64_t window_left, int64_t window_right) {
   const int has_window = (in->flags & KRAIT_ATTENTION_WINDOW) != 0;
   in->left = has_window ? limit(window_left) : FAR;
   in->right = in->flags & KRAIT_ATTENTION_CAUSAL ? 0 : has_window ? limit(window_right) : FAR;
@@ -30,14 +30,14 @@ kr_attention_inputs kr_attention_inputs_of(const krait_attention_args *a) {
                             .leftpad_k = &a->leftpad_k,
                             .cache_batch_idx = &a->cache_batch_idx,
                             .block_table = &a->block_table};
-  finish(&in, a->window_left, a->window_right);
+  finish_attention_inputs(&in, a->window_left, a->window_right);
   return in;
 }
 
 kr_attention_inputs kr_attention_bwd_inputs_of(const krait_attention_bwd_args *a) {
   kr_attention_inputs in = {
       .op = "attention_bwd", COMMON(a), .leftpad_k = &none, .cache_batch_idx = &none, .block_table = &none};
-  finish(&in, a->window_left, a->window_right);
+  finish_attention_inputs(&in, a->window_left, a->window_right);
   return in;
 }
 
@@ -73,7 +73,7 @@ int32_t kr_attention_check_rules(const kr_attention_inputs *in) {
 static int64_t entry(const krait_view *view, int64_t i) { return kr_get_i32(view, kr_at1(view, i)); }
 
 /* Queries or keys of sequence b before seqused and leftpad, and the index of the first. */
-static int64_t length_of(const krait_view *cu_seqlens, int64_t b, int64_t length, int64_t *first) {
+static int64_t attention_inputs_length_of(const krait_view *cu_seqlens, int64_t b, int64_t length, int64_t *first) {
   *first = kr_has(cu_seqlens) ? entry(cu_seqlens, b) : 0;
   return kr_has(cu_seqlens) ? entry(cu_seqlens, b + 1) - *first : length;
 }
@@ -85,8 +85,8 @@ int64_t kr_attention_most_keys(const kr_attention_inputs *in) {
 kr_attention_sequence kr_attention_sequence_at(const kr_attention_inputs *in, int64_t b) {
   kr_attention_sequence s = {
       .b = b, .q_row = kr_has(in->cu_seqlens_q) ? 0 : b, .k_row = kr_has(in->cu_seqlens_k) ? 0 : b};
-  s.n_rows = s.nq = length_of(in->cu_seqlens_q, b, in->Lq, &s.q_first);
-  s.n_key_rows = s.nk = length_of(in->cu_seqlens_k, b, kr_attention_most_keys(in), &s.k_first);
+  s.n_rows = s.nq = attention_inputs_length_of(in->cu_seqlens_q, b, in->Lq, &s.q_first);
+  s.n_key_rows = s.nk = attention_inputs_length_of(in->cu_seqlens_k, b, kr_attention_most_keys(in), &s.k_first);
   if (kr_has(in->seqused_q)) s.nq = entry(in->seqused_q, b);
   if (kr_has(in->seqused_k)) s.nk = entry(in->seqused_k, b);
   if (kr_has(in->leftpad_k)) s.k_first += entry(in->leftpad_k, b), s.nk -= entry(in->leftpad_k, b);
@@ -111,10 +111,10 @@ static int32_t check_limit(const char *op, const char *name, const krait_view *c
   return KRAIT_OK;
 }
 
-static int32_t check_sequence(const kr_attention_inputs *in, int64_t b) {
+static int32_t check_attention_inputs_sequence(const kr_attention_inputs *in, int64_t b) {
   int64_t first;
-  const int64_t nq = length_of(in->cu_seqlens_q, b, in->Lq, &first),
-                nk = length_of(in->cu_seqlens_k, b, kr_attention_most_keys(in), &first);
+  const int64_t nq = attention_inputs_length_of(in->cu_seqlens_q, b, in->Lq, &first),
+                nk = attention_inputs_length_of(in->cu_seqlens_k, b, kr_attention_most_keys(in), &first);
   KR_TRY(check_limit(in->op, "max_q", in->cu_seqlens_q, b, nq, in->max_q));
   KR_TRY(check_limit(in->op, "max_k", in->cu_seqlens_k, b, nk, in->max_k));
   KR_TRY(check_count(in->op, "seqused_q", in->seqused_q, b, nq));
@@ -133,7 +133,7 @@ int32_t kr_attention_check_indices(const kr_attention_inputs *in) {
   if (kr_has(in->cu_seqlens_q)) KR_TRY(kr_need_offsets(in->op, "cu_seqlens_q", in->cu_seqlens_q, in->B, in->Lq));
   if (kr_has(in->cu_seqlens_k)) KR_TRY(kr_need_offsets(in->op, "cu_seqlens_k", in->cu_seqlens_k, in->B, in->Lk));
   KR_TRY(kr_need_rows(in->op, "cache_batch_idx", in->cache_batch_idx, in->B, in->Bk));
-  for (int64_t b = 0; b < in->B; b++) KR_TRY(check_sequence(in, b));
+  for (int64_t b = 0; b < in->B; b++) KR_TRY(check_attention_inputs_sequence(in, b));
   return KRAIT_OK;
 }
 

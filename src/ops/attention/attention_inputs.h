@@ -1,6 +1,6 @@
 /* attention_inputs.h: the inputs common to attention and its gradient, from either args struct; the location of a
- * sequence's queries and keys, which keys a query sees, which of them dropout keeps. For CPU rows: index tensors are
- * read from host memory. */
+ * sequence's queries and keys, which keys a query sees, which of them dropout keeps. For CPU implementations: index
+ * tensors are read from host memory. */
 #ifndef KR_ATTENTION_INPUTS_H
 #define KR_ATTENTION_INPUTS_H
 
@@ -23,7 +23,7 @@ kr_attention_inputs kr_attention_inputs_of(const krait_attention_args *args);
 kr_attention_inputs kr_attention_bwd_inputs_of(const krait_attention_bwd_args *args);
 /* Rules beyond the table's; reads no tensor. */
 int32_t kr_attention_check_rules(const kr_attention_inputs *in);
-/* Offsets, lengths and rows: afterwards, everything a CPU row reads through index tensors is in range. */
+/* Offsets, lengths and rows: afterwards, everything a CPU implementation reads through index tensors is in range. */
 int32_t kr_attention_check_indices(const kr_attention_inputs *in);
 
 /* Sequence b: queries 0..nq-1 of n_rows allocated; keys 0..nk-1 of n_key_rows. */

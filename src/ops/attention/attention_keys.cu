@@ -27,14 +27,14 @@ typedef struct part {
   int b, kv, first_row, begin, end, number, fresh, stored;
 } part;
 
-KR_DEV int query_of(const kr_attention_plan &p, const part &at, int r) { return (at.first_row + r) / p.heads; }
-KR_DEV int head_of(const kr_attention_plan &p, const part &at, int r) {
+KR_DEV int query_of(const kr_attention_params &p, const part &at, int r) { return (at.first_row + r) / p.heads; }
+KR_DEV int head_of(const kr_attention_params &p, const part &at, int r) {
   return at.kv * p.heads + (at.first_row + r) % p.heads;
 }
 
 /* A step's sequence: its one row sees the new key and all before it. fresh: the new key's position, or -1 if there is
  * no room for it. */
-KR_DEV sequence step_of(const kr_attention_plan &p, const kr_attention_fresh &f, int b, int &fresh) {
+KR_DEV sequence step_of(const kr_attention_params &p, const kr_attention_fresh &f, int b, int &fresh) {
   const int length = index_at(f.lengths, b);
   sequence s = {0, 0, b, b, 1, at_least(at_most(length, p.Lk - 1) + 1, 0), 0, 1, p.Lk, nullptr};
   if (p.cache_row.data) s.k_b = index_at(p.cache_row, b);
@@ -44,7 +44,7 @@ KR_DEV sequence step_of(const kr_attention_plan &p, const kr_attention_fresh &f,
 }
 
 template <int WARPS, int STEP>
-KR_DEV part part_of(const kr_attention_plan &p, const kr_attention_fresh &f) {
+KR_DEV part part_of(const kr_attention_params &p, const kr_attention_fresh &f) {
   part at;
   const int tiles = p.n_q_tiles, H = p.H / p.heads, rest = kr_block_x() / p.n_splits, head = rest / tiles;
   at.number = kr_block_x() - rest * p.n_splits, at.first_row = (rest - head * tiles) * 16;
@@ -63,13 +63,13 @@ KR_DEV part part_of(const kr_attention_plan &p, const kr_attention_fresh &f) {
 }
 
 /* The page that contains a run, where pages hold whole runs; looked up ahead of its copies. */
-KR_DEV int64_t page_ahead(const kr_attention_plan &p, const part &at, int first) {
+KR_DEV int64_t page_ahead(const kr_attention_params &p, const part &at, int first) {
   return at.s.pages && first < at.end ? page_of(p, at.s, first / p.Lk) : 0;
 }
 
 /* Copies a run's keys and values, one warp; zeros after the last one stored. */
 template <int D>
-KR_DEV void copy_run(const kr_attention_plan &p, const part &at, uint32_t to, int first, int64_t page) {
+KR_DEV void copy_run(const kr_attention_params &p, const part &at, uint32_t to, int first, int64_t page) {
   const int PER_ROW = D / 8, STEP = 32 / PER_ROW, lane = kr_thread() & 31, chunk = lane % PER_ROW, row = lane / PER_ROW;
   const int exists = chunk * 8 < p.D, whole = !at.s.pages || p.Lk % RUN == 0, n = exists ? at.stored - first : 0;
   if (whole) {
@@ -100,7 +100,7 @@ KR_DEV void copy_run(const kr_attention_plan &p, const part &at, uint32_t to, in
 typedef struct rows_at {
   const uint16_t *from[2];
 } rows_at;
-KR_DEV rows_at rows_of(const kr_attention_plan &p, const part &at) {
+KR_DEV rows_at rows_of(const kr_attention_params &p, const part &at) {
   rows_at rows;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -113,7 +113,7 @@ KR_DEV rows_at rows_of(const kr_attention_plan &p, const part &at) {
 }
 
 template <int D>
-KR_DEV void load_rows(const kr_attention_plan &p, const rows_at &rows, uint32_t (&q)[D / 16][4]) {
+KR_DEV void load_rows(const kr_attention_params &p, const rows_at &rows, uint32_t (&q)[D / 16][4]) {
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -126,7 +126,8 @@ KR_DEV void load_rows(const kr_attention_plan &p, const rows_at &rows, uint32_t 
 }
 
 /* Finishes a row of the call: o is the weighted mean of eight channels, lse in base 2. */
-KR_DEV void finish_row(const kr_attention_plan &p, const part &at, int r, int column, const float (&o)[8], float lse) {
+KR_DEV void finish_row(const kr_attention_params &p, const part &at, int r, int column, const float (&o)[8],
+                       float lse) {
   const int i = query_of(p, at, r), h = head_of(p, at, r), none = lse == MINUS_INFINITY;
   if (i >= at.s.rows_q) return;
   float by = 1.0f, all = lse;
@@ -143,7 +144,7 @@ KR_DEV void finish_row(const kr_attention_plan &p, const part &at, int r, int co
 }
 
 /* A part's row, for the second kernel. */
-KR_DEV void keep_row(const kr_attention_plan &p, const part &at, int r, int column, const float (&o)[8], float lse) {
+KR_DEV void keep_row(const kr_attention_params &p, const part &at, int r, int column, const float (&o)[8], float lse) {
   const int i = query_of(p, at, r), h = head_of(p, at, r);
   if (i >= at.s.rows_q) return;
   const int64_t row = ((int64_t)at.b * p.H + h) * p.rows_q + i, n_rows = (int64_t)p.B * p.H * p.rows_q;
@@ -251,7 +252,7 @@ KR_DEV void load_fresh(const kr_attention_fresh &f, const part &at, fresh_row<D>
 }
 /* Rotates it, and appends it to the cache. */
 template <int D>
-KR_DEV void append(const kr_attention_plan &p, const part &at, const angles<D> &a, fresh_row<D> &row) {
+KR_DEV void append(const kr_attention_params &p, const part &at, const angles<D> &a, fresh_row<D> &row) {
   const int lane = kr_thread() & 31;
   uint16_t *const k = (uint16_t *)p.k.data + at.s.k_b * p.k.b + at.fresh * p.k.t + at.kv * p.k.h + lane,
                   *const v = (uint16_t *)p.v.data + at.s.k_b * p.v.b + at.fresh * p.v.t + at.kv * p.v.h + 2 * lane;
@@ -277,14 +278,14 @@ KR_DEV void put_fresh(unsigned char *run, int r, const fresh_row<D> &row) {
 }
 
 template <int D, int STEP>
-KR_DEV void run(const kr_attention_plan &p, const kr_attention_fresh &f) {
+KR_DEV void run(const kr_attention_params &p, const kr_attention_fresh &f) {
   const int WARPS = KR_KEYS_WARPS(D, STEP), STAGES = KR_KEYS_STAGES(STEP), STAGE = 2 * RUN * D * 2,
             ROW = KR_KEYS_ROW(D);
   KR_DYNAMIC_SHARED(shared);
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5, joined = STEP && p.n_splits > 1;
   const uint32_t ring = kr_shared_at(shared) + warp * STAGES * STAGE;
-  kr_next_may_start();
-  if (!STEP || !f.is_known) kr_others_done();
+  kr_launch_dependents();
+  if (!STEP || !f.is_known) kr_griddep_wait();
   if (joined) kr_cluster_starts();
   const part at = part_of<WARPS, STEP>(p, f);
   const int low = (lane & 7) + (lane >> 3 & 1) * 8;
@@ -315,7 +316,7 @@ KR_DEV void run(const kr_attention_plan &p, const kr_attention_fresh &f) {
       STEP && at.fresh >= at.begin && at.fresh < at.end && (at.fresh - at.begin) / RUN % WARPS == warp;
   if (STEP) {
     load_angles<D>(f, at, turns);
-    if (f.is_known) kr_others_done();
+    if (f.is_known) kr_griddep_wait();
     if (appends) load_fresh<D>(f, at, row);
   }
   load_rows<D>(p, rows, q);
@@ -420,10 +421,10 @@ KR_DEV void run(const kr_attention_plan &p, const kr_attention_fresh &f) {
 
 /* One block per row: the parts' means weighted by their sums. One thread per part, then one per channel. */
 enum { THREADS = KR_ATTENTION_KEYS_THREADS, WARPS = THREADS / 32 };
-KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_params p) {
   KR_SHARED float weights[THREADS], warps[2 * WARPS];
   const int row = kr_block_x(), thread = kr_thread(), warp = thread >> 5, n_rows = p.B * p.H * p.rows_q;
-  kr_next_may_start(), kr_others_done();
+  kr_launch_dependents(), kr_griddep_wait();
   const int i = row % p.rows_q, h = row / p.rows_q % p.H, b = row / p.rows_q / p.H;
   const sequence s = sequence_of(p, b);
   if (i >= s.rows_q) return;
@@ -462,20 +463,20 @@ KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_plan p
   kr_store(p.out.data, query_at(p.out, s, h, i) + thread, DTYPE, o * by);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_keys_64(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_keys_64(const kr_attention_params p) {
   run<64, 0>(p, kr_attention_fresh{});
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_keys_128(const kr_attention_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_keys_128(const kr_attention_params p) {
   run<128, 0>(p, kr_attention_fresh{});
 }
 #if defined(KR_EMULATE) || KR_TIER >= 90
 enum { STEP_THREADS_64 = 32 * KR_KEYS_WARPS(64, 1), STEP_THREADS_128 = 32 * KR_KEYS_WARPS(128, 1) };
-KR_KERNEL void KR_BOUNDS(STEP_THREADS_64, 1) kr_attention_step_64(const kr_attention_step_plan p) {
+KR_KERNEL void KR_BOUNDS(STEP_THREADS_64, 1) kr_attention_step_64(const kr_attention_step_params p) {
   kr_keep_all_near(p);
-  run<64, 1>(p.plan, p.fresh);
+  run<64, 1>(p.params, p.fresh);
 }
-KR_KERNEL void KR_BOUNDS(STEP_THREADS_128, 1) kr_attention_step_128(const kr_attention_step_plan p) {
+KR_KERNEL void KR_BOUNDS(STEP_THREADS_128, 1) kr_attention_step_128(const kr_attention_step_params p) {
   kr_keep_all_near(p);
-  run<128, 1>(p.plan, p.fresh);
+  run<128, 1>(p.params, p.fresh);
 }
 #endif

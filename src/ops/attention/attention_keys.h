@@ -1,9 +1,9 @@
 /* attention_keys.h: attention of few rows with many keys, and a decode step's: sizes and parameters beyond those of
- * attention_plan.h, for host and device. */
+ * attention_params.h, for host and device. */
 #ifndef KR_ATTENTION_KEYS_H
 #define KR_ATTENTION_KEYS_H
 
-#include "attention_plan.h"
+#include "attention_params.h"
 
 /* Most parts of a step's keys: their blocks form a cluster, and every device allows that many. Query heads of a key
  * head. */
@@ -24,9 +24,9 @@ typedef struct kr_attention_fresh {
   kr_attention_index lengths;
   int32_t T, is_known;                /* is_known: nobody writes indices, cache and angles meanwhile (overlap.h) */
 } kr_attention_fresh;
-typedef struct kr_attention_step_plan {
-  kr_attention_plan plan;
+typedef struct kr_attention_step_params {
+  kr_attention_params params;
   kr_attention_fresh fresh;
-} kr_attention_step_plan;
+} kr_attention_step_params;
 
 #endif

@@ -3,7 +3,7 @@
  * + exp(sink));  out_i = sum_j exp(s_ij - lse_i) keep_ij / (1 - dropout) v_j.  Double accumulation. */
 #include "attention_ref.h"
 
-#include "attention_rows.h"
+#include "attention_impls.h"
 #include "op_list.h"
 #include "status.h"
 
@@ -14,8 +14,8 @@ static void put_row(const krait_attention_args *a, const kr_attention_sequence *
   if (kr_has(&a->lse)) kr_put(&a->lse, kr_attention_lse(s, &a->lse, h, i), lse);
 }
 
-static void run_query(const krait_attention_args *a, const kr_attention_inputs *in, const kr_attention_sequence *s,
-                      int64_t h, int64_t i) {
+static void run_attention_query(const krait_attention_args *a, const kr_attention_inputs *in,
+                                const kr_attention_sequence *s, int64_t h, int64_t i) {
   const kr_attention_dropout dropout = kr_attention_dropout_of(in);
   const int64_t first = kr_attention_first(in, s, i), end = kr_attention_end(in, s, i);
   double *score = a->call.scratch, out[KR_ATTENTION_MOST_D] = {0},
@@ -52,7 +52,7 @@ int32_t kr_attention_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t b = 0; b < a->B; b++) {
     const kr_attention_sequence s = kr_attention_sequence_at(&in, b);
     for (int64_t h = 0; h < a->H; h++)
-      for (int64_t i = 0; i < s.n_rows; i++) run_query(a, &in, &s, h, i);
+      for (int64_t i = 0; i < s.n_rows; i++) run_attention_query(a, &in, &s, h, i);
   }
   return KRAIT_OK;
 }

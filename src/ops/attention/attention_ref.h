@@ -1,4 +1,4 @@
-/* attention_ref.h: one query's row of scores, for the reference rows of attention and its gradient. */
+/* attention_ref.h: one query's row of scores, for the reference implementations of attention and its gradient. */
 #ifndef KR_ATTENTION_REF_H
 #define KR_ATTENTION_REF_H
 

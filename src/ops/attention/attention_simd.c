@@ -140,7 +140,7 @@ static void finish_row(const tile *t, int r, int used) {
         seen ? t->most[r] * LN2 + logf(t->total[r]) : INFINITY;
 }
 
-static void run_tile(tile *t, int n_places) {
+static void run_attention_tile(tile *t, int n_places) {
   const krait_attention_args *a = t->w->a;
   const kr_attention_inputs *in = &t->w->in;
   t->rows = (int)attention_most(attention_least(t->s->nq - t->i0, n_places), 0);
@@ -158,7 +158,7 @@ static void run_tile(tile *t, int n_places) {
   for (int r = 0; r < n_places; r++) finish_row(t, r, r < t->rows);
 }
 
-static void run_items(void *user, int64_t begin, int64_t end, int worker) {
+static void run_attention_items(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
   tile t;
   place_tile(&t, w, worker);
@@ -167,7 +167,7 @@ static void run_items(void *user, int64_t begin, int64_t end, int worker) {
     const kr_attention_sequence s = kr_attention_sequence_at(&w->in, k % heads / w->a->H);
     if (tile_index * QUERIES >= s.n_rows) continue;
     t.s = &s, t.i0 = tile_index * QUERIES, t.h = k % w->a->H, t.g = t.h / (w->a->H / w->a->Hk);
-    run_tile(&t, (int)attention_least(s.n_rows - t.i0, QUERIES));
+    run_attention_tile(&t, (int)attention_least(s.n_rows - t.i0, QUERIES));
   }
 }
 
@@ -184,6 +184,6 @@ int32_t KR_FN(kr_attention)(const krait_ctx *ctx, const void *args) {
   w.dropout = kr_attention_dropout_of(&w.in);
   w.n_tiles = ((kr_has(&a->cu_seqlens_q) && a->max_q > 0 ? a->max_q : a->Lq) + QUERIES - 1) / QUERIES;
   w.thread_floats = count_floats(w.D, w.Dv);
-  kr_parallel(ctx, w.n_tiles * a->B * a->H, 1, run_items, &w);
+  kr_parallel(ctx, w.n_tiles * a->B * a->H, 1, run_attention_items, &w);
   return KRAIT_OK;
 }

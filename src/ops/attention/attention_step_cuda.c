@@ -1,8 +1,8 @@
 /* attention_step_cuda.c: a decode step's rotary embedding, append and attention in one kernel on a GPU. */
 #include "attention_cuda.h"
 #include "attention_keys.h"
-#include "attention_step/attention_step_rows.h"
-#include "cuda_row.h"
+#include "attention_step/attention_step_impls.h"
+#include "cuda_impl.h"
 #include "op_list.h"
 #include "overlap.h"
 #include "status.h"
@@ -11,11 +11,11 @@
 /* Up to FEW_KEYS one block is faster than a cluster; a part has at least KEYS_OF_A_PART. */
 enum { FEW_KEYS = 512, KEYS_OF_A_PART = 128, MOST_KEYS = 32768 };
 
-static kr_attention_tensor tensor(const krait_view *v) {
+static kr_attention_tensor attention_step_tensor(const krait_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
-static kr_attention_tensor angles(const krait_view *v) {
+static kr_attention_tensor attention_step_angles(const krait_view *v) {
   return (kr_attention_tensor){.data = v->data, .t = v->stride[0], .d = v->stride[1], .dtype = v->dtype};
 }
 
@@ -24,13 +24,13 @@ static int64_t parts_alone(const krait_attention_step_args *a) {
   const int64_t n = a->Lk / KEYS_OF_A_PART;
   return a->Lk <= FEW_KEYS ? 1 : n < KR_KEYS_CLUSTER ? n : KR_KEYS_CLUSTER;
 }
-static int64_t parts_of(const krait_ctx *ctx, const krait_attention_step_args *a) {
+static int64_t attention_step_parts_of(const krait_ctx *ctx, const krait_attention_step_args *a) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / (a->B > 0 ? a->B * a->Hk : 1), most = parts_alone(a);
   return n < 1 ? 1 : n < most ? n : most;
 }
 
-static kr_attention_step_plan plan_of(const krait_ctx *ctx, const krait_attention_step_args *a) {
-  const uint32_t both = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+static kr_attention_step_params attention_step_plan_of(const krait_ctx *ctx, const krait_attention_step_args *a) {
+  const uint32_t both = KR_CALL_PDL | KR_CALL_STATE_PDL;
   const krait_attention_args attention = {.B = a->B,
                                           .Lq = 1,
                                           .Lk = a->Lk,
@@ -45,20 +45,20 @@ static kr_attention_step_plan plan_of(const krait_ctx *ctx, const krait_attentio
                                           .v = a->v_cache,
                                           .cache_batch_idx = a->cache_batch_idx,
                                           .out = a->out};
-  kr_attention_step_plan p = {.plan = kr_attention_plan_of(&attention),
-                              .fresh = {.k = tensor(&a->k),
-                                        .v = tensor(&a->v),
-                                        .cos = angles(&a->cos),
-                                        .sin = angles(&a->sin),
+  kr_attention_step_params p = {.params = kr_attention_params_of(&attention),
+                              .fresh = {.k = attention_step_tensor(&a->k),
+                                        .v = attention_step_tensor(&a->v),
+                                        .cos = attention_step_angles(&a->cos),
+                                        .sin = attention_step_angles(&a->sin),
                                         .lengths = {a->cache_seqlens.data, a->cache_seqlens.stride[0]},
                                         .T = (int32_t)a->T,
                                         .is_known = (a->call.flags & both) == both}};
-  p.plan.n_q_tiles = 1, p.plan.n_splits = (int32_t)parts_of(ctx, a);
+  p.params.n_q_tiles = 1, p.params.n_splits = (int32_t)attention_step_parts_of(ctx, a);
   return p;
 }
 
-static uint32_t shared_of(const kr_attention_step_plan *p) {
-  return p->plan.D == 64 ? KR_STEP_SHARED(64, p->plan.n_splits) : KR_STEP_SHARED(128, p->plan.n_splits);
+static uint32_t shared_of(const kr_attention_step_params *p) {
+  return p->params.D == 64 ? KR_STEP_SHARED(64, p->params.n_splits) : KR_STEP_SHARED(128, p->params.n_splits);
 }
 
 const char *kr_attention_step_hopper_refuse(const krait_ctx *ctx, const void *args) {
@@ -72,12 +72,13 @@ const char *kr_attention_step_hopper_refuse(const krait_ctx *ctx, const void *ar
   if (a->scale < 0) return "a scale that is not positive";
   if (a->B == 0 || a->Bk == 0 || a->Lk == 0) return "nothing to do";
   if (a->Lk > MOST_KEYS) return "more than 32768 keys: the calls apart are faster";
-  const int64_t n = parts_of(ctx, a), blocks = n * a->B * a->Hk, slots = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t n = attention_step_parts_of(ctx, a), blocks = n * a->B * a->Hk,
+                slots = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   if (blocks > slots || (n < parts_alone(a) && 4 * blocks < 3 * slots))
     return "key heads that do not fill the multiprocessors evenly: the calls apart are faster";
-  const kr_attention_step_plan p = plan_of(ctx, a);
-  if (!kr_attention_rows_take_packs(&p.plan.q) || !kr_attention_rows_take_packs(&p.plan.k) ||
-      !kr_attention_rows_take_packs(&p.plan.v) || !kr_attention_rows_take_packs(&p.plan.out) ||
+  const kr_attention_step_params p = attention_step_plan_of(ctx, a);
+  if (!kr_attention_rows_take_packs(&p.params.q) || !kr_attention_rows_take_packs(&p.params.k) ||
+      !kr_attention_rows_take_packs(&p.params.v) || !kr_attention_rows_take_packs(&p.params.out) ||
       !kr_attention_rows_take_packs(&p.fresh.k) || !kr_attention_rows_take_packs(&p.fresh.v))
     return "rows not 16-byte aligned";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_of(&p) ? "too little shared memory" : NULL;
@@ -88,13 +89,13 @@ int32_t kr_attention_step_hopper(const krait_ctx *ctx, const void *args) {
       {{"attention_keys_f16", "kr_attention_step_64"}, {"attention_keys_bf16", "kr_attention_step_64"}},
       {{"attention_keys_f16", "kr_attention_step_128"}, {"attention_keys_bf16", "kr_attention_step_128"}}};
   const krait_attention_step_args *a = args;
-  const kr_attention_step_plan p = plan_of(ctx, a);
+  const kr_attention_step_params p = attention_step_plan_of(ctx, a);
   const int wide = a->D == 128;
-  const kr_grid grid = {.x = (uint32_t)(a->B * a->Hk * p.plan.n_splits),
+  const kr_grid grid = {.x = (uint32_t)(a->B * a->Hk * p.params.n_splits),
                         .block = 32 * (uint32_t)(wide ? KR_KEYS_WARPS(128, 1) : KR_KEYS_WARPS(64, 1)),
                         .shared_bytes = shared_of(&p),
-                        .cluster = (uint32_t)p.plan.n_splits,
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .cluster = (uint32_t)p.params.n_splits,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[wide][a->q.dtype == KRAIT_BF16], &grid, &p,
                         sizeof p);

@@ -8,7 +8,7 @@
 #include "attention_sums.h"
 
 /* Tiles of 64 rows before a sequence's first one, per head; sequences begin at multiples of 128 rows. */
-KR_DEV int sums_tile(const kr_attention_plan &p, const sequence &s, int b) {
+KR_DEV int sums_tile(const kr_attention_params &p, const sequence &s, int b) {
   return p.cu_q.data ? (int)((s.q_at + (int64_t)KR_SUMS_ROWS * b) / KR_SUMS_ROWS) * 2
                      : b * ((p.Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS) * 2;
 }
@@ -19,7 +19,7 @@ typedef struct unit {
   int b, kv, key0, first, end, start;
 } unit;
 template <int OWN, int ROWS>
-KR_DEV unit unit_here(const kr_attention_plan &p) {
+KR_DEV unit unit_here(const kr_attention_params &p) {
   const task at = task_of_keys(p, (p.rows_k + OWN - 1) / OWN);
   unit u;
   u.b = at.b, u.kv = at.h, u.key0 = at.tile * OWN;
@@ -34,7 +34,7 @@ KR_DEV unit unit_here(const kr_attention_plan &p) {
 }
 
 template <int D>
-KR_DEV void clear_sums(const kr_attention_plan &p) {
+KR_DEV void clear_sums(const kr_attention_params &p) {
   const int64_t n = (int64_t)p.H * p.n_splits * 64 * D / 4, step = (int64_t)kr_grid_x() * 256;
   for (int64_t i = (int64_t)kr_block_x() * 256 + kr_thread(); i < n; i += step)
     ((kr_raw16 *)p.partial)[i] = (kr_raw16){{0, 0, 0, 0}};
@@ -42,7 +42,7 @@ KR_DEV void clear_sums(const kr_attention_plan &p) {
 
 /* A warp takes 16 rows of a head, 32 channels at a time. */
 template <int D, int BY_LANE>
-KR_DEV void end_sums(const kr_attention_plan &p, const int dtype) {
+KR_DEV void end_sums(const kr_attention_params &p, const int dtype) {
   const int n_tiles = (p.rows_q + 63) / 64, head = kr_block_x() / n_tiles, tile = kr_block_x() - head * n_tiles,
             b = head / p.H, h = head - b * p.H, lane = kr_thread() & 31, warp = kr_thread() >> 5;
   const sequence s = sequence_of(p, b);

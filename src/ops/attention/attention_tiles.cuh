@@ -6,7 +6,7 @@
 
 #include "kernel.cuh"
 
-#include "attention_plan.h"
+#include "attention_params.h"
 
 typedef struct sequence {
   int64_t q_at, k_at;           /* first row of q; of k and v, if not paged */
@@ -27,7 +27,7 @@ KR_DEV int length_of(const kr_attention_index &offsets, int b, int total, int64_
   return begin < 0 || end < begin || end > total ? 0 : end - begin;
 }
 
-KR_DEV sequence sequence_of(const kr_attention_plan &p, int b) {
+KR_DEV sequence sequence_of(const kr_attention_params &p, int b) {
   sequence s = {0, 0, b, b, 0, 0, 0, p.Lq, p.Lk, nullptr};
   if (p.cu_q.data) s.rows_q = length_of(p.cu_q, b, p.Lq, &s.q_at), s.q_b = 0;
   if (p.cu_k.data) s.rows_k = length_of(p.cu_k, b, p.Lk, &s.k_at), s.k_b = 0;
@@ -47,26 +47,26 @@ KR_DEV sequence sequence_of(const kr_attention_plan &p, int b) {
 }
 
 /* A row sees keys first to end - 1. */
-KR_DEV int first_key(const kr_attention_plan &p, const sequence &s, int i) {
+KR_DEV int first_key(const kr_attention_params &p, const sequence &s, int i) {
   return p.left < 0 ? 0 : at_least(i + s.shift - p.left, 0);
 }
-KR_DEV int end_key(const kr_attention_plan &p, const sequence &s, int i) {
+KR_DEV int end_key(const kr_attention_params &p, const sequence &s, int i) {
   return p.right < 0 ? s.n_k : at_least(at_most(i + s.shift + p.right + 1, s.n_k), 0);
 }
 /* A key is seen by rows first to end - 1. */
-KR_DEV int first_row(const kr_attention_plan &p, const sequence &s, int j) {
+KR_DEV int first_row(const kr_attention_params &p, const sequence &s, int j) {
   return p.right < 0 ? 0 : at_least(j - s.shift - p.right, 0);
 }
-KR_DEV int end_row(const kr_attention_plan &p, const sequence &s, int j) {
+KR_DEV int end_row(const kr_attention_params &p, const sequence &s, int j) {
   return p.left < 0 ? s.n_q : at_least(at_most(j - s.shift + p.left + 1, s.n_q), 0);
 }
 
-KR_DEV int64_t page_of(const kr_attention_plan &p, const sequence &s, int number) {
+KR_DEV int64_t page_of(const kr_attention_params &p, const sequence &s, int number) {
   const int page = s.pages[number * p.table.step];
   return page < 0 || page >= p.Bk ? 0 : page;
 }
 /* Offset of key j of a head. */
-KR_DEV int64_t key_at(const kr_attention_plan &p, const kr_attention_tensor &v, const sequence &s, int h, int j) {
+KR_DEV int64_t key_at(const kr_attention_params &p, const kr_attention_tensor &v, const sequence &s, int h, int j) {
   if (s.pages) return page_of(p, s, j / p.Lk) * v.b + j % p.Lk * v.t + h * v.h;
   return s.k_b * v.b + (s.k_at + j) * v.t + h * v.h;
 }
@@ -74,7 +74,7 @@ KR_DEV int64_t query_at(const kr_attention_tensor &v, const sequence &s, int h, 
   return s.q_b * v.b + (s.q_at + i) * v.t + h * v.h;
 }
 
-KR_DEV float slope_of(const kr_attention_plan &p, int b, int h) {
+KR_DEV float slope_of(const kr_attention_params &p, int b, int h) {
   return p.slopes ? p.slopes[b * p.slopes_b + h * p.slopes_h] : 0.0f;
 }
 
@@ -89,13 +89,13 @@ KR_DEV void philox(uint32_t (&c)[4], uint32_t key0, uint32_t key1) {
 }
 /* The bytes of key j / 32 * 32 + {0, 8, 16, 24} + column (even) and the next, for rows row (0 to 7 in 16) and row + 8,
  * as ops.h defines. */
-KR_DEV void roll(const kr_attention_plan &p, uint32_t (&words)[4], int b, int h, int i, int j) {
+KR_DEV void roll(const kr_attention_params &p, uint32_t (&words)[4], int b, int h, int i, int j) {
   words[0] = (uint32_t)(j / 32 * 4 + j % 8 / 2), words[1] = (uint32_t)(i / 16 * 8 + i % 8),
   words[2] = (uint32_t)(b * p.H + h), words[3] = (uint32_t)index_at(p.rng, 2);
   philox(words, (uint32_t)index_at(p.rng, 0), (uint32_t)index_at(p.rng, 1) ^ (uint32_t)index_at(p.rng, 3));
 }
 /* Factor of a probability: 0 if dropped. */
-KR_DEV float kept(const kr_attention_plan &p, int b, int h, int i, int j) {
+KR_DEV float kept(const kr_attention_params &p, int b, int h, int i, int j) {
   uint32_t words[4];
   roll(p, words, b, h, i, j);
   const int quarter = j % 32 / 8;
@@ -112,14 +112,14 @@ KR_DEV float tanh_of(float x) {
 }
 
 /* A score from the product of its row and key. */
-KR_DEV float score_of(const kr_attention_plan &p, float product, float slope, int i, int j, int shift) {
+KR_DEV float score_of(const kr_attention_params &p, float product, float slope, int i, int j, int shift) {
   float s = product * p.scale;
   if (p.softcap > 0) s = p.softcap * tanh_of(product * p.scale_by_cap);
   const int far = i + shift - j;
   return s - slope * (float)(far < 0 ? -far : far);
 }
 /* The score's derivative at `product`, without the scale. */
-KR_DEV float score_slope(const kr_attention_plan &p, float product) {
+KR_DEV float score_slope(const kr_attention_params &p, float product) {
   if (p.softcap <= 0) return 1.0f;
   const float t = tanh_of(product * p.scale_by_cap);
   return 1.0f - t * t;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "attention_inputs.h"
-#include "attention_rows.h"
+#include "attention_impls.h"
 #include "vec_math.h"
 #include "vec_tile.h"
 

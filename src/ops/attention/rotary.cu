@@ -2,7 +2,7 @@
  * and strides; or 16-byte packs, with a token's angles reused for several heads. Memory-bound. */
 #include "overlap.cuh"
 
-#include "rotary_plan.h"
+#include "rotary_params.h"
 
 enum { WARPS = KR_ROTARY_THREADS / 32 };
 
@@ -13,7 +13,7 @@ KR_DEV int index_at(const kr_attention_index &v, int64_t i) { return v.data[i * 
 typedef struct angle {
   float c, s;
 } angle;
-KR_DEV angle angle_at(const kr_rotary_plan &p, int64_t position, int r) {
+KR_DEV angle angle_at(const kr_rotary_params &p, int64_t position, int r) {
   const int64_t last = p.T - 1, row = position < 0 ? 0 : position > last ? last : position;
   if (r >= p.R) return angle{1.0f, 0.0f};
   return angle{kr_load(p.cos.data, row * p.cos.t + r * p.cos.d, p.cos.dtype),
@@ -22,7 +22,7 @@ KR_DEV angle angle_at(const kr_rotary_plan &p, int64_t position, int r) {
 
 /* Rotates the first 2 R features by the position's angles, the first of which the lane has already; the others are
  * copied; x and out may alias. */
-KR_DEV void turn(const kr_rotary_plan &p, const kr_attention_tensor &x, int64_t from, const kr_attention_tensor &out,
+KR_DEV void turn(const kr_rotary_params &p, const kr_attention_tensor &x, int64_t from, const kr_attention_tensor &out,
                  int64_t to, int64_t position, angle first) {
   const int64_t step = p.interleaved ? 1 : p.R;
   for (int r = lane_of(); r < p.R; r += 32) {
@@ -38,7 +38,7 @@ KR_DEV void turn(const kr_rotary_plan &p, const kr_attention_tensor &x, int64_t 
 }
 
 /* The packed sequence of a token: the last one that begins at or before it. */
-KR_DEV int sequence_at(const kr_rotary_plan &p, int token) {
+KR_DEV int sequence_at(const kr_rotary_params &p, int token) {
   int low = 0, high = p.B - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
@@ -49,16 +49,16 @@ KR_DEV int sequence_at(const kr_rotary_plan &p, int token) {
 }
 
 /* Indices and angles are read before the previous kernel ends, if no one writes them. */
-KR_DEV void wait_early(const kr_rotary_plan &p) {
-  kr_next_may_start();
-  if (!p.is_known) kr_others_done();
+KR_DEV void wait_early(const kr_rotary_params &p) {
+  kr_launch_dependents();
+  if (!p.is_known) kr_griddep_wait();
 }
-KR_DEV void wait_late(const kr_rotary_plan &p) {
+KR_DEV void wait_late(const kr_rotary_params &p) {
   kr_keep_near(p.x.data), kr_keep_near(p.out.data);
-  if (p.is_known) kr_others_done();
+  if (p.is_known) kr_griddep_wait();
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary(const kr_rotary_params p) {
   wait_early(p);
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / p.H;
   const int h = (int)(unit - token * p.H);
@@ -94,7 +94,7 @@ KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, 
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_params p) {
   wait_early(p);
   const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(),
                  turned = (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8),
@@ -134,7 +134,7 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
 }
 
 /* One warp per token and head of queries or keys: p.n_queries, then p.H. */
-KR_DEV void append(const kr_rotary_plan &p) {
+KR_DEV void append(const kr_rotary_params &p) {
   wait_early(p);
   const int64_t unit = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / (p.n_queries + p.H);
   const int h = (int)(unit - token * (p.n_queries + p.H)) - p.n_queries, most = p.L > 0 ? p.L : 1,
@@ -164,4 +164,4 @@ KR_DEV void append(const kr_rotary_plan &p) {
     kr_store(p.v_cache.data, to + d * p.v_cache.d, p.v_cache.dtype, kr_load(p.v.data, from + d * p.v.d, p.v.dtype));
 }
 
-KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_plan p) { append(p); }
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_params p) { append(p); }

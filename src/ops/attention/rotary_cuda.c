@@ -1,23 +1,23 @@
 /* rotary_cuda.c: the rotary embedding and the cache append on a GPU. */
 #include "overlap.h"
-#include "rotary_plan.h"
-#include "cuda_row.h"
+#include "rotary_params.h"
+#include "cuda_impl.h"
 #include "op_list.h"
-#include "rotary_append/rotary_append_rows.h"
-#include "rotary_rows.h"
+#include "rotary_append/rotary_append_impls.h"
+#include "rotary_impls.h"
 #include "status.h"
 #include "view.h"
 
-static kr_attention_tensor tensor(const krait_view *v) {
+static kr_attention_tensor rotary_tensor(const krait_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
-static kr_attention_tensor angles(const krait_view *v) {
+static kr_attention_tensor rotary_angles(const krait_view *v) {
   return (kr_attention_tensor){.data = v->data, .t = v->stride[0], .d = v->stride[1], .dtype = v->dtype};
 }
-static kr_attention_index indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
+static kr_attention_index rotary_indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
 
-static const char *refuse_sizes(int64_t rows, int64_t H, int64_t most) {
+static const char *refuse_rotary_sizes(int64_t rows, int64_t H, int64_t most) {
   if (rows * H / 4 >= INT32_MAX) return "more than 2^33 heads of tokens";
   return most > INT32_MAX ? "a size above 2^31" : NULL;
 }
@@ -25,29 +25,29 @@ static const char *refuse_sizes(int64_t rows, int64_t H, int64_t most) {
 const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
   (void)ctx;
-  return refuse_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
+  return refuse_rotary_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
 }
 
 static int is_known(const krait_call *call) {
-  const uint32_t both = KR_CALL_AHEAD | KR_CALL_STATE_AHEAD;
+  const uint32_t both = KR_CALL_PDL | KR_CALL_STATE_PDL;
   return (call->flags & both) == both;
 }
 
-static kr_grid grid_of(int64_t units, const krait_call *call) {
+static kr_grid rotary_grid_of(int64_t units, const krait_call *call) {
   return (kr_grid){.x = (uint32_t)((units + 3) / 4),
                    .block = KR_ROTARY_THREADS,
-                   .is_ahead = (call->flags & KR_CALL_AHEAD) != 0,
+                   .is_pdl = (call->flags & KR_CALL_PDL) != 0,
                    .stream = call->stream};
 }
 
-static kr_rotary_plan rotary_plan_of(const krait_rotary_args *a) {
+static kr_rotary_params rotary_plan_of(const krait_rotary_args *a) {
   const int packed = kr_has(&a->cu_seqlens);
-  return (kr_rotary_plan){.x = tensor(&a->x),
-                          .out = tensor(&a->out),
-                          .cos = angles(&a->cos),
-                          .sin = angles(&a->sin),
-                          .offsets = indices(&a->offsets),
-                          .cu = indices(&a->cu_seqlens),
+  return (kr_rotary_params){.x = rotary_tensor(&a->x),
+                          .out = rotary_tensor(&a->out),
+                          .cos = rotary_angles(&a->cos),
+                          .sin = rotary_angles(&a->sin),
+                          .offsets = rotary_indices(&a->offsets),
+                          .cu = rotary_indices(&a->cu_seqlens),
                           .B = (int32_t)a->B,
                           .L = (int32_t)a->L,
                           .H = (int32_t)a->H,
@@ -64,9 +64,9 @@ static kr_rotary_plan rotary_plan_of(const krait_rotary_args *a) {
 int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernel = {"rotary", "kr_rotary"};
   const krait_rotary_args *a = args;
-  const kr_rotary_plan p = rotary_plan_of(a);
+  const kr_rotary_params p = rotary_plan_of(a);
   if (a->B == 0 || a->L == 0) return KRAIT_OK;
-  const kr_grid grid = grid_of((p.packed ? 1 : a->B) * a->L * a->H, &a->call);
+  const kr_grid grid = rotary_grid_of((p.packed ? 1 : a->B) * a->L * a->H, &a->call);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
@@ -78,7 +78,7 @@ static int packs_take(const kr_attention_tensor *t) {
 
 const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rotary_args *a = args;
-  const kr_rotary_plan p = rotary_plan_of(a);
+  const kr_rotary_params p = rotary_plan_of(a);
   const char *why = kr_rotary_cuda_refuse(ctx, args);
   if (why) return why;
   if (a->x.dtype != KRAIT_F16 && a->x.dtype != KRAIT_BF16) return "x is not float16 or bfloat16";
@@ -90,7 +90,7 @@ const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
 int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernel = {"rotary", "kr_rotary_packs"};
   const krait_rotary_args *a = args;
-  kr_rotary_plan p = rotary_plan_of(a);
+  kr_rotary_params p = rotary_plan_of(a);
   if (a->B == 0 || a->L == 0) return KRAIT_OK;
   const int64_t turned = p.interleaved ? (2 * a->R + 7) / 8 : a->R / 8,
                 per_token = turned + a->D / 8 - (p.interleaved ? turned : 2 * turned),
@@ -99,7 +99,7 @@ int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
   const kr_grid grid = {.x = (uint32_t)((n + KR_ROTARY_THREADS - 1) / KR_ROTARY_THREADS),
                         .y = (uint32_t)((a->H + p.heads - 1) / p.heads),
                         .block = KR_ROTARY_THREADS,
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
@@ -107,16 +107,16 @@ int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
 const char *kr_attention_append_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_attention_append_args *a = args;
   (void)ctx;
-  return refuse_sizes(a->B * (a->L + 1), a->Hk, a->Lk > a->T ? a->Lk : a->T);
+  return refuse_rotary_sizes(a->B * (a->L + 1), a->Hk, a->Lk > a->T ? a->Lk : a->T);
 }
 
-static kr_rotary_plan append_plan_of(const krait_attention_append_args *a) {
+static kr_rotary_params append_plan_of(const krait_attention_append_args *a) {
   const int turned = kr_has(&a->cos);
-  return (kr_rotary_plan){.x = tensor(&a->k),
-                          .out = tensor(&a->k_cache),
-                          .cos = angles(&a->cos),
-                          .sin = angles(&a->sin),
-                          .offsets = indices(&a->cache_seqlens),
+  return (kr_rotary_params){.x = rotary_tensor(&a->k),
+                          .out = rotary_tensor(&a->k_cache),
+                          .cos = rotary_angles(&a->cos),
+                          .sin = rotary_angles(&a->sin),
+                          .offsets = rotary_indices(&a->cache_seqlens),
                           .B = (int32_t)a->B,
                           .L = (int32_t)a->L,
                           .H = (int32_t)a->Hk,
@@ -126,27 +126,27 @@ static kr_rotary_plan append_plan_of(const krait_attention_append_args *a) {
                           .interleaved = (a->call.flags & KRAIT_ROTARY_INTERLEAVED) != 0,
                           .sign = 1,
                           .is_known = is_known(&a->call),
-                          .v = tensor(&a->v),
-                          .v_cache = tensor(&a->v_cache),
-                          .cache_row = indices(&a->cache_batch_idx),
+                          .v = rotary_tensor(&a->v),
+                          .v_cache = rotary_tensor(&a->v_cache),
+                          .cache_row = rotary_indices(&a->cache_batch_idx),
                           .table = {a->block_table.data, a->block_table.stride[1]},
                           .table_b = a->block_table.stride[0],
-                          .seqused = indices(&a->seqused),
+                          .seqused = rotary_indices(&a->seqused),
                           .Dv = (int32_t)a->Dv,
                           .Bk = (int32_t)a->Bk,
                           .Lk = (int32_t)a->Lk,
                           .n_pages = (int32_t)a->n_pages};
 }
 
-static int32_t launch_append(const krait_ctx *ctx, const kr_rotary_plan *p, const krait_call *call) {
+static int32_t launch_append(const krait_ctx *ctx, const kr_rotary_params *p, const krait_call *call) {
   static const kr_kernel kernel = {"rotary", "kr_attention_append"};
-  const kr_grid grid = grid_of((int64_t)p->B * (p->L ? p->L : 1) * (p->n_queries + p->H), call);
+  const kr_grid grid = rotary_grid_of((int64_t)p->B * (p->L ? p->L : 1) * (p->n_queries + p->H), call);
   return p->B ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, p, sizeof *p) : KRAIT_OK;
 }
 
 int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
   const krait_attention_append_args *a = args;
-  const kr_rotary_plan p = append_plan_of(a);
+  const kr_rotary_params p = append_plan_of(a);
   return launch_append(ctx, &p, &a->call);
 }
 
@@ -164,7 +164,7 @@ const char *kr_rotary_append_cuda_refuse(const krait_ctx *ctx, const void *args)
 int32_t kr_rotary_append_cuda(const krait_ctx *ctx, const void *args) {
   const krait_rotary_append_args *a = args;
   const krait_attention_append_args append = kr_append_of(a);
-  kr_rotary_plan p = append_plan_of(&append);
-  p.q = tensor(&a->q), p.q_out = tensor(&a->out), p.n_queries = (int32_t)a->H;
+  kr_rotary_params p = append_plan_of(&append);
+  p.q = rotary_tensor(&a->q), p.q_out = rotary_tensor(&a->out), p.n_queries = (int32_t)a->H;
   return launch_append(ctx, &p, &a->call);
 }

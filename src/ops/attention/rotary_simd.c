@@ -1,6 +1,6 @@
 /* rotary_simd.c: rotary embedding and appending keys to a cache, one head's features at a time in float; threads split
  * the tokens. */
-#include "attention_rows.h"
+#include "attention_impls.h"
 #include "op_list.h"
 #include "rotary_turn.h"
 #include "status.h"
@@ -8,12 +8,13 @@
 
 enum { MOST_D = 1024, TOKENS = 16 }; /* TOKENS: per piece of a thread */
 
-static void load_row(const krait_view *view, int64_t at, int64_t stride, int64_t n, float *to) {
+static void load_rotary_row(const krait_view *view, int64_t at, int64_t stride, int64_t n, float *to) {
   kr_row_load(to, view->data, view->dtype, at, stride, n);
 }
 
 /* Rotates x into out, both of D features; cos and sin have R, sin signed by direction. */
-static void turn(uint32_t flags, const float *x, const float *c, const float *s, int64_t R, int64_t D, float *out) {
+static void turn_rotary(uint32_t flags, const float *x, const float *c, const float *s, int64_t R, int64_t D,
+                        float *out) {
   if (flags & KRAIT_ROTARY_INTERLEAVED)
     for (int64_t r = 0; r < R; r++) {
       const float a = x[2 * r], b = x[2 * r + 1];
@@ -36,12 +37,12 @@ static int has_doubles(const krait_view *a, const krait_view *b) {
 static void turn_token(const krait_rotary_args *a, const kr_rotary_span *span, int64_t i) {
   const int64_t position = a->call.flags & KRAIT_ROTARY_STILL ? span->position : span->position + i;
   float x[MOST_D + 16], out[MOST_D + 16], c[MOST_D + 16], s[MOST_D + 16];
-  load_row(&a->cos, position * a->cos.stride[0], a->cos.stride[1], a->R, c);
-  load_row(&a->sin, position * a->sin.stride[0], a->sin.stride[1], a->R, s);
+  load_rotary_row(&a->cos, position * a->cos.stride[0], a->cos.stride[1], a->R, c);
+  load_rotary_row(&a->sin, position * a->sin.stride[0], a->sin.stride[1], a->R, s);
   for (int64_t r = 0; a->call.flags & KRAIT_ROTARY_INVERSE && r < a->R; r++) s[r] = -s[r];
   for (int64_t h = 0; h < a->H; h++) {
-    load_row(&a->x, kr_at3(&a->x, span->row, span->first + i, h), a->x.stride[3], a->D, x);
-    turn(a->call.flags, x, c, s, a->R, a->D, out);
+    load_rotary_row(&a->x, kr_at3(&a->x, span->row, span->first + i, h), a->x.stride[3], a->D, x);
+    turn_rotary(a->call.flags, x, c, s, a->R, a->D, out);
     kr_row_store(out, a->out.data, a->out.dtype, kr_at3(&a->out, span->row, span->first + i, h), a->out.stride[3],
                  a->D);
   }
@@ -79,14 +80,14 @@ static void append_token(const krait_attention_append_args *a, int64_t b, int64_
                 v_to = kr_append_at(a, &a->v_cache, b, position), R = kr_has(&a->cos) ? a->R : 0;
   float x[MOST_D + 16], out[MOST_D + 16], c[MOST_D + 16], s[MOST_D + 16];
   if (R) {
-    load_row(&a->cos, position * a->cos.stride[0], a->cos.stride[1], R, c);
-    load_row(&a->sin, position * a->sin.stride[0], a->sin.stride[1], R, s);
+    load_rotary_row(&a->cos, position * a->cos.stride[0], a->cos.stride[1], R, c);
+    load_rotary_row(&a->sin, position * a->sin.stride[0], a->sin.stride[1], R, s);
   }
   for (int64_t h = 0; h < a->Hk; h++) {
-    load_row(&a->k, kr_at3(&a->k, b, i, h), a->k.stride[3], a->D, x);
-    turn(a->call.flags, x, c, s, R, a->D, out);
+    load_rotary_row(&a->k, kr_at3(&a->k, b, i, h), a->k.stride[3], a->D, x);
+    turn_rotary(a->call.flags, x, c, s, R, a->D, out);
     kr_row_store(out, a->k_cache.data, a->k_cache.dtype, k_to + h * a->k_cache.stride[2], a->k_cache.stride[3], a->D);
-    load_row(&a->v, kr_at3(&a->v, b, i, h), a->v.stride[3], a->Dv, x);
+    load_rotary_row(&a->v, kr_at3(&a->v, b, i, h), a->v.stride[3], a->Dv, x);
     kr_row_store(x, a->v_cache.data, a->v_cache.dtype, v_to + h * a->v_cache.stride[2], a->v_cache.stride[3], a->Dv);
   }
 }

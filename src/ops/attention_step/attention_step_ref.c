@@ -1,7 +1,7 @@
 /* attention_step_ref.c: rotary_append, then attention (their _ref.c have the equations); between them the rotated q has
  * its type. */
-#include "attention/attention_rows.h"
-#include "attention_step/attention_step_rows.h"
+#include "attention/attention_impls.h"
+#include "attention_step/attention_step_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"

@@ -13,14 +13,14 @@
 
 #if KR_TIER < 90 /* the hopper text has the kernel that starts ahead */
 /* One branch for the whole pack. */
-KR_DEV void activate(const kr_conv_plan &p, float (&y)[8]) {
+KR_DEV void activate(const kr_conv_params &p, float (&y)[8]) {
   if (!p.silu) return;
 #pragma unroll
   for (int k = 0; k < E; k++) y[k] = kr_silu(y[k]);
 }
 
 /* Four steps of one row per thread, any length, alignment and stride; all loads are in flight before the first use. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_rows(const kr_conv_params p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), row = kr_divide(i, p.packs_per_row),
                  b32 = kr_divide(row, p.rows);
   if (b32 >= p.B) return;
@@ -70,7 +70,7 @@ typedef struct whole_pack {
   float w[4], bias;
 } whole_pack;
 
-KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
+KR_DEV void whole_packs(const kr_conv_params &p, const int n_packs) {
   whole_pack packs[2];
   const uint32_t first = (uint32_t)kr_block_x() * (n_packs * KR_CONV_THREADS) + kr_thread(),
                  n = (uint32_t)(p.B * p.D) * p.packs_per_row.by;
@@ -106,8 +106,8 @@ KR_DEV void whole_packs(const kr_conv_plan &p, const int n_packs) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_plan p) { whole_packs(p, 2); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole_1(const kr_conv_plan p) { whole_packs(p, 1); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole(const kr_conv_params p) { whole_packs(p, 2); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_whole_1(const kr_conv_params p) { whole_packs(p, 1); }
 #endif
 
 /* SiLU of two values with one reciprocal, of a product that stays finite: the special-function unit is the limit. */
@@ -119,7 +119,7 @@ KR_DEV void silu_pair(float &x, float &y) {
 
 /* Stores two steps of four channels, of which n exist; advances the pointer. PAIRED: silu_pair. */
 template <int PAIRED = 0>
-KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const float (&bias)[4], const float (&x)[5][4],
+KR_DEV void write_steps(const kr_conv_params &p, const float (&w)[4][4], const float (&bias)[4], const float (&x)[5][4],
                         int n, char *&to) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
@@ -142,7 +142,7 @@ KR_DEV void write_steps(const kr_conv_plan &p, const float (&w)[4][4], const flo
 }
 
 /* Inputs before the first step, if given: all loads are in flight before the first use. */
-KR_DEV void take_initial(const kr_conv_plan &p, int64_t b, int64_t d, float (&x)[5][4]) {
+KR_DEV void take_initial(const kr_conv_params &p, int64_t b, int64_t d, float (&x)[5][4]) {
   const int64_t at = b * p.initial.b + d * p.initial.row;
 #pragma unroll
   for (int s = 0; s < 3; s++)
@@ -157,7 +157,7 @@ KR_DEV void take_initial(const kr_conv_plan &p, int64_t b, int64_t d, float (&x)
 
 #if KR_TIER < 80 || KR_DTYPE == 0
 /* Four channels and a run of steps per thread, the next four steps in flight. x.row is 1. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(const kr_conv_params p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
                  b = kr_divide(run, p.runs);
   if (b >= p.B) return;
@@ -190,7 +190,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, KR_DTYPE == 0 ? 3 : 4) kr_conv_last(co
 
 #if KR_TIER >= 80 || defined(KR_EMULATE)
 /* Taps and biases of the channels d to d + 3. */
-KR_DEV void load_parameters(const kr_conv_plan &p, int64_t d, float (&w)[4][4], float (&bias)[4]) {
+KR_DEV void load_parameters(const kr_conv_params &p, int64_t d, float (&w)[4][4], float (&bias)[4]) {
   if (p.fours) {
     float taps[16];
     load_packed<16>(p.weight, d * 4, p.weight_dtype, taps);
@@ -211,7 +211,7 @@ KR_DEV void load_parameters(const kr_conv_plan &p, int64_t d, float (&w)[4][4], 
 }
 
 /* The last inputs, in float32, by the threads of the last run. */
-KR_DEV void write_final(const kr_conv_plan &p, int64_t b, int64_t d) {
+KR_DEV void write_final(const kr_conv_params &p, int64_t b, int64_t d) {
   const int64_t to = b * p.final.b + d * p.final.row;
   quad q[3];
 #pragma unroll
@@ -226,12 +226,12 @@ KR_DEV void write_final(const kr_conv_plan &p, int64_t b, int64_t d) {
 
 /* The same for 16-bit types: the whole run is in flight by asynchronous copies before the first use. Writes the last
  * inputs, too. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_FAR_THREADS, 8) kr_conv_last_far(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_FAR_THREADS, 8) kr_conv_last_far(const kr_conv_params p) {
   enum { GROUPS = KR_CONV_RUN / 4 }; /* groups of four steps; the three steps before the run come first */
   KR_SHARED quad steps[E == 4 ? 1 : KR_CONV_RUN + 3][KR_CONV_FAR_THREADS];
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_FAR_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
                  b = kr_divide(run, p.runs);
-  kr_next_may_start();
+  kr_launch_dependents();
   if (E == 4 || b >= p.B) return;
   const int64_t d = (int64_t)(i - run * p.packs_per_row.by) * 4, t0 = (int64_t)(run - b * p.runs.by) * KR_CONV_RUN;
   const int n = (int)min64(p.L - t0, KR_CONV_RUN);
@@ -241,7 +241,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_FAR_THREADS, 8) kr_conv_last_far(const kr_conv_
   float w[4][4], bias[4], x[5][4]; /* x: the current two steps after three earlier ones */
   load_parameters(p, d, w, bias);
   kr_keep_near(p.final.data), kr_keep_near(p.initial.data);
-  kr_others_done();
+  kr_griddep_wait();
   if (t0 > 0 && n == KR_CONV_RUN) {
 #pragma unroll
     for (int s = 0; s < KR_CONV_RUN + 3; s++, from += p.x_step) {
@@ -280,7 +280,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_FAR_THREADS, 8) kr_conv_last_far(const kr_conv_
 
 #if KR_TIER < 90
 /* Copies two steps of this thread's channels to shared memory, of which n exist; advances the pointer. */
-KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *first, quad *second) {
+KR_DEV void copy_pair(const kr_conv_params &p, const char *&from, int n, quad *first, quad *second) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     kr_copy_or_zero<8>(&(s ? second : first)[E == 4 ? 0 : kr_thread()], s < n ? from : (const char *)p.x.data, s < n);
@@ -291,7 +291,7 @@ KR_DEV void copy_pair(const kr_conv_plan &p, const char *&from, int n, quad *fir
 }
 
 /* Longer runs, for more work than one wave. A thread reads only what it copied itself. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_params p) {
   enum { AHEAD = 5, PAIRS = AHEAD + 1 /* step pairs; the last one read is overwritten next */ };
   KR_SHARED quad ring[PAIRS][2][E == 4 ? 1 : KR_CONV_THREADS];
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_THREADS + kr_thread(), run = kr_divide(i, p.packs_per_row),
@@ -328,7 +328,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_conv_last_ring(const kr_conv_pla
 #endif
 
 #if KR_TIER < 90
-KR_KERNEL void KR_BOUNDS(KR_CONV_WALK, 4) kr_conv_walk(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_WALK, 4) kr_conv_walk(const kr_conv_params p) {
   KR_SHARED float window[KR_CONV_MOST_TAPS + KR_CONV_WALK];
   const int64_t b = kr_block_x() / p.D, d = kr_block_x() % p.D;
   const int thread = kr_thread(), keep = (int)p.W - 1;
@@ -354,7 +354,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_WALK, 4) kr_conv_walk(const kr_conv_plan p) {
   }
 }
 
-KR_KERNEL void kr_conv_final(const kr_conv_plan p) {
+KR_KERNEL void kr_conv_final(const kr_conv_params p) {
   const int64_t keep = p.W - 1, i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * keep) return;
   const int64_t k = i % keep, d = i / keep % p.D, b = i / keep / p.D;

@@ -22,19 +22,19 @@ KR_DEV float slope(float pre) {
 }
 
 /* The gradient of tap `slot` or, at W, of the bias. */
-KR_DEV void write_sum(const kr_conv_plan &p, int64_t d, int64_t slot, float v) {
+KR_DEV void write_sum(const kr_conv_params &p, int64_t d, int64_t slot, float v) {
   if (slot < p.W && p.dweight) kr_store(p.dweight, d * p.dweight_d + slot * p.dweight_w, p.dweight_dtype, v);
   if (slot == p.W && p.dbias) kr_store(p.dbias, d * p.dbias_d, p.dbias_dtype, v);
 }
 
 /* A sum of one part; final if there is no other. */
-KR_DEV void keep_part(const kr_conv_plan &p, int64_t d, int64_t part, int64_t slot, float v) {
+KR_DEV void keep_part(const kr_conv_params &p, int64_t d, int64_t part, int64_t slot, float v) {
   if (p.n_parts == 1) write_sum(p, d, slot, v);
   else p.part[(d * p.n_parts + part) * (p.W + 1) + slot] = v;
 }
 
 /* The sums of up to four taps and the bias, reduced over one warp. */
-KR_DEV void keep_parts_of_warp(const kr_conv_plan &p, int64_t d, int64_t part, const float (&sums)[5]) {
+KR_DEV void keep_parts_of_warp(const kr_conv_params &p, int64_t d, int64_t part, const float (&sums)[5]) {
 #pragma unroll
   for (int j = 0; j < 5; j++) {
     const int64_t slot = j < 4 ? j - 4 + p.W : p.W;
@@ -45,7 +45,7 @@ KR_DEV void keep_parts_of_warp(const kr_conv_plan &p, int64_t d, int64_t part, c
 }
 
 /* The same, reduced over the block. */
-KR_DEV void keep_parts(const kr_conv_plan &p, int64_t d, int64_t part, const float (&sums)[5]) {
+KR_DEV void keep_parts(const kr_conv_params &p, int64_t d, int64_t part, const float (&sums)[5]) {
   KR_SHARED float shared[5][KR_CONV_THREADS / 32];
 #pragma unroll
   for (int j = 0; j < 5; j++) {
@@ -62,7 +62,7 @@ KR_DEV void keep_parts(const kr_conv_plan &p, int64_t d, int64_t part, const flo
   keep_part(p, d, part, slot, v);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_params p) {
   const int64_t n_packs = p.packs_per_row.by, d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts;
   float w[4], dw[4] = {0, 0, 0, 0}, db = 0;
   load_taps(p, d, w);
@@ -119,7 +119,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_rows(const kr_conv_plan
 }
 
 /* What dfinal adds to the gradient of the input at t. */
-KR_DEV float from_final(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
+KR_DEV float from_final(const kr_conv_params &p, int64_t b, int64_t d, int64_t t) {
   const int64_t q = t - (p.L - (p.W - 1));
   return p.dfinal.data && q >= 0 && t < p.L
              ? kr_load(p.dfinal.data, b * p.dfinal.b + d * p.dfinal.row + q * p.dfinal.t, p.dfinal.dtype)
@@ -131,7 +131,7 @@ KR_DEV kr_raw16 whole(const kr_rows &v, int64_t offset) {
 }
 
 /* Turns the gradients g at n outputs into those at the pre-activation; x begins three steps earlier. */
-KR_DEV void gradients_before(const kr_conv_plan &p, const int n, const float (&w)[4], float bias, const float *x,
+KR_DEV void gradients_before(const kr_conv_params &p, const int n, const float (&w)[4], float bias, const float *x,
                              float *g) {
   if (!p.silu) return;
 #pragma unroll
@@ -155,7 +155,7 @@ typedef struct pair {
   quad x_left, x_right, g_right;
 } pair;
 
-KR_DEV void load_pair(const kr_conv_plan &p, int64_t d, int64_t i, pair &to) {
+KR_DEV void load_pair(const kr_conv_params &p, int64_t d, int64_t i, pair &to) {
   const uint32_t b = kr_divide((uint32_t)i, p.packs_per_row);
   to.b = b, to.t = (int64_t)((uint32_t)i - b * p.packs_per_row.by) * (2 * E);
   const int64_t at = to.b * p.x.b + d * p.x.row + to.t, g_at = to.b * p.dout.b + d * p.dout.row + to.t;
@@ -176,7 +176,7 @@ KR_DEV kr_raw16 stored(const float (&v)[E]) {
   return raw;
 }
 
-KR_DEV void store_pair(const kr_conv_plan &p, int64_t d, int64_t b, int64_t t, const float (&dx)[2 * E]) {
+KR_DEV void store_pair(const kr_conv_params &p, int64_t d, int64_t b, int64_t t, const float (&dx)[2 * E]) {
   enum { M = 2 * E };
   const int64_t at = b * p.dx.b + d * p.dx.row + t;
 #pragma unroll
@@ -191,7 +191,7 @@ KR_DEV void store_pair(const kr_conv_plan &p, int64_t d, int64_t b, int64_t t, c
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_whole(const kr_conv_params p) {
   enum { M = 2 * E };
   const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n_pairs = p.B * p.packs_per_row.by;
   float w[4], sums[5] = {0, 0, 0, 0, 0}; /* gradients of weights and bias */
@@ -222,7 +222,7 @@ typedef struct fours {
   quad x[FOURS], g[FOURS], x_left, x_right, g_right;
 } fours;
 
-KR_DEV void load_fours(const kr_conv_plan &p, int64_t d, int64_t i, fours &to) {
+KR_DEV void load_fours(const kr_conv_params &p, int64_t d, int64_t i, fours &to) {
   const uint32_t b = kr_divide((uint32_t)i, p.packs_per_row);
   to.b = b, to.t = (int64_t)((uint32_t)i - b * p.packs_per_row.by) * (4 * FOURS);
   const int64_t at = to.b * p.x.b + d * p.x.row + to.t, g_at = to.b * p.dout.b + d * p.dout.row + to.t;
@@ -238,7 +238,7 @@ KR_DEV void load_fours(const kr_conv_plan &p, int64_t d, int64_t i, fours &to) {
 }
 
 /* 16-bit rows in aligned groups of four, not in 16-byte packs. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_fours(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_conv_bwd_fours(const kr_conv_params p) {
   enum { M = 4 * FOURS };
   const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts, n = p.B * p.packs_per_row.by;
   float w[4], sums[5] = {0, 0, 0, 0, 0};
@@ -295,7 +295,7 @@ KR_DEV lane_packs load_lane(const char *x, const char *g, int q, int first, int 
 }
 
 /* The gradient at the pre-activation of the three steps from pack q, needed by the run before it. */
-KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char *g_row, int q, int n,
+KR_DEV void gradient_after(const kr_conv_params &p, const char *x_row, const char *g_row, int q, int n,
                            const float (&w)[4], float bias, float (&g)[3]) {
 #pragma unroll
   for (int k = 0; k < 3; k++) g[k] = 0.0f;
@@ -311,8 +311,8 @@ KR_DEV void gradient_after(const kr_conv_plan &p, const char *x_row, const char 
 
 /* A lane's pack: dx from x, the steps before, g, and the next pack's gradient, whose first steps lane 31 has in
  * `carry`. */
-KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad &left, const float (&w)[4], float bias,
-                       float (&carry)[3], float (&sums)[5], float (&dx)[E]) {
+KR_DEV void walk_packs(const kr_conv_params &p, const lane_packs &now, const quad &left, const float (&w)[4],
+                       float bias, float (&carry)[3], float (&sums)[5], float (&dx)[E]) {
   const int lane = kr_thread() & 31;
   float x[E + 3], g[E + 3];
 #pragma unroll
@@ -333,7 +333,7 @@ KR_DEV void walk_packs(const kr_conv_plan &p, const lane_packs &now, const quad 
 /* Long packed rows: a warp goes backward along runs of a row, taking every n_warps-th of all runs, 32 packs at a time
  * with the next ones in flight. Values across a pack's ends come from the adjacent lanes, so nothing is read or
  * computed twice. */
-KR_DEV void walk_runs(const kr_conv_plan &p, int64_t d, int warp, int n_warps, float (&sums)[5]) {
+KR_DEV void walk_runs(const kr_conv_params &p, int64_t d, int warp, int n_warps, float (&sums)[5]) {
   enum { FAR = E != 4 }; /* two loads in flight instead of one; 32-bit types benefit more from occupancy */
   const int lane = kr_thread() & 31, n = (int)p.packs_per_row.by;
   const int64_t n_tasks = p.B * p.runs.by;
@@ -364,14 +364,14 @@ KR_DEV void walk_runs(const kr_conv_plan &p, int64_t d, int warp, int n_warps, f
   }
 }
 
-KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(32, E == 4 ? 32 : 24) kr_conv_bwd_long(const kr_conv_params p) {
   const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts;
   float sums[5] = {0, 0, 0, 0, 0};
   walk_runs(p, d, (int)part, p.n_parts, sums);
   keep_parts_of_warp(p, d, part, sums);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, E == 4 ? 4 : 3) kr_conv_bwd_block(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, E == 4 ? 4 : 3) kr_conv_bwd_block(const kr_conv_params p) {
   float sums[5] = {0, 0, 0, 0, 0};
   walk_runs(p, kr_block_x(), kr_thread() >> 5, kr_block_threads() >> 5, sums);
   keep_parts(p, kr_block_x(), 0, sums);
@@ -385,9 +385,9 @@ typedef struct walk {
   int task, c, first; /* task: row and run */
 } walk;
 
-KR_DEV int n_tasks_of(const kr_conv_plan &p) { return (int)(p.B * p.runs.by); }
+KR_DEV int n_tasks_of(const kr_conv_params &p) { return (int)(p.B * p.runs.by); }
 
-KR_DEV walk begin_run(const kr_conv_plan &p, int64_t d, int task) {
+KR_DEV walk begin_run(const kr_conv_params &p, int64_t d, int task) {
   const uint32_t b = kr_divide((uint32_t)task, p.runs), run = (uint32_t)task - b * p.runs.by;
   const int n = (int)p.packs_per_row.by, first = (int)run * (int)p.run_packs, end = first + (int)p.run_packs,
             c = first + ((end < n ? end : n) - 1 - first) / 32 * 32;
@@ -396,7 +396,7 @@ KR_DEV walk begin_run(const kr_conv_plan &p, int64_t d, int task) {
               (const char *)p.dout.data + (b * p.dout.b + d * p.dout.row) * (16 / E) + at, task, c, first};
 }
 
-KR_DEV void next_packs(const kr_conv_plan &p, int64_t d, walk &w) {
+KR_DEV void next_packs(const kr_conv_params &p, int64_t d, walk &w) {
   w.c -= 32, w.x -= 512, w.g -= 512;
   if (w.c < w.first && w.task + p.n_parts < n_tasks_of(p)) w = begin_run(p, d, w.task + p.n_parts);
 }
@@ -407,7 +407,7 @@ typedef struct slot {
   kr_raw16 x[32], g[32], left; /* left: the pack before lane 0's */
 } slot;
 
-KR_DEV void fetch_packs(const kr_conv_plan &p, int64_t d, walk &far, slot *ring, uint32_t &put) {
+KR_DEV void fetch_packs(const kr_conv_params &p, int64_t d, walk &far, slot *ring, uint32_t &put) {
   slot &to = ring[put];
   if (far.c >= far.first) {
     const int lane = kr_thread(), exists = far.c + lane < (int)p.packs_per_row.by;
@@ -432,7 +432,7 @@ KR_DEV quad steps_before(const kr_raw16 &x, const kr_raw16 &left) {
   return tail;
 }
 
-KR_KERNEL void KR_BOUNDS(32, 24) kr_conv_bwd_far(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(32, 24) kr_conv_bwd_far(const kr_conv_params p) {
   KR_SHARED slot ring[SLOTS];
   const int lane = kr_thread(), n = (int)p.packs_per_row.by, n_tasks = n_tasks_of(p), part = kr_block_x() % p.n_parts;
   const int64_t d = kr_block_x() / p.n_parts;
@@ -470,7 +470,7 @@ KR_KERNEL void KR_BOUNDS(32, 24) kr_conv_bwd_far(const kr_conv_plan p) {
 #endif
 
 /* Step t of a run of `own` steps plus three, at offset s after the three earlier steps. */
-KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[5][4], int s, int t, int own,
+KR_DEV void last_step(const kr_conv_params &p, const float (&x)[5][4], float (&g)[5][4], int s, int t, int own,
                       const float (&w)[4][4], const float (&bias)[4], float (&dw)[4][4], float (&db)[4], char *to) {
   float dx[4];
 #pragma unroll
@@ -492,7 +492,7 @@ KR_DEV void last_step(const kr_conv_plan &p, const float (&x)[5][4], float (&g)[
 }
 
 /* Reduces a block's 128 channels over its warps, in a fixed order. */
-KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][4], const float (&db)[4],
+KR_DEV void keep_last(const kr_conv_params &p, int64_t part, const float (&dw)[4][4], const float (&db)[4],
                       float (*sums)[32 * 20]) {
   enum { WARPS = KR_CONV_THREADS / 32 };
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
@@ -513,7 +513,7 @@ KR_DEV void keep_last(const kr_conv_plan &p, int64_t part, const float (&dw)[4][
 }
 
 /* The warps of a block take turns at runs of the same 128 channels: task = batch and run. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last(const kr_conv_params p) {
   KR_SHARED float sums[KR_CONV_THREADS / 32][32 * 20];
   enum { WARPS = KR_CONV_THREADS / 32, HALVES = E == 4 ? 1 : 2 }; /* HALVES of two steps in flight */
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5;
@@ -572,7 +572,7 @@ typedef struct last_pair {
   quad x[2][KR_CONV_THREADS], g[2][KR_CONV_THREADS]; /* two steps */
 } last_pair;
 
-KR_DEV void fetch_pair(const kr_conv_plan &p, const char *&from, const char *&g_from, int left, last_pair *to) {
+KR_DEV void fetch_pair(const kr_conv_params &p, const char *&from, const char *&g_from, int left, last_pair *to) {
 #pragma unroll
   for (int s = 0; s < 2; s++) {
     kr_copy_or_zero<8>(&to->x[s][kr_thread()], s < left ? from : (const char *)p.x.data, s < left);
@@ -584,7 +584,7 @@ KR_DEV void fetch_pair(const kr_conv_plan &p, const char *&from, const char *&g_
   kr_commit_copies();
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_params p) {
   KR_DYNAMIC_SHARED(memory);
   enum { WARPS = KR_CONV_THREADS / 32, PAIRS = KR_CONV_AHEAD + 1 /* the last one read is overwritten next */ };
   last_pair *const ring = (last_pair *)memory;
@@ -641,7 +641,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_last_far(const kr_conv_
 #endif
 
 /* The gradient at the pre-activation of step t, 0 outside. */
-KR_DEV float gradient_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
+KR_DEV float gradient_at(const kr_conv_params &p, int64_t b, int64_t d, int64_t t) {
   if (!p.dout.data || t >= p.L || (p.seq_idx && sequence_at(p, b, t) < 0)) return 0.0f;
   float pre = load_bias(p, d), dout = kr_load(p.dout.data, b * p.dout.b + d * p.dout.row + t * p.dout.t, p.dout.dtype);
   if (!p.silu) return dout;
@@ -653,7 +653,7 @@ KR_DEV float gradient_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t)
   return dout * slope(pre);
 }
 
-KR_DEV int same_sequence(const kr_conv_plan &p, int64_t b, int64_t from, int64_t t) {
+KR_DEV int same_sequence(const kr_conv_params &p, int64_t b, int64_t from, int64_t t) {
   return !p.seq_idx || (from >= 0 && sequence_at(p, b, from) == sequence_at(p, b, t));
 }
 
@@ -668,12 +668,12 @@ KR_DEV float block_sum(float v, float *shared) {
   return v;
 }
 
-KR_DEV void keep_block_sum(const kr_conv_plan &p, int64_t d, int64_t part, int64_t slot, float v, float *shared) {
+KR_DEV void keep_block_sum(const kr_conv_params &p, int64_t d, int64_t part, int64_t slot, float v, float *shared) {
   v = block_sum(v, shared);
   if (kr_thread() == 0) keep_part(p, d, part, slot, v);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_params p) {
   KR_SHARED float shared[32];
   const int64_t d = kr_block_x() / p.n_parts, part = kr_block_x() % p.n_parts,
                 step = (int64_t)p.n_parts * KR_CONV_THREADS;
@@ -701,7 +701,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_conv_bwd_any(const kr_conv_plan 
 }
 
 /* Reduces the parts of a sum in a fixed order: one thread each or, if there are many parts, one warp. */
-KR_KERNEL void kr_conv_bwd_sum(const kr_conv_plan p) {
+KR_KERNEL void kr_conv_bwd_sum(const kr_conv_params p) {
   const int lanes = p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1, lane = kr_thread() & (lanes - 1);
   const int64_t i = ((int64_t)kr_block_x() * kr_block_threads() + kr_thread()) / lanes, d = i / (p.W + 1),
                 slot = i % (p.W + 1);
@@ -713,7 +713,7 @@ KR_KERNEL void kr_conv_bwd_sum(const kr_conv_plan p) {
   if (lane == 0) write_sum(p, d, slot, sum);
 }
 
-KR_KERNEL void kr_conv_bwd_initial(const kr_conv_plan p) {
+KR_KERNEL void kr_conv_bwd_initial(const kr_conv_params p) {
   const int64_t keep = p.W - 1, i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * keep) return;
   const int64_t k = i % keep, d = i / keep % p.D, b = i / keep / p.D, t = k - keep;

@@ -5,41 +5,42 @@
  * Terms whose two ends lie in different sequences are dropped. Time counts in the direction. Double accumulation. */
 #include <math.h>
 
-#include "conv_rows.h"
+#include "conv_impls.h"
 #include "op_list.h"
 #include "view.h"
 
 typedef krait_causal_conv1d_bwd_args bwd_args;
 
-static int64_t position(const bwd_args *a, int64_t t) {
+static int64_t conv1d_bwd_position(const bwd_args *a, int64_t t) {
   return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - t : t;
 }
-static int32_t sequence(const bwd_args *a, int64_t b, int64_t t) {
-  return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, b, position(a, t)));
+static int32_t conv1d_bwd_sequence(const bwd_args *a, int64_t b, int64_t t) {
+  return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, b, conv1d_bwd_position(a, t)));
 }
 
-static double input(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
-  if (t >= 0) return kr_get(&a->x, kr_at3(&a->x, b, d, position(a, t)));
+static double conv1d_bwd_input(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
+  if (t >= 0) return kr_get(&a->x, kr_at3(&a->x, b, d, conv1d_bwd_position(a, t)));
   return kr_has(&a->initial_states) ? kr_get(&a->initial_states, kr_at3(&a->initial_states, b, d, t + a->W - 1)) : 0;
 }
 
 /* Whether the input at time `from` reaches the output at t: outputs of a negative sequence are 0 whatever the inputs.
  * */
 static int connected(const bwd_args *a, int64_t b, int64_t from, int64_t t) {
-  return !kr_has(&a->seq_idx) || (from >= 0 && sequence(a, b, t) >= 0 && sequence(a, b, from) == sequence(a, b, t));
+  return !kr_has(&a->seq_idx) || (from >= 0 && conv1d_bwd_sequence(a, b, t) >= 0 &&
+                                  conv1d_bwd_sequence(a, b, from) == conv1d_bwd_sequence(a, b, t));
 }
 
 static double before_activation(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
   double sum = kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
   for (int64_t w = 0; w < a->W; w++)
     if (connected(a, b, t - (a->W - 1) + w, t))
-      sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * input(a, b, d, t - (a->W - 1) + w);
+      sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * conv1d_bwd_input(a, b, d, t - (a->W - 1) + w);
   return sum;
 }
 
 static double gradient_before_activation(const bwd_args *a, int64_t b, int64_t d, int64_t t) {
-  if (!kr_has(&a->dout) || (kr_has(&a->seq_idx) && sequence(a, b, t) < 0)) return 0;
-  double dout = kr_get(&a->dout, kr_at3(&a->dout, b, d, position(a, t)));
+  if (!kr_has(&a->dout) || (kr_has(&a->seq_idx) && conv1d_bwd_sequence(a, b, t) < 0)) return 0;
+  double dout = kr_get(&a->dout, kr_at3(&a->dout, b, d, conv1d_bwd_position(a, t)));
   if (a->activation != KRAIT_ACT_SILU) return dout;
   double p = before_activation(a, b, d, t), s = 1 / (1 + exp(-p));
   return dout * s * (1 + p / (1 + exp(p)));
@@ -62,10 +63,10 @@ static void run_row(const bwd_args *a, int64_t b, int64_t d, double *g, double *
     g[t] = gradient_before_activation(a, b, d, t);
     sums[a->W] += g[t];
     for (int64_t w = 0; w < a->W; w++)
-      if (connected(a, b, t - (a->W - 1) + w, t)) sums[w] += g[t] * input(a, b, d, t - (a->W - 1) + w);
+      if (connected(a, b, t - (a->W - 1) + w, t)) sums[w] += g[t] * conv1d_bwd_input(a, b, d, t - (a->W - 1) + w);
   }
   for (int64_t t = 0; kr_has(&a->dx) && t < a->L; t++)
-    kr_put(&a->dx, kr_at3(&a->dx, b, d, position(a, t)), input_gradient(a, b, d, t, g));
+    kr_put(&a->dx, kr_at3(&a->dx, b, d, conv1d_bwd_position(a, t)), input_gradient(a, b, d, t, g));
   for (int64_t k = 0; kr_has(&a->dinitial_states) && k < a->W - 1; k++)
     kr_put(&a->dinitial_states, kr_at3(&a->dinitial_states, b, d, k), input_gradient(a, b, d, k - (a->W - 1), g));
 }

@@ -4,7 +4,7 @@
  * */
 #include <string.h>
 
-#include "conv_rows.h"
+#include "conv_impls.h"
 #include "op_list.h"
 #include "vec_math.h"
 #include "vec_tile.h"
@@ -44,7 +44,7 @@ static float state_at(const item *it, const krait_view *v, int lane, int64_t k) 
 }
 
 /* Inputs of steps i0 - keep .. i0 + n - 1. */
-static void read_inputs(item *it, int64_t i0, int n) {
+static void read_conv1d_bwd_inputs(item *it, int64_t i0, int n) {
   int missing = i0 < it->keep ? it->keep - (int)i0 : 0;
   for (int row = 0; row < missing; row++)
     for (int lane = 0; lane < KR_VL; lane++)
@@ -117,11 +117,11 @@ static void prefetch_next(item *it, int64_t i0) {
   if (kr_has(&it->a->dout)) it->next[1] = kr_tile_ahead(&dout, TILE, it->lanes, TILE);
 }
 
-static void run_tile(item *it, int64_t i0, int n) {
+static void run_conv1d_bwd_tile(item *it, int64_t i0, int n) {
   const bwd_args *a = it->a;
   prefetch_next(it, i0);
   const int silu = a->activation == KRAIT_ACT_SILU;
-  read_inputs(it, i0, n);
+  read_conv1d_bwd_inputs(it, i0, n);
   if (kr_has(&a->dout)) {
     kr_plane dout = plane_of(it, &a->dout, i0);
     kr_tile_load(it->g, KR_VL, &dout, n, it->lanes);
@@ -171,7 +171,7 @@ static void run_sequence(item *it) {
   int n = (int)(a->L - i0), known = 0;
   memset(it->g, 0, sizeof it->g);
   for (; a->L > 0 && i0 >= 0; i0 -= TILE, n = TILE) {
-    run_tile(it, i0, n);
+    run_conv1d_bwd_tile(it, i0, n);
     add_final_states(it, it->dx, i0, n);
     if (kr_has(&a->dx)) {
       kr_plane dx = plane_of(it, &a->dx, i0);
@@ -183,7 +183,7 @@ static void run_sequence(item *it) {
   if (kr_has(&a->dinitial_states)) write_initial_states(it, known);
 }
 
-static void run_item(const run *r, int64_t index) {
+static void run_conv1d_bwd_item(const run *r, int64_t index) {
   const bwd_args *a = r->a;
   int64_t block = index % r->n_blocks, chunk = index / r->n_blocks, left = a->D - block * KR_VL;
   item it = {
@@ -197,12 +197,12 @@ static void run_item(const run *r, int64_t index) {
   memcpy(r->sums + index * (a->W + 1) * KR_VL, it.total, (size_t)((a->W + 1) * KR_VL) * sizeof(float));
 }
 
-static void run_items(void *user, int64_t begin, int64_t end, int worker) {
+static void run_conv1d_bwd_items(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
-  for (int64_t i = begin; i < end; i++) run_item(user, i);
+  for (int64_t i = begin; i < end; i++) run_conv1d_bwd_item(user, i);
 }
 
-static run plan_run(const bwd_args *a) {
+static run plan_conv1d_bwd_run(const bwd_args *a) {
   run r = {.a = a,
            .n_blocks = (a->D + KR_VL - 1) / KR_VL,
            .rows_per_item = (a->B + MOST_CHUNKS - 1) / MOST_CHUNKS,
@@ -213,7 +213,7 @@ static run plan_run(const bwd_args *a) {
 }
 
 uint64_t KR_FN(kr_causal_conv1d_bwd_scratch)(const krait_ctx *ctx, const void *args) {
-  run r = plan_run(args);
+  run r = plan_conv1d_bwd_run(args);
   (void)ctx;
   return (uint64_t)(r.n_chunks * r.n_blocks * (r.a->W + 1) * KR_VL) * sizeof(float);
 }
@@ -233,8 +233,8 @@ static void finish_channels(void *user, int64_t begin, int64_t end, int worker) 
 }
 
 int32_t KR_FN(kr_causal_conv1d_bwd)(const krait_ctx *ctx, const void *args) {
-  run r = plan_run(args);
-  kr_parallel(ctx, r.n_chunks * r.n_blocks, 4, run_items, &r);
+  run r = plan_conv1d_bwd_run(args);
+  kr_parallel(ctx, r.n_chunks * r.n_blocks, 4, run_conv1d_bwd_items, &r);
   kr_parallel(ctx, r.a->D, 64, finish_channels, &r);
   return KRAIT_OK;
 }

@@ -1,7 +1,7 @@
 /* causal_conv1d_check.c: sizes of random calls of the convolution and its gradient. Mostly short rows; occasionally
  * long packed rows for the GPU, and a few steps of more channels than one CPU item takes. */
 #include "check.h"
-#include "conv_rows.h"
+#include "conv_impls.h"
 
 /* States in float32 beside 16-bit inputs, as in a language model's prompt. */
 static void give_states(kr_case *c) {

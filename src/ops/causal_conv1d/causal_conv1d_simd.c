@@ -19,7 +19,7 @@ typedef struct run {
 
 static int is_reverse(const krait_causal_conv1d_args *a) { return (a->call.flags & KRAIT_CONV1D_REVERSE) != 0; }
 
-static float bias_of(const krait_causal_conv1d_args *a, int64_t d) {
+static float conv1d_bias_of(const krait_causal_conv1d_args *a, int64_t d) {
   return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
 }
 
@@ -106,7 +106,7 @@ typedef struct row {
 } row;
 
 static row begin_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
-  row r = {.a = a, .b = b, .d = d, .W = (int)a->W, .reverse = is_reverse(a), .bias = bias_of(a, d)};
+  row r = {.a = a, .b = b, .d = d, .W = (int)a->W, .reverse = is_reverse(a), .bias = conv1d_bias_of(a, d)};
   const int keep = r.W - 1;
   for (int k = 0; k <= keep; k++)
     r.taps[k] = kr_scalar_load(a->weight.data, kr_at2(&a->weight, d, r.reverse ? keep - k : k), a->weight.dtype);
@@ -157,7 +157,7 @@ static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) 
 
 enum { AHEAD_FLOATS = 256 };
 
-static int is_plain(const krait_causal_conv1d_args *a) {
+static int is_plain_for_conv1d(const krait_causal_conv1d_args *a) {
   const int float32 =
       a->x.dtype == KRAIT_F32 && a->weight.dtype == KRAIT_F32 && (!kr_has(&a->bias) || a->bias.dtype == KRAIT_F32);
   return float32 && a->W >= 2 && a->W <= 4 && a->L >= 2 * KR_VL && a->x.data != a->out.data && !is_reverse(a) &&
@@ -188,11 +188,11 @@ KR_INLINE void plain_rows(const krait_causal_conv1d_args *a, int64_t begin, int6
   }
 }
 
-static void filter_rows(void *user, int64_t begin, int64_t end, int worker) {
+static void filter_conv1d_rows(void *user, int64_t begin, int64_t end, int worker) {
   const krait_causal_conv1d_args *a = ((run *)user)->a;
   const int silu = a->activation == KRAIT_ACT_SILU;
   (void)worker;
-  if (!is_plain(a))
+  if (!is_plain_for_conv1d(a))
     for (int64_t i = begin; i < end; i++) filter_row(a, i / a->D, i % a->D);
   else if (a->W == 4 && silu) plain_rows(a, begin, end, 4, 1);
   else if (a->W == 4) plain_rows(a, begin, end, 4, 0);
@@ -220,7 +220,7 @@ static void begin_lanes(lanes *l, const krait_causal_conv1d_args *a, int64_t b, 
       if (k) l->ring[k][i] = initial_input(a, b, d0 + i, k - 1); /* the ring advances by one before the first step */
     }
   }
-  for (int i = 0; i < n; i++) l->bias[i] = bias_of(a, d0 + i);
+  for (int i = 0; i < n; i++) l->bias[i] = conv1d_bias_of(a, d0 + i);
 }
 
 static kr_v gather_lanes(const kr_plane *x, int i, int n) {
@@ -476,7 +476,7 @@ int32_t KR_FN(kr_causal_conv1d)(const krait_ctx *ctx, const void *args) {
   run r = {a, RANGE, 0};
   int in_time = a->x.stride[2] == 1 && a->out.stride[2] == 1 && !kr_has(&a->seq_idx);
   if (in_time && !(a->x.stride[1] == 1 && a->D >= a->L)) {
-    kr_parallel(ctx, a->B * a->D, a->L > 0 ? 1 + 16384 / a->L : 1, filter_rows, &r);
+    kr_parallel(ctx, a->B * a->D, a->L > 0 ? 1 + 16384 / a->L : 1, filter_conv1d_rows, &r);
     return KRAIT_OK;
   }
   if (a->x.stride[1] == 1 && a->out.stride[1] == 1 && !kr_has(&a->seq_idx) && a->x.data != a->out.data && a->L > 0) {

@@ -1,7 +1,7 @@
 /* causal_conv1d_update.c: contract, cost and rows of the convolution with a running state, and of the states of packed
  * sequences. Equations: causal_conv1d_update_ref.c, causal_conv1d_varlen_states_ref.c. States are exact copies; output
  * bounds as in causal_conv1d. */
-#include "conv_rows.h"
+#include "conv_impls.h"
 #include "op_list.h"
 
 static void count_update(const void *args, kr_cost *cost) {
@@ -13,7 +13,7 @@ static void count_update(const void *args, kr_cost *cost) {
                 channels * (double)a->S * 2 * (double)krait_dtype_bytes(a->conv_state.dtype);
 }
 
-static const char *refuse_update(const krait_ctx *ctx, const void *args) {
+static const char *refuse_conv1d_update_update(const krait_ctx *ctx, const void *args) {
   const krait_causal_conv1d_update_args *a = args;
   (void)ctx;
   if (a->W > 8) return "W is more than 8";
@@ -21,9 +21,10 @@ static const char *refuse_update(const krait_ctx *ctx, const void *args) {
   return a->L > 32 ? "L is more than 32" : NULL;
 }
 
-static const kr_row update_rows[] = {
+static const kr_impl update_impls[] = {
     KR_CUDA_FAMILIES(KR_CONV_UPDATE_FAMILIES, causal_conv1d_update)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_update, kr_causal_conv1d_update_##isa, NULL},
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv1d_update_update, kr_causal_conv1d_update_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_update_ref, kr_causal_conv1d_update_ref_scratch},
@@ -35,11 +36,11 @@ static void count_varlen(const void *args, kr_cost *cost) {
                         2 * (double)a->S * (double)a->D * (double)a->state_len * (double)krait_dtype_bytes(a->x.dtype)};
 }
 
-/* A plain copy gains nothing from SIMD: one CPU row. */
-static const kr_row varlen_rows[] = {
-    KR_CUDA_ROWS(causal_conv1d_varlen_states)
+/* A plain copy gains nothing from SIMD: one CPU implementation. */
+static const kr_impl varlen_impls[] = {
+    KR_CUDA_IMPLS(causal_conv1d_varlen_states)
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_varlen_states_ref, NULL},
 };
 
-KR_OP_DEFINE(causal_conv1d_update, update_rows, NULL, count_update, kr_conv_update_case, 300)
-KR_OP_DEFINE(causal_conv1d_varlen_states, varlen_rows, NULL, count_varlen, kr_conv_varlen_case, 60)
+KR_OP_DEFINE(causal_conv1d_update, update_impls, NULL, count_update, kr_conv_update_case, 300)
+KR_OP_DEFINE(causal_conv1d_varlen_states, varlen_impls, NULL, count_varlen, kr_conv_varlen_case, 60)

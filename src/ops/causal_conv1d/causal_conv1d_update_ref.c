@@ -6,33 +6,33 @@
 #include <math.h>
 
 #include "contract.h"
-#include "conv_rows.h"
+#include "conv_impls.h"
 #include "op_list.h"
 #include "view.h"
 
 typedef krait_causal_conv1d_update_args update_args;
 
-static int64_t place(const update_args *a, int64_t b, int64_t t) {
+static int64_t place_conv1d_update(const update_args *a, int64_t b, int64_t t) {
   if (!kr_has(&a->cache_seqlens)) return a->S + t;
   int64_t at = (kr_get_i32(&a->cache_seqlens, kr_at1(&a->cache_seqlens, b)) + t) % a->S;
   return at < 0 ? at + a->S : at;
 }
 
-static double input(const update_args *a, int64_t b, int64_t row, int64_t d, int64_t t) {
+static double conv1d_update_input(const update_args *a, int64_t b, int64_t row, int64_t d, int64_t t) {
   if (t >= 0) return kr_get(&a->x, kr_at3(&a->x, b, d, t));
-  return kr_get(&a->conv_state, kr_at3(&a->conv_state, row, d, place(a, b, t)));
+  return kr_get(&a->conv_state, kr_at3(&a->conv_state, row, d, place_conv1d_update(a, b, t)));
 }
 
-static double output(const update_args *a, int64_t b, int64_t row, int64_t d, int64_t t) {
+static double conv1d_update_output(const update_args *a, int64_t b, int64_t row, int64_t d, int64_t t) {
   double sum = kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
   for (int64_t w = 0; w < a->W; w++)
-    sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * input(a, b, row, d, t - (a->W - 1) + w);
+    sum += kr_get(&a->weight, kr_at2(&a->weight, d, w)) * conv1d_update_input(a, b, row, d, t - (a->W - 1) + w);
   return a->activation == KRAIT_ACT_SILU ? sum / (1 + exp(-sum)) : sum;
 }
 
 static void store_inputs(const update_args *a, int64_t b, int64_t row, int64_t d, const double *x) {
   for (int64_t t = 0; kr_has(&a->cache_seqlens) && t < a->L; t++)
-    kr_put(&a->conv_state, kr_at3(&a->conv_state, row, d, place(a, b, t)), x[t]);
+    kr_put(&a->conv_state, kr_at3(&a->conv_state, row, d, place_conv1d_update(a, b, t)), x[t]);
   for (int64_t s = 0; !kr_has(&a->cache_seqlens) && s < a->S; s++) {
     int64_t from = s + a->L;
     double value = from < a->S ? kr_get(&a->conv_state, kr_at3(&a->conv_state, row, d, from)) : x[from - a->S];
@@ -56,7 +56,7 @@ int32_t kr_causal_conv1d_update_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t d = 0; d < a->D; d++) {
       for (int64_t t = 0; t < a->L; t++) x[t] = kr_get(&a->x, kr_at3(&a->x, b, d, t));
       for (int64_t t = a->L - 1; t >= 0; t--)
-        kr_put(&a->out, kr_at3(&a->out, b, d, t), row < 0 ? 0 : output(a, b, row, d, t));
+        kr_put(&a->out, kr_at3(&a->out, b, d, t), row < 0 ? 0 : conv1d_update_output(a, b, row, d, t));
       if (row >= 0) store_inputs(a, b, row, d, x);
     }
   }

@@ -28,7 +28,7 @@ static int64_t ring_start(const update_args *a, int64_t b) {
 }
 
 /* inputs: S rows of the state, oldest first, then L of x. */
-static void read_inputs(const update_args *a, const place *p, float *inputs) {
+static void read_conv1d_update_inputs(const update_args *a, const place *p, float *inputs) {
   int64_t start = ring_start(a, p->b);
   kr_plane old = plane3(&a->conv_state, p->row, p->d, start), young = plane3(&a->conv_state, p->row, p->d, 0),
            x = plane3(&a->x, p->b, p->d, 0);
@@ -100,7 +100,7 @@ static void update_block(const update_args *a, const place *p) {
            to = plane3(&a->out, p->b, p->d, 0);
   kr_tile_load(weight, KR_VL, &weights, W, p->lanes);
   if (kr_has(&a->bias)) kr_tile_load(bias, KR_VL, &biases, 1, p->lanes);
-  read_inputs(a, p, inputs);
+  read_conv1d_update_inputs(a, p, inputs);
   const float *window = inputs + (a->S - (W - 1)) * KR_VL;
   for (int t = 0; t < L; t++) {
     kr_v sum = kr_v_load(bias);

@@ -3,20 +3,22 @@
 #define KR_CONV_CUH
 
 #include "pack.cuh"
-#include "conv_plan.h"
+#include "conv_params.h"
 
 enum { E = KR_DTYPE == KRAIT_F32 ? 4 : 8 }; /* elements of x in 16 bytes; compiled once per storage type KR_DTYPE */
 
-KR_DEV float weight_at(const kr_conv_plan &p, int64_t d, int64_t w) {
+KR_DEV float weight_at(const kr_conv_params &p, int64_t d, int64_t w) {
   return kr_load(p.weight, d * p.weight_d + w * p.weight_w, p.weight_dtype);
 }
-KR_DEV float load_bias(const kr_conv_plan &p, int64_t d) {
+KR_DEV float load_bias(const kr_conv_params &p, int64_t d) {
   return p.bias ? kr_load(p.bias, d * p.bias_d, p.bias_dtype) : 0.0f;
 }
-KR_DEV int32_t sequence_at(const kr_conv_plan &p, int64_t b, int64_t t) { return p.seq_idx[b * p.seq_b + t * p.seq_t]; }
+KR_DEV int32_t sequence_at(const kr_conv_params &p, int64_t b, int64_t t) {
+  return p.seq_idx[b * p.seq_b + t * p.seq_t];
+}
 
 /* Four taps, the last for the current step; leading zeros if there are fewer. */
-KR_DEV void load_taps(const kr_conv_plan &p, int64_t d, float (&w)[4]) {
+KR_DEV void load_taps(const kr_conv_params &p, int64_t d, float (&w)[4]) {
   if (p.taps_packed) {
     const kr_float4 q = *(const kr_float4 *)((const float *)p.weight + d * 4);
 #pragma unroll
@@ -95,7 +97,7 @@ KR_DEV void start_steps(const char *&from, int64_t step_bytes, int n_before, flo
   from += n_before * step_bytes;
 }
 
-KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
+KR_DEV float input_at(const kr_conv_params &p, int64_t b, int64_t d, int64_t t) {
   if (t >= 0) return kr_load(p.x.data, b * p.x.b + d * p.x.row + t * p.x.t, p.x.dtype);
   return p.initial.data ? kr_load(p.initial.data, b * p.initial.b + d * p.initial.row + (t + p.W - 1) * p.initial.t,
                                   p.initial.dtype)
@@ -103,7 +105,7 @@ KR_DEV float input_at(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t) {
 }
 
 /* The inputs at t - 4 ... t - 1, as far as the taps reach. */
-KR_DEV void read_before(const kr_conv_plan &p, int64_t b, int64_t d, int64_t t, float (&before)[4]) {
+KR_DEV void read_before(const kr_conv_params &p, int64_t b, int64_t d, int64_t t, float (&before)[4]) {
   if (p.x.packs && t > 0) {
     float v[8];
     read_pack(p.x, KR_DTYPE, b * p.x.b + d * p.x.row + (t - E) * p.x.t, E, v);

@@ -2,7 +2,7 @@
 #ifndef KR_CONV_HOST_H
 #define KR_CONV_HOST_H
 
-#include "conv_plan.h"
+#include "conv_params.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -16,8 +16,8 @@ static inline int kr_conv_quads(const kr_rows *v) {
 /* Bytes per step. */
 static inline int64_t kr_conv_step(const kr_rows *v) { return v->t * (int64_t)krait_dtype_bytes(v->dtype); }
 
-#define KR_CONV_PLAN(a, reverse)                                                                                 \
-  (kr_conv_plan) {                                                                                               \
+#define KR_CONV_PARAMS(a, reverse)                                                                                 \
+  (kr_conv_params) {                                                                                               \
     .B = (a)->B, .D = (a)->D, .L = (a)->L, .W = (a)->W, .silu = (a)->activation == KRAIT_ACT_SILU,               \
     .x = kr_rows_of(&(a)->x, reverse, (a)->L), .initial = kr_rows_of(&(a)->initial_states, 0, 0),                \
     .weight = (a)->weight.data, .weight_d = (a)->weight.stride[0], .weight_w = (a)->weight.stride[1],            \

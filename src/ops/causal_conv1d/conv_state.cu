@@ -6,14 +6,14 @@
  * The window is read first, then the state is shifted, then outputs are written: out may be x. */
 #include "overlap.cuh"
 #include "pack.cuh"
-#include "conv_state_plan.h"
+#include "conv_state_params.h"
 
 typedef struct channel {
   int64_t b, d, row; /* row of conv_state; -1: out is 0, nothing is written */
   int exists;
 } channel;
 
-KR_DEV channel channel_of(const kr_conv_update_plan &p, uint32_t i) {
+KR_DEV channel channel_of(const kr_conv_update_params &p, uint32_t i) {
   const uint32_t b = kr_divide(i, p.D);
   channel c = {b, i - b * p.D.by, b, b < p.a.B};
   if (!c.exists || !p.a.conv_state_indices.data) return c;
@@ -28,21 +28,21 @@ KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
 }
 
 /* Where step t (negative: before the first new one) is in the state. */
-KR_DEV int64_t state_place(const kr_conv_update_plan &p, const channel &c, int64_t t) {
+KR_DEV int64_t state_place(const kr_conv_update_params &p, const channel &c, int64_t t) {
   const krait_causal_conv1d_update_args &a = p.a;
   if (!a.cache_seqlens.data) return a.S + t;
   int64_t at = (((const int32_t *)a.cache_seqlens.data)[c.b * a.cache_seqlens.stride[0]] + t) % a.S;
   return at < 0 ? at + a.S : at;
 }
 
-KR_DEV float state_at(const kr_conv_update_plan &p, const channel &c, int64_t t) {
+KR_DEV float state_at(const kr_conv_update_params &p, const channel &c, int64_t t) {
   return get(p.a.conv_state, at3(p.a.conv_state, c.row, c.d, state_place(p, c, t)));
 }
-KR_DEV float input_at(const kr_conv_update_plan &p, const channel &c, int64_t t) {
+KR_DEV float input_at(const kr_conv_update_params &p, const channel &c, int64_t t) {
   return get(p.a.x, at3(p.a.x, c.b, c.d, t));
 }
 
-KR_DEV void move_state(const kr_conv_update_plan &p, const channel &c) {
+KR_DEV void move_state(const kr_conv_update_params &p, const channel &c) {
   const krait_causal_conv1d_update_args &a = p.a;
   if (a.cache_seqlens.data) {
     for (int64_t t = 0; t < a.L; t++)
@@ -58,7 +58,7 @@ KR_DEV void move_state(const kr_conv_update_plan &p, const channel &c) {
 }
 
 /* One step of a state that is wholly in the window (from [1], right-aligned): none of it is read again. */
-KR_DEV void move_window(const kr_conv_update_plan &p, const channel &c, const float (&window)[4]) {
+KR_DEV void move_window(const kr_conv_update_params &p, const channel &c, const float (&window)[4]) {
   const krait_view &to = p.a.conv_state;
   const int S = (int)p.a.S;
   const float x = input_at(p, c, 0);
@@ -67,28 +67,28 @@ KR_DEV void move_window(const kr_conv_update_plan &p, const channel &c, const fl
     if (s >= 3 - S) kr_store(to.data, at3(to, c.row, c.d, s - 3 + S), to.dtype, s < 2 ? window[s + 2] : x);
 }
 
-KR_DEV void write_output(const kr_conv_update_plan &p, const channel &c, int64_t t, float sum) {
+KR_DEV void write_output(const kr_conv_update_params &p, const channel &c, int64_t t, float sum) {
   kr_store(p.a.out.data, at3(p.a.out, c.b, c.d, t), p.a.out.dtype,
            p.a.activation == KRAIT_ACT_SILU ? kr_silu(sum) : sum);
 }
 
-KR_DEV float bias_of(const kr_conv_update_plan &p, const channel &c) {
+KR_DEV float bias_of(const kr_conv_update_params &p, const channel &c) {
   return p.a.bias.data ? get(p.a.bias, c.d * p.a.bias.stride[0]) : 0.0f;
 }
 
-KR_DEV void write_zeros(const kr_conv_update_plan &p, const channel &c) {
+KR_DEV void write_zeros(const kr_conv_update_params &p, const channel &c) {
   for (int64_t t = 0; t < p.a.L; t++) kr_store(p.a.out.data, at3(p.a.out, c.b, c.d, t), p.a.out.dtype, 0.0f);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv_update_plan p) {
-  const int W = (int)p.a.W, ahead = (p.a.call.flags & KR_CALL_STATE_AHEAD) != 0;
+KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv_update_params p) {
+  const int W = (int)p.a.W, ahead = (p.a.call.flags & KR_CALL_STATE_PDL) != 0;
   float window[4], tap[4]; /* the last tap is for the current step; leading zeros if there are fewer */
-  kr_next_may_start();
-  if (!ahead) kr_others_done();
+  kr_launch_dependents();
+  if (!ahead) kr_griddep_wait();
   const channel c = channel_of(p, (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread());
   if (!c.exists) return;
   if (c.row < 0) {
-    kr_others_done();
+    kr_griddep_wait();
     return write_zeros(p, c);
   }
 #pragma unroll
@@ -101,7 +101,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv
   for (int k = 3; k > 0; k--) window[k] = k - 4 + W > 0 ? window[k] : 0.0f;
   const float bias = bias_of(p, c);
   kr_keep_near(p.a.x.data), kr_keep_near(p.a.x.stride[2]), kr_keep_near(p.a.out.data), kr_keep_near(p.a.out.stride[2]);
-  if (ahead) kr_others_done();
+  if (ahead) kr_griddep_wait();
   if (p.a.L == 1 && p.a.S == W - 1 && !p.a.cache_seqlens.data) move_window(p, c, window);
   else move_state(p, c);
   for (int64_t t = 0; t < p.a.L; t++) {
@@ -115,7 +115,7 @@ KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_update(const kr_conv
   }
 }
 
-KR_KERNEL void kr_conv_update_any(const kr_conv_update_plan p) {
+KR_KERNEL void kr_conv_update_any(const kr_conv_update_params p) {
   KR_SHARED float windows[KR_CONV_UPDATE_MOST_TAPS * KR_CONV_UPDATE_ANY_THREADS];
   float *window = windows + kr_thread(); /* a ring of W inputs, step t at t % W */
   const channel c = channel_of(p, (uint32_t)kr_block_x() * KR_CONV_UPDATE_ANY_THREADS + kr_thread());
@@ -140,7 +140,7 @@ KR_KERNEL void kr_conv_update_any(const kr_conv_update_plan p) {
 }
 
 /* Offsets come from device memory: those that point outside x read as 0. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_varlen_states(const kr_varlen_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_varlen_states(const kr_varlen_params p) {
   const krait_causal_conv1d_varlen_states_args &a = p.a;
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread(), row = kr_divide(i, p.state_len),
                  s32 = kr_divide(row, p.D);

@@ -1,15 +1,15 @@
 /* conv_state_cuda.c: launches of the convolution with a running state: one step by groups of four channels, up to four
  * taps, any number; and of packed sequences' states. */
 #include "overlap.h"
-#include "conv_state_plan.h"
-#include "conv_rows.h"
+#include "conv_state_params.h"
+#include "conv_impls.h"
 #include "op_list.h"
 #include "view.h"
 
 static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {"conv_state", "kr_conv_update_any"},
                        varlen = {"conv_state", "kr_varlen_states"};
 
-static uint32_t blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
+static uint32_t conv_state_blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 enum { STEP_OF_FOURS, FEW_TAPS, ANY_TAPS };
 enum { FEWEST_SEQUENCES = 3 }; /* for step_of_fours */
@@ -34,7 +34,7 @@ static const char *refuse_step(const krait_causal_conv1d_update_args *a) {
              : "x, out, taps, bias or state not contiguous, or unaligned";
 }
 
-static const char *refuse_update(const krait_ctx *ctx, const void *args, int family) {
+static const char *refuse_conv_state_update(const krait_ctx *ctx, const void *args, int family) {
   const krait_causal_conv1d_update_args *a = args;
   (void)ctx;
   if (a->B * a->D >= (1ll << 31) - KR_CONV_UPDATE_THREADS) return "2^31 channels or more";
@@ -46,7 +46,7 @@ static const char *refuse_update(const krait_ctx *ctx, const void *args, int fam
 static int32_t run_step(const krait_ctx *ctx, const krait_causal_conv1d_update_args *a, uint64_t tier) {
   static const kr_kernel by_type[] = {{"conv_step_f16", "kr_conv_step_fours"},
                                       {"conv_step_bf16", "kr_conv_step_fours"}};
-  const kr_conv_step_plan p = {.step = {.state = a->conv_state.data,
+  const kr_conv_step_params p = {.step = {.state = a->conv_state.data,
                                         .weight = a->weight.data,
                                         .bias = a->bias.data,
                                         .slots = a->conv_state_indices.data,
@@ -60,42 +60,43 @@ static int32_t run_step(const krait_ctx *ctx, const krait_causal_conv1d_update_a
                                .x_row = a->x.stride[0],
                                .fours = kr_divisor_of(a->D / 4),
                                .B = (int32_t)a->B,
-                               .state_ahead = (a->call.flags & KR_CALL_STATE_AHEAD) != 0};
-  const kr_grid grid = {.x = blocks_of(a->B * (a->D / 4), KR_CONV_UPDATE_THREADS),
+                               .state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0};
+  const kr_grid grid = {.x = conv_state_blocks_of(a->B * (a->D / 4), KR_CONV_UPDATE_THREADS),
                         .block = KR_CONV_UPDATE_THREADS,
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &by_type[a->x.dtype == KRAIT_BF16], &grid, &p, sizeof p);
 }
 
 static int32_t run_update(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  kr_conv_update_plan p = {.a = *(const krait_causal_conv1d_update_args *)args};
+  kr_conv_update_params p = {.a = *(const krait_causal_conv1d_update_args *)args};
   const uint32_t threads = family == FEW_TAPS ? KR_CONV_UPDATE_THREADS : KR_CONV_UPDATE_ANY_THREADS;
   if (p.a.D == 0 || p.a.B == 0) return KRAIT_OK;
   if (family == STEP_OF_FOURS) return run_step(ctx, args, tier);
   p.D = kr_divisor_of(p.a.D);
-  const kr_grid grid = {.x = blocks_of(p.a.B * p.a.D, threads),
+  const kr_grid grid = {.x = conv_state_blocks_of(p.a.B * p.a.D, threads),
                         .block = threads,
-                        .is_ahead = family == FEW_TAPS && (p.a.call.flags & KR_CALL_AHEAD),
+                        .is_pdl = family == FEW_TAPS && (p.a.call.flags & KR_CALL_PDL),
                         .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, family == FEW_TAPS ? &update : &update_any, &grid, &p, sizeof p);
 }
 
-static uint64_t no_scratch(const krait_ctx *ctx, const void *args, int family) {
+static uint64_t conv_state_no_scratch(const krait_ctx *ctx, const void *args, int family) {
   return (void)ctx, (void)args, (void)family, 0;
 }
 
-KR_CUDA_FAMILY(causal_conv1d_update, step_of_fours, STEP_OF_FOURS, run_update, refuse_update, no_scratch)
-KR_CUDA_FAMILY(causal_conv1d_update, few_taps, FEW_TAPS, run_update, refuse_update, no_scratch)
-KR_CUDA_FAMILY(causal_conv1d_update, any_taps, ANY_TAPS, run_update, refuse_update, no_scratch)
+KR_CUDA_FAMILY(causal_conv1d_update, step_of_fours, STEP_OF_FOURS, run_update, refuse_conv_state_update,
+               conv_state_no_scratch)
+KR_CUDA_FAMILY(causal_conv1d_update, few_taps, FEW_TAPS, run_update, refuse_conv_state_update, conv_state_no_scratch)
+KR_CUDA_FAMILY(causal_conv1d_update, any_taps, ANY_TAPS, run_update, refuse_conv_state_update, conv_state_no_scratch)
 
 static int32_t run_varlen(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  kr_varlen_plan p = {.a = *(const krait_causal_conv1d_varlen_states_args *)args};
+  kr_varlen_params p = {.a = *(const krait_causal_conv1d_varlen_states_args *)args};
   const int64_t n = p.a.S * p.a.D * p.a.state_len;
   if (n == 0) return KRAIT_OK;
   p.D = kr_divisor_of(p.a.D), p.state_len = kr_divisor_of(p.a.state_len);
   const kr_grid grid = {
-      .x = blocks_of(n, KR_CONV_UPDATE_THREADS), .block = KR_CONV_UPDATE_THREADS, .stream = p.a.call.stream};
+      .x = conv_state_blocks_of(n, KR_CONV_UPDATE_THREADS), .block = KR_CONV_UPDATE_THREADS, .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &varlen, &grid, &p, sizeof p);
 }
 

@@ -1,18 +1,18 @@
 /* conv_step.cu: one step of a four-tap convolution with SiLU and a running state, as in language models: four channels
  * of a sequence per thread, by packs (row_lanes.cuh). Compiled once per 16-bit type. */
-#include "conv_state_plan.h"
+#include "conv_state_params.h"
 #include "pack.cuh"
 #include "row_lanes.cuh"
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_step_fours(const kr_conv_step_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_conv_step_fours(const kr_conv_step_params p) {
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread(), b = kr_divide(i, p.fours);
   const int exists = b < (uint32_t)p.B, c = exists ? (int)(i - b * p.fours.by) * 4 : 0, m = exists ? (int)b : 0;
   kr_conv_run run;
-  kr_next_may_start();
-  if (!p.state_ahead) kr_others_done();
+  kr_launch_dependents();
+  if (!p.state_ahead) kr_griddep_wait();
   kr_load_conv(p.step, m, c, run);
   kr_keep_near(p.x), kr_keep_near(p.step.out);
-  if (p.state_ahead) kr_others_done();
+  if (p.state_ahead) kr_griddep_wait();
   const kr_four_halves raw = *(const kr_four_halves *)((const uint16_t *)p.x + m * p.x_row + c);
   float v[4];
 #pragma unroll

@@ -1,6 +1,6 @@
 /* conv2d.c: contracts, costs and rows of channels-last convolutions, (B,H,W,C): depthwise with its gradient, unfold
  * (im2col) and fold. The equations are in conv2d_ref.c. */
-#include "conv2d/conv2d_rows.h"
+#include "conv2d/conv2d_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -36,7 +36,7 @@ static void count_fold(const void *args, kr_cost *cost) {
 
 static const char *const gaps = "channels are not contiguous", *const halves = "16-bit tensors";
 
-static const char *refuse_conv(const krait_ctx *ctx, const void *args) {
+static const char *refuse_conv2d_conv(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
@@ -74,41 +74,41 @@ static int32_t check_fold(const void *args) {
   return KRAIT_OK;
 }
 
-static const kr_row conv_rows[] = {
-    KR_CUDA_ROWS(depthwise_conv)
+static const kr_impl conv_impls[] = {
+    KR_CUDA_IMPLS(depthwise_conv)
 #define KR_ISA(isa, cap) \
-  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv, kr_depthwise_conv_##isa, kr_depthwise_conv_scratch},
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv2d_conv, kr_depthwise_conv_##isa, kr_depthwise_conv_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_depthwise_conv_ref, NULL},
 };
-static const kr_row conv_bwd_rows[] = {
-    KR_CUDA_ROWS(depthwise_conv_bwd)
+static const kr_impl conv_bwd_impls[] = {
+    KR_CUDA_IMPLS(depthwise_conv_bwd)
 #define KR_ISA(isa, cap) \
   {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv_bwd, kr_depthwise_conv_bwd_##isa, kr_depthwise_conv_bwd_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_depthwise_conv_bwd_ref, NULL},
 };
-static const kr_row unfold_rows[] = {
-    KR_CUDA_ROWS(unfold)
+static const kr_impl unfold_impls[] = {
+    KR_CUDA_IMPLS(unfold)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_unfold, kr_unfold_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_unfold_ref, NULL},
 };
-static const kr_row fold_rows[] = {
-    KR_CUDA_ROWS(fold)
+static const kr_impl fold_impls[] = {
+    KR_CUDA_IMPLS(fold)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_fold, kr_fold_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_fold_ref, NULL},
 };
 
-KR_OP_DEFINE(depthwise_conv, conv_rows, NULL, count_conv, kr_depthwise_conv_case, 200)
-KR_OP_DEFINE(depthwise_conv_bwd, conv_bwd_rows, NULL, count_conv_bwd, kr_depthwise_conv_bwd_case, 200)
-KR_OP_DEFINE(unfold, unfold_rows, check_unfold, count_unfold, kr_unfold_case, 200)
-KR_OP_DEFINE(fold, fold_rows, check_fold, count_fold, kr_fold_case, 200)
+KR_OP_DEFINE(depthwise_conv, conv_impls, NULL, count_conv, kr_depthwise_conv_case, 200)
+KR_OP_DEFINE(depthwise_conv_bwd, conv_bwd_impls, NULL, count_conv_bwd, kr_depthwise_conv_bwd_case, 200)
+KR_OP_DEFINE(unfold, unfold_impls, check_unfold, count_unfold, kr_unfold_case, 200)
+KR_OP_DEFINE(fold, fold_impls, check_fold, count_fold, kr_fold_case, 200)
 
 uint64_t kr_depthwise_conv_scratch(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_args *a = args;

@@ -10,7 +10,7 @@
  *   kr_unfold, kr_fold     one element of out per thread
  * One module per activation type, KR_DTYPE; parameters and sums are float32. With 16-bit types a thread of the kernels
  * for known tap sizes takes two adjacent channels. */
-#include "conv2d_plan.h"
+#include "conv2d_params.h"
 #include "element.cuh"
 #include "pack.cuh"
 
@@ -63,7 +63,7 @@ KR_DEV void pass_by(const strip &s, int KH, int apart, int first, int H, float (
 
 /* A thread goes down its column of n_strips strips: rows shared by two of them are still in cache. */
 template <int N>
-KR_DEV void filter(const kr_filter_plan &p) {
+KR_DEV void filter(const kr_filter_params &p) {
   KR_DYNAMIC_SHARED(bytes);
   float *const weight = (float *)bytes;
   const int lane = kr_thread() & 31, slot = kr_thread() >> 5, taps = p.KH * p.KW;
@@ -102,8 +102,8 @@ KR_DEV void filter(const kr_filter_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_strip(const kr_filter_plan p) { filter<KR_CONV_STRIP>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_one(const kr_filter_plan p) { filter<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_strip(const kr_filter_params p) { filter<KR_CONV_STRIP>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_filter_one(const kr_filter_params p) { filter<1>(p); }
 
 /* Rows first, first + 1, ... of a column, all loads in flight at once. INSIDE: all are in bounds. */
 template <int INSIDE, int N>
@@ -114,7 +114,7 @@ KR_DEV void load_column(several (&v)[N], const element *column, int64_t step, in
 
 /* Known tap size: weights in registers, DH is 1. */
 template <int KH, int KW>
-KR_DEV void filter_known(const kr_filter_plan &p) {
+KR_DEV void filter_known(const kr_filter_params &p) {
   enum { N = KR_CONV_STRIP };
   const int lane = kr_thread() & 31, slot = kr_thread() >> 5, H = (int)p.H;
   uint32_t block = (uint32_t)kr_block_x();
@@ -167,7 +167,7 @@ KR_DEV void filter_known(const kr_filter_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x3(const kr_filter_plan p) { filter_known<3, 3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_filter_3x3(const kr_filter_params p) { filter_known<3, 3>(p); }
 
 typedef struct alignas(4 * V) weights {
   float v[V];
@@ -181,7 +181,7 @@ KR_DEV several row_of(const element *column, int64_t step, int y, int H, int the
 /* Taps along H only: a thread keeps rows shared by its strips in registers and prefetches the next strip's. Weights are
  * streamed from shared memory. */
 template <int KH>
-KR_DEV void filter_along(const kr_filter_plan &p) {
+KR_DEV void filter_along(const kr_filter_params &p) {
   enum { N = KR_CONV_STRIP, KEPT = KH - 1, CHANNELS = 32 * V };
   KR_DYNAMIC_SHARED(bytes);
   float *const shared = (float *)bytes; /* (KH, CHANNELS) */
@@ -248,19 +248,19 @@ KR_DEV void filter_along(const kr_filter_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_3x1(const kr_filter_plan p) { filter_along<3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_11x1(const kr_filter_plan p) { filter_along<11>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_23x1(const kr_filter_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_3x1(const kr_filter_params p) { filter_along<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 3) kr_filter_11x1(const kr_filter_params p) { filter_along<11>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_23x1(const kr_filter_params p) {
   filter_along<23>(p);
 }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_31x1(const kr_filter_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, V == 1 ? 3 : 2) kr_filter_31x1(const kr_filter_params p) {
   filter_along<31>(p);
 }
 
 /* ---- gradients of the taps ---- */
 
 template <int N>
-KR_DEV void sum_taps(const kr_taps_plan &p) {
+KR_DEV void sum_taps(const kr_taps_params &p) {
   KR_SHARED float shared[(N + 1) * KR_CONV_THREADS];
   const int lane = kr_thread() & 31, slot = kr_thread() >> 5, per_column = (p.KH + N - 1) / N;
   uint32_t block = (uint32_t)kr_block_x();
@@ -312,13 +312,13 @@ KR_DEV void sum_taps(const kr_taps_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_many(const kr_taps_plan p) { sum_taps<KR_CONV_TAPS>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_few(const kr_taps_plan p) { sum_taps<3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_one(const kr_taps_plan p) { sum_taps<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_many(const kr_taps_params p) { sum_taps<KR_CONV_TAPS>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_few(const kr_taps_params p) { sum_taps<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_one(const kr_taps_params p) { sum_taps<1>(p); }
 
 /* Reduces the block's sums of its taps and of the bias over the slots, in a fixed order. */
 template <int TAPS>
-KR_DEV void put_sums(const kr_taps_plan &p, int64_t part, int64_t c, const float (&sum)[TAPS + 1][V], float *shared) {
+KR_DEV void put_sums(const kr_taps_params &p, int64_t part, int64_t c, const float (&sum)[TAPS + 1][V], float *shared) {
   enum { SLOTS = KR_CONV_THREADS / 32 };
   const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
   for (int turn = 0; turn < SLOTS; turn++) {
@@ -341,7 +341,7 @@ KR_DEV void put_sums(const kr_taps_plan &p, int64_t part, int64_t c, const float
 
 /* All taps, KH along H unrolled. */
 template <int KH, int KW>
-KR_DEV void sum_all_taps(const kr_taps_plan &p) {
+KR_DEV void sum_all_taps(const kr_taps_params &p) {
   enum { N = KR_CONV_STRIP, TAPS = KH * KW, SLOTS = KR_CONV_THREADS / 32 };
   KR_SHARED float shared[(TAPS + 1) * 32 * V];
   const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
@@ -391,7 +391,7 @@ KR_DEV void sum_all_taps(const kr_taps_plan &p) {
 
 /* The same for taps along H only: a thread keeps rows shared by its strips in registers. */
 template <int KH>
-KR_DEV void sum_taps_along(const kr_taps_plan &p) {
+KR_DEV void sum_taps_along(const kr_taps_params &p) {
   enum { N = KR_CONV_STRIP, KEPT = KH - 1, SLOTS = KR_CONV_THREADS / 32 };
   KR_SHARED float shared[(KH + 1) * 32 * V];
   const int lane = kr_thread() & 31, slot = kr_thread() >> 5;
@@ -438,14 +438,14 @@ KR_DEV void sum_taps_along(const kr_taps_plan &p) {
   put_sums<KH>(p, b * p.n_columns + part, c, sum, shared);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x3(const kr_taps_plan p) { sum_all_taps<3, 3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_plan p) { sum_taps_along<3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_plan p) { sum_taps_along<11>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_23x1(const kr_taps_plan p) { sum_all_taps<23, 1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_31x1(const kr_taps_plan p) { sum_all_taps<31, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x3(const kr_taps_params p) { sum_all_taps<3, 3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_3x1(const kr_taps_params p) { sum_taps_along<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_11x1(const kr_taps_params p) { sum_taps_along<11>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_23x1(const kr_taps_params p) { sum_all_taps<23, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 2) kr_taps_31x1(const kr_taps_params p) { sum_all_taps<31, 1>(p); }
 
 /* 32 channels per block, one slice of the parts per warp; block_y: the tap, or the bias. */
-KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_CONV_THREADS, 4) kr_taps_sum(const kr_taps_params p) {
   KR_SHARED float shared[KR_CONV_THREADS];
   const int lane = kr_thread() & 31, slice = kr_thread() >> 5, tap = kr_block_y(), taps = p.KH * p.KW;
   const int64_t c = (int64_t)kr_block_x() * 32 + lane, n_parts = p.B * p.n_columns;

@@ -1,6 +1,6 @@
 /* conv2d_cuda.c: plans and launches of channels-last convolutions on a GPU. */
-#include "conv2d/conv2d_plan.h"
-#include "cuda_row.h"
+#include "conv2d/conv2d_params.h"
+#include "cuda_impl.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -22,24 +22,24 @@ static const struct {
              {31, 1, TYPES("kr_filter_31x1"), TYPES("kr_taps_31x1")}};
 
 /* For 16-bit types they take pairs of channels. */
-static int is_in_pairs(const krait_view *v) {
+static int is_in_pairs_for_conv2d(const krait_view *v) {
   int64_t all = v->stride[0] | v->stride[1] | v->stride[2];
   return v->stride[3] == 1 && all % 2 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 static int which_known(int64_t KH, int64_t KW, int64_t DH, int64_t C, const krait_view *x, const krait_view *y) {
-  if (x->dtype != KRAIT_F32 && (C % 2 || !is_in_pairs(x) || !is_in_pairs(y))) return -1;
+  if (x->dtype != KRAIT_F32 && (C % 2 || !is_in_pairs_for_conv2d(x) || !is_in_pairs_for_conv2d(y))) return -1;
   for (int i = 0; i < (int)(sizeof known / sizeof *known); i++)
     if (known[i].KH == KH && known[i].KW == KW && DH == 1) return i;
   return -1;
 }
 /* Channels per block. */
-static int64_t channels_of(int which, int32_t dtype) { return which >= 0 && dtype != KRAIT_F32 ? 64 : 32; }
+static int64_t conv2d_channels_of(int which, int32_t dtype) { return which >= 0 && dtype != KRAIT_F32 ? 64 : 32; }
 
-static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
+static uint32_t conv2d_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 
 /* ---- depthwise convolution ---- */
 
-static const char *refuse_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int64_t KH, int64_t KW, int64_t DH,
+static const char *refuse_conv2d_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int64_t KH, int64_t KW, int64_t DH,
                                 int64_t DW, int64_t PH, int64_t PW) {
   if (KH > KR_CONV_MOST_TAPS || KW > KR_CONV_MOST_TAPS || KH * KW > KR_CONV_MOST_TAPS) return "more than 384 taps";
   if (H >= 1 << 24 || W >= 1 << 24 || DH >= 1 << 20 || DW >= 1 << 20 || PH >= 1 << 24 || PW >= 1 << 24)
@@ -54,32 +54,33 @@ static const char *refuse_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int6
 const char *kr_depthwise_conv_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_args *a = args;
   (void)ctx;
-  return refuse_sizes(a->B, a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW);
+  return refuse_conv2d_sizes(a->B, a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW);
 }
 const char *kr_depthwise_conv_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_bwd_args *a = args;
   (void)ctx;
-  return refuse_sizes(a->B, a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW);
+  return refuse_conv2d_sizes(a->B, a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW);
 }
 uint64_t kr_depthwise_conv_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 uint64_t kr_depthwise_conv_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_bwd_args *a = args;
   (void)ctx;
-  return kr_scratch_round((uint64_t)(a->B * blocks_of(a->W, KR_CONV_COLUMNS) * (a->KH * a->KW + 1) * a->C) *
+  return kr_scratch_round((uint64_t)(a->B * conv2d_blocks_of(a->W, KR_CONV_COLUMNS) * (a->KH * a->KW + 1) * a->C) *
                           sizeof(float));
 }
 
-static void add_filter(kr_chain *chain, kr_filter_plan *p, void *stream) {
+static void add_filter(kr_chain *chain, kr_filter_params *p, void *stream) {
   const int strip = p->DH == 1 ? KR_CONV_STRIP : 1, type = p->in.dtype,
             which = which_known(p->KH, p->KW, p->DH, p->C, &p->in, &p->out);
-  p->n_columns = blocks_of(p->W, KR_CONV_THREADS / 32), p->n_channels = blocks_of(p->C, channels_of(which, type));
-  const int64_t strips = blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels,
+  p->n_columns = conv2d_blocks_of(p->W, KR_CONV_THREADS / 32),
+  p->n_channels = conv2d_blocks_of(p->C, conv2d_channels_of(which, type));
+  const int64_t strips = conv2d_blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels,
                 runs = blocks ? (KR_CONV_BLOCKS + blocks - 1) / blocks : 1;
   p->n_strips = (int32_t)(runs < strips ? (strips + runs - 1) / runs : 1),
-  p->n_runs = p->n_strips ? blocks_of(strips, p->n_strips) : 0;
+  p->n_runs = p->n_strips ? conv2d_blocks_of(strips, p->n_strips) : 0;
   const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels,
                         .block = KR_CONV_THREADS,
-                        .shared_bytes = (uint32_t)(p->KH * p->KW * channels_of(which, type)) * sizeof(float),
+                        .shared_bytes = (uint32_t)(p->KH * p->KW * conv2d_channels_of(which, type)) * sizeof(float),
                         .stream = stream};
   kr_chain_add(chain,
                which >= 0   ? &known[which].filter[type]
@@ -88,9 +89,9 @@ static void add_filter(kr_chain *chain, kr_filter_plan *p, void *stream) {
                &grid, p);
 }
 
-static int32_t run_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_conv2d_cuda_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_depthwise_conv_args *a = args;
-  kr_filter_plan p = {.in = a->x,
+  kr_filter_params p = {.in = a->x,
                       .weight = a->weight,
                       .bias = a->bias,
                       .out = a->out,
@@ -111,7 +112,7 @@ static int32_t run_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_depthwise_conv_bwd_args *a = args;
-  kr_filter_plan back = {.in = a->dout,
+  kr_filter_params back = {.in = a->dout,
                          .weight = a->weight,
                          .out = a->dx,
                          .B = a->B,
@@ -125,7 +126,7 @@ static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
                          .PH = (int32_t)((a->KH - 1) * a->DH - a->PH),
                          .PW = (int32_t)((a->KW - 1) * a->DW - a->PW),
                          .flip = 1};
-  kr_taps_plan taps = {.x = a->x,
+  kr_taps_params taps = {.x = a->x,
                        .dout = a->dout,
                        .dweight = a->dweight,
                        .dbias = a->dbias,
@@ -142,14 +143,17 @@ static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
                        .PW = (int32_t)a->PW};
   const int together = a->DH != 1 || a->KH == 1 ? 1 : a->KH <= 3 ? 3 : KR_CONV_TAPS;
   const int type = a->x.dtype, which = which_known(a->KH, a->KW, a->DH, a->C, &a->x, &a->dout);
-  taps.n_columns = blocks_of(a->W, KR_CONV_COLUMNS), taps.n_groups = blocks_of(a->KH, together) * (uint32_t)a->KW,
-  taps.n_channels = blocks_of(a->C, channels_of(which, type));
+  taps.n_columns = conv2d_blocks_of(a->W, KR_CONV_COLUMNS),
+  taps.n_groups = conv2d_blocks_of(a->KH, together) * (uint32_t)a->KW,
+  taps.n_channels = conv2d_blocks_of(a->C, conv2d_channels_of(which, type));
   const uint32_t n_groups = kr_has(&a->dweight) && which < 0 ? taps.n_groups : 1;
   const kr_grid grid = {.x = (uint32_t)a->B * taps.n_columns * n_groups * taps.n_channels,
                         .block = KR_CONV_THREADS,
                         .stream = a->call.stream};
-  const kr_grid sum = {
-      .x = blocks_of(a->C, 32), .y = (uint32_t)(a->KH * a->KW + 1), .block = KR_CONV_THREADS, .stream = a->call.stream};
+  const kr_grid sum = {.x = conv2d_blocks_of(a->C, 32),
+                       .y = (uint32_t)(a->KH * a->KW + 1),
+                       .block = KR_CONV_THREADS,
+                       .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   if (kr_has(&a->dx)) add_filter(&chain, &back, a->call.stream);
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
@@ -165,7 +169,7 @@ static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-KR_CUDA_TIERS(depthwise_conv, run_conv)
+KR_CUDA_TIERS(depthwise_conv, run_conv2d_cuda_conv)
 KR_CUDA_TIERS(depthwise_conv_bwd, run_conv_bwd)
 
 /* ---- windows ---- */
@@ -210,8 +214,8 @@ static int32_t run_unfold(const krait_ctx *ctx, const void *args, uint64_t tier)
   p.rows = kr_divisor_of(a->OH);
   return kr_cuda_launch(
       ctx->cuda, tier, &unfold[a->x.dtype],
-      &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p,
-      sizeof p);
+      &(kr_grid){.x = conv2d_blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream},
+      &p, sizeof p);
 }
 
 static int32_t run_fold(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -220,8 +224,8 @@ static int32_t run_fold(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.n = a->B * a->H * a->W * a->C, p.columns = kr_divisor_of(a->W), p.rows = kr_divisor_of(a->H);
   return kr_cuda_launch(
       ctx->cuda, tier, &fold[a->x.dtype],
-      &(kr_grid){.x = blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream}, &p,
-      sizeof p);
+      &(kr_grid){.x = conv2d_blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream},
+      &p, sizeof p);
 }
 
 KR_CUDA_TIERS(unfold, run_unfold)

@@ -2,17 +2,17 @@
  * over all taps. The weight gradient is split into chunks of rows, whose sums are added in order. */
 #include <string.h>
 
-#include "conv2d/conv2d_rows.h"
+#include "conv2d/conv2d_impls.h"
 #include "op_list.h"
 #include "vec.h"
 #include "view.h"
 
 enum { BLOCK = 4 * KR_VL };
 
-static inline kr_v load_some(const float *p, int64_t n) {
+static inline kr_v load_conv2d_some(const float *p, int64_t n) {
   return n >= KR_VL ? kr_v_load(p) : n > 0 ? kr_v_loadn(p, (int)n) : kr_v_zero();
 }
-static inline void store_some(float *p, kr_v v, int64_t n) {
+static inline void store_conv2d_some(float *p, kr_v v, int64_t n) {
   if (n >= KR_VL) kr_v_store(p, v);
   else if (n > 0) kr_v_storen(p, v, (int)n);
 }
@@ -57,9 +57,9 @@ KR_INLINE void conv_position(const conv *p, const float *x, int64_t x_row, int64
       const float *from =
           x + (h + p->sign * (i * p->DH - p->PH)) * x_row + (w + p->sign * (j * p->DW - p->PW)) * x_step + c;
       for (int k = 0; k < n_vectors; k++)
-        sum[k] = kr_v_fma(load_some(from + k * KR_VL, p->C - c - k * KR_VL), kr_v_load(tap + k * KR_VL), sum[k]);
+        sum[k] = kr_v_fma(load_conv2d_some(from + k * KR_VL, p->C - c - k * KR_VL), kr_v_load(tap + k * KR_VL), sum[k]);
     }
-  for (int k = 0; k < n_vectors; k++) store_some(out + c + k * KR_VL, sum[k], p->C - c - k * KR_VL);
+  for (int k = 0; k < n_vectors; k++) store_conv2d_some(out + c + k * KR_VL, sum[k], p->C - c - k * KR_VL);
 }
 
 /* ROWS rows by COLUMNS positions of one vector of channels, if every position's taps along the row are in bounds: a tap
@@ -76,7 +76,7 @@ KR_INLINE void add_input_row(const conv *p, const float *from, const float *taps
   const int64_t x_step = p->x->stride[2];
   kr_v in[COLUMNS];
 #pragma GCC unroll 4
-  for (int q = 0; q < COLUMNS; q++) in[q] = load_some(from + q * x_step, left);
+  for (int q = 0; q < COLUMNS; q++) in[q] = load_conv2d_some(from + q * x_step, left);
 #pragma GCC unroll 5
   for (int r = 0; r < ROWS; r++) {
     const int64_t tap = first_tap - sign * r;
@@ -107,7 +107,8 @@ KR_INLINE void conv_block(const conv *p, const float *x, float *out, int64_t lan
   }
 #pragma GCC unroll 20
   for (int k = 0; k < ROWS * COLUMNS; k++)
-    store_some(out + (h + k / COLUMNS) * p->out->stride[1] + (w + k % COLUMNS) * p->out->stride[2] + c, sum[k], left);
+    store_conv2d_some(out + (h + k / COLUMNS) * p->out->stride[1] + (w + k % COLUMNS) * p->out->stride[2] + c, sum[k],
+                      left);
 }
 
 /* TALL positions of a sequence (W is 1), of one full vector of channels: a tap is loaded for all of them. is_inside:
@@ -198,7 +199,7 @@ static void conv_bands(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-static void run_conv(const krait_ctx *ctx, conv *p, int64_t B) {
+static void run_conv2d_simd_conv(const krait_ctx *ctx, conv *p, int64_t B) {
   if (is_sequence(p) && p->C >= KR_VL) {
     kr_parallel(ctx, B * (p->C / KR_VL), 1 + 16384 / (p->H * KR_VL), conv_sequences, p);
     return;
@@ -226,7 +227,7 @@ int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
   for (int64_t c = 0; c < lanes; c++)
     bias[c] = c < a->C && kr_has(&a->bias) ? ((const float *)a->bias.data)[kr_at1(&a->bias, c)] : 0;
   conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, 1, &a->x, &a->out, taps, bias};
-  run_conv(ctx, &p, a->B);
+  run_conv2d_simd_conv(ctx, &p, a->B);
   return KRAIT_OK;
 }
 
@@ -252,9 +253,9 @@ KR_INLINE void add_row(float *sum, const float *d, int64_t d_step, const float *
     t1 = x ? kr_v_fma(kr_v_load(d1 + KR_VL), kr_v_load(x1 + KR_VL), t1) : kr_v_add(t1, kr_v_load(d1 + KR_VL));
   }
   for (; i < n; i++) {
-    const kr_v a = load_some(d + i * d_step, left), b = load_some(d + i * d_step + KR_VL, left - KR_VL);
-    s0 = x ? kr_v_fma(a, load_some(x + i * x_step, left), s0) : kr_v_add(s0, a);
-    s1 = x ? kr_v_fma(b, load_some(x + i * x_step + KR_VL, left - KR_VL), s1) : kr_v_add(s1, b);
+    const kr_v a = load_conv2d_some(d + i * d_step, left), b = load_conv2d_some(d + i * d_step + KR_VL, left - KR_VL);
+    s0 = x ? kr_v_fma(a, load_conv2d_some(x + i * x_step, left), s0) : kr_v_add(s0, a);
+    s1 = x ? kr_v_fma(b, load_conv2d_some(x + i * x_step + KR_VL, left - KR_VL), s1) : kr_v_add(s1, b);
   }
   kr_v_store(sum, kr_v_add(kr_v_load(sum), kr_v_add(s0, t0)));
   kr_v_store(sum + KR_VL, kr_v_add(kr_v_load(sum + KR_VL), kr_v_add(s1, t1)));
@@ -280,7 +281,7 @@ static void add_position_row(const taps_run *r, float *sums, int64_t b, int64_t 
   }
 }
 
-static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
+static void add_conv2d_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const taps_run *r = user;
   const krait_depthwise_conv_bwd_args *a = r->a;
   const int64_t rows = a->B * a->H, size = (a->KH * a->KW + 1) * r->lanes;
@@ -313,10 +314,10 @@ int32_t KR_FN(kr_depthwise_conv_bwd)(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->dx)) {
     lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
     conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, -1, &a->dout, &a->dx, taps, NULL};
-    run_conv(ctx, &p, a->B);
+    run_conv2d_simd_conv(ctx, &p, a->B);
   }
   if (!kr_has(&a->dweight) && !kr_has(&a->dbias)) return KRAIT_OK;
-  kr_parallel(ctx, r.n_chunks, 1, add_chunks, &r);
+  kr_parallel(ctx, r.n_chunks, 1, add_conv2d_chunks, &r);
   write_taps(&r);
   return KRAIT_OK;
 }

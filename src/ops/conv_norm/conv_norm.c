@@ -1,12 +1,12 @@
 /* conv_norm.c: contract, cost, rows and random cases of a convolution along H with norm and PReLU: a graph of other
- * operators (src/fuse), launches of its own on a GPU, one position along W at a time on a CPU. Error bound: 2e-4 of the
- * result's scale. */
+ * operators (src/blocks), launches of its own on a GPU, one position along W at a time on a CPU. Error bound: 2e-4 of
+ * the result's scale. */
 #include "check.h"
-#include "conv_norm/conv_norm_rows.h"
+#include "conv_norm/conv_norm_impls.h"
 #include "op_list.h"
 #include "status.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_conv_norm(const void *args, kr_cost *cost) {
   const krait_conv_norm_args *a = args;
   const double n = (double)a->B * (double)a->W, C = (double)a->C, N = (double)a->N, K = (double)a->K,
                H = (double)a->H, OH = (double)a->OH;
@@ -14,7 +14,7 @@ static void count(const void *args, kr_cost *cost) {
                     .bytes = 4 * n * (H * C + 3 * OH * N) + 4 * C * N * K};
 }
 
-static int32_t rules(const void *args) {
+static int32_t conv_norm_rules(const void *args) {
   const krait_conv_norm_args *a = args;
   const int is_transposed = (a->call.flags & KRAIT_CONV_NORM_TRANSPOSED) != 0;
   KR_CHECK(is_transposed || a->H >= a->K, KRAIT_ERR_SHAPE, "conv_norm: H is %lld, of %lld taps", (long long)a->H,
@@ -24,19 +24,19 @@ static int32_t rules(const void *args) {
   return KRAIT_OK;
 }
 
-static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
+static const char *refuse_conv_norm_simd(const krait_ctx *ctx, const void *args) {
   const krait_conv_norm_args *a = args;
   (void)ctx;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? "channels are not contiguous" : NULL;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_aligned_rows", KRAIT_CAP_CUDA_AMPERE, kr_conv_norm_refuse, kr_conv_norm_ampere, kr_conv_norm_scratch},
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_conv_norm_composed, kr_conv_norm_composed_scratch},
     {"base_aligned_rows", KRAIT_CAP_CUDA_BASE, kr_conv_norm_refuse, kr_conv_norm_base, kr_conv_norm_scratch},
     {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_conv_norm_composed, kr_conv_norm_composed_scratch},
 #define KR_ISA(isa, cap) \
-  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_conv_norm_##isa, kr_conv_norm_scratch_##isa},
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv_norm_simd, kr_conv_norm_##isa, kr_conv_norm_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"composed", KRAIT_CAP_CPU, NULL, kr_conv_norm_composed, kr_conv_norm_composed_scratch},
@@ -63,4 +63,4 @@ int32_t kr_conv_norm_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(conv_norm, rows, rules, count, kr_conv_norm_case, 150)
+KR_OP_DEFINE(conv_norm, impls, conv_norm_rules, count_conv_norm, kr_conv_norm_case, 150)

@@ -1,6 +1,6 @@
 /* conv_norm.cu: a convolution along H as one product for every output: a tile of rows per tap, and the moments of the
  * result. */
-#include "conv_norm_plan.h"
+#include "conv_norm_params.h"
 #include "tile64.cuh"
 
 enum { OWN_ROWS = ROWS * 16 / THREADS };
@@ -14,14 +14,14 @@ KR_DEV int own_row(int i) { return (kr_thread() >> 4) + i * (THREADS / 16); }
 KR_DEV int own_column(void) { return (kr_thread() & 15) * 4; }
 
 /* Rows past the last repeat it and are not stored: loads need no branch. */
-KR_DEV uint32_t clamped_row(const kr_conv_norm_plan &p, int64_t first_row, int i) {
+KR_DEV uint32_t clamped_row(const kr_conv_norm_params &p, int64_t first_row, int i) {
   const int64_t row = first_row + i;
   return (uint32_t)(row < p.rows_per_item ? row : p.rows_per_item - 1);
 }
 
 /* Columns c0.. of tap k; FEW: positions with fewer than 16 channels, unaligned. */
 template <int FEW>
-KR_DEV void load(const kr_conv_norm_plan &p, int k, int item, int64_t first_row, int c0, held &h) {
+KR_DEV void load(const kr_conv_norm_params &p, int k, int item, int64_t first_row, int c0, held &h) {
   const int c = c0 + own_column();
 #pragma unroll
   for (int i = 0; i < OWN_ROWS; i++) {
@@ -35,7 +35,7 @@ KR_DEV void load(const kr_conv_norm_plan &p, int k, int item, int64_t first_row,
   }
 }
 
-KR_DEV void fetch_weights(const kr_conv_norm_plan &p, int k, int c0, int column0, weights &to) {
+KR_DEV void fetch_weights(const kr_conv_norm_params &p, int k, int c0, int column0, weights &to) {
   fetch_rows(p.weight + p.tap_at[k] + (int64_t)c0 * p.weight_row, p.weight_row, p.N,
              p.C - c0 < WIDTH ? p.C - c0 : WIDTH, column0, to);
 }
@@ -53,7 +53,7 @@ KR_DEV void multiply_few(const tile &from, const weights &w, sums &s) {
   }
 }
 
-KR_DEV spots spots_of(const kr_conv_norm_plan &p, int item, int64_t first_row) {
+KR_DEV spots spots_of(const kr_conv_norm_params &p, int item, int64_t first_row) {
   spots at;
   at.exists = 0;
   at.count = p.rows_per_item - first_row < ROWS ? (int)(p.rows_per_item - first_row) : ROWS;
@@ -67,7 +67,7 @@ KR_DEV spots spots_of(const kr_conv_norm_plan &p, int item, int64_t first_row) {
 }
 
 template <int FEW>
-KR_DEV void convolution(const kr_conv_norm_plan &p) {
+KR_DEV void convolution(const kr_conv_norm_params &p) {
   KR_SHARED tile tiles[2];
   KR_SHARED column_totals totals;
   const int item = kr_block_z(), column0 = kr_block_y() * COLUMNS, per_tap = (p.C + WIDTH - 1) / WIDTH,
@@ -98,5 +98,5 @@ KR_DEV void convolution(const kr_conv_norm_plan &p) {
           totals);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_conv_norm(const kr_conv_norm_plan p) { convolution<0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_conv_norm_few(const kr_conv_norm_plan p) { convolution<1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_conv_norm(const kr_conv_norm_params p) { convolution<0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_conv_norm_few(const kr_conv_norm_params p) { convolution<1>(p); }

@@ -1,14 +1,14 @@
-/* dense_block.c: contract, cost, rows and random cases of a dense block: a graph of other operators (src/fuse); on a
+/* dense_block.c: contract, cost, rows and random cases of a dense block: a graph of other operators (src/blocks); on a
  * GPU three launches per layer; on a CPU one position along W at a time. Error bound: float32 3e-4 of the result's
  * scale, for up to four layers with their norms; with KRAIT_DENSE_TF32 product operands are rounded to 11 significant
  * bits: 2e-2. */
 #include "check.h"
-#include "dense_block/dense_block_rows.h"
+#include "dense_block/dense_block_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_dense_block(const void *args, kr_cost *cost) {
   const krait_dense_block_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W, C = (double)a->C, N = (double)a->N, L = (double)a->L,
                K = (double)a->K;
@@ -16,7 +16,7 @@ static void count(const void *args, kr_cost *cost) {
                     .bytes = 4 * n * (K + C) + N * (40 + C * (double)krait_dtype_bytes(a->weight.dtype))};
 }
 
-static int32_t rules(const void *args) {
+static int32_t dense_block_rules(const void *args) {
   const krait_dense_block_args *a = args;
   const int n_lifts = kr_has(&a->lift) + kr_has(&a->lift_weight) + kr_has(&a->lift_bias) + kr_has(&a->lift_slope);
   KR_CHECK(a->N == a->C * a->L * (a->L + 1) / 2, KRAIT_ERR_SHAPE,
@@ -29,7 +29,7 @@ static int32_t rules(const void *args) {
   return KRAIT_OK;
 }
 
-static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
+static const char *refuse_dense_block_simd(const krait_ctx *ctx, const void *args) {
   const krait_dense_block_args *a = args;
   (void)ctx;
   if (a->C % KR_DENSE_LANES) return "channels are not a multiple of 16";
@@ -39,7 +39,7 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
   return a->out.stride[3] != 1 ? "channels of out are not contiguous" : NULL;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_half_factors", KRAIT_CAP_CUDA_AMPERE, kr_dense_block_halves_refuse, kr_dense_block_halves,
      kr_dense_block_scratch},
     {"ampere_64_channels", KRAIT_CAP_CUDA_AMPERE, kr_dense_block_refuse, kr_dense_block_ampere, kr_dense_block_scratch},
@@ -47,7 +47,7 @@ static const kr_row rows[] = {
     {"base_64_channels", KRAIT_CAP_CUDA_BASE, kr_dense_block_refuse, kr_dense_block_base, kr_dense_block_scratch},
     {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_dense_block_composed, kr_dense_block_composed_scratch},
 #define KR_ISA(isa, cap) \
-  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_dense_block_##isa, kr_dense_block_scratch_##isa},
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_dense_block_simd, kr_dense_block_##isa, kr_dense_block_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"composed", KRAIT_CAP_CPU, NULL, kr_dense_block_composed, kr_dense_block_composed_scratch},
@@ -85,4 +85,4 @@ int32_t kr_dense_block_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(dense_block, rows, rules, count, kr_dense_block_case, 160)
+KR_OP_DEFINE(dense_block, impls, dense_block_rules, count_dense_block, kr_dense_block_case, 160)

@@ -1,10 +1,10 @@
 /* dense_block.cu: a layer of a dense block: sources after their 3x3 filters times the layer's weights, and the moments
  * of the result. In the filter phase a warp has a position along W, a lane two channels. */
-#include "dense_block_plan.h"
+#include "dense_block_params.h"
 #include "tile64.cuh"
 
 /* Channels c and c + 1 of source s at SIDE positions along H from h0, w along W. Channels beyond C are zeros. */
-KR_DEV void filter_nine(const kr_dense_block_plan &p, int s, int item, int h0, int w, int c, tile &to, int row0) {
+KR_DEV void filter_nine(const kr_dense_block_params &p, int s, int item, int h0, int w, int c, tile &to, int row0) {
   const int exists = c < p.C, per_tap = exists ? p.tap : 0;
   const int64_t step = (int64_t)p.W * p.C;
   const float *taps_at = exists ? p.taps + s * p.C + c : nothing;
@@ -36,14 +36,14 @@ KR_DEV void filter_nine(const kr_dense_block_plan &p, int s, int item, int h0, i
 
 /* The weights of source s. */
 #ifdef KR_HALVES
-KR_DEV const void *weight_of(const kr_dense_block_plan &p, int s) { return (const uint16_t *)p.weight + s * p.C; }
+KR_DEV const void *weight_of(const kr_dense_block_params &p, int s) { return (const uint16_t *)p.weight + s * p.C; }
 #else
-KR_DEV const void *weight_of(const kr_dense_block_plan &p, int s) {
+KR_DEV const void *weight_of(const kr_dense_block_params &p, int s) {
   return (const float *)p.weight + (int64_t)s * p.C * p.weight_row;
 }
 #endif
 
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS + 1) kr_dense_block(const kr_dense_block_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS + 1) kr_dense_block(const kr_dense_block_params p) {
   KR_SHARED tile tiles[2];
   KR_SHARED column_totals totals;
   const int item = kr_block_z(), h0 = kr_block_y() * SIDE, w0 = kr_block_x() * SIDE, warp = kr_thread() >> 5,

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "ctx.h"
-#include "dense_block/dense_block_rows.h"
+#include "dense_block/dense_block_impls.h"
 #include "gemm/gemm_kernel.h"
 #include "instance_norm/moments.h"
 #include "op_list.h"
@@ -41,7 +41,7 @@ KR_INLINE void filter_some(const int n, const rows3 *r, int64_t p, int64_t c, co
 }
 
 /* n positions; begins, ends: nothing before the first, after the last. taps (3,3,C). */
-static void filter_rows(const rows3 *r, int64_t n, int begins, int ends, int64_t C, const float *taps,
+static void filter_dense_block_rows(const rows3 *r, int64_t n, int begins, int ends, int64_t C, const float *taps,
                         const float *bias, float *out, int64_t next) {
   const int64_t last = n - ends;
   for (int64_t c = 0; c < C; c += KR_VL) {
@@ -117,53 +117,60 @@ static int64_t tail_frames(const krait_dense_block_args *a) {
   return !last_in_place(a) ? 0 : back < a->W ? back : a->W;
 }
 
-static frame frame_of(const krait_dense_block_args *a, const map *m, int64_t t) {
+static frame dense_block_frame_of(const krait_dense_block_args *a, const map *m, int64_t t) {
   if (t < m->n_here) return (frame){m->data + (t + m->ahead) * m->frame, m->step};
   return (frame){m->tail + (t - m->n_here) * a->H * a->C, a->C};
 }
 
 /* Memory of a call; base NULL: only counted. */
-typedef struct room {
+typedef struct capacity {
   float *base;
   int64_t used;
-} room;
-static float *take(room *r, int64_t n) {
+} capacity;
+static float *take_dense_block(capacity *r, int64_t n) {
   float *at = r->base ? r->base + r->used : NULL;
   r->used += (n + 63) / 64 * 64;
   return at;
 }
 
-static void lay_out(const krait_dense_block_args *a, int n_threads, room *r, block *k, worker *workers) {
+static void lay_out_dense_block(const krait_dense_block_args *a, int n_threads, capacity *r, block *k,
+                                worker *workers) {
   const int64_t C = a->C, map_floats = a->W * a->H * C;
   for (int64_t i = 0; i < a->L; i++)
-    k->mix[i].data = take(r, KR_FN(kr_panels_floats)((i + 1) * C, C));
-  k->taps = take(r, 9 * a->N), k->bias = take(r, a->N);
-  k->mean = take(r, a->W * C), k->m2 = take(r, a->W * C);
-  k->lift_weights = take(r, is_lifted(a) ? a->K * C : 0), k->zeros = take(r, C);
+    k->mix[i].data = take_dense_block(r, KR_FN(kr_panels_floats)((i + 1) * C, C));
+  k->taps = take_dense_block(r, 9 * a->N), k->bias = take_dense_block(r, a->N);
+  k->mean = take_dense_block(r, a->W * C), k->m2 = take_dense_block(r, a->W * C);
+  k->lift_weights = take_dense_block(r, is_lifted(a) ? a->K * C : 0), k->zeros = take_dense_block(r, C);
   kr_affine *const all[] = {&k->norm, &k->first, &k->lift};
-  for (int i = 0; i < 3; i++) all[i]->scale = take(r, C), all[i]->shift = take(r, C), all[i]->slope = take(r, C);
-  for (int64_t i = is_lifted(a); i < a->L - 2; i++) k->kept[i] = take(r, map_floats);
-  k->tail = take(r, tail_frames(a) * a->H * C);
+  for (int i = 0; i < 3; i++)
+    all[i]->scale = take_dense_block(r, C), all[i]->shift = take_dense_block(r, C),
+    all[i]->slope = take_dense_block(r, C);
+  for (int64_t i = is_lifted(a); i < a->L - 2; i++) k->kept[i] = take_dense_block(r, map_floats);
+  k->tail = take_dense_block(r, tail_frames(a) * a->H * C);
   for (int i = 0; i < n_threads; i++) {
-    worker own = {.mixed = take(r, TILE * a->L * C), .mixed_first = take(r, TILE * C), .row = take(r, a->H * C)};
-    for (int j = 0; j < 3; j++) own.lifted[j] = take(r, (TILE + 2) * C);
-    for (int j = 0; j < 6; j++) own.ring[j / 3][j % 3] = take(r, is_lifted(a) ? a->H * C : 0);
+    worker own = {.mixed = take_dense_block(r, TILE * a->L * C),
+                  .mixed_first = take_dense_block(r, TILE * C),
+                  .row = take_dense_block(r, a->H * C)};
+    for (int j = 0; j < 3; j++) own.lifted[j] = take_dense_block(r, (TILE + 2) * C);
+    for (int j = 0; j < 6; j++) own.ring[j / 3][j % 3] = take_dense_block(r, is_lifted(a) ? a->H * C : 0);
     if (workers) workers[i] = own;
   }
 }
 
-static room whole_room(const krait_dense_block_args *a, int n_threads) {
-  room r = {0};
+static capacity whole_capacity(const krait_dense_block_args *a, int n_threads) {
+  capacity r = {0};
   block k = {0};
-  lay_out(a, n_threads, &r, &k, NULL);
+  lay_out_dense_block(a, n_threads, &r, &k, NULL);
   return r;
 }
 
-static int64_t worker_floats(int n_threads) { return (int64_t)(((size_t)n_threads * sizeof(worker) + 255) / 256 * 64); }
+static int64_t dense_block_worker_floats(int n_threads) {
+  return (int64_t)(((size_t)n_threads * sizeof(worker) + 255) / 256 * 64);
+}
 
 uint64_t KR_FN(kr_dense_block_scratch)(const krait_ctx *ctx, const void *args) {
   const int n_threads = krait_ctx_n_threads(ctx);
-  return (uint64_t)(whole_room(args, n_threads).used + worker_floats(n_threads)) * sizeof(float);
+  return (uint64_t)(whole_capacity(args, n_threads).used + dense_block_worker_floats(n_threads)) * sizeof(float);
 }
 
 /* ---- parameters ---- */
@@ -238,7 +245,7 @@ static void finish_lift(const block *k) {
 }
 
 static void normalise_frame(const block *k, const map *m, int64_t t) {
-  const frame own = frame_of(k->a, m, t);
+  const frame own = dense_block_frame_of(k->a, m, t);
   kr_affine_rows(own.at, own.step, k->a->H, k->a->C, &k->norm, own.at, own.step);
 }
 
@@ -262,11 +269,11 @@ static void lift_positions(const block *k, int64_t t, int64_t h, int64_t n, floa
 static int is_there(const block *k, int64_t t) { return t >= 0 && t < k->a->W; }
 
 /* The taps of a source of a layer. */
-static int64_t taps_of(const block *k, int64_t layer, int64_t source) {
+static int64_t dense_block_taps_of(const block *k, int64_t layer, int64_t source) {
   return (layer * (layer + 1) / 2 + source) * k->a->C;
 }
 
-static void multiply(const kr_panels *w, const float *A, int64_t lda, int64_t n, float *out, int64_t ldo) {
+static void multiply_dense_block(const kr_panels *w, const float *A, int64_t lda, int64_t n, float *out, int64_t ldo) {
   KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){w, A, lda, n, out, ldo, w->N});
 }
 
@@ -282,8 +289,8 @@ static void compute_first(const block *k, int64_t t, const float *x0, float *row
       r.step[j] = is_there(k, at) ? C : 0;
       if (is_there(k, at) && at != t) lift_positions(k, at, from, to - from, w->lifted[j]);
     }
-    filter_rows(&r, n, h == 0, h + n == H, C, k->taps, k->bias, w->mixed_first, C);
-    multiply(&k->mix[0], w->mixed_first, C, n, row + h * C, C);
+    filter_dense_block_rows(&r, n, h == 0, h + n == H, C, k->taps, k->bias, w->mixed_first, C);
+    multiply_dense_block(&k->mix[0], w->mixed_first, C, n, row + h * C, C);
   }
   kr_affine_rows(row, C, H, C, &k->first, row, C);
 }
@@ -301,17 +308,17 @@ static float *computed_row(const block *k, int kind, int64_t t, worker *w) {
 
 static void filter_source(const block *k, int64_t source, int64_t t, int64_t h, int64_t n, worker *w) {
   const krait_dense_block_args *a = k->a;
-  const int64_t C = a->C, at_taps = taps_of(k, k->i, source);
+  const int64_t C = a->C, at_taps = dense_block_taps_of(k, k->i, source);
   rows3 r;
   for (int j = 0; j < 3; j++) {
     const int64_t at = t + (j - before(a)) * k->dilation;
     frame f = {k->zeros, 0};
-    if (is_there(k, at) && source < k->n_maps) f = frame_of(a, &k->sources[source], at);
+    if (is_there(k, at) && source < k->n_maps) f = dense_block_frame_of(a, &k->sources[source], at);
     else if (is_there(k, at)) f = (frame){computed_row(k, source == k->i ? LIFTED : FIRST, at, w), C};
     r.at[j] = f.at + h * f.step, r.step[j] = f.step;
   }
-  filter_rows(&r, n, h == 0, h + n == a->H, C, k->taps + 9 * at_taps, k->bias + at_taps, w->mixed + source * C,
-              (k->i + 1) * C);
+  filter_dense_block_rows(&r, n, h == 0, h + n == a->H, C, k->taps + 9 * at_taps, k->bias + at_taps,
+                          w->mixed + source * C, (k->i + 1) * C);
 }
 
 /* Through a row buffer: writing in place must not touch positions that the next tile still reads. */
@@ -320,11 +327,11 @@ static void layer_frame(const block *k, int64_t t, worker *w) {
   for (int64_t h = 0; h < H; h += TILE) {
     const int64_t n = H - h < TILE ? H - h : TILE;
     for (int64_t source = 0; source <= k->i; source++) filter_source(k, source, t, h, n, w);
-    multiply(&k->mix[k->i], w->mixed, I, n, w->row + h * C, C);
+    multiply_dense_block(&k->mix[k->i], w->mixed, I, n, w->row + h * C, C);
   }
   kr_moments(w->row, C, H, C, k->mean + t * C, k->m2 + t * C);
   if (!k->keep) return;
-  const frame to = frame_of(k->a, &k->out, t);
+  const frame to = dense_block_frame_of(k->a, &k->out, t);
   if (to.step == C) memcpy(to.at, w->row, (size_t)(H * C) * sizeof *w->row);
   else
     for (int64_t h = 0; h < H; h++) memcpy(to.at + h * to.step, w->row + h * C, (size_t)C * sizeof *w->row);
@@ -365,7 +372,7 @@ static map output_of(const block *k) {
   return to;
 }
 
-static void run_item(const krait_ctx *ctx, block *k) {
+static void run_dense_block_item(const krait_ctx *ctx, block *k) {
   const krait_dense_block_args *a = k->a;
   const map x = {.data = (float *)a->x.data + k->b * a->x.stride[0], .frame = a->x.stride[2], .step = a->x.stride[1],
                  .n_here = a->W};
@@ -395,10 +402,10 @@ static void run_item(const krait_ctx *ctx, block *k) {
 int32_t KR_FN(kr_dense_block)(const krait_ctx *ctx, const void *args) {
   const krait_dense_block_args *a = args;
   const int n_threads = krait_ctx_n_threads(ctx);
-  room r = {.base = (float *)a->call.scratch + worker_floats(n_threads)};
+  capacity r = {.base = (float *)a->call.scratch + dense_block_worker_floats(n_threads)};
   block k = {.a = a, .workers = a->call.scratch};
-  lay_out(a, n_threads, &r, &k, k.workers);
+  lay_out_dense_block(a, n_threads, &r, &k, k.workers);
   read_parameters(a, &k);
-  for (k.b = 0; k.b < a->B; k.b++) run_item(ctx, &k);
+  for (k.b = 0; k.b < a->B; k.b++) run_dense_block_item(ctx, &k);
   return KRAIT_OK;
 }

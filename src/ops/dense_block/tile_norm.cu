@@ -33,7 +33,7 @@ KR_DEV double sum_parts(double own, double *sums) {
 }
 
 /* Sums of squares around zero, of float32 means in double: enough digits to survive the cancellation. */
-KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_tile_moments(const kr_tile_moments_plan p) {
+KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_tile_moments(const kr_tile_moments_params p) {
   KR_SHARED double sums[3][MOMENT_THREADS / 32 * MOMENT_CHANNELS];
   const int own = kr_block_x() * MOMENT_CHANNELS + kr_thread() % MOMENT_CHANNELS, item = kr_block_y(),
             c = own < p.C ? own : 0;
@@ -57,7 +57,7 @@ KR_KERNEL void KR_BOUNDS(MOMENT_THREADS, 1) kr_tile_moments(const kr_tile_moment
 
 /* ---- four values at a time --------------------------------------------------------------------------------------- */
 
-KR_KERNEL void KR_BOUNDS(KR_TILE_NORM_THREADS, 8) kr_tile_norm(const kr_tile_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_TILE_NORM_THREADS, 8) kr_tile_norm(const kr_tile_norm_params p) {
   const int64_t i = thread_index() * 4;
   const int c = (int)(i % p.C);
   if (i >= p.n) return;

@@ -1,6 +1,6 @@
-/* dt_state_update_check.c: random calls, two thirds of them in forms that the GPU row accepts. */
+/* dt_state_update_check.c: random calls, two thirds of them in forms that the GPU implementation accepts. */
 #include "check.h"
-#include "dt_state_update/dt_state_update_rows.h"
+#include "dt_state_update/dt_state_update_impls.h"
 #include "op_list.h"
 
 enum { MANY_BLOCKS = 299 };

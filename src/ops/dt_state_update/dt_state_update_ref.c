@@ -1,6 +1,6 @@
 /* dt_state_update_ref.c: dt[b,d] = sum over R of r[b,k] dt_weight[d,k], in double, then state_update's step (equation
  * in state_update_ref.c). */
-#include "dt_state_update/dt_state_update_rows.h"
+#include "dt_state_update/dt_state_update_impls.h"
 #include "op_list.h"
 #include "view.h"
 

@@ -1,12 +1,12 @@
 /* filter_bank.c: contract, cost, rows and random cases of a gated bank of filters: a graph of other operators
- * (src/fuse) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_FILTER_BANK_TF32 the
- * operands of two products are rounded to 11 significant bits: 4e-3. */
+ * (src/blocks) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_FILTER_BANK_TF32
+ * the operands of two products are rounded to 11 significant bits: 4e-3. */
 #include "check.h"
-#include "filter_bank/filter_bank_rows.h"
+#include "filter_bank/filter_bank_impls.h"
 #include "op_list.h"
 #include "status.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_filter_bank(const void *args, kr_cost *cost) {
   const krait_filter_bank_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W, C = (double)a->C, J = (double)a->J;
   *cost = (kr_cost){.flops = n * C * (4 * (double)a->K + 4 * J * C + J),
@@ -14,7 +14,7 @@ static void count(const void *args, kr_cost *cost) {
                              2 * J * C * C * (double)krait_dtype_bytes(a->weight.dtype) + 8 * C * (double)a->K};
 }
 
-static int32_t rules(const void *args) {
+static int32_t filter_bank_rules(const void *args) {
   const krait_filter_bank_args *a = args;
   int64_t sum = 0;
   for (int64_t j = 0; j < 8; j++) {
@@ -29,7 +29,7 @@ static int32_t rules(const void *args) {
   return KRAIT_OK;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_half_factors", KRAIT_CAP_CUDA_AMPERE, kr_filter_bank_halves_refuse, kr_filter_bank_halves, NULL},
     {"ampere_64_channels", KRAIT_CAP_CUDA_AMPERE, kr_filter_bank_refuse, kr_filter_bank_ampere, NULL},
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_filter_bank_composed, kr_filter_bank_composed_scratch},
@@ -71,4 +71,4 @@ int32_t kr_filter_bank_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(filter_bank, rows, rules, count, kr_filter_bank_case, 150)
+KR_OP_DEFINE(filter_bank, impls, filter_bank_rules, count_filter_bank, kr_filter_bank_case, 150)

@@ -1,6 +1,6 @@
 /* filter_bank.cu: per chunk two filters along H, the product of one, times the other, and the product with the output
  * weights, summed over the chunks. In the filter phase a warp has a position along W, a lane two channels. */
-#include "filter_bank_plan.h"
+#include "filter_bank_params.h"
 #include "tile64.cuh"
 
 enum { GATE_PITCH = 80, MOST_TAPS = 32, BATCH = 4 }; /* floats per row, 16 banks apart */
@@ -15,7 +15,7 @@ typedef struct chunk_of {
 } chunk_of;
 
 /* Taps i of both filters at channels c and c + 1. */
-KR_DEV kr_float4 taps_in_memory(const kr_filter_bank_plan &p, const chunk_of &own, int i, int c) {
+KR_DEV kr_float4 taps_in_memory(const kr_filter_bank_params &p, const chunk_of &own, int i, int c) {
   const int used = i < own.K && c < p.C, at = own.first + i;
   const kr_float2 a = load2(used ? p.taps + (int64_t)at * p.tap + c : nothing),
                   b = load2(used ? p.gate_taps + (int64_t)at * p.gate_tap + c : nothing);
@@ -29,37 +29,37 @@ typedef struct staged_taps {
   kr_float4 of[MOST_TAPS][32];
 } staged_taps;
 
-KR_DEV void stage_taps(const kr_filter_bank_plan &p, const chunk_of &own, int first, staged_taps &to) {
+KR_DEV void stage_taps(const kr_filter_bank_params &p, const chunk_of &own, int first, staged_taps &to) {
   const int lane = kr_thread() & 31;
   for (int i = kr_thread() >> 5; i < MOST_TAPS && first + i < own.K + BATCH; i += THREADS / 32)
     to.of[i][lane] = taps_in_memory(p, own, first + i, lane * 2);
 }
 
 /* For chunks of more taps; called by all threads together. */
-KR_DEV void stage_more(const kr_filter_bank_plan &p, const chunk_of &own, int i0, staged_taps &to) {
+KR_DEV void stage_more(const kr_filter_bank_params &p, const chunk_of &own, int i0, staged_taps &to) {
   if (i0 == 0 || i0 % MOST_TAPS) return;
   kr_sync();
   stage_taps(p, own, i0, to);
   kr_sync();
 }
 
-KR_DEV kr_float4 taps_at(const kr_filter_bank_plan &, const chunk_of &, int i, const staged_taps &staged) {
+KR_DEV kr_float4 taps_at(const kr_filter_bank_params &, const chunk_of &, int i, const staged_taps &staged) {
   return staged.of[i % MOST_TAPS][kr_thread() & 31];
 }
 #else
 typedef struct staged_taps {
 } staged_taps;
 
-KR_DEV void stage_taps(const kr_filter_bank_plan &, const chunk_of &, int, staged_taps &) {}
-KR_DEV void stage_more(const kr_filter_bank_plan &, const chunk_of &, int, staged_taps &) {}
-KR_DEV kr_float4 taps_at(const kr_filter_bank_plan &p, const chunk_of &own, int i, const staged_taps &) {
+KR_DEV void stage_taps(const kr_filter_bank_params &, const chunk_of &, int, staged_taps &) {}
+KR_DEV void stage_more(const kr_filter_bank_params &, const chunk_of &, int, staged_taps &) {}
+KR_DEV kr_float4 taps_at(const kr_filter_bank_params &p, const chunk_of &own, int i, const staged_taps &) {
   return taps_in_memory(p, own, i, (kr_thread() & 31) * 2);
 }
 #endif
 
 /* Both filters of a chunk at the block's positions along H, at one along W. The input moves through a register window,
  * with the next BATCH values in flight. */
-KR_DEV void filter_both(const kr_filter_bank_plan &p, const chunk_of &own, int h0, int w, staged_taps &staged,
+KR_DEV void filter_both(const kr_filter_bank_params &p, const chunk_of &own, int h0, int w, staged_taps &staged,
                         filtered &to) {
   const int c = (kr_thread() & 31) * 2, K = own.K, before = p.one_sided ? K - 1 : (K - 1) / 2;
   const int exists = c < p.C, column = own.j * p.C + (exists ? c : 0);
@@ -96,22 +96,22 @@ KR_DEV void filter_both(const kr_filter_bank_plan &p, const chunk_of &own, int h
 
 /* The weights of chunk j: of its filtered inputs, and of its part of the outputs. */
 #ifdef KR_HALVES
-KR_DEV const void *weight_of(const kr_filter_bank_plan &p, int j) {
+KR_DEV const void *weight_of(const kr_filter_bank_params &p, int j) {
   return (const uint16_t *)p.weight + (int64_t)j * p.C * p.weight_row;
 }
-KR_DEV const void *out_weight_of(const kr_filter_bank_plan &p, int j) {
+KR_DEV const void *out_weight_of(const kr_filter_bank_params &p, int j) {
   return (const uint16_t *)p.out_weight + (int64_t)j * p.C;
 }
 #else
-KR_DEV const void *weight_of(const kr_filter_bank_plan &p, int j) {
+KR_DEV const void *weight_of(const kr_filter_bank_params &p, int j) {
   return (const float *)p.weight + (int64_t)j * p.C;
 }
-KR_DEV const void *out_weight_of(const kr_filter_bank_plan &p, int j) {
+KR_DEV const void *out_weight_of(const kr_filter_bank_params &p, int j) {
   return (const float *)p.out_weight + (int64_t)j * p.C * p.out_weight_row;
 }
 #endif
 
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_filter_bank(const kr_filter_bank_params p) {
   KR_SHARED tile rows;
   KR_SHARED float gates[ROWS * GATE_PITCH];
   KR_SHARED staged_taps staged;

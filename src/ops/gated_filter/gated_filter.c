@@ -1,16 +1,16 @@
 /* gated_filter.c: contract, cost, rows and random cases of the product of two filters: a graph of other operators
- * (src/fuse) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
+ * (src/blocks) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
 #include "check.h"
-#include "gated_filter/gated_filter_rows.h"
+#include "gated_filter/gated_filter_impls.h"
 #include "op_list.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_gated_filter(const void *args, kr_cost *cost) {
   const krait_gated_filter_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W * (double)a->C, K = (double)a->K;
   *cost = (kr_cost){.flops = n * (4 * K + 1), .bytes = 12 * n + 8 * (double)a->C * (K + 1)};
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_aligned_rows", KRAIT_CAP_CUDA_AMPERE, kr_gated_filter_refuse, kr_gated_filter_ampere, NULL},
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_gated_filter_composed, kr_gated_filter_composed_scratch},
     {"base_aligned_rows", KRAIT_CAP_CUDA_BASE, kr_gated_filter_refuse, kr_gated_filter_base, NULL},
@@ -36,4 +36,4 @@ int32_t kr_gated_filter_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(gated_filter, rows, NULL, count, kr_gated_filter_case, 150)
+KR_OP_DEFINE(gated_filter, impls, NULL, count_gated_filter, kr_gated_filter_case, 150)

@@ -1,6 +1,6 @@
 /* gated_filter.cu: two filters along H, multiplied. A thread has four channels of a position, a block adjacent
  * positions along H: neighbours' rows hit the L1 cache. */
-#include "gated_filter_plan.h"
+#include "gated_filter_params.h"
 #include "pack.cuh"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
@@ -20,7 +20,7 @@ KR_DEV kr_float4 load_within(const float *from, int within) {
 
 /* TAPS: if known, so that all loads precede the first sum; 0: any number. */
 template <int TAPS>
-KR_DEV void filter(const kr_gated_filter_plan &p) {
+KR_DEV void filter(const kr_gated_filter_params &p) {
   const int per_row = p.C / 4, h = kr_block_y() * (kr_block_threads() / per_row) + kr_thread() / per_row,
             c = kr_thread() % per_row * 4, C = p.C;
   if (h >= p.H) return;
@@ -50,5 +50,5 @@ KR_DEV void filter(const kr_gated_filter_plan &p) {
   *(kr_float4 *)(p.out + kr_block_z() * p.out_b + h * p.out_h + (int64_t)kr_block_x() * p.out_w + c) = a;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_GATED_FILTER_THREADS, 8) kr_gated_filter_3(const kr_gated_filter_plan p) { filter<3>(p); }
-KR_KERNEL void KR_BOUNDS(KR_GATED_FILTER_THREADS, 6) kr_gated_filter(const kr_gated_filter_plan p) { filter<0>(p); }
+KR_KERNEL void KR_BOUNDS(KR_GATED_FILTER_THREADS, 8) kr_gated_filter_3(const kr_gated_filter_params p) { filter<3>(p); }
+KR_KERNEL void KR_BOUNDS(KR_GATED_FILTER_THREADS, 6) kr_gated_filter(const kr_gated_filter_params p) { filter<0>(p); }

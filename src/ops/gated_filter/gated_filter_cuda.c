@@ -1,13 +1,15 @@
-/* gated_filter_cuda.c: plan and launch of the product of two filters. */
-#include "cuda_row.h"
-#include "gated_filter/gated_filter_plan.h"
-#include "gated_filter/gated_filter_rows.h"
+/* gated_filter_cuda.c: params and launch of the product of two filters. */
+#include "cuda_impl.h"
+#include "gated_filter/gated_filter_params.h"
+#include "gated_filter/gated_filter_impls.h"
 #include "op_list.h"
 
 static const kr_kernel three = {"gated_filter", "kr_gated_filter_3"}, any = {"gated_filter", "kr_gated_filter"};
 
-static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
-static int is_in_fours(const krait_view *v) {
+static int is_far_for_gated_filter(int64_t stride) {
+  return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20);
+}
+static int is_in_fours_for_gated_filter(const krait_view *v) {
   return v->stride[3] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && v->stride[2] % 4 == 0 &&
          (uintptr_t)v->data % 16 == 0;
 }
@@ -19,17 +21,19 @@ const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args) {
       a->B > 65535 || a->K >= 1 << 10 || a->P >= 1 << 10)
     return "channels not a multiple of four up to 640, or another size too large";
   if (a->H > 65535 * (KR_GATED_FILTER_THREADS / (a->C / 4))) return "too many positions along H";
-  if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || is_far(a->x.stride[2]) || is_far(a->out.stride[2]))
+  if (!is_in_fours_for_gated_filter(&a->x) || !is_in_fours_for_gated_filter(&a->out) ||
+      is_far_for_gated_filter(a->x.stride[2]) || is_far_for_gated_filter(a->out.stride[2]))
     return "unaligned positions";
-  if (a->weight.stride[0] != 1 || (a->K > 1 && a->weight.stride[1] % 4) || is_far(a->weight.stride[1]) ||
-      (uintptr_t)a->weight.data % 16 || (a->bias.data && (a->bias.stride[0] != 1 || (uintptr_t)a->bias.data % 16)))
+  if (a->weight.stride[0] != 1 || (a->K > 1 && a->weight.stride[1] % 4) ||
+      is_far_for_gated_filter(a->weight.stride[1]) || (uintptr_t)a->weight.data % 16 ||
+      (a->bias.data && (a->bias.stride[0] != 1 || (uintptr_t)a->bias.data % 16)))
     return "a tap's channels are not contiguous and aligned";
   return NULL;
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_gated_filter(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_gated_filter_args *a = args;
-  const kr_gated_filter_plan p = {.x = a->x.data,
+  const kr_gated_filter_params p = {.x = a->x.data,
                                   .weight = a->weight.data,
                                   .bias = a->bias.data,
                                   .out = a->out.data,
@@ -55,6 +59,8 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 }
 
 int32_t kr_gated_filter_ampere(const krait_ctx *ctx, const void *args) {
-  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+  return run_gated_filter(ctx, args, KRAIT_CAP_CUDA_AMPERE);
 }
-int32_t kr_gated_filter_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE); }
+int32_t kr_gated_filter_base(const krait_ctx *ctx, const void *args) {
+  return run_gated_filter(ctx, args, KRAIT_CAP_CUDA_BASE);
+}

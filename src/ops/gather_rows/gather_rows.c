@@ -1,19 +1,19 @@
 /* gather_rows.c: cost and rows of gathering rows of a table; gather_rows_ref.c has the equation. Error bound: one
  * rounding if the types differ. */
-#include "gather_rows/gather_rows_rows.h"
+#include "gather_rows/gather_rows_impls.h"
 #include "op_list.h"
 #include "view.h"
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_gather_cost(const void *args, kr_cost *cost) {
   const krait_gather_rows_args *a = args;
   cost->bytes =
       (double)a->R * (double)a->M * (double)(krait_dtype_bytes(a->table.dtype) + krait_dtype_bytes(a->out.dtype));
 }
 
-static const kr_row rows[] = {
-    KR_CUDA_ROWS(gather_rows)
+static const kr_impl impls[] = {
+    KR_CUDA_IMPLS(gather_rows)
     {"copies", KRAIT_CAP_CPU, kr_gather_rows_copies_refuse, kr_gather_rows_copies, NULL},
     {"ref", KRAIT_CAP_CPU, NULL, kr_gather_rows_ref, NULL},
 };
 
-KR_OP_DEFINE(gather_rows, rows, NULL, count_cost, kr_gather_rows_case, 300)
+KR_OP_DEFINE(gather_rows, impls, NULL, count_gather_cost, kr_gather_rows_case, 300)

@@ -1,9 +1,9 @@
 /* gather_rows.cu: one element per thread, or 16 bytes if table and out allow it; a row's threads read its index from
  * the same address. Indices out of range give 0. */
 #include "pack.cuh"
-#include "gather_rows_plan.h"
+#include "gather_rows_params.h"
 
-KR_KERNEL void KR_BOUNDS(KR_GATHER_THREADS, 4) kr_gather_rows(const kr_gather_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_GATHER_THREADS, 4) kr_gather_rows(const kr_gather_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_GATHER_THREADS + (uint32_t)kr_thread();
   if (thread >= p.n_threads) return;
   const uint32_t r = kr_divide(thread, p.M), m = thread - r * p.M.by;
@@ -17,7 +17,7 @@ KR_KERNEL void KR_BOUNDS(KR_GATHER_THREADS, 4) kr_gather_rows(const kr_gather_pl
 
 /* M counts 16-byte packs here; strides are in elements. A thread takes its pack of several rows: first their indices,
  * then all packs at once. */
-KR_KERNEL void KR_BOUNDS(KR_GATHER_THREADS, 8) kr_gather_rows_packs(const kr_gather_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_GATHER_THREADS, 8) kr_gather_rows_packs(const kr_gather_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_GATHER_THREADS + (uint32_t)kr_thread();
   if (thread >= p.n_threads) return;
   const uint32_t group = kr_divide(thread, p.M), m = thread - group * p.M.by;

@@ -1,9 +1,10 @@
-/* gather_rows_copies.c: the CPU row for tables with contiguous rows of the output's type: one memcpy per row. */
+/* gather_rows_copies.c: the CPU implementation for tables with contiguous rows of the output's type: one memcpy per
+ * row. */
 #include <string.h>
 
 #include "contract.h"
 #include "ctx.h"
-#include "gather_rows/gather_rows_rows.h"
+#include "gather_rows/gather_rows_impls.h"
 #include "view.h"
 
 enum { GRAIN_BYTES = 1 << 15 };

@@ -2,7 +2,7 @@
  * Bound: float32 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with KRAIT_GEMM_TF32,
  * float32 factors may be rounded to 11 significant bits: 6e-3. */
 #include "gemm/gemm_kernel.h"
-#include "gemm/gemm_rows.h"
+#include "gemm/gemm_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -15,7 +15,7 @@ static int32_t check_product(const char *what, int64_t a, int64_t b) {
   return KRAIT_OK;
 }
 
-static int32_t check_rules(const void *args) {
+static int32_t check_gemm_rules(const void *args) {
   const krait_gemm_args *a = args;
   KR_TRY(check_product("A", a->M, a->K));
   KR_TRY(check_product("Bmat", a->K, a->N));
@@ -35,7 +35,7 @@ static int32_t check_rules(const void *args) {
   return KRAIT_OK;
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_gemm_cost(const void *args, kr_cost *cost) {
   const krait_gemm_args *a = args;
   const double P = (double)kr_gemm_products(a), M = P * (double)a->M, N = (double)a->N, K = (double)a->K,
                factors = kr_has(&a->B2) ? 2 : 1;
@@ -47,7 +47,7 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->exps = a->activation != KRAIT_ACT_NONE ? M * N : 0;
 }
 
-static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
+static const char *refuse_gemm_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   const krait_view *const views[] = {&a->A,  &a->Bmat,  &a->bias,      &a->residual, &a->out,
                                      &a->B2, &a->bias2, &a->row_scale, &a->factor};
@@ -60,17 +60,17 @@ static const char *refuse_simd(const krait_ctx *ctx, const void *args) {
 static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   (void)ctx;
-  if (a->M > KR_GEMM_MOST_FEW) return "more than 16 rows";
+  if (a->M > KR_GEMM_MOST_M16) return "more than 16 rows";
   if (kr_gemm_products(a) > 1) return "several products";
   if ((a->Bmat.stride[0] != 1 && a->K > 1) || (kr_has(&a->B2) && a->B2.stride[0] != 1 && a->K > 1))
     return "the inputs of an output do not lie side by side";
-  return refuse_simd(ctx, args);
+  return refuse_gemm_simd(ctx, args);
 }
 
 #ifdef KR_BUILD_amx
-/* Cases where the vector rows are as fast: mostly padding in the tiles, packing for few columns, or a result that takes
- * longer to write than to compute. Float32 takes six products of parts. */
-static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
+/* Cases where the vector implementations are as fast: mostly padding in the tiles, packing for few columns, or a result
+ * that takes longer to write than to compute. Float32 takes six products of parts. */
+static const char *refuse_gemm_tiles(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   const int is_wide = a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
   const double results = (double)a->M * (double)a->N;
@@ -78,14 +78,14 @@ static const char *refuse_tiles(const krait_ctx *ctx, const void *args) {
   if (results * (double)a->K < 1 << 19) return "a small product";
   if (a->K > 8 * (a->M + a->N)) return "many terms for few results";
   if (is_wide && (a->N < 80 || (a->K < 96 && results > 1 << 23))) return "float32 of few columns or terms";
-  return refuse_simd(ctx, args);
+  return refuse_gemm_simd(ctx, args);
 }
 #endif
 
-static const kr_row rows[] = {
-    {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_few_refuse, kr_gemm_few, NULL},
-    {"some_rows", KRAIT_CAP_CUDA_HOPPER, kr_gemm_some_refuse, kr_gemm_some, NULL},
-    {"many_terms", KRAIT_CAP_CUDA_AMPERE, kr_gemm_terms_refuse, kr_gemm_terms, kr_gemm_terms_scratch},
+static const kr_impl impls[] = {
+    {"ampere_few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_m16_refuse, kr_gemm_m16, NULL},
+    {"hopper_64_rows", KRAIT_CAP_CUDA_HOPPER, kr_gemm_m64_refuse, kr_gemm_m64, NULL},
+    {"ampere_long_k", KRAIT_CAP_CUDA_AMPERE, kr_gemm_long_k_refuse, kr_gemm_long_k, kr_gemm_long_k_scratch},
     {"hopper_tiles", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_refuse, kr_gemm_hopper, kr_gemm_hopper_scratch},
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
@@ -94,17 +94,17 @@ static const kr_row rows[] = {
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_gemm_parts_refuse, kr_gemm_parts, kr_gemm_parts_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
 #ifdef KR_BUILD_amx
-    {"tiles_amx", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_tiles, kr_gemm_tiles_avx512,
+    {"simd_amx_tiles", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_gemm_tiles, kr_gemm_tiles_avx512,
      kr_gemm_tiles_scratch_avx512},
 #endif
 #define KR_ISA(isa, cap) \
-  {"few_" #isa, KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_few_##isa, kr_gemm_few_scratch_##isa},
+  {"simd_" #isa "_few", KRAIT_CAP_CPU | cap, refuse_few_simd, kr_gemm_m16_##isa, kr_gemm_m16_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_simd, kr_gemm_##isa, kr_gemm_scratch_##isa},
+#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_gemm_simd, kr_gemm_##isa, kr_gemm_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_gemm_ref, NULL},
 };
 
-KR_OP_DEFINE(gemm, rows, check_rules, count_cost, kr_gemm_case, 500)
+KR_OP_DEFINE(gemm, impls, check_gemm_rules, count_gemm_cost, kr_gemm_case, 500)

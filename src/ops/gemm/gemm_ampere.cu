@@ -217,7 +217,7 @@ typedef struct span {
 /* An infinite factor's parts are not a number where the other's low part is 0, and a factor next to float32's largest
  * rounds to infinity: sums that are not finite are computed again by multiply-adds. */
 template <int N>
-KR_DEV void mend_run(const kr_gemm_plan &p, const kr_gemm_matrix &B, int batch, int m, int n, span k, float (&v)[N]) {
+KR_DEV void mend_run(const kr_gemm_params &p, const kr_gemm_matrix &B, int batch, int m, int n, span k, float (&v)[N]) {
   const float *a = (const float *)p.A.data + batch * p.A.batch + m * p.A.row,
               *b = (const float *)B.data + batch * B.batch;
 #pragma unroll
@@ -232,7 +232,7 @@ KR_DEV void mend_run(const kr_gemm_plan &p, const kr_gemm_matrix &B, int batch, 
 /* Passes 16 rows of the warp's columns at a time through the warp's own shared memory, to give each lane eight
  * contiguous columns. */
 template <int WN, int GATED>
-KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, float *staged,
+KR_DEV void finish_rows(const kr_gemm_params &p, const kr_column_terms<8> &terms, float *staged,
                         const float (&d)[WN / 8][4], int slab, int batch, int m, int n, span k) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, LANES = GATED ? 4 : 8;
   kr_sync_warp();
@@ -258,14 +258,14 @@ KR_DEV void finish_rows(const kr_gemm_plan &p, const kr_column_terms<8> &terms, 
 
 #ifndef KR_TF32
 /* Nothing but a scale in the epilogue, out of the factors' 16-bit type, packs aligned. */
-KR_DEV int is_plain(const kr_gemm_plan &p) {
+KR_DEV int is_plain(const kr_gemm_params &p) {
   return p.n_splits == 1 && !p.bias.data && !p.residual.data && !p.row_scale.data &&
          p.activation == KRAIT_ACT_NONE && p.out.packs && p.N % 8 == 0 && p.out.dtype == TYPE;
 }
 
 /* Stores its rows in 16-byte packs, as above. */
 template <int WN>
-KR_DEV void store_tile(const kr_gemm_plan &p, uint32_t *staged, const float (&d)[4][WN / 8][4], int batch, int m,
+KR_DEV void store_tile(const kr_gemm_params &p, uint32_t *staged, const float (&d)[4][WN / 8][4], int batch, int m,
                        int n) {
   enum { WORDS = WN / 2 + 4 }; /* per row; padded against bank conflicts */
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, row = lane / 8, pack = lane % 8;
@@ -289,7 +289,7 @@ KR_DEV void store_tile(const kr_gemm_plan &p, uint32_t *staged, const float (&d)
 #endif
 
 template <int BN, int WN, int STAGES, int GATED>
-KR_DEV void run(const kr_gemm_plan &p) {
+KR_DEV void run(const kr_gemm_params &p) {
   KR_DYNAMIC_SHARED(shared);
   const int THREADS = BN / WN * 64, STAGE_BYTES = (BM + BN) * K_ROW_BYTES, STEPS = BK / STEP_K,
             WIDTH = GATED ? BN / 2 : BN;
@@ -365,15 +365,23 @@ KR_DEV void run(const kr_gemm_plan &p) {
 }
 
 #ifndef KR_PARTS /* whose registers do not suffice for more than two such tiles per multiprocessor */
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_plan plan) { run<256, 64, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_params params) {
+  run<256, 64, KR_AMPERE_STAGES, 0>(params);
+}
 #endif
-KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_plan plan) { run<128, 64, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_params params) {
+  run<128, 64, KR_AMPERE_STAGES, 0>(params);
+}
 #ifdef KR_TF32
-KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_plan plan) { run<64, 64, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_params params) { run<64, 64, KR_AMPERE_STAGES, 0>(params); }
 #endif
 #ifdef KR_GATES
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_plan plan) { run<256, 64, KR_AMPERE_STAGES, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_params params) {
+  run<256, 64, KR_AMPERE_STAGES, 1>(params);
+}
 #ifndef KR_TF32
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_192(kr_gemm_plan plan) { run<192, 48, KR_AMPERE_STAGES, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_192(kr_gemm_params params) {
+  run<192, 48, KR_AMPERE_STAGES, 0>(params);
+}
 #endif
 #endif

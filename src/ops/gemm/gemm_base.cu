@@ -56,7 +56,7 @@ KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b) {
 
 /* Goes through shared memory, 64 rows at a time, to give each thread eight contiguous columns. */
 template <int GATED>
-KR_DEV void finish_tile(const kr_gemm_plan &p, float *staged, const float (&d)[8][8], int slab, int m, int n) {
+KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)[8][8], int slab, int m, int n) {
   const int RUNS = GATED ? 8 : 16, x = kr_thread() % 16 * 4, y = kr_thread() / 16 * 4, column = kr_thread() % RUNS * 8;
   kr_column_terms<8> terms;
   kr_read_terms<8>(p, n + column, terms);
@@ -84,7 +84,7 @@ KR_DEV void finish_tile(const kr_gemm_plan &p, float *staged, const float (&d)[8
 }
 
 template <int GATED>
-KR_DEV void run(const kr_gemm_plan &p) {
+KR_DEV void run(const kr_gemm_params &p) {
   KR_SHARED float __attribute__((aligned(16))) stages[2][2][BK * ROW]; /* reused for 64 rows of the result */
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * (GATED ? BN / 2 : BN), slab = u.slab, batch = u.batch;
@@ -113,18 +113,18 @@ KR_DEV void run(const kr_gemm_plan &p) {
   finish_tile<GATED>(p, &stages[0][0][0], d, slab, m, n);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base(kr_gemm_plan plan) { run<0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base_gated(kr_gemm_plan plan) { run<1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base(kr_gemm_params params) { run<0>(params); }
+KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base_gated(kr_gemm_params params) { run<1>(params); }
 
 /* sum_lanes threads reduce the parts of eight columns, each every sum_lanes-th part in order; the first runs the
  * epilogue. */
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 4) kr_gemm_sum(kr_gemm_params p) {
   const int per_row = (int)(p.partial_row / 8);
   const int lane = kr_thread() & (p.sum_lanes - 1);
   const int64_t index = ((int64_t)kr_block_x() * KR_SUM_THREADS + kr_thread()) / p.sum_lanes;
   const int row = (int)(index / per_row), n = (int)(index % per_row) * 8, batch = row / p.M, m = row % p.M;
   float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-  kr_next_may_start(), kr_others_done();
+  kr_launch_dependents(), kr_griddep_wait();
   const int64_t slab = (int64_t)p.P * p.M * p.partial_row;
   const float *from = p.partial + (int64_t)row * p.partial_row + n + lane * slab;
   for (int s = batch < p.P ? lane : p.n_splits; s < p.n_splits; s += p.sum_lanes, from += p.sum_lanes * slab) {

@@ -13,14 +13,14 @@ enum { KR_BLOCK = 32, KR_BLOCKS_AT_ONCE = 8 };
  * scales, and bases if there are any, with room for 16. */
 typedef void kr_block_load_fn(const void *args, int64_t n, int64_t first, int n_blocks, float *pairs, float *scales,
                               float *bases);
-/* Rows m to m + n, at most 16, by the vector row. */
-typedef int32_t kr_block_rows_fn(const krait_ctx *ctx, const void *args, int64_t m, int64_t n);
+/* Rows m to m + n, at most 16, by the vector implementation. */
+typedef int32_t kr_block_impls_fn(const krait_ctx *ctx, const void *args, int64_t m, int64_t n);
 
 typedef struct kr_blocks {
   krait_gemm_args product; /* all but Bmat */
   const void *args;        /* the operator's */
   kr_block_load_fn *load;
-  kr_block_rows_fn *rows; /* for non-finite rows, which cannot be split into parts */
+  kr_block_impls_fn *rows; /* for non-finite rows, which cannot be split into parts */
   int has_bases;
 } kr_blocks;
 

@@ -5,7 +5,7 @@
 
 /* Gives a contiguous tensor (rows, columns, P) other strides over the same memory: products one after another, each
  * row-major or, turned, column-major. */
-static void lay_out(krait_view *view, int64_t rows, int64_t columns, int turned) {
+static void lay_out_gemm(krait_view *view, int64_t rows, int64_t columns, int turned) {
   if (!view) return;
   view->stride[0] = turned ? 1 : columns, view->stride[1] = turned ? rows : 1, view->stride[2] = rows * columns;
 }
@@ -16,22 +16,22 @@ static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
   return NULL;
 }
 
-static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
+static int is_half_for_gemm_check(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
 
 /* turned: 0 to 2: weights (N,K); 3: weights as stored; 4: weight gradients. far: weights as stored, with a row stride
  * of an odd number of cache lines. */
 static void give_aligned(kr_case *c, krait_gemm_args *a, int turned, int far) {
   c->contiguous = 1;
-  lay_out(kr_case_give(c, "A"), a->M, a->K, turned == 4);
+  lay_out_gemm(kr_case_give(c, "A"), a->M, a->K, turned == 4);
   if (far) a->N = (a->N + 31) / 32 * 32 + 16;
-  lay_out(kr_case_give(c, "Bmat"), a->K, a->N, turned < 3);
+  lay_out_gemm(kr_case_give(c, "Bmat"), a->K, a->N, turned < 3);
   if (far) { /* the last columns are only padding */
     a->N -= 16, c->tensors[c->n_tensors - 1].shape[1] -= 16;
     kr_case_leave_out(c, "B2"), kr_case_leave_out(c, "bias2");
   }
-  lay_out(give_by_chance(c, "residual", 0.5), a->M, a->N, 0);
-  lay_out(kr_case_give(c, "out"), a->M, a->N, 0);
-  if (!far) lay_out(give_by_chance(c, "B2", 0.2), a->K, a->N, turned < 3);
+  lay_out_gemm(give_by_chance(c, "residual", 0.5), a->M, a->N, 0);
+  lay_out_gemm(kr_case_give(c, "out"), a->M, a->N, 0);
+  if (!far) lay_out_gemm(give_by_chance(c, "B2", 0.2), a->K, a->N, turned < 3);
 }
 
 /* The error of rounding both factors to 11 bits in a sum of random terms, relative to the sums; and the residue of
@@ -51,9 +51,9 @@ static void give_plain(kr_case *c, krait_gemm_args *a) {
   c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16, c->contiguous = 1;
   a->M = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 1), a->N = 64 * kr_case_int(c, 2, 6), a->P = 0;
   a->K = 32 * kr_case_int(c, 1, 3) + 8 * kr_case_int(c, 0, 1), a->activation = KRAIT_ACT_NONE;
-  lay_out(kr_case_give(c, "A"), a->M, a->K, 0);
-  lay_out(kr_case_give(c, "Bmat"), a->K, a->N, kr_case_chance(c, 0.7));
-  lay_out(kr_case_give(c, "out"), a->M, a->N, 0);
+  lay_out_gemm(kr_case_give(c, "A"), a->M, a->K, 0);
+  lay_out_gemm(kr_case_give(c, "Bmat"), a->K, a->N, kr_case_chance(c, 0.7));
+  lay_out_gemm(kr_case_give(c, "out"), a->M, a->N, 0);
   for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++) kr_case_leave_out(c, left_out[i]);
 }
 
@@ -77,8 +77,8 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
       !c->is_exact) { /* few rows on a CPU: float32 against weights of any type, as layers store them */
     a->M = kr_case_int(c, 1, 17), a->P = 0;
     c->contiguous = 1, c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
-    lay_out(kr_case_give(c, "A"), a->M, a->K, 0);
-    lay_out(kr_case_give(c, "Bmat"), a->K, a->N, 1);
+    lay_out_gemm(kr_case_give(c, "A"), a->M, a->K, 0);
+    lay_out_gemm(kr_case_give(c, "Bmat"), a->K, a->N, 1);
     c->other = KRAIT_F32; /* type of the added tensors and of out */
     kr_case_leave_out(c, "B2"), kr_case_leave_out(c, "bias2");
     if (kr_case_chance(c, 0.7)) a->activation = KRAIT_ACT_NONE;
@@ -94,7 +94,7 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
   if (!far && kr_case_chance(c, 0.05))
     a->K = 8 * kr_case_int(c, 500, 3000), a->M = 8 * kr_case_int(c, 1, 2), a->N = 8 * kr_case_int(c, 1, 2),
     a->P = 0; /* many splits of K */
-  const int many_sequences = !far && is_half(c->dtype) && kr_case_chance(c, 0.2); /* a decoding step */
+  const int many_sequences = !far && is_half_for_gemm_check(c->dtype) && kr_case_chance(c, 0.2); /* a decoding step */
   if (many_sequences)
     a->M = kr_case_int(c, 17, 64), a->N = 8 * kr_case_int(c, 1, 40), a->K = 8 * kr_case_int(c, 64, 160), a->P = 0;
   if (many_sequences && kr_case_chance(c, 0.05)) /* more tiles than multiprocessors */
@@ -108,7 +108,7 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
     const int64_t more = 8 * kr_case_int(c, 1, 20), less = 8 * kr_case_int(c, 1, 2), turn = kr_case_int(c, 0, 1);
     a->M = turn ? less : more, a->N = turn ? more : less, a->K = 2048 + kr_case_int(c, 0, 70), a->P = 0;
   }
-  if (!far && !many_terms && is_half(c->dtype) && kr_case_chance(c, 0.02)) /* an output head */
+  if (!far && !many_terms && is_half_for_gemm_check(c->dtype) && kr_case_chance(c, 0.02)) /* an output head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
   give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, many_sequences ? 2 : 4), far);
   return bound_result(c, a);

@@ -3,12 +3,12 @@
 #include <string.h>
 
 #include "overlap.h"
-#include "cuda_row.h"
-#include "gemm/gemm_few.h"
-#include "gemm/gemm_plan.h"
-#include "gemm/gemm_rows.h"
-#include "gemm/gemm_some.h"
-#include "gemm/gemm_terms.h"
+#include "cuda_impl.h"
+#include "gemm/gemm_m16.h"
+#include "gemm/gemm_params.h"
+#include "gemm/gemm_impls.h"
+#include "gemm/gemm_m64.h"
+#include "gemm/gemm_long_k.h"
 #include "status.h"
 #include "view.h"
 
@@ -17,8 +17,8 @@
 /* Memory order of the factors: contiguous in k (K), or in m or n (M, N). */
 enum { ORDER_KK, ORDER_KN, ORDER_MN, N_ORDERS, NO_ORDER };
 
-/* A one-element dimension has no stride; the plan gets one that keeps packs aligned. */
-static kr_gemm_matrix matrix_of(const krait_view *v, int64_t rows, int64_t columns, int64_t P) {
+/* A one-element dimension has no stride; the params gets one that keeps packs aligned. */
+static kr_gemm_matrix gemm_matrix_of(const krait_view *v, int64_t rows, int64_t columns, int64_t P) {
   kr_gemm_matrix m = {v->data, v->stride[0], v->stride[1], P > 1 ? v->stride[2] : 0, v->dtype, 0};
   const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
   if (!v->data) return (kr_gemm_matrix){0};
@@ -30,21 +30,21 @@ static kr_gemm_matrix matrix_of(const krait_view *v, int64_t rows, int64_t colum
   return m;
 }
 
-static kr_gemm_matrix vector_of(const krait_view *v, int64_t P) {
+static kr_gemm_matrix gemm_vector_of(const krait_view *v, int64_t P) {
   if (!v->data) return (kr_gemm_matrix){0};
   return (kr_gemm_matrix){v->data, v->stride[0], 0, P > 1 ? v->stride[1] : 0, v->dtype, 0};
 }
 
-static kr_gemm_plan describe(const krait_gemm_args *a) {
+static kr_gemm_params describe_gemm(const krait_gemm_args *a) {
   const int64_t P = kr_gemm_products(a);
-  kr_gemm_plan p = {.A = matrix_of(&a->A, a->M, a->K, P),
-                    .B = matrix_of(&a->Bmat, a->K, a->N, P),
-                    .B2 = matrix_of(&a->B2, a->K, a->N, P),
-                    .out = matrix_of(&a->out, a->M, a->N, P),
-                    .residual = matrix_of(&a->residual, a->M, a->N, P),
-                    .bias = vector_of(&a->bias, 1),
-                    .bias2 = vector_of(&a->bias2, 1),
-                    .row_scale = vector_of(&a->row_scale, P),
+  kr_gemm_params p = {.A = gemm_matrix_of(&a->A, a->M, a->K, P),
+                    .B = gemm_matrix_of(&a->Bmat, a->K, a->N, P),
+                    .B2 = gemm_matrix_of(&a->B2, a->K, a->N, P),
+                    .out = gemm_matrix_of(&a->out, a->M, a->N, P),
+                    .residual = gemm_matrix_of(&a->residual, a->M, a->N, P),
+                    .bias = gemm_vector_of(&a->bias, 1),
+                    .bias2 = gemm_vector_of(&a->bias2, 1),
+                    .row_scale = gemm_vector_of(&a->row_scale, P),
                     .M = (int32_t)a->M,
                     .N = (int32_t)a->N,
                     .K = (int32_t)a->K,
@@ -57,18 +57,18 @@ static kr_gemm_plan describe(const krait_gemm_args *a) {
   return p;
 }
 
-static int order_of(const kr_gemm_plan *p) {
+static int order_of(const kr_gemm_params *p) {
   const int a_k = p->A.column == 1, a_m = p->A.row == 1 && !a_k, b_n = p->B.column == 1, b_k = !b_n;
   if (p->B2.data && (p->B2.column == 1) != b_n) return NO_ORDER;
   if (a_m) return b_n ? ORDER_MN : NO_ORDER;
   return b_k ? ORDER_KK : ORDER_KN;
 }
 
-static int is_half(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
+static int is_half_for_gemm_cuda(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
-static int32_t ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
+static int32_t gemm_ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
 
 /* A tile of 128 x bn; at_once: tiles resident per multiprocessor. Times, measured on an H200, are in units of 64 k of a
  * 128 x 256 tile: rate: per 64 k; beside: fixed cost per tile. */
@@ -78,38 +78,40 @@ typedef struct tile_cost {
 } tile_cost;
 
 /* Includes the split-K reduction. */
-static double cost_of(const kr_gemm_plan *p, const tile_cost *t, int n_splits, int stage_k, int n_multiprocessors) {
+static double gemm_cost_of(const kr_gemm_params *p, const tile_cost *t, int n_splits, int stage_k,
+                           int n_multiprocessors) {
   const int width = p->B2.data ? t->bn / 2 : t->bn, n_at_once = t->at_once * n_multiprocessors;
-  const double steps = ceil_div(ceil_div(p->K, n_splits), stage_k);
-  const int64_t units = (int64_t)ceil_div(p->M, 128) * ceil_div(p->N, width) * p->P * n_splits;
+  const double steps = gemm_ceil_div(gemm_ceil_div(p->K, n_splits), stage_k);
+  const int64_t units = (int64_t)gemm_ceil_div(p->M, 128) * gemm_ceil_div(p->N, width) * p->P * n_splits;
   const double sums = n_splits > 1 ? 4 + 3e-6 * (double)n_splits * p->M * p->N * p->P : 0;
   return (double)((units + n_at_once - 1) / n_at_once) * (steps * stage_k / 64 * t->rate + t->beside) + sums;
 }
 
+/* Few tiles of a long K: the weight gradient of a small layer. */
 enum {
   MOST_SPLITS = 512,
   MOST_SPLIT_UNITS = 4096
-}; /* few tiles of a long K: the weight gradient of a small layer */
+};
 
 /* The cheapest tile (the list ends with bn 0; a gated product takes the first) and number of K splits. */
-static int choose_tiles(const krait_ctx *ctx, kr_gemm_plan *p, const tile_cost *tiles, int stage_k) {
+static int choose_tiles(const krait_ctx *ctx, kr_gemm_params *p, const tile_cost *tiles, int stage_k) {
   const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int best_bn = tiles->bn, best_splits = 1;
   double best = 1e300;
   for (const tile_cost *t = tiles; t->bn && (t == tiles || !p->B2.data); t++) {
-    const double n_tiles = (double)ceil_div(p->M, 128) * ceil_div(p->N, t->bn) * p->P;
+    const double n_tiles = (double)gemm_ceil_div(p->M, 128) * gemm_ceil_div(p->N, t->bn) * p->P;
     const int most =
         p->B2.data || p->K < 512 || n_tiles > MOST_SPLIT_UNITS ? 1 : (int)fmin(MOST_SPLITS, MOST_SPLIT_UNITS / n_tiles);
-    for (int s = 1; s <= most && ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
-      const double cost = cost_of(p, t, s, stage_k, n_multiprocessors);
+    for (int s = 1; s <= most && gemm_ceil_div(p->K, s) >= 256 + (s == 1) * -256; s++) {
+      const double cost = gemm_cost_of(p, t, s, stage_k, n_multiprocessors);
       if (cost < best * 0.999) best = cost, best_bn = t->bn, best_splits = s;
     }
   }
-  p->n_m = ceil_div(p->M, 128);
-  p->n_n = ceil_div(p->N, p->B2.data ? best_bn / 2 : best_bn);
+  p->n_m = gemm_ceil_div(p->M, 128);
+  p->n_n = gemm_ceil_div(p->N, p->B2.data ? best_bn / 2 : best_bn);
   p->group = 16;
-  p->k_split = ceil_div(ceil_div(p->K, best_splits), stage_k) * stage_k;
-  p->n_splits = ceil_div(p->K, p->k_split);
+  p->k_split = gemm_ceil_div(gemm_ceil_div(p->K, best_splits), stage_k) * stage_k;
+  p->n_splits = gemm_ceil_div(p->K, p->k_split);
   if (p->n_splits == 1) p->k_split = p->K;
   p->sum_lanes = p->n_splits >= 64 ? 32 : p->n_splits >= 16 ? 4 : 1;
   p->partial_row = (p->N + 7) / 8 * 8;
@@ -119,7 +121,7 @@ static int choose_tiles(const krait_ctx *ctx, kr_gemm_plan *p, const tile_cost *
   return best_bn;
 }
 
-static uint64_t partial_bytes(const kr_gemm_plan *p) {
+static uint64_t gemm_partial_bytes(const kr_gemm_params *p) {
   return p->n_splits > 1
              ? kr_scratch_round((uint64_t)p->n_splits * (uint64_t)p->P * (uint64_t)p->M * (uint64_t)p->partial_row * 4)
              : 0;
@@ -127,16 +129,16 @@ static uint64_t partial_bytes(const kr_gemm_plan *p) {
 
 /* Launches the product and, for split-K, the reduction, which then also runs the epilogue. */
 static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const kr_grid *grid,
-                          const void *plan, const kr_gemm_plan *p) {
+                          const void *params, const kr_gemm_params *p) {
   static const kr_kernel sum = {"gemm_base", "kr_gemm_sum"};
-  KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, grid, plan, 0));
+  KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, grid, params, 0));
   if (p->n_splits == 1) return KRAIT_OK;
   const int64_t runs = (int64_t)p->P * p->M * (p->partial_row / 8) * p->sum_lanes;
   const uint32_t n_blocks = (uint32_t)((runs + KR_SUM_THREADS - 1) / KR_SUM_THREADS);
   const kr_grid sums = {.x = n_blocks,
                         .block = KR_SUM_THREADS,
-                        .shared_bytes = grid->is_ahead ? kr_cuda_even_bytes(ctx->cuda, n_blocks) : 0,
-                        .is_ahead = grid->is_ahead,
+                        .shared_bytes = grid->is_pdl ? kr_cuda_even_bytes(ctx->cuda, n_blocks) : 0,
+                        .is_pdl = grid->is_pdl,
                         .stream = grid->stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &sum, &sums, p, sizeof *p);
 }
@@ -150,7 +152,7 @@ static const char too_large[] = "too large for 32-bit numbers of tiles";
 
 /* ---- base -------------------------------------------------------------------------------------------------------- */
 
-static void plan_base(const krait_ctx *ctx, kr_gemm_plan *p) {
+static void plan_base(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost tiles[] = {{KR_BASE_BN, 2, 0.68, 1.1}, {0}};
   choose_tiles(ctx, p, tiles, KR_BASE_BK);
 }
@@ -166,16 +168,16 @@ const char *kr_gemm_base_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 uint64_t kr_gemm_base_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_plan p = describe(args);
+  kr_gemm_params p = describe_gemm(args);
   plan_base(ctx, &p);
-  return partial_bytes(&p);
+  return gemm_partial_bytes(&p);
 }
 
 int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
   static const kr_kernel plain = {"gemm_base", "kr_gemm_base"}, gated = {"gemm_base", "kr_gemm_base_gated"};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_plan p = describe(a);
+  kr_gemm_params p = describe_gemm(a);
   plan_base(ctx, &p);
   p.partial = a->call.scratch;
   const kr_grid grid = {
@@ -194,9 +196,9 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
 #define BY_HALF(tier, suffix, name) {BY_ORDER(tier, "f16", suffix, name), BY_ORDER(tier, "bf16", suffix, name)}
 
 /* An order that has kernels. */
-static const char *refuse_order(const krait_gemm_args *a) {
+static const char *refuse_gemm_order(const krait_gemm_args *a) {
   if (!fits(a)) return too_large;
-  const kr_gemm_plan p = describe(a);
+  const kr_gemm_params p = describe_gemm(a);
   const int order = order_of(&p);
   if (order == NO_ORDER || (p.B2.data && order != ORDER_KK))
     return "the columns of A lie side by side but not the rows of Bmat, or a gated product's weights are not stored "
@@ -205,8 +207,9 @@ static const char *refuse_order(const krait_gemm_args *a) {
 }
 
 static const char *refuse_halves(const krait_gemm_args *a) {
-  if (!is_half(a->A.dtype) || a->Bmat.dtype != a->A.dtype) return "A and Bmat must both be float16 or bfloat16";
-  return refuse_order(a);
+  if (!is_half_for_gemm_cuda(a->A.dtype) || a->Bmat.dtype != a->A.dtype)
+    return "A and Bmat must both be float16 or bfloat16";
+  return refuse_gemm_order(a);
 }
 
 const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
@@ -214,7 +217,7 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
   return why ? why : kr_gemm_base_refuse(ctx, args);
 }
 
-static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
+static int plan_ampere(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost of_kk[] = {{256, 1, 1, 2.8}, {192, 1, 0.95, 2.5}, {128, 2, 1.03, 2.2}, {0}},
                          of_others[] = {{256, 1, 1, 2.8}, {128, 2, 1.03, 2.2}, {0}}, *const narrow = of_others + 1;
   const tile_cost *tiles = order_of(p) == ORDER_KK ? of_kk : of_others;
@@ -222,12 +225,12 @@ static int plan_ampere(const krait_ctx *ctx, kr_gemm_plan *p) {
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_plan p = describe(args);
+  kr_gemm_params p = describe_gemm(args);
   plan_ampere(ctx, &p);
-  return partial_bytes(&p);
+  return gemm_partial_bytes(&p);
 }
 
-static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_plan *p, const kr_kernel *kernel,
+static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_params *p, const kr_kernel *kernel,
                              int bn) {
   const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
                         .block = (uint32_t)(bn == 192 ? 256 : bn),
@@ -245,7 +248,7 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
                          gated[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_plan p = describe(a);
+  kr_gemm_params p = describe_gemm(a);
   const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
   return launch_ampere(ctx, a, &p,
                        p.B2.data   ? &gated[type][order]
@@ -259,7 +262,7 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
 
 static const char *refuse_floats(const krait_ctx *ctx, const krait_gemm_args *a) {
   if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
-  const char *why = refuse_order(a);
+  const char *why = refuse_gemm_order(a);
   return why ? why : kr_gemm_base_refuse(ctx, a);
 }
 
@@ -277,15 +280,15 @@ const char *kr_gemm_parts_refuse(const krait_ctx *ctx, const void *args) {
   return refuse_floats(ctx, args);
 }
 
-static int plan_parts(const krait_ctx *ctx, kr_gemm_plan *p) {
+static int plan_parts(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost tiles[] = {{128, 2, 1.03, 0.8}, {64, 4, 1.1, 0.7}, {0}}, gated[] = {{256, 1, 1, 0.8}, {0}};
   return choose_tiles(ctx, p, p->B2.data ? gated : tiles, KR_AMPERE_K_BYTES / 4);
 }
 
 uint64_t kr_gemm_parts_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_plan p = describe(args);
+  kr_gemm_params p = describe_gemm(args);
   plan_parts(ctx, &p);
-  return partial_bytes(&p);
+  return gemm_partial_bytes(&p);
 }
 
 int32_t kr_gemm_parts(const krait_ctx *ctx, const void *args) {
@@ -294,20 +297,20 @@ int32_t kr_gemm_parts(const krait_ctx *ctx, const void *args) {
                          gated = {"gemm_ampere_parts_kk", "kr_gemm_ampere_gated"};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_plan p = describe(a);
+  kr_gemm_params p = describe_gemm(a);
   const int bn = plan_parts(ctx, &p), order = order_of(&p);
   return launch_ampere(ctx, a, &p, p.B2.data ? &gated : bn == 128 ? &wide[order] : &narrow[order], bn);
 }
 
-static int plan_tf32(const krait_ctx *ctx, kr_gemm_plan *p) {
+static int plan_tf32(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost tiles[] = {{256, 1, 1, 1.4}, {128, 1, 0.68, 1.1}, {64, 1, 0.45, 0.95}, {0}};
   return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 4);
 }
 
 uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_plan p = describe(args);
+  kr_gemm_params p = describe_gemm(args);
   plan_tf32(ctx, &p);
-  return partial_bytes(&p);
+  return gemm_partial_bytes(&p);
 }
 
 int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
@@ -317,7 +320,7 @@ int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
                          gated = {"gemm_ampere_tf32_kk", "kr_gemm_ampere_gated"};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_plan p = describe(a);
+  kr_gemm_params p = describe_gemm(a);
   const int bn = plan_tf32(ctx, &p), order = order_of(&p);
   return launch_ampere(ctx, a, &p,
                        p.B2.data   ? &gated
@@ -331,18 +334,18 @@ int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
 
 enum { MANY_GROUPS = 8192 }; /* of four columns: many waves of blocks */
 
-const char *kr_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
+const char *kr_gemm_m16_refuse(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_ampere_refuse(ctx, args);
   if (why) return why;
-  const kr_gemm_plan p = describe(a);
+  const kr_gemm_params p = describe_gemm(a);
   if (order_of(&p) != ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0)
     return "K must be a multiple of eight, side by side and aligned to 16 bytes in A and Bmat";
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
 
 /* Whether only a float32 residual is added and out has packs of four. */
-static int is_plain(const kr_gemm_plan *p) {
+static int is_plain_for_gemm(const kr_gemm_params *p) {
   const kr_gemm_matrix *added = &p->residual;
   return !p->bias.data && !p->bias2.data && !p->row_scale.data && p->out.packs && p->N % KR_FEW_GROUP == 0 &&
          p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype) &&
@@ -359,9 +362,9 @@ int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int 
   return (int)best;
 }
 
-static kr_few_plan describe_lanes(const krait_ctx *ctx, const kr_gemm_plan *p, int splits, int fours) {
-  const int64_t groups = (int64_t)ceil_div(p->N, KR_FEW_GROUP * fours) * p->P;
-  return (kr_few_plan){.A = p->A.data,
+static kr_gemm_m16_params describe_lanes(const krait_ctx *ctx, const kr_gemm_params *p, int splits, int fours) {
+  const int64_t groups = (int64_t)gemm_ceil_div(p->N, KR_FEW_GROUP * fours) * p->P;
+  return (kr_gemm_m16_params){.A = p->A.data,
                        .B = p->B.data,
                        .B2 = p->B2.data,
                        .out = p->out.data,
@@ -369,7 +372,7 @@ static kr_few_plan describe_lanes(const krait_ctx *ctx, const kr_gemm_plan *p, i
                        .B_column = p->B.column,
                        .B2_column = p->B2.column,
                        .out_row = p->out.row,
-                       .added = is_plain(p) ? p->residual.data : NULL,
+                       .added = is_plain_for_gemm(p) ? p->residual.data : NULL,
                        .added_row = p->residual.row,
                        .M = p->M,
                        .N = p->N,
@@ -379,26 +382,26 @@ static kr_few_plan describe_lanes(const krait_ctx *ctx, const kr_gemm_plan *p, i
                        .n_groups = kr_groups_of_block(ctx, groups, splits, KR_FEW_MOST_WARPS),
                        .n_fours = fours,
                        .activation = p->activation,
-                       .is_plain = is_plain(p),
+                       .is_plain = is_plain_for_gemm(p),
                        .scale = p->scale,
                        .out_dtype = p->out.dtype,
-                       .plan = *p};
+                       .params = *p};
 }
 
 /* How warps share K: one run of 256 k each for up to five runs, else two, more if warps run out. */
-static kr_few_plan plan_lanes(const krait_ctx *ctx, const kr_gemm_plan *p) {
-  const int runs = ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
-  int splits = runs <= 5 && ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : ceil_div(runs, units);
-  if (splits > most) splits = ceil_div(splits, ceil_div(splits, most));
+static kr_gemm_m16_params plan_lanes(const krait_ctx *ctx, const kr_gemm_params *p) {
+  const int runs = gemm_ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
+  int splits = runs <= 5 && gemm_ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : gemm_ceil_div(runs, units);
+  if (splits > most) splits = gemm_ceil_div(splits, gemm_ceil_div(splits, most));
   return describe_lanes(ctx, p, splits, 1);
 }
 
-static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_few_plan *f,
+static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_m16_params *f,
                             const kr_kernel *kernels) {
-  const kr_grid grid = {.x = (uint32_t)ceil_div(f->N, KR_FEW_GROUP * f->n_fours * f->n_groups),
+  const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(f->N, KR_FEW_GROUP * f->n_fours * f->n_groups),
                         .y = (uint32_t)f->P,
                         .block = (uint32_t)(32 * f->n_splits * f->n_groups),
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->A.dtype == KRAIT_BF16], &grid, f, sizeof *f);
 }
@@ -408,21 +411,22 @@ static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, cons
 enum { FEWEST_WIDE = 4096, MANY_WEIGHTS = 1 << 23 };
 
 /* One row, with that many runs of K per warp. */
-static int is_at_once_by(const kr_gemm_plan *p, int runs) {
-  return p->M == 1 && ceil_div(p->K, KR_FEW_RUN) <= runs * KR_FEW_MOST_WARPS;
+static int is_at_once_by(const kr_gemm_params *p, int runs) {
+  return p->M == 1 && gemm_ceil_div(p->K, KR_FEW_RUN) <= runs * KR_FEW_MOST_WARPS;
 }
-static int is_at_once(const kr_gemm_plan *p) { return is_at_once_by(p, 1); }
+static int is_at_once(const kr_gemm_params *p) { return is_at_once_by(p, 1); }
 
 const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
-  const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_few_refuse(ctx, a);
+  const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_m16_refuse(ctx, a);
   if (why) return why;
-  const kr_gemm_plan p = describe(a);
+  const kr_gemm_params p = describe_gemm(a);
   const int is_large = (double)p.N * p.K >= MANY_WEIGHTS;
-  if (ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
+  if (gemm_ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
   if (is_large && p.M > 1) return "2^23 weights or more for two rows";
   if (p.M == 1 && !is_at_once_by(&p, 2)) return "more than 5120 inputs";
   if (p.N >= FEWEST_WIDE && is_large && !is_at_once(&p)) return "more than 2560 inputs of 4096 columns or more";
-  return with_conv && !is_plain(&p) ? "a convolution behind a bias, or columns that are not aligned fours" : NULL;
+  return with_conv && !is_plain_for_gemm(&p) ? "a convolution behind a bias, or columns that are not aligned fours"
+                                             : NULL;
 }
 
 int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
@@ -431,12 +435,12 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
                          wide[2] = FEW("kr_norm_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")},
                          deep[2][2] = {FEW("kr_norm_gemm_one_deep"), FEW("kr_gate_gemm_one_deep")};
-  const kr_gemm_plan p = describe(a);
-  const int runs = ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
-            splits = ceil_div(runs, ceil_div(runs, KR_FEW_MOST_WARPS));
-  kr_few_plan f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
+  const kr_gemm_params p = describe_gemm(a);
+  const int runs = gemm_ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
+            splits = gemm_ceil_div(runs, gemm_ceil_div(runs, KR_FEW_MOST_WARPS));
+  kr_gemm_m16_params f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
   f.norm = *norm, f.conv = *conv;
-  f.state_ahead = (a->call.flags & KR_CALL_STATE_AHEAD) != 0;
+  f.state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0;
   if (norm->other == a->A.data && norm->other_is_float) f.A = NULL;
   if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate]);
   return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
@@ -444,28 +448,28 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
 
 /* One row, or two without a norm. Heads, which have very many columns, and gated products of one row keep all of K in
  * flight at once. */
-static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_plan *p) {
+static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_params *p) {
   static const kr_kernel once[2][2] = {FEW("kr_gemm_one_wide"), FEW("kr_gemm_one_gated_once")},
                          lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
                                                            {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
   const int gated = p->B2.data != NULL,
-            is_once = is_at_once(p) && (gated || ceil_div(p->N, KR_FEW_GROUP) >= MANY_GROUPS);
-  const kr_few_plan f =
-      is_once ? describe_lanes(ctx, p, ceil_div(p->K, KR_FEW_RUN), gated ? 1 : 2) : plan_lanes(ctx, p);
+            is_once = is_at_once(p) && (gated || gemm_ceil_div(p->N, KR_FEW_GROUP) >= MANY_GROUPS);
+  const kr_gemm_m16_params f =
+      is_once ? describe_lanes(ctx, p, gemm_ceil_div(p->K, KR_FEW_RUN), gated ? 1 : 2) : plan_lanes(ctx, p);
   return launch_lanes(ctx, a, &f, is_once ? once[gated] : lanes[gated][p->M - 1]);
 }
 
-int32_t kr_gemm_few(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_few_8"), FEW("kr_gemm_few_16")},
-                                             {FEW("kr_gemm_few_8_gated"), FEW("kr_gemm_few_16_gated")}};
+int32_t kr_gemm_m16(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_m16_8"), FEW("kr_gemm_m16_16")},
+                                             {FEW("kr_gemm_m16_8_gated"), FEW("kr_gemm_m16_16_gated")}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  const kr_gemm_plan p = describe(a);
+  const kr_gemm_params p = describe_gemm(a);
   if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p);
-  const kr_grid grid = {.x = (uint32_t)ceil_div(p.N, KR_FEW_COLUMNS),
+  const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,
                   .block = KR_FEW_THREADS,
-                  .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                  .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                   .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
                         &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
@@ -490,7 +494,7 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = refuse_halves(a);
   if (!why) why = kr_gemm_base_refuse(ctx, args);
   if (why) return why;
-  const kr_gemm_plan p = describe(a);
+  const kr_gemm_params p = describe_gemm(a);
   const int order = order_of(&p);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (!boxes_take(&p.A, order == ORDER_MN ? p.M : p.K, p.P) || !boxes_take(&p.B, order == ORDER_KK ? p.K : p.N, p.P) ||
@@ -506,14 +510,14 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
 
 static const tile_cost hopper_tiles[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {128, 1, 0.68, 1.1}, {0}};
 
-static int plan_hopper(const krait_ctx *ctx, kr_gemm_plan *p) {
+static int plan_hopper(const krait_ctx *ctx, kr_gemm_params *p) {
   return choose_tiles(ctx, p, hopper_tiles, KR_HOPPER_BK);
 }
 
 uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_plan p = describe(args);
+  kr_gemm_params p = describe_gemm(args);
   plan_hopper(ctx, &p);
-  return partial_bytes(&p);
+  return gemm_partial_bytes(&p);
 }
 
 /* Boxes of 64 along the contiguous dimension by `rows` across, 128-byte swizzle. */
@@ -532,8 +536,8 @@ static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_ma
   return KRAIT_OK;
 }
 
-static int32_t make_maps(const krait_ctx *ctx, kr_gemm_hopper_plan *h, int order, int bn) {
-  const kr_gemm_plan *p = &h->plan;
+static int32_t make_gemm_maps(const krait_ctx *ctx, kr_gemm_hopper_params *h, int order, int bn) {
+  const kr_gemm_params *p = &h->params;
   const int b_rows = p->B2.data ? bn / 2 : bn;
   if (order == ORDER_MN) KR_TRY(make_map(ctx, &h->A, &p->A, p->M, p->K, p->P, 64));
   else KR_TRY(make_map(ctx, &h->A, &p->A, p->K, p->M, p->P, KR_HOPPER_BM));
@@ -544,7 +548,7 @@ static int32_t make_maps(const krait_ctx *ctx, kr_gemm_hopper_plan *h, int order
 }
 
 /* The columns [from, from + n) of a product. */
-static krait_gemm_args columns_of(const krait_gemm_args *a, int64_t from, int64_t n) {
+static krait_gemm_args gemm_columns_of(const krait_gemm_args *a, int64_t from, int64_t n) {
   krait_gemm_args part = *a;
   krait_view *const by_column[] = {&part.Bmat, &part.residual, &part.out, &part.bias};
   part.N = n;
@@ -558,20 +562,21 @@ static krait_gemm_args columns_of(const krait_gemm_args *a, int64_t from, int64_
 
 /* Time of one launch; negative: K is split. */
 static double cost_of_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
-  kr_gemm_plan p = describe(a);
+  kr_gemm_params p = describe_gemm(a);
   const tile_cost *tile = hopper_tiles;
   for (const int bn = plan_hopper(ctx, &p); tile->bn != bn;) tile++;
-  return p.n_splits > 1 ? -1 : cost_of(&p, tile, 1, KR_HOPPER_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return p.n_splits > 1 ? -1 : gemm_cost_of(&p, tile, 1, KR_HOPPER_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
 /* Columns of the first of two launches, for when the last wave of tiles would leave many multiprocessors idle: whole
  * waves of the widest tile, then the remainder with its own tile. */
 static int64_t first_columns(const krait_ctx *ctx, const krait_gemm_args *a) {
   enum { WIDEST = 256, LAUNCH = 3, MOST_TURNS = 8 };
-  const int64_t n_m = ceil_div(a->M, 128), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
-                turns = n_m * ceil_div(a->N, WIDEST) / n_multiprocessors, n = turns * n_multiprocessors / n_m * WIDEST;
+  const int64_t n_m = gemm_ceil_div(a->M, 128), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
+                turns = n_m * gemm_ceil_div(a->N, WIDEST) / n_multiprocessors,
+                n = turns * n_multiprocessors / n_m * WIDEST;
   if (turns > MOST_TURNS || n == 0 || n >= a->N || kr_has(&a->B2) || kr_gemm_products(a) > 1) return a->N;
-  const krait_gemm_args first = columns_of(a, 0, n), second = columns_of(a, n, a->N - n);
+  const krait_gemm_args first = gemm_columns_of(a, 0, n), second = gemm_columns_of(a, n, a->N - n);
   const double whole = cost_of_hopper(ctx, a), one = cost_of_hopper(ctx, &first), two = cost_of_hopper(ctx, &second);
   return one > 0 && two > 0 && one + two + LAUNCH < whole ? n : a->N;
 }
@@ -582,29 +587,29 @@ static int32_t run_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
                                                      BY_HALF("hopper", "_256", "kr_gemm_hopper")};
   static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper"},
                                      {"gemm_hopper_bf16_gated", "kr_gemm_hopper"}};
-  kr_gemm_hopper_plan h = {.plan = describe(a)};
-  const int bn = plan_hopper(ctx, &h.plan), type = a->A.dtype == KRAIT_BF16, order = order_of(&h.plan),
+  kr_gemm_hopper_params h = {.params = describe_gemm(a)};
+  const int bn = plan_hopper(ctx, &h.params), type = a->A.dtype == KRAIT_BF16, order = order_of(&h.params),
             n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  const int64_t units = (int64_t)h.plan.n_m * h.plan.n_n * h.plan.P * h.plan.n_splits;
-  h.plan.partial = a->call.scratch;
+  const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
+  h.params.partial = a->call.scratch;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
-  const int32_t status = make_maps(ctx, &h, order, bn);
+  const int32_t status = make_gemm_maps(ctx, &h, order, bn);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
                         .block = KR_HOPPER_THREADS,
                         .shared_bytes = (uint32_t)KR_HOPPER_SHARED_BYTES(bn),
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.plan.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order],
-                    &grid, &h, &h.plan);
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.params.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order],
+                    &grid, &h, &h.params);
 }
 
 int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const int64_t n = first_columns(ctx, a);
-  const krait_gemm_args first = columns_of(a, 0, n), second = columns_of(a, n, a->N - n);
+  const krait_gemm_args first = gemm_columns_of(a, 0, n), second = gemm_columns_of(a, n, a->N - n);
   KR_TRY(run_hopper(ctx, &first));
   return second.N ? run_hopper(ctx, &second) : KRAIT_OK;
 }
@@ -612,10 +617,10 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
 /* ---- hopper, float32 factors in three bfloat16 parts ------------------------------------------------------------- */
 
 /* A factor's parts, as gemm_split.cu lays them out from `to`. */
-static kr_split_plan split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P) {
+static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P) {
   const int is_turned = m->column != 1;
   const int64_t along = is_turned ? rows : columns, across = is_turned ? columns : rows;
-  return (kr_split_plan){.from = m->data,
+  return (kr_split_params){.from = m->data,
                          .from_across = is_turned ? m->column : m->row,
                          .from_along = is_turned ? m->row : m->column,
                          .from_batch = m->batch,
@@ -625,11 +630,11 @@ static kr_split_plan split_of(const kr_gemm_matrix *m, int64_t rows, int64_t col
                          .P = (int32_t)P,
                          .packs = m->packs};
 }
-static uint64_t split_bytes(const kr_split_plan *s) {
+static uint64_t split_bytes(const kr_split_params *s) {
   return kr_scratch_round((uint64_t)KR_N_PARTS * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
 }
 
-static int32_t launch_split(const krait_ctx *ctx, const kr_split_plan *s, void *stream) {
+static int32_t launch_split(const krait_ctx *ctx, const kr_split_params *s, void *stream) {
   static const kr_kernel split = {"gemm_split", "kr_gemm_split"};
   const int64_t packs = s->line / 8 * s->n_across * s->P;
   const kr_grid grid = {
@@ -638,7 +643,7 @@ static int32_t launch_split(const krait_ctx *ctx, const kr_split_plan *s, void *
 }
 
 /* The parts as one matrix of KR_N_PARTS P products. */
-static kr_gemm_matrix parts_of(const kr_split_plan *s, const kr_gemm_matrix *m) {
+static kr_gemm_matrix gemm_parts_of(const kr_split_params *s, const kr_gemm_matrix *m) {
   const int is_turned = m->column != 1;
   return (kr_gemm_matrix){.data = s->to,
                           .row = is_turned ? 1 : s->line,
@@ -648,7 +653,7 @@ static kr_gemm_matrix parts_of(const kr_split_plan *s, const kr_gemm_matrix *m) 
                           .packs = 1};
 }
 
-static void plan_hopper_parts(const krait_ctx *ctx, kr_gemm_plan *p) {
+static void plan_hopper_parts(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost tiles[] = {{KR_HOPPER_PARTS_BN, 1, 1, 0.3}, {0}};
   choose_tiles(ctx, p, tiles, KR_HOPPER_BK);
 }
@@ -657,12 +662,12 @@ const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) 
   const krait_gemm_args *a = args;
   const char *why = refuse_floats(ctx, a);
   if (why) return why;
-  const kr_gemm_plan p = describe(a);
+  const kr_gemm_params p = describe_gemm(a);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.B2.data) return "a gated product";
   if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_HOPPER_PARTS_SHARED_BYTES) return "too little shared memory";
-  const double stages = (double)ceil_div(a->M, KR_HOPPER_BM) * ceil_div(a->N, KR_HOPPER_PARTS_BN) *
-                        ceil_div(a->K, KR_HOPPER_BK) * p.P;
+  const double stages = (double)gemm_ceil_div(a->M, KR_HOPPER_BM) * gemm_ceil_div(a->N, KR_HOPPER_PARTS_BN) *
+                        gemm_ceil_div(a->K, KR_HOPPER_BK) * p.P;
   if (stages < kr_cuda_info(ctx->cuda)->n_multiprocessors) return "too small to split its factors first";
   if ((double)a->M * (double)p.P > 1e9 || (double)a->N * (double)p.P > 1e9)
     return "too large for 32-bit numbers of rows";
@@ -672,31 +677,31 @@ const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) 
 }
 
 uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_plan p = describe(args);
-  const kr_split_plan A = split_of(&p.A, p.M, p.K, p.P), B = split_of(&p.B, p.K, p.N, p.P);
+  kr_gemm_params p = describe_gemm(args);
+  const kr_split_params A = split_of(&p.A, p.M, p.K, p.P), B = split_of(&p.B, p.K, p.N, p.P);
   plan_hopper_parts(ctx, &p);
-  return partial_bytes(&p) + split_bytes(&A) + split_bytes(&B);
+  return gemm_partial_bytes(&p) + split_bytes(&A) + split_bytes(&B);
 }
 
 int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_hopper_plan h = {.plan = describe(a)};
-  plan_hopper_parts(ctx, &h.plan);
-  kr_gemm_plan parts = h.plan;
-  kr_split_plan A = split_of(&parts.A, a->M, a->K, parts.P), B = split_of(&parts.B, a->K, a->N, parts.P);
+  kr_gemm_hopper_params h = {.params = describe_gemm(a)};
+  plan_hopper_parts(ctx, &h.params);
+  kr_gemm_params parts = h.params;
+  kr_split_params A = split_of(&parts.A, a->M, a->K, parts.P), B = split_of(&parts.B, a->K, a->N, parts.P);
   char *scratch = a->call.scratch;
   A.to = (uint16_t *)scratch, B.to = (uint16_t *)(scratch + split_bytes(&A));
-  h.plan.partial = (float *)(scratch + split_bytes(&A) + split_bytes(&B));
+  h.params.partial = (float *)(scratch + split_bytes(&A) + split_bytes(&B));
   KR_TRY(launch_split(ctx, &A, a->call.stream));
   KR_TRY(launch_split(ctx, &B, a->call.stream));
-  parts.A = parts_of(&A, &parts.A), parts.B = parts_of(&B, &parts.B), parts.P *= KR_N_PARTS;
-  kr_gemm_hopper_plan maps = {.plan = parts};
+  parts.A = gemm_parts_of(&A, &parts.A), parts.B = gemm_parts_of(&B, &parts.B), parts.P *= KR_N_PARTS;
+  kr_gemm_hopper_params maps = {.params = parts};
   const int order = order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  const int64_t units = (int64_t)h.plan.n_m * h.plan.n_n * h.plan.P * h.plan.n_splits;
+  const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
-  const int32_t status = make_maps(ctx, &maps, order, KR_HOPPER_PARTS_BN);
+  const int32_t status = make_gemm_maps(ctx, &maps, order, KR_HOPPER_PARTS_BN);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   h.A = maps.A, h.B = maps.B;
@@ -704,7 +709,7 @@ int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
                         .block = KR_HOPPER_THREADS,
                         .shared_bytes = KR_HOPPER_PARTS_SHARED_BYTES,
                         .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[order], &grid, &h, &h.plan);
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[order], &grid, &h, &h.params);
 }
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */
@@ -717,24 +722,26 @@ typedef struct some_shape {
 enum { LEAST_SOME_K = 512, SPLIT_COST = 4 };
 
 /* No epilogue, and stores in whole runs of eight columns. */
-static int is_bare(const kr_gemm_plan *p) {
-  return is_plain(p) && !p->residual.data && p->N % 8 == 0 && p->scale == 1 && p->activation == KRAIT_ACT_NONE;
+static int is_bare(const kr_gemm_params *p) {
+  return is_plain_for_gemm(p) && !p->residual.data && p->N % 8 == 0 && p->scale == 1 && p->activation == KRAIT_ACT_NONE;
 }
 
 /* A block's reads, in columns and boxes of 64 k, as measured on an H200; 0: the shape does not fit. Clusters with one
  * block per multiprocessor cannot occupy all of them. A block takes several tiles in turn only of the widest ones, with
  * all of K and without an epilogue. */
-static int64_t cost_of_some(const kr_gemm_plan *p, some_shape s, int n_multiprocessors) {
-  const int n_steps = ceil_div(p->K, KR_SOME_K), n_tiles = ceil_div(p->N, s.tile),
+static int64_t cost_of_some(const kr_gemm_params *p, some_shape s, int n_multiprocessors) {
+  const int n_steps = gemm_ceil_div(p->K, KR_SOME_K), n_tiles = gemm_ceil_div(p->N, s.tile),
             most = s.n_splits > 1 ? n_multiprocessors * 7 / 8 : n_multiprocessors,
-            n_turns = s.n_splits == 1 && s.tile == KR_SOME_MOST_TILE && is_bare(p) ? ceil_div(n_tiles, most) : 1;
-  if ((int64_t)n_tiles * s.n_splits > (int64_t)most * n_turns || s.n_splits > n_steps) return 0;
-  return (int64_t)(KR_SOME_BOXES * ceil_div(n_steps, s.n_splits) * n_turns + 2 + (s.n_splits > 4 ? SPLIT_COST : 0)) *
+            n_rope_rows =
+                s.n_splits == 1 && s.tile == KR_SOME_MOST_TILE && is_bare(p) ? gemm_ceil_div(n_tiles, most) : 1;
+  if ((int64_t)n_tiles * s.n_splits > (int64_t)most * n_rope_rows || s.n_splits > n_steps) return 0;
+  return (int64_t)(KR_SOME_BOXES * gemm_ceil_div(n_steps, s.n_splits) * n_rope_rows + 2 +
+                   (s.n_splits > 4 ? SPLIT_COST : 0)) *
          (s.tile + KR_SOME_ROWS / 2);
 }
 
 /* n_splits 0: none fits. */
-static some_shape choose_some(const krait_ctx *ctx, const kr_gemm_plan *p) {
+static some_shape choose_some(const krait_ctx *ctx, const kr_gemm_params *p) {
   some_shape best = {0};
   int64_t least = 0;
   for (int tile = 64; tile <= 96; tile += 16)
@@ -746,12 +753,12 @@ static some_shape choose_some(const krait_ctx *ctx, const kr_gemm_plan *p) {
   return best;
 }
 
-const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
+const char *kr_gemm_m64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
   const char *why = a->M > KR_SOME_ROWS ? "A has more than 64 rows" : refuse_halves(a);
   if (!why) why = kr_gemm_base_refuse(ctx, args);
   if (why) return why;
-  const kr_gemm_plan p = describe(a);
+  const kr_gemm_params p = describe_gemm(a);
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   if (p.P > 1 || p.B2.data) return "several products, or a gated one";
   if (p.K < LEAST_SOME_K || !choose_some(ctx, &p).n_splits)
@@ -762,30 +769,30 @@ const char *kr_gemm_some_refuse(const krait_ctx *ctx, const void *args) {
              : "K must lie side by side in A and Bmat, rows aligned to 16 bytes";
 }
 
-int32_t kr_gemm_some(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2] = {{"gemm_some_f16", "kr_gemm_some"}, {"gemm_some_bf16", "kr_gemm_some"}};
+int32_t kr_gemm_m64(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[2] = {{"gemm_some_f16", "kr_gemm_m64"}, {"gemm_some_bf16", "kr_gemm_m64"}};
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_some_plan s = {.plan = describe(a)};
-  const some_shape shape = choose_some(ctx, &s.plan);
-  const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors, n_tiles = ceil_div(s.plan.N, shape.tile),
-            is_in_turns = n_tiles * shape.n_splits > n_multiprocessors;
-  s.tile = shape.tile, s.out = s.plan.out.data, s.out_row = s.plan.out.row;
-  s.is_plain = is_bare(&s.plan) && s.plan.out.dtype == s.plan.A.dtype;
-  s.n_steps = ceil_div(s.plan.K, KR_SOME_K), s.n_splits = shape.n_splits;
-  s.is_whole = is_bare(&s.plan) && s.n_splits == 1;
-  s.n_stages = is_in_turns ? KR_SOME_MOST_STAGES(shape.tile) : ceil_div(s.n_steps, s.n_splits);
+  kr_gemm_m64_params s = {.params = describe_gemm(a)};
+  const some_shape shape = choose_some(ctx, &s.params);
+  const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
+            n_tiles = gemm_ceil_div(s.params.N, shape.tile), is_in_turns = n_tiles * shape.n_splits > n_multiprocessors;
+  s.tile = shape.tile, s.out = s.params.out.data, s.out_row = s.params.out.row;
+  s.is_plain = is_bare(&s.params) && s.params.out.dtype == s.params.A.dtype;
+  s.n_steps = gemm_ceil_div(s.params.K, KR_SOME_K), s.n_splits = shape.n_splits;
+  s.is_whole = is_bare(&s.params) && s.n_splits == 1;
+  s.n_stages = is_in_turns ? KR_SOME_MOST_STAGES(shape.tile) : gemm_ceil_div(s.n_steps, s.n_splits);
   if (s.n_stages > KR_SOME_MOST_STAGES(shape.tile)) s.n_stages = KR_SOME_MOST_STAGES(shape.tile);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
-  int32_t status = make_map(ctx, &s.weights, &s.plan.B, s.plan.K, s.plan.N, 1, shape.tile);
-  if (status >= 0) status = make_map(ctx, &s.rows, &s.plan.A, s.plan.K, s.plan.M, 1, KR_SOME_ROWS);
+  int32_t status = make_map(ctx, &s.weights, &s.params.B, s.params.K, s.params.N, 1, shape.tile);
+  if (status >= 0) status = make_map(ctx, &s.rows, &s.params.A, s.params.K, s.params.M, 1, KR_SOME_ROWS);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   const kr_grid grid = {.x = (uint32_t)(is_in_turns ? n_multiprocessors : n_tiles * s.n_splits),
                         .block = KR_SOME_THREADS,
                         .shared_bytes = (uint32_t)KR_SOME_SHARED_BYTES(shape.tile, s.n_stages),
                         .cluster = (uint32_t)s.n_splits,
-                        .is_ahead = (a->call.flags & KR_CALL_AHEAD) != 0,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[a->A.dtype == KRAIT_BF16], &grid, &s, sizeof s);
 }
@@ -797,29 +804,29 @@ static const struct {
   int M, N;
   kr_kernel kernel;
 } terms_shapes[] = {
-#define SHAPE(M, N) {M, N, {"gemm_terms", "kr_gemm_terms_" #M "x" #N}}
+#define SHAPE(M, N) {M, N, {"gemm_long_k", "kr_gemm_long_k_" #M "x" #N}}
     SHAPE(64, 64), SHAPE(128, 64), SHAPE(64, 128), SHAPE(256, 64), SHAPE(64, 256), SHAPE(128, 128),
 #undef SHAPE
 };
 enum { N_TERMS_SHAPES = sizeof terms_shapes / sizeof *terms_shapes, LEAST_TERMS_STAGES = 4 };
 
 /* The shape, or -1 for none; and the K splits: a block each. */
-static int plan_terms(const krait_ctx *ctx, kr_gemm_plan *p) {
+static int plan_terms(const krait_ctx *ctx, kr_gemm_params *p) {
   const int n_blocks = 2 * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int which = 0;
   while (which < N_TERMS_SHAPES && (terms_shapes[which].M < p->M || terms_shapes[which].N < p->N)) which++;
   if (which == N_TERMS_SHAPES || p->K < LEAST_TERMS_STAGES * KR_TERMS_DEPTH * n_blocks) return -1;
-  p->k_split = ceil_div(ceil_div(p->K, n_blocks), KR_TERMS_DEPTH) * KR_TERMS_DEPTH;
-  p->n_splits = ceil_div(p->K, p->k_split);
+  p->k_split = gemm_ceil_div(gemm_ceil_div(p->K, n_blocks), KR_TERMS_DEPTH) * KR_TERMS_DEPTH;
+  p->n_splits = gemm_ceil_div(p->K, p->k_split);
   p->sum_lanes = p->n_splits >= 64 ? 32 : p->n_splits >= 16 ? 4 : 1;
   p->partial_row = (p->N + 7) / 8 * 8;
   return which;
 }
 
-const char *kr_gemm_terms_refuse(const krait_ctx *ctx, const void *args) {
+const char *kr_gemm_long_k_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_gemm_tf32_refuse(ctx, args);
   if (why) return why;
-  kr_gemm_plan p = describe(args);
+  kr_gemm_params p = describe_gemm(args);
   const int which = plan_terms(ctx, &p);
   if (p.P > 1 || p.B2.data) return "several products, or a gated one";
   if (p.A.row != 1 || p.B.column != 1 || !p.A.packs || !p.B.packs || p.M % 4 || p.N % 4)
@@ -830,14 +837,14 @@ const char *kr_gemm_terms_refuse(const krait_ctx *ctx, const void *args) {
              : "more than 256 x 64 or 128 x 128 results, or few terms";
 }
 
-uint64_t kr_gemm_terms_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_plan p = describe(args);
-  return plan_terms(ctx, &p) < 0 ? 0 : partial_bytes(&p);
+uint64_t kr_gemm_long_k_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_params p = describe_gemm(args);
+  return plan_terms(ctx, &p) < 0 ? 0 : gemm_partial_bytes(&p);
 }
 
-int32_t kr_gemm_terms(const krait_ctx *ctx, const void *args) {
+int32_t kr_gemm_long_k(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  kr_gemm_plan p = describe(a);
+  kr_gemm_params p = describe_gemm(a);
   const int which = plan_terms(ctx, &p);
   if (a->M == 0) return KRAIT_OK;
   p.partial = a->call.scratch;

@@ -2,7 +2,7 @@
 #ifndef KR_GEMM_FINISH_CUH
 #define KR_GEMM_FINISH_CUH
 
-#include "gemm_plan.h"
+#include "gemm_params.h"
 #include "pack.cuh"
 
 /* One tile of one split of a product; m and n count tiles. */
@@ -10,7 +10,7 @@ typedef struct kr_gemm_unit {
   int m, n, batch, split, slab; /* slab: in the partial sums */
 } kr_gemm_unit;
 
-KR_DEV kr_gemm_unit kr_gemm_unit_at(const kr_gemm_plan &p, int index) {
+KR_DEV kr_gemm_unit kr_gemm_unit_at(const kr_gemm_params &p, int index) {
   kr_gemm_unit u;
   u.slab = (int)kr_divide((uint32_t)index, p.by_tiles);
   u.split = (int)kr_divide((uint32_t)u.slab, p.by_P);
@@ -101,14 +101,14 @@ KR_DEV void kr_read_bias(const kr_gemm_matrix &bias, int n, int left, float (&v)
   for (int i = 0; i < N; i++) v[i] = bias.data && i < left ? kr_load(bias.data, (n + i) * bias.row, bias.dtype) : 0.0f;
 }
 template <int N>
-KR_DEV void kr_read_terms(const kr_gemm_plan &p, int n, kr_column_terms<N> &terms) {
+KR_DEV void kr_read_terms(const kr_gemm_params &p, int n, kr_column_terms<N> &terms) {
   kr_read_bias<N>(p.bias, n, p.N - n, terms.bias);
   kr_read_bias<N>(p.bias2, n, p.N - n, terms.bias2);
 }
 
 /* Finishes and stores N columns from n of row m: their sums, and those with B2 if there is one. */
 template <int N, int GATED>
-KR_DEV void kr_finish_run(const kr_gemm_plan &p, const kr_column_terms<N> &terms, int batch, int m, int n,
+KR_DEV void kr_finish_run(const kr_gemm_params &p, const kr_column_terms<N> &terms, int batch, int m, int n,
                           float (&v)[N], const float (&gated)[N]) {
   const int left = p.N - n;
   if (m >= p.M || left <= 0) return;
@@ -134,7 +134,7 @@ KR_DEV void kr_finish_run(const kr_gemm_plan &p, const kr_column_terms<N> &terms
 
 /* Stores split-K partial sums; rows of `partial` are padded to a multiple of eight. */
 template <int N>
-KR_DEV void kr_keep_run(const kr_gemm_plan &p, int slab, int m, int n, const float (&v)[N]) {
+KR_DEV void kr_keep_run(const kr_gemm_params &p, int slab, int m, int n, const float (&v)[N]) {
   if (m >= p.M || n >= p.partial_row) return;
   kr_float4 *to = (kr_float4 *)(p.partial + ((int64_t)slab * p.M + m) * p.partial_row + n);
 #pragma unroll

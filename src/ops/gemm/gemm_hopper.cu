@@ -36,7 +36,7 @@ typedef struct unit {
 } unit;
 
 template <int WIDTH>
-KR_DEV unit unit_at(const kr_gemm_plan &p, int index) {
+KR_DEV unit unit_at(const kr_gemm_params &p, int index) {
   const kr_gemm_unit at = kr_gemm_unit_at(p, index);
   const int k = at.split * p.k_split, left = p.K - k;
   return (unit){at.m * BM, at.n * WIDTH, at.batch, k, ((left < p.k_split ? left : p.k_split) + BK - 1) / BK, at.slab};
@@ -94,7 +94,7 @@ KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t 
 
 /* The first stages' weight loads are issued before the preceding kernel has ended. */
 template <int BN, int GATED>
-KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, int n_units) {
+KR_DEV void copy_tiles(const kr_gemm_params &p, const layout &at, uint64_t maps, int n_units) {
   const int STAGES = n_stages<BN>();
   place to = {0, 1};
   int early = 0;
@@ -104,7 +104,7 @@ KR_DEV void copy_tiles(const kr_gemm_plan &p, const layout &at, uint64_t maps, i
       load_weights<BN, GATED>(u, at.stages + early * stage_bytes<BN>(), at.full + early * 8, maps, u.k + early * BK,
                               p.P);
   }
-  kr_others_done();
+  kr_griddep_wait();
   for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     for (int s = 0; s < u.n_steps; s++, advance<STAGES>(to)) {
@@ -137,7 +137,7 @@ KR_DEV void sync_group(int group) {
 
 /* Loads the biases of the tile's columns, zeros if absent. */
 template <int BN, int GATED>
-KR_DEV void fetch_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, float *bias) {
+KR_DEV void fetch_bias(const kr_gemm_params &p, const unit &u, const lanes &me, float *bias) {
   const int width = GATED ? BN / 2 : BN;
   for (int c = me.thread; c < BN; c += 128) {
     const kr_gemm_matrix &from = GATED && c >= width ? p.bias2 : p.bias;
@@ -147,7 +147,7 @@ KR_DEV void fetch_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, fl
 }
 
 template <int BN>
-KR_DEV void store_partial(const kr_gemm_plan &p, const unit &u, const lanes &me, const float (&d)[BN / 2]) {
+KR_DEV void store_partial(const kr_gemm_params &p, const unit &u, const lanes &me, const float (&d)[BN / 2]) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int m = u.m + me.first_row + 8 * h;
@@ -167,7 +167,7 @@ KR_DEV void hold_loads(int j) {
 
 /* N is even: a pair of columns is in or out as a whole. */
 template <int COLUMNS>
-KR_DEV void add_residual(const kr_gemm_plan &p, const unit &u, const lanes &me, float *v) {
+KR_DEV void add_residual(const kr_gemm_params &p, const unit &u, const lanes &me, float *v) {
   const kr_gemm_matrix &r = p.residual;
   const int left = p.N - u.n - me.column;
 #pragma unroll
@@ -198,7 +198,7 @@ KR_DEV void add_residual(const kr_gemm_plan &p, const unit &u, const lanes &me, 
 }
 
 template <int COLUMNS>
-KR_DEV void store_floats(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *v) {
+KR_DEV void store_floats(const kr_gemm_params &p, const unit &u, const lanes &me, const float *v) {
   const int left = p.N - u.n - me.column;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -230,12 +230,12 @@ KR_DEV void store_boxes(const unit &u, const lanes &me, uint32_t staged, uint64_
 }
 
 /* Whether the sums are scaled or biased. */
-KR_DEV int has_terms(const kr_gemm_plan &p) {
+KR_DEV int has_terms(const kr_gemm_params &p) {
   return p.scale != 1.0f || p.bias.data || p.bias2.data || p.row_scale.data;
 }
 
 template <int BN>
-KR_DEV void scale_and_bias(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias,
+KR_DEV void scale_and_bias(const kr_gemm_params &p, const unit &u, const lanes &me, const float *bias,
                            float (&d)[BN / 2]) {
   const int m = u.m + me.first_row;
   float s[2] = {p.scale, p.scale};
@@ -254,7 +254,7 @@ KR_DEV void scale_and_bias(const kr_gemm_plan &p, const unit &u, const lanes &me
 
 /* The exact GELU, 16 columns at a time with a branch in between: all at once would spill registers. */
 template <int COLUMNS>
-KR_DEV void activate(const kr_gemm_plan &p, const unit &u, float *d) {
+KR_DEV void activate(const kr_gemm_params &p, const unit &u, float *d) {
   if (p.activation != KRAIT_ACT_GELU) {
     kr_activate<COLUMNS / 2>(d, p.activation == KRAIT_ACT_GELU ? KRAIT_ACT_NONE : p.activation);
     return;
@@ -265,7 +265,7 @@ KR_DEV void activate(const kr_gemm_plan &p, const unit &u, float *d) {
 }
 
 template <int BN, int GATED>
-KR_DEV void finish(const kr_gemm_plan &p, const unit &u, const lanes &me, const float *bias, uint32_t staged,
+KR_DEV void finish(const kr_gemm_params &p, const unit &u, const lanes &me, const float *bias, uint32_t staged,
                    uint64_t map_out, float (&d)[BN / 2]) {
   const int COLUMNS = GATED ? BN / 2 : BN;
   if (has_terms(p)) scale_and_bias<BN>(p, u, me, bias, d);
@@ -307,7 +307,7 @@ KR_DEV void add_stage(float (&sum)[BN / 2], uint32_t stage, int group) {
 /* An infinite factor's parts are not a number where the other's low part is 0: sums that are not finite are computed
  * again by multiply-adds. */
 template <int BN>
-KR_DEV void mend(const kr_gemm_plan &p, const unit &u, const lanes &me, float (&sum)[BN / 2]) {
+KR_DEV void mend(const kr_gemm_params &p, const unit &u, const lanes &me, float (&sum)[BN / 2]) {
   float any = 0;
 #pragma unroll
   for (int i = 0; i < BN / 2; i++) any += sum[i] * 0.0f;
@@ -327,7 +327,7 @@ KR_DEV void mend(const kr_gemm_plan &p, const unit &u, const lanes &me, float (&
 #endif
 
 template <int BN, int GATED>
-KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *shared_bias, uint64_t maps, int n_units) {
+KR_DEV void multiply_tiles(const kr_gemm_params &p, const layout &at, float *shared_bias, uint64_t maps, int n_units) {
   const int STAGES = n_stages<BN>();
   const int thread = kr_thread() - 128, group = thread >= 128, lane = thread & 31;
   const lanes me = {group, thread & 127, 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2,
@@ -336,7 +336,7 @@ KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *share
   const uint32_t staged = at.staged + group * 64 * BN * 2;
   place from = {0, 0};
   const int terms = p.n_splits == 1 && has_terms(p);
-  kr_others_done();
+  kr_griddep_wait();
   for (int index = kr_block_x(); index < n_units; index += kr_grid_x()) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     if (terms) fetch_bias<BN, GATED>(p, u, me, bias);
@@ -370,12 +370,12 @@ KR_DEV void multiply_tiles(const kr_gemm_plan &p, const layout &at, float *share
 }
 
 template <int BN, int GATED>
-KR_DEV void run(const kr_gemm_plan &p, uint64_t maps) {
+KR_DEV void run(const kr_gemm_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<BN>(base);
   const int n_units = p.n_m * p.n_n * p.P * p.n_splits;
-  kr_next_may_start();
+  kr_launch_dependents();
   if (kr_thread() == 0) {
     for (int s = 0; s < n_stages<BN>(); s++)
       kr_barrier_open(at.full + s * 8, 1), kr_barrier_open(at.empty + s * 8, 2);
@@ -392,8 +392,8 @@ KR_DEV void run(const kr_gemm_plan &p, uint64_t maps) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS, 1) kr_gemm_hopper(kr_gemm_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS, 1) kr_gemm_hopper(kr_gemm_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_gemm_hopper, maps);
-  run<KR_BN, KR_GATED>(plan.plan, maps);
+  run<KR_BN, KR_GATED>(params.params, maps);
 }

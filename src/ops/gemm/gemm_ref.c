@@ -2,7 +2,7 @@
  * double accumulation, one rounding. */
 #include <math.h>
 
-#include "gemm/gemm_rows.h"
+#include "gemm/gemm_impls.h"
 #include "op_list.h"
 #include "view.h"
 

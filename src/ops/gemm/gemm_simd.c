@@ -1,7 +1,7 @@
 /* gemm_simd.c: a register tile of MR rows by two vectors, accumulated over all of K and finished in registers, so that
  * C is touched once. B is packed (gemm_kernel.h); A is read in place. */
 #include "gemm/gemm_kernel.h"
-#include "gemm/gemm_rows.h"
+#include "gemm/gemm_impls.h"
 #include "gemm/gemm_vectors.h"
 #include "op_list.h"
 
@@ -165,19 +165,19 @@ static void pack_columns(float *to, const krait_view *B, int64_t at, int64_t K, 
 
 /* A thread's scratch: each panel's initial sums; the panels, unless read in place; with several parts of K, the sums of
  * ROWS rows; K_PART of those rows of A, unless read in place. */
-static float *bias_of(float *memory, int i) { return memory + i * NR; }
+static float *gemm_bias_of(float *memory, int i) { return memory + i * NR; }
 static float *panel_of(const product *p, float *memory, int i) {
-  return bias_of(memory, p->panels) + (int64_t)i * p->args->K * NR;
+  return gemm_bias_of(memory, p->panels) + (int64_t)i * p->args->K * NR;
 }
 static float *sums_of(const product *p, float *memory, int i) {
-  return (p->lies ? bias_of(memory, p->panels) : panel_of(p, memory, p->panels)) + (int64_t)i * ROWS * NR;
+  return (p->lies ? gemm_bias_of(memory, p->panels) : panel_of(p, memory, p->panels)) + (int64_t)i * ROWS * NR;
 }
-static float *rows_of(const product *p, float *memory) {
+static float *gemm_rows_of(const product *p, float *memory) {
   return p->args->K > K_PART ? sums_of(p, memory, p->panels) : sums_of(p, memory, 0);
 }
-static int is_in_place(const krait_gemm_args *a) { return a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1; }
+static int is_in_place_for_gemm(const krait_gemm_args *a) { return a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1; }
 
-static void pack_group(const product *p, float *memory, int64_t panel, int n, int64_t batch) {
+static void pack_gemm_group(const product *p, float *memory, int64_t panel, int n, int64_t batch) {
   const krait_gemm_args *a = p->args;
   for (int i = 0; i < n; i++)
     for (int v = 0; v < 2; v++) {
@@ -186,7 +186,7 @@ static void pack_group(const product *p, float *memory, int64_t panel, int n, in
       const int64_t first = (panel + i) * p->width + (p->gated ? 0 : v * KR_VL), at = batch ? batch * B->stride[2] : 0;
       const int lanes = gemm_lanes(a->N - first);
       if (!p->lies) pack_columns(panel_of(p, memory, i) + v * KR_VL, B, at, a->K, lanes ? first : 0, lanes);
-      kr_v_store(bias_of(memory, i) + v * KR_VL,
+      kr_v_store(gemm_bias_of(memory, i) + v * KR_VL,
                  kr_has(bias) ? gemm_load(bias, first * bias->stride[0], bias->stride[0], lanes) : kr_v_zero());
     }
 }
@@ -278,7 +278,7 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
   static const float zeros[NR] = {0};
   const krait_gemm_args *a = p->args;
   const int64_t next_B = p->lies ? a->Bmat.stride[0] : NR;
-  const float *bias = bias_of(memory, i),
+  const float *bias = gemm_bias_of(memory, i),
               *B = p->lies ? (const float *)a->Bmat.data + (t->batch ? t->batch * a->Bmat.stride[2] : 0) +
                                  (panel + i) * NR + t->k * next_B
                            : panel_of(p, memory, i) + t->k * NR;
@@ -314,7 +314,7 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
 }
 
 /* At most ROWS rows times the packed panels. */
-static void multiply_rows(const product *p, float *memory, int64_t panel, int n_panels, int64_t batch, int64_t m,
+static void multiply_gemm_rows(const product *p, float *memory, int64_t panel, int n_panels, int64_t batch, int64_t m,
                           int n) {
   const krait_gemm_args *a = p->args;
   const int64_t at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0);
@@ -326,9 +326,9 @@ static void multiply_rows(const product *p, float *memory, int64_t panel, int n_
               .batch = batch,
               .m = m,
               .rows = n};
-    if (!is_in_place(a)) {
-      widen_rows(&a->A, at + k * a->A.stride[1], t.K, n, rows_of(p, memory));
-      t.A = rows_of(p, memory), t.lda = K_PART;
+    if (!is_in_place_for_gemm(a)) {
+      widen_rows(&a->A, at + k * a->A.stride[1], t.K, n, gemm_rows_of(p, memory));
+      t.A = gemm_rows_of(p, memory), t.lda = K_PART;
     }
     for (int i = 0; i < n_panels; i++) multiply_panel(p, memory, panel, i, &t);
   }
@@ -339,7 +339,7 @@ static int64_t *packed_of(const product *p, int worker) {
   return (int64_t *)((float *)p->args->call.scratch + (worker + 1) * p->thread_floats - LINE);
 }
 
-static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) {
+static void multiply_gemm_blocks(void *user, int64_t begin, int64_t end, int worker) {
   const product *p = user;
   const krait_gemm_args *a = p->args;
   float *memory = (float *)a->call.scratch + worker * p->thread_floats;
@@ -349,14 +349,14 @@ static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) 
                   batch = group / p->n_groups;
     const int64_t left = p->n_panels - panel, last = (block + 1) * p->n_rows < a->M ? (block + 1) * p->n_rows : a->M;
     const int n_panels = left < p->panels ? (int)left : p->panels;
-    if (*packed != group) pack_group(p, memory, panel, n_panels, batch);
+    if (*packed != group) pack_gemm_group(p, memory, panel, n_panels, batch);
     *packed = group;
     for (int64_t m = block * p->n_rows; m < last; m += ROWS)
-      multiply_rows(p, memory, panel, n_panels, batch, m, last - m < ROWS ? (int)(last - m) : ROWS);
+      multiply_gemm_rows(p, memory, panel, n_panels, batch, m, last - m < ROWS ? (int)(last - m) : ROWS);
   }
 }
 
-static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
+static product plan_gemm(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .gated = kr_has(&a->B2), .plain = (a->scale == 0 || a->scale == 1) && !kr_has(&a->row_scale)};
   p.behind = p.gated ? GATED : kr_has(&a->residual) ? ADDED : kr_has(&a->factor) ? MULTIPLIED : STORED;
@@ -378,22 +378,22 @@ static product plan(const krait_ctx *ctx, const krait_gemm_args *a) {
   const int64_t wanted = (pieces + p.n_groups * P - 1) / (p.n_groups * P);
   p.n_row_blocks = n_threads == 1 || wanted < 1 ? 1 : wanted < most ? wanted : most < 1 ? 1 : most;
   p.n_rows = ((a->M + p.n_row_blocks - 1) / p.n_row_blocks + MR - 1) / MR * MR;
-  const int64_t sums = a->K > K_PART ? p.panels * ROWS * NR : 0, rows = is_in_place(a) ? 0 : ROWS * K_PART,
+  const int64_t sums = a->K > K_PART ? p.panels * ROWS * NR : 0, rows = is_in_place_for_gemm(a) ? 0 : ROWS * K_PART,
                 packed = p.lies ? 0 : p.panels * a->K * NR;
   p.thread_floats = packed + p.panels * NR + sums + rows + LINE;
   return p;
 }
 
 uint64_t KR_FN(kr_gemm_scratch)(const krait_ctx *ctx, const void *args) {
-  const product p = plan(ctx, args);
+  const product p = plan_gemm(ctx, args);
   return (uint64_t)(p.thread_floats * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_gemm)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_args *a = args;
-  product p = plan(ctx, a);
+  product p = plan_gemm(ctx, a);
   if (a->M == 0) return KRAIT_OK;
   for (int worker = 0; worker < krait_ctx_n_threads(ctx); worker++) *packed_of(&p, worker) = -1;
-  kr_parallel_long(ctx, p.n_groups * p.n_row_blocks * kr_gemm_products(a), 1, multiply_blocks, &p);
+  kr_parallel_long(ctx, p.n_groups * p.n_row_blocks * kr_gemm_products(a), 1, multiply_gemm_blocks, &p);
   return KRAIT_OK;
 }

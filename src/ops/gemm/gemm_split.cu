@@ -1,7 +1,7 @@
 /* gemm_split.cu: float32 matrices as sums of three bfloat16 ones, for gemm_hopper.cu. The parts are cut, not rounded: 8
  * significant bits each, so that their sum is exact and the first part of a finite number is finite. A thread splits
  * eight neighbours along the contiguous dimension. */
-#include "gemm_plan.h"
+#include "gemm_params.h"
 #include "kernel.cuh"
 
 /* The upper 16 bits of a number, which are a bfloat16, and the remainder. Infinities and NaN have no remainder. */
@@ -12,7 +12,7 @@ KR_DEV uint32_t cut(float &x) {
   return high;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SPLIT_THREADS, 4) kr_gemm_split(const kr_split_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SPLIT_THREADS, 4) kr_gemm_split(const kr_split_params p) {
   const int64_t packs = p.line / 8, index = (int64_t)kr_block_x() * KR_SPLIT_THREADS + kr_thread(), row = index / packs;
   const int at = (int)(index - row * packs) * 8, left = p.n_along - at;
   if (row >= (int64_t)p.P * p.n_across) return;

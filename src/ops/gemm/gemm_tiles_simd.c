@@ -3,7 +3,7 @@
  * factors are packed in blocks of 32 terms by 16 rows or columns. Quantized columns are one bfloat16 each, and a
  * block's sums are multiplied by its scale. Compiled for AMX; a test compiles it with loops emulating the unit. */
 #include "gemm/gemm_blocks.h"
-#include "gemm/gemm_rows.h"
+#include "gemm/gemm_impls.h"
 #include "gemm/gemm_vectors.h"
 #include "op_list.h"
 #include "status.h"
@@ -102,7 +102,7 @@ static uint32_t pack_scaled(int parts, const lines *l, int64_t k, int64_t K, flo
 
 /* Packs terms k to K. Returns the exponent of the power of two they were multiplied by, so that no part underflows and
  * no sum of products overflows, or NOT_FINITE. */
-static int pack(int parts, const lines *l, int64_t k, int64_t K, char *to) {
+static int pack_gemm_tiles(int parts, const lines *l, int64_t k, int64_t K, char *to) {
   const uint32_t largest = pack_scaled(parts, l, k, K, 1, to);
   if (largest >= INFINITE) return NOT_FINITE;
   if (!largest || (largest >= LEAST && largest <= MOST)) return 0;
@@ -111,7 +111,7 @@ static int pack(int parts, const lines *l, int64_t k, int64_t K, char *to) {
   return shift;
 }
 
-static lines rows_of(const krait_gemm_args *a, int64_t batch, int64_t m) {
+static lines gemm_tiles_rows_of(const krait_gemm_args *a, int64_t batch, int64_t m) {
   const int64_t left = a->M - m;
   return (lines){.view = &a->A,
                  .at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0),
@@ -121,7 +121,7 @@ static lines rows_of(const krait_gemm_args *a, int64_t batch, int64_t m) {
 }
 
 /* Half of a panel: with a gate, the second half belongs to the second factor. */
-static lines columns_of(const product *p, int64_t batch, int64_t panel, int half) {
+static lines gemm_tiles_columns_of(const product *p, int64_t batch, int64_t panel, int half) {
   const krait_gemm_args *a = p->args;
   const krait_view *B = p->gated && half ? &a->B2 : &a->Bmat;
   const int64_t first = panel * p->width + (p->gated ? 0 : half * KR_TILE), left = a->N - first;
@@ -136,10 +136,10 @@ static lines columns_of(const product *p, int64_t batch, int64_t panel, int half
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t blocks_of(int64_t K) { return ceil_div(K, KR_TILE_TERMS); }
+static int64_t gemm_tiles_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t gemm_tiles_blocks_of(int64_t K) { return gemm_tiles_ceil_div(K, KR_TILE_TERMS); }
 /* Per panel. */
-static int64_t packed_bytes(int64_t K, int64_t block) { return blocks_of(K) * block; }
+static int64_t packed_bytes(int64_t K, int64_t block) { return gemm_tiles_blocks_of(K) * block; }
 
 /* A thread's scratch. */
 typedef struct memory {
@@ -149,17 +149,17 @@ typedef struct memory {
   int64_t *packed;      /* the group it has packed: it is not packed again for the next block of rows */
 } memory;
 
-static int64_t sums_floats(const product *p) {
-  return p->n_parts > 1 ? ceil_div(p->block, SIDE) * p->panels * SIDE * SIDE : 0;
+static int64_t gemm_tiles_sums_floats(const product *p) {
+  return p->n_parts > 1 ? gemm_tiles_ceil_div(p->block, SIDE) * p->panels * SIDE * SIDE : 0;
 }
 
 /* Byte offsets in a thread's scratch, in the order of `memory`. */
-static int64_t place(const product *p, int64_t at[6]) {
+static int64_t place_gemm_tiles(const product *p, int64_t at[6]) {
   const int64_t bytes[6] = {p->panels * SIDE * (int64_t)sizeof(float),
-                            sums_floats(p) * (int64_t)sizeof(float),
+                            gemm_tiles_sums_floats(p) * (int64_t)sizeof(float),
                             p->panels * packed_bytes(p->part, p->block_b),
                             p->shared ? 0 : packed_bytes(p->part, p->block_a),
-                            ceil_div(p->panels * 2 * (int64_t)sizeof(int), LINE) * LINE,
+                            gemm_tiles_ceil_div(p->panels * 2 * (int64_t)sizeof(int), LINE) * LINE,
                             LINE};
   int64_t end = 0;
   for (int i = 0; i < 6; i++) at[i] = end, end += bytes[i];
@@ -171,7 +171,7 @@ static char *base_of(const product *p) {
 }
 static memory memory_of(const product *p, int worker) {
   int64_t at[6];
-  char *base = base_of(p) + p->shared_bytes + worker * place(p, at);
+  char *base = base_of(p) + p->shared_bytes + worker * place_gemm_tiles(p, at);
   return (memory){(float *)(void *)(base + at[0]), (float *)(void *)(base + at[1]), base + at[2], base + at[3],
                   (int *)(void *)(base + at[4]), (int64_t *)(void *)(base + at[5])};
 }
@@ -182,7 +182,7 @@ static char *shared_rows(const product *p, int64_t panel) {
   return base_of(p) + panel * packed_bytes(p->args->K, p->block_a);
 }
 static int *shared_shifts(const product *p, int64_t panel) {
-  return (int *)(void *)shared_rows(p, p->shared ? ceil_div(p->n_rows, SIDE) : 0) + 2 * panel;
+  return (int *)(void *)shared_rows(p, p->shared ? gemm_tiles_ceil_div(p->n_rows, SIDE) : 0) + 2 * panel;
 }
 
 /* Quantized columns with a base need the sum of all terms of each row's block: stored per panel behind the block's
@@ -209,11 +209,11 @@ static void pack_sums(const lines *l, int64_t K, int shift, float *to) {
 
 static void pack_rows(const product *p, int64_t batch, int64_t m, int64_t k, int64_t K, char *to, int *shifts) {
   for (int half = 0; half < 2; half++) {
-    lines l = rows_of(p->args, batch, m + half * KR_TILE);
+    lines l = gemm_tiles_rows_of(p->args, batch, m + half * KR_TILE);
     shifts[half] = 0;
     if (!l.n) continue;
     l.block = p->block_a;
-    shifts[half] = pack(p->parts_a, &l, k, K, to + half * KR_TILE_BYTES);
+    shifts[half] = pack_gemm_tiles(p->parts_a, &l, k, K, to + half * KR_TILE_BYTES);
     if (p->quantized && p->quantized->has_bases) pack_sums(&l, K, shifts[half], row_sums(p, to) + half * KR_TILE);
   }
 }
@@ -230,7 +230,7 @@ enum { FACTORS_BYTES = 2 * SIDE * sizeof(float) };
 static float *factors_of(char *block) { return (float *)(void *)(block + 2 * KR_TILE_BYTES); }
 
 /* Transposes 16 numbers of n columns, `pitch` between columns, into lines; zeros past the last column. */
-static void turn(const float *numbers, int64_t pitch, int n, float *to) {
+static void turn_gemm_tiles(const float *numbers, int64_t pitch, int n, float *to) {
   for (int lane = 0; lane < KR_TILE; lane += KR_VL) {
     const kr_plane plane = {(void *)(uintptr_t)(numbers + lane * pitch), KRAIT_F32, 0, 1, pitch};
     kr_tile_load_as(to + lane, KR_TILE, &plane, KR_TILE, gemm_lanes(n - lane), KRAIT_F32);
@@ -242,31 +242,32 @@ static void pack_quantized(const product *p, int half, int64_t first, int n, int
   enum { AT_ONCE = KR_BLOCKS_AT_ONCE };
   const kr_blocks *q = p->quantized;
   for (; k < K; k += AT_ONCE * KR_BLOCK, to += AT_ONCE * p->block_b) {
-    const int n_blocks = (int)smaller(blocks_of(K - k), AT_ONCE);
+    const int n_blocks = (int)smaller(gemm_tiles_blocks_of(K - k), AT_ONCE);
     float pairs[KR_TILE][AT_ONCE][KR_TILE], scales[KR_TILE][KR_TILE], bases[KR_TILE][KR_TILE];
     for (int i = 0; i < n; i++)
       q->load(q->args, first + i, k / KR_BLOCK, n_blocks, pairs[i][0], scales[i], bases[i]);
     char *block = to;
     for (int s = 0; s < n_blocks; s++, block += p->block_b) {
       float *factors = factors_of(block) + half * KR_TILE;
-      turn(pairs[0][s], AT_ONCE * KR_TILE, n, (float *)(void *)(block + half * KR_TILE_BYTES));
+      turn_gemm_tiles(pairs[0][s], AT_ONCE * KR_TILE, n, (float *)(void *)(block + half * KR_TILE_BYTES));
       for (int i = 0; i < KR_TILE; i++) factors[i] = i < n ? scales[i][s] : 0;
       for (int i = 0; q->has_bases && i < KR_TILE; i++) factors[SIDE + i] = i < n ? bases[i][s] : 0;
     }
   }
 }
 
-static void pack_group(const product *p, const memory *t, int64_t batch, int64_t panel, int n, int64_t k, int64_t K) {
+static void pack_gemm_tiles_group(const product *p, const memory *t, int64_t batch, int64_t panel, int n, int64_t k,
+                                  int64_t K) {
   const krait_gemm_args *a = p->args;
   for (int i = 0; i < 2 * n; i++) {
     const int half = i % 2, second = p->gated && half;
-    const lines l = columns_of(p, batch, panel + i / 2, half);
+    const lines l = gemm_tiles_columns_of(p, batch, panel + i / 2, half);
     const krait_view *bias = second ? &a->bias2 : &a->bias;
     const int64_t first = (panel + i / 2) * p->width + (p->gated ? 0 : half * KR_TILE);
     char *to = t->columns + i / 2 * packed_bytes(p->part, p->block_b);
     t->shifts[i] = 0;
     if (p->quantized) pack_quantized(p, half, first, l.n, k, K, to);
-    else if (l.n) t->shifts[i] = pack(p->parts_b, &l, k, K, to + half * KR_TILE_BYTES);
+    else if (l.n) t->shifts[i] = pack_gemm_tiles(p->parts_b, &l, k, K, to + half * KR_TILE_BYTES);
     for (int64_t lane = 0, stride = bias->stride[0]; lane < KR_TILE; lane += KR_VL)
       kr_v_store(t->bias + i * KR_TILE + lane,
                  kr_has(bias) ? gemm_load(bias, (first + lane) * stride, stride, gemm_lanes(a->N - first - lane))
@@ -290,10 +291,11 @@ typedef struct piece {
 } piece;
 
 /* Sums of two by two tiles: panels of rows and of columns, either of which may lack its second half. */
-static void multiply(const product *p, const piece *c, int two_rows, int two_columns, float *sums, kr_tmms *t) {
+static void multiply_gemm_tiles(const product *p, const piece *c, int two_rows, int two_columns, float *sums,
+                                kr_tmms *t) {
   enum { PITCH = SIDE * sizeof(float) };
   const char *A = c->A, *B = c->B, *next = c->next;
-  int64_t n_blocks = blocks_of(c->K - c->k);
+  int64_t n_blocks = gemm_tiles_blocks_of(c->K - c->k);
   (void)t;
   KR_TMM_ZERO(*t, 0);
   KR_TMM_ZERO(*t, 1);
@@ -361,7 +363,7 @@ KR_INLINE void multiply_scaled(const int has_bases, const product *p, const piec
   enum { PITCH = SIDE * sizeof(float), HALF = KR_TILE * SIDE };
   _Alignas(LINE) float tiles[2 * HALF] = {0};
   const char *A = c->A, *B = c->B, *next = c->next;
-  const int64_t n_blocks = blocks_of(c->K - c->k);
+  const int64_t n_blocks = gemm_tiles_blocks_of(c->K - c->k);
   const float *factors = NULL, *rows = NULL;
   (void)t;
   memset(sums, 0, 2 * HALF * sizeof *sums);
@@ -412,7 +414,7 @@ static void scale_tile(float *sums, int shift) {
 static void sum_piece(const product *p, const piece *c, float *sums, kr_tmms *t) {
   const krait_gemm_args *a = p->args;
   const int two_columns = p->gated || c->panel * SIDE + KR_TILE < a->N, two_rows = c->m + KR_TILE < a->M;
-  if (!p->quantized) multiply(p, c, two_rows, two_columns, sums, t);
+  if (!p->quantized) multiply_gemm_tiles(p, c, two_rows, two_columns, sums, t);
   else if (p->quantized->has_bases) multiply_scaled(1, p, c, two_rows, two_columns, sums, t);
   else multiply_scaled(0, p, c, two_rows, two_columns, sums, t);
   if (!(c->rows[0] | c->rows[1] | c->columns[0] | c->columns[1])) return;
@@ -421,13 +423,14 @@ static void sum_piece(const product *p, const piece *c, float *sums, kr_tmms *t)
     float *tile = sums + row * KR_TILE * SIDE + column * KR_TILE;
     if (c->rows[row] == NOT_FINITE || c->columns[column] == NOT_FINITE) {
       if (p->quantized) continue; /* `run` recomputes them */
-      const lines l = rows_of(a, c->batch, c->m + row * KR_TILE), r = columns_of(p, c->batch, c->panel, column);
+      const lines l = gemm_tiles_rows_of(a, c->batch, c->m + row * KR_TILE),
+                  r = gemm_tiles_columns_of(p, c->batch, c->panel, column);
       multiply_plainly(&l, &r, c->k, c->K, tile);
     } else if (c->rows[row] + c->columns[column]) scale_tile(tile, -c->rows[row] - c->columns[column]);
   }
 }
 
-static void add_sums(float *to, const float *from) {
+static void add_gemm_tiles_sums(float *to, const float *from) {
   for (int i = 0; i < SIDE * SIDE; i += KR_VL) kr_v_store(to + i, kr_v_add(kr_v_load(to + i), kr_v_load(from + i)));
 }
 
@@ -445,7 +448,7 @@ static inline void fetch_result(const product *p, const piece *c, int n) {
 }
 
 /* The i-th panel of rows of its block times a group of columns, over some terms. */
-static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i, int n_panels, kr_tmms *t) {
+static void multiply_gemm_tiles_rows(const product *p, const memory *w, piece *c, int64_t i, int n_panels, kr_tmms *t) {
   const krait_gemm_args *a = p->args;
   const int64_t panel = c->panel;
   const int is_last = c->K == a->K, n = a->M - c->m < SIDE ? (int)(a->M - c->m) : SIDE;
@@ -455,8 +458,8 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
     c->panel = panel + j, c->B = w->columns + j * packed_bytes(p->part, p->block_b), c->columns = w->shifts + 2 * j;
     if (is_last) fetch_result(p, c, n);
     sum_piece(p, c, is_last || c->k ? done : kept, t);
-    c->next += blocks_of(c->K - c->k) * c->next_bytes;
-    if (c->k) add_sums(is_last ? done : kept, is_last ? kept : done);
+    c->next += gemm_tiles_blocks_of(c->K - c->k) * c->next_bytes;
+    if (c->k) add_gemm_tiles_sums(is_last ? done : kept, is_last ? kept : done);
     if (is_last)
       gemm_finish_rows(a, 0, SIDE / KR_VL, done, w->bias + j * SIDE, c->batch, c->m, n, c->panel * p->width);
   }
@@ -464,14 +467,14 @@ static void multiply_rows(const product *p, const memory *w, piece *c, int64_t i
 }
 
 /* Prefetches the next panel of rows, if any, packed or contiguous in A, while n panels of columns are multiplied. */
-static void look_ahead(const product *p, piece *c, int is_there, int n) {
+static void look_ahead_gemm_tiles(const product *p, piece *c, int is_there, int n) {
   const krait_view *A = &p->args->A;
   const int64_t bytes = (int64_t)krait_dtype_bytes(A->dtype), dense = A->stride[1] == 1 && A->stride[0] == p->args->K,
                 of_block = p->shared ? p->block_a : SIDE * KR_TILE_TERMS * bytes,
                 at = (c->m + SIDE) * A->stride[0] + (c->batch ? c->batch * A->stride[2] : 0);
   c->next = c->A, c->next_bytes = 0;
   if (!is_there || !(p->shared || (dense && p->n_parts == 1))) return;
-  c->next_bytes = (int)(ceil_div(of_block, n * LINE) * LINE);
+  c->next_bytes = (int)(gemm_tiles_ceil_div(of_block, n * LINE) * LINE);
   if (p->shared) c->next += packed_bytes(p->args->K, p->block_a);
   else c->next = (const char *)A->data + at * bytes;
 }
@@ -485,20 +488,20 @@ static void multiply_block(const product *p, const memory *w, int64_t group, int
   piece c = {.batch = group / p->n_groups, .panel = panel, .rows = shifts};
   for (; c.k < a->K; c.k += p->part) {
     c.K = c.k + p->part < a->K ? c.k + p->part : a->K;
-    if (p->n_parts > 1 || *w->packed != group) pack_group(p, w, c.batch, panel, n_panels, c.k, c.K);
+    if (p->n_parts > 1 || *w->packed != group) pack_gemm_tiles_group(p, w, c.batch, panel, n_panels, c.k, c.K);
     *w->packed = group;
     for (c.m = first; c.m < end; c.m += SIDE) {
       const int64_t row = (c.m - p->first) / SIDE;
       if (p->shared || p->quantized) c.rows = shared_shifts(p, row);
       if (p->shared) c.A = shared_rows(p, row) + packed_bytes(c.k, p->block_a);
       else pack_rows(p, c.batch, c.m, c.k, c.K, w->rows, c.rows), c.A = w->rows;
-      look_ahead(p, &c, c.m + SIDE < end, n_panels);
-      multiply_rows(p, w, &c, (c.m - first) / SIDE, n_panels, t);
+      look_ahead_gemm_tiles(p, &c, c.m + SIDE < end, n_panels);
+      multiply_gemm_tiles_rows(p, w, &c, (c.m - first) / SIDE, n_panels, t);
     }
   }
 }
 
-static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) {
+static void multiply_gemm_tiles_blocks(void *user, int64_t begin, int64_t end, int worker) {
   const product *p = user;
   const memory w = memory_of(p, worker);
   const int64_t last = p->first + p->n_rows;
@@ -511,16 +514,16 @@ static void multiply_blocks(void *user, int64_t begin, int64_t end, int worker) 
   KR_TMM_END(t);
 }
 
-static int parts_of(int32_t dtype) { return dtype == KRAIT_F32 ? 3 : dtype == KRAIT_F16 ? 2 : 1; }
+static int gemm_tiles_parts_of(int32_t dtype) { return dtype == KRAIT_F32 ? 3 : dtype == KRAIT_F16 ? 2 : 1; }
 
 /* Small products first. depth: the largest sum of part indices that still counts. */
-static void choose_steps(product *p) {
+static void choose_gemm_tiles_steps(product *p) {
   static const int order[MOST_STEPS][2] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}};
   const krait_gemm_args *a = p->args;
   const int is_rough = a->out.dtype != KRAIT_F32 ||
                        (a->call.flags & KRAIT_GEMM_TF32 && a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32),
-            depth = is_rough ? 1 : 2, all_a = parts_of(a->A.dtype),
-            all_b = p->quantized ? 1 : parts_of(a->Bmat.dtype);
+            depth = is_rough ? 1 : 2, all_a = gemm_tiles_parts_of(a->A.dtype),
+            all_b = p->quantized ? 1 : gemm_tiles_parts_of(a->Bmat.dtype);
   p->parts_a = all_a <= depth ? all_a : depth + 1;
   p->parts_b = all_b <= depth ? all_b : depth + 1;
   for (int i = 0, last_a = -1, last_b = -1; i < MOST_STEPS; i++) {
@@ -532,55 +535,56 @@ static void choose_steps(product *p) {
   p->steps[0].loads_a = p->steps[0].loads_b = 1;
 }
 
-static product plan(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
+static product plan_gemm_tiles(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .quantized = quantized, .gated = kr_has(&a->B2)};
-  choose_steps(&p);
+  choose_gemm_tiles_steps(&p);
   p.block_a = p.parts_a * 2 * KR_TILE_BYTES + (quantized && quantized->has_bases ? SIDE * (int64_t)sizeof(float) : 0);
   p.block_b = p.parts_b * 2 * KR_TILE_BYTES + (quantized ? FACTORS_BYTES : 0);
   p.width = p.gated ? KR_TILE : SIDE;
-  p.n_panels = ceil_div(a->N, p.width);
-  const int64_t longest = PART_TERMS / p.parts_b, n_parts = ceil_div(a->K, longest),
+  p.n_panels = gemm_tiles_ceil_div(a->N, p.width);
+  const int64_t longest = PART_TERMS / p.parts_b, n_parts = gemm_tiles_ceil_div(a->K, longest),
                 terms = quantized ? KR_BLOCKS_AT_ONCE * KR_BLOCK : KR_TILE_TERMS;
-  p.part = ceil_div(ceil_div(a->K, n_parts), terms) * terms;
-  p.n_parts = ceil_div(a->K, p.part);
+  p.part = gemm_tiles_ceil_div(gemm_tiles_ceil_div(a->K, n_parts), terms) * terms;
+  p.n_parts = gemm_tiles_ceil_div(a->K, p.part);
   /* Threads share columns, which are then packed once; rows if there are many more rows; both if there are few of
    * either. */
   const int64_t fit = larger(1, GROUP_BYTES / packed_bytes(p.part, p.block_b)), n_pieces = PIECES * n_threads,
-                row_blocks = larger(1, a->M / FEWEST_ROWS), share = ceil_div(p.n_panels * P, GROUPS * n_threads);
+                row_blocks = larger(1, a->M / FEWEST_ROWS),
+                share = gemm_tiles_ceil_div(p.n_panels * P, GROUPS * n_threads);
   int64_t panels = smaller(fit, p.n_panels);
   if (n_threads > 1 && ((p.n_panels * P >= n_pieces && a->M <= 4 * a->N) ||
-                        ceil_div(p.n_panels, panels) * P * row_blocks < GROUPS * n_threads))
+                        gemm_tiles_ceil_div(p.n_panels, panels) * P * row_blocks < GROUPS * n_threads))
     panels = smaller(panels, share);
-  p.panels = (int)ceil_div(p.n_panels, ceil_div(p.n_panels, panels));
-  p.n_groups = ceil_div(p.n_panels, p.panels);
+  p.panels = (int)gemm_tiles_ceil_div(p.n_panels, gemm_tiles_ceil_div(p.n_panels, panels));
+  p.n_groups = gemm_tiles_ceil_div(p.n_panels, p.panels);
   p.shared = P == 1 && (p.n_groups > 1 || (quantized && p.n_parts > 1));
   p.n_rows = a->M;
   if (p.shared) {
     const int64_t fit_rows = larger(8, ROWS_BYTES / packed_bytes(a->K, p.block_a)) * SIDE;
-    p.n_rows = ceil_div(ceil_div(a->M, ceil_div(a->M, fit_rows)), SIDE) * SIDE;
-    p.shared_bytes = ceil_div(p.n_rows, SIDE) * packed_bytes(a->K, p.block_a);
+    p.n_rows = gemm_tiles_ceil_div(gemm_tiles_ceil_div(a->M, gemm_tiles_ceil_div(a->M, fit_rows)), SIDE) * SIDE;
+    p.shared_bytes = gemm_tiles_ceil_div(p.n_rows, SIDE) * packed_bytes(a->K, p.block_a);
   }
   if (p.shared || quantized)
-    p.shared_bytes += ceil_div(ceil_div(p.n_rows, SIDE) * 2 * (int64_t)sizeof(int), LINE) * LINE;
-  const int64_t wanted = n_threads == 1 ? 1 : ceil_div(n_pieces, p.n_groups * P),
+    p.shared_bytes += gemm_tiles_ceil_div(gemm_tiles_ceil_div(p.n_rows, SIDE) * 2 * (int64_t)sizeof(int), LINE) * LINE;
+  const int64_t wanted = n_threads == 1 ? 1 : gemm_tiles_ceil_div(n_pieces, p.n_groups * P),
                 longest_block = p.n_parts > 1 ? larger(1, SUMS_BYTES / (p.panels * SIDE * SIDE * 4)) * SIDE : p.n_rows,
-                n_blocks = larger(ceil_div(p.n_rows, longest_block), smaller(wanted, row_blocks));
-  p.block = ceil_div(ceil_div(p.n_rows, n_blocks), SIDE) * SIDE;
-  p.n_blocks = ceil_div(p.n_rows, p.block);
+                n_blocks = larger(gemm_tiles_ceil_div(p.n_rows, longest_block), smaller(wanted, row_blocks));
+  p.block = gemm_tiles_ceil_div(gemm_tiles_ceil_div(p.n_rows, n_blocks), SIDE) * SIDE;
+  p.n_blocks = gemm_tiles_ceil_div(p.n_rows, p.block);
   return p;
 }
 
-static uint64_t scratch_of(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
+static uint64_t gemm_tiles_scratch_of(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
   if (a->M == 0) return 0;
-  const product p = plan(ctx, a, quantized);
+  const product p = plan_gemm_tiles(ctx, a, quantized);
   int64_t at[6];
-  return (uint64_t)(p.shared_bytes + place(&p, at) * krait_ctx_n_threads(ctx) + LINE);
+  return (uint64_t)(p.shared_bytes + place_gemm_tiles(&p, at) * krait_ctx_n_threads(ctx) + LINE);
 }
 
 /* Quantized columns: recomputes 16 rows if any is not finite. */
 static int32_t run_others(const krait_ctx *ctx, const product *p) {
-  for (int64_t i = 0; i < ceil_div(p->n_rows, KR_TILE); i++) {
+  for (int64_t i = 0; i < gemm_tiles_ceil_div(p->n_rows, KR_TILE); i++) {
     const int64_t m = p->first + i * KR_TILE, left = p->args->M - m;
     if (shared_shifts(p, i / 2)[i % 2] == NOT_FINITE)
       KR_TRY(p->quantized->rows(ctx, p->quantized->args, m, smaller(left, KR_TILE)));
@@ -588,22 +592,26 @@ static int32_t run_others(const krait_ctx *ctx, const product *p) {
   return KRAIT_OK;
 }
 
-static int32_t run(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
+static int32_t run_gemm_tiles(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
   if (a->M == 0) return KRAIT_OK;
-  product p = plan(ctx, a, quantized);
+  product p = plan_gemm_tiles(ctx, a, quantized);
   const int64_t chunk = p.n_rows;
   for (int worker = 0; worker < krait_ctx_n_threads(ctx); worker++) *memory_of(&p, worker).packed = -1;
   for (; p.first < a->M; p.first += chunk) {
     p.n_rows = smaller(chunk, a->M - p.first);
-    if (p.shared) kr_parallel(ctx, ceil_div(p.n_rows, SIDE), 1, pack_shared, &p);
-    kr_parallel_long(ctx, p.n_groups * p.n_blocks * kr_gemm_products(a), 1, multiply_blocks, &p);
+    if (p.shared) kr_parallel(ctx, gemm_tiles_ceil_div(p.n_rows, SIDE), 1, pack_shared, &p);
+    kr_parallel_long(ctx, p.n_groups * p.n_blocks * kr_gemm_products(a), 1, multiply_gemm_tiles_blocks, &p);
     if (quantized) KR_TRY(run_others(ctx, &p));
   }
   return KRAIT_OK;
 }
 
-uint64_t KR_FN(kr_gemm_tiles_scratch)(const krait_ctx *ctx, const void *args) { return scratch_of(ctx, args, NULL); }
-int32_t KR_FN(kr_gemm_tiles)(const krait_ctx *ctx, const void *args) { return run(ctx, args, NULL); }
+uint64_t KR_FN(kr_gemm_tiles_scratch)(const krait_ctx *ctx, const void *args) {
+  return gemm_tiles_scratch_of(ctx, args, NULL);
+}
+int32_t KR_FN(kr_gemm_tiles)(const krait_ctx *ctx, const void *args) { return run_gemm_tiles(ctx, args, NULL); }
 
-uint64_t KR_FN(kr_gemm_blocks_scratch)(const krait_ctx *ctx, kr_blocks b) { return scratch_of(ctx, &b.product, &b); }
-int32_t KR_FN(kr_gemm_blocks)(const krait_ctx *ctx, kr_blocks b) { return run(ctx, &b.product, &b); }
+uint64_t KR_FN(kr_gemm_blocks_scratch)(const krait_ctx *ctx, kr_blocks b) {
+  return gemm_tiles_scratch_of(ctx, &b.product, &b);
+}
+int32_t KR_FN(kr_gemm_blocks)(const krait_ctx *ctx, kr_blocks b) { return run_gemm_tiles(ctx, &b.product, &b); }

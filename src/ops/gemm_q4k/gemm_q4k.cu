@@ -2,7 +2,7 @@
  * 16 bytes (32 weights) of every fourth super-block. Many rows: a block computes a tile of 64 rows by 64 outputs, 64
  * weights of each at a time widened into shared memory. */
 #include "kernel.cuh"
-#include "gemm_q4k_plan.h"
+#include "gemm_q4k_params.h"
 
 enum { SUPER_WORDS = 36, OUTPUTS = KR_Q4K_FEW_OUTPUTS, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
 
@@ -46,11 +46,11 @@ KR_DEV void read_sixteen(const void *data, int64_t at, float (&v)[16]) {
 typedef struct piece {
   kr_raw16 head, q;
 } piece;
-KR_DEV piece read_piece(const int32_t *words, int64_t s, int64_t S, int eighth) {
+KR_DEV piece read_piece(const int32_t *qweight, int64_t s, int64_t S, int eighth) {
   const kr_raw16 none = {{0, 0, 0, 0}};
   if (s >= S) return piece{none, none};
-  words += s * SUPER_WORDS;
-  return piece{*(const kr_raw16 *)words, *(const kr_raw16 *)(words + 4 + 4 * eighth)};
+  qweight += s * SUPER_WORDS;
+  return piece{*(const kr_raw16 *)qweight, *(const kr_raw16 *)(qweight + 4 + 4 * eighth)};
 }
 
 /* 16 + the four bits from bit `from`, without a conversion: placed at the top of the mantissa of a float from 16. */
@@ -68,19 +68,19 @@ KR_DEV void run_few(const krait_gemm_q4k_args &a) {
                 first = (int64_t)kr_block_y() * ROWS, row = a.A.stride[0];
   if (n >= a.N) return;
   const int rows = a.M - first < ROWS ? (int)(a.M - first) : ROWS;
-  const int32_t *words[OUTPUTS];
+  const int32_t *qweight[OUTPUTS];
   float sum[OUTPUTS][ROWS];
   piece now[OUTPUTS], next[OUTPUTS];
 #pragma unroll
   for (int o = 0; o < OUTPUTS; o++) {
-    words[o] = (const int32_t *)a.words.data + (n + o < a.N ? n + o : n) * a.words.stride[0];
-    next[o] = read_piece(words[o], place, a.S, eighth);
+    qweight[o] = (const int32_t *)a.qweight.data + (n + o < a.N ? n + o : n) * a.qweight.stride[0];
+    next[o] = read_piece(qweight[o], place, a.S, eighth);
 #pragma unroll
     for (int m = 0; m < ROWS; m++) sum[o][m] = 0.0f;
   }
   for (int64_t s = place; s - place < a.S; s += 4) {
 #pragma unroll
-    for (int o = 0; o < OUTPUTS; o++) now[o] = next[o], next[o] = read_piece(words[o], s + 4, a.S, eighth);
+    for (int o = 0; o < OUTPUTS; o++) now[o] = next[o], next[o] = read_piece(qweight[o], s + 4, a.S, eighth);
     if (s >= a.S) break;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -140,9 +140,9 @@ KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 3) kr_gemm_q4k_few(const krait_gemm
 KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_n, int64_t s,
                         int chunk) {
   const int column = kr_thread() / 4, quarter = kr_thread() % 4;
-  const int64_t n = first_n + column, step = a.words.stride[1];
+  const int64_t n = first_n + column, step = a.qweight.stride[1];
   const int32_t *super =
-      (const int32_t *)a.words.data + (n < a.N ? n : a.N - 1) * a.words.stride[0] + s * SUPER_WORDS * step;
+      (const int32_t *)a.qweight.data + (n < a.N ? n : a.N - 1) * a.qweight.stride[0] + s * SUPER_WORDS * step;
   uint32_t head[4];
   float scale[2], base[2];
   read_head(super, step, head);

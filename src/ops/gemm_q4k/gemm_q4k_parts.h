@@ -1,4 +1,4 @@
-/* gemm_q4k_parts.h: how the vector rows decode the bytes of 4-bit weights. */
+/* gemm_q4k_parts.h: how the vector implementations decode the bytes of 4-bit weights. */
 #ifndef KR_GEMM_Q4K_PARTS_H
 #define KR_GEMM_Q4K_PARTS_H
 
@@ -11,7 +11,7 @@
 enum { SUPER = 256, SUPER_BYTES = 144, PART = 32 };
 
 static inline const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) {
-  return (const uint8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]);
+  return (const uint8_t *)((const int32_t *)a->qweight.data + n * a->qweight.stride[0]);
 }
 
 /* Scales and minima of a super-block: w = scale q + base. */

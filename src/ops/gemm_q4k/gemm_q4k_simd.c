@@ -2,7 +2,7 @@
  * bytes. Many rows: groups of outputs are widened to float32, packed, and multiplied by gemm's own kernel. */
 #include "gemm/gemm_kernel.h"
 #include "gemm_q4k/gemm_q4k_parts.h"
-#include "gemm_q4k/gemm_q4k_rows.h"
+#include "gemm_q4k/gemm_q4k_impls.h"
 #include "op_list.h"
 #include "vec_math.h"
 #include "view.h"
@@ -57,11 +57,11 @@ KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int
     for (int k = 0; k < rows; k++) out[(m + k) * a->out.stride[0] + n * a->out.stride[1]] = sums[k] + bias;      \
   }
 
-static float bias_of(const krait_gemm_q4k_args *a, int64_t n) {
+static float gemm_q4k_bias_of(const krait_gemm_q4k_args *a, int64_t n) {
   return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0;
 }
 
-static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
+static void multiply_gemm_q4k_few(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q4k_args *a = user;
   float *out = a->out.data;
   (void)worker;
@@ -69,10 +69,10 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
   const int64_t of_one = a->S <= SUPERS ? a->S : 0, at_once = of_one ? SUPERS / of_one : 1;
   for (int64_t first = begin; first < end; first += at_once) {
     const int64_t n_outputs = end - first < at_once ? end - first : at_once;
-    if (of_one) read_parts(bytes_of(a, first), a->S, n_outputs, a->words.stride[0] * (int64_t)sizeof(int32_t), p);
+    if (of_one) read_parts(bytes_of(a, first), a->S, n_outputs, a->qweight.stride[0] * (int64_t)sizeof(int32_t), p);
     for (int64_t i = 0; i < n_outputs; i++) {
       const int64_t n = first + i;
-      const float bias = bias_of(a, n);
+      const float bias = gemm_q4k_bias_of(a, n);
       int64_t m = 0;
       ROWS_OF(4) ROWS_OF(2) ROWS_OF(1)
     }
@@ -81,16 +81,16 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
 
 int32_t KR_FN(kr_gemm_q4k_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
-  kr_parallel_long(ctx, a->N, 1 + 32768 / (SUPER * a->S + 1), multiply_few, (void *)args);
+  kr_parallel_long(ctx, a->N, 1 + 32768 / (SUPER * a->S + 1), multiply_gemm_q4k_few, (void *)args);
   return KRAIT_OK;
 }
 
 /* A thread's scratch: a group's weights as float32, its biases, and its panels. */
-static int64_t thread_floats(const krait_gemm_q4k_args *a) {
+static int64_t gemm_q4k_thread_floats(const krait_gemm_q4k_args *a) {
   return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP) + 31) / 16 * 16;
 }
 
-static void widen(const krait_gemm_q4k_args *a, int64_t n, float *to) {
+static void widen_gemm_q4k(const krait_gemm_q4k_args *a, int64_t n, float *to) {
   const uint8_t *w = bytes_of(a, n);
   for (int64_t s = 0; s < a->S; s++, w += SUPER_BYTES) {
     parts p;
@@ -107,17 +107,17 @@ static void widen(const krait_gemm_q4k_args *a, int64_t n, float *to) {
   }
 }
 
-static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) {
+static void multiply_gemm_q4k_groups(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q4k_args *a = user;
   const int64_t K = SUPER * a->S;
-  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * K,
+  float *weights = (float *)a->call.scratch + worker * gemm_q4k_thread_floats(a), *bias = weights + GROUP * K,
         *storage = bias + GROUP;
   for (int64_t g = begin; g < end; g++) {
     const int64_t first = g * GROUP, n = a->N - first < GROUP ? a->N - first : GROUP;
     kr_panels panels;
     for (int64_t i = 0; i < n; i++) {
-      widen(a, first + i, weights + i * K);
-      bias[i] = bias_of(a, first + i);
+      widen_gemm_q4k(a, first + i, weights + i * K);
+      bias[i] = gemm_q4k_bias_of(a, first + i);
     }
     KR_FN(kr_panels_pack)(&panels, storage, K, n, weights, 1, K, bias);
     KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels,
@@ -131,11 +131,11 @@ static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) 
 }
 
 uint64_t KR_FN(kr_gemm_q4k_scratch)(const krait_ctx *ctx, const void *args) {
-  return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  return (uint64_t)(gemm_q4k_thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_gemm_q4k)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q4k_args *a = args;
-  kr_parallel(ctx, (a->N + GROUP - 1) / GROUP, 1, multiply_groups, (void *)args);
+  kr_parallel(ctx, (a->N + GROUP - 1) / GROUP, 1, multiply_gemm_q4k_groups, (void *)args);
   return KRAIT_OK;
 }

@@ -1,12 +1,13 @@
 /* gemm_q4k_tiles_simd.c: 4-bit weights for the matrix unit: q, and a scale and base per 32. */
 #include "gemm/gemm_blocks.h"
 #include "gemm_q4k/gemm_q4k_parts.h"
-#include "gemm_q4k/gemm_q4k_rows.h"
+#include "gemm_q4k/gemm_q4k_impls.h"
 #include "op_list.h"
 #include "vec_tile.h"
 
 /* Loads a super-block, which is KR_BLOCKS_AT_ONCE blocks. */
-static void load(const void *args, int64_t n, int64_t first, int n_blocks, float *pairs, float *scales, float *bases) {
+static void load_gemm_q4k_tiles(const void *args, int64_t n, int64_t first, int n_blocks, float *pairs, float *scales,
+                                float *bases) {
   const uint8_t *w = bytes_of(args, n) + first / KR_BLOCKS_AT_ONCE * SUPER_BYTES;
   const kr_levels whole = kr_levels_of(1, 0);
   raw_parts raw;
@@ -27,13 +28,13 @@ static void load(const void *args, int64_t n, int64_t first, int n_blocks, float
   }
 }
 
-static int32_t run_rows(const krait_ctx *ctx, const void *args, int64_t m, int64_t n) {
+static int32_t run_gemm_q4k_tiles_rows(const krait_ctx *ctx, const void *args, int64_t m, int64_t n) {
   krait_gemm_q4k_args a = *(const krait_gemm_q4k_args *)args;
   a.M = n, a.A.data = (float *)a.A.data + m * a.A.stride[0], a.out.data = (float *)a.out.data + m * a.out.stride[0];
   return KR_FN(kr_gemm_q4k_few)(ctx, &a);
 }
 
-static kr_blocks blocks_of(const krait_gemm_q4k_args *a) {
+static kr_blocks gemm_q4k_tiles_blocks_of(const krait_gemm_q4k_args *a) {
   return (kr_blocks){.product = {.call = a->call,
                                  .M = a->M,
                                  .N = a->N,
@@ -42,14 +43,14 @@ static kr_blocks blocks_of(const krait_gemm_q4k_args *a) {
                                  .bias = a->bias,
                                  .out = a->out},
                      .args = a,
-                     .load = load,
-                     .rows = run_rows,
+                     .load = load_gemm_q4k_tiles,
+                     .rows = run_gemm_q4k_tiles_rows,
                      .has_bases = 1};
 }
 
 uint64_t KR_FN(kr_gemm_q4k_tiles_scratch)(const krait_ctx *ctx, const void *args) {
-  return KR_FN(kr_gemm_blocks_scratch)(ctx, blocks_of(args));
+  return KR_FN(kr_gemm_blocks_scratch)(ctx, gemm_q4k_tiles_blocks_of(args));
 }
 int32_t KR_FN(kr_gemm_q4k_tiles)(const krait_ctx *ctx, const void *args) {
-  return KR_FN(kr_gemm_blocks)(ctx, blocks_of(args));
+  return KR_FN(kr_gemm_blocks)(ctx, gemm_q4k_tiles_blocks_of(args));
 }

@@ -2,7 +2,7 @@
  * a lane loads 16 bytes of an output's weights, half a block of 32, at a time. Bound by reading the weights once; their
  * loads are issued before the preceding kernel has ended (overlap.cuh). */
 #include "row_lanes.cuh"
-#include "gemm_q8_plan.h"
+#include "gemm_q8_params.h"
 
 #ifdef KR_HALF
 enum { DTYPE = KRAIT_F16 };
@@ -37,12 +37,12 @@ KR_DEV void read_row(const uint16_t *from, int exists, float (&x)[16]) {
 }
 
 template <int ROWS>
-KR_DEV void run(const kr_q8_plan &p) {
+KR_DEV void run(const kr_q8_params &p) {
   KR_SHARED kr_float4 sums[KR_Q8_MOST_WARPS][ROWS];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * GROUP, K = p.K;
-  kr_next_may_start();
-  const char *words = (const char *)p.words + n * p.words_row + 16 * lane;
+  kr_launch_dependents();
+  const char *qweight = (const char *)p.qweight + n * p.qweight_row + 16 * lane;
   const uint16_t *scales = (const uint16_t *)p.scales + n * p.scales_row + lane / 2,
                  *A = (const uint16_t *)p.A + 16 * lane;
   float sum[ROWS][GROUP] = {};
@@ -54,11 +54,11 @@ KR_DEV void run(const kr_q8_plan &p) {
     for (int o = 0; o < GROUP; o++) {
       const int exists = n + o < p.N && k + 16 * lane < K;
       w[o] = kr_raw16{{0, 0, 0, 0}}, scale[o] = 0;
-      if (exists) w[o] = kr_read_once(words + o * p.words_row + k), scale[o] = scales[o * p.scales_row + k / 32];
+      if (exists) w[o] = kr_read_once(qweight + o * p.qweight_row + k), scale[o] = scales[o * p.scales_row + k / 32];
     }
     if (waits) {
       kr_keep_near(p.out), kr_keep_near(p.out_row), kr_keep_near(p.bias), kr_keep_near(p.M);
-      kr_others_done();
+      kr_griddep_wait();
     }
     waits = 0;
     float x[ROWS][16];
@@ -98,7 +98,7 @@ KR_DEV void run(const kr_q8_plan &p) {
 enum { WIDE = KR_Q8_WIDE, SCALES = RUN / 32 }; /* scales per output and run */
 
 /* Copies the run's scales of the warp's outputs to shared memory, 16 bytes at a time; zeros out of bounds. */
-KR_DEV void fetch_scales(const kr_q8_plan &p, int n, int k, uint16_t (&to)[WIDE][SCALES]) {
+KR_DEV void fetch_scales(const kr_q8_params &p, int n, int k, uint16_t (&to)[WIDE][SCALES]) {
   const int lane = kr_thread() & 31, o = lane / 2, at = lane % 2 * 8, left = (p.K - k) / 32 - at;
   if (o >= WIDE) return;
   const uint16_t *from = (const uint16_t *)p.scales + (n + o) * p.scales_row + k / 32 + at;
@@ -110,24 +110,24 @@ KR_DEV void fetch_scales(const kr_q8_plan &p, int n, int k, uint16_t (&to)[WIDE]
   for (int i = 0; i < 8; i++) to[o][at + i] = n + o < p.N && i < left ? from[i] : 0;
 }
 
-KR_DEV void run_wide(const kr_q8_plan &p) {
+KR_DEV void run_wide(const kr_q8_params &p) {
   KR_SHARED float sums[KR_Q8_MOST_WARPS][WIDE];
   KR_SHARED __attribute__((aligned(16))) uint16_t scales[KR_Q8_MOST_WARPS][WIDE][SCALES];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * WIDE, k = part * RUN;
   const int inside = k + 16 * lane < p.K;
-  kr_next_may_start();
-  const char *words = (const char *)p.words + n * p.words_row + 16 * lane + k;
+  kr_launch_dependents();
+  const char *qweight = (const char *)p.qweight + n * p.qweight_row + 16 * lane + k;
   kr_raw16 w[WIDE], x[2] = {};
 #pragma unroll
   for (int o = 0; o < WIDE; o++) {
     w[o] = kr_raw16{{0, 0, 0, 0}};
-    if (n + o < p.N && inside) w[o] = kr_read_once(words + o * p.words_row);
+    if (n + o < p.N && inside) w[o] = kr_read_once(qweight + o * p.qweight_row);
   }
   fetch_scales(p, n, k, scales[warp]);
   kr_commit_copies();
   kr_keep_near(p.out), kr_keep_near(p.bias);
-  kr_others_done();
+  kr_griddep_wait();
 #pragma unroll
   for (int half = 0; half < 2; half++)
     if (inside) x[half] = *((const kr_raw16 *)((const uint16_t *)p.A + 16 * lane + k) + half);
@@ -171,7 +171,7 @@ enum { ROW_STEP = 20, ROW_FLOATS = KR_Q8_MOST_WARPS * RUN / 16 * ROW_STEP, CHUNK
 
 /* The block norms the row once, each thread eight inputs at a time. Returns the sum of squares, which scales the
  * results at the end. */
-KR_DEV float norm_row(const kr_q8_plan &p, const kr_raw16 (&weights)[CHUNKS][THREADS], float *row) {
+KR_DEV float norm_row(const kr_q8_params &p, const kr_raw16 (&weights)[CHUNKS][THREADS], float *row) {
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++) {
@@ -190,7 +190,7 @@ KR_DEV float norm_row(const kr_q8_plan &p, const kr_raw16 (&weights)[CHUNKS][THR
   return kr_sum_lanes(squares);
 }
 
-KR_DEV void run_normed(const kr_q8_plan &p) {
+KR_DEV void run_normed(const kr_q8_params &p) {
   KR_SHARED float sums[KR_Q8_MOST_WARPS][WIDE], squares[KR_Q8_MOST_WARPS];
   KR_SHARED __attribute__((aligned(16))) uint16_t scales[KR_Q8_MOST_WARPS][WIDE][SCALES];
   KR_SHARED __attribute__((aligned(16))) float row[ROW_FLOATS];
@@ -199,13 +199,13 @@ KR_DEV void run_normed(const kr_q8_plan &p) {
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * WIDE, k = part * RUN;
   const int inside = k + 16 * lane < p.K;
-  kr_next_may_start();
-  const char *words = (const char *)p.words + n * p.words_row + 16 * lane + k;
+  kr_launch_dependents();
+  const char *qweight = (const char *)p.qweight + n * p.qweight_row + 16 * lane + k;
   kr_raw16 w[WIDE];
 #pragma unroll
   for (int o = 0; o < WIDE; o++) {
     w[o] = kr_raw16{{0, 0, 0, 0}};
-    if (n + o < p.N && inside) w[o] = kr_read_once(words + o * p.words_row);
+    if (n + o < p.N && inside) w[o] = kr_read_once(qweight + o * p.qweight_row);
   }
 #pragma unroll
   for (int i = 0; i < CHUNKS; i++) {
@@ -215,14 +215,14 @@ KR_DEV void run_normed(const kr_q8_plan &p) {
   fetch_scales(p, n, k, scales[warp]);
   kr_commit_copies();
   kr_keep_all_near(p);
-  if (p.conv.state && !p.state_ahead) kr_others_done();
+  if (p.conv.state && !p.state_ahead) kr_griddep_wait();
   if (p.conv.state && part == 0) {
     const int four = lane / KR_CONV_PIECES, c = n + 4 * four - p.conv.from;
     if (four < WIDE / 4 && c >= 0 && c < p.conv.channels)
       kr_fetch_conv(p.conv, 0, c, lane % KR_CONV_PIECES, convs[group][four]);
     kr_commit_copies();
   }
-  kr_others_done();
+  kr_griddep_wait();
   kr_copied<0>();
   const float square = norm_row(p, weights, row);
   if (lane == 0) squares[warp] = square;
@@ -266,7 +266,7 @@ KR_DEV void run_normed(const kr_q8_plan &p) {
     kr_convolve<DTYPE>(p.conv, 0, channel, convs[group][lane], v);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_wide(const kr_q8_plan p) { run_wide(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_one(const kr_q8_plan p) { run<1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gemm_q8_two(const kr_q8_plan p) { run<2>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_norm_gemm_q8(const kr_q8_plan p) { run_normed(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_wide(const kr_q8_params p) { run_wide(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gemm_q8_one(const kr_q8_params p) { run<1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gemm_q8_two(const kr_q8_params p) { run<2>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_norm_gemm_q8(const kr_q8_params p) { run_normed(p); }

@@ -1,11 +1,12 @@
-/* gemm_q8_check.c: random calls, few and many rows; a third as vector rows take them, a third as the GPU row does. */
+/* gemm_q8_check.c: random calls, few and many rows; a third as vector implementations take them, a third as the GPU
+ * implementation does. */
 #include "check.h"
 #include "op_list.h"
 
-static void fill_words(kr_case *c, const krait_view *words, int64_t N, int64_t n_words) {
+static void fill_gemm_q8_qweight(kr_case *c, const krait_view *qweight, int64_t N, int64_t n_qweight) {
   for (int64_t n = 0; n < N; n++)
-    for (int64_t k = 0; k < n_words; k++)
-      ((int32_t *)words->data)[n * words->stride[0] + k * words->stride[1]] =
+    for (int64_t k = 0; k < n_qweight; k++)
+      ((int32_t *)qweight->data)[n * qweight->stride[0] + k * qweight->stride[1]] =
           (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535));
 }
 
@@ -22,7 +23,7 @@ int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
     if (kr_case_chance(c, 0.15)) a->M = 1, a->N = 1024 + kr_case_int(c, 0, 20), a->S = kr_case_int(c, 1, 34);
     c->dtype = kr_case_int(c, 0, 1) ? KRAIT_F16 : KRAIT_BF16, c->other = KRAIT_F16;
   }
-  const krait_view *words = kr_case_give(c, "words");
-  if (words && words->data) fill_words(c, words, a->N, 8 * a->S);
+  const krait_view *qweight = kr_case_give(c, "qweight");
+  if (qweight && qweight->data) fill_gemm_q8_qweight(c, qweight, a->N, 8 * a->S);
   return KRAIT_OK;
 }

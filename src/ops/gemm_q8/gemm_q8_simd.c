@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "gemm/gemm_kernel.h"
-#include "gemm_q8/gemm_q8_rows.h"
+#include "gemm_q8/gemm_q8_impls.h"
 #include "op_list.h"
 #include "vec_math.h"
 #include "vec_tile.h"
@@ -15,6 +15,7 @@ enum { ROWS = 6 };
 #else
 enum { ROWS = 2 };
 #endif
+/* PART: blocks multiplied at once; SCALES_AHEAD: in outputs. */
 enum {
   OUTPUTS = 4,
   EVEN_VECTORS = 32,
@@ -24,7 +25,7 @@ enum {
   IN_ORDER_BYTES = 5120,
   SCALES_AHEAD = 16,
   PART = 32
-}; /* PART: blocks multiplied at once; SCALES_AHEAD: in outputs */
+};
 
 typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
   const int8_t *data;
@@ -92,11 +93,11 @@ KR_INLINE kr_v add_scaled(const float *A, const int8_t *bytes, float scale, kr_v
 }
 
 /* One row of A, one output at a time, so that memory is read sequentially. */
-static void sum_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
+static void sum_gemm_q8_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
   const int64_t scale_bytes = (int64_t)krait_dtype_bytes(a->scales.dtype), ahead = SCALES_AHEAD * a->scales.stride[0];
   for (int n = 0; n < lanes; n++) {
     const int64_t at = kr_at2(&a->scales, n0 + n, 0);
-    const int8_t *bytes = (const int8_t *)a->words.data + (n0 + n) * 4 * a->words.stride[0];
+    const int8_t *bytes = (const int8_t *)a->qweight.data + (n0 + n) * 4 * a->qweight.stride[0];
     const float *A = a->A.data;
     kr_v even = kr_v_zero(), odd = kr_v_zero();
     for (int64_t s = 0; s < a->S; s += PART) {
@@ -116,7 +117,7 @@ static void sum_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *su
 }
 
 /* All rows against OUTPUTS outputs, in parts as even as possible, which take turns at prefetching. */
-static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w, kr_v *sums) {
+static void add_gemm_q8_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w, kr_v *sums) {
   const int M = (int)a->M, n_parts = (M + ROWS - 1) / ROWS;
   for (int part = 0, m = 0; part < n_parts; part++) {
     const int left = n_parts - part, rows = (M - m + left - 1) / left;
@@ -129,32 +130,32 @@ static void add_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w,
 }
 
 /* The tail: n outputs, fewer than OUTPUTS, one at a time as if they were several. */
-static void add_last(const krait_gemm_q8_args *a, int64_t first, few_weights *w, int n, kr_v *sums) {
+static void add_gemm_q8_last(const krait_gemm_q8_args *a, int64_t first, few_weights *w, int n, kr_v *sums) {
   few_weights one = *w;
   kr_v same[KR_GEMM_Q8_MOST_FEW * KR_VL];
   one.next = 0;
   for (int i = 0; i < n; i++, one.data += w->next) {
     for (int r = 0; r < a->M * KR_VL; r++) same[r] = kr_v_zero();
     for (int k = 0; k < OUTPUTS; k++) memcpy(one.scales[k], w->scales[i], sizeof one.scales[k]);
-    add_rows(a, first, &one, same);
+    add_gemm_q8_rows(a, first, &one, same);
     for (int m = 0; m < a->M; m++) sums[m * KR_VL + i] = kr_v_add(sums[m * KR_VL + i], same[m * KR_VL]);
   }
 }
 
 /* sums[m * KR_VL + n] for a vector of outputs from n0. */
-static void sum_outputs(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
-  const int64_t next = 4 * a->words.stride[0], far = OUTPUTS * next,
+static void sum_gemm_q8_outputs(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
+  const int64_t next = 4 * a->qweight.stride[0], far = OUTPUTS * next,
                 ahead = far > 0 ? (FAR_BYTES + far - 1) / far * far : 0;
   for (int64_t s = 0; s < a->S; s += PART)
     for (int n = 0; n < lanes; n += OUTPUTS) {
       few_weights w = {.next = next, .n_blocks = a->S - s < PART ? a->S - s : PART, .ahead = ahead};
       const int whole = n + OUTPUTS <= lanes;
-      w.data = (const int8_t *)a->words.data + (n0 + n) * next + s * BLOCK;
+      w.data = (const int8_t *)a->qweight.data + (n0 + n) * next + s * BLOCK;
       for (int i = 0; i < OUTPUTS; i++)
         kr_row_load(w.scales[i], a->scales.data, a->scales.dtype,
                     kr_at2(&a->scales, n0 + (n + i < lanes ? n + i : lanes - 1), s), a->scales.stride[1], w.n_blocks);
-      if (whole) add_rows(a, s, &w, sums + n);
-      else add_last(a, s, &w, lanes - n, sums + n);
+      if (whole) add_gemm_q8_rows(a, s, &w, sums + n);
+      else add_gemm_q8_last(a, s, &w, lanes - n, sums + n);
     }
 }
 
@@ -163,7 +164,7 @@ static int64_t piece_of(const krait_gemm_q8_args *a) {
   return a->M == 1 && a->N < EVEN_VECTORS * KR_VL && KR_VL > OUTPUTS ? OUTPUTS : KR_VL;
 }
 
-static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
+static void multiply_gemm_q8_few(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q8_args *a = user;
   const int64_t piece = piece_of(a);
   kr_v sums[KR_GEMM_Q8_MOST_FEW * KR_VL];
@@ -175,8 +176,8 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
     for (int lane = 0; kr_has(&a->bias) && lane < lanes; lane++)
       bias[lane] = kr_scalar_load(a->bias.data, (n + lane) * a->bias.stride[0], a->bias.dtype);
     for (int k = 0; k < a->M * KR_VL; k++) sums[k] = kr_v_zero();
-    if (a->M == 1) sum_row(a, n, lanes, sums);
-    else sum_outputs(a, n, lanes, sums);
+    if (a->M == 1) sum_gemm_q8_row(a, n, lanes, sums);
+    else sum_gemm_q8_outputs(a, n, lanes, sums);
     for (int64_t m = 0; m < a->M; m++) {
       const kr_v v = kr_v_add(kr_v_sum_each(sums + m * KR_VL), kr_v_load(bias));
       kr_v_store_as(a->out.data, m * a->out.stride[0] + n, lanes, KRAIT_F32, v);
@@ -187,18 +188,18 @@ static void multiply_few(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
   const int64_t piece = piece_of(a);
-  kr_parallel_long(ctx, (a->N + piece - 1) / piece, 1 + 16384 / (piece * (BLOCK * a->S + 1)), multiply_few,
+  kr_parallel_long(ctx, (a->N + piece - 1) / piece, 1 + 16384 / (piece * (BLOCK * a->S + 1)), multiply_gemm_q8_few,
                    (void *)args);
   return KRAIT_OK;
 }
 
 /* A thread's scratch: a group's weights as float32, its biases, and its panels. */
-static int64_t thread_floats(const krait_gemm_q8_args *a) {
+static int64_t gemm_q8_thread_floats(const krait_gemm_q8_args *a) {
   return (GROUP * BLOCK * a->S + GROUP + KR_FN(kr_panels_floats)(BLOCK * a->S, GROUP) + 31) / 16 * 16;
 }
 
-static void widen(const krait_gemm_q8_args *a, int64_t n, float *to) {
-  const int8_t *w = (const int8_t *)((const int32_t *)a->words.data + n * a->words.stride[0]);
+static void widen_gemm_q8(const krait_gemm_q8_args *a, int64_t n, float *to) {
+  const int8_t *w = (const int8_t *)((const int32_t *)a->qweight.data + n * a->qweight.stride[0]);
   float scales[PART];
   for (int64_t s = 0; s < a->S; s++) {
     if (s % PART == 0)
@@ -210,15 +211,15 @@ static void widen(const krait_gemm_q8_args *a, int64_t n, float *to) {
   }
 }
 
-static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) {
+static void multiply_gemm_q8_groups(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gemm_q8_args *a = user;
-  float *weights = (float *)a->call.scratch + worker * thread_floats(a), *bias = weights + GROUP * BLOCK * a->S,
+  float *weights = (float *)a->call.scratch + worker * gemm_q8_thread_floats(a), *bias = weights + GROUP * BLOCK * a->S,
         *storage = bias + GROUP;
   for (int64_t g = begin; g < end; g++) {
     const int64_t first = g * GROUP, n = a->N - first < GROUP ? a->N - first : GROUP, K = BLOCK * a->S;
     kr_panels panels;
     for (int64_t i = 0; i < n; i++) {
-      widen(a, first + i, weights + i * K);
+      widen_gemm_q8(a, first + i, weights + i * K);
       bias[i] = kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, first + i)) : 0;
     }
     KR_FN(kr_panels_pack)(&panels, storage, K, n, weights, 1, K, bias);
@@ -233,11 +234,11 @@ static void multiply_groups(void *user, int64_t begin, int64_t end, int worker) 
 }
 
 uint64_t KR_FN(kr_gemm_q8_scratch)(const krait_ctx *ctx, const void *args) {
-  return (uint64_t)(thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  return (uint64_t)(gemm_q8_thread_floats(args) * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_gemm_q8)(const krait_ctx *ctx, const void *args) {
   const krait_gemm_q8_args *a = args;
-  kr_parallel(ctx, (a->N + GROUP - 1) / GROUP, 1, multiply_groups, (void *)args);
+  kr_parallel(ctx, (a->N + GROUP - 1) / GROUP, 1, multiply_gemm_q8_groups, (void *)args);
   return KRAIT_OK;
 }

@@ -3,19 +3,19 @@
 #include <math.h>
 
 #include "check.h"
-#include "instance_norm/instance_norm_rows.h"
+#include "instance_norm/instance_norm_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
 static double elements(int64_t B, int64_t S, int64_t C) { return (double)B * (double)S * (double)C; }
 
-static void count_norm(const void *args, kr_cost *cost) {
+static void count_instance_norm(const void *args, kr_cost *cost) {
   const krait_instance_norm_args *a = args;
   *cost = (kr_cost){.flops = 8 * elements(a->B, a->S, a->C),
                     .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
-static void count_norm_bwd(const void *args, kr_cost *cost) {
+static void count_instance_norm_bwd(const void *args, kr_cost *cost) {
   const krait_instance_norm_bwd_args *a = args;
   *cost = (kr_cost){.flops = 20 * elements(a->B, a->S, a->C),
                     .bytes = 3 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
@@ -32,7 +32,7 @@ static void count_pool_bwd(const void *args, kr_cost *cost) {
 }
 
 static const char *const gaps = "channels are not contiguous", *const halves = "16-bit tensors";
-static const char *refuse_norm(const krait_ctx *ctx, const void *args) {
+static const char *refuse_inorm_norm(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
@@ -57,7 +57,7 @@ static const char *refuse_pool_bwd(const krait_ctx *ctx, const void *args) {
   return a->x.stride[2] != 1 || a->dout.stride[1] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
 }
 
-static uint64_t norm_scratch(const krait_ctx *ctx, const void *args) {
+static uint64_t instance_norm_scratch(const krait_ctx *ctx, const void *args) {
   const krait_instance_norm_args *a = args;
   (void)ctx;
   return (uint64_t)(a->B * (2 * kr_norm_chunks(a->S, a->C) + 3) * a->C) * sizeof(float);
@@ -68,29 +68,30 @@ static uint64_t bwd_scratch(const krait_ctx *ctx, const void *args) {
   return (uint64_t)(3 * a->B * a->C) * sizeof(float);
 }
 
-static const kr_row norm_rows[] = {
-    KR_CUDA_ROWS(instance_norm)
-#define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm, kr_instance_norm_##isa, norm_scratch},
+static const kr_impl norm_impls[] = {
+    KR_CUDA_IMPLS(instance_norm)
+#define KR_ISA(isa, cap) \
+  {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_inorm_norm, kr_instance_norm_##isa, instance_norm_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_instance_norm_ref, NULL},
 };
-static const kr_row norm_bwd_rows[] = {
-    KR_CUDA_ROWS(instance_norm_bwd)
+static const kr_impl norm_bwd_impls[] = {
+    KR_CUDA_IMPLS(instance_norm_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_norm_bwd, kr_instance_norm_bwd_##isa, bwd_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_instance_norm_bwd_ref, NULL},
 };
-static const kr_row pool_rows[] = {
-    KR_CUDA_ROWS(pool)
+static const kr_impl pool_impls[] = {
+    KR_CUDA_IMPLS(pool)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pool, kr_pool_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_pool_ref, NULL},
 };
-static const kr_row pool_bwd_rows[] = {
-    KR_CUDA_ROWS(pool_bwd)
+static const kr_impl pool_bwd_impls[] = {
+    KR_CUDA_IMPLS(pool_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pool_bwd, kr_pool_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
@@ -125,7 +126,7 @@ static double distance_from_corner(const krait_view *x, const int64_t sizes[3], 
   return least;
 }
 
-static void choose_sizes(kr_case *c, int64_t index) {
+static void choose_inorm_sizes(kr_case *c, int64_t index) {
   c->contiguous = index % 2;
   *kr_case_size(c, "B") = kr_case_int(c, 1, 3);
   *kr_case_size(c, "S") = c->is_exact ? kr_case_int(c, 3, 6) : kr_case_edge(c, index % 8 == 0 ? 1030 : 70) + 8;
@@ -135,7 +136,7 @@ static void choose_sizes(kr_case *c, int64_t index) {
 /* Finite differences move an activation by some hundredths, and have no slope where that crosses the corner. */
 int32_t kr_instance_norm_case(kr_case *c, int64_t index) {
   const krait_instance_norm_args *a = (const krait_instance_norm_args *)c->args;
-  choose_sizes(c, index);
+  choose_inorm_sizes(c, index);
   if (!c->is_exact) return KRAIT_OK;
   kr_case_give_rest(c);
   for (int i = 0; i < 100 && kr_has(&a->slope) &&
@@ -150,7 +151,7 @@ int32_t kr_instance_norm_case(kr_case *c, int64_t index) {
 
 int32_t kr_instance_norm_bwd_case(kr_case *c, int64_t index) {
   const krait_instance_norm_bwd_args *a = (const krait_instance_norm_bwd_args *)c->args;
-  choose_sizes(c, index);
+  choose_inorm_sizes(c, index);
   kr_case_give_rest(c);
   for (int i = 0; i < 20 && kr_has(&a->slope) && !c->is_unfilled &&
                   distance_from_corner(&a->x, (int64_t[]){a->B, a->S, a->C}, &a->weight, &a->bias, a->eps) < 2e-6;
@@ -160,7 +161,7 @@ int32_t kr_instance_norm_bwd_case(kr_case *c, int64_t index) {
 }
 int32_t kr_pool_bwd_case(kr_case *c, int64_t index) { return kr_pool_case(c, index); }
 
-KR_OP_DEFINE(instance_norm, norm_rows, NULL, count_norm, kr_instance_norm_case, 200)
-KR_OP_DEFINE(instance_norm_bwd, norm_bwd_rows, NULL, count_norm_bwd, kr_instance_norm_bwd_case, 200)
-KR_OP_DEFINE(pool, pool_rows, NULL, count_pool, kr_pool_case, 200)
-KR_OP_DEFINE(pool_bwd, pool_bwd_rows, NULL, count_pool_bwd, kr_pool_bwd_case, 200)
+KR_OP_DEFINE(instance_norm, norm_impls, NULL, count_instance_norm, kr_instance_norm_case, 200)
+KR_OP_DEFINE(instance_norm_bwd, norm_bwd_impls, NULL, count_instance_norm_bwd, kr_instance_norm_bwd_case, 200)
+KR_OP_DEFINE(pool, pool_impls, NULL, count_pool, kr_pool_case, 200)
+KR_OP_DEFINE(pool_bwd, pool_bwd_impls, NULL, count_pool_bwd, kr_pool_bwd_case, 200)

@@ -10,7 +10,7 @@
  *   ..._two                 the same for 16-bit types, two channels per thread
  *   kr_pool, kr_pool_back   a block takes all rows of some channels; max pooling's gradient repeats the search
  * One module per activation type, KR_DTYPE; parameters, statistics and sums are float32. */
-#include "instance_norm_plan.h"
+#include "instance_norm_params.h"
 #include "element.cuh"
 #include "pack.cuh"
 
@@ -24,7 +24,7 @@ typedef struct place {
 
 /* A thread of the norm's kernels has V adjacent channels: 1, or 2 of 16 bits. */
 template <int V>
-KR_DEV place here(const kr_middle_plan &p) {
+KR_DEV place here(const kr_middle_params &p) {
   place at;
   uint32_t block = (uint32_t)kr_block_x();
   at.lane = kr_thread() & (int)(p.lanes - 1), at.row = kr_thread() / (int)p.lanes,
@@ -63,7 +63,7 @@ struct channels {
   float weight[V], bias[V], slope[V], mean[V], scale[V];
 };
 template <int V>
-KR_DEV channels<V> channels_of(const kr_middle_plan &p, const place &at) {
+KR_DEV channels<V> channels_of(const kr_middle_params &p, const place &at) {
   channels<V> k;
 #pragma unroll
   for (int e = 0; e < V; e++)
@@ -75,7 +75,7 @@ KR_DEV channels<V> channels_of(const kr_middle_plan &p, const place &at) {
 
 /* Reduces N values over the block's rows; thread row 0 has the sums. */
 template <int N>
-KR_DEV void sum_rows(const kr_middle_plan &p, const place &at, float (&v)[N]) {
+KR_DEV void sum_rows(const kr_middle_params &p, const place &at, float (&v)[N]) {
   KR_SHARED float shared[N * KR_MIDDLE_THREADS];
 #pragma unroll
   for (int k = 0; k < N; k++) shared[k * KR_MIDDLE_THREADS + kr_thread()] = v[k];
@@ -93,7 +93,7 @@ KR_DEV void sum_rows(const kr_middle_plan &p, const place &at, float (&v)[N]) {
 /* ---- forward ---- */
 
 template <int V>
-KR_DEV void sum_parts(const kr_middle_plan &p) {
+KR_DEV void sum_parts(const kr_middle_params &p) {
   const place at = here<V>(p);
   float sums[2 * V] = {}, origin[V] = {};
   if (at.c < p.C) {
@@ -121,7 +121,7 @@ KR_DEV void sum_parts(const kr_middle_plan &p) {
 }
 
 /* One thread per (b, c). */
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle_params p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C,
                 c = thread - b * p.C;
   if (b >= p.B) return;
@@ -141,7 +141,7 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_stats(const kr_middle
 }
 
 template <int V>
-KR_DEV void apply(const kr_middle_plan &p) {
+KR_DEV void apply(const kr_middle_params &p) {
   const place at = here<V>(p);
   if (at.c >= p.C) return;
   const element *const x = column(p.x, at.b, at.c);
@@ -164,15 +164,15 @@ KR_DEV void apply(const kr_middle_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts(const kr_middle_plan p) { sum_parts<1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts_two(const kr_middle_plan p) { sum_parts<TWO>(p); }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply(const kr_middle_plan p) { apply<1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply_two(const kr_middle_plan p) { apply<TWO>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts(const kr_middle_params p) { sum_parts<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_parts_two(const kr_middle_params p) { sum_parts<TWO>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply(const kr_middle_params p) { apply<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_apply_two(const kr_middle_params p) { apply<TWO>(p); }
 
 /* ---- backward ---- */
 
 template <int V>
-KR_DEV void sum_back_parts(const kr_middle_plan &p) {
+KR_DEV void sum_back_parts(const kr_middle_params &p) {
   const place at = here<V>(p);
   float sums[3 * V] = {};
   if (at.c < p.C) {
@@ -198,13 +198,15 @@ KR_DEV void sum_back_parts(const kr_middle_plan &p) {
   for (int e = 0; e < V; e++)
     to[e] = sums[3 * e], to[p.C + e] = sums[3 * e + 1], to[2 * p.C + e] = sums[3 * e + 2];
 }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_middle_plan p) { sum_back_parts<1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts_two(const kr_middle_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts(const kr_middle_params p) {
+  sum_back_parts<1>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_parts_two(const kr_middle_params p) {
   sum_back_parts<TWO>(p);
 }
 
 /* The sums of a (b, c) overwrite those of its first part. */
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_middle_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_middle_params p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread(), b = thread / p.C,
                 c = thread - b * p.C;
   if (b >= p.B) return;
@@ -218,7 +220,7 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_stats(const kr_m
 }
 
 template <int V>
-KR_DEV void apply_back(const kr_middle_plan &p) {
+KR_DEV void apply_back(const kr_middle_params &p) {
   const place at = here<V>(p);
   if (at.c >= p.C) return;
   const element *const x = column(p.x, at.b, at.c), *const dout = column(p.dout, at.b, at.c);
@@ -249,13 +251,13 @@ KR_DEV void apply_back(const kr_middle_plan &p) {
     }
   }
 }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_middle_plan p) { apply_back<1>(p); }
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply_two(const kr_middle_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply(const kr_middle_params p) { apply_back<1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply_two(const kr_middle_params p) {
   apply_back<TWO>(p);
 }
 
 /* One thread per c; block_y is the parameter. */
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_middle_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_middle_params p) {
   const int64_t c = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread();
   const int which = kr_block_y();
   const krait_view &to = which == 0 ? p.dbias : which == 1 ? p.dweight : p.dslope;
@@ -268,7 +270,7 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_mi
 /* ---- pooling: one part ---- */
 
 /* The first maximum of a column: in every thread of row 0. */
-KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const element *x) {
+KR_DEV int64_t first_of_largest(const kr_middle_params &p, const place &at, const element *x) {
   KR_SHARED float values[KR_MIDDLE_THREADS];
   KR_SHARED int64_t places[KR_MIDDLE_THREADS];
   int64_t best = 0;
@@ -290,7 +292,7 @@ KR_DEV int64_t first_of_largest(const kr_middle_plan &p, const place &at, const 
   return places[at.lane];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool(const kr_middle_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool(const kr_middle_params p) {
   const place at = here<1>(p);
   const element *const x = at.c < p.C ? column(p.x, at.b, at.c) : 0;
   float sums[1] = {0.0f};
@@ -309,7 +311,7 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool(const kr_middle_plan p) {
     put((element *)p.out.data, at.b * p.out.stride[0] + at.c * p.out.stride[1], sums[0]);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool_back(const kr_middle_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_pool_back(const kr_middle_params p) {
   const place at = here<1>(p);
   const int64_t best =
       p.kind == KRAIT_POOL_MAX ? first_of_largest(p, at, at.c < p.C ? column(p.x, at.b, at.c) : 0) : -1;

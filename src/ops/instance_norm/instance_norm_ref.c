@@ -8,11 +8,12 @@
 #include "op_list.h"
 #include "view.h"
 
-static double parameter(const krait_view *v, int64_t c, double other) {
+static double inorm_ref_parameter(const krait_view *v, int64_t c, double other) {
   return kr_has(v) ? kr_get(v, kr_at1(v, c)) : other;
 }
 
-static void measure(const krait_view *x, int64_t b, int64_t S, int64_t c, double eps, double *mean, double *scale) {
+static void measure_inorm_ref(const krait_view *x, int64_t b, int64_t S, int64_t c, double eps, double *mean,
+                              double *scale) {
   double square = 0;
   *mean = 0;
   for (int64_t s = 0; s < S; s++) *mean += kr_get(x, kr_at3(x, b, s, c)) / (double)S;
@@ -29,11 +30,12 @@ int32_t kr_instance_norm_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t c = 0; c < a->C; c++) {
       double mean, scale;
-      measure(&a->x, b, a->S, c, (double)a->eps, &mean, &scale);
+      measure_inorm_ref(&a->x, b, a->S, c, (double)a->eps, &mean, &scale);
       for (int64_t s = 0; s < a->S; s++) {
-        const double v = (kr_get(&a->x, kr_at3(&a->x, b, s, c)) - mean) * scale * parameter(&a->weight, c, 1) +
-                         parameter(&a->bias, c, 0);
-        kr_put(&a->out, kr_at3(&a->out, b, s, c), v > 0 ? v : v * parameter(&a->slope, c, 1));
+        const double v =
+            (kr_get(&a->x, kr_at3(&a->x, b, s, c)) - mean) * scale * inorm_ref_parameter(&a->weight, c, 1) +
+            inorm_ref_parameter(&a->bias, c, 0);
+        kr_put(&a->out, kr_at3(&a->out, b, s, c), v > 0 ? v : v * inorm_ref_parameter(&a->slope, c, 1));
       }
     }
   return KRAIT_OK;
@@ -45,11 +47,11 @@ typedef struct sums {
 
 /* One (b, c): adds to the sums of c and writes dx. */
 static void channel_back(const krait_instance_norm_bwd_args *a, int64_t b, int64_t c, sums *all) {
-  const double weight = parameter(&a->weight, c, 1), bias = parameter(&a->bias, c, 0),
-               slope = parameter(&a->slope, c, 1), S = (double)a->S;
+  const double weight = inorm_ref_parameter(&a->weight, c, 1), bias = inorm_ref_parameter(&a->bias, c, 0),
+               slope = inorm_ref_parameter(&a->slope, c, 1), S = (double)a->S;
   double mean, scale;
   sums own = {0, 0, 0};
-  measure(&a->x, b, a->S, c, (double)a->eps, &mean, &scale);
+  measure_inorm_ref(&a->x, b, a->S, c, (double)a->eps, &mean, &scale);
   for (int pass = 0; pass < 2; pass++)
     for (int64_t s = 0; s < a->S; s++) {
       const double xhat = (kr_get(&a->x, kr_at3(&a->x, b, s, c)) - mean) * scale, v = xhat * weight + bias,

@@ -1,7 +1,7 @@
 /* instance_norm_simd.c: instance norm and pooling over (B,S,C) with channels as lanes. The norm works in chunks of
  * positions that stay in cache; a task of the others is a vector of channels of one b, summed in blocks of 64 positions
  * to keep float32 sums short. */
-#include "instance_norm/instance_norm_rows.h"
+#include "instance_norm/instance_norm_impls.h"
 #include "instance_norm/moments.h"
 #include "op_list.h"
 #include "vec.h"
@@ -9,33 +9,35 @@
 
 enum { SUM_ROWS = 64 };
 
-static inline kr_v load_some(const float *p, int n) { return n == KR_VL ? kr_v_load(p) : kr_v_loadn(p, n); }
-static inline void store_some(float *p, kr_v v, int n) {
+static inline kr_v load_inorm_some(const float *p, int n) { return n == KR_VL ? kr_v_load(p) : kr_v_loadn(p, n); }
+static inline void store_inorm_some(float *p, kr_v v, int n) {
   if (n == KR_VL) kr_v_store(p, v);
   else kr_v_storen(p, v, n);
 }
-static float *at(const krait_view *v, int64_t b, int64_t s, int64_t c) { return (float *)v->data + kr_at3(v, b, s, c); }
-static int lanes_of(int64_t C, int64_t c) { return (int)(C - c < KR_VL ? C - c : KR_VL); }
+static float *inorm_at(const krait_view *v, int64_t b, int64_t s, int64_t c) {
+  return (float *)v->data + kr_at3(v, b, s, c);
+}
+static int inorm_lanes_of(int64_t C, int64_t c) { return (int)(C - c < KR_VL ? C - c : KR_VL); }
 
-static kr_v parameter(const krait_view *v, int64_t c, int n, float other) {
+static kr_v inorm_simd_parameter(const krait_view *v, int64_t c, int n, float other) {
   float lanes[KR_VL];
   for (int k = 0; k < KR_VL; k++) lanes[k] = k < n && kr_has(v) ? ((const float *)v->data)[kr_at1(v, c + k)] : other;
   return kr_v_load(lanes);
 }
 
-static void measure(const float *x, int64_t step, int64_t S, int n, float eps, kr_v *mean, kr_v *scale) {
+static void measure_inorm_simd(const float *x, int64_t step, int64_t S, int n, float eps, kr_v *mean, kr_v *scale) {
   const kr_v inverse = kr_v_set1(1.0f / (float)S);
   kr_v sum = kr_v_zero(), square = kr_v_zero();
   for (int64_t s = 0; s < S; s += SUM_ROWS) {
     kr_v part = kr_v_zero();
-    for (int64_t i = s; i < s + SUM_ROWS && i < S; i++) part = kr_v_add(part, load_some(x + i * step, n));
+    for (int64_t i = s; i < s + SUM_ROWS && i < S; i++) part = kr_v_add(part, load_inorm_some(x + i * step, n));
     sum = kr_v_add(sum, part);
   }
   *mean = kr_v_mul(sum, inverse);
   for (int64_t s = 0; s < S; s += SUM_ROWS) {
     kr_v part = kr_v_zero();
     for (int64_t i = s; i < s + SUM_ROWS && i < S; i++) {
-      const kr_v d = kr_v_sub(load_some(x + i * step, n), *mean);
+      const kr_v d = kr_v_sub(load_inorm_some(x + i * step, n), *mean);
       part = kr_v_fma(d, d, part);
     }
     square = kr_v_add(square, part);
@@ -54,7 +56,7 @@ typedef struct norm_run {
   float *affine;          /* (B, 3, C): scale, shift, slope */
 } norm_run;
 
-static int64_t length_of(const norm_run *r, int64_t chunk) {
+static int64_t inorm_length_of(const norm_run *r, int64_t chunk) {
   const int64_t left = r->a->S - chunk * r->size;
   return left < r->size ? left : r->size;
 }
@@ -64,29 +66,30 @@ static void measure_chunks(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     const int64_t b = i / r->n_chunks, chunk = i % r->n_chunks;
-    kr_moments(at(&r->a->x, b, chunk * r->size, 0), r->a->x.stride[1], length_of(r, chunk), r->a->C,
+    kr_moments(inorm_at(&r->a->x, b, chunk * r->size, 0), r->a->x.stride[1], inorm_length_of(r, chunk), r->a->C,
                r->mean + i * r->a->C, r->m2 + i * r->a->C);
   }
 }
 
-static kr_affine affine_of(const norm_run *r, int64_t b) {
+static kr_affine inorm_affine_of(const norm_run *r, int64_t b) {
   float *from = r->affine + 3 * b * r->a->C;
   return (kr_affine){from, from + r->a->C, from + 2 * r->a->C};
 }
 
-static float value(const krait_view *v, int64_t c, float other) {
+static float inorm_value(const krait_view *v, int64_t c, float other) {
   return kr_has(v) ? ((const float *)v->data)[kr_at1(v, c)] : other;
 }
 
 static void merge_channels(const norm_run *r, int64_t b) {
   const krait_instance_norm_args *a = r->a;
-  const kr_affine to = affine_of(r, b);
+  const kr_affine to = inorm_affine_of(r, b);
   for (int64_t c = 0; c < a->C; c++) {
     double mean, variance;
     kr_moments_merge(r->mean + b * r->n_chunks * a->C, r->m2 + b * r->n_chunks * a->C, r->size, a->S, a->C, c, &mean,
                      &variance);
-    kr_affine_set(&to, c, (double)value(&a->weight, c, 1), (double)value(&a->bias, c, 0), mean, variance, a->eps);
-    to.slope[c] = value(&a->slope, c, 1);
+    kr_affine_set(&to, c, (double)inorm_value(&a->weight, c, 1), (double)inorm_value(&a->bias, c, 0), mean, variance,
+                  a->eps);
+    to.slope[c] = inorm_value(&a->slope, c, 1);
   }
 }
 
@@ -96,9 +99,9 @@ static void norm_chunks(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     const int64_t b = i / r->n_chunks, chunk = i % r->n_chunks, s = chunk * r->size;
-    const kr_affine by = affine_of(r, b);
-    kr_affine_rows(at(&a->x, b, s, 0), a->x.stride[1], length_of(r, chunk), a->C, &by, at(&a->out, b, s, 0),
-                   a->out.stride[1]);
+    const kr_affine by = inorm_affine_of(r, b);
+    kr_affine_rows(inorm_at(&a->x, b, s, 0), a->x.stride[1], inorm_length_of(r, chunk), a->C, &by,
+                   inorm_at(&a->out, b, s, 0), a->out.stride[1]);
   }
 }
 
@@ -132,28 +135,29 @@ static void channels_back(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t task = begin; task < end; task++) {
     const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
-    const int n = lanes_of(a->C, c);
-    back_lanes l = {.weight = parameter(&a->weight, c, n, 1),
-                    .bias = parameter(&a->bias, c, n, 0),
-                    .slope = parameter(&a->slope, c, n, 1)};
+    const int n = inorm_lanes_of(a->C, c);
+    back_lanes l = {.weight = inorm_simd_parameter(&a->weight, c, n, 1),
+                    .bias = inorm_simd_parameter(&a->bias, c, n, 0),
+                    .slope = inorm_simd_parameter(&a->slope, c, n, 1)};
     kr_v sum[3] = {kr_v_zero(), kr_v_zero(), kr_v_zero()}, xhat, below;
-    measure(at(&a->x, b, 0, c), a->x.stride[1], a->S, n, a->eps, &l.mean, &l.scale);
+    measure_inorm_simd(inorm_at(&a->x, b, 0, c), a->x.stride[1], a->S, n, a->eps, &l.mean, &l.scale);
     for (int64_t s = 0; s < a->S; s += SUM_ROWS) {
       kr_v part[3] = {kr_v_zero(), kr_v_zero(), kr_v_zero()};
       for (int64_t i = s; i < s + SUM_ROWS && i < a->S; i++) {
-        const kr_v dz =
-            through(&l, load_some(at(&a->x, b, i, c), n), load_some(at(&a->dout, b, i, c), n), &xhat, &below);
+        const kr_v dz = through(&l, load_inorm_some(inorm_at(&a->x, b, i, c), n),
+                                load_inorm_some(inorm_at(&a->dout, b, i, c), n), &xhat, &below);
         part[0] = kr_v_fma(dz, xhat, part[0]), part[1] = kr_v_add(part[1], dz), part[2] = kr_v_add(part[2], below);
       }
       for (int k = 0; k < 3; k++) sum[k] = kr_v_add(sum[k], part[k]);
     }
-    for (int k = 0; k < 3; k++) store_some(all + (k * a->B + b) * a->C + c, sum[k], n);
+    for (int k = 0; k < 3; k++) store_inorm_some(all + (k * a->B + b) * a->C + c, sum[k], n);
     if (!kr_has(&a->dx)) continue;
     const kr_v inverse = kr_v_set1(1.0f / (float)a->S), along = kr_v_mul(sum[0], inverse),
                level = kr_v_mul(sum[1], inverse), factor = kr_v_mul(l.scale, l.weight);
     for (int64_t s = 0; s < a->S; s++) {
-      const kr_v dz = through(&l, load_some(at(&a->x, b, s, c), n), load_some(at(&a->dout, b, s, c), n), &xhat, &below);
-      store_some(at(&a->dx, b, s, c), kr_v_mul(factor, kr_v_fnma(xhat, along, kr_v_sub(dz, level))), n);
+      const kr_v dz = through(&l, load_inorm_some(inorm_at(&a->x, b, s, c), n),
+                              load_inorm_some(inorm_at(&a->dout, b, s, c), n), &xhat, &below);
+      store_inorm_some(inorm_at(&a->dx, b, s, c), kr_v_mul(factor, kr_v_fnma(xhat, along, kr_v_sub(dz, level))), n);
     }
   }
 }
@@ -180,20 +184,20 @@ static void pool_channels(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t task = begin; task < end; task++) {
     const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL, step = a->x.stride[1];
-    const int n = lanes_of(a->C, c);
-    const float *x = at(&a->x, b, 0, c);
-    kr_v sum = largest ? load_some(x, n) : kr_v_zero();
+    const int n = inorm_lanes_of(a->C, c);
+    const float *x = inorm_at(&a->x, b, 0, c);
+    kr_v sum = largest ? load_inorm_some(x, n) : kr_v_zero();
     for (int64_t s = 0; s < a->S; s += SUM_ROWS) {
       kr_v part = kr_v_zero();
       for (int64_t i = s; i < s + SUM_ROWS && i < a->S; i++) {
-        const kr_v v = load_some(x + i * step, n);
+        const kr_v v = load_inorm_some(x + i * step, n);
         if (largest) sum = kr_v_select(kr_v_gt(v, sum), v, sum);
         else part = kr_v_add(part, v);
       }
       if (!largest) sum = kr_v_add(sum, part);
     }
     if (!(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX))) sum = kr_v_mul(sum, kr_v_set1(1.0f / (float)a->S));
-    store_some((float *)a->out.data + kr_at2(&a->out, b, c), sum, n);
+    store_inorm_some((float *)a->out.data + kr_at2(&a->out, b, c), sum, n);
   }
 }
 
@@ -206,9 +210,9 @@ int32_t KR_FN(kr_pool)(const krait_ctx *ctx, const void *args) {
 static void spread_largest(const krait_pool_bwd_args *a, int64_t b, int64_t c) {
   int64_t best = 0;
   for (int64_t s = 1; s < a->S; s++)
-    if (*at(&a->x, b, s, c) > *at(&a->x, b, best, c)) best = s;
+    if (*inorm_at(&a->x, b, s, c) > *inorm_at(&a->x, b, best, c)) best = s;
   for (int64_t s = 0; s < a->S; s++)
-    *at(&a->dx, b, s, c) = s == best ? ((const float *)a->dout.data)[kr_at2(&a->dout, b, c)] : 0;
+    *inorm_at(&a->dx, b, s, c) = s == best ? ((const float *)a->dout.data)[kr_at2(&a->dout, b, c)] : 0;
 }
 
 static void pool_channels_back(void *user, int64_t begin, int64_t end, int worker) {
@@ -216,14 +220,14 @@ static void pool_channels_back(void *user, int64_t begin, int64_t end, int worke
   (void)worker;
   for (int64_t task = begin; task < end; task++) {
     const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
-    const int n = lanes_of(a->C, c);
+    const int n = inorm_lanes_of(a->C, c);
     if (a->call.flags & KRAIT_POOL_MAX) {
       for (int k = 0; k < n; k++) spread_largest(a, b, c + k);
       continue;
     }
-    const kr_v d = kr_v_mul(load_some((const float *)a->dout.data + kr_at2(&a->dout, b, c), n),
+    const kr_v d = kr_v_mul(load_inorm_some((const float *)a->dout.data + kr_at2(&a->dout, b, c), n),
                             kr_v_set1(a->call.flags & KRAIT_POOL_SUM ? 1 : 1.0f / (float)a->S));
-    for (int64_t s = 0; s < a->S; s++) store_some(at(&a->dx, b, s, c), d, n);
+    for (int64_t s = 0; s < a->S; s++) store_inorm_some(inorm_at(&a->dx, b, s, c), d, n);
   }
 }
 

@@ -4,12 +4,12 @@
 
 #include "alloc.h"
 #include "check.h"
-#include "mamba2_inner_rows.h"
+#include "mamba2_inner_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-static void choose_sizes(kr_case *c, krait_mamba2_inner_args *a, int64_t index) {
+static void choose_mamba2_inner_sizes(kr_case *c, krait_mamba2_inner_args *a, int64_t index) {
   const int usual = index % 4 == 1 && !c->is_exact; /* for the kernels specialised for common sizes: aligned rows */
   c->contiguous = usual;
   a->G = kr_case_chance(c, 0.3) ? 2 : 1, a->H = a->G * kr_case_int(c, 1, 2);
@@ -26,7 +26,7 @@ static void choose_sizes(kr_case *c, krait_mamba2_inner_args *a, int64_t index) 
   a->M = kr_case_chance(c, 0.7) ? usual ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, c->is_exact ? 5 : 33) : 0;
 }
 
-static void choose_steps(kr_case *c, krait_mamba2_inner_args *a) {
+static void choose_mamba2_inner_steps(kr_case *c, krait_mamba2_inner_args *a) {
   a->dt_min = a->dt_max = 0;
   if (!kr_case_chance(c, 0.2) || c->is_exact) return;
   a->dt_min = (float)kr_case_uniform(c, 0, 0.3);
@@ -34,7 +34,7 @@ static void choose_steps(kr_case *c, krait_mamba2_inner_args *a) {
 }
 
 /* Weights scaled so that long dot products keep their operands' magnitude. */
-static void give_weights(kr_case *c, const krait_mamba2_inner_args *a) {
+static void give_mamba2_inner_weights(kr_case *c, const krait_mamba2_inner_args *a) {
   const double inner = (double)(a->F + a->H * a->P);
   if (a->K) kr_case_fill_normal(c, kr_case_give(c, "in_proj_weight"), 0, 1 / (1 + (double)a->K * 0.2));
   if (a->M) kr_case_fill_normal(c, kr_case_give(c, "out_proj_weight"), 0, 1 / (1 + inner * 0.2));
@@ -47,7 +47,7 @@ static void choose_norm(kr_case *c, krait_mamba2_inner_args *a) {
 }
 
 /* As for the SSD, whose tensor-core operands are 16-bit; parameter gradients sum rounding errors over all tokens. */
-static void set_bounds(kr_case *c) {
+static void set_mamba2_inner_bounds(kr_case *c) {
   const double half = c->dtype == KRAIT_F16 ? 1e-2 : 8e-2, atol = c->dtype == KRAIT_F16 ? 1e-4 : 1e-3;
   for (int i = 0; i < c->sig->n_tensors; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
@@ -58,19 +58,19 @@ static void set_bounds(kr_case *c) {
   }
 }
 
-static void draw(kr_case *c, int64_t index) {
+static void draw_mamba2_inner(kr_case *c, int64_t index) {
   krait_mamba2_inner_args *a = (krait_mamba2_inner_args *)c->args; /* the gradient's args have the same prefix */
-  choose_sizes(c, a, index);
-  choose_steps(c, a);
+  choose_mamba2_inner_sizes(c, a, index);
+  choose_mamba2_inner_steps(c, a);
   kr_case_give(c, "x");
-  give_weights(c, a);
+  give_mamba2_inner_weights(c, a);
   choose_norm(c, a);
   kr_case_give_rest(c);
-  set_bounds(c);
+  set_mamba2_inner_bounds(c);
 }
 
 int32_t kr_mamba2_inner_case(kr_case *c, int64_t index) {
-  draw(c, index);
+  draw_mamba2_inner(c, index);
   return KRAIT_OK;
 }
 
@@ -94,7 +94,7 @@ static int32_t make_kept(const krait_mamba2_inner_bwd_args *d) {
 }
 
 int32_t kr_mamba2_inner_bwd_case(kr_case *c, int64_t index) {
-  draw(c, index);
+  draw_mamba2_inner(c, index);
   KR_TRY(c->status);
   return make_kept((const krait_mamba2_inner_bwd_args *)c->args);
 }

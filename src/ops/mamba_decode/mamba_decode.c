@@ -1,7 +1,7 @@
 /* mamba_decode.c: contract, cost and rows of a decoding step through the layers of a Mamba or Mamba-2 model. The
- * equation is in krait/ops.h; models/mamba_lm records it in place of the layers' own calls where a GPU's row is
- * quicker. Hopper's row streams the weights, of 16 bits or 8, of the widest published layers (streamed). */
-#include "mamba_decode_rows.h"
+ * equation is in krait/ops.h; models/mamba_lm records it in place of the layers' own calls where a GPU's implementation
+ * is quicker. Hopper's row streams the weights, of 16 bits or 8, of the widest published layers (streamed). */
+#include "mamba_decode_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -9,9 +9,9 @@
 /* Whether each product has exactly one form of weight, the same for all. */
 static int has_weights(const krait_mamba_decode_args *a) {
   const krait_view *const whole[] = {&a->in_proj, &a->out_proj, &a->x_proj},
-                          *const words[] = {&a->in_proj_words, &a->out_proj_words, &a->x_proj_words},
+                          *const words[] = {&a->in_proj_qweight, &a->out_proj_qweight, &a->x_proj_qweight},
                           *const scales[] = {&a->in_proj_scales, &a->out_proj_scales, &a->x_proj_scales};
-  const int is_first = kr_has(&a->dt_proj), is_q8 = kr_has(&a->in_proj_words);
+  const int is_first = kr_has(&a->dt_proj), is_q8 = kr_has(&a->in_proj_qweight);
   for (int i = 0; i < 3; i++) {
     const int is_needed = i < 2 || is_first;
     if (kr_has(whole[i]) != (is_needed && !is_q8) || kr_has(words[i]) != (is_needed && is_q8) ||
@@ -21,9 +21,9 @@ static int has_weights(const krait_mamba_decode_args *a) {
   return 1;
 }
 
-static int32_t check_rules(const void *args) {
+static int32_t check_mamba_decode_rules(const void *args) {
   const krait_mamba_decode_args *a = args;
-  const int is_first = kr_has(&a->dt_proj), is_q8 = kr_has(&a->in_proj_words);
+  const int is_first = kr_has(&a->dt_proj), is_q8 = kr_has(&a->in_proj_qweight);
   KR_CHECK(is_first != kr_has(&a->gate_norm), KRAIT_ERR_ARGUMENT, "mamba_decode: Mamba has dt_proj, Mamba-2 gate_norm");
   KR_CHECK(
       has_weights(a), KRAIT_ERR_ARGUMENT,
@@ -37,23 +37,23 @@ static int32_t check_rules(const void *args) {
   return KRAIT_OK;
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_mamba_decode_cost(const void *args, kr_cost *cost) {
   const krait_mamba_decode_args *a = args;
   const double Y = (double)a->Y, B = (double)a->B, E = (double)a->E, D = (double)a->D, states = E * (double)a->N;
   const double weights =
       (double)kr_decode_rows(a) * D + E * D + (kr_has(&a->dt_proj) ? E * (double)(2 * a->R + 2 * a->N) : 0);
   cost->flops = Y * B * (2 * weights + 6 * states);
   cost->exps = Y * B * states;
-  cost->bytes = Y * (weights * (kr_has(&a->in_proj_words) ? 1.0625 : (double)krait_dtype_bytes(a->in_proj.dtype)) +
+  cost->bytes = Y * (weights * (kr_has(&a->in_proj_qweight) ? 1.0625 : (double)krait_dtype_bytes(a->in_proj.dtype)) +
                      2 * B * states * (double)krait_dtype_bytes(a->ssm_state.dtype));
 }
 
-static const kr_row rows[] = {
-    {"streamed", KRAIT_CAP_CUDA_HOPPER, kr_mamba_decode_streamed_refuse, kr_mamba_decode_streamed,
+static const kr_impl impls[] = {
+    {"hopper_streamed", KRAIT_CAP_CUDA_HOPPER, kr_mamba_decode_streamed_refuse, kr_mamba_decode_streamed,
      kr_mamba_decode_streamed_scratch},
-    {"persistent", KRAIT_CAP_CUDA_AMPERE, kr_mamba_decode_persistent_refuse, kr_mamba_decode_persistent,
+    {"ampere_persistent", KRAIT_CAP_CUDA_AMPERE, kr_mamba_decode_persistent_refuse, kr_mamba_decode_persistent,
      kr_mamba_decode_persistent_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_decode_ref, kr_mamba_decode_ref_scratch},
 };
 
-KR_OP_DEFINE(mamba_decode, rows, check_rules, count_cost, kr_mamba_decode_case, 80)
+KR_OP_DEFINE(mamba_decode, impls, check_mamba_decode_rules, count_mamba_decode_cost, kr_mamba_decode_case, 80)

@@ -36,26 +36,26 @@ typedef struct shares {
       width; /* of the inner width; of x_proj's rows, or of in_proj's rows behind z and x; of the model's width */
 } shares;
 
-KR_DEV int kind_of(const kr_decode_plan &p, int phase) {
+KR_DEV int kind_of(const kr_decode_params &p, int phase) {
   const int k = p.is_second ? phase % 3 : phase % 4;
   return p.is_second && k ? k + 1 : k;
 }
 /* i / n_tokens; n_tokens is usually 1. */
-KR_DEV int over_tokens(const kr_decode_plan &p, int i) { return p.n_tokens == 1 ? i : i / p.n_tokens; }
-KR_DEV int layer_of(const kr_decode_plan &p, int phase) { return p.is_second ? phase / 3 : phase / 4; }
+KR_DEV int over_tokens(const kr_decode_params &p, int i) { return p.n_tokens == 1 ? i : i / p.n_tokens; }
+KR_DEV int layer_of(const kr_decode_params &p, int phase) { return p.is_second ? phase / 3 : phase / 4; }
 
 /* Rows of a phase's product that this block computes, and the product's number of inputs. */
-KR_DEV int rows_of(const kr_decode_plan &p, const shares &s, int kind) {
+KR_DEV int rows_of(const kr_decode_params &p, const shares &s, int kind) {
   if (kind == KR_DECODE_IN) return 2 * s.channels.n + (p.is_second ? s.columns.n : 0);
   if (kind == KR_DECODE_COLUMNS) return s.columns.n;
   if (kind == KR_DECODE_SCAN) return p.is_second ? 0 : s.channels.n;
   return s.width.n;
 }
-KR_DEV int inputs_of(const kr_decode_plan &p, int kind) {
+KR_DEV int inputs_of(const kr_decode_params &p, int kind) {
   return kind == KR_DECODE_IN ? p.width : kind == KR_DECODE_SCAN ? p.R : p.inner;
 }
 /* Row of the weight that is the block's row r: the channels' rows of x, then z (Mamba-2: z, then x). */
-KR_DEV int row_at(const kr_decode_plan &p, const shares &s, int kind, int r) {
+KR_DEV int row_at(const kr_decode_params &p, const shares &s, int kind, int r) {
   if (kind == KR_DECODE_COLUMNS) return s.columns.from + r;
   if (kind == KR_DECODE_SCAN) return s.channels.from + r;
   if (kind == KR_DECODE_OUT) return s.width.from + r;
@@ -79,7 +79,7 @@ typedef struct cursor {
 typedef struct cuts {
   int shift, bytes, n_steps; /* parts: 1 << shift; the others per part */
 } cuts;
-KR_DEV cuts cut_tile(const kr_decode_plan &p, int n_rows, int bytes) {
+KR_DEV cuts cut_tile(const kr_decode_params &p, int n_rows, int bytes) {
   cuts c{0, bytes, 0};
   if ((p.n_tokens & (p.n_tokens - 1)) == 0)
     while (2 * n_rows << c.shift <= TILE && 2 * p.n_tokens << c.shift <= 8 && c.bytes % (2 * STEP_BYTES) == 0)
@@ -90,7 +90,7 @@ KR_DEV cuts cut_tile(const kr_decode_plan &p, int n_rows, int bytes) {
 
 /* Bytes per row of a phase's weight. */
 template <int Q8>
-KR_DEV int row_bytes(const kr_decode_plan &p, int kind) {
+KR_DEV int row_bytes(const kr_decode_params &p, int kind) {
   return inputs_of(p, kind) * (Q8 && kind != KR_DECODE_SCAN ? 1 : 2);
 }
 
@@ -108,7 +108,7 @@ struct tile {
 static_assert(sizeof(tile) == KR_DECODE_TILE_BYTES, "the host counts with other tiles");
 
 /* Lane v of a warp writes row v of the descriptor. */
-KR_DEV void write_tile(tile &t, const kr_decode_plan &p, const shares &s, const kr_decode_matrix &m, int kind,
+KR_DEV void write_tile(tile &t, const kr_decode_params &p, const shares &s, const kr_decode_matrix &m, int kind,
                        int first, int n, int bytes) {
   const int v = kr_thread() & 31;
   const cuts cut = cut_tile(p, least(n - first, TILE), bytes);
@@ -123,7 +123,7 @@ KR_DEV void write_tile(tile &t, const kr_decode_plan &p, const shares &s, const 
 
 /* Descriptors for every kind of phase, or for the only phase launched; firsts: first tile of each kind. */
 template <int Q8>
-KR_DEV void write_tiles(tile *tiles, int *firsts, const kr_decode_plan &p, const shares &s) {
+KR_DEV void write_tiles(tile *tiles, int *firsts, const kr_decode_params &p, const shares &s) {
   const int is_one = p.phase_to - p.phase_from == 1, warp = kr_thread() / 32;
   int at = 0;
 #pragma unroll
@@ -216,7 +216,7 @@ KR_DEV void refill(block &b) {
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* This lane's column of the right operand, from input k of its part of K inputs. */
-KR_DEV kr_raw16 inputs_at(const kr_decode_plan &p, const memory &m, int shift, int k, int K) {
+KR_DEV kr_raw16 inputs_at(const kr_decode_params &p, const memory &m, int shift, int k, int K) {
   const int column = (kr_thread() & 31) / 4, token = column >> shift, part = column - (token << shift);
   if (token < p.n_tokens && k < K) return *(const kr_raw16 *)(m.act + token * p.act_pitch + 2 * (part * K + k));
   return kr_raw16{{0, 0, 0, 0}};
@@ -239,7 +239,7 @@ KR_DEV uint32_t scaled_pair(uint32_t word, int half, uint16_t scale) {
 }
 
 /* One unit of 8-bit weights: 16 inputs per lane. */
-KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int shift,
+KR_DEV void multiply_bytes(const kr_decode_params &p, const memory &m, const unsigned char *slot, int step, int shift,
                            int K, float (&d)[4]) {
   const int lane = kr_thread() & 31, k = step * STEP_BYTES + 16 * (lane & 3), block = (lane & 3) / 2;
   const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane),
@@ -254,7 +254,7 @@ KR_DEV void multiply_bytes(const kr_decode_plan &p, const memory &m, const unsig
   }
 }
 
-KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsigned char *slot, int step, int shift,
+KR_DEV void multiply_halves(const kr_decode_params &p, const memory &m, const unsigned char *slot, int step, int shift,
                             int K, float (&d)[4]) {
   const int lane = kr_thread() & 31;
   const kr_raw16 low = *(const kr_raw16 *)(slot + 16 * lane), high = *(const kr_raw16 *)(slot + 512 + 16 * lane),
@@ -267,7 +267,7 @@ KR_DEV void multiply_halves(const kr_decode_plan &p, const memory &m, const unsi
 }
 
 /* Reduces a tile's partial sums over warps and parts, in fixed order. */
-KR_DEV void add_up(const block &b, const kr_decode_plan &p, const float *sums, int tile, int shift) {
+KR_DEV void add_up(const block &b, const kr_decode_params &p, const float *sums, int tile, int shift) {
   const int B = p.n_tokens, i = kr_thread();
   if ((i & ~31) >= TILE * B) return;
   float sum = 0.0f;
@@ -280,7 +280,7 @@ KR_DEV void add_up(const block &b, const kr_decode_plan &p, const float *sums, i
 
 /* results = the block's rows of the phase's weight times act. */
 template <int DEPTH, int Q8>
-KR_DEV void product(block &b, const kr_decode_plan &p, int kind) {
+KR_DEV void product(block &b, const kr_decode_params &p, int kind) {
   const int warp = kr_thread() / 32, g = (kr_thread() & 31) / 4, q = kr_thread() & 3, B = p.n_tokens,
             n = rows_of(p, b.s, kind), is_q8 = Q8 && kind != KR_DECODE_SCAN;
   for (int tile = 0; tile * TILE < n; tile++) {
@@ -325,7 +325,7 @@ enum { KEPT = 3 }; /* vectors of four features that a thread keeps in registers 
 typedef struct dealt {
   int token, per_token, first, stride; /* per_token: warps per token */
 } dealt;
-KR_DEV dealt deal(const kr_decode_plan &p) {
+KR_DEV dealt deal(const kr_decode_params &p) {
   int per_token = WARPS, tokens = 1;
   while (tokens < p.n_tokens) per_token /= 2, tokens *= 2;
   const int token = kr_thread() / 32 / per_token;
@@ -347,7 +347,7 @@ KR_DEV void write_normed(unsigned char *act, int i, float scale, const float (&v
 }
 
 /* act = norm(row) w for every token; sums of squares are reduced across a token's warps through shared memory. */
-KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const rows &from, int n, const uint16_t *w,
+KR_DEV void load_normed(const kr_decode_params &p, const memory &m, const rows &from, int n, const uint16_t *w,
                         float eps) {
   const dealt at = deal(p);
   const int warp = kr_thread() / 32, exists = at.token < p.n_tokens;
@@ -389,7 +389,7 @@ KR_DEV void load_normed(const kr_decode_plan &p, const memory &m, const rows &fr
 }
 
 /* act = the n inputs of every token, copied. */
-KR_DEV void load_halves(const kr_decode_plan &p, const memory &m, const uint16_t *from, int n) {
+KR_DEV void load_halves(const kr_decode_params &p, const memory &m, const uint16_t *from, int n) {
   for (int token = 0; token < p.n_tokens; token++)
     for (int i = 8 * kr_thread(); i < n; i += 16 * THREADS) {
       const int second = i + 8 * THREADS < n ? i + 8 * THREADS : i;
@@ -401,7 +401,7 @@ KR_DEV void load_halves(const kr_decode_plan &p, const memory &m, const uint16_t
 }
 
 /* Columns for the scan; in Mamba the first R are the inputs of dt_proj. */
-KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
+KR_DEV void load_columns(const kr_decode_params &p, const memory &m) {
   for (int token = 0; token < p.n_tokens; token++)
     for (int k = kr_thread(); k < p.n_columns; k += THREADS) {
       const float v = p.columns[token * p.n_columns + k];
@@ -414,24 +414,24 @@ KR_DEV void load_columns(const kr_decode_plan &p, const memory &m) {
 
 /* A phase's first units have a thread each, which stages operands other than results in shared memory before waiting
  * for other blocks. */
-KR_DEV void keep_floats(const kr_decode_plan &p, const block &b, int k, int i, float x, float y, float z, float w) {
+KR_DEV void keep_floats(const kr_decode_params &p, const block &b, int k, int i, float x, float y, float z, float w) {
   *(kr_float4 *)(b.m.kept + k * p.kept_units + i) = kr_float4{{x, y, z, w}};
 }
-KR_DEV kr_float4 kept_floats(const kr_decode_plan &p, const block &b, int k, int i) {
+KR_DEV kr_float4 kept_floats(const kr_decode_params &p, const block &b, int k, int i) {
   return *(const kr_float4 *)(b.m.kept + k * p.kept_units + i);
 }
 
 /* Channel of IN's result r: one of the block's channels or columns; -1 for a dt column, which is not convolved. */
-KR_DEV int channel_of(const kr_decode_plan &p, const shares &s, int r) {
+KR_DEV int channel_of(const kr_decode_params &p, const shares &s, int r) {
   if (r < s.channels.n) return s.channels.from + r;
   const int column = s.columns.from + r - s.channels.n;
   return column < p.n_columns - p.H ? p.inner + column : -1;
 }
-KR_DEV int units_of_in(const kr_decode_plan &p, const shares &s) {
+KR_DEV int units_of_in(const kr_decode_params &p, const shares &s) {
   return (s.channels.n + (p.is_second ? s.columns.n : 0)) * p.n_tokens;
 }
 
-KR_DEV void finish_unit(const kr_decode_plan &p, const block &b, const taps &t, int i) {
+KR_DEV void finish_unit(const kr_decode_params &p, const block &b, const taps &t, int i) {
   const int B = p.n_tokens, n = b.s.channels.n, of_x = p.is_second ? n : 0, r = over_tokens(p, i), token = i - r * B;
   if (r < n) {
     const int64_t at = (int64_t)token * p.inner + b.s.channels.from + r;
@@ -444,13 +444,13 @@ KR_DEV void finish_unit(const kr_decode_plan &p, const block &b, const taps &t, 
 }
 
 /* Unit i's taps, from global memory or as staged. */
-KR_DEV void read_unit(const kr_decode_plan &p, const block &b, int layer, int i, taps &t) {
+KR_DEV void read_unit(const kr_decode_params &p, const block &b, int layer, int i, taps &t) {
   const int r = over_tokens(p, i), c = channel_of(p, b.s, r);
   if (c < 0) return;
   place_taps(p, layer, b.m.slots[i - r * p.n_tokens], c, t);
   read_taps(p, layer, c, t);
 }
-KR_DEV void recall_unit(const kr_decode_plan &p, const block &b, int layer, int i, taps &t) {
+KR_DEV void recall_unit(const kr_decode_params &p, const block &b, int layer, int i, taps &t) {
   const int r = over_tokens(p, i), c = channel_of(p, b.s, r);
   if (c < 0) return;
   const kr_float4 window = kept_floats(p, b, 0, i), tap = kept_floats(p, b, 1, i);
@@ -460,7 +460,7 @@ KR_DEV void recall_unit(const kr_decode_plan &p, const block &b, int layer, int 
   t.bias = window.v[3], t.last = tap.v[3];
 }
 
-KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer) {
+KR_DEV void finish_in(const kr_decode_params &p, const block &b, int layer) {
   const int n = units_of_in(p, b.s);
 #pragma unroll 1
   for (int i = kr_thread(); i < n; i += THREADS) {
@@ -473,7 +473,7 @@ KR_DEV void finish_in(const kr_decode_plan &p, const block &b, int layer) {
   }
 }
 
-KR_DEV void finish_columns(const kr_decode_plan &p, const block &b) {
+KR_DEV void finish_columns(const kr_decode_params &p, const block &b) {
   const int B = p.n_tokens;
   for (int i = kr_thread(); i < b.s.columns.n * B; i += THREADS) {
     const int r = over_tokens(p, i), token = i - r * B;
@@ -487,13 +487,13 @@ typedef struct states {
   float A[4], D, bias, z, x;
 } states;
 
-KR_DEV int scan_units(const kr_decode_plan &p, const block &b) { return b.s.channels.n * p.n_tokens * (p.N / 4); }
+KR_DEV int scan_units(const kr_decode_params &p, const block &b) { return b.s.channels.n * p.n_tokens * (p.N / 4); }
 
 typedef struct unit_place {
   int e, token, h, slot;
   int64_t state, at;
 } unit_place;
-KR_DEV unit_place unit_at(const kr_decode_plan &p, const block &b, int layer, int i) {
+KR_DEV unit_place unit_at(const kr_decode_params &p, const block &b, int layer, int i) {
   const int lanes = p.N / 4, unit = i >> p.lane_bits, r = over_tokens(p, unit);
   unit_place u;
   u.token = unit - r * p.n_tokens, u.e = b.s.channels.from + r, u.h = p.is_second ? u.e / p.head_width : u.e,
@@ -504,7 +504,7 @@ KR_DEV unit_place unit_at(const kr_decode_plan &p, const block &b, int layer, in
   return u;
 }
 
-KR_DEV void read_states(const kr_decode_plan &p, const block &b, int layer, int i, states &s) {
+KR_DEV void read_states(const kr_decode_params &p, const block &b, int layer, int i, states &s) {
   if (i >= scan_units(p, b)) return;
   const unit_place u = unit_at(p, b, layer, i);
   s.raw = kr_raw16{{0, 0, 0, 0}};
@@ -524,7 +524,7 @@ KR_DEV void read_states(const kr_decode_plan &p, const block &b, int layer, int 
 }
 
 /* A channel's lanes, a power of two up to a warp, reduce its output; all lanes of a warp must call it. */
-KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i, states &v) {
+KR_DEV void scan_unit(const kr_decode_params &p, const block &b, int layer, int i, states &v) {
   const int lanes = p.N / 4, exists = i < scan_units(p, b), quad = (i & (lanes - 1)) * 4;
   const unit_place u = unit_at(p, b, layer, exists ? i : 0);
   const float *columns = b.m.few + WARPS + u.token * p.n_columns, *states_B = columns + (p.is_second ? 0 : p.R) + quad,
@@ -556,7 +556,7 @@ KR_DEV void scan_unit(const kr_decode_plan &p, const block &b, int layer, int i,
     ((uint16_t *)p.y)[u.at] = to_half(y);
 }
 
-KR_DEV void recall_states(const kr_decode_plan &p, const block &b, int i, states &s) {
+KR_DEV void recall_states(const kr_decode_params &p, const block &b, int i, states &s) {
   const kr_float4 A = kept_floats(p, b, 1, i), rest = kept_floats(p, b, 2, i);
   s.raw = b.m.kept[i];
 #pragma unroll
@@ -564,7 +564,7 @@ KR_DEV void recall_states(const kr_decode_plan &p, const block &b, int i, states
   s.D = rest.v[0], s.bias = rest.v[1], s.z = rest.v[2], s.x = rest.v[3];
 }
 
-KR_DEV void scan(const kr_decode_plan &p, const block &b, int layer) {
+KR_DEV void scan(const kr_decode_params &p, const block &b, int layer) {
   const int n = scan_units(p, b);
 #pragma unroll 1
   for (int i = kr_thread(); i - (kr_thread() & 31) < n; i += THREADS) {
@@ -577,12 +577,12 @@ KR_DEV void scan(const kr_decode_plan &p, const block &b, int layer) {
   }
 }
 
-KR_DEV float stream_at(const kr_decode_plan &p, const block &b, int layer, int i) {
+KR_DEV float stream_at(const kr_decode_params &p, const block &b, int layer, int i) {
   const int r = over_tokens(p, i), token = i - r * p.n_tokens, d = b.s.width.from + r;
   return layer ? p.out[token * p.out_row + d] : from_half(p.x[token * p.x_row + d]);
 }
 
-KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer) {
+KR_DEV void finish_out(const kr_decode_params &p, const block &b, int layer) {
   for (int i = kr_thread(); i < b.s.width.n * p.n_tokens; i += THREADS) {
     const int r = over_tokens(p, i), token = i - r * p.n_tokens;
     const float h = i < p.kept_units ? kept_floats(p, b, 0, i).v[0] : stream_at(p, b, layer, i);
@@ -594,14 +594,14 @@ KR_DEV void finish_out(const kr_decode_plan &p, const block &b, int layer) {
 
 /* Prefetches into L2, a phase or two ahead, what a layer reads of this block's channels besides product weights: norm
  * weight, taps and convolution state; then the scan's operands. */
-KR_DEV void ask_for_state(const kr_decode_plan &p, const block &b, const kr_decode_state &s, int layer) {
+KR_DEV void ask_for_state(const kr_decode_params &p, const block &b, const kr_decode_state &s, int layer) {
   const int64_t e = b.s.channels.from, bytes = s.is_float ? 4 : 2;
   for (int token = 0; token < p.n_tokens; token++)
     if (b.m.slots[token] >= 0)
       ask_for((const char *)s.data + bytes * (layer * s.layer + b.m.slots[token] * s.slot + e * s.channel),
               bytes * b.s.channels.n * s.channel);
 }
-KR_DEV void ask_for_taps(const kr_decode_plan &p, const block &b, int layer) {
+KR_DEV void ask_for_taps(const kr_decode_params &p, const block &b, int layer) {
   const int64_t e = b.s.channels.from, n = b.s.channels.n;
   if (layer >= p.n_layers) return;
   ask_for(p.norm.data + layer * p.norm.layer, 2 * p.width);
@@ -609,7 +609,7 @@ KR_DEV void ask_for_taps(const kr_decode_plan &p, const block &b, int layer) {
   if (p.conv_bias.data) ask_for(p.conv_bias.data + layer * p.conv_bias.layer + e * p.conv_bias.row, 2 * n);
   ask_for_state(p, b, p.conv_state, layer);
 }
-KR_DEV void ask_for_states(const kr_decode_plan &p, const block &b, int layer) {
+KR_DEV void ask_for_states(const kr_decode_params &p, const block &b, int layer) {
   const int64_t e = p.is_second ? 0 : b.s.channels.from, n = p.is_second ? p.H : b.s.channels.n;
   ask_for(p.A.data + layer * p.A.layer + e * p.A.row, 4 * n * p.A.row);
   ask_for(p.D.data + layer * p.D.layer + e, 4 * n);
@@ -619,7 +619,7 @@ KR_DEV void ask_for_states(const kr_decode_plan &p, const block &b, int layer) {
 }
 
 /* Stages the operands of this thread's first unit of the phase that do not depend on other blocks. */
-KR_DEV void keep(const kr_decode_plan &p, const block &b, int kind, int layer) {
+KR_DEV void keep(const kr_decode_params &p, const block &b, int kind, int layer) {
   const int i = kr_thread();
   if (i >= p.kept_units) return;
   if (kind == KR_DECODE_IN && i < units_of_in(p, b.s)) {
@@ -642,19 +642,19 @@ KR_DEV void keep(const kr_decode_plan &p, const block &b, int kind, int layer) {
 
 /* One counter, incremented and polled by one thread per block: a flag per block, polled by all, was slower. n_done:
  * phases that all blocks must have completed. */
-KR_DEV void await_blocks(const kr_decode_plan &p, int n_done) {
+KR_DEV void await_blocks(const kr_decode_params &p, int n_done) {
   if (n_done && kr_thread() == MESSENGER) kr_await(p.done, n_done * kr_grid_x());
   kr_sync();
 }
 
 /* Signals that this block has completed a phase. */
-KR_DEV void tell_blocks(const kr_decode_plan &p) {
+KR_DEV void tell_blocks(const kr_decode_params &p) {
   kr_sync();
   if (kr_thread() == MESSENGER) arrive(p.done);
 }
 
 /* A single call site of load_normed: inlining it twice runs out of registers. */
-KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int layer) {
+KR_DEV void load_inputs(const kr_decode_params &p, const memory &m, int kind, int layer) {
   const int is_in = kind == KR_DECODE_IN;
   if (is_in || (kind == KR_DECODE_OUT && p.is_second)) {
     const uint16_t *w = is_in ? p.norm.data + layer * p.norm.layer : p.gate_norm.data + layer * p.gate_norm.layer;
@@ -670,7 +670,7 @@ KR_DEV void load_inputs(const kr_decode_plan &p, const memory &m, int kind, int 
 
 /* One instance of the product for all kinds, with few registers live across it. */
 template <int DEPTH, int Q8>
-KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
+KR_DEV void run_phase(block &b, const kr_decode_params &p, int phase) {
   const int kind = kind_of(p, phase), layer = layer_of(p, phase), n_done = phase - p.phase_from;
   refill<Q8>(b);
   keep(p, b, kind, layer);
@@ -691,7 +691,7 @@ KR_DEV void run_phase(block &b, const kr_decode_plan &p, int phase) {
 }
 
 template <int DEPTH, int Q8>
-KR_DEV void run(const kr_decode_plan &p) {
+KR_DEV void run(const kr_decode_params &p) {
   KR_DYNAMIC_SHARED(shared);
   KR_SHARED int firsts[KR_DECODE_OUT + 2];
   block b;
@@ -722,11 +722,11 @@ KR_DEV void run(const kr_decode_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_12(const kr_decode_plan plan) { run<12, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_6(const kr_decode_plan plan) { run<6, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_3(const kr_decode_plan plan) { run<3, 0>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_12(const kr_decode_params params) { run<12, 0>(params); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_6(const kr_decode_params params) { run<6, 0>(params); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_3(const kr_decode_params params) { run<3, 0>(params); }
 #ifdef KR_HALF
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_9(const kr_decode_plan plan) { run<9, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_5(const kr_decode_plan plan) { run<5, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_3(const kr_decode_plan plan) { run<3, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_9(const kr_decode_params params) { run<9, 1>(params); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_5(const kr_decode_params params) { run<5, 1>(params); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba_decode_q8_3(const kr_decode_params params) { run<3, 1>(params); }
 #endif

@@ -3,7 +3,7 @@
 #ifndef KR_MAMBA_DECODE_CUH
 #define KR_MAMBA_DECODE_CUH
 
-#include "mamba_decode_plan.h"
+#include "mamba_decode_params.h"
 #include "mma.cuh"
 
 #ifdef KR_HALF
@@ -48,12 +48,12 @@ typedef struct taps {
   int live;
 } taps;
 
-KR_DEV void place_taps(const kr_decode_plan &p, int layer, int slot, int c, taps &t) {
+KR_DEV void place_taps(const kr_decode_params &p, int layer, int slot, int c, taps &t) {
   t.live = slot >= 0;
   t.at = layer * p.conv_state.layer + (t.live ? slot : 0) * p.conv_state.slot + c * p.conv_state.channel;
 }
 
-KR_DEV void read_taps(const kr_decode_plan &p, int layer, int c, taps &t) {
+KR_DEV void read_taps(const kr_decode_params &p, int layer, int c, taps &t) {
   const uint16_t *from = p.conv.data + layer * p.conv.layer + c * p.conv.row;
   const int S = p.W - 1;
   t.bias = p.conv_bias.data ? from_half(p.conv_bias.data[layer * p.conv_bias.layer + c * p.conv_bias.row]) : 0.0f;
@@ -65,7 +65,7 @@ KR_DEV void read_taps(const kr_decode_plan &p, int layer, int c, taps &t) {
 }
 
 /* silu(conv); shifts the window. */
-KR_DEV float convolve(const kr_decode_plan &p, const taps &t, float newest) {
+KR_DEV float convolve(const kr_decode_params &p, const taps &t, float newest) {
   const int S = p.W - 1;
   float sum = t.bias;
   if (!t.live) return 0.0f;

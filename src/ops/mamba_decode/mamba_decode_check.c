@@ -4,7 +4,7 @@
 #include "check.h"
 #include "op_list.h"
 
-static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_even) {
+static void choose_mamba_decode_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_even) {
   a->B = kr_case_int(c, 1, is_even ? 8 : 10), a->Y = kr_case_int(c, 1, 3);
   a->H = a->G = 1, a->W = is_even ? 4 : kr_case_int(c, 2, 5);
   a->D = is_even ? 8 * kr_case_int(c, 1, 12) : kr_case_edge(c, 40);
@@ -19,7 +19,7 @@ static void choose_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, i
  * reference takes seconds. */
 enum { FIRST_WIDE = 78 };
 
-static void widen(kr_case *c, krait_mamba_decode_args *a, int is_first) {
+static void widen_mamba_decode(kr_case *c, krait_mamba_decode_args *a, int is_first) {
   a->B = 1, a->Y = 2, a->W = 4, a->G = 1, a->n_states = kr_case_int(c, 1, 3);
   a->D = 2560, a->E = 5120;
   a->H = is_first ? 1 : kr_case_pick(c, 3, (int64_t[]){1, 4, 80});
@@ -38,11 +38,11 @@ static void calm(kr_case *c, krait_mamba_decode_args *a) {
 }
 
 /* 8-bit weights, or weights of the case's type. */
-static void give_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_q8) {
+static void give_mamba_decode_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_q8) {
   static const char *const whole[] = {"in_proj", "out_proj", "x_proj"},
-                           *const words[] = {"in_proj_words", "out_proj_words", "x_proj_words"},
+                           *const words[] = {"in_proj_qweight", "out_proj_qweight", "x_proj_qweight"},
                            *const scales[] = {"in_proj_scales", "out_proj_scales", "x_proj_scales"};
-  krait_view *const at[] = {&a->in_proj_words, &a->out_proj_words, &a->x_proj_words};
+  krait_view *const at[] = {&a->in_proj_qweight, &a->out_proj_qweight, &a->x_proj_qweight};
   const int64_t rows[] = {is_first ? 2 * a->E : 2 * a->E + 2 * a->G * a->N + a->H, a->D, a->R + 2 * a->N},
                 n_words[] = {8 * a->SD, 8 * a->SE, 8 * a->SE};
   if (is_first)
@@ -71,15 +71,15 @@ int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
   krait_mamba_decode_args *a = (krait_mamba_decode_args *)c->args;
   const int is_wide = index >= FIRST_WIDE, is_first = is_wide ? kr_case_chance(c, 0.5) : index % 2 == 0,
             is_even = index % 3 != 0 || is_wide, is_q8 = is_wide ? index == FIRST_WIDE : index % 5 == 1;
-  choose_sizes(c, a, is_first, is_even);
+  choose_mamba_decode_sizes(c, a, is_first, is_even);
   if (is_q8) a->H = a->G = is_first ? 1 : 2, a->D = 64 * kr_case_int(c, 1, 2), a->E = 64 * kr_case_int(c, 1, 3);
-  if (is_wide) widen(c, a, is_first);
+  if (is_wide) widen_mamba_decode(c, a, is_first);
   if (is_q8) a->SD = a->D / 32, a->SE = a->E / 32;
   c->dtype = is_wide   ? KRAIT_F16
              : is_even ? (int32_t)kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16})
                        : kr_case_activation_dtype(c);
   if (is_even) c->contiguous = 1, c->other = c->dtype;
-  give_weights(c, a, is_first, is_q8);
+  give_mamba_decode_weights(c, a, is_first, is_q8);
   kr_case_give_rest(c);
   if (is_wide) calm(c, a);
   const double bound = a->norm_weight.dtype == KRAIT_BF16 || a->x.dtype == KRAIT_BF16 ? 6e-2

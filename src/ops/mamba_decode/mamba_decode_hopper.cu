@@ -70,8 +70,8 @@ KR_DEV segment segment_of_rows(const kr_decode_matrix &m, int first, int n, int 
   return segment{m.data + first * m.row, m.scales + first * m.scales_row, m.layer, m.scales_layer, first, n, each};
 }
 template <int SECOND, int Q8>
-KR_DEV segment segment_of(const kr_stream_plan &plan, const shares &s, int kind) {
-  const kr_decode_plan &p = plan.p;
+KR_DEV segment segment_of(const kr_stream_params &params, const shares &s, int kind) {
+  const kr_decode_params &p = params.p;
   if (kind == OUT_ROWS) return segment_of_rows(p.out_proj, s.width.from, s.width.n, OUT_EACH);
   if (kind == COLUMN_ROWS && !SECOND) return segment_of_rows(p.x_proj, s.columns.from, s.columns.n, OUT_EACH);
   if (kind == COLUMN_ROWS) return segment_of_rows(p.in_proj, 2 * p.inner + s.columns.from, s.columns.n, IN_EACH);
@@ -98,7 +98,7 @@ KR_DEV void advance(place &at, int n, int n_stages) {
 }
 
 typedef struct stream {
-  const kr_stream_plan *plan;
+  const kr_stream_params *params;
   unsigned char *ring;
   uint32_t full, empty; /* a barrier a stage */
   place at, oldest;     /* next to fill; the oldest that may still be under way */
@@ -137,7 +137,7 @@ KR_DEV void ask_for(const void *from, int64_t bytes) {
 KR_DEV void ask_for_rows(const kr_decode_halves &of, int layer, const range &r, int row) {
   if (of.data && r.n > 0) ask_for(of.data + layer * of.layer + r.from * of.row, 2 * ((r.n - 1) * of.row + row));
 }
-KR_DEV void ask_for_taps(const kr_decode_plan &p, int layer, int slot, const range &channels) {
+KR_DEV void ask_for_taps(const kr_decode_params &p, int layer, int slot, const range &channels) {
   const kr_decode_state &s = p.conv_state;
   const int bytes = s.is_float ? 4 : 2;
   if (channels.n <= 0) return;
@@ -149,7 +149,7 @@ KR_DEV void ask_for_taps(const kr_decode_plan &p, int layer, int slot, const ran
 /* Into the L2 cache, what a layer waits for first beside the products' weights: the block's share of it; of norms'
  * weights, which all blocks read, a part. */
 template <int SECOND>
-KR_DEV void ask_for_layer(const kr_decode_plan &p, const shares &h, int layer, int slot) {
+KR_DEV void ask_for_layer(const kr_decode_params &p, const shares &h, int layer, int slot) {
   const int columns = p.n_columns - p.H - h.columns.from; /* those that the convolution makes */
   ask_for_rows(p.norm, layer, h.width, 1);
   ask_for_taps(p, layer, slot, h.channels);
@@ -160,22 +160,22 @@ KR_DEV void ask_for_layer(const kr_decode_plan &p, const shares &h, int layer, i
 
 template <int Q8>
 KR_DEV void fill_stage(stream &s, const segment &of, int layer, int first, int inputs) {
-  const kr_stream_plan &plan = *s.plan;
-  if (s.n >= plan.n_stages) kr_barrier_await(s.empty + 8 * s.at.slot, s.at.round ^ 1);
-  if (s.n++ >= plan.window) {
+  const kr_stream_params &params = *s.params;
+  if (s.n >= params.n_stages) kr_barrier_await(s.empty + 8 * s.at.slot, s.at.round ^ 1);
+  if (s.n++ >= params.window) {
     kr_barrier_await(s.full + 8 * s.oldest.slot, s.oldest.round);
-    advance(s.oldest, 1, plan.n_stages);
+    advance(s.oldest, 1, params.n_stages);
   }
   const int rows = of.n - first < of.each ? of.n - first : of.each, bytes = rows * inputs * (Q8 ? 1 : 2),
             scales = Q8 ? rows * (inputs / BLOCK) : 0;
   const uint32_t barrier = s.full + 8 * s.at.slot;
-  unsigned char *to = s.ring + s.at.slot * plan.stage_bytes;
+  unsigned char *to = s.ring + s.at.slot * params.stage_bytes;
   kr_barrier_expect(barrier, bytes + 2 * scales);
   load_once(s.once, to, of.rows + layer * of.layer + (int64_t)first * inputs * (Q8 ? 1 : 2), bytes, barrier);
   if (Q8)
     load_once(s.once, to + KR_STREAM_SCALES_AT, of.scales + layer * of.scales_layer + first * (inputs / BLOCK),
               2 * scales, barrier);
-  advance(s.at, 1, plan.n_stages);
+  advance(s.at, 1, params.n_stages);
 }
 
 template <int Q8>
@@ -185,10 +185,10 @@ KR_DEV void fill(stream &s, const segment &of, int layer, int from, int to, int 
 
 template <int SECOND, int Q8>
 KR_DEV void fill_ring(stream &s, const shares &h, int slot) {
-  const kr_stream_plan &plan = *s.plan;
-  const kr_decode_plan &p = plan.p;
-  const segment x = segment_of<SECOND, Q8>(plan, h, X_ROWS), z = segment_of<SECOND, Q8>(plan, h, Z_ROWS),
-                c = segment_of<SECOND, Q8>(plan, h, COLUMN_ROWS), out = segment_of<SECOND, Q8>(plan, h, OUT_ROWS);
+  const kr_stream_params &params = *s.params;
+  const kr_decode_params &p = params.p;
+  const segment x = segment_of<SECOND, Q8>(params, h, X_ROWS), z = segment_of<SECOND, Q8>(params, h, Z_ROWS),
+                c = segment_of<SECOND, Q8>(params, h, COLUMN_ROWS), out = segment_of<SECOND, Q8>(params, h, OUT_ROWS);
   const int before = stages_before<SECOND>(z);
   for (int layer = 0; layer < p.n_layers; layer++) {
     if (SECOND) fill<Q8>(s, c, layer, 0, stages_of(c), p.width);
@@ -204,7 +204,7 @@ KR_DEV void fill_ring(stream &s, const shares &h, int slot) {
 /* ---- a block's memory -------------------------------------------------------------------------------------------- */
 
 typedef struct worker {
-  const kr_stream_plan *plan;
+  const kr_stream_params *params;
   unsigned char *memory; /* laid out by the host */
   shares s;
   place at; /* first stage of the next segment */
@@ -213,11 +213,11 @@ typedef struct worker {
 } worker;
 
 /* Of worker b, by their names in kr_stream_places. */
-#define FLOATS(name) ((float *)(b.memory + b.plan->at.name))
-#define BARRIERS(name) (kr_shared_at(b.memory) + (uint32_t)b.plan->at.name)
+#define FLOATS(name) ((float *)(b.memory + b.params->at.name))
+#define BARRIERS(name) (kr_shared_at(b.memory) + (uint32_t)b.params->at.name)
 
 KR_DEV inputs inputs_of(const worker &b, int is_float) {
-  return inputs{FLOATS(inputs), is_float, b.memory + b.plan->at.bytes, FLOATS(steps)};
+  return inputs{FLOATS(inputs), is_float, b.memory + b.params->at.bytes, FLOATS(steps)};
 }
 
 KR_DEV float sum_of(const float *quarters) {
@@ -246,20 +246,20 @@ KR_DEV void take_inputs(const worker &b, int is_float, int part, operands<Q8, UN
 /* The team's stages [from, to) of a segment; sums: [row][quarter]. */
 template <int ROWS, int Q8, int UNITS>
 KR_DEV void multiply(worker &b, const segment &s, int from, int to, const operands<Q8, UNITS> &x, float *sums) {
-  const kr_stream_plan &plan = *b.plan;
+  const kr_stream_params &params = *b.params;
   const int mine = (own_team() - b.turn) & (TEAMS - 1);
   place at = b.at;
-  advance(at, mine, plan.n_stages);
-  for (int i = from + mine; i < to; i += TEAMS, advance(at, TEAMS, plan.n_stages)) {
+  advance(at, mine, params.n_stages);
+  for (int i = from + mine; i < to; i += TEAMS, advance(at, TEAMS, params.n_stages)) {
     kr_barrier_await(BARRIERS(full) + 8 * at.slot, at.round);
-    const float sum = sum_rows<ROWS, QUARTERS>(b.memory + at.slot * plan.stage_bytes, own_quarter(), x);
+    const float sum = sum_rows<ROWS, QUARTERS>(b.memory + at.slot * params.stage_bytes, own_quarter(), x);
     const int row = own_row<ROWS, Q8>();
     if (row >= 0 && i * ROWS + row < s.n) sums[4 * (i * ROWS + row) + own_quarter()] = sum;
     kr_sync_warp();
     if (own_lane() == 0) kr_barrier_arrive(BARRIERS(empty) + 8 * at.slot);
   }
   b.turn = (b.turn + to - from) & (TEAMS - 1);
-  advance(b.at, to - from, plan.n_stages);
+  advance(b.at, to - from, params.n_stages);
 }
 
 /* ---- between blocks ---------------------------------------------------------------------------------------------- */
@@ -270,14 +270,14 @@ typedef struct mail {
   kr_stream_share share;
   int pairs, each, over_pairs; /* over_pairs: 2^16 / pairs, and more: multiplies instead of a division */
 } mail;
-KR_DEV mail mail_of_stream(const kr_stream_plan &p) {
+KR_DEV mail mail_of_stream(const kr_stream_params &p) {
   return mail{p.stream_words, p.width, p.stream_pairs, 4, p.over_stream_pairs};
 }
-KR_DEV mail mail_of_u(const kr_stream_plan &p) {
+KR_DEV mail mail_of_u(const kr_stream_params &p) {
   return mail{p.u_words, p.channels, p.channel_pairs, 6, p.over_channel_pairs};
 }
 template <int SECOND>
-KR_DEV mail mail_of_y(const kr_stream_plan &p) {
+KR_DEV mail mail_of_y(const kr_stream_params &p) {
   return mail{p.y_words, p.channels, p.channel_pairs, SECOND ? 4 : 6, p.over_channel_pairs};
 }
 
@@ -407,7 +407,7 @@ KR_DEV void start_normed(const worker &b, const received<PAIRS> &r, const factor
 #pragma unroll
   for (int k = 0; k < PAIRS; k++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[k][i] = i < r.n[k] ? from_half(b.plan->p.x[r.from[k] + i]) : 0.0f;
+    for (int i = 0; i < 4; i++) v[k][i] = i < r.n[k] ? from_half(b.params->p.x[r.from[k] + i]) : 0.0f;
   place_normed(b, r, f, v, FLOATS(squares));
 }
 
@@ -416,13 +416,13 @@ KR_DEV void start_normed(const worker &b, const received<PAIRS> &r, const factor
 /* x_proj's rows: all warps share K, since few rows leave most teams nothing. */
 template <int Q8>
 KR_DEV void multiply_columns(worker &b, const segment &s, uint32_t tag) {
-  const kr_stream_plan &plan = *b.plan;
+  const kr_stream_params &params = *b.params;
   operands<Q8, COLUMN_UNITS> x;
   take_inputs<Q8, WARPS>(b, 0, own_warp(), x);
   for (int i = 0; i < stages_of(s); i++) {
     float *sums = FLOATS(column_sums) + (i & 1) * OUT_EACH * WARPS;
     kr_barrier_await(BARRIERS(full) + 8 * b.at.slot, b.at.round);
-    const float part = sum_rows<OUT_EACH, WARPS>(b.memory + b.at.slot * plan.stage_bytes, own_warp(), x);
+    const float part = sum_rows<OUT_EACH, WARPS>(b.memory + b.at.slot * params.stage_bytes, own_warp(), x);
     const int own = own_row<OUT_EACH, Q8>(), row = i * OUT_EACH + fresh_thread();
     if (own >= 0) sums[own * WARPS + own_warp()] = part;
     sync_workers();
@@ -431,17 +431,17 @@ KR_DEV void multiply_columns(worker &b, const segment &s, uint32_t tag) {
       float sum = 0.0f;
 #pragma unroll
       for (int w = 0; w < WARPS; w++) sum += sums[fresh_thread() * WARPS + w];
-      kr_put_word(plan.column_words + s.first + row, (uint64_t)kr_float_to_bits(sum) | (uint64_t)tag << 32);
+      kr_put_word(params.column_words + s.first + row, (uint64_t)kr_float_to_bits(sum) | (uint64_t)tag << 32);
     }
     b.turn = (b.turn + 1) & (TEAMS - 1);
-    advance(b.at, 1, plan.n_stages);
+    advance(b.at, 1, params.n_stages);
   }
 }
 
 KR_DEV void gather_columns(const worker &b, uint32_t tag) {
-  for (int i = fresh_thread(); i < b.plan->p.n_columns; i += WORKERS) {
+  for (int i = fresh_thread(); i < b.params->p.n_columns; i += WORKERS) {
     uint64_t word;
-    while ((uint32_t)((word = kr_get_word(b.plan->column_words + i)) >> 32) != tag) kr_poll_again();
+    while ((uint32_t)((word = kr_get_word(b.params->column_words + i)) >> 32) != tag) kr_poll_again();
     FLOATS(columns)[i] = kr_bits_to_float((uint32_t)word);
   }
   sync_workers();
@@ -453,7 +453,7 @@ typedef struct scan_terms {
 } scan_terms;
 
 KR_DEV int64_t own_states(const worker &b, int layer, int i, int lane) {
-  const kr_decode_state &s = b.plan->p.ssm_state;
+  const kr_decode_state &s = b.params->p.ssm_state;
   return layer * s.layer + (int64_t)b.slot * s.slot + (b.s.channels.from + i) * s.channel + 4 * lane;
 }
 KR_DEV void read_states(const kr_decode_state &from, int64_t at, float (&s)[4]) {
@@ -472,7 +472,7 @@ KR_DEV void write_states(const kr_decode_state &to, int64_t at, const float (&s)
 }
 
 KR_DEV void read_scan(const worker &b, int layer, scan_terms &t) {
-  const kr_decode_plan &p = b.plan->p;
+  const kr_decode_params &p = b.params->p;
   const int me = fresh_thread(), i = me / 4, c = b.s.channels.from + i;
   if (i >= b.s.channels.n) return;
   read_states(p.ssm_state, own_states(b, layer, i, me % 4), t.s);
@@ -489,11 +489,11 @@ KR_DEV float over_four(float v) {
 
 /* dt_proj's row of channel i times the columns' first R, by four lanes. */
 KR_DEV float time_step(const worker &b, int i, int lane) {
-  const int R = b.plan->p.R;
+  const int R = b.params->p.R;
   float sum = 0.0f;
   for (int k = 4 * lane; k < R; k += 16) {
     float w[4], x[4];
-    load_four(b.memory + b.plan->at.dt_rows + 2 * (i * R + k), w);
+    load_four(b.memory + b.params->at.dt_rows + 2 * (i * R + k), w);
     load_floats(FLOATS(columns) + k, x);
 #pragma unroll
     for (int j = 0; j < 4; j++) sum = kr_fma(w[j], x[j], sum);
@@ -502,7 +502,7 @@ KR_DEV float time_step(const worker &b, int i, int lane) {
 }
 
 KR_DEV void scan(const worker &b, int layer, float scale, scan_terms &t) {
-  const kr_decode_plan &p = b.plan->p;
+  const kr_decode_params &p = b.params->p;
   const int me = fresh_thread(), lane = me % 4, exists = me / 4 < b.s.channels.n, i = exists ? me / 4 : 0;
   if ((me & ~31) / 4 >= b.s.channels.n) return;
   const float dt = kr_softplus(time_step(b, i, lane) + t.bias), x = FLOATS(x)[i],
@@ -519,11 +519,11 @@ KR_DEV void scan(const worker &b, int layer, float scale, scan_terms &t) {
 
 /* dt_proj's rows of a layer, into their own place. */
 KR_DEV void load_dt_rows(const worker &b, int layer) {
-  const kr_decode_plan &p = b.plan->p;
+  const kr_decode_params &p = b.params->p;
   const int bytes = b.s.channels.n * 2 * p.R;
   kr_show_to_copies();
   kr_barrier_expect(BARRIERS(dt_full), bytes);
-  load_once(kr_once(), (b.memory + b.plan->at.dt_rows),
+  load_once(kr_once(), (b.memory + b.params->at.dt_rows),
             p.dt_proj.data + layer * p.dt_proj.layer + b.s.channels.from * p.dt_proj.row, bytes, BARRIERS(dt_full));
 }
 
@@ -537,7 +537,7 @@ typedef struct head_terms {
 } head_terms;
 
 KR_DEV int head_of(const worker &b, int i) {
-  return (int)((uint64_t)(uint32_t)(b.s.channels.from + i) * b.plan->over_head_width >> 32);
+  return (int)((uint64_t)(uint32_t)(b.s.channels.from + i) * b.params->over_head_width >> 32);
 }
 KR_DEV int own_channel(int k) { return (fresh_thread() >> 5) + WARPS * k; }
 /* The lanes of a warp as over_lanes leaves N sums: the channel of the group from FROM on that this lane has. */
@@ -545,7 +545,7 @@ template <int FROM, int N>
 KR_DEV int summed_channel(void) {
   return own_channel(FROM + own_lane() / (32 / N));
 }
-KR_DEV int has_states(const worker &b) { return 4 * own_lane() < b.plan->p.N; }
+KR_DEV int has_states(const worker &b) { return 4 * own_lane() < b.params->p.N; }
 
 template <int FROM, int N>
 KR_DEV float read_factor(const worker &b, const float *D) {
@@ -554,7 +554,7 @@ KR_DEV float read_factor(const worker &b, const float *D) {
 }
 
 KR_DEV void read_heads(const worker &b, int layer, head_terms &t) {
-  const kr_decode_plan &p = b.plan->p;
+  const kr_decode_params &p = b.params->p;
   const float *const A = p.A.data + layer * p.A.layer, *const D = p.D.data + layer * p.D.layer,
                      *const bias = p.dt_bias.data + layer * p.dt_bias.layer;
 #pragma unroll
@@ -576,14 +576,14 @@ KR_DEV void take_columns(const worker &b, inner_terms &c) {
   const int has = has_states(b), from = has ? 4 * own_lane() : 0;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    const float C = FLOATS(columns)[b.plan->p.N + from + j];
+    const float C = FLOATS(columns)[b.params->p.N + from + j];
     c.B[j] = FLOATS(columns)[from + j], c.C[j] = has ? C : 0.0f;
   }
 }
 
 template <int FROM, int N>
 KR_DEV void scan_group(const worker &b, int layer, float scale, const inner_terms &c, float D, head_terms &t) {
-  const kr_decode_plan &p = b.plan->p;
+  const kr_decode_params &p = b.params->p;
   float y[N];
 #pragma unroll
   for (int k = 0; k < N; k++) {
@@ -619,7 +619,7 @@ KR_DEV void scan_heads(const worker &b, int layer, float scale, head_terms &t) {
 /* The convolution's operands of a thread: channel i of the block's; behind them, Mamba-2's columns. */
 template <int SECOND>
 KR_DEV int convolved(const worker &b, int i) {
-  const kr_decode_plan &p = b.plan->p;
+  const kr_decode_params &p = b.params->p;
   if (i < b.s.channels.n) return b.s.channels.from + i;
   const int column = b.s.columns.from + i - b.s.channels.n;
   return SECOND && i - b.s.channels.n < b.s.columns.n && column < p.n_columns - p.H ? p.inner + column : -1;
@@ -629,8 +629,8 @@ template <int SECOND>
 KR_DEV void read_own_taps(const worker &b, int layer, taps &t) {
   const int c = convolved<SECOND>(b, fresh_thread());
   if (c < 0) return;
-  place_taps(b.plan->p, layer, b.slot, c, t);
-  read_taps(b.plan->p, layer, c, t);
+  place_taps(b.params->p, layer, b.slot, c, t);
+  read_taps(b.params->p, layer, c, t);
 }
 
 /* The block's channels: u. */
@@ -638,7 +638,7 @@ template <int SECOND>
 KR_DEV void finish_x(const worker &b, const taps &t, float scale) {
   const int i = fresh_thread();
   if (i < b.s.channels.n) {
-    const float u = convolve(b.plan->p, t, sum_of(FLOATS(sums) + 4 * i) * scale);
+    const float u = convolve(b.params->p, t, sum_of(FLOATS(sums) + 4 * i) * scale);
     FLOATS(x)[i] = SECOND ? u : from_half(to_half(u));
   }
   sync_workers();
@@ -650,14 +650,14 @@ KR_DEV void finish_columns(const worker &b, const taps &t, float scale, uint32_t
   const int i = fresh_thread() - b.s.channels.n;
   if (i < 0 || i >= b.s.columns.n) return;
   const float sum = sum_of(FLOATS(column_sums) + 4 * i) * scale,
-              v = convolved<SECOND>(b, fresh_thread()) < 0 ? sum : convolve(b.plan->p, t, sum);
-  kr_put_word(b.plan->column_words + b.s.columns.from + i, (uint64_t)kr_float_to_bits(v) | (uint64_t)tag << 32);
+              v = convolved<SECOND>(b, fresh_thread()) < 0 ? sum : convolve(b.params->p, t, sum);
+  kr_put_word(b.params->column_words + b.s.columns.from + i, (uint64_t)kr_float_to_bits(v) | (uint64_t)tag << 32);
 }
 
 /* Adds to the stream of layers, and sends it; after the last layer, stores it. */
 KR_DEV void finish_out(const worker &b, float scale, int is_last, uint32_t tag) {
-  const kr_decode_plan &p = b.plan->p;
-  const mail m = mail_of_stream(*b.plan);
+  const kr_decode_params &p = b.params->p;
+  const mail m = mail_of_stream(*b.params);
   const int i = fresh_thread();
   if (i >= m.pairs) return;
   float v[4];
@@ -676,10 +676,10 @@ KR_DEV void finish_out(const worker &b, float scale, int is_last, uint32_t tag) 
 /* From in_proj's inputs to u of all blocks (Mamba), and the columns. Returns the norm's scale. */
 template <int SECOND, int Q8>
 KR_DEV float project_in(worker &b, const taps &t, const operands<Q8, IN_UNITS> &x, uint32_t tag) {
-  const kr_stream_plan &plan = *b.plan;
-  const kr_decode_plan &p = plan.p;
-  const segment xs = segment_of<SECOND, Q8>(plan, b.s, X_ROWS), z = segment_of<SECOND, Q8>(plan, b.s, Z_ROWS),
-                columns = segment_of<SECOND, Q8>(plan, b.s, COLUMN_ROWS);
+  const kr_stream_params &params = *b.params;
+  const kr_decode_params &p = params.p;
+  const segment xs = segment_of<SECOND, Q8>(params, b.s, X_ROWS), z = segment_of<SECOND, Q8>(params, b.s, Z_ROWS),
+                columns = segment_of<SECOND, Q8>(params, b.s, COLUMN_ROWS);
   const float scale = scale_of(FLOATS(squares), p.width, p.eps);
   const int before = stages_before<SECOND>(z);
   if (SECOND) {
@@ -690,12 +690,12 @@ KR_DEV float project_in(worker &b, const taps &t, const operands<Q8, IN_UNITS> &
   multiply<IN_EACH>(b, xs, 0, stages_of(xs), x, FLOATS(sums));
   sync_workers();
   finish_x<SECOND>(b, t, scale);
-  if (!SECOND) send(mail_of_u(plan), FLOATS(x), tag);
+  if (!SECOND) send(mail_of_u(params), FLOATS(x), tag);
 #pragma unroll 1
   for (int half = 0; half < 2; half++) {
     multiply<IN_EACH>(b, z, half ? before : 0, half ? stages_of(z) : before, x, FLOATS(z_sums));
     if (half || SECOND) break;
-    gather_halves<U_PAIRS>(b, mail_of_u(plan), tag);
+    gather_halves<U_PAIRS>(b, mail_of_u(params), tag);
     multiply_columns<Q8>(b, columns, tag);
   }
   gather_columns(b, tag);
@@ -705,10 +705,10 @@ KR_DEV float project_in(worker &b, const taps &t, const operands<Q8, IN_UNITS> &
 /* y of all blocks times out_proj; gates: of Mamba-2's norm. */
 template <int SECOND, int Q8>
 KR_DEV void project_out(worker &b, int layer, uint32_t tag, const factors<Y_PAIRS> &gates) {
-  const kr_stream_plan &plan = *b.plan;
-  const kr_decode_plan &p = plan.p;
-  const segment out = segment_of<SECOND, Q8>(plan, b.s, OUT_ROWS);
-  const mail m = mail_of_y<SECOND>(plan);
+  const kr_stream_params &params = *b.params;
+  const kr_decode_params &p = params.p;
+  const segment out = segment_of<SECOND, Q8>(params, b.s, OUT_ROWS);
+  const mail m = mail_of_y<SECOND>(params);
   operands<Q8, OUT_UNITS> x;
   sync_workers();
   send(m, FLOATS(y), tag);
@@ -726,8 +726,8 @@ KR_DEV void project_out(worker &b, int layer, uint32_t tag, const factors<Y_PAIR
 
 template <int SECOND, int Q8>
 KR_DEV void run_layers(worker &b) {
-  const kr_stream_plan &plan = *b.plan;
-  const kr_decode_plan &p = plan.p;
+  const kr_stream_params &params = *b.params;
+  const kr_decode_params &p = params.p;
   if (!SECOND && fresh_thread() == 32) load_dt_rows(b, 0);
 #pragma unroll 1
   for (int layer = 0; layer < p.n_layers; layer++) {
@@ -741,10 +741,10 @@ KR_DEV void run_layers(worker &b) {
       read_heads(b, layer, heads);
     else
       read_scan(b, layer, lanes);
-    const received<STREAM_PAIRS> of_stream = find_received<STREAM_PAIRS>(mail_of_stream(plan));
+    const received<STREAM_PAIRS> of_stream = find_received<STREAM_PAIRS>(mail_of_stream(params));
     read_factors(p.norm, layer, of_stream, norm);
     if (layer)
-      gather_normed(b, mail_of_stream(plan), of_stream, norm, tag - 1, FLOATS(squares));
+      gather_normed(b, mail_of_stream(params), of_stream, norm, tag - 1, FLOATS(squares));
     else
       start_normed(b, of_stream, norm);
     operands<Q8, IN_UNITS> x;
@@ -752,7 +752,7 @@ KR_DEV void run_layers(worker &b) {
     const float scale = project_in<SECOND>(b, t, x, tag);
     factors<Y_PAIRS> gates;
     if (SECOND) {
-      read_factors(p.gate_norm, layer, find_received<Y_PAIRS>(mail_of_y<SECOND>(plan)), gates);
+      read_factors(p.gate_norm, layer, find_received<Y_PAIRS>(mail_of_y<SECOND>(params)), gates);
       scan_heads(b, layer, scale, heads);
     } else
       kr_barrier_await(BARRIERS(dt_full), layer & 1), scan(b, layer, scale, lanes);
@@ -763,20 +763,20 @@ KR_DEV void run_layers(worker &b) {
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
 KR_DEV void open_barriers(const worker &b) {
-  for (int i = 0; i < b.plan->n_stages; i++)
+  for (int i = 0; i < b.params->n_stages; i++)
     kr_barrier_open(BARRIERS(full) + 8 * i, 1), kr_barrier_open(BARRIERS(empty) + 8 * i, QUARTERS);
   kr_barrier_open(BARRIERS(dt_full), 1);
   kr_barriers_opened();
 }
 
 template <int SECOND, int Q8>
-KR_DEV void run(const kr_stream_plan &plan) {
+KR_DEV void run(const kr_stream_params &params) {
   KR_DYNAMIC_SHARED(shared);
-  const kr_decode_plan &p = plan.p;
+  const kr_decode_params &p = params.p;
   const int slot = p.slots ? p.slots[0] : 0, is_live = slot >= 0 && slot < p.n_slots;
   worker b;
-  b.plan = &plan, b.memory = shared,
-  b.s = shares{share_of(plan.channels), share_of(plan.columns), share_of(plan.width)};
+  b.params = &params, b.memory = shared,
+  b.s = shares{share_of(params.channels), share_of(params.columns), share_of(params.width)};
   b.at = place{0, 0}, b.turn = 0, b.slot = slot;
   for (int i = kr_thread(); i < b.s.width.n; i += WORKERS) {
     FLOATS(residual)[i] = from_half(p.x[b.s.width.from + i]);
@@ -786,11 +786,11 @@ KR_DEV void run(const kr_stream_plan &plan) {
   if (kr_thread() == WORKERS) open_barriers(b);
   kr_sync();
   if (kr_thread() < WORKERS) return run_layers<SECOND, Q8>(b);
-  stream s{&plan, b.memory, BARRIERS(full), BARRIERS(empty), {0, 0}, {0, 0}, 0, kr_once()};
+  stream s{&params, b.memory, BARRIERS(full), BARRIERS(empty), {0, 0}, {0, 0}, 0, kr_once()};
   if (kr_thread() == WORKERS) fill_ring<SECOND, Q8>(s, b.s, slot);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream(const kr_stream_plan plan) { run<0, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream(const kr_stream_plan plan) { run<1, 0>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream_q8(const kr_stream_plan plan) { run<0, 1>(plan); }
-KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream_q8(const kr_stream_plan plan) { run<1, 1>(plan); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream(const kr_stream_params params) { run<0, 0>(params); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream(const kr_stream_params params) { run<1, 0>(params); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream_q8(const kr_stream_params params) { run<0, 1>(params); }
+KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream_q8(const kr_stream_params params) { run<1, 1>(params); }

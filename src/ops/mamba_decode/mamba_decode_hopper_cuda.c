@@ -1,15 +1,15 @@
-/* mamba_decode_hopper_cuda.c: which calls the streaming kernel accepts, its plan, and its launch: all blocks together.
- */
-#include "cuda_row.h"
+/* mamba_decode_hopper_cuda.c: which calls the streaming kernel accepts, its params, and its launch: all blocks
+ * together. */
+#include "cuda_impl.h"
 #include "mamba_decode/mamba_decode_stream.h"
-#include "mamba_decode_rows.h"
+#include "mamba_decode_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
 enum { TEAMS = KR_STREAM_WORKERS / 128 /* A team's next stage is so many further: its place must have been seen. */ };
 
-static int32_t share(int64_t n, int64_t blocks) { return (int32_t)((n + blocks - 1) / blocks); }
+static int32_t share_mamba_decode_hopper(int64_t n, int64_t blocks) { return (int32_t)((n + blocks - 1) / blocks); }
 static int32_t up(int64_t n, int64_t to) { return (int32_t)((n + to - 1) / to * to); }
 static int32_t lesser(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -18,15 +18,16 @@ static kr_stream_share shares_of(int64_t n, int64_t blocks) {
 }
 
 /* Behind the ring. */
-static void lay_out_block(kr_stream_plan *s, int64_t blocks, int32_t at) {
-  const kr_decode_plan *p = &s->p;
-  const int32_t channels = up(share(p->inner, blocks), 12), columns = share(p->n_columns, blocks),
-                width = up(share(p->width, blocks), 4), inputs = (p->is_second ? 4 : 2) * p->inner,
+static void lay_out_block(kr_stream_params *s, int64_t blocks, int32_t at) {
+  const kr_decode_params *p = &s->p;
+  const int32_t channels = up(share_mamba_decode_hopper(p->inner, blocks), 12),
+                columns = share_mamba_decode_hopper(p->n_columns, blocks),
+                width = up(share_mamba_decode_hopper(p->width, blocks), 4), inputs = (p->is_second ? 4 : 2) * p->inner,
                 is_q8 = p->in_proj.scales != NULL, out_rows = is_q8 ? KR_STREAM_OUT_ROWS_Q8 : KR_STREAM_OUT_ROWS;
   const int32_t bytes[] = {up(inputs > 4 * p->width ? inputs : 4 * p->width, 16),
                            is_q8 ? 2 * p->inner : 0,
                            is_q8 ? p->inner / 8 : 0,
-                           up((int64_t)share(p->inner, blocks) * 2 * p->R, 16),
+                           up((int64_t)share_mamba_decode_hopper(p->inner, blocks) * 2 * p->R, 16),
                            16 * channels,
                            16 * channels,
                            p->is_second ? 16 * columns : KR_STREAM_WORKERS / 4 * out_rows,
@@ -48,21 +49,21 @@ static void lay_out_block(kr_stream_plan *s, int64_t blocks, int32_t at) {
   s->at.end = at;
 }
 
-/* The plan with as long a ring as fits; one without stages if none does. */
-static kr_stream_plan plan_of(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
-  kr_stream_plan s = {.p = kr_mamba_decode_describe(ctx, a)};
-  const kr_decode_plan *p = &s.p;
+/* The params with as long a ring as fits; one without stages if none does. */
+static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
+  kr_stream_params s = {.p = kr_mamba_decode_describe(ctx, a)};
+  const kr_decode_params *p = &s.p;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   s.stage_bytes = KR_STREAM_SCALES_AT + (p->in_proj.scales ? KR_STREAM_SCALES_AT / 16 : 0);
-  s.stream_pairs = share(share(p->width, blocks), 4);
-  s.channel_pairs = share(share(p->inner, blocks), p->is_second ? 4 : 6);
+  s.stream_pairs = share_mamba_decode_hopper(share_mamba_decode_hopper(p->width, blocks), 4);
+  s.channel_pairs = share_mamba_decode_hopper(share_mamba_decode_hopper(p->inner, blocks), p->is_second ? 4 : 6);
   s.over_stream_pairs = 65536 / s.stream_pairs + 1, s.over_channel_pairs = 65536 / s.channel_pairs + 1;
   s.over_head_width = (uint32_t)(((1ll << 32) + p->head_width - 1) / p->head_width);
   s.channels = shares_of(p->inner, blocks), s.columns = shares_of(p->n_columns, blocks);
   s.width = shares_of(p->width, blocks);
   lay_out_block(&s, blocks, 0);
-  const int64_t room = (int64_t)kr_cuda_info(ctx->cuda)->shared_bytes - s.at.end;
-  s.n_stages = room < 0 ? 0 : lesser((int32_t)(room / s.stage_bytes), KR_STREAM_MOST_STAGES);
+  const int64_t capacity = (int64_t)kr_cuda_info(ctx->cuda)->shared_bytes - s.at.end;
+  s.n_stages = capacity < 0 ? 0 : lesser((int32_t)(capacity / s.stage_bytes), KR_STREAM_MOST_STAGES);
   lay_out_block(&s, blocks, s.n_stages * s.stage_bytes);
   s.window = lesser(KR_STREAM_UNDER_WAY / s.stage_bytes, s.n_stages - TEAMS);
   if (s.window < 1) s.window = s.n_stages > TEAMS;
@@ -79,9 +80,10 @@ static int are_dense_scales(const krait_view *v, int64_t row) {
 
 static int lies_dense(const krait_mamba_decode_args *a) {
   return is_dense(&a->in_proj, a->D) && is_dense(&a->x_proj, a->E) && is_dense(&a->out_proj, a->E) &&
-         is_dense(&a->dt_proj, a->R) && is_dense(&a->in_proj_words, a->D / 4) && is_dense(&a->x_proj_words, a->E / 4) &&
-         is_dense(&a->out_proj_words, a->E / 4) && are_dense_scales(&a->in_proj_scales, a->SD) &&
-         are_dense_scales(&a->x_proj_scales, a->SE) && are_dense_scales(&a->out_proj_scales, a->SE);
+         is_dense(&a->dt_proj, a->R) && is_dense(&a->in_proj_qweight, a->D / 4) &&
+         is_dense(&a->x_proj_qweight, a->E / 4) && is_dense(&a->out_proj_qweight, a->E / 4) &&
+         are_dense_scales(&a->in_proj_scales, a->SD) && are_dense_scales(&a->x_proj_scales, a->SE) &&
+         are_dense_scales(&a->out_proj_scales, a->SE);
 }
 
 static const char *refuse_shape(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
@@ -100,12 +102,12 @@ static const char *refuse_shape(const krait_ctx *ctx, const krait_mamba_decode_a
 
 const char *kr_mamba_decode_streamed_refuse(const krait_ctx *ctx, const void *args) {
   const krait_mamba_decode_args *a = args;
-  if (!kr_cuda_starts_together(ctx->cuda)) return "a driver that does not start all blocks together";
+  if (!kr_cuda_has_cooperative(ctx->cuda)) return "a driver that does not start all blocks together";
   const char *why = kr_mamba_decode_refuse_tensors(a);
   if (!why) why = refuse_shape(ctx, a);
   if (why) return why;
   if (!lies_dense(a)) return "gaps between rows of a weight, or scales not aligned to 16 bytes";
-  const kr_stream_plan s = plan_of(ctx, a);
+  const kr_stream_params s = mamba_decode_hopper_plan_of(ctx, a);
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors,
                 most = KR_STREAM_WORKERS * (s.p.is_second ? KR_STREAM_Y_PAIRS : KR_STREAM_U_PAIRS);
   if (blocks * s.channel_pairs > most || blocks * s.stream_pairs > KR_STREAM_WORKERS * KR_STREAM_STREAM_PAIRS)
@@ -114,7 +116,7 @@ const char *kr_mamba_decode_streamed_refuse(const krait_ctx *ctx, const void *ar
 }
 
 /* The words' buffers; returns their size. */
-static uint64_t lay_out(kr_stream_plan *s, int64_t blocks, char *scratch) {
+static uint64_t lay_out_mamba_decode_hopper(kr_stream_params *s, int64_t blocks, char *scratch) {
   const uint64_t sizes[] = {16 * (uint64_t)(blocks * s->stream_pairs), 16 * (uint64_t)(blocks * s->channel_pairs),
                             16 * (uint64_t)(blocks * s->channel_pairs), 8 * (uint64_t)s->p.n_columns};
   uint64_t **const to[] = {&s->stream_words, &s->u_words, &s->y_words, &s->column_words};
@@ -127,8 +129,8 @@ static uint64_t lay_out(kr_stream_plan *s, int64_t blocks, char *scratch) {
 }
 
 uint64_t kr_mamba_decode_streamed_scratch(const krait_ctx *ctx, const void *args) {
-  kr_stream_plan s = plan_of(ctx, args);
-  return lay_out(&s, kr_cuda_info(ctx->cuda)->n_multiprocessors, NULL);
+  kr_stream_params s = mamba_decode_hopper_plan_of(ctx, args);
+  return lay_out_mamba_decode_hopper(&s, kr_cuda_info(ctx->cuda)->n_multiprocessors, NULL);
 }
 
 int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
@@ -137,13 +139,13 @@ int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
       {{"mamba_decode_hopper", "kr_mamba_stream_q8"}, {"mamba_decode_hopper", "kr_mamba2_stream_q8"}}};
   const krait_mamba_decode_args *a = args;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  kr_stream_plan s = plan_of(ctx, a);
-  const uint64_t words = lay_out(&s, blocks, a->call.scratch);
+  kr_stream_params s = mamba_decode_hopper_plan_of(ctx, a);
+  const uint64_t words = lay_out_mamba_decode_hopper(&s, blocks, a->call.scratch);
   const kr_grid grid = {.x = (uint32_t)blocks,
                         .block = KR_STREAM_THREADS,
                         .shared_bytes = (uint32_t)s.at.end,
                         .stream = a->call.stream,
-                        .is_together = 1};
+                        .is_cooperative = 1};
   KR_TRY(kr_cuda_fill(ctx->cuda, a->call.scratch, 0, words, a->call.stream)); /* no word has a layer's tag */
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.in_proj.scales != NULL][s.p.is_second], &grid,
                         &s, sizeof s);

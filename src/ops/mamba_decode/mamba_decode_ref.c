@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "contract.h"
-#include "mamba_decode_rows.h"
+#include "mamba_decode_impls.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -15,13 +15,13 @@ typedef struct token {
       *out; /* (D), (D), rows of in_proj, what the convolution made, rows of x_proj, (E) */
 } token;
 
-static double silu(double v) { return v / (1 + exp(-v)); }
+static double mamba_decode_silu(double v) { return v / (1 + exp(-v)); }
 static double softplus(double v) { return v > 20 ? v : log1p(exp(v)); }
 static double of_layer(const krait_view *v, int64_t y, int64_t i) { return kr_get(v, kr_at2(v, y, i)); }
 
 /* Row r of a layer's matrix times v; the matrix is dequantised from words and scales where it is absent. */
-static double product_of(const krait_view *w, const krait_view *words, const krait_view *scales, int64_t y, int64_t r,
-                         const double *v, int64_t K) {
+static double mamba_decode_product_of(const krait_view *w, const krait_view *words, const krait_view *scales, int64_t y,
+                                      int64_t r, const double *v, int64_t K) {
   double sum = 0;
   for (int64_t k = 0; k < K; k++) {
     if (kr_has(w))
@@ -32,7 +32,7 @@ static double product_of(const krait_view *w, const krait_view *words, const kra
   }
   return sum;
 }
-#define PRODUCT(name, r, v, K) product_of(&a->name, &a->name##_words, &a->name##_scales, t->y, r, v, K)
+#define PRODUCT(name, r, v, K) mamba_decode_product_of(&a->name, &a->name##_qweight, &a->name##_scales, t->y, r, v, K)
 
 static double root_mean(const double *v, int64_t n, double eps) {
   double square = 0;
@@ -40,7 +40,7 @@ static double root_mean(const double *v, int64_t n, double eps) {
   return sqrt(square / (double)n + eps);
 }
 
-static double convolve(const token *t, int64_t c, double newest) {
+static double convolve_mamba_decode(const token *t, int64_t c, double newest) {
   const krait_mamba_decode_args *a = t->a;
   const int64_t S = a->W - 1;
   double sum = newest * kr_get(&a->conv_weight, kr_at3(&a->conv_weight, t->y, c, S));
@@ -51,7 +51,7 @@ static double convolve(const token *t, int64_t c, double newest) {
     kr_put(&a->conv_state, at,
            s + 1 < S ? kr_get(&a->conv_state, kr_at4(&a->conv_state, t->y, t->row, c, s + 1)) : newest);
   }
-  return silu(sum);
+  return mamba_decode_silu(sum);
 }
 
 /* Advances the states of channel e and returns their output. A: offset of state 0; A_stride: between states. */
@@ -72,26 +72,26 @@ static double update(const token *t, int64_t e, double dt, int64_t A, int64_t A_
 static void mix_mamba(const token *t) {
   const krait_mamba_decode_args *a = t->a;
   const double *B = t->columns + a->R, *C = B + a->N;
-  for (int64_t e = 0; e < a->E; e++) t->taken[e] = convolve(t, e, t->all[e]);
+  for (int64_t e = 0; e < a->E; e++) t->taken[e] = convolve_mamba_decode(t, e, t->all[e]);
   for (int64_t r = 0; r < a->R + 2 * a->N; r++) t->columns[r] = PRODUCT(x_proj, r, t->taken, a->E);
   for (int64_t e = 0; e < a->E; e++) {
-    const double dt =
-        softplus(product_of(&a->dt_proj, NULL, NULL, t->y, e, t->columns, a->R) + of_layer(&a->dt_bias, t->y, e));
+    const double dt = softplus(mamba_decode_product_of(&a->dt_proj, NULL, NULL, t->y, e, t->columns, a->R) +
+                               of_layer(&a->dt_bias, t->y, e));
     const double y =
         update(t, e, dt, kr_at3(&a->A, t->y, e, 0), a->A.stride[2], B, C) + of_layer(&a->Dvec, t->y, e) * t->taken[e];
-    t->out[e] = y * silu(t->all[a->E + e]);
+    t->out[e] = y * mamba_decode_silu(t->all[a->E + e]);
   }
 }
 
 static void mix_mamba2(const token *t) {
   const krait_mamba_decode_args *a = t->a;
   const int64_t GN = a->G * a->N, C = a->E + 2 * GN, of_group = a->E / a->G;
-  for (int64_t c = 0; c < C; c++) t->taken[c] = convolve(t, c, t->all[a->E + c]);
+  for (int64_t c = 0; c < C; c++) t->taken[c] = convolve_mamba_decode(t, c, t->all[a->E + c]);
   for (int64_t e = 0; e < a->E; e++) {
     const int64_t h = e / (a->E / a->H), g = h / (a->H / a->G);
     const double *B = t->taken + a->E + g * a->N, dt = softplus(t->all[a->E + C + h] + of_layer(&a->dt_bias, t->y, h));
     const double y = update(t, e, dt, kr_at2(&a->A, t->y, h), 0, B, B + GN) + of_layer(&a->Dvec, t->y, h) * t->taken[e];
-    t->out[e] = y * silu(t->all[e]);
+    t->out[e] = y * mamba_decode_silu(t->all[e]);
   }
   for (int64_t g = 0; g < a->G; g++) {
     const double scale = 1 / root_mean(t->out + g * of_group, of_group, 1e-5);
@@ -99,7 +99,7 @@ static void mix_mamba2(const token *t) {
   }
 }
 
-static void run_layer(const token *t) {
+static void run_mamba_decode_layer(const token *t) {
   const krait_mamba_decode_args *a = t->a;
   const double scale = 1 / root_mean(t->h, a->D, (double)a->eps);
   for (int64_t d = 0; d < a->D; d++) t->n[d] = t->h[d] * scale * of_layer(&a->norm_weight, t->y, d);
@@ -128,7 +128,7 @@ int32_t kr_mamba_decode_ref(const krait_ctx *ctx, const void *args) {
     t.row =
         kr_has(&a->state_batch_indices) ? kr_get_i32(&a->state_batch_indices, kr_at1(&a->state_batch_indices, b)) : b;
     for (int64_t d = 0; d < a->D; d++) t.h[d] = kr_get(&a->x, kr_at2(&a->x, b, d));
-    for (t.y = 0; t.y < a->Y && t.row >= 0; t.y++) run_layer(&t);
+    for (t.y = 0; t.y < a->Y && t.row >= 0; t.y++) run_mamba_decode_layer(&t);
     for (int64_t d = 0; d < a->D; d++) kr_put(&a->out, kr_at2(&a->out, b, d), t.h[d]);
   }
   return KRAIT_OK;

@@ -2,7 +2,7 @@
 #ifndef KR_MAMBA_DECODE_STREAM_H
 #define KR_MAMBA_DECODE_STREAM_H
 
-#include "mamba_decode_plan.h"
+#include "mamba_decode_params.h"
 
 enum {
   KR_STREAM_WIDTH = 2560,                     /* of the model: 2.8b's and 2.7b's; the inner one is twice that */
@@ -41,8 +41,8 @@ typedef struct kr_stream_share {
   int32_t least, more;
 } kr_stream_share;
 
-typedef struct kr_stream_plan {
-  kr_decode_plan p;
+typedef struct kr_stream_params {
+  kr_decode_params p;
   kr_stream_share channels, columns, width;
   /* What blocks send each other: words of 8 bytes with a tag. */
   uint64_t *stream_words, *u_words, *y_words, *column_words;
@@ -52,6 +52,6 @@ typedef struct kr_stream_plan {
   int32_t stage_bytes, n_stages; /* the ring */
   int32_t window;                /* stages under way at most */
   kr_stream_places at;
-} kr_stream_plan;
+} kr_stream_params;
 
 #endif

@@ -13,7 +13,7 @@ static int32_t check_constants(const char *op, uint32_t flags, const krait_view 
   return KRAIT_OK;
 }
 
-static int32_t check_rules(const void *args) {
+static int32_t check_mamba_inner_rules(const void *args) {
   const krait_mamba_inner_args *a = args;
   return check_constants("mamba_inner", a->call.flags, &a->Bmat, &a->Cmat);
 }
@@ -24,7 +24,7 @@ static int32_t check_bwd_rules(const void *args) {
 }
 
 /* Of one pass; the gradient computes the products three times in all. */
-static kr_cost cost_of(const krait_mamba_inner_args *a, double products, double scan_flops) {
+static kr_cost mamba_inner_cost_of(const krait_mamba_inner_args *a, double products, double scan_flops) {
   double rows = (double)a->B * (double)a->L, D = (double)a->D,
          columns = (double)(a->R + kr_inner_columns(a, &a->Bmat) + kr_inner_columns(a, &a->Cmat));
   double directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1, softplus = a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0;
@@ -36,27 +36,27 @@ static kr_cost cost_of(const krait_mamba_inner_args *a, double products, double 
                weights / 2 * (double)krait_dtype_bytes(a->x_proj_weight.dtype)};
 }
 
-static void count_cost(const void *args, kr_cost *cost) { *cost = cost_of(args, 1, 6); }
+static void count_mamba_inner_cost(const void *args, kr_cost *cost) { *cost = mamba_inner_cost_of(args, 1, 6); }
 
-static void count_bwd_cost(const void *args, kr_cost *cost) {
+static void count_mamba_inner_bwd_cost(const void *args, kr_cost *cost) {
   const krait_mamba_inner_args a = kr_inner_forward_of(args);
-  *cost = cost_of(&a, 3, 20);
+  *cost = mamba_inner_cost_of(&a, 3, 20);
   cost->bytes *= 2;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_cuda, kr_mamba_inner_cuda_scratch},
     {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_cuda, kr_mamba_inner_cuda_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_composed, kr_mamba_inner_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_ref, kr_mamba_inner_ref_scratch},
 };
 
-static const kr_row bwd_rows[] = {
+static const kr_impl bwd_impls[] = {
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mamba_inner_bwd_cuda, kr_mamba_inner_bwd_cuda_scratch},
     {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_mamba_inner_bwd_cuda, kr_mamba_inner_bwd_cuda_scratch},
     {"composed", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_composed, kr_mamba_inner_bwd_composed_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_inner_bwd_ref, kr_mamba_inner_bwd_ref_scratch},
 };
 
-KR_OP_DEFINE(mamba_inner, rows, check_rules, count_cost, kr_mamba_inner_case, 200)
-KR_OP_DEFINE(mamba_inner_bwd, bwd_rows, check_bwd_rules, count_bwd_cost, kr_mamba_inner_case, 150)
+KR_OP_DEFINE(mamba_inner, impls, check_mamba_inner_rules, count_mamba_inner_cost, kr_mamba_inner_case, 200)
+KR_OP_DEFINE(mamba_inner_bwd, bwd_impls, check_bwd_rules, count_mamba_inner_bwd_cost, kr_mamba_inner_case, 150)

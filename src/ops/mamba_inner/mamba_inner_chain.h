@@ -1,5 +1,5 @@
 /* mamba_inner_chain.h: shared by the files of mamba_inner: the composition of operators, in float32 on the context's
- * preferred rows, or in float64 on their reference rows. */
+ * preferred implementations, or in float64 on their reference implementations. */
 #ifndef KR_MAMBA_INNER_CHAIN_H
 #define KR_MAMBA_INNER_CHAIN_H
 

@@ -3,7 +3,7 @@
 #include "mamba_inner_chain.h"
 #include "op_list.h"
 
-static void choose_sizes(kr_case *c, krait_mamba_inner_args *a, int64_t index) {
+static void choose_mamba_inner_sizes(kr_case *c, krait_mamba_inner_args *a, int64_t index) {
   if (kr_case_chance(c, 0.15)) a->call.flags |= KRAIT_SCAN_BOTH;
   else if (kr_case_chance(c, 0.2)) a->call.flags |= KRAIT_SCAN_REVERSE;
   a->B = kr_case_int(c, 1, 2);
@@ -22,7 +22,7 @@ static void give_decays(kr_case *c, const krait_mamba_inner_args *a) {
   if (a->call.flags & KRAIT_SCAN_BOTH) kr_case_fill_uniform(c, kr_case_give(c, "A_reverse"), 2 * slow, slow * 0.1);
 }
 
-static void give_weights(kr_case *c, const krait_mamba_inner_args *a) {
+static void give_mamba_inner_weights(kr_case *c, const krait_mamba_inner_args *a) {
   const int softplus = (a->call.flags & KRAIT_SCAN_SOFTPLUS) != 0;
   const double deviation = 1 / (1 + (double)a->D * 0.2);
   kr_case_fill_normal(c, kr_case_give(c, "x_proj_weight"), 0, deviation);
@@ -38,7 +38,7 @@ static void choose_parameter(kr_case *c, krait_mamba_inner_args *a, const char *
 }
 
 /* On a GPU intermediates are rounded to 16 bits; a parameter's gradient sums those errors over all tokens. */
-static void set_bounds(kr_case *c, const krait_mamba_inner_args *a) {
+static void set_mamba_inner_bounds(kr_case *c, const krait_mamba_inner_args *a) {
   if (!kr_inner_is_short(a)) return;
   const double rtol = c->dtype == KRAIT_F16 ? 1e-2 : 8e-2, atol = c->dtype == KRAIT_F16 ? 1e-4 : 1e-3;
   for (int i = 0; i < c->sig->n_tensors; i++) {
@@ -49,17 +49,17 @@ static void set_bounds(kr_case *c, const krait_mamba_inner_args *a) {
 
 int32_t kr_mamba_inner_case(kr_case *c, int64_t index) {
   krait_mamba_inner_args *a = (krait_mamba_inner_args *)c->args; /* the gradient's args start alike */
-  choose_sizes(c, a, index);
+  choose_mamba_inner_sizes(c, a, index);
   c->is_complex = index % 8 == 3;
   give_decays(c, a); /* first: the other complex inputs follow A */
   choose_parameter(c, a, "Bmat", KRAIT_SCAN_B_CONSTANT);
   choose_parameter(c, a, "Cmat", KRAIT_SCAN_C_CONSTANT);
-  give_weights(c, a);
+  give_mamba_inner_weights(c, a);
   if (!(a->call.flags & KRAIT_SCAN_SOFTPLUS)) kr_case_leave_out(c, "delta_bias");
   /* A norm over one or two values has almost no gradient: only rounding would remain. */
   if (!(a->call.flags & KRAIT_SCAN_SOFTPLUS) || a->D <= 2) kr_case_leave_out(c, "dt_norm_weight");
   if (a->N <= 2) kr_case_leave_out(c, "B_norm_weight"), kr_case_leave_out(c, "C_norm_weight");
   kr_case_give_rest(c);
-  set_bounds(c, a);
+  set_mamba_inner_bounds(c, a);
   return KRAIT_OK;
 }

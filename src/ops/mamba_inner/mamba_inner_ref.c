@@ -22,7 +22,7 @@ typedef struct work {
   int64_t columns, B_columns, C_columns;
 } work;
 
-static work cut_work(const inner_args *a) {
+static work cut_mamba_inner_work(const inner_args *a) {
   work w = {.B_columns = kr_inner_columns(a, &a->Bmat), .C_columns = kr_inner_columns(a, &a->Cmat)};
   w.columns = a->R + w.B_columns + w.C_columns;
   w.x = a->call.scratch;
@@ -39,9 +39,9 @@ uint64_t kr_mamba_inner_ref_scratch(const krait_ctx *ctx, const void *args) {
   return (uint64_t)(a->L * (3 * a->D + columns)) * sizeof(double);
 }
 
-static double silu(double v) { return v / (1 + exp(-v)); }
+static double mamba_inner_silu(double v) { return v / (1 + exp(-v)); }
 
-static void convolve(const inner_args *a, int64_t b, const work *w) {
+static void convolve_mamba_inner(const inner_args *a, int64_t b, const work *w) {
   const int64_t back = a->call.flags & KRAIT_SCAN_REVERSE ? -1 : 1;
   for (int64_t t = 0; t < a->L; t++)
     for (int64_t d = 0; d < a->D; d++) {
@@ -51,7 +51,7 @@ static void convolve(const inner_args *a, int64_t b, const work *w) {
         if (from >= 0 && from < a->L)
           sum += kr_get(&a->conv_weight, kr_at2(&a->conv_weight, d, k)) * kr_get(&a->xz, kr_at3(&a->xz, b, d, from));
       }
-      w->x[t * a->D + d] = silu(sum);
+      w->x[t * a->D + d] = mamba_inner_silu(sum);
     }
 }
 
@@ -89,41 +89,42 @@ static void project(const inner_args *a, const work *w) {
   }
 }
 
-static number parameter(const inner_args *a, const krait_view *given, uint32_t constant, const double *columns,
-                        int64_t b, int64_t d, int64_t n, int64_t t) {
+static number mamba_inner_parameter(const inner_args *a, const krait_view *given, uint32_t constant,
+                                    const double *columns, int64_t b, int64_t d, int64_t n, int64_t t) {
   int is_complex = a->A.dtype == KRAIT_C64;
   if (kr_has(given)) return get_parameter(given, (a->call.flags & constant) != 0, is_complex, b, 0, d, n, t);
   return is_complex ? (number){columns[2 * n], columns[2 * n + 1]} : number_of(columns[n]);
 }
 
-static void run_direction(const inner_args *a, const work *w, int64_t b, int64_t d, const krait_view *A, int reverse) {
+static void run_mamba_inner_direction(const inner_args *a, const work *w, int64_t b, int64_t d, const krait_view *A,
+                                      int reverse) {
   number s[MAX_N] = {{0, 0}};
   for (int64_t i = 0; i < a->L; i++) {
     int64_t t = reverse ? a->L - 1 - i : i;
     const double *p = w->p + t * w->columns, delta = w->delta[t * a->D + d], x = w->x[t * a->D + d];
     for (int64_t n = 0; n < a->N; n++) {
-      number B = parameter(a, &a->Bmat, KRAIT_SCAN_B_CONSTANT, p + a->R, b, d, n, t);
-      number C = parameter(a, &a->Cmat, KRAIT_SCAN_C_CONSTANT, p + w->columns - w->C_columns, b, d, n, t);
+      number B = mamba_inner_parameter(a, &a->Bmat, KRAIT_SCAN_B_CONSTANT, p + a->R, b, d, n, t);
+      number C = mamba_inner_parameter(a, &a->Cmat, KRAIT_SCAN_C_CONSTANT, p + w->columns - w->C_columns, b, d, n, t);
       s[n] = add(times(exponential(scale(delta, get_number(A, kr_at2(A, d, n)))), s[n]), scale(delta * x, B));
       w->y[t * a->D + d] += (A->dtype == KRAIT_C64 ? 2 : 1) * times(C, s[n]).re;
     }
   }
 }
 
-static void scan(const inner_args *a, int64_t b, const work *w) {
+static void scan_mamba_inner(const inner_args *a, int64_t b, const work *w) {
   for (int64_t d = 0; d < a->D; d++) {
     for (int64_t t = 0; t < a->L; t++) w->y[t * a->D + d] = 0;
-    run_direction(a, w, b, d, &a->A, (a->call.flags & KRAIT_SCAN_REVERSE) != 0);
-    if (a->call.flags & KRAIT_SCAN_BOTH) run_direction(a, w, b, d, &a->A_reverse, 1);
+    run_mamba_inner_direction(a, w, b, d, &a->A, (a->call.flags & KRAIT_SCAN_REVERSE) != 0);
+    if (a->call.flags & KRAIT_SCAN_BOTH) run_mamba_inner_direction(a, w, b, d, &a->A_reverse, 1);
     for (int64_t t = 0; t < a->L; t++) {
       double skip = kr_has(&a->Dvec) ? kr_get(&a->Dvec, kr_at1(&a->Dvec, d)) : 0;
-      w->y[t * a->D + d] =
-          (w->y[t * a->D + d] + skip * w->x[t * a->D + d]) * silu(kr_get(&a->xz, kr_at3(&a->xz, b, a->D + d, t)));
+      w->y[t * a->D + d] = (w->y[t * a->D + d] + skip * w->x[t * a->D + d]) *
+                           mamba_inner_silu(kr_get(&a->xz, kr_at3(&a->xz, b, a->D + d, t)));
     }
   }
 }
 
-static void finish(const inner_args *a, int64_t b, const work *w) {
+static void finish_mamba_inner(const inner_args *a, int64_t b, const work *w) {
   for (int64_t t = 0; t < a->L; t++) {
     const double *y = w->y + t * a->D;
     for (int64_t d = 0; d < a->D && !a->M; d++) kr_put(&a->out, kr_at3(&a->out, b, d, t), y[d]);
@@ -138,12 +139,12 @@ static void finish(const inner_args *a, int64_t b, const work *w) {
 int32_t kr_mamba_inner_ref(const krait_ctx *ctx, const void *args) {
   const inner_args *a = args;
   (void)ctx;
-  const work w = cut_work(a);
+  const work w = cut_mamba_inner_work(a);
   for (int64_t b = 0; b < a->B; b++) {
-    convolve(a, b, &w);
+    convolve_mamba_inner(a, b, &w);
     project(a, &w);
-    scan(a, b, &w);
-    finish(a, b, &w);
+    scan_mamba_inner(a, b, &w);
+    finish_mamba_inner(a, b, &w);
   }
   return KRAIT_OK;
 }

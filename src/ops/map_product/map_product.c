@@ -1,12 +1,12 @@
 /* map_product.c: contract, cost, rows and random cases of a product at every position of a map: a graph of other
- * operators (src/fuse) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_MAP_TF32
+ * operators (src/blocks) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_MAP_TF32
  * product operands are rounded to 11 significant bits: 4e-3. */
 #include "check.h"
-#include "map_product/map_product_rows.h"
+#include "map_product/map_product_impls.h"
 #include "op_list.h"
 #include "status.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_map_product(const void *args, kr_cost *cost) {
   const krait_map_product_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W, C = (double)a->C, N = (double)a->N, M = (double)a->M;
   *cost = (kr_cost){.flops = n * (2 * C * N + 2 * C * (double)a->K),
@@ -15,7 +15,7 @@ static void count(const void *args, kr_cost *cost) {
                              C * N * (double)krait_dtype_bytes(a->weight.dtype)};
 }
 
-static int32_t rules(const void *args) {
+static int32_t map_product_rules(const void *args) {
   const krait_map_product_args *a = args;
   const int is_gated = (a->call.flags & KRAIT_MAP_GATE) != 0, has_norm = (a->call.flags & KRAIT_MAP_NORM) != 0;
   KR_CHECK(a->N == (is_gated ? 2 * a->M : a->M), KRAIT_ERR_SHAPE, "map_product: N is %lld, M %lld%s", (long long)a->N,
@@ -32,7 +32,7 @@ static int32_t rules(const void *args) {
   return KRAIT_OK;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_few_outputs", KRAIT_CAP_CUDA_AMPERE, kr_map_product_few_refuse, kr_map_product_few_ampere, NULL},
     {"ampere_half_factors", KRAIT_CAP_CUDA_AMPERE, kr_map_product_halves_refuse, kr_map_product_halves, NULL},
     {"ampere_aligned_rows", KRAIT_CAP_CUDA_AMPERE, kr_map_product_refuse, kr_map_product_ampere, NULL},
@@ -87,4 +87,4 @@ int32_t kr_map_product_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(map_product, rows, rules, count, kr_map_product_case, 240)
+KR_OP_DEFINE(map_product, impls, map_product_rules, count_map_product, kr_map_product_case, 240)

@@ -1,6 +1,6 @@
 /* map_product.cu: tiles of rows are transformed on the way into shared memory (normalised, scaled, convolved),
  * multiplied with the weights, one tile of columns at a time, and finished by an epilogue. */
-#include "map_product_plan.h"
+#include "map_product_params.h"
 #include "tile64.cuh"
 
 /* How rows are transformed. */
@@ -25,19 +25,19 @@ KR_DEV int own_row(int i) {
 KR_DEV int own_column(void) { return (kr_thread() & 15) * 4; }
 
 /* Rows past the last repeat it and are not stored: loads need no branch. */
-KR_DEV uint32_t clamped_row(const kr_map_product_plan &p, int64_t first_row, int i) {
+KR_DEV uint32_t clamped_row(const kr_map_product_params &p, int64_t first_row, int i) {
   const int64_t row = first_row + i;
   return (uint32_t)(row < p.n_rows ? row : p.n_rows - 1);
 }
 
-KR_DEV const float *factors_of(const kr_map_product_plan &p, uint32_t row) {
+KR_DEV const float *factors_of(const kr_map_product_params &p, uint32_t row) {
   const uint32_t line = kr_divide(row, p.W), item = kr_divide(row, p.item), w = row - line * p.W.by,
                  h = kr_divide(row - item * p.item.by, p.W);
   return p.factors + (int64_t)item * p.factors_b + (int64_t)h * p.factors_h + (int64_t)w * p.factors_w;
 }
 
 template <int KIND>
-KR_DEV void load_rows(const kr_map_product_plan &p, int64_t first_row, int c, held &h) {
+KR_DEV void load_rows(const kr_map_product_params &p, int64_t first_row, int c, held &h) {
 #pragma unroll
   for (int i = 0; i < OWN_ROWS; i++)
     h.v[i] = load4(p.x + (int64_t)clamped_row(p, first_row, own_row<KIND>(i)) * p.x_row + c);
@@ -51,7 +51,7 @@ KR_DEV void load_rows(const kr_map_product_plan &p, int64_t first_row, int c, he
 }
 
 /* Adjacent rows share their loads. A tap before the line's start adds nothing. */
-KR_DEV void load_convolved(const kr_map_product_plan &p, int64_t first_row, int c, held &h) {
+KR_DEV void load_convolved(const kr_map_product_params &p, int64_t first_row, int c, held &h) {
   const int first = (int)first_row + own_row<CONVOLVED>(0), rows = (int)p.n_rows;
   const kr_float4 bias = load4(p.conv_bias + c);
   int at[OWN_ROWS];
@@ -93,7 +93,7 @@ KR_DEV void load_convolved(const kr_map_product_plan &p, int64_t first_row, int 
 
 /* Columns from c0; zeros past the last. */
 template <int KIND>
-KR_DEV void load(const kr_map_product_plan &p, int64_t first_row, int c0, held &h) {
+KR_DEV void load(const kr_map_product_params &p, int64_t first_row, int c0, held &h) {
   const int c = c0 + own_column();
   if (c >= p.C) {
 #pragma unroll
@@ -110,7 +110,7 @@ KR_DEV float row_sum(float v) {
   return v;
 }
 
-KR_DEV void normalise(const kr_map_product_plan &p, held &h) {
+KR_DEV void normalise(const kr_map_product_params &p, held &h) {
   const int exists = own_column() < p.C;
   const float share = 1.0f / (float)p.C;
 #pragma unroll
@@ -131,7 +131,7 @@ KR_DEV void normalise(const kr_map_product_plan &p, held &h) {
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-KR_DEV spots spots_of(const kr_map_product_plan &p, int64_t first_row) {
+KR_DEV spots spots_of(const kr_map_product_params &p, int64_t first_row) {
   spots at;
   at.exists = 0;
   at.count = p.n_rows - first_row < ROWS ? (int)(p.n_rows - first_row) : ROWS;
@@ -144,7 +144,7 @@ KR_DEV spots spots_of(const kr_map_product_plan &p, int64_t first_row) {
 }
 
 /* Weights of inputs from c0. */
-KR_DEV void fetch_weights(const kr_map_product_plan &p, int c0, int column0, weights &to) {
+KR_DEV void fetch_weights(const kr_map_product_params &p, int c0, int column0, weights &to) {
 #ifdef KR_HALVES
   const void *from = (const uint16_t *)p.weight + c0;
 #else
@@ -154,7 +154,7 @@ KR_DEV void fetch_weights(const kr_map_product_plan &p, int c0, int column0, wei
 }
 
 template <int KIND>
-KR_DEV void product(const kr_map_product_plan &p) {
+KR_DEV void product(const kr_map_product_params &p) {
   KR_SHARED tile tiles[2];
   enum { ONE_CHUNK = KIND == NORMED || KIND == HELD || KIND == SCALED, ADD = KIND == AS_THEY_ARE || KIND == SCALED };
   const int n_chunks = ONE_CHUNK ? 1 : (p.C + WIDTH - 1) / WIDTH,
@@ -195,18 +195,18 @@ KR_DEV void product(const kr_map_product_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product(const kr_map_product_plan p) { product<AS_THEY_ARE>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_held(const kr_map_product_plan p) { product<HELD>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_norm(const kr_map_product_plan p) { product<NORMED>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_scaled(const kr_map_product_plan p) { product<SCALED>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_conv(const kr_map_product_plan p) { product<CONVOLVED>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product(const kr_map_product_params p) { product<AS_THEY_ARE>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_held(const kr_map_product_params p) { product<HELD>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_norm(const kr_map_product_params p) { product<NORMED>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_scaled(const kr_map_product_params p) { product<SCALED>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, BLOCKS) kr_map_product_conv(const kr_map_product_params p) { product<CONVOLVED>(p); }
 
 /* ---- few outputs: sixteen lanes share a position, four channels each --------------------------------------------- */
 
 #ifndef KR_HALVES
 enum { LANES = 16, GROUPS = KR_MAP_FEW_THREADS / LANES, AT_ONCE = 4 };
 
-KR_KERNEL void KR_BOUNDS(KR_MAP_FEW_THREADS, 8) kr_map_product_few(const kr_map_product_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_MAP_FEW_THREADS, 8) kr_map_product_few(const kr_map_product_params p) {
   const int lane = kr_thread() % LANES, c = lane * 4, exists = c < p.C;
   const float *weight = (const float *)p.weight;
   kr_float4 w[KR_MAP_FEW];

@@ -1,7 +1,7 @@
-/* map_product_cuda.c: plan and launch of a product at every position of a map. */
-#include "cuda_row.h"
-#include "map_product/map_product_plan.h"
-#include "map_product/map_product_rows.h"
+/* map_product_cuda.c: params and launch of a product at every position of a map. */
+#include "cuda_impl.h"
+#include "map_product/map_product_params.h"
+#include "map_product/map_product_impls.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -12,32 +12,37 @@ enum { AS_THEY_ARE, HELD, NORMED, SCALED, CONVOLVED };
 static const kr_kernel kernels[2][5] = {KERNELS("map_product"), KERNELS("map_product_halves")},
                        few = {"map_product", "kr_map_product_few"};
 
-static int kind_of(const krait_map_product_args *a) {
+static int map_product_kind_of(const krait_map_product_args *a) {
   if (kr_has(&a->conv_weight)) return CONVOLVED;
   if (a->call.flags & KRAIT_MAP_NORM) return NORMED;
   if (kr_has(&a->factors)) return SCALED;
   return a->C <= KR_TILE_COLUMNS && !kr_has(&a->residual) && !kr_has(&a->skip) ? HELD : AS_THEY_ARE;
 }
 
-static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
-static int is_aligned(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
-static int is_vector(const krait_view *v) { return !kr_has(v) || (v->stride[0] == 1 && is_aligned(v)); }
+static int is_far_for_map_product(int64_t stride) {
+  return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20);
+}
+static int is_aligned_for_map_product(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
+static int is_vector_for_map_product(const krait_view *v) {
+  return !kr_has(v) || (v->stride[0] == 1 && is_aligned_for_map_product(v));
+}
 
 /* Contiguous channels, evenly spaced rows. */
-static int are_rows(const krait_view *v, const krait_map_product_args *a) {
+static int are_rows_for_map_product(const krait_view *v, const krait_map_product_args *a) {
   const int64_t row = v->stride[2];
-  return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !is_far(row) && (a->H < 2 || v->stride[1] == a->W * row) &&
-         (a->B < 2 || v->stride[0] == a->H * a->W * row) && is_aligned(v);
+  return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !is_far_for_map_product(row) &&
+         (a->H < 2 || v->stride[1] == a->W * row) && (a->B < 2 || v->stride[0] == a->H * a->W * row) &&
+         is_aligned_for_map_product(v);
 }
-static int is_like_out(const krait_view *v, const krait_map_product_args *a) {
-  return !kr_has(v) || (are_rows(v, a) && v->stride[2] == a->out.stride[2]);
+static int is_like_out_for_map_product(const krait_view *v, const krait_map_product_args *a) {
+  return !kr_has(v) || (are_rows_for_map_product(v, a) && v->stride[2] == a->out.stride[2]);
 }
 static int are_factors(const krait_view *v) {
-  return v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 4 == 0 && is_aligned(v);
+  return v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 4 == 0 && is_aligned_for_map_product(v);
 }
 
-static const char *refuse_rest(const krait_map_product_args *a) {
-  const int kind = kind_of(a), has_addends = kr_has(&a->residual) || kr_has(&a->skip);
+static const char *refuse_map_product_rest(const krait_map_product_args *a) {
+  const int kind = map_product_kind_of(a), has_addends = kr_has(&a->residual) || kr_has(&a->skip);
   if (a->C % 16 || a->N % 4 || a->M % 4 || a->silu_from % 4)
     return "channels not a multiple of 16, or outputs not a multiple of four";
   if ((kind == NORMED || kind == SCALED) && a->C > KR_TILE_COLUMNS) return "norm or factors with more than 64 channels";
@@ -49,13 +54,15 @@ static const char *refuse_rest(const krait_map_product_args *a) {
   if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0 || a->C >= 1 << 20 || a->N >= 1 << 20 ||
       a->K >= 1 << 10)
     return "2^31 positions, 2^20 channels or 2^10 taps, or more";
-  if (!are_rows(&a->x, a) || !are_rows(&a->out, a) || (kind == CONVOLVED && !are_rows(&a->conv_out, a)) ||
-      !is_like_out(&a->residual, a) || !is_like_out(&a->skip, a))
+  if (!are_rows_for_map_product(&a->x, a) || !are_rows_for_map_product(&a->out, a) ||
+      (kind == CONVOLVED && !are_rows_for_map_product(&a->conv_out, a)) ||
+      !is_like_out_for_map_product(&a->residual, a) || !is_like_out_for_map_product(&a->skip, a))
     return "rows are not evenly spaced and aligned, or residual or skip unlike out";
   if (kind == SCALED && !are_factors(&a->factors)) return "unaligned factors";
   if (kind == CONVOLVED && (a->conv_weight.stride[1] != 1 || a->conv_weight.stride[0] != a->K))
     return "a channel's taps are not contiguous";
-  return is_vector(&a->conv_bias) && is_vector(&a->bias) && is_vector(&a->skip_scale)
+  return is_vector_for_map_product(&a->conv_bias) && is_vector_for_map_product(&a->bias) &&
+                 is_vector_for_map_product(&a->skip_scale)
              ? NULL
              : "a bias is not contiguous and aligned";
 }
@@ -64,9 +71,10 @@ const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args) {
   const krait_map_product_args *a = args;
   const krait_view *w = &a->weight;
   (void)ctx;
-  if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far(w->stride[1]) || !is_aligned(w))
+  if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far_for_map_product(w->stride[1]) ||
+      !is_aligned_for_map_product(w))
     return "weights are not float32 with contiguous outputs";
-  return refuse_rest(a);
+  return refuse_map_product_rest(a);
 }
 
 const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args) {
@@ -74,9 +82,10 @@ const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args)
   const krait_view *w = &a->weight;
   (void)ctx;
   if (!(a->call.flags & KRAIT_MAP_TF32)) return "KRAIT_MAP_TF32 is not given";
-  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far(w->stride[0]) || !is_aligned(w))
+  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far_for_map_product(w->stride[0]) ||
+      !is_aligned_for_map_product(w))
     return "weights are not aligned float16 rows";
-  return refuse_rest(a);
+  return refuse_map_product_rest(a);
 }
 
 /* Rows once computed serve all columns, unless that leaves multiprocessors idle. */
@@ -90,9 +99,9 @@ static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_block
 }
 
 /* weight_row: input stride; with float16, output stride. */
-static kr_map_product_plan plan_of(const krait_map_product_args *a, int input_dim) {
+static kr_map_product_params map_product_plan_of(const krait_map_product_args *a, int input_dim) {
   const int64_t n = a->B * a->H * a->W;
-  return (kr_map_product_plan){.x = a->x.data,
+  return (kr_map_product_params){.x = a->x.data,
                                  .factors = a->factors.data,
                                  .conv_weight = a->conv_weight.data,
                                  .conv_bias = a->conv_bias.data,
@@ -122,11 +131,11 @@ static kr_map_product_plan plan_of(const krait_map_product_args *a, int input_di
                                  .eps = a->eps};
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
+static int32_t run_map_product(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
   const krait_map_product_args *a = args;
   const int64_t n = a->B * a->H * a->W, row_blocks = (n + KR_TILE_ROWS - 1) / KR_TILE_ROWS;
-  const int32_t tiles = (int32_t)((a->N + KR_TILE_COLUMNS - 1) / KR_TILE_COLUMNS), kind = kind_of(a);
-  kr_map_product_plan p = plan_of(a, !halves);
+  const int32_t tiles = (int32_t)((a->N + KR_TILE_COLUMNS - 1) / KR_TILE_COLUMNS), kind = map_product_kind_of(a);
+  kr_map_product_params p = map_product_plan_of(a, !halves);
   p.tiles_per_block = tiles_per_block(ctx, kind, row_blocks, tiles);
   const kr_grid grid = {.x = (uint32_t)row_blocks,
                         .y = (uint32_t)((tiles + p.tiles_per_block - 1) / p.tiles_per_block),
@@ -136,31 +145,34 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int ha
 }
 
 int32_t kr_map_product_halves(const krait_ctx *ctx, const void *args) {
-  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, 1);
+  return run_map_product(ctx, args, KRAIT_CAP_CUDA_AMPERE, 1);
 }
 int32_t kr_map_product_ampere(const krait_ctx *ctx, const void *args) {
-  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE, 0);
+  return run_map_product(ctx, args, KRAIT_CAP_CUDA_AMPERE, 0);
 }
-int32_t kr_map_product_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE, 0); }
+int32_t kr_map_product_base(const krait_ctx *ctx, const void *args) {
+  return run_map_product(ctx, args, KRAIT_CAP_CUDA_BASE, 0);
+}
 
 const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_map_product_args *a = args;
   (void)ctx;
   if (a->N > KR_MAP_FEW || a->C > KR_TILE_COLUMNS || a->C % 4)
     return "more than four outputs, or channels not a multiple of four up to 64";
-  if (kind_of(a) != HELD || a->call.flags & (KRAIT_MAP_GATE | KRAIT_MAP_SILU)) return "more than a product";
+  if (map_product_kind_of(a) != HELD || a->call.flags & (KRAIT_MAP_GATE | KRAIT_MAP_SILU)) return "more than a product";
   if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0) return "2^31 positions or more";
-  if (a->weight.dtype != KRAIT_F32 || is_far(a->weight.stride[0]) || is_far(a->weight.stride[1]))
+  if (a->weight.dtype != KRAIT_F32 || is_far_for_map_product(a->weight.stride[0]) ||
+      is_far_for_map_product(a->weight.stride[1]))
     return "weights are not float32, or far apart";
   const int64_t row = a->out.stride[2];
-  if (!are_rows(&a->x, a) || is_far(row) || a->out.stride[3] != 1 || (a->H > 1 && a->out.stride[1] != a->W * row) ||
-      (a->B > 1 && a->out.stride[0] != a->H * a->W * row))
+  if (!are_rows_for_map_product(&a->x, a) || is_far_for_map_product(row) || a->out.stride[3] != 1 ||
+      (a->H > 1 && a->out.stride[1] != a->W * row) || (a->B > 1 && a->out.stride[0] != a->H * a->W * row))
     return "rows are not evenly spaced, or x is unaligned";
   return kr_has(&a->bias) && a->bias.stride[0] != 1 ? "the bias is not contiguous" : NULL;
 }
 
 static int32_t run_few(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const kr_map_product_plan p = plan_of(args, 1);
+  const kr_map_product_params p = map_product_plan_of(args, 1);
   const kr_grid grid = {.x = (uint32_t)((p.n_rows + KR_MAP_FEW_ROWS - 1) / KR_MAP_FEW_ROWS),
                         .block = KR_MAP_FEW_THREADS,
                         .stream = ((const krait_map_product_args *)args)->call.stream};

@@ -1,16 +1,16 @@
 /* mean_product.c: contract, cost, rows and random cases of a mean and its product: a graph of other operators
- * (src/fuse) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
+ * (src/blocks) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
 #include "check.h"
-#include "mean_product/mean_product_rows.h"
+#include "mean_product/mean_product_impls.h"
 #include "op_list.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_mean_product(const void *args, kr_cost *cost) {
   const krait_mean_product_args *a = args;
   const double n = (double)a->I * (double)a->J, S = (double)a->S, C = (double)a->C;
   *cost = (kr_cost){.flops = n * C * (S + 2 * C), .bytes = 4 * (n * C * (S + 1) + C * C)};
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_aligned_rows", KRAIT_CAP_CUDA_AMPERE, kr_mean_product_refuse, kr_mean_product_ampere, NULL},
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_mean_product_composed, kr_mean_product_composed_scratch},
     {"base_aligned_rows", KRAIT_CAP_CUDA_BASE, kr_mean_product_refuse, kr_mean_product_base, NULL},
@@ -35,4 +35,4 @@ int32_t kr_mean_product_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(mean_product, rows, NULL, count, kr_mean_product_case, 150)
+KR_OP_DEFINE(mean_product, impls, NULL, count_mean_product, kr_mean_product_case, 150)

@@ -1,5 +1,5 @@
 /* mean_product.cu: the mean over a sequence, and its product with a matrix: one sequence per block. */
-#include "mean_product_plan.h"
+#include "mean_product_params.h"
 #include "pack.cuh"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
@@ -7,7 +7,7 @@ KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 enum { POOL_THREADS = 256, POOL_HELD = 8, POOL_WEIGHTS = 16 };
 
 /* The sum of every lanes-th row of a sequence; four channels. */
-KR_DEV kr_float4 sum_sequence(const kr_mean_product_plan &p, const float *x, int64_t step, int first, int lanes) {
+KR_DEV kr_float4 sum_sequence(const kr_mean_product_params &p, const float *x, int64_t step, int first, int lanes) {
   kr_float4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
   for (int i = first; i < p.S; i += POOL_HELD * lanes) {
     kr_float4 v[POOL_HELD];
@@ -22,7 +22,7 @@ KR_DEV kr_float4 sum_sequence(const kr_mean_product_plan &p, const float *x, int
 }
 
 /* Threads beyond whole rows, and beyond whole parts of the product, are idle. */
-KR_KERNEL void KR_BOUNDS(POOL_THREADS, 4) kr_mean_product(const kr_mean_product_plan p) {
+KR_KERNEL void KR_BOUNDS(POOL_THREADS, 4) kr_mean_product(const kr_mean_product_params p) {
   KR_SHARED float sums[POOL_THREADS * 4];
   KR_SHARED float mean[128];
   const int sequence = kr_block_x(), per_row = p.C / 4, lanes = POOL_THREADS / per_row, lane = kr_thread() / per_row,

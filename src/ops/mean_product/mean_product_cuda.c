@@ -1,7 +1,7 @@
-/* mean_product_cuda.c: plan and launch of a mean and its product. */
-#include "cuda_row.h"
-#include "mean_product/mean_product_plan.h"
-#include "mean_product/mean_product_rows.h"
+/* mean_product_cuda.c: params and launch of a mean and its product. */
+#include "cuda_impl.h"
+#include "mean_product/mean_product_params.h"
+#include "mean_product/mean_product_impls.h"
 #include "op_list.h"
 
 static const kr_kernel kernel = {"mean_product", "kr_mean_product"};
@@ -24,9 +24,9 @@ const char *kr_mean_product_refuse(const krait_ctx *ctx, const void *args) {
   return NULL;
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_mean_product(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_mean_product_args *a = args;
-  const kr_mean_product_plan p = {.x = a->x.data,
+  const kr_mean_product_params p = {.x = a->x.data,
                                   .weight = a->weight.data,
                                   .bias = a->bias.data,
                                   .out = a->out.data,
@@ -42,6 +42,8 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 }
 
 int32_t kr_mean_product_ampere(const krait_ctx *ctx, const void *args) {
-  return run(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+  return run_mean_product(ctx, args, KRAIT_CAP_CUDA_AMPERE);
 }
-int32_t kr_mean_product_base(const krait_ctx *ctx, const void *args) { return run(ctx, args, KRAIT_CAP_CUDA_BASE); }
+int32_t kr_mean_product_base(const krait_ctx *ctx, const void *args) {
+  return run_mean_product(ctx, args, KRAIT_CAP_CUDA_BASE);
+}

@@ -10,7 +10,7 @@ typedef struct fwd_work {
   float *v, *y, *weight, *bias, *weight1, *bias1; /* [M] each */
 } fwd_work;
 
-static fwd_work cut_work(float *scratch, int64_t M) {
+static fwd_work cut_add_norm_work(float *scratch, int64_t M) {
   int64_t n = whole(M);
   return (fwd_work){scratch, scratch + n, scratch + 2 * n, scratch + 3 * n, scratch + 4 * n, scratch + 5 * n};
 }
@@ -60,7 +60,7 @@ KR_INLINE void short_row(const float *x, float *out, const int vectors, const in
 }
 
 /* Contiguous float32 rows of 64, with nothing added. */
-static int is_short(const krait_add_norm_args *a) {
+static int is_short_for_add_norm(const krait_add_norm_args *a) {
   return a->M == 64 && KR_VL >= 8 && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->x.stride[1] == 1 &&
          a->out.stride[1] == 1 && !kr_has(&a->x1) && !kr_has(&a->residual) && !kr_has(&a->rowscale) &&
          !kr_has(&a->residual_out) && !kr_has(&a->out1);
@@ -80,15 +80,15 @@ typedef struct fwd_run {
   const krait_add_norm_args *a;
 } fwd_run;
 
-static void norm_rows(void *user, int64_t begin, int64_t end, int worker) {
+static void norm_add_norm_rows(void *user, int64_t begin, int64_t end, int worker) {
   const krait_add_norm_args *a = ((fwd_run *)user)->a;
   const int64_t M = a->M;
-  fwd_work w = cut_work((float *)a->call.scratch + worker * 6 * whole(M), M);
+  fwd_work w = cut_add_norm_work((float *)a->call.scratch + worker * 6 * whole(M), M);
   read_features(w.weight, &a->weight, M, 1);
   read_features(w.bias, &a->bias, M, 0);
   read_features(w.weight1, &a->weight1, M, 1);
   read_features(w.bias1, &a->bias1, M, 0);
-  if (is_short(a)) {
+  if (is_short_for_add_norm(a)) {
     short_rows(a, &w, begin, end);
     return;
   }
@@ -104,7 +104,7 @@ static void norm_rows(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_add_norm)(const krait_ctx *ctx, const void *args) {
   const krait_add_norm_args *a = args;
   fwd_run r = {a};
-  kr_parallel(ctx, a->R, 1 + 16384 / a->M, norm_rows, &r);
+  kr_parallel(ctx, a->R, 1 + 16384 / a->M, norm_add_norm_rows, &r);
   return KRAIT_OK;
 }
 
@@ -116,7 +116,7 @@ typedef struct run_bwd {
   float *sums, *works;     /* [chunk][dweight, dbias, dweight1, dbias1][width]; 6 rows per thread */
 } run_bwd;
 
-static run_bwd plan_bwd(const krait_add_norm_bwd_args *a) {
+static run_bwd plan_add_norm_bwd(const krait_add_norm_bwd_args *a) {
   run_bwd r = {a, whole(a->M), n_chunks_of(a->R), a->call.scratch, NULL};
   r.works = r.sums ? r.sums + r.n_chunks * 4 * r.width : NULL;
   return r;
@@ -125,7 +125,7 @@ static run_bwd plan_bwd(const krait_add_norm_bwd_args *a) {
 uint64_t KR_FN(kr_add_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) {
   krait_add_norm_bwd_args a = *(const krait_add_norm_bwd_args *)args;
   a.call.scratch = NULL;
-  run_bwd r = plan_bwd(&a);
+  run_bwd r = plan_add_norm_bwd(&a);
   return (uint64_t)((r.n_chunks * 4 + krait_ctx_n_threads(ctx) * 6) * r.width) * sizeof(float);
 }
 
@@ -142,7 +142,7 @@ static void take_output(const krait_view *dout, int64_t r, int64_t M, const floa
   }
 }
 
-static void norm_row_back(const run_bwd *run, int64_t r, float *work, float *sums) {
+static void add_norm_simd_norm_row_back(const run_bwd *run, int64_t r, float *work, float *sums) {
   const krait_add_norm_bwd_args *a = run->a;
   const int64_t M = a->M, width = run->width;
   const int is_rms = (a->call.flags & KRAIT_NORM_RMS) != 0;
@@ -177,11 +177,12 @@ static void norm_chunks_back(void *user, int64_t begin, int64_t end, int worker)
   for (int64_t chunk = begin; chunk < end; chunk++) {
     float *sums = run->sums + chunk * 4 * run->width;
     memset(sums, 0, (size_t)(4 * run->width) * sizeof *sums);
-    for (int64_t r = chunk * rows; r < (chunk + 1) * rows && r < a->R; r++) norm_row_back(run, r, work, sums);
+    for (int64_t r = chunk * rows; r < (chunk + 1) * rows && r < a->R; r++)
+      add_norm_simd_norm_row_back(run, r, work, sums);
   }
 }
 
-static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
+static void add_norm_add_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
   const krait_view *const outputs[] = {&run->a->dweight, &run->a->dbias, &run->a->dweight1, &run->a->dbias1};
   (void)worker;
@@ -190,8 +191,8 @@ static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_add_norm_bwd)(const krait_ctx *ctx, const void *args) {
-  run_bwd r = plan_bwd(args);
+  run_bwd r = plan_add_norm_bwd(args);
   kr_parallel(ctx, r.n_chunks, 1, norm_chunks_back, &r);
-  kr_parallel(ctx, r.a->M, 1024, add_chunks, &r);
+  kr_parallel(ctx, r.a->M, 1024, add_norm_add_chunks, &r);
   return KRAIT_OK;
 }

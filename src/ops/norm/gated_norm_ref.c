@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "norm_rows.h"
+#include "norm_impls.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -21,7 +21,7 @@ static int gates_first(const krait_gated_norm_bwd_args *a) {
   return (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0;
 }
 static double get(const krait_view *v, int64_t r, int64_t m) { return kr_get(v, kr_at2(v, r, m)); }
-static double feature(const krait_view *v, int64_t m, double other) {
+static double gated_norm_feature(const krait_view *v, int64_t m, double other) {
   return kr_has(v) ? kr_get(v, kr_at1(v, m)) : other;
 }
 
@@ -38,7 +38,7 @@ static double normed(const krait_gated_norm_bwd_args *a, int64_t r, int64_t m) {
   return get(&a->x, r, m) * (gates_first(a) ? gate(a, r, m) : 1);
 }
 
-static group measure(const krait_gated_norm_bwd_args *a, int64_t r, int64_t first) {
+static group measure_gated_norm(const krait_gated_norm_bwd_args *a, int64_t r, int64_t first) {
   group g = {a, r, first, a->group_size, 0, 0};
   double square = 0, n = (double)g.size;
   for (int64_t m = first; m < first + g.size && !(a->call.flags & KRAIT_GATED_NORM_RMS); m++)
@@ -50,7 +50,8 @@ static group measure(const krait_gated_norm_bwd_args *a, int64_t r, int64_t firs
 }
 
 static double affine(const group *g, int64_t m) {
-  return (normed(g->a, g->r, m) - g->mean) * g->scale * feature(&g->a->weight, m, 1) + feature(&g->a->bias, m, 0);
+  return (normed(g->a, g->r, m) - g->mean) * g->scale * gated_norm_feature(&g->a->weight, m, 1) +
+         gated_norm_feature(&g->a->bias, m, 0);
 }
 
 int32_t kr_gated_norm_ref(const krait_ctx *ctx, const void *args) {
@@ -67,7 +68,7 @@ int32_t kr_gated_norm_ref(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   for (int64_t r = 0; r < a.R; r++)
     for (int64_t first = 0; first < a.M; first += a.group_size) {
-      group g = measure(&a, r, first);
+      group g = measure_gated_norm(&a, r, first);
       for (int64_t m = first; m < first + g.size; m++)
         kr_put(&f->out, kr_at2(&f->out, r, m), affine(&g, m) * (gates_first(&a) ? 1 : gate(&a, r, m)));
     }
@@ -75,7 +76,7 @@ int32_t kr_gated_norm_ref(const krait_ctx *ctx, const void *args) {
 }
 
 /* sums: dweight, dbias, each [M]. */
-static void group_back(const group *g, double *sums) {
+static void gated_norm_ref_group_back(const group *g, double *sums) {
   const krait_gated_norm_bwd_args *a = g->a;
   const int is_rms = (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, first_gate = gates_first(a);
   const double n = (double)g->size;
@@ -83,15 +84,15 @@ static void group_back(const group *g, double *sums) {
   for (int64_t m = g->first; m < g->first + g->size; m++) {
     double xhat = (normed(a, g->r, m) - g->mean) * g->scale,
            d = get(&a->dout, g->r, m) * (first_gate ? 1 : gate(a, g->r, m));
-    along += d * feature(&a->weight, m, 1) * xhat / n;
-    level += is_rms ? 0 : d * feature(&a->weight, m, 1) / n;
+    along += d * gated_norm_feature(&a->weight, m, 1) * xhat / n;
+    level += is_rms ? 0 : d * gated_norm_feature(&a->weight, m, 1) / n;
     sums[m] += d * xhat;
     sums[a->M + m] += d;
   }
   for (int64_t m = g->first; m < g->first + g->size; m++) {
     double xhat = (normed(a, g->r, m) - g->mean) * g->scale, dout = get(&a->dout, g->r, m),
            d = dout * (first_gate ? 1 : gate(a, g->r, m));
-    double dh = (d * feature(&a->weight, m, 1) - xhat * along - level) * g->scale;
+    double dh = (d * gated_norm_feature(&a->weight, m, 1) - xhat * along - level) * g->scale;
     if (kr_has(&a->dx)) kr_put(&a->dx, kr_at2(&a->dx, g->r, m), dh * (first_gate ? gate(a, g->r, m) : 1));
     if (kr_has(&a->dz))
       kr_put(&a->dz, kr_at2(&a->dz, g->r, m),
@@ -111,8 +112,8 @@ int32_t kr_gated_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
   memset(sums, 0, 2 * (size_t)a->M * sizeof *sums);
   for (int64_t r = 0; r < a->R; r++)
     for (int64_t first = 0; first < a->M; first += a->group_size) {
-      group g = measure(a, r, first);
-      group_back(&g, sums);
+      group g = measure_gated_norm(a, r, first);
+      gated_norm_ref_group_back(&g, sums);
     }
   for (int64_t m = 0; m < a->M; m++) {
     if (kr_has(&a->dweight)) kr_put(&a->dweight, kr_at1(&a->dweight, m), sums[m]);

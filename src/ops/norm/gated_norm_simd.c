@@ -19,7 +19,7 @@ static void write_part(const float *from, const krait_view *v, int64_t r, int64_
   write_row(from, v, kr_at2(v, r, first), v->stride[1], size);
 }
 
-static void multiply(float *to, const float *by, int64_t n) {
+static void multiply_gated_norm(float *to, const float *by, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(to + i, kr_v_mul(kr_v_load(to + i), kr_v_load(by + i)));
 }
 static void multiply_add(float *to, const float *a, const float *b, const float *c, int64_t n) {
@@ -46,10 +46,10 @@ static void norm_group(const krait_gated_norm_args *a, int64_t r, int64_t first,
     read_part(gate, &a->z, r, first, n);
     for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(gate + i, kr_v_silu(kr_v_load(gate + i)));
   }
-  if (kr_has(&a->z) && gates_first) multiply(x, gate, n);
+  if (kr_has(&a->z) && gates_first) multiply_gated_norm(x, gate, n);
   normalise_row(x, n, measure_row(x, n, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0));
   multiply_add(x, x, weight, bias, n);
-  if (kr_has(&a->z) && !gates_first) multiply(x, gate, n);
+  if (kr_has(&a->z) && !gates_first) multiply_gated_norm(x, gate, n);
   write_part(x, &a->out, r, first, n);
 }
 
@@ -57,7 +57,7 @@ typedef struct fwd_run {
   const krait_gated_norm_args *a;
 } fwd_run;
 
-static void norm_rows(void *user, int64_t begin, int64_t end, int worker) {
+static void norm_gated_norm_rows(void *user, int64_t begin, int64_t end, int worker) {
   const krait_gated_norm_args *a = ((fwd_run *)user)->a;
   const int64_t size = a->group_size, width = whole(size), all = grouped_floats(a->M, size);
   float *weight = (float *)a->call.scratch + worker * (2 * all + 2 * width), *bias = weight + all, *x = bias + all;
@@ -71,7 +71,7 @@ static void norm_rows(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_gated_norm)(const krait_ctx *ctx, const void *args) {
   const krait_gated_norm_args *a = args;
   fwd_run r = {a};
-  kr_parallel(ctx, a->R, 1 + 16384 / a->M, norm_rows, &r);
+  kr_parallel(ctx, a->R, 1 + 16384 / a->M, norm_gated_norm_rows, &r);
   return KRAIT_OK;
 }
 
@@ -83,7 +83,7 @@ typedef struct run_bwd {
   float *sums, *works;          /* [chunk][dweight, dbias][all]; 2 all + 5 width per thread */
 } run_bwd;
 
-static run_bwd plan_bwd(const krait_gated_norm_bwd_args *a) {
+static run_bwd plan_gated_norm_bwd(const krait_gated_norm_bwd_args *a) {
   run_bwd r = {a, whole(a->group_size), grouped_floats(a->M, a->group_size), n_chunks_of(a->R), a->call.scratch, NULL};
   r.works = r.sums ? r.sums + r.n_chunks * 2 * r.all : NULL;
   return r;
@@ -92,7 +92,7 @@ static run_bwd plan_bwd(const krait_gated_norm_bwd_args *a) {
 uint64_t KR_FN(kr_gated_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) {
   krait_gated_norm_bwd_args a = *(const krait_gated_norm_bwd_args *)args;
   a.call.scratch = NULL;
-  run_bwd r = plan_bwd(&a);
+  run_bwd r = plan_gated_norm_bwd(&a);
   return (uint64_t)(r.n_chunks * 2 * r.all + krait_ctx_n_threads(ctx) * (2 * r.all + 5 * r.width)) * sizeof(float);
 }
 
@@ -107,7 +107,7 @@ static void open_gate(const krait_gated_norm_bwd_args *a, int64_t r, int64_t fir
   }
 }
 
-static void group_back(const run_bwd *run, int64_t r, int64_t k, float *work, float *sums) {
+static void gated_norm_simd_group_back(const run_bwd *run, int64_t r, int64_t k, float *work, float *sums) {
   const krait_gated_norm_bwd_args *a = run->a;
   const int64_t n = a->group_size, width = run->width, first = k * n;
   const int gates_first = (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0,
@@ -118,15 +118,15 @@ static void group_back(const run_bwd *run, int64_t r, int64_t k, float *work, fl
   open_gate(a, r, first, gate, slope);
   read_part(xhat, &a->x, r, first, n);
   read_part(d, &a->dout, r, first, n);
-  if (gates_first) multiply(slope, xhat, n); /* dz = dh x gate' */
-  if (gates_first) multiply(xhat, gate, n);
+  if (gates_first) multiply_gated_norm(slope, xhat, n); /* dz = dh x gate' */
+  if (gates_first) multiply_gated_norm(xhat, gate, n);
   norm_stats s = measure_row(xhat, n, a->eps, is_rms);
   normalise_row(xhat, n, s);
   if (!gates_first) { /* dz = dout (xhat weight + bias) gate' */
     multiply_add(w, xhat, weight, bias, n);
-    multiply(slope, w, n);
-    multiply(slope, d, n);
-    multiply(d, gate, n);
+    multiply_gated_norm(slope, w, n);
+    multiply_gated_norm(slope, d, n);
+    multiply_gated_norm(d, gate, n);
   }
   for (int64_t i = 0; i < n; i += KR_VL) {
     kr_v di = kr_v_load(d + i);
@@ -136,14 +136,14 @@ static void group_back(const run_bwd *run, int64_t r, int64_t k, float *work, fl
   }
   gradient_row(w, xhat, n, s.scale, is_rms);
   if (gates_first) {
-    multiply(slope, w, n);
-    multiply(w, gate, n);
+    multiply_gated_norm(slope, w, n);
+    multiply_gated_norm(w, gate, n);
   }
   write_part(w, &a->dx, r, first, n);
   write_part(slope, &a->dz, r, first, n);
 }
 
-static void chunks_back(void *user, int64_t begin, int64_t end, int worker) {
+static void gated_norm_chunks_back(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
   const krait_gated_norm_bwd_args *a = run->a;
   float *work = run->works + worker * (2 * run->all + 5 * run->width);
@@ -154,11 +154,11 @@ static void chunks_back(void *user, int64_t begin, int64_t end, int worker) {
     float *sums = run->sums + chunk * 2 * run->all;
     memset(sums, 0, (size_t)(2 * run->all) * sizeof *sums);
     for (int64_t r = chunk * rows; r < (chunk + 1) * rows && r < a->R; r++)
-      for (int64_t k = 0; k < a->M / a->group_size; k++) group_back(run, r, k, work, sums);
+      for (int64_t k = 0; k < a->M / a->group_size; k++) gated_norm_simd_group_back(run, r, k, work, sums);
   }
 }
 
-static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
+static void add_gated_norm_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
   const int64_t size = run->a->group_size;
   (void)worker;
@@ -174,8 +174,8 @@ static void add_chunks(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_gated_norm_bwd)(const krait_ctx *ctx, const void *args) {
-  run_bwd r = plan_bwd(args);
-  kr_parallel(ctx, r.n_chunks, 1, chunks_back, &r);
-  kr_parallel(ctx, r.a->M / r.a->group_size, 1, add_chunks, &r);
+  run_bwd r = plan_gated_norm_bwd(args);
+  kr_parallel(ctx, r.n_chunks, 1, gated_norm_chunks_back, &r);
+  kr_parallel(ctx, r.a->M / r.a->group_size, 1, add_gated_norm_chunks, &r);
   return KRAIT_OK;
 }

@@ -38,18 +38,18 @@ KR_DEV void scale_run(const form f, const kr_norm_view &weight, const raw_run &r
 }
 
 /* A row of up to 128 features in runs of eight takes half a warp. */
-KR_DEV place place_here(const kr_norm_plan &p) {
+KR_DEV place place_here(const kr_norm_params &p) {
   place at = here(p);
   if (p.row_shift == 4) at.threads = 16, at.thread = kr_thread() & 15;
   return at;
 }
-KR_DEV float sum_of_row(const kr_norm_plan &p, const place &at, float v, float *shared) {
+KR_DEV float sum_of_row(const kr_norm_params &p, const place &at, float v, float *shared) {
   if (p.row_shift != 4) return sum_row(p, at, v, shared);
   for (int d = 8; d; d >>= 1) v += kr_shuffle_xor(v, d);
   return v;
 }
 
-KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
+KR_DEV void norm_in_registers(const kr_norm_params &p, const form f) {
   KR_SHARED float shared[4 * MOST_WARPS];
   const place at = place_here(p);
   const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub;
@@ -57,11 +57,11 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   raw_run raw[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
   raw_run weight[KR_NORM_SINGLES];
   const int ahead = KR_AHEAD && f.E == 8 && (f.units == 1 || f.mixed); /* where registers for the weights suffice */
-  kr_next_may_start();
+  kr_launch_dependents();
   if (ahead) EACH_UNIT(u) weight[u] = weight_run(f, p.weight, at, u, n);
   kr_keep_near(p.x.data), kr_keep_near(p.second.data), kr_keep_near(p.out.data), kr_keep_near(p.residual_out.data),
       kr_keep_near(p.x1.data), kr_keep_near(p.out1.data), kr_keep_near(p.rowscale.data), kr_keep_near(p.eps);
-  kr_others_done();
+  kr_griddep_wait();
   float v[KR_NORM_SINGLES][8], mean = 0.0f, squares = 0.0f;
   EACH_UNIT(u) {
     raw[u] = load_run(f, p.x, r, at.group + first_feature(at, f, u), first_feature(at, f, u) < n);
@@ -106,26 +106,26 @@ KR_DEV void norm_in_registers(const kr_norm_plan &p, const form f) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_1(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_1(const kr_norm_params p) {
   norm_in_registers(p, form{8, 1, 0, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, KR_DTYPE == 0 ? 1 : 2) kr_norm_2(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, KR_DTYPE == 0 ? 1 : 2) kr_norm_2(const kr_norm_params p) {
   norm_in_registers(p, form{8, 2, 0, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_mixed_1(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 4) kr_norm_mixed_1(const kr_norm_params p) {
   if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 1, 1, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_mixed_2(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_mixed_2(const kr_norm_params p) {
   if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{8, 2, 1, 0, 0});
 }
 #if KR_TIER < 90 /* aligned rows start ahead */
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_single_8(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_single_8(const kr_norm_params p) {
   norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_single_16(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_single_16(const kr_norm_params p) {
   norm_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_mixed_single(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 2) kr_norm_mixed_single(const kr_norm_params p) {
   if (KR_DTYPE != KRAIT_F32) norm_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 0, 0});
 }
 #endif
@@ -151,7 +151,7 @@ KR_DEV void next_four(char *&at, int bytes) {
 }
 
 /* A row per block. Few registers: eight rows of 2560 features fit a multiprocessor, so that 1024 are one wave. */
-KR_DEV void norm_stream(const kr_norm_plan &p) {
+KR_DEV void norm_stream(const kr_norm_params &p) {
   KR_SHARED float shared[MOST_WARPS];
   const place at = here(p);
   const int r = kr_block_x(), m = at.thread * 4, step = at.threads * 4, left = (int)p.n - m;
@@ -159,7 +159,7 @@ KR_DEV void norm_stream(const kr_norm_plan &p) {
   kr_float4 sum[KR_NORM_FOURS];
   float squares = 0.0f;
   char *from = first_four(p.weight, 0, m, 2);
-  kr_next_may_start();
+  kr_launch_dependents();
 #pragma unroll
   for (int u = 0; u < KR_NORM_FOURS; u++, next_four(from, step * 2))
     if (u * step < left) weight[u] = *(const four *)from;
@@ -167,7 +167,7 @@ KR_DEV void norm_stream(const kr_norm_plan &p) {
       kr_keep_near(p.eps);
   from = first_four(p.x, r, m, 2);
   char *at_sum = first_four(p.second, r, m, 4);
-  kr_others_done();
+  kr_griddep_wait();
 #pragma unroll
   for (int u = 0; u < KR_NORM_FOURS; u++, next_four(from, step * 2)) {
     x[u] = four{{0, 0}};
@@ -198,14 +198,14 @@ KR_DEV void norm_stream(const kr_norm_plan &p) {
     if (u * step < left) *(four *)from = four{{kr_pack(y[0], y[1], KR_DTYPE), kr_pack(y[2], y[3], KR_DTYPE)}};
   }
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_stream(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_SMALL_THREADS, 5) kr_norm_stream(const kr_norm_params p) {
   if (KR_DTYPE != KRAIT_F32) norm_stream(p);
 }
 #endif
 
 #if KR_TIER < 90
 /* The value to be normalised. */
-KR_DEV float summed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
+KR_DEV float summed_at(const kr_norm_params &p, int64_t r, int64_t m) {
   float v = get(p.x, r, m, 0.0f);
   if (p.rowscale.data) v *= kr_load(p.rowscale.data, r * p.rowscale.row, p.rowscale.dtype);
   v += get(p.x1, r, m, 0.0f);
@@ -213,12 +213,12 @@ KR_DEV float summed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
   return p.gate == KR_NORM_NO_GATE ? v + get(p.second, r, m, 0.0f) : v;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_any(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_any(const kr_norm_params p) {
   KR_SHARED float shared[4 * MOST_WARPS];
   const place at = here(p);
   const int64_t r = (int64_t)kr_block_x() * p.rows_per_block + at.sub, n = r < p.R ? p.n : 0;
   float mean = 0.0f, squares = 0.0f;
-  kr_next_may_start(), kr_others_done();
+  kr_launch_dependents(), kr_griddep_wait();
   for (int64_t m = at.thread; m < n && !p.rms; m += at.threads) mean += summed_at(p, r, at.group + m);
   mean = p.rms ? 0.0f : sum_row(p, at, mean, shared) * p.inverse_n;
   for (int64_t m = at.thread; m < n; m += at.threads) {

@@ -4,7 +4,7 @@
 #define KR_NORM_CUH
 
 #include "kernel.cuh"
-#include "norm_plan.h"
+#include "norm_params.h"
 
 /* Compile-time configuration. */
 typedef struct form {
@@ -92,7 +92,7 @@ typedef struct place {
   int64_t group; /* first feature of the group */
 } place;
 
-KR_DEV place here(const kr_norm_plan &p) {
+KR_DEV place here(const kr_norm_params &p) {
   place at;
   at.sub = kr_thread() >> p.row_shift;
   at.threads = p.warps * 32;
@@ -111,7 +111,7 @@ enum { MOST_WARPS = KR_NORM_THREADS / 32 };
 /* Sum of v over a row's threads in fixed order; every thread of the block must call it. Consecutive sums alternate
  * between places in shared memory, so that each needs one barrier only. Lanes, not loops, add the warps' sums: rows
  * have up to 16 warps. */
-KR_DEV float sum_row(const kr_norm_plan &p, const place &at, float v, float *shared) {
+KR_DEV float sum_row(const kr_norm_params &p, const place &at, float v, float *shared) {
   const int k = kr_thread() & (MOST_WARPS - 1);
   for (int d = 16; d; d >>= 1) v += kr_shuffle_xor(v, d);
   if (p.warps == 1) return v;
@@ -123,7 +123,7 @@ KR_DEV float sum_row(const kr_norm_plan &p, const place &at, float v, float *sha
 }
 
 /* Two sums at once: the lower lanes reduce a, the upper ones b. */
-KR_DEV void sum_row_pair(const kr_norm_plan &p, const place &at, float &a, float &b, float *shared) {
+KR_DEV void sum_row_pair(const kr_norm_params &p, const place &at, float &a, float &b, float *shared) {
   const int k = kr_thread() & (MOST_WARPS - 1), upper = (kr_thread() & 31) >= MOST_WARPS;
   const float other_a = kr_shuffle_xor(a, MOST_WARPS), other_b = kr_shuffle_xor(b, MOST_WARPS);
   float v = upper ? b + other_b : a + other_a;

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "norm_rows.h"
+#include "norm_impls.h"
 #include "vec_math.h"
 #include "vec_tile.h"
 #include "view.h"

@@ -16,7 +16,7 @@ typedef struct row_part {
   raw_run x[KR_NORM_SINGLES], dout[KR_NORM_SINGLES], second[KR_NORM_SINGLES];
 } row_part;
 
-KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int64_t r, row_part &part,
+KR_DEV void load_part(const kr_norm_params &p, const place &at, const form f, int64_t r, row_part &part,
                       int with_second) {
   EACH_UNIT(u) {
     const int m = first_feature(at, f, u);
@@ -28,7 +28,7 @@ KR_DEV void load_part(const kr_norm_plan &p, const place &at, const form f, int6
 }
 
 /* Normalises row r of n features to xhat (0: no row, the thread only joins in sums). Returns 1 / sqrt(var + eps). */
-KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int n, float (&v)[KR_NORM_SINGLES][8],
+KR_DEV float normalise(const kr_norm_params &p, const place &at, const form f, int n, float (&v)[KR_NORM_SINGLES][8],
                        float *shared) {
   float mean = 0.0f, squares = 0.0f;
   EACH_UNIT(u) EACH(k) mean += v[u][k];
@@ -47,7 +47,7 @@ KR_DEV float normalise(const kr_norm_plan &p, const place &at, const form f, int
 }
 
 /* Writes one run's gradients; dv: the gradient of the norm's input. */
-KR_DEV void write_gradients(const kr_norm_plan &p, const form f, int64_t r, int64_t m, const raw_run &raw_x,
+KR_DEV void write_gradients(const kr_norm_params &p, const form f, int64_t r, int64_t m, const raw_run &raw_x,
                             const raw_run &raw_dout, const raw_run &raw_second, float (&dv)[8], const float (&xhat)[8],
                             const float (&weight)[8]) {
   float a[8], b[8], second[8];
@@ -74,7 +74,7 @@ KR_DEV void write_gradients(const kr_norm_plan &p, const form f, int64_t r, int6
   if (p.dx.data) write_run(f, p.dx, r, m, dv);
 }
 
-KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
+KR_DEV void back_in_registers(const kr_norm_params &p, const form f) {
   KR_SHARED float shared[4 * MOST_WARPS];
   const place at = here(p);
   const int64_t part = (int64_t)kr_block_x() * p.rows_per_block + at.sub;
@@ -138,43 +138,43 @@ KR_DEV void back_in_registers(const kr_norm_plan &p, const form f) {
     }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_1(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_1(const kr_norm_params p) {
   back_in_registers(p, form{8, 1, 0, KR_DTYPE == KRAIT_F32 ? 2 : 1, 1});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_2(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_2(const kr_norm_params p) {
   back_in_registers(p, form{8, 2, 0, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_1(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_1(const kr_norm_params p) {
   if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 1, 1, 1, 1});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_2(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_2(const kr_norm_params p) {
   if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{8, 2, 1, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_8(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_8(const kr_norm_params p) {
   back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 0, 2, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_16(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_single_16(const kr_norm_params p) {
   back_in_registers(p, form{1, KR_NORM_SINGLES, 0, 0, 0});
 }
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_single(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_mixed_single(const kr_norm_params p) {
   if (KR_DTYPE != KRAIT_F32) back_in_registers(p, form{1, KR_NORM_FEW_SINGLES, 1, 2, 0});
 }
 
 /* ---- rows of any length ------------------------------------------------------------------------------------------ */
 
-KR_DEV float normed_at(const kr_norm_plan &p, int64_t r, int64_t m) {
+KR_DEV float normed_at(const kr_norm_params &p, int64_t r, int64_t m) {
   const float x = get(p.x, r, m, 0.0f);
   return p.gate == KR_NORM_GATE_FIRST ? x * kr_silu(get(p.second, r, m, 0.0f)) : x;
 }
 
 /* The gradient of the norm's output. */
-KR_DEV float gradient_at(const kr_norm_plan &p, int64_t r, int64_t m) {
+KR_DEV float gradient_at(const kr_norm_params &p, int64_t r, int64_t m) {
   const float d = get(p.dout, r, m, 0.0f);
   return p.gate == KR_NORM_GATE_LAST ? d * kr_silu(get(p.second, r, m, 0.0f)) : d;
 }
 
 /* Sum of both outputs' gradients times their weights; accumulates parameter gradients (unless sums is 0). */
-KR_DEV float weighted_at(const kr_norm_plan &p, int64_t r, int64_t m, float xhat, float *sums) {
+KR_DEV float weighted_at(const kr_norm_params &p, int64_t r, int64_t m, float xhat, float *sums) {
   float w = 0.0f;
   for (int pair = 0; pair < p.n_sums / 2; pair++) {
     const float d = pair ? get(p.dout1, r, m, 0.0f) : gradient_at(p, r, m);
@@ -186,7 +186,7 @@ KR_DEV float weighted_at(const kr_norm_plan &p, int64_t r, int64_t m, float xhat
   return w;
 }
 
-KR_DEV void put_gradients(const kr_norm_plan &p, int64_t r, int64_t m, float dv, float xhat) {
+KR_DEV void put_gradients(const kr_norm_params &p, int64_t r, int64_t m, float dv, float xhat) {
   const float second = get(p.second, r, m, 0.0f);
   if (p.gate == KR_NORM_NO_GATE) {
     put(p.dx1, r, m, dv + second);
@@ -202,7 +202,7 @@ KR_DEV void put_gradients(const kr_norm_plan &p, int64_t r, int64_t m, float dv,
   put(p.dx, r, m, p.gate == KR_NORM_GATE_FIRST ? dv * kr_silu(second) : dv);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_any(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_any(const kr_norm_params p) {
   KR_SHARED float shared[4 * MOST_WARPS];
   const place at = here(p);
   float *sums = p.part + ((int64_t)kr_block_x() * p.rows_per_block + at.sub) * p.n_sums * p.M;
@@ -234,7 +234,7 @@ KR_KERNEL void KR_BOUNDS(KR_NORM_THREADS, 1) kr_norm_bwd_any(const kr_norm_plan 
 }
 
 /* 32 features per block, a slice of the parts per warp. */
-KR_KERNEL void KR_BOUNDS(KR_NORM_SUM_THREADS, 4) kr_norm_sum(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_SUM_THREADS, 4) kr_norm_sum(const kr_norm_params p) {
   KR_SHARED float slices[KR_NORM_SUM_THREADS];
   const int lane = kr_thread() & 31, slice = kr_thread() >> 5, which = kr_block_y();
   const int64_t m = (int64_t)kr_block_x() * 32 + lane;

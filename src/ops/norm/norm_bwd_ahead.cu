@@ -13,7 +13,7 @@ typedef struct ahead {
 } ahead;
 
 /* Prefetches x, dout and gate of row r; zeros if there is none. */
-KR_DEV void fetch_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stage) {
+KR_DEV void fetch_row(const kr_norm_params &p, const ahead &a, int64_t r, int stage) {
   const kr_norm_view *const views[TENSORS] = {&p.x, &p.dout, &p.second};
   const int exists = a.inside && r < p.R;
 #pragma unroll
@@ -43,7 +43,7 @@ KR_DEV void sum_block_pair(float &a, float &b, float (*shared)[WARPS], int n_war
 }
 
 /* One run's sums: squares of the normalised values, and their product with the weighted gradient. */
-KR_DEV void add_sums(const kr_norm_plan &p, const ahead &a, int stage, const float (&weight)[8], float &squares,
+KR_DEV void add_sums(const kr_norm_params &p, const ahead &a, int stage, const float (&weight)[8], float &squares,
                      float &along) {
   const kr_raw16 raw[TENSORS] = {taken(a, stage, 0), taken(a, stage, 1), taken(a, stage, 2)};
 #pragma unroll
@@ -66,7 +66,7 @@ KR_DEV void write_run16(const kr_norm_view &v, int64_t r, int64_t m, const uint3
 }
 
 /* dx and dz of one run, and its contribution to the weight's gradient. along: the row's sum divided by n. */
-KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stage, const float (&weight)[8],
+KR_DEV void write_row(const kr_norm_params &p, const ahead &a, int64_t r, int stage, const float (&weight)[8],
                       float scale, float along, float (&dweight)[8]) {
   const kr_raw16 raw[TENSORS] = {taken(a, stage, 0), taken(a, stage, 1), taken(a, stage, 2)};
   const int first = p.gate == KR_NORM_GATE_FIRST;
@@ -95,7 +95,7 @@ KR_DEV void write_row(const kr_norm_plan &p, const ahead &a, int64_t r, int stag
   write_run16(p.dz, r, a.first, dz_words);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_NORM_AHEAD_THREADS, 1) kr_norm_bwd_ahead(const kr_norm_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_NORM_AHEAD_THREADS, 1) kr_norm_bwd_ahead(const kr_norm_params p) {
   KR_DYNAMIC_SHARED(memory);
   KR_SHARED float shared[2][2][WARPS];
   static_assert(sizeof shared == KR_NORM_AHEAD_BESIDE, "the host counts it");

@@ -13,7 +13,7 @@ static void stream_case(kr_case *c) {
   kr_case_give(c, "residual_out");
 }
 
-/* Mostly short rows; now and then one near or beyond the longest that a GPU row keeps in registers. */
+/* Mostly short rows; now and then one near or beyond the longest that a GPU implementation keeps in registers. */
 int32_t kr_add_norm_case(kr_case *c, int64_t index) {
   static const int64_t long_rows[] = {2040, 2048, 2056, 3001, 4104, 8192, 8200};
   const int is_long = index % 16 == 15;

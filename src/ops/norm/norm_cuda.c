@@ -1,10 +1,10 @@
 /* norm_cuda.c: threads per row, the split of rows into parts, and the launches of the norms. Three families, by the
- * plan's run: aligned_rows in registers in runs of eight features, unaligned_rows in registers feature by feature,
+ * params's run: aligned_rows in registers in runs of eight features, unaligned_rows in registers feature by feature,
  * long_rows not in registers. */
 #include "overlap.h"
-#include "cuda_row.h"
-#include "norm_plan.h"
-#include "norm_rows.h"
+#include "cuda_impl.h"
+#include "norm_params.h"
+#include "norm_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -37,24 +37,24 @@ enum {
   AHEAD_PER_MULTIPROCESSOR = 640
 };
 
-/* View of a tensor (R, M), or (M) where by_row is 0; records its type and alignment in the plan. */
-static kr_norm_view view_of(kr_norm_plan *plan, const krait_view *v, int by_row) {
+/* View of a tensor (R, M), or (M) where by_row is 0; records its type and alignment in the params. */
+static kr_norm_view norm_view_of(kr_norm_params *params, const krait_view *v, int by_row) {
   const kr_norm_view to = {v->data, by_row ? v->stride[0] : 0, v->stride[by_row], v->dtype, 0};
   if (!to.data) return to;
-  if (to.col != 1) plan->run = 0;
-  else if (plan->run && (to.row % 8 != 0 || (uintptr_t)to.data % 16 != 0)) plan->run = 1;
-  plan->types |= 1 << to.dtype;
-  if (by_row) plan->row_types |= 1 << to.dtype;
+  if (to.col != 1) params->run = 0;
+  else if (params->run && (to.row % 8 != 0 || (uintptr_t)to.data % 16 != 0)) params->run = 1;
+  params->types |= 1 << to.dtype;
+  if (by_row) params->row_types |= 1 << to.dtype;
   return to;
 }
 
 /* A vector accessed one element at a time. */
-static kr_norm_view vector_of(const krait_view *v) {
+static kr_norm_view norm_vector_of(const krait_view *v) {
   return (kr_norm_view){v->data, v->stride[0], v->stride[0], v->dtype, 0};
 }
 
-static kr_norm_plan plan_rows(int64_t R, int64_t M, int64_t group_size, float eps, int rms, int family) {
-  return (kr_norm_plan){.R = R,
+static kr_norm_params plan_rows(int64_t R, int64_t M, int64_t group_size, float eps, int rms, int family) {
+  return (kr_norm_params){.R = R,
                         .M = M,
                         .n = group_size,
                         .eps = eps,
@@ -65,20 +65,22 @@ static kr_norm_plan plan_rows(int64_t R, int64_t M, int64_t group_size, float ep
 }
 
 /* The 16-bit type among the views, or float32 if none. */
-static int dtype_of(const kr_norm_plan *p) {
+static int norm_dtype_of(const kr_norm_params *p) {
   return p->types & 1 << KRAIT_F16 ? KRAIT_F16 : p->types & 1 << KRAIT_BF16 ? KRAIT_BF16 : KRAIT_F32;
 }
 
-static int is_mixed(const kr_norm_plan *p) { return dtype_of(p) != KRAIT_F32 && (p->row_types & 1 << KRAIT_F32) != 0; }
+static int is_mixed(const kr_norm_params *p) {
+  return norm_dtype_of(p) != KRAIT_F32 && (p->row_types & 1 << KRAIT_F32) != 0;
+}
 
-static int form_of(const kr_norm_plan *p) {
+static int form_of(const kr_norm_params *p) {
   if (p->units == KR_NORM_FOURS && p->run == 8) return STREAM;
   if (p->run == 8) return (is_mixed(p) ? MIXED_1 : RUNS_1) + p->units - 1;
   if (p->run == 0) return ANY;
   return is_mixed(p) ? MIXED_SINGLE : p->units == KR_NORM_FEW_SINGLES ? SINGLE_8 : SINGLE_16;
 }
 
-static void set_warps(kr_norm_plan *p, int64_t per_warp) {
+static void set_warps(kr_norm_params *p, int64_t per_warp) {
   const int64_t warps = (p->n + per_warp - 1) / per_warp;
   p->warps = (int32_t)(warps > KR_NORM_THREADS / 32 ? KR_NORM_THREADS / 32 : warps);
   p->rows_per_block = p->warps < SHARED_BLOCK_WARPS ? SHARED_BLOCK_WARPS / p->warps : 1;
@@ -87,7 +89,7 @@ static void set_warps(kr_norm_plan *p, int64_t per_warp) {
 
 /* After all views are set: runs per thread, threads per row, rows per block. most_threads: limit per row with the
  * smaller number of runs per thread. */
-static void share_threads(kr_norm_plan *p, int64_t most_threads) {
+static void share_threads(kr_norm_params *p, int64_t most_threads) {
   const int64_t few = p->run == 8 ? 1 : KR_NORM_FEW_SINGLES, many = p->run == 8   ? 2
                                                                     : is_mixed(p) ? few
                                                                                   : KR_NORM_SINGLES;
@@ -99,14 +101,14 @@ static void share_threads(kr_norm_plan *p, int64_t most_threads) {
 }
 
 /* Forward, rows the size of a head: half a warp each. */
-static void halve_warps(kr_norm_plan *p) {
+static void halve_warps(kr_norm_params *p) {
   if (p->run == ALIGNED_ROWS && p->n <= 16 * 8) p->row_shift = 4, p->rows_per_block = 2 * SHARED_BLOCK_WARPS;
 }
 
 /* A language model's prompt: x, out and weight in one 16-bit type, added to a float32 stream, RMS; more rows than
  * multiprocessors. */
-static int is_stream(const krait_ctx *ctx, const kr_norm_plan *p) {
-  const int32_t half = dtype_of(p);
+static int is_stream(const krait_ctx *ctx, const kr_norm_params *p) {
+  const int32_t half = norm_dtype_of(p);
   const int has_more = p->gate != KR_NORM_NO_GATE || p->bias.data || p->x1.data || p->out1.data || p->rowscale.data,
             is_wide = (!p->second.data || p->second.dtype == KRAIT_F32) &&
                       (!p->residual_out.data || p->residual_out.dtype == KRAIT_F32);
@@ -115,22 +117,22 @@ static int is_stream(const krait_ctx *ctx, const kr_norm_plan *p) {
          p->x.dtype == half && p->out.dtype == half && p->weight.data && p->weight.dtype == half;
 }
 
-static uint32_t groups_of(const kr_norm_plan *p) { return (uint32_t)(p->M / p->n); }
+static uint32_t groups_of(const kr_norm_params *p) { return (uint32_t)(p->M / p->n); }
 
-static int32_t run_forward(const krait_ctx *ctx, kr_norm_plan *p, const krait_call *call, uint64_t tier) {
+static int32_t run_forward(const krait_ctx *ctx, kr_norm_params *p, const krait_call *call, uint64_t tier) {
   if (tier == KRAIT_CAP_CUDA_AMPERE && is_stream(ctx, p))
     p->units = KR_NORM_FOURS, set_warps(p, 32 * 4 * KR_NORM_FOURS);
   const kr_grid grid = {
       .x = (uint32_t)((p->R + p->rows_per_block - 1) / p->rows_per_block),
       .y = groups_of(p),
       .block = (uint32_t)(p->row_shift == 4 ? p->rows_per_block * 16 : p->warps * p->rows_per_block * 32),
-      .is_ahead = p->run == ALIGNED_ROWS && (call->flags & KR_CALL_AHEAD),
+      .is_pdl = p->run == ALIGNED_ROWS && (call->flags & KR_CALL_PDL),
       .stream = call->stream};
-  return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][dtype_of(p)], &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, tier, &forward[form_of(p)][norm_dtype_of(p)], &grid, p, sizeof *p);
 }
 
 /* Number of parts: enough blocks to fill the device, with at least a few rows per part. */
-static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
+static void deal_rows(const krait_ctx *ctx, kr_norm_params *p) {
   share_threads(p, KR_NORM_THREADS);
   const int64_t threads = 32ll * p->warps * p->rows_per_block,
                 per_part = (int64_t)FEWEST_ROWS_PER_PART * p->rows_per_block;
@@ -141,15 +143,15 @@ static void deal_rows(const krait_ctx *ctx, kr_norm_plan *p) {
   p->n_parts = (int32_t)(blocks * p->rows_per_block);
 }
 
-static uint32_t ahead_threads(const kr_norm_plan *p) { return (uint32_t)((p->n + 255) / 256 * 32); }
-static uint32_t ahead_bytes(const kr_norm_plan *p) {
+static uint32_t ahead_threads(const kr_norm_params *p) { return (uint32_t)((p->n + 255) / 256 * 32); }
+static uint32_t ahead_bytes(const kr_norm_params *p) {
   return KR_NORM_AHEAD_STAGES * KR_NORM_AHEAD_TENSORS * 16 * ahead_threads(p);
 }
 
 /* Prefetching kernel: gated RMS norms in one 16-bit type, without a bias gradient. */
-static int32_t ahead_parts_of(const krait_ctx *ctx, const kr_norm_plan *p) {
+static int32_t ahead_parts_of(const krait_ctx *ctx, const kr_norm_params *p) {
   const int takes = p->run == ALIGNED_ROWS && p->rms && p->gate != KR_NORM_NO_GATE && !p->bias.data &&
-                    !p->sums[1].data && p->row_types == 1 << dtype_of(p) && dtype_of(p) != KRAIT_F32;
+                    !p->sums[1].data && p->row_types == 1 << norm_dtype_of(p) && norm_dtype_of(p) != KRAIT_F32;
   const int64_t threads = ahead_threads(p);
   if (!takes || threads < FEWEST_AHEAD_THREADS || threads > KR_NORM_AHEAD_THREADS || p->n_sums != 2 ||
       kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ahead_bytes(p) + KR_NORM_AHEAD_BESIDE)
@@ -162,12 +164,12 @@ static int32_t ahead_parts_of(const krait_ctx *ctx, const kr_norm_plan *p) {
   return (int32_t)parts;
 }
 
-static uint64_t part_bytes(const kr_norm_plan *p) {
+static uint64_t part_bytes(const kr_norm_params *p) {
   return kr_scratch_round((uint64_t)(p->n_parts > p->ahead_parts ? p->n_parts : p->ahead_parts) * (uint64_t)p->n_sums *
                           (uint64_t)p->M * 4);
 }
 
-static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_call *call, uint64_t tier) {
+static int32_t run_backward(const krait_ctx *ctx, kr_norm_params *p, const krait_call *call, uint64_t tier) {
   kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block),
                   .y = groups_of(p),
                   .block = (uint32_t)(p->warps * p->rows_per_block * 32),
@@ -184,13 +186,13 @@ static int32_t run_backward(const krait_ctx *ctx, kr_norm_plan *p, const krait_c
   kr_chain chain = {.n = 0};
   int any = 0;
   for (int i = 0; i < p->n_sums; i++) any |= p->sums[i].data != NULL;
-  kr_chain_add(&chain, ahead ? &ahead_kernel[dtype_of(p)] : &backward[form_of(p)][dtype_of(p)], &grid, p);
-  if (any) kr_chain_add(&chain, &sum_kernel[dtype_of(p)], &sum, p);
+  kr_chain_add(&chain, ahead ? &ahead_kernel[norm_dtype_of(p)] : &backward[form_of(p)][norm_dtype_of(p)], &grid, p);
+  if (any) kr_chain_add(&chain, &sum_kernel[norm_dtype_of(p)], &sum, p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-/* Refuses a plan made for another family. */
-static const char *refuse_plan(const kr_norm_plan *p, int family) {
+/* Refuses a params made for another family. */
+static const char *refuse_plan(const kr_norm_params *p, int family) {
   if (p->R >= 1ll << 31) return "2^31 rows or more";
   if (p->M >= 1ll << 31) return "2^31 features or more";
   if (p->M / p->n > MOST_GROUPS) return "more than 65535 groups";
@@ -199,49 +201,52 @@ static const char *refuse_plan(const kr_norm_plan *p, int family) {
                                 : "needs contiguous rows of up to 8192 features and one 16-bit type";
 }
 
-#define FAMILIES(op, run, plan, scratch_of)                                                                            \
+#define FAMILIES(op, run, params, scratch_of)                                                                          \
   static const char *refuse_##op(const krait_ctx *ctx, const void *args, int family) {                                 \
-    const kr_norm_plan p = plan(ctx, args, family);                                                                    \
+    const kr_norm_params p = params(ctx, args, family);                                                                \
     return refuse_plan(&p, family);                                                                                    \
   }                                                                                                                    \
   static uint64_t scratch_##op(const krait_ctx *ctx, const void *args, int family) {                                   \
-    const kr_norm_plan p = plan(ctx, args, family);                                                                    \
+    const kr_norm_params p = params(ctx, args, family);                                                                \
     return scratch_of(&p);                                                                                             \
   }                                                                                                                    \
   static int32_t run_##op(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {                         \
-    kr_norm_plan p = plan(ctx, args, family);                                                                          \
+    kr_norm_params p = params(ctx, args, family);                                                                      \
     return run(ctx, &p, args, tier);                                                                                   \
   }                                                                                                                    \
   KR_CUDA_FAMILY(op, aligned_rows, ALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                                  \
   KR_CUDA_FAMILY(op, unaligned_rows, UNALIGNED_ROWS, run_##op, refuse_##op, scratch_##op)                              \
   KR_CUDA_FAMILY(op, long_rows, LONG_ROWS, run_##op, refuse_##op, scratch_##op)
 
-static uint64_t no_bytes(const kr_norm_plan *p) { return (void)p, 0; }
+static uint64_t no_bytes(const kr_norm_params *p) { return (void)p, 0; }
 
 /* ---- add + norm -------------------------------------------------------------------------------------------------- */
 
-static kr_norm_plan plan_add(const krait_ctx *ctx, const krait_add_norm_args *a, int family) {
-  kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
+static kr_norm_params plan_add(const krait_ctx *ctx, const krait_add_norm_args *a, int family) {
+  kr_norm_params p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
   (void)ctx;
-  p.x = view_of(&p, &a->x, 1), p.x1 = view_of(&p, &a->x1, 1), p.second = view_of(&p, &a->residual, 1),
-  p.rowscale = vector_of(&a->rowscale);
-  p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0), p.weight1 = view_of(&p, &a->weight1, 0),
-  p.bias1 = view_of(&p, &a->bias1, 0);
-  p.out = view_of(&p, &a->out, 1), p.out1 = view_of(&p, &a->out1, 1), p.residual_out = view_of(&p, &a->residual_out, 1);
+  p.x = norm_view_of(&p, &a->x, 1), p.x1 = norm_view_of(&p, &a->x1, 1), p.second = norm_view_of(&p, &a->residual, 1),
+  p.rowscale = norm_vector_of(&a->rowscale);
+  p.weight = norm_view_of(&p, &a->weight, 0), p.bias = norm_view_of(&p, &a->bias, 0),
+  p.weight1 = norm_view_of(&p, &a->weight1, 0), p.bias1 = norm_view_of(&p, &a->bias1, 0);
+  p.out = norm_view_of(&p, &a->out, 1), p.out1 = norm_view_of(&p, &a->out1, 1),
+  p.residual_out = norm_view_of(&p, &a->residual_out, 1);
   share_threads(&p, KR_NORM_SMALL_THREADS);
   halve_warps(&p);
   return p;
 }
 
-static kr_norm_plan plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *a, int family) {
-  kr_norm_plan p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
+static kr_norm_params plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *a, int family) {
+  kr_norm_params p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
   const krait_view *const sums[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
   p.n_sums = kr_has(&a->weight1) ? 4 : 2;
-  p.x = view_of(&p, &a->v, 1), p.rowscale = vector_of(&a->rowscale), p.weight = view_of(&p, &a->weight, 0),
-  p.weight1 = view_of(&p, &a->weight1, 0);
-  p.dout = view_of(&p, &a->dout, 1), p.dout1 = view_of(&p, &a->dout1, 1), p.second = view_of(&p, &a->dresidual_out, 1);
-  p.dx = view_of(&p, &a->dx, 1), p.dx1 = view_of(&p, &a->dx1, 1), p.dresidual = view_of(&p, &a->dresidual, 1);
-  for (int i = 0; i < 4; i++) p.sums[i] = vector_of(sums[i]);
+  p.x = norm_view_of(&p, &a->v, 1), p.rowscale = norm_vector_of(&a->rowscale),
+  p.weight = norm_view_of(&p, &a->weight, 0), p.weight1 = norm_view_of(&p, &a->weight1, 0);
+  p.dout = norm_view_of(&p, &a->dout, 1), p.dout1 = norm_view_of(&p, &a->dout1, 1),
+  p.second = norm_view_of(&p, &a->dresidual_out, 1);
+  p.dx = norm_view_of(&p, &a->dx, 1), p.dx1 = norm_view_of(&p, &a->dx1, 1),
+  p.dresidual = norm_view_of(&p, &a->dresidual, 1);
+  for (int i = 0; i < 4; i++) p.sums[i] = norm_vector_of(sums[i]);
   deal_rows(ctx, &p);
   return p;
 }
@@ -255,24 +260,24 @@ static int gate_of(uint32_t flags, const krait_view *z) {
   return !kr_has(z) ? KR_NORM_NO_GATE : flags & KRAIT_GATED_NORM_GATE_FIRST ? KR_NORM_GATE_FIRST : KR_NORM_GATE_LAST;
 }
 
-static kr_norm_plan plan_gated(const krait_ctx *ctx, const krait_gated_norm_args *a, int family) {
-  kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
+static kr_norm_params plan_gated(const krait_ctx *ctx, const krait_gated_norm_args *a, int family) {
+  kr_norm_params p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
   (void)ctx;
   p.gate = gate_of(a->call.flags, &a->z);
-  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.out = view_of(&p, &a->out, 1),
-  p.weight = view_of(&p, &a->weight, 0), p.bias = view_of(&p, &a->bias, 0);
+  p.x = norm_view_of(&p, &a->x, 1), p.second = norm_view_of(&p, &a->z, 1), p.out = norm_view_of(&p, &a->out, 1),
+  p.weight = norm_view_of(&p, &a->weight, 0), p.bias = norm_view_of(&p, &a->bias, 0);
   share_threads(&p, KR_NORM_SMALL_THREADS);
   halve_warps(&p);
   return p;
 }
 
-static kr_norm_plan plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *a, int family) {
-  kr_norm_plan p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
+static kr_norm_params plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *a, int family) {
+  kr_norm_params p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
   p.gate = gate_of(a->call.flags, &a->z);
-  p.x = view_of(&p, &a->x, 1), p.second = view_of(&p, &a->z, 1), p.weight = view_of(&p, &a->weight, 0),
-  p.bias = view_of(&p, &a->bias, 0);
-  p.dout = view_of(&p, &a->dout, 1), p.dx = view_of(&p, &a->dx, 1), p.dz = view_of(&p, &a->dz, 1);
-  p.sums[0] = vector_of(&a->dweight), p.sums[1] = vector_of(&a->dbias);
+  p.x = norm_view_of(&p, &a->x, 1), p.second = norm_view_of(&p, &a->z, 1), p.weight = norm_view_of(&p, &a->weight, 0),
+  p.bias = norm_view_of(&p, &a->bias, 0);
+  p.dout = norm_view_of(&p, &a->dout, 1), p.dx = norm_view_of(&p, &a->dx, 1), p.dz = norm_view_of(&p, &a->dz, 1);
+  p.sums[0] = norm_vector_of(&a->dweight), p.sums[1] = norm_vector_of(&a->dbias);
   deal_rows(ctx, &p);
   p.ahead_parts = ahead_parts_of(ctx, &p);
   return p;

@@ -4,7 +4,7 @@
  *   kr_norm_short_back      dx; a block accumulates dweight and dbias over its part of the rows
  *   kr_norm_short_back_sum  a warp reduces the partial results of one sum, in fixed order
  * One module per row type KR_DTYPE; parameters and sums are float32. */
-#include "norm_short_plan.h"
+#include "norm_short_params.h"
 #include "element.cuh"
 #include "pack.cuh"
 
@@ -30,12 +30,12 @@ KR_DEV void store_four(void *to, int64_t at, const kr_float4 &v) {
 KR_DEV kr_float4 parameter(const float *from, int m, float other) {
   return from ? kr_float4{{from[m], from[m + 1], from[m + 2], from[m + 3]}} : kr_float4{{other, other, other, other}};
 }
-KR_DEV float sum_row(const kr_norm_short_plan &p, float v) {
+KR_DEV float sum_row(const kr_norm_short_params &p, float v) {
   for (int d = 1; d < p.lanes; d <<= 1) v += kr_shuffle_xor(v, d);
   return v;
 }
 /* v = (v - mean) / deviation; returns 1 / deviation. */
-KR_DEV float normalise(const kr_norm_short_plan &p, kr_float4 &v) {
+KR_DEV float normalise(const kr_norm_short_params &p, kr_float4 &v) {
   const float mean = p.rms ? 0.0f : sum_row(p, (v.v[0] + v.v[1]) + (v.v[2] + v.v[3])) * p.inverse_M;
   float squares = 0.0f;
 #pragma unroll
@@ -46,7 +46,7 @@ KR_DEV float normalise(const kr_norm_short_plan &p, kr_float4 &v) {
   return scale;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short(const kr_norm_short_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short(const kr_norm_short_params p) {
   const int lane = kr_thread() & (p.lanes - 1), m = lane * 4, rows = KR_SHORT_THREADS / p.lanes;
   const int64_t first = (int64_t)kr_block_x() * KR_SHORT_ROWS * rows + kr_thread() / p.lanes;
   const kr_float4 weight = parameter(p.weight, m, 1.0f), bias = parameter(p.bias, m, 0.0f);
@@ -63,7 +63,7 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short(const kr_norm_short_
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_short_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_short_params p) {
   KR_SHARED float shared[8 * KR_SHORT_THREADS];
   const int lane = kr_thread() & (p.lanes - 1), m = lane * 4, rows = KR_SHORT_THREADS / p.lanes,
             row = kr_thread() / p.lanes;
@@ -117,7 +117,7 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_s
   for (int k = 0; k < 8; k++) p.partial[((int64_t)kr_block_x() * 2 + k / 4) * p.M + m + k % 4] = sums[k];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back_sum(const kr_norm_short_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back_sum(const kr_norm_short_params p) {
   const int lane = kr_thread() & 31, column = kr_block_x() * (KR_SHORT_THREADS / 32) + kr_thread() / 32,
             which = column / p.M, m = column - which * p.M;
   const krait_view &to = which ? p.dbias : p.dweight;

@@ -1,17 +1,17 @@
 /* norm_gemm.c: contract, cost and rows of a product with the RMS norm of its input fused in, and optionally a
  * convolution of its output. The equation is in norm_gemm_ref.c; rewrites (graph_rewrite_step.c) form it from separate
- * calls where a GPU row accepts it. */
-#include "norm_gemm/norm_gemm_rows.h"
+ * calls where a GPU implementation accepts it. */
+#include "norm_gemm/norm_gemm_impls.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
 
-static int32_t check_rules(const void *args) {
+static int32_t check_norm_gemm_rules(const void *args) {
   const krait_norm_gemm_args *a = args;
   KR_CHECK(a->eps >= 0 && a->eps - a->eps == 0, KRAIT_ERR_ARGUMENT, "norm_gemm: eps is not finite, or below 0");
-  const int has_conv = kr_has(&a->conv_weight), has_words = kr_has(&a->words);
-  KR_CHECK(kr_has(&a->scales) == has_words && (!has_words || a->K == 32 * a->S), KRAIT_ERR_SHAPE,
-           "norm_gemm: words and scales must be given together, and K be 32 S; K is %lld, S %lld", (long long)a->K,
+  const int has_conv = kr_has(&a->conv_weight), has_qweight = kr_has(&a->qweight);
+  KR_CHECK(kr_has(&a->scales) == has_qweight && (!has_qweight || a->K == 32 * a->S), KRAIT_ERR_SHAPE,
+           "norm_gemm: qweight and scales must be given together, and K be 32 S; K is %lld, S %lld", (long long)a->K,
            (long long)a->S);
   KR_CHECK(kr_has(&a->conv_state) == has_conv && kr_has(&a->conv_out) == has_conv, KRAIT_ERR_ARGUMENT,
            "norm_gemm: conv_weight, conv_state and conv_out must be given together");
@@ -25,11 +25,11 @@ static int32_t check_rules(const void *args) {
   return KRAIT_OK;
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_norm_gemm_cost(const void *args, kr_cost *cost) {
   const krait_norm_gemm_args *a = args;
   const double M = (double)a->M, N = (double)a->N, K = (double)a->K;
   cost->flops = M * K * (2 * N + 5);
-  const double weight_bytes = kr_has(&a->words) ? 1 + (double)krait_dtype_bytes(a->scales.dtype) / 32
+  const double weight_bytes = kr_has(&a->qweight) ? 1 + (double)krait_dtype_bytes(a->scales.dtype) / 32
                                                 : (double)krait_dtype_bytes(a->Bmat.dtype);
   cost->bytes = K * N * weight_bytes +
                 M * (N * (double)krait_dtype_bytes(a->out.dtype) + K * (double)krait_dtype_bytes(a->x.dtype));
@@ -42,10 +42,10 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->exps = kr_has(&a->z) ? M * K : 0;
 }
 
-static const kr_row rows[] = {
-    {"few_rows_q8", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_q8_refuse, kr_norm_gemm_q8, NULL},
-    {"few_rows", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_few_refuse, kr_norm_gemm_few, NULL},
+static const kr_impl impls[] = {
+    {"ampere_few_rows_q8", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_q8_refuse, kr_norm_gemm_q8, NULL},
+    {"ampere_few_rows", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_few_refuse, kr_norm_gemm_few, NULL},
     {"ref", KRAIT_CAP_CPU, NULL, kr_norm_gemm_ref, NULL},
 };
 
-KR_OP_DEFINE(norm_gemm, rows, check_rules, count_cost, kr_norm_gemm_case, 300)
+KR_OP_DEFINE(norm_gemm, impls, check_norm_gemm_rules, count_norm_gemm_cost, kr_norm_gemm_case, 300)

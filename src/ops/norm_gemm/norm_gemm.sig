@@ -9,7 +9,7 @@ op norm_gemm
   z             in?   activation  float      (M,K)  chance 0.3  unusual
   residual      in?   activation  float      (M,K)  mixed  absent with z  usual  chance 0.6
   weight        in?   parameter   float      (K)    normal 1 1  usual
-  Bmat          in    parameter   float      (K,N)   absent with words
+  Bmat          in    parameter   float      (K,N)   absent with qweight
   bias          in?   parameter   float      (N)    chance 0.4  unusual
   conv_weight   in?   parameter   float      (C,W)  normal 0 0.5  chance 0.3  unusual
   conv_bias     in?   parameter   float      (C)    chance 0.6  unusual  absent without conv_weight
@@ -18,5 +18,5 @@ op norm_gemm
   out           out   activation  float      (M,N)  mixed
   residual_out  out?  activation  float      (M,K)  mixed  absent with z  chance 0.6  usual
   conv_out      out?  activation  float      (M,C)  mixed  chance 1  unusual  absent without conv_weight
-  words         in?   index       i32        (N,8S)  counts -2000000000 2000000000  chance 0.3  unusual
-  scales        in?   parameter   float      (N,S)   uniform -0.01 0.01  chance 1  absent without words  unusual
+  qweight         in?   index       i32        (N,8S)  counts -2000000000 2000000000  chance 0.3  unusual
+  scales        in?   parameter   float      (N,S)   uniform -0.01 0.01  chance 1  absent without qweight  unusual

@@ -1,7 +1,7 @@
-/* norm_gemm_cuda.c: calls accepted by the one- and two-row products with a fused norm (gemm_few.cu, gemm_q8.cu). */
-#include "gemm/gemm_rows.h"
-#include "gemm_q8/gemm_q8_rows.h"
-#include "norm_gemm/norm_gemm_rows.h"
+/* norm_gemm_cuda.c: calls accepted by the one- and two-row products with a fused norm (gemm_m16.cu, gemm_q8.cu). */
+#include "gemm/gemm_impls.h"
+#include "gemm_q8/gemm_q8_impls.h"
+#include "norm_gemm/norm_gemm_impls.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -9,11 +9,11 @@
 static int is_float_row(const krait_norm_gemm_args *a) { return a->x.dtype == KRAIT_F32 && !kr_has(&a->z); }
 
 /* The 16-bit type; that of the row where weights are 8-bit. */
-static int32_t dtype_of(const krait_norm_gemm_args *a) {
-  return kr_has(&a->words) ? a->weight.dtype : a->Bmat.dtype;
+static int32_t norm_gemm_dtype_of(const krait_norm_gemm_args *a) {
+  return kr_has(&a->qweight) ? a->weight.dtype : a->Bmat.dtype;
 }
 
-static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
+static krait_gemm_args norm_gemm_product_of(const krait_norm_gemm_args *a) {
   krait_gemm_args product = {
       .call = {.size = sizeof(krait_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
       .M = a->M,
@@ -28,18 +28,18 @@ static krait_gemm_args product_of(const krait_norm_gemm_args *a) {
 }
 
 /* Rows of the operands' type or float32, accessible in packs. */
-static int is_packed(const krait_view *v, int64_t M, int32_t dtype) {
+static int is_packed_for_norm_gemm(const krait_view *v, int64_t M, int32_t dtype) {
   return !kr_has(v) || ((v->dtype == KRAIT_F32 || v->dtype == dtype) && v->stride[1] == 1 &&
                         (M == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0);
 }
 
 /* Four taps of the operands' type, channels in multiples of four, float32 states. */
-static const char *refuse_conv(const krait_norm_gemm_args *a) {
+static const char *refuse_norm_gemm_conv(const krait_norm_gemm_args *a) {
   const krait_view *s = &a->conv_state, *w = &a->conv_weight, *b = &a->conv_bias, *out = &a->conv_out;
   if (!kr_has(w)) return NULL;
   if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1)
     return "a convolution of other than four taps, not of fours, or without states";
-  const int32_t dtype = dtype_of(a);
+  const int32_t dtype = norm_gemm_dtype_of(a);
   if (w->dtype != dtype || (kr_has(b) && b->dtype != dtype) || s->dtype != KRAIT_F32 ||
       (out->dtype != KRAIT_F32 && out->dtype != dtype))
     return "taps, bias or conv_out of another type than the factors, or a state other than float32";
@@ -53,26 +53,26 @@ static const char *refuse_conv(const krait_norm_gemm_args *a) {
 }
 
 /* Checks the norm's part of a call. */
-static const char *refuse_norm(const krait_norm_gemm_args *a) {
-  const int32_t dtype = dtype_of(a);
+static const char *refuse_norm_gemm_norm(const krait_norm_gemm_args *a) {
+  const int32_t dtype = norm_gemm_dtype_of(a);
   if (is_float_row(a) && kr_has(&a->residual)) return "something is added to a row of float32";
   if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
   if (!kr_has(&a->weight) || a->weight.dtype != dtype || (uintptr_t)a->weight.data % 16 ||
       (a->weight.stride[0] != 1 && a->K > 1))
     return "no weight of the norm of the factors' type, without gaps and aligned to 16 bytes";
   if (kr_has(&a->z) && a->z.dtype != dtype) return "a gate of another type";
-  return is_packed(&a->z, a->M, dtype) && is_packed(&a->residual, a->M, dtype) &&
-                 is_packed(&a->residual_out, a->M, dtype)
-             ? refuse_conv(a)
+  return is_packed_for_norm_gemm(&a->z, a->M, dtype) && is_packed_for_norm_gemm(&a->residual, a->M, dtype) &&
+                 is_packed_for_norm_gemm(&a->residual_out, a->M, dtype)
+             ? refuse_norm_gemm_conv(a)
              : "rows of z, residual or residual_out have gaps or are not aligned to 16 bytes";
 }
 
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
-  if (kr_has(&a->words)) return "weights of 8 bits";
-  const krait_gemm_args product = product_of(a);
+  if (kr_has(&a->qweight)) return "weights of 8 bits";
+  const krait_gemm_args product = norm_gemm_product_of(a);
   const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
-  return why ? why : refuse_norm(a);
+  return why ? why : refuse_norm_gemm_norm(a);
 }
 
 static kr_conv_step conv_of(const krait_norm_gemm_args *a) {
@@ -105,7 +105,7 @@ static kr_normed normed_of(const krait_norm_gemm_args *a) {
 
 int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
-  const krait_gemm_args product = product_of(a);
+  const krait_gemm_args product = norm_gemm_product_of(a);
   const kr_normed norm = normed_of(a);
   const kr_conv_step conv = conv_of(a);
   return a->M ? kr_gemm_normed(ctx, &product, &norm, kr_has(&a->z), &conv) : KRAIT_OK;
@@ -113,14 +113,14 @@ int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
 
 /* ---- 8-bit weights ----------------------------------------------------------------------------------------------- */
 
-static krait_gemm_q8_args words_product_of(const krait_norm_gemm_args *a) {
+static krait_gemm_q8_args quantized_product_of(const krait_norm_gemm_args *a) {
   krait_gemm_q8_args product = {
       .call = {.size = sizeof(krait_gemm_q8_args), .flags = a->call.flags, .stream = a->call.stream},
       .M = a->M,
       .N = a->N,
       .S = a->S,
       .A = a->x,
-      .words = a->words,
+      .qweight = a->qweight,
       .scales = a->scales,
       .bias = a->bias,
       .out = a->out};
@@ -130,16 +130,18 @@ static krait_gemm_q8_args words_product_of(const krait_norm_gemm_args *a) {
 
 const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
-  if (!kr_has(&a->words)) return "weights of other than 8 bits";
+  if (!kr_has(&a->qweight)) return "weights of other than 8 bits";
   if (kr_has(&a->z)) return "a gate";
-  const krait_gemm_q8_args product = words_product_of(a);
+  const krait_gemm_q8_args product = quantized_product_of(a);
   const char *why = kr_gemm_q8_normed_refuse(ctx, &product);
-  return why ? why : product.A.dtype != a->weight.dtype ? "x of another type than the norm's weight" : refuse_norm(a);
+  return why                                  ? why
+         : product.A.dtype != a->weight.dtype ? "x of another type than the norm's weight"
+                                              : refuse_norm_gemm_norm(a);
 }
 
 int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args) {
   const krait_norm_gemm_args *a = args;
-  const krait_gemm_q8_args product = words_product_of(a);
+  const krait_gemm_q8_args product = quantized_product_of(a);
   const kr_normed norm = normed_of(a);
   const kr_conv_step conv = conv_of(a);
   return a->M && a->N ? kr_gemm_q8_normed(ctx, &product, &norm, &conv) : KRAIT_OK;

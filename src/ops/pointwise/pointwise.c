@@ -32,23 +32,23 @@ static const char *refuse_sum_rows(const krait_ctx *ctx, const void *args) {
   return a->x.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ? "float64 tensors" : NULL;
 }
 
-static const kr_row pointwise_rows[] = {
-    KR_CUDA_ROWS(pointwise)
+static const kr_impl pointwise_impls[] = {
+    KR_CUDA_IMPLS(pointwise)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pointwise, kr_pointwise_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_pointwise_ref, NULL},
 };
-static const kr_row sum_rows_rows[] = {
-    KR_CUDA_ROWS(sum_rows)
+static const kr_impl sum_rows_impls[] = {
+    KR_CUDA_IMPLS(sum_rows)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_sum_rows, kr_sum_rows_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_sum_rows_ref, NULL},
 };
 
-KR_OP_DEFINE(pointwise, pointwise_rows, NULL, count_pointwise, kr_pointwise_case, 600)
-KR_OP_DEFINE(sum_rows, sum_rows_rows, NULL, count_sum_rows, kr_sum_rows_case, 300)
+KR_OP_DEFINE(pointwise, pointwise_impls, NULL, count_pointwise, kr_pointwise_case, 600)
+KR_OP_DEFINE(sum_rows, sum_rows_impls, NULL, count_sum_rows, kr_sum_rows_case, 300)
 
 /* ---- loop nest ---- */
 

@@ -5,9 +5,9 @@
  *   kr_sum_packs        the same for 16-bit rows, eight adjacent columns per thread
  *   kr_sum_all          a warp reduces the parts of one column in a fixed order */
 #include "pack.cuh"
-#include "pointwise_plan.h"
+#include "pointwise_params.h"
 
-KR_DEV float f(const kr_pointwise_plan &p, float x) {
+KR_DEV float f(const kr_pointwise_params &p, float x) {
   if (p.activation == KRAIT_ACT_NONE) return p.slope ? 1.0f : x;
   if (p.activation == KRAIT_ACT_RELU) return p.slope ? (x > 0.0f ? 1.0f : 0.0f) : x < 0.0f ? 0.0f : x;
   if (p.activation == KRAIT_ACT_EXP) return kr_exp(x);
@@ -16,7 +16,7 @@ KR_DEV float f(const kr_pointwise_plan &p, float x) {
   return p.slope ? s * kr_fma(x, 1.0f - s, 1.0f) : x * s;
 }
 
-KR_DEV float result(const kr_pointwise_plan &p, float x, float y) {
+KR_DEV float result(const kr_pointwise_params &p, float x, float y) {
   const float v = (p.x.data ? f(p, x) : 1.0f) * p.x_scale;
   if (!p.y.data) return v;
   return p.product ? v * y : kr_fma(y, p.y_scale, v);
@@ -26,7 +26,7 @@ typedef struct place {
   uint32_t i, j, k, n;
 } place;
 
-KR_DEV place place_of(const kr_pointwise_plan &p, uint32_t thread) {
+KR_DEV place place_of(const kr_pointwise_params &p, uint32_t thread) {
   const uint32_t row = kr_divide(thread, p.n[3]), plane = kr_divide(row, p.n[2]), i = kr_divide(plane, p.n[1]);
   return place{i, plane - i * p.n[1].by, row - plane * p.n[2].by, thread - row * p.n[3].by};
 }
@@ -66,7 +66,7 @@ KR_DEV void store_eight(const kr_pointwise_view &v, const place &o, const float 
   if (v.dtype == KRAIT_F32) to[1] = high;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_pointwise_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_pointwise_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
   if (thread >= p.n_threads) return;
   const place o = place_of(p, thread);
@@ -78,7 +78,7 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_po
   store_eight(p.out, o, x);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_pointwise_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_pointwise_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
   if (thread >= p.n_threads) return;
   const place o = place_of(p, thread);
@@ -87,7 +87,7 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_poin
   kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, result(p, x, y));
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_params p) {
   KR_SHARED float shared[KR_SUM_THREADS];
   const uint32_t part = (uint32_t)kr_block_x() / p.n_groups, group = (uint32_t)kr_block_x() - part * p.n_groups;
   const int lane = kr_thread() & (int)(p.lanes - 1), row = kr_thread() / (int)p.lanes,
@@ -116,7 +116,7 @@ KR_DEV void add_pack(const kr_raw16 &raw, int32_t dtype, float (&sum)[8]) {
   for (int k = 0; k < 8; k++) sum[k] += kr_unpack(raw.w[k >> 1], k & 1, dtype);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_packs(const kr_sum_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_packs(const kr_sum_params p) {
   KR_SHARED float shared[KR_SUM_THREADS * 8];
   enum { AHEAD = 4 };
   const uint32_t part = (uint32_t)kr_block_x() / p.n_groups, group = (uint32_t)kr_block_x() - part * p.n_groups;
@@ -152,7 +152,7 @@ KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_packs(const kr_sum_plan p) {
   for (int k = 0; k < 8; k++) p.partial[(int64_t)part * p.M + m + k] = sum[k];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_all(const kr_sum_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_all(const kr_sum_params p) {
   const int lane = kr_thread() & 31;
   const int64_t m = (int64_t)kr_block_x() * (KR_SUM_THREADS / 32) + kr_thread() / 32;
   float sum = 0.0f;

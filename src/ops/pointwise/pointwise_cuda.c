@@ -1,7 +1,7 @@
 /* pointwise_cuda.c: plans and launches of pointwise calls and sums over rows. */
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
-#include "pointwise/pointwise_plan.h"
+#include "pointwise/pointwise_params.h"
 #include "pointwise/pointwise_walk.h"
 #include "view.h"
 
@@ -9,7 +9,7 @@ static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"poin
                        sum_parts = {"pointwise", "kr_sum_parts"},
                        sum_packs = {"pointwise", "kr_sum_packs"}, sum_all = {"pointwise", "kr_sum_all"};
 
-static kr_pointwise_view view_of(const krait_view *v, const kr_walk *w, int which) {
+static kr_pointwise_view pointwise_view_of(const krait_view *v, const kr_walk *w, int which) {
   kr_pointwise_view to = {.data = v->data, .dtype = v->dtype};
   int64_t others = 0;
   for (int d = 0; d < 4; d++) {
@@ -25,9 +25,9 @@ static int takes_packs(const kr_pointwise_view *v) { return !v->data || v->packs
 static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_pointwise_args *a = args;
   const kr_walk w = kr_walk_of(a);
-  kr_pointwise_plan p = {.out = view_of(&a->out, &w, KR_WALK_OUT),
-                         .x = view_of(&a->x, &w, KR_WALK_X),
-                         .y = view_of(&a->y, &w, KR_WALK_Y),
+  kr_pointwise_params p = {.out = pointwise_view_of(&a->out, &w, KR_WALK_OUT),
+                         .x = pointwise_view_of(&a->x, &w, KR_WALK_X),
+                         .y = pointwise_view_of(&a->y, &w, KR_WALK_Y),
                          .activation = a->activation,
                          .product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0,
                          .slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0,
@@ -60,8 +60,8 @@ uint64_t kr_pointwise_cuda_scratch(const krait_ctx *ctx, const void *args) {
 
 KR_CUDA_TIERS(pointwise, run_pointwise)
 
-static kr_sum_plan plan_sums(const krait_sum_rows_args *a) {
-  kr_sum_plan p = {.x = a->x, .out = a->out, .partial = a->call.scratch, .R = a->R, .M = a->M, .lanes = 1};
+static kr_sum_params plan_sums(const krait_sum_rows_args *a) {
+  kr_sum_params p = {.x = a->x, .out = a->out, .partial = a->call.scratch, .R = a->R, .M = a->M, .lanes = 1};
   while (p.lanes < KR_SUM_THREADS && p.lanes < p.M) p.lanes *= 2;
   const int64_t least = KR_SUM_ROWS * (KR_SUM_THREADS / p.lanes), even = (a->R + KR_SUM_PARTS - 1) / KR_SUM_PARTS;
   p.rows = even > least ? even : least, p.n_parts = (a->R + p.rows - 1) / p.rows,
@@ -70,7 +70,7 @@ static kr_sum_plan plan_sums(const krait_sum_rows_args *a) {
 }
 
 /* The same parts, by packs. */
-static int plan_packs(kr_sum_plan *p) {
+static int plan_packs(kr_sum_params *p) {
   const int fits = (p->x.dtype == KRAIT_F16 || p->x.dtype == KRAIT_BF16) && p->x.stride[1] == 1 &&
                     p->x.stride[0] % KR_POINTWISE_PACK == 0 && p->M % KR_POINTWISE_PACK == 0 &&
                     (uintptr_t)p->x.data % 16 == 0;
@@ -83,7 +83,7 @@ static int plan_packs(kr_sum_plan *p) {
 
 static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_sum_rows_args *a = args;
-  kr_sum_plan p = plan_sums(a);
+  kr_sum_params p = plan_sums(a);
   const int in_packs = plan_packs(&p);
   kr_chain chain = {.n = 0};
   const uint32_t columns = KR_SUM_THREADS / 32;

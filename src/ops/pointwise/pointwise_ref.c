@@ -16,7 +16,7 @@ static double f(const krait_pointwise_args *a, double x) {
   return slope ? s * (1 + x * (1 - s)) : x * s;
 }
 
-static double element(const krait_pointwise_args *a, int64_t i, int64_t j, int64_t k, int64_t n) {
+static double pointwise_element(const krait_pointwise_args *a, int64_t i, int64_t j, int64_t k, int64_t n) {
   const double x = kr_has(&a->x) ? f(a, kr_get(&a->x, kr_at4(&a->x, i, j, k, n))) : 1;
   const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0;
   if (!product && !kr_has(&a->y)) return x * a->x_scale; /* a copy preserves the sign of 0 */
@@ -30,7 +30,8 @@ int32_t kr_pointwise_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++)
-        for (int64_t n = 0; n < a->N; n++) kr_put(&a->out, kr_at4(&a->out, i, j, k, n), element(a, i, j, k, n));
+        for (int64_t n = 0; n < a->N; n++)
+          kr_put(&a->out, kr_at4(&a->out, i, j, k, n), pointwise_element(a, i, j, k, n));
   return KRAIT_OK;
 }
 

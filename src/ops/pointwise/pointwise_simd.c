@@ -129,7 +129,7 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-static int is_plain(const job *p) {
+static int is_plain_for_pointwise(const job *p) {
   const krait_pointwise_args *a = p->a;
   const int64_t *const s[] = {p->w.stride[KR_WALK_X], p->w.stride[KR_WALK_Y], p->w.stride[KR_WALK_OUT]};
   return kr_has(&a->x) && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 &&
@@ -138,7 +138,7 @@ static int is_plain(const job *p) {
          p->w.n[3] >= KR_VL;
 }
 
-static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
+static void run_pointwise_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
   const krait_pointwise_args *a = p->a;
   _Alignas(64) float x[TILE_ROWS * KR_VL], y[TILE_ROWS * KR_VL];
   const krait_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
@@ -154,12 +154,12 @@ static void run_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
   kr_tile_store(x, KR_VL, &planes[KR_WALK_OUT], rows, lanes);
 }
 
-static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
+static void run_pointwise_tiles(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
   (void)worker;
   for (int64_t piece = begin; piece < end; piece++) {
     const int64_t outer = piece / p->n_pieces, k = piece % p->n_pieces * TILE_ROWS;
-    for (int64_t n = 0; n < p->w.n[3]; n += KR_VL) run_tile(p, outer / p->w.n[1], outer % p->w.n[1], k, n);
+    for (int64_t n = 0; n < p->w.n[3]; n += KR_VL) run_pointwise_tile(p, outer / p->w.n[1], outer % p->w.n[1], k, n);
   }
 }
 
@@ -172,10 +172,10 @@ int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
   if (outer * p.w.n[2] * p.w.n[3] == 0) return KRAIT_OK;
   if (p.w.n[2] > 1 && (is_strided(&p.w, KR_WALK_X) || is_strided(&p.w, KR_WALK_Y))) {
     p.n_pieces = (p.w.n[2] + TILE_ROWS - 1) / TILE_ROWS;
-    kr_parallel(ctx, outer * p.n_pieces, 1 + 16384 / (TILE_ROWS * p.w.n[3]), run_tiles, &p);
+    kr_parallel(ctx, outer * p.n_pieces, 1 + 16384 / (TILE_ROWS * p.w.n[3]), run_pointwise_tiles, &p);
     return KRAIT_OK;
   }
-  if (is_plain(&p)) {
+  if (is_plain_for_pointwise(&p)) {
     p.n_pieces = (p.w.n[3] + PLAIN_PIECE - 1) / PLAIN_PIECE;
     kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + PLAIN_PIECE / p.w.n[3], run_plain, &p);
     return KRAIT_OK;

@@ -1,10 +1,10 @@
 /* projected_scan.c: contract, cost, rows and random cases of the scan of a Mamba block after its x_proj: a graph of
- * other operators (src/fuse) or, on a GPU, one launch. Error bound: 1e-4 of the result's scale. */
+ * other operators (src/blocks) or, on a GPU, one launch. Error bound: 1e-4 of the result's scale. */
 #include "check.h"
 #include "op_list.h"
-#include "projected_scan/projected_scan_rows.h"
+#include "projected_scan/projected_scan_impls.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_projected_scan(const void *args, kr_cost *cost) {
   const krait_projected_scan_args *a = args;
   const double steps = (double)a->B * (double)a->L, D = (double)a->D, N = (double)a->N, R = (double)a->R;
   *cost = (kr_cost){.flops = steps * D * (6 * N + 2 * R + 4),
@@ -16,7 +16,7 @@ static void count(const void *args, kr_cost *cost) {
   {#tier "_16_states", cap, kr_projected_scan_16_refuse, kr_projected_scan_16_##tier, NULL},              \
       {#tier "_aligned_rows", cap, kr_projected_scan_any_refuse, kr_projected_scan_any_##tier, NULL},     \
       {"cuda_" #tier "_composed", cap, NULL, kr_projected_scan_composed, kr_projected_scan_composed_scratch},
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     ROWS(ampere, KRAIT_CAP_CUDA_AMPERE)
     ROWS(base, KRAIT_CAP_CUDA_BASE)
     {"composed", KRAIT_CAP_CPU, NULL, kr_projected_scan_composed, kr_projected_scan_composed_scratch},
@@ -41,4 +41,4 @@ int32_t kr_projected_scan_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(projected_scan, rows, NULL, count, kr_projected_scan_case, 150)
+KR_OP_DEFINE(projected_scan, impls, NULL, count_projected_scan, kr_projected_scan_case, 150)

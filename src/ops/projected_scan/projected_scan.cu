@@ -1,7 +1,7 @@
 /* projected_scan.cu: the scan of a Mamba block with its step size and gate: one thread per channel of a sequence with
  * all its states, or two threads with half of them each. Inputs of the next steps are prefetched into shared memory. */
 #include "pack.cuh"
-#include "projected_scan_plan.h"
+#include "projected_scan_params.h"
 
 KR_DEV kr_float4 load4(const float *from) { return *(const kr_float4 *)from; }
 
@@ -45,7 +45,7 @@ struct __attribute__((aligned(16))) scan_stage {
 
 /* Frames past the last are read as the last. */
 template <int CHANNELS, int MOST_X>
-KR_DEV void fetch(const kr_projected_scan_plan &p, int64_t first, int t0, scan_stage<CHANNELS, MOST_X> &to) {
+KR_DEV void fetch(const kr_projected_scan_params &p, int64_t first, int t0, scan_stage<CHANNELS, MOST_X> &to) {
   enum { PER_ROW = CHANNELS / 4 };
   const int e0 = kr_block_y() * CHANNELS, per_proj = p.X / 4;
   if (t0 < p.L) {
@@ -66,7 +66,7 @@ KR_DEV void fetch(const kr_projected_scan_plan &p, int64_t first, int t0, scan_s
 
 /* LANES adjacent threads share a channel's states; a block has 128 / LANES channels of one sequence. */
 template <int MOST_N, int MOST_X, int LANES, int EVEN>
-KR_DEV void scan(const kr_projected_scan_plan &p) {
+KR_DEV void scan(const kr_projected_scan_params &p) {
   enum { OWN = MOST_N / LANES, CHANNELS = 128 / LANES, STAGES = EVEN ? 3 : 2 };
   KR_SHARED scan_stage<CHANNELS, MOST_X> stages[STAGES];
   const int channel = kr_thread() / LANES, e = kr_block_y() * CHANNELS + channel, part = kr_thread() % LANES * OWN,
@@ -116,6 +116,6 @@ KR_DEV void scan(const kr_projected_scan_plan &p) {
 }
 
 /* 16: 16 states, rank 4, 48 values per row of proj. */
-KR_KERNEL void KR_BOUNDS(128, 7) kr_projected_scan_16(const kr_projected_scan_plan p) { scan<16, 48, 1, 1>(p); }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_projected_scan_16_2(const kr_projected_scan_plan p) { scan<16, 48, 2, 1>(p); }
-KR_KERNEL void KR_BOUNDS(128, 1) kr_projected_scan_any(const kr_projected_scan_plan p) { scan<64, 144, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(128, 7) kr_projected_scan_16(const kr_projected_scan_params p) { scan<16, 48, 1, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 4) kr_projected_scan_16_2(const kr_projected_scan_params p) { scan<16, 48, 2, 1>(p); }
+KR_KERNEL void KR_BOUNDS(128, 1) kr_projected_scan_any(const kr_projected_scan_params p) { scan<64, 144, 1, 0>(p); }

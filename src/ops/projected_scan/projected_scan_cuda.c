@@ -1,8 +1,8 @@
 /* projected_scan_cuda.c: plans and launches of the scan of a Mamba block. */
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
-#include "projected_scan/projected_scan_plan.h"
-#include "projected_scan/projected_scan_rows.h"
+#include "projected_scan/projected_scan_params.h"
+#include "projected_scan/projected_scan_impls.h"
 
 static const kr_kernel whole = {"projected_scan", "kr_projected_scan_16"},
                        halved = {"projected_scan", "kr_projected_scan_16_2"},
@@ -11,7 +11,7 @@ static const kr_kernel whole = {"projected_scan", "kr_projected_scan_16"},
 enum { MOST_STATES = 64, MOST_COLUMNS = 144, THREADS = 128 };
 
 /* Evenly spaced rows (b, l), in aligned groups of four. */
-static int are_rows(const krait_view *v, const krait_projected_scan_args *a) {
+static int are_rows_for_projected_scan(const krait_view *v, const krait_projected_scan_args *a) {
   return v->stride[2] == 1 && v->stride[1] % 4 == 0 && v->stride[1] < (int64_t)1 << 31 &&
          (a->B < 2 || v->stride[0] == a->L * v->stride[1]) && (uintptr_t)v->data % 16 == 0;
 }
@@ -20,8 +20,8 @@ const char *kr_projected_scan_any_refuse(const krait_ctx *ctx, const void *args)
   const krait_projected_scan_args *a = args;
   (void)ctx;
   if (a->N > MOST_STATES || a->X > MOST_COLUMNS) return "more than 64 states, or than 144 columns of proj";
-  if (a->D % 4 || a->X % 4 || !are_rows(&a->u, a) || !are_rows(&a->z, a) || !are_rows(&a->proj, a) ||
-      a->proj.stride[1] != a->X)
+  if (a->D % 4 || a->X % 4 || !are_rows_for_projected_scan(&a->u, a) || !are_rows_for_projected_scan(&a->z, a) ||
+      !are_rows_for_projected_scan(&a->proj, a) || a->proj.stride[1] != a->X)
     return "rows are not evenly spaced in aligned groups of four";
   if (a->out.stride[2] != 1 || (a->B > 1 && a->out.stride[0] != a->L * a->out.stride[1]) ||
       a->out.stride[1] >= (int64_t)1 << 31)
@@ -38,9 +38,9 @@ const char *kr_projected_scan_16_refuse(const krait_ctx *ctx, const void *args) 
                                                : kr_projected_scan_any_refuse(ctx, args);
 }
 
-static int32_t launch(const krait_ctx *ctx, const krait_projected_scan_args *a, uint64_t tier, const kr_kernel *kernel,
-                      int64_t channels) {
-  const kr_projected_scan_plan p = {.u = a->u.data,
+static int32_t launch_projected_scan(const krait_ctx *ctx, const krait_projected_scan_args *a, uint64_t tier,
+                                     const kr_kernel *kernel, int64_t channels) {
+  const kr_projected_scan_params p = {.u = a->u.data,
                                     .z = a->z.data,
                                     .proj = a->proj.data,
                                     .dt_weight = a->dt_weight.data,
@@ -69,10 +69,10 @@ static int32_t launch(const krait_ctx *ctx, const krait_projected_scan_args *a, 
 static int32_t run_16(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_projected_scan_args *a = args;
   const int two = a->B * ((a->D + THREADS - 1) / THREADS) < 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  return launch(ctx, a, tier, two ? &halved : &whole, two ? THREADS / 2 : THREADS);
+  return launch_projected_scan(ctx, a, tier, two ? &halved : &whole, two ? THREADS / 2 : THREADS);
 }
 static int32_t run_any(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  return launch(ctx, args, tier, &any, THREADS);
+  return launch_projected_scan(ctx, args, tier, &any, THREADS);
 }
 
 #define ROW(name, tier, cap)                                                          \

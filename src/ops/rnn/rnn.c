@@ -1,13 +1,13 @@
 /* rnn.c: contract, costs, rows and random cases of GRU and LSTM layers. The equations are in rnn_ref.c. */
 #include "check.h"
 #include "op_list.h"
-#include "rnn/rnn_rows.h"
+#include "rnn/rnn_impls.h"
 #include "status.h"
 #include "view.h"
 
 static int n_gates(const krait_call *call) { return call->flags & KRAIT_RNN_LSTM ? 4 : 3; }
 
-static void count(const void *args, kr_cost *cost) {
+static void count_rnn(const void *args, kr_cost *cost) {
   const krait_rnn_args *a = args;
   const double steps = (double)a->B * (double)a->L, H = (double)a->H, G = n_gates(&a->call);
   *cost = (kr_cost){.flops = steps * 2 * G * H * H, .bytes = steps * H * (G + 1) * 4, .exps = steps * H * (G + 1)};
@@ -25,19 +25,19 @@ static int32_t check_bwd(const void *args) {
   return KRAIT_OK;
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_64_units", KRAIT_CAP_CUDA_AMPERE, kr_rnn_64_tensor_refuse, kr_rnn_64_tensor, NULL},
     {"base_64_units", KRAIT_CAP_CUDA_BASE, kr_rnn_64_refuse, kr_rnn_64, NULL},
     {"base_many_units", KRAIT_CAP_CUDA_BASE, kr_rnn_wide_refuse, kr_rnn_wide, NULL},
-    KR_CUDA_ROWS(rnn)
+    KR_CUDA_IMPLS(rnn)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_##isa, kr_rnn_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_rnn_ref, NULL},
 };
-static const kr_row bwd_rows[] = {
+static const kr_impl bwd_impls[] = {
     {"ampere_64_units", KRAIT_CAP_CUDA_AMPERE, kr_rnn_bwd_64_refuse, kr_rnn_bwd_64, kr_rnn_bwd_cuda_scratch},
-    KR_CUDA_ROWS(rnn_bwd)
+    KR_CUDA_IMPLS(rnn_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_rnn_bwd_##isa, kr_rnn_bwd_scratch},
 #include "isa.def"
 #undef KR_ISA
@@ -75,5 +75,5 @@ int32_t kr_rnn_bwd_case(kr_case *c, int64_t index) {
   return status;
 }
 
-KR_OP_DEFINE(rnn, rows, NULL, count, kr_rnn_case, 200)
-KR_OP_DEFINE(rnn_bwd, bwd_rows, check_bwd, count_bwd, kr_rnn_bwd_case, 200)
+KR_OP_DEFINE(rnn, impls, NULL, count_rnn, kr_rnn_case, 200)
+KR_OP_DEFINE(rnn_bwd, bwd_impls, check_bwd, count_bwd, kr_rnn_bwd_case, 200)

@@ -7,7 +7,7 @@
  *   kr_rnn_products  dweight and dbias of a part of all steps: products of dU and h
  *   kr_rnn_sums      reduces the parts in a fixed order */
 #include "pack.cuh"
-#include "rnn_plan.h"
+#include "rnn_params.h"
 
 enum { S = KR_RNN_SEQUENCES };
 
@@ -22,14 +22,14 @@ KR_DEV float value(const krait_view &v, int64_t b, int64_t t, int64_t k) {
   return ((const float *)v.data)[b * v.stride[0] + t * v.stride[1] + k * v.stride[2]];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 4) kr_rnn_turn(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 4) kr_rnn_turn(const kr_rnn_params p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_RNN_THREADS + kr_thread(), all = p.gates * p.H, k = thread / all,
                 g = thread - k * all;
   if (k < p.H) p.turned[thread] = ((const float *)p.weight.data)[g * p.weight.stride[0] + k * p.weight.stride[1]];
 }
 
 /* U[g][s] = bias + sum over k of weight[g][k] h[k][s], by all threads. */
-KR_DEV void hidden_part(const kr_rnn_plan &p, const float *h, float *U) {
+KR_DEV void hidden_part(const kr_rnn_params &p, const float *h, float *U) {
   const int all = p.gates * (int)p.H;
   for (int g = kr_thread(); g < all; g += KR_RNN_THREADS) {
     float sum[S];
@@ -50,7 +50,7 @@ KR_DEV void hidden_part(const kr_rnn_plan &p, const float *h, float *U) {
 
 /* Shared memory: h[H][S], c[H][S], U[gates H][S]. A thread takes units of one sequence; adjacent threads take adjacent
  * units, coalesced. */
-KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_params p) {
   KR_DYNAMIC_SHARED(bytes);
   const int H = (int)p.H;
   float *const h = (float *)bytes, *const c = h + H * S, *const U = c + H * S;
@@ -90,7 +90,7 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn(const kr_rnn_plan p) {
 
 /* Shared memory: h (of the previous step), direct, dc, dh: [H][S] each, U and then dU: [gates H][S]; partial sums over
  * gates: [KR_RNN_THREADS][S]. */
-KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_params p) {
   KR_DYNAMIC_SHARED(bytes);
   const int H = (int)p.H, all = p.gates * H;
   float *const h = (float *)bytes, *const direct = h + H * S, *const dc = direct + H * S, *const dh = dc + H * S,
@@ -171,17 +171,17 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_back(const kr_rnn_plan p) {
 /* ---- the parameters: dweight[g][k] = sum over (b, t) of dU[g] h(t - 1)[k]; a block takes a tile of 64 x 64 of one
  * part ---- */
 
-KR_DEV float dU_at(const kr_rnn_plan &p, uint32_t row, int64_t g) {
+KR_DEV float dU_at(const kr_rnn_params &p, uint32_t row, int64_t g) {
   if (!p.is_lstm && g >= 2 * p.H) return p.scaled[row * p.H + g - 2 * p.H];
   const uint32_t b = kr_divide(row, p.steps);
   return value(p.dx, b, row - b * p.steps.by, g);
 }
-KR_DEV float h_before(const kr_rnn_plan &p, uint32_t row, int64_t k) {
+KR_DEV float h_before(const kr_rnn_params &p, uint32_t row, int64_t k) {
   const uint32_t b = kr_divide(row, p.steps), t = row - b * p.steps.by;
   return t > 0 ? value(p.out, b, t - 1, k) : 0.0f;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_products(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_products(const kr_rnn_params p) {
   KR_SHARED float left[KR_RNN_SUM_DEPTH][KR_RNN_SUM_TILE], right[KR_RNN_SUM_DEPTH][KR_RNN_SUM_TILE];
   const int64_t g0 = (int64_t)kr_block_x() * KR_RNN_SUM_TILE, k0 = (int64_t)kr_block_y() * KR_RNN_SUM_TILE,
                 all = p.gates * p.H, n = p.B * p.L;
@@ -219,7 +219,7 @@ KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 2) kr_rnn_products(const kr_rnn_plan p)
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 4) kr_rnn_sums(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_RNN_THREADS, 4) kr_rnn_sums(const kr_rnn_params p) {
   const int64_t thread = (int64_t)kr_block_x() * KR_RNN_THREADS + kr_thread(), all = p.gates * p.H * (p.H + 1),
                 g = thread / (p.H + 1), k = thread - g * (p.H + 1);
   if (thread >= all) return;

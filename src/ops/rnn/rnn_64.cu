@@ -25,7 +25,7 @@ KR_DEV void held_gate(const float *h, float bias, const float (&held)[HELD], flo
 /* 64 units: a thread has one gate with its weights in registers, and one unit of one of GROUP sequences (256 threads);
  * the unit's inputs of the next AHEAD steps are in flight. Shared: states (GROUP, 64), gates (GROUP, G 64). */
 template <int GROUP>
-KR_DEV void recurrence_64(const kr_rnn_64_plan &p) {
+KR_DEV void recurrence_64(const kr_rnn_64_params &p) {
   enum { H = 64, AHEAD = 3 };
   KR_SHARED float h[GROUP * H];
   KR_SHARED float gates[GROUP * 4 * H];
@@ -60,12 +60,12 @@ KR_DEV void recurrence_64(const kr_rnn_64_plan &p) {
     }
 }
 
-KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_1(const kr_rnn_64_plan p) { recurrence_64<1>(p); }
-KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_2(const kr_rnn_64_plan p) { recurrence_64<2>(p); }
-KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_4(const kr_rnn_64_plan p) { recurrence_64<4>(p); }
+KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_1(const kr_rnn_64_params p) { recurrence_64<1>(p); }
+KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_2(const kr_rnn_64_params p) { recurrence_64<2>(p); }
+KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_64_4(const kr_rnn_64_params p) { recurrence_64<4>(p); }
 
 /* Any number of units, one sequence per block. Shared: states and cells (H), gates (gates H). */
-KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_wide(const kr_rnn_64_plan p) {
+KR_KERNEL void KR_BOUNDS(256, 2) kr_rnn_wide(const kr_rnn_64_params p) {
   KR_DYNAMIC_SHARED(shared);
   const int H = p.H, all = p.gates * H;
   float *const h = (float *)shared, *const c = h + H, *const gates = c + H;

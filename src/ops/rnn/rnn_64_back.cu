@@ -70,7 +70,7 @@ KR_DEV void multiply(const factor<CHUNKS> &w, const uint32_t *high, const uint32
 /* ---- the factors of dh ------------------------------------------------------------------------------------------- */
 
 /* The weight's rows g and g + 8 of product i: gates 2 i and 2 i + 1 of one unit. */
-KR_DEV void load_gates_of(const kr_rnn_plan &p, int unit, int i, factor<2> &w) {
+KR_DEV void load_gates_of(const kr_rnn_params &p, int unit, int i, factor<2> &w) {
   const int q = kr_thread() & 3;
 #pragma unroll
   for (int n = 0; n < 16; n++) {
@@ -106,12 +106,12 @@ KR_DEV void coefs_of_lstm(const float (&x)[4], const float (&U)[4], float cell, 
 }
 
 /* A sequence out of range is read as the last one. */
-KR_DEV int64_t existing(const kr_rnn_plan &p, int64_t sequence) { return min64(sequence, p.B - 1); }
+KR_DEV int64_t existing(const kr_rnn_params &p, int64_t sequence) { return min64(sequence, p.B - 1); }
 
 /* Copies a step's inputs asynchronously to shared memory: for each sequence x (G, 64), h and, for an LSTM, the previous
  * step's cells. */
 template <int G>
-KR_DEV void bring_step(const kr_rnn_plan &p, int64_t t, step_room<G> &to) {
+KR_DEV void bring_step(const kr_rnn_params &p, int64_t t, step_room<G> &to) {
   enum { ROWS = step_room<G>::ROWS, CHUNKS = H / 4 };
   if (t >= 0)
 #pragma unroll
@@ -131,7 +131,7 @@ KR_DEV void bring_step(const kr_rnn_plan &p, int64_t t, step_room<G> &to) {
 
 /* A thread has one unit of four sequences: 8 n + 2 q + j. */
 template <int G>
-KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
+KR_DEV void make_coefs(const kr_rnn_params &p, back_room<G> &shared) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3, unit = (kr_thread() - HALF) / 32 * 8 + g;
   float bias[4], before[4] = {};
   factor<2> w[2];
@@ -199,7 +199,7 @@ KR_DEV void make_coefs(const kr_rnn_plan &p, back_room<G> &shared) {
 
 /* Rows of W^T: units 16 m + g and 16 m + g + 8; its columns in the word order of dU, from chunk `first`. */
 template <int G>
-KR_DEV void load_turned(const kr_rnn_plan &p, int m, int first, factor<G> &w) {
+KR_DEV void load_turned(const kr_rnn_params &p, int m, int first, factor<G> &w) {
   const int g = (kr_thread() & 31) / 4, q = kr_thread() & 3;
 #pragma unroll
   for (int n = 0; n < G * 8; n++) {
@@ -213,7 +213,7 @@ KR_DEV void load_turned(const kr_rnn_plan &p, int m, int first, factor<G> &w) {
 /* A warp has units 16 m.. and half of the sum over gates; it sends the half of its results for the other sequences to
  * the warp with the other half. A thread has units 16 m + g + 8 i of sequences 8 side + 2 q + j. */
 template <int G>
-KR_DEV void walk_back(const kr_rnn_plan &p, back_room<G> &shared) {
+KR_DEV void walk_back(const kr_rnn_params &p, back_room<G> &shared) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane & 3, m = kr_thread() / 64, side = kr_thread() / 32 % 2;
   const int column = side * 8 + 2 * q, unit = 16 * m + g;
   float dh[2][2] = {}, dc[2][2] = {}, dout[2][2];
@@ -285,7 +285,7 @@ KR_DEV void walk_back(const kr_rnn_plan &p, back_room<G> &shared) {
 }
 
 template <int G>
-KR_DEV void layer_back(const kr_rnn_plan &p, unsigned char *bytes) {
+KR_DEV void layer_back(const kr_rnn_params &p, unsigned char *bytes) {
   back_room<G> &shared = *(back_room<G> *)bytes;
   if (kr_thread() < HALF) walk_back<G>(p, shared);
   else make_coefs<G>(p, shared);
@@ -293,11 +293,11 @@ KR_DEV void layer_back(const kr_rnn_plan &p, unsigned char *bytes) {
 static_assert(sizeof(back_room<3>) == KR_RNN_BACK_BYTES_GRU && sizeof(back_room<4>) == KR_RNN_BACK_BYTES_LSTM,
               "the host asks for so much");
 
-KR_KERNEL void KR_BOUNDS(2 * HALF, 1) kr_rnn_64_back_gru(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(2 * HALF, 1) kr_rnn_64_back_gru(const kr_rnn_params p) {
   KR_DYNAMIC_SHARED(bytes);
   layer_back<3>(p, bytes);
 }
-KR_KERNEL void KR_BOUNDS(2 * HALF, 1) kr_rnn_64_back_lstm(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(2 * HALF, 1) kr_rnn_64_back_lstm(const kr_rnn_params p) {
   KR_DYNAMIC_SHARED(bytes);
   layer_back<4>(p, bytes);
 }
@@ -320,7 +320,7 @@ KR_DEV void store_four(char *high, char *low, const kr_float4 &v) {
 }
 
 /* A thread loads four columns of two rows; warps are 4 by 2 over 64 by 64 results. */
-KR_KERNEL void KR_BOUNDS(256, 3) kr_rnn_64_weights(const kr_rnn_plan p) {
+KR_KERNEL void KR_BOUNDS(256, 3) kr_rnn_64_weights(const kr_rnn_params p) {
   KR_SHARED weights_room shared;
   const int gate = kr_block_x(), row = kr_thread() / 16, four = kr_thread() % 16 * 4,
             is_scaled = !p.is_lstm && gate == 2;

@@ -1,9 +1,9 @@
 /* rnn_64_cuda.c: plans and launches of the rows for 64 units and for more than KR_RNN_MOST_UNITS, one layer or two. */
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
-#include "rnn/rnn_pair_rows.h"
-#include "rnn/rnn_plan.h"
-#include "rnn/rnn_rows.h"
+#include "rnn/rnn_pair_impls.h"
+#include "rnn/rnn_params.h"
+#include "rnn/rnn_impls.h"
 #include "status.h"
 #include "view.h"
 
@@ -14,20 +14,21 @@ static const kr_kernel held[] = {{"rnn_64", "kr_rnn_64_1"}, {"rnn_64", "kr_rnn_6
                        pairs[] = {
                            {"rnn_pair", "kr_rnn_pair_2"}, {"rnn_pair", "kr_rnn_pair_4"}, {"rnn_pair", "kr_rnn_pair_8"}};
 
-static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
+static uint32_t rnn_64_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 static int64_t n_multiprocessors(const krait_ctx *ctx) { return kr_cuda_info(ctx->cuda)->n_multiprocessors; }
 
 static int is_too_long(int64_t B, int64_t L) { return B >= (int64_t)1 << 31 || L >= (int64_t)1 << 31; }
 
 /* ---- one layer --------------------------------------------------------------------------------------------------- */
 
-static int is_far(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
+static int is_far_for_rnn_64(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
 
 static const char *refuse_strides(const krait_rnn_args *a) {
   if (is_too_long(a->B, a->L)) return "2^31 sequences or steps";
   if (a->x.stride[2] != 1 || (a->H > 1 && a->out.stride[2] != 1)) return "a step's units are not contiguous";
-  if (is_far(a->x.stride[1]) || is_far(a->out.stride[1]) || is_far(a->weight.stride[0]) ||
-      is_far(a->weight.stride[1]) || is_far(a->bias.stride[0]))
+  if (is_far_for_rnn_64(a->x.stride[1]) || is_far_for_rnn_64(a->out.stride[1]) ||
+      is_far_for_rnn_64(a->weight.stride[0]) || is_far_for_rnn_64(a->weight.stride[1]) ||
+      is_far_for_rnn_64(a->bias.stride[0]))
     return "strides of steps or gates of 2^20 or more";
   return NULL;
 }
@@ -42,7 +43,7 @@ const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = a->H != 64 ? "not 64 units" : refuse_strides(a);
   (void)ctx;
   if (why) return why;
-  if (kr_has(&a->cells) && (a->cells.stride[2] != 1 || is_far(a->cells.stride[1])))
+  if (kr_has(&a->cells) && (a->cells.stride[2] != 1 || is_far_for_rnn_64(a->cells.stride[1])))
     return "a step's cells are not contiguous, or a time stride of 2^20 or more";
   return a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16 ? "unaligned steps of x" : NULL;
 }
@@ -54,8 +55,8 @@ const char *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args) {
   return a->H > KR_RNN_MOST_WIDE ? "more than 2048 units" : refuse_strides(a);
 }
 
-static kr_rnn_64_plan plan_of(const krait_rnn_args *a) {
-  return (kr_rnn_64_plan){.x = a->x.data,
+static kr_rnn_64_params rnn_64_plan_of(const krait_rnn_args *a) {
+  return (kr_rnn_64_params){.x = a->x.data,
                           .weight = a->weight.data,
                           .bias = a->bias.data,
                           .out = a->out.data,
@@ -75,11 +76,11 @@ static kr_rnn_64_plan plan_of(const krait_rnn_args *a) {
                           .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3};
 }
 
-static int32_t launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const krait_rnn_args *a,
+static int32_t launch_rnn_64(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const krait_rnn_args *a,
                       int64_t per_block, kr_grid grid) {
-  const kr_rnn_64_plan p = plan_of(a);
+  const kr_rnn_64_params p = rnn_64_plan_of(a);
   if (!a->B || !a->L) return KRAIT_OK;
-  grid.x = blocks_of(a->B, per_block);
+  grid.x = rnn_64_blocks_of(a->B, per_block);
   grid.stream = a->call.stream;
   return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p);
 }
@@ -89,24 +90,24 @@ int32_t kr_rnn_64(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   const int64_t most_blocks = 2 * n_multiprocessors(ctx);
   const int log_group = a->B <= most_blocks ? 0 : a->B <= 2 * most_blocks ? 1 : 2;
-  return launch(ctx, KRAIT_CAP_CUDA_BASE, &held[log_group], a, 1 << log_group, (kr_grid){.block = 256});
+  return launch_rnn_64(ctx, KRAIT_CAP_CUDA_BASE, &held[log_group], a, 1 << log_group, (kr_grid){.block = 256});
 }
 int32_t kr_rnn_64_tensor(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   const int many = a->B > 4 * n_multiprocessors(ctx);
-  return launch(ctx, KRAIT_CAP_CUDA_AMPERE, &by_tensor_cores[many], a, many ? 8 : 4, (kr_grid){.block = 512});
+  return launch_rnn_64(ctx, KRAIT_CAP_CUDA_AMPERE, &by_tensor_cores[many], a, many ? 8 : 4, (kr_grid){.block = 512});
 }
 int32_t kr_rnn_wide(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
   const uint32_t gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3;
-  return launch(ctx, KRAIT_CAP_CUDA_BASE, &wide, a, 1,
+  return launch_rnn_64(ctx, KRAIT_CAP_CUDA_BASE, &wide, a, 1,
                 (kr_grid){.block = 256, .shared_bytes = (2 + gates) * (uint32_t)a->H * sizeof(float)});
 }
 
 /* ---- two layers -------------------------------------------------------------------------------------------------- */
 
 static int is_float16_rows(const krait_view *w) {
-  return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !is_far(w->stride[0]) &&
+  return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !is_far_for_rnn_64(w->stride[0]) &&
          (uintptr_t)w->data % 8 == 0;
 }
 
@@ -121,14 +122,15 @@ const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
   if (a->x.stride[2] != 1 || a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16)
     return "unaligned steps of x";
   if (a->out.stride[2] != 1) return "a step's units are not contiguous";
-  if (is_far(a->x.stride[1]) || is_far(a->out.stride[1]) || is_far(a->in_bias.stride[0]) ||
-      is_far(a->bias.stride[0]) || is_far(a->in_bias2.stride[0]) || is_far(a->bias2.stride[0]))
+  if (is_far_for_rnn_64(a->x.stride[1]) || is_far_for_rnn_64(a->out.stride[1]) ||
+      is_far_for_rnn_64(a->in_bias.stride[0]) || is_far_for_rnn_64(a->bias.stride[0]) ||
+      is_far_for_rnn_64(a->in_bias2.stride[0]) || is_far_for_rnn_64(a->bias2.stride[0]))
     return "strides of steps or gates of 2^20 or more";
   return is_too_long(a->B, a->L) ? "2^31 sequences or steps" : NULL;
 }
 
 /* Which kernel: few sequences are spread over all multiprocessors. */
-static int kind_of(const krait_ctx *ctx, int64_t B) {
+static int rnn_64_kind_of(const krait_ctx *ctx, int64_t B) {
   const int64_t n = n_multiprocessors(ctx);
   return B <= n ? 0 : B <= 2 * n ? 1 : 2;
 }
@@ -137,7 +139,9 @@ static int kind_of(const krait_ctx *ctx, int64_t B) {
 static uint64_t between_bytes(const krait_rnn_pair_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->L) * 64 * sizeof(float));
 }
-static uint64_t progress_bytes(const krait_rnn_pair_args *a) { return (uint64_t)blocks_of(a->B, 2) * sizeof(int32_t); }
+static uint64_t progress_bytes(const krait_rnn_pair_args *a) {
+  return (uint64_t)rnn_64_blocks_of(a->B, 2) * sizeof(int32_t);
+}
 
 uint64_t kr_rnn_pair_64_scratch(const krait_ctx *ctx, const void *args) {
   return (void)ctx, between_bytes(args) + kr_scratch_round(progress_bytes(args));
@@ -157,9 +161,9 @@ static kr_rnn_pair_layer layer_of(const krait_view *in_weight, const krait_view 
 
 int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args) {
   const krait_rnn_pair_args *a = args;
-  const int kind = kind_of(ctx, a->B);
+  const int kind = rnn_64_kind_of(ctx, a->B);
   const int64_t per_block = 2 << kind;
-  const kr_rnn_pair_plan p = {.x = a->x.data,
+  const kr_rnn_pair_params p = {.x = a->x.data,
                               .layers = {layer_of(&a->in_weight, &a->in_bias, &a->weight, &a->bias),
                                          layer_of(&a->in_weight2, &a->in_bias2, &a->weight2, &a->bias2)},
                               .between = a->call.scratch,
@@ -173,7 +177,7 @@ int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args) {
                               .L = (int32_t)a->L,
                               .C = (int32_t)a->C,
                               .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3,
-                              .n_blocks = (int32_t)blocks_of(a->B, per_block),
+                              .n_blocks = (int32_t)rnn_64_blocks_of(a->B, per_block),
                               .eps = a->call.flags & KRAIT_RNN_NORM ? a->eps : -1};
   const kr_grid grid = {.x = 2 * (uint32_t)p.n_blocks,
                         .block = per_block == 8 ? KR_RNN_PAIR_THREADS : KR_RNN_PAIR_THREADS + 32,

@@ -2,12 +2,13 @@
  * and sequences as columns. Float32 accuracy: operands are split into high and low float16 parts. */
 #include "rnn_units.cuh"
 
+/* Words of two states; columns are 4 banks apart. */
 enum {
   H = 64,
   COLUMNS = 8,
   STATE_PITCH = 36,
   PLANE = COLUMNS * STATE_PITCH
-}; /* words of two states; columns are 4 banks apart */
+};
 
 /* A float32 as the sum of two float16: 22 significant bits. */
 KR_DEV void split(float v, uint32_t *high, uint32_t *low) {
@@ -23,7 +24,7 @@ typedef struct fragments {
   uint32_t high[4][2][4], low[4][2][4];
 } fragments;
 
-KR_DEV void load_weights(const kr_rnn_64_plan &p, int unit, fragments &w) {
+KR_DEV void load_weights(const kr_rnn_64_params &p, int unit, fragments &w) {
   const int q = kr_thread() & 3;
 #pragma unroll
   for (int n = 0; n < 32; n++) {
@@ -117,7 +118,7 @@ struct room {
 
 /* A sequence out of range is read as the first one. */
 template <int OWN>
-KR_DEV void fetch(const kr_rnn_64_plan &p, int64_t first, int t, frame<OWN> &to) {
+KR_DEV void fetch(const kr_rnn_64_params &p, int64_t first, int t, frame<OWN> &to) {
   enum { SEQUENCES = 4 * OWN, PER_SEQUENCE = THREADS / SEQUENCES };
   const int per_row = p.gates * (H / 4), thread = kr_thread() % THREADS, s = thread / PER_SEQUENCE;
   const float *from = p.x + (first + s < p.B ? first + s : 0) * p.x_b + (int64_t)t * p.x_t;
@@ -126,7 +127,7 @@ KR_DEV void fetch(const kr_rnn_64_plan &p, int64_t first, int t, frame<OWN> &to)
     if (i < per_row) kr_copy16(to.gates + s * GATE_PITCH + i * 4, from + i * 4);
 }
 
-KR_DEV void load_bias(const kr_rnn_64_plan &p, int unit, float (&bias)[4]) {
+KR_DEV void load_bias(const kr_rnn_64_params &p, int unit, float (&bias)[4]) {
 #pragma unroll
   for (int g = 0; g < 4; g++) bias[g] = g < p.gates && p.bias ? p.bias[(g * H + unit) * p.bias_gate] : 0.0f;
 }
@@ -143,7 +144,7 @@ KR_DEV void frame_gates(const float *gates, const float (&bias)[4], float (&x)[4
 }
 
 template <int OWN, int G>
-KR_DEV void step_units(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared) {
+KR_DEV void step_units(const kr_rnn_64_params &p, int64_t first, room<OWN> &shared) {
   const int unit = kr_thread() / 4, mine = (kr_thread() & 31) / 4 * STATE_PITCH + (kr_thread() & 3) * 8;
   const int64_t sequence = first + sequence_of<OWN>(0); /* contiguous if there are two */
   float state[OWN] = {}, cell[OWN] = {}, bias[4], *out = p.out + sequence * p.out_b + unit,
@@ -178,7 +179,7 @@ KR_DEV void step_units(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared
 }
 
 template <int OWN>
-KR_DEV void bring_frames(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shared) {
+KR_DEV void bring_frames(const kr_rnn_64_params &p, int64_t first, room<OWN> &shared) {
   for (int t = 0; t < AHEAD - 1; t++) {
     if (t < p.L) fetch(p, first, t, shared.frames[t]);
     kr_commit_copies();
@@ -194,7 +195,7 @@ KR_DEV void bring_frames(const kr_rnn_64_plan &p, int64_t first, room<OWN> &shar
 }
 
 template <int OWN>
-KR_DEV void one_layer(const kr_rnn_64_plan &p) {
+KR_DEV void one_layer(const kr_rnn_64_params &p) {
   KR_SHARED room<OWN> shared;
   const int64_t first = (int64_t)kr_block_x() * 4 * OWN;
   if (kr_thread() < THREADS && p.gates == 3) step_units<OWN, 3>(p, first, shared);
@@ -202,5 +203,5 @@ KR_DEV void one_layer(const kr_rnn_64_plan &p) {
   else bring_frames<OWN>(p, first, shared);
 }
 
-KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_rnn_64_tensor_4(const kr_rnn_64_plan p) { one_layer<1>(p); }
-KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_rnn_64_tensor_8(const kr_rnn_64_plan p) { one_layer<2>(p); }
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_rnn_64_tensor_4(const kr_rnn_64_params p) { one_layer<1>(p); }
+KR_KERNEL void KR_BOUNDS(2 * THREADS, 1) kr_rnn_64_tensor_8(const kr_rnn_64_params p) { one_layer<2>(p); }

@@ -1,8 +1,8 @@
 /* rnn_cuda.c: plans and launches of GRU and LSTM layers on a GPU. */
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
-#include "rnn/rnn_plan.h"
-#include "rnn/rnn_rows.h"
+#include "rnn/rnn_params.h"
+#include "rnn/rnn_impls.h"
 #include "view.h"
 
 static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"}, back = {"rnn", "kr_rnn_back"},
@@ -10,14 +10,14 @@ static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"},
                        back_64[] = {{"rnn_64_back", "kr_rnn_64_back_gru"}, {"rnn_64_back", "kr_rnn_64_back_lstm"}},
                        weights_64 = {"rnn_64_back", "kr_rnn_64_weights"};
 
-static uint32_t blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
-static const char *refuse_sizes(int64_t B, int64_t L, int64_t H) {
+static uint32_t rnn_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
+static const char *refuse_rnn_sizes(int64_t B, int64_t L, int64_t H) {
   if (H > KR_RNN_MOST_UNITS) return "more than 160 units";
   return (double)B * (double)L >= 2147483648.0 - KR_RNN_SUM_DEPTH ? "2^31 steps or more" : NULL;
 }
 
-static kr_rnn_plan plan_of(uint32_t flags, int64_t B, int64_t L, int64_t H) {
-  kr_rnn_plan p = {.B = B,
+static kr_rnn_params rnn_plan_of(uint32_t flags, int64_t B, int64_t L, int64_t H) {
+  kr_rnn_params p = {.B = B,
                    .L = L,
                    .H = H,
                    .is_lstm = (flags & KRAIT_RNN_LSTM) != 0,
@@ -36,23 +36,24 @@ static float *cut(float *scratch, int64_t *at, int64_t n) {
 }
 
 /* The layout the kernels need: units outermost, contiguous. */
-static int is_transposed(const kr_rnn_plan *p) {
+static int is_transposed_for_rnn(const kr_rnn_params *p) {
   return p->weight.stride[0] == 1 && p->weight.stride[1] == p->gates * p->H;
 }
 
-static void add_turn(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
-  if (!is_transposed(p))
+static void add_turn(kr_chain *chain, const kr_rnn_params *p, void *stream) {
+  if (!is_transposed_for_rnn(p))
     kr_chain_add(
         chain, &turn,
-        &(kr_grid){.x = blocks_of(p->gates * p->H * p->H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = stream},
+        &(kr_grid){
+            .x = rnn_blocks_of(p->gates * p->H * p->H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = stream},
         p);
 }
 
 /* Carves the scratch of a call; only counts if scratch is NULL. */
-static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
+static uint64_t lay_out_rnn(kr_rnn_params *p, float *scratch, int backwards) {
   const int64_t all = p->gates * p->H, steps = p->B * p->L;
   int64_t at = 0;
-  if (is_transposed(p)) p->turned = p->weight.data;
+  if (is_transposed_for_rnn(p)) p->turned = p->weight.data;
   else p->turned = cut(scratch, &at, all * p->H);
   if (backwards) {
     p->partial = cut(scratch, &at, p->n_parts * all * (p->H + 1));
@@ -65,34 +66,34 @@ static uint64_t lay_out(kr_rnn_plan *p, float *scratch, int backwards) {
 
 const char *kr_rnn_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
-  return (void)ctx, refuse_sizes(a->B, a->L, a->H);
+  return (void)ctx, refuse_rnn_sizes(a->B, a->L, a->H);
 }
 const char *kr_rnn_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
-  return (void)ctx, refuse_sizes(a->B, a->L, a->H);
+  return (void)ctx, refuse_rnn_sizes(a->B, a->L, a->H);
 }
 uint64_t kr_rnn_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_args *a = args;
-  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.weight = a->weight;
-  return (void)ctx, lay_out(&p, NULL, 0);
+  return (void)ctx, lay_out_rnn(&p, NULL, 0);
 }
 uint64_t kr_rnn_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
-  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.dx = a->dx, p.weight = a->weight;
-  return (void)ctx, lay_out(&p, NULL, 1);
+  return (void)ctx, lay_out_rnn(&p, NULL, 1);
 }
 
-static int32_t run_layer(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_rnn_layer(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_rnn_args *a = args;
-  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+  kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells;
-  lay_out(&p, a->call.scratch, 0);
+  lay_out_rnn(&p, a->call.scratch, 0);
   kr_chain chain = {.n = 0};
   add_turn(&chain, &p, a->call.stream);
   kr_chain_add(&chain, &layer,
-               &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES),
+               &(kr_grid){.x = rnn_blocks_of(p.B, KR_RNN_SEQUENCES),
                           .block = KR_RNN_THREADS,
                           .shared_bytes = (uint32_t)((2 + p.gates) * p.H * KR_RNN_SEQUENCES) * sizeof(float),
                           .stream = a->call.stream},
@@ -100,17 +101,17 @@ static int32_t run_layer(const krait_ctx *ctx, const void *args, uint64_t tier) 
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-static kr_rnn_plan back_plan(const krait_rnn_bwd_args *a) {
-  kr_rnn_plan p = plan_of(a->call.flags, a->B, a->L, a->H);
+static kr_rnn_params back_plan(const krait_rnn_bwd_args *a) {
+  kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells, p.dout = a->dout,
   p.dx = a->dx, p.dweight = a->dweight, p.dbias = a->dbias;
-  lay_out(&p, a->call.scratch, 1);
+  lay_out_rnn(&p, a->call.scratch, 1);
   return p;
 }
 
-static void add_sums(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
+static void add_rnn_sums(kr_chain *chain, const kr_rnn_params *p, void *stream) {
   kr_chain_add(chain, &sums,
-               &(kr_grid){.x = blocks_of(p->gates * p->H * (p->H + 1), KR_RNN_THREADS),
+               &(kr_grid){.x = rnn_blocks_of(p->gates * p->H * (p->H + 1), KR_RNN_THREADS),
                           .block = KR_RNN_THREADS,
                           .stream = stream},
                p);
@@ -118,12 +119,12 @@ static void add_sums(kr_chain *chain, const kr_rnn_plan *p, void *stream) {
 
 static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_rnn_bwd_args *a = args;
-  const kr_rnn_plan p = back_plan(a);
+  const kr_rnn_params p = back_plan(a);
   kr_chain chain = {.n = 0};
   add_turn(&chain, &p, a->call.stream);
   kr_chain_add(
       &chain, &back,
-      &(kr_grid){.x = blocks_of(p.B, KR_RNN_SEQUENCES),
+      &(kr_grid){.x = rnn_blocks_of(p.B, KR_RNN_SEQUENCES),
                  .block = KR_RNN_THREADS,
                  .shared_bytes = (uint32_t)(((4 + p.gates) * p.H + KR_RNN_THREADS) * KR_RNN_SEQUENCES) * sizeof(float),
                  .stream = a->call.stream},
@@ -131,20 +132,20 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
     if (p.n_parts)
       kr_chain_add(&chain, &products,
-                   &(kr_grid){.x = blocks_of(p.gates * p.H, KR_RNN_SUM_TILE),
-                              .y = blocks_of(p.H, KR_RNN_SUM_TILE),
+                   &(kr_grid){.x = rnn_blocks_of(p.gates * p.H, KR_RNN_SUM_TILE),
+                              .y = rnn_blocks_of(p.H, KR_RNN_SUM_TILE),
                               .z = (uint32_t)p.n_parts,
                               .block = KR_RNN_THREADS,
                               .stream = a->call.stream},
                    &p);
-    add_sums(&chain, &p, a->call.stream);
+    add_rnn_sums(&chain, &p, a->call.stream);
   }
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
 /* ---- 64 units, on tensor cores ----------------------------------------------------------------------------------- */
 
-static int is_in_fours(const krait_view *v) {
+static int is_in_fours_for_rnn(const krait_view *v) {
   return v->stride[2] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 static uint32_t bytes_of_back(int is_lstm) { return is_lstm ? KR_RNN_BACK_BYTES_LSTM : KR_RNN_BACK_BYTES_GRU; }
@@ -152,8 +153,8 @@ const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
   if (a->H != 64) return "not 64 units";
   if (a->dout.stride[2] != 1) return "a step's units are not contiguous";
-  if (!is_in_fours(&a->x) || !is_in_fours(&a->out) || (kr_has(&a->cells) && !is_in_fours(&a->cells)) ||
-      (kr_has(&a->dx) && !is_in_fours(&a->dx)))
+  if (!is_in_fours_for_rnn(&a->x) || !is_in_fours_for_rnn(&a->out) ||
+      (kr_has(&a->cells) && !is_in_fours_for_rnn(&a->cells)) || (kr_has(&a->dx) && !is_in_fours_for_rnn(&a->dx)))
     return "unaligned steps of x, out, cells or dx";
   if (kr_cuda_info(ctx->cuda)->shared_bytes < bytes_of_back(a->call.flags & KRAIT_RNN_LSTM))
     return "too little shared memory";
@@ -162,11 +163,11 @@ const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_rnn_bwd_64(const krait_ctx *ctx, const void *args) {
   const krait_rnn_bwd_args *a = args;
-  const kr_rnn_plan p = back_plan(a);
+  const kr_rnn_params p = back_plan(a);
   kr_chain chain = {.n = 0};
   if (p.n_parts)
     kr_chain_add(&chain, &back_64[p.is_lstm],
-                 &(kr_grid){.x = blocks_of(p.B, KR_RNN_BACK_SEQUENCES),
+                 &(kr_grid){.x = rnn_blocks_of(p.B, KR_RNN_BACK_SEQUENCES),
                             .block = 2 * KR_RNN_THREADS,
                             .shared_bytes = bytes_of_back(p.is_lstm),
                             .stream = a->call.stream},
@@ -179,10 +180,10 @@ int32_t kr_rnn_bwd_64(const krait_ctx *ctx, const void *args) {
                               .block = KR_RNN_THREADS,
                               .stream = a->call.stream},
                    &p);
-    add_sums(&chain, &p, a->call.stream);
+    add_rnn_sums(&chain, &p, a->call.stream);
   }
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chain);
 }
 
-KR_CUDA_TIERS(rnn, run_layer)
+KR_CUDA_TIERS(rnn, run_rnn_layer)
 KR_CUDA_TIERS(rnn_bwd, run_back)

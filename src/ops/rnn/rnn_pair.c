@@ -1,12 +1,12 @@
-/* rnn_pair.c: contract, cost, rows and random cases of two layers of GRU or LSTM: a graph of other operators (src/fuse)
- * or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_RNN_TF32 rows, states and
- * weights are rounded to float16, 11 significant bits, at every step: 6e-3. */
+/* rnn_pair.c: contract, cost, rows and random cases of two layers of GRU or LSTM: a graph of other operators
+ * (src/blocks) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_RNN_TF32 rows,
+ * states and weights are rounded to float16, 11 significant bits, at every step: 6e-3. */
 #include "check.h"
 #include "op_list.h"
-#include "rnn/rnn_pair_rows.h"
+#include "rnn/rnn_pair_impls.h"
 #include "view.h"
 
-static void count(const void *args, kr_cost *cost) {
+static void count_rnn_pair(const void *args, kr_cost *cost) {
   const krait_rnn_pair_args *a = args;
   const double steps = (double)a->B * (double)a->L, H = (double)a->H, C = (double)a->C,
                G = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3, weights = G * H * (C + 3 * H);
@@ -15,7 +15,7 @@ static void count(const void *args, kr_cost *cost) {
                     .exps = 2 * steps * H * (G + 1)};
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"ampere_64_units", KRAIT_CAP_CUDA_AMPERE, kr_rnn_pair_64_refuse, kr_rnn_pair_64, kr_rnn_pair_64_scratch},
     {"cuda_ampere_composed", KRAIT_CAP_CUDA_AMPERE, NULL, kr_rnn_pair_composed, kr_rnn_pair_composed_scratch},
     {"cuda_base_composed", KRAIT_CAP_CUDA_BASE, NULL, kr_rnn_pair_composed, kr_rnn_pair_composed_scratch},
@@ -40,4 +40,4 @@ int32_t kr_rnn_pair_case(kr_case *c, int64_t index) {
   return c->status;
 }
 
-KR_OP_DEFINE(rnn_pair, rows, NULL, count, kr_rnn_pair_case, 120)
+KR_OP_DEFINE(rnn_pair, impls, NULL, count_rnn_pair, kr_rnn_pair_case, 120)

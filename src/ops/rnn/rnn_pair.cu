@@ -122,7 +122,7 @@ KR_DEV float in_bias(const kr_rnn_pair_layer &layer, int gate) {
 
 /* The whole block synchronises before every group and after the last one, these warps before every frame. */
 template <int SEQUENCES, int G>
-KR_DEV void step_units(const kr_rnn_pair_plan &p, int second, int64_t first, room<SEQUENCES> &shared) {
+KR_DEV void step_units(const kr_rnn_pair_params &p, int second, int64_t first, room<SEQUENCES> &shared) {
   typedef own_share<SEQUENCES> share;
   const int out_t = second ? p.out_t : (int)H;
   share own = {};
@@ -171,7 +171,7 @@ typedef struct rows_from {
 } rows_from;
 
 template <int SEQUENCES>
-KR_DEV rows_from own_rows(const kr_rnn_pair_plan &p, int second, int64_t first) {
+KR_DEV rows_from own_rows(const kr_rnn_pair_params &p, int second, int64_t first) {
   const int64_t own = first + sequence_of(kr_thread() % HALF / own_row<SEQUENCES>::PER_ROW, SEQUENCES),
                 sequence = own < p.B ? own : first;
   if (second) return rows_from{p.between + sequence * p.L * H, (int)H, (int)H};
@@ -180,7 +180,7 @@ KR_DEV rows_from own_rows(const kr_rnn_pair_plan &p, int second, int64_t first) 
 
 /* Frames past the last are read as the last. */
 template <int SEQUENCES>
-KR_DEV void load_row(const kr_rnn_pair_plan &p, const rows_from &from, int t0, own_row<SEQUENCES> &row) {
+KR_DEV void load_row(const kr_rnn_pair_params &p, const rows_from &from, int t0, own_row<SEQUENCES> &row) {
   typedef own_row<SEQUENCES> own;
   const int thread = kr_thread() % HALF, t = t0 + frame_of(thread / own::PER_ROW, SEQUENCES);
   const float *const at = from.at + (int64_t)(t < p.L ? t : p.L - 1) * from.step;
@@ -270,12 +270,12 @@ KR_DEV int first_of_both(int frames, int T) { return frames < T ? frames : T; }
 
 /* While the group at t0 is in progress, one thread of the first layer publishes progress, and one of the second waits
  * for the rows that the group after the next one will read. */
-KR_DEV void exchange(const kr_rnn_pair_plan &p, int second, int32_t *progress, int t0) {
+KR_DEV void exchange(const kr_rnn_pair_params &p, int second, int32_t *progress, int t0) {
   if (second) kr_await(progress, first_of_both(t0 + 4 * FRAMES, p.L));
   else if (t0) kr_publish(progress, t0);
 }
 
-KR_DEV void end_exchange(const kr_rnn_pair_plan &p, int second, int32_t *progress) {
+KR_DEV void end_exchange(const kr_rnn_pair_params &p, int second, int32_t *progress) {
   if (!second) kr_publish(progress, p.L);
 }
 
@@ -288,7 +288,7 @@ struct messages {
 
 /* Rows are loaded a group ahead. */
 template <int SEQUENCES, int G>
-KR_DEV void bring_gates(const kr_rnn_pair_plan &p, int second, int64_t first, int32_t *progress,
+KR_DEV void bring_gates(const kr_rnn_pair_params &p, int second, int64_t first, int32_t *progress,
                         room<SEQUENCES> &shared) {
   const kr_rnn_pair_layer &layer = p.layers[second];
   const rows_from from = own_rows<SEQUENCES>(p, second, first);
@@ -314,7 +314,7 @@ KR_DEV void bring_gates(const kr_rnn_pair_plan &p, int second, int64_t first, in
   if (speaks) end_exchange(p, second, progress);
 }
 
-KR_DEV void exchange_messages(const kr_rnn_pair_plan &p, int second, int speaks, int32_t *progress) {
+KR_DEV void exchange_messages(const kr_rnn_pair_params &p, int second, int speaks, int32_t *progress) {
 #pragma unroll 1
   for (int t0 = 0; t0 < p.L; t0 += FRAMES) {
     kr_sync();
@@ -325,7 +325,7 @@ KR_DEV void exchange_messages(const kr_rnn_pair_plan &p, int second, int speaks,
 }
 
 template <int SEQUENCES, int G>
-KR_DEV void run_layer(const kr_rnn_pair_plan &p, room<SEQUENCES> &shared) {
+KR_DEV void run_layer(const kr_rnn_pair_params &p, room<SEQUENCES> &shared) {
   const int second = kr_block_x() >= p.n_blocks,
             block = kr_block_x() -
                     (second ? p.n_blocks : 0); /* first layers come first: waiters wait only for resident blocks */
@@ -336,7 +336,7 @@ KR_DEV void run_layer(const kr_rnn_pair_plan &p, room<SEQUENCES> &shared) {
 }
 
 template <int SEQUENCES>
-KR_DEV void two_layers(const kr_rnn_pair_plan &p) {
+KR_DEV void two_layers(const kr_rnn_pair_params &p) {
   KR_DYNAMIC_SHARED(memory);
   room<SEQUENCES> &shared = *(room<SEQUENCES> *)memory;
   static_assert(sizeof shared <= SEQUENCES * KR_RNN_SEQUENCE_BYTES, "plan's shared memory");
@@ -344,6 +344,6 @@ KR_DEV void two_layers(const kr_rnn_pair_plan &p) {
   else run_layer<SEQUENCES, 4>(p, shared);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS + 32, 1) kr_rnn_pair_2(const kr_rnn_pair_plan p) { two_layers<2>(p); }
-KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS + 32, 1) kr_rnn_pair_4(const kr_rnn_pair_plan p) { two_layers<4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS, 2) kr_rnn_pair_8(const kr_rnn_pair_plan p) { two_layers<8>(p); }
+KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS + 32, 1) kr_rnn_pair_2(const kr_rnn_pair_params p) { two_layers<2>(p); }
+KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS + 32, 1) kr_rnn_pair_4(const kr_rnn_pair_params p) { two_layers<4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_RNN_PAIR_THREADS, 2) kr_rnn_pair_8(const kr_rnn_pair_params p) { two_layers<8>(p); }

@@ -10,12 +10,12 @@
 
 #include "alloc.h"
 #include "op_list.h"
-#include "rnn/rnn_rows.h"
+#include "rnn/rnn_impls.h"
 #include "status.h"
 #include "view.h"
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-static double value(const krait_view *v, int64_t b, int64_t t, int64_t k) { return kr_get(v, kr_at3(v, b, t, k)); }
+static double rnn_value(const krait_view *v, int64_t b, int64_t t, int64_t k) { return kr_get(v, kr_at3(v, b, t, k)); }
 
 /* U of one step: gates of h(b, t - 1), which is 0 before the first step, where non-finite weights still count. */
 static void hidden_part(const krait_view *weight, const krait_view *bias, const krait_view *out, int64_t b, int64_t t,
@@ -23,7 +23,7 @@ static void hidden_part(const krait_view *weight, const krait_view *bias, const 
   for (int64_t g = 0; g < gates; g++) {
     U[g] = kr_has(bias) ? kr_get(bias, kr_at1(bias, g)) : 0;
     for (int64_t k = 0; k < H; k++)
-      U[g] += kr_get(weight, kr_at2(weight, g, k)) * (t > 0 ? value(out, b, t - 1, k) : 0);
+      U[g] += kr_get(weight, kr_at2(weight, g, k)) * (t > 0 ? rnn_value(out, b, t - 1, k) : 0);
   }
 }
 
@@ -38,17 +38,19 @@ int32_t kr_rnn_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t t = 0; t < a->L; t++) {
       hidden_part(&a->weight, &a->bias, &a->out, b, t, H, is_lstm ? 4 * H : 3 * H, U);
       for (int64_t k = 0; k < H; k++) {
-        double h = t > 0 ? value(&a->out, b, t - 1, k) : 0;
+        double h = t > 0 ? rnn_value(&a->out, b, t - 1, k) : 0;
         if (is_lstm) {
-          const double i = sigmoid(value(&a->x, b, t, k) + U[k]), f = sigmoid(value(&a->x, b, t, H + k) + U[H + k]);
-          const double g = tanh(value(&a->x, b, t, 2 * H + k) + U[2 * H + k]),
-                       o = sigmoid(value(&a->x, b, t, 3 * H + k) + U[3 * H + k]);
+          const double i = sigmoid(rnn_value(&a->x, b, t, k) + U[k]),
+                       f = sigmoid(rnn_value(&a->x, b, t, H + k) + U[H + k]);
+          const double g = tanh(rnn_value(&a->x, b, t, 2 * H + k) + U[2 * H + k]),
+                       o = sigmoid(rnn_value(&a->x, b, t, 3 * H + k) + U[3 * H + k]);
           c[k] = f * (t > 0 ? c[k] : 0) + i * g;
           if (kr_has(&a->cells)) kr_put(&a->cells, kr_at3(&a->cells, b, t, k), c[k]);
           h = o * tanh(c[k]);
         } else {
-          const double r = sigmoid(value(&a->x, b, t, k) + U[k]), z = sigmoid(value(&a->x, b, t, H + k) + U[H + k]);
-          h = (1 - z) * tanh(value(&a->x, b, t, 2 * H + k) + r * U[2 * H + k]) + z * h;
+          const double r = sigmoid(rnn_value(&a->x, b, t, k) + U[k]),
+                       z = sigmoid(rnn_value(&a->x, b, t, H + k) + U[H + k]);
+          h = (1 - z) * tanh(rnn_value(&a->x, b, t, 2 * H + k) + r * U[2 * H + k]) + z * h;
         }
         kr_put(&a->out, kr_at3(&a->out, b, t, k), h);
       }
@@ -68,11 +70,11 @@ static void unit_back(const back *w, int64_t b, int64_t t, int64_t k) {
   const krait_rnn_bwd_args *a = w->a;
   const int64_t H = w->H;
   const double *U = w->U, d = w->dh[k];
-#define X(gate) value(&a->x, b, t, (gate) * H + k)
+#define X(gate) rnn_value(&a->x, b, t, (gate) * H + k)
   if (a->call.flags & KRAIT_RNN_LSTM) {
     const double i = sigmoid(X(0) + U[k]), f = sigmoid(X(1) + U[H + k]), g = tanh(X(2) + U[2 * H + k]),
                  o = sigmoid(X(3) + U[3 * H + k]);
-    const double before = t > 0 ? value(&a->cells, b, t - 1, k) : 0, squashed = tanh(value(&a->cells, b, t, k)),
+    const double before = t > 0 ? rnn_value(&a->cells, b, t - 1, k) : 0, squashed = tanh(rnn_value(&a->cells, b, t, k)),
                  dc = w->dc[k] + d * o * (1 - squashed * squashed);
     w->dx[k] = dc * g * i * (1 - i), w->dx[H + k] = dc * before * f * (1 - f), w->dx[2 * H + k] = dc * i * (1 - g * g),
     w->dx[3 * H + k] = d * squashed * o * (1 - o);
@@ -80,7 +82,7 @@ static void unit_back(const back *w, int64_t b, int64_t t, int64_t k) {
     w->dc[k] = dc * f, w->dh[k] = 0;
   } else {
     const double r = sigmoid(X(0) + U[k]), z = sigmoid(X(1) + U[H + k]), n = tanh(X(2) + r * U[2 * H + k]),
-                 before = t > 0 ? value(&a->out, b, t - 1, k) : 0;
+                 before = t > 0 ? rnn_value(&a->out, b, t - 1, k) : 0;
     const double dn = d * (1 - z) * (1 - n * n);
     w->dx[k] = dn * U[2 * H + k] * r * (1 - r), w->dx[H + k] = d * (before - n) * z * (1 - z), w->dx[2 * H + k] = dn;
     w->dU[k] = w->dx[k], w->dU[H + k] = w->dx[H + k], w->dU[2 * H + k] = dn * r;
@@ -95,7 +97,7 @@ static void sequence_back(const back *w, int64_t b) {
   for (int64_t t = a->L - 1; t >= 0; t--) {
     hidden_part(&a->weight, &a->bias, &a->out, b, t, w->H, w->gates, w->U);
     for (int64_t k = 0; k < w->H; k++) {
-      w->dh[k] += value(&a->dout, b, t, k);
+      w->dh[k] += rnn_value(&a->dout, b, t, k);
       unit_back(w, b, t, k);
     }
     for (int64_t g = 0; g < w->gates; g++) {
@@ -103,7 +105,7 @@ static void sequence_back(const back *w, int64_t b) {
       w->dbias[g] += w->dU[g];
       for (int64_t k = 0; k < w->H; k++) {
         w->dh[k] += kr_get(&a->weight, kr_at2(&a->weight, g, k)) * w->dU[g];
-        if (t > 0) w->dweight[g * w->H + k] += w->dU[g] * value(&a->out, b, t - 1, k);
+        if (t > 0) w->dweight[g * w->H + k] += w->dU[g] * rnn_value(&a->out, b, t - 1, k);
       }
     }
   }

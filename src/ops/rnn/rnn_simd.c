@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "op_list.h"
-#include "rnn/rnn_rows.h"
+#include "rnn/rnn_impls.h"
 #include "vec_math.h"
 #include "vec_tile.h"
 #include "view.h"
@@ -59,15 +59,16 @@ KR_INLINE void multiply_columns(const int vectors, int64_t j, float *to, int64_t
 }
 
 /* n is a multiple of two vectors. */
-static void multiply(float *to, int64_t n, const float *start, int start_pitch, const float *from, int64_t from_pitch,
-                     const float *rows, int64_t K) {
+static void multiply_rnn(float *to, int64_t n, const float *start, int start_pitch, const float *from,
+                         int64_t from_pitch, const float *rows, int64_t K) {
   int64_t j = 0;
   for (; j + WIDE * KR_VL <= n; j += WIDE * KR_VL)
     multiply_columns(WIDE, j, to, n, start, start_pitch, from, from_pitch, rows, K);
   if (j < n) multiply_columns(2, j, to, n, start, start_pitch, from, from_pitch, rows, K);
 }
 
-static void load_row(float *to, const krait_view *v, int64_t b, int64_t t, int64_t first, int64_t n, int64_t whole) {
+static void load_rnn_row(float *to, const krait_view *v, int64_t b, int64_t t, int64_t first, int64_t n,
+                         int64_t whole) {
   const float *from = (const float *)v->data + kr_at3(v, b, t, first);
   if (v->stride[2] == 1) memcpy(to, from, (size_t)n * sizeof *to);
   else
@@ -94,7 +95,7 @@ static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, fl
   for (int64_t from = 0; from < p->H; from += 64) {
     const int64_t n = p->H - from < 64 ? p->H - from : 64, gate = lies ? p->H : 64;
     const float *x = lies ? (const float *)p->x->data + kr_at3(p->x, b, t, from) : rows;
-    for (int64_t g = 0; g < p->G && !lies; g++) load_row(rows + g * 64, p->x, b, t, g * p->H + from, n, 64);
+    for (int64_t g = 0; g < p->G && !lies; g++) load_rnn_row(rows + g * 64, p->x, b, t, g * p->H + from, n, 64);
     for (int64_t j = 0; j < n; j += KR_VL) {
       const float *u = U + from + j;
       float *hj = h + from + j, *cj = c + from + j;
@@ -114,7 +115,7 @@ static void step_sequence(const rnn *p, int64_t b, int64_t t, const float *U, fl
   }
 }
 
-static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
+static void run_rnn_tiles(void *user, int64_t begin, int64_t end, int worker) {
   const rnn *p = user;
   const int64_t GW = p->G * p->W;
   float *U = p->work + worker * p->work_floats, *h = U + TILE * GW, *c = h + TILE * p->W;
@@ -122,7 +123,7 @@ static void run_tiles(void *user, int64_t begin, int64_t end, int worker) {
     const int64_t b = tile * TILE, n = p->B - b < TILE ? p->B - b : TILE;
     memset(h, 0, (size_t)(2 * TILE * p->W) * sizeof *h);
     for (int64_t t = 0; t < p->L; t++) {
-      multiply(U, GW, p->gate_bias, 0, h, p->W, p->forward, p->H);
+      multiply_rnn(U, GW, p->gate_bias, 0, h, p->W, p->forward, p->H);
       for (int64_t s = 0; s < n; s++) {
         step_sequence(p, b + s, t, U + s * GW, h + s * p->W, c + s * p->W);
         store_row(h + s * p->W, p->out, b + s, t, 0, p->H);
@@ -147,7 +148,7 @@ int32_t KR_FN(kr_rnn)(const krait_ctx *ctx, const void *args) {
   p.forward = a->call.scratch, p.gate_bias = p.forward + p.G * p.W * p.H, p.work = p.gate_bias + p.G * p.W,
   p.work_floats = TILE * p.W * (p.G + 2);
   lay_weights(&p);
-  kr_parallel(ctx, (a->B + TILE - 1) / TILE, 1, run_tiles, &p);
+  kr_parallel(ctx, (a->B + TILE - 1) / TILE, 1, run_rnn_tiles, &p);
   return KRAIT_OK;
 }
 
@@ -161,11 +162,11 @@ static void slopes(const rnn *p, int64_t b, int64_t t, float *U, float *dx, floa
   float x[4 * 64], d[64], c_before[64], c[64];
   for (int64_t from = 0; from < p->H; from += 64) {
     const int64_t n = p->H - from < 64 ? p->H - from : 64;
-    for (int64_t g = 0; g < p->G; g++) load_row(x + g * 64, p->x, b, t, g * p->H + from, n, 64);
-    load_row(d, p->dout, b, t, from, n, 64);
+    for (int64_t g = 0; g < p->G; g++) load_rnn_row(x + g * 64, p->x, b, t, g * p->H + from, n, 64);
+    load_rnn_row(d, p->dout, b, t, from, n, 64);
     memset(c_before, 0, sizeof c_before);
-    if (p->is_lstm) load_row(c, p->cells, b, t, from, n, 64);
-    if (p->is_lstm && t > 0) load_row(c_before, p->cells, b, t - 1, from, n, 64);
+    if (p->is_lstm) load_rnn_row(c, p->cells, b, t, from, n, 64);
+    if (p->is_lstm && t > 0) load_rnn_row(c_before, p->cells, b, t - 1, from, n, 64);
     for (int64_t j = 0; j < n; j += KR_VL) {
       float *u = U + from + j, *to = dx + from + j;
       const kr_v reached = kr_v_add(kr_v_load(dh + from + j), kr_v_load(d + j));
@@ -227,10 +228,10 @@ static void tile_back(const rnn *p, int64_t tile, float *work, float *sums) {
   memset(work, 0, (size_t)p->work_floats * sizeof *work);
   for (int64_t t = p->L - 1; t >= 0; t--) {
     for (int64_t s = 0; s < n; s++) {
-      if (t > 0) load_row(h + s * p->W, p->out, b + s, t - 1, 0, p->H, p->W);
+      if (t > 0) load_rnn_row(h + s * p->W, p->out, b + s, t - 1, 0, p->H, p->W);
       else memset(h + s * p->W, 0, (size_t)p->W * sizeof *h);
     }
-    multiply(U, GW, p->gate_bias, 0, h, p->W, p->forward, p->H);
+    multiply_rnn(U, GW, p->gate_bias, 0, h, p->W, p->forward, p->H);
     for (int64_t s = 0; s < n; s++) {
       slopes(p, b + s, t, U + s * GW, dx + s * GW, dh + s * p->W, dc + s * p->W, h + s * p->W);
       for (int64_t g = 0; g < p->G && kr_has(p->dx); g++)
@@ -239,11 +240,11 @@ static void tile_back(const rnn *p, int64_t tile, float *work, float *sums) {
     for (int64_t s = n; s < TILE; s++) memset(U + s * GW, 0, (size_t)GW * sizeof *U);
     add_outer(p, sums, U, h, t > 0);
     pack_gates(p, dx, U);
-    multiply(dh, p->W, dh, (int)p->W, dx, GW, p->back, p->G * p->H);
+    multiply_rnn(dh, p->W, dh, (int)p->W, dx, GW, p->back, p->G * p->H);
   }
 }
 
-static void chunks_back(void *user, int64_t begin, int64_t end, int worker) {
+static void rnn_chunks_back(void *user, int64_t begin, int64_t end, int worker) {
   const rnn *p = user;
   const int64_t n_tiles = (p->B + TILE - 1) / TILE, size = p->G * p->W * (p->H + 1);
   for (int64_t chunk = begin; chunk < end; chunk++) {
@@ -273,7 +274,7 @@ int32_t KR_FN(kr_rnn_bwd)(const krait_ctx *ctx, const void *args) {
   p.sums = p.back + p.G * p.H * p.W;
   p.work = p.sums + KR_RNN_CHUNKS * size, p.work_floats = TILE * p.W * (2 * p.G + 3);
   lay_weights(&p);
-  kr_parallel(ctx, KR_RNN_CHUNKS, 1, chunks_back, &p);
+  kr_parallel(ctx, KR_RNN_CHUNKS, 1, rnn_chunks_back, &p);
   for (int64_t i = 0; i < p.G * p.H; i++)
     for (int64_t k = 0; k <= p.H; k++) {
       const krait_view *to = k < p.H ? &a->dweight : &a->dbias;

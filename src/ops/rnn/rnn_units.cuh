@@ -3,7 +3,7 @@
 #define KR_RNN_UNITS_CUH
 
 #include "kernel.cuh"
-#include "rnn_plan.h"
+#include "rnn_params.h"
 
 /* Gate sums are scaled by gate_scale(g) for use as exponents: sigmoid(v) = 1 / (1 + 2^(-v log2 e)) and tanh(v) = (1 -
  * e) / (1 + e), e = 2^(-2 v log2 e). */

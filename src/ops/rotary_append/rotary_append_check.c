@@ -1,7 +1,7 @@
 /* rotary_append_check.c: random calls: few tokens of a few heads, caches with free slots. */
 #include "check.h"
 #include "op_list.h"
-#include "rotary_append/rotary_append_rows.h"
+#include "rotary_append/rotary_append_impls.h"
 
 int32_t kr_rotary_append_case(kr_case *c, int64_t index) {
   krait_rotary_append_args *a = (krait_rotary_append_args *)c->args;

@@ -1,6 +1,6 @@
 /* rotary_append_ref.c: attention_append, then rotary (their _ref.c have the equations). */
 #include "op_list.h"
-#include "rotary_append/rotary_append_rows.h"
+#include "rotary_append/rotary_append_impls.h"
 #include "status.h"
 
 int32_t kr_rotary_append_ref(const krait_ctx *ctx, const void *args) {

@@ -4,9 +4,9 @@
 #ifndef KR_SCAN_CUH
 #define KR_SCAN_CUH
 
-#include "gate.cuh"
+#include "scan_gate.cuh"
 #include "pack.cuh"
-#include "scan_plan.h"
+#include "scan_params.h"
 
 #ifndef KR_SCAN_PACKS
 #define KR_SCAN_PACKS 4
@@ -26,7 +26,7 @@ typedef struct scan_place {
   int thread, lane, group, n_groups, row, at;
 } scan_place;
 
-KR_DEV scan_place place_block(const kr_scan_plan &p) {
+KR_DEV scan_place place_block(const kr_scan_params &p) {
   scan_place w;
   int x = kr_block_x(), per_batch = p.blocks_per_group * p.G;
   w.b = x / per_batch;
@@ -82,14 +82,14 @@ KR_DEV void store_row(const scan_place &w, const kr_rows &v, int i, int64_t t0, 
 
 /* B and C of a tile: row r is state r of B, or r - N_padded of C; pack id covers row id % rows, steps id / rows * E
  * ... */
-KR_DEV kr_raw16 load_bc(const kr_scan_plan &p, const scan_place &w, int id, int64_t t0) {
+KR_DEV kr_raw16 load_bc(const kr_scan_params &p, const scan_place &w, int id, int64_t t0) {
   const int rows = 2 * p.N_padded, r = id & (rows - 1), is_C = r >= p.N_padded, n = is_C ? r - p.N_padded : r;
   const int64_t t = t0 + (id >> p.rows_shift) * E;
   const kr_scan_mat &m = is_C ? p.C_mat : p.B_mat;
   return load_pack(m.data, w.b * m.b + w.g * m.g + n * m.n + t * m.t, m.t, KR_DTYPE, m.packs, n < p.N ? w.end - t : 0);
 }
 
-KR_DEV void put_bc(const kr_scan_plan &p, float *s_bc, int id, const kr_raw16 &raw) {
+KR_DEV void put_bc(const kr_scan_params &p, float *s_bc, int id, const kr_raw16 &raw) {
   const int rows = 2 * p.N_padded, r = id & (rows - 1), at = (id >> p.rows_shift) * E;
 #pragma unroll
   for (int k = 0; k < E; k++) s_bc[(at + k) * rows + r] = element(raw, k);
@@ -97,7 +97,7 @@ KR_DEV void put_bc(const kr_scan_plan &p, float *s_bc, int id, const kr_raw16 &r
 
 /* Packs 0 ... 127 were prefetched; the rest, present when N exceeds 16, are loaded here. B or C of a type other than
  * u's are loaded element by element. */
-KR_DEV void stage_bc(const kr_scan_plan &p, const scan_place &w, float *s_bc, int64_t t0, const kr_raw16 &ready) {
+KR_DEV void stage_bc(const kr_scan_params &p, const scan_place &w, float *s_bc, int64_t t0, const kr_raw16 &ready) {
   const int n_packs = 2 * PACKS * p.N_padded;
   if (!p.mixed) {
     if (w.thread < n_packs) put_bc(p, s_bc, w.thread, ready);
@@ -114,14 +114,14 @@ KR_DEV void stage_bc(const kr_scan_plan &p, const scan_place &w, float *s_bc, in
   }
 }
 
-KR_DEV kr_raw16 prefetch_bc(const kr_scan_plan &p, const scan_place &w, int64_t t0) {
+KR_DEV kr_raw16 prefetch_bc(const kr_scan_params &p, const scan_place &w, int64_t t0) {
   kr_raw16 none = {{0, 0, 0, 0}};
   return !p.mixed && w.thread < 2 * PACKS * p.N_padded ? load_bc(p, w, w.thread, t0) : none;
 }
 
 /* dt and dt * u of the tile to shared memory, (channel, step). dt is 0 past the end, which leaves the state unchanged.
  * */
-KR_DEV void stage_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *delta,
+KR_DEV void stage_rows(const kr_scan_params &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *delta,
                        const float *bias, float *s_dt, float *s_du, int64_t t0) {
   const int left = (int)min64(TL, w.end - t0) - w.at;
 #pragma unroll
@@ -159,7 +159,7 @@ KR_DEV void load_parameters(const scan_place &w, const float *data, int64_t stri
 }
 
 /* A in units of log 2, for the lane's S states of its 2 channels; 0 out of range. */
-KR_DEV void load_A(const kr_scan_plan &p, const scan_place &w, const int S, float (&A)[2][4]) {
+KR_DEV void load_A(const kr_scan_params &p, const scan_place &w, const int S, float (&A)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++)
 #pragma unroll
@@ -181,7 +181,7 @@ KR_DEV void read_states(const int S, const float *from, float (&v)[4]) {
 }
 
 /* Bit k: the state is cleared before step t0 + k, because the sequence index changes. */
-KR_DEV uint32_t reset_mask(const kr_scan_plan &p, const scan_place &w, int64_t t0) {
+KR_DEV uint32_t reset_mask(const kr_scan_params &p, const scan_place &w, int64_t t0) {
   uint32_t mask = 0;
   const int32_t *index = p.seq_idx + w.b * p.seq_b;
   for (int k = 0; k < TL; k++) {
@@ -207,7 +207,7 @@ KR_DEV void reduce_rest(kr_float4 &y, int T) {
 }
 
 /* One thread per (batch, channel, state): turns chunk ends from zero into chunk starts. */
-KR_DEV void walk_forward(const kr_scan_plan &p) {
+KR_DEV void walk_forward(const kr_scan_params &p) {
   int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * p.N_padded) return;
   int64_t n = i % p.N_padded, d = i / p.N_padded % p.D, b = i / p.N_padded / p.D, step = p.D * p.N_padded;

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "scan_rows.h"
+#include "scan_impls.h"
 #include "vec_math.h"
 #include "vec_tile.h"
 #include "view.h"

@@ -2,7 +2,7 @@
 #ifndef KR_SCAN_FAMILIES_H
 #define KR_SCAN_FAMILIES_H
 
-#include "cuda_row.h"
+#include "cuda_impl.h"
 
 /* States across lanes, four per lane: packed rows along time; unaligned rows; any rows. Then time across lanes: at most
  * 8 steps; a whole block per channel; any other real call. Both directions as two scans, the second accumulating; and
@@ -16,11 +16,11 @@
   X(op, few_states)                 \
   X(op, packed_rows) X(op, unaligned_rows) X(op, states_over_lanes) X(op, time_over_lanes) X(op, general)
 /* Channels-last rows by asynchronous copies: ampere tier and up. */
-#define KR_SCAN_LAST_FAMILY(X, op) X(op, channels_last)
+#define KR_SCAN_CHANNELS_LAST_FAMILY(X, op) X(op, channels_last)
 
-KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_DECLARE, selective_scan)
+KR_SCAN_CHANNELS_LAST_FAMILY(KR_CUDA_FAMILY_DECLARE, selective_scan)
 KR_SCAN_FAMILIES(KR_CUDA_FAMILY_DECLARE, selective_scan)
-KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_DECLARE, selective_scan_bwd)
+KR_SCAN_CHANNELS_LAST_FAMILY(KR_CUDA_FAMILY_DECLARE, selective_scan_bwd)
 KR_SCAN_BWD_FAMILIES(KR_CUDA_FAMILY_DECLARE, selective_scan_bwd)
 
 #endif

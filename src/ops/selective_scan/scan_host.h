@@ -4,8 +4,8 @@
 
 #include <krait/ops.h>
 
-#include "cuda_row.h"
-#include "scan_plan.h"
+#include "cuda_impl.h"
+#include "scan_params.h"
 #include "status.h"
 
 kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L);
@@ -13,43 +13,43 @@ kr_scan_state kr_scan_state_of(const krait_view *v);
 /* Why no fast kernel takes a call, or NULL; why those with states across lanes do not, or NULL. */
 const char *kr_scan_general(const krait_selective_scan_args *a);
 const char *kr_scan_refusal(const krait_selective_scan_args *a);
-uint32_t kr_scan_shared_bytes(const kr_scan_plan *p);
-void kr_scan_plan_of(kr_scan_plan *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted,
+uint32_t kr_scan_shared_bytes(const kr_scan_params *p);
+void kr_scan_params_of(kr_scan_params *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted,
                      int64_t least_chunks);
-void kr_scan_cut(kr_scan_plan *p, int64_t blocks_wanted, int64_t least_chunks);
+void kr_scan_cut(kr_scan_params *p, int64_t blocks_wanted, int64_t least_chunks);
 /* Chunked in time: scratch for the chunks' states and sums. */
-uint64_t kr_scan_chunk_bytes(const kr_scan_plan *p);
-void kr_scan_chunk_scratch(kr_scan_plan *p, char *scratch);
-/* Whether every row, B and C can be read in aligned groups of four elements: DIRECT in lanes.cuh. */
-int kr_scan_is_aligned(const kr_scan_plan *p);
+uint64_t kr_scan_chunk_bytes(const kr_scan_params *p);
+void kr_scan_chunk_scratch(kr_scan_params *p, char *scratch);
+/* Whether every row, B and C can be read in aligned groups of four elements: DIRECT in scan_time_over_lanes.cuh. */
+int kr_scan_is_aligned(const kr_scan_params *p);
 /* Whether time is contiguous but not so aligned: time over lanes then reads element by element. */
-int kr_scan_is_anywhere(const kr_scan_plan *p);
+int kr_scan_is_anywhere(const kr_scan_params *p);
 
-/* How the packed kernels read a tensor's rows: not at all, unaligned, or as aligned 16-byte packs; kr_scan_plan.whole.
- * */
+/* How the packed kernels read a tensor's rows: not at all, unaligned, or as aligned 16-byte packs;
+ * kr_scan_params.whole. */
 typedef enum kr_scan_fit { KR_SCAN_NO_FIT, KR_SCAN_ANYWHERE, KR_SCAN_PACKS } kr_scan_fit;
 /* The worst fit of n rows; absent rows fit. */
-kr_scan_fit kr_scan_rows_fit(const kr_scan_plan *p, int n, const kr_rows *const *rows);
-/* What selective_scan_whole.cu computes: outputs, states alone, or the chunked gradient's sweep; and its shared memory
- * for each. */
+kr_scan_fit kr_scan_rows_fit(const kr_scan_params *p, int n, const kr_rows *const *rows);
+/* What selective_scan_packed_rows.cu computes: outputs, states alone, or the chunked gradient's sweep; and its shared
+ * memory for each. */
 typedef enum kr_scan_walk { KR_SCAN_OUTPUT, KR_SCAN_STATES, KR_SCAN_CUT } kr_scan_walk;
-kr_scan_fit kr_scan_whole_fit(const krait_ctx *ctx, const kr_scan_plan *p);
-uint32_t kr_scan_whole_bytes(const kr_scan_plan *p, kr_scan_walk walk, kr_scan_fit fit);
+kr_scan_fit kr_scan_packed_rows_fit(const krait_ctx *ctx, const kr_scan_params *p);
+uint32_t kr_scan_packed_rows_bytes(const kr_scan_params *p, kr_scan_walk walk, kr_scan_fit fit);
 
 /* Channels-last kernels: why they reject a call, or NULL; whether they take it, in which case *p is filled in; shared
  * memory of each kernel (KR_SCAN_STATES also serves the gradient's sweep). */
-const char *kr_scan_last_refuse(const kr_scan_plan *p, int is_gradient);
-int kr_scan_last_plan(kr_scan_plan *p, const krait_ctx *ctx, int is_gradient);
+const char *kr_scan_channels_last_refuse(const kr_scan_params *p, int is_gradient);
+int kr_scan_channels_last_params(kr_scan_params *p, const krait_ctx *ctx, int is_gradient);
 /* Whether the caller's states (one per 8 steps) have the layout those kernels need; if so, *p points at them. */
-int kr_scan_last_keeps(kr_scan_plan *p, const krait_view *states);
-uint32_t kr_scan_usual_bytes(void);
-uint32_t kr_scan_last_bytes(const kr_scan_plan *p, kr_scan_walk walk);
-uint32_t kr_scan_last_back_bytes(const kr_scan_plan *p);
+int kr_scan_channels_last_keeps(kr_scan_params *p, const krait_view *states);
+uint32_t kr_scan_channels_last_n16_bytes(void);
+uint32_t kr_scan_channels_last_bytes(const kr_scan_params *p, kr_scan_walk walk);
+uint32_t kr_scan_channels_last_back_bytes(const kr_scan_params *p);
 
-/* What kr_scan_refusal rejects goes to the general kernels of selective_scan_any_cuda.c. */
-uint64_t kr_scan_any_scratch(const krait_selective_scan_args *a);
-int32_t kr_scan_any_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a);
-uint64_t kr_scan_any_bwd_scratch(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a);
-int32_t kr_scan_any_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_bwd_args *a);
+/* What kr_scan_refusal rejects goes to the general kernels of selective_scan_general_cuda.c. */
+uint64_t kr_scan_general_scratch(const krait_selective_scan_args *a);
+int32_t kr_scan_general_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a);
+uint64_t kr_scan_general_bwd_scratch(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a);
+int32_t kr_scan_general_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_bwd_args *a);
 
 #endif

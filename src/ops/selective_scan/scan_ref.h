@@ -1,4 +1,5 @@
-/* scan_ref.h: shared by the scan's reference rows, forward and gradient: sequences, complex numbers, elements. */
+/* scan_ref.h: shared by the scan's reference implementations, forward and gradient: sequences, complex numbers,
+ * elements. */
 #ifndef KR_SCAN_REF_H
 #define KR_SCAN_REF_H
 

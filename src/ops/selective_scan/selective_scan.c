@@ -5,7 +5,7 @@
 #include "contract.h"
 #include "op_list.h"
 #include "scan_families.h"
-#include "scan_rows.h"
+#include "scan_impls.h"
 
 int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens) {
   if (!kr_has(cu_seqlens)) return kr_need_size(op, "S without cu_seqlens", S, 0, 0);
@@ -20,7 +20,7 @@ int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const krai
   return KRAIT_OK;
 }
 
-static int32_t check_rules(const void *args) {
+static int32_t check_scan_rules(const void *args) {
   const krait_selective_scan_args *a = args;
   KR_TRY(kr_scan_check_sequences("selective_scan", a->B, a->S, &a->cu_seqlens));
   KR_TRY(kr_scan_check_kept("selective_scan", a->L, a->n_kept, &a->states));
@@ -28,7 +28,7 @@ static int32_t check_rules(const void *args) {
                                                    : KRAIT_OK;
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_scan_cost(const void *args, kr_cost *cost) {
   const krait_selective_scan_args *a = args;
   double steps = (double)a->B * (double)a->D * (double)a->L, directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1;
   double element = (double)krait_dtype_bytes(a->u.dtype), softplus = a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0,
@@ -45,8 +45,8 @@ static const char *refuse_states(const krait_ctx *ctx, const void *args) {
   return kr_has(&((const krait_selective_scan_args *)args)->states) ? "states (one per 8 steps)" : NULL;
 }
 
-static const kr_row rows[] = {
-    KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan)
+static const kr_impl impls[] = {
+    KR_SCAN_CHANNELS_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan)
     KR_CUDA_FAMILIES(KR_SCAN_FAMILIES, selective_scan)
 #define KR_ISA(isa, cap) \
   {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_states, kr_selective_scan_##isa, kr_selective_scan_scratch_##isa},
@@ -55,4 +55,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_ref, kr_selective_scan_ref_scratch},
 };
 
-KR_OP_DEFINE(selective_scan, rows, check_rules, count_cost, kr_scan_case, 500)
+KR_OP_DEFINE(selective_scan, impls, check_scan_rules, count_scan_cost, kr_scan_case, 500)

@@ -8,7 +8,7 @@
 #include "scan.cuh"
 
 /* Stores the tile's y, plus D u, times silu(z). */
-KR_DEV void write_rows(const kr_scan_plan &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *z,
+KR_DEV void write_rows(const kr_scan_params &p, const scan_place &w, const kr_raw16 *u, const kr_raw16 *z,
                        const float *skip, const float *s_y, int64_t t0, const int PACKED) {
 #pragma unroll
   for (int i = 0; i < R; i++) {
@@ -63,7 +63,7 @@ KR_DEV void advance4(const int S, const int STATE, const int PACKED, const float
   }
 }
 
-KR_DEV void first_states(const kr_scan_plan &p, const scan_place &w, const int S, float (&x)[2][4]) {
+KR_DEV void first_states(const kr_scan_params &p, const scan_place &w, const int S, float (&x)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     const int row = w.group + w.n_groups * c;
@@ -79,7 +79,7 @@ KR_DEV void first_states(const kr_scan_plan &p, const scan_place &w, const int S
   }
 }
 
-KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, const int PACKED) {
+KR_DEV void scan_chunk(const kr_scan_params &p, const int S, const int STATE, const int PACKED) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
   const int rows = 2 * p.N_padded, NG = w.n_groups, n0 = w.lane * S;
@@ -143,12 +143,12 @@ KR_DEV void scan_chunk(const kr_scan_plan &p, const int S, const int STATE, cons
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_fwd_s4(const kr_scan_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, KR_TIER < 80 ? 3 : 4) kr_scan_fwd_s4(const kr_scan_params p) {
   scan_chunk(p, 4, 0, 0);
 }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s1(const kr_scan_plan p) { scan_chunk(p, 1, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s4_packed(const kr_scan_plan p) { scan_chunk(p, 4, 0, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s4(const kr_scan_plan p) { scan_chunk(p, 4, 1, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s1(const kr_scan_plan p) { scan_chunk(p, 1, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s1(const kr_scan_params p) { scan_chunk(p, 1, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_fwd_s4_packed(const kr_scan_params p) { scan_chunk(p, 4, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s4(const kr_scan_params p) { scan_chunk(p, 4, 1, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_state_s1(const kr_scan_params p) { scan_chunk(p, 1, 1, 0); }
 
-KR_KERNEL void kr_scan_combine(const kr_scan_plan p) { walk_forward(p); }
+KR_KERNEL void kr_scan_combine(const kr_scan_params p) { walk_forward(p); }

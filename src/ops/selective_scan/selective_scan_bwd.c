@@ -4,16 +4,16 @@
 #include "contract.h"
 #include "op_list.h"
 #include "scan_families.h"
-#include "scan_rows.h"
+#include "scan_impls.h"
 #include "view.h"
 
-static int32_t check_rules(const void *args) {
+static int32_t check_scan_bwd_rules(const void *args) {
   const krait_selective_scan_bwd_args *a = args;
   KR_TRY(kr_scan_check_sequences("selective_scan_bwd", a->B, a->S, &a->cu_seqlens));
   return kr_scan_check_kept("selective_scan_bwd", a->L, a->n_kept, &a->states);
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_scan_bwd_cost(const void *args, kr_cost *cost) {
   const krait_selective_scan_bwd_args *a = args;
   double steps = (double)a->B * (double)a->D * (double)a->L, directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1;
   double element = (double)krait_dtype_bytes(a->u.dtype), gate = kr_has(&a->z) ? 1 : 0;
@@ -23,8 +23,8 @@ static void count_cost(const void *args, kr_cost *cost) {
                                                        (double)krait_dtype_bytes(a->Bmat.dtype);
 }
 
-static const kr_row rows[] = {
-    KR_SCAN_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan_bwd)
+static const kr_impl impls[] = {
+    KR_SCAN_CHANNELS_LAST_FAMILY(KR_CUDA_FAMILY_AMPERE, selective_scan_bwd)
     KR_CUDA_FAMILIES(KR_SCAN_BWD_FAMILIES, selective_scan_bwd)
 #define KR_ISA(isa, cap) \
   {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_selective_scan_bwd_##isa, kr_selective_scan_bwd_scratch_##isa},
@@ -33,4 +33,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_bwd_ref, kr_selective_scan_bwd_ref_scratch},
 };
 
-KR_OP_DEFINE(selective_scan_bwd, rows, check_rules, count_cost, kr_scan_bwd_case, 300)
+KR_OP_DEFINE(selective_scan_bwd, impls, check_scan_bwd_rules, count_scan_bwd_cost, kr_scan_bwd_case, 300)

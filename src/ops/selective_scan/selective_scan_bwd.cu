@@ -7,7 +7,7 @@
  *   kr_scan_bwd_walk                    scans the chunks of each state from first to last and, y = 1, those of its
  *                                       gradient from last to first
  *   kr_scan_bwd_sum                     reduces the blocks' partial sums in a fixed order; _lanes: those of
- *                                       selective_scan_lanes_bwd.cu
+ *                                       selective_scan_time_over_lanes_bwd.cu
  * A block processes the 16-step tiles of its chunk from the last: it recomputes 4 steps from the kept state into
  * registers and steps back through them, so every decay is computed 2.5 times and nothing is saved by the forward call.
  * A chunk is swept from zero; its first state's contribution is one exponential per kept state. Each thread's share of
@@ -31,13 +31,13 @@ typedef struct tile_raw {
   kr_raw16 u[R], delta[R], dout[R], z[R], bc;
 } tile_raw;
 
-KR_DEV bwd_shared lay_out(const kr_scan_plan &p, const scan_place &w, float *base) {
+KR_DEV bwd_shared lay_out(const kr_scan_params &p, const scan_place &w, float *base) {
   bwd_shared m = {base, base + 2 * w.n_groups * ROW, 0, 0};
   m.part = m.bc + TL * 2 * p.N_padded;
   return m;
 }
 
-KR_DEV void load_tile(const kr_scan_plan &p, const scan_place &w, const int BACK, int64_t t0, tile_raw &raw) {
+KR_DEV void load_tile(const kr_scan_params &p, const scan_place &w, const int BACK, int64_t t0, tile_raw &raw) {
   const kr_raw16 none = {{0, 0, 0, 0}};
   load_rows(w, p.u, t0, raw.u);
   load_rows(w, p.delta, t0, raw.delta);
@@ -48,13 +48,13 @@ KR_DEV void load_tile(const kr_scan_plan &p, const scan_place &w, const int BACK
   if (BACK && p.z.data) load_rows(w, p.z, t0, raw.z);
 }
 
-KR_DEV int masked(const kr_scan_plan &p, const scan_place &w, int64_t t) {
+KR_DEV int masked(const kr_scan_params &p, const scan_place &w, int64_t t) {
   return t < w.end && p.seq_idx[w.b * p.seq_b + t * p.seq_t] < 0;
 }
 
 /* dt, dt u and g = dout silu(z) of the tile. dt is 0 past the end, which leaves the state unchanged; dout at masked
  * outputs counts as 0. */
-KR_DEV void stage_tile(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int BACK,
+KR_DEV void stage_tile(const kr_scan_params &p, const scan_place &w, const bwd_shared &m, const int BACK,
                        const int PACKED, const tile_raw &raw, const float *bias, int64_t t0) {
   const int left = (int)min64(TL, w.end - t0) - w.at;
 #pragma unroll
@@ -105,7 +105,7 @@ KR_DEV void read_steps(const scan_place &w, const bwd_shared &m, int k, float2_o
 }
 
 /* Four steps forward, states only. */
-KR_DEV void forward4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int PACKED,
+KR_DEV void forward4(const kr_scan_params &p, const scan_place &w, const bwd_shared &m, const int S, const int PACKED,
                      int k, uint32_t resets, const float (&A)[2][4], float (&x)[2][4], float (&sum_dt)[2]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -127,7 +127,7 @@ KR_DEV void forward4(const kr_scan_plan &p, const scan_place &w, const bwd_share
 }
 
 /* Stores the lane's states in a (slab, D, N_padded) array. */
-KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S, float *to, int64_t slab,
+KR_DEV void keep_states(const kr_scan_params &p, const scan_place &w, const int S, float *to, int64_t slab,
                         const float (&x)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) {
@@ -140,11 +140,12 @@ KR_DEV void keep_states(const kr_scan_plan &p, const scan_place &w, const int S,
 }
 
 /* Offset of the lane's states in a slab of such an array. */
-KR_DEV int64_t lane_states(const kr_scan_plan &p, const scan_place &w, const int S, int64_t slab) {
+KR_DEV int64_t lane_states(const kr_scan_params &p, const scan_place &w, const int S, int64_t slab) {
   return (slab * p.D + w.d0 + w.group) * p.N_padded + w.lane * S;
 }
 
-KR_DEV void fetch_states(const kr_scan_plan &p, const scan_place &w, const int S, const float *from, float (&x)[2][4]) {
+KR_DEV void fetch_states(const kr_scan_params &p, const scan_place &w, const int S, const float *from,
+                         float (&x)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0.0f;
@@ -152,7 +153,7 @@ KR_DEV void fetch_states(const kr_scan_plan &p, const scan_place &w, const int S
   }
 }
 
-KR_DEV void fetch_view(const kr_scan_plan &p, const scan_place &w, const int S, const kr_scan_state &v,
+KR_DEV void fetch_view(const kr_scan_params &p, const scan_place &w, const int S, const kr_scan_state &v,
                        float (&x)[2][4]) {
 #pragma unroll
   for (int c = 0; c < 2; c++)
@@ -163,7 +164,7 @@ KR_DEV void fetch_view(const kr_scan_plan &p, const scan_place &w, const int S, 
     }
 }
 
-KR_DEV int64_t kept_slab(const kr_scan_plan &p, const scan_place &w, int64_t t) {
+KR_DEV int64_t kept_slab(const kr_scan_params &p, const scan_place &w, int64_t t) {
   return w.b * p.n_kept + t / KR_SCAN_KEPT;
 }
 
@@ -179,7 +180,7 @@ KR_DEV void add_first(const scan_place &w, const bwd_shared &m, const int S, con
   }
 }
 
-KR_DEV void fetch_sums(const kr_scan_plan &p, const scan_place &w, int64_t t, float (&sum_dt)[2]) {
+KR_DEV void fetch_sums(const kr_scan_params &p, const scan_place &w, int64_t t, float (&sum_dt)[2]) {
 #pragma unroll
   for (int c = 0; c < 2; c++) {
     const int row = w.group + w.n_groups * c;
@@ -201,7 +202,7 @@ KR_DEV void expect_rows(const scan_place &w, const kr_rows &v, int64_t t0) {
 }
 
 /* Before step t: stores the state, and the sum of dt since the chunk's start. */
-KR_DEV void keep(const kr_scan_plan &p, const scan_place &w, const int S, int64_t t, const float (&x)[2][4],
+KR_DEV void keep(const kr_scan_params &p, const scan_place &w, const int S, int64_t t, const float (&x)[2][4],
                  const float (&sum_dt)[2]) {
   keep_states(p, w, S, p.kept_state, kept_slab(p, w, t), x);
   if (p.n_chunks == 1 || w.lane) return;
@@ -212,7 +213,7 @@ KR_DEV void keep(const kr_scan_plan &p, const scan_place &w, const int S, int64_
 }
 
 /* Over a chunk, from zero if there are several, in which case its last state and sum of dt are stored too. */
-KR_DEV void sweep(const kr_scan_plan &p, const int S, const int PACKED) {
+KR_DEV void sweep(const kr_scan_params &p, const int S, const int PACKED) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
   const bwd_shared m = lay_out(p, w, (float *)shared);
@@ -246,10 +247,10 @@ KR_DEV void sweep(const kr_scan_plan &p, const int S, const int PACKED) {
       p.chunk_dt[(w.b * p.n_chunks + w.chunk) * p.D + w.d0 + w.group + w.n_groups * c] = sum_dt[c];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_packed(const kr_scan_plan p) { sweep(p, 4, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_packed(const kr_scan_params p) { sweep(p, 4, 1); }
 
 /* One state per lane: reduces v over a warp's lane groups into part[warp][step of four][column]. */
-KR_DEV void keep_warp_part(const kr_scan_plan &p, const scan_place &w, float *part, int i, float (&v)[8]) {
+KR_DEV void keep_warp_part(const kr_scan_params &p, const scan_place &w, float *part, int i, float (&v)[8]) {
   float *to = part + ((w.thread >> 5) * 4 + i) * 2 * p.N_padded;
   for (int d = p.T; d < 32; d <<= 1) {
 #pragma unroll
@@ -259,7 +260,7 @@ KR_DEV void keep_warp_part(const kr_scan_plan &p, const scan_place &w, float *pa
 }
 
 /* Writes the block's share of four steps of dB and dC, from its four warps, to scratch. */
-KR_DEV void write_part(const kr_scan_plan &p, const scan_place &w, const float *part, int64_t t, float *to) {
+KR_DEV void write_part(const kr_scan_params &p, const scan_place &w, const float *part, int64_t t, float *to) {
   const int rows = 2 * p.N_padded;
   to += t * rows;
   for (int id = w.thread; id < 4 * rows; id += KR_SCAN_THREADS)
@@ -276,7 +277,7 @@ KR_DEV void add4(kr_float4 &sum, const float *from) {
 /* Four states per lane: part[step of four][B or C][thread] holds four floats each. Sixteen threads reduce the 128 of
  * one step and matrix, each the eight at q + 16 k, which belong to lane q mod T (T = 32: alternately lanes q and q +
  * 16). */
-KR_DEV void fold_part(const kr_scan_plan &p, const scan_place &w, const int T, const float *part, int64_t t,
+KR_DEV void fold_part(const kr_scan_params &p, const scan_place &w, const int T, const float *part, int64_t t,
                       float *to) {
   const int q = w.thread & 15;
   const float *from = part + ((w.thread >> 4) * KR_SCAN_THREADS + q) * 4;
@@ -299,7 +300,7 @@ KR_DEV void fold_part(const kr_scan_plan &p, const scan_place &w, const int T, c
 }
 
 /* Four steps: forward into registers from x, then back. s1, s2 and y of the lane's channel replace du, g and y. */
-KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const int S, const int T,
+KR_DEV void back4(const kr_scan_params &p, const scan_place &w, const bwd_shared &m, const int S, const int T,
                   const int PACKED, int k, uint32_t resets, float *part, const float (&A)[2][4],
                   const float (&first)[2][4], float (&carry)[2][4], float (&dA)[2][4]) {
   const int rows = 2 * p.N_padded, n0 = w.lane * S;
@@ -367,7 +368,7 @@ KR_DEV void back4(const kr_scan_plan &p, const scan_place &w, const bwd_shared &
 }
 
 /* u, dout and z are loaded again: they hit the cache, and registers are scarce. */
-KR_DEV void write_gradients(const kr_scan_plan &p, const scan_place &w, const bwd_shared &m, const float (&skip)[4],
+KR_DEV void write_gradients(const kr_scan_params &p, const scan_place &w, const bwd_shared &m, const float (&skip)[4],
                             int64_t t0, const int PACKED, float (&dD)[2], float (&dbias)[2]) {
   kr_raw16 u_raw[R], dout_raw[R], z_raw[R];
   load_rows(w, p.u, t0, u_raw);
@@ -419,7 +420,7 @@ KR_DEV void write_gradients(const kr_scan_plan &p, const scan_place &w, const bw
   }
 }
 
-KR_DEV void write_sums(const kr_scan_plan &p, const scan_place &w, float (&dD)[2], float (&dbias)[2]) {
+KR_DEV void write_sums(const kr_scan_params &p, const scan_place &w, float (&dD)[2], float (&dbias)[2]) {
 #pragma unroll
   for (int i = 0; i < R; i++) {
 #pragma unroll
@@ -436,7 +437,7 @@ KR_DEV void write_sums(const kr_scan_plan &p, const scan_place &w, float (&dD)[2
 }
 
 /* AHEAD: the next tile is prefetched into registers rather than L2. */
-KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int PACKED, const int AHEAD) {
+KR_DEV void scan_back(const kr_scan_params &p, const int S, const int T, const int PACKED, const int AHEAD) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
   bwd_shared m = lay_out(p, w, (float *)shared);
@@ -516,14 +517,14 @@ KR_DEV void scan_back(const kr_scan_plan &p, const int S, const int T, const int
     }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_t4(const kr_scan_plan p) { scan_back(p, 4, 4, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_t4_two(const kr_scan_plan p) { scan_back(p, 4, 4, 0, 1); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_t16(const kr_scan_plan p) { scan_back(p, 4, 16, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_any(const kr_scan_plan p) { scan_back(p, 4, p.T, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_s1(const kr_scan_plan p) { scan_back(p, 1, p.T, 0, 0); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_packed(const kr_scan_plan p) { scan_back(p, 4, p.T, 1, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_t4(const kr_scan_params p) { scan_back(p, 4, 4, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_t4_two(const kr_scan_params p) { scan_back(p, 4, 4, 0, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_t16(const kr_scan_params p) { scan_back(p, 4, 16, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_any(const kr_scan_params p) { scan_back(p, 4, p.T, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 3) kr_scan_bwd_s1(const kr_scan_params p) { scan_back(p, 1, p.T, 0, 0); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 2) kr_scan_bwd_packed(const kr_scan_params p) { scan_back(p, 4, p.T, 1, 1); }
 
-KR_DEV void carry_chunk(const kr_scan_plan &p, const int S) {
+KR_DEV void carry_chunk(const kr_scan_params &p, const int S) {
   KR_DYNAMIC_SHARED(shared);
   const scan_place w = place_block(p);
   const bwd_shared m = lay_out(p, w, (float *)shared);
@@ -555,16 +556,16 @@ KR_DEV void carry_chunk(const kr_scan_plan &p, const int S) {
   keep_states(p, w, S, p.chunk_carry, w.b * p.n_chunks + w.chunk, carry);
 }
 
-KR_DEV void sweep_or_carry(const kr_scan_plan &p, const int S) {
+KR_DEV void sweep_or_carry(const kr_scan_params &p, const int S) {
   if (kr_block_z()) carry_chunk(p, S);
   else sweep(p, S, 0);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s4(const kr_scan_plan p) { sweep_or_carry(p, 4); }
-KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s1(const kr_scan_plan p) { sweep_or_carry(p, 1); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s4(const kr_scan_params p) { sweep_or_carry(p, 4); }
+KR_KERNEL void KR_BOUNDS(KR_SCAN_THREADS, 4) kr_scan_sweep_s1(const kr_scan_params p) { sweep_or_carry(p, 1); }
 
 /* One thread per (batch, channel, state): turns gradients of chunk starts from zero into gradients of chunk ends. */
-KR_DEV void walk_back(const kr_scan_plan &p) {
+KR_DEV void walk_back(const kr_scan_params &p) {
   int64_t i = (int64_t)kr_block_x() * kr_block_threads() + kr_thread();
   if (i >= p.B * p.D * p.N_padded) return;
   int64_t n = i % p.N_padded, d = i / p.N_padded % p.D, b = i / p.N_padded / p.D, step = p.D * p.N_padded;
@@ -587,13 +588,13 @@ KR_DEV void walk_back(const kr_scan_plan &p) {
   }
 }
 
-KR_KERNEL void kr_scan_bwd_walk(const kr_scan_plan p) {
+KR_KERNEL void kr_scan_bwd_walk(const kr_scan_params p) {
   if (kr_block_y()) walk_back(p);
   else walk_forward(p);
 }
 
 /* dB and dC: a block takes 32 steps of one (batch, group) and transposes (step, state) to (state, step) on output. */
-KR_DEV void sum_matrices(const kr_scan_plan &p, float (*tile)[33]) {
+KR_DEV void sum_matrices(const kr_scan_params &p, float (*tile)[33]) {
   const int rows = 2 * p.N_padded, x = kr_thread() & 31, y = kr_thread() >> 5;
   const int64_t n_times = (p.L + 31) / 32, t0 = kr_block_x() % n_times * 32, bg = kr_block_x() / n_times;
   for (int r0 = 0; r0 < rows; r0 += 32) {
@@ -619,7 +620,7 @@ KR_DEV void sum_matrices(const kr_scan_plan &p, float (*tile)[33]) {
 
 /* The same for time over lanes, whose partial sums are (state, step) already: one thread per (batch, group, matrix,
  * state, time). */
-KR_DEV void sum_matrices_of_lanes(const kr_scan_plan &p) {
+KR_DEV void sum_matrices_of_lanes(const kr_scan_params &p) {
   const int64_t n_times = (p.L + 255) / 256, t = kr_block_x() % n_times * 256 + kr_thread(),
                 row = kr_block_x() / n_times;
   const int r = (int)(row % (2 * p.N)), is_C = r >= p.N, n = is_C ? r - p.N : r;
@@ -634,7 +635,7 @@ KR_DEV void sum_matrices_of_lanes(const kr_scan_plan &p) {
 }
 
 /* dA, then dD and ddelta_bias: a block reduces 32 columns over batches and chunks, eight threads each. */
-KR_DEV void sum_parameters(const kr_scan_plan &p, float (*tile)[33]) {
+KR_DEV void sum_parameters(const kr_scan_params &p, float (*tile)[33]) {
   const int x = kr_thread() & 31, y = kr_thread() >> 5;
   const int64_t i = ((int64_t)kr_block_x() - p.n_matrix_blocks) * 32 + x, n_A = p.D * p.N_padded,
                 parts = p.B * p.n_chunks, is_bias = i - n_A >= p.D;
@@ -658,13 +659,13 @@ KR_DEV void sum_parameters(const kr_scan_plan &p, float (*tile)[33]) {
 }
 
 /* The first blocks reduce dB and dC, the others all sums over batches. */
-KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum(const kr_scan_plan p) {
+KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum(const kr_scan_params p) {
   KR_SHARED float tile[32][33];
   if (kr_block_x() >= p.n_matrix_blocks) sum_parameters(p, tile);
   else sum_matrices(p, tile);
 }
 
-KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum_lanes(const kr_scan_plan p) {
+KR_KERNEL void KR_BOUNDS(256, 4) kr_scan_bwd_sum_lanes(const kr_scan_params p) {
   KR_SHARED float tile[8][33];
   if (kr_block_x() >= p.n_matrix_blocks) sum_parameters(p, tile);
   else sum_matrices_of_lanes(p);

@@ -21,33 +21,41 @@ static const kr_kernel walk_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan
                        sum_kernel[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum");
 static const kr_kernel lanes_sum[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_sum_lanes");
 
-#define WHOLE(name) KR_BY_TYPE("selective_scan_whole", name)
-static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_whole_sweep_t4"), WHOLE("kr_scan_whole_sweep_t8"),
-                                            WHOLE("kr_scan_whole_sweep_t16")};
-static const kr_kernel whole_sweep_any[] = WHOLE("kr_scan_whole_sweep_any"),
-                       whole_cut_any[] = WHOLE("kr_scan_whole_cut_any");
-static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_whole_cut_t4"), WHOLE("kr_scan_whole_cut_t8"),
-                                          WHOLE("kr_scan_whole_cut_t16")};
-#define WHOLE_BACK(name) KR_BY_TYPE("selective_scan_whole_bwd", name)
-static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_whole_back_t4"), WHOLE_BACK("kr_scan_whole_back_t8"),
-                                           WHOLE_BACK("kr_scan_whole_back_t16")},
-                       whole_back_any[] = WHOLE_BACK("kr_scan_whole_back_any");
-#define LAST(name) KR_BY_TYPE("selective_scan_last", name)
-static const kr_kernel last_sweep[2][3] = {LAST("kr_scan_last_sweep"), LAST("kr_scan_last_sweep_any")},
-                       last_cut[2][3] = {LAST("kr_scan_last_cut"), LAST("kr_scan_last_cut_any")};
-static const kr_kernel last_back[2][3] = {KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back"),
-                                          KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_any")},
-                       last_back_usual[] = KR_BY_TYPE("selective_scan_last_bwd", "kr_scan_last_back_usual");
-#define LANES(name) KR_BY_TYPE("selective_scan_lanes_bwd", name)
-static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_lanes_sweep_any"), LANES("kr_scan_lanes_sweep")};
-static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_lanes_back_t8_any"), LANES("kr_scan_lanes_back_t8")},
-                       lanes_back_t16[2][3] = {LANES("kr_scan_lanes_back_t16_any"), LANES("kr_scan_lanes_back_t16")};
-static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_lanes_sweep_packed"),
-                       lanes_back_packed[] = LANES("kr_scan_lanes_back_packed");
+#define WHOLE(name) KR_BY_TYPE("selective_scan_packed_rows", name)
+static const kr_kernel whole_sweep[3][3] = {WHOLE("kr_scan_packed_rows_sweep_t4"),
+                                            WHOLE("kr_scan_packed_rows_sweep_t8"),
+                                            WHOLE("kr_scan_packed_rows_sweep_t16")};
+static const kr_kernel whole_sweep_any[] = WHOLE("kr_scan_packed_rows_sweep_any"),
+                       whole_cut_any[] = WHOLE("kr_scan_packed_rows_cut_any");
+static const kr_kernel whole_cut[3][3] = {WHOLE("kr_scan_packed_rows_cut_t4"), WHOLE("kr_scan_packed_rows_cut_t8"),
+                                          WHOLE("kr_scan_packed_rows_cut_t16")};
+#define WHOLE_BACK(name) KR_BY_TYPE("selective_scan_packed_rows_bwd", name)
+static const kr_kernel whole_back[3][3] = {WHOLE_BACK("kr_scan_packed_rows_back_t4"),
+                                           WHOLE_BACK("kr_scan_packed_rows_back_t8"),
+                                           WHOLE_BACK("kr_scan_packed_rows_back_t16")},
+                       whole_back_any[] = WHOLE_BACK("kr_scan_packed_rows_back_any");
+#define LAST(name) KR_BY_TYPE("selective_scan_channels_last", name)
+static const kr_kernel last_sweep[2][3] = {LAST("kr_scan_channels_last_sweep"),
+                                           LAST("kr_scan_channels_last_sweep_any")},
+                       last_cut[2][3] = {LAST("kr_scan_channels_last_cut"), LAST("kr_scan_channels_last_cut_any")};
+static const kr_kernel last_back[2][3] = {KR_BY_TYPE("selective_scan_channels_last_bwd", "kr_scan_channels_last_back"),
+                                          KR_BY_TYPE("selective_scan_channels_last_bwd",
+                                                     "kr_scan_channels_last_back_any")},
+                       last_back_usual[] =
+                           KR_BY_TYPE("selective_scan_channels_last_bwd", "kr_scan_channels_last_back_usual");
+#define LANES(name) KR_BY_TYPE("selective_scan_time_over_lanes_bwd", name)
+static const kr_kernel lanes_sweep[2][3] = {LANES("kr_scan_time_over_lanes_sweep_any"),
+                                            LANES("kr_scan_time_over_lanes_sweep")};
+static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_time_over_lanes_back_t8_any"),
+                                              LANES("kr_scan_time_over_lanes_back_t8")},
+                       lanes_back_t16[2][3] = {LANES("kr_scan_time_over_lanes_back_t16_any"),
+                                               LANES("kr_scan_time_over_lanes_back_t16")};
+static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_time_over_lanes_sweep_packed"),
+                       lanes_back_packed[] = LANES("kr_scan_time_over_lanes_back_packed");
 
-static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_sweep"),
-                       few_cut[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_cut"),
-                       few_back[] = KR_BY_TYPE("selective_scan_few", "kr_scan_few_back");
+static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few_states", "kr_scan_few_states_sweep"),
+                       few_cut[] = KR_BY_TYPE("selective_scan_few_states", "kr_scan_few_states_cut"),
+                       few_back[] = KR_BY_TYPE("selective_scan_few_states", "kr_scan_few_states_back");
 
 /* The forward arguments inside the backward ones. */
 static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_args *a) {
@@ -73,41 +81,43 @@ static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_arg
 }
 
 /* Rows of the tile, B and C, the threads' partial dB and dC. */
-static uint32_t shared_bytes(const kr_scan_plan *p, int n_part_floats) {
+static uint32_t scan_bwd_shared_bytes(const kr_scan_params *p, int n_part_floats) {
   return (uint32_t)(2 * KR_SCAN_THREADS / p->T * KR_SCAN_BWD_ROW + KR_SCAN_BWD_TILE * 2 * p->N_padded + n_part_floats) *
          4;
 }
 
-static int part_floats(const kr_scan_plan *p) { return p->S == 1 ? 16 * 2 * p->N_padded : KR_SCAN_PART; }
-static uint32_t back_shared_bytes(const kr_scan_plan *p) {
-  return shared_bytes(p, part_floats(p) * (p->part_step ? 2 : 1) + (p->n_chunks > 1 ? 8 * KR_SCAN_THREADS : 0));
+static int part_floats(const kr_scan_params *p) { return p->S == 1 ? 16 * 2 * p->N_padded : KR_SCAN_PART; }
+static uint32_t back_shared_bytes(const kr_scan_params *p) {
+  return scan_bwd_shared_bytes(p,
+                               part_floats(p) * (p->part_step ? 2 : 1) + (p->n_chunks > 1 ? 8 * KR_SCAN_THREADS : 0));
 }
 
 /* Carves floats from scratch; with base NULL it only counts. */
-static void *take(char *base, uint64_t *used, int64_t n_floats) {
+static void *take_scan_bwd(char *base, uint64_t *used, int64_t n_floats) {
   void *block = base ? base + *used : NULL;
   *used += kr_scratch_round((uint64_t)n_floats * 4);
   return block;
 }
 
+/* Must match selective_scan_time_over_lanes_bwd.cu. */
 enum {
   LANES_RUN = 8,
   LANES_PART = 4 * (KR_SCAN_THREADS * 4 + 16),
   LANES_SLAB = 16
-}; /* must match selective_scan_lanes_bwd.cu */
+};
 
 /* n_matrices of B and C, n_states arrays of one float per state and channel; the gradient also double-buffers its
  * partial dB and dC. */
-static uint32_t lanes_shared_bytes(const kr_scan_plan *p, int n_matrices, int n_states, int n_parts) {
+static uint32_t scan_bwd_lanes_shared_bytes(const kr_scan_params *p, int n_matrices, int n_states, int n_parts) {
   return (uint32_t)(n_states * p->N * (KR_SCAN_THREADS / p->TT) + n_parts * LANES_PART +
                     n_matrices * p->slab * (LANES_RUN / 4) * (p->TT * 4 + 4) + KR_SCAN_THREADS * (LANES_RUN + 4)) *
          4;
 }
-static uint32_t lanes_back_bytes(const kr_scan_plan *p) { return lanes_shared_bytes(p, 2, 4, 2); }
+static uint32_t lanes_back_bytes(const kr_scan_params *p) { return scan_bwd_lanes_shared_bytes(p, 2, 4, 2); }
 
 /* Time over lanes: a single tile if it holds the whole sequence (up to 128 steps), else tiles of 64 steps of 16
  * channels, with time chunked. */
-static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
+static void cut_scan_bwd_lanes(kr_scan_params *p, int64_t n_multiprocessors) {
   p->direct = kr_scan_is_aligned(p);
   p->TT = !p->seq_idx && p->L > 8 * LANES_RUN && p->L <= 16 * LANES_RUN ? 16 : 8;
   p->slab = p->N < LANES_SLAB ? p->N : LANES_SLAB;
@@ -124,8 +134,9 @@ static void cut_lanes(kr_scan_plan *p, int64_t n_multiprocessors) {
 
 enum { FEW_STEPS = 8, FEW_TILE = 16 };
 
-/* Shared memory of selective_scan_few.cu: double-buffered tiles of n_tensors tensors, B and C, partial dB and dC. */
-static uint32_t few_bytes(const kr_scan_plan *p, int n_tensors, int has_parts) {
+/* Shared memory of selective_scan_few_states.cu: double-buffered tiles of n_tensors tensors, B and C, partial dB and
+ * dC. */
+static uint32_t few_bytes(const kr_scan_params *p, int n_tensors, int has_parts) {
   return (uint32_t)(2 * n_tensors * KR_SCAN_THREADS * 2 * 16 +
                     KR_SCAN_THREADS / p->few * (256 + (FEW_TILE * 32 + 16) * 4) +
                     (has_parts ? FEW_TILE * (2 * KR_SCAN_THREADS + 4) * 4 + KR_SCAN_THREADS * 48 : 0));
@@ -133,7 +144,7 @@ static uint32_t few_bytes(const kr_scan_plan *p, int n_tensors, int has_parts) {
 
 /* Few states, packed rows, 32-bit row offsets within a block. Measured on an H200: time over lanes wins for float32,
  * short sequences, and small thread counts. */
-static int is_few(const krait_ctx *ctx, const kr_scan_plan *p) {
+static int is_few_for_scan_bwd(const krait_ctx *ctx, const kr_scan_params *p) {
   const kr_rows *rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
     if (rows[i]->data && (!rows[i]->packs || rows[i]->dtype != p->u.dtype || rows[i]->row != p->u.row)) return 0;
@@ -147,7 +158,7 @@ static int is_few(const krait_ctx *ctx, const kr_scan_plan *p) {
 /* One thread per channel and chunk. Three blocks fit a multiprocessor, a block's start-up costs 48 steps, and the
  * preceding sweep takes half the backward time, or less when it need not find chunk ends. Picks the cheapest split of
  * up to eight per block, or more as long as they fit in one wave. */
-static void cut_few(kr_scan_plan *p, int64_t n_multiprocessors) {
+static void cut_few(kr_scan_params *p, int64_t n_multiprocessors) {
   while (p->few > 16 && p->few >= 2 * p->D_group) p->few /= 2;
   for (p->few_shift = 4; 1 << p->few_shift < p->few;) p->few_shift++;
   const int64_t subs = KR_SCAN_THREADS / p->few, three = 3 * n_multiprocessors;
@@ -166,27 +177,27 @@ static void cut_few(kr_scan_plan *p, int64_t n_multiprocessors) {
   p->n_chunks = (int)((p->L + p->chunk - 1) / p->chunk);
 }
 
-static uint64_t lay_out(kr_scan_plan *p, char *base) {
+static uint64_t lay_out_scan_bwd(kr_scan_params *p, char *base) {
   uint64_t used = kr_scan_chunk_bytes(p);
   const int64_t states = p->B * p->D * p->N_padded, chunks = p->n_chunks;
   if (p->TT) p->n_kept = p->L > p->TT * LANES_RUN ? (int32_t)((p->L + p->TT * LANES_RUN - 1) / (p->TT * LANES_RUN)) : 0;
   else if (p->few) p->n_kept = (int32_t)((p->L + FEW_STEPS - 1) / FEW_STEPS);
   else p->n_kept = (int32_t)((p->L + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * (KR_SCAN_BWD_TILE / KR_SCAN_KEPT));
-  if (!p->keeps) p->kept_state = take(base, &used, states * p->n_kept);
+  if (!p->keeps) p->kept_state = take_scan_bwd(base, &used, states * p->n_kept);
   if (p->channels_last && !p->keeps) {
     p->kept_N = p->N_padded, p->kept_d = p->kept_N, p->kept_k = p->D * p->kept_d, p->kept_b = p->n_kept * p->kept_k;
   }
-  p->kept_dt = take(base, &used, chunks > 1 ? p->B * p->D * p->n_kept : 0);
-  p->chunk_carry = take(base, &used, chunks > 1 ? states * chunks : 0);
-  p->part_bc = take(base, &used, p->B * p->G * p->blocks_per_group * p->L * 2 * p->N_padded);
-  p->part_A = take(base, &used, states * chunks);
-  p->part_D = take(base, &used, p->B * p->D * chunks);
-  p->part_bias = take(base, &used, p->B * p->D * chunks);
+  p->kept_dt = take_scan_bwd(base, &used, chunks > 1 ? p->B * p->D * p->n_kept : 0);
+  p->chunk_carry = take_scan_bwd(base, &used, chunks > 1 ? states * chunks : 0);
+  p->part_bc = take_scan_bwd(base, &used, p->B * p->G * p->blocks_per_group * p->L * 2 * p->N_padded);
+  p->part_A = take_scan_bwd(base, &used, states * chunks);
+  p->part_D = take_scan_bwd(base, &used, p->B * p->D * chunks);
+  p->part_bias = take_scan_bwd(base, &used, p->B * p->D * chunks);
   return used;
 }
 
 /* Measured on an H200: short sequences, few states or few channels favour time over lanes. */
-static int states_over_lanes(const kr_scan_plan *p) {
+static int scan_bwd_states_over_lanes(const kr_scan_params *p) {
   if (p->seq_idx) return p->N > 4;
   if (p->L <= 8) return p->N <= 32 || p->N * p->D_group < p->B << 16;
   if (p->N <= 4) return 0;
@@ -195,8 +206,8 @@ static int states_over_lanes(const kr_scan_plan *p) {
   return p->N > 16 || (p->D_group > 16 && (p->B * p->D > 256 || p->L >= 1 << 14));
 }
 
-/* Shared memory of selective_scan_whole_bwd.cu. */
-static uint32_t whole_back_bytes(const kr_scan_plan *p, kr_scan_fit fit) {
+/* Shared memory of selective_scan_packed_rows_bwd.cu. */
+static uint32_t whole_back_bytes(const kr_scan_params *p, kr_scan_fit fit) {
   const int tile = p->u.dtype == KRAIT_F32 ? 8 : 16, orders = p->T == 16 ? 2 : 4, own = p->T == 16 ? 8 : 7,
             part = p->T == 16 ? 128 : 64;
   const int warp_rows = 2 * (32 / p->T * (tile * 4 + 4) + 8), bc = orders * (tile * 8 * p->T + 16),
@@ -209,9 +220,9 @@ static uint32_t whole_back_bytes(const kr_scan_plan *p, kr_scan_fit fit) {
 /* The backward kernel uses 32-bit offsets within a warp's rows. */
 static int is_short_stride(int64_t stride) { return stride > -(1 << 28) && stride < 1 << 28; }
 
-static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
+static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_params *p) {
   const kr_rows *const rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
-  const kr_scan_fit fit = kr_scan_whole_fit(ctx, p), rest = kr_scan_rows_fit(p, 7, rows),
+  const kr_scan_fit fit = kr_scan_packed_rows_fit(ctx, p), rest = kr_scan_rows_fit(p, 7, rows),
                     least = fit < rest ? fit : rest;
   for (int i = 0; i < 7; i++)
     if (rows[i]->data && !is_short_stride(rows[i]->row)) return KR_SCAN_NO_FIT;
@@ -221,10 +232,10 @@ static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_plan *p) {
   return least == KR_SCAN_ANYWHERE && p->T != 4 ? KR_SCAN_NO_FIT : least;
 }
 
-static void read_args(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_selective_scan_args *f,
+static void read_args(kr_scan_params *p, const krait_selective_scan_bwd_args *a, const krait_selective_scan_args *f,
                       int64_t n_multiprocessors) {
   const int reverse = (a->call.flags & KRAIT_SCAN_REVERSE) != 0;
-  kr_scan_plan_of(p, f, reverse, 3 * n_multiprocessors, 2);
+  kr_scan_params_of(p, f, reverse, 3 * n_multiprocessors, 2);
   p->dout = kr_rows_of(&a->dout, reverse, a->L);
   p->du = kr_rows_of(&a->du, reverse, a->L);
   p->ddelta = kr_rows_of(&a->ddelta, reverse, a->L);
@@ -239,26 +250,27 @@ static void read_args(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, c
 }
 
 /* Without chunking, states kept by the forward call replace the sweep. */
-static const char *cut_channels_last(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a) {
-  const char *why = kr_scan_last_refuse(p, 1);
-  if (!why && !kr_scan_last_plan(p, ctx, 1)) why = "too little shared memory";
-  if (!why && kr_has(&a->states) && p->n_chunks <= 1) p->keeps = kr_scan_last_keeps(p, &a->states);
+static const char *cut_scan_bwd_channels_last(kr_scan_params *p, const krait_ctx *ctx,
+                                              const krait_selective_scan_bwd_args *a) {
+  const char *why = kr_scan_channels_last_refuse(p, 1);
+  if (!why && !kr_scan_channels_last_params(p, ctx, 1)) why = "too little shared memory";
+  if (!why && kr_has(&a->states) && p->n_chunks <= 1) p->keeps = kr_scan_channels_last_keeps(p, &a->states);
   return why;
 }
 
-static const char *cut_few_states(kr_scan_plan *p, const krait_ctx *ctx) {
+static const char *cut_few_states(kr_scan_params *p, const krait_ctx *ctx) {
   p->few = KR_SCAN_THREADS;
-  if (!is_few(ctx, p))
+  if (!is_few_for_scan_bwd(ctx, p))
     return "more than 4 states, float32, little work, or rows not in aligned packs of 16 bytes";
   cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   return NULL;
 }
 
 /* States over lanes are skipped where time over lanes measured faster. */
-static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a,
+static const char *cut_scan_bwd_states(kr_scan_params *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a,
                               int family) {
   if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout differs in type from u";
-  if (!states_over_lanes(p)) return "few states, steps or channels";
+  if (!scan_bwd_states_over_lanes(p)) return "few states, steps or channels";
   const kr_scan_fit fit = family == STATES_OVER_LANES ? KR_SCAN_NO_FIT : back_fit(ctx, p);
   if (family == PACKED_ROWS && fit != KR_SCAN_PACKS) return "rows are not in aligned packs of 16 bytes";
   if (family == UNALIGNED_ROWS && (!fit || p->T != 4))
@@ -270,14 +282,15 @@ static const char *cut_states(kr_scan_plan *p, const krait_ctx *ctx, const krait
   return NULL;
 }
 
-static uint32_t back_bytes(const kr_scan_plan *p) {
-  if (p->channels_last) return kr_scan_last_back_bytes(p);
+static uint32_t back_bytes(const kr_scan_params *p) {
+  if (p->channels_last) return kr_scan_channels_last_back_bytes(p);
   if (p->few) return few_bytes(p, 4, 1);
   return p->TT ? lanes_back_bytes(p) : p->whole ? whole_back_bytes(p, p->whole) : back_shared_bytes(p);
 }
 
 /* Plans the call for one family; returns why the family rejects it, or NULL. */
-static const char *plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx, int family) {
+static const char *scan_bwd_plan_of(kr_scan_params *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx,
+                                    int family) {
   const krait_selective_scan_args f = forward_args(a);
   const char *why = kr_scan_general(&f);
   if (why) return why;
@@ -285,16 +298,16 @@ static const char *plan_of(kr_scan_plan *p, const krait_selective_scan_bwd_args 
   if (a->call.flags & KRAIT_SCAN_BOTH) return "both directions in one call";
   if (family != TIME_OVER_LANES && kr_scan_refusal(&f)) return kr_scan_refusal(&f);
   read_args(p, a, &f, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  if (family == CHANNELS_LAST) return cut_channels_last(p, ctx, a);
+  if (family == CHANNELS_LAST) return cut_scan_bwd_channels_last(p, ctx, a);
   p->part_step = part_floats(p); /* double buffering saves a barrier, if three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
-  if (family == TIME_OVER_LANES) cut_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  else why = family == FEW_STATES ? cut_few_states(p, ctx) : cut_states(p, ctx, a, family);
+  if (family == TIME_OVER_LANES) cut_scan_bwd_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  else why = family == FEW_STATES ? cut_few_states(p, ctx) : cut_scan_bwd_states(p, ctx, a, family);
   return why ? why : back_bytes(p) <= kr_cuda_info(ctx->cuda)->shared_bytes ? NULL : "too little shared memory";
 }
 
 /* A block takes one chunk, or several if it has few channels. */
-static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *stream) {
+static kr_grid scan_bwd_grid_of(const kr_scan_params *p, uint32_t shared_bytes, void *stream) {
   const int32_t chunks = p->few ? KR_SCAN_THREADS / p->few : 1;
   return (kr_grid){.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
                    .y = (uint32_t)((p->n_chunks + chunks - 1) / chunks),
@@ -305,7 +318,7 @@ static kr_grid grid_of(const kr_scan_plan *p, uint32_t shared_bytes, void *strea
 
 /* States every few steps; each chunk's first state and the gradient of its last. Where one launch sweeps both ways it
  * has twice the blocks. */
-static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream) {
+static void sweep_scan_bwd_cuda(kr_chain *chain, kr_scan_params *p, char *scratch, void *stream) {
   const int cut = p->n_chunks > 1;
   const kr_scan_fit whole = p->whole;
   const kr_kernel *of_whole = whole == KR_SCAN_ANYWHERE ? (cut ? whole_cut_any : whole_sweep_any)
@@ -321,14 +334,14 @@ static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream)
                             : p->seq_idx     ? sweep_packed
                             : p->S == 1      ? sweep_s1
                                              : sweep_s4;
-  const uint32_t shared = p->channels_last ? kr_scan_last_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES)
+  const uint32_t shared = p->channels_last ? kr_scan_channels_last_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES)
                           : p->few         ? few_bytes(p, cut ? 4 : 2, 0)
-                          : p->TT          ? lanes_shared_bytes(p, 1, 2, 0)
-                          : whole          ? kr_scan_whole_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole)
-                                           : shared_bytes(p, 0);
+                          : p->TT          ? scan_bwd_lanes_shared_bytes(p, 1, 2, 0)
+                          : whole          ? kr_scan_packed_rows_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole)
+                                           : scan_bwd_shared_bytes(p, 0);
   const kr_grid walk = {
       .x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
-  kr_grid grid = grid_of(p, shared, stream);
+  kr_grid grid = scan_bwd_grid_of(p, shared, stream);
   grid.z = cut && !whole && !p->few && !p->channels_last ? 2 : 1;
   if ((p->TT && p->n_kept == 0) || p->keeps) return;
   if (cut) kr_scan_chunk_scratch(p, scratch);
@@ -337,7 +350,7 @@ static void sweep(kr_chain *chain, kr_scan_plan *p, char *scratch, void *stream)
 }
 
 /* Three resident blocks per multiprocessor, or two faster ones: whichever leaves less of the last wave idle. */
-static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p) {
+static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_params *p) {
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks,
                 n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   if (p->channels_last) return p->usual ? last_back_usual : last_back[p->align < 16];
@@ -350,17 +363,17 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_plan *p)
   return (blocks + 2 * n - 1) / (2 * n) * 2 < (blocks + 3 * n - 1) / (3 * n) * 3 ? back_two : back_t4;
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
+static int32_t run_scan_bwd(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
   const krait_selective_scan_bwd_args *a = args;
   void *stream = a->call.stream;
-  kr_scan_plan p;
-  if (family == GENERAL) return kr_scan_any_bwd_run(ctx, tier, a);
-  (void)plan_of(&p, a, ctx, family);
-  lay_out(&p, a->call.scratch);
+  kr_scan_params p;
+  if (family == GENERAL) return kr_scan_general_bwd_run(ctx, tier, a);
+  (void)scan_bwd_plan_of(&p, a, ctx, family);
+  lay_out_scan_bwd(&p, a->call.scratch);
   kr_chain chain = {.n = 0};
-  sweep(&chain, &p, a->call.scratch, stream);
+  sweep_scan_bwd_cuda(&chain, &p, a->call.scratch, stream);
   const kr_kernel *kernel = back_kernel(ctx, &p);
-  const kr_grid grid = grid_of(&p, back_bytes(&p), stream);
+  const kr_grid grid = scan_bwd_grid_of(&p, back_bytes(&p), stream);
   kr_chain_add(&chain, &kernel[p.u.dtype], &grid, &p);
   const int64_t n_times = p.TT || p.few ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;
@@ -370,23 +383,24 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier, int fa
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-static const char *refuse(const krait_ctx *ctx, const void *args, int family) {
+static const char *refuse_scan_bwd(const krait_ctx *ctx, const void *args, int family) {
   const krait_selective_scan_bwd_args *a = args;
-  kr_scan_plan p;
+  kr_scan_params p;
   if ((kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1) return "2^31 channels or more";
-  return family == GENERAL ? NULL : plan_of(&p, a, ctx, family);
+  return family == GENERAL ? NULL : scan_bwd_plan_of(&p, a, ctx, family);
 }
 
-static uint64_t scratch_of(const krait_ctx *ctx, const void *args, int family) {
-  kr_scan_plan p;
-  if (family == GENERAL) return kr_scan_any_bwd_scratch(ctx, args);
-  return plan_of(&p, args, ctx, family) ? 0 : lay_out(&p, NULL);
+static uint64_t scan_bwd_scratch_of(const krait_ctx *ctx, const void *args, int family) {
+  kr_scan_params p;
+  if (family == GENERAL) return kr_scan_general_bwd_scratch(ctx, args);
+  return scan_bwd_plan_of(&p, args, ctx, family) ? 0 : lay_out_scan_bwd(&p, NULL);
 }
 
-KR_CUDA_FAMILY(selective_scan_bwd, channels_last, CHANNELS_LAST, run, refuse, scratch_of)
-KR_CUDA_FAMILY(selective_scan_bwd, few_states, FEW_STATES, run, refuse, scratch_of)
-KR_CUDA_FAMILY(selective_scan_bwd, packed_rows, PACKED_ROWS, run, refuse, scratch_of)
-KR_CUDA_FAMILY(selective_scan_bwd, unaligned_rows, UNALIGNED_ROWS, run, refuse, scratch_of)
-KR_CUDA_FAMILY(selective_scan_bwd, states_over_lanes, STATES_OVER_LANES, run, refuse, scratch_of)
-KR_CUDA_FAMILY(selective_scan_bwd, time_over_lanes, TIME_OVER_LANES, run, refuse, scratch_of)
-KR_CUDA_FAMILY(selective_scan_bwd, general, GENERAL, run, refuse, scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, channels_last, CHANNELS_LAST, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, few_states, FEW_STATES, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, packed_rows, PACKED_ROWS, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, unaligned_rows, UNALIGNED_ROWS, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, states_over_lanes, STATES_OVER_LANES, run_scan_bwd, refuse_scan_bwd,
+               scan_bwd_scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, time_over_lanes, TIME_OVER_LANES, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
+KR_CUDA_FAMILY(selective_scan_bwd, general, GENERAL, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)

@@ -34,7 +34,7 @@ typedef struct run {
   float *sums, *shared_B, *shared_C, *works;
 } run;
 
-static int has_flag(const run *r, uint32_t flag) { return (r->p.in.flags & flag) != 0; }
+static int has_flag_in_scan_bwd_simd(const run *r, uint32_t flag) { return (r->p.in.flags & flag) != 0; }
 
 /* A record: [n][lane] each for dA, dA_reverse, constant dB, constant dC (if present), then [lane] for dD and dbias. */
 enum { SUM_A, SUM_A_REVERSE, SUM_B, SUM_C, SUM_D, SUM_BIAS };
@@ -49,10 +49,11 @@ static int64_t sum_offset(const run *r, int which) {
 
 static int64_t work_floats(const run *r) {
   int64_t values = r->p.values, tile = r->p.tile, states = whole_lines(r->blocks * values * KR_VL);
-  int64_t constants = has_flag(r, KRAIT_SCAN_B_CONSTANT) + has_flag(r, KRAIT_SCAN_C_CONSTANT);
+  int64_t constants =
+      has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_B_CONSTANT) + has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_C_CONSTANT);
   int64_t of_tile = 2 * whole_lines(tile * values * KR_VL) + whole_lines(tile / STRETCH * values * KR_VL) +
                     whole_lines(values * KR_VL);
-  int64_t both = has_flag(r, KRAIT_SCAN_BOTH) ? 3 * whole_lines(r->blocks * KR_VL * r->p.in.L) : 0;
+  int64_t both = has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_BOTH) ? 3 * whole_lines(r->blocks * KR_VL * r->p.in.L) : 0;
   return states * (2 + constants) + whole_lines(r->n_kept * r->blocks * values * KR_VL) + of_tile + both +
          2 * whole_lines(r->blocks * KR_VL) + whole_lines(r->blocks) + 2 * whole_lines(tile * values) +
          9 * whole_lines(tile * KR_VL) + whole_lines(tile);
@@ -72,7 +73,7 @@ static void plan_items(run *r, const kr_scan_inputs *in) {
   r->p.tile = (int)tile;
 }
 
-static run plan_run(const bwd_args *a) {
+static run plan_scan_bwd_run(const bwd_args *a) {
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   run r = {.a = a};
   plan_items(&r, &in);
@@ -82,7 +83,7 @@ static run plan_run(const bwd_args *a) {
   r.interval = in.L / STRETCH > MOST_CHECKPOINTS ? r.p.tile : STRETCH;
   r.n_kept = (in.L + r.interval - 1) / r.interval;
   r.shared_row = whole_lines(in.L);
-  if (r.p.n_ranges > 1 || has_flag(&r, KRAIT_SCAN_BOTH))
+  if (r.p.n_ranges > 1 || has_flag_in_scan_bwd_simd(&r, KRAIT_SCAN_BOTH))
     r.shared = in.B * in.G * r.p.n_ranges * r.p.values * r.shared_row;
   r.work = work_floats(&r);
   float *scratch = a->call.scratch;
@@ -96,7 +97,7 @@ static run plan_run(const bwd_args *a) {
 uint64_t KR_FN(kr_selective_scan_bwd_scratch)(const krait_ctx *ctx, const void *args) {
   bwd_args a = *(const bwd_args *)args;
   a.call.scratch = NULL;
-  run r = plan_run(&a);
+  run r = plan_scan_bwd_run(&a);
   return (uint64_t)(r.n_records * r.record + 2 * r.shared + r.work * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
@@ -118,13 +119,13 @@ typedef struct item {
   scan_ahead ahead;
 } item;
 
-static void cut_work(item *it, float *scratch) {
+static void cut_scan_bwd_work(item *it, float *scratch) {
   const run *r = it->r;
   int64_t values = r->p.values, tile = r->p.tile, states = r->blocks * values * KR_VL, steps = tile * KR_VL;
   it->A = cut(&scratch, states);
   it->carry = cut(&scratch, states);
-  it->B = has_flag(r, KRAIT_SCAN_B_CONSTANT) ? cut(&scratch, states) : NULL;
-  it->C = has_flag(r, KRAIT_SCAN_C_CONSTANT) ? cut(&scratch, states) : NULL;
+  it->B = has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_B_CONSTANT) ? cut(&scratch, states) : NULL;
+  it->C = has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_C_CONSTANT) ? cut(&scratch, states) : NULL;
   it->checkpoints = cut(&scratch, r->n_kept * states);
   it->gather_B = cut(&scratch, steps * values);
   it->gather_C = cut(&scratch, steps * values);
@@ -138,17 +139,17 @@ static void cut_work(item *it, float *scratch) {
   float **const arrays[] = {&it->dt, &it->du, &it->u, &it->slope, &it->g_out, &it->gate, &it->y, &it->q, &it->rest};
   for (int i = 0; i < 9; i++) *arrays[i] = cut(&scratch, steps);
   it->marks = (unsigned char *)cut(&scratch, tile);
-  if (!has_flag(r, KRAIT_SCAN_BOTH)) return;
+  if (!has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_BOTH)) return;
   it->both_u = cut(&scratch, r->blocks * KR_VL * r->p.in.L);
   it->both_dt = cut(&scratch, r->blocks * KR_VL * r->p.in.L);
   it->both_y = cut(&scratch, r->blocks * KR_VL * r->p.in.L);
 }
 
-static int lanes_of(const item *it, int64_t block) {
+static int scan_bwd_lanes_of(const item *it, int64_t block) {
   int64_t left = it->n_channels - block * KR_VL;
   return (int)(left < KR_VL ? left : KR_VL);
 }
-static int64_t part_of(const item *it, int64_t block) { return block * it->r->p.values * KR_VL; }
+static int64_t scan_bwd_part_of(const item *it, int64_t block) { return block * it->r->p.values * KR_VL; }
 static float *checkpoint_of(const item *it, int64_t block, int64_t step) {
   return it->checkpoints + (step / it->r->interval * it->r->blocks + block) * it->r->p.values * KR_VL;
 }
@@ -156,11 +157,11 @@ static float *sum_of(const item *it, int64_t block, int which) {
   return it->records + block * it->r->record + sum_offset(it->r, which);
 }
 
-static void begin_direction(item *it, const krait_view *A) {
+static void begin_scan_bwd_direction(item *it, const krait_view *A) {
   const kr_scan_inputs *in = &it->r->p.in;
   for (int64_t k = 0; k < it->n_blocks; k++) {
-    int64_t d = it->d0 + k * KR_VL, part = part_of(it, k);
-    int lanes = lanes_of(it, k);
+    int64_t d = it->d0 + k * KR_VL, part = scan_bwd_part_of(it, k);
+    int lanes = scan_bwd_lanes_of(it, k);
     it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, scale_of_A(&it->r->p));
     if (it->B) read_parameters(it->B + part, in->Bmat, d, lanes, in->N, 1);
     if (it->C) read_parameters(it->C + part, in->Cmat, d, lanes, in->N, 1);
@@ -172,17 +173,17 @@ static void begin_direction(item *it, const krait_view *A) {
 }
 
 /* dt, u and dt u of a tile and, on request, the softplus slope; returns whether fast decays are valid. */
-static int read_steps(item *it, int64_t block, int64_t i0, int n, int with_slope) {
+static int read_scan_bwd_steps(item *it, int64_t block, int64_t i0, int n, int with_slope) {
   const kr_scan_inputs *in = &it->r->p.in;
   float *dt = it->dt, *du = it->du, *u = it->u, *slope = it->slope;
   int64_t d = it->d0 + block * KR_VL;
   kr_plane delta = plane_of(in->delta, &it->w, d, i0), input = plane_of(in->u, &it->w, d, i0);
-  kr_tile_load(dt, KR_VL, &delta, n, lanes_of(it, block));
-  kr_tile_load(u, KR_VL, &input, n, lanes_of(it, block));
+  kr_tile_load(dt, KR_VL, &delta, n, scan_bwd_lanes_of(it, block));
+  kr_tile_load(u, KR_VL, &input, n, scan_bwd_lanes_of(it, block));
   kr_v bias = kr_v_load(it->bias + block * KR_VL), largest = kr_v_zero(), steep = kr_v_set1(1.0f);
-  if (!with_slope || !has_flag(it->r, KRAIT_SCAN_SOFTPLUS)) {
+  if (!with_slope || !has_flag_in_scan_bwd_simd(it->r, KRAIT_SCAN_SOFTPLUS)) {
     for (int i = 0; with_slope && i < n * KR_VL; i += KR_VL) kr_v_store(slope + i, steep);
-    const float size = finish_steps(dt, n, bias, has_flag(it->r, KRAIT_SCAN_SOFTPLUS));
+    const float size = finish_steps(dt, n, bias, has_flag_in_scan_bwd_simd(it->r, KRAIT_SCAN_SOFTPLUS));
     for (int i = 0; i < n * KR_VL; i += KR_VL) kr_v_store(du + i, kr_v_mul(kr_v_load(dt + i), kr_v_load(u + i)));
     return is_near(&it->r->p, size * it->size[block]);
   }
@@ -197,7 +198,7 @@ static int read_steps(item *it, int64_t block, int64_t i0, int n, int with_slope
 }
 
 /* Prefetches the tile's next block, or the next tile's first one; in the forward sweep, delta and u only. */
-static void plan_ahead(item *it, int64_t block, int64_t i0, int n, int forwards) {
+static void plan_scan_bwd_ahead(item *it, int64_t block, int64_t i0, int n, int forwards) {
   const kr_scan_inputs *in = &it->r->p.in;
   const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->r->a->dout};
   const int last = block + 1 == it->n_blocks, tile = it->r->p.tile, slots = (n + STRETCH - 1) / STRETCH * (int)in->N;
@@ -208,8 +209,8 @@ static void plan_ahead(item *it, int64_t block, int64_t i0, int n, int forwards)
                 left = it->w.n - from;
   it->ahead.n = 0;
   for (int i = 0; from >= 0 && i < (forwards ? 2 : MOST_AHEAD); i++)
-    look_ahead(&it->ahead, views[i], &it->w, it->d0 + next * KR_VL, from, left < tile ? left : tile, lanes_of(it, next),
-               slots);
+    look_ahead(&it->ahead, views[i], &it->w, it->d0 + next * KR_VL, from, left < tile ? left : tile,
+               scan_bwd_lanes_of(it, next), slots);
 }
 
 /* g = dout silu(z), and dout silu'(z). */
@@ -222,12 +223,12 @@ static void read_gradients(item *it, int64_t block, int64_t i0, int n) {
     return;
   }
   kr_plane dout = plane_of(&it->r->a->dout, &it->w, it->d0 + block * KR_VL, i0);
-  kr_tile_load(g, KR_VL, &dout, n, lanes_of(it, block));
+  kr_tile_load(g, KR_VL, &dout, n, scan_bwd_lanes_of(it, block));
   for (int i = 0; i < n; i++)
     if (it->marks[i] & STEP_IS_SILENT) kr_v_store(g + i * KR_VL, kr_v_zero());
   if (!kr_has(in->z)) return;
   kr_plane z = plane_of(in->z, &it->w, it->d0 + block * KR_VL, i0);
-  kr_tile_load(gate, KR_VL, &z, n, lanes_of(it, block));
+  kr_tile_load(gate, KR_VL, &z, n, scan_bwd_lanes_of(it, block));
   for (int i = 0; i < n * KR_VL; i += KR_VL) {
     kr_v steep, silu = kr_v_silu_and_slope(kr_v_load(gate + i), &steep), incoming = kr_v_load(g + i);
     kr_v_store(g + i, kr_v_mul(incoming, silu));
@@ -269,7 +270,7 @@ KR_INLINE void advance_state(const core *c, int64_t n, int steps, int near, int 
   kr_v_store(c->after + n * KR_VL, x);
 }
 
-static void advance_complex(const core *c, int steps, int near) {
+static void advance_scan_bwd_complex(const core *c, int steps, int near) {
   const int64_t im = c->N * KR_VL;
   for (int64_t n = 0; n < c->N; n++) {
     const float *A = c->A + n * KR_VL, *B = c->B + n * c->B_pitch, *B_im = B + c->N * c->B_pitch;
@@ -291,7 +292,7 @@ static void advance_complex(const core *c, int steps, int near) {
 static void advance(const core *c, int near) {
   const int64_t N = c->N;
   if (c->is_complex) {
-    advance_complex(c, STRETCH, near);
+    advance_scan_bwd_complex(c, STRETCH, near);
   } else if (near && !c->constant_B && !c->restarts) {
     for (int64_t n = 0; n < N; n++) {
       ask_ahead(c->ahead);
@@ -396,7 +397,7 @@ KR_INLINE void sweep_states(const core *c, int steps, int near, int constant_B, 
   }
 }
 
-static void sweep(const core *c, int steps, int near, int with_y) {
+static void sweep_scan_bwd_simd(const core *c, int steps, int near, int with_y) {
   if (c->is_complex)
     for (int64_t n = 0; n < c->N; n++) sweep_complex(c, n, steps, near);
   else if (c->constant_B && c->constant_C) sweep_states(c, steps, 0, 1, 1, 1, 1);
@@ -411,7 +412,7 @@ static void sweep(const core *c, int steps, int near, int with_y) {
 
 /* From step `at` of the tile on. */
 static core core_of(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int at) {
-  const int64_t part = part_of(it, block), from = at * KR_VL, gathered = it->r->p.tile * KR_VL;
+  const int64_t part = scan_bwd_part_of(it, block), from = at * KR_VL, gathered = it->r->p.tile * KR_VL;
   return (core){.dt = it->dt + from,
                 .du = it->du + from,
                 .g = it->g_out + from,
@@ -441,7 +442,7 @@ static core core_of(item *it, int64_t block, const scan_shared *B, const scan_sh
 static void put_tile(const item *it, const float *tile, const krait_view *v, int64_t block, int64_t i0, int n) {
   if (!kr_has(v)) return;
   kr_plane plane = plane_of(v, &it->w, it->d0 + block * KR_VL, i0);
-  kr_tile_store(tile, KR_VL, &plane, n, lanes_of(it, block));
+  kr_tile_store(tile, KR_VL, &plane, n, scan_bwd_lanes_of(it, block));
 }
 
 /* In place: q, rest and y become dt q, u q + rest (unscaled) and y: one direction's terms of du, ddt and the output. */
@@ -468,7 +469,7 @@ static void exchange_terms(item *it, int64_t block, int64_t i0, int n, int is_fi
     }
 }
 
-static void finish_tile(item *it, int64_t block, int64_t i0, int n) {
+static void finish_scan_bwd_tile(item *it, int64_t block, int64_t i0, int n) {
   const bwd_args *a = it->r->a;
   float *q = it->q, *rest = it->rest, *y = it->y;
   const float *g = it->g_out, *u = it->u, *slope = it->slope, *gate = it->gate;
@@ -514,21 +515,21 @@ static const float *states_before(item *it, int64_t block, const scan_shared *B,
 static void sweep_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n,
                         int sum_A, int turn) {
   const int64_t row = it->r->p.values * KR_VL;
-  int near = read_steps(it, block, i0, n, 1);
+  int near = read_scan_bwd_steps(it, block, i0, n, 1);
   read_gradients(it, block, i0, n);
-  plan_ahead(it, block, i0, n, 0);
+  plan_scan_bwd_ahead(it, block, i0, n, 0);
   memset(it->tile_dA, 0, (size_t)row * sizeof(float));
   float *const sums[] = {it->y, it->q, it->rest};
   for (int k = 0; k < 3; k++) memset(sums[k], 0, (size_t)(n * KR_VL) * sizeof(float));
   for (int at = (n - 1) / STRETCH * STRETCH; at >= 0; at -= STRETCH) {
     core c = core_of(it, block, B, C, at);
     c.before = states_before(it, block, B, C, i0, n, near, at);
-    sweep(&c, n - at < STRETCH ? n - at : STRETCH, near, kr_has(&it->r->a->dz));
+    sweep_scan_bwd_simd(&c, n - at < STRETCH ? n - at : STRETCH, near, kr_has(&it->r->a->dz));
   }
   add_floats(sum_of(it, block, sum_A), it->tile_dA, row);
   direction_terms(it, n);
   if (turn) exchange_terms(it, block, i0, n, turn == 1);
-  if (turn != 1) finish_tile(it, block, i0, n);
+  if (turn != 1) finish_scan_bwd_tile(it, block, i0, n);
 }
 
 /* ---- dB and dC of a tile ---- */
@@ -543,7 +544,7 @@ static void add_across_lanes(float *matrix, const float *gather, int64_t n) {
 }
 
 /* Writes matrix[n][step], with `pitch` floats per row, to steps i0.. of a (B,G,N,L) view. */
-static void write_shared(const scan_plan *p, const float *matrix, int64_t pitch, const krait_view *v,
+static void write_scan_bwd_simd_shared(const scan_plan *p, const float *matrix, int64_t pitch, const krait_view *v,
                          const scan_walk *w, int64_t g, int64_t i0, int n) {
   for (int part = 0; part < p->width; part++) {
     const kr_plane steps = shared_plane_of(p, v, w, g, i0, part), states = turned(&steps);
@@ -562,7 +563,7 @@ static void put_shared(item *it, const krait_view *v, float *partial, const floa
   if (!kr_has(v)) return;
   add_across_lanes(matrix, gather, p->values * p->tile);
   if (!it->r->shared) {
-    write_shared(p, matrix, p->tile, v, &it->w, it->g, i0, n);
+    write_scan_bwd_simd_shared(p, matrix, p->tile, v, &it->w, it->g, i0, n);
     return;
   }
   float *base = partial_of(it->r, partial, it->w.b, it->g, it->range_index) + it->w.first + i0 * it->w.step;
@@ -599,9 +600,9 @@ static void read_both(item *it, int64_t i0, int n, scan_shared *B, scan_shared *
 /* Checkpoints the states before each interval of the tile; steps after the last checkpoint are skipped. */
 static void walk_block(item *it, int64_t block, const scan_shared *B, const scan_shared *C, int64_t i0, int n) {
   const int64_t interval = it->r->interval, last = (it->w.n - 1) / interval * interval;
-  const int near = i0 < last ? read_steps(it, block, i0, n, 0) : 0;
+  const int near = i0 < last ? read_scan_bwd_steps(it, block, i0, n, 0) : 0;
   const float *before = checkpoint_of(it, block, i0);
-  plan_ahead(it, block, i0, n, 1);
+  plan_scan_bwd_ahead(it, block, i0, n, 1);
   for (int at = 0; at < n && i0 + at < last; at += STRETCH) {
     core c = core_of(it, block, B, C, at);
     c.before = before;
@@ -610,7 +611,7 @@ static void walk_block(item *it, int64_t block, const scan_shared *B, const scan
   }
 }
 
-static void walk_forwards(item *it) {
+static void walk_scan_bwd_forwards(item *it) {
   const scan_plan *p = &it->r->p;
   for (int64_t i0 = 0; i0 < it->w.n; i0 += p->tile) {
     int n = (int)(it->w.n - i0 < p->tile ? it->w.n - i0 : p->tile);
@@ -620,7 +621,7 @@ static void walk_forwards(item *it) {
   }
 }
 
-static void walk_backwards(item *it, int sum_A, int turn) {
+static void walk_scan_bwd_backwards(item *it, int sum_A, int turn) {
   const run *r = it->r;
   const int64_t row = r->p.values * KR_VL, tile = r->p.tile;
   for (int64_t i0 = (it->w.n - 1) / tile * tile; i0 >= 0 && it->w.n; i0 -= tile) {
@@ -636,17 +637,17 @@ static void walk_backwards(item *it, int sum_A, int turn) {
 }
 
 /* turn: 0 the only direction, 1 the first of two, 2 the second. */
-static void run_direction(item *it, const krait_view *A, int reverse, int turn) {
+static void run_scan_bwd_direction(item *it, const krait_view *A, int reverse, int turn) {
   it->w = walk_row(&it->r->p.in, it->row, reverse);
-  begin_direction(it, A);
-  walk_forwards(it);
-  walk_backwards(it, turn == 1 ? SUM_A_REVERSE : SUM_A, turn);
+  begin_scan_bwd_direction(it, A);
+  walk_scan_bwd_forwards(it);
+  walk_scan_bwd_backwards(it, turn == 1 ? SUM_A_REVERSE : SUM_A, turn);
   for (int64_t k = 0; k < it->n_blocks; k++)
-    write_states(&it->r->p, it->carry + part_of(it, k), &it->r->a->dinitial_state, it->row, it->d0 + k * KR_VL,
-                 lanes_of(it, k));
+    write_states(&it->r->p, it->carry + scan_bwd_part_of(it, k), &it->r->a->dinitial_state, it->row, it->d0 + k * KR_VL,
+                 scan_bwd_lanes_of(it, k));
 }
 
-static void run_item(const run *r, int64_t index, float *work) {
+static void run_scan_bwd_item(const run *r, int64_t index, float *work) {
   const scan_plan *p = &r->p;
   int64_t range = index % p->n_ranges, g = index / p->n_ranges % p->in.G, chunk = index / p->n_ranges / p->in.G;
   item it = {.r = r, .g = g, .range_index = range, .d0 = g * p->group + range * p->range};
@@ -654,18 +655,18 @@ static void run_item(const run *r, int64_t index, float *work) {
   it.n_blocks = (it.n_channels + KR_VL - 1) / KR_VL;
   it.records = r->sums + index * r->blocks * r->record;
   memset(it.records, 0, (size_t)(r->blocks * r->record) * sizeof(float));
-  cut_work(&it, work);
+  cut_scan_bwd_work(&it, work);
   int64_t end = (chunk + 1) * r->rows_per_item;
   for (it.row = chunk * r->rows_per_item; it.row < end && it.row < p->n_rows; it.row++) {
-    int both = has_flag(r, KRAIT_SCAN_BOTH);
-    if (both) run_direction(&it, p->in.A_reverse, 1, 1);
-    run_direction(&it, p->in.A, has_flag(r, KRAIT_SCAN_REVERSE), both ? 2 : 0);
+    int both = has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_BOTH);
+    if (both) run_scan_bwd_direction(&it, p->in.A_reverse, 1, 1);
+    run_scan_bwd_direction(&it, p->in.A, has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_REVERSE), both ? 2 : 0);
   }
 }
 
-static void run_items(void *user, int64_t begin, int64_t end, int worker) {
+static void run_scan_bwd_items(void *user, int64_t begin, int64_t end, int worker) {
   const run *r = user;
-  for (int64_t i = begin; i < end; i++) run_item(r, i, r->works + worker * r->work);
+  for (int64_t i = begin; i < end; i++) run_scan_bwd_item(r, i, r->works + worker * r->work);
 }
 
 /* ---- the last sums ---- */
@@ -695,9 +696,9 @@ static void finish_parameters(void *user, int64_t begin, int64_t end, int worker
     int64_t block = (d / r->p.group * r->p.n_ranges + range) * r->blocks + in_range / KR_VL;
     int lane = (int)(in_range % KR_VL);
     put_sums(r, block, d, lane, SUM_A, &a->dA, N);
-    if (has_flag(r, KRAIT_SCAN_BOTH)) put_sums(r, block, d, lane, SUM_A_REVERSE, &a->dA_reverse, N);
-    if (has_flag(r, KRAIT_SCAN_B_CONSTANT)) put_sums(r, block, d, lane, SUM_B, &a->dB, N);
-    if (has_flag(r, KRAIT_SCAN_C_CONSTANT)) put_sums(r, block, d, lane, SUM_C, &a->dC, N);
+    if (has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_BOTH)) put_sums(r, block, d, lane, SUM_A_REVERSE, &a->dA_reverse, N);
+    if (has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_B_CONSTANT)) put_sums(r, block, d, lane, SUM_B, &a->dB, N);
+    if (has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_C_CONSTANT)) put_sums(r, block, d, lane, SUM_C, &a->dC, N);
     put_sums(r, block, d, lane, SUM_D, &a->dDvec, 1);
     put_sums(r, block, d, lane, SUM_BIAS, &a->ddelta_bias, 1);
   }
@@ -715,7 +716,7 @@ static void finish_shared_steps(const run *r, const krait_view *v, float *partia
     for (int64_t k = 0; k < p->values; k++)
       for (int64_t i = 0; i < n; i++) first[k * row + i] += more[k * row + i];
   }
-  write_shared(p, first, row, v, &(scan_walk){.b = b, .first = t, .n = n, .step = 1}, g, 0, (int)n);
+  write_scan_bwd_simd_shared(p, first, row, v, &(scan_walk){.b = b, .first = t, .n = n, .step = 1}, g, 0, (int)n);
 }
 
 static void finish_shared(void *user, int64_t begin, int64_t end, int worker) {
@@ -724,9 +725,9 @@ static void finish_shared(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     int64_t t = i % pieces * FINISHED_STEPS, g = i / pieces % G, b = i / pieces / G;
-    if (kr_has(&r->a->dB) && !has_flag(r, KRAIT_SCAN_B_CONSTANT))
+    if (kr_has(&r->a->dB) && !has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_B_CONSTANT))
       finish_shared_steps(r, &r->a->dB, r->shared_B, b, g, t);
-    if (kr_has(&r->a->dC) && !has_flag(r, KRAIT_SCAN_C_CONSTANT))
+    if (kr_has(&r->a->dC) && !has_flag_in_scan_bwd_simd(r, KRAIT_SCAN_C_CONSTANT))
       finish_shared_steps(r, &r->a->dC, r->shared_C, b, g, t);
   }
 }
@@ -734,8 +735,8 @@ static void finish_shared(void *user, int64_t begin, int64_t end, int worker) {
 int32_t KR_FN(kr_selective_scan_bwd)(const krait_ctx *ctx, const void *args) {
   const bwd_args *a = args;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("selective_scan_bwd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
-  run r = plan_run(a);
-  kr_parallel(ctx, r.n_chunks * r.p.in.G * r.p.n_ranges, 1, run_items, &r);
+  run r = plan_scan_bwd_run(a);
+  kr_parallel(ctx, r.n_chunks * r.p.in.G * r.p.n_ranges, 1, run_scan_bwd_items, &r);
   kr_parallel(ctx, a->D, 16, finish_parameters, &r);
   if (r.shared) kr_parallel(ctx, a->B * a->G * ((a->L + FINISHED_STEPS - 1) / FINISHED_STEPS), 1, finish_shared, &r);
   return KRAIT_OK;

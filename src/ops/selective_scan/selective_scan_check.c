@@ -5,11 +5,11 @@
 #include "check.h"
 #include "contract.h"
 #include "op_list.h"
-#include "scan_rows.h"
+#include "scan_impls.h"
 #include "status.h"
 
 /* Flags and sequences; returns whether sequences are packed. */
-static int choose_mode(kr_case *c) {
+static int choose_scan_mode(kr_case *c) {
   krait_call *call = (krait_call *)c->args;
   const int64_t mode = kr_case_int(c, 0, 9);
   if (mode == 0) {
@@ -40,7 +40,7 @@ static void give_all(kr_case *c) {
 }
 
 /* Mostly short and few; occasionally sized for a particular kernel family. */
-static void choose_sizes(kr_case *c, int64_t index) {
+static void choose_scan_sizes(kr_case *c, int64_t index) {
   const int wide = index % 25 == 0;
   const int64_t G = kr_case_chance(c, 0.3) ? kr_case_int(c, 2, 3) : 1;
   set_sizes(c, kr_case_int(c, 1, 2), G, kr_case_edge(c, wide ? 9 : 40),
@@ -94,7 +94,7 @@ static void give_delta(kr_case *c) {
 }
 
 /* Wider bounds: long sums, many states, complex A. */
-static void set_bounds(kr_case *c) {
+static void set_scan_bounds(kr_case *c) {
   const int64_t N = *kr_case_size(c, "N"), L = *kr_case_size(c, "L");
   for (int i = 0; i < c->sig->n_tensors; i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);
@@ -134,13 +134,13 @@ int32_t kr_scan_bwd_case(kr_case *c, int64_t index) {
 int32_t kr_scan_case(kr_case *c, int64_t index) {
   krait_call *call = (krait_call *)c->args;
   c->is_complex = index % 12 == 5;
-  choose_sizes(c, index);
+  choose_scan_sizes(c, index);
   if (c->is_hard && !is_whole(c, index) && kr_case_chance(c, 0.3)) *kr_case_size(c, "L") = kr_case_int(c, 1, 2);
   const char *const ends[] = {"u", "Bmat", "Cmat", "z", "delta", "dout"};
   if (!c->is_complex) kr_case_hard(c, c->sig->forward ? 6 : 5, ends, KR_MOST_CUBED);
   const int plain = c->anywhere || c->channels_last;
   int is_packed = 0;
-  if (!plain || index / 25 % 4 == 3) is_packed = choose_mode(c);
+  if (!plain || index / 25 % 4 == 3) is_packed = choose_scan_mode(c);
   else if (c->channels_last && kr_case_chance(c, 0.3)) call->flags |= KRAIT_SCAN_REVERSE;
   if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_B_CONSTANT;
   if (!plain && kr_case_chance(c, 0.15)) call->flags |= KRAIT_SCAN_C_CONSTANT;
@@ -153,6 +153,6 @@ int32_t kr_scan_case(kr_case *c, int64_t index) {
     kr_case_give(c, "states");
   }
   kr_case_give_rest(c);
-  set_bounds(c);
+  set_scan_bounds(c);
   return KRAIT_OK;
 }

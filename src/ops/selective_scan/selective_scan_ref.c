@@ -8,11 +8,11 @@
 #include "contract.h"
 #include "op_list.h"
 #include "scan_ref.h"
-#include "scan_rows.h"
+#include "scan_impls.h"
 
 enum { MAX_N = 512 };
 
-static double step_size(const krait_selective_scan_args *a, int64_t b, int64_t d, int64_t t) {
+static double scan_step_size(const krait_selective_scan_args *a, int64_t b, int64_t d, int64_t t) {
   double dt = kr_get(&a->delta, kr_at3(&a->delta, b, d, t));
   if (kr_has(&a->delta_bias)) dt += kr_get(&a->delta_bias, kr_at1(&a->delta_bias, d));
   return a->call.flags & KRAIT_SCAN_SOFTPLUS ? softplus(dt) : dt;
@@ -25,7 +25,7 @@ static int sequence_changes(const krait_selective_scan_args *a, const walk *w, i
 }
 
 /* Adds sum_n C x of every step to y[time - sequence start]. */
-static void run_direction(const krait_selective_scan_args *a, const walk *w, int64_t d, const krait_view *A,
+static void run_scan_direction(const krait_selective_scan_args *a, const walk *w, int64_t d, const krait_view *A,
                           double *y) {
   const int is_complex = A->dtype == KRAIT_C64;
   const int64_t g = d / (a->D / a->G), begin = w->step > 0 ? w->first : w->first - (w->n - 1);
@@ -35,7 +35,7 @@ static void run_direction(const krait_selective_scan_args *a, const walk *w, int
                                      : number_of(0);
   for (int64_t i = 0; i < w->n; i++) {
     int64_t t = time_of(w, i);
-    double dt = step_size(a, w->b, d, t), u = kr_get(&a->u, kr_at3(&a->u, w->b, d, t)), sum = 0;
+    double dt = scan_step_size(a, w->b, d, t), u = kr_get(&a->u, kr_at3(&a->u, w->b, d, t)), sum = 0;
     int restart = sequence_changes(a, w, i);
     for (int64_t n = 0; kr_has(&a->states) && i % 8 == 0 && n < a->N; n++)
       put_number(&a->states, kr_at4(&a->states, w->b, d, n, i / 8), x[n]);
@@ -52,15 +52,15 @@ static void run_direction(const krait_selective_scan_args *a, const walk *w, int
     put_number(&a->last_state, kr_at3(&a->last_state, w->state_row, d, n), x[n]);
 }
 
-static void run_channel(const krait_selective_scan_args *a, int64_t row, int64_t d, double *y) {
+static void run_scan_channel(const krait_selective_scan_args *a, int64_t row, int64_t d, double *y) {
   const uint32_t flags = a->call.flags;
   walk w = walk_of(row, a->L, &a->cu_seqlens, (flags & KRAIT_SCAN_REVERSE) != 0);
   int64_t begin = w.step > 0 ? w.first : w.first - (w.n - 1);
   for (int64_t i = 0; i < w.n; i++) y[i] = 0;
-  run_direction(a, &w, d, &a->A, y);
+  run_scan_direction(a, &w, d, &a->A, y);
   if (flags & KRAIT_SCAN_BOTH) {
     walk back = walk_of(row, a->L, &a->cu_seqlens, 1);
-    run_direction(a, &back, d, &a->A_reverse, y);
+    run_scan_direction(a, &back, d, &a->A_reverse, y);
   }
   for (int64_t i = 0; i < w.n; i++) {
     int64_t t = begin + i;
@@ -86,6 +86,6 @@ int32_t kr_selective_scan_ref(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("selective_scan", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   int64_t n_rows = kr_has(&a->cu_seqlens) ? a->S : a->B;
   for (int64_t row = 0; row < n_rows; row++)
-    for (int64_t d = 0; d < a->D; d++) run_channel(a, row, d, a->call.scratch);
+    for (int64_t d = 0; d < a->D; d++) run_scan_channel(a, row, d, a->call.scratch);
   return KRAIT_OK;
 }

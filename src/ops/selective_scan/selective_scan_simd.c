@@ -46,7 +46,7 @@ static void advance_any(const core *c, int from, int to, int near, int constant_
 }
 
 /* Steps of complex states; y is twice the real part of the sum. */
-static void advance_complex(const core *c, int from, int to, int near, int constant_B, int constant_C) {
+static void advance_scan_complex(const core *c, int from, int to, int near, int constant_B, int constant_C) {
   const int64_t imaginary = c->N * KR_VL;
   for (int i = from; i < to; i++) {
     const float *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
@@ -92,12 +92,12 @@ typedef struct item {
 } item;
 
 static int is_set(const item *it, uint32_t flag) { return (it->p->in.flags & flag) != 0; }
-static int lanes_of(const item *it, int64_t block) {
+static int scan_lanes_of(const item *it, int64_t block) {
   int64_t left = it->n_channels - block * KR_VL;
   return (int)(left < KR_VL ? left : KR_VL);
 }
 
-static int64_t worker_floats(const scan_plan *p) {
+static int64_t scan_worker_floats(const scan_plan *p) {
   int64_t blocks = p->range / KR_VL, states = whole_lines(blocks * p->values * KR_VL);
   int64_t constants = ((p->in.flags & KRAIT_SCAN_B_CONSTANT) != 0) + ((p->in.flags & KRAIT_SCAN_C_CONSTANT) != 0);
   int64_t sums = p->in.flags & KRAIT_SCAN_BOTH ? whole_lines(blocks * KR_VL * p->in.L) : 0;
@@ -105,7 +105,7 @@ static int64_t worker_floats(const scan_plan *p) {
          2 * whole_lines(p->tile * p->pitch * p->width) + 4 * whole_lines(p->tile * KR_VL) + sums;
 }
 
-static void cut_scratch(item *it, float *scratch) {
+static void cut_scan_scratch(item *it, float *scratch) {
   const scan_plan *p = it->p;
   int64_t blocks = p->range / KR_VL, states = blocks * p->values * KR_VL;
   it->A = cut(&scratch, states);
@@ -124,11 +124,11 @@ static void cut_scratch(item *it, float *scratch) {
   it->sum = is_set(it, KRAIT_SCAN_BOTH) ? cut(&scratch, blocks * KR_VL * p->in.L) : NULL;
 }
 
-static void begin_direction(item *it, const krait_view *A) {
+static void begin_scan_direction(item *it, const krait_view *A) {
   const kr_scan_inputs *in = &it->p->in;
   for (int64_t k = 0; k < it->n_blocks; k++) {
     int64_t d = it->d0 + k * KR_VL, part = k * it->p->values * KR_VL;
-    int lanes = lanes_of(it, k);
+    int lanes = scan_lanes_of(it, k);
     it->size[k] = read_parameters(it->A + part, A, d, lanes, in->N, scale_of_A(it->p));
     if (it->B) read_parameters(it->B + part, in->Bmat, d, lanes, in->N, 1);
     if (it->C) read_parameters(it->C + part, in->Cmat, d, lanes, in->N, 1);
@@ -140,23 +140,23 @@ static void begin_direction(item *it, const krait_view *A) {
 }
 
 /* Prefetches the tile's next block, or the next tile's first one. */
-static void plan_ahead(item *it, const scan_walk *w, int64_t block, int64_t i0, int n, int64_t end) {
+static void plan_scan_ahead(item *it, const scan_walk *w, int64_t block, int64_t i0, int n, int64_t end) {
   const kr_scan_inputs *in = &it->p->in;
   const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->a->out};
   const int last = block + 1 == it->n_blocks;
   const int64_t next = last ? 0 : block + 1, from = last ? i0 + n : i0, left = end - from;
   it->ahead.n = 0;
   for (int i = 0; i < MOST_AHEAD; i++)
-    look_ahead(&it->ahead, views[i], w, it->d0 + next * KR_VL, from, left < n ? left : n, lanes_of(it, next), n);
+    look_ahead(&it->ahead, views[i], w, it->d0 + next * KR_VL, from, left < n ? left : n, scan_lanes_of(it, next), n);
 }
 
-static int is_in_place(const kr_plane *p, int lanes) {
+static int is_in_place_for_scan(const kr_plane *p, int lanes) {
   return p->dtype == KRAIT_F32 && p->lane_stride == 1 && lanes == KR_VL;
 }
 static rows rows_in_place(const kr_plane *p) { return (rows){(float *)p->data + p->offset, p->row_stride}; }
 
 static rows read_rows(const kr_plane *p, int n, int lanes, float *buffer) {
-  if (is_in_place(p, lanes)) return rows_in_place(p);
+  if (is_in_place_for_scan(p, lanes)) return rows_in_place(p);
   kr_tile_load(buffer, KR_VL, p, n, lanes);
   return (rows){buffer, KR_VL};
 }
@@ -177,19 +177,19 @@ KR_INLINE float begin_steps(const item *it, rows delta, kr_v bias, int n, int so
 }
 
 /* dt, du and u of a tile; returns whether the fast exponential is valid. */
-static int read_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
+static int read_scan_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
   const int64_t d = it->d0 + block * KR_VL;
   const kr_plane delta = plane_of(in->delta, w, d, i0), input = plane_of(in->u, w, d, i0);
   const kr_v bias = kr_v_load(it->bias + block * KR_VL);
-  const rows steps = read_rows(&delta, n, lanes_of(it, block), it->dt);
-  it->input = read_rows(&input, n, lanes_of(it, block), it->u);
+  const rows steps = read_rows(&delta, n, scan_lanes_of(it, block), it->dt);
+  it->input = read_rows(&input, n, scan_lanes_of(it, block), it->u);
   const float largest =
       is_set(it, KRAIT_SCAN_SOFTPLUS) ? begin_steps(it, steps, bias, n, 1) : begin_steps(it, steps, bias, n, 0);
   return is_near(it->p, largest * it->size[block]);
 }
 
-static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int64_t block, int n, int near) {
+static void scan_scan_tile(item *it, const scan_shared *B, const scan_shared *C, int64_t block, int n, int near) {
   const int64_t N = it->p->in.N, part = block * it->p->values * KR_VL;
   core c = {.dt = it->dt,
             .du = it->du,
@@ -208,7 +208,7 @@ static void scan_tile(item *it, const scan_shared *B, const scan_shared *C, int6
     if (it->marks[i] & STEP_RESTARTS) memset(c.x, 0, (size_t)(it->p->values * KR_VL) * sizeof *c.x);
     int end = next_restart(it->marks, i, n);
     if (it->p->width == 1) advance_any(&c, i, end, near, it->B != NULL, it->C != NULL);
-    else advance_complex(&c, i, end, near, it->B != NULL, it->C != NULL);
+    else advance_scan_complex(&c, i, end, near, it->B != NULL, it->C != NULL);
     i = end;
   }
 }
@@ -227,14 +227,14 @@ KR_INLINE void finish_rows(const item *it, rows z, const float *other, kr_v skip
 }
 
 /* y + D u, the other direction, the gate, and out. du is dead by now and holds z; without D, so is u. */
-static void finish_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
+static void finish_scan_tile(item *it, const scan_walk *w, int64_t block, int64_t i0, int n) {
   const kr_scan_inputs *in = &it->p->in;
   const int64_t d = it->d0 + block * KR_VL;
-  const int lanes = lanes_of(it, block);
+  const int lanes = scan_lanes_of(it, block);
   const float *other = it->sum ? it->sum + (block * in->L + w->first + i0) * KR_VL : NULL;
   const kr_v skip = kr_v_load(it->skip + block * KR_VL);
   const kr_plane out = plane_of(&it->a->out, w, d, i0);
-  const rows to = is_in_place(&out, lanes) ? rows_in_place(&out) : (rows){it->y, KR_VL};
+  const rows to = is_in_place_for_scan(&out, lanes) ? rows_in_place(&out) : (rows){it->y, KR_VL};
   if (!kr_has(in->Dvec)) {
     kr_v_store(it->u, kr_v_zero());
     it->input = (rows){it->u, 0};
@@ -271,7 +271,7 @@ enum { FINISH, KEEP, ADVANCE };
 
 static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_t begin, int64_t end, int then) {
   const kr_scan_inputs *in = &it->p->in;
-  begin_direction(it, A);
+  begin_scan_direction(it, A);
   for (int64_t i0 = begin; i0 < end; i0 += it->p->tile) {
     int n = (int)(end - i0 < it->p->tile ? end - i0 : it->p->tile);
     scan_shared B = {0}, C = {0};
@@ -279,11 +279,11 @@ static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_
     if (!it->C) C = read_shared(it->p, in->Cmat, w, it->g, i0, n, it->shared_C);
     mark_steps(in, w, i0, n, it->marks);
     for (int64_t k = 0; k < it->n_blocks; k++) {
-      int near = read_tile(it, w, k, i0, n);
-      plan_ahead(it, w, k, i0, n, end);
-      scan_tile(it, &B, &C, k, n, near);
+      int near = read_scan_tile(it, w, k, i0, n);
+      plan_scan_ahead(it, w, k, i0, n, end);
+      scan_scan_tile(it, &B, &C, k, n, near);
       if (it->total) add_to_total(it, n);
-      if (then == FINISH) finish_tile(it, w, k, i0, n);
+      if (then == FINISH) finish_scan_tile(it, w, k, i0, n);
       else if (then == KEEP) keep_tile(it, w, k, i0, n);
     }
   }
@@ -292,7 +292,7 @@ static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_
 static void write_last_states(const item *it) {
   for (int64_t k = 0; k < it->n_blocks; k++)
     write_states(it->p, it->x + k * it->p->values * KR_VL, &it->a->last_state, it->row, it->d0 + k * KR_VL,
-                 lanes_of(it, k));
+                 scan_lanes_of(it, k));
 }
 
 static void scan_direction(item *it, const scan_walk *w, const krait_view *A, int then) {
@@ -306,20 +306,20 @@ typedef struct run {
   int64_t chunk, n_chunks; /* steps per chunk; 0 and 1 without chunking */
 } run;
 
-static item begin_item(const run *r, int64_t i, int worker) {
+static item begin_scan_item(const run *r, int64_t i, int worker) {
   const scan_plan *p = &r->p;
   int64_t in_group = i % p->n_ranges * p->range, g = i / p->n_ranges % p->in.G, left = p->group - in_group;
   item it = {.p = p, .a = r->a, .row = i / p->n_ranges / p->in.G, .g = g, .d0 = g * p->group + in_group};
   it.n_channels = left < p->range ? left : p->range;
   it.n_blocks = (it.n_channels + KR_VL - 1) / KR_VL;
-  cut_scratch(&it, (float *)r->a->call.scratch + worker * worker_floats(p));
+  cut_scan_scratch(&it, (float *)r->a->call.scratch + worker * scan_worker_floats(p));
   return it;
 }
 
-static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
+static void scan_scan_items(void *user, int64_t begin, int64_t end, int worker) {
   const run *r = user;
   for (int64_t i = begin; i < end; i++) {
-    item it = begin_item(r, i, worker);
+    item it = begin_scan_item(r, i, worker);
     scan_walk back = walk_row(&r->p.in, it.row, 1), ahead = walk_row(&r->p.in, it.row, is_set(&it, KRAIT_SCAN_REVERSE));
     if (is_set(&it, KRAIT_SCAN_BOTH)) scan_direction(&it, &back, r->p.in.A_reverse, KEEP);
     scan_direction(&it, &ahead, r->p.in.A, FINISH);
@@ -336,7 +336,8 @@ enum { MAX_STATES = 512, MOST_BLOCKS = 1, SHORTEST = 4096, CHUNKS = 32, LEAST_CH
 static int64_t chunk_floats(const run *r) { return (r->p.in.N + 2) * KR_VL; } /* [n][lane], then the totals */
 
 static float *chunk_of(const run *r, int n_workers, int64_t i, int64_t chunk) {
-  return (float *)r->a->call.scratch + n_workers * worker_floats(&r->p) + (i * r->n_chunks + chunk) * chunk_floats(r);
+  return (float *)r->a->call.scratch + n_workers * scan_worker_floats(&r->p) +
+         (i * r->n_chunks + chunk) * chunk_floats(r);
 }
 
 typedef struct chunk_run {
@@ -350,7 +351,7 @@ static void scan_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const int64_t states = r->p.in.N * KR_VL;
   for (int64_t k = begin; k < end; k++) {
     const int64_t i = k / r->n_chunks, chunk = k % r->n_chunks, last = chunk == r->n_chunks - 1;
-    item it = begin_item(r, i, worker);
+    item it = begin_scan_item(r, i, worker);
     scan_walk w = walk_row(&r->p.in, it.row, is_set(&it, KRAIT_SCAN_REVERSE));
     const int64_t from = chunk * r->chunk, to = last ? w.n : from + r->chunk;
     float *place = chunk_of(r, c->n_workers, i, chunk);
@@ -370,9 +371,9 @@ static void scan_chunks(void *user, int64_t begin, int64_t end, int worker) {
 /* Turns each chunk's last state into the next chunk's first state. */
 static void join_chunks(const run *r, int n_workers, int64_t i) {
   const int64_t N = r->p.in.N;
-  item it = begin_item(r, i, 0);
+  item it = begin_scan_item(r, i, 0);
   kr_v x[MAX_STATES];
-  read_parameters(it.A, r->p.in.A, it.d0, lanes_of(&it, 0), N, log2_e);
+  read_parameters(it.A, r->p.in.A, it.d0, scan_lanes_of(&it, 0), N, log2_e);
   for (int64_t chunk = 0; chunk + 1 < r->n_chunks; chunk++) {
     float *place = chunk_of(r, n_workers, i, chunk), *total = place + N * KR_VL;
     const kr_v sum = kr_v_load(total);
@@ -391,7 +392,7 @@ static void join_chunks(const run *r, int n_workers, int64_t i) {
 }
 
 /* As many channels per item as still leave every thread some items: they share the loads of B and C. */
-static run plan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
+static run plan_scan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   int64_t range = 128;
   run r = {plan_scan(&in, KR_VL), a, 0, 1};
@@ -408,17 +409,17 @@ static run plan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
 }
 
 uint64_t KR_FN(kr_selective_scan_scratch)(const krait_ctx *ctx, const void *args) {
-  run r = plan_run(ctx, args);
+  run r = plan_scan_run(ctx, args);
   int64_t chunks = r.chunk ? n_items(&r.p) * r.n_chunks * chunk_floats(&r) : 0;
-  return (uint64_t)(worker_floats(&r.p) * krait_ctx_n_threads(ctx) + chunks) * sizeof(float);
+  return (uint64_t)(scan_worker_floats(&r.p) * krait_ctx_n_threads(ctx) + chunks) * sizeof(float);
 }
 
 int32_t KR_FN(kr_selective_scan)(const krait_ctx *ctx, const void *args) {
   const krait_selective_scan_args *a = args;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("selective_scan", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
-  run r = plan_run(ctx, a);
+  run r = plan_scan_run(ctx, a);
   if (!r.chunk) {
-    kr_parallel(ctx, n_items(&r.p), 1, scan_items, &r);
+    kr_parallel(ctx, n_items(&r.p), 1, scan_scan_items, &r);
     return KRAIT_OK;
   }
   const int n_workers = krait_ctx_n_threads(ctx);

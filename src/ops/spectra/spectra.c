@@ -1,8 +1,8 @@
 /* spectra.c: costs, rows and random cases of spectra in polar form, losses and spectral norm; spectra_ref.c has the
- * equations. Spectral norm is always small: its reference is its CPU row. */
+ * equations. Spectral norm is always small: its reference is its CPU implementation. */
 #include "check.h"
 #include "op_list.h"
-#include "spectra/spectra_rows.h"
+#include "spectra/spectra_impls.h"
 #include "view.h"
 
 static void count_polar(const void *args, kr_cost *cost) {
@@ -25,12 +25,12 @@ static void count_loss_bwd(const void *args, kr_cost *cost) {
   const double n = (double)a->I * (double)a->J * (double)a->K * (double)a->N;
   *cost = (kr_cost){.flops = n * 3, .bytes = n * 12};
 }
-static void count_norm(const void *args, kr_cost *cost) {
+static void count_spectral_norm(const void *args, kr_cost *cost) {
   const krait_spectral_norm_args *a = args;
   const double n = (double)a->O * (double)a->K;
   *cost = (kr_cost){.flops = n * 5, .bytes = n * 8};
 }
-static void count_norm_bwd(const void *args, kr_cost *cost) {
+static void count_spectral_norm_bwd(const void *args, kr_cost *cost) {
   const krait_spectral_norm_bwd_args *a = args;
   const double n = (double)a->O * (double)a->K;
   *cost = (kr_cost){.flops = n * 5, .bytes = n * 12};
@@ -41,43 +41,43 @@ uint64_t kr_loss_scratch(const krait_ctx *ctx, const void *args) {
   return KR_LOSS_CHUNKS * sizeof(double);
 }
 
-static const kr_row to_polar_rows[] = {
-    KR_CUDA_ROWS(to_polar)
+static const kr_impl to_polar_impls[] = {
+    KR_CUDA_IMPLS(to_polar)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_to_polar_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_to_polar_ref, NULL},
 };
-static const kr_row to_polar_bwd_rows[] = {
-    KR_CUDA_ROWS(to_polar_bwd)
+static const kr_impl to_polar_bwd_impls[] = {
+    KR_CUDA_IMPLS(to_polar_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_to_polar_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_to_polar_bwd_ref, NULL},
 };
-static const kr_row from_polar_rows[] = {
-    KR_CUDA_ROWS(from_polar)
+static const kr_impl from_polar_impls[] = {
+    KR_CUDA_IMPLS(from_polar)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_from_polar_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_from_polar_ref, NULL},
 };
-static const kr_row from_polar_bwd_rows[] = {
-    KR_CUDA_ROWS(from_polar_bwd)
+static const kr_impl from_polar_bwd_impls[] = {
+    KR_CUDA_IMPLS(from_polar_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_from_polar_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_from_polar_bwd_ref, NULL},
 };
-static const kr_row loss_rows[] = {
-    KR_CUDA_ROWS(loss)
+static const kr_impl loss_impls[] = {
+    KR_CUDA_IMPLS(loss)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_loss_##isa, kr_loss_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_loss_ref, NULL},
 };
-static const kr_row loss_bwd_rows[] = {
-    KR_CUDA_ROWS(loss_bwd)
+static const kr_impl loss_bwd_impls[] = {
+    KR_CUDA_IMPLS(loss_bwd)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_loss_bwd_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
@@ -93,19 +93,19 @@ static void count_transform(const void *args, kr_cost *cost) {
   *cost = (kr_cost){.flops = 2 * (double)a->R * (double)a->K * (double)a->N,
                     .bytes = 4 * ((double)a->R * (double)(a->K + a->N) + (double)a->K * (double)a->N)};
 }
-static const kr_row transform_rows[] = {
-    KR_CUDA_ROWS(transform)
+static const kr_impl transform_impls[] = {
+    KR_CUDA_IMPLS(transform)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_transform_##isa, transform_scratch},
 #include "isa.def"
 #undef KR_ISA
     {"ref", KRAIT_CAP_CPU, NULL, kr_transform_ref, NULL},
 };
-static const kr_row spectral_norm_rows[] = {
-    KR_CUDA_ROWS(spectral_norm)
+static const kr_impl spectral_norm_impls[] = {
+    KR_CUDA_IMPLS(spectral_norm)
     {"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_ref, kr_spectral_norm_scratch},
 };
-static const kr_row spectral_norm_bwd_rows[] = {
-    KR_CUDA_ROWS(spectral_norm_bwd)
+static const kr_impl spectral_norm_bwd_impls[] = {
+    KR_CUDA_IMPLS(spectral_norm_bwd)
     {"ref", KRAIT_CAP_CPU, NULL, kr_spectral_norm_bwd_ref, NULL},
 };
 
@@ -158,12 +158,12 @@ int32_t kr_from_polar_bwd_case(kr_case *c, int64_t index) { return kr_from_polar
 int32_t kr_loss_bwd_case(kr_case *c, int64_t index) { return kr_loss_case(c, index); }
 int32_t kr_spectral_norm_bwd_case(kr_case *c, int64_t index) { return kr_spectral_norm_case(c, index); }
 
-KR_OP_DEFINE(to_polar, to_polar_rows, NULL, count_polar, kr_to_polar_case, 100)
-KR_OP_DEFINE(to_polar_bwd, to_polar_bwd_rows, NULL, count_polar_bwd, kr_to_polar_bwd_case, 100)
-KR_OP_DEFINE(from_polar, from_polar_rows, NULL, count_polar, kr_from_polar_case, 100)
-KR_OP_DEFINE(from_polar_bwd, from_polar_bwd_rows, NULL, count_polar_bwd, kr_from_polar_bwd_case, 100)
-KR_OP_DEFINE(loss, loss_rows, NULL, count_loss, kr_loss_case, 200)
-KR_OP_DEFINE(loss_bwd, loss_bwd_rows, NULL, count_loss_bwd, kr_loss_bwd_case, 200)
-KR_OP_DEFINE(transform, transform_rows, NULL, count_transform, kr_transform_case, 100)
-KR_OP_DEFINE(spectral_norm, spectral_norm_rows, NULL, count_norm, kr_spectral_norm_case, 50)
-KR_OP_DEFINE(spectral_norm_bwd, spectral_norm_bwd_rows, NULL, count_norm_bwd, kr_spectral_norm_bwd_case, 50)
+KR_OP_DEFINE(to_polar, to_polar_impls, NULL, count_polar, kr_to_polar_case, 100)
+KR_OP_DEFINE(to_polar_bwd, to_polar_bwd_impls, NULL, count_polar_bwd, kr_to_polar_bwd_case, 100)
+KR_OP_DEFINE(from_polar, from_polar_impls, NULL, count_polar, kr_from_polar_case, 100)
+KR_OP_DEFINE(from_polar_bwd, from_polar_bwd_impls, NULL, count_polar_bwd, kr_from_polar_bwd_case, 100)
+KR_OP_DEFINE(loss, loss_impls, NULL, count_loss, kr_loss_case, 200)
+KR_OP_DEFINE(loss_bwd, loss_bwd_impls, NULL, count_loss_bwd, kr_loss_bwd_case, 200)
+KR_OP_DEFINE(transform, transform_impls, NULL, count_transform, kr_transform_case, 100)
+KR_OP_DEFINE(spectral_norm, spectral_norm_impls, NULL, count_spectral_norm, kr_spectral_norm_case, 50)
+KR_OP_DEFINE(spectral_norm_bwd, spectral_norm_bwd_impls, NULL, count_spectral_norm_bwd, kr_spectral_norm_bwd_case, 50)

@@ -5,14 +5,14 @@
  *   kr_spectral_norm, _back      one block: the weights of a discriminator are small */
 #include "polar.cuh"
 #include "pack.cuh"
-#include "spectra_plan.h"
+#include "spectra_params.h"
 
 typedef struct place {
   uint32_t i, j, k;
   int inside;
 } place;
 
-KR_DEV place here(const kr_polar_plan &p) {
+KR_DEV place here(const kr_polar_params &p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POLAR_THREADS + (uint32_t)kr_thread(),
                  row = kr_divide(thread, p.K), i = kr_divide(row, p.J);
   return place{i, row - i * p.J.by, thread - row * p.K.by, thread < p.n};
@@ -24,7 +24,7 @@ KR_DEV void put(const krait_view &v, const place &at, float value) {
   if (v.data) ((float *)v.data)[at.i * v.stride[0] + at.j * v.stride[1] + at.k * v.stride[2]] = value;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_to_polar(const kr_polar_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_to_polar(const kr_polar_params p) {
   const place at = here(p);
   if (!at.inside) return;
   const float x = get(p.a, at), y = get(p.b, at);
@@ -32,7 +32,7 @@ KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_to_polar(const kr_polar_plan p)
   if (p.d.data) put(p.d, at, kr_atan2(y + p.im_add, x + p.re_add));
 }
 
-KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_to_polar_back(const kr_polar_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_to_polar_back(const kr_polar_params p) {
   const place at = here(p);
   if (!at.inside) return;
   const float x = get(p.a, at), y = get(p.b, at), u = x + p.re_add, v = y + p.im_add;
@@ -43,7 +43,7 @@ KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_to_polar_back(const kr_polar_pl
   put(p.d, at, kr_fma(along, y, around * u));
 }
 
-KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_from_polar(const kr_polar_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_from_polar(const kr_polar_params p) {
   const place at = here(p);
   if (!at.inside) return;
   float sine, cosine;
@@ -53,7 +53,7 @@ KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_from_polar(const kr_polar_plan 
   put(p.d, at, m * sine);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_from_polar_back(const kr_polar_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_from_polar_back(const kr_polar_params p) {
   const place at = here(p);
   if (!at.inside) return;
   float sine, cosine;
@@ -69,7 +69,7 @@ KR_DEV int64_t offset_of(const krait_view &v, uint32_t i, uint32_t j, uint32_t k
   return i * v.stride[0] + j * v.stride[1] + k * v.stride[2] + n * v.stride[3];
 }
 
-KR_DEV float difference_at(const kr_loss_plan &p, uint32_t element, uint32_t &i, uint32_t &j, uint32_t &k,
+KR_DEV float difference_at(const kr_loss_params &p, uint32_t element, uint32_t &i, uint32_t &j, uint32_t &k,
                            uint32_t &n) {
   const uint32_t row = kr_divide(element, p.N), plane = kr_divide(row, p.K);
   i = kr_divide(plane, p.J), j = plane - i * p.J.by, k = row - plane * p.K.by, n = element - row * p.N.by;
@@ -91,7 +91,7 @@ KR_DEV double sum_block(double v) {
   return v;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_parts(const kr_loss_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_parts(const kr_loss_params p) {
   uint32_t i, j, k, n;
   double sum = 0.0;
   for (uint32_t at = (uint32_t)kr_block_x() * KR_LOSS_THREADS + (uint32_t)kr_thread(); at < p.n;
@@ -103,14 +103,14 @@ KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_parts(const kr_loss_plan p)
   if (kr_thread() == 0) p.partial[kr_block_x()] = sum;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_sum(const kr_loss_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_sum(const kr_loss_params p) {
   double sum = 0.0;
   for (uint32_t part = (uint32_t)kr_thread(); part < p.n_parts; part += KR_LOSS_THREADS) sum += p.partial[part];
   sum = sum_block(sum);
   if (kr_thread() == 0) *(float *)p.out.data = (float)(sum * (double)p.scale);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_back(const kr_loss_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_back(const kr_loss_params p) {
   const uint32_t at = (uint32_t)kr_block_x() * KR_LOSS_THREADS + (uint32_t)kr_thread();
   uint32_t i, j, k, n;
   if (at >= p.n) return;

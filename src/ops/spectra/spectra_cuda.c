@@ -1,7 +1,7 @@
 /* spectra_cuda.c: plans and launches of spectra in polar form, losses, transforms and spectral norm on a GPU. */
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
-#include "spectra/spectra_plan.h"
+#include "spectra/spectra_params.h"
 #include "view.h"
 
 static const kr_kernel to_polar = {"spectra", "kr_to_polar"}, to_polar_back = {"spectra", "kr_to_polar_back"},
@@ -18,7 +18,7 @@ static const char *refuse_polar(int64_t I, int64_t J, int64_t K) {
 }
 
 static int32_t launch_polar(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const krait_call *call,
-                            int64_t I, int64_t J, int64_t K, kr_polar_plan *p) {
+                            int64_t I, int64_t J, int64_t K, kr_polar_params *p) {
   p->n = (uint32_t)(I * J * K), p->K = kr_divisor_of(K), p->J = kr_divisor_of(J);
   return kr_cuda_launch(
       ctx->cuda, tier, kernel,
@@ -30,7 +30,7 @@ static int32_t launch_polar(const krait_ctx *ctx, uint64_t tier, const kr_kernel
 static int32_t run_to_polar(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_to_polar_args *a = args;
   return launch_polar(ctx, tier, &to_polar, &a->call, a->I, a->J, a->K,
-                      &(kr_polar_plan){.a = a->re,
+                      &(kr_polar_params){.a = a->re,
                                        .b = a->im,
                                        .c = a->mag,
                                        .d = a->pha,
@@ -42,7 +42,7 @@ static int32_t run_to_polar(const krait_ctx *ctx, const void *args, uint64_t tie
 static int32_t run_to_polar_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_to_polar_bwd_args *a = args;
   return launch_polar(ctx, tier, &to_polar_back, &a->call, a->I, a->J, a->K,
-                      &(kr_polar_plan){.a = a->re,
+                      &(kr_polar_params){.a = a->re,
                                        .b = a->im,
                                        .da = a->dmag,
                                        .db = a->dpha,
@@ -56,13 +56,13 @@ static int32_t run_to_polar_bwd(const krait_ctx *ctx, const void *args, uint64_t
 static int32_t run_from_polar(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_from_polar_args *a = args;
   return launch_polar(ctx, tier, &from_polar, &a->call, a->I, a->J, a->K,
-                      &(kr_polar_plan){.a = a->mag, .b = a->pha, .c = a->re, .d = a->im, .power = a->power});
+                      &(kr_polar_params){.a = a->mag, .b = a->pha, .c = a->re, .d = a->im, .power = a->power});
 }
 static int32_t run_from_polar_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_from_polar_bwd_args *a = args;
   return launch_polar(
       ctx, tier, &from_polar_back, &a->call, a->I, a->J, a->K,
-      &(kr_polar_plan){
+      &(kr_polar_params){
           .a = a->mag, .b = a->pha, .da = a->dre, .db = a->dim, .c = a->dmag, .d = a->dpha, .power = a->power});
 }
 
@@ -98,8 +98,8 @@ uint64_t kr_loss_cuda_scratch(const krait_ctx *ctx, const void *args) {
 }
 uint64_t kr_loss_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
-static kr_loss_plan plan_loss(uint32_t flags, int64_t I, int64_t J, int64_t K, int64_t N) {
-  return (kr_loss_plan){.N = kr_divisor_of(N),
+static kr_loss_params plan_loss(uint32_t flags, int64_t I, int64_t J, int64_t K, int64_t N) {
+  return (kr_loss_params){.N = kr_divisor_of(N),
                         .K = kr_divisor_of(K),
                         .J = kr_divisor_of(J),
                         .n = (uint32_t)(I * J * K * N),
@@ -108,7 +108,7 @@ static kr_loss_plan plan_loss(uint32_t flags, int64_t I, int64_t J, int64_t K, i
 
 static int32_t run_loss(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_loss_args *a = args;
-  kr_loss_plan p = plan_loss(a->call.flags, a->I, a->J, a->K, a->N);
+  kr_loss_params p = plan_loss(a->call.flags, a->I, a->J, a->K, a->N);
   const uint32_t blocks = (p.n + KR_LOSS_THREADS - 1) / KR_LOSS_THREADS;
   p.n_parts = blocks < KR_LOSS_PARTS ? blocks : KR_LOSS_PARTS, p.x = a->x, p.y = a->y, p.out = a->out,
   p.scale = a->scale, p.partial = a->call.scratch;
@@ -120,7 +120,7 @@ static int32_t run_loss(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 static int32_t run_loss_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_loss_bwd_args *a = args;
-  kr_loss_plan p = plan_loss(a->call.flags, a->I, a->J, a->K, a->N);
+  kr_loss_params p = plan_loss(a->call.flags, a->I, a->J, a->K, a->N);
   p.x = a->x, p.y = a->y, p.dout = a->dout, p.dx = a->dx, p.dy = a->dy, p.scale = a->scale;
   return kr_cuda_launch(
       ctx->cuda, tier, &loss_back,

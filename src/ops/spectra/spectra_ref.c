@@ -11,14 +11,14 @@
 
 #include "alloc.h"
 #include "op_list.h"
-#include "spectra/spectra_rows.h"
+#include "spectra/spectra_impls.h"
 #include "status.h"
 #include "view.h"
 
-static double element(const krait_view *v, int64_t i, int64_t j, int64_t k) {
+static double spectra_element(const krait_view *v, int64_t i, int64_t j, int64_t k) {
   return kr_has(v) ? kr_get(v, kr_at3(v, i, j, k)) : 0;
 }
-static void put(const krait_view *v, int64_t i, int64_t j, int64_t k, double value) {
+static void put_spectra(const krait_view *v, int64_t i, int64_t j, int64_t k, double value) {
   if (kr_has(v)) kr_put(v, kr_at3(v, i, j, k), value);
 }
 
@@ -28,9 +28,9 @@ int32_t kr_to_polar_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++) {
-        const double re = element(&a->re, i, j, k), im = element(&a->im, i, j, k);
-        put(&a->mag, i, j, k, pow(re * re + im * im + (double)a->eps, (double)a->power / 2));
-        put(&a->pha, i, j, k, atan2(im + (double)a->im_add, re + (double)a->re_add));
+        const double re = spectra_element(&a->re, i, j, k), im = spectra_element(&a->im, i, j, k);
+        put_spectra(&a->mag, i, j, k, pow(re * re + im * im + (double)a->eps, (double)a->power / 2));
+        put_spectra(&a->pha, i, j, k, atan2(im + (double)a->im_add, re + (double)a->re_add));
       }
   return KRAIT_OK;
 }
@@ -41,12 +41,13 @@ int32_t kr_to_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++) {
-        const double re = element(&a->re, i, j, k), im = element(&a->im, i, j, k), x = re + (double)a->re_add,
-                     y = im + (double)a->im_add;
-        const double q = re * re + im * im + (double)a->eps, around = element(&a->dpha, i, j, k) / (x * x + y * y);
-        const double along = element(&a->dmag, i, j, k) * (double)a->power * pow(q, (double)a->power / 2 - 1);
-        put(&a->dre, i, j, k, along * re - around * y);
-        put(&a->dim, i, j, k, along * im + around * x);
+        const double re = spectra_element(&a->re, i, j, k), im = spectra_element(&a->im, i, j, k),
+                     x = re + (double)a->re_add, y = im + (double)a->im_add;
+        const double q = re * re + im * im + (double)a->eps,
+                     around = spectra_element(&a->dpha, i, j, k) / (x * x + y * y);
+        const double along = spectra_element(&a->dmag, i, j, k) * (double)a->power * pow(q, (double)a->power / 2 - 1);
+        put_spectra(&a->dre, i, j, k, along * re - around * y);
+        put_spectra(&a->dim, i, j, k, along * im + around * x);
       }
   return KRAIT_OK;
 }
@@ -57,9 +58,10 @@ int32_t kr_from_polar_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++) {
-        const double m = pow(element(&a->mag, i, j, k), (double)a->power), pha = element(&a->pha, i, j, k);
-        put(&a->re, i, j, k, m * cos(pha));
-        put(&a->im, i, j, k, m * sin(pha));
+        const double m = pow(spectra_element(&a->mag, i, j, k), (double)a->power),
+                     pha = spectra_element(&a->pha, i, j, k);
+        put_spectra(&a->re, i, j, k, m * cos(pha));
+        put_spectra(&a->im, i, j, k, m * sin(pha));
       }
   return KRAIT_OK;
 }
@@ -70,19 +72,19 @@ int32_t kr_from_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++) {
-        const double mag = element(&a->mag, i, j, k), c = cos(element(&a->pha, i, j, k)),
-                     s = sin(element(&a->pha, i, j, k)), power = (double)a->power;
-        const double dre = element(&a->dre, i, j, k), dim = element(&a->dim, i, j, k);
-        put(&a->dmag, i, j, k, power * pow(mag, power - 1) * (dre * c + dim * s));
-        put(&a->dpha, i, j, k, pow(mag, power) * (dim * c - dre * s));
+        const double mag = spectra_element(&a->mag, i, j, k), c = cos(spectra_element(&a->pha, i, j, k)),
+                     s = sin(spectra_element(&a->pha, i, j, k)), power = (double)a->power;
+        const double dre = spectra_element(&a->dre, i, j, k), dim = spectra_element(&a->dim, i, j, k);
+        put_spectra(&a->dmag, i, j, k, power * pow(mag, power - 1) * (dre * c + dim * s));
+        put_spectra(&a->dpha, i, j, k, pow(mag, power) * (dim * c - dre * s));
       }
   return KRAIT_OK;
 }
 
 /* ---- losses ---- */
 
-static double difference(uint32_t flags, const krait_view *x, const krait_view *y, int64_t i, int64_t j, int64_t k,
-                         int64_t n) {
+static double spectra_ref_difference(uint32_t flags, const krait_view *x, const krait_view *y, int64_t i, int64_t j,
+                                     int64_t k, int64_t n) {
   const double d = kr_get(x, kr_at4(x, i, j, k, n)) - (kr_has(y) ? kr_get(y, kr_at4(y, i, j, k, n)) : 0),
                turn = 6.283185307179586;
   return flags & KRAIT_LOSS_ANGLE ? d - turn * rint(d / turn) : d;
@@ -97,7 +99,7 @@ int32_t kr_loss_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++)
         for (int64_t n = 0; n < a->N; n++) {
-          const double d = difference(a->call.flags, &a->x, &a->y, i, j, k, n);
+          const double d = spectra_ref_difference(a->call.flags, &a->x, &a->y, i, j, k, n);
           sum += angle ? fabs(d) : d * d;
         }
   kr_put(&a->out, 0, sum * (double)a->scale);
@@ -113,7 +115,7 @@ int32_t kr_loss_bwd_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++)
         for (int64_t n = 0; n < a->N; n++) {
-          const double d = difference(a->call.flags, &a->x, &a->y, i, j, k, n),
+          const double d = spectra_ref_difference(a->call.flags, &a->x, &a->y, i, j, k, n),
                        slope = scale * (angle ? (d > 0) - (d < 0) : 2 * d);
           if (kr_has(&a->dx)) kr_put(&a->dx, kr_at4(&a->dx, i, j, k, n), slope);
           if (kr_has(&a->dy)) kr_put(&a->dy, kr_at4(&a->dy, i, j, k, n), -slope);

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "op_list.h"
-#include "spectra/spectra_rows.h"
+#include "spectra/spectra_impls.h"
 #include "vec.h"
 #include "view.h"
 
@@ -103,7 +103,7 @@ int32_t KR_FN(kr_from_polar_bwd)(const krait_ctx *ctx, const void *args) {
 
 /* ---- losses ---- */
 
-static float difference(uint32_t flags, float x, float y) {
+static float spectra_simd_difference(uint32_t flags, float x, float y) {
   const float d = x - y;
   return flags & KRAIT_LOSS_ANGLE ? d - 6.2831853f * rintf(d / 6.2831853f) : d;
 }
@@ -120,7 +120,8 @@ static void sum_chunks(void *user, int64_t begin, int64_t end, int worker) {
       const float *x = (const float *)a->x.data + kr_at4(&a->x, i, j, k, 0),
                   *y = kr_has(&a->y) ? (const float *)a->y.data + kr_at4(&a->y, i, j, k, 0) : NULL;
       for (int64_t n = 0; n < a->N; n++) {
-        const double d = (double)difference(a->call.flags, x[n * a->x.stride[3]], y ? y[n * a->y.stride[3]] : 0);
+        const double d =
+            (double)spectra_simd_difference(a->call.flags, x[n * a->x.stride[3]], y ? y[n * a->y.stride[3]] : 0);
         sum += a->call.flags & KRAIT_LOSS_ANGLE ? fabs(d) : d * d;
       }
     }
@@ -147,7 +148,7 @@ static void loss_rows_back(void *user, int64_t begin, int64_t end, int worker) {
     const float *x = (const float *)a->x.data + kr_at4(&a->x, i, j, k, 0),
                 *y = kr_has(&a->y) ? (const float *)a->y.data + kr_at4(&a->y, i, j, k, 0) : NULL;
     for (int64_t n = 0; n < a->N; n++) {
-      const float d = difference(a->call.flags, x[n * a->x.stride[3]], y ? y[n * a->y.stride[3]] : 0);
+      const float d = spectra_simd_difference(a->call.flags, x[n * a->x.stride[3]], y ? y[n * a->y.stride[3]] : 0);
       const float slope = a->call.flags & KRAIT_LOSS_ANGLE ? (float)((d > 0) - (d < 0)) * scale : 2 * scale * d;
       if (kr_has(&a->dx)) ((float *)a->dx.data)[kr_at4(&a->dx, i, j, k, n)] = slope;
       if (kr_has(&a->dy)) ((float *)a->dy.data)[kr_at4(&a->dy, i, j, k, n)] = -slope;

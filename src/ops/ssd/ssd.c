@@ -1,10 +1,10 @@
 /* ssd.c: contract, cost and rows of the SSD (Mamba 2); the equation is in ssd_ref.c. Error bound: float32 1e-5 of the
- * output's scale, 2e-5 beyond 4000 tokens; 16-bit storage adds one rounding. Tensor-core rows round their operands to
- * the storage type, so they take 16-bit storage only. */
+ * output's scale, 2e-5 beyond 4000 tokens; 16-bit storage adds one rounding. Tensor-core implementations round their
+ * operands to the storage type, so they take 16-bit storage only. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_inputs.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 
 int32_t kr_ssd_check_limits(const char *op, float dt_min, float dt_max) {
   KR_CHECK(dt_max == 0 || dt_min <= dt_max, KRAIT_ERR_ARGUMENT, "%s: dt_min %g is above dt_max %g", op, (double)dt_min,
@@ -12,7 +12,7 @@ int32_t kr_ssd_check_limits(const char *op, float dt_min, float dt_max) {
   return KRAIT_OK;
 }
 
-static int32_t check_rules(const void *args) {
+static int32_t check_ssd_rules(const void *args) {
   static const char op[] = "ssd";
   const krait_ssd_args *a = args;
   KR_TRY(kr_ssd_check_limits(op, a->dt_min, a->dt_max));
@@ -23,7 +23,7 @@ static int32_t check_rules(const void *args) {
 }
 
 /* Cost of the chunked form with 64 tokens per chunk, C B^T computed once per group. */
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_ssd_cost(const void *args, kr_cost *cost) {
   const krait_ssd_args *a = args;
   const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N,
                Q = 64;
@@ -34,7 +34,7 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->exps = heads * (directions * Q / 2 + (kr_has(&a->z) ? P : 0));
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_ssd_hopper_refuse, kr_ssd_hopper, kr_ssd_hopper_scratch},
     {"cuda_ampere_chunks", KRAIT_CAP_CUDA_AMPERE, kr_ssd_chunks_refuse, kr_ssd_chunks, kr_ssd_chunks_scratch},
     {"cuda_base_tokens", KRAIT_CAP_CUDA_BASE, kr_ssd_cuda_refuse, kr_ssd_cuda_base, kr_ssd_cuda_scratch},
@@ -44,4 +44,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_ssd_ref, kr_ssd_ref_scratch},
 };
 
-KR_OP_DEFINE(ssd, rows, check_rules, count_cost, kr_ssd_case, 400)
+KR_OP_DEFINE(ssd, impls, check_ssd_rules, count_ssd_cost, kr_ssd_case, 400)

@@ -3,11 +3,11 @@
  * kr_ssd_walk_sS: S states of a channel per lane. */
 #include "ssd_walk.cuh"
 
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_walk_s4(const kr_ssd_plan p) { walk<4, 0>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_walk_s16(const kr_ssd_plan p) { walk<16, 0>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_walk_s4(const kr_ssd_params p) { walk<4, 0>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_walk_s16(const kr_ssd_params p) { walk<16, 0>(p); }
 
 /* Zeroes the states of empty sequences. One thread per state element, one block row per sequence. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_clear_empty(const kr_ssd_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_clear_empty(const kr_ssd_params p) {
   const int i = kr_block_y();
   const int64_t e = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();
   if (p.offsets[i * p.offsets_step] != p.offsets[(i + 1) * p.offsets_step] || e >= (int64_t)p.H * p.P * p.N) return;

@@ -3,15 +3,15 @@
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_inputs.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 
-static int32_t check_rules(const void *args) {
+static int32_t check_ssd_bwd_rules(const void *args) {
   const krait_ssd_bwd_args *a = args;
   KR_TRY(kr_ssd_check_limits("ssd_bwd", a->dt_min, a->dt_max));
   return kr_need_size("ssd_bwd", "S", a->S, 0, 0);
 }
 
-static void count_cost(const void *args, kr_cost *cost) {
+static void count_ssd_bwd_cost(const void *args, kr_cost *cost) {
   const krait_ssd_bwd_args *a = args;
   const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N,
                Q = 64;
@@ -22,7 +22,7 @@ static void count_cost(const void *args, kr_cost *cost) {
   cost->exps = heads * (directions * Q / 2 + (kr_has(&a->z) ? P : 0));
 }
 
-static const kr_row rows[] = {
+static const kr_impl impls[] = {
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_ssd_bwd_hopper_refuse, kr_ssd_bwd_hopper, kr_ssd_bwd_hopper_scratch},
     {"cuda_ampere_chunks", KRAIT_CAP_CUDA_AMPERE, kr_ssd_bwd_chunks_refuse, kr_ssd_bwd_chunks,
      kr_ssd_bwd_chunks_scratch},
@@ -33,4 +33,4 @@ static const kr_row rows[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_ssd_bwd_ref, kr_ssd_bwd_ref_scratch},
 };
 
-KR_OP_DEFINE(ssd_bwd, rows, check_rules, count_cost, kr_ssd_bwd_case, 300)
+KR_OP_DEFINE(ssd_bwd, impls, check_ssd_bwd_rules, count_ssd_bwd_cost, kr_ssd_bwd_case, 300)

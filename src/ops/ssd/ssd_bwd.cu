@@ -12,13 +12,13 @@
  * (f.spoilt) to these kernels, with S and M in the storage type (f.kept_dtype). */
 #include "ssd_walk.cuh"
 
-#include "ssd_bwd_plan.h"
+#include "ssd_bwd_params.h"
 
 enum { Q = KR_SSD_CHUNK, THREADS = KR_SSD_BWD_THREADS, ROW = Q + 1, PART = 32 };
 
 template <int S>
-KR_DEV void walk_after(const kr_ssd_bwd_plan &p) {
-  const kr_ssd_plan &f = p.f;
+KR_DEV void walk_after(const kr_ssd_bwd_params &p) {
+  const kr_ssd_params &f = p.f;
   const int lane = kr_thread() & 31, blocks = (f.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks,
             b = kr_block_z(), g = h / f.heads;
   const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
@@ -61,12 +61,12 @@ KR_DEV void walk_after(const kr_ssd_bwd_plan &p) {
 }
 
 template <int S>
-KR_DEV void walk_either(const kr_ssd_bwd_plan &p) {
+KR_DEV void walk_either(const kr_ssd_bwd_params &p) {
   if (kr_block_y()) walk_after<S>(p);
   else walk<S, 1>(p.f);
 }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s4(const kr_ssd_bwd_plan p) { walk_either<4>(p); }
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s16(const kr_ssd_bwd_plan p) { walk_either<16>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s4(const kr_ssd_bwd_params p) { walk_either<4>(p); }
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s16(const kr_ssd_bwd_params p) { walk_either<16>(p); }
 
 /* ---- a chunk ---- */
 
@@ -91,7 +91,7 @@ KR_DEV float decay_between(const chunk_steps &s, int i, int j) {
 
 /* Called by all threads; a chunk is short, so one thread scans it. Sums restart with each sequence, so no other
  * sequence's terms are in them. */
-KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
+KR_DEV void prepare(const kr_ssd_params &f, const place &at, chunk_steps &s) {
   const int i = kr_thread();
   if (i < at.n) {
     s.raw[i] = raw_step(f, at.b, at.t0 + i, at.h);
@@ -123,18 +123,18 @@ KR_DEV void prepare(const kr_ssd_plan &f, const place &at, chunk_steps &s) {
   kr_sync();
 }
 
-KR_DEV float x_at(const kr_ssd_plan &f, const place &at, const chunk_steps &s, int t, int c) {
+KR_DEV float x_at(const kr_ssd_params &f, const place &at, const chunk_steps &s, int t, int c) {
   return s.segment[t] < 0 ? 0.0f : kr_load(f.x.data, of(f.x, at.b, at.t0 + t, at.h, c), f.x.dtype);
 }
-KR_DEV float B_at(const kr_ssd_plan &f, const place &at, int t, int n) {
+KR_DEV float B_at(const kr_ssd_params &f, const place &at, int t, int n) {
   return kr_load(f.Bmat.data, of(f.Bmat, at.b, at.t0 + t, at.g, n), f.Bmat.dtype);
 }
-KR_DEV float C_at(const kr_ssd_plan &f, const place &at, int t, int n) {
+KR_DEV float C_at(const kr_ssd_params &f, const place &at, int t, int n) {
   return kr_load(f.Cmat.data, of(f.Cmat, at.b, at.t0 + t, at.g, n), f.Cmat.dtype);
 }
 
 /* PART channels from c0 on of dout, gated, as the sums use it; zeros beyond. */
-KR_DEV void stage_dy(const kr_ssd_plan &f, const place &at, const chunk_steps &s, int c0, float *dy) {
+KR_DEV void stage_dy(const kr_ssd_params &f, const place &at, const chunk_steps &s, int c0, float *dy) {
   for (int i = kr_thread(); i < Q * PART; i += THREADS) {
     const int t = i / PART, c = c0 + i % PART;
     float v = 0;
@@ -171,9 +171,9 @@ KR_DEV float add_block(float v, float *sums) {
 }
 
 /* dx of this part's channels, and <M_t, x_t (outer) B_t>. passes: C_i B_j times the decay from j to i. */
-KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *passes, const float *dy,
+KR_DEV void give_dx(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s, const float *passes, const float *dy,
                     const kept_state &M, int c0) {
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   const int j = kr_thread() >> 2, end = f.P - c0 < PART ? f.P - c0 : PART;
   float inputs = 0, after = 0;
   for (int c = kr_thread() & 3; c < end && j < at.n; c += 4) {
@@ -199,9 +199,9 @@ KR_DEV void give_dx(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, c
 }
 
 /* The inter-chunk terms of dC and dB, from S and M. */
-KR_DEV void give_matrices(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, const float *dy,
+KR_DEV void give_matrices(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s, const float *dy,
                           const kept_state &S, const kept_state &M, int c0, int first) {
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   const int t = kr_thread() >> 2, end = f.P - c0 < PART ? f.P - c0 : PART;
   float before = 0;
   for (int n = kr_thread() & 3; n < f.N && t < at.n; n += 4) {
@@ -253,8 +253,8 @@ KR_DEV void pass_over(chunk_steps &s, float *given, int n, float through) {
 }
 
 /* ddt of a head's tokens, and its sums over the chunk. */
-KR_DEV void finish_steps(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, float *parts) {
-  const kr_ssd_plan &f = p.f;
+KR_DEV void finish_steps(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s, float *parts) {
+  const kr_ssd_params &f = p.f;
   const int t = kr_thread();
   float dA = 0, bias = 0;
   if (t < at.n) {
@@ -276,9 +276,9 @@ KR_DEV void finish_steps(const kr_ssd_bwd_plan &p, const place &at, chunk_steps 
   if (t == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
 }
 
-KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, float *passes, float *given, float *dy,
-                     const float (&CB)[4][4], float (&W)[4][4], int first) {
-  const kr_ssd_plan &f = p.f;
+KR_DEV void run_head(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s, float *passes, float *given,
+                     float *dy, const float (&CB)[4][4], float (&W)[4][4], int first) {
+  const kr_ssd_params &f = p.f;
   const int i0 = (kr_thread() >> 4) * 4, j0 = (kr_thread() & 15) * 4, chunk = (int)(at.t0 / Q);
   const int64_t state = (((int64_t)at.b * f.H + at.h) * p.n_chunks + chunk) * f.P * f.N;
   const kept_state S = {p.S, state, f.kept_dtype}, M = {p.M, state, f.kept_dtype};
@@ -331,8 +331,8 @@ KR_DEV void run_head(const kr_ssd_bwd_plan &p, const place &at, chunk_steps &s, 
 }
 
 /* dB and dC: the heads' contributions, plus W (from j to i, summed over heads) times C and B. */
-KR_DEV void finish_matrices(const kr_ssd_bwd_plan &p, const place &at, const float *W) {
-  const kr_ssd_plan &f = p.f;
+KR_DEV void finish_matrices(const kr_ssd_bwd_params &p, const place &at, const float *W) {
+  const kr_ssd_params &f = p.f;
   const int t = kr_thread() >> 2;
   for (int n = kr_thread() & 3; n < f.N && t < at.n; n += 4) {
     float *const sum_C = (float *)p.sum_C.data + of(p.sum_C, at.b, at.t0 + t, at.g, n), *const sum_B =
@@ -349,10 +349,10 @@ KR_DEV void finish_matrices(const kr_ssd_bwd_plan &p, const place &at, const flo
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_params p) {
   KR_SHARED float passes[Q * ROW], given[Q * ROW], dy[Q * (PART + 1)];
   KR_SHARED chunk_steps s;
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   place at = {kr_block_z(), 0, kr_block_y(), 0, (int64_t)kr_block_x() * Q};
   if (f.spoilt && !f.spoilt[at.b * f.H + at.g * f.heads]) return;
   at.n = f.L - at.t0 < Q ? (int)(f.L - at.t0) : Q;
@@ -380,10 +380,10 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_chunks(const kr_ssd_bwd_plan p) 
 }
 
 /* One block per head, each warp takes some rows of its parts: a lane takes channels, then dA and the bias. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_params p) {
   enum { WARPS = KR_SSD_BWD_ADDERS / 32, AT_ONCE = 3 };
   KR_SHARED float sums[WARPS][32 * AT_ONCE];
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   const int h = kr_block_x(), warp = kr_thread() >> 5, lane = kr_thread() & 31;
   const int64_t n = (int64_t)f.B * p.n_chunks, step = WARPS * (int64_t)f.H * (f.P + 2);
   float own_D = 0; /* of one D for all channels */

@@ -20,7 +20,7 @@ enum { WALKERS = KR_SSD_THREADS, THREADS = KR_SSD_BWD_THREADS };
 
 /* One chunk's P x N state tile in the storage type, N padded to the kernel's. */
 template <int N>
-KR_DEV uint16_t *tile_at(const kr_ssd_bwd_plan &p, void *tiles, int b, int h, int block, int64_t chunk) {
+KR_DEV uint16_t *tile_at(const kr_ssd_bwd_params &p, void *tiles, int b, int h, int block, int64_t chunk) {
   return (uint16_t *)tiles + ((((int64_t)b * p.f.H + h) * p.f.blocks_per_head + block) * p.n_chunks + chunk) * (PB * N);
 }
 
@@ -44,9 +44,9 @@ KR_DEV void leave_state(uint16_t *tile, const float (&s)[N / 8][4]) {
 }
 
 template <int N, int BACK>
-KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
+KR_DEV void walk_states(const kr_ssd_bwd_params &p) {
   KR_DYNAMIC_SHARED(shared);
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   const int STAGE = X_BYTES + Q * N * 2, h = kr_block_x() / f.blocks_per_head,
             block = kr_block_x() - h * f.blocks_per_head, g = h / f.heads, b = kr_block_z(), w = kr_thread() >> 5,
             p0 = block * PB;
@@ -72,17 +72,17 @@ KR_DEV void walk_states(const kr_ssd_bwd_plan &p) {
     leave_state<N>(tile_at<N>(p, BACK ? p.M : p.S, b, h, block, c), s);
     spoilt |= take_chunk<N, N, BACK>(s, w, 0, now, now + X_BYTES, steps[i & 1], f.seq_idx != 0);
   }
-  if (spoilt || is_spoilt<N / 8>(s)) tell_spoilt_group(f, b, h);
+  if (spoilt || is_spoilt<N / 8>(s)) report_nonfinite_group(f, b, h);
   if (BACK && p.dinitial.data) store_state<N>(f, p.dinitial, b, h, p0 + 16 * w, 0, s);
 }
 
 template <int N>
-KR_DEV void walk_either(const kr_ssd_bwd_plan &p) {
+KR_DEV void walk_either(const kr_ssd_bwd_params &p) {
   if (kr_block_y()) walk_states<N, 1>(p);
   else walk_states<N, 0>(p);
 }
-KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_states_n64(const kr_ssd_bwd_plan p) { walk_either<64>(p); }
-KR_KERNEL void KR_BOUNDS(WALKERS, 3) kr_ssd_bwd_states_n128(const kr_ssd_bwd_plan p) { walk_either<128>(p); }
+KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_states_n64(const kr_ssd_bwd_params p) { walk_either<64>(p); }
+KR_KERNEL void KR_BOUNDS(WALKERS, 3) kr_ssd_bwd_states_n128(const kr_ssd_bwd_params p) { walk_either<128>(p); }
 
 /* ---- chunks ---- */
 
@@ -109,7 +109,7 @@ KR_DEV void copy_tile(unsigned char *to, const uint16_t *from) {
 
 /* Loads B or C in the column order of a state tile. */
 template <int N>
-KR_DEV void copy_matrix(unsigned char *to, const kr_ssd_plan &f, const kr_ssd_tensor &v, const place &at) {
+KR_DEV void copy_matrix(unsigned char *to, const kr_ssd_params &f, const kr_ssd_tensor &v, const place &at) {
   const int per_row = N / 8, row = kr_thread() / per_row, piece = kr_thread() % per_row, left = f.N - piece * 8;
 #pragma unroll
   for (int k = 0; k < Q * per_row / THREADS; k++) {
@@ -126,9 +126,9 @@ KR_DEV void copy_matrix(unsigned char *to, const kr_ssd_plan &f, const kr_ssd_te
 
 /* Copies x, dy, S, M and step sizes of a head. */
 template <int N>
-KR_DEV void copy_head(const kr_ssd_bwd_plan &p, const place &at, int h, int block, unsigned char *stage,
+KR_DEV void copy_head(const kr_ssd_bwd_params &p, const place &at, int h, int block, unsigned char *stage,
                       chunk_steps *steps) {
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   const int p0 = block * PB;
   copy_rows<PB * 2, THREADS>(stage, f.x, at.b * f.x.b + h * f.x.h + p0, at.t0, f.L, f.P - p0);
   copy_rows<PB * 2, THREADS>(stage + X_BYTES, f.dout, at.b * f.dout.b + h * f.dout.h + p0, at.t0, f.L, f.P - p0);
@@ -146,7 +146,7 @@ KR_DEV float add_row(float v) {
 
 /* The products before P is exchanged: P to shared memory, W, dC, and per-token sums. */
 template <int N>
-KR_DEV void first_half(const kr_ssd_plan &f, const warp_place &me, const unsigned char *stage, const unsigned char *C,
+KR_DEV void first_half(const kr_ssd_params &f, const warp_place &me, const unsigned char *stage, const unsigned char *C,
                        unsigned char *passes, const chunk_steps &s, first_sums &sums, const float (&CB)[4][4],
                        float (&W)[4][4], float (&dC)[N / 16][4]) {
   const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const S = dy + X_BYTES;
@@ -244,10 +244,10 @@ KR_DEV void pass_through(const unsigned char *S, const unsigned char *M, first_s
 
 /* dx of the head, and dB. */
 template <int N>
-KR_DEV void second_half(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const unsigned char *stage,
+KR_DEV void second_half(const kr_ssd_bwd_params &p, const place &at, const warp_place &me, const unsigned char *stage,
                         const unsigned char *B, const unsigned char *passes, const chunk_steps &s, second_sums &sums,
                         const float *D, float (&dB)[N / 16][4]) {
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   const unsigned char *const x = stage, *const dy = stage + X_BYTES, *const M = dy + X_BYTES + PB * N * 2;
   float within[4][4], after[4][4];
   uint32_t a[4], b[4];
@@ -347,7 +347,7 @@ KR_DEV void sum_dD(const unsigned char *stage, const chunk_steps &s, int has_pad
 }
 
 /* Reduces the warps' sums for a head and stores them: by the block's first threads, one head late. */
-KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_sums &sums, const second_sums &others) {
+KR_DEV void leave_sums(const kr_ssd_bwd_params &p, const place &at, const first_sums &sums, const second_sums &others) {
   const int t = kr_thread() & (Q - 1), c = at.p0 + t;
   token_sums &to = *sums_at(p, at.b, at.h, at.chunk);
   if (kr_thread() < Q) {
@@ -375,7 +375,7 @@ KR_DEV void leave_sums(const kr_ssd_bwd_plan &p, const place &at, const first_su
 
 /* A warp's part of dB or dC: a lane's four words are eight columns (leave_state). */
 template <int N>
-KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const warp_place &me, const kr_ssd_tensor &whole,
+KR_DEV void store_matrix(const kr_ssd_bwd_params &p, const place &at, const warp_place &me, const kr_ssd_tensor &whole,
                          const kr_ssd_tensor &part, int split, const float (&d)[N / 16][4]) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -441,15 +441,15 @@ KR_DEV void add_within(const warp_place &me, unsigned char *shared_W, const unsi
 }
 
 /* The i-th (head, channel block) of this thread block. */
-KR_DEV void go_to(place &at, const kr_ssd_plan &f, int first, int i) {
+KR_DEV void go_to(place &at, const kr_ssd_params &f, int first, int i) {
   at.h = first + i / f.blocks_per_head, at.block = i % f.blocks_per_head, at.p0 = at.block * PB;
 }
 
 template <int N>
-KR_DEV void inner(const kr_ssd_bwd_plan &p) {
+KR_DEV void inner(const kr_ssd_bwd_params &p) {
   KR_DYNAMIC_SHARED(shared);
   const int STAGE = 2 * X_BYTES + 2 * PB * N * 2, second_stage = p.n_stages > 1 ? STAGE : 0;
-  const kr_ssd_plan &f = p.f;
+  const kr_ssd_params &f = p.f;
   const warp_place whole = place_of_thread(kr_thread());
   unsigned char *const B = shared + p.n_stages * STAGE, *const C = B + Q * N * 2, *const passes = C + Q * N * 2;
   chunk_steps *const steps = (chunk_steps *)(passes + Q * Q * 2);
@@ -519,12 +519,12 @@ KR_DEV void inner(const kr_ssd_bwd_plan &p) {
   store_matrix<N>(p, at, whole, p.dC, p.sum_C, split, dC);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_plan p) { inner<64>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_plan p) { inner<128>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_params p) { inner<64>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_params p) { inner<128>(p); }
 
 /* One chunk of a head, by one warp: a lane takes tokens lane and lane + 32. slopes: gradients of dt. */
-KR_DEV void finish_chunk(const kr_ssd_bwd_plan &p, int b, int h, float *slopes) {
-  const kr_ssd_plan &f = p.f;
+KR_DEV void finish_chunk(const kr_ssd_bwd_params &p, int b, int h, float *slopes) {
+  const kr_ssd_params &f = p.f;
   const int lane = kr_thread() & 31, chunk = kr_block_x();
   const int64_t t0 = (int64_t)chunk * Q;
   /* Without clamps the slope follows from the step size alone: no reload of dt, whose tokens are far apart. */
@@ -573,7 +573,7 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_plan &p, int b, int h, float *slopes) 
 }
 
 /* A block takes adjacent heads and writes dt gradients token by token: those of adjacent heads are contiguous. */
-KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) {
+KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_params p) {
   enum { HEADS = WALKERS / 32, ROW = Q + 8 };
   KR_SHARED float slopes[HEADS * ROW];
   const int first = kr_block_y() * HEADS, warp = kr_thread() >> 5, b = kr_block_z();
@@ -589,7 +589,7 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_plan p) 
 }
 
 /* Reduces a group's dB and dC over the blocks that shared its heads: one thread per element. */
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_plan p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_params p) {
   const kr_ssd_tensor &part = kr_block_y() ? p.sum_C : p.sum_B, &to = kr_block_y() ? p.dC : p.dB;
   const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / p.f.N, groups = p.f.H / p.f.heads,
                 n = i - row * p.f.N, t = row / groups, g = row - t * groups;
@@ -601,8 +601,8 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_plan p) {
 }
 
 /* f.out: y before the gate, replaced by dy; also dz. One thread per element. */
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_plan p) {
-  const kr_ssd_plan &f = p.f;
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_params p) {
+  const kr_ssd_params &f = p.f;
   const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / f.P, c = i - row * f.P, t = row / f.H,
                 h = row - t * f.H, b = kr_block_z();
   if (t >= f.L) return;

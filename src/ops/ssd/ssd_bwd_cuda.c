@@ -1,10 +1,10 @@
 /* ssd_bwd_cuda.c: the SSD's gradient on a GPU: states before every chunk and their gradients after it, then chunk by
  * chunk; reductions over chunks last. Bidirectional calls run twice, the first run leaving its part to the second. */
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
-#include "ssd_hopper_bwd_plan.h"
+#include "ssd_hopper_bwd_params.h"
 #include "ssd_hopper_host.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 #include "status.h"
 
 static const kr_kernel walks_s4 = {"ssd_bwd", "kr_ssd_bwd_walks_s4"}, walks_s16 = {"ssd_bwd", "kr_ssd_bwd_walks_s16"};
@@ -16,23 +16,23 @@ typedef struct layout {
   uint64_t S, M, sum_B, sum_C, parts, all_dx, all_dd, y, end;
 } layout;
 
-static int is_both(const krait_ssd_bwd_args *a) { return (a->call.flags & KRAIT_SSD_BOTH) != 0; }
+static int is_both_for_ssd_bwd_cuda(const krait_ssd_bwd_args *a) { return (a->call.flags & KRAIT_SSD_BOTH) != 0; }
 static int64_t chunks_of(const krait_ssd_bwd_args *a) { return (a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK; }
-static uint64_t place(uint64_t *end, int64_t floats) {
+static uint64_t place_ssd_bwd(uint64_t *end, int64_t floats) {
   const uint64_t at = *end;
   *end += kr_scratch_round((uint64_t)floats * sizeof(float));
   return at;
 }
 
-static layout layout_of(const krait_ssd_bwd_args *a) {
+static layout ssd_bwd_cuda_layout_of(const krait_ssd_bwd_args *a) {
   const int64_t states = a->B * a->H * chunks_of(a) * a->P * a->N, matrix = a->B * a->L * a->G * a->N,
-                channels = is_both(a) ? a->B * a->L * a->H : 0;
+                channels = is_both_for_ssd_bwd_cuda(a) ? a->B * a->L * a->H : 0;
   layout l = {.end = 0};
-  l.S = place(&l.end, states), l.M = place(&l.end, states);
-  l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
-  l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
-  l.all_dx = place(&l.end, channels * a->P), l.all_dd = place(&l.end, channels),
-  l.y = place(&l.end, kr_has(&a->dz) ? channels * a->P : 0);
+  l.S = place_ssd_bwd(&l.end, states), l.M = place_ssd_bwd(&l.end, states);
+  l.sum_B = place_ssd_bwd(&l.end, matrix), l.sum_C = place_ssd_bwd(&l.end, matrix);
+  l.parts = place_ssd_bwd(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
+  l.all_dx = place_ssd_bwd(&l.end, channels * a->P), l.all_dd = place_ssd_bwd(&l.end, channels),
+  l.y = place_ssd_bwd(&l.end, kr_has(&a->dz) ? channels * a->P : 0);
   return l;
 }
 
@@ -42,11 +42,11 @@ static kr_ssd_tensor floats_at(const krait_ssd_bwd_args *a, uint64_t at, int64_t
   return kr_ssd_sequence(&v, reverse, a->L);
 }
 
-static kr_ssd_bwd_plan plan_of(const krait_ssd_bwd_args *a, int reverse) {
+static kr_ssd_bwd_params ssd_bwd_plan_of(const krait_ssd_bwd_args *a, int reverse) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  const layout l = layout_of(a);
+  const layout l = ssd_bwd_cuda_layout_of(a);
   char *const scratch = a->call.scratch;
-  kr_ssd_bwd_plan p = {.f = kr_ssd_plan_of(&in, reverse), .n_chunks = (int32_t)chunks_of(a)};
+  kr_ssd_bwd_params p = {.f = kr_ssd_params_of(&in, reverse), .n_chunks = (int32_t)chunks_of(a)};
   p.f.dout = kr_ssd_sequence(&a->dout, reverse, a->L);
   p.dx = kr_ssd_sequence(&a->dx, reverse, a->L), p.ddt = kr_ssd_sequence(&a->ddt, reverse, a->L);
   p.dB = kr_ssd_sequence(&a->dB, reverse, a->L), p.dC = kr_ssd_sequence(&a->dC, reverse, a->L);
@@ -69,11 +69,11 @@ const char *kr_ssd_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
 
 uint64_t kr_ssd_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return layout_of(args).end;
+  return ssd_bwd_cuda_layout_of(args).end;
 }
 
 /* n_ways: 2: the backward scan runs beside the forward one. */
-static kr_grid walks(const kr_ssd_plan *f, uint32_t n_ways, void *stream) {
+static kr_grid walks(const kr_ssd_params *f, uint32_t n_ways, void *stream) {
   return (kr_grid){.x = (uint32_t)(f->B ? f->H * ((f->P + 15) / 16) : 0),
                    .y = n_ways,
                    .z = (uint32_t)f->B,
@@ -82,7 +82,7 @@ static kr_grid walks(const kr_ssd_plan *f, uint32_t n_ways, void *stream) {
 }
 
 /* Everything but the reductions over chunks. */
-static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const int narrow = a->N <= 128;
   const kr_grid walk = walks(&p->f, 2, a->call.stream);
   const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0),
@@ -95,39 +95,39 @@ static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, con
   return chunk.x ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &in_chunks, &chunk, p, sizeof *p) : KRAIT_OK;
 }
 
-static int32_t run_direction(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+static int32_t run_ssd_bwd_direction(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_BWD_ADDERS, .stream = a->call.stream};
   KR_TRY(run_tokens(ctx, a, p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, p, sizeof *p);
 }
 
-static int32_t both_directions(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
-  kr_ssd_bwd_plan forwards = plan_of(a, 0), backwards = plan_of(a, 1);
+static int32_t ssd_bwd_cuda_both_directions(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+  kr_ssd_bwd_params forwards = ssd_bwd_plan_of(a, 0), backwards = ssd_bwd_plan_of(a, 1);
   backwards.f.A = kr_ssd_heads(&a->A_reverse, 0), backwards.dA = kr_ssd_heads(&a->dA_reverse, 0);
   forwards.keeps = 1, backwards.adds = 1;
   forwards.dD = kr_ssd_heads(&a->dDvec, 1), backwards.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   if (kr_has(&a->dz) && a->B) {
-    kr_ssd_plan y = backwards.f;
+    kr_ssd_params y = backwards.f;
     const kr_grid walk = walks(&y, 1, a->call.stream);
-    y.add = forwards.f.add = (float *)((char *)a->call.scratch + layout_of(a).y), y.keep_y = 1;
+    y.add = forwards.f.add = (float *)((char *)a->call.scratch + ssd_bwd_cuda_layout_of(a).y), y.keep_y = 1;
     forwards.f.dz = kr_ssd_sequence(&a->dz, 0, a->L);
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, a->N <= 128 ? &only_y_s4 : &only_y_s16, &walk, &y, sizeof y));
   }
-  KR_TRY(run_direction(ctx, a, &forwards));
-  return run_direction(ctx, a, &backwards);
+  KR_TRY(run_ssd_bwd_direction(ctx, a, &forwards));
+  return run_ssd_bwd_direction(ctx, a, &backwards);
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_ssd_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_ssd_bwd_args *a = args;
   (void)tier; /* one module serves all tiers */
-  if (is_both(a)) return both_directions(ctx, a);
-  kr_ssd_bwd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+  if (is_both_for_ssd_bwd_cuda(a)) return ssd_bwd_cuda_both_directions(ctx, a);
+  kr_ssd_bwd_params p = ssd_bwd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   p.f.dz = kr_ssd_sequence(&a->dz, (a->call.flags & KRAIT_SSD_REVERSE) != 0, a->L);
-  return run_direction(ctx, a, &p);
+  return run_ssd_bwd_direction(ctx, a, &p);
 }
 
-KR_CUDA_TIERS(ssd_bwd, run)
+KR_CUDA_TIERS(ssd_bwd, run_ssd_bwd)
 
 /* ---- on tensor cores ---- */
 
@@ -137,9 +137,9 @@ static const kr_kernel inner_kernel[2][3] = {CHUNKS("kr_ssd_bwd_inner_n64"), CHU
 static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), finish_kernel[3] = CHUNKS("kr_ssd_bwd_finish"),
                        sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
 
-static int64_t columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
+static int64_t ssd_bwd_columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
 static uint32_t inner_shared_bytes(const krait_ssd_bwd_args *a, int n_stages) {
-  return (uint32_t)KR_SSD_BWD_INNER_SHARED(columns_of(a), n_stages);
+  return (uint32_t)KR_SSD_BWD_INNER_SHARED(ssd_bwd_columns_of(a), n_stages);
 }
 
 static const char *refuse_tensors(const krait_ssd_bwd_args *a) {
@@ -156,7 +156,7 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   if (kr_ssd_bwd_cuda_refuse(ctx, args)) return kr_ssd_bwd_cuda_refuse(ctx, args);
   if (a->x.dtype == KRAIT_F32) return "float32";
   if (a->dt_min < 0) return "a negative dt_min";
-  if (is_both(a)) return "both directions";
+  if (is_both_for_ssd_bwd_cuda(a)) return "both directions";
   if (a->L == 0 || a->B == 0) return "nothing to do";
   if (a->G > 4096 || a->H > 65535) return "more than 4096 groups or 65535 heads";
   if (refuse_tensors(a)) return refuse_tensors(a);
@@ -178,27 +178,27 @@ typedef struct chunks_layout {
 
 static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
   const int64_t chunks = a->B * a->H * chunks_of(a),
-                tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * columns_of(a),
+                tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * ssd_bwd_columns_of(a),
                 plain = chunks * a->P * a->N;
   const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N,
-                states = tiles > plain ? tiles : plain; /* plain: what redo_spoilt stores there */
+                states = tiles > plain ? tiles : plain; /* plain: what redo_nonfinite stores there */
   chunks_layout l = {.end = 0};
-  l.S = place(&l.end, (states + 1) / 2), l.M = place(&l.end, (states + 1) / 2);
-  l.sum_B = place(&l.end, matrix), l.sum_C = place(&l.end, matrix);
-  l.parts = place(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
-  l.steps = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)),
-  l.tokens = place(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
-  l.spoilt = place(&l.end, a->B * a->H);
-  l.y = place(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
+  l.S = place_ssd_bwd(&l.end, (states + 1) / 2), l.M = place_ssd_bwd(&l.end, (states + 1) / 2);
+  l.sum_B = place_ssd_bwd(&l.end, matrix), l.sum_C = place_ssd_bwd(&l.end, matrix);
+  l.parts = place_ssd_bwd(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
+  l.steps = place_ssd_bwd(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)),
+  l.tokens = place_ssd_bwd(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
+  l.spoilt = place_ssd_bwd(&l.end, a->B * a->H);
+  l.y = place_ssd_bwd(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
   return l;
 }
 
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
 
 /* dz, and dout after the gate in place of y, which comes from the forward kernel. */
-static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_plan *p, uint64_t y) {
+static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y) {
   const int64_t row = (a->P + 7) / 8 * 8;
-  kr_ssd_plan forward = p->f;
+  kr_ssd_params forward = p->f;
   forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y,
                                 .b = a->L * a->H * row,
                                 .t = a->H * row,
@@ -207,7 +207,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
                                 .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
   for (int part = 0; part * KR_SSD_MOST_STATES < forward.N; part++) {
-    const kr_ssd_plan some = kr_ssd_part_of(&forward, part);
+    const kr_ssd_params some = kr_ssd_part_of(&forward, part);
     KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
   }
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
@@ -219,10 +219,10 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &gate_kernel[a->x.dtype], &grid, p, sizeof *p);
 }
 
-static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const chunks_layout *l) {
+static kr_ssd_bwd_params chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const chunks_layout *l) {
   const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
   char *const scratch = a->call.scratch;
-  kr_ssd_bwd_plan p = plan_of(a, reverse);
+  kr_ssd_bwd_params p = ssd_bwd_plan_of(a, reverse);
   p.n_splits = splits_of(ctx, a);
   p.n_stages = kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 2) ? 1 : 2;
   p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
@@ -234,8 +234,8 @@ static kr_ssd_bwd_plan chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_arg
 }
 
 /* The slice of 128 states that `part` selects. */
-static kr_ssd_bwd_plan part_of(const kr_ssd_bwd_plan *whole, int part) {
-  kr_ssd_bwd_plan p = *whole;
+static kr_ssd_bwd_params ssd_bwd_part_of(const kr_ssd_bwd_params *whole, int part) {
+  kr_ssd_bwd_params p = *whole;
   const int64_t first = 128 * part;
   kr_ssd_tensor *const tensors[] = {&p.f.Bmat, &p.f.Cmat,    &p.dB,     &p.dC,      &p.sum_B,
                                     &p.sum_C,  &p.f.initial, &p.dfinal, &p.dinitial};
@@ -249,7 +249,7 @@ static kr_ssd_bwd_plan part_of(const kr_ssd_bwd_plan *whole, int part) {
   return p;
 }
 
-static int32_t sum_splits(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+static int32_t sum_splits(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                        .y = 2,
                        .z = (uint32_t)a->B,
@@ -259,14 +259,14 @@ static int32_t sum_splits(const krait_ctx *ctx, const krait_ssd_bwd_args *a, con
                          : KRAIT_OK;
 }
 
-static int32_t run_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+static int32_t run_ssd_bwd_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const int wide = a->N > 64, dtype = a->x.dtype;
   const uint32_t batch = (uint32_t)a->B;
   const kr_grid states = {.x = (uint32_t)(a->H * p->f.blocks_per_head),
                           .y = 2,
                           .z = batch,
                           .block = KR_SSD_THREADS,
-                          .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(columns_of(a)),
+                          .shared_bytes = (uint32_t)KR_SSD_BWD_STATES_SHARED(ssd_bwd_columns_of(a)),
                           .stream = a->call.stream};
   const kr_grid inner = {.x = (uint32_t)p->n_chunks,
                          .y = (uint32_t)(a->G * p->n_splits),
@@ -280,22 +280,22 @@ static int32_t run_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const
 }
 
 /* Recomputes token by token the groups of heads in which chunks met NaN or infinity, in scratch no longer in use. */
-static int32_t redo_spoilt(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *chunks) {
-  kr_ssd_bwd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+static int32_t redo_nonfinite(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *chunks) {
+  kr_ssd_bwd_params p = ssd_bwd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = a->x.dtype, p.f.spoilt = chunks->f.spoilt;
   p.sum_B = chunks->sum_B, p.sum_C = chunks->sum_C, p.parts = chunks->parts, p.f.dz = chunks->f.dz;
   return run_tokens(ctx, a, &p);
 }
 
-typedef int32_t run_part_fn(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p);
+typedef int32_t run_part_fn(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
 
 static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one) {
   const chunks_layout l = lay_out_chunks(ctx, a);
-  kr_ssd_bwd_plan p = chunks_plan(ctx, a, &l);
+  kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
   for (int part = 0; part * 128 < a->N; part++) {
-    const kr_ssd_bwd_plan some = part_of(&p, part);
+    const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
   }
   const kr_grid finish = {.x = (uint32_t)p.n_chunks,
@@ -305,11 +305,11 @@ static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_
                           .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_BWD_ADDERS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
-  KR_TRY(redo_spoilt(ctx, a, &p));
+  KR_TRY(redo_nonfinite(ctx, a, &p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
-int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_part); }
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_ssd_bwd_part); }
 
 /* ---- on warpgroups ---- */
 
@@ -324,7 +324,7 @@ static const kr_kernel hopper_inner[3][2][3] = {
     WIDTHS("kr_ssd_hopper_inner_packed"), WIDTHS("kr_ssd_hopper_inner_plain"), WIDTHS("kr_ssd_hopper_inner_channels")};
 
 /* plain: neither D nor its gradient is per channel. */
-static int kind_of(const kr_ssd_bwd_plan *p) {
+static int ssd_bwd_kind_of(const kr_ssd_bwd_params *p) {
   const int plain = (!p->f.D.data || p->f.D.n == 0) && (!p->dD.data || p->dD.n == 0 || p->part);
   return p->f.seq_idx ? PACKED : plain ? PLAIN : CHANNELS;
 }
@@ -347,22 +347,22 @@ const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
 
 /* The state-passing kernels (states before chunks, gradients after chunks): one launch if a single direction does not
  * fill the device, otherwise one after the other, which is slightly faster. */
-static kr_ssd_hopper_plan walks_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
-  kr_ssd_hopper_plan h = {
+static kr_ssd_hopper_params walks_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+  kr_ssd_hopper_params h = {
       .p = p->f, .adds = 1, .S = p->S, .M = p->M, .dfinal = p->dfinal, .dinitial = p->dinitial};
-  h.n_ways = kr_ssd_hopper_is_full(ctx, &h, columns_of(a), a->G) ? 1 : 2;
+  h.n_ways = kr_ssd_hopper_is_full(ctx, &h, ssd_bwd_columns_of(a), a->G) ? 1 : 2;
   return h;
 }
 
 uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
-  const kr_ssd_bwd_plan p = plan_of(args, 0);
+  const kr_ssd_bwd_params p = ssd_bwd_plan_of(args, 0);
   const krait_ssd_bwd_args *a = args;
-  kr_ssd_hopper_plan states = walks_of(ctx, a, &p);
-  return lay_out_chunks(ctx, a).end + kr_ssd_hopper_cut(ctx, &states, columns_of(a), a->G);
+  kr_ssd_hopper_params states = walks_of(ctx, a, &p);
+  return lay_out_chunks(ctx, a).end + kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G);
 }
 
-static int32_t make_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_hopper_bwd_plan *h) {
-  const kr_ssd_plan *f = &h->q.f;
+static int32_t make_ssd_bwd_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_hopper_bwd_params *h) {
+  const kr_ssd_params *f = &h->q.f;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &f->x, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->dy, &f->dout, a->B, a->L, a->H, a->P);
@@ -374,25 +374,25 @@ static int32_t make_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
   return status;
 }
 
-static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_plan *p) {
+static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const int wide = a->N > 64, dtype = a->x.dtype;
-  kr_ssd_hopper_bwd_plan h = {.q = *p};
-  KR_TRY(make_maps(ctx, a, &h));
-  kr_ssd_hopper_plan states = walks_of(ctx, a, p);
+  kr_ssd_hopper_bwd_params h = {.q = *p};
+  KR_TRY(make_ssd_bwd_maps(ctx, a, &h));
+  kr_ssd_hopper_params states = walks_of(ctx, a, p);
   states.x = h.x, states.Bmat = h.Bmat, states.Cmat = h.Cmat, states.dy = h.dy;
-  kr_ssd_hopper_cut(ctx, &states, columns_of(a), a->G);
-  kr_ssd_hopper_place(&states, columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
+  kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G);
+  kr_ssd_hopper_place(&states, ssd_bwd_columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
   for (states.back = 0; states.back < (states.n_ways == 1 ? 2 : 1); states.back++)
-    KR_TRY(kr_ssd_hopper_launch_states(ctx, &states, columns_of(a), a->call.stream));
+    KR_TRY(kr_ssd_hopper_launch_states(ctx, &states, ssd_bwd_columns_of(a), a->call.stream));
   const kr_grid inner = {.x = (uint32_t)p->n_chunks,
                          .y = (uint32_t)(a->G * p->n_splits),
                          .z = (uint32_t)a->B,
                          .block = KR_SSD_HOPPER_BWD_THREADS,
                          .shared_bytes = hopper_shared_bytes(a),
-                         .is_ahead = 1,
+                         .is_pdl = 1,
                          .stream = a->call.stream};
-  KR_TRY(
-      kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[kind_of(p)][wide][dtype], &inner, &h, sizeof h));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[ssd_bwd_kind_of(p)][wide][dtype], &inner, &h,
+                        sizeof h));
   return sum_splits(ctx, a, p);
 }
 

@@ -9,7 +9,7 @@
 
 #include "op_list.h"
 #include "ssd_ref.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 #include "status.h"
 
 typedef struct sums {
@@ -19,7 +19,9 @@ typedef struct sums {
   double *dD, *dA, *dA_reverse, *dbias; /* (H,P), (H) */
 } sums;
 
-static int64_t sums_floats(const krait_ssd_bwd_args *a) { return 3 * a->L * a->N + 4 * a->L + a->H * (a->P + 3); }
+static int64_t ssd_bwd_sums_floats(const krait_ssd_bwd_args *a) {
+  return 3 * a->L * a->N + 4 * a->L + a->H * (a->P + 3);
+}
 
 static sums place_sums(const krait_ssd_bwd_args *a, double *at) {
   const int64_t LN = a->L * a->N, L = a->L;
@@ -51,7 +53,7 @@ static void walk_forward(const channel *c, int reverse, const krait_view *A) {
 
 /* One token of the backward scan; M holds the state's gradient before the token's own output, then that before the
  * token. */
-static void step_back(const channel *c, int reverse, double A, int64_t i, double *M, double *dA) {
+static void ssd_bwd_step_back(const channel *c, int reverse, double A, int64_t i, double *M, double *dA) {
   const krait_ssd_bwd_args *a = c->a;
   const int64_t N = a->N, t = ssd_time(c->in, reverse, i), g = c->h / (a->H / a->G);
   const ssd_token token = ssd_token_at(c->in, c->b, reverse, i);
@@ -77,12 +79,12 @@ static void step_back(const channel *c, int reverse, double A, int64_t i, double
   *dA += d * e * before;
 }
 
-static void walk_back(const channel *c, int reverse, const krait_view *A, double *dA) {
+static void ssd_bwd_walk_back(const channel *c, int reverse, const krait_view *A, double *dA) {
   const krait_ssd_bwd_args *a = c->a;
   double M[KR_SSD_MAX_N];
   for (int64_t n = 0; n < a->N; n++)
     M[n] = kr_has(&a->dfinal_states) ? kr_get(&a->dfinal_states, kr_at4(&a->dfinal_states, c->b, c->h, c->p, n)) : 0;
-  for (int64_t i = a->L - 1; i >= 0; i--) step_back(c, reverse, kr_get(A, kr_at1(A, c->h)), i, M, dA);
+  for (int64_t i = a->L - 1; i >= 0; i--) ssd_bwd_step_back(c, reverse, kr_get(A, kr_at1(A, c->h)), i, M, dA);
   for (int64_t n = 0; kr_has(&a->dinitial_states) && n < a->N; n++)
     kr_put(&a->dinitial_states, kr_at4(&a->dinitial_states, c->b, c->h, c->p, n), M[n]);
 }
@@ -108,17 +110,17 @@ static void leave_gate(const channel *c) {
   }
 }
 
-static void run_channel(const channel *c) {
+static void run_ssd_bwd_channel(const channel *c) {
   const krait_ssd_bwd_args *a = c->a;
   const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
   memset(c->s.y, 0, (size_t)a->L * sizeof(double));
   if (a->call.flags & KRAIT_SSD_BOTH) walk_forward(c, 1, &a->A_reverse);
   walk_forward(c, reverse, &a->A);
   leave_gate(c);
-  walk_back(c, reverse, &a->A, &c->s.dA[c->h]);
+  ssd_bwd_walk_back(c, reverse, &a->A, &c->s.dA[c->h]);
   if (a->call.flags & KRAIT_SSD_BOTH) {
     walk_forward(c, 1, &a->A_reverse);
-    walk_back(c, 1, &a->A_reverse, &c->s.dA_reverse[c->h]);
+    ssd_bwd_walk_back(c, 1, &a->A_reverse, &c->s.dA_reverse[c->h]);
   }
   for (int64_t t = 0; kr_has(&a->dx) && t < a->L; t++) kr_put(&a->dx, kr_at4(&a->dx, c->b, t, c->h, c->p), c->s.dx[t]);
 }
@@ -135,13 +137,13 @@ static void finish_head(const channel *c) {
   }
 }
 
-static void run_group(channel *c, int64_t g) {
+static void run_ssd_bwd_group(channel *c, int64_t g) {
   const krait_ssd_bwd_args *a = c->a;
   const int64_t heads = a->H / a->G;
   memset(c->s.dB, 0, (size_t)(2 * a->L * a->N) * sizeof(double));
   for (c->h = g * heads; c->h < (g + 1) * heads; c->h++) {
     memset(c->s.dd, 0, (size_t)a->L * sizeof(double));
-    for (c->p = 0; c->p < a->P; c->p++) run_channel(c);
+    for (c->p = 0; c->p < a->P; c->p++) run_ssd_bwd_channel(c);
     finish_head(c);
   }
   for (int64_t i = 0; i < a->L * a->N; i++) {
@@ -152,7 +154,7 @@ static void run_group(channel *c, int64_t g) {
 
 uint64_t kr_ssd_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return (uint64_t)sums_floats(args) * sizeof(double);
+  return (uint64_t)ssd_bwd_sums_floats(args) * sizeof(double);
 }
 
 int32_t kr_ssd_bwd_ref(const krait_ctx *ctx, const void *args) {
@@ -162,7 +164,7 @@ int32_t kr_ssd_bwd_ref(const krait_ctx *ctx, const void *args) {
   channel c = {.a = a, .in = &in, .s = place_sums(a, a->call.scratch)};
   memset(c.s.dD, 0, (size_t)(a->H * (a->P + 3)) * sizeof(double));
   for (c.b = 0; c.b < a->B; c.b++)
-    for (int64_t g = 0; g < a->G; g++) run_group(&c, g);
+    for (int64_t g = 0; g < a->G; g++) run_ssd_bwd_group(&c, g);
   for (int64_t h = 0; h < a->H; h++) {
     if (kr_has(&a->dA)) kr_put(&a->dA, kr_at1(&a->dA, h), c.s.dA[h]);
     if (kr_has(&a->dA_reverse)) kr_put(&a->dA_reverse, kr_at1(&a->dA_reverse, h), c.s.dA_reverse[h]);

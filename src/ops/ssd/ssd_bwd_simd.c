@@ -10,7 +10,7 @@
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_lanes.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 
 enum { MOST_TEAMS = 16, TARGET_ITEMS = 32 };
 
@@ -30,7 +30,7 @@ static int64_t lanes(int64_t n) { return ssd_row((n + SSD_WIDTH - 1) / SSD_WIDTH
 static int64_t tile_floats(const layout *l) { return SSD_TILE * (5 * l->row_P + 4 * l->row_N); }
 static int64_t pair_floats(const layout *l) { return SSD_TILE * (2 * SSD_TILE + (l->P > l->N ? l->P : l->N)); }
 
-static layout layout_of(const krait_ssd_bwd_args *a) {
+static layout ssd_bwd_simd_layout_of(const krait_ssd_bwd_args *a) {
   const int both = (a->call.flags & KRAIT_SSD_BOTH) != 0;
   layout l = {.P = lanes(a->P), .N = lanes(a->N), .n_tiles = (a->L + SSD_TILE - 1) / SSD_TILE, .heads = a->H / a->G};
   l.row_P = ssd_odd_row(l.P), l.row_N = ssd_odd_row(l.N);
@@ -69,8 +69,8 @@ typedef struct item {
   int adds; /* whether the team's sums already hold something */
 } item;
 
-static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
-  item it = {.a = a, .in = in, .l = layout_of(a)};
+static item begin_ssd_bwd_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
+  item it = {.a = a, .in = in, .l = ssd_bwd_simd_layout_of(a)};
   const layout *l = &it.l;
   float *at = (float *)a->call.scratch + ssd_row(l->sums) + ssd_row(l->per_head) + worker * l->worker;
   memset(at, 0, (size_t)tile_floats(l) * sizeof(float)); /* lanes beyond the channels stay 0 */
@@ -88,7 +88,7 @@ static item begin_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int
   return it;
 }
 
-static int is_both(const item *it) { return (it->in->flags & KRAIT_SSD_BOTH) != 0; }
+static int is_both_for_ssd_bwd_simd(const item *it) { return (it->in->flags & KRAIT_SSD_BOTH) != 0; }
 
 static void load_rows(float *matrix, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
   ssd_load_rows(matrix, ssd_odd_row(lanes(w->in->P)), w, v, i, n, w->h, w->in->P);
@@ -102,7 +102,7 @@ static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, co
 }
 
 /* x, dy (times the gate), B, C, d and decays of a tile, in scan order; z is kept for dz. */
-static void read_tile(item *it, const ssd_walk *w, int64_t i, int n) {
+static void read_ssd_bwd_tile(item *it, const ssd_walk *w, int64_t i, int n) {
   const kr_ssd_inputs *in = it->in;
   const int64_t P = it->l.row_P, N = it->l.row_N;
   ssd_steps(w, i, n, it->d, it->decay, it->raw);
@@ -159,7 +159,7 @@ static void walk_tile(item *it, float *states, const float *in, side y, side coe
 static side of_channels(const item *it, float *rows) { return (side){rows, it->l.row_P, it->l.P}; }
 static side of_states(const item *it, float *rows) { return (side){rows, it->l.row_N, it->l.N}; }
 /* As coefficients: only as many as exist. */
-static side channels_of(const item *it, float *rows) { return (side){rows, it->l.row_P, it->in->P}; }
+static side ssd_bwd_channels_of(const item *it, float *rows) { return (side){rows, it->l.row_P, it->in->P}; }
 static side states_of(const item *it, float *rows) { return (side){rows, it->l.row_N, it->in->N}; }
 
 /* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros if it is
@@ -182,7 +182,7 @@ static float dot(const float *a, const float *b, int64_t n) {
   return kr_v_sum(sum);
 }
 
-static void add_rows(float *sum, const float *rows, int64_t n) {
+static void add_ssd_bwd_rows(float *sum, const float *rows, int64_t n) {
   for (int64_t i = 0; i < n; i += KR_VL) kr_v_store(sum + i, kr_v_add(kr_v_load(sum + i), kr_v_load(rows + i)));
 }
 
@@ -218,7 +218,7 @@ static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
       float *dout = it->dx + t * P + p;
       kr_v y = kr_v_load(it->y + t * P + p), slope;
       kr_v_silu_and_slope(kr_v_load(it->z + t * P + p), &slope);
-      if (is_both(it)) y = kr_v_add(y, kr_v_load(it->all_y + ssd_token(w, i + t) * it->l.P + p));
+      if (is_both_for_ssd_bwd_simd(it)) y = kr_v_add(y, kr_v_load(it->all_y + ssd_token(w, i + t) * it->l.P + p));
       y = kr_v_fma(kr_v_load(skip + p), kr_v_load(it->x + t * P + p), y);
       kr_v_store(dout, it->marks[t] & SSD_PADDING ? kr_v_zero() : kr_v_mul(kr_v_load(dout), kr_v_mul(y, slope)));
     }
@@ -226,7 +226,7 @@ static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
 }
 
 /* Prefetches the tile at token i of a scan while the current one is computed. */
-static void look_ahead(item *it, const ssd_walk *w, int64_t i, int walks, const krait_view *written) {
+static void look_ahead_ssd_bwd(item *it, const ssd_walk *w, int64_t i, int walks, const krait_view *written) {
   const int64_t P = it->in->P;
   it->ahead = ssd_ahead_of(w, i, 1 + walks * (int)(it->l.N / SSD_WIDTH * P / SSD_ROWS));
   ssd_ahead_add(&it->ahead, w, it->in->x, i, P);
@@ -237,17 +237,17 @@ static void look_ahead(item *it, const ssd_walk *w, int64_t i, int walks, const 
 
 enum { ONLY_Y, GRADIENT }; /* ONLY_Y: y of the other direction, for dz */
 
-static void walk_forwards(item *it, const ssd_walk *w, int what) {
+static void walk_ssd_bwd_forwards(item *it, const ssd_walk *w, int what) {
   const int64_t L = it->in->L, P = it->l.P, N = it->l.N, with_dz = kr_has(&it->a->dz) && kr_has(it->in->z);
   load_states(it, w, it->in->initial_states);
   for (int64_t i = 0, tile = 0; i < L; i += SSD_TILE, tile++) {
     const int n = L - i < SSD_TILE ? (int)(L - i) : SSD_TILE;
-    read_tile(it, w, i, n);
+    read_ssd_bwd_tile(it, w, i, n);
     for (int t = 0; t < n; t++)
       if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* even if NaN: nothing crosses sequences */
     ssd_cut(&it->cuts, it->marks, it->decay, n);
     scale_rows(it, it->dx, it->x, it->d, it->cuts.inverse, n);
-    look_ahead(it, w, i + SSD_TILE, 1 + with_dz, with_dz ? &it->a->dz : NULL);
+    look_ahead_ssd_bwd(it, w, i + SSD_TILE, 1 + with_dz, with_dz ? &it->a->dz : NULL);
     if (with_dz) {
       walk_tile(it, it->by_channel, it->dx, of_channels(it, it->y), states_of(it, it->B), it->C, n);
       scale_rows(it, it->y, it->y, it->cuts.kept, NULL, n);
@@ -258,9 +258,9 @@ static void walk_forwards(item *it, const ssd_walk *w, int what) {
       continue;
     }
     memcpy(it->kept + tile * P * N, it->by_state, (size_t)(P * N) * sizeof(float));
-    walk_tile(it, it->by_state, it->B, of_states(it, it->dC), channels_of(it, it->dx), it->dy, n);
+    walk_tile(it, it->by_state, it->B, of_states(it, it->dC), ssd_bwd_channels_of(it, it->dx), it->dy, n);
     add_tile(it, w, it->sum_C, it->dC, i, n);
-    if (with_dz && !(is_both(it) && w->reverse)) write_dz(it, w, i, n);
+    if (with_dz && !(is_both_for_ssd_bwd_simd(it) && w->reverse)) write_dz(it, w, i, n);
   }
 }
 
@@ -440,7 +440,7 @@ static void finish_steps(item *it, const ssd_walk *w, const crossing *c, int64_t
   *dA += (float)sum;
 }
 
-static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip) {
+static void walk_ssd_bwd_backwards(item *it, const ssd_walk *w, float *dA, int add_skip) {
   const kr_ssd_inputs *in = it->in;
   const int64_t L = in->L, P = it->l.P, N = it->l.N;
   ssd_walk back = *w;
@@ -450,7 +450,7 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
   for (int64_t tile = it->l.n_tiles - 1; tile >= 0; tile--) {
     const int64_t i = tile * SSD_TILE, last = L - i < SSD_TILE ? L : i + SSD_TILE, j = L - last;
     const int n = (int)(last - i);
-    read_tile(it, &back, j, n);
+    read_ssd_bwd_tile(it, &back, j, n);
     scale_rows(it, it->dx, it->x, it->d, NULL, n);
     marks_back(it, &back, j, n);
     crossing c = {.it = it,
@@ -466,16 +466,16 @@ static void walk_backwards(item *it, const ssd_walk *w, float *dA, int add_skip)
     carry = it->decay[n - 1];
     ssd_cut(&it->cuts, it->marks, it->shifted, n);
     scale_rows(it, it->z, it->dy, it->cuts.inverse, NULL, n);
-    look_ahead(it, &back, j + n, 2, is_both(it) ? NULL : &it->a->dx);
+    look_ahead_ssd_bwd(it, &back, j + n, 2, is_both_for_ssd_bwd_simd(it) ? NULL : &it->a->dx);
     walk_tile(it, it->by_channel, it->z, of_channels(it, it->y), states_of(it, it->C), it->B, n);
-    walk_tile(it, it->by_state, it->C, of_states(it, it->dB), channels_of(it, it->z), it->dx, n);
+    walk_tile(it, it->by_state, it->C, of_states(it, it->dB), ssd_bwd_channels_of(it, it->z), it->dx, n);
     add_tile(it, &back, it->sum_B, it->dB, j, n);
     finish_dx(it, &back, n, add_skip);
     finish_steps(it, w, &c, i, dA);
-    if (is_both(it)) {
+    if (is_both_for_ssd_bwd_simd(it)) {
       for (int t = 0; t < n; t++) {
         const int64_t token = ssd_token(&back, j + t);
-        add_rows(it->all_dx + token * P, it->y + t * it->l.row_P, P);
+        add_ssd_bwd_rows(it->all_dx + token * P, it->y + t * it->l.row_P, P);
         it->all_dd[token] += it->dd[L - 1 - j - t];
       }
     } else if (kr_has(&it->a->dx)) {
@@ -516,17 +516,17 @@ static void finish_dt(item *it, const ssd_walk *w, const float *dd) {
   it->head[in->P + 2] = (float)bias;
 }
 
-static void both_directions(item *it, const ssd_walk *w) {
+static void ssd_bwd_simd_both_directions(item *it, const ssd_walk *w) {
   const int64_t L = it->in->L, P = it->l.P;
   ssd_walk other = *w;
   other.A = &it->a->A_reverse, other.reverse = 1;
   memset(it->all_y, 0, (size_t)(2 * L * P + L) * sizeof(float));
-  if (kr_has(&it->a->dz)) walk_forwards(it, &other, ONLY_Y);
-  walk_forwards(it, w, GRADIENT);
-  walk_backwards(it, w, &it->head[it->in->P], 1);
+  if (kr_has(&it->a->dz)) walk_ssd_bwd_forwards(it, &other, ONLY_Y);
+  walk_ssd_bwd_forwards(it, w, GRADIENT);
+  walk_ssd_bwd_backwards(it, w, &it->head[it->in->P], 1);
   it->adds = 1;
-  walk_forwards(it, &other, GRADIENT);
-  walk_backwards(it, &other, &it->head[it->in->P + 1], 0);
+  walk_ssd_bwd_forwards(it, &other, GRADIENT);
+  walk_ssd_bwd_backwards(it, &other, &it->head[it->in->P + 1], 0);
   for (int64_t i = 0; kr_has(&it->a->dx) && i < L; i += SSD_TILE)
     store_rows(it->all_dx + i * P, P, w, &it->a->dx, i, L - i < SSD_TILE ? (int)(L - i) : SSD_TILE, it->in->P);
   finish_dt(it, w, it->all_dd);
@@ -537,19 +537,19 @@ static void run_head(item *it, int64_t b, int64_t h) {
   const ssd_walk w = {it->in, &a->A, (a->call.flags & KRAIT_SSD_REVERSE) != 0, b, h, h / it->l.heads, 0, 0};
   it->head = (float *)a->call.scratch + ssd_row(it->l.sums) + (b * a->H + h) * (a->P + 3);
   memset(it->head, 0, (size_t)(a->P + 3) * sizeof(float));
-  if (is_both(it)) {
-    both_directions(it, &w);
+  if (is_both_for_ssd_bwd_simd(it)) {
+    ssd_bwd_simd_both_directions(it, &w);
     return;
   }
-  walk_forwards(it, &w, GRADIENT);
-  walk_backwards(it, &w, &it->head[a->P], 1);
+  walk_ssd_bwd_forwards(it, &w, GRADIENT);
+  walk_ssd_bwd_backwards(it, &w, &it->head[a->P], 1);
   finish_dt(it, &w, it->dd);
 }
 
-static void run_items(void *user, int64_t begin, int64_t end, int worker) {
+static void run_ssd_bwd_items(void *user, int64_t begin, int64_t end, int worker) {
   const krait_ssd_bwd_args *a = user;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  item it = begin_item(a, &in, worker);
+  item it = begin_ssd_bwd_item(a, &in, worker);
   const layout *l = &it.l;
   for (int64_t i = begin; i < end; i++) {
     const int64_t team = i % l->teams, g = i / l->teams % a->G, b = i / l->teams / a->G;
@@ -565,14 +565,14 @@ static void run_items(void *user, int64_t begin, int64_t end, int worker) {
 
 static void add_teams(void *user, int64_t begin, int64_t end, int worker) {
   const krait_ssd_bwd_args *a = user;
-  const layout l = layout_of(a);
+  const layout l = ssd_bwd_simd_layout_of(a);
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     const int64_t t = i % a->L, g = i / a->L % a->G, b = i / a->L / a->G, step = 2 * a->L * l.N;
     float *first = (float *)a->call.scratch + (b * a->G + g) * l.teams * step + t * l.N;
     for (int64_t team = 1; team < l.teams; team++) {
-      add_rows(first, first + team * step, l.N);
-      add_rows(first + a->L * l.N, first + team * step + a->L * l.N, l.N);
+      add_ssd_bwd_rows(first, first + team * step, l.N);
+      add_ssd_bwd_rows(first + a->L * l.N, first + team * step + a->L * l.N, l.N);
     }
     if (kr_has(&a->dB)) kr_row_store(first, a->dB.data, a->dB.dtype, kr_at4(&a->dB, b, t, g, 0), a->dB.stride[3], a->N);
     if (kr_has(&a->dC))
@@ -582,7 +582,7 @@ static void add_teams(void *user, int64_t begin, int64_t end, int worker) {
 
 /* Sums over the batch. */
 static void add_heads(const krait_ssd_bwd_args *a) {
-  const layout l = layout_of(a);
+  const layout l = ssd_bwd_simd_layout_of(a);
   const float *part = (const float *)a->call.scratch + ssd_row(l.sums);
   for (int64_t h = 0; h < a->H; h++) {
     double own_D = 0;
@@ -602,14 +602,14 @@ static void add_heads(const krait_ssd_bwd_args *a) {
 }
 
 uint64_t KR_FN(kr_ssd_bwd_scratch)(const krait_ctx *ctx, const void *args) {
-  const layout l = layout_of(args);
+  const layout l = ssd_bwd_simd_layout_of(args);
   return (uint64_t)(ssd_row(l.sums) + ssd_row(l.per_head) + l.worker * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_ssd_bwd)(const krait_ctx *ctx, const void *args) {
   const krait_ssd_bwd_args *a = args;
-  const layout l = layout_of(a);
-  kr_parallel(ctx, a->B * a->G * l.teams, 1, run_items, (void *)args);
+  const layout l = ssd_bwd_simd_layout_of(a);
+  kr_parallel(ctx, a->B * a->G * l.teams, 1, run_ssd_bwd_items, (void *)args);
   kr_parallel(ctx, a->B * a->G * a->L, 64, add_teams, (void *)args);
   add_heads(a);
   return KRAIT_OK;

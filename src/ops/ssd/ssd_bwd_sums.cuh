@@ -5,7 +5,7 @@
 
 #include "ssd_mma.cuh"
 
-#include "ssd_bwd_plan.h"
+#include "ssd_bwd_params.h"
 
 /* (B,H,chunks) */
 typedef struct token_sums {
@@ -15,7 +15,7 @@ typedef struct token_sums {
   float through, pad[3];
 } token_sums;
 
-KR_DEV token_sums *sums_at(const kr_ssd_bwd_plan &p, int b, int h, int64_t chunk) {
+KR_DEV token_sums *sums_at(const kr_ssd_bwd_params &p, int b, int h, int64_t chunk) {
   return (token_sums *)p.tokens + ((int64_t)b * p.f.H + h) * p.n_chunks + chunk;
 }
 

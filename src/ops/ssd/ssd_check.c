@@ -1,12 +1,12 @@
-/* ssd_check.c: random calls of the SSD and its gradient: odd sizes and those of the fast rows, packed sequences,
- * directions, limits. */
+/* ssd_check.c: random calls of the SSD and its gradient: odd sizes and those of the fast implementations, packed
+ * sequences, directions, limits. */
 #include <math.h>
 #include <string.h>
 
 #include "check.h"
 #include "op_list.h"
 
-static void choose_sizes(kr_case *c, int64_t index) {
+static void choose_ssd_sizes(kr_case *c, int64_t index) {
   const int usual = index % 5 == 3; /* what the fast kernels require: aligned tensors, whole vectors */
   const int64_t G = kr_case_chance(c, 0.3) ? 2 : 1;
   int64_t *P = kr_case_size(c, "P"), *N = kr_case_size(c, "N");
@@ -25,7 +25,7 @@ static void set_exact_sizes(kr_case *c) {
   *kr_case_size(c, "H") = 4, *kr_case_size(c, "N") = 3, *kr_case_size(c, "L") = kr_case_int(c, 1, 7);
 }
 
-static void choose_mode(kr_case *c) {
+static void choose_ssd_mode(kr_case *c) {
   krait_call *call = (krait_call *)c->args;
   const int64_t mode = kr_case_int(c, 0, 9);
   if (mode <= 1) call->flags |= KRAIT_SSD_BOTH;
@@ -39,7 +39,7 @@ static void choose_mode(kr_case *c) {
 }
 
 /* Fields are drawn at random, which seldom gives meaningful limits or decays of every magnitude. */
-static void choose_steps(kr_case *c) {
+static void choose_ssd_steps(kr_case *c) {
   float *limits = c->sig->forward ? &((krait_ssd_bwd_args *)c->args)->dt_min : &((krait_ssd_args *)c->args)->dt_min;
   limits[0] = limits[1] = 0;
   if (kr_case_chance(c, 0.3)) {
@@ -58,7 +58,7 @@ static void choose_steps(kr_case *c) {
  * head's parameter gradient is a sum over all tokens, whose terms may be a hundred times the result: it is held to a
  * tenth and, with few heads, one of which may come out near zero, to the possible error of that many terms of about
  * one. */
-static void set_bounds(kr_case *c) {
+static void set_ssd_bounds(kr_case *c) {
   const double rtol = c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, atol = c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30;
   const double n_tokens = (double)(*kr_case_size(c, "B") * *kr_case_size(c, "L"));
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32; i++) {
@@ -74,7 +74,7 @@ static void set_bounds(kr_case *c) {
 
 /* A tensor at the ends of its type, and in float16 its partners such that the products that tensor cores take in that
  * type, C B, states, dout x and the gated dout, stay within it. */
-static void give_ends(kr_case *c) {
+static void give_ssd_ends(kr_case *c) {
   static const char *const ends[] = {"z", "x", "Bmat", "Cmat", "dout"},
                           *const partners[][2] = {
                               {"dout", NULL}, {"Bmat", "dout"}, {"Cmat", "x"}, {"Bmat", "dout"}, {"x", "Cmat"}};
@@ -87,21 +87,21 @@ static void give_ends(kr_case *c) {
         kr_case_fill_normal(c, kr_case_give(c, partners[i][k]), 0, 0x1p-9);
 }
 
-static int32_t draw(kr_case *c, int64_t index) {
+static int32_t draw_ssd(kr_case *c, int64_t index) {
   if (c->is_exact) set_exact_sizes(c);
-  else choose_sizes(c, index);
+  else choose_ssd_sizes(c, index);
   if (c->is_hard && kr_case_chance(c, 0.3)) *kr_case_size(c, "L") = kr_case_int(c, 1, 2);
-  choose_mode(c);
-  if (!c->is_exact) choose_steps(c);
+  choose_ssd_mode(c);
+  if (!c->is_exact) choose_ssd_steps(c);
   if (!c->is_exact && kr_case_chance(c, 0.5)) {
     kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels, and maybe its gradient as well */
     if (c->sig->forward && kr_case_chance(c, 0.7)) kr_case_give(c, "dDvec")->stride[1] = 0;
   }
-  give_ends(c);
+  give_ssd_ends(c);
   kr_case_give_rest(c);
-  set_bounds(c);
+  set_ssd_bounds(c);
   return KRAIT_OK;
 }
 
-int32_t kr_ssd_case(kr_case *c, int64_t index) { return draw(c, index); }
-int32_t kr_ssd_bwd_case(kr_case *c, int64_t index) { return draw(c, index); }
+int32_t kr_ssd_case(kr_case *c, int64_t index) { return draw_ssd(c, index); }
+int32_t kr_ssd_bwd_case(kr_case *c, int64_t index) { return draw_ssd(c, index); }

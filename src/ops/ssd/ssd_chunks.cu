@@ -26,7 +26,7 @@ typedef struct place {
   int64_t begin, end;
 } place;
 
-KR_DEV place here(const kr_ssd_plan &p) {
+KR_DEV place here(const kr_ssd_params &p) {
   place at;
   at.h = kr_block_x() / p.blocks_per_head;
   at.p0 = (kr_block_x() - at.h * p.blocks_per_head) * PB;
@@ -37,7 +37,7 @@ KR_DEV place here(const kr_ssd_plan &p) {
 }
 
 /* This segment's states as a tensor. */
-KR_DEV kr_ssd_tensor segment_states(const kr_ssd_plan &p, const place &at) {
+KR_DEV kr_ssd_tensor segment_states(const kr_ssd_params &p, const place &at) {
   const int64_t size = (int64_t)p.P * p.N, head = p.n_segments * size;
   kr_ssd_tensor v = {};
   v.data = p.segment_state + at.segment * size, v.b = p.H * head, v.h = head, v.t = p.N, v.n = 1, v.dtype = KRAIT_F32;
@@ -45,7 +45,7 @@ KR_DEV kr_ssd_tensor segment_states(const kr_ssd_plan &p, const place &at) {
 }
 
 template <int N, int ONLY_ENDS>
-KR_DEV void copy_chunk(const kr_ssd_plan &p, const place &at, unsigned char *stage, chunk_steps *steps, int64_t t0) {
+KR_DEV void copy_chunk(const kr_ssd_params &p, const place &at, unsigned char *stage, chunk_steps *steps, int64_t t0) {
   copy_steps(steps, steps_at(p, at.b, at.h, t0 / Q));
   copy_rows<PB * 2, THREADS>(stage, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
   copy_rows<N * 2, THREADS>(stage + X_BYTES, p.Bmat, at.b * p.Bmat.b + at.g * p.Bmat.h, t0, at.end, p.N);
@@ -72,12 +72,12 @@ KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float
   }
 }
 
-/* Two elements of a row of P: tokens j and j + 1 for token i. PASSED: with D on the diagonal. */
-template <int PASSED>
-KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first,
+/* Two elements of a row of P: tokens j and j + 1 for token i. D_FOLDED: with D on the diagonal. */
+template <int D_FOLDED>
+KR_DEV uint32_t masked_pair(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first,
                       float second, const float (&D)[2]) {
   const kr_float2 from = *(const kr_float2 *)&s.from[j];
-  if (PASSED)
+  if (D_FOLDED)
     first = j <= i ? kr_fma(first, kr_exp2(a - from.v[0]), D[0]) : 0.0f,
     second = j < i ? kr_fma(second, kr_exp2(a - from.v[1]), D[1]) : 0.0f;
   else
@@ -90,7 +90,7 @@ KR_DEV uint32_t given(const chunk_steps &s, int has_sequences, int i, int j, flo
 }
 
 /* Y = 2^a (C S^T) for tokens of the incoming state's sequence; P to rows of 128 bytes in place of C's. */
-template <int N, int PASSED>
+template <int N, int D_FOLDED>
 KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char *C, const unsigned char *B,
                           const unsigned char *state, const chunk_steps &steps, int has_sequences, float D) {
   unsigned char *const passes = C + 16 * me.m * N * 2;
@@ -128,10 +128,10 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
       /* In an even block of columns the diagonal is in a warp's first eight rows, else in the others. */
       const int from = me.row + 8 * (j & 1) - column;
       const float own[2] = {from == 0 ? D : 0.0f, from == 1 ? D : 0.0f}, none[2] = {0, 0};
-      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) =
-          given<PASSED>(steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1], j & 1 ? none : own);
-      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g + 8, 4 * me.n + j) + 4 * me.q) =
-          given<PASSED>(steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3], j & 1 ? own : none);
+      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) = masked_pair<D_FOLDED>(
+          steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1], j & 1 ? none : own);
+      *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g + 8, 4 * me.n + j) + 4 * me.q) = masked_pair<D_FOLDED>(
+          steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3], j & 1 ? own : none);
     }
   }
 }
@@ -159,8 +159,8 @@ KR_DEV uint32_t load_pair(const uint16_t *from, int both) { return both ? *(cons
 
 /* (Y + D x) silu(z) to out, plus out's value from other states (p.adds). WHOLE: all tokens and channels of the chunk
  * exist, no gate, no padding, no accumulation. */
-template <int WHOLE, int PASSED>
-KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place &me, const float (&y)[4][4],
+template <int WHOLE, int D_FOLDED>
+KR_DEV void write_output(const kr_ssd_params &p, const place &at, const warp_place &me, const float (&y)[4][4],
                          const unsigned char *x, const float *D, const chunk_steps &steps, int64_t t0) {
   const int c0 = 32 * me.n + 2 * me.q, left = p.P - at.p0 - c0;
 #pragma unroll
@@ -175,7 +175,7 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
     for (int j = 0; j < 4; j++) {
       float low = y[j][2 * half], high = y[j][2 * half + 1];
       if (!WHOLE && 8 * j >= left) continue;
-      if (!PASSED && p.D.data) {
+      if (!D_FOLDED && p.D.data) {
         const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(row, 4 * me.n + j) + 4 * me.q);
         const kr_float2 d = *(const kr_float2 *)&D[c0 + 8 * j];
         low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low),
@@ -198,8 +198,8 @@ KR_DEV void write_output(const kr_ssd_plan &p, const place &at, const warp_place
 
 /* As write_output WHOLE, for rows of 16-byte pieces and 128 states: staged in the part of the warps' C rows that P
  * leaves free. Otherwise each store fills half of a 32-byte sector. */
-template <int N, int PASSED>
-KR_DEV void write_pieces(const kr_ssd_plan &p, const place &at, const warp_place &me, float (&y)[4][4],
+template <int N, int D_FOLDED>
+KR_DEV void write_pieces(const kr_ssd_params &p, const place &at, const warp_place &me, float (&y)[4][4],
                          const unsigned char *x, const float *D, unsigned char *C, int64_t t0) {
   unsigned char *const mine = C + 16 * me.m * N * 2 + 16 * Q * 2 + me.n * 16 * 64;
   uint16_t *const to = (uint16_t *)p.out.data + at.b * p.out.b + (t0 + 16 * me.m + (me.lane >> 2)) * p.out.t +
@@ -209,7 +209,7 @@ KR_DEV void write_pieces(const kr_ssd_plan &p, const place &at, const warp_place
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       float low = y[j][2 * half], high = y[j][2 * half + 1];
-      if (!PASSED && p.D.data) {
+      if (!D_FOLDED && p.D.data) {
         const uint32_t two = *(const uint32_t *)(x + kr_swizzle<PB * 2>(me.row + 8 * half, 4 * me.n + j) + 4 * me.q);
         const kr_float2 d = *(const kr_float2 *)&D[32 * me.n + 8 * j + 2 * me.q];
         low = kr_fma(d.v[0], kr_unpack(two, 0, KR_DTYPE), low),
@@ -228,15 +228,15 @@ KR_DEV int is_in_pieces(const kr_ssd_tensor &v) {
   return (((uint64_t)(uintptr_t)v.data >> 1 | (uint64_t)v.b | (uint64_t)v.t | (uint64_t)v.h) & 7) == 0;
 }
 
-template <int N, int ONLY_ENDS, int PASSED>
-KR_DEV void walk(const kr_ssd_plan &p) {
+template <int N, int ONLY_ENDS, int D_FOLDED>
+KR_DEV void walk(const kr_ssd_params &p) {
   KR_DYNAMIC_SHARED(shared);
   const place at = here(p);
   const warp_place first = place_of_thread(kr_thread());
   unsigned char *const state = shared + 2 * stage_bytes<N>();
   chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
-  const float own_D = PASSED ? kr_load(p.D.data, at.h * p.D.h, p.D.dtype) : 0.0f;
+  const float own_D = D_FOLDED ? kr_load(p.D.data, at.h * p.D.h, p.D.dtype) : 0.0f;
   float s[N / 16][4], decay = 0;
   int spoilt = 0;
   const int whole = p.P - at.p0 >= PB && !p.z.data && !p.seq_idx && !p.adds && (N != 128 || is_in_pieces(p.out));
@@ -266,7 +266,7 @@ KR_DEV void walk(const kr_ssd_plan &p) {
       copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
     if (!ONLY_ENDS) {
       float y[4][4];
-      output_before<N, PASSED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
+      output_before<N, D_FOLDED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
       if (N > 128) { /* one block per multiprocessor: a single barrier for the state and for P */
         spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
         kr_sync();
@@ -276,10 +276,10 @@ KR_DEV void walk(const kr_ssd_plan &p) {
       }
       output_within<N>(y, me, C, x);
       if (whole && t0 + Q <= at.end) {
-        if (N == 128) write_pieces<N, PASSED>(p, at, me, y, x, D, C, t0);
-        else write_output<1, PASSED>(p, at, me, y, x, D, now, t0);
+        if (N == 128) write_pieces<N, D_FOLDED>(p, at, me, y, x, D, C, t0);
+        else write_output<1, D_FOLDED>(p, at, me, y, x, D, now, t0);
       } else {
-        write_output<0, PASSED>(p, at, me, y, x, D, now, t0);
+        write_output<0, D_FOLDED>(p, at, me, y, x, D, now, t0);
       }
     }
     if (ONLY_ENDS || N <= 128) spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
@@ -301,18 +301,18 @@ KR_DEV void walk(const kr_ssd_plan &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64(const kr_ssd_plan p) { walk<64, 0, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n64(const kr_ssd_plan p) { walk<64, 1, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_plan p) { walk<128, 0, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n128(const kr_ssd_plan p) { walk<128, 1, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_chunks_n256(const kr_ssd_plan p) { walk<256, 0, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_ends_n256(const kr_ssd_plan p) { walk<256, 1, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n64(const kr_ssd_plan p) { walk<64, 0, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n128(const kr_ssd_plan p) { walk<128, 0, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_passed_n256(const kr_ssd_plan p) { walk<256, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64(const kr_ssd_params p) { walk<64, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n64(const kr_ssd_params p) { walk<64, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_params p) { walk<128, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n128(const kr_ssd_params p) { walk<128, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_chunks_n256(const kr_ssd_params p) { walk<256, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_ends_n256(const kr_ssd_params p) { walk<256, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n64(const kr_ssd_params p) { walk<64, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n128(const kr_ssd_params p) { walk<128, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_passed_n256(const kr_ssd_params p) { walk<256, 0, 1>(p); }
 
 /* One thread per element of a head's state. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_params p) {
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread(), size = (int64_t)p.P * p.N;
   const int h = kr_block_y(), b = kr_block_z();
   if (i >= size) return;
@@ -331,7 +331,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_plan p) {
 }
 
 /* One warp per chunk of a head; a block takes adjacent heads, whose step sizes are contiguous. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_plan p) {
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_params p) {
   const int64_t chunk = kr_block_x(), t0 = chunk * Q;
   const int h = kr_block_y() * (KR_SSD_THREADS / 32) + (kr_thread() >> 5), b = kr_block_z(), lane = kr_thread() & 31;
   if (h >= p.H) return;

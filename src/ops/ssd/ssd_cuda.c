@@ -2,10 +2,10 @@
  * heads to fill the device, time is split into segments: their end states from zero, state passing over these, then
  * every segment from its true start state. Everything else runs token by token, and so do heads in which chunks met NaN
  * or infinity. */
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "op_list.h"
 #include "ssd_host.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 #include "status.h"
 #include "view.h"
 
@@ -19,23 +19,23 @@ static const kr_kernel passed[3][3] = {CHUNKS("kr_ssd_passed_n64"), CHUNKS("kr_s
 static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
 static const kr_kernel join[3] = CHUNKS("kr_ssd_join"), steps_kernel[3] = CHUNKS("kr_ssd_steps");
 
-static kr_ssd_plan plan_of(const krait_ssd_args *a, int reverse) {
+static kr_ssd_params ssd_plan_of(const krait_ssd_args *a, int reverse) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  kr_ssd_plan p = kr_ssd_plan_of(&in, reverse);
+  kr_ssd_params p = kr_ssd_params_of(&in, reverse);
   p.out = kr_ssd_sequence(&a->out, reverse, a->L);
   p.final = kr_ssd_states(&a->final_states), p.varlen = kr_ssd_states(&a->varlen_states);
   p.S = (int32_t)a->S, p.offsets = a->cu_seqlens.data, p.offsets_step = a->cu_seqlens.stride[0];
   return p;
 }
 
-static const char *refuse_sizes(const krait_ssd_args *a) {
+static const char *refuse_ssd_sizes(const krait_ssd_args *a) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   return kr_ssd_refuse_sizes(&in);
 }
 
 const char *kr_ssd_cuda_refuse(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return refuse_sizes(args);
+  return refuse_ssd_sizes(args);
 }
 
 /* Scratch of the token-by-token row: y of the other direction. */
@@ -45,7 +45,7 @@ uint64_t kr_ssd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   return a->call.flags & KRAIT_SSD_BOTH ? (uint64_t)(a->B * a->L * a->H * a->P) * sizeof(float) : 0;
 }
 
-static int32_t launch_walk(const krait_ctx *ctx, uint64_t tier, const kr_ssd_plan *p, void *stream) {
+static int32_t launch_walk(const krait_ctx *ctx, uint64_t tier, const kr_ssd_params *p, void *stream) {
   const kr_grid grid = {.x = (uint32_t)(p->H * ((p->P + 15) / 16)),
                         .y = 1,
                         .z = (uint32_t)p->B,
@@ -55,13 +55,13 @@ static int32_t launch_walk(const krait_ctx *ctx, uint64_t tier, const kr_ssd_pla
   return kr_cuda_launch(ctx->cuda, tier, p->N <= 128 ? &walk_s4 : &walk_s16, &grid, p, sizeof *p);
 }
 
-int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+int32_t kr_ssd_walk_nonfinite(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, p, stream);
 }
 
-static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_ssd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const krait_ssd_args *a = args;
-  kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+  kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   (void)tier; /* one module serves all tiers */
   if (p.offsets) {
     const kr_grid grid = {.x = (uint32_t)((a->H * a->P * a->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS),
@@ -72,7 +72,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &clear_empty, &grid, &p, sizeof p));
   }
   if (a->call.flags & KRAIT_SSD_BOTH) {
-    kr_ssd_plan back = plan_of(a, 1);
+    kr_ssd_params back = ssd_plan_of(a, 1);
     back.A = kr_ssd_heads(&a->A_reverse, 0);
     back.add = p.add = a->call.scratch, back.keep_y = 1;
     KR_TRY(launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &back, a->call.stream));
@@ -82,7 +82,7 @@ static int32_t run(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 /* ---- chunks ---- */
 
-static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
+static int ssd_width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 
 static uint32_t chunk_shared_bytes(int64_t N) {
   const uint32_t columns = N <= 64    ? 64
@@ -93,7 +93,7 @@ static uint32_t chunk_shared_bytes(int64_t N) {
 }
 
 const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
-  if (refuse_sizes(a)) return refuse_sizes(a);
+  if (refuse_ssd_sizes(a)) return refuse_ssd_sizes(a);
   if (a->x.dtype == KRAIT_F32) return "float32";
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
     return "z, B or C of another type than x";
@@ -116,7 +116,7 @@ const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 /* Splits time only if blocks do not fill the device; each split costs a second pass over its tokens. */
-static void cut_time(kr_ssd_plan *p, int64_t n_multiprocessors) {
+static void cut_time(kr_ssd_params *p, int64_t n_multiprocessors) {
   const int64_t blocks = (int64_t)p->B * p->H * p->blocks_per_head, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   int64_t segments = blocks ? 2 * n_multiprocessors / blocks : 1;
   if (segments > n_chunks / 2) segments = n_chunks / 2;
@@ -126,7 +126,7 @@ static void cut_time(kr_ssd_plan *p, int64_t n_multiprocessors) {
   p->n_segments = (int32_t)((p->L + p->segment - 1) / p->segment);
 }
 
-static int64_t segment_floats(const kr_ssd_plan *p) {
+static int64_t segment_floats(const kr_ssd_params *p) {
   return (int64_t)p->B * p->H * p->n_segments * p->P * (p->N < KR_SSD_MOST_STATES ? p->N : KR_SSD_MOST_STATES);
 }
 
@@ -135,7 +135,7 @@ typedef struct chunks_layout {
   uint64_t decay, steps, spoilt, end;
 } chunks_layout;
 
-static chunks_layout lay_out(const kr_ssd_plan *p) {
+static chunks_layout lay_out_ssd(const kr_ssd_params *p) {
   const int64_t pieces = p->n_segments > 1 ? (int64_t)p->B * p->H * p->n_segments : 0,
                 n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   chunks_layout l = {.decay = pieces ? kr_scratch_round((uint64_t)segment_floats(p) * sizeof(float)) : 0};
@@ -146,12 +146,12 @@ static chunks_layout lay_out(const kr_ssd_plan *p) {
 }
 
 uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
-  kr_ssd_plan p = plan_of(args, 0);
+  kr_ssd_params p = ssd_plan_of(args, 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  return lay_out(&p).end;
+  return lay_out_ssd(&p).end;
 }
 
-int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
   const int64_t warps = KR_SSD_THREADS / 32, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   const kr_grid grid = {.x = (uint32_t)n_chunks,
                         .y = (uint32_t)((p->H + warps - 1) / warps),
@@ -161,7 +161,7 @@ int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *st
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &steps_kernel[p->x.dtype], &grid, p, sizeof *p);
 }
 
-int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
+int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
   const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head),
                         .y = (uint32_t)p->n_segments,
                         .z = (uint32_t)p->B,
@@ -169,11 +169,12 @@ int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *s
                         .shared_bytes = chunk_shared_bytes(p->N),
                         .stream = stream};
   const kr_kernel(*const kernels)[3] = kr_ssd_passes_D(p) ? passed : chunks;
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[width_of(p->N)][p->x.dtype], &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[ssd_width_of(p->N)][p->x.dtype], &grid, p,
+                        sizeof *p);
 }
 
-static int32_t run_part(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream) {
-  const int dtype = p->x.dtype, width = width_of(p->N);
+static int32_t run_ssd_part(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
+  const int dtype = p->x.dtype, width = ssd_width_of(p->N);
   const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
                           .y = (uint32_t)p->n_segments,
                           .z = (uint32_t)p->B,
@@ -194,18 +195,18 @@ static int32_t run_part(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream
 
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
-  kr_ssd_plan p = plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+  kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  const chunks_layout l = lay_out(&p);
+  const chunks_layout l = lay_out_ssd(&p);
   p.steps = (char *)a->call.scratch + l.steps, p.spoilt = (int32_t *)((char *)a->call.scratch + l.spoilt);
   if (p.n_segments > 1)
     p.segment_state = a->call.scratch, p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
   for (int part = 0; part * KR_SSD_MOST_STATES < p.N; part++) {
-    const kr_ssd_plan some = kr_ssd_part_of(&p, part);
-    KR_TRY(run_part(ctx, &some, a->call.stream));
+    const kr_ssd_params some = kr_ssd_part_of(&p, part);
+    KR_TRY(run_ssd_part(ctx, &some, a->call.stream));
   }
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
 }
 
-KR_CUDA_TIERS(ssd, run)
+KR_CUDA_TIERS(ssd, run_ssd)

@@ -3,9 +3,8 @@
  * C and x, other producer warps compute cumulative log-decays, and two or three consumer warpgroups pass states through
  * time, each with one head's state (64 channels) in its accumulators, sharing B and C. C B^T and C S_before^T read
  * shared memory; P = C B^T o decays stays in registers as an operand, as does (2^(a_end - a_j) d_j X)^T.
- * kr_ssd_hopper        output. Blocks take ranges of equal length (ssd_hopper_plan.h), last unit first: a unit cut off
- *                      at a range's end is thus done first, and its state handed to the next block, which needs it
- *                      last.
+ * kr_ssd_hopper        output. Blocks take ranges of equal length (ssd_hopper_params.h), last unit first: a unit cut
+ * off at a range's end is thus done first, and its state handed to the next block, which needs it last.
  * kr_ssd_hopper_passed the same with one D for all channels of a head (kr_ssd_passes_D): on the diagonal of P
  * With fewer units than blocks a range lies within a unit, so its start state would come too late. Then, beforehand:
  * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero; starting where a piece still contributes to
@@ -27,10 +26,10 @@ enum {
   ENDS = 1,
   STATES = 2, /* state passing for the gradient */
   MOST_STAGES = 4,
-  GIVEN = HEADS == 3 ? 56 : 40,
-  TAKEN = HEADS == 3 ? 152 : 232 /* registers per producer and per consumer thread */
+  PRODUCER_REGS = HEADS == 3 ? 56 : 40,
+  CONSUMER_REGS = HEADS == 3 ? 152 : 232 /* registers per producer and per consumer thread */
 };
-static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
+static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who takes some waits for ever");
 
 /* Stages of B and x. Consumers are memory-bound; without output the space of C and of outputs holds more stages. */
 KR_DEV constexpr int stages_of(int mode) { return mode == OUTPUT ? 2 : mode == STATES && N > 128 ? 3 : 4; }
@@ -71,19 +70,19 @@ typedef struct task {
 /* log2 of a decay that takes any float to 0, even 2^128. */
 #define NOTHING_LEFT (-280.0f)
 
-KR_DEV task unit_at(const kr_ssd_hopper_plan &h, int unit) {
+KR_DEV task unit_at(const kr_ssd_hopper_params &h, int unit) {
   const int row = unit / h.per_group, b = row / h.n_groups, second = b >= h.p.B;
   return task{unit, second ? b - h.p.B : b, row - b * h.n_groups, h.back || second, 0, 0, 0};
 }
-KR_DEV int range_at(const kr_ssd_hopper_plan &h, int block) {
+KR_DEV int range_at(const kr_ssd_hopper_params &h, int block) {
   return block * h.per_block + (block < h.longer ? block : h.longer);
 }
-KR_DEV int n_tasks(const kr_ssd_hopper_plan &h) {
+KR_DEV int n_tasks(const kr_ssd_hopper_params &h) {
   return (range_at(h, kr_block_x() + 1) - 1) / h.n_chunks - range_at(h, kr_block_x()) / h.n_chunks + 1;
 }
 /* The i-th task of this block, last unit first; with ends there is only one, processed from chunk `start` on. */
 template <int MODE>
-KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i, int start) {
+KR_DEV task task_at(const kr_ssd_hopper_params &h, int i, int start) {
   const int from = range_at(h, kr_block_x()), to = range_at(h, kr_block_x() + 1);
   task t = unit_at(h, (to - 1) / h.n_chunks - i);
   const int begin = t.unit * h.n_chunks;
@@ -94,13 +93,13 @@ KR_DEV task task_at(const kr_ssd_hopper_plan &h, int i, int start) {
   return t;
 }
 
-KR_DEV int chunk_at(const kr_ssd_hopper_plan &h, const task &t, int i) { return t.back ? h.n_chunks - 1 - i : i; }
+KR_DEV int chunk_at(const kr_ssd_hopper_params &h, const task &t, int i) { return t.back ? h.n_chunks - 1 - i : i; }
 
 /* A warpgroup's head and its first channel; -1: none. */
 typedef struct slot {
   int h, p0;
 } slot;
-KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
+KR_DEV slot slot_at(const kr_ssd_hopper_params &h, const task &t, int w) {
   const int index = t.unit % h.per_group * h.n_heads + w,
             head = h.p.blocks_per_head == 1 ? index : index / h.p.blocks_per_head;
   if (w >= h.n_heads || head >= h.p.heads) return slot{-1, 0};
@@ -110,7 +109,7 @@ KR_DEV slot slot_at(const kr_ssd_hopper_plan &h, const task &t, int w) {
 /* ---- producers --------------------------------------------------------------------------------------------------- */
 
 template <int MODE>
-KR_DEV void copy_boxes(const kr_ssd_hopper_plan &h, int start, uint64_t maps, uint32_t base) {
+KR_DEV void copy_boxes(const kr_ssd_hopper_params &h, int start, uint64_t maps, uint32_t base) {
   const int STAGES = stages_of(MODE);
   const uint64_t map_C = maps + 2 * sizeof(kr_ssd_map);
   int use = 0;
@@ -164,9 +163,9 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
  * ahead, that many per round: a copy between registers would wait for the load. With output there is slack, and shorter
  * code starts sooner. */
 template <int MODE, int KIND>
-KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int start, int w, unsigned char *shared, uint32_t base) {
+KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned char *shared, uint32_t base) {
   enum { AHEAD = MODE == OUTPUT || KIND == STEPS_ANY || N > 128 ? 2 : 4, ROUND = MODE == OUTPUT ? 1 : AHEAD };
-  const kr_ssd_plan &p = h.p;
+  const kr_ssd_params &p = h.p;
   int use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at<MODE>(h, i, start);
@@ -201,8 +200,8 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_plan &h, int start, int w, unsigned c
 /* The chunk of the first task from which on something survives to its end, by the whole block: one chunk per warp.
  * Non-finite values before it do not pass on; the output pass meets and flags them. */
 template <int KIND>
-KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
-  const kr_ssd_plan &p = h.p;
+KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
+  const kr_ssd_params &p = h.p;
   float *const totals = (float *)(shared + STEPS_AT); /* [warp][head of the block] */
   const task t = task_at<ENDS>(h, 0, 0);
   const int warp = kr_thread() >> 5;
@@ -243,7 +242,7 @@ KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
   }
   return t.first;
 }
-KR_DEV int find_start(const kr_ssd_hopper_plan &h, unsigned char *shared) {
+KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
   const steps_kind kind = kind_of_steps(h.p);
   return kind == STEPS_16_BITS   ? find_start<STEPS_16_BITS>(h, shared)
          : kind == STEPS_32_BITS ? find_start<STEPS_32_BITS>(h, shared)
@@ -261,7 +260,7 @@ KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[
   kr_show_to_copies();
 }
 
-KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me,
+KR_DEV void write_state(const kr_ssd_params &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me,
                         const float (&s)[N / 2]) {
   const int64_t from = b * v.b + at.h * v.h + (at.p0 + me.row) * v.t + 2 * me.q * v.n;
   const int rows = p.P - at.p0 - me.row, columns = p.N - 2 * me.q;
@@ -278,10 +277,10 @@ KR_DEV void write_state(const kr_ssd_plan &p, const kr_ssd_tensor &v, int b, con
 }
 
 /* A state in fragment order: four floats per thread at a time. */
-KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_plan &h, int64_t index, int w) {
+KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_params &h, int64_t index, int w) {
   return (kr_float4 *)(h.states + (index * HEADS + w) * STATE_FLOATS);
 }
-KR_DEV kr_float4 *initial_at(const kr_ssd_hopper_plan &h, int unit, int w) {
+KR_DEV kr_float4 *initial_at(const kr_ssd_hopper_params &h, int unit, int w) {
   return (kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS);
 }
 KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N / 2]) {
@@ -301,7 +300,7 @@ KR_DEV void clear_state(float (&s)[N / 2]) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) s[i] = 0;
 }
-KR_DEV int spoilt_state(const float (&s)[N / 2]) {
+KR_DEV int nonfinite_state(const float (&s)[N / 2]) {
   float zero = 0;
 #pragma unroll
   for (int i = 0; i < N / 2; i++) zero = kr_fma(s[i], 0.0f, zero);
@@ -373,8 +372,8 @@ KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const hea
 
 /* Y + D x to the warp's rows of a tile. */
 template <int PASSED>
-KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x, const float *D,
-                       unsigned char *tile, const head_steps &s) {
+KR_DEV void put_output(const kr_ssd_params &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x,
+                       const float *D, unsigned char *tile, const head_steps &s) {
   if (!PASSED && p.D.data) {
 #pragma unroll
     for (int j = 0; j < Q / 8; j += 2) {
@@ -404,7 +403,7 @@ KR_DEV void put_output(const kr_ssd_plan &p, const lanes &me, float (&y)[Q / 2],
 }
 
 /* From the tile to global memory; to: the lane's first address. adds: accumulates. */
-KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lanes &me, const unsigned char *tile,
+KR_DEV void write_output(const kr_ssd_params &p, const slot &at, int c, const lanes &me, const unsigned char *tile,
                          uint16_t *to, int adds) {
   const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7,
             left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
@@ -422,7 +421,7 @@ KR_DEV void write_output(const kr_ssd_plan &p, const slot &at, int c, const lane
 
 /* Decays the state; not even NaN crosses sequences (start_sum then drops the state), but it is flagged. */
 KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
-  const int spoilt = keeps == 0 && spoilt_state(s);
+  const int spoilt = keeps == 0 && nonfinite_state(s);
 #pragma unroll
   for (int i = 0; i < N / 2; i++) s[i] *= keeps;
   return spoilt;
@@ -442,7 +441,7 @@ KR_DEV void pass_chunks(const task &t, const lanes &me, uint32_t base, int &use)
 }
 
 /* The block whose range contains this chunk. */
-KR_DEV int block_of(const kr_ssd_hopper_plan &h, int chunk) {
+KR_DEV int block_of(const kr_ssd_hopper_params &h, int chunk) {
   const int within = h.longer * (h.per_block + 1);
   return chunk < within ? chunk / (h.per_block + 1) : h.longer + (chunk - within) / h.per_block;
 }
@@ -459,7 +458,7 @@ KR_DEV void add_fragments(const kr_float4 *from, const lanes &me, float of, floa
 
 /* State passing: a piece's start state from the end states of those before it, latest first, until nothing more
  * survives. */
-KR_DEV void join_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
+KR_DEV void join_state(const kr_ssd_hopper_params &h, const task &t, const lanes &me, float (&s)[N / 2]) {
   const int first = t.unit + block_of(h, t.unit * h.n_chunks);
   float left = 0;
   clear_state(s);
@@ -475,7 +474,7 @@ KR_DEV void join_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &
 
 /* A task's start state. */
 template <int MODE>
-KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes &me, float (&s)[N / 2]) {
+KR_DEV void begin_state(const kr_ssd_hopper_params &h, const task &t, const lanes &me, float (&s)[N / 2]) {
   if (MODE == ENDS) {
     clear_state(s);
   } else if (t.first == 0) {
@@ -494,18 +493,18 @@ KR_DEV void begin_state(const kr_ssd_hopper_plan &h, const task &t, const lanes 
 
 /* Stores a task's end state or hands it on. */
 template <int MODE>
-KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &me,
+KR_DEV void end_state(const kr_ssd_hopper_params &h, const task &t, const slot &at, const lanes &me,
                       const float (&s)[N / 2], float decay, int spoilt) {
   if (MODE == ENDS) {
     write_fragments(fragments_at(h, t.piece, me.w), me, s);
     if (me.thread == 0) h.decays[t.piece * HEADS + me.w] = decay;
     return;
   }
-  if (spoilt || spoilt_state(s)) {
+  if (spoilt || nonfinite_state(s)) {
     if (MODE == OUTPUT)
       h.p.spoilt[t.b * h.p.H + at.h] = 1;
     else
-      tell_spoilt_group(h.p, t.b, at.h);
+      report_nonfinite_group(h.p, t.b, at.h);
   }
   if (t.end == h.n_chunks) {
     const kr_ssd_tensor &final = MODE == STATES ? h.dinitial : h.p.final;
@@ -518,7 +517,7 @@ KR_DEV void end_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at
 }
 
 /* Stores the state before a chunk (backwards: after it) in operand layout, for ssd_hopper_bwd.cu. */
-KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int c, const lanes &me,
+KR_DEV void leave_state(const kr_ssd_hopper_params &h, const task &t, const slot &at, int c, const lanes &me,
                         const float (&s)[N / 2], unsigned char *tiles) {
   if (me.thread == 0) kr_stores_read<0>();
   sync_group(me);
@@ -532,9 +531,9 @@ KR_DEV void leave_state(const kr_ssd_hopper_plan &h, const task &t, const slot &
 }
 
 template <int MODE, int PASSED>
-KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at, const lanes &whole,
+KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &at, const lanes &whole,
                       unsigned char *shared, uint32_t base, int &use, int &own_use) {
-  const kr_ssd_plan &p = h.p;
+  const kr_ssd_params &p = h.p;
   const int STAGES = stages_of(MODE);
   unsigned char *const state = shared + state_at(MODE) + whole.w * BLOCKS * TILE, *const y_tile =
                                                                                 shared + Y_AT + whole.w * TILE;
@@ -604,7 +603,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_plan &h, const task &t, const slot &at
 }
 
 template <int MODE, int PASSED>
-KR_DEV void walk(const kr_ssd_hopper_plan &h, int start, unsigned char *shared, uint32_t base) {
+KR_DEV void walk(const kr_ssd_hopper_params &h, int start, unsigned char *shared, uint32_t base) {
   const lanes me = lanes_of(kr_thread());
   int use = 0, own_use = 0;
   for (int i = 0, n = n_tasks(h); i < n; i++) {
@@ -620,11 +619,11 @@ KR_DEV void walk(const kr_ssd_hopper_plan &h, int start, unsigned char *shared, 
 }
 
 template <int MODE, int PASSED>
-KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
+KR_DEV void run(const kr_ssd_hopper_params &h, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
-  kr_next_may_start();
+  kr_launch_dependents();
   if (kr_thread() == 0) {
     for (int i = 0; MODE == OUTPUT && i < C_STAGES; i++)
       kr_barrier_open(base + C_FULL + 8 * i, 1), kr_barrier_open(base + C_EMPTY + 8 * i, 4 * HEADS);
@@ -635,11 +634,11 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
     kr_barriers_opened();
     for (int i = 0; i < (MODE == STATES ? 4 : 3); i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
-  kr_others_done();
+  kr_griddep_wait();
   const int from = MODE == ENDS ? find_start(h, shared) : 0;
   kr_sync();
   if (kr_thread() < 128) {
-    kr_give_registers<GIVEN>();
+    kr_give_registers<PRODUCER_REGS>();
     const int warp = kr_thread() >> 5;
     if (kr_thread() == 0)
       copy_boxes<MODE>(h, from, maps, base);
@@ -650,41 +649,41 @@ KR_DEV void run(const kr_ssd_hopper_plan &h, uint64_t maps) {
       if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, from, warp - 1, shared, base);
     }
   } else {
-    kr_take_registers<TAKEN>();
+    kr_take_registers<CONSUMER_REGS>();
     walk<MODE, PASSED>(h, from, shared, base);
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper(const kr_ssd_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper(const kr_ssd_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper, maps);
-  run<OUTPUT, 0>(plan, maps);
+  run<OUTPUT, 0>(params, maps);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_passed(const kr_ssd_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_passed(const kr_ssd_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_passed, maps);
-  run<OUTPUT, 1>(plan, maps);
+  run<OUTPUT, 1>(params, maps);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_ends(const kr_ssd_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_ends(const kr_ssd_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_ends, maps);
-  run<ENDS, 0>(plan, maps);
+  run<ENDS, 0>(params, maps);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_states(const kr_ssd_hopper_params params) {
 #if KR_N <= 128 /* the gradient takes at most 128 states at once */
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_states, maps);
-  run<STATES, 0>(plan, maps);
+  run<STATES, 0>(params, maps);
 #else
-  (void)plan;
+  (void)params;
 #endif
 }
 
 /* ---- splits over time -------------------------------------------------------------------------------------------- */
 
 /* Four elements of a unit's initial state in a warpgroup's fragment order: 8 states from 8 j on. */
-KR_DEV kr_float4 elements_at(const kr_ssd_hopper_plan &h, const task &t, const slot &at, int j) {
+KR_DEV kr_float4 elements_at(const kr_ssd_hopper_params &h, const task &t, const slot &at, int j) {
   const kr_ssd_tensor &v = t.back ? h.dfinal : h.p.initial;
   kr_float4 s;
 #pragma unroll
@@ -699,11 +698,11 @@ KR_DEV kr_float4 elements_at(const kr_ssd_hopper_plan &h, const task &t, const s
 
 /* One thread per flag between blocks and per head of p.spoilt; for initial states, one block per eight states, head of
  * the block, and unit. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_plan plan) {
-  const kr_ssd_hopper_plan &h = plan;
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_hopper_begin(const kr_ssd_hopper_params params) {
+  const kr_ssd_hopper_params &h = params;
   const int64_t i = (int64_t)kr_block_x() * KR_SSD_THREADS + kr_thread();
-  kr_next_may_start();
-  kr_others_done();
+  kr_launch_dependents();
+  kr_griddep_wait();
   if (h.p.spoilt && !h.adds && i < (int64_t)h.p.B * h.p.H) h.p.spoilt[i] = 0;
   if (!h.joins && i < h.n_blocks * HEADS) h.ready[i] = 0;
   const int j = kr_block_x() % (N / 8), w = kr_block_x() / (N / 8) % HEADS, unit = kr_block_x() / (N / 8 * HEADS);

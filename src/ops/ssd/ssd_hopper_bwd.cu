@@ -15,7 +15,7 @@
 #include "ssd_bwd_sums.cuh"
 #include "ssd_hopper_tiles.cuh"
 
-#include "ssd_hopper_bwd_plan.h"
+#include "ssd_hopper_bwd_params.h"
 
 enum {
   THREADS = KR_SSD_HOPPER_BWD_THREADS,
@@ -34,12 +34,12 @@ enum {
   SIDE_SUMS = EMPTY + 8 * STAGES,
   D_AT = SIDE_SUMS + 16,
   ALL_BARRIER = 3,
-  GIVEN = 40,
-  TAKEN = 232 /* registers per thread */
+  PRODUCER_REGS = 40,
+  CONSUMER_REGS = 232 /* registers per thread */
 };
 static_assert(1024 + D_AT + 2 * PB * 4 <= KR_SSD_HOPPER_BWD_SHARED(N) && KR_SSD_HOPPER_BWD_SHARED(N) <= 227 * 1024,
               "all have a place");
-static_assert(enough_registers(THREADS, GIVEN, TAKEN), "else who takes some waits for ever");
+static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who takes some waits for ever");
 
 /* Kinds of call: sequences, any D; none, and no D or one per head; none, and D per channel. */
 typedef enum call_kind { PACKED, PLAIN, CHANNELS } call_kind;
@@ -48,7 +48,7 @@ typedef struct place {
   int b, g, chunk, split, first, n; /* first head; channel blocks of heads */
 } place;
 
-KR_DEV place here(const kr_ssd_bwd_plan &p) {
+KR_DEV place here(const kr_ssd_bwd_params &p) {
   place at;
   at.b = kr_block_z(), at.g = kr_block_y() / p.n_splits, at.chunk = kr_block_x(),
   at.split = kr_block_y() - at.g * p.n_splits;
@@ -62,15 +62,15 @@ KR_DEV place here(const kr_ssd_bwd_plan &p) {
 typedef struct slot {
   int h, block, p0;
 } slot;
-KR_DEV slot slot_at(const kr_ssd_plan &f, const place &at, int i) {
+KR_DEV slot slot_at(const kr_ssd_params &f, const place &at, int i) {
   const int head = f.blocks_per_head == 1 ? i : i / f.blocks_per_head, block = i - head * f.blocks_per_head;
   return slot{at.first + head, block, block * PB};
 }
 
 /* ---- helper warps ------------------------------------------------------------------------------------------------ */
 
-KR_DEV void copy_slots(const kr_ssd_bwd_plan &p, const place &at, uint64_t maps, uint32_t base) {
-  const kr_ssd_plan &f = p.f;
+KR_DEV void copy_slots(const kr_ssd_bwd_params &p, const place &at, uint64_t maps, uint32_t base) {
+  const kr_ssd_params &f = p.f;
   const uint64_t map_x = maps, map_dy = maps + sizeof(kr_ssd_map), map_B = maps + 2 * sizeof(kr_ssd_map),
                  map_C = maps + 3 * sizeof(kr_ssd_map);
   const int t0 = at.chunk * Q;
@@ -98,7 +98,7 @@ KR_DEV void copy_slots(const kr_ssd_bwd_plan &p, const place &at, uint64_t maps,
 
 /* Sums of dy x over the chunk for each channel: two per lane. */
 template <int KIND>
-KR_DEV void sum_dD(const kr_ssd_bwd_plan &p, const place &at, const slot &s, const unsigned char *x,
+KR_DEV void sum_dD(const kr_ssd_bwd_params &p, const place &at, const slot &s, const unsigned char *x,
                    const chunk_steps &steps) {
   const int lane = kr_thread() & 31;
   float low = 0, high = 0;
@@ -139,7 +139,7 @@ KR_DEV float pass_through(const unsigned char *S, int part) {
 /* A helper warp's sums, slot by slot: dD by the first of three, unless the other warpgroup computes it; otherwise all
  * take a part of <S, M>, reduced in shared memory. */
 template <int KIND>
-KR_DEV void sum_beside(const kr_ssd_bwd_plan &p, const place &at, int which, unsigned char *shared, uint32_t base) {
+KR_DEV void sum_beside(const kr_ssd_bwd_params &p, const place &at, int which, unsigned char *shared, uint32_t base) {
   float *const others = (float *)(shared + SIDE_SUMS);
   const int has_dD = KIND != PLAIN && p.dD.data && p.dD.n && p.part == 0, first = has_dD ? 1 : 0;
   for (int i = 0; i < at.n; i++) {
@@ -351,7 +351,7 @@ KR_DEV void store_rows(const unsigned char *tile, const lanes &me, const kr_ssd_
 }
 
 /* dB or dC, or a split's part of it. */
-KR_DEV void store_matrix(const kr_ssd_bwd_plan &p, const place &at, const lanes &me, const kr_ssd_tensor &whole,
+KR_DEV void store_matrix(const kr_ssd_bwd_params &p, const place &at, const lanes &me, const kr_ssd_tensor &whole,
                          const kr_ssd_tensor &part, unsigned char *tile, const float (&d)[N / 2]) {
   const int t0 = at.chunk * Q, n_rows = p.f.L - t0 < Q ? (int)(p.f.L - t0) : (int)Q;
   if (p.n_splits > 1) {
@@ -403,7 +403,7 @@ KR_DEV void start_tile(uint32_t A, uint32_t F, float (&d)[32]) {
 
 /* The sum of a head's dy x, if D is one number: each warp has a quarter of the channels' slots and writes its sum to
  * the first, 0 to the others. */
-KR_DEV void leave_trace(const kr_ssd_bwd_plan &p, const place &at, const slot &s, const lanes &me, float own) {
+KR_DEV void leave_trace(const kr_ssd_bwd_params &p, const place &at, const slot &s, const lanes &me, float own) {
   const int n = p.f.P - s.p0 < PB ? (p.f.P - s.p0) / 4 : PB / 4;
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) own += kr_shuffle_xor(own, d);
@@ -422,7 +422,8 @@ KR_DEV kr_float4 before_these(const lanes &me, int j, const float (&CB)[32]) {
 }
 
 template <int KIND>
-KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base) {
+KR_DEV void take(const kr_ssd_bwd_params &p, const place &at, const lanes &whole, unsigned char *shared,
+                 uint32_t base) {
   float W[32], dC[N / 2], xy[32];
   uint32_t w[16];
   clear_all(W, 32), clear_all(dC, N / 2);
@@ -486,7 +487,7 @@ KR_DEV void take(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
   store_matrix(p, at, whole, p.dC, p.sum_C, shared + W_AT, dC);
 }
 
-KR_DEV float D_of(const kr_ssd_bwd_plan &p, const slot &s, int channel) {
+KR_DEV float D_of(const kr_ssd_bwd_params &p, const slot &s, int channel) {
   return channel < PB && s.p0 + channel < p.f.P
              ? kr_load(p.f.D.data, s.h * p.f.D.h + (int64_t)(s.p0 + channel) * p.f.D.n, p.f.D.dtype)
              : 0.0f;
@@ -495,7 +496,7 @@ KR_DEV float D_of(const kr_ssd_bwd_plan &p, const slot &s, int channel) {
 KR_DEV void sync_givers(void) { kr_sync_some<OWN_BARRIER + 1, 128>(); }
 
 template <int KIND>
-KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base,
+KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base,
                  uint64_t maps) {
   const int t0 = at.chunk * Q, sized = has_sizes<KIND>();
   unsigned char *const own = shared + DX_AT;
@@ -616,28 +617,28 @@ KR_DEV void give(const kr_ssd_bwd_plan &p, const place &at, const lanes &whole, 
 }
 
 template <int KIND>
-KR_DEV void run(const kr_ssd_bwd_plan &p, uint64_t maps) {
+KR_DEV void run(const kr_ssd_bwd_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
   const place at = here(p);
-  kr_next_may_start();
+  kr_launch_dependents();
   if (kr_thread() == 0) {
     kr_barrier_open(base + BOTH_FULL, 1);
     for (int i = 0; i < STAGES; i++)
       kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 + 4 + 3);
     kr_barriers_opened();
   }
-  kr_others_done();
+  kr_griddep_wait();
   kr_sync();
   if (kr_thread() < 128) {
-    kr_give_registers<GIVEN>();
+    kr_give_registers<PRODUCER_REGS>();
     if (kr_thread() == 0)
       copy_slots(p, at, maps, base);
     else if (kr_thread() >= 32)
       sum_beside<KIND>(p, at, kr_thread() / 32 - 1, shared, base);
   } else {
-    kr_take_registers<TAKEN>();
+    kr_take_registers<CONSUMER_REGS>();
     const lanes me = lanes_of(kr_thread());
     if (me.w == 0)
       take<KIND>(p, at, me, shared, base);
@@ -646,18 +647,18 @@ KR_DEV void run(const kr_ssd_bwd_plan &p, uint64_t maps) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_packed(const kr_ssd_hopper_bwd_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_packed(const kr_ssd_hopper_bwd_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_packed, maps);
-  run<PACKED>(plan.q, maps);
+  run<PACKED>(params.q, maps);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_plain(const kr_ssd_hopper_bwd_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_plain(const kr_ssd_hopper_bwd_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_plain, maps);
-  run<PLAIN>(plan.q, maps);
+  run<PLAIN>(params.q, maps);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_channels(const kr_ssd_hopper_bwd_plan plan) {
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_channels(const kr_ssd_hopper_bwd_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_channels, maps);
-  run<CHANNELS>(plan.q, maps);
+  run<CHANNELS>(params.q, maps);
 }

@@ -1,7 +1,7 @@
-/* ssd_hopper_cuda.c: the SSD on warpgroups: tensor maps, work partition (ssd_hopper_plan.h), launches. */
+/* ssd_hopper_cuda.c: the SSD on warpgroups: tensor maps, work partition (ssd_hopper_params.h), launches. */
 #include "op_list.h"
 #include "ssd_hopper_host.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 #include "status.h"
 
 #define UP_TO_128(name)                                                      \
@@ -13,10 +13,10 @@ static const kr_kernel walks[4][3][3] = {BY_STATES("kr_ssd_hopper"), BY_STATES("
                                          {UP_TO_128("kr_ssd_hopper_states")}, BY_STATES("kr_ssd_hopper_passed")};
 static const kr_kernel begin[3][3] = BY_STATES("kr_ssd_hopper_begin");
 
-static int width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
+static int ssd_hopper_width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 static int64_t heads_of(int64_t N) { return KR_SSD_HOPPER_HEADS(N); }
-static int64_t columns_of(int64_t N) { return (int64_t)64 << width_of(N); }
-static uint32_t shared_bytes(int64_t N, int outputs) {
+static int64_t ssd_hopper_columns_of(int64_t N) { return (int64_t)64 << ssd_hopper_width_of(N); }
+static uint32_t ssd_hopper_shared_bytes(int64_t N, int outputs) {
   return N <= 64    ? KR_SSD_HOPPER_SHARED(64, outputs)
          : N <= 128 ? KR_SSD_HOPPER_SHARED(128, outputs)
                     : KR_SSD_HOPPER_SHARED(256, outputs);
@@ -51,11 +51,12 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) ||
       !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
     return "rows that bulk copies do not take";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes(a->N, 0) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ssd_hopper_shared_bytes(a->N, 0) ? "too little shared memory"
+                                                                                           : NULL;
 }
 
 /* Partitions into units of n_heads. Returns whether there is at least this share of a unit per multiprocessor. */
-static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, double share, int64_t n_multiprocessors) {
+static int cut_units(kr_ssd_hopper_params *h, int64_t n_heads, double share, int64_t n_multiprocessors) {
   h->n_heads = (int32_t)n_heads;
   h->per_group = (int32_t)(((int64_t)h->p.heads * h->p.blocks_per_head + n_heads - 1) / n_heads);
   h->n_units = (int32_t)((int64_t)h->n_ways * h->p.B * h->n_groups * h->per_group);
@@ -65,7 +66,7 @@ static int cut_units(kr_ssd_hopper_plan *h, int64_t n_heads, double share, int64
 /* Units of two heads or of one, if there are too few larger ones and this beats splitting time, which needs a pass over
  * the pieces' ends first. Cost model in us on an H200 with 128 states, from 2048 tokens on: fixed per pass, and per
  * chunk of a block. */
-static int cut_output(kr_ssd_hopper_plan *h, int64_t n_multiprocessors) {
+static int cut_output(kr_ssd_hopper_params *h, int64_t n_multiprocessors) {
   static const struct {
     double once, chunk;
   } of_heads[] = {{26, 1.62}, {18, 2.42}}, of_pieces = {38, 4.7};
@@ -85,7 +86,7 @@ static int cut_output(kr_ssd_hopper_plan *h, int64_t n_multiprocessors) {
 
 /* Below three quarters of the device, a second pass over the states pays off; ranges then lie within units. The
  * state-passing kernel is memory-bound and prefers fewer heads per block, or fewer blocks. */
-static void cut_work(kr_ssd_hopper_plan *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
+static void cut_ssd_hopper_work(kr_ssd_hopper_params *h, int64_t N, int64_t G, int64_t n_multiprocessors) {
   h->n_chunks = (int32_t)((h->p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK);
   h->n_groups = (int32_t)G;
   int enough = cut_units(h, heads_of(N), 0.75, n_multiprocessors);
@@ -105,11 +106,11 @@ typedef struct layout {
   uint64_t initial, decays, ready, end;
 } layout;
 
-static int has_initial(const kr_ssd_hopper_plan *h) { return h->p.initial.data || h->dfinal.data; }
+static int has_initial(const kr_ssd_hopper_params *h) { return h->p.initial.data || h->dfinal.data; }
 
-static layout lay_out(const kr_ssd_hopper_plan *h, int64_t N) {
+static layout lay_out_ssd_hopper(const kr_ssd_hopper_params *h, int64_t N) {
   const uint64_t pieces = (uint64_t)(h->n_blocks + (h->joins ? h->n_units : 0)), n_heads = (uint64_t)heads_of(N),
-                 state = n_heads * 64 * (uint64_t)columns_of(N) * sizeof(float);
+                 state = n_heads * 64 * (uint64_t)ssd_hopper_columns_of(N) * sizeof(float);
   const int passes = h->joins || h->n_blocks < h->n_units;
   layout l = {.initial = passes ? kr_scratch_round(pieces * state) : 0};
   l.decays = l.initial + (has_initial(h) ? kr_scratch_round((uint64_t)h->n_units * state) : 0);
@@ -118,36 +119,36 @@ static layout lay_out(const kr_ssd_hopper_plan *h, int64_t N) {
   return l;
 }
 
-int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int64_t G) {
-  kr_ssd_hopper_plan one = *h;
+int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, int64_t G) {
+  kr_ssd_hopper_params one = *h;
   one.n_ways = 1, one.n_groups = (int32_t)G;
   return cut_units(&one, heads_of(N), 0.75, kr_cuda_info(ctx->cuda)->n_multiprocessors);
 }
 
-uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t N, int64_t G) {
-  cut_work(h, N, G, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  return lay_out(h, N).end;
+uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_params *h, int64_t N, int64_t G) {
+  cut_ssd_hopper_work(h, N, G, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return lay_out_ssd_hopper(h, N).end;
 }
 
-void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch) {
-  const layout l = lay_out(h, N);
+void kr_ssd_hopper_place(kr_ssd_hopper_params *h, int64_t N, char *scratch) {
+  const layout l = lay_out_ssd_hopper(h, N);
   h->states = (float *)scratch, h->decays = (float *)(scratch + l.decays), h->ready = (int32_t *)(scratch + l.ready);
   h->initial = has_initial(h) ? (float *)(scratch + l.initial) : NULL;
 }
 
 /* Parts after the first add to its output. */
-static kr_ssd_hopper_plan plan_of(const krait_ssd_args *a, int part) {
+static kr_ssd_hopper_params ssd_hopper_plan_of(const krait_ssd_args *a, int part) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  kr_ssd_plan whole = kr_ssd_plan_of(&in, 0);
+  kr_ssd_params whole = kr_ssd_params_of(&in, 0);
   whole.out = kr_ssd_sequence(&a->out, 0, a->L), whole.final = kr_ssd_states(&a->final_states);
-  return (kr_ssd_hopper_plan){.p = kr_ssd_part_of(&whole, part), .n_ways = 1, .adds = part > 0};
+  return (kr_ssd_hopper_params){.p = kr_ssd_part_of(&whole, part), .n_ways = 1, .adds = part > 0};
 }
 
 /* Scratch shared by all parts in turn. */
 static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_args *a) {
   uint64_t most = 0;
   for (int part = 0; part * KR_SSD_MOST_STATES < a->N; part++) {
-    kr_ssd_hopper_plan h = plan_of(a, part);
+    kr_ssd_hopper_params h = ssd_hopper_plan_of(a, part);
     const uint64_t bytes = kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
     most = bytes > most ? bytes : most;
   }
@@ -176,7 +177,7 @@ int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_te
   return KRAIT_OK;
 }
 
-static int32_t make_maps(const krait_ctx *ctx, kr_ssd_hopper_plan *h, const krait_ssd_args *a) {
+static int32_t make_ssd_hopper_maps(const krait_ctx *ctx, kr_ssd_hopper_params *h, const krait_ssd_args *a) {
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &h->p.x, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &h->p.Bmat, a->B, a->L, a->G, h->p.N);
@@ -185,23 +186,24 @@ static int32_t make_maps(const krait_ctx *ctx, kr_ssd_hopper_plan *h, const krai
   return status;
 }
 
-static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int leaves, void *stream) {
-  const int width = width_of(N), dtype = h->p.x.dtype;
+static int32_t launch_ssd_hopper(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, int leaves,
+                                 void *stream) {
+  const int width = ssd_hopper_width_of(N), dtype = h->p.x.dtype;
   const uint32_t n_heads = (uint32_t)heads_of(N), messages = (uint32_t)h->n_blocks * n_heads,
                  flags = h->p.spoilt ? (uint32_t)(h->p.B * h->p.H) : 0;
   const uint32_t marks = ((messages > flags ? messages : flags) + KR_SSD_THREADS - 1) / KR_SSD_THREADS,
-                 initial = h->initial ? (uint32_t)(h->n_units * columns_of(N) / 8) * n_heads : 0;
+                 initial = h->initial ? (uint32_t)(h->n_units * ssd_hopper_columns_of(N) / 8) * n_heads : 0;
   const kr_grid beginning = {
-      .x = marks > initial ? marks : initial, .block = KR_SSD_THREADS, .is_ahead = 1, .stream = stream};
+      .x = marks > initial ? marks : initial, .block = KR_SSD_THREADS, .is_pdl = 1, .stream = stream};
   const kr_grid walk = {.x = (uint32_t)h->n_blocks,
                         .block = 128 * (n_heads + 1),
-                        .shared_bytes = shared_bytes(N, leaves == OUTPUT),
-                        .is_ahead = 1,
+                        .shared_bytes = ssd_hopper_shared_bytes(N, leaves == OUTPUT),
+                        .is_pdl = 1,
                         .stream = stream},
                 ending = {.x = (uint32_t)h->n_blocks,
                           .block = 128 * (n_heads + 1),
-                          .shared_bytes = shared_bytes(N, 0),
-                          .is_ahead = 1,
+                          .shared_bytes = ssd_hopper_shared_bytes(N, 0),
+                          .is_pdl = 1,
                           .stream = stream};
   const uint64_t tier = KRAIT_CAP_CUDA_HOPPER;
   const int kernel = leaves == OUTPUT && kr_ssd_passes_D(&h->p) && !h->p.seq_idx ? PASSED : leaves;
@@ -210,23 +212,23 @@ static int32_t launch(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t
   return kr_cuda_launch(ctx->cuda, tier, &walks[kernel][width][dtype], &walk, h, sizeof *h);
 }
 
-int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, void *stream) {
-  return launch(ctx, h, N, STATES, stream);
+int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, void *stream) {
+  return launch_ssd_hopper(ctx, h, N, STATES, stream);
 }
 
 int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  kr_ssd_plan all = kr_ssd_plan_of(&in, 0);
+  kr_ssd_params all = kr_ssd_params_of(&in, 0);
   all.out = kr_ssd_sequence(&a->out, 0, a->L), all.final = kr_ssd_states(&a->final_states);
   all.spoilt = (int32_t *)((char *)a->call.scratch + walk_bytes(ctx, a));
   for (int part = 0; part * KR_SSD_MOST_STATES < a->N; part++) {
-    kr_ssd_hopper_plan h = plan_of(a, part);
+    kr_ssd_hopper_params h = ssd_hopper_plan_of(a, part);
     kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
     kr_ssd_hopper_place(&h, h.p.N, a->call.scratch);
     h.p.spoilt = all.spoilt;
-    KR_TRY(make_maps(ctx, &h, a));
-    KR_TRY(launch(ctx, &h, h.p.N, OUTPUT, a->call.stream));
+    KR_TRY(make_ssd_hopper_maps(ctx, &h, a));
+    KR_TRY(launch_ssd_hopper(ctx, &h, h.p.N, OUTPUT, a->call.stream));
   }
-  return kr_ssd_walk_spoilt(ctx, &all, a->call.stream);
+  return kr_ssd_walk_nonfinite(ctx, &all, a->call.stream);
 }

@@ -2,7 +2,7 @@
 #ifndef KR_SSD_HOPPER_HOST_H
 #define KR_SSD_HOPPER_HOST_H
 
-#include "ssd_hopper_plan.h"
+#include "ssd_hopper_params.h"
 #include "ssd_host.h"
 
 /* Whether bulk copies can take a tensor (batch, token, head, channel). */
@@ -15,11 +15,11 @@ int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_te
                           int64_t H, int64_t n);
 /* Partitions the work of h, whose p is set; N: states of a kernel. Returns the bytes of scratch, whose addresses
  * kr_ssd_hopper_place sets. */
-uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_plan *h, int64_t N, int64_t G);
-void kr_ssd_hopper_place(kr_ssd_hopper_plan *h, int64_t N, char *scratch);
+uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_params *h, int64_t N, int64_t G);
+void kr_ssd_hopper_place(kr_ssd_hopper_params *h, int64_t N, char *scratch);
 /* Whether the units of one direction fill the device. */
-int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, int64_t G);
+int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, int64_t G);
 /* States before each chunk to h->S, state gradients after each to h->M. */
-int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_plan *h, int64_t N, void *stream);
+int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, void *stream);
 
 #endif

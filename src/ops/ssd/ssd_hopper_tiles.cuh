@@ -7,12 +7,12 @@
 #include "ssd_mma.cuh"
 #include "wgmma.cuh"
 
-#include "ssd_hopper_plan.h"
+#include "ssd_hopper_params.h"
 
 enum { N = KR_N, BLOCKS = KR_N / 64, TILE = KR_SSD_HOPPER_TILE, OWN_BARRIER = 1 };
 
 /* Byte offset into the gradient's S or M. */
-KR_DEV int64_t kept_at(const kr_ssd_plan &p, int b, int h, int block, int chunk, int n_chunks) {
+KR_DEV int64_t kept_at(const kr_ssd_params &p, int b, int h, int block, int chunk, int n_chunks) {
   return ((((int64_t)b * n_chunks + chunk) * p.H + h) * p.blocks_per_head + block) * (BLOCKS * TILE);
 }
 

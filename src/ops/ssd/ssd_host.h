@@ -4,9 +4,9 @@
 
 #include <math.h>
 
-#include "cuda_row.h"
+#include "cuda_impl.h"
 #include "ssd_inputs.h"
-#include "ssd_plan.h"
+#include "ssd_params.h"
 #include "view.h"
 
 /* (B,L,H,..) in scan order of either direction. */
@@ -29,8 +29,8 @@ static inline kr_ssd_tensor kr_ssd_heads(const krait_view *v, int has_channels) 
   return (kr_ssd_tensor){.data = v->data, .h = v->stride[0], .n = has_channels ? v->stride[1] : 0, .dtype = v->dtype};
 }
 
-static inline kr_ssd_plan kr_ssd_plan_of(const kr_ssd_inputs *in, int reverse) {
-  kr_ssd_plan p = {.L = in->L,
+static inline kr_ssd_params kr_ssd_params_of(const kr_ssd_inputs *in, int reverse) {
+  kr_ssd_params p = {.L = in->L,
                    .B = (int32_t)in->B,
                    .H = (int32_t)in->H,
                    .P = (int32_t)in->P,
@@ -53,8 +53,8 @@ static inline kr_ssd_plan kr_ssd_plan_of(const kr_ssd_inputs *in, int reverse) {
 
 /* The slice of KR_SSD_MOST_STATES states that `part` selects: the first part's output includes D x, the last applies
  * the gate. */
-static inline kr_ssd_plan kr_ssd_part_of(const kr_ssd_plan *whole, int part) {
-  kr_ssd_plan p = *whole;
+static inline kr_ssd_params kr_ssd_part_of(const kr_ssd_params *whole, int part) {
+  kr_ssd_params p = *whole;
   const int64_t first = (int64_t)KR_SSD_MOST_STATES * part, left = whole->N - first;
   kr_ssd_tensor *const tensors[] = {&p.Bmat, &p.Cmat, &p.initial, &p.final};
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
@@ -81,16 +81,16 @@ static inline int kr_ssd_is_aligned(const krait_view *v) {
 
 /* Whether D is on the diagonal of P, in its 16 bits (the kernels named `passed`): one D for all channels of a head. In
  * float16 a D beyond 65504 would be infinite there. */
-static inline int kr_ssd_passes_D(const kr_ssd_plan *p) { return p->D.data && p->D.n == 0; }
+static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
 
 /* Why the chunked rows take no such tensors or options, or NULL. */
 const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a);
 /* Recomputes the heads flagged in p->spoilt token by token. */
-int32_t kr_ssd_walk_spoilt(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
+int32_t kr_ssd_walk_nonfinite(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
 /* Prerequisite of the chunked rows: p->steps. */
-int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
-/* Output of the chunked 16-bit rows, for a plan of at most KR_SSD_MOST_STATES whose time is not split or whose
+int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
+/* Output of the chunked 16-bit rows, for a params of at most KR_SSD_MOST_STATES whose time is not split or whose
  * segments' start states are known. */
-int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_plan *p, void *stream);
+int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "mma.cuh"
 
-#include "ssd_plan.h"
+#include "ssd_params.h"
 
 #if KR_DTYPE == 1
 typedef kr_f16 half_type;
@@ -23,7 +23,7 @@ typedef struct chunk_steps {
   float total, last, pad[2]; /* a at the end, sequences begun */
 } chunk_steps;
 
-KR_DEV const chunk_steps *steps_at(const kr_ssd_plan &p, int b, int h, int64_t chunk) {
+KR_DEV const chunk_steps *steps_at(const kr_ssd_params &p, int b, int h, int64_t chunk) {
   return (const chunk_steps *)p.steps + ((int64_t)b * p.H + h) * ((p.L + Q - 1) / Q) + chunk;
 }
 
@@ -55,12 +55,12 @@ typedef struct raw_steps {
  * it is fixed at compile time, except for packed sequences. */
 typedef enum steps_kind { STEPS_16_BITS, STEPS_32_BITS, STEPS_ANY } steps_kind;
 
-KR_DEV steps_kind kind_of_steps(const kr_ssd_plan &p) {
+KR_DEV steps_kind kind_of_steps(const kr_ssd_params &p) {
   return p.seq_idx ? STEPS_ANY : p.dt.dtype == KRAIT_F32 ? STEPS_32_BITS : STEPS_16_BITS;
 }
 
 template <int KIND>
-KR_DEV raw_steps load_steps(const kr_ssd_plan &p, int b, int h, int64_t t0, int64_t end) {
+KR_DEV raw_steps load_steps(const kr_ssd_params &p, int b, int h, int64_t t0, int64_t end) {
   raw_steps r = {};
 #pragma unroll
   for (int k = 0; k < 2; k++) {
@@ -76,7 +76,7 @@ KR_DEV raw_steps load_steps(const kr_ssd_plan &p, int b, int h, int64_t t0, int6
 }
 
 template <int KIND>
-KR_DEV float dt_of(const kr_ssd_plan &p, const raw_steps &r, int k) {
+KR_DEV float dt_of(const kr_ssd_params &p, const raw_steps &r, int k) {
   return KIND == STEPS_32_BITS || (KIND == STEPS_ANY && p.dt.dtype == KRAIT_F32) ? kr_bits_to_float(r.dt[k])
                                                                                  : kr_unpack(r.dt[k], 0, p.dt.dtype);
 }
@@ -98,7 +98,7 @@ typedef struct lane_steps {
 
 /* By one warp. */
 template <int KIND>
-KR_DEV lane_steps sum_steps(const kr_ssd_plan &p, const raw_steps &r, float A, float bias, int64_t t0, int64_t end) {
+KR_DEV lane_steps sum_steps(const kr_ssd_params &p, const raw_steps &r, float A, float bias, int64_t t0, int64_t end) {
   const int lane = kr_thread() & 31;
   lane_steps v = {};
 #pragma unroll
@@ -186,7 +186,7 @@ KR_DEV uint32_t pack(float low, float high) { return kr_pack(low, high, KR_DTYPE
 
 /* A warp's rows of a state in registers, WIDTH columns: rows c + g and + 8, columns n0 + 8 j + 2 q and + 1. */
 template <int WIDTH>
-KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0,
+KR_DEV void load_state(const kr_ssd_params &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0,
                        float (&s)[WIDTH / 8][4]) {
   const int lane = kr_thread() & 31;
 #pragma unroll
@@ -199,7 +199,7 @@ KR_DEV void load_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, 
     }
 }
 template <int WIDTH>
-KR_DEV void store_state(const kr_ssd_plan &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0,
+KR_DEV void store_state(const kr_ssd_params &f, const kr_ssd_tensor &v, int64_t b, int64_t h, int c, int n0,
                         const float (&s)[WIDTH / 8][4]) {
   const int lane = kr_thread() & 31;
 #pragma unroll
@@ -253,7 +253,7 @@ KR_DEV int is_spoilt(const float (&s)[n][4]) {
 }
 
 /* For a gradient, whose dB and dC are sums over a group's heads: these are recomputed together. */
-KR_DEV void tell_spoilt_group(const kr_ssd_plan &f, int b, int h) {
+KR_DEV void report_nonfinite_group(const kr_ssd_params &f, int b, int h) {
   for (int k = 0, first = h - h % f.heads; k < f.heads; k++) f.spoilt[(int64_t)b * f.H + first + k] = 1;
 }
 

@@ -4,12 +4,12 @@
  *   y_t = S_t C_t + D x_t;  out = y silu(z)
  * Reverse runs time backwards; both directions are summed before D x and the gate. Double-precision accumulation. */
 #include "ssd_ref.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 
 #include "contract.h"
 #include "op_list.h"
 
-static void keep_varlen(const krait_ssd_args *a, int64_t h, int64_t p, int64_t t, const double *state) {
+static void keep_ssd_ref_varlen(const krait_ssd_args *a, int64_t h, int64_t p, int64_t t, const double *state) {
   for (int64_t s = 0; s < a->S; s++) {
     const int32_t begin = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)),
                   end = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1));
@@ -19,22 +19,23 @@ static void keep_varlen(const krait_ssd_args *a, int64_t h, int64_t p, int64_t t
 }
 
 /* Adds sum_n C S of every token to y. */
-static void run_direction(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
+static void run_ssd_direction(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
                           int reverse, const krait_view *A, double *y) {
   double state[KR_SSD_MAX_N];
   for (int64_t n = 0; n < a->N; n++) state[n] = ssd_initial(in, b, h, p, n);
   for (int64_t i = 0; i < a->L; i++) {
     y[ssd_time(in, reverse, i)] += ssd_advance(in, b, h, p, reverse, kr_get(A, kr_at1(A, h)), i, state);
-    if (kr_has(&a->varlen_states)) keep_varlen(a, h, p, i, state);
+    if (kr_has(&a->varlen_states)) keep_ssd_ref_varlen(a, h, p, i, state);
   }
   for (int64_t n = 0; kr_has(&a->final_states) && n < a->N; n++)
     kr_put(&a->final_states, kr_at4(&a->final_states, b, h, p, n), state[n]);
 }
 
-static void run_channel(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p, double *y) {
+static void run_ssd_channel(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
+                            double *y) {
   for (int64_t t = 0; t < a->L; t++) y[t] = 0;
-  run_direction(a, in, b, h, p, (in->flags & KRAIT_SSD_REVERSE) != 0, &a->A, y);
-  if (in->flags & KRAIT_SSD_BOTH) run_direction(a, in, b, h, p, 1, &a->A_reverse, y);
+  run_ssd_direction(a, in, b, h, p, (in->flags & KRAIT_SSD_REVERSE) != 0, &a->A, y);
+  if (in->flags & KRAIT_SSD_BOTH) run_ssd_direction(a, in, b, h, p, 1, &a->A_reverse, y);
   for (int64_t t = 0; t < a->L; t++) {
     double value = y[t];
     if (kr_has(&a->Dvec)) value += kr_get(&a->Dvec, kr_at2(&a->Dvec, h, p)) * kr_get(&a->x, kr_at4(&a->x, b, t, h, p));
@@ -61,6 +62,6 @@ int32_t kr_ssd_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t i = 0; i < a->H * a->P * a->N; i++)
       kr_put(&a->varlen_states, kr_at4(&a->varlen_states, s, i / a->N / a->P, i / a->N % a->P, i % a->N), 0);
   for (int64_t b = 0; b < a->B; b++)
-    for (int64_t i = 0; i < a->H * a->P; i++) run_channel(a, &in, b, i / a->P, i % a->P, a->call.scratch);
+    for (int64_t i = 0; i < a->H * a->P; i++) run_ssd_channel(a, &in, b, i / a->P, i % a->P, a->call.scratch);
   return KRAIT_OK;
 }

@@ -1,5 +1,5 @@
-/* ssd_ref.h: shared code of the reference rows of the SSD and its gradient: step sizes, sequences, the scan over
- * time. */
+/* ssd_ref.h: shared code of the reference implementations of the SSD and its gradient: step sizes, sequences, the scan
+ * over time. */
 #ifndef KR_SSD_REF_H
 #define KR_SSD_REF_H
 

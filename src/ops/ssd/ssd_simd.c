@@ -6,7 +6,7 @@
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_lanes.h"
-#include "ssd_rows.h"
+#include "ssd_impls.h"
 
 enum { MOST_BLOCKS = 8, ITEMS_EACH = 4 }; /* per item; items per thread */
 
@@ -44,15 +44,15 @@ static int64_t other_floats(const krait_ssd_args *a) {
   return a->call.flags & KRAIT_SSD_BOTH ? a->L * SSD_WIDTH : 0;
 }
 
-static int64_t worker_floats(const cut *c) {
+static int64_t ssd_worker_floats(const cut *c) {
   const krait_ssd_args *a = c->a;
   return c->each * (a->N * SSD_WIDTH + other_floats(a)) + 2 * SSD_TILE * ssd_odd_row(a->N) + 3 * SSD_TILE * SSD_WIDTH;
 }
 
-static item begin_item(const cut *c, const kr_ssd_inputs *in, int worker) {
+static item begin_ssd_item(const cut *c, const kr_ssd_inputs *in, int worker) {
   const krait_ssd_args *a = c->a;
   item it = {.a = a, .in = in, .pitch = ssd_odd_row(a->N)};
-  float *at = (float *)a->call.scratch + worker * ssd_row(worker_floats(c));
+  float *at = (float *)a->call.scratch + worker * ssd_row(ssd_worker_floats(c));
   it.B = at, at += SSD_TILE * it.pitch;
   it.C = at, at += SSD_TILE * it.pitch;
   it.x = at, at += SSD_TILE * SSD_WIDTH;
@@ -66,7 +66,7 @@ static item begin_item(const cut *c, const kr_ssd_inputs *in, int worker) {
 }
 
 /* What a group's heads share. */
-static void read_tile(item *it, int64_t i, int n) {
+static void read_ssd_tile(item *it, int64_t i, int n) {
   const ssd_walk *w = it->walks;
   ssd_marks(w, i, n, it->marks);
   ssd_load_shared(it->B, it->pitch, w, it->in->Bmat, i, n);
@@ -77,7 +77,7 @@ static void read_tile(item *it, int64_t i, int n) {
   }
 }
 
-static void read_steps(item *it, const ssd_walk *w, int64_t i, int n) {
+static void read_ssd_steps(item *it, const ssd_walk *w, int64_t i, int n) {
   ssd_steps(w, i, n, it->d, it->decay, NULL);
   for (int t = 0; t < n; t++)
     if (it->marks[t] & SSD_BEGINS) it->decay[t] = 0; /* even if NaN: nothing crosses sequences */
@@ -94,7 +94,7 @@ static void read_block(item *it, const ssd_walk *w, int64_t i, int n) {
 }
 
 /* Stores the state after token t for every sequence that ends there. */
-static void keep_varlen(const item *it, const float *states, const ssd_walk *w, int64_t t) {
+static void keep_ssd_simd_varlen(const item *it, const float *states, const ssd_walk *w, int64_t t) {
   const krait_view *offsets = &it->a->cu_seqlens;
   for (int64_t s = 0; s < it->a->S; s++) {
     const int64_t begin = kr_get_i32(offsets, kr_at1(offsets, s)), end = kr_get_i32(offsets, kr_at1(offsets, s + 1));
@@ -102,7 +102,7 @@ static void keep_varlen(const item *it, const float *states, const ssd_walk *w, 
   }
 }
 
-static void scan_tile(item *it, float *states, const ssd_walk *w, int64_t i, int n) {
+static void scan_ssd_tile(item *it, float *states, const ssd_walk *w, int64_t i, int n) {
   const ssd_stretch *first = it->cuts.stretches, *end;
   memset(it->y, 0, (size_t)(n * SSD_WIDTH) * sizeof(float));
   for (int t = 0, run; t < n; t += run, first = end) {
@@ -112,7 +112,7 @@ static void scan_tile(item *it, float *states, const ssd_walk *w, int64_t i, int
     if (!(it->marks[t] & SSD_PADDING))
       ssd_scan(states, it->in->N, it->dx + t * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH, it->B + t * it->pitch,
                it->C + t * it->pitch, it->pitch, first, end, &it->ahead);
-    if (it->marks[t + run - 1] & SSD_ENDS) keep_varlen(it, states, w, i + t + run - 1);
+    if (it->marks[t + run - 1] & SSD_ENDS) keep_ssd_simd_varlen(it, states, w, i + t + run - 1);
   }
   for (int t = 0; t < n; t++)
     for (int part = 0; part < SSD_WIDTH; part += KR_VL) {
@@ -122,7 +122,7 @@ static void scan_tile(item *it, float *states, const ssd_walk *w, int64_t i, int
 }
 
 /* y + other + D x, gated; 0 at padding. */
-static void finish_tile(item *it, const float *other, const ssd_walk *w, int64_t i, int n) {
+static void finish_ssd_tile(item *it, const float *other, const ssd_walk *w, int64_t i, int n) {
   float skip[SSD_WIDTH] = {0};
   const krait_view *D = it->in->Dvec;
   const int both = (it->in->flags & KRAIT_SSD_BOTH) != 0;
@@ -142,7 +142,7 @@ static void finish_tile(item *it, const float *other, const ssd_walk *w, int64_t
 }
 
 /* Prefetches what follows block k of the tile at i. */
-static void look_ahead(item *it, int k, int64_t i) {
+static void look_ahead_ssd(item *it, int k, int64_t i) {
   const int last = k + 1 == it->n_blocks;
   const ssd_walk *next = &it->walks[last ? 0 : k + 1];
   const krait_view *rows[] = {it->in->x, it->in->z, &it->a->out};
@@ -156,16 +156,16 @@ static void walk_direction(item *it, int keep_y) {
   for (int k = 0; k < it->n_blocks; k++) ssd_load_states(it->states[k], &it->walks[k], it->in->initial_states);
   for (int64_t i = 0; i < L; i += SSD_TILE) {
     const int n = L - i < SSD_TILE ? (int)(L - i) : SSD_TILE;
-    read_tile(it, i, n);
+    read_ssd_tile(it, i, n);
     for (int k = 0; k < it->n_blocks; k++) {
       const ssd_walk *w = &it->walks[k];
-      if (k == 0 || w->h != w[-1].h) read_steps(it, w, i, n);
+      if (k == 0 || w->h != w[-1].h) read_ssd_steps(it, w, i, n);
       read_block(it, w, i, n);
-      look_ahead(it, k, i);
-      scan_tile(it, it->states[k], w, i, n);
+      look_ahead_ssd(it, k, i);
+      scan_ssd_tile(it, it->states[k], w, i, n);
       for (int t = 0; keep_y && t < n; t++)
         memcpy(it->other[k] + ssd_token(w, i + t) * SSD_WIDTH, it->y + t * SSD_WIDTH, SSD_WIDTH * sizeof(float));
-      if (!keep_y) finish_tile(it, it->other[k], w, i, n);
+      if (!keep_y) finish_ssd_tile(it, it->other[k], w, i, n);
     }
   }
   for (int k = 0; kr_has(&it->a->final_states) && k < it->n_blocks; k++)
@@ -197,11 +197,11 @@ static void place_walks(item *it, const cut *c, int64_t b, int64_t g, int64_t fi
   }
 }
 
-static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
+static void scan_ssd_items(void *user, int64_t begin, int64_t end, int worker) {
   const cut *c = user;
   const krait_ssd_args *a = c->a;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
-  item it = begin_item(c, &in, worker);
+  item it = begin_ssd_item(c, &in, worker);
   for (int64_t k = begin; k < end; k++) {
     const int64_t first = k % c->items * c->each, g = k / c->items % a->G, b = k / c->items / a->G;
     it.n_blocks = (int)(c->of_group - first < c->each ? c->of_group - first : c->each);
@@ -216,7 +216,7 @@ static void scan_items(void *user, int64_t begin, int64_t end, int worker) {
 
 uint64_t KR_FN(kr_ssd_scratch)(const krait_ctx *ctx, const void *args) {
   const cut c = cut_of(ctx, args);
-  return (uint64_t)(ssd_row(worker_floats(&c)) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  return (uint64_t)(ssd_row(ssd_worker_floats(&c)) * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_ssd)(const krait_ctx *ctx, const void *args) {
@@ -224,6 +224,6 @@ int32_t KR_FN(kr_ssd)(const krait_ctx *ctx, const void *args) {
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets_within("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   clear_empty(a);
   cut c = cut_of(ctx, a);
-  kr_parallel(ctx, a->B * a->G * c.items, 1, scan_items, &c);
+  kr_parallel(ctx, a->B * a->G * c.items, 1, scan_ssd_items, &c);
   return KRAIT_OK;
 }

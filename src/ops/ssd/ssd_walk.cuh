@@ -6,7 +6,7 @@
 
 #include "kernel.cuh"
 
-#include "ssd_plan.h"
+#include "ssd_params.h"
 
 enum { ROWS = 4 }; /* channels per warp */
 
@@ -15,21 +15,23 @@ KR_DEV int64_t of(const kr_ssd_tensor &v, int64_t b, int64_t t, int64_t h, int64
 }
 
 /* dt + dt_bias. */
-KR_DEV float raw_step(const kr_ssd_plan &p, int b, int64_t t, int h) {
+KR_DEV float raw_step(const kr_ssd_params &p, int b, int64_t t, int h) {
   const float d = kr_load(p.dt.data, of(p.dt, b, t, h, 0), p.dt.dtype);
   return p.bias.data ? d + kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : d;
 }
 
-KR_DEV float clamp_step(const kr_ssd_plan &p, float d) { return d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d; }
+KR_DEV float clamp_step(const kr_ssd_params &p, float d) {
+  return d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d;
+}
 
-KR_DEV float step_size(const kr_ssd_plan &p, int b, int64_t t, int h) {
+KR_DEV float step_size(const kr_ssd_params &p, int b, int64_t t, int h) {
   const float d = raw_step(p, b, t, h);
   return clamp_step(p, p.softplus ? kr_softplus(d) : d);
 }
 
 /* HALF: in to.dtype, else float32, as the forward call's states are. */
 template <int S, int HALF>
-KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t row, int h, int c0,
+KR_DEV void keep_states(const kr_ssd_params &p, const kr_ssd_tensor &to, int64_t row, int h, int c0,
                         const float (&s)[ROWS][S]) {
   const int lane = kr_thread() & 31;
 #pragma unroll
@@ -42,7 +44,7 @@ KR_DEV void keep_states(const kr_ssd_plan &p, const kr_ssd_tensor &to, int64_t r
 
 /* Stores the state after token t for every sequence that ends there. */
 template <int S>
-KR_DEV void keep_varlen(const kr_ssd_plan &p, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
+KR_DEV void keep_varlen(const kr_ssd_params &p, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
   for (int i = 0; i < p.S; i++) {
     const int32_t begin = p.offsets[i * p.offsets_step], end = p.offsets[(i + 1) * p.offsets_step];
     if (end == t + 1 && begin < end) keep_states<S, 0>(p, p.varlen, i, h, c0, s);
@@ -60,7 +62,7 @@ KR_DEV float add_lanes(float (&y)[ROWS]) {
 }
 
 template <int GRADIENT>
-KR_DEV void write_token(const kr_ssd_plan &p, int b, int64_t t, int h, int c, float y, int padding) {
+KR_DEV void write_token(const kr_ssd_params &p, int b, int64_t t, int h, int c, float y, int padding) {
   const int64_t place = ((int64_t)b * p.L + (p.keep_y ? p.L - 1 - t : t)) * p.H * p.P + (int64_t)h * p.P + c;
   if (p.keep_y) {
     p.add[place] = y;
@@ -84,7 +86,8 @@ KR_DEV void write_token(const kr_ssd_plan &p, int b, int64_t t, int h, int c, fl
 
 /* Stores the state before token t, the first of its chunk, to p.kept. */
 template <int S>
-KR_DEV void keep_before(const kr_ssd_plan &p, void *kept, int b, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
+KR_DEV void keep_before(const kr_ssd_params &p, void *kept, int b, int64_t t, int h, int c0,
+                        const float (&s)[ROWS][S]) {
   const int64_t head = (int64_t)p.P * p.N, n_chunks = (p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   kr_ssd_tensor to = {};
   to.data = kept, to.b = head, to.t = p.N, to.n = 1, to.dtype = p.kept_dtype;
@@ -94,7 +97,7 @@ KR_DEV void keep_before(const kr_ssd_plan &p, void *kept, int b, int64_t t, int 
 }
 
 template <int S, int GRADIENT>
-KR_DEV void walk(const kr_ssd_plan &p) {
+KR_DEV void walk(const kr_ssd_params &p) {
   const int lane = kr_thread() & 31, blocks = (p.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks,
             b = kr_block_z(), g = h / p.heads;
   const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;

@@ -10,7 +10,7 @@
  * Bound by reading and writing the state once, so a thread issues all its loads before using the first. */
 #include "overlap.cuh"
 #include "pack.cuh"
-#include "state_update_plan.h"
+#include "state_update_params.h"
 
 KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
   return i * v.stride[0] + j * v.stride[1] + k * v.stride[2];
@@ -53,7 +53,7 @@ typedef struct place {
   int exists, live, lane;
 } place;
 
-KR_DEV place here(const kr_update_plan &p) {
+KR_DEV place here(const kr_update_params &p) {
   const krait_state_update_args &a = p.a;
   place at;
   uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift), row = kr_divide(i, p.P),
@@ -96,7 +96,7 @@ KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_
 }
 
 /* y: this lane's partial sum over the states. */
-KR_DEV void write_output(const kr_update_plan &p, const place &at, float y, float x, float z, uint32_t raw_D) {
+KR_DEV void write_output(const kr_update_params &p, const place &at, float y, float x, float z, uint32_t raw_D) {
   const krait_state_update_args &a = p.a;
   for (int d = 1; d < p.lanes; d <<= 1) y += kr_shuffle_xor(y, d);
   if (!at.exists || at.lane) return;
@@ -113,13 +113,13 @@ KR_DEV kr_raw16 load_A(const krait_view &A, int64_t offset, int n) {
 }
 
 /* Touches all parameters before the wait, so that they are at hand after it (programmatic dependent launch). */
-KR_DEV void wait_ahead(const kr_update_plan &p) {
+KR_DEV void wait_ahead(const kr_update_params &p) {
   kr_keep_all_near(p);
-  kr_others_done();
+  kr_griddep_wait();
 }
 
 /* Dot product for a channel's time step: this lane's packs of eight inputs; weights are loaded before the wait. */
-KR_DEV void load_dt_weights(const kr_update_plan &p, const place &at, kr_raw16 (&w)[KR_DT_PACKS]) {
+KR_DEV void load_dt_weights(const kr_update_params &p, const place &at, kr_raw16 (&w)[KR_DT_PACKS]) {
 #pragma unroll
   for (int i = 0; i < KR_DT_PACKS; i++) {
     const int pack = at.lane + i * p.lanes;
@@ -128,7 +128,7 @@ KR_DEV void load_dt_weights(const kr_update_plan &p, const place &at, kr_raw16 (
       w[i] = *((const kr_raw16 *)((const uint16_t *)p.dt_weight + at.c * p.dt_row) + pack);
   }
 }
-KR_DEV float multiply_dt(const kr_update_plan &p, const place &at, const kr_raw16 (&w)[KR_DT_PACKS]) {
+KR_DEV float multiply_dt(const kr_update_params &p, const place &at, const kr_raw16 (&w)[KR_DT_PACKS]) {
   float dt = 0.0f;
   kr_raw16 r[KR_DT_PACKS];
 #pragma unroll
@@ -147,11 +147,11 @@ KR_DEV float multiply_dt(const kr_update_plan &p, const place &at, const kr_raw1
 }
 
 /* Four states per lane, a single step. */
-KR_DEV void update_fours(const kr_update_plan &p, const types t, const int with_dt) {
+KR_DEV void update_fours(const kr_update_params &p, const types t, const int with_dt) {
   const krait_state_update_args &a = p.a;
-  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0;
-  kr_next_may_start();
-  if (!ahead) kr_others_done();
+  const int ahead = (a.call.flags & KR_CALL_STATE_PDL) != 0;
+  kr_launch_dependents();
+  if (!ahead) kr_griddep_wait();
   const place at = here(p);
   const int n = at.lane * 4, mine = at.live && n < a.N;
   kr_raw16 raw_s = {}, raw_A = {}, raw_B = {}, raw_C = {};
@@ -183,16 +183,16 @@ KR_DEV void update_fours(const kr_update_plan &p, const types t, const int with_
   write_output(p, at, y, x, one_of(t.input, raw.z), raw.D);
 }
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_4(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_4(const kr_update_params p) {
   update_fours(p, types{KRAIT_F32, KR_DTYPE}, 0);
 }
-KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_params p) {
   update_fours(p, types{KR_DTYPE, KR_DTYPE}, 0);
 }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_4(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_4(const kr_update_params p) {
   if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KRAIT_F32, KR_DTYPE}, 1);
 }
-KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_params p) {
   if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KR_DTYPE, KR_DTYPE}, 1);
 }
 
@@ -225,7 +225,7 @@ typedef struct step_weights {
   kr_raw16 low[STEP_PACKS / 4], high[STEP_PACKS / 4]; /* of channels lane / 4 and eight on */
 } step_weights;
 
-KR_DEV void load_step_weights(const kr_update_plan &p, step_weights &w) {
+KR_DEV void load_step_weights(const kr_update_params &p, step_weights &w) {
   const int lane = kr_thread() & 31, c = kr_block_x() * CHANNELS_HERE + (kr_thread() - lane) / 2 + lane / 4;
   const kr_raw16 *const from = (const kr_raw16 *)((const uint16_t *)p.dt_weight + c * p.dt_row) + lane % 4,
                         *const far = (const kr_raw16 *)((const uint16_t *)p.dt_weight + (c + 8) * p.dt_row) + lane % 4;
@@ -239,7 +239,7 @@ KR_DEV void load_step_weights(const kr_update_plan &p, step_weights &w) {
 }
 
 /* The block's rows of r, padded with zeros. */
-KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, kr_raw16 (&r)[STEP_COLUMNS][STEP_PACKS]) {
+KR_DEV void load_step_inputs(const kr_update_params &p, int first, int n, kr_raw16 (&r)[STEP_COLUMNS][STEP_PACKS]) {
   for (int i = kr_thread(); i < STEP_COLUMNS * STEP_PACKS; i += 128) {
     const int s = i / STEP_PACKS, pack = i - s * STEP_PACKS;
     if (s >= n || first + s >= (int)p.a.B || pack >= p.packs) r[s][pack] = kr_raw16{{0, 0, 0, 0}};
@@ -250,7 +250,7 @@ KR_DEV void load_step_inputs(const kr_update_plan &p, int first, int n, kr_raw16
 
 /* Call after a barrier; writes the time steps of the warp's channels. bias: of this thread's channel. */
 template <int N>
-KR_DEV void multiply_steps(const kr_update_plan &p, const step_weights &w, float bias,
+KR_DEV void multiply_steps(const kr_update_params &p, const step_weights &w, float bias,
                            const kr_raw16 (&r)[STEP_COLUMNS][STEP_PACKS], float (&dt)[N][CHANNELS_HERE]) {
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, c = (kr_thread() - lane) / 2 + g;
   float d[4] = {};
@@ -276,10 +276,10 @@ enum { HAS_STEPS = 0, STEP_COLUMNS = 1, STEP_PACKS = 1 };
 typedef struct step_weights {
   int none;
 } step_weights;
-KR_DEV void load_step_weights(const kr_update_plan &, step_weights &) {}
-KR_DEV void load_step_inputs(const kr_update_plan &, int, int, kr_raw16 (&)[STEP_COLUMNS][STEP_PACKS]) {}
+KR_DEV void load_step_weights(const kr_update_params &, step_weights &) {}
+KR_DEV void load_step_inputs(const kr_update_params &, int, int, kr_raw16 (&)[STEP_COLUMNS][STEP_PACKS]) {}
 template <int N>
-KR_DEV void multiply_steps(const kr_update_plan &, const step_weights &, float,
+KR_DEV void multiply_steps(const kr_update_params &, const step_weights &, float,
                            const kr_raw16 (&)[STEP_COLUMNS][STEP_PACKS], float (&)[N][CHANNELS_HERE]) {}
 #endif
 
@@ -314,17 +314,17 @@ KR_DEV float update_own(const types t, float dt, float x, const float (&A)[OWN],
  * sequence: its gate and output. What differs by sequence waits in shared memory, which leaves registers to more
  * blocks; a loop over sequences that is not unrolled is slower where a multiprocessor has few warps. */
 template <int PACKS, int SEQUENCES, int WITH_DT>
-KR_DEV void update_rows(const kr_update_plan &p, const types t) {
+KR_DEV void update_rows(const kr_update_params &p, const types t) {
   KR_SHARED kr_raw16 states[SEQUENCES][PACKS][128];
   KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
   KR_SHARED kr_raw16 r[STEP_COLUMNS][STEP_PACKS]; /* WITH_DT */
   KR_SHARED float dts[SEQUENCES][CHANNELS_HERE], xs[SEQUENCES][CHANNELS_HERE], zs[SEQUENCES][CHANNELS_HERE];
   const krait_state_update_args &a = p.a;
-  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0, half = kr_thread() & 1, channel = kr_thread() / 2,
+  const int ahead = (a.call.flags & KR_CALL_STATE_PDL) != 0, half = kr_thread() & 1, channel = kr_thread() / 2,
             c = kr_block_x() * CHANNELS_HERE + channel, b0 = kr_block_y() * SEQUENCES, exists = c < a.P,
             left = (int)a.B - b0;
-  kr_next_may_start();
-  if (!ahead) kr_others_done();
+  kr_launch_dependents();
+  if (!ahead) kr_griddep_wait();
   const int64_t first = (c * a.state.stride[2] + half * OWN) * (t.state == KRAIT_F32 ? 4 : 2),
                 slot_step = a.state.stride[0] * (t.state == KRAIT_F32 ? 4 : 2);
   int slots = kr_thread() % SEQUENCES; /* of sequence lane % SEQUENCES; negative: none */
@@ -404,19 +404,19 @@ KR_DEV void update_rows(const kr_update_plan &p, const types t) {
 
 /* Chosen so that no tier spills registers. */
 enum { ROWS_BLOCKS = KR_TIER >= 90 ? 5 : 4 };
-KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_rows(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_rows(const kr_update_params p) {
   if (KR_DTYPE != KRAIT_F32) update_rows<2, KR_UPDATE_ROWS_WIDE, 0>(p, types{KRAIT_F32, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_same_rows(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_state_update_same_rows(const kr_update_params p) {
   if (KR_DTYPE != KRAIT_F32) update_rows<1, KR_UPDATE_ROWS_SAME, 0>(p, types{KR_DTYPE, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_rows(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_rows(const kr_update_params p) {
   if (HAS_STEPS) update_rows<2, KR_UPDATE_ROWS_WIDE, HAS_STEPS>(p, types{KRAIT_F32, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows(const kr_update_params p) {
   if (HAS_STEPS) update_rows<1, KR_UPDATE_ROWS_SAME, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows_4(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows_4(const kr_update_params p) {
   if (HAS_STEPS) update_rows<1, KR_UPDATE_ROWS_FEW, HAS_STEPS>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
@@ -482,11 +482,11 @@ KR_DEV void store_states(const krait_view &v, int32_t dtype, int64_t offset, con
 
 /* p.P: packs of eight channels. */
 template <int STATES>
-KR_DEV void update_heads(const kr_update_plan &p, const types t) {
+KR_DEV void update_heads(const kr_update_params &p, const types t) {
   const krait_state_update_args &a = p.a;
-  const int ahead = (a.call.flags & KR_CALL_STATE_AHEAD) != 0;
-  kr_next_may_start();
-  if (!ahead) kr_others_done();
+  const int ahead = (a.call.flags & KR_CALL_STATE_PDL) != 0;
+  kr_launch_dependents();
+  if (!ahead) kr_griddep_wait();
   const uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift);
   const int lane = kr_thread() & (p.lanes - 1), n = lane * STATES;
   uint32_t row = kr_divide(i, p.P), b = kr_divide(row, p.H);
@@ -535,17 +535,17 @@ KR_DEV void update_heads(const kr_update_plan &p, const types t) {
   if (exists && lane < CHANNELS) kr_store(a.out.data, at3(a.out, b, h, c), a.out.dtype, live ? sum : 0.0f);
 }
 
-KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_heads(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_heads(const kr_update_params p) {
   update_heads<4>(p, types{KRAIT_F32, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_same_heads(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_same_heads(const kr_update_params p) {
   update_heads<4>(p, types{KR_DTYPE, KR_DTYPE});
 }
-KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_same_heads_8(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_same_heads_8(const kr_update_params p) {
   if (KR_DTYPE != KRAIT_F32) update_heads<KR_DTYPE == KRAIT_F32 ? 4 : 8>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
-KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_plan p) {
+KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_params p) {
   const krait_state_update_args &a = p.a;
   const place at = here(p);
   const float x = get(a.x, at3(a.x, at.b, at.h, at.c)), z = a.z.data ? get(a.z, at3(a.z, at.b, at.h, at.c)) : 0.0f;

@@ -7,7 +7,7 @@
 #include "op_list.h"
 #include "view.h"
 
-static double step_size(const krait_state_update_args *a, int64_t b, int64_t h, int64_t p) {
+static double state_update_step_size(const krait_state_update_args *a, int64_t b, int64_t h, int64_t p) {
   double dt = kr_get(&a->dt, kr_at3(&a->dt, b, h, p));
   if (kr_has(&a->dt_bias)) dt += kr_get(&a->dt_bias, kr_at2(&a->dt_bias, h, p));
   if ((a->call.flags & KRAIT_UPDATE_SOFTPLUS) && dt <= 20) dt = log1p(exp(dt));
@@ -16,7 +16,7 @@ static double step_size(const krait_state_update_args *a, int64_t b, int64_t h, 
 
 static double channel_output(const krait_state_update_args *a, int64_t b, int64_t row, int64_t h, int64_t p) {
   int64_t g = h / (a->H / a->G);
-  double dt = step_size(a, b, h, p), x = kr_get(&a->x, kr_at3(&a->x, b, h, p)), y = 0;
+  double dt = state_update_step_size(a, b, h, p), x = kr_get(&a->x, kr_at3(&a->x, b, h, p)), y = 0;
   for (int64_t n = 0; n < a->N; n++) {
     int64_t at = kr_at4(&a->state, row, h, p, n);
     double decay = exp(dt * kr_get(&a->A, kr_at3(&a->A, h, p, n)));

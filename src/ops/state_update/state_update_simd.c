@@ -26,7 +26,7 @@ static void read_channels(float *to, const krait_view *v, int64_t at, int64_t st
   else memset(to, 0, CHUNK * sizeof *to);
 }
 
-static void read_steps(const update_args *a, chunk *c) {
+static void read_state_update_steps(const update_args *a, chunk *c) {
   float bias[CHUNK];
   read_channels(c->dt, &a->dt, kr_at3(&a->dt, c->b, c->h, c->p0), a->dt.stride[2], c->n);
   read_channels(bias, &a->dt_bias, kr_at2(&a->dt_bias, c->h, c->p0), a->dt_bias.stride[1], c->n);
@@ -139,7 +139,7 @@ static void update_chunk(const update_args *a, chunk *c) {
   if (c->row >= 0) {
     kr_row_load(c->B, a->Bmat.data, a->Bmat.dtype, kr_at3(&a->Bmat, c->b, c->g, 0), a->Bmat.stride[2], a->N);
     kr_row_load(c->C, a->Cmat.data, a->Cmat.dtype, kr_at3(&a->Cmat, c->b, c->g, 0), a->Cmat.stride[2], a->N);
-    read_steps(a, c);
+    read_state_update_steps(a, c);
     update_states(a, c);
     finish_chunk(a, c);
   }

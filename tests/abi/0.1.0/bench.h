@@ -11,9 +11,9 @@ extern "C" {
 typedef struct krait_op_timing {
   uint32_t size; /* sizeof(krait_op_timing) */
   int32_t n_runs;
-  double best_s, median_s, reference_s; /* wall-clock, on a GPU the device's; reference_s: one call of the reference row, 0 if not asked for */
+  double best_s, median_s, reference_s; /* wall-clock, on a GPU the device's; reference_s: one call of the reference implementation, 0 if not asked for */
   double flops, bytes, exps;            /* what one call must do at least */
-  const char *row;                      /* static: the row that ran */
+  const char *impl;                      /* static: the implementation that ran */
   double host_s;                        /* on a GPU: until a call returns, median; 0 on the CPU */
   int32_t n_copies;                     /* on a GPU: of the tensors, taken in turn, so that no call finds them in the L2 cache; else 0 */
   int32_t from_graph;                   /* on a GPU: 1, calls recorded into a graph; 0: launched one by one, for want of graphs in the driver */

@@ -49,8 +49,8 @@ KRAIT_API const char *krait_version(void);
 #define KRAIT_ERR_DRIVER (-50)        /* the driver refused a call */
 #define KRAIT_ERR_DRIVER_MISSING (-51)/* no driver library on this machine */
 #define KRAIT_ERR_DRIVER_OLD (-52)    /* the driver is older than the oldest tier of device code */
-#define KRAIT_ERR_UNSUPPORTED (-60)   /* no row takes these arguments; the detail quotes each refusal */
-#define KRAIT_ERR_FALLBACK (-61)      /* only a slower row would run, and falling back was forbidden */
+#define KRAIT_ERR_UNSUPPORTED (-60)   /* no implementation takes these arguments; the detail quotes each refusal */
+#define KRAIT_ERR_FALLBACK (-61)      /* only a slower implementation would run, and falling back was forbidden */
 #define KRAIT_ERR_CANCELLED (-70)     /* the caller's progress function asked to stop */
 
 KRAIT_API const char *krait_status_name(int32_t status); /* "KRAIT_ERR_SHAPE"; "KRAIT_ERR_UNKNOWN" for others */
@@ -67,7 +67,7 @@ KRAIT_API int64_t krait_error_native(void);     /* errno or CUresult; 0 for "kra
 #define KRAIT_F32 0
 #define KRAIT_F16 1
 #define KRAIT_BF16 2
-#define KRAIT_F64 3 /* reference rows only */
+#define KRAIT_F64 3 /* reference implementations only */
 #define KRAIT_I32 4
 #define KRAIT_I64 5
 #define KRAIT_C64 6 /* two float32: real, imaginary */
@@ -84,7 +84,7 @@ KRAIT_API size_t krait_dtype_bytes(int32_t dtype); /* 0 for an unknown type */
 KRAIT_API const char *krait_dtype_name(int32_t dtype);
 
 /* ---- capabilities -------------------------------------------------------------------------------------------
- * What a row of an operator may need. Any of them can be masked away: through krait_ctx_options.caps_mask, the
+ * What an implementation of an operator may need. Any of them can be masked away: through krait_ctx_options.caps_mask, the
  * program's --caps and --tier, or the environment variables KRAIT_CAPS and KRAIT_TIER. */
 #define KRAIT_CAP_CPU (1ull << 0)         /* host memory, plain C */
 #define KRAIT_CAP_AVX2 (1ull << 1)        /* AVX2, FMA and F16C */
@@ -115,10 +115,10 @@ typedef struct krait_ctx krait_ctx;
 #define KRAIT_DEVICE_CUDA(i) (16 + (i)) /* GPU i in the driver's order */
 
 #define KRAIT_FALLBACK_DEFAULT 0 /* as KRAIT_FALLBACK in the environment says, else _WARN */
-#define KRAIT_FALLBACK_WARN 1    /* take the next row or device, say so once, count it */
+#define KRAIT_FALLBACK_WARN 1    /* take the next implementation or device, say so once, count it */
 #define KRAIT_FALLBACK_NEVER 2   /* KRAIT_ERR_FALLBACK instead */
-#define KRAIT_FALLBACK_CPU 3     /* where no row of a GPU context takes a call, or the GPU no tier: copy its tensors to the host, run the CPU's
-                                  * row, copy back; waits for the stream. Each tensor moves from its first to its last element, gaps included */
+#define KRAIT_FALLBACK_CPU 3     /* where no implementation of a GPU context takes a call, or the GPU no tier: copy its tensors to the host, run the CPU's
+                                  * implementation, copy back; waits for the stream. Each tensor moves from its first to its last element, gaps included */
 
 typedef struct krait_ctx_options {
   uint32_t size;      /* sizeof(krait_ctx_options) */
@@ -132,7 +132,7 @@ typedef struct krait_ctx_stats {
   uint32_t size;
   uint32_t reserved;
   uint64_t n_calls;     /* operator calls */
-  uint64_t n_fallbacks; /* of these, calls that ran on a lesser row than the context's best tier or on another device */
+  uint64_t n_fallbacks; /* of these, calls that ran on a lesser implementation than the context's best tier or on another device */
 } krait_ctx_stats;
 
 /* options may be NULL for all defaults. */
@@ -144,12 +144,12 @@ KRAIT_API int32_t krait_ctx_n_threads(const krait_ctx *ctx);
 KRAIT_API int32_t krait_ctx_read_stats(const krait_ctx *ctx, krait_ctx_stats *stats);
 
 /* ---- operators as data: what krait info prints ------------------------------------------------------------------
- * op in 0..krait_n_ops()-1; row in 0..krait_op_n_rows(op)-1, best first, "ref" last. NULL and 0 for others. */
+ * op in 0..krait_n_ops()-1; implementation in 0..krait_op_n_impls(op)-1, best first, "ref" last. NULL and 0 for others. */
 KRAIT_API int32_t krait_n_ops(void);
 KRAIT_API const char *krait_op_name(int32_t op);
-KRAIT_API int32_t krait_op_n_rows(int32_t op);
-KRAIT_API const char *krait_op_row_name(int32_t op, int32_t row);
-KRAIT_API uint64_t krait_op_row_needs(int32_t op, int32_t row); /* KRAIT_CAP_*: all of them */
+KRAIT_API int32_t krait_op_n_impls(int32_t op);
+KRAIT_API const char *krait_op_impl_name(int32_t op, int32_t impl);
+KRAIT_API uint64_t krait_op_impl_needs(int32_t op, int32_t impl); /* KRAIT_CAP_*: all of them */
 
 /* ---- devices ------------------------------------------------------------------------------------------------ */
 typedef struct krait_device_info {
@@ -175,21 +175,21 @@ KRAIT_API int32_t krait_embedded_ptx(int32_t index, const char **module, const c
 KRAIT_API int32_t krait_embedded_cubin(int32_t index, const char **module, const char **tier, int32_t *capability);
 
 /* ---- self-test ----------------------------------------------------------------------------------------------
- * Compares every row of every operator with the reference on random calls, on its own device, each tier in turn. */
+ * Compares every implementation of every operator with the reference on random calls, on its own device, each tier in turn. */
 typedef struct krait_selftest_line {
   uint32_t size;
   int32_t reserved;
-  const char *op, *row;
+  const char *op, *impl;
   int64_t n_runs, n_refused, n_failures;
   double worst;              /* largest error as a share of the operator's bound */
   const char *first_failure; /* one sentence; "" for none */
 } krait_selftest_line;
 
 /* device: KRAIT_DEVICE_*; AUTO tests the CPU and every GPU. n_cases: per op, 0 for a run of well under a minute.
- * report is called for each op and row; the strings live until it returns. Returns KRAIT_OK also when rows fail: count
+ * report is called for each op and implementation; the strings live until it returns. Returns KRAIT_OK also when implementations fail: count
  * n_failures; a negative status says that something could not be run at all. */
 KRAIT_API int32_t krait_selftest(int32_t device, int64_t n_cases, uint64_t seed, void (*report)(void *user, const krait_selftest_line *line), void *user);
-/* The same with rows that need no more than caps_mask (as in krait_ctx_options). */
+/* The same with implementations that need no more than caps_mask (as in krait_ctx_options). */
 KRAIT_API int32_t krait_selftest_with(int32_t device, uint64_t caps_mask, int64_t n_cases, uint64_t seed, void (*report)(void *user, const krait_selftest_line *line), void *user);
 
 #ifdef __cplusplus

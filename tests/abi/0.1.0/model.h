@@ -99,12 +99,12 @@ KRAIT_API int32_t krait_audio_length(const char *path, double *audio_s);
 KRAIT_API void krait_outputs_abandon(void);
 
 /* ---- verify: a recorded input against recorded outputs (docs/GOLDEN.md) ------------------------------------------ */
-typedef struct krait_verify_row {
+typedef struct krait_verify_result {
   char name[32];        /* "com", "mag", "wav" */
   double rel_l2, max_abs;
-} krait_verify_row;
+} krait_verify_result;
 /* Fills up to n_rows rows; n_filled receives how many the file holds. */
-KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_row *rows, int32_t n_rows, int32_t *n_filled);
+KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_result *rows, int32_t n_rows, int32_t *n_filled);
 
 #ifdef __cplusplus
 }

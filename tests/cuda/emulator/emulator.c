@@ -97,7 +97,7 @@ void kr_emulated_order(int o) { order = o; }
 void kr_emulated_blocks_in_order(int yes) { blocks_in_order = yes; }
 void kr_emulated_skip_barrier(int64_t n) { skipped_barrier = n; }
 int64_t kr_emulated_launches(void) { return n_launches; }
-int64_t kr_emulated_ahead(void) { return n_ahead; }
+int64_t kr_emulated_pdl(void) { return n_ahead; }
 void kr_emulated_others_done(void) { n_waited++; }
 int64_t kr_emulated_skipped(void) { return n_skipped; }
 
@@ -723,8 +723,8 @@ static void run_blocks(void) {
   for (int k = 0; k < n_together; k++) free(blocks[k]->place.dynamic_shared);
 }
 
-static void launch(void *kernel, const unsigned grid[3], unsigned n_threads, unsigned shared_bytes, const void *args,
-                   int how) {
+static void launch_emulator(void *kernel, const unsigned grid[3], unsigned n_threads, unsigned shared_bytes,
+                            const void *args, int how) {
   const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2],
                 first = order == KR_ORDER_RANDOM && !blocks_in_order ? (int64_t)random_below((uint32_t)n_blocks) : 0;
   launched = kernel, launched_args = args;
@@ -752,14 +752,14 @@ static void launch(void *kernel, const unsigned grid[3], unsigned n_threads, uns
 }
 
 void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes, const void *args) {
-  launch(kernel, grid, block, shared_bytes, args, PLAIN);
+  launch_emulator(kernel, grid, block, shared_bytes, args, PLAIN);
 }
-void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+void kr_emulated_launch_pdl(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                               const void *args) {
   n_ahead++;
-  launch(kernel, grid, block, shared_bytes, args, AHEAD);
+  launch_emulator(kernel, grid, block, shared_bytes, args, AHEAD);
 }
-void kr_emulated_launch_together(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+void kr_emulated_launch_cooperative(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                                  const void *args) {
-  launch(kernel, grid, block, shared_bytes, args, TOGETHER);
+  launch_emulator(kernel, grid, block, shared_bytes, args, TOGETHER);
 }

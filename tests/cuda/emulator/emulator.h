@@ -79,7 +79,7 @@ void kr_emulated_blocks_in_order(int yes);      /* for kernels whose blocks wait
 void kr_emulated_skip_barrier(int64_t n); /* every thread skips its n-th block barrier (from 0); -1: none */
 void kr_emulated_name(char *const *image, const char *module); /* of an image when it is loaded: kr_kept_texts */
 int64_t kr_emulated_launches(void);
-int64_t kr_emulated_ahead(void); /* of these, by kr_emulated_launch_ahead */
+int64_t kr_emulated_pdl(void); /* of these, by kr_emulated_launch_pdl */
 int64_t kr_emulated_skipped(void);              /* barriers skipped by threads */
 
 /* ---- for the driver library (fake_libcuda.c) ---- */
@@ -88,10 +88,10 @@ void kr_emulated_launch(void *kernel, const unsigned grid[3], unsigned block, un
 
 /* The same for a kernel that may start while the previous one runs: a block without a thread that waits for it ends the
  * program with a message. */
-void kr_emulated_launch_ahead(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+void kr_emulated_launch_pdl(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                               const void *args);
 /* All blocks live at once and may wait for each other. Static shared memory is not for such kernels. */
-void kr_emulated_launch_together(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
+void kr_emulated_launch_cooperative(void *kernel, const unsigned grid[3], unsigned block, unsigned shared_bytes,
                                  const void *args);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 """Attention with upstream's signatures. Differences: float32 is supported; the log-sum-exp has a gradient and no
 offset with ALiBi. With deterministic=False (the default, as upstream's) gradients may be summed in any order where a
-GPU row is faster for it; otherwise they are bitwise reproducible."""
+GPU implementation is faster for it; otherwise they are bitwise reproducible."""
 
 import torch
 

@@ -1,0 +1,134 @@
+/* decode_loop.c: generates tokens for several texts, step by step; text that may be the beginning of --stop is held
+ * back. */
+#define _GNU_SOURCE
+#include "decode_loop.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "interrupt.h"
+#include "output.h"
+
+krait_lm_sampling cli_telling_sampling(const cli_telling *t) {
+  return (krait_lm_sampling){.size = sizeof(krait_lm_sampling),
+                             .top_k = (int32_t)t->top_k,
+                             .temperature = (float)t->temperature,
+                             .top_p = (float)t->top_p,
+                             .min_p = (float)t->min_p,
+                             .repetition_penalty = (float)t->penalty,
+                             .seed = (uint64_t)t->seed};
+}
+
+double cli_now_s(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- text ---- */
+
+static int add_text(const char *verb, cli_decoding *o, const char *text, size_t n) {
+  if (o->n_text + n + 1 > o->capacity) {
+    const size_t capacity = 2 * (o->n_text + n + 64);
+    char *grown = realloc(o->text, capacity);
+    if (!grown) return cli_usage_error(verb, "no memory for the text");
+    o->text = grown;
+    o->capacity = capacity;
+  }
+  memcpy(o->text + o->n_text, text, n);
+  o->n_text += n;
+  o->text[o->n_text] = 0;
+  return -1;
+}
+
+/* Cuts the text off at --stop. Otherwise returns the number of bytes at its end that may be the beginning of --stop;
+ * they are not shown yet. */
+static size_t look_for_stop(const cli_telling *t, cli_decoding *o) {
+  const size_t n = t->stop ? strlen(t->stop) : 0;
+  if (!n) return 0;
+  const char *found = memmem(o->text + o->n_shown, o->n_text - o->n_shown, t->stop, n);
+  if (found) {
+    o->n_text = (size_t)(found - o->text);
+    o->text[o->n_text] = 0;
+    o->reason = "stop";
+    return 0;
+  }
+  for (size_t held = n - 1; held > 0; held--)
+    if (held <= o->n_text - o->n_shown && memcmp(o->text + o->n_text - held, t->stop, held) == 0) return held;
+  return 0;
+}
+
+/* Control characters are not shown on a terminal. */
+void cli_decode_show(const char *text, size_t n) {
+  const int is_terminal = isatty(STDOUT_FILENO);
+  for (size_t i = 0; i < n; i++) {
+    const unsigned char c = (unsigned char)text[i];
+    putchar(is_terminal && (c < 32 || c == 127) && c != '\n' && c != '\t' ? '?' : c);
+  }
+  if (n > 0 && is_terminal && isatty(fileno(cli_err()))) cli_set_mid_line(text[n - 1] != '\n');
+  fflush(stdout);
+}
+
+static int take_text(const char *verb, const cli_telling *t, cli_decoding *o, int is_shown) {
+  size_t n;
+  const char *text = krait_lm_text(o->session, &n);
+  if (n == 0 && !o->reason) return -1;
+  const int exit_status = add_text(verb, o, text, n);
+  if (exit_status >= 0) return exit_status;
+  const size_t held = look_for_stop(t, o), until = o->n_text - (o->reason ? 0 : held);
+  if (is_shown) cli_decode_show(o->text + o->n_shown, until - o->n_shown);
+  o->n_shown = until;
+  return -1;
+}
+
+/* ---- steps ---- */
+
+/* One step of all unfinished texts. */
+static int step(const char *verb, const cli_telling *t, cli_decoding *stories, int n, int is_shown) {
+  krait_lm_session *sessions[CLI_MOST_STORIES] = {0};
+  int32_t n_open = 0;
+  for (int i = 0; i < n; i++)
+    if (!stories[i].reason) sessions[n_open++] = stories[i].session;
+  const int32_t status = krait_lm_step(sessions, n_open);
+  if (status < 0) return cli_report(verb, status);
+  for (int i = 0; i < n; i++) {
+    cli_decoding *o = &stories[i];
+    if (o->reason) continue;
+    int exit_status = take_text(verb, t, o, is_shown);
+    o->n_drawn++;
+    if (o->reason || exit_status >= 0) {
+      if (exit_status >= 0) return exit_status;
+      continue;
+    }
+    if (krait_lm_is_done(o->session))
+      o->reason = "end";
+    else if (o->n_drawn >= t->n)
+      o->reason = "length";
+    if (!o->reason) continue;
+    krait_lm_finish(o->session);
+    if ((exit_status = take_text(verb, t, o, is_shown)) >= 0) return exit_status;
+  }
+  return -1;
+}
+
+static int is_any_open(const cli_decoding *stories, int n) {
+  for (int i = 0; i < n; i++)
+    if (!stories[i].reason) return 1;
+  return 0;
+}
+
+int cli_decode_all(const char *verb, const cli_telling *t, cli_decoding *stories, int n, int is_shown,
+                   double *first_s) {
+  *first_s = cli_now_s();
+  for (int k = 0; is_any_open(stories, n) && !cli_is_asked_to_stop() && !ferror(stdout); k++) {
+    const int exit_status = step(verb, t, stories, n, is_shown);
+    if (exit_status >= 0) return exit_status;
+    if (k == 0) *first_s = cli_now_s();
+  }
+  for (int i = 0; i < n; i++)
+    if (!stories[i].reason) stories[i].reason = "interrupted";
+  return -1;
+}

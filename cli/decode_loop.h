@@ -1,0 +1,51 @@
+/* decode_loop.h: streaming output of a language model: which text is shown when, and where it ends. */
+#ifndef CLI_DECODE_LOOP_H
+#define CLI_DECODE_LOOP_H
+
+#include <krait/language.h>
+
+#include "args.h"
+
+/* How the next token is sampled, and when to stop: put CLI_TELLING_OPTIONS(&telling) into a verb's table. */
+typedef struct cli_telling {
+  const char *stop;
+  int64_t n, top_k, seed;
+  double temperature, top_p, min_p, penalty;
+} cli_telling;
+#define CLI_TELLING_OPTIONS(t, tokens_text)                                                                            \
+  CLI_WHOLE("tokens", 'n', "N", &(t)->n, 0, 1 << 30, "generate at most N tokens (default: " tokens_text ")"),          \
+      CLI_REAL("temperature", 0, "T", &(t)->temperature, 0, 1000,                                                      \
+               "0 is greedy (default); 1 samples from the model's distribution, higher values flatten it"),            \
+      CLI_WHOLE("top-k", 0, "K", &(t)->top_k, 0, 1 << 30, "sample from the K most likely tokens (default: 0, all)"),   \
+      CLI_REAL("top-p", 0, "P", &(t)->top_p, 0, 1,                                                                     \
+               "sample from the smallest set of tokens whose total probability reaches P (default: 0, all)"),          \
+      CLI_REAL("min-p", 0, "P", &(t)->min_p, 0, 1,                                                                     \
+               "drop tokens less than P times as likely as the most likely one (default: 0)"),                         \
+      CLI_REAL("repetition-penalty", 0, "R", &(t)->penalty, 0, 1000,                                                   \
+               "make tokens that have already occurred less likely; 1.1 is mild (default: 0, off)"),                   \
+      CLI_WHOLE("seed", 0, "N", &(t)->seed, 0, 9e15, "sampling seed (default: 0); the same seed gives the same text"), \
+      CLI_TEXT("stop", 0, "TEXT", &(t)->stop, "stop before TEXT")
+krait_lm_sampling cli_telling_sampling(const cli_telling *t);
+
+enum { CLI_MOST_STORIES = 1024 };
+
+/* One prompt and its result. */
+typedef struct cli_decoding {
+  const char *prompt;
+  size_t n_prompt;
+  krait_lm_session *session;
+  char *text; /* the whole text; n_shown: how much has been shown */
+  size_t n_text, capacity, n_shown;
+  int64_t n_loaded, n_read, n_drawn; /* n_read: with the loaded ones */
+  const char *reason; /* "length", "end" (the model's), "stop" (--stop), "interrupted" (Ctrl-C that asks to stop, or
+                         output is no longer read); NULL: unfinished */
+} cli_decoding;
+
+/* Steps all texts together until each has a reason to end; is_shown: stream to standard output. first_s: time of the
+ * first step's end. -1, or the exit status after a line on standard error. */
+int cli_decode_all(const char *verb, const cli_telling *t, cli_decoding *stories, int n, int is_shown, double *first_s);
+double cli_now_s(void);
+/* Writes text to standard output; control characters are not shown on a terminal. */
+void cli_decode_show(const char *text, size_t n);
+
+#endif

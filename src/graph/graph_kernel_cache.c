@@ -1,0 +1,201 @@
+/* graph_kernel_cache.c: the cache of graphs in a context. The key is all bytes of the args except addresses, of which
+ * only the presence counts. The least recently used graph is evicted; a graph in use stays until its last user is done.
+ */
+#include "graph_kernel_cache.h"
+
+#include <string.h>
+
+#include "alloc.h"
+#include "graph_parts.h"
+#include "graph_runner.h"
+#include "status.h"
+
+enum { MOST_KEPT = 64 };
+
+typedef struct entry {
+  const kr_graph_impl *impl;
+  unsigned char *key;
+  kr_graph *graph;
+  uint64_t last_use;
+  int32_t n_users;
+} entry;
+
+typedef struct kernel_cache {
+  kr_kept base;
+  atomic_flag lock; /* held while entries are searched, never while a graph is created */
+  uint64_t n_uses;
+  entry *entries[MOST_KEPT];
+} kernel_cache;
+
+static void lock(kernel_cache *k) {
+  while (atomic_flag_test_and_set_explicit(&k->lock, memory_order_acquire)) {}
+}
+static void unlock(kernel_cache *k) { atomic_flag_clear_explicit(&k->lock, memory_order_release); }
+
+static void close_entry(entry *e) {
+  kr_graph_close(&e->graph);
+  kr_free(e->key);
+  kr_free(e);
+}
+
+static void close_all(kr_kept *base) {
+  kernel_cache *k = (kernel_cache *)base;
+  for (int i = 0; i < MOST_KEPT; i++)
+    if (k->entries[i]) close_entry(k->entries[i]);
+  kr_free(k);
+}
+
+static kernel_cache *kept_of(const krait_ctx *ctx) {
+  krait_ctx *owner = (krait_ctx *)ctx; /* a cache, like that of kernels */
+  kr_kept *there = atomic_load(&owner->graphs);
+  if (there) return (kernel_cache *)there;
+  kernel_cache *k = kr_zalloc(sizeof *k);
+  if (!k) return NULL;
+  k->base.close = close_all;
+  atomic_flag_clear(&k->lock);
+  if (atomic_compare_exchange_strong(&owner->graphs, &there, &k->base)) return k;
+  kr_free(k);
+  return (kernel_cache *)there;
+}
+
+/* ---- keys ---- */
+
+static void write_key(const kr_op *op, const void *args, unsigned char *key) {
+  memcpy(key, args, op->args_bytes);
+  krait_call *call = (krait_call *)key;
+  call->stream = call->scratch = NULL;
+  call->scratch_bytes = 0;
+  for (int i = 0; i < op->sig->n_tensors; i++) {
+    krait_view *v = kr_sig_view(op->sig, key, i);
+    if (v->data) v->data = (void *)1;
+    else *v = (krait_view){0};
+  }
+}
+
+static entry *make_entry(const kr_graph_impl *impl, const krait_ctx *ctx, const void *args, const unsigned char *key,
+                         int32_t *status) {
+  entry *e = kr_zalloc(sizeof *e);
+  if (e) e->key = kr_alloc(impl->op->args_bytes);
+  *status = e && e->key ? kr_graph_open(&e->graph) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a graph");
+  if (*status >= 0) {
+    memcpy(e->key, key, impl->op->args_bytes);
+    e->impl = impl, e->n_users = 1;
+    impl->record(e->graph, args, impl->dtype);
+    *status = kr_graph_plan(e->graph, ctx, impl->flags);
+  }
+  if (*status >= 0) return e;
+  if (e) close_entry(e);
+  return NULL;
+}
+
+/* With the lock held. */
+static entry *find(kernel_cache *k, const kr_graph_impl *impl, const unsigned char *key) {
+  for (int i = 0; i < MOST_KEPT; i++) {
+    entry *e = k->entries[i];
+    if (!e || e->impl != impl || memcmp(e->key, key, impl->op->args_bytes) != 0) continue;
+    e->n_users++;
+    e->last_use = ++k->n_uses;
+    return e;
+  }
+  return NULL;
+}
+
+/* With the lock held. Returns the entry to evict; e itself if every other one is in use. */
+static entry *insert(kernel_cache *k, entry *e) {
+  int oldest = -1;
+  for (int i = 0; i < MOST_KEPT; i++) {
+    entry *other = k->entries[i];
+    if (!other) {
+      oldest = i;
+      break;
+    }
+    if (other->n_users == 0 && (oldest < 0 || other->last_use < k->entries[oldest]->last_use)) oldest = i;
+  }
+  if (oldest < 0) return e;
+  entry *gone = k->entries[oldest];
+  e->last_use = ++k->n_uses;
+  k->entries[oldest] = e;
+  return gone;
+}
+
+/* *own: the caller closes it after use. */
+static int32_t get(const kr_graph_impl *impl, const krait_ctx *ctx, const void *args, entry **got, int *own) {
+  unsigned char key[4096];
+  kernel_cache *k = ctx ? kept_of(ctx) : NULL;
+  int32_t status = KRAIT_OK;
+  write_key(impl->op, args, key);
+  if (k) lock(k), *got = find(k, impl, key), unlock(k);
+  else *got = NULL;
+  *own = 0;
+  if (*got) return KRAIT_OK;
+  *got = make_entry(impl, ctx, args, key, &status);
+  *own = !k;
+  if (!*got || !k) return status;
+  lock(k);
+  entry *gone = insert(k, *got);
+  unlock(k);
+  *own = gone == *got;
+  if (gone && !*own) close_entry(gone);
+  return KRAIT_OK;
+}
+
+static void put(const krait_ctx *ctx, entry *e, int own) {
+  if (own) {
+    close_entry(e);
+    return;
+  }
+  kernel_cache *k = kept_of(ctx);
+  lock(k), e->n_users--, unlock(k);
+}
+
+/* ---- implementations ---- */
+
+kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name,
+                            kr_dims dims) {
+  if (!view->data) return 0;
+  const kr_tensor t =
+      role == KR_IN ? kr_graph_input_like(g, name, view, dims) : kr_graph_output_like(g, name, view, dims);
+  if (t) KR_STORAGE(g, KR_PART(g, t)->storage)->source = (const char *)view - (const char *)args;
+  return t;
+}
+
+kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view *view, const char *name, kr_dims dims) {
+  const kr_tensor t = kr_graph_argument(g, args, view, KR_IN, name, dims);
+  int shares = 0;
+  for (int i = 0; t && view->dtype != KRAIT_C64 && i < dims.n; i++) shares |= dims.size[i] > 1 && view->stride[i] == 0;
+  if (!shares) return t;
+  const kr_tensor own = kr_graph_temp(g, view->dtype, dims);
+  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, t, 0, own);
+  return own;
+}
+
+static int32_t run_in(const kr_graph *g, const void *args) {
+  const krait_call *call = args;
+  kr_runner *r = NULL;
+  KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, &r));
+  for (size_t i = 0; i < g->storages.n; i++) {
+    const kr_storage *s = KR_STORAGE(g, i);
+    if (s->source >= 0) r->bound[i] = ((const krait_view *)((const char *)args + s->source))->data;
+  }
+  const int32_t status = kr_runner_run(r, call->stream);
+  kr_runner_close(&r);
+  return status;
+}
+
+int32_t kr_graph_impl_run(const kr_graph_impl *impl, const krait_ctx *ctx, const void *args) {
+  entry *e;
+  int own;
+  KR_TRY(get(impl, ctx, args, &e, &own));
+  const int32_t status = run_in(e->graph, args);
+  put(ctx, e, own);
+  return status;
+}
+
+uint64_t kr_graph_impl_scratch(const kr_graph_impl *impl, const krait_ctx *ctx, const void *args) {
+  entry *e;
+  int own;
+  if (get(impl, ctx, args, &e, &own) < 0) return 0; /* the run reports the reason */
+  const uint64_t bytes = kr_graph_bytes(e->graph);
+  put(ctx, e, own);
+  return bytes;
+}

@@ -1,0 +1,67 @@
+/* weight_loader.h: a model's tensors and buffers in its context's memory: on a CPU the file's own bytes, on a GPU
+ * copies of them in one block; never converted to a wider type, but q8_0 to float16 on a GPU. */
+#ifndef KR_WEIGHT_LOADER_H
+#define KR_WEIGHT_LOADER_H
+
+#include <krait/krait.h>
+
+#include "arena.h"
+#include "model_folder.h"
+
+typedef struct kr_weight_ref {
+  const void *data;   /* NULL: absent */
+  int32_t dtype;      /* KRAIT_I32: words of q8_0 or q4_k (quantize.h) */
+  const void *scales; /* of q8_0, float16; else NULL */
+} kr_weight_ref;
+
+typedef struct kr_sizes {
+  int32_t n;
+  int64_t size[5];
+} kr_sizes;
+#define KR_SIZES(...) ((kr_sizes){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}})
+
+typedef struct kr_loader {
+  const krait_ctx *ctx;
+  const kr_model_folder *folder; /* or */
+  const kr_weights *weights;     /* or neither: random values of random_type, for timing */
+  const char *prefix;            /* prepended to every name */
+  int32_t random_type;
+  uint64_t bytes; /* of everything taken */
+  /* its own */
+  kr_arena *arena; /* on a CPU: new tensors */
+  char *device;    /* on a GPU; NULL: only count */
+  uint64_t used;
+  void *random;
+  uint64_t random_bytes;
+} kr_loader;
+
+typedef int32_t (*kr_take_fn)(kr_loader *p, void *user); /* the same calls each time */
+/* Calls take; on a GPU once to count and once to copy. Placed tensors live until kr_loader_close. */
+int32_t kr_loader_run(kr_loader *p, kr_take_fn take, void *user);
+void kr_loader_close(kr_loader *p);
+const char *kr_loader_label(const kr_loader *p);
+
+/* A tensor of this shape, as stored; an optional one may be missing. */
+int32_t kr_load(kr_loader *p, const char *name, int is_needed, kr_sizes want, kr_weight_ref *to);
+/* Matrices (vectors) of one type, on a GPU concatenated in the order given, so that to[0] contains all of them. */
+int32_t kr_load_rows(kr_loader *p, int n, const char *const *names, int is_needed, const kr_sizes *want,
+                      kr_weight_ref *to);
+/* Converted to float32 from any type; f, if not NULL, is applied to each value. */
+int32_t kr_load_f32(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), kr_weight_ref *to);
+/* The tensor, of this shape, in host memory; its data is NULL if it is optional and missing. */
+int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes want, kr_weight *found);
+const kr_weight *kr_loader_peek(const kr_loader *p,
+                                const char *name); /* of any shape; NULL: missing, or values are random */
+/* A tensor made by the caller; copied. */
+int32_t kr_load_buffer(kr_loader *p, const void *data, uint64_t bytes, int32_t dtype, kr_weight_ref *to);
+
+/* A matrix of q8_0 in host memory as float16, by the context's threads; free it with kr_free. */
+int32_t kr_widen_q8(const krait_ctx *ctx, const kr_weight *qweight, const kr_weight *scales, uint16_t **halves);
+
+/* ---- a context's memory; initially zero ---- */
+int32_t kr_block_get(const krait_ctx *ctx, const char *what, uint64_t bytes, void *block);
+void kr_block_free(const krait_ctx *ctx, void *block);
+int32_t kr_block_put(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes);
+int32_t kr_block_read(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes); /* complete when it returns */
+
+#endif

@@ -1,0 +1,14 @@
+/* norm_gemm_impls.h: GPU implementations of norm_gemm (norm_gemm_cuda.c). */
+#ifndef KR_NORM_GEMM_IMPLS_H
+#define KR_NORM_GEMM_IMPLS_H
+
+#include <krait/blocks.h>
+
+#include "op.h"
+
+const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args);
+const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args);
+
+#endif

@@ -1,0 +1,60 @@
+/* rnn_params.h: kernel parameters of rnn.cu, the same structs for host and device. */
+#ifndef KR_RNN_PARAMS_H
+#define KR_RNN_PARAMS_H
+
+#include <krait/ops.h>
+
+#include "rows.h"
+
+enum {
+  KR_RNN_THREADS = 256,
+  KR_RNN_SEQUENCES = 8,     /* per block */
+  KR_RNN_MOST_UNITS = 160,  /* H: limited by 48 KiB of shared memory */
+  KR_RNN_MOST_WIDE = 2048,  /* the same for one sequence per block */
+  KR_RNN_SUM_TILE = 64,     /* rows and columns of dweight per block */
+  KR_RNN_SUM_DEPTH = 16,    /* steps staged at a time */
+  KR_RNN_SUM_PARTS = 256,
+  KR_RNN_BACK_SEQUENCES = 16, /* per block of rnn_64_back.cu, and its shared memory */
+  KR_RNN_BACK_BYTES_GRU = 116224,
+  KR_RNN_BACK_BYTES_LSTM = 155136,
+};
+
+typedef struct kr_rnn_params {
+  krait_view x, weight, bias, out, cells, dout;
+  krait_view dx, dweight, dbias; /* dx may be scratch */
+  float *turned;  /* (H, gates H): the weight, units outermost */
+  float *scaled;  /* (B,L,H): GRU's dU of n, which differs from its dx */
+  float *partial; /* (n_parts, gates H, H + 1): dweight, then dbias */
+  int64_t B, L, H, rows; /* rows: of B L, per part */
+  int32_t gates, is_lstm, n_parts;
+  kr_divisor steps; /* L */
+} kr_rnn_params;
+
+/* One layer, weights in registers, or with many units: strides in floats; a step's units and gates are contiguous. */
+typedef struct kr_rnn_64_params {
+  const float *x, *weight, *bias;
+  float *out, *cells; /* cells: tensor cores only; or NULL */
+  int64_t B, x_b, out_b, cells_b;
+  int32_t x_t, out_t, cells_t, weight_gate, weight_unit, bias_gate;
+  int32_t L, H, gates; /* gates 3: GRU, 4: LSTM */
+} kr_rnn_64_params;
+
+/* Two layers of 64 units in one launch: blocks from n_blocks on run the second. A block has two, four or eight
+ * sequences, and this much shared memory for each; unless it has eight, 32 more threads exchange messages. */
+enum { KR_RNN_PAIR_THREADS = 256, KR_RNN_SEQUENCE_BYTES = 9312 };
+typedef struct kr_rnn_pair_layer {
+  const uint16_t *in_weight, *weight; /* float16: gates by inputs, inputs contiguous */
+  const float *in_bias, *bias;
+  int32_t in_gate, own_gate, in_bias_gate, bias_gate; /* gate strides */
+} kr_rnn_pair_layer;
+typedef struct kr_rnn_pair_params {
+  const float *x;
+  kr_rnn_pair_layer layers[2];
+  float *between, *out; /* (B,L,64): states of the first layer, of the second */
+  int32_t *progress;    /* one zero per first-layer block: steps ready for the second layer */
+  int64_t B, x_b, out_b;
+  int32_t x_t, out_t, L, C, gates, n_blocks;
+  float eps;            /* of the preceding norm; negative: no norm */
+} kr_rnn_pair_params;
+
+#endif
