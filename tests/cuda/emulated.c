@@ -194,7 +194,7 @@ static void agrees_with_the_reference(void **state) {
                                                 "cuda_ampere"}; /* most kernels are in both */
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "ampere_few_rows"},
                            *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"},
-                           *const parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_parts",
+                           *const parts[KR_N_ORDERS] = {"ampere_tiles_parts", "base_few_rows",
                                                         "ampere_tiles_parts"},
                            *const hopper_parts[KR_N_ORDERS] = {"hopper_tiles_parts", "hopper_tiles_parts",
                                                                "hopper_tiles_parts"};

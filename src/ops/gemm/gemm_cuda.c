@@ -6,6 +6,7 @@
 #include "cuda_impl.h"
 #include "gemm/gemm_m16.h"
 #include "gemm/gemm_params.h"
+#include "gemm/gemm_few_base.h"
 #include "gemm/gemm_impls.h"
 #include "gemm/gemm_m64.h"
 #include "gemm/gemm_long_k.h"
@@ -183,6 +184,49 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
   const kr_grid grid = {
       .x = (uint32_t)(p.n_m * p.n_n * p.P * p.n_splits), .block = KR_BASE_THREADS, .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_BASE, p.B2.data ? &gated : &plain, &grid, &p, &p);
+}
+
+/* ---- base, few rows ---------------------------------------------------------------------------------------------- */
+
+const char *kr_gemm_few_base_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_gemm_args *a = args;
+  const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_base_refuse(ctx, args);
+  if (why) return why;
+  const kr_gemm_params p = describe_gemm(a);
+  if ((a->A.stride[1] != 1 || a->Bmat.stride[0] != 1 || (kr_has(&a->B2) && a->B2.stride[0] != 1)) && a->K > 1)
+    return "K must lie side by side in A and Bmat";
+  if (kr_has(&a->B2) && a->B2.dtype != a->Bmat.dtype) return "B2 of another type than Bmat";
+  return (double)p.N * p.P * gemm_ceil_div(a->M, KR_FEW_BASE_ROWS) < 2e9 ? NULL : too_large;
+}
+
+/* Warps that share K, where columns alone are too few warps to keep memory busy. */
+static int32_t splits_of_few(const krait_ctx *ctx, const kr_gemm_params *p, int n_chunks) {
+  enum { WARPS = KR_FEW_BASE_THREADS / 32, BUSY = 24 }; /* BUSY: warps of a multiprocessor */
+  const int64_t warps = (int64_t)gemm_ceil_div(p->N, KR_FEW_BASE_COLUMNS) * p->P * n_chunks,
+                wanted = (int64_t)BUSY * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  int32_t splits = 1;
+  while (splits < WARPS && splits * warps < wanted && splits * KR_FEW_BASE_RUN < p->K) splits *= 2;
+  return splits;
+}
+
+int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
+#define FEW_OF(kernel, type) {"gemm_few_base", "kr_gemm_few_" type kernel}
+#define FEW_OF_TYPE(type) \
+  {{FEW_OF("_1", type), FEW_OF("_4", type)}, {FEW_OF("_gated_1", type), FEW_OF("_gated_4", type)}}
+  static const kr_kernel kernels[3][2][2] = {FEW_OF_TYPE("f32"), FEW_OF_TYPE("f16"), FEW_OF_TYPE("bf16")};
+#undef FEW_OF_TYPE
+#undef FEW_OF
+  const krait_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_few_base_params f = {.params = describe_gemm(a)};
+  f.n_chunks = gemm_ceil_div(a->M, KR_FEW_BASE_ROWS);
+  f.n_splits = splits_of_few(ctx, &f.params, f.n_chunks);
+  const int columns = KR_FEW_BASE_THREADS / 32 / f.n_splits * KR_FEW_BASE_COLUMNS;
+  const kr_grid grid = {.x = (uint32_t)(gemm_ceil_div(a->N, columns) * f.params.P * f.n_chunks),
+                        .block = KR_FEW_BASE_THREADS,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[a->Bmat.dtype][kr_has(&a->B2)][a->M > 1], &grid, &f,
+                        sizeof f);
 }
 
 /* ---- ampere ------------------------------------------------------------------------------------------------------ */

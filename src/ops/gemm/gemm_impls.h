@@ -17,9 +17,10 @@ typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
  * K. hopper, ampere: tensor-core tiles, 16-bit factors. tf32: float32 factors where the call allows it. parts:
  * float32 factors as sums of parts, with float32's accuracy. base: everything. */
 kr_refuse_fn kr_gemm_m16_refuse, kr_gemm_m64_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse,
-    kr_gemm_tf32_refuse, kr_gemm_parts_refuse, kr_gemm_hopper_parts_refuse, kr_gemm_base_refuse, kr_gemm_long_k_refuse;
+    kr_gemm_tf32_refuse, kr_gemm_parts_refuse, kr_gemm_hopper_parts_refuse, kr_gemm_base_refuse,
+    kr_gemm_few_base_refuse, kr_gemm_long_k_refuse;
 kr_impl_fn kr_gemm_m16, kr_gemm_m64, kr_gemm_hopper, kr_gemm_ampere, kr_gemm_tf32, kr_gemm_parts, kr_gemm_hopper_parts,
-    kr_gemm_base, kr_gemm_long_k;
+    kr_gemm_base, kr_gemm_few_base, kr_gemm_long_k;
 kr_scratch_fn kr_gemm_hopper_scratch, kr_gemm_ampere_scratch, kr_gemm_tf32_scratch, kr_gemm_parts_scratch,
     kr_gemm_hopper_parts_scratch, kr_gemm_base_scratch, kr_gemm_long_k_scratch;
 
