@@ -88,12 +88,12 @@ if "ampere" in tiers:  # a build with device code
         check(timed["implementation"] == f"cuda_{tier}_channels_last" and timed["device"] == "GPU 0 (Fake GPU)" and timed["dtype"] == "bfloat16", timed)
         check(timed["copies"] > 1 and timed["from_graph"] and timed["host_s"] > 0 and timed["limits"]["exps_per_s"] > 0, timed)
     said = krait(*shape, "--device", "cuda", env=machine(capability=80)).stdout.decode()
-    check("row cuda_ampere_channels_last on GPU 0 (Fake GPU)" in said and "host time" in said and max(map(len, said.split("\n"))) <= 132, said)
+    check("implementation cuda_ampere_channels_last on GPU 0 (Fake GPU)" in said and "host time" in said and max(map(len, said.split("\n"))) <= 132, said)
     check_error(2, "hopper: the device is older", *shape, "--tier", "hopper", env=machine(capability=80))
     check_error(2, "hopper: the device is older", *shape, "--device", "cuda", env=dict(machine(capability=80), KRAIT_TIER="hopper"))
     check_error(2, "hopper: the device is older", "selftest", "--device", "cuda", "--tier", "hopper", env=machine(capability=80))
     check_error(2, "not base, ampere or hopper", *shape, "--tier", "volta", env=machine(capability=80))
-    for dtype, tier, row in (("bfloat16", (), "ampere_tiles"), ("float32", (), "cuda_base"), ("bfloat16", ("--tier", "base"), "cuda_base"), ("float32", ("--tier", "ampere"), "cuda_base")):
+    for dtype, tier, row in (("bfloat16", (), "ampere_tiles"), ("float32", (), "ampere_tiles_parts"), ("bfloat16", ("--tier", "base"), "cuda_base"), ("float32", ("--tier", "base"), "cuda_base")):
         timed = json.loads(krait("bench", "gemm", "--shape", "M=32,N=8,K=8", "--dtype", dtype, "--device", "cuda", *tier, "--json", env=machine(capability=80, l2=1 << 16)).stdout)
         check(timed["implementation"] == row and timed["host_s"] > 0, timed)
     check_error(2, "with --device cpu", *shape, "--device", "cuda", "--reference", env=machine(capability=80))

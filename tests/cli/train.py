@@ -119,7 +119,7 @@ with tempfile.TemporaryDirectory() as base:
 
     # a streaming model: running statistics change, are in all files, and continue after a resume
     streaming = base / "streaming.yaml"
-    streaming.write_text(CONFIG.replace("sigmoid_beta: 2.0", "causal: true, norm: batch, channel_attention: moving") + "accumulate: 2\nat_once: 1\naverage_decay: 0.5\nloss: {metric: 0}\n")
+    streaming.write_text(CONFIG.replace("sigmoid_beta: 2.0", "causal: true, norm: batch, channel_attention: moving") + "accumulate: 2\nmicro_batch: 1\naverage_decay: 0.5\nloss: {metric: 0}\n")
     n = 4 if FEW else 6
     done = krait(*train(base / "streams", streaming, "--threads", "2", "--steps", n))
     check(done.returncode == 0, f"train a model that streams: {done}")
