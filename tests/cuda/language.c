@@ -103,7 +103,7 @@ static void compare(kr_mamba_lm *there, kr_mamba_lm *here, int64_t B, double bou
   }
 }
 
-static const char *name_of(int32_t dtype) { return dtype == KRAIT_I32 ? "q8_0" : krait_dtype_name(dtype); }
+static const char *name_of(int32_t dtype) { return dtype == KRAIT_Q8_0 ? "q8_0" : krait_dtype_name(dtype); }
 
 static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, double bound) {
   static const struct {
@@ -145,8 +145,8 @@ static void mamba2_narrow_states(void **state) {
   (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 1e-3);
 }
 
-static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_I32, 0, 2e-3); }
-static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_I32, 0, 2e-3); }
+static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_Q8_0, 0, 2e-3); }
+static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_Q8_0, 0, 2e-3); }
 
 /* ---- the width of 2.8b and 2.7b, whose steps of one sequence Hopper's row of mamba_decode takes ---- */
 
@@ -226,8 +226,8 @@ static void wide_mamba(void **state) { (void)state, wide_steps_are_those_of_the_
 static void wide_mamba2(void **state) {
   (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1e-4);
 }
-static void wide_q8(void **state) { (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_I32, 1e-4); }
-static void wide2_q8(void **state) { (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_I32, 1e-4); }
+static void wide_q8(void **state) { (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_Q8_0, 1e-4); }
+static void wide2_q8(void **state) { (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_Q8_0, 1e-4); }
 
 /* ---- Qwen2: prompts and steps of several slots, then of fewer; each kind of step often enough to be recorded ---- */
 
