@@ -64,7 +64,6 @@ class Case:
         self.good, self.bad, self.outputs, self.text = good, bad, outputs, text
         self.is_same = is_same or (lambda name, got, want: got == want)
         self.foreign = 0  # faults inside libraries that do not check allocations
-        self.inputs = {p.name for p in self.folder.iterdir()} - set(outputs)
 
     def read(self):
         return {name: (self.folder / name).read_bytes() if (self.folder / name).exists() else None for name in self.outputs}
@@ -74,6 +73,7 @@ class Case:
             (self.folder / name).write_bytes(b"the old one") if exists else (self.folder / name).unlink(missing_ok=True)
 
     def reference(self):
+        self.inputs = {p.name for p in self.folder.iterdir()} - set(self.outputs)  # of all cases that share the folder
         done = subprocess.run(self.command, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
         assert done.returncode in self.good, (self.name, done)
         self.want, self.want_out = self.read(), done.stdout
