@@ -210,11 +210,10 @@ static int32_t splits_of_few(const krait_ctx *ctx, const kr_gemm_params *p, int 
 }
 
 int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
-#define FEW_OF(kernel, type) {"gemm_few_base", "kr_gemm_few_" type kernel}
-#define FEW_OF_TYPE(type) \
-  {{FEW_OF("_1", type), FEW_OF("_4", type)}, {FEW_OF("_gated_1", type), FEW_OF("_gated_4", type)}}
-  static const kr_kernel kernels[3][2][2] = {FEW_OF_TYPE("f32"), FEW_OF_TYPE("f16"), FEW_OF_TYPE("bf16")};
-#undef FEW_OF_TYPE
+#define FEW_OF(type)                                                                                                \
+  {{{"gemm_few_base_" type, "kr_gemm_few_1"}, {"gemm_few_base_" type, "kr_gemm_few_4"}},                            \
+   {{"gemm_few_base_" type, "kr_gemm_few_gated_1"}, {"gemm_few_base_" type, "kr_gemm_few_gated_4"}}}
+  static const kr_kernel kernels[3][2][2] = {FEW_OF("f32"), FEW_OF("f16"), FEW_OF("bf16")};
 #undef FEW_OF
   const krait_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;

@@ -1,7 +1,7 @@
 /* gemm_few_base.cu: up to 16 rows of A times weights contiguous in k, of any types, by float32 multiply-adds, for every
  * GPU: bound by reading the weights once. n_splits warps share the K of four columns; in each step a lane takes eight
  * consecutive k of these columns and of up to four rows of A. Blocks of the same columns and other rows are neighbours:
- * they find the weights in the L2 cache. */
+ * they find the weights in the L2 cache. Compiled once per type of the weights (KR_DTYPE). */
 #include "gemm_few_base.h"
 #include "gemm_finish.cuh"
 #include "row_lanes.cuh"
@@ -21,12 +21,12 @@ KR_DEV task task_of(const kr_gemm_few_base_params &p) {
 }
 
 /* sum[r][c] += the products of a warp's share of K: rows from m, columns of B from n. */
-template <int ROWS, int DTYPE>
+template <int ROWS>
 KR_DEV void add_products(const kr_gemm_few_base_params &p, const kr_gemm_matrix &weights, const task &at,
                          float (&sum)[ROWS][COLUMNS]) {
   const kr_gemm_params &g = p.params;
   kr_gemm_matrix B = weights;
-  B.dtype = DTYPE;
+  B.dtype = KR_DTYPE;
   for (int k = at.part * RUN + (kr_thread() & 31) * EACH; k < g.K; k += p.n_splits * RUN) {
     float b[COLUMNS][EACH];
 #pragma unroll
@@ -71,16 +71,16 @@ KR_DEV void add_up(const kr_gemm_few_base_params &p, const task &at, float (*sha
   }
 }
 
-template <int ROWS, int DTYPE, int GATED>
+template <int ROWS, int GATED>
 KR_DEV void run(const kr_gemm_few_base_params &p) {
   KR_SHARED float shared[WARPS][ROWS][COLUMNS];
   const task at = task_of(p);
   float sum[ROWS][COLUMNS] = {}, v[COLUMNS], second[COLUMNS] = {};
-  add_products<ROWS, DTYPE>(p, p.params.B, at, sum);
+  add_products<ROWS>(p, p.params.B, at, sum);
   add_up<ROWS>(p, at, shared, sum, v);
   if (GATED) {
     float other[ROWS][COLUMNS] = {};
-    add_products<ROWS, DTYPE>(p, p.params.B2, at, other);
+    add_products<ROWS>(p, p.params.B2, at, other);
     add_up<ROWS>(p, at, shared, other, second);
   }
   const int row = kr_thread() & 31;
@@ -90,19 +90,11 @@ KR_DEV void run(const kr_gemm_few_base_params &p) {
   kr_finish_run<COLUMNS, GATED>(p.params, terms, at.batch, at.m + row, at.n, v, second);
 }
 
-#define FEW(type, dtype)                                                                                             \
-  KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 3) kr_gemm_few_##type##_1(const kr_gemm_few_base_params p) {         \
-    run<1, dtype, 0>(p);                                                                                             \
-  }                                                                                                                  \
-  KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 2) kr_gemm_few_##type##_4(const kr_gemm_few_base_params p) {         \
-    run<KR_FEW_BASE_ROWS, dtype, 0>(p);                                                                              \
-  }                                                                                                                  \
-  KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 3) kr_gemm_few_##type##_gated_1(const kr_gemm_few_base_params p) {   \
-    run<1, dtype, 1>(p);                                                                                             \
-  }                                                                                                                  \
-  KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 2) kr_gemm_few_##type##_gated_4(const kr_gemm_few_base_params p) {   \
-    run<KR_FEW_BASE_ROWS, dtype, 1>(p);                                                                              \
-  }
-FEW(f32, KRAIT_F32)
-FEW(f16, KRAIT_F16)
-FEW(bf16, KRAIT_BF16)
+KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 3) kr_gemm_few_1(const kr_gemm_few_base_params p) { run<1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 2) kr_gemm_few_4(const kr_gemm_few_base_params p) {
+  run<KR_FEW_BASE_ROWS, 0>(p);
+}
+KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 3) kr_gemm_few_gated_1(const kr_gemm_few_base_params p) { run<1, 1>(p); }
+KR_KERNEL void KR_BOUNDS(KR_FEW_BASE_THREADS, 2) kr_gemm_few_gated_4(const kr_gemm_few_base_params p) {
+  run<KR_FEW_BASE_ROWS, 1>(p);
+}
