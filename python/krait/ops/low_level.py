@@ -103,8 +103,10 @@ def _attention_forward(tensors, options, out, return_softmax):
     if out is not None:
         got = out.copy_(got)
     shown = None
-    if return_softmax and options[2] > 0.0 and tensors[3] is None:
-        shown = _probabilities(*tensors[:3], rng=rng, dropout=options[2], scale=options[0], softcap=options[1], window=options[3:5], alibi_slopes=tensors[8])
+    if return_softmax and options[2] > 0.0 and tensors[6] is None:
+        shown = _probabilities(*tensors[:3], cu_seqlens_q=tensors[3], cu_seqlens_k=tensors[4], seqused_k=tensors[5], block_table=tensors[7], rng=rng,
+                               dropout=options[2], scale=options[0], softcap=options[1], window=options[3:5], alibi_slopes=tensors[8], max_q=options[6],
+                               max_k=options[7])
     return [got, lse, shown if shown is not None else q.new_empty(0), rng]
 
 
@@ -159,6 +161,13 @@ def attention_varlen_bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens
                                  max_seqlen_q, max_seqlen_k)
     inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, None, None, None, alibi_slopes, None)
     return _attention_backward(dout, inputs, options, out, softmax_lse, (dq, dk, dv), rng_state)
+
+
+def attention_any_bwd(dout, q, k, v, out, lse, grads, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_q, max_k, scale, causal, left, right, softcap,
+                      deterministic):
+    """Dense or packed, with the number of tokens used of each sequence -> as attention_bwd."""
+    options = _attention_options(q, scale, causal, left, right, max_k or k.shape[1 if cu_seqlens_k is None else 0], softcap, 0.0, deterministic, max_q or 0, max_k or 0)
+    return _attention_backward(dout, (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, None, None, None, None), options, out, lse, grads, None)
 
 
 def attention_fwd_kvcache(q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k, block_table, alibi_slopes, out, softmax_scale,
