@@ -57,7 +57,8 @@ def _stand_in_for_triton():
     """While files are imported: some need it for one test of kernels among many of functions. torch's compiler, which looks
     for it, has looked before."""
     if importlib.util.find_spec("triton") is None:
-        importlib.import_module("torch._dynamo")
+        for name in ("torch._dynamo", "torch._inductor.runtime.triton_compat"):
+            importlib.import_module(name)
         module = types.ModuleType("triton")
         module.__file__ = None
         module.__spec__ = importlib.machinery.ModuleSpec("triton", None)
