@@ -74,8 +74,9 @@ def chunked_attention(chunk, q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, sequ
     return out, lse
 
 
-def _chunked_cache(chunk, q, k_cache, v_cache, cu_seqlens_q, seqused_k, leftpad_k, cache_batch_idx, block_table, capacity, **options):
-    """The same over a cache: each chunk becomes a row of the batch with its own leading and last key."""
+def _chunked_cache(chunk, q, k_cache, v_cache, cu_seqlens_q, seqused_k, leftpad_k, cache_batch_idx, block_table, **options):
+    """The same over a cache without pages: each chunk becomes a row of the batch with its own leading and last key."""
+    capacity = k_cache.shape[1]
     n = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     begin_q, len_q = _ends(cu_seqlens_q, n, q.shape[1], q.device)
     pad = begin_q * 0 if leftpad_k is None else leftpad_k.to(torch.int64)[:, None]
@@ -83,11 +84,9 @@ def _chunked_cache(chunk, q, k_cache, v_cache, cu_seqlens_q, seqused_k, leftpad_
     queries, keys = _cuts(chunk, len_q, (end - pad).clamp(min=0), capacity)
     first = torch.cat([keys[:, :1], keys[:, :-1]], 1) + pad
     rows = torch.arange(n, dtype=torch.int32, device=q.device) if cache_batch_idx is None else cache_batch_idx
-    each = keys.shape[1]
-    is_dense = cu_seqlens_q is None
+    each, is_dense = keys.shape[1], cu_seqlens_q is None
     out, lse = wide_attention(q.flatten(0, 1) if is_dense else q, k_cache, v_cache, cu_seqlens_q=_joined(begin_q, queries), seqused_k=(keys + pad).flatten().to(torch.int32),
-                              leftpad_k=first.flatten().to(torch.int32), cache_batch_idx=None if block_table is not None else rows.repeat_interleave(each),
-                              block_table=None if block_table is None else block_table[rows.long()].repeat_interleave(each, 0), **options)
+                              leftpad_k=first.flatten().to(torch.int32), cache_batch_idx=rows.repeat_interleave(each), **options)
     if is_dense:
         out, lse = out.unflatten(0, q.shape[:2]), None if lse is None else lse.unflatten(1, q.shape[:2]).transpose(0, 1)
     return out, lse
@@ -97,9 +96,9 @@ def _append_packed(k, v, cu_seqlens, used, rows, table, k_cache, v_cache):
     """Tokens of packed sequences, each as a row of the batch -> the new counts."""
     sequence = _sequence_of_tokens(cu_seqlens, k.shape[0])
     place = used[sequence] + torch.arange(k.shape[0], dtype=torch.int32, device=k.device) - cu_seqlens[sequence]
-    rows = torch.arange(cu_seqlens.shape[0] - 1, dtype=torch.int32, device=k.device) if rows is None else rows
+    rows = None if table is not None else sequence.to(torch.int32) if rows is None else rows[sequence]
     if k.shape[0]:
-        append(k.unsqueeze(1), v.unsqueeze(1), None, None, place.to(torch.int32), rows[sequence], None if table is None else table[sequence], k_cache, v_cache, False)
+        append(k.unsqueeze(1), v.unsqueeze(1), None, None, place.to(torch.int32), rows, None if table is None else table[sequence], k_cache, v_cache, False)
     return (used + cu_seqlens[1:] - cu_seqlens[:-1]).to(torch.int32)
 
 
@@ -117,6 +116,8 @@ def attention_with_cache(q, k_cache, v_cache, k, v, cos, sin, used, rows, leftpa
     if isinstance(used, int):
         used = torch.full((n,), used, dtype=torch.int32, device=q.device)
     table, rows, leftpad, used = [t if t is None else t.to(torch.int32) for t in (table, rows, leftpad, used)]
+    if table is not None and rows is not None:
+        table, rows = table[rows.long()], None
     capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
     left, right = window(sizes, causal, capacity)
     if k is not None:
@@ -130,6 +131,10 @@ def attention_with_cache(q, k_cache, v_cache, k, v, cos, sin, used, rows, leftpa
             used = append(k, v, None, None, used, rows, table, k_cache, v_cache, False)
         else:
             used = _append_packed(k, v, cu_seqlens_k_new, used, rows, table, k_cache, v_cache)
+    if table is not None and (leftpad is not None or chunk):
+        # The operator has no first key within pages: they are copied.
+        pages = table.clamp(0, k_cache.shape[0] - 1).long()
+        k_cache, v_cache, table = k_cache[pages].flatten(1, 2), v_cache[pages].flatten(1, 2), None
     options = dict(cu_seqlens_q=cu_seqlens_q, seqused_k=used, leftpad_k=leftpad, cache_batch_idx=rows, block_table=table, scale=scale, softcap=softcap,
                    window=(left, right), max_q=max_q or 0, want_lse=True)
-    return _chunked_cache(chunk, q, k_cache, v_cache, capacity=capacity, **options) if chunk else wide_attention(q, k_cache, v_cache, **options)
+    return _chunked_cache(chunk, q, k_cache, v_cache, **options) if chunk else wide_attention(q, k_cache, v_cache, **options)
