@@ -148,6 +148,12 @@ def pytest_runtest_protocol(item, nextitem):
     return None
 
 
+def pytest_sessionstart(session):
+    """Test processes share one GPU's memory, of which kernels need some, too."""
+    if not _ON_CPU and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(0.9 / _PLAN["jobs"])
+
+
 class _TooLong(BaseException):
     """Not an error of the test: a case that takes minutes here."""
 
@@ -164,13 +170,24 @@ def pytest_runtest_call(item):
     signal.setitimer(signal.ITIMER_REAL, 0)
     if outcome.excinfo is not None and issubclass(outcome.excinfo[0], _TooLong):
         outcome.force_exception(pytest.skip.Exception("longer than %g s" % _PLAN["case_seconds"]))
+    elif outcome.excinfo is not None and issubclass(outcome.excinfo[0], torch.cuda.OutOfMemoryError):
+        outcome.force_exception(pytest.skip.Exception("more than a job's share of the GPU's memory"))
+
+
+def _free_memory():
+    """For errors of the driver, whose cause it may be."""
+    try:
+        return "; %.1f GiB free" % (torch.cuda.mem_get_info()[0] / 2**30)
+    except RuntimeError as error:
+        return "; then " + str(error).split("\n")[0]
 
 
 def _message(report):
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return str(report.longrepr)[-300:]
-    return "%s (%s:%d)" % (crash.message.split("\n")[0][:300], os.path.basename(crash.path), crash.lineno)
+    text = crash.message.split("\n")[0][:300]
+    return "%s (%s:%d)%s" % (text, os.path.basename(crash.path), crash.lineno, _free_memory() if "CUDA" in text and not _ON_CPU else "")
 
 
 def pytest_runtest_logreport(report):
