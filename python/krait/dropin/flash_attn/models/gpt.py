@@ -82,10 +82,10 @@ def _init_weights(module, n_layer, initializer_range=0.02, mup_width_scale=1.0, 
     """Normal weights; those that add to the residual are smaller by the square root of their number."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=initializer_range * math.sqrt(mup_width_scale))
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=initializer_range)
+        for bias in () if module.bias is None else (module.bias,):
+            nn.init.constant_(bias, 0.0)
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, 0.0, initializer_range)
     for name, parameter in module.named_parameters() if rescale_prenorm_residual else ():
         if name in ("out_proj.weight", "fc2.weight"):
             nn.init.normal_(parameter, std=initializer_range * math.sqrt(mup_width_scale) / math.sqrt(2 * n_layer))
@@ -134,8 +134,10 @@ class GPTModel(GPTPreTrainedModel):
         self.tie_weights()
 
     def tie_weights(self):
-        if self.process_group is not None:
-            sync_shared_params(self, self.process_group)
+        """Between the processes of the group; GPTLMHeadModel's also ties the head."""
+        if self.process_group is None:
+            return
+        sync_shared_params(self, self.process_group)
 
     def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):
         return {i: layer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs) for i, layer in enumerate(self.layers)}
@@ -185,10 +187,11 @@ class GPTLMHeadModel(GPTPreTrainedModel, GenerationMixin):
         self.tie_weights()
 
     def tie_weights(self):
-        if self.tie_word_embeddings:
-            self.lm_head.weight = self.transformer.embeddings.word_embeddings.weight
-        if self.process_group is not None:
-            sync_shared_params(self, self.process_group)
+        words = self.transformer.embeddings.word_embeddings
+        self.lm_head.weight = words.weight if self.tie_word_embeddings else self.lm_head.weight
+        if self.process_group is None:
+            return
+        sync_shared_params(self, self.process_group)
 
     def allocate_inference_cache(self, batch_size, max_seqlen, dtype=None, **kwargs):
         return self.transformer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs)
