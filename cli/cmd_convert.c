@@ -60,5 +60,5 @@ int cmd_convert(int argc, char **argv) {
     return cli_usage_error(verb.name, "--quantize uses the configuration beside the weights; omit --config and --set");
   int32_t status = quantize ? krait_lm_quantize(argv[first], argv[first + 1], quantize)
                             : krait_weights_convert(argv[first], argv[first + 1], config, overrides);
-  return status < 0 ? cli_report(verb.name, status) : 0;
+  return status < 0 ? cli_report_call(verb.name, status, krait_error_detail()) : 0;
 }

@@ -232,7 +232,7 @@ static int print_graphs(const graphs *g) {
   if (exit_status >= 0) return exit_status;
   const int32_t status =
       krait_model_graphs(ctx, &g->model, g->profile ? KRAIT_GRAPHS_PROFILE : 0, print_info_line, NULL);
-  const int failed = status < 0 ? cli_report("info", status) : 0;
+  const int failed = status < 0 ? cli_report("info", status) + 1 : 0;
   krait_ctx_close(&ctx);
   return failed;
 }

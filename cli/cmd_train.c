@@ -158,7 +158,7 @@ int cmd_train(int argc, char **argv) {
   const int result = status >= 0 ? 0
                      : place.rank && status == KRAIT_ERR_CANCELLED
                          ? 1
-                         : cli_report("train", status); /* another rank reports it */
+                         : cli_report_call("train", status, krait_error_detail()); /* another rank reports it */
   krait_ctx_close(&ctx);
   return result;
 }

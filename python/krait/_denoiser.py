@@ -21,7 +21,7 @@ class Denoiser:
     and rate. Frequencies above 8 kHz are removed too.
 
     device: "cpu", "cuda:0", ...; threads: CPU threads, 0 for all cores; weights: a safetensors file from `krait train`
-    or `krait convert` instead of the built-in weights. Threads may share one Denoiser; their calls are serialized. A copy
+    or `krait convert` instead of the built-in weights (None or "builtin"; a file of that name is "./builtin"). Threads may share one Denoiser; their calls are serialized. A copy
     or unpickled one reopens the same model."""
 
     def __init__(self, device="cpu", threads=0, weights=None):

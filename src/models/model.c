@@ -35,13 +35,21 @@ static const kr_model_kind *find_kind(const char *model) {
   return NULL;
 }
 
+int kr_weights_is_built_in(const char *name) {
+  return !name || strcmp(name, "builtin") == 0 || strcmp(name, "streaming") == 0;
+}
+
 int32_t kr_weights_open_named(const char *name, kr_weights **weights) {
   size_t n_bytes;
   const int is_denoiser = !name || strcmp(name, "builtin") == 0;
+  if (!kr_weights_is_built_in(name)) return kr_weights_open(name, weights);
   const unsigned char *bytes = kr_embedded_weights(is_denoiser ? NULL : name, &n_bytes);
   if (n_bytes) return kr_weights_open_memory(bytes, n_bytes, "embedded weights", weights);
   KR_CHECK(!is_denoiser, KRAIT_ERR_WEIGHTS, "this build of krait has no built-in weights; give a weights file");
-  return kr_weights_open(name, weights);
+  return kr_fail(KRAIT_ERR_WEIGHTS,
+                 "this build of krait has only the default model built in, not '%s'; give a weights file: the program "
+                 "writes one with krait convert %s %s.safetensors",
+                 name, name, name);
 }
 
 /* A model that the device does not support runs on an additional CPU context, unless fallback is forbidden. */

@@ -38,6 +38,7 @@ void kr_verify_add(const char *name, const float *got, const float *want, int64_
 const unsigned char *kr_embedded_weights(const char *name, size_t *n_bytes);
 /* A weights file, or what the build embedded: "builtin" (or NULL) is the denoiser, "streaming" the streaming model. A
  * file that has such a name is ./builtin. */
+int kr_weights_is_built_in(const char *name);
 int32_t kr_weights_open_named(const char *name, kr_weights **weights);
 
 #endif

@@ -73,10 +73,7 @@ int32_t kr_weights_refuse_checkpoint(const kr_weights *weights) {
 
 /* Of a file only the header is read. */
 static int32_t open_header(const char *path, kr_weights **weights) {
-  size_t n_bytes;
-  (void)kr_embedded_weights(path, &n_bytes);
-  return n_bytes || strcmp(path, "builtin") == 0 ? kr_weights_open_named(path, weights)
-                                                 : kr_weights_open_header(path, weights);
+  return kr_weights_is_built_in(path) ? kr_weights_open_named(path, weights) : kr_weights_open_header(path, weights);
 }
 
 int32_t krait_weights_describe(const char *weights_path, char **json) {

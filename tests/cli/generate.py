@@ -279,7 +279,7 @@ def quantised():
         struct.pack_into("<f", data, start + 4 * at, math.inf)
     (damaged / "model.safetensors").write_bytes(data)
     check_error(1, "out_proj.weight' is not finite at element 77;", "convert", "--quantize", "q8_0", damaged, here / "x.safetensors")
-    check_error(1, "unknown quantization 'q3'", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
+    check_error(2, "unknown quantization 'q3'", "convert", "--quantize", "q3", here / "whole", here / "x.safetensors")
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
     check_error(2, "it is the model's model.safetensors", "convert", "--quantize", "q8_0", here / "whole", here / "whole" / "model.safetensors", "-f")
     for kind in ("q8_0", "q4_k"):
@@ -399,7 +399,7 @@ def gguf():
         check(abs(got - want) < (1e-6 if "-" not in folder else 5e-3) * want, f"{folder}: as GGUF {got}, as a folder {want}")
         check("-" in folder or story(file, "-p", PROMPT, "-n", 20)["text"] == story(here / folder, "-p", PROMPT, "-n", 20)["text"], f"{folder}: wrong text")
     done = krait("info", here / "mamba1.gguf")
-    check(done.returncode == 0 and b"backbone.layers.1.mixer.A_log" in done.stdout and b"gguf" in done.stdout, f"info: {done}")
+    check(done.returncode == 0 and done.stdout.startswith(b"format: gguf\nmodel: mamba\n") and b"backbone.layers.1.mixer.A_log" in done.stdout, f"info: {done}")
     done = krait("convert", "--quantize", "q8_0", here / "mamba1.gguf", here / "of-gguf.safetensors")
     check(done.returncode == 0 and parts_of(here / "of-gguf.safetensors")["lm_head.weight.q8_0"] == parts_of(here / "mamba1-8" / "model.safetensors")["lm_head.weight.q8_0"], f"convert of GGUF: {done}")
     tensors, rng, file, out = gguf_tensors(here / "mamba1" / "model.safetensors"), random.Random(4), here / "blocks-above.gguf", here / "blocks-above.safetensors"

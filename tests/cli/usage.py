@@ -27,6 +27,38 @@ for verb in verbs:
     usage_error = 64 if verb == "doctor" else 2  # the doctor's 2 is a finding
     check_error(usage_error, "'--nonsense'", verb, "--nonsense")
     check_error(usage_error, "'-Z'", verb, "-Z")
+
+# Every option of every verb without its value, and with one that cannot be right; operands that are missing or too many.
+FILE = str(pathlib.Path(__file__))
+CALLS = {"enhance": [FILE], "evaluate": [FILE, FILE], "classify": [FILE, "-w", FILE], "describe": [FILE, "-w", FILE], "generate": [FILE, "-p", "x"], "score": [FILE, FILE], "verify": [FILE, FILE], "convert": [FILE, "x.safetensors"],
+         "bench": ["gemm"], "info": [FILE, "--graph"]}
+MOST = {"live": 0, "verify": 2, "info": 1, "convert": 2, "devices": 0, "selftest": 0, "version": 0}
+IMPOSSIBLE = {"device": "gpu", "tier": "turing", "caps": "mmx"}
+n_refused = 0
+for verb in verbs:
+    usage_error = 64 if verb == "doctor" else 2
+    for option, value in re.findall(r"^ +(?:-\w, )?--([a-z-]+)(?: ([A-Z]\S*))?", helps[verb], re.M):
+        refused = [[*CALLS.get(verb, []), f"--{option}"] if value else [f"--{option}=yes"]]
+        if option in IMPOSSIBLE or value == "N":
+            refused.append([f"--{option}", IMPOSSIBLE.get(option, "many"), *CALLS.get(verb, [])])
+        for args in refused:
+            check_error(usage_error, IMPOSSIBLE[option] if option in IMPOSSIBLE and IMPOSSIBLE[option] in args else f"--{option}", verb, *args)
+            n_refused += 1
+    for args in ([FILE] * (MOST[verb] + 1) if verb in MOST else None, [] if verb in CALLS and verb != "info" else None):
+        if args is not None:
+            check_error(usage_error, "operand", verb, *args)
+            n_refused += 1
+check(n_refused > 250, f"only {n_refused} calls were refused")
+SETTINGS = (("lrr=3", "did you mean lr=3?"), ("lr=fast", "lr must be a number"), ("lr=-1", "lr must be a number"), ("batch_size=0", "batch_size"), ("+model=none", "there is no model 'none'"), ("precision=float8", "float8"),
+            ("=3", "=3"), ("+dset=none", "there is no dset 'none'"))
+with tempfile.TemporaryDirectory() as folder:
+    for setting, words in SETTINGS:
+        check_error(2, words, "train", setting, "--device", "cpu", cwd=folder)
+    for verb, args in (("enhance", [*CALLS["enhance"], "-o", "x.wav"]), ("live", []), ("verify", ["builtin", FILE]), ("convert", ["builtin", "x.safetensors"]), ("info", ["builtin", "--graph"])):
+        check_error(2, "'nonsense' is not key=value", verb, *args, "--set", "nonsense", cwd=folder)
+    for verb, args in (("enhance", [*CALLS["enhance"], "-o", "x.wav"]), ("live", []), ("verify", ["builtin", FILE]), ("info", ["builtin", "--graph"])):
+        check_error(2, "unknown key 'frobnication'", verb, *args, "--set", "frobnication=1", cwd=folder)
+    check(not list(pathlib.Path(folder).iterdir()), "a refused call writes nothing")
 for line in manual.splitlines():  # a line that starts with a dot or an apostrophe is parsed as a macro, and lost
     check(re.match(r"""\.(\\"|(TH|SH|SS|TP|PP|IP|RS|RE|B|I|BR|RB|BI|IB|RI|IR|nf|fi)( |$))|[^.']|$""", line), f"docs/krait.1: a line that man drops: {line}")
 readme = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text()
@@ -42,9 +74,9 @@ check(krait("help", "score").stdout == krait("score", "--help").stdout != b"" an
 check_error(2, "unknown verb 'scoer'; did you mean score?", "help", "scoer")
 check_error(2, "'--outptu' is unknown (did you mean --output?)", "enhance", "--outptu", "x", "y")
 check_error(2, "'--refrence=x' is unknown (did you mean --reference?)", "enhance", "--refrence=x", "y")
-check_error(1, "did you mean lr=3?", "train", "lrr=3")
-check_error(1, "did you mean train_noise.snr_range=[0,1]?", "train", "snr_range=[0,1]")
-check_error(1, "there is no 'frobnication' in the configuration; use +frobnication=1", "train", "frobnication=1")
+check_error(2, "did you mean lr=3?", "train", "lrr=3")
+check_error(2, "did you mean train_noise.snr_range=[0,1]?", "train", "snr_range=[0,1]")
+check_error(2, "there is no 'frobnication' in the configuration; use +frobnication=1", "train", "frobnication=1")
 for verb, more in (("generate", ["-p", "x"]), ("score", [__file__])):
     check_error(2, "huggingface-cli download state-spaces/mamba-370m-hf --local-dir far/mamba-370m-hf", verb, "far/mamba-370m-hf", *more)
 check_error(2, "there is no such folder or file; krait downloads nothing", "generate", "no-such-model", "-p", "x")

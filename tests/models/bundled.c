@@ -234,6 +234,9 @@ static void what_only_the_program_has_is_refused(void **state) {
   krait_model *model = NULL;
   const krait_model_options named = {.size = sizeof named, .weights_path = "none.safetensors"};
   check_refused(krait_model_open(ctx, &named, &model), KRAIT_ERR_FILE_OPEN, model, "none.safetensors");
+  const krait_model_options streaming = {.size = sizeof streaming, .weights_path = "streaming"};
+  check_refused(krait_model_open(ctx, &streaming, &model), KRAIT_ERR_WEIGHTS, model,
+                "only the default model built in, not 'streaming'; give a weights file");
   assert_int_equal(krait_weights_convert(GOLDEN "/tiny-gru.weights.safetensors", "out.safetensors", NULL, NULL),
                    KRAIT_ERR_UNSUPPORTED);
   assert_non_null(strstr(krait_error_detail(), "cannot create out.safetensors: this libkrait writes no files"));

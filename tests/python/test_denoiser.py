@@ -126,6 +126,13 @@ def test_weights_that_are_none(tmp_path):
             krait.Denoiser(weights=given)
 
 
+def test_built_in_weights_by_name(denoiser):
+    x = speech(4000)
+    assert np.array_equal(krait.Denoiser(threads=1, weights="builtin")(x), denoiser(x))
+    with pytest.raises(_load.KraitError, match="only the default model built in, not 'streaming'; .*krait convert streaming streaming.safetensors"):
+        krait.Denoiser(weights="streaming")
+
+
 def test_kinds_and_shapes(denoiser):
     x = speech(4000)
     want = denoiser(x)
