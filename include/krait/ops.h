@@ -262,6 +262,7 @@ KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, cons
 #define KRAIT_SSD_SOFTPLUS 1u
 #define KRAIT_SSD_REVERSE 2u
 #define KRAIT_SSD_BOTH 4u /* needs A_reverse; excludes KRAIT_SSD_REVERSE, states, seq_idx and cu_seqlens */
+#define KRAIT_SSD_TF32 8u /* float32 factors of products may be rounded to 11 significant bits */
 
 typedef struct krait_ssd_args {
   krait_call call;

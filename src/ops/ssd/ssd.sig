@@ -1,6 +1,6 @@
 # Mamba 2's scan and its gradient.
 op ssd
-  flags KRAIT_SSD_SOFTPLUS 0.6  KRAIT_SSD_REVERSE 0 excludes KRAIT_SSD_BOTH  KRAIT_SSD_BOTH 0
+  flags KRAIT_SSD_SOFTPLUS 0.6  KRAIT_SSD_REVERSE 0 excludes KRAIT_SSD_BOTH  KRAIT_SSD_BOTH 0  KRAIT_SSD_TF32 0.2
   size B >= 0
   size L >= 0
   size H >= 1

@@ -207,7 +207,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
                                 .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
   for (int part = 0; part * KR_SSD_MOST_STATES < forward.N; part++) {
-    const kr_ssd_params some = kr_ssd_part_of(&forward, part);
+    const kr_ssd_params some = kr_ssd_part_of(&forward, part, KR_SSD_MOST_STATES);
     KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
   }
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;

@@ -13,36 +13,12 @@
  * kr_ssd_join        state passing: start states of the segments from their end states
  * NaN or infinity in x or B reaches earlier tokens of its chunk through products with masking zeros. The state after
  * them holds it too: such a head is recomputed token by token (p.spoilt). */
-#include "ssd_mma.cuh"
+#include "ssd_place.cuh"
 
 enum { THREADS = KR_SSD_CHUNK_THREADS };
 
 template <int N>
 KR_DEV constexpr int stage_bytes(void) { return X_BYTES + 2 * Q * N * 2; }
-
-/* The work of a block. */
-typedef struct place {
-  int b, h, g, p0, segment;
-  int64_t begin, end;
-} place;
-
-KR_DEV place here(const kr_ssd_params &p) {
-  place at;
-  at.h = kr_block_x() / p.blocks_per_head;
-  at.p0 = (kr_block_x() - at.h * p.blocks_per_head) * PB;
-  at.g = at.h / p.heads, at.b = kr_block_z(), at.segment = kr_block_y();
-  at.begin = at.segment * p.segment;
-  at.end = at.begin + p.segment < p.L ? at.begin + p.segment : p.L;
-  return at;
-}
-
-/* This segment's states as a tensor. */
-KR_DEV kr_ssd_tensor segment_states(const kr_ssd_params &p, const place &at) {
-  const int64_t size = (int64_t)p.P * p.N, head = p.n_segments * size;
-  kr_ssd_tensor v = {};
-  v.data = p.segment_state + at.segment * size, v.b = p.H * head, v.h = head, v.t = p.N, v.n = 1, v.dtype = KRAIT_F32;
-  return v;
-}
 
 template <int N, int ONLY_ENDS>
 KR_DEV void copy_chunk(const kr_ssd_params &p, const place &at, unsigned char *stage, chunk_steps *steps, int64_t t0) {

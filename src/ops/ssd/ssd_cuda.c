@@ -1,5 +1,5 @@
-/* ssd_cuda.c: the SSD on a GPU. Chunked on tensor cores for 16-bit storage with aligned rows; if there are too few
- * heads to fill the device, time is split into segments: their end states from zero, state passing over these, then
+/* ssd_cuda.c: the SSD on a GPU. Chunked on tensor cores for aligned rows, of 16 bits or of float32; if there are too
+ * few heads to fill the device, time is split into segments: their end states from zero, state passing over these, then
  * every segment from its true start state. Everything else runs token by token, and so do heads in which chunks met NaN
  * or infinity. */
 #include "cuda_impl.h"
@@ -17,7 +17,10 @@ static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_s
 static const kr_kernel passed[3][3] = {CHUNKS("kr_ssd_passed_n64"), CHUNKS("kr_ssd_passed_n128"),
                                        CHUNKS("kr_ssd_passed_n256")};
 static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
-static const kr_kernel join[3] = CHUNKS("kr_ssd_join"), steps_kernel[3] = CHUNKS("kr_ssd_steps");
+static const kr_kernel join[3] = CHUNKS("kr_ssd_join"),
+                       steps_kernel[3] = {{"ssd_chunks_f32", "kr_ssd_steps"},
+                                          {"ssd_chunks_f16", "kr_ssd_steps"},
+                                          {"ssd_chunks_bf16", "kr_ssd_steps"}};
 
 static kr_ssd_params ssd_plan_of(const krait_ssd_args *a, int reverse) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
@@ -92,9 +95,8 @@ static uint32_t chunk_shared_bytes(int64_t N) {
   return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
-const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
+static const char *refuse_options(const krait_ssd_args *a) {
   if (refuse_ssd_sizes(a)) return refuse_ssd_sizes(a);
-  if (a->x.dtype == KRAIT_F32) return "float32";
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
     return "z, B or C of another type than x";
   if (a->dt_min < 0) return "a negative dt_min";
@@ -107,6 +109,10 @@ const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
     return "rows that are not aligned to 16 bytes";
   if (a->L == 0 || a->B == 0) return "nothing to do";
   return a->H > 65535 ? "more than 65535 heads" : NULL;
+}
+
+const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
+  return a->x.dtype == KRAIT_F32 ? "float32" : refuse_options(a);
 }
 
 const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
@@ -145,6 +151,12 @@ static chunks_layout lay_out_ssd(const kr_ssd_params *p) {
   return l;
 }
 
+static void place_scratch(kr_ssd_params *p, void *scratch) {
+  const chunks_layout l = lay_out_ssd(p);
+  p->steps = (char *)scratch + l.steps, p->spoilt = (int32_t *)((char *)scratch + l.spoilt);
+  if (p->n_segments > 1) p->segment_state = scratch, p->segment_decay = (float *)((char *)scratch + l.decay);
+}
+
 uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
   kr_ssd_params p = ssd_plan_of(args, 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
@@ -173,6 +185,15 @@ int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void 
                         sizeof *p);
 }
 
+static int32_t launch_join(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
+  const kr_grid grid = {.x = (uint32_t)((p->P * p->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS),
+                        .y = (uint32_t)p->H,
+                        .z = (uint32_t)p->B,
+                        .block = KR_SSD_THREADS,
+                        .stream = stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[p->x.dtype], &grid, p, sizeof *p);
+}
+
 static int32_t run_ssd_part(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
   const int dtype = p->x.dtype, width = ssd_width_of(p->N);
   const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
@@ -181,14 +202,9 @@ static int32_t run_ssd_part(const krait_ctx *ctx, const kr_ssd_params *p, void *
                           .block = KR_SSD_CHUNK_THREADS,
                           .shared_bytes = chunk_shared_bytes(p->N),
                           .stream = stream};
-  const kr_grid joins = {.x = (uint32_t)((p->P * p->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS),
-                         .y = (uint32_t)p->H,
-                         .z = (uint32_t)p->B,
-                         .block = KR_SSD_THREADS,
-                         .stream = stream};
   if (p->n_segments > 1) {
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[width][dtype], &pieces, p, sizeof *p));
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[dtype], &joins, p, sizeof *p));
+    KR_TRY(launch_join(ctx, p, stream));
   }
   return kr_ssd_launch_chunks(ctx, p, stream);
 }
@@ -197,16 +213,98 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  const chunks_layout l = lay_out_ssd(&p);
-  p.steps = (char *)a->call.scratch + l.steps, p.spoilt = (int32_t *)((char *)a->call.scratch + l.spoilt);
-  if (p.n_segments > 1)
-    p.segment_state = a->call.scratch, p.segment_decay = (float *)((char *)a->call.scratch + l.decay);
+  place_scratch(&p, a->call.scratch);
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
   for (int part = 0; part * KR_SSD_MOST_STATES < p.N; part++) {
-    const kr_ssd_params some = kr_ssd_part_of(&p, part);
+    const kr_ssd_params some = kr_ssd_part_of(&p, part, KR_SSD_MOST_STATES);
     KR_TRY(run_ssd_part(ctx, &some, a->call.stream));
   }
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
+}
+
+/* ---- chunks of float32 ------------------------------------------------------------------------------------------ */
+
+typedef struct float_kernels {
+  kr_kernel products, chunks, ends;
+} float_kernels;
+
+#define FLOATS(suffix)                             \
+  {{"ssd_chunks_f32", "kr_ssd_products_" suffix}, \
+   {"ssd_chunks_f32", "kr_ssd_chunks_" suffix},   \
+   {"ssd_chunks_f32", "kr_ssd_ends_" suffix}}
+
+static uint32_t float_shared_bytes(int64_t N) {
+  const uint32_t columns = N <= 64 ? 64 : 128;
+  return KR_SSD_CHUNK * (KR_SSD_P + 2 * columns + KR_SSD_CHUNK) * 4 + 2 * KR_SSD_STEPS_BYTES;
+}
+
+/* Where tf32 is not several times the rate of multiply-adds, three products in place of one still pass the state on
+ * many times as fast as token by token. */
+const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_args *a = args;
+  if (a->x.dtype != KRAIT_F32) return "not float32";
+  if (refuse_options(a)) return refuse_options(a);
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)float_shared_bytes(a->N) ? "too little shared memory" : NULL;
+}
+
+const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_args *a = args;
+  return a->call.flags & KRAIT_SSD_TF32 ? kr_ssd_parts_refuse(ctx, args) : "the call does not allow tf32";
+}
+
+/* Byte offset of C B^T in scratch, behind what chunks of 16 bits have there. */
+static uint64_t products_at(const kr_ssd_params *p) { return kr_scratch_round(lay_out_ssd(p).end); }
+
+uint64_t kr_ssd_parts_scratch(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_args *a = args;
+  kr_ssd_params p = ssd_plan_of(a, 0);
+  cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  return products_at(&p) + (uint64_t)(a->B * a->G * ((a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK)) * KR_SSD_CHUNK *
+                               KR_SSD_CHUNK * sizeof(float);
+}
+
+static int32_t run_floats(const krait_ctx *ctx, const kr_ssd_params *p, const float_kernels *kernels, void *stream) {
+  const kr_grid chunks_of_groups = {.x = (uint32_t)((p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK),
+                                    .y = (uint32_t)(p->H / p->heads),
+                                    .z = (uint32_t)p->B,
+                                    .block = KR_SSD_THREADS,
+                                    .shared_bytes = float_shared_bytes(p->N),
+                                    .stream = stream};
+  const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
+                          .y = (uint32_t)p->n_segments,
+                          .z = (uint32_t)p->B,
+                          .block = KR_SSD_THREADS,
+                          .shared_bytes = float_shared_bytes(p->N),
+                          .stream = stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->products, &chunks_of_groups, p, sizeof *p));
+  if (p->n_segments > 1) {
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->ends, &pieces, p, sizeof *p));
+    KR_TRY(launch_join(ctx, p, stream));
+  }
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->chunks, &pieces, p, sizeof *p);
+}
+
+static int32_t run_with(const krait_ctx *ctx, const krait_ssd_args *a, const float_kernels kernels[2]) {
+  kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
+  cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
+  place_scratch(&p, a->call.scratch);
+  p.products = (float *)((char *)a->call.scratch + products_at(&p));
+  KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
+  for (int part = 0; part * KR_SSD_FLOAT_STATES < p.N; part++) {
+    const kr_ssd_params some = kr_ssd_part_of(&p, part, KR_SSD_FLOAT_STATES);
+    KR_TRY(run_floats(ctx, &some, &kernels[some.N > 64], a->call.stream));
+  }
+  return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
+}
+
+int32_t kr_ssd_parts(const krait_ctx *ctx, const void *args) {
+  static const float_kernels kernels[] = {FLOATS("n64"), FLOATS("n128")};
+  return run_with(ctx, args, kernels);
+}
+
+int32_t kr_ssd_tf32(const krait_ctx *ctx, const void *args) {
+  static const float_kernels kernels[] = {FLOATS("n64_tf32"), FLOATS("n128_tf32")};
+  return run_with(ctx, args, kernels);
 }
 
 KR_CUDA_TIERS(ssd, run_ssd)

@@ -141,7 +141,7 @@ static kr_ssd_hopper_params ssd_hopper_plan_of(const krait_ssd_args *a, int part
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_params whole = kr_ssd_params_of(&in, 0);
   whole.out = kr_ssd_sequence(&a->out, 0, a->L), whole.final = kr_ssd_states(&a->final_states);
-  return (kr_ssd_hopper_params){.p = kr_ssd_part_of(&whole, part), .n_ways = 1, .adds = part > 0};
+  return (kr_ssd_hopper_params){.p = kr_ssd_part_of(&whole, part, KR_SSD_MOST_STATES), .n_ways = 1, .adds = part > 0};
 }
 
 /* Scratch shared by all parts in turn. */

@@ -51,19 +51,19 @@ static inline kr_ssd_params kr_ssd_params_of(const kr_ssd_inputs *in, int revers
   return p;
 }
 
-/* The slice of KR_SSD_MOST_STATES states that `part` selects: the first part's output includes D x, the last applies
+/* The slice of `most` states that `part` selects: the first part's output includes D x, the last applies
  * the gate. */
-static inline kr_ssd_params kr_ssd_part_of(const kr_ssd_params *whole, int part) {
+static inline kr_ssd_params kr_ssd_part_of(const kr_ssd_params *whole, int part, int most) {
   kr_ssd_params p = *whole;
-  const int64_t first = (int64_t)KR_SSD_MOST_STATES * part, left = whole->N - first;
+  const int64_t first = (int64_t)most * part, left = whole->N - first;
   kr_ssd_tensor *const tensors[] = {&p.Bmat, &p.Cmat, &p.initial, &p.final};
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
     if (tensors[i]->data)
       tensors[i]->data =
           (char *)tensors[i]->data + first * tensors[i]->n * (int64_t)krait_dtype_bytes(tensors[i]->dtype);
-  p.N = (int32_t)(left < KR_SSD_MOST_STATES ? left : KR_SSD_MOST_STATES), p.adds = part > 0;
+  p.N = (int32_t)(left < most ? left : most), p.adds = part > 0;
   if (part) p.D.data = NULL;
-  if (left > KR_SSD_MOST_STATES) p.z.data = NULL;
+  if (left > most) p.z.data = NULL;
   return p;
 }
 

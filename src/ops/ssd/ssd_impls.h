@@ -9,6 +9,12 @@ const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args);
 uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args);
 
+const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_parts(const krait_ctx *ctx, const void *args);
+uint64_t kr_ssd_parts_scratch(const krait_ctx *ctx, const void *args);
+const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_tf32(const krait_ctx *ctx, const void *args);
+
 const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args);
 uint64_t kr_ssd_hopper_scratch(const krait_ctx *ctx, const void *args);

@@ -8,7 +8,8 @@
 #define KR_SSD_CHUNK 64   /* tokens per chunk of the tensor-core kernels */
 #define KR_SSD_P 64       /* channels of a head per block of these */
 #define KR_SSD_MOST_STATES 256 /* that chunked kernels take at once */
-#define KR_SSD_THREADS 128
+#define KR_SSD_FLOAT_STATES 128 /* that chunked kernels of float32 take at once */
+#define KR_SSD_THREADS 128 /* also of the chunked kernels of float32 */
 #define KR_SSD_CHUNK_THREADS 256
 #define KR_SSD_STEPS_BYTES (16 * KR_SSD_CHUNK + 16) /* stored per chunk by the tensor-core kernels: its step sizes */
 
@@ -44,6 +45,7 @@ typedef struct kr_ssd_params {
   int32_t *spoilt; /* (B,H): whether chunks met NaN or infinity; the base tier then recomputes those heads (for the
                       gradient: their groups). Or absent */
   void *steps;               /* (B,H,chunks) of KR_SSD_STEPS_BYTES */
+  float *products; /* float32 chunks: (B,chunks,groups,KR_SSD_CHUNK,KR_SSD_CHUNK), C B^T of every chunk */
   int32_t n_segments;        /* segments of time, each processed by its own block */
   int64_t segment;           /* tokens per segment, a multiple of KR_SSD_CHUNK */
   float *segment_state;      /* (B,H,n_segments,P,N): end state from zero, then start state */

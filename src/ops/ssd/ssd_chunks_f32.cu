@@ -1,0 +1,392 @@
+/* ssd_chunks_f32.cu: the SSD of float32 on tensor cores (equations in ssd_chunks.cu), Ampere and later: factors are
+ * sums of two tf32 parts, as accurate as float32 multiply-adds, or (KRAIT_SSD_TF32) are rounded to tf32. A block of
+ * four warps passes one head's state through time; each warp has 16 channels of it with all their states, in the
+ * accumulators' layout. That is also an A operand's, if the states 2 q and 2 q + 1 of eight count as its columns q and
+ * q + 4: so Y^T = S C^T, a warp needs no other warp's state, and the state is never stored.
+ * kr_ssd_steps        cumulative log-decays of every chunk
+ * kr_ssd_products_nN  C B^T of every chunk and group
+ * kr_ssd_chunks_nN    output; from initial states, or from a segment's start state
+ * kr_ssd_ends_nN      only the state at the end of each segment, from zero
+ * each but the first also as _tf32. One stage of a chunk's rows is in shared memory: C arrives while the warps use x
+ * and B, and the other way round. */
+#include "ssd_place.cuh"
+
+enum { THREADS = KR_SSD_THREADS };
+
+/* Sums of log-decays reach thousands, of which small differences count: they are sums of two floats. Here from[j] of
+ * chunk_steps is the low part of a[j], and pad[0] that of total. */
+typedef struct two_floats {
+  float high, low;
+} two_floats;
+
+KR_DEV two_floats add(two_floats a, two_floats b) {
+  const float sum = a.high + b.high, rest = sum - a.high;
+  const float low = (a.high - (sum - rest)) + (b.high - rest) + (a.low + b.low), high = sum + low;
+  return two_floats{high, low - (high - sum)};
+}
+
+KR_DEV two_floats sum_up_two(two_floats v) {
+#pragma unroll
+  for (int by = 1; by < 32; by <<= 1) {
+    const two_floats other = {kr_shuffle_up(v.high, by, 32), kr_shuffle_up(v.low, by, 32)};
+    if ((kr_thread() & 31) >= by) v = add(v, other);
+  }
+  return v;
+}
+
+KR_DEV two_floats from_lane(two_floats v, int lane) {
+  return two_floats{kr_shuffle_from(v.high, lane), kr_shuffle_from(v.low, lane)};
+}
+
+/* Decay between two sums, the earlier one first; a token's input to the chunk's end. */
+KR_DEV float decay(float from, float from_low, float to, float to_low) {
+  return kr_exp2((to - from) + (to_low - from_low));
+}
+KR_DEV float input_left(const chunk_steps &s, int has_sequences, int j) {
+  const float left = decay(s.a[j], s.from[j], s.total, s.pad[0]) * s.d[j];
+  return has_sequences && s.segment[j] != s.last ? 0.0f : left;
+}
+
+/* ---- rows in shared memory --------------------------------------------------------------------------------------- */
+
+/* Place of an element in rows of W: conflict-free are four rows (from a multiple of four on) by eight columns, and
+ * pairs of columns of eight rows; of rows of P (within), eight rows by four columns. */
+template <int W>
+KR_DEV int place_of(int row, int column) {
+  return row * W + (column ^ (row & 3) << 3);
+}
+KR_DEV int place_within(int row, int column) { return row * Q + (column ^ (row & 7) << 2); }
+
+/* A chunk's rows, zeros beyond its tokens and columns. */
+template <int W>
+KR_DEV void copy_floats(float *to, const kr_ssd_tensor &v, int64_t from, int64_t t0, int64_t end, int n_columns) {
+  const int per_row = W / 4, rows = THREADS / per_row, row = kr_thread() / per_row, column = kr_thread() % per_row * 4;
+  const int n = end - t0 < (int64_t)Q ? (int)(end - t0) : (int)Q, left = (n_columns - column) * 4,
+            bytes = left < 0 ? 0 : left < 16 ? left : 16;
+  const float *at = (const float *)v.data + from + (t0 + row) * v.t + column;
+  to += place_of<W>(row, column); /* rows a multiple of four apart share one swizzle */
+#pragma unroll 4
+  for (int k = 0; k < Q / rows; k++, at += rows * v.t) {
+    const int there = row + k * rows < n ? bytes : 0;
+    kr_copy_some(to + k * rows * W, there ? at : (const float *)v.data, there);
+  }
+}
+
+template <int N>
+KR_DEV void copy_states(const kr_ssd_params &p, const place &at, float *to, const kr_ssd_tensor &v, int64_t t0) {
+  copy_floats<N>(to, v, at.b * v.b + at.g * v.h, t0, at.end, p.N);
+}
+
+KR_DEV void copy_channels(const kr_ssd_params &p, const place &at, float *to, int64_t t0) {
+  copy_floats<PB>(to, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
+}
+
+KR_DEV float *products_of(const kr_ssd_params &p, int b, int g, int64_t chunk) {
+  return p.products + (((int64_t)b * ((p.L + Q - 1) / Q) + chunk) * (p.H / p.heads) + g) * Q * Q;
+}
+
+KR_DEV void copy_products(float *to, const float *from) {
+#pragma unroll
+  for (int k = 0; k < Q * Q / 4 / THREADS; k++) {
+    const int i = k * THREADS + kr_thread();
+    kr_copy_some(to + place_within(i / (Q / 4), i % (Q / 4) * 4), from + 4 * i, 16);
+  }
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* A factor's registers as two tf32 parts, or rounded. */
+template <int PARTS, int n>
+struct factor {
+  uint32_t high[n], low[n];
+};
+
+template <int PARTS, int n>
+KR_DEV factor<PARTS, n> split(const float (&x)[n]) {
+  factor<PARTS, n> f;
+#pragma unroll
+  for (int r = 0; r < n; r++) {
+    f.low[r] = 0;
+    f.high[r] = PARTS ? (kr_float_to_bits(x[r]) + 0x1000u) & ~0x1fffu : kr_round_tf32(kr_float_to_bits(x[r]));
+    if (PARTS) f.low[r] = kr_float_to_bits(x[r] - kr_bits_to_float(f.high[r]));
+  }
+  return f;
+}
+
+/* d += a b; in parts without the product of low ones, the small terms first, and added outside of the tensor core,
+ * which rounds sums towards zero. */
+template <int PARTS>
+KR_DEV void multiply(float (&d)[4], const factor<PARTS, 4> &a, const float (&b_elements)[2]) {
+  const factor<PARTS, 2> b = split<PARTS>(b_elements);
+  if (PARTS) {
+    float sum[4] = {0, 0, 0, 0};
+    kr_mma_as(kr_tf32(), sum, a.low, b.high[0], b.high[1]);
+    kr_mma_as(kr_tf32(), sum, a.high, b.low[0], b.low[1]);
+    kr_mma_as(kr_tf32(), sum, a.high, b.high[0], b.high[1]);
+#pragma unroll
+    for (int r = 0; r < 4; r++) d[r] += sum[r];
+  } else {
+    kr_mma_as(kr_tf32(), d, a.high, b.high[0], b.high[1]);
+  }
+}
+
+/* A warp's lane. */
+typedef struct lane_place {
+  int g, q, c; /* c: first of its two channels of the block's, eight apart */
+} lane_place;
+
+/* Anew in every phase: addresses made of it would otherwise stay in registers from chunk to chunk. */
+KR_DEV lane_place lane(void) {
+  const int thread = anew(kr_thread());
+  return lane_place{thread >> 2 & 7, thread & 3, (thread >> 5) * 16 + (thread >> 2 & 7)};
+}
+
+/* Y^T = S C^T, decayed, for tokens of the incoming state's sequence: y[j] has tokens 8 j + 2 q and + 1. */
+template <int N, int PARTS>
+KR_DEV void output_before(float (&y)[Q / 8][4], const lane_place &me, const float (&s)[N / 8][4], const float *C,
+                          const chunk_steps &steps) {
+#pragma unroll
+  for (int j = 0; j < Q / 8; j++) clear(y[j]);
+#pragma unroll
+  for (int k = 0; k < N / 8; k++) {
+    kr_sync_warp(); /* or all reads would be moved here, and their registers to local memory */
+    const factor<PARTS, 4> a = split<PARTS>({s[k][0], s[k][2], s[k][1], s[k][3]});
+#pragma unroll
+    for (int j = 0; j < Q / 8; j++)
+      multiply<PARTS>(y[j], a, ((const kr_float2 *)(C + place_of<N>(8 * j + me.g, 8 * k + 2 * me.q)))->v);
+  }
+#pragma unroll
+  for (int j = 0; j < Q / 8; j++) {
+    const int i = 8 * j + 2 * me.q;
+    const float low = state_reaches(steps, i), high = state_reaches(steps, i + 1);
+    y[j][0] *= low, y[j][1] *= high, y[j][2] *= low, y[j][3] *= high;
+  }
+}
+
+/* C B^T to P, in place: of its 8 x 8 tiles the 36 up to the diagonal, sixteen threads each. Rows m and 7 - m of tiles
+ * have nine together. */
+KR_DEV void weight_products(float *products, const chunk_steps &steps, int has_sequences) {
+#pragma unroll 1
+  for (int tile = kr_thread() >> 4; tile < 36; tile += THREADS / 16) {
+    const int pair = tile / 9, rest = tile - 9 * pair;
+    const int i = 8 * (rest <= pair ? pair : 7 - pair) + (kr_thread() & 7),
+              j = 8 * (rest <= pair ? rest : rest - pair - 1) + (kr_thread() >> 3 & 1) * 4;
+    const float a = steps.a[i], low = steps.from[i], segment = steps.segment[i];
+    kr_float4 *const four = (kr_float4 *)(products + place_within(i, j));
+    kr_float4 v = *four;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const float passes = v.v[r] * (decay(steps.a[j + r], steps.from[j + r], a, low) * steps.d[j + r]);
+      v.v[r] = j + r <= i && (!has_sequences || steps.segment[j + r] == segment) ? passes : 0.0f;
+    }
+    *four = v;
+  }
+}
+
+/* X^T of eight tokens as an A operand. */
+KR_DEV void read_channels(float (&a)[4], const lane_place &me, const float *x, int k) {
+#pragma unroll
+  for (int r = 0; r < 4; r++) a[r] = x[place_of<PB>(8 * k + r / 2 * 4 + me.q, me.c + r % 2 * 8)];
+}
+
+/* Y^T += X^T P^T. */
+template <int PARTS>
+KR_DEV void output_within(float (&y)[Q / 8][4], const lane_place &me, const float *products, const float *x) {
+#pragma unroll 1
+  for (int k = 0; k < Q / 8; k++) {
+    float elements[4];
+    read_channels(elements, me, x, k);
+    const factor<PARTS, 4> a = split<PARTS>(elements);
+#pragma unroll
+    for (int j = 0; j < Q / 8; j++) {
+      const float b[2] = {products[place_within(8 * j + me.g, 8 * k + me.q)],
+                          products[place_within(8 * j + me.g, 8 * k + 4 + me.q)]};
+      if (j >= k) multiply<PARTS>(y[j], a, b);
+    }
+  }
+}
+
+/* S = keeps S + (weights X)^T B. Returns whether a dropped state was not finite. */
+template <int N, int PARTS>
+KR_DEV int take_floats(float (&s)[N / 8][4], const lane_place &me, const float *x, const float *B,
+                       const chunk_steps &steps, int has_sequences) {
+  const int spoilt = keep_of_state<N / 8>(s, state_left(steps));
+#pragma unroll 1
+  for (int k = 0; k < Q / 8; k++) {
+    const int i = 8 * k + me.q;
+    const float low = input_left(steps, has_sequences, i), high = input_left(steps, has_sequences, i + 4);
+    float elements[4];
+    read_channels(elements, me, x, k);
+    elements[0] *= low, elements[1] *= low, elements[2] *= high, elements[3] *= high;
+    const factor<PARTS, 4> a = split<PARTS>(elements);
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+      multiply<PARTS>(s[n], a, {B[place_of<N>(i, 8 * n + me.g)], B[place_of<N>(i + 4, 8 * n + me.g)]});
+  }
+  return spoilt;
+}
+
+/* ---- output ------------------------------------------------------------------------------------------------------ */
+
+/* (Y + D x) silu(z) to out, plus out's value from other states (p.adds). WHOLE: all tokens and channels of the chunk
+ * exist, no gate, no padding, no accumulation. */
+template <int WHOLE>
+KR_DEV void write_floats(const kr_ssd_params &p, const place &at, const lane_place &me, const float (&y)[Q / 8][4],
+                         const float *x, const float (&D)[2], const chunk_steps &steps, int64_t t0) {
+  float *const out = (float *)p.out.data + at.b * p.out.b + at.h * p.out.h + at.p0 + me.c;
+  const float *const z = (const float *)p.z.data + at.b * p.z.b + at.h * p.z.h + at.p0 + me.c;
+  const int n = at.end - t0 < (int64_t)Q ? (int)(at.end - t0) : (int)Q, n_channels = p.P - at.p0;
+#pragma unroll
+  for (int j = 0; j < Q / 8; j++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const int i = 8 * j + 2 * me.q + r % 2, c = r / 2 * 8;
+      const int64_t t = t0 + i;
+      float v = kr_fma(D[r / 2], x[place_of<PB>(i, me.c + c)], y[j][r]);
+      if (!WHOLE && (i >= n || me.c + c >= n_channels)) continue;
+      if (!WHOLE && p.adds) v += out[t * p.out.t + c];
+      if (!WHOLE && p.z.data) v *= kr_silu(z[t * p.z.t + c]);
+      if (!WHOLE && p.seq_idx && steps.segment[i] < 0) v = 0.0f;
+      out[t * p.out.t + c] = v;
+    }
+}
+
+template <int N, int ONLY_ENDS, int PARTS>
+KR_DEV void walk(const kr_ssd_params &p) {
+  KR_DYNAMIC_SHARED(shared);
+  const place at = here(p);
+  const lane_place me = lane();
+  float *const x = (float *)shared, *const B = x + Q * PB, *const C = B + Q * N, *const products = C + Q * N;
+  chunk_steps *const steps = (chunk_steps *)(ONLY_ENDS ? C : products + Q * Q);
+  const int has_sequences = p.seq_idx != 0, c = at.p0 + me.c - me.g;
+  const int whole = p.P - at.p0 >= PB && !p.z.data && !has_sequences && !p.adds;
+  float s[N / 8][4], D[2] = {0, 0}, total = 0;
+  int spoilt = 0, turn = 0;
+  if (at.begin >= at.end && p.n_segments > 1) return;
+#pragma unroll
+  for (int k = 0; k < 2; k++)
+    if (!ONLY_ENDS && p.D.data && at.p0 + me.c + 8 * k < p.P)
+      D[k] = kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + me.c + 8 * k) * p.D.n, p.D.dtype);
+  copy_steps(steps, steps_at(p, at.b, at.h, at.begin / Q));
+  if (!ONLY_ENDS) copy_states<N>(p, at, C, p.Cmat, at.begin), kr_commit_copies();
+  copy_channels(p, at, x, at.begin);
+  copy_states<N>(p, at, B, p.Bmat, at.begin);
+  if (!ONLY_ENDS) copy_products(products, products_of(p, at.b, at.g, at.begin / Q));
+  kr_commit_copies();
+  if (ONLY_ENDS) {
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) clear(s[j]);
+  } else {
+    load_state<N>(p, p.n_segments > 1 ? segment_states(p, at) : p.initial, at.b, at.h, c, 0, s);
+  }
+#pragma unroll 1
+  for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
+    const chunk_steps &now = steps[turn];
+    const int64_t next = t0 + Q;
+    float y[Q / 8][4];
+    if (!ONLY_ENDS) {
+      kr_copied<1>();
+      kr_sync();
+      output_before<N, PARTS>(y, lane(), s, C, now);
+    }
+    kr_copied<0>();
+    kr_sync();
+    if (next < at.end) {
+      copy_steps(steps + (turn ^ 1), steps_at(p, at.b, at.h, next / Q));
+      if (!ONLY_ENDS) copy_states<N>(p, at, C, p.Cmat, next), kr_commit_copies();
+    }
+    if (!ONLY_ENDS) {
+      weight_products(products, now, has_sequences);
+      kr_sync();
+      output_within<PARTS>(y, lane(), products, x);
+      spoilt |= is_spoilt<Q / 8>(y);
+      if (whole && next <= at.end) write_floats<1>(p, at, lane(), y, x, D, now, t0);
+      else write_floats<0>(p, at, lane(), y, x, D, now, t0);
+    }
+    spoilt |= take_floats<N, PARTS>(s, lane(), x, B, now, has_sequences);
+    if (now.last != 0) total = 1.0f;
+    else if (total <= 0) total += now.total;
+    kr_sync();
+    if (next >= at.end) break;
+    copy_channels(p, at, x, next);
+    copy_states<N>(p, at, B, p.Bmat, next);
+    if (!ONLY_ENDS) copy_products(products, products_of(p, at.b, at.g, next / Q));
+    kr_commit_copies();
+  }
+  if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 8>(s))) p.spoilt[at.b * p.H + at.h] = 1;
+  if (ONLY_ENDS) {
+    store_state<N>(p, segment_states(p, at), at.b, at.h, c, 0, s);
+    if (kr_thread() == 0 && at.p0 == 0)
+      p.segment_decay[((int64_t)at.b * p.H + at.h) * p.n_segments + at.segment] = total;
+  } else if (p.final.data && at.segment == p.n_segments - 1) {
+    store_state<N>(p, p.final, at.b, at.h, c, 0, s);
+  }
+}
+
+/* A block per chunk, group and sequence; a warp per 16 tokens, which are its rows. */
+template <int N, int PARTS>
+KR_DEV void multiply_states(const kr_ssd_params &p) {
+  KR_DYNAMIC_SHARED(shared);
+  const lane_place me = lane();
+  const int64_t chunk = kr_block_x();
+  place at = {};
+  at.g = kr_block_y(), at.b = kr_block_z(), at.end = p.L;
+  float *const B = (float *)shared, *const C = B + Q * N, *const to = products_of(p, at.b, at.g, chunk);
+  float d[Q / 8][4];
+  copy_states<N>(p, at, B, p.Bmat, chunk * Q);
+  copy_states<N>(p, at, C, p.Cmat, chunk * Q);
+  kr_commit_copies();
+#pragma unroll
+  for (int j = 0; j < Q / 8; j++) clear(d[j]);
+  kr_copied<0>();
+  kr_sync();
+#pragma unroll 2
+  for (int k = 0; k < N / 8; k++) {
+    const kr_float2 first = *(const kr_float2 *)(C + place_of<N>(me.c, 8 * k + 2 * me.q)),
+                    second = *(const kr_float2 *)(C + place_of<N>(me.c + 8, 8 * k + 2 * me.q));
+    const factor<PARTS, 4> a = split<PARTS>({first.v[0], second.v[0], first.v[1], second.v[1]});
+#pragma unroll
+    for (int j = 0; j < Q / 8; j++)
+      multiply<PARTS>(d[j], a, ((const kr_float2 *)(B + place_of<N>(8 * j + me.g, 8 * k + 2 * me.q)))->v);
+  }
+#pragma unroll
+  for (int j = 0; j < Q / 8; j++) {
+    *(kr_float2 *)(to + me.c * Q + 8 * j + 2 * me.q) = kr_float2{{d[j][0], d[j][1]}};
+    *(kr_float2 *)(to + (me.c + 8) * Q + 8 * j + 2 * me.q) = kr_float2{{d[j][2], d[j][3]}};
+  }
+}
+
+#define KERNELS(N, name, parts)                                                                             \
+  KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_products_##name(const kr_ssd_params p) { multiply_states<N, parts>(p); } \
+  KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_##name(const kr_ssd_params p) { walk<N, 0, parts>(p); }           \
+  KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_##name(const kr_ssd_params p) { walk<N, 1, parts>(p); }
+KERNELS(64, n64, 1)
+KERNELS(128, n128, 1)
+KERNELS(64, n64_tf32, 0)
+KERNELS(128, n128_tf32, 0)
+
+/* One warp per chunk of a head, as for 16 bits. */
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_params p) {
+  const int64_t chunk = kr_block_x(), t0 = chunk * Q;
+  const int h = kr_block_y() * (KR_SSD_THREADS / 32) + (kr_thread() >> 5), b = kr_block_z(), lane = kr_thread() & 31;
+  if (h >= p.H) return;
+  const float A = kr_load(p.A.data, h * p.A.h, KRAIT_F32) * KR_LOG2E,
+              bias = p.bias.data ? kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : 0.0f;
+  const lane_steps v = sum_steps<STEPS_ANY>(p, load_steps<STEPS_ANY>(p, b, h, t0, p.L), A, bias, t0, p.L);
+  two_floats a[2];
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const float one = v.d[k] * A;
+    a[k] = sum_up_two(two_floats{one < -160.0f ? -160.0f : one, 0.0f}); /* as in sum_steps */
+  }
+  a[1] = add(from_lane(a[0], 31), a[1]);
+  const two_floats total = from_lane(a[1], 31);
+  chunk_steps &s = *(chunk_steps *)steps_at(p, b, h, chunk);
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int i = lane + 32 * k;
+    s.a[i] = a[k].high, s.from[i] = a[k].low, s.d[i] = v.d[k], s.segment[i] = v.segment[k];
+  }
+  if (lane == 0) s.total = total.high, s.pad[0] = total.low, s.last = v.last;
+  if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;
+}
