@@ -356,14 +356,18 @@ KR_DEV void multiply_states(const kr_ssd_params &p) {
   }
 }
 
-#define KERNELS(N, name, parts)                                                                             \
-  KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_products_##name(const kr_ssd_params p) { multiply_states<N, parts>(p); } \
-  KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_##name(const kr_ssd_params p) { walk<N, 0, parts>(p); }           \
-  KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_##name(const kr_ssd_params p) { walk<N, 1, parts>(p); }
-KERNELS(64, n64, 1)
-KERNELS(128, n128, 1)
-KERNELS(64, n64_tf32, 0)
-KERNELS(128, n128_tf32, 0)
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_products_n64(const kr_ssd_params p) { multiply_states<64, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64(const kr_ssd_params p) { walk<64, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_n64(const kr_ssd_params p) { walk<64, 1, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_products_n64_tf32(const kr_ssd_params p) { multiply_states<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64_tf32(const kr_ssd_params p) { walk<64, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_n64_tf32(const kr_ssd_params p) { walk<64, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_products_n128(const kr_ssd_params p) { multiply_states<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_params p) { walk<128, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_n128(const kr_ssd_params p) { walk<128, 1, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_products_n128_tf32(const kr_ssd_params p) { multiply_states<128, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128_tf32(const kr_ssd_params p) { walk<128, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_n128_tf32(const kr_ssd_params p) { walk<128, 1, 0>(p); }
 
 /* One warp per chunk of a head, as for 16 bits. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_params p) {
