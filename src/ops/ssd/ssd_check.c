@@ -57,13 +57,10 @@ static void choose_ssd_steps(kr_case *c) {
  * scale with a head's terms, and heads differ widely. States also decay to magnitudes where float16 has few digits. A
  * head's parameter gradient is a sum over all tokens, whose terms may be a hundred times the result: it is held to a
  * tenth and, with few heads, one of which may come out near zero, to the possible error of that many terms of about
- * one. */
+ * one. Factors rounded to tf32 have as many digits as float16's. */
 static void set_ssd_bounds(kr_case *c) {
   const int is_tf32 = c->dtype == KRAIT_F32 && ((krait_call *)c->args)->flags & KRAIT_SSD_TF32;
-  const double rtol = is_tf32                 ? 8e-3
-                      : c->dtype == KRAIT_F16 ? 8e-3
-                                              : 6e-2,
-               atol = c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30;
+  const double rtol = is_tf32 || c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, atol = c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30;
   const double n_tokens = (double)(*kr_case_size(c, "B") * *kr_case_size(c, "L"));
   for (int i = 0; i < c->sig->n_tensors && (c->dtype != KRAIT_F32 || is_tf32); i++) {
     const krait_view *view = kr_sig_view(c->sig, c->args, i);

@@ -1,5 +1,5 @@
-/* ssd_cuda.c: the SSD on a GPU. Chunked on tensor cores for aligned rows, of 16 bits or of float32; if there are too
- * few heads to fill the device, time is split into segments: their end states from zero, state passing over these, then
+/* ssd_cuda.c: the SSD on a GPU. Chunked on tensor cores for aligned rows of 16 bits or of float32; if there are too few
+ * heads to fill the device, time is split into segments: their end states from zero, state passing over these, then
  * every segment from its true start state. Everything else runs token by token, and so do heads in which chunks met NaN
  * or infinity. */
 #include "cuda_impl.h"
