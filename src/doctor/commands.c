@@ -86,8 +86,14 @@ static const char *release_of(doc *d, const char *package, const char *version, 
 
 /* The version without a local build's suffix, as an index would list it. */
 static const char *public_version(doc *d, const char *version) {
-  if (strstr(version, "dev") || strstr(version, "git")) return "";
+  if (strstr(version, "dev") || strstr(version, "git") || strstr(version, "a0")) return "";
   return kr_arena_copy(d->arena, version, strcspn(version, "+"));
+}
+
+/* The same, if the package index has it; else "", and the newest is taken. */
+static const char *listed_version(doc *d, const char *package, const char *version) {
+  const char *number = doc_nearest_release(d, package, public_version(d, version));
+  return *number && doc_fits_python(d, package, number) ? number : "";
 }
 
 const doc_table_line *doc_torch_row(doc *d, int torch) {
@@ -129,23 +135,50 @@ const char *doc_index_for(doc *d, int cc) {
 
 static int is_installed(const doc *d, const char *name) { return doc_find_package(d, name) != NULL; }
 
-/* torch of this minor version with those of its companions that are installed, all pinned. */
+/* The release of a companion for exactly this torch, else for the last one of its minor version; "". */
+static const char *companion_of(doc *d, const char *name, const char *torch) {
+  static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
+  const doc_table_line *exact = kr_tables_find(d->tables, "companion", torch),
+                       *minor = doc_torch_row(d, kr_parse_torch(torch));
+  for (int i = 0; i < 3 && exact; i++)
+    if (strcmp(name, names[i]) == 0) return exact->column[1 + i];
+  return minor && doc_companion_column(name) ? minor->column[doc_companion_column(name)] : "";
+}
+
+/* From 2.11 on the package index itself has the builds of CUDA 13. */
+static const char *index_option(doc *d, const char *torch, const char *index) {
+  if (d->log.is_mac || (kr_parse_torch(torch) >= 211 && strncmp(index, "cu13", 4) == 0 && !d->log.is_windows))
+    return "";
+  return kr_arena_print(d->arena, " --index-url https://download.pytorch.org/whl/%s", index);
+}
+
+/* torch of this minor version with those of its companions that are installed, or in the log, all pinned. */
 static const char *torch_with(doc *d, int torch, const char *index) {
   const doc_table_line *row = doc_torch_row(d, torch);
   if (!row || !index) return "";
-  const char *same =
-      d->torch_number == torch && strspn(d->torch, "0123456789.") >= 5 ? public_version(d, d->torch) : row->column[1];
+  const char *same = d->torch_number == torch ? public_version(d, d->torch) : "";
+  if (strspn(same, "0123456789.") < 5 || !doc_has_release(d, "torch", same)) same = row->column[1];
   kr_text out = kr_text_begin(d->arena);
   kr_text_print(&out, "pip install --force-reinstall torch==%s", same);
   static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
   for (int i = 0; i < 3; i++) {
-    const char *version = row->column[doc_companion_column(names[i])];
-    const char *base = strcmp(same, row->column[1]) == 0 ? version : "";
-    if ((!is_installed(d, names[i]) && !*doc_version_of(d, names[i])) || !*version) continue; /* here, or in the log */
-    kr_text_print(&out, *base ? " %s==%s" : " %s", names[i], base); /* for an older patch release pip finds what fits */
+    const char *version = companion_of(d, names[i], same);
+    if ((is_installed(d, names[i]) || *doc_version_of(d, names[i])) && *version)
+      kr_text_print(&out, " %s==%s", names[i], version);
   }
-  kr_text_print(&out, " --index-url https://download.pytorch.org/whl/%s", index);
+  kr_text_print(&out, "%s", index_option(d, same, index));
   return out.at;
+}
+
+/* The newest torch whose build of this index, or of any, has code for the device and a wheel for the Python. */
+static const char *newest_torch_of(doc *d, int cc, const char *wanted) {
+  const doc_table_line *row, *best = NULL;
+  const char *index = NULL;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at));) {
+    const char *found = doc_torch_index(d, kr_parse_torch(row->column[0]), cc, wanted);
+    if (found && doc_fits_python(d, "torch", row->column[1])) best = row, index = found;
+  }
+  return best ? torch_with(d, kr_parse_torch(best->column[0]), index) : "";
 }
 
 static const char *torch_for_driver(doc *d) {
@@ -154,10 +187,18 @@ static const char *torch_for_driver(doc *d) {
              *wanted = doc_index_for(d, cc);
   if (index && doc_torch_index(d, d->torch_number, cc, wanted)) index = wanted;
   if (index && doc_torch_row(d, d->torch_number)) return torch_with(d, d->torch_number, index);
-  for (int minor = 9; minor >= 0; minor--) /* the newest with all companions known */
-    if ((index = doc_torch_index(d, 200 + minor, cc, doc_torch_index(d, 200 + minor, cc, wanted) ? wanted : NULL)))
-      return torch_with(d, 200 + minor, index);
-  return "";
+  const char *command = newest_torch_of(d, cc, wanted);
+  return *command ? command : newest_torch_of(d, cc, NULL);
+}
+
+/* NVIDIA's index for a Jetson; Thor's JetPack 7 takes the builds of every other Arm machine. */
+static const char *jetson_index(const doc *d) {
+  if (!d->log.is_jetson && doc_main_cc(d) != 87 && doc_main_cc(d) != 72) return "";
+  if (doc_main_cc(d) == 110 || d->log.jetpack >= 7) return "";
+  return d->log.jetpack == 5 || d->log.jetpack == 4 || doc_main_cc(d) == 72
+             ? "--no-cache-dir https://developer.download.nvidia.com/compute/redist/jp/v512/pytorch/"
+               "torch-2.1.0a0+41361538.nv23.06-cp38-cp38-linux_aarch64.whl"
+             : "torch --index-url https://pypi.jetson-ai-lab.io/jp6/cu126";
 }
 
 /* The installed torch's minor version if a build of it supports the device, else the newest that does; for the
@@ -168,7 +209,7 @@ static const char *torch_install(doc *d) {
   d->driver_number = 0;
   if (!*command) command = torch_for_driver(d);
   d->driver_number = driver;
-  if (doc_main_cc(d) == 87) return "pip install torch --index-url https://pypi.jetson-ai-lab.io/jp6/cu126";
+  if (*jetson_index(d)) return kr_arena_print(d->arena, "pip install %s", jetson_index(d));
   if (*command || !doc_main_cc(d)) return command;
   return kr_arena_print(d->arena,
                         "no wheel of torch known to these tables has code for %s on %s: build it from source, with "
@@ -182,13 +223,11 @@ static const char *torch_older(doc *d) {
                : d->log.driver_cuda ? kr_tables_gate(d->tables, d->log.driver_cuda / 10)
                                     : 0,
       kept = d->driver_number;
-  const char *index = NULL;
-  int minor = 12;
   if (!driver) return "";
   d->driver_number = driver;
-  for (; minor >= 1 && !index; minor--) index = doc_torch_index(d, 200 + minor, doc_main_cc(d), NULL);
+  const char *command = newest_torch_of(d, doc_main_cc(d), NULL);
   d->driver_number = kept;
-  return index ? torch_with(d, 200 + minor + 1, index) : "";
+  return command;
 }
 
 static const char *torch_for_nvcc(doc *d, const char *nvcc) {
@@ -196,7 +235,7 @@ static const char *torch_for_nvcc(doc *d, const char *nvcc) {
   int have = kr_parse_tenths(nvcc), cc = doc_main_cc(d), torch = 0;
   const char *index = NULL;
   for (size_t at = 0; have && (row = kr_tables_next(d->tables, "torchbuild", &at));) {
-    int last = *row->column[1] ? kr_parse_torch(row->column[1]) : 209;
+    int last = *row->column[1] ? kr_parse_torch(row->column[1]) : 211;
     if (atoi(row->column[2] + 2) / 10 != have / 10 || (cc && !doc_covers(row->column[3], cc)) || last < torch) continue;
     if (doc_torch_row(d, last)) index = row->column[2], torch = last;
   }
@@ -235,7 +274,14 @@ static const char *pinned(doc *d, const char *package, const char *version) {
   return row ? row->column[1] : "";
 }
 
+/* krait's drop-in is installed under the package's name: nothing of upstream's is put over it. */
+static const char *own_install(const doc *d, const char *package) {
+  const doc_package *p = *package ? doc_find_package(d, package) : NULL;
+  return p && strstr(p->version, "+krait") ? "python3 -m krait dropin on --force" : "";
+}
+
 static const char *build(doc *d, const char *package, const char *version, int is_forced) {
+  if (*own_install(d, package)) return own_install(d, package);
   const doc_table_line *row = doc_package_row(d, package);
   version = pinned(d, package, version);
   const char *source = source_of(row),
@@ -252,9 +298,11 @@ static const char *build(doc *d, const char *package, const char *version, int i
 
 /* A prebuilt release for this torch and device; "" when the tables know none. */
 static const char *release(doc *d, const char *package, const char *version, int not_this) {
+  if (*own_install(d, package)) return own_install(d, package);
   const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
   const doc_table_line *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
   int column = doc_companion_column(package);
+  if (d->log.is_mac && !column) return "";
   if (*found && about && strcmp(about->column[7], "none") == 0)
     return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
   if (*found && (d->torch_number || doc_main_cc(d)))
@@ -263,14 +311,11 @@ static const char *release(doc *d, const char *package, const char *version, int
   if (!column || !row || !*row->column[column]) return "";
   const char *index =
       strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1 : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL);
-  int is_first_patch = strcmp(public_version(d, d->torch), row->column[1]) != 0 && strspn(d->torch, "0123456789.") >= 5;
-  if (is_first_patch)
-    return kr_arena_print(d->arena,
-                          "pip install --force-reinstall %s torch==%s --index-url https://download.pytorch.org/whl/%s",
-                          package, public_version(d, d->torch), index ? index : "cu128");
-  return kr_arena_print(
-      d->arena, "pip install --no-deps --force-reinstall %s==%s --index-url https://download.pytorch.org/whl/%s",
-      package, row->column[column], index ? index : "cu128");
+  const char *torch = public_version(d, d->torch),
+             *version_for = companion_of(d, package, strspn(torch, "0123456789.") >= 5 ? torch : row->column[1]);
+  if (!*version_for) return "";
+  return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s%s", package, version_for,
+                        index_option(d, torch, index ? index : "cu128"));
 }
 
 /* The release for the installed torch, if the tables know it; else the same release again, which brings its own
@@ -285,14 +330,17 @@ static const char *wheels_only(doc *d, const char *package, const char *version)
 
 /* For an extension that does not fit the torch to be kept: a prebuilt release, else its source, built here. */
 static const char *rebuild(doc *d, const char *package, const char *version) {
-  const char *ready = release(d, package, public_version(d, version), 0),
-             *built = build(d, package, public_version(d, version), 1);
+  const char *ready = release(d, package, listed_version(d, package, version), 0),
+             *built = build(d, package, listed_version(d, package, version), 1);
   const doc_table_line *row = doc_package_row(d, package);
   if (*ready && (d->torch_number || !doc_companion_column(package))) return ready;
   if (*d->log.source && *package)
     return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .",
                           d->log.source);
   if (*built) return built;
+  const doc_table_line *source = kr_tables_find(d->tables, "source", package);
+  const int is_release = !*d->torch || *public_version(d, d->torch);
+  if (source && doc_companion_column(package) && !is_release) return source->column[1];
   if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);
   if (row && strcmp(source_of(row), "none") == 0)
     return wheels_only(d, package,
@@ -306,7 +354,7 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
 
 static const char *reinstall(doc *d, const char *package, const char *version) {
   const doc_table_line *row = doc_package_row(d, package);
-  const char *number = public_version(d, version);
+  const char *number = listed_version(d, package, version);
   if (row && strcmp(source_of(row), "pypi") == 0 && *number) return build(d, package, number, 0);
   if (doc_comes_with_torch(package) && strncmp(package, "nvidia-", 7) != 0 && strcmp(package, "triton") != 0)
     return torch_install(d);
@@ -321,6 +369,10 @@ const char *doc_no_build(doc *d, const char *package) {
   const doc_table_line *row = doc_package_row(d, package);
   int cc = doc_main_cc(d);
   if (!cc || !row) return "";
+  for (size_t i = 0; i < d->files.n; i++) { /* one of its libraries has */
+    const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (strcmp(file->package, package) == 0 && file->n_judged && file->verdict <= KRAIT_VERDICT_JIT) return "";
+  }
   if (strcmp(source_of(row), "none") == 0)
     return kr_arena_print(
         d->arena, "no release of %s known to these tables has code for %s, and there is no source release to build",
@@ -357,12 +409,12 @@ static void add_toolkit(doc *d, kr_list *fixes, int cc) {
   int need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0,
       major = kr_parse_tenths(d->torch_cuda) / 10;
   if (!need) return;
-  const char *found = *d->nvcc ? kr_arena_print(d->arena, "found %s%s", d->nvcc,
+  const char *found = *d->nvcc ? kr_arena_print(d->arena, " (found %s%s)", d->nvcc,
                                                 kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "")
-                               : "none found here: see B10";
+                      : d->is_elsewhere || *d->root ? ""
+                                                    : " (none found here: see B10)";
   add_commands(d, fixes,
-      kr_arena_print(d->arena, "needs nvcc >= %s (%s), some minutes and memory", kr_print_tenths(d->arena, need),
-                     found));
+      kr_arena_print(d->arena, "needs nvcc >= %s%s, some minutes and memory", kr_print_tenths(d->arena, need), found));
   if (major && need / 10 > major)
     add_commands(d, fixes,
         kr_arena_print(d->arena, "torch is built with CUDA %s: for that nvcc it must be replaced first: %s",
@@ -388,7 +440,9 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
     return;
   }
   const char *ready = release(d, package, public_version(d, version), must_change), *none = doc_no_build(d, package);
+  const doc_table_line *source = kr_tables_find(d->tables, "source", package);
   add_commands(d, fixes, ready);
+  if (source && !*ready && !doc_companion_column(package)) add_commands(d, fixes, source->column[1]);
   if (*none && !*ready) {
     add_commands(d, fixes, none);
     add_commands(d, fixes, *row->column[8] ? kr_arena_print(d->arena, "use instead %s", row->column[8]) : "");
@@ -407,7 +461,7 @@ const char *doc_pair_command(doc *d, const char *package, const doc_table_line *
       doc_companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
   if (*ready) return ready;
   if (!pair && doc_companion_column(package)) {
-    const doc_table_line *torch = doc_torch_row(d, 209);
+    const doc_table_line *torch = doc_torch_row(d, 210);
     return !torch
                ? ""
                : kr_arena_print(
@@ -429,6 +483,11 @@ const char *doc_pair_command(doc *d, const char *package, const doc_table_line *
 static const char *driver_install(doc *d) {
   const doc_table_line *row = kr_tables_find(d->tables, "driver", "branch");
   const char *branch = row ? row->column[1] : "580";
+  if (d->log.is_jetson) return "sudo apt update && sudo apt install nvidia-jetpack && sudo reboot";
+  if (d->log.is_wsl)
+    return kr_arena_print(
+        d->arena, "in Windows: install driver %s or newer from https://www.nvidia.com/drivers, then wsl --shutdown",
+        branch);
   if (d->log.is_windows)
     return kr_arena_print(d->arena, "install driver %s or newer from https://www.nvidia.com/drivers and restart",
                           branch);
@@ -438,7 +497,9 @@ static const char *driver_install(doc *d) {
 
 /* The folder of the environment that a log or the command line named, quoted for a shell. */
 static const char *environment(doc *d) {
-  return d->sites.n ? DOC_TEXT(d->sites, 0) : d->log.site && *d->log.site ? d->log.site : "\"$VIRTUAL_ENV\"";
+  return d->sites.n ? DOC_TEXT(d->sites, 0) : d->log.site && *d->log.site ? d->log.site
+                                                           : "\"$(python3 -c 'import sysconfig; "
+                                                             "print(sysconfig.get_path(\"purelib\"))')\"";
 }
 
 static const char *compiler_install(doc *d) {
@@ -448,7 +509,7 @@ static const char *compiler_install(doc *d) {
 }
 
 static const char *build_here(doc *d, const char *package, const char *version) {
-  const char *built = build(d, package, public_version(d, version), 0);
+  const char *built = build(d, package, listed_version(d, package, version), 0);
   if (*built) return built;
   return *package ? rebuild(d, package, version) : "pip install --no-build-isolation --no-cache-dir .";
 }
@@ -464,15 +525,29 @@ const char *doc_command(doc *d, const char *key, const char *package, const char
   if (strcmp(key, "torch_for_nvcc") == 0) return torch_for_nvcc(d, nvcc);
   if (strcmp(key, "rebuild") == 0) return rebuild(d, package, version);
   if (strcmp(key, "reinstall") == 0) return reinstall(d, package, version);
-  if (strcmp(key, "release") == 0) return release(d, package, public_version(d, version), 0);
+  if (strcmp(key, "release") == 0) return release(d, package, listed_version(d, package, version), 0);
   if (strcmp(key, "build_here") == 0) return build_here(d, package, version);
   if (strcmp(key, "build_forced") == 0)
-    return *build(d, package, "", 1) ? build(d, package, public_version(d, version), 1)
+    return *build(d, package, "", 1) ? build(d, package, listed_version(d, package, version), 1)
                                      : build_here(d, package, version);
   if (strcmp(key, "build_jobs") == 0)
     return *build(d, package, "", 1)
-               ? kr_arena_print(d->arena, "MAX_JOBS=2 %s", build(d, package, public_version(d, version), 1))
+               ? kr_arena_print(d->arena, "MAX_JOBS=2 %s", build(d, package, listed_version(d, package, version), 1))
                : "export MAX_JOBS=2";
+  if (strcmp(key, "companion") == 0) return companion_of(d, package, public_version(d, d->torch));
+  if (strcmp(key, "clean_build") == 0)
+    return *d->log.source
+               ? kr_arena_print(
+                     d->arena,
+                     "cd %s && rm -rf build && %s%spip install --no-build-isolation --no-deps "
+                     "--force-reinstall -e .",
+                     d->log.source, doc_main_cc(d) ? "TORCH_CUDA_ARCH_LIST=" : "",
+                     doc_main_cc(d) ? kr_arena_print(d->arena, "%s ", kr_print_cc(d->arena, doc_main_cc(d))) : "")
+               : "";
+  if (strcmp(key, "fresh_build") == 0)
+    return *build(d, package, "", 1) && *package
+               ? kr_arena_print(d->arena, "pip uninstall -y %s && %s", package, build(d, package, "", 1))
+               : "";
   if (strcmp(key, "compiler_install") == 0) return compiler_install(d);
   if (strcmp(key, "environment") == 0) return environment(d);
   if (strcmp(key, "multiarch") == 0) return machine;

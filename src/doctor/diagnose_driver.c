@@ -22,7 +22,7 @@ static void check_gate(doc *d, int major, const char *who) {
   if (gate > d->driver_needed) d->driver_needed = gate;
   const char *older = d->driver_number >= kr_tables_gate(d->tables, 12) ? "cu126" : "cu118";
   const char *need = floor > gate ? kr_arena_print(d->arena, "R%d", floor / 1000000) : kr_print_driver(d->arena, gate);
-  const char *keys[] = {"driver", d->driver, "need", need, "cuda", kr_arena_print(d->arena, "%d", major),
+  const char *keys[] = {"driver", d->driver, "need", need, "cuda", kr_arena_print(d->arena, "CUDA %d", major),
                         "older",  older,     NULL};
   doc_evidence(d, doc_report(d, "D01", NULL, "", keys), "%s is built with CUDA %d; driver %s is from %s", who, major,
                d->driver, d->driver_source);
@@ -37,6 +37,7 @@ static void check_runtimes(doc *d) {
   }
   for (size_t i = 0; i < d->files.n; i++) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
+    if (file->is_unused) continue; /* a variant for another CUDA is not loaded */
     for (size_t k = 0; k < file->needed.n; k++) {
       const char *name = DOC_TEXT(file->needed, k);
       int major = strncmp(name, "libcudart.so.", 13) == 0 ? atoi(name + 13) : 0;
@@ -67,7 +68,7 @@ static void check_environment(doc *d) {
 }
 
 static void check_machine_driver(doc *d) {
-  if (d->options.driver || d->options.gpu || !d->is_environment) return;
+  if (d->options.driver || d->options.gpu || d->options.torch || !d->is_environment) return;
   if (!d->has_driver && wants_gpu(d)) {
     const char *keys[] = {"n_pci", kr_arena_print(d->arena, "%d", d->n_pci), "driver_install",
                           "to judge for another machine's GPU: krait doctor {environment} --gpu \"RTX 5090\"", NULL};

@@ -149,7 +149,7 @@ static void report_partial(doc *d, const doc_file *file, int verdicts) {
           kr_arena_print(d->arena, "%s  %d of %d containers run on %s, the others are for GPUs that it tests for",
                          file->name, file->n_judged - file->n_lost, file->n_judged, nth_cc(d)));
   } else if (f && lost_is_specific(file, verdicts)) {
-    f->severity = KR_WARN;
+    f->severity = KR_INFO;
     doc_evidence(d, f, "arch-specific code only: not an error if %s checks the GPU before it picks these",
                  *file->package ? file->package : file->name);
   }
@@ -213,9 +213,10 @@ static void judge_lost(doc *d, const doc_file *file) {
 }
 
 static void judge_hollow(doc *d, const doc_file *file) {
-  int n = 0, full = 0;
+  int n = 0, full = 0, has_whole = 0;
   for (size_t i = 0; i < file->containers.n; i++) {
     const doc_container *c = KR_AT(file->containers, doc_container, i);
+    has_whole |= c->verdict <= KRAIT_VERDICT_JIT && c->n_kernels > c->n_hollow;
     if (c->verdict > KRAIT_VERDICT_JIT || !c->n_hollow) continue;
     n += c->n_hollow;
     for (size_t k = 0; k < c->bodies.n; k++) full = KR_AT(c->bodies, doc_bodies, k)->full_sm;
@@ -230,10 +231,9 @@ static void judge_hollow(doc *d, const doc_file *file) {
       NULL};
   doc_finding *f = doc_report(d, "K20", file, "", keys);
   doc_evidence(d, f, "their code is at most %d bytes, against kilobytes for %d.%d", 256, full / 4 / 10, full / 4 % 10);
-  if (f && row) {
-    f->severity = KR_WARN;
-    doc_evidence(d, f, "this GPU uses %s: a problem only if the program forces this part", row->column[3]);
-  }
+  if (f && row) doc_evidence(d, f, "this GPU uses %s: a problem only if the program forces this part", row->column[3]);
+  else if (has_whole) doc_evidence(d, f, "other kernels of the file are whole: it picks those that this GPU has");
+  if (f && (row || has_whole)) f->severity = KR_INFO, f->hidden = 1;
 }
 
 static int runs_only_across_tegra(const doc *d, const doc_file *file) {
@@ -276,8 +276,9 @@ static void judge_empty(doc *d, const doc_file *file) {
     if (strcmp(other->package, file->package) == 0 && other->n_judged) return;
   }
   const char *skip = strcmp(file->package, "flash-attn") == 0  ? "FLASH_ATTENTION_SKIP_CUDA_BUILD"
-                     : strcmp(file->package, "mamba-ssm") == 0 ? "MAMBA_SKIP_CUDA_BUILD"
-                                                               : "CAUSAL_CONV1D_SKIP_CUDA_BUILD";
+                     : strcmp(file->package, "mamba-ssm") == 0     ? "MAMBA_SKIP_CUDA_BUILD"
+                     : strcmp(file->package, "causal-conv1d") == 0 ? "CAUSAL_CONV1D_SKIP_CUDA_BUILD"
+                                                                   : "";
   const char *keys[] = {"skip", skip, NULL};
   doc_report(d, "K17", file, "", keys);
 }

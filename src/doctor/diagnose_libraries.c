@@ -58,12 +58,43 @@ const char *doc_major_of(doc *d, const doc_table_line *soname) {
   return soname && *soname->column[1] != '0' ? kr_arena_print(d->arena, " (CUDA %s)", soname->column[1]) : "";
 }
 
+/* A companion of a torch with CUDA beside one without: a very common pair. */
+static int report_cpu_pair(doc *d, const doc_file *file, const char *name) {
+  if (!d->torch_is_cpu || strstr(d->torch, "rocm") ||
+      (strncmp(name, "libc10_cuda", 11) != 0 && strncmp(name, "libtorch_cuda", 13) != 0))
+    return 0;
+  const char *keys[] = {"lost", name, NULL};
+  doc_finding *f = doc_report(d, "P10", file, file->package, keys);
+  doc_evidence(d, f, "NEEDED %s, which only a torch with CUDA has; torch is %s", name, d->torch);
+  return 1;
+}
+
+/* --torch names the CUDA that a wheel's libraries will meet. */
+static void check_wheel_cuda(doc *d, const doc_file *file) {
+  const int of_torch = kr_parse_tenths(d->torch_cuda) / 10;
+  for (size_t i = 0; i < file->needed.n && of_torch && d->options.torch; i++) {
+    const char *name = DOC_TEXT(file->needed, i);
+    const doc_table_line *row = kr_tables_find(d->tables, "soname", name);
+    int is_inside = 0;
+    for (size_t k = 0; k < d->files.n && !is_inside; k++)
+      is_inside = KR_AT(d->files, doc_file, k)->in_wheel && strcmp(KR_AT(d->files, doc_file, k)->name, name) == 0;
+    if (!row || !atoi(row->column[1]) || atoi(row->column[1]) == of_torch || is_inside) continue;
+    const char *keys[] = {
+        "lib", name, "of", doc_major_of(d, row), "library_install", doc_install_library(d, name, file->package), NULL};
+    doc_finding *f = doc_report(d, "L01", file, "", keys);
+    doc_evidence(d, f, "NEEDED %s; torch %s brings the libraries of CUDA %d", name, d->torch, of_torch);
+    if (f) f->confidence = 'H';
+    return;
+  }
+}
+
 static void check_needed(doc *d, const doc_file *file) {
   int n_torch = 0, n_other = 0;
   for (size_t i = 0; i < file->needed.n; i++) {
     const char *name = DOC_TEXT(file->needed, i);
     if (is_base_library(name) || *doc_find_library(d, file, name)) continue;
     if (is_torch_library(name)) {
+      if (report_cpu_pair(d, file, name)) return;
       n_torch++;
       continue;
     }
@@ -218,7 +249,11 @@ static const char *fetch_again(doc *d, const kr_list *files) {
       continue;
     if (strcmp(file->package, "torch") == 0) has_torch = 1;
     else
-      kr_text_print(&out, " %s==%.*s", file->package, (int)strcspn(file->package_version, "+"), file->package_version);
+{
+      const char *version = doc_nearest_release(
+          d, file->package, kr_arena_copy(d->arena, file->package_version, strcspn(file->package_version, "+")));
+      kr_text_print(&out, " %s%s%s", file->package, *version ? "==" : "", version);
+    }
   }
   const char *torch = has_torch ? doc_torch_install(d) : "";
   if (!out.length) return torch;
@@ -238,7 +273,9 @@ static void check_machines(doc *d) {
   const char *built = file->bits == 64 ? machine_name(d, file->machine)
                                        : kr_arena_print(d->arena, "%s, 32-bit", machine_name(d, file->machine)),
              *again = fetch_again(d, &foreign);
+  const int by_gpu = d->options.gpu && !d->options.machine && doc_machine_of_gpu(d, d->options.gpu) == d->machine;
   const char *keys[] = {
+      "by_gpu",      by_gpu ? machine_name(d, d->machine) : "",
       "built",       built,
       "machine",     machine_name(d, d->machine),
       "machine_fix", *again ? again : kr_arena_print(d->arena, "take the wheel tagged %s", machine_name(d, d->machine)),
@@ -314,6 +351,7 @@ void doc_diagnose_libraries(doc *d) {
     check_versions(d, file);
     check_elements(d, file, *file->runpath ? file->runpath : file->rpath, *file->runpath ? "RUNPATH" : "RPATH");
     if (d->is_environment && !file->in_wheel && !file->is_torch) check_needed(d, file);
+    if (file->in_wheel) check_wheel_cuda(d, file);
   }
   if (!d->options.root && d->is_environment)
     check_library_path(d), check_elements(d, NULL, d->env_library_path, "LD_LIBRARY_PATH");

@@ -12,24 +12,36 @@ typedef struct hit_keys {
   size_t n;
 } hit_keys;
 
-static void put(hit_keys *keys, const char *name, const char *value) {
+static void put_log(hit_keys *keys, const char *name, const char *value) {
   if (keys->n + 2 > MAX_KEYS || !value || !*value) return;
   keys->at[keys->n++] = name;
   keys->at[keys->n++] = value;
 }
 
-static const char *taken(const doc_hit *hit, const char *name) {
+/* More exact than what was put before. */
+static void put_first(hit_keys *keys, const char *name, const char *value) {
+  for (size_t i = 0; i + 1 < keys->n; i += 2)
+    if (strcmp(keys->at[i], name) == 0) {
+      keys->at[i + 1] = value;
+      return;
+    }
+  put_log(keys, name, value);
+}
+
+const char *doc_taken(const doc_hit *hit, const char *name) {
   for (size_t i = 0; i + 1 < hit->keys.n; i += 2)
     if (strcmp(DOC_TEXT(hit->keys, i), name) == 0) return DOC_TEXT(hit->keys, i + 1);
   return "";
 }
 
-static int is(const doc_hit *hit, const char *id) { return strcmp(hit->rule->id, id) == 0; }
-static int begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+static const char *taken(const doc_hit *hit, const char *name) { return doc_taken(hit, name); }
+
+static int is_for_log(const doc_hit *hit, const char *id) { return strcmp(hit->rule->id, id) == 0; }
+static int log_begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
 static int log_suggests(const doc *d, const char *id) {
   for (size_t i = 0; i < d->log.hits.n; i++)
-    if (is(KR_AT(d->log.hits, doc_hit, i), id)) return 1;
+    if (is_for_log(KR_AT(d->log.hits, doc_hit, i), id)) return 1;
   return 0;
 }
 
@@ -68,7 +80,8 @@ static const char *log_base_of(const char *path) {
 /* The library that a line is about: before ": undefined symbol", after "required by", else the last one in the text. */
 static const char *library_of(doc *d, const doc_hit *hit) {
   kr_list keys = KR_LIST(const char *);
-  if (doc_match(d, "%s{x}: undefined symbol", hit->line, &keys) ||
+  if (doc_match(d, "load library %s{x} with error", hit->line, &keys) ||
+      doc_match(d, "dlopen(%s{x},", hit->line, &keys) || doc_match(d, "%s{x}: undefined symbol", hit->line, &keys) ||
       doc_match(d, "(required by %s{x})", hit->line, &keys)) {
     const char *path = DOC_TEXT(keys, 1);
     size_t n = strlen(path);
@@ -82,6 +95,8 @@ static const char *library_of(doc *d, const doc_hit *hit) {
 static void put_library(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *path = library_of(d, hit), *name = log_base_of(path),
              *folder = name - path > 1 ? kr_arena_copy(d->arena, path, (size_t)(name - path - 1)) : "";
+  const char *lost = taken(hit, "lib");
+  if (*lost && log_begins(name, kr_arena_copy(d->arena, lost, strcspn(lost, ".")))) return; /* it is the missing one */
   if (!*name ||
       !(strstr(hit->line, name) || hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY))
     return;
@@ -91,17 +106,18 @@ static void put_library(doc *d, const doc_hit *hit, hit_keys *keys) {
   const doc_file file = {.path = path, .name = name};
   const char *shown = doc_shown_name(&file);
   size_t dot = (size_t)(strrchr(shown, '/') ? strrchr(shown, '/') + 1 - shown : 0);
-  put(keys, "file", shown);
-  put(keys, "ext",
+  put_log(keys, "file", shown);
+  put_log(keys, "ext",
       kr_arena_copy(d->arena, shown,
                     strncmp(shown + dot, "lib", 3) == 0 ? strlen(shown) : dot + strcspn(shown + dot, ".")));
 }
 
 /* ---- symbols ---- */
-static int is_torch_symbol(const char *symbol) {
-  return strstr(symbol, "N3c10") || strstr(symbol, "NK3c10") || strstr(symbol, "N2at") || strstr(symbol, "NK2at") ||
-         strstr(symbol, "5torch") || strstr(symbol, "6caffe2") || begins(symbol, "aoti_torch_") ||
-         begins(symbol, "torch_");
+/* By its own scope: torch's types among the arguments make a function none of torch's. */
+static int is_torch_symbol(doc *d, const char *symbol) {
+  const char *scope = doc_scope_of(d, symbol);
+  return kr_tables_has_word("c10 at torch caffe2 c10d", scope) || log_begins(scope, "THP") ||
+         log_begins(symbol, "THP") || log_begins(symbol, "aoti_torch_") || log_begins(symbol, "torch_");
 }
 
 /* pip's wheels: old up to 2.6, except 2.6 with CUDA 12.6; new from 2.7. */
@@ -123,25 +139,27 @@ static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *symbol = doc_symbol_in(d, hit->line);
   if (!*symbol) symbol = d->log.symbol ? d->log.symbol : "";
   int abi = doc_abi_of_name(symbol), torch = abi_of_torch(d),
-      is_abi = is_torch_symbol(symbol) &&
-               ((abi == DOC_ABI_OLD && torch != DOC_ABI_OLD) || (abi == DOC_ABI_NEW && torch == DOC_ABI_OLD));
+      is_named = torch == DOC_ABI_UNKNOWN && abi == DOC_ABI_NEW && strstr(d->log.text, "cxx11abiTRUE") != NULL,
+      is_abi = is_torch_symbol(d, symbol) && (is_named || (abi == DOC_ABI_OLD && torch != DOC_ABI_OLD) ||
+                                              (abi == DOC_ABI_NEW && torch == DOC_ABI_OLD));
   int first = 0, last = 0;
-  if (is(hit, "S01") && strstr(hit->line, "undefined symbol")) {
-    if (!is_torch_symbol(symbol) || is_abi) return 0;
+  if (is_for_log(hit, "S01") && (strstr(hit->line, "undefined symbol") || strstr(hit->line, "Symbol not found"))) {
+    if (!is_torch_symbol(d, symbol) || is_abi) return 0;
     kr_list one = {.at = &symbol, .n = 1, .item_bytes = sizeof symbol};
     doc_torch_range(d, &one, &first, &last);
-    if (first || last) put(keys, "range", print_first_last(d, first, last));
+    if (first || last) put_log(keys, "range", print_first_last(d, first, last));
   }
-  if (is(hit, "S02")) {
+  if (is_for_log(hit, "S02")) {
     if (!is_abi) return 0;
-    put(keys, "ext_abi", abi == DOC_ABI_OLD ? "old" : "new (cxx11)");
-    put(keys, "ext_flag", abi == DOC_ABI_OLD ? "_GLIBCXX_USE_CXX11_ABI=0" : "_GLIBCXX_USE_CXX11_ABI=1");
-    put(keys, "torch_abi", abi == DOC_ABI_OLD ? "new (cxx11)" : "old");
-    put(keys, "TRUE", abi == DOC_ABI_OLD ? "TRUE" : "FALSE");
+    put_log(keys, "ext_abi", abi == DOC_ABI_OLD ? "old" : "new");
+    if (is_named) put_log(keys, "wheel_abi", "TRUE");
+    else put_log(keys, "ext_flag", abi == DOC_ABI_OLD ? "_GLIBCXX_USE_CXX11_ABI=0" : "_GLIBCXX_USE_CXX11_ABI=1");
+    if (!is_named) put_log(keys, "torch_abi", abi == DOC_ABI_OLD ? "new" : "old");
+    put_log(keys, "TRUE", abi == DOC_ABI_OLD ? "TRUE" : "FALSE");
   }
   if (hit->rule->stage == KR_STAGE_SYMBOL || hit->rule->stage == KR_STAGE_LIBRARY)
-    put(keys, "symbol", doc_demangle(d, symbol));
-  if (is(hit, "S03") && !log_suggests(d, "S01") && !log_suggests(d, "S02")) return 0;
+    put_log(keys, "symbol", doc_function_name(d, symbol));
+  if (is_for_log(hit, "S03") && !log_suggests(d, "S01") && !log_suggests(d, "S02")) return 0;
   return 1;
 }
 
@@ -158,19 +176,20 @@ static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
   const doc_table_line *row = kr_tables_find(d->tables, "nccl", name), *torch = doc_torch_row(d, d->torch_number);
   const char *want = torch && *torch->column[5] ? torch->column[5] : row ? row->column[1] : "";
   if (!*taken(hit, "nccl_symbol")) return;
-  put(keys, "symbol", name);
-  put(keys, "nccl",
+  put_log(keys, "symbol", name);
+  put_log(keys, "nccl",
       kr_parse_tenths(d->torch_cuda) >= 130       ? "nvidia-nccl-cu13"
       : kr_parse_tenths(d->torch_cuda) / 10 == 11 ? "nvidia-nccl-cu11"
                                                   : "nvidia-nccl-cu12");
-  put(keys, "nccl_want", want);
+  put_log(keys, "nccl_want", want);
 }
 
 /* The command that installs a library, or a build of the package for the installed CUDA. */
 const char *doc_install_library(doc *d, const char *lib, const char *package) {
   const doc_table_line *row = kr_tables_find(d->tables, "soname", lib);
   int have = kr_parse_tenths(d->torch_cuda) / 10, want = row ? atoi(row->column[1]) : 0;
-  if (row && begins(row->column[2], "apt:")) return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
+  if (row && log_begins(row->column[2], "apt:"))
+    return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
   if (want && have && want != have && is_someone(package))
     return "{rebuild}"; /* it was built for a different CUDA than torch */
   return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2])
@@ -189,27 +208,32 @@ static const char *cudnn_major(const char *text) {
 static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *major = cudnn_major(hit->line);
   kr_list names = KR_LIST(const char *);
-  put(keys, "major", major);
-  if (doc_match(d, "{%w{x}", hit->line, &names) || doc_match(d, " library %w{x}", hit->line, &names) ||
+  put_log(keys, "major", major);
+  if (doc_match(d, "{%w{x}", hit->line, &names) || doc_match(d, " library libcudnn%w{x}", hit->line, &names) ||
+      doc_match(d, "not locate %w{x}", hit->line, &names) ||
       doc_match(d, "%w{x}: cannot open", hit->line, &names))
-    put(keys, "lib", DOC_TEXT(names, 1));
+    put_log(keys, "lib",
+        strstr(hit->line, " library libcudnn") == NULL ? DOC_TEXT(names, 1)
+                                                       : kr_arena_print(d->arena, "libcudnn%s", DOC_TEXT(names, 1)));
   if (kr_tables_is_tegra(d->tables, doc_main_cc(d))) { /* JetPack's cuDNN, and the torch that was built for it */
-    put(keys, "cudnn_install", doc_torch_install(d));
-    put(keys, "cudnn_path", "python3 -c 'import torch'");
+    put_log(keys, "cudnn_install", doc_torch_install(d));
+    put_log(keys, "cudnn_path", "python3 -c 'import torch'");
     return;
   }
-  put(keys, "cudnn_install",
+  put_log(keys, "cudnn_install",
       *major == '8' ? "pip install nvidia-cudnn-cu12==8.9.7.29" : "pip install \"nvidia-cudnn-cu12>=9,<10\"");
-  put(keys, "cudnn_path",
-      "export LD_LIBRARY_PATH=$(python3 -c 'import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0] + "
-      "\"/lib\")'):$LD_LIBRARY_PATH");
+  if (d->log.is_windows) return; /* Python there looks beside the module and in add_dll_directory's folders */
+  put_log(keys, "cudnn_path",
+      "export LD_LIBRARY_PATH=$(python3 -c 'import os, nvidia.cudnn; print(\":\".join([list(nvidia.cudnn.__path__)[0] "
+      "+ "
+      "\"/lib\", os.environ.get(\"LD_LIBRARY_PATH\", \"\")]).strip(\":\"))')");
 }
 
 static void fill_cudnn_versions(doc *d, const doc_hit *hit, hit_keys *keys) {
   static const char *const sides[][4] = {{"want", "w1", "w2", "w3"}, {"have", "h1", "h2", "h3"}};
   for (int i = 0; i < 2; i++)
     if (*taken(hit, sides[i][1]))
-      put(keys, sides[i][0],
+      put_log(keys, sides[i][0],
           kr_arena_print(d->arena, "cuDNN %s.%s.%s", taken(hit, sides[i][1]), taken(hit, sides[i][2]),
                          taken(hit, sides[i][3])));
 }
@@ -221,10 +245,15 @@ static void fill_bitsandbytes(doc *d, const doc_hit *hit, hit_keys *keys) {
   for (size_t i = 0; i < d->log.files.n; i++)
     is_source |=
         strstr(DOC_TEXT(d->log.files, i), ".egg/") || strstr(DOC_TEXT(d->log.files, i), "/bitsandbytes/bitsandbytes/");
-  if (is_source) put(keys, "source_build", "source");
-  if (strlen(number) == 3) put(keys, "bnb_cuda", kr_arena_print(d->arena, "%.2s.%s", number, number + 2));
+  if (strstr(hit->line, "_nocublaslt") && *number)
+    put_log(keys, "bnb", kr_arena_print(d->arena, "%s_nocublaslt", number));
+  if (is_source && *number) put_log(keys, "source_build", "source");
+  if (is_source && !*number) put_log(keys, "bnb_checkout", ", not from a release");
+  if (is_source)
+    put_log(keys, "bnb_elsewhere", "and start Python outside of the source folder, or it is imported again");
+  if (strlen(number) == 3) put_log(keys, "bnb_cuda", kr_arena_print(d->arena, "%.2s.%s", number, number + 2));
   const char *release = doc_command(d, "release", "bitsandbytes", is_source ? "" : version, "");
-  put(keys, "bnb_install",
+  put_log(keys, "bnb_install",
       *release ? release
       : d->torch_number && d->torch_number < 204
           ? "pip install --force-reinstall --no-deps bitsandbytes==0.45.5"
@@ -239,12 +268,12 @@ static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
     if (!*taken(hit, names[i][0])) continue;
     const char *need = kr_arena_print(d->arena, "%s_%s", names[i][1], taken(hit, names[i][0]));
     const doc_table_line *row = kr_tables_find(d->tables, "gcc", need);
-    put(keys, "need", need);
+    put_log(keys, "need", need);
     if (row) gcc = row->column[1];
   }
   kr_list where = KR_LIST(const char *);
-  if (doc_match(d, "%s{x}: version `", hit->line, &where)) put(keys, "where", DOC_TEXT(where, 1));
-  put(keys, "gcc", gcc);
+  if (doc_match(d, "%s{x}: version `", hit->line, &where)) put_log(keys, "where", DOC_TEXT(where, 1));
+  put_log(keys, "gcc", gcc);
 }
 
 /* The row of a library by its name, or by the beginning of its name in the release for torch's CUDA: libcublas. */
@@ -253,7 +282,7 @@ static const doc_table_line *soname_row(doc *d, const char *lib) {
   const int of_torch = kr_parse_tenths(d->torch_cuda) / 10;
   const char *begin = kr_arena_print(d->arena, "%s.so.", lib);
   for (size_t at = 0; !found && (row = kr_tables_next(d->tables, "soname", &at));)
-    if (begins(row->column[0], begin) && (!of_torch || !atoi(row->column[1]) || atoi(row->column[1]) == of_torch))
+    if (log_begins(row->column[0], begin) && (!of_torch || !atoi(row->column[1]) || atoi(row->column[1]) == of_torch))
       found = row;
   return found;
 }
@@ -268,49 +297,50 @@ static const char *library_number(doc *d, const char *what, const char *text) {
 
 static void fill_jax(doc *d, const doc_hit *hit, hit_keys *keys) {
   const doc_table_line *row = kr_tables_find(d->tables, "holds", "jax-cuda12-plugin");
-  put(keys, "want", library_number(d, taken(hit, "what"), taken(hit, "jax_want")));
-  put(keys, "have", library_number(d, taken(hit, "what"), taken(hit, "jax_have")));
-  if (row) put(keys, "jax_install", kr_arena_print(d->arena, "pip install \"jax[cuda12]==%s\"", row->column[1]));
+  put_log(keys, "want", library_number(d, taken(hit, "what"), taken(hit, "jax_want")));
+  put_log(keys, "have", library_number(d, taken(hit, "what"), taken(hit, "jax_have")));
+  if (row) put_log(keys, "jax_install", kr_arena_print(d->arena, "pip install \"jax[cuda12]==%s\"", row->column[1]));
 }
 
 static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *lib = taken(hit, "lib");
-  if (is(hit, "L01")) {
-    if (begins(lib, "libc10") || begins(lib, "libtorch") || begins(lib, "libcuda.so") || begins(lib, "libcudnn") ||
-        begins(lib, "libbitsandbytes") || begins(lib, "cudnn"))
+  if (is_for_log(hit, "L01")) {
+    if (log_begins(lib, "libc10") || log_begins(lib, "libtorch") || log_begins(lib, "libcuda.so") ||
+        log_begins(lib, "libcudnn") || log_begins(lib, "libbitsandbytes") || log_begins(lib, "cudnn"))
       return 0;
     if (*taken(hit, "plain_lib")) lib = kr_arena_print(d->arena, "lib%s", taken(hit, "plain_lib"));
     if (soname_row(d, lib)) lib = soname_row(d, lib)->column[0];
-    put(keys, "lib", lib);
-    put(keys, "of", doc_major_of(d, kr_tables_find(d->tables, "soname", lib)));
-    put(keys, "library_install", doc_install_library(d, lib, package));
+    put_log(keys, "lib", lib);
+    put_log(keys, "of", doc_major_of(d, kr_tables_find(d->tables, "soname", lib)));
+    put_log(keys, "library_install", doc_install_library(d, lib, package));
   }
-  if (is(hit, "L07")) { /* L03 and L04 have their own texts */
+  if (is_for_log(hit, "L07")) { /* L03 and L04 have their own texts */
     const char *need = taken(hit, "need");
-    if (begins(need, "GLIBC") || begins(need, "CXXABI") || begins(need, "GCC_")) return 0;
-    put(keys, "lib", log_base_of(lib));
+    if (log_begins(need, "GLIBC") || log_begins(need, "CXXABI") || log_begins(need, "GCC_")) return 0;
+    put_log(keys, "lib", log_base_of(lib));
   }
-  if (is(hit, "S05")) {
+  if (is_for_log(hit, "S05")) {
     static const char *const names[] = {"cublas", "cudnn", "cudart", "cusparse", "cusolver", "nvrtc", "nvJitLink"};
     const char *symbol = doc_symbol_in(d, hit->line);
     if (strstr(hit->line, "not defined in file") && !*lib) return 0;
-    if (begins(lib, "GLIBC") || begins(lib, "CXXABI") || begins(lib, "libc.so")) return 0;
+    if (log_begins(lib, "GLIBC") || log_begins(lib, "CXXABI") || log_begins(lib, "libc.so")) return 0;
     for (size_t i = 0; i < sizeof names / sizeof *names && !*lib; i++)
-      if (begins(symbol, names[i]) || (i == 2 && begins(symbol, "cuda")))
-        put(keys, "lib", kr_arena_print(d->arena, "lib%s", names[i]));
-    if (*taken(hit, "jit")) put(keys, "lib", "libnvJitLink.so.12");
-    put(keys, "user_lib", log_base_of(taken(hit, "user_lib")));
-    put(keys, "symbol", *taken(hit, "symbol") ? taken(hit, "symbol") : symbol);
+      if (log_begins(symbol, names[i]) || (i == 2 && log_begins(symbol, "cuda")))
+        put_log(keys, "lib", kr_arena_print(d->arena, "lib%s", names[i]));
+    if (*taken(hit, "jit")) put_log(keys, "lib", "libnvJitLink.so.12");
+    put_log(keys, "user_lib", log_base_of(taken(hit, "user_lib")));
+    put_log(keys, "symbol", *taken(hit, "symbol") ? taken(hit, "symbol") : symbol);
   }
-  if (is(hit, "S06")) fill_nccl(d, hit, keys);
-  if (is(hit, "L03")) put(keys, "glibc_system", release_words(d, "glibc", taken(hit, "need")));
-  if (is(hit, "L04")) fill_libstdcxx(d, hit, keys);
-  if (is(hit, "L08")) fill_bitsandbytes(d, hit, keys);
-  if (is(hit, "L09")) fill_cudnn(d, hit, keys);
-  if (is(hit, "L10")) fill_cudnn_versions(d, hit, keys);
-  if (is(hit, "L11")) fill_jax(d, hit, keys);
-  if (is(hit, "L12")) put(keys, "newer", doc_command(d, "release", package, doc_version_of(d, package), ""));
-  if (is(hit, "L06")) put(keys, "lib", lib);
+  if (is_for_log(hit, "S06")) fill_nccl(d, hit, keys);
+  if (is_for_log(hit, "L03")) put_log(keys, "glibc_system", release_words(d, "glibc", taken(hit, "need")));
+  if (is_for_log(hit, "L04")) fill_libstdcxx(d, hit, keys);
+  if (is_for_log(hit, "L08")) fill_bitsandbytes(d, hit, keys);
+  if (is_for_log(hit, "L09")) fill_cudnn(d, hit, keys);
+  if (is_for_log(hit, "L10")) fill_cudnn_versions(d, hit, keys);
+  if (is_for_log(hit, "L11")) fill_jax(d, hit, keys);
+  if (is_for_log(hit, "L12"))
+    put_log(keys, "newer", doc_command(d, "release", package, doc_version_of(d, package), ""));
+  if (is_for_log(hit, "L06")) put_log(keys, "lib", lib);
   return 1;
 }
 
@@ -333,15 +363,16 @@ static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const 
   if (kr_tables_has_word("version __version__ Tensor tensor nn device cuda float32 no_grad", attribute))
     return 0; /* that is not a torch at all */
   if (!is_torch) {
-    put(keys, "partner", "transformers");
-    put(keys, "attribute_fix", strstr(attribute, "DecoderOnlyOutput") ? "pip install \"transformers>=4.39,<5\"" : "");
+    put_log(keys, "partner", "transformers");
+    put_log(keys, "attribute_fix",
+            strstr(attribute, "DecoderOnlyOutput") ? "pip install \"transformers>=4.39,<5\"" : "");
     return is_someone(package);
   }
-  if (row && since) put(keys, "since", row->column[1]);
-  if (row && !since) put(keys, "until", row->column[2]);
-  if (d->torch_number && since && d->torch_number < since) put(keys, "have_torch", d->torch);
-  if (row && !since) put(keys, "attribute_fix", doc_command(d, "release", package, "", ""));
-  else if (d->torch_number < 209) put(keys, "attribute_fix", newest_torch(d));
+  if (row && since) put_log(keys, "since", row->column[1]);
+  if (row && !since) put_log(keys, "until", row->column[2]);
+  if (d->torch_number && since && d->torch_number < since) put_log(keys, "have_torch", d->torch);
+  if (row && !since) put_log(keys, "attribute_fix", doc_command(d, "release", package, "", ""));
+  else if (d->torch_number < 209) put_log(keys, "attribute_fix", newest_torch(d));
   return 1;
 }
 
@@ -350,9 +381,9 @@ static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const 
 static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *req = taken(hit, "req"), *at = strstr(hit->line, "(from versions: "), *last = "", *nearest = "";
   const size_t n = strcspn(req, "=<>!~;[");
-  const char *name = kr_arena_copy(d->arena, req, n), *asked = begins(req + n, "==") ? req + n + 2 : "";
+  const char *name = kr_arena_copy(d->arena, req, n), *asked = log_begins(req + n, "==") ? req + n + 2 : "";
   if (strcmp(taken(hit, "first_listed"), "none") == 0) {
-    put(keys, "which_python", "python3 -m pip --version && uname -m");
+    put_log(keys, "which_python", "python3 -m pip --version && uname -m");
     return 1;
   }
   for (const char *p = at ? at + 16 : ""; *p && *p != ')'; p += strspn(p, ", ")) {
@@ -367,9 +398,9 @@ static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
     p += length;
   }
   if (!*last) return 0;
-  put(keys, "first_release", taken(hit, "first_listed"));
-  put(keys, "last_release", last);
-  put(keys, "nearest_install", kr_arena_print(d->arena, "pip install %s==%s", name, *nearest ? nearest : last));
+  put_log(keys, "first_release", taken(hit, "first_listed"));
+  put_log(keys, "last_release", last);
+  put_log(keys, "nearest_install", kr_arena_print(d->arena, "pip install %s==%s", name, *nearest ? nearest : last));
   return 1;
 }
 
@@ -377,8 +408,8 @@ static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const ch
   const char *asker = taken(hit, "asker"), *have = taken(hit, "have_name");
   if (!strstr(hit->line, asker)) return 0; /* joining wrapped lines may have lengthened a name */
   *package = doc_normalise(d, asker, strlen(asker));
-  put(keys, "have", kr_arena_print(d->arena, "%s %s", have, taken(hit, "have_version")));
-  put(keys, "pair",
+  put_log(keys, "have", kr_arena_print(d->arena, "%s %s", have, taken(hit, "have_version")));
+  put_log(keys, "pair",
       strcmp(have, "torch") == 0 ? doc_pair_command(d, *package, NULL)
                                  : kr_arena_print(d->arena, "pip install \"%s\"", taken(hit, "req")));
   return 1;
@@ -386,10 +417,10 @@ static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const ch
 
 static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   const doc_table_line *row, *pair = NULL;
-  if (is(hit, "P01")) return fill_requirement(d, hit, keys, package);
-  if (is(hit, "P06")) return fill_other_release(d, hit, keys, *package);
-  if (is(hit, "P07")) return fill_no_release(d, hit, keys);
-  if (is(hit, "P02")) {
+  if (is_for_log(hit, "P01")) return fill_requirement(d, hit, keys, package);
+  if (is_for_log(hit, "P06")) return fill_other_release(d, hit, keys, *package);
+  if (is_for_log(hit, "P07")) return fill_no_release(d, hit, keys);
+  if (is_for_log(hit, "P02")) {
     static const char *const members[] = {"torchvision", "torchaudio"};
     for (int i = 0; i < 2; i++)
       if (strstr(hit->line, members[i]) || (i == 1 && strstr(hit->line, "TorchAudio"))) *package = members[i];
@@ -400,10 +431,10 @@ static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **pa
     if (!is_someone(*package) || !doc_package_row(d, *package)) return 0;
     for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));)
       if (strcmp(row->column[0], *package) == 0 || strcmp(row->column[3], *package) == 0) pair = row;
-    if (pair) put(keys, "partner", strcmp(pair->column[0], *package) == 0 ? pair->column[3] : pair->column[0]);
-    put(keys, "pair", doc_pair_command(d, *package, pair));
+    if (pair) put_log(keys, "partner", strcmp(pair->column[0], *package) == 0 ? pair->column[3] : pair->column[0]);
+    put_log(keys, "pair", doc_pair_command(d, *package, pair));
   }
-  if (is(hit, "P03")) {
+  if (is_for_log(hit, "P03")) {
     if (!is_someone(*package) || !doc_package_row(d, *package) ||
         kr_tables_has_word("torch packaging wheel setuptools", taken(hit, "module")))
       return 0;
@@ -421,32 +452,33 @@ static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **pa
 /* ---- driver ---- */
 static int fill_hidden(doc *d, const doc_hit *hit, hit_keys *keys) {
   const int is_false = strstr(hit->line, "is_available() is False") != NULL, is_cpu = strstr(d->torch, "+cpu") != NULL;
-  if (is(hit, "D07")) return !is_false || is_cpu;
-  if (!is(hit, "D08")) return 1;
+  if (is_for_log(hit, "D07") && *taken(hit, "cpu_torch") && !strstr(hit->line, "+cpu")) return 0;
+  if (is_for_log(hit, "D07")) return !is_false || is_cpu;
+  if (!is_for_log(hit, "D08")) return 1;
   if (is_false && is_cpu) return 0;
   if (is_false)
-    put(keys, "unavailable", ": torch.cuda.is_available() is False"),
-        put(keys, "look", "python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'; nvidia-smi");
+    put_log(keys, "unavailable", ": torch.cuda.is_available() is False"),
+        put_log(keys, "look", "python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'; nvidia-smi");
   else if (strstr(hit->line, "ordinal") || strstr(hit->line, "INVALID_DEVICE"))
-    put(keys, "ordinal", "invalid device ordinal"), put(keys, "look", "nvidia-smi -L");
-  else put(keys, "look", "echo \"CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES\"; nvidia-smi -L");
+    put_log(keys, "ordinal", "invalid device ordinal"), put_log(keys, "look", "nvidia-smi -L");
+  else put_log(keys, "look", "env | grep CUDA_VISIBLE_DEVICES; nvidia-smi -L");
   return 1;
 }
 
 static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
-  if (is(hit, "D01") && *taken(hit, "found")) {
+  if (is_for_log(hit, "D01") && *taken(hit, "found")) {
     int found = atoi(taken(hit, "found"));
-    put(keys, "found_cuda", kr_arena_print(d->arena, "%d.%d", found / 1000, found / 10 % 100));
+    put_log(keys, "found_cuda", kr_arena_print(d->arena, "%d.%d", found / 1000, found / 10 % 100));
     d->log.driver_cuda = found / 1000 * 10 + found / 10 % 10;
   }
-  if (is(hit, "D06")) put(keys, "branch", "580");
-  if (is(hit, "D10") && d->log.is_wsl)
-    put(keys, "wsl", "no part of NVIDIA's driver should be installed inside"),
-        put(keys, "wsl_fix", "wsl --update && wsl --shutdown");
-  if (is(hit, "W01") && *taken(hit, "tag")) {
+  if (is_for_log(hit, "D06")) put_log(keys, "branch", "580");
+  if (is_for_log(hit, "D10") && d->log.is_wsl)
+    put_log(keys, "wsl", "no part of NVIDIA's driver should be installed inside"),
+        put_log(keys, "wsl_fix", "wsl --update && wsl --shutdown");
+  if (is_for_log(hit, "W01") && *taken(hit, "tag")) {
     krait_wheel_name name = {.size = sizeof name};
     if (krait_wheel_name_parse(taken(hit, "tag"), &name) == KRAIT_OK)
-      put(keys, "why",
+      put_log(keys, "why",
           kr_arena_print(d->arena, "this Python, glibc or machine (it is for %s, %s)", name.python, name.platform));
   }
 }
@@ -455,10 +487,10 @@ static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
 static const char *fill_words(doc *d, const char *text, const char *cuda) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
-    if (begins(p, "%py%"))
+    if (log_begins(p, "%py%"))
       kr_text_print(&out, "%s", d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "3"),
           p += 4;
-    else if (begins(p, "%cuda%")) kr_text_print(&out, "%s", cuda), p += 6;
+    else if (log_begins(p, "%cuda%")) kr_text_print(&out, "%s", cuda), p += 6;
     else kr_text_add(&out, p++, 1);
   }
   return out.at;
@@ -468,7 +500,7 @@ static const char *dashed(doc *d, int tenths) { return kr_arena_print(d->arena, 
 
 static void put_need(doc *d, hit_keys *keys, int need) {
   if (!need) return;
-  put(keys, "need", kr_print_tenths(d->arena, need));
+  put_log(keys, "need", kr_print_tenths(d->arena, need));
 }
 
 /* The toolkit to install if any works: torch's own, else the oldest that knows the GPU. */
@@ -485,26 +517,29 @@ static int fill_header(doc *d, const doc_hit *hit, hit_keys *keys) {
   header = kr_arena_copy(d->arena, header, n);
   const doc_table_line *row = kr_tables_find(d->tables, "header", header);
   if (!row) row = kr_tables_find(d->tables, "header", log_base_of(header));
-  put(keys, "header", header);
-  if (row) put(keys, "header_of", kr_arena_print(d->arena, "it belongs to %s", row->column[1]));
-  put(keys, "header_install", row ? fill_words(d, row->column[2], dashed(d, usual_toolkit(d))) : "");
+  put_log(keys, "header", header);
+  if (row) put_log(keys, "header_of", kr_arena_print(d->arena, "it belongs to %s", row->column[1]));
+  put_log(keys, "header_install", row ? fill_words(d, row->column[2], dashed(d, usual_toolkit(d))) : "");
   return strstr(header, ".so") == NULL;
 }
 
 static int fill_nvcc(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *arch = taken(hit, "arch");
-  arch = begins(arch, "sm_") ? arch + 3 : arch;
+  arch = log_begins(arch, "sm_") ? arch + 3 : arch;
   int sm = atoi(arch), need = kr_tables_first_cuda_for(d->tables, arch), have = kr_parse_tenths(d->log.nvcc);
-  if (is(hit, "B01") && sm && sm < 75) return 0;
-  if (is(hit, "B02") && sm >= 75) return 0;
-  if (is(hit, "B03")) return 1;
-  if (is(hit, "B11")) put(keys, "arch", kr_arena_print(d->arena, "sm_%s", arch));
+  if (is_for_log(hit, "B01") && sm && sm < 75) return 0;
+  if (is_for_log(hit, "B02") && sm >= 75) return 0;
+  if (is_for_log(hit, "B03")) return 1;
+  if (is_for_log(hit, "B11") && !doc_main_cc(d) && !d->options.machine && sm &&
+      doc_machine_of_gpu(d, kr_print_cc(d->arena, sm)))
+    d->machine = doc_machine_of_gpu(d, kr_print_cc(d->arena, sm)); /* such GPUs come with one kind of processor only */
+  if (is_for_log(hit, "B11")) put_log(keys, "arch", kr_arena_print(d->arena, "sm_%s", arch));
   else if (sm)
-    put(keys, "arch",
+    put_log(keys, "arch",
         kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
   if (have)
-    put(keys, "nvcc", d->log.nvcc); /* this machine's may not be the one that failed */
-  else if (kr_parse_tenths(d->nvcc) && kr_parse_tenths(d->nvcc) < need) put(keys, "nvcc", d->nvcc);
+    put_log(keys, "nvcc", d->log.nvcc); /* this machine's may not be the one that failed */
+  else if (kr_parse_tenths(d->nvcc) && kr_parse_tenths(d->nvcc) < need) put_log(keys, "nvcc", d->nvcc);
   put_need(d, keys, need);
   return 1;
 }
@@ -521,38 +556,41 @@ static const char *newest_gcc(doc *d, const char *cuda) {
 static void fill_host(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *cuda = *taken(hit, "host_cuda") ? taken(hit, "host_cuda") : d->log.nvcc, *newest = newest_gcc(d, cuda);
   if (*taken(hit, "gcc_most")) return;
-  put(keys, "gcc_most", strstr(hit->line, "parameter packs") ? "10" : *newest ? newest : "12");
+  if (strstr(hit->line, "Visual Studio")) return;
+  put_log(keys, "gcc_most", strstr(hit->line, "parameter packs") ? "10" : *newest ? newest : "12");
 }
 
 static int fill_language(doc *d, const doc_hit *hit, hit_keys *keys) {
   const int year = atoi(taken(hit, "std_year"));
-  put(keys, "std", kr_arena_print(d->arena, "C++%d", year));
+  put_log(keys, "std", kr_arena_print(d->arena, "C++%d", year));
   put_need(d, keys, year >= 20 ? 120 : year >= 17 ? 110 : 0);
   return year == 17 || year == 20;
 }
 
 static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
-  if (*taken(hit, "arch") && (is(hit, "B01") || is(hit, "B02") || is(hit, "B11"))) return fill_nvcc(d, hit, keys);
-  if (is(hit, "B10")) put_need(d, keys, usual_toolkit(d));
-  if (is(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module"))) return 0;
-  if (is(hit, "B08") && d->log.first_error)
-    put(keys, "first", kr_arena_print(d->arena, "%.100s", d->log.first_error + strspn(d->log.first_error, " ")));
-  if (is(hit, "B09") && strstr(hit->line, "clang")) return 1;
-  if (is(hit, "B05") && d->log.no_wheel) return 0;
-  if (is(hit, "B09")) fill_host(d, hit, keys);
-  if (is(hit, "B06") && !*taken(hit, "nvcc")) put(keys, "nvcc", d->log.nvcc);
-  if (is(hit, "B20"))
-    put(keys, "gcc_take",
+  if (*taken(hit, "arch") && (is_for_log(hit, "B01") || is_for_log(hit, "B02") || is_for_log(hit, "B11")))
+    return fill_nvcc(d, hit, keys);
+  if (is_for_log(hit, "B10")) put_need(d, keys, usual_toolkit(d));
+  if (is_for_log(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module")))
+    return 0;
+  if (is_for_log(hit, "B08") && d->log.first_error)
+    put_log(keys, "first", kr_arena_print(d->arena, "%.100s", d->log.first_error + strspn(d->log.first_error, " ")));
+  if (is_for_log(hit, "B09") && strstr(hit->line, "clang")) return 1;
+  if (is_for_log(hit, "B05") && d->log.no_wheel) return 0;
+  if (is_for_log(hit, "B09")) fill_host(d, hit, keys);
+  if (is_for_log(hit, "B06") && !*taken(hit, "nvcc")) put_log(keys, "nvcc", d->log.nvcc);
+  if (is_for_log(hit, "B20"))
+    put_log(keys, "gcc_take",
         atoi(taken(hit, "gcc_least")) > 11 ? taken(hit, "gcc_least")
                                            : "11"); /* which every system of these years has */
-  if (is(hit, "B19")) put(keys, "nvcc", d->log.nvcc);
-  if (is(hit, "B21")) return fill_language(d, hit, keys);
-  if (is(hit, "B13") && !d->log.is_build) return 0;
-  if (is(hit, "R08") && (d->log.is_build || strstr(hit->line, "Killed signal"))) return 0;
-  if (is(hit, "B14")) return fill_header(d, hit, keys);
-  if (is(hit, "B15") && (strcmp(taken(hit, "plain"), "cuda") == 0 || strcmp(taken(hit, "plain"), "cuda:") == 0))
+  if (is_for_log(hit, "B19")) put_log(keys, "nvcc", d->log.nvcc);
+  if (is_for_log(hit, "B21")) return fill_language(d, hit, keys);
+  if (is_for_log(hit, "B13") && !d->log.is_build) return 0;
+  if (is_for_log(hit, "R08") && (d->log.is_build || strstr(hit->line, "Killed signal"))) return 0;
+  if (is_for_log(hit, "B14")) return fill_header(d, hit, keys);
+  if (is_for_log(hit, "B15") && (strcmp(taken(hit, "plain"), "cuda") == 0 || strcmp(taken(hit, "plain"), "cuda:") == 0))
     return 0;
-  if (is(hit, "B18")) put(keys, "arch_name", taken(hit, "arch_name"));
+  if (is_for_log(hit, "B18")) put_log(keys, "arch_name", taken(hit, "arch_name"));
   return 1;
 }
 
@@ -564,27 +602,28 @@ static int torch_has(doc *d, int cc) {
 
 static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   int cc = doc_main_cc(d);
-  if (is(hit, "K04")) return 0; /* only the files' bytes can tell */
-  if (is(hit, "K14")) {
+  if (is_for_log(hit, "K04")) return 0; /* only the files' bytes can tell */
+  if (is_for_log(hit, "K14")) {
     const char *arch = *taken(hit, "arch") ? taken(hit, "arch") : taken(hit, "capability");
     if (*arch) cc = strchr(arch, '.') ? kr_parse_tenths(arch) : atoi(arch);
-    if (cc) put(keys, "cc", kr_print_cc(d->arena, cc)), put(keys, "index", doc_index_for(d, cc));
+    if (cc) put_log(keys, "cc", kr_print_cc(d->arena, cc)), put_log(keys, "index", doc_index_for(d, cc));
   }
-  if (is(hit, "K18")) {
+  if (is_for_log(hit, "K18")) {
     if (cc >= 80 && strstr(hit->line, "Ampere")) return 0;
     const char *sm = taken(hit, "floor_sm");
-    if (strstr(hit->line, "triton GPU compiler")) put(keys, "floor", "7.0");
-    if (*sm) put(keys, "floor", kr_print_cc(d->arena, atoi(sm)));
+    if (strstr(hit->line, "triton GPU compiler")) put_log(keys, "floor", "7.0");
+    if (*sm) put_log(keys, "floor", kr_print_cc(d->arena, atoi(sm)));
     if (!strstr(hit->line, "Ampere")) *package = "";
   }
-  if (is(hit, "K21") && cc < 80) return 0;
-  if (is(hit, "K21") && strstr(hit->line, "(too new)"))
-    *package = "xformers", put(keys, "newer", doc_pair_command(d, "xformers", NULL));
-  if (is(hit, "K09") && strstr(hit->line, "cudaGetDeviceCount")) return 0; /* nothing has been launched yet: D10 */
-  if (is(hit, "K09") && strstr(hit->line, "NCCL")) *package = "nvidia-nccl";
-  if (is(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14")))
+  if (is_for_log(hit, "K21") && cc < 80) return 0;
+  if (is_for_log(hit, "K21") && strstr(hit->line, "(too new)"))
+    *package = "xformers", put_log(keys, "newer", doc_pair_command(d, "xformers", NULL));
+  if (is_for_log(hit, "K09") && strstr(hit->line, "cudaGetDeviceCount"))
+    return 0; /* nothing has been launched yet: D10 */
+  if (is_for_log(hit, "K09") && strstr(hit->line, "NCCL")) *package = "nvidia-nccl";
+  if (is_for_log(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14")))
     *package = ""; /* torch also reports other packages' launches */
-  if ((is(hit, "K22") || is(hit, "K23")) && !is_someone(*package)) *package = "torch";
+  if ((is_for_log(hit, "K22") || is_for_log(hit, "K23")) && !is_someone(*package)) *package = "torch";
   return 1;
 }
 
@@ -597,20 +636,20 @@ static void fill_fault(const doc_hit *hit, hit_keys *keys) {
                                           {"device handle", "it no longer responds"}};
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
     if (strstr(hit->line, faults[i][0])) {
-      put(keys, "fault", faults[i][1]);
+      put_log(keys, "fault", faults[i][1]);
       return;
     }
 }
 
 static void fill_use(doc *d, const doc_hit *hit, hit_keys *keys) {
-  if (is(hit, "R09")) fill_fault(hit, keys);
+  if (is_for_log(hit, "R09")) fill_fault(hit, keys);
   static const char *const libs[][2] = {{"cublas", "CUBLAS"}, {"cudnn", "CUDNN"}, {"cusolver", "CUSOLVER"}};
-  for (int i = 0; i < 3 && is(hit, "R06"); i++)
+  for (int i = 0; i < 3 && is_for_log(hit, "R06"); i++)
     if (*taken(hit, libs[i][0]))
-      put(keys, "lib", libs[i][1]),
-          put(keys, "status", kr_arena_print(d->arena, "%s_STATUS_%s", libs[i][1], taken(hit, libs[i][0])));
-  if (is(hit, "R05"))
-    put(keys, "resource", strcmp(taken(hit, "resource"), "shared") == 0 ? "shared memory" : taken(hit, "resource"));
+      put_log(keys, "lib", libs[i][1]),
+          put_log(keys, "status", kr_arena_print(d->arena, "%s_STATUS_%s", libs[i][1], taken(hit, libs[i][0])));
+  if (is_for_log(hit, "R05"))
+    put_log(keys, "resource", strcmp(taken(hit, "resource"), "shared") == 0 ? "shared memory" : taken(hit, "resource"));
 }
 
 static const char *check_for(doc *d, int stage) {
@@ -633,13 +672,17 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
   if (!f) return;
   f->from_log = f->is_named = 1;
   f->confidence = hit->rule->log_confidence;
-  if (hit->rule->severity != KR_INFO)
+  if (d->log.is_done) { /* work went on: at most a remark */
+    f->confidence = 'M';
+    f->severity =
+        hit->rule->stage == KR_STAGE_DRIVER || is_for_log(hit, "K14") || is_for_log(hit, "P08") ? KR_WARN : KR_INFO;
+  } else if (hit->rule->severity != KR_INFO)
     f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* a crash's message says what went wrong, if not why */
   doc_evidence(d, f, "the log: %.300s", hit->line + strspn(hit->line, " "));
-  if (d->log.last_frame && is(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
-  if (d->log.is_frame_torch && is(hit, "K01"))
+  if (d->log.last_frame && is_for_log(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
+  if (d->log.is_frame_torch && is_for_log(hit, "K01"))
     doc_evidence(d, f, "a call of torch: it also reports launches of other libraries that failed before it (K03)");
-  if (!f->fixes.n || (!*f->package && is(hit, "K01"))) {
+  if (!f->fixes.n || (!*f->package && is_for_log(hit, "K01"))) {
     f->fixes.n = 0;
     doc_add_text(
         d, &f->fixes,
@@ -663,7 +706,7 @@ static void report_arch_list(doc *d, const doc_hit *hit) {
 
 /* One sentence per rule and package; missing libraries are reported one by one. */
 static int is_said(doc *d, const doc_hit *hit, const char *package) {
-  if (is(hit, "L01") || is(hit, "W04") || is(hit, "R01")) return 0;
+  if (is_for_log(hit, "L01") || is_for_log(hit, "W04") || is_for_log(hit, "R01")) return 0;
   size_t *n = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "log\1%s\1%s", hit->rule->id, package));
   return (*n)++ != 0;
 }
@@ -697,23 +740,27 @@ static void judge_hit(doc *d, const doc_hit *hit) {
                    {"L07", "L07"}};
   hit_keys keys = {.n = 0};
   const char *package = kr_tables_has_word("K14 K15 K23 D07 L10", hit->rule->id) ? "torch"
-                        : is(hit, "L08")                                         ? "bitsandbytes"
-                        : hit->rule->stage == KR_STAGE_DRIVER && !is(hit, "D01") ? ""
-                                                                                 : package_of(d, hit);
+                        : is_for_log(hit, "L08")                                 ? "bitsandbytes"
+                        : hit->rule->stage == KR_STAGE_DRIVER && !is_for_log(hit, "D01") && !is_for_log(hit, "S11") &&
+                                !is_for_log(hit, "D14")
+                            ? ""
+                            : package_of(d, hit);
   for (size_t i = 0; i < sizeof explained / sizeof *explained; i++)
-    if (is(hit, explained[i].id) && already_found(d, explained[i].by)) return;
-  if (is(hit, "B04")) {
+    if (is_for_log(hit, explained[i].id) && already_found(d, explained[i].by)) return;
+  if (is_for_log(hit, "B04")) {
     report_arch_list(d, hit);
     return;
   }
   if (!fill_symbol(d, hit, &keys) || !fill_build(d, hit, &keys) || !fill_library(d, hit, &keys, package) ||
       !fill_image(d, hit, &keys, &package) || !fill_pair(d, hit, &keys, &package) || !fill_hidden(d, hit, &keys))
     return;
-  if (is_said(d, hit, package)) return;
+  kr_list words = KR_LIST(const char *);
+  if (!doc_fill_words(d, hit, &words, &package) || is_said(d, hit, package)) return;
+  for (size_t i = 0; i + 1 < words.n; i += 2) put_first(&keys, DOC_TEXT(words, i), DOC_TEXT(words, i + 1));
   fill_driver(d, hit, &keys);
   fill_use(d, hit, &keys);
   put_library(d, hit, &keys);
-  for (size_t i = 0; i + 1 < hit->keys.n; i += 2) put(&keys, DOC_TEXT(hit->keys, i), DOC_TEXT(hit->keys, i + 1));
+  for (size_t i = 0; i + 1 < hit->keys.n; i += 2) put_log(&keys, DOC_TEXT(hit->keys, i), DOC_TEXT(hit->keys, i + 1));
   report_hit(d, hit, &keys, package);
 }
 

@@ -5,7 +5,7 @@
 #include "doc.h"
 
 static const char *abi_name(int abi) {
-  return abi == DOC_ABI_NEW ? "new (cxx11)" : abi == DOC_ABI_OLD ? "old" : "unknown";
+  return abi == DOC_ABI_NEW ? "new" : abi == DOC_ABI_OLD ? "old" : "unknown";
 }
 
 static int concerns_strings(const char *name) { return strstr(name, "__cxx11") != NULL || strstr(name, "Ss") != NULL; }
@@ -20,7 +20,10 @@ static const char *print_range(doc *d, int first, int last) {
 
 static void report_isolation(doc *d, const doc_file *file, int first) {
   const doc_package *p = doc_find_package(d, file->package);
-  if (!p || !p->built_here || (first && d->torch_number && first <= d->torch_number)) return;
+  const doc_table_line *row = doc_package_row(d, file->package);
+  const int has_source = row && strcmp(row->column[7], "none") != 0 && strcmp(row->column[7], "torch") != 0;
+  if (!p || !p->built_here || (row && !has_source) || /* a publisher's wheel may be tagged linux_x86_64 inside */
+       (first && d->torch_number && first <= d->torch_number)) return;
   const char *keys[] = {"torch", d->torch, NULL};
   doc_evidence(d, doc_report(d, "S03", file, file->package, keys),
                "%s %s was built on this machine, not downloaded as a wheel", p->name, p->version);
@@ -48,7 +51,7 @@ static void report_missing(doc *d, const doc_file *file) {
   const char *keys[] = {"range",  print_range(d, first, last),
                         "torch",  d->torch,
                         "n",      kr_arena_print(d->arena, "%zu name%s", n, n > 1 ? "s" : ""),
-                        "symbol", doc_demangle(d, symbol),
+                        "symbol", doc_function_name(d, symbol),
                         NULL};
   doc_finding *f = doc_report(d, "S01", file, "", keys);
   doc_evidence(d, f, "undefined in the file, exported by no library in %s: %s", d->torch_lib, symbol);

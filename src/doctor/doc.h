@@ -39,6 +39,7 @@ struct krait_report {
   int glibc;  /* 236 for 2.36; 0 unknown */
   int machine;
   const char *nvcc, *nvcc_path;
+  int is_elsewhere; /* the target is not this machine: its driver, compiler and variables are no evidence */
   int has_nvidia_node, has_uvm_node, has_driver, has_jit;
   int n_pci; /* devices seen on the bus, used only if no GPU was known before */
   const char *env_library_path, *env_visible, *env_force_jit, *env_disable_jit, *env_no_cache;
@@ -71,6 +72,7 @@ struct krait_report {
   kr_names known_files, package_names; /* paths of files; names of packages: index + 1 of the first */
   doc_log log;
   int n_pins;         /* requirements that were read */
+  int n_unjudged;     /* of these, with GPU code that no table tells of */
   int n_unreached;    /* findings hidden because the log's imports do not reach their files */
 };
 typedef krait_report doc;
@@ -109,6 +111,8 @@ void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan);
 void doc_find_missing(doc *d);
 int doc_abi_of_name(const char *name);                           /* DOC_ABI_* */
 const char *doc_demangle(doc *d, const char *name);               /* the name itself when it cannot be demangled */
+const char *doc_function_name(doc *d, const char *name); /* the same without arguments and template parameters */
+const char *doc_scope_of(doc *d, const char *symbol); /* the outermost namespace, or the name of a free function; "" */
 const char *doc_near_match(doc *d, const char *symbol);           /* what torch exports instead, or "" */
 /* The lowest torch that has all of these names that belong to its stable C interface; 0 if there are none. *n_unknown:
  * names that the tables do not know. */
@@ -146,6 +150,16 @@ const char *doc_system_library(doc *d,
 int doc_has_empty_element(const char *paths);
 const char *doc_find_library(doc *d, const doc_file *file, const char *name); /* path, or "" */
 
+/* system.c */
+void doc_read_system(doc *d, const char *text);
+const char *doc_for_system(doc *d, const char *command);
+
+/* command_check.c */
+const char *doc_checked(doc *d, const char *fix); /* as it may be printed; NULL: it must not */
+int doc_has_release(const doc *d, const char *package, const char *version);
+const char *doc_nearest_release(doc *d, const char *package, const char *version);
+int doc_fits_python(const doc *d, const char *package, const char *version);
+
 /* reach.c */
 void doc_add_modules(doc *d, const char *line); /* of a log */
 void doc_set_unreached_aside(doc *d);
@@ -163,6 +177,11 @@ const char *doc_package_in(doc *d,
                                                  "" */
 const char *doc_version_of(const doc *d, const char *package); /* installed, or as the log has it; "" */
 const char *doc_shown_name(const doc_file *file); /* a module called _C.so with its folder */
+
+/* diagnose_log.c */
+const char *doc_taken(const doc_hit *hit, const char *name); /* what a pattern took as {name}; "" */
+/* diagnose_words.c: the values of a rule's sentences, as pairs of name and value. 0: not this rule's reason. */
+int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **package);
 
 /* requirements.c */
 typedef struct doc_requirement { /* of METADATA: "torch (==2.4.1)" or 'triton==3.3.1; platform_system == "Linux"' */

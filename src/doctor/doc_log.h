@@ -21,13 +21,18 @@ typedef struct doc_log {
   kr_list modules;     /* const char *: top-level Python modules in its frames and imports */
   const char *symbol;  /* the last undefined symbol; "" */
   const char *last_frame, *first_error, *last_exception;
+  const char *text;    /* all of it, lines joined */
   const char *nvcc;    /* the version that it names; "" */
   const char *site;    /* its site-packages folder; "" */
   const char *source;  /* the folder in which a library outside site-packages was built; "" */
   const char *owner;   /* the package of its last frame that is not torch's; "" */
   kr_list versions;    /* const char *: pairs package, version */
-  int is_windows, is_wsl, is_build, is_crash,
-      no_wheel;        /* crash: it contains an error; no_wheel: a prebuilt wheel was looked for and not found */
+  int is_windows, is_powershell, is_wsl, is_mac, is_jetson, is_rocm, is_conda, is_container; /* its system */
+  int jetpack;         /* the major version; 0 */
+  int wants_gpu;       /* while lines are read: no GPU is known yet */
+  int is_build, is_crash, is_done,
+      no_wheel;        /* crash: it contains an error; done: work went on to its end in spite of warnings; no_wheel: a
+                          prebuilt wheel was looked for and not found */
   int driver_cuda;     /* ten times the CUDA version of the driver that it names; 0 */
   int is_frame_open,
       is_frame_torch;  /* the last frame's code line follows; the frame is in torch, or its code calls torch */

@@ -110,6 +110,7 @@ static doc *new_report(void) {
                      .modules = KR_LIST(const char *),
                      .versions = KR_LIST(const char *),
                      .site = "",
+                     .text = "",
                      .source = "",
                      .owner = ""}};
   if (d->arena) return d;
@@ -238,7 +239,7 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
   if (damaged) return 3;
   if (errors || (d->log.given && d->log.is_crash && (warnings || !n_told(d))))
     return 1; /* a crash is not a success, even if it is not understood */
-  if (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins)) return 4;
+  if (d->n_unjudged || (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins))) return 4;
   return warnings && strict ? 2 : 0;
 }
 

@@ -39,7 +39,7 @@ const char *doc_read_text(doc *d, const char *path, size_t max_bytes) {
   return text.at;
 }
 
-static const char *first_line(doc *d, const char *path) {
+static const char *facts_first_line(doc *d, const char *path) {
   const char *text = doc_read_text(d, doc_path(d, path), 4096);
   return text ? kr_arena_copy(d->arena, text, strcspn(text, "\n")) : "";
 }
@@ -172,11 +172,11 @@ static void gpu_from_proc(doc *d, const char *path) {
 }
 
 static void gpu_from_pci(doc *d, const char *path) {
-  const char *vendor = first_line(d, kr_arena_print(d->arena, "%s/vendor", path)),
-             *class = first_line(d, kr_arena_print(d->arena, "%s/class", path));
+  const char *vendor = facts_first_line(d, kr_arena_print(d->arena, "%s/vendor", path)),
+             *class = facts_first_line(d, kr_arena_print(d->arena, "%s/class", path));
   d->n_pci += *vendor != 0;
   if (strcmp(vendor, "0x10de") != 0 || strncmp(class, "0x03", 4) != 0) return;
-  const char *device = first_line(d, kr_arena_print(d->arena, "%s/device", path));
+  const char *device = facts_first_line(d, kr_arena_print(d->arena, "%s/device", path));
   add_gpu(d, kr_arena_print(d->arena, "PCI device 10de:%s", strncmp(device, "0x", 2) == 0 ? device + 2 : device),
           kr_tables_pci(d->tables, (int)strtol(device, NULL, 16)), "PCI id");
 }
@@ -190,7 +190,7 @@ static void collect_gpus(doc *d) {
   if (!d->gpus.n && !*d->root) gpus_from_smi(d);
   if (!d->gpus.n) each_entry(d, "/proc/driver/nvidia/gpus", gpu_from_proc);
   if (!d->gpus.n) each_entry(d, "/sys/bus/pci/devices", gpu_from_pci);
-  const char *model = d->gpus.n ? "" : first_line(d, "/proc/device-tree/model");
+  const char *model = d->gpus.n ? "" : facts_first_line(d, "/proc/device-tree/model");
   if (krait_tables_find_gpu(d->tables, model)) add_gpu(d, model, 0, "device tree");
 }
 
@@ -207,9 +207,9 @@ static const char *user_driver(doc *d) {
 }
 
 static const char *kernel_driver(doc *d) {
-  const char *version = first_line(d, "/sys/module/nvidia/version");
+  const char *version = facts_first_line(d, "/sys/module/nvidia/version");
   if (*version) return version;
-  const char *line = first_line(d, "/proc/driver/nvidia/version"), *at = strstr(line, "Kernel Module");
+  const char *line = facts_first_line(d, "/proc/driver/nvidia/version"), *at = strstr(line, "Kernel Module");
   for (; at && *at; at++)
     if (at[-1] == ' ' && isdigit((unsigned char)*at)) return kr_arena_copy(d->arena, at, strspn(at, "0123456789."));
   return "";
@@ -337,6 +337,33 @@ static void collect_toolkit(doc *d) {
     try_toolkit(d, kr_arena_print(d->arena, "%s/nvidia/cu13", DOC_TEXT(d->sites, i)));
 }
 
+/* A target was named: a log, a GPU, a torch, a wheel or requirements. This machine's compiler, driver and environment
+ * variables are no evidence about it; what lies below --root is. */
+static int is_elsewhere(const doc *d) {
+  static const char *const ends[] = {".whl", ".txt", ".toml", ".in"};
+  const krait_doctor_options *o = &d->options;
+  if (*d->root) return 0;
+  for (uint32_t i = 0; i < o->n_paths; i++)
+    for (size_t k = 0; k < sizeof ends / sizeof *ends; k++) {
+      const size_t n = strlen(o->paths[i]), m = strlen(ends[k]);
+      if (n > m && strcmp(o->paths[i] + n - m, ends[k]) == 0) return 1;
+    }
+  return o->log || o->gpu || o->torch;
+}
+
+/* Of a log that came with an environment, the GPUs and the driver are those that the environment is used with. */
+static void forget_machine(doc *d) {
+  const int is_used_here = d->options.log && d->is_environment && !d->options.gpu && !d->options.torch;
+  d->nvcc = d->nvcc_path = d->env_library_path = "";
+  d->env_visible = NULL;
+  if (!d->options.gpu && d->options.log && !d->is_environment) d->gpus.n = 0;
+  if (is_used_here) return;
+  d->kernel_driver = d->user_driver = "";
+  if (d->options.driver) return;
+  d->driver = d->driver_source = "";
+  d->driver_number = d->driver_cuda = 0;
+}
+
 void doc_collect_facts(doc *d) {
   struct utsname name;
   if (uname(&name) == 0) d->machine = strcmp(name.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
@@ -353,4 +380,6 @@ void doc_collect_facts(doc *d) {
   collect_libc(d);
   if (d->options.glibc) d->glibc = glibc_number(d->options.glibc);
   collect_toolkit(d);
+  d->is_elsewhere = is_elsewhere(d);
+  if (d->is_elsewhere) forget_machine(d);
 }

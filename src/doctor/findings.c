@@ -32,9 +32,13 @@ static const char *value_of(const values *v, const char *key) {
     for (char *p = dashed; *p; p++) *p = *p == '.' ? '-' : *p;
     return dashed;
   }
-  if (strcmp(key, "toolkit_install") == 0) return "sudo apt install cuda-toolkit-{need_dash}";
+  if (strcmp(key, "toolkit_install") == 0) return "sudo apt install cuda-toolkit-{take_dash}";
+  if (strcmp(key, "take") == 0) /* the oldest that NVIDIA's repositories of today have */
+    return kr_parse_tenths(value_of(v, "need")) && kr_parse_tenths(value_of(v, "need")) < 118 ? "11.8"
+                                                                                              : value_of(v, "need");
   if (strcmp(key, "index") == 0) return doc_index_for(d, doc_main_cc(d));
   if (strcmp(key, "cc") == 0) return doc_main_cc(d) ? kr_print_cc(d->arena, doc_main_cc(d)) : "";
+  if (strcmp(key, "gpu_name") == 0) return doc_main_cc(d) ? KR_AT(d->gpus, doc_gpu, 0)->name : "";
   if (strcmp(key, "torch") == 0) return d->torch;
   if (strcmp(key, "torch_cuda") == 0) return d->torch_cuda;
   if (strcmp(key, "python") == 0)
@@ -52,6 +56,7 @@ static const char *expand_findings(const values *v, const char *text, int depth)
   kr_text out = kr_text_begin(v->d->arena);
   for (const char *p = text; *p;) {
     size_t n = strcspn(p, "{");
+    while (n && p[n] && p[n - 1] == '$') n += 1 + strcspn(p + n + 1, "{"); /* ${X} is the shell's */
     kr_text_add(&out, p, n);
     p += n;
     size_t length = *p ? strcspn(p, "}") : 0;
@@ -287,10 +292,24 @@ static const char *without_or(doc *d, const char *fix) {
   return kr_arena_print(d->arena, "%s", fix);
 }
 
-void doc_rank(doc *d) {
-  for (size_t i = 0; i < d->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (f->fixes.n) DOC_TEXT(f->fixes, 0) = without_or(d, DOC_TEXT(f->fixes, 0));
+/* What must not be printed is left out, whoever made it. */
+static void check_fixes(doc *d, doc_finding *f) {
+  const size_t n_made = f->fixes.n;
+  size_t n = 0;
+  for (size_t i = 0; i < n_made; i++) {
+    const char *fix = doc_checked(d, DOC_TEXT(f->fixes, i));
+    int is_new = fix != NULL && (n || strncmp(fix, "it names the library", 20) != 0); /* of the command before it */
+    for (size_t k = 0; k < n && is_new; k++) is_new = strcmp(DOC_TEXT(f->fixes, k), fix) != 0;
+    if (is_new) DOC_TEXT(f->fixes, n++) = fix;
   }
+  f->fixes.n = n;
+  if (!n && n_made && f->from_log)
+    doc_add_text(d, &f->fixes,
+                 d->log.is_windows ? "python -m torch.utils.collect_env" : "python3 -m torch.utils.collect_env");
+  if (f->fixes.n) DOC_TEXT(f->fixes, 0) = without_or(d, DOC_TEXT(f->fixes, 0));
+}
+
+void doc_rank(doc *d) {
+  for (size_t i = 0; i < d->findings.n; i++) check_fixes(d, KR_AT(d->findings, doc_finding, i));
   if (d->findings.n) qsort(d->findings.at, d->findings.n, sizeof(doc_finding), compare_findings);
 }

@@ -273,6 +273,12 @@ static void collect_packages(doc *d, const char *text) {
 }
 
 /* ---- facts ---- */
+static int logtext_holds_any(const char *text, const char *const *words) {
+  for (; *words; words++)
+    if (strstr(text, *words)) return 1;
+  return 0;
+}
+
 static const char *token_after(doc *d, const char *text, const char *word) {
   for (const char *p = text; (p = strstr(p, word)); p++) {
     const char *value = p + strlen(word);
@@ -290,6 +296,18 @@ static const char *first_token(doc *d, const char *text, const char *const *word
   return found;
 }
 
+/* "name        1.2.3", as pip list has it. */
+static const char *column_after(doc *d, const char *text, const char *name) {
+  const size_t n = strlen(name);
+  for (const char *p = text; (p = strstr(p, name)); p += n) {
+    const size_t blanks = strspn(p + n, " "), length = strspn(p + n + blanks, "0123456789.abcpostrv");
+    const char *value = p + n + blanks;
+    if (blanks > 1 && isdigit((unsigned char)*value) && memchr(value, '.', length))
+      return kr_arena_copy(d->arena, value, length);
+  }
+  return "";
+}
+
 /* "mamba_ssm==2.2.5", "flash-attn 2.7.4", "Name: xformers Version: 0.0.27", "bitsandbytes-0.43.2.dev0-py3.10.egg". */
 static void collect_versions(doc *d, const char *text) {
   static const char *const seps[] = {"==", " Version: ", " version: ", " version ", " ", ": ", "-", " @ ", "@"};
@@ -302,6 +320,8 @@ static void collect_versions(doc *d, const char *text) {
       if (!*found) found = token_after(d, text, kr_arena_print(d->arena, "%s%s", other, seps[k]));
       if (!strchr(found, '.')) found = "";
     }
+    if (!*found) found = column_after(d, text, name);
+    if (!*found) found = column_after(d, text, other);
     size_t n = strcspn(found, "-"); /* the name of a wheel or an archive continues */
     for (const char *end = found; (end = strstr(end, ".tar")); end++)
       n = (size_t)(end - found) < n ? (size_t)(end - found) : n;
@@ -343,6 +363,19 @@ static int gpu_from_listing(doc *d, const char *text) {
   return 0;
 }
 
+/* "RTX 5080" also as rtx5080, RTX5080 and "a 5080". */
+static const char *find_gpu_word(doc *d, const char *text, const char *name, size_t n) {
+  static const char *const before[] = {"RTX", "rtx",     "Rtx",  "rtx ", " a ", " my ",
+                                       "an ", "NVIDIA ", "GPU ", "the ", "on ", NULL};
+  const char *shown = find_word(text, name, n);
+  if (shown || n < 8 || strncmp(name, "RTX ", 4) != 0 || !isdigit((unsigned char)name[4])) return shown;
+  for (int i = 0; before[i] && !shown; i++)
+    shown = strstr(text, kr_arena_print(d->arena, "%s%s", before[i], name + 4));
+  const char *end = shown ? strstr(shown, name + 4) + n - 4 : "";
+  return shown && !isalnum((unsigned char)*end) && strncmp(end, " MB", 3) != 0 && strncmp(end, " Mi", 3) != 0 ? shown
+                                                                                                              : NULL;
+}
+
 /* A name from the tables as a word; short ones only after the maker's name, or in capitals with three digits, such as
  * A100. */
 static int gpu_from_words(doc *d, const char *text) {
@@ -352,7 +385,7 @@ static int gpu_from_words(doc *d, const char *text) {
   for (size_t at = 0; (row = kr_tables_next(d->tables, "gpu", &at));)
     for (const char *p = row->column[1]; *p; p += strspn(p, ", ")) {
       size_t n = strcspn(p, ",");
-      const char *name = kr_arena_copy(d->arena, p, n), *shown = n > best ? find_word(text, name, n) : NULL;
+      const char *name = kr_arena_copy(d->arena, p, n), *shown = n > best ? find_gpu_word(d, text, name, n) : NULL;
       int is_short = n < 7 && !(n >= 4 && isdigit((unsigned char)name[1]) && isdigit((unsigned char)name[2]) &&
                                 isdigit((unsigned char)name[3]));
       if (shown && is_short) shown = find_word(text, kr_arena_print(d->arena, "Tesla %s", name), n + 6);
@@ -363,17 +396,32 @@ static int gpu_from_words(doc *d, const char *text) {
   return set_gpu(d, found.name, found.cc);
 }
 
-static int gpu_from_capability(doc *d, const char *text) {
+/* What a package demands is not what the machine has. */
+static int is_demand(const char *line) {
+  static const char *const words[] = {"equire", "at least", "Make sure", "make sure", "need", "upport", "or higher",
+                                      "or newer", "inimum", "only", ">=", "available", NULL};
+  return logtext_holds_any(line, words) && !strstr(line, "not compatible") && !strstr(line, "which is") &&
+         !strstr(line, "your GPU") && !strstr(line, "Your ") && !strstr(line, "your device") &&
+         !strstr(line, "Found GPU");
+}
+
+static int gpu_from_capability(doc *d, const char *line) {
   static const char *const patterns[] = {"CUDA capability sm_%d{sm}",
                                          "of cuda capability %d{cc}",
-                                         "compute capability %d{cc}",
-                                         "compute capability: %d{cc}",
+                                         "of CUDA capability %d{cc}",
+                                         "ompute capability %d{cc}",
+                                         "ompute capability: %d{cc}",
+                                         "omputeCapability: %d{cc}",
+                                         "ompute capability among GPUs detected: %d{cc}",
+                                         "ompute Capability: %d{cc}",
                                          "compute_capability=%d{cc}",
                                          "cuda capability %d{cc}",
-                                         "your GPU has capability (%d{major}, %d{minor})"};
+                                         "has capability (%d{major}, %d{minor})",
+                                         "device capability (%d{major}, %d{minor})"};
+  if (is_demand(line)) return 0;
   for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
     kr_list keys = KR_LIST(const char *);
-    if (!doc_match(d, patterns[i], text, &keys)) continue;
+    if (!doc_match(d, patterns[i], line, &keys)) continue;
     const char *value = DOC_TEXT(keys, 1);
     int cc = keys.n == 4          ? 10 * atoi(value) + atoi(DOC_TEXT(keys, 3))
              : strchr(value, '.') ? kr_parse_tenths(value)
@@ -392,6 +440,8 @@ static void torch_from_text(doc *d, const char *text) {
                                       "torch-",
                                       "torch: ",
                                       "torch version: ",
+                                      "torch version ",
+                                      "pytorch=",
                                       "torch.__version__ '",
                                       "torch.__version__ ",
                                       "PyTorch version: ",
@@ -407,7 +457,7 @@ static void torch_from_text(doc *d, const char *text) {
                                      NULL};
   const char *version = first_token(d, text, words), *tag = strstr(version, "+cu");
   int number = kr_parse_torch(version);
-  if (number < 100 || number > 399 || !strchr(version, '.')) return;
+  if (number < 100 || number > 399 || !strchr(version, '.') || strstr(version, ".whl")) return;
   d->torch = version, d->torch_number = number, d->torch_source = "the log";
   d->torch_cuda = tag ? kr_print_tenths(d->arena, atoi(tag + 3)) : first_token(d, text, cuda);
 }
@@ -432,12 +482,6 @@ static void python_from_text(doc *d, const char *text) {
   d->python = 300 + minor, d->python_source = "the log";
 }
 
-static int holds_any(const char *text, const char *const *words) {
-  for (; *words; words++)
-    if (strstr(text, *words)) return 1;
-  return 0;
-}
-
 static void site_from_text(doc *d, const char *text) {
   const char *end = strstr(text, "site-packages"), *begin = end;
   if (!end) end = strstr(text, "dist-packages"), begin = end;
@@ -445,10 +489,63 @@ static void site_from_text(doc *d, const char *text) {
   if (end && *begin == '/') d->log.site = kr_arena_copy(d->arena, begin, (size_t)(end + 13 - begin));
 }
 
+/* Lines that report, and do not fail: TensorFlow's and XLA's own levels, NCCL's, warnings of Python. */
+static int is_remark(const char *line, size_t n) {
+  static const char *const words[] = {"Warning",      "warning",      "NCCL INFO",    "NCCL WARN",   "WARNING",
+                                      "I tensorflow", "W tensorflow", "E tensorflow", "I external/", "W external/",
+                                      "E external/",  "I0000",        "W0000",        "E0000",       "cuda_fft.cc",
+                                      "cuda_blas.cc", "cuda_dnn.cc",  "INFO",         NULL};
+  for (size_t i = 0; words[i]; i++)
+    if (memmem(line, n, words[i], strlen(words[i]))) return 1;
+  return 0;
+}
+
+/* Work that went on to its end: progress is reported, and no line that is not a mere remark fails. */
+static int is_done(doc *d, const char *text) {
+  static const char *const progress[] = {"Epoch ",
+                                         "epoch ",
+                                         "it/s",
+                                         "s/it",
+                                         "loss",
+                                         "accuracy",
+                                         "100%|",
+                                         "tokens/s",
+                                         "tok/s",
+                                         "samples/s",
+                                         "Finished",
+                                         "finished",
+                                         "Done",
+                                         "done",
+                                         "completed",
+                                         "saved to",
+                                         "Saved",
+                                         "Application startup complete",
+                                         "Running on local URL",
+                                         "steps/s",
+                                         "throughput",
+                                         "ms/step",
+                                         NULL};
+  static const char *const fails[] = {
+      "Traceback",  "Error",     "): error",         ": error:",     "CUDA error",
+      "dumped",     "Aborted",   "Killed",           "fatal",        "terminate called",
+      "panicked",   "FAILED",    "undefined symbol", "Segmentation", "Illegal instruction",
+      "annot open", "exit code", "not found",        "ailed",        "unsupported",
+      "NCCL error", NULL};
+  int has_progress = 0;
+  for (const char *line = text; *line; line += *line == '\n') {
+    const size_t n = strcspn(line, "\n");
+    const char *copy = kr_arena_copy(d->arena, line, n);
+    if (!is_remark(line, n) && logtext_holds_any(copy, fails)) return 0;
+    if (strncmp(copy + strspn(copy, " "), "error:", 6) == 0) return 0;
+    has_progress |= logtext_holds_any(copy, progress);
+    line += n;
+  }
+  return has_progress;
+}
+
 static void fill_facts(doc *d, const char *text) {
   static const char *const nvcc[] = {
       "Cuda compilation tools, release ", "CUDA runtime version: ", "nvcc version ", "nvcc: ", "nvcc ", NULL};
-  static const char *const windows[] = {"C:\\", "D:\\", "E:\\", "F:\\", ".pyd", "win_amd64", ".dll", NULL};
   static const char *const build[] = {
       "ninja",   "nvcc",     "cc1plus",           "uilding wheel", "setup.py",          "gcc", "g++",
       "FAILED:", "collect2", "subprocess-exited", "cl.exe",        "uilding extension", NULL};
@@ -474,11 +571,12 @@ static void fill_facts(doc *d, const char *text) {
   if (!*d->driver) driver_from_text(d, text);
   if (!d->python) python_from_text(d, text);
   d->log.nvcc = first_token(d, text, nvcc);
-  if (!*d->nvcc) d->nvcc = d->log.nvcc, d->nvcc_path = *d->nvcc ? "the log" : "";
-  if (!doc_main_cc(d) && !gpu_from_listing(d, text) && !gpu_from_words(d, text)) gpu_from_capability(d, text);
-  d->log.is_wsl = strstr(text, "WSL") || strstr(text, "/lib/wsl") || strstr(text, "microsoft-standard");
-  d->log.is_windows = holds_any(text, windows), d->log.is_build = holds_any(text, build),
-  d->log.is_crash = holds_any(text, crash);
+  d->nvcc = d->log.nvcc, d->nvcc_path = *d->nvcc ? "the log" : "";
+  if (!doc_main_cc(d) && !gpu_from_listing(d, text) && !gpu_from_words(d, text))
+    d->log.wants_gpu = 1; /* a line may tell */
+  d->log.is_build = logtext_holds_any(text, build);
+  d->log.is_crash = !d->log.is_done && logtext_holds_any(text, crash);
+  doc_read_system(d, text);
   d->log.no_wheel = strstr(text, "Precompiled wheel not found") || strstr(text, "HTTP Error 404");
   site_from_text(d, text);
   collect_versions(d, text);
@@ -486,8 +584,11 @@ static void fill_facts(doc *d, const char *text) {
 
 /* ---- lines ---- */
 const char *doc_symbol_in(doc *d, const char *text) {
-  const char *at = strstr(text, "undefined symbol: ");
-  return at ? kr_arena_copy(d->arena, at + 18, strcspn(at + 18, " \t\n,;")) : "";
+  const char *at = strstr(text, "undefined symbol: "), *mac = strstr(text, "Symbol not found: ");
+  if (at) return kr_arena_copy(d->arena, at + 18, strcspn(at + 18, " \t\n,;"));
+  if (!mac) return "";
+  mac += 18 + (mac[18] == '_' && mac[19] == '_'); /* macOS puts one more _ before every name */
+  return kr_arena_copy(d->arena, mac, strcspn(mac, " \t\n,;"));
 }
 
 /* The last exception of a chain counts; its last Python frame says where the error surfaced. */
@@ -515,10 +616,60 @@ static void read_line(doc *d, const char *line) {
   if (*symbol) d->log.symbol = symbol;
 }
 
+/* Lines that every working run has: they are blanked before anything is read. */
+static int is_noise(const char *line) {
+  static const char *const words[] = {"NCCL INFO",
+                                      "TF-TRT Warning",
+                                      "Unable to register cu",
+                                      "cuDNN factory",
+                                      "cuBLAS factory",
+                                      "cuFFT factory",
+                                      "computation loader already registered",
+                                      "cpu_feature_guard",
+                                      "This TensorFlow binary is optimized",
+                                      "is not a symbolic link",
+                                      "A matching Triton is not available",
+                                      "Error caught was: No module named 'triton'",
+                                      "had negative value (-1)",
+                                      "consider installing for better performance",
+                                      "cannot find -laio",
+                                      "cannot find -lcufile",
+                                      "async_io requires the dev libaio",
+                                      "async_io: please install",
+                                      "untested triton version",
+                                      "sparse_attn requires",
+                                      "NVIDIA Inference is only supported on Ampere",
+                                      "Torch was not compiled with flash attention",
+                                      "orch was not compiled with memory efficient",
+                                      "Could not find TensorRT",
+                                      "if you do not have a GPU set up",
+                                      NULL};
+  return logtext_holds_any(line, words) || (strstr(line, "libnvinfer") && strstr(line, "tensorflow/"));
+}
+
+/* Of DeepSpeed's probe of libaio the linker's last line belongs to the first. */
+static void blank_noise(char *text) {
+  int after = 0;
+  for (char *line = text; *line;) {
+    char *end = line + strcspn(line, "\n");
+    const char kept = *end;
+    *end = '\0';
+    const int is_probe = strstr(line, "cannot find -laio") || strstr(line, "cannot find -lcufile");
+    if (is_noise(line) || (after && strstr(line, "collect2: error"))) memset(line, ' ', (size_t)(end - line));
+    after = is_probe;
+    *end = kept;
+    line = end + (kept != '\0');
+  }
+}
+
 void doc_read_log(doc *d, const char *text, size_t n) {
   d->log.given = 1;
   if (n > MAX_LOG_BYTES) text += n - MAX_LOG_BYTES, n = MAX_LOG_BYTES; /* the error is at the end */
-  char *whole = clean(d, text, n), *tight = join(d, whole, 0), *loose = join(d, whole, 1);
+  char *whole = clean(d, text, n);
+  blank_noise(whole);
+  char *tight = join(d, whole, 0), *loose = join(d, whole, 1);
+  d->log.text = loose;
+  d->log.is_done = is_done(d, whole);
   d->log.arch_list = strstr(loose, "TORCH_CUDA_ARCH_LIST") != NULL;
   collect_files(d, loose);
   collect_packages(d, loose);
@@ -529,12 +680,14 @@ void doc_read_log(doc *d, const char *text, size_t n) {
     if (*line) {
       const char *package = doc_package_in(d, line);
       if (*package) d->log.near = package;
+      if (d->log.wants_gpu && gpu_from_capability(d, line)) d->log.wants_gpu = 0;
       read_line(d, line);
       match_rules(d, line, 1);
     }
     line = end ? end + 1 : NULL;
   }
   d->log.near = NULL;
+  if (d->log.wants_gpu) gpu_from_capability(d, loose);
   match_rules(d, tight, 0);
   match_rules(d, loose, 0);
   if (!d->log.symbol) d->log.symbol = doc_symbol_in(d, tight);

@@ -301,7 +301,7 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
     if (row && !best) return "";
     if (row && cc && doc_covers(row->column[4], cc) && torch_fits(row, torch))
       best = row; /* what is pinned already works */
-    const char *exact = best == row ? exact_of(p) : "";
+    const char *exact = best == row ? doc_nearest_release(d, p->name, exact_of(p)) : "";
     const char *part = !best    ? ""
                        : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact)
                                 : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
@@ -465,7 +465,8 @@ static void check_companion(pins *all, const pin *p) {
     for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at));)
       if (*row->column[column] && *exact_of(p) &&
           (column == 7 ? kr_compare_versions(row->column[column], exact_of(p)) == 0
-                       : same_minor(row->column[column], exact_of(p))))
+                       : same_minor(row->column[column], exact_of(p))) &&
+          want != torch) /* one release may serve several */
         want = row;
     if (column == 7 ? !want || want == torch : allows_minor(d, p, right)) return;
     const char *index = doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL),
@@ -568,7 +569,7 @@ static void note_others(pins *all, const kr_list *others) {
   doc *d = all->d;
   enum { SHOWN = 12 };
   kr_text text = kr_text_begin(d->arena);
-  if (!others->n || others->n == all->list.n) return;
+  if (!others->n || (others->n == all->list.n && !d->n_unjudged)) return;
   for (size_t i = 0; i < others->n && i < SHOWN; i++) kr_text_print(&text, "%s%s", i ? ", " : "", DOC_TEXT(*others, i));
   if (others->n > SHOWN) kr_text_print(&text, " and %zu more", others->n - SHOWN);
   doc_add_text(d, &d->unjudged, text.at);
@@ -586,6 +587,43 @@ static void take_pins_torch(doc *d, const pin *p) {
   if (*exact) d->torch = exact, d->torch_number = kr_parse_torch(exact), d->torch_source = "its pin";
 }
 
+/* An exact pin that the index has no wheel of for this Python, or of a CUDA that the driver is too old for. */
+static void check_target(pins *all, const pin *p) {
+  doc *d = all->d;
+  const doc_table_line *row;
+  const char *exact = exact_of(p);
+  doc_file about;
+  if (*exact && d->python && !doc_fits_python(d, p->name, exact)) {
+    const char *keys[] = {"req", kr_arena_print(d->arena, "%s==%s", p->name, exact), "which_python",
+                          kr_arena_print(d->arena, "python3 -m pip index versions %s", p->name), NULL};
+    doc_finding *f = doc_report(d, "P07", about_pin(d, p, &about), p->name, keys);
+    doc_evidence(d, f, "line %d; Python %d.%d", p->line, d->python / 100, d->python % 100);
+    if (f) f->severity = KR_ERROR, f->confidence = 'H';
+  }
+  for (size_t at = 0; *exact && !strchr(exact, '+') && (row = kr_tables_next(d->tables, "cuda", &at));) {
+    const int gate = kr_tables_gate(d->tables, atoi(row->column[3])), torch = d->torch_number >= 211   ? 13
+                                                                              : d->torch_number >= 201 ? 12
+                                                                                                       : 0;
+    if (strcmp(row->column[0], p->name) != 0 || kr_compare_versions(exact, row->column[1]) < 0 ||
+        (*row->column[2] && kr_compare_versions(exact, row->column[2]) > 0))
+      continue;
+    const char *what = kr_arena_print(d->arena, "CUDA %s of %s %s", row->column[3], p->name, exact);
+    const char *keys[] = {"driver", d->driver, "need", kr_print_driver(d->arena, gate), "cuda", what, NULL};
+    if (d->options.driver && d->driver_number < gate)
+      doc_evidence(d, doc_report(d, "D01", about_pin(d, p, &about), "", keys), "line %d", p->line);
+    if (strcmp(p->name, "torch") == 0 || !torch || strchr(d->torch, '+') || torch == atoi(row->column[3])) continue;
+    report_pair(all, p, "torch", kr_arena_print(d->arena, "%s, which is of CUDA %d", d->torch, torch),
+                kr_arena_print(d->arena, "of CUDA %s", row->column[3]),
+                kr_arena_print(d->arena, "pip install torch==%s --index-url https://download.pytorch.org/whl/%s",
+                               torch == 13 ? "2.10.0" : d->torch, torch == 13 ? "cu128" : "cu130"));
+  }
+}
+
+/* A package with GPU code of which nothing was judged: silence must not pass for approval. */
+static int is_of_gpu(const doc *d, const char *name) {
+  return doc_package_row(d, name) || kr_tables_find(d->tables, "cuda", name);
+}
+
 void doc_read_pins(doc *d, const char *path) {
   pins all = {.d = d, .list = KR_LIST(pin), .included = KR_LIST(const char *)};
   read_pins(&all, path);
@@ -600,9 +638,13 @@ void doc_read_pins(doc *d, const char *path) {
     check_conflict(&all, i);
     check_companion(&all, p);
     check_pin(&all, p);
+    check_target(&all, p);
     if (row_of(d, p) || strcmp(p->name, "torch") == 0 || (doc_companion_column(p->name) && d->torch_number)) continue;
     if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated_for_pins(&all, i))
+{
       doc_add_text(d, &others, p->name);
+      d->n_unjudged += is_of_gpu(d, p->name);
+    }
   }
   check_pins_pairs(&all);
   check_open_torch(&all);

@@ -6,7 +6,7 @@
 #include "doc.h"
 #include "report.h"
 
-enum { WIDTH = 80 };
+enum { WIDTH = 80, FIRST_WIDTH = 120 };
 
 /* ---- safe text ---- */
 /* Bytes of the UTF-8 character at p; 0 when invalid or a control character. */
@@ -182,7 +182,9 @@ static const char *report_text_confidence_word(char c) {
 int doc_is_command(const char *fix) {
   static const char *const starts[] = {"pip ",    "sudo ",  "apt ",      "export ", "unset ",   "rm ",       "conda ",
                                        "docker ", "krait ", "patchelf ", "git ",    "winget ",  "wsl ",      "free ",
-                                       "sed ",    "cd ",    "echo ",     "grep ",   "python3 ", "nvidia-smi"};
+                                       "sed ",    "cd ",    "echo ",     "grep ",   "python3 ", "nvidia-smi", "python ",
+                                       "wget ",   ". /etc", "set \"",    "$env:",   "brew ",    "ldd ",
+                                       "curl ",   "env ",    "cmake ",  "arch "};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
   size_t n = strspn(fix, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
@@ -215,6 +217,7 @@ static int holds_code(const doc *d) {
 /* ---- the first screen: what is wrong, because of which package, and the command; each on its own line, to be copied
  * ---- */
 static const char *first_command(const doc_finding *f) {
+  if (f->fixes.n && strncmp(DOC_TEXT(f->fixes, 0), "--", 2) == 0) return DOC_TEXT(f->fixes, 0); /* for docker run */
   for (size_t i = 0; i < f->fixes.n; i++)
     if (doc_is_command(DOC_TEXT(f->fixes, i))) return DOC_TEXT(f->fixes, i);
   return f->fixes.n ? DOC_TEXT(f->fixes, 0) : "";
@@ -236,15 +239,37 @@ static int names_package(const doc_finding *f) {
   return strstr(f->says, other) == f->says && !*f->version;
 }
 
+/* "mamba-ssm 2.2.4: ", without a local version; only the name, or nothing, where the line would be too long. */
+static const char *since(doc *d, const doc_finding *f, const char *says) {
+  const size_t capacity =
+      FIRST_WIDTH - (columns(says, strlen(says)) < FIRST_WIDTH ? columns(says, strlen(says)) : FIRST_WIDTH);
+  if (names_package(f)) return "";
+  const char *whole = kr_arena_print(d->arena, "%s%s%.*s: ", f->package, *f->version ? " " : "",
+                                     (int)strcspn(f->version, "+"), f->version),
+             *name = kr_arena_print(d->arena, "%s: ", f->package);
+  return strlen(whole) <= capacity ? whole : strlen(name) <= capacity ? name : "";
+}
+
+/* At most FIRST_WIDTH columns, cut between words. */
+static const char *report_text_first_line(doc *d, const char *text) {
+  if (columns(text, strlen(text)) <= FIRST_WIDTH) return text;
+  size_t end = 0, last = 0;
+  for (size_t seen = 0; text[end] && seen + 3 < FIRST_WIDTH; end++) {
+    seen += ((unsigned char)text[end + 1] & 0xc0) != 0x80;
+    if (text[end] == ' ') last = end;
+  }
+  return kr_arena_print(d->arena, "%.*s...", (int)(last > FIRST_WIDTH / 2 ? last : end), text);
+}
+
 static void print_first(printer *p) {
   doc *d = p->d;
   const doc_finding *f = main_finding(d);
   if (!f) return;
-  const char *since =
-      names_package(f) ? "" : kr_arena_print(d->arena, "%s%s%s: ", f->package, *f->version ? " " : "", f->version);
-  kr_text_print(&p->out, "%s%s%s%s\n%s\n\n", paint(p, f->severity == KR_ERROR ? "\033[31m" : "\033[33m"),
-                doc_printable(d, since), doc_printable(d, f->says), paint(p, "\033[0m"),
-                doc_printable(d, doc_addressed(d, first_command(f))));
+  const char *says = doc_printable(d, f->says),
+             *line =
+                 report_text_first_line(d, kr_arena_print(d->arena, "%s%s", doc_printable(d, since(d, f, says)), says));
+  kr_text_print(&p->out, "%s%s%s\n%s\n\n", paint(p, f->severity == KR_ERROR ? "\033[31m" : "\033[33m"), line,
+                paint(p, "\033[0m"), doc_printable(d, doc_addressed(d, first_command(f))));
 }
 
 /* Nothing in the text was recognised: says what was searched for, and what would help. */
@@ -318,8 +343,15 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
     wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
   if (!doc_main_cc(d) && holds_code(d))
     wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
-  kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1], n[1] == 1 ? "" : "s",
-                krait_report_exit(d, strict));
+  if (d->log.given && d->log.is_crash && !n[0]) /* never a success */
+    kr_text_print(&p.out, "The crash is not explained%s. Exit %d.", n[1] ? ", only warned of" : "",
+                  krait_report_exit(d, strict));
+  else if (d->n_unjudged && !n[0])
+    kr_text_print(&p.out, "No problem in what was judged; %d package%s with GPU code could not be. Exit %d.",
+                  d->n_unjudged, d->n_unjudged == 1 ? "" : "s", krait_report_exit(d, strict));
+  else
+    kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1],
+                  n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
   if (first) kr_text_print(&p.out, " krait doctor --explain %s explains the rule.", first->rule->id);
   kr_text_print(&p.out, "\n");
   return p.out.at;

@@ -218,7 +218,12 @@ static void check_one(doc *d, const doc_package *p, const char *line, missing *n
     kr_text_print(&nvidia->command, " \"%s%s\"", r.name, r.spec);
     nvidia->n++;
   } else if (!*have) {
-    report(d, p, &r, "", is_torch ? KR_ERROR : KR_WARN, fix_of(d, p, &r));
+    if (is_torch && (*kr_names_put(d->arena, &d->said, "torch is not installed"))++) return; /* once for all */
+    const char *torch = is_torch ? doc_torch_install(d) : "";
+    report(d, p, &r, "", is_torch ? KR_ERROR : KR_WARN,
+           *torch && doc_main_cc(d) ? torch
+           : is_torch               ? "pip install torch"
+                                    : fix_of(d, p, &r));
   } else if (!is_nvidia && !doc_allows(d, r.spec, have)) {
     report(d, p, &r, have, is_torch || doc_package_row(d, r.name) ? KR_ERROR : KR_WARN, fix_of(d, p, &r));
   }

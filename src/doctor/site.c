@@ -327,6 +327,20 @@ static int python_of_path(const char *path) {
   return at && isdigit((unsigned char)at[8]) ? 300 + atoi(at + 8) : 0;
 }
 
+/* A line of a .pth file is a folder on Python's path: torch may be there. */
+static void read_path_files(doc *d, const char *site) {
+  const size_t n = strlen(site);
+  for (size_t i = 0; i < d->path_files.n && i < 200 && !*d->torch_lib; i++) {
+    const char *pth = DOC_TEXT(d->path_files, i),
+               *text = strncmp(pth, site, n) == 0 ? doc_read_text(d, pth, 65536) : NULL;
+    for (const char *line = text; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
+      const char *folder = kr_arena_copy(d->arena, line, strcspn(line, "\r\n"));
+      if (*folder && strncmp(folder, "import ", 7) != 0 && *folder != '#')
+        read_torch(d, *folder == '/' ? folder : kr_arena_print(d->arena, "%s/%s", site, folder));
+    }
+  }
+}
+
 void doc_read_site(doc *d, const char *site) {
   DIR *dir = opendir(site);
   if (!dir || doc_has_text(&d->sites, site)) {
@@ -352,6 +366,7 @@ void doc_read_site(doc *d, const char *site) {
     if (lib) d->prefix = kr_arena_copy(d->arena, site, (size_t)(lib - site));
   }
   read_torch(d, site);
+  read_path_files(d, site);
   for (size_t i = first; i < d->packages.n; i++) {
     doc_package copy = *KR_AT(d->packages, doc_package, i); /* the list may be reallocated */
     read_record(d, &copy);

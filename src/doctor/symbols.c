@@ -21,6 +21,47 @@ static const char *skip_prefix(const char *name) {
   return name;
 }
 
+/* "_ZN3c104cuda..." c10, "_Z20cutlass_moe_mm..." the function, "_ZNSt..." std. */
+const char *doc_scope_of(doc *d, const char *symbol) {
+  const char *p = symbol;
+  if (strncmp(p, "_Z", 2) != 0) return "";
+  p += 2;
+  if (*p == 'T' && p[1]) p += 2;
+  if (*p == 'N') p++;
+  p += strspn(p, "KVRLO");
+  if (strncmp(p, "St", 2) == 0 || strncmp(p, "Ss", 2) == 0 || strncmp(p, "Sa", 2) == 0) return "std";
+  char *end;
+  const unsigned long n = strtoul(p, &end, 10);
+  return n && n < MAX_NAME && strlen(end) >= n ? kr_arena_copy(d->arena, end, n) : "";
+}
+
+/* Without arguments and template parameters: enough to recognise it in one line. */
+const char *doc_function_name(doc *d, const char *name) {
+  enum { SHORT = 48, MOST = 36 };
+  const char *text = doc_demangle(d, name);
+  kr_text out = kr_text_begin(d->arena);
+  int depth = 0;
+  if (strncmp(text, "_Z", 2) == 0) return *doc_scope_of(d, name) ? doc_scope_of(d, name) : text;
+  if (strlen(text) <= SHORT) return text;
+  for (const char *p = text; *p; p++) {
+    if (strncmp(p, "operator", 8) == 0 && !depth) {
+      kr_text_print(&out, "%.*s", (int)(8 + strcspn(p + 8, "(")), p);
+      break;
+    }
+    if (*p == '(' && !depth && strncmp(p, "(anonymous namespace)", 21) == 0) {
+      p += 20;
+      continue;
+    }
+    if (*p == '(' && !depth) break;
+    depth += *p == '<';
+    if (!depth) kr_text_add(&out, p, 1);
+    depth -= *p == '>' && depth > 0;
+  }
+  const char *shown = out.length ? out.at : text, *next;
+  while (strlen(shown) > MOST && (next = strstr(shown, "::")) && strstr(next + 2, "::")) shown = next + 2;
+  return shown;
+}
+
 static int is_torch_cxx(const char *name) {
   const char *rest = skip_prefix(name);
   if (!rest) return 0;

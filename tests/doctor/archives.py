@@ -62,7 +62,7 @@ def a_variable_sets_them(doctor, folder):
     path = release(folder, "CUDAExtension(sources)\nsetup(version='12.0')\n")
     assert doctor(path, "--gpu", "12.0", "--root", folder).ids() == [] and "TORCH_CUDA_ARCH_LIST" in doctor.text(path, "--gpu", "12.0", "--root", folder)
     path = release(folder, FLAGS, name="causal-conv1d", version="1.5.0")  # known to the tables: their release, pinned
-    assert "causal-conv1d==1.6.0" in doctor(path, "--gpu", "12.0", "--torch", "2.8.0+cu128", "--root", folder).find("W10")["fix"][0]
+    assert "causal-conv1d==1.7.0" in doctor(path, "--gpu", "12.0", "--torch", "2.8.0+cu128", "--root", folder).find("W10")["fix"][0]
 
 
 def pins_of_torch_and_python(doctor, folder):

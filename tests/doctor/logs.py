@@ -1,6 +1,7 @@
 """logs.py PROGRAM: pasted errors: the first line states the problem, the second is a command, there are no
 placeholders, several findings of one text agree, and a crash never ends in success."""
 from fake import *
+from benign import LOGS
 from texts import TEXTS
 
 PLACEHOLDER = re.compile(r"another version|another release|\ba library\b:|PACKAGE|X\.Y|\bXY\b|CUDA 0\.0|SITE-PACKAGES|THIS-TEXT|LEFT-OVER|FAMILY|[{}]\w+[}]", re.M)
@@ -27,6 +28,51 @@ def every_text_is_answered_on_the_first_screen(doctor, folder):
         if found[:1] != [rule] or not re.search(words, top, re.I):
             wrong.append((rule, found, words, top))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+def releases():
+    known, section = {}, ""
+    for line in TABLES.read_text().splitlines():
+        section = line if line.startswith("[") else section
+        if section == "[release]" and "|" in line and line[0] != "#":
+            known.setdefault(line.split("|")[0], set()).update(line.split("|")[1].split())
+    return known
+
+
+def complaint(command, text, known):
+    """Why a command must not be printed: judged by another reader than the doctor's own."""
+    for part in re.split(r" && |; ", command):
+        words = part.split("pip install", 1)[1].split() if "pip install" in part else ["x"]
+        if not [w for i, w in enumerate(words) if not w.startswith("-") and (i == 0 or words[i - 1] not in ("--index-url", "--extra-index-url", "--no-binary"))] and "-e" not in words:
+            return "installs nothing"
+        for name, version in re.findall(r"([\w-]+)(?:\[[\w,]+\])?==([\w.]+)", part):
+            if name in known and version.rstrip(".*") not in known[name] and not version.endswith("*"):
+                return f"{name} {version} was never released"
+    bare = set(re.findall(r"\$(\w+)", re.sub(r"'[^']*'", "", command))) - {"PATH", "HOME", "ID", "VERSION_ID", "env"}
+    if bare:
+        return f"{bare} may not be set"
+    if "apt install cuda-toolkit-" in command and "cuda-keyring" not in command and not re.search("Jetson|L4T|tegra", text):
+        return "apt does not know that package"
+    windows = re.search(r"[CD]:\\", text) and "/mnt/c" not in text
+    return "not of Windows" if windows and re.search(r"\bsudo\b|\bexport\b|\bunset\b|python3", command) else None
+
+
+def commands_run_where_the_log_comes_from(doctor, folder):
+    known, wrong, n = releases(), [], 0
+    texts = [t for r, _, t in TEXTS if r] + ([p.read_text() for p in sorted(SHARED.glob("*.txt"))] if SHARED.is_dir() else [])
+    for text in texts[::10 if FEW else 1]:
+        top = doctor.run("--root", folder, log=text).stdout.decode().splitlines()
+        if len(top[0]) > 120 or re.search(r"_Z[A-Z0-9]", top[0]):
+            wrong.append((len(top[0]), top[0]))
+        for finding in doctor("--root", folder, log=text)["findings"]:
+            for fix in finding["fix"]:
+                if re.match(r"(pip|sudo|export|set|\\$env|winget|unset|cd|\\.|[A-Z_]+=)", fix) and " " in fix:
+                    n += 1
+                    why = complaint(fix, text, known)
+                    if why:
+                        wrong.append((why, fix))
+    print(f"{n} commands of {len(texts)} logs")
+    assert not wrong and len(known) > 20, "\n".join(map(str, wrong))
 
 
 def builds_name_their_release(doctor, folder):
@@ -64,6 +110,15 @@ def an_unknown_crash_is_not_a_success(doctor, folder):
     out = " ".join(done.stdout.decode().split())
     assert done.returncode == 1 and "it was searched for" in out and "collect_env" in out and "the two shapes differ" in out, out
     assert doctor.run("--root", folder, log="hello\n").returncode == 0
+
+
+def runs_that_worked_have_no_error(doctor, folder):
+    wrong = []
+    for name, text in LOGS.items():
+        a = doctor("--root", folder, log=text)
+        if a["exit"] != 0 or any(f["confidence"] == "C" or f["severity"] == "error" for f in a["findings"]):
+            wrong.append((name, a["exit"], [(f["id"], f["confidence"], f["severity"], f["explain"]) for f in a["findings"]]))
+    assert len(LOGS) >= 30 and not wrong, "\n".join(map(str, wrong))
 
 
 def findings_of_one_text_agree(doctor, folder):
@@ -106,4 +161,4 @@ def a_rule_serves_more_than_one_text(doctor, folder):
 
 
 again = [a_rule_serves_more_than_one_text] if FEW else []  # the texts of the others
-run_tests([v for v in list(globals().values()) if callable(v) and getattr(v, "__module__", "") == "__main__" and v.__name__ != "first_screen" and v not in again])
+run_tests([v for v in list(globals().values()) if callable(v) and getattr(v, "__module__", "") == "__main__" and v.__name__ not in ("first_screen", "releases", "complaint") and v not in again])

@@ -396,7 +396,7 @@ def exit_codes(doctor, folder):
     assert doctor.run("--explain", "K99").returncode == 64
     assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
     listed = doctor.run("--explain", "list").stdout.decode().splitlines()
-    assert len([line for line in listed if line[0] != " "]) == 105 and max(map(len, listed)) <= 80
+    assert len([line for line in listed if line[0] != " "]) == 135 and max(map(len, listed)) <= 80
     for rule in (line.split()[0] for line in listed if line[0] != " "):
         assert all(len(line) <= 80 or len(line.split()) <= 2 for line in doctor.run("--explain", rule).stdout.decode().splitlines()), rule
 
@@ -545,7 +545,7 @@ def pins_before_any_download(doctor, folder):
     a = doctor(folder / "requirements.txt", "--gpu", "RTX 5090", "--root", folder)
     said = {f["explain"].split(" holds")[0]: f for f in a["findings"]}
     assert set(said) == {"flash-attn 2.7.4", "causal-conv1d 1.5.2"}, a["findings"]
-    assert said["flash-attn 2.7.4"]["fix"] == ['pip install "torch==2.8.0" --index-url https://download.pytorch.org/whl/cu129 && pip install --no-build-isolation "flash-attn==2.8.3.post1" "causal-conv1d==1.6.0" "mamba-ssm==2.3.1"'], said["flash-attn 2.7.4"]["fix"]
+    assert said["flash-attn 2.7.4"]["fix"] == ['pip install "torch==2.8.0" --index-url https://download.pytorch.org/whl/cu129 && pip install --no-build-isolation "flash-attn==2.8.3.post2" "causal-conv1d==1.7.0" "mamba-ssm==2.3.2.post1"'], said["flash-attn 2.7.4"]["fix"]
     assert "krait's own causal-conv1d" in said["causal-conv1d 1.5.2"]["fix"][1]
     assert "line 2" in said["flash-attn 2.7.4"]["evidence"][0] and a["exit"] == 1
     (folder / "pyproject.toml").write_text('[project]\ndependencies = [\n  "torch==2.2.0",\n  "mamba-ssm[x]==2.3.0; python_version > \'3\'",\n]\n')
@@ -603,15 +603,15 @@ def pins_against_each_other(doctor, folder):
 def one_combination_serves_all_pins(doctor, folder):
     (folder / "requirements.txt").write_text("torch==2.2.0\nflash_attn==2.5.9.post1\ncausal-conv1d==1.4.0\nmamba-ssm==2.2.2\n")
     ask = lambda *args: doctor.run(folder / "requirements.txt", "--root", folder, "--fix-plan", *args).stdout.decode().splitlines()
-    assert ask("--gpu", "12.0")[0] == 'pip install "torch==2.9.*" --index-url https://download.pytorch.org/whl/cu130 && pip install --no-build-isolation "flash-attn==2.8.3.post1" "causal-conv1d==1.6.0" "mamba-ssm==2.3.1"'
+    assert ask("--gpu", "12.0")[0] == 'pip install "torch==2.9.*" --index-url https://download.pytorch.org/whl/cu130 && pip install --no-build-isolation "flash-attn==2.8.3.post2" "causal-conv1d==1.7.0" "mamba-ssm==2.3.2.post1"'
     assert ask("--gpu", "12.0", "--driver", "570.86")[0].split(" && ")[0].endswith("/cu129")  # a driver of CUDA 12 runs no torch of CUDA 13
-    assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install --no-build-isolation "flash-attn==2.8.3.post1" "causal-conv1d==1.6.0" "mamba-ssm==2.3.1"'
+    assert ask("--gpu", "12.0", "--torch", "2.7.1")[0] == 'pip install --no-build-isolation "flash-attn==2.8.3.post2" "causal-conv1d==1.7.0" "mamba-ssm==2.3.2.post1"'
     assert ask("--gpu", "8.0") == ["# nothing to do"]
     assert ask(folder / "none.txt", "--gpu", "8.0")[0].startswith("# not inspected: cannot ")  # not "nothing to do"
     assert all(": no release of " in line and "FORCE_BUILD" not in line for line in ask("--gpu", "6.1")), ask("--gpu", "6.1")
     assert all(": no torch has wheels of all" in line for line in ask("--gpu", "11.0")[1:-1]), ask("--gpu", "11.0")
     (folder / "requirements.txt").write_text("torch==2.4.0\nflash_attn==2.7.4\nmamba-ssm==1.0.0\n")  # working versions are kept
-    assert ask("--gpu", "8.0")[0] == 'pip install "torch==2.4.0" --index-url https://download.pytorch.org/whl/cu124 && pip install --no-build-isolation "flash-attn==2.7.4" "mamba-ssm==2.3.0"'
+    assert ask("--gpu", "8.0")[0] == 'pip install "torch==2.4.0" --index-url https://download.pytorch.org/whl/cu124 && pip install --no-build-isolation "flash-attn==2.7.4.post1" "mamba-ssm==2.3.0"'
 
 
 def builds_name_a_target_that_the_source_has(doctor, folder):
@@ -672,7 +672,7 @@ def releases_are_bounded_by_the_installed_torch(doctor, folder):
     assert fix[0] == 'pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall mamba-ssm==2.2.4', fix
     t = Tree(folder / "b", torch="2.7.0+cu128", cuda="12.8")
     t.extension()
-    assert 'causal-conv1d==1.6.0' in doctor(t.site, "--root", t.root, "--gpu", "12.0").find("K01")["fix"][0]
+    assert 'causal-conv1d==1.7.0' in doctor(t.site, "--root", t.root, "--gpu", "12.0").find("K01")["fix"][0]
 
 
 def an_unknown_library_is_not_to_be_installed_by_its_name(doctor, folder):

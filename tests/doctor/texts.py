@@ -174,7 +174,7 @@ TEXTS = [
      "nvcc fatal   : Unsupported gpu architecture 'compute_89'"),
     ('D02', 'driver',
      'ImportError: libcuda.so.1: cannot open shared object file: No such file or directory'),
-    ('D02', 'driver',
+    ('D13', 'container',
      'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'),
     ('K01', 'image|GPU',
      'RuntimeError: CUDA error: invalid device function\n'
@@ -314,7 +314,7 @@ TEXTS = [
      '    from transformers.generation import GreedySearchDecoderOnlyOutput, SampleDecoderOnlyOutput, TextStreamer\n'
      "ImportError: cannot import name 'GreedySearchDecoderOnlyOutput' from 'transformers.generation' (/opt/v/lib/python3.10/si"
      'te-packages/transformers/generation/__init__.py)'),
-    ('P06', '2\\.7, and torch is 2\\.5\\.1.*\\n.*torch==2\\.9',
+    ('P06', '2\\.7, and torch is 2\\.5\\.1.*\\n.*torch==2\\.11',
      '  File "/opt/v/lib/python3.11/site-packages/torchao/quantization/quant_primitives.py", line 60\n'
      "AttributeError: module 'torch' has no attribute 'float8_e8m0fnu'\n"
      'torch 2.5.1+cu121'),
@@ -410,4 +410,167 @@ TEXTS = [
      'Error no kernel image is available for execution on the device at line 62 in file /src/csrc/ops.cu\n'
      '  File "/opt/v/lib/python3.11/site-packages/bitsandbytes/functional.py", line 1\n'
      'bitsandbytes 0.43.0  NVIDIA GeForce RTX 5060 Ti'),
+    # ---- own symbols, driver symbols, macOS's form ----
+    ('S10', r'ggml_cuda_assign_buffers.*\n.*llama-cpp-python==',
+     "RuntimeError: Failed to load shared library '/opt/v/lib/python3.11/site-packages/llama_cpp/libllama.so': /opt/v/lib/python3.11/site-packages/llama_cpp/"
+     'libllama.so: undefined symbol: ggml_cuda_assign_buffers_force_inplace'),
+    ('S10', r'_C.*lacks.*of vllm itself.*\n',
+     'ImportError: /srv/vllm/vllm/_C.abi3.so: undefined symbol: _Z27cutlass_scaled_mm_sm120_fp8RN2at6TensorERKS0_S3_S3_S3_RKSt8optionalIS0_E\n'
+     'torch 2.8.0+cu128'),
+    ('S10', r'lacks lmdeploy|lacks .*turbomind',
+     'ImportError: /opt/v/lib/python3.10/site-packages/lmdeploy/lib/_turbomind.cpython-310-x86_64-linux-gnu.so: undefined symbol:'
+     ' _ZN9turbomind9TransposeERKN2at6TensorE'),
+    ('S11', r"driver.*cuTensorMapEncodeTiled",
+     'ImportError: /opt/v/lib/python3.12/site-packages/flash_attn_3/_C.abi3.so: undefined symbol: cuTensorMapEncodeTiled'),
+    ('S01', r'torchvision.*built for.*torch.*\n.*torchvision==0\.17\.2',
+     'ImportError: dlopen(/opt/homebrew/lib/python3.11/site-packages/torchvision/_C.so, 0x0006): Symbol not found: __ZN3c104impl8GPUTrace13gpuTraceStateE\n'
+     '  Referenced from: <4C4C> /opt/homebrew/lib/python3.11/site-packages/torchvision/_C.so\n'
+     '  Expected in: /opt/homebrew/lib/python3.11/site-packages/torch/lib/libc10.dylib\ntorch 2.2.2'),
+    ('S02', r'ABI.*cxx11abiTRUE|ABI',
+     'ImportError: /opt/v/lib/python3.10/site-packages/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol:'
+     ' _ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE\n'
+     'I installed flash_attn-2.5.8+cu122torch2.3cxx11abiTRUE-cp310-cp310-linux_x86_64.whl'),
+    ('S12', r'NumPy 1\.24.*\n.*numpy<1\.24',
+     "AttributeError: module 'numpy' has no attribute 'bool'.\n`np.bool` was a deprecated alias for the builtin `bool`."),
+    ('S13', r'setuptools.*\n.*setuptools<70',
+     '  File "/opt/v/lib/python3.10/site-packages/torch/utils/cpp_extension.py", line 28, in <module>\n'
+     '    from pkg_resources import packaging  # type: ignore[attr-defined]\n'
+     "ImportError: cannot import name 'packaging' from 'pkg_resources' (/opt/v/lib/python3.10/site-packages/pkg_resources/__init__.py)"),
+    # ---- GPUs and their generations ----
+    ('K24', r'sageattention.*RTX 4090.*\n.*pip uninstall -y sageattention && TORCH_CUDA_ARCH_LIST="8\.9"',
+     '  File "/opt/v/lib/python3.11/site-packages/sageattention/core.py", line 566, in sageattn_qk_int8_pv_fp16_cuda\n'
+     'AssertionError: SM80 kernel is not available. make sure you GPUs with compute capability 8.0 or higher.\nNVIDIA GeForce RTX 4090'),
+    ('K24', r'compiled without',
+     'ggml_cuda_compute_forward: MUL_MAT failed\nCUDA error: ggml was not compiled with any CUDA arch <= 750'),
+    ('K25', r'FlashAttention 3 runs on Hopper \(9\.0\) only, and the GPU is RTX 4090.*\n.*flash-attn==2\.8\.3\.post2',
+     'NVIDIA GeForce RTX 4090\nRuntimeError: FlashAttention-3 is only supported on Hopper GPUs with compute capability 9.0\n'),
+    ('K25', r'FlashMLA.*Hopper',
+     'RuntimeError: FlashMLA: Dense decode MLA is only supported on Hopper (SM90a) GPUs\nNVIDIA L40S'),
+    ('K18', r'8\.0',
+     'ValueError: FP16 MoE is only supported on GPUs with compute capability of at least 8.0. Quadro RTX 8000'),
+    ('K14', r'6\.1.*\n.*whl/cu126',
+     'Found GPU0 NVIDIA GeForce GTX 1070 which is of cuda capability 6.1.\nNVIDIA GeForce GTX 1070 with CUDA capability sm_61 is not compatible with the current PyTorch installation.'),
+    ('K08', r'JetPack 5.*CUDA 11\.4.*\n.*cuda-toolkit-11-4',
+     'L4T R35.4.1 Jetson AGX Orin\nCuda compilation tools, release 12.2, V12.2.140\n'
+     'RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.'),
+    ('D01', r'driver.*\n.*nvidia-jetpack',
+     'Linux-5.10.104-tegra-aarch64\nRuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver'),
+    ('D07', r'without CUDA.*\n.*jetson-ai-lab',
+     'Jetson Orin Nano, JetPack 6.1\nAssertionError: Torch not compiled with CUDA enabled'),
+    # ---- AMD ----
+    ('A01', r'AMD.*gfx1032.*\n.*HSA_OVERRIDE_GFX_VERSION=10\.3\.0',
+     'rocBLAS error: Cannot read /opt/v/lib/python3.10/site-packages/torch/lib/rocblas/library/TensileLibrary.dat: Illegal seek for GPU arch : gfx1032\nAborted (core dumped)'),
+    ('A01', r'AMD.*\n.*HSA_OVERRIDE',
+     '"hipErrorNoBinaryForGpu: Unable to find code object for all current devices!"\nAborted (core dumped)'),
+    ('A02', r'AMD.*\n.*render',
+     'torch 2.4.1+rocm6.0\nRuntimeError: No HIP GPUs are available'),
+    ('A03', r'ROCm.*\n.*pip install.*torch',
+     'ImportError: libamdhip64.so.6: cannot open shared object file: No such file or directory\nNVIDIA GeForce RTX 3060'),
+    # ---- macOS ----
+    ('D14', r'macOS has no CUDA',
+     '  File "/Users/me/miniforge3/lib/python3.11/site-packages/torch/cuda/__init__.py", line 310, in _lazy_init\n'
+     'AssertionError: Torch not compiled with CUDA enabled'),
+    ('D14', r'macOS has no CUDA.*\n.*(mps|krait dropin)',
+     'macOS 14.5 arm64\n/private/var/folders/x/causal_conv1d/setup.py:77: UserWarning: causal_conv1d was requested, but nvcc was not found.\n'
+     "NameError: name 'bare_metal_version' is not defined\nERROR: Failed building wheel for causal-conv1d"),
+    ('D15', r'aten::.*\n.*PYTORCH_ENABLE_MPS_FALLBACK=1',
+     "NotImplementedError: The operator 'aten::_fft_r2c' is not currently implemented for the MPS device."),
+    ('L05', r'built for x86_64.*arm64.*\narch -arm64 pip install',
+     "ImportError: dlopen(/opt/v/lib/python3.11/site-packages/x/_C.so, 0x0002): tried: '/opt/v/x/_C.so' (mach-o file, but is an incompatible architecture (have 'x86_64', need 'arm64'))"),
+    # ---- Windows ----
+    ('L16', r'detectron2.*built for another torch',
+     '  File "C:\\Users\\me\\det\\detectron2\\layers\\deform_conv.py", line 12, in <module>\n    from detectron2 import _C\n'
+     'ImportError: DLL load failed while importing _C: The specified module could not be found.'),
+    ('L16', r'fbgemm\.dll.*\n.*winget install.*VCRedist',
+     'OSError: [WinError 126] The specified module could not be found. Error loading "C:\\v\\lib\\site-packages\\torch\\lib\\fbgemm.dll" or one of its dependencies.'),
+    ('L16', r'another torch',
+     'ImportError: DLL load failed while importing _grid_encoder: 找不到指定的模块。\nC:\\Users\\me'),
+    ('L01', r'CUDA 11\.0.*\n.*winget.*11\.0.*set "PATH=',
+     "W tensorflow/stream_executor/platform/default/dso_loader.cc:60] Could not load dynamic library 'cudart64_110.dll'; dlerror: cudart64_110.dll not found\nC:\\x"),
+    ('P03', r'mamba-ssm.*\n\$env:MAMBA_FORCE_BUILD="TRUE"; pip install',
+     'PS C:\\work> python run.py\n  File "C:\\v\\Lib\\site-packages\\mamba_ssm\\ops\\selective_scan_interface.py", line 18, in <module>\n'
+     "ModuleNotFoundError: No module named 'selective_scan_cuda'"),
+    ('B24', r'long.*\n.*core\.longpaths',
+     "error: unable to create file csrc/ck/library/src/tensor_operation_instance/gpu/x.cpp: Filename too long\nC:\\a"),
+    ('B09', r'Visual Studio.*\nset "NVCC_APPEND_FLAGS=-allow-unsupported-compiler"',
+     'C:\\Program Files\\NVIDIA GPU Computing Toolkit\\CUDA\\v12.1\\include\\crt/host_config.h(153): fatal error C1189: #error:  -- unsupported Microsoft Visual Studio version!'),
+    ('B01', r'11\.1.*\nwinget install.*Nvidia\.CUDA',
+     'C:\\p> python setup.py install\nnvcc fatal   : Unsupported gpu architecture \'compute_86\''),
+    ('L09', r'cuDNN.*\n.*pip install "nvidia-cudnn-cu12>=9',
+     'Could not locate cudnn_ops64_9.dll. Please make sure it is in your library path!\nInvalid handle. Cannot load symbol cudnnCreateTensorDescriptor'),
+    ('D01', r'driver.*\n.*nvidia\.com/drivers',
+     'C:\\a\nRuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version'),
+    # ---- containers and shared memory ----
+    ('D02', r'container.*--gpus all.*\n--gpus all',
+     'docker run --rm -it my-image python3 run.py\nRuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU'),
+    ('D13', r'toolkit.*\n.*nvidia-container-toolkit',
+     'docker: Error response from daemon: unknown or invalid runtime name: nvidia.'),
+    ('R13', r'shared memory.*\n--shm-size=',
+     'RuntimeError: DataLoader worker (pid 123) is killed by signal: Bus error. It is possible that dataloader\'s workers are out of shared memory. Please try to raise your shared memory limit.'),
+    ('R13', r'shared memory.*\n(--shm-size|sudo mount)',
+     'RuntimeError: unable to open shared memory object </torch_2117_99> in read-write mode: No space left on device (28)\n/home/u/miniconda3/lib/python3.10'),
+    ('D12', r'busy',
+     'RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable'),
+    # ---- JAX, TensorFlow, CuPy ----
+    ('L13', r'jax.*0\.4\.31.*\n.*jax\[cuda12\]',
+     'RuntimeError: jaxlib version 0.4.31 is newer than and incompatible with jax version 0.4.25. Please update your jax and/or jaxlib packages.'),
+    ('L13', r'jax.*0\.4\.36.*\n.*jax\[cuda12\]',
+     'JAX plugin jax_cuda12_plugin version 0.4.36 is installed, but it is not compatible with the installed jaxlib version 0.5.0, so it will not be used.\nError: no GPU'),
+    ('L14', r'cuDNN 8\.9\.4.*8\.6\.0.*\n.*nvidia-cudnn-cu12>=8\.9',
+     'E tensorflow/compiler/xla/stream_executor/cuda/cuda_dnn.cc:447] Loaded runtime CuDNN library: 8.6.0 but source was compiled with: 8.9.4.'),
+    ('L14', r'cuDNN.*\n.*jax\[cuda12\]',
+     'jaxlib.xla_extension.XlaRuntimeError: FAILED_PRECONDITION: DNN library initialization failed. Look at the errors above for more details.'),
+    ('L17', r'jax.*CPU.*\n.*jax\[cuda12\]',
+     'WARNING:jax._src.xla_bridge:An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. Falling back to cpu.'),
+    ('L18', r'libdevice.*\n.*xla_gpu_cuda_data_dir',
+     'tensorflow.python.framework.errors_impl.InternalError: libdevice not found at ./libdevice.10.bc [Op:__some_op]'),
+    ('L01', r'cupy.*libcublas\.so\.12.*\n.*nvidia-cublas-cu12.*LD_LIBRARY_PATH',
+     'ImportError: \n================================================================\nFailed to import CuPy.\n'
+     'ImportError: libcublas.so.12: cannot open shared object file: No such file or directory\n  File "/opt/v/lib/python3.10/site-packages/cupy/__init__.py", line 20'),
+    ('L01', r'libnvrtc-builtins',
+     'RuntimeError: nvrtc: error: failed to open libnvrtc-builtins.so.12\n'),
+    # ---- packages ----
+    ('L15', r'sgl-kernel.*SM100.*\n.*sgl-kernel==',
+     "[sgl_kernel] CRITICAL: Could not load any common_ops library!\n1. Architecture-specific pattern: /x/sgl_kernel/sm100/common_ops.* - found files: []\n"
+     '- Expected variant: SM100 (Blackwell)\nImportError: x'),
+    ('L01', r'libnuma.*\n.*apt install libnuma1',
+     'ImportError: libnuma.so.1: cannot open shared object file: No such file or directory\n  File "/opt/v/lib/python3.12/site-packages/sgl_kernel/__init__.py", line 5'),
+    ('L08', r'bitsandbytes',
+     "AttributeError: 'NoneType' object has no attribute 'cget_managed_ptr'\n  File \"/opt/v/lib/python3.10/site-packages/bitsandbytes/functional.py\", line 12"),
+    ('P08', r'slow path.*\n.*(mamba-ssm==|krait)',
+     'The fast path is not available because one of `(selective_state_update, causal_conv1d_fn, causal_conv1d_update)` is None. Falling back to the naive implementation.'),
+    ('P09', r'cpu_adam.*\nDS_BUILD_CPU_ADAM=1',
+     "AttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'"),
+    ('P03', r'flash-attn-3.*\n.*subdirectory=hopper',
+     "ModuleNotFoundError: No module named 'flash_attn_interface'"),
+    ('P03', r'apex.*\n.*git\+https://github\.com/NVIDIA/apex',
+     "ModuleNotFoundError: No module named 'fused_layer_norm_cuda'"),
+    ('P03', r'xformers.*\n.*xformers==0\.0\.29\.post3',
+     "NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:\n    xFormers wasn't build with CUDA support\ntorch 2.6.0+cu124"),
+    ('B22', r'CUDA 11\.7.*\n.*cuda-toolkit-11-8',
+     'RuntimeError: FlashAttention is only supported on CUDA 11.7 and above.  Note: make sure nvcc has a supported version by running nvcc -V.'),
+    ('B23', r'CUDA_HOME.*\nexport CUDA_HOME=/usr/local/cuda',
+     "FileNotFoundError: [Errno 2] No such file or directory: ':/usr/local/cuda/bin/nvcc'\n Failed to build flash-attn"),
+    ('B01', r'8\.0.*11\.0.*\n.*cuda-toolkit-11-8',
+     "nvcc fatal   : Value 'sm_80' is not defined for option 'gpu-architecture'\nCuda compilation tools, release 10.1"),
+    ('B02', r'3\.0.*10\.2.*\nexport TORCH_CUDA_ARCH_LIST',
+     "nvcc fatal   : Value 'sm_30' is not defined for option 'gpu-architecture'\nerror: command '/usr/local/cuda/bin/nvcc' failed with exit status 1"),
+    ('D09', r'nvidia_uvm.*\nsudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm',
+     'RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.'),
+    ('P10', r'torchaudio.*libc10_cuda\.so.*\n.*(torch==|whl/cpu)',
+     '  File "/opt/v/lib/python3.11/site-packages/torchaudio/_extension/utils.py", line 61, in _load_lib\n'
+     'OSError: libc10_cuda.so: cannot open shared object file: No such file or directory\ntorch 2.6.0'),
+    ('L01', r'libnvrtc.*\n.*nvidia-cuda-nvrtc',
+     'Could not load library libcudnn_cnn_infer.so.8. Error: libnvrtc.so: cannot open shared object file: No such file or directory\nAborted (core dumped)'),
+    # ---- several processes ----
+    ('R12', r'ALLREDUCE.*not a matter of compatibility',
+     '[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, '
+     'NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600004 milliseconds before timing out.'),
+    ('R14', r'network.*\n.*NCCL_SOCKET_IFNAME',
+     'node1:33:99 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.17.0.1<41837> failed : Software caused connection abort\n'
+     'torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970, unhandled system error'),
+    ('R15', r'same GPU',
+     'init.cc:900 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.'),
+    ('R16', r'forked.*\n.*spawn',
+     "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method"),
 ]
