@@ -126,6 +126,24 @@ const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag) {
   return found;
 }
 
+/* The CUDA of a release on the package index; 0: not known. */
+static int cuda_of_release(const doc *d, const char *package, const char *version) {
+  const doc_table_line *row;
+  for (size_t at = 0; *version && (row = kr_tables_next(d->tables, "cuda", &at));)
+    if (strcmp(row->column[0], package) == 0 && kr_compare_versions(version, row->column[1]) >= 0 &&
+        (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0))
+      return atoi(row->column[3]);
+  return 0;
+}
+
+/* By the release that the text names; an older TensorFlow by the words of its loader. */
+int doc_cuda_of(const doc *d, const char *package) {
+  const int cuda = cuda_of_release(d, package, doc_version_of(d, package));
+  if (cuda) return cuda;
+  if (strcmp(package, "tensorflow") == 0 && d->log.text && strstr(d->log.text, "dso_loader")) return 11;
+  return kr_parse_tenths(d->torch_cuda) / 10;
+}
+
 const char *doc_index_for(doc *d, int cc) {
   int cuda = d->driver_cuda ? d->driver_cuda / 1000 : 0;
   if (cc && cc < 75) return "cu126";
@@ -145,9 +163,11 @@ static const char *companion_of(doc *d, const char *name, const char *torch) {
   return minor && doc_companion_column(name) ? minor->column[doc_companion_column(name)] : "";
 }
 
-/* From 2.11 on the package index itself has the builds of CUDA 13. */
-static const char *index_option(doc *d, const char *torch, const char *index) {
-  if (d->log.is_mac || (kr_parse_torch(torch) >= 211 && strncmp(index, "cu13", 4) == 0 && !d->log.is_windows))
+/* From 2.11 on the package index itself has the builds of CUDA 13, but not of xformers. */
+static const char *index_option(doc *d, const char *torch, const char *index, const char *xformers) {
+  const int is_13 = strncmp(index, "cu13", 4) == 0, of_xformers = cuda_of_release(d, "xformers", xformers);
+  if (d->log.is_mac ||
+      (kr_parse_torch(torch) >= 211 && is_13 && !d->log.is_windows && (!of_xformers || of_xformers == 13)))
     return "";
   return kr_arena_print(d->arena, " --index-url https://download.pytorch.org/whl/%s", index);
 }
@@ -161,12 +181,14 @@ static const char *torch_with(doc *d, int torch, const char *index) {
   kr_text out = kr_text_begin(d->arena);
   kr_text_print(&out, "pip install --force-reinstall torch==%s", same);
   static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
+  const char *xformers = "";
   for (int i = 0; i < 3; i++) {
     const char *version = companion_of(d, names[i], same);
-    if ((is_installed(d, names[i]) || *doc_version_of(d, names[i])) && *version)
-      kr_text_print(&out, " %s==%s", names[i], version);
+    if ((!is_installed(d, names[i]) && !*doc_version_of(d, names[i])) || !*version) continue;
+    kr_text_print(&out, " %s==%s", names[i], version);
+    if (i == 2) xformers = version;
   }
-  kr_text_print(&out, "%s", index_option(d, same, index));
+  kr_text_print(&out, "%s", index_option(d, same, index, xformers));
   return out.at;
 }
 
@@ -315,7 +337,8 @@ static const char *release(doc *d, const char *package, const char *version, int
              *version_for = companion_of(d, package, strspn(torch, "0123456789.") >= 5 ? torch : row->column[1]);
   if (!*version_for) return "";
   return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s%s", package, version_for,
-                        index_option(d, torch, index ? index : "cu128"));
+                        index_option(d, torch, index ? index : "cu128",
+                                     strcmp(package, "xformers") == 0 ? version_for : ""));
 }
 
 /* The release for the installed torch, if the tables know it; else the same release again, which brings its own
@@ -325,6 +348,8 @@ static const char *wheels_only(doc *d, const char *package, const char *version)
   for (size_t at = 0; d->torch_number && (row = kr_tables_next(d->tables, "asks", &at));)
     if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->torch_number)
       return kr_arena_print(d->arena, "pip install --force-reinstall %s==%s", package, row->column[2]);
+  row = kr_tables_find(d->tables, "newest", package);
+  if (!*version && row) version = row->column[1];
   return kr_arena_print(d->arena, "pip install --force-reinstall %s%s%s", package, *version ? "==" : "", version);
 }
 
@@ -442,7 +467,8 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
   const char *ready = release(d, package, public_version(d, version), must_change), *none = doc_no_build(d, package);
   const doc_table_line *source = kr_tables_find(d->tables, "source", package);
   add_commands(d, fixes, ready);
-  if (source && !*ready && !doc_companion_column(package)) add_commands(d, fixes, source->column[1]);
+  if (source && !*ready && !doc_companion_column(package) && (!cc || build_target(row, cc)))
+    add_commands(d, fixes, source->column[1]);
   if (*none && !*ready) {
     add_commands(d, fixes, none);
     add_commands(d, fixes, *row->column[8] ? kr_arena_print(d->arena, "use instead %s", row->column[8]) : "");
@@ -527,6 +553,11 @@ const char *doc_command(doc *d, const char *key, const char *package, const char
   if (strcmp(key, "reinstall") == 0) return reinstall(d, package, version);
   if (strcmp(key, "release") == 0) return release(d, package, listed_version(d, package, version), 0);
   if (strcmp(key, "build_here") == 0) return build_here(d, package, version);
+  if (strcmp(key, "nvrtc_install") == 0) return doc_library_command(d, "libnvrtc.so.12", package);
+  if (strcmp(key, "build_forced") == 0 && strcmp(source_of(doc_package_row(d, package)), "none") == 0) {
+    const doc_table_line *source = kr_tables_find(d->tables, "source", package); /* its wheels again would not help */
+    return source ? source->column[1] : "";
+  }
   if (strcmp(key, "build_forced") == 0)
     return *build(d, package, "", 1) ? build(d, package, listed_version(d, package, version), 1)
                                      : build_here(d, package, version);

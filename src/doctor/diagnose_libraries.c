@@ -7,9 +7,7 @@
 
 #include "doc.h"
 
-static int is_torch_library(const char *name) {
-  return strncmp(name, "libc10", 6) == 0 || strncmp(name, "libtorch", 8) == 0 || strncmp(name, "libshm", 6) == 0;
-}
+static int is_torch_library(const char *name) { return doc_is_torch_library(name) || strncmp(name, "libshm", 6) == 0; }
 
 static int is_base_library(const char *name) {
   static const char *const names[] = {
@@ -63,7 +61,16 @@ static int report_cpu_pair(doc *d, const doc_file *file, const char *name) {
   if (!d->torch_is_cpu || strstr(d->torch, "rocm") ||
       (strncmp(name, "libc10_cuda", 11) != 0 && strncmp(name, "libtorch_cuda", 13) != 0))
     return 0;
-  const char *keys[] = {"lost", name, NULL};
+  const char *version = doc_companion_column(file->package) ? doc_command(d, "companion", file->package, "", "") : "",
+             *for_cpu = *version ? kr_arena_print(d->arena,
+                                                  "pip install --no-deps --force-reinstall %s==%s --index-url "
+                                                  "https://download.pytorch.org/whl/cpu",
+                                                  file->package, version)
+                                 : "";
+  const int is_first = !d->gpus.n; /* without a GPU, the torch for the CPU is meant */
+  const char *keys[] = {"lost", name, is_first ? "cpu_first" : "cpu_companion",
+                        is_first || !*for_cpu ? for_cpu : kr_arena_print(d->arena, "or, for the CPU: %s", for_cpu),
+                        NULL};
   doc_finding *f = doc_report(d, "P10", file, file->package, keys);
   doc_evidence(d, f, "NEEDED %s, which only a torch with CUDA has; torch is %s", name, d->torch);
   return 1;

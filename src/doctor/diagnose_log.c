@@ -56,9 +56,23 @@ static int already_found(const doc *d, const char *ids) {
 /* ---- what the hit is about ---- */
 static int is_someone(const char *package) { return *package && strcmp(package, "torch") != 0; }
 
+/* Of several distributions with one import name, the one that the text names with its release: mmcv-full for mmcv. */
+static const char *named_twin(doc *d, const char *package) {
+  const doc_table_line *row;
+  if (!*package || *doc_version_of(d, package)) return package;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "owner", &at));) {
+    if (!kr_tables_has_word(row->column[1], package)) continue;
+    for (const char *p = row->column[1]; *p; p += strcspn(p, " "), p += strspn(p, " ")) {
+      const char *twin = kr_arena_copy(d->arena, p, strcspn(p, " "));
+      if (*doc_version_of(d, twin)) return twin;
+    }
+  }
+  return package;
+}
+
 /* The package in its own line, the last one named before it, that of the innermost frame, or of the last library or
  * name in the text. torch only if there is no other: it is in every traceback. */
-static const char *package_of(doc *d, const doc_hit *hit) {
+static const char *package_named(doc *d, const doc_hit *hit) {
   const char *here = doc_package_in(d, hit->line), *owner = d->log.owner ? d->log.owner : "";
   if (is_someone(here)) return here;
   if (is_someone(hit->near)) return hit->near;
@@ -70,6 +84,8 @@ static const char *package_of(doc *d, const doc_hit *hit) {
   if (hit->rule->stage != KR_STAGE_IMAGE && d->log.names.n) return DOC_TEXT(d->log.names, d->log.names.n - 1);
   return *here ? here : hit->near;
 }
+
+static const char *package_of(doc *d, const doc_hit *hit) { return named_twin(d, package_named(d, hit)); }
 
 static const char *log_base_of(const char *path) {
   const char *slash = strrchr(path, '/'), *other = strrchr(path, '\\');
@@ -187,11 +203,13 @@ static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
 /* The command that installs a library, or a build of the package for the installed CUDA. */
 const char *doc_install_library(doc *d, const char *lib, const char *package) {
   const doc_table_line *row = kr_tables_find(d->tables, "soname", lib);
-  int have = kr_parse_tenths(d->torch_cuda) / 10, want = row ? atoi(row->column[1]) : 0;
+  const int have = kr_parse_tenths(d->torch_cuda) / 10,
+            want = row ? atoi(row->column[1]) : log_begins(lib, "libcudart.so.") ? atoi(lib + 13) : 0;
   if (row && log_begins(row->column[2], "apt:"))
     return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
   if (want && have && want != have && is_someone(package))
     return "{rebuild}"; /* it was built for a different CUDA than torch */
+  if (!row && want && is_someone(package) && *doc_build_command(d, package)) return "{rebuild}";
   return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2])
              : kr_arena_print(d->arena, "install the package that contains %s; the tables do not know it", lib);
 }
@@ -205,7 +223,7 @@ static const char *cudnn_major(const char *text) {
   return "";
 }
 
-static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *major = cudnn_major(hit->line);
   kr_list names = KR_LIST(const char *);
   put_log(keys, "major", major);
@@ -220,8 +238,12 @@ static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys) {
     put_log(keys, "cudnn_path", "python3 -c 'import torch'");
     return;
   }
+  const int cuda = doc_cuda_of(d, package);
   put_log(keys, "cudnn_install",
-      *major == '8' ? "pip install nvidia-cudnn-cu12==8.9.7.29" : "pip install \"nvidia-cudnn-cu12>=9,<10\"");
+      *major != '8' && cuda == 13 ? "pip install \"nvidia-cudnn-cu13>=9,<10\""
+      : *major != '8'             ? "pip install \"nvidia-cudnn-cu12>=9,<10\""
+      : cuda == 11                ? "pip install \"nvidia-cudnn-cu11>=8.6,<9\""
+                                  : "pip install nvidia-cudnn-cu12==8.9.7.29");
   if (d->log.is_windows) return; /* Python there looks beside the module and in add_dll_directory's folders */
   put_log(keys, "cudnn_path",
       "export LD_LIBRARY_PATH=$(python3 -c 'import os, nvidia.cudnn; print(\":\".join([list(nvidia.cudnn.__path__)[0] "
@@ -312,6 +334,7 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
     if (soname_row(d, lib)) lib = soname_row(d, lib)->column[0];
     put_log(keys, "lib", lib);
     put_log(keys, "of", doc_major_of(d, kr_tables_find(d->tables, "soname", lib)));
+    if (log_begins(lib, "libcudart.so.")) put_log(keys, "of", kr_arena_print(d->arena, " (CUDA %s)", lib + 13));
     put_log(keys, "library_install", doc_install_library(d, lib, package));
   }
   if (is_for_log(hit, "L07")) { /* L03 and L04 have their own texts */
@@ -335,7 +358,7 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
   if (is_for_log(hit, "L03")) put_log(keys, "glibc_system", release_words(d, "glibc", taken(hit, "need")));
   if (is_for_log(hit, "L04")) fill_libstdcxx(d, hit, keys);
   if (is_for_log(hit, "L08")) fill_bitsandbytes(d, hit, keys);
-  if (is_for_log(hit, "L09")) fill_cudnn(d, hit, keys);
+  if (is_for_log(hit, "L09")) fill_cudnn(d, hit, keys, package);
   if (is_for_log(hit, "L10")) fill_cudnn_versions(d, hit, keys);
   if (is_for_log(hit, "L11")) fill_jax(d, hit, keys);
   if (is_for_log(hit, "L12"))
@@ -600,6 +623,21 @@ static int torch_has(doc *d, int cc) {
   return cc && d->torch_number && doc_torch_index(d, d->torch_number, cc, tag ? tag + 1 : NULL) != NULL;
 }
 
+/* NVRTC is the one that CuPy or JAX finds; torch brings its own. */
+static void put_compiler(doc *d, hit_keys *keys, const char *package) {
+  const int cc = doc_main_cc(d);
+  const char *version = doc_nearest_release(d, package, doc_version_of(d, package)),
+             *nvrtc = doc_command(d, "nvrtc_install", package, "", "");
+  kr_list cuda = KR_LIST(const char *);
+  put_log(keys, "rtc_pkg", package);
+  if (cc && cc < 75 && doc_match(d, "CUDA Runtime Version : %d{v}", d->log.text, &cuda))
+    put_log(keys, "rtc_cuda", kr_arena_print(d->arena, "%d", atoi(DOC_TEXT(cuda, 1)) / 1000));
+  put_log(keys, "rtc_fix",
+      log_begins(package, "cupy") ? kr_arena_print(d->arena, "pip install %s%s%s && %s", package, *version ? "==" : "",
+                                               version, nvrtc)
+                              : nvrtc);
+}
+
 static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   int cc = doc_main_cc(d);
   if (is_for_log(hit, "K04")) return 0; /* only the files' bytes can tell */
@@ -624,6 +662,8 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
   if (is_for_log(hit, "K01") && strcmp(*package, "torch") == 0 && (torch_has(d, cc) || !log_suggests(d, "K14")))
     *package = ""; /* torch also reports other packages' launches */
   if ((is_for_log(hit, "K22") || is_for_log(hit, "K23")) && !is_someone(*package)) *package = "torch";
+  if (is_for_log(hit, "K23") && kr_tables_has_word("cupy-cuda12x jax-cuda12-plugin", *package))
+    put_compiler(d, keys, *package);
   return 1;
 }
 
@@ -676,7 +716,7 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
     f->confidence = 'M';
     f->severity =
         hit->rule->stage == KR_STAGE_DRIVER || is_for_log(hit, "K14") || is_for_log(hit, "P08") ? KR_WARN : KR_INFO;
-  } else if (hit->rule->severity != KR_INFO)
+  } else if (hit->rule->severity != KR_INFO || is_for_log(hit, "L02"))
     f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* a crash's message says what went wrong, if not why */
   doc_evidence(d, f, "the log: %.300s", hit->line + strspn(hit->line, " "));
   if (d->log.last_frame && is_for_log(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
@@ -739,8 +779,8 @@ static void judge_hit(doc *d, const doc_hit *hit) {
                    {"P02", "P01 P02 D07"},
                    {"L07", "L07"}};
   hit_keys keys = {.n = 0};
-  const char *package = kr_tables_has_word("K14 K15 K23 D07 L10", hit->rule->id) ? "torch"
-                        : is_for_log(hit, "L08")                                 ? "bitsandbytes"
+  const char *package = kr_tables_has_word("K14 K15 D07 L10", hit->rule->id) ? "torch"
+                        : is_for_log(hit, "L08")                             ? "bitsandbytes"
                         : hit->rule->stage == KR_STAGE_DRIVER && !is_for_log(hit, "D01") && !is_for_log(hit, "S11") &&
                                 !is_for_log(hit, "D14")
                             ? ""

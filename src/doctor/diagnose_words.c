@@ -108,7 +108,7 @@ static int fill_one_kind(doc *d, const doc_hit *hit, kr_list *keys, const char *
 }
 
 /* JetPack's driver is of one CUDA: what a newer toolkit made does not run on it. */
-static void fill_jetson(doc *d, kr_list *keys) {
+static void fill_jetson(doc *d, kr_list *keys, const char *package) {
   static const char *const cuda_of[] = {"", "", "", "", "10.2", "11.4", "12.6", "13.0"};
   const int jetpack = d->log.jetpack;
   const char *cuda = jetpack > 3 && jetpack < 8 ? cuda_of[jetpack] : *d->torch_cuda ? d->torch_cuda : "";
@@ -118,6 +118,7 @@ static void fill_jetson(doc *d, kr_list *keys) {
   put_words(d, keys, "jet_cuda", kr_arena_print(d->arena, "CUDA %s", cuda));
   if (kr_parse_tenths(d->log.nvcc) > kr_parse_tenths(cuda))
     put_words(d, keys, "jet_built", kr_print_tenths(d->arena, kr_parse_tenths(d->log.nvcc)));
+  put_words(d, keys, "jet_rebuild", *package ? doc_command(d, "build_forced", package, "", "") : "");
   put_words(d, keys, "jet_build",
       kr_arena_print(d->arena,
                      "sudo apt install cuda-toolkit-%d-%d && export CUDA_HOME=/usr/local/cuda-%s "
@@ -166,7 +167,7 @@ static int needs_path(const doc *d, const char *package) {
   return is_one_of(package, packages) || (!*package && !*d->torch && !has(d, "torch"));
 }
 
-static const char *library_command(doc *d, const char *lib, const char *package) {
+const char *doc_library_command(doc *d, const char *lib, const char *package) {
   static const char every[] =
       "pip install nvidia-cublas-cu12 nvidia-cuda-runtime-cu12 nvidia-cuda-nvrtc-cu12 \"nvidia-cudnn-cu12>=9,<10\" "
       "nvidia-cufft-cu12 nvidia-curand-cu12 && " LIBRARY_PATH("glob.glob(sysconfig.get_path(\"purelib\") + "
@@ -207,7 +208,7 @@ static int fill_missing_library(doc *d, const doc_hit *hit, kr_list *keys, const
   if (doc_match(d, "load library %s{needer} with error", hit->line, &needer))
     put_words(d, keys, "needer", words_base_of(DOC_TEXT(needer, 1)));
   if (kr_tables_find(d->tables, "soname", lib) || strcmp(lib + (strlen(lib) > 3 ? strlen(lib) - 3 : 0), ".so") == 0)
-    put_words(d, keys, "library_install", library_command(d, lib, package));
+    put_words(d, keys, "library_install", doc_library_command(d, lib, package));
   return 1;
 }
 
@@ -288,7 +289,11 @@ static int fill_amd(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
   *package = "";
   if (is_for_words(hit, "A01")) {
     put_words(d, keys, "gfx", gfx);
-    put_words(d, keys, "gfx_as", row ? row->column[1] : *gfx ? "" : "11.0.0");
+    put_words(d, keys, "gfx_as", row ? row->column[1] : "");
+    if (!*gfx)
+      put_words(d, keys, "gfx_ask",
+          "case $(rocminfo | grep -om1 'gfx[0-9]*') in gfx10*) export HSA_OVERRIDE_GFX_VERSION=10.3.0;; gfx11*) export "
+          "HSA_OVERRIDE_GFX_VERSION=11.0.0;; gfx12*) export HSA_OVERRIDE_GFX_VERSION=12.0.0;; esac");
   }
   if (is_for_words(hit, "A03")) {
     kr_list lib = KR_LIST(const char *);
@@ -309,6 +314,19 @@ static int fill_mac(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
   if (strcmp(*package, "torch") == 0) *package = "";
   if (is_ours) put_words(d, keys, "mac_install", "python3 -m krait dropin on --force");
   return 1;
+}
+
+/* Where the text says that libcuda.so.1 is; WSL keeps it in a folder of Windows. */
+static void fill_driver_library(doc *d, kr_list *keys) {
+  kr_list at = KR_LIST(const char *);
+  if (doc_match(d, "['%s{x}/libcuda.so.1'", d->log.text, &at))
+    put_words(d, keys, "libcuda_at", kr_arena_print(d->arena, "%s/libcuda.so.1", DOC_TEXT(at, 1)));
+  else if (d->log.is_wsl) put_words(d, keys, "libcuda_at", "/usr/lib/wsl/lib/libcuda.so.1");
+}
+
+static int is_torch_base(const char *lib) {
+  static const char *const names[] = {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so", NULL};
+  return is_one_of(lib, names);
 }
 
 static int fill_container(doc *d, kr_list *keys) {
@@ -387,8 +405,10 @@ static void fill_old_target(doc *d, const doc_hit *hit, kr_list *keys) {
 
 static int fill_builds(doc *d, const doc_hit *hit, kr_list *keys) {
   if (is_for_words(hit, "B02")) fill_old_target(d, hit, keys);
-  if (is_for_words(hit, "B07") && strcmp(doc_taken(hit, "module"), "torch") == 0)
-    put_words(d, keys, "module_install", doc_torch_install(d));
+  if (is_for_words(hit, "B12")) fill_driver_library(d, keys);
+  if (is_for_words(hit, "B07") &&
+      strcmp(doc_taken(hit, "module"), "torch") == 0) /* which keeps the one that is there */
+    put_words(d, keys, "module_install", *d->torch ? "" : "pip install torch");
   else if (is_for_words(hit, "B07"))
     put_words(d, keys, "module_install", kr_arena_print(d->arena, "pip install %s", doc_taken(hit, "module")));
   if (is_for_words(hit, "B09") && strstr(hit->line, "Visual Studio")) {
@@ -429,7 +449,7 @@ int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **packa
   if (is_for_words(hit, "S13")) return fill_builds(d, hit, keys);
   if (is_for_words(hit, "K24")) return fill_own_kernels(d, package);
   if (is_for_words(hit, "K25")) return fill_one_kind(d, hit, keys, package);
-  if (is_for_words(hit, "K08")) fill_jetson(d, keys);
+  if (is_for_words(hit, "K08")) fill_jetson(d, keys, *package);
   if (is_for_words(hit, "L01")) return fill_missing_library(d, hit, keys, *package);
   if (is_for_words(hit, "L13") || is_for_words(hit, "L17"))
     *package = "", put_words(d, keys, "jax_install", jax_command(d));
@@ -461,8 +481,10 @@ int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **packa
     if (doc_match(d, "Error: %w{x}: cannot open", hit->line, &lost) && !words_begins(DOC_TEXT(lost, 1), "libcudnn"))
       return 0;
   }
+  if (is_for_words(hit, "R11") && strcmp(*package, "tensorflow") == 0) put_words(d, keys, "any_cpu", "tensorflow");
   if (is_for_words(hit, "P09")) return fill_deepspeed(d, hit, keys, package);
   if (is_for_words(hit, "P03")) return fill_module(d, hit, keys, package);
+  if (is_for_words(hit, "L02")) return is_torch_base(doc_taken(hit, "lost"));
   if (is_for_words(hit, "R13")) fill_shared_memory(d, keys);
   if (is_for_words(hit, "R16")) {
     if (strstr(hit->line, "initialization error") && !has(d, "fork") && !has(d, "ultiprocess")) return 0;

@@ -84,6 +84,7 @@ static inline void doc_add_text(doc *d, kr_list *list, const char *text) {
 int doc_has_text(const kr_list *list, const char *text);
 
 /* inspect.c */
+int doc_is_torch_library(const char *name); /* libc10*, libtorch.so, libtorch_*; not libtorchaudio.so */
 doc_file *doc_inspect_source(doc *d, kr_source *source, const char *path);
 doc_file *doc_inspect_path(doc *d, const char *path);
 /* Only its containers; fn is called for each image, and with NULL at a container's end; all again if a first walk was
@@ -180,7 +181,9 @@ const char *doc_shown_name(const doc_file *file); /* a module called _C.so with 
 
 /* diagnose_log.c */
 const char *doc_taken(const doc_hit *hit, const char *name); /* what a pattern took as {name}; "" */
-/* diagnose_words.c: the values of a rule's sentences, as pairs of name and value. 0: not this rule's reason. */
+/* diagnose_words.c: what installs a library, and the path to it where the program needs one. */
+const char *doc_library_command(doc *d, const char *lib, const char *package);
+/* The values of a rule's sentences, as pairs of name and value. 0: not this rule's reason. */
 int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **package);
 
 /* requirements.c */
@@ -212,6 +215,7 @@ int doc_covers(const char *targets, int cc);
 const char *doc_torch_install(doc *d);
 const char *doc_no_build(doc *d, const char *package);   /* that no build of it can serve the device; "" when one can */
 const char *doc_own_dropin(doc *d, const char *package); /* that krait replaces it; "" when not */
+int doc_cuda_of(const doc *d, const char *package); /* the CUDA major of the release in the text, or of torch; 0 */
 const char *doc_index_for(doc *d, int cc); /* cu128, cu130, cu126 */
 void doc_keep_causes(doc *d); /* hides findings that are consequences of others */
 void doc_rank(doc *d);

@@ -8,6 +8,10 @@
 #include "sha256.h"
 #include "status.h"
 
+int doc_is_torch_library(const char *name) {
+  return strncmp(name, "libc10", 6) == 0 || (strncmp(name, "libtorch", 8) == 0 && (name[8] == '.' || name[8] == '_'));
+}
+
 enum {
   MAX_CONTAINERS_KEPT = 100000,
   MAX_COUNTED_KERNELS = 100000,
@@ -275,10 +279,10 @@ static void classify(doc_file *file) {
     if (strncmp(name, "libcudart", 9) == 0 || strncmp(name, "libcublas", 9) == 0 ||
         strncmp(name, "libcuda.so", 10) == 0)
       file->is_cuda = 1;
-    if (strncmp(name, "libc10", 6) == 0 || strncmp(name, "libtorch", 8) == 0) file->is_extension = 1;
+    if (doc_is_torch_library(name)) file->is_extension = 1;
     if (strncmp(name, "libc10_cuda", 11) == 0 || strncmp(name, "libtorch_cuda", 13) == 0) file->is_cuda = 1;
   }
-  if (strncmp(file->name, "libtorch", 8) == 0 || strncmp(file->name, "libc10", 6) == 0)
+  if (doc_is_torch_library(file->name))
     file->is_torch = 1, file->is_extension = 0;
   if (file->has_fatbin) file->is_cuda = 1;
 }

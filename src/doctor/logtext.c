@@ -234,14 +234,14 @@ static const doc_table_line *row_of_module(const doc *d, const char *module) {
 static const char *package_of_part(doc *d, const char *part) {
   size_t n = strcspn(part, "/\\.\"' \t:,)"), m = strcspn(part, "/\\");
   if (m > 4 && memcmp(part + m - 4, ".egg", 4) == 0 && part[m]) return package_of_part(d, part + m + 1);
-  const char *module = kr_arena_copy(d->arena, part, n);
+  const char *module = kr_arena_copy(d->arena, part, n), *plain = module + strspn(module, "_");
   const doc_table_line *row = row_of_module(d, module);
   if (!n || strcmp(module, "__pycache__") == 0) return "";
   if (row) return row->column[0];
   if (strcmp(module, "torch") == 0 || strcmp(module, "nvidia") == 0) return "torch";
   const char *so = strstr(part, ".so"), *pyd = strstr(part, ".pyd"),
              *library = so ? so : pyd; /* of others, only compiled files can be the cause */
-  return library && library < part + strcspn(part, " \t\"',;)") ? doc_normalise(d, module, n) : "";
+  return library && library < part + strcspn(part, " \t\"',;)") ? doc_normalise(d, plain, strlen(plain)) : "";
 }
 
 /* From the last path below site-packages, else from a path component that is a module in the tables. */
@@ -279,13 +279,23 @@ static int logtext_holds_any(const char *text, const char *const *words) {
   return 0;
 }
 
+/* "k2 was built against torch 1.13.1" says nothing of the torch that is installed. */
+static int is_built_against(const char *text, const char *p) {
+  static const char *const words[] = {"uilt against ", "ompiled against ", "ompiled with ", NULL};
+  for (int i = 0; words[i]; i++) {
+    const size_t n = strlen(words[i]);
+    if ((size_t)(p - text) >= n && strncmp(p - n, words[i], n) == 0) return 1;
+  }
+  return 0;
+}
+
 static const char *token_after(doc *d, const char *text, const char *word) {
   for (const char *p = text; (p = strstr(p, word)); p++) {
     const char *value = p + strlen(word);
     size_t n = 0;
     while (n < MAX_TOKEN && is_word(value[n])) n++;
     while (n && value[n - 1] == '.') n--;
-    if (isdigit((unsigned char)*value)) return kr_arena_copy(d->arena, value, n);
+    if (isdigit((unsigned char)*value) && !is_built_against(text, p)) return kr_arena_copy(d->arena, value, n);
   }
   return "";
 }
@@ -300,7 +310,7 @@ static const char *first_token(doc *d, const char *text, const char *const *word
 static const char *column_after(doc *d, const char *text, const char *name) {
   const size_t n = strlen(name);
   for (const char *p = text; (p = strstr(p, name)); p += n) {
-    const size_t blanks = strspn(p + n, " "), length = strspn(p + n + blanks, "0123456789.abcpostrv");
+    const size_t blanks = strspn(p + n, " "), length = strspn(p + n + blanks, "0123456789.+abcpostruv");
     const char *value = p + n + blanks;
     if (blanks > 1 && isdigit((unsigned char)*value) && memchr(value, '.', length))
       return kr_arena_copy(d->arena, value, length);
@@ -433,6 +443,19 @@ static int gpu_from_capability(doc *d, const char *line) {
 }
 
 /* ---- torch, driver, toolkit ---- */
+/* "2.5.1+cu124" by itself, as `print(torch.__version__)` leaves it: only torch and torchaudio, which has the same
+ * numbers, have releases from 1 on with such a tag. */
+static const char *tagged_release(doc *d, const char *text) {
+  for (const char *p = text; (p = strstr(p, "+cu")); p++) {
+    const char *begin = p;
+    while (begin > text && (isdigit((unsigned char)begin[-1]) || begin[-1] == '.')) begin--;
+    const int is_word_begin = begin == text || strchr(" '\"(:\n", begin[-1]) != NULL;
+    if (is_word_begin && kr_parse_torch(begin) >= 100 && isdigit((unsigned char)p[3]))
+      return kr_arena_copy(d->arena, begin, (size_t)(p - begin) + 3 + strspn(p + 3, "0123456789"));
+  }
+  return "";
+}
+
 static void torch_from_text(doc *d, const char *text) {
   static const char *const words[] = {"(you have ",
                                       "you have torch ",
@@ -455,7 +478,10 @@ static void torch_from_text(doc *d, const char *text) {
                                       NULL};
   static const char *const cuda[] = {"CUDA used to build PyTorch: ", "torch.version.cuda: ", "torch.version.cuda ",
                                      NULL};
-  const char *version = first_token(d, text, words), *tag = strstr(version, "+cu");
+  const char *version = first_token(d, text, words), *tag;
+  if (!*version) version = column_after(d, text, " torch");
+  if (!*version) version = tagged_release(d, text);
+  tag = strstr(version, "+cu");
   int number = kr_parse_torch(version);
   if (number < 100 || number > 399 || !strchr(version, '.') || strstr(version, ".whl")) return;
   d->torch = version, d->torch_number = number, d->torch_source = "the log";
@@ -625,8 +651,7 @@ static int is_noise(const char *line) {
                                       "cuBLAS factory",
                                       "cuFFT factory",
                                       "computation loader already registered",
-                                      "cpu_feature_guard",
-                                      "This TensorFlow binary is optimized",
+                                          "This TensorFlow binary is optimized",
                                       "is not a symbolic link",
                                       "A matching Triton is not available",
                                       "Error caught was: No module named 'triton'",
@@ -644,7 +669,9 @@ static int is_noise(const char *line) {
                                       "Could not find TensorRT",
                                       "if you do not have a GPU set up",
                                       NULL};
-  return logtext_holds_any(line, words) || (strstr(line, "libnvinfer") && strstr(line, "tensorflow/"));
+  return logtext_holds_any(line, words) ||
+         (strstr(line, "cpu_feature_guard") && !strstr(line, "available on your machine")) ||
+         (strstr(line, "libnvinfer") && strstr(line, "tensorflow/"));
 }
 
 /* Of DeepSpeed's probe of libaio the linker's last line belongs to the first. */

@@ -28,6 +28,7 @@ typedef struct pins {
   kr_list included; /* const char * */
   kr_names first;   /* of a name: index + 1 of its first pin */
   const char *combination; /* NULL: not looked for yet */
+  const char *index;       /* cu126 of an --index-url in the file; NULL */
 } pins;
 
 /* ---- versions that a pin allows ---- */
@@ -153,6 +154,12 @@ static int read_pin(doc *d, const char *text, size_t n, pin *out) {
   return 1;
 }
 
+/* "--index-url https://download.pytorch.org/whl/cu126" */
+static void take_index(pins *all, const char *line) {
+  const char *at = strstr(line, "/whl/cu");
+  if (at && !all->index) all->index = kr_arena_copy(all->d->arena, at + 5, 2 + strspn(at + 7, "0123456789"));
+}
+
 static void add_pin(pins *all, const char *file, const char *text, size_t n, int line) {
   pin p;
   doc_requirement whole;
@@ -192,7 +199,7 @@ static void read_requirements(pins *all, const char *path, const char *text) {
     size_t n = strcspn(line, "\n"), end = 0;
     number++;
     while (end < n && !(line[end] == '#' && (end == 0 || isspace((unsigned char)line[end - 1])))) end++;
-    if (*line == '-') read_include(all, path, line, end);
+    if (*line == '-') read_include(all, path, line, end), take_index(all, line);
     else if (end) add_pin(all, path, line, end, number);
     line += n + (line[n] == '\n');
   }
@@ -292,6 +299,7 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
   doc *d = all->d;
   const char *index = doc_torch_index(d, torch, cc, NULL);
   kr_text command = kr_text_begin(d->arena);
+  int n = 0;
   if (!index && !(keep && d->options.torch)) return "";
   kr_text_print(&command, "%spip install --no-build-isolation",
                 torch_command(d, torch, index, keep)); /* with build isolation, they would see another torch */
@@ -305,9 +313,9 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
     const char *part = !best    ? ""
                        : *exact ? kr_arena_print(d->arena, "\"%s==%s\"", p->name, exact)
                                 : kr_arena_print(d->arena, "\"%s\"", requirement(d, best));
-    if (best && !is_repeated_for_pins(all, i)) kr_text_print(&command, " %s", part);
+    if (best && !is_repeated_for_pins(all, i)) n++, kr_text_print(&command, " %s", part);
   }
-  return command.at;
+  return n ? command.at : "";
 }
 
 /* The same torch if every package has wheels for it, else the newest for which they all do. */
@@ -337,13 +345,30 @@ static void set_fix(pins *all, doc_finding *f, const pin *p) {
   if (*doc_own_dropin(all->d, p->name)) doc_add_text(all->d, &f->fixes, doc_own_dropin(all->d, p->name));
 }
 
+/* The build that pip takes where no index is named; NULL: not known. The tables have x86_64's. */
+static const char *index_of_pypi(const doc *d, const pin *p) {
+  const doc_table_line *row;
+  const char *exact = exact_of(p);
+  if (d->machine == KR_ELF_AARCH64) return NULL;
+  for (size_t at = 0; *exact && (row = kr_tables_next(d->tables, "cuda", &at));)
+    if (strcmp(row->column[0], "torch") == 0 && kr_compare_versions(exact, row->column[1]) >= 0 &&
+        (!*row->column[2] || kr_compare_versions(exact, row->column[2]) <= 0))
+      return row->column[4];
+  return NULL;
+}
+
 static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
   doc *d = all->d;
-  const char *tag = strstr(exact_of(p), "+cu");
+  const char *plus = strstr(exact_of(p), "+cu"), *tag = plus ? plus + 1 : all->index ? all->index : index_of_pypi(d, p);
   int torch = d->torch_number, cc = doc_main_cc(d);
-  if (!torch || !cc || doc_torch_index(d, torch, cc, tag ? tag + 1 : NULL) ||
-      !doc_torch_index(d, torch, 0, tag ? tag + 1 : NULL))
+  if (!torch || !cc || !doc_torch_index(d, torch, 0, tag)) return;
+  if (doc_torch_index(d, torch, cc, tag)) {
+    if (tag)
+      doc_add_text(d, &d->notes,
+                   kr_arena_print(d->arena, "torch %s of %s has code for %s", exact_of(p), tag,
+                                  kr_print_cc(d->arena, cc)));
     return;
+  }
   const char *keys[] = {"cc", kr_print_cc(d->arena, cc), "index", doc_index_for(d, cc), NULL};
   doc_finding *f = doc_report(d, "K14", about, "torch", keys);
   doc_evidence(d, f, "line %d: torch %s; its wheels contain nothing for %s", p->line, p->spec,
@@ -600,7 +625,7 @@ static void check_target(pins *all, const pin *p) {
     doc_evidence(d, f, "line %d; Python %d.%d", p->line, d->python / 100, d->python % 100);
     if (f) f->severity = KR_ERROR, f->confidence = 'H';
   }
-  for (size_t at = 0; *exact && !strchr(exact, '+') && (row = kr_tables_next(d->tables, "cuda", &at));) {
+  for (size_t at = 0; *exact && !all->index && !strchr(exact, '+') && (row = kr_tables_next(d->tables, "cuda", &at));) {
     const int gate = kr_tables_gate(d->tables, atoi(row->column[3])), torch = d->torch_number >= 211   ? 13
                                                                               : d->torch_number >= 201 ? 12
                                                                                                        : 0;

@@ -77,6 +77,7 @@ void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char 
 typedef struct printer {
   doc *d;
   kr_text out;
+  kr_list fixes; /* const char *: already printed */
   int color;
 } printer;
 
@@ -184,7 +185,7 @@ int doc_is_command(const char *fix) {
                                        "docker ", "krait ", "patchelf ", "git ",    "winget ",  "wsl ",      "free ",
                                        "sed ",    "cd ",    "echo ",     "grep ",   "python3 ", "nvidia-smi", "python ",
                                        "wget ",   ". /etc", "set \"",    "$env:",   "brew ",    "ldd ",
-                                       "curl ",   "env ",    "cmake ",  "arch "};
+                                       "curl ",   "env ",    "cmake ",     "arch ",   "case $"};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
   size_t n = strspn(fix, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
@@ -202,8 +203,14 @@ static void print_finding(printer *p, const doc_finding *f) {
   wrap(p, kr_arena_print(d->arena, "    %s %-8s", f->rule->id, report_text_confidence_word(f->confidence)), 17, f->says,
        0);
   for (size_t i = 0; i < f->evidence.n; i++) wrap(p, i ? "" : "    seen", 17, DOC_TEXT(f->evidence, i), 0);
-  for (size_t i = 0; i < f->fixes.n; i++)
-    wrap(p, i ? "" : "    fix", 17, doc_addressed(d, DOC_TEXT(f->fixes, i)), doc_is_command(DOC_TEXT(f->fixes, i)));
+  int n = 0;
+  for (size_t i = 0; i < f->fixes.n; i++) {
+    const char *fix = DOC_TEXT(f->fixes, i);
+    if (doc_is_command(fix) && doc_has_text(&p->fixes, fix)) continue; /* each once */
+    doc_add_text(d, &p->fixes, fix);
+    wrap(p, n++ ? "" : "    fix", 17, doc_addressed(d, fix), doc_is_command(fix));
+  }
+  if (f->fixes.n && !n) wrap(p, "    fix", 17, "as above", 0);
 }
 
 int doc_is_shown(const doc *d, const doc_finding *f) { return !f->hidden || d->options.all; }
@@ -212,6 +219,18 @@ static int holds_code(const doc *d) {
   for (size_t i = 0; i < d->files.n; i++)
     if (KR_AT(d->files, doc_file, i)->has_fatbin) return 1;
   return 0;
+}
+
+/* Something with GPU code was judged for a known GPU, and nothing was left out. */
+static int is_healthy(const doc *d) {
+  return doc_main_cc(d) && holds_code(d) && !d->log.given && !d->n_pins && !d->unreadable.n && !d->n_unjudged;
+}
+
+static const char *print_gpus(doc *d) {
+  kr_text out = kr_text_begin(d->arena);
+  for (size_t i = 0; i < d->gpus.n; i++)
+    kr_text_print(&out, "%s%s", i ? ", " : "", kr_print_cc(d->arena, KR_AT(d->gpus, doc_gpu, i)->cc));
+  return out.at;
 }
 
 /* ---- the first screen: what is wrong, because of which package, and the command; each on its own line, to be copied
@@ -292,7 +311,7 @@ static void print_unknown_log(printer *p) {
 
 const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   if (!d) return "";
-  printer p = {.d = d, .out = kr_text_begin(d->arena), .color = color};
+  printer p = {.d = d, .out = kr_text_begin(d->arena), .fixes = KR_LIST(const char *), .color = color};
   const doc_finding *first = NULL;
   int n[3] = {0};
   print_first(&p);
@@ -336,6 +355,8 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
                         "libraries of the environment above. For another GPU: krait doctor --gpu \"RTX 5090\".",
                         d->packages.n, d->files.n),
          0);
+  if (is_healthy(d) && !n[0] && !n[1])
+    wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Nothing is wrong: what was inspected runs on %s.", print_gpus(d)), 0);
   if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0])
     wrap(&p, "[ ] ", 4,
          kr_arena_print(d->arena, "%zu file%s inspected: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
@@ -383,7 +404,7 @@ static const char *shorten_path(doc *d, const char *text) {
 const char *krait_report_issue(krait_report *d) {
   if (!d) return NULL;
   static const char *const severities[] = {"error", "warning", "note"};
-  printer p = {.d = d, .out = kr_text_begin(d->arena)};
+  printer p = {.d = d, .out = kr_text_begin(d->arena), .fixes = KR_LIST(const char *)};
   kr_text_print(&p.out, "krait doctor %s, tables of %s\n\n", krait_version(), krait_tables_date(d->tables));
   for (size_t i = 0; i < d->gpus.n; i++)
     kr_text_print(&p.out, "- GPU: %s%s\n", doc_printable(d, KR_AT(d->gpus, doc_gpu, i)->name),

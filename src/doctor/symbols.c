@@ -106,7 +106,7 @@ static int join_abi(int a, int b) {
 void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan) {
   char name[MAX_NAME];
   uint64_t cursor = 0, n = 0;
-  if (strncmp(file->name, "libtorch", 8) == 0 || strncmp(file->name, "libc10", 6) == 0) return;
+  if (doc_is_torch_library(file->name)) return;
   while (n++ < DOC_MAX_SYMBOLS && !kr_arena_failed(d->arena) &&
          krait_scan_next_symbol(scan, 0, &cursor, name, sizeof name) == 1) {
     if (strncmp(name, "Py", 2) == 0 || strncmp(name, "_Py", 3) == 0) file->python_symbols = 1;

@@ -40,7 +40,8 @@ void doc_read_system(doc *d, const char *text) {
   static const char *const wsl[] = {"WSL", "/lib/wsl", "microsoft-standard", "/mnt/c/", NULL};
   static const char *const mac[] = {"-darwin", "Mac OSX", "macOS", "Darwin", "apple-darwin", "arm64-apple", "macosx_",
                                     "Expected in: flat namespace", "/Users/", "@rpath/", ".dylib", NULL};
-  static const char *const jetson[] = {"-tegra", "L4T", "JetPack", "Jetpack", "Jetson", "+nv2", "nvgpu", "jp/v", NULL};
+  static const char *const jetson[] = {"-tegra", "L4T", "JetPack", "Jetpack", "Jetson", "+nv2", "nvgpu", "jp/v",
+                                       "nv_tegra", NULL};
   static const char *const rocm[] = {"HIP error", "+rocm", "hipError", "rocBLAS", "rocblas", "HIP out of memory",
                                      "MIOpen", "libamdhip", "HIP GPUs", "/opt/rocm", "hsa_", "TensileLibrary", NULL};
   static const char *const conda[] = {"conda", "miniforge", "mambaforge", "micromamba", NULL};

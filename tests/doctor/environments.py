@@ -210,4 +210,100 @@ def the_pip_of_the_environment(doctor, folder):
     assert first.startswith(f"{python} -m pip install") or f" {python} -m pip install" in first, first
 
 
+def a_cpu_torch_beside_a_companion_for_cuda(doctor, folder):
+    """Without a GPU the torch for the CPU is meant: the companion is at fault. With one, the torch."""
+    e = Environment(folder, "8.0", torch="2.9.1+cpu")
+    e.t.package("torchaudio", "2.9.1", {"torchaudio/lib/libtorchaudio.so": elf(needed=["libc10.so", "libc10_cuda.so"], fatbin=container(80))}, requires=["torch==2.9.1"], tag="cp311-cp311-manylinux_2_28_x86_64")
+    a = doctor(e.t.site, "--root", e.t.root)
+    assert a["exit"] == 1 and a.ids()[0] == "P10" and "libc10_cuda.so is missing" in a.find("P10")["explain"], a["findings"]
+    assert a.find("P10")["fix"][0] == "pip install --no-deps --force-reinstall torchaudio==2.9.1 --index-url https://download.pytorch.org/whl/cpu", a.find("P10")
+    a = e.ask(doctor)
+    assert a.ids() == ["D07"] and "torch==2.9.1 torchaudio==2.9.1" in a.find("D07")["fix"][0], a["findings"]
+
+
+def own_dropins_stay(doctor, folder):
+    """krait's packages under upstream's names: torch is asked for once, and nothing of upstream's is put over them."""
+    e = Environment(folder, "8.0")
+    for name in ("mamba-ssm", "causal-conv1d"):
+        e.t.package(name, "2.2.5+krait0.1", {f"{name.replace('-', '_')}/__init__.py": b""}, requires=["torch", "causal-conv1d"] if name == "mamba-ssm" else ["torch"], tag="py3-none-any")
+    a = e.ask(doctor)
+    assert a.ids() == ["P01"] and a.find("P01")["fix"][0].startswith("pip install --force-reinstall torch=="), a["findings"]
+    log = "ImportError: /e/site-packages/selective_scan_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi\n"
+    for text in (log, "TypeError: causal_conv1d_fwd(): incompatible function arguments. The following argument types are supported:\n"):
+        out = doctor.run(e.t.site, "--root", e.t.root, "--gpu", "8.0", log=text).stdout.decode() + doctor.run(e.t.site, "--root", e.t.root, "--gpu", "8.0", "--fix-plan", log=text).stdout.decode()
+        assert not re.search(r"pip install[^\n]*(mamba-ssm|causal-conv1d)", out), out
+
+
+def variables_belong_to_their_package(doctor, folder):
+    """MAMBA_FORCE_BUILD and the like are for one package; no command sets another's."""
+    own = {"flash-attn": "FLASH_ATTENTION_FORCE_BUILD", "mamba-ssm": "MAMBA_FORCE_BUILD", "causal-conv1d": "CAUSAL_CONV1D_FORCE_BUILD"}
+    for name in own:
+        e = Environment(folder / name, "8.0", torch="2.9.1+cu128")
+        e.install(name, "1.0")
+        (e.t.site / f"{MODULES[name]}.{PY}.so").write_bytes(elf(needed=["libc10.so"], fatbin=container(90)))
+        fixes = " ".join(f for x in e.ask(doctor)["findings"] for f in x["fix"])
+        assert own[name] in fixes and not any(v in fixes for k, v in own.items() if k != name), fixes
+
+
+def torch_through_a_pth_file(doctor, folder):
+    e = Environment(folder / "base", "8.0", torch="2.9.1+cu128")
+    t = Tree(folder / "own", torch=None)
+    (t.site / "base.pth").write_text(f"{e.t.site}\n")
+    t.package("causal-conv1d", "1.6.0", {f"causal_conv1d_cuda.{PY}.so": elf(needed=["libc10.so"], undefined=CUDA_NAMES[:1], fatbin=container(80))}, requires=["torch"])
+    a = doctor(t.site, "--root", t.root, "--gpu", "8.0", "--driver", "580.82.07")
+    assert a["target"]["torch"]["version"] == "2.9.1+cu128" and a["findings"] == [], (a["target"], a["findings"])
+
+
+def a_wheel_for_another_cuda_than_the_torch(doctor, folder):
+    w = wheel(folder / "xformers-0.0.35-cp39-abi3-manylinux_2_28_x86_64.whl", {"xformers/_C.so": elf(needed=["libcublas.so.12", "libc10.so"], fatbin=container(80, 90))}, name="xformers", version="0.0.35", tag="cp39-abi3-manylinux_2_28_x86_64")
+    a = doctor(w, "--root", folder, "--gpu", "9.0", "--torch", "2.12.1+cu130")
+    assert a.ids() == ["L01"] and "CUDA 12" in a.find("L01")["explain"] and "xformers==0.0.35 --index-url https://download.pytorch.org/whl/cu130" in a.find("L01")["fix"][0], a["findings"]
+    assert doctor(w, "--root", folder, "--gpu", "9.0", "--torch", "2.12.1+cu128").ids() == []
+
+
+def requirements_meet_python_cuda_and_driver(doctor, folder):
+    def ask(text, *args):
+        path = folder / "requirements.txt"
+        path.write_text(text)
+        return doctor(path, "--root", folder, *args)
+    assert ask("torch==2.9.1\n", "--gpu", "8.0", "--python", "3.12", "--driver", "580.82")["exit"] == 0
+    a = ask("torch==2.9.1\n", "--gpu", "6.1")
+    assert a.ids() == ["K14"] and a.find("K14")["fix"][0] == "pip install --force-reinstall torch==2.9.1 --index-url https://download.pytorch.org/whl/cu126", a["findings"]
+    assert ask("--index-url https://download.pytorch.org/whl/cu126\ntorch==2.9.1\n", "--gpu", "6.1")["exit"] == 0
+    for text, args, words in (("torch==2.4.1\n", ("--python", "3.13"), r"3\.13"), ("torch==2.13.0\n", ("--driver", "570.86"), r"580|CUDA 13"),
+                              ("torch==2.13.0\nxformers==0.0.34\n", (), r"xformers"), ("torch==2.9.1\n", ("--gpu", "6.1"), r"6\.1")):
+        a = ask(text, *(() if "--gpu" in args else ("--gpu", "8.0")), *args)
+        said = " ".join(f["explain"] + " " + " ".join(f["evidence"]) for f in a["findings"])
+        assert a["exit"] == 1 and re.search(words, said), (text, args, a["findings"])
+
+
+def the_machine_of_a_gpu_is_named(doctor, folder):
+    x = folder / "x.so"
+    x.write_bytes(elf(fatbin=container(120)))
+    a = doctor(x, "--gpu", "12.1", "--root", folder)
+    assert "machines with that GPU are aarch64" in a.find("L05")["explain"] and "this machine" not in a.find("L05")["explain"], a["findings"]
+
+
+def a_healthy_subject_is_told_so(doctor, folder):
+    e = Environment(folder, "8.0", torch="2.9.1+cu128")
+    e.install("torchvision", "0.24.1")
+    ask = lambda *a: " ".join(doctor.run(e.t.site, "--root", e.t.root, "--driver", "580.82.07", *a).stdout.decode().split())
+    assert "Nothing is wrong: what was inspected runs on 8.0." in ask("--gpu", "8.0") and "Nothing is wrong" not in ask()
+    (e.t.site / f"torchvision/_C.{PY}.so").write_bytes(elf(needed=["libc10.so"], fatbin=container(90)))
+    assert "Nothing is wrong" not in ask("--gpu", "8.0")
+
+
+def links_and_fixes_are_listed_once(doctor, folder):
+    e = Environment(folder, "9.0", torch="2.9.1+cu128")
+    e.t.package("foo", "1.0", {"foo/libfoo.so.1.0": elf(fatbin=container(90))}, tag="py3-none-manylinux_2_28_x86_64")
+    for name in ("libfoo.so", "libfoo.so.1"):
+        (e.t.site / "foo" / name).symlink_to("libfoo.so.1.0")
+    out = doctor.text(e.t.site, "--root", e.t.root, "--gpu", "9.0", "--driver", "580.82.07")
+    assert out.count("libfoo") == 1, out
+    e = Environment(folder / "cpu", "8.0", torch="2.9.1+cpu")
+    e.t.package("torchaudio", "2.9.1", {"torchaudio/lib/libtorchaudio.so": elf(needed=["libc10_cuda.so"], fatbin=container(80))}, requires=["torch==2.9.1"], tag="cp311-cp311-manylinux_2_28_x86_64")
+    rest = " ".join(doctor.text(e.t.site, "--root", e.t.root).split("\n\n", 1)[1].split())
+    assert rest.count("/whl/cu1") == 1 and "as above" in rest, rest
+
+
 run_tests([v for v in list(globals().values()) if callable(v) and getattr(v, "__module__", "") == "__main__" and v.__name__ != "Environment"])
