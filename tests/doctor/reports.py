@@ -117,7 +117,7 @@ Could not load bitsandbytes native library: /workspace/venv/lib/python3.11/site-
 torch 2.7.1+cu128, bitsandbytes 0.43.0
 '''),
     ("DeepSpeed builds with another CUDA", r"nvcc.*11\.8.*12\.4|12\.4.*11\.8|CUDA major", r"cuda-toolkit-12-4|DS_SKIP_CUDA_CHECK|cuda-12\.4|cuda-toolkit=12\.4", "",
-     '''  File "/root/anaconda3/envs/ds/lib/python3.10/site-packages/deepspeed/ops/op_builder/builder.py", line 101, in assert_no_cuda_mismatch
+     '''  File "/srv/anaconda3/envs/ds/lib/python3.10/site-packages/deepspeed/ops/op_builder/builder.py", line 101, in assert_no_cuda_mismatch
     raise CUDAMismatchException(
 deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.8 does not match the version torch was compiled with 12.4, unable to compile cuda/cpp extensions without a matching cuda version.
 '''),
@@ -268,9 +268,9 @@ ninja: build stopped: subcommand failed.
 RuntimeError: Error building extension 'nvdiffrast_plugin'
 '''),
     ("k2 for another torch", r"k2.*(built for|torch)", r"k2", r"apt",
-     '''  File "/root/miniconda3/envs/asr/lib/python3.8/site-packages/k2/__init__.py", line 23, in <module>
+     '''  File "/srv/miniconda3/envs/asr/lib/python3.8/site-packages/k2/__init__.py", line 23, in <module>
     from _k2 import DeterminizeWeightPushingType
-ImportError: /root/miniconda3/envs/asr/lib/python3.8/site-packages/_k2.cpython-38-x86_64-linux-gnu.so: undefined symbol: _ZNK3c1010TensorImpl4sizeEl
+ImportError: /srv/miniconda3/envs/asr/lib/python3.8/site-packages/_k2.cpython-38-x86_64-linux-gnu.so: undefined symbol: _ZNK3c1010TensorImpl4sizeEl
 k2 was built against torch 1.13.1, torch 2.0.1+cu117 is here
 '''),
     ("llama.cpp's Python wheel needs libcudart 12", r"libcudart\.so\.12|CUDA 12", r"nvidia-cuda-runtime-cu12|llama-cpp-python|cuda-toolkit-12", "",

@@ -17,7 +17,9 @@ static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_s
 static const kr_kernel passed[3][3] = {CHUNKS("kr_ssd_passed_n64"), CHUNKS("kr_ssd_passed_n128"),
                                        CHUNKS("kr_ssd_passed_n256")};
 static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
-static const kr_kernel join[3] = CHUNKS("kr_ssd_join"),
+static const kr_kernel join[3] = {{"ssd_chunks_f16", "kr_ssd_join"}, /* of float32 states, whatever x is */
+                                  {"ssd_chunks_f16", "kr_ssd_join"},
+                                  {"ssd_chunks_bf16", "kr_ssd_join"}},
                        steps_kernel[3] = {{"ssd_chunks_f32", "kr_ssd_steps"},
                                           {"ssd_chunks_f16", "kr_ssd_steps"},
                                           {"ssd_chunks_bf16", "kr_ssd_steps"}};
