@@ -134,8 +134,6 @@ def test_errors(device):
     with pytest.raises(NotImplementedError):
         causal_conv1d_update(x[..., 0], torch.zeros(2, 8, 4, device=device), weight, activation="relu")
     with pytest.raises(AssertionError):
-        causal_conv1d_fn(x, weight, seq_idx=seq_idx, initial_states=torch.zeros(2, 8, 3, device=device))
-    with pytest.raises(AssertionError):
         causal_conv1d_fn(x, weight, seq_idx=seq_idx, return_final_states=True)
     for bad in (dict(weight=weight[:7]), dict(bias=torch.zeros(7, device=device)), dict(seq_idx=seq_idx[:, :8])):
         with pytest.raises(RuntimeError):

@@ -48,7 +48,7 @@ def test_own_products_equal_torchs(device, out_bias, monkeypatch):
     x = torch.randn(3, 11, 32, device=device, requires_grad=True)
     expected, tensors = _gradients(m, x, lambda: m(x)), _tensors(m)
     plan, rows = block._Plan(x, block.Weights(*tensors)), []
-    monkeypatch.setattr(block, "_OWN_ROWS", _Any(rows))
+    monkeypatch.setattr(block, "_OWN_GEMM", _Any(rows))
     plan.is_small = True
     for _ in range(2):
         for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
