@@ -339,7 +339,7 @@ static int fill_container(doc *d, kr_list *keys) {
 static void fill_shared_memory(doc *d, kr_list *keys) {
   static const char more[] = "sudo mount -o remount,size=16G /dev/shm",
                     docker[] = "--shm-size=16g added to docker run, or --ipc=host";
-  const int is_host = !d->log.is_container && (has(d, "/home" "/") || d->log.is_conda);
+  const int is_host = !d->log.is_container && (d->log.has_home || d->log.is_conda);
   put_words(d, keys, "shm_fix", is_host ? more : docker);
   put_words(d, keys, "shm_more", is_host ? kr_arena_print(d->arena, "in a container: %s", docker)
                                    : kr_arena_print(d->arena, "outside of a container: %s", more));

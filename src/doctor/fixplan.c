@@ -101,8 +101,8 @@ static void plan_rebuilds(doc *d, kr_list *commands) {
         strcmp(file->package, "torch") == 0)
       continue;
     if ((*kr_names_put(d->arena, &seen, file->package))++ || is_in_plan(commands, file->package)) continue;
-    const char *command = doc_command(d, "rebuild", file->package, file->package_version, "");
-    if (*command) doc_add_text(d, commands, command);
+    const char *command = doc_checked(d, doc_command(d, "rebuild", file->package, file->package_version, ""));
+    if (command && *command) doc_add_text(d, commands, command);
   }
 }
 
@@ -113,8 +113,10 @@ static const char *command_now(doc *d, const doc_finding *f, int torch_changes) 
     return plan_command(d, f);
   if (f->rule->stage == KR_STAGE_IMAGE) doc_add_build_fixes(d, &fixes, f->package, f->version);
   if (f->rule->stage == KR_STAGE_SYMBOL) doc_add_text(d, &fixes, doc_command(d, "rebuild", f->package, f->version, ""));
-  for (size_t i = 0; i < fixes.n; i++)
-    if (doc_is_command(DOC_TEXT(fixes, i))) return DOC_TEXT(fixes, i);
+  for (size_t i = 0; i < fixes.n; i++) {
+    const char *fix = doc_checked(d, DOC_TEXT(fixes, i));
+    if (fix && doc_is_command(fix)) return fix;
+  }
   return plan_command(d, f);
 }
 

@@ -665,8 +665,7 @@ void doc_read_pins(doc *d, const char *path) {
     check_pin(&all, p);
     check_target(&all, p);
     if (row_of(d, p) || strcmp(p->name, "torch") == 0 || (doc_companion_column(p->name) && d->torch_number)) continue;
-    if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated_for_pins(&all, i))
-{
+    if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated_for_pins(&all, i)) {
       doc_add_text(d, &others, p->name);
       d->n_unjudged += is_of_gpu(d, p->name);
     }

@@ -14,6 +14,14 @@ static int system_holds_any(const char *text, const char *const *words) {
 static int system_begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
 /* ---- which system ---- */
+/* A path into a user's folder: the folder of users with a name below it. */
+static int has_home(const char *text) {
+  for (const char *p = text; (p = strstr(p, "/home")); p += 5)
+    if (p[5] == '/' && (p == text || !isalnum((unsigned char)p[-1])) && (isalnum((unsigned char)p[6]) || p[6] == '_'))
+      return 1;
+  return 0;
+}
+
 /* JetPack's major version by its own name, its L4T release or its kernel; 0: not told. */
 static int jetpack_of(const char *text) {
   static const struct { const char *word; int jetpack; } words[] = {
@@ -54,6 +62,7 @@ void doc_read_system(doc *d, const char *text) {
   log->is_mac = !log->is_windows && !log->is_wsl && system_holds_any(text, mac);
   log->is_jetson = system_holds_any(text, jetson) || kr_tables_is_tegra(d->tables, doc_main_cc(d));
   log->jetpack = log->is_jetson ? jetpack_of(text) : 0;
+  log->has_home = has_home(text);
   log->is_rocm = system_holds_any(text, rocm);
   log->is_conda = system_holds_any(text, conda);
   log->is_container = system_holds_any(text, container);

@@ -13,11 +13,11 @@ REPORTS = [
 >>> import torch_scatter
 Traceback (most recent call last):
   File "<stdin>", line 1, in <module>
-  File "/srv/ana/miniconda3/envs/gnn/lib/python3.10/site-packages/torch_scatter/__init__.py", line 16, in <module>
+  File "HOME/ana/miniconda3/envs/gnn/lib/python3.10/site-packages/torch_scatter/__init__.py", line 16, in <module>
     torch.ops.load_library(spec.origin)
-  File "/srv/ana/miniconda3/envs/gnn/lib/python3.10/site-packages/torch/_ops.py", line 1350, in load_library
+  File "HOME/ana/miniconda3/envs/gnn/lib/python3.10/site-packages/torch/_ops.py", line 1350, in load_library
     ctypes.CDLL(path)
-OSError: /srv/ana/miniconda3/envs/gnn/lib/python3.10/site-packages/torch_scatter/_version_cuda.so: undefined symbol: _ZN3c1017RegisterOperatorsD1Ev
+OSError: HOME/ana/miniconda3/envs/gnn/lib/python3.10/site-packages/torch_scatter/_version_cuda.so: undefined symbol: _ZN3c1017RegisterOperatorsD1Ev
 '''),
     ("mmcv built for CUDA 10.1", r"libcudart\.so\.10\.1|CUDA 10\.1", r"mmcv", r"apt install cuda-toolkit",
      '''Traceback (most recent call last):
@@ -51,7 +51,7 @@ Traceback (most recent call last):
 RuntimeError: CUDA error: no kernel image is available for execution on the device
 '''),
     ("uv builds flash-attn in isolation", r"isolat", r"--no-build-isolation.*flash-attn==2\.8\.2|flash-attn==2\.8\.2.*--no-build-isolation", "",
-     '''Using Python 3.11.13 environment at: /srv/cj/conda/envs/nano
+     '''Using Python 3.11.13 environment at: HOME/cj/conda/envs/nano
 Resolved 44 packages in 978ms
   × Failed to build `flash-attn==2.8.2`
   ├─▶ The build backend returned an error
@@ -88,7 +88,7 @@ Python 3.10.12 (main, Feb  4 2025, 14:57:36) [GCC 11.4.0] on linux
 '2.6.0+cpu'
 >>> torch.zeros(1).cuda()
 Traceback (most recent call last):
-  File "/srv/nv/.local/lib/python3.10/site-packages/torch/cuda/__init__.py", line 310, in _lazy_init
+  File "HOME/nv/.local/lib/python3.10/site-packages/torch/cuda/__init__.py", line 310, in _lazy_init
     raise AssertionError("Torch not compiled with CUDA enabled")
 AssertionError: Torch not compiled with CUDA enabled
 '''),
@@ -117,7 +117,7 @@ Could not load bitsandbytes native library: /workspace/venv/lib/python3.11/site-
 torch 2.7.1+cu128, bitsandbytes 0.43.0
 '''),
     ("DeepSpeed builds with another CUDA", r"nvcc.*11\.8.*12\.4|12\.4.*11\.8|CUDA major", r"cuda-toolkit-12-4|DS_SKIP_CUDA_CHECK|cuda-12\.4|cuda-toolkit=12\.4", "",
-     '''  File "/srv/anaconda3/envs/ds/lib/python3.10/site-packages/deepspeed/ops/op_builder/builder.py", line 101, in assert_no_cuda_mismatch
+     '''  File "ROOTS/anaconda3/envs/ds/lib/python3.10/site-packages/deepspeed/ops/op_builder/builder.py", line 101, in assert_no_cuda_mismatch
     raise CUDAMismatchException(
 deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 11.8 does not match the version torch was compiled with 12.4, unable to compile cuda/cpp extensions without a matching cuda version.
 '''),
@@ -140,19 +140,19 @@ Traceback (most recent call last):
 ImportError: libc10.so: cannot open shared object file: No such file or directory
 '''),
     ("spconv for another CUDA", r"spconv|libcudart\.so\.11|CUDA 11", r"spconv-cu1|nvidia-cuda-runtime-cu11", "",
-     '''  File "/srv/kim/venvs/det/lib/python3.9/site-packages/spconv/__init__.py", line 15, in <module>
+     '''  File "HOME/kim/venvs/det/lib/python3.9/site-packages/spconv/__init__.py", line 15, in <module>
     from . import build as _build
-  File "/srv/kim/venvs/det/lib/python3.9/site-packages/spconv/core.py", line 16, in <module>
+  File "HOME/kim/venvs/det/lib/python3.9/site-packages/spconv/core.py", line 16, in <module>
     from cumm import tensorview as tv
-  File "/srv/kim/venvs/det/lib/python3.9/site-packages/cumm/tensorview/__init__.py", line 25, in <module>
+  File "HOME/kim/venvs/det/lib/python3.9/site-packages/cumm/tensorview/__init__.py", line 25, in <module>
     from cumm.core_cc import tensorview_bind
 ImportError: libcudart.so.11.0: cannot open shared object file: No such file or directory
 spconv-cu117 2.3.6, torch 2.3.1+cu121
 '''),
     ("detectron2 on torch 2.6 of the new ABI", r"detectron2.*(built for|ABI)", r"--no-build-isolation.*detectron2", "",
-     '''  File "/srv/tom/.venv/lib/python3.11/site-packages/detectron2/layers/deform_conv.py", line 11, in <module>
+     '''  File "HOME/tom/.venv/lib/python3.11/site-packages/detectron2/layers/deform_conv.py", line 11, in <module>
     from detectron2 import _C
-ImportError: /srv/tom/.venv/lib/python3.11/site-packages/detectron2/_C.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c106detail14torchCheckFailEPKcS2_jRKSs
+ImportError: HOME/tom/.venv/lib/python3.11/site-packages/detectron2/_C.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3c106detail14torchCheckFailEPKcS2_jRKSs
 torch 2.7.0+cu126 torchvision 0.22.0+cu126
 '''),
     ("nvidia-smi fails after a kernel update", r"driver", r"dkms|nvidia-driver|modprobe|reboot|apt install", r"pip",
@@ -212,9 +212,9 @@ Aborted (core dumped)
 ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C header, got 88 from PyObject
 '''),
     ("torchaudio of another torch", r"torchaudio.*built for.*torch", r"torchaudio==2\.6\.0", "",
-     '''  File "/srv/w/miniforge3/envs/tts/lib/python3.12/site-packages/torchaudio/_extension/utils.py", line 56, in _load_lib
+     '''  File "HOME/w/miniforge3/envs/tts/lib/python3.12/site-packages/torchaudio/_extension/utils.py", line 56, in _load_lib
     torch.ops.load_library(path)
-OSError: /srv/w/miniforge3/envs/tts/lib/python3.12/site-packages/torchaudio/lib/libtorchaudio.so: undefined symbol: _ZNK5torch8autograd4Node4nameB5cxx11Ev
+OSError: HOME/w/miniforge3/envs/tts/lib/python3.12/site-packages/torchaudio/lib/libtorchaudio.so: undefined symbol: _ZNK5torch8autograd4Node4nameB5cxx11Ev
 torch                     2.6.0+cu124
 torchaudio                2.5.1+cu124
 '''),
@@ -235,8 +235,8 @@ PyTorch version: 2.4.1
   ERROR: Failed building wheel for transformer_engine_torch
 '''),
     ("ninja lacks g++ 9", r"(C\+\+ compiler|GCC).*(old|9)", r"g\+\+-(9|1\d)|gcc-(9|1\d)|gxx", "",
-     '''  File "/srv/h/envs/n/lib/python3.10/site-packages/torch/include/c10/util/C++17.h", line 12
-/srv/h/envs/n/lib/python3.10/site-packages/torch/include/c10/util/C++17.h:13:2: error: #error "You're trying to build PyTorch with a too old version of GCC. We need GCC 9 or later."
+     '''  File "HOME/h/envs/n/lib/python3.10/site-packages/torch/include/c10/util/C++17.h", line 12
+HOME/h/envs/n/lib/python3.10/site-packages/torch/include/c10/util/C++17.h:13:2: error: #error "You're trying to build PyTorch with a too old version of GCC. We need GCC 9 or later."
    13 | #error \\
 ninja: build stopped: subcommand failed.
 '''),
@@ -252,7 +252,7 @@ NVIDIA GeForce RTX 4090
 '''),
     ("tiny-cuda-nn: no CUDA_HOME", r"toolkit|nvcc", r"cuda-toolkit|cuda-nvcc|CUDA_HOME", "",
      '''  Building wheel for tinycudann (setup.py) ... error
-      File "/srv/e/.venv/lib/python3.10/site-packages/torch/utils/cpp_extension.py", line 2298, in _join_cuda_home
+      File "HOME/e/.venv/lib/python3.10/site-packages/torch/utils/cpp_extension.py", line 2298, in _join_cuda_home
         raise OSError('CUDA_HOME environment variable is not set. '
     OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.
   ERROR: Failed building wheel for tinycudann
@@ -268,15 +268,15 @@ ninja: build stopped: subcommand failed.
 RuntimeError: Error building extension 'nvdiffrast_plugin'
 '''),
     ("k2 for another torch", r"k2.*(built for|torch)", r"k2", r"apt",
-     '''  File "/srv/miniconda3/envs/asr/lib/python3.8/site-packages/k2/__init__.py", line 23, in <module>
+     '''  File "ROOTS/miniconda3/envs/asr/lib/python3.8/site-packages/k2/__init__.py", line 23, in <module>
     from _k2 import DeterminizeWeightPushingType
-ImportError: /srv/miniconda3/envs/asr/lib/python3.8/site-packages/_k2.cpython-38-x86_64-linux-gnu.so: undefined symbol: _ZNK3c1010TensorImpl4sizeEl
+ImportError: ROOTS/miniconda3/envs/asr/lib/python3.8/site-packages/_k2.cpython-38-x86_64-linux-gnu.so: undefined symbol: _ZNK3c1010TensorImpl4sizeEl
 k2 was built against torch 1.13.1, torch 2.0.1+cu117 is here
 '''),
     ("llama.cpp's Python wheel needs libcudart 12", r"libcudart\.so\.12|CUDA 12", r"nvidia-cuda-runtime-cu12|llama-cpp-python|cuda-toolkit-12", "",
-     '''  File "/srv/z/rag/.venv/lib/python3.12/site-packages/llama_cpp/_ctypes_extensions.py", line 67, in load_shared_library
+     '''  File "HOME/z/rag/.venv/lib/python3.12/site-packages/llama_cpp/_ctypes_extensions.py", line 67, in load_shared_library
     raise RuntimeError(f"Failed to load shared library '{lib_path}': {e}")
-RuntimeError: Failed to load shared library '/srv/z/rag/.venv/lib/python3.12/site-packages/llama_cpp/lib/libllama.so': libcudart.so.12: cannot open shared object file: No such file or directory
+RuntimeError: Failed to load shared library 'HOME/z/rag/.venv/lib/python3.12/site-packages/llama_cpp/lib/libllama.so': libcudart.so.12: cannot open shared object file: No such file or directory
 '''),
     ("glibc 2.28 too old for sgl-kernel", r"glibc.*2\.3", r"container|docker|upgrade|image|conda|Ubuntu|Debian", r"^pip install --no-deps --force",
      '''  File "/usr/local/lib/python3.10/site-packages/sgl_kernel/__init__.py", line 5, in <module>
@@ -284,10 +284,10 @@ RuntimeError: Failed to load shared library '/srv/z/rag/.venv/lib/python3.12/sit
 ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by /usr/local/lib/python3.10/site-packages/sgl_kernel/common_ops.abi3.so)
 '''),
     ("libstdc++ of conda is old for onnxruntime", r"libstdc\+\+", r"libstdcxx-ng|LD_PRELOAD|libstdc", r"pip install.*onnx",
-     '''ImportError: /srv/u/anaconda3/envs/ocr/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by /srv/u/anaconda3/envs/ocr/lib/python3.9/site-packages/onnxruntime/capi/onnxruntime_pybind11_state.cpython-39-x86_64-linux-gnu.so)
+     '''ImportError: HOME/u/anaconda3/envs/ocr/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by HOME/u/anaconda3/envs/ocr/lib/python3.9/site-packages/onnxruntime/capi/onnxruntime_pybind11_state.cpython-39-x86_64-linux-gnu.so)
 '''),
     ("an RX 6600 without the override", r"AMD|ROCm|HIP", r"HSA_OVERRIDE_GFX_VERSION=10\.3\.0", r"nvidia|cu1",
-     '''  File "/srv/rx/sd/venv/lib/python3.10/site-packages/torch/nn/modules/conv.py", line 456, in _conv_forward
+     '''  File "HOME/rx/sd/venv/lib/python3.10/site-packages/torch/nn/modules/conv.py", line 456, in _conv_forward
     return F.conv2d(input, weight, bias, self.stride,
 RuntimeError: HIP error: invalid device function
 HIP kernel errors might be asynchronously reported at some other API call
@@ -303,7 +303,7 @@ Platform: macOS-14.5-arm64-arm-64bit
 '''),
     ("WSL: libcuda.so is not a link", r"WSL|libcuda", r"wsl|WSL|/usr/lib/wsl|LD_LIBRARY_PATH", r"apt install (-y )?nvidia-driver",
      '''Linux DESKTOP-7 5.15.167.4-microsoft-standard-WSL2 #1 SMP x86_64 GNU/Linux
-  File "/srv/d/.venv/lib/python3.12/site-packages/triton/backends/nvidia/driver.py", line 31, in libcuda_dirs
+  File "HOME/d/.venv/lib/python3.12/site-packages/triton/backends/nvidia/driver.py", line 31, in libcuda_dirs
     raise AssertionError(msg)
 AssertionError: libcuda.so cannot found!
 Possible files are located at ['/usr/lib/wsl/lib/libcuda.so.1'].Please create a symlink of libcuda.so to any of the files.
@@ -317,3 +317,6 @@ Possible files are located at ['/usr/lib/wsl/lib/libcuda.so.1'].Please create a 
 ERROR: Failed building wheel for mamba-ssm
 '''),
 ]
+
+# Users' folders are written as HOME/: the tree holds no path of a machine.
+REPORTS = [(*r[:4], r[4].replace("HOME/", "/home" "/").replace("ROOTS/", "/root" "/")) for r in REPORTS]
