@@ -174,7 +174,7 @@ with tempfile.TemporaryDirectory() as base:
         process.stdout.readline()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    check(krait(*train(base / "killed", config)).returncode == 1, "a folder with a checkpoint is not overwritten")
+    check(krait(*train(base / "killed", config)).returncode == 2, "a folder with a checkpoint is not overwritten")
     done = krait(*train(base / "killed", config, "--resume"))
     check(done.returncode == 0, f"resumed: {done}")
     for name in ("checkpoint.safetensors", "best.safetensors"):
@@ -231,10 +231,10 @@ with tempfile.TemporaryDirectory() as base:
     check(krait(*train(full, config, "--resume", "--steps", "3")).returncode == 0, "and it resumes")
 
     done = krait("train", config, "--steps", "1", "dset.speech_train=" + str(base / "nothing"), "-o", base / "x")
-    check(done.returncode == 1 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
+    check(done.returncode == 2 and done.stderr.count(b"\n") == 1, f"no recordings: {done}")
     check_error(2, "is not a setting", "train", config, "frobnicate")
     check_error(2, "--device is 'gpu'", "train", "--device", "gpu")
-    check_error(1, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
+    check_error(2, "names no model", "train", f"dset.speech_train={DEMO / 'clean.flac'}", "-o", base / "y")
 
     # recomputation: less memory, the same bits
     for recompute in "01":
@@ -253,7 +253,7 @@ with tempfile.TemporaryDirectory() as base:
     check(all(abs(ends[1][k] - v) <= (1e-3 if k in ("metric", "disc_r") else 1e-4) * abs(v) + 1e-7 for k, v in ends[0].items() if k not in ("audio_s_per_s", "best")), f"micro_batch=1 gives the same losses: {ends}")
     size = json.loads(krait("bench", "train", config, "micro_batch=1", "--runs", "1", "--json", "--threads", "2", "--device", "cpu").stdout)["step_bytes"]
     check(size < 0.7 * sizes[0], f"micro_batch=1 takes less memory: {size} of {sizes[0]}")
-    check_error(1, "does not divide", *train(base / "odd", config, "batch_size=3", "micro_batch=2", "--device", "cpu"))
+    check_error(2, "does not divide", *train(base / "odd", config, "batch_size=3", "micro_batch=2", "--device", "cpu"))
 
     # the discriminator trains alone at first: the model is unchanged until then, and an interrupted run resumes bitwise
     def first(name, n, steps, *more):
