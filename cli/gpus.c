@@ -93,7 +93,8 @@ static int await_all(pid_t *children, int n) {
       if (children[i] != who) continue;
       children[i] = 0, n_left--;
       const int status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
-      if (status && !result) result = status, alarm(END_WITHIN_S);
+      if (status && !result) alarm(END_WITHIN_S);
+      if (status && (i == 0 || !result)) result = status; /* rank 0 says what is wrong: its status is that of the run */
     }
   }
   return result;
