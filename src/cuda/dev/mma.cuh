@@ -98,8 +98,8 @@ KR_DEV void kr_copy_some(void *shared, const void *from, int bytes) {
 }
 #endif
 
-/* x = high + low with 11 significant bits each, up to float32's own rounding (low is cut by the tensor core); low is 0
- * where x is not finite. */
+/* x = high + low with 11 significant bits each, up to float32's own rounding (low is cut by the tensor core). Where x
+ * is infinite, or rounds to infinity, low is not finite: whoever multiplies parts mends results that are not. */
 KR_DEV void kr_split_tf32(const uint32_t (&x)[4], uint32_t (&high)[4], uint32_t (&low)[4]) {
 #pragma unroll
   for (int r = 0; r < 4; r++) {
