@@ -407,8 +407,11 @@ static int fill_builds(doc *d, const doc_hit *hit, kr_list *keys) {
   if (is_for_words(hit, "B02")) fill_old_target(d, hit, keys);
   if (is_for_words(hit, "B12")) fill_driver_library(d, keys);
   if (is_for_words(hit, "B07") &&
-      strcmp(doc_taken(hit, "module"), "torch") == 0) /* which keeps the one that is there */
-    put_words(d, keys, "module_install", *d->torch ? "" : "pip install torch");
+      strcmp(doc_taken(hit, "module"), "torch") == 0)
+    put_words(d, keys, "module_install",
+              *d->torch                           ? ""
+              : doc_main_cc(d) || *d->log.nvcc ? doc_torch_install(d) /* which must match the GPU or the toolkit */
+                                               : "pip install torch"); /* keeps the one that is there */
   else if (is_for_words(hit, "B07"))
     put_words(d, keys, "module_install", kr_arena_print(d->arena, "pip install %s", doc_taken(hit, "module")));
   if (is_for_words(hit, "B09") && strstr(hit->line, "Visual Studio")) {
