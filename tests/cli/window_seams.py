@@ -9,7 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "faults"))
 import sounds  # noqa: E402
 from run import check, finish, krait  # noqa: E402
 
-WINDOW, OVERLAP, BLOCK = 96000, 8000, 800  # src/models/enhance/job.c; 50 ms
+WINDOW, OVERLAP, BLOCK = 96000, 8000, 800  # src/tasks/enhance/job.c; 50 ms
 ONE = sounds.read(pathlib.Path(__file__).resolve().parent.parent.parent / "demo" / "noisy.flac")[3]
 LONG = ONE * 4
 BEGIN, END = len(ONE) + 3333, 3 * len(ONE) + 1111

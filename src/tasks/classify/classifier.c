@@ -9,7 +9,7 @@
 #include "alloc.h"
 #include "frames.h"
 #include "status.h"
-#include "videomamba.h"
+#include "videomamba/videomamba.h"
 
 struct krait_classifier {
   kr_weights *weights;

@@ -13,11 +13,11 @@
 #include "ctx.h"
 #include "describer.h"
 #include "frames.h"
-#include "language/lm_parts.h"
-#include "pixels.h"
+#include "generate/lm_parts.h"
+#include "videogpt/pixels.h"
 #include "sized.h"
 #include "status.h"
-#include "videogpt.h"
+#include "videogpt/videogpt.h"
 #include "videomamba/videomamba.h"
 
 static const char clip_prefix[] = "model.image_vision_tower.vision_tower.vision_model.",

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "language/sampler.h"
+#include "generate/sampler.h"
 
 enum { N = 60, DRAWS = 4000 };
 

@@ -12,7 +12,7 @@
 #include <krait/vision.h>
 
 #include "alloc.h"
-#include "language/lm_parts.h"
+#include "generate/lm_parts.h"
 #include "status.h"
 
 enum { N_SESSIONS = 3, LATER = 2, MOST_STATE = 1 << 20 };

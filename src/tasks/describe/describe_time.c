@@ -12,7 +12,7 @@
 #include "qwen2/qwen2.h"
 #include "sized.h"
 #include "status.h"
-#include "videogpt.h"
+#include "videogpt/videogpt.h"
 #include "videomamba/videomamba.h"
 
 enum { BEFORE = 14, BEHIND = 24, PROMPT = BEFORE + KR_VIDEOGPT_ROWS + BEHIND, MOST_TOKENS = 4096, SIDE = 224 };

@@ -14,10 +14,10 @@
 #include "audio.h"
 #include "clock.h"
 #include "job.h"
-#include "mixture.h"
+#include "evaluate/mixture.h"
 #include "plot.h"
 #include "resample.h"
-#include "score.h"
+#include "evaluate/score.h"
 #include "status.h"
 
 enum { BLOCK = 4096 };

@@ -8,13 +8,13 @@
 #include <krait/model.h>
 
 #include "clip/clip_tower.h"
-#include "language/lm_family.h"
+#include "lm/lm_family.h"
 #include "model_kind.h"
 #include "primeknet/primeknet.h"
 #include "seedvr/seedvr.h"
 #include "sized.h"
 #include "status.h"
-#include "videogpt/describer.h"
+#include "describe/describer.h"
 #include "videomamba/videomamba.h"
 
 /* Sizes of the graphs shown: one second of audio; a prompt; one 720p frame and a sentence. */

@@ -8,7 +8,7 @@
 #include <krait/language.h>
 
 #include "alloc.h"
-#include "lm_family.h"
+#include "lm/lm_family.h"
 #include "clock.h"
 #include "sized.h"
 #include "status.h"

@@ -4,7 +4,7 @@
 
 #include <krait/language.h>
 
-#include "lm_family.h"
+#include "lm/lm_family.h"
 #include "tokenizer.h"
 
 const kr_model_folder *kr_lm_folder(const krait_lm *lm);
