@@ -15,25 +15,28 @@ MACHINE_PATH = re.compile(r"(^|[^\w.])/(work|home|farm|root)/")
 MAX_FILE_LINES = 1000
 MAX_COLUMNS = 120
 problems = []
+LAW, LIBS = {}, {}  # room: the rooms that it may include; a library's prefix: the rooms that may
 
 
 def room_of(path):
+    """The longest folder that ROOMS names; else its own."""
     parts = path.relative_to(ROOT).parts
+    for n in range(len(parts) - 1, 0, -1):
+        if "/".join(parts[:n]) in LAW:
+            return "/".join(parts[:n])
     return "/".join(parts[:2]) if parts[0] == "src" else parts[0]
 
 
 def read_law():
-    law, libs = {}, {}
     for line in (ROOT / "ROOMS").read_text().splitlines():
         if line.startswith("#") or ":" not in line:
             continue
         room, rest = line.split(":", 1)
         words = rest.split()
-        law[room] = {w for w in words if not w.startswith("lib:")}
+        LAW[room] = {w for w in words if not w.startswith("lib:")}
         for w in words:
             if w.startswith("lib:"):
-                libs.setdefault(w[4:], set()).add(room)
-    return law, libs
+                LIBS.setdefault(w[4:], set()).add(room)
 
 
 def tracked(*suffixes):
@@ -46,11 +49,15 @@ def strip_comments(text):
     return re.sub(r'"(\\.|[^"\\\n])*"', '""', text)
 
 
-def check_includes(path, text, law, libs, owner):
+def may_use(room, other):
+    return other == room or "*" in LAW[room] or other.removeprefix("src/") in LAW[room]
+
+
+def check_includes(path, text, owner):
     room = room_of(path)
     if room == "tools":  # a build tool, not part of the product
         return
-    if room not in law:
+    if room not in LAW:
         problems.append(f"{path.relative_to(ROOT)}: room '{room}' is not in ROOMS")
         return
     for quoted, angled in re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', text, re.M):
@@ -58,10 +65,10 @@ def check_includes(path, text, law, libs, owner):
             target = owner.get(pathlib.Path(quoted).name)
             if quoted == "emulator.h" and path.name == "kernel.cuh":  # only where KR_EMULATE is defined: the tests
                 continue
-            if target and target != room and "*" not in law[room] and target.replace("src/", "") not in law[room]:
+            if target and not may_use(room, target):
                 problems.append(f"{path.relative_to(ROOT)}: {room} may not include {quoted} of {target}")
-        for lib, rooms in libs.items():
-            if angled and angled.startswith(lib) and room not in rooms and "*" not in law[room]:
+        for lib, rooms in LIBS.items():
+            if angled and angled.startswith(lib) and room not in rooms and "*" not in LAW[room]:
                 problems.append(f"{path.relative_to(ROOT)}: only {', '.join(sorted(rooms))} may include <{angled}>")
 
 
@@ -127,14 +134,14 @@ def check_glossary():
 
 
 def main():
-    law, libs = read_law()
+    read_law()
     sources = tracked(".c", ".h", ".cu", ".cuh", ".def")
     owner = {p.name: room_of(p) for p in sources if p.suffix != ".c"}
     names = {}
     for path in sources:
         text = path.read_text()
         if path.suffix in (".c", ".h", ".cu", ".cuh") and room_of(path) != "include":
-            check_includes(path, text, law, libs, owner)
+            check_includes(path, text, owner)
             check_calls(path, text)
         if not text.lstrip().startswith("/*") and not text.lstrip().startswith("//"):
             problems.append(f"{path.relative_to(ROOT)}: the first lines must say what the file is about")

@@ -497,7 +497,7 @@ def rewrite_docs(path, ops, only_check):
 
 def main(arguments):
     ops, mode = {}, arguments.pop(0) if arguments[0].startswith("--") else None
-    for path in arguments[1:]:
+    for path in sorted(arguments[1:], key=lambda path: pathlib.Path(path).name) if mode else arguments[1:]:
         read_file(pathlib.Path(path), ops)
     try:
         if mode:

@@ -9,8 +9,8 @@
 #include "../test.h"
 #include "check.h"
 #include "gemm/gemm_impls.h"
-#include "gemm_q4k/gemm_q4k_impls.h"
-#include "gemm_q8/gemm_q8_impls.h"
+#include "gemm/gemm_q4k_impls.h"
+#include "gemm/gemm_q8_impls.h"
 #include "op_list.h"
 #include "view.h"
 

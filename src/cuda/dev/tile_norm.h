@@ -1,4 +1,4 @@
-/* tile_norm.h: instance norms after products of tile64.cuh (src/ops/dense_block/tile_norm.cu), for host and device. A
+/* tile_norm.h: instance norms after products of tile64.cuh (dense_block/tile_norm.cu), for host and device. A
  * product stores for each of its tiles 3 C numbers: count, mean and squared deviations of C channels. */
 #ifndef KR_TILE_NORM_H
 #define KR_TILE_NORM_H

@@ -1,5 +1,5 @@
 /* primeknet_graph.c: PrimeKnet as calls of a graph: its parameters, from the table of keys, in blocks on maps
- * (src/blocks/map_blocks.h). */
+ * (ops/map_blocks.h). */
 #include "primeknet_graph.h"
 
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* attention_step_cuda.c: a decode step's rotary embedding, append and attention in one kernel on a GPU. */
 #include "attention_cuda.h"
 #include "attention_keys.h"
-#include "attention_step/attention_step_impls.h"
+#include "attention/attention_step_impls.h"
 #include "cuda_impl.h"
 #include "op_list.h"
 #include "overlap.h"

@@ -3,7 +3,7 @@
 #include "rotary_params.h"
 #include "cuda_impl.h"
 #include "op_list.h"
-#include "rotary_append/rotary_append_impls.h"
+#include "attention/rotary_append_impls.h"
 #include "rotary_impls.h"
 #include "status.h"
 #include "view.h"

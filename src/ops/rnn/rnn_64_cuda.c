@@ -1,7 +1,6 @@
-/* rnn_64_cuda.c: plans and launches of the rows for 64 units and for more than KR_RNN_MOST_UNITS, one layer or two. */
+/* rnn_64_cuda.c: plans and launches of the rows for 64 units and for more than KR_RNN_MOST_UNITS. */
 #include "cuda_impl.h"
 #include "op_list.h"
-#include "rnn/rnn_pair_impls.h"
 #include "rnn/rnn_params.h"
 #include "rnn/rnn_impls.h"
 #include "status.h"
@@ -10,16 +9,12 @@
 static const kr_kernel held[] = {{"rnn_64", "kr_rnn_64_1"}, {"rnn_64", "kr_rnn_64_2"}, {"rnn_64", "kr_rnn_64_4"}},
                        by_tensor_cores[] = {{"rnn_64_tensor", "kr_rnn_64_tensor_4"},
                                             {"rnn_64_tensor", "kr_rnn_64_tensor_8"}},
-                       wide = {"rnn_64", "kr_rnn_wide"},
-                       pairs[] = {
-                           {"rnn_pair", "kr_rnn_pair_2"}, {"rnn_pair", "kr_rnn_pair_4"}, {"rnn_pair", "kr_rnn_pair_8"}};
+                       wide = {"rnn_64", "kr_rnn_wide"};
 
 static uint32_t rnn_64_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 static int64_t n_multiprocessors(const krait_ctx *ctx) { return kr_cuda_info(ctx->cuda)->n_multiprocessors; }
 
 static int is_too_long(int64_t B, int64_t L) { return B >= (int64_t)1 << 31 || L >= (int64_t)1 << 31; }
-
-/* ---- one layer --------------------------------------------------------------------------------------------------- */
 
 static int is_far_for_rnn_64(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
 
@@ -102,88 +97,4 @@ int32_t kr_rnn_wide(const krait_ctx *ctx, const void *args) {
   const uint32_t gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3;
   return launch_rnn_64(ctx, KRAIT_CAP_CUDA_BASE, &wide, a, 1,
                 (kr_grid){.block = 256, .shared_bytes = (2 + gates) * (uint32_t)a->H * sizeof(float)});
-}
-
-/* ---- two layers -------------------------------------------------------------------------------------------------- */
-
-static int is_float16_rows(const krait_view *w) {
-  return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !is_far_for_rnn_64(w->stride[0]) &&
-         (uintptr_t)w->data % 8 == 0;
-}
-
-const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_pair_args *a = args;
-  (void)ctx;
-  if (!(a->call.flags & KRAIT_RNN_TF32)) return "KRAIT_RNN_TF32 is not given";
-  if (a->H != 64 || a->C > 64 || a->C % 4) return "not 64 units, or inputs not a multiple of four up to 64";
-  if (!is_float16_rows(&a->in_weight) || !is_float16_rows(&a->weight) ||
-      !is_float16_rows(&a->in_weight2) || !is_float16_rows(&a->weight2))
-    return "weights are not aligned float16 rows";
-  if (a->x.stride[2] != 1 || a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16)
-    return "unaligned steps of x";
-  if (a->out.stride[2] != 1) return "a step's units are not contiguous";
-  if (is_far_for_rnn_64(a->x.stride[1]) || is_far_for_rnn_64(a->out.stride[1]) ||
-      is_far_for_rnn_64(a->in_bias.stride[0]) || is_far_for_rnn_64(a->bias.stride[0]) ||
-      is_far_for_rnn_64(a->in_bias2.stride[0]) || is_far_for_rnn_64(a->bias2.stride[0]))
-    return "strides of steps or gates of 2^20 or more";
-  return is_too_long(a->B, a->L) ? "2^31 sequences or steps" : NULL;
-}
-
-/* Which kernel: few sequences are spread over all multiprocessors. */
-static int rnn_64_kind_of(const krait_ctx *ctx, int64_t B) {
-  const int64_t n = n_multiprocessors(ctx);
-  return B <= n ? 0 : B <= 2 * n ? 1 : 2;
-}
-
-/* The first layer's states, then its blocks' progress counters. */
-static uint64_t between_bytes(const krait_rnn_pair_args *a) {
-  return kr_scratch_round((uint64_t)(a->B * a->L) * 64 * sizeof(float));
-}
-static uint64_t progress_bytes(const krait_rnn_pair_args *a) {
-  return (uint64_t)rnn_64_blocks_of(a->B, 2) * sizeof(int32_t);
-}
-
-uint64_t kr_rnn_pair_64_scratch(const krait_ctx *ctx, const void *args) {
-  return (void)ctx, between_bytes(args) + kr_scratch_round(progress_bytes(args));
-}
-
-static kr_rnn_pair_layer layer_of(const krait_view *in_weight, const krait_view *in_bias, const krait_view *weight,
-                                  const krait_view *bias) {
-  return (kr_rnn_pair_layer){in_weight->data,
-                             weight->data,
-                             in_bias->data,
-                             bias->data,
-                             (int32_t)in_weight->stride[0],
-                             (int32_t)weight->stride[0],
-                             (int32_t)in_bias->stride[0],
-                             (int32_t)bias->stride[0]};
-}
-
-int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_pair_args *a = args;
-  const int kind = rnn_64_kind_of(ctx, a->B);
-  const int64_t per_block = 2 << kind;
-  const kr_rnn_pair_params p = {.x = a->x.data,
-                              .layers = {layer_of(&a->in_weight, &a->in_bias, &a->weight, &a->bias),
-                                         layer_of(&a->in_weight2, &a->in_bias2, &a->weight2, &a->bias2)},
-                              .between = a->call.scratch,
-                              .out = a->out.data,
-                              .progress = (int32_t *)((char *)a->call.scratch + between_bytes(a)),
-                              .B = a->B,
-                              .x_b = a->x.stride[0],
-                              .x_t = (int32_t)a->x.stride[1],
-                              .out_b = a->out.stride[0],
-                              .out_t = (int32_t)a->out.stride[1],
-                              .L = (int32_t)a->L,
-                              .C = (int32_t)a->C,
-                              .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3,
-                              .n_blocks = (int32_t)rnn_64_blocks_of(a->B, per_block),
-                              .eps = a->call.flags & KRAIT_RNN_NORM ? a->eps : -1};
-  const kr_grid grid = {.x = 2 * (uint32_t)p.n_blocks,
-                        .block = per_block == 8 ? KR_RNN_PAIR_THREADS : KR_RNN_PAIR_THREADS + 32,
-                        .shared_bytes = (uint32_t)per_block * KR_RNN_SEQUENCE_BYTES,
-                        .stream = a->call.stream};
-  if (!a->B || !a->L) return KRAIT_OK;
-  KR_TRY(kr_cuda_fill(ctx->cuda, p.progress, 0, progress_bytes(a), a->call.stream));
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &pairs[kind], &grid, &p, sizeof p);
 }

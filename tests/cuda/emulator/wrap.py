@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""wrap.py MODULE SOURCE.cu OUT.cpp [-DNAME=VALUE...]: a host source that includes device code and registers its kernels. A module's own names stay
+"""wrap.py MODULE SOURCE.cu OUT.cpp [-DNAME=VALUE... -IFOLDER...]: a host source that includes device code and registers its kernels. A module's own names stay
 its own, as on a GPU: in a namespace without a name, else the linker takes one module's templates for another's of the same name."""
 import pathlib, re, sys
 
 module, source, out = sys.argv[1], pathlib.Path(sys.argv[2]).resolve(), pathlib.Path(sys.argv[3])
-defines = [a[2:].replace("=", " ", 1) for a in sys.argv[4:]]
+defines = [a[2:].replace("=", " ", 1) for a in sys.argv[4:] if a.startswith("-D")]
 defined = {d.split()[0] for d in defines}
 
 
