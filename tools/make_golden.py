@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the committed golden pairs, tests/golden/primeknet/*.safetensors, and the weights in wide/ (see the README there).
+"""Writes the committed golden pairs, tests/golden/primeknet/*.safetensors and wide/ (see the README there).
 
     make_golden.py [OUT]
 """
@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from primeknet_twin import build, check, random_golden, randomise, save_safetensors
+from primeknet_twin import build, check, random_com, random_golden, randomise, save_safetensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -24,8 +24,7 @@ PAIRS = (
     ("tiny-streaming",     4, "mamba", True, True),
 )
 
-# Weights only, with the published models' widths, for which device code exists, and few bins; the rest as small as
-# possible.
+# The published models' widths, for which code of its own exists, with few bins; the rest as small as possible.
 WIDE = (
     ("wide-mamba", "mamba", dict(dense_channel=64, mamba_hidden_size=64, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, freq_block_kernel=[3, 11])),
     ("wide-gru",   "gru",   dict(dense_channel=20, gru_layers=3, gru_hidden_size=64, freq_block_kernel=[1, 5])),
@@ -40,7 +39,13 @@ def write_wide(out):
         net = build("primeknet_" + stage, cfg)
         randomise(net, torch.Generator().manual_seed(seed))
         meta = {"model": "primeknet_" + stage, "config": json.dumps(cfg), "source": "make_golden.py, seed %d" % seed}
-        save_safetensors(os.path.join(out, name + ".weights.safetensors"), {k: v.half() for k, v in net.state_dict().items()}, meta)
+        weights = {k: v.half() for k, v in net.state_dict().items()}
+        save_safetensors(os.path.join(out, name + ".weights.safetensors"), weights, meta)
+        net.load_state_dict({k: v.float() for k, v in weights.items()})
+        com = random_com(torch.Generator().manual_seed(seed), 2, 13)[:, :31].contiguous()
+        with torch.no_grad():
+            mag, _, made = net.double().eval()(com.double())
+        save_safetensors(os.path.join(out, name + ".golden.safetensors"), {"golden.input_com": com, "golden.mag": mag.float(), "golden.com": made.float()}, meta)
 
 
 def main():

@@ -170,12 +170,12 @@ def gated_norm(x, weight, bias, z, eps, group_size, norm_before_gate, is_rms):
     return out * silu(z) if z is not None and norm_before_gate else out
 
 
-# ---- golden files of other programs, beside the repository if available ------------------------------------------
+# ---- golden files of other programs --------------------------------------------------------------------------------
 def golden_files(folder):
-    """Paths of a folder's golden files, or a parameter that skips with a reason."""
-    home = os.environ.get("KRAIT_GOLDEN") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "shared", "golden")
-    paths = sorted(glob.glob(os.path.join(home, folder, "*.golden.safetensors")))
-    return paths or [pytest.param(None, marks=pytest.mark.skip(reason="no golden files in %s (set KRAIT_GOLDEN)" % os.path.normpath(home)))]
+    """Paths of the tree's golden files and, if there, of the larger ones beside the tree (KRAIT_GOLDEN)."""
+    tree = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
+    more = os.environ.get("KRAIT_GOLDEN") or os.path.join(tree, "..", "..", "..", "shared", "golden")
+    return [path for home in (tree, more) for path in sorted(glob.glob(os.path.join(home, folder, "*.golden.safetensors")))]
 
 
 def read_safetensors(path):

@@ -48,12 +48,10 @@ def test_golden(device, path, what):
             assert refs.relative(parameter.grad, g[what + "grad." + key]) < 1e-4, key
 
 
-@pytest.mark.parametrize("path", _GOLDEN)
+@pytest.mark.parametrize("path", [p for p in _GOLDEN if "simple" not in p])  # Mamba2Simple has no inference states
 def test_golden_steps(device, path):
     """Prefill, then token by token; states of packed sequences. As upstream, steps ignore dt_limit."""
     m, g, n = golden_module(path, device)
-    if "prefill_out" not in g:
-        pytest.skip("Mamba2Simple has no inference states")
     with torch.no_grad():
         params = InferenceParams(max_seqlen=64, max_batch_size=2)
         assert refs.relative(m(g["u"][:, :n], inference_params=params), g["prefill_out"]) < 1e-5

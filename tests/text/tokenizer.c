@@ -272,17 +272,17 @@ static void a_long_word(void **state) {
 
 /* ---- the recorded texts ---- */
 
-static json_t *shared_json(const char *folder, const char *name) {
+static json_t *golden_json(const char *folder, const char *name) {
   char path[1000];
-  snprintf(path, sizeof path, "%s/mamba_lm/%s/%s", SHARED_GOLDEN, folder, name);
+  snprintf(path, sizeof path, "tests/golden/tokenizers/%s/%s", folder, name);
   return json_load_file(path, JSON_ALLOW_NUL, NULL);
 }
 
-static kr_tokenizer *shared_tokenizer(const char *folder) {
+static kr_tokenizer *golden_tokenizer(const char *folder) {
   char path[1000];
   kr_tokenizer *t = NULL;
-  snprintf(path, sizeof path, "%s/mamba_lm/%s/tokenizer.json", SHARED_GOLDEN, folder);
-  if (kr_tokenizer_open(path, &t) == KRAIT_ERR_FILE_OPEN) skip(); /* no shared golden files beside this tree */
+  snprintf(path, sizeof path, "tests/golden/tokenizers/%s/tokenizer.json", folder);
+  kr_tokenizer_open(path, &t);
   if (!t) fail_msg("%s", krait_error_detail());
   return t;
 }
@@ -298,8 +298,8 @@ static size_t decode(const kr_tokenizer *t, const kr_ids *ids, char *out) {
 }
 
 static void recorded(const char *folder) {
-  kr_tokenizer *t = shared_tokenizer(folder);
-  json_t *cases = shared_json(folder, "cases.json"), *one;
+  kr_tokenizer *t = golden_tokenizer(folder);
+  json_t *cases = golden_json(folder, "cases.json"), *one;
   size_t i;
   assert_true(json_array_size(cases) >= 200);
   json_array_foreach(cases, i, one) {
@@ -324,8 +324,8 @@ static void recorded(const char *folder) {
   kr_tokenizer_close(&t);
 }
 
-static void recorded_neox(void **state) { (void)state, recorded("tokenizer-neox"); }
-static void recorded_qwen2(void **state) { (void)state, recorded("tokenizer-qwen2"); }
+static void recorded_neox(void **state) { (void)state, recorded("neox"); }
+static void recorded_qwen2(void **state) { (void)state, recorded("qwen2"); }
 
 static uint32_t next_random(uint64_t *seed) {
   *seed = *seed * 6364136223846793005u + 1442695040888963407u;
@@ -345,7 +345,7 @@ static size_t random_text(char *text, size_t n_bytes) {
 
 static void round_trip(const char *folder) {
   enum { BYTES = 1 << 20 };
-  kr_tokenizer *t = shared_tokenizer(folder);
+  kr_tokenizer *t = golden_tokenizer(folder);
   char *text = malloc(BYTES), *out = malloc(8 * BYTES), *normal = NULL;
   kr_ids ids = {0};
   const size_t n = random_text(text, BYTES);
@@ -360,11 +360,11 @@ static void round_trip(const char *folder) {
   free(text), free(out);
 }
 
-static void round_trip_neox(void **state) { (void)state, round_trip("tokenizer-neox"); }
-static void round_trip_qwen2(void **state) { (void)state, round_trip("tokenizer-qwen2"); }
+static void round_trip_neox(void **state) { (void)state, round_trip("neox"); }
+static void round_trip_qwen2(void **state) { (void)state, round_trip("qwen2"); }
 
 static void chat(void **state) {
-  kr_tokenizer *t = shared_tokenizer("tokenizer-qwen2");
+  kr_tokenizer *t = golden_tokenizer("qwen2");
   static const char whole[] =
       "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n\n  What's "
       "2+2?<|im_end|>\n<|im_start|>assistant\n";
@@ -382,7 +382,7 @@ static void chat(void **state) {
   }
   kr_ids_free(&got), kr_ids_free(&want);
   kr_tokenizer_close(&t);
-  t = shared_tokenizer("tokenizer-neox");
+  t = golden_tokenizer("neox");
   assert_int_equal(kr_chat_encode(t, NULL, 0, &got), KRAIT_ERR_UNSUPPORTED);
   kr_tokenizer_close(&t);
 }
