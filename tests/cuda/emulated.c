@@ -247,7 +247,7 @@ static void agrees_with_the_reference(void **state) {
     assert_true(check_rows(op, hopper_parts) > 0);
     capability = 80;
   }
-  if (strcmp(op->name, "ssd") == 0 && !only)
+  if (is_ssd && !only)
     assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode && percent == 100) { /* at most 48 of 5120 channels a block */

@@ -14,9 +14,7 @@
  * differences, at most 0 for A <= 0. The log-decay gradient is described in ssd_bwd.cu, whose kernels also recompute
  * groups of heads whose states or state gradients met NaN or infinity: products with masking zeros spread those to
  * tokens that the equation does not couple to them. */
-#include "ssd_bwd_sums.cuh"
-
-enum { WALKERS = KR_SSD_THREADS, THREADS = KR_SSD_BWD_THREADS };
+#include "ssd_bwd_inner.cuh"
 
 /* One chunk's P x N state tile in the storage type, N padded to the kernel's. */
 template <int N>
@@ -94,11 +92,6 @@ typedef struct second_sums { /* read before the next head's arrive */
   float after[2][Q], inputs[2][Q], dD[THREADS / 32][PB];
 } second_sums;
 
-typedef struct place {
-  int b, g, h, block, p0, chunk, n; /* n: tokens */
-  int64_t t0;
-} place;
-
 template <int N>
 KR_DEV void copy_tile(unsigned char *to, const uint16_t *from) {
   const int per_row = N / 8, rows = THREADS / per_row, row = kr_thread() / per_row, piece = kr_thread() % per_row;
@@ -136,12 +129,6 @@ KR_DEV void copy_head(const kr_ssd_bwd_params &p, const place &at, int h, int bl
   copy_tile<N>(stage + 2 * X_BYTES + PB * N * 2, tile_at<N>(p, p.M, at.b, h, block, at.chunk));
   copy_steps(steps, steps_at(f, at.b, h, at.chunk));
   kr_commit_copies();
-}
-
-/* Sum over the four lanes of a row. */
-KR_DEV float add_row(float v) {
-  v += kr_shuffle_xor(v, 1);
-  return v + kr_shuffle_xor(v, 2);
 }
 
 /* The products before P is exchanged: P to shared memory, W, dC, and per-token sums. */
@@ -440,11 +427,6 @@ KR_DEV void add_within(const warp_place &me, unsigned char *shared_W, const unsi
   }
 }
 
-/* The i-th (head, channel block) of this thread block. */
-KR_DEV void go_to(place &at, const kr_ssd_params &f, int first, int i) {
-  at.h = first + i / f.blocks_per_head, at.block = i % f.blocks_per_head, at.p0 = at.block * PB;
-}
-
 template <int N>
 KR_DEV void inner(const kr_ssd_bwd_params &p) {
   KR_DYNAMIC_SHARED(shared);
@@ -522,71 +504,7 @@ KR_DEV void inner(const kr_ssd_bwd_params &p) {
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_params p) { inner<64>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_bwd_inner_n128(const kr_ssd_bwd_params p) { inner<128>(p); }
 
-/* One chunk of a head, by one warp: a lane takes tokens lane and lane + 32. slopes: gradients of dt. */
-KR_DEV void finish_chunk(const kr_ssd_bwd_params &p, int b, int h, float *slopes) {
-  const kr_ssd_params &f = p.f;
-  const int lane = kr_thread() & 31, chunk = kr_block_x();
-  const int64_t t0 = (int64_t)chunk * Q;
-  /* Without clamps the slope follows from the step size alone: no reload of dt, whose tokens are far apart. */
-  const int is_free = f.softplus && f.dt_min <= 0 && f.dt_max > 3e38f;
-  raw_steps stored = {};
-  if (!is_free) stored = load_steps<STEPS_ANY>(f, b, h, t0, f.L);
-  const token_sums &sums = *sums_at(p, b, h, chunk);
-  const chunk_steps &s = *steps_at(f, b, h, chunk);
-  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32),
-              dt_bias = f.bias.data ? kr_load(f.bias.data, h * f.bias.h, f.bias.dtype) : 0.0f, left = state_left(s),
-              through = left == 0 ? 0.0f : left * sums.through;
-  float *const parts = p.parts + (((int64_t)b * p.n_chunks + chunk) * f.H + h) * (f.P + 2);
-  float begun[2], still[2], inputs[2], q[2], dA = 0, bias = 0;
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const kr_float4 v = sums.of[lane + 32 * k];
-    const float begins = v.v[3] - sums.taken[lane + 32 * k] + v.v[1];
-    begun[k] = sum_up(begins), still[k] = v.v[0], inputs[k] = v.v[2];
-#pragma unroll
-    for (int by = 1; by < 32; by <<= 1) {
-      const float other = kr_shuffle_down(still[k], by, 32);
-      if (lane + by < 32) still[k] += other;
-    }
-  }
-  /* Exclusive prefix sum; not inclusive minus own, as own may exceed the rest by more than a float's digits. */
-  const float first = kr_shuffle_up(begun[0], 1, 32), second = kr_shuffle_up(begun[1], 1, 32);
-  q[0] = lane ? first : 0.0f, q[1] = kr_shuffle_from(begun[0], 31) + (lane ? second : 0.0f);
-  still[0] += kr_shuffle_from(still[1], 0);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int t = lane + 32 * k;
-    const int64_t token = t0 + t;
-    if (token >= f.L) continue;
-    const float raw = is_free ? s.d[t] : dt_of<STEPS_ANY>(f, stored, k) + dt_bias; /* equal beyond 20 */
-    const float passing = q[k] + still[k] + through, unclamped = f.softplus && !is_free ? kr_softplus(raw) : raw;
-    const int counts = !f.seq_idx || s.segment[t] >= 0;
-    float dd = counts ? kr_fma(A, passing, inputs[k]) : 0.0f;
-    if (counts) dA = kr_fma(s.d[t], passing, dA);
-    if (unclamped < f.dt_min || unclamped > f.dt_max) dd = 0;
-    if (f.softplus && raw <= 20.0f) dd *= kr_softplus_slope(unclamped);
-    slopes[t] = dd, bias += dd;
-  }
-#pragma unroll
-  for (int d = 1; d < 32; d <<= 1) dA += kr_shuffle_xor(dA, d), bias += kr_shuffle_xor(bias, d);
-  if (lane == 0) parts[f.P] = dA, parts[f.P + 1] = bias;
-}
-
-/* A block takes adjacent heads and writes dt gradients token by token: those of adjacent heads are contiguous. */
-KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_params p) {
-  enum { HEADS = WALKERS / 32, ROW = Q + 8 };
-  KR_SHARED float slopes[HEADS * ROW];
-  const int first = kr_block_y() * HEADS, warp = kr_thread() >> 5, b = kr_block_z();
-  const int64_t t0 = (int64_t)kr_block_x() * Q;
-  if (first + warp < p.f.H) finish_chunk(p, b, first + warp, slopes + warp * ROW);
-  kr_sync();
-#pragma unroll
-  for (int i = 0; i < Q * HEADS / WALKERS; i++) {
-    const int at = kr_thread() + i * WALKERS, t = at / HEADS, h = at % HEADS;
-    if (p.ddt.data && first + h < p.f.H && t0 + t < p.f.L)
-      kr_store(p.ddt.data, b * p.ddt.b + (t0 + t) * p.ddt.t + (first + h) * p.ddt.h, p.ddt.dtype, slopes[h * ROW + t]);
-  }
-}
+KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_params p) { finish<0>(p); }
 
 /* Reduces a group's dB and dC over the blocks that shared its heads: one thread per element. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_params p) {

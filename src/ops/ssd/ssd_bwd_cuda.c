@@ -134,8 +134,13 @@ KR_CUDA_TIERS(ssd_bwd, run_ssd_bwd)
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_bwd_chunks_f16", name}, {"ssd_bwd_chunks_bf16", name}}
 static const kr_kernel states_kernel[2][3] = {CHUNKS("kr_ssd_bwd_states_n64"), CHUNKS("kr_ssd_bwd_states_n128")};
 static const kr_kernel inner_kernel[2][3] = {CHUNKS("kr_ssd_bwd_inner_n64"), CHUNKS("kr_ssd_bwd_inner_n128")};
-static const kr_kernel gate_kernel[3] = CHUNKS("kr_ssd_bwd_gate"), finish_kernel[3] = CHUNKS("kr_ssd_bwd_finish"),
-                       sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum");
+static const kr_kernel sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum"),
+                       gate_kernel[3] = {{"ssd_bwd_chunks_f16", "kr_ssd_bwd_gate"}, /* of any type */
+                                         {"ssd_bwd_chunks_f16", "kr_ssd_bwd_gate"},
+                                         {"ssd_bwd_chunks_bf16", "kr_ssd_bwd_gate"}},
+                       finish_kernel[3] = {{"ssd_bwd_chunks_f32", "kr_ssd_bwd_finish"},
+                                           {"ssd_bwd_chunks_f16", "kr_ssd_bwd_finish"},
+                                           {"ssd_bwd_chunks_bf16", "kr_ssd_bwd_finish"}};
 
 static int64_t ssd_bwd_columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
 static uint32_t inner_shared_bytes(const krait_ssd_bwd_args *a, int n_stages) {
@@ -151,16 +156,20 @@ static const char *refuse_tensors(const krait_ssd_bwd_args *a) {
   return NULL;
 }
 
-const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
-  if (kr_ssd_bwd_cuda_refuse(ctx, args)) return kr_ssd_bwd_cuda_refuse(ctx, args);
-  if (a->x.dtype == KRAIT_F32) return "float32";
+/* shared_bytes: what the largest of the kernels needs. */
+static const char *refuse_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a, uint32_t shared_bytes) {
+  if (kr_ssd_bwd_cuda_refuse(ctx, a)) return kr_ssd_bwd_cuda_refuse(ctx, a);
   if (a->dt_min < 0) return "a negative dt_min";
   if (is_both_for_ssd_bwd_cuda(a)) return "both directions";
   if (a->L == 0 || a->B == 0) return "nothing to do";
   if (a->G > 4096 || a->H > 65535) return "more than 4096 groups or 65535 heads";
   if (refuse_tensors(a)) return refuse_tensors(a);
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 1) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes ? "too little shared memory" : NULL;
+}
+
+const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  return a->x.dtype == KRAIT_F32 ? "float32" : refuse_chunks(ctx, a, inner_shared_bytes(a, 1));
 }
 
 /* Blocks share a group's heads only if one block per group does not fill the device. */
@@ -172,8 +181,9 @@ static int32_t splits_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
   return (int32_t)((a->H / a->G + per_split - 1) / per_split);
 }
 
+/* products, W: of float32 alone. */
 typedef struct chunks_layout {
-  uint64_t S, M, sum_B, sum_C, parts, steps, tokens, spoilt, y, end;
+  uint64_t S, M, sum_B, sum_C, parts, steps, tokens, spoilt, y, products, W, end;
 } chunks_layout;
 
 static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
@@ -182,21 +192,34 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_ar
                 plain = chunks * a->P * a->N;
   const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N,
                 states = tiles > plain ? tiles : plain; /* plain: what redo_nonfinite stores there */
+  const int is_float = a->x.dtype == KRAIT_F32, per_float = is_float ? 1 : 2;
+  const int64_t squares = is_float ? a->B * a->G * chunks_of(a) * KR_SSD_CHUNK * KR_SSD_CHUNK : 0;
   chunks_layout l = {.end = 0};
-  l.S = place_ssd_bwd(&l.end, (states + 1) / 2), l.M = place_ssd_bwd(&l.end, (states + 1) / 2);
+  l.S = place_ssd_bwd(&l.end, (states + 1) / per_float), l.M = place_ssd_bwd(&l.end, (states + 1) / per_float);
   l.sum_B = place_ssd_bwd(&l.end, matrix), l.sum_C = place_ssd_bwd(&l.end, matrix);
   l.parts = place_ssd_bwd(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
   l.steps = place_ssd_bwd(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)),
   l.tokens = place_ssd_bwd(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_BWD_TOKENS_BYTES / 4));
   l.spoilt = place_ssd_bwd(&l.end, a->B * a->H);
-  l.y = place_ssd_bwd(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / 2 : 0);
+  l.y = place_ssd_bwd(&l.end, kr_has(&a->z) ? (a->B * a->L * a->H * ((a->P + 7) / 8 * 8) + 1) / per_float : 0);
+  l.products = place_ssd_bwd(&l.end, squares), l.W = place_ssd_bwd(&l.end, splits_of(ctx, a) * squares);
   return l;
 }
 
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
 
+static int32_t run_forward(const krait_ctx *ctx, const kr_ssd_params *forward, int is_tf32, void *stream) {
+  const int is_float = forward->x.dtype == KRAIT_F32, most = is_float ? KR_SSD_FLOAT_STATES : KR_SSD_MOST_STATES;
+  for (int part = 0; part * most < forward->N; part++) {
+    const kr_ssd_params some = kr_ssd_part_of(forward, part, most);
+    KR_TRY(is_float ? kr_ssd_launch_floats(ctx, &some, is_tf32, stream) : kr_ssd_launch_chunks(ctx, &some, stream));
+  }
+  return KRAIT_OK;
+}
+
 /* dz, and dout after the gate in place of y, which comes from the forward kernel. */
-static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y) {
+static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y,
+                         int is_tf32) {
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_params forward = p->f;
   forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y,
@@ -206,10 +229,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
                                 .n = 1,
                                 .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
-  for (int part = 0; part * KR_SSD_MOST_STATES < forward.N; part++) {
-    const kr_ssd_params some = kr_ssd_part_of(&forward, part, KR_SSD_MOST_STATES);
-    KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
-  }
+  KR_TRY(run_forward(ctx, &forward, is_tf32, a->call.stream));
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
   const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                         .y = 1,
@@ -228,6 +248,7 @@ static kr_ssd_bwd_params chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_a
   p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
   p.f.steps = scratch + l->steps, p.tokens = scratch + l->tokens, p.f.spoilt = (int32_t *)(scratch + l->spoilt);
   p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
+  p.f.products = (float *)(scratch + l->products), p.W = (float *)(scratch + l->W);
   p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);
   return p;
@@ -289,11 +310,11 @@ static int32_t redo_nonfinite(const krait_ctx *ctx, const krait_ssd_bwd_args *a,
 
 typedef int32_t run_part_fn(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
 
-static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one) {
+static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one, int is_tf32) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
-  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
+  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, is_tf32));
   for (int part = 0; part * 128 < a->N; part++) {
     const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
@@ -309,7 +330,61 @@ static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
-int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_ssd_bwd_part); }
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_ssd_bwd_part, 0); }
+
+/* ---- on tensor cores, float32 ---- */
+
+typedef struct float_kernels {
+  kr_kernel states, inner, matrices;
+} float_kernels;
+
+#define FLOATS(states, columns)                                 \
+  {{"ssd_bwd_chunks_f32", "kr_ssd_bwd_states" states},          \
+   {"ssd_bwd_chunks_f32", "kr_ssd_bwd_inner_" columns states},  \
+   {"ssd_bwd_chunks_f32", "kr_ssd_bwd_matrices_" columns states}}
+static const float_kernels float_kernels_of[2][2] = {{FLOATS("", "n64"), FLOATS("", "n128")},
+                                                     {FLOATS("_tf32", "n64"), FLOATS("_tf32", "n128")}};
+
+const char *kr_ssd_bwd_parts_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  const uint32_t forward = kr_ssd_float_shared_bytes(a->N), inner = (uint32_t)KR_SSD_BWD_FLOATS_INNER_SHARED(ssd_bwd_columns_of(a));
+  return a->x.dtype != KRAIT_F32 ? "not float32" : refuse_chunks(ctx, a, forward > inner ? forward : inner);
+}
+
+const char *kr_ssd_bwd_tf32_refuse(const krait_ctx *ctx, const void *args) {
+  const krait_ssd_bwd_args *a = args;
+  return a->call.flags & KRAIT_SSD_TF32 ? kr_ssd_bwd_parts_refuse(ctx, args) : "the call does not allow tf32";
+}
+
+/* A grid's second dimension is a group's splits twice: dB and dx, dC and W. */
+static int32_t run_float_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
+                              int is_tf32) {
+  const float_kernels *const kernels = &float_kernels_of[is_tf32][p->f.N > 64];
+  const uint32_t columns = p->f.N > 64 ? 128 : 64;
+  kr_grid grid = {.x = (uint32_t)(a->H * p->f.blocks_per_head) * (columns / 64),
+                  .y = 2,
+                  .z = (uint32_t)a->B,
+                  .block = KR_SSD_THREADS,
+                  .shared_bytes = KR_SSD_BWD_FLOATS_STATES_SHARED,
+                  .stream = a->call.stream};
+  KR_TRY(kr_ssd_launch_products(ctx, &p->f, is_tf32, a->call.stream));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->states, &grid, p, sizeof *p));
+  grid.x = (uint32_t)p->n_chunks, grid.y = (uint32_t)(2 * a->G * p->n_splits);
+  grid.block = KR_SSD_BWD_THREADS, grid.shared_bytes = KR_SSD_BWD_FLOATS_INNER_SHARED(columns);
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->inner, &grid, p, sizeof *p));
+  grid.y = (uint32_t)a->G, grid.shared_bytes = KR_SSD_BWD_FLOATS_MATRICES_SHARED(columns);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->matrices, &grid, p, sizeof *p);
+}
+
+static int32_t run_parts_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+  return run_float_part(ctx, a, p, 0);
+}
+static int32_t run_tf32_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+  return run_float_part(ctx, a, p, 1);
+}
+
+int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_parts_part, 0); }
+int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_tf32_part, 1); }
 
 /* ---- on warpgroups ---- */
 
@@ -396,4 +471,4 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a
   return sum_splits(ctx, a, p);
 }
 
-int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_hopper_part); }
+int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_hopper_part, 0); }

@@ -7,7 +7,9 @@
 
 #include "ssd_bwd_params.h"
 
-/* (B,H,chunks) */
+/* (B,H,chunks). Of float32, whose sums over pairs of tokens (j before i) may not be differences: in place of what is
+ * given, the pairs with j < t <= i, except, from token 32 on, those with j < 32; in place of what is taken, a token's
+ * pairs with these. */
 typedef struct token_sums {
   kr_float4
       of[Q];      /* from the state before, to the states after, <M, x (outer) B>, given to the chunk's later tokens */

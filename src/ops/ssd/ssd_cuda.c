@@ -235,7 +235,7 @@ typedef struct float_kernels {
    {"ssd_chunks_f32", "kr_ssd_chunks_" suffix},   \
    {"ssd_chunks_f32", "kr_ssd_ends_" suffix}}
 
-static uint32_t float_shared_bytes(int64_t N) {
+uint32_t kr_ssd_float_shared_bytes(int64_t N) {
   const uint32_t columns = N <= 64 ? 64 : 128;
   return KR_SSD_CHUNK * (KR_SSD_P + 2 * columns + KR_SSD_CHUNK) * 4 + 2 * KR_SSD_STEPS_BYTES;
 }
@@ -246,7 +246,7 @@ const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   if (a->x.dtype != KRAIT_F32) return "not float32";
   if (refuse_options(a)) return refuse_options(a);
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)float_shared_bytes(a->N) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)kr_ssd_float_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
 
 const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args) {
@@ -265,20 +265,29 @@ uint64_t kr_ssd_parts_scratch(const krait_ctx *ctx, const void *args) {
                                KR_SSD_CHUNK * sizeof(float);
 }
 
-static int32_t run_floats(const krait_ctx *ctx, const kr_ssd_params *p, const float_kernels *kernels, void *stream) {
+static const float_kernels float_kernels_of[2][2] = {{FLOATS("n64"), FLOATS("n128")},
+                                                     {FLOATS("n64_tf32"), FLOATS("n128_tf32")}};
+
+int32_t kr_ssd_launch_products(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream) {
   const kr_grid chunks_of_groups = {.x = (uint32_t)((p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK),
                                     .y = (uint32_t)(p->H / p->heads),
                                     .z = (uint32_t)p->B,
                                     .block = KR_SSD_THREADS,
-                                    .shared_bytes = float_shared_bytes(p->N),
+                                    .shared_bytes = kr_ssd_float_shared_bytes(p->N),
                                     .stream = stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &float_kernels_of[is_tf32][p->N > 64].products,
+                        &chunks_of_groups, p, sizeof *p);
+}
+
+int32_t kr_ssd_launch_floats(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream) {
+  const float_kernels *const kernels = &float_kernels_of[is_tf32][p->N > 64];
   const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
                           .y = (uint32_t)p->n_segments,
                           .z = (uint32_t)p->B,
                           .block = KR_SSD_THREADS,
-                          .shared_bytes = float_shared_bytes(p->N),
+                          .shared_bytes = kr_ssd_float_shared_bytes(p->N),
                           .stream = stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->products, &chunks_of_groups, p, sizeof *p));
+  KR_TRY(kr_ssd_launch_products(ctx, p, is_tf32, stream));
   if (p->n_segments > 1) {
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->ends, &pieces, p, sizeof *p));
     KR_TRY(launch_join(ctx, p, stream));
@@ -286,7 +295,7 @@ static int32_t run_floats(const krait_ctx *ctx, const kr_ssd_params *p, const fl
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->chunks, &pieces, p, sizeof *p);
 }
 
-static int32_t run_with(const krait_ctx *ctx, const krait_ssd_args *a, const float_kernels kernels[2]) {
+static int32_t run_floats(const krait_ctx *ctx, const krait_ssd_args *a, int is_tf32) {
   kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   place_scratch(&p, a->call.scratch);
@@ -294,19 +303,12 @@ static int32_t run_with(const krait_ctx *ctx, const krait_ssd_args *a, const flo
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
   for (int part = 0; part * KR_SSD_FLOAT_STATES < p.N; part++) {
     const kr_ssd_params some = kr_ssd_part_of(&p, part, KR_SSD_FLOAT_STATES);
-    KR_TRY(run_floats(ctx, &some, &kernels[some.N > 64], a->call.stream));
+    KR_TRY(kr_ssd_launch_floats(ctx, &some, is_tf32, a->call.stream));
   }
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
 }
 
-int32_t kr_ssd_parts(const krait_ctx *ctx, const void *args) {
-  static const float_kernels kernels[] = {FLOATS("n64"), FLOATS("n128")};
-  return run_with(ctx, args, kernels);
-}
-
-int32_t kr_ssd_tf32(const krait_ctx *ctx, const void *args) {
-  static const float_kernels kernels[] = {FLOATS("n64_tf32"), FLOATS("n128_tf32")};
-  return run_with(ctx, args, kernels);
-}
+int32_t kr_ssd_parts(const krait_ctx *ctx, const void *args) { return run_floats(ctx, args, 0); }
+int32_t kr_ssd_tf32(const krait_ctx *ctx, const void *args) { return run_floats(ctx, args, 1); }
 
 KR_CUDA_TIERS(ssd, run_ssd)

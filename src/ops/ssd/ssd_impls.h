@@ -23,6 +23,11 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args);
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args);
 
+const char *kr_ssd_bwd_parts_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args);
+const char *kr_ssd_bwd_tf32_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args);
+
 const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args);
 uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args);
