@@ -66,7 +66,7 @@ static int32_t show_seedvr(const shower *s, const char *model, const kr_config *
   if (status >= 0) status = kr_seedvr_graph_open(s->ctx, &c, &w, &g);
   if (status >= 0) status = show_graphs((void *)s, "SeedVR, one frame of 1280 x 720 and 58 tokens of text", g.g);
   if (status >= 0) kr_seedvr_graph_close(&g);
-  kr_seedvr_weights_close(s->ctx, &w);
+  kr_seedvr_weights_close(&w);
   return status;
 }
 

@@ -110,10 +110,10 @@ static void rows_instead_of_tokens(void **state) {
     ids[t] = t >= 3 && t < 17 ? -1 : IDS[t];
     for (int i = 0; ids[t] < 0 && i < D; i++) kr_put(&values, t * D + i, kr_get(&table, (int64_t)IDS[t] * D + i));
   }
-  WORKS(kr_block_get(ctx, "rows", bytes, &rows));
-  WORKS(kr_block_put(ctx, rows, host, bytes));
+  WORKS(kr_mem_get(ctx, "rows", bytes, &rows));
+  WORKS(kr_mem_put(ctx, rows, host, bytes));
   WORKS(kr_qwen2_prefill(m, 0, ids, rows, N, 0, got));
-  kr_block_free(ctx, rows);
+  kr_mem_free(ctx, rows);
   qwen2_assert_close("rows", got, LOGITS + (N - 1) * V, V);
   kr_qwen2_close(&m);
 }

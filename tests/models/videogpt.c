@@ -72,7 +72,7 @@ static void assert_rows(const char *what, const char *block, int64_t from, int64
   const size_t bytes = krait_dtype_bytes(dtype);
   const krait_view stored = {.data = malloc((size_t)n * bytes), .dtype = dtype};
   float *got = malloc((size_t)n * sizeof *got);
-  WORKS(kr_block_read(ctx, stored.data, block + (size_t)from * bytes, (uint64_t)n * bytes));
+  WORKS(kr_mem_read(ctx, stored.data, block + (size_t)from * bytes, (uint64_t)n * bytes));
   for (int64_t i = 0; i < n; i++) got[i] = (float)kr_get(&stored, i);
   videogpt_assert_close(what, got, want, n);
   free(stored.data), free(got);
@@ -102,8 +102,8 @@ static void look_videogpt(int32_t dtype, int64_t n_before, char *rows) {
   const int64_t d = kr_videogpt_d(m), video = n_before + KR_VIDEOGPT_CONTEXT_ROWS;
   char *const film = rows + (size_t)(n_before * d) * krait_dtype_bytes(dtype);
   assert_int_equal(kr_videogpt_width(m), DV);
-  WORKS(kr_block_get(ctx, "tokens", tokens_bytes, &tokens_at));
-  WORKS(kr_block_put(ctx, tokens_at, tokens, tokens_bytes));
+  WORKS(kr_mem_get(ctx, "tokens", tokens_bytes, &tokens_at));
+  WORKS(kr_mem_put(ctx, tokens_at, tokens, tokens_bytes));
   WORKS(kr_videogpt_look(m, images, film, scores, chosen));
   WORKS(kr_videogpt_watch(m, tokens_at, film));
   for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) scores32[i] = (float)scores[i];
@@ -115,7 +115,7 @@ static void look_videogpt(int32_t dtype, int64_t n_before, char *rows) {
   assert_rows("video in its place", rows, video * d, KR_VIDEOGPT_VIDEO_ROWS * d, dtype,
               FLOATS("golden.inputs_embeds") + video * d);
   kr_videogpt_close(&m);
-  kr_block_free(ctx, tokens_at);
+  kr_mem_free(ctx, tokens_at);
   free(tokens), free(images);
 }
 
@@ -129,7 +129,7 @@ static void a_film(void **state) {
   WORKS(kr_qwen2_open(ctx, folder, 1, 0, &m));
   const int64_t V = kr_qwen2_config_of(m)->V, d = kr_qwen2_config_of(m)->d, n = prompt(ids, &n_before),
                 n_drawn = videogpt_item("golden.generated")->shape[0];
-  WORKS(kr_block_get(ctx, "rows", (uint64_t)(n * d) * krait_dtype_bytes(kr_qwen2_dtype(m)), &rows));
+  WORKS(kr_mem_get(ctx, "rows", (uint64_t)(n * d) * krait_dtype_bytes(kr_qwen2_dtype(m)), &rows));
   look_videogpt(kr_qwen2_dtype(m), n_before, rows);
   logits = malloc((size_t)V * sizeof *logits);
   WORKS(kr_qwen2_prefill(m, 0, ids, rows, n, 0, logits));
@@ -144,7 +144,7 @@ static void a_film(void **state) {
     WORKS(kr_qwen2_step(m, 1, &(int32_t){0}, &best, logits, NULL));
   }
   kr_qwen2_close(&m);
-  kr_block_free(ctx, rows);
+  kr_mem_free(ctx, rows);
   free(logits);
 }
 

@@ -19,8 +19,8 @@ int32_t kr_kv_cache_open(kr_kv_cache *c) {
 }
 
 void kr_kv_cache_close(kr_kv_cache *c) {
-  for (int64_t i = 0; c->keys && i < 2 * c->n_layers; i++) kr_block_free(c->ctx, c->keys[i]); /* followed by values */
-  kr_block_free(c->ctx, c->cos);
+  for (int64_t i = 0; c->keys && i < 2 * c->n_layers; i++) kr_mem_free(c->ctx, c->keys[i]); /* followed by values */
+  kr_mem_free(c->ctx, c->cos);
   kr_free(c->keys);
   c->keys = c->values = NULL;
   c->cos = c->sin = NULL;
@@ -42,8 +42,8 @@ static int32_t make_angles(const kr_kv_cache *c, int64_t capacity, float **angle
     }
   }
   const uint64_t bytes = 2 * (uint64_t)n * sizeof *host;
-  int32_t status = kr_block_get(c->ctx, "the angles", bytes, angles);
-  if (status >= 0) status = kr_block_put(c->ctx, *angles, host, bytes);
+  int32_t status = kr_mem_get(c->ctx, "the angles", bytes, angles);
+  if (status >= 0) status = kr_mem_put(c->ctx, *angles, host, bytes);
   if (status >= 0) status = wait(c);
   kr_free(host);
   return status;
@@ -66,10 +66,10 @@ static int32_t move_texts(const kr_kv_cache *c, char *to, int64_t to_capacity, c
 /* In a new block with a larger capacity. */
 static int32_t grow_block(const kr_kv_cache *c, int64_t capacity, char **block) {
   char *larger = NULL;
-  int32_t status = kr_block_get(c->ctx, "keys and values; the text is too long",
-                                (uint64_t)(c->n_slots * capacity) * c->token_bytes, &larger);
+  int32_t status = kr_mem_get(c->ctx, "keys and values; the text is too long",
+                              (uint64_t)(c->n_slots * capacity) * c->token_bytes, &larger);
   if (status >= 0 && *block) status = move_texts(c, larger, capacity, *block, c->capacity);
-  kr_block_free(c->ctx, status < 0 ? larger : *block);
+  kr_mem_free(c->ctx, status < 0 ? larger : *block);
   if (status >= 0) *block = larger;
   return status;
 }
@@ -97,7 +97,7 @@ int32_t kr_kv_cache_grow(kr_kv_cache *c, int64_t n) {
   while (capacity < n) capacity *= 2;
   int32_t status = make_angles(c, capacity, &angles);
   if (status >= 0) status = grow_blocks(c, capacity);
-  kr_block_free(c->ctx, status < 0 ? angles : c->cos);
+  kr_mem_free(c->ctx, status < 0 ? angles : c->cos);
   if (status < 0) return status;
   c->cos = angles, c->sin = angles ? angles + capacity * c->n_pairs : NULL;
   c->capacity = capacity;

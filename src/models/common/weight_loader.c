@@ -7,45 +7,10 @@
 
 #include "alloc.h"
 #include "ctx.h"
+#include "half.h"
 #include "quantize.h"
 #include "status.h"
 #include "view.h"
-
-/* ---- blocks ---- */
-
-int32_t kr_block_get(const krait_ctx *ctx, const char *what, uint64_t bytes, void *block) {
-  void **to = block;
-  if (ctx->cuda) {
-    KR_TRY(kr_cuda_alloc(ctx->cuda, (size_t)bytes, to));
-    return kr_cuda_fill(ctx->cuda, *to, 0, (size_t)bytes, NULL);
-  }
-  *to = kr_zalloc((size_t)bytes);
-  KR_CHECK(*to, KRAIT_ERR_NO_MEMORY, "no memory for %s: %llu bytes", what, (unsigned long long)bytes);
-  return KRAIT_OK;
-}
-
-void kr_block_free(const krait_ctx *ctx, void *block) {
-  if (!block) return;
-  if (ctx->cuda)
-    kr_cuda_free(ctx->cuda, block);
-  else
-    kr_free(block);
-}
-
-int32_t kr_block_put(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes) {
-  if (ctx->cuda) return kr_cuda_copy_in(ctx->cuda, to, from, (size_t)bytes, NULL);
-  if (bytes) memcpy(to, from, (size_t)bytes);
-  return KRAIT_OK;
-}
-
-int32_t kr_block_read(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes) {
-  if (ctx->cuda) {
-    KR_TRY(kr_cuda_copy_out(ctx->cuda, to, from, (size_t)bytes, NULL));
-    return kr_cuda_wait(ctx->cuda, NULL);
-  }
-  if (bytes) memcpy(to, from, (size_t)bytes);
-  return KRAIT_OK;
-}
 
 /* ---- tensors ---- */
 
@@ -67,29 +32,65 @@ static uint64_t weight_loader_elements_of(kr_sizes s) {
   return n;
 }
 
+/* ---- random values ---- */
+
+/* *is_new: the values must be made. */
+static int32_t grow_random(struct kr_random_values *r, uint64_t bytes, int *is_new) {
+  *is_new = bytes > r->bytes;
+  if (!*is_new) return KRAIT_OK;
+  kr_free(r->data);
+  r->data = kr_alloc((size_t)bytes);
+  r->bytes = r->data ? bytes : 0;
+  KR_CHECK(r->data, KRAIT_ERR_NO_MEMORY, "no memory for random weights");
+  return KRAIT_OK;
+}
+
 /* Uniform, with a standard deviation of about 0.02: small enough that nothing saturates. */
 static int32_t need_random(kr_loader *p, uint64_t n) {
-  const uint64_t bytes = n * krait_dtype_bytes(p->random_type);
   uint64_t seed = 1;
-  if (bytes <= p->random_bytes) return KRAIT_OK;
-  kr_free(p->random);
-  p->random = kr_alloc((size_t)bytes);
-  p->random_bytes = p->random ? bytes : 0;
-  KR_CHECK(p->random, KRAIT_ERR_NO_MEMORY, "no memory for random weights");
-  const krait_view view = {.data = p->random, .dtype = p->random_type};
-  for (uint64_t i = 0; i < n; i++) {
+  int is_new;
+  KR_TRY(grow_random(&p->random, n * krait_dtype_bytes(p->random_type), &is_new));
+  const krait_view view = {.data = p->random.data, .dtype = p->random_type};
+  for (uint64_t i = 0; is_new && i < n; i++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     kr_put(&view, (int64_t)i, ((double)(seed >> 40) / (1 << 24) - 0.5) * 0.07);
   }
   return KRAIT_OK;
 }
 
+/* 8 bits: the random bytes themselves, one scale for all of them. */
+static int32_t make_random_q8(kr_loader *p, int64_t N, int64_t K, kr_weight *qweight, kr_weight *scales) {
+  int is_new;
+  KR_TRY(need_random(p, (uint64_t)(N * K)));
+  KR_TRY(grow_random(&p->random_scales, (uint64_t)(N * K / 32) * sizeof(uint16_t), &is_new));
+  for (uint64_t i = 0; is_new && i < p->random_scales.bytes / sizeof(uint16_t); i++)
+    ((uint16_t *)p->random_scales.data)[i] = kr_float_to_f16(0.0003f);
+  *qweight = (kr_weight){"random", KRAIT_I32, 2, {N, K / 4}, p->random.data, (uint64_t)(N * K)};
+  *scales = (kr_weight){"random", KRAIT_F16, 2, {N, K / 32}, p->random_scales.data, (uint64_t)(N * K / 32) * 2};
+  return KRAIT_OK;
+}
+
+/* 4 bits: the random bytes again, with two small factors in each super-block. */
+static int32_t make_random_q4k(kr_loader *p, int64_t N, int64_t K, kr_weight *qweight) {
+  const uint64_t n = (uint64_t)(N * K / 256) * 36, factors = kr_float_to_f16(0.00003f);
+  int is_new;
+  KR_TRY(need_random(p, (uint64_t)(N * K)));
+  KR_TRY(grow_random(&p->random_supers, n * sizeof(int32_t), &is_new));
+  for (uint64_t i = 0; is_new && i < n; i++)
+    ((int32_t *)p->random_supers.data)[i] =
+        i % 36 ? ((const int32_t *)p->random.data)[i % (p->random.bytes / 4)] : (int32_t)(factors | factors << 16);
+  *qweight = (kr_weight){"random", KRAIT_I32, 2, {N, K / 256 * 36}, p->random_supers.data, n * sizeof(int32_t)};
+  return KRAIT_OK;
+}
+
+/* ---- of any source ---- */
+
 int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes want, kr_weight *found) {
   char key[200], has[192], wants[192];
   snprintf(key, sizeof key, "%s%s", p->prefix ? p->prefix : "", name);
   if (is_random(p)) {
     if (is_needed) KR_TRY(need_random(p, weight_loader_elements_of(want)));
-    *found = (kr_weight){.data = is_needed ? p->random : NULL,
+    *found = (kr_weight){.data = is_needed ? p->random.data : NULL,
                          .dtype = p->random_type,
                          .bytes = weight_loader_elements_of(want) * krait_dtype_bytes(p->random_type)};
     return KRAIT_OK;
@@ -129,9 +130,8 @@ static int32_t take_weight_loader(kr_loader *p, const kr_weight *item, int apart
   if (!item->data) return KRAIT_OK;
   p->bytes += item->bytes;
   if (p->ctx->cuda) return copy_in(p, item->data, item->bytes, apart, &to->data);
-  return p->folder ? KRAIT_OK
-                   : copy_host(p, item->data, item->bytes,
-                               &to->data); /* random weights: a token must read as much as with real ones */
+  return p->folder ? KRAIT_OK /* random weights: a token must read as much as with real ones */
+                   : copy_host(p, item->data, item->bytes, &to->data);
 }
 
 typedef struct q8_rows {
@@ -153,30 +153,46 @@ int32_t kr_widen_q8(const krait_ctx *ctx, const kr_weight *qweight, const kr_wei
   return KRAIT_OK;
 }
 
+/* q8_0 as it is: in the file's memory, or copied. */
+static int32_t take_words(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, const void **words,
+                          const void **factors) {
+  kr_weight_ref parts[2];
+  KR_TRY(take_weight_loader(p, qweight, 1, &parts[0]));
+  KR_TRY(take_weight_loader(p, scales, 1, &parts[1]));
+  *words = parts[0].data, *factors = parts[1].data;
+  return KRAIT_OK;
+}
+
+/* is_alone: no other matrix is concatenated with it, so that its words may stand beside it. */
+static int32_t take_widened(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, int apart, int is_alone,
+                            kr_weight_ref *to) {
+  const uint64_t bytes = qweight->bytes * 2; /* float16 */
+  uint16_t *halves = NULL;
+  to->dtype = KRAIT_F16;
+  if (is_alone && p->keeps_q8)
+    KR_TRY(take_words(p, qweight, scales, &to->qweight, &to->qscales));
+  else
+    p->bytes += bytes;
+  int32_t status = p->device ? kr_widen_q8(p->ctx, qweight, scales, &halves) : KRAIT_OK;
+  if (status >= 0) status = copy_in(p, halves, bytes, apart, &to->data);
+  if (status >= 0 && p->device) status = kr_mem_wait(p->ctx);
+  if (status >= 0 && !p->device) to->data = qweight->data; /* only counted */
+  kr_free(halves);
+  return status;
+}
+
 /* Unchanged on a CPU, float16 on a GPU. */
 static int32_t take_weight_loader_q8(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, kr_sizes want,
-                                     int apart, kr_weight_ref *to) {
+                                     int apart, int is_alone, kr_weight_ref *to) {
   const int64_t N = want.size[0], K = want.size[1], S = K / 32;
-  uint16_t *halves = NULL;
   const int fits = K % 32 == 0 && qweight->n_dims == 2 && qweight->dtype == KRAIT_I32 && qweight->shape[0] == N &&
                    qweight->shape[1] == 8 * S && scales && scales->n_dims == 2 && scales->dtype == KRAIT_F16 &&
                    scales->shape[0] == N && scales->shape[1] == S;
   KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are not q8_0 of shape (%lld, %lld)",
            kr_loader_label(p), qweight->name, qweight->name, (long long)N, (long long)K);
-  if (!p->ctx->cuda) {
-    p->bytes += qweight->bytes + scales->bytes;
-    *to = (kr_weight_ref){qweight->data, KRAIT_I32, scales->data};
-    return KRAIT_OK;
-  }
-  const kr_weight wide = {.name = qweight->name, .dtype = KRAIT_F16, .bytes = (uint64_t)(N * K) * sizeof *halves};
-  int32_t status = p->device ? kr_widen_q8(p->ctx, qweight, scales, &halves) : KRAIT_OK;
-  p->bytes += wide.bytes;
-  to->dtype = KRAIT_F16;
-  if (status >= 0) status = copy_in(p, halves, wide.bytes, apart, &to->data);
-  if (status >= 0 && p->device) status = kr_cuda_wait(p->ctx->cuda, NULL);
-  if (status >= 0 && !p->device) to->data = qweight->data; /* only counted */
-  kr_free(halves);
-  return status;
+  if (p->ctx->cuda) return take_widened(p, qweight, scales, apart, is_alone, to);
+  to->dtype = KRAIT_I32;
+  return take_words(p, qweight, scales, &to->data, &to->scales);
 }
 
 /* Words of q4_k, unchanged. */
@@ -190,17 +206,34 @@ static int32_t take_weight_loader_q4k(kr_loader *p, const kr_weight *qweight, kr
   return take_weight_loader(p, qweight, apart, to);
 }
 
-static int32_t place_one(kr_loader *p, const char *name, int is_needed, kr_sizes want, int apart, kr_weight_ref *to) {
+/* Whether this random matrix is in blocks. */
+static int has_random_blocks(const kr_loader *p, kr_sizes want) {
+  return is_random(p) && p->random_blocks && want.n == 2 && want.size[1] % 32 == 0;
+}
+
+static int32_t take_random_blocks(kr_loader *p, kr_sizes want, int apart, int is_alone, kr_weight_ref *to) {
+  kr_weight qweight, scales;
+  if (p->random_blocks == KRAIT_Q4_K && want.size[1] % 256 == 0) {
+    KR_TRY(make_random_q4k(p, want.size[0], want.size[1], &qweight));
+    return take_weight_loader_q4k(p, &qweight, want, apart, to);
+  }
+  KR_TRY(make_random_q8(p, want.size[0], want.size[1], &qweight, &scales));
+  return take_weight_loader_q8(p, &qweight, &scales, want, apart, is_alone, to);
+}
+
+static int32_t load_one(kr_loader *p, const char *name, int is_needed, kr_sizes want, int apart, int is_alone,
+                        kr_weight_ref *to) {
   char key[160], scales[168];
   kr_weight item;
   *to = (kr_weight_ref){0};
   snprintf(key, sizeof key, "%s.q8_0", name);
   snprintf(scales, sizeof scales, "%s.scales", key);
   const kr_weight *qweight = want.n == 2 ? kr_loader_peek(p, key) : NULL;
-  if (qweight) return take_weight_loader_q8(p, qweight, kr_loader_peek(p, scales), want, apart, to);
+  if (qweight) return take_weight_loader_q8(p, qweight, kr_loader_peek(p, scales), want, apart, is_alone, to);
   snprintf(key, sizeof key, "%s.q4_k", name);
   const kr_weight *super = want.n == 2 ? kr_loader_peek(p, key) : NULL;
   if (super) return take_weight_loader_q4k(p, super, want, apart, to);
+  if (has_random_blocks(p, want)) return take_random_blocks(p, want, apart, is_alone, to);
   KR_TRY(kr_loader_find(p, name, is_needed, want, &item));
   return take_weight_loader(p, &item, apart, to);
 }
@@ -212,7 +245,7 @@ int32_t kr_load(kr_loader *p, const char *name, int is_needed, kr_sizes want, kr
 int32_t kr_load_rows(kr_loader *p, int n, const char *const *names, int is_needed, const kr_sizes *want,
                       kr_weight_ref *to) {
   for (int i = 0; i < n; i++) {
-    KR_TRY(place_one(p, names[i], is_needed || (i > 0 && to[0].data), want[i], i == n - 1, &to[i]));
+    KR_TRY(load_one(p, names[i], is_needed || (i > 0 && to[0].data), want[i], i == n - 1, n == 1, &to[i]));
     KR_CHECK(!to[i].data || (to[0].data && to[i].dtype == to[0].dtype), KRAIT_ERR_WEIGHTS,
              "%s: tensors '%s' and '%s' must both exist and have the same type", kr_loader_label(p), names[0],
              names[i]);
@@ -225,26 +258,41 @@ int32_t kr_load_buffer(kr_loader *p, const void *data, uint64_t bytes, int32_t d
   return p->ctx->cuda ? copy_in(p, data, bytes, 1, &to->data) : copy_host(p, data, bytes, &to->data);
 }
 
-int32_t kr_load_f32(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), kr_weight_ref *to) {
+/* One tensor's values; f as in kr_load_f32. */
+static int32_t widen_into(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), float *values) {
   const int64_t n = (int64_t)weight_loader_elements_of(want);
   kr_weight item;
+  int64_t bad = -1;
   KR_TRY(kr_loader_find(p, name, 1, want, &item));
   const krait_view view = {.data = (void *)item.data, .dtype = item.dtype};
-  float *values = kr_alloc_array((size_t)n + 1, sizeof *values);
-  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", name);
-  int64_t bad = -1;
   for (int64_t i = 0; i < n; i++) {
     values[i] = (float)(f ? f(kr_get(&view, i)) : kr_get(&view, i));
     if (!isfinite(values[i]) && bad < 0) bad = i;
   }
-  p->bytes += (uint64_t)n * sizeof *values;
-  const int32_t status =
-      bad < 0 ? kr_load_buffer(p, values, (uint64_t)n * sizeof *values, KRAIT_F32, to)
-              : kr_fail(KRAIT_ERR_WEIGHTS,
-                        "%s: tensor '%s' is not finite at element %lld; the file is damaged, or its training diverged",
-                        kr_loader_label(p), name, (long long)bad);
+  KR_CHECK(bad < 0, KRAIT_ERR_WEIGHTS,
+           "%s: tensor '%s' is not finite at element %lld; the file is damaged, or its training diverged",
+           kr_loader_label(p), name, (long long)bad);
+  return KRAIT_OK;
+}
+
+static int32_t load_f32_rows(kr_loader *p, int n, const char *const *names, kr_sizes want, double (*f)(double),
+                             kr_weight_ref *to) {
+  const uint64_t each = weight_loader_elements_of(want), bytes = (uint64_t)n * each * sizeof(float);
+  float *values = kr_alloc((size_t)bytes + 1);
+  int32_t status = values ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", names[0]);
+  for (int i = 0; i < n && status >= 0; i++) status = widen_into(p, names[i], want, f, values + (uint64_t)i * each);
+  p->bytes += bytes;
+  if (status >= 0) status = kr_load_buffer(p, values, bytes, KRAIT_F32, to);
   kr_free(values);
   return status;
+}
+
+int32_t kr_load_f32_rows(kr_loader *p, int n, const char *const *names, kr_sizes want, kr_weight_ref *to) {
+  return load_f32_rows(p, n, names, want, NULL, to);
+}
+
+int32_t kr_load_f32(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), kr_weight_ref *to) {
+  return load_f32_rows(p, 1, &name, want, f, to);
 }
 
 /* ---- all of them ---- */
@@ -263,9 +311,11 @@ static int32_t run_twice(kr_loader *p, kr_take_fn take_all, void *user) {
 
 int32_t kr_loader_run(kr_loader *p, kr_take_fn take_all, void *user) {
   const int32_t status = run_twice(p, take_all, user);
-  kr_free(p->random);
-  p->random = NULL;
-  p->random_bytes = 0;
+  struct kr_random_values *const made[] = {&p->random, &p->random_scales, &p->random_supers};
+  for (int i = 0; i < 3; i++) {
+    kr_free(made[i]->data);
+    *made[i] = (struct kr_random_values){0};
+  }
   return status;
 }
 

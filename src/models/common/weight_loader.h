@@ -6,12 +6,14 @@
 #include <krait/krait.h>
 
 #include "arena.h"
+#include "ctx_memory.h"
 #include "model_folder.h"
 
 typedef struct kr_weight_ref {
   const void *data;   /* NULL: absent */
   int32_t dtype;      /* KRAIT_I32: words of q8_0 or q4_k (quantize.h) */
   const void *scales; /* of q8_0, float16; else NULL */
+  const void *qweight, *qscales; /* on a GPU, if the loader keeps them: q8_0, for steps of few rows; data are float16 */
 } kr_weight_ref;
 
 typedef struct kr_sizes {
@@ -23,16 +25,20 @@ typedef struct kr_sizes {
 typedef struct kr_loader {
   const krait_ctx *ctx;
   const kr_model_folder *folder; /* or */
-  const kr_weights *weights;     /* or neither: random values of random_type, for timing */
+  const kr_weights *weights;     /* whose memory ends after loading; or neither: random values, for timing */
   const char *prefix;            /* prepended to every name */
-  int32_t random_type;
+  int32_t random_type;           /* of random values */
+  int32_t random_blocks;         /* of the next random matrix, where its sizes allow it: KRAIT_Q8_0, KRAIT_Q4_K */
+  int32_t keeps_q8;              /* on a GPU: kr_weight_ref.qweight */
   uint64_t bytes; /* of everything taken */
   /* its own */
   kr_arena *arena; /* on a CPU: new tensors */
   char *device;    /* on a GPU; NULL: only count */
   uint64_t used;
-  void *random;
-  uint64_t random_bytes;
+  struct kr_random_values {
+    void *data;
+    uint64_t bytes;
+  } random, random_scales, random_supers; /* of random_type; of q8_0's scales; of q4_k's super-blocks */
 } kr_loader;
 
 typedef int32_t (*kr_take_fn)(kr_loader *p, void *user); /* the same calls each time */
@@ -48,20 +54,15 @@ int32_t kr_load_rows(kr_loader *p, int n, const char *const *names, int is_neede
                       kr_weight_ref *to);
 /* Converted to float32 from any type; f, if not NULL, is applied to each value. */
 int32_t kr_load_f32(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), kr_weight_ref *to);
+/* The same, n of one shape concatenated. */
+int32_t kr_load_f32_rows(kr_loader *p, int n, const char *const *names, kr_sizes want, kr_weight_ref *to);
 /* The tensor, of this shape, in host memory; its data is NULL if it is optional and missing. */
 int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes want, kr_weight *found);
 const kr_weight *kr_loader_peek(const kr_loader *p,
                                 const char *name); /* of any shape; NULL: missing, or values are random */
 /* A tensor made by the caller; copied. */
 int32_t kr_load_buffer(kr_loader *p, const void *data, uint64_t bytes, int32_t dtype, kr_weight_ref *to);
-
 /* A matrix of q8_0 in host memory as float16, by the context's threads; free it with kr_free. */
 int32_t kr_widen_q8(const krait_ctx *ctx, const kr_weight *qweight, const kr_weight *scales, uint16_t **halves);
-
-/* ---- a context's memory; initially zero ---- */
-int32_t kr_block_get(const krait_ctx *ctx, const char *what, uint64_t bytes, void *block);
-void kr_block_free(const krait_ctx *ctx, void *block);
-int32_t kr_block_put(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes);
-int32_t kr_block_read(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes); /* complete when it returns */
 
 #endif

@@ -37,7 +37,7 @@ static kr_tensor mamba_lm_new_rows(const builder *b, int64_t columns) {
 
 /* Whether a GPU's step reads a weight's 8-bit data directly: for few rows. */
 enum { MOST_BY_QWEIGHT = 2 };
-static int reads_words(const builder *b, const kr_mamba_lm_tensor *w, kr_tensor rows) {
+static int reads_8_bits(const builder *b, const kr_mamba_lm_tensor *w, kr_tensor rows) {
   return w->qweight && b->to->run.is_step && b->R <= MOST_BY_QWEIGHT && b->ctx->caps & KRAIT_CAP_CUDA_AMPERE &&
          kr_graph_view(b->g, rows).stride[0] % 8 == 0;
 }
@@ -54,7 +54,7 @@ static kr_tensor project_into(const builder *b, const char *name, kr_tensor rows
                                                 .bias = mamba_lm_view(b, bias),
                                                 .out = mamba_lm_view(b, out)});
   }
-  const int by_words = reads_words(b, w, rows);
+  const int by_words = reads_8_bits(b, w, rows);
   if (w->scales || by_words) {
     const kr_mamba_lm_tensor bytes = {.data = by_words ? w->qweight : w->data, .dtype = KRAIT_I32};
     char full[96];

@@ -98,7 +98,7 @@ void kr_qwen2_close(kr_qwen2 **model) {
   close_qwen2_graphs(m);
   kr_kv_cache_close(&m->cache);
   kr_qwen2_weights_close(&m->w);
-  kr_block_free(m->ctx, m->lists);
+  kr_mem_free(m->ctx, m->lists);
   kr_free(m->lengths);
   kr_free(m);
   *model = NULL;
@@ -129,9 +129,9 @@ static int32_t get_qwen2_graph(kr_qwen2 *m, const kr_qwen2_run *run, kr_qwen2_gr
 
 static int32_t get_lists(kr_qwen2 *m, uint64_t floats) {
   if (m->lists && floats <= m->logits_floats) return KRAIT_OK;
-  kr_block_free(m->ctx, m->lists);
+  kr_mem_free(m->ctx, m->lists);
   m->lists = NULL;
-  KR_TRY(kr_block_get(m->ctx, "logits", LOGITS + floats * sizeof(float), &m->lists));
+  KR_TRY(kr_mem_get(m->ctx, "logits", LOGITS + floats * sizeof(float), &m->lists));
   m->logits_floats = floats;
   return KRAIT_OK;
 }
@@ -155,9 +155,9 @@ static int32_t put_qwen2_lists(kr_qwen2 *m, const kr_qwen2_run *run, int64_t slo
                                const int32_t *ids) {
   int32_t lengths[MOST_STEP];
   for (int64_t b = 0; b < run->B; b++) lengths[b] = m->lengths[slots ? slots[b] : slot];
-  KR_TRY(kr_block_put(m->ctx, m->lists + IDS, ids, (uint64_t)(run->B * run->L) * sizeof *ids));
-  if (slots) KR_TRY(kr_block_put(m->ctx, m->lists + SLOTS, slots, (uint64_t)run->B * sizeof *slots));
-  return kr_block_put(m->ctx, m->lists + LENGTHS, lengths, (uint64_t)run->B * sizeof *lengths);
+  KR_TRY(kr_mem_put(m->ctx, m->lists + IDS, ids, (uint64_t)(run->B * run->L) * sizeof *ids));
+  if (slots) KR_TRY(kr_mem_put(m->ctx, m->lists + SLOTS, slots, (uint64_t)run->B * sizeof *slots));
+  return kr_mem_put(m->ctx, m->lists + LENGTHS, lengths, (uint64_t)run->B * sizeof *lengths);
 }
 
 static int32_t run_qwen2(kr_qwen2 *m, const kr_qwen2_run *run, int64_t slot, const int32_t *slots, const int32_t *ids,
@@ -179,8 +179,8 @@ static int32_t run_qwen2(kr_qwen2 *m, const kr_qwen2_run *run, int64_t slot, con
   KR_TRY(bind_qwen2(m, g, slot, rows));
   KR_TRY(put_qwen2_lists(m, run, slot, slots, ids));
   KR_TRY(kr_runner_run(g->runner, NULL));
-  if (argmax) KR_TRY(kr_block_read(m->ctx, argmax, m->lists + BEST, (uint64_t)run->B * sizeof *argmax));
-  if (logits) KR_TRY(kr_block_read(m->ctx, logits, m->lists + LOGITS, floats * sizeof *logits));
+  if (argmax) KR_TRY(kr_mem_read(m->ctx, argmax, m->lists + BEST, (uint64_t)run->B * sizeof *argmax));
+  if (logits) KR_TRY(kr_mem_read(m->ctx, logits, m->lists + LOGITS, floats * sizeof *logits));
   for (int64_t b = 0; b < run->B; b++) m->lengths[slots ? slots[b] : slot] += (int32_t)run->L;
   return KRAIT_OK;
 }
@@ -274,11 +274,11 @@ static int32_t move_qwen2_one(kr_qwen2 *m, const char *kind, int64_t i, char *at
   KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for %lld tokens' keys", (long long)n_tokens);
   const krait_view stored = {.data = host + n, .dtype = m->w.dtype};
   snprintf(name, sizeof name, "%s.%lld", kind, (long long)i);
-  int32_t status = is_out ? kr_block_read(m->ctx, stored.data, at, bytes) : KRAIT_OK;
+  int32_t status = is_out ? kr_mem_read(m->ctx, stored.data, at, bytes) : KRAIT_OK;
   for (int64_t k = 0; is_out && k < n; k++) host[k] = (float)kr_get(&stored, k);
   if (status >= 0) status = fn(user, name, 3, shape, host);
   for (int64_t k = 0; !is_out && status >= 0 && k < n; k++) kr_put(&stored, k, (double)host[k]);
-  if (status >= 0 && !is_out) status = kr_block_put(m->ctx, at, stored.data, bytes);
+  if (status >= 0 && !is_out) status = kr_mem_put(m->ctx, at, stored.data, bytes);
   if (status >= 0 && !is_out) status = kr_qwen2_wait(m);
   kr_free(host);
   return status;

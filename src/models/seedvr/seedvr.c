@@ -21,7 +21,7 @@ static int seedvr_takes(const char *model) { return strncmp(model, "seedvr_", 7)
 static void close_seedvr_model(void **handle) {
   seedvr *m = *handle;
   *handle = NULL;
-  kr_seedvr_weights_close(m->ctx, &m->w);
+  kr_seedvr_weights_close(&m->w);
   kr_free(m);
 }
 
@@ -75,28 +75,10 @@ static void fill_sinusoids(float timestep, float *values) {
 
 /* Copies n floats from host memory to the context's memory, bound to t. */
 static int32_t bind_seedvr(const seedvr *m, kr_seedvr_graph *g, kr_tensor t, const float *from, int64_t n, void **at) {
-  const size_t bytes = (size_t)n * sizeof *from;
-  *at = NULL;
-  if (m->ctx->cuda) KR_TRY(kr_cuda_alloc(m->ctx->cuda, bytes, at));
-  else *at = kr_alloc(bytes);
-  KR_CHECK(*at, KRAIT_ERR_NO_MEMORY, "no memory for a sample");
-  if (from && m->ctx->cuda) KR_TRY(kr_cuda_copy_in(m->ctx->cuda, *at, from, bytes, NULL));
-  else if (from) memcpy(*at, from, bytes);
+  const uint64_t bytes = (uint64_t)n * sizeof *from;
+  KR_TRY(kr_mem_get(m->ctx, "a sample", bytes, at));
+  if (from) KR_TRY(kr_mem_put(m->ctx, *at, from, bytes));
   return kr_runner_bind(g->runner, t, *at);
-}
-
-static void free_seedvr_block(const seedvr *m, void *at) {
-  if (at && m->ctx->cuda) kr_cuda_free(m->ctx->cuda, at);
-  else kr_free(at);
-}
-
-static int32_t fetch(const seedvr *m, const void *at, float *to, int64_t n) {
-  if (!m->ctx->cuda) {
-    memcpy(to, at, (size_t)n * sizeof *to);
-    return KRAIT_OK;
-  }
-  KR_TRY(kr_cuda_copy_out(m->ctx->cuda, to, at, (size_t)n * sizeof *to, NULL));
-  return kr_cuda_wait(m->ctx->cuda, NULL);
 }
 
 /* All outputs of one sample, compared with their rows of the recorded tensors. */
@@ -133,11 +115,11 @@ static int32_t take_outputs(check *c, const sample *s, float *patches) {
   float *to;
   for (int i = 0; i < c->g.n_taps; i++) {
     KR_TRY(room_for(c, i, c->g.taps[i].name, c->g.taps[i].n, &to));
-    if (to) KR_TRY(fetch(c->m, c->g.taps[i].at, to, c->g.taps[i].n));
+    if (to) KR_TRY(kr_mem_read(c->m->ctx, to, c->g.taps[i].at, (uint64_t)c->g.taps[i].n * sizeof *to));
   }
   KR_TRY(room_for(c, KR_SEEDVR_MOST_TAPS, "vid_out", n, &to));
   if (!to) return KRAIT_OK;
-  KR_TRY(fetch(c->m, kr_runner_at(c->g.runner, c->g.out), patches, n));
+  KR_TRY(kr_mem_read(c->m->ctx, patches, kr_runner_at(c->g.runner, c->g.out), (uint64_t)n * sizeof *patches));
   cut(config, s->size, config->vid_out, patches, to, 1);
   return KRAIT_OK;
 }
@@ -172,7 +154,7 @@ static int32_t run_sample(check *c, const sample *s) {
   const int64_t widest = config->vid_in > config->vid_out ? config->vid_in : config->vid_out;
   float *patches = kr_alloc_array((size_t)(s->size[0] * s->size[1] * s->size[2] * widest), sizeof *patches);
   int32_t status = patches ? run_bound(c, s, patches, blocks) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a sample");
-  for (int i = 0; i < 4 + c->g.n_taps; i++) free_seedvr_block(c->m, blocks[i]);
+  for (int i = 0; i < 4 + c->g.n_taps; i++) kr_mem_free(c->m->ctx, blocks[i]);
   kr_seedvr_graph_close(&c->g);
   kr_free(patches);
   return status;

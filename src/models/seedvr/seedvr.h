@@ -7,6 +7,7 @@
 
 #include "config.h"
 #include "graph.h"
+#include "weight_loader.h"
 
 enum { KR_SEEDVR_MOST_LAYERS = 256, KR_SEEDVR_SINUSOIDS = 256 };
 enum { KR_SEEDVR_PLAIN, KR_SEEDVR_SHIFTED, KR_SEEDVR_PARTITIONS };
@@ -30,8 +31,8 @@ int32_t kr_seedvr_config_read(const char *model, const kr_config *config, kr_see
 /* Weights of a stream: video, text, or both. ada: (6,C) float32, rows attn shift, scale, gate, mlp shift, scale,
  * gate. */
 typedef struct kr_seedvr_part {
-  const void *ada, *qkv, *norm_q, *norm_k, *out, *out_bias;
-  const void *mlp_in, *mlp_in_bias, *mlp_gate, *mlp_out, *mlp_out_bias;
+  kr_weight_ref ada, qkv, norm_q, norm_k, out, out_bias;
+  kr_weight_ref mlp_in, mlp_in_bias, mlp_gate, mlp_out, mlp_out_bias;
 } kr_seedvr_part;
 typedef struct kr_seedvr_layer {
   kr_seedvr_part part[2]; /* video, text; or only the first for both */
@@ -39,20 +40,19 @@ typedef struct kr_seedvr_layer {
 } kr_seedvr_layer;
 typedef struct kr_seedvr_weights {
   kr_seedvr_layer *layers;
-  const void *vid_in, *vid_in_bias, *txt_in, *txt_in_bias; /* txt_in NULL: the text is as wide as the model */
-  const void *emb_in, *emb_in_bias, *emb_hid, *emb_hid_bias, *emb_out, *emb_out_bias;
-  const void *vid_out, *vid_out_bias, *out_norm, *out_ada; /* out_ada: (2,C) float32: shift, scale */
-  const float *freqs; /* host memory */
+  kr_weight_ref vid_in, vid_in_bias, txt_in, txt_in_bias; /* txt_in absent: the text is as wide as the model */
+  kr_weight_ref emb_in, emb_in_bias, emb_hid, emb_hid_bias, emb_out, emb_out_bias;
+  kr_weight_ref vid_out, vid_out_bias, out_norm, out_ada; /* out_ada: (2,C) float32: shift, scale */
+  float *freqs;                                           /* host memory */
   int64_t n_freqs;
-  int32_t dtype;      /* of everything except ada, and of activations */
-  uint64_t bytes;
-  void *arena, *device;
+  int32_t dtype; /* of everything except ada, and of activations */
+  kr_loader loader;
 } kr_seedvr_weights;
 
 /* weights: float32, NULL: random ones. */
 int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
                                int32_t dtype, kr_seedvr_weights *to);
-void kr_seedvr_weights_close(const krait_ctx *ctx, kr_seedvr_weights *w);
+void kr_seedvr_weights_close(kr_seedvr_weights *w);
 
 /* ---- windows (seedvr_windows.c) ---- */
 /* Half open: t0, t1, h0, h1, w0, w1. */

@@ -3,9 +3,9 @@
 #include <stdio.h>
 
 #include "ctx.h"
-#include "op_list.h"
 #include "seedvr.h"
 #include "status.h"
+#include "token_builder.h"
 
 /* Tensors of a layout. */
 typedef struct places {
@@ -13,14 +13,13 @@ typedef struct places {
 } places;
 
 typedef struct builder {
+  kr_token_builder rec; /* its rows are those of video and text */
   kr_graph *g;
   const kr_seedvr_config *c;
   const kr_seedvr_weights *w;
   kr_seedvr_graph *to;
-  int32_t dtype;
-  int64_t T, n, rows; /* video tokens, text tokens, both */
-  int64_t i;          /* layer; -1: none */
-  kr_tensor emb;      /* (6,C), a view */
+  int64_t T, n;  /* video tokens, text tokens */
+  kr_tensor emb; /* (6,C), a view */
   places of[KR_SEEDVR_PARTITIONS];
 } builder;
 
@@ -32,42 +31,29 @@ typedef struct part {
   char tag;       /* of names */
 } part;
 
-static krait_view seedvr_view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
-static kr_tensor temp(const builder *b, int64_t rows, int64_t columns) {
-  return kr_graph_temp(b->g, b->dtype, KR_DIMS(rows, columns));
+static kr_tensor temp(const builder *b, int64_t rows, int64_t width) {
+  return kr_graph_temp(b->g, b->rec.dtype, KR_DIMS(rows, width));
 }
 static kr_tensor rows_of(const builder *b, kr_tensor t, const part *p) {
   return kr_graph_slice(b->g, t, 0, p->from, p->n);
 }
 
-static kr_tensor weight_as(const builder *b, const char *name, char tag, int32_t dtype, kr_dims dims,
-                           const void *data) {
+/* tag: 0: of no part. */
+static kr_tensor weight_as(const builder *b, const char *name, char tag, const kr_weight_ref *w, kr_dims dims) {
   char full[64];
-  snprintf(full, sizeof full, b->i < 0 ? "%.0lld%s" : "%lld.%s.%c", b->i < 0 ? 0 : (long long)b->i, name, tag);
-  return data ? kr_graph_weight(b->g, full, dtype, dims, data) : 0;
+  snprintf(full, sizeof full, tag ? "%s.%c" : "%s", name, tag);
+  return kr_record_weight(&b->rec, full, w, dims);
 }
-#define WEIGHT(p, name, ...) weight_as(b, #name, (p)->tag, b->dtype, KR_DIMS(__VA_ARGS__), (p)->w->name)
-#define END(name, ...) weight_as(b, #name, 0, b->dtype, KR_DIMS(__VA_ARGS__), b->w->name)
+#define WEIGHT(p, name, ...) weight_as(b, #name, (p)->tag, &(p)->w->name, KR_DIMS(__VA_ARGS__))
+#define END(name, ...) weight_as(b, #name, 0, &b->w->name, KR_DIMS(__VA_ARGS__))
 
 /* act(rows times a weight (columns, inputs) + bias) + residual. */
 static void project_seedvr(const builder *b, const char *name, int32_t activation, kr_tensor rows, kr_tensor w,
                            kr_tensor bias, kr_tensor residual, kr_tensor out) {
   const kr_dims from = kr_graph_dims(b->g, rows), to = kr_graph_dims(b->g, out);
   b->to->flops += 2 * (double)from.size[0] * (double)from.size[1] * (double)to.size[1];
-  kr_graph_call(b->g, name, &kr_op_gemm,
-                &(krait_gemm_args){.activation = activation,
-                                   .A = seedvr_view(b, rows),
-                                   .Bmat = seedvr_view(b, kr_graph_permute(b->g, w, (int[]){1, 0})),
-                                   .bias = seedvr_view(b, bias),
-                                   .residual = seedvr_view(b, residual),
-                                   .out = seedvr_view(b, out)});
-}
-
-static void combine(const builder *b, const char *name, int is_product, kr_tensor x, kr_tensor y, kr_tensor out) {
-  kr_graph_pointwise(
-      b->g, name,
-      (krait_pointwise_args){.call.flags = is_product ? KRAIT_POINTWISE_PRODUCT : 0, .x_scale = 1, .y_scale = 1}, x, y,
-      out);
+  linear(&b->rec, name, rows, .matrix = w, .bias_row = bias, .residual = residual, .out = out,
+         .activation = activation);
 }
 
 /* Tensors of a golden file are also output as float32. */
@@ -80,7 +66,7 @@ static void tap(const builder *b, const char *name, kr_tensor t) {
   made->tensor = kr_graph_output(b->g, name, KRAIT_F32, dims);
   made->n = 1;
   for (int d = 0; d < dims.n; d++) made->n *= dims.size[d];
-  combine(b, name, 0, t, 0, made->tensor);
+  copy(&b->rec, name, t, made->tensor);
 }
 /* The same for both streams: name is the part before vid and txt. */
 static void tap_rows(const builder *b, const char *name, kr_tensor t) {
@@ -100,13 +86,8 @@ static kr_tensor mod_of(const builder *b, const part *p, int k) {
 
 /* The modulated norm: `which` is 0 before attention, 1 before the mlp. */
 static void norm_rows(const builder *b, const char *name, const part *p, int which, kr_tensor x, kr_tensor out) {
-  kr_graph_call(b->g, name, &kr_op_add_norm,
-                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
-                                       .eps = b->c->eps,
-                                       .x = seedvr_view(b, rows_of(b, x, p)),
-                                       .weight = seedvr_view(b, mod_of(b, p, 3 * which + 1)),
-                                       .bias = seedvr_view(b, mod_of(b, p, 3 * which)),
-                                       .out = seedvr_view(b, rows_of(b, out, p))});
+  norm_of(&b->rec, name, rows_of(b, x, p), NULL, .weight = mod_of(b, p, 3 * which + 1), .bias = mod_of(b, p, 3 * which),
+          .out = rows_of(b, out, p), .eps = b->c->eps, .is_rms = 1);
 }
 
 /* x + gate (rows w' + bias): the gate scales the rows of w. */
@@ -115,11 +96,11 @@ static void project_gated(const builder *b, const char *name, const part *p, int
   const kr_dims dims = kr_graph_dims(b->g, w);
   const kr_tensor gate = mod_of(b, p, 3 * which + 2);
   if (gate) {
-    const kr_tensor gated = kr_graph_temp(b->g, b->dtype, dims),
-                    gated_bias = bias ? kr_graph_temp(b->g, b->dtype, KR_DIMS(dims.size[0])) : 0;
-    combine(b, "gate", 1, w, kr_graph_expand(b->g, kr_graph_reshape(b->g, gate, KR_DIMS(dims.size[0], 1)), dims),
-            gated);
-    if (bias) combine(b, "gate_bias", 1, bias, gate, gated_bias);
+    const kr_tensor gated = kr_graph_temp(b->g, b->rec.dtype, dims),
+                    gated_bias = bias ? kr_graph_temp(b->g, b->rec.dtype, KR_DIMS(dims.size[0])) : 0;
+    multiply_into(&b->rec, "gate", w,
+                  kr_graph_expand(b->g, kr_graph_reshape(b->g, gate, KR_DIMS(dims.size[0], 1)), dims), gated);
+    if (bias) multiply_into(&b->rec, "gate_bias", bias, gate, gated_bias);
     w = gated, bias = gated_bias;
   }
   project_seedvr(b, name, KRAIT_ACT_NONE, rows, w, bias, rows_of(b, x, p), rows_of(b, out, p));
@@ -135,7 +116,7 @@ static kr_tensor seedvr_as_heads(const builder *b, kr_tensor t) {
 /* The k-th third of proj_qkv of all rows. */
 static kr_tensor project_third(const builder *b, const char *name, const part *parts, int n_parts, int k, kr_tensor x) {
   const int64_t inner = b->c->H * b->c->D;
-  const kr_tensor out = temp(b, b->rows, inner);
+  const kr_tensor out = temp(b, b->rec.rows, inner);
   for (int i = 0; i < n_parts; i++)
     project_seedvr(b, name, KRAIT_ACT_NONE, rows_of(b, x, &parts[i]),
             kr_graph_slice(b->g, WEIGHT(&parts[i], qkv, 3 * inner, b->c->C), 0, k * inner, inner), 0, 0,
@@ -146,45 +127,33 @@ static kr_tensor project_third(const builder *b, const char *name, const part *p
 /* Queries or keys: norm over the head and rotary embedding, if the model has them. */
 static void norm_and_turn(const builder *b, const char *name, const part *parts, int n_parts, int is_key, kr_tensor t) {
   const int64_t H = b->c->H, D = b->c->D;
-  const kr_seedvr_layout *layout = &b->to->layout[b->c->is_shifted[b->i]];
-  const places *at = &b->of[b->c->is_shifted[b->i]];
+  const kr_seedvr_layout *layout = &b->to->layout[b->c->is_shifted[b->rec.layer]];
+  const places *at = &b->of[b->c->is_shifted[b->rec.layer]];
   for (int i = 0; i < n_parts; i++) {
     const kr_tensor heads = kr_graph_reshape(b->g, rows_of(b, t, &parts[i]), KR_DIMS(parts[i].n * H, D)),
                     w = is_key ? WEIGHT(&parts[i], norm_k, D) : WEIGHT(&parts[i], norm_q, D);
-    kr_graph_call(b->g, name, &kr_op_add_norm,
-                  &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
-                                         .eps = b->c->eps,
-                                         .x = seedvr_view(b, heads),
-                                         .weight = seedvr_view(b, w),
-                                         .out = seedvr_view(b, heads)});
+    norm_of(&b->rec, name, heads, NULL, .weight = w, .out = heads, .eps = b->c->eps, .is_rms = 1);
   }
   const kr_tensor turned = seedvr_as_heads(b, kr_graph_slice(b->g, t, 0, 0, layout->n_turned));
   kr_graph_call(b->g, "rotary", &kr_op_rotary,
                 &(krait_rotary_args){.call.flags = KRAIT_ROTARY_INTERLEAVED,
-                                     .x = seedvr_view(b, turned),
-                                     .cos = seedvr_view(b, at->cos),
-                                     .sin = seedvr_view(b, at->sin),
-                                     .out = seedvr_view(b, turned)});
-}
-
-static kr_tensor gather(const builder *b, const char *name, kr_tensor table, kr_tensor index, kr_tensor out) {
-  kr_graph_call(b->g, name, &kr_op_gather_rows,
-                &(krait_gather_rows_args){
-                    .table = seedvr_view(b, table), .index = seedvr_view(b, index), .out = seedvr_view(b, out)});
-  return out;
+                                     .x = view(&b->rec, turned),
+                                     .cos = view(&b->rec, at->cos),
+                                     .sin = view(&b->rec, at->sin),
+                                     .out = view(&b->rec, turned)});
 }
 
 /* From packed sequences back to rows: the video's at their original position, the text's as means over the windows. */
 static kr_tensor unpack(const builder *b, kr_tensor packed) {
-  const int64_t inner = b->c->H * b->c->D, n = b->to->layout[b->c->is_shifted[b->i]].n_windows;
-  const places *at = &b->of[b->c->is_shifted[b->i]];
-  const kr_tensor out = temp(b, b->rows, inner);
-  gather(b, "video_back", packed, at->video_at, kr_graph_slice(b->g, out, 0, 0, b->T));
-  const kr_tensor copies = gather(b, "text_back", packed, at->text_at, temp(b, n * b->n, inner)),
+  const int64_t inner = b->c->H * b->c->D, n = b->to->layout[b->c->is_shifted[b->rec.layer]].n_windows;
+  const places *at = &b->of[b->c->is_shifted[b->rec.layer]];
+  const kr_tensor out = temp(b, b->rec.rows, inner);
+  kr_record_gather(&b->rec, "video_back", packed, at->video_at, kr_graph_slice(b->g, out, 0, 0, b->T));
+  const kr_tensor copies = kr_record_gather(&b->rec, "text_back", packed, at->text_at, temp(b, n * b->n, inner)),
                   sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->n * inner));
   kr_graph_call(b->g, "text_sum", &kr_op_sum_rows,
-                &(krait_sum_rows_args){.x = seedvr_view(b, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))),
-                                       .out = seedvr_view(b, sum)});
+                &(krait_sum_rows_args){.x = view(&b->rec, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))),
+                                       .out = view(&b->rec, sum)});
   kr_graph_pointwise(b->g, "text_mean", (krait_pointwise_args){.x_scale = 1 / (float)n},
                      kr_graph_reshape(b->g, sum, KR_DIMS(b->n, inner)), 0, kr_graph_slice(b->g, out, 0, b->T, b->n));
   return out;
@@ -192,8 +161,8 @@ static kr_tensor unpack(const builder *b, kr_tensor packed) {
 
 static kr_tensor seedvr_attend(const builder *b, const part *parts, int n_parts, kr_tensor x) {
   const kr_seedvr_config *c = b->c;
-  const kr_seedvr_layout *layout = &b->to->layout[c->is_shifted[b->i]];
-  const places *at = &b->of[c->is_shifted[b->i]];
+  const kr_seedvr_layout *layout = &b->to->layout[c->is_shifted[b->rec.layer]];
+  const places *at = &b->of[c->is_shifted[b->rec.layer]];
   const kr_tensor q = project_third(b, "q", parts, n_parts, 0, x), k = project_third(b, "k", parts, n_parts, 1, x),
                   v = project_third(b, "v", parts, n_parts, 2, x);
   norm_and_turn(b, "norm_q", parts, n_parts, 0, q);
@@ -201,18 +170,18 @@ static kr_tensor seedvr_attend(const builder *b, const part *parts, int n_parts,
   kr_tensor packed[3];
   const kr_tensor from[] = {q, k, v};
   for (int i = 0; i < 3; i++)
-    packed[i] = gather(b, "pack", from[i], at->to_packed, temp(b, layout->n_packed, c->H * c->D));
-  if (b->i == 1) tap(b, "window_q1", packed[0]);
+    packed[i] = kr_record_gather(&b->rec, "pack", from[i], at->to_packed, temp(b, layout->n_packed, c->H * c->D));
+  if (b->rec.layer == 1) tap(b, "window_q1", packed[0]);
   const kr_tensor out = temp(b, layout->n_packed, c->H * c->D);
   kr_graph_call(b->g, "attention", &kr_op_attention,
                 &(krait_attention_args){.max_q = layout->longest,
                                         .max_k = layout->longest,
-                                        .q = seedvr_view(b, seedvr_as_heads(b, packed[0])),
-                                        .k = seedvr_view(b, seedvr_as_heads(b, packed[1])),
-                                        .v = seedvr_view(b, seedvr_as_heads(b, packed[2])),
-                                        .cu_seqlens_q = seedvr_view(b, at->starts),
-                                        .cu_seqlens_k = seedvr_view(b, at->starts),
-                                        .out = seedvr_view(b, seedvr_as_heads(b, out))});
+                                        .q = view(&b->rec, seedvr_as_heads(b, packed[0])),
+                                        .k = view(&b->rec, seedvr_as_heads(b, packed[1])),
+                                        .v = view(&b->rec, seedvr_as_heads(b, packed[2])),
+                                        .cu_seqlens_q = view(&b->rec, at->starts),
+                                        .cu_seqlens_k = view(&b->rec, at->starts),
+                                        .out = view(&b->rec, seedvr_as_heads(b, out))});
   b->to->flops += 4 * layout->pairs * (double)(c->H * c->D);
   return unpack(b, out);
 }
@@ -221,21 +190,20 @@ static kr_tensor seedvr_attend(const builder *b, const part *parts, int n_parts,
 
 /* The parts of the stream, with their modulation. */
 static int divide(const builder *b, part parts[2]) {
-  const kr_seedvr_layer *l = &b->w->layers[b->i];
+  const kr_seedvr_layer *l = &b->w->layers[b->rec.layer];
   for (int i = 0; i < l->n_parts; i++) {
     part *p = &parts[i];
     *p = (part){.w = &l->part[i],
                 .from = i ? b->T : 0,
-                .n = l->n_parts == 1 ? b->rows
+                .n = l->n_parts == 1 ? b->rec.rows
                      : i             ? b->n
                                      : b->T,
                 .tag = l->n_parts == 1 ? 'a'
                        : i             ? 't'
                                        : 'v'};
-    if (!p->w->ada) continue;
+    if (!p->w->ada.data) continue;
     p->mods = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(6, b->c->C));
-    combine(b, "modulation", 0, weight_as(b, "ada", p->tag, KRAIT_F32, KR_DIMS(6, b->c->C), p->w->ada), b->emb,
-            p->mods);
+    add_into(&b->rec, "modulation", WEIGHT(p, ada, 6, b->c->C), b->emb, p->mods);
   }
   return l->n_parts;
 }
@@ -245,12 +213,8 @@ static void mlp(const builder *b, const part *p, kr_tensor normed, kr_tensor x, 
   const kr_tensor hidden = temp(b, p->n, c->F), in = WEIGHT(p, mlp_in, c->F, c->C);
   if (c->is_3b) {
     const kr_tensor gate = WEIGHT(p, mlp_gate, c->F, c->C);
-    kr_graph_call(b->g, "mlp_in", &kr_op_gemm,
-                  &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
-                                     .A = seedvr_view(b, rows_of(b, normed, p)),
-                                     .Bmat = seedvr_view(b, kr_graph_permute(b->g, gate, (int[]){1, 0})),
-                                     .B2 = seedvr_view(b, kr_graph_permute(b->g, in, (int[]){1, 0})),
-                                     .out = seedvr_view(b, hidden)});
+    kr_record_gated(&b->rec, "mlp_in", rows_of(b, normed, p),
+                    &(kr_gated){.gate = gate, .up = in, .activation = KRAIT_ACT_SILU}, hidden);
     b->to->flops += 4 * (double)p->n * (double)c->C * (double)c->F;
   } else {
     project_seedvr(b, "mlp_in", KRAIT_ACT_GELU_TANH, rows_of(b, normed, p), in, WEIGHT(p, mlp_in_bias, c->F), 0,
@@ -277,14 +241,14 @@ static kr_tensor record_block(builder *b, kr_tensor x) {
   const kr_seedvr_config *c = b->c;
   char name[32];
   part parts[2], ends[2];
-  const int n_parts = divide(b, parts), text_ends = b->w->layers[b->i].text_ends;
+  const int n_parts = divide(b, parts), text_ends = b->w->layers[b->rec.layer].text_ends;
   int n_ends = n_parts;
   for (int i = 0; i < n_parts; i++) ends[i] = parts[i];
   if (text_ends) n_ends = divide_end(b, ends, n_parts);
-  const kr_tensor normed = temp(b, b->rows, c->C), attended = temp(b, b->rows, c->C), normed2 = temp(b, b->rows, c->C),
-                  out = temp(b, b->rows, c->C);
+  const kr_tensor normed = temp(b, b->rec.rows, c->C), attended = temp(b, b->rec.rows, c->C),
+                  normed2 = temp(b, b->rec.rows, c->C), out = temp(b, b->rec.rows, c->C);
   for (int i = 0; i < n_ends; i++) norm_rows(b, "attn_norm", &ends[i], 0, x, normed);
-  if (b->i == 0) tap_rows(b, "attn0.in_", normed);
+  if (b->rec.layer == 0) tap_rows(b, "attn0.in_", normed);
   const kr_tensor y = seedvr_attend(b, parts, n_parts, normed);
   for (int i = 0; i < n_ends; i++)
     project_gated(b, "proj_out", &ends[i], 0, rows_of(b, y, &ends[i]), WEIGHT(&ends[i], out, c->C, c->H * c->D),
@@ -294,7 +258,7 @@ static kr_tensor record_block(builder *b, kr_tensor x) {
     mlp(b, &ends[i], normed2, attended, out);
   }
   if (text_ends) end_text(b, attended, out);
-  snprintf(name, sizeof name, "block%lld.", (long long)b->i);
+  snprintf(name, sizeof name, "block%lld.", (long long)b->rec.layer);
   tap_rows(b, name, out);
   return out;
 }
@@ -317,15 +281,16 @@ static kr_tensor embed_rows(const builder *b) {
   const kr_seedvr_config *c = b->c;
   const int64_t K = c->patch[1] * c->patch[2] * c->vid_in;
   kr_seedvr_graph *to = b->to;
-  const kr_tensor x = temp(b, b->rows, c->C), text = kr_graph_slice(b->g, x, 0, b->T, b->n);
-  to->patches = kr_graph_input(b->g, "patches", b->dtype, KR_DIMS(b->T, K));
-  to->text = kr_graph_input(b->g, "text", b->dtype, KR_DIMS(b->n, c->txt_in));
+  const kr_tensor x = temp(b, b->rec.rows, c->C), text = kr_graph_slice(b->g, x, 0, b->T, b->n);
+  to->patches = kr_graph_input(b->g, "patches", b->rec.dtype, KR_DIMS(b->T, K));
+  to->text = kr_graph_input(b->g, "text", b->rec.dtype, KR_DIMS(b->n, c->txt_in));
   project_seedvr(b, "vid_in", KRAIT_ACT_NONE, to->patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0,
           kr_graph_slice(b->g, x, 0, 0, b->T));
-  if (b->w->txt_in)
+  if (b->w->txt_in.data)
     project_seedvr(b, "txt_in", KRAIT_ACT_NONE, to->text, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0,
                    text);
-  else combine(b, "txt_in", 0, to->text, 0, text);
+  else
+    copy(&b->rec, "txt_in", to->text, text);
   tap(b, "vid_tokens", kr_graph_slice(b->g, x, 0, 0, b->T));
   tap(b, "txt_tokens", text);
   return x;
@@ -339,19 +304,11 @@ static void record_out(const builder *b, kr_tensor x) {
   if (c->is_3b) {
     const kr_tensor mods = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(2, c->C)),
                     scale = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, c->C)), normed = temp(b, b->T, c->C);
-    combine(b, "out_mod", 0, weight_as(b, "out_ada", 0, KRAIT_F32, KR_DIMS(2, c->C), b->w->out_ada),
-            kr_graph_slice(b->g, b->emb, 0, 0, 2), mods);
-    combine(b, "out_scale", 1, weight_as(b, "out_norm", 0, KRAIT_F32, KR_DIMS(1, c->C), b->w->out_norm),
-            kr_graph_slice(b->g, mods, 0, 1, 1), scale);
-    kr_graph_call(
-        b->g, "out_norm", &kr_op_add_norm,
-        &(krait_add_norm_args){
-            .call.flags = KRAIT_NORM_RMS,
-            .eps = c->eps,
-            .x = seedvr_view(b, x),
-            .weight = seedvr_view(b, kr_graph_reshape(b->g, scale, KR_DIMS(c->C))),
-            .bias = seedvr_view(b, kr_graph_reshape(b->g, kr_graph_slice(b->g, mods, 0, 0, 1), KR_DIMS(c->C))),
-            .out = seedvr_view(b, normed)});
+    add_into(&b->rec, "out_mod", END(out_ada, 2, c->C), kr_graph_slice(b->g, b->emb, 0, 0, 2), mods);
+    multiply_into(&b->rec, "out_scale", END(out_norm, 1, c->C), kr_graph_slice(b->g, mods, 0, 1, 1), scale);
+    norm_of(&b->rec, "out_norm", x, NULL, .weight = kr_graph_reshape(b->g, scale, KR_DIMS(c->C)),
+            .bias = kr_graph_reshape(b->g, kr_graph_slice(b->g, mods, 0, 0, 1), KR_DIMS(c->C)), .out = normed,
+            .eps = c->eps, .is_rms = 1);
     x = normed;
   }
   b->to->out = kr_graph_output(b->g, "vid_out", KRAIT_F32, KR_DIMS(b->T, N));
@@ -381,20 +338,20 @@ static void record_seedvr(builder *b) {
   const int64_t C = b->c->C;
   kr_tensor x, emb;
   if (to->blocks_only) {
-    x = to->rows = kr_graph_input(b->g, "rows", b->dtype, KR_DIMS(b->rows, C));
+    x = to->rows = kr_graph_input(b->g, "rows", b->rec.dtype, KR_DIMS(b->rec.rows, C));
     emb = to->emb = kr_graph_input(b->g, "emb", KRAIT_F32, KR_DIMS(1, 6 * C));
   } else {
-    to->sinusoids = kr_graph_input(b->g, "sinusoids", b->dtype, KR_DIMS(1, KR_SEEDVR_SINUSOIDS));
+    to->sinusoids = kr_graph_input(b->g, "sinusoids", b->rec.dtype, KR_DIMS(1, KR_SEEDVR_SINUSOIDS));
     emb = embed_time(b);
     x = embed_rows(b);
   }
   b->emb = kr_graph_permute(b->g, kr_graph_reshape(b->g, emb, KR_DIMS(C, 6)), (int[]){1, 0});
-  for (b->i = 0; b->i < b->c->n_layers; b->i++) x = record_block(b, x);
-  b->i = -1;
+  for (b->rec.layer = 0; b->rec.layer < b->c->n_layers; b->rec.layer++) x = record_block(b, x);
+  b->rec.layer = -1;
   if (!to->blocks_only) record_out(b, x);
   else
-    to->out = kr_graph_output(b->g, "rows_out", b->dtype, KR_DIMS(b->rows, C)),
-    combine(b, "rows_out", 0, x, 0, to->out);
+    to->out = kr_graph_output(b->g, "rows_out", b->rec.dtype, KR_DIMS(b->rec.rows, C)),
+    copy(&b->rec, "rows_out", x, to->out);
 }
 
 static int32_t make_tables(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
@@ -419,7 +376,7 @@ static int32_t open_graph(builder *b, const krait_ctx *ctx) {
   kr_seedvr_graph *to = b->to;
   KR_TRY(make_tables(ctx, b->c, b->w, to, blocks));
   KR_TRY(kr_graph_open(&to->g));
-  b->g = to->g;
+  b->g = b->rec.g = to->g;
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) record_places(b, i, blocks[i]);
   record_seedvr(b);
   KR_TRY(kr_graph_plan(to->g, ctx, 0));
@@ -435,8 +392,12 @@ int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, co
   KR_CHECK(to->n_text >= 1 && to->n_text <= 1 << 20, KRAIT_ERR_SHAPE, "seedvr: %lld text tokens, must be 1 to 2^20",
            (long long)to->n_text);
   to->ctx = ctx, to->T = s[0] * s[1] * s[2];
-  builder b = {
-      .c = c, .w = w, .to = to, .dtype = w->dtype, .T = to->T, .n = to->n_text, .rows = to->T + to->n_text, .i = -1};
+  builder b = {.rec = {.ctx = ctx, .dtype = w->dtype, .rows = to->T + to->n_text, .layer = -1},
+               .c = c,
+               .w = w,
+               .to = to,
+               .T = to->T,
+               .n = to->n_text};
   const int32_t status = open_graph(&b, ctx);
   if (status < 0) kr_seedvr_graph_close(to);
   return status;

@@ -6,7 +6,6 @@
 
 #include <krait/vision.h>
 
-#include "alloc.h"
 #include "clock.h"
 #include "ctx.h"
 #include "seedvr.h"
@@ -37,18 +36,10 @@ typedef struct work {
 /* Zeros, which a norm does not change, would not be typical values: a 1 in every second byte is a small number in any
  * type. */
 static int32_t bind_seedvr_time(work *m, int i, kr_tensor t, uint64_t bytes) {
-  if (m->ctx->cuda) {
-    KR_TRY(kr_cuda_alloc(m->ctx->cuda, (size_t)bytes, &m->blocks[i]));
-    KR_TRY(kr_cuda_fill(m->ctx->cuda, m->blocks[i], 0x3c, (size_t)bytes, NULL));
-  } else {
-    m->blocks[i] = kr_alloc((size_t)bytes);
-    KR_CHECK(m->blocks[i], KRAIT_ERR_NO_MEMORY, "no memory for a clip");
-    for (uint64_t k = 0; k < bytes; k++) ((unsigned char *)m->blocks[i])[k] = 0x3c;
-  }
+  KR_TRY(kr_mem_get(m->ctx, "a clip", bytes, &m->blocks[i]));
+  KR_TRY(kr_mem_fill(m->ctx, m->blocks[i], 0x3c, bytes));
   return kr_runner_bind(m->g.runner, t, m->blocks[i]);
 }
-
-static int32_t wait_for(const work *m) { return m->ctx->cuda ? kr_cuda_wait(m->ctx->cuda, NULL) : KRAIT_OK; }
 
 static int compare_seedvr_time(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
@@ -60,10 +51,10 @@ static int32_t time_seedvr_runs(const work *m, double budget_s, krait_seedvr_tim
   double times[MOST_RUNS], total = 0;
   int n = 0;
   for (int i = m->ctx->cuda ? -3 : 0; n < MOST_RUNS && (n == 0 || total < budget_s); i++) {
-    KR_TRY(wait_for(m));
+    KR_TRY(kr_mem_wait(m->ctx));
     const int64_t start = kr_clock_ns();
     KR_TRY(kr_runner_run(m->g.runner, NULL));
-    KR_TRY(wait_for(m));
+    KR_TRY(kr_mem_wait(m->ctx));
     const double seconds = (double)(kr_clock_ns() - start) * 1e-9;
     if (i < 0) continue;
     times[n++] = seconds / N_BLOCKS;
@@ -90,7 +81,7 @@ static int32_t measure_seedvr_time(work *m, int32_t dtype, double budget_s, krai
   t->n_tokens = m->g.T;
   for (int i = 0; i < N_BLOCKS; i++) t->n_windows[i] = m->g.layout[i].n_windows, t->longest[i] = m->g.layout[i].longest;
   t->flops = m->g.flops / N_BLOCKS;
-  t->weight_bytes = m->w.bytes / N_BLOCKS, t->work_bytes = kr_graph_bytes(m->g.g) + 2 * rows_bytes;
+  t->weight_bytes = m->w.loader.bytes / N_BLOCKS, t->work_bytes = kr_graph_bytes(m->g.g) + 2 * rows_bytes;
   return time_seedvr_runs(m, budget_s, t);
 }
 
@@ -113,10 +104,8 @@ int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *sha
   m.g.n_text = TEXT_TOKENS, m.g.blocks_only = 1;
   if (status >= 0) status = measure_seedvr_time(&m, dtype, budget_s, &t);
   if (status >= 0 && report) status = report_nodes(&m, report, user);
-  for (int i = 0; i < 3; i++)
-    if (m.blocks[i] && ctx->cuda) kr_cuda_free(ctx->cuda, m.blocks[i]);
-    else kr_free(m.blocks[i]);
+  for (int i = 0; i < 3; i++) kr_mem_free(ctx, m.blocks[i]);
   kr_seedvr_graph_close(&m.g);
-  kr_seedvr_weights_close(ctx, &m.w);
+  kr_seedvr_weights_close(&m.w);
   return status < 0 ? status : kr_struct_give("krait_seedvr_timing", timing, sizeof t, &t, sizeof t);
 }

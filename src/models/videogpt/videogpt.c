@@ -159,8 +159,8 @@ static int32_t get_videogpt_buffers(kr_videogpt *m) {
   m->patches_at = m->patches, m->sums_at = m->sums;
   if (!m->ctx->cuda) return KRAIT_OK;
   m->patches_at = m->sums_at = NULL;
-  KR_TRY(kr_block_get(m->ctx, "a video's frames", videogpt_patches_bytes(m), &m->patches_at));
-  return kr_block_get(m->ctx, "sums", SUMS_FLOATS * sizeof(float), &m->sums_at);
+  KR_TRY(kr_mem_get(m->ctx, "a video's frames", videogpt_patches_bytes(m), &m->patches_at));
+  return kr_mem_get(m->ctx, "sums", SUMS_FLOATS * sizeof(float), &m->sums_at);
 }
 
 static int32_t prepare_videogpt(kr_videogpt *m) {
@@ -197,8 +197,8 @@ void kr_videogpt_close(kr_videogpt **model) {
     kr_runner_close(&graphs[i]->runner);
     kr_graph_close(&graphs[i]->g);
   }
-  if (m->patches_at != m->patches) kr_block_free(m->ctx, m->patches_at);
-  if (m->sums_at != m->sums) kr_block_free(m->ctx, m->sums_at);
+  if (m->patches_at != m->patches) kr_mem_free(m->ctx, m->patches_at);
+  if (m->sums_at != m->sums) kr_mem_free(m->ctx, m->sums_at);
   kr_loader_close(&m->loader);
   kr_loader_close(&m->clip_loader);
   kr_free(m->w.clip.layers);
@@ -245,13 +245,13 @@ int32_t kr_videogpt_look(kr_videogpt *m, const float *images, void *rows, double
   const int64_t side = kr_videogpt_side(m), part = SUMS_FLOATS / KR_VIDEOGPT_CHUNKS;
   double own[KR_VIDEOGPT_IMAGES];
   kr_patches_cut(images, KR_VIDEOGPT_IMAGES, 3 * side * side, side * side, side, m->w.clip_config.patch, m->patches);
-  if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, videogpt_patches_bytes(m)));
+  if (m->ctx->cuda) KR_TRY(kr_mem_put(m->ctx, m->patches_at, m->patches, videogpt_patches_bytes(m)));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.in, m->patches_at));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.rows, rows));
   for (int i = 0; i < KR_VIDEOGPT_CHUNKS; i++)
     KR_TRY(kr_runner_bind(m->context.runner, m->context.sums[i], m->sums_at + i * part));
   KR_TRY(kr_runner_run(m->context.runner, NULL));
-  if (m->ctx->cuda) KR_TRY(kr_block_read(m->ctx, m->sums, m->sums_at, SUMS_FLOATS * sizeof(float)));
+  if (m->ctx->cuda) KR_TRY(kr_mem_read(m->ctx, m->sums, m->sums_at, SUMS_FLOATS * sizeof(float)));
   videogpt_score(m, own);
   for (int i = 0; i < KR_VIDEOGPT_IMAGES; i++) {
     KR_CHECK(isfinite(own[i]), KRAIT_ERR_WEIGHTS,

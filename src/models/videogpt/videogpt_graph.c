@@ -3,83 +3,51 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "op_list.h"
 #include "status.h"
+#include "token_builder.h"
 #include "videogpt.h"
-
-typedef struct builder {
-  kr_graph *g;
-  const kr_videogpt_weights *w;
-  const char *part; /* owner of the weights */
-} builder;
 
 enum { N = KR_VIDEOGPT_PATCHES };
 
-static krait_view videogpt_view(const builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
-
-static kr_tensor videogpt_weight(const builder *b, const char *name, const kr_weight_ref *t, kr_dims dims) {
-  char full[64];
-  snprintf(full, sizeof full, "%s.%s", b->part, name);
-  return kr_graph_weight(b->g, full, t->dtype, dims, t->data);
-}
-
-static void copy_videogpt(const builder *b, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+/* part: the owner of the weights. */
+static kr_token_builder builder_of(kr_graph *g, const char *part) {
+  return (kr_token_builder){.g = g, .part = part, .layer = -1};
 }
 
 /* ---- pooling ---- */
 
 /* (B, patches, C) by a matrix (cells, patches): (B, cells, C), of the matrix's type on a GPU, else float32. */
-static kr_tensor pool(const builder *b, const char *name, kr_tensor x, const kr_weight_ref *matrix, int64_t cells,
-                      int32_t dtype) {
+static kr_tensor pool(const kr_token_builder *b, const char *name, kr_tensor x, const kr_weight_ref *matrix,
+                      int64_t cells, int32_t dtype) {
   const kr_dims in = kr_graph_dims(b->g, x);
   const kr_tensor out = kr_graph_temp(b->g, dtype, KR_DIMS(in.size[0], cells, in.size[2])),
-                  m = kr_graph_reshape(b->g, videogpt_weight(b, name, matrix, KR_DIMS(cells, N)), KR_DIMS(cells, N, 1));
+                  m = kr_graph_reshape(b->g, weight(b, name, matrix, cells, N), KR_DIMS(cells, N, 1));
   kr_graph_call(b->g, name, &kr_op_gemm,
                 &(krait_gemm_args){.P = in.size[0],
-                                   .A = videogpt_view(b, kr_graph_expand(b->g, m, KR_DIMS(cells, N, in.size[0]))),
-                                   .Bmat = videogpt_view(b, kr_graph_permute(b->g, x, (int[]){1, 2, 0})),
-                                   .out = videogpt_view(b, kr_graph_permute(b->g, out, (int[]){1, 2, 0}))});
+                                   .A = view(b, kr_graph_expand(b->g, m, KR_DIMS(cells, N, in.size[0]))),
+                                   .Bmat = view(b, kr_graph_permute(b->g, x, (int[]){1, 2, 0})),
+                                   .out = view(b, kr_graph_permute(b->g, out, (int[]){1, 2, 0}))});
   return out;
 }
 
 /* ---- projectors ---- */
 
-static kr_tensor linear(const builder *b, const char *name, kr_tensor x, const kr_weight_ref *w,
-                        const kr_weight_ref *bias, int64_t K, int32_t activation) {
-  const int64_t d = b->w->d, R = kr_graph_dims(b->g, x).size[0];
-  char bias_name[32];
-  snprintf(bias_name, sizeof bias_name, "%s_bias", name);
-  const kr_tensor out = kr_graph_temp(b->g, kr_graph_dtype(b->g, x), KR_DIMS(R, d));
-  return kr_graph_call(
-      b->g, name, &kr_op_gemm,
-      &(krait_gemm_args){
-          .activation = activation,
-          .A = videogpt_view(b, x),
-          .Bmat = videogpt_view(b, kr_graph_permute(b->g, videogpt_weight(b, name, w, KR_DIMS(d, K)), (int[]){1, 0})),
-          .bias = videogpt_view(b, videogpt_weight(b, bias_name, bias, KR_DIMS(d))),
-          .out = videogpt_view(b, out)});
-}
-
 /* The part of (B,e,e,d) that is shifted by `dy` rows and `dx` columns from the part on the other side. */
-static kr_tensor shifted(const builder *b, kr_tensor t, int64_t edge, int dy, int dx) {
+static kr_tensor shifted(const kr_token_builder *b, kr_tensor t, int64_t edge, int dy, int dx) {
   t = kr_graph_slice(b->g, t, 1, dy > 0 ? dy : 0, edge - (dy ? 1 : 0));
   return kr_graph_slice(b->g, t, 2, dx > 0 ? dx : 0, edge - (dx ? 1 : 0));
 }
 
 /* x plus its depthwise 3 x 3 convolution, float32: the center tap includes the identity. Computed tap by tap, as
  * shifted x times the tap's weights. */
-static kr_tensor add_neighbours(const builder *b, const kr_projector *p, kr_tensor x) {
-  const int64_t B = kr_graph_dims(b->g, x).size[0], e = p->edge, d = b->w->d;
+static kr_tensor add_neighbours(const kr_token_builder *b, const kr_projector *p, int64_t d, kr_tensor x) {
+  const int64_t B = kr_graph_dims(b->g, x).size[0], e = p->edge;
   const kr_dims all = KR_DIMS(B, e, e, d);
   const kr_tensor from = kr_graph_reshape(b->g, x, all), sum = kr_graph_temp(b->g, KRAIT_F32, all),
-                  part = kr_graph_temp(b->g, KRAIT_F32, all),
-                  taps = videogpt_weight(b, "taps", &p->taps, KR_DIMS(9, d));
-  copy_videogpt(
+                  part = kr_graph_temp(b->g, KRAIT_F32, all), taps = weight(b, "taps", &p->taps, 9, d);
+  copy(
       b, "taps_bias",
-      kr_graph_expand(
-          b->g, kr_graph_reshape(b->g, videogpt_weight(b, "taps_bias", &p->taps_bias, KR_DIMS(d)), KR_DIMS(1, 1, 1, d)),
-          all),
+      kr_graph_expand(b->g, kr_graph_reshape(b->g, weight(b, "taps_bias", &p->taps_bias, d), KR_DIMS(1, 1, 1, d)), all),
       sum);
   for (int k = 0; k < 9; k++) {
     const int dy = k / 3 - 1, dx = k % 3 - 1;
@@ -88,60 +56,55 @@ static kr_tensor add_neighbours(const builder *b, const kr_projector *p, kr_tens
     const kr_tensor tap =
         kr_graph_expand(b->g, kr_graph_reshape(b->g, kr_graph_slice(b->g, taps, 0, k, 1), KR_DIMS(1, 1, 1, d)),
                         kr_graph_dims(b->g, at));
-    kr_graph_pointwise(b->g, "tap", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, at,
-                       tap, product);
-    kr_graph_pointwise(b->g, "add", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, to, product, to);
+    multiply_into(b, "tap", at, tap, product);
+    add_into(b, "add", to, product, to);
   }
   return sum;
 }
 
 /* x (B PATCHES, K) into rows (B edge^2, d). */
-static void project_videogpt(const builder *b, const kr_projector *p, kr_tensor x, kr_tensor rows) {
-  const int64_t B = kr_graph_dims(b->g, x).size[0] / N, d = b->w->d;
-  const kr_tensor h = linear(b, "first", x, &p->first, &p->first_bias, p->K, KRAIT_ACT_GELU),
-                  y = linear(b, "second", h, &p->second, &p->second_bias, d, KRAIT_ACT_NONE);
+static void project_videogpt(const kr_token_builder *from, const kr_projector *p, int64_t d, kr_tensor x,
+                             kr_tensor rows) {
+  const int64_t B = kr_graph_dims(from->g, x).size[0] / N;
+  kr_token_builder own = *from;
+  const kr_token_builder *b = &own;
+  own.dtype = kr_graph_dtype(from->g, x);
+  const kr_tensor h = linear(b, "first", x, .w = &p->first, .bias = &p->first_bias, .N = d, .K = p->K,
+                             .activation = KRAIT_ACT_GELU),
+                  y = linear(b, "second", h, .w = &p->second, .bias = &p->second_bias, .N = d, .K = d);
   const kr_tensor cells =
       pool(b, "pool", kr_graph_reshape(b->g, y, KR_DIMS(B, N, d)), &p->pool, p->edge * p->edge, KRAIT_F32);
-  copy_videogpt(b, "rows", kr_graph_reshape(b->g, add_neighbours(b, p, cells), KR_DIMS(B * p->edge * p->edge, d)),
-                rows);
+  copy(b, "rows", kr_graph_reshape(b->g, add_neighbours(b, p, d, cells), KR_DIMS(B * p->edge * p->edge, d)), rows);
 }
 
 /* ---- frame selection ---- */
 
 /* Of X (patches of a chunk, C): W = softmax(X X^T / sqrt C) before its division, times of_frames: for each row the sums
  * of W over each frame, and the total. A row is shifted by its largest element: its product with itself. */
-static void weigh(const builder *b, kr_tensor X, kr_tensor sums) {
-  const int64_t R = KR_VIDEOGPT_CHUNK * N, C = b->w->clip_config.C;
+static void weigh(const kr_token_builder *b, const kr_videogpt_weights *w, kr_tensor X, kr_tensor sums) {
+  const int64_t R = KR_VIDEOGPT_CHUNK * N, C = w->clip_config.C;
   const float scale = (float)(1 / sqrt((double)C));
   const kr_tensor S = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(R, R)), best = kr_graph_temp(b->g, KRAIT_I32, KR_DIMS(R)),
                   other = kr_graph_temp(b->g, kr_graph_dtype(b->g, X), KR_DIMS(R, C));
   const kr_tensor product = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(R, C)),
                   most = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(R, 1));
   kr_graph_call(b->g, "scores", &kr_op_gemm,
-                &(krait_gemm_args){.scale = scale,
-                                   .A = videogpt_view(b, X),
-                                   .Bmat = videogpt_view(b, kr_graph_permute(b->g, X, (int[]){1, 0})),
-                                   .out = videogpt_view(b, S)});
-  kr_graph_call(b->g, "best", &kr_op_argmax_rows,
-                &(krait_argmax_rows_args){.x = videogpt_view(b, S), .out = videogpt_view(b, best)});
-  kr_graph_call(b->g, "other", &kr_op_gather_rows,
-                &(krait_gather_rows_args){
-                    .table = videogpt_view(b, X), .index = videogpt_view(b, best), .out = videogpt_view(b, other)});
-  kr_graph_pointwise(b->g, "product", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, X,
-                     other, product);
+                &(krait_gemm_args){.scale = scale, .A = view(b, X), .Bmat = transposed(b, X), .out = view(b, S)});
+  kr_graph_call(b->g, "best", &kr_op_argmax_rows, &(krait_argmax_rows_args){.x = view(b, S), .out = view(b, best)});
+  kr_record_gather(b, "other", X, best, other);
+  multiply_into(b, "product", X, other, product);
   kr_graph_call(b->g, "most", &kr_op_gemm,
                 &(krait_gemm_args){.scale = scale,
-                                   .A = videogpt_view(b, product),
-                                   .Bmat = videogpt_view(b, videogpt_weight(b, "ones", &b->w->ones, KR_DIMS(C, 1))),
-                                   .out = videogpt_view(b, most)});
+                                   .A = view(b, product),
+                                   .Bmat = view(b, weight(b, "ones", &w->ones, C, 1)),
+                                   .out = view(b, most)});
   kr_graph_pointwise(b->g, "shift", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, S,
                      kr_graph_expand(b->g, most, KR_DIMS(R, R)), S);
   kr_graph_pointwise(b->g, "exp", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = 1}, S, 0, S);
   kr_graph_call(b->g, "sums", &kr_op_gemm,
-                &(krait_gemm_args){.A = videogpt_view(b, S),
-                                   .Bmat = videogpt_view(b, videogpt_weight(b, "of_frames", &b->w->of_frames,
-                                                                            KR_DIMS(R, KR_VIDEOGPT_SUMS))),
-                                   .out = videogpt_view(b, sums)});
+                &(krait_gemm_args){.A = view(b, S),
+                                   .Bmat = view(b, weight(b, "of_frames", &w->of_frames, R, KR_VIDEOGPT_SUMS)),
+                                   .out = view(b, sums)});
 }
 
 /* ---- the graphs ---- */
@@ -157,7 +120,7 @@ int32_t kr_videogpt_record_context(const krait_ctx *ctx, const kr_videogpt_weigh
   const int64_t K = 3 * c->patch * c->patch;
   char name[16];
   KR_TRY(kr_graph_open(&to->g));
-  const builder b = {to->g, w, "context"};
+  const kr_token_builder b = builder_of(to->g, "context");
   to->in = kr_graph_input(b.g, "patches", KRAIT_F32, KR_DIMS(KR_VIDEOGPT_IMAGES * N, K));
   to->rows = kr_graph_output(b.g, "rows", rows_dtype, KR_DIMS(KR_VIDEOGPT_CONTEXT_ROWS, w->d));
   const kr_tensor features = kr_clip_record(b.g, c, &w->clip, w->n_layers, KR_VIDEOGPT_IMAGES, to->in),
@@ -165,9 +128,9 @@ int32_t kr_videogpt_record_context(const krait_ctx *ctx, const kr_videogpt_weigh
   for (int i = 0; i < KR_VIDEOGPT_CHUNKS; i++) {
     snprintf(name, sizeof name, "sums.%d", i);
     to->sums[i] = kr_graph_output(b.g, name, KRAIT_F32, KR_DIMS(KR_VIDEOGPT_CHUNK * N, KR_VIDEOGPT_SUMS));
-    weigh(&b, kr_graph_slice(b.g, rows, 0, (int64_t)i * KR_VIDEOGPT_CHUNK * N, KR_VIDEOGPT_CHUNK * N), to->sums[i]);
+    weigh(&b, w, kr_graph_slice(b.g, rows, 0, (int64_t)i * KR_VIDEOGPT_CHUNK * N, KR_VIDEOGPT_CHUNK * N), to->sums[i]);
   }
-  project_videogpt(&b, &w->context, rows, to->rows);
+  project_videogpt(&b, &w->context, w->d, rows, to->rows);
   return finish(ctx, to);
 }
 
@@ -175,14 +138,14 @@ int32_t kr_videogpt_record_video(const krait_ctx *ctx, const kr_videogpt_weights
                                  kr_videogpt_graph *to) {
   const int64_t Dv = w->video.K, cells = KR_VIDEOGPT_VIDEO_EDGE * KR_VIDEOGPT_VIDEO_EDGE;
   KR_TRY(kr_graph_open(&to->g));
-  const builder b = {to->g, w, "video"};
+  const kr_token_builder b = builder_of(to->g, "video");
   to->in = kr_graph_input(b.g, "tokens", KRAIT_F32, KR_DIMS(1 + KR_VIDEOGPT_T * N, Dv));
   to->rows = kr_graph_output(b.g, "rows", rows_dtype, KR_DIMS(KR_VIDEOGPT_VIDEO_ROWS, w->d));
   const kr_tensor frames =
       kr_graph_reshape(b.g, kr_graph_slice(b.g, to->in, 0, 1, KR_VIDEOGPT_T * N), KR_DIMS(KR_VIDEOGPT_T, N, Dv));
   const kr_tensor pooled =
       pool(&b, "frame_pool", frames, &w->frame_pool, cells, ctx->cuda ? w->frame_pool.dtype : KRAIT_F32);
-  project_videogpt(&b, &w->video, kr_graph_reshape(b.g, pooled, KR_DIMS(KR_VIDEOGPT_T * cells, Dv)),
-          to->rows); /* the cells of four frames as one image, as published */
+  project_videogpt(&b, &w->video, w->d, kr_graph_reshape(b.g, pooled, KR_DIMS(KR_VIDEOGPT_T * cells, Dv)),
+                   to->rows); /* the cells of four frames as one image, as published */
   return finish(ctx, to);
 }

@@ -165,9 +165,9 @@ static int32_t get_videomamba_buffers(kr_videomamba *m) {
   KR_CHECK(m->patches, KRAIT_ERR_NO_MEMORY, "no memory for a clip of %lld tokens",
            (long long)kr_videomamba_tokens(&m->c));
   m->patches_at = m->patches;
-  if (m->ctx->cuda) KR_TRY(kr_block_get(m->ctx, "patches", videomamba_patches_bytes(&m->c), &m->patches_at));
-  KR_TRY(kr_block_get(m->ctx, "tokens", tokens_bytes(&m->c), &m->tokens_at));
-  return kr_block_get(m->ctx, "classes", (uint64_t)(m->c.n_classes + 1) * sizeof(float), &m->logits_at);
+  if (m->ctx->cuda) KR_TRY(kr_mem_get(m->ctx, "patches", videomamba_patches_bytes(&m->c), &m->patches_at));
+  KR_TRY(kr_mem_get(m->ctx, "tokens", tokens_bytes(&m->c), &m->tokens_at));
+  return kr_mem_get(m->ctx, "classes", (uint64_t)(m->c.n_classes + 1) * sizeof(float), &m->logits_at);
 }
 
 /* ---- open, run, close ---- */
@@ -216,9 +216,9 @@ void kr_videomamba_close(kr_videomamba **model) {
   if (!m) return;
   kr_runner_close(&m->runner);
   if (m->graph.g) kr_graph_close(&m->graph.g);
-  if (m->patches_at != m->patches) kr_block_free(m->ctx, m->patches_at);
-  kr_block_free(m->ctx, m->tokens_at);
-  kr_block_free(m->ctx, m->logits_at);
+  if (m->patches_at != m->patches) kr_mem_free(m->ctx, m->patches_at);
+  kr_mem_free(m->ctx, m->tokens_at);
+  kr_mem_free(m->ctx, m->logits_at);
   kr_loader_close(&m->loader);
   kr_free(m->patches);
   kr_free(m->p.layers);
@@ -236,8 +236,8 @@ int32_t kr_videomamba_run(kr_videomamba *m, const float *frames, float *logits, 
   KR_CHECK(frames && (!logits || c->n_classes), KRAIT_ERR_ARGUMENT,
            frames ? "videomamba: these weights have no classes" : "videomamba: frames is NULL");
   kr_patches_cut(frames, c->T, area, c->T * area, c->side, c->patch, m->patches);
-  if (m->ctx->cuda) KR_TRY(kr_block_put(m->ctx, m->patches_at, m->patches, videomamba_patches_bytes(c)));
+  if (m->ctx->cuda) KR_TRY(kr_mem_put(m->ctx, m->patches_at, m->patches, videomamba_patches_bytes(c)));
   KR_TRY(kr_runner_run(m->runner, NULL));
-  if (logits) KR_TRY(kr_block_read(m->ctx, logits, m->logits_at, (uint64_t)c->n_classes * sizeof *logits));
-  return tokens ? kr_block_read(m->ctx, tokens, m->tokens_at, tokens_bytes(c)) : KRAIT_OK;
+  if (logits) KR_TRY(kr_mem_read(m->ctx, logits, m->logits_at, (uint64_t)c->n_classes * sizeof *logits));
+  return tokens ? kr_mem_read(m->ctx, tokens, m->tokens_at, tokens_bytes(c)) : KRAIT_OK;
 }

@@ -50,8 +50,8 @@ static int32_t open_describe_time_parts(work *w, int32_t dtype) {
       &w->model));
   KR_TRY(kr_videomamba_open_random(w->ctx, &video, dtype, &w->video));
   KR_TRY(kr_qwen2_open_random(w->ctx, &lm, dtype, 1, &w->lm));
-  KR_TRY(kr_block_get(w->ctx, "the prompt's rows", (uint64_t)(PROMPT * lm.d) * krait_dtype_bytes(kr_qwen2_dtype(w->lm)),
-                      &w->rows));
+  KR_TRY(kr_mem_get(w->ctx, "the prompt's rows", (uint64_t)(PROMPT * lm.d) * krait_dtype_bytes(kr_qwen2_dtype(w->lm)),
+                    &w->rows));
   w->images = kr_alloc_array((size_t)KR_VIDEOGPT_IMAGES * 3 * SIDE * SIDE, sizeof *w->images);
   w->frames = kr_alloc_array((size_t)KR_VIDEOGPT_T * 3 * SIDE * SIDE, sizeof *w->frames);
   w->logits = kr_alloc_array((size_t)lm.V, sizeof *w->logits);
@@ -127,7 +127,7 @@ int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_t
   kr_qwen2_close(&w->lm);
   kr_videogpt_close(&w->model);
   kr_videomamba_close(&w->video);
-  kr_block_free(ctx, w->rows);
+  kr_mem_free(ctx, w->rows);
   kr_free(w->images), kr_free(w->frames), kr_free(w->logits), kr_free(w);
   return status < 0 ? status : kr_struct_give("krait_describer_timing", timing, sizeof t, &t, sizeof t);
 }

@@ -146,7 +146,7 @@ void krait_describer_close(krait_describer **handle) {
   krait_lm_close(&d->lm);
   if (d->clip_folder) kr_model_folder_close(&d->clip_folder);
   if (d->video_weights) kr_weights_close(&d->video_weights);
-  kr_block_free(d->ctx, d->rows);
+  kr_mem_free(d->ctx, d->rows);
   kr_ids_free(&d->before);
   kr_ids_free(&d->ids);
   void *const all[] = {d->label, d->sheet, d->bytes, d->images, d->frames, d->clip, d};
@@ -193,15 +193,15 @@ static int32_t get_rows(krait_describer *d, int64_t n) {
   const uint64_t used = (uint64_t)(d->n_rows < n ? d->n_rows : n) * row;
   char *larger = NULL;
   if (n <= d->n_rows) return KRAIT_OK;
-  KR_TRY(kr_block_get(d->ctx, "the prompt's rows", all, &larger));
+  KR_TRY(kr_mem_get(d->ctx, "the prompt's rows", all, &larger));
   if (d->rows && d->ctx->cuda) {
     int32_t status = kr_cuda_copy(d->ctx->cuda, larger, d->rows, used, NULL);
     if (status >= 0) status = kr_cuda_wait(d->ctx->cuda, NULL);
-    if (status < 0) return kr_block_free(d->ctx, larger), status;
+    if (status < 0) return kr_mem_free(d->ctx, larger), status;
   } else if (d->rows) {
     memcpy(larger, d->rows, used);
   }
-  kr_block_free(d->ctx, d->rows);
+  kr_mem_free(d->ctx, d->rows);
   d->rows = larger, d->n_rows = n;
   return KRAIT_OK;
 }

@@ -91,8 +91,8 @@ static int32_t open_tower_time_clip(work *w, int32_t dtype) {
   const uint64_t features_bytes = (uint64_t)(w->n * c.edge * c.edge * C) * sizeof(float);
   w->patches = w->patches_at = kr_alloc((size_t)tower_time_patches_bytes(w));
   KR_CHECK(w->patches, KRAIT_ERR_NO_MEMORY, "no memory for %lld pictures", (long long)w->n);
-  if (w->ctx->cuda) KR_TRY(kr_block_get(w->ctx, "patches", tower_time_patches_bytes(w), &w->patches_at));
-  KR_TRY(kr_block_get(w->ctx, "features", features_bytes, &w->features));
+  if (w->ctx->cuda) KR_TRY(kr_mem_get(w->ctx, "patches", tower_time_patches_bytes(w), &w->patches_at));
+  KR_TRY(kr_mem_get(w->ctx, "features", features_bytes, &w->features));
   KR_TRY(kr_runner_bind(w->runner, w->clip.patches, w->patches_at));
   return kr_runner_bind(w->runner, w->clip.features, w->features);
 }
@@ -110,7 +110,7 @@ static int32_t open_tower(work *w, int32_t dtype, krait_tower_timing *t) {
 static int32_t run_clip(work *w) {
   const int64_t side = side_of(w);
   kr_patches_cut(w->pictures, w->n, 3 * side * side, side * side, side, w->is->patch, w->patches);
-  if (w->ctx->cuda) KR_TRY(kr_block_put(w->ctx, w->patches_at, w->patches, tower_time_patches_bytes(w)));
+  if (w->ctx->cuda) KR_TRY(kr_mem_put(w->ctx, w->patches_at, w->patches, tower_time_patches_bytes(w)));
   KR_TRY(kr_runner_run(w->runner, NULL));
   return w->ctx->cuda ? kr_cuda_wait(w->ctx->cuda, NULL) : KRAIT_OK;
 }
@@ -133,7 +133,7 @@ static int32_t open_product(const krait_ctx *ctx, int32_t dtype, product *p) {
   KR_TRY(kr_runner_open(p->g, &p->runner));
   const uint64_t bytes = (uint64_t)(p->n * p->n) * krait_dtype_bytes(dtype);
   for (int i = 0; i < 3; i++) {
-    KR_TRY(kr_block_get(ctx, "a product", bytes, &p->blocks[i]));
+    KR_TRY(kr_mem_get(ctx, "a product", bytes, &p->blocks[i]));
     /* Not zeros, with which a GPU is faster. */
     if (ctx->cuda) KR_TRY(kr_cuda_fill(ctx->cuda, p->blocks[i], 0x3c, (size_t)bytes, NULL));
     KR_TRY(kr_runner_bind(p->runner, all[i], p->blocks[i]));
@@ -144,7 +144,7 @@ static int32_t open_product(const krait_ctx *ctx, int32_t dtype, product *p) {
 static void close_product(const krait_ctx *ctx, product *p) {
   kr_runner_close(&p->runner);
   if (p->g) kr_graph_close(&p->g);
-  for (int i = 0; i < 3; i++) kr_block_free(ctx, p->blocks[i]);
+  for (int i = 0; i < 3; i++) kr_mem_free(ctx, p->blocks[i]);
 }
 
 /* ---- runs ---- */
@@ -235,8 +235,8 @@ int32_t krait_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtyp
   kr_runner_close(&w->runner);
   kr_clip_tower_close(&w->clip);
   kr_videomamba_close(&w->video);
-  if (w->patches_at != w->patches) kr_block_free(ctx, w->patches_at);
-  kr_block_free(ctx, w->features);
+  if (w->patches_at != w->patches) kr_mem_free(ctx, w->patches_at);
+  kr_mem_free(ctx, w->features);
   kr_free(w->patches), kr_free(w->pictures), kr_free(w);
   return status < 0 ? status : kr_struct_give("krait_tower_timing", timing, sizeof t, &t, sizeof t);
 }
