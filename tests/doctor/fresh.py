@@ -1,0 +1,291 @@
+r"""fresh.py: 40 failures as they are reported, of packages, systems and wordings that no other text of the tests has. Cause
+and fix were written down before the doctor saw the texts: what line one must name, what line two must do, what line two
+must not hold."""
+
+FRESH = [
+    ("a local extension of a torch before DeviceIndex", r"sgutils.*built for.*torch", r"--no-build-isolation|build_ext", r"apt|==0",
+     '''ImportError       (note: full exception trace is shown but execution is paused at: _run_module_as_main)
+/srv/guo/gms/gaussian-mesh-splatting/extensions/sgutils/sgutilslib.cpython-38-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi
+  File "/srv/guo/gms/gaussian-mesh-splatting/train.py", line 22, in <module>
+    from extensions.sgutils import sgutilslib
+'''),
+    ("NATTEN without CUDA", r"natten.*(without|no|CPU).*(CUDA|only)", r"pip install.*natten", r"apt|pip install[^&]*torch==2",
+     '''  File "/data/projects/nat/env_nat/lib/python3.8/site-packages/natten/functional.py", line 119, in forward
+    attn = _C.natten2dqkrpb_forward(query, key, rpb, kernel_size, dilation)
+RuntimeError: NATTEN is not compiled with CUDA! Please make sure you installed correctly by referring to shi-labs.com/natten.
+natten            0.14.6
+torch             1.11.0+cu102
+'''),
+    ("tiny-cuda-nn built on another machine", r"tiny-?cuda-?nn.*8\.6", r"TCNN_CUDA_ARCHITECTURES=86.*tiny-cuda-nn", r"torch==",
+     '''  File "HOME/zz/anaconda3/envs/nerfstudio/lib/python3.8/site-packages/tinycudann/__init__.py", line 9, in <module>
+    from tinycudann.modules import free_temporary_memory, NetworkWithInputEncoding, Network, Encoding
+  File "HOME/zz/anaconda3/envs/nerfstudio/lib/python3.8/site-packages/tinycudann/modules.py", line 59, in <module>
+    raise EnvironmentError(f"Could not find compatible tinycudann extension for compute capability {system_compute_capability}.")
+OSError: Could not find compatible tinycudann extension for compute capability 86.
+'''),
+    ("Visual Studio newer than CUDA 11.8 knows", r"Visual (Studio|C\+\+)", r"allow-unsupported-compiler|vcvars|winget install", r"sudo|export |g\+\+|apt",
+     r'''C:\Program Files\NVIDIA GPU Computing Toolkit\CUDA\v11.8\include\crt/host_config.h(153): fatal error C1189: #error:  -- unsupported Microsoft Visual Studio version! Only the versions between 2017 and 2022 (inclusive) are supported! The nvcc flag '-allow-unsupported-compiler' can be used to override this version check; however, using an unsupported host compiler may cause compilation failure or incorrect run time execution. Use at your own risk.
+      simple_knn.cu
+      error: command 'C:\\Program Files\\NVIDIA GPU Computing Toolkit\\CUDA\\v11.8\\bin\\nvcc' failed with exit code 2
+      [end of output]
+  ERROR: Failed building wheel for simple_knn
+'''),
+    ("CMake finds no CUDA toolset in Visual Studio", r"Visual Studio", r"MSBuildExtensions|Ninja|abetlen\.github\.io", r"sudo|export ",
+     r'''      -- Found CUDAToolkit: C:/Program Files/NVIDIA GPU Computing Toolkit/CUDA/v12.5/include (found version "12.5.40")
+      -- CUDA Toolkit found
+      -- Using CUDA architectures: native
+      CMake Error at C:/Program Files (x86)/Microsoft Visual Studio/2022/BuildTools/Common7/IDE/CommonExtensions/Microsoft/CMake/CMake/share/cmake-3.29/Modules/CMakeDetermineCompilerId.cmake:563 (message):
+        No CUDA toolset found.
+      -- Configuring incomplete, errors occurred!
+      *** CMake configuration failed
+  ERROR: Failed building wheel for llama-cpp-python
+'''),
+    ("Transformer Engine of CUDA 13 on a driver of 12.8", r"(libcublas\.so\.13|CUDA 13)", r"transformer[-_]engine[^ ]*cu12", r"nvidia-cublas|cuda-toolkit-13",
+     '''$ pip install transformer-engine[pytorch]
+$ python -c "import transformer_engine"
+  File "HOME/ju/miniforge3/envs/cosmos/lib/python3.12/site-packages/transformer_engine/common/__init__.py", line 281, in _load_core_library
+    return ctypes.CDLL(_get_shared_object_file("core"), mode=ctypes.RTLD_GLOBAL)
+OSError: libcublas.so.13: cannot open shared object file: No such file or directory
+Nvidia Driver: 570.86.10, CUDA Version: 12.8, 8x NVIDIA H100 80GB HBM3, torch 2.6.0+cu124, Transformer Engine: 2.6.0
+'''),
+    ("std::filesystem of a newer compiler", r"libstdc|C\+\+.*librar", r"libstdc|g\+\+|gxx|CXX=", r"pip install[^&]*torch==",
+     '''  File "/usr/local/lib/python3.9/ctypes/__init__.py", line 374, in __init__
+    self._handle = _dlopen(self._name, mode)
+OSError: HOME/.local/lib/python3.9/site-packages/libtransformer_engine.so: undefined symbol: _ZNKSt10filesystem4path12has_filenameEv
+GCC version: g++ 10
+'''),
+    ("a GTX 1080 Ti and torch of CUDA 13", r"6\.1|1080", r"pip install.*torch==.*cu126", r"cu13|cu128|sudo",
+     '''16:35:59 [ERROR  ] ui.main_window_mixins.worker_mixin: Worker error for MVI_9248: GVM failed for 'MVI_9248': CUDA error: no kernel image is available for execution on the device
+Search for `cudaErrorNoKernelImageForDevice' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
+- **OS:** Windows-11-10.0.26200-SP0
+- **Python:** 3.11.15
+- **PyTorch:** 2.9.1+cu130
+- **GPU:** NVIDIA GeForce GTX 1080 Ti
+'''),
+    ("onnxruntime-gpu from PyPI on a Jetson", r"onnxruntime-gpu.*(aarch64|Jetson|JetPack)", r"jetson.*onnxruntime-gpu|onnxruntime-gpu.*jetson", r"nvidia-driver|download\.pytorch",
+     '''(venv) ubuntu@orin:~$ cat /etc/nv_tegra_release
+# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64
+(venv) ubuntu@orin:~$ python3 -V
+Python 3.10.12
+(venv) ubuntu@orin:~$ pip install onnxruntime-gpu
+ERROR: Could not find a version that satisfies the requirement onnxruntime-gpu (from versions: none)
+ERROR: No matching distribution found for onnxruntime-gpu
+'''),
+    ("WSL's driver is not on the loader's path", r"libcuda\.so.*WSL|WSL.*libcuda|WSL", r"/usr/lib/wsl/lib", r"apt install (-y )?nvidia-driver",
+     '''(textgen) eug@DESKTOP-88L7K4D:/mnt/c/Users/eug/Documents/dev/textgen$ python server.py --load-in-8bit
+  File "HOME/eug/miniconda3/envs/textgen/lib/python3.10/site-packages/bitsandbytes/cuda_setup/main.py", line 57, in get_cuda_lib_handle
+    cuda = ctypes.CDLL("libcuda.so")
+OSError: libcuda.so: cannot open shared object file: No such file or directory
+$ uname -r
+5.15.90.1-microsoft-standard-WSL2
+'''),
+    ("Triton for Windows without a Visual C++ run time", r"(triton.*(Visual C\+\+|vcruntime|DLL))|((Visual C\+\+|DLL).*triton)", r"VCRedist|vc_redist|vcruntime", r"sudo|export ",
+     r'''Python 3.11.6 (tags/v3.11.6:8b6ee5b, Oct  2 2023, 14:57:12) [MSC v.1935 64 bit (AMD64)] on win32
+  File "K:\ai\ComfyUI_windows_portable\python_embeded\Lib\site-packages\triton\backends\amd\compiler.py", line 2, in <module>
+    from triton._C.libtriton import ir, passes, llvm, amd
+ImportError: DLL load failed while importing libtriton: A dynamic link library (DLL) initialization routine failed.
+torch 2.5.1+cu124, triton 3.1.0
+'''),
+    ("ROCm's torch on an RX 6700 XT", r"AMD|ROCm", r"HSA_OVERRIDE_GFX_VERSION=10\.3\.0", r"cu1[0-9][0-9]|nvidia",
+     '''>>> torch.__version__
+'2.1.0+rocm5.6'
+>>> torch.zeros(1).cuda()
+"hipErrorNoBinaryForGpu: Unable to find code object for all current devices!"
+Aborted (core dumped)
+$ rocminfo | grep -E "Marketing|gfx"
+  Marketing Name:          AMD Radeon RX 6700 XT
+  Name:                    gfx1031
+'''),
+    ("TensorFlow names no library", r"TensorFlow", r"tensorflow\[and-cuda\]", r"torch",
+     '''Python 3.12.3 (main, Apr 10 2024, 05:33:47) [GCC 13.2.0] on linux
+>>> import tensorflow as tf; print(tf.__version__)
+2.16.1
+>>> print(tf.config.list_physical_devices('GPU'))
+2024-05-20 10:14:42.101: W tensorflow/core/common_runtime/gpu/gpu_device.cc:2251] Cannot dlopen some GPU libraries. Please make sure the missing libraries mentioned above are installed properly if you would like to use GPU. Follow the guide at https://www.tensorflow.org/install/gpu for how to download and setup the required libraries for your platform.
+Skipping registering GPU devices...
+[]
+'''),
+    ("vLLM's FlashInfer wants nvcc", r"nvcc", r"cuda-toolkit|VLLM_USE_FLASHINFER_SAMPLER=0|nvcc", r"gcc-",
+     '''(EngineCore_DP0 pid=451) ERROR 09-26 10:57:34 [core.py:708]   File "/usr/local/lib/python3.10/dist-packages/flashinfer/sampling.py", line 47, in get_sampling_module
+(EngineCore_DP0 pid=451) ERROR 09-26 10:57:34 [core.py:708] RuntimeError: Ninja build failed. Ninja output:
+(EngineCore_DP0 pid=451) ERROR 09-26 10:57:34 [core.py:708] /bin/sh: 1: /usr/local/cuda/bin/nvcc: not found
+(EngineCore_DP0 pid=451) ERROR 09-26 10:57:34 [core.py:708] ninja: build stopped: subcommand failed.
+torch==2.8.0+cu128
+'''),
+    ("cuRAND's headers are missing", r"curand", r"libcurand|cuda-libraries-dev|cuda-toolkit|nvidia-curand", r"python3?[.0-9]*-dev",
+     '''FAILED: [code=1] fp4_gemm_cutlass_sm120/fp4_gemm_cutlass_sm120.cuda.o
+HOME/mi/miniforge3/envs/serve/lib/python3.12/site-packages/flashinfer/data/cutlass/tools/util/include/cutlass/util/reference/device/tensor_fill.h:57:10: fatal error: curand_kernel.h: No such file or directory
+   57 | #include <curand_kernel.h>
+compilation terminated.
+ninja: build stopped: subcommand failed.
+flashinfer 0.6.14, torch 2.11.0+cu130, nvcc: Cuda compilation tools, release 13.1, V13.1.80
+'''),
+    ("setup.py imports packaging", r"packaging", r"pip install[^&]*packaging", r"sudo|export ",
+     r'''(umamba) C:\Users\admin>pip install causal-conv1d==1.0.1
+Collecting causal-conv1d==1.0.1
+  Preparing metadata (setup.py) ... error
+        File "C:\Users\admin\AppData\Local\Temp\pip-install-74j6hcor\causal-conv1d_58da3f7123db4250be3583bb30bf4976\setup.py", line 9, in <module>
+          from packaging.version import parse, Version
+      ModuleNotFoundError: No module named 'packaging'
+      [end of output]
+error: metadata-generation-failed
+'''),
+    ("a release that was never published", r"causal-conv1d.*1\.2\.0", r"pip install.*causal-conv1d==1\.2\.0\.post2", r"causal-conv1d==1\.2\.0 ",
+     '''Python 3.8.18
+ERROR: Could not find a version that satisfies the requirement causal-conv1d==1.2.0 (from versions: 1.0.0, 1.0.1, 1.0.2, 1.1.0, 1.1.1, 1.1.2.post1, 1.1.3.post1, 1.2.0.post1, 1.2.0.post2, 1.2.1, 1.2.2.post1, 1.3.0.post1, 1.4.0)
+ERROR: No matching distribution found for causal-conv1d==1.2.0
+'''),
+    ("the libstdc++ of Oracle Linux 7", r"libstdc\+\+", r"libstdcxx|LD_LIBRARY_PATH|LD_PRELOAD|conda install", r"apt",
+     '''NAME="Oracle Linux Server"
+VERSION="7.9"
+  File "HOME/tim/.conda/envs/tmp1/lib/python3.10/site-packages/youtokentome/__init__.py", line 1, in <module>
+    from .youtokentome import BPE
+ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.20' not found (required by HOME/tim/.conda/envs/tmp1/lib/python3.10/site-packages/_youtokentome_cython.cpython-310-x86_64-linux-gnu.so)
+'''),
+    ("FlashAttention on an Apple M2", r"macOS|Mac|Apple", r"attn_implementation|sdpa|without|mps", r"cuda-toolkit|sudo|CUDA_HOME=",
+     '''Collecting flash_attn
+  Downloading flash_attn-2.7.4.post1.tar.gz (6.0 MB)
+      /private/var/folders/3p/tghlrh9d7zj9dkjyzdvgn5q40000gn/T/pip-install-nf6ja0in/flash-attn_333cffdeee0440208480fc31b281af97/setup.py:106: UserWarning: flash_attn was requested, but nvcc was not found.  Are you sure your environment has nvcc available?
+        File "/Users/lori/miniconda3/envs/multi/lib/python3.11/site-packages/torch/utils/cpp_extension.py", line 1130, in CUDAExtension
+          library_dirs += library_paths(device_type="cuda")
+      OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.
+'''),
+    ("an extension imported before torch", r"torch", r"import torch", r"apt",
+     '''In [1]: import nv_wavenet_ext
+ImportError                               Traceback (most recent call last)
+<ipython-input-1-831f7004cefb> in <module>
+----> 1 import nv_wavenet_ext
+ImportError: /usr/local/lib/python3.6/site-packages/nv_wavenet_ext-0.0.0-py3.6-linux-x86_64.egg/nv_wavenet_ext.cpython-36m-x86_64-linux-gnu.so: undefined symbol: THPVariableClass
+'''),
+    ("an RTX 3090 and torch of CUDA 10.2, Python 3.7", r"8\.6|3090", r"pip install.*torch==1\.(7\.1|8|9|1[0-3]).*cu11", r"torch==2|cu12",
+     '''HOME/q/.conda/envs/pose/lib/python3.7/site-packages/torch/cuda/__init__.py:104: UserWarning:
+GeForce RTX 3090 with CUDA capability sm_86 is not compatible with the current PyTorch installation.
+The current PyTorch install supports CUDA capabilities sm_37 sm_50 sm_60 sm_70 sm_75.
+If you want to use the GeForce RTX 3090 GPU with PyTorch, please check the instructions at https://pytorch.org/get-started/locally/
+RuntimeError: CUDA error: no kernel image is available for execution on the device
+'''),
+    ("PyTorch3D built on a machine without GPU", r"pytorch3d.*(without|no|CPU)", r"FORCE_CUDA=1.*pytorch3d", r"apt install nvidia",
+     '''  File "/opt/conda/lib/python3.9/site-packages/pytorch3d/renderer/mesh/rasterize_meshes.py", line 337, in forward
+    pix_to_face, zbuf, barycentric_coords, dists = _C.rasterize_meshes(
+RuntimeError: Not compiled with GPU support
+torch 2.0.1+cu117
+'''),
+    ("mmcv without its CUDA operators", r"mmcv.*(without|no|CPU)", r"mmcv", r"torch==2\.",
+     '''  File "/opt/miniconda3/lib/python3.8/site-packages/mmcv/ops/nms.py", line 27, in forward
+    inds = ext_module.nms(
+RuntimeError: nms_impl: implementation for device cuda:0 not found.
+mmcv 2.0.0, torch 1.12.1+cu113
+'''),
+    ("conda sees no driver", r"driver|__cuda", r"CONDA_OVERRIDE_CUDA=\"?12\.6", r"pip install",
+     '''$ mamba create -n t pytorch=2.5.1=cuda126*
+Could not solve for environment specs
+The following package could not be installed
+└─ pytorch 2.5.1 cuda126* is not installable because it requires
+   └─ __cuda, which is missing on the system.
+LibMambaUnsatisfiableError: Encountered problems while solving:
+  - nothing provides __cuda needed by pytorch-2.5.1-cuda126_mkl_py310_h9ceff5d_303
+'''),
+    ("an image newer than the host's driver", r"driver.*12\.6|12\.6.*driver", r"nvidia-driver|driver", r"pip install",
+     '''docker: Error response from daemon: failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: error running hook #0: error running hook: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'
+nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.6, please update your driver to a newer version, or use an earlier cuda container: unknown.
+'''),
+    ("a host without driver", r"driver", r"nvidia-driver|ubuntu-drivers", r"pip install|--gpus",
+     '''$ docker run --rm --gpus all nvidia/cuda:12.4.1-base-ubuntu22.04 nvidia-smi
+docker: Error response from daemon: OCI runtime create failed: container_linux.go:380: starting container process caused: process_linux.go:545: container init caused: Running hook #0:: error running hook: exit status 1, stdout: , stderr: nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot open shared object file: no such file or directory: unknown.
+'''),
+    ("JAX was built against a newer CUDA", r"jax.*12\.[12]|12\.[12].*jax", r"jax\[cuda12|nvidia-cuda-runtime-cu12", r"torch",
+     '''>>> import jax; jax.devices()
+CUDA backend failed to initialize: Found CUDA version 12010, but JAX was built against version 12020, which is newer. The copy of CUDA that is installed must be at least as new as the version against which JAX was built. (Set TF_CPP_MIN_LOG_LEVEL=0 and rerun for more info.)
+[CpuDevice(id=0)]
+'''),
+    ("XLA's ptxas does not know Blackwell", r"ptxas.*(12\.0|sm_120)", r"nvidia-cuda-nvcc-cu12|jax\[cuda12|cuda-toolkit-12-[89]|cuda-toolkit-13", r"torch==",
+     '''2025-03-30 22:40:12.9 E external/xla/xla/stream_executor/cuda/subprocess_compilation.cc:349] ptxas returned an error during compilation of ptx to sass: 'INTERNAL: ptxas exited with non-zero error code 65280, output: ptxas fatal   : Value 'sm_120a' is not defined for option 'gpu-name'
+jax 0.5.3, jaxlib 0.5.3, nvidia-cuda-nvcc-cu12 12.6.85
+GPU: NVIDIA GeForce RTX 5080
+'''),
+    ("CuPy finds no headers", r"cuda_fp16\.h|headers", r"nvidia-cuda-runtime-cu12|CUDA_PATH|cuda-toolkit|\[ctk\]|cuda-cudart-dev", r"torch",
+     '''  File "/srv/v/lib/python3.11/site-packages/cupy/cuda/compiler.py", line 254, in _jitify_prep
+    name, options, headers, include_names = jitify.jitify(source, options)
+cupy.cuda.compiler.JitifyException: Runtime compilation failed
+  File "/srv/v/lib/python3.11/site-packages/cupy/cuda/compiler.py", line 715, in compile
+    raise CompileException(log, self.src, self.name, options,
+cupy.cuda.compiler.CompileException: /srv/v/lib/python3.11/site-packages/cupy/_core/include/cupy/_cuda/cuda-12/cuda_fp16.h(129): catastrophic error: cannot open source file "cuda_fp16.h"
+CuPy Version                 : 13.4.1 (cupy-cuda12x)
+'''),
+    ("Numba finds no NVVM", r"nvvm", r"nvidia-cuda-nvcc-cu1|numba-cuda|cuda-nvcc|CUDA_HOME|cudatoolkit", r"torch",
+     '''  File "HOME/p/venv/lib/python3.10/site-packages/numba/cuda/cudadrv/nvvm.py", line 139, in __new__
+    raise NvvmSupportError(errmsg % e)
+numba.cuda.cudadrv.error.NvvmSupportError: libNVVM cannot be found. Do `conda install cudatoolkit`:
+libnvvm.so: cannot open shared object file: No such file or directory
+'''),
+    ("Paddle finds no cuDNN", r"cuDNN", r"nvidia-cudnn-cu1|libcudnn|LD_LIBRARY_PATH", r"torch==",
+     '''W0312 09:11:54.182 31415 gpu_resources.cc:119] Please NOTE: device: 0, GPU Compute Capability: 7.5, Driver API Version: 12.2, Runtime API Version: 11.8
+W0312 09:11:54.186 31415 dynamic_loader.cc:307] The third-party dynamic library (libcudnn.so) that Paddle depends on is not configured correctly. (error code is /usr/local/cuda/lib64/libcudnn.so: cannot open shared object file: No such file or directory)
+RuntimeError: (PreconditionNotMet) Cannot load cudnn shared library. Cannot invoke method cudnnGetVersion.
+  [Hint: cudnn_dso_handle should not be null.] (at /paddle/paddle/phi/backends/dynload/cudnn.cc:60)
+'''),
+    ("MXNet finds no NCCL", r"nccl", r"nvidia-nccl-cu11|libnccl2", r"torch",
+     '''>>> import mxnet as mx
+  File "HOME/w/env/lib/python3.8/site-packages/mxnet/libinfo.py", line 73, in find_lib_path
+  File "/usr/lib/python3.8/ctypes/__init__.py", line 373, in __init__
+    self._handle = _dlopen(self._name, mode)
+OSError: libnccl.so.2: cannot open shared object file: No such file or directory
+mxnet-cu112 1.9.1
+'''),
+    ("no ninja", r"ninja", r"pip install.*ninja|apt install.*ninja", r"cuda-toolkit",
+     '''  File "/opt/venv/lib/python3.10/site-packages/deepspeed/ops/op_builder/builder.py", line 538, in jit_load
+    op_module = load(name=self.name,
+  File "/opt/venv/lib/python3.10/site-packages/torch/utils/cpp_extension.py", line 2102, in verify_ninja_availability
+    raise RuntimeError("Ninja is required to load C++ extensions")
+RuntimeError: Ninja is required to load C++ extensions
+'''),
+    ("ExLlamaV2 of another torch, Windows", r"exllamav2.*built for.*torch", r"exllamav2", r"sudo|export |MAX_JOBS=\d+ pip",
+     r'''  File "C:\tabbyAPI\venv\Lib\site-packages\exllamav2\ext.py", line 291, in <module>
+    import exllamav2_ext
+ImportError: DLL load failed while importing exllamav2_ext: The specified procedure could not be found.
+Python 3.11.9, torch 2.3.1+cu121, exllamav2 0.1.5+cu121.torch2.2.0
+'''),
+    ("AWQ's kernels of a newer torch", r"(autoawq|awq).*built for.*torch", r"pip install.*autoawq", r"torch==2\.1\.2",
+     '''  File "HOME/d/.conda/envs/llm/lib/python3.10/site-packages/awq/modules/linear/gemm.py", line 12, in <module>
+    import awq_ext  # with CUDA kernels (AutoAWQ_kernels)
+ImportError: HOME/d/.conda/envs/llm/lib/python3.10/site-packages/awq_ext.cpython-310-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa
+autoawq 0.2.3, autoawq-kernels 0.0.6, torch 2.1.2+cu121
+'''),
+    ("vLLM of the old ABI", r"vllm.*(ABI|built for)", r"vllm", r"apt",
+     '''INFO 05-30 14:08:01 [__init__.py:239] Automatically detected platform cuda.
+WARNING 05-30 14:08:02 [_custom_ops.py:20] Failed to import from vllm._C with ImportError('HOME/l/.venv/lib/python3.12/site-packages/vllm/_C.abi3.so: undefined symbol: _ZN3c106detail14torchCheckFailEPKcS2_jRKSs')
+  File "HOME/l/.venv/lib/python3.12/site-packages/vllm/model_executor/layers/activation.py", line 71, in __init__
+AttributeError: '_OpNamespace' '_C' object has no attribute 'silu_and_mul'
+torch==2.7.0+cu126
+vllm==0.8.5.post1
+'''),
+    ("gcc older than C++17", r"C\+\+17", r"g\+\+|gcc|gxx|CXX|devtoolset", r"torch==1",
+     '''HOME/wei/anaconda3/envs/pc/lib/python3.8/site-packages/torch/include/c10/util/C++17.h:16:2: error: #error "You're trying to build PyTorch with a too old version of GCC. We need GCC 9 or later."
+HOME/wei/anaconda3/envs/pc/lib/python3.8/site-packages/torch/include/ATen/ATen.h:4:2: error: #error C++17 or later compatible compiler is required to use ATen.
+gcc (Ubuntu 7.5.0-3ubuntu1~18.04) 7.5.0
+error: command '/usr/bin/gcc' failed with exit code 1
+torch 2.1.0+cu118
+'''),
+    ("glibc newer than CUDA 12.8 knows", r"glibc", r"cuda-toolkit|container|docker|cuda-nvcc", r"gcc-1",
+     '''PRETTY_NAME="Fedora Linux 42 (Workstation Edition)"
+/usr/local/cuda-12.8/bin/../targets/x86_64-linux/include/crt/math_functions.h(2556): error: exception specification is incompatible with that of previous function "cospi" (declared at line 79 of /usr/include/bits/mathcalls.h)
+   extern __attribute__((__device_builtin__)) __attribute__((device)) double cospi(double x);
+1 error detected in the compilation of "CMakeCUDACompilerId.cu".
+  CMake Error: The CUDA compiler identification is unknown
+'''),
+    ("bfloat16 of Triton on a T4", r"8\.0|bf16|bfloat16", r"float16|fp16|half|GPU", r"pip install[^&]*torch==",
+     '''  File "/usr/local/lib/python3.10/dist-packages/mamba_ssm/ops/triton/ssd_combined.py", line 767, in forward
+  File "/usr/local/lib/python3.10/dist-packages/triton/compiler/compiler.py", line 282, in compile
+RuntimeError: Internal Triton PTX codegen error:
+ptxas /tmp/compile-ptx-src-5a1d3a, line 53; error   : Feature '.bf16' requires .target sm_80 or higher
+ptxas fatal   : Ptx assembly aborted due to errors
+GPU 0: Tesla T4
+'''),
+    ("setuptools lost packaging", r"setuptools", r"setuptools<", r"apt",
+     '''  File "/scratch/ve/lib/python3.8/site-packages/torch/utils/cpp_extension.py", line 24, in <module>
+    from pkg_resources import packaging  # type: ignore[attr-defined]
+ImportError: cannot import name 'packaging' from 'pkg_resources' (/scratch/ve/lib/python3.8/site-packages/pkg_resources/__init__.py)
+torch 2.0.1+cu117, setuptools 70.0.0
+'''),
+]
+FRESH = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in FRESH]
