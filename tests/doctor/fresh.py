@@ -288,4 +288,143 @@ ImportError: cannot import name 'packaging' from 'pkg_resources' (/scratch/ve/li
 torch 2.0.1+cu117, setuptools 70.0.0
 '''),
 ]
+
+# 20 more, written after the mechanisms had been mended for the 40.
+LATER = [
+    ("NerfAcc without a toolkit", r"toolkit|nvcc", r"cuda-toolkit|nerfacc", r"gcc",
+     '''NerfAcc: No CUDA toolkit found. NerfAcc will be disabled.
+  File "/srv/anna/nerfacc/cuda/__init__.py", line 13, in call_cuda
+    return getattr(_C, name)(*args, **kwargs)
+AttributeError: 'NoneType' object has no attribute 'ContractionType'
+torch 1.12.1+cu116
+'''),
+    ("conda's cuSPARSE of another release", r"cusparse", r"unset LD_LIBRARY_PATH|cusparse|torch==1\.13", r"apt",
+     '''  File "/opt/conda/lib/python3.9/site-packages/torch/__init__.py", line 192, in <module>
+    from torch._C import *  # noqa: F403
+ImportError: /opt/conda/lib/python3.9/site-packages/torch/lib/libtorch_cuda_cu.so: symbol cusparseSpSM_analysis, version libcusparse.so.11 not defined in file libcusparse.so.11 with link time reference
+Python platform: Linux-3.10.0-1160.36.2.el7.x86_64-x86_64-with-glibc2.17
+'''),
+    ("gsplat on an RTX 5090, Windows", r"gsplat.*12\.0|12\.0.*gsplat", r"TORCH_CUDA_ARCH_LIST.*gsplat", r"sudo|export ",
+     r'''File "D:\0_Project\gsplat\gsplat\strategy\default.py", line 263, in _update_state
+    grads = grads[sel]
+RuntimeError: CUDA error: no kernel image is available for execution on the device
+GPU: NVIDIA GeForce RTX 5090
+CUDA:12.8
+PyTorch:2.7.1
+'''),
+    ("torch of CUDA 11.6 on an RTX 5090, WSL, Python 3.9", r"12\.0|5090", r"pip install.*torch==2\.[78]\.\d.*cu12[89]", r"cu116|torch==2\.(9|1\d)",
+     '''HOME/hj/myenv/lib/python3.9/site-packages/torch/cuda/__init__.py:146: UserWarning:
+NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.
+The current PyTorch install supports CUDA capabilities sm_37 sm_50 sm_60 sm_70 sm_75 sm_80 sm_86.
+  File "/mnt/d/pycharm/RFdiffusion/scripts/run_inference.py", line 84, in main
+RuntimeError: CUDA error: no kernel image is available for execution on the device
+torch==1.12.1+cu116
+'''),
+    ("Colab lost Triton", r"triton", r"pip install.*triton==3\.0\.0", r"triton-windows",
+     '''[/usr/local/lib/python3.10/dist-packages/unsloth/__init__.py](https://localhost:8080/#) in <module>
+    101 import bitsandbytes as bnb
+    102
+--> 103 import triton
+ModuleNotFoundError: No module named 'triton'
+torch 2.4.0+cu121
+'''),
+    ("a pod without a GPU", r"driver.*(container|pod)|(container|pod).*driver", r"nvidia\.com/gpu", r"docker run|nvidia-driver",
+     '''$ kubectl logs pytorch-add-small
+Traceback (most recent call last):
+  File "/pytorch-add-small.py", line 29, in <module>
+    device = torch.cuda.current_device()
+  File "/opt/conda/lib/python3.7/site-packages/torch/cuda/__init__.py", line 214, in _lazy_init
+    torch._C._cuda_init()
+RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from http://www.nvidia.com/Download/index.aspx
+'''),
+    ("Triton's ptxas and a GB10", r"ptxas.*sm_121a", r"TRITON_PTXAS_PATH", r"x86_64",
+     '''(EngineCore_DP0 pid=311) ERROR 12-06 10:20:44 [core.py:842] triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error
+(EngineCore_DP0 pid=311) ERROR 12-06 10:20:44 [core.py:842] `ptxas` stderr:
+(EngineCore_DP0 pid=311) ERROR 12-06 10:20:44 [core.py:842] ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'
+Ubuntu 24.04.3 LTS (aarch64), GPU 0: NVIDIA GB10, vLLM 0.11.2, PyTorch 2.9.0+cu130
+'''),
+    ("xFormers' kernels end before a GB10", r"xformers.*(12\.1|GB10|no code|kernel)", r"xformers|sdpa|scaled_dot_product", r"nvidia-driver",
+     '''FATAL: kernel `fmha_cutlassF_bf16_aligned_64x64_rf_sm80` is for sm80-sm100, but was built for sm121
+FATAL: kernel `fmha_cutlassF_bf16_aligned_64x64_rf_sm80` is for sm80-sm100, but was built for sm121
+  File "/srv/spark/venv/lib/python3.12/site-packages/xformers/ops/fmha/cutlass.py", line 289, in apply_bmhk
+GPU 0: NVIDIA GB10, torch 2.9.0+cu130, xformers 0.0.33.post1
+'''),
+    ("ninja and 260 characters", r"long|260", r"longpaths|LongPathsEnabled", r"MAX_JOBS",
+     '''      ninja: error: Stat(C:/Users/win11/AppData/Local/Temp/pip-install-cusdawns/xformers_b32183b030ee4a28bd49e949821d1b53/build/temp.win-amd64-cpython-311/Release/Users/win11/AppData/Local/Temp/pip-install-cusdawns/xformers_b32183b030ee4a28bd49e949821d1b53/third_party/flash-attention/csrc/flash_attn/flash_api.obj): Filename longer than 260 characters
+        File "D:\\Comfy_UI\\python_embeded\\Lib\\site-packages\\torch\\utils\\cpp_extension.py", line 2104, in _run_ninja_build
+          subprocess.run(
+      subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.
+'''),
+    ("pip and 260 characters", r"long", r"longpaths|LongPathsEnabled", r"MAX_JOBS",
+     '''ERROR: Could not install packages due to an OSError: [Errno 2] No such file or directory: 'C:\\\\Temp\\\\pip-install-kbhuwt7y\\\\flash-attn_fc9d8f2226254f13ac13d4f7db12c1ea\\\\csrc/composable_kernel/library/src/tensor_operation_instance/gpu/device_batched_gemm_add_relu_gemm_add_xdl_cshuffle_instance.cpp'
+HINT: This error might have occurred since this system does not have Windows Long Path support enabled. You can find information on how to enable this at https://pip.pypa.io/warnings/enable-long-paths
+'''),
+    ("a torch of 2018 without CUDA", r"without CUDA|CPU|CUDA library", r"pip install.*torch", r"apt",
+     '''  File "HOME/lnx/anaconda2/envs/seg/lib/python3.6/site-packages/torch/nn/modules/module.py", line 258, in cuda
+    return self._apply(lambda t: t.cuda(device))
+RuntimeError: Cannot initialize CUDA without ATen_cuda library. PyTorch splits its backend into two shared libraries: a CPU library and a CUDA library; this error has occurred because you are trying to use some CUDA functionality, but the CUDA library has not been loaded by the dynamic linker for some reason.
+'''),
+    ("OpenMM and driver 450", r"driver|PTX", r"nvidia-driver|conda install.*cuda", r"pip install",
+     '''openmm=7.5.1, cudatoolkit 11.2
+  File "/opt/conda/envs/af/lib/python3.8/site-packages/simtk/openmm/openmm.py", line 2311, in __init__
+Exception: Error loading CUDA module: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)
+Driver Version: 450.142.00
+'''),
+    ("torch-sparse for the CPU of another torch", r"torch.sparse.*(ABI|built for)", r"torch-sparse", r"apt",
+     '''  File "HOME/oskar/.local/lib/python3.10/site-packages/torch_sparse/__init__.py", line 19, in <module>
+    torch.ops.load_library(spec.origin)
+OSError: HOME/oskar/.local/lib/python3.10/site-packages/torch_sparse/_version_cpu.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameERKSs
+'''),
+    ("torch 1.7.1 for Python 3.10", r"1\.7\.1", r"python(3\.|=3\.|3\.\d=3\.)[6789]\b|-3\.[6789]\b", r"apt|pip install torch==1\.11",
+     '''$ python -V
+Python 3.10.12
+$ pip install torch==1.7.1+cu110 -f https://download.pytorch.org/whl/torch_stable.html
+ERROR: Could not find a version that satisfies the requirement torch==1.7.1+cu110 (from versions: 1.11.0, 1.11.0+cpu, 1.11.0+cu113, 1.12.0, 1.13.1, 2.0.0, 2.0.1, 2.1.0, 2.5.1)
+ERROR: No matching distribution found for torch==1.7.1+cu110
+'''),
+    ("CMake's target of cuBLAS", r"cublas", r"cuda-toolkit|libcublas-dev|cuda-libraries-dev", r"nvidia-driver",
+     '''      -- Found CUDAToolkit: /usr/local/cuda/include (found version "12.8.93")
+      CMake Error at vendor/llama.cpp/ggml/src/ggml-cuda/CMakeLists.txt:110 (target_link_libraries):
+        Target "ggml-cuda" links to:
+          CUDA::cublas
+        but the target was not found.  Possible reasons include:
+      *** CMake configuration failed
+  ERROR: Failed building wheel for llama-cpp-python
+'''),
+    ("the linker and pip's CUDA", r"libcudart|cudart", r"LIBRARY_PATH|ln -s", r"pip install",
+     '''ninja: Entering directory `/srv/ae/.cache/flashinfer/0.6.4/90/cached_ops'
+/usr/bin/ld: cannot find -lcudart: No such file or directory
+collect2: error: ld returned 1 exit status
+ninja: build stopped: subcommand failed.
+CUDA_HOME=/srv/ae/venv/lib/python3.12/site-packages/nvidia/cu13
+'''),
+    ("nvdiffrast's error 209", r"nvdiffrast.*(no code|7\.5)|7\.5", r"nvdiffrast|torch_extensions", r"nvidia-driver",
+     '''  File "/srv/jia/env/lib/python3.7/site-packages/nvdiffrast/torch/ops.py", line 417, in forward
+    out, out_da = _get_plugin().interpolate_fwd(attr, rast, tri)
+RuntimeError: Cuda error: 209[cudaLaunchKernel(func, gridSize, blockSize, args, 0, stream);]
+Quadro RTX 5000, torch 1.6.0
+'''),
+    ("Fedora's GCC 15 and CUDA 12.9", r"gcc|g\+\+|GCC", r"dnf|conda", r"apt",
+     '''PRETTY_NAME="Fedora Linux 42 (Workstation Edition)"
+/usr/local/cuda/include/crt/host_config.h:143:2: error: #error -- unsupported GNU version! gcc versions later than 14 are not supported! The nvcc flag '-allow-unsupported-compiler' can be used to override this version check
+  143 | #error -- unsupported GNU version! gcc versions later than 14 are not supported!
+error: command '/usr/local/cuda/bin/nvcc' failed with exit code 1
+'''),
+    ("Arch has CUDA 13, llama-cpp-python wants 12", r"libcudart\.so\.12|CUDA 12", r"nvidia-cuda-runtime-cu12|GGML_CUDA", r"apt",
+     '''  File "HOME/ro/llm/.venv/lib/python3.13/site-packages/llama_cpp/_ctypes_extensions.py", line 67, in load_shared_library
+    raise RuntimeError(f"Failed to load shared library '{lib_path}': {e}")
+RuntimeError: Failed to load shared library 'HOME/ro/llm/.venv/lib/python3.13/site-packages/llama_cpp/lib/libllama.so': libcudart.so.12: cannot open shared object file: No such file or directory
+$ uname -r
+6.17.1-arch1-1
+$ pacman -Q cuda
+cuda 13.0.1-1
+'''),
+    ("DGL's GraphBolt for another torch", r"dgl.*torch", r"dgl|torch==2\.4", r"apt",
+     '''  File "HOME/mei/venv/lib/python3.11/site-packages/dgl/graphbolt/__init__.py", line 36, in load_graphbolt
+    raise FileNotFoundError(
+FileNotFoundError: Cannot find DGL C++ graphbolt library at HOME/mei/venv/lib/python3.11/site-packages/dgl/graphbolt/libgraphbolt_pytorch_2.5.1.so
+torch 2.5.1+cu124, dgl 2.4.0+cu124
+'''),
+]
 FRESH = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in FRESH]
+LATER = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in LATER]
