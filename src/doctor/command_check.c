@@ -118,7 +118,12 @@ static const char *with_repository(doc *d, const char *command) {
                ? kr_arena_print(d->arena, "winget install -e --id Nvidia.CUDA --version %d.%d", atoi(toolkit + 13),
                                 atoi(toolkit + 13 + strcspn(toolkit + 13, "-") + 1))
                : NULL;
-  if (d->log.is_jetson || d->log.is_mac) return command; /* JetPack's own repository has it */
+  if (d->log.is_jetson || d->log.is_mac || d->log.is_arch) return command; /* their own repositories have it */
+  if (d->log.is_rpm)
+    return kr_arena_print(d->arena,
+                          "sudo curl -o /etc/yum.repos.d/cuda.repo https://developer.download.nvidia.com/compute/cuda/"
+                          "repos/%s/%s/cuda-%s.repo && %s",
+                          d->log.is_rpm, d->machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64", d->log.is_rpm, command);
   const char *machine = d->machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64",
              *system = d->log.is_wsl ? "wsl-ubuntu" : "$ID$(echo $VERSION_ID | tr -d .)";
   return kr_arena_print(
@@ -128,12 +133,25 @@ static const char *with_repository(doc *d, const char *command) {
       d->log.is_wsl ? "" : ". /etc/os-release && ", system, machine, command);
 }
 
-static const char *checked_command(doc *d, const char *command) {
+/* A new environment has the Python that it is made with. */
+static int makes_environment(const char *command) {
+  return strstr(command, " -m venv ") != NULL || strncmp(command, "conda create ", 13) == 0;
+}
+
+static int are_installs_good(doc *d, const char *command) {
+  const int python = d->python;
+  int are_good = 1;
+  if (makes_environment(command)) d->python = 0;
   for (const char *p = command; p; p = strstr(p, " && ") ? strstr(p, " && ") + 4 : NULL) {
     const char *end = strstr(p, " && ");
-    if (!is_install_good(d, end ? kr_arena_copy(d->arena, p, (size_t)(end - p)) : p)) return NULL;
+    are_good &= is_install_good(d, end ? kr_arena_copy(d->arena, p, (size_t)(end - p)) : p);
   }
-  if (!are_variables_set(d, command)) return NULL;
+  d->python = python;
+  return are_good;
+}
+
+static const char *checked_command(doc *d, const char *command) {
+  if (!are_installs_good(d, command) || !are_variables_set(d, command)) return NULL;
   if (needs_repository(command) && !strstr(command, "cuda-keyring")) command = with_repository(d, command);
   return command ? doc_for_system(d, command) : NULL;
 }

@@ -136,12 +136,23 @@ static int cuda_of_release(const doc *d, const char *package, const char *versio
   return 0;
 }
 
+/* Of what the text's own names end in: mxnet-cu112, nvidia-cublas-cu11; 0: in none. */
+static int cuda_of_tags(const doc *d) {
+  static const char *const tags[] = {"-cu", "+cu", "_cu"};
+  for (size_t i = 0; d->log.text && i < sizeof tags / sizeof *tags; i++)
+    for (const char *p = d->log.text; (p = strstr(p, tags[i])); p += 3) {
+      const int n = atoi(p + 3), major = n >= 100 ? n / 10 : n;
+      if (major >= 10 && major <= 13) return major;
+    }
+  return 0;
+}
+
 /* By the release that the text names; an older TensorFlow by the words of its loader. */
 int doc_cuda_of(const doc *d, const char *package) {
   const int cuda = cuda_of_release(d, package, doc_version_of(d, package));
   if (cuda) return cuda;
   if (strcmp(package, "tensorflow") == 0 && d->log.text && strstr(d->log.text, "dso_loader")) return 11;
-  return kr_parse_tenths(d->torch_cuda) / 10;
+  return *d->torch_cuda ? kr_parse_tenths(d->torch_cuda) / 10 : cuda_of_tags(d);
 }
 
 const char *doc_index_for(doc *d, int cc) {
@@ -370,6 +381,9 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
   if (row && strcmp(source_of(row), "none") == 0)
     return wheels_only(d, package,
                        public_version(d, version)); /* its metadata requires the torch that it was built for */
+  const char *library = d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "", *slash = strrchr(library, '/');
+  if (!*package && *d->log.source && slash) /* built in its own folder */
+    package = kr_arena_copy(d->arena, slash + 1, strcspn(slash + 1, "."));
   return *package ? kr_arena_print(
                         d->arena,
                         "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .",

@@ -200,6 +200,15 @@ static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
   put_log(keys, "nccl_want", want);
 }
 
+/* NVIDIA's package for this CUDA of a library whose name is the same for all: -cu12, -cu11, and for 13 without the
+ * ending where the toolkit has it. */
+static const char *for_cuda(doc *d, const char *name, int cuda) {
+  const size_t n = strlen(name);
+  if ((cuda != 11 && cuda != 13) || n < 5 || strcmp(name + n - 5, "-cu12") != 0) return name;
+  const int is_toolkit = strstr(name, "curand") || strstr(name, "cusolver") || strstr(name, "cufile");
+  return kr_arena_print(d->arena, "%.*s%s", (int)n - 5, name, cuda == 11 ? "-cu11" : is_toolkit ? "" : "-cu13");
+}
+
 /* The command that installs a library, or a build of the package for the installed CUDA. */
 const char *doc_install_library(doc *d, const char *lib, const char *package) {
   const doc_table_line *row = kr_tables_find(d->tables, "soname", lib);
@@ -207,10 +216,13 @@ const char *doc_install_library(doc *d, const char *lib, const char *package) {
             want = row ? atoi(row->column[1]) : log_begins(lib, "libcudart.so.") ? atoi(lib + 13) : 0;
   if (row && log_begins(row->column[2], "apt:"))
     return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
+  const char *edition = is_someone(package) && want ? doc_edition_install(d, package, want) : "";
+  if (*edition) return edition;
   if (want && have && want != have && is_someone(package))
     return "{rebuild}"; /* it was built for a different CUDA than torch */
   if (!row && want && is_someone(package) && *doc_build_command(d, package)) return "{rebuild}";
-  return row ? kr_arena_print(d->arena, "pip install \"%s\"", row->column[2])
+  return row ? kr_arena_print(d->arena, "pip install \"%s\"",
+                              atoi(row->column[1]) ? row->column[2] : for_cuda(d, row->column[2], doc_cuda_of(d, package)))
              : kr_arena_print(d->arena, "install the package that contains %s; the tables do not know it", lib);
 }
 
@@ -309,9 +321,10 @@ static const doc_table_line *soname_row(doc *d, const char *lib) {
   return found;
 }
 
-/* 90100 and 8907 as 9.1.0 and 8.9.7; other libraries' numbers unchanged. */
+/* 90100 and 8907 as cuDNN 9.1.0 and 8.9.7, 12010 as CUDA 12.1; other libraries' numbers unchanged. */
 static const char *library_number(doc *d, const char *what, const char *text) {
   const int n = atoi(text);
+  if (strcmp(what, "CUDA") == 0 && n >= 1000) return kr_arena_print(d->arena, "%d.%d", n / 1000, n / 10 % 100);
   if (strcmp(what, "cuDNN") != 0 || n < 1000) return text;
   return n >= 90000 ? kr_arena_print(d->arena, "%d.%d.%d", n / 10000, n / 100 % 100, n % 100)
                     : kr_arena_print(d->arena, "%d.%d.%d", n / 1000, n / 100 % 10, n % 100);
@@ -322,6 +335,8 @@ static void fill_jax(doc *d, const doc_hit *hit, hit_keys *keys) {
   put_log(keys, "want", library_number(d, taken(hit, "what"), taken(hit, "jax_want")));
   put_log(keys, "have", library_number(d, taken(hit, "what"), taken(hit, "jax_have")));
   if (row) put_log(keys, "jax_install", kr_arena_print(d->arena, "pip install \"jax[cuda12]==%s\"", row->column[1]));
+  if (strcmp(taken(hit, "what"), "CUDA") == 0) /* the system's toolkit: jax's own packages bring a newer one */
+    put_log(keys, "jax_first", "pip install --upgrade \"jax[cuda12]\"");
 }
 
 static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
@@ -399,34 +414,6 @@ static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const 
   return 1;
 }
 
-/* "(from versions: 2.2.0, 2.2.1, 2.3.0)": the last, and the one to take instead of the requested one: the next newer,
- * else the last. */
-static int fill_no_release(doc *d, const doc_hit *hit, hit_keys *keys) {
-  const char *req = taken(hit, "req"), *at = strstr(hit->line, "(from versions: "), *last = "", *nearest = "";
-  const size_t n = strcspn(req, "=<>!~;[");
-  const char *name = kr_arena_copy(d->arena, req, n), *asked = log_begins(req + n, "==") ? req + n + 2 : "";
-  if (strcmp(taken(hit, "first_listed"), "none") == 0) {
-    put_log(keys, "which_python", "python3 -m pip --version && uname -m");
-    return 1;
-  }
-  for (const char *p = at ? at + 16 : ""; *p && *p != ')'; p += strspn(p, ", ")) {
-    const size_t length = strcspn(p, ",)");
-    const char *version = kr_arena_copy(d->arena, p, length);
-    if (!length || version[strspn(version, "0123456789.")]) { /* a pre-release, or a variant */
-      p += length + !length;
-      continue;
-    }
-    last = version;
-    if (!*nearest && *asked && kr_compare_versions(version, asked) >= 0) nearest = version;
-    p += length;
-  }
-  if (!*last) return 0;
-  put_log(keys, "first_release", taken(hit, "first_listed"));
-  put_log(keys, "last_release", last);
-  put_log(keys, "nearest_install", kr_arena_print(d->arena, "pip install %s==%s", name, *nearest ? nearest : last));
-  return 1;
-}
-
 static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   const char *asker = taken(hit, "asker"), *have = taken(hit, "have_name");
   if (!strstr(hit->line, asker)) return 0; /* joining wrapped lines may have lengthened a name */
@@ -442,7 +429,6 @@ static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **pa
   const doc_table_line *row, *pair = NULL;
   if (is_for_log(hit, "P01")) return fill_requirement(d, hit, keys, package);
   if (is_for_log(hit, "P06")) return fill_other_release(d, hit, keys, *package);
-  if (is_for_log(hit, "P07")) return fill_no_release(d, hit, keys);
   if (is_for_log(hit, "P02")) {
     static const char *const members[] = {"torchvision", "torchaudio"};
     for (int i = 0; i < 2; i++)
@@ -455,16 +441,21 @@ static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **pa
     for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));)
       if (strcmp(row->column[0], *package) == 0 || strcmp(row->column[3], *package) == 0) pair = row;
     if (pair) put_log(keys, "partner", strcmp(pair->column[0], *package) == 0 ? pair->column[3] : pair->column[0]);
-    put_log(keys, "pair", doc_pair_command(d, *package, pair));
+    put_log(keys, "pair",
+        strcmp(*package, "dgl") == 0 /* its last wheels */
+            ? "pip install --force-reinstall torch==2.4.0 --index-url https://download.pytorch.org/whl/cu124"
+            : doc_pair_command(d, *package, pair));
   }
   if (is_for_log(hit, "P03")) {
+    const int is_triton = strstr(hit->line, "No module named 'triton'") || strstr(hit->line, "triton installation");
+    if (is_triton) *package = "triton";
     if (!is_someone(*package) || !doc_package_row(d, *package) ||
         kr_tables_has_word("torch packaging wheel setuptools", taken(hit, "module")))
       return 0;
     if (strstr(hit->line, "is not defined") && !strstr(taken(hit, "fn"), "cuda") &&
         !doc_package_in(d, taken(hit, "fn"))[0])
       return 0;
-    if (strstr(hit->line, "No module named") && !strstr(hit->line, "_cuda") &&
+    if (strstr(hit->line, "No module named") && !strstr(hit->line, "_cuda") && !is_triton &&
         strcmp(doc_package_in(d, taken(hit, "module")), *package) != 0)
       return 0;
     if (strstr(taken(hit, "module"), ".ops")) return 0;
@@ -583,6 +574,15 @@ static void fill_host(doc *d, const doc_hit *hit, hit_keys *keys) {
   put_log(keys, "gcc_most", strstr(hit->line, "parameter packs") ? "10" : *newest ? newest : "12");
 }
 
+/* What every system of these years has: GCC 11. */
+static void fill_old_gcc(doc *d, const doc_hit *hit, hit_keys *keys) {
+  const int year = atoi(taken(hit, "std_year")), named = atoi(taken(hit, "gcc_least")),
+            least = named ? named : year >= 20 ? 11 : 9;
+  put_log(keys, "std", least >= 11 ? "C++20" : "C++17");
+  put_log(keys, "gcc_least", kr_arena_print(d->arena, "%d", least));
+  put_log(keys, "gcc_take", kr_arena_print(d->arena, "%d", least > 11 ? least : 11));
+}
+
 static int fill_language(doc *d, const doc_hit *hit, hit_keys *keys) {
   const int year = atoi(taken(hit, "std_year"));
   put_log(keys, "std", kr_arena_print(d->arena, "C++%d", year));
@@ -602,10 +602,7 @@ static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is_for_log(hit, "B05") && d->log.no_wheel) return 0;
   if (is_for_log(hit, "B09")) fill_host(d, hit, keys);
   if (is_for_log(hit, "B06") && !*taken(hit, "nvcc")) put_log(keys, "nvcc", d->log.nvcc);
-  if (is_for_log(hit, "B20"))
-    put_log(keys, "gcc_take",
-        atoi(taken(hit, "gcc_least")) > 11 ? taken(hit, "gcc_least")
-                                           : "11"); /* which every system of these years has */
+  if (is_for_log(hit, "B20")) fill_old_gcc(d, hit, keys);
   if (is_for_log(hit, "B19")) put_log(keys, "nvcc", d->log.nvcc);
   if (is_for_log(hit, "B21")) return fill_language(d, hit, keys);
   if (is_for_log(hit, "B13") && !d->log.is_build) return 0;
@@ -638,6 +635,21 @@ static void put_compiler(doc *d, hit_keys *keys, const char *package) {
                               : nvrtc);
 }
 
+/* What serves a GPU that lacks a number format. */
+static void fill_lacking(const doc_hit *hit, hit_keys *keys) {
+  static const char *const formats[] = {"bfloat16", "Bfloat16", "BFloat16", "bf16", "16BF"};
+  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+    if (strstr(hit->line, formats[i])) {
+      put_log(keys, "floor", "8.0");
+      put_log(keys, "lacks_fix", "in your code: torch.float16 instead of torch.bfloat16 (vllm: --dtype half)");
+      return;
+    }
+  if (strstr(hit->line, "fp8"))
+    put_log(keys, "lacks_fix", "in the model's configuration: weights in float16, int8 or int4 instead of fp8");
+  else if (strstr(hit->line, "uantiz") || strstr(hit->line, "Minimum capability"))
+    put_log(keys, "lacks_fix", "in the program's settings: another quantization, as gptq or bitsandbytes");
+}
+
 static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   int cc = doc_main_cc(d);
   if (is_for_log(hit, "K04")) return 0; /* only the files' bytes can tell */
@@ -647,12 +659,15 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
     if (cc) put_log(keys, "cc", kr_print_cc(d->arena, cc)), put_log(keys, "index", doc_index_for(d, cc));
   }
   if (is_for_log(hit, "K18")) {
-    if (cc >= 80 && strstr(hit->line, "Ampere")) return 0;
+    if (cc >= 80 && (strstr(hit->line, "Ampere") || strstr(hit->line, "16BF") || strstr(hit->line, "float16"))) return 0;
     const char *sm = taken(hit, "floor_sm");
     if (strstr(hit->line, "triton GPU compiler")) put_log(keys, "floor", "7.0");
     if (*sm) put_log(keys, "floor", kr_print_cc(d->arena, atoi(sm)));
+    fill_lacking(hit, keys);
     if (!strstr(hit->line, "Ampere")) *package = "";
   }
+  if (is_for_log(hit, "K24") && strstr(hit->line, "compute capability"))
+    put_log(keys, "kernel_cc", kr_print_cc(d->arena, atoi(taken(hit, "kernel_sm"))));
   if (is_for_log(hit, "K21") && cc < 80) return 0;
   if (is_for_log(hit, "K21") && strstr(hit->line, "(too new)"))
     *package = "xformers", put_log(keys, "newer", doc_pair_command(d, "xformers", NULL));

@@ -254,6 +254,11 @@ static int fill_dll(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
   const char *module = doc_taken(hit, "dll"), *path = doc_taken(hit, "torch_dll");
   if (strstr(hit->line, "procedure") || strstr(hit->line, "程序") || strstr(hit->line, "Win32")) return 0;
   const char *owner = *module ? doc_package_in(d, module) : "";
+  if (*module && (strstr(hit->line, "initialization routine") || strstr(hit->line, "1114"))) {
+    put_words(d, keys, "dll_init", module);
+    put_words(d, keys, "dll_fix", "winget install -e --id Microsoft.VCRedist.2015+.x64");
+    return 1;
+  }
   while (*path && strchr("\"'.,", path[strlen(path) - 1])) path = kr_arena_copy(d->arena, path, strlen(path) - 1);
   if (*path && (strstr(hit->line, "\\lib\\") || words_begins(words_base_of(path), "fbgemm") ||
                 words_begins(words_base_of(path), "c10"))) {
@@ -329,7 +334,24 @@ static int is_torch_base(const char *lib) {
   return is_one_of(lib, names);
 }
 
-static int fill_container(doc *d, kr_list *keys) {
+/* A hook that fails before the container starts speaks of its host; WSL's library is in a folder of Windows. */
+static int fill_no_driver(doc *d, const doc_hit *hit, kr_list *keys) {
+  const doc_table_line *place;
+  if (d->log.is_wsl && strstr(hit->line, "libcuda.so")) {
+    put_words(d, keys, "wsl_library", strstr(hit->line, "libcuda.so.1") ? "libcuda.so.1" : "libcuda.so");
+    put_words(d, keys, "wsl_path",
+        "sudo sh -c \"echo /usr/lib/wsl/lib > /etc/ld.so.conf.d/wsl.conf; ldconfig\"");
+    return 1;
+  }
+  if (strstr(hit->line, "nvidia-container-cli") || has(d, "nvidia-container-cli: initialization error")) {
+    put_words(d, keys, "host_library", "libnvidia-ml.so.1");
+    return 1;
+  }
+  for (size_t at = 0; (place = kr_tables_next(d->tables, "place", &at));) {
+    if (!has(d, place->column[0])) continue;
+    put_words(d, keys, "place", place->column[1]), put_words(d, keys, "place_gpus", place->column[2]);
+    return 1;
+  }
   if (!d->log.is_container || d->log.is_wsl || d->log.is_windows || has(d, "could not select device driver")) return 1;
   put_words(d, keys, "without_gpus", "without --gpus all");
   put_words(d, keys, "container_gpus", "--gpus all added to docker run (in a compose file: gpus: all)");
@@ -374,6 +396,7 @@ static int fill_module(doc *d, const doc_hit *hit, kr_list *keys, const char **p
       strstr(hit->line, "FlashAttention-3") || strstr(hit->line, "flash_attn_interface is not"))
     *package = "flash-attn-3";
   if (strstr(hit->line, "xFormers w")) *package = "xformers";
+  if (d->log.is_windows && strcmp(*package, "triton") == 0) put_words(d, keys, "elsewhere_install", "pip install triton-windows");
   if (d->log.is_windows && is_one_of(*package, built))
     put_words(d, keys, "no_wheels", "which Windows has no wheel for");
   return 1;
@@ -405,7 +428,15 @@ static void fill_old_target(doc *d, const doc_hit *hit, kr_list *keys) {
 
 static int fill_builds(doc *d, const doc_hit *hit, kr_list *keys) {
   if (is_for_words(hit, "B02")) fill_old_target(d, hit, keys);
-  if (is_for_words(hit, "B12")) fill_driver_library(d, keys);
+  if (is_for_words(hit, "B12")) {
+    const char *driver = strstr(hit->line, "-lcuda");
+    if (driver && isalnum((unsigned char)driver[6])) return 0; /* -lcudart */
+    fill_driver_library(d, keys);
+  }
+  if (is_for_words(hit, "B27")) { /* the same toolkit, whole */
+    const char *found = version_after(d, "found version \"");
+    put_words(d, keys, "need", *found ? kr_print_tenths(d->arena, kr_parse_tenths(found)) : "12.8");
+  }
   if (is_for_words(hit, "B07") &&
       strcmp(doc_taken(hit, "module"), "torch") == 0)
     put_words(d, keys, "module_install",
@@ -418,6 +449,12 @@ static int fill_builds(doc *d, const doc_hit *hit, kr_list *keys) {
     put_words(d, keys, "msvc", "this Visual Studio");
     put_words(d, keys, "msvc_fix", "export NVCC_APPEND_FLAGS=-allow-unsupported-compiler");
   }
+  if (is_for_words(hit, "B15"))
+    put_words(d, keys, "plain", kr_arena_copy(d->arena, doc_taken(hit, "plain"), strcspn(doc_taken(hit, "plain"), ":"))),
+    put_words(d, keys, "link_fix",
+        strcmp(doc_taken(hit, "lnk"), "aio") == 0 || strcmp(doc_taken(hit, "lnk"), "cufile") == 0
+            ? "export DS_BUILD_AIO=0 DS_BUILD_GDS=0 && pip install --no-build-isolation deepspeed"
+            : "export LIBRARY_PATH=/usr/local/cuda/lib64");
   if (is_for_words(hit, "B22")) put_words(d, keys, "need", doc_taken(hit, "floor_cuda"));
   if (is_for_words(hit, "S13"))
     put_words(d, keys, "what_missing",
@@ -439,6 +476,9 @@ static int is_of_other_maker(const doc *d, const doc_hit *hit) {
 int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   if (is_of_other_maker(d, hit)) return 0;
   if (*hit->rule->id == 'A') return fill_amd(d, hit, keys, package);
+  if (kr_tables_has_word("B25 B26", hit->rule->id) || *hit->rule->id == 'P' || kr_tables_has_word("K26 L19 D16", hit->rule->id)) {
+    if (!doc_fill_install(d, hit, keys, package)) return 0;
+  }
   if (*hit->rule->id == 'B') return fill_builds(d, hit, keys);
   if (is_for_words(hit, "S10")) return fill_own_symbol(d, hit, keys);
   if (is_for_words(hit, "S11"))
@@ -464,7 +504,7 @@ int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **packa
         has(d, "conda") ? "conda install -y -c nvidia cuda-nvcc && export XLA_FLAGS=--xla_gpu_cuda_data_dir=$(dirname "
                           "$(dirname $(which ptxas)))"
                         : "export XLA_FLAGS=--xla_gpu_cuda_data_dir=/usr/local/cuda");
-  if (is_for_words(hit, "D02")) return fill_container(d, keys);
+  if (is_for_words(hit, "D02")) return fill_no_driver(d, hit, keys);
   if (is_for_words(hit, "D14")) return fill_mac(d, hit, keys, package);
   if (is_for_words(hit, "P08")) return fill_slow(d, keys, package);
   if (is_for_words(hit, "P10")) {
@@ -487,7 +527,7 @@ int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **packa
   if (is_for_words(hit, "R11") && strcmp(*package, "tensorflow") == 0) put_words(d, keys, "any_cpu", "tensorflow");
   if (is_for_words(hit, "P09")) return fill_deepspeed(d, hit, keys, package);
   if (is_for_words(hit, "P03")) return fill_module(d, hit, keys, package);
-  if (is_for_words(hit, "L02")) return is_torch_base(doc_taken(hit, "lost"));
+  if (is_for_words(hit, "L02")) return *doc_taken(hit, "thp") || is_torch_base(doc_taken(hit, "lost"));
   if (is_for_words(hit, "R13")) fill_shared_memory(d, keys);
   if (is_for_words(hit, "R16")) {
     if (strstr(hit->line, "initialization error") && !has(d, "fork") && !has(d, "ultiprocess")) return 0;

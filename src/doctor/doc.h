@@ -186,6 +186,10 @@ const char *doc_library_command(doc *d, const char *lib, const char *package);
 /* The values of a rule's sentences, as pairs of name and value. 0: not this rule's reason. */
 int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **package);
 
+/* diagnose_installs.c: the same, of what pip, conda and packages say about their installation. */
+int doc_fill_install(doc *d, const doc_hit *hit, kr_list *keys, const char **package);
+const char *doc_edition_install(doc *d, const char *package, int wanted); /* its build for the CUDA that is here; "" */
+
 /* requirements.c */
 typedef struct doc_requirement { /* of METADATA: "torch (==2.4.1)" or 'triton==3.3.1; platform_system == "Linux"' */
   const char *name, *spec; /* spec: "==2.4.1", ">=2.0,<3" */

@@ -28,6 +28,8 @@ typedef struct doc_log {
   const char *owner;   /* the package of its last frame that is not torch's; "" */
   kr_list versions;    /* const char *: pairs package, version */
   int is_windows, is_powershell, is_wsl, is_mac, is_jetson, is_rocm, is_conda, is_container; /* its system */
+  const char *is_rpm;  /* NVIDIA's name of a system with dnf: rhel9, fedora42; NULL */
+  int is_arch;         /* a system with pacman */
   int has_home;        /* a path of it is in a user's folder: a container's user is root most often */
   int jetpack;         /* the major version; 0 */
   int wants_gpu;       /* while lines are read: no GPU is known yet */

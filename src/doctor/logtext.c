@@ -581,6 +581,7 @@ static void fill_facts(doc *d, const char *text) {
                                       "fatal",
                                       "Traceback",
                                       "Killed",
+                                      "FATAL",
                                       "FAILED",
                                       "ailed",
                                       "Exception",

@@ -185,7 +185,8 @@ int doc_is_command(const char *fix) {
                                        "docker ", "krait ", "patchelf ", "git ",    "winget ",  "wsl ",      "free ",
                                        "sed ",    "cd ",    "echo ",     "grep ",   "python3 ", "nvidia-smi", "python ",
                                        "wget ",   ". /etc", "set \"",    "$env:",   "brew ",    "ldd ",
-                                       "curl ",   "env ",    "cmake ",     "arch ",   "case $"};
+                                       "curl ",   "env ",    "cmake ",     "arch ",   "case $",  "python3.",   "py -3",
+                                       "copy \"",  "mamba "};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
     if (strncmp(fix, starts[i], strlen(starts[i])) == 0) return 1;
   size_t n = strspn(fix, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
@@ -236,7 +237,9 @@ static const char *print_gpus(doc *d) {
 /* ---- the first screen: what is wrong, because of which package, and the command; each on its own line, to be copied
  * ---- */
 static const char *first_command(const doc_finding *f) {
-  if (f->fixes.n && strncmp(DOC_TEXT(f->fixes, 0), "--", 2) == 0) return DOC_TEXT(f->fixes, 0); /* for docker run */
+  const char *first = f->fixes.n ? DOC_TEXT(f->fixes, 0) : "";
+  if (strncmp(first, "--", 2) == 0 || strncmp(first, "in the ", 7) == 0 || strncmp(first, "in your ", 8) == 0)
+    return first; /* for docker run; what is changed in a program or a manifest */
   for (size_t i = 0; i < f->fixes.n; i++)
     if (doc_is_command(DOC_TEXT(f->fixes, i))) return DOC_TEXT(f->fixes, i);
   return f->fixes.n ? DOC_TEXT(f->fixes, 0) : "";

@@ -36,6 +36,21 @@ static int jetpack_of(const char *text) {
   return 0;
 }
 
+/* "rhel8", "fedora42": NVIDIA's name for the repository of a system with dnf; NULL: it is not one. */
+static const char *rpm_system(doc *d, const char *text) {
+  static const char *const rhel[] = {"Red Hat", "CentOS", "Rocky Linux", "AlmaLinux", "Oracle Linux", "Amazon Linux",
+                                     "Scientific Linux", "rhel", NULL};
+  const char *fedora = strstr(text, "Fedora"), *el = strstr(text, ".el");
+  while (el && !isdigit((unsigned char)el[3])) el = strstr(el + 3, ".el");
+  if (!fedora && (fedora = strstr(text, ".fc")) && !isdigit((unsigned char)fedora[3])) fedora = NULL;
+  if (fedora) {
+    const char *number = fedora + strcspn(fedora, "0123456789\n");
+    return kr_arena_print(d->arena, "fedora%d", atoi(number) >= 39 && atoi(number) < 60 ? atoi(number) : 42);
+  }
+  if (!el && !system_holds_any(text, rhel)) return NULL;
+  return el && el[3] >= '7' ? kr_arena_print(d->arena, "rhel%c", el[3]) : "rhel9";
+}
+
 static int is_powershell(const char *text) {
   for (const char *p = text; (p = strstr(p, "PS ")); p++)
     if (isalpha((unsigned char)p[3]) && p[4] == ':' && p[5] == '\\') return 1;
@@ -43,7 +58,7 @@ static int is_powershell(const char *text) {
 }
 
 void doc_read_system(doc *d, const char *text) {
-  static const char *const windows[] = {"C:\\", "D:\\", "E:\\", "F:\\", "G:\\", ".pyd", "win_amd64", ".dll", ".bat",
+  static const char *const windows[] = {"C:\\", "C:/", "D:/", "D:\\", "E:\\", "F:\\", "G:\\", ".pyd", "win_amd64", ".dll", ".bat",
                                         "cl.exe", "Windows 10", "Windows 11", "Windows-1", NULL};
   static const char *const wsl[] = {"WSL", "/lib/wsl", "microsoft-standard", "/mnt/c/", NULL};
   static const char *const mac[] = {"-darwin", "Mac OSX", "macOS", "Darwin", "apple-darwin", "arm64-apple", "macosx_",
@@ -52,6 +67,7 @@ void doc_read_system(doc *d, const char *text) {
                                        "nv_tegra", NULL};
   static const char *const rocm[] = {"HIP error", "+rocm", "hipError", "rocBLAS", "rocblas", "HIP out of memory",
                                      "MIOpen", "libamdhip", "HIP GPUs", "/opt/rocm", "hsa_", "TensileLibrary", NULL};
+  static const char *const arch[] = {"-arch1", "Arch Linux", "Manjaro", "pacman ", "EndeavourOS", NULL};
   static const char *const conda[] = {"conda", "miniforge", "mambaforge", "micromamba", NULL};
   static const char *const container[] = {"docker", "Docker", "nvidia-container-cli", "/.dockerenv", "kubernetes",
                                           "podman", "container", NULL};
@@ -63,6 +79,8 @@ void doc_read_system(doc *d, const char *text) {
   log->is_jetson = system_holds_any(text, jetson) || kr_tables_is_tegra(d->tables, doc_main_cc(d));
   log->jetpack = log->is_jetson ? jetpack_of(text) : 0;
   log->has_home = has_home(text);
+  log->is_rpm = log->is_windows || log->is_mac ? NULL : rpm_system(d, text);
+  log->is_arch = !log->is_windows && system_holds_any(text, arch);
   log->is_rocm = system_holds_any(text, rocm);
   log->is_conda = system_holds_any(text, conda);
   log->is_container = system_holds_any(text, container);
@@ -129,11 +147,52 @@ static const char *for_windows(doc *d, const char *command) {
   return out.at;
 }
 
+/* The packages of `sudo apt install ...` under their names of dnf or pacman; NULL: one of them has none there. */
+static const char *packages_for(doc *d, const char *names) {
+  kr_text out = kr_text_begin(d->arena);
+  for (const char *p = names; *p; p += strspn(p, " ")) {
+    const size_t n = strcspn(p, " ");
+    const char *name = kr_arena_copy(d->arena, p, n), *there = name;
+    p += n;
+    const doc_table_line *row = kr_tables_find(d->tables, "rpm", system_begins(name, "python3") ? "python3-dev" : name);
+    if (*name == '-') continue;
+    if (system_begins(name, "cuda-toolkit-")) there = d->log.is_arch ? "cuda" : name;
+    else there = row ? row->column[d->log.is_arch ? 2 : 1] : "";
+    if (!*there) return NULL;
+    kr_text_print(&out, "%s%s", out.length ? " " : "", there);
+  }
+  return out.at;
+}
+
+/* Compilers of a given age are in Red Hat's toolsets, and in conda-forge for every other system. */
+static const char *compiler_for(doc *d, const char *command) {
+  const int gcc = atoi(strstr(command, "install gcc-") + 12);
+  if (d->log.is_rpm && system_begins(d->log.is_rpm, "rhel"))
+    return kr_arena_print(d->arena, "sudo dnf install -y gcc-toolset-%d && . /opt/rh/gcc-toolset-%d/enable", gcc, gcc);
+  return kr_arena_print(d->arena, "conda install -y -c conda-forge gxx_linux-64=%d", gcc);
+}
+
+static const char *for_distribution(doc *d, const char *command) {
+  const char *end = strstr(command, " && "), *rest = end ? end : "";
+  const char *part = end ? kr_arena_copy(d->arena, command, (size_t)(end - command)) : command;
+  if (system_begins(command, "sudo curl ")) { /* NVIDIA's repository, then its package */
+    const char *next = end ? for_distribution(d, end + 4) : NULL;
+    return next ? kr_arena_print(d->arena, "%s && %s", part, next) : NULL;
+  }
+  if (system_begins(part, "sudo apt install gcc-")) return compiler_for(d, part);
+  if (!system_begins(part, "sudo apt install ")) return strstr(command, "apt install") ? NULL : command;
+  const char *names = packages_for(d, part + 17);
+  return names ? kr_arena_print(d->arena, "%s %s%s", d->log.is_arch ? "sudo pacman -S" : "sudo dnf install -y", names,
+                                d->log.is_arch && strstr(rest, "/usr/local/cuda") ? "" : rest)
+               : NULL;
+}
+
 /* The command as the log's system takes it; NULL when it has none like it. */
 const char *doc_for_system(doc *d, const char *command) {
   static const char *const linux_only[] = {"sudo apt", "apt install", "cuda-toolkit", "LD_LIBRARY_PATH", "nvidia-smi",
                                            "modprobe", "/proc/", "/whl/cu", NULL};
   if (d->log.is_windows && !system_begins(command, "wsl ")) return for_windows(d, command);
+  if (d->log.is_rpm || d->log.is_arch) return for_distribution(d, command);
   if (d->log.is_mac && system_holds_any(command, linux_only)) return NULL;
   return command;
 }

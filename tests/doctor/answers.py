@@ -1,15 +1,16 @@
 """answers.py PROGRAM: the second line of every answer is a fix: a command that the log's shell runs, or a sentence of a known
 kind; and it is the fix that was written down for that report before."""
 from fake import *
+from fresh import FRESH, LATER
 from reports import REPORTS
 from texts import TEXTS
 
 SHARED = sorted((ROOT.parent / "shared/doctor-logs").glob("[0-9]*.txt"))  # real reports, kept beside the tree
 
-COMMAND = re.compile(r"""(pip|docker|sudo|conda|rm|git|winget|wsl|cd|grep|python3?|nvidia-smi|wget|curl|brew|patchelf|free|arch|case|unset|export|set|env|krait)\s
-                         |\.\s/etc/os-release|\$env:|[A-Z_0-9]+=\S|--gpus\ all|--shm-size=""", re.X)
+COMMAND = re.compile(r"""(pip|docker|sudo|conda|mamba|copy|py|rm|git|winget|wsl|cd|grep|python3?(?:\.\d+)?|nvidia-smi|wget|curl|brew|patchelf|free|arch|case|unset|export|set|env|krait)\s
+                         |\.\s/etc/os-release|\$env:|[A-Z_0-9]+=\S|--gpus\ all|--shm-size=|--gres=|--nv\ added|--device\ nvidia""", re.X)
 # What no command does: in the reporter's own code or settings, in Windows' installer, on another system, or nowhere.
-SENTENCES = ("in your code", "in the model's configuration", "in its configuration", "in the program's settings", "in the source folder of ",
+SENTENCES = ("in your code", "in the model's configuration", "in its configuration", "in the program's settings", "in the pod's manifest", "in the notebook's", "in the source folder of ",
              "in Windows: install driver", "install driver ", "write `import torch`", "a newer system or base image", "no release of ")
 
 # Fixes of truth.tsv with another word for the same: the file, what does the same, why.
@@ -71,22 +72,22 @@ def is_same_fix(name, fix, line):
 
 
 def every_second_line_is_a_fix(doctor, folder):
-    wrong, texts = [], [t for r, _, t in TEXTS if r] + [r[4] for r in REPORTS] + [p.read_text() for p in SHARED]
+    wrong, texts = [], [t for r, _, t in TEXTS if r] + [r[4] for r in REPORTS + FRESH + LATER] + [p.read_text() for p in SHARED]
     for text in texts[::5 if FEW else 1]:
         first, second = first_lines(doctor, folder, text)
         if not COMMAND.match(second) and not second.startswith(SENTENCES):
             wrong.append((first, second))
     print(f"{len(texts)} second lines")
-    assert len(texts) >= 240 and not wrong, "\n".join(map(str, wrong))
+    assert len(texts) >= 300 and not wrong, "\n".join(map(str, wrong))
 
 
 def reports_have_their_cause_and_fix(doctor, folder):
     wrong = []
-    for name, cause, fix, never, text in REPORTS:
+    for name, cause, fix, never, text in REPORTS + FRESH + LATER:
         first, second = first_lines(doctor, folder, text)
         if not re.search(cause, first, re.I) or not re.search(fix, second, re.I) or (never and re.search(never, second)):
             wrong.append((name, first, second))
-    assert len(REPORTS) >= 40 and not wrong, "\n".join(map(str, wrong))
+    assert len(REPORTS + FRESH + LATER) >= 100 and not wrong, "\n".join(map(str, wrong))
 
 
 def shared_logs_have_the_fix_of_their_table(doctor, folder):

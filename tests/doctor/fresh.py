@@ -426,5 +426,115 @@ FileNotFoundError: Cannot find DGL C++ graphbolt library at HOME/mei/venv/lib/py
 torch 2.5.1+cu124, dgl 2.4.0+cu124
 '''),
 ]
+
+# 20 more, written after the mechanisms had been mended for the 60.
+LAST = [
+    ("a project's operators that were never built", r"ops_cuda.*(built|compiled)|(built|compiled).*ops_cuda", r"pip install.*\.|setup\.py", r"apt",
+     '''  File "HOME/txy/code/project/former3d-main/former3d/net3d/ops/former_utils.py", line 4, in <module>
+    from . import ops_cuda
+ImportError: cannot import name 'ops_cuda' from 'former3d.net3d.ops' (unknown location)
+'''),
+    ("pointops_cuda", r"pointops_cuda", r"pip install.*\.|setup\.py", r"apt|pip install pointops",
+     '''  File "/data/qk/openpoints/cpp/pointops/functions/pointops.py", line 8, in <module>
+    import pointops_cuda
+ModuleNotFoundError: No module named 'pointops_cuda'
+torch 1.12.1+cu113
+'''),
+    ("an index without wheels for this Python", r"3\.13|cu121", r"cu12[4-9]|cu13|3\.1[12]", r"sudo|export ",
+     '''C:\\ComfyUI>python -V
+Python 3.13.1
+C:\\ComfyUI>pip install torch torchvision torchaudio --index-url https://download.pytorch.org/whl/cu121
+Looking in indexes: https://download.pytorch.org/whl/cu121
+ERROR: Could not find a version that satisfies the requirement torch (from versions: none)
+ERROR: No matching distribution found for torch
+'''),
+    ("Whisper in float16 on a GTX 1060", r"float16", r"float32|int8", r"pip install[^&]*torch",
+     '''  File "/app/venv/lib/python3.10/site-packages/faster_whisper/transcribe.py", line 133, in __init__
+    self.model = ctranslate2.models.Whisper(
+ValueError: Requested float16 compute type, but the target device or backend do not support efficient float16 computation.
+NVIDIA GeForce GTX 1060 6GB
+'''),
+    ("mpi4py of MPICH", r"libmpi\.so\.12", r"mpich|mpi4py|openmpi", r"pip install[^&]*torch",
+     '''  File "HOME/sw/anaconda3/lib/python3.9/site-packages/tensorrt_llm/logger.py", line 19, in <module>
+    from mpi4py import MPI
+ImportError: libmpi.so.12: cannot open shared object file: No such file or directory
+'''),
+    ("the worker of TensorRT-LLM", r"libnvinfer\.so\.10", r"tensorrt", r"apt install cuda",
+     '''INFO 06-20 20:55:22.673 utils.py:207] Engine size in bytes 8563232844
+/usr/local/lib/python3.10/dist-packages/tensorrt_llm/bin/executorWorker: error while loading shared libraries: libnvinfer.so.10: cannot open shared object file: No such file or directory
+Child job 2 terminated normally, but 1 process returned a non-zero exit code. Per user-direction, the job has been aborted.
+'''),
+    ("Triton server without TensorRT-LLM", r"libnvinfer_plugin_tensorrt_llm", r"tensorrt[-_]llm", r"apt install cuda",
+     '''| tensorrt_llm | 1 | UNAVAILABLE: Internal: unable to load shared library: libnvinfer_plugin_tensorrt_llm.so.9: cannot open shared object file: No such file or directory |
+error: creating server: Internal - failed to load all models
+'''),
+    ("no module tensorrt", r"tensorrt", r"pip install.*tensorrt", r"apt",
+     '''  File "/usr/local/lib/python3.10/dist-packages/tensorrt_llm/functional.py", line 25, in <module>
+    import tensorrt as trt
+ModuleNotFoundError: No module named 'tensorrt'
+'''),
+    ("AWQ's kernels and a T4", r"8\.0", r"quantiz|gptq|int8|autoawq", r"sdpa|nvidia-driver",
+     '''ptxas /tmp/tmpxft_0000f5ba_00000000-6_gemm_cuda_gen.ptx, line 709; error   : Feature '.m16n8k16' requires .target sm_80 or higher
+ptxas fatal   : Ptx assembly aborted due to errors
+error: command '/usr/local/cuda-12.1/bin/nvcc' failed with exit code 255
+awq_inference_engine, Tesla T4
+'''),
+    ("text-generation-inference on a T4", r"Flash ?Attention.*(7\.5|8\.0)|(7\.5|8\.0).*Flash|8\.0", r"sdpa|eager|attention|flash-attn", r"nvidia-driver",
+     '''2024-02-18T10:12:00.1 ERROR text_generation_launcher: Error when initializing model
+  File "/opt/conda/lib/python3.10/site-packages/text_generation_server/utils/flash_attn.py", line 66, in <module>
+ImportError: GPU with CUDA capability 7 5 is not supported for Flash Attention V2
+'''),
+    ("conda's libstdc++ and the system's cmake", r"libstdc\+\+", r"libstdcxx|unset LD_LIBRARY_PATH", r"pip install[^&]*torch",
+     '''running build_deps
+cmake: /lustre/cj/anaconda3/envs/pytorch/bin/../lib/libstdc++.so.6: version `GLIBCXX_3.4.21' not found (required by cmake)
+cmake: /lustre/cj/anaconda3/envs/pytorch/bin/../lib/libstdc++.so.6: version `CXXABI_1.3.9' not found (required by cmake)
+'''),
+    ("torch-cluster without its CUDA module", r"torch.cluster.*(graclus_cuda|CUDA)|graclus_cuda.*torch.cluster", r"FORCE_CUDA=1.*torch-cluster|data\.pyg\.org", r"apt",
+     '''  File "/srv/shm/venv/lib/python3.6/site-packages/torch_cluster/graclus.py", line 5, in <module>
+    import torch_cluster.graclus_cuda
+ModuleNotFoundError: No module named 'torch_cluster.graclus_cuda'
+'''),
+    ("ONNX Runtime's provider on Windows", r"onnxruntime|cuDNN|CUDA", r"cudnn|cublas|onnxruntime-gpu|nvidia", r"sudo|export ",
+     r'''2024-08-26 21:04:38.1970389 [E:onnxruntime:Default, provider_bridge_ort.cc:1992 onnxruntime::TryGetProviderInfo_CUDA] D:\a\_work\1\s\onnxruntime\core\session\provider_bridge_ort.cc:1637 onnxruntime::ProviderLibrary::Get [ONNXRuntimeError] : 1 : FAIL : LoadLibrary failed with error 126 "" when trying to load "C:\ComfyUI_windows_portable\python_embeded\Lib\site-packages\onnxruntime\capi\onnxruntime_providers_cuda.dll"
+torch version: 2.3.1+cu121, onnxruntime-gpu 1.19.0
+'''),
+    ("cuDNN 8 on Windows, error 127", r"cuDNN 8|cudnn_cnn_infer64_8", r"cudnn", r"sudo|export |cudnn-cu12>=9",
+     r'''Could not load library cudnn_cnn_infer64_8.dll. Error code 127
+Please make sure cudnn_cnn_infer64_8.dll is in your library path!
+C:\proj\bin\Release> onnxruntime 1.16.3
+'''),
+    ("a kernel module of another kernel", r"driver|module", r"reboot|modprobe|dkms|nvidia-driver", r"pip",
+     '''modprobe: ERROR: could not insert 'nvidia_352_uvm': Unknown symbol in module, or unknown parameter (see dmesg)
+THCudaCheck FAIL file=/srv/cutorch/lib/THC/THCGeneral.c line=62 error=30 : unknown error
+'''),
+    ("torch-tensorrt wants TensorRT 8.6", r"torch-tensorrt.*tensorrt", r"tensorrt<8\.7,>=8\.6", r"torch==",
+     '''$ pip install tensorrt==10.0.1 --force-reinstall
+ERROR: pip's dependency resolver does not currently take into account all the packages that are installed. This behaviour is the source of the following dependency conflicts.
+torch-tensorrt 2.3.0a0 requires tensorrt<8.7,>=8.6, but you have tensorrt 10.0.1 which is incompatible.
+'''),
+    ("Paddle on an RTX 5060", r"paddle.*12\.0|12\.0.*paddle", r"paddlepaddle-gpu.*cu12[89]", r"torch==",
+     '''W0610 10:02:11.482 2011 gpu_resources.cc:306] WARNING: device: 0. The installed Paddle is compiled with CUDA 11.8
+OSError: (External) CUDA error(209), no kernel image is available for execution on the device.
+  [Hint: 'cudaErrorNoKernelImageForDevice'. This indicates that there is no kernel image available that is suitable for the device.] (at /paddle/paddle/phi/backends/gpu/cuda/cuda_info.cc:209)
+NVIDIA GeForce RTX 5060, paddlepaddle-gpu 2.6.2
+'''),
+    ("Vision Mamba wants its own mamba_ssm", r"bimamba|fork|Vim", r"hustvl/Vim|mamba-1p1p1", r"apt",
+     '''  File "/data/lu/Vim/vim/models_mamba.py", line 107, in create_block
+    mixer_cls = partial(Mamba, d_state=d_state, layer_idx=layer_idx, bimamba_type=bimamba_type, if_devide_out=if_devide_out, **factory_kwargs)
+TypeError: __init__() got an unexpected keyword argument 'bimamba_type'
+mamba-ssm 2.2.2, torch 2.1.1+cu118
+'''),
+    ("strides of causal_conv1d", r"stride|layout|multiples? of 8", r"in your code", r"pip|apt",
+     '''  File "/opt/conda/lib/python3.10/site-packages/causal_conv1d/causal_conv1d_interface.py", line 121, in causal_conv1d_fn
+    return CausalConv1dFn.apply(
+RuntimeError: causal_conv1d with channel last layout requires strides (x.stride(0) and x.stride(2)) to be multiples of 8
+'''),
+    ("FlashAttention's largest head", r"head dim", r"sdpa|attn_implementation|in your code", r"pip install --force",
+     '''  File "/opt/v/lib/python3.11/site-packages/flash_attn/flash_attn_interface.py", line 91, in _flash_attn_forward
+    out, softmax_lse, S_dmask, rng_state = flash_attn_gpu.fwd(
+RuntimeError: FlashAttention forward only supports head dimension at most 256
+'''),
+]
 FRESH = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in FRESH]
 LATER = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in LATER]
+LAST = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in LAST]
