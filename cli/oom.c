@@ -45,9 +45,8 @@ static const char *culprit(void) {
 }
 
 static int is_known(const char *base) {
-  static const char *const names[] = {"libsoxr",     "libsndfile",    "libcairo", "libpixman", "libpng",
-                                      "libfreetype", "libfontconfig", "libexpat", "libmpg123", "libmp3lame",
-                                      "libvorbis",   "libogg",        "libopus",  "libFLAC"};
+  static const char *const names[] = {"libsoxr",   "libsndfile", "libmpg123", "libmp3lame",
+                                      "libvorbis", "libogg",     "libopus",   "libFLAC"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (strncmp(base, names[i], strlen(names[i])) == 0) return 1;
   return 0;

@@ -24,6 +24,16 @@ int kr_is_space(uint32_t code) {
          code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
 }
 
+void kr_split_mark(uint32_t code, uint32_t *letter, uint32_t *mark) {
+  utf8proc_int32_t parts[4];
+  int boundary = 0;
+  const utf8proc_ssize_t n =
+      utf8proc_decompose_char((utf8proc_int32_t)code, parts, 4, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE, &boundary);
+  const int is_split = n == 2;
+  *letter = is_split ? (uint32_t)parts[0] : code;
+  *mark = is_split ? (uint32_t)parts[1] : 0;
+}
+
 /* Nothing below U+0300 combines or decomposes to anything but itself and back. */
 static int is_plain(const char *text, size_t n) {
   for (size_t i = 0; i < n; i++)

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "loss_plot.h"
 
-#include <cairo.h>
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -126,14 +125,14 @@ static double y_of_rate(const axes *a, double rate) {
   return HEIGHT - BOTTOM - rate / (1.08 * a->most_rate) * RATE_HEIGHT;
 }
 
-static void put_level(cairo_t *c, double y, const char *text) {
-  cairo_set_source_rgb(c, 0.87, 0.87, 0.87);
+static void put_level(kr_canvas *c, double y, const char *text) {
+  kr_canvas_color(c, 0.87, 0.87, 0.87);
   kr_chart_line(c, LEFT, y, WIDTH - RIGHT, y);
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   kr_chart_text(c, LEFT - 8, y + 4, KR_CHART_RIGHT, 12, text);
 }
 
-static void put_loss_levels(cairo_t *c, const axes *a) {
+static void put_loss_levels(kr_canvas *c, const axes *a) {
   static const int factors[] = {1, 2, 5};
   const int is_wide = a->high / a->low > 2e3; /* then powers of ten are enough */
   char text[40];
@@ -146,10 +145,10 @@ static void put_loss_levels(cairo_t *c, const axes *a) {
     }
 }
 
-static void put_axes(cairo_t *c, const axes *a) {
+static void put_axes(kr_canvas *c, const axes *a) {
   char text[40];
   const double step = kr_chart_step(a->step1 - a->step0, 8), bottom = HEIGHT - BOTTOM;
-  cairo_set_line_width(c, 1);
+  c->thickness = 1;
   put_loss_levels(c, a);
   const double rate_step = kr_chart_step(a->most_rate, 3);
   for (int i = 0; i * rate_step <= a->most_rate * 1.001; i++) {
@@ -158,15 +157,15 @@ static void put_axes(cairo_t *c, const axes *a) {
   }
   for (double at = ceil(a->step0 / step) * step; at <= a->step1 * 1.0001; at += step) {
     const double x = x_of(a, at);
-    cairo_set_source_rgb(c, 0.87, 0.87, 0.87);
+    kr_canvas_color(c, 0.87, 0.87, 0.87);
     kr_chart_line(c, x, TOP, x, LOSS_BOTTOM), kr_chart_line(c, x, bottom - RATE_HEIGHT, x, bottom);
-    cairo_set_source_rgb(c, 0, 0, 0);
+    kr_canvas_color(c, 0, 0, 0);
     kr_chart_line(c, x, bottom, x, bottom + 5);
     snprintf(text, sizeof text, "%.10g", at);
     kr_chart_text(c, x, bottom + 20, KR_CHART_CENTER, 12, text);
   }
-  cairo_rectangle(c, LEFT, TOP, WIDTH - LEFT - RIGHT, LOSS_BOTTOM - TOP);
-  cairo_rectangle(c, LEFT, bottom - RATE_HEIGHT, WIDTH - LEFT - RIGHT, RATE_HEIGHT), cairo_stroke(c);
+  kr_canvas_frame(c, LEFT, TOP, WIDTH - LEFT - RIGHT, LOSS_BOTTOM - TOP);
+  kr_canvas_frame(c, LEFT, bottom - RATE_HEIGHT, WIDTH - LEFT - RIGHT, RATE_HEIGHT);
   kr_chart_text(c, (WIDTH + LEFT - RIGHT) / 2.0, HEIGHT - 14, KR_CHART_CENTER, 13, "step");
   kr_chart_upright_text(c, 22, (TOP + LOSS_BOTTOM) / 2.0, 13, "loss");
   kr_chart_upright_text(c, 22, bottom - RATE_HEIGHT / 2.0, 13, "learning rate");
@@ -174,7 +173,7 @@ static void put_axes(cairo_t *c, const axes *a) {
 
 /* ---- the curves ---- */
 /* An exponential mean over about a thirtieth of the lines; of few lines, and of validations, the values themselves. */
-static void trace(cairo_t *c, const history *h, const axes *a, int i, int is_smooth) {
+static void trace(kr_canvas *c, const history *h, const axes *a, int i, int is_smooth) {
   const double keep = is_smooth && i != 1 && h->n > 30 ? 1 - 30.0 / (double)h->n : 0;
   double mean = NAN;
   for (int64_t n = 0; n < h->n; n++) {
@@ -182,20 +181,19 @@ static void trace(cairo_t *c, const history *h, const axes *a, int i, int is_smo
     if (isnan(v)) continue;
     const int is_first = isnan(mean);
     mean = is_first ? v : keep * mean + (1 - keep) * v;
-    if (is_first) cairo_move_to(c, x_of(a, row[0]), y_of(a, mean));
-    else cairo_line_to(c, x_of(a, row[0]), y_of(a, mean));
-    if (is_first && h->n == 1) cairo_line_to(c, x_of(a, row[0]) + 1, y_of(a, mean));
+    if (is_first) kr_canvas_move(c, x_of(a, row[0]), y_of(a, mean));
+    else kr_canvas_line(c, x_of(a, row[0]), y_of(a, mean));
+    if (is_first && h->n == 1) kr_canvas_line(c, x_of(a, row[0]) + 1, y_of(a, mean));
   }
-  cairo_stroke(c);
+  kr_canvas_end(c);
 }
 
 /* Validations are few, and the first may be the only one. */
-static void put_dots(cairo_t *c, const history *h, const axes *a, int i) {
+static void put_dots(kr_canvas *c, const history *h, const axes *a, int i) {
   for (int64_t n = 0; n < h->n; n++) {
     const double *row = h->values + n * COLUMNS;
     if (isnan(row[1 + i])) continue;
-    cairo_arc(c, x_of(a, row[0]), y_of(a, row[1 + i]), 4, 0, 6.283185307179586);
-    cairo_fill(c);
+    kr_canvas_dot(c, x_of(a, row[0]), y_of(a, row[1 + i]), 4);
   }
 }
 
@@ -205,34 +203,35 @@ static int has_curve(const history *h, int i) {
   return 0;
 }
 
-static void put_curve(cairo_t *c, const history *h, const axes *a, int i, double *legend_y) {
+static void put_curve(kr_canvas *c, const history *h, const axes *a, int i, double *legend_y) {
   if (!has_curve(h, i)) return;
-  cairo_set_line_width(c, 1);
-  cairo_set_source_rgba(c, curves[i].red, curves[i].green, curves[i].blue, 0.25);
+  c->thickness = 1;
+  kr_canvas_color(c, curves[i].red, curves[i].green, curves[i].blue);
+  c->opacity = 0.25;
   if (h->n > 30 && i != 1) trace(c, h, a, i, 0);
-  cairo_set_source_rgb(c, curves[i].red, curves[i].green, curves[i].blue);
-  cairo_set_line_width(c, i < 2 ? 2.5 : 1.5);
+  c->opacity = 1;
+  c->thickness = i < 2 ? 2.5 : 1.5;
   trace(c, h, a, i, 1);
   if (i == 1) put_dots(c, h, a, i);
   kr_chart_line(c, WIDTH - RIGHT + 14, *legend_y - 4, WIDTH - RIGHT + 38, *legend_y - 4);
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   kr_chart_text(c, WIDTH - RIGHT + 46, *legend_y, KR_CHART_LEFT, 13, curves[i].name);
   *legend_y += 21;
 }
 
 /* The learning rate is that of an epoch: it changes between two lines. */
-static void put_rate(cairo_t *c, const history *h, const axes *a) {
-  cairo_set_source_rgb(c, 0.12, 0.47, 0.71);
-  cairo_set_line_width(c, 2);
+static void put_rate(kr_canvas *c, const history *h, const axes *a) {
+  kr_canvas_color(c, 0.12, 0.47, 0.71);
+  c->thickness = 2;
   for (int64_t n = 0; n < h->n; n++) {
     const double *row = h->values + n * COLUMNS, x = x_of(a, row[0]), y = y_of_rate(a, row[1 + RATE]);
-    if (n == 0) cairo_move_to(c, x, y);
-    else cairo_line_to(c, x, y_of_rate(a, row[1 + RATE - COLUMNS])), cairo_line_to(c, x, y);
+    if (n == 0) kr_canvas_move(c, x, y);
+    else kr_canvas_line(c, x, y_of_rate(a, row[1 + RATE - COLUMNS])), kr_canvas_line(c, x, y);
   }
-  cairo_stroke(c);
+  kr_canvas_end(c);
 }
 
-static void put_titles(cairo_t *c, const history *h, const char *log_path) {
+static void put_titles(kr_canvas *c, const history *h, const char *log_path) {
   char text[300], folder[200];
   int64_t best = -1;
   for (int64_t n = 0; n < h->n; n++)
@@ -240,7 +239,7 @@ static void put_titles(cairo_t *c, const history *h, const char *log_path) {
       best = n;
   const char *slash = strrchr(log_path, '/');
   snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - log_path) : 1, slash ? log_path : ".");
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   kr_chart_text(c, (WIDTH + LEFT - RIGHT) / 2.0, 28, KR_CHART_CENTER, 18, folder);
   const int n_text = snprintf(text, sizeof text, "training losses up to step %.0f", h->values[(h->n - 1) * COLUMNS]);
   if (best >= 0)
@@ -249,26 +248,25 @@ static void put_titles(cairo_t *c, const history *h, const char *log_path) {
   kr_chart_text(c, (WIDTH + LEFT - RIGHT) / 2.0, 50, KR_CHART_CENTER, 13, text);
 }
 
+static void draw_loss_plot(kr_canvas *c, const history *h, const char *log_path) {
+  const axes a = axes_of(h);
+  double legend_y = TOP + 14;
+  const locale_t locale = kr_c_locale_begin();
+  put_axes(c, &a);
+  put_titles(c, h, log_path);
+  for (int i = 0; i < N_CURVES; i++) put_curve(c, h, &a, i, &legend_y);
+  put_rate(c, h, &a);
+  kr_c_locale_end(locale);
+}
+
 int32_t kr_loss_plot_write(const char *log_path, const char *png_path) {
   history h = {0};
+  kr_canvas c = {0};
   int32_t status = read_log(&h, log_path);
-  if (status >= 0) {
-    const axes a = axes_of(&h);
-    double legend_y = TOP + 14;
-    cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, WIDTH, HEIGHT);
-    cairo_t *c = cairo_create(surface);
-    const locale_t locale = kr_c_locale_begin();
-    cairo_set_source_rgb(c, 1, 1, 1), cairo_paint(c);
-    cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
-    put_axes(c, &a);
-    put_titles(c, &h, log_path);
-    for (int i = 0; i < N_CURVES; i++) put_curve(c, &h, &a, i, &legend_y);
-    put_rate(c, &h, &a);
-    kr_c_locale_end(locale);
-    status = kr_chart_write(c, png_path);
-    cairo_destroy(c);
-    cairo_surface_destroy(surface);
-  }
+  if (status >= 0) status = kr_canvas_open(&c, WIDTH, HEIGHT);
+  if (status >= 0) draw_loss_plot(&c, &h, log_path);
+  if (status >= 0) status = kr_chart_write(&c, png_path);
+  kr_canvas_close(&c);
   kr_free(h.values);
   return status;
 }

@@ -121,6 +121,24 @@ def describe(share):
     shutil.rmtree(folder)
 
 
+def pictures(share):
+    """Every n-th allocation of a verb that draws fails: the whole picture, labels too, or an error."""
+    folder = folder_with("s.wav")
+    tiny_language_model.make(folder / "model", "videogpt")
+    tiny_film.make(folder / "film.avi", 6, 25, 64, 48)
+    small, put = ["--device", "cpu", "--threads", "1", "-f"], {"folder": folder, "outputs": ("out.png",), "text": False}
+    several = [harness.Case("enhance --plot", [KRAIT, "enhance", "-w", MODEL, *small, "s.wav", "-o", folder.with_suffix(".wav"), "--reference", "s.wav", "--plot", "out.png"], **put),
+               harness.Case("evaluate --plot", [KRAIT, "evaluate", "s.wav", "s.wav", "-w", MODEL, *small, "-j", "1", "--plot", "out.png"], **put)]
+    if shutil.which("ffmpeg"):
+        several.append(harness.Case("describe --frames", [KRAIT, "describe", "film.avi", "-w", "model", "-n", "1", *small, "--frames", "out.png"], **put))
+    for case in several:
+        n = harness.counts(INJECT, case.reference().command, folder)["malloc"]
+        count("allocations of pictures failed", harness.sweep(INJECT, case, [f"malloc:{i}" for i in sampled(n, share)] + [f"malloc:{i}+" for i in sampled(n, 3 * share)], report))
+        count("of these, faults inside other libraries", case.foreign)
+    folder.with_suffix(".wav").unlink(missing_ok=True)
+    shutil.rmtree(folder)
+
+
 def system_calls(share):
     """Every call that can fail, in turn; every third interrupted; short reads and writes."""
     folder = folder_with("s.wav")
@@ -319,7 +337,7 @@ def formats(share):
     shutil.rmtree(folder)
 
 
-PARTS = {f.__name__: f for f in (memory, describe, system_calls, disk_full, signals, aliases, formats)}
+PARTS = {f.__name__: f for f in (memory, describe, pictures, system_calls, disk_full, signals, aliases, formats)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "plot.h"
 
-#include <cairo.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "clocale.h"
 #include "colors.h"
 #include "outfile.h"
+#include "png.h"
 #include "spectrum.h"
 #include "status.h"
 #include "track.h"
@@ -134,43 +134,33 @@ static double high_db(const panel *p) {
 }
 
 /* ---- the drawing ---- */
-static void put_tick(cairo_t *c, double x0, double y0, double x1, double y1) {
-  cairo_set_line_width(c, 1);
+static void put_tick(kr_canvas *c, double x0, double y0, double x1, double y1) {
+  c->thickness = 1;
   kr_chart_line(c, x0, y0, x1, y1);
 }
 
-static void put_plot_frame(cairo_t *c, double x, double y, double width, double height) {
-  cairo_set_line_width(c, 1);
-  cairo_rectangle(c, x - 0.5, y - 0.5, width + 1, height + 1);
-  cairo_stroke(c);
+static void put_plot_frame(kr_canvas *c, double x, double y, double width, double height) {
+  c->thickness = 1;
+  kr_canvas_frame(c, x - 0.5, y - 0.5, width + 1, height + 1);
 }
 
-static int32_t put_pixels(cairo_t *c, const panel *p, double y, double top_db) {
-  cairo_surface_t *image = cairo_image_surface_create(CAIRO_FORMAT_RGB24, N_COLUMNS, N_BINS);
-  KR_CHECK(cairo_surface_status(image) == CAIRO_STATUS_SUCCESS, KRAIT_ERR_NO_MEMORY, "no memory for a picture");
-  unsigned char *data = cairo_image_surface_get_data(image);
-  const int stride = cairo_image_surface_get_stride(image);
-  for (int k = 0; k < N_BINS; k++) {
-    uint32_t *row = (uint32_t *)(void *)(data + (size_t)(N_BINS - 1 - k) * (size_t)stride);
-    for (int i = 0; i < N_COLUMNS; i++)
-      row[i] = kr_color(1 + (10 * log10(p->power[(size_t)i * N_BINS + (size_t)k] + 1e-20) - top_db) / RANGE_DB);
+/* The panel is higher than its bins: a pixel between two of them has the power between theirs. */
+static void put_pixels(kr_canvas *c, const panel *p, int32_t top, double top_db) {
+  for (int32_t y = 0; y < PANEL_HEIGHT; y++) {
+    const double at = (PANEL_HEIGHT - 1 - y) * (N_BINS - 1.0) / (PANEL_HEIGHT - 1);
+    const int bin = at < N_BINS - 1 ? (int)at : N_BINS - 2;
+    for (int32_t x = 0; x < N_COLUMNS; x++) {
+      const float *power = p->power + (size_t)x * N_BINS + bin;
+      const double between = power[0] + (at - bin) * (power[1] - power[0]);
+      kr_canvas_pixel(c, LEFT + x, top + y, kr_color(1 + (10 * log10(between + 1e-20) - top_db) / RANGE_DB));
+    }
   }
-  cairo_surface_mark_dirty(image);
-  cairo_save(c);
-  cairo_translate(c, LEFT, y);
-  cairo_scale(c, 1, (double)PANEL_HEIGHT / N_BINS);
-  cairo_set_source_surface(c, image, 0, 0);
-  cairo_rectangle(c, 0, 0, N_COLUMNS, N_BINS);
-  cairo_fill(c);
-  cairo_restore(c);
-  cairo_surface_destroy(image);
-  return KRAIT_OK;
 }
 
-static void put_axes(cairo_t *c, const panel *p, double y, const char *name) {
+static void put_axes(kr_canvas *c, const panel *p, double y, const char *name) {
   char text[40];
   const double bottom = y + PANEL_HEIGHT, top_khz = p->hz / 2000.0;
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   put_plot_frame(c, LEFT, y, N_COLUMNS, PANEL_HEIGHT);
   kr_chart_text(c, LEFT, y - 8, KR_CHART_LEFT, 14, name);
   const double step_s = kr_chart_step(p->length_s, 10), step_khz = kr_chart_step(top_khz, 4);
@@ -189,15 +179,14 @@ static void put_axes(cairo_t *c, const panel *p, double y, const char *name) {
   kr_chart_upright_text(c, 24, y + PANEL_HEIGHT / 2.0, 13, "frequency (kHz)");
 }
 
-static void put_color_bar(cairo_t *c, double top_db, double height) {
+static void put_color_bar(kr_canvas *c, double top_db, double height) {
   char text[40];
   for (int i = 0; i < (int)height; i++) {
     const uint32_t color = kr_color(1 - i / height);
-    cairo_set_source_rgb(c, (color >> 16 & 255) / 255.0, (color >> 8 & 255) / 255.0, (color & 255) / 255.0);
-    cairo_rectangle(c, BAR_LEFT, TOP + i, BAR_WIDTH, 1);
-    cairo_fill(c);
+    kr_canvas_color(c, (color >> 16 & 255) / 255.0, (color >> 8 & 255) / 255.0, (color & 255) / 255.0);
+    kr_canvas_fill(c, BAR_LEFT, TOP + i, BAR_WIDTH, 1);
   }
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   put_plot_frame(c, BAR_LEFT, TOP, BAR_WIDTH, height);
   for (int db = 0; db <= RANGE_DB; db += 10) {
     const double y = TOP + height * db / RANGE_DB;
@@ -208,17 +197,14 @@ static void put_color_bar(cairo_t *c, double top_db, double height) {
   kr_chart_upright_text(c, BAR_LEFT + BAR_WIDTH + 58, TOP + height / 2, 13, "power (dB re full-scale sine)");
 }
 
-static int32_t draw_plot(cairo_t *c, const kr_plot_text *text, const panel *panels, int n) {
+static void draw_plot(kr_canvas *c, const kr_plot_text *text, const panel *panels, int n) {
   static const char *const names[MOST_PANELS] = {"before", "after", "reference (clean)"};
   const char *slash = strrchr(text->title, '/');
   double top_db = RANGE_DB - 150;
   for (int i = 0; i < n; i++) top_db = fmax(top_db, ceil(high_db(&panels[i]) / 10) * 10);
-  cairo_set_source_rgb(c, 1, 1, 1);
-  cairo_paint(c);
-  cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
   for (int i = 0; i < n; i++) {
     const double y = TOP + i * (PANEL_HEIGHT + GAP);
-    KR_TRY(put_pixels(c, &panels[i], y, top_db));
+    put_pixels(c, &panels[i], TOP + i * (PANEL_HEIGHT + GAP), top_db);
     put_axes(c, &panels[i], y, names[i]);
   }
   kr_chart_text(c, LEFT + N_COLUMNS / 2.0, image_height(n) - 16, KR_CHART_CENTER, 13, "time (s)");
@@ -228,18 +214,16 @@ static int32_t draw_plot(cairo_t *c, const kr_plot_text *text, const panel *pane
                                          : text->title);
   kr_chart_text(c, LEFT + N_COLUMNS / 2.0, 52, KR_CHART_CENTER, 14, text->scores);
   put_color_bar(c, top_db, panels_height(n));
-  return KRAIT_OK;
 }
 
 static int32_t draw_surface(const kr_plot *plot, const kr_plot_text *text, const panel *panels, int n) {
-  cairo_surface_t *surface = cairo_image_surface_create(CAIRO_FORMAT_RGB24, IMAGE_WIDTH, image_height(n));
-  cairo_t *c = cairo_create(surface);
+  kr_canvas c;
+  KR_TRY(kr_canvas_open(&c, IMAGE_WIDTH, image_height(n)));
   const locale_t locale = kr_c_locale_begin();
-  int32_t status = draw_plot(c, text, panels, n);
+  draw_plot(&c, text, panels, n);
   kr_c_locale_end(locale);
-  if (status == KRAIT_OK) status = kr_chart_put(c, &plot->target);
-  cairo_destroy(c);
-  cairo_surface_destroy(surface);
+  const int32_t status = kr_png_put(&plot->target, c.pixels, c.width, c.height);
+  kr_canvas_close(&c);
   return status;
 }
 

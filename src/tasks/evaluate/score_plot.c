@@ -56,75 +56,74 @@ static scale scale_of(const chart *ch, int measure) {
 
 static double x_of(const scale *s, double v) { return s->x + (v - s->low) / (s->high - s->low) * PANEL; }
 
-static void put_scale(cairo_t *c, const chart *ch, const scale *s, const char *title) {
+static void put_scale(kr_canvas *c, const chart *ch, const scale *s, const char *title) {
   char text[40];
   const double step = kr_chart_step(s->high - s->low, 6), bottom = TOP + ch->height;
-  cairo_set_line_width(c, 1);
-  for (double v = s->low; v <= s->high + step / 100; v += step) {
-    cairo_set_source_rgb(c, 0.88, 0.88, 0.88);
+  c->thickness = 1;
+  for (double v = ceil(s->low / step - 0.01) * step; v <= s->high + step / 100; v += step) {
+    kr_canvas_color(c, 0.88, 0.88, 0.88);
     kr_chart_line(c, x_of(s, v), TOP, x_of(s, v), bottom);
-    cairo_set_source_rgb(c, 0, 0, 0);
+    kr_canvas_color(c, 0, 0, 0);
     snprintf(text, sizeof text, "%.4g", fabs(v) < step / 100 ? 0 : v);
     kr_chart_text(c, x_of(s, v), bottom + 18, KR_CHART_CENTER, 12, text);
   }
-  cairo_rectangle(c, s->x, TOP, PANEL, ch->height), cairo_stroke(c);
+  kr_canvas_frame(c, s->x, TOP, PANEL, ch->height);
   kr_chart_text(c, s->x + PANEL / 2.0, TOP - 10, KR_CHART_CENTER, 14, title);
 }
 
-static void put_dot(cairo_t *c, double x, double y, double radius, int is_after) {
-  cairo_set_source_rgb(c, is_after ? 0.12 : 0.55, is_after ? 0.47 : 0.55, is_after ? 0.71 : 0.55);
-  cairo_arc(c, x, y, radius, 0, 6.283185307179586);
-  cairo_fill(c);
+static void put_dot(kr_canvas *c, double x, double y, double radius, int is_after) {
+  kr_canvas_color(c, is_after ? 0.12 : 0.55, is_after ? 0.47 : 0.55, is_after ? 0.71 : 0.55);
+  kr_canvas_dot(c, x, y, radius);
 }
 
 /* A score that became worse is red. */
-static void put_line(cairo_t *c, const chart *ch, const scale *s, int64_t at, int measure) {
+static void put_line(kr_canvas *c, const chart *ch, const scale *s, int64_t at, int measure) {
   const int64_t row = ch->order[at];
   const double before = score_at(ch, row, measure, 0), y = TOP + (0.5 + (double)at) * ch->line,
                after = ch->rows->after ? score_at(ch, row, measure, 1) : NAN, radius = fmin(4, ch->line / 2.5);
   if (isfinite(before) && isfinite(after)) {
-    if (after >= before) cairo_set_source_rgb(c, 0.62, 0.78, 0.9);
-    else cairo_set_source_rgb(c, 0.9, 0.35, 0.3);
-    cairo_set_line_width(c, fmin(2.5, ch->line / 2));
+    if (after >= before) kr_canvas_color(c, 0.62, 0.78, 0.9);
+    else kr_canvas_color(c, 0.9, 0.35, 0.3);
+    c->thickness = fmin(2.5, ch->line / 2);
     kr_chart_line(c, x_of(s, before), y, x_of(s, after), y);
   }
   if (isfinite(before)) put_dot(c, x_of(s, before), y, radius, 0);
   if (isfinite(after)) put_dot(c, x_of(s, after), y, radius, 1);
 }
 
-static void put_name(cairo_t *c, const chart *ch, int64_t at) {
+static void put_name(kr_canvas *c, const chart *ch, int64_t at) {
   const char *name = ch->rows->names[ch->order[at]];
   const size_t n = strlen(name);
+  const char *end = n > 32 ? name + n - 31 : name;
   char text[64];
-  snprintf(text, sizeof text, "%s%s", n > 32 ? "\xe2\x80\xa6" : "", n > 32 ? name + n - 31 : name);
-  cairo_set_source_rgb(c, 0, 0, 0);
+  while (n > 32 && (*end & 0xc0) == 0x80) end++; /* not within a character */
+  snprintf(text, sizeof text, "%s%s", n > 32 ? "\xe2\x80\xa6" : "", end);
+  kr_canvas_color(c, 0, 0, 0);
   kr_chart_text(c, LEFT - 10, TOP + (0.5 + (double)at) * ch->line + 4, KR_CHART_RIGHT, 12, text);
 }
 
-static void put_score_plot_legend(cairo_t *c, const chart *ch, double width) {
+static void put_score_plot_legend(kr_canvas *c, const chart *ch, double width) {
   const krait_score_rows *r = ch->rows;
   char text[200];
   const double y = TOP + ch->height + 46;
   snprintf(text, sizeof text, "%lld recording%s, sorted by %s", (long long)r->n_rows, r->n_rows == 1 ? "" : "s",
            r->measures[0]);
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   kr_chart_text(c, width / 2, 30, KR_CHART_CENTER, 18, r->title);
   kr_chart_text(c, width / 2, 54, KR_CHART_CENTER, 13, text);
   put_dot(c, LEFT, y - 4, 4, 0);
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   kr_chart_text(c, LEFT + 10, y, KR_CHART_LEFT, 13, r->after ? "before" : "score");
   if (!r->after) return;
   put_dot(c, LEFT + 80, y - 4, 4, 1);
-  cairo_set_source_rgb(c, 0, 0, 0);
+  kr_canvas_color(c, 0, 0, 0);
   kr_chart_text(c, LEFT + 90, y, KR_CHART_LEFT, 13, "after");
-  cairo_set_source_rgb(c, 0.9, 0.35, 0.3);
+  kr_canvas_color(c, 0.9, 0.35, 0.3);
   kr_chart_text(c, LEFT + 150, y, KR_CHART_LEFT, 13, "red line: worse after");
 }
 
-static void draw_score_plot(cairo_t *c, const chart *ch, double width) {
+static void draw_score_plot(kr_canvas *c, const chart *ch, double width) {
   const krait_score_rows *r = ch->rows;
-  cairo_set_source_rgb(c, 1, 1, 1), cairo_paint(c);
-  cairo_select_font_face(c, "sans-serif", CAIRO_FONT_SLANT_NORMAL, CAIRO_FONT_WEIGHT_NORMAL);
   for (int m = 0; m < r->n_measures; m++) {
     const scale s = scale_of(ch, m);
     put_scale(c, ch, &s, r->measures[m]);
@@ -145,15 +144,13 @@ int32_t krait_scores_plot(const krait_score_rows *r, const char *png_path) {
   for (int64_t i = 0; i < r->n_rows; i++) ch.order[i] = i;
   qsort_r(ch.order, (size_t)r->n_rows, sizeof *ch.order, by_score, (void *)r);
   const double width = LEFT + r->n_measures * PANEL + (r->n_measures - 1) * GAP + RIGHT;
-  cairo_surface_t *surface =
-      cairo_image_surface_create(CAIRO_FORMAT_RGB24, (int)width, (int)(TOP + ch.height + BOTTOM));
-  cairo_t *c = cairo_create(surface);
+  kr_canvas c = {0};
+  int32_t status = kr_canvas_open(&c, (int32_t)width, (int32_t)(TOP + ch.height + BOTTOM));
   const locale_t locale = kr_c_locale_begin();
-  draw_score_plot(c, &ch, width);
+  if (status >= 0) draw_score_plot(&c, &ch, width);
   kr_c_locale_end(locale);
-  const int32_t status = kr_chart_write(c, png_path);
-  cairo_destroy(c);
-  cairo_surface_destroy(surface);
+  if (status >= 0) status = kr_chart_write(&c, png_path);
+  kr_canvas_close(&c);
   kr_free(ch.order);
   return status;
 }
