@@ -150,7 +150,8 @@ static void small_pairs(void **state) {
 static void pk_graph_full_width_pairs(void **state) {
   static const char *const names[] = {"mamba-test", "mamba-causal", "gru-test", "lstm-test"};
   (void)state;
-  for (size_t i = 0; access(SHARED_GOLDEN, R_OK) == 0 && i < sizeof names / sizeof *names; i++) check_pair(SHARED_GOLDEN, names[i], 1e-2);
+  for (size_t i = 0; access(SHARED_GOLDEN, R_OK) == 0 && i < sizeof names / sizeof *names; i++)
+    check_pair(SHARED_GOLDEN, names[i], 1e-2);
 }
 
 /* Rows of samples to spectra, with first frames from the host, and back. */

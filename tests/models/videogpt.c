@@ -249,7 +249,8 @@ static int end_videogpt(void **state) {
 
 /* The golden files of a folder, with the weights there unless others are given. */
 static int run_videogpt(const char *folder_of_files, const char *weights) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(a_film), cmocka_unit_test(which_frames), cmocka_unit_test(pixels)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(a_film), cmocka_unit_test(which_frames),
+                                     cmocka_unit_test(pixels)};
   char own[1000];
   home = folder_of_files;
   snprintf(own, sizeof own, "%s/tiny.weights.safetensors", home);

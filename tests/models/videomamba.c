@@ -1,5 +1,5 @@
-/* videomamba.c: VideoMamba against golden files (tests/golden/videomamba, and upstream's beside this tree if there), and
- * errors. */
+/* videomamba.c: VideoMamba against golden files (tests/golden/videomamba, and upstream's beside this tree if there),
+ * and errors. */
 #include "../test.h"
 
 #include <stdio.h>

@@ -208,7 +208,7 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_ar
 
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
 
-static int32_t run_forward(const krait_ctx *ctx, const kr_ssd_params *forward, int is_tf32, void *stream) {
+static int32_t launch_forward_chunks(const krait_ctx *ctx, const kr_ssd_params *forward, int is_tf32, void *stream) {
   const int is_float = forward->x.dtype == KRAIT_F32, most = is_float ? KR_SSD_FLOAT_STATES : KR_SSD_MOST_STATES;
   for (int part = 0; part * most < forward->N; part++) {
     const kr_ssd_params some = kr_ssd_part_of(forward, part, most);
@@ -229,7 +229,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
                                 .n = 1,
                                 .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
-  KR_TRY(run_forward(ctx, &forward, is_tf32, a->call.stream));
+  KR_TRY(launch_forward_chunks(ctx, &forward, is_tf32, a->call.stream));
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
   const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                         .y = 1,

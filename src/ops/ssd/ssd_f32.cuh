@@ -96,8 +96,8 @@ KR_DEV void read_channels(float (&a)[4], const lane_place &me, const float *x, i
   for (int r = 0; r < 4; r++) a[r] = x[place_of<PB>(8 * k + r / 2 * 4 + me.q, me.c + r % 2 * 8)];
 }
 
-/* S = keeps S + (weights X)^T B, for a warp's 16 channels; OUT as in take_chunk. Returns whether a dropped state was not
- * finite. */
+/* S = keeps S + (weights X)^T B, for a warp's 16 channels; OUT as in take_chunk. Returns whether a dropped state was
+ * not finite. */
 template <int N, int PARTS, int OUT>
 KR_DEV int take_floats(float (&s)[N / 8][4], const lane_place &me, const float *x, const float *B,
                        const chunk_steps &steps, int has_sequences) {
