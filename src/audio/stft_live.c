@@ -1,5 +1,5 @@
 /* stft_live.c: see stft_live.h. A frame is available with its last sample; a sample is final when the last frame that
- * covers it is. Both transforms are those for whole recordings, applied to as few frames as needed: the output equals
+ * covers it is; a chunk is in work until the next one is available. Both transforms are those for whole recordings, applied to as few frames as needed: the output equals
  * that for the whole recording. */
 #include "stft_live.h"
 
@@ -17,7 +17,9 @@ struct kr_stft_live {
   kr_stft_live_options o;
   kr_stft *stft;
   int64_t F, hop, chunk;
-  int64_t n_heard, n_said, n_frames;        /* since the beginning */
+  int64_t n_heard, n_said, n_frames;        /* since the beginning; n_frames: finished */
+  int64_t n_taken;                          /* the frames in work, of a piece of T frames from frame `piece` on */
+  int64_t T, piece;
   float *heard;                             /* from sample `from` on */
   int64_t from;
   float *com;                               /* (F,T,2) of a piece */
@@ -61,23 +63,31 @@ static int64_t frames_of(const kr_stft_live *l, int64_t n) {
 /* Samples that are final after n frames. */
 static int64_t done_by(const kr_stft_live *l, int64_t n) { return n > 2 ? (n - 2) * l->hop : 0; }
 
-int64_t kr_stft_live_due(const kr_stft_live *l, int64_t n) { return done_by(l, frames_of(l, n)); }
-int64_t kr_stft_live_latency(const kr_stft_live *l) { return (3 + l->chunk) * l->hop; }
+int64_t kr_stft_live_due(const kr_stft_live *l, int64_t n) { return done_by(l, frames_of(l, n) - l->chunk); }
+int64_t kr_stft_live_latency(const kr_stft_live *l) { return (3 + 2 * l->chunk) * l->hop; }
 
-/* Passes new frames, from n_frames on, through the model, and appends its output to the earlier ones. */
-static int32_t run_frames(kr_stft_live *l, int64_t n, int64_t end) {
-  const int64_t before = l->n_frames < BEFORE ? l->n_frames : BEFORE, width = before + n,
-                begin = l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER, /* the frame whose middle is the start of the
-                                                                              piece */
-      T = kr_stft_n_frames(l->stft, end - begin * l->hop);
-  KR_TRY(kr_stft_forward(l->stft, l->heard + (begin * l->hop - l->from), end - begin * l->hop, l->o.power, l->com));
-  /* T counts from `begin`; results return to the same positions */
-  KR_TRY(l->o.frames(l->o.user, l->com, T, l->n_frames - begin, n, l->part_mag, l->part_pha));
+/* Passes the next n frames to the model; `end` samples have been heard as far as they are concerned. */
+static int32_t take_frames(kr_stft_live *l, int64_t n, int64_t end) {
+  l->piece = l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER; /* its middle is the start of the piece */
+  l->T = kr_stft_n_frames(l->stft, end - l->piece * l->hop);
+  KR_TRY(kr_stft_forward(l->stft, l->heard + (l->piece * l->hop - l->from), end - l->piece * l->hop, l->o.power,
+                         l->com));
+  KR_TRY(l->o.take(l->o.user, l->com, l->T, l->n_frames - l->piece, n));
+  l->n_taken = n;
+  return KRAIT_OK;
+}
+
+/* Appends the model's output for the frames in work to the earlier ones. */
+static int32_t join_frames(kr_stft_live *l) {
+  const int64_t n = l->n_taken, T = l->T, first = l->n_frames - l->piece,
+                before = l->n_frames < BEFORE ? l->n_frames : BEFORE, width = before + n;
+  l->n_taken = 0;
+  KR_TRY(l->o.give(l->o.user, T, first, n, l->part_mag, l->part_pha)); /* at the positions of the input */
   for (int64_t f = l->F - 1; f >= 0; f--) { /* earlier frames move up within wider rows: the last one first */
     memmove(l->mag + f * width, l->mag + f * before, (size_t)before * sizeof *l->mag);
     memmove(l->pha + f * width, l->pha + f * before, (size_t)before * sizeof *l->pha);
-    memcpy(l->mag + f * width + before, l->part_mag + f * T + l->n_frames - begin, (size_t)n * sizeof *l->mag);
-    memcpy(l->pha + f * width + before, l->part_pha + f * T + l->n_frames - begin, (size_t)n * sizeof *l->pha);
+    memcpy(l->mag + f * width + before, l->part_mag + f * T + first, (size_t)n * sizeof *l->mag);
+    memcpy(l->pha + f * width + before, l->part_pha + f * T + first, (size_t)n * sizeof *l->pha);
   }
   return KRAIT_OK;
 }
@@ -102,42 +112,59 @@ static int32_t say(kr_stft_live *l, int64_t n, int64_t to, float *out, int64_t *
   return KRAIT_OK;
 }
 
+/* The frames in work, if any, up to sample number `most` of the output. */
+static int32_t end_frames(kr_stft_live *l, int64_t most, float *out, int64_t *n_out) {
+  const int64_t n = l->n_taken, done = done_by(l, l->n_frames + n);
+  if (!n) return KRAIT_OK;
+  KR_TRY(join_frames(l));
+  return say(l, n, done < most ? done : most, out, n_out);
+}
+
 /* The remaining frames, of which the last see the end reflected; padded with silence to whole frames, and to at least
  * one transform. */
 static int32_t finish(kr_stft_live *l, float *out, int64_t *n_out) {
   const int64_t all = l->n_heard;
   int64_t padded = (all + l->hop - 1) / l->hop * l->hop;
+  KR_TRY(end_frames(l, all, out, n_out));
   if (padded < 4 * l->hop) padded = 4 * l->hop;
   memset(l->heard + (all - l->from), 0, (size_t)(padded - all) * sizeof *l->heard);
   l->n_heard = padded;
   for (const int64_t T = padded / l->hop + 1; l->n_frames < T;) {
-    const int64_t n = T - l->n_frames < l->chunk ? T - l->n_frames : l->chunk,
-                  done = l->n_frames + n < T ? done_by(l, l->n_frames + n) : all;
-    KR_TRY(run_frames(l, n, padded));
-    KR_TRY(say(l, n, done < all ? done : all, out, n_out));
+    const int64_t n = T - l->n_frames < l->chunk ? T - l->n_frames : l->chunk;
+    KR_TRY(take_frames(l, n, padded));
+    if (l->n_frames + n < T) KR_TRY(end_frames(l, all, out, n_out));
+    else {
+      KR_TRY(join_frames(l));
+      KR_TRY(say(l, n, all, out, n_out));
+    }
   }
   return KRAIT_OK;
+}
+
+/* The number of samples that fills the next chunk. The first transform needs one sample more than its frame. */
+static int64_t filled_at(const kr_stft_live *l) {
+  const int64_t n = (l->n_frames + l->n_taken + l->chunk + 1) * l->hop;
+  return n > 2 * l->hop ? n : 2 * l->hop + 1;
 }
 
 static int32_t push(kr_stft_live *l, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
   if (!l->n_heard) KR_TRY(l->o.begin(l->o.user));
   for (int64_t i = 0; i < n;) {
-    const int64_t next = (l->n_frames + l->chunk + 1) * l->hop, /* the sample count that fills the next chunk */
-        wanted = next < 3 * l->hop ? 3 * l->hop - l->n_heard : next - l->n_heard,
-                  some = n - i < wanted ? n - i : wanted;
+    const int64_t end = filled_at(l), wanted = end - l->n_heard, some = n - i < wanted ? n - i : wanted;
     memcpy(l->heard + (l->n_heard - l->from), in + i, (size_t)some * sizeof *in);
     l->n_heard += some, i += some;
-    while (some == wanted && frames_of(l, l->n_heard) > l->n_frames) {
-      const int64_t end = (l->n_frames + l->chunk + 1) * l->hop;
-      KR_TRY(
-          run_frames(l, l->chunk, end < 3 * l->hop ? 3 * l->hop : end)); /* the first sees its right half reflected */
-      KR_TRY(say(l, l->chunk, done_by(l, l->n_frames + l->chunk), out, n_out));
+    if (some < wanted) {
+      if (l->n_taken)
+        KR_TRY(l->o.work(l->o.user, 1 - (double)(wanted - some) / (double)(l->chunk * l->hop)));
+      continue;
     }
+    KR_TRY(end_frames(l, INT64_MAX, out, n_out));
+    KR_TRY(take_frames(l, l->chunk, end)); /* the first frame sees its right half reflected */
   }
   return is_end && l->n_heard ? finish(l, out, n_out) : KRAIT_OK;
 }
 
-void kr_stft_live_begin(kr_stft_live *l) { l->n_heard = l->n_said = l->n_frames = l->from = 0; }
+void kr_stft_live_begin(kr_stft_live *l) { l->n_heard = l->n_said = l->n_frames = l->n_taken = l->from = 0; }
 
 int32_t kr_stft_live_push(kr_stft_live *l, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
   *n_out = 0;

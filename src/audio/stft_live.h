@@ -1,5 +1,7 @@
 /* stft_live.h: streams audio through anything that processes frames of compressed spectra (stft.h: hops of n_fft / 4),
- * chunk by chunk. */
+ * chunk by chunk. A chunk is computed while the samples of the next one arrive, in equal shares: no push takes much
+ * longer than its samples' part of the work. After kr_stft_live_open nothing here allocates or locks, if the pool has
+ * one thread. */
 #ifndef KR_STFT_LIVE_H
 #define KR_STFT_LIVE_H
 
@@ -13,9 +15,12 @@ typedef struct kr_stft_live_options {
   kr_pool *pool;
   void *user;
   int32_t (*begin)(void *user); /* the next frames are the beginning of a stream */
-  /* The next n <= chunk frames, from number `first` of com (F,T,2) to the same of mag and pha (F,T). After less than a
-   * full chunk, only a new beginning may follow. */
-  int32_t (*frames)(void *user, const float *com, int64_t T, int64_t first, int64_t n, float *mag, float *pha);
+  /* A chunk in three parts. take: the next n <= chunk frames are those from number `first` of com (F,T,2) on; after
+   * less than a full chunk, only a new beginning may follow. work: computes until this share of the whole is done, and
+   * may do less. give: the rest, and the same frames of mag and pha (F,T). */
+  int32_t (*take)(void *user, const float *com, int64_t T, int64_t first, int64_t n);
+  int32_t (*work)(void *user, double share);
+  int32_t (*give)(void *user, int64_t T, int64_t first, int64_t n, float *mag, float *pha);
 } kr_stft_live_options;
 
 typedef struct kr_stft_live kr_stft_live;

@@ -151,6 +151,10 @@ int32_t kr_runner_run(kr_runner *r, void *stream);
  * parts, memory used by both must not change. */
 int32_t kr_runner_run_to(kr_runner *r, kr_tensor t, void *stream);
 int32_t kr_runner_run_after(kr_runner *r, kr_tensor t, void *stream);
+/* A run in many parts, on a CPU: the calls up to `share` of a run's time, from where the last part ended; 1 ends the
+ * run. Without kr_runner_weigh, which measures the calls and clears the states, all calls count the same. */
+int32_t kr_runner_weigh(kr_runner *r);
+int32_t kr_runner_run_share(kr_runner *r, double share, void *stream);
 int32_t kr_runner_reset(kr_runner *r, void *stream); /* resets states to zero */
 void *kr_runner_at(const kr_runner *r,
                    kr_tensor t); /* the tensor's address; a temp's only means something with KR_PLAN_NO_REUSE */

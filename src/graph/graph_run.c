@@ -141,7 +141,7 @@ static kr_runner *new_runner(const kr_graph *g) {
   size_t args_bytes = 0, head = aligned(sizeof(kr_runner)), bound = aligned(g->storages.n * sizeof(void *)),
          pointers = aligned(n * sizeof(void *)), seconds = aligned(n * sizeof(double));
   for (size_t i = 0; i < n; i++) args_bytes += KR_NODE(g, i)->dead ? 0 : aligned(KR_NODE(g, i)->op->args_bytes);
-  char *block = kr_zalloc(head + bound + 2 * pointers + seconds + args_bytes);
+  char *block = kr_zalloc(head + bound + 2 * pointers + 2 * seconds + args_bytes);
   if (!block) return NULL;
   kr_runner *r = (kr_runner *)block;
   r->graph = g;
@@ -149,6 +149,7 @@ static kr_runner *new_runner(const kr_graph *g) {
   r->args = (unsigned char **)(block += bound);
   r->impls = (const kr_impl **)(block += pointers);
   r->seconds = (double *)(block += pointers);
+  r->shares = (double *)(block += seconds);
   block += seconds;
   for (size_t i = 0; i < g->storages.n; i++) r->bound[i] = KR_STORAGE(g, i)->data;
   for (size_t i = 0; i < n; i++) {
@@ -206,6 +207,7 @@ void kr_runner_close(kr_runner **runner) {
 
 int32_t kr_runner_reset(kr_runner *r, void *stream) {
   const kr_graph *g = r->graph;
+  r->next = 0;
   if (!g->state_bytes) return KRAIT_OK;
   if (kr_graph_cuda(g)) return kr_cuda_fill(kr_graph_cuda(g), r->memory + g->arena_bytes, 0, g->state_bytes, stream);
   memset(r->memory + g->arena_bytes, 0, g->state_bytes);
@@ -357,6 +359,41 @@ void kr_runner_each_time(const kr_runner *r,
   for (size_t n = 0; n < r->graph->nodes.n; n++)
     if (r->args[n])
       each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->impls[n]->name, r->seconds[n]);
+}
+
+/* ---- runs in many parts ---- */
+
+enum { N_WEIGHINGS = 5 };
+
+/* The shortest of some times: what else runs on the machine does not count. */
+int32_t kr_runner_weigh(kr_runner *r) {
+  double all = 0, until = 0;
+  for (int k = 0; k < N_WEIGHINGS; k++) {
+    KR_TRY(kr_runner_profile(r, NULL));
+    for (size_t n = 0; n < r->graph->nodes.n; n++)
+      if (!k || r->seconds[n] < r->shares[n]) r->shares[n] = r->seconds[n];
+  }
+  for (size_t n = 0; n < r->graph->nodes.n; n++) all += r->shares[n];
+  for (size_t n = 0; n < r->graph->nodes.n; n++) until += r->shares[n], r->shares[n] = all > 0 ? until / all : 0;
+  r->next = 0;
+  return kr_runner_reset(r, NULL);
+}
+
+/* A node belongs to the share in which its middle lies. */
+static size_t node_after(const kr_runner *r, double share) {
+  const size_t n_nodes = r->graph->nodes.n;
+  size_t n = r->next;
+  if (share >= 1) return n_nodes;
+  if (n_nodes && !r->shares[n_nodes - 1]) return (size_t)(share * (double)n_nodes);
+  while (n < n_nodes && (r->shares[n] + (n ? r->shares[n - 1] : 0)) / 2 <= share) n++;
+  return n;
+}
+
+int32_t kr_runner_run_share(kr_runner *r, double share, void *stream) {
+  const size_t from = r->next, to = node_after(r, share);
+  if (to > from) r->next = to;
+  if (share >= 1) r->next = 0;
+  return to > from ? run_part(r, from, to, stream) : KRAIT_OK;
 }
 
 /* ---- kinds of calls ---- */

@@ -22,6 +22,8 @@ struct kr_runner {
   unsigned char **args;   /* by node; NULL: it is not run */
   const kr_impl **impls;
   double *seconds;
+  double *shares;         /* by node, after kr_runner_weigh: of the run's time, up to its end */
+  size_t next;            /* node of a run in many parts */
   void *stream;           /* of the last run */
   void *recorder, *beside; /* streams for capturing: the second one for lane 2 */
   kr_cuda_timer meeting;  /* where lanes fork and join */

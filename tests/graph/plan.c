@@ -80,15 +80,23 @@ static void grow(world *w, uint32_t seed, int n_nodes) {
   assert_int_equal(kr_graph_status(w->g), KRAIT_OK);
 }
 
+static void run_in_parts(kr_runner *r) {
+  for (double share = 0; share < 1; share += (double)draw_plan(0, 40) / 100)
+    assert_int_equal(kr_runner_run_share(r, share, NULL), KRAIT_OK);
+  assert_int_equal(kr_runner_run_share(r, 1, NULL), KRAIT_OK);
+}
+
 static void run_plan(world *w, const float *x, float *y) {
   kr_runner *r = NULL;
   assert_int_equal(kr_runner_open(w->g, &r), KRAIT_OK);
   memset(r->memory, 0xfb, kr_graph_bytes(w->g));
   assert_int_equal(kr_runner_bind(r, w->input, (void *)x), KRAIT_OK);
   for (int i = 0; i < N_OUTPUTS; i++) assert_int_equal(kr_runner_bind(r, w->outputs[i], y + i * w->rows * 7), KRAIT_OK);
-  for (int again = 0; again < 2; again++) {
+  for (int again = 0; again < 2; again++) { /* the second time in random shares, of times as measured or without */
+    if (again && draw_plan(0, 1)) assert_int_equal(kr_runner_weigh(r), KRAIT_OK);
     memset(y, 0, (size_t)(N_OUTPUTS * w->rows * 7) * sizeof *y);
-    assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+    if (again) run_in_parts(r);
+    else assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
   }
   kr_runner_close(&r);
 }

@@ -148,7 +148,7 @@ static int32_t windows_at_once(void *user, int64_t n_windows, int64_t n_samples,
 static int32_t open_live(void *user, kr_stft_live **live) {
   pk_timeline *line = user;
   if (!line->chunks) KR_TRY(kr_pk_session_open(line->net, KR_PK_LIVE_CHUNK, &line->chunks));
-  KR_TRY(kr_pk_begin(line->chunks)); /* plans */
+  KR_TRY(kr_pk_prepare(line->chunks));
   if (!line->live)
     KR_TRY(kr_stft_live_open(&(kr_stft_live_options){.n_fft = line->net->config.fft_len,
                                                      .chunk = KR_PK_LIVE_CHUNK,
@@ -156,7 +156,9 @@ static int32_t open_live(void *user, kr_stft_live **live) {
                                                      .pool = line->net->ctx->pool,
                                                      .user = line->chunks,
                                                      .begin = kr_pk_begin,
-                                                     .frames = kr_pk_frames},
+                                                     .take = kr_pk_take,
+                                                     .work = kr_pk_work,
+                                                     .give = kr_pk_give},
                              &line->live));
   *live = line->live;
   return kr_stft_live_begin(*live), KRAIT_OK;

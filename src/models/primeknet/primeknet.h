@@ -60,7 +60,7 @@ uint32_t kr_primeknet_plan_flags(const kr_primeknet *model);
 
 typedef struct kr_pk_session kr_pk_session;
 /* Frames per run of a streaming model: when streaming, and for whole windows (0: automatic). */
-enum { KR_PK_LIVE_CHUNK = 2 };
+enum { KR_PK_LIVE_CHUNK = 1 };
 int32_t kr_pk_session_open(const kr_primeknet *model, int64_t chunk, kr_pk_session **session);
 void kr_pk_session_close(kr_pk_session **session);
 /* com_in (B,F,T,2); mag, pha (B,F,T) and com (B,F,T,2) may be NULL. */
@@ -71,10 +71,12 @@ int32_t kr_pk_forward(kr_pk_session *session, int64_t B, int64_t T, const float 
 int32_t kr_pk_samples(kr_pk_session *session, int64_t B, int64_t T, const float *wav, const float *first, float *out);
 int32_t kr_pk_finish(kr_pk_session *session);
 int32_t kr_pk_at_once(kr_pk_session *session, int64_t B, int64_t T, int64_t *n);
-/* For a streaming model, as in kr_stft_live_options: starts a stream; processes the next n <= chunk frames, from number
- * `first` of (F,T,2) to the same of mag and pha (F,T); after fewer than a chunk only a new start may follow. */
+/* For a streaming model, as in kr_stft_live_options: plans and weighs; starts a stream; and the parts of a chunk. */
+int32_t kr_pk_prepare(kr_pk_session *session);
 int32_t kr_pk_begin(void *session);
-int32_t kr_pk_frames(void *session, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha);
+int32_t kr_pk_take(void *session, const float *com_in, int64_t T, int64_t first, int64_t n);
+int32_t kr_pk_work(void *session, double share);
+int32_t kr_pk_give(void *session, int64_t T, int64_t first, int64_t n, float *mag, float *pha);
 /* Kernel time of the last forward pass; 0 on the CPU. */
 double kr_pk_device_seconds(const kr_pk_session *session);
 int32_t kr_pk_kernels(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,

@@ -87,23 +87,30 @@ int32_t kr_pk_finish(kr_pk_session *s) { return kr_shapes_finish(&s->shapes); }
 
 /* ---- streaming ---- */
 
+static float *own_frames(const kr_pk_session *s, int i) { return s->frames + begin[i] * s->F * s->chunk; }
+
+/* Copies n frames of tensor i to or from those that the graph has. */
+static void copy_frames(const kr_pk_session *s, int i, float *there, int64_t T, int64_t first, int64_t n) {
+  const int64_t w = width[i];
+  for (int64_t f = 0; f < s->F && there; f++) {
+    float *at = there + w * (f * T + first), *here = own_frames(s, i) + w * f * s->chunk;
+    memcpy(i ? at : here, i ? here : at, (size_t)(w * n) * sizeof *at);
+  }
+}
+
+static void take_frames(const kr_pk_session *s, const float *com_in, int64_t T, int64_t first, int64_t n) {
+  if (n < s->chunk) memset(s->frames, 0, (size_t)(2 * s->F * s->chunk) * sizeof *s->frames);
+  copy_frames(s, 0, (float *)com_in, T, first, n);
+}
+
 static int32_t run_frames(kr_pk_session *s, uint32_t outputs, float *const *spectra, int64_t T, int64_t first,
                           int64_t n) {
-  const int64_t F = s->F, chunk = s->chunk;
   float *own[KR_PK_TENSORS];
-  for (int i = 0; i < KR_PK_TENSORS; i++) own[i] = spectra[i] ? s->frames + begin[i] * F * chunk : NULL;
-  if (n < chunk) memset(own[0], 0, (size_t)(2 * F * chunk) * sizeof **own);
-  for (int i = 0; i < KR_PK_TENSORS; i++) {
-    const int64_t w = width[i];
-    if (i == 1) {
-      KR_TRY(run_pk_session(s, 1, chunk, outputs, own));
-      KR_TRY(kr_pk_finish(s));
-    }
-    for (int64_t f = 0; f < F && spectra[i]; f++) {
-      float *there = spectra[i] + w * (f * T + first), *here = own[i] + w * f * chunk;
-      memcpy(i ? there : here, i ? here : there, (size_t)(w * n) * sizeof **own);
-    }
-  }
+  for (int i = 0; i < KR_PK_TENSORS; i++) own[i] = spectra[i] ? own_frames(s, i) : NULL;
+  take_frames(s, spectra[0], T, first, n);
+  KR_TRY(run_pk_session(s, 1, s->chunk, outputs, own));
+  KR_TRY(kr_pk_finish(s));
+  for (int i = 1; i < KR_PK_TENSORS; i++) copy_frames(s, i, spectra[i], T, first, n);
   return KRAIT_OK;
 }
 
@@ -113,20 +120,53 @@ static uint32_t outputs_of(float *const *spectra) {
   return outputs;
 }
 
-/* Resets the states of the graph with these outputs. */
-static int32_t begin_anew(kr_pk_session *s, uint32_t outputs) {
+/* The graph with these outputs, between the session's own frames. */
+static int32_t ready_frames(kr_pk_session *s, uint32_t outputs, kr_shape_graph **shape) {
   float *at[KR_PK_TENSORS];
+  for (int i = 0; i < KR_PK_TENSORS; i++) at[i] = own_frames(s, i);
+  KR_TRY(find_pk_session(s, 1, s->chunk, outputs, shape));
+  return kr_shapes_ready(&s->shapes, *shape, at);
+}
+
+/* Resets its states. */
+static int32_t begin_anew(kr_pk_session *s, uint32_t outputs) {
   kr_shape_graph *shape;
-  for (int i = 0; i < KR_PK_TENSORS; i++) at[i] = s->frames + begin[i] * s->F * s->chunk;
-  KR_TRY(find_pk_session(s, 1, s->chunk, outputs, &shape));
-  KR_TRY(kr_shapes_ready(&s->shapes, shape, at));
+  KR_TRY(ready_frames(s, outputs, &shape));
   return kr_runner_reset(shape->runner, s->shapes.stream);
 }
 
-int32_t kr_pk_begin(void *session) { return begin_anew(session, KR_PK_MAG | KR_PK_PHA); }
+enum { LIVE_OUTPUTS = KR_PK_MAG | KR_PK_PHA };
 
-int32_t kr_pk_frames(void *session, const float *com_in, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {
-  return run_frames(session, KR_PK_MAG | KR_PK_PHA, (float *const[]){(float *)com_in, mag, pha, NULL}, T, first, n);
+int32_t kr_pk_prepare(kr_pk_session *s) {
+  kr_shape_graph *shape;
+  KR_TRY(ready_frames(s, LIVE_OUTPUTS, &shape));
+  return s->cuda ? KRAIT_OK : kr_runner_weigh(shape->runner);
+}
+
+int32_t kr_pk_begin(void *session) { return begin_anew(session, LIVE_OUTPUTS); }
+
+int32_t kr_pk_take(void *session, const float *com_in, int64_t T, int64_t first, int64_t n) {
+  take_frames(session, com_in, T, first, n);
+  return KRAIT_OK;
+}
+
+/* On a GPU a run is only started at its end. */
+int32_t kr_pk_work(void *session, double share) {
+  kr_pk_session *s = session;
+  kr_shape_graph *shape;
+  if (s->cuda) return KRAIT_OK;
+  KR_TRY(ready_frames(s, LIVE_OUTPUTS, &shape));
+  return kr_runner_run_share(shape->runner, share, NULL);
+}
+
+int32_t kr_pk_give(void *session, int64_t T, int64_t first, int64_t n, float *mag, float *pha) {
+  kr_pk_session *s = session;
+  float *own[KR_PK_TENSORS] = {own_frames(s, 0), own_frames(s, 1), own_frames(s, 2), NULL};
+  KR_TRY(s->cuda ? run_pk_session(s, 1, s->chunk, LIVE_OUTPUTS, own) : kr_pk_work(s, 1));
+  KR_TRY(kr_pk_finish(s));
+  copy_frames(s, 1, mag, T, first, n);
+  copy_frames(s, 2, pha, T, first, n);
+  return KRAIT_OK;
 }
 
 static int32_t forward_frames(kr_pk_session *s, int64_t T, float *const *spectra) {
