@@ -110,6 +110,40 @@ KRAIT_API int32_t krait_stream_push(krait_stream *stream, const float *in, int64
  * the remaining samples are then lost. */
 KRAIT_API int32_t krait_stream_finish(krait_stream *stream, float *out, int64_t room, int64_t *n_out);
 
+/* One channel of speech, live, at any rate from 8 to 192 kHz, with as many samples out as in, krait_voice_latency samples
+ * late: silence comes first. Like a stream, it has exclusive use of its session until it is closed. It is for audio
+ * threads: with a streaming model on a CPU context of one thread, krait_voice_process allocates, locks and prints
+ * nothing, and spreads its work evenly over the samples. What lies above the model's band, 8 kHz, is kept, with a gain
+ * that follows the model's. */
+typedef struct krait_voice krait_voice;
+enum {
+  KRAIT_VOICE_NARROW = 1,    /* flags: drop what lies above 8 kHz */
+  KRAIT_VOICE_LOOKS_BACK = 2 /* the gate opens 30 ms before speech is recognised, for 30 ms more latency */
+};
+typedef struct krait_voice_options {
+  uint32_t size;
+  uint32_t flags; /* KRAIT_VOICE_* */
+  int32_t rate_hz;
+  int32_t reserved;
+} krait_voice_options;
+typedef struct krait_voice_controls {
+  uint32_t size;
+  int32_t reserved;
+  double mix;      /* 1 (at first): clean, 0: dry, delayed */
+  double limit_db; /* attenuate by at most this; INFINITY (at first): no limit */
+  double gate;     /* silence while speech is less probable than this; 0 (at first): never */
+} krait_voice_controls;
+KRAIT_API int32_t krait_voice_open(krait_session *session, const krait_voice_options *options, krait_voice **voice);
+KRAIT_API void krait_voice_close(krait_voice **voice);
+KRAIT_API int64_t krait_voice_latency(const krait_voice *voice); /* in samples at rate_hz */
+KRAIT_API int32_t krait_voice_set(krait_voice *voice, const krait_voice_controls *controls);
+/* in and out may be the same. What is not a finite number counts as 0. After a failure, a status below 0, the rest of out
+ * is silent, and the voice starts again; the thread's error detail stays as it is. */
+KRAIT_API int32_t krait_voice_process(krait_voice *voice, const float *in, float *out, int64_t n_samples);
+/* How probable speech is, 0 to 1, around the sample that krait_voice_process returned last. */
+KRAIT_API double krait_voice_speech(const krait_voice *voice);
+KRAIT_API int32_t krait_voice_reset(krait_voice *voice); /* forgets what it has heard, not the controls */
+
 enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an existing output or plot is an error, not replaced */
 
 /* size may be that of an older header: missing fields are 0. */

@@ -1,6 +1,6 @@
 /* stft_live.c: see stft_live.h. A frame is available with its last sample; a sample is final when the last frame that
- * covers it is; a chunk is in work until the next one is available. Both transforms are those for whole recordings, applied to as few frames as needed: the output equals
- * that for the whole recording. */
+ * covers it is; a chunk is in work until the next one is available. Both transforms are those for whole recordings,
+ * applied to as few frames as needed: the output equals that for the whole recording. */
 #include "stft_live.h"
 
 #include <string.h>

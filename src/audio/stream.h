@@ -20,6 +20,7 @@ typedef struct kr_queue {
   int64_t begin, end, capacity;
 } kr_queue;
 
+int32_t kr_queue_reserve(kr_queue *queue, int64_t n); /* pushes allocate nothing while at most n wait */
 int32_t kr_queue_push(void *queue, const float *samples, int64_t n);
 static inline int64_t kr_queue_count(const kr_queue *queue) { return queue->end - queue->begin; }
 static inline const float *kr_queue_front(const kr_queue *queue) { return queue->samples + queue->begin; }

@@ -1,0 +1,21 @@
+/* polyphase.h: resamples one channel by a short linear-phase filter, in memory that is allocated when it is opened:
+ * output sample k is at time k / out_hz of the input, and depends on the input from kr_polyphase_before samples before
+ * that time to kr_polyphase_after samples after it. Before its beginning the input is silent. (resample.h has longer
+ * filters.) */
+#ifndef KR_POLYPHASE_H
+#define KR_POLYPHASE_H
+
+#include "stream.h"
+
+typedef struct kr_polyphase kr_polyphase;
+
+/* Nothing is allocated later as long as at most n_waiting samples of input wait. */
+int32_t kr_polyphase_open(int32_t in_hz, int32_t out_hz, int64_t n_waiting, kr_polyphase **p);
+void kr_polyphase_close(kr_polyphase **p);
+void kr_polyphase_begin(kr_polyphase *p); /* starts again */
+int64_t kr_polyphase_after(const kr_polyphase *p);
+int32_t kr_polyphase_push(kr_polyphase *p, const float *in, int64_t n);
+int64_t kr_polyphase_ready(const kr_polyphase *p);           /* samples that can be pulled */
+void kr_polyphase_pull(kr_polyphase *p, float *out, int64_t n); /* n <= ready */
+
+#endif

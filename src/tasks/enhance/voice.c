@@ -1,0 +1,133 @@
+/* voice.c: one channel, live, at any rate: a krait_stream between the two ends of a kr_band, with as many samples out as
+ * in. After krait_voice_open nothing here allocates, locks or prints, if the stream's model does not. */
+#include "public_names.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "band.h"
+#include "denormals.h"
+#include "enhance.h"
+#include "sized.h"
+#include "status.h"
+
+/* BLOCK: samples between two looks at the model, whose work is spread over them; MOST_LOW: what they are at most at
+ * 16 kHz. */
+enum { BLOCK = 64, MOST_LOW = 2 * BLOCK + 2 };
+static const float LOUDEST = 100; /* full scale is 1 */
+
+struct krait_voice {
+  krait_stream *stream;
+  kr_band *band;
+  int64_t latency, n_in; /* n_in: since the beginning */
+  float low[MOST_LOW], *cleaned;
+  int64_t capacity; /* of cleaned */
+};
+
+static int32_t open_voice(krait_voice *v, krait_session *session, const krait_voice_options *o) {
+  KR_TRY(krait_stream_open(session, &v->stream));
+  const int64_t model_latency = krait_stream_latency(v->stream);
+  const kr_band_options options = {.rate_hz = o->rate_hz,
+                                   .is_narrow = (o->flags & KRAIT_VOICE_NARROW) != 0,
+                                   .looks_back = (o->flags & KRAIT_VOICE_LOOKS_BACK) != 0,
+                                   .model_latency = model_latency,
+                                   .block_samples = BLOCK};
+  KR_TRY(kr_band_open(&options, &v->band));
+  v->latency = kr_band_latency(v->band);
+  v->capacity = model_latency + MOST_LOW;
+  v->cleaned = kr_alloc_array((size_t)v->capacity, sizeof *v->cleaned);
+  KR_CHECK(v->cleaned, KRAIT_ERR_NO_MEMORY, "no memory for a voice");
+  return KRAIT_OK;
+}
+
+int32_t krait_voice_open(krait_session *session, const krait_voice_options *options, krait_voice **voice) {
+  krait_voice_options known;
+  KR_CHECK(session && options && voice, KRAIT_ERR_ARGUMENT, "session, options and voice must not be NULL");
+  *voice = NULL;
+  KR_TRY(kr_struct_take("krait_voice_options", options, sizeof known, &known, sizeof known));
+  KR_CHECK((known.flags & ~(uint32_t)(KRAIT_VOICE_NARROW | KRAIT_VOICE_LOOKS_BACK)) == 0, KRAIT_ERR_ARGUMENT,
+           "options.flags is %u; this library knows KRAIT_VOICE_NARROW and KRAIT_VOICE_LOOKS_BACK", known.flags);
+  krait_voice *v = *voice = kr_zalloc(sizeof *v);
+  KR_CHECK(v, KRAIT_ERR_NO_MEMORY, "no memory for a voice");
+  const int32_t status = open_voice(v, session, &known);
+  if (status < 0) krait_voice_close(voice);
+  return status;
+}
+
+void krait_voice_close(krait_voice **voice) {
+  if (!voice || !*voice) return;
+  krait_voice *v = *voice;
+  krait_stream_close(&v->stream);
+  kr_band_close(&v->band);
+  kr_free(v->cleaned);
+  kr_free(v);
+  *voice = NULL;
+}
+
+int64_t krait_voice_latency(const krait_voice *v) { return v ? v->latency : 0; }
+double krait_voice_speech(const krait_voice *v) { return v ? kr_band_speech(v->band) : 0; }
+
+int32_t krait_voice_set(krait_voice *v, const krait_voice_controls *controls) {
+  krait_voice_controls known;
+  KR_CHECK(v && controls, KRAIT_ERR_ARGUMENT, "voice and controls must not be NULL");
+  KR_TRY(kr_struct_take("krait_voice_controls", controls, sizeof known, &known, sizeof known));
+  KR_CHECK(known.mix >= 0 && known.mix <= 1, KRAIT_ERR_ARGUMENT, "controls.mix is %g, not 0 to 1", known.mix);
+  KR_CHECK(known.limit_db >= 0, KRAIT_ERR_ARGUMENT, "controls.limit_db is %g, which is not 0 or more", known.limit_db);
+  KR_CHECK(known.gate >= 0 && known.gate <= 1, KRAIT_ERR_ARGUMENT, "controls.gate is %g, not 0 to 1", known.gate);
+  kr_band_set(v->band, &(kr_band_controls){known.mix, known.limit_db, known.gate});
+  return KRAIT_OK;
+}
+
+static void begin(krait_voice *v) {
+  v->n_in = 0;
+  kr_band_begin(v->band);
+}
+
+int32_t krait_voice_reset(krait_voice *v) {
+  int64_t n;
+  KR_CHECK(v, KRAIT_ERR_ARGUMENT, "voice must not be NULL");
+  begin(v);
+  return krait_stream_finish(v->stream, v->cleaned, v->capacity, &n);
+}
+
+/* Through the model: what has come down. */
+static int32_t clean(krait_voice *v) {
+  int64_t n = kr_band_low_ready(v->band), n_cleaned;
+  if (n > MOST_LOW) n = MOST_LOW;
+  kr_band_low_pull(v->band, v->low, n);
+  KR_TRY(krait_stream_push(v->stream, v->low, n, v->cleaned, v->capacity, &n_cleaned));
+  return kr_band_return(v->band, v->cleaned, n_cleaned);
+}
+
+static int32_t process_block(krait_voice *v, const float *in, float *out, int64_t n) {
+  float heard[BLOCK];
+  for (int64_t i = 0; i < n; i++) heard[i] = isfinite(in[i]) ? fminf(fmaxf(in[i], -LOUDEST), LOUDEST) : 0;
+  KR_TRY(kr_band_push(v->band, heard, n));
+  KR_TRY(clean(v));
+  int64_t n_silent = v->latency > v->n_in ? v->latency - v->n_in : 0;
+  if (n_silent > n) n_silent = n;
+  v->n_in += n;
+  memset(out, 0, (size_t)n_silent * sizeof *out);
+  kr_band_pull(v->band, out + n_silent, n - n_silent);
+  return KRAIT_OK;
+}
+
+/* After a failure it starts again. */
+int32_t krait_voice_process(krait_voice *v, const float *in, float *out, int64_t n_samples) {
+  int32_t status = KRAIT_OK;
+  int64_t n_left;
+  if (!v || !in || !out || n_samples < 0) return KRAIT_ERR_ARGUMENT;
+  const uint64_t before = kr_denormals_begin();
+  for (int64_t i = 0, n; i < n_samples && status >= 0; i += n) {
+    n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
+    status = process_block(v, in + i, out + i, n);
+    if (status < 0) memset(out + i, 0, (size_t)(n_samples - i) * sizeof *out);
+  }
+  kr_denormals_end(before);
+  if (status >= 0) return status;
+  begin(v);
+  krait_stream_finish(v->stream, v->cleaned, v->capacity, &n_left); /* which computes nothing after a failure */
+  return status;
+}
