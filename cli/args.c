@@ -149,6 +149,8 @@ static int check_args_operands(const cli_verb *verb, int n) {
   if (n < verb->min_operands)
     return cli_usage_error(verb->name, "%s is missing; usage: krait %s %s", n ? "an operand" : "the operand",
                            verb->name, verb->operands);
+  if (verb->max_operands == 0 && n > 0)
+    return cli_usage_error(verb->name, "%d operand%s given, but it takes none", n, n > 1 ? "s" : "");
   if (verb->max_operands >= 0 && n > verb->max_operands)
     return cli_usage_error(verb->name, "%d operands given, at most %d allowed", n, verb->max_operands);
   return -1;

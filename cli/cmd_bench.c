@@ -194,6 +194,20 @@ static int bench_tower(const char *family, const settings *s) {
   return exit_status >= 0 ? exit_status : cli_bench_tower_run(&s->run, &b);
 }
 
+/* -1: it is an operator. */
+static int refuse_unknown_operator(const char *name) {
+  static const char *const others[] = {"primeknet", "generate", "describe", "videomamba", "clip", "seedvr", "data", "train"};
+  cli_guess guess = {.written = name};
+  const char *op;
+  for (int32_t i = 0; (op = krait_op_name(i)) != NULL; i++) {
+    if (strcmp(op, name) == 0) return -1;
+    cli_guess_offer(&guess, op);
+  }
+  for (int i = 0; i < CLI_N(others); i++) cli_guess_offer(&guess, others[i]);
+  return cli_usage_error("bench", "there is no operator '%s'; %s%s%skrait info lists them", name,
+                         guess.meant ? "did you mean " : "", guess.meant ? guess.meant : "", guess.meant ? "? " : "");
+}
+
 int cmd_bench(int argc, char **argv) {
   int first;
   settings s = {.batch = 1, .n_runs = 5, .n_prompt = 1024, .n_tokens = 32, .model.size = sizeof s.model};
@@ -261,5 +275,7 @@ int cmd_bench(int argc, char **argv) {
   if (strcmp(argv[first], "describe") == 0) return bench_describe(&s);
   if (strcmp(argv[first], "seedvr") == 0) return bench_seedvr(&s);
   if (strcmp(argv[first], "videomamba") == 0 || strcmp(argv[first], "clip") == 0) return bench_tower(argv[first], &s);
+  exit_status = refuse_unknown_operator(argv[first]);
+  if (exit_status >= 0) return exit_status;
   return bench_op(argv[first], s.shape, s.dtype, s.impl, s.with_reference, s.as_json, &s.run);
 }
