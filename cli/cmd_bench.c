@@ -196,7 +196,8 @@ static int bench_tower(const char *family, const settings *s) {
 
 /* -1: it is an operator. */
 static int refuse_unknown_operator(const char *name) {
-  static const char *const others[] = {"primeknet", "generate", "describe", "videomamba", "clip", "seedvr", "data", "train"};
+  static const char *const others[] = {"primeknet", "generate", "describe", "videomamba",
+                                       "clip",      "seedvr",   "data",     "train"};
   cli_guess guess = {.written = name};
   const char *op;
   for (int32_t i = 0; (op = krait_op_name(i)) != NULL; i++) {

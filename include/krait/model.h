@@ -110,9 +110,9 @@ KRAIT_API int32_t krait_stream_push(krait_stream *stream, const float *in, int64
  * the remaining samples are then lost. */
 KRAIT_API int32_t krait_stream_finish(krait_stream *stream, float *out, int64_t room, int64_t *n_out);
 
-/* One channel of speech, live, at any rate from 8 to 192 kHz, with as many samples out as in, krait_voice_latency samples
- * late: silence comes first. Like a stream, it has exclusive use of its session until it is closed. It is for audio
- * threads: with a streaming model on a CPU context of one thread, krait_voice_process allocates, locks and prints
+/* One channel of speech, live, at any rate from 8 to 192 kHz, with as many samples out as in, krait_voice_latency
+ * samples late: silence comes first. Like a stream, it has exclusive use of its session until it is closed. It is for
+ * audio threads: with a streaming model on a CPU context of one thread, krait_voice_process allocates, locks and prints
  * nothing, and spreads its work evenly over the samples. What lies above the model's band, 8 kHz, is kept, with a gain
  * that follows the model's. */
 typedef struct krait_voice krait_voice;
@@ -137,8 +137,8 @@ KRAIT_API int32_t krait_voice_open(krait_session *session, const krait_voice_opt
 KRAIT_API void krait_voice_close(krait_voice **voice);
 KRAIT_API int64_t krait_voice_latency(const krait_voice *voice); /* in samples at rate_hz */
 KRAIT_API int32_t krait_voice_set(krait_voice *voice, const krait_voice_controls *controls);
-/* in and out may be the same. What is not a finite number counts as 0. After a failure, a status below 0, the rest of out
- * is silent, and the voice starts again; the thread's error detail stays as it is. */
+/* in and out may be the same. What is not a finite number counts as 0. After a failure, a status below 0, the rest of
+ * out is silent, and the voice starts again; the thread's error detail stays as it is. */
 KRAIT_API int32_t krait_voice_process(krait_voice *voice, const float *in, float *out, int64_t n_samples);
 /* How probable speech is, 0 to 1, around the sample that krait_voice_process returned last. */
 KRAIT_API double krait_voice_speech(const krait_voice *voice);

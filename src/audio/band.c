@@ -34,7 +34,8 @@ struct kr_band {
   kr_band_options o;
   int64_t rate_hz, latency;
   kr_polyphase *down, *up, *up_dry; /* up_dry: NULL if nothing lies beside the model's band */
-  kr_queue dry, low, gains, speech; /* low: waits for its cleaned samples; a gain for each STEP, a speech for each FRAME */
+  kr_queue dry, low, gains,
+      speech; /* low: waits for its cleaned samples; a gain for each STEP, a speech for each FRAME */
   section sections[2];
   levels heard, said;
   double speech_peak_db;
@@ -153,7 +154,7 @@ static double high_pass(const kr_band *b, levels *l, double x) {
   return x;
 }
 
-static void measure(const kr_band *b, levels *l, double x) {
+static void measure_levels(const kr_band *b, levels *l, double x) {
   const double upper = high_pass(b, l, x), sharp = x - 0.95 * l->before;
   l->before = x;
   l->upper += b->upper_step * (upper * upper - l->upper);
@@ -175,7 +176,7 @@ int32_t kr_band_return(kr_band *b, const float *cleaned, int64_t n) {
   KR_TRY(kr_polyphase_push(b->up, cleaned, n));
   if (b->up_dry) KR_TRY(kr_polyphase_push(b->up_dry, low, n));
   for (int64_t k = 0; k < n; k++) {
-    measure(b, &b->heard, low[k]), measure(b, &b->said, cleaned[k]);
+    measure_levels(b, &b->heard, low[k]), measure_levels(b, &b->said, cleaned[k]);
     b->n_returned++;
     if (b->n_returned % STEP == 0) {
       const float gain = (float)fmin(sqrt((b->said.upper + 1e-14) / (b->heard.upper + 1e-14)), 1);

@@ -381,7 +381,8 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
   if (row && strcmp(source_of(row), "none") == 0)
     return wheels_only(d, package,
                        public_version(d, version)); /* its metadata requires the torch that it was built for */
-  const char *library = d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "", *slash = strrchr(library, '/');
+  const char *library = d->log.files.n ? DOC_TEXT(d->log.files, d->log.files.n - 1) : "",
+             *slash = strrchr(library, '/');
   if (!*package && *d->log.source && slash) /* built in its own folder */
     package = kr_arena_copy(d->arena, slash + 1, strcspn(slash + 1, "."));
   return *package ? kr_arena_print(

@@ -22,7 +22,8 @@ static const char *version_in(doc *d, const char *word) {
 /* An environment of this Python, in the words of the system. */
 static const char *environment_of(doc *d, int minor) {
   if (d->log.is_conda)
-    return kr_arena_print(d->arena, "conda create -y -n py3%d python=3.%d && conda activate py3%d", minor, minor, minor);
+    return kr_arena_print(d->arena, "conda create -y -n py3%d python=3.%d && conda activate py3%d", minor, minor,
+                          minor);
   return d->log.is_windows
              ? kr_arena_print(d->arena, "py -3.%d -m venv .venv && .venv\\Scripts\\activate", minor)
              : kr_arena_print(d->arena, "python3.%d -m venv .venv && . .venv/bin/activate", minor);
@@ -92,7 +93,8 @@ static void fill_none(doc *d, kr_list *keys, const char *name) {
   }
   if (d->python && newest && d->python > 300 + newest) {
     put_value(d, keys, "not_for", kr_arena_print(d->arena, "Python 3.%d", d->python - 300));
-    put_value(d, keys, "nearest_install", kr_arena_print(d->arena, "%s && pip install %s", environment_of(d, newest), name));
+    put_value(d, keys, "nearest_install",
+              kr_arena_print(d->arena, "%s && pip install %s", environment_of(d, newest), name));
   }
   put_value(d, keys, "which_python", "python3 -m pip --version && uname -m");
 }
@@ -142,11 +144,16 @@ static int fill_no_release(doc *d, const doc_hit *hit, kr_list *keys) {
 
 /* ---- builds for the CPU ---- */
 static int fill_cpu_build(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
-  static const char *const named[][2] = {{"CUDAExecutionProvider", "onnxruntime-gpu"}, {"Tree Learner", "lightgbm"},
-                                         {"Device API cuda", "dgl"},                   {"CPU only version", "paddlepaddle-gpu"},
-                                         {"USE_CUDA=1 to enable", "mxnet"},            {"GPU offload", "llama-cpp-python"},
-                                         {"StandardGpuResources", "faiss-gpu-cu12"},   {"index_cpu_to_all", "faiss-gpu-cu12"},
-                                         {"torchvision::", "torchvision"},             {"xformers::", "xformers"}};
+  static const char *const named[][2] = {{"CUDAExecutionProvider", "onnxruntime-gpu"},
+                                         {"Tree Learner", "lightgbm"},
+                                         {"Device API cuda", "dgl"},
+                                         {"CPU only version", "paddlepaddle-gpu"},
+                                         {"USE_CUDA=1 to enable", "mxnet"},
+                                         {"GPU offload", "llama-cpp-python"},
+                                         {"StandardGpuResources", "faiss-gpu-cu12"},
+                                         {"index_cpu_to_all", "faiss-gpu-cu12"},
+                                         {"torchvision::", "torchvision"},
+                                         {"xformers::", "xformers"}};
   static const char *const others[] = {"orch not compiled", "orch was not", "orch is not compiled", "kernel binaries",
                                        "itsandbytes", "TensorRT", "flash", NULL};
   for (int i = 0; others[i]; i++)
@@ -192,11 +199,13 @@ static int fill_gone(doc *d, const doc_hit *hit, kr_list *keys) {
   if (strcmp(gone, "AT_CHECK") == 0)
     put_value(d, keys, "newer_source", "grep -rl AT_CHECK . | xargs sed -i s/AT_CHECK/TORCH_CHECK/g");
   else if (strcmp(gone, "DeprecatedTypeProperties") == 0)
-    put_value(d, keys, "newer_source", "grep -rl 'type()' --include='*.c*' . | xargs sed -i 's/\\.type()/.scalar_type()/g'");
+    put_value(d, keys, "newer_source",
+              "grep -rl 'type()' --include='*.c*' . | xargs sed -i 's/\\.type()/.scalar_type()/g'");
   else if (!install_begins(gone, "THC") && !install_begins(gone, "THCuda")) return 0;
   else
     put_value(d, keys, "old_torch",
-        "pip install --force-reinstall torch==1.10.2 torchvision==0.11.3 --index-url https://download.pytorch.org/whl/cu113");
+              "pip install --force-reinstall torch==1.10.2 torchvision==0.11.3 --index-url "
+              "https://download.pytorch.org/whl/cu113");
   return 1;
 }
 

@@ -221,8 +221,9 @@ const char *doc_install_library(doc *d, const char *lib, const char *package) {
   if (want && have && want != have && is_someone(package))
     return "{rebuild}"; /* it was built for a different CUDA than torch */
   if (!row && want && is_someone(package) && *doc_build_command(d, package)) return "{rebuild}";
-  return row ? kr_arena_print(d->arena, "pip install \"%s\"",
-                              atoi(row->column[1]) ? row->column[2] : for_cuda(d, row->column[2], doc_cuda_of(d, package)))
+  return row ? kr_arena_print(
+                   d->arena, "pip install \"%s\"",
+                   atoi(row->column[1]) ? row->column[2] : for_cuda(d, row->column[2], doc_cuda_of(d, package)))
              : kr_arena_print(d->arena, "install the package that contains %s; the tables do not know it", lib);
 }
 
@@ -659,7 +660,8 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
     if (cc) put_log(keys, "cc", kr_print_cc(d->arena, cc)), put_log(keys, "index", doc_index_for(d, cc));
   }
   if (is_for_log(hit, "K18")) {
-    if (cc >= 80 && (strstr(hit->line, "Ampere") || strstr(hit->line, "16BF") || strstr(hit->line, "float16"))) return 0;
+    if (cc >= 80 && (strstr(hit->line, "Ampere") || strstr(hit->line, "16BF") || strstr(hit->line, "float16")))
+      return 0;
     const char *sm = taken(hit, "floor_sm");
     if (strstr(hit->line, "triton GPU compiler")) put_log(keys, "floor", "7.0");
     if (*sm) put_log(keys, "floor", kr_print_cc(d->arena, atoi(sm)));

@@ -396,7 +396,8 @@ static int fill_module(doc *d, const doc_hit *hit, kr_list *keys, const char **p
       strstr(hit->line, "FlashAttention-3") || strstr(hit->line, "flash_attn_interface is not"))
     *package = "flash-attn-3";
   if (strstr(hit->line, "xFormers w")) *package = "xformers";
-  if (d->log.is_windows && strcmp(*package, "triton") == 0) put_words(d, keys, "elsewhere_install", "pip install triton-windows");
+  if (d->log.is_windows && strcmp(*package, "triton") == 0)
+    put_words(d, keys, "elsewhere_install", "pip install triton-windows");
   if (d->log.is_windows && is_one_of(*package, built))
     put_words(d, keys, "no_wheels", "which Windows has no wheel for");
   return 1;
@@ -450,11 +451,12 @@ static int fill_builds(doc *d, const doc_hit *hit, kr_list *keys) {
     put_words(d, keys, "msvc_fix", "export NVCC_APPEND_FLAGS=-allow-unsupported-compiler");
   }
   if (is_for_words(hit, "B15"))
-    put_words(d, keys, "plain", kr_arena_copy(d->arena, doc_taken(hit, "plain"), strcspn(doc_taken(hit, "plain"), ":"))),
-    put_words(d, keys, "link_fix",
-        strcmp(doc_taken(hit, "lnk"), "aio") == 0 || strcmp(doc_taken(hit, "lnk"), "cufile") == 0
-            ? "export DS_BUILD_AIO=0 DS_BUILD_GDS=0 && pip install --no-build-isolation deepspeed"
-            : "export LIBRARY_PATH=/usr/local/cuda/lib64");
+    put_words(d, keys, "plain",
+              kr_arena_copy(d->arena, doc_taken(hit, "plain"), strcspn(doc_taken(hit, "plain"), ":"))),
+        put_words(d, keys, "link_fix",
+                  strcmp(doc_taken(hit, "lnk"), "aio") == 0 || strcmp(doc_taken(hit, "lnk"), "cufile") == 0
+                      ? "export DS_BUILD_AIO=0 DS_BUILD_GDS=0 && pip install --no-build-isolation deepspeed"
+                      : "export LIBRARY_PATH=/usr/local/cuda/lib64");
   if (is_for_words(hit, "B22")) put_words(d, keys, "need", doc_taken(hit, "floor_cuda"));
   if (is_for_words(hit, "S13"))
     put_words(d, keys, "what_missing",
@@ -476,7 +478,8 @@ static int is_of_other_maker(const doc *d, const doc_hit *hit) {
 int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   if (is_of_other_maker(d, hit)) return 0;
   if (*hit->rule->id == 'A') return fill_amd(d, hit, keys, package);
-  if (kr_tables_has_word("B25 B26", hit->rule->id) || *hit->rule->id == 'P' || kr_tables_has_word("K26 L19 D16", hit->rule->id)) {
+  if (kr_tables_has_word("B25 B26", hit->rule->id) || *hit->rule->id == 'P' ||
+      kr_tables_has_word("K26 L19 D16", hit->rule->id)) {
     if (!doc_fill_install(d, hit, keys, package)) return 0;
   }
   if (*hit->rule->id == 'B') return fill_builds(d, hit, keys);

@@ -58,8 +58,9 @@ static int is_powershell(const char *text) {
 }
 
 void doc_read_system(doc *d, const char *text) {
-  static const char *const windows[] = {"C:\\", "C:/", "D:/", "D:\\", "E:\\", "F:\\", "G:\\", ".pyd", "win_amd64", ".dll", ".bat",
-                                        "cl.exe", "Windows 10", "Windows 11", "Windows-1", NULL};
+  static const char *const windows[] = {"C:\\",       "C:/",        "D:/",       "D:\\", "E:\\", "F:\\",
+                                        "G:\\",       ".pyd",       "win_amd64", ".dll", ".bat", "cl.exe",
+                                        "Windows 10", "Windows 11", "Windows-1", NULL};
   static const char *const wsl[] = {"WSL", "/lib/wsl", "microsoft-standard", "/mnt/c/", NULL};
   static const char *const mac[] = {"-darwin", "Mac OSX", "macOS", "Darwin", "apple-darwin", "arm64-apple", "macosx_",
                                     "Expected in: flat namespace", "/Users/", "@rpath/", ".dylib", NULL};

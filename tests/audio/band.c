@@ -70,7 +70,8 @@ static double power(const float *x, int64_t n) {
   return sum / (double)n;
 }
 
-static const int32_t rates[] = {8000, 11025, 12000, 16000, 16001, 22050, 24000, 32000, 44100, 48000, 88200, 96000, 192000};
+static const int32_t rates[] = {8000,  11025, 12000, 16000, 16001, 22050, 24000,
+                                32000, 44100, 48000, 88200, 96000, 192000};
 
 static void what_changes_nothing_is_transparent(void **state) {
   (void)state;

@@ -347,7 +347,8 @@ static const float_kernels float_kernels_of[2][2] = {{FLOATS("", "n64"), FLOATS(
 
 const char *kr_ssd_bwd_parts_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_bwd_args *a = args;
-  const uint32_t forward = kr_ssd_float_shared_bytes(a->N), inner = (uint32_t)KR_SSD_BWD_FLOATS_INNER_SHARED(ssd_bwd_columns_of(a));
+  const uint32_t forward = kr_ssd_float_shared_bytes(a->N),
+                 inner = (uint32_t)KR_SSD_BWD_FLOATS_INNER_SHARED(ssd_bwd_columns_of(a));
   return a->x.dtype != KRAIT_F32 ? "not float32" : refuse_chunks(ctx, a, forward > inner ? forward : inner);
 }
 

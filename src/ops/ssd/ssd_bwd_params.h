@@ -31,7 +31,8 @@ typedef struct kr_ssd_bwd_params {
   float *parts;                            /* (B,chunks,H,P + 2): dD, dA and dt_bias's gradient, summed over a chunk */
   kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is dy (after the gate) */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */
-  int32_t n_splits; /* blocks that share a group's heads; sum_B and sum_C are then (n_splits,B,L,G,N), always of float32 */
+  int32_t
+      n_splits; /* blocks that share a group's heads; sum_B and sum_C are then (n_splits,B,L,G,N), always of float32 */
   float *W;         /* float32: (n_splits,B,chunks,groups,KR_SSD_CHUNK,KR_SSD_CHUNK), sums over heads */
   int32_t part;     /* slice of the states, if more than a kernel takes; from 1 on it adds to dx and tokens */
   int32_t n_chunks, adds, keeps;           /* adds: to the other direction's part; keeps: stores one for it */

@@ -246,7 +246,8 @@ const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   if (a->x.dtype != KRAIT_F32) return "not float32";
   if (refuse_options(a)) return refuse_options(a);
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)kr_ssd_float_shared_bytes(a->N) ? "too little shared memory" : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)kr_ssd_float_shared_bytes(a->N) ? "too little shared memory"
+                                                                                          : NULL;
 }
 
 const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args) {

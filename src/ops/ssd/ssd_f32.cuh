@@ -1,5 +1,5 @@
-/* ssd_f32.cuh: shared by the SSD's and its gradient's tensor-core kernels of float32: decays between sums of two floats,
- * rows in shared memory, products by tf32 parts, a chunk's update of a state in accumulators. */
+/* ssd_f32.cuh: shared by the SSD's and its gradient's tensor-core kernels of float32: decays between sums of two
+ * floats, rows in shared memory, products by tf32 parts, a chunk's update of a state in accumulators. */
 #ifndef KR_SSD_F32_CUH
 #define KR_SSD_F32_CUH
 

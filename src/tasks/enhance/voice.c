@@ -1,5 +1,5 @@
-/* voice.c: one channel, live, at any rate: a krait_stream between the two ends of a kr_band, with as many samples out as
- * in. After krait_voice_open nothing here allocates, locks or prints, if the stream's model does not. */
+/* voice.c: one channel, live, at any rate: a krait_stream between the two ends of a kr_band, with as many samples out
+ * as in. After krait_voice_open nothing here allocates, locks or prints, if the stream's model does not. */
 #include "public_names.h"
 
 #include <math.h>
