@@ -48,8 +48,8 @@ test-emulated: build ## run the Python golden-file tests on the emulated GPU, ti
 	@tools/build $(BUILD) tests/cuda/libemulated_krait.so
 	@tools/test-emulated $(BUILD)
 
-lint: ## check include rules, forbidden calls, sizes
-	@python3 tools/lint_rooms.py
+lint: ## check include rules, forbidden calls, sizes; after a build also which room's symbols each object file needs
+	@python3 tools/lint_rooms.py $(dir $(wildcard $(BUILD)/compile_commands.json))
 
 soak: build ## random calls with new seeds for SOAK_MINUTES=10: every op on the CPU and on the emulated GPU
 	@tools/setup test

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "check.h"
-#include "op_list.h"
+#include "all_ops.h"
 
 static uint64_t seed;
 static int64_t percent = 100;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "op_list.h"
+#include "all_ops.h"
 
 static void print_checkop_bare_line(void *user, const char *line) {
   (void)user;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the layering: ROOMS' include rules, calls reserved to one room, file heads, sizes, paths, names in
-documents, the glossary."""
-import pathlib, re, subprocess, sys
+"""lint_rooms.py [BUILD]: checks the layering: ROOMS' include rules, calls reserved to one room, file heads, sizes, paths,
+names in documents, the glossary; and, of a finished build in that folder, that no object file needs a symbol of a room
+that its own may not use."""
+import json, pathlib, re, subprocess, sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FENCED = {  # pattern: rooms that may use it
@@ -133,8 +134,65 @@ def check_glossary():
             problems.append(f"{names[1]}: static {function}() is also in {names[0]}: unique in a room, verb_object")
 
 
+PARTS = re.compile(r"src/lib(krait_core|krait_model|simd_\w+)\.a\.p/|krait\.p/")  # the program's objects, once each
+
+
+def objects_of(build):
+    """(object, room, source) of every object file of the program; sources made by the build belong to its folder's room."""
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        source, made = pathlib.Path(entry["directory"], entry["file"]).resolve(), pathlib.Path(entry["directory"], entry["output"])
+        if not PARTS.match(entry["output"]):
+            continue
+        inside = ROOT / source.relative_to(build) if build in source.parents else source
+        yield made, room_of(inside), str(inside.relative_to(ROOT))
+
+
+def symbols_of(objects):
+    """Per object, the names that it defines and those that it needs."""
+    text = subprocess.run(["nm", "-A", "-P", "-g", *map(str, objects)], capture_output=True, text=True, check=True).stdout
+    defined, needed = {o: set() for o in objects}, {o: set() for o in objects}
+    for path, name, kind in re.findall(r"^(\S+): (\S+) (\w)", text, re.M):
+        (needed if kind in "Uw" else defined)[pathlib.Path(path)].add(name)
+    return defined, needed
+
+
+def reach(room):
+    """The room, and all rooms below it; for the program and the like, which include only include/krait, all rooms."""
+    if not room.startswith("src/"):
+        return {"*"}
+    found, rest = set(), [room]
+    while rest:
+        one = rest.pop()
+        if one not in found:
+            found.add(one)
+            rest += ["src/" + other for other in LAW.get(one, set())]
+    return found
+
+
+def check_symbols(build):
+    """What a room's headers do not show: a function of an upper room, declared by hand."""
+    objects = {made: (room, source) for made, room, source in objects_of(build.resolve())}
+    missing = [o for o in objects if not o.exists()]
+    if missing:
+        return problems.append(f"{build}: {len(missing)} object files are not built, {objects[missing[0]][1]} first (make build): their symbols cannot be checked")
+    defined, needed = symbols_of(list(objects))
+    owners = {}
+    for made, names in defined.items():
+        for name in names:
+            owners.setdefault(name, set()).add(objects[made][0])
+    for made in objects:
+        room, source = objects[made]
+        for name in sorted(needed[made]):
+            rooms = owners.get(name, set())
+            allowed = reach(room) if name.startswith("krait_") else {room} | LAW.get(room, set())  # public: of any room below
+            if rooms and room in LAW and not any(r not in LAW or "*" in allowed or r in allowed or r.removeprefix("src/") in allowed for r in rooms):
+                problems.append(f"{source}: {room} may not use {name} of {', '.join(sorted(rooms))}")
+    return len(objects)
+
+
 def main():
     read_law()
+    n_objects = check_symbols(pathlib.Path(sys.argv[1])) if len(sys.argv) > 1 else None
     sources = tracked(".c", ".h", ".cu", ".cuh", ".def")
     owner = {p.name: room_of(p) for p in sources if p.suffix != ".c"}
     names = {}
@@ -160,8 +218,9 @@ def main():
                 problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
     check_documents()
     check_glossary()
-    print("\n".join(problems) if problems else f"lint: {len(sources)} source files pass")
+    print("\n".join(problems) if problems else f"lint: {len(sources)} source files pass" + (f", {n_objects} object files" if n_objects else ", symbols were not checked (there is no build)"))
     return 1 if problems else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

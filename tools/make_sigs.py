@@ -439,7 +439,7 @@ class Writer:
         have = lambda what, rows: "%s_%s" % (name, what) if rows else "NULL"
         lines += ["const kr_sig kr_sig_%s = {" % name,
                   '  "%s", sizeof(krait_%s_args), %s,' % (name, name, " | ".join(f[0] for f in op.flags) or "0"),
-                  "  %s, %s," % ("&kr_sig_" + op.gradient if op.gradient else "NULL", "&kr_sig_" + op.forward if op.forward else "NULL"),
+                  "  &kr_op_%s, %s, %s," % (name, "&kr_sig_" + op.gradient if op.gradient else "NULL", "&kr_sig_" + op.forward if op.forward else "NULL"),
                   "  %d, %d, %d, %d, %d, %d," % (len(op.sizes), len(limits), len(op.fields), len(tensors), len(facts), len(op.flags)),
                   "  %s, %s, %s, %s_tensors," % (have("sizes", op.sizes), have("limits", limits), have("fields", op.fields), name),
                   '  %s, %s, %s, "%s"};' % (have("facts", facts), have("terms", self.terms), have("flags", op.flags), op.bench), ""]
@@ -447,8 +447,8 @@ class Writer:
 
 
 def write_tables(out, ops):
-    parts = ["/* Made by tools/make_sigs.py from src/ops/<op>/<op>.sig. */", '#include <krait/blocks.h>', '#include "contract.h"', '#include "sig.h"', ""]
-    parts += ["extern const kr_sig kr_sig_%s;" % name for name in ops] + [""]
+    parts = ["/* Made by tools/make_sigs.py from <op>.sig. */", '#include <krait/blocks.h>', '#include "contract.h"', '#include "op.h"', '#include "sig.h"', ""]
+    parts += ["extern const kr_op kr_op_%s;\nextern const kr_sig kr_sig_%s;" % (name, name) for name in ops] + [""]
     parts += [Writer(op, ops).text() for op in ops.values()]
     out.write_text("\n".join(parts))
 

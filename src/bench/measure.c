@@ -9,11 +9,11 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "all_ops.h"
 #include "clock.h"
 #include "limits.h"
 #include "measured_call.h"
 #include "measure_cuda.h"
-#include "op_list.h"
 #include "plan.h"
 #include "status.h"
 

@@ -24,16 +24,10 @@
 #include <krait/ops.h>
 
 #include "op.h"
+#include "rewrite.h" /* kr_tensor, kr_dims */
 
 typedef struct kr_graph kr_graph;
 typedef struct kr_runner kr_runner;
-typedef int32_t kr_tensor; /* 0: none; as a view it is absent */
-
-typedef struct kr_dims {
-  int32_t n;
-  int64_t size[4];
-} kr_dims;
-#define KR_DIMS(...) ((kr_dims){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}})
 
 int32_t kr_graph_open(kr_graph **graph);
 void kr_graph_close(kr_graph **graph);
@@ -119,7 +113,8 @@ void kr_graph_recompute_since(kr_graph *g, kr_tensor from, kr_tensor kept);
 void kr_graph_wide_gradient(kr_graph *g, kr_tensor t);
 
 /* ---- plan ---- */
-/* Rewrites (graph_rewrite.c) replace calls by fused ones that compute the same; by name, or "all". */
+/* Rewrites (graph_rewrite.c; those of ops: rewrite.h) replace calls by fused ones that compute the same; by name, or
+ * "all". */
 void kr_graph_rewrite_off(kr_graph *g, const char *name);
 enum {
   KR_PLAN_REFERENCE = 1, /* the reference implementation of each op, in host memory: tensors may be float64, ctx NULL */

@@ -67,29 +67,6 @@ static int32_t choose_row(kr_graph *g, kr_node *node) {
 
 /* ---- kernels that start while the previous one still runs ---- */
 
-/* Ops with rows that use these bits. */
-static int takes_ahead(const kr_op *op) {
-  const kr_op *const ops[] = {&kr_op_add_norm,
-                              &kr_op_argmax_rows,
-                              &kr_op_attention,
-                              &kr_op_attention_append,
-                              &kr_op_attention_step,
-                              &kr_op_causal_conv1d,
-                              &kr_op_causal_conv1d_update,
-                              &kr_op_dt_state_update,
-                              &kr_op_gated_norm,
-                              &kr_op_gemm,
-                              &kr_op_gemm_q8,
-                              &kr_op_norm_gemm,
-                              &kr_op_rotary,
-                              &kr_op_rotary_append,
-                              &kr_op_selective_scan,
-                              &kr_op_state_update};
-  for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
-    if (ops[i] == op) return 1;
-  return 0;
-}
-
 static int class_at(const kr_sig *sig, size_t view) {
   for (int32_t i = 0; i < sig->n_tensors; i++)
     if (sig->tensors[i].offset == view) return sig->tensors[i].tensor_class;
@@ -99,7 +76,7 @@ static int class_at(const kr_sig *sig, size_t view) {
 /* Per storage: whether any node writes it, and whether an earlier node does. */
 static uint32_t ahead_of(const kr_graph *g, const kr_node *node, const char *written, const char *now) {
   uint32_t ahead = KR_CALL_PDL | KR_CALL_STATE_PDL;
-  if (node->dead || !takes_ahead(node->op) || node->lane) return 0;
+  if (node->dead || !node->op->takes_pdl || node->lane) return 0;
   for (int32_t i = 0; i < node->n_uses; i++) {
     const int32_t storage = KR_PART(g, node->uses[i].tensor)->storage,
                   kind = class_at(node->op->sig, node->uses[i].offset);
@@ -248,7 +225,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   if (g->planned) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: it is already planned");
   if (!ctx && !(flags & KR_PLAN_REFERENCE)) return kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: ctx must not be NULL");
   if (!(flags & KR_PLAN_REFERENCE)) {
-    KR_TRY(kr_graph_rewrite(g, ctx, kr_rewrites, kr_n_rewrites));
+    KR_TRY(kr_graph_rewrite_all(g, ctx));
     if (flags & KR_PLAN_CONSTANT) KR_TRY(kr_graph_compute_constants(g, ctx));
   }
   g->planned = 1, g->ctx = flags & KR_PLAN_REFERENCE ? NULL : ctx,

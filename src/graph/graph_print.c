@@ -12,7 +12,7 @@ typedef struct widths {
 } widths;
 
 static const char *row_name(const kr_graph *g, const kr_runner *r, size_t n) {
-  return (r && r->settled ? r->impls[n] : KR_NODE(g, n)->impl)->name;
+  return (r && r->settled ? kr_runner_impl(r, n) : KR_NODE(g, n)->impl)->name;
 }
 
 static void widen(int *width, const char *text) {

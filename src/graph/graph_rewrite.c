@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "gemm/gemm_plain.h"
 #include "op_list.h"
 #include "status.h"
 
@@ -103,25 +104,7 @@ static kr_tensor as_matrix(kr_graph *g, kr_tensor t, kr_dims dims) {
 
 static int lies_in_rows(const krait_view *v) { return v->dtype == KRAIT_F32 && v->stride[1] == 1; }
 
-int kr_product_is_plain(const kr_node *node) {
-  static const char *const known[] = {"A", "Bmat", "bias", "residual", "out"};
-  const kr_sig *sig = node->op->sig;
-  if (node->op != &kr_op_gemm ||
-      kr_sig_shape(sig, node->args, kr_sig_facts(sig, node->args), kr_sig_find(sig, "out")).n_dims != 2)
-    return 0;
-  for (int i = 0; i < sig->n_tensors; i++) {
-    int is_known = !kr_sig_view(sig, node->args, i)->data;
-    for (size_t k = 0; k < sizeof known / sizeof *known && !is_known; k++)
-      is_known = strcmp(sig->tensors[i].name, known[k]) == 0;
-    if (!is_known) return 0;
-  }
-  for (int i = 0; i < sig->n_fields; i++) { /* scales: 0 means 1 */
-    float value = 1;
-    if (sig->fields[i].kind == KR_FIELD_FLOAT) memcpy(&value, node->args + sig->fields[i].offset, sizeof value);
-    if (value != 0 && value != 1) return 0;
-  }
-  return 1;
-}
+static int is_plain_product(const kr_node *node) { return node->op == &kr_op_gemm && kr_gemm_is_plain(node->args); }
 
 /* A pointwise call of exactly this kind on the product's result, which nothing else reads; -1: there is none. */
 static int32_t follower(const kr_graph *g, size_t n, uint32_t flags, int32_t activation) {
@@ -152,7 +135,7 @@ static int inputs_stay(const kr_graph *g, size_t n, size_t at) {
 
 static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   (void)ctx;
-  if (!kr_product_is_plain(KR_NODE(g, n)) || kr_node_tensor(KR_NODE(g, n), GEMM(residual))) return 0;
+  if (!is_plain_product(KR_NODE(g, n)) || kr_node_tensor(KR_NODE(g, n), GEMM(residual))) return 0;
   const int32_t at = follower(g, n, 0, KRAIT_ACT_NONE);
   if (at < 0 || !inputs_stay(g, n, (size_t)at)) return 0;
   const kr_node *sum = KR_NODE(g, at);
@@ -174,7 +157,7 @@ static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
 static int activate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   (void)ctx;
   const krait_gemm_args *a = (const krait_gemm_args *)KR_NODE(g, n)->args;
-  if (!kr_product_is_plain(KR_NODE(g, n)) || a->activation != KRAIT_ACT_NONE ||
+  if (!is_plain_product(KR_NODE(g, n)) || a->activation != KRAIT_ACT_NONE ||
       kr_node_tensor(KR_NODE(g, n), GEMM(residual)))
     return 0;
   const int32_t at = follower(g, n, 0, KRAIT_ACT_SILU);
@@ -190,7 +173,7 @@ static int activate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
  * longer plain. */
 static int is_fast_on_cpu(const krait_ctx *ctx, const kr_node *node) {
   const krait_gemm_args *a = (const krait_gemm_args *)node->args;
-  return ctx && !ctx->cuda && kr_product_is_plain(node) && !kr_node_tensor(node, GEMM(residual)) &&
+  return ctx && !ctx->cuda && is_plain_product(node) && !kr_node_tensor(node, GEMM(residual)) &&
          lies_in_rows(&a->A) && a->Bmat.dtype == KRAIT_F32;
 }
 
@@ -315,7 +298,7 @@ static void flip_product(kr_graph *g, kr_node *node) {
 
 static int rows_for_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   kr_node *node = KR_NODE(g, n);
-  if (!ctx || ctx->cuda || !kr_product_is_plain(node)) return 0;
+  if (!ctx || ctx->cuda || !is_plain_product(node)) return 0;
   const krait_gemm_args *a = (const krait_gemm_args *)node->args;
   if (a->A.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ||
       kr_op_resolve(node->op, ctx, node->args, NULL) != &node->op->impls[node->op->n_impls - 1])
@@ -340,22 +323,13 @@ static int rows_for_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
 
 /* ---- all ---- */
 
-const kr_rewrite kr_rewrites[] = {
-    {"activate_in_product", activate_in_product},
-    {"add_into_product", add_into_product},
-    {"gate_in_product", gate_in_product},
-    {"multiply_in_product", multiply_in_product},
-    {"add_into_norm", add_into_norm},
-    {"dt_in_update", kr_dt_in_update},
-    {"norm_in_product", kr_norm_in_product},
-    {"sum_in_product", kr_sum_in_product},
-    {"gate_in_update", kr_gate_in_update},
-    {"conv_in_product", kr_conv_in_product},
-    {"rotary_with_append", kr_rotary_with_append},
-    {"append_in_attention", kr_append_in_attention},
-    {"rows_for_product", rows_for_product},
-};
-const size_t kr_n_rewrites = sizeof kr_rewrites / sizeof *kr_rewrites;
+static const kr_rewrite first_rewrites[] = {{"activate_in_product", activate_in_product},
+                                            {"add_into_product", add_into_product},
+                                            {"gate_in_product", gate_in_product},
+                                            {"multiply_in_product", multiply_in_product},
+                                            {"add_into_norm", add_into_norm}};
+static const kr_rewrite last_rewrite = {"rows_for_product", rows_for_product};
+enum { N_FIRST = sizeof first_rewrites / sizeof *first_rewrites };
 
 static int is_off(const kr_graph *g, const char *name) {
   for (size_t i = 0; i < g->rewrites_off.n; i++)
@@ -374,10 +348,30 @@ int32_t kr_graph_rewrite(kr_graph *g, const krait_ctx *ctx, const kr_rewrite *li
   return kr_graph_status(g);
 }
 
+static int32_t apply_op_rewrite(kr_graph *g, const krait_ctx *ctx, const kr_op_rewrite *rewrite) {
+  for (size_t n = 0; n < g->nodes.n && g->status >= 0 && !is_off(g, rewrite->name); n++)
+    for (int again = 0; again < 8 && kr_rewrite_apply(rewrite, g, ctx, n); again++) {}
+  return kr_graph_status(g);
+}
+
+int32_t kr_graph_rewrite_all(kr_graph *g, const krait_ctx *ctx) {
+  KR_TRY(kr_graph_rewrite(g, ctx, first_rewrites, N_FIRST));
+  for (int32_t i = 0; i < kr_n_op_list; i++)
+    for (const kr_op_rewrite *r = kr_op_list[i]->rewrites; r && r->name; r++) KR_TRY(apply_op_rewrite(g, ctx, r));
+  return kr_graph_rewrite(g, ctx, &last_rewrite, 1);
+}
+
+static int is_known_rewrite(const char *name) {
+  for (size_t i = 0; i < N_FIRST; i++)
+    if (strcmp(first_rewrites[i].name, name) == 0) return 1;
+  for (int32_t i = 0; i < kr_n_op_list; i++)
+    for (const kr_op_rewrite *r = kr_op_list[i]->rewrites; r && r->name; r++)
+      if (strcmp(r->name, name) == 0) return 1;
+  return strcmp(last_rewrite.name, name) == 0 || strcmp(name, "all") == 0;
+}
+
 void kr_graph_rewrite_off(kr_graph *g, const char *name) {
-  int known = strcmp(name, "all") == 0;
-  for (size_t i = 0; i < kr_n_rewrites && !known; i++) known = strcmp(kr_rewrites[i].name, name) == 0;
-  if (!known) {
+  if (!is_known_rewrite(name)) {
     kr_graph_fail(g, KRAIT_ERR_ARGUMENT, "graph: there is no rewrite '%s'", name);
     return;
   }

@@ -12,20 +12,12 @@ typedef struct kr_rewrite {
   int (*apply)(kr_graph *g, const krait_ctx *ctx, size_t n);
 } kr_rewrite;
 
-/* Applies the whole list at every node, each rewrite until nothing changes; kr_graph_plan does this with
- * kr_rewrites. */
+/* Applies the whole list at every node, each rewrite until nothing changes. */
 int32_t kr_graph_rewrite(kr_graph *g, const krait_ctx *ctx, const kr_rewrite *list, size_t n_list);
-extern const kr_rewrite kr_rewrites[];
-extern const size_t kr_n_rewrites;
-
-/* graph_rewrite_step.c */
-int kr_append_in_attention(kr_graph *g, const krait_ctx *ctx, size_t n);
-int kr_conv_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
-int kr_dt_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);
-int kr_gate_in_update(kr_graph *g, const krait_ctx *ctx, size_t n);
-int kr_norm_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
-int kr_sum_in_product(kr_graph *g, const krait_ctx *ctx, size_t n);
-int kr_rotary_with_append(kr_graph *g, const krait_ctx *ctx, size_t n);
+/* For kr_graph_plan: those of graph_rewrite.c, and between them the ops' (kr_op.rewrites), in the order of ops.def. */
+int32_t kr_graph_rewrite_all(kr_graph *g, const krait_ctx *ctx);
+/* An op's rewrite on the calls n and n + 1 (graph_rewrite_ops.c). */
+int kr_rewrite_apply(const kr_op_rewrite *rewrite, kr_graph *g, const krait_ctx *ctx, size_t n);
 
 /* ---- for rewrites ---- */
 kr_tensor kr_node_tensor(const kr_node *node, size_t offset); /* 0: absent */
@@ -40,8 +32,5 @@ void kr_graph_drop(kr_graph *g, size_t n);
 /* Calls that read t, or part of it, now read `other`, which has the same dimensions and values, if its strides allow
  * that. */
 void kr_graph_read_instead(kr_graph *g, kr_tensor t, kr_tensor other);
-/* A product of two matrices with at most bias, residual and activation: the form that rewrites and the gradient
- * support. */
-int kr_product_is_plain(const kr_node *node);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "graph_rewrite.h"
 #include "graph_rules.h"
+#include "gemm/gemm_plain.h"
 #include "op_list.h"
 #include "status.h"
 #include "view.h"
@@ -66,7 +67,7 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
   int n_wanted = 0;
   for (int i = 0; i < n_targets; i++) n_wanted += targets[i].at != 0;
   if (!n_wanted) return;
-  kr_graph_call(g, kr_back_name(b, "bwd"), kr_op_find(sig->name), args);
+  kr_graph_call(g, kr_back_name(b, "bwd"), sig->op, args);
   for (int i = 0; i < n_targets; i++) {
     if (written[i] != targets[i].at)
       kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1}, written[i], 0,
@@ -132,7 +133,7 @@ static void run_gemm(kr_back *b, const kr_node *node) {
     return;
   }
   kr_tensor d = kr_back_gradient(b, out);
-  if (!kr_product_is_plain(node)) {
+  if (!kr_gemm_is_plain(node->args)) {
     kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: only a plain product has a gradient", node->name);
     return;
   }

@@ -24,40 +24,15 @@ void *kr_runner_at(const kr_runner *r, kr_tensor t) {
   return at ? at + p->at_bytes : NULL;
 }
 
-/* Whether the implementation chosen for the node's addresses would also be chosen for the new ones: implementations
- * depend on the 16-byte alignment, and on which addresses are equal. */
-static int is_alike(const kr_runner *r, size_t n, void *const *now) {
+/* Binds the node's addresses. One may be less aligned than the plan assumed: then another implementation may be chosen,
+ * and need more scratch, which the runner allocates itself. */
+static int32_t bind_node(kr_runner *r, size_t n) {
   const kr_node *node = KR_NODE(r->graph, n);
-  if (!r->impls[n]) return 0;
-  for (int32_t i = 0; i < node->n_uses; i++) {
-    const void *then = kr_view_in(r->args[n], node->uses[i].offset)->data;
-    if (((uintptr_t)then ^ (uintptr_t)now[i]) % 16) return 0;
-    for (int32_t k = 0; k < i; k++)
-      if ((kr_view_in(r->args[n], node->uses[k].offset)->data == then) != (now[k] == now[i])) return 0;
-  }
-  return 1;
-}
-
-/* Returns whether the node's implementation has to be chosen (again). */
-static int set_views(kr_runner *r, size_t n) {
-  const kr_node *node = KR_NODE(r->graph, n);
-  void *now[KR_MOST_VIEWS];
-  for (int32_t i = 0; i < node->n_uses; i++) now[i] = kr_runner_at(r, node->uses[i].tensor);
-  const int alike = is_alike(r, n, now);
-  for (int32_t i = 0; i < node->n_uses; i++) kr_view_in(r->args[n], node->uses[i].offset)->data = now[i];
-  return !alike;
-}
-
-/* An address may be less aligned than the plan assumed: implementations are chosen again, and may need more scratch,
- * which the runner then allocates itself. */
-static int32_t fit_impl(kr_runner *r, size_t n) {
-  const kr_graph *g = r->graph;
-  const kr_node *node = KR_NODE(g, n);
-  int32_t status = KRAIT_OK;
-  r->impls[n] = g->flags & KR_PLAN_REFERENCE ? node->impl : kr_op_resolve(node->op, g->ctx, r->args[n], &status);
-  KR_TRY(status);
-  krait_call *call = (krait_call *)r->args[n];
-  call->scratch_bytes = r->impls[n]->scratch_bytes ? r->impls[n]->scratch_bytes(g->ctx, r->args[n]) : 0;
+  kr_bound list[KR_MOST_VIEWS];
+  for (int32_t i = 0; i < node->n_uses; i++)
+    list[i] = (kr_bound){node->uses[i].offset, kr_runner_at(r, node->uses[i].tensor)};
+  KR_TRY(kr_plan_bind(r->calls[n], list, node->n_uses));
+  krait_call *call = kr_plan_call(r->calls[n]);
   call->scratch = r->memory + node->scratch_at;
   if (call->scratch_bytes > node->scratch_bytes && call->scratch_bytes > r->extra_needed)
     r->extra_needed = call->scratch_bytes;
@@ -87,7 +62,7 @@ static int32_t get_extra(kr_runner *r) {
     r->extra_bytes = r->extra_needed;
   }
   for (size_t n = 0; n < r->graph->nodes.n; n++) {
-    krait_call *call = (krait_call *)r->args[n];
+    krait_call *call = r->calls[n] ? kr_plan_call(r->calls[n]) : NULL;
     if (call && call->scratch_bytes > KR_NODE(r->graph, n)->scratch_bytes) call->scratch = r->extra;
   }
   return KRAIT_OK;
@@ -110,7 +85,7 @@ static int32_t settle(kr_runner *r) {
       KR_CHECK(
           kr_runner_at(r, node->uses[i].tensor) || !KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage)->bytes,
           KRAIT_ERR_ARGUMENT, "graph: node %s: %s is not bound", node->name, kr_graph_name(g, node->uses[i].tensor));
-    if (set_views(r, n)) KR_TRY(fit_impl(r, n));
+    KR_TRY(bind_node(r, n));
   }
   KR_TRY(get_extra(r));
   r->settled = 1;
@@ -135,19 +110,18 @@ int32_t kr_runner_bind(kr_runner *r, kr_tensor t, void *data) {
 
 static size_t aligned(size_t bytes) { return (bytes + 15) & ~(size_t)15; }
 
-/* The runner, its arrays and the args of its nodes are one block. */
+/* The runner, its arrays and its nodes' prepared calls are one block. */
 static kr_runner *new_runner(const kr_graph *g) {
   const size_t n = g->nodes.n;
-  size_t args_bytes = 0, head = aligned(sizeof(kr_runner)), bound = aligned(g->storages.n * sizeof(void *)),
+  size_t plans_bytes = 0, head = aligned(sizeof(kr_runner)), bound = aligned(g->storages.n * sizeof(void *)),
          pointers = aligned(n * sizeof(void *)), seconds = aligned(n * sizeof(double));
-  for (size_t i = 0; i < n; i++) args_bytes += KR_NODE(g, i)->dead ? 0 : aligned(KR_NODE(g, i)->op->args_bytes);
-  char *block = kr_zalloc(head + bound + 2 * pointers + 2 * seconds + args_bytes);
+  for (size_t i = 0; i < n; i++) plans_bytes += KR_NODE(g, i)->dead ? 0 : kr_plan_bytes(KR_NODE(g, i)->op);
+  char *block = kr_zalloc(head + bound + pointers + 2 * seconds + plans_bytes);
   if (!block) return NULL;
   kr_runner *r = (kr_runner *)block;
   r->graph = g;
   r->bound = (void **)(block += head);
-  r->args = (unsigned char **)(block += bound);
-  r->impls = (const kr_impl **)(block += pointers);
+  r->calls = (kr_plan **)(block += bound);
   r->seconds = (double *)(block += pointers);
   r->shares = (double *)(block += seconds);
   block += seconds;
@@ -155,8 +129,8 @@ static kr_runner *new_runner(const kr_graph *g) {
   for (size_t i = 0; i < n; i++) {
     const kr_node *node = KR_NODE(g, i);
     if (node->dead) continue;
-    r->args[i] = memcpy(block, node->args, node->op->args_bytes);
-    block += aligned(node->op->args_bytes);
+    r->calls[i] = kr_plan_place(block, node->op, g->ctx, node->args, g->flags & KR_PLAN_REFERENCE ? node->impl : NULL);
+    block += kr_plan_bytes(node->op);
   }
   return r;
 }
@@ -217,18 +191,18 @@ int32_t kr_runner_reset(kr_runner *r, void *stream) {
 /* ---- runs ---- */
 
 static int32_t run_node(kr_runner *r, size_t n, void *stream) {
-  krait_call *call = (krait_call *)r->args[n];
+  krait_call *call = kr_plan_call(r->calls[n]);
   call->stream = stream;
   call->flags &= ~(KR_CALL_PDL | KR_CALL_STATE_PDL);
   if (r->records) call->flags |= KR_NODE(r->graph, n)->ahead;
   const kr_node *node = KR_NODE(r->graph, n);
-  int32_t status = kr_op_run_logged(node->op, r->impls[n], r->graph->ctx, r->args[n]);
+  int32_t status = kr_plan_run_bound(r->calls[n]);
   if (status >= 0) return status;
   char why[512];
   strncpy(why, krait_error_detail(), sizeof why - 1);
   why[sizeof why - 1] = 0;
-  return kr_fail(status, "graph: node %s (%s, implementation %s): %s", node->name, node->op->name, r->impls[n]->name,
-                 why);
+  return kr_fail(status, "graph: node %s (%s, implementation %s): %s", node->name, node->op->name,
+                 kr_runner_impl(r, n)->name, why);
 }
 
 /* Later launches on `later` wait for the work on `stream`. */
@@ -243,7 +217,7 @@ static int32_t run_lanes(kr_runner *r, void *stream) {
   const kr_cuda *cuda = kr_graph_cuda(g);
   KR_TRY(follow(cuda, r->meeting.from, stream, r->beside));
   for (size_t n = g->lanes_from; n < g->lanes_to; n++)
-    if (r->args[n]) KR_TRY(run_node(r, n, KR_NODE(g, n)->lane == 2 ? r->beside : stream));
+    if (r->calls[n]) KR_TRY(run_node(r, n, KR_NODE(g, n)->lane == 2 ? r->beside : stream));
   return follow(cuda, r->meeting.to, r->beside, stream);
 }
 
@@ -252,7 +226,7 @@ static int32_t run_range(kr_runner *r, size_t from, size_t to, void *stream) {
   const int has_lanes = r->records && r->beside && from <= g->lanes_from && g->lanes_to <= to;
   int64_t n_run = 0;
   for (size_t n = from; n < to; n++) {
-    if (!r->args[n]) continue;
+    if (!r->calls[n]) continue;
     n_run++;
     if (!has_lanes || n < g->lanes_from || n >= g->lanes_to) KR_TRY(run_node(r, n, stream));
     else if (n == g->lanes_from) KR_TRY(run_lanes(r, stream));
@@ -348,7 +322,7 @@ int32_t kr_runner_profile(kr_runner *r, void *stream) {
   if (cuda) KR_TRY(kr_cuda_timer_open(cuda, &timer));
   int32_t status = KRAIT_OK;
   for (size_t n = 0; n < r->graph->nodes.n && status >= 0; n++)
-    if (r->args[n]) status = time_node(r, cuda, &timer, n, stream);
+    if (r->calls[n]) status = time_node(r, cuda, &timer, n, stream);
   if (cuda) kr_cuda_timer_close(cuda, &timer);
   return status;
 }
@@ -357,8 +331,8 @@ void kr_runner_each_time(const kr_runner *r,
                          void (*each)(void *user, const char *node, const char *op, const char *impl, double seconds),
                          void *user) {
   for (size_t n = 0; n < r->graph->nodes.n; n++)
-    if (r->args[n])
-      each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->impls[n]->name, r->seconds[n]);
+    if (r->calls[n])
+      each(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, kr_runner_impl(r, n)->name, r->seconds[n]);
 }
 
 /* ---- runs in many parts ---- */
@@ -399,7 +373,7 @@ int32_t kr_runner_run_share(kr_runner *r, double share, void *stream) {
 /* ---- kinds of calls ---- */
 
 static int same_kind(const kr_runner *r, size_t a, size_t b) {
-  return r->args[a] && r->args[b] && r->impls[a] == r->impls[b] &&
+  return r->calls[a] && r->calls[b] && kr_runner_impl(r, a) == kr_runner_impl(r, b) &&
          strcmp(KR_NODE(r->graph, a)->name, KR_NODE(r->graph, b)->name) == 0;
 }
 
@@ -451,11 +425,12 @@ int32_t kr_runner_profile_by_kernel(kr_runner *r, kr_runner_profile_fn fn, void 
     double seconds = 0;
     size_t first = 0;
     while (first < n && !same_kind(r, first, n)) first++;
-    if (!r->args[n] || first < n) continue;
+    if (!r->calls[n] || first < n) continue;
     for (size_t i = n; i < r->graph->nodes.n; i++) n_calls += same_kind(r, n, i);
     status = cuda ? time_kind_there(r, cuda, &timer, n, r->recorder, &seconds) : time_kind_here(r, n, &seconds);
     if (status >= 0)
-      fn(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, r->impls[n]->name, n_calls, seconds);
+      fn(user, KR_NODE(r->graph, n)->name, KR_NODE(r->graph, n)->op->name, kr_runner_impl(r, n)->name, n_calls,
+         seconds);
   }
   if (cuda) kr_cuda_timer_close(cuda, &timer);
   return status;

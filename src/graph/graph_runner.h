@@ -3,6 +3,7 @@
 #define KR_GRAPH_RUNNER_H
 
 #include "graph_parts.h"
+#include "plan.h"
 
 typedef struct kr_recording {
   size_t from, to;  /* nodes */
@@ -17,10 +18,9 @@ struct kr_runner {
       *extra; /* arena and states; scratch for implementations that need more than planned, because of an address */
   uint64_t extra_bytes, extra_needed;
   int32_t borrowed;       /* memory is the caller's */
-  int32_t settled;        /* args with the bound addresses */
+  int32_t settled;        /* calls with the bound addresses */
   void **bound;           /* by storage */
-  unsigned char **args;   /* by node; NULL: it is not run */
-  const kr_impl **impls;
+  kr_plan **calls;        /* by node; NULL: it is not run */
   double *seconds;
   double *shares;         /* by node, after kr_runner_weigh: of the run's time, up to its end */
   size_t next;            /* node of a run in many parts */
@@ -31,5 +31,7 @@ struct kr_runner {
   kr_recording recordings[KR_RECORDINGS]; /* number of runs of all nodes, or of a part, with these addresses */
   int32_t n_recordings;
 };
+
+static inline const kr_impl *kr_runner_impl(const kr_runner *r, size_t n) { return kr_plan_impl(r->calls[n]); }
 
 #endif

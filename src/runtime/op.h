@@ -9,6 +9,7 @@
 #include "sig.h"
 
 struct kr_case;
+struct kr_op_rewrite;
 
 /* One implementation. args is the op's args struct, complete and already checked. */
 typedef struct kr_impl {
@@ -52,6 +53,8 @@ typedef struct kr_op {
   void (*cost)(const void *args, kr_cost *cost);
   int32_t (*make_case)(struct kr_case *c, int64_t index); /* <op>_check.c */
   int64_t n_cases;
+  int32_t takes_pdl; /* its GPU implementations heed KR_CALL_PDL and KR_CALL_STATE_PDL (overlap.h) */
+  const struct kr_op_rewrite *rewrites; /* by which other calls become this op (rewrite.h); NULL: none */
 } kr_op;
 
 /* The contract: a status and a sentence that names op and argument. */
@@ -79,17 +82,18 @@ int32_t kr_op_run_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ct
 /* Runs this implementation; with KRAIT_VERBOSE it prints a line about the call. */
 int32_t kr_op_run_logged(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args);
 
-/* The op of <op>.sig and of krait_<op>_args: its table and its two public functions. */
-#define KR_OP_DEFINE(op, its_impls, its_rules, its_cost, its_maker, its_cases)                                \
+/* The op of <op>.sig and of krait_<op>_args: its table and its two public functions. Last the number of random cases,
+ * then fields that few ops have: KR_OP_DEFINE(gemm, ..., 500, .takes_pdl = 1). */
+#define KR_OP_DEFINE(op, its_impls, its_rules, its_cost, its_maker, ...)                                     \
   const kr_op kr_op_##op = {.name = #op,                                                                     \
                             .args_bytes = sizeof(krait_##op##_args),                                         \
                             .sig = &kr_sig_##op,                                                             \
-                            .impls = its_impls,                                                                \
-                            .n_impls = (int32_t)(sizeof its_impls / sizeof *its_impls),                         \
+                            .impls = its_impls,                                                              \
+                            .n_impls = (int32_t)(sizeof its_impls / sizeof *its_impls),                      \
                             .rules = its_rules,                                                              \
                             .cost = its_cost,                                                                \
                             .make_case = its_maker,                                                          \
-                            .n_cases = its_cases};                                                           \
+                            .n_cases = __VA_ARGS__};                                                         \
   int32_t krait_##op(const krait_ctx *ctx, const krait_##op##_args *args) {                                  \
     return kr_op_run(&kr_op_##op, ctx, args);                                                                \
   }                                                                                                          \

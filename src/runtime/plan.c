@@ -13,22 +13,15 @@ enum { ALIGNMENT = 16, MOST_TENSORS = 64 };
 struct krait_plan {
   const kr_op *op;
   const krait_ctx *ctx;
-  const kr_impl *impl;
+  const kr_impl *impl, *only; /* only: the owner's choice, or NULL */
   uint64_t scratch_bytes;
-  uint8_t offset[MOST_TENSORS], twin[MOST_TENSORS]; /* of an address: its offset from the alignment; the first tensor
-                                                       with the same address, or itself */
-  _Alignas(16) unsigned char args[];
+  _Alignas(16) unsigned char args[]; /* with the addresses for which impl was chosen */
 };
 
-static void *address_of(const kr_plan *p, int i) { return kr_sig_view(p->op->sig, p->args, i)->data; }
+static krait_view *view_at(const kr_plan *p, size_t offset) { return (krait_view *)(uintptr_t)(p->args + offset); }
 
-static void note_addresses(kr_plan *p) {
-  for (int i = 0; i < p->op->sig->n_tensors; i++) {
-    int twin = 0;
-    while (address_of(p, twin) != address_of(p, i)) twin++;
-    p->twin[i] = (uint8_t)twin;
-    p->offset[i] = (uint8_t)((uintptr_t)address_of(p, i) % ALIGNMENT);
-  }
+static uint64_t scratch_of_plan(const kr_plan *p) {
+  return p->impl && p->impl->scratch_bytes ? p->impl->scratch_bytes(p->ctx, p->args) : 0;
 }
 
 int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, const char *impl, kr_plan **plan) {
@@ -46,8 +39,7 @@ int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, co
   }
   if (complete != p->args) memcpy(p->args, complete, op->args_bytes);
   ((krait_call *)p->args)->size = op->args_bytes;
-  p->scratch_bytes = p->impl && p->impl->scratch_bytes ? p->impl->scratch_bytes(ctx, p->args) : 0;
-  note_addresses(p);
+  p->scratch_bytes = scratch_of_plan(p);
   *plan = p;
   return KRAIT_OK;
 }
@@ -58,34 +50,62 @@ void kr_plan_close(kr_plan **plan) {
   *plan = NULL;
 }
 
-/* Whether the implementation would be chosen again. */
-static int is_alike(const kr_plan *p, void *const *addresses) {
-  for (int i = 0; i < p->op->sig->n_tensors; i++) {
-    if (!address_of(p, i)) continue;
-    if ((uintptr_t)addresses[i] % ALIGNMENT != p->offset[i] ||
-        (p->twin[i] != i && addresses[p->twin[i]] != addresses[i]))
-      return 0;
-    for (int k = 0; k < i; k++)
-      if (p->twin[i] == i && address_of(p, k) && addresses[k] == addresses[i]) return 0;
+/* Whether the implementation would be chosen again. It depends on the addresses' alignment, and on which are equal. */
+static int is_alike(const kr_plan *p, const kr_bound *list, int32_t n) {
+  for (int32_t i = 0; i < n; i++) {
+    const void *then = view_at(p, list[i].offset)->data;
+    if (((uintptr_t)then ^ (uintptr_t)list[i].data) % ALIGNMENT) return 0;
+    for (int32_t k = 0; k < i; k++)
+      if ((view_at(p, list[k].offset)->data == then) != (list[k].data == list[i].data)) return 0;
   }
   return 1;
 }
 
 int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes) {
   _Alignas(16) unsigned char args[KR_MOST_ARGS_BYTES];
+  kr_bound list[MOST_TENSORS];
+  int32_t n = 0;
   memcpy(args, p->args, p->op->args_bytes);
   krait_call *call = (krait_call *)args;
   call->stream = stream, call->scratch = scratch, call->scratch_bytes = scratch_bytes;
   for (int i = 0; i < p->op->sig->n_tensors; i++) {
     krait_view *view = kr_sig_view(p->op->sig, args, i);
-    if (view->data)
-      KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned, so it must be given", p->op->name,
-               p->op->sig->tensors[i].name);
+    if (!view->data) continue;
+    KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned, so it must be given", p->op->name,
+             p->op->sig->tensors[i].name);
+    list[n++] = (kr_bound){p->op->sig->tensors[i].offset, addresses[i]};
   }
-  if (!is_alike(p, addresses)) return kr_op_run(p->op, p->ctx, args);
+  if (!is_alike(p, list, n)) return kr_op_run(p->op, p->ctx, args);
   return kr_op_run_impl(p->op, p->impl, p->ctx, args, p->scratch_bytes);
 }
 
+/* ---- in memory of its owner ---- */
+
+uint64_t kr_plan_bytes(const kr_op *op) { return (sizeof(kr_plan) + op->args_bytes + 15) & ~(uint64_t)15; }
+
+kr_plan *kr_plan_place(void *memory, const kr_op *op, const krait_ctx *ctx, const void *args, const kr_impl *impl) {
+  kr_plan *p = memory;
+  p->op = op, p->ctx = ctx, p->only = impl;
+  memcpy(p->args, args, op->args_bytes);
+  return p;
+}
+
+static int32_t choose_impl(kr_plan *p) {
+  int32_t status = KRAIT_OK;
+  p->impl = p->only ? p->only : kr_op_resolve(p->op, p->ctx, p->args, &status);
+  p->scratch_bytes = scratch_of_plan(p);
+  kr_plan_call(p)->scratch_bytes = p->scratch_bytes;
+  return status;
+}
+
+int32_t kr_plan_bind(kr_plan *p, const kr_bound *list, int32_t n) {
+  const int alike = p->impl && is_alike(p, list, n);
+  for (int32_t i = 0; i < n; i++) view_at(p, list[i].offset)->data = list[i].data;
+  return alike ? KRAIT_OK : choose_impl(p);
+}
+
+krait_call *kr_plan_call(kr_plan *p) { return (krait_call *)p->args; }
+int32_t kr_plan_run_bound(const kr_plan *p) { return kr_op_run_logged(p->op, p->impl, p->ctx, p->args); }
 const kr_impl *kr_plan_impl(const kr_plan *p) { return p->impl; }
 
 /* ---- sizes ---- */

@@ -1,5 +1,5 @@
 /* sig.h: an operator's signature as data: its sizes, fields and tensors, their constraints, and which gradient belongs
- * to which input. Written once, in src/ops/<op>/<op>.sig; tools/make_sigs.py converts it into the tables kr_sig_<op>.
+ * to which input. Written once, in <op>.sig of its folder; tools/make_sigs.py converts it into the tables kr_sig_<op>.
  * The contract check, views, their transfer between host and device, and graphs use them. */
 #ifndef KR_SIG_H
 #define KR_SIG_H
@@ -108,6 +108,7 @@ typedef struct kr_sig_flag {
 typedef struct kr_sig {
   const char *name;
   uint32_t args_bytes, flags; /* flags: the valid ones */
+  const struct kr_op *op;                  /* whose signature it is */
   const struct kr_sig *gradient, *forward; /* the gradient op; the op whose gradient this is; or NULL */
   uint8_t n_sizes, n_limits, n_fields, n_tensors, n_facts, n_flags;
   const kr_sig_size *sizes;

@@ -21,7 +21,7 @@
 #include "emulator/planted.h"
 #include "half.h"
 #include "limits_params.h"
-#include "op_list.h"
+#include "all_ops.h"
 #include "overlap.h"
 #include "packed_code.h"
 #include "status.h"

@@ -6,7 +6,7 @@
 
 #include "../test.h"
 #include "contract.h"
-#include "op_list.h"
+#include "all_ops.h"
 
 enum { SIZE, TYPE, ABSENT, PRESENT, FLAGS, ACTIVATION };
 

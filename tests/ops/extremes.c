@@ -8,7 +8,7 @@
 #include "../test.h"
 #include "case.h"
 #include "host_case.h"
-#include "op_list.h"
+#include "all_ops.h"
 #include "view.h"
 
 static krait_ctx *open_extremes_ctx(int n_threads) {

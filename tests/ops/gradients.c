@@ -7,7 +7,7 @@
 #include "../test.h"
 #include "alloc.h"
 #include "case.h"
-#include "op_list.h"
+#include "all_ops.h"
 #include "view.h"
 
 enum { MOST_SAMPLES = 12, SEEDS = 8 };
@@ -23,7 +23,6 @@ typedef struct problem {
   uint32_t random;
 } problem;
 
-static const kr_op *op_of(const kr_sig *sig) { return kr_op_find(sig->name); }
 static int is_given_for_gradients(const problem *p, int tensor) {
   return kr_has(kr_sig_view(p->op->sig, p->c.args, tensor));
 }
@@ -174,7 +173,7 @@ static void check_op(void **state) {
   static problem p;
   const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
   int seen[64] = {0};
-  p.op = *state, p.gradient = op_of(p.op->sig->gradient), p.random = 7;
+  p.op = *state, p.gradient = p.op->sig->gradient->op, p.random = 7;
   assert_int_equal(krait_ctx_open(&options, &p.ctx), KRAIT_OK);
   static const int64_t cases[] = {1,  4,  5, 9,
                                   11, 13, 29}; /* without the sizes that only matter to fast implementations */

@@ -5,7 +5,7 @@
 
 #include "../test.h"
 #include "case.h"
-#include "op_list.h"
+#include "all_ops.h"
 
 static krait_ctx *open_properties_ctx(int n_threads) {
   krait_ctx *ctx;

@@ -3,7 +3,7 @@
 #include "../test.h"
 
 #include "case.h"
-#include "op_list.h"
+#include "all_ops.h"
 #include "plan.h"
 #include "view.h"
 

@@ -3,7 +3,7 @@
  * its operators, with intermediate tensors rounded. */
 #include "contract.h"
 #include "mamba2_inner_impls.h"
-#include "op_list.h"
+#include "block_ops.h"
 #include "ssd/ssd_impls.h"
 
 _Static_assert(offsetof(krait_mamba2_inner_args, out) == offsetof(krait_mamba2_inner_bwd_args, zxbcdt), "one head");

@@ -5,7 +5,7 @@
 #include "alloc.h"
 #include "check.h"
 #include "mamba2_inner_impls.h"
-#include "op_list.h"
+#include "block_ops.h"
 #include "status.h"
 #include "view.h"
 

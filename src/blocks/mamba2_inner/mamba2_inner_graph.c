@@ -5,7 +5,7 @@
 #include "graph_rewrite.h"
 #include "mamba2_block.h"
 #include "mamba2_inner/mamba2_inner_impls.h"
-#include "op_list.h"
+#include "block_ops.h"
 
 typedef krait_mamba2_inner_args inner_args;
 typedef krait_mamba2_inner_bwd_args bwd_args;

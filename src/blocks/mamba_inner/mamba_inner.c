@@ -3,7 +3,7 @@
  * operators do to rows of that type (mamba_inner_check.c). */
 #include "contract.h"
 #include "mamba_inner_chain.h"
-#include "op_list.h"
+#include "block_ops.h"
 
 static int32_t check_constants(const char *op, uint32_t flags, const krait_view *Bmat, const krait_view *Cmat) {
   KR_CHECK(kr_has(Bmat) || !(flags & KRAIT_SCAN_B_CONSTANT), KRAIT_ERR_ARGUMENT,

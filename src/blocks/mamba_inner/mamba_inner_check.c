@@ -1,7 +1,7 @@
 /* mamba_inner_check.c: random calls of mamba_inner and its gradient: every option, type and stride. */
 #include "check.h"
 #include "mamba_inner_chain.h"
-#include "op_list.h"
+#include "block_ops.h"
 
 static void choose_mamba_inner_sizes(kr_case *c, krait_mamba_inner_args *a, int64_t index) {
   if (kr_case_chance(c, 0.15)) a->call.flags |= KRAIT_SCAN_BOTH;

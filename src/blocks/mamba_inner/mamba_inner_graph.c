@@ -3,7 +3,7 @@
 #include "graph_kernel_cache.h"
 #include "mamba_block.h"
 #include "mamba_inner/mamba_inner_chain.h"
-#include "op_list.h"
+#include "block_ops.h"
 
 typedef krait_mamba_inner_args inner_args;
 typedef krait_mamba_inner_bwd_args bwd_args;

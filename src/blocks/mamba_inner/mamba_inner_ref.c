@@ -10,7 +10,7 @@
 #include <math.h>
 
 #include "mamba_inner_chain.h"
-#include "op_list.h"
+#include "block_ops.h"
 #include "selective_scan/scan_ref.h"
 
 typedef krait_mamba_inner_args inner_args;

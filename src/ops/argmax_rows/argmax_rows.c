@@ -28,4 +28,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_argmax_rows_ref, NULL},
 };
 
-KR_OP_DEFINE(argmax_rows, impls, check_argmax_rules, count_argmax_cost, kr_argmax_rows_case, 300)
+KR_OP_DEFINE(argmax_rows, impls, check_argmax_rules, count_argmax_cost, kr_argmax_rows_case, 300, .takes_pdl = 1)

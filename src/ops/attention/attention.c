@@ -50,4 +50,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_ref, kr_attention_ref_scratch},
 };
 
-KR_OP_DEFINE(attention, impls, check_attention_rules, count_attention_cost, kr_attention_case, 400)
+KR_OP_DEFINE(attention, impls, check_attention_rules, count_attention_cost, kr_attention_case, 400, .takes_pdl = 1)

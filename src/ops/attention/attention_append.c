@@ -32,4 +32,4 @@ static const kr_impl impls[] = {
 };
 
 KR_OP_DEFINE(attention_append, impls, check_attention_append_rules, count_attention_append_cost,
-             kr_attention_append_case, 200)
+             kr_attention_append_case, 200, .takes_pdl = 1)

@@ -24,4 +24,5 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_attention_step_ref, kr_attention_step_ref_scratch},
 };
 
-KR_OP_DEFINE(attention_step, impls, check_attention_step_rules, count_attention_step_cost, kr_attention_step_case, 200)
+KR_OP_DEFINE(attention_step, impls, check_attention_step_rules, count_attention_step_cost,
+             kr_attention_step_case, 200, .takes_pdl = 1, .rewrites = kr_attention_step_rewrites)

@@ -31,20 +31,8 @@ static int64_t attention_step_parts_of(const krait_ctx *ctx, const krait_attenti
 
 static kr_attention_step_params attention_step_plan_of(const krait_ctx *ctx, const krait_attention_step_args *a) {
   const uint32_t both = KR_CALL_PDL | KR_CALL_STATE_PDL;
-  const krait_attention_args attention = {.B = a->B,
-                                          .Lq = 1,
-                                          .Lk = a->Lk,
-                                          .H = a->H,
-                                          .Hk = a->Hk,
-                                          .D = a->D,
-                                          .Dv = a->D,
-                                          .Bk = a->Bk,
-                                          .scale = a->scale,
-                                          .q = a->q,
-                                          .k = a->k_cache,
-                                          .v = a->v_cache,
-                                          .cache_batch_idx = a->cache_batch_idx,
-                                          .out = a->out};
+  krait_attention_args attention = kr_attention_of(a);
+  attention.q = a->q;
   kr_attention_step_params p = {.params = kr_attention_params_of(&attention),
                               .fresh = {.k = attention_step_tensor(&a->k),
                                         .v = attention_step_tensor(&a->v),

@@ -7,20 +7,9 @@
 #include "view.h"
 
 static krait_attention_args attention_of(const krait_attention_step_args *a) {
-  return (krait_attention_args){.call = {.size = sizeof(krait_attention_args), .flags = KRAIT_ATTENTION_CAUSAL},
-                                .B = a->B,
-                                .Lq = 1,
-                                .Lk = a->Lk,
-                                .H = a->H,
-                                .Hk = a->Hk,
-                                .D = a->D,
-                                .Dv = a->D,
-                                .Bk = a->Bk,
-                                .scale = a->scale,
-                                .k = a->k_cache,
-                                .v = a->v_cache,
-                                .cache_batch_idx = a->cache_batch_idx,
-                                .out = a->out};
+  krait_attention_args attention = kr_attention_of(a);
+  attention.call = (krait_call){.size = sizeof attention, .flags = KRAIT_ATTENTION_CAUSAL};
+  return attention;
 }
 
 static krait_rotary_append_args append_of(const krait_attention_step_args *a) {

@@ -21,4 +21,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_rotary_ref, NULL},
 };
 
-KR_OP_DEFINE(rotary, impls, NULL, count_rotary_cost, kr_rotary_case, 200)
+KR_OP_DEFINE(rotary, impls, NULL, count_rotary_cost, kr_rotary_case, 200, .takes_pdl = 1)

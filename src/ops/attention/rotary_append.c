@@ -24,4 +24,5 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_rotary_append_ref, NULL},
 };
 
-KR_OP_DEFINE(rotary_append, impls, check_rotary_append_rules, count_rotary_append_cost, kr_rotary_append_case, 200)
+KR_OP_DEFINE(rotary_append, impls, check_rotary_append_rules, count_rotary_append_cost,
+             kr_rotary_append_case, 200, .takes_pdl = 1, .rewrites = kr_rotary_append_rewrites)

@@ -5,6 +5,10 @@
 
 #include <krait/blocks.h>
 
+#include "rewrite.h"
+
+extern const kr_op_rewrite kr_rotary_append_rewrites[]; /* attention_step_rewrite.c */
+
 static inline krait_rotary_args kr_rotary_of(const krait_rotary_append_args *a) {
   return (krait_rotary_args){
       .call = {.size = sizeof(krait_rotary_args), .flags = a->call.flags, .stream = a->call.stream},

@@ -26,4 +26,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_ref, NULL},
 };
 
-KR_OP_DEFINE(causal_conv1d, impls, NULL, count_conv1d_cost, kr_conv_case, 400)
+KR_OP_DEFINE(causal_conv1d, impls, NULL, count_conv1d_cost, kr_conv_case, 400, .takes_pdl = 1)

@@ -2,6 +2,7 @@
  * share a channel, and the launches. */
 #include "conv_host.h"
 #include "conv_impls.h"
+#include "cuda_views.h"
 
 enum { CHANNELS_LAST, LONG_PACKED_ROWS, PACKED_ROWS, ROWS_BY_FOURS, ANY_ROWS, STEP_BY_STEP };
 
@@ -29,8 +30,6 @@ enum {
   BLOCK_WARPS = KR_CONV_THREADS / 32,
   FEW_WARPS = 96
 };
-
-static uint32_t conv1d_bwd_blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 /* Enough blocks to fill the device, at least two packs per thread. */
 static int32_t conv1d_bwd_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
@@ -228,13 +227,13 @@ static int32_t run_conv1d_bwd(const krait_ctx *ctx, const void *args, uint64_t t
                   .block = KR_CONV_THREADS,
                   .stream = a->call.stream};
   const kr_kernel *kernel = conv1d_bwd_kernel_of(ctx, a, tier, &p, &grid, family);
-  const kr_grid sum = {.x = conv1d_bwd_blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128),
+  const kr_grid sum = {.x = kr_blocks_of(p.D * (p.W + 1) * (p.n_parts > KR_CONV_FEW_PARTS ? 32 : 1), 128),
                        .block = 128,
                        .stream = a->call.stream};
   kr_chain chain = {.n = 0};
   kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &p);
   if (p.dinitial.data && p.W > 1) {
-    const kr_grid few = {.x = conv1d_bwd_blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
+    const kr_grid few = {.x = kr_blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     kr_chain_add(&chain, &initial_kernel[p.x.dtype], &few, &p);
   }
   if (p.n_parts > 1 && (p.dweight || p.dbias)) kr_chain_add(&chain, &sum_kernel[p.x.dtype], &sum, &p);

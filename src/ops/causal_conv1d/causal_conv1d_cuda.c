@@ -2,6 +2,7 @@
 #include "overlap.h"
 #include "conv_host.h"
 #include "conv_impls.h"
+#include "cuda_views.h"
 
 enum { CHANNELS_LAST, PACKED_ROWS, ANY_ROWS, STEP_BY_STEP };
 
@@ -18,8 +19,6 @@ enum {
   SHORT_BLOCKS = 16 /* per multiprocessor, up to which a thread takes one pack, not two */,
   RESIDENT = 4 /* per multiprocessor, channels-last */
 };
-
-static uint32_t conv1d_blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 /* Four steps in one aligned access. */
 static int steps_by_fours(const kr_rows *v) {
@@ -71,7 +70,7 @@ static const kr_kernel *long_runs(kr_conv_params *p, int64_t most_threads, kr_gr
   const int64_t runs = most_threads / p->packs_per_row.by / p->B > 0 ? most_threads / p->packs_per_row.by / p->B : 1;
   p->run_steps = (int32_t)(((p->L + runs - 1) / runs + 3) / 4 * 4);
   p->runs = kr_divisor_of((p->L + p->run_steps - 1) / p->run_steps);
-  grid->x = conv1d_blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_THREADS);
+  grid->x = kr_blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_THREADS);
   return last_ring_kernel;
 }
 
@@ -80,20 +79,20 @@ static const kr_kernel *conv1d_channels_last(const krait_ctx *ctx, kr_conv_param
   p->packs_per_row = kr_divisor_of(p->D / 4);
   p->run_steps = KR_CONV_RUN, p->x_step = kr_conv_step(&p->x), p->out_step = kr_conv_step(&p->out);
   p->runs = kr_divisor_of((p->L + KR_CONV_RUN - 1) / KR_CONV_RUN);
-  grid->x = conv1d_blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_THREADS);
+  grid->x = kr_blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_THREADS);
   if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32) return last_kernel;
   if (grid->x > resident && p->L < INT32_MAX / 2) return long_runs(p, resident * KR_CONV_THREADS, grid);
   grid->block = KR_CONV_FAR_THREADS;
-  grid->x = conv1d_blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_FAR_THREADS);
+  grid->x = kr_blocks_of(p->B * p->runs.by * p->packs_per_row.by, KR_CONV_FAR_THREADS);
   return last_far_kernel;
 }
 
 static const kr_kernel *packed_rows(const krait_ctx *ctx, kr_conv_params *p, kr_grid *grid) {
   p->rows = kr_divisor_of(p->D);
   p->packs_per_row = kr_divisor_of(p->L / conv1d_per_pack_of(p));
-  grid->x = conv1d_blocks_of(p->B * p->D * p->packs_per_row.by, KR_CONV_THREADS);
+  grid->x = kr_blocks_of(p->B * p->D * p->packs_per_row.by, KR_CONV_THREADS);
   if (grid->x <= SHORT_BLOCKS * (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors) return whole_1_kernel;
-  grid->x = conv1d_blocks_of(p->B * p->D * p->packs_per_row.by, 2 * KR_CONV_THREADS);
+  grid->x = kr_blocks_of(p->B * p->D * p->packs_per_row.by, 2 * KR_CONV_THREADS);
   return whole_kernel;
 }
 
@@ -101,7 +100,7 @@ static const kr_kernel *any_rows(kr_conv_params *p, kr_grid *grid) {
   p->rows = kr_divisor_of(p->D);
   p->packs_per_row = kr_divisor_of((p->L + 3) / 4);
   p->quads = p->L % 4 == 0 && steps_by_fours(&p->x) && steps_by_fours(&p->out);
-  grid->x = conv1d_blocks_of(p->B * p->D * p->packs_per_row.by, KR_CONV_THREADS);
+  grid->x = kr_blocks_of(p->B * p->D * p->packs_per_row.by, KR_CONV_THREADS);
   return rows_kernel;
 }
 
@@ -129,7 +128,7 @@ static int32_t run_conv1d(const krait_ctx *ctx, const void *args, uint64_t tier,
   if (kernel == last_far_kernel) start_ahead(ctx, &a->call, &grid);
   if (kernel != last_far_kernel || p.final.dtype != KRAIT_F32 || p.L < p.W - 1) own.final.data = NULL;
   if (p.final.data && p.W > 1 && !own.final.data) { /* first: out may be x */
-    const kr_grid few = {.x = conv1d_blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
+    const kr_grid few = {.x = kr_blocks_of(p.B * p.D * (p.W - 1), 128), .block = 128, .stream = a->call.stream};
     kr_chain_add(&chain, &final_kernel[p.x.dtype], &few, &p);
   }
   kr_chain_add(&chain, &kernel[p.x.dtype], &grid, &own);

@@ -42,5 +42,5 @@ static const kr_impl varlen_impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_causal_conv1d_varlen_states_ref, NULL},
 };
 
-KR_OP_DEFINE(causal_conv1d_update, update_impls, NULL, count_update, kr_conv_update_case, 300)
+KR_OP_DEFINE(causal_conv1d_update, update_impls, NULL, count_update, kr_conv_update_case, 300, .takes_pdl = 1)
 KR_OP_DEFINE(causal_conv1d_varlen_states, varlen_impls, NULL, count_varlen, kr_conv_varlen_case, 60)

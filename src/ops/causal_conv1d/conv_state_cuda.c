@@ -5,11 +5,10 @@
 #include "conv_impls.h"
 #include "op_list.h"
 #include "view.h"
+#include "cuda_views.h"
 
 static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {"conv_state", "kr_conv_update_any"},
                        varlen = {"conv_state", "kr_varlen_states"};
-
-static uint32_t conv_state_blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
 
 enum { STEP_OF_FOURS, FEW_TAPS, ANY_TAPS };
 enum { FEWEST_SEQUENCES = 3 }; /* for step_of_fours */
@@ -61,7 +60,7 @@ static int32_t run_step(const krait_ctx *ctx, const krait_causal_conv1d_update_a
                                .fours = kr_divisor_of(a->D / 4),
                                .B = (int32_t)a->B,
                                .state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0};
-  const kr_grid grid = {.x = conv_state_blocks_of(a->B * (a->D / 4), KR_CONV_UPDATE_THREADS),
+  const kr_grid grid = {.x = kr_blocks_of(a->B * (a->D / 4), KR_CONV_UPDATE_THREADS),
                         .block = KR_CONV_UPDATE_THREADS,
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
@@ -74,7 +73,7 @@ static int32_t run_update(const krait_ctx *ctx, const void *args, uint64_t tier,
   if (p.a.D == 0 || p.a.B == 0) return KRAIT_OK;
   if (family == STEP_OF_FOURS) return run_step(ctx, args, tier);
   p.D = kr_divisor_of(p.a.D);
-  const kr_grid grid = {.x = conv_state_blocks_of(p.a.B * p.a.D, threads),
+  const kr_grid grid = {.x = kr_blocks_of(p.a.B * p.a.D, threads),
                         .block = threads,
                         .is_pdl = family == FEW_TAPS && (p.a.call.flags & KR_CALL_PDL),
                         .stream = p.a.call.stream};
@@ -96,7 +95,7 @@ static int32_t run_varlen(const krait_ctx *ctx, const void *args, uint64_t tier)
   if (n == 0) return KRAIT_OK;
   p.D = kr_divisor_of(p.a.D), p.state_len = kr_divisor_of(p.a.state_len);
   const kr_grid grid = {
-      .x = conv_state_blocks_of(n, KR_CONV_UPDATE_THREADS), .block = KR_CONV_UPDATE_THREADS, .stream = p.a.call.stream};
+      .x = kr_blocks_of(n, KR_CONV_UPDATE_THREADS), .block = KR_CONV_UPDATE_THREADS, .stream = p.a.call.stream};
   return kr_cuda_launch(ctx->cuda, tier, &varlen, &grid, &p, sizeof p);
 }
 

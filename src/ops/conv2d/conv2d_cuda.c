@@ -1,6 +1,7 @@
 /* conv2d_cuda.c: plans and launches of channels-last convolutions on a GPU. */
 #include "conv2d/conv2d_params.h"
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -35,8 +36,6 @@ static int which_known(int64_t KH, int64_t KW, int64_t DH, int64_t C, const krai
 /* Channels per block. */
 static int64_t conv2d_channels_of(int which, int32_t dtype) { return which >= 0 && dtype != KRAIT_F32 ? 64 : 32; }
 
-static uint32_t conv2d_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
-
 /* ---- depthwise convolution ---- */
 
 static const char *refuse_conv2d_sizes(int64_t B, int64_t H, int64_t W, int64_t C, int64_t KH, int64_t KW, int64_t DH,
@@ -65,19 +64,23 @@ uint64_t kr_depthwise_conv_cuda_scratch(const krait_ctx *ctx, const void *args) 
 uint64_t kr_depthwise_conv_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
   const krait_depthwise_conv_bwd_args *a = args;
   (void)ctx;
-  return kr_scratch_round((uint64_t)(a->B * conv2d_blocks_of(a->W, KR_CONV_COLUMNS) * (a->KH * a->KW + 1) * a->C) *
+  return kr_scratch_round((uint64_t)(a->B * kr_blocks_of(a->W, KR_CONV_COLUMNS) * (a->KH * a->KW + 1) * a->C) *
                           sizeof(float));
 }
+
+#define CONV_SIZES(a)                                                                                            \
+  .B = (a)->B, .H = (a)->H, .W = (a)->W, .C = (a)->C, .KH = (int32_t)(a)->KH, .KW = (int32_t)(a)->KW,             \
+  .DH = (int32_t)(a)->DH, .DW = (int32_t)(a)->DW
 
 static void add_filter(kr_chain *chain, kr_filter_params *p, void *stream) {
   const int strip = p->DH == 1 ? KR_CONV_STRIP : 1, type = p->in.dtype,
             which = which_known(p->KH, p->KW, p->DH, p->C, &p->in, &p->out);
-  p->n_columns = conv2d_blocks_of(p->W, KR_CONV_THREADS / 32),
-  p->n_channels = conv2d_blocks_of(p->C, conv2d_channels_of(which, type));
-  const int64_t strips = conv2d_blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels,
+  p->n_columns = kr_blocks_of(p->W, KR_CONV_THREADS / 32),
+  p->n_channels = kr_blocks_of(p->C, conv2d_channels_of(which, type));
+  const int64_t strips = kr_blocks_of(p->H, strip), blocks = p->B * p->n_columns * p->n_channels,
                 runs = blocks ? (KR_CONV_BLOCKS + blocks - 1) / blocks : 1;
   p->n_strips = (int32_t)(runs < strips ? (strips + runs - 1) / runs : 1),
-  p->n_runs = p->n_strips ? conv2d_blocks_of(strips, p->n_strips) : 0;
+  p->n_runs = p->n_strips ? kr_blocks_of(strips, p->n_strips) : 0;
   const kr_grid grid = {.x = (uint32_t)p->B * p->n_columns * p->n_runs * p->n_channels,
                         .block = KR_CONV_THREADS,
                         .shared_bytes = (uint32_t)(p->KH * p->KW * conv2d_channels_of(which, type)) * sizeof(float),
@@ -95,14 +98,7 @@ static int32_t run_conv2d_cuda_conv(const krait_ctx *ctx, const void *args, uint
                       .weight = a->weight,
                       .bias = a->bias,
                       .out = a->out,
-                      .B = a->B,
-                      .H = a->H,
-                      .W = a->W,
-                      .C = a->C,
-                      .KH = (int32_t)a->KH,
-                      .KW = (int32_t)a->KW,
-                      .DH = (int32_t)a->DH,
-                      .DW = (int32_t)a->DW,
+                      CONV_SIZES(a),
                       .PH = (int32_t)a->PH,
                       .PW = (int32_t)a->PW};
   kr_chain chain = {.n = 0};
@@ -115,14 +111,7 @@ static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
   kr_filter_params back = {.in = a->dout,
                          .weight = a->weight,
                          .out = a->dx,
-                         .B = a->B,
-                         .H = a->H,
-                         .W = a->W,
-                         .C = a->C,
-                         .KH = (int32_t)a->KH,
-                         .KW = (int32_t)a->KW,
-                         .DH = (int32_t)a->DH,
-                         .DW = (int32_t)a->DW,
+                         CONV_SIZES(a),
                          .PH = (int32_t)((a->KH - 1) * a->DH - a->PH),
                          .PW = (int32_t)((a->KW - 1) * a->DW - a->PW),
                          .flip = 1};
@@ -131,26 +120,19 @@ static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
                        .dweight = a->dweight,
                        .dbias = a->dbias,
                        .partial = a->call.scratch,
-                       .B = a->B,
-                       .H = a->H,
-                       .W = a->W,
-                       .C = a->C,
-                       .KH = (int32_t)a->KH,
-                       .KW = (int32_t)a->KW,
-                       .DH = (int32_t)a->DH,
-                       .DW = (int32_t)a->DW,
+                       CONV_SIZES(a),
                        .PH = (int32_t)a->PH,
                        .PW = (int32_t)a->PW};
   const int together = a->DH != 1 || a->KH == 1 ? 1 : a->KH <= 3 ? 3 : KR_CONV_TAPS;
   const int type = a->x.dtype, which = which_known(a->KH, a->KW, a->DH, a->C, &a->x, &a->dout);
-  taps.n_columns = conv2d_blocks_of(a->W, KR_CONV_COLUMNS),
-  taps.n_groups = conv2d_blocks_of(a->KH, together) * (uint32_t)a->KW,
-  taps.n_channels = conv2d_blocks_of(a->C, conv2d_channels_of(which, type));
+  taps.n_columns = kr_blocks_of(a->W, KR_CONV_COLUMNS),
+  taps.n_groups = kr_blocks_of(a->KH, together) * (uint32_t)a->KW,
+  taps.n_channels = kr_blocks_of(a->C, conv2d_channels_of(which, type));
   const uint32_t n_groups = kr_has(&a->dweight) && which < 0 ? taps.n_groups : 1;
   const kr_grid grid = {.x = (uint32_t)a->B * taps.n_columns * n_groups * taps.n_channels,
                         .block = KR_CONV_THREADS,
                         .stream = a->call.stream};
-  const kr_grid sum = {.x = conv2d_blocks_of(a->C, 32),
+  const kr_grid sum = {.x = kr_blocks_of(a->C, 32),
                        .y = (uint32_t)(a->KH * a->KW + 1),
                        .block = KR_CONV_THREADS,
                        .stream = a->call.stream};
@@ -214,7 +196,7 @@ static int32_t run_unfold(const krait_ctx *ctx, const void *args, uint64_t tier)
   p.rows = kr_divisor_of(a->OH);
   return kr_cuda_launch(
       ctx->cuda, tier, &unfold[a->x.dtype],
-      &(kr_grid){.x = conv2d_blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream},
+      &(kr_grid){.x = kr_blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream},
       &p, sizeof p);
 }
 
@@ -224,7 +206,7 @@ static int32_t run_fold(const krait_ctx *ctx, const void *args, uint64_t tier) {
   p.n = a->B * a->H * a->W * a->C, p.columns = kr_divisor_of(a->W), p.rows = kr_divisor_of(a->H);
   return kr_cuda_launch(
       ctx->cuda, tier, &fold[a->x.dtype],
-      &(kr_grid){.x = conv2d_blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream},
+      &(kr_grid){.x = kr_blocks_of(p.n, KR_WINDOW_THREADS), .block = KR_WINDOW_THREADS, .stream = a->call.stream},
       &p, sizeof p);
 }
 

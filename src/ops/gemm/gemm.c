@@ -108,4 +108,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_gemm_ref, NULL},
 };
 
-KR_OP_DEFINE(gemm, impls, check_gemm_rules, count_gemm_cost, kr_gemm_case, 500)
+KR_OP_DEFINE(gemm, impls, check_gemm_rules, count_gemm_cost, kr_gemm_case, 500, .takes_pdl = 1)

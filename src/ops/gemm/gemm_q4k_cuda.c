@@ -2,10 +2,9 @@
 #include "gemm/gemm_q4k_params.h"
 #include "gemm/gemm_q4k_impls.h"
 #include "op_list.h"
+#include "cuda_views.h"
 
 enum { FEW, TILES };
-
-static uint32_t gemm_q4k_blocks_of(int64_t n, int64_t each) { return (uint32_t)((n + each - 1) / each); }
 
 static int32_t run_gemm_q4k(const krait_ctx *ctx, const void *args, uint64_t tier, int which) {
   static const kr_kernel one = {"gemm_q4k", "kr_gemm_q4k_one"}, few = {"gemm_q4k", "kr_gemm_q4k_few"},
@@ -15,8 +14,8 @@ static int32_t run_gemm_q4k(const krait_ctx *ctx, const void *args, uint64_t tie
   const int64_t outputs = which == FEW ? KR_Q4K_FEW_THREADS / 32 * KR_Q4K_FEW_OUTPUTS : KR_Q4K_TILE,
                 rows = which == FEW ? KR_Q4K_FEW_ROWS : KR_Q4K_TILE;
   if (a->M == 0 || a->N == 0) return KRAIT_OK;
-  const kr_grid grid = {.x = gemm_q4k_blocks_of(a->N, outputs),
-                        .y = gemm_q4k_blocks_of(a->M, rows),
+  const kr_grid grid = {.x = kr_blocks_of(a->N, outputs),
+                        .y = kr_blocks_of(a->M, rows),
                         .block = which == FEW ? KR_Q4K_FEW_THREADS : KR_Q4K_TILE_THREADS,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, a, sizeof *a);

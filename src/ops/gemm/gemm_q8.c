@@ -55,4 +55,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_gemm_q8_ref, NULL},
 };
 
-KR_OP_DEFINE(gemm_q8, impls, NULL, count_gemm_q8_cost, kr_gemm_q8_case, 300)
+KR_OP_DEFINE(gemm_q8, impls, NULL, count_gemm_q8_cost, kr_gemm_q8_case, 300, .takes_pdl = 1)

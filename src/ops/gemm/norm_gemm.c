@@ -48,4 +48,5 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_norm_gemm_ref, NULL},
 };
 
-KR_OP_DEFINE(norm_gemm, impls, check_norm_gemm_rules, count_norm_gemm_cost, kr_norm_gemm_case, 300)
+KR_OP_DEFINE(norm_gemm, impls, check_norm_gemm_rules, count_norm_gemm_cost,
+             kr_norm_gemm_case, 300, .takes_pdl = 1, .rewrites = kr_norm_gemm_rewrites)

@@ -5,6 +5,9 @@
 #include <krait/blocks.h>
 
 #include "op.h"
+#include "rewrite.h"
+
+extern const kr_op_rewrite kr_norm_gemm_rewrites[]; /* norm_gemm_rewrite.c */
 
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args);

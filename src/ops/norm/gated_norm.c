@@ -37,5 +37,5 @@ static const kr_impl bwd_impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_gated_norm_bwd_ref, kr_gated_norm_bwd_ref_scratch},
 };
 
-KR_OP_DEFINE(gated_norm, impls, NULL, count_gated_norm_cost, kr_gated_norm_case, 200)
+KR_OP_DEFINE(gated_norm, impls, NULL, count_gated_norm_cost, kr_gated_norm_case, 200, .takes_pdl = 1)
 KR_OP_DEFINE(gated_norm_bwd, bwd_impls, NULL, count_gated_norm_bwd_cost, kr_gated_norm_case, 200)

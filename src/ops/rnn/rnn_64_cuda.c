@@ -1,5 +1,6 @@
 /* rnn_64_cuda.c: plans and launches of the rows for 64 units and for more than KR_RNN_MOST_UNITS. */
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "op_list.h"
 #include "rnn/rnn_params.h"
 #include "rnn/rnn_impls.h"
@@ -11,19 +12,16 @@ static const kr_kernel held[] = {{"rnn_64", "kr_rnn_64_1"}, {"rnn_64", "kr_rnn_6
                                             {"rnn_64_tensor", "kr_rnn_64_tensor_8"}},
                        wide = {"rnn_64", "kr_rnn_wide"};
 
-static uint32_t rnn_64_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 static int64_t n_multiprocessors(const krait_ctx *ctx) { return kr_cuda_info(ctx->cuda)->n_multiprocessors; }
 
 static int is_too_long(int64_t B, int64_t L) { return B >= (int64_t)1 << 31 || L >= (int64_t)1 << 31; }
 
-static int is_far_for_rnn_64(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
-
 static const char *refuse_strides(const krait_rnn_args *a) {
   if (is_too_long(a->B, a->L)) return "2^31 sequences or steps";
   if (a->x.stride[2] != 1 || (a->H > 1 && a->out.stride[2] != 1)) return "a step's units are not contiguous";
-  if (is_far_for_rnn_64(a->x.stride[1]) || is_far_for_rnn_64(a->out.stride[1]) ||
-      is_far_for_rnn_64(a->weight.stride[0]) || is_far_for_rnn_64(a->weight.stride[1]) ||
-      is_far_for_rnn_64(a->bias.stride[0]))
+  if (kr_is_far(a->x.stride[1]) || kr_is_far(a->out.stride[1]) ||
+      kr_is_far(a->weight.stride[0]) || kr_is_far(a->weight.stride[1]) ||
+      kr_is_far(a->bias.stride[0]))
     return "strides of steps or gates of 2^20 or more";
   return NULL;
 }
@@ -38,7 +36,7 @@ const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = a->H != 64 ? "not 64 units" : refuse_strides(a);
   (void)ctx;
   if (why) return why;
-  if (kr_has(&a->cells) && (a->cells.stride[2] != 1 || is_far_for_rnn_64(a->cells.stride[1])))
+  if (kr_has(&a->cells) && (a->cells.stride[2] != 1 || kr_is_far(a->cells.stride[1])))
     return "a step's cells are not contiguous, or a time stride of 2^20 or more";
   return a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16 ? "unaligned steps of x" : NULL;
 }
@@ -75,7 +73,7 @@ static int32_t launch_rnn_64(const krait_ctx *ctx, uint64_t tier, const kr_kerne
                       int64_t per_block, kr_grid grid) {
   const kr_rnn_64_params p = rnn_64_plan_of(a);
   if (!a->B || !a->L) return KRAIT_OK;
-  grid.x = rnn_64_blocks_of(a->B, per_block);
+  grid.x = kr_blocks_of(a->B, per_block);
   grid.stream = a->call.stream;
   return kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p);
 }

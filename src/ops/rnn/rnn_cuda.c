@@ -1,5 +1,6 @@
 /* rnn_cuda.c: plans and launches of GRU and LSTM layers on a GPU. */
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "op_list.h"
 #include "rnn/rnn_params.h"
 #include "rnn/rnn_impls.h"
@@ -10,7 +11,6 @@ static const kr_kernel turn = {"rnn", "kr_rnn_turn"}, layer = {"rnn", "kr_rnn"},
                        back_64[] = {{"rnn_64_back", "kr_rnn_64_back_gru"}, {"rnn_64_back", "kr_rnn_64_back_lstm"}},
                        weights_64 = {"rnn_64_back", "kr_rnn_64_weights"};
 
-static uint32_t rnn_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
 static const char *refuse_rnn_sizes(int64_t B, int64_t L, int64_t H) {
   if (H > KR_RNN_MOST_UNITS) return "more than 160 units";
   return (double)B * (double)L >= 2147483648.0 - KR_RNN_SUM_DEPTH ? "2^31 steps or more" : NULL;
@@ -45,7 +45,7 @@ static void add_turn(kr_chain *chain, const kr_rnn_params *p, void *stream) {
     kr_chain_add(
         chain, &turn,
         &(kr_grid){
-            .x = rnn_blocks_of(p->gates * p->H * p->H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = stream},
+            .x = kr_blocks_of(p->gates * p->H * p->H, KR_RNN_THREADS), .block = KR_RNN_THREADS, .stream = stream},
         p);
 }
 
@@ -93,7 +93,7 @@ static int32_t run_rnn_layer(const krait_ctx *ctx, const void *args, uint64_t ti
   kr_chain chain = {.n = 0};
   add_turn(&chain, &p, a->call.stream);
   kr_chain_add(&chain, &layer,
-               &(kr_grid){.x = rnn_blocks_of(p.B, KR_RNN_SEQUENCES),
+               &(kr_grid){.x = kr_blocks_of(p.B, KR_RNN_SEQUENCES),
                           .block = KR_RNN_THREADS,
                           .shared_bytes = (uint32_t)((2 + p.gates) * p.H * KR_RNN_SEQUENCES) * sizeof(float),
                           .stream = a->call.stream},
@@ -111,7 +111,7 @@ static kr_rnn_params back_plan(const krait_rnn_bwd_args *a) {
 
 static void add_rnn_sums(kr_chain *chain, const kr_rnn_params *p, void *stream) {
   kr_chain_add(chain, &sums,
-               &(kr_grid){.x = rnn_blocks_of(p->gates * p->H * (p->H + 1), KR_RNN_THREADS),
+               &(kr_grid){.x = kr_blocks_of(p->gates * p->H * (p->H + 1), KR_RNN_THREADS),
                           .block = KR_RNN_THREADS,
                           .stream = stream},
                p);
@@ -124,7 +124,7 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   add_turn(&chain, &p, a->call.stream);
   kr_chain_add(
       &chain, &back,
-      &(kr_grid){.x = rnn_blocks_of(p.B, KR_RNN_SEQUENCES),
+      &(kr_grid){.x = kr_blocks_of(p.B, KR_RNN_SEQUENCES),
                  .block = KR_RNN_THREADS,
                  .shared_bytes = (uint32_t)(((4 + p.gates) * p.H + KR_RNN_THREADS) * KR_RNN_SEQUENCES) * sizeof(float),
                  .stream = a->call.stream},
@@ -132,8 +132,8 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
   if (kr_has(&a->dweight) || kr_has(&a->dbias)) {
     if (p.n_parts)
       kr_chain_add(&chain, &products,
-                   &(kr_grid){.x = rnn_blocks_of(p.gates * p.H, KR_RNN_SUM_TILE),
-                              .y = rnn_blocks_of(p.H, KR_RNN_SUM_TILE),
+                   &(kr_grid){.x = kr_blocks_of(p.gates * p.H, KR_RNN_SUM_TILE),
+                              .y = kr_blocks_of(p.H, KR_RNN_SUM_TILE),
                               .z = (uint32_t)p.n_parts,
                               .block = KR_RNN_THREADS,
                               .stream = a->call.stream},
@@ -167,7 +167,7 @@ int32_t kr_rnn_bwd_64(const krait_ctx *ctx, const void *args) {
   kr_chain chain = {.n = 0};
   if (p.n_parts)
     kr_chain_add(&chain, &back_64[p.is_lstm],
-                 &(kr_grid){.x = rnn_blocks_of(p.B, KR_RNN_BACK_SEQUENCES),
+                 &(kr_grid){.x = kr_blocks_of(p.B, KR_RNN_BACK_SEQUENCES),
                             .block = 2 * KR_RNN_THREADS,
                             .shared_bytes = bytes_of_back(p.is_lstm),
                             .stream = a->call.stream},

@@ -8,6 +8,13 @@
 #include "scan_params.h"
 #include "status.h"
 
+/* The fields that the args of the forward call and of its gradient share. */
+#define KR_SCAN_SHARED_ARGS(a)                                                                                       \
+  .call = (a)->call, .B = (a)->B, .D = (a)->D, .L = (a)->L, .N = (a)->N, .G = (a)->G, .S = (a)->S, .u = (a)->u,       \
+  .delta = (a)->delta, .A = (a)->A, .Bmat = (a)->Bmat, .Cmat = (a)->Cmat, .Dvec = (a)->Dvec, .z = (a)->z,             \
+  .delta_bias = (a)->delta_bias, .initial_state = (a)->initial_state, .seq_idx = (a)->seq_idx,                        \
+  .cu_seqlens = (a)->cu_seqlens, .A_reverse = (a)->A_reverse
+
 kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L);
 kr_scan_state kr_scan_state_of(const krait_view *v);
 /* Why no fast kernel takes a call, or NULL; why those with states across lanes do not, or NULL. */

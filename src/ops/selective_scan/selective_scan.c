@@ -55,4 +55,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_selective_scan_ref, kr_selective_scan_ref_scratch},
 };
 
-KR_OP_DEFINE(selective_scan, impls, check_scan_rules, count_scan_cost, kr_scan_case, 500)
+KR_OP_DEFINE(selective_scan, impls, check_scan_rules, count_scan_cost, kr_scan_case, 500, .takes_pdl = 1)

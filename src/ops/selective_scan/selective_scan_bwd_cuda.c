@@ -59,25 +59,7 @@ static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few_states", "kr
 
 /* The forward arguments inside the backward ones. */
 static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_args *a) {
-  return (krait_selective_scan_args){.call = a->call,
-                                     .B = a->B,
-                                     .D = a->D,
-                                     .L = a->L,
-                                     .N = a->N,
-                                     .G = a->G,
-                                     .S = a->S,
-                                     .u = a->u,
-                                     .delta = a->delta,
-                                     .A = a->A,
-                                     .Bmat = a->Bmat,
-                                     .Cmat = a->Cmat,
-                                     .Dvec = a->Dvec,
-                                     .z = a->z,
-                                     .delta_bias = a->delta_bias,
-                                     .initial_state = a->initial_state,
-                                     .seq_idx = a->seq_idx,
-                                     .cu_seqlens = a->cu_seqlens,
-                                     .A_reverse = a->A_reverse};
+  return (krait_selective_scan_args){KR_SCAN_SHARED_ARGS(a)};
 }
 
 /* Rows of the tile, B and C, the threads' partial dB and dC. */

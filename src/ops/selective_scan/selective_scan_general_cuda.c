@@ -2,6 +2,7 @@
 #include "scan_any_params.h"
 #include "scan_host.h"
 #include "view.h"
+#include "cuda_views.h"
 
 static const kr_kernel forward = {"selective_scan_general", "kr_scan_general_fwd"},
                        backward = {"selective_scan_general", "kr_scan_general_bwd"};
@@ -10,33 +11,12 @@ static const kr_kernel sum_kernel = {"selective_scan_general", "kr_scan_general_
 enum { WARPS_PER_MULTIPROCESSOR = 8 };
 static const uint64_t MOST_SCRATCH_BYTES = 1ull << 30; /* cap: use fewer parts instead */
 
-static uint32_t scan_general_blocks_of(int64_t n, int64_t threads) { return (uint32_t)((n + threads - 1) / threads); }
-
 uint64_t kr_scan_general_scratch(const krait_selective_scan_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
 }
 
 int32_t kr_scan_general_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a) {
-  kr_scan_general_params p = {.a = {.call = a->call,
-                              .B = a->B,
-                              .D = a->D,
-                              .L = a->L,
-                              .N = a->N,
-                              .G = a->G,
-                              .S = a->S,
-                              .u = a->u,
-                              .delta = a->delta,
-                              .A = a->A,
-                              .Bmat = a->Bmat,
-                              .Cmat = a->Cmat,
-                              .Dvec = a->Dvec,
-                              .z = a->z,
-                              .delta_bias = a->delta_bias,
-                              .initial_state = a->initial_state,
-                              .seq_idx = a->seq_idx,
-                              .cu_seqlens = a->cu_seqlens,
-                              .A_reverse = a->A_reverse,
-                              .states = a->states},
+  kr_scan_general_params p = {.a = {KR_SCAN_SHARED_ARGS(a), .states = a->states},
                         .out = a->out,
                         .last_state = a->last_state,
                         .n_rows = kr_has(&a->cu_seqlens) ? a->S : a->B,
@@ -89,7 +69,7 @@ int32_t kr_scan_general_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait
   kr_scan_general_params p;
   scan_general_plan_of(ctx, a, &p);
   const kr_grid grid = {.x = (uint32_t)(p.n_rows * a->G * p.parts), .block = 32, .stream = a->call.stream};
-  const kr_grid sums = {.x = scan_general_blocks_of(a->B * a->G * a->N * a->L + a->D * a->N, 128),
+  const kr_grid sums = {.x = kr_blocks_of(a->B * a->G * a->N * a->L + a->D * a->N, 128),
                         .block = 128,
                         .stream = a->call.stream};
   kr_chain chain = {.n = 0};

@@ -21,4 +21,5 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_dt_state_update_ref, kr_dt_state_update_ref_scratch},
 };
 
-KR_OP_DEFINE(dt_state_update, impls, NULL, count_dt_state_update_cost, kr_dt_state_update_case, 300)
+KR_OP_DEFINE(dt_state_update, impls, NULL, count_dt_state_update_cost,
+             kr_dt_state_update_case, 300, .takes_pdl = 1, .rewrites = kr_dt_state_update_rewrites)

@@ -5,8 +5,11 @@
 #include <krait/blocks.h>
 
 #include "cuda_impl.h"
+#include "rewrite.h"
 
 #define KR_DT_UPDATE_FAMILIES(X, op) X(op, four_states)
+extern const kr_op_rewrite kr_dt_state_update_rewrites[]; /* dt_state_update_rewrite.c */
+
 KR_DT_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, dt_state_update)
 const char *kr_dt_state_update_whole_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args);

@@ -27,4 +27,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_state_update_ref, NULL},
 };
 
-KR_OP_DEFINE(state_update, impls, NULL, count_state_update_cost, kr_state_update_case, 300)
+KR_OP_DEFINE(state_update, impls, NULL, count_state_update_cost, kr_state_update_case, 300, .takes_pdl = 1)

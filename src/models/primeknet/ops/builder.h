@@ -4,7 +4,7 @@
 #define KR_BUILDER_H
 
 #include "map_blocks.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 
 static inline int is_fused(const kr_builder *w) { return w->mode >= KR_BUILD_FUSED_F32; }
 static inline int has_halves(const kr_builder *w) { return w->mode == KR_BUILD_FUSED_F16; }

@@ -3,7 +3,7 @@
  * 2e-4 of the result's scale. */
 #include "check.h"
 #include "conv_norm/conv_norm_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "status.h"
 
 static void count_conv_norm(const void *args, kr_cost *cost) {

@@ -3,15 +3,14 @@
 #include "conv_norm/conv_norm_params.h"
 #include "conv_norm/conv_norm_impls.h"
 #include "cuda_impl.h"
-#include "op_list.h"
+#include "cuda_views.h"
+#include "primeknet_ops.h"
 #include "status.h"
 #include "tile_norm.h"
 
 static const kr_kernel many = {"conv_norm", "kr_conv_norm"}, few = {"conv_norm", "kr_conv_norm_few"},
                        moments = {"tile_norm", "kr_tile_moments"}, norm = {"tile_norm", "kr_tile_norm"};
 
-static int is_far_for_conv_norm(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
-static int is_aligned_for_conv_norm(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 static int is_few_for_conv_norm(const krait_conv_norm_args *a) { return a->C < 16; }
 
 const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args) {
@@ -22,17 +21,17 @@ const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args) {
     return "channels neither fewer than 16 nor a multiple of 16, or outputs not a multiple of 16";
   if (a->B > 65535 || (double)a->B * (double)(a->OH + a->H) * (double)a->W >= 2147483648.0 || a->H >= 1 << 20)
     return "too many positions";
-  if (x->stride[3] != 1 || is_far_for_conv_norm(x->stride[2]) ||
-      (!is_few_for_conv_norm(a) && ((x->stride[0] | x->stride[1] | x->stride[2]) % 4 || !is_aligned_for_conv_norm(x))))
+  if (x->stride[3] != 1 || kr_is_far(x->stride[2]) ||
+      (!is_few_for_conv_norm(a) && ((x->stride[0] | x->stride[1] | x->stride[2]) % 4 || !kr_is_aligned(x))))
     return "unaligned positions of x";
   if (out->stride[3] != 1 || out->stride[2] != a->N || out->stride[1] != a->W * a->N ||
-      out->stride[0] != a->OH * a->W * a->N || !is_aligned_for_conv_norm(out))
+      out->stride[0] != a->OH * a->W * a->N || !kr_is_aligned(out))
     return "out is not contiguous";
-  if (w->stride[0] != 1 || w->stride[2] % 4 || w->stride[1] % 4 || is_far_for_conv_norm(w->stride[2]) ||
-      !is_aligned_for_conv_norm(w))
+  if (w->stride[0] != 1 || w->stride[2] % 4 || w->stride[1] % 4 || kr_is_far(w->stride[2]) ||
+      !kr_is_aligned(w))
     return "the weight's outputs are not contiguous and aligned";
   if (a->norm_weight.stride[0] != 1 || a->norm_bias.stride[0] != 1 || a->slope.stride[0] != 1 ||
-      !is_aligned_for_conv_norm(&a->slope))
+      !kr_is_aligned(&a->slope))
     return "the norm's parameters are not contiguous and aligned";
   return NULL;
 }

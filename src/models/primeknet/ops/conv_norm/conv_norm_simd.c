@@ -7,7 +7,7 @@
 #include "conv_norm/conv_norm_impls.h"
 #include "gemm/gemm_kernel.h"
 #include "instance_norm/moments.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "view.h"
 
 enum { MOST_STEPS = 16 };

@@ -4,7 +4,7 @@
  * are rounded to 11 significant bits: 2e-2. */
 #include "check.h"
 #include "dense_block/dense_block_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "status.h"
 #include "view.h"
 

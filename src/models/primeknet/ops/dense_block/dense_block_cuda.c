@@ -2,9 +2,10 @@
  * the tiles' moments, and norm and PReLU in a separate pass, because the following filters read every value nine times.
  * */
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "dense_block/dense_block_params.h"
 #include "dense_block/dense_block_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "status.h"
 #include "tile_norm.h"
 
@@ -12,16 +13,12 @@ static const kr_kernel in_floats = {"dense_block", "kr_dense_block"},
                        in_halves = {"dense_block_halves", "kr_dense_block"},
                        moments = {"tile_norm", "kr_tile_moments"}, norm = {"tile_norm", "kr_tile_norm"};
 
-static int is_far_for_dense_block(int64_t stride) {
-  return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20);
-}
-static int is_aligned_for_dense_block(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 static int is_map(const krait_view *v, const krait_dense_block_args *a) {
   return v->stride[3] == 1 && v->stride[2] == a->C && v->stride[1] == a->W * a->C &&
-         v->stride[0] == a->H * a->W * a->C && is_aligned_for_dense_block(v);
+         v->stride[0] == a->H * a->W * a->C && kr_is_aligned(v);
 }
 static int are_rows_for_dense_block(const krait_view *v, int64_t C) {
-  return v->stride[1] == 1 && v->stride[0] == C && is_aligned_for_dense_block(v);
+  return v->stride[1] == 1 && v->stride[0] == C && kr_is_aligned(v);
 }
 
 static int64_t tiles_along(int64_t n) { return (n + KR_TILE_SIDE - 1) / KR_TILE_SIDE; }
@@ -33,8 +30,8 @@ static const char *refuse_dense_block_rest(const krait_dense_block_args *a) {
     return "too many positions";
   if (!is_map(&a->x, a) || !is_map(&a->out, a)) return "x or out is not contiguous";
   if (a->taps.stride[0] != 1 || a->taps.stride[1] != 3 * a->taps.stride[2] || a->taps.stride[2] % 2 ||
-      is_far_for_dense_block(a->taps.stride[2]) || !is_aligned_for_dense_block(&a->taps) ||
-      a->taps_bias.stride[0] != 1 || !is_aligned_for_dense_block(&a->taps_bias))
+      kr_is_far(a->taps.stride[2]) || !kr_is_aligned(&a->taps) ||
+      a->taps_bias.stride[0] != 1 || !kr_is_aligned(&a->taps_bias))
     return "a tap's channels are not contiguous and aligned";
   if (!are_rows_for_dense_block(&a->norm_weight, a->C) || !are_rows_for_dense_block(&a->norm_bias, a->C) ||
       !are_rows_for_dense_block(&a->slope, a->C))
@@ -46,8 +43,8 @@ const char *kr_dense_block_refuse(const krait_ctx *ctx, const void *args) {
   const krait_dense_block_args *a = args;
   const krait_view *w = &a->weight;
   (void)ctx;
-  if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far_for_dense_block(w->stride[1]) ||
-      !is_aligned_for_dense_block(w))
+  if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || kr_is_far(w->stride[1]) ||
+      !kr_is_aligned(w))
     return "weights are not float32 with contiguous outputs";
   return refuse_dense_block_rest(a);
 }
@@ -57,8 +54,8 @@ const char *kr_dense_block_halves_refuse(const krait_ctx *ctx, const void *args)
   const krait_view *w = &a->weight;
   (void)ctx;
   if (!(a->call.flags & KRAIT_DENSE_TF32)) return "KRAIT_DENSE_TF32 is not given";
-  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far_for_dense_block(w->stride[0]) ||
-      !is_aligned_for_dense_block(w))
+  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || kr_is_far(w->stride[0]) ||
+      !kr_is_aligned(w))
     return "weights are not aligned float16 rows";
   return refuse_dense_block_rest(a);
 }

@@ -7,7 +7,7 @@
 #include "dense_block/dense_block_impls.h"
 #include "gemm/gemm_kernel.h"
 #include "instance_norm/moments.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "vec.h"
 #include "view.h"
 

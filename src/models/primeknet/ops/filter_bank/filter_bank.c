@@ -3,7 +3,7 @@
  * KRAIT_FILTER_BANK_TF32 the operands of two products are rounded to 11 significant bits: 4e-3. */
 #include "check.h"
 #include "filter_bank/filter_bank_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "status.h"
 
 static void count_filter_bank(const void *args, kr_cost *cost) {

@@ -1,37 +1,33 @@
 /* filter_bank_cuda.c: params and launch of a gated bank of filters. */
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "filter_bank/filter_bank_params.h"
 #include "filter_bank/filter_bank_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 
 static const kr_kernel in_floats = {"filter_bank", "kr_filter_bank"},
                        in_halves = {"filter_bank_halves", "kr_filter_bank"};
-
-static int is_far_for_filter_bank(int64_t stride) {
-  return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20);
-}
-static int is_aligned_for_filter_bank(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 
 /* Contiguous channels, evenly spaced rows; residual and skip as out. */
 static int is_like_out_for_filter_bank(const krait_view *v, const krait_filter_bank_args *a) {
   const int64_t row = a->out.stride[2];
   return v->stride[3] == 1 && v->stride[2] == row && v->stride[1] == a->W * row && v->stride[0] == a->H * a->W * row &&
-         is_aligned_for_filter_bank(v);
+         kr_is_aligned(v);
 }
 static int are_taps(const krait_view *v) {
-  return v->stride[0] == 1 && v->stride[1] % 2 == 0 && !is_far_for_filter_bank(v->stride[1]) &&
-         is_aligned_for_filter_bank(v);
+  return v->stride[0] == 1 && v->stride[1] % 2 == 0 && !kr_is_far(v->stride[1]) &&
+         kr_is_aligned(v);
 }
-static int is_vector_for_filter_bank(const krait_view *v) { return v->stride[0] == 1 && is_aligned_for_filter_bank(v); }
+static int is_vector_for_filter_bank(const krait_view *v) { return v->stride[0] == 1 && kr_is_aligned(v); }
 
 static const char *refuse_filter_bank_rest(const krait_filter_bank_args *a) {
   if (a->C > KR_TILE_COLUMNS || a->C % 16) return "not 16, 32, 48 or 64 channels";
   if (a->B > 65535 || a->H > 65535 * KR_TILE_SIDE || a->B * a->H * a->W >= (int64_t)1 << 31 || a->K >= 1 << 20)
     return "too many positions or taps";
   if (a->x.stride[3] != 1 || (a->x.stride[0] | a->x.stride[1] | a->x.stride[2]) % 2 ||
-      !is_aligned_for_filter_bank(&a->x) || is_far_for_filter_bank(a->x.stride[2]))
+      !kr_is_aligned(&a->x) || kr_is_far(a->x.stride[2]))
     return "unaligned positions of x";
-  if (is_far_for_filter_bank(a->out.stride[2]) || a->out.stride[2] % 4 || !is_like_out_for_filter_bank(&a->out, a) ||
+  if (kr_is_far(a->out.stride[2]) || a->out.stride[2] % 4 || !is_like_out_for_filter_bank(&a->out, a) ||
       !is_like_out_for_filter_bank(&a->residual, a) || (a->skip.data && !is_like_out_for_filter_bank(&a->skip, a)))
     return "rows of out, residual and skip are not evenly spaced alike";
   if (!are_taps(&a->taps) || !are_taps(&a->gate_taps)) return "a tap's channels are not contiguous and aligned";
@@ -47,8 +43,8 @@ const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   for (int i = 0; i < 2; i++) {
     const krait_view *w = i ? &a->out_weight : &a->weight;
-    if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far_for_filter_bank(w->stride[1]) ||
-        !is_aligned_for_filter_bank(w))
+    if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || kr_is_far(w->stride[1]) ||
+        !kr_is_aligned(w))
       return "weights are not float32 with contiguous outputs";
   }
   return refuse_filter_bank_rest(a);
@@ -60,8 +56,8 @@ const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args)
   if (!(a->call.flags & KRAIT_FILTER_BANK_TF32)) return "KRAIT_FILTER_BANK_TF32 is not given";
   for (int i = 0; i < 2; i++) {
     const krait_view *w = i ? &a->out_weight : &a->weight;
-    if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far_for_filter_bank(w->stride[0]) ||
-        !is_aligned_for_filter_bank(w))
+    if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || kr_is_far(w->stride[0]) ||
+        !kr_is_aligned(w))
       return "weights are not aligned float16 rows";
   }
   return refuse_filter_bank_rest(a);

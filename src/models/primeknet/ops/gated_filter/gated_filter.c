@@ -2,7 +2,7 @@
  * (gated_filter_graph.c) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
 #include "check.h"
 #include "gated_filter/gated_filter_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 
 static void count_gated_filter(const void *args, kr_cost *cost) {
   const krait_gated_filter_args *a = args;

@@ -1,14 +1,12 @@
 /* gated_filter_cuda.c: params and launch of the product of two filters. */
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "gated_filter/gated_filter_params.h"
 #include "gated_filter/gated_filter_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 
 static const kr_kernel three = {"gated_filter", "kr_gated_filter_3"}, any = {"gated_filter", "kr_gated_filter"};
 
-static int is_far_for_gated_filter(int64_t stride) {
-  return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20);
-}
 static int is_in_fours_for_gated_filter(const krait_view *v) {
   return v->stride[3] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && v->stride[2] % 4 == 0 &&
          (uintptr_t)v->data % 16 == 0;
@@ -22,10 +20,10 @@ const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args) {
     return "channels not a multiple of four up to 640, or another size too large";
   if (a->H > 65535 * (KR_GATED_FILTER_THREADS / (a->C / 4))) return "too many positions along H";
   if (!is_in_fours_for_gated_filter(&a->x) || !is_in_fours_for_gated_filter(&a->out) ||
-      is_far_for_gated_filter(a->x.stride[2]) || is_far_for_gated_filter(a->out.stride[2]))
+      kr_is_far(a->x.stride[2]) || kr_is_far(a->out.stride[2]))
     return "unaligned positions";
   if (a->weight.stride[0] != 1 || (a->K > 1 && a->weight.stride[1] % 4) ||
-      is_far_for_gated_filter(a->weight.stride[1]) || (uintptr_t)a->weight.data % 16 ||
+      kr_is_far(a->weight.stride[1]) || (uintptr_t)a->weight.data % 16 ||
       (a->bias.data && (a->bias.stride[0] != 1 || (uintptr_t)a->bias.data % 16)))
     return "a tap's channels are not contiguous and aligned";
   return NULL;

@@ -3,7 +3,7 @@
  * KRAIT_MAP_TF32 product operands are rounded to 11 significant bits: 4e-3. */
 #include "check.h"
 #include "map_product/map_product_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "status.h"
 
 static void count_map_product(const void *args, kr_cost *cost) {

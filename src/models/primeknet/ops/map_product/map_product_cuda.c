@@ -1,8 +1,9 @@
 /* map_product_cuda.c: params and launch of a product at every position of a map. */
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "map_product/map_product_params.h"
 #include "map_product/map_product_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "view.h"
 
 enum { AS_THEY_ARE, HELD, NORMED, SCALED, CONVOLVED };
@@ -19,26 +20,22 @@ static int map_product_kind_of(const krait_map_product_args *a) {
   return a->C <= KR_TILE_COLUMNS && !kr_has(&a->residual) && !kr_has(&a->skip) ? HELD : AS_THEY_ARE;
 }
 
-static int is_far_for_map_product(int64_t stride) {
-  return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20);
-}
-static int is_aligned_for_map_product(const krait_view *v) { return (uintptr_t)v->data % 16 == 0; }
 static int is_vector_for_map_product(const krait_view *v) {
-  return !kr_has(v) || (v->stride[0] == 1 && is_aligned_for_map_product(v));
+  return !kr_has(v) || (v->stride[0] == 1 && kr_is_aligned(v));
 }
 
 /* Contiguous channels, evenly spaced rows. */
 static int are_rows_for_map_product(const krait_view *v, const krait_map_product_args *a) {
   const int64_t row = v->stride[2];
-  return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !is_far_for_map_product(row) &&
+  return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !kr_is_far(row) &&
          (a->H < 2 || v->stride[1] == a->W * row) && (a->B < 2 || v->stride[0] == a->H * a->W * row) &&
-         is_aligned_for_map_product(v);
+         kr_is_aligned(v);
 }
 static int is_like_out_for_map_product(const krait_view *v, const krait_map_product_args *a) {
   return !kr_has(v) || (are_rows_for_map_product(v, a) && v->stride[2] == a->out.stride[2]);
 }
 static int are_factors(const krait_view *v) {
-  return v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 4 == 0 && is_aligned_for_map_product(v);
+  return v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 4 == 0 && kr_is_aligned(v);
 }
 
 static const char *refuse_map_product_rest(const krait_map_product_args *a) {
@@ -71,8 +68,8 @@ const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args) {
   const krait_map_product_args *a = args;
   const krait_view *w = &a->weight;
   (void)ctx;
-  if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || is_far_for_map_product(w->stride[1]) ||
-      !is_aligned_for_map_product(w))
+  if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || kr_is_far(w->stride[1]) ||
+      !kr_is_aligned(w))
     return "weights are not float32 with contiguous outputs";
   return refuse_map_product_rest(a);
 }
@@ -82,8 +79,8 @@ const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args)
   const krait_view *w = &a->weight;
   (void)ctx;
   if (!(a->call.flags & KRAIT_MAP_TF32)) return "KRAIT_MAP_TF32 is not given";
-  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || is_far_for_map_product(w->stride[0]) ||
-      !is_aligned_for_map_product(w))
+  if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || kr_is_far(w->stride[0]) ||
+      !kr_is_aligned(w))
     return "weights are not aligned float16 rows";
   return refuse_map_product_rest(a);
 }
@@ -161,11 +158,11 @@ const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
     return "more than four outputs, or channels not a multiple of four up to 64";
   if (map_product_kind_of(a) != HELD || a->call.flags & (KRAIT_MAP_GATE | KRAIT_MAP_SILU)) return "more than a product";
   if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0) return "2^31 positions or more";
-  if (a->weight.dtype != KRAIT_F32 || is_far_for_map_product(a->weight.stride[0]) ||
-      is_far_for_map_product(a->weight.stride[1]))
+  if (a->weight.dtype != KRAIT_F32 || kr_is_far(a->weight.stride[0]) ||
+      kr_is_far(a->weight.stride[1]))
     return "weights are not float32, or far apart";
   const int64_t row = a->out.stride[2];
-  if (!are_rows_for_map_product(&a->x, a) || is_far_for_map_product(row) || a->out.stride[3] != 1 ||
+  if (!are_rows_for_map_product(&a->x, a) || kr_is_far(row) || a->out.stride[3] != 1 ||
       (a->H > 1 && a->out.stride[1] != a->W * row) || (a->B > 1 && a->out.stride[0] != a->H * a->W * row))
     return "rows are not evenly spaced, or x is unaligned";
   return kr_has(&a->bias) && a->bias.stride[0] != 1 ? "the bias is not contiguous" : NULL;

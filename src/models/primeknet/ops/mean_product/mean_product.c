@@ -2,7 +2,7 @@
  * (mean_product_graph.c) or, on a GPU, one launch. Error bound: 3e-5 of the result's scale. */
 #include "check.h"
 #include "mean_product/mean_product_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 
 static void count_mean_product(const void *args, kr_cost *cost) {
   const krait_mean_product_args *a = args;

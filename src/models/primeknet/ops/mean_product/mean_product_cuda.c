@@ -2,7 +2,7 @@
 #include "cuda_impl.h"
 #include "mean_product/mean_product_params.h"
 #include "mean_product/mean_product_impls.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 
 static const kr_kernel kernel = {"mean_product", "kr_mean_product"};
 

@@ -1,7 +1,7 @@
 /* projected_scan.c: contract, cost, rows and random cases of the scan of a Mamba block after its x_proj: a graph of
  * other operators (projected_scan_graph.c) or, on a GPU, one launch. Error bound: 1e-4 of the result's scale. */
 #include "check.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "projected_scan/projected_scan_impls.h"
 
 static void count_projected_scan(const void *args, kr_cost *cost) {

@@ -1,6 +1,6 @@
 /* projected_scan_cuda.c: plans and launches of the scan of a Mamba block. */
 #include "cuda_impl.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "projected_scan/projected_scan_params.h"
 #include "projected_scan/projected_scan_impls.h"
 

@@ -2,7 +2,7 @@
  * (rnn_pair_graph.c) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_RNN_TF32
  * rows, states and weights are rounded to float16, 11 significant bits, at every step: 6e-3. */
 #include "check.h"
-#include "op_list.h"
+#include "primeknet_ops.h"
 #include "rnn_pair/rnn_pair_impls.h"
 #include "view.h"
 

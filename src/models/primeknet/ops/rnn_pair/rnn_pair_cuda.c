@@ -1,5 +1,6 @@
 /* rnn_pair_cuda.c: plan and launch of two layers of 64 units at once, rnn_pair.cu. */
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "rnn_pair/rnn_pair_impls.h"
 #include "rnn_pair/rnn_pair_params.h"
 #include "status.h"
@@ -7,11 +8,8 @@
 static const kr_kernel pairs[] = {
     {"rnn_pair", "kr_rnn_pair_2"}, {"rnn_pair", "kr_rnn_pair_4"}, {"rnn_pair", "kr_rnn_pair_8"}};
 
-static uint32_t rnn_pair_blocks_of(int64_t n, int64_t per_block) { return (uint32_t)((n + per_block - 1) / per_block); }
-static int is_far_for_rnn_pair(int64_t stride) { return stride >= (int64_t)1 << 20 || stride <= -((int64_t)1 << 20); }
-
 static int is_float16_rows(const krait_view *w) {
-  return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !is_far_for_rnn_pair(w->stride[0]) &&
+  return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !kr_is_far(w->stride[0]) &&
          (uintptr_t)w->data % 8 == 0;
 }
 
@@ -26,9 +24,9 @@ const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
   if (a->x.stride[2] != 1 || a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16)
     return "unaligned steps of x";
   if (a->out.stride[2] != 1) return "a step's units are not contiguous";
-  if (is_far_for_rnn_pair(a->x.stride[1]) || is_far_for_rnn_pair(a->out.stride[1]) ||
-      is_far_for_rnn_pair(a->in_bias.stride[0]) || is_far_for_rnn_pair(a->bias.stride[0]) ||
-      is_far_for_rnn_pair(a->in_bias2.stride[0]) || is_far_for_rnn_pair(a->bias2.stride[0]))
+  if (kr_is_far(a->x.stride[1]) || kr_is_far(a->out.stride[1]) ||
+      kr_is_far(a->in_bias.stride[0]) || kr_is_far(a->bias.stride[0]) ||
+      kr_is_far(a->in_bias2.stride[0]) || kr_is_far(a->bias2.stride[0]))
     return "strides of steps or gates of 2^20 or more";
   return a->B >= (int64_t)1 << 31 || a->L >= (int64_t)1 << 31 ? "2^31 sequences or steps" : NULL;
 }
@@ -44,7 +42,7 @@ static uint64_t between_bytes(const krait_rnn_pair_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->L) * 64 * sizeof(float));
 }
 static uint64_t progress_bytes(const krait_rnn_pair_args *a) {
-  return (uint64_t)rnn_pair_blocks_of(a->B, 2) * sizeof(int32_t);
+  return (uint64_t)kr_blocks_of(a->B, 2) * sizeof(int32_t);
 }
 
 uint64_t kr_rnn_pair_64_scratch(const krait_ctx *ctx, const void *args) {
@@ -81,7 +79,7 @@ int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args) {
                               .L = (int32_t)a->L,
                               .C = (int32_t)a->C,
                               .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3,
-                              .n_blocks = (int32_t)rnn_pair_blocks_of(a->B, per_block),
+                              .n_blocks = (int32_t)kr_blocks_of(a->B, per_block),
                               .eps = a->call.flags & KRAIT_RNN_NORM ? a->eps : -1};
   const kr_grid grid = {.x = 2 * (uint32_t)p.n_blocks,
                         .block = per_block == 8 ? KR_RNN_PAIR_THREADS : KR_RNN_PAIR_THREADS + 32,

@@ -2,8 +2,8 @@
 #include "public_names.h"
 
 #include "alloc.h"
+#include "all_ops.h"
 #include "check.h"
-#include "op_list.h"
 #include "status.h"
 
 typedef void report_fn(void *user, const krait_selftest_line *line);
