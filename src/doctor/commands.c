@@ -405,6 +405,14 @@ static const char *reinstall(doc *d, const char *package, const char *version) {
   return row ? kr_arena_print(d->arena, "pip install --force-reinstall --no-cache-dir %s", package) : "";
 }
 
+/* The tables know what some release of it holds. */
+static int is_known_holder(const doc *d, const char *package) {
+  const doc_table_line *row;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));)
+    if (strcmp(row->column[0], package) == 0) return 1;
+  return kr_tables_find(d->tables, "holds", package) != NULL || doc_companion_column(package);
+}
+
 const char *doc_no_build(doc *d, const char *package) {
   const doc_table_line *row = doc_package_row(d, package);
   int cc = doc_main_cc(d);
@@ -413,6 +421,8 @@ const char *doc_no_build(doc *d, const char *package) {
     const doc_file *file = KR_AT(d->files, doc_file, i);
     if (strcmp(file->package, package) == 0 && file->n_judged && file->verdict <= KRAIT_VERDICT_JIT) return "";
   }
+  if (strcmp(source_of(row), "none") == 0 && !is_known_holder(d, package))
+    return ""; /* nothing is known of its releases */
   if (strcmp(source_of(row), "none") == 0)
     return kr_arena_print(
         d->arena, "no release of %s known to these tables has code for %s, and there is no source release to build",
@@ -482,6 +492,8 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
   const char *ready = release(d, package, public_version(d, version), must_change), *none = doc_no_build(d, package);
   const doc_table_line *source = kr_tables_find(d->tables, "source", package);
   add_commands(d, fixes, ready);
+  const doc_table_line *gpu = kr_tables_find(d->tables, "gpubuild", package);
+  if (gpu && !*ready && !is_known_holder(d, package)) add_commands(d, fixes, gpu->column[1]);
   if (source && !*ready && !doc_companion_column(package) && (!cc || build_target(row, cc)))
     add_commands(d, fixes, source->column[1]);
   if (*none && !*ready) {

@@ -87,6 +87,14 @@ static const char *found_elsewhere(doc *d, const char *name, const char **where)
 static void fill_none(doc *d, kr_list *keys, const char *name) {
   const char *where = "", *instead = found_elsewhere(d, name, &where);
   const int newest = newest_python(d, name, "");
+  const char *index = strstr(d->log.text, "/whl/cu");
+  if (!instead && index && d->python && (strcmp(name, "torch") == 0 || doc_companion_column(name))) {
+    put_value(d, keys, "not_for",
+              kr_arena_print(d->arena, "Python 3.%d on the index %.*s", d->python - 300,
+                             (int)strcspn(index + 5, "/ \n"), index + 5));
+    put_value(d, keys, "nearest_install", doc_torch_install(d));
+    return;
+  }
   if (instead) {
     put_value(d, keys, "not_for", where), put_value(d, keys, "nearest_install", instead);
     return;
@@ -227,8 +235,78 @@ static int fill_toolset(doc *d, kr_list *keys) {
   return d->log.is_windows;
 }
 
+/* ---- modules ---- */
+/* By its name: the part of a package that a compiler makes. */
+static int is_compiled_module(const char *name) {
+  static const char *const ends[] = {"_cuda",    "_ext",      "_C",       "_cpp",    "_ops",
+                                     "_kernels", "_cuda_lib", "_backend", "_engine", NULL};
+  const char *last = strrchr(name, '.') ? strrchr(name, '.') + 1 : name;
+  const size_t n = strlen(last);
+  for (int i = 0; ends[i]; i++) {
+    const size_t end = strlen(ends[i]);
+    if (n >= end && strcmp(last + n - end, ends[i]) == 0) return 1;
+  }
+  return strncmp(last, "_C", 2) == 0 || strstr(last, "cuda_") == last;
+}
+
+/* Names without a table are nobody's to install: another package of that name may be anything. */
+static int fill_absent(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+  const char *module = doc_taken(hit, "module"), *of = doc_taken(hit, "of_module");
+  const doc_table_line *row = *of ? NULL : kr_tables_find(d->tables, "import", module);
+  const int is_compiled = is_compiled_module(module);
+  const char *owner = *of ? of : module;
+  const char *project = kr_arena_copy(d->arena, owner, strcspn(owner, "."));
+  if (!is_compiled && !row) return 0;
+  if (row) {
+    put_value(d, keys, "absent", module),
+        put_value(d, keys, "module_pip", kr_arena_print(d->arena, "pip install %s", row->column[1]));
+  } else {
+    const char *built = doc_build_command(d, doc_package_in(d, project));
+    put_value(d, keys, "compiled", module);
+    put_value(d, keys, "module_build",
+              *built ? built
+                     : kr_arena_print(
+                           d->arena,
+                           "in the source folder of %s: pip install --no-build-isolation --no-deps --force-reinstall .",
+                           project));
+  }
+  *package = "";
+  return 1;
+}
+
+static int fill_argument(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+  const doc_table_line *row = kr_tables_find(d->tables, "argument", doc_taken(hit, "argument"));
+  if (!row || !(strcmp(*package, row->column[1]) == 0 || doc_is_named(doc_package_row(d, row->column[1]), d->log.text)))
+    return 0;
+  *package = row->column[1];
+  put_value(d, keys, "argument_known", row->column[2]);
+  put_value(d, keys, "argument_fix", *row->column[3] ? row->column[3] : doc_command(d, "release", *package, "", ""));
+  return 1;
+}
+
+static void fill_limit(doc *d, const doc_hit *hit, kr_list *keys) {
+  const char *multiple = doc_taken(hit, "multiple"), *head = doc_taken(hit, "head_most"),
+             *state = doc_taken(hit, "state_most"), *width = doc_taken(hit, "width_most");
+  const int is_stride = strstr(hit->line, "stride") != NULL || strstr(hit->line, "contiguous") != NULL;
+  const char *limit =
+      *head       ? kr_arena_print(d->arena, "head dimension up to %s", head)
+      : *state    ? kr_arena_print(d->arena, "state dimension up to %s", state)
+      : *width    ? kr_arena_print(d->arena, "widths up to %s", width)
+      : *multiple ? kr_arena_print(d->arena, "%s that are multiples of %s", is_stride ? "strides" : "sizes", multiple)
+                  : "a contiguous last dimension";
+  put_value(d, keys, "limit", limit);
+  put_value(d, keys, "limit_fix",
+      *head       ? "attn_implementation=\"sdpa\", PyTorch's own attention, for this model"
+      : is_stride ? "x = x.contiguous() before the call, and channels that are a multiple of 8"
+      : *multiple ? kr_arena_print(d->arena, "pad the sizes to a multiple of %s", multiple)
+                  : "other sizes, or the reference implementation beside the kernel");
+}
+
 /* ---- by rule ---- */
 int doc_fill_install(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+  if (is_for_install(hit, "P17")) return fill_absent(d, hit, keys, package);
+  if (is_for_install(hit, "P18")) return fill_argument(d, hit, keys, package);
+  if (is_for_install(hit, "R20")) fill_limit(d, hit, keys);
   if (is_for_install(hit, "P07")) return fill_no_release(d, hit, keys);
   if (is_for_install(hit, "K26")) return fill_cpu_build(d, hit, keys, package);
   if (is_for_install(hit, "P11")) put_value(d, keys, "apex_build", doc_command(d, "build_forced", "apex", "", ""));

@@ -241,7 +241,7 @@ static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys, const char *p
   kr_list names = KR_LIST(const char *);
   put_log(keys, "major", major);
   if (doc_match(d, "{%w{x}", hit->line, &names) || doc_match(d, " library libcudnn%w{x}", hit->line, &names) ||
-      doc_match(d, "not locate %w{x}", hit->line, &names) ||
+      doc_match(d, "not locate %w{x}", hit->line, &names) || doc_match(d, "library %w{x}. Error", hit->line, &names) ||
       doc_match(d, "%w{x}: cannot open", hit->line, &names))
     put_log(keys, "lib",
         strstr(hit->line, " library libcudnn") == NULL ? DOC_TEXT(names, 1)
@@ -641,11 +641,16 @@ static void fill_lacking(const doc_hit *hit, hit_keys *keys) {
   static const char *const formats[] = {"bfloat16", "Bfloat16", "BFloat16", "bf16", "16BF"};
   for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
     if (strstr(hit->line, formats[i])) {
-      put_log(keys, "floor", "8.0");
+      put_log(keys, "floor", "8.0"), put_log(keys, "lacking", "bfloat16");
       put_log(keys, "lacks_fix", "in your code: torch.float16 instead of torch.bfloat16 (vllm: --dtype half)");
       return;
     }
-  if (strstr(hit->line, "fp8"))
+  if (strstr(hit->line, "efficient float16")) {
+    put_log(keys, "floor", "7.0"), put_log(keys, "lacking", "fast float16");
+    put_log(keys, "lacks_fix", "in your code: compute_type=\"int8\" or \"float32\" instead of \"float16\"");
+  } else if (strstr(hit->line, ".m16n8k16") || strstr(hit->line, ".m16n8k32") || strstr(hit->line, "mma"))
+    put_log(keys, "lacks_fix", "in the model's configuration: another quantization, as gptq or bitsandbytes int8");
+  else if (strstr(hit->line, "fp8"))
     put_log(keys, "lacks_fix", "in the model's configuration: weights in float16, int8 or int4 instead of fp8");
   else if (strstr(hit->line, "uantiz") || strstr(hit->line, "Minimum capability"))
     put_log(keys, "lacks_fix", "in the program's settings: another quantization, as gptq or bitsandbytes");
@@ -665,6 +670,7 @@ static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **p
     const char *sm = taken(hit, "floor_sm");
     if (strstr(hit->line, "triton GPU compiler")) put_log(keys, "floor", "7.0");
     if (*sm) put_log(keys, "floor", kr_print_cc(d->arena, atoi(sm)));
+    if (*taken(hit, "have_major") && strstr(hit->line, "Flash")) put_log(keys, "floor", "8.0"), *package = "";
     fill_lacking(hit, keys);
     if (!strstr(hit->line, "Ampere")) *package = "";
   }

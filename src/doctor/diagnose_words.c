@@ -254,6 +254,14 @@ static int fill_dll(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
   const char *module = doc_taken(hit, "dll"), *path = doc_taken(hit, "torch_dll");
   if (strstr(hit->line, "procedure") || strstr(hit->line, "程序") || strstr(hit->line, "Win32")) return 0;
   const char *owner = *module ? doc_package_in(d, module) : "";
+  if (strstr(hit->line, "LoadLibrary failed")) {
+    if (strstr(hit->line, "onnxruntime")) *package = "onnxruntime-gpu";
+    put_words(d, keys, "dll_fix",
+        strcmp(*package, "onnxruntime-gpu") == 0
+            ? "pip install --force-reinstall \"onnxruntime-gpu[cuda,cudnn]==1.22.0\""
+            : doc_command(d, "rebuild", *package, doc_version_of(d, *package), ""));
+    return *doc_taken(hit, "provider_dll") != '\0';
+  }
   if (*module && (strstr(hit->line, "initialization routine") || strstr(hit->line, "1114"))) {
     put_words(d, keys, "dll_init", module);
     put_words(d, keys, "dll_fix", "winget install -e --id Microsoft.VCRedist.2015+.x64");
@@ -479,7 +487,7 @@ int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **packa
   if (is_of_other_maker(d, hit)) return 0;
   if (*hit->rule->id == 'A') return fill_amd(d, hit, keys, package);
   if (kr_tables_has_word("B25 B26", hit->rule->id) || *hit->rule->id == 'P' ||
-      kr_tables_has_word("K26 L19 D16", hit->rule->id)) {
+      kr_tables_has_word("K26 L19 D16 R20", hit->rule->id)) {
     if (!doc_fill_install(d, hit, keys, package)) return 0;
   }
   if (*hit->rule->id == 'B') return fill_builds(d, hit, keys);

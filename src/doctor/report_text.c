@@ -294,6 +294,17 @@ static void print_first(printer *p) {
                 paint(p, "\033[0m"), doc_printable(d, doc_addressed(d, first_command(f))));
 }
 
+/* Of an unknown failure the first line quotes the error. */
+static void print_first_unknown(printer *p) {
+  doc *d = p->d;
+  if (!d->log.given || !d->log.is_crash || !d->log.last_exception || d->findings.n) return;
+  kr_text_print(&p->out, "%s\nkrait doctor --log %s %s\n\n",
+                report_text_first_line(
+                    d, doc_printable(d, kr_arena_print(d->arena, "not recognised: %s", d->log.last_exception))),
+                d->options.log_name && *d->options.log_name ? d->options.log_name : "error.txt",
+                doc_command(d, "environment", "", "", ""));
+}
+
 /* Nothing in the text was recognised: says what was searched for, and what would help. */
 static void print_unknown_log(printer *p) {
   doc *d = p->d;
@@ -318,6 +329,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   const doc_finding *first = NULL;
   int n[3] = {0};
   print_first(&p);
+  print_first_unknown(&p);
   print_head(&p);
   print_good_driver(&p);
   print_good_files(&p);
