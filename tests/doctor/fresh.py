@@ -535,6 +535,122 @@ RuntimeError: causal_conv1d with channel last layout requires strides (x.stride(
 RuntimeError: FlashAttention forward only supports head dimension at most 256
 '''),
 ]
+
+# 20 in the order in which plain searches of public threads return them, not chosen for being unlike the others.
+COMMON = [
+    ("a renderer compiled for older cards", r"no code for (7\.5|this GPU)", r"krait doctor|source folder|TORCH_CUDA_ARCH_LIST", r"sudo",
+     '''Error in forward_face_index_map_1: no kernel image is available for execution on the device
+Error in forward_face_index_map_2: no kernel image is available for execution on the device
+Windows 10, RTX 2070 SUPER, Driver Version: 460.89, CUDA Version: 11.2
+'''),
+    ("CheckM2's TensorFlow", r"driver", r"nvidia-driver", r"pip install[^&]*torch",
+     '''[10/06/2022 10:32:13 PM] ERROR: Saved models could not be loaded: cudaGetDevice() failed. Status: CUDA driver version is insufficient for CUDA runtime version
+'''),
+    ("Ollama on a GTX 1080", r"6\.1|1080", r"[Oo]llama", r"sudo|export |pip install[^&]*torch",
+     r'''time=2025-09-17T11:28:38.832+02:00 level=INFO source=server.go:1289 msg="llama runner started in 43.46 seconds"
+ggml_cuda_compute_forward: SCALE failed
+CUDA error: no kernel image is available for execution on the device
+  current device: 0, in function ggml_cuda_compute_forward at C:\a\ollama\ollama\ml\backend\ggml\ggml\src\ggml-cuda\ggml-cuda.cu:2568
+NVIDIA GeForce GTX 1080
+'''),
+    ("a Python of 32 bit", r"32.bit", r"winget install|py -3", r"sudo|export ",
+     '''Python 3.10.6 (tags/v3.10.6:9c7b4bd, Aug  1 2022, 21:38:17) [MSC v.1932 32 bit (Intel)]
+Installing torch and torchvision
+Looking in indexes: https://pypi.org/simple, https://download.pytorch.org/whl/cu118
+ERROR: Could not find a version that satisfies the requirement torch==2.0.1 (from versions: none)
+ERROR: No matching distribution found for torch==2.0.1
+venv "C:\\Users\\et\\stable-diffusion-webui\\venv\\Scripts\\Python.exe"
+'''),
+    ("torch 1.12 and Python 3.11", r"3\.11", r"py -3\.10|python=3\.10", r"sudo|export ",
+     '''venv "D:\\Programmes\\stable-diffusion-webui-master\\venv\\Scripts\\Python.exe"
+Python 3.11.0 (main, Oct 24 2022, 18:26:48) [MSC v.1933 64 bit (AMD64)]
+stderr: ERROR: Could not find a version that satisfies the requirement torch==1.12.1+cu113 (from versions: none)
+ERROR: No matching distribution found for torch==1.12.1+cu113
+'''),
+    ("torch 2.1.2 and Python 3.12", r"3\.12", r"(py -|python=)3\.1[01]", r"sudo|export ",
+     '''Python 3.12.6 (tags/v3.12.6:a4a2d2b, Sep  6 2024, 20:11:23) [MSC v.1940 64 bit (AMD64)]
+Installing torch and torchvision
+Looking in indexes: https://pypi.org/simple, https://download.pytorch.org/whl/cu121
+ERROR: Could not find a version that satisfies the requirement torch==2.1.2 (from versions: 2.2.0, 2.2.0+cu121, 2.2.1, 2.2.1+cu121, 2.2.2, 2.2.2+cu121, 2.3.0, 2.3.0+cu121)
+C:\\sd> ERROR: No matching distribution found for torch==2.1.2
+'''),
+    ("mamba-ssm from source, another torch", r"built for.*torch", r"mamba-ssm", r"apt",
+     '''  File "/tmp/pycharm_project_536/mamba_ssm/ops/selective_scan_interface.py", line 16, in <module>
+    import selective_scan_cuda
+ImportError: /data/anaconda3/envs/py312/lib/python3.12/site-packages/selective_scan_cuda.cpython-312-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEi
+ERROR conda.cli.main_run:execute(124): `conda run python /tmp/pycharm_project_536/mamba_ssm/training/pretrain.py` failed. (See above for error)
+'''),
+    ("flash-attn 2.5.8 and torch 2.1", r"built for.*torch", r"flash-attn==2\.|FLASH_ATTENTION_FORCE_BUILD", r"apt",
+     '''torch                     2.1.2
+flash-attn                2.5.8
+ImportError: /opt/c/lib/python3.10/site-packages/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol: _ZN3c104impl3cow11cow_deleterEPv
+'''),
+    ("flash-attn and the ABI of torch 2.6", r"ABI", r"flash-attn", r"apt",
+     '''python 3.12.7+gc
+cuda 12.8
+torch 2.6.0
+flash-attn 2.6.3
+ImportError: /opt/lib/python3.12/site-packages/flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE
+'''),
+    ("flash-attn 2.8.3 and torch 2.8", r"built for.*torch", r"flash-attn==2\.8\.3", r"apt",
+     '''ImportError: HOME/robot/miniconda3/envs/zsk/lib/python3.10/site-packages/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol: _ZN3c104cuda9SetDeviceEa
+torch 2.8.0+cu128
+flash-attn 2.8.3
+'''),
+    ("g++ 4.8", r"(g\+\+|gcc|compiler).*(old|4\.8)", r"g\+\+|gcc|gxx", r"pip install[^&]*torch",
+     '''      File "/data/bh/miniconda3/lib/python3.9/site-packages/torch/utils/cpp_extension.py", line 462, in _check_cuda_version
+RuntimeError: The current installed version of g++ (4.8.5) is less than the minimum required version by CUDA 11.7 (6.0.0). Please make sure to use an adequate version of g++ (>=6.0.0, <12.0).
+'''),
+    ("JAX finds no cuDNN", r"cuDNN", r"jax\[cuda12|nvidia-cudnn", r"torch",
+     '''CUDA backend failed to initialize: Unable to load cuDNN. Is it installed? (Set TF_CPP_MIN_LOG_LEVEL=0 and rerun for more info.)
+jax:    0.4.25
+jaxlib: 0.4.25
+'''),
+    ("JAX and an older cuBLAS", r"cuBLAS", r"jax\[cuda12|unset LD_LIBRARY_PATH|nvidia-cublas", r"torch",
+     '''CUDA backend failed to initialize: Found cuBLAS version 120205, but JAX was built against version 120304, which is newer.
+ The copy of cuBLAS that is installed must be at least as new as the version against which JAX was built. (Set TF_CPP_MIN_LOG_LEVEL=0 and rerun for more info.)
+'''),
+    ("jaxlib's old names", r"jaxlib", r"jax\[cuda12", r"torch",
+     '''$ pip install --upgrade jax jaxlib==0.4.29+cuda12.cudnn88
+ERROR: Could not find a version that satisfies the requirement jaxlib==0.4.29+cuda12.cudnn88 (from versions: 0.4.17, 0.4.18, 0.4.29, 0.4.30)
+ERROR: No matching distribution found for jaxlib==0.4.29+cuda12.cudnn88
+'''),
+    ("NVML says that the driver is not loaded", r"driver.*(not loaded|loaded)|driver", r"modprobe|nvidia-driver|reboot", r"pip|--gpus",
+     '''docker: Error response from daemon: OCI runtime create failed: container_linux.go:367: starting container process caused: process_linux.go:495: container init caused: Running hook #0:: error running hook: exit status 1, stdout: , stderr: nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown.
+'''),
+    ("access blocked by the operating system", r"blocked|WSL|driver", r"wsl|driver|docker", r"pip",
+     '''root@d1:/# nvidia-smi
+Failed to initialize NVML: GPU access blocked by the operating system
+Failed to properly shut down NVML: GPU access blocked by the operating system
+'''),
+    ("NVML's stub comes first", r"stub", r"stubs|unset LD_LIBRARY_PATH", r"pip",
+     '''WARNING:
+You should always run with libnvidia-ml.so that is installed with your
+NVIDIA Display Driver. By default it's installed in /usr/lib and /usr/lib64.
+libnvidia-ml.so in GDK package is a stub library that is attached only for
+build purposes (e.g. machine that you build your application doesn't have
+to have Display Driver installed).
+RuntimeError: [/opt/dali/dali/util/nvml_wrap.cc:94] nvmlInit() failed:
+'''),
+    ("a CUDA_HOME with a colon", r"CUDA_HOME", r"export CUDA_HOME=/usr/local/cuda", r"apt",
+     '''FAILED: lib_ssd.cuda.o
+:/usr/local/cuda/bin/nvcc -DTORCH_EXTENSION_NAME=enclib_gpu -DTORCH_API_INCLUDE_EXTENSION_H -isystem /usr/anaconda3/envs/p/lib/python3.6/site-packages/torch/include -isystem :/usr/local/cuda/include -std=c++11 -c lib_ssd.cu -o lib_ssd.cuda.o
+/bin/sh: 1: :/usr/local/cuda/bin/nvcc: not found
+ninja: build stopped: subcommand failed.
+'''),
+    ("a node's requirements replaced torch", r"CPU|without CUDA", r"pip install.*torch==2\.1\.2.*cu121", r"sudo|export ",
+     r'''C:\ComfyUI\python_embeded> WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for:
+    PyTorch 2.1.2+cu121 with CUDA 1201 (you have 2.1.2+cpu)
+    Python  3.11.7 (you have 3.11.6)
+  Please reinstall xformers (see https://github.com/facebookresearch/xformers#installing-xformers)
+AssertionError: Torch not compiled with CUDA enabled
+'''),
+    ("a container that lost its GPU", r"container.*(lost|GPU)", r"docker restart|systemd", r"pip",
+     '''$ docker exec exporter nvidia-smi
+Failed to initialize NVML: Unknown Error
+'''),
+]
 FRESH = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in FRESH]
 LATER = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in LATER]
 LAST = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in LAST]
+COMMON = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in COMMON]
