@@ -196,7 +196,7 @@ static int32_t fail_missing(const char *path) {
     return kr_fail(KRAIT_ERR_FILE_OPEN, "cannot open %s: there is no such folder or file%s", path, similar);
   return kr_fail(KRAIT_ERR_FILE_OPEN,
                  "cannot open %s: there is no such folder or file; krait downloads nothing: get %s first, with: "
-                 "huggingface-cli download %s --local-dir %s",
+                 "hf download %s --local-dir %s (hf: pip install huggingface_hub)",
                  path, from ? "it" : "a model such as this", from ? from : published[0], from ? path : "mamba-130m-hf");
 }
 

@@ -81,7 +81,7 @@ check_error(2, "did you mean lr=3?", "train", "lrr=3")
 check_error(2, "did you mean train_noise.snr_range=[0,1]?", "train", "snr_range=[0,1]")
 check_error(2, "there is no 'frobnication' in the configuration; use +frobnication=1", "train", "frobnication=1")
 for verb, more in (("generate", ["-p", "x"]), ("score", [__file__])):
-    check_error(2, "huggingface-cli download state-spaces/mamba-370m-hf --local-dir far/mamba-370m-hf", verb, "far/mamba-370m-hf", *more)
+    check_error(2, "hf download state-spaces/mamba-370m-hf --local-dir far/mamba-370m-hf", verb, "far/mamba-370m-hf", *more)
 check_error(2, "there is no such folder or file; krait downloads nothing", "generate", "no-such-model", "-p", "x")
 DEMO = pathlib.Path(__file__).parent.parent.parent / "demo"
 with tempfile.TemporaryDirectory() as folder:
