@@ -11,7 +11,7 @@ import re
 import sys
 
 # int32_t, but not a status: they leave the error as it is.
-ANSWERS = {"krait_n_ops", "krait_op_n_impls", "krait_ctx_device", "krait_ctx_n_threads", "krait_rule", "krait_tables_find_gpu", "krait_report_exit", "krait_text_distance", "krait_voice_process"}
+ANSWERS = {"krait_n_ops", "krait_op_n_impls", "krait_ctx_device", "krait_ctx_n_threads", "krait_rule", "krait_tables_find_gpu", "krait_report_exit", "krait_text_distance", "krait_voice_process", "krait_voice_set"}
 
 
 def read(path):

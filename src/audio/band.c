@@ -168,7 +168,7 @@ static double judge(kr_band *b) {
   const double said_db = 10 * log10(b->said.speech + least), kept_db = said_db - 10 * log10(b->heard.speech + least);
   b->speech_peak_db = fmax(fmax(b->speech_peak_db - fall_db, said_db), quietest_db);
   const double kept = fmin(fmax(kept_db, -20), 0), loud = fmax(said_db - b->speech_peak_db, -50);
-  return 1 / (1 + exp(-(4 + 0.2 * kept + 0.15 * loud)));
+  return 1 / (1 + exp(-(2.8 + 0.27 * kept + 0.057 * loud)));
 }
 
 int32_t kr_band_return(kr_band *b, const float *cleaned, int64_t n) {

@@ -16,9 +16,9 @@ static int64_t draw_band(int64_t low, int64_t high) {
 }
 static float draw_noise(void) { return (float)draw_band(-1000, 1000) * 1e-4f; }
 
-/* A model: a gain, in hops of 100 samples, as late as it may be. */
+/* A model: a gain, 1 for what is louder than `least`, in hops of 100 samples, as late as it may be. */
 typedef struct model {
-  double gain;
+  double gain, least;
   kr_queue queue;
   int64_t n_in, n_out;
 } model;
@@ -26,17 +26,19 @@ typedef struct model {
 static int64_t run_model(model *m, const float *low, int64_t n, float *out) {
   kr_queue_push(&m->queue, low, n);
   m->n_in += n;
-  const int64_t due = m->n_in < MODEL_LATENCY ? 0 : (m->n_in - MODEL_LATENCY) / 100 * 100 + 100 - m->n_out;
-  const int64_t some = due < 0 ? 0 : m->n_in < MODEL_LATENCY ? 0 : due;
-  for (int64_t i = 0; i < some; i++) out[i] = (float)m->gain * kr_queue_front(&m->queue)[i];
+  const int64_t some = m->n_in < MODEL_LATENCY ? 0 : (m->n_in - MODEL_LATENCY) / 100 * 100 + 100 - m->n_out;
+  for (int64_t i = 0; i < some; i++) {
+    const float x = kr_queue_front(&m->queue)[i];
+    out[i] = fabsf(x) > m->least ? x : (float)m->gain * x;
+  }
   kr_queue_pop(&m->queue, some);
   m->n_out += some;
   return some;
 }
 
 /* In random blocks, as many samples out as in, after the latency. */
-static void run_band(kr_band *band, double gain, const float *in, int64_t n, float *out) {
-  model m = {.gain = gain};
+static void run_band(kr_band *band, double gain, double least, const float *in, int64_t n, float *out) {
+  model m = {.gain = gain, .least = least};
   const int64_t latency = kr_band_latency(band);
   float low[200], cleaned[1000];
   for (int64_t i = 0, said = 0; i < n;) {
@@ -84,7 +86,7 @@ static void what_changes_nothing_is_transparent(void **state) {
     for (int again = 0; again < 2; again++) { /* and once more after a new beginning */
       const int64_t said = n - kr_band_latency(band);
       kr_band_begin(band);
-      run_band(band, 1, in, n, out);
+      run_band(band, 1, 1, in, n, out);
       for (int64_t i = 0; i < said; i++) worst = fmax(worst, fabs((double)out[i] - in[i]));
     }
     print_message("%d Hz: latency %lld, off by %.1e\n", rates[r], (long long)kr_band_latency(band), worst);
@@ -101,7 +103,7 @@ static double level_of(double hz, double gain, int32_t is_narrow, const kr_band_
   for (int64_t i = 0; i < N; i++) in[i] = draw_noise() + 0.1f * (float)sin(2 * acos(-1) * hz / 48000 * (double)i);
   kr_band *band = open_at(48000, is_narrow);
   if (controls) kr_band_set(band, controls);
-  run_band(band, gain, in, N, out);
+  run_band(band, gain, 1, in, N, out);
   for (int64_t i = 4800; i < 43200; i++) {
     const double angle = 2 * acos(-1) * hz / 48000 * (double)i;
     re += out[i] * cos(angle), im += out[i] * sin(angle);
@@ -140,7 +142,7 @@ static double start_of_a_word(int looks_back) {
   assert_int_equal(kr_band_latency(band), MODEL_LATENCY + (looks_back ? 480 : 0));
   kr_band_set(band, &(kr_band_controls){1, INFINITY, 0.5});
   for (int64_t i = 0; i < N; i++) in[i] = draw_noise() * (i < WORD ? 1e-3f : 1.0f);
-  run_band(band, 1, in, N, out);
+  run_band(band, 0.05, 1e-3, in, N, out);
   assert_true(power(out + 8000, 4000) < 1e-4 * power(in + 8000, 4000)); /* closed before */
   const double kept = power(out + WORD, MORE) / power(in + WORD, MORE);
   assert_true(power(out + WORD + 4000, 4000) > 0.99 * power(in + WORD + 4000, 4000));

@@ -1,0 +1,283 @@
+/* host.c: a host of LADSPA and LV2 plug-ins that watches what run does: host PLUGIN.so [planted]. The host's malloc,
+ * free, locks and output functions stand in front of the C library's: while a thread is in run, each call of one is
+ * counted, and there must be none. planted: the plug-in (planted.c) does some on purpose, which must be seen. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <ladspa.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../test.h"
+
+/* ---- the trap ---- */
+
+static __thread int is_in_run;
+static __thread const char *trapped;
+static __thread int n_trapped;
+
+static void note_call(const char *name) {
+  if (is_in_run) trapped = name, n_trapped++;
+}
+static void *next_of(const char *name) { return dlsym(RTLD_NEXT, name); }
+
+/* glibc's own names for what stands behind malloc. */
+extern void *__libc_malloc(size_t bytes), *__libc_calloc(size_t n, size_t bytes),
+    *__libc_realloc(void *block, size_t bytes), *__libc_memalign(size_t alignment, size_t bytes);
+extern void __libc_free(void *block);
+#define SEEN __attribute__((visibility("default")))
+SEEN void *malloc(size_t bytes) { return note_call("malloc"), __libc_malloc(bytes); }
+SEEN void *calloc(size_t n, size_t bytes) { return note_call("calloc"), __libc_calloc(n, bytes); }
+SEEN void *realloc(void *block, size_t bytes) { return note_call("realloc"), __libc_realloc(block, bytes); }
+SEEN void *aligned_alloc(size_t alignment, size_t bytes) {
+  return note_call("aligned_alloc"), __libc_memalign(alignment, bytes);
+}
+SEEN int posix_memalign(void **block, size_t alignment, size_t bytes) {
+  note_call("posix_memalign");
+  *block = __libc_memalign(alignment, bytes);
+  return *block ? 0 : 12;
+}
+SEEN void free(void *block) { note_call("free"), __libc_free(block); }
+
+#define IN_FRONT_OF(type, name, parameters, arguments) \
+  SEEN type name parameters {                          \
+    static type(*next) parameters;                     \
+    note_call(#name);                                  \
+    if (!next) *(void **)&next = next_of(#name);       \
+    return next arguments;                             \
+  }
+IN_FRONT_OF(int, pthread_mutex_lock, (pthread_mutex_t * mutex), (mutex))
+IN_FRONT_OF(int, pthread_mutex_trylock, (pthread_mutex_t * mutex), (mutex))
+IN_FRONT_OF(int, pthread_cond_wait, (pthread_cond_t * cond, pthread_mutex_t *mutex), (cond, mutex))
+IN_FRONT_OF(int, pthread_create,
+            (pthread_t * thread, const pthread_attr_t *attr, void *(*start)(void *), void *user),
+            (thread, attr, start, user))
+IN_FRONT_OF(ssize_t, write, (int fd, const void *bytes, size_t n), (fd, bytes, n))
+IN_FRONT_OF(ssize_t, read, (int fd, void *bytes, size_t n), (fd, bytes, n))
+IN_FRONT_OF(int, nanosleep, (const struct timespec *time, struct timespec *left), (time, left))
+IN_FRONT_OF(int, puts, (const char *text), (text))
+
+/* ---- plug-ins ---- */
+
+typedef struct plugin {
+  const LADSPA_Descriptor *d;
+  LADSPA_Handle handle;
+  int n_channels;
+  LADSPA_Data mix, limit, gate, speech, latency;
+} plugin;
+
+static LADSPA_Descriptor_Function descriptor_of;
+
+static plugin open_plugin(int n_channels, unsigned long rate_hz) {
+  plugin p = {.d = descriptor_of((unsigned long)n_channels - 1), .n_channels = n_channels, .mix = 1, .limit = 60};
+  assert_non_null(p.d);
+  p.handle = p.d->instantiate(p.d, rate_hz);
+  return p;
+}
+
+static void begin_plugin(plugin *p) {
+  LADSPA_Data *const controls[] = {&p->mix, &p->limit, &p->gate, &p->speech, &p->latency};
+  for (unsigned long i = 0; i < 5; i++)
+    p->d->connect_port(p->handle, 2 * (unsigned long)p->n_channels + i, controls[i]);
+  if (p->d->activate) p->d->activate(p->handle);
+}
+
+static void close_plugin(plugin *p) { p->d->cleanup(p->handle); }
+
+/* In blocks of this size, or with 0 of random ones. Any call of what the trap watches is a failure. */
+static void run_plugin(plugin *p, const float *const *in, float *const *out, long n, long block) {
+  const unsigned long n_channels = (unsigned long)p->n_channels;
+  uint32_t random_state = 9;
+  for (long i = 0, some; i < n; i += some) {
+    some = block;
+    if (!some) random_state = random_state * 1664525u + 1013904223u, some = (random_state >> 8) % 3000;
+    if (some > n - i) some = n - i;
+    for (unsigned long c = 0; c < n_channels; c++) {
+      p->d->connect_port(p->handle, c, (LADSPA_Data *)in[c] + i);
+      p->d->connect_port(p->handle, n_channels + c, out[c] + i);
+    }
+    is_in_run = 1;
+    p->d->run(p->handle, (unsigned long)some);
+    is_in_run = 0;
+  }
+}
+
+/* ---- sound ---- */
+
+enum { HZ = 48000, N = HZ / 6 };
+static float in[2][N], out[2][N], other[2][N];
+static float *const outs[] = {out[0], out[1]}, *const others[] = {other[0], other[1]};
+static const float *const ins[] = {in[0], in[1]};
+
+/* Like a voice: harmonics that rise and fall, in noise. */
+static void draw_host(int seed) {
+  uint32_t state = (uint32_t)seed;
+  for (int c = 0; c < 2; c++)
+    for (int i = 0; i < N; i++) {
+      double sum = 0, t = (double)i / HZ;
+      for (int k = 1; k < 60; k++) sum += sin(2 * 3.14159265 * (120 + 30 * c + 20 * sin(6 * t)) * k * t) / (k + 3);
+      state = state * 1664525u + 1013904223u;
+      in[c][i] = (float)(0.1 * sum * fmax(0, sin(9 * t + c)) + 0.02 * ((double)(state >> 8) / (1 << 24) - 0.5));
+    }
+}
+
+static double worst_difference(const float *a, const float *b, long n) {
+  double worst = 0;
+  for (long i = 0; i < n; i++) worst = isfinite(a[i]) ? fmax(worst, fabs((double)a[i] - b[i])) : INFINITY;
+  return worst;
+}
+
+static void assert_untrapped(void) {
+  if (n_trapped) fail_msg("run called %s, and others: %d calls", trapped, n_trapped);
+}
+
+/* ---- tests ---- */
+
+static void blocks_do_not_matter(void **state) {
+  (void)state;
+  draw_host(1);
+  plugin p = open_plugin(2, HZ);
+  begin_plugin(&p);
+  run_plugin(&p, ins, outs, N, 480);
+  for (const long *block = (const long[]){1024, 64, 1, 0, -1}; *block >= 0; block++) {
+    begin_plugin(&p); /* which also starts anew */
+    run_plugin(&p, ins, others, N, *block);
+    for (int c = 0; c < 2; c++) assert_true(worst_difference(out[c], other[c], N) == 0);
+  }
+  assert_true(worst_difference(out[0], out[1], N) > 0.01);
+  close_plugin(&p);
+  assert_untrapped();
+}
+
+/* Dry, it is a delay by the reported latency, at every rate; also when the gate looks back. */
+static void latency_is_as_reported(void **state) {
+  static const unsigned long rates[] = {8000, 16000, 22050, 44100, 48000, 96000, 192000};
+  (void)state;
+  draw_host(2);
+  for (size_t r = 0; r < sizeof rates / sizeof *rates; r++)
+    for (int gate = 0; gate < 2; gate++) {
+      plugin p = open_plugin(1, rates[r]);
+      p.mix = 0, p.gate = 0.5f * (float)gate;
+      begin_plugin(&p);
+      const long n = rates[r] < 6 * N ? (long)rates[r] / 6 : N;
+      run_plugin(&p, ins, outs, n, 64);
+      const long latency = lrintf(p.latency);
+      const double seconds = (double)latency / (double)rates[r];
+      assert_true(seconds > 0.03 && seconds < 0.04 + 0.03 * gate);
+      assert_true(worst_difference(out[0] + latency, in[0], n - latency) < 1e-7);
+      for (long i = 0; i < latency; i++) assert_true(out[0][i] == 0);
+      close_plugin(&p);
+    }
+  assert_untrapped();
+}
+
+static void rates_out_of_range_are_refused(void **state) {
+  (void)state;
+  for (const unsigned long *hz = (const unsigned long[]){1, 7999, 192001, 4000000000, 0}; *hz; hz++)
+    assert_null(open_plugin(1, *hz).handle);
+}
+
+/* What no microphone says: nothing but numbers comes out, and later sound is as if it had not been. */
+static void nonsense_heals(void **state) {
+  (void)state;
+  draw_host(3);
+  plugin p = open_plugin(1, HZ);
+  begin_plugin(&p);
+  run_plugin(&p, ins, outs, N, 64);
+  const float nonsense[] = {NAN, INFINITY, -INFINITY, 1e30f, 1, -1, 0, 1e-40f};
+  for (size_t k = 0; k < sizeof nonsense / sizeof *nonsense; k++) {
+    for (int i = 0; i < N / 4; i++) other[1][i] = i % 7 || k > 3 ? nonsense[k] : 0.1f;
+    run_plugin(&p, (const float *const[]){other[1]}, (float *const[]){other[0]}, N / 4, 64);
+    for (int i = 0; i < N / 4; i++) assert_true(isfinite(other[0][i]) && fabsf(other[0][i]) < 300);
+  }
+  p.mix = NAN, p.limit = -INFINITY, p.gate = 7;
+  run_plugin(&p, ins, others, N / 4, 64);
+  p.mix = 1, p.limit = 60, p.gate = 0;
+  begin_plugin(&p);
+  run_plugin(&p, ins, others, N, 64);
+  assert_true(worst_difference(out[0], other[0], N) == 0);
+  close_plugin(&p);
+  assert_untrapped();
+}
+
+/* A host may give the same buffer in and out, also crosswise. */
+static void in_place_is_the_same(void **state) {
+  (void)state;
+  draw_host(4);
+  plugin p = open_plugin(2, HZ);
+  begin_plugin(&p);
+  run_plugin(&p, ins, outs, N, 1024);
+  begin_plugin(&p);
+  for (int c = 0; c < 2; c++) memcpy(other[c], in[c], sizeof other[c]);
+  run_plugin(&p, (const float *const *)others, (float *const[]){other[1], other[0]}, N, 1024);
+  assert_true(worst_difference(out[0], other[1], N) == 0 && worst_difference(out[1], other[0], N) == 0);
+  close_plugin(&p);
+  assert_untrapped();
+}
+
+/* A thread that has never called the plug-in: its first run is watched, too. */
+typedef struct job {
+  plugin p;
+  float *out;
+  int channel, n_trapped;
+  const char *trapped;
+} job;
+
+static void *work_alone(void *user) {
+  job *j = user;
+  run_plugin(&j->p, (const float *const[]){in[j->channel]}, (float *const[]){j->out}, N, 64);
+  j->n_trapped = n_trapped, j->trapped = trapped;
+  return NULL;
+}
+
+static void threads_do_not_meet(void **state) {
+  pthread_t threads[2];
+  job jobs[2] = {{.out = other[0], .channel = 0}, {.out = other[1], .channel = 1}};
+  (void)state;
+  draw_host(5);
+  for (int c = 0; c < 2; c++) {
+    jobs[c].p = open_plugin(1, HZ);
+    begin_plugin(&jobs[c].p);
+    run_plugin(&jobs[c].p, ins + c, outs + c, N, 64);
+    begin_plugin(&jobs[c].p);
+  }
+  for (int c = 0; c < 2; c++) assert_int_equal(pthread_create(&threads[c], NULL, work_alone, &jobs[c]), 0);
+  for (int c = 0; c < 2; c++) pthread_join(threads[c], NULL);
+  for (int c = 0; c < 2; c++) {
+    close_plugin(&jobs[c].p);
+    if (jobs[c].n_trapped) fail_msg("a thread's first run called %s", jobs[c].trapped);
+    assert_true(worst_difference(out[c], other[c], N) == 0);
+  }
+}
+
+static void planted_calls_are_seen(void **state) {
+  (void)state;
+  plugin p = open_plugin(1, HZ);
+  for (int kind = 0; kind < 5; kind++) {
+    n_trapped = 0;
+    run_plugin(&p, ins, outs, 8, 8);
+    print_message("planted: %s\n", n_trapped ? trapped : "nothing seen");
+    assert_int_equal(n_trapped > 0, kind < 4);
+  }
+  close_plugin(&p);
+}
+
+int main(int argc, char **argv) {
+  void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+  if (library) *(void **)&descriptor_of = dlsym(library, "ladspa_descriptor");
+  if (!descriptor_of) return fprintf(stderr, "usage: host PLUGIN.so [planted]: %s\n", argc > 1 ? dlerror() : ""), 2;
+  const struct CMUnitTest planted[] = {cmocka_unit_test(planted_calls_are_seen)},
+                          tests[] = {cmocka_unit_test(blocks_do_not_matter),
+                                     cmocka_unit_test(latency_is_as_reported),
+                                     cmocka_unit_test(rates_out_of_range_are_refused),
+                                     cmocka_unit_test(nonsense_heals),
+                                     cmocka_unit_test(in_place_is_the_same),
+                                     cmocka_unit_test(threads_do_not_meet)};
+  const int n_failed =
+      argc > 2 ? cmocka_run_group_tests(planted, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
+  dlclose(library);
+  return n_failed;
+}
