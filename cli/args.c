@@ -276,6 +276,13 @@ int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx) {
   return -1;
 }
 
+int cli_band_parse(const char *verb, const char *text, int32_t *is_narrow) {
+  *is_narrow = text && strcmp(text, "16k") == 0;
+  return !text || *is_narrow || strcmp(text, "whole") == 0
+             ? -1
+             : cli_usage_error(verb, "--band is %s, not whole or 16k", text);
+}
+
 int cli_precision_parse(const char *verb, const char *text, uint32_t *precision) {
   if (!text) return -1;
   if (strcmp(text, "fp32") == 0) *precision = KRAIT_PRECISION_FP32;

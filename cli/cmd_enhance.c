@@ -23,6 +23,9 @@ typedef struct settings {
   double snr_db;
   int as_json, force, skip_existing;
   double limit_db; /* negative: none */
+  double mix, gate;
+  const char *band;
+  int32_t is_narrow;
   int64_t n_jobs;
   cli_run run;
   const char *precision;
@@ -165,6 +168,9 @@ static void enhance_one(void *user, cli_workers *crew, int worker, int piece) {
                                          .user = &w,
                                          .has_limit = b->s->limit_db >= 0,
                                          .limit_db = b->s->limit_db,
+                                         .is_narrow = b->s->is_narrow,
+                                         .dry = 1 - b->s->mix,
+                                         .gate = b->s->gate,
                                          .noise_path = b->s->noise,
                                          .rir_path = b->s->rir,
                                          .mixed_path = b->s->mixed,
@@ -294,6 +300,7 @@ static int check_enhance_options(const settings *s) {
                            s->plot ? "plot" : "reference");
   if (s->mixed && !s->noise && !s->rir) return cli_usage_error("enhance", "--mixed needs --noise or --rir");
   if (s->mixed && strcmp(s->mixed, "-") == 0) return cli_usage_error("enhance", "--mixed needs the name of a file");
+  if (s->gate > 0 && s->is_narrow) return cli_usage_error("enhance", "--gate cannot be combined with --band 16k");
   if (!s->noise && s->snr_db != 0) return cli_usage_error("enhance", "--snr needs --noise");
   if (s->force && s->skip_existing)
     return cli_usage_error("enhance", "-f replaces existing files, --skip-existing keeps them; give only one");
@@ -326,7 +333,7 @@ static int run_enhance(const settings *s, char **operands, int n_operands) {
 
 int cmd_enhance(int argc, char **argv) {
   int first;
-  settings s = {.n_jobs = 1, .limit_db = -1, .model.size = sizeof s.model};
+  settings s = {.n_jobs = 1, .limit_db = -1, .mix = 1, .model.size = sizeof s.model};
   const cli_option options[] = {
       CLI_TEXT("output", 'o', "FILE|DIR", &s.out,
                "output file or folder; '-' is standard output. A file's extension selects its format. Default: "
@@ -337,6 +344,9 @@ int cmd_enhance(int argc, char **argv) {
                  "skip recordings whose output exists: continues an interrupted run"),
       CLI_REAL("limit", 0, "DB", &s.limit_db, 0, 1000,
                "attenuate by at most DB decibels: 6 to 20 keep some of the room, 0 changes nothing"),
+      CLI_REAL("mix", 0, "X", &s.mix, 0, 1, "how much of the output is cleaned: 1 (the default) to 0"),
+      CLI_REAL("gate", 0, "P", &s.gate, 0, 1, "silence where speech is less probable than P (default: 0, never)"),
+      CLI_BAND_OPTION(&s.band),
       CLI_TEXT(
           "weights", 'w', "FILE", &s.model.weights_path,
           "weights (.safetensors, .th, .pt), 'builtin' (the default), or 'streaming', the built-in streaming model "
@@ -373,6 +383,7 @@ int cmd_enhance(int argc, char **argv) {
                          -1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("enhance", s.precision, &s.model.precision);
+  if (exit_status < 0) exit_status = cli_band_parse("enhance", s.band, &s.is_narrow);
   if (exit_status < 0) exit_status = check_enhance_options(&s);
   if (exit_status >= 0) return exit_status;
   cli_hush_libraries();

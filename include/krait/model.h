@@ -164,6 +164,10 @@ typedef struct krait_enhance_options {
                                         with plot_path or reference_path */
   const char *mixed_path;     /* write the resulting mixture here, or NULL */
   double snr_db;
+  double dry;  /* share of the recording itself in the output, 0 to 1 */
+  double gate; /* silence while speech is less probable than this, from 30 ms before it; 0: never. Not with is_narrow */
+  int32_t is_narrow; /* drop what lies above 8 kHz; else it is kept, with a gain that follows the model's */
+  int32_t reserved_too;
 } krait_enhance_options;
 
 typedef struct krait_scores {

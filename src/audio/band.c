@@ -70,9 +70,10 @@ static int64_t low_after(const kr_band *b) { return kr_polyphase_after(b->up) + 
 
 static int32_t open_band(kr_band *b) {
   const int32_t rate_hz = b->o.rate_hz;
+  KR_CHECK(rate_hz >= KR_BAND_LEAST_HZ && rate_hz <= KR_BAND_MOST_HZ, KRAIT_ERR_ARGUMENT,
+           "the rate is %d Hz, not %d to %d", rate_hz, KR_BAND_LEAST_HZ, KR_BAND_MOST_HZ);
   const int64_t low_block = b->o.block_samples * KR_BAND_LOW_HZ / rate_hz + 2,
                 most_low = b->o.model_latency + low_block + LOOK_BACK + FRAME;
-  KR_CHECK(rate_hz >= 8000 && rate_hz <= 192000, KRAIT_ERR_ARGUMENT, "the rate is %d Hz, not 8000 to 192000", rate_hz);
   KR_TRY(kr_polyphase_open(rate_hz, KR_BAND_LOW_HZ, b->o.block_samples, &b->down));
   KR_TRY(kr_polyphase_open(KR_BAND_LOW_HZ, rate_hz, most_low, &b->up));
   if (!b->o.is_narrow && rate_hz != KR_BAND_LOW_HZ)

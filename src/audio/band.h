@@ -11,7 +11,7 @@
 
 #include "stream.h"
 
-enum { KR_BAND_LOW_HZ = 16000 };
+enum { KR_BAND_LOW_HZ = 16000, KR_BAND_LEAST_HZ = 1000, KR_BAND_MOST_HZ = 768000 };
 
 typedef struct kr_band_options {
   int32_t rate_hz;

@@ -164,6 +164,9 @@ static int32_t open_live(void *user, kr_stft_live **live) {
   return kr_stft_live_begin(*live), KRAIT_OK;
 }
 
+/* A streaming model's states go through a window, whose memory grows with its length: a minute. */
+enum { LONGEST_LIVE = 60 * 16000 };
+
 static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   const pk_timeline *line = timeline;
   const int there = line->net->takes_samples;
@@ -172,6 +175,7 @@ static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
                             .at_once = there ? windows_at_once : NULL,
                             .user = timeline,
                             .level = line->net->unit_rms ? KR_LEVEL_UNIT_RMS : KR_LEVEL_AS_IS,
+                            .window_samples = line->net->config.streams ? LONGEST_LIVE : 0,
                             .live = line->net->config.streams ? open_live : NULL};
   return KRAIT_OK;
 }

@@ -1,8 +1,8 @@
 /* enhance.c: runs recordings of any length, rate and format through a denoiser, in bounded memory. For every channel:
  *
- *   file block -> gain -> resample to 16 kHz -> overlapping windows -> resample back -> 1 / gain -> queue
+ *   file block -> down to 16 kHz -> gain -> overlapping windows -> 1 / gain -> back up -> queue
  *
- * and when all channels have samples waiting they are written as one block. The file is read twice: first for its
+ * through a kr_band, or if the recording shall have no more than the model's band, through two resamplers, and when all channels have samples waiting they are written as one block. The file is read twice: first for its
  * length, its level and errors, so that nothing is computed for a file that cannot be finished. */
 #include "enhance.h"
 
@@ -12,6 +12,7 @@
 
 #include "alloc.h"
 #include "audio.h"
+#include "band.h"
 #include "clock.h"
 #include "job.h"
 #include "evaluate/mixture.h"
@@ -24,11 +25,13 @@ enum { BLOCK = 4096 };
 
 /* ---- files ---- */
 typedef struct channel {
+  kr_band *band; /* or NULL, and these two */
   kr_resampler *down, *up;
   kr_windows *windows;
-  kr_queue queue, dry; /* dry: the recording itself, if a limit mixes it in */
+  kr_queue queue, dry; /* dry: the recording itself, if resamplers are mixed with it */
   double sum_squares;
   float gain;
+  int64_t n_low; /* pulled below */
 } channel;
 
 typedef struct run {
@@ -45,6 +48,12 @@ typedef struct run {
   float *frames, *mono; /* BLOCK frames, interleaved; one channel of them */
   kr_job job;
 } run;
+
+/* Beyond a band's rates two resamplers do. */
+static int has_whole_band(const run *r) {
+  return !r->options->is_narrow && r->info.sample_rate_hz >= KR_BAND_LEAST_HZ &&
+         r->info.sample_rate_hz <= KR_BAND_MOST_HZ;
+}
 
 /* For a mixture, length and level are known only with the noise's gain: one more pass. */
 static int32_t scan_for_mixture(run *r) {
@@ -82,15 +91,62 @@ static int32_t scan_enhance(run *r) {
 static int32_t push_up(void *user, const float *samples, int64_t n) { return kr_resampler_push(user, samples, n); }
 static int32_t push_windows(void *user, const float *samples, int64_t n) { return kr_windows_push(user, samples, n); }
 
+/* What is ready above goes to the channel's queue. */
+static int32_t pull_band(channel *c) {
+  float block[BLOCK];
+  for (int64_t n; (n = kr_band_ready(c->band)) > 0;) {
+    if (n > BLOCK) n = BLOCK;
+    kr_band_pull(c->band, block, n);
+    KR_TRY(kr_queue_push(&c->queue, block, n));
+  }
+  return KRAIT_OK;
+}
+
+static int32_t return_to_band(void *user, const float *samples, int64_t n) {
+  channel *c = user;
+  float block[BLOCK];
+  for (int64_t some; n > 0; samples += some, n -= some) {
+    some = n < BLOCK ? n : BLOCK;
+    for (int64_t i = 0; i < some; i++) block[i] = samples[i] / c->gain;
+    KR_TRY(kr_band_return(c->band, block, some));
+    KR_TRY(pull_band(c));
+  }
+  return KRAIT_OK;
+}
+
+/* What is ready below, up to n_low samples in all, goes to the windows. */
+static int32_t push_low(channel *c, int64_t n_low) {
+  float block[BLOCK];
+  for (int64_t n; (n = kr_band_low_ready(c->band)) > 0 && c->n_low < n_low; c->n_low += n) {
+    if (n > BLOCK) n = BLOCK;
+    if (n > n_low - c->n_low) n = n_low - c->n_low;
+    kr_band_low_pull(c->band, block, n);
+    for (int64_t i = 0; i < n; i++) block[i] *= c->gain;
+    KR_TRY(kr_windows_push(c->windows, block, n));
+  }
+  return KRAIT_OK;
+}
+
+static int32_t open_whole_band(const run *r, channel *c) {
+  const krait_enhance_options *o = r->options;
+  const kr_band_options options = {
+      .rate_hz = r->info.sample_rate_hz, .looks_back = o->gate > 0, .block_samples = BLOCK};
+  KR_TRY(kr_band_open(&options, &c->band));
+  kr_band_set(c->band, &(kr_band_controls){1 - o->dry, o->has_limit ? o->limit_db : INFINITY, o->gate});
+  return kr_windows_open(&r->job.shape, &r->job.runner, (kr_sink){return_to_band, c}, &c->windows);
+}
+
 /* From the end of the chain to its start. */
 static int32_t open_channel(run *r, channel *c) {
   const int32_t hz = r->info.sample_rate_hz;
+  if (has_whole_band(r)) return open_whole_band(r, c);
   KR_TRY(kr_resampler_open(KR_MODEL_HZ, hz, (kr_sink){kr_queue_push, &c->queue}, &c->up));
   KR_TRY(kr_windows_open(&r->job.shape, &r->job.runner, (kr_sink){push_up, c->up}, &c->windows));
   return kr_resampler_open(hz, KR_MODEL_HZ, (kr_sink){push_windows, c->windows}, &c->down);
 }
 
 static void close_channel(channel *c) {
+  kr_band_close(&c->band);
   kr_resampler_close(&c->down);
   kr_windows_close(&c->windows);
   kr_resampler_close(&c->up);
@@ -98,9 +154,12 @@ static void close_channel(channel *c) {
   kr_queue_free(&c->dry);
 }
 
+static int64_t low_length(const run *r) {
+  return kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ);
+}
+
 static int32_t open_channels(run *r) {
-  KR_TRY(kr_job_begin(&r->job, r->denoiser, kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ),
-                      r->info.n_channels));
+  KR_TRY(kr_job_begin(&r->job, r->denoiser, low_length(r), r->info.n_channels));
   r->job.n_samples = r->n_frames;
   r->job.progress = r->options->progress;
   r->job.user = r->options->user;
@@ -108,14 +167,19 @@ static int32_t open_channels(run *r) {
   return KRAIT_OK;
 }
 
-/* Writes n samples of a channel at its level, mixed with the recording as the limit requires, into frames. */
+/* The share of the recording itself in the output of resamplers. */
+static double dry_share(const krait_enhance_options *o) {
+  return 1 - (1 - o->dry) * (o->has_limit ? 1 - pow(10, -o->limit_db / 20) : 1);
+}
+
+/* Writes n samples of a channel into frames: those of resamplers at its level, and mixed with the recording. */
 static int32_t mix_channel(run *r, int32_t c, int64_t n) {
   channel *ch = &r->channels[c];
   const krait_enhance_options *o = r->options;
-  const float *wet = kr_queue_front(&ch->queue), *dry = o->has_limit ? kr_queue_front(&ch->dry) : NULL;
-  const double share = o->has_limit ? pow(10, -o->limit_db / 20) : 0;
+  const double share = ch->band ? 0 : dry_share(o), gain = ch->band ? 1 : ch->gain;
+  const float *wet = kr_queue_front(&ch->queue), *dry = share > 0 ? kr_queue_front(&ch->dry) : NULL;
   for (int64_t i = 0; i < n; i++) {
-    const double clean = (double)wet[i] / ch->gain, mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
+    const double clean = (double)wet[i] / gain, mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
     const float v = (float)mixed;
     KR_CHECK(isfinite(v), KRAIT_ERR_UNSUPPORTED,
              "%s: the model's result is not a finite number; the weights or the recording's level are out of range",
@@ -144,9 +208,26 @@ static int32_t drain(run *r) {
 static int32_t push_channel(run *r, int32_t c, int64_t n) {
   channel *ch = &r->channels[c];
   for (int64_t i = 0; i < n; i++) r->mono[i] = r->frames[i * r->info.n_channels + c];
-  if (r->options->has_limit) KR_TRY(kr_queue_push(&ch->dry, r->mono, n));
+  if (ch->band) {
+    KR_TRY(kr_band_push(ch->band, r->mono, n));
+    return push_low(ch, low_length(r));
+  }
+  if (dry_share(r->options) > 0) KR_TRY(kr_queue_push(&ch->dry, r->mono, n));
   for (int64_t i = 0; i < n; i++) r->mono[i] *= ch->gain;
   return kr_resampler_push(ch->down, r->mono, n);
+}
+
+static int32_t finish_channel(const run *r, channel *c) {
+  if (c->band) {
+    KR_TRY(kr_band_end_input(c->band));
+    KR_TRY(push_low(c, low_length(r)));
+    KR_TRY(kr_windows_finish(c->windows));
+    KR_TRY(kr_band_end_return(c->band));
+    return pull_band(c);
+  }
+  KR_TRY(kr_resampler_finish(c->down, low_length(r)));
+  KR_TRY(kr_windows_finish(c->windows));
+  return kr_resampler_finish(c->up, r->n_frames);
 }
 
 static int32_t stream(run *r) {
@@ -158,12 +239,7 @@ static int32_t stream(run *r) {
     for (int32_t c = 0; c < n_channels; c++) KR_TRY(push_channel(r, c, n));
     KR_TRY(drain(r));
   }
-  for (int32_t c = 0; c < n_channels; c++) {
-    KR_TRY(kr_resampler_finish(r->channels[c].down,
-                               kr_resampled_length(r->n_frames, r->info.sample_rate_hz, KR_MODEL_HZ)));
-    KR_TRY(kr_windows_finish(r->channels[c].windows));
-    KR_TRY(kr_resampler_finish(r->channels[c].up, r->n_frames));
-  }
+  for (int32_t c = 0; c < n_channels; c++) KR_TRY(finish_channel(r, &r->channels[c]));
   KR_TRY(drain(r));
   if (r->mixed_out) KR_TRY(kr_audio_finish(r->mixed_out));
   return kr_audio_finish(r->out);
@@ -184,6 +260,8 @@ static int32_t prepare_enhance(run *r) {
   if (o->noise_path || o->rir_path)
     KR_TRY(kr_mixture_open(o->noise_path, o->rir_path, o->snr_db, r->info.sample_rate_hz, r->info.n_channels,
                            &r->mixture));
+  KR_CHECK(!o->gate || has_whole_band(r), KRAIT_ERR_UNSUPPORTED, "%s has %d Hz: a gate needs %d to %d Hz", o->in_path,
+           r->info.sample_rate_hz, KR_BAND_LEAST_HZ, KR_BAND_MOST_HZ);
   KR_TRY(scan_enhance(r));
   if (o->mixed_path) KR_TRY(kr_audio_create(o->mixed_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->mixed_out));
   KR_TRY(kr_audio_create(o->out_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->out));

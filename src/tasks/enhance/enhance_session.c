@@ -27,6 +27,9 @@ static int32_t take_enhance_session_options(const krait_enhance_options *options
            "options.flags is %u; this library knows only %d", taken->flags, KRAIT_ENHANCE_KEEP);
   KR_CHECK(!taken->has_limit || (taken->limit_db >= 0 && taken->limit_db <= 1000), KRAIT_ERR_ARGUMENT,
            "options.limit_db is %g, not 0 to 1000", taken->limit_db);
+  KR_CHECK(taken->dry >= 0 && taken->dry <= 1, KRAIT_ERR_ARGUMENT, "options.dry is %g, not 0 to 1", taken->dry);
+  KR_CHECK(taken->gate >= 0 && taken->gate <= 1, KRAIT_ERR_ARGUMENT, "options.gate is %g, not 0 to 1", taken->gate);
+  KR_CHECK(!taken->gate || !taken->is_narrow, KRAIT_ERR_ARGUMENT, "options.gate cannot be combined with is_narrow");
   const int is_mixed = taken->noise_path || taken->rir_path;
   KR_CHECK(is_mixed || !taken->mixed_path, KRAIT_ERR_ARGUMENT, "mixed_path needs noise_path or rir_path");
   KR_CHECK(!is_mixed || (!taken->plot_path && !taken->reference_path), KRAIT_ERR_ARGUMENT,

@@ -15,7 +15,7 @@
 
 /* BLOCK: samples between two looks at the model, whose work is spread over them; MOST_LOW: what they are at most at
  * 16 kHz. */
-enum { BLOCK = 64, MOST_LOW = 2 * BLOCK + 2 };
+enum { BLOCK = 64, MOST_LOW = 2 * BLOCK + 2, LEAST_HZ = 8000, MOST_HZ = 192000 };
 static const float LOUDEST = 100; /* full scale is 1 */
 
 struct krait_voice {
@@ -49,6 +49,8 @@ int32_t krait_voice_open(krait_session *session, const krait_voice_options *opti
   KR_TRY(kr_struct_take("krait_voice_options", options, sizeof known, &known, sizeof known));
   KR_CHECK((known.flags & ~(uint32_t)(KRAIT_VOICE_NARROW | KRAIT_VOICE_LOOKS_BACK)) == 0, KRAIT_ERR_ARGUMENT,
            "options.flags is %u; this library knows KRAIT_VOICE_NARROW and KRAIT_VOICE_LOOKS_BACK", known.flags);
+  KR_CHECK(known.rate_hz >= LEAST_HZ && known.rate_hz <= MOST_HZ, KRAIT_ERR_ARGUMENT, "the rate is %d Hz, not %d to %d",
+           known.rate_hz, LEAST_HZ, MOST_HZ);
   krait_voice *v = *voice = kr_zalloc(sizeof *v);
   KR_CHECK(v, KRAIT_ERR_NO_MEMORY, "no memory for a voice");
   const int32_t status = open_voice(v, session, &known);
