@@ -138,8 +138,8 @@ KRAIT_API void krait_voice_close(krait_voice **voice);
 KRAIT_API int64_t krait_voice_latency(const krait_voice *voice); /* in samples at rate_hz */
 /* These two, which audio threads call, leave the thread's error detail of an earlier call as it is if they succeed. */
 KRAIT_API int32_t krait_voice_set(krait_voice *voice, const krait_voice_controls *controls);
-/* in and out may be the same. What is not a finite number counts as 0. After a failure, a status below 0, the rest of out is silent, and
- * the voice starts again. */
+/* in and out may be the same. What is not a finite number counts as 0. After a failure, a status below 0, the rest
+ * of out is silent, and the voice starts again. */
 KRAIT_API int32_t krait_voice_process(krait_voice *voice, const float *in, float *out, int64_t n_samples);
 /* How probable speech is, 0 to 1, around the sample that krait_voice_process returned last. */
 KRAIT_API double krait_voice_speech(const krait_voice *voice);

@@ -1,7 +1,7 @@
 /* plugin_ops.c: what a plug-in's library, which has the streaming model alone, contains of the operators: those of its
  * graph. Rewriting and the other models' blocks refer to more, which are here without an implementation. Not part of
  * the program. */
-#include "op_list.h"
+#include "all_ops.h"
 
 #define KR_OP(op) const kr_op kr_op_##op = {.name = #op};
 KR_OP(argmax_rows)
