@@ -1,4 +1,4 @@
-"""demo_data.py DATA: makes demo/train, two minutes of speech and one of noise to try training (pip install soundfile),
+"""make.py DATA: makes demo/train, two minutes of speech and one of noise to try training (pip install soundfile),
 from the recordings listed in demo/README.md: DATA/speech/SOURCE/NAME.flac and DATA/noise/SOURCE/NAME.flac, 16 kHz. Each
 is trimmed to its first seconds and encoded as Opus (about 30 kbit/s)."""
 import pathlib

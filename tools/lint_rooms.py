@@ -110,6 +110,14 @@ def check_documents():
                 problems.append(f"{name}: {found} does not exist")
 
 
+def check_tools():
+    """Every file of tools/ has a line in its README.md, and the lines name files."""
+    listed = set(re.findall(r"`([\w./-]+)`", "".join(re.findall(r"^\| (`[^|]*) \|", (ROOT / "tools/README.md").read_text(), re.M))))
+    files = {p.relative_to(ROOT / "tools").parts[0] + "/" * (len(p.relative_to(ROOT / "tools").parts) > 1) for p in tracked("") if p.is_relative_to(ROOT / "tools")} - {"README.md"}
+    problems.extend(f"tools/README.md: no line of {name}" for name in sorted(files - listed))
+    problems.extend(f"tools/README.md: {name} does not exist" for name in sorted(listed - files))
+
+
 def check_glossary():
     """Names that are gone (tools/glossary.txt), and static functions of one name in a room or without an object."""
     gone = [line.rsplit(" => ", 1) for line in (ROOT / "tools/glossary.txt").read_text().splitlines() if line and not line.startswith("#")]
@@ -217,6 +225,7 @@ def main():
             if MACHINE_PATH.search(line):
                 problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
     check_documents()
+    check_tools()
     check_glossary()
     print("\n".join(problems) if problems else f"lint: {len(sources)} source files pass" + (f", {n_objects} object files" if n_objects else ", symbols were not checked (there is no build)"))
     return 1 if problems else 0

@@ -3,7 +3,7 @@
 
 The tensors have the published state_dict keys in the published order, so checkpoints are interchangeable. Needs only
 torch (1.13 or later) and numpy: the selective scan is a loop over time, written for readability. The C model is checked
-against files this program writes; training (pretrain.py) runs the same parameters through faster operators.
+against files this program writes; `krait train` trains the same parameters.
 
     primeknet_twin.py --check DIR            compare with every NAME.weights/NAME.golden pair in DIR
     primeknet_twin.py --random-golden OUT --seed N [--stage mamba|gru|lstm] [--causal | --no-causal] [--streaming] [--name NAME]

@@ -1,4 +1,4 @@
-"""python3 tools/make_stable_names.py WHEEL...: the rows of [stable] in src/doctor/doctor.tables, from torch wheels of all releases, for any
+"""python3 src/doctor/make_stable_names.py WHEEL...: the rows of [stable] in src/doctor/doctor.tables, from torch wheels of all releases, for any
 platform (those for macOS are small). A name's release is the first after which every release declares it."""
 import re
 import sys

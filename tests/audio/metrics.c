@@ -1,5 +1,5 @@
 /* metrics.c: SI-SDR and segmental SNR against closed forms, STOI against its defining properties.
- * tools/check_metrics.py compares with published implementations. */
+ * tests/golden/metrics/check.py compares with published implementations. */
 #include <math.h>
 #include <stdlib.h>
 

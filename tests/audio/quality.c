@@ -1,5 +1,5 @@
 /* quality.c: all measures of the demo recording, unchanged, mixed, delayed, with a lost part and with gaps, against
- * independent programs (tests/golden/metrics/demo.tsv, by tools/make_metric_golden.py). */
+ * independent programs (tests/golden/metrics/demo.tsv, by its make.py). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

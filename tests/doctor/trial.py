@@ -1,4 +1,4 @@
-"""trial.py PROGRAM: facts of real wheels (tests/golden/doctor/wheels.tsv, by tools/doctor-trial) for twelve GPUs and
+"""trial.py PROGRAM: facts of real wheels (tests/golden/doctor/wheels.tsv, by tests/doctor/doctor-trial) for twelve GPUs and
 five drivers; the verdicts were written beforehand (verdicts.tsv)."""
 import concurrent.futures
 

@@ -1,4 +1,4 @@
-"""Writes seed inputs for the fuzz targets: python3 tools/fuzz_seeds.py FOLDER makes FOLDER/TARGET/* from test files."""
+"""Writes seed inputs for the fuzz targets: python3 tests/fuzz/fuzz_seeds.py FOLDER makes FOLDER/TARGET/* from test files."""
 import bz2
 import gzip
 import io
@@ -10,7 +10,7 @@ import sys
 import tarfile
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 YAML = [b"model:\n  model_lib: primeknet_mamba\n  param:\n    fft_len: 400\n    causal: True\n    freq_block_kernel:\n    - 3\n    - 11\n",
         b'{"model": "x", "config": {"a": [1, 2.5e3, null, "\\u00e9"], "b": {}}}', b"a: 'x'\nb: |\n  text\nc: &x {d: *x}\n"]

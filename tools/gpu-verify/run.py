@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """run.py WORK: krait on this GPU, as run.sh unpacked it: right numbers first (in parallel), then times (one after the other). Ends by itself before
-TOTAL_S. The last lines are one table: stage, result, figure, aim (of an H200). $OUT has log.txt, table.txt, results.json, selftest.txt, pytest.txt, gemm.json, modules.json.
+TOTAL_S. The last lines are one table: stage, result, figure, aim (of an H200). $OUT has log.txt, table.txt, results.json, selftest.txt, pytest.txt, {gemm,few-rows,ssd,modules}.json.
 ONLY=words (comma separated) runs the stages whose name has one of them; VERIFY_DEVICE=cpu tries the script without a GPU. Status 1: something is wrong."""
 import concurrent.futures
 import ctypes
@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -267,38 +268,35 @@ def time_primeknet():
 
 def time_modules():
     aims = {"Mamba 768,8,2048": "0.42; 1.7", "Mamba 2560,2,2048": "0.66; 2.4", "Mamba 64,402,100": "0.25; 1.2", "Mamba2 768,8,2048": "0.40; 1.5", "Mamba2 2560,2,4096": "1.15; 3.6", "Mamba2 512,1,1024": ""}
-    status, text, took = execute("modules", [PY, TREE + "/tools/bench_modules.py", "--json", OUT + "/modules.json"], 60, None, {"PYTHONPATH": SITE})
-    for kind, d, b, length, forward, both, fh, bh in re.findall(r"^(\w+)\((\d+)\) B(\d+) L(\d+)\s+([\d.]+|nan)\s+([\d.]+|nan)\s+([\d.]+|nan)\s+([\d.]+|nan)", text, re.M):
+    status, text, took = execute("modules", [PY, TREE + "/tools/bench_peers.py", "modules", "--json", OUT + "/modules.json"], 60, None, {"PYTHONPATH": SITE})
+    for kind, d, b, length, forward, both, fh, bh in re.findall(r"^(\w+)\((\d+)\) B(\d+) L(\d+)\s+krait ([\d.]+|nan) ([\d.]+|nan) (?:[\d.]+|nan) ([\d.]+|nan) ([\d.]+|nan)", text, re.M):
         tell("%s(%s) B%s L%s, ms" % (kind, d, b, length), "time", "%s; %s (host %s; %s)" % (forward, both, fh, bh), aims.get("%s %s,%s,%s" % (kind, d, b, length), ""))
     if status != 0:
         tell("modules", outcome(status), lines_of(text))
 
 
-def time_ssd():
-    aims = {"hopper": {"B8 L4096 H80 P64 N128": "0.40; 1.3", "B1 L2048 H24 P64 N128": "0.05; 0.2", "B1 L65536 H80 P64 N128": "0.85; 2.7", "B32 L512 H24 P64 N128": "0.10; 0.35",
-                       "B4 L4096 H128 P64 N64": "", "B8 L2048 H64 P64 N256": "0.35; 1.1"},
-            "ampere": {"B8 L4096 H80 P64 N128": "0.80; 2.6", "B8 L2048 H64 P64 N256": "", "B1 L65536 H80 P64 N128": ""}}
-    status, text, took = execute("SSD times", [PY, TREE + "/tools/bench_ssd.py", SITE + "/krait/libkrait.so", "--no-check", "--tiers", "hopper,ampere"], 45, None, PYENV)
-    tier = "?"
-    for line in text.splitlines():
-        if m := re.match(r"tier (\w+)", line):
-            tier = m.group(1)
-        elif m := re.match(r"\s+ssd (B\d+ L\d+ H\d+ P\d+ N\d+)\s+(.*)", line):
-            tell("SSD %s %s, ms" % (tier, m.group(1)), "time", m.group(2), aims.get(tier, {}).get(m.group(1), ""))
+def time_peers(what, limit, pattern, tell_line):
+    """bench_peers.py's lines that match."""
+    command = [PY, TREE + "/tools/bench_peers.py", what, "--krait", shlex.join(program("krait")), "--tiers", "hopper,ampere", "--json", OUT + "/%s.json" % what]
+    status, text, _ = execute(what + " times", command, limit, None, PYENV)
+    for m in re.finditer(pattern, text, re.M):
+        tell_line(*m.groups())
     if status != 0:
-        tell("SSD times", outcome(status), lines_of(text))
+        tell(what + " times", outcome(status), lines_of(text))
+
+
+def time_ssd():
+    aims = {"B=8,L=4096,H=80,P=64,N=128": ("0.40", "1.3"), "B=1,L=2048,H=24,P=64,N=128": ("0.05", "0.2"), "B=1,L=65536,H=80,P=64,N=128": ("0.85", "2.7"), "B=32,L=512,H=24,P=64,N=128": ("0.10", "0.35"),
+            "B=8,L=2048,H=64,P=64,N=256": ("0.35", "1.1")}
+    time_peers("ssd", 60, r"^(ssd(?:_bwd)?) +(\S+) +krait hopper (\S+) +krait ampere (\S+)",
+               lambda op, shape, hopper, ampere: tell("%s %s, ms" % (op, shape), "time", "%s (ampere %s)" % (hopper, ampere), aims.get(shape, ("", ""))[op == "ssd_bwd"]))
 
 
 def time_gemm():
-    status, text, took = execute("gemm", [PY, TREE + "/tools/bench_gemm.py", SITE + "/krait/libkrait.so", OUT + "/gemm.json"], 55, None, PYENV)
-    for line in text.splitlines():
-        if m := re.match(r"\s*(\d+\s+\d+\s+\d+) (\S+)\s+cuBLAS\s+(\S+)\s+hopper\s+(\S+) \((\S+) of.*ampere\s+(\S+) \((\S+) of cuBLAS, (\S+) of", line):
-            g = m.groups()
-            tell("gemm %s %s, us" % (re.sub(r"\s+", " ", g[0]), g[1]), "WRONG" if "WRONG" in line else "time", "cuBLAS %s hopper %s (%s) ampere %s (%s; %s of hopper)" % g[2:], "0.9 of cuBLAS; ampere 0.65 of hopper")
-        elif m := re.match(r"\s*(\d+\s+\d+)\s+share of a copy \(cuBLAS\): (.*)", line):
-            tell("gemm few rows N K " + re.sub(r"\s+", " ", m.group(1)), "time", m.group(2), "0.85")
-    if status != 0:
-        tell("gemm", outcome(status), lines_of(text))
+    time_peers("gemm", 55, r"^gemm +(\S+) +krait hopper (\S+) +krait ampere (\S+) +torch (\S+)",
+               lambda shape, hopper, ampere, cublas: tell("gemm %s, TFLOP/s" % shape, "time", "%s (ampere %s, cuBLAS %s)" % (hopper, ampere, cublas), "0.9 of cuBLAS; ampere 0.65 of hopper"))
+    time_peers("few-rows", 55, r"^gemm +(\S+) +krait hopper (\S+) +krait ampere \S+ +torch (\S+)",
+               lambda shape, hopper, cublas: tell("gemm %s, GB/s" % shape, "time", "%s (cuBLAS %s)" % (hopper, cublas), "0.85 of a copy"))
 
 
 def time_generate():

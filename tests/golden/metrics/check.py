@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compares `krait evaluate` with independent programs: PyPI's pesq and pystoi, and numpy (make_metric_golden.py). Needs
+"""Compares `krait evaluate` with independent programs: PyPI's pesq and pystoi, and numpy (make.py). Needs
 numpy, soundfile, pesq, pystoi.
 
-    check_metrics.py KRAIT CLEAN NOISY [CLEAN NOISY]...
+    check.py KRAIT CLEAN NOISY [CLEAN NOISY]...
 
 16 kHz mono files only. Prints the differences and fails if one exceeds its bound."""
 import json
@@ -12,7 +12,7 @@ import sys
 
 import soundfile
 
-from make_metric_golden import RATE, measures
+from make import RATE, measures
 
 BOUNDS = {"pesq": 0.005, "csig": 0.01, "cbak": 0.01, "covl": 0.01, "segmental_snr_db": 1e-3, "si_sdr_db": 1e-3, "stoi": 1e-3, "llr": 1e-3, "wss": 0.05}
 

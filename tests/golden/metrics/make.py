@@ -2,10 +2,10 @@
 """Writes tests/golden/metrics/demo.tsv: independent programs' scores of the demo recording and its variants(), for
 tests/audio/quality.c.
 
-    make_metric_golden.py [OUT.tsv]
+    make.py [OUT.tsv]
 
 PESQ is PyPI's pesq (0.0.4), STOI PyPI's pystoi (0.4.1); LLR, WSS, the composite measures, segmental SNR and SI-SDR are
-computed here with numpy from their definitions. Needs numpy, soundfile, pesq, pystoi. tools/check_metrics.py uses
+computed here with numpy from their definitions. Needs numpy, soundfile, pesq, pystoi. check.py uses
 measures() too.
 """
 import pathlib
@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import soundfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 RATE, FRAME, HOP, ORDER = 16000, 480, 120, 16
 WINDOW = 0.5 * (1 - np.cos(2 * np.pi * np.arange(1, FRAME + 1) / (FRAME + 1)))
 NAMES = ("pesq", "pesq_nb", "csig", "cbak", "covl", "segsnr_db", "si_sdr_db", "stoi", "llr", "wss")

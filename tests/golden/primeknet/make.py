@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the committed golden pairs, tests/golden/primeknet/*.safetensors and wide/ (see the README there).
 
-    make_golden.py [OUT]
+    make.py [OUT]
 """
 
 import json
@@ -10,9 +10,9 @@ import sys
 
 import torch
 
-from primeknet_twin import build, check, random_com, random_golden, randomise, save_safetensors
-
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "..", "tools"))
+from primeknet_twin import build, check, random_com, random_golden, randomise, save_safetensors
 
 #      name              seed  stage    causal streaming
 PAIRS = (
@@ -49,7 +49,7 @@ def write_wide(out):
 
 
 def main():
-    out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "..", "tests", "golden", "primeknet")
+    out = sys.argv[1] if len(sys.argv) > 1 else HERE
     for name, seed, stage, causal, *streaming in PAIRS:
         random_golden(out, seed, stage, causal, name, bool(streaming))
     os.makedirs(os.path.join(out, "wide"), exist_ok=True)

@@ -2,7 +2,7 @@
 """SeedVR's transformer in plain, readable PyTorch, float64 (equations: src/models/seedvr/MODEL.md): writes golden pairs
 of small random models.
 
-    tools/seedvr_twin.py tests/golden/seedvr       # dit3b.*, dit7b.*: the files in the tree
+    tests/golden/seedvr/make.py tests/golden/seedvr       # dit3b.*, dit7b.*: the files in the tree
 """
 import argparse
 import json

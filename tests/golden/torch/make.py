@@ -1,6 +1,6 @@
 """Writes tests/golden/torch: files saved by PyTorch, and the same tensors as safetensors. Needs torch and omegaconf.
 
-  python3 tools/make_torch_fixtures.py tests/golden/torch
+  python3 tests/golden/torch/make.py tests/golden/torch
 """
 import json
 import pathlib
