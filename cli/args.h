@@ -81,10 +81,11 @@ int cli_run_open_ctx(const char *verb, const cli_run *run, krait_ctx **ctx);
 int cli_precision_parse(const char *verb, const char *text, uint32_t *precision);
 
 /* Likewise, for verbs that clean speech. */
-#define CLI_BAND_OPTION(text)                                                                                       \
-  CLI_TEXT("band", 0, "WIDTH", text,                                                                                \
-           "whole (the default): what lies above 8 kHz is kept, as loud as the model leaves what is below; 16k: it is " \
-           "dropped")
+#define CLI_BAND_OPTION(text)                                                                                      \
+  CLI_TEXT(                                                                                                        \
+      "band", 0, "WIDTH", text,                                                                                    \
+      "whole (the default): what lies above 8 kHz is kept, as loud as the model leaves what is below; 16k: it is " \
+      "dropped")
 int cli_band_parse(const char *verb, const char *text, int32_t *is_narrow);
 
 /* One line on standard error: the verb, the library's last error, its remedy. Returns the exit status 1. */

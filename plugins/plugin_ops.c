@@ -1,13 +1,14 @@
 /* plugin_ops.c: what a plug-in's library, which has the streaming model alone, contains of the operators: those of its
- * graph. Rewriting and the other models' blocks refer to more, which are here without an implementation. Not part of
+ * graph. Gradients and the other models' blocks refer to more, which are here without an implementation. Not part of
  * the program. */
-#include "all_ops.h"
+#include "op_list.h"
 
 #define KR_OP(op) const kr_op kr_op_##op = {.name = #op};
 KR_OP(argmax_rows)
 KR_OP(attention)
 KR_OP(attention_append)
 KR_OP(attention_step)
+KR_OP(causal_conv1d_bwd)
 KR_OP(causal_conv1d_update)
 KR_OP(conv_norm)
 KR_OP(dense_block)
@@ -23,11 +24,11 @@ KR_OP(rnn)
 KR_OP(rnn_pair)
 KR_OP(rotary)
 KR_OP(rotary_append)
+KR_OP(selective_scan_bwd)
 KR_OP(ssd)
 KR_OP(state_update)
 #undef KR_OP
 
-/* Operators are found by name only for gradients. */
-const kr_op *const kr_ops[] = {&kr_op_ssd};
-const int32_t kr_n_ops = 0;
-const kr_op *kr_op_find(const char *name) { return (void)name, NULL; }
+/* No operator's rewriting applies to the model's graph. */
+const kr_op *const kr_op_list[] = {&kr_op_gemm};
+const int32_t kr_n_op_list = 0;
