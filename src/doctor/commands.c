@@ -493,7 +493,8 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
   const doc_table_line *source = kr_tables_find(d->tables, "source", package);
   add_commands(d, fixes, ready);
   const doc_table_line *gpu = kr_tables_find(d->tables, "gpubuild", package);
-  if (gpu && !*ready && !is_known_holder(d, package)) add_commands(d, fixes, gpu->column[1]);
+  if (gpu && !*ready && !is_known_holder(d, package))
+    add_commands(d, fixes, gpu->column[d->log.is_windows && *gpu->column[2] ? 2 : 1]);
   if (source && !*ready && !doc_companion_column(package) && (!cc || build_target(row, cc)))
     add_commands(d, fixes, source->column[1]);
   if (*none && !*ready) {

@@ -87,6 +87,11 @@ static const char *found_elsewhere(doc *d, const char *name, const char **where)
 static void fill_none(doc *d, kr_list *keys, const char *name) {
   const char *where = "", *instead = found_elsewhere(d, name, &where);
   const int newest = newest_python(d, name, "");
+  if (strstr(d->log.text, "32 bit (Intel)")) {
+    put_value(d, keys, "not_for", "a Python of 32 bit");
+    put_value(d, keys, "nearest_install", "winget install -e --id Python.Python.3.11 --architecture x64");
+    return;
+  }
   const char *index = strstr(d->log.text, "/whl/cu");
   if (!instead && index && d->python && (strcmp(name, "torch") == 0 || doc_companion_column(name))) {
     put_value(d, keys, "not_for",
@@ -110,7 +115,8 @@ static void fill_none(doc *d, kr_list *keys, const char *name) {
 /* "torch==2.1.0+cu118" is on PyTorch's own index only. */
 static const char *tagged_install(doc *d, const char *name, const char *asked) {
   const char *tag = strchr(asked, '+');
-  if (!tag || strcspn(tag + 1, "cpurom0123456789.")) return "";
+  if (tag && install_begins(tag, "+cuda")) return "pip install --upgrade \"jax[cuda12]\""; /* jaxlib's until 0.4.29 */
+  if (!tag || !(install_begins(tag, "+cu") || install_begins(tag, "+cpu") || install_begins(tag, "+rocm"))) return "";
   return kr_arena_print(d->arena, "pip install %s==%s --index-url https://download.pytorch.org/whl/%s", name, asked,
                         tag + 1);
 }
@@ -131,7 +137,8 @@ static int fill_no_release(doc *d, const doc_hit *hit, kr_list *keys) {
   const size_t n = strcspn(req, "=<>!~;[");
   const char *name = doc_normalise(d, req, n), *asked = install_begins(req + n, "==") ? req + n + 2 : "";
   const char *tagged = tagged_install(d, name, asked);
-  if (*asked && fill_other_python(d, keys, name, asked,
+  if (*asked && !strstr(d->log.text, "32 bit (Intel)") &&
+      fill_other_python(d, keys, name, asked,
                                   *tagged ? tagged : kr_arena_print(d->arena, "pip install %s==%s", name, asked)))
     return 1;
   if (*tagged) {

@@ -594,6 +594,7 @@ static int fill_language(doc *d, const doc_hit *hit, hit_keys *keys) {
 static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (*taken(hit, "arch") && (is_for_log(hit, "B01") || is_for_log(hit, "B02") || is_for_log(hit, "B11")))
     return fill_nvcc(d, hit, keys);
+  if (is_for_log(hit, "B03")) put_log(keys, "arch_cc", kr_print_cc(d->arena, atoi(taken(hit, "arch"))));
   if (is_for_log(hit, "B10")) put_need(d, keys, usual_toolkit(d));
   if (is_for_log(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module")))
     return 0;
@@ -750,7 +751,13 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
     doc_add_text(
         d, &f->fixes,
         kr_arena_print(d->arena, "krait doctor --log %s %s", log_file(d), doc_command(d, "environment", "", "", "")));
-    doc_add_text(d, &f->fixes, "it names the library; then build that again, or take a newer release");
+    if (doc_main_cc(d))
+      doc_add_text(d, &f->fixes,
+                   kr_arena_print(d->arena,
+                                  "in the source folder of the library that it names: TORCH_CUDA_ARCH_LIST=\"%s\" pip "
+                                  "install --no-build-isolation --no-deps --force-reinstall .",
+                                  kr_print_cc(d->arena, doc_main_cc(d))));
+    else doc_add_text(d, &f->fixes, "it names the library; then build that again, or take a newer release");
   }
   if (f->confidence == 'M') doc_evidence(d, f, "%s", check_for(d, hit->rule->stage));
 }

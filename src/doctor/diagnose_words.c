@@ -352,7 +352,8 @@ static int fill_no_driver(doc *d, const doc_hit *hit, kr_list *keys) {
     return 1;
   }
   if (strstr(hit->line, "nvidia-container-cli") || has(d, "nvidia-container-cli: initialization error")) {
-    put_words(d, keys, "host_library", "libnvidia-ml.so.1");
+    put_words(d, keys, "host_reason",
+              has(d, "driver not loaded") ? "NVML cannot reach it" : "libnvidia-ml.so.1 is not found there");
     return 1;
   }
   for (size_t at = 0; (place = kr_tables_next(d->tables, "place", &at));) {
@@ -515,6 +516,10 @@ int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **packa
         has(d, "conda") ? "conda install -y -c nvidia cuda-nvcc && export XLA_FLAGS=--xla_gpu_cuda_data_dir=$(dirname "
                           "$(dirname $(which ptxas)))"
                         : "export XLA_FLAGS=--xla_gpu_cuda_data_dir=/usr/local/cuda");
+  if (is_for_words(hit, "D10") && strstr(hit->line, "blocked")) {
+    put_words(d, keys, "blocked", d->log.is_container && !d->log.is_wsl ? "this container" : "WSL");
+    put_words(d, keys, "wsl_fix", "wsl --update && wsl --shutdown");
+  }
   if (is_for_words(hit, "D02")) return fill_no_driver(d, hit, keys);
   if (is_for_words(hit, "D14")) return fill_mac(d, hit, keys, package);
   if (is_for_words(hit, "P08")) return fill_slow(d, keys, package);
