@@ -669,6 +669,7 @@ static int is_noise(const char *line) {
                                       "orch was not compiled with memory efficient",
                                       "Could not find TensorRT",
                                       "if you do not have a GPU set up",
+                                      "module verification failed: signature",
                                       NULL};
   return logtext_holds_any(line, words) ||
          (strstr(line, "cpu_feature_guard") && !strstr(line, "available on your machine")) ||

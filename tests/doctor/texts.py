@@ -644,7 +644,7 @@ TEXTS = [
     ('D10', r'blocked.*\nwsl --update', '/mnt/c/x$ nvidia-smi\nFailed to initialize NVML: GPU access blocked by the operating system'),
     ('B20', r'CUDA 11\.8 needs g\+\+ 6 or newer, and this is 5\.4\.0.*\nsudo apt install gcc-11',
      'RuntimeError: The current installed version of g++ (5.4.0) is less than the minimum required version by CUDA 11.8 (6.0.0). Please make sure to use an adequate version of g++ (>=6.0.0, <12.0).'),
-    ('B03', r'sm_90.*\n.*compute_90a', "ptxas x.ptx, line 5; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'"),
+    ('B03', r'sm_90.*\nexport TORCH_CUDA_ARCH_LIST="9\.0a"', "ptxas x.ptx, line 5; error   : Instruction 'wgmma.fence' not supported on .target 'sm_90'"),
     ('B15', r'libcublas.*\nexport LIBRARY_PATH', '/usr/bin/ld: cannot find -lcublas: No such file or directory'),
     ('B17', r'ninja.*\npip install ninja', 'RuntimeError: Ninja is required to load C++ extensions'),
     ('B18', r'12\.0', 'ValueError: Unknown CUDA arch (12.0) or GPU not supported'),
