@@ -650,7 +650,77 @@ AssertionError: Torch not compiled with CUDA enabled
 Failed to initialize NVML: Unknown Error
 '''),
 ]
+
+# 12 more of plain searches, after the mechanisms had been mended for all of the above.
+PLAIN = [
+    ("THC's error 38", r"driver|GPU|device", r"nvidia-driver|nvidia-smi|CUDA_VISIBLE_DEVICES", r"pip",
+     '''THCudaCheck FAIL file=/opt/conda/conda-bld/pytorch_1549627089062/work/aten/src/THC/THCGeneral.cpp line=51 error=38 : no CUDA-capable device is detected
+  File "HOME/pg/anaconda3/envs/PoseFromShape/lib/python3.6/site-packages/torch/nn/modules/module.py", line 260, in cuda
+    return self._apply(lambda t: t.cuda(device))
+RuntimeError: cuda runtime error (38) : no CUDA-capable device is detected at /opt/conda/conda-bld/pytorch_1549627089062/work/aten/src/THC/THCGeneral.cpp:51
+'''),
+    ("conda finds no cudatoolkit", r"cudatoolkit", r"conda|pip", r"nvidia-driver",
+     '''$ conda env create -f environment.yml
+Solving environment: failed
+ResolvePackageNotFound:
+  - cudatoolkit=10
+'''),
+    ("an executable stack on Arch", r"executable stack", r"patchelf|torch==", r"sudo apt",
+     '''        File "HOME/dd/miniconda3/envs/pyskl_310/lib/python3.10/site-packages/torch/__init__.py", line 202, in <module>
+          from torch._C import *  # noqa: F403
+      ImportError: libtorch_cpu.so: cannot enable executable stack as shared object requires: Invalid argument
+'''),
+    ("vLLM's first product", r"no code for", r"krait doctor|vllm|torch==", r"sudo",
+     '''  File "HOME/rui/.conda/envs/srrat/lib/python3.8/site-packages/vllm/model_executor/layers/linear.py", line 79, in apply_weights
+    return F.linear(x, weight, bias)
+RuntimeError: CUDA error: no kernel image is available for execution on the device
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+'''),
+    ("PTX of an LLVM before Blackwell", r"sm_120a|12\.0", r"torch==|triton", r"nvidia-driver",
+     '''[rank0]:E0701 14:28:21.083000 911603 torch/_inductor/runtime/triton_heuristics.py:539] [0/0] ptxas /tmp/tmpmwke15zw.ptx, line 6; error   : PTX .version 8.4 does not support .target sm_120a
+[rank0]:E0701 14:28:21.083000 911603 torch/_inductor/runtime/triton_heuristics.py:539] [0/0] ptxas fatal   : Ptx assembly aborted due to errors
+ERROR 07-01 14:28:21 [core.py:515] EngineCore failed to start.
+'''),
+    ("ExLlama's module on Windows", r"exllama", r"exllama|VCRedist", r"sudo|export ",
+     r'''    import exllama_ext
+ImportError: DLL load failed while importing exllama_ext: The specified module could not be found.
+  File "C:\AI\text-generation-webui\repositories\exllama\cuda_ext.py", line 43, in <module>
+    exllama_ext = load(
+'''),
+    ("bitsandbytes on a Mac", r"macOS|Mac|bitsandbytes", r"mps|bitsandbytes", r"cu1|sudo",
+     '''CUDA SETUP: Required library version not found: libsbitsandbytes_cpu.so. Maybe you need to compile it from source?
+CUDA SETUP: Defaulting to libbitsandbytes_cpu.so...
+dlopen(/Users/hanke/src/text-generation-webui/.venv/lib/python3.10/site-packages/bitsandbytes/libbitsandbytes_cpu.so, 0x0006): tried: '/Users/hanke/src/text-generation-webui/.venv/lib/python3.10/site-packages/bitsandbytes/libbitsandbytes_cpu.so' (not a mach-o file)
+'''),
+    ("bitsandbytes for the CPU, Windows", r"bitsandbytes", r"bitsandbytes==0\.", r"sudo|export ",
+     r'''bin C:\Users\User\AppData\Local\Programs\Python\Python310\lib\site-packages\bitsandbytes\libbitsandbytes_cpu.dll
+C:\Users\User\AppData\Local\Programs\Python\Python310\lib\site-packages\bitsandbytes\cextension.py:34: UserWarning: The installed version of bitsandbytes was compiled without GPU support. 8-bit optimizers, 8-bit multiplication, and GPU quantization are unavailable.
+function 'cadam32bit_grad_fp32' not found
+'''),
+    ("mmdet3d and CUDA 12.5", r"12\.5.*11\.3|11\.3.*12\.5", r"cuda-toolkit-11|cuda-11|torch==|cudatoolkit", r"nvidia-driver",
+     '''RuntimeError:
+The detected CUDA version (12.5) mismatches the version that was used to compile
+PyTorch (11.3). Please make sure to use the same CUDA versions.
+'''),
+    ("TensorFlow 2.3 and cuDNN 7", r"cuDNN|libcudnn\.so\.7", r"cudnn=?=?7|libcudnn7|tensorflow", r"cudnn-cu12",
+     '''Ubuntu 20.04, TensorFlow version: 2.3.0, Python 3.8.2
+W tensorflow/stream_executor/platform/default/dso_loader.cc:59] Could not load dynamic library 'libcudnn.so.7'; dlerror: libcudnn.so.7: cannot open shared object file: No such file or directory; LD_LIBRARY_PATH: /usr/lib/cuda/include:/usr/lib/cuda/lib64:
+Cannot dlopen some GPU libraries.
+'''),
+    ("TensorFlow 0.12 on Windows", r"cuDNN", r"cudnn", r"sudo|export |cu12",
+     r'''Python 3.5.2 |Anaconda 4.2.0 (64-bit)| (default, Jul  5 2016, 11:41:13) [MSC v.1900 64 bit (AMD64)] on win32
+>>> import tensorflow as tf
+I c:\tf_jenkins\home\workspace\release-win\device\gpu\os\windows\tensorflow\stream_executor\dso_loader.cc:119] Couldn't open CUDA library cudnn64_5.dll
+I c:\tf_jenkins\home\workspace\release-win\device\gpu\os\windows\tensorflow\stream_executor\cuda\cuda_dnn.cc:3459] Unable to load cuDNN DSO
+error: GPU unavailable
+'''),
+    ("cuBLAS refuses a product", r"CUBLAS", r"unset LD_LIBRARY_PATH", r"sudo",
+     '''  File "/data/yolov5/models/common.py", line 47, in forward
+RuntimeError: CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm( handle, opa, opb, m, n, k, &alpha, a, lda, b, ldb, &beta, c, ldc)`
+'''),
+]
 FRESH = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in FRESH]
 LATER = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in LATER]
 LAST = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in LAST]
 COMMON = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in COMMON]
+PLAIN = [(*r[:4], r[4].replace("HOME/", "/home" "/")) for r in PLAIN]
