@@ -1,6 +1,6 @@
 /* attention.c: contract, cost and rows of softmax attention; attention_ref.c has the equation. Error bound: float32
  * 1e-5 of the output's scale; 16-bit storage: one rounding more. Tensor-core implementations round P to the storage
- * type. */
+ * type; those of float32 take it, as all factors, as a sum of two tf32 parts. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"
 #include "attention_impls.h"
@@ -40,6 +40,8 @@ static const kr_impl impls[] = {
      kr_attention_hopper_scratch},
     {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_ampere_refuse, kr_attention_ampere,
      kr_attention_ampere_scratch},
+    {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_attention_parts_refuse, kr_attention_parts,
+     kr_attention_parts_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_base_refuse, kr_attention_base, kr_attention_base_scratch},
 #define KR_ISA(isa, cap)                                                                            \
   {"simd_" #isa "_few", KRAIT_CAP_CPU | cap, kr_attention_few_refuse_##isa, kr_attention_few_##isa, \

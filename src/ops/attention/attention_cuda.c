@@ -98,7 +98,7 @@ int kr_attention_rows_take_packs(const kr_attention_tensor *t) {
 }
 
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_params *p) {
-  const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * 2 / p->heads + 1,
+  const int64_t bytes = (int64_t)p->rows_k * (p->D + p->Dv) * (int64_t)krait_dtype_bytes(p->k.dtype) / p->heads + 1,
                 most = kr_cuda_info(ctx->cuda)->l2_bytes / 2 / bytes, all = (int64_t)p->B * p->H;
   const int64_t whole = most < p->heads ? p->heads : most / p->heads * p->heads, group = whole < all ? whole : all;
   const int64_t n = (all + group - 1) / group, each = (all + n - 1) / n; /* sections of equal size: in a smaller last
@@ -108,24 +108,27 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_par
 
 static int ampere_size(const kr_attention_params *p) { return p->D > 128 ? 2 : p->D > 64; }
 
-const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_attention_args *a = args;
+static const char *refuse_mma(const krait_ctx *ctx, const krait_attention_args *a, uint32_t shared_bytes) {
   const kr_attention_params p = kr_attention_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
-  if (p.q.dtype == KRAIT_F32) return "float32";
   if (p.D != p.Dv || p.D % 8 != 0) return "head size not a multiple of eight, or different in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) ||
       !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out))
     return "rows not 16-byte aligned";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p))
-             ? "too little shared memory"
-             : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes ? "too little shared memory" : NULL;
+}
+
+const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = kr_attention_params_of(args);
+  if (p.q.dtype == KRAIT_F32) return "float32";
+  return refuse_mma(ctx, args, KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p)));
 }
 
 uint64_t kr_attention_ampere_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+uint64_t kr_attention_parts_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 #define AMPERE(name) {{"attention_ampere_f16", name}, {"attention_ampere_bf16", name}}
 
@@ -146,6 +149,33 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p,
                         sizeof p);
+}
+
+/* ---- ampere, float32 --------------------------------------------------------------------------------------------- */
+
+const char *kr_attention_parts_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = kr_attention_params_of(args);
+  if (p.q.dtype != KRAIT_F32) return "not float32";
+  if (p.D > 128) return "head size above 128";
+  return refuse_mma(ctx, args, p.D > 64 ? KR_ATTENTION_FLOATS_SHARED(128) : KR_ATTENTION_FLOATS_SHARED(64));
+}
+
+int32_t kr_attention_parts(const krait_ctx *ctx, const void *args) {
+#define FLOATS(name) {"attention_ampere_f32", name}
+  static const kr_kernel kernels[2][2] = {
+      {FLOATS("kr_attention_floats_64"), FLOATS("kr_attention_floats_128")},
+      {FLOATS("kr_attention_floats_64_any"), FLOATS("kr_attention_floats_128_any")}};
+#undef FLOATS
+  const krait_attention_args *a = args;
+  kr_attention_params p = kr_attention_params_of(a);
+  const int wide = p.D > 64, any = p.softcap > 0 || p.slopes || p.rng.data;
+  p.n_q_tiles = (p.rows_q + KR_ATTENTION_FLOATS_ROWS - 1) / KR_ATTENTION_FLOATS_ROWS;
+  p.n_units = p.n_q_tiles * p.B * p.H, p.section = kr_attention_heads_together(ctx, &p);
+  const kr_grid grid = {.x = (uint32_t)p.n_units,
+                        .block = KR_ATTENTION_AMPERE_THREADS,
+                        .shared_bytes = wide ? KR_ATTENTION_FLOATS_SHARED(128) : KR_ATTENTION_FLOATS_SHARED(64),
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][wide], &grid, &p, sizeof p);
 }
 
 /* ---- few rows, many keys (split over keys) ----------------------------------------------------------------------- */

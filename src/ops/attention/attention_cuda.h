@@ -27,6 +27,7 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_par
   uint64_t kr_attention_##name##_scratch(const krait_ctx *ctx, const void *args);
 KR_ATTENTION_ROW(base)
 KR_ATTENTION_ROW(ampere)
+KR_ATTENTION_ROW(parts)
 KR_ATTENTION_ROW(hopper)
 KR_ATTENTION_ROW(keys)
 KR_ATTENTION_ROW(bwd_base)

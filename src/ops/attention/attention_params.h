@@ -63,6 +63,12 @@ enum { KR_ATTENTION_AMPERE_THREADS = 128 };
 #define KR_AMPERE_KEYS(D) ((D) > 128 ? 32 : 64)
 #define KR_ATTENTION_AMPERE_SHARED(D) ((uint32_t)((64 * KR_AMPERE_M(D) + 3 * KR_AMPERE_KEYS(D)) * (D) * 2))
 
+/* The same of float32, heads of up to 128 channels. */
+enum { KR_ATTENTION_FLOATS_ROWS = 64 };
+#define KR_ATTENTION_FLOATS_KEYS(D) ((D) > 64 ? 32 : 64)
+#define KR_ATTENTION_FLOATS_SHARED(D) \
+  ((uint32_t)((KR_ATTENTION_FLOATS_ROWS + 3 * KR_ATTENTION_FLOATS_KEYS(D)) * (D) * 4))
+
 /* The gradient's two kernels, both double-buffered: 128 rows by 32 keys; as many keys and rows as registers hold. */
 #define KR_ATTENTION_DQ_SHARED(D) ((uint32_t)((2 * 128 + 4 * 32) * (D) * 2))
 #define KR_AMPERE_DKV_KEYS(D, ANY) ((D) == 64 && !(ANY) ? 128 : 64)

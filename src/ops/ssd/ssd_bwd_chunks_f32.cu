@@ -1,10 +1,11 @@
 /* ssd_bwd_chunks_f32.cu: the SSD's gradient of float32 on tensor cores (equations in ssd_bwd_chunks.cu), Ampere and
  * later; factors as in ssd_chunks_f32.cu, whose kernels also prepare step sizes and C B^T.
  * kr_ssd_bwd_states       states S before, and their gradients M after each chunk: a block per 64 channels by 64 states
- * kr_ssd_bwd_inner_nN     given S and M: one block of two takes dx and dB of a chunk and several heads of a group, in
- *                         turn, the other dC and W = sum (dy x^T) o 2^(a_i - a_j) d_j: so two blocks have room on a
- *                         multiprocessor, and one in 99 KB. While a half of a head's rows is in use, the other arrives
+ * kr_ssd_bwd_inner_nN     given S and M, for a chunk and several heads of a group, in turn: one block for dx and dB,
+ *                         one for dC and W = sum (dy x^T) o 2^(a_i - a_j) d_j, one for dz, if asked for: so two have
+ *                         room on a multiprocessor, and one in 99 KB
  * kr_ssd_bwd_matrices_nN  dC += W B, dB += W^T C, and the sums over the blocks that shared a group's heads
+ * kr_ssd_bwd_gate         dy, if there is a gate
  * kr_ssd_bwd_finish       step-size gradients from the per-token sums
  * the first three also as _tf32. */
 #include "ssd_bwd_inner.cuh"
@@ -129,21 +130,21 @@ KR_DEV void read_pairs(float (&a)[4], const warp_place &me, const float *rows, i
 
 /* d += a by rows 8 k on of W columns, blocks of eight columns from column n on. */
 template <int W, int BLOCKS, int PARTS>
-KR_DEV void multiply_rows(float (&d)[BLOCKS][4], const warp_place &me, const factor<PARTS, 4> &a, const float *rows,
+KR_DEV void multiply_rows(float (&d)[BLOCKS][4], const warp_place &me, const kr_factor<PARTS, 4> &a, const float *rows,
                           int k, int n) {
 #pragma unroll
   for (int j = 0; j < BLOCKS; j++)
-    multiply<PARTS>(d[j], a, {rows[place_of<W>(8 * k + me.q, n + 8 * j + me.g)],
+    kr_multiply<PARTS>(d[j], a, {rows[place_of<W>(8 * k + me.q, n + 8 * j + me.g)],
                               rows[place_of<W>(8 * k + me.q + 4, n + 8 * j + me.g)]});
 }
 
 /* d += a by columns 8 k on, in pairs, of the rows from n on. */
 template <int W, int BLOCKS, int PARTS>
-KR_DEV void multiply_pairs(float (&d)[BLOCKS][4], const warp_place &me, const factor<PARTS, 4> &a, const float *rows,
+KR_DEV void multiply_pairs(float (&d)[BLOCKS][4], const warp_place &me, const kr_factor<PARTS, 4> &a, const float *rows,
                            int k, int n) {
 #pragma unroll
   for (int j = 0; j < BLOCKS; j++)
-    multiply<PARTS>(d[j], a, ((const kr_float2 *)(rows + place_of<W>(n + 8 * j + me.g, 8 * k + 2 * me.q)))->v);
+    kr_multiply<PARTS>(d[j], a, ((const kr_float2 *)(rows + place_of<W>(n + 8 * j + me.g, 8 * k + 2 * me.q)))->v);
 }
 
 /* dC += 2^a dy S, and its products with C. */
@@ -161,7 +162,7 @@ KR_DEV void give_before(const stage &head, const warp_place &me, given_sums &sum
     for (int k = 0; k < PB / 8; k++) {
       float a[4];
       read_rows<PB>(a, me, head.dy, k);
-      multiply_rows<N>(t, me, split<PARTS>(a), head.state, k, n);
+      multiply_rows<N>(t, me, kr_split<PARTS>(a), head.state, k, n);
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -186,7 +187,7 @@ template <int N>
 KR_DEV void pass_through(const float *S, const float *M, given_sums &sums) {
   const int per_row = N / 4, rows = THREADS / per_row, row = kr_thread() / per_row, column = kr_thread() % per_row * 4;
   float v = 0;
-#pragma unroll
+#pragma unroll 2
   for (int i = 0; i < PB / rows; i++) {
     const kr_float4 s = *(const kr_float4 *)(S + place_of<N>(row + i * rows, column)),
                     m = *(const kr_float4 *)(M + (row + i * rows) * N + column);
@@ -215,9 +216,9 @@ KR_DEV float sum_columns(float (&before)[8], const float (&pairs)[8], const warp
   return sum;
 }
 
-/* W, and the sums over pairs of tokens: C B^T in the accumulators' places. */
+/* W, and the sums over pairs of tokens. CB: C B^T, read when needed, which registers have no room for. */
 template <int PARTS>
-KR_DEV void give_pairs(const kr_ssd_params &f, const stage &head, const warp_place &me, const float (&CB)[4][4],
+KR_DEV void give_pairs(const kr_ssd_params &f, const stage &head, const warp_place &me, const float *CB,
                        given_sums &sums, float (&W)[4][4]) {
   const chunk_steps &s = *head.steps;
   float xy[4][4], passed[8];
@@ -230,7 +231,7 @@ KR_DEV void give_pairs(const kr_ssd_params &f, const stage &head, const warp_pla
     for (int k = 0; k < PB / 8; k++) {
       float a[4];
       read_pairs<PB>(a, me, head.dy, k);
-      multiply_pairs<PB>(xy, me, split<PARTS>(a), head.x, k, 32 * me.n);
+      multiply_pairs<PB>(xy, me, kr_split<PARTS>(a), head.x, k, 32 * me.n);
     }
   }
 #pragma unroll
@@ -239,12 +240,16 @@ KR_DEV void give_pairs(const kr_ssd_params &f, const stage &head, const warp_pla
     const float a = s.a[row], low = s.from[row], segment = s.segment[row];
     float pairs[8], before[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const int from = 32 * me.n + i / 2 * 8 + 2 * me.q + i % 2;
-      const int reaches = from <= row && (!f.seq_idx || s.segment[from] == segment);
-      const float w = xy[i / 2][2 * h + i % 2] * (decay(s.a[from], s.from[from], a, low) * s.d[from]);
-      W[i / 2][2 * h + i % 2] += reaches ? w : 0.0f;
-      pairs[i] = reaches && from < row ? w * CB[i / 2][2 * h + i % 2] : 0.0f;
+    for (int j = 0; j < 4; j++) {
+      const int column = 32 * me.n + 8 * j + 2 * me.q;
+      const kr_float2 product = *(const kr_float2 *)(CB + row * Q + column);
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int from = column + c, reaches = from <= row && (!f.seq_idx || s.segment[from] == segment);
+        const float w = xy[j][2 * h + c] * (decay(s.a[from], s.from[from], a, low) * s.d[from]);
+        W[j][2 * h + c] += reaches ? w : 0.0f;
+        pairs[2 * j + c] = reaches && from < row ? w * product.v[c] : 0.0f;
+      }
     }
     const float all = sum_columns(before, pairs, me);
 #pragma unroll
@@ -264,7 +269,7 @@ KR_DEV void give_pairs(const kr_ssd_params &f, const stage &head, const warp_pla
 KR_DEV void sum_dD(const kr_ssd_bwd_params &p, const place &at, const stage &head) {
   const int lane = kr_thread() & 31, c = (kr_thread() >> 5) * 8 + (lane & 7);
   float sum = 0;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = 0; i < Q / 4; i++) {
     const int row = 4 * i + (lane >> 3), where = place_of<PB>(row, c);
     if (!p.f.seq_idx || head.steps->segment[row] >= 0) sum = kr_fma(head.x[where], head.dy[where], sum);
@@ -273,6 +278,58 @@ KR_DEV void sum_dD(const kr_ssd_bwd_params &p, const place &at, const stage &hea
   sum += kr_shuffle_xor(sum, 16);
   if (lane < 8 && at.p0 + c < p.f.P)
     p.parts[(((int64_t)at.b * p.n_chunks + at.chunk) * p.f.H + at.h) * (p.f.P + 2) + at.p0 + c] = sum;
+}
+
+/* dz of the head, from y before the gate: 2^a C S^T + P x + D x, P with step sizes. Returns whether y is not finite. */
+template <int N, int PARTS>
+KR_DEV int give_gate(const kr_ssd_bwd_params &p, const place &at, const stage &head, const warp_place &me,
+                     const float *CB) {
+  const kr_ssd_params &f = p.f;
+  const chunk_steps &s = *head.steps;
+  float y[4][4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) clear(y[j]);
+#pragma unroll 1
+  for (int k = 0; k < N / 8; k++) {
+    float a[4];
+    read_pairs<N>(a, me, head.matrix, k);
+    multiply_pairs<N>(y, me, kr_split<PARTS>(a), head.state, k, 32 * me.n);
+  }
+  const float low = state_reaches(s, me.row), high = state_reaches(s, me.row + 8);
+#pragma unroll
+  for (int j = 0; j < 4; j++) y[j][0] *= low, y[j][1] *= low, y[j][2] *= high, y[j][3] *= high;
+#pragma unroll 1
+  for (int k = 0; k < 2 * me.m + 2; k++) {
+    float a[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const int i = me.row + r % 2 * 8, j = 8 * k + me.q + r / 2 * 4;
+      const float passes = CB[i * Q + j] * (decay(s.a[j], s.from[j], s.a[i], s.from[i]) * s.d[j]);
+      a[r] = j <= i && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
+    }
+    multiply_rows<PB>(y, me, kr_split<PARTS>(a), head.x, k, 32 * me.n);
+  }
+#pragma unroll 1
+  for (int h = 0; h < 2; h++) {
+    const int row = me.row + 8 * h, c0 = 32 * me.n + 2 * me.q, padding = s.segment[row] < 0;
+    const int64_t t = at.t0 + row;
+    const kr_ssd_tensor &gated = p.gated;
+    const float *const z_at = (const float *)f.z.data + at.b * f.z.b + t * f.z.t + at.h * f.z.h + at.p0 + c0,
+                       *const dout_at = (const float *)gated.data + at.b * gated.b + t * gated.t + at.h * gated.h +
+                                        at.p0 + c0;
+    float *const to = (float *)f.dz.data + at.b * f.dz.b + t * f.dz.t + at.h * f.dz.h + at.p0 + c0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const int c = j / 2 * 8 + j % 2;
+      if (row >= at.n || at.p0 + c0 + c >= f.P) continue;
+      const float z = z_at[c], dout = dout_at[c], gate = kr_sigmoid(z),
+                  D = f.D.data ? kr_load(f.D.data, at.h * f.D.h + (at.p0 + c0 + c) * f.D.n, f.D.dtype) : 0.0f,
+                  all = kr_fma(D, head.x[place_of<PB>(row, c0 + c)], h ? y[j / 2][2 + j % 2] : y[j / 2][j % 2]);
+      const float dz = dout == 0 || padding ? 0.0f : dout * all * gate * kr_fma(z, 1.0f - gate, 1.0f);
+      to[c] = p.part ? to[c] + dz : dz;
+    }
+  }
+  return is_spoilt<4>(y);
 }
 
 /* By the block's first threads, while the next head's rows arrive; a head's other channels and states add to them. */
@@ -312,7 +369,7 @@ KR_DEV void take_after(const stage &head, const warp_place &me, int has_sequence
   for (int k = 0; k < N / 8; k++) {
     float a[4];
     read_pairs<N>(a, me, head.matrix, k);
-    multiply_pairs<N>(after, me, split<PARTS>(a), head.state, k, 32 * me.n);
+    multiply_pairs<N>(after, me, kr_split<PARTS>(a), head.state, k, 32 * me.n);
   }
   const float low = input_left(*head.steps, has_sequences, me.row),
               high = input_left(*head.steps, has_sequences, me.row + 8);
@@ -321,7 +378,7 @@ KR_DEV void take_after(const stage &head, const warp_place &me, int has_sequence
     float a[4];
     read_rows<PB>(a, me, head.x, k);
     a[0] *= low, a[1] *= high, a[2] *= low, a[3] *= high;
-    multiply_rows<N>(dB, me, split<PARTS>(a), head.state, k, me.n * (N / 2));
+    multiply_rows<N>(dB, me, kr_split<PARTS>(a), head.state, k, me.n * (N / 2));
   }
 }
 
@@ -339,7 +396,7 @@ KR_DEV void take_within(const kr_ssd_params &f, const stage &head, const warp_pl
       const float passes = CB[i * Q + j] * decay(s.a[j], s.from[j], s.a[i], s.from[i]);
       a[r] = j <= i && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
     }
-    multiply_rows<PB>(all, me, split<PARTS>(a), head.dy, k, 32 * me.n);
+    multiply_rows<PB>(all, me, kr_split<PARTS>(a), head.dy, k, 32 * me.n);
   }
 }
 
@@ -428,26 +485,24 @@ KR_DEV share share_of(const kr_ssd_bwd_params &p, const place &at, int split) {
   return share{split, at.g * p.f.heads + h0, n_heads > 0 ? n_heads * p.f.blocks_per_head : 0};
 }
 
+/* Anew for every head: see lane(). */
+KR_DEV warp_place warp(void) { return place_of_thread(anew(kr_thread())); }
+
 /* dC and W. */
 template <int N, int PARTS>
 KR_DEV void give(const kr_ssd_bwd_params &p, place at, const share &mine, const stage &head) {
   const kr_ssd_params &f = p.f;
-  const warp_place whole = place_of_thread(kr_thread());
-  const float *const products = products_of(f, at.b, at.g, at.chunk) + whole.row * Q + 32 * whole.n + 2 * whole.q;
+  const float *const products = products_of(f, at.b, at.g, at.chunk);
   given_sums &sums = *(given_sums *)head.sums;
-  float CB[4][4], W[4][4], dC[N / 16][4];
+  float W[4][4], dC[N / 16][4];
   copy_matrix<N>(f, at, head.matrix, f.Cmat);
 #pragma unroll
   for (int j = 0; j < N / 16; j++) clear(dC[j]);
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    clear(W[j]);
-    const kr_float2 low = *(const kr_float2 *)(products + 8 * j), high = *(const kr_float2 *)(products + 8 * Q + 8 * j);
-    CB[j][0] = low.v[0], CB[j][1] = low.v[1], CB[j][2] = high.v[0], CB[j][3] = high.v[1];
-  }
+  for (int j = 0; j < 4; j++) clear(W[j]);
 #pragma unroll 1
   for (int i = 0; i < mine.n; i++) {
-    const warp_place me = place_of_thread(anew(kr_thread())); /* see ssd_chunks.cu */
+    const warp_place me = warp();
     const place last = at;
     go_to(at, f, mine.first, i);
     if (!i) copy_tile<N>(head.state, tile_at(p, p.S, at.b, at.h, at.block, at.chunk));
@@ -465,13 +520,14 @@ KR_DEV void give(const kr_ssd_bwd_params &p, place at, const share &mine, const 
       copy_tile<N>(head.state, tile_at(p, p.S, next.b, next.h, next.block, next.chunk));
       kr_commit_copies();
     }
-    give_pairs<PARTS>(f, head, me, CB, sums, W);
+    give_pairs<PARTS>(f, head, me, products, sums, W);
     if (p.dD.data && !p.part) sum_dD(p, at, head);
   }
   kr_sync();
   if (mine.n) leave_given(p, at, sums);
-  leave_matrix<N>(p, at, whole, p.sum_C, mine.split, dC);
-  float *const to = W_of(p, at, mine.split) + whole.row * Q + 32 * whole.n + 2 * whole.q;
+  const warp_place me = warp();
+  leave_matrix<N>(p, at, me, p.sum_C, mine.split, dC);
+  float *const to = W_of(p, at, mine.split) + me.row * Q + 32 * me.n + 2 * me.q;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     *(kr_float2 *)(to + 8 * j) = kr_float2{{W[j][0], W[j][1]}};
@@ -483,7 +539,6 @@ KR_DEV void give(const kr_ssd_bwd_params &p, place at, const share &mine, const 
 template <int N, int PARTS>
 KR_DEV void take(const kr_ssd_bwd_params &p, place at, const share &mine, const stage &head) {
   const kr_ssd_params &f = p.f;
-  const warp_place whole = place_of_thread(kr_thread());
   const float *const products = products_of(f, at.b, at.g, at.chunk);
   taken_sums &sums = *(taken_sums *)head.sums;
   float dB[N / 16][4];
@@ -493,7 +548,7 @@ KR_DEV void take(const kr_ssd_bwd_params &p, place at, const share &mine, const 
   for (int j = 0; j < N / 16; j++) clear(dB[j]);
 #pragma unroll 1
   for (int i = 0; i < mine.n; i++) {
-    const warp_place me = place_of_thread(anew(kr_thread()));
+    const warp_place me = warp();
     const place last = at;
     float all[4][4];
     go_to(at, f, mine.first, i);
@@ -515,19 +570,41 @@ KR_DEV void take(const kr_ssd_bwd_params &p, place at, const share &mine, const 
   }
   kr_sync();
   if (mine.n) leave_taken(p, at, sums);
-  if (spoilt && f.spoilt) report_nonfinite_group(f, at.b, mine.first);
-  leave_matrix<N>(p, at, whole, p.sum_B, mine.split, dB);
+  if (spoilt) report_nonfinite_group(f, at.b, mine.first);
+  leave_matrix<N>(p, at, warp(), p.sum_B, mine.split, dB);
+}
+
+/* dz. */
+template <int N, int PARTS>
+KR_DEV void pass_gate(const kr_ssd_bwd_params &p, place at, const share &mine, const stage &head) {
+  const kr_ssd_params &f = p.f;
+  int spoilt = 0;
+  copy_matrix<N>(f, at, head.matrix, f.Cmat);
+#pragma unroll 1
+  for (int i = 0; i < mine.n; i++) {
+    go_to(at, f, mine.first, i);
+    if (i) kr_sync();
+    copy_tile<N>(head.state, tile_at(p, p.S, at.b, at.h, at.block, at.chunk));
+    copy_head(f, at, head);
+    kr_commit_copies();
+    kr_copied<0>();
+    kr_sync();
+    spoilt |= give_gate<N, PARTS>(p, at, head, warp(), products_of(f, at.b, at.g, at.chunk));
+  }
+  if (spoilt) report_nonfinite_group(f, at.b, mine.first);
 }
 
 template <int N, int PARTS>
 KR_DEV void inner(const kr_ssd_bwd_params &p) {
   KR_DYNAMIC_SHARED(shared);
-  const int unit = kr_block_y() >> 1, g = unit / p.n_splits;
+  const int roles = KR_SSD_BWD_FLOATS_ROLES(p.f.dz.data), unit = kr_block_y() / roles,
+            role = kr_block_y() - unit * roles, g = unit / p.n_splits;
   place at = {kr_block_z(), g, 0, 0, 0, kr_block_x(), 0, (int64_t)kr_block_x() * Q};
   at.n = p.f.L - at.t0 < Q ? (int)(p.f.L - at.t0) : Q;
   const share mine = share_of(p, at, unit - g * p.n_splits);
-  if (kr_block_y() & 1) give<N, PARTS>(p, at, mine, stage_in<N>(shared));
-  else take<N, PARTS>(p, at, mine, stage_in<N>(shared));
+  if (role == 0) take<N, PARTS>(p, at, mine, stage_in<N>(shared));
+  else if (role == 1) give<N, PARTS>(p, at, mine, stage_in<N>(shared));
+  else pass_gate<N, PARTS>(p, at, mine, stage_in<N>(shared));
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_inner_n64(const kr_ssd_bwd_params p) { inner<64, 1>(p); }
@@ -575,7 +652,7 @@ KR_DEV void load_parts(const kr_ssd_bwd_params &p, const place &at, const warp_p
 /* TURNED: dB += W^T C, else dC += W B: rows `matrix`. */
 template <int N, int PARTS, int TURNED>
 KR_DEV void finish_matrix(const kr_ssd_bwd_params &p, const place &at, const float *W, const float *matrix) {
-  const warp_place me = place_of_thread(anew(kr_thread()));
+  const warp_place me = warp();
   const kr_ssd_tensor &to = TURNED ? p.dB : p.dC;
   float d[N / 16][4];
   load_parts<N>(p, at, me, TURNED ? p.sum_B : p.sum_C, d);
@@ -585,7 +662,7 @@ KR_DEV void finish_matrix(const kr_ssd_bwd_params &p, const place &at, const flo
     if (TURNED)
       for (int r = 0; r < 4; r++) a[r] = W[place_of<Q>(8 * k + me.q + r / 2 * 4, me.row + r % 2 * 8)];
     else read_rows<Q>(a, me, W, k);
-    multiply_rows<N>(d, me, split<PARTS>(a), matrix, k, me.n * (N / 2));
+    multiply_rows<N>(d, me, kr_split<PARTS>(a), matrix, k, me.n * (N / 2));
   }
   if (is_spoilt<N / 16>(d)) report_nonfinite_group(p.f, at.b, at.g * p.f.heads);
   if (to.data) leave_matrix<N>(p, at, me, to, 0, d);
@@ -614,6 +691,18 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_matrices_n64_tf32(const kr_ssd_b
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_matrices_n128(const kr_ssd_bwd_params p) { finish_matrices<128, 1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_bwd_matrices_n128_tf32(const kr_ssd_bwd_params p) {
   finish_matrices<128, 0>(p);
+}
+
+/* f.out: dy. One thread per element. */
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_params p) {
+  const kr_ssd_params &f = p.f;
+  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / f.P, c = i - row * f.P, t = row / f.H,
+                h = row - t * f.H, b = kr_block_z();
+  if (t >= f.L) return;
+  const int padding = f.seq_idx && f.seq_idx[b * f.seq_b + t * f.seq_t] < 0;
+  const float dout = ((const float *)p.gated.data)[b * p.gated.b + t * p.gated.t + h * p.gated.h + c],
+              z = ((const float *)f.z.data)[b * f.z.b + t * f.z.t + h * f.z.h + c];
+  ((float *)f.out.data)[b * f.out.b + t * f.out.t + h * f.out.h + c] = padding ? 0.0f : dout * kr_silu(z);
 }
 
 KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_finish(const kr_ssd_bwd_params p) { finish<1>(p); }

@@ -135,7 +135,7 @@ KR_CUDA_TIERS(ssd_bwd, run_ssd_bwd)
 static const kr_kernel states_kernel[2][3] = {CHUNKS("kr_ssd_bwd_states_n64"), CHUNKS("kr_ssd_bwd_states_n128")};
 static const kr_kernel inner_kernel[2][3] = {CHUNKS("kr_ssd_bwd_inner_n64"), CHUNKS("kr_ssd_bwd_inner_n128")};
 static const kr_kernel sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum"),
-                       gate_kernel[3] = {{"ssd_bwd_chunks_f16", "kr_ssd_bwd_gate"}, /* of any type */
+                       gate_kernel[3] = {{"ssd_bwd_chunks_f32", "kr_ssd_bwd_gate"},
                                          {"ssd_bwd_chunks_f16", "kr_ssd_bwd_gate"},
                                          {"ssd_bwd_chunks_bf16", "kr_ssd_bwd_gate"}},
                        finish_kernel[3] = {{"ssd_bwd_chunks_f32", "kr_ssd_bwd_finish"},
@@ -208,18 +208,9 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_ar
 
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
 
-static int32_t launch_forward_chunks(const krait_ctx *ctx, const kr_ssd_params *forward, int is_tf32, void *stream) {
-  const int is_float = forward->x.dtype == KRAIT_F32, most = is_float ? KR_SSD_FLOAT_STATES : KR_SSD_MOST_STATES;
-  for (int part = 0; part * most < forward->N; part++) {
-    const kr_ssd_params some = kr_ssd_part_of(forward, part, most);
-    KR_TRY(is_float ? kr_ssd_launch_floats(ctx, &some, is_tf32, stream) : kr_ssd_launch_chunks(ctx, &some, stream));
-  }
-  return KRAIT_OK;
-}
-
-/* dz, and dout after the gate in place of y, which comes from the forward kernel. */
-static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y,
-                         int is_tf32) {
+/* dz, and dout after the gate in place of y, which comes from the forward kernel; of float32, whose kernel of dC
+ * computes y and dz, dout alone. */
+static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y) {
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_params forward = p->f;
   forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y,
@@ -229,7 +220,10 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
                                 .n = 1,
                                 .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
-  KR_TRY(launch_forward_chunks(ctx, &forward, is_tf32, a->call.stream));
+  for (int part = 0; a->x.dtype != KRAIT_F32 && part * KR_SSD_MOST_STATES < forward.N; part++) {
+    const kr_ssd_params some = kr_ssd_part_of(&forward, part, KR_SSD_MOST_STATES);
+    KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
+  }
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
   const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                         .y = 1,
@@ -310,11 +304,11 @@ static int32_t redo_nonfinite(const krait_ctx *ctx, const krait_ssd_bwd_args *a,
 
 typedef int32_t run_part_fn(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
 
-static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one, int is_tf32) {
+static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
-  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, is_tf32));
+  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
   for (int part = 0; part * 128 < a->N; part++) {
     const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
@@ -330,7 +324,7 @@ static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
-int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_ssd_bwd_part, 0); }
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_ssd_bwd_part); }
 
 /* ---- on tensor cores, float32 ---- */
 
@@ -357,7 +351,6 @@ const char *kr_ssd_bwd_tf32_refuse(const krait_ctx *ctx, const void *args) {
   return a->call.flags & KRAIT_SSD_TF32 ? kr_ssd_bwd_parts_refuse(ctx, args) : "the call does not allow tf32";
 }
 
-/* A grid's second dimension is a group's splits twice: dB and dx, dC and W. */
 static int32_t run_float_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
                               int is_tf32) {
   const float_kernels *const kernels = &float_kernels_of[is_tf32][p->f.N > 64];
@@ -370,7 +363,7 @@ static int32_t run_float_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a,
                   .stream = a->call.stream};
   KR_TRY(kr_ssd_launch_products(ctx, &p->f, is_tf32, a->call.stream));
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->states, &grid, p, sizeof *p));
-  grid.x = (uint32_t)p->n_chunks, grid.y = (uint32_t)(2 * a->G * p->n_splits);
+  grid.x = (uint32_t)p->n_chunks, grid.y = (uint32_t)(KR_SSD_BWD_FLOATS_ROLES(p->f.dz.data) * a->G * p->n_splits);
   grid.block = KR_SSD_BWD_THREADS, grid.shared_bytes = KR_SSD_BWD_FLOATS_INNER_SHARED(columns);
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->inner, &grid, p, sizeof *p));
   grid.y = (uint32_t)a->G, grid.shared_bytes = KR_SSD_BWD_FLOATS_MATRICES_SHARED(columns);
@@ -384,8 +377,8 @@ static int32_t run_tf32_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, 
   return run_float_part(ctx, a, p, 1);
 }
 
-int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_parts_part, 0); }
-int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_tf32_part, 1); }
+int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_parts_part); }
+int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_tf32_part); }
 
 /* ---- on warpgroups ---- */
 
@@ -472,4 +465,4 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a
   return sum_splits(ctx, a, p);
 }
 
-int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_hopper_part, 0); }
+int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_hopper_part); }

@@ -17,6 +17,7 @@
 #define KR_SSD_BWD_FLOATS_STATES_SHARED (2 * 4 * KR_SSD_CHUNK * (KR_SSD_P + 64) + 2 * KR_SSD_STEPS_BYTES)
 #define KR_SSD_BWD_FLOATS_INNER_SHARED(N) \
   (4 * KR_SSD_CHUNK * (2 * KR_SSD_P + 2 * (N)) + KR_SSD_STEPS_BYTES + 4 * (7 * KR_SSD_CHUNK + 8))
+#define KR_SSD_BWD_FLOATS_ROLES(dz) ((dz) ? 3 : 2) /* blocks per chunk and share of a group's heads */
 #define KR_SSD_BWD_FLOATS_MATRICES_SHARED(N) (4 * KR_SSD_CHUNK * (KR_SSD_CHUNK + 2 * (N)))
 
 typedef struct kr_ssd_bwd_params {
@@ -31,8 +32,7 @@ typedef struct kr_ssd_bwd_params {
   float *parts;                            /* (B,chunks,H,P + 2): dD, dA and dt_bias's gradient, summed over a chunk */
   kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is dy (after the gate) */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */
-  int32_t
-      n_splits; /* blocks that share a group's heads; sum_B and sum_C are then (n_splits,B,L,G,N), always of float32 */
+  int32_t n_splits; /* blocks that share a group's heads; sum_B and sum_C are then (n_splits,B,L,G,N) */
   float *W;         /* float32: (n_splits,B,chunks,groups,KR_SSD_CHUNK,KR_SSD_CHUNK), sums over heads */
   int32_t part;     /* slice of the states, if more than a kernel takes; from 1 on it adds to dx and tokens */
   int32_t n_chunks, adds, keeps;           /* adds: to the other direction's part; keeps: stores one for it */

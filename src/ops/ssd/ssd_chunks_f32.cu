@@ -72,10 +72,10 @@ KR_DEV void output_before(float (&y)[Q / 8][4], const lane_place &me, const floa
 #pragma unroll
   for (int k = 0; k < N / 8; k++) {
     kr_sync_warp(); /* or all reads would be moved here, and their registers to local memory */
-    const factor<PARTS, 4> a = split<PARTS>({s[k][0], s[k][2], s[k][1], s[k][3]});
+    const kr_factor<PARTS, 4> a = kr_split<PARTS>({s[k][0], s[k][2], s[k][1], s[k][3]});
 #pragma unroll
     for (int j = 0; j < Q / 8; j++)
-      multiply<PARTS>(y[j], a, ((const kr_float2 *)(C + place_of<N>(8 * j + me.g, 8 * k + 2 * me.q)))->v);
+      kr_multiply<PARTS>(y[j], a, ((const kr_float2 *)(C + place_of<N>(8 * j + me.g, 8 * k + 2 * me.q)))->v);
   }
 #pragma unroll
   for (int j = 0; j < Q / 8; j++) {
@@ -112,12 +112,12 @@ KR_DEV void output_within(float (&y)[Q / 8][4], const lane_place &me, const floa
   for (int k = 0; k < Q / 8; k++) {
     float elements[4];
     read_channels(elements, me, x, k);
-    const factor<PARTS, 4> a = split<PARTS>(elements);
+    const kr_factor<PARTS, 4> a = kr_split<PARTS>(elements);
 #pragma unroll
     for (int j = 0; j < Q / 8; j++) {
       const float b[2] = {products[place_within(8 * j + me.g, 8 * k + me.q)],
                           products[place_within(8 * j + me.g, 8 * k + 4 + me.q)]};
-      if (j >= k) multiply<PARTS>(y[j], a, b);
+      if (j >= k) kr_multiply<PARTS>(y[j], a, b);
     }
   }
 }
@@ -240,10 +240,10 @@ KR_DEV void multiply_states(const kr_ssd_params &p) {
   for (int k = 0; k < N / 8; k++) {
     const kr_float2 first = *(const kr_float2 *)(C + place_of<N>(me.c, 8 * k + 2 * me.q)),
                     second = *(const kr_float2 *)(C + place_of<N>(me.c + 8, 8 * k + 2 * me.q));
-    const factor<PARTS, 4> a = split<PARTS>({first.v[0], second.v[0], first.v[1], second.v[1]});
+    const kr_factor<PARTS, 4> a = kr_split<PARTS>({first.v[0], second.v[0], first.v[1], second.v[1]});
 #pragma unroll
     for (int j = 0; j < Q / 8; j++)
-      multiply<PARTS>(d[j], a, ((const kr_float2 *)(B + place_of<N>(8 * j + me.g, 8 * k + 2 * me.q)))->v);
+      kr_multiply<PARTS>(d[j], a, ((const kr_float2 *)(B + place_of<N>(8 * j + me.g, 8 * k + 2 * me.q)))->v);
   }
 #pragma unroll
   for (int j = 0; j < Q / 8; j++) {

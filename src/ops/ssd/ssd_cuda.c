@@ -246,8 +246,8 @@ const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args) {
   const krait_ssd_args *a = args;
   if (a->x.dtype != KRAIT_F32) return "not float32";
   if (refuse_options(a)) return refuse_options(a);
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)kr_ssd_float_shared_bytes(a->N) ? "too little shared memory"
-                                                                                          : NULL;
+  const int64_t needed = kr_ssd_float_shared_bytes(a->N);
+  return kr_cuda_info(ctx->cuda)->shared_bytes < needed ? "too little shared memory" : NULL;
 }
 
 const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args) {
@@ -280,7 +280,7 @@ int32_t kr_ssd_launch_products(const krait_ctx *ctx, const kr_ssd_params *p, int
                         &chunks_of_groups, p, sizeof *p);
 }
 
-int32_t kr_ssd_launch_floats(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream) {
+static int32_t run_ssd_float_part(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream) {
   const float_kernels *const kernels = &float_kernels_of[is_tf32][p->N > 64];
   const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
                           .y = (uint32_t)p->n_segments,
@@ -304,7 +304,7 @@ static int32_t run_floats(const krait_ctx *ctx, const krait_ssd_args *a, int is_
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
   for (int part = 0; part * KR_SSD_FLOAT_STATES < p.N; part++) {
     const kr_ssd_params some = kr_ssd_part_of(&p, part, KR_SSD_FLOAT_STATES);
-    KR_TRY(kr_ssd_launch_floats(ctx, &some, is_tf32, a->call.stream));
+    KR_TRY(run_ssd_float_part(ctx, &some, is_tf32, a->call.stream));
   }
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
 }

@@ -1,9 +1,10 @@
 /* ssd_f32.cuh: shared by the SSD's and its gradient's tensor-core kernels of float32: decays between sums of two
- * floats, rows in shared memory, products by tf32 parts, a chunk's update of a state in accumulators. */
+ * floats, rows in shared memory, a chunk's update of a state in accumulators. */
 #ifndef KR_SSD_F32_CUH
 #define KR_SSD_F32_CUH
 
 #include "ssd_mma.cuh"
+#include "tf32_parts.cuh"
 
 /* Decay between two sums, the earlier one first; a token's input to the chunk's end. */
 KR_DEV float decay(float from, float from_low, float to, float to_low) {
@@ -42,42 +43,7 @@ KR_DEV float *products_of(const kr_ssd_params &p, int b, int g, int64_t chunk) {
   return p.products + (((int64_t)b * ((p.L + Q - 1) / Q) + chunk) * (p.H / p.heads) + g) * Q * Q;
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------- */
-
-/* A factor's registers as two tf32 parts, or rounded. */
-template <int PARTS, int n>
-struct factor {
-  uint32_t high[n], low[n];
-};
-
-template <int PARTS, int n>
-KR_DEV factor<PARTS, n> split(const float (&x)[n]) {
-  factor<PARTS, n> f;
-#pragma unroll
-  for (int r = 0; r < n; r++) {
-    f.low[r] = 0;
-    f.high[r] = PARTS ? (kr_float_to_bits(x[r]) + 0x1000u) & ~0x1fffu : kr_round_tf32(kr_float_to_bits(x[r]));
-    if (PARTS) f.low[r] = kr_float_to_bits(x[r] - kr_bits_to_float(f.high[r]));
-  }
-  return f;
-}
-
-/* d += a b; in parts without the product of low ones, the small terms first, and added outside of the tensor core,
- * which rounds sums towards zero. */
-template <int PARTS>
-KR_DEV void multiply(float (&d)[4], const factor<PARTS, 4> &a, const float (&b_elements)[2]) {
-  const factor<PARTS, 2> b = split<PARTS>(b_elements);
-  if (PARTS) {
-    float sum[4] = {0, 0, 0, 0};
-    kr_mma_as(kr_tf32(), sum, a.low, b.high[0], b.high[1]);
-    kr_mma_as(kr_tf32(), sum, a.high, b.low[0], b.low[1]);
-    kr_mma_as(kr_tf32(), sum, a.high, b.high[0], b.high[1]);
-#pragma unroll
-    for (int r = 0; r < 4; r++) d[r] += sum[r];
-  } else {
-    kr_mma_as(kr_tf32(), d, a.high, b.high[0], b.high[1]);
-  }
-}
+/* ---- states ------------------------------------------------------------------------------------------------------ */
 
 /* A warp's lane. */
 typedef struct lane_place {
@@ -110,10 +76,10 @@ KR_DEV int take_floats(float (&s)[N / 8][4], const lane_place &me, const float *
     float elements[4];
     read_channels(elements, me, x, k);
     elements[0] *= low, elements[1] *= low, elements[2] *= high, elements[3] *= high;
-    const factor<PARTS, 4> a = split<PARTS>(elements);
+    const kr_factor<PARTS, 4> a = kr_split<PARTS>(elements);
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
-      multiply<PARTS>(s[n], a, {B[place_of<N>(i, 8 * n + me.g)], B[place_of<N>(i + 4, 8 * n + me.g)]});
+      kr_multiply<PARTS>(s[n], a, {B[place_of<N>(i, 8 * n + me.g)], B[place_of<N>(i + 4, 8 * n + me.g)]});
   }
   return spoilt;
 }

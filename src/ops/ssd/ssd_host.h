@@ -92,9 +92,8 @@ int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_params *p, void *
 /* Output of the chunked 16-bit rows, for a params of at most KR_SSD_MOST_STATES whose time is not split or whose
  * segments' start states are known. */
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
-/* The same of float32, for at most KR_SSD_FLOAT_STATES: C B^T to p->products, and with it the output. */
+/* Of float32, for at most KR_SSD_FLOAT_STATES: C B^T to p->products, and the shared memory that this takes. */
 int32_t kr_ssd_launch_products(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream);
-int32_t kr_ssd_launch_floats(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream);
 uint32_t kr_ssd_float_shared_bytes(int64_t N);
 
 #endif
