@@ -8,13 +8,13 @@
 #include <krait/model.h>
 
 #include "clip/clip_tower.h"
-#include "lm/lm_family.h"
+#include "describe/describer.h"
+#include "lm/lm.h"
 #include "model_kind.h"
 #include "primeknet/primeknet.h"
 #include "seedvr/seedvr.h"
 #include "sized.h"
 #include "status.h"
-#include "describe/describer.h"
 #include "videomamba/videomamba.h"
 
 /* Sizes of the graphs shown: one second of audio; a prompt; one 720p frame and a sentence. */
@@ -91,8 +91,8 @@ static int32_t show_weights(const shower *s, kr_weights *weights, const kr_confi
   if (!*found) return KRAIT_OK;
   KR_TRY(kr_weights_widen(weights));
   if (is_film) return show_videomamba(s, weights);
-  if (kr_model_primeknet.takes(model)) return show_primeknet(s, model, config, weights);
-  if (kr_model_seedvr.takes(model)) return show_seedvr(s, model, config, weights);
+  if (kr_model_primeknet.detect(&(kr_model_source){.model = model})) return show_primeknet(s, model, config, weights);
+  if (kr_model_seedvr.detect(&(kr_model_source){.model = model})) return show_seedvr(s, model, config, weights);
   return kr_fail(KRAIT_ERR_WEIGHTS, "%s: unknown model '%s'", s->options->weights_path, model);
 }
 
@@ -133,16 +133,16 @@ static int32_t show_describer(const shower *s) {
 
 static int32_t show_runs(const shower *s, kr_lm *m) {
   const kr_graph *g;
-  KR_TRY(kr_lm_graph_of(m, PROMPT, &g));
+  KR_TRY(kr_lm_graph_of(m, PROMPT, 0, &g));
   KR_TRY(show_graphs((void *)s, "a prompt of 256 tokens", g));
-  KR_TRY(kr_lm_graph_of(m, 0, &g));
+  KR_TRY(kr_lm_graph_of(m, 0, 0, &g));
   return show_graphs((void *)s, "a step of one sequence", g);
 }
 
 static int32_t show_language_model(const shower *s, const kr_model_folder *folder) {
-  kr_lm m = {0};
+  kr_lm *m = NULL;
   int32_t status = kr_lm_open(s->ctx, folder, 1, 0, &m);
-  if (status >= 0) status = show_runs(s, &m);
+  if (status >= 0) status = show_runs(s, m);
   kr_lm_close(&m);
   return status;
 }

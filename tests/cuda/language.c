@@ -18,6 +18,7 @@ enum { IS_EMULATED = 1 };
 #else
 enum { IS_EMULATED = 0 };
 #endif
+#include "lm/lm.h"
 #include "mamba_lm/mamba_lm.h"
 #include "qwen2/qwen2.h"
 
@@ -33,6 +34,20 @@ static krait_ctx *cpu, *gpu;
   do {                                                    \
     if ((call) < 0) fail_msg("%s", krait_error_detail()); \
   } while (0)
+
+static int32_t open_random_mamba(const krait_ctx *ctx, const kr_mamba_lm_config *c, int32_t dtype, int64_t n_slots,
+                                 kr_lm **m) {
+  kr_lm_config *config;
+  const int32_t status = kr_mamba_lm_describe(c, &config);
+  return status < 0 ? status : kr_lm_open_random(ctx, config, dtype, n_slots, m);
+}
+
+static int32_t open_random_qwen2(const krait_ctx *ctx, const kr_qwen2_config *c, int32_t dtype, int64_t n_slots,
+                                 kr_lm **m) {
+  kr_lm_config *config;
+  const int32_t status = kr_qwen2_describe(c, &config);
+  return status < 0 ? status : kr_lm_open_random(ctx, config, dtype, n_slots, m);
+}
 
 static kr_mamba_lm_config config_of(int32_t mixer) {
   const int is_second = mixer == KR_MIXER_MAMBA2;
@@ -73,26 +88,26 @@ static void assert_close(const char *what, int64_t n, double bound, double *most
 }
 
 /* Prompts of different lengths, then steps of all B slots at once, then one of a single slot. */
-static void compare(kr_mamba_lm *there, kr_mamba_lm *here, int64_t B, double bound, double *most) {
+static void compare(kr_lm *there, kr_lm *here, int64_t B, double bound, double *most) {
   int32_t slots[SLOTS], ids[PROMPT + SLOTS], best[SLOTS];
   for (int64_t b = 0; b < B; b++) {
     const int64_t n = 1 + (PROMPT - 1) * (b + 1) / B;
     for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)((i * 37 + b * 11 + 5) % V);
     slots[b] = (int32_t)((b * 3 + 1) % SLOTS);
-    WORKS(kr_mamba_lm_reset(there, slots[b]));
-    WORKS(kr_mamba_lm_reset(here, slots[b]));
+    WORKS(kr_lm_reset(there, slots[b]));
+    WORKS(kr_lm_reset(here, slots[b]));
     if (IS_EMULATED && b > 1) continue; /* begins with a step */
     for (int k = 0; k < (b == 0 ? 3 : 1); k++) { /* the third is a recording */
-      WORKS(kr_mamba_lm_reset(there, slots[b]));
-      WORKS(kr_mamba_lm_prefill(there, slots[b], ids, n, 0, got));
+      WORKS(kr_lm_reset(there, slots[b]));
+      WORKS(kr_lm_prefill(there, slots[b], ids, NULL, n, 0, got));
     }
-    WORKS(kr_mamba_lm_prefill(here, slots[b], ids, n, 0, want));
+    WORKS(kr_lm_prefill(here, slots[b], ids, NULL, n, 0, want));
     assert_close("a prompt", 1, bound, most);
   }
   for (int t = 0; t < STEPS; t++) {
     for (int64_t b = 0; b < B; b++) ids[b] = (int32_t)((t * 53 + b * 17 + 3) % V);
-    WORKS(kr_mamba_lm_step(there, B, slots, ids, got, best));
-    WORKS(kr_mamba_lm_step(here, B, slots, ids, want, NULL));
+    WORKS(kr_lm_step(there, B, slots, ids, got, best));
+    WORKS(kr_lm_step(here, B, slots, ids, want, NULL));
     assert_close("a step", B, bound, most);
     for (int64_t b = 0; b < B; b++) {
       const float *row = got + b * V;
@@ -111,20 +126,20 @@ static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, d
     int whole;
   } steps[] = {{3, 1}, {SLOTS, -1}, {1, -1}, {1, 1}, {2, -1}, {3, -1}};
   const kr_mamba_lm_config c = config_of(mixer);
-  kr_mamba_lm *here, *there;
+  kr_lm *here, *there;
   double most = 0;
-  WORKS(kr_mamba_lm_open_random(cpu, &c, dtype, SLOTS, &here));
-  WORKS(kr_mamba_lm_open_random(gpu, &c, dtype, SLOTS, &there));
-  if (narrow) WORKS(kr_mamba_lm_narrow_states(there));
+  WORKS(open_random_mamba(cpu, &c, dtype, SLOTS, &here));
+  WORKS(open_random_mamba(gpu, &c, dtype, SLOTS, &there));
+  if (narrow) WORKS(kr_lm_narrow_states(there));
   for (int i = 0; i < (IS_EMULATED ? 3 : 6); i++) {
     const int is_one_call = dtype != KRAIT_F32 && steps[i].whole > 0;
-    kr_mamba_lm_choose_fused(there, is_one_call ? 1 : -1);
+    kr_lm_choose_fused(there, is_one_call ? 1 : -1);
     compare(there, here, steps[i].B, bound, &most);
-    assert_int_equal(kr_mamba_lm_was_fused(there), is_one_call);
+    assert_int_equal(kr_lm_was_fused(there), is_one_call);
   }
   printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), name_of(dtype), narrow ? ", states too" : "", most);
-  kr_mamba_lm_close(&here);
-  kr_mamba_lm_close(&there);
+  kr_lm_close(&here);
+  kr_lm_close(&there);
 }
 
 static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 0, 2e-5); }
@@ -187,11 +202,11 @@ static int32_t take_states(void *user, const char *name, int32_t n_dims, const i
   return KRAIT_OK;
 }
 
-static double error_of_states(kr_mamba_lm *there, kr_mamba_lm *here) {
+static double error_of_states(kr_lm *there, kr_lm *here) {
   states a = {.at = calloc(MOST_STATES, sizeof(float))}, b = {.at = calloc(MOST_STATES, sizeof(float))};
   assert_true(a.at && b.at);
-  WORKS(kr_mamba_lm_states_out(there, FEW_SLOTS - 1, take_states, &a));
-  WORKS(kr_mamba_lm_states_out(here, FEW_SLOTS - 1, take_states, &b));
+  WORKS(kr_lm_states_out(there, FEW_SLOTS - 1, take_states, &a));
+  WORKS(kr_lm_states_out(here, FEW_SLOTS - 1, take_states, &b));
   assert_true(a.n == b.n && a.n > 0);
   const double error = error_of(a.at, b.at, a.n);
   free(a.at), free(b.at);
@@ -201,24 +216,24 @@ static double error_of_states(kr_mamba_lm *there, kr_mamba_lm *here) {
 static void wide_steps_are_those_of_the_cpu(int32_t mixer, int32_t dtype, double bound) {
   const kr_mamba_lm_config c = wide_config(mixer);
   krait_ctx *wide = open_wide();
-  kr_mamba_lm *here, *there;
+  kr_lm *here, *there;
   double most = 0;
-  WORKS(kr_mamba_lm_open_random(cpu, &c, dtype, FEW_SLOTS, &here));
-  WORKS(kr_mamba_lm_open_random(wide, &c, dtype, FEW_SLOTS, &there));
+  WORKS(open_random_mamba(cpu, &c, dtype, FEW_SLOTS, &here));
+  WORKS(open_random_mamba(wide, &c, dtype, FEW_SLOTS, &there));
   for (int t = 0; t < 4; t++) { /* a recording in the end */
     const int32_t slots[1] = {FEW_SLOTS - 1}, ids[1] = {(t * 53 + 3) % V};
     int32_t best[1];
-    WORKS(kr_mamba_lm_step(there, 1, slots, ids, got, best));
-    WORKS(kr_mamba_lm_step(here, 1, slots, ids, want, NULL));
+    WORKS(kr_lm_step(there, 1, slots, ids, got, best));
+    WORKS(kr_lm_step(here, 1, slots, ids, want, NULL));
     assert_close("a step", 1, 1e-3, &most);
   }
-  if (wide->caps & KRAIT_CAP_CUDA_HOPPER) assert_true(kr_mamba_lm_was_fused(there));
+  if (wide->caps & KRAIT_CAP_CUDA_HOPPER) assert_true(kr_lm_was_fused(there));
   const double of_states = error_of_states(there, here);
   printf("Mamba-%d %s, 2560 wide: %.2e, states %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), name_of(dtype), most,
          of_states);
   assert_true(of_states <= bound);
-  kr_mamba_lm_close(&here);
-  kr_mamba_lm_close(&there);
+  kr_lm_close(&here);
+  kr_lm_close(&there);
   krait_ctx_close(&wide);
 }
 
@@ -231,13 +246,13 @@ static void wide2_q8(void **state) { (void)state, wide_steps_are_those_of_the_cp
 
 /* ---- Qwen2: prompts and steps of several slots, then of fewer; each kind of step often enough to be recorded ---- */
 
-static void compare_qwen2(kr_qwen2 *there, kr_qwen2 *here, int64_t B, double bound, double *most) {
+static void compare_qwen2(kr_lm *there, kr_lm *here, int64_t B, double bound, double *most) {
   int32_t slots[SLOTS], ids[SLOTS], best[SLOTS];
   for (int t = 0; t < 2 + STEPS / 2; t++) {
     for (int64_t b = 0; b < B; b++)
       slots[b] = (int32_t)((b * 3 + 1) % SLOTS), ids[b] = (int32_t)((t * 53 + b * 17 + 3) % V);
-    WORKS(kr_qwen2_step(there, B, slots, ids, got, best));
-    WORKS(kr_qwen2_step(here, B, slots, ids, want, NULL));
+    WORKS(kr_lm_step(there, B, slots, ids, got, best));
+    WORKS(kr_lm_step(here, B, slots, ids, want, NULL));
     assert_close("a step", B, bound, most);
     for (int64_t b = 0; b < B; b++)
       for (int64_t i = 0; i < V - 2; i++)
@@ -257,21 +272,21 @@ static void qwen2_is_that_of_the_cpu(int32_t dtype, double bound) {
                              .F = 3 * d,
                              .eps = 1e-6f,
                              .base = 1e6};
-  kr_qwen2 *here, *there;
+  kr_lm *here, *there;
   double most = 0;
-  WORKS(kr_qwen2_open_random(cpu, &c, dtype, SLOTS, &here));
-  WORKS(kr_qwen2_open_random(gpu, &c, dtype, SLOTS, &there));
+  WORKS(open_random_qwen2(cpu, &c, dtype, SLOTS, &here));
+  WORKS(open_random_qwen2(gpu, &c, dtype, SLOTS, &there));
   for (int64_t b = 0; b < 3; b++) {
     int32_t ids[PROMPT];
     for (int i = 0; i < 3 + b; i++) ids[i] = (int32_t)((i * 37 + b * 11 + 5) % V);
-    WORKS(kr_qwen2_prefill(there, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, got));
-    WORKS(kr_qwen2_prefill(here, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, want));
+    WORKS(kr_lm_prefill(there, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, got));
+    WORKS(kr_lm_prefill(here, (b * 3 + 1) % SLOTS, ids, NULL, 3 + b, 0, want));
     assert_close("a prompt", 1, bound, &most);
   }
   for (int64_t B = 3; B >= 1; B--) compare_qwen2(there, here, B, bound, &most);
   printf("Qwen2 %s: %.2e\n", krait_dtype_name(dtype), most);
-  kr_qwen2_close(&here);
-  kr_qwen2_close(&there);
+  kr_lm_close(&here);
+  kr_lm_close(&there);
 }
 
 static void qwen2_float16(void **state) { (void)state, qwen2_is_that_of_the_cpu(KRAIT_F16, 4e-3); }

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "mamba_lm/mamba_lm.h"
+#include "lm/lm.h"
 
 static const char *const models[][2] = {{"mamba1", "mamba1"},
                                         {"mamba1-hf", "mamba1"},
@@ -33,10 +33,10 @@ static kr_weights *open_golden(const char *name) {
   return golden;
 }
 
-static void open_mamba_lm_model(const char *name, int64_t n_slots, kr_model_folder **folder, kr_mamba_lm **m) {
+static void open_mamba_lm_model(const char *name, int64_t n_slots, kr_model_folder **folder, kr_lm **m) {
   char path[1000];
   snprintf(path, sizeof path, "%s/%s", home, name);
-  if (kr_model_folder_open(path, folder) < 0 || kr_mamba_lm_open(ctx, *folder, n_slots, 0, m) < 0)
+  if (kr_model_folder_open(path, folder) < 0 || kr_lm_open(ctx, *folder, n_slots, 0, m) < 0)
     fail_msg("%s: %s", name, krait_error_detail());
 }
 
@@ -78,19 +78,19 @@ static void mamba_lm_logits_of_a_prompt(void **state) {
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
-    kr_mamba_lm *m;
+    kr_lm *m;
     int64_t n;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n);
     open_mamba_lm_model(models[i][0], 1, &folder, &m);
-    const int64_t V = kr_mamba_lm_config_of(m)->V;
+    const int64_t V = kr_lm_config_of(m)->V;
     float *got = malloc((size_t)(n * V) * sizeof *got);
-    WORKS(kr_mamba_lm_prefill(m, 0, ids, n, 1, got));
+    WORKS(kr_lm_prefill(m, 0, ids, NULL, n, 1, got));
     mamba_lm_assert_close(models[i][0], got, floats(golden, "golden.logits"), n * V, 1e-5);
-    WORKS(kr_mamba_lm_reset(m, 0));
-    WORKS(kr_mamba_lm_prefill(m, 0, ids, n, 0, got));
+    WORKS(kr_lm_reset(m, 0));
+    WORKS(kr_lm_prefill(m, 0, ids, NULL, n, 0, got));
     mamba_lm_assert_close("the last token's", got, floats(golden, "golden.logits") + (n - 1) * V, V, 1e-5);
     free(got), free(ids);
-    kr_mamba_lm_close(&m);
+    kr_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
@@ -125,16 +125,16 @@ static void states_after_a_prompt(void **state) {
   for (int i = 0; i < 2; i++) {
     kr_weights *golden = open_golden(names[i]);
     kr_model_folder *folder;
-    kr_mamba_lm *m;
+    kr_lm *m;
     int64_t n;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n);
     states s = {golden, 0};
     open_mamba_lm_model(names[i], 3, &folder, &m);
-    WORKS(kr_mamba_lm_prefill(m, 1, ids, n, 0, NULL));
-    WORKS(kr_mamba_lm_states_out(m, 1, compare_state, &s));
+    WORKS(kr_lm_prefill(m, 1, ids, NULL, n, 0, NULL));
+    WORKS(kr_lm_states_out(m, 1, compare_state, &s));
     assert_int_equal(s.n, 4);
     free(ids);
-    kr_mamba_lm_close(&m);
+    kr_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
@@ -146,25 +146,25 @@ static void continue_greedily(int whole) {
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
-    kr_mamba_lm *m;
+    kr_lm *m;
     int64_t n, n_greedy;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n), *greedy = ids_of(golden, "golden.greedy", &n_greedy);
     open_mamba_lm_model(models[i][0], 2, &folder, &m);
-    kr_mamba_lm_choose_fused(m, whole);
-    const int64_t V = kr_mamba_lm_config_of(m)->V;
+    kr_lm_choose_fused(m, whole);
+    const int64_t V = kr_lm_config_of(m)->V;
     float *got = malloc((size_t)V * sizeof *got);
-    WORKS(kr_mamba_lm_prefill(m, 1, ids, n, 0, got));
+    WORKS(kr_lm_prefill(m, 1, ids, NULL, n, 0, got));
     int32_t best = -1;
     for (int64_t k = 0; k < n_greedy; k++) {
       if (k < 8) mamba_lm_assert_close("greedy_logits", got, floats(golden, "golden.greedy_logits") + k * V, V, 1e-5);
       const int32_t id = likeliest(got, V);
       if (k > 0) assert_int_equal(best, id);
       if (id != greedy[k]) fail_msg("%s: token %lld is %d, recorded is %d", models[i][0], (long long)k, id, greedy[k]);
-      WORKS(kr_mamba_lm_step(m, 1, &(int32_t){1}, &id, got, &best));
+      WORKS(kr_lm_step(m, 1, &(int32_t){1}, &id, got, &best));
     }
-    n_whole += kr_mamba_lm_was_fused(m);
+    n_whole += kr_lm_was_fused(m);
     free(got), free(ids), free(greedy);
-    kr_mamba_lm_close(&m);
+    kr_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
@@ -188,28 +188,28 @@ static void mamba_lm_pieces_and_batches(void **state) {
   for (int i = 0; i < N_MODELS; i++) {
     kr_weights *golden = open_golden(models[i][1]);
     kr_model_folder *folder;
-    kr_mamba_lm *m;
+    kr_lm *m;
     int64_t n;
     int32_t *ids = ids_of(golden, "golden.input_ids", &n);
     open_mamba_lm_model(models[i][0], SLOTS, &folder, &m);
-    const int64_t V = kr_mamba_lm_config_of(m)->V;
+    const int64_t V = kr_lm_config_of(m)->V;
     const float *want = floats(golden, "golden.logits");
     float *got = malloc((size_t)(SLOTS * V) * sizeof *got);
     for (int64_t at = 0, piece = 1; at < n; at += piece, piece++) {
       if (at + piece > n) piece = n - at;
-      WORKS(kr_mamba_lm_prefill(m, 2, ids + at, piece, 0, got));
+      WORKS(kr_lm_prefill(m, 2, ids + at, NULL, piece, 0, got));
       mamba_lm_assert_close("a piece", got, want + (at + piece - 1) * V, V, 1e-5);
     }
     const int32_t slots[SLOTS - 1] = {3, 0, 1}; /* slot 0 one token ahead of the others */
-    WORKS(kr_mamba_lm_step(m, 1, &slots[1], ids, got, NULL));
+    WORKS(kr_lm_step(m, 1, &slots[1], ids, got, NULL));
     for (int64_t t = 0; t + 1 < n; t++) {
       const int32_t next[SLOTS - 1] = {ids[t], ids[t + 1], ids[t]};
-      WORKS(kr_mamba_lm_step(m, SLOTS - 1, slots, next, got, NULL));
+      WORKS(kr_lm_step(m, SLOTS - 1, slots, next, got, NULL));
       for (int k = 0; k < SLOTS - 1; k++)
         mamba_lm_assert_close("a step", got + k * V, want + (t + (k == 1)) * V, V, 1e-5);
     }
     free(got), free(ids);
-    kr_mamba_lm_close(&m);
+    kr_lm_close(&m);
     kr_model_folder_close(&folder);
     kr_weights_close(&golden);
   }
@@ -218,16 +218,16 @@ static void mamba_lm_pieces_and_batches(void **state) {
 static void mamba_lm_refusals(void **state) {
   kr_weights *golden = open_golden("mamba1");
   kr_model_folder *folder;
-  kr_mamba_lm *m;
+  kr_lm *m;
   float logits[1000];
   (void)state;
   open_mamba_lm_model("mamba1", 1, &folder, &m);
-  assert_int_equal(kr_mamba_lm_prefill(m, 0, &(int32_t){424}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mamba_lm_prefill(m, 0, &(int32_t){-1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mamba_lm_prefill(m, 1, &(int32_t){1}, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mamba_lm_prefill(m, 0, &(int32_t){1}, 0, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_mamba_lm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
-  kr_mamba_lm_close(&m);
+  assert_int_equal(kr_lm_prefill(m, 0, &(int32_t){424}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_prefill(m, 0, &(int32_t){-1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_prefill(m, 1, &(int32_t){1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_prefill(m, 0, &(int32_t){1}, NULL, 0, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
+  kr_lm_close(&m);
   kr_model_folder_close(&folder);
   kr_weights_close(&golden);
 }

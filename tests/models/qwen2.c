@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "qwen2/qwen2.h"
+#include "lm/lm.h"
 #include "view.h"
 
 static krait_ctx *ctx;
@@ -28,9 +28,9 @@ static const void *of(const char *name) {
 #define LOGITS ((const float *)of("golden.logits"))
 #define IDS ((const int32_t *)of("golden.input_ids"))
 
-static kr_qwen2 *open_qwen2_model(int64_t n_slots) {
-  kr_qwen2 *m;
-  if (kr_qwen2_open(ctx, folder, n_slots, 0, &m) < 0) fail_msg("%s", krait_error_detail());
+static kr_lm *open_qwen2_model(int64_t n_slots) {
+  kr_lm *m;
+  if (kr_lm_open(ctx, folder, n_slots, 0, &m) < 0) fail_msg("%s", krait_error_detail());
   return m;
 }
 
@@ -46,23 +46,23 @@ static void qwen2_assert_close(const char *what, const float *got, const float *
 
 static void qwen2_logits_of_a_prompt(void **state) {
   float got[N * V];
-  kr_qwen2 *m = open_qwen2_model(1);
+  kr_lm *m = open_qwen2_model(1);
   (void)state;
-  WORKS(kr_qwen2_prefill(m, 0, IDS, NULL, N, 1, got));
+  WORKS(kr_lm_prefill(m, 0, IDS, NULL, N, 1, got));
   qwen2_assert_close("all", got, LOGITS, N * V);
-  WORKS(kr_qwen2_reset(m, 0));
-  WORKS(kr_qwen2_prefill(m, 0, IDS, NULL, N, 0, got));
+  WORKS(kr_lm_reset(m, 0));
+  WORKS(kr_lm_prefill(m, 0, IDS, NULL, N, 0, got));
   qwen2_assert_close("the last token's", got, LOGITS + (N - 1) * V, V);
-  kr_qwen2_close(&m);
+  kr_lm_close(&m);
 }
 
 static void a_greedy_continuation(void **state) {
   float got[V];
   const int32_t *greedy = of("golden.greedy");
   int32_t best = -1;
-  kr_qwen2 *m = open_qwen2_model(3);
+  kr_lm *m = open_qwen2_model(3);
   (void)state;
-  WORKS(kr_qwen2_prefill(m, 1, IDS, NULL, N, 0, got));
+  WORKS(kr_lm_prefill(m, 1, IDS, NULL, N, 0, got));
   for (int k = 0; k < N_GREEDY; k++) {
     int32_t id = 0;
     for (int i = 1; i < V; i++)
@@ -71,28 +71,28 @@ static void a_greedy_continuation(void **state) {
     if (bound < 1e-4) assert_int_equal(id, greedy[k]);
     if (k) assert_int_equal(best, id);
     id = greedy[k];
-    WORKS(kr_qwen2_step(m, 1, &(int32_t){1}, &id, got, &best));
+    WORKS(kr_lm_step(m, 1, &(int32_t){1}, &id, got, &best));
   }
-  kr_qwen2_close(&m);
+  kr_lm_close(&m);
 }
 
 /* A prompt in pieces of 1, 2, 3, ... tokens; then steps of several sequences, one of them a token ahead. */
 static void qwen2_pieces_and_batches(void **state) {
   float got[3 * V];
-  kr_qwen2 *m = open_qwen2_model(4);
+  kr_lm *m = open_qwen2_model(4);
   (void)state;
   for (int64_t at = 0, piece = 1; at < N; at += piece, piece++) {
     if (at + piece > N) piece = N - at;
-    WORKS(kr_qwen2_prefill(m, 2, IDS + at, NULL, piece, 0, got));
+    WORKS(kr_lm_prefill(m, 2, IDS + at, NULL, piece, 0, got));
     qwen2_assert_close("a piece", got, LOGITS + (at + piece - 1) * V, V);
   }
   const int32_t slots[] = {3, 0, 1};
-  WORKS(kr_qwen2_step(m, 1, &slots[1], IDS, got, NULL));
+  WORKS(kr_lm_step(m, 1, &slots[1], IDS, got, NULL));
   for (int64_t t = 0; t + 1 < N; t++) {
-    WORKS(kr_qwen2_step(m, 3, slots, (const int32_t[]){IDS[t], IDS[t + 1], IDS[t]}, got, NULL));
+    WORKS(kr_lm_step(m, 3, slots, (const int32_t[]){IDS[t], IDS[t + 1], IDS[t]}, got, NULL));
     for (int k = 0; k < 3; k++) qwen2_assert_close("a step of three", got + k * V, LOGITS + (t + (k == 1)) * V, V);
   }
-  kr_qwen2_close(&m);
+  kr_lm_close(&m);
 }
 
 /* Some tokens' embeddings given as rows: the same logits. */
@@ -102,8 +102,8 @@ static void rows_instead_of_tokens(void **state) {
   int32_t ids[N];
   const kr_weight *embedding = kr_model_folder_find(folder, "model.embed_tokens.weight");
   const krait_view table = {.data = (void *)embedding->data, .dtype = embedding->dtype};
-  kr_qwen2 *m = open_qwen2_model(1);
-  const krait_view values = {.data = host, .dtype = kr_qwen2_dtype(m)};
+  kr_lm *m = open_qwen2_model(1);
+  const krait_view values = {.data = host, .dtype = kr_lm_dtype(m)};
   const uint64_t bytes = N * D * krait_dtype_bytes(values.dtype);
   (void)state;
   for (int t = 0; t < N; t++) {
@@ -112,10 +112,10 @@ static void rows_instead_of_tokens(void **state) {
   }
   WORKS(kr_mem_get(ctx, "rows", bytes, &rows));
   WORKS(kr_mem_put(ctx, rows, host, bytes));
-  WORKS(kr_qwen2_prefill(m, 0, ids, rows, N, 0, got));
+  WORKS(kr_lm_prefill(m, 0, ids, rows, N, 0, got));
   kr_mem_free(ctx, rows);
   qwen2_assert_close("rows", got, LOGITS + (N - 1) * V, V);
-  kr_qwen2_close(&m);
+  kr_lm_close(&m);
 }
 
 /* Texts until the KV cache was reallocated several times: the last logits are those of one pass. */
@@ -123,25 +123,25 @@ static void long_texts(void **state) {
   enum { LONG = 1500 };
   float whole[V], got[V];
   int32_t ids[LONG];
-  kr_qwen2 *m = open_qwen2_model(2);
+  kr_lm *m = open_qwen2_model(2);
   (void)state;
   for (int i = 0; i < LONG; i++) ids[i] = (7 * i + i / 13) % V;
-  WORKS(kr_qwen2_prefill(m, 0, ids, NULL, LONG, 0, whole));
-  for (int at = 0; at < LONG; at += 100) WORKS(kr_qwen2_prefill(m, 1, ids + at, NULL, 100, 0, got));
+  WORKS(kr_lm_prefill(m, 0, ids, NULL, LONG, 0, whole));
+  for (int at = 0; at < LONG; at += 100) WORKS(kr_lm_prefill(m, 1, ids + at, NULL, 100, 0, got));
   qwen2_assert_close("pieces of 100", got, whole, V);
-  kr_qwen2_close(&m);
+  kr_lm_close(&m);
 }
 
 static void qwen2_refusals(void **state) {
   float logits[V];
-  kr_qwen2 *m = open_qwen2_model(1);
+  kr_lm *m = open_qwen2_model(1);
   (void)state;
-  assert_int_equal(kr_qwen2_prefill(m, 0, &(int32_t){V}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_qwen2_prefill(m, 0, &(int32_t){-1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_qwen2_prefill(m, 1, &(int32_t){1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_qwen2_prefill(m, 0, &(int32_t){1}, NULL, 0, 0, logits), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(kr_qwen2_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
-  kr_qwen2_close(&m);
+  assert_int_equal(kr_lm_prefill(m, 0, &(int32_t){V}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_prefill(m, 0, &(int32_t){-1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_prefill(m, 1, &(int32_t){1}, NULL, 1, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_prefill(m, 0, &(int32_t){1}, NULL, 0, 0, logits), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_lm_step(m, 1, &(int32_t){1}, &(int32_t){1}, logits, NULL), KRAIT_ERR_ARGUMENT);
+  kr_lm_close(&m);
 }
 
 static int begin_qwen2(void **state) {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "qwen2/qwen2.h"
+#include "lm/lm.h"
 #include "videogpt/pixels.h"
 #include "videogpt/videogpt.h"
 #include "view.h"
@@ -124,15 +124,15 @@ static void a_film(void **state) {
   char *rows;
   int32_t ids[MOST];
   int64_t n_before;
-  kr_qwen2 *m;
+  kr_lm *m;
   (void)state;
-  WORKS(kr_qwen2_open(ctx, folder, 1, 0, &m));
-  const int64_t V = kr_qwen2_config_of(m)->V, d = kr_qwen2_config_of(m)->d, n = prompt(ids, &n_before),
+  WORKS(kr_lm_open(ctx, folder, 1, 0, &m));
+  const int64_t V = kr_lm_config_of(m)->V, d = kr_lm_config_of(m)->d, n = prompt(ids, &n_before),
                 n_drawn = videogpt_item("golden.generated")->shape[0];
-  WORKS(kr_mem_get(ctx, "rows", (uint64_t)(n * d) * krait_dtype_bytes(kr_qwen2_dtype(m)), &rows));
-  look_videogpt(kr_qwen2_dtype(m), n_before, rows);
+  WORKS(kr_mem_get(ctx, "rows", (uint64_t)(n * d) * krait_dtype_bytes(kr_lm_dtype(m)), &rows));
+  look_videogpt(kr_lm_dtype(m), n_before, rows);
   logits = malloc((size_t)V * sizeof *logits);
-  WORKS(kr_qwen2_prefill(m, 0, ids, rows, n, 0, logits));
+  WORKS(kr_lm_prefill(m, 0, ids, rows, n, 0, logits));
   videogpt_assert_close("prefill", logits, FLOATS("golden.prefill_logits_last"), V);
   for (int64_t k = 0; k < n_drawn; k++) {
     int32_t best = 0;
@@ -141,9 +141,9 @@ static void a_film(void **state) {
       if (logits[i] > logits[best]) best = (int32_t)i;
     if (bound < 1e-4) assert_int_equal(best, INTS("golden.generated")[k]);
     best = INTS("golden.generated")[k];
-    WORKS(kr_qwen2_step(m, 1, &(int32_t){0}, &best, logits, NULL));
+    WORKS(kr_lm_step(m, 1, &(int32_t){0}, &best, logits, NULL));
   }
-  kr_qwen2_close(&m);
+  kr_lm_close(&m);
   kr_mem_free(ctx, rows);
   free(logits);
 }

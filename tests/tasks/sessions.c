@@ -70,7 +70,7 @@ static int32_t keep(void *user, const char *name, int32_t n_dims, const int64_t 
 /* slot: sessions are opened in the order of slots. */
 static void look_sessions(krait_lm *lm, const krait_lm_session *s, int64_t slot, picture *p) {
   p->n = 0, p->n_tokens = krait_lm_n_tokens(s);
-  WORKS(kr_lm_states_out((kr_lm *)(uintptr_t)kr_lm_model(lm), slot, keep, p));
+  WORKS(kr_lm_states_out(kr_lm_model(lm), slot, keep, p));
   snprintf(p->text, sizeof p->text, "%s", krait_lm_text(s, NULL));
 }
 

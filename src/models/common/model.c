@@ -31,7 +31,8 @@ struct krait_session {
 
 static const kr_model_kind *find_kind(const char *model) {
   for (size_t i = 0; i < kr_n_model_kinds; i++)
-    if (kr_model_kinds[i]->takes(model)) return kr_model_kinds[i];
+    if (kr_model_kinds[i]->open && kr_model_kinds[i]->detect(&(kr_model_source){.model = model}))
+      return kr_model_kinds[i];
   return NULL;
 }
 

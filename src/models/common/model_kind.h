@@ -4,10 +4,20 @@
 
 #include "config.h"
 #include "denoiser.h"
+#include "model_folder.h"
+
+/* What a family is detected by: a weights file, which may name its model; or a folder with a config.json. */
+typedef struct kr_model_source {
+  const kr_weights *weights;
+  const char *model; /* NULL: it names none */
+  const kr_model_folder *folder;
+} kr_model_source;
 
 typedef struct kr_model_kind {
   const char *name;
-  int (*takes)(const char *model); /* whether the family has this configuration name */
+  int (*detect)(const kr_model_source *source);
+  const struct kr_lm_family *lm; /* of a language model (lm_config.h); else NULL */
+  /* ---- of weights files: sessions; or NULL ---- */
   /* weights and config belong to the caller and are invalid after the call. With a device's context: on the device, or
    * KRAIT_ERR_UNSUPPORTED. */
   int32_t (*open)(const krait_ctx *ctx, const char *model, const kr_config *config, const kr_weights *weights,

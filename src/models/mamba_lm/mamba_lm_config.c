@@ -14,30 +14,8 @@ typedef struct reader {
   const char *label;
 } reader;
 
-static int32_t read_mamba_lm_whole(const reader *r, const json_t *from, const char *key, int64_t fallback, int64_t low,
-                          int64_t high, int64_t *value) {
-  const json_t *item = json_object_get(from, key);
-  *value = fallback;
-  if (!item || json_is_null(item)) return KRAIT_OK;
-  CONFIG_CHECK(json_is_integer(item) && json_integer_value(item) >= low && json_integer_value(item) <= high,
-               "%s: config.json: %s is not a whole number from %lld to %lld", r->label, key, (long long)low,
-               (long long)high);
-  *value = json_integer_value(item);
-  return KRAIT_OK;
-}
-
-static const char *text_of(const json_t *from, const char *key, const char *fallback) {
-  const char *text = json_string_value(json_object_get(from, key));
-  return text ? text : fallback;
-}
-
 static int is_false(const json_t *from, const char *key) { return json_is_false(json_object_get(from, key)); }
 static int is_true(const json_t *from, const char *key) { return json_is_true(json_object_get(from, key)); }
-
-static float mamba_lm_real_of(const json_t *from, const char *key, double fallback) {
-  const json_t *item = json_object_get(from, key);
-  return (float)(json_is_number(item) ? json_number_value(item) : fallback);
-}
 
 /* The first Mamba layer's tensor; only its shape is used here. */
 static int32_t need_tensor(const reader *r, const kr_mamba_lm_config *c, const char *name, int32_t n_dims,
@@ -62,8 +40,8 @@ static int32_t read_mamba1(const reader *r, kr_mamba_lm_config *c) {
   KR_TRY(need_tensor(r, c, "mixer.dt_proj.weight", 2, &dt));
   c->Di = A->shape[0], c->N = A->shape[1], c->R = dt->shape[1];
   c->H = 1, c->P = c->Di, c->G = 1;
-  if (strcmp(text_of(r->root, "model_type", ""), "falcon_mamba") == 0)
-    c->dt_eps = mamba_lm_real_of(r->root, "mixer_rms_eps", 1e-6);
+  if (strcmp(kr_lm_json_text(r->root, "model_type", ""), "falcon_mamba") == 0)
+    c->dt_eps = (float)kr_lm_json_real(r->root, "mixer_rms_eps", 1e-6);
   return KRAIT_OK;
 }
 
@@ -82,8 +60,9 @@ static int32_t read_mamba2(const reader *r, int is_upstream, kr_mamba_lm_config 
   CONFIG_CHECK(c->Di % c->H == 0, "%s: %lld inner channels are not a multiple of %lld heads", r->label,
                (long long)c->Di, (long long)c->H);
   c->P = c->Di / c->H;
-  KR_TRY(read_mamba_lm_whole(r, r->ssm, is_upstream ? "d_state" : "state_size", 128, 1, 512, &c->N));
-  KR_TRY(read_mamba_lm_whole(r, r->ssm, is_upstream ? "ngroups" : "n_groups", is_upstream ? 1 : 8, 1, 1 << 16, &c->G));
+  KR_TRY(kr_lm_json_whole(r->label, r->ssm, is_upstream ? "d_state" : "state_size", 128, 1, 512, &c->N));
+  KR_TRY(
+      kr_lm_json_whole(r->label, r->ssm, is_upstream ? "ngroups" : "n_groups", is_upstream ? 1 : 8, 1, 1 << 16, &c->G));
   CONFIG_CHECK(c->H % c->G == 0, "%s: %lld heads are not a multiple of %lld groups", r->label, (long long)c->H,
                (long long)c->G);
   CONFIG_CHECK(is_unlimited(json_object_get(r->ssm, is_upstream ? "dt_limit" : "time_step_limit")),
@@ -93,25 +72,12 @@ static int32_t read_mamba2(const reader *r, int is_upstream, kr_mamba_lm_config 
   return KRAIT_OK;
 }
 
-static int32_t read_mamba_lm_eos(const reader *r, kr_mamba_lm_config *c) {
-  const json_t *eos = json_object_get(r->root, "eos_token_id"), *item;
-  const size_t n = json_is_array(eos) ? json_array_size(eos) : eos && !json_is_null(eos);
-  CONFIG_CHECK(n <= 8, "%s: config.json: more than 8 eos_token_id", r->label);
-  for (size_t i = 0; i < n; i++) {
-    item = json_is_array(eos) ? json_array_get(eos, i) : eos;
-    CONFIG_CHECK(json_is_integer(item), "%s: config.json: eos_token_id is not a whole number", r->label);
-    c->eos[c->n_eos++] = json_integer_value(item);
-  }
-  return KRAIT_OK;
-}
-
-/* Checked first: for another family everything else is missing, too. */
 static int32_t read_kind(const reader *r, int is_upstream, kr_mamba_lm_config *c) {
-  const char *kind = is_upstream ? text_of(r->ssm, "layer", "Mamba1") : text_of(r->root, "model_type", "");
+  const char *kind =
+      is_upstream ? kr_lm_json_text(r->ssm, "layer", "Mamba1") : kr_lm_json_text(r->root, "model_type", "");
   const int is_second = strcmp(kind, "Mamba2") == 0 || strcmp(kind, "mamba2") == 0;
   const int is_first = strcmp(kind, "Mamba1") == 0 || strcmp(kind, "mamba") == 0 || strcmp(kind, "falcon_mamba") == 0;
-  CONFIG_CHECK(is_first || is_second,
-               "%s: config.json says '%.40s'; krait supports Mamba, Mamba-2, FalconMamba and Qwen2", r->label, kind);
+  CONFIG_CHECK(is_first || is_second, "%s: config.json: layers of '%.40s' are not supported", r->label, kind);
   c->mixer = is_second ? KR_MIXER_MAMBA2 : KR_MIXER_MAMBA1;
   return KRAIT_OK;
 }
@@ -119,17 +85,17 @@ static int32_t read_kind(const reader *r, int is_upstream, kr_mamba_lm_config *c
 /* attn_cfg, the arguments of upstream's attention module. */
 static int32_t read_attention_sizes(const reader *r, const json_t *cfg, kr_mamba_lm_attention *a) {
   int64_t pairs;
-  KR_TRY(read_mamba_lm_whole(r, cfg, "num_heads", 0, 1, 1 << 16, &a->H));
-  KR_TRY(read_mamba_lm_whole(r, cfg, "num_heads_kv", a->H, 1, 1 << 16, &a->Hk));
-  KR_TRY(read_mamba_lm_whole(r, cfg, "head_dim", 0, 1, 256, &a->D));
-  KR_TRY(read_mamba_lm_whole(r, cfg, "d_conv", 0, 0, 64, &a->W));
-  KR_TRY(read_mamba_lm_whole(r, cfg, "rotary_emb_dim", 0, 0, 256, &pairs));
+  KR_TRY(kr_lm_json_whole(r->label, cfg, "num_heads", 0, 1, 1 << 16, &a->H));
+  KR_TRY(kr_lm_json_whole(r->label, cfg, "num_heads_kv", a->H, 1, 1 << 16, &a->Hk));
+  KR_TRY(kr_lm_json_whole(r->label, cfg, "head_dim", 0, 1, 256, &a->D));
+  KR_TRY(kr_lm_json_whole(r->label, cfg, "d_conv", 0, 0, 64, &a->W));
+  KR_TRY(kr_lm_json_whole(r->label, cfg, "rotary_emb_dim", 0, 0, 256, &pairs));
   a->R = pairs / 2;
   CONFIG_CHECK(a->H > 0 && a->D > 0 && a->H % a->Hk == 0 && pairs % 2 == 0 && pairs <= a->D && a->W != 1,
                "%s: config.json: attn_cfg has sizes that do not match", r->label);
   a->is_interleaved = is_true(cfg, "rotary_emb_interleaved");
-  a->scale = mamba_lm_real_of(cfg, "softmax_scale", 0);
-  a->base = mamba_lm_real_of(cfg, "rotary_emb_base", 10000);
+  a->scale = (float)kr_lm_json_real(cfg, "softmax_scale", 0);
+  a->base = (float)kr_lm_json_real(cfg, "rotary_emb_base", 10000);
   CONFIG_CHECK(is_true(cfg, "causal") && !json_integer_value(json_object_get(cfg, "mlp_dim")),
                "%s: config.json: attention that is not causal, or has an MLP, is not supported", r->label);
   return KRAIT_OK;
@@ -162,28 +128,19 @@ static int32_t read_mamba_lm_sizes(const reader *r, kr_mamba_lm_config *c) {
   c->V = embedding->shape[0], c->d = embedding->shape[1];
   KR_TRY(need_tensor(r, c, "mixer.conv1d.weight", 3, &conv));
   c->W = conv->shape[2];
-  KR_TRY(read_mamba_lm_whole(r, r->root, "d_intermediate", 0, 0, 1 << 24, &c->F));
+  KR_TRY(kr_lm_json_whole(r->label, r->root, "d_intermediate", 0, 0, 1 << 24, &c->F));
   if (c->F > 0) {
     const kr_weight *fc1;
     KR_TRY(need_tensor(r, c, "mlp.fc1.weight", 2, &fc1));
     c->F = fc1->shape[0] / 2;
   }
-  KR_TRY(read_mamba_lm_whole(r, r->root, "d_model", c->d, 1, 1 << 24, &said));
-  KR_TRY(read_mamba_lm_whole(r, r->root, "hidden_size", said, 1, 1 << 24, &said));
+  KR_TRY(kr_lm_json_whole(r->label, r->root, "d_model", c->d, 1, 1 << 24, &said));
+  KR_TRY(kr_lm_json_whole(r->label, r->root, "hidden_size", said, 1, 1 << 24, &said));
   CONFIG_CHECK(said == c->d, "%s: config.json says a width of %lld, the embedding has %lld", r->label, (long long)said,
                (long long)c->d);
-  KR_TRY(read_mamba_lm_whole(r, r->root, "vocab_size", c->V, 1, 1 << 24, &c->n_used));
+  KR_TRY(kr_lm_json_whole(r->label, r->root, "vocab_size", c->V, 1, 1 << 24, &c->n_used));
   CONFIG_CHECK(c->n_used <= c->V, "%s: config.json says %lld tokens, the embedding has %lld", r->label,
                (long long)c->n_used, (long long)c->V);
-  return KRAIT_OK;
-}
-
-/* Without its last layers a model would speak, but not as it was trained to. */
-static int32_t check_mamba_lm_last(const reader *r, const kr_mamba_lm_config *c) {
-  char key[64];
-  snprintf(key, sizeof key, "backbone.layers.%lld.norm.weight", (long long)c->n_layers);
-  CONFIG_CHECK(!kr_model_folder_find(r->folder, key), "%s: config.json says %lld layers, but there is a tensor '%s'",
-               r->label, (long long)c->n_layers, key);
   return KRAIT_OK;
 }
 
@@ -196,14 +153,14 @@ int32_t kr_mamba_lm_config_read(const kr_model_folder *folder, kr_mamba_lm_confi
   CONFIG_CHECK(json_object_get(root, is_upstream ? "n_layer" : "num_hidden_layers"),
                "%s: config.json has no %s; this is not a Mamba language model", r.label,
                is_upstream ? "n_layer" : "num_hidden_layers");
-  KR_TRY(read_mamba_lm_whole(&r, root, is_upstream ? "n_layer" : "num_hidden_layers", 0, 1, KR_MAMBA_LM_MOST_LAYERS - 1,
-                             &c->n_layers));
-  CONFIG_CHECK(strcmp(text_of(root, "hidden_act", "silu"), "silu") == 0, "%s: config.json: hidden_act is not silu",
-               r.label);
-  c->eps = mamba_lm_real_of(root, "layer_norm_epsilon", 1e-5);
+  KR_TRY(kr_lm_json_whole(r.label, root, is_upstream ? "n_layer" : "num_hidden_layers", 0, 1, KR_LM_MOST_LAYERS - 1,
+                          &c->n_layers));
+  CONFIG_CHECK(strcmp(kr_lm_json_text(root, "hidden_act", "silu"), "silu") == 0,
+               "%s: config.json: hidden_act is not silu", r.label);
+  c->eps = (float)kr_lm_json_real(root, "layer_norm_epsilon", 1e-5);
   KR_TRY(read_mamba_lm_attention(&r, c));
   KR_TRY(read_mamba_lm_sizes(&r, c));
-  KR_TRY(check_mamba_lm_last(&r, c));
-  KR_TRY(read_mamba_lm_eos(&r, c));
+  KR_TRY(kr_lm_check_last(folder, "backbone.layers.*.norm.weight", c->n_layers));
+  KR_TRY(kr_lm_json_eos(r.label, root, c->eos, &c->n_eos));
   return c->mixer == KR_MIXER_MAMBA2 ? read_mamba2(&r, is_upstream, c) : read_mamba1(&r, c);
 }

@@ -30,7 +30,7 @@ typedef struct pk_timeline {
   pk_batch *due;       /* the window in the model; NULL: none */
 } pk_timeline;
 
-static int pk_takes(const char *model) { return strncmp(model, "primeknet_", 10) == 0; }
+static int is_pk(const kr_model_source *s) { return s->model && strncmp(s->model, "primeknet_", 10) == 0; }
 
 static void close_pk_model(void **handle) {
   kr_primeknet *net = *handle;
@@ -248,5 +248,11 @@ static int32_t verify_pk(void *timeline, const kr_weights *golden, krait_verify_
   return verify_wav(timeline, golden, rows, n_rows, n_filled);
 }
 
-const kr_model_kind kr_model_primeknet = {"primeknet",   pk_takes,          open_pk_model,    close_pk_model,
-                                          open_timeline, close_timeline, fill_denoiser, verify_pk};
+const kr_model_kind kr_model_primeknet = {.name = "primeknet",
+                                          .detect = is_pk,
+                                          .open = open_pk_model,
+                                          .close = close_pk_model,
+                                          .session_open = open_timeline,
+                                          .session_close = close_timeline,
+                                          .denoiser = fill_denoiser,
+                                          .verify = verify_pk};

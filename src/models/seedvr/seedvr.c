@@ -16,7 +16,7 @@ typedef struct seedvr {
   kr_seedvr_weights w;
 } seedvr;
 
-static int seedvr_takes(const char *model) { return strncmp(model, "seedvr_", 7) == 0; }
+static int is_seedvr(const kr_model_source *s) { return s->model && strncmp(s->model, "seedvr_", 7) == 0; }
 
 static void close_seedvr_model(void **handle) {
   seedvr *m = *handle;
@@ -222,5 +222,10 @@ static int32_t verify_seedvr(void *timeline, const kr_weights *golden, krait_ver
   return status;
 }
 
-const kr_model_kind kr_model_seedvr = {"seedvr",     seedvr_takes,         open_seedvr_model, close_seedvr_model,
-                                       open_session, close_session, NULL,       verify_seedvr};
+const kr_model_kind kr_model_seedvr = {.name = "seedvr",
+                                       .detect = is_seedvr,
+                                       .open = open_seedvr_model,
+                                       .close = close_seedvr_model,
+                                       .session_open = open_session,
+                                       .session_close = close_session,
+                                       .verify = verify_seedvr};

@@ -50,7 +50,7 @@ static int32_t open_describer_clip(krait_describer *d, const char *path, kr_vide
   *source = (kr_videogpt_source){.folder = folder,
                                  .clip_folder = folder,
                                  .clip_prefix = clip_prefix,
-                                 .rows_dtype = kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2)};
+                                 .rows_dtype = kr_lm_dtype(kr_lm_model(d->lm))};
   char *beside =
       kr_model_folder_find(folder, key) ? NULL : kr_model_folder_file(path, "clip-vit-base-patch16/config.json");
   if (!beside) return KRAIT_OK;
@@ -76,16 +76,16 @@ static int32_t open_describer_video(krait_describer *d, const char *path) {
 
 static int32_t check_parts(const krait_describer *d, const char *path) {
   const kr_videomamba_config *c = kr_videomamba_config_of(d->video);
-  const kr_lm *lm = kr_lm_model(d->lm);
+  const int64_t width = kr_lm_config_of(kr_lm_model(d->lm))->d;
   KR_CHECK(c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(d->model),
            KRAIT_ERR_WEIGHTS,
            "%s: its video tower has %lld frames of %lld x %lld patches and width %lld; Mobile-VideoGPT requires %d of "
            "%d x %d, and width %lld",
            path, (long long)c->T, (long long)(c->side / c->patch), (long long)(c->side / c->patch), (long long)c->D,
            KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(d->model));
-  KR_CHECK(kr_videogpt_d(d->model) == kr_qwen2_config_of(lm->qwen2)->d, KRAIT_ERR_WEIGHTS,
+  KR_CHECK(kr_videogpt_d(d->model) == width, KRAIT_ERR_WEIGHTS,
            "%s: its projectors have rows of %lld, its language model requires %lld", path,
-           (long long)kr_videogpt_d(d->model), (long long)kr_qwen2_config_of(lm->qwen2)->d);
+           (long long)kr_videogpt_d(d->model), (long long)width);
   KR_CHECK(kr_chat_is_known(kr_lm_tokenizer(d->lm)), KRAIT_ERR_WEIGHTS,
            "%s: its tokenizer has no <|im_start|> and <|im_end|>, which the prompt needs", path);
   return KRAIT_OK;
@@ -111,10 +111,9 @@ static int32_t open_describer_all(krait_describer *d, const krait_describer_opti
       d->ctx,
       &(krait_lm_options){.size = sizeof(krait_lm_options), .path = o->path, .tokenizer_path = o->tokenizer_path},
       &d->lm));
-  KR_CHECK(
-      kr_lm_model(d->lm)->qwen2 && kr_model_folder_find(kr_lm_folder(d->lm), "model.mm_projector.mlp.mlp.0.weight"),
-      KRAIT_ERR_WEIGHTS,
-      "%s has no tensor 'model.mm_projector.mlp.mlp.0.weight': it is a language model, not Mobile-VideoGPT", o->path);
+  KR_CHECK(kr_model_folder_find(kr_lm_folder(d->lm), "model.mm_projector.mlp.mlp.0.weight"), KRAIT_ERR_WEIGHTS,
+           "%s has no tensor 'model.mm_projector.mlp.mlp.0.weight': it is a language model, not Mobile-VideoGPT",
+           o->path);
   KR_TRY(open_describer_clip(d, o->path, &source));
   KR_TRY(kr_videogpt_open(d->ctx, &source, &d->model));
   KR_TRY(open_describer_video(d, o->path));
@@ -188,7 +187,7 @@ static int32_t read_film(krait_describer *d, const char *path) {
 
 /* Rows of the prompt, zero for text; n: of the whole prompt. Existing rows are kept. */
 static int32_t get_rows(krait_describer *d, int64_t n) {
-  const uint64_t row = (uint64_t)kr_videogpt_d(d->model) * krait_dtype_bytes(kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2)),
+  const uint64_t row = (uint64_t)kr_videogpt_d(d->model) * krait_dtype_bytes(kr_lm_dtype(kr_lm_model(d->lm))),
                  all = (uint64_t)n * row;
   const uint64_t used = (uint64_t)(d->n_rows < n ? d->n_rows : n) * row;
   char *larger = NULL;
@@ -207,8 +206,8 @@ static int32_t get_rows(krait_describer *d, int64_t n) {
 }
 
 static char *film_rows(const krait_describer *d) {
-  return d->rows + (uint64_t)(d->before.n * kr_videogpt_d(d->model)) *
-                       krait_dtype_bytes(kr_qwen2_dtype(kr_lm_model(d->lm)->qwen2));
+  return d->rows +
+         (uint64_t)(d->before.n * kr_videogpt_d(d->model)) * krait_dtype_bytes(kr_lm_dtype(kr_lm_model(d->lm)));
 }
 
 static int32_t look_describer(krait_describer *d) {
@@ -290,13 +289,13 @@ int32_t krait_describer_ask(krait_describer *d, const char *question, const krai
 
 int32_t kr_describer_graphs(krait_describer *d, kr_describer_graph_fn *fn, void *user) {
   enum { WORDS = 64 }; /* about the number of tokens around the video */
-  kr_qwen2 *lm = kr_lm_model(d->lm)->qwen2;
+  kr_lm *lm = kr_lm_model(d->lm);
   const kr_graph *g;
   KR_TRY(fn(user, "16 frames: CLIP, their weights, rows for the language model", kr_videogpt_graph_of(d->model, 0)));
   KR_TRY(fn(user, "8 frames: VideoMamba", kr_videomamba_graph(d->video)));
   KR_TRY(fn(user, "8 frames: rows for the language model", kr_videogpt_graph_of(d->model, 1)));
-  KR_TRY(kr_qwen2_graph_of(lm, KR_VIDEOGPT_ROWS + WORDS, 1, &g));
+  KR_TRY(kr_lm_graph_of(lm, KR_VIDEOGPT_ROWS + WORDS, 1, &g));
   KR_TRY(fn(user, "language model, a video's rows and 64 tokens", g));
-  KR_TRY(kr_qwen2_graph_of(lm, 0, 0, &g));
+  KR_TRY(kr_lm_graph_of(lm, 0, 0, &g));
   return fn(user, "language model, a step of one sequence", g);
 }

@@ -25,7 +25,8 @@ enum { MOST_SESSIONS = 1024, NO_TOKEN = -1 };
 struct krait_lm {
   kr_model_folder *folder;
   kr_tokenizer *tokenizer;
-  kr_lm model;
+  kr_lm *model;
+  const kr_lm_config *config; /* of the model */
   int32_t n_sessions;
   uint8_t *taken;      /* by slot */
   float *logits;       /* (n_sessions, V), while a step runs */
@@ -78,8 +79,9 @@ static int32_t open_lm_parts(const krait_ctx *ctx, const krait_lm_options *o, kr
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
   KR_TRY(open_tokenizer(o, lm->folder, &lm->tokenizer));
   KR_TRY(kr_lm_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
-  if (o->narrow_states && lm->model.mamba) KR_TRY(kr_mamba_lm_narrow_states(lm->model.mamba));
-  const int64_t V = lm->model.V, n = kr_tokenizer_size(lm->tokenizer);
+  lm->config = kr_lm_config_of(lm->model);
+  if (o->narrow_states) KR_TRY(kr_lm_narrow_states(lm->model));
+  const int64_t V = lm->config->V, n = kr_tokenizer_size(lm->tokenizer);
   KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, but the model %lld; they do not match",
            o->path, (long long)n, (long long)V);
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
@@ -120,13 +122,13 @@ void krait_lm_close(krait_lm **handle) {
 
 const kr_model_folder *kr_lm_folder(const krait_lm *lm) { return lm->folder; }
 const kr_tokenizer *kr_lm_tokenizer(const krait_lm *lm) { return lm->tokenizer; }
-const kr_lm *kr_lm_model(const krait_lm *lm) { return &lm->model; }
+kr_lm *kr_lm_model(const krait_lm *lm) { return lm->model; }
 
-uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_lm_bytes(&lm->model) : 0; }
+uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_lm_bytes(lm->model) : 0; }
 
 /* ---- sessions ---- */
 
-static int64_t vocabulary(const krait_lm *lm) { return lm->model.V; }
+static int64_t vocabulary(const krait_lm *lm) { return lm->config->V; }
 
 /* Makes the session as if it had just been opened. */
 static int32_t begin_lm(krait_lm_session *s) {
@@ -137,7 +139,7 @@ static int32_t begin_lm(krait_lm_session *s) {
   s->is_done = 0;
   s->stream = (kr_utf8_stream){0};
   kr_sampler_reset(&s->sampler);
-  return kr_lm_reset(&s->lm->model, s->slot);
+  return kr_lm_reset(s->lm->model, s->slot);
 }
 
 static size_t longest_token(const kr_tokenizer *t) {
@@ -153,7 +155,7 @@ static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampli
   s->logits = kr_alloc_array((size_t)vocabulary(s->lm), sizeof *s->logits);
   s->text = kr_zalloc(3 * (longest_token(s->lm->tokenizer) + 4) + 1);
   KR_CHECK(s->logits && s->text, KRAIT_ERR_NO_MEMORY, "no memory for a session");
-  KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->model.n_used));
+  KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->config->n_used));
   return begin_lm(s);
 }
 
@@ -214,9 +216,9 @@ static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t f
 
 /* Reads the tokens from number `from` on, the pending one first. */
 static int32_t try_read(krait_lm_session *s, int64_t from, const void *rows) {
-  KR_TRY(kr_any_check(&s->lm->model, s->slot));
+  KR_TRY(kr_lm_check(s->lm->model, s->slot));
   const int64_t first = s->pending == NO_TOKEN ? from : from - 1, n = s->ids.n - first;
-  if (n > 0) KR_TRY(kr_lm_prefill(&s->lm->model, s->slot, s->ids.at + first, rows, n, 0, s->logits));
+  if (n > 0) KR_TRY(kr_lm_prefill(s->lm->model, s->slot, s->ids.at + first, rows, n, 0, s->logits));
   for (int64_t i = from; i < s->ids.n; i++) kr_sampler_see(&s->sampler, s->ids.at[i]);
   s->pending = NO_TOKEN;
   s->is_done = 0;
@@ -260,7 +262,7 @@ static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
     KR_CHECK(sessions[i] && sessions[i]->lm == sessions[0]->lm, KRAIT_ERR_ARGUMENT,
              "session %d of a step is NULL or of another model", i);
     KR_CHECK(sessions[i]->ids.n, KRAIT_ERR_ARGUMENT, "session %d of a step has read nothing yet", i);
-    KR_TRY(kr_any_check(&sessions[i]->lm->model, sessions[i]->slot));
+    KR_TRY(kr_lm_check(sessions[i]->lm->model, sessions[i]->slot));
     for (int32_t k = 0; k < i; k++)
       KR_CHECK(sessions[i] != sessions[k], KRAIT_ERR_ARGUMENT, "session %d of a step is given twice", i);
   }
@@ -281,7 +283,7 @@ static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int32_
   int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], argmax[MOST_SESSIONS], n_pending = 0;
   for (int32_t i = 0; i < n; i++)
     if (sessions[i]->pending != NO_TOKEN) slots[n_pending] = sessions[i]->slot, ids[n_pending++] = sessions[i]->pending;
-  if (n_pending) KR_TRY(kr_lm_step(&lm->model, n_pending, slots, ids, next ? NULL : lm->logits, argmax));
+  if (n_pending) KR_TRY(kr_lm_step(lm->model, n_pending, slots, ids, next ? NULL : lm->logits, argmax));
   for (int32_t i = 0, k = 0; i < n; i++) {
     if (sessions[i]->pending == NO_TOKEN) continue;
     if (next) next[i] = argmax[k];
@@ -293,8 +295,8 @@ static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int32_
 }
 
 static int is_end(const krait_lm *lm, int32_t id) {
-  for (int i = 0; i < lm->model.n_eos; i++)
-    if (lm->model.eos[i] == id) return 1;
+  for (int i = 0; i < lm->config->n_eos; i++)
+    if (lm->config->eos[i] == id) return 1;
   return id == kr_tokenizer_find_added(lm->tokenizer, "<|endoftext|>") ||
          id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
 }
@@ -391,9 +393,9 @@ static int32_t keep_state(void *user, const char *name, int32_t n_dims, const in
 
 static int32_t write_states(krait_lm_session *s, const char *path, file *f) {
   char fingerprint[KR_FINGERPRINT];
-  kr_lm_fingerprint(&s->lm->model, s->lm->folder, fingerprint, sizeof fingerprint);
+  kr_lm_fingerprint(s->lm->model, s->lm->folder, fingerprint, sizeof fingerprint);
   const kr_metadata metadata[] = {{"krait_state", "1"}, {"weights", fingerprint}};
-  KR_TRY(kr_lm_states_out(&s->lm->model, s->slot, keep_state, f));
+  KR_TRY(kr_lm_states_out(s->lm->model, s->slot, keep_state, f));
   f->items[f->n] =
       (kr_weight){"logits", KRAIT_F32, 1, {vocabulary(s->lm)}, s->logits, (uint64_t)vocabulary(s->lm) * sizeof(float)};
   f->items[f->n + 1] = (kr_weight){"ids", KRAIT_I32, 1, {s->ids.n}, s->ids.at, (uint64_t)s->ids.n * sizeof(int32_t)};
@@ -404,7 +406,7 @@ int32_t krait_lm_save(krait_lm_session *s, const char *path) {
   KR_CHECK(s && path, KRAIT_ERR_ARGUMENT, "session and path must not be NULL");
   KR_CHECK(s->ids.n, KRAIT_ERR_ARGUMENT, "the session has read nothing yet");
   KR_TRY(read_pending(&s, 1, NULL));
-  const int64_t most = 3 * s->lm->model.n_layers + 2;
+  const int64_t most = kr_lm_n_states(s->lm->model) + 2;
   file f = {.items = kr_alloc_array((size_t)most, sizeof *f.items),
             .names = kr_alloc_array((size_t)most, sizeof *f.names)};
   int32_t status =
@@ -434,7 +436,7 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   const kr_weight *ids = kr_weights_find(f->from, "ids");
   const float *logits;
   char own[KR_FINGERPRINT];
-  kr_lm_fingerprint(&s->lm->model, s->lm->folder, own, sizeof own);
+  kr_lm_fingerprint(s->lm->model, s->lm->folder, own, sizeof own);
   KR_CHECK(kr_weights_metadata(f->from, "krait_state") && fingerprint, KRAIT_ERR_FILE_FORMAT,
            "%s was not written by --save-state", f->path);
   KR_CHECK(strcmp(fingerprint, own) == 0, KRAIT_ERR_WEIGHTS, "%s: its states belong to another model",
@@ -442,7 +444,7 @@ static int32_t read_states(krait_lm_session *s, file *f) {
   KR_CHECK(ids && ids->dtype == KRAIT_I32 && ids->n_dims == 1 && ids->shape[0] >= 1, KRAIT_ERR_FILE_FORMAT,
            "%s: it has no tokens", f->path);
   KR_TRY(find_state(f, "logits", 1, (int64_t[]){vocabulary(s->lm)}, &logits));
-  KR_TRY(kr_lm_states_in(&s->lm->model, s->slot, ids->shape[0], give_state, f));
+  KR_TRY(kr_lm_states_in(s->lm->model, s->slot, ids->shape[0], give_state, f));
   memcpy(s->logits, logits, (size_t)vocabulary(s->lm) * sizeof *logits);
   for (int64_t i = 0; i < ids->shape[0]; i++) {
     const int32_t id = ((const int32_t *)ids->data)[i];
@@ -477,7 +479,7 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
   const int64_t n = s->ids.n - 1;
   for (int64_t at = 0, L; at < n; at += L) {
     L = n - at < piece ? n - at : piece;
-    KR_TRY(kr_lm_prefill(&s->lm->model, s->slot, s->ids.at + at, NULL, L, 1, logits));
+    KR_TRY(kr_lm_prefill(s->lm->model, s->slot, s->ids.at + at, NULL, L, 1, logits));
     for (int64_t i = 0; i < L; i++)
       *nats += surprise(logits + i * vocabulary(s->lm), vocabulary(s->lm), s->ids.at[at + i + 1]);
     KR_CHECK(isfinite(*nats), KRAIT_ERR_WEIGHTS,

@@ -12,41 +12,16 @@
 #include "alloc.h"
 #include "arena.h"
 #include "ctx.h"
+#include "lm/lm.h"
 #include "model_folder.h"
 #include "quantize.h"
 #include "safetensors.h"
 #include "status.h"
 #include "view.h"
 
-static int ends_with(const char *name, const char *end) {
-  const size_t n = strlen(name), n_end = strlen(end);
-  return n > n_end && strcmp(name + n - n_end, end) == 0;
-}
-
-/* Large products with nothing fused into them; of Qwen2 those of its own layers, not of vision towers in the same
- * file. */
-static int is_product(const char *name) {
-  static const char *const of_mamba[] = {".in_proj.weight", ".x_proj.weight", ".out_proj.weight", ".fc2.weight"};
-  static const char *const of_qwen2[] = {".q_proj.weight",    ".k_proj.weight",  ".v_proj.weight",   ".o_proj.weight",
-                                         ".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
-  const int is_qwen2 = strncmp(name, "model.layers.", 13) == 0;
-  if (!is_qwen2 && strncmp(name, "backbone.", 9) != 0) return strcmp(name, "lm_head.weight") == 0;
-  const char *const *ends = is_qwen2 ? of_qwen2 : of_mamba;
-  const size_t n = is_qwen2 ? sizeof of_qwen2 / sizeof *of_qwen2 : sizeof of_mamba / sizeof *of_mamba;
-  for (size_t i = 0; i < n; i++)
-    if (ends_with(name, ends[i])) return 1;
-  return 0;
-}
-
-/* The parameters of the recurrence: kept in float32. */
-static int is_of_states(const char *name) {
-  return strncmp(name, "backbone.", 9) == 0 &&
-         (strstr(name, ".A_log") || strstr(name, ".dt_bias") || strstr(name, ".dt_proj.bias") ||
-          (strlen(name) > 2 && strcmp(name + strlen(name) - 2, ".D") == 0));
-}
-
 typedef struct output {
   const krait_ctx *ctx;
+  const kr_lm_family *family;
   int is_q4k;
   kr_arena *arena;
   kr_list items; /* kr_weight */
@@ -58,12 +33,6 @@ static int32_t add_lm_quantize(output *o, const kr_weight *item) {
   KR_CHECK(!kr_arena_failed(o->arena), KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
   *to = *item;
   return KRAIT_OK;
-}
-
-/* The projections for the step size, B and C, and the output matrix: small compared with the rest, or errors in them
- * affect every token. At least 8 bits. */
-static int is_delicate(const char *name) {
-  return ends_with(name, ".x_proj.weight") || strcmp(name, "lm_head.weight") == 0;
 }
 
 /* A matrix by rows, for threads. */
@@ -112,10 +81,10 @@ static int32_t add_q4k(output *o, const kr_weight *item, const char *name) {
 }
 
 /* name: its name in the new file. */
-static int32_t add_quantised(output *o, const kr_weight *item, const char *name) {
+static int32_t add_quantised(output *o, const kr_weight *item, const char *name, int is_delicate) {
   KR_TRY(check_lm_quantize_finite(o, item));
   o->n_new++;
-  if (o->is_q4k && !is_delicate(name) && kr_q4k_fits(item)) return add_q4k(o, item, name);
+  if (o->is_q4k && !is_delicate && kr_q4k_fits(item)) return add_q4k(o, item, name);
   const int64_t N = item->shape[0], S = item->shape[1] / 32;
   const size_t n = (size_t)(N * S);
   int32_t *qweight = kr_arena_try(o->arena, n * 8 * sizeof *qweight);
@@ -141,29 +110,45 @@ static int32_t add_widened(output *o, const kr_weight *item) {
   return add_lm_quantize(o, &wide);
 }
 
-static int is_embedding(const char *name) {
-  return strcmp(name, "backbone.embedding.weight") == 0 || strcmp(name, "backbone.embeddings.weight") == 0 ||
-         strcmp(name, "model.embed_tokens.weight") == 0;
+/* The embedding is kept for looking tokens up; if it is also the output matrix, a quantised copy is added. */
+static int32_t add_tensor(output *o, const kr_weight *item, const char *head, int is_tied) {
+  const char *field;
+  const int32_t flags = kr_lm_key_flags(o->family, item->name, &field);
+  if (flags & KR_LM_FLOAT && kr_is_float_dtype(item->dtype)) return add_widened(o, item);
+  if (flags & KR_LM_PRODUCT && kr_q8_fits(item))
+    return is_tied && strcmp(field, "head") == 0 ? KRAIT_OK
+                                                 : add_quantised(o, item, item->name, (flags & KR_LM_DELICATE) != 0);
+  KR_TRY(add_lm_quantize(o, item));
+  const int is_embedding = field && strcmp(field, "embedding") == 0;
+  return is_tied && is_embedding && kr_q8_fits(item) ? add_quantised(o, item, head, 1) : KRAIT_OK;
 }
 
-/* The embedding is kept for looking tokens up; if it is also the output matrix, a quantised copy is added. */
-static int32_t add_tensor(output *o, const kr_weight *item, int is_tied) {
-  if (is_of_states(item->name) && kr_is_float_dtype(item->dtype)) return add_widened(o, item);
-  if (is_product(item->name) && kr_q8_fits(item))
-    return is_tied && strcmp(item->name, "lm_head.weight") == 0 ? KRAIT_OK : add_quantised(o, item, item->name);
-  KR_TRY(add_lm_quantize(o, item));
-  return is_tied && is_embedding(item->name) && kr_q8_fits(item) ? add_quantised(o, item, "lm_head.weight") : KRAIT_OK;
+/* Whether the embedding is also the output matrix, whose key is *head. */
+static int has_tied_head(const output *o, const kr_model_folder *folder, const char **head) {
+  const char *other;
+  char in_blocks[160];
+  const kr_weight *embedding = kr_lm_find_weight(o->family, folder, "embedding", &other),
+                  *own = kr_lm_find_weight(o->family, folder, "head", head);
+  if (own) return embedding && own->data == embedding->data;
+  for (int i = 0; i < 2; i++) { /* a GGUF file's */
+    snprintf(in_blocks, sizeof in_blocks, "%s.%s", *head, i ? "q4_k" : "q8_0");
+    if (kr_model_folder_find(folder, in_blocks)) return 0;
+  }
+  return 1;
 }
 
 static int32_t quantise(const kr_model_folder *folder, const char *out_path, output *o) {
-  const kr_weight *head = kr_model_folder_find(folder, "lm_head.weight"),
-                  *embedding = kr_model_folder_find(folder, "backbone.embedding.weight"), *item;
-  const int has_blocks = kr_model_folder_find(folder, "lm_head.weight.q8_0") || /* a GGUF file's */
-                         kr_model_folder_find(folder, "lm_head.weight.q4_k");
-  const int is_tied = head ? embedding && head->data == embedding->data : !has_blocks;
+  const kr_weight *item;
+  const char *head, *norm;
+  KR_TRY(kr_lm_family_of(folder, &o->family));
+  KR_CHECK(kr_lm_find_weight(o->family, folder, "norm_f", &norm), KRAIT_ERR_UNSUPPORTED,
+           "%s has no tensor '%s'; only language models (%s) can be quantized", kr_model_folder_label(folder), norm,
+           o->family->models);
+  KR_CHECK(o->arena, KRAIT_ERR_NO_MEMORY, "no memory to quantize %s", kr_model_folder_label(folder));
+  const int is_tied = has_tied_head(o, folder, &head);
   for (int64_t i = 0; (item = kr_model_folder_at(folder, i)) != NULL; i++)
     if (kr_model_folder_find(folder, item->name) == item) /* one name in two files: the first is used */
-      KR_TRY(add_tensor(o, item, is_tied));
+      KR_TRY(add_tensor(o, item, head, is_tied));
   KR_CHECK(o->n_new > 0, KRAIT_ERR_UNSUPPORTED, "%s has no matrix left to quantize; quantize the original weights",
            kr_model_folder_label(folder));
   return kr_safetensors_write(out_path, o->items.at, (int64_t)o->items.n,
@@ -181,16 +166,7 @@ int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char 
   const int32_t opened =
       krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx);
   output o = {.ctx = ctx, .is_q4k = is_q4k, .arena = kr_arena_open(), .items = KR_LIST(kr_weight)};
-  const int is_known =
-      kr_model_folder_find(folder, "backbone.norm_f.weight") || kr_model_folder_find(folder, "model.norm.weight");
-  const int32_t status = opened < 0  ? opened
-                         : !is_known ? kr_fail(KRAIT_ERR_UNSUPPORTED,
-                                               "%s has neither of the tensors 'backbone.norm_f.weight' and "
-                                               "'model.norm.weight'; only Mamba and Qwen2 language models can be "
-                                               "quantized",
-                                               in_path)
-                         : o.arena   ? quantise(folder, out_path, &o)
-                                     : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to quantize %s", in_path);
+  const int32_t status = opened < 0 ? opened : quantise(folder, out_path, &o);
   if (o.arena) kr_arena_close(&o.arena);
   krait_ctx_close(&ctx);
   kr_model_folder_close(&folder);

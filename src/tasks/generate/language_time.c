@@ -8,68 +8,12 @@
 #include <krait/language.h>
 
 #include "alloc.h"
-#include "lm/lm_family.h"
 #include "clock.h"
+#include "lm/lm.h"
 #include "sized.h"
 #include "status.h"
 
 enum { MOST_TOKENS = 4096 };
-
-static const struct {
-  const char *name;
-  int32_t mixer;
-  int64_t d, n_layers;
-} sizes[] = {
-    {"mamba-130m", KR_MIXER_MAMBA1, 768, 24},   {"mamba-370m", KR_MIXER_MAMBA1, 1024, 48},
-    {"mamba-790m", KR_MIXER_MAMBA1, 1536, 48},  {"mamba-1.4b", KR_MIXER_MAMBA1, 2048, 48},
-    {"mamba-2.8b", KR_MIXER_MAMBA1, 2560, 64},  {"mamba2-130m", KR_MIXER_MAMBA2, 768, 24},
-    {"mamba2-370m", KR_MIXER_MAMBA2, 1024, 48}, {"mamba2-780m", KR_MIXER_MAMBA2, 1536, 48},
-    {"mamba2-1.3b", KR_MIXER_MAMBA2, 2048, 48}, {"mamba2-2.7b", KR_MIXER_MAMBA2, 2560, 64},
-};
-
-static int32_t find_sizes(const char *model, kr_mamba_lm_config *c) {
-  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-    if (strcmp(sizes[i].name, model) != 0) continue;
-    const int is_second = sizes[i].mixer == KR_MIXER_MAMBA2;
-    *c = (kr_mamba_lm_config){.mixer = sizes[i].mixer,
-                         .d = sizes[i].d,
-                         .n_layers = sizes[i].n_layers,
-                         .V = is_second ? 50288 : 50280,
-                         .n_used = 50277,
-                         .Di = 2 * sizes[i].d,
-                         .N = is_second ? 128 : 16,
-                         .W = 4,
-                         .eps = 1e-5f,
-                         .is_rms = 1,
-                         .G = 1,
-                         .R = (sizes[i].d + 15) / 16};
-    c->H = is_second ? c->Di / 64 : 1;
-    c->P = c->Di / c->H;
-    return KRAIT_OK;
-  }
-  return kr_fail(KRAIT_ERR_ARGUMENT,
-                 "the sizes of '%s' are unknown; use mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, "
-                 "-780m, -1.3b, -2.7b, qwen2-0.5b or -1.5b",
-                 model);
-}
-
-/* Qwen2.5's. */
-static int find_qwen2_sizes(const char *model, kr_qwen2_config *c) {
-  *c = (kr_qwen2_config){.d = 896,
-                         .n_layers = 24,
-                         .V = 151936,
-                         .F = 4864,
-                         .H = 14,
-                         .Hk = 2,
-                         .D = 64,
-                         .eps = 1e-6f,
-                         .base = 1e6,
-                         .n_used = 151665,
-                         .is_tied = 1};
-  if (strcmp(model, "qwen2-0.5b") == 0) return 1;
-  c->d = 1536, c->n_layers = 28, c->F = 8960, c->H = 12, c->D = 128;
-  return strcmp(model, "qwen2-1.5b") == 0;
-}
 
 static int32_t check_dtype(int32_t dtype) {
   KR_CHECK(
@@ -78,15 +22,12 @@ static int32_t check_dtype(int32_t dtype) {
   return KRAIT_OK;
 }
 
-static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t n_slots, kr_lm *m) {
-  kr_mamba_lm_config mamba;
-  kr_qwen2_config qwen2;
-  const int is_qwen2 = find_qwen2_sizes(model, &qwen2);
-  KR_CHECK(!is_qwen2 || (dtype != KRAIT_Q8_0 && dtype != KRAIT_Q4_K), KRAIT_ERR_UNSUPPORTED,
-           "%s is not supported in 8 or 4 bits; only Mamba models are", model);
-  if (is_qwen2) return kr_lm_open_random(ctx, NULL, &qwen2, dtype, n_slots, m);
-  KR_TRY(find_sizes(model, &mamba));
-  return kr_lm_open_random(ctx, &mamba, NULL, dtype, n_slots, m);
+static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t n_slots, int narrow,
+                           kr_lm **m) {
+  kr_lm_config *config;
+  KR_TRY(kr_lm_find_published(model, &config));
+  KR_TRY(kr_lm_open_random(ctx, config, dtype, n_slots, m));
+  return narrow ? kr_lm_narrow_states(*m) : KRAIT_OK;
 }
 
 static double lm_time_seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }
@@ -97,7 +38,7 @@ static int compare_lm_time(const void *a, const void *b) {
 }
 
 typedef struct work {
-  kr_lm model;
+  kr_lm *model;
   int64_t B, n_prompt, n_tokens;
   float *logits;
   int32_t *ids, *slots; /* of the prompt, or of a step */
@@ -107,10 +48,10 @@ typedef struct work {
 static int32_t time_prompt(work *w, krait_lm_timing *t) {
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
   for (int k = 0; k < 4; k++) { /* the first warms up */
-    KR_TRY(kr_lm_reset(&w->model, 0));
-    KR_TRY(kr_lm_wait(&w->model));
+    KR_TRY(kr_lm_reset(w->model, 0));
+    KR_TRY(kr_lm_wait(w->model));
     const int64_t start = kr_clock_ns();
-    KR_TRY(kr_lm_prefill(&w->model, 0, w->ids, NULL, w->n_prompt, 0, w->logits));
+    KR_TRY(kr_lm_prefill(w->model, 0, w->ids, NULL, w->n_prompt, 0, w->logits));
     const double seconds = lm_time_seconds_since(start);
     if (k == 1 || (k > 1 && seconds < t->prompt_s)) t->prompt_s = seconds;
   }
@@ -121,26 +62,25 @@ static int32_t time_lm_tokens(work *w, krait_lm_timing *t) {
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b, w->ids[b] = (int32_t)(1 + b);
   for (int64_t k = -3; k < w->n_tokens; k++) {
     const int64_t start = kr_clock_ns();
-    KR_TRY(kr_lm_step(&w->model, w->B, w->slots, w->ids, NULL, w->ids));
+    KR_TRY(kr_lm_step(w->model, w->B, w->slots, w->ids, NULL, w->ids));
     if (k >= 0) w->times[k] = lm_time_seconds_since(start);
   }
   qsort(w->times, (size_t)w->n_tokens, sizeof *w->times, compare_lm_time);
   t->token_s = w->times[w->n_tokens / 2];
   const int64_t start = kr_clock_ns();
-  for (int64_t k = 0; k < w->n_tokens; k++) KR_TRY(kr_lm_step_again(&w->model));
-  KR_TRY(kr_lm_wait(&w->model));
+  for (int64_t k = 0; k < w->n_tokens; k++) KR_TRY(kr_lm_step_again(w->model));
+  KR_TRY(kr_lm_wait(w->model));
   t->step_s = lm_time_seconds_since(start) / (double)w->n_tokens;
   return KRAIT_OK;
 }
 
 static int32_t measure_lm_time(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, krait_lm_timing *t) {
   const int64_t n_ids = w->n_prompt > w->B ? w->n_prompt : w->B, start = kr_clock_ns();
-  KR_TRY(open_random(ctx, model, dtype, w->B, &w->model));
-  if (t->narrow_states && w->model.mamba) KR_TRY(kr_mamba_lm_narrow_states(w->model.mamba));
-  KR_TRY(kr_lm_wait(&w->model));
+  KR_TRY(open_random(ctx, model, dtype, w->B, t->narrow_states, &w->model));
+  KR_TRY(kr_lm_wait(w->model));
   t->open_s = lm_time_seconds_since(start);
-  t->token_bytes = kr_lm_bytes(&w->model);
-  w->logits = kr_alloc_array((size_t)(w->B * w->model.V), sizeof *w->logits);
+  t->token_bytes = kr_lm_bytes(w->model);
+  w->logits = kr_alloc_array((size_t)(w->B * kr_lm_config_of(w->model)->V), sizeof *w->logits);
   w->ids = kr_alloc_array((size_t)n_ids, sizeof *w->ids);
   w->slots = kr_alloc_array((size_t)w->B, sizeof *w->slots);
   w->times = kr_alloc_array((size_t)w->n_tokens, sizeof *w->times);
@@ -180,14 +120,13 @@ static void tell_kind(void *user, const char *name, const char *op, const char *
 
 static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, int32_t narrow,
                           krait_lm_profile_fn kind, void *user) {
-  KR_TRY(open_random(ctx, model, dtype, w->B, &w->model));
-  if (narrow && w->model.mamba) KR_TRY(kr_mamba_lm_narrow_states(w->model.mamba));
+  KR_TRY(open_random(ctx, model, dtype, w->B, narrow, &w->model));
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
-  KR_TRY(kr_lm_prefill(&w->model, 0, w->ids, NULL, w->n_prompt, 0, NULL));
-  KR_TRY(kr_lm_profile_by_kernel(&w->model, tell_kind, &(kinds){"prompt", kind, user}));
+  KR_TRY(kr_lm_prefill(w->model, 0, w->ids, NULL, w->n_prompt, 0, NULL));
+  KR_TRY(kr_lm_profile_by_kernel(w->model, tell_kind, &(kinds){"prompt", kind, user}));
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b;
-  KR_TRY(kr_lm_step(&w->model, w->B, w->slots, w->ids, NULL, NULL));
-  return kr_lm_profile_by_kernel(&w->model, tell_kind, &(kinds){"step", kind, user});
+  KR_TRY(kr_lm_step(w->model, w->B, w->slots, w->ids, NULL, NULL));
+  return kr_lm_profile_by_kernel(w->model, tell_kind, &(kinds){"step", kind, user});
 }
 
 int32_t krait_lm_profile_by_kernel(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,

@@ -1,0 +1,91 @@
+/* lm_config.c: lists of blocks, and what readers of config.json share. */
+#include "lm_config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "status.h"
+
+int32_t kr_lm_config_open(const kr_lm_family *family, int64_t most_blocks, kr_lm_config **config) {
+  kr_lm_config *c = *config = kr_zalloc(sizeof *c);
+  KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  c->family = family;
+  c->arena = kr_arena_open();
+  c->blocks = c->arena ? kr_arena_try(c->arena, (size_t)most_blocks * sizeof *c->blocks) : NULL;
+  if (c->blocks) return KRAIT_OK;
+  kr_lm_config_close(config);
+  return kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)most_blocks);
+}
+
+void kr_lm_config_close(kr_lm_config **config) {
+  kr_lm_config *c = *config;
+  if (!c) return;
+  if (c->arena) kr_arena_close(&c->arena);
+  kr_free(c);
+  *config = NULL;
+}
+
+int32_t kr_lm_config_add(kr_lm_config *c, const kr_lm_block_kind *kind, int64_t layer, const char *norm,
+                         const void *sizes) {
+  void *own = kr_arena_try(c->arena, kind->sizes_bytes), *weights = kr_arena_try(c->arena, kind->weights_bytes);
+  KR_CHECK(own && weights, KRAIT_ERR_NO_MEMORY, "no memory for layer %lld", (long long)layer);
+  kr_lm_block *b = &c->blocks[c->n_blocks++];
+  *b = (kr_lm_block){.kind = kind,
+                     .layer = layer,
+                     .norm = norm,
+                     .sizes = memcpy(own, sizes, kind->sizes_bytes),
+                     .weights = weights,
+                     .nth = c->n_stateful};
+  b->n_states = kind->list_states ? kind->list_states(b, b->states) : 0;
+  for (int k = 0; k < b->n_states; k++)
+    if (b->states[k].is_per_token) b->states[k].nth = c->n_per_token++;
+  c->n_stateful += b->n_states > 0;
+  return KRAIT_OK;
+}
+
+/* ---- config.json ---- */
+
+int32_t kr_lm_json_whole(const char *label, const json_t *from, const char *key, int64_t fallback, int64_t low,
+                         int64_t high, int64_t *value) {
+  const json_t *item = json_object_get(from, key);
+  *value = fallback;
+  if (!item || json_is_null(item)) return KRAIT_OK;
+  KR_CHECK(json_is_integer(item) && json_integer_value(item) >= low && json_integer_value(item) <= high,
+           KRAIT_ERR_WEIGHTS, "%s: config.json: %s is not a whole number from %lld to %lld", label, key, (long long)low,
+           (long long)high);
+  *value = json_integer_value(item);
+  return KRAIT_OK;
+}
+
+double kr_lm_json_real(const json_t *from, const char *key, double fallback) {
+  const json_t *item = json_object_get(from, key);
+  return json_is_number(item) ? json_number_value(item) : fallback;
+}
+
+const char *kr_lm_json_text(const json_t *from, const char *key, const char *fallback) {
+  const char *text = json_string_value(json_object_get(from, key));
+  return text ? text : fallback;
+}
+
+int32_t kr_lm_json_eos(const char *label, const json_t *root, int64_t *eos, int32_t *n_eos) {
+  const json_t *all = json_object_get(root, "eos_token_id");
+  const size_t n = json_is_array(all) ? json_array_size(all) : all && !json_is_null(all);
+  KR_CHECK(n <= KR_LM_MOST_EOS, KRAIT_ERR_WEIGHTS, "%s: config.json: more than %d eos_token_id", label, KR_LM_MOST_EOS);
+  for (size_t i = 0; i < n; i++) {
+    const json_t *item = json_is_array(all) ? json_array_get(all, i) : all;
+    KR_CHECK(json_is_integer(item), KRAIT_ERR_WEIGHTS, "%s: config.json: eos_token_id is not a whole number", label);
+    eos[(*n_eos)++] = json_integer_value(item);
+  }
+  return KRAIT_OK;
+}
+
+int32_t kr_lm_check_last(const kr_model_folder *folder, const char *key, int64_t n_layers) {
+  char name[160];
+  const int before = (int)strcspn(key, "*");
+  snprintf(name, sizeof name, "%.*s%lld%s", before, key, (long long)n_layers, key + before + 1);
+  KR_CHECK(!kr_model_folder_find(folder, name), KRAIT_ERR_WEIGHTS,
+           "%s: config.json says %lld layers, but there is a tensor '%s'", kr_model_folder_label(folder),
+           (long long)n_layers, name);
+  return KRAIT_OK;
+}

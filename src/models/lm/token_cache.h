@@ -1,0 +1,28 @@
+/* token_cache.h: states that grow with a text, such as keys and values, for the texts of a model's slots, and the
+ * angles of their rotary embedding, in the context's memory. */
+#ifndef KR_TOKEN_CACHE_H
+#define KR_TOKEN_CACHE_H
+
+#include <krait/krait.h>
+
+typedef struct kr_token_cache {
+  const krait_ctx *ctx;
+  int64_t n, n_slots; /* states, slots */
+  int64_t n_pairs;    /* rotated pairs of features; 0: none */
+  double base;        /* of the angles */
+  /* its own; the owner sets the fields above, and after opening token_bytes */
+  uint64_t *token_bytes; /* by state: of one token */
+  int64_t capacity;      /* tokens of a slot */
+  char **at;             /* by state: (n_slots, capacity, token_bytes) */
+  float *cos, *sin;      /* (capacity, n_pairs) */
+} kr_token_cache;
+
+int32_t kr_token_cache_open(kr_token_cache *cache); /* without any capacity */
+void kr_token_cache_close(kr_token_cache *cache);
+/* Capacity for n tokens at least. If memory runs out, everything stays as it was. */
+int32_t kr_token_cache_grow(kr_token_cache *cache, int64_t n);
+static inline char *kr_token_cache_at(const kr_token_cache *cache, int64_t i, int64_t slot) {
+  return cache->at[i] + (uint64_t)(slot * cache->capacity) * cache->token_bytes[i];
+}
+
+#endif
