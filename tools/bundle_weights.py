@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """bundle_weights.py IN.safetensors OUT.safetensors: the weights as the wheel has them: values rounded to 12 significant
 bits. The rest is incompressible noise, three eighths of the file, and changes no score
-(docs/speed/2026-11-23-train-4.md)."""
+(docs/speed/weights.md)."""
 import json, pathlib, struct, sys
 
 data = pathlib.Path(sys.argv[1]).read_bytes()

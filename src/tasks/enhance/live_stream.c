@@ -1,6 +1,6 @@
 /* live_stream.c: streaming through a denoiser: with the model's own stream if it has one; otherwise the last second is
  * processed again every quarter of a second, and samples followed by at least a tenth of a second are due. This works
- * for any model, and the latency is the sum (docs/speed/2026-11-22-train5.md has the cost and quality). Adjacent
+ * for any model, and the latency is the sum (docs/speed/primeknet-cpu.md has the cost and quality). Adjacent
  * outputs are cross-faded. */
 #include "public_names.h"
 

