@@ -118,6 +118,14 @@ def check_tools():
     problems.extend(f"tools/README.md: {name} does not exist" for name in sorted(listed - files))
 
 
+def check_equations():
+    """Every operator stands in a heading of docs/OPS.md, under which its equation is."""
+    said = set(re.findall(r"\w+", " ".join(re.findall(r"^## (.*)$", (ROOT / "docs/OPS.md").read_text(), re.M))))
+    for op in re.findall(r"^KR_OP\((\w+)\)", (ROOT / "src/ops/ops.def").read_text(), re.M):
+        if op.removesuffix("_bwd") not in said:
+            problems.append(f"docs/OPS.md: no equation of {op}")
+
+
 def check_glossary():
     """Names that are gone (tools/glossary.txt), and static functions of one name in a room or without an object."""
     gone = [line.rsplit(" => ", 1) for line in (ROOT / "tools/glossary.txt").read_text().splitlines() if line and not line.startswith("#")]
@@ -226,6 +234,7 @@ def main():
                 problems.append(f"{path.relative_to(ROOT)}:{number}: machine path")
     check_documents()
     check_tools()
+    check_equations()
     check_glossary()
     print("\n".join(problems) if problems else f"lint: {len(sources)} source files pass" + (f", {n_objects} object files" if n_objects else ", symbols were not checked (there is no build)"))
     return 1 if problems else 0
