@@ -1,8 +1,11 @@
-/* cmd_live.c: krait live: streams audio from standard input through a krait_stream to standard output. */
+/* cmd_live.c: krait live: sound through krait_voices, from standard input to standard output, or from a microphone to a
+ * loudspeaker or virtual device. */
 #include <errno.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <krait/model.h>
@@ -10,165 +13,244 @@
 #include "args.h"
 #include "cmd.h"
 #include "interrupt.h"
+#include "live_device.h"
+#include "live_pipewire.h"
+#include "live_sound.h"
 #include "output.h"
 
-enum { HOP = 4000, MOST = 16000 }; /* samples: the most that is read at once; the most that is written at once */
+typedef struct live_settings {
+  cli_run how;
+  krait_model_options model;
+  krait_voice_controls controls;
+  const char *band, *in, *out;
+  double limit_db; /* negative: none */
+  int64_t rate_hz;
+  int32_t is_narrow;
+  int sets_up, removes;
+} live_settings;
 
-typedef struct ears {
-  unsigned char bytes[2 * HOP];
-  size_t n; /* the first byte of a sample that has arrived in part */
-  int has_failed;
-} ears;
+typedef struct live_voices {
+  krait_ctx *ctx;
+  krait_model *model;
+  krait_session *sessions[LIVE_CHANNELS];
+  krait_voice *voices[LIVE_CHANNELS];
+  int n;
+} live_voices;
 
-/* What is available, up to HOP samples; 0 at the end. */
-static int64_t listen(ears *e, float *to) {
-  ssize_t n = 1;
-  while (e->n < 2 && n > 0) {
-    do n = read(STDIN_FILENO, e->bytes + e->n, sizeof e->bytes - e->n);
-    while (n < 0 && errno == EINTR);
-    if (n > 0) e->n += (size_t)n;
+/* ---- voices ---- */
+
+/* One for each channel. -1, or the exit status. */
+static int open_live(const live_settings *s, int32_t rate_hz, int n, live_voices *v) {
+  const krait_voice_options options = {
+      .size = sizeof options,
+      .flags = (s->is_narrow ? KRAIT_VOICE_NARROW : 0) | (s->controls.gate > 0 ? KRAIT_VOICE_LOOKS_BACK : 0),
+      .rate_hz = rate_hz};
+  const int exit_status = cli_run_open_ctx("live", &s->how, &v->ctx);
+  if (exit_status >= 0) return exit_status;
+  int32_t status = krait_model_open(v->ctx, &s->model, &v->model);
+  for (v->n = 0; v->n < n && status >= 0; v->n++) {
+    status = krait_session_open(v->model, &v->sessions[v->n]);
+    if (status >= 0) status = krait_voice_open(v->sessions[v->n], &options, &v->voices[v->n]);
+    if (status >= 0) status = krait_voice_set(v->voices[v->n], &s->controls);
   }
-  e->has_failed = n < 0;
-  const size_t n_samples = e->n / 2;
-  for (size_t i = 0; i < n_samples; i++)
-    to[i] = (float)(int16_t)(uint16_t)(e->bytes[2 * i] | e->bytes[2 * i + 1] << 8) / 32768;
-  if (n_samples && e->n % 2) e->bytes[0] = e->bytes[e->n - 1];
-  if (n_samples) e->n %= 2;
-  return (int64_t)n_samples;
+  return status < 0 ? cli_report("live", status) + 1 : -1;
 }
 
-/* The format of a file, which begins with a header, or NULL: such a stream is not samples only. */
-static const char *format_of(const unsigned char *b, size_t n) {
-  static const struct {
-    const char *bytes, *name;
-  } headers[] = {{"RIFF", "WAV"}, {"RF64", "WAV"}, {"fLaC", "FLAC"},         {"OggS", "Ogg"},
-                 {"FORM", "AIFF"}, {"caff", "CAF"}, {"\x1a\x45\xdf\xa3", "Matroska"}, {".snd", "AU"}};
-  for (int i = 0; n >= 4 && i < CLI_N(headers); i++)
-    if (memcmp(b, headers[i].bytes, 4) == 0) return headers[i].name;
-  if (n >= 8 && memcmp(b + 4, "ftyp", 4) == 0) return "MP4";
-  if (n >= 3 && memcmp(b, "ID3", 3) == 0) return "MP3";
-  return NULL;
-}
-
-static int is_mp3_frame(const unsigned char *b) { /* layer III with a bit rate and a sample rate */
-  return b[0] == 0xff && (b[1] & 0xe6) == 0xe2 && (b[1] & 0x18) != 8 && b[2] >> 4 != 0 && b[2] >> 4 != 15 &&
-         (b[2] & 12) != 12;
-}
-
-/* Samples may look like one frame header, but hardly like two at the right distance. */
-static int is_mp3(const unsigned char *b, size_t n) {
-  static const int kbps[2][14] = {{32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320},
-                                  {8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160}};
-  static const int hz[3] = {44100, 48000, 32000};
-  if (n < 4 || !is_mp3_frame(b)) return 0;
-  const int version = b[1] >> 3 & 3, is_low = version != 3;
-  const int rate = hz[b[2] >> 2 & 3] >> (version == 3 ? 0 : version == 2 ? 1 : 2);
-  const size_t next = (size_t)((is_low ? 72 : 144) * kbps[is_low][(b[2] >> 4) - 1] * 1000 / rate + (b[2] >> 1 & 1));
-  return next + 4 <= n && is_mp3_frame(b + next);
-}
-
-/* Looks at the first bytes, of which a pipe may bring only some. -1, or the exit status. */
-static int refuse_file(ears *e) {
-  ssize_t n = 1;
-  while (e->n < 2000 && n > 0) {
-    do n = read(STDIN_FILENO, e->bytes + e->n, 2000 - e->n);
-    while (n < 0 && errno == EINTR);
-    if (n > 0) e->n += (size_t)n;
-    if (e->n >= 8 && !is_mp3_frame(e->bytes)) break;
+static void close_live(live_voices *v) {
+  for (int c = 0; c < v->n; c++) {
+    krait_voice_close(&v->voices[c]);
+    krait_session_close(&v->sessions[c]);
   }
-  e->has_failed = n < 0;
-  const char *format = format_of(e->bytes, e->n);
-  if (!format && is_mp3(e->bytes, e->n)) format = "MP3";
-  return format ? cli_usage_error("live",
-                                  "standard input is a file (%s), not samples; use krait enhance - for files, or "
-                                  "convert it: ffmpeg -i FILE -f s16le -ar 16000 -ac 1 -",
-                                  format)
-                : -1;
+  krait_model_close(&v->model);
+  krait_ctx_close(&v->ctx);
 }
 
-static int say(const float *from, int64_t n) {
-  unsigned char bytes[2 * MOST];
-  for (int64_t i = 0; i < n; i++) {
-    const long v = lrintf(fminf(fmaxf(from[i] * 32768, -32768), 32767));
-    bytes[2 * i] = (unsigned char)(v & 255), bytes[2 * i + 1] = (unsigned char)(v >> 8 & 255);
-  }
-  return fwrite(bytes, 2, (size_t)n, stdout) == (size_t)n && fflush(stdout) == 0;
-}
+/* ---- from standard input to standard output ---- */
+
+enum { MOST = 192000 }; /* samples written at once: more than LIVE_FRAMES and any latency */
 
 /* 1: everything read has been written; 0: standard output cannot be written. */
-static int32_t run_live(krait_stream *stream, ears *e) {
-  float heard[HOP], said[MOST];
-  for (;;) {
-    int64_t n_said;
-    const int64_t n = listen(e, heard); /* 0 also at a read error or a cut sample: what came before is written */
-    int32_t status = krait_stream_push(stream, heard, n, said, MOST, &n_said);
-    if (status < 0) return status;
-    if (n_said && !say(said, n_said)) return 0;
-    if (n) continue;
-    status = krait_stream_finish(stream, said, MOST, &n_said);
-    return status < 0 ? status : say(said, n_said);
+static int32_t run_live(live_voices *v, live_sound *sound) {
+  static float heard[LIVE_CHANNELS][LIVE_FRAMES], said[LIVE_CHANNELS][MOST];
+  if (!live_sound_say_header(sound)) return 0;
+  for (int64_t n = 1, n_said = 0; n;) { /* 0 also at a read error or a cut sample: what came before is written */
+    n = live_sound_hear(sound, (float *const[]){heard[0], heard[1]});
+    for (int c = 0; c < v->n; c++) {
+      const int32_t status = n ? krait_voice_push(v->voices[c], heard[c], n, said[c], MOST, &n_said)
+                               : krait_voice_finish(v->voices[c], said[c], MOST, &n_said);
+      if (status < 0) return status;
+    }
+    if (n_said && !live_sound_say(sound, (const float *const[]){said[0], said[1]}, n_said)) return 0;
   }
-}
-
-static int say_cut(const ears *e) {
-  fprintf(cli_err(), "krait live: standard input %s\n",
-          e->has_failed ? "cannot be read" : "ends within a 16-bit sample");
   return 1;
 }
 
-static int live_with(const cli_run *how, const krait_model_options *options) {
-  krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
-  krait_stream *stream = NULL;
-  ears e = {.n = 0};
-  int exit_status = cli_run_open_ctx("live", how, &ctx);
-  if (exit_status >= 0) return exit_status;
-  int32_t status = krait_model_open(ctx, options, &model);
-  if (status >= 0) status = krait_session_open(model, &session);
-  if (status >= 0) status = krait_stream_open(session, &stream);
-  if (status < 0) exit_status = cli_report("live", status) + 1;
-  else if ((exit_status = refuse_file(&e)) >= 0) status = KRAIT_OK;
-  else if ((status = run_live(stream, &e)) < 0) exit_status = cli_report("live", status);
-  else if (status && (e.has_failed || e.n)) exit_status = say_cut(&e);
-  else
-    exit_status = 0; /* main reports failures of standard output */
-  krait_stream_close(&stream);
-  krait_session_close(&session);
-  krait_model_close(&model);
-  krait_ctx_close(&ctx);
+static int live_with_pipes(const live_settings *s) {
+  static live_sound sound;
+  live_voices v = {0};
+  sound.form = (live_form){.rate_hz = (int32_t)s->rate_hz, .n_channels = 1, .bits = 16};
+  int exit_status = live_sound_begin(&sound);
+  if (exit_status < 0) exit_status = open_live(s, sound.form.rate_hz, sound.form.n_channels, &v);
+  if (exit_status < 0) {
+    const int32_t status = run_live(&v, &sound);
+    if (status < 0) exit_status = cli_report("live", status);
+    else if (status) exit_status = live_sound_end(&sound);
+    if (exit_status < 0) exit_status = 0; /* main reports failures of standard output */
+  }
+  close_live(&v);
   return exit_status;
+}
+
+/* ---- from a device to another ---- */
+
+static struct termios terminal_before;
+
+/* Single keys, without waiting for a line. */
+static int open_keys(void) {
+  if (!isatty(STDIN_FILENO) || tcgetattr(STDIN_FILENO, &terminal_before)) return 0;
+  struct termios now = terminal_before;
+  now.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+  return tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
+}
+
+/* The key that has been pressed; 0: none. */
+static char take_key(void) {
+  struct pollfd one = {.fd = STDIN_FILENO, .events = POLLIN};
+  char key = 0;
+  return poll(&one, 1, 0) == 1 && read(STDIN_FILENO, &key, 1) == 1 ? key : 0;
+}
+
+static double level_db(const float *x, double *smoothed) {
+  double sum = 0;
+  for (int i = 0; i < LIVE_DEVICE_FRAMES; i++) sum += (double)x[i] * x[i];
+  *smoothed += 0.2 * (sum / LIVE_DEVICE_FRAMES - *smoothed);
+  return 10 * log10(*smoothed + 1e-9);
+}
+
+static void show_meter(double in_db, double out_db, double speech, int is_on) {
+  enum { WIDTH = 20 };
+  char bar[WIDTH + 1];
+  const int n = (int)fmin(fmax((out_db + 60) / 60 * WIDTH, 0), WIDTH);
+  for (int i = 0; i < WIDTH; i++) bar[i] = i < n ? '#' : '.';
+  bar[WIDTH] = 0;
+  cli_set_mid_line(1);
+  fprintf(cli_err(), "\rin %4.0f dB  out %4.0f dB %s  speech %3.0f %%  %s ", in_db, out_db, bar, 100 * speech,
+          is_on ? "cleaned " : "as it is");
+}
+
+/* Until a key or Ctrl-C ends it: 0; or the exit status of a failure. */
+static int run_devices(const live_settings *s, live_voices *v, live_devices *d, int has_keys) {
+  const char *why = "";
+  krait_voice_controls controls = s->controls;
+  float heard[LIVE_DEVICE_FRAMES], said[LIVE_DEVICE_FRAMES];
+  double in_square = 0, out_square = 0;
+  const int has_meter = isatty(STDERR_FILENO) && !cli_is_quiet();
+  int is_on = 1;
+  for (int64_t i = 0; !cli_is_asked_to_stop(); i++) {
+    const char key = has_keys ? take_key() : 0;
+    if (key == 'q') break;
+    if (key == ' ') {
+      is_on = !is_on, controls.mix = is_on ? s->controls.mix : 0;
+      krait_voice_set(v->voices[0], &controls);
+    }
+    int32_t status = live_devices_hear(d, heard, &why);
+    if (status == 0) {
+      if ((status = krait_voice_process(v->voices[0], heard, said, LIVE_DEVICE_FRAMES)) < 0)
+        return cli_report("live", status);
+      status = live_devices_say(d, said, &why);
+    }
+    if (status < 0) return fprintf(cli_err(), "krait live: the sound device: %s\n", why), 1;
+    const double in_db = level_db(heard, &in_square), out_db = level_db(said, &out_square);
+    if (has_meter && i % 10 == 0) show_meter(in_db, out_db, krait_voice_speech(v->voices[0]), is_on);
+  }
+  if (has_meter) fputc('\n', cli_err());
+  return 0;
+}
+
+static int live_with_devices(const live_settings *s) {
+  const char *why;
+  live_voices v = {0};
+  int exit_status = open_live(s, LIVE_DEVICE_HZ, 1, &v);
+  if (exit_status < 0) {
+    live_devices *d = live_devices_open(s->in, s->out, &why);
+    if (!d) exit_status = cli_usage_error("live", "%s and %s cannot be opened: %s", s->in, s->out, why);
+    else {
+      if (!cli_is_quiet())
+        fprintf(cli_err(), "krait live: %s -> %s, %.0f ms late and what the devices take; space: on or off; q: end\n",
+                s->in, s->out, 1000.0 * (double)krait_voice_latency(v.voices[0]) / LIVE_DEVICE_HZ);
+      cli_let_interrupt_ask();
+      const int has_keys = open_keys();
+      exit_status = run_devices(s, &v, d, has_keys);
+      if (has_keys) tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+      live_devices_close(&d);
+    }
+  }
+  close_live(&v);
+  return exit_status;
+}
+
+/* ---- the verb ---- */
+
+static int check_live_settings(live_settings *s) {
+  const int exit_status = cli_band_parse("live", s->band, &s->is_narrow);
+  if (exit_status >= 0) return exit_status;
+  if (s->sets_up && s->removes) return cli_usage_error("live", "give --setup-pipewire or --remove, not both");
+  if (!s->in != !s->out)
+    return cli_usage_error("live", "--in and --out go together, for example: --in default --out default");
+  s->controls.limit_db = s->limit_db < 0 ? INFINITY : s->limit_db;
+  if (s->in && !s->model.weights_path) s->model.weights_path = "streaming";
+  if (s->in || s->sets_up || s->removes || (!isatty(STDIN_FILENO) && !isatty(STDOUT_FILENO))) return -1;
+  return cli_usage_error("live",
+                         "standard input and output carry audio, not text: use files or pipes instead of a terminal "
+                         "(krait live <IN.wav >OUT.wav), or --in default --out default for the microphone");
 }
 
 int cmd_live(int argc, char **argv) {
   int first;
-  cli_run how = {.device = "cpu"};
-  krait_model_options model = {.size = sizeof model};
+  live_settings s = {.how.device = "cpu",
+                     .model.size = sizeof s.model,
+                     .controls = {.size = sizeof s.controls, .mix = 1},
+                     .limit_db = -1,
+                     .rate_hz = 16000};
   const cli_option options[] = {
       CLI_TEXT(
-          "weights", 'w', "FILE", &model.weights_path,
+          "weights", 'w', "FILE", &s.model.weights_path,
           "weights (.safetensors, .th, .pt), 'builtin' (the default), or 'streaming', the built-in streaming model "
-          "(latency 31 ms)"),
-      CLI_TEXT("config", 0, "YAML", &model.config_path, "the model's configuration, if the weights do not contain it"),
-      CLI_TEXT("set", 0, "K=V,...", &model.overrides, "override single values of the configuration"),
-      CLI_RUN_OPTIONS(&how),
+          "(latency 31 ms; the default with --in)"),
+      CLI_TEXT("config", 0, "YAML", &s.model.config_path,
+               "the model's configuration, if the weights do not contain it"),
+      CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "override single values of the configuration"),
+      CLI_WHOLE("rate", 'r', "HZ", &s.rate_hz, 8000, 192000,
+                "sample rate of samples without a header (default: 16000)"),
+      CLI_REAL("mix", 0, "X", &s.controls.mix, 0, 1, "how much of the output is cleaned: 1 (the default) to 0"),
+      CLI_REAL("limit", 0, "DB", &s.limit_db, 0, 1000, "attenuate by at most DB decibels"),
+      CLI_REAL("gate", 0, "P", &s.controls.gate, 0, 1,
+               "silence where speech is less probable than P (default: 0, never), from 30 ms before it, which adds to "
+               "the latency"),
+      CLI_BAND_OPTION(&s.band),
+      CLI_TEXT("in", 0, "DEVICE", &s.in, "hear this source of PulseAudio or PipeWire ('default': the microphone)"),
+      CLI_TEXT("out", 0, "DEVICE", &s.out, "play to this sink ('default': the loudspeaker)"),
+      CLI_SWITCH("setup-pipewire", 0, &s.sets_up,
+                 "write the configuration of a microphone without noise for this user's PipeWire, and end"),
+      CLI_SWITCH("remove", 0, &s.removes, "remove it again"),
+      CLI_RUN_OPTIONS(&s.how),
   };
   const cli_verb verb = {
       "live",
       "<SOUND >SOUND",
-      "Removes noise from speech in real time, from standard input to standard output: 16 kHz, mono, 16-bit "
-      "little-endian samples without a header. The latency is 0.35 s (31 ms with a streaming model), plus the time to "
-      "compute.",
+      "Removes noise from speech in real time, from standard input to standard output: a WAV stream, or mono 16-bit "
+      "little-endian samples without a header; or from a sound device to another. The latency is 0.35 s (31 ms with a "
+      "streaming model; at other rates than 16 kHz 4 ms more), plus the time to compute.",
       options,
       CLI_N(options),
       0,
       0};
-  const int exit_status = cli_args_read(&verb, argc, argv, &first);
+  int exit_status = cli_args_read(&verb, argc, argv, &first);
+  if (exit_status < 0) exit_status = check_live_settings(&s);
   if (exit_status >= 0) return exit_status;
-  if (isatty(STDIN_FILENO) || isatty(STDOUT_FILENO))
-    return cli_usage_error(verb.name,
-                           "standard input and output carry audio, not text: use pipes instead of a terminal");
+  if (s.sets_up) return live_pipewire_setup();
+  if (s.removes) return live_pipewire_remove();
   cli_hush_libraries();
   cli_catch_signals(verb.name, "");
-  return live_with(&how, &model);
+  return s.in ? live_with_devices(&s) : live_with_pipes(&s);
 }

@@ -7,7 +7,7 @@ import json, pathlib, re, subprocess, sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FENCED = {  # pattern: rooms that may use it
     r"\b(malloc|calloc|realloc|aligned_alloc)\s*\(": ("src/base", "cli", "plugins"),
-    r"\bgetenv\s*\(": ("src/base",),
+    r"\bgetenv\s*\(": ("src/base", "cli"),
     r"\b(printf|puts|putchar)\s*\(": ("cli", "tests"),
     r"(?<![_\w])(exit|abort)\s*\(": ("cli", "tests"),
     r"\b(strcpy|strcat|sprintf|gets)\s*\(": (),

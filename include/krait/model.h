@@ -141,7 +141,13 @@ KRAIT_API int32_t krait_voice_set(krait_voice *voice, const krait_voice_controls
 /* in and out may be the same. What is not a finite number counts as 0. After a failure, a status below 0, the rest
  * of out is silent, and the voice starts again. */
 KRAIT_API int32_t krait_voice_process(krait_voice *voice, const float *in, float *out, int64_t n_samples);
-/* How probable speech is, 0 to 1, around the sample that krait_voice_process returned last. */
+/* Instead of krait_voice_process, for what has an end: takes any number of samples and returns those that are due, at
+ * most krait_voice_latency later; and the rest, after which the voice can start again. room: size of out, which may not
+ * overlap in; n_samples + krait_voice_latency is always enough. */
+KRAIT_API int32_t krait_voice_push(krait_voice *voice, const float *in, int64_t n_samples, float *out, int64_t room,
+                                   int64_t *n_out);
+KRAIT_API int32_t krait_voice_finish(krait_voice *voice, float *out, int64_t room, int64_t *n_out);
+/* How probable speech is, 0 to 1, around the sample that was returned last. */
 KRAIT_API double krait_voice_speech(const krait_voice *voice);
 KRAIT_API int32_t krait_voice_reset(krait_voice *voice); /* forgets what it has heard, not the controls */
 

@@ -38,7 +38,7 @@ struct kr_band {
       speech; /* low: waits for its cleaned samples; a gain for each STEP, a speech for each FRAME */
   section sections[2];
   levels heard, said;
-  double speech_peak_db;
+  double speech_peak_db, now_speech; /* now_speech: of the last frame that was returned */
   int64_t n_returned, n_gains, n_speech; /* gains and probabilities so far; of which the queues' fronts are `at` */
   int64_t n_pulled, i, remainder;        /* the next output's time: i + remainder / rate_hz low samples */
   int64_t gain_at, speech_at, opened_at;
@@ -118,7 +118,7 @@ void kr_band_begin(kr_band *b) {
   b->heard = b->said = (levels){0};
   b->n_returned = b->n_gains = b->n_speech = b->n_pulled = b->i = b->remainder = b->gain_at = b->speech_at = 0;
   b->opened_at = -2 * HOLD, b->speech_peak_db = quietest_db;
-  b->gain = 1, b->last_speech = 0, b->gate = b->controls.gate > 0 ? 0 : 1, b->wet = wanted_wet(b);
+  b->gain = 1, b->last_speech = b->now_speech = 0, b->gate = b->controls.gate > 0 ? 0 : 1, b->wet = wanted_wet(b);
 }
 
 void kr_band_set(kr_band *b, const kr_band_controls *controls) {
@@ -172,6 +172,14 @@ static double judge(kr_band *b) {
   return 1 / (1 + exp(-(2.8 + 0.27 * kept + 0.057 * loud)));
 }
 
+/* The model's own above 5 kHz; in dB only a third of it where there is speech: more of that than of noise is above
+ * 8 kHz. */
+static double upper_gain(const kr_band *b) {
+  static const double least = 1e-14;
+  const double kept = (b->said.upper + least) / (b->heard.upper + least);
+  return pow(fmin(kept, 1), 0.5 * (1 - 0.65 * b->now_speech));
+}
+
 int32_t kr_band_return(kr_band *b, const float *cleaned, int64_t n) {
   const float *low = kr_queue_front(&b->low);
   KR_TRY(kr_polyphase_push(b->up, cleaned, n));
@@ -180,11 +188,11 @@ int32_t kr_band_return(kr_band *b, const float *cleaned, int64_t n) {
     measure_levels(b, &b->heard, low[k]), measure_levels(b, &b->said, cleaned[k]);
     b->n_returned++;
     if (b->n_returned % STEP == 0) {
-      const float gain = (float)fmin(sqrt((b->said.upper + 1e-14) / (b->heard.upper + 1e-14)), 1);
+      const float gain = (float)upper_gain(b);
       KR_TRY(kr_queue_push(&b->gains, &gain, 1));
     }
     if (b->n_returned % FRAME == 0) {
-      const float speech = (float)judge(b);
+      const float speech = (float)(b->now_speech = judge(b));
       KR_TRY(kr_queue_push(&b->speech, &speech, 1));
     }
   }

@@ -4,8 +4,10 @@ import array
 import math
 import os
 import pathlib
+import pty
 import random
 import select
+import struct
 import subprocess
 import tempfile
 import wave
@@ -102,6 +104,74 @@ check(all(abs(g - w) <= 1 for g, w in zip(got, whole)), f"what enhance says, wit
 # the built-in one
 done = krait("live", "--weights", "streaming", stdin=sound[:1600].tobytes())
 check(done.returncode == 0 and len(done.stdout) == 3200 and any(done.stdout), f"the streaming model inside: {done}")
+
+# WAV comes out as it came in: rate, channels, form and number of samples, and equal to krait enhance
+def wav(frames, rate, channels, bits, is_float=0, n_bytes=None, extra=b""):
+    n_bytes = len(frames) if n_bytes is None else n_bytes
+    form = struct.pack("<HHIIHH", 3 if is_float else 1, channels, rate, rate * channels * bits // 8, channels * bits // 8, bits)
+    return b"RIFF" + struct.pack("<I", min(n_bytes + 36, 0xffffffff)) + b"WAVEfmt \x10\0\0\0" + form + extra + b"data" + struct.pack("<I", n_bytes) + frames
+
+
+def noise(n):
+    return [0.3 * math.sin(0.05 * i) * math.sin(i / 5000) + random.uniform(-0.1, 0.1) for i in range(n)]
+
+
+def pack(values, bits, is_float):
+    if is_float:
+        return struct.pack(f"<{len(values)}f", *values)
+    return b"".join(int(v * (1 << bits - 1)).to_bytes(bits // 8, "little", signed=True) for v in values)
+
+
+def unpack(data, bits, is_float):
+    if is_float:
+        return struct.unpack(f"<{len(data) // 4}f", data)
+    return [int.from_bytes(data[i:i + bits // 8], "little", signed=True) / (1 << bits - 1) for i in range(0, len(data), bits // 8)]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    for rate, channels, bits, is_float in ((48000, 1, 32, 1), (8000, 1, 24, 0), (16000, 2, 32, 0), (44100, 2, 16, 0)):
+        data = wav(pack(noise(rate // 2 * channels), bits, is_float), rate, channels, bits, is_float)
+        (folder / "in.wav").write_bytes(data)
+        done = krait("enhance", "-f", *STREAMING, "--device", "cpu", folder / "in.wav", "-o", folder / "out.wav")
+        check(done.returncode == 0, f"enhance: {done}")
+        want = unpack((folder / "out.wav").read_bytes().split(b"data", 1)[1][4:][:len(data) - 44], bits, is_float)
+        for extra, n_bytes in ((b"", len(data) - 44), (b"LIST\x05\0\0\0abcde\0", 0xffffffff)):
+            done = krait("live", *STREAMING, stdin=wav(data[44:], rate, channels, bits, is_float, n_bytes, extra))
+            check(done.returncode == 0 and done.stderr == b"" and done.stdout[12:36] == data[12:36], f"{rate} Hz: {done.stderr}, {done.stdout[:44]}")
+            got = unpack(done.stdout[44:], bits, is_float)
+            worst = max((abs(g - w) for g, w in zip(got, want)), default=9)
+            check(len(got) == len(want) and worst < (3e-5 if bits == 16 else 1e-5), f"{rate} Hz: {len(got)} of {len(want)} samples, off by {worst}")
+    dry = krait("live", *STREAMING, "--mix", "0", stdin=data)
+    check(dry.stdout == data, "--mix 0 gives back the input")
+    check(krait("live", *STREAMING, "--gate", "1", stdin=data).stdout[44:].count(0) > len(data) * 0.9, "--gate 1 is silence")
+done = krait("live", *STREAMING, stdin=data[:-100])
+check(done.returncode == 1 and b"ends before its WAV header says" in done.stderr and len(done.stdout) == len(data) - 100, f"a cut WAV stream: {done.stderr}")
+check_error(2, "not of 1 or 2 channels of 16, 24 or 32 bits", "live", stdin=wav(b"", 48000, 6, 16))
+check_error(2, "not of 1 or 2 channels of 16, 24 or 32 bits", "live", stdin=data[:40])
+check_error(2, "8000 to 192000", "live", stdin=wav(bytes(100), 4000, 1, 16))
+check_error(2, "--in and --out go together", "live", "--in", "default", stdin=b"")
+check_error(2, "--band is 8k, not whole or 16k", "live", "--band", "8k", stdin=b"")
+
+terminal, other_end = pty.openpty()  # a file to a terminal
+with tempfile.TemporaryFile() as file:
+    file.write(data)
+    file.seek(0)
+    done = subprocess.run([KRAIT, "live"], stdin=file, stdout=other_end, stderr=subprocess.PIPE, timeout=60)
+check(done.returncode == 2 and b"krait live <IN.wav >OUT.wav" in done.stderr, f"a terminal: {done}")
+
+with tempfile.TemporaryDirectory() as folder:  # PipeWire's microphone
+    folder = pathlib.Path(folder)
+    environment = {**os.environ, "HOME": str(folder), "LADSPA_PATH": str(folder)}
+    environment.pop("XDG_CONFIG_HOME", None)
+    conf = folder / ".config/pipewire/pipewire.conf.d/krait-denoise.conf"
+    (folder / "krait_ladspa.so").touch()
+    for again in range(2):
+        done = subprocess.run([KRAIT, "live", "--setup-pipewire"], env=environment, capture_output=True, timeout=60)
+        check(done.returncode == 0 and f'plugin = "{folder}/krait_ladspa"' in conf.read_text() and str(conf) in done.stdout.decode(), f"{done}")
+    for again in range(2):
+        done = subprocess.run([KRAIT, "live", "--remove"], env=environment, capture_output=True, timeout=60)
+        check(done.returncode == 0 and not conf.exists(), f"{done}")
 
 done = krait("live", *WEIGHTS, stdin=sound[:100].tobytes() + b"x")
 check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"within a 16-bit sample" in done.stderr, f"{done}")

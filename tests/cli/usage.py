@@ -96,7 +96,7 @@ with tempfile.TemporaryDirectory() as folder:
         check(done.returncode == 0 and b'"primeknet_mamba"' in done.stdout, f"info {name}: {done.stderr!r}")
         done = krait("convert", name, folder / f"{name}.safetensors")
         check(done.returncode == 0 and krait("info", folder / f"{name}.safetensors").stdout == krait("info", name).stdout, f"convert {name}: {done}")
-    headers = {"WAV": (folder / "out.wav").read_bytes(), "FLAC": (DEMO / "noisy.flac").read_bytes(), "MP3": b"ID3\x04" + bytes(60), "Ogg": b"OggS" + bytes(60)}
+    headers = {"FLAC": (DEMO / "noisy.flac").read_bytes(), "MP3": b"ID3\x04" + bytes(60), "Ogg": b"OggS" + bytes(60)}
     frame = bytes([0xFF, 0xFB, 0x90, 0x64])  # 128 kbit/s at 44.1 kHz: the next frame after 417 bytes
     headers["MP3 "] = (frame + bytes(413)) * 3
     for name, data in headers.items():

@@ -21,7 +21,7 @@ static const float LOUDEST = 100; /* full scale is 1 */
 struct krait_voice {
   krait_stream *stream;
   kr_band *band;
-  int64_t latency, n_in; /* n_in: since the beginning */
+  int64_t rate_hz, latency, n_in, n_out, n_low; /* counts since the beginning; n_low: what the model has heard */
   float low[MOST_LOW], *cleaned;
   int64_t capacity; /* of cleaned */
 };
@@ -35,7 +35,7 @@ static int32_t open_voice(krait_voice *v, krait_session *session, const krait_vo
                                    .model_latency = model_latency,
                                    .block_samples = BLOCK};
   KR_TRY(kr_band_open(&options, &v->band));
-  v->latency = kr_band_latency(v->band);
+  v->rate_hz = o->rate_hz, v->latency = kr_band_latency(v->band);
   v->capacity = model_latency + MOST_LOW;
   v->cleaned = kr_alloc_array((size_t)v->capacity, sizeof *v->cleaned);
   KR_CHECK(v->cleaned, KRAIT_ERR_NO_MEMORY, "no memory for a voice");
@@ -83,7 +83,7 @@ int32_t krait_voice_set(krait_voice *v, const krait_voice_controls *controls) {
 }
 
 static void begin(krait_voice *v) {
-  v->n_in = 0;
+  v->n_in = v->n_out = v->n_low = 0;
   kr_band_begin(v->band);
 }
 
@@ -94,20 +94,27 @@ int32_t krait_voice_reset(krait_voice *v) {
   return krait_stream_finish(v->stream, v->cleaned, v->capacity, &n);
 }
 
-/* Through the model: what has come down. */
-static int32_t clean(krait_voice *v) {
-  int64_t n = kr_band_low_ready(v->band), n_cleaned;
-  if (n > MOST_LOW) n = MOST_LOW;
-  kr_band_low_pull(v->band, v->low, n);
-  KR_TRY(krait_stream_push(v->stream, v->low, n, v->cleaned, v->capacity, &n_cleaned));
-  return kr_band_return(v->band, v->cleaned, n_cleaned);
+/* Through the model: what has come down, up to low sample n_low. */
+static int32_t clean_low(krait_voice *v, int64_t n_low) {
+  for (int64_t n, n_cleaned; (n = kr_band_low_ready(v->band)) > 0 && v->n_low < n_low; v->n_low += n) {
+    if (n > MOST_LOW) n = MOST_LOW;
+    if (n > n_low - v->n_low) n = n_low - v->n_low;
+    kr_band_low_pull(v->band, v->low, n);
+    KR_TRY(krait_stream_push(v->stream, v->low, n, v->cleaned, v->capacity, &n_cleaned));
+    KR_TRY(kr_band_return(v->band, v->cleaned, n_cleaned));
+  }
+  return KRAIT_OK;
 }
 
-static int32_t process_block(krait_voice *v, const float *in, float *out, int64_t n) {
+static int32_t hear_block(krait_voice *v, const float *in, int64_t n) {
   float heard[BLOCK];
   for (int64_t i = 0; i < n; i++) heard[i] = isfinite(in[i]) ? fminf(fmaxf(in[i], -LOUDEST), LOUDEST) : 0;
   KR_TRY(kr_band_push(v->band, heard, n));
-  KR_TRY(clean(v));
+  return clean_low(v, INT64_MAX);
+}
+
+static int32_t process_block(krait_voice *v, const float *in, float *out, int64_t n) {
+  KR_TRY(hear_block(v, in, n));
   int64_t n_silent = v->latency > v->n_in ? v->latency - v->n_in : 0;
   if (n_silent > n) n_silent = n;
   v->n_in += n;
@@ -116,10 +123,15 @@ static int32_t process_block(krait_voice *v, const float *in, float *out, int64_
   return KRAIT_OK;
 }
 
-/* After a failure it starts again. */
+static int32_t begin_after(krait_voice *v, int32_t status) {
+  int64_t n_left;
+  begin(v);
+  krait_stream_finish(v->stream, v->cleaned, v->capacity, &n_left); /* which computes nothing after a failure */
+  return status;
+}
+
 int32_t krait_voice_process(krait_voice *v, const float *in, float *out, int64_t n_samples) {
   int32_t status = KRAIT_OK;
-  int64_t n_left;
   if (!v || !in || !out || n_samples < 0) return KRAIT_ERR_ARGUMENT;
   const uint64_t before = kr_denormals_begin();
   for (int64_t i = 0, n; i < n_samples && status >= 0; i += n) {
@@ -128,8 +140,53 @@ int32_t krait_voice_process(krait_voice *v, const float *in, float *out, int64_t
     if (status < 0) memset(out + i, 0, (size_t)(n_samples - i) * sizeof *out);
   }
   kr_denormals_end(before);
-  if (status >= 0) return status;
+  return status < 0 ? begin_after(v, status) : status;
+}
+
+/* ---- as many samples as are due ---- */
+
+static void pull_ready(krait_voice *v, float *out, int64_t *n_out) {
+  const int64_t n = kr_band_ready(v->band);
+  kr_band_pull(v->band, out + *n_out, n);
+  *n_out += n, v->n_out += n;
+}
+
+int32_t krait_voice_push(krait_voice *v, const float *in, int64_t n_samples, float *out, int64_t room, int64_t *n_out) {
+  KR_CHECK(v && n_out && n_samples >= 0 && (in || !n_samples) && (out || !room), KRAIT_ERR_ARGUMENT,
+           "voice, in, out and n_out must not be NULL, n_samples not negative");
+  *n_out = 0;
+  KR_CHECK(room >= v->n_in - v->n_out + n_samples, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld may be due",
+           (long long)room, (long long)(v->n_in - v->n_out + n_samples));
+  int32_t status = KRAIT_OK;
+  const uint64_t before = kr_denormals_begin();
+  for (int64_t i = 0, n; i < n_samples && status >= 0; i += n) {
+    n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
+    status = hear_block(v, in + i, n);
+    v->n_in += n;
+    if (status >= 0) pull_ready(v, out, n_out);
+  }
+  kr_denormals_end(before);
+  return status < 0 ? begin_after(v, status) : status;
+}
+
+/* The model hears what belongs to the last sample, and no more. */
+static int32_t finish_voice(krait_voice *v, float *out, int64_t *n_out) {
+  int64_t n;
+  KR_TRY(kr_band_end_input(v->band));
+  KR_TRY(clean_low(v, (v->n_in * KR_BAND_LOW_HZ + v->rate_hz - 1) / v->rate_hz));
+  KR_TRY(krait_stream_finish(v->stream, v->cleaned, v->capacity, &n));
+  KR_TRY(kr_band_return(v->band, v->cleaned, n));
+  KR_TRY(kr_band_end_return(v->band));
+  pull_ready(v, out, n_out);
   begin(v);
-  krait_stream_finish(v->stream, v->cleaned, v->capacity, &n_left); /* which computes nothing after a failure */
-  return status;
+  return KRAIT_OK;
+}
+
+int32_t krait_voice_finish(krait_voice *v, float *out, int64_t room, int64_t *n_out) {
+  KR_CHECK(v && n_out && (out || !room), KRAIT_ERR_ARGUMENT, "voice, out and n_out must not be NULL");
+  *n_out = 0;
+  KR_CHECK(room >= v->n_in - v->n_out, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)room,
+           (long long)(v->n_in - v->n_out));
+  const int32_t status = finish_voice(v, out, n_out);
+  return status < 0 ? begin_after(v, status) : status;
 }
