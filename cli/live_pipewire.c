@@ -65,10 +65,9 @@ static int report_path(const char *what, const char *path) {
   return 1;
 }
 
-/* The file with the plug-in's path, without .so, for PipeWire adds it. */
-static int write_conf(const char *path, char *plugin) {
+/* The file with the plug-in's path. */
+static int write_conf(const char *path, const char *plugin) {
   const char *text = (const char *)kr_embed_pipewire_conf, *name = strstr(text, plugin_name);
-  plugin[strlen(plugin) - 3] = 0;
   FILE *file = fopen(path, "we");
   if (!file) return report_path("cannot write", path);
   int failed = !name || fwrite(text, 1, (size_t)(name - text), file) != (size_t)(name - text) ||

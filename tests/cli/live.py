@@ -168,7 +168,7 @@ with tempfile.TemporaryDirectory() as folder:  # PipeWire's microphone
     (folder / "krait_ladspa.so").touch()
     for again in range(2):
         done = subprocess.run([KRAIT, "live", "--setup-pipewire"], env=environment, capture_output=True, timeout=60)
-        check(done.returncode == 0 and f'plugin = "{folder}/krait_ladspa"' in conf.read_text() and str(conf) in done.stdout.decode(), f"{done}")
+        check(done.returncode == 0 and f'plugin = "{folder}/krait_ladspa.so"' in conf.read_text() and str(conf) in done.stdout.decode(), f"{done}")
     for again in range(2):
         done = subprocess.run([KRAIT, "live", "--remove"], env=environment, capture_output=True, timeout=60)
         check(done.returncode == 0 and not conf.exists(), f"{done}")
