@@ -13,7 +13,7 @@ help: ## print this help
 setup: ## install the packages needed to build (apt; asks for root if necessary)
 	@tools/setup
 
-build: setup ## build the program build/krait and libkrait.so (V=1: show every command)
+build: setup ## build the program build/krait and libkrait-ops.so (V=1: show every command)
 	@tools/build $(BUILD) program
 
 demo: ## build krait-demo (no GPU code) and enhance the bundled recording; results in demo-output
@@ -37,7 +37,7 @@ quick: ## build and run the tests of files changed since main (SINCE=commit)
 	@tools/quick $(BUILD) $(SINCE)
 
 wheel: build ## build the Python wheel (for any Python and torch) and the drop-ins' (into build/wheels)
-	@mkdir -p $(BUILD)/wheels && KRAIT_LIBRARY=$(BUILD)/src/libkrait.so python3 python/backend/krait_build.py $(BUILD)/wheels
+	@mkdir -p $(BUILD)/wheels && KRAIT_LIBRARY=$(BUILD)/src/libkrait-ops.so python3 python/backend/krait_build.py $(BUILD)/wheels
 	@PYTHONPATH=python python3 -m krait dropin wheel $(BUILD)/wheels
 
 test-python: build ## run the Python tests under every Python with torch found

@@ -9,8 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
+#include "distance.h"
 #include "interrupt.h"
 #include "output.h"
 
@@ -27,7 +28,7 @@ int cli_usage_error(const char *verb, const char *format, ...) {
 }
 
 void cli_guess_offer(cli_guess *guess, const char *name) {
-  const int32_t slips = krait_text_distance(guess->written, name);
+  const int32_t slips = kr_text_distance(guess->written, name);
   if (slips == INT32_MAX || (guess->meant && slips >= guess->slips)) return;
   guess->meant = name, guess->slips = slips;
 }

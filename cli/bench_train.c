@@ -6,9 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <krait/train.h>
-
 #include "output.h"
+#include "train_time.h"
 
 enum { MOST_KINDS = 256 };
 
@@ -58,7 +57,7 @@ static void print_kinds(kinds *k) {
   if (rest > 0) printf("  %8.3f ms          others\n", 1e3 * rest);
 }
 
-static json_t *times_json(const krait_train_times *t, const kinds *k) {
+static json_t *times_json(const kr_train_times *t, const kinds *k) {
   json_t *calls = json_array(),
          *all = json_pack("{s:I, s:I, s:f, s:f, s:I, s:I}", "batch", (json_int_t)t->batch, "frames",
                           (json_int_t)t->frames, "step_ms", 1e3 * t->step_s, "generator_ms", 1e3 * t->generator_s,
@@ -80,12 +79,12 @@ int bench_train(char **arguments, int n_arguments, const cli_run *run, int64_t n
                                        .config = config,
                                        .settings = (const char *const *)arguments + skip,
                                        .n_settings = n_arguments - skip};
-  krait_train_times times = {.size = sizeof times, .n_steps = (uint32_t)n_steps};
+  kr_train_times times = {.size = sizeof times, .n_steps = (uint32_t)n_steps};
   for (int i = skip; i < n_arguments; i++)
     if (!strchr(arguments[i], '=')) return cli_usage_error("bench", "'%s' is not a setting NAME=VALUE", arguments[i]);
   const int opened = cli_run_open_ctx("bench", run, &ctx);
   if (opened >= 0) return opened;
-  const int32_t status = krait_train_time(ctx, &options, &times, by_call ? add_call : NULL, &all);
+  const int32_t status = kr_train_time(ctx, &options, &times, by_call ? add_call : NULL, &all);
   int failed = 0;
   if (status >= 0 && as_json) failed = cli_print_json("bench", times_json(&times, &all), JSON_INDENT(2));
   else if (status >= 0) {

@@ -6,8 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#include <krait/model.h>
-
 #include "args.h"
 #include "bench_data.h"
 #include "bench_generate.h"
@@ -16,6 +14,7 @@
 #include "bench_tower.h"
 #include "bench_train.h"
 #include "cmd.h"
+#include "model_time.h"
 #include "output.h"
 
 enum { MAX_RUNS = 1000, SAMPLE_RATE_HZ = 16000 };
@@ -29,7 +28,7 @@ typedef struct settings {
   double step_ms;
   cli_run run;
   const char *precision;
-  krait_model_options model;
+  krait_denoiser_options model;
 } settings;
 
 typedef struct timing {
@@ -57,8 +56,8 @@ static void fill(float *values, int64_t n) {
   }
 }
 
-static int64_t read_bins(const krait_model *model, int64_t *hop) {
-  json_t *root = json_loads(krait_model_json(model), 0, NULL);
+static int64_t read_bins(const krait_denoiser *model, int64_t *hop) {
+  json_t *root = json_loads(krait_denoiser_json(model), 0, NULL);
   json_t *fft_len = json_object_get(json_object_get(root, "config"), "fft_len");
   const int64_t n_fft = fft_len ? json_integer_value(fft_len) : 400;
   json_decref(root);
@@ -66,7 +65,7 @@ static int64_t read_bins(const krait_model *model, int64_t *hop) {
   return n_fft / 2 + 1;
 }
 
-static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bins, timing *out) {
+static int32_t time_runs(const settings *s, krait_denoiser_session *session, int64_t n_bins, timing *out) {
   const int64_t n = s->batch * n_bins * s->n_frames * 2;
   double times[MAX_RUNS], device[MAX_RUNS];
   int32_t status = KRAIT_OK;
@@ -81,7 +80,7 @@ static int32_t time_runs(const settings *s, krait_session *session, int64_t n_bi
     const double cpu_s = (double)(clock() - start) / CLOCKS_PER_SEC;
     if (i < 0) continue;
     times[i] = bench_wall_s() - start_s;
-    device[i] = krait_primeknet_device_s(session);
+    device[i] = kr_primeknet_device_s(session);
     if (i == 0 || cpu_s < out->cpu_s) out->cpu_s = cpu_s;
   }
   free(in);
@@ -119,11 +118,11 @@ static void print_kernel(void *user, const char *kernel, int64_t n_launches, dou
   printf("\n");
 }
 
-static int32_t time_kernels(const settings *s, krait_session *session, int64_t n_bins) {
+static int32_t time_kernels(const settings *s, krait_denoiser_session *session, int64_t n_bins) {
   const int64_t n = s->batch * n_bins * s->n_frames * 2;
   float *in = malloc((size_t)n * sizeof *in);
   int32_t status = KRAIT_ERR_NO_MEMORY;
-  if (in) fill(in, n), status = krait_primeknet_kernels(session, s->batch, s->n_frames, in, print_kernel, NULL);
+  if (in) fill(in, n), status = kr_primeknet_kernels(session, s->batch, s->n_frames, in, print_kernel, NULL);
   free(in);
   return status;
 }
@@ -132,15 +131,15 @@ static int bench_primeknet(const settings *given) {
   settings all = *given, *const s = &all;
   if (!s->n_frames) s->n_frames = 321;
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   timing t = {0};
   int64_t hop = 0, n_bins = 0;
   int exit_status = cli_run_open_ctx("bench", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const double start_s = bench_wall_s();
-  int32_t status = krait_model_open(ctx, &s->model, &model);
-  if (status >= 0) status = krait_session_open(model, &session);
+  int32_t status = krait_denoiser_open(ctx, &s->model, &model);
+  if (status >= 0) status = krait_denoiser_session_open(model, &session);
   t.open_s = bench_wall_s() - start_s;
   if (status >= 0) n_bins = read_bins(model, &hop);
   if (status >= 0) status = time_runs(s, session, n_bins, &t);
@@ -149,8 +148,8 @@ static int bench_primeknet(const settings *given) {
   if (status >= 0 && s->as_json) failed = cli_print_json("bench", timing_json(s, ctx, &t), JSON_INDENT(2));
   else if (status >= 0) print_timing(s, ctx, &t);
   if (status >= 0 && s->by_kernel) status = time_kernels(s, session, n_bins);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
   return status < 0 ? cli_report("bench", status) + 1 : failed;
 }

@@ -4,13 +4,12 @@
 #include <stdio.h>
 
 #include <krait/bench.h>
-#include <krait/language.h>
-#include <krait/vision.h>
 
 #include "bench_generate.h"
+#include "model_time.h"
 #include "output.h"
 
-static int print_bench_generate_json(const krait_ctx *ctx, const cli_bench_generate *b, const krait_lm_timing *t,
+static int print_bench_generate_json(const krait_ctx *ctx, const cli_bench_generate *b, const kr_lm_timing *t,
                       const krait_limits *l) {
   return cli_print_json(
       "bench",
@@ -22,7 +21,7 @@ static int print_bench_generate_json(const krait_ctx *ctx, const cli_bench_gener
       JSON_INDENT(2));
 }
 
-static int print_bench_generate_text(const cli_bench_generate *b, const krait_lm_timing *t, const krait_limits *l) {
+static int print_bench_generate_text(const cli_bench_generate *b, const kr_lm_timing *t, const krait_limits *l) {
   const double bytes_per_s = (double)t->token_bytes / t->step_s;
   printf("generate: random weights of %s, %s, %lld sequence%s\n", b->model,
          b->dtype == KRAIT_Q8_0  ? "q8_0"
@@ -46,18 +45,18 @@ static void print_kind(void *user, const char *run, const char *name, const char
 
 int cli_bench_generate_run(const cli_run *run, const cli_bench_generate *b) {
   krait_ctx *ctx = NULL;
-  krait_lm_timing t = {.size = sizeof t, .narrow_states = b->narrow_states};
+  kr_lm_timing t = {.size = sizeof t, .narrow_states = b->narrow_states};
   krait_limits limits = {.size = sizeof limits};
   int exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
-  int32_t status = krait_lm_measure(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->n_tokens, &t);
+  int32_t status = kr_lm_measure(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->n_tokens, &t);
   if (status >= 0) status = krait_measure_limits(ctx, &limits);
   exit_status = status < 0   ? cli_report("bench", status) + 1
                 : b->as_json ? print_bench_generate_json(ctx, b, &t, &limits)
                              : print_bench_generate_text(b, &t, &limits);
   if (status >= 0 && b->by_kernel)
     status =
-        krait_lm_profile_by_kernel(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->narrow_states, print_kind, NULL);
+        kr_lm_measure_kernels(ctx, b->model, b->dtype, b->batch, b->n_prompt, b->narrow_states, print_kind, NULL);
   if (status < 0 && exit_status == 0) exit_status = cli_report("bench", status) + 1;
   krait_ctx_close(&ctx);
   return exit_status;
@@ -65,7 +64,7 @@ int cli_bench_generate_run(const cli_run *run, const cli_bench_generate *b) {
 
 /* ---- describe ---- */
 
-static int print_describe(int32_t dtype, const krait_describer_timing *t) {
+static int print_describe(int32_t dtype, const kr_describer_timing *t) {
   printf("describe: random weights of Mobile-VideoGPT-0.5B, %s, %.2f GB of weights\n", krait_dtype_name(dtype),
          (double)t->bytes * 1e-9);
   printf("  frames to rows   %9.3f ms   both towers and projectors, for 16 decoded frames\n", t->encode_s * 1e3);
@@ -75,7 +74,7 @@ static int print_describe(int32_t dtype, const krait_describer_timing *t) {
   return 0;
 }
 
-static int print_describe_json(const krait_describer_timing *t) {
+static int print_describe_json(const kr_describer_timing *t) {
   return cli_print_json(
       "bench",
       json_pack("{s:i, s:o, s:o, s:o, s:o, s:I}", "prompt_tokens", t->n_prompt, "open_s", cli_json_real(t->open_s),
@@ -86,10 +85,10 @@ static int print_describe_json(const krait_describer_timing *t) {
 
 int cli_bench_describe_run(const cli_run *run, int32_t dtype, int64_t n_tokens, int as_json) {
   krait_ctx *ctx = NULL;
-  krait_describer_timing t = {.size = sizeof t};
+  kr_describer_timing t = {.size = sizeof t};
   int exit_status = cli_run_open_ctx("bench", run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const int32_t status = krait_describer_measure(ctx, dtype, n_tokens, &t);
+  const int32_t status = kr_describer_measure(ctx, dtype, n_tokens, &t);
   exit_status = status < 0 ? cli_report("bench", status) + 1
                 : as_json  ? print_describe_json(&t)
                            : print_describe(dtype, &t);

@@ -3,12 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <krait/vision.h>
-
 #include "bench_seedvr.h"
+#include "model_time.h"
 #include "output.h"
 
-static void print_bench_seedvr_line(const krait_seedvr_shape *s, const krait_seedvr_timing *t) {
+static void print_bench_seedvr_line(const kr_seedvr_shape *s, const kr_seedvr_timing *t) {
   printf("  %dB %6lld %9lld %5lld/%-5lld %6lld/%-6lld %12.3f %9.3f %10.2f %9.2f\n", s->variant, (long long)s->n_frames,
          (long long)t->n_tokens, (long long)t->n_windows[0], (long long)t->n_windows[1], (long long)t->longest[0],
          (long long)t->longest[1], t->block_s * 1e3, t->flops / t->block_s * 1e-12, (double)t->weight_bytes * 0x1p-30,
@@ -16,7 +15,7 @@ static void print_bench_seedvr_line(const krait_seedvr_shape *s, const krait_see
   fflush(stdout);
 }
 
-static int add_json(json_t *list, const krait_seedvr_shape *s, const krait_seedvr_timing *t) {
+static int add_json(json_t *list, const kr_seedvr_shape *s, const kr_seedvr_timing *t) {
   return json_array_append_new(
       list, json_pack("{s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I}", "variant", s->variant, "frames",
                       (json_int_t)s->n_frames, "tokens", (json_int_t)t->n_tokens, "longest", (json_int_t)t->longest[0],
@@ -31,11 +30,11 @@ static void print_node(void *user, const char *line) {
 }
 
 static int32_t time_one(const krait_ctx *ctx, const cli_bench_seedvr *b, int variant, int64_t n_frames, json_t *list) {
-  const krait_seedvr_shape shape = {
+  const kr_seedvr_shape shape = {
       .size = sizeof shape, .variant = variant, .n_frames = n_frames, .width = 1280, .height = 720};
-  krait_seedvr_timing t = {.size = sizeof t};
+  kr_seedvr_timing t = {.size = sizeof t};
   const int32_t status =
-      krait_seedvr_measure(ctx, &shape, b->dtype, 0.5, b->by_kernel && !list ? print_node : NULL, NULL, &t);
+      kr_seedvr_measure(ctx, &shape, b->dtype, 0.5, b->by_kernel && !list ? print_node : NULL, NULL, &t);
   if (status < 0) return status;
   if (!list) print_bench_seedvr_line(&shape, &t);
   return list && add_json(list, &shape, &t) != 0 ? KRAIT_ERR_NO_MEMORY : KRAIT_OK;

@@ -5,22 +5,22 @@
 #include <string.h>
 
 #include <krait/bench.h>
-#include <krait/vision.h>
 
 #include "bench_tower.h"
+#include "model_time.h"
 #include "output.h"
 
 typedef struct result {
   char name[64];
   int64_t n; /* frames or images */
-  krait_tower_timing t;
+  kr_tower_timing t;
   krait_limits limits;
 } result;
 
 static double rate(const result *r) { return r->t.flops / r->t.best_s; }
 
 static int print_bench_tower_json(const krait_ctx *ctx, const result *r, int32_t dtype) {
-  const krait_tower_timing *t = &r->t;
+  const kr_tower_timing *t = &r->t;
   return cli_print_json(
       "bench",
       json_pack("{s:s, s:s, s:I, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}", "model",
@@ -36,7 +36,7 @@ static int print_bench_tower_json(const krait_ctx *ctx, const result *r, int32_t
 }
 
 static int print_bench_tower_text(const cli_bench_tower *b, const result *r) {
-  const krait_tower_timing *t = &r->t;
+  const kr_tower_timing *t = &r->t;
   const double bytes_per_s = t->bytes / t->best_s;
   printf("%s: random weights of %s, %s, %lld %s, %lld tokens\n", b->family, r->name, krait_dtype_name(b->dtype),
          (long long)r->n, strcmp(b->family, "clip") == 0 ? "pictures" : "frames of a clip", (long long)t->n_tokens);
@@ -60,7 +60,7 @@ static void print_bench_tower_line(void *user, const char *line) {
 
 static int32_t measure_bench_tower(const krait_ctx *ctx, const cli_bench_tower *b, result *r) {
   const int32_t status =
-      krait_tower_measure(ctx, r->name, b->dtype, r->n, (int32_t)b->n_runs,
+      kr_tower_measure(ctx, r->name, b->dtype, r->n, (int32_t)b->n_runs,
                           b->by_kernel && !b->as_json ? print_bench_tower_line : NULL, NULL, &r->t);
   return status < 0 ? status : krait_measure_limits(ctx, &r->limits);
 }

@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 
 #include <krait/language.h>
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "args.h"
 #include "cmd.h"

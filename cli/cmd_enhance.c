@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "args.h"
 #include "cmd.h"
@@ -29,7 +29,7 @@ typedef struct settings {
   int64_t n_jobs;
   cli_run run;
   const char *precision;
-  krait_model_options model;
+  krait_denoiser_options model;
 } settings;
 
 static const char *short_name(const char *path) {
@@ -130,8 +130,8 @@ typedef struct outcome {
 typedef struct batch {
   const settings *s;
   const krait_ctx *ctx;
-  const krait_model *model;
-  krait_session *sessions[CLI_WORKERS_MOST];
+  const krait_denoiser *model;
+  krait_denoiser_session *sessions[CLI_WORKERS_MOST];
   const cli_pairs *pairs;
   outcome *outcomes;
   int n_failed, n_untold; /* n_untold: results that could not be printed */
@@ -176,7 +176,7 @@ static void enhance_one(void *user, cli_workers *crew, int worker, int piece) {
                                          .mixed_path = b->s->mixed,
                                          .snr_db = b->s->snr_db};
   o->result.size = sizeof o->result;
-  o->status = b->sessions[worker] ? KRAIT_OK : krait_session_open(b->model, &b->sessions[worker]);
+  o->status = b->sessions[worker] ? KRAIT_OK : krait_denoiser_session_open(b->model, &b->sessions[worker]);
   if (o->status == KRAIT_OK) o->status = krait_enhance_file(b->sessions[worker], &options, &o->result);
   if (o->status < 0) o->error = strdup(krait_error_detail());
 }
@@ -226,7 +226,7 @@ static int enhance_pairs(batch *b) {
   if (!b->outcomes || cli_workers_run(&work) != 0)
     b->n_untold += cli_report_detail("enhance", KRAIT_ERR_NO_MEMORY, "no memory for a list of recordings");
   else print_summary(b, enhance_now_s() - start_s);
-  for (int i = 0; i < CLI_WORKERS_MOST; i++) krait_session_close(&b->sessions[i]);
+  for (int i = 0; i < CLI_WORKERS_MOST; i++) krait_denoiser_session_close(&b->sessions[i]);
   for (int i = 0; b->outcomes && i < b->pairs->n; i++) free(b->outcomes[i].error);
   free(b->outcomes);
   return b->n_failed > 0 || b->n_untold > 0;
@@ -255,15 +255,15 @@ static int open_ctx(const settings *s, const cli_pairs *pairs, krait_ctx **ctx) 
 
 static int enhance_all(const settings *s, const cli_pairs *pairs) {
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
+  krait_denoiser *model = NULL;
   int exit_status = open_ctx(s, pairs, &ctx);
   if (exit_status >= 0) return exit_status;
   batch b = {.s = s, .ctx = ctx, .pairs = pairs};
-  int32_t status = krait_model_open(ctx, &s->model, &model);
+  int32_t status = krait_denoiser_open(ctx, &s->model, &model);
   b.model = model;
-  if (status == KRAIT_OK) status = krait_session_open(model, &b.sessions[0]);
+  if (status == KRAIT_OK) status = krait_denoiser_session_open(model, &b.sessions[0]);
   exit_status = status < 0 ? cli_report("enhance", status) + 1 : enhance_pairs(&b);
-  krait_model_close(&model);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
   return exit_status;
 }

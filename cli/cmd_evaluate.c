@@ -46,7 +46,7 @@ typedef struct settings {
   int64_t n_jobs, repeats;
   cli_run run;
   const char *precision;
-  krait_model_options model;
+  krait_denoiser_options model;
 } settings;
 
 /* One comparison: two files, or an item of data. */
@@ -70,8 +70,8 @@ typedef struct means {
 
 typedef struct evaluation {
   const settings *s;
-  const krait_model *model; /* NULL: score the recordings unprocessed */
-  krait_session *sessions[CLI_WORKERS_MOST];
+  const krait_denoiser *model; /* NULL: score the recordings unprocessed */
+  krait_denoiser_session *sessions[CLI_WORKERS_MOST];
   cli_pairs clean, other;
   krait_data *data[MOST_RATIOS];
   int ratios_db[MOST_RATIOS], n_ratios; /* 0: files */
@@ -248,7 +248,7 @@ static void evaluate_one(void *user, cli_workers *crew, int worker, int which) {
   evaluation *e = user;
   piece *p = &e->pieces[which];
   p->found.size = sizeof p->found;
-  if (e->model && !e->sessions[worker]) p->status = krait_session_open(e->model, &e->sessions[worker]);
+  if (e->model && !e->sessions[worker]) p->status = krait_denoiser_session_open(e->model, &e->sessions[worker]);
   if (p->status == 0)
     p->status = p->data ? krait_evaluate_item(e->sessions[worker], p->data, p->index, &p->found)
                         : krait_evaluate_files(e->sessions[worker], p->clean, p->other, &p->found);
@@ -453,16 +453,16 @@ static int compare_all(evaluation *e, int n_jobs) {
 
 static int with_model(evaluation *e) {
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
+  krait_denoiser *model = NULL;
   int exit_status = cli_run_open_ctx("evaluate", &e->s->run, &ctx);
   if (exit_status >= 0) return exit_status;
   int n_jobs = (int)e->s->n_jobs;
   if (!n_jobs) n_jobs = krait_ctx_n_threads(ctx) < CLI_WORKERS_MOST ? krait_ctx_n_threads(ctx) : CLI_WORKERS_MOST;
-  int32_t status = e->s->enhance || e->s->model.weights_path ? krait_model_open(ctx, &e->s->model, &model) : 0;
+  int32_t status = e->s->enhance || e->s->model.weights_path ? krait_denoiser_open(ctx, &e->s->model, &model) : 0;
   e->model = model;
   exit_status = status < 0 ? cli_report("evaluate", status) + 1 : compare_all(e, n_jobs);
-  for (int i = 0; i < CLI_WORKERS_MOST; i++) krait_session_close(&e->sessions[i]);
-  krait_model_close(&model);
+  for (int i = 0; i < CLI_WORKERS_MOST; i++) krait_denoiser_session_close(&e->sessions[i]);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
   return exit_status;
 }

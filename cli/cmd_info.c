@@ -8,10 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <krait/model.h>
-
 #include "args.h"
 #include "cmd.h"
+#include "model_time.h"
 #include "output.h"
 
 /* ---- the program ------------------------------------------------------------------------------------------------ */
@@ -217,7 +216,7 @@ static int print_file(const json_t *info) {
 typedef struct graphs {
   int is_asked, profile;
   cli_run run;
-  krait_model_options model;
+  krait_denoiser_options model;
 } graphs;
 
 static void print_info_line(void *user, const char *line) {
@@ -231,7 +230,7 @@ static int print_graphs(const graphs *g) {
   const int exit_status = cli_run_open_ctx("info", &g->run, &ctx);
   if (exit_status >= 0) return exit_status;
   const int32_t status =
-      krait_model_graphs(ctx, &g->model, g->profile ? KRAIT_GRAPHS_PROFILE : 0, print_info_line, NULL);
+      kr_model_graphs(ctx, &g->model, g->profile ? KR_GRAPHS_PROFILE : 0, print_info_line, NULL);
   const int failed = status < 0 ? cli_report("info", status) + 1 : 0;
   krait_ctx_close(&ctx);
   return failed;

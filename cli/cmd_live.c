@@ -8,7 +8,7 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "args.h"
 #include "cmd.h"
@@ -20,7 +20,7 @@
 
 typedef struct live_settings {
   cli_run how;
-  krait_model_options model;
+  krait_denoiser_options model;
   krait_voice_controls controls;
   const char *band, *in, *out;
   double limit_db; /* negative: none */
@@ -31,8 +31,8 @@ typedef struct live_settings {
 
 typedef struct live_voices {
   krait_ctx *ctx;
-  krait_model *model;
-  krait_session *sessions[LIVE_CHANNELS];
+  krait_denoiser *model;
+  krait_denoiser_session *sessions[LIVE_CHANNELS];
   krait_voice *voices[LIVE_CHANNELS];
   int n;
 } live_voices;
@@ -47,9 +47,9 @@ static int open_live(const live_settings *s, int32_t rate_hz, int n, live_voices
       .rate_hz = rate_hz};
   const int exit_status = cli_run_open_ctx("live", &s->how, &v->ctx);
   if (exit_status >= 0) return exit_status;
-  int32_t status = krait_model_open(v->ctx, &s->model, &v->model);
+  int32_t status = krait_denoiser_open(v->ctx, &s->model, &v->model);
   for (v->n = 0; v->n < n && status >= 0; v->n++) {
-    status = krait_session_open(v->model, &v->sessions[v->n]);
+    status = krait_denoiser_session_open(v->model, &v->sessions[v->n]);
     if (status >= 0) status = krait_voice_open(v->sessions[v->n], &options, &v->voices[v->n]);
     if (status >= 0) status = krait_voice_set(v->voices[v->n], &s->controls);
   }
@@ -59,9 +59,9 @@ static int open_live(const live_settings *s, int32_t rate_hz, int n, live_voices
 static void close_live(live_voices *v) {
   for (int c = 0; c < v->n; c++) {
     krait_voice_close(&v->voices[c]);
-    krait_session_close(&v->sessions[c]);
+    krait_denoiser_session_close(&v->sessions[c]);
   }
-  krait_model_close(&v->model);
+  krait_denoiser_close(&v->model);
   krait_ctx_close(&v->ctx);
 }
 

@@ -3,7 +3,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "args.h"
 #include "cmd.h"
@@ -16,7 +16,7 @@ typedef struct settings {
   int as_json;
   cli_run run;
   const char *precision;
-  krait_model_options model;
+  krait_denoiser_options model;
 } settings;
 
 /* NaN is never within tolerance. */
@@ -55,18 +55,18 @@ static int print_verify_rows(const settings *s, const krait_verify_result *rows,
 
 static int verify(const settings *s, const char *golden_path) {
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   krait_verify_result rows[MAX_ROWS];
   int32_t n = 0;
   int exit_status = cli_run_open_ctx("verify", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
-  int32_t status = krait_model_open(ctx, &s->model, &model);
-  if (status == KRAIT_OK) status = krait_session_open(model, &session);
+  int32_t status = krait_denoiser_open(ctx, &s->model, &model);
+  if (status == KRAIT_OK) status = krait_denoiser_session_open(model, &session);
   if (status == KRAIT_OK) status = krait_verify(session, golden_path, rows, MAX_ROWS, &n);
   exit_status = status < 0 ? cli_report("verify", status) + 1 : print_verify_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
   return exit_status;
 }

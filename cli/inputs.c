@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "args.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #ifdef __GLIBC__
 #include <execinfo.h>

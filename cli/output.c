@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 /* ---- streams ---- */
 static FILE *own_err;

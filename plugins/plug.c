@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 enum { BLOCK = 64 };
 
@@ -15,8 +15,8 @@ struct plug {
   int32_t rate_hz;
   uint32_t flags; /* KRAIT_VOICE_* of the voices */
   krait_ctx *ctx;
-  krait_model *model;
-  krait_session *sessions[PLUG_CHANNELS];
+  krait_denoiser *model;
+  krait_denoiser_session *sessions[PLUG_CHANNELS];
   krait_voice *voices[PLUG_CHANNELS];
 };
 
@@ -33,8 +33,8 @@ static int32_t open_voices(plug *p) {
 static int32_t open_all(plug *p) {
   const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
   int32_t status = krait_ctx_open(&options, &p->ctx);
-  if (status >= 0) status = krait_model_open(p->ctx, NULL, &p->model);
-  for (int c = 0; c < p->n_channels && status >= 0; c++) status = krait_session_open(p->model, &p->sessions[c]);
+  if (status >= 0) status = krait_denoiser_open(p->ctx, NULL, &p->model);
+  for (int c = 0; c < p->n_channels && status >= 0; c++) status = krait_denoiser_session_open(p->model, &p->sessions[c]);
   return status < 0 ? status : open_voices(p);
 }
 
@@ -55,9 +55,9 @@ void plug_close(plug **handle) {
   if (!p) return;
   for (int c = 0; c < p->n_channels; c++) {
     krait_voice_close(&p->voices[c]);
-    krait_session_close(&p->sessions[c]);
+    krait_denoiser_session_close(&p->sessions[c]);
   }
-  krait_model_close(&p->model);
+  krait_denoiser_close(&p->model);
   krait_ctx_close(&p->ctx);
   free(p);
   *handle = NULL;

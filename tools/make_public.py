@@ -5,13 +5,13 @@ and, if it succeeded, clears the thread's last error (src/base/answer.h). A file
     make_public.py names OUT.h HEADER...                 public_names.h
     make_public.py calls OUT.c HEADER... --of SOURCE...   the functions that these files define
 
-Operators are not among them: kr_op_run does it for all."""
+Operators are not among them: tools/make_sigs.py makes theirs."""
 import pathlib
 import re
 import sys
 
 # int32_t, but not a status: they leave the error as it is.
-ANSWERS = {"krait_n_ops", "krait_op_n_impls", "krait_ctx_device", "krait_ctx_n_threads", "krait_rule", "krait_tables_find_gpu", "krait_report_exit", "krait_text_distance", "krait_voice_process", "krait_voice_set"}
+ANSWERS = {"krait_n_ops", "krait_op_n_impls", "krait_ctx_device", "krait_ctx_n_threads", "krait_rule", "krait_tables_find_gpu", "krait_report_exit", "kr_text_distance", "krait_voice_process", "krait_voice_set"}
 
 
 def read(path):

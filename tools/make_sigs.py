@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """make_sigs.py OUT.c FILE.sig...: the operators' signatures as the tables of src/runtime/sig.h, with asserts that they
-match the structs of krait/ops.h and krait/blocks.h. Format: docs/ADD_OP.md. make_sigs.py --docs OPS.md FILE.sig...
-rewrites the tables in that file; --check-docs fails if they are out of date."""
+match the structs of krait/ops.h and op_args.h. Format: docs/ADD_OP.md. make_sigs.py --docs OPS.md FILE.sig...
+rewrites the tables in that file; --check-docs fails if they are out of date. make_sigs.py --public OUT.c ops.h
+FILE.sig...: the operators' public functions, and the tables of src/runtime/public_op.h."""
 import pathlib
 import re
 import sys
@@ -62,7 +63,7 @@ def read_fact(words):
     if words.takes("=="):
         words.take("0")
         return "zero", name
-    return ("flag" if name.startswith("KRAIT_") else "given"), name
+    return ("flag" if name.startswith(("KRAIT_", "KR_")) else "given"), name
 
 
 def read_when(words):
@@ -362,8 +363,12 @@ class Writer:
         return self.sum(read_sum(text, self.op.lets))
 
     def dims(self, when, text):
-        sums = [self.sum(read_sum(d, self.op.lets)) for d in text[1:-1].split(",")]
-        return '{%s, "%s", %d, {%s}}' % (self.when(when), re.sub(r"\s", "", text), len(sums), ", ".join(sums))
+        read = [read_sum(d, self.op.lets) for d in text[1:-1].split(",")]
+        sums = [self.sum(terms) for terms in read]
+        only = [self.size(terms[0][1][0]) if len(terms) == 1 and terms[0][0] == 1 and len(terms[0][1]) == 1 and terms[0][2] == NONE else -1 for terms in read]
+        named = sorted({self.size(s) for terms in read for _, sizes, _ in terms for s in sizes})
+        return '{%s, "%s", %d, {%s}, {%s}, 0x%xu}' % (self.when(when), re.sub(r"\s", "", text), len(sums), ", ".join(map(str, (only + [-1] * 4)[:4])),
+                                                  ", ".join(sums), sum(1 << s for s in named))
 
     def tensor(self, t):
         op, types = self.op, []
@@ -386,7 +391,7 @@ class Writer:
         draw = "{KR_DRAW_%s, %d, %d, %d, %sf, %sf, %sf, %sf, %sf}" % (
             kind.upper(), t.usual, t.mixed, rows, *("%r" % float(v) for v in (a, b, t.chance if t.optional else 1, rtol, atol)))
         absent = ['{%s, "%s"}' % (self.when(w), reason) for w, reason in t.absent]
-        return ('  {"%s", offsetof(krait_%s_args, %s), %s, KR_CLASS_%s, %d, %d, {%d, %d}, %d, %d, %d, {%d, %d},\n   {%s}, {%s}, {%s}, %s},' % (
+        return ('  {"%s", offsetof(kr_%s_args, %s), %s, KR_CLASS_%s, %d, %d, {%d, %d}, %d, %d, %d, {%d, %d},\n   {%s}, {%s}, {%s}, %s},' % (
             t.name, op.name, t.name, ROLES[t.role], t.kind.upper(), t.optional, same, *places, mine[0] if mine else -1, again[0] if again else -1, of,
             *rereads, ", ".join(types), ", ".join(self.dims(w, d) for w, d in t.dims), ", ".join(absent) or "{{0, 0}, NULL}", draw))
 
@@ -396,7 +401,7 @@ class Writer:
 
     def field(self, field):
         name, kind, choices = field
-        place = "offsetof(krait_%s_args, %s)" % (self.op.name, name)
+        place = "offsetof(kr_%s_args, %s)" % (self.op.name, name)
         if kind == "float":
             return '  {"%s", NULL, %s, KR_FIELD_FLOAT, 0, %sf},' % (name, place, choices[0])
         return '  {"%s", "%s_*", %s, KR_FIELD_CHOICE, %s, %s_%s},' % (
@@ -405,14 +410,14 @@ class Writer:
     def asserts(self):
         """Every struct field is in the table, with the same kind."""
         op, lines = self.op, []
-        args = "krait_%s_args" % op.name
-        for names, kind in ((op.sizes, "int64_t"), ([t.name for t in op.tensors], "krait_view"), ([f[0] for f in op.fields if f[1] == "float"], "float"),
+        args = "kr_%s_args" % op.name
+        for names, kind in ((op.sizes, "int64_t"), ([t.name for t in op.tensors], "kr_view"), ([f[0] for f in op.fields if f[1] == "float"], "float"),
                             ([f[0] for f in op.fields if f[1] != "float"], "int32_t")):
             lines += ['_Static_assert(_Generic(&((%s *)0)->%s, %s *: 1, default: 0), "%s.%s is not a %s");' % (args, n, kind, args, n, kind) for n in names]
         names = [t.name for t in op.tensors]
         lines += ['_Static_assert(offsetof(%s, %s) < offsetof(%s, %s), "%s: %s comes before %s in its .sig");' % (args, a, args, b, args, a, b) for a, b in zip(names, names[1:])]
         padded = len(op.fields) + len(op.fields) % 2  # with `reserved`
-        lines.append('_Static_assert(sizeof(%s) == sizeof(krait_call) + %d * sizeof(int64_t) + %d * 4 + %d * sizeof(krait_view), "a field of %s is not in its .sig");'
+        lines.append('_Static_assert(sizeof(%s) == sizeof(kr_call) + %d * sizeof(int64_t) + %d * 4 + %d * sizeof(kr_view), "a field of %s is not in its .sig");'
                      % (args, len(op.sizes), padded, len(op.tensors), args))
         return lines
 
@@ -429,7 +434,7 @@ class Writer:
             raise Bad("%s needs more than 32 facts" % name)
         array = lambda kind, what, rows: ["static const kr_sig_%s %s_%s[] = {" % (kind, name, what)] + rows + ["};"] if rows else []
         lines = ["/* ---- %s ---- */" % name] + self.asserts()
-        lines += array("size", "sizes", ['  {"%s", offsetof(krait_%s_args, %s)},' % (s, name, s) for s in op.sizes])
+        lines += array("size", "sizes", ['  {"%s", offsetof(kr_%s_args, %s)},' % (s, name, s) for s in op.sizes])
         lines += array("tensor", "tensors", tensors)
         lines += array("limit", "limits", limits)
         lines += array("field", "fields", [self.field(f) for f in op.fields])
@@ -438,7 +443,7 @@ class Writer:
         lines += array("flag", "flags", ['  {"%s", %s, %sf, %s, %s},' % (f, f, float(chance), no or 0, '"%s"' % no if no else "NULL") for f, chance, no in op.flags])
         have = lambda what, rows: "%s_%s" % (name, what) if rows else "NULL"
         lines += ["const kr_sig kr_sig_%s = {" % name,
-                  '  "%s", sizeof(krait_%s_args), %s,' % (name, name, " | ".join(f[0] for f in op.flags) or "0"),
+                  '  "%s", sizeof(kr_%s_args), %s,' % (name, name, " | ".join(f[0] for f in op.flags) or "0"),
                   "  &kr_op_%s, %s, %s," % (name, "&kr_sig_" + op.gradient if op.gradient else "NULL", "&kr_sig_" + op.forward if op.forward else "NULL"),
                   "  %d, %d, %d, %d, %d, %d," % (len(op.sizes), len(limits), len(op.fields), len(tensors), len(facts), len(op.flags)),
                   "  %s, %s, %s, %s_tensors," % (have("sizes", op.sizes), have("limits", limits), have("fields", op.fields), name),
@@ -447,9 +452,72 @@ class Writer:
 
 
 def write_tables(out, ops):
-    parts = ["/* Made by tools/make_sigs.py from <op>.sig. */", '#include <krait/blocks.h>', '#include "contract.h"', '#include "op.h"', '#include "sig.h"', ""]
+    parts = ["/* Made by tools/make_sigs.py from <op>.sig. */", '#include "contract.h"', '#include "op.h"', '#include "op_args.h"', '#include "sig.h"', ""]
     parts += ["extern const kr_op kr_op_%s;\nextern const kr_sig kr_sig_%s;" % (name, name) for name in ops] + [""]
     parts += [Writer(op, ops).text() for op in ops.values()]
+    out.write_text("\n".join(parts))
+
+
+# ---- krait/ops.h: structs of tensors ----
+
+FIELD_BYTES = {"int64_t": 8, "int32_t": 4, "float": 4}
+
+
+def read_structs(header):
+    """{op: [(type, field)]} of the args structs."""
+    text = re.sub(r"/\*.*?\*/", " ", pathlib.Path(header).read_text(), flags=re.S)
+    structs = {}
+    for name, body in re.findall(r"typedef struct krait_(\w+)_args \{(.*?)\} krait_\w+_args;", text, re.S):
+        structs[name] = [(kind, field) for kind, fields in re.findall(r"(\w+)\s+([^;]+);", body) for field in re.split(r"\s*,\s*", fields.strip())]
+    return structs
+
+
+class Shim:
+    """What runtime/public_op.c needs of one op."""
+
+    def __init__(self, op, fields):
+        self.op, self.fields = op, fields
+        self.args = "krait_%s_args" % op.name
+        self.options = [f for kind, f in fields if kind in FIELD_BYTES and f != "reserved"]
+        self.tensors = [f for kind, f in fields if kind == "krait_tensor"]
+
+    def check(self):
+        named = {s for t in self.op.tensors for _, text in t.dims for d in text[1:-1].split(",") for _, sizes, _ in read_sum(d, self.op.lets) for s in sizes}
+        if self.tensors != [t.name for t in self.op.tensors]:
+            raise Bad("the tensors of %s are not those of its .sig, in that order" % self.args)
+        unknown = set(self.options) - set(self.op.sizes) - {f[0] for f in self.op.fields}
+        missing = {f[0] for f in self.op.fields} - set(self.options)
+        if unknown or missing:
+            raise Bad("%s: %s is not in its .sig, or missing here" % (self.args, ", ".join(sorted(unknown | missing))))
+        self.open = [s for s in self.options if s in named]
+
+    def option(self, name):
+        size = self.op.sizes.index(name) if name in self.op.sizes else -1
+        return "  {offsetof(%s, %s), offsetof(kr_%s_args, %s), sizeof ((%s *)0)->%s, %d, %d}," % (
+            self.args, name, self.op.name, name, self.args, name, size, name in self.open)
+
+    def text(self):
+        self.check()
+        name, given = self.op.name, sum(FIELD_BYTES.get(kind, 0) for kind, _ in self.fields)
+        lines = ["/* ---- %s ---- */" % name,
+                 '_Static_assert(sizeof(%s) == sizeof(krait_call) + %d + %d * sizeof(krait_tensor), "%s has padding");' % (self.args, given, len(self.tensors), self.args)]
+        lines += ["static const kr_public_option %s_options[] = {" % name, *map(self.option, self.options), "};"] if self.options else []
+        lines += ["static const uint16_t %s_tensors[] = {%s};" % (name, ", ".join("offsetof(%s, %s)" % (self.args, t) for t in self.tensors)),
+                  "extern const kr_op kr_op_%s;" % name,
+                  "static const kr_public_op %s = {&kr_op_%s, sizeof(%s), %d, %s, %s_tensors};" % (
+                      name, name, self.args, len(self.options), name + "_options" if self.options else "NULL", name),
+                  "int32_t krait_%s(const krait_ctx *ctx, const %s *args) { return kr_public_run(&%s, ctx, args); }" % (name, self.args, name), ""]
+        return "\n".join(lines)
+
+
+def write_public(out, header, ops):
+    structs = read_structs(header)
+    unknown = set(structs) - set(ops)
+    if unknown:
+        raise Bad("%s: there is no %s.sig" % (header, sorted(unknown)[0]))
+    parts = ["/* The operators' public functions. Made by tools/make_sigs.py from krait/ops.h and the .sig files. */", '#include "all_ops.h"', ""]
+    parts += [Shim(ops[name], fields).text() for name, fields in structs.items()]
+    parts += ["const kr_public_op *const kr_public_ops[] = {%s};" % ", ".join("&" + name for name in structs), "const int32_t kr_n_public_ops = %d;" % len(structs), ""]
     out.write_text("\n".join(parts))
 
 
@@ -497,10 +565,13 @@ def rewrite_docs(path, ops, only_check):
 
 def main(arguments):
     ops, mode = {}, arguments.pop(0) if arguments[0].startswith("--") else None
-    for path in sorted(arguments[1:], key=lambda path: pathlib.Path(path).name) if mode else arguments[1:]:
+    header = arguments.pop(1) if mode == "--public" else None
+    for path in sorted(arguments[1:], key=lambda path: pathlib.Path(path).name) if mode in ("--docs", "--check-docs") else arguments[1:]:
         read_file(pathlib.Path(path), ops)
     try:
-        if mode:
+        if header:
+            write_public(pathlib.Path(arguments[0]), header, ops)
+        elif mode:
             rewrite_docs(pathlib.Path(arguments[0]), ops, mode == "--check-docs")
         else:
             write_tables(pathlib.Path(arguments[0]), ops)

@@ -3,7 +3,7 @@
 #ifndef KRAIT_DATA_H
 #define KRAIT_DATA_H
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -58,10 +58,10 @@ typedef struct krait_evaluation {
 
 /* Two recordings of the same speech, cut to the shorter one, averaged over channels. With a session, the other one is
  * also enhanced and scored. */
-KRAIT_API int32_t krait_evaluate_files(krait_session *session, const char *clean_path, const char *other_path,
+KRAIT_API int32_t krait_evaluate_files(krait_denoiser_session *session, const char *clean_path, const char *other_path,
                                        krait_evaluation *evaluation);
 /* The same for an item, mixed according to the configuration. */
-KRAIT_API int32_t krait_evaluate_item(krait_session *session, krait_data *data, int64_t index,
+KRAIT_API int32_t krait_evaluate_item(krait_denoiser_session *session, krait_data *data, int64_t index,
                                       krait_evaluation *evaluation);
 
 /* A picture of the scores of several recordings, before and after, one line each. */

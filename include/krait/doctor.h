@@ -110,8 +110,7 @@ typedef struct krait_wheel_name {
   int32_t torch;     /* hundred times major plus minor: 208 for 2.8; 0 not named */
   int32_t cxx11abi;  /* 1, 0, or -1 not named */
   char dist[64], version[64], local[64], build[32], python[64], abi[64], platform[160];
-  char variant[32]; /* the label of a variant wheel (PEP 817), as cu128; since 0.2: a caller's struct may end before it
-                     */
+  char variant[32]; /* the label of a variant wheel (PEP 817), as cu128 */
 } krait_wheel_name;
 /* Accepts a file name, or a path or URL that ends in one. */
 KRAIT_API int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name);
@@ -137,7 +136,6 @@ typedef struct krait_doctor_options {
   size_t log_bytes;
   int32_t all;            /* also what is fine or suppressed */
   int32_t deep;           /* also device code hidden in other sections, and every RECORD hash */
-  /* Since 0.2; a caller's struct may end before them. */
   const char *machine;    /* "x86_64" or "aarch64"; NULL: the GPU's, where it implies one, else this machine's */
   const char *python;     /* "3.11"; NULL: the environment's */
   const char *glibc;      /* "2.35"; NULL: this machine's */

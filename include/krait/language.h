@@ -1,6 +1,6 @@
 /* language.h: language models: a krait_lm holds weights, a tokenizer and the states of a number of sessions; a session
  * is one growing text. A model and its sessions are used by one thread at a time. The context must outlive the model,
- * the model its sessions.
+ * the model its sessions. In libkrait, not in libkrait-ops.
  *
  *   krait_lm_open(ctx, &(krait_lm_options){.size = sizeof(krait_lm_options), .path = "mamba-130m-hf"}, &lm);
  *   krait_lm_session_open(lm, NULL, &session);
@@ -94,27 +94,6 @@ KRAIT_API int32_t krait_lm_score(krait_lm_session *session, const char *text, si
  * whose rows are not a multiple of 256 keep 8). The parameters of the state update become float32. config.json and
  * tokenizer.json must be copied beside the new file. */
 KRAIT_API int32_t krait_lm_quantize(const char *in_path, const char *out_path, const char *format);
-
-/* Random weights of a published model's sizes, for krait bench generate. */
-typedef struct krait_lm_timing {
-  uint32_t size;
-  int32_t narrow_states; /* input: states in the weights' type, as in mamba-ssm, instead of float32 (on a GPU) */
-  uint64_t token_bytes; /* of weights read per token */
-  double open_s;        /* creating the weights */
-  double prompt_s;      /* prefill, the best of three */
-  double token_s;       /* a step of the batch, with argmax on the host, median */
-  double step_s;        /* a step without that, averaged over many in a row */
-} krait_lm_timing;
-typedef void (*krait_lm_profile_fn)(void *user, const char *run, const char *name, const char *op, const char *impl,
-                                 int64_t n_calls, double seconds);
-/* The calls of prefill and of a decode step: for each name and implementation the number of calls, and the time of all
- * of them in a row. */
-KRAIT_API int32_t krait_lm_profile_by_kernel(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
-                                 int64_t n_prompt, int32_t narrow_states, krait_lm_profile_fn kind, void *user);
-/* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, for Mamba's models also
- * KRAIT_Q8_0 and KRAIT_Q4_K. */
-KRAIT_API int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
-                                   int64_t n_prompt, int64_t n_tokens, krait_lm_timing *timing);
 
 #ifdef __cplusplus
 }

@@ -1,36 +1,31 @@
-/* ops.h: the operators. One args struct and one function each; C, device code and cffi read the same structs.
+/* ops.h: the operators. One args struct and one function each.
  *
  * Conventions
  *   B batch, L length, D channels, N state size, W convolution width, H heads, P head size, G groups, S sequences.
- *   A krait_view is a tensor without its sizes (those are fields of the args): data pointer, element type and strides
- *   in elements, in the order of the dimensions given in the comment; unused strides are ignored. A view whose data
- *   is NULL is absent. Strides may be 0 (expanded) on inputs and anything on outputs that does not overlap itself.
- *   Pointers are host pointers for a CPU context and device pointers for a CUDA context.
- *   The caller owns every tensor and the scratch. krait_<op>_scratch_bytes returns how much scratch a call needs with
- *   this context (0 is common); scratch must be aligned to 64 bytes (256 on a device) and holds nothing between calls.
- *   CUDA calls are enqueued on `stream` (a CUstream; NULL is the default stream) and do not synchronise.
+ *   The comment of a tensor has its dimensions. Their sizes come from the tensors: what two of them say differently is
+ *   KRAIT_ERR_SHAPE, with the tensor, the dimension and both sizes in krait_error_detail(). An int64_t of a struct is
+ *   an option that no shape has, or where it says so a size that shapes may leave open.
+ *   A tensor whose data is NULL is absent. Strides may be 0 (expanded) on inputs and anything on outputs that does not
+ *   overlap itself. Pointers are host pointers for a CPU context and device pointers for a CUDA context.
+ *   The caller owns every tensor. CUDA calls are enqueued on `stream` (a CUstream; NULL is the default stream) and do
+ *   not synchronise.
  *   Storage is float32, float16 or bfloat16; states, sums and exponentials are float32.
  *   Unless said otherwise an output must not overlap an input.
- *   Gradients: an absent output gradient is zero; an absent input-gradient view is not computed. Parameter gradients
- *   are written, not accumulated. Results are bit-identical for repeated calls and all thread counts.
+ *   Gradients: an absent output gradient is zero; an absent input gradient is not computed. Parameter gradients are
+ *   written, not accumulated. Results are bit-identical for repeated calls and all thread counts.
  * Equations: docs/OPS.md and the head of src/ops/<op>/<op>_ref.c. */
 #ifndef KRAIT_OPS_H
 #define KRAIT_OPS_H
 
-#include <krait/krait.h>
+#include <krait/tensor.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct krait_view {
-  void *data;        /* never written through for inputs */
-  int64_t stride[4]; /* in elements */
-  int32_t dtype;     /* KRAIT_F32, ... */
-  int32_t reserved;  /* 0 */
-} krait_view;
-
-/* The head of every args struct. */
+/* The head of every args struct. scratch may be NULL: the context then lends memory, which it keeps until it is closed.
+ * Your own: krait_scratch_bytes (plan.h) says how much, aligned to 64 bytes, 256 on a device; it holds nothing between
+ * calls. A call that is captured into a CUDA graph needs its own. */
 typedef struct krait_call {
   uint32_t size;  /* sizeof the whole args struct */
   uint32_t flags; /* the op's own flags, 0 for none */
@@ -56,76 +51,62 @@ typedef struct krait_call {
 
 typedef struct krait_causal_conv1d_args {
   krait_call call;
-  int64_t B, D, L, W;        /* W >= 1 */
-  int32_t activation;        /* KRAIT_ACT_* */
+  int32_t activation; /* KRAIT_ACT_* */
   int32_t reserved;
-  krait_view x;              /* (B,D,L) activation type */
-  krait_view weight;         /* (D,W) any float type */
-  krait_view bias;           /* (D) or absent */
-  krait_view seq_idx;        /* (B,L) int32 or absent; excludes initial_states and final_states */
-  krait_view initial_states; /* (B,D,W-1) or absent */
-  krait_view out;            /* (B,D,L) type of x; may be x itself (same strides) */
-  krait_view final_states;   /* (B,D,W-1) or absent: the last W-1 inputs */
+  krait_tensor x;              /* (B,D,L) activation type */
+  krait_tensor weight;         /* (D,W) any float type */
+  krait_tensor bias;           /* (D) or absent */
+  krait_tensor seq_idx;        /* (B,L) int32 or absent; excludes initial_states and final_states */
+  krait_tensor initial_states; /* (B,D,W-1) or absent */
+  krait_tensor out;            /* (B,D,L) type of x; may be x itself (same strides) */
+  krait_tensor final_states;   /* (B,D,W-1) or absent: the last W-1 inputs */
 } krait_causal_conv1d_args;
 
 KRAIT_API int32_t krait_causal_conv1d(const krait_ctx *ctx, const krait_causal_conv1d_args *args);
-KRAIT_API int32_t krait_causal_conv1d_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_args *args,
-                                                    uint64_t *bytes);
 
 typedef struct krait_causal_conv1d_bwd_args {
   krait_call call; /* flags as forward */
-  int64_t B, D, L, W;
   int32_t activation;
   int32_t reserved;
-  krait_view x, weight, bias, seq_idx, initial_states; /* as forward */
-  krait_view dout;            /* (B,D,L) */
-  krait_view dfinal_states;   /* (B,D,W-1) or absent */
-  krait_view dx;              /* (B,D,L) type of x */
-  krait_view dweight;         /* (D,W) */
-  krait_view dbias;           /* (D) */
-  krait_view dinitial_states; /* (B,D,W-1) */
+  krait_tensor x, weight, bias, seq_idx, initial_states; /* as forward */
+  krait_tensor dout;                                     /* (B,D,L) */
+  krait_tensor dfinal_states;                            /* (B,D,W-1) or absent */
+  krait_tensor dx;                                       /* (B,D,L) type of x */
+  krait_tensor dweight;                                  /* (D,W) */
+  krait_tensor dbias;                                    /* (D) */
+  krait_tensor dinitial_states;                          /* (B,D,W-1) */
 } krait_causal_conv1d_bwd_args;
 
 KRAIT_API int32_t krait_causal_conv1d_bwd(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args);
-KRAIT_API int32_t krait_causal_conv1d_bwd_scratch_bytes(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *args,
-                                                        uint64_t *bytes);
 
 /* L new tokens per sequence against a running state of the last S >= W-1 inputs. Without cache_seqlens the state
  * shifts left by L; with it the state is a ring whose write position is cache_seqlens % S. */
+/* n_states is at least B unless conv_state_indices is given. */
 typedef struct krait_causal_conv1d_update_args {
   krait_call call;
-  int64_t B, D, L, W, S;
-  int64_t n_states;              /* rows of conv_state; B unless conv_state_indices is given */
   int32_t activation;
   int32_t reserved;
-  krait_view x;                  /* (B,D,L) */
-  krait_view conv_state;         /* (n_states,D,S) read and written */
-  krait_view weight, bias;       /* (D,W), (D) or absent */
-  krait_view cache_seqlens;      /* (B) int32 or absent */
-  krait_view conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write, one
-                                    of n_states or more is refused on the CPU and treated as negative on a GPU */
-  krait_view out;                /* (B,D,L); may be x itself */
+  krait_tensor x;                  /* (B,D,L) */
+  krait_tensor conv_state;         /* (n_states,D,S) read and written */
+  krait_tensor weight, bias;       /* (D,W), (D) or absent */
+  krait_tensor cache_seqlens;      /* (B) int32 or absent */
+  krait_tensor conv_state_indices; /* (B) int32 or absent: row of conv_state; a negative one gives out 0 and no write,
+                                      one of n_states or more is refused on the CPU and treated as negative on a GPU */
+  krait_tensor out;                /* (B,D,L); may be x itself */
 } krait_causal_conv1d_update_args;
 
 KRAIT_API int32_t krait_causal_conv1d_update(const krait_ctx *ctx, const krait_causal_conv1d_update_args *args);
-KRAIT_API int32_t krait_causal_conv1d_update_scratch_bytes(const krait_ctx *ctx,
-                                                           const krait_causal_conv1d_update_args *args,
-                                                           uint64_t *bytes);
 
 /* The last state_len inputs of each packed sequence, right-aligned, zero-padded on the left. */
 typedef struct krait_causal_conv1d_varlen_states_args {
   krait_call call;
-  int64_t S, D, total, state_len;
-  krait_view x;          /* (total,D) */
-  krait_view cu_seqlens; /* (S+1) int32, from 0 to at most total (padding follows), not decreasing */
-  krait_view states;     /* (S,D,state_len) type of x, written */
+  krait_tensor x;          /* (total,D) */
+  krait_tensor cu_seqlens; /* (S+1) int32, from 0 to at most total (padding follows), not decreasing */
+  krait_tensor states;     /* (S,D,state_len) type of x, written */
 } krait_causal_conv1d_varlen_states_args;
 
 KRAIT_API int32_t krait_causal_conv1d_varlen_states(const krait_ctx *ctx,
                                                     const krait_causal_conv1d_varlen_states_args *args);
-KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ctx *ctx,
-                                                                  const krait_causal_conv1d_varlen_states_args *args,
-                                                                  uint64_t *bytes);
 
 /* ==== selective scan (Mamba 1: Gu & Dao 2023, section 3) =====================================================
  * dt = delta + delta_bias, softplus if requested; x_t = exp(dt A) x_{t-1} + dt B_t u_t; y_t = sum_n C_t x_t + D u_t;
@@ -142,57 +123,50 @@ KRAIT_API int32_t krait_causal_conv1d_varlen_states_scratch_bytes(const krait_ct
 #define KRAIT_SCAN_B_CONSTANT 2u /* Bmat is (D,N) instead of (B,G,N,L) */
 #define KRAIT_SCAN_C_CONSTANT 4u
 #define KRAIT_SCAN_REVERSE 8u
-#define KRAIT_SCAN_BOTH 16u      /* needs A_reverse; excludes KRAIT_SCAN_REVERSE, states and packed sequences */
+#define KRAIT_SCAN_BOTH 16u /* needs A_reverse; excludes KRAIT_SCAN_REVERSE, states and packed sequences */
 
+/* D % G == 0; N in 1..512; n_kept is (L + 7) / 8. */
 typedef struct krait_selective_scan_args {
   krait_call call;
-  int64_t B, D, L, N, G, S;  /* D % G == 0; S = number of packed sequences, 0 without cu_seqlens; N in 1..512 */
-  krait_view u;              /* (B,D,L) activation type */
-  krait_view delta;          /* (B,D,L) float type, may differ from u's */
-  krait_view A;              /* (D,N) float32 or complex64 */
-  krait_view Bmat;           /* (B,G,N,L) float type, or (D,N) with KRAIT_SCAN_B_CONSTANT */
-  krait_view Cmat;           /* same rule, KRAIT_SCAN_C_CONSTANT */
-  krait_view Dvec;           /* (D) float32 or absent */
-  krait_view z;              /* (B,D,L) or absent */
-  krait_view delta_bias;     /* (D) float32 or absent */
-  krait_view initial_state;  /* (B or S,D,N) float32 / complex64 or absent; with seq_idx it applies to the first
-                                segment */
-  krait_view seq_idx;        /* (B,L) int32 or absent */
-  krait_view cu_seqlens;     /* (S+1) int32 or absent */
-  krait_view A_reverse;      /* (D,N), only with KRAIT_SCAN_BOTH */
-  krait_view out;            /* (B,D,L) type of u; may be u or z itself (same strides) */
-  krait_view last_state; /* (B or S,D,N) float32 / complex64 or absent: state after the last step of the direction */
-  krait_view states;     /* (B,D,N,n_kept) float32 / complex64 or absent: the state before each 8th step of the
-                            direction, for the gradient; not with seq_idx, cu_seqlens or KRAIT_SCAN_BOTH */
-  int64_t n_kept;        /* (L + 7) / 8 with states, else 0 */
+  krait_tensor u;             /* (B,D,L) activation type */
+  krait_tensor delta;         /* (B,D,L) float type, may differ from u's */
+  krait_tensor A;             /* (D,N) float32 or complex64 */
+  krait_tensor Bmat;          /* (B,G,N,L) float type, or (D,N) with KRAIT_SCAN_B_CONSTANT */
+  krait_tensor Cmat;          /* same rule, KRAIT_SCAN_C_CONSTANT */
+  krait_tensor Dvec;          /* (D) float32 or absent */
+  krait_tensor z;             /* (B,D,L) or absent */
+  krait_tensor delta_bias;    /* (D) float32 or absent */
+  krait_tensor initial_state; /* (B or S,D,N) float32 / complex64 or absent; with seq_idx it applies to the first
+                                 segment */
+  krait_tensor seq_idx;       /* (B,L) int32 or absent */
+  krait_tensor cu_seqlens;    /* (S+1) int32 or absent */
+  krait_tensor A_reverse;     /* (D,N), only with KRAIT_SCAN_BOTH */
+  krait_tensor out;           /* (B,D,L) type of u; may be u or z itself (same strides) */
+  krait_tensor last_state; /* (B or S,D,N) float32 / complex64 or absent: state after the last step of the direction */
+  krait_tensor states;     /* (B,D,N,n_kept) float32 / complex64 or absent: the state before each 8th step of the
+                              direction, for the gradient; not with seq_idx, cu_seqlens or KRAIT_SCAN_BOTH */
 } krait_selective_scan_args;
 
 KRAIT_API int32_t krait_selective_scan(const krait_ctx *ctx, const krait_selective_scan_args *args);
-KRAIT_API int32_t krait_selective_scan_scratch_bytes(const krait_ctx *ctx, const krait_selective_scan_args *args,
-                                                     uint64_t *bytes);
 
 /* The forward states are recomputed, from those before each 8th step if the forward call stored them. */
 typedef struct krait_selective_scan_bwd_args {
   krait_call call; /* flags as forward */
-  int64_t B, D, L, N, G, S;
-  krait_view u, delta, A, Bmat, Cmat, Dvec, z, delta_bias, initial_state, seq_idx, cu_seqlens,
-      A_reverse;             /* as forward */
-  krait_view dout;           /* (B,D,L) */
-  krait_view dlast_state;    /* like last_state, or absent */
-  krait_view du, ddelta;     /* (B,D,L) */
-  krait_view dA;             /* (D,N) float32 / complex64 */
-  krait_view dB, dC;         /* like Bmat, Cmat */
-  krait_view dDvec, dz;      /* (D) float32; (B,D,L) */
-  krait_view ddelta_bias;    /* (D) float32 */
-  krait_view dinitial_state; /* like initial_state */
-  krait_view dA_reverse;
-  krait_view states;         /* as forward, or absent: only saves time */
-  int64_t n_kept;
+  krait_tensor u, delta, A, Bmat, Cmat, Dvec, z, delta_bias, initial_state, seq_idx, cu_seqlens,
+      A_reverse;               /* as forward */
+  krait_tensor dout;           /* (B,D,L) */
+  krait_tensor dlast_state;    /* like last_state, or absent */
+  krait_tensor du, ddelta;     /* (B,D,L) */
+  krait_tensor dA;             /* (D,N) float32 / complex64 */
+  krait_tensor dB, dC;         /* like Bmat, Cmat */
+  krait_tensor dDvec, dz;      /* (D) float32; (B,D,L) */
+  krait_tensor ddelta_bias;    /* (D) float32 */
+  krait_tensor dinitial_state; /* like initial_state */
+  krait_tensor dA_reverse;
+  krait_tensor states; /* as forward, or absent: only saves time */
 } krait_selective_scan_bwd_args;
 
 KRAIT_API int32_t krait_selective_scan_bwd(const krait_ctx *ctx, const krait_selective_scan_bwd_args *args);
-KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx,
-                                                         const krait_selective_scan_bwd_args *args, uint64_t *bytes);
 
 /* ==== mamba_inner (the inside of a Mamba-1 block) ============================================================
  * x, z = halves of xz along channels; x = silu(conv1d(x)); [dt, B, C] = x_proj_weight x for each step (columns: dt the
@@ -204,51 +178,45 @@ KRAIT_API int32_t krait_selective_scan_bwd_scratch_bytes(const krait_ctx *ctx,
  * too, as if xz, B, C and out were flipped. Everything between xz and out is float32, whatever the storage. */
 typedef struct krait_mamba_inner_args {
   krait_call call;
-  int64_t B, D, L, N, W, R, M;
-  float eps;                       /* of the norms */
+  float eps; /* of the norms */
   int32_t reserved;
-  krait_view xz;                   /* (B,2D,L) activation type: x, then z */
-  krait_view conv_weight;          /* (D,W) */
-  krait_view conv_bias;            /* (D) or absent */
-  krait_view x_proj_weight;        /* (R + columns of B + columns of C, D) */
-  krait_view dt_proj_weight;       /* (D,R) */
-  krait_view out_proj_weight;      /* (M,D); absent with M == 0 */
-  krait_view out_proj_bias;        /* (M) or absent */
-  krait_view A, A_reverse;         /* (D,N) float32 or complex64; A_reverse only with KRAIT_SCAN_BOTH */
-  krait_view Bmat, Cmat;           /* absent, or as for the scan with G == 1 */
-  krait_view Dvec, delta_bias;     /* (D) float32 or absent */
-  krait_view B_proj_bias, C_proj_bias; /* (columns) or absent */
-  krait_view dt_norm_weight;       /* (D) or absent: no norm */
-  krait_view B_norm_weight, C_norm_weight; /* (N) or absent; not with complex A */
-  krait_view out;                  /* (B,L,M), or (B,D,L) with M == 0; any activation type */
+  krait_tensor xz;                           /* (B,2D,L) activation type: x, then z */
+  krait_tensor conv_weight;                  /* (D,W) */
+  krait_tensor conv_bias;                    /* (D) or absent */
+  krait_tensor x_proj_weight;                /* (R + columns of B + columns of C, D) */
+  krait_tensor dt_proj_weight;               /* (D,R) */
+  krait_tensor out_proj_weight;              /* (M,D); absent with M == 0 */
+  krait_tensor out_proj_bias;                /* (M) or absent */
+  krait_tensor A, A_reverse;                 /* (D,N) float32 or complex64; A_reverse only with KRAIT_SCAN_BOTH */
+  krait_tensor Bmat, Cmat;                   /* absent, or as for the scan with G == 1 */
+  krait_tensor Dvec, delta_bias;             /* (D) float32 or absent */
+  krait_tensor B_proj_bias, C_proj_bias;     /* (columns) or absent */
+  krait_tensor dt_norm_weight;               /* (D) or absent: no norm */
+  krait_tensor B_norm_weight, C_norm_weight; /* (N) or absent; not with complex A */
+  krait_tensor out;                          /* (B,L,M), or (B,D,L) with M == 0; any activation type */
 } krait_mamba_inner_args;
 
 KRAIT_API int32_t krait_mamba_inner(const krait_ctx *ctx, const krait_mamba_inner_args *args);
-KRAIT_API int32_t krait_mamba_inner_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_args *args,
-                                                  uint64_t *bytes);
 
 /* The forward call stores nothing: everything except the output projection is recomputed. */
 typedef struct krait_mamba_inner_bwd_args {
   krait_call call; /* flags as forward */
-  int64_t B, D, L, N, W, R, M;
   float eps;
   int32_t reserved;
-  krait_view xz, conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse,
+  krait_tensor xz, conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse,
       Bmat, Cmat, Dvec, delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight,
-      C_norm_weight;               /* as forward */
-  krait_view dout;                 /* like out */
-  krait_view dxz;                  /* (B,2D,L) */
-  krait_view dconv_weight, dconv_bias, dx_proj_weight, ddt_proj_weight, dout_proj_weight,
+      C_norm_weight; /* as forward */
+  krait_tensor dout; /* like out */
+  krait_tensor dxz;  /* (B,2D,L) */
+  krait_tensor dconv_weight, dconv_bias, dx_proj_weight, ddt_proj_weight, dout_proj_weight,
       dout_proj_bias;              /* like their inputs */
-  krait_view dA, dA_reverse;       /* (D,N) type of A */
-  krait_view dB, dC;               /* like Bmat, Cmat */
-  krait_view dDvec, ddelta_bias;   /* (D) float32 */
-  krait_view dB_proj_bias, dC_proj_bias, ddt_norm_weight, dB_norm_weight, dC_norm_weight;
+  krait_tensor dA, dA_reverse;     /* (D,N) type of A */
+  krait_tensor dB, dC;             /* like Bmat, Cmat */
+  krait_tensor dDvec, ddelta_bias; /* (D) float32 */
+  krait_tensor dB_proj_bias, dC_proj_bias, ddt_norm_weight, dB_norm_weight, dC_norm_weight;
 } krait_mamba_inner_bwd_args;
 
 KRAIT_API int32_t krait_mamba_inner_bwd(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args);
-KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, const krait_mamba_inner_bwd_args *args,
-                                                      uint64_t *bytes);
 
 /* ==== SSD (Mamba 2: Dao & Gu 2024, "Transformers are SSMs") ==================================================
  * d = dt + dt_bias, softplus if requested, then clamped to dt_min ... dt_max; S_t = exp(d A) S_{t-1} + d x_t (outer)
@@ -264,71 +232,125 @@ KRAIT_API int32_t krait_mamba_inner_bwd_scratch_bytes(const krait_ctx *ctx, cons
 #define KRAIT_SSD_BOTH 4u /* needs A_reverse; excludes KRAIT_SSD_REVERSE, states, seq_idx and cu_seqlens */
 #define KRAIT_SSD_TF32 8u /* float32 factors of products may be rounded to 11 significant bits */
 
+/* H % G == 0; P in 1..256, N in 1..512. */
 typedef struct krait_ssd_args {
   krait_call call;
-  int64_t B, L, H, P, N, G,
-      S; /* H % G == 0; P in 1..256, N in 1..512; S = number of varlen states, 0 without cu_seqlens */
   float dt_min, dt_max;        /* dt_max 0 stands for infinity */
-  krait_view x;                /* (B,L,H,P) activation type */
-  krait_view dt;               /* (B,L,H) float type, may differ from x's */
-  krait_view A;                /* (H) float32 */
-  krait_view Bmat, Cmat;       /* (B,L,G,N) float type */
-  krait_view Dvec;             /* (H,P) any float type or absent; stride 0 along P for one value per head */
-  krait_view z;                /* (B,L,H,P) or absent */
-  krait_view dt_bias;          /* (H) any float type or absent */
-  krait_view initial_states;   /* (B,H,P,N) any float type or absent */
-  krait_view seq_idx;          /* (B,L) int32 or absent */
-  krait_view cu_seqlens;       /* (S+1) int32, from 0 to at most L, increasing; only with varlen_states, B == 1, not in
-                                  reverse */
-  krait_view A_reverse;        /* (H) float32, only with KRAIT_SSD_BOTH */
-  krait_view out;              /* (B,L,H,P) type of x; may be x or z itself (same strides) */
-  krait_view final_states;     /* (B,H,P,N) float32 or absent: after the last token of the direction */
-  krait_view varlen_states;    /* (S,H,P,N) float32 or absent */
+  krait_tensor x;              /* (B,L,H,P) activation type */
+  krait_tensor dt;             /* (B,L,H) float type, may differ from x's */
+  krait_tensor A;              /* (H) float32 */
+  krait_tensor Bmat, Cmat;     /* (B,L,G,N) float type */
+  krait_tensor Dvec;           /* (H,P) any float type or absent; stride 0 along P for one value per head */
+  krait_tensor z;              /* (B,L,H,P) or absent */
+  krait_tensor dt_bias;        /* (H) any float type or absent */
+  krait_tensor initial_states; /* (B,H,P,N) any float type or absent */
+  krait_tensor seq_idx;        /* (B,L) int32 or absent */
+  krait_tensor cu_seqlens;     /* (S+1) int32, from 0 to at most L, increasing; only with varlen_states, B == 1, not
+                                  in reverse */
+  krait_tensor A_reverse;      /* (H) float32, only with KRAIT_SSD_BOTH */
+  krait_tensor out;            /* (B,L,H,P) type of x; may be x or z itself (same strides) */
+  krait_tensor final_states;   /* (B,H,P,N) float32 or absent: after the last token of the direction */
+  krait_tensor varlen_states;  /* (S,H,P,N) float32 or absent */
 } krait_ssd_args;
 
 KRAIT_API int32_t krait_ssd(const krait_ctx *ctx, const krait_ssd_args *args);
-KRAIT_API int32_t krait_ssd_scratch_bytes(const krait_ctx *ctx, const krait_ssd_args *args, uint64_t *bytes);
 
 /* The forward states are recomputed, the forward call stores nothing; varlen_states have no gradient. */
 typedef struct krait_ssd_bwd_args {
   krait_call call; /* flags as forward */
-  int64_t B, L, H, P, N, G, S; /* S: 0 */
   float dt_min, dt_max;
-  krait_view x, dt, A, Bmat, Cmat, Dvec, z, dt_bias, initial_states, seq_idx, A_reverse; /* as forward */
-  krait_view dout;             /* (B,L,H,P) */
-  krait_view dfinal_states;    /* (B,H,P,N) float type or absent */
-  krait_view dx, dz;           /* (B,L,H,P) */
-  krait_view ddt;              /* (B,L,H) */
-  krait_view dA, dA_reverse;   /* (H) float32 */
-  krait_view dB, dC;           /* (B,L,G,N) */
-  krait_view dDvec;            /* (H,P) float32; stride 0 along P: the sums over P */
-  krait_view ddt_bias;         /* (H) float32 */
-  krait_view dinitial_states;  /* (B,H,P,N) float type */
+  krait_tensor x, dt, A, Bmat, Cmat, Dvec, z, dt_bias, initial_states, seq_idx, A_reverse; /* as forward */
+  krait_tensor dout;                                                                       /* (B,L,H,P) */
+  krait_tensor dfinal_states;   /* (B,H,P,N) float type or absent */
+  krait_tensor dx, dz;          /* (B,L,H,P) */
+  krait_tensor ddt;             /* (B,L,H) */
+  krait_tensor dA, dA_reverse;  /* (H) float32 */
+  krait_tensor dB, dC;          /* (B,L,G,N) */
+  krait_tensor dDvec;           /* (H,P) float32; stride 0 along P: the sums over P */
+  krait_tensor ddt_bias;        /* (H) float32 */
+  krait_tensor dinitial_states; /* (B,H,P,N) float type */
 } krait_ssd_bwd_args;
 
 KRAIT_API int32_t krait_ssd_bwd(const krait_ctx *ctx, const krait_ssd_bwd_args *args);
-KRAIT_API int32_t krait_ssd_bwd_scratch_bytes(const krait_ctx *ctx, const krait_ssd_bwd_args *args, uint64_t *bytes);
 
 /* One decode step: dt = dt + dt_bias, softplus if requested; state = exp(dt A) state + dt B x; out = sum_n C state + D
  * x; times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */
 #define KRAIT_UPDATE_SOFTPLUS 1u
+/* H % G == 0; n_states is at least B unless state_batch_indices is given. */
 typedef struct krait_state_update_args {
   krait_call call;
-  int64_t B, H, P, N, G, n_states; /* H % G == 0 */
-  krait_view state;               /* (n_states,H,P,N) any float type, read and written */
-  krait_view x, dt;               /* (B,H,P) */
-  krait_view A;                   /* (H,P,N) float32 */
-  krait_view Bmat, Cmat;          /* (B,G,N) */
-  krait_view Dvec, dt_bias;       /* (H,P) or absent */
-  krait_view z;                   /* (B,H,P) or absent */
-  krait_view state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or
-                                     more is refused on the CPU and treated as negative on a GPU */
-  krait_view out;                 /* (B,H,P) type of x */
+  krait_tensor state;               /* (n_states,H,P,N) any float type, read and written */
+  krait_tensor x, dt;               /* (B,H,P) */
+  krait_tensor A;                   /* (H,P,N) float32 */
+  krait_tensor Bmat, Cmat;          /* (B,G,N) */
+  krait_tensor Dvec, dt_bias;       /* (H,P) or absent */
+  krait_tensor z;                   /* (B,H,P) or absent */
+  krait_tensor state_batch_indices; /* (B) int32 or absent; a negative one gives out 0 and no write, one of n_states or
+                                       more is refused on the CPU and treated as negative on a GPU */
+  krait_tensor out;                 /* (B,H,P) type of x */
 } krait_state_update_args;
 
 KRAIT_API int32_t krait_state_update(const krait_ctx *ctx, const krait_state_update_args *args);
-KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const krait_state_update_args *args,
-                                                   uint64_t *bytes);
+
+/* ==== mamba2_inner (a Mamba-2 block) =========================================================================
+ * zxbcdt = in_proj_weight x + in_proj_bias, or x itself with K == 0; of its columns the first F are z0, then x0 (F), z
+ * (HP), xBC (HP + 2GN), dt (H); xBC = act(conv1d(xBC)); x, B, C = its columns; y = ssd of x with softplus(dt + dt_bias)
+ * clamped to dt_min ... dt_max, A, B, C, D; gated = [silu(z0) x0, h], where h = y silu(z) without norm_weight, else the
+ * RMS norm over each of G groups of y silu(z) times norm_weight, or with KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times
+ * the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0. Where seq_idx resets the
+ * state, it resets the convolution too. Tensors between two of these steps have x's type. K: columns of x, 0 without
+ * in_proj_weight; F: channels of the MLP part; M: 0 without out_proj_weight. */
+#define KRAIT_MAMBA2_NORM_BEFORE_GATE 1u
+#define KRAIT_MAMBA2_LOG_A 2u /* A is -exp of what is given, which may be of any float type */
+
+typedef struct krait_mamba2_inner_args {
+  krait_call call;
+  int64_t P, G;                 /* 0 where the shapes say it: P those of Dvec, norm_weight or states */
+  int32_t activation;           /* of the convolution: KRAIT_ACT_SILU or _NONE */
+  float eps;                    /* of the norm */
+  float dt_min, dt_max;         /* dt_max 0 stands for infinity */
+  krait_tensor x;               /* (B,L,K) activation type, or (B,L,2F + 2HP + 2GN + H) with K == 0 */
+  krait_tensor in_proj_weight;  /* (2F + 2HP + 2GN + H, K); absent with K == 0 */
+  krait_tensor in_proj_bias;    /* (2F + 2HP + 2GN + H) or absent */
+  krait_tensor conv_weight;     /* (HP + 2GN, W) */
+  krait_tensor conv_bias;       /* (HP + 2GN) or absent */
+  krait_tensor dt_bias;         /* (H) or absent */
+  krait_tensor A;               /* (H) float32, or with KRAIT_MAMBA2_LOG_A any float type */
+  krait_tensor Dvec;            /* (H,P) or absent; stride 0 along P for one value per head */
+  krait_tensor norm_weight;     /* (HP) or absent: no norm */
+  krait_tensor out_proj_weight; /* (M, F + HP); absent with M == 0 */
+  krait_tensor out_proj_bias;   /* (M) or absent */
+  krait_tensor initial_states;  /* (B,H,P,N) or absent: of the scan */
+  krait_tensor seq_idx;         /* (B,L) int32 or absent, as for ssd */
+  krait_tensor out;             /* (B,L,M), or (B,L,F + HP) with M == 0; any activation type */
+  krait_tensor final_states;    /* (B,H,P,N) float32 or absent */
+  krait_tensor zxbcdt;          /* (B,L,2F + 2HP + 2GN + H) type of x, or absent: stored for the gradient,
+                                   as are */
+  krait_tensor xBC;             /* (B,L,HP + 2GN) type of x, or absent: after the convolution */
+  krait_tensor y;               /* (B,L,HP) type of x, or absent; not without norm_weight */
+  krait_tensor gated;           /* (B,L,F + HP) type of x, or absent; not with M == 0 */
+} krait_mamba2_inner_args;
+
+KRAIT_API int32_t krait_mamba2_inner(const krait_ctx *ctx, const krait_mamba2_inner_args *args);
+
+/* zxbcdt, xBC, y and gated are those of the forward call; absent ones are recomputed. */
+typedef struct krait_mamba2_inner_bwd_args {
+  krait_call call; /* flags as forward */
+  int64_t P, G;
+  int32_t activation;
+  float eps, dt_min, dt_max;
+  krait_tensor x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight,
+      out_proj_bias, initial_states, seq_idx, zxbcdt, xBC, y, gated;               /* as forward */
+  krait_tensor dout;                                                               /* like out */
+  krait_tensor dfinal_states;                                                      /* (B,H,P,N) float type or absent */
+  krait_tensor dx;                                                                 /* like x */
+  krait_tensor din_proj_weight, din_proj_bias, dconv_weight, dconv_bias, ddt_bias; /* like their inputs */
+  krait_tensor dA;                                                                 /* (H) type of A */
+  krait_tensor dDvec; /* (H,P); where Dvec's stride along P is 0 (H,1), the sums over P */
+  krait_tensor dnorm_weight, dout_proj_weight, dout_proj_bias, dinitial_states; /* like their inputs */
+} krait_mamba2_inner_bwd_args;
+
+KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba2_inner_bwd_args *args);
 
 /* ==== attention (Vaswani et al. 2017; Dao 2023, "FlashAttention-2") ===========================================
  * Of sequence b, query head h with key head h / (H / Hk), query i of nq and key j of nk:
@@ -350,39 +372,36 @@ KRAIT_API int32_t krait_state_update_scratch_bytes(const krait_ctx *ctx, const k
  * dropout) + 0.5, in float32. i and j count within the sequence (j after leftpad_k). rng is seed, then offset, low
  * words first. */
 #define KRAIT_ATTENTION_CAUSAL 1u
-#define KRAIT_ATTENTION_WINDOW 2u    /* window_left and window_right apply */
+#define KRAIT_ATTENTION_WINDOW 2u /* window_left and window_right apply */
 /* The gradient may be summed in any order: not bit-identical for repeated calls, faster on some GPUs. */
 #define KRAIT_ATTENTION_ANY_ORDER 4u
 
+/* H % Hk == 0; D, Dv in 1..256. */
 typedef struct krait_attention_args {
   krait_call call;
-  int64_t B, Lq, Lk, H, Hk, D, Dv; /* H % Hk == 0; D, Dv in 1..256 */
-  int64_t Bk, n_pages;             /* rows of k and v; columns of block_table, 0 without */
-  int64_t max_q, max_k;            /* length of the longest packed sequence, or more; 0: unknown */
+  int64_t max_q, max_k; /* length of the longest packed sequence, or more; 0: unknown */
   int64_t window_left, window_right;
-  float scale;                     /* 0 is 1 / sqrt(D) */
-  float softcap;                   /* 0: none; not with dropout */
-  float dropout;                   /* 0 <= dropout < 1 */
+  float scale;   /* 0 is 1 / sqrt(D) */
+  float softcap; /* 0: none; not with dropout */
+  float dropout; /* 0 <= dropout < 1 */
   int32_t reserved;
-  krait_view q;                    /* (B,Lq,H,D), or (1,Lq,H,D) with cu_seqlens_q */
-  krait_view k;                    /* (Bk,Lk,Hk,D) type of q */
-  krait_view v;                    /* (Bk,Lk,Hk,Dv) type of q */
-  krait_view cu_seqlens_q;         /* (B+1) int32, from 0 to Lq, not decreasing, or absent */
-  krait_view cu_seqlens_k;         /* (B+1) int32, from 0 to Lk, or absent */
-  krait_view seqused_q, seqused_k; /* (B) int32 or absent: the length used of each sequence */
-  krait_view leftpad_k;            /* (B) int32 or absent; not with block_table */
-  krait_view cache_batch_idx;      /* (B) int32 or absent; not with cu_seqlens_k, block_table */
-  krait_view block_table;          /* (B,n_pages) int32 or absent; not with cu_seqlens_k */
-  krait_view alibi_slopes;         /* (B,H) float32 or absent; stride 0 along B for one value per head */
-  krait_view sinks;                /* (H) any float type or absent */
-  krait_view rng;                  /* (4) int32, only and always with dropout */
-  krait_view out;                  /* (B,Lq,H,Dv) or (1,Lq,H,Dv) type of q */
-  krait_view lse;                  /* (B,H,Lq) or (1,H,Lq) float32, or absent */
+  krait_tensor q;                    /* (B,Lq,H,D), or (1,Lq,H,D) with cu_seqlens_q */
+  krait_tensor k;                    /* (Bk,Lk,Hk,D) type of q */
+  krait_tensor v;                    /* (Bk,Lk,Hk,Dv) type of q */
+  krait_tensor cu_seqlens_q;         /* (B+1) int32, from 0 to Lq, not decreasing, or absent */
+  krait_tensor cu_seqlens_k;         /* (B+1) int32, from 0 to Lk, or absent */
+  krait_tensor seqused_q, seqused_k; /* (B) int32 or absent: the length used of each sequence */
+  krait_tensor leftpad_k;            /* (B) int32 or absent; not with block_table */
+  krait_tensor cache_batch_idx;      /* (B) int32 or absent; not with cu_seqlens_k, block_table */
+  krait_tensor block_table;          /* (B,n_pages) int32 or absent; not with cu_seqlens_k */
+  krait_tensor alibi_slopes;         /* (B,H) float32 or absent; stride 0 along B for one value per head */
+  krait_tensor sinks;                /* (H) any float type or absent */
+  krait_tensor rng;                  /* (4) int32, only and always with dropout */
+  krait_tensor out;                  /* (B,Lq,H,Dv) or (1,Lq,H,Dv) type of q */
+  krait_tensor lse;                  /* (B,H,Lq) or (1,H,Lq) float32, or absent */
 } krait_attention_args;
 
 KRAIT_API int32_t krait_attention(const krait_ctx *ctx, const krait_attention_args *args);
-KRAIT_API int32_t krait_attention_scratch_bytes(const krait_ctx *ctx, const krait_attention_args *args,
-                                                uint64_t *bytes);
 
 /* P is recomputed from lse; memory is O(L). Rows of k and v that no query sees have gradient 0. No pages, cache
  * rows or left padding.
@@ -392,21 +411,19 @@ KRAIT_API int32_t krait_attention_scratch_bytes(const krait_ctx *ctx, const krai
  *                     delta) */
 typedef struct krait_attention_bwd_args {
   krait_call call; /* flags as forward */
-  int64_t B, Lq, Lk, H, Hk, D, Dv, Bk, n_pages, max_q, max_k, window_left, window_right; /* n_pages: 0 */
+  int64_t max_q, max_k, window_left, window_right;
   float scale, softcap, dropout;
   int32_t reserved;
-  krait_view q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, alibi_slopes, sinks, rng; /* as forward */
-  krait_view out, lse; /* of the forward call; both must be given */
-  krait_view dout;     /* like out */
-  krait_view dlse;     /* like lse, or absent; ignored where lse is infinite */
-  krait_view dq;       /* like q */
-  krait_view dk, dv;   /* like k, v */
-  krait_view dsinks;   /* (H) */
+  krait_tensor q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, alibi_slopes, sinks, rng; /* as forward */
+  krait_tensor out, lse; /* of the forward call; both must be given */
+  krait_tensor dout;     /* like out */
+  krait_tensor dlse;     /* like lse, or absent; ignored where lse is infinite */
+  krait_tensor dq;       /* like q */
+  krait_tensor dk, dv;   /* like k, v */
+  krait_tensor dsinks;   /* (H) */
 } krait_attention_bwd_args;
 
 KRAIT_API int32_t krait_attention_bwd(const krait_ctx *ctx, const krait_attention_bwd_args *args);
-KRAIT_API int32_t krait_attention_bwd_scratch_bytes(const krait_ctx *ctx, const krait_attention_bwd_args *args,
-                                                    uint64_t *bytes);
 
 /* Rotary embedding (Su et al. 2021) of the first 2R of D features: of pair r, (x1, x2) becomes (x1 cos - x2 sin, x1 sin
  * + x2 cos), with the row of cos and sin of the token's position: its place in the sequence + offsets[b]. Pairs are (r,
@@ -417,36 +434,31 @@ KRAIT_API int32_t krait_attention_bwd_scratch_bytes(const krait_ctx *ctx, const 
 
 typedef struct krait_rotary_args {
   krait_call call;
-  int64_t B, L, H, D, R, T; /* 2R <= D */
-  krait_view x;             /* (B,L,H,D), or (1,L,H,D) with cu_seqlens */
-  krait_view cos, sin;      /* (T,R) any float type */
-  krait_view offsets;       /* (B) int32 or absent: 0; positions must be below T (CPU: refused; GPU: T - 1 used) */
-  krait_view cu_seqlens;    /* (B+1) int32, from 0 to L, or absent */
-  krait_view out;           /* like x; may be x itself */
+  krait_tensor x;          /* (B,L,H,D), or (1,L,H,D) with cu_seqlens */
+  krait_tensor cos, sin;   /* (T,R) any float type */
+  krait_tensor offsets;    /* (B) int32 or absent: 0; positions must be below T (CPU: refused; GPU: T - 1 used) */
+  krait_tensor cu_seqlens; /* (B+1) int32, from 0 to L, or absent */
+  krait_tensor out;        /* like x; may be x itself */
 } krait_rotary_args;
 
 KRAIT_API int32_t krait_rotary(const krait_ctx *ctx, const krait_rotary_args *args);
-KRAIT_API int32_t krait_rotary_scratch_bytes(const krait_ctx *ctx, const krait_rotary_args *args, uint64_t *bytes);
 
 /* Writes L new keys and values per sequence after the existing cache_seqlens[b], into a cache as krait_attention reads
  * it; if cos and sin are given, rotary embedding is applied to the keys first. seqused: cache_seqlens + L, for the
  * attention that follows. */
 typedef struct krait_attention_append_args {
-  krait_call call;            /* KRAIT_ROTARY_INTERLEAVED */
-  int64_t B, L, Hk, D, Dv, R, T, Bk, Lk, n_pages;
-  krait_view k, v;            /* (B,L,Hk,D), (B,L,Hk,Dv) */
-  krait_view cos, sin;        /* (T,R) any float type; both or neither */
-  krait_view cache_seqlens;   /* (B) int32 or absent: 0 */
-  krait_view cache_batch_idx; /* (B) int32 or absent; a negative one is not written */
-  krait_view block_table;     /* (B,n_pages) int32 or absent */
-  krait_view k_cache;         /* (Bk,Lk,Hk,D) type of k */
-  krait_view v_cache;         /* (Bk,Lk,Hk,Dv) type of k */
-  krait_view seqused;         /* (B) int32 or absent, written */
+  krait_call call;              /* KRAIT_ROTARY_INTERLEAVED */
+  krait_tensor k, v;            /* (B,L,Hk,D), (B,L,Hk,Dv) */
+  krait_tensor cos, sin;        /* (T,R) any float type; both or neither */
+  krait_tensor cache_seqlens;   /* (B) int32 or absent: 0 */
+  krait_tensor cache_batch_idx; /* (B) int32 or absent; a negative one is not written */
+  krait_tensor block_table;     /* (B,n_pages) int32 or absent */
+  krait_tensor k_cache;         /* (Bk,Lk,Hk,D) type of k */
+  krait_tensor v_cache;         /* (Bk,Lk,Hk,Dv) type of k */
+  krait_tensor seqused;         /* (B) int32 or absent, written */
 } krait_attention_append_args;
 
 KRAIT_API int32_t krait_attention_append(const krait_ctx *ctx, const krait_attention_append_args *args);
-KRAIT_API int32_t krait_attention_append_scratch_bytes(const krait_ctx *ctx, const krait_attention_append_args *args,
-                                                       uint64_t *bytes);
 
 /* ==== norms ==================================================================================================
  * add_norm: v = x rowscale (+ x1) (+ residual); out = (v - mean) / sqrt(var + eps) weight + bias, or with RMS
@@ -455,35 +467,30 @@ KRAIT_API int32_t krait_attention_append_scratch_bytes(const krait_ctx *ctx, con
 #define KRAIT_NORM_RMS 1u
 typedef struct krait_add_norm_args {
   krait_call call;
-  int64_t R, M;
   float eps;
   int32_t reserved;
-  krait_view x;             /* (R,M) */
-  krait_view x1;            /* (R,M) or absent */
-  krait_view residual;      /* (R,M) or absent */
-  krait_view rowscale;      /* (R) or absent: multiplies x */
-  krait_view weight, bias;  /* (M); either may be absent (1, 0) */
-  krait_view weight1, bias1;
-  krait_view out, out1;     /* (R,M); out1 only with weight1; out may be x itself */
-  krait_view residual_out;  /* (R,M) or absent; may be residual itself */
+  krait_tensor x;            /* (R,M) */
+  krait_tensor x1;           /* (R,M) or absent */
+  krait_tensor residual;     /* (R,M) or absent */
+  krait_tensor rowscale;     /* (R) or absent: multiplies x */
+  krait_tensor weight, bias; /* (M); either may be absent (1, 0) */
+  krait_tensor weight1, bias1;
+  krait_tensor out, out1;    /* (R,M); out1 only with weight1; out may be x itself */
+  krait_tensor residual_out; /* (R,M) or absent; may be residual itself */
 } krait_add_norm_args;
 KRAIT_API int32_t krait_add_norm(const krait_ctx *ctx, const krait_add_norm_args *args);
-KRAIT_API int32_t krait_add_norm_scratch_bytes(const krait_ctx *ctx, const krait_add_norm_args *args, uint64_t *bytes);
 
 typedef struct krait_add_norm_bwd_args {
   krait_call call;
-  int64_t R, M;
   float eps;
   int32_t reserved;
-  krait_view v;                         /* (R,M) residual_out of the forward call (x itself if nothing was added) */
-  krait_view rowscale, weight, weight1; /* as forward */
-  krait_view dout, dout1, dresidual_out;/* any may be absent */
-  krait_view dx, dx1, dresidual;        /* dx = rowscale dv; dx1 = dresidual = dv */
-  krait_view dweight, dbias, dweight1, dbias1;
+  krait_tensor v;                          /* (R,M) residual_out of the forward call (x itself if nothing was added) */
+  krait_tensor rowscale, weight, weight1;  /* as forward */
+  krait_tensor dout, dout1, dresidual_out; /* any may be absent */
+  krait_tensor dx, dx1, dresidual;         /* dx = rowscale dv; dx1 = dresidual = dv */
+  krait_tensor dweight, dbias, dweight1, dbias1;
 } krait_add_norm_bwd_args;
 KRAIT_API int32_t krait_add_norm_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *args);
-KRAIT_API int32_t krait_add_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_add_norm_bwd_args *args,
-                                                   uint64_t *bytes);
 
 /* gated_norm: norm(x) weight + bias times silu(z), or with KRAIT_GATED_NORM_GATE_FIRST norm(x silu(z)) weight + bias.
  * Statistics over contiguous groups of group_size features. */
@@ -491,30 +498,26 @@ KRAIT_API int32_t krait_add_norm_bwd_scratch_bytes(const krait_ctx *ctx, const k
 #define KRAIT_GATED_NORM_GATE_FIRST 2u
 typedef struct krait_gated_norm_args {
   krait_call call;
-  int64_t R, M, group_size; /* M % group_size == 0 */
+  int64_t group_size; /* M % group_size == 0 */
   float eps;
   int32_t reserved;
-  krait_view x;            /* (R,M) */
-  krait_view z;            /* (R,M) or absent */
-  krait_view weight, bias; /* (M); bias may be absent */
-  krait_view out;          /* (R,M) type of x */
+  krait_tensor x;            /* (R,M) */
+  krait_tensor z;            /* (R,M) or absent */
+  krait_tensor weight, bias; /* (M); bias may be absent */
+  krait_tensor out;          /* (R,M) type of x */
 } krait_gated_norm_args;
 KRAIT_API int32_t krait_gated_norm(const krait_ctx *ctx, const krait_gated_norm_args *args);
-KRAIT_API int32_t krait_gated_norm_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_args *args,
-                                                 uint64_t *bytes);
 
 typedef struct krait_gated_norm_bwd_args {
   krait_call call;
-  int64_t R, M, group_size;
+  int64_t group_size;
   float eps;
   int32_t reserved;
-  krait_view x, z, weight, bias;
-  krait_view dout;
-  krait_view dx, dz, dweight, dbias;
+  krait_tensor x, z, weight, bias;
+  krait_tensor dout;
+  krait_tensor dx, dz, dweight, dbias;
 } krait_gated_norm_bwd_args;
 KRAIT_API int32_t krait_gated_norm_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args);
-KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_gated_norm_bwd_args *args,
-                                                     uint64_t *bytes);
 
 /* ==== layers ================================================================================================= */
 /* out = residual + factor act(S A Bmat + bias) (S A B2 + bias2): rows M, inputs K, outputs N. S is scale times
@@ -528,22 +531,19 @@ KRAIT_API int32_t krait_gated_norm_bwd_scratch_bytes(const krait_ctx *ctx, const
 
 typedef struct krait_gemm_args {
   krait_call call;
-  int64_t M, N, K;
-  int32_t activation;   /* KRAIT_ACT_* */
-  float scale;          /* 0 is 1 */
-  krait_view A;         /* (M,K) activation type */
-  krait_view Bmat;      /* (K,N) any float type */
-  krait_view bias;      /* (N) any float type, or absent */
-  krait_view residual;  /* (M,N) type of A or float32, or absent */
-  krait_view out;       /* (M,N) type of A or float32; may be residual itself (same type and strides) */
-  int64_t P;            /* products; 0 is one, without the dimension P */
-  krait_view B2;        /* (K,N) type of Bmat, or absent */
-  krait_view bias2;     /* (N) any float type, or absent */
-  krait_view row_scale; /* (M) any float type, or absent */
-  krait_view factor;    /* (M,N) type of A or float32, or absent; not on a GPU */
+  int32_t activation;     /* KRAIT_ACT_* */
+  float scale;            /* 0 is 1 */
+  krait_tensor A;         /* (M,K) activation type */
+  krait_tensor Bmat;      /* (K,N) any float type */
+  krait_tensor bias;      /* (N) any float type, or absent */
+  krait_tensor residual;  /* (M,N) type of A or float32, or absent */
+  krait_tensor out;       /* (M,N) type of A or float32; may be residual itself (same type and strides) */
+  krait_tensor B2;        /* (K,N) type of Bmat, or absent */
+  krait_tensor bias2;     /* (N) any float type, or absent */
+  krait_tensor row_scale; /* (M) any float type, or absent */
+  krait_tensor factor;    /* (M,N) type of A or float32, or absent; not on a GPU */
 } krait_gemm_args;
 KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
-KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gemm_args *args, uint64_t *bytes);
 
 /* Element by element: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT. f is the
  * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 if x is absent, and an absent y is 0 (1 in a
@@ -552,110 +552,89 @@ KRAIT_API int32_t krait_gemm_scratch_bytes(const krait_ctx *ctx, const krait_gem
 #define KRAIT_POINTWISE_SLOPE 2u
 typedef struct krait_pointwise_args {
   krait_call call;
-  int64_t I, J, K, N;
-  int32_t activation;   /* KRAIT_ACT_NONE, _SILU, _SIGMOID, _RELU or _EXP */
-  int32_t reserved;
+  int32_t activation; /* KRAIT_ACT_NONE, _SILU, _SIGMOID, _RELU or _EXP */
   float x_scale, y_scale;
-  krait_view x, y;      /* (I,J,K,N) any float type; either may be absent */
-  krait_view out;       /* (I,J,K,N) any float type; may be x or y itself (same strides and type) */
+  int32_t reserved;
+  krait_tensor x, y; /* (I,J,K,N) any float type; either may be absent */
+  krait_tensor out;  /* (I,J,K,N) any float type; may be x or y itself (same strides and type) */
 } krait_pointwise_args;
 
 KRAIT_API int32_t krait_pointwise(const krait_ctx *ctx, const krait_pointwise_args *args);
-KRAIT_API int32_t krait_pointwise_scratch_bytes(const krait_ctx *ctx, const krait_pointwise_args *args,
-                                                uint64_t *bytes);
 
 /* out[m] = sum of x[r,m] over r: the gradient of a bias added to every row. */
 typedef struct krait_sum_rows_args {
   krait_call call;
-  int64_t R, M;
-  krait_view x;         /* (R,M) any float type */
-  krait_view out;       /* (M) any float type */
+  krait_tensor x;   /* (R,M) any float type */
+  krait_tensor out; /* (M) any float type */
 } krait_sum_rows_args;
 
 KRAIT_API int32_t krait_sum_rows(const krait_ctx *ctx, const krait_sum_rows_args *args);
-KRAIT_API int32_t krait_sum_rows_scratch_bytes(const krait_ctx *ctx, const krait_sum_rows_args *args, uint64_t *bytes);
 
 /* ==== convolutions over (B,H,W,C), channels last =============================================================
  * depthwise_conv: out[b,h,w,c] = bias[c] + sum over i, j of weight[c,i,j] x[b, h + i DH - PH, w + j DW - PW, c],
  * zeros outside. */
 typedef struct krait_depthwise_conv_args {
   krait_call call;
-  int64_t B, H, W, C;
-  int64_t KH, KW;       /* taps */
-  int64_t DH, DW;       /* dilation */
-  int64_t PH, PW;       /* zero padding before the first position; as many zeros follow as needed */
-  krait_view x;         /* (B,H,W,C) float32, as all of these */
-  krait_view weight;    /* (C,KH,KW) */
-  krait_view bias;      /* (C) or absent */
-  krait_view out;       /* (B,H,W,C) */
+  int64_t DH, DW;      /* dilation */
+  int64_t PH, PW;      /* zero padding before the first position; as many zeros follow as needed */
+  krait_tensor x;      /* (B,H,W,C) float32, as all of these */
+  krait_tensor weight; /* (C,KH,KW) */
+  krait_tensor bias;   /* (C) or absent */
+  krait_tensor out;    /* (B,H,W,C) */
 } krait_depthwise_conv_args;
 KRAIT_API int32_t krait_depthwise_conv(const krait_ctx *ctx, const krait_depthwise_conv_args *args);
-KRAIT_API int32_t krait_depthwise_conv_scratch_bytes(const krait_ctx *ctx, const krait_depthwise_conv_args *args,
-                                                     uint64_t *bytes);
 
 typedef struct krait_depthwise_conv_bwd_args {
   krait_call call;
-  int64_t B, H, W, C, KH, KW, DH, DW, PH, PW;
-  krait_view x, weight; /* as forward */
-  krait_view dout;
-  krait_view dx, dweight, dbias;
+  int64_t DH, DW, PH, PW;
+  krait_tensor x, weight; /* as forward */
+  krait_tensor dout;
+  krait_tensor dx, dweight, dbias;
 } krait_depthwise_conv_bwd_args;
 KRAIT_API int32_t krait_depthwise_conv_bwd(const krait_ctx *ctx, const krait_depthwise_conv_bwd_args *args);
-KRAIT_API int32_t krait_depthwise_conv_bwd_scratch_bytes(const krait_ctx *ctx,
-                                                         const krait_depthwise_conv_bwd_args *args, uint64_t *bytes);
 
 /* unfold: each window of KH by KW positions as a row: out[b,i,j,(k,l,c)] = x[b, i SH + k - PH, j SW + l - PW, c], zeros
  * outside. Followed by a product: any dense convolution. fold adds the rows at their original positions, the gradient
  * of unfold; after a product: a transposed convolution, or overlap-add. K is KH KW C. */
 typedef struct krait_unfold_args {
   krait_call call;
-  int64_t B, H, W, C, OH, OW, K;
   int64_t KH, KW, SH, SW, PH, PW;
-  krait_view x;         /* (B,H,W,C) float32 */
-  krait_view out;       /* (B,OH,OW,K) float32 */
+  krait_tensor x;   /* (B,H,W,C) float32 */
+  krait_tensor out; /* (B,OH,OW,K) float32 */
 } krait_unfold_args;
 KRAIT_API int32_t krait_unfold(const krait_ctx *ctx, const krait_unfold_args *args);
-KRAIT_API int32_t krait_unfold_scratch_bytes(const krait_ctx *ctx, const krait_unfold_args *args, uint64_t *bytes);
 
 typedef struct krait_fold_args {
   krait_call call;
-  int64_t B, H, W, C, OH, OW, K;
   int64_t KH, KW, SH, SW, PH, PW;
-  krait_view x;         /* (B,OH,OW,K) float32 */
-  krait_view out;       /* (B,H,W,C) float32 */
+  krait_tensor x;   /* (B,OH,OW,K) float32 */
+  krait_tensor out; /* (B,H,W,C) float32 */
 } krait_fold_args;
 KRAIT_API int32_t krait_fold(const krait_ctx *ctx, const krait_fold_args *args);
-KRAIT_API int32_t krait_fold_scratch_bytes(const krait_ctx *ctx, const krait_fold_args *args, uint64_t *bytes);
 
 /* ==== instance norm and pools over (B,S,C) =====================================================================
  * instance_norm: v = (x - mean) / sqrt(var + eps) weight + bias with the statistics of each (b, c) over S; out = v, or
  * where slope is given and v is not above 0: slope v (PReLU). */
 typedef struct krait_instance_norm_args {
   krait_call call;
-  int64_t B, S, C;
   float eps;
   int32_t reserved;
-  krait_view x;            /* (B,S,C) float32, as all of these */
-  krait_view weight, bias; /* (C) or absent */
-  krait_view slope;        /* (C) or absent */
-  krait_view out;          /* (B,S,C) */
+  krait_tensor x;            /* (B,S,C) float32, as all of these */
+  krait_tensor weight, bias; /* (C) or absent */
+  krait_tensor slope;        /* (C) or absent */
+  krait_tensor out;          /* (B,S,C) */
 } krait_instance_norm_args;
 KRAIT_API int32_t krait_instance_norm(const krait_ctx *ctx, const krait_instance_norm_args *args);
-KRAIT_API int32_t krait_instance_norm_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_args *args,
-                                                    uint64_t *bytes);
 
 typedef struct krait_instance_norm_bwd_args {
   krait_call call;
-  int64_t B, S, C;
   float eps;
   int32_t reserved;
-  krait_view x, weight, bias, slope; /* as forward */
-  krait_view dout;
-  krait_view dx, dweight, dbias, dslope;
+  krait_tensor x, weight, bias, slope; /* as forward */
+  krait_tensor dout;
+  krait_tensor dx, dweight, dbias, dslope;
 } krait_instance_norm_bwd_args;
 KRAIT_API int32_t krait_instance_norm_bwd(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args);
-KRAIT_API int32_t krait_instance_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_instance_norm_bwd_args *args,
-                                                        uint64_t *bytes);
 
 /* pool: the mean over S of each (b, c); with a flag the sum or the maximum. The gradient of the maximum goes to the
  * first position that has it. */
@@ -663,22 +642,18 @@ KRAIT_API int32_t krait_instance_norm_bwd_scratch_bytes(const krait_ctx *ctx, co
 #define KRAIT_POOL_MAX 2u
 typedef struct krait_pool_args {
   krait_call call;
-  int64_t B, S, C;
-  krait_view x;   /* (B,S,C) float32 */
-  krait_view out; /* (B,C) float32 */
+  krait_tensor x;   /* (B,S,C) float32 */
+  krait_tensor out; /* (B,C) float32 */
 } krait_pool_args;
 KRAIT_API int32_t krait_pool(const krait_ctx *ctx, const krait_pool_args *args);
-KRAIT_API int32_t krait_pool_scratch_bytes(const krait_ctx *ctx, const krait_pool_args *args, uint64_t *bytes);
 
 typedef struct krait_pool_bwd_args {
   krait_call call;
-  int64_t B, S, C;
-  krait_view x;
-  krait_view dout;
-  krait_view dx;
+  krait_tensor x;
+  krait_tensor dout;
+  krait_tensor dx;
 } krait_pool_bwd_args;
 KRAIT_API int32_t krait_pool_bwd(const krait_ctx *ctx, const krait_pool_bwd_args *args);
-KRAIT_API int32_t krait_pool_bwd_scratch_bytes(const krait_ctx *ctx, const krait_pool_bwd_args *args, uint64_t *bytes);
 
 /* ==== recurrent networks =====================================================================================
  * rnn: a GRU layer, or with KRAIT_RNN_LSTM an LSTM layer, after its input product: x has the gates' input parts (r, z,
@@ -688,198 +663,160 @@ KRAIT_API int32_t krait_pool_bwd_scratch_bytes(const krait_ctx *ctx, const krait
 #define KRAIT_RNN_LSTM 1u
 typedef struct krait_rnn_args {
   krait_call call;
-  int64_t B, L, H;
-  krait_view x;      /* (B,L,3H or 4H) float32, as all of these */
-  krait_view weight; /* (3H or 4H, H) */
-  krait_view bias;   /* (3H or 4H) or absent */
-  krait_view out;    /* (B,L,H) */
-  krait_view cells;  /* (B,L,H) or absent; LSTM only */
+  krait_tensor x;      /* (B,L,3H or 4H) float32, as all of these */
+  krait_tensor weight; /* (3H or 4H, H) */
+  krait_tensor bias;   /* (3H or 4H) or absent */
+  krait_tensor out;    /* (B,L,H) */
+  krait_tensor cells;  /* (B,L,H) or absent; LSTM only */
 } krait_rnn_args;
 KRAIT_API int32_t krait_rnn(const krait_ctx *ctx, const krait_rnn_args *args);
-KRAIT_API int32_t krait_rnn_scratch_bytes(const krait_ctx *ctx, const krait_rnn_args *args, uint64_t *bytes);
 
 typedef struct krait_rnn_bwd_args {
   krait_call call;
-  int64_t B, L, H;
-  krait_view x, weight, bias, out, cells; /* as forward */
-  krait_view dout;
-  krait_view dx, dweight, dbias;
+  krait_tensor x, weight, bias, out, cells; /* as forward */
+  krait_tensor dout;
+  krait_tensor dx, dweight, dbias;
 } krait_rnn_bwd_args;
 KRAIT_API int32_t krait_rnn_bwd(const krait_ctx *ctx, const krait_rnn_bwd_args *args);
-KRAIT_API int32_t krait_rnn_bwd_scratch_bytes(const krait_ctx *ctx, const krait_rnn_bwd_args *args, uint64_t *bytes);
 
 /* ==== spectra and losses =======================================================================================
  * to_polar: mag = (re^2 + im^2 + eps)^(power / 2), pha = atan2(im + im_add, re + re_add). from_polar: re, im =
  * mag^power (cos, sin)(pha). */
 typedef struct krait_to_polar_args {
   krait_call call;
-  int64_t I, J, K;
   float eps, power, re_add, im_add;
-  krait_view re, im;   /* (I,J,K) float32, as all of these */
-  krait_view mag, pha; /* either may be absent */
+  krait_tensor re, im;   /* (I,J,K) float32, as all of these */
+  krait_tensor mag, pha; /* either may be absent */
 } krait_to_polar_args;
 KRAIT_API int32_t krait_to_polar(const krait_ctx *ctx, const krait_to_polar_args *args);
-KRAIT_API int32_t krait_to_polar_scratch_bytes(const krait_ctx *ctx, const krait_to_polar_args *args, uint64_t *bytes);
 
 typedef struct krait_to_polar_bwd_args {
   krait_call call;
-  int64_t I, J, K;
   float eps, power, re_add, im_add;
-  krait_view re, im;
-  krait_view dmag, dpha;
-  krait_view dre, dim;
+  krait_tensor re, im;
+  krait_tensor dmag, dpha;
+  krait_tensor dre, dim;
 } krait_to_polar_bwd_args;
 KRAIT_API int32_t krait_to_polar_bwd(const krait_ctx *ctx, const krait_to_polar_bwd_args *args);
-KRAIT_API int32_t krait_to_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_to_polar_bwd_args *args,
-                                                   uint64_t *bytes);
 
 typedef struct krait_from_polar_args {
   krait_call call;
-  int64_t I, J, K;
   float power;
   int32_t reserved;
-  krait_view mag, pha; /* (I,J,K) float32; mag >= 0 */
-  krait_view re, im;
+  krait_tensor mag, pha; /* (I,J,K) float32; mag >= 0 */
+  krait_tensor re, im;
 } krait_from_polar_args;
 KRAIT_API int32_t krait_from_polar(const krait_ctx *ctx, const krait_from_polar_args *args);
-KRAIT_API int32_t krait_from_polar_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_args *args,
-                                                 uint64_t *bytes);
 
 typedef struct krait_from_polar_bwd_args {
   krait_call call;
-  int64_t I, J, K;
   float power;
   int32_t reserved;
-  krait_view mag, pha;
-  krait_view dre, dim;
-  krait_view dmag, dpha;
+  krait_tensor mag, pha;
+  krait_tensor dre, dim;
+  krait_tensor dmag, dpha;
 } krait_from_polar_bwd_args;
 KRAIT_API int32_t krait_from_polar_bwd(const krait_ctx *ctx, const krait_from_polar_bwd_args *args);
-KRAIT_API int32_t krait_from_polar_bwd_scratch_bytes(const krait_ctx *ctx, const krait_from_polar_bwd_args *args,
-                                                     uint64_t *bytes);
 
 /* loss: out = scale sum (x - y)^2, or with KRAIT_LOSS_ANGLE scale sum |d - 2 pi round(d / 2 pi)|, d = x - y. y absent:
  * 0. */
 #define KRAIT_LOSS_ANGLE 1u
 typedef struct krait_loss_args {
   krait_call call;
-  int64_t I, J, K, N;
   float scale;
   int32_t reserved;
-  krait_view x, y; /* (I,J,K,N) float32 */
-  krait_view out;  /* (1) float32 */
+  krait_tensor x, y; /* (I,J,K,N) float32 */
+  krait_tensor out;  /* (1) float32 */
 } krait_loss_args;
 KRAIT_API int32_t krait_loss(const krait_ctx *ctx, const krait_loss_args *args);
-KRAIT_API int32_t krait_loss_scratch_bytes(const krait_ctx *ctx, const krait_loss_args *args, uint64_t *bytes);
 
 typedef struct krait_loss_bwd_args {
   krait_call call;
-  int64_t I, J, K, N;
   float scale;
   int32_t reserved;
-  krait_view x, y;
-  krait_view dout;
-  krait_view dx, dy;
+  krait_tensor x, y;
+  krait_tensor dout;
+  krait_tensor dx, dy;
 } krait_loss_bwd_args;
 KRAIT_API int32_t krait_loss_bwd(const krait_ctx *ctx, const krait_loss_bwd_args *args);
-KRAIT_API int32_t krait_loss_bwd_scratch_bytes(const krait_ctx *ctx, const krait_loss_bwd_args *args, uint64_t *bytes);
 
 /* transform: out = x matrix with sums in float64, for transforms between samples and spectra, where weak bins are
  * differences of strong ones. The matrix is constant: it has no gradient. */
 typedef struct krait_transform_args {
   krait_call call;
-  int64_t R, K, N;
-  krait_view x;      /* (R,K) float32, as all of these */
-  krait_view matrix; /* (K,N) */
-  krait_view out;    /* (R,N) */
+  krait_tensor x;      /* (R,K) float32, as all of these */
+  krait_tensor matrix; /* (K,N) */
+  krait_tensor out;    /* (R,N) */
 } krait_transform_args;
 KRAIT_API int32_t krait_transform(const krait_ctx *ctx, const krait_transform_args *args);
-KRAIT_API int32_t krait_transform_scratch_bytes(const krait_ctx *ctx, const krait_transform_args *args,
-                                                uint64_t *bytes);
 
 /* spectral_norm: one step of power iteration, v = normed(weight^T u), u_out = normed(weight v), sigma = u_out . weight
  * v, out = weight / sigma. Its gradient treats u_out and v as constants: dweight = (dout - (dout . out) u v^T) /
  * sigma. */
 typedef struct krait_spectral_norm_args {
   krait_call call;
-  int64_t O, K;
-  krait_view weight; /* (O,K) float32, as all of these */
-  krait_view u;      /* (O) */
-  krait_view out;    /* (O,K) */
-  krait_view u_out;  /* (O) */
-  krait_view v_out;  /* (K) */
-  krait_view sigma;  /* (1) */
+  krait_tensor weight; /* (O,K) float32, as all of these */
+  krait_tensor u;      /* (O) */
+  krait_tensor out;    /* (O,K) */
+  krait_tensor u_out;  /* (O) */
+  krait_tensor v_out;  /* (K) */
+  krait_tensor sigma;  /* (1) */
 } krait_spectral_norm_args;
 KRAIT_API int32_t krait_spectral_norm(const krait_ctx *ctx, const krait_spectral_norm_args *args);
-KRAIT_API int32_t krait_spectral_norm_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_args *args,
-                                                    uint64_t *bytes);
 
 typedef struct krait_spectral_norm_bwd_args {
   krait_call call;
-  int64_t O, K;
-  krait_view out, u, v, sigma; /* as returned by the forward call */
-  krait_view dout;             /* (O,K) */
-  krait_view dweight;          /* (O,K) */
+  krait_tensor out, u, v, sigma; /* as returned by the forward call */
+  krait_tensor dout;             /* (O,K) */
+  krait_tensor dweight;          /* (O,K) */
 } krait_spectral_norm_bwd_args;
 KRAIT_API int32_t krait_spectral_norm_bwd(const krait_ctx *ctx, const krait_spectral_norm_bwd_args *args);
-KRAIT_API int32_t krait_spectral_norm_bwd_scratch_bytes(const krait_ctx *ctx, const krait_spectral_norm_bwd_args *args,
-                                                        uint64_t *bytes);
 /* out[r,m] = table[index[r],m]: embeddings. */
 typedef struct krait_gather_rows_args {
   krait_call call;
-  int64_t R, M, V;
-  krait_view table;     /* (V,M) any float type */
-  krait_view index;     /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and treated as
-                           negative on a GPU */
-  krait_view out;       /* (R,M) any float type */
+  krait_tensor table; /* (V,M) any float type */
+  krait_tensor index; /* (R) int32; a negative one gives zeros, one of V or more is refused on the CPU and treated
+                         as negative on a GPU */
+  krait_tensor out;   /* (R,M) any float type */
 } krait_gather_rows_args;
 
 KRAIT_API int32_t krait_gather_rows(const krait_ctx *ctx, const krait_gather_rows_args *args);
-KRAIT_API int32_t krait_gather_rows_scratch_bytes(const krait_ctx *ctx, const krait_gather_rows_args *args,
-                                                  uint64_t *bytes);
 
 /* out[r] = the first m with the largest x[r,m]; NaN is ignored, and a row of only NaN gives 0. */
 typedef struct krait_argmax_rows_args {
   krait_call call;
-  int64_t R, M;
-  krait_view x;         /* (R,M) any float type */
-  krait_view out;       /* (R) int32 */
+  krait_tensor x;   /* (R,M) any float type */
+  krait_tensor out; /* (R) int32 */
 } krait_argmax_rows_args;
 
 KRAIT_API int32_t krait_argmax_rows(const krait_ctx *ctx, const krait_argmax_rows_args *args);
-KRAIT_API int32_t krait_argmax_rows_scratch_bytes(const krait_ctx *ctx, const krait_argmax_rows_args *args,
-                                                  uint64_t *bytes);
 
 /* out[m,n] = bias[n] + sum over s of scales[n,s] sum over i < 32 of A[m,32s+i] w[n,32s+i]: 8-bit weights in blocks of
  * 32 inputs, each with a scale (q8_0). A word holds four weights, the first in its lowest byte, each -128 to 127. On a
  * GPU one or two rows of float16 or bfloat16. */
 typedef struct krait_gemm_q8_args {
   krait_call call;
-  int64_t M, N, S;      /* rows, outputs, blocks of 32 inputs */
-  krait_view A;         /* (M,32S) activation type */
-  krait_view qweight;     /* (N,8S) int32 */
-  krait_view scales;    /* (N,S) any float type */
-  krait_view bias;      /* (N) any float type, or absent */
-  krait_view out;       /* (M,N) any activation type */
+  krait_tensor A;       /* (M,32S) activation type */
+  krait_tensor qweight; /* (N,8S) int32 */
+  krait_tensor scales;  /* (N,S) any float type */
+  krait_tensor bias;    /* (N) any float type, or absent */
+  krait_tensor out;     /* (M,N) any activation type */
 } krait_gemm_q8_args;
 
 KRAIT_API int32_t krait_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *args);
-KRAIT_API int32_t krait_gemm_q8_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q8_args *args, uint64_t *bytes);
 
 /* out[m,n] = bias[n] + sum over k of A[m,k] w[n,k]: 4-bit weights in super-blocks of 256 inputs, 36 words each (q4_K):
  * two float16 d and e, eight 6-bit scales s and minima t, each for 32 inputs, and 256 4-bit q; w = d s q - e t. See
  * gemm_q4k_ref.c for the bit layout. */
 typedef struct krait_gemm_q4k_args {
   krait_call call;
-  int64_t M, N, S;      /* rows, outputs, super-blocks of 256 inputs */
-  krait_view A;         /* (M,256S) activation type */
-  krait_view qweight;     /* (N,36S) int32 */
-  krait_view bias;      /* (N) any float type, or absent */
-  krait_view out;       /* (M,N) any activation type */
+  krait_tensor A;       /* (M,256S) activation type */
+  krait_tensor qweight; /* (N,36S) int32 */
+  krait_tensor bias;    /* (N) any float type, or absent */
+  krait_tensor out;     /* (M,N) any activation type */
 } krait_gemm_q4k_args;
 
 KRAIT_API int32_t krait_gemm_q4k(const krait_ctx *ctx, const krait_gemm_q4k_args *args);
-KRAIT_API int32_t krait_gemm_q4k_scratch_bytes(const krait_ctx *ctx, const krait_gemm_q4k_args *args, uint64_t *bytes);
 
 /* One token of each of B sequences through Y layers of Mamba (Gu & Dao 2023), or without dt_proj of Mamba-2, whose
  * states move on. A layer, with h = x at first:
@@ -893,37 +830,34 @@ KRAIT_API int32_t krait_gemm_q4k_scratch_bytes(const krait_ctx *ctx, const krait
  *   h += out_proj y
  * Head h uses B and C of group h / (H / G). Layers lie at equal distances: stacked tensors may be views of what was
  * loaded one by one. */
+/* H % G == 0, E % H == 0; SD and SE are D / 32 and E / 32. */
 typedef struct krait_mamba_decode_args {
   krait_call call;
-  int64_t B, Y, D, E, N, W, R, H, G, n_states; /* R: of Mamba; H % G == 0, E % H == 0; Mamba: H == G == 1 */
-  int64_t SD, SE;                 /* D / 32 and E / 32 for 8-bit weights; else 0 */
   float eps;
   int32_t reserved;
-  krait_view dt_proj;             /* (Y,E,R); absent: Mamba-2 */
-  krait_view in_proj_qweight, x_proj_qweight, out_proj_qweight; /* (Y,.,8S) int32, as of krait_gemm_q8: instead of
-                                                             in_proj, x_proj and out_proj, all of them or none */
-  krait_view in_proj_scales, x_proj_scales, out_proj_scales; /* (Y,.,S) */
-  krait_view x;                   /* (B,D) activation type */
-  krait_view norm_weight;         /* (Y,D) */
-  krait_view in_proj; /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D); absent with in_proj_qweight, as x_proj and out_proj */
-  krait_view conv_weight;         /* (Y,C,W), C = E, Mamba-2 E+2GN */
-  krait_view conv_bias;           /* (Y,C) or absent */
-  krait_view x_proj;              /* (Y,R+2N,E); absent: Mamba-2 */
-  krait_view dt_bias;             /* (Y,E), Mamba-2 (Y,H) float32 */
-  krait_view A;                   /* (Y,E,N), Mamba-2 (Y,H) float32 */
-  krait_view Dvec;                /* (Y,E), Mamba-2 (Y,H) float32 */
-  krait_view gate_norm;           /* (Y,E), Mamba-2 alone */
-  krait_view out_proj;            /* (Y,D,E) */
-  krait_view conv_state;          /* (Y,n_states,C,W-1), read and written */
-  krait_view ssm_state;           /* (Y,n_states,E,N), read and written */
-  krait_view state_batch_indices; /* (B) int32, different ones, or absent; a negative one gives out x and no write, one
-                                     of n_states or more is refused on the CPU and treated as negative on a GPU */
-  krait_view out;                 /* (B,D) float32 */
+  krait_tensor dt_proj;                                           /* (Y,E,R); absent: Mamba-2 */
+  krait_tensor in_proj_qweight, x_proj_qweight, out_proj_qweight; /* (Y,.,8S) int32, as of krait_gemm_q8: instead of
+                                                               in_proj, x_proj and out_proj, all of them or none */
+  krait_tensor in_proj_scales, x_proj_scales, out_proj_scales;    /* (Y,.,S) */
+  krait_tensor x;                                                 /* (B,D) activation type */
+  krait_tensor norm_weight;                                       /* (Y,D) */
+  krait_tensor in_proj;     /* (Y,2E,D), Mamba-2 (Y,2E+2GN+H,D); absent with in_proj_qweight, as x_proj and out_proj */
+  krait_tensor conv_weight; /* (Y,C,W), C = E, Mamba-2 E+2GN */
+  krait_tensor conv_bias;   /* (Y,C) or absent */
+  krait_tensor x_proj;      /* (Y,R+2N,E); absent: Mamba-2 */
+  krait_tensor dt_bias;     /* (Y,E), Mamba-2 (Y,H) float32 */
+  krait_tensor A;           /* (Y,E,N), Mamba-2 (Y,H) float32 */
+  krait_tensor Dvec;        /* (Y,E), Mamba-2 (Y,H) float32 */
+  krait_tensor gate_norm;   /* (Y,E), Mamba-2 alone */
+  krait_tensor out_proj;    /* (Y,D,E) */
+  krait_tensor conv_state;  /* (Y,n_states,C,W-1), read and written */
+  krait_tensor ssm_state;   /* (Y,n_states,E,N), read and written */
+  krait_tensor state_batch_indices; /* (B) int32, different ones, or absent; a negative one gives out x and no write,
+                                       one of n_states or more is refused on the CPU and treated as negative on a GPU */
+  krait_tensor out;                 /* (B,D) float32 */
 } krait_mamba_decode_args;
 
 KRAIT_API int32_t krait_mamba_decode(const krait_ctx *ctx, const krait_mamba_decode_args *args);
-KRAIT_API int32_t krait_mamba_decode_scratch_bytes(const krait_ctx *ctx, const krait_mamba_decode_args *args,
-                                                   uint64_t *bytes);
 
 #ifdef __cplusplus
 }

@@ -11,30 +11,25 @@ extern "C" {
 #endif
 
 typedef struct krait_plan krait_plan;
-/* args: the op's args struct (krait/ops.h); its addresses define which tensors are given, how they are aligned and
- * which are the same. implementation: the name of the implementation to use, NULL for the best one. If it refuses the
- * call, krait_error_detail() says why. */
+/* args: the op's args struct (ops.h), whose shapes are the plan's; its addresses define which tensors are given, how
+ * they are aligned and which are the same. implementation: the name of the implementation to use, NULL for the best
+ * one. If it refuses the call, krait_error_detail() says why. */
 KRAIT_API int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *impl,
                                   krait_plan **plan);
 KRAIT_API void krait_plan_close(krait_plan **plan);
-/* addresses: in the order of the views in the args struct; those of absent tensors are ignored. Addresses that differ
+/* addresses: in the order of the tensors in the args struct; those of absent tensors are ignored. Addresses that differ
  * from the planned ones in 16-byte alignment, or in which of them are equal, also work, but more slowly. */
 KRAIT_API int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *stream, void *scratch,
                                  uint64_t scratch_bytes);
 KRAIT_API uint64_t krait_plan_scratch_bytes(const krait_plan *plan);
 KRAIT_API const char *krait_plan_impl_name(const krait_plan *plan);
 
-/* The shape of the tensor of one view in an args struct. A size of -1: any, for example for a dimension whose stride is
- * 0. */
-typedef struct krait_shape {
-  uint32_t view;  /* offset of the krait_view in the struct, in bytes */
-  int32_t n_dims;
-  int64_t size[4];
-} krait_shape;
-/* Derives a call's sizes from the shapes of its tensors and writes them into args, whose flags, fields and view types
- * must be set; sizes that no shape determines stay unchanged. Addresses are ignored: a tensor with a shape counts as
- * given. On a mismatch the error lists the shapes that all tensors must have. */
-KRAIT_API int32_t krait_args_sizes(const char *op, void *args, const krait_shape *shapes, int32_t n_shapes);
+/* The scratch that a call needs with this context (0 is common), for callers that give their own: args->call.scratch.
+ */
+KRAIT_API int32_t krait_scratch_bytes(const krait_ctx *ctx, const char *op, const void *args, uint64_t *bytes);
+/* Whether the shapes of the tensors that are given agree, whatever their types and addresses; absent tensors, outputs
+ * for example, may still be missing. On a mismatch the error lists the shapes that all inputs must have. */
+KRAIT_API int32_t krait_shapes_check(const char *op, const void *args);
 
 #ifdef __cplusplus
 }

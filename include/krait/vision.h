@@ -1,5 +1,4 @@
-/* vision.h: videos and images: classification with VideoMamba, questions with Mobile-VideoGPT; timing of the towers and
- * of SeedVR's blocks. */
+/* vision.h: videos and images: classification with VideoMamba, questions with Mobile-VideoGPT. */
 #ifndef KRAIT_VISION_H
 #define KRAIT_VISION_H
 
@@ -70,65 +69,6 @@ KRAIT_API int32_t krait_describer_contact_sheet(const krait_describer *describer
  * empty one, without the video: ask again instead. */
 KRAIT_API int32_t krait_describer_ask(krait_describer *describer, const char *question,
                                       const krait_lm_sampling *sampling, krait_lm_session **session);
-
-/* Random weights of Mobile-VideoGPT-0.5B's sizes, for krait bench describe. */
-typedef struct krait_describer_timing {
-  uint32_t size;
-  int32_t n_prompt; /* tokens and rows */
-  double open_s;
-  double encode_s; /* from 16 decoded and resized frames to the video's rows: both towers, frame selection, projectors;
-                    the best of three */
-  double prefill_s;  /* the prompt, with its logits on the host; the best of three */
-  double token_s;   /* a token, with argmax on the host, median */
-  uint64_t bytes;   /* of weights */
-} krait_describer_timing;
-/* dtype: KRAIT_F32, KRAIT_F16 or KRAIT_BF16. */
-KRAIT_API int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_tokens,
-                                          krait_describer_timing *timing);
-
-/* ---- a single tower with random weights of the published sizes, for krait bench videomamba and clip ---- */
-typedef struct krait_tower_timing {
-  uint32_t size;        /* sizeof(krait_tower_timing) */
-  int32_t n_runs;
-  int64_t n_tokens;     /* of all images or frames */
-  double open_s;
-  double run_s, best_s; /* median and best: from pixels in host memory to VideoMamba's classes in host memory, or to
-                           CLIP's features on the context's device */
-  double cpu_s;         /* least processor time of a run, summed over threads, which other load on the machine disturbs
-                           less */
-  double flops, bytes;  /* the minimum that the operators of a run must do */
-  double product_flops_per_s, product_flops_per_cpu_s; /* of one large matrix product, alternating with the runs; the
-                                                          second per processor time, 0 on a GPU */
-  uint64_t weight_bytes, work_bytes;
-} krait_tower_timing;
-typedef void (*krait_tower_report_fn)(void *user, const char *line);
-/* name: videomamba-t16, -s16 or -m16, with 400 classes and a clip of n frames; or clip-vit-base-patch32, -base-patch16,
- * -large-patch14 or -large-patch14-336, with n images and all layers. dtype of the weights: KRAIT_F32, KRAIT_F16 or
- * KRAIT_BF16. report: NULL, or called with a line for each operator and its time. */
-KRAIT_API int32_t krait_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtype, int64_t n, int32_t n_runs,
-                                      krait_tower_report_fn report, void *user, krait_tower_timing *timing);
-
-/* ---- SeedVR: a block of the transformer with the published sizes and random weights ---- */
-typedef struct krait_seedvr_shape {
-  uint32_t size;                   /* sizeof(krait_seedvr_shape) */
-  int32_t variant;                 /* 3 or 7, as in 3B and 7B */
-  int64_t n_frames, width, height; /* of the clip; 58 tokens of text */
-} krait_seedvr_shape;
-typedef struct krait_seedvr_timing {
-  uint32_t size;                        /* sizeof(krait_seedvr_timing) */
-  int32_t n_runs;
-  double block_s, best_s; /* one block: median and best of the runs; half of a pair with plain and shifted windows */
-  double flops;                         /* per block: products and attention */
-  int64_t n_tokens;                     /* of the video */
-  int64_t n_windows[2], longest[2];     /* plain, shifted; tokens of the longest window including the text */
-  uint64_t weight_bytes, work_bytes;    /* of a block; everything else that a run needs */
-} krait_seedvr_timing;
-/* dtype: float32, or on a GPU float16 or bfloat16. Runs for about budget_s, at least once. report: NULL, or called with
- * a line for each operator of both blocks and its time. */
-typedef void (*krait_seedvr_report_fn)(void *user, const char *line);
-KRAIT_API int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype,
-                                       double budget_s, krait_seedvr_report_fn report, void *user,
-                                       krait_seedvr_timing *timing);
 
 #ifdef __cplusplus
 }

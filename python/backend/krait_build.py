@@ -38,15 +38,15 @@ def _run(*command):
 
 
 def _build_library(folder):
-    """libkrait.so, stripped: the given one, or one compiled in `folder`."""
-    built, path = os.environ.get("KRAIT_LIBRARY"), os.path.join(folder, "libkrait.so")
+    """libkrait-ops.so, stripped: the given one, or one compiled in `folder`."""
+    built, path = os.environ.get("KRAIT_LIBRARY"), os.path.join(folder, "libkrait-ops.so")
     if not built:
         build = os.path.join(folder, "build")
         said = _run("meson", "setup", build, _ROOT, "-Dtests=false")
         if "NO GPU tiers" in said:
             print("krait: clang 18 or later not found: this wheel will be CPU-only", file=sys.stderr)
         _run("meson", "compile", "-C", build, "src/krait:shared_library")
-        built = os.path.join(build, "src", "libkrait.so")
+        built = os.path.join(build, "src", "libkrait-ops.so")
     _run("strip", "--strip-unneeded", "-R", ".eh_frame", "-o", path, built)  # unwinding tables, which nothing finds without their index (src/meson.build)
     return path
 
@@ -71,7 +71,7 @@ def _package_files():
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
                 files.append((os.path.relpath(path, _HERE).replace(os.sep, "/"), _read(path)))
-    for name in ("krait.h", "ops.h", "blocks.h", "plan.h", "model.h"):
+    for name in ("krait.h", "tensor.h", "ops.h", "plan.h", "enhance.h"):
         files.append(("krait/include/krait/" + name, _read(os.path.join(_ROOT, "include", "krait", name))))
     return files
 
@@ -81,7 +81,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         library = _read(_build_library(folder))
     tag = "py3-none-" + _platform_tag(library)
     wheel = "Wheel-Version: 1.0\nGenerator: krait_build\nRoot-Is-Purelib: false\nTag: %s\n" % tag
-    files = _package_files() + [("krait/libkrait.so", library), (_INFO + "/METADATA", _metadata().encode()),
+    files = _package_files() + [("krait/libkrait-ops.so", library), (_INFO + "/METADATA", _metadata().encode()),
                                 (_INFO + "/WHEEL", wheel.encode()), (_INFO + "/LICENSE", _read(os.path.join(_ROOT, "LICENSE")))]
     name = "krait-%s-%s.whl" % (__version__, tag)
     write_archive(os.path.join(wheel_directory, name), files, _INFO)

@@ -17,13 +17,14 @@ import torch
 from . import _load
 from ._torch import is_fake
 
-ABSENT = bytes(48)
-_VIEW = "=Q%si4x"  # krait_view: address, four strides, type
-_VIEW_PACKERS = [struct.Struct(_VIEW % ("q" * n + "%dx" % (32 - 8 * n))).pack for n in range(5)]  # indexed by the number of dimensions
+_TENSOR_BYTES = 80  # krait_tensor: address; type, dimensions and flags (one word); four sizes; four strides
+ABSENT = bytes(_TENSOR_BYTES)
+_DIMS = 1 << 32     # of the word: one dimension,
+_STRIDED = 1 << 48  # and KRAIT_TENSOR_STRIDED
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
 _MOST_KNOWN = 1024              # signatures cached per operator
-ANY = -1                        # of an axis that may be missing: other tensors decide its size
+ANY = -1                        # size of an axis that may be missing: other tensors decide it
 _MOST_FOLLOWERS = 32            # dependent calls cached per call
 _LEAST_SCRATCH_BYTES = 1 << 16  # each thread keeps this much for CPU calls,
 _MOST_SCRATCH_BYTES = 1 << 26   # and up to this much once a call has needed it
@@ -40,10 +41,30 @@ DTYPES = _Dtypes({torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.f
                   torch.int64: 5, torch.complex64: 6})
 
 
-def _packers_without(axis, n_dims, _=1):
-    """Like _VIEW_PACKERS, for a view of n_dims dimensions whose tensor may omit the size-1 `axis`."""
-    packers = list(_VIEW_PACKERS)
-    packers[n_dims - 1] = struct.Struct(_VIEW % ("q" * axis + "8x" + "q" * (n_dims - 1 - axis) + "%dx" % (32 - 8 * n_dims))).pack
+class _Packers(dict):
+    """By a tensor's number of dimensions: pack(address, word, *sizes, *strides) -> a krait_tensor."""
+
+    def __missing__(self, n):
+        if n <= 4:
+            pad = "%dx" % (32 - 8 * n)
+            self[n] = struct.Struct("=QQ" + ("q" * n + pad) * 2).pack
+        else:  # the library says that this is too many
+            self[n] = lambda address, word, *_: struct.pack("=QQ64x", address, word)
+        return self[n]
+
+
+_PACKERS = _Packers()
+
+
+def _packers_without(axis, n_dims, size=1):
+    """Like _PACKERS, for a tensor of n_dims dimensions that may omit `axis`, which then has this size and stride 0."""
+    packers, whole = _Packers(), _PACKERS[n_dims]
+
+    def pack(address, word, *numbers):
+        sizes, strides = numbers[:n_dims - 1], numbers[n_dims - 1:]
+        return whole(address, word + _DIMS, *sizes[:axis], size, *sizes[axis:], *strides[:axis], 0, *strides[axis:])
+
+    packers[n_dims - 1] = pack
     return packers
 
 
@@ -160,23 +181,23 @@ def place(t, *others):
 
 
 def _flatten(ctype):
-    """[(name, struct code or 'view')] of the fields after `call`."""
+    """[(name, struct code or 'tensor')] of the fields after `call`."""
     fields = []
     for name, field in ctype.fields[1:]:
         kind = field.type.cname
-        fields.append((name, "view" if kind == "krait_view" else _PRIMITIVES[kind]))
+        fields.append((name, "tensor" if kind == "krait_tensor" else _PRIMITIVES[kind]))
     return fields
 
 
-def _view_text(name, packers):
+def _tensor_text(name, packers):
     """The expression that packs one tensor except for its address."""
-    return "(ABSENT if {0} is None else {1}[len(s := {0}.stride())](64, *s, DTYPES[{0}.dtype]))".format(name, packers)
+    return "(ABSENT if {0} is None else {1}[n := len(s := {0}.stride())](64, DTYPES[{0}.dtype] + n * DIMS + STRIDED, *{0}.shape, *s))".format(name, packers)
 
 
 def _generate(fields, args_bytes, names, axes):
-    """Source of pack(tensors, flags=0, *, number=0, ...) -> the args struct as bytes; `names`: views given as tensors."""
+    """Source of pack(tensors, flags=0, *, number=0, ...) -> the args struct as bytes; `names`: those of its tensors that calls give."""
     numbers_of_call, parts, numbers = [], [], []
-    values = {"ABSENT": ABSENT, "packers": _VIEW_PACKERS, "DTYPES": DTYPES, "head": _HEAD.pack}
+    values = {"ABSENT": ABSENT, "packers": _PACKERS, "DTYPES": DTYPES, "DIMS": _DIMS, "STRIDED": _STRIDED, "head": _HEAD.pack}
     values.update(("packers_" + name, _packers_without(*place)) for name, place in axes.items())
 
     def flush():
@@ -187,27 +208,27 @@ def _generate(fields, args_bytes, names, axes):
             numbers.clear()
 
     for name, code in fields:
-        if code == "view":
+        if code == "tensor":
             flush()
-            parts.append("ABSENT" if name not in names else _view_text(name, "packers_" + name if name in axes else "packers"))
+            parts.append("ABSENT" if name not in names else _tensor_text(name, "packers_" + name if name in axes else "packers"))
         else:
             numbers.append((name, code))
             if name != "reserved":
                 numbers_of_call.append(name + "=0")
     flush()
-    text = ("def pack(tensors, flags=0, *, %s):\n"
+    text = ("def pack(tensors, flags=0%s):\n"
             "    %s, = tensors\n"
             "    return b''.join((head(%d, flags), bytes(%d), %s))\n"
-            % (", ".join(numbers_of_call), ", ".join(names), args_bytes, _TAIL.size, ",\n        ".join(parts)))
+            % (", *, " * bool(numbers_of_call) + ", ".join(numbers_of_call), ", ".join(names), args_bytes, _TAIL.size, ",\n        ".join(parts)))
     return text, values
 
 
 class Operator:
-    """krait_<name>. `views`: the args struct's views in the order of a call's tensors, inputs first; others are absent.
-    `axes`: views whose tensor may omit an axis: view=(axis, dimensions of the view), size one, or any with ANY third."""
+    """krait_<name>. `views`: the args struct's tensors in the order of a call's, inputs first; others are absent.
+    `axes`: those that may omit an axis: name=(axis, dimensions with it), size one, or any with ANY third."""
 
     def __init__(self, name, views, **axes):
-        self.name, self.known, self._known_sizes = name, {}, {}
+        self.name, self.known, self._checked = name, {}, set()
         self.views, self._axes = tuple(views.split()), axes
 
     def __getattr__(self, attribute):
@@ -221,48 +242,31 @@ class Operator:
         ffi = _load.ffi()
         ctype = ffi.typeof("krait_%s_args" % self.name)
         args_bytes, fields = ffi.sizeof(ctype), _flatten(ctype)
-        packed_bytes = _HEAD.size + _TAIL.size + sum(48 if code == "view" else struct.calcsize("=" + code) for _, code in fields)
+        packed_bytes = _HEAD.size + _TAIL.size + sum(_TENSOR_BYTES if code == "tensor" else struct.calcsize("=" + code) for _, code in fields)
         if packed_bytes != args_bytes:
             raise _load.KraitError("krait_%s_args: fields take %d bytes, the header says %d" % (self.name, packed_bytes, args_bytes))
         text, values = _generate(fields, args_bytes, self.views, self._axes)
         exec(compile(text, "<krait %s>" % self.name, "exec"), values)
-        as_bytes = "int32_t (*)(const krait_ctx *, const char *%s)"
         self.address_words = [ffi.offsetof(ctype, name) // 8 for name in self.views]
-        self.scratch_of = ffi.cast(as_bytes % ", uint64_t *", _load.function("krait_%s_scratch_bytes" % self.name))
-        self.invoke = ffi.cast(as_bytes % "", _load.function("krait_" + self.name))
-        self._size_names = [name for name, code in fields if code == "q"]
-        self._ctype, self._sizes_of = ctype, _load.function("krait_args_sizes")
+        self.scratch_of = ffi.cast("int32_t (*)(const krait_ctx *, const char *, const char *, uint64_t *)", _load.function("krait_scratch_bytes"))
+        self.invoke = ffi.cast("int32_t (*)(const krait_ctx *, const char *)", _load.function("krait_" + self.name))
+        self.name_bytes = self.name.encode()
+        self._check_shapes = ffi.cast("int32_t (*)(const char *, const char *)", _load.function("krait_shapes_check"))
         self.pack = values["pack"]
 
-    def sizes(self, tensors, flags=0, **numbers):
-        """Size fields inferred from the tensors' shapes by the operator's signature; numbers: sizes that shapes may not
-        determine. On a mismatch raises one error that lists all shapes. Outputs (last) may be omitted."""
-        self.pack  # the library
+    def check(self, tensors, flags=0, **numbers):
+        """Whether the tensors' shapes agree; numbers: the call's scalar fields. On a mismatch raises one error that lists
+        all shapes. Outputs (last) may be omitted."""
         key = (flags, *numbers.items(), *[None if t is None else (t.shape, t.dtype) for t in tensors])
-        known = self._known_sizes.get(key)
-        if known is None:
-            if len(self._known_sizes) >= _MOST_KNOWN:
-                self._known_sizes.clear()
-            known = self._known_sizes[key] = self._find_sizes(tensors, flags, numbers)
-        return known
-
-    def _find_sizes(self, tensors, flags, numbers):
-        ffi, rows = _load.ffi(), []
-        args = ffi.new(ffi.getctype(self._ctype, "*"))
-        args.call.flags = flags
-        for name, number in numbers.items():
-            setattr(args, name, number)
-        for name, t in zip(self.views, tensors):
-            if t is not None:
-                shape, (axis, n_dims, missing) = list(t.shape), (*self._axes.get(name, (0, 0)), 1)[:3]
-                if len(shape) == n_dims - 1:
-                    shape.insert(axis, missing)
-                getattr(args, name).dtype = DTYPES[t.dtype]
-                rows.append((ffi.offsetof(self._ctype, name), len(shape), shape[:4]))
-        status = self._sizes_of(self.name.encode(), args, ffi.new("krait_shape[]", rows), len(rows))
-        if status < 0:
-            self._refuse(status)
-        return {name: getattr(args, name) for name in self._size_names}
+        if key not in self._checked:
+            tensors = (*tensors, *[None] * (len(self.views) - len(tensors)))
+            packed = self.pack(tensors, flags, **numbers)
+            status = self._check_shapes(self.name_bytes, packed)
+            if status < 0:
+                self._refuse(status)
+            if len(self._checked) >= _MOST_KNOWN:
+                self._checked.clear()
+            self._checked.add(key)
 
     @staticmethod
     def _refuse(status):
@@ -329,10 +333,11 @@ class Call:
         return call
 
     def pack(self, tensors, flags=0, **numbers):
-        """numbers: the call's scalar fields, and sizes that no tensor determines."""
+        """numbers: the call's scalar fields."""
         place(*tensors)
         refuse_negative_bit(self.operator.name, *tensors)
-        words = array("Q", self.operator.pack(tensors, flags, **{**numbers, **self.operator.sizes(tensors, flags, **numbers)}))
+        self.operator.check(tensors, flags, **numbers)
+        words = array("Q", self.operator.pack(tensors, flags, **numbers))
         self.addresses = [(word, i) for i, word in enumerate(self.operator.address_words) if tensors[i] is not None]
         self.invoke = self.operator.invoke
         self.words = words
@@ -387,7 +392,7 @@ class Call:
         """Retries with more scratch if the operator asks for it. A GPU place, which keeps none, then allocates it up front."""
         if status == _load.constant("KRAIT_ERR_SCRATCH"):
             n_bytes = _load.ffi().new("uint64_t *")
-            status = self.operator.scratch_of(at.context, words.tobytes(), n_bytes)
+            status = self.operator.scratch_of(at.context, self.operator.name_bytes, words.tobytes(), n_bytes)
             if status >= 0:
                 scratch, words[1:4] = at.lend(n_bytes[0])
                 self.scratch_bytes = 0 if isinstance(at, CpuPlace) else n_bytes[0]

@@ -31,7 +31,7 @@ class Denoiser:
         self._context = _context(device, threads)
         self._handles = _load.Handles()
         self._model = self._open_model(weights)
-        self._session = self._handles.open("session", self._model[0])
+        self._session = self._handles.open("denoiser_session", self._model[0])
 
     def __reduce__(self):
         return Denoiser, self._made_of
@@ -39,15 +39,15 @@ class Denoiser:
     def _open_model(self, weights):
         ffi = _load.ffi()
         if weights is None:
-            return self._handles.open("model", self._context, ffi.NULL)
+            return self._handles.open("denoiser", self._context, ffi.NULL)
         if not isinstance(weights, (str, bytes, os.PathLike)):
             raise TypeError("krait.Denoiser: weights is %s, must be the name of a safetensors file" % _named(weights))
         path = os.fsencode(weights)
         if not path or b"\0" in path:
             raise ValueError("krait.Denoiser: weights is %r, must be the name of a safetensors file" % (weights,))
         name = ffi.new("char[]", path)
-        model = self._handles.open("model", self._context, ffi.new("krait_model_options *", {"size": ffi.sizeof("krait_model_options"), "weights_path": name}))
-        level = json.loads(ffi.string(_load.lib().krait_model_json(model[0])).decode()).get("metadata", {}).get("normalize", "none")
+        model = self._handles.open("denoiser", self._context, ffi.new("krait_denoiser_options *", {"size": ffi.sizeof("krait_denoiser_options"), "weights_path": name}))
+        level = json.loads(ffi.string(_load.lib().krait_denoiser_json(model[0])).decode()).get("metadata", {}).get("normalize", "none")
         if level != "none":
             raise ValueError("%s: weights need level normalization (normalize: %s); use them with krait enhance -w" % (os.fsdecode(path), level))
         return model
@@ -106,9 +106,9 @@ class Stream:
     def __init__(self, denoiser):
         self._process, self._lock = denoiser._process, threading.Lock()
         self._handles = _load.Handles(denoiser._handles)
-        self._session = self._handles.open("session", denoiser._model[0])
-        self._stream = self._handles.open("stream", self._session[0])
-        self.latency = int(_load.lib().krait_stream_latency(self._stream[0]))
+        self._session = self._handles.open("denoiser_session", denoiser._model[0])
+        self._stream = self._handles.open("denoiser_stream", self._session[0])
+        self.latency = int(_load.lib().krait_denoiser_stream_latency(self._stream[0]))
 
     def _take(self, n, call):
         """Runs call(out, room, n_out) -> its output."""
@@ -128,10 +128,10 @@ class Stream:
         if not np.isfinite(given).all():
             raise ValueError("krait.Denoiser.stream: samples contain NaN or infinity")
         lib, pointer = _load.lib(), _load.ffi().cast("const float *", given.ctypes.data)
-        return self._take(len(given), lambda out, room, n_out: lib.krait_stream_push(self._stream[0], pointer, len(given), out, room, n_out))
+        return self._take(len(given), lambda out, room, n_out: lib.krait_denoiser_stream_push(self._stream[0], pointer, len(given), out, room, n_out))
 
     def finish(self):
-        return self._take(0, lambda out, room, n_out: _load.lib().krait_stream_finish(self._stream[0], out, room, n_out))
+        return self._take(0, lambda out, room, n_out: _load.lib().krait_denoiser_stream_finish(self._stream[0], out, room, n_out))
 
 
 def _named(value):

@@ -1,10 +1,10 @@
-"""Finds libkrait, reads its headers through cffi (ABI mode) and opens contexts. Knows nothing of torch."""
+"""Finds libkrait-ops, reads its headers through cffi (ABI mode) and opens contexts. Knows nothing of torch."""
 
 import os
 import threading
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_HEADERS = ("krait.h", "ops.h", "blocks.h", "plan.h", "model.h")
+_HEADERS = ("krait.h", "tensor.h", "ops.h", "plan.h", "enhance.h")
 _lock = threading.Lock()
 _state = {}
 _contexts = {}
@@ -23,7 +23,7 @@ class KraitUnsupported(KraitError, NotImplementedError):
 
 
 def library_path():
-    return os.environ.get("KRAIT_LIBRARY") or os.path.join(_HERE, "libkrait.so")
+    return os.environ.get("KRAIT_LIBRARY") or os.path.join(_HERE, "libkrait-ops.so")
 
 
 def header_folder():
@@ -46,8 +46,8 @@ def _open_library():
     try:
         lib = ffi.dlopen(path, ffi.RTLD_NOW | getattr(os, "RTLD_NODELETE", 0))  # its threads outlive the interpreter
     except OSError as error:
-        raise KraitError("libkrait cannot be loaded from %s: %s; build it (pip install ./python) or set KRAIT_LIBRARY "
-                         "to libkrait.so" % (path, error)) from None
+        raise KraitError("libkrait-ops cannot be loaded from %s: %s; build it (pip install ./python) or set KRAIT_LIBRARY "
+                         "to libkrait-ops.so" % (path, error)) from None
     _state.update(ffi=ffi, lib=lib, constants=constants)
 
 
@@ -72,7 +72,7 @@ def constant(name):
 
 
 def function(name):
-    """A function of the library; KraitUnsupported if this libkrait is too old to have it."""
+    """A function of the library; KraitUnsupported if this library is too old to have it."""
     try:
         return getattr(lib(), name)
     except AttributeError:

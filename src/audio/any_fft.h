@@ -1,4 +1,4 @@
-/* any_fft.h: transforms of real signals of any even length, with kissfft. Not in the wheel's libkrait, which does
+/* any_fft.h: transforms of real signals of any even length, with kissfft. Not in libkrait-ops, which does
  * without that library (bundled.c). */
 #ifndef KR_ANY_FFT_H
 #define KR_ANY_FFT_H

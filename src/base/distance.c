@@ -1,10 +1,9 @@
 /* distance.c: how many slips of the keyboard lie between two names, for "did you mean". */
+#include "distance.h"
+
 #include <limits.h>
-#include <stdint.h>
 #include <string.h>
 #include <strings.h>
-
-#include <krait/model.h>
 
 enum { MOST = 63 };
 
@@ -30,7 +29,7 @@ static int count_slips(const char *a, int n, const char *b, int m) {
   return rows[n % 3][m];
 }
 
-int32_t krait_text_distance(const char *written, const char *meant) {
+int32_t kr_text_distance(const char *written, const char *meant) {
   const size_t n = written ? strlen(written) : 0, m = meant ? strlen(meant) : 0;
   if (n == 0 || m == 0 || n > MOST || m > MOST) return INT32_MAX;
   const int slips = count_slips(written, (int)n, meant, (int)m), longer = (int)(n > m ? n : m);

@@ -4,7 +4,6 @@
 #include "public_names.h"
 
 #include <krait/bench.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +28,7 @@ void kr_sort_times(double *times, int n) { qsort(times, (size_t)n, sizeof *times
 /* Runs implementation until budget_s is used up, at least a few times after one warm-up. */
 static int32_t time_impl(const krait_ctx *ctx, const kr_impl *impl, kr_measured_call *c, double budget_s, int most_runs,
                         double *times, int *n_runs) {
-  krait_call *call = (krait_call *)c->args;
+  kr_call *call = (kr_call *)c->args;
   call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, call) : 0;
   call->scratch = kr_alloc(call->scratch_bytes);
   KR_CHECK(call->scratch, KRAIT_ERR_NO_MEMORY, "no memory for scratch");
@@ -83,7 +82,7 @@ static int32_t measure_call(const krait_ctx *ctx, const kr_op *op, const request
 
 static int32_t measure_request(const krait_ctx *ctx, const request *r, krait_op_timing *timing) {
   KR_CHECK(ctx && r->op && timing, KRAIT_ERR_ARGUMENT, "ctx, name and timing must not be NULL");
-  KR_CHECK(timing->size >= offsetof(krait_op_timing, host_s), KRAIT_ERR_STRUCT_SIZE,
+  KR_CHECK(timing->size == sizeof *timing, KRAIT_ERR_STRUCT_SIZE,
            "krait_op_timing.size is %u, must be %zu", timing->size, sizeof *timing);
   const kr_op *op = kr_op_find(r->op);
   KR_CHECK(op, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", r->op);
@@ -92,10 +91,7 @@ static int32_t measure_request(const krait_ctx *ctx, const request *r, krait_op_
   int32_t status = kr_measured_call_open(c, op, r->shape, r->dtype);
   krait_op_timing out;
   if (status >= 0) status = measure_call(ctx, op, r, c, &out);
-  if (status >= 0) {
-    out.size = timing->size;
-    memcpy(timing, &out, timing->size < sizeof out ? timing->size : sizeof out);
-  }
+  if (status >= 0) *timing = out;
   kr_measured_call_close(c);
   kr_free(c);
   return status;

@@ -33,7 +33,7 @@ typedef struct device_calls {
   int n_copies, n_calls; /* n_calls: of a graph, a multiple of n_copies */
 } device_calls;
 
-static krait_call *call_of(device_calls *d, int copy) { return (krait_call *)(d->args + (size_t)copy * ARGS_BYTES); }
+static kr_call *call_of(device_calls *d, int copy) { return (kr_call *)(d->args + (size_t)copy * ARGS_BYTES); }
 
 /* The device's copy number `copy` of the data at host; NULL stays NULL. */
 static void *moved(const device_calls *d, const kr_measured_call *c, int copy, const void *host) {
@@ -73,7 +73,7 @@ static void make_args(device_calls *d, const kr_measured_call *c) {
     kr_view_uses uses = {.args = args};
     kr_op_views(d->op, &uses);
     for (int i = 0; i < uses.n; i++) {
-      krait_view *view = (krait_view *)(args + uses.list[i].offset);
+      kr_view *view = (kr_view *)(args + uses.list[i].offset);
       view->data = moved(d, c, k, view->data);
     }
     call_of(d, k)->stream = d->stream;

@@ -58,7 +58,7 @@ static int32_t read_shape(kr_measured_call *c, const kr_sig *sig, const char *sh
     const size_t length = strcspn(word, ",");
     const uint32_t flag = flag_of(sig, word, length);
     if (is_word(word, length, "last") && has_time(sig)) c->channel_last = 1;
-    else if (flag) ((krait_call *)c->args)->flags |= flag;
+    else if (flag) ((kr_call *)c->args)->flags |= flag;
     else KR_TRY(read_size(c, sig, word, length, given, is_default));
     word += length + (word[length] == ',');
   }
@@ -67,7 +67,7 @@ static int32_t read_shape(kr_measured_call *c, const kr_sig *sig, const char *sh
 
 /* ---- tensors ---- */
 
-static void draw_measured_call(const krait_view *v, int64_t n, const kr_sig_draw *d) {
+static void draw_measured_call(const kr_view *v, int64_t n, const kr_sig_draw *d) {
   const double half = 1.7 * (double)d->b, low = d->kind == KR_DRAW_UNIFORM ? d->a : d->a - half,
                high = d->kind == KR_DRAW_UNIFORM ? d->b : d->a + half;
   const int64_t bytes = (int64_t)krait_dtype_bytes(v->dtype);
@@ -80,7 +80,7 @@ static void draw_measured_call(const krait_view *v, int64_t n, const kr_sig_draw
     memcpy((char *)v->data + i * bytes, v->data, (size_t)((n - i < DRAWN ? n - i : DRAWN) * bytes));
 }
 
-static void fill(const kr_measured_call *c, const kr_sig *sig, int tensor, const krait_view *v, int64_t n) {
+static void fill(const kr_measured_call *c, const kr_sig *sig, int tensor, const kr_view *v, int64_t n) {
   const kr_sig_draw *d = &sig->tensors[tensor].draw;
   const int64_t total = d->rows < 0 ? 0 : kr_sig_get_size(sig, c->args, d->rows);
   if (!(sig->tensors[tensor].role & KR_IN)) return;
@@ -111,10 +111,10 @@ static int is_sequence(const kr_sig *sig, int tensor, int n_dims) {
 
 static int32_t give(kr_measured_call *c, const kr_sig *sig, uint32_t facts, int tensor) {
   const kr_shape shape = kr_sig_shape(sig, c->args, facts, tensor);
-  krait_view *v = kr_sig_view(sig, c->args, tensor);
+  kr_view *v = kr_sig_view(sig, c->args, tensor);
   int order[4] = {0, 1, 2, 3};
   int64_t n = 1;
-  *v = (krait_view){.dtype = type_of(c, sig, facts, tensor)};
+  *v = (kr_view){.dtype = type_of(c, sig, facts, tensor)};
   if (c->channel_last && is_sequence(sig, tensor, shape.n_dims))
     order[shape.n_dims - 1] = shape.n_dims - 2, order[shape.n_dims - 2] = shape.n_dims - 1;
   for (int i = shape.n_dims - 1; i >= 0; i--) v->stride[order[i]] = n, n *= shape.size[order[i]];
@@ -128,7 +128,7 @@ static int32_t give(kr_measured_call *c, const kr_sig *sig, uint32_t facts, int 
 
 static void set_fields(kr_measured_call *c, const kr_sig *sig) {
   for (int i = 0; i < sig->n_flags; i++)
-    if (sig->flag_list[i].chance >= 0.5f) ((krait_call *)c->args)->flags |= sig->flag_list[i].bit;
+    if (sig->flag_list[i].chance >= 0.5f) ((kr_call *)c->args)->flags |= sig->flag_list[i].bit;
   for (int i = 0; i < sig->n_fields; i++) {
     const int32_t choice = (int32_t)sig->fields[i].usual;
     memcpy(c->args + sig->fields[i].offset,
@@ -140,7 +140,7 @@ int32_t kr_measured_call_open(kr_measured_call *c, const kr_op *op, const char *
   uint32_t given = 0;
   memset(c, 0, sizeof *c);
   c->dtype = dtype;
-  ((krait_call *)c->args)->size = op->args_bytes;
+  ((kr_call *)c->args)->size = op->args_bytes;
   KR_CHECK(kr_is_activation_dtype(dtype), KRAIT_ERR_DTYPE, "dtype is %s, must be float32, float16 or bfloat16",
            krait_dtype_name(dtype));
   KR_TRY(read_shape(c, op->sig, shape ? shape : "", &given, 0));

@@ -10,7 +10,7 @@ typedef struct inner {
   int64_t B, L, H, P, G, N, F;
 } inner;
 
-static krait_view mamba2_block_view(const inner *i, kr_tensor t) { return kr_graph_view(i->g, t); }
+static kr_view mamba2_block_view(const inner *i, kr_tensor t) { return kr_graph_view(i->g, t); }
 static kr_tensor mamba2_block_new_rows(const inner *i, int64_t columns) {
   return kr_graph_temp(i->g, i->b->dtype, KR_DIMS(i->B, i->L, columns));
 }
@@ -27,7 +27,7 @@ static kr_tensor as_heads(const inner *i, kr_tensor t, int64_t heads, int64_t ea
   return kr_graph_reshape(i->g, t, KR_DIMS(i->B, i->L, heads, each));
 }
 static void copy_mamba2_block(const inner *i, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(i->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+  kr_graph_pointwise(i->g, name, (kr_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
 /* Whether t, of the working type, can be viewed as a matrix with one row per token. */
@@ -49,7 +49,7 @@ static kr_tensor finish_rows(const inner *i, const char *name, kr_tensor rows, k
 static void project_mamba2_block(const inner *i, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
                                  kr_tensor out) {
   kr_graph_call(i->g, name, &kr_op_gemm,
-                &(krait_gemm_args){.A = mamba2_block_view(i, as_matrix(i, rows)),
+                &(kr_gemm_args){.A = mamba2_block_view(i, as_matrix(i, rows)),
                                    .Bmat = mamba2_block_view(i, kr_graph_permute(i->g, weight, (int[]){1, 0})),
                                    .bias = mamba2_block_view(i, bias),
                                    .out = mamba2_block_view(i, as_matrix(i, out))});
@@ -71,7 +71,7 @@ static kr_tensor project_in(const inner *i) {
 static kr_tensor convolve_mamba2_block(const inner *i, kr_tensor rows) {
   const kr_tensor out = begin_rows(i, i->b->xBC, kr_graph_dims(i->g, rows).size[2]);
   kr_graph_call(i->g, "conv", &kr_op_causal_conv1d,
-                &(krait_causal_conv1d_args){.activation = i->b->activation,
+                &(kr_causal_conv1d_args){.activation = i->b->activation,
                                             .x = mamba2_block_view(i, mamba2_block_as_channels(i, rows)),
                                             .weight = mamba2_block_view(i, i->b->conv_weight),
                                             .bias = mamba2_block_view(i, i->b->conv_bias),
@@ -87,9 +87,9 @@ static void scan_mamba2_block(const inner *i, kr_tensor xBC, kr_tensor dt, kr_te
   const kr_tensor A =
       b->log_A ? kr_graph_temp(i->g, b->dtype == KRAIT_F64 ? KRAIT_F64 : KRAIT_F32, KR_DIMS(i->H)) : b->A;
   if (b->log_A)
-    kr_graph_pointwise(i->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, b->A, 0, A);
+    kr_graph_pointwise(i->g, "A", (kr_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, b->A, 0, A);
   kr_graph_call(i->g, "ssd", &kr_op_ssd,
-                &(krait_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS,
+                &(kr_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS,
                                   .dt_min = b->dt_min,
                                   .dt_max = b->dt_max,
                                   .x = mamba2_block_view(i, as_heads(i, columns_of(i, xBC, 0, D), i->H, i->P)),
@@ -98,7 +98,7 @@ static void scan_mamba2_block(const inner *i, kr_tensor xBC, kr_tensor dt, kr_te
                                   .Bmat = mamba2_block_view(i, as_heads(i, columns_of(i, xBC, D, S), i->G, i->N)),
                                   .Cmat = mamba2_block_view(i, as_heads(i, columns_of(i, xBC, D + S, S), i->G, i->N)),
                                   .Dvec = mamba2_block_view(i, b->Dvec),
-                                  .z = z ? mamba2_block_view(i, as_heads(i, z, i->H, i->P)) : (krait_view){0},
+                                  .z = z ? mamba2_block_view(i, as_heads(i, z, i->H, i->P)) : (kr_view){0},
                                   .dt_bias = mamba2_block_view(i, b->dt_bias),
                                   .initial_states = mamba2_block_view(i, b->initial_states),
                                   .seq_idx = mamba2_block_view(i, b->seq_idx),
@@ -109,7 +109,7 @@ static void scan_mamba2_block(const inner *i, kr_tensor xBC, kr_tensor dt, kr_te
 static void norm(const inner *i, kr_tensor y, kr_tensor z, kr_tensor out) {
   const kr_mamba2_block *b = i->b;
   kr_graph_call(i->g, "norm", &kr_op_gated_norm,
-                &(krait_gated_norm_args){
+                &(kr_gated_norm_args){
                     .call.flags = KRAIT_GATED_NORM_RMS | (b->norm_before_gate ? 0 : KRAIT_GATED_NORM_GATE_FIRST),
                     .eps = b->eps,
                     .group_size = i->H * i->P / i->G,
@@ -137,7 +137,7 @@ static void mix(const inner *i, kr_tensor zxbcdt, kr_tensor gated) {
   if (F)
     kr_graph_pointwise(
         i->g, "mlp",
-        (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1},
+        (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1},
         columns_of(i, zxbcdt, 0, F), columns_of(i, zxbcdt, F, F), columns_of(i, gated, 0, F));
 }
 

@@ -1,4 +1,4 @@
-/* mamba2_block.h: a Mamba-2 block as calls of a graph; the equation is at krait_mamba2_inner (krait/blocks.h). */
+/* mamba2_block.h: a Mamba-2 block as calls of a graph; the equation is at krait_mamba2_inner (krait/ops.h). */
 #ifndef KR_MAMBA2_BLOCK_H
 #define KR_MAMBA2_BLOCK_H
 
@@ -9,7 +9,7 @@ typedef struct kr_mamba2_block {
   int32_t activation, norm_before_gate, log_A; /* log_A: the input A is log(-A) */
   float eps, dt_min, dt_max;
   int32_t dtype;   /* of intermediates */
-  /* As in krait_mamba2_inner_args; 0: absent. */
+  /* As in kr_mamba2_inner_args; 0: absent. */
   kr_tensor x, in_proj_weight, in_proj_bias, conv_weight, conv_bias, dt_bias, A, Dvec, norm_weight, out_proj_weight,
       out_proj_bias, initial_states, seq_idx;
   kr_tensor out, final_states; /* written; out (B,L,M), or (B,L,F + HP) without out_proj_weight */

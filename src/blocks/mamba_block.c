@@ -12,7 +12,7 @@ typedef struct inner {
 } inner;
 
 static kr_tensor dims_turned(kr_graph *g, kr_tensor t) { return kr_graph_permute(g, t, (int[]){1, 0}); }
-static krait_view mamba_block_view(const inner *i, kr_tensor t) { return kr_graph_view(i->g, t); }
+static kr_view mamba_block_view(const inner *i, kr_tensor t) { return kr_graph_view(i->g, t); }
 
 /* Rows (b, l) of the working type, as a matrix; and the same as (B,D,L). */
 static kr_tensor mamba_block_new_rows(const inner *i, int64_t columns) {
@@ -24,14 +24,14 @@ static kr_tensor mamba_block_as_channels(const inner *i, kr_tensor rows) {
 }
 
 static void copy_mamba_block(const inner *i, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(i->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+  kr_graph_pointwise(i->g, name, (kr_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
 /* Rows times a weight stored (columns, inputs). */
 static void project_mamba_block(const inner *i, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
                                 kr_tensor out) {
   kr_graph_call(i->g, name, &kr_op_gemm,
-                &(krait_gemm_args){.A = mamba_block_view(i, rows),
+                &(kr_gemm_args){.A = mamba_block_view(i, rows),
                                    .Bmat = mamba_block_view(i, dims_turned(i->g, weight)),
                                    .bias = mamba_block_view(i, bias),
                                    .out = mamba_block_view(i, out)});
@@ -40,7 +40,7 @@ static void project_mamba_block(const inner *i, const char *name, kr_tensor rows
 static kr_tensor normed(const inner *i, const char *name, kr_tensor rows, kr_tensor weight) {
   if (!weight) return rows;
   return kr_graph_call(i->g, name, &kr_op_add_norm,
-                       &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                       &(kr_add_norm_args){.call.flags = KRAIT_NORM_RMS,
                                               .eps = i->b->eps,
                                               .x = mamba_block_view(i, rows),
                                               .weight = mamba_block_view(i, weight),
@@ -57,7 +57,7 @@ static kr_tensor convolve_mamba_block(const inner *i) {
     x = cast;
   }
   kr_graph_call(i->g, "conv", &kr_op_causal_conv1d,
-                &(krait_causal_conv1d_args){.call.flags = i->b->flags & KRAIT_SCAN_REVERSE ? KRAIT_CONV1D_REVERSE : 0,
+                &(kr_causal_conv1d_args){.call.flags = i->b->flags & KRAIT_SCAN_REVERSE ? KRAIT_CONV1D_REVERSE : 0,
                                             .activation = KRAIT_ACT_SILU,
                                             .x = mamba_block_view(i, x),
                                             .weight = mamba_block_view(i, i->b->conv_weight),
@@ -77,7 +77,7 @@ static kr_tensor columns_bias(const inner *i, int64_t n_columns, int64_t B_colum
                              kr_graph_slice(i->g, bias, 0, n_columns - C_columns, C_columns)};
   const kr_tensor sources[] = {0, from_B, from_C};
   for (int k = 0; k < 3; k++)
-    kr_graph_pointwise(i->g, "bias", (krait_pointwise_args){.x_scale = sources[k] != 0}, sources[k], 0, parts[k]);
+    kr_graph_pointwise(i->g, "bias", (kr_pointwise_args){.x_scale = sources[k] != 0}, sources[k], 0, parts[k]);
   return bias;
 }
 
@@ -95,7 +95,7 @@ static kr_tensor scan_parameter(const inner *i, kr_tensor rows) {
 static void scan_mamba_block(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr_tensor C, kr_tensor out) {
   const kr_mamba_block *b = i->b;
   kr_graph_call(i->g, "scan", &kr_op_selective_scan,
-                &(krait_selective_scan_args){.call.flags = b->flags,
+                &(kr_selective_scan_args){.call.flags = b->flags,
                                              .u = mamba_block_view(i, mamba_block_as_channels(i, u)),
                                              .delta = mamba_block_view(i, mamba_block_as_channels(i, delta)),
                                              .A = mamba_block_view(i, b->A),

@@ -12,7 +12,7 @@ typedef struct kr_mamba_block {
   int is_merged; /* delta comes from u by one product, as B and C do: more work, but full rows, and no intermediate.
                   * Plain blocks only: real states, no norms, no biases of B and C */
   kr_tensor xz;   /* (B,2D,L): x, then z */
-  /* As in krait_mamba_inner_args; 0: absent. */
+  /* As in kr_mamba_inner_args; 0: absent. */
   kr_tensor conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat,
       Cmat, Dvec, delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight, C_norm_weight;
   /* (B,D,W-1) and (B,D,N), 0: absent: from earlier time, read; for later time, written. */

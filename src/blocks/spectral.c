@@ -78,7 +78,7 @@ void kr_spectral_close(kr_spectral *s) {
 }
 
 /* Real or imaginary parts of rows (B T, 2F) as (B,F,T). */
-static krait_view part(kr_graph *g, kr_tensor rows, kr_dims plane, int imaginary) {
+static kr_view part(kr_graph *g, kr_tensor rows, kr_dims plane, int imaginary) {
   const int64_t B = plane.size[0], F = plane.size[1], T = plane.size[2];
   return kr_graph_view(
       g, kr_graph_permute(
@@ -97,7 +97,7 @@ static void divide(kr_graph *g, const kr_spectral *s, kr_tensor sum, kr_tensor w
                   out = kr_graph_reshape(g, wav, KR_DIMS(B, n, hop));
   for (int k = 0; k < 3; k++) {
     const int64_t some = from[k + 1] - from[k];
-    kr_graph_pointwise(g, names[k], (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1},
+    kr_graph_pointwise(g, names[k], (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1},
                        kr_graph_slice(g, x, 1, from[k], some),
                        kr_graph_expand(g, kr_graph_slice(g, envelope, 0, k, 1), KR_DIMS(B, some, hop)),
                        kr_graph_slice(g, out, 1, from[k], some));
@@ -114,16 +114,16 @@ kr_tensor kr_spectral_inverse(kr_graph *g, const kr_spectral *s, double power, k
                   sum = kr_graph_temp(g, KRAIT_F32, KR_DIMS(B, 1, all, 1));
   const kr_tensor matrix = kr_graph_weight(g, "inverse_transform", KRAIT_F32, KR_DIMS(2 * F, s->n_fft), s->inverse);
   kr_graph_call(g, "uncompress", &kr_op_from_polar,
-                &(krait_from_polar_args){.power = (float)(1 / power),
+                &(kr_from_polar_args){.power = (float)(1 / power),
                                          .mag = kr_graph_view(g, mag),
                                          .pha = kr_graph_view(g, pha),
                                          .re = part(g, rows, plane, 0),
                                          .im = part(g, rows, plane, 1)});
   kr_graph_call(g, "inverse", &kr_op_transform,
-                &(krait_transform_args){
+                &(kr_transform_args){
                     .x = kr_graph_view(g, rows), .matrix = kr_graph_view(g, matrix), .out = kr_graph_view(g, frames)});
   kr_graph_call(g, "overlap", &kr_op_fold,
-                &(krait_fold_args){.KH = 1,
+                &(kr_fold_args){.KH = 1,
                                    .KW = s->n_fft,
                                    .SH = 1,
                                    .SW = hop,
@@ -144,30 +144,30 @@ void kr_spectral_forward(kr_graph *g, const kr_spectral *s, double power, kr_ten
                   rows = kr_graph_temp(g, KRAIT_F32, KR_DIMS(B * T, 2 * F));
   const kr_tensor matrix = kr_graph_weight(g, "transform", KRAIT_F32, KR_DIMS(s->n_fft, 2 * F), s->forward),
                   mirror = kr_graph_weight(g, "mirror", KRAIT_F32, KR_DIMS(half, half), s->mirror);
-  kr_graph_pointwise(g, "middle", (krait_pointwise_args){.x_scale = 1}, wav, 0, kr_graph_slice(g, padded, 1, half, N));
+  kr_graph_pointwise(g, "middle", (kr_pointwise_args){.x_scale = 1}, wav, 0, kr_graph_slice(g, padded, 1, half, N));
   const int64_t from[] = {1, N - 1 - half}, to[] = {0, half + N};
   for (int k = 0; k < 2; k++)
     kr_graph_call(g, "reflect", &kr_op_transform,
-                  &(krait_transform_args){.x = kr_graph_view(g, kr_graph_slice(g, wav, 1, from[k], half)),
+                  &(kr_transform_args){.x = kr_graph_view(g, kr_graph_slice(g, wav, 1, from[k], half)),
                                           .matrix = kr_graph_view(g, mirror),
                                           .out = kr_graph_view(g, kr_graph_slice(g, padded, 1, to[k], half))});
   kr_graph_call(g, "frames", &kr_op_unfold,
-                &(krait_unfold_args){.KH = 1,
+                &(kr_unfold_args){.KH = 1,
                                      .KW = s->n_fft,
                                      .SH = 1,
                                      .SW = s->n_fft / 4,
                                      .x = kr_graph_view(g, kr_graph_reshape(g, padded, KR_DIMS(B, 1, N + s->n_fft, 1))),
                                      .out = kr_graph_view(g, frames)});
   kr_graph_call(g, "transform", &kr_op_transform,
-                &(krait_transform_args){.x = kr_graph_view(g, kr_graph_reshape(g, frames, KR_DIMS(B * T, s->n_fft))),
+                &(kr_transform_args){.x = kr_graph_view(g, kr_graph_reshape(g, frames, KR_DIMS(B * T, s->n_fft))),
                                         .matrix = kr_graph_view(g, matrix),
                                         .out = kr_graph_view(g, rows)});
   if (first)
-    kr_graph_pointwise(g, "first_frame", (krait_pointwise_args){.x_scale = 1}, first, 0,
+    kr_graph_pointwise(g, "first_frame", (kr_pointwise_args){.x_scale = 1}, first, 0,
                        kr_graph_reshape(g, kr_graph_slice(g, kr_graph_reshape(g, rows, KR_DIMS(B, T, 2 * F)), 1, 0, 1),
                                         KR_DIMS(B, 2 * F)));
   kr_graph_call(g, "compress", &kr_op_to_polar,
-                &(krait_to_polar_args){.eps = 1e-9f,
+                &(kr_to_polar_args){.eps = 1e-9f,
                                        .power = (float)power,
                                        .re_add = 1e-5f,
                                        .im_add = 1e-10f,
@@ -181,7 +181,7 @@ void kr_spectral_parts(kr_graph *g, const char *name, kr_tensor mag, kr_tensor p
   const kr_dims plane = kr_graph_dims(g, mag);
 #define PART(k) kr_graph_view(g, kr_graph_reshape(g, kr_graph_slice(g, com, 3, k, 1), plane))
   kr_graph_call(g, name, &kr_op_from_polar,
-                &(krait_from_polar_args){.power = 1,
+                &(kr_from_polar_args){.power = 1,
                                          .mag = kr_graph_view(g, mag),
                                          .pha = kr_graph_view(g, pha),
                                          .re = PART(0),

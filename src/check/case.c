@@ -69,7 +69,7 @@ static void default_bound(kr_case_tensor *t, int32_t dtype) {
 }
 
 /* Random memory order of dimensions, random padding; half the time the last dimension has stride 1. */
-static int64_t choose_strides(kr_case *c, krait_view *view, int n_dims, const int64_t *shape) {
+static int64_t choose_strides(kr_case *c, kr_view *view, int n_dims, const int64_t *shape) {
   int order[4] = {0, 1, 2, 3};
   if (c->channels_last && n_dims > 2) { /* time after the batch */
     for (int i = 1; i < n_dims; i++) order[i] = i == 1 ? n_dims - 1 : i - 1;
@@ -89,14 +89,14 @@ static int64_t choose_strides(kr_case *c, krait_view *view, int n_dims, const in
   return stride;
 }
 
-void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims,
+void kr_case_view(kr_case *c, kr_view *view, const char *name, int role, int32_t dtype, int n_dims,
                   const int64_t *shape) {
   if (c->status < 0 || c->n_tensors == KR_CASE_MAX_VIEWS) return;
   kr_case_tensor *t = &c->tensors[c->n_tensors++];
   *t = (kr_case_tensor){
       .view_offset = (size_t)((unsigned char *)view - c->args), .name = name, .role = role, .n_dims = n_dims};
   memcpy(t->shape, shape, (size_t)n_dims * sizeof *shape);
-  *view = (krait_view){.dtype = dtype};
+  *view = (kr_view){.dtype = dtype};
   t->n_storage = choose_strides(c, view, n_dims, shape) + 2 * GUARD_ELEMENTS;
   size_t bytes = (size_t)t->n_storage * krait_dtype_bytes(dtype);
   t->storage = kr_alloc(bytes);
@@ -112,14 +112,14 @@ void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int3
   default_bound(t, dtype);
 }
 
-static kr_case_tensor *tensor_of(kr_case *c, const krait_view *view) {
+static kr_case_tensor *tensor_of(kr_case *c, const kr_view *view) {
   size_t offset = (size_t)((const unsigned char *)view - c->args);
   for (int i = 0; i < c->n_tensors; i++)
     if (c->tensors[i].view_offset == offset) return &c->tensors[i];
   return NULL;
 }
 
-void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol) {
+void kr_case_bound(kr_case *c, const kr_view *view, double rtol, double atol) {
   kr_case_tensor *t = tensor_of(c, view);
   if (!t) return;
   t->rtol = rtol;
@@ -132,7 +132,7 @@ int64_t kr_tensor_elements(const kr_case_tensor *t) {
   return n;
 }
 
-int64_t kr_tensor_offset(const kr_case_tensor *t, const krait_view *view, int64_t flat) {
+int64_t kr_tensor_offset(const kr_case_tensor *t, const kr_view *view, int64_t flat) {
   int64_t offset = 0;
   for (int i = t->n_dims - 1; i >= 0; i--) {
     offset += flat % t->shape[i] * view->stride[i];
@@ -141,13 +141,13 @@ int64_t kr_tensor_offset(const kr_case_tensor *t, const krait_view *view, int64_
   return offset;
 }
 
-double kr_tensor_part(const krait_view *view, int64_t offset, int part) {
+double kr_tensor_part(const kr_view *view, int64_t offset, int part) {
   if (view->dtype == KRAIT_C64) return ((const float *)view->data)[2 * offset + part];
   if (view->dtype == KRAIT_I32) return ((const int32_t *)view->data)[offset];
   return kr_get(view, offset);
 }
 
-static void put_element(const krait_view *view, int64_t offset, double re, double im) {
+static void put_element(const kr_view *view, int64_t offset, double re, double im) {
   if (view->dtype == KRAIT_C64) {
     ((float *)view->data)[2 * offset] = (float)re;
     ((float *)view->data)[2 * offset + 1] = (float)im;
@@ -160,13 +160,13 @@ static void put_element(const krait_view *view, int64_t offset, double re, doubl
  * them, so that no two rows of a usual length are the same, and a wrong offset finds another value. */
 enum { PERIOD = 65537 };
 
-static void copy_element(const krait_view *view, int64_t to, int64_t from) {
+static void copy_element(const kr_view *view, int64_t to, int64_t from) {
   const size_t bytes = krait_dtype_bytes(view->dtype);
   unsigned char *const data = view->data;
   memcpy(data + (size_t)to * bytes, data + (size_t)from * bytes, bytes);
 }
 
-static void fill_with(kr_case *c, const krait_view *view, double (*draw)(kr_case *, double, double), double a, double b,
+static void fill_with(kr_case *c, const kr_view *view, double (*draw)(kr_case *, double, double), double a, double b,
                       double imaginary_a, double imaginary_b) {
   const kr_case_tensor *t = tensor_of(c, view);
   if (!t || c->is_unfilled) return;
@@ -185,11 +185,11 @@ static void fill_with(kr_case *c, const krait_view *view, double (*draw)(kr_case
 
 static double draw_normal(kr_case *c, double mean, double deviation) { return mean + deviation * kr_case_normal(c); }
 
-void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation) {
+void kr_case_fill_normal(kr_case *c, const kr_view *view, double mean, double deviation) {
   fill_with(c, view, draw_normal, mean, deviation, 0, deviation);
 }
 
-void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high) {
+void kr_case_fill_uniform(kr_case *c, const kr_view *view, double low, double high) {
   fill_with(c, view, kr_case_uniform, low, high, -1, 1);
 }
 
@@ -201,7 +201,7 @@ static double draw_end(kr_case *c, double most, double least) {
   return kind < 0.15 ? sign * most : kind < 0.25 ? sign * least : kind < 0.35 ? 0 : kr_case_normal(c);
 }
 
-void kr_case_fill_ends(kr_case *c, const krait_view *view, double most, double low) {
+void kr_case_fill_ends(kr_case *c, const kr_view *view, double most, double low) {
   fill_with(c, view, draw_end, fmin(most, largest(view->dtype)), smallest(view->dtype), 0, 0);
   const kr_case_tensor *t = tensor_of(c, view);
   if (!t || c->is_unfilled || low < 0) return;
@@ -218,12 +218,12 @@ const char *kr_case_hard(kr_case *c, int n, const char *const *names, double mos
   return name;
 }
 
-void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index, int32_t value) {
+void kr_case_set_i32(kr_case *c, const kr_view *view, int64_t flat_index, int32_t value) {
   kr_case_tensor *t = tensor_of(c, view);
   if (t) ((int32_t *)view->data)[kr_tensor_offset(t, view, flat_index)] = value;
 }
 
-void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L) {
+void kr_case_sequences(kr_case *c, kr_view *seq_idx, int64_t B, int64_t L) {
   kr_case_view(c, seq_idx, "seq_idx", KR_IN, KRAIT_I32, KR_SHAPE(B, L));
   for (int64_t b = 0; b < B; b++)
     for (int64_t t = 0, index = 0; t < L; t++) {
@@ -232,7 +232,7 @@ void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L) {
     }
 }
 
-void kr_case_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t total) {
+void kr_case_offsets(kr_case *c, kr_view *cu_seqlens, int64_t S, int64_t total) {
   kr_case_view(c, cu_seqlens, "cu_seqlens", KR_IN, KRAIT_I32, KR_SHAPE(S + 1));
   int64_t at = 0;
   for (int64_t s = 0; s <= S; s++) {
@@ -253,7 +253,7 @@ void kr_case_leave_out(kr_case *c, const char *name) {
   if (i >= 0) c->decided |= 1ull << i;
 }
 
-static void fill(kr_case *c, krait_view *view, const kr_sig_draw *draw, const kr_shape *shape) {
+static void fill(kr_case *c, kr_view *view, const kr_sig_draw *draw, const kr_shape *shape) {
   const int64_t n = draw->rows < 0 ? 0 : kr_sig_get_size(c->sig, c->args, draw->rows);
   switch (draw->kind) {
     case KR_DRAW_UNIFORM: kr_case_fill_uniform(c, view, draw->a, draw->b); break;
@@ -290,7 +290,7 @@ static int32_t draw_type(kr_case *c, int i, uint32_t facts) {
 static void give(kr_case *c, int i, uint32_t facts) {
   const kr_sig_tensor *t = &c->sig->tensors[i];
   const kr_shape shape = kr_sig_shape(c->sig, c->args, facts, i);
-  krait_view *view = kr_sig_view(c->sig, c->args, i);
+  kr_view *view = kr_sig_view(c->sig, c->args, i);
   c->decided |= 1ull << i;
   if (t->draw.kind == KR_DRAW_SEQUENCES) {
     kr_case_sequences(c, view, shape.size[0], shape.size[1]);
@@ -308,7 +308,7 @@ static void give(kr_case *c, int i, uint32_t facts) {
     kr_case_bound(c, view, t->draw.rtol, t->draw.atol);
 }
 
-krait_view *kr_case_give(kr_case *c, const char *name) {
+kr_view *kr_case_give(kr_case *c, const char *name) {
   const int i = kr_sig_find(c->sig, name);
   if (i < 0) return NULL;
   give(c, i, kr_sig_facts(c->sig, c->args));
@@ -340,7 +340,7 @@ void kr_case_give_rest(kr_case *c) {
 
 static void draw_fields(kr_case *c) {
   for (int i = 0; i < c->sig->n_flags; i++)
-    if (kr_case_chance(c, c->sig->flag_list[i].chance)) ((krait_call *)c->args)->flags |= c->sig->flag_list[i].bit;
+    if (kr_case_chance(c, c->sig->flag_list[i].chance)) ((kr_call *)c->args)->flags |= c->sig->flag_list[i].bit;
   for (int i = 0; i < c->sig->n_fields; i++) {
     const kr_sig_field *f = &c->sig->fields[i];
     int32_t choice;
@@ -356,7 +356,7 @@ static void draw_fields(kr_case *c) {
 static int32_t make(kr_case *c, const kr_op *op, int64_t index) {
   c->sig = op->sig;
   c->dtype = kr_case_activation_dtype(c), c->other = kr_case_chance(c, 0.5) ? c->dtype : KRAIT_F32;
-  ((krait_call *)c->args)->size = op->args_bytes;
+  ((kr_call *)c->args)->size = op->args_bytes;
   draw_fields(c);
   KR_TRY(op->make_case(c, index));
   kr_case_give_rest(c);
@@ -371,7 +371,7 @@ int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, 
   const int32_t status = make(c, op, index);
   for (int i = 0; status >= 0 && i < c->n_tensors && !c->is_unfilled; i++) {
     kr_case_tensor *t = &c->tensors[i];
-    const krait_view *view = (const krait_view *)(c->args + t->view_offset);
+    const kr_view *view = (const kr_view *)(c->args + t->view_offset);
     memcpy(t->initial, t->storage, (size_t)t->n_storage * krait_dtype_bytes(view->dtype));
   }
   if (status < 0) kr_case_close(c);
@@ -381,7 +381,7 @@ int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, 
 void kr_case_reset(kr_case *c) {
   for (int i = 0; i < c->n_tensors; i++) {
     kr_case_tensor *t = &c->tensors[i];
-    const krait_view *view = (const krait_view *)(c->args + t->view_offset);
+    const kr_view *view = (const kr_view *)(c->args + t->view_offset);
     memcpy(t->storage, t->initial, (size_t)t->n_storage * krait_dtype_bytes(view->dtype));
   }
 }

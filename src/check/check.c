@@ -24,8 +24,8 @@ typedef struct walk {
   int64_t index;
 } walk;
 
-static krait_view *check_view_of(kr_case *c, const kr_case_tensor *t) {
-  return (krait_view *)(c->args + t->view_offset);
+static kr_view *check_view_of(kr_case *c, const kr_case_tensor *t) {
+  return (kr_view *)(c->args + t->view_offset);
 }
 
 static void fail(walk *w, const kr_impl *impl, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -49,7 +49,7 @@ static double beyond(double v, int32_t dtype) {
 
 /* Of the elements that are not zero: of an attention that masks most implementations, the others' terms are as large as
  * ever. */
-static double rms_of(const kr_case_tensor *t, const krait_view *view) {
+static double rms_of(const kr_case_tensor *t, const kr_view *view) {
   double sum = 0;
   const int n_parts = view->dtype == KRAIT_C64 ? 2 : 1;
   int64_t counted = 0;
@@ -99,7 +99,7 @@ static int agrees(walk *w, kr_case_tensor *t, double got, double want, double rm
 }
 
 static void compare_elements(walk *w, const kr_impl *impl, kr_case_tensor *t) {
-  krait_view got = *check_view_of(w->c, t), want = got;
+  kr_view got = *check_view_of(w->c, t), want = got;
   want.data = t->expected + ((unsigned char *)got.data - t->storage);
   double rms = rms_of(t, &want);
   int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
@@ -119,7 +119,7 @@ static void compare_elements(walk *w, const kr_impl *impl, kr_case_tensor *t) {
 
 /* Every byte that does not belong to an element of an output must be unchanged. */
 static void compare_gaps(walk *w, const kr_impl *impl, const kr_case_tensor *t) {
-  const krait_view *view = check_view_of(w->c, t);
+  const kr_view *view = check_view_of(w->c, t);
   size_t element = krait_dtype_bytes(view->dtype), bytes = (size_t)t->n_storage * element;
   size_t start = (size_t)((unsigned char *)view->data - t->storage);
   unsigned char *const want = kr_alloc(bytes); /* as it was, but for an output's elements */

@@ -6,14 +6,13 @@
 #ifndef KR_CHECK_H
 #define KR_CHECK_H
 
-#include <krait/ops.h>
-
 #include "op.h"
+#include "op_args.h"
 
 enum { KR_CASE_MAX_VIEWS = 40 };
 
 typedef struct kr_case_tensor {
-  size_t view_offset; /* of the krait_view inside the args */
+  size_t view_offset; /* of the kr_view inside the args */
   const char *name;
   int role, n_dims;
   int64_t shape[4];
@@ -53,7 +52,7 @@ typedef struct kr_case {
 int64_t *kr_case_size(kr_case *c, const char *name);                 /* a size of the args, to be set */
 void kr_case_leave_out(kr_case *c, const char *name);
 /* Declares and fills a tensor according to the signature, whatever its chance. */
-krait_view *kr_case_give(kr_case *c, const char *name);
+kr_view *kr_case_give(kr_case *c, const char *name);
 /* The same for all undecided tensors, in order: optional ones by chance; not forbidden and empty ones. */
 void kr_case_give_rest(kr_case *c);
 int64_t kr_case_int(kr_case *c, int64_t low, int64_t high);          /* inclusive */
@@ -65,13 +64,13 @@ int64_t kr_case_edge(kr_case *c, int64_t most); /* 0, 1, 2, vector widths +-1, .
 int32_t kr_case_activation_dtype(kr_case *c);                        /* float32, float16 or bfloat16 */
 /* Declares storage for a view of the args (a pointer into c->args), with random strides; half the time the last stride
  * is 1. */
-void kr_case_view(kr_case *c, krait_view *view, const char *name, int role, int32_t dtype, int n_dims,
+void kr_case_view(kr_case *c, kr_view *view, const char *name, int role, int32_t dtype, int n_dims,
                   const int64_t *shape);
 #define KR_SHAPE(...) (sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
-void kr_case_fill_normal(kr_case *c, const krait_view *view, double mean, double deviation);
-void kr_case_fill_uniform(kr_case *c, const krait_view *view, double low, double high);
+void kr_case_fill_normal(kr_case *c, const kr_view *view, double mean, double deviation);
+void kr_case_fill_uniform(kr_case *c, const kr_view *view, double low, double high);
 /* The ends of its type, at most `most`: largest, smallest and zero elements among usual ones; none below `low`. */
-void kr_case_fill_ends(kr_case *c, const krait_view *view, double most, double low);
+void kr_case_fill_ends(kr_case *c, const kr_view *view, double most, double low);
 /* In a hard case, mostly: one of the named tensors of the signature will be drawn from the ends of its type; returns
  * its name, or NULL. */
 const char *kr_case_hard(kr_case *c, int n, const char *const *names, double most);
@@ -79,13 +78,13 @@ const char *kr_case_hard(kr_case *c, int n, const char *const *names, double mos
 /* Sums of a few thousand products with values up to here stay within float32; of their squares and cubes. */
 #define KR_MOST_LINEAR 0x1p100
 #define KR_MOST_CUBED 0x1p40
-void kr_case_set_i32(kr_case *c, const krait_view *view, int64_t flat_index,
+void kr_case_set_i32(kr_case *c, const kr_view *view, int64_t flat_index,
                      int32_t value); /* implementation-major index */
 /* A (B,L) int32 view, declared and filled: runs of equal indices, some negative. */
-void kr_case_sequences(kr_case *c, krait_view *seq_idx, int64_t B, int64_t L);
+void kr_case_sequences(kr_case *c, kr_view *seq_idx, int64_t B, int64_t L);
 /* S+1 offsets of packed sequences over total steps, some of them empty. */
-void kr_case_offsets(kr_case *c, krait_view *cu_seqlens, int64_t S, int64_t total);
-void kr_case_bound(kr_case *c, const krait_view *view, double rtol, double atol); /* else from the view's dtype */
+void kr_case_offsets(kr_case *c, kr_view *cu_seqlens, int64_t S, int64_t total);
+void kr_case_bound(kr_case *c, const kr_view *view, double rtol, double atol); /* else from the view's dtype */
 
 /* ---- for callers ---- */
 typedef struct kr_check_options {

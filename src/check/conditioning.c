@@ -14,10 +14,10 @@
 
 enum { DRAWS = 8 };
 
-static krait_view *conditioning_view_of(kr_case *c, const kr_case_tensor *t) {
-  return (krait_view *)(c->args + t->view_offset);
+static kr_view *conditioning_view_of(kr_case *c, const kr_case_tensor *t) {
+  return (kr_view *)(c->args + t->view_offset);
 }
-static int parts_of(const krait_view *view) { return view->dtype == KRAIT_C64 ? 2 : 1; }
+static int parts_of(const kr_view *view) { return view->dtype == KRAIT_C64 ? 2 : 1; }
 static size_t conditioning_bytes_of(kr_case *c, const kr_case_tensor *t) {
   return (size_t)t->n_storage * krait_dtype_bytes(conditioning_view_of(c, t)->dtype);
 }
@@ -40,7 +40,7 @@ static void nudge_half(uint16_t *value, int up, uint16_t exponent) {
 }
 
 static void nudge(kr_case *c, const kr_case_tensor *t) {
-  krait_view *view = conditioning_view_of(c, t);
+  kr_view *view = conditioning_view_of(c, t);
   const int n_parts = parts_of(view), is_half = krait_dtype_bytes(view->dtype) == 2;
   for (kr_tensor_walk w = {.n_left = kr_tensor_elements(t)}; w.n_left; kr_tensor_step(&w, t, view))
     for (int part = 0; part < n_parts; part++) {
@@ -60,7 +60,7 @@ static int nudge_group(kr_case *c, int group) {
 }
 
 static void note_moves(kr_case *c, kr_case_tensor *t, double longer) {
-  krait_view now = *conditioning_view_of(c, t), was = now;
+  kr_view now = *conditioning_view_of(c, t), was = now;
   was.data = t->expected + ((unsigned char *)now.data - t->storage);
   const int n_parts = parts_of(&now);
   double *moved = t->moved;

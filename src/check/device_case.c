@@ -18,8 +18,8 @@ typedef struct moved {
   uint64_t scratch_bytes;
 } moved;
 
-static krait_view *device_case_view_of(kr_case *c, int i) {
-  return (krait_view *)(c->args + c->tensors[i].view_offset);
+static kr_view *device_case_view_of(kr_case *c, int i) {
+  return (kr_view *)(c->args + c->tensors[i].view_offset);
 }
 
 static void lay_out_device_case(moved *m) {
@@ -43,7 +43,7 @@ static int32_t copy_storage(moved *m, int to_device) {
 static void move_views(moved *m, int to_device) {
   for (int i = 0; i < m->c->n_tensors; i++) {
     unsigned char *host = m->c->tensors[i].storage, *device = m->block + m->offsets[i];
-    krait_view *view = device_case_view_of(m->c, i);
+    kr_view *view = device_case_view_of(m->c, i);
     unsigned char *from = to_device ? host : device, *to = to_device ? device : host;
     view->data = to + ((unsigned char *)view->data - from);
   }
@@ -63,7 +63,7 @@ static int32_t check_scratch(moved *m) {
 }
 
 static int32_t run_moved(moved *m, const kr_impl *impl) {
-  krait_call *call = (krait_call *)m->c->args;
+  kr_call *call = (kr_call *)m->c->args;
   const kr_cuda *cuda = m->ctx->cuda;
   KR_TRY(copy_storage(m, 1));
   move_views(m, 1);

@@ -16,12 +16,12 @@ typedef struct fenced_input {
   size_t bytes;
 } fenced_input;
 
-static krait_view *host_case_view_of(kr_case *c, int i) { return (krait_view *)(c->args + c->tensors[i].view_offset); }
+static kr_view *host_case_view_of(kr_case *c, int i) { return (kr_view *)(c->args + c->tensors[i].view_offset); }
 static size_t phase_of(const void *data) { return (uintptr_t)data % PHASES; }
 static int is_at_front(const kr_case *c) { return (int)(c->random >> 63); }
 
 /* A tensor's elements and the gaps between them. */
-static size_t host_case_bytes_of(const kr_case_tensor *t, const krait_view *view) {
+static size_t host_case_bytes_of(const kr_case_tensor *t, const kr_view *view) {
   int64_t n = 1;
   for (int d = 0; d < t->n_dims; d++) {
     if (t->shape[d] < 1) return 0;
@@ -43,7 +43,7 @@ static int is_fenced(kr_case *c, int i) {
 }
 
 static int32_t fence(kr_case *c, int i, fenced_input *f) {
-  krait_view *view = host_case_view_of(c, i);
+  kr_view *view = host_case_view_of(c, i);
   if (!is_fenced(c, i)) return KRAIT_OK;
   f->home = view->data;
   f->bytes = host_case_bytes_of(&c->tensors[i], view);
@@ -60,7 +60,7 @@ static void put_back(kr_case *c, int i, const fenced_input *f) {
   kr_free_fenced(f->block, f->bytes, phase_of(f->home), is_at_front(c));
 }
 
-static int32_t run_host_case_with_scratch(const krait_ctx *ctx, const kr_case *c, krait_call *call,
+static int32_t run_host_case_with_scratch(const krait_ctx *ctx, const kr_case *c, kr_call *call,
                                           const kr_impl *impl) {
   const int front = is_at_front(c);
   call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, call) : 0;
@@ -80,7 +80,7 @@ int32_t kr_case_run_on_host(const krait_ctx *ctx, kr_case *c, const kr_impl *imp
   fenced_input inputs[KR_CASE_MAX_VIEWS] = {{0}};
   int32_t status = KRAIT_OK;
   for (int i = 0; i < c->n_tensors && status >= 0; i++) status = fence(c, i, &inputs[i]);
-  if (status >= 0) status = run_host_case_with_scratch(ctx, c, (krait_call *)c->args, impl);
+  if (status >= 0) status = run_host_case_with_scratch(ctx, c, (kr_call *)c->args, impl);
   for (int i = 0; i < c->n_tensors; i++) put_back(c, i, &inputs[i]);
   return status;
 }

@@ -8,9 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include <krait/model.h>
-
 #include "alloc.h"
+#include "distance.h"
 #include "json_text.h"
 #include "mapfile.h"
 #include "status.h"
@@ -138,7 +137,7 @@ static void look_for_name(json_t *section, const char *prefix, guess *g) {
   json_object_foreach(section, key, value) {
     char name[128];
     snprintf(name, sizeof name, "%s%s%s", prefix, *prefix ? "." : "", key);
-    const int32_t whole = krait_text_distance(g->written, name), last = krait_text_distance(g->written, key);
+    const int32_t whole = kr_text_distance(g->written, name), last = kr_text_distance(g->written, key);
     const int32_t slips = whole < last ? whole : last;
     if (slips < g->slips) {
       g->slips = slips;

@@ -1,7 +1,6 @@
 /* doctor.c: one run, in order: inputs, facts, log, verdicts, diagnoses. */
 #include "public_names.h"
 
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -180,7 +179,7 @@ int32_t krait_doctor_run(const krait_doctor_options *given, krait_report **repor
   *report = NULL;
   KR_CHECK(given, KRAIT_ERR_ARGUMENT, "options must not be NULL");
   krait_doctor_options taken, *const options = &taken;
-  KR_TRY(kr_struct_take("krait_doctor_options", given, offsetof(krait_doctor_options, machine), &taken, sizeof taken));
+  KR_TRY(kr_struct_take("krait_doctor_options", given, sizeof taken, &taken, sizeof taken));
   KR_TRY(doc_open_report(options->tables, report));
   doc *d = *report;
   d->options = taken;

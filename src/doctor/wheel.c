@@ -2,7 +2,6 @@
 #include "public_names.h"
 
 #include <ctype.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -91,7 +90,7 @@ int32_t krait_wheel_name_parse(const char *file, krait_wheel_name *name) {
   int n = 0, has_build, has_variant;
   KR_CHECK(file && name, KRAIT_ERR_ARGUMENT, "file and name must not be NULL");
   const uint32_t size = name->size;
-  KR_CHECK(size >= offsetof(krait_wheel_name, variant), KRAIT_ERR_STRUCT_SIZE, "wheel name: size is not set");
+  KR_CHECK(size == sizeof(krait_wheel_name), KRAIT_ERR_STRUCT_SIZE, "wheel name: size is not set");
   memset(name, 0, size < sizeof *name ? size : sizeof *name);
   name->size = size, name->cxx11abi = -1;
   KR_TRY(base_name(file, text, sizeof text));

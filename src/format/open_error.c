@@ -6,8 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <krait/model.h>
-
+#include "distance.h"
 #include "status.h"
 
 enum { MOST_NAMES = 10000 };
@@ -21,7 +20,7 @@ void kr_similar_file(const char *path, char *text, size_t bytes) {
   const int n = snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
   DIR *files = n < (int)sizeof folder ? opendir(folder) : NULL;
   for (int i = 0; files && i < MOST_NAMES && (entry = readdir(files)); i++) {
-    const int32_t slips = entry->d_name[0] == '.' ? INT32_MAX : krait_text_distance(name, entry->d_name);
+    const int32_t slips = entry->d_name[0] == '.' ? INT32_MAX : kr_text_distance(name, entry->d_name);
     if (slips > fewest || (slips == fewest && strcmp(entry->d_name, best) >= 0)) continue;
     fewest = slips;
     snprintf(best, sizeof best, "%s", entry->d_name);

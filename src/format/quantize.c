@@ -12,7 +12,7 @@ int kr_q8_fits(const kr_weight *item) {
          kr_is_float_dtype(item->dtype);
 }
 
-static uint16_t quantize_block(const krait_view *view, int64_t at, int32_t *words) {
+static uint16_t quantize_block(const kr_view *view, int64_t at, int32_t *words) {
   float w[BLOCK], most = 0;
   for (int i = 0; i < BLOCK; i++) {
     w[i] = (float)kr_get(view, at + i);
@@ -32,7 +32,7 @@ static uint16_t quantize_block(const krait_view *view, int64_t at, int32_t *word
 }
 
 void kr_q8_quantize(const kr_weight *item, int64_t from, int64_t to, int32_t *words, uint16_t *scales) {
-  const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
+  const kr_view view = {.data = (void *)item->data, .dtype = item->dtype};
   const int64_t S = item->shape[1] / BLOCK;
   for (int64_t s = from * S; s < to * S; s++) scales[s] = quantize_block(&view, s * BLOCK, words + s * (BLOCK / 4));
 }

@@ -169,7 +169,7 @@ int kr_q4k_fits(const kr_weight *item) {
 }
 
 void kr_q4k_quantize(const kr_weight *item, int64_t from, int64_t to, int32_t *words) {
-  const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
+  const kr_view view = {.data = (void *)item->data, .dtype = item->dtype};
   const int64_t S = item->shape[1] / SUPER;
   for (int64_t s = from * S; s < to * S; s++) {
     float w[SUPER];

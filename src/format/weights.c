@@ -214,7 +214,7 @@ int32_t kr_weights_widen(kr_weights *weights) {
   for (int64_t i = 0; i < weights->n_items; i++) {
     kr_weight *item = &weights->items[i];
     if (item->dtype == KRAIT_F32 || !kr_is_float_dtype(item->dtype)) continue;
-    const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
+    const kr_view view = {.data = (void *)item->data, .dtype = item->dtype};
     const uint64_t n = item->bytes / krait_dtype_bytes(item->dtype);
     float *wide = n <= SIZE_MAX / sizeof *wide ? kr_arena_try(weights->owned, (size_t)n * sizeof *wide) : NULL;
     KR_CHECK(wide, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s' in float32", item->name);

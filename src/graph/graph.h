@@ -5,7 +5,7 @@
  *   kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(B, D, L)), y = kr_graph_output(g, "y", KRAIT_F32,
  *     KR_DIMS(B, D, L));
  *   kr_tensor w = kr_graph_weight(g, "conv.weight", KRAIT_F32, KR_DIMS(D, 4), weights);
- *   kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(krait_causal_conv1d_args){.x = kr_graph_view(g, x), .weight =
+ *   kr_graph_call(g, "conv", &kr_op_causal_conv1d, &(kr_causal_conv1d_args){.x = kr_graph_view(g, x), .weight =
  *     kr_graph_view(g, w), .out = kr_graph_view(g, y)});
  *   KR_TRY(kr_graph_plan(g, ctx, 0));          // liveness, one arena, rows
  *   kr_runner *r;
@@ -21,10 +21,10 @@
 #ifndef KR_GRAPH_H
 #define KR_GRAPH_H
 
-#include <krait/ops.h>
-
 #include "op.h"
 #include "rewrite.h" /* kr_tensor, kr_dims */
+
+#include "op_args.h"
 
 typedef struct kr_graph kr_graph;
 typedef struct kr_runner kr_runner;
@@ -41,8 +41,8 @@ int32_t kr_graph_set_error(kr_graph *g, int32_t status);
  * used and, if it has data, that is the default address for every runner. */
 kr_tensor kr_graph_input(kr_graph *g, const char *name, int32_t dtype, kr_dims dims);
 kr_tensor kr_graph_output(kr_graph *g, const char *name, int32_t dtype, kr_dims dims);
-kr_tensor kr_graph_input_like(kr_graph *g, const char *name, const krait_view *layout, kr_dims dims);
-kr_tensor kr_graph_output_like(kr_graph *g, const char *name, const krait_view *layout, kr_dims dims);
+kr_tensor kr_graph_input_like(kr_graph *g, const char *name, const kr_view *layout, kr_dims dims);
+kr_tensor kr_graph_output_like(kr_graph *g, const char *name, const kr_view *layout, kr_dims dims);
 /* Parameters; data may be NULL and bound later. All runners share them. */
 kr_tensor kr_graph_weight(kr_graph *g, const char *name, int32_t dtype, kr_dims dims, const void *data);
 /* Persists between the runs of one runner; initially zero. */
@@ -64,7 +64,7 @@ kr_tensor kr_graph_windows(kr_graph *g, kr_tensor t, int dim, int64_t size, int6
 kr_dims kr_graph_dims(const kr_graph *g, kr_tensor t);
 int32_t kr_graph_dtype(const kr_graph *g, kr_tensor t);
 /* For args: names the tensor, its strides and type; not an address. */
-krait_view kr_graph_view(const kr_graph *g, kr_tensor t);
+kr_view kr_graph_view(const kr_graph *g, kr_tensor t);
 
 /* ---- calls ---- */
 /* args is the op's struct: its flags, its fields, and views that name tensors. Sizes come from the tensors' shapes;
@@ -72,7 +72,7 @@ krait_view kr_graph_view(const kr_graph *g, kr_tensor t);
  * with the shape and type determined by the op, and the memory layout of the first input of that shape. Mismatched
  * shapes and violations of the op's contract are errors that name node and tensor. */
 kr_tensor kr_graph_call(kr_graph *g, const char *name, const kr_op *op, const void *args);
-krait_view kr_graph_auto(void);
+kr_view kr_graph_auto(void);
 kr_tensor kr_graph_result(
     const kr_graph *g,
     const char *tensor); /* a tensor of the previous call, by the op's name for it; 0: absent */
@@ -81,7 +81,7 @@ kr_tensor kr_graph_result(
  * others. */
 void kr_graph_lane(kr_graph *g, int32_t lane);
 /* The op pointwise on tensors of any rank; x and y may be 0. */
-void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
+void kr_graph_pointwise(kr_graph *g, const char *name, kr_pointwise_args args, kr_tensor x, kr_tensor y,
                         kr_tensor out);
 
 /* ---- disjoint slices of a map (graph_map_slices.c) ---- */

@@ -37,13 +37,13 @@ kr_tensor kr_back_tensor(const kr_node *node, size_t offset) {
 }
 
 static void copy_tensor(kr_back *b, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+  kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 static void fill_zero(kr_back *b, const char *name, kr_tensor to) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 0}, 0, 0, to);
+  kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = 0}, 0, 0, to);
 }
 static void add_tensor(kr_back *b, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, from, to, to);
+  kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, from, to, to);
 }
 
 const char *kr_back_name(kr_back *b, const char *what) {
@@ -248,7 +248,7 @@ static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tenso
   if (s->before > 1 && s->columns > 1) {
     kr_graph_call(
         g, kr_back_name(b, "sum"), &kr_op_pool,
-        &(krait_pool_args){.call.flags = KRAIT_POOL_SUM,
+        &(kr_pool_args){.call.flags = KRAIT_POOL_SUM,
                            .x = kr_graph_view(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows, s->columns))),
                            .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(s->before, s->columns)))});
     return;
@@ -258,7 +258,7 @@ static void sum_spread(kr_back *b, const spread_sum *s, kr_tensor full, kr_tenso
       across ? kr_graph_permute(g, kr_graph_reshape(g, full, KR_DIMS(s->before, s->rows)), (int[]){1, 0})
              : kr_graph_reshape(g, full, KR_DIMS(s->rows, s->columns));
   kr_graph_call(g, kr_back_name(b, "sum"), &kr_op_sum_rows,
-                &(krait_sum_rows_args){
+                &(kr_sum_rows_args){
                     .x = kr_graph_view(g, rows),
                     .out = kr_graph_view(g, kr_graph_reshape(g, sums, KR_DIMS(across ? s->before : s->columns)))});
 }

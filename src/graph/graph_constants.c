@@ -43,7 +43,7 @@ static int32_t give_memory(kr_graph *g, kr_storage *s) {
 }
 
 static int32_t run_now(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
-  krait_call *call = (krait_call *)node->args;
+  kr_call *call = (kr_call *)node->args;
   int32_t status = KRAIT_OK;
   for (int32_t i = 0; i < node->n_uses; i++) {
     kr_storage *s = graph_constants_storage_of(g, &node->uses[i]);
@@ -101,12 +101,12 @@ static int32_t lay_out_factors(kr_graph *g) {
   for (size_t n = 0; n < g->nodes.n && kr_graph_status(g) >= 0; n++) {
     const kr_node *node = KR_NODE(g, n);
     const int is_product = node->op == &kr_op_gemm, is_filter = node->op == &kr_op_depthwise_conv;
-    const size_t at = is_product ? offsetof(krait_gemm_args, Bmat) : offsetof(krait_depthwise_conv_args, weight);
+    const size_t at = is_product ? offsetof(kr_gemm_args, Bmat) : offsetof(kr_depthwise_conv_args, weight);
     if (!is_product && !is_filter) continue;
     const kr_tensor t = kr_node_tensor(node, at);
     if (!is_constant(g, t, is_product ? 2 : 3)) continue;
     const int64_t last = KR_PART(g, t)->dims.size[is_product ? 1 : 0], lines = (last + LINE - 1) / LINE;
-    if (is_product && ((const krait_gemm_args *)node->args)->M <= LINE) continue;
+    if (is_product && ((const kr_gemm_args *)node->args)->M <= LINE) continue;
     const kr_tensor made = is_product ? laid_out(g, t, (const int[]){0, 1}, (lines | 1) * LINE)
                                       : laid_out(g, t, (const int[]){1, 2, 0}, last);
     kr_node_set(g, KR_NODE(g, n), at, KR_IN, made);

@@ -62,13 +62,13 @@ static kernel_cache *kept_of(const krait_ctx *ctx) {
 
 static void write_key(const kr_op *op, const void *args, unsigned char *key) {
   memcpy(key, args, op->args_bytes);
-  krait_call *call = (krait_call *)key;
+  kr_call *call = (kr_call *)key;
   call->stream = call->scratch = NULL;
   call->scratch_bytes = 0;
   for (int i = 0; i < op->sig->n_tensors; i++) {
-    krait_view *v = kr_sig_view(op->sig, key, i);
+    kr_view *v = kr_sig_view(op->sig, key, i);
     if (v->data) v->data = (void *)1;
-    else *v = (krait_view){0};
+    else *v = (kr_view){0};
   }
 }
 
@@ -150,7 +150,7 @@ static void put(const krait_ctx *ctx, entry *e, int own) {
 
 /* ---- implementations ---- */
 
-kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name,
+kr_tensor kr_graph_argument(kr_graph *g, const void *args, const kr_view *view, int32_t role, const char *name,
                             kr_dims dims) {
   if (!view->data) return 0;
   const kr_tensor t =
@@ -159,23 +159,23 @@ kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *vie
   return t;
 }
 
-kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view *view, const char *name, kr_dims dims) {
+kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const kr_view *view, const char *name, kr_dims dims) {
   const kr_tensor t = kr_graph_argument(g, args, view, KR_IN, name, dims);
   int shares = 0;
   for (int i = 0; t && view->dtype != KRAIT_C64 && i < dims.n; i++) shares |= dims.size[i] > 1 && view->stride[i] == 0;
   if (!shares) return t;
   const kr_tensor own = kr_graph_temp(g, view->dtype, dims);
-  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, t, 0, own);
+  kr_graph_pointwise(g, name, (kr_pointwise_args){.x_scale = 1}, t, 0, own);
   return own;
 }
 
 static int32_t run_in(const kr_graph *g, const void *args) {
-  const krait_call *call = args;
+  const kr_call *call = args;
   kr_runner *r = NULL;
   KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, &r));
   for (size_t i = 0; i < g->storages.n; i++) {
     const kr_storage *s = KR_STORAGE(g, i);
-    if (s->source >= 0) r->bound[i] = ((const krait_view *)((const char *)args + s->source))->data;
+    if (s->source >= 0) r->bound[i] = ((const kr_view *)((const char *)args + s->source))->data;
   }
   const int32_t status = kr_runner_run(r, call->stream);
   kr_runner_close(&r);

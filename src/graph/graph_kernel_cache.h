@@ -15,14 +15,14 @@ typedef struct kr_graph_impl {
 } kr_graph_impl;
 
 /* A view of the args as input or output of the graph; 0: it is absent. */
-kr_tensor kr_graph_argument(kr_graph *g, const void *args, const krait_view *view, int32_t role, const char *name,
+kr_tensor kr_graph_argument(kr_graph *g, const void *args, const kr_view *view, int32_t role, const char *name,
                             kr_dims dims);
 /* In a kr_graph_record with its g and args a: kr_tensor FIELD, an input of these sizes. */
 #define KR_GRAPH_INPUT(field, ...) \
   const kr_tensor field = kr_graph_argument(g, a, &a->field, KR_IN, #field, KR_DIMS(__VA_ARGS__))
 /* An input of a gradient: if its elements share memory through a stride of 0, it is a copy, so that each gets its own
  * gradient (not for complex ones). */
-kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const krait_view *view, const char *name, kr_dims dims);
+kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const kr_view *view, const char *name, kr_dims dims);
 /* The implementation's run and scratch_bytes. */
 int32_t kr_graph_impl_run(const kr_graph_impl *impl, const krait_ctx *ctx, const void *args);
 uint64_t kr_graph_impl_scratch(const kr_graph_impl *impl, const krait_ctx *ctx, const void *args);

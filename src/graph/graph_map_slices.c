@@ -12,11 +12,11 @@ enum { WHOLE, REST, N_KINDS };
 enum { X = 1, OUT }; /* the first tensors of a slice's graph */
 
 typedef struct each_args {
-  krait_call call;
+  kr_call call;
   int64_t sizes[8];          /* of x, of out */
   int64_t dim, n;            /* slices of n along this dimension, and one with the remainder */
   kr_graph *graphs[N_KINDS]; /* NULL: there is no such slice */
-  krait_view x, out;
+  kr_view x, out;
 } each_args;
 
 static int64_t n_along(const each_args *a) { return a->sizes[a->dim]; }
@@ -52,7 +52,7 @@ static uint64_t scratch_of(const krait_ctx *ctx, const void *args) {
   return head_bytes(n_workers(ctx)) + (uint64_t)n_workers(ctx) * worker_bytes(args);
 }
 
-static void *slice_of(const each_args *a, const krait_view *v, int64_t i) {
+static void *slice_of(const each_args *a, const kr_view *v, int64_t i) {
   return (char *)v->data + i * a->n * v->stride[a->dim] * (int64_t)krait_dtype_bytes(v->dtype);
 }
 
@@ -115,7 +115,11 @@ static void count_graph_map_slices(const void *args, kr_cost *cost) {
    .gradient_of = -1,                                                                                       \
    .rereads = {-1, -1},                                                                                     \
    .types = {{.types = 1u << KRAIT_F32 | 1u << KRAIT_F16 | 1u << KRAIT_BF16, .like = -1}},                  \
-   .dims = {{.text = "its shape", .n_dims = 4, .dims = {{at, 1}, {at + 1, 1}, {at + 2, 1}, {at + 3, 1}}}}}
+   .dims = {{.text = "its shape",                                                                           \
+             .n_dims = 4,                                                                                   \
+             .only = {at, at + 1, at + 2, at + 3},                                                          \
+             .sizes = 15u << (at),                                                                          \
+             .dims = {{at, 1}, {at + 1, 1}, {at + 2, 1}, {at + 3, 1}}}}}
 #define SIZE(i, name) {name, offsetof(each_args, sizes) + (i) * sizeof(int64_t)}
 #define TERM(i) {.times = 1, .size = {i, -1}}
 static const kr_sig_size sizes[] = {SIZE(0, "x0"), SIZE(1, "x1"), SIZE(2, "x2"), SIZE(3, "x3"),
@@ -140,7 +144,7 @@ static kr_graph *record_slice(kr_graph *g, const char *name, int dim, int64_t n,
   *kept = slice;
   if (status < 0) return kr_graph_set_error(g, status), NULL;
   for (int i = 0; i < 2; i++) {
-    const krait_view layout = {.dtype = kr_graph_dtype(g, given[i]),
+    const kr_view layout = {.dtype = kr_graph_dtype(g, given[i]),
                                .stride = {KR_PART(g, given[i])->stride[0], KR_PART(g, given[i])->stride[1],
                                           KR_PART(g, given[i])->stride[2], KR_PART(g, given[i])->stride[3]}};
     kr_dims dims = kr_graph_dims(g, given[i]);

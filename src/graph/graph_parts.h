@@ -76,7 +76,7 @@ struct kr_graph {
 #define kr_graph_fail(g, status, ...) (kr_graph_keep_error(__VA_ARGS__), kr_graph_set_error((g), (status)))
 
 static inline const kr_cuda *kr_graph_cuda(const kr_graph *g) { return g->ctx ? g->ctx->cuda : NULL; }
-static inline krait_view *kr_view_in(void *args, size_t offset) { return (krait_view *)((char *)args + offset); }
+static inline kr_view *kr_view_in(void *args, size_t offset) { return (kr_view *)((char *)args + offset); }
 int64_t kr_dims_elements(kr_dims d);
 kr_dims kr_dims_of(int n, const int64_t *size);
 int kr_dims_same(kr_dims a, kr_dims b);

@@ -54,7 +54,7 @@ static int32_t find_lives(kr_graph *g) {
 
 static int32_t choose_row(kr_graph *g, kr_node *node) {
   int32_t status = KRAIT_OK;
-  if (g->flags & KR_PLAN_TF32 && node->op == &kr_op_gemm) ((krait_call *)node->args)->flags |= KRAIT_GEMM_TF32;
+  if (g->flags & KR_PLAN_TF32 && node->op == &kr_op_gemm) ((kr_call *)node->args)->flags |= KRAIT_GEMM_TF32;
   node->impl = g->flags & KR_PLAN_REFERENCE ? &node->op->impls[node->op->n_impls - 1]
                                            : kr_op_resolve(node->op, g->ctx, node->args, &status);
   if (!node->impl) {

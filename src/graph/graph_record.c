@@ -167,10 +167,10 @@ kr_tensor kr_graph_temp(kr_graph *g, int32_t dtype, kr_dims dims) {
 kr_tensor kr_graph_weight(kr_graph *g, const char *name, int32_t dtype, kr_dims dims, const void *data) {
   return add_storage(g, KR_HOME_WEIGHT, name, dtype, dims, NULL, (void *)data);
 }
-kr_tensor kr_graph_input_like(kr_graph *g, const char *name, const krait_view *layout, kr_dims dims) {
+kr_tensor kr_graph_input_like(kr_graph *g, const char *name, const kr_view *layout, kr_dims dims) {
   return add_storage(g, KR_HOME_INPUT, name, layout->dtype, dims, layout->stride, layout->data);
 }
-kr_tensor kr_graph_output_like(kr_graph *g, const char *name, const krait_view *layout, kr_dims dims) {
+kr_tensor kr_graph_output_like(kr_graph *g, const char *name, const kr_view *layout, kr_dims dims) {
   return add_storage(g, KR_HOME_OUTPUT, name, layout->dtype, dims, layout->stride, layout->data);
 }
 
@@ -331,8 +331,8 @@ int32_t kr_graph_dtype(const kr_graph *g, kr_tensor t) {
   return t > 0 && (size_t)t < g->parts.n ? KR_PART(g, t)->dtype : -1;
 }
 
-krait_view kr_graph_view(const kr_graph *g, kr_tensor t) {
-  krait_view v = {0};
+kr_view kr_graph_view(const kr_graph *g, kr_tensor t) {
+  kr_view v = {0};
   if (t <= 0 || (size_t)t >= g->parts.n) return v;
   const kr_part *p = KR_PART(g, t);
   v.data = (void *)(((uintptr_t)(p->storage + 1) << OFFSET_BITS) + (uintptr_t)p->at_bytes);
@@ -345,13 +345,13 @@ krait_view kr_graph_view(const kr_graph *g, kr_tensor t) {
 /* ---- calls ---- */
 
 enum { ASKED = -1 };
-krait_view kr_graph_auto(void) { return (krait_view){.reserved = ASKED}; }
+kr_view kr_graph_auto(void) { return (kr_view){.reserved = ASKED}; }
 
 /* Shapes of the tensors that the views name; the names are removed. */
 static int32_t read_shapes(kr_graph *g, const kr_node *node, kr_shape *shapes, kr_tensor *tensors) {
   const kr_sig *sig = node->op->sig;
   for (int i = 0; i < sig->n_tensors; i++) {
-    krait_view *v = kr_sig_view(sig, node->args, i);
+    kr_view *v = kr_sig_view(sig, node->args, i);
     const kr_tensor t = tensors[i] = v->reserved;
     v->reserved = 0;
     shapes[i] = (kr_shape){.n_dims = t == ASKED ? KR_SHAPE_ASKED : KR_SHAPE_ABSENT};
@@ -438,7 +438,7 @@ kr_tensor kr_graph_call(kr_graph *g, const char *name, const kr_op *op, const vo
   kr_tensor first = 0;
   if (kr_arena_failed(g->arena)) return 0;
   memcpy(node.args, args, op->args_bytes);
-  ((krait_call *)node.args)->size = op->args_bytes;
+  ((kr_call *)node.args)->size = op->args_bytes;
   if (read_call(g, &node, &first) < 0) return 0;
   kr_node *added = kr_list_push(g->arena, &g->nodes);
   *added = node;
@@ -462,8 +462,8 @@ static kr_dims padded(kr_dims d) {
   return p;
 }
 
-static krait_view padded_view(kr_graph *g, kr_tensor t) {
-  if (!t) return (krait_view){0};
+static kr_view padded_view(kr_graph *g, kr_tensor t) {
+  if (!t) return (kr_view){0};
   kr_part p = *KR_PART(g, t);
   const kr_dims dims = p.dims;
   int64_t stride[4] = {0};
@@ -473,7 +473,7 @@ static krait_view padded_view(kr_graph *g, kr_tensor t) {
   return kr_graph_view(g, kr_graph_part(g, &p));
 }
 
-void kr_graph_pointwise(kr_graph *g, const char *name, krait_pointwise_args args, kr_tensor x, kr_tensor y,
+void kr_graph_pointwise(kr_graph *g, const char *name, kr_pointwise_args args, kr_tensor x, kr_tensor y,
                         kr_tensor out) {
   if (!out) return;
   args.x = padded_view(g, x), args.y = padded_view(g, y), args.out = padded_view(g, out);

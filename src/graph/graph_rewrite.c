@@ -18,7 +18,7 @@ kr_tensor kr_node_tensor(const kr_node *node, size_t offset) {
 }
 
 void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_tensor t) {
-  krait_view *view = kr_view_in(node->args, offset);
+  kr_view *view = kr_view_in(node->args, offset);
   int32_t i = 0;
   *view = kr_graph_view(g, t);
   view->reserved = 0;
@@ -96,13 +96,13 @@ static kr_tensor as_matrix(kr_graph *g, kr_tensor t, kr_dims dims) {
   return kr_graph_can_reshape(g, t, dims) ? kr_graph_reshape(g, t, dims) : 0;
 }
 
-#define GEMM(view) offsetof(krait_gemm_args, view)
-#define POINTWISE(view) offsetof(krait_pointwise_args, view)
-#define NORM(view) offsetof(krait_add_norm_args, view)
+#define GEMM(view) offsetof(kr_gemm_args, view)
+#define POINTWISE(view) offsetof(kr_pointwise_args, view)
+#define NORM(view) offsetof(kr_add_norm_args, view)
 
 /* ---- into products ---- */
 
-static int lies_in_rows(const krait_view *v) { return v->dtype == KRAIT_F32 && v->stride[1] == 1; }
+static int lies_in_rows(const kr_view *v) { return v->dtype == KRAIT_F32 && v->stride[1] == 1; }
 
 static int is_plain_product(const kr_node *node) { return node->op == &kr_op_gemm && kr_gemm_is_plain(node->args); }
 
@@ -111,9 +111,9 @@ static int32_t follower(const kr_graph *g, size_t n, uint32_t flags, int32_t act
   const kr_node *node = KR_NODE(g, n);
   const int32_t at = kr_graph_only_reader(g, n, kr_node_tensor(node, GEMM(out)));
   if (at < 0 || KR_NODE(g, at)->op != &kr_op_pointwise) return -1;
-  const krait_pointwise_args *p = (const krait_pointwise_args *)KR_NODE(g, at)->args;
+  const kr_pointwise_args *p = (const kr_pointwise_args *)KR_NODE(g, at)->args;
   const int plain = p->call.flags == flags && p->x_scale == 1 && p->activation == activation &&
-                    p->out.dtype == ((const krait_gemm_args *)node->args)->out.dtype;
+                    p->out.dtype == ((const kr_gemm_args *)node->args)->out.dtype;
   return plain ? at : -1;
 }
 
@@ -139,7 +139,7 @@ static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   const int32_t at = follower(g, n, 0, KRAIT_ACT_NONE);
   if (at < 0 || !inputs_stay(g, n, (size_t)at)) return 0;
   const kr_node *sum = KR_NODE(g, at);
-  const krait_pointwise_args *p = (const krait_pointwise_args *)sum->args;
+  const kr_pointwise_args *p = (const kr_pointwise_args *)sum->args;
   const kr_tensor product = kr_node_tensor(KR_NODE(g, n), GEMM(out)), x = kr_node_tensor(sum, POINTWISE(x)),
                   y = kr_node_tensor(sum, POINTWISE(y));
   if (!x || !y || p->y_scale != 1 || x == y) return 0;
@@ -148,7 +148,7 @@ static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   const kr_tensor residual = as_matrix(g, other, dims), out = as_matrix(g, kr_node_tensor(sum, POINTWISE(out)), dims);
   const int fits = residual && out && kr_graph_dtype(g, residual) == kr_graph_dtype(g, out);
   const int in_place = fits && KR_PART(g, residual)->storage == KR_PART(g, out)->storage,
-            active = ((const krait_gemm_args *)KR_NODE(g, n)->args)->activation != KRAIT_ACT_NONE;
+            active = ((const kr_gemm_args *)KR_NODE(g, n)->args)->activation != KRAIT_ACT_NONE;
   if (!fits || (in_place && active)) return 0;
   kr_node_set(g, KR_NODE(g, n), GEMM(residual), KR_IN, residual);
   return replace_follower(g, n, (size_t)at, out);
@@ -156,7 +156,7 @@ static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
 
 static int activate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   (void)ctx;
-  const krait_gemm_args *a = (const krait_gemm_args *)KR_NODE(g, n)->args;
+  const kr_gemm_args *a = (const kr_gemm_args *)KR_NODE(g, n)->args;
   if (!is_plain_product(KR_NODE(g, n)) || a->activation != KRAIT_ACT_NONE ||
       kr_node_tensor(KR_NODE(g, n), GEMM(residual)))
     return 0;
@@ -165,14 +165,14 @@ static int activate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   const kr_tensor out = as_matrix(g, kr_node_tensor(KR_NODE(g, at), POINTWISE(out)),
                                   kr_graph_dims(g, kr_node_tensor(KR_NODE(g, n), GEMM(out))));
   if (!out) return 0;
-  ((krait_gemm_args *)KR_NODE(g, n)->args)->activation = KRAIT_ACT_SILU;
+  ((kr_gemm_args *)KR_NODE(g, n)->args)->activation = KRAIT_ACT_SILU;
   return replace_follower(g, n, (size_t)at, out);
 }
 
 /* What the CPU's fast products accept: other products are left unchanged, because with a factor or a gate they are no
  * longer plain. */
 static int is_fast_on_cpu(const krait_ctx *ctx, const kr_node *node) {
-  const krait_gemm_args *a = (const krait_gemm_args *)node->args;
+  const kr_gemm_args *a = (const kr_gemm_args *)node->args;
   return ctx && !ctx->cuda && is_plain_product(node) && !kr_node_tensor(node, GEMM(residual)) &&
          lies_in_rows(&a->A) && a->Bmat.dtype == KRAIT_F32;
 }
@@ -209,7 +209,7 @@ static int32_t gate_behind(kr_graph *g, size_t n, kr_tensor out, int64_t N) {
       at = (int32_t)k;
     }
   if (at < 0 || KR_NODE(g, at)->op != &kr_op_pointwise) return -1;
-  const krait_pointwise_args *a = (const krait_pointwise_args *)KR_NODE(g, at)->args;
+  const kr_pointwise_args *a = (const kr_pointwise_args *)KR_NODE(g, at)->args;
   const kr_tensor x = kr_node_tensor(KR_NODE(g, at), POINTWISE(x)), y = kr_node_tensor(KR_NODE(g, at), POINTWISE(y));
   const int is_gate = x && y && same_part(g, x, halves[0]) && same_part(g, y, halves[1]) &&
                       a->call.flags == KRAIT_POINTWISE_PRODUCT && a->x_scale == 1 && a->activation == KRAIT_ACT_NONE;
@@ -219,7 +219,7 @@ static int32_t gate_behind(kr_graph *g, size_t n, kr_tensor out, int64_t N) {
 static int gate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (!is_fast_on_cpu(ctx, KR_NODE(g, n))) return 0;
   kr_node *node = KR_NODE(g, n);
-  krait_gemm_args *a = (krait_gemm_args *)node->args;
+  kr_gemm_args *a = (kr_gemm_args *)node->args;
   const int64_t N = a->N / 2;
   if (a->N % 2 || a->out.dtype != KRAIT_F32 || a->activation != KRAIT_ACT_NONE) return 0;
   const int32_t at = gate_behind(g, n, kr_node_tensor(node, GEMM(out)), N);
@@ -241,7 +241,7 @@ static int gate_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
 static int add_into_norm(kr_graph *g, const krait_ctx *ctx, size_t n) {
   (void)ctx;
   kr_node *sum = KR_NODE(g, n);
-  const krait_pointwise_args *p = (const krait_pointwise_args *)sum->args;
+  const kr_pointwise_args *p = (const kr_pointwise_args *)sum->args;
   if (sum->op != &kr_op_pointwise || p->call.flags || p->activation != KRAIT_ACT_NONE || p->x_scale != 1 ||
       p->y_scale != 1)
     return 0;
@@ -273,7 +273,7 @@ static int add_into_norm(kr_graph *g, const krait_ctx *ctx, size_t n) {
 /* A float32 copy without gaps, made before node n; the node is then at n + 1. */
 static kr_tensor float_rows(kr_graph *g, size_t n, const char *name, kr_tensor t) {
   const kr_tensor rows = kr_graph_temp(g, KRAIT_F32, kr_graph_dims(g, t));
-  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, t, 0, rows);
+  kr_graph_pointwise(g, name, (kr_pointwise_args){.x_scale = 1}, t, 0, rows);
   if (g->status < 0 || kr_arena_failed(g->arena)) return 0;
   kr_graph_move_last(g, n);
   return rows;
@@ -284,7 +284,7 @@ static void flip_product(kr_graph *g, kr_node *node) {
   const kr_tensor A = kr_node_tensor(node, GEMM(A)), B = kr_node_tensor(node, GEMM(Bmat)),
                   out = kr_node_tensor(node, GEMM(out)), residual = kr_node_tensor(node, GEMM(residual));
   const kr_dims a = kr_graph_dims(g, A), b = kr_graph_dims(g, B);
-  krait_gemm_args *args = (krait_gemm_args *)node->args;
+  kr_gemm_args *args = (kr_gemm_args *)node->args;
   if (kr_node_tensor(node, GEMM(bias)) || kr_dims_elements(b) >= kr_dims_elements(a) ||
       kr_graph_dtype(g, B) != kr_graph_dtype(g, A))
     return;
@@ -299,7 +299,7 @@ static void flip_product(kr_graph *g, kr_node *node) {
 static int rows_for_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   kr_node *node = KR_NODE(g, n);
   if (!ctx || ctx->cuda || !is_plain_product(node)) return 0;
-  const krait_gemm_args *a = (const krait_gemm_args *)node->args;
+  const kr_gemm_args *a = (const kr_gemm_args *)node->args;
   if (a->A.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ||
       kr_op_resolve(node->op, ctx, node->args, NULL) != &node->op->impls[node->op->n_impls - 1])
     return 0;
@@ -316,7 +316,7 @@ static int rows_for_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   const kr_tensor rows = kr_graph_temp(g, KRAIT_F32, kr_graph_dims(g, out));
   kr_node_set(g, KR_NODE(g, n), GEMM(out), KR_OUT, rows);
   kr_node_set(g, KR_NODE(g, n), GEMM(residual), KR_IN, 0);
-  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, rows, residual, out);
+  kr_graph_pointwise(g, name, (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, rows, residual, out);
   if (g->status >= 0) kr_graph_move_last(g, n + 1);
   return 1;
 }

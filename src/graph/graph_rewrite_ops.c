@@ -13,7 +13,7 @@ static kr_tensor tensor_of_call(const kr_rewriter *w, int call, size_t offset) {
   return kr_node_tensor(node_of_call(w, call), offset);
 }
 
-static krait_view view_for_rule(const kr_rewriter *w, kr_tensor t) { return kr_graph_view(w->graph, t); }
+static kr_view view_for_rule(const kr_rewriter *w, kr_tensor t) { return kr_graph_view(w->graph, t); }
 static kr_dims dims_for_rule(const kr_rewriter *w, kr_tensor t) { return kr_graph_dims(w->graph, t); }
 static int32_t dtype_for_rule(const kr_rewriter *w, kr_tensor t) { return kr_graph_dtype(w->graph, t); }
 
@@ -50,7 +50,7 @@ static int accepts_on_gpu(const kr_rewriter *w, const kr_op *op, const void *cal
   _Alignas(16) unsigned char args[1024];
   if (op->args_bytes > sizeof args) return 0;
   memcpy(args, call, op->args_bytes);
-  ((krait_call *)args)->size = op->args_bytes;
+  ((kr_call *)args)->size = op->args_bytes;
   for (int i = 0; i < op->sig->n_tensors; i++) kr_sig_view(op->sig, args, i)->reserved = 0;
   const kr_impl *impl = kr_op_resolve(op, w->ctx, args, NULL);
   return impl && !(impl->needs & KRAIT_CAP_CPU);

@@ -21,18 +21,18 @@ static kr_tensor written_as(kr_graph *g, const kr_sig *sig, const void *args, in
 }
 
 /* The gradient of a norm without addition adds the other contributions to its input, passed as that of residual_out. */
-static krait_view *place_of_sum(const kr_node *node, int which, void *args) {
-  const krait_add_norm_args *a = (const krait_add_norm_args *)node->args;
+static kr_view *place_of_sum(const kr_node *node, int which, void *args) {
+  const kr_add_norm_args *a = (const kr_add_norm_args *)node->args;
   if (node->op != &kr_op_add_norm || kr_has(&a->residual) || kr_has(&a->residual_out) || kr_has(&a->x1) ||
       kr_has(&a->rowscale) ||
-      node->op->sig->gradient->tensors[which].offset != offsetof(krait_add_norm_bwd_args, dx))
+      node->op->sig->gradient->tensors[which].offset != offsetof(kr_add_norm_bwd_args, dx))
     return NULL;
-  return &((krait_add_norm_bwd_args *)args)->dresidual_out;
+  return &((kr_add_norm_bwd_args *)args)->dresidual_out;
 }
 
 /* The SSD's gradient of one D for all channels of a head is their sum. */
 static int adds_up_itself(const kr_op *op, size_t offset) {
-  return op == &kr_op_ssd && offset == offsetof(krait_ssd_bwd_args, dDvec);
+  return op == &kr_op_ssd && offset == offsetof(kr_ssd_bwd_args, dDvec);
 }
 
 static void run_gradient_op(kr_back *b, const kr_node *node) {
@@ -46,15 +46,15 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
   kr_sig_begin_gradient(forward, node->args, args);
   for (int i = 0; i < sig->n_tensors; i++) {
     const kr_sig_tensor *s = &sig->tensors[i];
-    krait_view *view = kr_sig_view(sig, args, i);
-    *view = (krait_view){0};
+    kr_view *view = kr_sig_view(sig, args, i);
+    *view = (kr_view){0};
     for (int k = 0; k < 2 && s->rereads[k] >= 0 && !view->data; k++)
       *view = kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, forward->tensors[s->rereads[k]].offset)));
     if (s->gradient_of < 0) continue;
     const kr_tensor of = kr_back_tensor(node, forward->tensors[s->gradient_of].offset);
     if (s->role == KR_IN) *view = kr_graph_view(g, kr_back_gradient(b, of));
     else {
-      krait_view *const sum = place_of_sum(node, i, args);
+      kr_view *const sum = place_of_sum(node, i, args);
       kr_back_target *const target = &targets[n_targets];
       const kr_tensor at = sum                                ? kr_back_begin_adding(b, of, target)
                            : adds_up_itself(node->op, s->offset) ? kr_back_begin_sums(b, of, target)
@@ -70,7 +70,7 @@ static void run_gradient_op(kr_back *b, const kr_node *node) {
   kr_graph_call(g, kr_back_name(b, "bwd"), sig->op, args);
   for (int i = 0; i < n_targets; i++) {
     if (written[i] != targets[i].at)
-      kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1}, written[i], 0,
+      kr_graph_pointwise(g, kr_back_name(b, "cast"), (kr_pointwise_args){.x_scale = 1}, written[i], 0,
                          targets[i].at);
     kr_back_end(b, &targets[i]);
   }
@@ -84,12 +84,12 @@ static kr_tensor turned(kr_graph *g, kr_tensor t) { return t ? kr_graph_permute(
 static void multiply(kr_back *b, const char *what, kr_tensor A, kr_tensor B, kr_tensor bias, kr_tensor out,
                      int adding) {
   kr_graph *g = kr_back_graph(b);
-  const krait_view to = kr_graph_view(g, out);
+  const kr_view to = kr_graph_view(g, out);
   kr_graph_call(g, kr_back_name(b, what), &kr_op_gemm,
-                &(krait_gemm_args){.A = kr_graph_view(g, A),
+                &(kr_gemm_args){.A = kr_graph_view(g, A),
                                    .Bmat = kr_graph_view(g, B),
                                    .bias = kr_graph_view(g, bias),
-                                   .residual = adding ? to : (krait_view){0},
+                                   .residual = adding ? to : (kr_view){0},
                                    .out = to});
 }
 
@@ -115,18 +115,18 @@ static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B
   }
   const kr_tensor product = kr_graph_temp(g, kr_graph_dtype(g, left), kr_graph_dims(g, out));
   multiply(b, what, left, right, 0, product, 0);
-  kr_graph_pointwise(g, kr_back_name(b, "cast"), (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, product,
+  kr_graph_pointwise(g, kr_back_name(b, "cast"), (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, product,
                      target->adding ? out : 0, out);
 }
 
 static void run_gemm(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  const krait_gemm_args *a = (const krait_gemm_args *)node->args;
-#define TENSOR(view) kr_back_tensor(node, offsetof(krait_gemm_args, view))
+  const kr_gemm_args *a = (const kr_gemm_args *)node->args;
+#define TENSOR(view) kr_back_tensor(node, offsetof(kr_gemm_args, view))
   const kr_tensor A = TENSOR(A), B = TENSOR(Bmat), bias = TENSOR(bias), residual = TENSOR(residual), out = TENSOR(out);
 #undef TENSOR
-  const int plain = a->P == 0 && !kr_back_tensor(node, offsetof(krait_gemm_args, B2)) &&
-                    !kr_back_tensor(node, offsetof(krait_gemm_args, row_scale)) && (a->scale == 0 || a->scale == 1);
+  const int plain = a->P == 0 && !kr_back_tensor(node, offsetof(kr_gemm_args, B2)) &&
+                    !kr_back_tensor(node, offsetof(kr_gemm_args, row_scale)) && (a->scale == 0 || a->scale == 1);
   if (!plain) {
     kr_graph_fail(g, KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of a gemm with P, scale, row_scale or B2",
                   node->name);
@@ -143,7 +143,7 @@ static void run_gemm(kr_back *b, const kr_node *node) {
     multiply(b, "again", kr_back_value(b, A), kr_back_value(b, B), kr_back_value(b, bias), before, 0);
     kr_graph_pointwise(
         g, kr_back_name(b, "slope"),
-        (krait_pointwise_args){
+        (kr_pointwise_args){
             .call.flags = KRAIT_POINTWISE_PRODUCT | KRAIT_POINTWISE_SLOPE, .activation = a->activation, .x_scale = 1},
         before, d, slope);
     d = slope;
@@ -155,7 +155,7 @@ static void run_gemm(kr_back *b, const kr_node *node) {
     multiply_into(b, "dB", turned(g, kr_back_value(b, A)), d, &to), kr_back_end(b, &to);
   if (kr_back_begin(b, bias, &to)) {
     kr_graph_call(g, kr_back_name(b, "dbias"), &kr_op_sum_rows,
-                  &(krait_sum_rows_args){.x = kr_graph_view(g, d), .out = kr_graph_view(g, to.at)});
+                  &(kr_sum_rows_args){.x = kr_graph_view(g, d), .out = kr_graph_view(g, to.at)});
     kr_back_end(b, &to);
   }
   kr_back_pass(b, out, residual);
@@ -165,11 +165,11 @@ static void run_gemm(kr_back *b, const kr_node *node) {
 
 static void run_pointwise(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  const krait_pointwise_args *a = (const krait_pointwise_args *)node->args;
+  const kr_pointwise_args *a = (const kr_pointwise_args *)node->args;
   const uint32_t product = KRAIT_POINTWISE_PRODUCT, slope = KRAIT_POINTWISE_SLOPE;
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_pointwise_args, x)),
-                  y = kr_back_tensor(node, offsetof(krait_pointwise_args, y)),
-                  out = kr_back_tensor(node, offsetof(krait_pointwise_args, out));
+  const kr_tensor x = kr_back_tensor(node, offsetof(kr_pointwise_args, x)),
+                  y = kr_back_tensor(node, offsetof(kr_pointwise_args, y)),
+                  out = kr_back_tensor(node, offsetof(kr_pointwise_args, out));
   const int is_product = (a->call.flags & product) != 0, is_linear = a->activation == KRAIT_ACT_NONE;
   const kr_tensor d = kr_back_gradient(b, out);
   kr_back_target to;
@@ -179,7 +179,7 @@ static void run_pointwise(kr_back *b, const kr_node *node) {
   }
   if (!is_product && y && a->y_scale == 1) kr_back_pass(b, out, y);
   else if (kr_back_begin(b, y, &to)) {
-    const krait_pointwise_args with_x = {.call.flags = product, .activation = a->activation, .x_scale = a->x_scale},
+    const kr_pointwise_args with_x = {.call.flags = product, .activation = a->activation, .x_scale = a->x_scale},
                                scaled = {.x_scale = a->y_scale};
     if (is_product) kr_graph_pointwise(g, kr_back_name(b, "dy"), with_x, kr_back_value(b, x), d, to.at);
     else kr_graph_pointwise(g, kr_back_name(b, "dy"), scaled, d, 0, to.at);
@@ -193,29 +193,29 @@ static void run_pointwise(kr_back *b, const kr_node *node) {
   kr_tensor other = d;
   if (is_product && y && !is_linear) { /* f'(x) dout first, then times y */
     other = kr_graph_temp(g, kr_graph_dtype(g, d), kr_graph_dims(g, d));
-    kr_graph_pointwise(g, kr_back_name(b, "gate"), (krait_pointwise_args){.call.flags = product, .x_scale = 1},
+    kr_graph_pointwise(g, kr_back_name(b, "gate"), (kr_pointwise_args){.call.flags = product, .x_scale = 1},
                        kr_back_value(b, y), d, other);
   }
   if (!is_linear)
     kr_graph_pointwise(
         g, kr_back_name(b, "dx"),
-        (krait_pointwise_args){.call.flags = product | slope, .activation = a->activation, .x_scale = a->x_scale},
+        (kr_pointwise_args){.call.flags = product | slope, .activation = a->activation, .x_scale = a->x_scale},
         kr_back_value(b, x), other, to.at);
   else
-    kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.call.flags = product, .x_scale = a->x_scale},
+    kr_graph_pointwise(g, kr_back_name(b, "dx"), (kr_pointwise_args){.call.flags = product, .x_scale = a->x_scale},
                        d, is_product ? kr_back_value(b, y) : 0, to.at);
   kr_back_end(b, &to);
 }
 
 static void run_sum_rows(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_sum_rows_args, x)),
-                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_sum_rows_args, out)));
+  const kr_tensor x = kr_back_tensor(node, offsetof(kr_sum_rows_args, x)),
+                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(kr_sum_rows_args, out)));
   kr_back_target to;
   if (!kr_back_begin(b, x, &to)) return;
   const kr_dims dims = kr_graph_dims(g, x);
   const kr_tensor rows = kr_graph_expand(g, kr_graph_reshape(g, d, KR_DIMS(1, dims.size[1])), dims);
-  kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.x_scale = 1}, rows, 0, to.at);
+  kr_graph_pointwise(g, kr_back_name(b, "dx"), (kr_pointwise_args){.x_scale = 1}, rows, 0, to.at);
   kr_back_end(b, &to);
 }
 
@@ -225,16 +225,16 @@ static void run_attention(kr_back *b, const kr_node *node) {
   static const struct {
     size_t offset;
     const char *name;
-  } caches[] = {{offsetof(krait_attention_args, block_table), "block_table"},
-                {offsetof(krait_attention_args, cache_batch_idx), "cache_batch_idx"},
-                {offsetof(krait_attention_args, leftpad_k), "leftpad_k"}};
+  } caches[] = {{offsetof(kr_attention_args, block_table), "block_table"},
+                {offsetof(kr_attention_args, cache_batch_idx), "cache_batch_idx"},
+                {offsetof(kr_attention_args, leftpad_k), "leftpad_k"}};
   for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
     if (kr_back_tensor(node, caches[i].offset)) {
       kr_graph_fail(kr_back_graph(b), KRAIT_ERR_UNSUPPORTED, "graph: node %s: no gradient of attention with %s",
                     node->name, caches[i].name);
       return;
     }
-  if (!kr_back_tensor(node, offsetof(krait_attention_args, lse))) {
+  if (!kr_back_tensor(node, offsetof(kr_attention_args, lse))) {
     kr_graph_fail(kr_back_graph(b), KRAIT_ERR_ARGUMENT,
                   "graph: node %s: the gradient of attention reads lse: request it", node->name);
     return;
@@ -244,8 +244,8 @@ static void run_attention(kr_back *b, const kr_node *node) {
 
 static void run_rotary(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  krait_rotary_args a = *(const krait_rotary_args *)node->args;
-#define TENSOR(view) kr_back_tensor(node, offsetof(krait_rotary_args, view))
+  kr_rotary_args a = *(const kr_rotary_args *)node->args;
+#define TENSOR(view) kr_back_tensor(node, offsetof(kr_rotary_args, view))
   const kr_tensor d = kr_back_gradient(b, TENSOR(out));
   kr_back_target to;
   if (kr_back_begin(b, TENSOR(cos), &to) || kr_back_begin(b, TENSOR(sin), &to)) {
@@ -268,9 +268,9 @@ static void run_rotary(kr_back *b, const kr_node *node) {
 
 static void run_pool(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  const krait_pool_args *a = (const krait_pool_args *)node->args;
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_pool_args, x)),
-                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_pool_args, out)));
+  const kr_pool_args *a = (const kr_pool_args *)node->args;
+  const kr_tensor x = kr_back_tensor(node, offsetof(kr_pool_args, x)),
+                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(kr_pool_args, out)));
   kr_back_target to;
   if (a->call.flags & KRAIT_POOL_MAX) {
     run_gradient_op(b, node);
@@ -279,7 +279,7 @@ static void run_pool(kr_back *b, const kr_node *node) {
   if (!kr_back_begin_adding(b, x, &to)) return;
   const float share = a->call.flags & KRAIT_POOL_SUM ? 1 : (float)(1 / (double)a->S);
   const kr_tensor rows = kr_graph_expand(g, kr_graph_reshape(g, d, KR_DIMS(a->B, 1, a->C)), kr_graph_dims(g, x));
-  kr_graph_pointwise(g, kr_back_name(b, "dx"), (krait_pointwise_args){.x_scale = share, .y_scale = 1}, rows,
+  kr_graph_pointwise(g, kr_back_name(b, "dx"), (kr_pointwise_args){.x_scale = share, .y_scale = 1}, rows,
                      to.adding ? to.at : 0, to.at);
   kr_back_end(b, &to);
 }
@@ -288,9 +288,9 @@ static void run_pool(kr_back *b, const kr_node *node) {
 
 static void run_window(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  krait_unfold_args a = *(const krait_unfold_args *)node->args;
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_unfold_args, x)),
-                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_unfold_args, out)));
+  kr_unfold_args a = *(const kr_unfold_args *)node->args;
+  const kr_tensor x = kr_back_tensor(node, offsetof(kr_unfold_args, x)),
+                  d = kr_back_gradient(b, kr_back_tensor(node, offsetof(kr_unfold_args, out)));
   kr_back_target to;
   if (!kr_back_begin(b, x, &to)) return;
   a.x = kr_graph_view(g, d), a.out = kr_graph_view(g, to.at);
@@ -302,13 +302,13 @@ static void run_window(kr_back *b, const kr_node *node) {
 
 static void run_transform(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-  const kr_tensor x = kr_back_tensor(node, offsetof(krait_transform_args, x)),
-                  matrix = kr_back_tensor(node, offsetof(krait_transform_args, matrix));
-  const kr_tensor d = kr_back_gradient(b, kr_back_tensor(node, offsetof(krait_transform_args, out)));
+  const kr_tensor x = kr_back_tensor(node, offsetof(kr_transform_args, x)),
+                  matrix = kr_back_tensor(node, offsetof(kr_transform_args, matrix));
+  const kr_tensor d = kr_back_gradient(b, kr_back_tensor(node, offsetof(kr_transform_args, out)));
   kr_back_target to;
   if (!kr_back_begin(b, x, &to)) return;
   kr_graph_call(g, kr_back_name(b, "dx"), &kr_op_transform,
-                &(krait_transform_args){.x = kr_graph_view(g, d),
+                &(kr_transform_args){.x = kr_graph_view(g, d),
                                         .matrix = kr_graph_view(g, turned(g, kr_back_value(b, matrix))),
                                         .out = kr_graph_view(g, to.at)});
   kr_back_end(b, &to);
@@ -318,13 +318,13 @@ static void run_transform(kr_back *b, const kr_node *node) {
 
 static void run_spectral_norm(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
-#define VALUE(view) kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, offsetof(krait_spectral_norm_args, view))))
-  const kr_tensor weight = kr_back_tensor(node, offsetof(krait_spectral_norm_args, weight)),
-                  out = kr_back_tensor(node, offsetof(krait_spectral_norm_args, out));
+#define VALUE(view) kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, offsetof(kr_spectral_norm_args, view))))
+  const kr_tensor weight = kr_back_tensor(node, offsetof(kr_spectral_norm_args, weight)),
+                  out = kr_back_tensor(node, offsetof(kr_spectral_norm_args, out));
   kr_back_target to;
   if (!kr_back_begin(b, weight, &to)) return;
   kr_graph_call(g, kr_back_name(b, "dweight"), &kr_op_spectral_norm_bwd,
-                &(krait_spectral_norm_bwd_args){.out = VALUE(out),
+                &(kr_spectral_norm_bwd_args){.out = VALUE(out),
                                                 .u = VALUE(u_out),
                                                 .v = VALUE(v_out),
                                                 .sigma = VALUE(sigma),

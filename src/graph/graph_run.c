@@ -32,7 +32,7 @@ static int32_t bind_node(kr_runner *r, size_t n) {
   for (int32_t i = 0; i < node->n_uses; i++)
     list[i] = (kr_bound){node->uses[i].offset, kr_runner_at(r, node->uses[i].tensor)};
   KR_TRY(kr_plan_bind(r->calls[n], list, node->n_uses));
-  krait_call *call = kr_plan_call(r->calls[n]);
+  kr_call *call = kr_plan_call(r->calls[n]);
   call->scratch = r->memory + node->scratch_at;
   if (call->scratch_bytes > node->scratch_bytes && call->scratch_bytes > r->extra_needed)
     r->extra_needed = call->scratch_bytes;
@@ -62,7 +62,7 @@ static int32_t get_extra(kr_runner *r) {
     r->extra_bytes = r->extra_needed;
   }
   for (size_t n = 0; n < r->graph->nodes.n; n++) {
-    krait_call *call = r->calls[n] ? kr_plan_call(r->calls[n]) : NULL;
+    kr_call *call = r->calls[n] ? kr_plan_call(r->calls[n]) : NULL;
     if (call && call->scratch_bytes > KR_NODE(r->graph, n)->scratch_bytes) call->scratch = r->extra;
   }
   return KRAIT_OK;
@@ -191,7 +191,7 @@ int32_t kr_runner_reset(kr_runner *r, void *stream) {
 /* ---- runs ---- */
 
 static int32_t run_node(kr_runner *r, size_t n, void *stream) {
-  krait_call *call = kr_plan_call(r->calls[n]);
+  kr_call *call = kr_plan_call(r->calls[n]);
   call->stream = stream;
   call->flags &= ~(KR_CALL_PDL | KR_CALL_STATE_PDL);
   if (r->records) call->flags |= KR_NODE(r->graph, n)->ahead;

@@ -38,17 +38,39 @@ int32_t krait_op_n_impls(int32_t op) { return op_at(op) ? op_at(op)->n_impls : 0
 const char *krait_op_impl_name(int32_t op, int32_t impl) { return impl_at(op, impl) ? impl_at(op, impl)->name : NULL; }
 uint64_t krait_op_impl_needs(int32_t op, int32_t impl) { return impl_at(op, impl) ? impl_at(op, impl)->needs : 0; }
 
-int32_t krait_args_sizes(const char *op, void *args, const krait_shape *shapes, int32_t n_shapes) {
-  KR_CHECK(op && args && (shapes || !n_shapes), KRAIT_ERR_ARGUMENT, "op, args and shapes must not be NULL");
-  const kr_op *found = kr_op_find(op);
-  KR_CHECK(found, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", op);
-  return kr_args_sizes(found, args, shapes, n_shapes);
+static int32_t find_public(const char *op, const kr_public_op **found) {
+  KR_CHECK(op, KRAIT_ERR_ARGUMENT, "op must not be NULL");
+  *found = kr_public_find(op);
+  KR_CHECK(*found, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", op);
+  return KRAIT_OK;
+}
+
+const kr_public_op *kr_public_find(const char *name) {
+  for (int32_t i = 0; i < kr_n_public_ops; i++)
+    if (strcmp(kr_public_ops[i]->op->name, name) == 0) return kr_public_ops[i];
+  return NULL;
 }
 
 int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *impl, krait_plan **plan) {
-  KR_CHECK(op && plan, KRAIT_ERR_ARGUMENT, "op and plan must not be NULL");
-  const kr_op *found = kr_op_find(op);
+  _Alignas(16) unsigned char taken[KR_MOST_ARGS_BYTES];
+  const kr_public_op *p;
+  KR_CHECK(plan, KRAIT_ERR_ARGUMENT, "plan must not be NULL");
   *plan = NULL;
-  KR_CHECK(found, KRAIT_ERR_ARGUMENT, "there is no operator '%s'", op);
-  return kr_plan_open(found, ctx, args, impl, plan);
+  KR_TRY(find_public(op, &p));
+  KR_TRY(kr_public_take(p, args, taken));
+  return kr_plan_open(p->op, ctx, taken, impl, plan);
+}
+
+int32_t krait_scratch_bytes(const krait_ctx *ctx, const char *op, const void *args, uint64_t *bytes) {
+  _Alignas(16) unsigned char taken[KR_MOST_ARGS_BYTES];
+  const kr_public_op *p;
+  KR_TRY(find_public(op, &p));
+  KR_TRY(kr_public_take(p, args, taken));
+  return kr_op_scratch_bytes(p->op, ctx, taken, bytes);
+}
+
+int32_t krait_shapes_check(const char *op, const void *args) {
+  const kr_public_op *p;
+  KR_TRY(find_public(op, &p));
+  return kr_public_check_shapes(p, args);
 }

@@ -6,7 +6,12 @@
 #include "block_ops.h"
 #include "op_list.h"
 #include "primeknet_ops.h"
+#include "public_op.h"
 extern const kr_op *const kr_ops[];
 extern const int32_t kr_n_ops;
 const kr_op *kr_op_find(const char *name); /* NULL if there is none */
+/* Those of krait/ops.h. */
+extern const kr_public_op *const kr_public_ops[];
+extern const int32_t kr_n_public_ops;
+const kr_public_op *kr_public_find(const char *name);
 #endif

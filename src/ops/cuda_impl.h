@@ -63,7 +63,7 @@ static inline kr_divisor kr_divisor_of(int64_t by) {
 }
 
 /* A view (batch, row, time) of n steps for a kernel, reversed in time on request. */
-static inline kr_rows kr_rows_of(const krait_view *v, int reverse, int64_t n) {
+static inline kr_rows kr_rows_of(const kr_view *v, int reverse, int64_t n) {
   kr_rows r = {v->data, v->stride[0], v->stride[1], v->stride[2], v->dtype, 0};
   const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
   if (!v->data) return r;

@@ -7,6 +7,7 @@
 
 #include "alloc.h"
 #include "env.h"
+#include "lent_scratch.h"
 #include "probe.h"
 #include "log.h"
 #include "sized.h"
@@ -40,7 +41,7 @@ static int32_t wanted_caps(uint64_t mask, uint64_t *wanted, uint64_t *needed) {
 static int32_t read_options(const krait_ctx_options *given, krait_ctx_options *options) {
   *options = (krait_ctx_options){.size = sizeof *options};
   if (!given) return KRAIT_OK;
-  return kr_struct_take("krait_ctx_options", given, 8, options, sizeof *options);
+  return kr_struct_take("krait_ctx_options", given, sizeof *options, options, sizeof *options);
 }
 
 /* Printed once per process, even if a program opens many contexts on a machine without a GPU. */
@@ -133,6 +134,7 @@ void krait_ctx_close(krait_ctx **handle) {
   if (!handle || !*handle) return;
   kr_kept *graphs = atomic_load(&(*handle)->graphs);
   if (graphs) graphs->close(graphs);
+  kr_lent_close(*handle);
   krait_ctx_close(&(*handle)->cpu);
   kr_pool_close(&(*handle)->pool);
   kr_cuda_close(&(*handle)->cuda);

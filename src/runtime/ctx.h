@@ -14,6 +14,14 @@ typedef struct kr_kept {
   void (*close)(struct kr_kept *kept);
 } kr_kept;
 
+/* Scratch that the context lends to calls (lent_scratch.c). */
+enum { KR_SCRATCH_SLOTS = 16 };
+typedef struct kr_scratch_slot {
+  atomic_flag is_lent;
+  void *memory, *stream;
+  uint64_t bytes;
+} kr_scratch_slot;
+
 struct krait_ctx {
   uint64_t caps; /* capabilities of implementations in this context: KRAIT_CAP_CPU and ISAs, or the tiers of a device */
   int32_t device;   /* KRAIT_DEVICE_CPU or KRAIT_DEVICE_CUDA(i) */
@@ -27,6 +35,7 @@ struct krait_ctx {
   atomic_ullong n_calls, n_fallbacks;
   atomic_flag warned;
   _Atomic(kr_kept *) graphs; /* src/graph/graph_kernel_cache.c */
+  kr_scratch_slot lent[KR_SCRATCH_SLOTS];
 };
 
 static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;

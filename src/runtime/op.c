@@ -1,4 +1,4 @@
-/* op.c: from a call to an implementation: struct size, contract, first implementation that accepts it, scratch; and the
+/* op.c: from a call to an implementation: contract, first implementation that accepts it, scratch; and the
  * verbose line. */
 #include "op.h"
 
@@ -10,23 +10,6 @@
 #include "round_trip.h"
 #include "answer.h"
 #include "status.h"
-
-/* Older callers have shorter structs (the rest is zero), newer ones longer structs (the tail must be zero). */
-static int32_t complete_args(const kr_op *op, const void *args, void *buffer, const void **complete) {
-  KR_CHECK(args, KRAIT_ERR_ARGUMENT, "%s: args must not be NULL", op->name);
-  uint32_t size = ((const krait_call *)args)->size;
-  KR_CHECK(size >= sizeof(krait_call) && size <= KR_MOST_ARGS_BYTES, KRAIT_ERR_STRUCT_SIZE,
-           "%s: args.call.size is %u, this library knows %u", op->name, size, op->args_bytes);
-  *complete = args;
-  for (uint32_t i = op->args_bytes; i < size; i++)
-    KR_CHECK(((const unsigned char *)args)[i] == 0, KRAIT_ERR_STRUCT_SIZE,
-             "%s: args is newer than this library and uses an unknown field (byte %u)", op->name, i);
-  if (size >= op->args_bytes) return KRAIT_OK;
-  memset(buffer, 0, op->args_bytes);
-  memcpy(buffer, args, size);
-  *complete = buffer;
-  return KRAIT_OK;
-}
 
 int32_t kr_op_check(const kr_op *op, const void *args) {
   KR_TRY(kr_sig_check(op->sig, args));
@@ -94,24 +77,20 @@ static int32_t find_impl(const kr_op *op, const krait_ctx *ctx, const void *args
   return kr_fail(KRAIT_ERR_ARGUMENT, "%s has no implementation '%s'", op->name, name);
 }
 
-int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer,
-                      const void **complete, const kr_impl **impl) {
+int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, const kr_impl **impl) {
   KR_CHECK(ctx, KRAIT_ERR_ARGUMENT, "%s: ctx must not be NULL", op->name);
-  KR_TRY(complete_args(op, args, buffer, complete));
-  KR_TRY(kr_op_check(op, *complete));
-  if (name) return find_impl(op, ctx, *complete, name, impl);
+  KR_TRY(kr_op_check(op, args));
+  if (name) return find_impl(op, ctx, args, name, impl);
   int32_t status = KRAIT_OK;
-  *impl = kr_op_resolve(op, ctx, *complete, &status);
+  *impl = kr_op_resolve(op, ctx, args, &status);
   return takes_round_trip(ctx, *impl) ? KRAIT_OK : status;
 }
 
 static int32_t find_scratch(const kr_op *op, const krait_ctx *ctx, const void *args, uint64_t *bytes) {
-  _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
-  const void *complete = NULL;
   const kr_impl *impl = NULL;
   KR_CHECK(bytes, KRAIT_ERR_ARGUMENT, "%s: bytes must not be NULL", op->name);
-  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &impl));
-  *bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, complete) : 0;
+  KR_TRY(kr_op_prepare(op, ctx, args, NULL, &impl));
+  *bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;
   return KRAIT_OK;
 }
 
@@ -176,7 +155,7 @@ int32_t kr_op_run_logged(const kr_op *op, const kr_impl *impl, const krait_ctx *
 }
 
 int32_t kr_op_run_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args, uint64_t needed) {
-  const krait_call *call = args;
+  const kr_call *call = args;
   if (!impl) return round_trip(op, ctx, args);
   KR_CHECK(call->scratch_bytes >= needed && (call->scratch || !needed), KRAIT_ERR_SCRATCH,
            "%s: %llu bytes of scratch given, implementation %s needs %llu", op->name,
@@ -187,11 +166,9 @@ int32_t kr_op_run_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ct
 }
 
 static int32_t run_op(const kr_op *op, const krait_ctx *ctx, const void *args) {
-  _Alignas(16) unsigned char buffer[KR_MOST_ARGS_BYTES];
-  const void *complete = NULL;
   const kr_impl *impl = NULL;
-  KR_TRY(kr_op_prepare(op, ctx, args, NULL, buffer, &complete, &impl));
-  return kr_op_run_impl(op, impl, ctx, complete, impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, complete) : 0);
+  KR_TRY(kr_op_prepare(op, ctx, args, NULL, &impl));
+  return kr_op_run_impl(op, impl, ctx, args, impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0);
 }
 
 int32_t kr_op_run(const kr_op *op, const krait_ctx *ctx, const void *args) {

@@ -3,9 +3,8 @@
 #ifndef KR_OP_H
 #define KR_OP_H
 
-#include <krait/ops.h>
-
 #include "ctx.h"
+#include "op_args.h"
 #include "sig.h"
 
 struct kr_case;
@@ -71,34 +70,25 @@ int32_t kr_op_scratch_bytes(const kr_op *op, const krait_ctx *ctx, const void *a
  * error detail. */
 const kr_impl *kr_op_resolve(const kr_op *op, const krait_ctx *ctx, const void *args, int32_t *status);
 
-/* The two steps of kr_op_run, for plans. Completes the args (in buffer, of args_bytes, if they come from an older
- * caller), checks them, finds the implementation: the named one, or the best if name is NULL; *implementation is NULL
- * if the call runs on the host. */
-int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, void *buffer,
-                      const void **complete, const kr_impl **impl);
+/* The two steps of kr_op_run, for plans. Checks the args and finds the implementation: the named one, or the best if
+ * name is NULL; *impl is NULL if the call runs on the host. */
+int32_t kr_op_prepare(const kr_op *op, const krait_ctx *ctx, const void *args, const char *name, const kr_impl **impl);
 /* For a call that is complete and checked; scratch_bytes: the implementation's requirement. */
 int32_t kr_op_run_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args,
                       uint64_t scratch_bytes);
 /* Runs this implementation; with KRAIT_VERBOSE it prints a line about the call. */
 int32_t kr_op_run_logged(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args);
 
-/* The op of <op>.sig and of krait_<op>_args: its table and its two public functions. Last the number of random cases,
- * then fields that few ops have: KR_OP_DEFINE(gemm, ..., 500, .takes_pdl = 1). */
+/* The op of <op>.sig and of kr_<op>_args. Last the number of random cases, then fields that few ops have: KR_OP_DEFINE(gemm, ..., 500, .takes_pdl = 1). */
 #define KR_OP_DEFINE(op, its_impls, its_rules, its_cost, its_maker, ...)                                     \
   const kr_op kr_op_##op = {.name = #op,                                                                     \
-                            .args_bytes = sizeof(krait_##op##_args),                                         \
+                            .args_bytes = sizeof(kr_##op##_args),                                         \
                             .sig = &kr_sig_##op,                                                             \
                             .impls = its_impls,                                                              \
                             .n_impls = (int32_t)(sizeof its_impls / sizeof *its_impls),                      \
                             .rules = its_rules,                                                              \
                             .cost = its_cost,                                                                \
                             .make_case = its_maker,                                                          \
-                            .n_cases = __VA_ARGS__};                                                         \
-  int32_t krait_##op(const krait_ctx *ctx, const krait_##op##_args *args) {                                  \
-    return kr_op_run(&kr_op_##op, ctx, args);                                                                \
-  }                                                                                                          \
-  int32_t krait_##op##_scratch_bytes(const krait_ctx *ctx, const krait_##op##_args *args, uint64_t *bytes) { \
-    return kr_op_scratch_bytes(&kr_op_##op, ctx, args, bytes);                                               \
-  }
+                            .n_cases = __VA_ARGS__};
 
 #endif

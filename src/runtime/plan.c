@@ -18,7 +18,7 @@ struct krait_plan {
   _Alignas(16) unsigned char args[]; /* with the addresses for which impl was chosen */
 };
 
-static krait_view *view_at(const kr_plan *p, size_t offset) { return (krait_view *)(uintptr_t)(p->args + offset); }
+static kr_view *view_at(const kr_plan *p, size_t offset) { return (kr_view *)(uintptr_t)(p->args + offset); }
 
 static uint64_t scratch_of_plan(const kr_plan *p) {
   return p->impl && p->impl->scratch_bytes ? p->impl->scratch_bytes(p->ctx, p->args) : 0;
@@ -31,14 +31,12 @@ int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, co
   kr_plan *p = kr_zalloc(sizeof *p + op->args_bytes);
   KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for a plan");
   p->op = op, p->ctx = ctx;
-  const void *complete = NULL;
-  int32_t status = kr_op_prepare(op, ctx, args, impl, p->args, &complete, &p->impl);
+  int32_t status = kr_op_prepare(op, ctx, args, impl, &p->impl);
   if (status < 0) {
     kr_free(p);
     return status;
   }
-  if (complete != p->args) memcpy(p->args, complete, op->args_bytes);
-  ((krait_call *)p->args)->size = op->args_bytes;
+  memcpy(p->args, args, op->args_bytes);
   p->scratch_bytes = scratch_of_plan(p);
   *plan = p;
   return KRAIT_OK;
@@ -66,10 +64,10 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
   kr_bound list[MOST_TENSORS];
   int32_t n = 0;
   memcpy(args, p->args, p->op->args_bytes);
-  krait_call *call = (krait_call *)args;
+  kr_call *call = (kr_call *)args;
   call->stream = stream, call->scratch = scratch, call->scratch_bytes = scratch_bytes;
   for (int i = 0; i < p->op->sig->n_tensors; i++) {
-    krait_view *view = kr_sig_view(p->op->sig, args, i);
+    kr_view *view = kr_sig_view(p->op->sig, args, i);
     if (!view->data) continue;
     KR_CHECK(view->data = addresses[i], KRAIT_ERR_ARGUMENT, "%s: %s was planned, so it must be given", p->op->name,
              p->op->sig->tensors[i].name);
@@ -104,33 +102,9 @@ int32_t kr_plan_bind(kr_plan *p, const kr_bound *list, int32_t n) {
   return alike ? KRAIT_OK : choose_impl(p);
 }
 
-krait_call *kr_plan_call(kr_plan *p) { return (krait_call *)p->args; }
+kr_call *kr_plan_call(kr_plan *p) { return (kr_call *)p->args; }
 int32_t kr_plan_run_bound(const kr_plan *p) { return kr_op_run_logged(p->op, p->impl, p->ctx, p->args); }
 const kr_impl *kr_plan_impl(const kr_plan *p) { return p->impl; }
-
-/* ---- sizes ---- */
-
-/* The tensor whose view is at that offset; -1: none. */
-static int tensor_at(const kr_sig *sig, uint32_t view) {
-  for (int i = 0; i < sig->n_tensors; i++)
-    if (sig->tensors[i].offset == view) return i;
-  return -1;
-}
-
-int32_t kr_args_sizes(const kr_op *op, void *args, const krait_shape *shapes, int32_t n_shapes) {
-  kr_shape of[MOST_TENSORS];
-  KR_CHECK(op->sig->n_tensors <= MOST_TENSORS, KRAIT_ERR_UNSUPPORTED, "%s has too many tensors for a plan", op->name);
-  for (int i = 0; i < MOST_TENSORS; i++) of[i] = (kr_shape){.n_dims = KR_SHAPE_ABSENT};
-  for (int32_t i = 0; i < n_shapes; i++) {
-    const int tensor = tensor_at(op->sig, shapes[i].view);
-    KR_CHECK(tensor >= 0, KRAIT_ERR_ARGUMENT, "%s: there is no view at %u of its args", op->name, shapes[i].view);
-    KR_CHECK(shapes[i].n_dims >= 0 && shapes[i].n_dims <= 4, KRAIT_ERR_SHAPE, "%s: %s has %d dimensions", op->name,
-             op->sig->tensors[tensor].name, shapes[i].n_dims);
-    of[tensor].n_dims = shapes[i].n_dims;
-    memcpy(of[tensor].size, shapes[i].size, sizeof of[tensor].size);
-  }
-  return kr_sig_take_shapes(op->sig, args, of);
-}
 
 /* ---- krait/plan.h ---- */
 

@@ -30,14 +30,8 @@ uint64_t kr_plan_bytes(const kr_op *op);
 kr_plan *kr_plan_place(void *memory, const kr_op *op, const krait_ctx *ctx, const void *args, const kr_impl *impl);
 /* The addresses of all given tensors. The implementation is chosen again if another could accept them. */
 int32_t kr_plan_bind(kr_plan *plan, const kr_bound *list, int32_t n);
-krait_call *kr_plan_call(kr_plan *plan); /* whose stream, flags and scratch the owner sets */
+kr_call *kr_plan_call(kr_plan *plan); /* whose stream, flags and scratch the owner sets */
 /* With the bound addresses; it is neither counted nor checked for a fallback. */
 int32_t kr_plan_run_bound(const kr_plan *plan);
-
-/* kr_sig_infer for a caller's unchecked shapes (sig.c), including the limits of sizes; a size of -1 is any. The error
- * lists the shapes of all given inputs. */
-int32_t kr_sig_take_shapes(const kr_sig *sig, void *args, kr_shape *shapes);
-/* krait_args_sizes of an op. */
-int32_t kr_args_sizes(const kr_op *op, void *args, const krait_shape *shapes, int32_t n_shapes);
 
 #endif

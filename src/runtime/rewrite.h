@@ -30,7 +30,7 @@ typedef struct kr_rewriter_fns {
   /* At this offset of a call's args; 0: it is absent. */
   kr_tensor (*tensor)(const kr_rewriter *w, int call, size_t offset);
   /* For the args of a call to be made. */
-  krait_view (*view)(const kr_rewriter *w, kr_tensor t);
+  kr_view (*view)(const kr_rewriter *w, kr_tensor t);
   kr_dims (*dims)(const kr_rewriter *w, kr_tensor t);
   int32_t (*dtype)(const kr_rewriter *w, kr_tensor t);
   int (*share)(const kr_rewriter *w, kr_tensor a, kr_tensor b); /* whether they are parts of the same memory */
@@ -49,7 +49,7 @@ typedef struct kr_rewriter_fns {
   int (*replace)(const kr_rewriter *w, int name_of, const kr_op *op, const void *args);
 } kr_rewriter_fns;
 
-#define KR_CALL_TENSOR(w, call, op, field) ((w)->can->tensor((w), (call), offsetof(krait_##op##_args, field)))
+#define KR_CALL_TENSOR(w, call, op, field) ((w)->can->tensor((w), (call), offsetof(kr_##op##_args, field)))
 #define KR_CALL_VIEW(w, call, op, field) ((w)->can->view((w), KR_CALL_TENSOR(w, call, op, field)))
 static inline int kr_rewrite_is_empty(const kr_rewriter *w, kr_tensor t) {
   const kr_dims d = w->can->dims(w, t);

@@ -23,10 +23,10 @@ typedef struct trip {
   int n_blocks;
 } trip;
 
-static krait_view *view_of(trip *t, int i) { return (krait_view *)(t->args + t->uses.list[i].offset); }
+static kr_view *view_of(trip *t, int i) { return (kr_view *)(t->args + t->uses.list[i].offset); }
 
 /* The addresses that a tensor reaches; empty when it has no elements. */
-static block reach(const krait_view *view, const kr_view_use *use) {
+static block reach(const kr_view *view, const kr_view_use *use) {
   const int64_t bytes = (int64_t)krait_dtype_bytes(view->dtype);
   int64_t low = 0, high = 0;
   for (int d = 0; d < use->n_dims; d++) {
@@ -70,7 +70,7 @@ static int32_t copy_in(trip *t) {
 
 static void move_views(trip *t) {
   for (int i = 0; i < t->uses.n; i++) {
-    krait_view *view = view_of(t, i);
+    kr_view *view = view_of(t, i);
     const uint64_t address = (uint64_t)(uintptr_t)view->data;
     for (int k = 0; k < t->n_blocks; k++)
       if (address >= t->blocks[k].from && address < t->blocks[k].to) {
@@ -81,7 +81,7 @@ static void move_views(trip *t) {
 }
 
 static int32_t run_on_cpu(const kr_op *op, trip *t) {
-  krait_call *call = (krait_call *)t->args;
+  kr_call *call = (kr_call *)t->args;
   int32_t status = KRAIT_OK;
   const kr_impl *impl = kr_op_resolve(op, t->ctx->cpu, t->args, &status);
   if (!impl) return status;
@@ -108,7 +108,7 @@ int32_t kr_round_trip(const kr_op *op, const krait_ctx *ctx, const void *args) {
   trip *t = kr_zalloc(sizeof *t);
   KR_CHECK(t, KRAIT_ERR_NO_MEMORY, "no memory for a call of %s on the CPU", op->name);
   t->ctx = ctx;
-  t->stream = ((const krait_call *)args)->stream;
+  t->stream = ((const kr_call *)args)->stream;
   memcpy(t->args, args, op->args_bytes);
   t->uses.args = t->args;
   kr_op_views(op, &t->uses);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "contract.h"
-#include "plan.h"
 #include "status.h"
 
 int kr_sig_find(const kr_sig *sig, const char *name) {
@@ -40,7 +39,7 @@ static uint32_t facts_of(const kr_sig *sig, const void *args, const kr_shape *sh
     const uint32_t which = sig->facts[i].which;
     int holds = 0;
     switch (sig->facts[i].kind) {
-      case KR_FACT_FLAG: holds = (((const krait_call *)args)->flags & which) != 0; break;
+      case KR_FACT_FLAG: holds = (((const kr_call *)args)->flags & which) != 0; break;
       case KR_FACT_GIVEN:
         holds = shapes ? shapes[which].n_dims != KR_SHAPE_ABSENT : kr_has(kr_sig_view(sig, args, (int)which));
         break;
@@ -141,7 +140,7 @@ static int32_t check_field(const kr_sig *sig, const void *args, const kr_sig_fie
 
 static int32_t check_tensor(const kr_sig *sig, const void *args, uint32_t facts, int i) {
   const kr_sig_tensor *t = &sig->tensors[i];
-  const krait_view *view = kr_sig_view(sig, args, i);
+  const kr_view *view = kr_sig_view(sig, args, i);
   const char *forbidden = kr_sig_forbids(sig, facts, i);
   const int optional = t->is_optional ? KR_OPTIONAL : 0;
   if (optional || !forbidden)
@@ -157,7 +156,7 @@ static int32_t check_tensor(const kr_sig *sig, const void *args, uint32_t facts,
 
 int32_t kr_sig_check(const kr_sig *sig, const void *args) {
   const uint32_t facts = kr_sig_facts(sig, args);
-  const uint32_t flags = ((const krait_call *)args)->flags;
+  const uint32_t flags = ((const kr_call *)args)->flags;
   KR_TRY(kr_need_flags(sig->name, args, sig->flags));
   for (int i = 0; i < sig->n_flags; i++) {
     const kr_sig_flag *f = &sig->flag_list[i];
@@ -181,11 +180,16 @@ static char *write_shape(const kr_shape *s, char *text, size_t bytes) {
 }
 
 static int32_t does_not_fit(const kr_sig *sig, const char *name, const kr_shape *given, const char *letters,
-                            const kr_shape *needed) {
+                            const kr_shape *needed, int dim) {
   char text[96], other[96];
-  return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s%s%s", sig->name, name,
-                 write_shape(given, text, sizeof text), letters, needed ? " = " : "",
-                 needed ? write_shape(needed, other, sizeof other) : "");
+  if (!needed)
+    return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s", sig->name, name,
+                   write_shape(given, text, sizeof text), letters);
+  const char *letter = letters + 1;
+  for (int d = 0; d < dim && strchr(letter, ','); d++) letter = strchr(letter, ',') + 1;
+  return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s = %s: its dimension %.*s is %lld, not %lld", sig->name,
+                 name, write_shape(given, text, sizeof text), letters, write_shape(needed, other, sizeof other),
+                 (int)strcspn(letter, ",)"), letter, (long long)given->size[dim], (long long)needed->size[dim]);
 }
 
 /* Solves for the size in an expression of value `total`, if only one is unknown. 1: it was set. */
@@ -219,7 +223,7 @@ static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t
   for (int i = 0; i < sig->n_tensors; i++) {
     const kr_sig_dims *dims = dims_of(sig, facts, i);
     const kr_sig_when first = sig->tensors[i].dims[0].when;
-    if (shapes[i].n_dims != dims->n_dims || (first.all | first.none) & unsure) continue;
+    if (shapes[i].n_dims != dims->n_dims || !(dims->sizes & ~*known) || (first.all | first.none) & unsure) continue;
     for (int d = 0; d < dims->n_dims; d++)
       if (shapes[i].size[d] >= 0) learnt |= solve(sig, args, facts, known, dims->dims[d], shapes[i].size[d]);
   }
@@ -229,21 +233,111 @@ static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t
 static int32_t check_shape(const kr_sig *sig, const void *args, uint32_t facts, int tensor, const kr_shape *given) {
   const char *name = sig->tensors[tensor].name;
   const kr_sig_dims *dims = dims_of(sig, facts, tensor);
-  const kr_shape needed = kr_sig_shape(sig, args, facts, tensor);
-  if (given->n_dims != needed.n_dims) return does_not_fit(sig, name, given, dims->text, NULL);
-  for (int d = 0; d < needed.n_dims; d++)
-    if (given->size[d] >= 0 && given->size[d] != needed.size[d])
-      return does_not_fit(sig, name, given, dims->text, &needed);
+  if (given->n_dims != dims->n_dims) return does_not_fit(sig, name, given, dims->text, NULL, 0);
+  for (int d = 0; d < dims->n_dims; d++) {
+    if (given->size[d] < 0) continue;
+    const int64_t size = dims->only[d] >= 0 ? kr_sig_get_size(sig, args, dims->only[d])
+                                            : value_of(sig, args, facts, dims->dims[d]);
+    if (given->size[d] == size) continue;
+    const kr_shape needed = kr_sig_shape(sig, args, facts, tensor);
+    return does_not_fit(sig, name, given, dims->text, &needed, d);
+  }
   return KRAIT_OK;
 }
 
-int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes) {
-  uint32_t known = 0, zeros = 0, facts = facts_of(sig, args, shapes);
+/* A size whose being 0 decides how many dimensions a tensor has: that tensor says it. */
+static uint32_t facts_by_dims(const kr_sig *sig, uint32_t facts, uint32_t zeros, const kr_shape *shapes) {
+  for (int i = 0; i < sig->n_tensors && zeros; i++) {
+    const kr_sig_dims *dims = sig->tensors[i].dims;
+    const uint32_t fact = dims[0].when.all & zeros;
+    if (!fact || shapes[i].n_dims < 0 || dims[0].n_dims == dims[1].n_dims) continue;
+    return shapes[i].n_dims == dims[1].n_dims ? facts & ~fact : facts;
+  }
+  return facts;
+}
+
+/* Sizes from shapes: first from those whose dimensions no size decides. */
+static uint32_t solve_sizes(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known, uint32_t *found) {
+  uint32_t zeros = 0, facts = facts_of(sig, args, shapes);
   for (int i = 0; i < sig->n_facts; i++)
     if (sig->facts[i].kind == KR_FACT_ZERO) zeros |= 1u << i;
   while (solve_tensors(sig, args, facts, zeros, &known, shapes)) {}
-  facts = facts_of(sig, args, shapes);
-  while (solve_tensors(sig, args, facts, 0, &known, shapes)) {}
+  if (zeros) {
+    facts = facts_by_dims(sig, facts_of(sig, args, shapes), zeros, shapes);
+    while (solve_tensors(sig, args, facts, 0, &known, shapes)) {}
+    facts = facts_of(sig, args, shapes);
+  }
+  *found = known;
+  return facts;
+}
+
+/* The sizes of a tensor in this call. */
+static uint32_t sizes_in(const kr_sig *sig, uint32_t facts, int tensor) {
+  const kr_sig_dims *dims = dims_of(sig, facts, tensor);
+  uint32_t sizes = 0;
+  for (int d = 0; d < dims->n_dims; d++)
+    for (int i = dims->dims[d].first; i < dims->dims[d].first + dims->dims[d].n; i++)
+      for (int k = 0; k < 2; k++)
+        if (sig->terms[i].size[k] >= 0 && kr_sig_holds(facts, sig->terms[i].when))
+          sizes |= 1u << sig->terms[i].size[k];
+  return sizes;
+}
+
+/* No given tensor may have a size that is not known; others get their lower limit. */
+static int32_t settle_sizes(const kr_sig *sig, void *args, uint32_t facts, const kr_shape *shapes, uint32_t open) {
+  for (int i = 0; i < sig->n_tensors; i++) {
+    const uint32_t needed = shapes[i].n_dims < 0 ? 0 : sizes_in(sig, facts, i) & open;
+    if (!needed || dims_of(sig, facts, i)->n_dims != shapes[i].n_dims) continue;
+    const char *size = sig->sizes[__builtin_ctz(needed)].name;
+    char text[96];
+    return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s, but no tensor says what %s is", sig->name,
+                   sig->tensors[i].name, write_shape(&shapes[i], text, sizeof text), dims_of(sig, facts, i)->text,
+                   size);
+  }
+  for (int i = 0; i < sig->n_limits; i++) {
+    const kr_sig_limit *l = &sig->limits[i];
+    if (!(open >> l->size & 1) || !l->low.n || !kr_sig_holds(facts, l->when)) continue;
+    const int64_t low = value_of(sig, args, facts, l->low);
+    if (low > kr_sig_get_size(sig, args, l->size)) kr_sig_set_size(sig, args, l->size, low);
+  }
+  return KRAIT_OK;
+}
+
+static int32_t check_given(const kr_sig *sig, uint32_t facts, const kr_shape *shapes) {
+  for (int i = 0; i < sig->n_tensors; i++)
+    KR_CHECK(shapes[i].n_dims >= 0 || sig->tensors[i].is_optional || kr_sig_forbids(sig, facts, i), KRAIT_ERR_ARGUMENT,
+             "%s: %s must be given", sig->name, sig->tensors[i].name);
+  return KRAIT_OK;
+}
+
+static int32_t derive(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known, int is_complete) {
+  uint32_t found;
+  const uint32_t facts = solve_sizes(sig, args, shapes, known, &found), all = (1u << sig->n_sizes) - 1;
+  if (found != all && is_complete) KR_TRY(check_given(sig, facts, shapes));
+  if (found != all) KR_TRY(settle_sizes(sig, args, facts, shapes, all & ~found));
+  for (int i = 0; i < sig->n_tensors; i++)
+    if (shapes[i].n_dims >= 0) KR_TRY(check_shape(sig, args, facts, i, &shapes[i]));
+  return KRAIT_OK;
+}
+
+static int32_t check_types(const kr_sig *sig, const void *args) {
+  const uint32_t facts = kr_sig_facts(sig, args);
+  for (int i = 0; i < sig->n_tensors; i++)
+    KR_TRY(kr_need(sig->name, sig->tensors[i].name, kr_sig_view(sig, args, i),
+                   (int)kr_sig_types_of(sig, args, facts, i) | KR_OPTIONAL));
+  return KRAIT_OK;
+}
+
+/* Where a type is wrong, it may be why the shapes disagree. */
+int32_t kr_sig_derive(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known) {
+  const int32_t status = derive(sig, args, shapes, known, 1);
+  if (status < 0) KR_TRY(check_types(sig, args));
+  return status;
+}
+
+int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes) {
+  uint32_t found;
+  const uint32_t facts = solve_sizes(sig, args, shapes, 0, &found);
   for (int i = 0; i < sig->n_tensors; i++) {
     if (shapes[i].n_dims == KR_SHAPE_ASKED) shapes[i] = kr_sig_shape(sig, args, facts, i);
     else if (shapes[i].n_dims != KR_SHAPE_ABSENT) KR_TRY(check_shape(sig, args, facts, i, &shapes[i]));
@@ -310,8 +404,8 @@ static int32_t refuse_shapes(const kr_sig *sig, const kr_shape *shapes) {
   return kr_fail(KRAIT_ERR_SHAPE, "%s: %s: %s", sig->name, w.text, why);
 }
 
-int32_t kr_sig_take_shapes(const kr_sig *sig, void *args, kr_shape *shapes) {
-  if (kr_sig_infer(sig, args, shapes) < 0) return refuse_shapes(sig, shapes);
+int32_t kr_sig_check_shapes(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known) {
+  if (derive(sig, args, shapes, known, 0) < 0) return refuse_shapes(sig, shapes);
   const uint32_t facts = facts_of(sig, args, shapes);
   for (int i = 0; i < sig->n_limits; i++)
     if (check_limit(sig, args, facts, &sig->limits[i]) < 0) return refuse_shapes(sig, shapes);
@@ -321,14 +415,14 @@ int32_t kr_sig_take_shapes(const kr_sig *sig, void *args, kr_shape *shapes) {
 void kr_sig_begin_gradient(const kr_sig *forward, const void *args, void *gradient_args) {
   const kr_sig *sig = forward->gradient;
   memset(gradient_args, 0, sig->args_bytes);
-  ((krait_call *)gradient_args)->size = sig->args_bytes;
-  ((krait_call *)gradient_args)->flags = ((const krait_call *)args)->flags;
+  ((kr_call *)gradient_args)->size = sig->args_bytes;
+  ((kr_call *)gradient_args)->flags = ((const kr_call *)args)->flags;
   for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, gradient_args, i, kr_sig_get_size(forward, args, i));
   for (int i = 0; i < sig->n_fields; i++)
     memcpy((char *)gradient_args + sig->fields[i].offset, (const char *)args + forward->fields[i].offset, 4);
   for (int i = 0; i < sig->n_tensors; i++)
     for (int k = 0; k < 2 && sig->tensors[i].rereads[k] >= 0; k++) {
-      const krait_view *again = kr_sig_view(forward, args, sig->tensors[i].rereads[k]);
+      const kr_view *again = kr_sig_view(forward, args, sig->tensors[i].rereads[k]);
       if (!kr_has(again)) continue;
       *kr_sig_view(sig, gradient_args, i) = *again;
       break;

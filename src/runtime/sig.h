@@ -4,7 +4,7 @@
 #ifndef KR_SIG_H
 #define KR_SIG_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 #include <stddef.h>
 
 enum { KR_IN = 1, KR_OUT = 2, KR_INOUT = 3 };
@@ -57,7 +57,9 @@ typedef struct kr_sig_dims { /* the last alternative of a tensor has an empty `w
   kr_sig_when when;
   const char *text; /* "(B,D,L)" */
   uint8_t n_dims;
+  int8_t only[4]; /* a dimension that is one size and nothing else: that size; others -1 */
   kr_sig_sum dims[4];
+  uint32_t sizes; /* bits of all sizes that occur */
 } kr_sig_dims;
 
 typedef struct kr_sig_types { /* bits 1 << KRAIT_*; like >= 0: the type of that tensor instead */
@@ -84,7 +86,7 @@ typedef struct kr_sig_draw {
 enum { KR_SIG_MOST_DIMS = 2, KR_SIG_MOST_TYPES = 2, KR_SIG_MOST_ABSENT = 3, KR_SIG_MOST_PLACES = 2 };
 typedef struct kr_sig_tensor {
   const char *name;
-  uint16_t offset;          /* of a krait_view in the args */
+  uint16_t offset;          /* of a kr_view in the args */
   uint8_t role, tensor_class, is_optional;
   int8_t same;              /* the tensor whose type it must have, or -1; named in the error */
   int8_t in_place[KR_SIG_MOST_PLACES]; /* inputs whose memory it may share (in place), or -1 */
@@ -130,8 +132,8 @@ typedef struct kr_shape {
 
 /* ---- of a complete call ---- */
 
-static inline krait_view *kr_sig_view(const kr_sig *sig, const void *args, int tensor) {
-  return (krait_view *)((char *)(uintptr_t)args + sig->tensors[tensor].offset);
+static inline kr_view *kr_sig_view(const kr_sig *sig, const void *args, int tensor) {
+  return (kr_view *)((char *)(uintptr_t)args + sig->tensors[tensor].offset);
 }
 uint32_t kr_sig_facts(const kr_sig *sig, const void *args);
 static inline int kr_sig_holds(uint32_t facts, kr_sig_when when) {
@@ -157,6 +159,12 @@ int32_t kr_sig_check(const kr_sig *sig, const void *args);
  * Flags and the types of views must be set; their addresses are ignored. On a mismatch the error names the tensor and
  * both shapes. */
 int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes);
+/* For a caller's tensors: the sizes of the bits `known` are set already. A size that no shape determines gets its lower
+ * limit, or is an error if a given tensor has it. A size of -1 is any. */
+int32_t kr_sig_derive(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known);
+/* The same, and the limits of sizes, where tensors may still be missing. The error lists the shapes of all given
+ * inputs. */
+int32_t kr_sig_check_shapes(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known);
 /* The type that an output should have, given the types of the inputs' views: the only one its contract allows, else the
  * first activation's. */
 int32_t kr_sig_output_type(const kr_sig *sig, const void *args, uint32_t facts, int tensor);

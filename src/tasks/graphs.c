@@ -1,15 +1,11 @@
 /* graphs.c: which model family a file or folder holds, and its graphs line by line, for krait info --graph. */
-#include "public_names.h"
-
-#include <stddef.h>
 #include <stdio.h>
 #include <sys/stat.h>
-
-#include <krait/model.h>
 
 #include "clip/clip_tower.h"
 #include "describe/describer.h"
 #include "lm/lm.h"
+#include "model_time.h"
 #include "model_kind.h"
 #include "primeknet/primeknet.h"
 #include "seedvr/seedvr.h"
@@ -22,16 +18,16 @@ enum { FRAMES = 100, PROMPT = 256, GRID_H = 45, GRID_W = 80, SENTENCE = 58 };
 
 typedef struct shower {
   const krait_ctx *ctx;
-  const krait_model_options *options;
+  const krait_denoiser_options *options;
   uint32_t flags;
-  krait_graph_line_fn line;
+  kr_graph_line_fn line;
   void *user;
 } shower;
 
 static int32_t show_graphs(void *user, const char *title, const kr_graph *g) {
   const shower *s = user;
   s->line(s->user, title);
-  return kr_graph_show(g, (s->flags & KRAIT_GRAPHS_PROFILE) != 0, s->line, s->user);
+  return kr_graph_show(g, (s->flags & KR_GRAPHS_PROFILE) != 0, s->line, s->user);
 }
 
 /* ---- files that name their model ---- */
@@ -163,15 +159,15 @@ static int32_t show_folder(const shower *s) {
   return status;
 }
 
-int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *given, uint32_t flags,
-                           krait_graph_line_fn line, void *user) {
-  krait_model_options o;
+int32_t kr_model_graphs(const krait_ctx *ctx, const krait_denoiser_options *given, uint32_t flags,
+                           kr_graph_line_fn line, void *user) {
+  krait_denoiser_options o;
   struct stat file;
   int found = 0;
   KR_CHECK(ctx && given && line, KRAIT_ERR_ARGUMENT, "ctx, options and line must not be NULL");
-  KR_TRY(kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), &o, sizeof o));
+  KR_TRY(kr_struct_take("krait_denoiser_options", given, sizeof o, &o, sizeof o));
   KR_CHECK(o.weights_path, KRAIT_ERR_ARGUMENT, "options.weights_path must not be NULL");
-  KR_CHECK(!(flags & ~KRAIT_GRAPHS_PROFILE), KRAIT_ERR_ARGUMENT, "krait_model_graphs: unknown flags %#x", flags);
+  KR_CHECK(!(flags & ~KR_GRAPHS_PROFILE), KRAIT_ERR_ARGUMENT, "kr_model_graphs: unknown flags %#x", flags);
   const shower s = {ctx, &o, flags, line, user};
   const int is_folder = stat(o.weights_path, &file) == 0 && S_ISDIR(file.st_mode);
   if (!is_folder && !kr_model_folder_is_part(o.weights_path)) KR_TRY(show_file(&s, &found));

@@ -29,6 +29,7 @@
 #include "recipe.h"
 #include "scorer.h"
 #include "status.h"
+#include "train_time.h"
 #include "weights_io.h"
 
 typedef struct run {
@@ -675,7 +676,7 @@ static int32_t time_trainer(run *r, const kr_pk_config *config, int64_t n_steps,
   return KRAIT_OK;
 }
 
-static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
+static int32_t time_both(run *r, kr_weights **weights, kr_train_times *times,
                          void (*each)(void *, const char *, const char *, const char *, double), void *user) {
   kr_pk_config config;
   int64_t segment, shift;
@@ -700,15 +701,15 @@ static int32_t time_both(run *r, kr_weights **weights, krait_train_times *times,
   return KRAIT_OK;
 }
 
-int32_t krait_train_time(const krait_ctx *ctx, const krait_train_options *options, krait_train_times *times,
+int32_t kr_train_time(const krait_ctx *ctx, const krait_train_options *options, kr_train_times *times,
                          void (*each)(void *, const char *, const char *, const char *, double), void *user) {
-  KR_CHECK(ctx && options && times, KRAIT_ERR_ARGUMENT, "krait_train_time: ctx, options and times must not be NULL");
+  KR_CHECK(ctx && options && times, KRAIT_ERR_ARGUMENT, "kr_train_time: ctx, options and times must not be NULL");
   KR_CHECK(options->size == sizeof *options && times->size == sizeof *times, KRAIT_ERR_STRUCT_SIZE,
-           "krait_train_time: options.size or times.size is not that of its struct");
+           "kr_train_time: options.size or times.size is not that of its struct");
   KR_CHECK(times->n_steps > 0 && times->n_steps < 1000000, KRAIT_ERR_ARGUMENT,
-           "krait_train_time: n_steps must be 1 to 999999");
+           "kr_train_time: n_steps must be 1 to 999999");
   KR_CHECK((options->settings || !options->n_settings) && options->n_settings >= 0 && options->n_settings < 10000,
-           KRAIT_ERR_ARGUMENT, "krait_train_time: settings must be given");
+           KRAIT_ERR_ARGUMENT, "kr_train_time: settings must be given");
   run r = {.ctx = ctx, .options = options, .train = kr_train_defaults};
   kr_recipe *recipe = NULL;
   kr_weights *weights = NULL;

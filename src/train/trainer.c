@@ -176,17 +176,17 @@ static int32_t copy(kr_trainer *t, float *to, const float *from, int64_t n) {
   return KRAIT_OK;
 }
 
-static krait_view layout_of(kr_dims dims, float *data) {
-  krait_view layout = {.data = data, .dtype = KRAIT_F32};
+static kr_view layout_of(kr_dims dims, float *data) {
+  kr_view layout = {.data = data, .dtype = KRAIT_F32};
   int64_t step = 1;
   for (int k = dims.n - 1; k >= 0; step *= dims.size[k--]) layout.stride[k] = step;
   return layout;
 }
 static kr_tensor input(kr_graph *g, const char *name, kr_dims dims, float *data) {
-  return kr_graph_input_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims);
+  return kr_graph_input_like(g, name, &(kr_view[]){layout_of(dims, data)}[0], dims);
 }
 static kr_tensor output(kr_graph *g, const char *name, kr_dims dims, float *data) {
-  return kr_graph_output_like(g, name, &(krait_view[]){layout_of(dims, data)}[0], dims);
+  return kr_graph_output_like(g, name, &(kr_view[]){layout_of(dims, data)}[0], dims);
 }
 
 /* ---- the graphs ---- */
@@ -198,10 +198,10 @@ static void add_term(kr_trainer *t, kr_graph *g, int k, uint32_t flags, double s
   for (int i = 0; i < d.n; i++) four.size[4 - d.n + i] = d.size[i];
   t->terms[k] = output(g, kr_term_names[k], KR_DIMS(1), t->v_terms + 16 * k);
   kr_graph_call(g, kr_term_names[k], &kr_op_loss,
-                &(krait_loss_args){.call.flags = flags,
+                &(kr_loss_args){.call.flags = flags,
                                    .scale = (float)scale,
                                    .x = kr_graph_view(g, kr_graph_reshape(g, x, four)),
-                                   .y = y ? kr_graph_view(g, kr_graph_reshape(g, y, four)) : (krait_view){0},
+                                   .y = y ? kr_graph_view(g, kr_graph_reshape(g, y, four)) : (kr_view){0},
                                    .out = kr_graph_view(g, t->terms[k])});
 }
 
@@ -210,7 +210,7 @@ static void add_neighbours_term(kr_trainer *t, int k, kr_tensor d, int dim) {
   kr_dims dims = kr_graph_dims(t->g, d);
   dims.size[dim]--;
   const kr_tensor out = kr_graph_temp(t->g, KRAIT_F32, dims);
-  kr_graph_pointwise(t->g, "neighbours", (krait_pointwise_args){.x_scale = 1, .y_scale = -1},
+  kr_graph_pointwise(t->g, "neighbours", (kr_pointwise_args){.x_scale = 1, .y_scale = -1},
                      kr_graph_slice(t->g, d, dim, 1, dims.size[dim]), kr_graph_slice(t->g, d, dim, 0, dims.size[dim]),
                      out);
   add_term(t, t->g, k, KRAIT_LOSS_ANGLE, 1 / ((double)dims.size[0] * (double)dims.size[1] * (double)dims.size[2]), out,
@@ -231,9 +231,9 @@ static kr_disc record_disc(kr_trainer *t, kr_graph *g, int call, kr_tensor refer
   }
   kr_disc_record(g, kr_parameters_tensor, &t->discriminator, &disc);
   for (int k = 0; k < KR_DISC_NORMS && call; k++)
-    kr_graph_pointwise(g, "u_out", (krait_pointwise_args){.x_scale = 1}, disc.u[k], 0,
+    kr_graph_pointwise(g, "u_out", (kr_pointwise_args){.x_scale = 1}, disc.u[k], 0,
                        output(g, "u_out", KR_DIMS(kr_disc_outputs(k)), t->u_next[call - 1][k]));
-  kr_graph_pointwise(g, "scores", (krait_pointwise_args){.x_scale = 1}, disc.score, 0,
+  kr_graph_pointwise(g, "scores", (kr_pointwise_args){.x_scale = 1}, disc.score, 0,
                      output(g, "scores", KR_DIMS(t->some), t->now[scores[call]].some));
   return disc;
 }
@@ -277,13 +277,13 @@ static int32_t record_move(kr_trainer *t) {
   kr_graph *g = t->move;
   float *const value = kr_parameters_at(p, p->value), *const average = kr_parameters_at(p, p->average);
   const kr_tensor next = kr_graph_temp(g, KRAIT_F32, all);
-  kr_graph_pointwise(g, "running", (krait_pointwise_args){.x_scale = (float)(1 - momentum), .y_scale = rate},
+  kr_graph_pointwise(g, "running", (kr_pointwise_args){.x_scale = (float)(1 - momentum), .y_scale = rate},
                      input(g, "value", all, value), input(g, "batch", all, kr_parameters_at(p, p->gradient)), next);
   const kr_tensor next_average = kr_graph_temp(g, KRAIT_F32, all);
-  kr_graph_pointwise(g, "average", (krait_pointwise_args){.x_scale = decay, .y_scale = 1 - decay},
+  kr_graph_pointwise(g, "average", (kr_pointwise_args){.x_scale = decay, .y_scale = 1 - decay},
                      input(g, "average", all, average), next, next_average);
-  kr_graph_pointwise(g, "running", (krait_pointwise_args){.x_scale = 1}, next, 0, output(g, "value", all, value));
-  kr_graph_pointwise(g, "average", (krait_pointwise_args){.x_scale = 1}, next_average, 0,
+  kr_graph_pointwise(g, "running", (kr_pointwise_args){.x_scale = 1}, next, 0, output(g, "value", all, value));
+  kr_graph_pointwise(g, "average", (kr_pointwise_args){.x_scale = 1}, next_average, 0,
                      output(g, "average", all, average));
   KR_TRY(kr_graph_plan(g, t->ctx, 0));
   return kr_runner_open(g, &t->run_move);
@@ -302,7 +302,7 @@ static int32_t record_divide(kr_trainer *t) {
   float *const gradient = kr_parameters_at(p, p->gradient);
   if (t->gradient_scale == 1) return KRAIT_OK;
   KR_TRY(kr_graph_open(&t->divide));
-  kr_graph_pointwise(t->divide, "divide", (krait_pointwise_args){.x_scale = 1 / t->gradient_scale},
+  kr_graph_pointwise(t->divide, "divide", (kr_pointwise_args){.x_scale = 1 / t->gradient_scale},
                      input(t->divide, "scaled", all, gradient), 0, output(t->divide, "gradient", all, gradient));
   KR_TRY(kr_graph_plan(t->divide, t->ctx, 0));
   return kr_runner_open(t->divide, &t->run_divide);
@@ -343,7 +343,7 @@ static int32_t record_generator(kr_trainer *t) {
   t->mag_con = output(g, "mag_con", plane, t->now[MAG_CON].some);
   kr_spectral_forward(g, &t->spectral, compress, wav, 0, t->mag_con, pha_con);
   kr_spectral_parts(g, "com_con", t->mag_con, pha_con, con);
-  kr_graph_pointwise(g, "phase_difference", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, pha, io.pha, d);
+  kr_graph_pointwise(g, "phase_difference", (kr_pointwise_args){.x_scale = 1, .y_scale = -1}, pha, io.pha, d);
   add_term(t, g, KR_TERM_MAGNITUDE, 0, 1 / n, mag, io.mag);
   add_term(t, g, KR_TERM_PHASE_IP, KRAIT_LOSS_ANGLE, 1 / n, d, 0);
   add_neighbours_term(t, KR_TERM_PHASE_GD, d, 1);

@@ -1,5 +1,5 @@
 """Writes a C program that calls every function of the public headers with all arguments zero, and again with a valid
-context, model and session and the rest zero. Each call runs in a child; a crash fails the test, and so does a status
+context, denoiser and session and the rest zero. Each call runs in a child; a crash fails the test, and so does a status
 that does not agree with the last error: a failure says something new, a success clears it.
 Usage: make_null_calls.py INCLUDE-FOLDER OUT.c"""
 import pathlib
@@ -15,6 +15,7 @@ text = "\n".join(re.sub(r"/\*.*?\*/", "", (include / name).read_text(), flags=re
 text = re.sub(r"^#.*$", "", text, flags=re.M)
 functions = re.findall(r"KRAIT_API\s+([\w\s\*]+?)\b(krait_\w+)\(((?:[^();]|\([^()]*\))*)\)\s*;", text)
 assert len(functions) > 60 and len(functions) == len(re.findall(r"\bKRAIT_API\s+\w", text)), len(functions)
+OBJECTS = {"ctx": "ctx", "denoiser": "denoiser", "denoiser_session": "session"}
 FEW = {"n_cases": "1", "budget_s": "0.001"}  # otherwise the self-test takes a minute
 
 
@@ -24,9 +25,9 @@ def arguments(parameters):
 
 def value(parameter, objects):
     name = re.search(r"(\w+)$", re.sub(r"\(\*(\w+)\).*", r"\1", parameter, flags=re.S)).group(1)
-    for kind in ("ctx", "model", "session"):
+    for kind, variable in OBJECTS.items():
         if objects and re.match(rf"(const )?krait_{kind} \*\w+$", parameter):
-            return kind
+            return variable
     return FEW.get(name, "0")
 
 
@@ -35,7 +36,7 @@ for result, name, parameters in functions:
     is_status = result.strip() == "int32_t" and name not in make_public.ANSWERS
     for objects in (False, True):
         values = [value(p, objects) for p in arguments(parameters)]
-        if not objects or any(v in ("ctx", "model", "session") for v in values):
+        if not objects or any(v in OBJECTS.values() for v in values):
             call = f"{name}({', '.join(values)})"
             calls.append((call, f"check({call});" if is_status else f"(void){call};"))
 
@@ -60,8 +61,8 @@ static void check(int32_t status) {{
   }}
 }}
 
-static void call(int i, const krait_ctx *ctx, krait_model *model, krait_session *session) {{
-  (void)ctx, (void)model, (void)session;
+static void call(int i, const krait_ctx *ctx, krait_denoiser *denoiser, krait_denoiser_session *session) {{
+  (void)ctx, (void)denoiser, (void)session;
   switch (i) {{
 {body}
     default: break;
@@ -70,10 +71,10 @@ static void call(int i, const krait_ctx *ctx, krait_model *model, krait_session 
 
 int main(void) {{
   krait_ctx *ctx = 0;
-  krait_model *model = 0;
-  krait_session *session = 0;
+  krait_denoiser *denoiser = 0;
+  krait_denoiser_session *session = 0;
   const krait_ctx_options options = {{.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1}};
-  const int cannot = krait_ctx_open(&options, &ctx) != 0 || krait_model_open(ctx, 0, &model) != 0 || krait_session_open(model, &session) != 0;
+  const int cannot = krait_ctx_open(&options, &ctx) != 0 || krait_denoiser_open(ctx, 0, &denoiser) != 0 || krait_denoiser_session_open(denoiser, &session) != 0;
   int n_failed = cannot;
   if (cannot) fprintf(stderr, "cannot start: %s\\n", krait_error_detail());
   for (int i = 0; i < (int)(sizeof names / sizeof *names) && !cannot; i++) {{
@@ -84,7 +85,7 @@ int main(void) {{
       alarm(60);
       krait_dtype_name(0), krait_caps_parse("an earlier call's", &(uint64_t){{0}});
       snprintf(earlier, sizeof earlier, "%s", krait_error_detail());
-      call(i, ctx, model, session);
+      call(i, ctx, denoiser, session);
       _exit(0);
     }}
     if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {{
@@ -92,7 +93,7 @@ int main(void) {{
       n_failed++;
     }}
   }}
-  krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+  krait_denoiser_session_close(&session), krait_denoiser_close(&denoiser), krait_ctx_close(&ctx);
   fprintf(stderr, "%d calls, %d failures\\n", {len(calls)}, n_failed);
   return n_failed != 0;
 }}

@@ -1,8 +1,9 @@
 /* status.c: every status has a name and a text, and the last failure is per thread. */
 #include "../test.h"
-#include "status.h"
 
 #include <krait/ops.h>
+
+#include "status.h"
 
 static void every_status_has_a_text(void **state) {
   (void)state;

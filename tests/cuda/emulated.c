@@ -38,7 +38,7 @@ static const char *const order_names[] = {"forwards", "backwards", "random"};
 /* ---- an implementation on host memory, poisoned outside its tensors ---------------------------------------------- */
 
 static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
-  const krait_view *view = (const krait_view *)(c->args + t->view_offset);
+  const kr_view *view = (const kr_view *)(c->args + t->view_offset);
   const size_t element = krait_dtype_bytes(view->dtype), bytes = (size_t)t->n_storage * element;
   if ((unsigned char *)view->data < t->storage || (unsigned char *)view->data >= t->storage + bytes)
     return; /* another tensor's storage: in place */
@@ -57,7 +57,7 @@ static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
 static uint32_t recorded; /* KR_CALL_PDL: calls as of a recording */
 
 static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_impl *impl) {
-  krait_call *call = (krait_call *)c->args;
+  kr_call *call = (kr_call *)c->args;
   call->flags |= recorded;
   call->scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, call) : 0;
   call->scratch = call->scratch_bytes ? aligned_alloc(256, (call->scratch_bytes + 255) & ~(uint64_t)255) : NULL;
@@ -67,7 +67,7 @@ static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_impl *imp
   for (int i = 0; i < c->n_tensors; i++) {
     const kr_case_tensor *t = &c->tensors[i];
     ASAN_UNPOISON_MEMORY_REGION(
-        t->storage, (size_t)t->n_storage * krait_dtype_bytes(((const krait_view *)(c->args + t->view_offset))->dtype));
+        t->storage, (size_t)t->n_storage * krait_dtype_bytes(((const kr_view *)(c->args + t->view_offset))->dtype));
   }
   free(call->scratch);
   call->scratch = NULL;
@@ -286,9 +286,9 @@ static void a_barrier_taken_out_is_missed(void **state) {
 /* ---- planted faults ---------------------------------------------------------------------------------------------- */
 
 typedef struct planted_args {
-  krait_call call;
+  kr_call call;
   int64_t n;
-  krait_view x, out;
+  kr_view x, out;
 } planted_args;
 
 static char planted_text[] = "planted", *planted_image = planted_text;
@@ -458,12 +458,12 @@ static void missing_rows_are_skipped(void **state) {
     for (int i = 0; i < 2 * D * N; i++) ones[i] = 1;
     for (int i = 0; i < D * N; i++) s[i] = 3;
     for (int i = 0; i < D * S; i++) window[i] = 3;
-    const krait_view index = {.data = rows, .stride = {1}, .dtype = KRAIT_I32},
+    const kr_view index = {.data = rows, .stride = {1}, .dtype = KRAIT_I32},
                      x = {.data = ones, .stride = {D, D, 1}, .dtype = KRAIT_F32},
                      out = {.data = y, .stride = {D, D, 1}, .dtype = KRAIT_F32};
-    const krait_view steps = {.data = ones, .stride = {D, 1, 1}, .dtype = KRAIT_F32},
+    const kr_view steps = {.data = ones, .stride = {D, 1, 1}, .dtype = KRAIT_F32},
                      to = {.data = y, .stride = {D, 1, 1}, .dtype = KRAIT_F32};
-    const krait_state_update_args update = {.call = {.size = sizeof update},
+    const kr_state_update_args update = {.call = {.size = sizeof update},
                                             .B = 2,
                                             .H = 1,
                                             .P = D,
@@ -478,7 +478,7 @@ static void missing_rows_are_skipped(void **state) {
                                             .Cmat = {ones, {N, N, 1}, KRAIT_F32, 0},
                                             .state_batch_indices = index,
                                             .out = out};
-    const krait_causal_conv1d_update_args conv = {.call = {.size = sizeof conv},
+    const kr_causal_conv1d_update_args conv = {.call = {.size = sizeof conv},
                                                   .B = 2,
                                                   .D = D,
                                                   .L = 1,
@@ -491,10 +491,10 @@ static void missing_rows_are_skipped(void **state) {
                                                   .conv_state_indices = index,
                                                   .out = to};
     memset(y, 0xff, sizeof y);
-    assert_int_equal(krait_state_update(ctx, &update), KRAIT_OK);
+    assert_int_equal(kr_op_run(&kr_op_state_update, ctx, &update), KRAIT_OK);
     for (int i = 0; i < D; i++) assert_true(y[i] == 0 && y[D + i] > 0 && s[i * N] != 3);
     memset(y, 0xff, sizeof y);
-    assert_int_equal(krait_causal_conv1d_update(ctx, &conv), KRAIT_OK);
+    assert_int_equal(kr_op_run(&kr_op_causal_conv1d_update, ctx, &conv), KRAIT_OK);
     for (int i = 0; i < D; i++)
       assert_true(y[i] == 0 && y[D + i] > 0 && window[i * S + S - 1] == 1 && window[i * S + S - 2] == 3);
     free(s);
@@ -517,18 +517,18 @@ static void nan_reaches_no_other_token(void **state) {
   for (int i = 0; i < L * N; i++)
     B[i] = kr_float_to_bf16((float)(i * 29 % 97) / 48 - 1), C[i] = kr_float_to_bf16((float)(i * 53 % 89) / 44 - 1);
   for (int i = 0; i < L; i++) sequence[i] = i >= LAST, dt[i * H] = dt[i * H + 1] = 0.1f;
-  krait_ssd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = H, .P = P, .N = N, .G = 1};
-  a.x = (krait_view){x, {L * H * P, H * P, P, 1}, KRAIT_BF16, 0}, a.dt = (krait_view){dt, {L * H, H, 1}, KRAIT_F32, 0},
-  a.A = (krait_view){A, {1}, KRAIT_F32, 0};
-  a.Bmat = (krait_view){B, {L * N, N, N, 1}, KRAIT_BF16, 0}, a.Cmat = (krait_view){C, {L * N, N, N, 1}, KRAIT_BF16, 0},
-  a.seq_idx = (krait_view){sequence, {L, 1}, KRAIT_I32, 0};
+  kr_ssd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = H, .P = P, .N = N, .G = 1};
+  a.x = (kr_view){x, {L * H * P, H * P, P, 1}, KRAIT_BF16, 0}, a.dt = (kr_view){dt, {L * H, H, 1}, KRAIT_F32, 0},
+  a.A = (kr_view){A, {1}, KRAIT_F32, 0};
+  a.Bmat = (kr_view){B, {L * N, N, N, 1}, KRAIT_BF16, 0}, a.Cmat = (kr_view){C, {L * N, N, N, 1}, KRAIT_BF16, 0},
+  a.seq_idx = (kr_view){sequence, {L, 1}, KRAIT_I32, 0};
   for (int with = 0; with < 2; with++) {
     if (with) x[(WHERE * H + 1) * P + 3] = 0x7fc0;
-    a.out = (krait_view){out[with], {L * H * P, H * P, P, 1}, KRAIT_BF16, 0};
-    assert_int_equal(krait_ssd_scratch_bytes(ctx, &a, &a.call.scratch_bytes), KRAIT_OK);
+    a.out = (kr_view){out[with], {L * H * P, H * P, P, 1}, KRAIT_BF16, 0};
+    assert_int_equal(kr_op_scratch_bytes(&kr_op_ssd, ctx, &a, &a.call.scratch_bytes), KRAIT_OK);
     a.call.scratch = aligned_alloc(256, (a.call.scratch_bytes + 255) & ~(uint64_t)255);
     assert_non_null(a.call.scratch);
-    assert_int_equal(krait_ssd(ctx, &a), KRAIT_OK);
+    assert_int_equal(kr_op_run(&kr_op_ssd, ctx, &a), KRAIT_OK);
     free(a.call.scratch);
   }
   for (int i = 0; i < L * H * P; i++) {
@@ -558,11 +558,11 @@ typedef struct gradient_call {
       dz[GL * GH * GP], dB[GL * GN], dC[GL * GN];
   float dt[GL * GH], A[GH], ddt[GL * GH], dA[GH];
   int32_t sequence[GL];
-  krait_ssd_bwd_args args;
+  kr_ssd_bwd_args args;
 } gradient_call;
 
-static krait_view rows_view(void *data, int32_t n, int32_t channels, int32_t dtype) {
-  return (krait_view){data, {(int64_t)GL * n * channels, (int64_t)n * channels, channels, 1}, dtype, 0};
+static kr_view rows_view(void *data, int32_t n, int32_t channels, int32_t dtype) {
+  return (kr_view){data, {(int64_t)GL * n * channels, (int64_t)n * channels, channels, 1}, dtype, 0};
 }
 
 static void fill(uint16_t *to, int n, int step, int period) {
@@ -575,16 +575,16 @@ static void make_gradient_call(gradient_call *g, int with_gate) {
   for (int i = 0; i < GL; i++)
     g->sequence[i] = i / FIRST, g->dt[i * GH] = g->dt[i * GH + 1] = 0.1f + 0.01f * (float)(i % 7);
   g->A[0] = -0.5f, g->A[1] = -2;
-  g->args = (krait_ssd_bwd_args){.call.size = sizeof g->args, .B = 1, .L = GL, .H = GH, .P = GP, .N = GN, .G = 1};
-  krait_ssd_bwd_args *const a = &g->args;
+  g->args = (kr_ssd_bwd_args){.call.size = sizeof g->args, .B = 1, .L = GL, .H = GH, .P = GP, .N = GN, .G = 1};
+  kr_ssd_bwd_args *const a = &g->args;
   a->x = rows_view(g->x, GH, GP, KRAIT_BF16), a->dout = rows_view(g->dout, GH, GP, KRAIT_BF16),
   a->dx = rows_view(g->dx, GH, GP, KRAIT_BF16);
   if (with_gate) a->z = rows_view(g->z, GH, GP, KRAIT_BF16), a->dz = rows_view(g->dz, GH, GP, KRAIT_BF16);
   a->Bmat = rows_view(g->B, 1, GN, KRAIT_BF16), a->dB = rows_view(g->dB, 1, GN, KRAIT_BF16),
   a->Cmat = rows_view(g->C, 1, GN, KRAIT_BF16), a->dC = rows_view(g->dC, 1, GN, KRAIT_BF16);
   a->dt = rows_view(g->dt, GH, 1, KRAIT_F32), a->ddt = rows_view(g->ddt, GH, 1, KRAIT_F32);
-  a->A = (krait_view){g->A, {1}, KRAIT_F32, 0}, a->dA = (krait_view){g->dA, {1}, KRAIT_F32, 0},
-  a->seq_idx = (krait_view){g->sequence, {GL, 1}, KRAIT_I32, 0};
+  a->A = (kr_view){g->A, {1}, KRAIT_F32, 0}, a->dA = (kr_view){g->dA, {1}, KRAIT_F32, 0},
+  a->seq_idx = (kr_view){g->sequence, {GL, 1}, KRAIT_I32, 0};
 }
 
 static void run_gradient(const krait_ctx *ctx, const kr_impl *impl, gradient_call *g) {
@@ -596,14 +596,14 @@ static void run_gradient(const krait_ctx *ctx, const kr_impl *impl, gradient_cal
   free(g->args.call.scratch);
 }
 
-static double element(const krait_view *v, int i) {
+static double element(const kr_view *v, int i) {
   return v->dtype == KRAIT_F32 ? (double)((const float *)v->data)[i]
                                : (double)kr_bf16_to_float(((const uint16_t *)v->data)[i]);
 }
 
 /* n elements per token. Skips the sequence's first token in ddt: its previous state is 0, times NaN, or absent. */
-static void compare_tokens(const char *row, const char *planted, const char *name, const krait_view *got,
-                           const krait_view *want, int n, double scale) {
+static void compare_tokens(const char *row, const char *planted, const char *name, const kr_view *got,
+                           const kr_view *want, int n, double scale) {
   for (int i = 0; i < GL * n; i++) {
     const double g = element(got, i), w = element(want, i);
     if (i / n == FIRST && strcmp(name, "ddt") == 0) continue;
@@ -663,8 +663,8 @@ typedef struct product_call {
   uint16_t A[TM][TK], B[TN][TK], bias[TN], residual[TM][TN], out[TM][TN];
 } product_call;
 
-static krait_gemm_args args_of(product_call *c) {
-  return (krait_gemm_args){.call = {.size = sizeof(krait_gemm_args)},
+static kr_gemm_args args_of(product_call *c) {
+  return (kr_gemm_args){.call = {.size = sizeof(kr_gemm_args)},
                            .M = TM,
                            .N = TN,
                            .K = TK,
@@ -684,7 +684,7 @@ static void a_product_in_two_launches_is_whole(void **state) {
   uint32_t random = 7;
   for (size_t i = 0; i < sizeof c / sizeof(uint16_t); i++)
     ((uint16_t *)&c)[i] = kr_float_to_bf16((float)((random = random * 1664525u + 1013904223u) >> 24) / 256 - 0.5f);
-  krait_gemm_args args = args_of(&c);
+  kr_gemm_args args = args_of(&c);
   capability = 90, n_multiprocessors = 2;
   fake_device(MUCH);
   krait_ctx *ctx = open_ctx();
@@ -717,7 +717,7 @@ static const kr_impl *row_named(const char *op, const char *name) {
 
 static void run_row(const krait_ctx *ctx, const char *op, const char *name, void *args) {
   const kr_impl *impl = row_named(op, name);
-  krait_call *call = args;
+  kr_call *call = args;
   const uint64_t bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;
   call->scratch_bytes = bytes, call->scratch = bytes ? aligned_alloc(256, (bytes + 255) & ~(uint64_t)255) : NULL;
   assert_null(impl->refuse ? impl->refuse(ctx, args) : NULL);
@@ -749,12 +749,12 @@ typedef struct whole_call {
 } whole_call;
 
 static void walk_whole(const krait_ctx *ctx, const char *name, whole_call *c, int32_t n_states, int has_D, int n_D) {
-  krait_ssd_args a = {.call.size = sizeof a, .B = 1, .L = OL, .H = OH, .P = OP, .N = n_states, .G = 1};
-  a.x = (krait_view){c->x, {OL * OH * OP, OH * OP, OP, 1}, KRAIT_BF16, 0}, a.out = a.x, a.out.data = c->out;
-  a.Bmat = (krait_view){c->B, {OL * n_states, n_states, n_states, 1}, KRAIT_BF16, 0}, a.Cmat = a.Bmat;
+  kr_ssd_args a = {.call.size = sizeof a, .B = 1, .L = OL, .H = OH, .P = OP, .N = n_states, .G = 1};
+  a.x = (kr_view){c->x, {OL * OH * OP, OH * OP, OP, 1}, KRAIT_BF16, 0}, a.out = a.x, a.out.data = c->out;
+  a.Bmat = (kr_view){c->B, {OL * n_states, n_states, n_states, 1}, KRAIT_BF16, 0}, a.Cmat = a.Bmat;
   a.Cmat.data = c->C;
-  a.dt = (krait_view){c->dt, {OL * OH, OH, 1}, KRAIT_F32, 0}, a.A = (krait_view){c->A, {1}, KRAIT_F32, 0};
-  if (has_D) a.Dvec = (krait_view){c->D, {n_D, n_D > 1}, KRAIT_F32, 0};
+  a.dt = (kr_view){c->dt, {OL * OH, OH, 1}, KRAIT_F32, 0}, a.A = (kr_view){c->A, {1}, KRAIT_F32, 0};
+  if (has_D) a.Dvec = (kr_view){c->D, {n_D, n_D > 1}, KRAIT_F32, 0};
   run_row(ctx, "ssd", name, &a);
 }
 
@@ -798,10 +798,10 @@ static void few_heads_have_blocks_of_their_own(void **state) {
   fill(x, LONG * HEADS * OP, 37, 101), fill(BC, LONG * STATES, 29, 97);
   for (int i = 0; i < LONG * HEADS; i++) dt[i] = 0.02f + 0.01f * (float)(i % 7);
   for (int heads = 4; heads <= HEADS; heads++) {
-    krait_ssd_args a = {.call.size = sizeof a, .B = 1, .L = LONG, .H = heads, .P = OP, .N = STATES, .G = 1};
-    a.x = (krait_view){x, {LONG * heads * OP, heads * OP, OP, 1}, KRAIT_BF16, 0}, a.out = a.x;
-    a.Bmat = a.Cmat = (krait_view){BC, {LONG * STATES, STATES, STATES, 1}, KRAIT_BF16, 0};
-    a.dt = (krait_view){dt, {LONG * heads, heads, 1}, KRAIT_F32, 0}, a.A = (krait_view){A, {1}, KRAIT_F32, 0};
+    kr_ssd_args a = {.call.size = sizeof a, .B = 1, .L = LONG, .H = heads, .P = OP, .N = STATES, .G = 1};
+    a.x = (kr_view){x, {LONG * heads * OP, heads * OP, OP, 1}, KRAIT_BF16, 0}, a.out = a.x;
+    a.Bmat = a.Cmat = (kr_view){BC, {LONG * STATES, STATES, STATES, 1}, KRAIT_BF16, 0};
+    a.dt = (kr_view){dt, {LONG * heads, heads, 1}, KRAIT_F32, 0}, a.A = (kr_view){A, {1}, KRAIT_F32, 0};
     a.out.data = out[0], run_row(ctx, "ssd", "ref", &a);
     memset(out[1], 0xff, sizeof out[1]);
     const int64_t before = kr_emulated_launches();
@@ -825,9 +825,9 @@ static void attend(const krait_ctx *ctx, const char *name, wide_call *c) {
 #define SIZES .B = 1, .Lq = WL, .Lk = WL, .H = 1, .Hk = 1, .D = WD, .Dv = WD, .Bk = 1
 #define INPUTS .q = ROWS(q), .k = ROWS(k), .v = ROWS(v), .out = ROWS(out), .lse = {c->lse, {WL, WL, 1}, KRAIT_F32}
   run_row(ctx, "attention", name,
-          &(krait_attention_args){.call = {.size = sizeof(krait_attention_args)}, SIZES, INPUTS});
+          &(kr_attention_args){.call = {.size = sizeof(kr_attention_args)}, SIZES, INPUTS});
   run_row(ctx, "attention_bwd", name,
-          &(krait_attention_bwd_args){.call = {.size = sizeof(krait_attention_bwd_args)},
+          &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args)},
                                       SIZES,
                                       INPUTS,
                                       .dout = ROWS(dout),
@@ -861,7 +861,7 @@ typedef struct norm_call {
 static void gate(const krait_ctx *ctx, const char *name, norm_call *c) {
 #define ROWS(field) {c->field, {NM, 1}, KRAIT_BF16}
   run_row(ctx, "gated_norm_bwd", name,
-          &(krait_gated_norm_bwd_args){.call = {.size = sizeof(krait_gated_norm_bwd_args),
+          &(kr_gated_norm_bwd_args){.call = {.size = sizeof(kr_gated_norm_bwd_args),
                                                 .flags = KRAIT_GATED_NORM_RMS},
                                        .R = NR,
                                        .M = NM,

@@ -48,7 +48,7 @@ static model open_model(int32_t device, const float *weight) {
   const kr_tensor w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(D, W), weight),
                   past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(B, D, W));
   const kr_tensor stepped = kr_graph_call(g, "step", &kr_op_causal_conv1d_update,
-                                          &(krait_causal_conv1d_update_args){.activation = KRAIT_ACT_SILU,
+                                          &(kr_causal_conv1d_update_args){.activation = KRAIT_ACT_SILU,
                                                                              .x = kr_graph_view(g, m.x),
                                                                              .conv_state = kr_graph_view(g, past),
                                                                              .weight = kr_graph_view(g, w),
@@ -56,13 +56,13 @@ static model open_model(int32_t device, const float *weight) {
   const kr_tensor flat = kr_graph_reshape(g, stepped, rows), gated = kr_graph_temp(g, KRAIT_F32, rows);
   const kr_tensor normed = kr_graph_call(
       g, "norm", &kr_op_add_norm,
-      &(krait_add_norm_args){
+      &(kr_add_norm_args){
           .call.flags = KRAIT_NORM_RMS, .eps = 1e-3f, .x = kr_graph_view(g, flat), .out = kr_graph_auto()});
   kr_graph_pointwise(
       g, "gate",
-      (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, normed,
+      (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, normed,
       kr_graph_reshape(g, m.x, rows), gated);
-  kr_graph_pointwise(g, "around", (krait_pointwise_args){.x_scale = 1, .y_scale = 0.5f}, gated, flat, m.y);
+  kr_graph_pointwise(g, "around", (kr_pointwise_args){.x_scale = 1, .y_scale = 0.5f}, gated, flat, m.y);
   if (kr_graph_plan(g, m.ctx, 0) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(kr_graph_check_plan(g), KRAIT_OK);
   assert_int_equal(kr_runner_open(g, &m.r), KRAIT_OK);
@@ -148,7 +148,7 @@ static model open_lanes(int32_t device, float *weight, int meets) {
   m.x = kr_graph_input(m.g, "x", KRAIT_F32, rows), m.y = kr_graph_output(m.g, "y", KRAIT_F32, rows);
   for (int i = 0; i < 6; i++) t[i] = kr_graph_temp(m.g, KRAIT_F32, rows);
 #define CALL(name, flag, x, y, out) \
-  kr_graph_pointwise(m.g, name, (krait_pointwise_args){.call.flags = flag, .x_scale = 2, .y_scale = 1}, x, y, out)
+  kr_graph_pointwise(m.g, name, (kr_pointwise_args){.call.flags = flag, .x_scale = 2, .y_scale = 1}, x, y, out)
   CALL("factor", 0, kr_graph_weight(m.g, "w", KRAIT_F32, rows, weight), 0, t[0]);
   CALL("begin", KRAIT_POINTWISE_PRODUCT, m.x, t[0], t[1]);
   kr_graph_lane(m.g, 1);
@@ -233,10 +233,10 @@ static step open_step(int is_fused) {
 #define VIEW(t) kr_graph_view(g, t)
   kr_graph_call(
       g, "rotary", &kr_op_rotary,
-      &(krait_rotary_args){
+      &(kr_rotary_args){
           .x = VIEW(m.q), .cos = VIEW(m.cos), .sin = VIEW(m.sin), .offsets = VIEW(m.lengths), .out = VIEW(turned)});
   kr_graph_call(g, "append", &kr_op_attention_append,
-                &(krait_attention_append_args){.k = VIEW(m.k),
+                &(kr_attention_append_args){.k = VIEW(m.k),
                                                .v = VIEW(m.v),
                                                .cos = VIEW(m.cos),
                                                .sin = VIEW(m.sin),
@@ -245,7 +245,7 @@ static step open_step(int is_fused) {
                                                .v_cache = VIEW(m.values),
                                                .seqused = VIEW(used)});
   kr_graph_call(g, "attention", &kr_op_attention,
-                &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
+                &(kr_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
                                         .q = VIEW(turned),
                                         .k = VIEW(m.keys),
                                         .v = VIEW(m.values),
@@ -330,11 +330,11 @@ static void draw_prompt(prompt *p) {
 }
 
 /* Columns of rows, as (1,E,L) or, with groups, (1,1,N,L). */
-static krait_view columns(kr_graph *g, kr_tensor rows, int64_t from, int64_t n) {
+static kr_view columns(kr_graph *g, kr_tensor rows, int64_t from, int64_t n) {
   const kr_tensor part = kr_graph_reshape(g, kr_graph_slice(g, rows, 1, from, n), KR_DIMS(1, L, n));
   return kr_graph_view(g, kr_graph_permute(g, part, (int[]){0, 2, 1}));
 }
-static krait_view group(kr_graph *g, kr_tensor rows, int64_t from) {
+static kr_view group(kr_graph *g, kr_tensor rows, int64_t from) {
   const kr_tensor part = kr_graph_reshape(g, kr_graph_slice(g, rows, 1, from, STATES), KR_DIMS(1, L, 1, STATES));
   return kr_graph_view(g, kr_graph_permute(g, part, (int[]){0, 2, 3, 1}));
 }
@@ -350,7 +350,7 @@ static void record_prompt(kr_graph *g, const prompt *p, kr_tensor *t) {
   PUT(10, "sum", output, KRAIT_F32, L, WIDE);
   const kr_tensor u = kr_graph_temp(g, KRAIT_F16, KR_DIMS(L, E));
   kr_graph_call(g, "conv", &kr_op_causal_conv1d,
-                &(krait_causal_conv1d_args){.activation = KRAIT_ACT_SILU,
+                &(kr_causal_conv1d_args){.activation = KRAIT_ACT_SILU,
                                             .x = columns(g, t[0], 0, E),
                                             .weight = WEIGHT(taps, KRAIT_F16, E, TAPS),
                                             .bias = WEIGHT(bias, KRAIT_F16, E),
@@ -358,7 +358,7 @@ static void record_prompt(kr_graph *g, const prompt *p, kr_tensor *t) {
                                             .out = columns(g, u, 0, E),
                                             .final_states = kr_graph_view(g, t[8])});
   kr_graph_call(g, "scan", &kr_op_selective_scan,
-                &(krait_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
+                &(kr_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
                                              .G = 1,
                                              .u = columns(g, u, 0, E),
                                              .delta = columns(g, t[0], E, E),
@@ -372,7 +372,7 @@ static void record_prompt(kr_graph *g, const prompt *p, kr_tensor *t) {
                                              .out = columns(g, t[6], 0, E),
                                              .last_state = kr_graph_view(g, t[9])});
   kr_graph_call(g, "norm", &kr_op_add_norm,
-                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                &(kr_add_norm_args){.call.flags = KRAIT_NORM_RMS,
                                        .eps = 1e-5f,
                                        .x = kr_graph_view(g, t[2]),
                                        .residual = kr_graph_view(g, t[5]),

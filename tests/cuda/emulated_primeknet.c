@@ -5,7 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +19,8 @@
 
 typedef struct opened {
   krait_ctx *ctx;
-  krait_model *model;
-  krait_session *session;
+  krait_denoiser *model;
+  krait_denoiser_session *session;
 } opened;
 
 static opened open_pair(const char *name, int32_t device, int32_t precision) {
@@ -29,16 +29,16 @@ static opened open_pair(const char *name, int32_t device, int32_t precision) {
   snprintf(weights, sizeof weights, GOLDEN "/%s.weights.safetensors", name);
   const krait_ctx_options options = {
       .size = sizeof options, .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
-  const krait_model_options which = {.size = sizeof which, .weights_path = weights, .precision = precision};
+  const krait_denoiser_options which = {.size = sizeof which, .weights_path = weights, .precision = precision};
   assert_int_equal(krait_ctx_open(&options, &o.ctx), KRAIT_OK);
-  if (krait_model_open(o.ctx, &which, &o.model) < 0) fail_msg("%s: %s", name, krait_error_detail());
-  assert_int_equal(krait_session_open(o.model, &o.session), KRAIT_OK);
+  if (krait_denoiser_open(o.ctx, &which, &o.model) < 0) fail_msg("%s: %s", name, krait_error_detail());
+  assert_int_equal(krait_denoiser_session_open(o.model, &o.session), KRAIT_OK);
   return o;
 }
 
 static void close_pair(opened *o) {
-  krait_session_close(&o->session);
-  krait_model_close(&o->model);
+  krait_denoiser_session_close(&o->session);
+  krait_denoiser_close(&o->model);
   krait_ctx_close(&o->ctx);
 }
 
@@ -81,8 +81,8 @@ static void recorded_outputs_by_tensor_cores(void **state) {
 }
 
 /* The small models' number of bins, from fft_len. */
-static int64_t n_bins(const krait_model *model) {
-  const char *at = strstr(krait_model_json(model), "\"fft_len\":");
+static int64_t n_bins(const krait_denoiser *model) {
+  const char *at = strstr(krait_denoiser_json(model), "\"fft_len\":");
   assert_non_null(at);
   return atoll(at + 10) / 2 + 1;
 }
@@ -287,16 +287,16 @@ static void live_sound(void **state) {
   float *in = random_spectrum(N), out[2][N + 500], again[N + 500];
   for (int i = 0; i < N; i++) in[i] *= 0.2f;
   for (int k = 0; k < 2; k++) {
-    krait_stream *stream = NULL;
+    krait_denoiser_stream *stream = NULL;
     int64_t n, rest;
-    assert_int_equal(krait_stream_open(both[k].session, &stream), KRAIT_OK);
-    if (krait_stream_push(stream, in, N, out[k], N + 500, &n) < 0) fail_msg("%s", krait_error_detail());
+    assert_int_equal(krait_denoiser_stream_open(both[k].session, &stream), KRAIT_OK);
+    if (krait_denoiser_stream_push(stream, in, N, out[k], N + 500, &n) < 0) fail_msg("%s", krait_error_detail());
     assert_true(n >= N - 500);
-    assert_int_equal(krait_stream_finish(stream, out[k] + n, 500, &rest), KRAIT_OK);
+    assert_int_equal(krait_denoiser_stream_finish(stream, out[k] + n, 500, &rest), KRAIT_OK);
     assert_int_equal(n + rest, N);
-    assert_int_equal(krait_stream_push(stream, in, 500, again, N + 500, &n), KRAIT_OK);
+    assert_int_equal(krait_denoiser_stream_push(stream, in, 500, again, N + 500, &n), KRAIT_OK);
     assert_memory_equal(again, out[k], (size_t)n * sizeof *again);
-    krait_stream_close(&stream);
+    krait_denoiser_stream_close(&stream);
   }
   const double off = distance(out[1], out[0], N);
   if (!(off <= 1e-5)) fail_msg("off by %.2e", off);

@@ -157,7 +157,7 @@ def healthy_sets_are_left_alone(doctor, folder):
         assert hollow and e.ask(doctor)["findings"] == [], (gpu, e.ask(doctor)["findings"])
         assert e.ask(doctor)["exit"] == 0
     # krait's wheel: one library without CUDA's
-    w = wheel(folder / "krait-0.1.0-py3-none-manylinux_2_17_x86_64.whl", {"krait/libkrait.so.0.1.0": elf(needed=["libc.so.6"])}, name="krait", version="0.1.0", tag="py3-none-linux_x86_64")
+    w = wheel(folder / "krait-0.1.0-py3-none-manylinux_2_17_x86_64.whl", {"krait/libkrait-ops.so.0.1.0": elf(needed=["libc.so.6"])}, name="krait", version="0.1.0", tag="py3-none-linux_x86_64")
     assert doctor(w, "--gpu", "12.0", "--root", folder)["findings"] == []
 
 

@@ -61,9 +61,6 @@ static void wheel_names_are_read(void **state) {
   assert_int_equal(krait_wheel_name_parse("a-1-2b-cp313-cp313-linux_x86_64-00a1b2c3.whl", &name), KRAIT_OK);
   assert_string_equal(name.build, "2b");
   assert_int_equal(name.cuda, 0);
-  name = (krait_wheel_name){.size = offsetof(krait_wheel_name, variant)}; /* an older caller */
-  assert_int_equal(krait_wheel_name_parse("torch-2.9.0-cp313-cp313-manylinux_2_28_x86_64-cu128.whl", &name), KRAIT_OK);
-  assert_string_equal(name.variant, "");
 }
 
 /* The rule of krait.h for structs: an unknown tail must be zero, a size must have been set. */

@@ -5,25 +5,25 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 enum { MAX_ROWS = 8 };
 
 static void verify(const char *weights, const char *golden) {
   const krait_ctx_options on_cpu = {.size = sizeof on_cpu, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
-  const krait_model_options options = {
+  const krait_denoiser_options options = {
       .size = sizeof options, .precision = KRAIT_PRECISION_FP32, .weights_path = weights};
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   krait_verify_result rows[MAX_ROWS];
   int32_t n = 0;
-  if (krait_ctx_open(&on_cpu, &ctx) == KRAIT_OK && krait_model_open(ctx, &options, &model) == KRAIT_OK) {
-    krait_model_json(model);
-    if (krait_session_open(model, &session) == KRAIT_OK) krait_verify(session, golden, rows, MAX_ROWS, &n);
+  if (krait_ctx_open(&on_cpu, &ctx) == KRAIT_OK && krait_denoiser_open(ctx, &options, &model) == KRAIT_OK) {
+    krait_denoiser_json(model);
+    if (krait_denoiser_session_open(model, &session) == KRAIT_OK) krait_verify(session, golden, rows, MAX_ROWS, &n);
   }
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
 }
 

@@ -39,7 +39,7 @@ typedef struct model {
   int64_t n[N_INPUTS];
 } model;
 
-static krait_view v(const model *m, kr_tensor t) { return kr_graph_view(m->g, t); }
+static kr_view v(const model *m, kr_tensor t) { return kr_graph_view(m->g, t); }
 
 static void record_inputs(model *m) {
   const kr_dims dims[N_INPUTS] = {KR_DIMS(B * L, D), KR_DIMS(D, H), KR_DIMS(H),   KR_DIMS(D),
@@ -56,13 +56,13 @@ static void record_backward(model *m, int again) {
   record_inputs(m);
   const kr_tensor *in = m->in;
   const kr_tensor normed = kr_graph_call(g, "norm", &kr_op_add_norm,
-                                         &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                         &(kr_add_norm_args){.call.flags = KRAIT_NORM_RMS,
                                                                 .eps = 1e-2f,
                                                                 .x = v(m, in[X]),
                                                                 .weight = v(m, in[NORM]),
                                                                 .out = kr_graph_auto()});
   const kr_tensor h = kr_graph_call(g, "lift", &kr_op_gemm,
-                                    &(krait_gemm_args){.activation = KRAIT_ACT_SILU,
+                                    &(kr_gemm_args){.activation = KRAIT_ACT_SILU,
                                                        .A = v(m, normed),
                                                        .Bmat = v(m, in[W_IN]),
                                                        .bias = v(m, in[B_IN]),
@@ -73,7 +73,7 @@ static void record_backward(model *m, int again) {
   const kr_tensor convolved = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
   kr_graph_call(
       g, "conv", &kr_op_causal_conv1d,
-      &(krait_causal_conv1d_args){
+      &(kr_causal_conv1d_args){
           .activation = KRAIT_ACT_SILU,
           .x = v(m, channels),
           .weight = v(m, in[W_CONV]),
@@ -82,18 +82,18 @@ static void record_backward(model *m, int again) {
                   scaled = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
   kr_graph_pointwise(
       g, "gate",
-      (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 0.5f},
+      (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 0.5f},
       middle, convolved, gated);
-  kr_graph_pointwise(g, "scale", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, gated,
+  kr_graph_pointwise(g, "scale", (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, gated,
                      kr_graph_expand(g, in[SCALE], KR_DIMS(B * L, D)), scaled);
   const kr_tensor mixed = kr_graph_call(
-      g, "mix", &kr_op_gemm, &(krait_gemm_args){.A = v(m, scaled), .Bmat = v(m, in[W_GATE]), .out = kr_graph_auto()});
+      g, "mix", &kr_op_gemm, &(kr_gemm_args){.A = v(m, scaled), .Bmat = v(m, in[W_GATE]), .out = kr_graph_auto()});
   const kr_tensor sum = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D)),
                   twice = kr_graph_temp(g, m->dtype, KR_DIMS(B * L, D));
-  kr_graph_pointwise(g, "around", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, mixed, in[X], sum);
-  kr_graph_pointwise(g, "right", (krait_pointwise_args){.x_scale = 1, .y_scale = -0.75f}, sum, right, twice);
+  kr_graph_pointwise(g, "around", (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, mixed, in[X], sum);
+  kr_graph_pointwise(g, "right", (kr_pointwise_args){.x_scale = 1, .y_scale = -0.75f}, sum, right, twice);
   m->y = kr_graph_output(g, "y", m->dtype, KR_DIMS(B * L, D));
-  kr_graph_pointwise(g, "last", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, twice, scaled, m->y);
+  kr_graph_pointwise(g, "last", (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, twice, scaled, m->y);
   if (again)
     for (int i = 0; i < 5; i++) kr_graph_recompute(g, (kr_tensor[]){normed, h, convolved, gated, scaled}[i]);
 }
@@ -253,11 +253,11 @@ static void faults_are_named(void **state) {
   const kr_dims dims = KR_DIMS(1, 3, 5);
   kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)),
             d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
-  kr_graph_pointwise(g, "double", (krait_pointwise_args){.x_scale = 2}, x, 0, h);
+  kr_graph_pointwise(g, "double", (kr_pointwise_args){.x_scale = 2}, x, 0, h);
   kr_tensor y = kr_graph_call(
       g, "conv", &kr_op_causal_conv1d,
-      &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_auto()});
-  kr_graph_pointwise(g, "over", (krait_pointwise_args){.x_scale = 0}, 0, 0, h);
+      &(kr_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_auto()});
+  kr_graph_pointwise(g, "over", (kr_pointwise_args){.x_scale = 0}, 0, 0, h);
   kr_gradient wanted = {w, 0};
   kr_graph_backward(g, &(kr_gradient){y, d}, 1, &wanted, 1);
   backward_expect(&g, KRAIT_ERR_ARGUMENT,
@@ -266,10 +266,10 @@ static void faults_are_named(void **state) {
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)),
   d = kr_graph_input(g, "d", KRAIT_F32, dims), h = kr_graph_temp(g, KRAIT_F32, dims);
-  kr_graph_pointwise(g, "double", (krait_pointwise_args){.x_scale = 2}, x, 0, h);
+  kr_graph_pointwise(g, "double", (kr_pointwise_args){.x_scale = 2}, x, 0, h);
   kr_graph_call(
       g, "conv", &kr_op_causal_conv1d,
-      &(krait_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, h)});
+      &(kr_causal_conv1d_args){.x = kr_graph_view(g, h), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, h)});
   wanted = (kr_gradient){x, 0};
   kr_graph_backward(g, &(kr_gradient){h, d}, 1, &wanted, 1);
   backward_expect(&g, KRAIT_ERR_ARGUMENT,
@@ -280,7 +280,7 @@ static void faults_are_named(void **state) {
   x = kr_graph_input(g, "x", KRAIT_F32, dims), w = kr_graph_input(g, "w", KRAIT_F32, KR_DIMS(3, 2)),
   d = kr_graph_input(g, "d", KRAIT_F32, dims);
   y = kr_graph_call(g, "step", &kr_op_causal_conv1d_update,
-                    &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, x),
+                    &(kr_causal_conv1d_update_args){.x = kr_graph_view(g, x),
                                                        .conv_state = kr_graph_view(g, past),
                                                        .weight = kr_graph_view(g, w),
                                                        .out = kr_graph_auto()});
@@ -299,15 +299,15 @@ static void faults_are_named(void **state) {
 
 enum { TOKENS = 7, HEADS = 2, HEAD = 4, ALL = TOKENS * HEADS * HEAD };
 
-static krait_view heads_of(float *data) {
-  return (krait_view){.data = data, .stride = {ALL, HEADS * HEAD, HEAD, 1}, .dtype = KRAIT_F32};
+static kr_view heads_of(float *data) {
+  return (kr_view){.data = data, .stride = {ALL, HEADS * HEAD, HEAD, 1}, .dtype = KRAIT_F32};
 }
-static krait_view angles_of(float *data) {
-  return (krait_view){.data = data, .stride = {HEAD / 2, 1}, .dtype = KRAIT_F32};
+static kr_view angles_of(float *data) {
+  return (kr_view){.data = data, .stride = {HEAD / 2, 1}, .dtype = KRAIT_F32};
 }
 
 static void run_directly(const kr_op *op, krait_ctx *ctx, void *args) {
-  krait_call *call = args;
+  kr_call *call = args;
   call->size = op->args_bytes;
   assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &call->scratch_bytes), KRAIT_OK);
   call->scratch = malloc(call->scratch_bytes + 1);
@@ -318,8 +318,8 @@ static void run_directly(const kr_op *op, krait_ctx *ctx, void *args) {
 /* dx by separate calls: out = attention of the rotated x with itself and with x as values. */
 static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float *dout, float *dx) {
   float turned[ALL], out[ALL], lse[HEADS * TOKENS], dq[ALL], dk[ALL], dv[ALL];
-  const krait_view lse_view = {.data = lse, .stride = {0, TOKENS, 1}, .dtype = KRAIT_F32};
-  krait_rotary_args turn = {.B = 1,
+  const kr_view lse_view = {.data = lse, .stride = {0, TOKENS, 1}, .dtype = KRAIT_F32};
+  kr_rotary_args turn = {.B = 1,
                             .L = TOKENS,
                             .H = HEADS,
                             .D = HEAD,
@@ -329,7 +329,7 @@ static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float 
                             .cos = angles_of(c),
                             .sin = angles_of(s),
                             .out = heads_of(turned)};
-  krait_attention_args a = {.call.flags = KRAIT_ATTENTION_CAUSAL,
+  kr_attention_args a = {.call.flags = KRAIT_ATTENTION_CAUSAL,
                             .B = 1,
                             .Bk = 1,
                             .Lq = TOKENS,
@@ -343,7 +343,7 @@ static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float 
                             .v = heads_of(x),
                             .out = heads_of(out),
                             .lse = lse_view};
-  krait_attention_bwd_args b = {.call.flags = KRAIT_ATTENTION_CAUSAL,
+  kr_attention_bwd_args b = {.call.flags = KRAIT_ATTENTION_CAUSAL,
                                 .B = 1,
                                 .Bk = 1,
                                 .Lq = TOKENS,
@@ -373,15 +373,15 @@ static void expect_by_calls(krait_ctx *ctx, float *x, float *c, float *s, float 
 static kr_tensor record_attention(kr_graph *g, kr_tensor x, kr_tensor c, kr_tensor s, int with_lse) {
   const kr_tensor turned = kr_graph_call(
       g, "turn", &kr_op_rotary,
-      &(krait_rotary_args){
+      &(kr_rotary_args){
           .x = kr_graph_view(g, x), .cos = kr_graph_view(g, c), .sin = kr_graph_view(g, s), .out = kr_graph_auto()});
   return kr_graph_call(g, "attend", &kr_op_attention,
-                       &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
+                       &(kr_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
                                                .q = kr_graph_view(g, turned),
                                                .k = kr_graph_view(g, turned),
                                                .v = kr_graph_view(g, x),
                                                .out = kr_graph_auto(),
-                                               .lse = with_lse ? kr_graph_auto() : (krait_view){0}});
+                                               .lse = with_lse ? kr_graph_auto() : (kr_view){0}});
 }
 
 static void attention_has_its_gradient(void **state) {
@@ -433,10 +433,10 @@ static double distance(const result *a, const result *b, const model *m) {
 /* A rewrite that drops the other summand. */
 static int forget_a_summand(kr_graph *g, const krait_ctx *ctx, size_t n) {
   const kr_node *node = KR_NODE(g, n);
-  const krait_pointwise_args *a = (const krait_pointwise_args *)node->args;
+  const kr_pointwise_args *a = (const kr_pointwise_args *)node->args;
   (void)ctx;
   if (node->op != &kr_op_pointwise || strcmp(node->name, "around") != 0 || !a->y.data) return 0;
-  kr_node_set(g, KR_NODE(g, n), offsetof(krait_pointwise_args, y), KR_IN, 0);
+  kr_node_set(g, KR_NODE(g, n), offsetof(kr_pointwise_args, y), KR_IN, 0);
   return 1;
 }
 
@@ -483,9 +483,9 @@ static void a_norm_adds(void **state) {
     const kr_tensor a = kr_graph_input(g, "a", KRAIT_F32, dims), b = kr_graph_input(g, "b", KRAIT_F32, dims),
                     sum = kr_graph_output(g, "sum", KRAIT_F32, dims),
                     normed = kr_graph_output(g, "normed", KRAIT_F32, dims);
-    kr_graph_pointwise(g, "add", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, a, b, sum);
+    kr_graph_pointwise(g, "add", (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, a, b, sum);
     kr_graph_call(g, "norm", &kr_op_add_norm,
-                  &(krait_add_norm_args){.eps = 1e-5f, .x = kr_graph_view(g, sum), .out = kr_graph_view(g, normed)});
+                  &(kr_add_norm_args){.eps = 1e-5f, .x = kr_graph_view(g, sum), .out = kr_graph_view(g, normed)});
     if (off) kr_graph_rewrite_off(g, "add_into_norm");
     assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
     assert_int_equal(n_live(g), off ? 2 : 1);
@@ -511,7 +511,7 @@ static void products_multiply(void **state) {
   for (int i = 0; i < 6; i++)
     for (int k = 0; k < sizes[i]; k++) drawn[i][k] = (float)draw_backward();
   for (int way = 0; way < 4; way++) { /* rewrites off, on; constants folded when planning; both */
-    const krait_pointwise_args times = {.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1};
+    const kr_pointwise_args times = {.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1};
     kr_graph *g = NULL;
     kr_runner *r = NULL;
     assert_int_equal(kr_graph_open(&g), KRAIT_OK);
@@ -525,13 +525,13 @@ static void products_multiply(void **state) {
     kr_graph_pointwise(g, "fold", times, WEIGHT(W, K, 2 * N),
                        kr_graph_expand(g, WEIGHT(taps, 1, 2 * N), KR_DIMS(K, 2 * N)), folded);
     const kr_tensor wide = kr_graph_call(g, "wide", &kr_op_gemm,
-                                         &(krait_gemm_args){.A = kr_graph_view(g, tx),
+                                         &(kr_gemm_args){.A = kr_graph_view(g, tx),
                                                             .Bmat = kr_graph_view(g, folded),
                                                             .bias = kr_graph_view(g, WEIGHT(b, 2 * N)),
                                                             .out = kr_graph_auto()});
     kr_graph_pointwise(g, "gate", times, kr_graph_slice(g, wide, 1, 0, N), kr_graph_slice(g, wide, 1, N, N), gated);
     const kr_tensor last = kr_graph_call(g, "last", &kr_op_gemm,
-                                         &(krait_gemm_args){.A = kr_graph_view(g, gated),
+                                         &(kr_gemm_args){.A = kr_graph_view(g, gated),
                                                             .Bmat = kr_graph_view(g, WEIGHT(V, N, N)),
                                                             .out = kr_graph_auto()});
     kr_graph_pointwise(g, "times", times, factor, last, to);

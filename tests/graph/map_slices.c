@@ -40,7 +40,7 @@ static void record_windows(void *user, kr_graph *g, kr_tensor from, kr_tensor ou
                     w = kr_graph_weight(g, "weight", KRAIT_F32, KR_DIMS(N, 3 * C), weight),
                     b = kr_graph_weight(g, "bias", KRAIT_F32, KR_DIMS(N), bias);
     kr_graph_call(g, "windows", &kr_op_gemm,
-                  &(krait_gemm_args){.A = kr_graph_view(g, windows),
+                  &(kr_gemm_args){.A = kr_graph_view(g, windows),
                                      .Bmat = kr_graph_view(g, kr_graph_permute(g, w, (int[]){1, 0})),
                                      .bias = kr_graph_view(g, b),
                                      .out = kr_graph_view(g, to)});
@@ -85,8 +85,8 @@ static void products_of_windows(void **state) {
 static void record_sum(void *user, kr_graph *g, kr_tensor from, kr_tensor out) {
   const kr_tensor own = kr_graph_temp(g, KRAIT_F32, kr_graph_dims(g, from));
   ++*(int *)user;
-  kr_graph_pointwise(g, "copy", (krait_pointwise_args){.x_scale = 3}, from, 0, own);
-  kr_graph_pointwise(g, "sum", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, own, from, out);
+  kr_graph_pointwise(g, "copy", (kr_pointwise_args){.x_scale = 3}, from, 0, own);
+  kr_graph_pointwise(g, "sum", (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, own, from, out);
 }
 
 static void in_place(void **state) {
@@ -104,9 +104,9 @@ static void in_place(void **state) {
       const kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(H, W, C)),
                       own = kr_graph_temp(g, KRAIT_F32, KR_DIMS(H, W, C)),
                       to = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS(H, W, C));
-      kr_graph_pointwise(g, "x", (krait_pointwise_args){.x_scale = 1}, in, 0, own);
+      kr_graph_pointwise(g, "x", (kr_pointwise_args){.x_scale = 1}, in, 0, own);
       kr_graph_map_slices(g, "sum", dim, n, record_sum, &n_recorded, own, own);
-      kr_graph_pointwise(g, "out", (krait_pointwise_args){.x_scale = 1}, own, 0, to);
+      kr_graph_pointwise(g, "out", (kr_pointwise_args){.x_scale = 1}, own, 0, to);
       assert_int_equal(n_recorded, (all >= n) + (all % n > 0));
       if (kr_graph_plan(g, ctx, 0) < 0) fail_msg("%s", krait_error_detail());
       assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
@@ -120,7 +120,7 @@ static void in_place(void **state) {
 static void record_nonsense(void *user, kr_graph *g, kr_tensor from, kr_tensor out) {
   (void)user;
   kr_graph_call(g, "odd", &kr_op_gemm,
-                &(krait_gemm_args){
+                &(kr_gemm_args){
                     .A = kr_graph_view(g, from), .Bmat = kr_graph_view(g, from), .out = kr_graph_view(g, out)});
 }
 

@@ -5,7 +5,7 @@
 
 #include "../test.h"
 #include "graph_parts.h"
-#include "op_list.h"
+#include "all_ops.h"
 
 static uint32_t random_state;
 static int64_t draw_parts(int64_t low, int64_t high) {
@@ -21,7 +21,7 @@ enum { MOST_ELEMENTS = 4096 };
 static kr_tensor random_storage(kr_graph *g) {
   kr_dims dims = {.n = (int32_t)draw_parts(1, 4)};
   int order[4] = {0, 1, 2, 3};
-  krait_view layout = {.dtype = KRAIT_F32};
+  kr_view layout = {.dtype = KRAIT_F32};
   int64_t next = 1;
   for (int i = 0; i < dims.n; i++) dims.size[i] = draw_parts(1, 5);
   for (int i = dims.n - 1; i > 0; i--) {
@@ -124,16 +124,16 @@ typedef struct job {
 
 static void call(const krait_ctx *ctx, const float *x, int64_t L, float *out, int32_t *status) {
   float *at = (float *)x;
-  krait_mamba_inner_args a = {
+  kr_mamba_inner_args a = {
       .call = {.size = sizeof a, .flags = KRAIT_SCAN_SOFTPLUS}, .B = 1, .D = D, .L = L, .N = N, .W = 3, .R = R, .M = M};
-#define TAKE(field, ...) a.field = (krait_view){at, {__VA_ARGS__}, KRAIT_F32, 0}, at += 512
+#define TAKE(field, ...) a.field = (kr_view){at, {__VA_ARGS__}, KRAIT_F32, 0}, at += 512
   TAKE(conv_weight, 3, 1), TAKE(x_proj_weight, D, 1), TAKE(dt_proj_weight, R, 1), TAKE(out_proj_weight, D, 1),
       TAKE(A, N, 1), TAKE(xz, 2 * D * L, L, 1);
-  a.out = (krait_view){out, {L * M, M, 1}, KRAIT_F32, 0};
-  *status = krait_mamba_inner_scratch_bytes(ctx, &a, &a.call.scratch_bytes);
+  a.out = (kr_view){out, {L * M, M, 1}, KRAIT_F32, 0};
+  *status = kr_op_scratch_bytes(&kr_op_mamba_inner, ctx, &a, &a.call.scratch_bytes);
   if (*status < 0) return;
   a.call.scratch = aligned_alloc(64, (a.call.scratch_bytes + 63) & ~(uint64_t)63);
-  *status = krait_mamba_inner(ctx, &a);
+  *status = kr_op_run(&kr_op_mamba_inner, ctx, &a);
   free(a.call.scratch);
 }
 

@@ -120,7 +120,7 @@ static void addresses_may_meet(void **state) {
                   to = kr_graph_output(g, "out", KRAIT_F32, KR_DIMS(ROWS, COLUMNS)),
                   tw = weight(g, "w", KR_DIMS(K, COLUMNS), w);
   kr_graph_call(g, "product", &kr_op_gemm,
-                &(krait_gemm_args){.A = kr_graph_view(g, tx),
+                &(kr_gemm_args){.A = kr_graph_view(g, tx),
                                    .Bmat = kr_graph_view(g, tw),
                                    .residual = kr_graph_view(g, added),
                                    .out = kr_graph_view(g, to)});

@@ -40,7 +40,7 @@ static void product(world *w, kr_tensor x, kr_tensor residual, kr_tensor out) {
   const int64_t K = kr_graph_dims(w->g, x).size[1], N = kr_graph_dims(w->g, out).size[1];
   const kr_tensor weight = kr_graph_weight(w->g, "weight", KRAIT_F32, KR_DIMS(K, N), w->weights);
   kr_graph_call(w->g, "product", &kr_op_gemm,
-                &(krait_gemm_args){.A = kr_graph_view(w->g, x),
+                &(kr_gemm_args){.A = kr_graph_view(w->g, x),
                                    .Bmat = kr_graph_view(w->g, weight),
                                    .residual = kr_graph_view(w->g, residual),
                                    .out = kr_graph_view(w->g, out)});
@@ -49,7 +49,7 @@ static void product(world *w, kr_tensor x, kr_tensor residual, kr_tensor out) {
 static void norm(world *w, kr_tensor x, kr_tensor out) {
   kr_graph_call(
       w->g, "norm", &kr_op_add_norm,
-      &(krait_add_norm_args){
+      &(kr_add_norm_args){
           .call.flags = KRAIT_NORM_RMS, .eps = 1e-5f, .x = kr_graph_view(w->g, x), .out = kr_graph_view(w->g, out)});
 }
 
@@ -177,10 +177,10 @@ static void states_live_from_run_to_run(void **state) {
                   out = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(B, D, 1)),
                   w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(D, W), weight);
   const kr_tensor past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(B, D, W));
-  kr_graph_call(g, "conv", &kr_op_causal_conv1d_update, &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, in),
+  kr_graph_call(g, "conv", &kr_op_causal_conv1d_update, &(kr_causal_conv1d_update_args){.x = kr_graph_view(g, in),
                 .conv_state = kr_graph_view(g, past), .weight = kr_graph_view(g, w), .out = kr_graph_view(g, out)});
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
-  krait_causal_conv1d_args all = {.call.size = sizeof all,
+  kr_causal_conv1d_args all = {.call.size = sizeof all,
                                   .B = B,
                                   .D = D,
                                   .L = L,
@@ -189,9 +189,9 @@ static void states_live_from_run_to_run(void **state) {
                                   .weight = {weight, {W, 1}, KRAIT_F32, 0},
                                   .out = {whole, {D * L, L, 1}, KRAIT_F32, 0}};
   uint64_t bytes = 0;
-  assert_int_equal(krait_causal_conv1d_scratch_bytes(ctx, &all, &bytes), KRAIT_OK);
+  assert_int_equal(kr_op_scratch_bytes(&kr_op_causal_conv1d, ctx, &all, &bytes), KRAIT_OK);
   assert_int_equal(bytes, 0);
-  assert_int_equal(krait_causal_conv1d(ctx, &all), KRAIT_OK);
+  assert_int_equal(kr_op_run(&kr_op_causal_conv1d, ctx, &all), KRAIT_OK);
   for (int i = 0; i < 2; i++) {
     assert_int_equal(kr_runner_open(g, &r[i]), KRAIT_OK);
     assert_int_equal(kr_runner_bind(r[i], in, step_in), KRAIT_OK);
@@ -227,15 +227,15 @@ static void faults_name_the_node(void **state) {
   kr_tensor x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)),
             w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(7, 3), NULL), y = kr_graph_temp(g, KRAIT_F32, KR_DIMS(4, 3));
   kr_graph_call(g, "lift", &kr_op_gemm,
-                &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
+                &(kr_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
   kr_graph_slice(g, y, 5, 0, 1); /* the first failure stays */
-  plan_expect(&g, KRAIT_ERR_SHAPE, "graph: node lift: gemm: Bmat is (7,3), must be (K,N) = (6,3)");
+  plan_expect(&g, KRAIT_ERR_SHAPE, "graph: node lift: gemm: Bmat is (7,3), must be (K,N) = (6,3): its dimension K is 7, not 6");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), w = kr_graph_weight(g, "w", KRAIT_F16, KR_DIMS(6, 3), NULL),
   y = kr_graph_temp(g, KRAIT_F16, KR_DIMS(4, 3));
   kr_graph_call(g, "lift", &kr_op_gemm,
-                &(krait_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
+                &(kr_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
   plan_expect(&g, KRAIT_ERR_DTYPE, "graph: node lift: gemm: out is float16 but A is float32");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
@@ -246,14 +246,14 @@ static void faults_name_the_node(void **state) {
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_temp(g, KRAIT_F32, KR_DIMS(4, 6)), y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(4, 6));
   kr_graph_call(g, "norm", &kr_op_add_norm,
-                &(krait_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
+                &(kr_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_ERR_ARGUMENT);
   plan_expect(&g, KRAIT_ERR_ARGUMENT, "graph: node norm (add_norm) reads tensor ?, which no earlier node writes");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(4, 6));
   kr_graph_call(g, "norm", &kr_op_add_norm,
-                &(krait_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
+                &(kr_add_norm_args){.eps = 1, .x = kr_graph_view(g, x), .out = kr_graph_view(g, y)});
   assert_int_equal(kr_graph_plan(g, ctx, 0), KRAIT_OK);
   kr_runner *r = NULL;
   assert_int_equal(kr_runner_open(g, &r), KRAIT_OK);
@@ -279,17 +279,17 @@ static void bits_of(int gain_is_written, int state_is_written, uint32_t *norm, u
                   other = kr_graph_input(g, "other", KRAIT_F32, KR_DIMS(2, 8, 3));
   const kr_tensor by = gain_is_written ? kr_graph_temp(g, KRAIT_F32, KR_DIMS(8))
                                        : kr_graph_weight(g, "gain", KRAIT_F32, KR_DIMS(8), gain);
-  if (gain_is_written) kr_graph_pointwise(g, "gain", (krait_pointwise_args){.x_scale = 2}, from, 0, by);
-  if (state_is_written) kr_graph_pointwise(g, "state", (krait_pointwise_args){.x_scale = 1}, other, 0, state);
+  if (gain_is_written) kr_graph_pointwise(g, "gain", (kr_pointwise_args){.x_scale = 2}, from, 0, by);
+  if (state_is_written) kr_graph_pointwise(g, "state", (kr_pointwise_args){.x_scale = 1}, other, 0, state);
   const size_t first = g->nodes.n;
   kr_graph_call(g, "norm", &kr_op_add_norm,
-                &(krait_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                &(kr_add_norm_args){.call.flags = KRAIT_NORM_RMS,
                                        .eps = 1e-5f,
                                        .x = kr_graph_view(g, x),
                                        .weight = kr_graph_view(g, by),
                                        .out = kr_graph_view(g, y)});
   kr_graph_call(g, "step", &kr_op_causal_conv1d_update,
-                &(krait_causal_conv1d_update_args){.x = kr_graph_view(g, kr_graph_reshape(g, x, KR_DIMS(2, 8, 1))),
+                &(kr_causal_conv1d_update_args){.x = kr_graph_view(g, kr_graph_reshape(g, x, KR_DIMS(2, 8, 1))),
                                                    .conv_state = kr_graph_view(g, state),
                                                    .weight = kr_graph_view(g, w),
                                                    .out = kr_graph_view(g, out)});

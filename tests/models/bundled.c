@@ -1,10 +1,10 @@
-/* bundled.c: libkrait as in the wheel, and nothing else of krait: built-in weights, weights from a file and as
+/* bundled.c: libkrait-ops, as in the wheel, and nothing else of krait: built-in weights, weights from a file and as
  * tensors against their recorded forward pass, streams, and errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "../test.h"
 
@@ -16,7 +16,7 @@ static krait_ctx *ctx;
 typedef struct file {
   char *header; /* split by zeros */
   unsigned char *bytes;
-  krait_model_tensor tensors[MOST_TENSORS];
+  krait_denoiser_tensor tensors[MOST_TENSORS];
   int64_t shapes[MOST_TENSORS][4], n_tensors;
   char settings[TEXT_BYTES]; /* "model=...,key=value,..." */
 } file;
@@ -34,9 +34,9 @@ static void read_settings(file *f) {
 static void read_tensors(file *f) {
   char *at = strstr(f->header, "},\""); /* after the metadata */
   for (; at; at = strstr(at, "},\"")) {
-    krait_model_tensor *t = &f->tensors[f->n_tensors];
+    krait_denoiser_tensor *t = &f->tensors[f->n_tensors];
     int64_t *shape = f->shapes[f->n_tensors++];
-    *t = (krait_model_tensor){.name = at += 3, .shape = shape};
+    *t = (krait_denoiser_tensor){.name = at += 3, .shape = shape};
     at = strchr(at, '"'), *at++ = 0;
     char *size = strstr(at, "\"shape\":[") + 9;
     for (; *size != ']'; size += *size == ',') shape[t->n_dims++] = strtoll(size, &size, 10);
@@ -74,16 +74,16 @@ static void close_file(file *f) {
   free(f);
 }
 
-static krait_model_tensor *find_bundled(file *f, const char *name) {
+static krait_denoiser_tensor *find_bundled(file *f, const char *name) {
   for (int64_t i = 0; i < f->n_tensors; i++)
     if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
   fail_msg("no tensor '%s'", name);
   return NULL;
 }
 
-static int32_t open_tensors(const file *f, const char *settings, krait_model **model) {
-  const krait_model_options options = {.size = sizeof options, .overrides = settings};
-  return krait_model_open_tensors(ctx, &options, f->tensors, f->n_tensors, model);
+static int32_t open_tensors(const file *f, const char *settings, krait_denoiser **model) {
+  const krait_denoiser_options options = {.size = sizeof options, .overrides = settings};
+  return krait_denoiser_open_tensors(ctx, &options, f->tensors, f->n_tensors, model);
 }
 
 /* ---- sound ---- */
@@ -104,10 +104,10 @@ static void check_cleaned(const float *in, const float *out, int64_t n) {
   assert_true(change > .01 * (double)n && level > 0);
 }
 
-static krait_session *open_inside(krait_model **model) {
-  krait_session *session = NULL;
-  assert_int_equal(krait_model_open(ctx, NULL, model), KRAIT_OK);
-  assert_int_equal(krait_session_open(*model, &session), KRAIT_OK);
+static krait_denoiser_session *open_inside(krait_denoiser **model) {
+  krait_denoiser_session *session = NULL;
+  assert_int_equal(krait_denoiser_open(ctx, NULL, model), KRAIT_OK);
+  assert_int_equal(krait_denoiser_session_open(*model, &session), KRAIT_OK);
   return session;
 }
 
@@ -117,13 +117,13 @@ static void the_model_inside_cleans(void **state) {
   static float in[N], out[2][N];
   fill_noise(in, N);
   for (int round = 0; round < 2; round++) { /* and again after a close */
-    krait_model *model = NULL;
-    krait_session *session = open_inside(&model);
-    assert_non_null(strstr(krait_model_json(model), "\"model\":\"primeknet_mamba\""));
+    krait_denoiser *model = NULL;
+    krait_denoiser_session *session = open_inside(&model);
+    assert_non_null(strstr(krait_denoiser_json(model), "\"model\":\"primeknet_mamba\""));
     assert_int_equal(krait_enhance_samples(session, in, out[round], N, NULL, NULL), KRAIT_OK);
     check_cleaned(in, out[round], N);
-    krait_session_close(&session);
-    krait_model_close(&model);
+    krait_denoiser_session_close(&session);
+    krait_denoiser_close(&model);
     assert_true(!session && !model);
   }
   assert_memory_equal(out[0], out[1], sizeof *out);
@@ -135,24 +135,24 @@ static void the_model_inside_streams(void **state) {
   enum { N = HZ * 3 / 8, PIECE = 1603 };
   static float in[N], out[N + HZ];
   fill_noise(in, N);
-  krait_model *model = NULL;
-  krait_session *session = open_inside(&model);
-  krait_stream *stream = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = open_inside(&model);
+  krait_denoiser_stream *stream = NULL;
   int64_t n = 0, n_out = 0;
-  assert_int_equal(krait_stream_open(session, &stream), KRAIT_OK);
-  const int64_t latency = krait_stream_latency(stream);
+  assert_int_equal(krait_denoiser_stream_open(session, &stream), KRAIT_OK);
+  const int64_t latency = krait_denoiser_stream_latency(stream);
   assert_true(latency > 0 && latency < HZ);
   for (int64_t i = 0; i < N; i += PIECE, n += n_out) {
     const int64_t heard = N - i < PIECE ? N - i : PIECE;
-    assert_int_equal(krait_stream_push(stream, in + i, heard, out + n, heard + latency, &n_out), KRAIT_OK);
+    assert_int_equal(krait_denoiser_stream_push(stream, in + i, heard, out + n, heard + latency, &n_out), KRAIT_OK);
     assert_in_range(i + heard - n - n_out, 0, latency);
   }
-  assert_int_equal(krait_stream_finish(stream, out + n, latency, &n_out), KRAIT_OK);
+  assert_int_equal(krait_denoiser_stream_finish(stream, out + n, latency, &n_out), KRAIT_OK);
   assert_int_equal(n + n_out, N);
   check_cleaned(in, out, N);
-  krait_stream_close(&stream);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_stream_close(&stream);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
 }
 
 static void tensors_give_what_was_recorded(void **state) {
@@ -161,12 +161,13 @@ static void tensors_give_what_was_recorded(void **state) {
   file *weights = read_bundled_file(name);
   snprintf(name, sizeof name, "%s.golden", (const char *)*state);
   file *golden = read_bundled_file(name);
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   assert_int_equal(open_tensors(weights, weights->settings, &model), KRAIT_OK);
   close_file(weights); /* they are not kept */
-  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
-  const krait_model_tensor *in = find_bundled(golden, "golden.input_com"), *want = find_bundled(golden, "golden.com");
+  assert_int_equal(krait_denoiser_session_open(model, &session), KRAIT_OK);
+  const krait_denoiser_tensor *in = find_bundled(golden, "golden.input_com"),
+                              *want = find_bundled(golden, "golden.com");
   const int64_t n = in->shape[0] * in->shape[1] * in->shape[2] * in->shape[3];
   float *got = malloc((size_t)n * sizeof *got);
   assert_non_null(got);
@@ -179,11 +180,11 @@ static void tensors_give_what_was_recorded(void **state) {
   assert_true(norm > 0 && sqrt(error) < 1e-5 * sqrt(norm));
   free(got);
   close_file(golden);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
 }
 
-static void check_refused(int32_t status, int32_t want, const krait_model *model, const char *words) {
+static void check_refused(int32_t status, int32_t want, const krait_denoiser *model, const char *words) {
   if (status != want || !strstr(krait_error_detail(), words))
     fail_msg("status %d, not %d, or '%s' lacks '%s'", status, want, krait_error_detail(), words);
   assert_null(model);
@@ -191,9 +192,9 @@ static void check_refused(int32_t status, int32_t want, const krait_model *model
 
 static void wrong_tensors_are_named(void **state) {
   (void)state;
-  krait_model *model = NULL;
+  krait_denoiser *model = NULL;
   file *f = read_bundled_file("tiny-gru.weights");
-  krait_model_tensor *t = find_bundled(f, "mask_decoder.mask_conv.0.bias"), was = *t;
+  krait_denoiser_tensor *t = find_bundled(f, "mask_decoder.mask_conv.0.bias"), was = *t;
   int64_t more = was.shape[0] + 1;
   const float nan[64] = {[3] = NAN};
   char settings[TEXT_BYTES + 32];
@@ -218,28 +219,28 @@ static void wrong_tensors_are_named(void **state) {
 
 static void a_file_is_read(void **state) {
   (void)state;
-  krait_model *model = NULL;
-  krait_model_options options = {.size = sizeof options, .weights_path = GOLDEN "/tiny-gru.weights.safetensors"};
-  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_OK);
-  assert_non_null(strstr(krait_model_json(model), "\"model\":\"primeknet_gru\""));
-  krait_model_close(&model);
+  krait_denoiser *model = NULL;
+  krait_denoiser_options options = {.size = sizeof options, .weights_path = GOLDEN "/tiny-gru.weights.safetensors"};
+  assert_int_equal(krait_denoiser_open(ctx, &options, &model), KRAIT_OK);
+  assert_non_null(strstr(krait_denoiser_json(model), "\"model\":\"primeknet_gru\""));
+  krait_denoiser_close(&model);
   options.overrides = "dense_channel=2.5";
-  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_WEIGHTS, model, "dense_channel");
+  check_refused(krait_denoiser_open(ctx, &options, &model), KRAIT_ERR_WEIGHTS, model, "dense_channel");
   options.overrides = "model={a: b}";
-  check_refused(krait_model_open(ctx, &options, &model), KRAIT_ERR_FILE_FORMAT, model, "is not JSON");
+  check_refused(krait_denoiser_open(ctx, &options, &model), KRAIT_ERR_FILE_FORMAT, model, "is not JSON");
 }
 
 static void what_only_the_program_has_is_refused(void **state) {
   (void)state;
-  krait_model *model = NULL;
-  const krait_model_options named = {.size = sizeof named, .weights_path = "none.safetensors"};
-  check_refused(krait_model_open(ctx, &named, &model), KRAIT_ERR_FILE_OPEN, model, "none.safetensors");
-  const krait_model_options streaming = {.size = sizeof streaming, .weights_path = "streaming"};
-  check_refused(krait_model_open(ctx, &streaming, &model), KRAIT_ERR_WEIGHTS, model,
+  krait_denoiser *model = NULL;
+  const krait_denoiser_options named = {.size = sizeof named, .weights_path = "none.safetensors"};
+  check_refused(krait_denoiser_open(ctx, &named, &model), KRAIT_ERR_FILE_OPEN, model, "none.safetensors");
+  const krait_denoiser_options streaming = {.size = sizeof streaming, .weights_path = "streaming"};
+  check_refused(krait_denoiser_open(ctx, &streaming, &model), KRAIT_ERR_WEIGHTS, model,
                 "only the default model built in, not 'streaming'; give a weights file");
   assert_int_equal(krait_weights_convert(GOLDEN "/tiny-gru.weights.safetensors", "out.safetensors", NULL, NULL),
                    KRAIT_ERR_UNSUPPORTED);
-  assert_non_null(strstr(krait_error_detail(), "cannot create out.safetensors: this libkrait writes no files"));
+  assert_non_null(strstr(krait_error_detail(), "cannot create out.safetensors: libkrait-ops writes no files"));
 }
 
 int main(void) {

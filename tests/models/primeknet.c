@@ -2,7 +2,7 @@
  * beside this tree if there), over instruction sets, thread counts and GPU tiers; and mismatched weights. */
 #include "test.h"
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,13 +32,13 @@ static void verify_on(krait_ctx *ctx, const char *caps, uint32_t precision, cons
   char weights[512], golden[512];
   snprintf(weights, sizeof weights, "%s/%s.weights.safetensors", folder, name);
   snprintf(golden, sizeof golden, "%s/%s.golden.safetensors", folder, name);
-  krait_model_options options = {.size = sizeof options, .weights_path = weights, .precision = precision};
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser_options options = {.size = sizeof options, .weights_path = weights, .precision = precision};
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   krait_verify_result rows[4];
   int32_t n_rows = 0;
-  if (krait_model_open(ctx, &options, &model) < 0) fail_msg("%s", krait_error_detail());
-  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+  if (krait_denoiser_open(ctx, &options, &model) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(krait_denoiser_session_open(model, &session), KRAIT_OK);
   if (krait_verify(session, golden, rows, 4, &n_rows) < 0) fail_msg("%s", krait_error_detail());
   assert_int_equal(n_rows, most->wav > 0 ? 3 : 2);
   for (int i = 0; i < n_rows; i++) {
@@ -48,8 +48,8 @@ static void verify_on(krait_ctx *ctx, const char *caps, uint32_t precision, cons
     if (i < 2 && !(rows[i].max_abs <= most->worst))
       fail_msg("%s, caps %s: %s is off by %.2e", name, caps, rows[i].name, rows[i].max_abs);
   }
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
 }
 
@@ -134,7 +134,7 @@ static void windows_on_this_machines_gpu(void **state) {
   const float *from[N] = {in[0], in[1], in[2]};
   const krait_ctx_options options[] = {{.size = sizeof *options, .device = KRAIT_DEVICE_CPU},
                                        {.size = sizeof *options, .device = KRAIT_DEVICE_CUDA(0)}};
-  const krait_model_options exact = {.size = sizeof exact, .precision = KRAIT_PRECISION_FP32};
+  const krait_denoiser_options exact = {.size = sizeof exact, .precision = KRAIT_PRECISION_FP32};
   uint32_t seed = 7;
   (void)state;
   for (int k = 0; k < N; k++)
@@ -144,15 +144,15 @@ static void windows_on_this_machines_gpu(void **state) {
     }
   for (int device = 1; device >= 0; device--) {
     krait_ctx *ctx = NULL;
-    krait_model *model = NULL;
-    krait_session *session = NULL;
+    krait_denoiser *model = NULL;
+    krait_denoiser_session *session = NULL;
     kr_denoiser d;
     if (krait_ctx_open(&options[device], &ctx) < 0) {
       print_message("no GPU here: %s\n", krait_error_detail());
       skip();
     }
-    if (krait_model_open(ctx, &exact, &model) < 0) fail_msg("%s", krait_error_detail());
-    assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+    if (krait_denoiser_open(ctx, &exact, &model) < 0) fail_msg("%s", krait_error_detail());
+    assert_int_equal(krait_denoiser_session_open(model, &session), KRAIT_OK);
     assert_int_equal(kr_session_denoiser(session, &d), KRAIT_OK);
     for (int at_once = 1; at_once <= (device ? N : 1); at_once += N - 1)
       for (int k = 0; k < N; k += at_once) {
@@ -161,7 +161,7 @@ static void windows_on_this_machines_gpu(void **state) {
         if (d.run(d.user, at_once, from + k, want, SAMPLES) < 0) fail_msg("%s", krait_error_detail());
         if (d.finish) assert_int_equal(d.finish(d.user), KRAIT_OK);
       }
-    krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+    krait_denoiser_session_close(&session), krait_denoiser_close(&model), krait_ctx_close(&ctx);
   }
   const double grouped = pk_relative(out[2][0], out[1][0], N * SAMPLES),
                gpu = pk_relative(out[1][0], out[0][0], N * SAMPLES);
@@ -174,9 +174,9 @@ static void expect_refusal(const char *weights, const char *overrides, const cha
   char path[512];
   snprintf(path, sizeof path, "%s/%s", GOLDEN, weights);
   krait_ctx *ctx = open_context("all", 1);
-  krait_model_options options = {.size = sizeof options, .weights_path = path, .overrides = overrides};
-  krait_model *model = NULL;
-  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_ERR_WEIGHTS);
+  krait_denoiser_options options = {.size = sizeof options, .weights_path = path, .overrides = overrides};
+  krait_denoiser *model = NULL;
+  assert_int_equal(krait_denoiser_open(ctx, &options, &model), KRAIT_ERR_WEIGHTS);
   assert_null(model);
   if (!strstr(krait_error_detail(), words)) fail_msg("'%s' does not say '%s'", krait_error_detail(), words);
   krait_ctx_close(&ctx);
@@ -209,15 +209,15 @@ static void run_forward(const char *name, int32_t n_threads, const float *in, fl
   char path[512];
   snprintf(path, sizeof path, "%s/%s.weights.safetensors", GOLDEN, name);
   krait_ctx *ctx = open_context("all", n_threads);
-  krait_model_options options = {.size = sizeof options, .weights_path = path};
-  krait_model *model = NULL;
-  krait_session *session = NULL;
-  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_OK);
-  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+  krait_denoiser_options options = {.size = sizeof options, .weights_path = path};
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
+  assert_int_equal(krait_denoiser_open(ctx, &options, &model), KRAIT_OK);
+  assert_int_equal(krait_denoiser_session_open(model, &session), KRAIT_OK);
   assert_int_equal(krait_primeknet_forward(session, 1, 3, in, NULL, NULL, com), KRAIT_OK); /* another length first */
   assert_int_equal(krait_primeknet_forward(session, B, T, in, NULL, NULL, com), KRAIT_OK);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
 }
 
@@ -233,34 +233,34 @@ static void threads_and_batches_change_no_bit(void **state) {
   char path[512];
   snprintf(path, sizeof path, "%s/%s.weights.safetensors", GOLDEN, small[0]);
   krait_ctx *ctx = open_context("all", 2);
-  krait_model_options options = {.size = sizeof options, .weights_path = path};
-  krait_model *model = NULL;
-  krait_session *session = NULL;
-  assert_int_equal(krait_model_open(ctx, &options, &model), KRAIT_OK);
-  assert_int_equal(krait_session_open(model, &session), KRAIT_OK);
+  krait_denoiser_options options = {.size = sizeof options, .weights_path = path};
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
+  assert_int_equal(krait_denoiser_open(ctx, &options, &model), KRAIT_OK);
+  assert_int_equal(krait_denoiser_session_open(model, &session), KRAIT_OK);
   assert_int_equal(krait_primeknet_forward(session, B, T, in, NULL, NULL, many), KRAIT_OK);
   assert_int_equal(krait_primeknet_forward(session, 1, T, in + F * T * 2, NULL, NULL, second), KRAIT_OK);
   assert_memory_equal(many + F * T * 2, second, sizeof second);
   assert_int_equal(krait_primeknet_forward(session, 1, 0, in, NULL, NULL, many), KRAIT_ERR_SHAPE);
   assert_int_equal(krait_primeknet_forward(session, 1, (int64_t)1 << 62, in, NULL, NULL, many), KRAIT_ERR_SHAPE);
   assert_int_equal(krait_primeknet_forward(NULL, 1, T, in, NULL, NULL, many), KRAIT_ERR_ARGUMENT);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
   krait_ctx_close(&ctx);
 }
 
 /* Opens, runs and closes with the n-th allocation failing. */
 static int32_t run_with_failure(krait_ctx *ctx, const char *path, long n, const float *in, float *com) {
-  krait_model_options options = {.size = sizeof options, .weights_path = path};
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser_options options = {.size = sizeof options, .weights_path = path};
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   kr_alloc_fail_after(n);
-  int32_t status = krait_model_open(ctx, &options, &model);
-  if (status >= 0) status = krait_session_open(model, &session);
+  int32_t status = krait_denoiser_open(ctx, &options, &model);
+  if (status >= 0) status = krait_denoiser_session_open(model, &session);
   if (status >= 0) status = krait_primeknet_forward(session, 1, 5, in, NULL, NULL, com);
   kr_alloc_fail_after(0);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
   return status;
 }
 

@@ -2,7 +2,7 @@
  * gradients; whole windows with running statistics; chunks of any size and live sound, equal to the whole. */
 #include "test.h"
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -89,7 +89,7 @@ static kr_tensor measured(void *user, kr_graph *g, const char *name, kr_dims dim
   assert_true(k < MOST && dims.n == 1);
   snprintf(p->norms[k], sizeof p->norms[0], "%s", name);
   p->measured_n[k] = dims.size[0], p->measured[k] = kr_alloc((size_t)dims.size[0] * sizeof(float));
-  const krait_view layout = {.data = p->measured[k], .dtype = KRAIT_F32, .stride = {1}};
+  const kr_view layout = {.data = p->measured[k], .dtype = KRAIT_F32, .stride = {1}};
   return kr_graph_output_like(g, name, &layout, dims);
 }
 
@@ -200,21 +200,22 @@ static void chunks_equal_the_whole(void **state) {
   kr_free(mag), kr_free(com), kr_primeknet_close(&s), close_problem(&p);
 }
 
-static void open_pk_stream_model(const char *overrides, krait_ctx **ctx, krait_model **model, krait_session **session) {
+static void open_pk_stream_model(const char *overrides, krait_ctx **ctx, krait_denoiser **model,
+                                 krait_denoiser_session **session) {
   const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 2};
-  const krait_model_options how = {
+  const krait_denoiser_options how = {
       .size = sizeof how, .weights_path = PAIR ".weights.safetensors", .overrides = overrides};
   must(krait_ctx_open(&options, ctx));
-  must(krait_model_open(*ctx, &how, model));
-  must(krait_session_open(*model, session));
+  must(krait_denoiser_open(*ctx, &how, model));
+  must(krait_denoiser_session_open(*model, session));
 }
 
 static void windows_as_recorded(void **state) {
   (void)state;
   static problem p;
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   open_problem(&p);
   open_pk_stream_model(NULL, &ctx, &model, &session);
   const int64_t n = p.B * p.F * p.T;
@@ -222,7 +223,8 @@ static void windows_as_recorded(void **state) {
   must(krait_primeknet_forward(session, p.B, p.T, p.com_in, out, out + n, out + 2 * n));
   assert_true(pk_stream_distance(out, pk_stream_item(p.golden, "golden.", "mag")->data, n) <= 1e-5);
   assert_true(pk_stream_distance(out + 2 * n, pk_stream_item(p.golden, "golden.", "com")->data, 2 * n) <= 1e-5);
-  kr_free(out), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx), close_problem(&p);
+  kr_free(out), krait_denoiser_session_close(&session), krait_denoiser_close(&model), krait_ctx_close(&ctx),
+      close_problem(&p);
 }
 
 /* Noise at -25 dBFS, not affected by level rules. */
@@ -233,30 +235,31 @@ static void draw_pk_stream(float *wav, int64_t n) {
 }
 
 /* Through krait_stream_* in pieces of `piece` samples (0: all sizes): equal to the whole, and never late. */
-static void check_stream(krait_session *session, const float *in, const float *want, int64_t n, int64_t piece) {
-  krait_stream *stream = NULL;
+static void check_stream(krait_denoiser_session *session, const float *in, const float *want, int64_t n,
+                         int64_t piece) {
+  krait_denoiser_stream *stream = NULL;
   uint32_t random = 5;
   float *out = kr_alloc_array((size_t)n + 4096, sizeof *out);
-  must(krait_stream_open(session, &stream));
-  const int64_t latency = krait_stream_latency(stream);
+  must(krait_denoiser_stream_open(session, &stream));
+  const int64_t latency = krait_denoiser_stream_latency(stream);
   for (int again = 0; again < 2; again++) { /* a stream restarts */
     int64_t heard = 0, said = 0, n_out;
     while (heard < n) {
       random = random * 1664525u + 1013904223u;
       int64_t some = piece ? piece : 1 + (random >> 16) % 1700;
       if (some > n - heard) some = n - heard;
-      must(krait_stream_push(stream, in + heard, some, out + said, some + latency, &n_out));
+      must(krait_denoiser_stream_push(stream, in + heard, some, out + said, some + latency, &n_out));
       heard += some, said += n_out;
       if (heard - said > latency)
         fail_msg("%lld samples behind, the latency is %lld", (long long)(heard - said), (long long)latency);
     }
-    must(krait_stream_finish(stream, out + said, latency, &n_out));
+    must(krait_denoiser_stream_finish(stream, out + said, latency, &n_out));
     assert_int_equal(said + n_out, n);
     const double d = pk_stream_distance(out, want, n);
     if (!(d <= 1e-5))
       fail_msg("%lld samples in pieces of %lld: %.2e from the whole", (long long)n, (long long)piece, d);
   }
-  krait_stream_close(&stream), kr_free(out);
+  krait_denoiser_stream_close(&stream), kr_free(out);
 }
 
 static void live_sound_equals_the_whole(void **state) {
@@ -265,8 +268,8 @@ static void live_sound_equals_the_whole(void **state) {
   enum { N = 8037 };
   (void)state;
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   float in[N], want[N];
   open_pk_stream_model(NULL, &ctx, &model, &session);
   draw_pk_stream(in, N);
@@ -274,35 +277,36 @@ static void live_sound_equals_the_whole(void **state) {
     must(krait_enhance_samples(session, in, want, lengths[k], NULL, NULL));
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) check_stream(session, in, want, lengths[k], pieces[i]);
   }
-  krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+  krait_denoiser_session_close(&session), krait_denoiser_close(&model), krait_ctx_close(&ctx);
 }
 
 /* A push with too little room consumes nothing; due samples come. */
 static void says_what_is_due(void **state) {
   (void)state;
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
-  krait_stream *stream = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
+  krait_denoiser_stream *stream = NULL;
   float in[4000], out[8000];
   int64_t n_out;
   open_pk_stream_model(NULL, &ctx, &model, &session);
   draw_pk_stream(in, 4000);
-  must(krait_stream_open(session, &stream));
-  assert_int_equal(krait_stream_latency(stream), (3 + 2 * KR_PK_LIVE_CHUNK) * 100);
-  assert_int_equal(krait_stream_push(stream, in, 4000, out, 3000, &n_out), KRAIT_ERR_ARGUMENT);
+  must(krait_denoiser_stream_open(session, &stream));
+  assert_int_equal(krait_denoiser_stream_latency(stream), (3 + 2 * KR_PK_LIVE_CHUNK) * 100);
+  assert_int_equal(krait_denoiser_stream_push(stream, in, 4000, out, 3000, &n_out), KRAIT_ERR_ARGUMENT);
   assert_int_equal(n_out, 0);
-  must(krait_stream_push(stream, in, 4000, out, 8000, &n_out));
-  assert_true(n_out > 4000 - krait_stream_latency(stream) && n_out <= 3700);
-  krait_stream_close(&stream); /* in the middle: the session's next stream is unaffected */
+  must(krait_denoiser_stream_push(stream, in, 4000, out, 8000, &n_out));
+  assert_true(n_out > 4000 - krait_denoiser_stream_latency(stream) && n_out <= 3700);
+  krait_denoiser_stream_close(&stream); /* in the middle: the session's next stream is unaffected */
   float again[8000];
   int64_t n_again;
-  must(krait_stream_open(session, &stream));
-  must(krait_stream_push(stream, in, 4000, again, 8000, &n_again));
+  must(krait_denoiser_stream_open(session, &stream));
+  must(krait_denoiser_stream_push(stream, in, 4000, again, 8000, &n_again));
   assert_int_equal(n_again, n_out);
   assert_memory_equal(again, out, (size_t)n_out * sizeof *out);
-  must(krait_stream_finish(stream, out + n_out, 4000, &n_out));
-  krait_stream_close(&stream), krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+  must(krait_denoiser_stream_finish(stream, out + n_out, 4000, &n_out));
+  krait_denoiser_stream_close(&stream), krait_denoiser_session_close(&session), krait_denoiser_close(&model),
+      krait_ctx_close(&ctx);
 }
 
 /* While a stream is open nothing else uses its session, and what is refused does not change its sound; whichever of the
@@ -312,76 +316,76 @@ static void has_its_session_alone(void **state) {
   static float in[N], want[N], got[N], other[N];
   (void)state;
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
-  krait_stream *stream = NULL, *second = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
+  krait_denoiser_stream *stream = NULL, *second = NULL;
   krait_verify_result rows[4];
   int32_t n_rows;
   int64_t n = 0, k;
   open_pk_stream_model(NULL, &ctx, &model, &session);
   draw_pk_stream(in, N);
   must(krait_enhance_samples(session, in, want, N, NULL, NULL));
-  must(krait_stream_open(session, &stream));
+  must(krait_denoiser_stream_open(session, &stream));
   for (int at = 0; at < N; at += 2000) {
-    must(krait_stream_push(stream, in + at, 2000, got + n, N - n, &k)), n += k;
-    assert_int_equal(krait_stream_open(session, &second), KRAIT_ERR_ARGUMENT);
+    must(krait_denoiser_stream_push(stream, in + at, 2000, got + n, N - n, &k)), n += k;
+    assert_int_equal(krait_denoiser_stream_open(session, &second), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), "has an open stream"));
     assert_null(second);
     assert_int_equal(krait_enhance_samples(session, in, other, N, NULL, NULL), KRAIT_ERR_ARGUMENT);
     assert_int_equal(krait_primeknet_forward(session, 1, 8, in, other, NULL, NULL), KRAIT_ERR_ARGUMENT);
     assert_int_equal(krait_verify(session, PAIR ".golden.safetensors", rows, 4, &n_rows), KRAIT_ERR_ARGUMENT);
   }
-  must(krait_stream_finish(stream, got + n, N - n, &k));
+  must(krait_denoiser_stream_finish(stream, got + n, N - n, &k));
   assert_int_equal(n + k, N);
   assert_true(pk_stream_distance(got, want, N) <= 1e-5);
-  krait_stream_close(&stream);
+  krait_denoiser_stream_close(&stream);
   must(krait_enhance_samples(session, in, other, N, NULL, NULL));
   assert_memory_equal(other, want, sizeof want);
-  must(krait_stream_open(session, &stream));
-  krait_session_close(&session);
-  assert_int_equal(krait_stream_push(stream, in, 100, got, N, &k), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(krait_stream_finish(stream, got, N, &k), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(krait_stream_latency(stream), 0);
-  krait_stream_close(&stream), krait_model_close(&model), krait_ctx_close(&ctx);
+  must(krait_denoiser_stream_open(session, &stream));
+  krait_denoiser_session_close(&session);
+  assert_int_equal(krait_denoiser_stream_push(stream, in, 100, got, N, &k), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_denoiser_stream_finish(stream, got, N, &k), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_denoiser_stream_latency(stream), 0);
+  krait_denoiser_stream_close(&stream), krait_denoiser_close(&model), krait_ctx_close(&ctx);
 }
 
 /* Every allocation of a stream fails in turn: the push is right when it is repeated, or the stream refuses until
- * krait_stream_finish, after which it starts again. */
+ * krait_denoiser_stream_finish, after which it starts again. */
 static void failed_pushes(void **state) {
   enum { N = 3000, LATE = 4000 };
   static float in[N], want[N + LATE], got[N + LATE];
   (void)state;
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
-  krait_stream *stream = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
+  krait_denoiser_stream *stream = NULL;
   int64_t n, k;
   int n_failed = 0;
   open_pk_stream_model(NULL, &ctx, &model, &session);
   draw_pk_stream(in, N);
   must(krait_enhance_samples(session, in, want, N, NULL, NULL));
-  krait_session_close(&session);
+  krait_denoiser_session_close(&session);
   for (long fail = 1, n_without = 0; n_without < 3; fail++) {
-    must(krait_session_open(model, &session));
+    must(krait_denoiser_session_open(model, &session));
     kr_alloc_fail_after(fail);
-    int32_t status = krait_stream_open(session, &stream);
-    if (status >= 0) status = krait_stream_push(stream, in, N, got, N + LATE, &n);
+    int32_t status = krait_denoiser_stream_open(session, &stream);
+    if (status >= 0) status = krait_denoiser_stream_push(stream, in, N, got, N + LATE, &n);
     kr_alloc_fail_after(0);
     n_failed += status < 0, n_without = status < 0 ? 0 : n_without + 1;
-    if (!stream) must(krait_stream_open(session, &stream));
-    if (status < 0 && krait_stream_push(stream, in, N, got, N + LATE, &n) < 0) {
-      assert_non_null(strstr(krait_error_detail(), "krait_stream_finish"));
-      must(krait_stream_finish(stream, got, N + LATE, &k));
-      must(krait_stream_push(stream, in, N, got, N + LATE, &n));
+    if (!stream) must(krait_denoiser_stream_open(session, &stream));
+    if (status < 0 && krait_denoiser_stream_push(stream, in, N, got, N + LATE, &n) < 0) {
+      assert_non_null(strstr(krait_error_detail(), "krait_denoiser_stream_finish"));
+      must(krait_denoiser_stream_finish(stream, got, N + LATE, &k));
+      must(krait_denoiser_stream_push(stream, in, N, got, N + LATE, &n));
     }
-    must(krait_stream_finish(stream, got + n, N + LATE - n, &k));
+    must(krait_denoiser_stream_finish(stream, got + n, N + LATE - n, &k));
     assert_int_equal(n + k, N);
     if (!(pk_stream_distance(got, want, N) <= 1e-5)) fail_msg("allocation %ld: another sound", fail);
-    krait_stream_close(&stream), krait_session_close(&session);
+    krait_denoiser_stream_close(&stream), krait_denoiser_session_close(&session);
   }
   print_message("%d allocations failed\n", n_failed);
   assert_true(n_failed > 0);
-  krait_model_close(&model), krait_ctx_close(&ctx);
+  krait_denoiser_close(&model), krait_ctx_close(&ctx);
 }
 
 /* Every allocation of a run fails in turn: repeated, it is right. */
@@ -390,15 +394,15 @@ static void failed_runs(void **state) {
   static float in[N], want[N], got[N];
   (void)state;
   krait_ctx *ctx = NULL;
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   int n_failed = 0;
   open_pk_stream_model(NULL, &ctx, &model, &session);
   draw_pk_stream(in, N);
   must(krait_enhance_samples(session, in, want, N, NULL, NULL));
   for (long fail = 1, n_without = 0; n_without < 3; fail++) {
-    krait_session_close(&session);
-    must(krait_session_open(model, &session));
+    krait_denoiser_session_close(&session);
+    must(krait_denoiser_session_open(model, &session));
     kr_alloc_fail_after(fail);
     const int32_t status = krait_enhance_samples(session, in, got, N, NULL, NULL);
     kr_alloc_fail_after(0);
@@ -408,7 +412,7 @@ static void failed_runs(void **state) {
   }
   print_message("%d allocations failed\n", n_failed);
   assert_true(n_failed > 0);
-  krait_session_close(&session), krait_model_close(&model), krait_ctx_close(&ctx);
+  krait_denoiser_session_close(&session), krait_denoiser_close(&model), krait_ctx_close(&ctx);
 }
 
 static void refuses_halves(void **state) {
@@ -427,10 +431,10 @@ static void refuses_halves(void **state) {
   (void)state;
   must(krait_ctx_open(&options, &ctx));
   for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
-    krait_model *model = NULL;
-    const krait_model_options how = {
+    krait_denoiser *model = NULL;
+    const krait_denoiser_options how = {
         .size = sizeof how, .weights_path = PAIR ".weights.safetensors", .overrides = wrong[k].overrides};
-    assert_int_equal(krait_model_open(ctx, &how, &model), KRAIT_ERR_WEIGHTS);
+    assert_int_equal(krait_denoiser_open(ctx, &how, &model), KRAIT_ERR_WEIGHTS);
     if (!strstr(krait_error_detail(), wrong[k].says)) fail_msg("%s: %s", wrong[k].overrides, krait_error_detail());
   }
   krait_ctx_close(&ctx);

@@ -101,9 +101,9 @@ static void rows_instead_of_tokens(void **state) {
   char *rows;
   int32_t ids[N];
   const kr_weight *embedding = kr_model_folder_find(folder, "model.embed_tokens.weight");
-  const krait_view table = {.data = (void *)embedding->data, .dtype = embedding->dtype};
+  const kr_view table = {.data = (void *)embedding->data, .dtype = embedding->dtype};
   kr_lm *m = open_qwen2_model(1);
-  const krait_view values = {.data = host, .dtype = kr_lm_dtype(m)};
+  const kr_view values = {.data = host, .dtype = kr_lm_dtype(m)};
   const uint64_t bytes = N * D * krait_dtype_bytes(values.dtype);
   (void)state;
   for (int t = 0; t < N; t++) {

@@ -13,22 +13,22 @@ static krait_ctx *ctx;
 
 static void verify(const char *folder, const char *name, int n_least) {
   char weights[1000], golden[1000];
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   krait_verify_result rows[32];
   int32_t n = 0;
   snprintf(weights, sizeof weights, "%s/%s.weights.safetensors", folder, name);
   snprintf(golden, sizeof golden, "%s/%s.golden.safetensors", folder, name);
-  if (krait_model_open(ctx, &(krait_model_options){.size = sizeof(krait_model_options), .weights_path = weights},
+  if (krait_denoiser_open(ctx, &(krait_denoiser_options){.size = sizeof(krait_denoiser_options), .weights_path = weights},
                        &model) < 0)
     fail_msg("%s", krait_error_detail());
-  if (krait_session_open(model, &session) < 0) fail_msg("%s", krait_error_detail());
+  if (krait_denoiser_session_open(model, &session) < 0) fail_msg("%s", krait_error_detail());
   if (krait_verify(session, golden, rows, 32, &n) < 0) fail_msg("%s", krait_error_detail());
   assert_in_range(n, n_least, 32);
   for (int i = 0; i < n; i++)
     if (!(rows[i].rel_l2 < 1e-6)) fail_msg("%s, %s: relative error %.2g", name, rows[i].name, rows[i].rel_l2);
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
 }
 
 static void seedvr_3b(void **state) {
@@ -105,10 +105,10 @@ static void upstreams_windows(void **state) {
 /* ---- errors ---- */
 
 static void refuse(const char *overrides, int32_t status, const char *word) {
-  krait_model *model = NULL;
-  krait_model_options options = {
+  krait_denoiser *model = NULL;
+  krait_denoiser_options options = {
       .size = sizeof options, .weights_path = "tests/golden/seedvr/dit3b.weights.safetensors", .overrides = overrides};
-  assert_int_equal(krait_model_open(ctx, &options, &model), status);
+  assert_int_equal(krait_denoiser_open(ctx, &options, &model), status);
   if (!strstr(krait_error_detail(), word)) fail_msg("'%s' is not in: %s", word, krait_error_detail());
   assert_null(model);
 }
@@ -129,19 +129,19 @@ static void seedvr_refusals(void **state) {
 }
 
 static void golden_of_other_shapes(void **state) {
-  krait_model *model = NULL;
-  krait_session *session = NULL;
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
   krait_verify_result row;
   int32_t n;
   (void)state;
-  krait_model_options options = {.size = sizeof options,
+  krait_denoiser_options options = {.size = sizeof options,
                                  .weights_path = "tests/golden/seedvr/dit3b.weights.safetensors"};
-  if (krait_model_open(ctx, &options, &model) < 0 || krait_session_open(model, &session) < 0)
+  if (krait_denoiser_open(ctx, &options, &model) < 0 || krait_denoiser_session_open(model, &session) < 0)
     fail_msg("%s", krait_error_detail());
   assert_int_equal(krait_verify(session, options.weights_path, &row, 1, &n), KRAIT_ERR_WEIGHTS);
   assert_non_null(strstr(krait_error_detail(), "golden.vid_shape"));
-  krait_session_close(&session);
-  krait_model_close(&model);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
 }
 
 int main(void) {

@@ -70,7 +70,7 @@ static float *context_images(void) {
 static void assert_rows(const char *what, const char *block, int64_t from, int64_t n, int32_t dtype,
                         const float *want) {
   const size_t bytes = krait_dtype_bytes(dtype);
-  const krait_view stored = {.data = malloc((size_t)n * bytes), .dtype = dtype};
+  const kr_view stored = {.data = malloc((size_t)n * bytes), .dtype = dtype};
   float *got = malloc((size_t)n * sizeof *got);
   WORKS(kr_mem_read(ctx, stored.data, block + (size_t)from * bytes, (uint64_t)n * bytes));
   for (int64_t i = 0; i < n; i++) got[i] = (float)kr_get(&stored, i);

@@ -2,8 +2,6 @@
  * op and argument. A table per op: the invalid field, how, and the expected result. */
 #include <stdio.h>
 
-#include <krait/blocks.h>
-
 #include "../test.h"
 #include "contract.h"
 #include "all_ops.h"
@@ -22,143 +20,143 @@ typedef struct rule {
 
 static float storage[4096];
 
-#define AT(type, field) offsetof(krait_##type##_args, field)
+#define AT(type, field) offsetof(kr_##type##_args, field)
 
 /* All sizes 2 (or what is valid), with all required views. */
 static void fill(const char *op, unsigned char *args) {
   const kr_op *o = kr_op_find(op);
   assert_non_null(o);
   memset(args, 0, 4096);
-  ((krait_call *)args)->size = o->args_bytes;
-  const krait_view view = {.data = storage, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
+  ((kr_call *)args)->size = o->args_bytes;
+  const kr_view view = {.data = storage, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
 #define GIVE(type, ...)                                                                           \
   do {                                                                                            \
-    krait_##type##_args *a = (krait_##type##_args *)args;                                         \
-    krait_view *const views[] = {__VA_ARGS__};                                                    \
+    kr_##type##_args *a = (kr_##type##_args *)args;                                         \
+    kr_view *const views[] = {__VA_ARGS__};                                                    \
     for (size_t i = 0; i < sizeof views / sizeof *views; i++) *views[i] = view, views[i]->data = storage + 64 * i; \
   } while (0)
   if (!strcmp(op, "causal_conv1d")) {
     GIVE(causal_conv1d, &a->x, &a->weight, &a->out);
-    krait_causal_conv1d_args *a = (krait_causal_conv1d_args *)args;
+    kr_causal_conv1d_args *a = (kr_causal_conv1d_args *)args;
     a->B = a->D = a->L = a->W = 2;
   } else if (!strcmp(op, "causal_conv1d_bwd")) {
     GIVE(causal_conv1d_bwd, &a->x, &a->weight, &a->dout, &a->dx);
-    krait_causal_conv1d_bwd_args *a = (krait_causal_conv1d_bwd_args *)args;
+    kr_causal_conv1d_bwd_args *a = (kr_causal_conv1d_bwd_args *)args;
     a->B = a->D = a->L = a->W = 2;
   } else if (!strcmp(op, "causal_conv1d_update")) {
     GIVE(causal_conv1d_update, &a->x, &a->conv_state, &a->weight, &a->out);
-    krait_causal_conv1d_update_args *a = (krait_causal_conv1d_update_args *)args;
+    kr_causal_conv1d_update_args *a = (kr_causal_conv1d_update_args *)args;
     a->B = a->D = a->L = a->W = a->S = a->n_states = 2;
   } else if (!strcmp(op, "causal_conv1d_varlen_states")) {
     GIVE(causal_conv1d_varlen_states, &a->x, &a->cu_seqlens, &a->states);
-    krait_causal_conv1d_varlen_states_args *a = (krait_causal_conv1d_varlen_states_args *)args;
+    kr_causal_conv1d_varlen_states_args *a = (kr_causal_conv1d_varlen_states_args *)args;
     a->S = a->D = a->total = a->state_len = 2;
     a->cu_seqlens.dtype = KRAIT_I32;
   } else if (!strcmp(op, "selective_scan")) {
     GIVE(selective_scan, &a->u, &a->delta, &a->A, &a->Bmat, &a->Cmat, &a->out);
-    krait_selective_scan_args *a = (krait_selective_scan_args *)args;
+    kr_selective_scan_args *a = (kr_selective_scan_args *)args;
     a->B = a->D = a->L = a->N = a->G = 2;
   } else if (!strcmp(op, "selective_scan_bwd")) {
     GIVE(selective_scan_bwd, &a->u, &a->delta, &a->A, &a->Bmat, &a->Cmat, &a->dout, &a->du);
-    krait_selective_scan_bwd_args *a = (krait_selective_scan_bwd_args *)args;
+    kr_selective_scan_bwd_args *a = (kr_selective_scan_bwd_args *)args;
     a->B = a->D = a->L = a->N = 2, a->G = 1;
   } else if (!strcmp(op, "ssd")) {
     GIVE(ssd, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->out);
-    krait_ssd_args *a = (krait_ssd_args *)args;
+    kr_ssd_args *a = (kr_ssd_args *)args;
     a->B = a->L = a->H = a->P = a->N = a->G = 2;
   } else if (!strcmp(op, "ssd_bwd")) {
     GIVE(ssd_bwd, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->dout, &a->dx);
-    krait_ssd_bwd_args *a = (krait_ssd_bwd_args *)args;
+    kr_ssd_bwd_args *a = (kr_ssd_bwd_args *)args;
     a->B = a->L = a->H = a->P = a->N = a->G = 2;
   } else if (!strcmp(op, "attention")) {
     GIVE(attention, &a->q, &a->k, &a->v, &a->out);
-    krait_attention_args *a = (krait_attention_args *)args;
+    kr_attention_args *a = (kr_attention_args *)args;
     a->B = a->Bk = a->Lq = a->Lk = a->H = a->Hk = a->D = a->Dv = 2;
   } else if (!strcmp(op, "attention_bwd")) {
     GIVE(attention_bwd, &a->q, &a->k, &a->v, &a->out, &a->lse, &a->dout, &a->dq, &a->dk, &a->dv);
-    krait_attention_bwd_args *a = (krait_attention_bwd_args *)args;
+    kr_attention_bwd_args *a = (kr_attention_bwd_args *)args;
     a->B = a->Bk = a->Lq = a->Lk = a->H = a->Hk = a->D = a->Dv = 2;
   } else if (!strcmp(op, "attention_append")) {
     GIVE(attention_append, &a->k, &a->v, &a->k_cache, &a->v_cache);
-    krait_attention_append_args *a = (krait_attention_append_args *)args;
+    kr_attention_append_args *a = (kr_attention_append_args *)args;
     a->B = a->Bk = a->L = a->Lk = a->Hk = a->D = a->Dv = 2;
   } else if (!strcmp(op, "rotary")) {
     GIVE(rotary, &a->x, &a->cos, &a->sin, &a->out);
-    krait_rotary_args *a = (krait_rotary_args *)args;
+    kr_rotary_args *a = (kr_rotary_args *)args;
     a->B = a->L = a->H = a->D = a->T = 2, a->R = 1;
   } else if (!strcmp(op, "rotary_append")) {
     GIVE(rotary_append, &a->q, &a->k, &a->v, &a->cos, &a->sin, &a->k_cache, &a->v_cache, &a->out);
-    krait_rotary_append_args *a = (krait_rotary_append_args *)args;
+    kr_rotary_append_args *a = (kr_rotary_append_args *)args;
     a->B = a->Bk = a->L = a->H = a->Hk = a->Lk = a->D = a->Dv = a->T = 2, a->R = 1;
   } else if (!strcmp(op, "attention_step")) {
     GIVE(attention_step, &a->q, &a->k, &a->v, &a->cos, &a->sin, &a->cache_seqlens, &a->k_cache, &a->v_cache, &a->out);
-    krait_attention_step_args *a = (krait_attention_step_args *)args;
+    kr_attention_step_args *a = (kr_attention_step_args *)args;
     a->B = a->Bk = a->H = a->Hk = a->Lk = a->D = a->T = 2, a->R = 1, a->cache_seqlens.dtype = KRAIT_I32;
   } else if (!strcmp(op, "gather_rows")) {
     GIVE(gather_rows, &a->table, &a->index, &a->out);
-    krait_gather_rows_args *a = (krait_gather_rows_args *)args;
+    kr_gather_rows_args *a = (kr_gather_rows_args *)args;
     a->R = a->M = a->V = 2, a->index.dtype = KRAIT_I32;
   } else if (!strcmp(op, "state_update")) {
     GIVE(state_update, &a->state, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->out);
-    krait_state_update_args *a = (krait_state_update_args *)args;
+    kr_state_update_args *a = (kr_state_update_args *)args;
     a->B = a->H = a->P = a->N = a->n_states = a->G = 2;
   } else if (!strcmp(op, "add_norm")) {
     GIVE(add_norm, &a->x, &a->out);
-    ((krait_add_norm_args *)args)->R = ((krait_add_norm_args *)args)->M = 2;
+    ((kr_add_norm_args *)args)->R = ((kr_add_norm_args *)args)->M = 2;
   } else if (!strcmp(op, "add_norm_bwd")) {
     GIVE(add_norm_bwd, &a->v, &a->dout, &a->dx);
-    ((krait_add_norm_bwd_args *)args)->R = ((krait_add_norm_bwd_args *)args)->M = 2;
+    ((kr_add_norm_bwd_args *)args)->R = ((kr_add_norm_bwd_args *)args)->M = 2;
   } else if (!strcmp(op, "gated_norm")) {
     GIVE(gated_norm, &a->x, &a->weight, &a->out);
-    krait_gated_norm_args *a = (krait_gated_norm_args *)args;
+    kr_gated_norm_args *a = (kr_gated_norm_args *)args;
     a->R = a->M = a->group_size = 2;
   } else if (!strcmp(op, "mamba_decode")) {
     GIVE(mamba_decode, &a->dt_proj, &a->x, &a->norm_weight, &a->in_proj, &a->conv_weight, &a->x_proj, &a->dt_bias,
          &a->A, &a->Dvec, &a->out_proj, &a->conv_state, &a->ssm_state, &a->out);
-    krait_mamba_decode_args *a = (krait_mamba_decode_args *)args;
+    kr_mamba_decode_args *a = (kr_mamba_decode_args *)args;
     a->B = a->Y = a->D = a->E = a->N = a->W = a->R = a->n_states = 2, a->H = a->G = 1;
   } else if (!strcmp(op, "norm_gemm")) {
     GIVE(norm_gemm, &a->x, &a->weight, &a->Bmat, &a->out);
-    krait_norm_gemm_args *a = (krait_norm_gemm_args *)args;
+    kr_norm_gemm_args *a = (kr_norm_gemm_args *)args;
     a->M = a->N = a->K = 2;
   } else if (!strcmp(op, "dt_state_update")) {
     GIVE(dt_state_update, &a->state, &a->x, &a->r, &a->dt_weight, &a->A, &a->Bmat, &a->Cmat, &a->out);
-    krait_dt_state_update_args *a = (krait_dt_state_update_args *)args;
+    kr_dt_state_update_args *a = (kr_dt_state_update_args *)args;
     a->B = a->D = a->N = a->R = a->n_states = 2;
   } else if (!strcmp(op, "mamba_inner")) {
     GIVE(mamba_inner, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
          &a->out);
-    krait_mamba_inner_args *a = (krait_mamba_inner_args *)args;
+    kr_mamba_inner_args *a = (kr_mamba_inner_args *)args;
     a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
   } else if (!strcmp(op, "projected_scan")) {
     GIVE(projected_scan, &a->u, &a->proj, &a->dt_weight, &a->dt_bias, &a->A, &a->Dvec, &a->z, &a->out);
-    krait_projected_scan_args *a = (krait_projected_scan_args *)args;
+    kr_projected_scan_args *a = (kr_projected_scan_args *)args;
     a->B = a->L = a->D = a->N = a->R = 2, a->X = 6;
   } else if (!strcmp(op, "dense_block")) {
     GIVE(dense_block, &a->x, &a->taps, &a->taps_bias, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
-    krait_dense_block_args *a = (krait_dense_block_args *)args;
+    kr_dense_block_args *a = (kr_dense_block_args *)args;
     a->B = a->H = a->W = a->C = a->L = a->N = a->K = 1;
   } else if (!strcmp(op, "map_product")) {
     GIVE(map_product, &a->x, &a->weight, &a->out);
-    krait_map_product_args *a = (krait_map_product_args *)args;
+    kr_map_product_args *a = (kr_map_product_args *)args;
     a->B = a->H = a->W = a->C = a->N = a->M = 1;
   } else if (!strcmp(op, "conv_norm")) {
     GIVE(conv_norm, &a->x, &a->weight, &a->norm_weight, &a->norm_bias, &a->slope, &a->out);
-    krait_conv_norm_args *a = (krait_conv_norm_args *)args;
+    kr_conv_norm_args *a = (kr_conv_norm_args *)args;
     a->B = a->H = a->W = a->C = a->N = a->K = a->S = a->OH = 1;
   } else if (!strcmp(op, "filter_bank")) {
     GIVE(filter_bank, &a->x, &a->taps, &a->taps_bias, &a->gate_taps, &a->gate_bias, &a->weight, &a->weight_bias,
          &a->out_weight, &a->out_bias, &a->residual, &a->out);
-    krait_filter_bank_args *a = (krait_filter_bank_args *)args;
+    kr_filter_bank_args *a = (kr_filter_bank_args *)args;
     a->B = a->H = a->W = a->C = a->J = a->K = a->K1 = 1;
   } else if (!strcmp(op, "mamba_inner_bwd")) {
     GIVE(mamba_inner_bwd, &a->xz, &a->conv_weight, &a->x_proj_weight, &a->dt_proj_weight, &a->out_proj_weight, &a->A,
          &a->dout);
-    krait_mamba_inner_bwd_args *a = (krait_mamba_inner_bwd_args *)args;
+    kr_mamba_inner_bwd_args *a = (kr_mamba_inner_bwd_args *)args;
     a->B = a->D = a->L = a->N = a->W = a->R = a->M = 2;
   } else if (!strcmp(op, "gated_norm_bwd")) {
     GIVE(gated_norm_bwd, &a->x, &a->weight, &a->dout, &a->dx);
-    krait_gated_norm_bwd_args *a = (krait_gated_norm_bwd_args *)args;
+    kr_gated_norm_bwd_args *a = (kr_gated_norm_bwd_args *)args;
     a->R = a->M = a->group_size = 2;
   } else { /* by its signature: what must be given */
     const kr_sig *sig = o->sig;
@@ -167,7 +165,7 @@ static void fill(const char *op, unsigned char *args) {
                       sig->sizes[i].name[0] == 'K' && !sig->sizes[i].name[1] && strstr(op, "fold") ? 8 : 2);
     for (int i = 0, n = 0; i < sig->n_tensors; i++)
       if (!sig->tensors[i].is_optional) {
-        krait_view *v = kr_sig_view(sig, args, i);
+        kr_view *v = kr_sig_view(sig, args, i);
         *v = view, v->data = storage + 128 * n++;
         if (sig->tensors[i].tensor_class == KR_CLASS_INDEX) v->dtype = KRAIT_I32;
       }
@@ -527,16 +525,16 @@ static const rule rules[] = {
 };
 
 static void spoil(unsigned char *args, const rule *r) {
-  krait_call *call = (krait_call *)args;
-  krait_view *view = (krait_view *)(args + r->offset);
+  kr_call *call = (kr_call *)args;
+  kr_view *view = (kr_view *)(args + r->offset);
   call->flags = r->flags;
   if (r->flags & KRAIT_SCAN_BOTH && !strcmp(r->op, "selective_scan"))
-    ((krait_selective_scan_args *)args)->A_reverse = ((krait_selective_scan_args *)args)->A;
+    ((kr_selective_scan_args *)args)->A_reverse = ((kr_selective_scan_args *)args)->A;
   if (r->how == SIZE) memcpy(args + r->offset, &r->value, sizeof r->value);
   if (r->how == TYPE) view->dtype = (int32_t)r->value;
   if (r->how == ABSENT) view->data = NULL;
   if (r->how == PRESENT)
-    *view = (krait_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = (int32_t)r->value};
+    *view = (kr_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = (int32_t)r->value};
   if (r->how == FLAGS) call->flags = (uint32_t)r->value;
   if (r->how == ACTIVATION) memcpy(args + r->offset, &(int32_t){(int32_t)r->value}, sizeof(int32_t));
 }
@@ -563,8 +561,8 @@ static void every_rule_names_what_broke_it(void **state) {
 static void in_place(const char *op, const char *says, size_t out, size_t in) {
   static unsigned char args[4096];
   fill(op, args);
-  krait_view *to = (krait_view *)(args + out), *from = (krait_view *)(args + in);
-  if (!kr_has(from)) *from = (krait_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
+  kr_view *to = (kr_view *)(args + out), *from = (kr_view *)(args + in);
+  if (!kr_has(from)) *from = (kr_view){.data = storage + 2048, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
   *to = *from;
   assert_int_equal(kr_op_check(kr_op_find(op), args), KRAIT_OK);
   to->stride[1] = 3;
@@ -587,7 +585,7 @@ static void strides_in_place(void **state) {
            AT(add_norm, residual));
   in_place("gated_norm", "out is x in place but their strides differ", AT(gated_norm, out), AT(gated_norm, x));
   static unsigned char args[4096];
-  krait_selective_scan_args *a = (krait_selective_scan_args *)args;
+  kr_selective_scan_args *a = (kr_selective_scan_args *)args;
   fill("selective_scan", args);
   a->z = a->out;
   a->z.dtype = KRAIT_F16;
@@ -598,7 +596,7 @@ static void strides_in_place(void **state) {
 static void limits_of_time_steps(void **state) {
   (void)state;
   static unsigned char args[4096];
-  krait_mamba2_inner_args *a = (krait_mamba2_inner_args *)args;
+  kr_mamba2_inner_args *a = (kr_mamba2_inner_args *)args;
   fill("mamba2_inner", args);
   a->dt_min = 2, a->dt_max = 1;
   assert_int_equal(kr_op_check(&kr_op_mamba2_inner, a), KRAIT_ERR_ARGUMENT);
@@ -618,23 +616,23 @@ static void offsets_are_read_before_they_are_used(void **state) {
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     fill("causal_conv1d_varlen_states", args);
-    ((krait_causal_conv1d_varlen_states_args *)args)->cu_seqlens =
-        (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
+    ((kr_causal_conv1d_varlen_states_args *)args)->cu_seqlens =
+        (kr_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
     assert_int_equal(kr_op_run(&kr_op_causal_conv1d_varlen_states, ctx, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
     static float scratch[1 << 18]; /* wide vector implementations need more */
     fill("selective_scan", args);
-    krait_selective_scan_args *a = (krait_selective_scan_args *)args;
+    kr_selective_scan_args *a = (kr_selective_scan_args *)args;
     a->B = 1, a->S = 2;
-    a->cu_seqlens = (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
+    a->cu_seqlens = (kr_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
     a->call.scratch = scratch, a->call.scratch_bytes = sizeof scratch;
     assert_int_equal(kr_op_run(&kr_op_selective_scan, ctx, a), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
     fill("ssd", args);
-    krait_ssd_args *ssd = (krait_ssd_args *)args;
+    kr_ssd_args *ssd = (kr_ssd_args *)args;
     ssd->B = 1, ssd->S = 2;
-    ssd->cu_seqlens = (krait_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
-    ssd->varlen_states = (krait_view){.data = storage + 512, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
+    ssd->cu_seqlens = (kr_view){.data = (void *)cases[i].offsets, .stride = {1}, .dtype = KRAIT_I32};
+    ssd->varlen_states = (kr_view){.data = storage + 512, .stride = {8, 4, 2, 1}, .dtype = KRAIT_F32};
     ssd->call.scratch = scratch, ssd->call.scratch_bytes = sizeof scratch;
     assert_int_equal(kr_op_run(&kr_op_ssd, ctx, ssd), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), cases[i].says));
@@ -646,7 +644,7 @@ static void offsets_are_read_before_they_are_used(void **state) {
 static void keys_are_found_in_any_layout(void **state) {
   (void)state;
   static int32_t values[4];
-  static const krait_view view = {.data = values, .stride = {1, 1}, .dtype = KRAIT_I32};
+  static const kr_view view = {.data = values, .stride = {1, 1}, .dtype = KRAIT_I32};
   static const struct {
     const char *op;
     size_t at;
@@ -701,7 +699,7 @@ static void keys_are_found_in_any_layout(void **state) {
     const kr_op *op = kr_op_find(cases[i].op);
     fill(cases[i].op, args);
     memcpy(values, cases[i].values, sizeof cases[i].values);
-    *(krait_view *)(args + cases[i].at) = view;
+    *(kr_view *)(args + cases[i].at) = view;
     if (kr_sig_find_size(op->sig, "Bk") >= 0)
       kr_sig_set_size(op->sig, args, kr_sig_find_size(op->sig, "Bk"), cases[i].Bk);
     if (kr_sig_find_size(op->sig, "n_pages") >= 0)
@@ -712,7 +710,7 @@ static void keys_are_found_in_any_layout(void **state) {
           (impl->refuse && impl->refuse(ctx, args)))
         continue;
       assert_int_equal(kr_op_check(op, args), KRAIT_OK);
-      ((krait_call *)args)->scratch = scratch;
+      ((kr_call *)args)->scratch = scratch;
       assert_true(!impl->scratch_bytes || impl->scratch_bytes(ctx, args) <= sizeof scratch);
       assert_int_equal(impl->run(ctx, args), KRAIT_ERR_ARGUMENT);
       if (!strstr(krait_error_detail(), cases[i].says))
@@ -727,7 +725,7 @@ static void keys_are_found_in_any_layout(void **state) {
 static void missing_rows_are_refused(void **state) {
   (void)state;
   static int32_t indices[2] = {0, 77};
-  static const krait_view rows = {.data = indices, .stride = {1}, .dtype = KRAIT_I32};
+  static const kr_view rows = {.data = indices, .stride = {1}, .dtype = KRAIT_I32};
   static unsigned char args[4096];
   krait_ctx *ctx;
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
@@ -737,8 +735,8 @@ static void missing_rows_are_refused(void **state) {
     for (int k = 0; k < ops[i]->n_impls; k++) {
       if ((ops[i]->impls[k].needs & ctx->caps) != ops[i]->impls[k].needs) continue;
       fill(ops[i]->name, args);
-      if (i) ((krait_state_update_args *)args)->state_batch_indices = rows;
-      else ((krait_causal_conv1d_update_args *)args)->conv_state_indices = rows;
+      if (i) ((kr_state_update_args *)args)->state_batch_indices = rows;
+      else ((kr_causal_conv1d_update_args *)args)->conv_state_indices = rows;
       assert_int_equal(ops[i]->impls[k].run(ctx, args), KRAIT_ERR_ARGUMENT);
       assert_non_null(strstr(krait_error_detail(), i ? "state_batch_indices[1] is 77" : "conv_state_indices[1] is 77"));
     }
@@ -752,7 +750,7 @@ static void scratch_too_small(void **state) {
   krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   fill("selective_scan", args);
-  assert_int_equal(krait_selective_scan(ctx, (krait_selective_scan_args *)args), KRAIT_ERR_SCRATCH);
+  assert_int_equal(kr_op_run(&kr_op_selective_scan, ctx, (kr_selective_scan_args *)args), KRAIT_ERR_SCRATCH);
   assert_non_null(strstr(krait_error_detail(), "0 bytes of scratch given"));
   krait_ctx_close(&ctx);
 }
@@ -919,8 +917,7 @@ static void rules_of_several_fields(void **state) {
   }
 }
 
-/* Every op's call itself: no context, no args, a struct too short or with a tail unknown to this library, no result
- * pointer. */
+/* Every op's call itself: no context, no result pointer. */
 static void calls_of_every_op(void **state) {
   (void)state;
   static _Alignas(16) unsigned char args[4096];
@@ -937,19 +934,9 @@ static void calls_of_every_op(void **state) {
       continue; /* sizes with special dependencies */
     assert_int_equal(kr_op_run(op, NULL, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), "ctx must not be NULL"));
-    assert_int_equal(kr_op_run(op, ctx, NULL), KRAIT_ERR_ARGUMENT);
-    assert_non_null(strstr(krait_error_detail(), "args must not be NULL"));
     assert_int_equal(kr_op_scratch_bytes(op, ctx, args, NULL), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), "bytes must not be NULL"));
     assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &bytes), KRAIT_OK);
-    ((krait_call *)args)->size = 4;
-    assert_int_equal(kr_op_run(op, ctx, args), KRAIT_ERR_STRUCT_SIZE);
-    assert_non_null(strstr(krait_error_detail(), "args.call.size is 4"));
-    ((krait_call *)args)->size = op->args_bytes + 8; /* newer with a zero tail: fine */
-    assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &bytes), KRAIT_OK);
-    args[op->args_bytes] = 1;
-    assert_int_equal(kr_op_run(op, ctx, args), KRAIT_ERR_STRUCT_SIZE);
-    assert_non_null(strstr(krait_error_detail(), "newer than this library"));
   }
   krait_ctx_close(&ctx);
 }
@@ -958,7 +945,7 @@ static void calls_of_every_op(void **state) {
 static void projected_or_given(void **state) {
   (void)state;
   static unsigned char args[4096];
-  krait_mamba_inner_args *a = (krait_mamba_inner_args *)args;
+  kr_mamba_inner_args *a = (kr_mamba_inner_args *)args;
   fill("mamba_inner", args);
   a->Bmat = a->B_proj_bias = a->A;
   assert_int_equal(kr_op_check(&kr_op_mamba_inner, a), KRAIT_ERR_ARGUMENT);
@@ -978,7 +965,7 @@ static void projected_or_given(void **state) {
   a->A_reverse.dtype = KRAIT_C64;
   assert_int_equal(kr_op_check(&kr_op_mamba_inner, a), KRAIT_ERR_DTYPE);
   assert_non_null(strstr(krait_error_detail(), "A_reverse is complex64 but A is float32"));
-  krait_mamba_inner_bwd_args *g = (krait_mamba_inner_bwd_args *)args;
+  kr_mamba_inner_bwd_args *g = (kr_mamba_inner_bwd_args *)args;
   fill("mamba_inner_bwd", args);
   g->Bmat = g->dB_proj_bias = g->A;
   assert_int_equal(kr_op_check(&kr_op_mamba_inner_bwd, g), KRAIT_ERR_ARGUMENT);

@@ -18,7 +18,7 @@ static krait_ctx *open_extremes_ctx(int n_threads) {
   return ctx;
 }
 
-static krait_view *view_of(kr_case *c, const kr_case_tensor *t) { return (krait_view *)(c->args + t->view_offset); }
+static kr_view *view_of(kr_case *c, const kr_case_tensor *t) { return (kr_view *)(c->args + t->view_offset); }
 static size_t bytes_of(kr_case *c, const kr_case_tensor *t) {
   return (size_t)t->n_storage * krait_dtype_bytes(view_of(c, t)->dtype);
 }
@@ -54,7 +54,7 @@ static const char *plant(kr_case *c, const kr_op *op, double value) {
   kr_case_tensor *t;
   do t = &c->tensors[kr_case_int(c, 0, c->n_tensors - 1)];
   while (!may_be_planted(c, op, t));
-  krait_view initial = *view_of(c, t);
+  kr_view initial = *view_of(c, t);
   initial.data = t->initial + ((unsigned char *)initial.data - t->storage);
   const int64_t at = kr_tensor_offset(t, &initial, kr_case_int(c, 0, kr_tensor_elements(t) - 1));
   if (initial.dtype == KRAIT_C64) ((float *)initial.data)[2 * at] = (float)value;
@@ -68,7 +68,7 @@ static int same_kind(double got, double want) { return isfinite(got) == isfinite
 static void compare_kinds(kr_case *c, const kr_op *op, const kr_impl *impl, const char *planted, int64_t index) {
   for (int i = 0; i < c->n_tensors; i++) {
     const kr_case_tensor *t = &c->tensors[i];
-    krait_view got = *view_of(c, t), want = got;
+    kr_view got = *view_of(c, t), want = got;
     want.data = t->expected + ((unsigned char *)got.data - t->storage);
     const int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
     /* A first step's contribution to the decay's gradient, and to the SSD's step size's, is its gradient times the
@@ -149,19 +149,19 @@ static void nan_stays_in_its_sequence(void **state) {
   u[2 * L + 9] = NAN;       /* channel 2, sequence 1 */
   u[3 * L + 10] = INFINITY; /* channel 3, sequence 1 */
   krait_ctx *ctx = open_extremes_ctx(1);
-  krait_selective_scan_args a = {.call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch},
+  kr_selective_scan_args a = {.call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch},
                                  .B = 1,
                                  .D = D,
                                  .L = L,
                                  .N = N,
                                  .G = 1};
-  a.u = (krait_view){.data = u, .stride = {0, L, 1}};
-  a.delta = (krait_view){.data = delta, .stride = {0, L, 1}};
-  a.out = (krait_view){.data = out, .stride = {0, L, 1}};
-  a.A = (krait_view){.data = A, .stride = {N, 1}};
-  a.Bmat = a.Cmat = (krait_view){.data = B, .stride = {0, 0, L, 1}};
-  a.seq_idx = (krait_view){.data = indices, .stride = {0, 1}, .dtype = KRAIT_I32};
-  assert_int_equal(krait_selective_scan(ctx, &a), KRAIT_OK);
+  a.u = (kr_view){.data = u, .stride = {0, L, 1}};
+  a.delta = (kr_view){.data = delta, .stride = {0, L, 1}};
+  a.out = (kr_view){.data = out, .stride = {0, L, 1}};
+  a.A = (kr_view){.data = A, .stride = {N, 1}};
+  a.Bmat = a.Cmat = (kr_view){.data = B, .stride = {0, 0, L, 1}};
+  a.seq_idx = (kr_view){.data = indices, .stride = {0, 1}, .dtype = KRAIT_I32};
+  assert_int_equal(kr_op_run(&kr_op_selective_scan, ctx, &a), KRAIT_OK);
   for (int d = 0; d < D; d++)
     for (int t = 0; t < L; t++) {
       int touched = (d == 2 && t >= 9 && t < 16) || (d == 3 && t >= 10 && t < 16);
@@ -180,13 +180,13 @@ typedef struct field {
 } field;
 
 /* Of size two, or any. Not one whose elements overlap: where an output's may (ssd_bwd's dDvec) it means a sum. */
-static int far_dim(const kr_case_tensor *t, const krait_view *view, int of_any) {
+static int far_dim(const kr_case_tensor *t, const kr_view *view, int of_any) {
   for (int i = 0; i < t->n_dims; i++)
     if ((t->shape[i] == 2 || (of_any && t->shape[i] > 2)) && view->stride[i]) return i;
   return -1;
 }
 
-static void copy_elements(kr_case *c, const kr_case_tensor *t, const krait_view *to, const krait_view *from) {
+static void copy_elements(kr_case *c, const kr_case_tensor *t, const kr_view *to, const kr_view *from) {
   const size_t bytes = krait_dtype_bytes(view_of(c, t)->dtype);
   for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++)
     memcpy((unsigned char *)to->data + (size_t)kr_tensor_offset(t, to, i) * bytes,
@@ -200,7 +200,7 @@ static int can_be_far(kr_case *c, const kr_case_tensor *t, int of_any) {
 /* Repeats the case with one tensor spread out; every output must be bitwise equal. Returns whether it ran. */
 static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_impl *impl, kr_case_tensor *t,
                    const field *f, int of_any) {
-  krait_view *view = view_of(c, t), near = *view, distant = near;
+  kr_view *view = view_of(c, t), near = *view, distant = near;
   const int dim = far_dim(t, view, of_any);
   distant.data = f->memory;
   distant.stride[dim] = far / (t->shape[dim] - 1);
@@ -218,7 +218,7 @@ static int run_far(const krait_ctx *ctx, kr_case *c, const kr_op *op, const kr_i
 
 /* A graph's calls use other rows for other strides, with another summation order. */
 static int is_near(kr_case *c, const kr_case_tensor *t) {
-  krait_view got = *view_of(c, t), want = got;
+  kr_view got = *view_of(c, t), want = got;
   want.data = t->expected + ((unsigned char *)got.data - t->storage);
   for (int64_t k = 0; k < kr_tensor_elements(t); k++) {
     const int64_t at = kr_tensor_offset(t, &got, k);
@@ -282,7 +282,7 @@ typedef struct pair {
   const char *op;
   size_t in, out;
 } pair;
-#define PAIR(type, in, out) {#type, offsetof(krait_##type##_args, in), offsetof(krait_##type##_args, out)}
+#define PAIR(type, in, out) {#type, offsetof(kr_##type##_args, in), offsetof(kr_##type##_args, out)}
 
 static const pair pairs[] = {PAIR(causal_conv1d, x, out),  PAIR(causal_conv1d_update, x, out),
                              PAIR(selective_scan, u, out), PAIR(selective_scan, z, out),
@@ -297,13 +297,13 @@ static const kr_case_tensor *tensor_at(const kr_case *c, size_t offset) {
 static void extremes_in_place(const krait_ctx *ctx, const pair *p, const kr_impl *impl, kr_case *c, int64_t index) {
   const kr_op *op = kr_op_find(p->op);
   assert_int_equal(kr_case_open(c, op, 3, index, KR_CASE_USUAL), KRAIT_OK);
-  krait_view *in = (krait_view *)(c->args + p->in), *out = (krait_view *)(c->args + p->out);
+  kr_view *in = (kr_view *)(c->args + p->in), *out = (kr_view *)(c->args + p->out);
   const kr_case_tensor *t = tensor_at(c, p->in);
   const int possible =
       kr_has(in) && kr_has(out) && in->dtype == out->dtype && !(impl->refuse && impl->refuse(ctx, c->args));
   if (possible) {
     assert_int_equal(kr_case_run_on_host(ctx, c, impl), KRAIT_OK);
-    krait_view apart = *out;
+    kr_view apart = *out;
     keep_outputs(c);
     apart.data = tensor_at(c, p->out)->expected + ((unsigned char *)apart.data - tensor_at(c, p->out)->storage);
     kr_case_reset(c);

@@ -26,7 +26,7 @@ typedef struct problem {
 static int is_given_for_gradients(const problem *p, int tensor) {
   return kr_has(kr_sig_view(p->op->sig, p->c.args, tensor));
 }
-static int parts_of(const krait_view *v) { return v->dtype == KRAIT_C64 ? 2 : 1; }
+static int parts_of(const kr_view *v) { return v->dtype == KRAIT_C64 ? 2 : 1; }
 
 static kr_case_tensor *find(problem *p, int tensor) {
   for (int i = 0; i < p->c.n_tensors; i++)
@@ -39,25 +39,25 @@ static double draw(problem *p) {
   return round(((double)(p->random >> 8) * 0x1p-24 - 0.5) * 1024) / 512; /* -1..1 on a grid of 2^-9 */
 }
 
-static void *place(const krait_view *v, const kr_case_tensor *t, int64_t i) {
+static void *place(const kr_view *v, const kr_case_tensor *t, int64_t i) {
   const int parts = parts_of(v);
   const int64_t at = kr_tensor_offset(t, v, i / parts) * parts + i % parts;
   return v->dtype == KRAIT_F64 ? (void *)((double *)v->data + at) : (void *)((float *)v->data + at);
 }
-static double get(const krait_view *v, const kr_case_tensor *t, int64_t i) {
+static double get(const kr_view *v, const kr_case_tensor *t, int64_t i) {
   return v->dtype == KRAIT_F64 ? *(double *)place(v, t, i) : *(float *)place(v, t, i);
 }
-static void put(const krait_view *v, const kr_case_tensor *t, int64_t i, double value) {
+static void put(const kr_view *v, const kr_case_tensor *t, int64_t i, double value) {
   if (v->dtype == KRAIT_F64) *(double *)place(v, t, i) = value;
   else *(float *)place(v, t, i) = (float)value;
 }
-static int64_t numbers_of(const krait_view *v, const kr_case_tensor *t) { return kr_tensor_elements(t) * parts_of(v); }
+static int64_t numbers_of(const kr_view *v, const kr_case_tensor *t) { return kr_tensor_elements(t) * parts_of(v); }
 
 /* The gradient of a tensor of the call, in the tensor's layout; an output's contains weights. */
 static void give_gradient(problem *p, int tensor) {
   const kr_sig_tensor *t = &p->op->sig->tensors[tensor];
   const kr_case_tensor *of = find(p, tensor);
-  krait_view *v = kr_sig_view(p->gradient->sig, p->backward, t->gradient),
+  kr_view *v = kr_sig_view(p->gradient->sig, p->backward, t->gradient),
              *view = kr_sig_view(p->op->sig, p->c.args, tensor);
   *v = *view;
   unsigned char *block = p->blocks[p->n_blocks++] = kr_zalloc((size_t)of->n_storage * krait_dtype_bytes(v->dtype));
@@ -67,7 +67,7 @@ static void give_gradient(problem *p, int tensor) {
 
 static void run_gradients(problem *p, const kr_op *op, void *args) {
   const kr_impl *ref = &op->impls[op->n_impls - 1];
-  krait_call *call = args;
+  kr_call *call = args;
   const uint64_t bytes = ref->scratch_bytes ? ref->scratch_bytes(p->ctx, args) : 0;
   call->scratch_bytes = bytes, call->scratch = kr_alloc(bytes + 1);
   if (ref->run(p->ctx, args) < 0) fail_msg("%s: %s", op->name, krait_error_detail());
@@ -80,7 +80,7 @@ static double loss(problem *p) {
   for (int t = 0; t < p->op->sig->n_tensors; t++) {
     const kr_sig_tensor *about = &p->op->sig->tensors[t];
     if (!(about->role & KR_OUT) || about->gradient < 0 || !is_given_for_gradients(p, t)) continue;
-    const krait_view *out = kr_sig_view(p->op->sig, p->c.args, t),
+    const kr_view *out = kr_sig_view(p->op->sig, p->c.args, t),
                      *weight = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
     for (int64_t i = 0, n = numbers_of(out, find(p, t)); i < n; i++) {
       const double value = get(out, find(p, t), i);
@@ -90,7 +90,7 @@ static double loss(problem *p) {
   return sum;
 }
 
-static double slope(problem *p, const krait_view *v, const kr_case_tensor *t, int64_t i) {
+static double slope(problem *p, const kr_view *v, const kr_case_tensor *t, int64_t i) {
   static const double moves[] = {1, -1, 2, -2};
   const double was = get(v, t, i);
   double at[4];
@@ -105,7 +105,7 @@ static double slope(problem *p, const krait_view *v, const kr_case_tensor *t, in
 static int compare_gradients(problem *p, int tensor, uint64_t seed, int64_t index) {
   const kr_sig_tensor *about = &p->op->sig->tensors[tensor];
   const kr_case_tensor *t = find(p, tensor);
-  const krait_view *view = kr_sig_view(p->op->sig, p->c.args, tensor),
+  const kr_view *view = kr_sig_view(p->op->sig, p->c.args, tensor),
                    *grad = kr_sig_view(p->gradient->sig, p->backward, about->gradient);
   const int64_t n = numbers_of(view, t), stride = n / MOST_SAMPLES + 1;
   double square = 0;
@@ -123,7 +123,7 @@ static int compare_gradients(problem *p, int tensor, uint64_t seed, int64_t inde
 /* Rounds complex numbers to a grid on which the step is exact. */
 static void round_complex(problem *p) {
   for (int i = 0; i < p->c.n_tensors; i++) {
-    const krait_view *v = (const krait_view *)(p->c.args + p->c.tensors[i].view_offset);
+    const kr_view *v = (const kr_view *)(p->c.args + p->c.tensors[i].view_offset);
     for (int64_t k = 0; v->dtype == KRAIT_C64 && p->c.tensors[i].role & KR_IN && k < numbers_of(v, &p->c.tensors[i]);
          k++)
       put(v, &p->c.tensors[i], k, round(get(v, &p->c.tensors[i], k) * 1024) / 1024);

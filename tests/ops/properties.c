@@ -16,7 +16,7 @@ static krait_ctx *open_properties_ctx(int n_threads) {
 
 /* Runs the op on a case's args with separate scratch. */
 static void run_case(const kr_op *op, const krait_ctx *ctx, kr_case *c) {
-  krait_call *call = (krait_call *)c->args;
+  kr_call *call = (kr_call *)c->args;
   assert_int_equal(kr_op_scratch_bytes(op, ctx, call, &call->scratch_bytes), KRAIT_OK);
   call->scratch = aligned_alloc(64, (call->scratch_bytes / 64 + 1) * 64);
   memset(call->scratch, 0xfb, call->scratch_bytes);
@@ -47,7 +47,7 @@ static void bits_do_not_depend_on_threads(void **state) {
         for (int t = 0; t < c->n_tensors; t++) {
           kr_case_tensor *tensor = &c->tensors[t];
           size_t bytes =
-              (size_t)tensor->n_storage * krait_dtype_bytes(((krait_view *)(c->args + tensor->view_offset))->dtype);
+              (size_t)tensor->n_storage * krait_dtype_bytes(((kr_view *)(c->args + tensor->view_offset))->dtype);
           if (k == 0) memcpy(tensor->expected, tensor->storage, bytes);
           else if (memcmp(tensor->expected, tensor->storage, bytes) != 0)
             fail_msg("%s, case %d: %s depends on the threads", op->name, (int)index, tensor->name);
@@ -84,9 +84,9 @@ static void eight_threads_share_a_context(void **state) {
 /* 8 heads of 128 features in bfloat16: all tensors and the scratch of both passes. */
 static double attention_bytes(krait_ctx *ctx, int64_t L) {
   static float some[1];
-  const krait_view view = {.data = some, .stride = {L * 1024, 1024, 128, 1}, .dtype = KRAIT_BF16},
+  const kr_view view = {.data = some, .stride = {L * 1024, 1024, 128, 1}, .dtype = KRAIT_BF16},
                    lse = {.data = some, .stride = {L * 8, L, 1}, .dtype = KRAIT_F32};
-  const krait_attention_args a = {.call = {.size = sizeof a, .flags = KRAIT_ATTENTION_CAUSAL},
+  const kr_attention_args a = {.call = {.size = sizeof a, .flags = KRAIT_ATTENTION_CAUSAL},
                                   .B = 1,
                                   .Bk = 1,
                                   .Lq = L,
@@ -100,7 +100,7 @@ static double attention_bytes(krait_ctx *ctx, int64_t L) {
                                   .v = view,
                                   .out = view,
                                   .lse = lse};
-  const krait_attention_bwd_args b = {.call = {.size = sizeof b, .flags = KRAIT_ATTENTION_CAUSAL},
+  const kr_attention_bwd_args b = {.call = {.size = sizeof b, .flags = KRAIT_ATTENTION_CAUSAL},
                                       .B = 1,
                                       .Bk = 1,
                                       .Lq = L,
@@ -119,8 +119,8 @@ static double attention_bytes(krait_ctx *ctx, int64_t L) {
                                       .dk = view,
                                       .dv = view};
   uint64_t forward, backward;
-  assert_int_equal(krait_attention_scratch_bytes(ctx, &a, &forward), KRAIT_OK);
-  assert_int_equal(krait_attention_bwd_scratch_bytes(ctx, &b, &backward), KRAIT_OK);
+  assert_int_equal(kr_op_scratch_bytes(&kr_op_attention, ctx, &a, &forward), KRAIT_OK);
+  assert_int_equal(kr_op_scratch_bytes(&kr_op_attention_bwd, ctx, &b, &backward), KRAIT_OK);
   return 8.0 * 2 * 1024 * (double)L + 4.0 * 8 * (double)L + (double)(forward > backward ? forward : backward);
 }
 

@@ -43,7 +43,7 @@ static int is_given_for_sigs(const kr_case *c, const kr_sig *sig, int tensor) {
 static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
   const uint32_t constants = KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT;
   if (strncmp(sig->name, "selective_scan", 14) == 0 && strcmp(size, "G") == 0)
-    return (((const krait_call *)c->args)->flags & constants) == constants;
+    return (((const kr_call *)c->args)->flags & constants) == constants;
   if (strncmp(sig->name, "mamba2_inner", 12) == 0 && strchr("FGKMNP", *size))
     return 1; /* tensors have sums of them, or none if they are 0 */
   if (strcmp(sig->name, "mamba_decode") == 0 && strchr("GH", *size))
@@ -109,7 +109,7 @@ static kr_shape shape_of(int n, int64_t a, int64_t b, int64_t c, int64_t d) { re
 static void mismatched_shapes_are_named(void **state) {
   (void)state;
   const kr_sig *sig = &kr_sig_causal_conv1d;
-  krait_causal_conv1d_args a = {.call.size = sizeof a};
+  kr_causal_conv1d_args a = {.call.size = sizeof a};
   kr_shape shapes[16];
   for (int i = 0; i < sig->n_tensors; i++) shapes[i].n_dims = KR_SHAPE_ABSENT;
   const int x = kr_sig_find(sig, "x"), weight = kr_sig_find(sig, "weight"), out = kr_sig_find(sig, "out"),
@@ -122,43 +122,39 @@ static void mismatched_shapes_are_named(void **state) {
   assert_true(shapes[final].n_dims == 3 && shapes[final].size[2] == 3 && shapes[out].size[2] == 100);
   shapes[weight] = shape_of(2, 96, 4, 0, 0);
   assert_int_equal(kr_sig_infer(sig, &a, shapes), KRAIT_ERR_SHAPE);
-  assert_string_equal(krait_error_detail(), "causal_conv1d: weight is (96,4), must be (D,W) = (64,4)");
+  assert_string_equal(krait_error_detail(), "causal_conv1d: weight is (96,4), must be (D,W) = (64,4): its dimension D is 96, not 64");
   shapes[weight] = shape_of(3, 64, 1, 4, 0);
   assert_int_equal(kr_sig_infer(sig, &a, shapes), KRAIT_ERR_SHAPE);
   assert_string_equal(krait_error_detail(), "causal_conv1d: weight is (64,1,4), must be (D,W)");
 }
-
-#define ROW(args, field, ...) {offsetof(args, field), sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}}
 
 static void check_refusal(int32_t status, const char *sentence) {
   assert_int_equal(status, KRAIT_ERR_SHAPE);
   assert_string_equal(krait_error_detail(), sentence);
 }
 
-/* For callers who know only shapes. */
-static void sizes_of_args_come_from_shapes(void **state) {
+#define SHAPED(...) krait_tensor_of(&element, KRAIT_F32, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (int64_t[]){__VA_ARGS__})
+
+/* For callers who have no outputs yet. */
+static void a_mismatch_lists_the_shapes_of_all_inputs(void **state) {
   (void)state;
-  krait_causal_conv1d_args a = {.call.size = sizeof a};
-  krait_shape shapes[] = {ROW(krait_causal_conv1d_args, x, 2, 64, 100), ROW(krait_causal_conv1d_args, weight, 64, 4),
-                          ROW(krait_causal_conv1d_args, bias, -1)};
-  assert_int_equal(krait_args_sizes("causal_conv1d", &a, shapes, 3), KRAIT_OK);
-  assert_true(a.B == 2 && a.D == 64 && a.L == 100 && a.W == 4);
-  shapes[1].size[0] = 96;
-  check_refusal(krait_args_sizes("causal_conv1d", &a, shapes, 2),
+  float element;
+  krait_causal_conv1d_args a = {.call.size = sizeof a, .x = SHAPED(2, 64, 100), .weight = SHAPED(64, 4)};
+  a.bias = (krait_tensor){.data = &element, .n_dims = 1, .size = {-1}, .flags = KRAIT_TENSOR_STRIDED};
+  assert_int_equal(krait_shapes_check("causal_conv1d", &a), KRAIT_OK);
+  a.bias.data = NULL, a.weight.size[0] = 96;
+  check_refusal(krait_shapes_check("causal_conv1d", &a),
                 "causal_conv1d: x must be (B,D,L), weight (D,W); got x (2,64,100), weight (96,4): weight is (96,4), "
-                "must be (D,W) = (64,4)");
-  shapes[1].n_dims = 5;
-  check_refusal(krait_args_sizes("causal_conv1d", &a, shapes, 2), "causal_conv1d: weight has 5 dimensions");
-  krait_ssd_args s = {.call.size = sizeof s};
-  const krait_shape rows[] = {ROW(krait_ssd_args, x, 2, 9, 4, 3), ROW(krait_ssd_args, dt, 2, 9, 4),
-                              ROW(krait_ssd_args, A, 4), ROW(krait_ssd_args, Bmat, 2, 9, 3, 5),
-                              ROW(krait_ssd_args, Cmat, 2, 9, 3, 5)};
-  check_refusal(krait_args_sizes("ssd", &s, rows, 5),
+                "must be (D,W) = (64,4): its dimension D is 96, not 64");
+  a.weight.n_dims = 5;
+  check_refusal(krait_shapes_check("causal_conv1d", &a),
+                "causal_conv1d: weight has 5 dimensions, must have 1 to 4");
+  krait_ssd_args s = {.call.size = sizeof s, .x = SHAPED(2, 9, 4, 3), .dt = SHAPED(2, 9, 4), .A = SHAPED(4)};
+  s.Bmat = s.Cmat = SHAPED(2, 9, 3, 5);
+  check_refusal(krait_shapes_check("ssd", &s),
                 "ssd: x must be (B,L,H,P), dt (B,L,H), A (H), Bmat and Cmat (B,L,G,N); got x (2,9,4,3), dt (2,9,4), A "
                 "(4), Bmat (2,9,3,5), Cmat (2,9,3,5): H 4 is not a multiple of G 3");
-  assert_int_equal(krait_args_sizes("nothing", &a, shapes, 2), KRAIT_ERR_ARGUMENT);
-  shapes[0].view = 1;
-  assert_int_equal(krait_args_sizes("causal_conv1d", &a, shapes, 1), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_shapes_check("nothing", &a), KRAIT_ERR_ARGUMENT);
 }
 
 /* Every input's gradient is in the gradient op, with its sizes, and everything read again has a source. */
@@ -193,16 +189,16 @@ static void gradients_belong_to_inputs(void **state) {
 static void a_gradient_call_begins_as_the_forward_call_was(void **state) {
   (void)state;
   float storage[64] = {0};
-  const krait_view view = {.data = storage, .stride = {4, 1}, .dtype = KRAIT_F16},
+  const kr_view view = {.data = storage, .stride = {4, 1}, .dtype = KRAIT_F16},
                    other = {.data = storage + 8, .stride = {4, 1}};
-  krait_add_norm_args a = {.call = {.size = sizeof a, .flags = KRAIT_NORM_RMS},
+  kr_add_norm_args a = {.call = {.size = sizeof a, .flags = KRAIT_NORM_RMS},
                            .R = 2,
                            .M = 4,
                            .eps = 0.5f,
                            .x = view,
                            .out = view,
                            .weight = other};
-  krait_add_norm_bwd_args g;
+  kr_add_norm_bwd_args g;
   kr_sig_begin_gradient(&kr_sig_add_norm, &a, &g);
   assert_true(g.call.size == sizeof g && g.call.flags == KRAIT_NORM_RMS && g.R == 2 && g.M == 4 && g.eps == 0.5f);
   assert_ptr_equal(g.v.data, storage); /* nothing was added: v is x */
@@ -229,13 +225,16 @@ static void plans_run_on_other_addresses(void **state) {
   assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
   for (int i = 0; i < M * K; i++) A[i] = (float)i;
   for (int i = 0; i < K * N; i++) B[i] = 1 / (float)(i + 1);
-  krait_gemm_args a = {
+  kr_gemm_args a = {
       .call = {.size = sizeof a, .scratch = scratch, .scratch_bytes = sizeof scratch}, .M = M, .N = N, .K = K};
-  a.A = (krait_view){.data = A, .stride = {K, 1}}, a.Bmat = (krait_view){.data = B, .stride = {N, 1}},
-  a.out = (krait_view){.data = want, .stride = {N, 1}};
-  a.residual = (krait_view){.data = residual, .stride = {N, 1}};
-  assert_int_equal(krait_gemm(ctx, &a), KRAIT_OK);
-  assert_int_equal(krait_plan_open(ctx, "gemm", &a, NULL, &plan), KRAIT_OK);
+  a.A = (kr_view){.data = A, .stride = {K, 1}}, a.Bmat = (kr_view){.data = B, .stride = {N, 1}},
+  a.out = (kr_view){.data = want, .stride = {N, 1}};
+  a.residual = (kr_view){.data = residual, .stride = {N, 1}};
+  assert_int_equal(kr_op_run(&kr_op_gemm, ctx, &a), KRAIT_OK);
+  krait_gemm_args given;
+  const kr_public_op *p = kr_public_find("gemm");
+  kr_public_give(p, &a, &given);
+  assert_int_equal(krait_plan_open(ctx, "gemm", &given, NULL, &plan), KRAIT_OK);
   assert_true(krait_plan_scratch_bytes(plan) <= sizeof scratch);
   void *addresses[8] = {0};
   const int at_A = kr_sig_find(&kr_sig_gemm, "A"), at_B = kr_sig_find(&kr_sig_gemm, "Bmat"),
@@ -256,15 +255,15 @@ static void plans_run_on_other_addresses(void **state) {
   assert_string_equal(krait_error_detail(), "gemm: A was planned, so it must be given");
   krait_plan_close(&plan);
   assert_null(plan);
-  assert_int_equal(krait_plan_open(ctx, "gemm", &a, "ref", &plan), KRAIT_OK);
+  assert_int_equal(krait_plan_open(ctx, "gemm", &given, "ref", &plan), KRAIT_OK);
   assert_string_equal(krait_plan_impl_name(plan), "ref");
   krait_plan_close(&plan);
-  a.Bmat.dtype = KRAIT_F64;
-  assert_int_equal(krait_plan_open(ctx, "gemm", &a, "simd_scalar", &plan), KRAIT_ERR_UNSUPPORTED);
+  given.Bmat.dtype = KRAIT_F64;
+  assert_int_equal(krait_plan_open(ctx, "gemm", &given, "simd_scalar", &plan), KRAIT_ERR_UNSUPPORTED);
   assert_non_null(strstr(krait_error_detail(), "gemm: implementation simd_scalar refuses: "));
-  assert_int_equal(krait_plan_open(ctx, "gemm", &a, "none", &plan), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_plan_open(ctx, "gemm", &given, "none", &plan), KRAIT_ERR_ARGUMENT);
   assert_string_equal(krait_error_detail(), "gemm has no implementation 'none'");
-  assert_int_equal(krait_plan_open(ctx, "nothing", &a, NULL, &plan), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_plan_open(ctx, "nothing", &given, NULL, &plan), KRAIT_ERR_ARGUMENT);
   krait_ctx_close(&ctx);
 }
 
@@ -273,7 +272,7 @@ int main(void) {
                                      cmocka_unit_test(sizes_come_from_shapes),
                                      cmocka_unit_test(mismatched_shapes_are_named),
                                      cmocka_unit_test(gradients_belong_to_inputs),
-                                     cmocka_unit_test(sizes_of_args_come_from_shapes),
+                                     cmocka_unit_test(a_mismatch_lists_the_shapes_of_all_inputs),
                                      cmocka_unit_test(plans_run_on_other_addresses),
                                      cmocka_unit_test(a_gradient_call_begins_as_the_forward_call_was)};
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,8 +15,8 @@
 #include "view.h"
 
 static const char *refuse_f64(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
-  const krait_view *const views[] = {&a->A,  &a->Bmat,  &a->bias,      &a->residual, &a->out,
+  const kr_gemm_args *a = args;
+  const kr_view *const views[] = {&a->A,  &a->Bmat,  &a->bias,      &a->residual, &a->out,
                                      &a->B2, &a->bias2, &a->row_scale, &a->factor};
   (void)ctx;
   for (size_t i = 0; i < sizeof views / sizeof *views; i++)
@@ -35,14 +35,14 @@ static const kr_impl impls[] = {
 enum { N_IMPLS = sizeof impls / sizeof *impls };
 
 static const char *refuse_q8(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q8_args *a = args;
+  const kr_gemm_q8_args *a = args;
   (void)ctx;
   return a->A.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->A.stride[1] == 1 && a->qweight.stride[1] == 1
              ? NULL
              : "not rows of float32";
 }
 static const char *refuse_q4k(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   (void)ctx;
   return a->A.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->A.stride[1] == 1 && a->qweight.stride[1] == 1
              ? NULL
@@ -118,10 +118,10 @@ static void fill_tiles(numbers *x, float rows_size, float columns_size) {
 
 static void run_tiles(const kr_impl *impl, int n_threads, numbers *x, float *out) {
   krait_ctx *ctx = open_tiles_ctx(n_threads);
-  krait_gemm_args a = {.call = {.size = sizeof a}, .M = M, .N = N, .K = K};
-  a.A = (krait_view){.data = x->A, .stride = {K, 1}};
-  a.Bmat = (krait_view){.data = x->B, .stride = {N, 1}};
-  a.out = (krait_view){.data = out, .stride = {N, 1}};
+  kr_gemm_args a = {.call = {.size = sizeof a}, .M = M, .N = N, .K = K};
+  a.A = (kr_view){.data = x->A, .stride = {K, 1}};
+  a.Bmat = (kr_view){.data = x->B, .stride = {N, 1}};
+  a.out = (kr_view){.data = out, .stride = {N, 1}};
   a.call.scratch_bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, &a) : 0;
   a.call.scratch = malloc(a.call.scratch_bytes + 1);
   assert_non_null(a.call.scratch);
@@ -197,12 +197,12 @@ static void fill_quantized(quantized *x, int is_q4k, float size) {
 
 static void run_quantized(const kr_impl *impl, int n_threads, quantized *x, float *out) {
   krait_ctx *ctx = open_tiles_ctx(n_threads);
-  const krait_view A = {.data = x->A, .stride = {TERMS, 1}}, to = {.data = out, .stride = {N, 1}};
-  krait_gemm_q8_args a = {.call = {.size = sizeof a}, .M = M, .N = N, .S = TERMS / 32, .A = A, .out = to};
-  krait_gemm_q4k_args b = {.call = {.size = sizeof b}, .M = M, .N = N, .S = SUPERS, .A = A, .out = to};
-  a.qweight = (krait_view){.data = x->words, .dtype = KRAIT_I32, .stride = {TERMS / 4, 1}};
-  a.scales = (krait_view){.data = x->scales, .stride = {TERMS / 32, 1}};
-  b.qweight = (krait_view){.data = x->words, .dtype = KRAIT_I32, .stride = {36 * SUPERS, 1}};
+  const kr_view A = {.data = x->A, .stride = {TERMS, 1}}, to = {.data = out, .stride = {N, 1}};
+  kr_gemm_q8_args a = {.call = {.size = sizeof a}, .M = M, .N = N, .S = TERMS / 32, .A = A, .out = to};
+  kr_gemm_q4k_args b = {.call = {.size = sizeof b}, .M = M, .N = N, .S = SUPERS, .A = A, .out = to};
+  a.qweight = (kr_view){.data = x->words, .dtype = KRAIT_I32, .stride = {TERMS / 4, 1}};
+  a.scales = (kr_view){.data = x->scales, .stride = {TERMS / 32, 1}};
+  b.qweight = (kr_view){.data = x->words, .dtype = KRAIT_I32, .stride = {36 * SUPERS, 1}};
   const int is_q4k = impl >= impls_q4k && impl < impls_q4k + N_IMPLS;
   const void *args = is_q4k ? (const void *)&b : &a;
   const uint64_t bytes = impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;

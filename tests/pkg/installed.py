@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""installed.py BUILD: the result of `make install` as a user would use it: README's C example built with pkg-config and
-CMake, shared and static, as C and C++; every header alone; exported names; manual page and completions."""
+"""installed.py BUILD: the result of `make install` as a user would use it: README's C programs and those of examples/
+built with pkg-config and CMake, shared and static, as C and C++, and run; every header alone; exported names of both
+libraries; manual page and completions."""
 import os, pathlib, re, shutil, subprocess, sys, tempfile
 
 ROOT, BUILD = pathlib.Path(__file__).resolve().parents[2], pathlib.Path(sys.argv[1]).resolve()
@@ -25,11 +26,25 @@ def compilers():
     return found[:2] if len(found) > 1 else found, [(c, "-std=c++17") for c in ("g++",) if shutil.which(c)]
 
 
-def example():
-    """README's C program, verbatim."""
+def examples():
+    """README's C programs, verbatim: enhance a file, generate text, one operator."""
     blocks = re.findall(r"```c\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(blocks) == 1 and "main(" in blocks[0], "README has one C program"
-    return blocks[0]
+    assert len(blocks) == 3 and all("main(" in block for block in blocks), "README has three C programs"
+    return blocks
+
+
+def programs(scratch):
+    """{name: (source, arguments)}: what strangers copy. Those of examples/ are short enough to read at once."""
+    named = dict(zip(("README's enhance", "README's generate", "README's operator"), examples()))
+    for path in sorted((ROOT / "examples").glob("*.c")):
+        named["examples/" + path.name] = path.read_text()
+        lines = [line for line in path.read_text().splitlines() if line and not line.startswith("/*")]
+        if len(lines) > 15:
+            failures.append(f"{path.name} has {len(lines)} lines, more than 15")
+    tiny = scratch / "tiny"
+    expect("a tiny language model", run(sys.executable, ROOT / "tools/tiny_language_model.py", tiny))
+    arguments = {"enhance": [ROOT / "demo/noisy.flac", scratch / "clean.wav"], "generate": [tiny, "The sea"]}
+    return {name: (source, next((a for word, a in arguments.items() if word in name), [])) for name, source in named.items()}
 
 
 def check_headers(include, scratch):
@@ -46,13 +61,16 @@ def check_headers(include, scratch):
 
 def check_example(flags, libdir, scratch):
     c, cxx = compilers()
-    for compiler, standard in c + cxx:
-        program = scratch / "example"
-        strict = ["-Wall", "-Werror"] + (["-Wextra", "-Wpedantic"] if (compiler, standard) in c else [])
-        source = scratch / ("example.c" if (compiler, standard) in c else "example.cpp")
-        source.write_text(example())
-        if expect(f"README's example builds, {compiler} {standard}", run(compiler, standard, *strict, source, "-o", program, *flags)):
-            expect(f"README's example runs, {compiler} {standard}", run(program, ROOT / "demo/noisy.flac", scratch / "clean.wav", env=dict(os.environ, LD_LIBRARY_PATH=str(libdir))))
+    env = dict(os.environ, LD_LIBRARY_PATH=str(libdir))
+    for name, (text, arguments) in programs(scratch).items():
+        for compiler, standard in c + cxx:
+            program = scratch / "example"
+            strict = ["-Wall", "-Werror"] + (["-Wextra", "-Wpedantic"] if (compiler, standard) in c else [])
+            source = scratch / ("example.c" if (compiler, standard) in c else "example.cpp")
+            source.write_text(text)
+            if expect(f"{name} builds, {compiler} {standard}", run(compiler, standard, *strict, source, "-o", program, *flags)):
+                expect(f"{name} runs, {compiler} {standard}", run(program, *arguments, env=env))
+    (scratch / "example.c").write_text(examples()[0])
     return (scratch / "clean.wav").exists()
 
 
@@ -66,14 +84,35 @@ def check_cmake(prefix, libdir, scratch):
     expect("CMake builds with it", run("cmake", "--build", scratch / "made"))
 
 
+def exported_names(library):
+    names = re.findall(r" [A-Z] (\w+)(?:@@\w+)?$", run("nm", "-D", "--defined-only", library).stdout, re.M)
+    return sorted(n for n in names if n != "KRAIT_0")
+
+
+def soname(library):
+    return re.search(r"SONAME\s+(\S+)", run("objdump", "-p", library).stdout)[1]
+
+
 def check_symbols(library):
     listed = (ROOT / "pkg/krait.symbols").read_text().split()
-    exported = sorted(re.findall(r" [A-Z] (\w+)(?:@@\w+)?$", run("nm", "-D", "--defined-only", library).stdout, re.M))
-    exported = [n for n in exported if n != "KRAIT_0"]
+    exported = exported_names(library)
     missing, new = sorted(set(listed) - set(exported)), sorted(set(exported) - set(listed))
     print(f"{len(exported)} exported names" + (f"; GONE: {missing}" if missing else "") + (f"; not in pkg/krait.symbols (add them there): {new}" if new else ""))
     if missing or new:
         failures.append("exported names")
+    check_ops(library, set(exported))
+
+
+def check_ops(library, all_names):
+    """The wheel's library is another one, and has some of the same names."""
+    ops = BUILD / "src/libkrait-ops.so"
+    if not ops.exists():
+        print("skipped libkrait-ops: it is not built")
+        return
+    names = set(exported_names(ops))
+    print(f"{len(names)} exported names of libkrait-ops")
+    if not names < all_names or soname(ops) != "libkrait-ops.so.0" or soname(library) != "libkrait.so.0":
+        failures.append(f"libkrait-ops: {soname(ops)} beside {soname(library)}, and {sorted(names - all_names)} that libkrait lacks")
 
 
 def check_packages():

@@ -38,11 +38,11 @@ def test_is_the_c_call(denoiser):
     ffi, lib = _load.ffi(), _load.lib()
     x = speech().astype(np.float32)
     want = np.empty_like(x)
-    model, session = ffi.new("krait_model **"), ffi.new("krait_session **")
-    assert lib.krait_model_open(_load.cpu_context(1), ffi.NULL, model) == 0 and lib.krait_session_open(model[0], session) == 0
+    model, session = ffi.new("krait_denoiser **"), ffi.new("krait_denoiser_session **")
+    assert lib.krait_denoiser_open(_load.cpu_context(1), ffi.NULL, model) == 0 and lib.krait_denoiser_session_open(model[0], session) == 0
     assert lib.krait_enhance_samples(session[0], ffi.cast("const float *", x.ctypes.data), ffi.cast("float *", want.ctypes.data), len(x), ffi.NULL, ffi.NULL) == 0
-    lib.krait_session_close(session)
-    lib.krait_model_close(model)
+    lib.krait_denoiser_session_close(session)
+    lib.krait_denoiser_close(model)
     got = denoiser(x, RATE)
     assert got.dtype == np.float32 and np.array_equal(got, want)
     assert 0.05 < np.abs(want).max() / np.abs(x).max() < 1.5 and not np.allclose(want, x, atol=1e-3)
@@ -189,7 +189,7 @@ def test_copies(denoiser):
 
 def test_refusals(denoiser):
     with pytest.raises(_load.KraitError) as refused:  # no advice for C callers
-        krait.Denoiser._check(_load.lib().krait_session_open(_load.ffi().NULL, _load.ffi().NULL))
+        krait.Denoiser._check(_load.lib().krait_denoiser_session_open(_load.ffi().NULL, _load.ffi().NULL))
     assert "header" not in str(refused.value)
     for bad in (np.zeros(10, np.int32), np.float32(1), np.zeros(10, complex), None, "speech", {}, [[0.0], [0.0, 1.0]], object(), [True]):
         with pytest.raises(TypeError, match="krait.Denoiser: samples are"):

@@ -17,8 +17,8 @@ from krait.ops import causal_conv1d
 
 
 def test_headers():
-    with open(os.path.join(_load.header_folder(), "krait.h")) as krait, open(os.path.join(_load.header_folder(), "ops.h")) as ops:
-        declarations, constants = _header.read_headers([krait.read(), ops.read()])
+    with open(os.path.join(_load.header_folder(), "krait.h")) as krait, open(os.path.join(_load.header_folder(), "tensor.h")) as tensor, open(os.path.join(_load.header_folder(), "ops.h")) as ops:
+        declarations, constants = _header.read_headers([krait.read(), tensor.read(), ops.read()])
     assert constants["KRAIT_ERR_UNSUPPORTED"] == -60 and constants["KRAIT_CAP_NEON"] == 32 and constants["KRAIT_DEVICE_CUDA"] == 16
     assert "#" not in declarations and "KRAIT_API" not in declarations and "extern" not in declarations
     assert _load.version() == ".".join(str(constants["KRAIT_VERSION_" + part]) for part in ("MAJOR", "MINOR", "PATCH"))
@@ -36,7 +36,7 @@ def test_headers():
 
 
 def _args_of(words):
-    return _load.ffi().from_buffer("krait_causal_conv1d_args *", words)
+    return _load.ffi().from_buffer("kr_causal_conv1d_args *", words)
 
 
 def test_packed_structs_are_what_cffi_sees():
@@ -47,9 +47,10 @@ def test_packed_structs_are_what_cffi_sees():
     call.invoke = lambda context, args: seen.append(args) or 0
     call.run(tensors)
     args = _args_of(seen[0])
-    assert (args.call.size, args.call.flags, args.B, args.D, args.L, args.W, args.activation) == (len(seen[0]), 5, 2, 8, 5, 4, 1)
+    assert (args.call.size, args.call.flags, args.activation) == (len(seen[0]), 5, 1)
     assert int(_load.ffi().cast("intptr_t", args.x.data)) == x.data_ptr() and list(args.x.stride) == [72, 9, 2, 0] and args.x.dtype == 0
-    assert list(args.weight.stride) == [4, 1, 0, 0] and args.weight.dtype == 1
+    assert (args.x.n_dims, args.x.flags, list(args.x.size)) == (3, 1, [2, 8, 5, 0])
+    assert list(args.weight.stride) == [4, 1, 0, 0] and args.weight.dtype == 1 and list(args.weight.size) == [8, 4, 0, 0]
     assert args.bias.data == _load.ffi().NULL and args.out.data == args.x.data
 
 
@@ -145,7 +146,7 @@ def test_missing_library_error(tmp_path):
     environment = dict(os.environ, KRAIT_LIBRARY=str(tmp_path / "no.so"), PYTHONPATH=os.pathsep.join(sys.path))
     code = "import torch, causal_conv1d; causal_conv1d.causal_conv1d_fn(torch.zeros(1, 8, 4), torch.zeros(8, 4))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "libkrait cannot be loaded from" in done.stderr and "KRAIT_LIBRARY" in done.stderr
+    assert done.returncode == 1 and "libkrait-ops cannot be loaded from" in done.stderr and "KRAIT_LIBRARY" in done.stderr
     report = subprocess.run([sys.executable, "-m", "krait"], env=environment, capture_output=True, text=True)
     assert report.returncode == 1 and "cannot be loaded" in report.stdout
 

@@ -405,29 +405,29 @@ static void streams(void **state) {
   (void)state;
   probe p = {.gain = 0.5f};
   const kr_denoiser denoiser = {.run = scale, .user = &p, .level = 0, .window_samples = 32000};
-  krait_stream *stream = NULL;
+  krait_denoiser_stream *stream = NULL;
   assert_int_equal(kr_stream_open(&denoiser, &stream), KRAIT_OK);
-  assert_int_equal(krait_stream_latency(stream), LATE);
+  assert_int_equal(krait_denoiser_stream_latency(stream), LATE);
   for (int64_t i = 0; i < N; i++) in[i] = sample_at(i, N, 0, 16000, 0.3);
   const int64_t pieces[] = {N, 1, 160, 3999, 4000, 4001, 16001};
   for (size_t k = 0; k < sizeof pieces / sizeof *pieces; k++) {
     int64_t heard = 0, said = 0, n;
     while (heard < N) {
       const int64_t now = N - heard < pieces[k] ? N - heard : pieces[k];
-      assert_int_equal(krait_stream_push(stream, in + heard, now, out + said, now + LATE, &n), KRAIT_OK);
+      assert_int_equal(krait_denoiser_stream_push(stream, in + heard, now, out + said, now + LATE, &n), KRAIT_OK);
       heard += now, said += n;
       assert_true(said <= heard && heard - said < LATE);
     }
-    assert_int_equal(krait_stream_push(stream, in, 0, NULL, 0, &n), KRAIT_OK);
+    assert_int_equal(krait_denoiser_stream_push(stream, in, 0, NULL, 0, &n), KRAIT_OK);
     assert_int_equal(n, 0);
-    assert_true(krait_stream_finish(stream, out + said, N - said - 1, &n) == KRAIT_ERR_ARGUMENT && n == 0);
-    assert_int_equal(krait_stream_finish(stream, out + said, LATE, &n), KRAIT_OK);
+    assert_true(krait_denoiser_stream_finish(stream, out + said, N - said - 1, &n) == KRAIT_ERR_ARGUMENT && n == 0);
+    assert_int_equal(krait_denoiser_stream_finish(stream, out + said, LATE, &n), KRAIT_OK);
     assert_int_equal(said + n, N); /* and the stream restarts */
     if (k == 0) memcpy(first, out, sizeof first);
     assert_memory_equal(first, out, sizeof first);
   }
   for (int64_t i = 0; i < N; i++) assert_true(fabsf(first[i] - 0.5f * in[i]) < 1e-6f);
-  krait_stream_close(&stream);
+  krait_denoiser_stream_close(&stream);
   assert_null(stream);
 }
 
@@ -438,28 +438,28 @@ static void streams_refuse(void **state) {
   (void)state;
   probe p = {.gain = 1, .fail_at = 2};
   const kr_denoiser denoiser = {.run = scale, .user = &p, .level = 0, .window_samples = 32000};
-  krait_stream *stream = NULL;
+  krait_denoiser_stream *stream = NULL;
   int64_t n = 7;
   for (int i = 0; i < N; i++) in[i] = 0.1f;
   assert_int_equal(kr_stream_open(&denoiser, &stream), KRAIT_OK);
-  assert_int_equal(krait_stream_push(stream, in, N, out, N - 1601, &n), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_denoiser_stream_push(stream, in, N, out, N - 1601, &n), KRAIT_ERR_ARGUMENT);
   assert_non_null(strstr(krait_error_detail(), "6400 are due"));
   assert_int_equal(n, 0);
   in[5] = NAN;
-  assert_int_equal(krait_stream_push(stream, in, N, out, N, &n), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_denoiser_stream_push(stream, in, N, out, N, &n), KRAIT_ERR_ARGUMENT);
   assert_non_null(strstr(krait_error_detail(), "in[5]"));
   in[5] = 0.1f;
   assert_int_equal(p.n_calls, 0);
-  assert_int_equal(krait_stream_push(stream, in, N, out, N, &n), KRAIT_ERR_NO_MEMORY);
+  assert_int_equal(krait_denoiser_stream_push(stream, in, N, out, N, &n), KRAIT_ERR_NO_MEMORY);
   assert_int_equal(n, 2400); /* what came before */
-  assert_int_equal(krait_stream_push(stream, in, N, out, N, &n), KRAIT_ERR_ARGUMENT);
-  assert_int_equal(krait_stream_finish(stream, out, N, &n), KRAIT_OK);
+  assert_int_equal(krait_denoiser_stream_push(stream, in, N, out, N, &n), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_denoiser_stream_finish(stream, out, N, &n), KRAIT_OK);
   assert_int_equal(n, 5600);
-  assert_int_equal(krait_stream_push(stream, in, N, out, N, &n), KRAIT_OK);
+  assert_int_equal(krait_denoiser_stream_push(stream, in, N, out, N, &n), KRAIT_OK);
   assert_int_equal(n, 6400);
-  assert_int_equal(krait_stream_open(NULL, &stream), KRAIT_ERR_ARGUMENT);
-  krait_stream_close(&stream);
-  krait_stream_close(NULL);
+  assert_int_equal(krait_denoiser_stream_open(NULL, &stream), KRAIT_ERR_ARGUMENT);
+  krait_denoiser_stream_close(&stream);
+  krait_denoiser_stream_close(NULL);
 }
 
 int main(void) {

@@ -238,7 +238,7 @@ def correctness_jobs():
 
 def check_ssd():
     stage = "SSD beside float64, bits twice"
-    status, text, took = execute(stage, [PY, TREE + "/tools/bench_ssd.py", SITE + "/krait/libkrait.so", "--n-shapes", "0", "--tiers", "hopper,ampere,base"], 75, CORRECT_UNTIL, PYENV)
+    status, text, took = execute(stage, [PY, TREE + "/tools/bench_ssd.py", SITE + "/krait/libkrait-ops.so", "--n-shapes", "0", "--tiers", "hopper,ampere,base"], 75, CORRECT_UNTIL, PYENV)
     ok, wrong = len(re.findall(r"^  ok ", text, re.M)), re.findall(r"^  (WRONG.*)", text, re.M)
     tell(stage, "WRONG" if wrong else outcome(status), "%d of 66 calls ok, %d wrong; %.0f s %s" % (ok, len(wrong), took, "; ".join(w[:90] for w in wrong)[:200] or (lines_of(text) if status not in (0, None) else "")), "66; 1.5e-2 bfloat16")
 

@@ -41,7 +41,7 @@ def _check(tensors):
     for name, t, cu_seqlens in (("q", q, cu_q), ("k", k, cu_k), ("v", v, cu_k)):
         _need_dims("attention: " + name, t, cu_seqlens)
     if not is_traced():
-        FORWARD.sizes(tensors)
+        FORWARD.check(tensors)
     return tensors
 
 
@@ -239,7 +239,7 @@ def overwrite(x, out):
 def _check_rotary(x, cos, sin, offsets, cu_seqlens):
     _need_dims("rotary: x", x, cu_seqlens)
     if not is_traced():
-        _ROTARY.sizes((x, cos, sin, offsets, cu_seqlens))
+        _ROTARY.check((x, cos, sin, offsets, cu_seqlens))
     return x, cos, sin, offsets, cu_seqlens
 
 

@@ -33,7 +33,7 @@ def _empty_states(x, width):
 def _checked(x, weight, bias, seq_idx, initial_states):
     """-> the tensors."""
     if not is_traced():
-        FORWARD.sizes((x, weight, bias, seq_idx, initial_states))
+        FORWARD.check((x, weight, bias, seq_idx, initial_states))
     return x, weight, bias, seq_idx, initial_states
 
 
@@ -169,7 +169,7 @@ def causal_conv1d(x, weight, bias=None, seq_idx=None, initial_states=None, retur
 
 def _checked_update(*tensors):
     if not is_traced():
-        _UPDATE.sizes(tensors)
+        _UPDATE.check(tensors)
     return tensors
 
 
@@ -232,7 +232,7 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     call = None if traced else _VARLEN.known.get(key)
     if call is None:
         if not traced:
-            _VARLEN.sizes((x, cu_seqlens), state_len=state_len)
+            _VARLEN.check((x, cu_seqlens))
         cu_seqlens = cu_seqlens.to(torch.int32)
         if traced:
             return _varlen(x, cu_seqlens, state_len)

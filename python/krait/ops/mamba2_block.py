@@ -62,9 +62,9 @@ class Options(NamedTuple):
 
 
 # ---- the inside: one C call ---------------------------------------------------------------------------------------------
-def _numbers(conv, A, o):
-    """Sizes that shapes leave open: how the inside's columns are divided."""
-    return dict(P=o.headdim, N=(conv.shape[0] - A.shape[0] * o.headdim) // (2 * o.groups), G=o.groups, F=o.d_mlp, activation=int(o.silu), eps=o.eps, dt_min=o.low,
+def _numbers(o):
+    """Scalars, and the sizes that shapes leave open: how the columns of the inside are divided."""
+    return dict(P=o.headdim, G=o.groups, activation=int(o.silu), eps=o.eps, dt_min=o.low,
                 dt_max=0.0 if o.high == math.inf else o.high or LEAST)
 
 
@@ -90,7 +90,7 @@ def _run_inner(call, inputs, o, keep):
     x, conv, _, _, A, _, norm = inputs[:7]
     outputs = _outputs(x, conv, A, norm, o, keep)
     if call.words is None:
-        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(o), **_numbers(conv, A, o))
+        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(o), **_numbers(o))
     call.run((*inputs, *outputs))
     return outputs
 
@@ -100,7 +100,7 @@ def _run_inner_backward(call, inputs, kept, dout, dfinal, o, wanted):
     grads = [torch.empty_like(t) if t is not None and w else None for t, w in zip(inputs[:8], (True, *wanted[1:8]))]
     x, conv, A = inputs[0], inputs[1], inputs[4]
     if call.words is None:
-        call.pack((x, _matrix(conv), *inputs[2:], *kept, dout, dfinal, grads[0], _matrix(grads[1]), *grads[2:]), _flags(o), **_numbers(conv, A, o))
+        call.pack((x, _matrix(conv), *inputs[2:], *kept, dout, dfinal, grads[0], _matrix(grads[1]), *grads[2:]), _flags(o), **_numbers(o))
     call.run((*inputs, *kept, dout, dfinal, *grads))
     return grads
 
@@ -187,7 +187,7 @@ def _check(x, w, o):
         raise RuntimeError("mamba2: A must be (H), the convolution's weight (channels, W), with at least one group; got A %s, weight %s, %d groups"
                            % (tuple(w.A.shape), tuple(w.conv.shape), o.groups))
     if not is_traced():
-        _WHOLE.sizes(_flat_conv(_whole_inputs(x, w, w.A, w.seq_idx)), _flags(o), **_numbers(w.conv, w.A, o))
+        _WHOLE.check(_flat_conv(_whole_inputs(x, w, w.A, w.seq_idx)), _flags(o), **_numbers(o))
 
 
 def _is_small(x, w):
@@ -233,7 +233,7 @@ def _forward_whole(plan, keep, x, w, A, seq_idx):
     zx = x.new_empty(*plan.shape, w.in_proj.shape[0]) if keep else None
     inputs, outputs = _whole_inputs(x, w, A, seq_idx), (out, final, zx, xBC, y, gated if keep else None)
     if call.words is None:
-        call.pack((*_flat_conv(inputs), *outputs), _flags(o), **_numbers(w.conv, w.A, o))
+        call.pack((*_flat_conv(inputs), *outputs), _flags(o), **_numbers(o))
     call.run((*inputs, *outputs))
     return out, final, (zx, A, seq_idx, xBC, y, gated)
 
@@ -244,7 +244,7 @@ def _backward_whole(plan, x, w, kept, dout, dfinal, wanted):
     grads = [torch.empty_like(t) if t is not None and want else None for t, want in zip(inputs[:12], wanted)]
     call = plan.calls[1].follower(_WHOLE_BACKWARD, (layout(dout), layout(dfinal), wanted))
     if call.words is None:
-        call.pack((*_flat_conv(inputs), zx, xBC, y, gated, dout, dfinal, *_flat_conv(grads)), _flags(o), **_numbers(w.conv, w.A, o))
+        call.pack((*_flat_conv(inputs), zx, xBC, y, gated, dout, dfinal, *_flat_conv(grads)), _flags(o), **_numbers(o))
     call.run((*inputs, zx, xBC, y, gated, dout, dfinal, *grads))
     return [*grads, None]
 

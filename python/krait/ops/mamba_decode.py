@@ -8,15 +8,13 @@ _DECODE = Operator("mamba_decode", "x norm_weight in_proj conv_weight conv_bias 
 _NAMES = "norm_weight in_proj conv_weight conv_bias x_proj dt_proj dt_bias A Dvec gate_norm out_proj".split()
 
 
-def mamba_decode(x, weights, conv_state, ssm_state, eps, n_heads=1):
+def mamba_decode(x, weights, conv_state, ssm_state, eps):
     """x (B, D) -> (B, D) float32: the residual stream after all layers. weights: by krait_mamba_decode_args name, layers
     first; Mamba-2 has no x_proj and dt_proj, Mamba no gate_norm. conv_state (layers, B, channels, taps - 1), ssm_state
     (layers, B, inner width, N)."""
     taken = [weights.get(name) for name in _NAMES]
-    layers, batch, width, n = ssm_state.shape
+    layers, batch = ssm_state.shape[:2]
     assert x.shape == (batch, weights["norm_weight"].shape[1]) and conv_state.shape[:2] == (layers, batch), "x %s does not match states of %d sequences" % (tuple(x.shape), batch)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    rank = weights["dt_proj"].shape[2] if weights.get("dt_proj") is not None else 0
-    groups = 1 if rank else (weights["conv_weight"].shape[1] - width) // (2 * n)
-    _DECODE.run((x, *taken, conv_state, ssm_state, out), B=batch, Y=layers, D=x.shape[1], E=width, N=n, W=weights["conv_weight"].shape[2], R=rank, H=n_heads, G=groups, n_states=batch, eps=eps)
+    _DECODE.run((x, *taken, conv_state, ssm_state, out), eps=eps)
     return out

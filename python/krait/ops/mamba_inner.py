@@ -64,7 +64,7 @@ def _check(xz, w):
     if not is_traced():
         w = w._replace(B=_one_group(w.B), C=_one_group(w.C))
         w = w._replace(B_norm=None, C_norm=None) if w.A.is_complex() else w
-        _INNER.sizes(_flat((xz, *w)), scan_flags(w.B, w.C, False, False, w.A_reverse))
+        _INNER.check(_flat((xz, *w)), scan_flags(w.B, w.C, False, False, w.A_reverse))
 
 
 # ---- one C call -------------------------------------------------------------------------------------------------------

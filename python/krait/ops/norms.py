@@ -41,7 +41,7 @@ def _run_add_norm_bwd(call, *inputs):
     grads = _fake_add_norm_bwd(*inputs)
     tensors = (v, weight, weight1, rowscale, dout, dout1, dsum, *grads)
     if call.words is None:
-        call.pack(tensors, _RMS if rms else 0, R=v.shape[0], M=v.shape[1], eps=eps)
+        call.pack(tensors, _RMS if rms else 0, eps=eps)
     call.run(tensors)
     return grads
 
@@ -80,7 +80,7 @@ def _run_add_norm(call, *inputs):
     tensors = (*inputs[:8], *outputs)
     if call.words is None:
         x, eps, rms = inputs[0], *inputs[8:10]
-        call.pack(tensors, _RMS if rms else 0, R=x.shape[0], M=x.shape[1], eps=eps)
+        call.pack(tensors, _RMS if rms else 0, eps=eps)
     call.run(tensors)
     return outputs
 
@@ -217,7 +217,7 @@ def _run_gated_bwd(call, x, z, weight, bias, dout, eps, group_size, rms, norm_be
     grads = _fake_gated_bwd(x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate)
     tensors = (x, z, weight, bias, dout, *grads)
     if call.words is None:
-        call.pack(tensors, _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1], group_size=group_size, eps=eps)
+        call.pack(tensors, _gated_flags(rms, norm_before_gate), group_size=group_size, eps=eps)
     call.run(tensors)
     return grads
 
@@ -241,7 +241,7 @@ def _fake_gated(x, z, weight, bias, eps, group_size, rms, norm_before_gate):
 def _run_gated(call, x, z, weight, bias, eps, group_size, rms, norm_before_gate):
     tensors = (x, z, weight, bias, _like(x))
     if call.words is None:
-        call.pack(tensors, _gated_flags(rms, norm_before_gate), R=x.shape[0], M=x.shape[1], group_size=group_size, eps=eps)
+        call.pack(tensors, _gated_flags(rms, norm_before_gate), group_size=group_size, eps=eps)
     call.run(tensors)
     return tensors[4]
 

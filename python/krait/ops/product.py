@@ -102,7 +102,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx, rows, weight):
         ctx.save_for_backward(rows, weight)
         out = rows.new_empty(rows.shape[0], weight.shape[0])
-        GEMM.run((rows, weight.t(), None, None, out), M=rows.shape[0], N=weight.shape[0], K=rows.shape[1])
+        GEMM.run((rows, weight.t(), None, None, out))
         return out
 
     @staticmethod

@@ -36,7 +36,7 @@ def _n_sequences(cu_seqlens):
 def run_forward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, softplus, reverse, out, last):
     """The plain call, into the given outputs."""
     FORWARD.run((u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, out, last),
-                 scan_flags(B, C, softplus, reverse, A_reverse), G=1)
+                 scan_flags(B, C, softplus, reverse, A_reverse))
 
 
 def run_backward(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, cu_seqlens, A_reverse, dout, dlast, softplus, reverse,
@@ -50,7 +50,7 @@ def run_backward_call(call, inputs, grads, softplus, reverse):
     tensors = (*inputs, *grads)
     if call.words is None:
         u, _, A, B, C, *_, cu_seqlens, A_reverse, _, _ = inputs
-        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), G=1)
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse))
     call.run(tensors)
 
 
@@ -101,7 +101,7 @@ def run_call(call, *inputs):
     tensors = (*inputs[:12], out, last)
     if call.words is None:
         u, _, A, B, C, *_, cu_seqlens, A_reverse, softplus, reverse, _ = inputs
-        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse), G=1)
+        call.pack(tensors, scan_flags(B, C, softplus, reverse, A_reverse))
     call.run(tensors)
     return out, last
 
@@ -132,7 +132,7 @@ def _in_kind(u, delta, A, B, C, D, z, delta_bias, initial_states, seq_idx, cu_se
     D, delta_bias = [t if t is None else as_parameter(t, real) for t in (D, delta_bias)]
     tensors = u, delta, A, B, C, D, z, delta_bias, others[0], seq_idx, cu_seqlens, others[1]
     if not is_traced():
-        FORWARD.sizes(tensors, scan_flags(B, C, False, False, others[1]), G=1)
+        FORWARD.check(tensors, scan_flags(B, C, False, False, others[1]))
     return tensors
 
 

@@ -126,7 +126,7 @@ _apply = differentiable("Ssd", _run_forward, _setup, _gradients)
 def _in_kind(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens):
     """The tensors in the operator's form; raises on those that do not fit."""
     if not is_traced():
-        FORWARD.sizes((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens))
+        FORWARD.check((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens))
     seq_idx, cu_seqlens = [None if t is None else t.to(torch.int32) for t in (seq_idx, cu_seqlens)]
     return x, dt, as_parameter(A, torch.float64 if is_wide(x) else torch.float32), B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
 

@@ -40,7 +40,7 @@ def _in_kind(state, x, dt, A, B, C, D, z, dt_bias, indices):
     tensors = state, x, dt, A, B, C, D, z, dt_bias, indices
     try:
         if not is_traced():
-            _UPDATE.sizes(tensors)
+            _UPDATE.check(tensors)
     except _load.KraitError as error:
         raise AssertionError(str(error)) from None  # as upstream
     return state, x, dt, A.to(torch.float64 if is_wide(x) else torch.float32), B, C, D, z, dt_bias, None if indices is None else indices.to(torch.int32)

@@ -6,15 +6,15 @@
 #include "block_ops.h"
 #include "ssd/ssd_impls.h"
 
-_Static_assert(offsetof(krait_mamba2_inner_args, out) == offsetof(krait_mamba2_inner_bwd_args, zxbcdt), "one head");
+_Static_assert(offsetof(kr_mamba2_inner_args, out) == offsetof(kr_mamba2_inner_bwd_args, zxbcdt), "one head");
 
 static int32_t check_mamba2_inner_rules(const void *args) {
-  const krait_mamba2_inner_args *a = args; /* the gradient's args have the same prefix */
+  const kr_mamba2_inner_args *a = args; /* the gradient's args have the same prefix */
   return kr_ssd_check_limits("mamba2_inner", a->dt_min, a->dt_max);
 }
 
 /* passes: 1 forward, 3 with the gradient; the scan uses chunks of 64 tokens. */
-static kr_cost mamba2_inner_cost_of(const krait_mamba2_inner_args *a, double passes) {
+static kr_cost mamba2_inner_cost_of(const kr_mamba2_inner_args *a, double passes) {
   const double rows = (double)a->B * (double)a->L, D = (double)(a->H * a->P), S = (double)(a->G * a->N), Q = 64,
                inner = (double)a->F + D, columns = 2 * inner + 2 * S + (double)a->H;
   const double weights = columns * (double)a->K + inner * (double)a->M, element = (double)krait_dtype_bytes(a->x.dtype),

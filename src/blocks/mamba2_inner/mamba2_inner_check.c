@@ -9,7 +9,7 @@
 #include "status.h"
 #include "view.h"
 
-static void choose_mamba2_inner_sizes(kr_case *c, krait_mamba2_inner_args *a, int64_t index) {
+static void choose_mamba2_inner_sizes(kr_case *c, kr_mamba2_inner_args *a, int64_t index) {
   const int usual = index % 4 == 1 && !c->is_exact; /* for the kernels specialised for common sizes: aligned rows */
   c->contiguous = usual;
   a->G = kr_case_chance(c, 0.3) ? 2 : 1, a->H = a->G * kr_case_int(c, 1, 2);
@@ -26,7 +26,7 @@ static void choose_mamba2_inner_sizes(kr_case *c, krait_mamba2_inner_args *a, in
   a->M = kr_case_chance(c, 0.7) ? usual ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, c->is_exact ? 5 : 33) : 0;
 }
 
-static void choose_mamba2_inner_steps(kr_case *c, krait_mamba2_inner_args *a) {
+static void choose_mamba2_inner_steps(kr_case *c, kr_mamba2_inner_args *a) {
   a->dt_min = a->dt_max = 0;
   if (!kr_case_chance(c, 0.2) || c->is_exact) return;
   a->dt_min = (float)kr_case_uniform(c, 0, 0.3);
@@ -34,14 +34,14 @@ static void choose_mamba2_inner_steps(kr_case *c, krait_mamba2_inner_args *a) {
 }
 
 /* Weights scaled so that long dot products keep their operands' magnitude. */
-static void give_mamba2_inner_weights(kr_case *c, const krait_mamba2_inner_args *a) {
+static void give_mamba2_inner_weights(kr_case *c, const kr_mamba2_inner_args *a) {
   const double inner = (double)(a->F + a->H * a->P);
   if (a->K) kr_case_fill_normal(c, kr_case_give(c, "in_proj_weight"), 0, 1 / (1 + (double)a->K * 0.2));
   if (a->M) kr_case_fill_normal(c, kr_case_give(c, "out_proj_weight"), 0, 1 / (1 + inner * 0.2));
 }
 
 /* A norm over one or two values has a gradient near zero: only rounding error would remain. */
-static void choose_norm(kr_case *c, krait_mamba2_inner_args *a) {
+static void choose_norm(kr_case *c, kr_mamba2_inner_args *a) {
   if (a->H / a->G * a->P <= 2) kr_case_leave_out(c, "norm_weight");
   else if (kr_case_chance(c, 0.75)) kr_case_give(c, "norm_weight");
 }
@@ -50,7 +50,7 @@ static void choose_norm(kr_case *c, krait_mamba2_inner_args *a) {
 static void set_mamba2_inner_bounds(kr_case *c) {
   const double half = c->dtype == KRAIT_F16 ? 1e-2 : 8e-2, atol = c->dtype == KRAIT_F16 ? 1e-4 : 1e-3;
   for (int i = 0; i < c->sig->n_tensors; i++) {
-    const krait_view *view = kr_sig_view(c->sig, c->args, i);
+    const kr_view *view = kr_sig_view(c->sig, c->args, i);
     if (!(c->sig->tensors[i].role & KR_OUT) || !view->data) continue;
     if (c->dtype == KRAIT_F32)
       kr_case_bound(c, view, view->dtype == KRAIT_F32 ? c->sig->forward ? 1e-4 : 2e-5 : 1.6e-2, 1e-6);
@@ -59,7 +59,7 @@ static void set_mamba2_inner_bounds(kr_case *c) {
 }
 
 static void draw_mamba2_inner(kr_case *c, int64_t index) {
-  krait_mamba2_inner_args *a = (krait_mamba2_inner_args *)c->args; /* the gradient's args have the same prefix */
+  kr_mamba2_inner_args *a = (kr_mamba2_inner_args *)c->args; /* the gradient's args have the same prefix */
   choose_mamba2_inner_sizes(c, a, index);
   choose_mamba2_inner_steps(c, a);
   kr_case_give(c, "x");
@@ -74,14 +74,14 @@ int32_t kr_mamba2_inner_case(kr_case *c, int64_t index) {
   return KRAIT_OK;
 }
 
-static int32_t make_kept(const krait_mamba2_inner_bwd_args *d) {
-  krait_mamba2_inner_args a;
+static int32_t make_kept(const kr_mamba2_inner_bwd_args *d) {
+  kr_mamba2_inner_args a;
   memset(&a, 0, sizeof a);
-  memcpy(&a, d, offsetof(krait_mamba2_inner_args, out));
-  a.call = (krait_call){.size = sizeof a, .flags = d->call.flags};
+  memcpy(&a, d, offsetof(kr_mamba2_inner_args, out));
+  a.call = (kr_call){.size = sizeof a, .flags = d->call.flags};
   a.zxbcdt = d->zxbcdt, a.xBC = d->xBC, a.y = d->y, a.gated = d->gated;
   const int64_t columns = a.M ? a.M : a.F + a.H * a.P;
-  a.out = (krait_view){.data = kr_alloc((size_t)(a.B * a.L * columns) * sizeof(double) + 1),
+  a.out = (kr_view){.data = kr_alloc((size_t)(a.B * a.L * columns) * sizeof(double) + 1),
                        .stride = {a.L * columns, columns, 1},
                        .dtype = KRAIT_F32};
   a.call.scratch_bytes = kr_mamba2_inner_ref_scratch(NULL, &a);
@@ -96,5 +96,5 @@ static int32_t make_kept(const krait_mamba2_inner_bwd_args *d) {
 int32_t kr_mamba2_inner_bwd_case(kr_case *c, int64_t index) {
   draw_mamba2_inner(c, index);
   KR_TRY(c->status);
-  return make_kept((const krait_mamba2_inner_bwd_args *)c->args);
+  return make_kept((const kr_mamba2_inner_bwd_args *)c->args);
 }

@@ -7,8 +7,8 @@
 #include "mamba2_inner/mamba2_inner_impls.h"
 #include "block_ops.h"
 
-typedef krait_mamba2_inner_args inner_args;
-typedef krait_mamba2_inner_bwd_args bwd_args;
+typedef kr_mamba2_inner_args inner_args;
+typedef kr_mamba2_inner_bwd_args bwd_args;
 
 /* The gradient's args start with the forward ones. */
 _Static_assert(offsetof(inner_args, out) == offsetof(bwd_args, zxbcdt), "one head");
@@ -30,7 +30,7 @@ static kr_dims mamba2_inner_out_dims(const inner_args *a) {
 }
 static kr_dims state_dims(const inner_args *a) { return KR_DIMS(a->B, a->H, a->P, a->N); }
 
-static kr_tensor argument(recorded *r, const krait_view *view, int32_t role, const char *name, kr_dims dims) {
+static kr_tensor argument(recorded *r, const kr_view *view, int32_t role, const char *name, kr_dims dims) {
   return kr_graph_argument(r->g, r->args, view, role, name, dims);
 }
 
@@ -88,20 +88,20 @@ static void record_mamba2_inner_forward(kr_graph *g, const void *args, int32_t d
   record_block(&r);
 }
 
-static void mamba2_inner_want(recorded *r, const char *name, kr_tensor of, const krait_view *view) {
+static void mamba2_inner_want(recorded *r, const char *name, kr_tensor of, const kr_view *view) {
   const kr_tensor at = of ? argument(r, view, KR_OUT, name, kr_graph_dims(r->g, of)) : 0;
   if (at) r->wanted[r->n_wanted++] = (kr_gradient){of, at};
 }
 
 /* Values kept by the forward call are read instead of recomputed, through a copy if their tokens are not rows of one
  * matrix. */
-static void use_kept(recorded *r, const char *name, kr_tensor t, const krait_view *view) {
+static void use_kept(recorded *r, const char *name, kr_tensor t, const kr_view *view) {
   const kr_dims dims = kr_graph_dims(r->g, t);
   kr_tensor kept = t ? argument(r, view, KR_IN, name, dims) : 0;
   if (!kept) return;
   if (!kr_graph_can_reshape(r->g, kept, KR_DIMS(dims.size[0] * dims.size[1], dims.size[2]))) {
     const kr_tensor rows = kr_graph_temp(r->g, view->dtype, dims);
-    kr_graph_pointwise(r->g, name, (krait_pointwise_args){.x_scale = 1}, kept, 0, rows);
+    kr_graph_pointwise(r->g, name, (kr_pointwise_args){.x_scale = 1}, kept, 0, rows);
     if (kr_graph_status(r->g) < 0) return;
     kr_graph_move_last(r->g, 0);
     kept = rows;

@@ -3,7 +3,7 @@
 #ifndef KR_MAMBA2_INNER_IMPLS_H
 #define KR_MAMBA2_INNER_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 #include "op.h"
 

@@ -5,7 +5,7 @@
 #include "mamba_inner_chain.h"
 #include "block_ops.h"
 
-static int32_t check_constants(const char *op, uint32_t flags, const krait_view *Bmat, const krait_view *Cmat) {
+static int32_t check_constants(const char *op, uint32_t flags, const kr_view *Bmat, const kr_view *Cmat) {
   KR_CHECK(kr_has(Bmat) || !(flags & KRAIT_SCAN_B_CONSTANT), KRAIT_ERR_ARGUMENT,
            "%s: Bmat must be given where it is constant", op);
   KR_CHECK(kr_has(Cmat) || !(flags & KRAIT_SCAN_C_CONSTANT), KRAIT_ERR_ARGUMENT,
@@ -14,17 +14,17 @@ static int32_t check_constants(const char *op, uint32_t flags, const krait_view 
 }
 
 static int32_t check_mamba_inner_rules(const void *args) {
-  const krait_mamba_inner_args *a = args;
+  const kr_mamba_inner_args *a = args;
   return check_constants("mamba_inner", a->call.flags, &a->Bmat, &a->Cmat);
 }
 
 static int32_t check_bwd_rules(const void *args) {
-  const krait_mamba_inner_bwd_args *a = args;
+  const kr_mamba_inner_bwd_args *a = args;
   return check_constants("mamba_inner_bwd", a->call.flags, &a->Bmat, &a->Cmat);
 }
 
 /* Of one pass; the gradient computes the products three times in all. */
-static kr_cost mamba_inner_cost_of(const krait_mamba_inner_args *a, double products, double scan_flops) {
+static kr_cost mamba_inner_cost_of(const kr_mamba_inner_args *a, double products, double scan_flops) {
   double rows = (double)a->B * (double)a->L, D = (double)a->D,
          columns = (double)(a->R + kr_inner_columns(a, &a->Bmat) + kr_inner_columns(a, &a->Cmat));
   double directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1, softplus = a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0;
@@ -39,7 +39,7 @@ static kr_cost mamba_inner_cost_of(const krait_mamba_inner_args *a, double produ
 static void count_mamba_inner_cost(const void *args, kr_cost *cost) { *cost = mamba_inner_cost_of(args, 1, 6); }
 
 static void count_mamba_inner_bwd_cost(const void *args, kr_cost *cost) {
-  const krait_mamba_inner_args a = kr_inner_forward_of(args);
+  const kr_mamba_inner_args a = kr_inner_forward_of(args);
   *cost = mamba_inner_cost_of(&a, 3, 20);
   cost->bytes *= 2;
 }

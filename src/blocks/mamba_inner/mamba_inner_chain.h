@@ -3,27 +3,27 @@
 #ifndef KR_MAMBA_INNER_CHAIN_H
 #define KR_MAMBA_INNER_CHAIN_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 #include <string.h>
 
 /* The gradient's args start with the forward ones. */
-_Static_assert(offsetof(krait_mamba_inner_args, out) == offsetof(krait_mamba_inner_bwd_args, dout), "one head");
-static inline krait_mamba_inner_args kr_inner_forward_of(const krait_mamba_inner_bwd_args *g) {
-  krait_mamba_inner_args a;
+_Static_assert(offsetof(kr_mamba_inner_args, out) == offsetof(kr_mamba_inner_bwd_args, dout), "one head");
+static inline kr_mamba_inner_args kr_inner_forward_of(const kr_mamba_inner_bwd_args *g) {
+  kr_mamba_inner_args a;
   memset(&a, 0, sizeof a);
-  memcpy(&a, g, offsetof(krait_mamba_inner_args, out));
+  memcpy(&a, g, offsetof(kr_mamba_inner_args, out));
   a.call.size = sizeof a;
   return a;
 }
 
 /* Columns of B (or C) in the output of x_proj. */
-static inline int64_t kr_inner_columns(const krait_mamba_inner_args *a, const krait_view *given) {
+static inline int64_t kr_inner_columns(const kr_mamba_inner_args *a, const kr_view *given) {
   return given->data ? 0 : a->A.dtype == KRAIT_C64 ? 2 * a->N : a->N;
 }
 
 /* Whether 16 bits suffice between two operators on a GPU: not for complex states, nor for norms, whose gradients are
  * differences of rounded values. */
-static inline int kr_inner_is_short(const krait_mamba_inner_args *a) {
+static inline int kr_inner_is_short(const kr_mamba_inner_args *a) {
   const int is_half = a->xz.dtype == KRAIT_F16 || a->xz.dtype == KRAIT_BF16;
   return is_half && a->A.dtype != KRAIT_C64 && !a->dt_norm_weight.data && !a->B_norm_weight.data &&
          !a->C_norm_weight.data;

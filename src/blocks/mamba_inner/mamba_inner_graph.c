@@ -5,8 +5,8 @@
 #include "mamba_inner/mamba_inner_chain.h"
 #include "block_ops.h"
 
-typedef krait_mamba_inner_args inner_args;
-typedef krait_mamba_inner_bwd_args bwd_args;
+typedef kr_mamba_inner_args inner_args;
+typedef kr_mamba_inner_bwd_args bwd_args;
 
 enum { MOST = 24 };
 typedef struct recorded {
@@ -20,7 +20,7 @@ typedef struct recorded {
 #define INPUT(field, ...) b->field = kr_graph_own_argument(r->g, r->args, &a->field, #field, KR_DIMS(__VA_ARGS__))
 #define INPUT_OF(field, dims) b->field = kr_graph_own_argument(r->g, r->args, &a->field, #field, dims)
 
-static void mamba_inner_want(recorded *r, const char *name, kr_tensor of, const krait_view *view) {
+static void mamba_inner_want(recorded *r, const char *name, kr_tensor of, const kr_view *view) {
   const kr_tensor at = of ? kr_graph_argument(r->g, r->args, view, KR_OUT, name, kr_graph_dims(r->g, of)) : 0;
   if (at) r->wanted[r->n_wanted++] = (kr_gradient){of, at};
 }

@@ -13,7 +13,7 @@
 #include "block_ops.h"
 #include "selective_scan/scan_ref.h"
 
-typedef krait_mamba_inner_args inner_args;
+typedef kr_mamba_inner_args inner_args;
 
 enum { MAX_N = 512 };
 
@@ -55,14 +55,14 @@ static void convolve_mamba_inner(const inner_args *a, int64_t b, const work *w) 
     }
 }
 
-static void normalize(double *v, int64_t n, double eps, const krait_view *weight) {
+static void normalize(double *v, int64_t n, double eps, const kr_view *weight) {
   double sum = 0;
   if (!kr_has(weight)) return;
   for (int64_t i = 0; i < n; i++) sum += v[i] * v[i];
   for (int64_t i = 0; i < n; i++) v[i] *= kr_get(weight, kr_at1(weight, i)) / sqrt(sum / (double)n + eps);
 }
 
-static void add_bias(double *v, int64_t n, const krait_view *bias) {
+static void add_bias(double *v, int64_t n, const kr_view *bias) {
   for (int64_t i = 0; kr_has(bias) && i < n; i++) v[i] += kr_get(bias, kr_at1(bias, i));
 }
 
@@ -89,14 +89,14 @@ static void project(const inner_args *a, const work *w) {
   }
 }
 
-static number mamba_inner_parameter(const inner_args *a, const krait_view *given, uint32_t constant,
+static number mamba_inner_parameter(const inner_args *a, const kr_view *given, uint32_t constant,
                                     const double *columns, int64_t b, int64_t d, int64_t n, int64_t t) {
   int is_complex = a->A.dtype == KRAIT_C64;
   if (kr_has(given)) return get_parameter(given, (a->call.flags & constant) != 0, is_complex, b, 0, d, n, t);
   return is_complex ? (number){columns[2 * n], columns[2 * n + 1]} : number_of(columns[n]);
 }
 
-static void run_mamba_inner_direction(const inner_args *a, const work *w, int64_t b, int64_t d, const krait_view *A,
+static void run_mamba_inner_direction(const inner_args *a, const work *w, int64_t b, int64_t d, const kr_view *A,
                                       int reverse) {
   number s[MAX_N] = {{0, 0}};
   for (int64_t i = 0; i < a->L; i++) {

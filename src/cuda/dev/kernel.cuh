@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 #ifdef KR_EMULATE
 #include "emulator.h"

@@ -1,5 +1,5 @@
 /* overlap.h: recorded calls whose kernels may start while the previous one still runs (overlap.cuh). A graph's runner
- * sets these bits in krait_call.flags of such a call only while it records: a recording's first kernel starts when
+ * sets these bits in kr_call.flags of such a call only while it records: a recording's first kernel starts when
  * everything enqueued before it is done. */
 #ifndef KR_OVERLAP_H
 #define KR_OVERLAP_H

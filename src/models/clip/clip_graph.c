@@ -49,7 +49,7 @@ static kr_tensor attend_clip(const tower *t, const kr_clip_layer *l, kr_tensor x
   for (int j = 0; j < 3 && !t->w->is_joined; j++)
     linear(b, names[j], x, .w = &l->qkv[j], .bias = &l->qkv_bias[j], .N = C, .K = C, .out = columns(b, qkv, j * C, C));
   kr_graph_call(b->g, "attention", &kr_op_attention,
-                &(krait_attention_args){.q = view(b, as_heads(b, qkv, 0, heads)),
+                &(kr_attention_args){.q = view(b, as_heads(b, qkv, 0, heads)),
                                         .k = view(b, as_heads(b, qkv, H, heads)),
                                         .v = view(b, as_heads(b, qkv, 2 * H, heads)),
                                         .out = view_as(b, y, heads)});

@@ -19,7 +19,7 @@ int32_t kr_clip_tower_open(const kr_loader *from, const kr_clip_config *c, int64
   t->patches = kr_graph_input(t->g, "patches", KRAIT_F32, KR_DIMS(n * n_patches, 3 * c->patch * c->patch));
   t->features = kr_graph_output(t->g, "features", KRAIT_F32, KR_DIMS(n, n_patches, c->C));
   const kr_tensor hidden = kr_clip_record(t->g, c, &t->w, c->n_layers, n, t->patches);
-  kr_graph_pointwise(t->g, "features", (krait_pointwise_args){.x_scale = 1}, hidden, 0, t->features);
+  kr_graph_pointwise(t->g, "features", (kr_pointwise_args){.x_scale = 1}, hidden, 0, t->features);
   return kr_graph_plan(t->g, from->ctx, 0);
 }
 

@@ -72,7 +72,7 @@ static int32_t load_clip_pos_embed(kr_loader *p, const kr_clip_config *c, kr_wei
   KR_TRY(kr_loader_find(p, "embeddings.class_embedding", 1, KR_SIZES(c->C), &cls));
   KR_TRY(
       kr_loader_find(p, "embeddings.position_embedding.weight", 1, KR_SIZES(1 + c->edge * c->edge, c->C), &pos_embed));
-  const krait_view of_cls = {.data = (void *)cls.data, .dtype = cls.dtype},
+  const kr_view of_cls = {.data = (void *)cls.data, .dtype = cls.dtype},
                    of_places = {.data = (void *)pos_embed.data, .dtype = pos_embed.dtype};
   float *sum = kr_alloc_array((size_t)n, sizeof *sum);
   KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for CLIP's position embeddings");

@@ -1,5 +1,5 @@
-/* bundled.c: what the wheel's libkrait, which has one model and reads weights as safetensors alone, says in place of
- * the readers whose libraries it does without. Not part of the program. */
+/* bundled.c: what libkrait-ops, the wheel's library, which has one model and reads weights as safetensors alone, says
+ * in place of the readers whose libraries it does without. Not part of the program. */
 #include <string.h>
 
 #include "any_fft.h"
@@ -29,7 +29,7 @@ void *bundled_no_stdin;
 /* ---- formats ---- */
 static int32_t fail_format(const char *label, const char *what) {
   return kr_fail(KRAIT_ERR_UNSUPPORTED,
-                 "%s is %s, and this libkrait reads safetensors alone; convert it with the program: krait convert",
+                 "%s is %s, and libkrait-ops reads safetensors alone; convert it with the program: krait convert",
                  label, what);
 }
 
@@ -56,7 +56,7 @@ int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *lab
 
 int32_t kr_outfile_begin(kr_outfile *file, const char *path) {
   *file = (kr_outfile){.fd = -1};
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot create %s: this libkrait writes no files; use the program", path);
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "cannot create %s: libkrait-ops writes no files; use the program", path);
 }
 int32_t kr_outfile_commit(kr_outfile *file) { return (void)file, KRAIT_OK; }
 void kr_outfile_abandon(kr_outfile *file) { (void)file; }
@@ -73,7 +73,7 @@ int32_t kr_yaml_read(const char *text, size_t length, const char *label, json_t 
 /* ---- the model's transform has a length that real_fft.h supports ---- */
 int32_t kr_any_fft_open(int64_t n, kr_any_fft **fft) {
   *fft = NULL;
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "this libkrait has no transform of %lld samples", (long long)n);
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "libkrait-ops has no transform of %lld samples", (long long)n);
 }
 void kr_any_fft_close(kr_any_fft **fft) { *fft = NULL; }
 void kr_any_fft_forward(kr_any_fft *fft, const float *x, float *re, float *im) {

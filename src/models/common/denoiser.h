@@ -3,7 +3,7 @@
 #ifndef KR_DENOISER_H
 #define KR_DENOISER_H
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "stft_live.h"
 
@@ -33,9 +33,9 @@ typedef struct kr_denoiser {
 
 /* Implemented by model.c, which knows the session. A stream takes its session: *holder is the session until it is given
  * back, or NULL from when the session was closed first; meanwhile everything else refuses the session. */
-int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser);
-int32_t kr_session_check_free(const krait_session *session); /* not taken */
-int32_t kr_session_take(krait_session *session, krait_session **holder);
-void kr_session_give_back(krait_session **holder);
+int32_t kr_session_denoiser(krait_denoiser_session *session, kr_denoiser *denoiser);
+int32_t kr_session_check_free(const krait_denoiser_session *session); /* not taken */
+int32_t kr_session_take(krait_denoiser_session *session, krait_denoiser_session **holder);
+void kr_session_give_back(krait_denoiser_session **holder);
 
 #endif

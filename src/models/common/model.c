@@ -2,11 +2,10 @@
 #include "public_names.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "alloc.h"
 #include "ctx.h"
@@ -16,17 +15,17 @@
 #include "status.h"
 #include "weights_io.h"
 
-struct krait_model {
+struct krait_denoiser {
   krait_ctx *cpu; /* where the model runs if the device of the caller's context does not support it */
   const kr_model_kind *kind;
   void *impl;
   char *json;
 };
 
-struct krait_session {
-  const krait_model *model;
+struct krait_denoiser_session {
+  const krait_denoiser *model;
   void *timeline;
-  krait_session **holder; /* of the stream that has taken the session; NULL: none has */
+  krait_denoiser_session **holder; /* of the stream that has taken the session; NULL: none has */
 };
 
 static const kr_model_kind *find_kind(const char *model) {
@@ -67,8 +66,8 @@ static int32_t open_cpu(const krait_ctx *ctx, krait_ctx **cpu) {
   return krait_ctx_open(&options, cpu);
 }
 
-static int32_t open_model_parts(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
-                          kr_config **config, krait_model *model) {
+static int32_t open_model_parts(const krait_ctx *ctx, const krait_denoiser_options *options, kr_weights *weights,
+                          kr_config **config, krait_denoiser *model) {
   KR_TRY(kr_weights_refuse_checkpoint(weights));
   KR_TRY(kr_config_open(weights, options ? options->config_path : NULL, options ? options->overrides : NULL, config));
   const char *name = kr_config_model(*config);
@@ -87,19 +86,18 @@ static int32_t open_model_parts(const krait_ctx *ctx, const krait_model_options 
   return model->kind->open(model->cpu, name, *config, weights, precision, &model->impl);
 }
 
-static int32_t take_model_options(const krait_model_options *given, krait_model_options *known) {
-  KR_TRY(
-      kr_struct_take("krait_model_options", given, offsetof(krait_model_options, config_path), known, sizeof *known));
+static int32_t take_model_options(const krait_denoiser_options *given, krait_denoiser_options *known) {
+  KR_TRY(kr_struct_take("krait_denoiser_options", given, sizeof *known, known, sizeof *known));
   KR_CHECK(known->precision <= KRAIT_PRECISION_TF32, KRAIT_ERR_ARGUMENT,
            "options.precision is %u, not a KRAIT_PRECISION_*", known->precision);
   return KRAIT_OK;
 }
 
 /* From weights, which are closed; from names their source in messages. */
-static int32_t open_from(const krait_ctx *ctx, const krait_model_options *options, kr_weights *weights,
-                         const char *from, krait_model **out) {
+static int32_t open_from(const krait_ctx *ctx, const krait_denoiser_options *options, kr_weights *weights,
+                         const char *from, krait_denoiser **out) {
   kr_config *config = NULL;
-  krait_model *model = kr_zalloc(sizeof *model);
+  krait_denoiser *model = kr_zalloc(sizeof *model);
   int32_t status = model ? open_model_parts(ctx, options, weights, &config, model)
                          : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a model");
   const int is_theirs = status == KRAIT_ERR_WEIGHTS || status == KRAIT_ERR_FILE_FORMAT;
@@ -107,15 +105,15 @@ static int32_t open_from(const krait_ctx *ctx, const krait_model_options *option
     status = kr_fail(status, "%s: %s", from, krait_error_detail());
   kr_config_close(&config);
   kr_weights_close(&weights);
-  if (status < 0) krait_model_close(&model);
+  if (status < 0) krait_denoiser_close(&model);
   *out = model;
   return status;
 }
 
-int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given, krait_model **out) {
+int32_t krait_denoiser_open(const krait_ctx *ctx, const krait_denoiser_options *given, krait_denoiser **out) {
   KR_CHECK(ctx && out, KRAIT_ERR_ARGUMENT, "ctx and model must not be NULL");
   *out = NULL;
-  krait_model_options known, *options = given ? &known : NULL;
+  krait_denoiser_options known, *options = given ? &known : NULL;
   if (given) KR_TRY(take_model_options(given, &known));
   const char *from = options && options->weights_path ? options->weights_path : "embedded weights";
   kr_weights *weights = NULL;
@@ -124,7 +122,7 @@ int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *given,
   return status < 0 ? status : open_from(ctx, options, weights, from, out);
 }
 
-static int32_t take_tensor(const krait_model_tensor *t, int64_t i, kr_weight *item) {
+static int32_t take_tensor(const krait_denoiser_tensor *t, int64_t i, kr_weight *item) {
   uint64_t n = 1;
   KR_CHECK(t->name && t->n_dims >= 0 && t->n_dims <= KR_WEIGHT_MAX_DIMS && (t->shape || !t->n_dims) && t->data,
            KRAIT_ERR_ARGUMENT, "tensors[%lld] has no name, no data, or not 0 to %d dimensions", (long long)i,
@@ -139,9 +137,9 @@ static int32_t take_tensor(const krait_model_tensor *t, int64_t i, kr_weight *it
   return KRAIT_OK;
 }
 
-int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options *given,
-                                 const krait_model_tensor *tensors, int64_t n_tensors, krait_model **out) {
-  krait_model_options options;
+int32_t krait_denoiser_open_tensors(const krait_ctx *ctx, const krait_denoiser_options *given,
+                                 const krait_denoiser_tensor *tensors, int64_t n_tensors, krait_denoiser **out) {
+  krait_denoiser_options options;
   kr_weights *weights = NULL;
   KR_CHECK(ctx && given && tensors && out && n_tensors >= 0 && n_tensors < (int64_t)1 << 24, KRAIT_ERR_ARGUMENT,
            "ctx, options, tensors and model must not be NULL, n_tensors not negative");
@@ -158,8 +156,8 @@ int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options
   return status;
 }
 
-void krait_model_close(krait_model **handle) {
-  krait_model *model = handle ? *handle : NULL;
+void krait_denoiser_close(krait_denoiser **handle) {
+  krait_denoiser *model = handle ? *handle : NULL;
   if (!model) return;
   *handle = NULL;
   if (model->impl) model->kind->close(&model->impl);
@@ -168,20 +166,20 @@ void krait_model_close(krait_model **handle) {
   kr_free(model);
 }
 
-const char *krait_model_json(const krait_model *model) { return model ? model->json : ""; }
+const char *krait_denoiser_json(const krait_denoiser *model) { return model ? model->json : ""; }
 
-int32_t krait_session_open(const krait_model *model, krait_session **out) {
+int32_t krait_denoiser_session_open(const krait_denoiser *model, krait_denoiser_session **out) {
   KR_CHECK(model && out, KRAIT_ERR_ARGUMENT, "model and session must not be NULL");
-  krait_session *session = *out = kr_zalloc(sizeof *session);
+  krait_denoiser_session *session = *out = kr_zalloc(sizeof *session);
   KR_CHECK(session, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   session->model = model;
   int32_t status = model->kind->session_open(model->impl, &session->timeline);
-  if (status < 0) krait_session_close(out);
+  if (status < 0) krait_denoiser_session_close(out);
   return status;
 }
 
-void krait_session_close(krait_session **handle) {
-  krait_session *session = handle ? *handle : NULL;
+void krait_denoiser_session_close(krait_denoiser_session **handle) {
+  krait_denoiser_session *session = handle ? *handle : NULL;
   if (!session) return;
   *handle = NULL;
   if (session->holder) kr_session_give_back(session->holder);
@@ -189,29 +187,29 @@ void krait_session_close(krait_session **handle) {
   kr_free(session);
 }
 
-void *kr_session_timeline(const krait_session *session, const kr_model_kind *kind) {
+void *kr_session_timeline(const krait_denoiser_session *session, const kr_model_kind *kind) {
   return session && session->model->kind == kind ? session->timeline : NULL;
 }
 
-int32_t kr_session_check_free(const krait_session *session) {
+int32_t kr_session_check_free(const krait_denoiser_session *session) {
   KR_CHECK(!session || !session->holder, KRAIT_ERR_ARGUMENT,
            "the session has an open stream, which uses it alone: close the stream, or open another session");
   return KRAIT_OK;
 }
 
-int32_t kr_session_take(krait_session *session, krait_session **holder) {
+int32_t kr_session_take(krait_denoiser_session *session, krait_denoiser_session **holder) {
   KR_TRY(kr_session_check_free(session));
   session->holder = holder;
   *holder = session;
   return KRAIT_OK;
 }
 
-void kr_session_give_back(krait_session **holder) {
+void kr_session_give_back(krait_denoiser_session **holder) {
   if (*holder) (*holder)->holder = NULL;
   *holder = NULL;
 }
 
-int32_t kr_session_denoiser(krait_session *session, kr_denoiser *denoiser) {
+int32_t kr_session_denoiser(krait_denoiser_session *session, kr_denoiser *denoiser) {
   KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
   KR_TRY(kr_session_check_free(session));
   const kr_model_kind *kind = session->model->kind;
@@ -238,8 +236,8 @@ void kr_verify_add(const char *name, const float *got, const float *want, int64_
   ++*n_filled;
 }
 
-int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_result *rows, int32_t n_rows,
-                     int32_t *n_filled) {
+int32_t krait_verify(krait_denoiser_session *session, const char *golden_path, krait_verify_result *rows,
+                     int32_t n_rows, int32_t *n_filled) {
   KR_CHECK(session && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT,
            "session, golden_path, rows and n_filled must not be NULL");
   const kr_model_kind *kind = session->model->kind;

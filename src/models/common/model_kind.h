@@ -38,7 +38,7 @@ extern const kr_model_kind *const kr_model_kinds[];
 extern const size_t kr_n_model_kinds;
 
 /* The timeline of a session of this kind; NULL for NULL and for other kinds. */
-void *kr_session_timeline(const krait_session *session, const kr_model_kind *kind);
+void *kr_session_timeline(const krait_denoiser_session *session, const kr_model_kind *kind);
 
 /* Adds a row: relative L2 error and largest absolute error of n values against the golden file. */
 void kr_verify_add(const char *name, const float *got, const float *want, int64_t n, krait_verify_result *rows,

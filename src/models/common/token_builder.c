@@ -30,7 +30,7 @@ kr_tensor kr_record_gather(const kr_token_builder *b, const char *name, kr_tenso
                            kr_tensor out) {
   return kr_graph_call(
       b->g, name, &kr_op_gather_rows,
-      &(krait_gather_rows_args){.table = view(b, table), .index = view(b, index), .out = view(b, out)});
+      &(kr_gather_rows_args){.table = view(b, table), .index = view(b, index), .out = view(b, out)});
 }
 
 /* ---- products ---- */
@@ -46,7 +46,7 @@ static kr_tensor record_q4k(const kr_token_builder *b, const char *name, kr_tens
   const kr_tensor words = kr_record_weight(b, name, p->w, KR_DIMS(p->N, p->K / 256 * 36));
   return kr_graph_call(
       b->g, name, &kr_op_gemm_q4k,
-      &(krait_gemm_q4k_args){.A = view(b, x), .qweight = view(b, words), .bias = view(b, bias), .out = view(b, out)});
+      &(kr_gemm_q4k_args){.A = view(b, x), .qweight = view(b, words), .bias = view(b, bias), .out = view(b, out)});
 }
 
 static kr_tensor record_q8(const kr_token_builder *b, const char *name, kr_tensor x, const kr_linear *p, kr_tensor bias,
@@ -59,7 +59,7 @@ static kr_tensor record_q8(const kr_token_builder *b, const char *name, kr_tenso
                   scales = record_named(b, of_scales, KRAIT_F16, KR_DIMS(p->N, p->K / 32),
                                         is_kept ? p->w->qscales : p->w->scales);
   return kr_graph_call(b->g, name, &kr_op_gemm_q8,
-                       &(krait_gemm_q8_args){.A = view(b, x),
+                       &(kr_gemm_q8_args){.A = view(b, x),
                                              .qweight = view(b, words),
                                              .scales = view(b, scales),
                                              .bias = view(b, bias),
@@ -75,7 +75,7 @@ kr_tensor kr_record_linear(const kr_token_builder *b, const char *name, kr_tenso
   if (!p->matrix && (p->w->scales || reads_words(b, p->w, x))) return record_q8(b, name, x, p, bias, out);
   const kr_tensor matrix = p->matrix ? p->matrix : kr_record_weight(b, name, p->w, KR_DIMS(p->N, p->K));
   return kr_graph_call(b->g, name, &kr_op_gemm,
-                       &(krait_gemm_args){.activation = p->activation,
+                       &(kr_gemm_args){.activation = p->activation,
                                           .scale = p->scale,
                                           .A = view(b, x),
                                           .Bmat = transposed(b, matrix),
@@ -86,7 +86,7 @@ kr_tensor kr_record_linear(const kr_token_builder *b, const char *name, kr_tenso
 
 void kr_record_gated(const kr_token_builder *b, const char *name, kr_tensor x, const kr_gated *p, kr_tensor out) {
   kr_graph_call(b->g, name, &kr_op_gemm,
-                &(krait_gemm_args){.activation = p->activation,
+                &(kr_gemm_args){.activation = p->activation,
                                    .A = view(b, x),
                                    .Bmat = transposed(b, p->gate),
                                    .B2 = transposed(b, p->up),
@@ -103,7 +103,7 @@ kr_tensor kr_record_norm(const kr_token_builder *b, const char *name, kr_tensor 
   const kr_tensor sum = stream ? kr_graph_temp(b->g, KRAIT_F32, dims) : 0,
                   out = norm->out ? norm->out : kr_graph_temp(b->g, b->dtype, dims);
   kr_graph_call(b->g, name, &kr_op_add_norm,
-                &(krait_add_norm_args){.call.flags = norm->is_rms ? KRAIT_NORM_RMS : 0,
+                &(kr_add_norm_args){.call.flags = norm->is_rms ? KRAIT_NORM_RMS : 0,
                                        .eps = norm->eps,
                                        .x = view(b, x),
                                        .residual = view(b, stream ? *stream : 0),

@@ -22,8 +22,8 @@ enum { KR_MOST_BY_QWEIGHT = 2 };
 
 /* ---- tensors and views ---- */
 
-static inline krait_view view(const kr_token_builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
-static inline krait_view view_as(const kr_token_builder *b, kr_tensor t, kr_dims dims) {
+static inline kr_view view(const kr_token_builder *b, kr_tensor t) { return kr_graph_view(b->g, t); }
+static inline kr_view view_as(const kr_token_builder *b, kr_tensor t, kr_dims dims) {
   return kr_graph_view(b->g, kr_graph_reshape(b->g, t, dims));
 }
 static inline kr_tensor new_rows(const kr_token_builder *b, int64_t columns) {
@@ -32,7 +32,7 @@ static inline kr_tensor new_rows(const kr_token_builder *b, int64_t columns) {
 static inline kr_tensor columns(const kr_token_builder *b, kr_tensor rows, int64_t from, int64_t n) {
   return kr_graph_slice(b->g, rows, 1, from, n);
 }
-static inline krait_view transposed(const kr_token_builder *b, kr_tensor matrix) {
+static inline kr_view transposed(const kr_token_builder *b, kr_tensor matrix) {
   return kr_graph_view(b->g, kr_graph_permute(b->g, matrix, (int[]){1, 0}));
 }
 /* Rows (L,C) as (1,C,L). */
@@ -52,13 +52,13 @@ kr_tensor kr_record_weight(const kr_token_builder *b, const char *name, const kr
 /* ---- calls ---- */
 
 static inline void copy(const kr_token_builder *b, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+  kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 static inline void add_into(const kr_token_builder *b, const char *name, kr_tensor x, kr_tensor y, kr_tensor out) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, x, y, out);
+  kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, x, y, out);
 }
 static inline void multiply_into(const kr_token_builder *b, const char *name, kr_tensor x, kr_tensor y, kr_tensor out) {
-  kr_graph_pointwise(b->g, name, (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x, y,
+  kr_graph_pointwise(b->g, name, (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x, y,
                      out);
 }
 /* In the activations' type. */

@@ -50,7 +50,7 @@ static int32_t need_random(kr_loader *p, uint64_t n) {
   uint64_t seed = 1;
   int is_new;
   KR_TRY(grow_random(&p->random, n * krait_dtype_bytes(p->random_type), &is_new));
-  const krait_view view = {.data = p->random.data, .dtype = p->random_type};
+  const kr_view view = {.data = p->random.data, .dtype = p->random_type};
   for (uint64_t i = 0; is_new && i < n; i++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     kr_put(&view, (int64_t)i, ((double)(seed >> 40) / (1 << 24) - 0.5) * 0.07);
@@ -264,7 +264,7 @@ static int32_t widen_into(kr_loader *p, const char *name, kr_sizes want, double 
   kr_weight item;
   int64_t bad = -1;
   KR_TRY(kr_loader_find(p, name, 1, want, &item));
-  const krait_view view = {.data = (void *)item.data, .dtype = item.dtype};
+  const kr_view view = {.data = (void *)item.data, .dtype = item.dtype};
   for (int64_t i = 0; i < n; i++) {
     values[i] = (float)(f ? f(kr_get(&view, i)) : kr_get(&view, i));
     if (!isfinite(values[i]) && bad < 0) bad = i;

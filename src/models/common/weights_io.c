@@ -6,7 +6,7 @@
 #include <jansson.h>
 #include <string.h>
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "alloc.h"
 #include "json_text.h"

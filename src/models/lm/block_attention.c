@@ -65,7 +65,7 @@ static kr_tensor rotate_queries(const kr_lm_builder *b, const kr_lm_attention_si
   const kr_token_builder *r = &b->rows;
   const kr_tensor out = kr_graph_temp(r->g, r->dtype, kr_graph_dims(r->g, q));
   kr_graph_call(r->g, "rotary", &kr_op_rotary,
-                &(krait_rotary_args){.call.flags = s->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0,
+                &(kr_rotary_args){.call.flags = s->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0,
                                      .x = view(r, q),
                                      .cos = view(r, b->to->cos),
                                      .sin = view(r, b->to->sin),
@@ -80,7 +80,7 @@ static kr_tensor record_attention(kr_lm_builder *b, const kr_lm_block *block, kr
   const kr_token_builder *r = &b->rows;
   const int keys = keys_of(s);
   const kr_dims heads = KR_DIMS(b->run.B, b->run.L, s->H, s->D), kv = KR_DIMS(b->run.B, b->run.L, s->Hk, s->D);
-  const krait_view k_cache = view(r, kr_lm_state_of(b, block, keys)),
+  const kr_view k_cache = view(r, kr_lm_state_of(b, block, keys)),
                    v_cache = view(r, kr_lm_state_of(b, block, keys + 1)), slots = view(r, b->to->slots);
   kr_tensor qkv = project_heads(r, s, w, x);
   if (keys) qkv = kr_lm_convolve(b, block, 0, qkv, &w->conv, &w->conv_bias, s->W, KRAIT_ACT_NONE);
@@ -88,7 +88,7 @@ static kr_tensor record_attention(kr_lm_builder *b, const kr_lm_block *block, kr
   const kr_tensor y = new_rows(r, s->H * s->D), used = kr_graph_temp(r->g, KRAIT_I32, KR_DIMS(b->run.B));
   if (s->R) q = rotate_queries(b, s, q);
   kr_graph_call(r->g, "append", &kr_op_attention_append,
-                &(krait_attention_append_args){.call.flags = s->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0,
+                &(kr_attention_append_args){.call.flags = s->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0,
                                                .k = view(r, as_heads(r, qkv, s->H, kv)),
                                                .v = view(r, as_heads(r, qkv, s->H + s->Hk, kv)),
                                                .cos = view(r, s->R ? b->to->cos : 0),
@@ -99,7 +99,7 @@ static kr_tensor record_attention(kr_lm_builder *b, const kr_lm_block *block, kr
                                                .v_cache = v_cache,
                                                .seqused = view(r, used)});
   kr_graph_call(r->g, "attention", &kr_op_attention,
-                &(krait_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
+                &(kr_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
                                         .scale = (float)s->scale,
                                         .q = view(r, q),
                                         .k = k_cache,

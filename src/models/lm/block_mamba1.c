@@ -50,7 +50,7 @@ static void update_mamba1(const kr_lm_builder *b, const kr_lm_block *block, cons
   const kr_token_builder *r = &b->rows;
   const kr_dims rows = KR_DIMS(r->rows, 1, s->Di), states = KR_DIMS(r->rows, 1, s->N), one = KR_DIMS(1, s->Di);
   kr_graph_call(r->g, "scan", &kr_op_state_update,
-                &(krait_state_update_args){.call.flags = KRAIT_UPDATE_SOFTPLUS,
+                &(kr_state_update_args){.call.flags = KRAIT_UPDATE_SOFTPLUS,
                                            .state = view(r, kr_lm_state_of(b, block, KR_MAMBA_SSM)),
                                            .x = view_as(r, t->u, rows),
                                            .dt = view_as(r, t->delta, rows),
@@ -65,7 +65,7 @@ static void update_mamba1(const kr_lm_builder *b, const kr_lm_block *block, cons
 }
 
 /* (L,N) as (1,1,N,L). */
-static krait_view as_steps(const kr_token_builder *r, kr_tensor t, int64_t N) {
+static kr_view as_steps(const kr_token_builder *r, kr_tensor t, int64_t N) {
   return view(r, kr_graph_permute(r->g, kr_graph_reshape(r->g, t, KR_DIMS(1, r->rows, 1, N)), (int[]){0, 2, 3, 1}));
 }
 
@@ -77,7 +77,7 @@ static void scan_mamba1(kr_lm_builder *b, const kr_lm_block *block, const scan_r
   const kr_tensor after = kr_lm_state_after(b, block, KR_MAMBA_SSM),
                   before = kr_lm_state_before(b, block, KR_MAMBA_SSM);
   kr_graph_call(r->g, "scan", &kr_op_selective_scan,
-                &(krait_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
+                &(kr_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
                                              .G = 1,
                                              .u = view(r, as_channels(r, t->u)),
                                              .delta = view(r, as_channels(r, t->delta)),

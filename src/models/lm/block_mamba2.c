@@ -37,7 +37,7 @@ static void update_heads(const kr_lm_builder *b, const kr_lm_block *block, const
   const kr_tensor dt = kr_graph_expand(r->g, kr_graph_reshape(r->g, t->dt, KR_DIMS(r->rows, s->H, 1)), heads);
   kr_graph_call(
       r->g, "scan", &kr_op_state_update,
-      &(krait_state_update_args){.call.flags = KRAIT_UPDATE_SOFTPLUS,
+      &(kr_state_update_args){.call.flags = KRAIT_UPDATE_SOFTPLUS,
                                  .state = view(r, kr_lm_state_of(b, block, KR_MAMBA_SSM)),
                                  .x = view_as(r, t->x, heads),
                                  .dt = view(r, dt),
@@ -57,7 +57,7 @@ static void scan_heads(kr_lm_builder *b, const kr_lm_block *block, const head_ro
   const kr_dims heads = KR_DIMS(1, r->rows, s->H, s->P), groups = KR_DIMS(1, r->rows, s->G, s->N);
   const kr_tensor after = kr_lm_state_after(b, block, KR_MAMBA_SSM);
   kr_graph_call(r->g, "scan", &kr_op_ssd,
-                &(krait_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS,
+                &(kr_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS,
                                   .x = view_as(r, t->x, heads),
                                   .dt = view_as(r, t->dt, KR_DIMS(1, r->rows, s->H)),
                                   .A = view(r, weight(r, "A", &w->A, s->H)),
@@ -116,7 +116,7 @@ static kr_tensor record_mamba2(kr_lm_builder *b, const kr_lm_block *block, kr_te
   else
     scan_heads(b, block, &t);
   kr_graph_call(r->g, "gate_norm", &kr_op_gated_norm,
-                &(krait_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST,
+                &(kr_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST,
                                          .group_size = s->Di / s->G,
                                          .eps = 1e-5f,
                                          .x = view(r, y),

@@ -20,7 +20,7 @@ static const kr_weight_ref *weight_at(const kr_lm_block *block, size_t offset) {
 
 /* Tensors of one kind as (layers, ...): their addresses must be equally spaced. dims: of one layer. Absent if a layer's
  * is. */
-static krait_view layered(const kr_lm_config *c, size_t offset, int which, kr_dims dims, int *fits) {
+static kr_view layered(const kr_lm_config *c, size_t offset, int which, kr_dims dims, int *fits) {
   const kr_weight_ref *first = weight_at(&c->blocks[0], offset);
   const int32_t dtype = which == AS_WORDS ? KRAIT_I32 : which == AS_SCALES ? KRAIT_F16 : first->dtype;
   const char *start = part_of_weight(first, which);
@@ -32,9 +32,9 @@ static krait_view layered(const kr_lm_config *c, size_t offset, int which, kr_di
     if (i == 1 && at && start) distance = at - start;
     *fits = *fits && !at == !start && t->dtype == first->dtype && (!at || at - start == i * distance);
   }
-  if (!start) return (krait_view){0};
+  if (!start) return (kr_view){0};
   *fits = *fits && distance > 0 && distance % bytes == 0;
-  return (krait_view){
+  return (kr_view){
       .data = (void *)start, .dtype = dtype, .stride = {distance / bytes, dims.n > 1 ? dims.size[1] : 1, 1}};
 }
 
@@ -53,7 +53,7 @@ static int are_plain(const kr_lm_config *c) {
 }
 
 /* The products' weights in 8 bits instead of 16. */
-static void describe_words(const kr_lm_config *c, krait_mamba_decode_args *a, int *fits) {
+static void describe_words(const kr_lm_config *c, kr_mamba_decode_args *a, int *fits) {
   const kr_lm_mamba_sizes *s = c->blocks[0].sizes;
   const int64_t columns = s->R + 2 * s->N, rows = kr_mamba_rows(&c->blocks[0]);
 #define OF_Q8(name, which, n, k) layered(c, offsetof(kr_lm_mamba_weights, name), which, KR_DIMS(n, k), fits)
@@ -66,11 +66,11 @@ static void describe_words(const kr_lm_config *c, krait_mamba_decode_args *a, in
   a->out_proj_qweight = OF_Q8(out_proj, AS_WORDS, s->d, s->Di / 4),
   a->out_proj_scales = OF_Q8(out_proj, AS_SCALES, s->d, s->Di / 32);
   *fits = *fits && a->out_proj_qweight.data && !a->x_proj_qweight.data == !a->x_proj.data;
-  a->in_proj = a->x_proj = a->out_proj = (krait_view){0};
+  a->in_proj = a->x_proj = a->out_proj = (kr_view){0};
 }
 
 /* The call, with addresses if known. 0: the layers are not of its kind. */
-static int describe_decode(const kr_lm_builder *b, krait_mamba_decode_args *a) {
+static int describe_decode(const kr_lm_builder *b, kr_mamba_decode_args *a) {
   static float aligned[4] __attribute__((aligned(256)));
   const kr_lm_config *c = b->c;
   const kr_lm_block *block = &c->blocks[0];
@@ -80,7 +80,7 @@ static int describe_decode(const kr_lm_builder *b, krait_mamba_decode_args *a) {
   int fits = are_plain(c) && (state_dtype == KRAIT_F32 || b->slots->n * s->Di * s->N % 2 == 0);
   if (!fits) return 0;
 #define LAYERED(name, ...) layered(c, offsetof(kr_lm_mamba_weights, name), AS_DATA, KR_DIMS(__VA_ARGS__), &fits)
-  *a = (krait_mamba_decode_args){.B = b->run.B,
+  *a = (kr_mamba_decode_args){.B = b->run.B,
                                  .Y = c->n_blocks,
                                  .D = s->d,
                                  .E = s->Di,
@@ -127,7 +127,7 @@ static int is_quicker_fused(const kr_lm_builder *b, const kr_impl *impl) {
 }
 
 int kr_mamba_can_fuse(const kr_lm_builder *b) {
-  krait_mamba_decode_args a;
+  kr_mamba_decode_args a;
   int32_t status = KRAIT_OK;
   if (!describe_decode(b, &a)) return 0;
   if (b->run.fused) return 1;
@@ -136,8 +136,8 @@ int kr_mamba_can_fuse(const kr_lm_builder *b) {
   return impl && is_quicker_fused(b, impl);
 }
 
-static krait_view record_stacked(const kr_token_builder *r, const char *name, const krait_view *v, kr_dims dims) {
-  return v->data ? view(r, kr_graph_input_like(r->g, name, v, dims)) : (krait_view){0};
+static kr_view record_stacked(const kr_token_builder *r, const char *name, const kr_view *v, kr_dims dims) {
+  return v->data ? view(r, kr_graph_input_like(r->g, name, v, dims)) : (kr_view){0};
 }
 
 /* x: rows of the embedding; returns the residual stream after all layers. */
@@ -147,7 +147,7 @@ kr_tensor kr_mamba_record_fused(kr_lm_builder *b, kr_tensor x) {
   const kr_lm_mamba_sizes *s = block->sizes;
   const int64_t Y = b->c->n_blocks, C = kr_mamba_channels(block), is_first = !kr_mamba_is_second(block),
                 rows = kr_mamba_rows(block), n_columns = s->R + 2 * s->N;
-  krait_mamba_decode_args of, a;
+  kr_mamba_decode_args of, a;
   if (!describe_decode(b, &of)) return 0;
   a = of;
   const kr_tensor out = kr_graph_temp(r->g, KRAIT_F32, KR_DIMS(r->rows, s->d)),

@@ -58,7 +58,7 @@ static void gate_mlp(const kr_token_builder *r, const kr_lm_mlp_sizes *s, const 
   linear(r, "up", x, .w = &w->gate_up[1], .N = s->F, .K = s->d, .out = up);
   kr_graph_pointwise(
       r->g, "gated",
-      (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, hidden,
+      (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, hidden,
       up, hidden);
 }
 

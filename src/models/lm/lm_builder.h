@@ -53,7 +53,7 @@ kr_tensor kr_lm_convolve(kr_lm_builder *b, const kr_lm_block *block, int k, kr_t
 
 /* ---- states of all blocks, for kr_lm_block_kind.record_fused: blocks are alike ---- */
 /* (blocks, slots, rows, columns) of state k, as they are kept; only strides and type count. */
-krait_view kr_lm_states_layout(const kr_lm_builder *b, const kr_lm_block *block, int k);
+kr_view kr_lm_states_layout(const kr_lm_builder *b, const kr_lm_block *block, int k);
 /* They, of n slots. */
 kr_tensor kr_lm_record_all_states(kr_lm_builder *b, const kr_lm_block *block, int k, int64_t n);
 

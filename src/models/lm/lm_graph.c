@@ -45,19 +45,19 @@ static kr_dims dims_of_all(const kr_lm_builder *b, const kr_lm_state *s, int64_t
   return KR_DIMS(b->c->n_stateful, n, rows, columns);
 }
 
-krait_view kr_lm_states_layout(const kr_lm_builder *b, const kr_lm_block *block, int k) {
+kr_view kr_lm_states_layout(const kr_lm_builder *b, const kr_lm_block *block, int k) {
   static float aligned[4] __attribute__((aligned(256)));
   const kr_lm_state *s = &block->states[k];
   const kr_dims dims = dims_of_all(b, s, 1);
   const int32_t dtype = kr_lm_state_dtype(b, s);
   const int64_t all = b->slots->n * kr_lm_slots_block_bytes(b->slots, block), columns = dims.size[3];
-  return (krait_view){.data = aligned,
+  return (kr_view){.data = aligned,
                       .dtype = dtype,
                       .stride = {all / (int64_t)krait_dtype_bytes(dtype), dims.size[2] * columns, columns, 1}};
 }
 
 kr_tensor kr_lm_record_all_states(kr_lm_builder *b, const kr_lm_block *block, int k, int64_t n) {
-  krait_view layout = kr_lm_states_layout(b, block, k);
+  kr_view layout = kr_lm_states_layout(b, block, k);
   layout.data = NULL; /* bound later */
   return b->to->all[k] =
              kr_graph_output_like(b->rows.g, block->states[k].name, &layout, dims_of_all(b, &block->states[k], n));
@@ -169,7 +169,7 @@ kr_tensor kr_lm_convolve(kr_lm_builder *b, const kr_lm_block *block, int k, kr_t
                   row = weight(r, "conv_bias", bias, C);
   if (b->run.is_step) {
     kr_graph_call(r->g, "conv", &kr_op_causal_conv1d_update,
-                  &(krait_causal_conv1d_update_args){.activation = activation,
+                  &(kr_causal_conv1d_update_args){.activation = activation,
                                                      .x = view(r, kr_lm_channels(b, x)),
                                                      .conv_state = view(r, state),
                                                      .weight = view(r, taps),
@@ -180,7 +180,7 @@ kr_tensor kr_lm_convolve(kr_lm_builder *b, const kr_lm_block *block, int k, kr_t
   }
   const kr_tensor after = kr_lm_state_after(b, block, k);
   kr_graph_call(r->g, "conv", &kr_op_causal_conv1d,
-                &(krait_causal_conv1d_args){.activation = activation,
+                &(kr_causal_conv1d_args){.activation = activation,
                                             .x = view(r, kr_lm_channels(b, x)),
                                             .weight = view(r, taps),
                                             .bias = view(r, row),
@@ -245,7 +245,7 @@ static void record_logits(kr_lm_builder *b, const kr_lm_weights *w, kr_tensor x)
   to->argmax = kr_graph_output(r->g, "best", KRAIT_I32, KR_DIMS(r->rows));
   kr_graph_call(
       r->g, "best", &kr_op_argmax_rows,
-      &(krait_argmax_rows_args){.x = view(r, columns(r, to->logits, 0, b->c->n_used)), .out = view(r, to->argmax)});
+      &(kr_argmax_rows_args){.x = view(r, columns(r, to->logits, 0, b->c->n_used)), .out = view(r, to->argmax)});
 }
 
 /* The kind of all blocks, if they are of one that can be one call. */

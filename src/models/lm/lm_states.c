@@ -21,7 +21,7 @@ typedef struct mover {
 /* A state in host memory: n elements of a type at `stored`, as float32 at `host`. */
 typedef struct buffer {
   float *host;
-  krait_view stored;
+  kr_view stored;
   int64_t n;
   char *at; /* in the context's memory */
 } buffer;

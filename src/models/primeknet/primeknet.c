@@ -180,7 +180,7 @@ static int32_t fill_denoiser(void *timeline, kr_denoiser *denoiser) {
   return KRAIT_OK;
 }
 
-int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in, float *mag,
+int32_t krait_primeknet_forward(krait_denoiser_session *session, int64_t B, int64_t T, const float *com_in, float *mag,
                                 float *pha, float *com) {
   pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
   KR_CHECK(line, KRAIT_ERR_ARGUMENT, "krait_primeknet_forward: the session is NULL or of another model");
@@ -188,16 +188,16 @@ int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, co
   return kr_pk_forward(line->session, B, T, com_in, mag, pha, com);
 }
 
-double krait_primeknet_device_s(const krait_session *session) {
+double kr_primeknet_device_s(const krait_denoiser_session *session) {
   const pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
   return line ? kr_pk_device_seconds(line->session) : 0;
 }
 
-int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in,
-                                krait_kernel_fn report, void *user) {
+int32_t kr_primeknet_kernels(krait_denoiser_session *session, int64_t B, int64_t T, const float *com_in,
+                                kr_kernel_fn report, void *user) {
   pk_timeline *line = kr_session_timeline(session, &kr_model_primeknet);
   KR_CHECK(line && com_in && report, KRAIT_ERR_ARGUMENT,
-           "krait_primeknet_kernels: the session is NULL or of another model, or com_in or report is NULL");
+           "kr_primeknet_kernels: the session is NULL or of another model, or com_in or report is NULL");
   KR_TRY(kr_session_check_free(session));
   return kr_pk_kernels(line->session, B, T, com_in, report, user);
 }

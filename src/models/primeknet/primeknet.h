@@ -3,10 +3,11 @@
 #ifndef KR_PRIMEKNET_H
 #define KR_PRIMEKNET_H
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "config.h"
 #include "graph.h"
+#include "model_time.h"
 #include "spectral.h"
 
 enum { KR_PK_MAX_KERNELS = 16, KR_PK_MAX_DEPTH = 16, KR_PK_MAX_LAYERS = 64, KR_PK_MOVING_FRAMES = 11 };
@@ -79,7 +80,7 @@ int32_t kr_pk_work(void *session, double share);
 int32_t kr_pk_give(void *session, int64_t T, int64_t first, int64_t n, float *mag, float *pha);
 /* Kernel time of the last forward pass; 0 on the CPU. */
 double kr_pk_device_seconds(const kr_pk_session *session);
-int32_t kr_pk_kernels(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report,
+int32_t kr_pk_kernels(kr_pk_session *session, int64_t B, int64_t T, const float *com_in, kr_kernel_fn report,
                       void *user);
 
 #endif

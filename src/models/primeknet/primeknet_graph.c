@@ -166,7 +166,7 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
   const kr_tensor u = kr_norm_record(w, &p.norm, up, 0);
   kr_graph_pointwise(
       w->g, "mask",
-      (krait_pointwise_args){
+      (kr_pointwise_args){
           .call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SIGMOID, .x_scale = (float)m->c->sigmoid_beta},
       sloped(m, &p, u), by_frame(m, mag_in), by_frame(m, mag));
 }
@@ -178,7 +178,7 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
   phase_p p = read_phase(m, "phase_decoder.", 0, 0);
   p.norm.before = p.up_b;
-  const kr_tensor u = kr_conv_norm_record(w, "phase_up", KRAIT_CONV_NORM_TRANSPOSED, 2, dense,
+  const kr_tensor u = kr_conv_norm_record(w, "phase_up", KR_CONV_NORM_TRANSPOSED, 2, dense,
                                           taps_of(m, p.up_w, (int[]){1, 2, 0}), &p.norm);
   const kr_tensor weight = new_tensor(w, KR_DIMS(2, C)), bias = new_tensor(w, KR_DIMS(2)),
                   weights[] = {matrix(w, p.real_w), matrix(w, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
@@ -191,7 +191,7 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
       cast(w, "phase_parts", kr_few_products_record(w, "phase_parts", rows_of(w, u), weight, bias, aligned), w->dtype);
 #define PART(k) view(w, reshape(w, map_of(w, columns(w, parts, k, 1), u), KR_DIMS(w->B, m->c->F, w->T)))
   kr_graph_call(w->g, "phase", &kr_op_to_polar,
-                &(krait_to_polar_args){.power = 1, .re = PART(0), .im = PART(1), .pha = view(w, pha)});
+                &(kr_to_polar_args){.power = 1, .re = PART(0), .im = PART(1), .pha = view(w, pha)});
 #undef PART
 }
 
@@ -220,8 +220,8 @@ static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, k
   const kr_tensor weight = behind_first(m, wrap, p.in_w, &bias), A = new_tensor(w, KR_DIMS(E, N));
   const kr_tensor rows = kr_normed_product_record(
       w, "in", x, wrap->norm_w, wrap->norm_b, weight, bias,
-      (krait_map_product_args){.call.flags = KRAIT_MAP_SILU, .silu_from = E});
-  kr_graph_pointwise(w->g, "A", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
+      (kr_map_product_args){.call.flags = KR_MAP_SILU, .silu_from = E});
+  kr_graph_pointwise(w->g, "A", (kr_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, p.A_log, 0, A);
   *out_weight = product(w, "out_weight", *out_weight, transposed(w, p.out_w), 0, 0, 0);
   kr_mamba_block b = {.flags = KRAIT_SCAN_SOFTPLUS,
                       .dtype = w->rows_dtype,
@@ -335,7 +335,7 @@ static kr_tensor stage(const maker *given, int64_t b, int along_time, kr_tensor 
   const kr_tensor scaled = multiply(w, "skip", x, beside(w, beta, dims_of(w, x).size[0]));
   if (!out) return add(w, "skip", y, scaled);
   const kr_dims dims = dims_of(w, out);
-  kr_graph_pointwise(w->g, "skip", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, reshape(w, y, dims),
+  kr_graph_pointwise(w->g, "skip", (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, reshape(w, y, dims),
                      reshape(w, scaled, dims), out);
   return out;
 }
@@ -407,7 +407,7 @@ void kr_pk_graph_record(kr_graph *g, const kr_pk_config *config, kr_pk_parameter
 #define PART(tensor, k) view(w, reshape(w, kr_graph_slice(g, tensor, 3, k, 1), plane))
   const kr_tensor features = kr_graph_slice(g, new_map(&spectra, in.size[1], 4), 3, 0, 2); /* aligned */
   kr_graph_call(g, "features", &kr_op_to_polar,
-                &(krait_to_polar_args){.power = 1,
+                &(kr_to_polar_args){.power = 1,
                                        .re = PART(io->com_in, 0),
                                        .im = PART(io->com_in, 1),
                                        .mag = PART(features, 0),

@@ -251,7 +251,7 @@ double kr_pk_device_seconds(const kr_pk_session *session) { return session->shap
 /* ---- its kernels ---- */
 
 typedef struct listener {
-  krait_kernel_fn report;
+  kr_kernel_fn report;
   void *user;
 } listener;
 
@@ -265,7 +265,7 @@ static void tell_pk_session(void *user, const char *name, const char *op, const 
 }
 
 /* Of the batch's first group. */
-int32_t kr_pk_kernels(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, krait_kernel_fn report, void *user) {
+int32_t kr_pk_kernels(kr_pk_session *s, int64_t B, int64_t T, const float *com_in, kr_kernel_fn report, void *user) {
   listener l = {report, user};
   kr_shape_graph *shape;
   int64_t group;

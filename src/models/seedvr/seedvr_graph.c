@@ -136,7 +136,7 @@ static void norm_and_turn(const builder *b, const char *name, const part *parts,
   }
   const kr_tensor turned = seedvr_as_heads(b, kr_graph_slice(b->g, t, 0, 0, layout->n_turned));
   kr_graph_call(b->g, "rotary", &kr_op_rotary,
-                &(krait_rotary_args){.call.flags = KRAIT_ROTARY_INTERLEAVED,
+                &(kr_rotary_args){.call.flags = KRAIT_ROTARY_INTERLEAVED,
                                      .x = view(&b->rec, turned),
                                      .cos = view(&b->rec, at->cos),
                                      .sin = view(&b->rec, at->sin),
@@ -152,9 +152,9 @@ static kr_tensor unpack(const builder *b, kr_tensor packed) {
   const kr_tensor copies = kr_record_gather(&b->rec, "text_back", packed, at->text_at, temp(b, n * b->n, inner)),
                   sum = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(b->n * inner));
   kr_graph_call(b->g, "text_sum", &kr_op_sum_rows,
-                &(krait_sum_rows_args){.x = view(&b->rec, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))),
+                &(kr_sum_rows_args){.x = view(&b->rec, kr_graph_reshape(b->g, copies, KR_DIMS(n, b->n * inner))),
                                        .out = view(&b->rec, sum)});
-  kr_graph_pointwise(b->g, "text_mean", (krait_pointwise_args){.x_scale = 1 / (float)n},
+  kr_graph_pointwise(b->g, "text_mean", (kr_pointwise_args){.x_scale = 1 / (float)n},
                      kr_graph_reshape(b->g, sum, KR_DIMS(b->n, inner)), 0, kr_graph_slice(b->g, out, 0, b->T, b->n));
   return out;
 }
@@ -174,7 +174,7 @@ static kr_tensor seedvr_attend(const builder *b, const part *parts, int n_parts,
   if (b->rec.layer == 1) tap(b, "window_q1", packed[0]);
   const kr_tensor out = temp(b, layout->n_packed, c->H * c->D);
   kr_graph_call(b->g, "attention", &kr_op_attention,
-                &(krait_attention_args){.max_q = layout->longest,
+                &(kr_attention_args){.max_q = layout->longest,
                                         .max_k = layout->longest,
                                         .q = view(&b->rec, seedvr_as_heads(b, packed[0])),
                                         .k = view(&b->rec, seedvr_as_heads(b, packed[1])),
@@ -226,7 +226,7 @@ static void mlp(const builder *b, const part *p, kr_tensor normed, kr_tensor x, 
 /* The text of the last block: without modulation and mlp; it is only read if requested. */
 static void end_text(const builder *b, kr_tensor attended, kr_tensor out) {
   const part text = {.from = b->T, .n = b->n};
-  kr_graph_pointwise(b->g, "text_end", (krait_pointwise_args){.x_scale = 2}, rows_of(b, attended, &text), 0,
+  kr_graph_pointwise(b->g, "text_end", (kr_pointwise_args){.x_scale = 2}, rows_of(b, attended, &text), 0,
                      rows_of(b, out, &text));
 }
 

@@ -1,13 +1,11 @@
 /* seedvr_time.c: times two blocks, with plain and shifted windows, on a clip, with the published sizes and random
  * weights. */
-#include "public_names.h"
-
 #include <stdlib.h>
 
-#include <krait/vision.h>
-
+#include "alloc.h"
 #include "clock.h"
 #include "ctx.h"
+#include "model_time.h"
 #include "seedvr.h"
 #include "sized.h"
 #include "status.h"
@@ -16,10 +14,10 @@ enum { N_BLOCKS = 2, MOST_RUNS = 8, TEXT_TOKENS = 58 };
 
 /* Latents: the first frame, then one for every four; one eighth of the pixels along each edge; patches of two by
  * two. */
-static int32_t token_grid(const krait_seedvr_shape *shape, int64_t grid[3]) {
+static int32_t token_grid(const kr_seedvr_shape *shape, int64_t grid[3]) {
   KR_CHECK(shape->n_frames >= 1 && shape->n_frames <= 1 << 16 && shape->width >= 16 && shape->height >= 16 &&
                shape->width <= 1 << 15 && shape->height <= 1 << 15,
-           KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: %lld frames of %lld x %lld, must be 1 to 65536 of 16 to 32768",
+           KRAIT_ERR_ARGUMENT, "kr_seedvr_measure: %lld frames of %lld x %lld, must be 1 to 65536 of 16 to 32768",
            (long long)shape->n_frames, (long long)shape->width, (long long)shape->height);
   grid[0] = (shape->n_frames - 1) / 4 + 1, grid[1] = shape->height / 16, grid[2] = shape->width / 16;
   return KRAIT_OK;
@@ -47,7 +45,7 @@ static int compare_seedvr_time(const void *a, const void *b) {
 }
 
 /* The first runs on a GPU load kernels and capture the graph; on a CPU the first run already counts. */
-static int32_t time_seedvr_runs(const work *m, double budget_s, krait_seedvr_timing *t) {
+static int32_t time_seedvr_runs(const work *m, double budget_s, kr_seedvr_timing *t) {
   double times[MOST_RUNS], total = 0;
   int n = 0;
   for (int i = m->ctx->cuda ? -3 : 0; n < MOST_RUNS && (n == 0 || total < budget_s); i++) {
@@ -65,12 +63,12 @@ static int32_t time_seedvr_runs(const work *m, double budget_s, krait_seedvr_tim
   return KRAIT_OK;
 }
 
-static int32_t report_nodes(const work *m, krait_seedvr_report_fn report, void *user) {
+static int32_t report_nodes(const work *m, kr_seedvr_report_fn report, void *user) {
   KR_TRY(kr_runner_profile(m->g.runner, NULL));
   return kr_graph_print(m->g.g, m->g.runner, report, user);
 }
 
-static int32_t measure_seedvr_time(work *m, int32_t dtype, double budget_s, krait_seedvr_timing *t) {
+static int32_t measure_seedvr_time(work *m, int32_t dtype, double budget_s, kr_seedvr_timing *t) {
   KR_TRY(kr_seedvr_weights_open(m->ctx, &m->c, NULL, dtype, &m->w));
   for (int i = 0; i < N_BLOCKS; i++) m->w.layers[i].text_ends = 0; /* two from the middle of the model */
   KR_TRY(kr_seedvr_graph_open(m->ctx, &m->c, &m->w, &m->g));
@@ -85,16 +83,16 @@ static int32_t measure_seedvr_time(work *m, int32_t dtype, double budget_s, krai
   return time_seedvr_runs(m, budget_s, t);
 }
 
-int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *shape, int32_t dtype, double budget_s,
-                             krait_seedvr_report_fn report, void *user, krait_seedvr_timing *timing) {
-  krait_seedvr_timing t = {.size = sizeof t};
-  krait_seedvr_shape s;
-  KR_CHECK(ctx && shape && timing, KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: ctx, shape and timing must not be NULL");
-  KR_TRY(kr_struct_take("krait_seedvr_shape", shape, sizeof s, &s, sizeof s));
-  KR_CHECK(s.variant == 3 || s.variant == 7, KRAIT_ERR_ARGUMENT, "krait_seedvr_measure: variant is %d, must be 3 or 7",
+int32_t kr_seedvr_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, double budget_s,
+                             kr_seedvr_report_fn report, void *user, kr_seedvr_timing *timing) {
+  kr_seedvr_timing t = {.size = sizeof t};
+  kr_seedvr_shape s;
+  KR_CHECK(ctx && shape && timing, KRAIT_ERR_ARGUMENT, "kr_seedvr_measure: ctx, shape and timing must not be NULL");
+  KR_TRY(kr_struct_take("kr_seedvr_shape", shape, sizeof s, &s, sizeof s));
+  KR_CHECK(s.variant == 3 || s.variant == 7, KRAIT_ERR_ARGUMENT, "kr_seedvr_measure: variant is %d, must be 3 or 7",
            s.variant);
   KR_CHECK(dtype == KRAIT_F32 || (ctx->cuda && (dtype == KRAIT_F16 || dtype == KRAIT_BF16)), KRAIT_ERR_DTYPE,
-           "krait_seedvr_measure: dtype must be float32, or on a GPU float16 or bfloat16");
+           "kr_seedvr_measure: dtype must be float32, or on a GPU float16 or bfloat16");
   work m = {.ctx = ctx};
   kr_config *config;
   KR_TRY(token_grid(&s, m.g.size));
@@ -107,5 +105,5 @@ int32_t krait_seedvr_measure(const krait_ctx *ctx, const krait_seedvr_shape *sha
   for (int i = 0; i < 3; i++) kr_mem_free(ctx, m.blocks[i]);
   kr_seedvr_graph_close(&m.g);
   kr_seedvr_weights_close(&m.w);
-  return status < 0 ? status : kr_struct_give("krait_seedvr_timing", timing, sizeof t, &t, sizeof t);
+  return status < 0 ? status : kr_struct_give("kr_seedvr_timing", timing, sizeof t, &t, sizeof t);
 }

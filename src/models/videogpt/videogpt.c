@@ -28,7 +28,7 @@ static int32_t make_pool(kr_loader *p, int64_t edge, int32_t dtype, kr_weight_re
   enum { E = KR_VIDEOGPT_EDGE };
   const int64_t n = edge * edge * KR_VIDEOGPT_PATCHES;
   const uint64_t bytes = (uint64_t)n * krait_dtype_bytes(dtype);
-  const krait_view matrix = {.data = kr_zalloc((size_t)bytes), .dtype = dtype};
+  const kr_view matrix = {.data = kr_zalloc((size_t)bytes), .dtype = dtype};
   KR_CHECK(matrix.data, KRAIT_ERR_NO_MEMORY, "no memory for a pooling");
   for (int64_t i = 0; i < edge * edge; i++) {
     const int64_t y = i / edge, x = i % edge, top = y * E / edge, bottom = ((y + 1) * E + edge - 1) / edge,
@@ -46,7 +46,7 @@ static int32_t make_pool(kr_loader *p, int64_t edge, int32_t dtype, kr_weight_re
 static int32_t take_taps(kr_loader *p, const char *name, int64_t d, kr_weight_ref *to) {
   kr_weight item;
   KR_TRY(kr_loader_find(p, name, 1, KR_SIZES(d, 1, 3, 3), &item));
-  const krait_view taps = {.data = (void *)item.data, .dtype = item.dtype};
+  const kr_view taps = {.data = (void *)item.data, .dtype = item.dtype};
   float *turned = kr_alloc_array((size_t)(9 * d), sizeof *turned);
   KR_CHECK(turned, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", name);
   for (int64_t i = 0; i < 9 * d; i++) turned[i % 9 * d + i / 9] = (float)kr_get(&taps, i) + (float)(i % 9 == 4);

@@ -23,7 +23,7 @@ static kr_tensor pool(const kr_token_builder *b, const char *name, kr_tensor x, 
   const kr_tensor out = kr_graph_temp(b->g, dtype, KR_DIMS(in.size[0], cells, in.size[2])),
                   m = kr_graph_reshape(b->g, weight(b, name, matrix, cells, N), KR_DIMS(cells, N, 1));
   kr_graph_call(b->g, name, &kr_op_gemm,
-                &(krait_gemm_args){.P = in.size[0],
+                &(kr_gemm_args){.P = in.size[0],
                                    .A = view(b, kr_graph_expand(b->g, m, KR_DIMS(cells, N, in.size[0]))),
                                    .Bmat = view(b, kr_graph_permute(b->g, x, (int[]){1, 2, 0})),
                                    .out = view(b, kr_graph_permute(b->g, out, (int[]){1, 2, 0}))});
@@ -89,20 +89,20 @@ static void weigh(const kr_token_builder *b, const kr_videogpt_weights *w, kr_te
   const kr_tensor product = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(R, C)),
                   most = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(R, 1));
   kr_graph_call(b->g, "scores", &kr_op_gemm,
-                &(krait_gemm_args){.scale = scale, .A = view(b, X), .Bmat = transposed(b, X), .out = view(b, S)});
-  kr_graph_call(b->g, "best", &kr_op_argmax_rows, &(krait_argmax_rows_args){.x = view(b, S), .out = view(b, best)});
+                &(kr_gemm_args){.scale = scale, .A = view(b, X), .Bmat = transposed(b, X), .out = view(b, S)});
+  kr_graph_call(b->g, "best", &kr_op_argmax_rows, &(kr_argmax_rows_args){.x = view(b, S), .out = view(b, best)});
   kr_record_gather(b, "other", X, best, other);
   multiply_into(b, "product", X, other, product);
   kr_graph_call(b->g, "most", &kr_op_gemm,
-                &(krait_gemm_args){.scale = scale,
+                &(kr_gemm_args){.scale = scale,
                                    .A = view(b, product),
                                    .Bmat = view(b, weight(b, "ones", &w->ones, C, 1)),
                                    .out = view(b, most)});
-  kr_graph_pointwise(b->g, "shift", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, S,
+  kr_graph_pointwise(b->g, "shift", (kr_pointwise_args){.x_scale = 1, .y_scale = -1}, S,
                      kr_graph_expand(b->g, most, KR_DIMS(R, R)), S);
-  kr_graph_pointwise(b->g, "exp", (krait_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = 1}, S, 0, S);
+  kr_graph_pointwise(b->g, "exp", (kr_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = 1}, S, 0, S);
   kr_graph_call(b->g, "sums", &kr_op_gemm,
-                &(krait_gemm_args){.A = view(b, S),
+                &(kr_gemm_args){.A = view(b, S),
                                    .Bmat = view(b, weight(b, "of_frames", &w->of_frames, R, KR_VIDEOGPT_SUMS)),
                                    .out = view(b, sums)});
 }

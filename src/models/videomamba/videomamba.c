@@ -94,7 +94,7 @@ static int32_t load_videomamba_pos_embed(kr_videomamba *m, kr_loader *p) {
   KR_TRY(kr_loader_find(p, "pos_embed", 1, KR_SIZES(1, 1 + n, c->D), &of_patch));
   if (!m->is_image) KR_TRY(kr_loader_find(p, "temporal_pos_embedding", 1, KR_SIZES(1, c->T, c->D), &of_frame));
 #define VIEW(w) {.data = (void *)(w).data, .dtype = (w).dtype}
-  const krait_view cls_at = VIEW(cls), patch_at = VIEW(of_patch), frame_at = VIEW(of_frame);
+  const kr_view cls_at = VIEW(cls), patch_at = VIEW(of_patch), frame_at = VIEW(of_frame);
 #undef VIEW
   float *sum = kr_alloc_array((size_t)(L * c->D), sizeof *sum);
   KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for the position embeddings of %lld tokens", (long long)L);

@@ -4,18 +4,18 @@
 #include "view.h"
 
 static int32_t check_argmax_rules(const void *args) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   KR_CHECK(a->M <= INT32_MAX, KRAIT_ERR_SHAPE, "argmax_rows: M is %lld, more than an int32 counts", (long long)a->M);
   return KRAIT_OK;
 }
 
 static void count_argmax_cost(const void *args, kr_cost *cost) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   cost->bytes = (double)a->R * ((double)a->M * (double)krait_dtype_bytes(a->x.dtype) + 4);
 }
 
 static const char *refuse_argmax_simd(const krait_ctx *ctx, const void *args) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   (void)ctx;
   return a->x.dtype == KRAIT_F32 && (a->x.stride[1] == 1 || a->M == 1) ? NULL : "rows that are not contiguous float32";
 }

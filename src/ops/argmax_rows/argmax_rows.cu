@@ -26,7 +26,7 @@ KR_DEV void take_best_lane(float &value, int &at) {
 }
 
 /* Contiguous float32, by packs: elements [from, to) of a row; returns where it stopped. */
-KR_DEV int read_packs(const krait_argmax_rows_args &a, int64_t row, int from, int to, float &value, int &at) {
+KR_DEV int read_packs(const kr_argmax_rows_args &a, int64_t row, int from, int to, float &value, int &at) {
   const kr_float4 *packs = (const kr_float4 *)((const float *)a.x.data + row);
   const int n = to / 4;
   for (int m = from / 4 + kr_thread(); m < n; m += PACKS * KR_ARGMAX_THREADS) {
@@ -51,7 +51,7 @@ KR_KERNEL void KR_BOUNDS(KR_ARGMAX_THREADS, 1) kr_argmax_rows(const kr_argmax_pa
   KR_SHARED int places[WARPS];
   KR_DYNAMIC_SHARED(shared);
   kr_float4 *const sent = (kr_float4 *)shared; /* of a cluster's blocks */
-  const krait_argmax_rows_args &a = p.a;
+  const kr_argmax_rows_args &a = p.a;
   const int thread = kr_thread(), lane = thread & 31, r = kr_block_x() / p.n_parts, part = kr_block_x() - r * p.n_parts,
             end = (int)min64(a.M, (part + 1) * p.part);
   const int64_t row = r * a.x.stride[0];

@@ -4,7 +4,7 @@
 #include "op_list.h"
 
 int32_t kr_argmax_rows_case(kr_case *c, int64_t index) {
-  krait_argmax_rows_args *a = (krait_argmax_rows_args *)c->args;
+  kr_argmax_rows_args *a = (kr_argmax_rows_args *)c->args;
   a->R = kr_case_edge(c, 20), a->M = kr_case_edge(c, index % 4 == 0 ? 2100 : 130);
   c->dtype = kr_case_activation_dtype(c);
   return KRAIT_OK;

@@ -9,7 +9,7 @@
 static const kr_kernel rows = {"argmax_rows", "kr_argmax_rows"}, parts = {"argmax_rows", "kr_argmax_parts"};
 
 /* Calls of a recording that start ahead run Hopper's text, which has clusters. */
-static kr_argmax_params argmax_plan_of(const krait_ctx *ctx, const krait_argmax_rows_args *a) {
+static kr_argmax_params argmax_plan_of(const krait_ctx *ctx, const kr_argmax_rows_args *a) {
   const int has_clusters = a->call.flags & KR_CALL_PDL && kr_cuda_has_pdl(ctx->cuda);
   kr_argmax_params p = {.a = *a, .values = a->call.scratch};
   const int64_t worth = (a->M + KR_ARGMAX_PART - 1) / KR_ARGMAX_PART, blocks = KR_ARGMAX_BLOCKS / (a->R > 0 ? a->R : 1),
@@ -24,7 +24,7 @@ static kr_argmax_params argmax_plan_of(const krait_ctx *ctx, const krait_argmax_
 }
 
 static int32_t run_argmax(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   kr_argmax_params p = argmax_plan_of(ctx, a);
   p.places = (int32_t *)(p.values + a->R * p.n_parts);
   const int ahead = (a->call.flags & KR_CALL_PDL) != 0;
@@ -40,13 +40,13 @@ static int32_t run_argmax(const krait_ctx *ctx, const void *args, uint64_t tier)
 }
 
 const char *kr_argmax_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   (void)ctx;
   return a->x.dtype == KRAIT_F64 ? "float64 tensors" : a->R >= 2147483648ll ? "2^31 rows or more" : NULL;
 }
 
 uint64_t kr_argmax_rows_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   const kr_argmax_params p = argmax_plan_of(ctx, a);
   return p.n_parts > 1 && !p.in_cluster
              ? kr_scratch_round((uint64_t)(a->R * p.n_parts) * (sizeof *p.values + sizeof *p.places))

@@ -2,7 +2,7 @@
 #ifndef KR_ARGMAX_ROWS_PARAMS_H
 #define KR_ARGMAX_ROWS_PARAMS_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 /* Threads per block; elements worth a block; most parts per row, and of a row in a cluster, with the bytes that they
  * send; most blocks when rows are few. */
@@ -16,7 +16,7 @@ enum {
 };
 
 typedef struct kr_argmax_params {
-  krait_argmax_rows_args a;
+  kr_argmax_rows_args a;
   float *values; /* (R,n_parts): maximum of each part, if there are several and no cluster */
   int32_t *places;
   int64_t part;                /* elements, a multiple of four */

@@ -4,7 +4,7 @@
 #include "view.h"
 
 int32_t kr_argmax_rows_ref(const krait_ctx *ctx, const void *args) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   (void)ctx;
   for (int64_t r = 0; r < a->R; r++) {
     int64_t best = -1;

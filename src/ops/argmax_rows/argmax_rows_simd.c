@@ -37,7 +37,7 @@ static int64_t find_first(const row *r, float value, int64_t m, int64_t end) {
 }
 
 int32_t KR_FN(kr_argmax_rows)(const krait_ctx *ctx, const void *args) {
-  const krait_argmax_rows_args *a = args;
+  const kr_argmax_rows_args *a = args;
   row r = {.M = a->M, .block = (a->M + BLOCKS - 1) / BLOCKS};
   if (r.block < LEAST) r.block = LEAST;
   const int64_t n = (r.M + r.block - 1) / r.block;

@@ -24,7 +24,7 @@ double kr_attention_pairs(const kr_attention_inputs *in) {
 }
 
 static void count_attention_cost(const void *args, kr_cost *cost) {
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   const kr_attention_inputs in = kr_attention_inputs_of(a);
   const double pairs = kr_attention_pairs(&in), D = (double)a->D + (double)a->Dv,
                queries = (double)a->Lq * (kr_has(&a->cu_seqlens_q) ? 1 : (double)a->B);

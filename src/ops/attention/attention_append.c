@@ -6,7 +6,7 @@
 #include "rotary_impls.h"
 
 static int32_t check_attention_append_rules(const void *args) {
-  const krait_attention_append_args *a = args;
+  const kr_attention_append_args *a = args;
   if (kr_has(&a->block_table)) return kr_need_size("attention_append", "Lk with block_table", a->Lk, 1, INT32_MAX);
   KR_TRY(kr_need_size("attention_append", "n_pages without block_table", a->n_pages, 0, 0));
   return kr_has(&a->cache_batch_idx)
@@ -15,7 +15,7 @@ static int32_t check_attention_append_rules(const void *args) {
 }
 
 static void count_attention_append_cost(const void *args, kr_cost *cost) {
-  const krait_attention_append_args *a = args;
+  const kr_attention_append_args *a = args;
   const double n = (double)a->B * (double)a->L * (double)a->Hk * ((double)a->D + (double)a->Dv);
   cost->flops = 2 * n;
   cost->bytes = 2 * n * (double)krait_dtype_bytes(a->k.dtype);

@@ -4,7 +4,7 @@
 #include "op_list.h"
 #include "rotary_turn.h"
 
-static int32_t check_attention_append_sequence(const krait_attention_append_args *a, int64_t b) {
+static int32_t check_attention_append_sequence(const kr_attention_append_args *a, int64_t b) {
   const int64_t position = kr_append_position(a, b), end = position + a->L,
                 capacity = kr_has(&a->block_table) ? a->n_pages * a->Lk : a->Lk;
   KR_CHECK(position >= 0 && end <= capacity, KRAIT_ERR_ARGUMENT,
@@ -22,14 +22,14 @@ static int32_t check_attention_append_sequence(const krait_attention_append_args
   return KRAIT_OK;
 }
 
-int32_t kr_append_check_indices(const krait_attention_append_args *a) {
+int32_t kr_append_check_indices(const kr_attention_append_args *a) {
   KR_TRY(kr_need_rows("attention_append", "cache_batch_idx", &a->cache_batch_idx, a->B, a->Bk));
   for (int64_t b = 0; b < a->B; b++) KR_TRY(check_attention_append_sequence(a, b));
   return KRAIT_OK;
 }
 
-static void put_key(const krait_attention_append_args *a, int64_t from, int64_t to, int64_t position) {
-  const krait_view *k = &a->k, *out = &a->k_cache;
+static void put_key(const kr_attention_append_args *a, int64_t from, int64_t to, int64_t position) {
+  const kr_view *k = &a->k, *out = &a->k_cache;
   const int64_t turned = kr_has(&a->cos) ? a->R : 0;
   for (int64_t r = 0; r < turned; r++) {
     const int64_t d1 = kr_rotary_first(a->call.flags, r), d2 = kr_rotary_second(a->call.flags, r, a->R);
@@ -41,7 +41,7 @@ static void put_key(const krait_attention_append_args *a, int64_t from, int64_t 
   for (int64_t d = 2 * turned; d < a->D; d++) kr_put(out, to + d * out->stride[3], kr_get(k, from + d * k->stride[3]));
 }
 
-static void put_token(const krait_attention_append_args *a, int64_t b, int64_t i) {
+static void put_token(const kr_attention_append_args *a, int64_t b, int64_t i) {
   const int64_t position = kr_append_position(a, b) + i;
   for (int64_t h = 0; h < a->Hk; h++) {
     const int64_t v = kr_at3(&a->v, b, i, h),
@@ -53,7 +53,7 @@ static void put_token(const krait_attention_append_args *a, int64_t b, int64_t i
 }
 
 int32_t kr_attention_append_ref(const krait_ctx *ctx, const void *args) {
-  const krait_attention_append_args *a = args;
+  const kr_attention_append_args *a = args;
   (void)ctx;
   KR_TRY(kr_append_check_indices(a));
   for (int64_t b = 0; b < a->B; b++) {

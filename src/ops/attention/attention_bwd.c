@@ -8,13 +8,13 @@
 
 static int32_t check_attention_bwd_rules(const void *args) {
   const kr_attention_inputs in = kr_attention_bwd_inputs_of(args);
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   KR_TRY(kr_attention_check_rules(&in));
   return kr_need("attention_bwd", "lse", &a->lse, KR_TYPE_F32 | 1 << KRAIT_F64);
 }
 
 static void count_attention_bwd_cost(const void *args, kr_cost *cost) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   const kr_attention_inputs in = kr_attention_bwd_inputs_of(a);
   const double pairs = kr_attention_pairs(&in), D = (double)a->D, Dv = (double)a->Dv,
                packed_q = kr_has(&a->cu_seqlens_q) ? 1 : (double)a->B;

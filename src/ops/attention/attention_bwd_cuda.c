@@ -8,13 +8,13 @@
 #include "status.h"
 #include "view.h"
 
-static kr_attention_tensor attention_bwd_tensor(const krait_view *v) {
+static kr_attention_tensor attention_bwd_tensor(const kr_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
 
-kr_attention_params kr_attention_bwd_params_of(const krait_attention_bwd_args *b) {
-  krait_attention_args a = {.call = b->call,
+kr_attention_params kr_attention_bwd_params_of(const kr_attention_bwd_args *b) {
+  kr_attention_args a = {.call = b->call,
                             .B = b->B,
                             .Lq = b->Lq,
                             .Lk = b->Lk,
@@ -64,7 +64,7 @@ const char *kr_attention_bwd_base_refuse(const krait_ctx *ctx, const void *args)
 }
 
 uint64_t kr_attention_bwd_base_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   (void)ctx;
   return (uint64_t)(kr_has(&a->cu_seqlens_q) ? 1 : a->B) * (uint64_t)a->Lq * (uint64_t)a->H * sizeof(float);
 }
@@ -96,7 +96,7 @@ static void add_delta(kr_chain *chain, const kr_attention_params *p, void *strea
 
 int32_t kr_attention_bwd_base(const krait_ctx *ctx, const void *args) {
   static const kr_kernel dq[] = BY_SIZE("kr_attention_dq"), dkv[] = BY_SIZE("kr_attention_dkv");
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   kr_attention_params p = kr_attention_bwd_params_of(a);
   const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which,
             rows = 4 * KR_ATTENTION_BASE_ROWS(K), all = p.B * p.H;
@@ -127,7 +127,7 @@ static int32_t keys_together(const krait_ctx *ctx, const kr_attention_params *p,
 /* ---- ampere ------------------------------------------------------------------------------------------------------ */
 
 const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   const kr_attention_params p = kr_attention_bwd_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
@@ -168,7 +168,7 @@ uint64_t kr_attention_bwd_ampere_scratch(const krait_ctx *ctx, const void *args)
 int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
   static const kr_kernel dq[2][2][2] = {AMPERE("kr_attention_dq"), AMPERE_ANY("kr_attention_dq")},
                          dkv[2][2][2] = {AMPERE("kr_attention_dkv"), AMPERE_ANY("kr_attention_dkv")};
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   kr_attention_params p = kr_attention_bwd_params_of(a);
   const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, D = wide ? 128 : 64,
             bf16 = p.q.dtype == KRAIT_BF16, all = p.B * p.H;
@@ -195,7 +195,7 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */
 
 const char *kr_attention_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   const kr_attention_params p = kr_attention_bwd_params_of(a);
   const char *why = kr_attention_bwd_ampere_refuse(ctx, args);
   if (why) return why;
@@ -215,7 +215,7 @@ uint64_t kr_attention_bwd_hopper_scratch(const krait_ctx *ctx, const void *args)
 }
 
 static int32_t make_attention_bwd_maps(const krait_ctx *ctx, kr_attention_hopper_params *h,
-                                       const krait_attention_bwd_args *a, int rows, int keys) {
+                                       const kr_attention_bwd_args *a, int rows, int keys) {
   const int64_t Bq = kr_has(&a->cu_seqlens_q) ? 1 : a->B;
   KR_TRY(kr_attention_make_map(ctx, &h->q, &h->params.q, a->D, a->Lq, a->H, Bq, rows));
   KR_TRY(kr_attention_make_map(ctx, &h->dout, &h->params.dout, a->D, a->Lq, a->H, Bq, rows));
@@ -232,7 +232,7 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
   static const kr_kernel dq[2][2][2] = {{HOPPER("kr_attention_hopper_dq")}, {HOPPER("kr_attention_hopper_dq_edged")}},
                          dkv[2][2][2] = {{HOPPER("kr_attention_hopper_dkv")},
                                          {HOPPER("kr_attention_hopper_dkv_edged")}};
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   kr_attention_hopper_params rows = {.params = kr_attention_bwd_params_of(a)}, keys;
   kr_attention_params *p = &rows.params;
   const int wide = p->D > 64, D = wide ? 128 : 64, edged = p->left >= 0 || p->right >= 0,
@@ -263,25 +263,25 @@ int32_t kr_attention_bwd_hopper(const krait_ctx *ctx, const void *args) {
 /* ---- single pass: dq is accumulated in memory -------------------------------------------------------------------- */
 
 /* Tiles of 64 rows of a head. */
-static int64_t sums_tiles(const krait_attention_bwd_args *a) {
+static int64_t sums_tiles(const kr_attention_bwd_args *a) {
   return kr_has(&a->cu_seqlens_q) ? 2 * ((a->Lq + KR_SUMS_ROWS * a->B) / KR_SUMS_ROWS + 1)
                                   : 2 * a->B * ((a->Lq + KR_SUMS_ROWS - 1) / KR_SUMS_ROWS);
 }
 
-static const char *refuse_attention_bwd_order(const krait_attention_bwd_args *a) {
+static const char *refuse_attention_bwd_order(const kr_attention_bwd_args *a) {
   if (!(a->call.flags & KRAIT_ATTENTION_ANY_ORDER)) return "no KRAIT_ATTENTION_ANY_ORDER";
   if (!kr_has(&a->dq) || !kr_has(&a->dk) || !kr_has(&a->dv)) return "not all gradients are requested";
   return (double)sums_tiles(a) * (double)a->H > INT32_MAX ? "too many rows" : NULL;
 }
 
-static int64_t sums_channels(const krait_attention_bwd_args *a) { return a->D > 64 ? 128 : 64; }
+static int64_t sums_channels(const kr_attention_bwd_args *a) { return a->D > 64 ? 128 : 64; }
 
-static uint64_t sums_scratch(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+static uint64_t sums_scratch(const krait_ctx *ctx, const kr_attention_bwd_args *a) {
   return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a)) +
          (uint64_t)(sums_tiles(a) * 64 * sums_channels(a) * a->H) * sizeof(float);
 }
 
-static kr_attention_params sums_plan_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+static kr_attention_params sums_plan_of(const krait_ctx *ctx, const kr_attention_bwd_args *a) {
   kr_attention_params p = kr_attention_bwd_params_of(a);
   p.partial = (float *)((char *)a->call.scratch + kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a))),
   p.n_splits = (int32_t)sums_tiles(a);
@@ -316,7 +316,7 @@ uint64_t kr_attention_bwd_hopper_sums_scratch(const krait_ctx *ctx, const void *
 int32_t kr_attention_bwd_hopper_sums(const krait_ctx *ctx, const void *args) {
   static const kr_kernel clear[2][2] = {SUMS("kr_attention_sums_clear")}, end[2][2] = {SUMS("kr_attention_sums_end")},
                          walk[2][2] = {SUMS("kr_attention_hopper_sums")};
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   kr_attention_hopper_params h = {.params = sums_plan_of(ctx, a)};
   const kr_attention_params *p = &h.params;
   const int wide = p->D > 64, D = wide ? 128 : 64, bf16 = p->q.dtype == KRAIT_BF16, own = KR_HOPPER_BWD_ROWS;
@@ -347,7 +347,7 @@ typedef struct sums_shape {
 #define AMPERE_SUMS(name) {{"attention_ampere_sums_f16", name}, {"attention_ampere_sums_bf16", name}}
 #define SUMS_SHAPE(D, KEYS, ROWS, name) {KEYS, ROWS, KR_AMPERE_SUMS_SHARED(D, KEYS, ROWS), AMPERE_SUMS(name)}
 /* Smaller tiles for devices with less shared memory. */
-static const sums_shape *sums_shape_of(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+static const sums_shape *sums_shape_of(const krait_ctx *ctx, const kr_attention_bwd_args *a) {
   static const sums_shape shapes[2][2] = {
       {SUMS_SHAPE(64, 64, 64, "kr_attention_sums_64"), SUMS_SHAPE(64, 64, 32, "kr_attention_sums_64_small")},
       {SUMS_SHAPE(128, 128, 64, "kr_attention_sums_128"), SUMS_SHAPE(128, 64, 32, "kr_attention_sums_128_small")}};
@@ -355,7 +355,7 @@ static const sums_shape *sums_shape_of(const krait_ctx *ctx, const krait_attenti
 }
 
 const char *kr_attention_bwd_ampere_sums_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   const char *why = refuse_attention_bwd_order(a);
   if (!why) why = kr_attention_bwd_ampere_refuse(ctx, args);
   if (why) return why;
@@ -374,7 +374,7 @@ int32_t kr_attention_bwd_ampere_sums(const krait_ctx *ctx, const void *args) {
                                         AMPERE_SUMS("kr_attention_sums_clear_128")},
                          end[2][2] = {AMPERE_SUMS("kr_attention_sums_end_64"),
                                       AMPERE_SUMS("kr_attention_sums_end_128")};
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   const kr_attention_params p = sums_plan_of(ctx, a);
   const int bf16 = p.q.dtype == KRAIT_BF16, wide = p.D > 64;
   const sums_shape *shape = sums_shape_of(ctx, a);

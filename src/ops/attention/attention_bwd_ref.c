@@ -13,13 +13,13 @@ typedef struct sums {
   double *dk, *dv; /* (nk,D), (nk,Dv) of one key head */
 } sums;
 
-static double attention_bwd_ref_lse_of(const krait_attention_bwd_args *a, const kr_attention_sequence *s, int64_t h,
+static double attention_bwd_ref_lse_of(const kr_attention_bwd_args *a, const kr_attention_sequence *s, int64_t h,
                                        int64_t i) {
   return kr_get(&a->lse, kr_attention_lse(s, &a->lse, h, i));
 }
 
 /* Returns the query's contribution to dsinks. */
-static double run_attention_bwd_query(const krait_attention_bwd_args *a, const kr_attention_inputs *in,
+static double run_attention_bwd_query(const kr_attention_bwd_args *a, const kr_attention_inputs *in,
                         const kr_attention_sequence *s, const sums *to, int64_t h, int64_t i) {
   const kr_attention_dropout dropout = kr_attention_dropout_of(in);
   const int64_t first = kr_attention_first(in, s, i), end = kr_attention_end(in, s, i), g = h / (a->H / a->Hk);
@@ -52,26 +52,26 @@ static double run_attention_bwd_query(const krait_attention_bwd_args *a, const k
   return kr_has(in->sinks) ? exp(kr_get(in->sinks, kr_at1(in->sinks, h)) - lse) * (dlse - delta) : 0;
 }
 
-static void put_keys(const kr_attention_inputs *in, const kr_attention_sequence *s, const krait_view *view, int64_t g,
+static void put_keys(const kr_attention_inputs *in, const kr_attention_sequence *s, const kr_view *view, int64_t g,
                      int64_t D, const double *sum) {
   for (int64_t j = 0; kr_has(view) && j < s->nk; j++)
     for (int64_t d = 0; d < D; d++)
       kr_put(view, kr_attention_key(in, s, view, j) + g * view->stride[2] + d * view->stride[3], sum[j * D + d]);
 }
 
-static void put_zeros(const krait_view *view, int64_t rows, int64_t tokens, int64_t heads, int64_t D) {
+static void put_zeros(const kr_view *view, int64_t rows, int64_t tokens, int64_t heads, int64_t D) {
   for (int64_t n = 0; kr_has(view) && n < rows * tokens * heads; n++)
     for (int64_t d = 0; d < D; d++) kr_put(view, kr_at4(view, n / heads / tokens, n / heads % tokens, n % heads, d), 0);
 }
 
 uint64_t kr_attention_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   (void)ctx;
   return (uint64_t)(a->Lk * (a->D + a->Dv) + a->H) * sizeof(double);
 }
 
 int32_t kr_attention_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   const kr_attention_inputs in = kr_attention_bwd_inputs_of(a);
   double *dsinks = a->call.scratch;
   const sums to = {dsinks + a->H, dsinks + a->H + a->Lk * a->D};

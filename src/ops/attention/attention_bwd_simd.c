@@ -17,7 +17,7 @@ enum {
 };
 
 typedef struct work {
-  const krait_attention_bwd_args *a;
+  const kr_attention_bwd_args *a;
   kr_attention_inputs in;
   kr_attention_dropout dropout;
   int64_t D, Dv, n_blocks, n_chunks, chunk_keys; /* D, Dv: whole panels; most blocks of queries in a sequence */
@@ -30,11 +30,11 @@ typedef struct work {
 static int64_t n_dq(const work *w, int n_threads) {
   return w->n_chunks > 1 ? w->a->B * w->a->Hk * w->n_chunks : n_threads;
 }
-static int64_t attention_bwd_rows_of(const krait_attention_bwd_args *a) {
+static int64_t attention_bwd_rows_of(const kr_attention_bwd_args *a) {
   return (kr_has(&a->cu_seqlens_q) ? 1 : a->B) * a->H * a->Lq;
 }
 
-static work plan_attention_bwd(const krait_ctx *ctx, const krait_attention_bwd_args *a) {
+static work plan_attention_bwd(const krait_ctx *ctx, const kr_attention_bwd_args *a) {
   work w = {.a = a, .in = kr_attention_bwd_inputs_of(a), .D = attention_padded(a->D), .Dv = attention_padded(a->Dv)};
   const int64_t heads = attention_most(a->B * a->Hk, 1), most = (a->Lk + LEAST_CHUNK - 1) / LEAST_CHUNK;
   const int packed = kr_has(&a->cu_seqlens_q) || kr_has(&a->cu_seqlens_k);
@@ -51,7 +51,7 @@ static work plan_attention_bwd(const krait_ctx *ctx, const krait_attention_bwd_a
 }
 
 uint64_t KR_FN(kr_attention_bwd_scratch)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   const work w = plan_attention_bwd(ctx, a);
   const int64_t floats = n_dq(&w, krait_ctx_n_threads(ctx)) * (a->H / a->Hk) * w.head_floats +
                          krait_ctx_n_threads(ctx) * w.thread_floats + (attention_bwd_rows_of(a) + 15) / 16 * 16;
@@ -67,12 +67,12 @@ static float attention_bwd_simd_lse_of(const work *w, const kr_attention_sequenc
   return ((const float *)w->a->lse.data)[kr_attention_lse(s, &w->a->lse, h, i)];
 }
 
-static void store_zeros(const krait_view *view, int64_t at, int64_t n) {
+static void store_zeros(const kr_view *view, int64_t at, int64_t n) {
   static const float zeros[ROW_FLOATS] = {0};
   if (kr_has(view)) kr_row_store(zeros, view->data, view->dtype, at, view->stride[3], n);
 }
 
-static float dot_rows(const krait_attention_bwd_args *a, int64_t dout, int64_t out) {
+static float dot_rows(const kr_attention_bwd_args *a, int64_t dout, int64_t out) {
   float x[ROW_FLOATS], y[ROW_FLOATS];
   kr_v sum = kr_v_zero();
   kr_row_load(x, a->dout.data, a->dout.dtype, dout, a->dout.stride[3], a->Dv);
@@ -82,7 +82,7 @@ static float dot_rows(const krait_attention_bwd_args *a, int64_t dout, int64_t o
 }
 
 static void begin_query(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i, double *dsink) {
-  const krait_attention_bwd_args *a = w->a;
+  const kr_attention_bwd_args *a = w->a;
   const float lse = attention_bwd_simd_lse_of(w, s, h, i);
   float delta = dot_rows(a, kr_attention_query(s, &a->dout, i) + h * a->dout.stride[2],
                          kr_attention_query(s, &a->out, i) + h * a->out.stride[2]);
@@ -94,7 +94,7 @@ static void begin_query(const work *w, const kr_attention_sequence *s, int64_t h
 
 static void begin_heads(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
-  const krait_attention_bwd_args *a = w->a;
+  const kr_attention_bwd_args *a = w->a;
   (void)worker;
   for (int64_t k = begin; k < end; k++) {
     const int64_t b = k / a->H, h = k % a->H, group = a->H / a->Hk, g = h / group;
@@ -143,7 +143,7 @@ static void place_block(block *t, const work *w, int worker) {
 static int rows_at(const block *t, int r) { return t->rows - r < MR ? t->rows - r : MR; }
 
 static void pack_queries(block *t) {
-  const krait_attention_bwd_args *a = t->w->a;
+  const kr_attention_bwd_args *a = t->w->a;
   const float scale = attention_query_scale(&t->w->in);
   kr_v odd_queries = kr_v_zero(), odd_dout = kr_v_zero();
   for (int r = 0; r < t->rows; r++) {
@@ -160,7 +160,7 @@ static void pack_queries(block *t) {
 }
 
 static void multiply_scores(block *t) {
-  const krait_attention_bwd_args *a = t->w->a;
+  const kr_attention_bwd_args *a = t->w->a;
   for (int column = 0; column < t->n_keys; column += NR)
     for (int r = 0; r < t->rows; r += MR) {
       const attention_span *s = &t->spans[r / MR];
@@ -264,7 +264,7 @@ static void run_block(block *t, float *dq) {
 }
 
 static void store_keys(const block *t) {
-  const krait_attention_bwd_args *a = t->w->a;
+  const kr_attention_bwd_args *a = t->w->a;
   const float scale = t->w->in.scale / attention_query_scale(&t->w->in);
   for (int64_t j = 0; j < t->n_keys; j++) {
     if (kr_has(&a->dk))
@@ -277,7 +277,7 @@ static void store_keys(const block *t) {
 }
 
 static void run_keys(block *t) {
-  const krait_attention_bwd_args *a = t->w->a;
+  const kr_attention_bwd_args *a = t->w->a;
   const int64_t group = a->H / a->Hk;
   attention_pack_turned(t->K_turned, &t->w->in, t->s, &a->k, t->g, t->j0, t->n_keys, a->D, t->lines);
   attention_pack_turned(t->V_turned, &t->w->in, t->s, &a->v, t->g, t->j0, t->n_keys, a->Dv, t->lines);
@@ -299,7 +299,7 @@ static float *dq_of(const work *w, int64_t item) { return w->dq + item * (w->a->
 
 /* dq of head h: the sum of n partial sums of its group; the first, of the group's first head, is at `from`. */
 static void store_queries(const work *w, const kr_attention_sequence *s, int64_t h, float *from, int64_t n) {
-  const krait_attention_bwd_args *a = w->a;
+  const kr_attention_bwd_args *a = w->a;
   const int64_t group = a->H / a->Hk, floats = (s->nq + QUERIES - 1) / QUERIES * QUERIES * w->D;
   float *first = from + h % group * w->head_floats;
   for (int64_t c = 1; c < n; c++) {
@@ -314,7 +314,7 @@ static void store_queries(const work *w, const kr_attention_sequence *s, int64_t
 
 static void run_attention_bwd_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
-  const krait_attention_bwd_args *a = w->a;
+  const kr_attention_bwd_args *a = w->a;
   const int64_t group = a->H / a->Hk;
   block t;
   place_block(&t, w, worker);
@@ -336,7 +336,7 @@ static void run_attention_bwd_chunks(void *user, int64_t begin, int64_t end, int
 
 static void add_attention_bwd_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const work *w = user;
-  const krait_attention_bwd_args *a = w->a;
+  const kr_attention_bwd_args *a = w->a;
   (void)worker;
   for (int64_t k = begin; k < end; k++) {
     const int64_t b = k / a->H, h = k % a->H;
@@ -346,7 +346,7 @@ static void add_attention_bwd_chunks(void *user, int64_t begin, int64_t end, int
 }
 
 int32_t KR_FN(kr_attention_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_bwd_args *a = args;
+  const kr_attention_bwd_args *a = args;
   work w = plan_attention_bwd(ctx, a);
   KR_TRY(kr_attention_check_indices(&w.in));
   w.dropout = kr_attention_dropout_of(&w.in);

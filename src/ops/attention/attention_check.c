@@ -17,7 +17,7 @@ static void choose_plain(kr_case *c) {
   static const char *const given[] = {"q", "k", "v", "dq", "dk", "dv"};
   c->dtype = kr_case_pick(c, 3, (int64_t[]){KRAIT_F16, KRAIT_F16, KRAIT_BF16});
   kr_case_leave_out(c, "alibi_slopes");
-  if (c->sig->forward && kr_case_chance(c, 0.5)) ((krait_call *)c->args)->flags |= KRAIT_ATTENTION_ANY_ORDER;
+  if (c->sig->forward && kr_case_chance(c, 0.5)) ((kr_call *)c->args)->flags |= KRAIT_ATTENTION_ANY_ORDER;
   for (int i = 0; i < (c->sig->forward ? 6 : 3); i++) kr_case_give(c, given[i]);
 }
 
@@ -47,7 +47,7 @@ static void choose_attention_sizes(kr_case *c, int64_t index) {
 
 /* Few keys, down to one, or few queries; and rows that see only one. */
 static void choose_few(kr_case *c) {
-  krait_attention_args *a = (krait_attention_args *)c->args;
+  kr_attention_args *a = (kr_attention_args *)c->args;
   if (!c->is_hard) return;
   if (kr_case_chance(c, 0.5)) *kr_case_size(c, "Lk") = kr_case_int(c, 1, 5);
   else if (kr_case_chance(c, 0.3)) *kr_case_size(c, "Lq") = kr_case_int(c, 1, 2);
@@ -56,13 +56,13 @@ static void choose_few(kr_case *c) {
 
 /* Values in 0..most, one per sequence. */
 static void give_counts(kr_case *c, const char *name, int64_t low, int64_t most) {
-  krait_view *view = kr_case_give(c, name);
+  kr_view *view = kr_case_give(c, name);
   for (int64_t b = 0; b < *kr_case_size(c, "B"); b++) kr_case_set_i32(c, view, b, (int32_t)kr_case_int(c, low, most));
 }
 
 /* At most the sequence's length. */
-static void give_used(kr_case *c, const char *name, const krait_view *cu_seqlens, int64_t length) {
-  krait_view *view = kr_case_give(c, name);
+static void give_used(kr_case *c, const char *name, const kr_view *cu_seqlens, int64_t length) {
+  kr_view *view = kr_case_give(c, name);
   for (int64_t b = 0; b < *kr_case_size(c, "B"); b++) {
     if (kr_has(cu_seqlens))
       length = kr_get_i32(cu_seqlens, kr_at1(cu_seqlens, b + 1)) - kr_get_i32(cu_seqlens, kr_at1(cu_seqlens, b));
@@ -70,7 +70,7 @@ static void give_used(kr_case *c, const char *name, const krait_view *cu_seqlens
   }
 }
 
-static krait_view *attention_view_of(kr_case *c, const char *name) {
+static kr_view *attention_view_of(kr_case *c, const char *name) {
   return kr_sig_view(c->sig, c->args, kr_sig_find(c->sig, name));
 }
 
@@ -91,10 +91,10 @@ static void choose_lengths(kr_case *c) {
 
 /* Pages in random order; entries past the last used one are out of range. */
 static void give_pages(kr_case *c) {
-  krait_attention_args *a = (krait_attention_args *)c->args;
+  kr_attention_args *a = (kr_attention_args *)c->args;
   const int64_t total = a->Lk, page = kr_case_pick(c, 5, (int64_t[]){1, 3, 16, 64, 16}), spare = kr_case_int(c, 0, 2);
   a->Lk = page, a->n_pages = (total + page - 1) / page, a->Bk = a->B * a->n_pages + spare;
-  krait_view *table = kr_case_give(c, "block_table"), *used = kr_case_give(c, "seqused_k");
+  kr_view *table = kr_case_give(c, "block_table"), *used = kr_case_give(c, "seqused_k");
   for (int64_t b = 0; b < a->B; b++) {
     const int64_t n = kr_case_int(c, 0, a->n_pages * page);
     kr_case_set_i32(c, used, b, (int32_t)n);
@@ -107,7 +107,7 @@ static void give_pages(kr_case *c) {
 }
 
 static void choose_cache(kr_case *c) {
-  krait_attention_args *a = (krait_attention_args *)c->args;
+  kr_attention_args *a = (kr_attention_args *)c->args;
   if (kr_has(&a->cu_seqlens_k) || !kr_case_chance(c, 0.4)) return;
   if (kr_case_chance(c, 0.5) && !kr_has(&a->seqused_k)) {
     give_pages(c);
@@ -115,7 +115,7 @@ static void choose_cache(kr_case *c) {
   }
   if (kr_case_chance(c, 0.6)) {
     a->Bk = kr_case_int(c, 1, 3);
-    krait_view *rows = kr_case_give(c, "cache_batch_idx");
+    kr_view *rows = kr_case_give(c, "cache_batch_idx");
     for (int64_t b = 0; b < a->B; b++)
       kr_case_set_i32(c, rows, b, (int32_t)kr_case_int(c, kr_case_chance(c, 0.8) ? 0 : -1, a->Bk - 1));
   }
@@ -124,7 +124,7 @@ static void choose_cache(kr_case *c) {
 
 /* Both structs have these fields at the same offsets. */
 static void choose_masks(kr_case *c, int plain) {
-  krait_attention_args *a = (krait_attention_args *)c->args;
+  kr_attention_args *a = (kr_attention_args *)c->args;
   if (kr_case_chance(c, 0.45)) a->call.flags |= KRAIT_ATTENTION_CAUSAL;
   if (kr_case_chance(c, 0.25)) a->call.flags |= KRAIT_ATTENTION_WINDOW;
   if (c->sig->forward && kr_case_chance(c, 0.4)) a->call.flags |= KRAIT_ATTENTION_ANY_ORDER;
@@ -138,14 +138,14 @@ static void choose_masks(kr_case *c, int plain) {
   else if (kr_case_chance(c, 0.15)) a->dropout = (float)kr_case_uniform(c, 0.1, 0.9), kr_case_give(c, "rng");
 }
 
-_Static_assert(offsetof(krait_attention_args, reserved) == offsetof(krait_attention_bwd_args, reserved),
+_Static_assert(offsetof(kr_attention_args, reserved) == offsetof(kr_attention_bwd_args, reserved),
                "sizes and fields of both");
 
 /* P and, on tensor cores, dS are rounded to the storage type before the product: errors as large as a row's terms. dP -
  * delta is a difference of sums with terms about 1, and zero where a query sees one key. */
 static void set_attention_bounds(kr_case *c) {
   for (int i = 0; i < c->sig->n_tensors && c->dtype != KRAIT_F32 && !c->is_exact; i++) {
-    const krait_view *view = kr_sig_view(c->sig, c->args, i);
+    const kr_view *view = kr_sig_view(c->sig, c->args, i);
     if (c->sig->tensors[i].role & KR_OUT && view->data)
       kr_case_bound(c, view, c->dtype == KRAIT_F16 ? 8e-3 : 6e-2,
                     c->sig->forward            ? 1e-4
@@ -163,13 +163,13 @@ static void widen_bounds(kr_case *c, double score) {
 /* ---- hard values ---- */
 
 static void refill(kr_case *c, const char *name, double deviation) {
-  krait_view *view = attention_view_of(c, name);
+  kr_view *view = attention_view_of(c, name);
   if (view->data) kr_case_fill_normal(c, view, 0, deviation);
 }
 
 /* Scores with this standard deviation, half of the factor in each of q and k. */
 static void spread_scores(kr_case *c, double deviation) {
-  const krait_attention_args *a = (const krait_attention_args *)c->args;
+  const kr_attention_args *a = (const kr_attention_args *)c->args;
   const double scale = a->scale > 0 ? (double)a->scale : 1 / sqrt((double)a->D),
                each = sqrt(deviation / scale / sqrt((double)a->D));
   refill(c, "q", each), refill(c, "k", each);
@@ -178,10 +178,10 @@ static void spread_scores(kr_case *c, double deviation) {
 /* One tensor at the ends of its type: the others are such that scores stay moderate and, in float16, so does dS, which
  * tensor cores take in that type. */
 static void give_attention_ends(kr_case *c) {
-  const krait_attention_args *a = (const krait_attention_args *)c->args;
+  const kr_attention_args *a = (const kr_attention_args *)c->args;
   const int n = c->sig->forward ? 4 : 3, which = (int)kr_case_int(c, 0, n - 1);
   static const char *const names[] = {"q", "k", "v", "dout"}, *const partners[] = {"k", "q", "dout", "v"};
-  krait_view *view = attention_view_of(c, names[which]);
+  kr_view *view = attention_view_of(c, names[which]);
   const double most = (c->dtype == KRAIT_F16 ? 65504 : KR_MOST_LINEAR) * (1 - (double)a->dropout); /* out is finite */
   kr_case_fill_ends(c, view, most, -INFINITY);
   if (which < 2) refill(c, partners[which], 20 / most);
@@ -189,7 +189,7 @@ static void give_attention_ends(kr_case *c) {
 }
 
 static void choose_values(kr_case *c) {
-  krait_attention_args *a = (krait_attention_args *)c->args;
+  kr_attention_args *a = (kr_attention_args *)c->args;
   const int64_t kind = kr_case_int(c, 0, 5);
   double score = 30; /* q of 5 and k of 3: 15, with the usual scale */
   if (!c->is_hard || c->status < 0) return;
@@ -221,9 +221,9 @@ int32_t kr_attention_case(kr_case *c, int64_t index) {
   return KRAIT_OK;
 }
 
-static int32_t make_forward(const krait_attention_bwd_args *b) {
-  krait_attention_args a = {.call = {.size = sizeof a, .flags = b->call.flags}};
-  memcpy(&a.B, &b->B, offsetof(krait_attention_args, q) - offsetof(krait_attention_args, B));
+static int32_t make_forward(const kr_attention_bwd_args *b) {
+  kr_attention_args a = {.call = {.size = sizeof a, .flags = b->call.flags}};
+  memcpy(&a.B, &b->B, offsetof(kr_attention_args, q) - offsetof(kr_attention_args, B));
   a.q = b->q, a.k = b->k, a.v = b->v, a.cu_seqlens_q = b->cu_seqlens_q, a.cu_seqlens_k = b->cu_seqlens_k,
   a.seqused_q = b->seqused_q, a.seqused_k = b->seqused_k;
   a.alibi_slopes = b->alibi_slopes, a.sinks = b->sinks, a.rng = b->rng, a.out = b->out, a.lse = b->lse;
@@ -245,13 +245,13 @@ int32_t kr_attention_bwd_case(kr_case *c, int64_t index) {
   set_attention_bounds(c);
   choose_values(c);
   KR_TRY(c->status);
-  return make_forward((const krait_attention_bwd_args *)c->args);
+  return make_forward((const kr_attention_bwd_args *)c->args);
 }
 
 /* ---- rotary embedding, cache ---- */
 
 int32_t kr_rotary_case(kr_case *c, int64_t index) {
-  krait_rotary_args *a = (krait_rotary_args *)c->args;
+  kr_rotary_args *a = (kr_rotary_args *)c->args;
   c->contiguous = index % 3 == 0;
   a->B = kr_case_int(c, 1, 3), a->L = kr_case_edge(c, 40), a->H = kr_case_int(c, 1, 3);
   a->R = c->contiguous ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, 33);
@@ -265,7 +265,7 @@ int32_t kr_rotary_case(kr_case *c, int64_t index) {
 
 /* Every row or page at most once. */
 int32_t kr_attention_append_case(kr_case *c, int64_t index) {
-  krait_attention_append_args *a = (krait_attention_append_args *)c->args;
+  kr_attention_append_args *a = (kr_attention_append_args *)c->args;
   c->contiguous = index % 3 == 0;
   a->B = kr_case_int(c, 1, 3), a->L = kr_case_edge(c, 20), a->Hk = kr_case_int(c, 1, 3);
   a->R = c->contiguous ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, 33) - kr_case_int(c, 0, 1);
@@ -279,7 +279,7 @@ int32_t kr_attention_append_case(kr_case *c, int64_t index) {
   if (kr_case_chance(c, 0.4)) {
     a->Lk = kr_case_pick(c, 3, (int64_t[]){1, 4, 16}), a->n_pages = (capacity + a->Lk - 1) / a->Lk,
     a->Bk = a->B * a->n_pages + 1;
-    krait_view *table = kr_case_give(c, "block_table");
+    kr_view *table = kr_case_give(c, "block_table");
     for (int64_t i = 0; i < a->B * a->n_pages; i++) kr_case_set_i32(c, table, i, (int32_t)(a->Bk - 1 - i));
   }
   if (kr_case_chance(c, 0.7)) give_counts(c, "cache_seqlens", 0, capacity - a->L);

@@ -10,22 +10,22 @@
 #include "view.h"
 
 /* (B,L,H,D) */
-static kr_attention_tensor attention_tensor(const krait_view *v) {
+static kr_attention_tensor attention_tensor(const kr_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
 /* (B,H,L) */
-static kr_attention_tensor rows_tensor(const krait_view *v) {
+static kr_attention_tensor rows_tensor(const kr_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .dtype = v->dtype};
 }
-static kr_attention_index attention_indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
+static kr_attention_index attention_indices(const kr_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
 
 /* No window need exceed the longest sequence. */
 static int32_t window(int64_t keys) { return keys < 0 || keys > INT32_MAX / 4 ? -1 : (int32_t)keys; }
 static int32_t clamp_size(int64_t n) { return n > INT32_MAX / 4 ? INT32_MAX / 4 : (int32_t)n; }
 
-kr_attention_params kr_attention_params_of(const krait_attention_args *a) {
+kr_attention_params kr_attention_params_of(const kr_attention_args *a) {
   const int windowed = (a->call.flags & KRAIT_ATTENTION_WINDOW) != 0, packed_q = kr_has(&a->cu_seqlens_q),
             packed_k = kr_has(&a->cu_seqlens_k);
   kr_attention_params p = {.B = (int32_t)a->B,
@@ -79,7 +79,7 @@ int32_t kr_attention_base(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[] = {{"attention_base", "kr_attention_k2"},
                                       {"attention_base", "kr_attention_k4"},
                                       {"attention_base", "kr_attention_k8"}};
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   kr_attention_params p = kr_attention_params_of(a);
   const int widest = p.D > p.Dv ? p.D : p.Dv, which = widest > 128 ? 2 : widest > 64, K = 2 << which,
             rows = 4 * KR_ATTENTION_BASE_ROWS(K);
@@ -108,7 +108,7 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_par
 
 static int ampere_size(const kr_attention_params *p) { return p->D > 128 ? 2 : p->D > 64; }
 
-static const char *refuse_mma(const krait_ctx *ctx, const krait_attention_args *a, uint32_t shared_bytes) {
+static const char *refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, uint32_t shared_bytes) {
   const kr_attention_params p = kr_attention_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
@@ -137,7 +137,7 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
       {AMPERE("kr_attention_ampere_64"), AMPERE("kr_attention_ampere_128"), AMPERE("kr_attention_ampere_256")},
       {AMPERE("kr_attention_ampere_64_any"), AMPERE("kr_attention_ampere_128_any"),
        AMPERE("kr_attention_ampere_256_any")}};
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   kr_attention_params p = kr_attention_params_of(a);
   const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D),
             any = p.softcap > 0 || p.slopes || p.rng.data;
@@ -166,7 +166,7 @@ int32_t kr_attention_parts(const krait_ctx *ctx, const void *args) {
       {FLOATS("kr_attention_floats_64"), FLOATS("kr_attention_floats_128")},
       {FLOATS("kr_attention_floats_64_any"), FLOATS("kr_attention_floats_128_any")}};
 #undef FLOATS
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   kr_attention_params p = kr_attention_params_of(a);
   const int wide = p.D > 64, any = p.softcap > 0 || p.slopes || p.rng.data;
   p.n_q_tiles = (p.rows_q + KR_ATTENTION_FLOATS_ROWS - 1) / KR_ATTENTION_FLOATS_ROWS;
@@ -227,7 +227,7 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
       {{"attention_keys_f16", "kr_attention_keys_128"}, {"attention_keys_bf16", "kr_attention_keys_128"}}};
   static const kr_kernel joins[2] = {{"attention_keys_f16", "kr_attention_join"},
                                      {"attention_keys_bf16", "kr_attention_join"}};
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   kr_attention_params p = kr_attention_params_of(a);
   plan_keys(ctx, &p);
   p.partial = a->call.scratch;
@@ -268,7 +268,7 @@ int kr_attention_boxes_take(const kr_attention_tensor *t, int64_t L, int64_t H, 
 static int hopper_channels(const kr_attention_params *p) { return p->D > 128 ? 256 : p->D > 64 ? 128 : 64; }
 
 const char *kr_attention_hopper_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   const kr_attention_params p = kr_attention_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
@@ -317,7 +317,7 @@ int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const
   return KRAIT_OK;
 }
 
-static int32_t make_attention_maps(const krait_ctx *ctx, kr_attention_hopper_params *h, const krait_attention_args *a,
+static int32_t make_attention_maps(const krait_ctx *ctx, kr_attention_hopper_params *h, const kr_attention_args *a,
                                    int rows, int keys) {
   KR_TRY(kr_attention_make_map(ctx, &h->q, &h->params.q, a->D, a->Lq, a->H, kr_has(&a->cu_seqlens_q) ? 1 : a->B, rows));
   KR_TRY(kr_attention_make_map(ctx, &h->k, &h->params.k, a->D, a->Lk, a->Hk, a->Bk, keys));
@@ -334,7 +334,7 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
                                              {HOPPER("kr_attention_hopper_edged", "kr_attention_hopper_edged")}},
                          begins[3][2] = {HOPPER("kr_attention_hopper_begin", "kr_attention_hopper_begin")};
 #undef HOPPER
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   kr_attention_hopper_params h = {.params = kr_attention_params_of(a)};
   kr_attention_params *p = &h.params;
   const int D = hopper_channels(p), size = D / 128, rows = KR_HOPPER_ROWS(D), keys = KR_HOPPER_KEYS(D),

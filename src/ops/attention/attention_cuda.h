@@ -3,13 +3,12 @@
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
 
-#include <krait/ops.h>
-
 #include "attention_params.h"
 #include "op.h"
+#include "op_args.h"
 
-kr_attention_params kr_attention_params_of(const krait_attention_args *a);
-kr_attention_params kr_attention_bwd_params_of(const krait_attention_bwd_args *a);
+kr_attention_params kr_attention_params_of(const kr_attention_args *a);
+kr_attention_params kr_attention_bwd_params_of(const kr_attention_bwd_args *a);
 /* Why no kernel takes the sizes, or NULL. */
 const char *kr_attention_refuse_sizes(const kr_attention_params *p);
 int kr_attention_rows_take_packs(const kr_attention_tensor *t); /* 16-byte aligned */

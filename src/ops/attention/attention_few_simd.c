@@ -17,16 +17,16 @@ enum { WIDE = 16 };
 #endif
 
 typedef struct work {
-  const krait_attention_args *a;
+  const kr_attention_args *a;
   kr_attention_inputs in;
   int64_t n_chunks, most_queries, Dv, part_floats; /* Dv: whole vectors; per part: values, largest, sum */
   float *parts;                                    /* [b][h][i][chunk] */
 } work;
 
-static int64_t most_queries(const krait_attention_args *a) { return kr_has(&a->cu_seqlens_q) ? a->max_q : a->Lq; }
+static int64_t most_queries(const kr_attention_args *a) { return kr_has(&a->cu_seqlens_q) ? a->max_q : a->Lq; }
 static int64_t attention_few_n_parts(const work *w) { return w->a->B * w->a->H * w->most_queries * w->n_chunks; }
 
-static work plan_attention_few(const krait_attention_args *a) {
+static work plan_attention_few(const kr_attention_args *a) {
   work w = {.a = a,
             .in = kr_attention_inputs_of(a),
             .most_queries = most_queries(a),
@@ -53,7 +53,7 @@ typedef struct piece { /* some keys of a key head, and the current rows */
   float sums[MOST_ROWS * ROW_FLOATS];
 } piece;
 
-KR_INLINE void ask(const krait_view *view, int64_t at, int64_t n, int32_t dtype) {
+KR_INLINE void ask(const kr_view *view, int64_t at, int64_t n, int32_t dtype) {
   const int64_t bytes = dtype == KRAIT_F32 ? 4 : 2;
   const char *from = (const char *)view->data + at * bytes;
   for (int64_t line = 0; line < n * bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
@@ -61,7 +61,7 @@ KR_INLINE void ask(const krait_view *view, int64_t at, int64_t n, int32_t dtype)
 
 /* rows divides KR_VL; rows and dtype are constants after inlining. */
 KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
-  const krait_view *k = &t->w->a->k;
+  const kr_view *k = &t->w->a->k;
   enum { MOST = KR_VL };
   const int keys = MOST / rows;
   for (int j = 0; j < t->n_keys; j += keys) {
@@ -88,7 +88,7 @@ KR_INLINE void score_keys(piece *t, const int rows, const int32_t dtype) {
 /* Columns first.. of the values, `vectors` of them. */
 KR_INLINE void add_values(piece *t, const int rows, const int vectors, const int32_t dtype, int64_t first,
                           int n_vectors) {
-  const krait_view *v = &t->w->a->v;
+  const kr_view *v = &t->w->a->v;
   kr_v sum[MOST_ROWS * 8];
 #pragma GCC unroll 32
   for (int m = 0; m < rows * vectors; m++) sum[m] = kr_v_zero();
@@ -177,7 +177,7 @@ static void exponentials(piece *t, int rows, float *most, float *total) {
 
 /* If the sums are not finite: row r again, from only the keys it sees. */
 static void add_exactly(piece *t, int rows, int r, int64_t i) {
-  const krait_attention_args *a = t->w->a;
+  const kr_attention_args *a = t->w->a;
   const int64_t first = attention_most(kr_attention_first(&t->w->in, t->s, i) - t->j0, 0),
                 end = attention_least(kr_attention_end(&t->w->in, t->s, i) - t->j0, t->n_keys);
   float *sums = t->sums + r * ROW_FLOATS;
@@ -215,7 +215,7 @@ static void begin_parts(const work *w, const kr_attention_sequence *s, int64_t c
 
 /* Rows first..first+rows-1 of the group's rows: row = head of the group * nq + query. Past the last row it repeats. */
 static void run_attention_few_rows(piece *t, int64_t g, int64_t chunk, int64_t first, int rows, int64_t n_rows) {
-  const krait_attention_args *a = t->w->a;
+  const kr_attention_args *a = t->w->a;
   const int64_t group = a->H / a->Hk;
   float most[MOST_ROWS], total[MOST_ROWS];
   int64_t h[MOST_ROWS], i[MOST_ROWS];
@@ -242,7 +242,7 @@ static void run_attention_few_rows(piece *t, int64_t g, int64_t chunk, int64_t f
 }
 
 static void find_keys(piece *t, int64_t g) {
-  const krait_attention_args *a = t->w->a;
+  const kr_attention_args *a = t->w->a;
   for (int j = 0; j < t->n_keys; j++) {
     t->k_at[j] = kr_attention_key(&t->w->in, t->s, &a->k, t->j0 + j) + g * a->k.stride[2];
     t->v_at[j] = kr_attention_key(&t->w->in, t->s, &a->v, t->j0 + j) + g * a->v.stride[2];
@@ -284,7 +284,7 @@ static void run_attention_few_chunks(void *user, int64_t begin, int64_t end, int
 
 /* Merges the chunks of a query. */
 static void finish_query(const work *w, const kr_attention_sequence *s, int64_t h, int64_t i) {
-  const krait_attention_args *a = w->a;
+  const kr_attention_args *a = w->a;
   const int64_t at = kr_attention_query(s, &a->out, i) + h * a->out.stride[2], n = (s->nk + CHUNK - 1) / CHUNK;
   const int seen = i < s->nq && kr_attention_end(&w->in, s, i) > kr_attention_first(&w->in, s, i),
             sinks = kr_has(w->in.sinks);
@@ -316,7 +316,7 @@ static void merge_chunks(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 const char *KR_FN(kr_attention_few_refuse)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   (void)ctx;
   if (kr_has(&a->cu_seqlens_q) ? a->max_q < 1 || a->max_q > 8 : a->Lq > 8)
     return "more than 8 queries per sequence (packed: by max_q)";
@@ -331,7 +331,7 @@ uint64_t KR_FN(kr_attention_few_scratch)(const krait_ctx *ctx, const void *args)
 }
 
 int32_t KR_FN(kr_attention_few)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   work w = plan_attention_few(a);
   KR_TRY(kr_attention_check_indices(&w.in));
   kr_parallel(ctx, a->B * w.n_chunks, 1, run_attention_few_chunks, &w);

@@ -6,7 +6,7 @@
 #include "contract.h"
 
 static const int64_t FAR = (int64_t)1 << 60;
-static const krait_view none = {0};
+static const kr_view none = {0};
 
 #define COMMON(a)                                                                                                  \
   .flags = (a)->call.flags, .B = (a)->B, .Lq = (a)->Lq, .Lk = (a)->Lk, .H = (a)->H, .Hk = (a)->Hk, .D = (a)->D,    \
@@ -24,7 +24,7 @@ static void finish_attention_inputs(kr_attention_inputs *in, int64_t window_left
   if (in->scale == 0) in->scale = (float)(1 / sqrt((double)in->D));
 }
 
-kr_attention_inputs kr_attention_inputs_of(const krait_attention_args *a) {
+kr_attention_inputs kr_attention_inputs_of(const kr_attention_args *a) {
   kr_attention_inputs in = {.op = "attention",
                             COMMON(a),
                             .leftpad_k = &a->leftpad_k,
@@ -34,7 +34,7 @@ kr_attention_inputs kr_attention_inputs_of(const krait_attention_args *a) {
   return in;
 }
 
-kr_attention_inputs kr_attention_bwd_inputs_of(const krait_attention_bwd_args *a) {
+kr_attention_inputs kr_attention_bwd_inputs_of(const kr_attention_bwd_args *a) {
   kr_attention_inputs in = {
       .op = "attention_bwd", COMMON(a), .leftpad_k = &none, .cache_batch_idx = &none, .block_table = &none};
   finish_attention_inputs(&in, a->window_left, a->window_right);
@@ -70,10 +70,10 @@ int32_t kr_attention_check_rules(const kr_attention_inputs *in) {
 
 /* ---- sequences ---- */
 
-static int64_t entry(const krait_view *view, int64_t i) { return kr_get_i32(view, kr_at1(view, i)); }
+static int64_t entry(const kr_view *view, int64_t i) { return kr_get_i32(view, kr_at1(view, i)); }
 
 /* Queries or keys of sequence b before seqused and leftpad, and the index of the first. */
-static int64_t attention_inputs_length_of(const krait_view *cu_seqlens, int64_t b, int64_t length, int64_t *first) {
+static int64_t attention_inputs_length_of(const kr_view *cu_seqlens, int64_t b, int64_t length, int64_t *first) {
   *first = kr_has(cu_seqlens) ? entry(cu_seqlens, b) : 0;
   return kr_has(cu_seqlens) ? entry(cu_seqlens, b + 1) - *first : length;
 }
@@ -95,7 +95,7 @@ kr_attention_sequence kr_attention_sequence_at(const kr_attention_inputs *in, in
   return s;
 }
 
-static int32_t check_count(const char *op, const char *name, const krait_view *view, int64_t b, int64_t most) {
+static int32_t check_count(const char *op, const char *name, const kr_view *view, int64_t b, int64_t most) {
   if (!kr_has(view)) return KRAIT_OK;
   const int64_t count = entry(view, b);
   KR_CHECK(count >= 0 && count <= most, KRAIT_ERR_ARGUMENT, "%s: %s[%lld] is %lld, must be in 0..%lld", op, name,
@@ -103,7 +103,7 @@ static int32_t check_count(const char *op, const char *name, const krait_view *v
   return KRAIT_OK;
 }
 
-static int32_t check_limit(const char *op, const char *name, const krait_view *cu_seqlens, int64_t b, int64_t length,
+static int32_t check_limit(const char *op, const char *name, const kr_view *cu_seqlens, int64_t b, int64_t length,
                            int64_t most) {
   if (!kr_has(cu_seqlens) || most == 0) return KRAIT_OK;
   KR_CHECK(length <= most, KRAIT_ERR_ARGUMENT, "%s: sequence %lld has %lld tokens, more than %s %lld", op, (long long)b,

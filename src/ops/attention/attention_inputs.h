@@ -4,8 +4,7 @@
 #ifndef KR_ATTENTION_INPUTS_H
 #define KR_ATTENTION_INPUTS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "view.h"
 
 typedef struct kr_attention_inputs {
@@ -15,12 +14,12 @@ typedef struct kr_attention_inputs {
   int64_t left, right; /* a query sees keys from i + nk - nq - left to i + nk - nq + right; far beyond any length if
                         * unlimited */
   float scale, softcap, dropout;
-  const krait_view *q, *k, *v, *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k, *leftpad_k, *cache_batch_idx,
+  const kr_view *q, *k, *v, *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k, *leftpad_k, *cache_batch_idx,
       *block_table, *alibi_slopes, *sinks, *rng;
 } kr_attention_inputs;
 
-kr_attention_inputs kr_attention_inputs_of(const krait_attention_args *args);
-kr_attention_inputs kr_attention_bwd_inputs_of(const krait_attention_bwd_args *args);
+kr_attention_inputs kr_attention_inputs_of(const kr_attention_args *args);
+kr_attention_inputs kr_attention_bwd_inputs_of(const kr_attention_bwd_args *args);
 /* Rules beyond the table's; reads no tensor. */
 int32_t kr_attention_check_rules(const kr_attention_inputs *in);
 /* Offsets, lengths and rows: afterwards, everything a CPU implementation reads through index tensors is in range. */
@@ -37,15 +36,15 @@ kr_attention_sequence kr_attention_sequence_at(const kr_attention_inputs *in, in
 int64_t kr_attention_most_keys(const kr_attention_inputs *in); /* the longest sequence's */
 
 /* Offsets of query i and key j, head 0, in a view like q, or k and v. */
-static inline int64_t kr_attention_query(const kr_attention_sequence *s, const krait_view *view, int64_t i) {
+static inline int64_t kr_attention_query(const kr_attention_sequence *s, const kr_view *view, int64_t i) {
   return kr_at2(view, s->q_row, s->q_first + i);
 }
 static inline int64_t kr_attention_key(const kr_attention_inputs *in, const kr_attention_sequence *s,
-                                       const krait_view *view, int64_t j) {
+                                       const kr_view *view, int64_t j) {
   if (!kr_has(in->block_table)) return kr_at2(view, s->k_row, s->k_first + j);
   return kr_at2(view, kr_get_i32(in->block_table, kr_at2(in->block_table, s->b, j / in->Lk)), j % in->Lk);
 }
-static inline int64_t kr_attention_lse(const kr_attention_sequence *s, const krait_view *lse, int64_t h, int64_t i) {
+static inline int64_t kr_attention_lse(const kr_attention_sequence *s, const kr_view *lse, int64_t h, int64_t i) {
   return kr_at3(lse, s->q_row, h, s->q_first + i);
 }
 

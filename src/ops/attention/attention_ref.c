@@ -7,14 +7,14 @@
 #include "op_list.h"
 #include "status.h"
 
-static void put_row(const krait_attention_args *a, const kr_attention_sequence *s, int64_t h, int64_t i, double lse,
+static void put_row(const kr_attention_args *a, const kr_attention_sequence *s, int64_t h, int64_t i, double lse,
                     const double *out) {
   const int64_t at = kr_attention_query(s, &a->out, i) + h * a->out.stride[2];
   for (int64_t d = 0; d < a->Dv; d++) kr_put(&a->out, at + d * a->out.stride[3], out ? out[d] : 0);
   if (kr_has(&a->lse)) kr_put(&a->lse, kr_attention_lse(s, &a->lse, h, i), lse);
 }
 
-static void run_attention_query(const krait_attention_args *a, const kr_attention_inputs *in,
+static void run_attention_query(const kr_attention_args *a, const kr_attention_inputs *in,
                                 const kr_attention_sequence *s, int64_t h, int64_t i) {
   const kr_attention_dropout dropout = kr_attention_dropout_of(in);
   const int64_t first = kr_attention_first(in, s, i), end = kr_attention_end(in, s, i);
@@ -45,7 +45,7 @@ uint64_t kr_attention_ref_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_attention_ref(const krait_ctx *ctx, const void *args) {
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   const kr_attention_inputs in = kr_attention_inputs_of(a);
   (void)ctx;
   KR_TRY(kr_attention_check_indices(&in));

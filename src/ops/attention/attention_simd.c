@@ -11,7 +11,7 @@
 enum { QUERIES = 288 }; /* per tile: a multiple of every MR and of 16 */
 
 typedef struct work {
-  const krait_attention_args *a;
+  const kr_attention_args *a;
   kr_attention_inputs in;
   kr_attention_dropout dropout;
   int64_t n_tiles, thread_floats, D, Dv; /* D, Dv: whole panels */
@@ -43,8 +43,8 @@ static void place_tile(tile *t, const work *w, int worker) {
 }
 
 static void begin_tile(tile *t) {
-  const krait_attention_args *a = t->w->a;
-  const krait_view *sinks = t->w->in.sinks;
+  const kr_attention_args *a = t->w->a;
+  const kr_view *sinks = t->w->in.sinks;
   const float sink = kr_has(sinks) ? kr_scalar_load(sinks->data, kr_at1(sinks, t->h), sinks->dtype) * LOG2E : -INFINITY,
               scale = attention_query_scale(&t->w->in);
   t->bias = attention_bias(&t->w->in, t->s->b, t->h);
@@ -126,7 +126,7 @@ static void add_block(tile *t, int64_t j0, int64_t n_keys, int odd) {
 }
 
 static void finish_row(const tile *t, int r, int used) {
-  const krait_attention_args *a = t->w->a;
+  const kr_attention_args *a = t->w->a;
   const int64_t i = t->i0 + r, at = kr_attention_query(t->s, &a->out, i) + t->h * a->out.stride[2];
   const int seen = used && kr_attention_end(&t->w->in, t->s, i) > kr_attention_first(&t->w->in, t->s, i);
   if (seen) {
@@ -141,7 +141,7 @@ static void finish_row(const tile *t, int r, int used) {
 }
 
 static void run_attention_tile(tile *t, int n_places) {
-  const krait_attention_args *a = t->w->a;
+  const kr_attention_args *a = t->w->a;
   const kr_attention_inputs *in = &t->w->in;
   t->rows = (int)attention_most(attention_least(t->s->nq - t->i0, n_places), 0);
   if (t->rows > 0) {
@@ -172,13 +172,13 @@ static void run_attention_items(void *user, int64_t begin, int64_t end, int work
 }
 
 uint64_t KR_FN(kr_attention_scratch)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   return (uint64_t)(count_floats(attention_padded(a->D), attention_padded(a->Dv)) * krait_ctx_n_threads(ctx)) *
          sizeof(float);
 }
 
 int32_t KR_FN(kr_attention)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_args *a = args;
+  const kr_attention_args *a = args;
   work w = {.a = a, .in = kr_attention_inputs_of(a), .D = attention_padded(a->D), .Dv = attention_padded(a->Dv)};
   KR_TRY(kr_attention_check_indices(&w.in));
   w.dropout = kr_attention_dropout_of(&w.in);

@@ -5,14 +5,14 @@
 #include "op_list.h"
 
 static int32_t check_attention_step_rules(const void *args) {
-  const krait_attention_step_args *a = args;
+  const kr_attention_step_args *a = args;
   return kr_has(&a->cache_batch_idx)
              ? KRAIT_OK
              : kr_need_size("attention_step", "Bk without cache_batch_idx", a->Bk, a->B, a->B);
 }
 
 static void count_attention_step_cost(const void *args, kr_cost *cost) {
-  const krait_attention_step_args *a = args;
+  const kr_attention_step_args *a = args;
   const double rows = (double)a->B * (double)a->H, keys = (double)a->Lk, D = (double)a->D;
   cost->flops = 4 * rows * keys * D;
   cost->bytes = 2 * (rows + (double)a->B * (double)a->Hk * keys) * D * (double)krait_dtype_bytes(a->q.dtype);

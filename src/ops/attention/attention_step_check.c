@@ -6,7 +6,7 @@
 #include "check.h"
 #include "op_list.h"
 
-static void choose_attention_step_as_gpu(kr_case *c, krait_attention_step_args *a, int64_t index) {
+static void choose_attention_step_as_gpu(kr_case *c, kr_attention_step_args *a, int64_t index) {
   c->contiguous = 1, c->dtype = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16, c->other = KRAIT_F32;
   a->call.flags = 0, a->D = kr_case_chance(c, 0.6) ? 64 : 128, a->R = a->D / 2;
   a->H = a->Hk * kr_case_pick(c, 6, (int64_t[]){1, 2, 6, 7, 8, 16});
@@ -14,7 +14,7 @@ static void choose_attention_step_as_gpu(kr_case *c, krait_attention_step_args *
 }
 
 int32_t kr_attention_step_case(kr_case *c, int64_t index) {
-  krait_attention_step_args *a = (krait_attention_step_args *)c->args;
+  kr_attention_step_args *a = (kr_attention_step_args *)c->args;
   const int is_gpu = index % 3 != 0 && !c->is_exact;
   a->B = kr_case_int(c, 1, 3), a->Hk = kr_case_int(c, 1, 2), a->H = a->Hk * kr_case_int(c, 1, 3);
   a->R = kr_case_edge(c, 20), a->D = 2 * a->R + (kr_case_chance(c, 0.5) && a->R ? 0 : kr_case_int(c, 1, 9));
@@ -22,7 +22,7 @@ int32_t kr_attention_step_case(kr_case *c, int64_t index) {
   if (is_gpu) choose_attention_step_as_gpu(c, a, index);
   if (a->Lk < 1) a->Lk = 1;
   a->Bk = a->B, a->T = a->Lk + kr_case_int(c, 0, 5);
-  krait_view *lengths = kr_case_give(c, "cache_seqlens");
+  kr_view *lengths = kr_case_give(c, "cache_seqlens");
   const int64_t most = c->is_hard && kr_case_chance(c, 0.5) ? (a->Lk - 1 < 2 ? a->Lk - 1 : 2) : a->Lk - 1;
   for (int64_t b = 0; b < a->B; b++)
     kr_case_set_i32(c, lengths, b, (int32_t)(kr_case_chance(c, 0.2) ? most : kr_case_int(c, 0, most)));

@@ -11,27 +11,27 @@
 /* Up to FEW_KEYS one block is faster than a cluster; a part has at least KEYS_OF_A_PART. */
 enum { FEW_KEYS = 512, KEYS_OF_A_PART = 128, MOST_KEYS = 32768 };
 
-static kr_attention_tensor attention_step_tensor(const krait_view *v) {
+static kr_attention_tensor attention_step_tensor(const kr_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
-static kr_attention_tensor attention_step_angles(const krait_view *v) {
+static kr_attention_tensor attention_step_angles(const kr_view *v) {
   return (kr_attention_tensor){.data = v->data, .t = v->stride[0], .d = v->stride[1], .dtype = v->dtype};
 }
 
 /* Parts that pay, without regard to other sequences. */
-static int64_t parts_alone(const krait_attention_step_args *a) {
+static int64_t parts_alone(const kr_attention_step_args *a) {
   const int64_t n = a->Lk / KEYS_OF_A_PART;
   return a->Lk <= FEW_KEYS ? 1 : n < KR_KEYS_CLUSTER ? n : KR_KEYS_CLUSTER;
 }
-static int64_t attention_step_parts_of(const krait_ctx *ctx, const krait_attention_step_args *a) {
+static int64_t attention_step_parts_of(const krait_ctx *ctx, const kr_attention_step_args *a) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / (a->B > 0 ? a->B * a->Hk : 1), most = parts_alone(a);
   return n < 1 ? 1 : n < most ? n : most;
 }
 
-static kr_attention_step_params attention_step_plan_of(const krait_ctx *ctx, const krait_attention_step_args *a) {
+static kr_attention_step_params attention_step_plan_of(const krait_ctx *ctx, const kr_attention_step_args *a) {
   const uint32_t both = KR_CALL_PDL | KR_CALL_STATE_PDL;
-  krait_attention_args attention = kr_attention_of(a);
+  kr_attention_args attention = kr_attention_of(a);
   attention.q = a->q;
   kr_attention_step_params p = {.params = kr_attention_params_of(&attention),
                               .fresh = {.k = attention_step_tensor(&a->k),
@@ -50,7 +50,7 @@ static uint32_t shared_of(const kr_attention_step_params *p) {
 }
 
 const char *kr_attention_step_hopper_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_attention_step_args *a = args;
+  const kr_attention_step_args *a = args;
   if (!kr_cuda_driver(ctx->cuda)->LaunchKernelEx) return "this driver has no clusters";
   if (a->q.dtype != KRAIT_F16 && a->q.dtype != KRAIT_BF16) return "float32";
   if ((a->D != 64 && a->D != 128) || 2 * a->R != a->D || a->call.flags & KRAIT_ROTARY_INTERLEAVED)
@@ -76,7 +76,7 @@ int32_t kr_attention_step_hopper(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2][2] = {
       {{"attention_keys_f16", "kr_attention_step_64"}, {"attention_keys_bf16", "kr_attention_step_64"}},
       {{"attention_keys_f16", "kr_attention_step_128"}, {"attention_keys_bf16", "kr_attention_step_128"}}};
-  const krait_attention_step_args *a = args;
+  const kr_attention_step_args *a = args;
   const kr_attention_step_params p = attention_step_plan_of(ctx, a);
   const int wide = a->D == 128;
   const kr_grid grid = {.x = (uint32_t)(a->B * a->Hk * p.params.n_splits),

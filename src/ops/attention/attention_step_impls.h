@@ -3,15 +3,14 @@
 #ifndef KR_ATTENTION_STEP_IMPLS_H
 #define KR_ATTENTION_STEP_IMPLS_H
 
-#include <krait/blocks.h>
-
+#include "op_args.h"
 #include "rewrite.h"
 
 extern const kr_op_rewrite kr_attention_step_rewrites[]; /* attention_step_rewrite.c */
 
 /* The attention that follows the appending; q and call are the caller's. */
-static inline krait_attention_args kr_attention_of(const krait_attention_step_args *a) {
-  return (krait_attention_args){.B = a->B,
+static inline kr_attention_args kr_attention_of(const kr_attention_step_args *a) {
+  return (kr_attention_args){.B = a->B,
                                 .Lq = 1,
                                 .Lk = a->Lk,
                                 .H = a->H,

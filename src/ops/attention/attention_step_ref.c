@@ -6,14 +6,14 @@
 #include "status.h"
 #include "view.h"
 
-static krait_attention_args attention_of(const krait_attention_step_args *a) {
-  krait_attention_args attention = kr_attention_of(a);
-  attention.call = (krait_call){.size = sizeof attention, .flags = KRAIT_ATTENTION_CAUSAL};
+static kr_attention_args attention_of(const kr_attention_step_args *a) {
+  kr_attention_args attention = kr_attention_of(a);
+  attention.call = (kr_call){.size = sizeof attention, .flags = KRAIT_ATTENTION_CAUSAL};
   return attention;
 }
 
-static krait_rotary_append_args append_of(const krait_attention_step_args *a) {
-  return (krait_rotary_append_args){.call = {.size = sizeof(krait_rotary_append_args), .flags = a->call.flags},
+static kr_rotary_append_args append_of(const kr_attention_step_args *a) {
+  return (kr_rotary_append_args){.call = {.size = sizeof(kr_rotary_append_args), .flags = a->call.flags},
                                     .B = a->B,
                                     .L = 1,
                                     .H = a->H,
@@ -35,24 +35,24 @@ static krait_rotary_append_args append_of(const krait_attention_step_args *a) {
                                     .v_cache = a->v_cache};
 }
 
-static uint64_t score_bytes(const krait_ctx *ctx, const krait_attention_step_args *a) {
-  const krait_attention_args attention = attention_of(a);
+static uint64_t score_bytes(const krait_ctx *ctx, const kr_attention_step_args *a) {
+  const kr_attention_args attention = attention_of(a);
   return kr_attention_ref_scratch(ctx, &attention);
 }
 
 uint64_t kr_attention_step_ref_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_attention_step_args *a = args;
+  const kr_attention_step_args *a = args;
   return score_bytes(ctx, a) + (uint64_t)a->B * (sizeof(int32_t) + 4 * (uint64_t)(a->H * a->D));
 }
 
 int32_t kr_attention_step_ref(const krait_ctx *ctx, const void *args) {
-  const krait_attention_step_args *a = args;
+  const kr_attention_step_args *a = args;
   char *const lengths = (char *)a->call.scratch + score_bytes(ctx, a), *const rows = lengths + 4 * a->B;
-  krait_attention_args attention = attention_of(a);
-  krait_rotary_append_args append = append_of(a);
+  kr_attention_args attention = attention_of(a);
+  kr_rotary_append_args append = append_of(a);
   attention.call.scratch = a->call.scratch;
-  append.seqused = attention.seqused_k = (krait_view){.data = lengths, .dtype = KRAIT_I32, .stride = {1}};
-  append.out = attention.q = (krait_view){
+  append.seqused = attention.seqused_k = (kr_view){.data = lengths, .dtype = KRAIT_I32, .stride = {1}};
+  append.out = attention.q = (kr_view){
       .data = rows, .dtype = a->q.dtype, .stride = {a->H * a->D, a->H * a->D, a->D, 1}};
   KR_TRY(kr_rotary_append_ref(ctx, &append));
   return kr_attention_ref(ctx, &attention);

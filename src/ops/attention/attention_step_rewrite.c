@@ -7,8 +7,8 @@
 
 static int rotary_with_append(const kr_rewriter *w) {
   if (w->op[0] != &kr_op_rotary || w->op[1] != &kr_op_attention_append) return 0;
-  const krait_rotary_args *r = w->args[0];
-  const krait_attention_append_args *p = w->args[1];
+  const kr_rotary_args *r = w->args[0];
+  const kr_attention_append_args *p = w->args[1];
 #define TURN(field) KR_CALL_TENSOR(w, 0, rotary, field)
 #define APPEND(field) KR_CALL_TENSOR(w, 1, attention_append, field)
   if (TURN(cos) != APPEND(cos) || TURN(sin) != APPEND(sin) || TURN(offsets) != APPEND(cache_seqlens) ||
@@ -16,7 +16,7 @@ static int rotary_with_append(const kr_rewriter *w) {
       w->can->share(w, TURN(x), TURN(out)))
     return 0;
 #define VIEW(field) w->can->view(w, APPEND(field))
-  const krait_rotary_append_args a = {.call.flags = r->call.flags,
+  const kr_rotary_append_args a = {.call.flags = r->call.flags,
                                       .B = r->B,
                                       .L = r->L,
                                       .H = r->H,
@@ -49,8 +49,8 @@ static int rotary_with_append(const kr_rewriter *w) {
 
 /* Attention of a step's queries to its own keys and all before them, and nothing else. */
 static int is_step(const kr_rewriter *w) {
-  const krait_rotary_append_args *r = w->args[0];
-  const krait_attention_args *a = w->args[1];
+  const kr_rotary_append_args *r = w->args[0];
+  const kr_attention_args *a = w->args[1];
   return a->Lq == 1 && r->L == 1 && a->D == a->Dv && r->Dv == r->D && a->H == r->H && a->Hk == r->Hk &&
          a->call.flags == KRAIT_ATTENTION_CAUSAL && a->softcap == 0 && a->dropout == 0 && APPEND(out) == ATTENTION(q) &&
          APPEND(k_cache) == ATTENTION(k) && APPEND(v_cache) == ATTENTION(v) &&
@@ -64,9 +64,9 @@ static int append_in_attention(const kr_rewriter *w) {
   if (w->op[0] != &kr_op_rotary_append || w->op[1] != &kr_op_attention || !is_step(w) ||
       !w->can->passes(w, APPEND(out)) || !w->can->passes(w, APPEND(seqused)))
     return 0;
-  const krait_rotary_append_args *r = w->args[0];
+  const kr_rotary_append_args *r = w->args[0];
 #define VIEW(field) w->can->view(w, APPEND(field))
-  const krait_attention_step_args a = {.call.flags = r->call.flags,
+  const kr_attention_step_args a = {.call.flags = r->call.flags,
                                        .B = r->B,
                                        .H = r->H,
                                        .Hk = r->Hk,
@@ -75,7 +75,7 @@ static int append_in_attention(const kr_rewriter *w) {
                                        .T = r->T,
                                        .Bk = r->Bk,
                                        .Lk = r->Lk,
-                                       .scale = ((const krait_attention_args *)w->args[1])->scale,
+                                       .scale = ((const kr_attention_args *)w->args[1])->scale,
                                        .q = VIEW(q),
                                        .k = VIEW(k),
                                        .v = VIEW(v),

@@ -112,7 +112,7 @@ static inline void attention_add_turned(int keys, const float *P, const float *B
 enum { ROW_FLOATS = KR_ATTENTION_MOST_D + 32 };
 
 /* Row `row` of panels of `pitch` rows: n values times scale. Returns zeros, or NaN where a value is not finite. */
-static inline kr_v attention_pack_row(float *to, int64_t pitch, int64_t row, const krait_view *view, int64_t at,
+static inline kr_v attention_pack_row(float *to, int64_t pitch, int64_t row, const kr_view *view, int64_t at,
                                       int64_t n, float scale) {
   float values[ROW_FLOATS];
   const kr_v by = kr_v_set1(scale), zero = kr_v_zero();
@@ -128,7 +128,7 @@ static inline kr_v attention_pack_row(float *to, int64_t pitch, int64_t row, con
   return odd;
 }
 
-static inline void attention_unpack_row(const float *from, int64_t pitch, int64_t row, const krait_view *view,
+static inline void attention_unpack_row(const float *from, int64_t pitch, int64_t row, const kr_view *view,
                                         int64_t at, int64_t n, float scale) {
   float values[ROW_FLOATS];
   const kr_v by = kr_v_set1(scale);
@@ -142,7 +142,7 @@ static inline void attention_unpack_row(const float *from, int64_t pitch, int64_
 
 /* Keys j0..j0+n-1 of a key head as transposed panels [key panel][D][NR], zero from n on; lines: NR ROW_FLOATS. */
 static inline void attention_pack_turned(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s,
-                                         const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D,
+                                         const kr_view *view, int64_t g, int64_t j0, int64_t n, int64_t D,
                                          float *lines) {
   for (int64_t first = 0; first < n; first += NR) {
     const int lanes = (int)attention_least(n - first, NR);
@@ -169,7 +169,7 @@ static inline void attention_pack_turned(float *to, const kr_attention_inputs *i
 
 /* Keys j0..j0+n-1 as panels of KEYS rows. Returns whether any is not finite. */
 static inline int attention_pack_keys(float *to, const kr_attention_inputs *in, const kr_attention_sequence *s,
-                                      const krait_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
+                                      const kr_view *view, int64_t g, int64_t j0, int64_t n, int64_t D) {
   kr_v odd = kr_v_zero();
   for (int64_t j = 0; j < n; j++)
     odd = kr_v_add(

@@ -5,7 +5,7 @@
 #include "rotary_impls.h"
 
 static void count_rotary_cost(const void *args, kr_cost *cost) {
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   const double n = (double)a->L * (double)a->H * (double)a->D * (a->cu_seqlens.data ? 1 : (double)a->B);
   cost->flops = 3 * n;
   cost->bytes = 2 * n * (double)krait_dtype_bytes(a->x.dtype);

@@ -5,14 +5,14 @@
 #include "attention/rotary_append_impls.h"
 
 static int32_t check_rotary_append_rules(const void *args) {
-  const krait_rotary_append_args *a = args;
+  const kr_rotary_append_args *a = args;
   return kr_has(&a->cache_batch_idx)
              ? KRAIT_OK
              : kr_need_size("rotary_append", "Bk without cache_batch_idx", a->Bk, a->B, a->B);
 }
 
 static void count_rotary_append_cost(const void *args, kr_cost *cost) {
-  const krait_rotary_append_args *a = args;
+  const kr_rotary_append_args *a = args;
   const double tokens = (double)a->B * (double)a->L,
                n = tokens * ((double)(a->H + a->Hk) * (double)a->D + (double)a->Hk * (double)a->Dv);
   cost->flops = 2 * n;

@@ -4,7 +4,7 @@
 #include "attention/rotary_append_impls.h"
 
 int32_t kr_rotary_append_case(kr_case *c, int64_t index) {
-  krait_rotary_append_args *a = (krait_rotary_append_args *)c->args;
+  kr_rotary_append_args *a = (kr_rotary_append_args *)c->args;
   c->contiguous = index % 3 == 0;
   a->B = kr_case_int(c, 1, 3), a->L = kr_case_chance(c, 0.5) ? 1 : kr_case_edge(c, 9);
   a->Hk = kr_case_int(c, 1, 3), a->H = a->Hk * kr_case_int(c, 1, 3), a->R = kr_case_edge(c, 40);
@@ -13,7 +13,7 @@ int32_t kr_rotary_append_case(kr_case *c, int64_t index) {
   a->Lk = a->L + kr_case_int(c, 0, 20), a->Bk = a->B, a->T = a->Lk + kr_case_int(c, 0, 5);
   kr_case_hard(c, KR_NAMES("q", "k", "v"), KR_MOST_LINEAR);
   if (!kr_case_chance(c, 0.8)) return KRAIT_OK;
-  krait_view *lengths = kr_case_give(c, "cache_seqlens");
+  kr_view *lengths = kr_case_give(c, "cache_seqlens");
   for (int64_t b = 0; b < a->B; b++) kr_case_set_i32(c, lengths, b, (int32_t)kr_case_int(c, 0, a->Lk - a->L));
   return KRAIT_OK;
 }

@@ -3,15 +3,15 @@
 #ifndef KR_ROTARY_APPEND_IMPLS_H
 #define KR_ROTARY_APPEND_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 #include "rewrite.h"
 
 extern const kr_op_rewrite kr_rotary_append_rewrites[]; /* attention_step_rewrite.c */
 
-static inline krait_rotary_args kr_rotary_of(const krait_rotary_append_args *a) {
-  return (krait_rotary_args){
-      .call = {.size = sizeof(krait_rotary_args), .flags = a->call.flags, .stream = a->call.stream},
+static inline kr_rotary_args kr_rotary_of(const kr_rotary_append_args *a) {
+  return (kr_rotary_args){
+      .call = {.size = sizeof(kr_rotary_args), .flags = a->call.flags, .stream = a->call.stream},
       .B = a->B,
       .L = a->L,
       .H = a->H,
@@ -24,9 +24,9 @@ static inline krait_rotary_args kr_rotary_of(const krait_rotary_append_args *a) 
       .offsets = a->cache_seqlens,
       .out = a->out};
 }
-static inline krait_attention_append_args kr_append_of(const krait_rotary_append_args *a) {
-  return (krait_attention_append_args){
-      .call = {.size = sizeof(krait_attention_append_args), .flags = a->call.flags, .stream = a->call.stream},
+static inline kr_attention_append_args kr_append_of(const kr_rotary_append_args *a) {
+  return (kr_attention_append_args){
+      .call = {.size = sizeof(kr_attention_append_args), .flags = a->call.flags, .stream = a->call.stream},
       .B = a->B,
       .L = a->L,
       .Hk = a->Hk,

@@ -4,8 +4,8 @@
 #include "status.h"
 
 int32_t kr_rotary_append_ref(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_args rotary = kr_rotary_of(args);
-  const krait_attention_append_args append = kr_append_of(args);
+  const kr_rotary_args rotary = kr_rotary_of(args);
+  const kr_attention_append_args append = kr_append_of(args);
   KR_TRY(kr_attention_append_ref(ctx, &append));
   return kr_rotary_ref(ctx, &rotary);
 }

@@ -8,14 +8,14 @@
 #include "status.h"
 #include "view.h"
 
-static kr_attention_tensor rotary_tensor(const krait_view *v) {
+static kr_attention_tensor rotary_tensor(const kr_view *v) {
   return (kr_attention_tensor){
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .d = v->stride[3], .dtype = v->dtype};
 }
-static kr_attention_tensor rotary_angles(const krait_view *v) {
+static kr_attention_tensor rotary_angles(const kr_view *v) {
   return (kr_attention_tensor){.data = v->data, .t = v->stride[0], .d = v->stride[1], .dtype = v->dtype};
 }
-static kr_attention_index rotary_indices(const krait_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
+static kr_attention_index rotary_indices(const kr_view *v) { return (kr_attention_index){v->data, v->stride[0]}; }
 
 static const char *refuse_rotary_sizes(int64_t rows, int64_t H, int64_t most) {
   if (rows * H / 4 >= INT32_MAX) return "more than 2^33 heads of tokens";
@@ -23,24 +23,24 @@ static const char *refuse_rotary_sizes(int64_t rows, int64_t H, int64_t most) {
 }
 
 const char *kr_rotary_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   (void)ctx;
   return refuse_rotary_sizes(a->B * a->L, a->H, a->L > a->T ? a->L : a->T);
 }
 
-static int is_known(const krait_call *call) {
+static int is_known(const kr_call *call) {
   const uint32_t both = KR_CALL_PDL | KR_CALL_STATE_PDL;
   return (call->flags & both) == both;
 }
 
-static kr_grid rotary_grid_of(int64_t units, const krait_call *call) {
+static kr_grid rotary_grid_of(int64_t units, const kr_call *call) {
   return (kr_grid){.x = (uint32_t)((units + 3) / 4),
                    .block = KR_ROTARY_THREADS,
                    .is_pdl = (call->flags & KR_CALL_PDL) != 0,
                    .stream = call->stream};
 }
 
-static kr_rotary_params rotary_plan_of(const krait_rotary_args *a) {
+static kr_rotary_params rotary_plan_of(const kr_rotary_args *a) {
   const int packed = kr_has(&a->cu_seqlens);
   return (kr_rotary_params){.x = rotary_tensor(&a->x),
                           .out = rotary_tensor(&a->out),
@@ -63,7 +63,7 @@ static kr_rotary_params rotary_plan_of(const krait_rotary_args *a) {
 
 int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernel = {"rotary", "kr_rotary"};
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   const kr_rotary_params p = rotary_plan_of(a);
   if (a->B == 0 || a->L == 0) return KRAIT_OK;
   const kr_grid grid = rotary_grid_of((p.packed ? 1 : a->B) * a->L * a->H, &a->call);
@@ -77,7 +77,7 @@ static int packs_take(const kr_attention_tensor *t) {
 }
 
 const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   const kr_rotary_params p = rotary_plan_of(a);
   const char *why = kr_rotary_cuda_refuse(ctx, args);
   if (why) return why;
@@ -89,7 +89,7 @@ const char *kr_rotary_packs_refuse(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernel = {"rotary", "kr_rotary_packs"};
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   kr_rotary_params p = rotary_plan_of(a);
   if (a->B == 0 || a->L == 0) return KRAIT_OK;
   const int64_t turned = p.interleaved ? (2 * a->R + 7) / 8 : a->R / 8,
@@ -105,12 +105,12 @@ int32_t kr_rotary_packs(const krait_ctx *ctx, const void *args) {
 }
 
 const char *kr_attention_append_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_attention_append_args *a = args;
+  const kr_attention_append_args *a = args;
   (void)ctx;
   return refuse_rotary_sizes(a->B * (a->L + 1), a->Hk, a->Lk > a->T ? a->Lk : a->T);
 }
 
-static kr_rotary_params append_plan_of(const krait_attention_append_args *a) {
+static kr_rotary_params append_plan_of(const kr_attention_append_args *a) {
   const int turned = kr_has(&a->cos);
   return (kr_rotary_params){.x = rotary_tensor(&a->k),
                           .out = rotary_tensor(&a->k_cache),
@@ -138,14 +138,14 @@ static kr_rotary_params append_plan_of(const krait_attention_append_args *a) {
                           .n_pages = (int32_t)a->n_pages};
 }
 
-static int32_t launch_append(const krait_ctx *ctx, const kr_rotary_params *p, const krait_call *call) {
+static int32_t launch_append(const krait_ctx *ctx, const kr_rotary_params *p, const kr_call *call) {
   static const kr_kernel kernel = {"rotary", "kr_attention_append"};
   const kr_grid grid = rotary_grid_of((int64_t)p->B * (p->L ? p->L : 1) * (p->n_queries + p->H), call);
   return p->B ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, p, sizeof *p) : KRAIT_OK;
 }
 
 int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
-  const krait_attention_append_args *a = args;
+  const kr_attention_append_args *a = args;
   const kr_rotary_params p = append_plan_of(a);
   return launch_append(ctx, &p, &a->call);
 }
@@ -155,15 +155,15 @@ int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
 enum { MOST_HEADS = 4096 };
 
 const char *kr_rotary_append_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_append_args *a = args;
-  const krait_attention_append_args append = kr_append_of(a);
+  const kr_rotary_append_args *a = args;
+  const kr_attention_append_args append = kr_append_of(a);
   if (a->B * a->L * (a->H + a->Hk) > MOST_HEADS) return "more than 4096 heads of tokens";
   return kr_attention_append_cuda_refuse(ctx, &append);
 }
 
 int32_t kr_rotary_append_cuda(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_append_args *a = args;
-  const krait_attention_append_args append = kr_append_of(a);
+  const kr_rotary_append_args *a = args;
+  const kr_attention_append_args append = kr_append_of(a);
   kr_rotary_params p = append_plan_of(&append);
   p.q = rotary_tensor(&a->q), p.q_out = rotary_tensor(&a->out), p.n_queries = (int32_t)a->H;
   return launch_append(ctx, &p, &a->call);

@@ -3,7 +3,7 @@
 #include "op_list.h"
 #include "rotary_turn.h"
 
-int32_t kr_rotary_check_indices(const krait_rotary_args *a) {
+int32_t kr_rotary_check_indices(const kr_rotary_args *a) {
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("rotary", "cu_seqlens", &a->cu_seqlens, a->B, a->L));
   for (int64_t b = 0; b < a->B; b++) {
     const kr_rotary_span s = kr_rotary_span_at(a, b);
@@ -15,7 +15,7 @@ int32_t kr_rotary_check_indices(const krait_rotary_args *a) {
   return KRAIT_OK;
 }
 
-static void turn_head(const krait_rotary_args *a, int64_t x, int64_t out, int64_t position) {
+static void turn_head(const kr_rotary_args *a, int64_t x, int64_t out, int64_t position) {
   const double sign = a->call.flags & KRAIT_ROTARY_INVERSE ? -1 : 1;
   for (int64_t r = 0; r < a->R; r++) {
     const int64_t d1 = kr_rotary_first(a->call.flags, r), d2 = kr_rotary_second(a->call.flags, r, a->R);
@@ -30,7 +30,7 @@ static void turn_head(const krait_rotary_args *a, int64_t x, int64_t out, int64_
 }
 
 int32_t kr_rotary_ref(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   (void)ctx;
   KR_TRY(kr_rotary_check_indices(a));
   for (int64_t b = 0; b < a->B; b++) {

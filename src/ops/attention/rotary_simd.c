@@ -8,7 +8,7 @@
 
 enum { MOST_D = 1024, TOKENS = 16 }; /* TOKENS: per piece of a thread */
 
-static void load_rotary_row(const krait_view *view, int64_t at, int64_t stride, int64_t n, float *to) {
+static void load_rotary_row(const kr_view *view, int64_t at, int64_t stride, int64_t n, float *to) {
   kr_row_load(to, view->data, view->dtype, at, stride, n);
 }
 
@@ -28,13 +28,13 @@ static void turn_rotary(uint32_t flags, const float *x, const float *c, const fl
   for (int64_t d = 2 * R; d < D; d++) out[d] = x[d];
 }
 
-static int has_doubles(const krait_view *a, const krait_view *b) {
+static int has_doubles(const kr_view *a, const kr_view *b) {
   return (kr_has(a) && a->dtype == KRAIT_F64) || (kr_has(b) && b->dtype == KRAIT_F64);
 }
 
 /* ---- rotary ---- */
 
-static void turn_token(const krait_rotary_args *a, const kr_rotary_span *span, int64_t i) {
+static void turn_token(const kr_rotary_args *a, const kr_rotary_span *span, int64_t i) {
   const int64_t position = a->call.flags & KRAIT_ROTARY_STILL ? span->position : span->position + i;
   float x[MOST_D + 16], out[MOST_D + 16], c[MOST_D + 16], s[MOST_D + 16];
   load_rotary_row(&a->cos, position * a->cos.stride[0], a->cos.stride[1], a->R, c);
@@ -50,7 +50,7 @@ static void turn_token(const krait_rotary_args *a, const kr_rotary_span *span, i
 
 /* Pieces of TOKENS tokens of every sequence, numbered as if each had L. */
 static void turn_pieces(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_rotary_args *a = user;
+  const kr_rotary_args *a = user;
   const int64_t pieces = (a->L + TOKENS - 1) / TOKENS;
   (void)worker;
   for (int64_t k = begin; k < end; k++) {
@@ -60,14 +60,14 @@ static void turn_pieces(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 const char *KR_FN(kr_rotary_refuse)(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   (void)ctx;
   if (has_doubles(&a->cos, &a->sin)) return "no float64";
   return a->D > MOST_D ? "more than 1024 features" : NULL;
 }
 
 int32_t KR_FN(kr_rotary)(const krait_ctx *ctx, const void *args) {
-  const krait_rotary_args *a = args;
+  const kr_rotary_args *a = args;
   KR_TRY(kr_rotary_check_indices(a));
   kr_parallel(ctx, a->B * ((a->L + TOKENS - 1) / TOKENS), 1, turn_pieces, (void *)args);
   return KRAIT_OK;
@@ -75,7 +75,7 @@ int32_t KR_FN(kr_rotary)(const krait_ctx *ctx, const void *args) {
 
 /* ---- attention_append ---- */
 
-static void append_token(const krait_attention_append_args *a, int64_t b, int64_t i) {
+static void append_token(const kr_attention_append_args *a, int64_t b, int64_t i) {
   const int64_t position = kr_append_position(a, b) + i, k_to = kr_append_at(a, &a->k_cache, b, position),
                 v_to = kr_append_at(a, &a->v_cache, b, position), R = kr_has(&a->cos) ? a->R : 0;
   float x[MOST_D + 16], out[MOST_D + 16], c[MOST_D + 16], s[MOST_D + 16];
@@ -93,21 +93,21 @@ static void append_token(const krait_attention_append_args *a, int64_t b, int64_
 }
 
 static void append_tokens(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_attention_append_args *a = user;
+  const kr_attention_append_args *a = user;
   (void)worker;
   for (int64_t k = begin; k < end; k++)
     if (kr_append_row(a, k / a->L) >= 0) append_token(a, k / a->L, k % a->L);
 }
 
 const char *KR_FN(kr_attention_append_refuse)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_append_args *a = args;
+  const kr_attention_append_args *a = args;
   (void)ctx;
   if (has_doubles(&a->cos, &a->sin)) return "no float64";
   return a->D > MOST_D || a->Dv > MOST_D ? "more than 1024 features" : NULL;
 }
 
 int32_t KR_FN(kr_attention_append)(const krait_ctx *ctx, const void *args) {
-  const krait_attention_append_args *a = args;
+  const kr_attention_append_args *a = args;
   KR_TRY(kr_append_check_indices(a));
   kr_parallel(ctx, a->B * a->L, TOKENS, append_tokens, (void *)args);
   for (int64_t b = 0; kr_has(&a->seqused) && b < a->B; b++)

@@ -5,7 +5,7 @@
 #include "op_list.h"
 
 static void count_conv1d_bwd_cost(const void *args, kr_cost *cost) {
-  const krait_causal_conv1d_bwd_args *a = args;
+  const kr_causal_conv1d_bwd_args *a = args;
   double outputs = (double)a->B * (double)a->D * (double)a->L;
   cost->exps = a->activation == KRAIT_ACT_SILU ? outputs : 0;
   cost->flops = outputs * (double)a->W * 6;
@@ -14,7 +14,7 @@ static void count_conv1d_bwd_cost(const void *args, kr_cost *cost) {
 
 static const char *refuse_conv1d_bwd_simd(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return ((const krait_causal_conv1d_bwd_args *)args)->W > 8 ? "W is more than 8" : NULL;
+  return ((const kr_causal_conv1d_bwd_args *)args)->W > 8 ? "W is more than 8" : NULL;
 }
 
 static const kr_impl impls[] = {

@@ -32,7 +32,7 @@ enum {
 };
 
 /* Enough blocks to fill the device, at least two packs per thread. */
-static int32_t conv1d_bwd_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+static int32_t conv1d_bwd_parts_of(const krait_ctx *ctx, const kr_causal_conv1d_bwd_args *a) {
   const int64_t packs = a->B * ((a->L + 7) / 8), wanted = 16ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int64_t parts = a->D > 0 ? (wanted + a->D - 1) / a->D : 1,
           most = (packs + 2 * KR_CONV_THREADS - 1) / (2 * KR_CONV_THREADS);
@@ -41,12 +41,12 @@ static int32_t conv1d_bwd_parts_of(const krait_ctx *ctx, const krait_causal_conv
 }
 
 /* Number of runs of so many steps of 128 channels each. */
-static int64_t conv1d_bwd_runs_of(const krait_causal_conv1d_bwd_args *a, int64_t steps) {
+static int64_t conv1d_bwd_runs_of(const kr_causal_conv1d_bwd_args *a, int64_t steps) {
   return a->B * (a->L / steps) * ((a->D + 127) / 128);
 }
 
 /* Steps per run, channels-last: many if there are plenty, since each run recomputes three steps of the next. */
-static int32_t run_steps_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+static int32_t run_steps_of(const krait_ctx *ctx, const kr_causal_conv1d_bwd_args *a) {
   int32_t steps = FEW_STEPS;
   while (steps < MOST_STEPS && conv1d_bwd_runs_of(a, 2 * steps) >= ENOUGH_RUNS) steps *= 2;
   while (steps > FEWEST_STEPS &&
@@ -56,7 +56,7 @@ static int32_t run_steps_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_
 }
 
 /* Blocks of 128 channels, two runs per warp. */
-static int32_t last_parts_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+static int32_t last_parts_of(const krait_ctx *ctx, const kr_causal_conv1d_bwd_args *a) {
   const int64_t run_steps = run_steps_of(ctx, a), blocks = (a->D + 127) / 128,
                 runs = a->B * ((a->L + run_steps - 1) / run_steps), warps = KR_CONV_THREADS / 32,
                 wanted = 8ll * kr_cuda_info(ctx->cuda)->n_multiprocessors;
@@ -75,7 +75,7 @@ typedef struct far_cut {
   int32_t run_steps, n_parts;
 } far_cut;
 
-static far_cut cut_far(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a) {
+static far_cut cut_far(const krait_ctx *ctx, const kr_causal_conv1d_bwd_args *a) {
   const int64_t blocks = (a->D + 127) / 128 > 0 ? (a->D + 127) / 128 : 1,
                 resident = (int64_t)RESIDENT * kr_cuda_info(ctx->cuda)->n_multiprocessors,
                 most = resident > blocks ? resident / blocks : 1;
@@ -119,7 +119,7 @@ static int32_t cut_long(const krait_ctx *ctx, kr_conv_params *p, int64_t B, int6
 
 static int64_t conv1d_bwd_per_pack_of(const kr_conv_params *p) { return p->x.dtype == KRAIT_F32 ? 4 : 8; }
 
-static kr_conv_params conv1d_bwd_plan_of(const krait_causal_conv1d_bwd_args *a) {
+static kr_conv_params conv1d_bwd_plan_of(const kr_causal_conv1d_bwd_args *a) {
   const int reverse = (a->call.flags & KRAIT_CONV1D_REVERSE) != 0;
   kr_conv_params p = KR_CONV_PARAMS(a, reverse);
   p.dout = kr_rows_of(&a->dout, reverse, a->L);
@@ -134,7 +134,7 @@ static kr_conv_params conv1d_bwd_plan_of(const krait_causal_conv1d_bwd_args *a) 
 }
 
 static const char *refuse_conv1d_bwd(const krait_ctx *ctx, const void *args, int family) {
-  const krait_causal_conv1d_bwd_args *a = args;
+  const kr_causal_conv1d_bwd_args *a = args;
   (void)ctx;
   if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
   if (family == STEP_BY_STEP) return NULL;
@@ -162,7 +162,7 @@ static const char *refuse_conv1d_bwd(const krait_ctx *ctx, const void *args, int
 }
 
 /* How many blocks share a channel's sums; splits long rows. */
-static int32_t share_channels(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, kr_conv_params *p,
+static int32_t share_channels(const krait_ctx *ctx, const kr_causal_conv1d_bwd_args *a, kr_conv_params *p,
                               int family) {
   if (family == CHANNELS_LAST) return last_parts_of(ctx, a);
   return family == LONG_PACKED_ROWS ? cut_long(ctx, p, p->B, p->D, p->L / conv1d_bwd_per_pack_of(p))
@@ -170,7 +170,7 @@ static int32_t share_channels(const krait_ctx *ctx, const krait_causal_conv1d_bw
 }
 
 static uint64_t conv1d_bwd_scratch_of(const krait_ctx *ctx, const void *args, int family) {
-  const krait_causal_conv1d_bwd_args *a = args;
+  const kr_causal_conv1d_bwd_args *a = args;
   kr_conv_params p = conv1d_bwd_plan_of(a);
   int32_t n_parts = share_channels(ctx, a, &p, family);
   if (family == CHANNELS_LAST && cut_far(ctx, a).n_parts > n_parts) n_parts = cut_far(ctx, a).n_parts;
@@ -190,7 +190,7 @@ static const kr_kernel *long_rows(const krait_ctx *ctx, uint64_t tier, kr_conv_p
 }
 
 /* Channels-last tensors. */
-static const kr_kernel *conv1d_bwd_channels_last(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a,
+static const kr_kernel *conv1d_bwd_channels_last(const krait_ctx *ctx, const kr_causal_conv1d_bwd_args *a,
                                                  uint64_t tier, kr_conv_params *p, kr_grid *grid) {
   if (tier != KRAIT_CAP_CUDA_AMPERE || p->x.dtype == KRAIT_F32 || kr_cuda_info(ctx->cuda)->shared_bytes < FAR_BYTES)
     return last_kernel;
@@ -201,7 +201,7 @@ static const kr_kernel *conv1d_bwd_channels_last(const krait_ctx *ctx, const kra
   return last_far_kernel;
 }
 
-static const kr_kernel *conv1d_bwd_kernel_of(const krait_ctx *ctx, const krait_causal_conv1d_bwd_args *a, uint64_t tier,
+static const kr_kernel *conv1d_bwd_kernel_of(const krait_ctx *ctx, const kr_causal_conv1d_bwd_args *a, uint64_t tier,
                                   kr_conv_params *p, kr_grid *grid, int family) {
   switch (family) {
     case CHANNELS_LAST: return conv1d_bwd_channels_last(ctx, a, tier, p, grid);
@@ -213,7 +213,7 @@ static const kr_kernel *conv1d_bwd_kernel_of(const krait_ctx *ctx, const krait_c
 }
 
 static int32_t run_conv1d_bwd(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  const krait_causal_conv1d_bwd_args *a = args;
+  const kr_causal_conv1d_bwd_args *a = args;
   kr_conv_params p = conv1d_bwd_plan_of(a);
   const int64_t packs = (p.L + conv1d_bwd_per_pack_of(&p) - 1) / conv1d_bwd_per_pack_of(&p);
   p.packs_per_row = kr_divisor_of(family == ROWS_BY_FOURS ? (p.L + 15) / 16

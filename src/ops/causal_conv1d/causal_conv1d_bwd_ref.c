@@ -9,7 +9,7 @@
 #include "op_list.h"
 #include "view.h"
 
-typedef krait_causal_conv1d_bwd_args bwd_args;
+typedef kr_causal_conv1d_bwd_args bwd_args;
 
 static int64_t conv1d_bwd_position(const bwd_args *a, int64_t t) {
   return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - t : t;

@@ -10,7 +10,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-typedef krait_causal_conv1d_bwd_args bwd_args;
+typedef kr_causal_conv1d_bwd_args bwd_args;
 
 enum { MAX_W = 8, TILE = 64, MOST_CHUNKS = 256 };
 
@@ -34,12 +34,12 @@ typedef struct item {
 
 static int64_t time_of(const bwd_args *a, int64_t i) { return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - i : i; }
 
-static kr_plane plane_of(const item *it, const krait_view *v, int64_t i) {
+static kr_plane plane_of(const item *it, const kr_view *v, int64_t i) {
   int64_t step = it->a->call.flags & KRAIT_CONV1D_REVERSE ? -1 : 1;
   return (kr_plane){v->data, v->dtype, kr_at3(v, it->b, it->d, time_of(it->a, i)), step * v->stride[2], v->stride[1]};
 }
 
-static float state_at(const item *it, const krait_view *v, int lane, int64_t k) {
+static float state_at(const item *it, const kr_view *v, int lane, int64_t k) {
   return kr_has(v) && lane < it->lanes ? (float)kr_get(v, kr_at3(v, it->b, it->d + lane, k)) : 0;
 }
 
@@ -152,7 +152,7 @@ static void add_final_states(const item *it, float *rows, int64_t i0, int n) {
 
 /* dX of steps -keep..-1 from the first g; n_known of those exist. */
 static void write_initial_states(const item *it, int n_known) {
-  const krait_view *v = &it->a->dinitial_states;
+  const kr_view *v = &it->a->dinitial_states;
   float rows[MAX_W * KR_VL] = {0};
   for (int row = 0; row < it->keep; row++)
     for (int i = 0; i <= row && i < n_known; i++) {

@@ -44,7 +44,7 @@ int32_t kr_conv_case(kr_case *c, int64_t index) {
 }
 
 int32_t kr_conv_update_case(kr_case *c, int64_t index) {
-  krait_causal_conv1d_update_args *a = (krait_causal_conv1d_update_args *)c->args;
+  kr_causal_conv1d_update_args *a = (kr_causal_conv1d_update_args *)c->args;
   kr_case_hard(c, KR_NAMES("x", "conv_state"), KR_MOST_CUBED);
   a->B = kr_case_int(c, 1, 3);
   a->n_states = a->B + kr_case_int(c, 0, 3);
@@ -67,7 +67,7 @@ int32_t kr_conv_update_case(kr_case *c, int64_t index) {
 }
 
 int32_t kr_conv_varlen_case(kr_case *c, int64_t index) {
-  krait_causal_conv1d_varlen_states_args *a = (krait_causal_conv1d_varlen_states_args *)c->args;
+  kr_causal_conv1d_varlen_states_args *a = (kr_causal_conv1d_varlen_states_args *)c->args;
   (void)index;
   a->S = kr_case_int(c, 1, 5);
   a->D = kr_case_edge(c, 70);

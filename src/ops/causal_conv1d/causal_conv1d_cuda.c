@@ -27,12 +27,12 @@ static int steps_by_fours(const kr_rows *v) {
 }
 
 /* Four elements side by side in one aligned access, in float32 or x's type. */
-static int conv1d_by_fours(const krait_view *v, int along, int32_t dtype) {
+static int conv1d_by_fours(const kr_view *v, int along, int32_t dtype) {
   return v->stride[along] == 1 && (v->dtype == KRAIT_F32 || v->dtype == dtype) &&
          (uintptr_t)v->data % (v->dtype == KRAIT_F32 ? 16 : 8) == 0;
 }
 
-static kr_conv_params conv1d_plan_of(const krait_causal_conv1d_args *a) {
+static kr_conv_params conv1d_plan_of(const kr_causal_conv1d_args *a) {
   const int reverse = (a->call.flags & KRAIT_CONV1D_REVERSE) != 0;
   kr_conv_params p = KR_CONV_PARAMS(a, reverse);
   p.out = kr_rows_of(&a->out, reverse, a->L);
@@ -45,7 +45,7 @@ static kr_conv_params conv1d_plan_of(const krait_causal_conv1d_args *a) {
 static int64_t conv1d_per_pack_of(const kr_conv_params *p) { return p->x.dtype == KRAIT_F32 ? 4 : 8; }
 
 static const char *refuse_conv1d(const krait_ctx *ctx, const void *args, int family) {
-  const krait_causal_conv1d_args *a = args;
+  const kr_causal_conv1d_args *a = args;
   (void)ctx;
   if (a->W > KR_CONV_MOST_TAPS) return "W above 128";
   if (a->B * a->D > (1ll << 31) - 1) return "more than 2^31 rows";
@@ -109,14 +109,14 @@ static const kr_kernel *step_by_step(const kr_conv_params *p, kr_grid *grid) {
   return walk_kernel;
 }
 
-static void start_ahead(const krait_ctx *ctx, const krait_call *call, kr_grid *grid) {
+static void start_ahead(const krait_ctx *ctx, const kr_call *call, kr_grid *grid) {
   const uint32_t fixed = (KR_CONV_RUN + 3) * KR_CONV_FAR_THREADS * 8, even = kr_cuda_even_bytes(ctx->cuda, grid->x);
   grid->is_pdl = (call->flags & KR_CALL_PDL) != 0;
   if (grid->is_pdl && even > fixed) grid->shared_bytes = even - fixed;
 }
 
 static int32_t run_conv1d(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  const krait_causal_conv1d_args *a = args;
+  const kr_causal_conv1d_args *a = args;
   kr_conv_params p = conv1d_plan_of(a);
   kr_grid grid = {.block = KR_CONV_THREADS, .stream = a->call.stream};
   kr_chain chain = {.n = 0};

@@ -8,20 +8,20 @@
 #include "op_list.h"
 #include "view.h"
 
-static int64_t conv1d_position(const krait_causal_conv1d_args *a, int64_t t) {
+static int64_t conv1d_position(const kr_causal_conv1d_args *a, int64_t t) {
   return a->call.flags & KRAIT_CONV1D_REVERSE ? a->L - 1 - t : t;
 }
 
-static double conv1d_input(const krait_causal_conv1d_args *a, int64_t b, int64_t d, int64_t t) {
+static double conv1d_input(const kr_causal_conv1d_args *a, int64_t b, int64_t d, int64_t t) {
   if (t >= 0) return kr_get(&a->x, kr_at3(&a->x, b, d, conv1d_position(a, t)));
   return kr_has(&a->initial_states) ? kr_get(&a->initial_states, kr_at3(&a->initial_states, b, d, t + a->W - 1)) : 0;
 }
 
-static int32_t conv1d_sequence(const krait_causal_conv1d_args *a, int64_t b, int64_t t) {
+static int32_t conv1d_sequence(const kr_causal_conv1d_args *a, int64_t b, int64_t t) {
   return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, b, conv1d_position(a, t)));
 }
 
-static double conv1d_output(const krait_causal_conv1d_args *a, int64_t b, int64_t d, int64_t t) {
+static double conv1d_output(const kr_causal_conv1d_args *a, int64_t b, int64_t d, int64_t t) {
   if (kr_has(&a->seq_idx) && conv1d_sequence(a, b, t) < 0) return 0;
   double sum = kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
   for (int64_t w = 0; w < a->W; w++) {
@@ -33,7 +33,7 @@ static double conv1d_output(const krait_causal_conv1d_args *a, int64_t b, int64_
 }
 
 int32_t kr_causal_conv1d_ref(const krait_ctx *ctx, const void *args) {
-  const krait_causal_conv1d_args *a = args;
+  const kr_causal_conv1d_args *a = args;
   (void)ctx;
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t d = 0; d < a->D; d++) {

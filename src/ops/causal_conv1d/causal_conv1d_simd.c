@@ -13,18 +13,18 @@ enum { MAX_W = 8, WINDOW = 512, RANGE = 128, AHEAD = 8 };
 _Static_assert(RANGE % KR_VL == 0 && WINDOW % KR_VL == 0, "whole vectors");
 
 typedef struct run {
-  const krait_causal_conv1d_args *a;
+  const kr_causal_conv1d_args *a;
   int64_t range, n_ranges; /* channels per item, items per batch entry */
 } run;
 
-static int is_reverse(const krait_causal_conv1d_args *a) { return (a->call.flags & KRAIT_CONV1D_REVERSE) != 0; }
+static int is_reverse(const kr_causal_conv1d_args *a) { return (a->call.flags & KRAIT_CONV1D_REVERSE) != 0; }
 
-static float conv1d_bias_of(const krait_causal_conv1d_args *a, int64_t d) {
+static float conv1d_bias_of(const kr_causal_conv1d_args *a, int64_t d) {
   return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, d)) : 0;
 }
 
 /* The W-1 inputs before the first step, in the direction's order. */
-static float initial_input(const krait_causal_conv1d_args *a, int64_t b, int64_t d, int64_t k) {
+static float initial_input(const kr_causal_conv1d_args *a, int64_t b, int64_t d, int64_t k) {
   return kr_has(&a->initial_states) ? (float)kr_get(&a->initial_states, kr_at3(&a->initial_states, b, d, k)) : 0;
 }
 
@@ -72,40 +72,40 @@ static void filter_any(const float *window, float *out, int64_t n, const float *
   else filter_window(window, out, n, taps, bias, W, silu);
 }
 
-KR_INLINE void copy_in(float *to, const krait_view *x, int64_t at, int n, int32_t dtype) {
+KR_INLINE void copy_in(float *to, const kr_view *x, int64_t at, int n, int32_t dtype) {
   for (int i = 0; i < n; i += KR_VL) {
     int some = n - i < KR_VL ? n - i : KR_VL;
     kr_v_store(to + i, kr_v_load_as(x->data, at + i, some, dtype));
   }
 }
 
-KR_INLINE void copy_out(const krait_view *out, int64_t at, const float *from, int n, int32_t dtype) {
+KR_INLINE void copy_out(const kr_view *out, int64_t at, const float *from, int n, int32_t dtype) {
   for (int i = 0; i < n; i += KR_VL) {
     int some = n - i < KR_VL ? n - i : KR_VL;
     kr_v_store_as(out->data, at + i, some, dtype, kr_v_load(from + i));
   }
 }
 
-static void read_piece(float *to, const krait_view *x, int64_t at, int n) {
+static void read_piece(float *to, const kr_view *x, int64_t at, int n) {
   if (x->dtype == KRAIT_F32) copy_in(to, x, at, n, KRAIT_F32);
   else if (x->dtype == KRAIT_F16) copy_in(to, x, at, n, KRAIT_F16);
   else copy_in(to, x, at, n, KRAIT_BF16);
 }
 
-static void write_piece(const krait_view *out, int64_t at, const float *from, int n) {
+static void write_piece(const kr_view *out, int64_t at, const float *from, int n) {
   if (out->dtype == KRAIT_F32) copy_out(out, at, from, n, KRAIT_F32);
   else if (out->dtype == KRAIT_F16) copy_out(out, at, from, n, KRAIT_F16);
   else copy_out(out, at, from, n, KRAIT_BF16);
 }
 
 typedef struct row {
-  const krait_causal_conv1d_args *a;
+  const kr_causal_conv1d_args *a;
   int64_t b, d;
   int W, reverse;
   float taps[MAX_W], history[MAX_W], bias; /* in memory order: taps and history are mirrored in reverse */
 } row;
 
-static row begin_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
+static row begin_row(const kr_causal_conv1d_args *a, int64_t b, int64_t d) {
   row r = {.a = a, .b = b, .d = d, .W = (int)a->W, .reverse = is_reverse(a), .bias = conv1d_bias_of(a, d)};
   const int keep = r.W - 1;
   for (int k = 0; k <= keep; k++)
@@ -139,7 +139,7 @@ static void filter_direct(row *r, const float *x, float *out, int64_t L) {
   for (int k = 0; k < keep; k++) r->history[k] = x[r->reverse ? k : L - keep + k];
 }
 
-static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) {
+static void filter_row(const kr_causal_conv1d_args *a, int64_t b, int64_t d) {
   row r = begin_row(a, b, d);
   if (a->x.dtype == KRAIT_F32 && a->x.data != a->out.data && a->L >= 3 * KR_VL)
     filter_direct(&r, (const float *)a->x.data + kr_at3(&a->x, b, d, 0),
@@ -157,7 +157,7 @@ static void filter_row(const krait_causal_conv1d_args *a, int64_t b, int64_t d) 
 
 enum { AHEAD_FLOATS = 256 };
 
-static int is_plain_for_conv1d(const krait_causal_conv1d_args *a) {
+static int is_plain_for_conv1d(const kr_causal_conv1d_args *a) {
   const int float32 =
       a->x.dtype == KRAIT_F32 && a->weight.dtype == KRAIT_F32 && (!kr_has(&a->bias) || a->bias.dtype == KRAIT_F32);
   return float32 && a->W >= 2 && a->W <= 4 && a->L >= 2 * KR_VL && a->x.data != a->out.data && !is_reverse(a) &&
@@ -177,7 +177,7 @@ KR_INLINE void plain_row(const float *x, float *out, int64_t L, const float *wei
   filter_pairs(x - keep, out, KR_VL, L, tap, start, W, silu, AHEAD_FLOATS);
 }
 
-KR_INLINE void plain_rows(const krait_causal_conv1d_args *a, int64_t begin, int64_t end, int W, int silu) {
+KR_INLINE void plain_rows(const kr_causal_conv1d_args *a, int64_t begin, int64_t end, int W, int silu) {
   const float *weight = a->weight.data, *bias = a->bias.data, *x = a->x.data;
   const int64_t D = a->D;
   float *out = a->out.data;
@@ -189,7 +189,7 @@ KR_INLINE void plain_rows(const krait_causal_conv1d_args *a, int64_t begin, int6
 }
 
 static void filter_conv1d_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_causal_conv1d_args *a = ((run *)user)->a;
+  const kr_causal_conv1d_args *a = ((run *)user)->a;
   const int silu = a->activation == KRAIT_ACT_SILU;
   (void)worker;
   if (!is_plain_for_conv1d(a))
@@ -209,7 +209,7 @@ typedef struct lanes {
   int n; /* channels */
 } lanes;
 
-static void begin_lanes(lanes *l, const krait_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
+static void begin_lanes(lanes *l, const kr_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
   memset(l->ring, 0, sizeof l->ring);
   l->n = n;
   for (int k = 0; k < (int)a->W; k++) {
@@ -283,7 +283,7 @@ static void step_any(lanes *l, const kr_plane *x, const kr_plane *out, int W, in
 }
 
 /* Marks taps that reach into another sequence; returns whether the output is 0. */
-static int drop_taps(lanes *l, const krait_causal_conv1d_args *a, int64_t b, int64_t t) {
+static int drop_taps(lanes *l, const kr_causal_conv1d_args *a, int64_t b, int64_t t) {
   int64_t base = kr_at2(&a->seq_idx, b, 0), stride = a->seq_idx.stride[1];
   int reverse = is_reverse(a);
   int32_t here = kr_get_i32(&a->seq_idx, base + (reverse ? a->L - 1 - t : t) * stride);
@@ -301,7 +301,7 @@ static void prefetch_lanes(const kr_plane *x, int n) {
   for (int64_t i = 0; i < n * bytes; i += 64) __builtin_prefetch(lane + i);
 }
 
-static void filter_lanes(const krait_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
+static void filter_lanes(const kr_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
   lanes l;
   const int W = (int)a->W, packed = kr_has(&a->seq_idx);
   begin_lanes(&l, a, b, d0, n);
@@ -338,7 +338,7 @@ enum { STREAM = 2048, TAPS = STREAM + 144, HEAD = 256, STEPS = 4, LEAD = 8, CHUN
 
 /* Whole rows if possible: sequential reads and writes suit the hardware prefetcher. */
 typedef struct stream {
-  const krait_causal_conv1d_args *a;
+  const kr_causal_conv1d_args *a;
   int64_t chunk, width, n_chunks, n_blocks; /* steps and channels per item; items along time, along channels */
 } stream;
 
@@ -401,7 +401,7 @@ static void stream_any(const float *taps, const stream_side *x, const stream_sid
 
 /* The first steps of at most HEAD channels, whose taps reach before the sequence's start: through a float copy of their
  * inputs. */
-static void stream_head(const krait_causal_conv1d_args *a, const float *taps, int64_t b, int64_t d0, int n,
+static void stream_head(const kr_causal_conv1d_args *a, const float *taps, int64_t b, int64_t d0, int n,
                         const stream_side *x, const stream_side *out, int n_steps) {
   float seen[2 * MAX_W][HEAD];
   const int keep = (int)a->W - 1, W = keep + 1, silu = a->activation;
@@ -414,7 +414,7 @@ static void stream_head(const krait_causal_conv1d_args *a, const float *taps, in
   else stream_steps(taps, from, *out, n_steps, n, W, silu, KRAIT_F32, KRAIT_BF16);
 }
 
-static void stream_final(const krait_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
+static void stream_final(const kr_causal_conv1d_args *a, int64_t b, int64_t d0, int n) {
   const int keep = (int)a->W - 1;
   for (int k = 0; kr_has(&a->final_states) && k < keep; k++) {
     const int64_t t = a->L - keep + k;
@@ -427,7 +427,7 @@ static void stream_final(const krait_causal_conv1d_args *a, int64_t b, int64_t d
 }
 
 static void stream_item(const stream *s, int64_t b, int64_t chunk, int64_t block) {
-  const krait_causal_conv1d_args *a = s->a;
+  const kr_causal_conv1d_args *a = s->a;
   stream_taps taps;
   const int64_t d0 = block * s->width, first = chunk * s->chunk, left = a->L - first, sign = is_reverse(a) ? -1 : 1,
                 start = is_reverse(a) ? a->L - 1 - first : first;
@@ -461,7 +461,7 @@ static void stream_items(void *user, int64_t begin, int64_t end, int worker) {
 
 static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-static stream plan_stream(const krait_ctx *ctx, const krait_causal_conv1d_args *a) {
+static stream plan_stream(const krait_ctx *ctx, const kr_causal_conv1d_args *a) {
   const int64_t wanted = 4 * krait_ctx_n_threads(ctx);
   stream s = {.a = a, .chunk = CHUNK, .width = STREAM};
   while (s.chunk > LEAST_CHUNK && a->B * pieces(a->L, s.chunk) * pieces(a->D, s.width) < wanted) s.chunk /= 2;
@@ -472,7 +472,7 @@ static stream plan_stream(const krait_ctx *ctx, const krait_causal_conv1d_args *
 }
 
 int32_t KR_FN(kr_causal_conv1d)(const krait_ctx *ctx, const void *args) {
-  const krait_causal_conv1d_args *a = args;
+  const kr_causal_conv1d_args *a = args;
   run r = {a, RANGE, 0};
   int in_time = a->x.stride[2] == 1 && a->out.stride[2] == 1 && !kr_has(&a->seq_idx);
   if (in_time && !(a->x.stride[1] == 1 && a->D >= a->L)) {

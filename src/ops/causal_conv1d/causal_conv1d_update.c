@@ -5,7 +5,7 @@
 #include "op_list.h"
 
 static void count_update(const void *args, kr_cost *cost) {
-  const krait_causal_conv1d_update_args *a = args;
+  const kr_causal_conv1d_update_args *a = args;
   double channels = (double)a->B * (double)a->D, outputs = channels * (double)a->L;
   cost->exps = a->activation == KRAIT_ACT_SILU ? outputs : 0;
   cost->flops = outputs * (double)a->W * 2;
@@ -14,7 +14,7 @@ static void count_update(const void *args, kr_cost *cost) {
 }
 
 static const char *refuse_conv1d_update_update(const krait_ctx *ctx, const void *args) {
-  const krait_causal_conv1d_update_args *a = args;
+  const kr_causal_conv1d_update_args *a = args;
   (void)ctx;
   if (a->W > 8) return "W is more than 8";
   if (a->S > 32) return "S is more than 32";
@@ -31,7 +31,7 @@ static const kr_impl update_impls[] = {
 };
 
 static void count_varlen(const void *args, kr_cost *cost) {
-  const krait_causal_conv1d_varlen_states_args *a = args;
+  const kr_causal_conv1d_varlen_states_args *a = args;
   *cost = (kr_cost){.bytes =
                         2 * (double)a->S * (double)a->D * (double)a->state_len * (double)krait_dtype_bytes(a->x.dtype)};
 }

@@ -10,7 +10,7 @@
 #include "op_list.h"
 #include "view.h"
 
-typedef krait_causal_conv1d_update_args update_args;
+typedef kr_causal_conv1d_update_args update_args;
 
 static int64_t place_conv1d_update(const update_args *a, int64_t b, int64_t t) {
   if (!kr_has(&a->cache_seqlens)) return a->S + t;

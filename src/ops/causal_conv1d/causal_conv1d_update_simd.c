@@ -8,7 +8,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-typedef krait_causal_conv1d_update_args update_args;
+typedef kr_causal_conv1d_update_args update_args;
 
 enum { MAX_W = 8, MAX_S = 32, MAX_L = 32 };
 
@@ -17,7 +17,7 @@ typedef struct place {
   int lanes;
 } place;
 
-static kr_plane plane3(const krait_view *v, int64_t i, int64_t d, int64_t t) {
+static kr_plane plane3(const kr_view *v, int64_t i, int64_t d, int64_t t) {
   return (kr_plane){v->data, v->dtype, kr_at3(v, i, d, t), v->stride[2], v->stride[1]};
 }
 
@@ -54,7 +54,7 @@ static void write_state(const update_args *a, const place *p, const float *input
  * */
 static void prefetch_later(const update_args *a, const place *p) {
   enum { BLOCKS = 6, LINE = 64 };
-  const krait_view *const views[] = {&a->conv_state, &a->weight};
+  const kr_view *const views[] = {&a->conv_state, &a->weight};
   const int64_t stride[] = {a->conv_state.stride[1], a->weight.stride[0]},
                 at[] = {kr_at3(&a->conv_state, p->row, p->d, 0), kr_at2(&a->weight, p->d, 0)};
   for (int i = 0; i < 2; i++) {

@@ -5,7 +5,7 @@
 #include "contract.h"
 #include "op_list.h"
 
-static void copy_channels(const krait_causal_conv1d_varlen_states_args *a, int64_t s, int64_t k) {
+static void copy_channels(const kr_causal_conv1d_varlen_states_args *a, int64_t s, int64_t k) {
   const size_t bytes = krait_dtype_bytes(a->x.dtype);
   int64_t begin = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)),
           end = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1));
@@ -18,13 +18,13 @@ static void copy_channels(const krait_causal_conv1d_varlen_states_args *a, int64
 }
 
 static void copy_steps(void *user, int64_t first, int64_t last, int worker) {
-  const krait_causal_conv1d_varlen_states_args *a = user;
+  const kr_causal_conv1d_varlen_states_args *a = user;
   (void)worker;
   for (int64_t i = first; i < last; i++) copy_channels(a, i / a->state_len, i % a->state_len);
 }
 
 int32_t kr_causal_conv1d_varlen_states_ref(const krait_ctx *ctx, const void *args) {
-  const krait_causal_conv1d_varlen_states_args *a = args;
+  const kr_causal_conv1d_varlen_states_args *a = args;
   KR_TRY(kr_need_offsets_within("causal_conv1d_varlen_states", "cu_seqlens", &a->cu_seqlens, a->S, a->total));
   kr_parallel(ctx, a->S * a->state_len, 1 + 16384 / (a->D + 1), copy_steps, (void *)args);
   return KRAIT_OK;

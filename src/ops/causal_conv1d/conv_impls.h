@@ -2,9 +2,8 @@
 #ifndef KR_CONV_IMPLS_H
 #define KR_CONV_IMPLS_H
 
-#include <krait/ops.h>
-
 #include "cuda_impl.h"
+#include "op_args.h"
 
 /* Kernels for channels-last tensors; for aligned packed rows along time, long or short; any strides; any W, packed
  * sequences, in place. */

@@ -22,14 +22,14 @@ KR_DEV channel channel_of(const kr_conv_update_params &p, uint32_t i) {
   return c;
 }
 
-KR_DEV float get(const krait_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
-KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
+KR_DEV float get(const kr_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
+KR_DEV int64_t at3(const kr_view &v, int64_t i, int64_t j, int64_t k) {
   return i * v.stride[0] + j * v.stride[1] + k * v.stride[2];
 }
 
 /* Where step t (negative: before the first new one) is in the state. */
 KR_DEV int64_t state_place(const kr_conv_update_params &p, const channel &c, int64_t t) {
-  const krait_causal_conv1d_update_args &a = p.a;
+  const kr_causal_conv1d_update_args &a = p.a;
   if (!a.cache_seqlens.data) return a.S + t;
   int64_t at = (((const int32_t *)a.cache_seqlens.data)[c.b * a.cache_seqlens.stride[0]] + t) % a.S;
   return at < 0 ? at + a.S : at;
@@ -43,7 +43,7 @@ KR_DEV float input_at(const kr_conv_update_params &p, const channel &c, int64_t 
 }
 
 KR_DEV void move_state(const kr_conv_update_params &p, const channel &c) {
-  const krait_causal_conv1d_update_args &a = p.a;
+  const kr_causal_conv1d_update_args &a = p.a;
   if (a.cache_seqlens.data) {
     for (int64_t t = 0; t < a.L; t++)
       kr_store(a.conv_state.data, at3(a.conv_state, c.row, c.d, state_place(p, c, t)), a.conv_state.dtype,
@@ -59,7 +59,7 @@ KR_DEV void move_state(const kr_conv_update_params &p, const channel &c) {
 
 /* One step of a state that is wholly in the window (from [1], right-aligned): none of it is read again. */
 KR_DEV void move_window(const kr_conv_update_params &p, const channel &c, const float (&window)[4]) {
-  const krait_view &to = p.a.conv_state;
+  const kr_view &to = p.a.conv_state;
   const int S = (int)p.a.S;
   const float x = input_at(p, c, 0);
 #pragma unroll
@@ -141,7 +141,7 @@ KR_KERNEL void kr_conv_update_any(const kr_conv_update_params p) {
 
 /* Offsets come from device memory: those that point outside x read as 0. */
 KR_KERNEL void KR_BOUNDS(KR_CONV_UPDATE_THREADS, 8) kr_varlen_states(const kr_varlen_params p) {
-  const krait_causal_conv1d_varlen_states_args &a = p.a;
+  const kr_causal_conv1d_varlen_states_args &a = p.a;
   const uint32_t i = (uint32_t)kr_block_x() * KR_CONV_UPDATE_THREADS + kr_thread(), row = kr_divide(i, p.state_len),
                  s32 = kr_divide(row, p.D);
   if (s32 >= a.S) return;

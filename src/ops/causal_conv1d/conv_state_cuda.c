@@ -14,12 +14,12 @@ enum { STEP_OF_FOURS, FEW_TAPS, ANY_TAPS };
 enum { FEWEST_SEQUENCES = 3 }; /* for step_of_fours */
 
 /* 16-bit channels in aligned groups of four. */
-static int is_by_fours(const krait_view *v) {
+static int is_by_fours(const kr_view *v) {
   return v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 8 == 0;
 }
 
-static const char *refuse_step(const krait_causal_conv1d_update_args *a) {
-  const krait_view *s = &a->conv_state, *w = &a->weight, *b = &a->bias;
+static const char *refuse_step(const kr_causal_conv1d_update_args *a) {
+  const kr_view *s = &a->conv_state, *w = &a->weight, *b = &a->bias;
   if (a->L != 1 || a->W != 4 || a->S != 3 || a->D % 4 || kr_has(&a->cache_seqlens) || a->activation != KRAIT_ACT_SILU)
     return "not a single step of four taps with SiLU and a multiple of four channels";
   if (a->B < FEWEST_SEQUENCES || a->n_states < 1) return "fewer than three sequences, or no states";
@@ -34,7 +34,7 @@ static const char *refuse_step(const krait_causal_conv1d_update_args *a) {
 }
 
 static const char *refuse_conv_state_update(const krait_ctx *ctx, const void *args, int family) {
-  const krait_causal_conv1d_update_args *a = args;
+  const kr_causal_conv1d_update_args *a = args;
   (void)ctx;
   if (a->B * a->D >= (1ll << 31) - KR_CONV_UPDATE_THREADS) return "2^31 channels or more";
   if (family == STEP_OF_FOURS) return refuse_step(a);
@@ -42,7 +42,7 @@ static const char *refuse_conv_state_update(const krait_ctx *ctx, const void *ar
   return a->W > KR_CONV_UPDATE_MOST_TAPS ? "W above 128" : NULL;
 }
 
-static int32_t run_step(const krait_ctx *ctx, const krait_causal_conv1d_update_args *a, uint64_t tier) {
+static int32_t run_step(const krait_ctx *ctx, const kr_causal_conv1d_update_args *a, uint64_t tier) {
   static const kr_kernel by_type[] = {{"conv_step_f16", "kr_conv_step_fours"},
                                       {"conv_step_bf16", "kr_conv_step_fours"}};
   const kr_conv_step_params p = {.step = {.state = a->conv_state.data,
@@ -68,7 +68,7 @@ static int32_t run_step(const krait_ctx *ctx, const krait_causal_conv1d_update_a
 }
 
 static int32_t run_update(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  kr_conv_update_params p = {.a = *(const krait_causal_conv1d_update_args *)args};
+  kr_conv_update_params p = {.a = *(const kr_causal_conv1d_update_args *)args};
   const uint32_t threads = family == FEW_TAPS ? KR_CONV_UPDATE_THREADS : KR_CONV_UPDATE_ANY_THREADS;
   if (p.a.D == 0 || p.a.B == 0) return KRAIT_OK;
   if (family == STEP_OF_FOURS) return run_step(ctx, args, tier);
@@ -90,7 +90,7 @@ KR_CUDA_FAMILY(causal_conv1d_update, few_taps, FEW_TAPS, run_update, refuse_conv
 KR_CUDA_FAMILY(causal_conv1d_update, any_taps, ANY_TAPS, run_update, refuse_conv_state_update, conv_state_no_scratch)
 
 static int32_t run_varlen(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  kr_varlen_params p = {.a = *(const krait_causal_conv1d_varlen_states_args *)args};
+  kr_varlen_params p = {.a = *(const kr_causal_conv1d_varlen_states_args *)args};
   const int64_t n = p.a.S * p.a.D * p.a.state_len;
   if (n == 0) return KRAIT_OK;
   p.D = kr_divisor_of(p.a.D), p.state_len = kr_divisor_of(p.a.state_len);
@@ -100,7 +100,7 @@ static int32_t run_varlen(const krait_ctx *ctx, const void *args, uint64_t tier)
 }
 
 const char *kr_causal_conv1d_varlen_states_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_causal_conv1d_varlen_states_args *a = args;
+  const kr_causal_conv1d_varlen_states_args *a = args;
   (void)ctx;
   return a->S * a->D * a->state_len >= (1ll << 31) - KR_CONV_UPDATE_THREADS ? "2^31 elements of states or more" : NULL;
 }

@@ -2,8 +2,7 @@
 #ifndef KR_CONV_STATE_PARAMS_H
 #define KR_CONV_STATE_PARAMS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "row_lanes.h"
 #include "rows.h"
 
@@ -15,7 +14,7 @@ enum {
 };
 
 typedef struct kr_conv_update_params {
-  krait_causal_conv1d_update_args a;
+  kr_causal_conv1d_update_args a;
   kr_divisor D;
 } kr_conv_update_params;
 
@@ -29,7 +28,7 @@ typedef struct kr_conv_step_params {
 } kr_conv_step_params;
 
 typedef struct kr_varlen_params {
-  krait_causal_conv1d_varlen_states_args a;
+  kr_causal_conv1d_varlen_states_args a;
   kr_divisor D, state_len;
 } kr_varlen_params;
 

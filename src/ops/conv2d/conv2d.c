@@ -5,29 +5,29 @@
 #include "status.h"
 #include "view.h"
 
-static double positions(const krait_depthwise_conv_args *a) {
+static double positions(const kr_depthwise_conv_args *a) {
   return (double)a->B * (double)a->H * (double)a->W * (double)a->C;
 }
 
 static void count_conv(const void *args, kr_cost *cost) {
-  const krait_depthwise_conv_args *a = args;
+  const kr_depthwise_conv_args *a = args;
   *cost = (kr_cost){.flops = positions(a) * 2 * (double)a->KH * (double)a->KW,
                     .bytes = positions(a) * 2 * (double)krait_dtype_bytes(a->x.dtype)};
 }
 static void count_conv_bwd(const void *args, kr_cost *cost) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W * (double)a->C;
   *cost =
       (kr_cost){.flops = n * 4 * (double)a->KH * (double)a->KW, .bytes = n * 3 * (double)krait_dtype_bytes(a->x.dtype)};
 }
 static void count_unfold(const void *args, kr_cost *cost) {
-  const krait_unfold_args *a = args;
+  const kr_unfold_args *a = args;
   *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) *
                              ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
                               (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
 }
 static void count_fold(const void *args, kr_cost *cost) {
-  const krait_fold_args *a = args;
+  const kr_fold_args *a = args;
   *cost = (kr_cost){.bytes = (double)krait_dtype_bytes(a->x.dtype) *
                              ((double)a->B * (double)a->H * (double)a->W * (double)a->C +
                               (double)a->B * (double)a->OH * (double)a->OW * (double)a->K)};
@@ -37,38 +37,38 @@ static void count_fold(const void *args, kr_cost *cost) {
 static const char *const gaps = "channels are not contiguous", *const halves = "16-bit tensors";
 
 static const char *refuse_conv2d_conv(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_args *a = args;
+  const kr_depthwise_conv_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? gaps : NULL;
 }
 static const char *refuse_conv_bwd(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->dout.stride[3] != 1 || (kr_has(&a->dx) && a->dx.stride[3] != 1) ? gaps : NULL;
 }
 static const char *refuse_unfold(const krait_ctx *ctx, const void *args) {
-  const krait_unfold_args *a = args;
+  const kr_unfold_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? gaps : NULL;
 }
 static const char *refuse_fold(const krait_ctx *ctx, const void *args) {
-  const krait_fold_args *a = args;
+  const kr_fold_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? gaps : NULL;
 }
 
 static int32_t check_unfold(const void *args) {
-  const krait_unfold_args *a = args;
+  const kr_unfold_args *a = args;
   KR_CHECK(a->K == a->KH * a->KW * a->C, KRAIT_ERR_SHAPE, "unfold: K is %lld, must be KH KW C = %lld", (long long)a->K,
            (long long)(a->KH * a->KW * a->C));
   return KRAIT_OK;
 }
 static int32_t check_fold(const void *args) {
-  const krait_fold_args *a = args;
+  const kr_fold_args *a = args;
   KR_CHECK(a->K == a->KH * a->KW * a->C, KRAIT_ERR_SHAPE, "fold: K is %lld, must be KH KW C = %lld", (long long)a->K,
            (long long)(a->KH * a->KW * a->C));
   return KRAIT_OK;
@@ -111,12 +111,12 @@ KR_OP_DEFINE(unfold, unfold_impls, check_unfold, count_unfold, kr_unfold_case, 2
 KR_OP_DEFINE(fold, fold_impls, check_fold, count_fold, kr_fold_case, 200)
 
 uint64_t kr_depthwise_conv_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_args *a = args;
+  const kr_depthwise_conv_args *a = args;
   (void)ctx;
   return (uint64_t)((a->KH * a->KW + 1) * kr_whole_lanes(a->C)) * sizeof(float);
 }
 uint64_t kr_depthwise_conv_bwd_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   (void)ctx;
   return (uint64_t)((a->KH * a->KW + 1) * kr_whole_lanes(a->C) * (1 + kr_conv_chunks(a->B * a->H))) * sizeof(float);
 }

@@ -26,7 +26,7 @@ KR_DEV float one_of(several v, int k) { return element_value((element)(k ? v >> 
 KR_DEV several put_together(const float (&v)[V]) { return kr_pack(v[0], v[1], KR_DTYPE); }
 #endif
 KR_DEV several values(const element *p) { return *(const several *)p; }
-KR_DEV float get(const krait_view &v, int64_t at) { return ((const float *)v.data)[at]; }
+KR_DEV float get(const kr_view &v, int64_t at) { return ((const float *)v.data)[at]; }
 
 typedef struct strip {
   const element *in; /* of input row 0 */

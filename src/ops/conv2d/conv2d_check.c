@@ -3,7 +3,7 @@
 #include "op_list.h"
 
 int32_t kr_depthwise_conv_case(kr_case *c, int64_t index) {
-  krait_depthwise_conv_args *a = (krait_depthwise_conv_args *)c->args; /* the gradient's args start alike */
+  kr_depthwise_conv_args *a = (kr_depthwise_conv_args *)c->args; /* the gradient's args start alike */
   c->contiguous = index % 2;
   a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9),
   a->C = c->is_exact ? kr_case_int(c, 1, 3) : kr_case_edge(c, 130) + 1;
@@ -20,7 +20,7 @@ int32_t kr_depthwise_conv_case(kr_case *c, int64_t index) {
 }
 
 int32_t kr_unfold_case(kr_case *c, int64_t index) {
-  krait_unfold_args *a = (krait_unfold_args *)c->args; /* fold has the same args */
+  kr_unfold_args *a = (kr_unfold_args *)c->args; /* fold has the same args */
   c->contiguous = index % 2;
   a->B = kr_case_int(c, 1, 3), a->H = kr_case_int(c, 1, 9), a->W = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9),
   a->C = kr_case_edge(c, 40) + 1;

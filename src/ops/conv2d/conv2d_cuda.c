@@ -23,11 +23,11 @@ static const struct {
              {31, 1, TYPES("kr_filter_31x1"), TYPES("kr_taps_31x1")}};
 
 /* For 16-bit types they take pairs of channels. */
-static int is_in_pairs_for_conv2d(const krait_view *v) {
+static int is_in_pairs_for_conv2d(const kr_view *v) {
   int64_t all = v->stride[0] | v->stride[1] | v->stride[2];
   return v->stride[3] == 1 && all % 2 == 0 && (uintptr_t)v->data % 16 == 0;
 }
-static int which_known(int64_t KH, int64_t KW, int64_t DH, int64_t C, const krait_view *x, const krait_view *y) {
+static int which_known(int64_t KH, int64_t KW, int64_t DH, int64_t C, const kr_view *x, const kr_view *y) {
   if (x->dtype != KRAIT_F32 && (C % 2 || !is_in_pairs_for_conv2d(x) || !is_in_pairs_for_conv2d(y))) return -1;
   for (int i = 0; i < (int)(sizeof known / sizeof *known); i++)
     if (known[i].KH == KH && known[i].KW == KW && DH == 1) return i;
@@ -51,18 +51,18 @@ static const char *refuse_conv2d_sizes(int64_t B, int64_t H, int64_t W, int64_t 
 }
 
 const char *kr_depthwise_conv_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_args *a = args;
+  const kr_depthwise_conv_args *a = args;
   (void)ctx;
   return refuse_conv2d_sizes(a->B, a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW);
 }
 const char *kr_depthwise_conv_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   (void)ctx;
   return refuse_conv2d_sizes(a->B, a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW);
 }
 uint64_t kr_depthwise_conv_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 uint64_t kr_depthwise_conv_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   (void)ctx;
   return kr_scratch_round((uint64_t)(a->B * kr_blocks_of(a->W, KR_CONV_COLUMNS) * (a->KH * a->KW + 1) * a->C) *
                           sizeof(float));
@@ -93,7 +93,7 @@ static void add_filter(kr_chain *chain, kr_filter_params *p, void *stream) {
 }
 
 static int32_t run_conv2d_cuda_conv(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_depthwise_conv_args *a = args;
+  const kr_depthwise_conv_args *a = args;
   kr_filter_params p = {.in = a->x,
                       .weight = a->weight,
                       .bias = a->bias,
@@ -107,7 +107,7 @@ static int32_t run_conv2d_cuda_conv(const krait_ctx *ctx, const void *args, uint
 }
 
 static int32_t run_conv_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   kr_filter_params back = {.in = a->dout,
                          .weight = a->weight,
                          .out = a->dx,
@@ -157,7 +157,7 @@ KR_CUDA_TIERS(depthwise_conv_bwd, run_conv_bwd)
 /* ---- windows ---- */
 
 /* Both structs have the same layout. */
-static const char *refuse_windows(const krait_unfold_args *a) {
+static const char *refuse_windows(const kr_unfold_args *a) {
   const double in = (double)a->B * (double)a->H * (double)a->W * (double)a->C,
                rows = (double)a->B * (double)a->OH * (double)a->OW * (double)a->K;
   if (in >= 2147483648.0 - KR_WINDOW_THREADS || rows >= 2147483648.0 - KR_WINDOW_THREADS)
@@ -172,7 +172,7 @@ const char *kr_fold_cuda_refuse(const krait_ctx *ctx, const void *args) { return
 uint64_t kr_unfold_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 uint64_t kr_fold_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
-static kr_windows_plan plan_windows(const krait_unfold_args *a) {
+static kr_windows_plan plan_windows(const kr_unfold_args *a) {
   return (kr_windows_plan){.x = a->x,
                            .out = a->out,
                            .H = (int32_t)a->H,
@@ -190,7 +190,7 @@ static kr_windows_plan plan_windows(const krait_unfold_args *a) {
 }
 
 static int32_t run_unfold(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_unfold_args *a = args;
+  const kr_unfold_args *a = args;
   kr_windows_plan p = plan_windows(a);
   p.n = a->B * a->OH * a->OW * a->K, p.inner = kr_divisor_of(a->K), p.columns = kr_divisor_of(a->OW),
   p.rows = kr_divisor_of(a->OH);
@@ -201,7 +201,7 @@ static int32_t run_unfold(const krait_ctx *ctx, const void *args, uint64_t tier)
 }
 
 static int32_t run_fold(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_fold_args *a = args;
+  const kr_fold_args *a = args;
   kr_windows_plan p = plan_windows(args);
   p.n = a->B * a->H * a->W * a->C, p.columns = kr_divisor_of(a->W), p.rows = kr_divisor_of(a->H);
   return kr_cuda_launch(

@@ -2,7 +2,7 @@
 #ifndef KR_CONV2D_IMPLS_H
 #define KR_CONV2D_IMPLS_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 enum { KR_CONV_LANES = 64, KR_CONV_MOST_CHUNKS = 64 };
 static inline int64_t kr_whole_lanes(int64_t C) { return (C + KR_CONV_LANES - 1) / KR_CONV_LANES * KR_CONV_LANES; }

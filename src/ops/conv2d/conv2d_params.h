@@ -2,8 +2,7 @@
 #ifndef KR_CONV2D_PARAMS_H
 #define KR_CONV2D_PARAMS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "rows.h"
 
 enum {
@@ -18,7 +17,7 @@ enum {
 
 /* out = bias + filtered in; flip: taps mirrored, for the gradient of in. */
 typedef struct kr_filter_params {
-  krait_view in, weight, bias, out;
+  kr_view in, weight, bias, out;
   int64_t B, H, W, C;
   int32_t KH, KW, DH, DW, PH, PW, flip;
   uint32_t n_columns, n_runs, n_channels; /* blocks along W, H, C; then B */
@@ -27,7 +26,7 @@ typedef struct kr_filter_params {
 
 /* partial (parts, taps + 1, C): gradient sums of the taps, then of the bias; parts are (b, block along W). */
 typedef struct kr_taps_params {
-  krait_view x, dout, dweight, dbias;
+  kr_view x, dout, dweight, dbias;
   float *partial;
   int64_t B, H, W, C;
   int32_t KH, KW, DH, DW, PH, PW;
@@ -35,7 +34,7 @@ typedef struct kr_taps_params {
 } kr_taps_params;
 
 typedef struct kr_windows_plan {
-  krait_view x, out;
+  kr_view x, out;
   int64_t n; /* elements of out */
   int32_t H, W, OH, OW, KH, KW, SH, SW, PH, PW;
   kr_divisor C, inner, columns, rows; /* unfold: C, K, OW, OH and KW below; fold: C (inner), W, H */

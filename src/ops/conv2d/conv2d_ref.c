@@ -8,7 +8,7 @@
 #include "view.h"
 
 int32_t kr_depthwise_conv_ref(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_args *a = args;
+  const kr_depthwise_conv_args *a = args;
   (void)ctx;
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t h = 0; h < a->H; h++)
@@ -26,7 +26,7 @@ int32_t kr_depthwise_conv_ref(const krait_ctx *ctx, const void *args) {
   return KRAIT_OK;
 }
 
-static void conv_dx(const krait_depthwise_conv_bwd_args *a) {
+static void conv_dx(const kr_depthwise_conv_bwd_args *a) {
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t h = 0; h < a->H; h++)
       for (int64_t w = 0; w < a->W; w++)
@@ -43,7 +43,7 @@ static void conv_dx(const krait_depthwise_conv_bwd_args *a) {
 }
 
 /* Of one tap; of the bias if i is negative. */
-static double tap_gradient(const krait_depthwise_conv_bwd_args *a, int64_t c, int64_t i, int64_t j) {
+static double tap_gradient(const kr_depthwise_conv_bwd_args *a, int64_t c, int64_t i, int64_t j) {
   double sum = 0;
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t h = 0; h < a->H; h++)
@@ -57,7 +57,7 @@ static double tap_gradient(const krait_depthwise_conv_bwd_args *a, int64_t c, in
 }
 
 int32_t kr_depthwise_conv_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   (void)ctx;
   if (kr_has(&a->dx)) conv_dx(a);
   for (int64_t c = 0; c < a->C; c++) {
@@ -69,7 +69,7 @@ int32_t kr_depthwise_conv_bwd_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_unfold_ref(const krait_ctx *ctx, const void *args) {
-  const krait_unfold_args *a = args;
+  const kr_unfold_args *a = args;
   (void)ctx;
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t i = 0; i < a->OH; i++)
@@ -83,7 +83,7 @@ int32_t kr_unfold_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_fold_ref(const krait_ctx *ctx, const void *args) {
-  const krait_fold_args *a = args;
+  const kr_fold_args *a = args;
   (void)ctx;
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t h = 0; h < a->H; h++)

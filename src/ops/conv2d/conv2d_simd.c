@@ -16,7 +16,7 @@ static inline void store_conv2d_some(float *p, kr_v v, int64_t n) {
   if (n >= KR_VL) kr_v_store(p, v);
   else if (n > 0) kr_v_storen(p, v, (int)n);
 }
-static const float *at_row(const krait_view *v, int64_t b, int64_t h) {
+static const float *at_row(const kr_view *v, int64_t b, int64_t h) {
   return (const float *)v->data + kr_at4(v, b, h, 0, 0);
 }
 
@@ -24,7 +24,7 @@ static const float *at_row(const krait_view *v, int64_t b, int64_t h) {
 typedef struct conv {
   int64_t H, W, C, KH, KW, DH, DW, PH, PW;
   int sign;
-  const krait_view *x, *out;
+  const kr_view *x, *out;
   const float *taps, *bias; /* [KH KW][lanes], [lanes] or NULL */
 } conv;
 
@@ -207,7 +207,7 @@ static void run_conv2d_simd_conv(const krait_ctx *ctx, conv *p, int64_t B) {
   kr_parallel(ctx, B * ((p->H + ROWS - 1) / ROWS), 1 + 16384 / (ROWS * p->W * p->C + 1), conv_bands, p);
 }
 
-static void lay_taps(float *to, const krait_view *weight, int64_t C, int64_t KH, int64_t KW) {
+static void lay_taps(float *to, const kr_view *weight, int64_t C, int64_t KH, int64_t KW) {
   const int64_t lanes = kr_whole_lanes(C), next = weight->stride[0];
   for (int64_t i = 0; i < KH; i++)
     for (int64_t j = 0; j < KW; j++, to += lanes) {
@@ -220,7 +220,7 @@ static void lay_taps(float *to, const krait_view *weight, int64_t C, int64_t KH,
 }
 
 int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_args *a = args;
+  const kr_depthwise_conv_args *a = args;
   const int64_t lanes = kr_whole_lanes(a->C);
   float *taps = a->call.scratch, *bias = taps + a->KH * a->KW * lanes;
   lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
@@ -234,7 +234,7 @@ int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
 /* ---- the gradient ---- */
 
 typedef struct taps_run {
-  const krait_depthwise_conv_bwd_args *a;
+  const kr_depthwise_conv_bwd_args *a;
   float *sums; /* [chunk][KH KW + 1][lanes] */
   int64_t n_chunks, lanes;
 } taps_run;
@@ -262,7 +262,7 @@ KR_INLINE void add_row(float *sum, const float *d, int64_t d_step, const float *
 }
 
 static void add_position_row(const taps_run *r, float *sums, int64_t b, int64_t h) {
-  const krait_depthwise_conv_bwd_args *a = r->a;
+  const kr_depthwise_conv_bwd_args *a = r->a;
   const float *d = at_row(&a->dout, b, h);
   const int64_t d_step = a->dout.stride[2], x_step = a->x.stride[2];
   for (int64_t c = 0; c < a->C; c += 2 * KR_VL) {
@@ -283,7 +283,7 @@ static void add_position_row(const taps_run *r, float *sums, int64_t b, int64_t 
 
 static void add_conv2d_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const taps_run *r = user;
-  const krait_depthwise_conv_bwd_args *a = r->a;
+  const kr_depthwise_conv_bwd_args *a = r->a;
   const int64_t rows = a->B * a->H, size = (a->KH * a->KW + 1) * r->lanes;
   (void)worker;
   for (int64_t chunk = begin; chunk < end; chunk++) {
@@ -294,7 +294,7 @@ static void add_conv2d_chunks(void *user, int64_t begin, int64_t end, int worker
 }
 
 static void write_taps(const taps_run *r) {
-  const krait_depthwise_conv_bwd_args *a = r->a;
+  const kr_depthwise_conv_bwd_args *a = r->a;
   const int64_t taps = a->KH * a->KW, size = (taps + 1) * r->lanes;
   for (int64_t c = 0; c < a->C; c++)
     for (int64_t k = 0; k <= taps; k++) {
@@ -307,7 +307,7 @@ static void write_taps(const taps_run *r) {
 }
 
 int32_t KR_FN(kr_depthwise_conv_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_depthwise_conv_bwd_args *a = args;
+  const kr_depthwise_conv_bwd_args *a = args;
   const int64_t lanes = kr_whole_lanes(a->C);
   float *taps = a->call.scratch;
   taps_run r = {a, taps + (a->KH * a->KW + 1) * lanes, kr_conv_chunks(a->B * a->H), lanes};
@@ -330,7 +330,7 @@ static void copy_lanes(float *to, const float *from, int64_t n) {
 }
 
 static void unfold_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_unfold_args *a = user;
+  const kr_unfold_args *a = user;
   const int together = a->x.stride[2] == a->C; /* positions of a row are contiguous: a window's row is one copy */
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
@@ -350,7 +350,7 @@ static void unfold_rows(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_unfold)(const krait_ctx *ctx, const void *args) {
-  const krait_unfold_args *a = args;
+  const kr_unfold_args *a = args;
   kr_parallel(ctx, a->B * a->OH * a->OW, 1 + 16384 / a->K, unfold_rows, (void *)args);
   return KRAIT_OK;
 }
@@ -362,7 +362,7 @@ static void add_lanes(float *to, const float *from, int64_t n) {
 }
 
 static void fold_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_fold_args *a = user;
+  const kr_fold_args *a = user;
   const int together = a->out.stride[2] == a->C;
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
@@ -385,7 +385,7 @@ static void fold_rows(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_fold)(const krait_ctx *ctx, const void *args) {
-  const krait_fold_args *a = args;
+  const kr_fold_args *a = args;
   kr_parallel(ctx, a->B * a->H, 1 + 16384 / (a->W * a->C + 1), fold_rows, (void *)args);
   return KRAIT_OK;
 }

@@ -5,7 +5,7 @@
 #include "view.h"
 
 static void count_gather_cost(const void *args, kr_cost *cost) {
-  const krait_gather_rows_args *a = args;
+  const kr_gather_rows_args *a = args;
   cost->bytes =
       (double)a->R * (double)a->M * (double)(krait_dtype_bytes(a->table.dtype) + krait_dtype_bytes(a->out.dtype));
 }

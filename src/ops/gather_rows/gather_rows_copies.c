@@ -10,14 +10,14 @@
 enum { GRAIN_BYTES = 1 << 15 };
 
 const char *kr_gather_rows_copies_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gather_rows_args *a = args;
+  const kr_gather_rows_args *a = args;
   (void)ctx;
   if (a->table.dtype != a->out.dtype) return "table and out differ in type";
   return a->M > 1 && (a->table.stride[1] != 1 || a->out.stride[1] != 1) ? "non-contiguous rows" : NULL;
 }
 
 static void copy_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_gather_rows_args *a = user;
+  const kr_gather_rows_args *a = user;
   const int64_t bytes = (int64_t)krait_dtype_bytes(a->table.dtype);
   (void)worker;
   for (int64_t r = begin; r < end; r++) {
@@ -29,7 +29,7 @@ static void copy_rows(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t kr_gather_rows_copies(const krait_ctx *ctx, const void *args) {
-  const krait_gather_rows_args *a = args;
+  const kr_gather_rows_args *a = args;
   KR_TRY(kr_need_rows("gather_rows", "index", &a->index, a->R, a->V));
   const int64_t row_bytes = a->M * (int64_t)krait_dtype_bytes(a->table.dtype);
   kr_pool_run(ctx->pool, a->R, 1 + GRAIN_BYTES / (row_bytes + 1), copy_rows, (void *)a);

@@ -5,12 +5,12 @@
 
 static const kr_kernel gather = {"gather_rows", "kr_gather_rows"}, packs = {"gather_rows", "kr_gather_rows_packs"};
 
-static int is_packed_for_gather(const krait_view *v, int64_t M, int64_t E) {
+static int is_packed_for_gather(const kr_view *v, int64_t M, int64_t E) {
   return (v->stride[1] == 1 || M == 1) && v->stride[0] % E == 0 && (uintptr_t)v->data % 16 == 0;
 }
 
 static int32_t run_gather(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_gather_rows_args *a = args;
+  const kr_gather_rows_args *a = args;
   const int64_t E = a->out.dtype == KRAIT_F32 ? 4 : 8;
   const int packed = a->table.dtype == a->out.dtype && a->M % E == 0 && is_packed_for_gather(&a->table, a->M, E) &&
                      is_packed_for_gather(&a->out, a->M, E);
@@ -24,7 +24,7 @@ static int32_t run_gather(const krait_ctx *ctx, const void *args, uint64_t tier)
 }
 
 const char *kr_gather_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gather_rows_args *a = args;
+  const kr_gather_rows_args *a = args;
   (void)ctx;
   if (a->table.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
   return (double)a->R * (double)a->M >= 2147483648.0 - KR_GATHER_THREADS ? "2^31 elements or more" : NULL;

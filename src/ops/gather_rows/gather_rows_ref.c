@@ -4,7 +4,7 @@
 #include "view.h"
 
 int32_t kr_gather_rows_ref(const krait_ctx *ctx, const void *args) {
-  const krait_gather_rows_args *a = args;
+  const kr_gather_rows_args *a = args;
   (void)ctx;
   KR_TRY(kr_need_rows("gather_rows", "index", &a->index, a->R, a->V));
   for (int64_t r = 0; r < a->R; r++) {

@@ -16,7 +16,7 @@ static int32_t check_product(const char *what, int64_t a, int64_t b) {
 }
 
 static int32_t check_gemm_rules(const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   KR_TRY(check_product("A", a->M, a->K));
   KR_TRY(check_product("Bmat", a->K, a->N));
   KR_TRY(check_product("out", a->M, a->N));
@@ -36,7 +36,7 @@ static int32_t check_gemm_rules(const void *args) {
 }
 
 static void count_gemm_cost(const void *args, kr_cost *cost) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   const double P = (double)kr_gemm_products(a), M = P * (double)a->M, N = (double)a->N, K = (double)a->K,
                factors = kr_has(&a->B2) ? 2 : 1;
   cost->flops = 2 * M * N * K * factors;
@@ -48,8 +48,8 @@ static void count_gemm_cost(const void *args, kr_cost *cost) {
 }
 
 static const char *refuse_gemm_simd(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
-  const krait_view *const views[] = {&a->A,  &a->Bmat,  &a->bias,      &a->residual, &a->out,
+  const kr_gemm_args *a = args;
+  const kr_view *const views[] = {&a->A,  &a->Bmat,  &a->bias,      &a->residual, &a->out,
                                      &a->B2, &a->bias2, &a->row_scale, &a->factor};
   (void)ctx;
   for (size_t i = 0; i < sizeof views / sizeof *views; i++)
@@ -58,7 +58,7 @@ static const char *refuse_gemm_simd(const krait_ctx *ctx, const void *args) {
 }
 
 static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   (void)ctx;
   if (a->M > KR_GEMM_MOST_M16) return "more than 16 rows";
   if (kr_gemm_products(a) > 1) return "several products";
@@ -71,7 +71,7 @@ static const char *refuse_few_simd(const krait_ctx *ctx, const void *args) {
 /* Cases where the vector implementations are as fast: mostly padding in the tiles, packing for few columns, or a result
  * that takes longer to write than to compute. Float32 takes six products of parts. */
 static const char *refuse_gemm_tiles(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   const int is_wide = a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
   const double results = (double)a->M * (double)a->N;
   if (a->M < 24 || a->N < 48 || a->K < 32) return "fewer than 24 rows, 48 columns or 32 terms";

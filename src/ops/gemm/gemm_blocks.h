@@ -3,9 +3,8 @@
 #ifndef KR_GEMM_BLOCKS_H
 #define KR_GEMM_BLOCKS_H
 
-#include <krait/ops.h>
-
 #include "half.h"
+#include "op_args.h"
 
 enum { KR_BLOCK = 32, KR_BLOCKS_AT_ONCE = 8 };
 
@@ -17,7 +16,7 @@ typedef void kr_block_load_fn(const void *args, int64_t n, int64_t first, int n_
 typedef int32_t kr_block_impls_fn(const krait_ctx *ctx, const void *args, int64_t m, int64_t n);
 
 typedef struct kr_blocks {
-  krait_gemm_args product; /* all but Bmat */
+  kr_gemm_args product; /* all but Bmat */
   const void *args;        /* the operator's */
   kr_block_load_fn *load;
   kr_block_impls_fn *rows; /* for non-finite rows, which cannot be split into parts */

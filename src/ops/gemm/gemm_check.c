@@ -5,12 +5,12 @@
 
 /* Gives a contiguous tensor (rows, columns, P) other strides over the same memory: products one after another, each
  * row-major or, turned, column-major. */
-static void lay_out_gemm(krait_view *view, int64_t rows, int64_t columns, int turned) {
+static void lay_out_gemm(kr_view *view, int64_t rows, int64_t columns, int turned) {
   if (!view) return;
   view->stride[0] = turned ? 1 : columns, view->stride[1] = turned ? rows : 1, view->stride[2] = rows * columns;
 }
 
-static krait_view *give_by_chance(kr_case *c, const char *name, double chance) {
+static kr_view *give_by_chance(kr_case *c, const char *name, double chance) {
   if (kr_case_chance(c, chance)) return kr_case_give(c, name);
   kr_case_leave_out(c, name);
   return NULL;
@@ -20,7 +20,7 @@ static int is_half_for_gemm_check(int32_t dtype) { return dtype == KRAIT_F16 || 
 
 /* turned: 0 to 2: weights (N,K); 3: weights as stored; 4: weight gradients. far: weights as stored, with a row stride
  * of an odd number of cache lines. */
-static void give_aligned(kr_case *c, krait_gemm_args *a, int turned, int far) {
+static void give_aligned(kr_case *c, kr_gemm_args *a, int turned, int far) {
   c->contiguous = 1;
   lay_out_gemm(kr_case_give(c, "A"), a->M, a->K, turned == 4);
   if (far) a->N = (a->N + 31) / 32 * 32 + 16;
@@ -36,7 +36,7 @@ static void give_aligned(kr_case *c, krait_gemm_args *a, int turned, int far) {
 
 /* The error of rounding both factors to 11 bits in a sum of random terms, relative to the sums; and the residue of
  * GELU's two terms far below zero, where rows differ in the last places of a sum of about one. */
-static int32_t bound_result(kr_case *c, krait_gemm_args *a) {
+static int32_t bound_result(kr_case *c, kr_gemm_args *a) {
   kr_case_give_rest(c);
   const int is_tf32 = a->call.flags & KRAIT_GEMM_TF32 && a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
   const int is_gelu = a->activation == KRAIT_ACT_GELU || a->activation == KRAIT_ACT_GELU_TANH;
@@ -46,7 +46,7 @@ static int32_t bound_result(kr_case *c, krait_gemm_args *a) {
 }
 
 /* 16 bits, often whole tiles, no epilogue: rows may have a store path of their own for it. */
-static void give_plain(kr_case *c, krait_gemm_args *a) {
+static void give_plain(kr_case *c, kr_gemm_args *a) {
   static const char *const left_out[] = {"residual", "bias", "row_scale", "B2", "bias2", "factor"};
   c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16, c->contiguous = 1;
   a->M = 128 * kr_case_int(c, 1, 2) + 8 * kr_case_int(c, 0, 1), a->N = 64 * kr_case_int(c, 2, 6), a->P = 0;
@@ -58,7 +58,7 @@ static void give_plain(kr_case *c, krait_gemm_args *a) {
 }
 
 int32_t kr_gemm_case(kr_case *c, int64_t index) {
-  krait_gemm_args *a = (krait_gemm_args *)c->args;
+  kr_gemm_args *a = (kr_gemm_args *)c->args;
   const int far = index % 12 == 5 && !c->is_exact, aligned = (index % 3 == 0 || far) && !c->is_exact;
   if (!c->is_exact) {
     if (!kr_case_chance(c, 0.2)) c->dtype = c->other = KRAIT_F32;

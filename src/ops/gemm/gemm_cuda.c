@@ -19,7 +19,7 @@
 enum { ORDER_KK, ORDER_KN, ORDER_MN, N_ORDERS, NO_ORDER };
 
 /* A one-element dimension has no stride; the params gets one that keeps packs aligned. */
-static kr_gemm_matrix gemm_matrix_of(const krait_view *v, int64_t rows, int64_t columns, int64_t P) {
+static kr_gemm_matrix gemm_matrix_of(const kr_view *v, int64_t rows, int64_t columns, int64_t P) {
   kr_gemm_matrix m = {v->data, v->stride[0], v->stride[1], P > 1 ? v->stride[2] : 0, v->dtype, 0};
   const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
   if (!v->data) return (kr_gemm_matrix){0};
@@ -31,12 +31,12 @@ static kr_gemm_matrix gemm_matrix_of(const krait_view *v, int64_t rows, int64_t 
   return m;
 }
 
-static kr_gemm_matrix gemm_vector_of(const krait_view *v, int64_t P) {
+static kr_gemm_matrix gemm_vector_of(const kr_view *v, int64_t P) {
   if (!v->data) return (kr_gemm_matrix){0};
   return (kr_gemm_matrix){v->data, v->stride[0], 0, P > 1 ? v->stride[1] : 0, v->dtype, 0};
 }
 
-static kr_gemm_params describe_gemm(const krait_gemm_args *a) {
+static kr_gemm_params describe_gemm(const kr_gemm_args *a) {
   const int64_t P = kr_gemm_products(a);
   kr_gemm_params p = {.A = gemm_matrix_of(&a->A, a->M, a->K, P),
                     .B = gemm_matrix_of(&a->Bmat, a->K, a->N, P),
@@ -145,7 +145,7 @@ static int32_t launch_all(const krait_ctx *ctx, uint64_t tier, const kr_kernel *
 }
 
 enum { MOST_SIZE = 1 << 30 };
-static int fits(const krait_gemm_args *a) {
+static int fits(const kr_gemm_args *a) {
   const double tiles = (double)(a->M / 128 + 1) * (double)(a->N / 64 + 1) * (double)kr_gemm_products(a);
   return a->M < MOST_SIZE && a->N < MOST_SIZE && a->K < MOST_SIZE && tiles < 2e9;
 }
@@ -159,8 +159,8 @@ static void plan_base(const krait_ctx *ctx, kr_gemm_params *p) {
 }
 
 const char *kr_gemm_base_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
-  const krait_view *const views[] = {&a->Bmat, &a->bias, &a->bias2, &a->row_scale};
+  const kr_gemm_args *a = args;
+  const kr_view *const views[] = {&a->Bmat, &a->bias, &a->bias2, &a->row_scale};
   (void)ctx;
   for (int i = 0; i < 4; i++)
     if (kr_has(views[i]) && views[i]->dtype == KRAIT_F64) return "no float64 on a GPU";
@@ -176,7 +176,7 @@ uint64_t kr_gemm_base_scratch(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
   static const kr_kernel plain = {"gemm_base", "kr_gemm_base"}, gated = {"gemm_base", "kr_gemm_base_gated"};
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = describe_gemm(a);
   plan_base(ctx, &p);
@@ -189,7 +189,7 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
 /* ---- base, few rows ---------------------------------------------------------------------------------------------- */
 
 const char *kr_gemm_few_base_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_base_refuse(ctx, args);
   if (why) return why;
   const kr_gemm_params p = describe_gemm(a);
@@ -215,7 +215,7 @@ int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
    {{"gemm_few_base_" type, "kr_gemm_few_gated_1"}, {"gemm_few_base_" type, "kr_gemm_few_gated_4"}}}
   static const kr_kernel kernels[3][2][2] = {FEW_OF("f32"), FEW_OF("f16"), FEW_OF("bf16")};
 #undef FEW_OF
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_few_base_params f = {.params = describe_gemm(a)};
   f.n_chunks = gemm_ceil_div(a->M, KR_FEW_BASE_ROWS);
@@ -239,7 +239,7 @@ int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
 #define BY_HALF(tier, suffix, name) {BY_ORDER(tier, "f16", suffix, name), BY_ORDER(tier, "bf16", suffix, name)}
 
 /* An order that has kernels. */
-static const char *refuse_gemm_order(const krait_gemm_args *a) {
+static const char *refuse_gemm_order(const kr_gemm_args *a) {
   if (!fits(a)) return too_large;
   const kr_gemm_params p = describe_gemm(a);
   const int order = order_of(&p);
@@ -249,7 +249,7 @@ static const char *refuse_gemm_order(const krait_gemm_args *a) {
   return NULL;
 }
 
-static const char *refuse_halves(const krait_gemm_args *a) {
+static const char *refuse_halves(const kr_gemm_args *a) {
   if (!is_half_for_gemm_cuda(a->A.dtype) || a->Bmat.dtype != a->A.dtype)
     return "A and Bmat must both be float16 or bfloat16";
   return refuse_gemm_order(a);
@@ -273,7 +273,7 @@ uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
   return gemm_partial_bytes(&p);
 }
 
-static int32_t launch_ampere(const krait_ctx *ctx, const krait_gemm_args *a, kr_gemm_params *p, const kr_kernel *kernel,
+static int32_t launch_ampere(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_params *p, const kr_kernel *kernel,
                              int bn) {
   const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
                         .block = (uint32_t)(bn == 192 ? 256 : bn),
@@ -289,7 +289,7 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
                                       {"gemm_ampere_bf16_kk", "kr_gemm_ampere_192"}},
                          narrow[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
                          gated[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = describe_gemm(a);
   const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
@@ -303,14 +303,14 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
 
 /* ---- ampere, float32 factors rounded to tf32, or in two tf32 parts ----------------------------------------------- */
 
-static const char *refuse_floats(const krait_ctx *ctx, const krait_gemm_args *a) {
+static const char *refuse_floats(const krait_ctx *ctx, const kr_gemm_args *a) {
   if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
   const char *why = refuse_gemm_order(a);
   return why ? why : kr_gemm_base_refuse(ctx, a);
 }
 
 const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   return a->call.flags & KRAIT_GEMM_TF32 ? refuse_floats(ctx, a) : "the call does not allow tf32";
 }
 
@@ -338,7 +338,7 @@ int32_t kr_gemm_parts(const krait_ctx *ctx, const void *args) {
   static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_128"),
                          narrow[N_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_64"),
                          gated = {"gemm_ampere_parts_kk", "kr_gemm_ampere_gated"};
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = describe_gemm(a);
   const int bn = plan_parts(ctx, &p), order = order_of(&p);
@@ -361,7 +361,7 @@ int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
                          narrow[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_128"),
                          narrowest[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_64"),
                          gated = {"gemm_ampere_tf32_kk", "kr_gemm_ampere_gated"};
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = describe_gemm(a);
   const int bn = plan_tf32(ctx, &p), order = order_of(&p);
@@ -378,7 +378,7 @@ int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
 enum { MANY_GROUPS = 8192 }; /* of four columns: many waves of blocks */
 
 const char *kr_gemm_m16_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_ampere_refuse(ctx, args);
   if (why) return why;
   const kr_gemm_params p = describe_gemm(a);
@@ -439,7 +439,7 @@ static kr_gemm_m16_params plan_lanes(const krait_ctx *ctx, const kr_gemm_params 
   return describe_lanes(ctx, p, splits, 1);
 }
 
-static int32_t launch_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_m16_params *f,
+static int32_t launch_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_m16_params *f,
                             const kr_kernel *kernels) {
   const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(f->N, KR_FEW_GROUP * f->n_fours * f->n_groups),
                         .y = (uint32_t)f->P,
@@ -459,7 +459,7 @@ static int is_at_once_by(const kr_gemm_params *p, int runs) {
 }
 static int is_at_once(const kr_gemm_params *p) { return is_at_once_by(p, 1); }
 
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv) {
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, int with_conv) {
   const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_m16_refuse(ctx, a);
   if (why) return why;
   const kr_gemm_params p = describe_gemm(a);
@@ -472,7 +472,7 @@ const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a
                                              : NULL;
 }
 
-int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
+int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_normed *norm, int is_gate,
                        const kr_conv_step *conv) {
   static const kr_kernel add[KR_FEW_LANES_ROWS][2] = {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
                          wide[2] = FEW("kr_norm_gemm_one_wide"),
@@ -491,7 +491,7 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_
 
 /* One row, or two without a norm. Heads, which have very many columns, and gated products of one row keep all of K in
  * flight at once. */
-static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const kr_gemm_params *p) {
+static int32_t run_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_params *p) {
   static const kr_kernel once[2][2] = {FEW("kr_gemm_one_wide"), FEW("kr_gemm_one_gated_once")},
                          lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
                                                            {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
@@ -505,7 +505,7 @@ static int32_t run_lanes(const krait_ctx *ctx, const krait_gemm_args *a, const k
 int32_t kr_gemm_m16(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_m16_8"), FEW("kr_gemm_m16_16")},
                                              {FEW("kr_gemm_m16_8_gated"), FEW("kr_gemm_m16_16_gated")}};
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_params p = describe_gemm(a);
   if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p);
@@ -533,7 +533,7 @@ static int pairs_take(const kr_gemm_matrix *m) {
 }
 
 const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   const char *why = refuse_halves(a);
   if (!why) why = kr_gemm_base_refuse(ctx, args);
   if (why) return why;
@@ -591,12 +591,12 @@ static int32_t make_gemm_maps(const krait_ctx *ctx, kr_gemm_hopper_params *h, in
 }
 
 /* The columns [from, from + n) of a product. */
-static krait_gemm_args gemm_columns_of(const krait_gemm_args *a, int64_t from, int64_t n) {
-  krait_gemm_args part = *a;
-  krait_view *const by_column[] = {&part.Bmat, &part.residual, &part.out, &part.bias};
+static kr_gemm_args gemm_columns_of(const kr_gemm_args *a, int64_t from, int64_t n) {
+  kr_gemm_args part = *a;
+  kr_view *const by_column[] = {&part.Bmat, &part.residual, &part.out, &part.bias};
   part.N = n;
   for (int i = 0; i < 4; i++) {
-    krait_view *v = by_column[i];
+    kr_view *v = by_column[i];
     const int64_t step = v == &part.bias ? v->stride[0] : v->stride[1];
     if (v->data) v->data = (char *)v->data + from * step * (int64_t)krait_dtype_bytes(v->dtype);
   }
@@ -604,7 +604,7 @@ static krait_gemm_args gemm_columns_of(const krait_gemm_args *a, int64_t from, i
 }
 
 /* Time of one launch; negative: K is split. */
-static double cost_of_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
+static double cost_of_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
   kr_gemm_params p = describe_gemm(a);
   const tile_cost *tile = hopper_tiles;
   for (const int bn = plan_hopper(ctx, &p); tile->bn != bn;) tile++;
@@ -613,18 +613,18 @@ static double cost_of_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
 
 /* Columns of the first of two launches, for when the last wave of tiles would leave many multiprocessors idle: whole
  * waves of the widest tile, then the remainder with its own tile. */
-static int64_t first_columns(const krait_ctx *ctx, const krait_gemm_args *a) {
+static int64_t first_columns(const krait_ctx *ctx, const kr_gemm_args *a) {
   enum { WIDEST = 256, LAUNCH = 3, MOST_TURNS = 8 };
   const int64_t n_m = gemm_ceil_div(a->M, 128), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
                 turns = n_m * gemm_ceil_div(a->N, WIDEST) / n_multiprocessors,
                 n = turns * n_multiprocessors / n_m * WIDEST;
   if (turns > MOST_TURNS || n == 0 || n >= a->N || kr_has(&a->B2) || kr_gemm_products(a) > 1) return a->N;
-  const krait_gemm_args first = gemm_columns_of(a, 0, n), second = gemm_columns_of(a, n, a->N - n);
+  const kr_gemm_args first = gemm_columns_of(a, 0, n), second = gemm_columns_of(a, n, a->N - n);
   const double whole = cost_of_hopper(ctx, a), one = cost_of_hopper(ctx, &first), two = cost_of_hopper(ctx, &second);
   return one > 0 && two > 0 && one + two + LAUNCH < whole ? n : a->N;
 }
 
-static int32_t run_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
+static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
   static const kr_kernel by_width[3][2][N_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"),
                                                      BY_HALF("hopper", "_192", "kr_gemm_hopper"),
                                                      BY_HALF("hopper", "_256", "kr_gemm_hopper")};
@@ -649,10 +649,10 @@ static int32_t run_hopper(const krait_ctx *ctx, const krait_gemm_args *a) {
 }
 
 int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const int64_t n = first_columns(ctx, a);
-  const krait_gemm_args first = gemm_columns_of(a, 0, n), second = gemm_columns_of(a, n, a->N - n);
+  const kr_gemm_args first = gemm_columns_of(a, 0, n), second = gemm_columns_of(a, n, a->N - n);
   KR_TRY(run_hopper(ctx, &first));
   return second.N ? run_hopper(ctx, &second) : KRAIT_OK;
 }
@@ -702,7 +702,7 @@ static void plan_hopper_parts(const krait_ctx *ctx, kr_gemm_params *p) {
 }
 
 const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   const char *why = refuse_floats(ctx, a);
   if (why) return why;
   const kr_gemm_params p = describe_gemm(a);
@@ -728,7 +728,7 @@ uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_hopper_params h = {.params = describe_gemm(a)};
   plan_hopper_parts(ctx, &h.params);
@@ -797,7 +797,7 @@ static some_shape choose_some(const krait_ctx *ctx, const kr_gemm_params *p) {
 }
 
 const char *kr_gemm_m64_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   const char *why = a->M > KR_SOME_ROWS ? "A has more than 64 rows" : refuse_halves(a);
   if (!why) why = kr_gemm_base_refuse(ctx, args);
   if (why) return why;
@@ -814,7 +814,7 @@ const char *kr_gemm_m64_refuse(const krait_ctx *ctx, const void *args) {
 
 int32_t kr_gemm_m64(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2] = {{"gemm_some_f16", "kr_gemm_m64"}, {"gemm_some_bf16", "kr_gemm_m64"}};
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_m64_params s = {.params = describe_gemm(a)};
   const some_shape shape = choose_some(ctx, &s.params);
@@ -886,7 +886,7 @@ uint64_t kr_gemm_long_k_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_gemm_long_k(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   kr_gemm_params p = describe_gemm(a);
   const int which = plan_terms(ctx, &p);
   if (a->M == 0) return KRAIT_OK;

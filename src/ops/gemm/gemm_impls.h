@@ -2,12 +2,11 @@
 #ifndef KR_GEMM_IMPLS_H
 #define KR_GEMM_IMPLS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "row_lanes.h"
 #include "op.h"
 
-static inline int64_t kr_gemm_products(const krait_gemm_args *a) { return a->P > 1 ? a->P : 1; }
+static inline int64_t kr_gemm_products(const kr_gemm_args *a) { return a->P > 1 ? a->P : 1; }
 
 typedef const char *kr_refuse_fn(const krait_ctx *ctx, const void *args);
 typedef int32_t kr_impl_fn(const krait_ctx *ctx, const void *args);
@@ -31,8 +30,8 @@ int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int 
 
 /* few, up to two rows, with a fused RMS norm (norm_gemm); is_gate: norm->other is a gate; where it is A itself, A is
  * float32 whatever its view says. */
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const krait_gemm_args *a, int with_conv);
-int32_t kr_gemm_normed(const krait_ctx *ctx, const krait_gemm_args *a, const kr_normed *norm, int is_gate,
+const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, int with_conv);
+int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_normed *norm, int is_gate,
                        const kr_conv_step *conv);
 
 /* The vector implementations for few rows of A (gemm_m16_simd.c). */

@@ -22,7 +22,7 @@ enum {
 };
 
 typedef struct product {
-  const krait_gemm_args *args;
+  const kr_gemm_args *args;
   const float *A;    /* contiguous rows, lda apart */
   int64_t lda, part, piece; /* part: K multiplied at once; piece: outputs per task, a vector or OUTPUTS */
   int n_parts;              /* of the rows */
@@ -130,7 +130,7 @@ KR_INLINE kr_v dot(const int32_t dtype, const float *A, const void *data, int64_
   return kr_v_add(kr_v_add(sum[0], sum[1]), kr_v_add(sum[2], sum[3]));
 }
 
-static void sum_gemm_m16_row(const product *p, const krait_view *B, int64_t n0, int lanes, kr_v *sums) {
+static void sum_gemm_m16_row(const product *p, const kr_view *B, int64_t n0, int lanes, kr_v *sums) {
   const int64_t K = p->args->K, next = B->stride[1];
   for (int n = 0; n < lanes; n++) {
     const int64_t at = (n0 + n) * next;
@@ -165,7 +165,7 @@ static void add_gemm_m16_last(const product *p, int64_t k, int32_t dtype, weight
 }
 
 /* sums[m * KR_VL + n] for a vector of outputs from n0. */
-static void sum_gemm_m16_outputs(const product *p, const krait_view *B, int64_t n0, int lanes, kr_v *sums) {
+static void sum_gemm_m16_outputs(const product *p, const kr_view *B, int64_t n0, int lanes, kr_v *sums) {
   if (p->args->M == 1) {
     sum_gemm_m16_row(p, B, n0, lanes, sums);
     return;
@@ -186,7 +186,7 @@ static void sum_gemm_m16_outputs(const product *p, const krait_view *B, int64_t 
 
 static void multiply_gemm_m16(void *user, int64_t begin, int64_t end, int worker) {
   const product *p = user;
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   const int is_gated = kr_has(&a->B2);
   kr_v sums[2][KR_GEMM_MOST_M16 * KR_VL];
   (void)worker;
@@ -208,19 +208,19 @@ static void multiply_gemm_m16(void *user, int64_t begin, int64_t end, int worker
   }
 }
 
-static int is_in_place_for_gemm_m16(const krait_gemm_args *a) {
+static int is_in_place_for_gemm_m16(const kr_gemm_args *a) {
   return a->A.dtype == KRAIT_F32 && (a->A.stride[1] == 1 || a->K == 1);
 }
-static int64_t gemm_m16_row_floats(const krait_gemm_args *a) { return (a->K + 15) / 16 * 16; }
+static int64_t gemm_m16_row_floats(const kr_gemm_args *a) { return (a->K + 15) / 16 * 16; }
 
 uint64_t KR_FN(kr_gemm_m16_scratch)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   (void)ctx;
   return is_in_place_for_gemm_m16(a) ? 0 : (uint64_t)(a->M * gemm_m16_row_floats(a)) * sizeof(float);
 }
 
 int32_t KR_FN(kr_gemm_m16)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   product p = {.args = a, .A = a->A.data, .lda = a->A.stride[0], .n_parts = (int)(a->M + ROWS - 1) / ROWS};
   if (a->M == 0) return KRAIT_OK;
   p.part = PART_BYTES / (int64_t)sizeof(float) / a->M / 16 * 16;

@@ -5,7 +5,7 @@
 #include "view.h"
 
 static void count_gemm_q4k_cost(const void *args, kr_cost *cost) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   const double M = (double)a->M, N = (double)a->N, S = (double)a->S;
   cost->flops = 512 * M * N * S;
   cost->bytes = 144 * N * S + 256 * M * S * (double)krait_dtype_bytes(a->A.dtype) +
@@ -14,7 +14,7 @@ static void count_gemm_q4k_cost(const void *args, kr_cost *cost) {
 
 /* The vector implementations take contiguous rows of float32 and of qweight. */
 static const char *refuse_gemm_q4k_simd(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   (void)ctx;
   if (a->A.dtype != KRAIT_F32 || (a->A.stride[1] != 1 && a->S > 0)) return "rows of A are not float32 without gaps";
   if (a->out.dtype != KRAIT_F32 || (a->out.stride[1] != 1 && a->N > 1))
@@ -24,13 +24,13 @@ static const char *refuse_gemm_q4k_simd(const krait_ctx *ctx, const void *args) 
 }
 
 static const char *refuse_gemm_q4k_few(const krait_ctx *ctx, const void *args) {
-  return ((const krait_gemm_q4k_args *)args)->M > 8 ? "more than 8 rows" : refuse_gemm_q4k_simd(ctx, args);
+  return ((const kr_gemm_q4k_args *)args)->M > 8 ? "more than 8 rows" : refuse_gemm_q4k_simd(ctx, args);
 }
 
 #ifdef KR_BUILD_amx
 /* Cases where the vector implementations are as fast: mostly padding in the tiles, or packing for few rows. */
 static const char *refuse_gemm_q4k_tiles(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   if (a->M < 13 || a->N < 64) return "fewer than 13 rows or 64 outputs";
   if ((double)a->M * (double)a->N * 256 * (double)a->S < 1 << 20) return "a small product";
   return refuse_gemm_q4k_simd(ctx, args);

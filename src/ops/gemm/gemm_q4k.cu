@@ -62,7 +62,7 @@ KR_DEV float sixteen_and(uint32_t word, int from) {
 /* Words and rows of A are contiguous and aligned. A warp takes OUTPUTS of ROWS rows, eight lanes per super-block, four
  * super-blocks at a time; the next four are prefetched. */
 template <int DTYPE, int ROWS>
-KR_DEV void run_few(const krait_gemm_q4k_args &a) {
+KR_DEV void run_few(const kr_gemm_q4k_args &a) {
   const int lane = kr_thread() & 31, place = lane / 8, eighth = lane % 8, chunk = eighth / 2;
   const int64_t n = ((int64_t)kr_block_x() * (KR_Q4K_FEW_THREADS / 32) + kr_thread() / 32) * OUTPUTS,
                 first = (int64_t)kr_block_y() * ROWS, row = a.A.stride[0];
@@ -126,18 +126,18 @@ KR_DEV void run_few(const krait_gemm_q4k_args &a) {
 }
 
 template <int ROWS>
-KR_DEV void run_typed(const krait_gemm_q4k_args &a) {
+KR_DEV void run_typed(const kr_gemm_q4k_args &a) {
   if (a.A.dtype == KRAIT_F32) run_few<KRAIT_F32, ROWS>(a);
   else if (a.A.dtype == KRAIT_F16) run_few<KRAIT_F16, ROWS>(a);
   else run_few<KRAIT_BF16, ROWS>(a);
 }
-KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 5) kr_gemm_q4k_one(const krait_gemm_q4k_args a) { run_typed<1>(a); }
-KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 3) kr_gemm_q4k_few(const krait_gemm_q4k_args a) {
+KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 5) kr_gemm_q4k_one(const kr_gemm_q4k_args a) { run_typed<1>(a); }
+KR_KERNEL void KR_BOUNDS(KR_Q4K_FEW_THREADS, 3) kr_gemm_q4k_few(const kr_gemm_q4k_args a) {
   run_typed<KR_Q4K_FEW_ROWS>(a);
 }
 
 /* A thread's quarter of an output's 64 weights of a step: sixteen of them, from two words of bytes. */
-KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_n, int64_t s,
+KR_DEV void put_weights(const kr_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_n, int64_t s,
                         int chunk) {
   const int column = kr_thread() / 4, quarter = kr_thread() % 4;
   const int64_t n = first_n + column, step = a.qweight.stride[1];
@@ -158,7 +158,7 @@ KR_DEV void put_weights(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH
 }
 
 /* A thread's sixteen of the tile's 64 x 64 elements of A: neighboring threads take neighboring columns. */
-KR_DEV void put_rows(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_m, int64_t k) {
+KR_DEV void put_rows(const kr_gemm_q4k_args &a, float (&stage)[TILE][PITCH], int64_t first_m, int64_t k) {
   const int column = kr_thread() % TILE;
 #pragma unroll
   for (int i = 0; i < TILE * TILE / KR_Q4K_TILE_THREADS; i++) {
@@ -169,7 +169,7 @@ KR_DEV void put_rows(const krait_gemm_q4k_args &a, float (&stage)[TILE][PITCH], 
   }
 }
 
-KR_KERNEL void KR_BOUNDS(KR_Q4K_TILE_THREADS, 2) kr_gemm_q4k_tiles(const krait_gemm_q4k_args a) {
+KR_KERNEL void KR_BOUNDS(KR_Q4K_TILE_THREADS, 2) kr_gemm_q4k_tiles(const kr_gemm_q4k_args a) {
   KR_SHARED float __attribute__((aligned(16))) left[TILE][PITCH], right[TILE][PITCH]; /* by k, then by row or output */
   const int64_t first_n = (int64_t)kr_block_x() * TILE, first_m = (int64_t)kr_block_y() * TILE;
   const int x = kr_thread() % 16 * 4, y = kr_thread() / 16 * 4;

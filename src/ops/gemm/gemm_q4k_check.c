@@ -10,7 +10,7 @@ static uint32_t random_word(kr_case *c) {
 
 static uint32_t random_half(kr_case *c) { return kr_float_to_f16((float)kr_case_int(c, 0, 1000) * 5e-7f); }
 
-static void fill_gemm_q4k_qweight(kr_case *c, const krait_view *qweight, int64_t N, int64_t n_qweight) {
+static void fill_gemm_q4k_qweight(kr_case *c, const kr_view *qweight, int64_t N, int64_t n_qweight) {
   for (int64_t n = 0; n < N; n++)
     for (int64_t k = 0; k < n_qweight; k++)
       ((int32_t *)qweight->data)[n * qweight->stride[0] + k * qweight->stride[1]] =
@@ -18,7 +18,7 @@ static void fill_gemm_q4k_qweight(kr_case *c, const krait_view *qweight, int64_t
 }
 
 int32_t kr_gemm_q4k_case(kr_case *c, int64_t index) {
-  krait_gemm_q4k_args *a = (krait_gemm_q4k_args *)c->args;
+  kr_gemm_q4k_args *a = (kr_gemm_q4k_args *)c->args;
   a->M = index % 4 == 0 ? kr_case_edge(c, 70) : index % 4 == 1 ? 1 : kr_case_int(c, 1, 9);
   a->N = kr_case_edge(c, index % 4 == 0 ? 70 : 130), a->S = kr_case_int(c, 1, 3);
   if (index % 24 == 4) /* as the matrix unit takes them */
@@ -26,7 +26,7 @@ int32_t kr_gemm_q4k_case(kr_case *c, int64_t index) {
   if (index % 16 == 5) a->N = kr_case_int(c, 1, 20), a->S = kr_case_int(c, 15, 20); /* more than are read at once */
   c->contiguous = index % 3 != 2;
   if (c->contiguous) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
-  const krait_view *qweight = kr_case_give(c, "qweight");
+  const kr_view *qweight = kr_case_give(c, "qweight");
   if (qweight && qweight->data) fill_gemm_q4k_qweight(c, qweight, a->N, 36 * a->S);
   return KRAIT_OK;
 }

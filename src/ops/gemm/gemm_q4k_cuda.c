@@ -9,7 +9,7 @@ enum { FEW, TILES };
 static int32_t run_gemm_q4k(const krait_ctx *ctx, const void *args, uint64_t tier, int which) {
   static const kr_kernel one = {"gemm_q4k", "kr_gemm_q4k_one"}, few = {"gemm_q4k", "kr_gemm_q4k_few"},
                          tiles = {"gemm_q4k", "kr_gemm_q4k_tiles"};
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   const kr_kernel *kernel = which == TILES ? &tiles : a->M == 1 ? &one : &few;
   const int64_t outputs = which == FEW ? KR_Q4K_FEW_THREADS / 32 * KR_Q4K_FEW_OUTPUTS : KR_Q4K_TILE,
                 rows = which == FEW ? KR_Q4K_FEW_ROWS : KR_Q4K_TILE;
@@ -22,12 +22,12 @@ static int32_t run_gemm_q4k(const krait_ctx *ctx, const void *args, uint64_t tie
 }
 
 /* Contiguous rows with aligned 16-byte packs. */
-static int is_packed_for_gemm_q4k(const krait_view *v, int64_t per_pack) {
+static int is_packed_for_gemm_q4k(const kr_view *v, int64_t per_pack) {
   return v->stride[1] == 1 && v->stride[0] % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
 }
 
 static const char *refuse_gemm_q4k(const krait_ctx *ctx, const void *args, int which) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   (void)ctx;
   if (a->bias.dtype == KRAIT_F64) return "no float64";
   if (which == FEW && a->M > 2 * KR_Q4K_FEW_ROWS) return "more than 16 rows";

@@ -2,15 +2,15 @@
 #ifndef KR_GEMM_Q4K_PARTS_H
 #define KR_GEMM_Q4K_PARTS_H
 
-#include <krait/ops.h>
 #include <string.h>
 
+#include "op_args.h"
 #include "vec.h"
 
 /* Weights and bytes per super-block, weights per scale and minimum. */
 enum { SUPER = 256, SUPER_BYTES = 144, PART = 32 };
 
-static inline const uint8_t *bytes_of(const krait_gemm_q4k_args *a, int64_t n) {
+static inline const uint8_t *bytes_of(const kr_gemm_q4k_args *a, int64_t n) {
   return (const uint8_t *)((const int32_t *)a->qweight.data + n * a->qweight.stride[0]);
 }
 

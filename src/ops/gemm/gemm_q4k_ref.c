@@ -6,23 +6,23 @@
 #include "view.h"
 
 /* Byte `at` of super-block s of row n. */
-static uint32_t byte_of(const krait_view *qweight, int64_t n, int64_t s, int64_t at) {
+static uint32_t byte_of(const kr_view *qweight, int64_t n, int64_t s, int64_t at) {
   return (uint32_t)kr_get_i32(qweight, kr_at2(qweight, n, 36 * s + at / 4)) >> (at % 4 * 8) & 255;
 }
 
-static double half_of(const krait_view *qweight, int64_t n, int64_t s, int64_t at) {
+static double half_of(const kr_view *qweight, int64_t n, int64_t s, int64_t at) {
   return kr_f16_to_float((uint16_t)(byte_of(qweight, n, s, at) | byte_of(qweight, n, s, at + 1) << 8));
 }
 
 /* Scale j, or minimum j with from = 4: the first four of each are six bits of one byte; the others have four bits in a
  * half byte and two at the top of an earlier byte. */
-static uint32_t six_bits(const krait_view *qweight, int64_t n, int64_t s, int64_t j, int64_t from) {
+static uint32_t six_bits(const kr_view *qweight, int64_t n, int64_t s, int64_t j, int64_t from) {
   if (j < 4) return byte_of(qweight, n, s, 4 + from + j) & 63;
   const uint32_t low = byte_of(qweight, n, s, 4 + 4 + j) >> from & 15;
   return low | byte_of(qweight, n, s, 4 + from + j - 4) >> 6 << 4;
 }
 
-static double gemm_q4k_weight(const krait_gemm_q4k_args *a, int64_t n, int64_t k) {
+static double gemm_q4k_weight(const kr_gemm_q4k_args *a, int64_t n, int64_t k) {
   const int64_t s = k / 256, i = k % 256, j = i / 32;
   const uint32_t q = byte_of(&a->qweight, n, s, 16 + i / 64 * 32 + i % 32) >> (j % 2 * 4) & 15;
   return half_of(&a->qweight, n, s, 0) * six_bits(&a->qweight, n, s, j, 0) * q -
@@ -30,7 +30,7 @@ static double gemm_q4k_weight(const krait_gemm_q4k_args *a, int64_t n, int64_t k
 }
 
 int32_t kr_gemm_q4k_ref(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   (void)ctx;
   for (int64_t m = 0; m < a->M; m++)
     for (int64_t n = 0; n < a->N; n++) {

@@ -21,7 +21,7 @@ static void read_parts(const uint8_t *super, int64_t n, int64_t n_outputs, int64
 
 /* sums[m] of `rows` rows for output n. rows is a constant after inlining. p: all of its super-blocks, or if those
  * exceed SUPERS, room for some. */
-KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int64_t n, parts *p, float *sums) {
+KR_INLINE void dots(const int rows, const kr_gemm_q4k_args *a, int64_t m, int64_t n, parts *p, float *sums) {
   const uint8_t *w = bytes_of(a, n);
   const int64_t lda = a->A.stride[0];
   const float *A = (const float *)a->A.data + m * lda;
@@ -57,12 +57,12 @@ KR_INLINE void dots(const int rows, const krait_gemm_q4k_args *a, int64_t m, int
     for (int k = 0; k < rows; k++) out[(m + k) * a->out.stride[0] + n * a->out.stride[1]] = sums[k] + bias;      \
   }
 
-static float gemm_q4k_bias_of(const krait_gemm_q4k_args *a, int64_t n) {
+static float gemm_q4k_bias_of(const kr_gemm_q4k_args *a, int64_t n) {
   return kr_has(&a->bias) ? (float)kr_get(&a->bias, kr_at1(&a->bias, n)) : 0;
 }
 
 static void multiply_gemm_q4k_few(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_gemm_q4k_args *a = user;
+  const kr_gemm_q4k_args *a = user;
   float *out = a->out.data;
   (void)worker;
   parts p[SUPERS];
@@ -80,17 +80,17 @@ static void multiply_gemm_q4k_few(void *user, int64_t begin, int64_t end, int wo
 }
 
 int32_t KR_FN(kr_gemm_q4k_few)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   kr_parallel_long(ctx, a->N, 1 + 32768 / (SUPER * a->S + 1), multiply_gemm_q4k_few, (void *)args);
   return KRAIT_OK;
 }
 
 /* A thread's scratch: a group's weights as float32, its biases, and its panels. */
-static int64_t gemm_q4k_thread_floats(const krait_gemm_q4k_args *a) {
+static int64_t gemm_q4k_thread_floats(const kr_gemm_q4k_args *a) {
   return (GROUP * SUPER * a->S + GROUP + KR_FN(kr_panels_floats)(SUPER * a->S, GROUP) + 31) / 16 * 16;
 }
 
-static void widen_gemm_q4k(const krait_gemm_q4k_args *a, int64_t n, float *to) {
+static void widen_gemm_q4k(const kr_gemm_q4k_args *a, int64_t n, float *to) {
   const uint8_t *w = bytes_of(a, n);
   for (int64_t s = 0; s < a->S; s++, w += SUPER_BYTES) {
     parts p;
@@ -108,7 +108,7 @@ static void widen_gemm_q4k(const krait_gemm_q4k_args *a, int64_t n, float *to) {
 }
 
 static void multiply_gemm_q4k_groups(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_gemm_q4k_args *a = user;
+  const kr_gemm_q4k_args *a = user;
   const int64_t K = SUPER * a->S;
   float *weights = (float *)a->call.scratch + worker * gemm_q4k_thread_floats(a), *bias = weights + GROUP * K,
         *storage = bias + GROUP;
@@ -135,7 +135,7 @@ uint64_t KR_FN(kr_gemm_q4k_scratch)(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t KR_FN(kr_gemm_q4k)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q4k_args *a = args;
+  const kr_gemm_q4k_args *a = args;
   kr_parallel(ctx, (a->N + GROUP - 1) / GROUP, 1, multiply_gemm_q4k_groups, (void *)args);
   return KRAIT_OK;
 }

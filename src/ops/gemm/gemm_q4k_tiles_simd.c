@@ -29,12 +29,12 @@ static void load_gemm_q4k_tiles(const void *args, int64_t n, int64_t first, int 
 }
 
 static int32_t run_gemm_q4k_tiles_rows(const krait_ctx *ctx, const void *args, int64_t m, int64_t n) {
-  krait_gemm_q4k_args a = *(const krait_gemm_q4k_args *)args;
+  kr_gemm_q4k_args a = *(const kr_gemm_q4k_args *)args;
   a.M = n, a.A.data = (float *)a.A.data + m * a.A.stride[0], a.out.data = (float *)a.out.data + m * a.out.stride[0];
   return KR_FN(kr_gemm_q4k_few)(ctx, &a);
 }
 
-static kr_blocks gemm_q4k_tiles_blocks_of(const krait_gemm_q4k_args *a) {
+static kr_blocks gemm_q4k_tiles_blocks_of(const kr_gemm_q4k_args *a) {
   return (kr_blocks){.product = {.call = a->call,
                                  .M = a->M,
                                  .N = a->N,

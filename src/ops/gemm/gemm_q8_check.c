@@ -3,7 +3,7 @@
 #include "check.h"
 #include "op_list.h"
 
-static void fill_gemm_q8_qweight(kr_case *c, const krait_view *qweight, int64_t N, int64_t n_qweight) {
+static void fill_gemm_q8_qweight(kr_case *c, const kr_view *qweight, int64_t N, int64_t n_qweight) {
   for (int64_t n = 0; n < N; n++)
     for (int64_t k = 0; k < n_qweight; k++)
       ((int32_t *)qweight->data)[n * qweight->stride[0] + k * qweight->stride[1]] =
@@ -11,7 +11,7 @@ static void fill_gemm_q8_qweight(kr_case *c, const krait_view *qweight, int64_t 
 }
 
 int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
-  krait_gemm_q8_args *a = (krait_gemm_q8_args *)c->args;
+  kr_gemm_q8_args *a = (kr_gemm_q8_args *)c->args;
   a->M = index % 4 == 0 ? kr_case_edge(c, 70) : kr_case_int(c, 1, 17);
   a->N = kr_case_edge(c, 130), a->S = kr_case_int(c, 1, 5);
   if (index % 24 == 4) /* as the matrix unit takes them */
@@ -23,7 +23,7 @@ int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
     if (kr_case_chance(c, 0.15)) a->M = 1, a->N = 1024 + kr_case_int(c, 0, 20), a->S = kr_case_int(c, 1, 34);
     c->dtype = kr_case_int(c, 0, 1) ? KRAIT_F16 : KRAIT_BF16, c->other = KRAIT_F16;
   }
-  const krait_view *qweight = kr_case_give(c, "qweight");
+  const kr_view *qweight = kr_case_give(c, "qweight");
   if (qweight && qweight->data) fill_gemm_q8_qweight(c, qweight, a->N, 8 * a->S);
   return KRAIT_OK;
 }

@@ -11,12 +11,12 @@
  * faster. */
 enum { FEWEST_WIDE = 1024, MANY_WEIGHTS = 1 << 23 };
 
-static int is_packed_for_gemm_q8(const krait_view *v, int64_t per_pack) {
+static int is_packed_for_gemm_q8(const kr_view *v, int64_t per_pack) {
   return v->stride[1] == 1 && v->stride[0] % per_pack == 0 && (uintptr_t)v->data % 16 == 0;
 }
 
 const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q8_args *a = args;
+  const kr_gemm_q8_args *a = args;
   (void)ctx;
   if (a->M > KR_Q8_ROWS) return "more than two rows";
   if (a->A.dtype != KRAIT_F16 && a->A.dtype != KRAIT_BF16) return "A is not float16 or bfloat16";
@@ -28,9 +28,9 @@ const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args) {
   return a->N >= 1ll << 30 || a->S >= 1ll << 25 ? "2^30 outputs or inputs and more" : NULL;
 }
 
-static int64_t gemm_q8_runs_of(const krait_gemm_q8_args *a) { return (32 * a->S + KR_Q8_RUN - 1) / KR_Q8_RUN; }
+static int64_t gemm_q8_runs_of(const kr_gemm_q8_args *a) { return (32 * a->S + KR_Q8_RUN - 1) / KR_Q8_RUN; }
 
-static kr_q8_params describe_gemm_q8(const krait_gemm_q8_args *a) {
+static kr_q8_params describe_gemm_q8(const kr_gemm_q8_args *a) {
   const int64_t runs = gemm_q8_runs_of(a), rounds = (runs + KR_Q8_MOST_WARPS - 1) / KR_Q8_MOST_WARPS;
   return (kr_q8_params){.A = a->A.data,
                       .qweight = a->qweight.data,
@@ -53,7 +53,7 @@ static kr_q8_params describe_gemm_q8(const krait_gemm_q8_args *a) {
 }
 
 /* columns: per warp. */
-static int32_t launch_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *a, kr_q8_params *p,
+static int32_t launch_gemm_q8(const krait_ctx *ctx, const kr_gemm_q8_args *a, kr_q8_params *p,
                               const kr_kernel *kernels, int64_t columns) {
   /* to the signature, the words are indices, not a parameter */
   const uint32_t both = KR_CALL_PDL | KR_CALL_STATE_PDL;
@@ -70,14 +70,14 @@ static int32_t launch_gemm_q8(const krait_ctx *ctx, const krait_gemm_q8_args *a,
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[KR_Q8_ROWS][2] = {Q8("kr_gemm_q8_one"), Q8("kr_gemm_q8_two")},
                          wide[2] = Q8("kr_gemm_q8_wide");
-  const krait_gemm_q8_args *a = args;
+  const kr_gemm_q8_args *a = args;
   if (a->M == 0 || a->N == 0) return KRAIT_OK;
   const int is_wide = a->M == 1 && gemm_q8_runs_of(a) <= KR_Q8_MOST_WARPS && a->N >= FEWEST_WIDE;
   kr_q8_params p = describe_gemm_q8(a);
   return launch_gemm_q8(ctx, a, &p, is_wide ? wide : kernels[a->M - 1], is_wide ? KR_Q8_WIDE : KR_Q8_GROUP);
 }
 
-const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_args *a) {
+const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const kr_gemm_q8_args *a) {
   const char *why = a->M > 1 ? "more than one row" : kr_gemm_q8_cuda_refuse(ctx, a);
   if (why) return why;
   const int is_float = a->out.dtype == KRAIT_F32;
@@ -90,7 +90,7 @@ const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_a
              : "out is neither float32 nor of the row's type, or not aligned";
 }
 
-int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const krait_gemm_q8_args *a, const kr_normed *norm,
+int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const kr_gemm_q8_args *a, const kr_normed *norm,
                           const kr_conv_step *conv) {
   static const kr_kernel normed[2] = Q8("kr_norm_gemm_q8");
   kr_q8_params p = describe_gemm_q8(a);

@@ -3,9 +3,8 @@
 #ifndef KR_GEMM_Q8_IMPLS_H
 #define KR_GEMM_Q8_IMPLS_H
 
-#include <krait/ops.h>
-
 #include "op.h"
+#include "op_args.h"
 #include "row_lanes.h"
 
 enum { KR_GEMM_Q8_MOST_FEW = 16 };
@@ -24,8 +23,8 @@ const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
 /* One row with a fused RMS norm and a following convolution step (norm_gemm); where the norm reads A itself, A is
  * float32 whatever its view says. */
-const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const krait_gemm_q8_args *a);
-int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const krait_gemm_q8_args *a, const kr_normed *norm,
+const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const kr_gemm_q8_args *a);
+int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const kr_gemm_q8_args *a, const kr_normed *norm,
                           const kr_conv_step *conv);
 
 #endif

@@ -3,13 +3,13 @@
 #include "op_list.h"
 #include "view.h"
 
-static double gemm_q8_weight(const krait_gemm_q8_args *a, int64_t n, int64_t k) {
+static double gemm_q8_weight(const kr_gemm_q8_args *a, int64_t n, int64_t k) {
   const uint32_t word = (uint32_t)kr_get_i32(&a->qweight, kr_at2(&a->qweight, n, k / 4));
   return (double)(int8_t)(word >> (k % 4 * 8) & 255);
 }
 
 int32_t kr_gemm_q8_ref(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q8_args *a = args;
+  const kr_gemm_q8_args *a = args;
   (void)ctx;
   for (int64_t m = 0; m < a->M; m++)
     for (int64_t n = 0; n < a->N; n++) {

@@ -93,7 +93,7 @@ KR_INLINE kr_v add_scaled(const float *A, const int8_t *bytes, float scale, kr_v
 }
 
 /* One row of A, one output at a time, so that memory is read sequentially. */
-static void sum_gemm_q8_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
+static void sum_gemm_q8_row(const kr_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
   const int64_t scale_bytes = (int64_t)krait_dtype_bytes(a->scales.dtype), ahead = SCALES_AHEAD * a->scales.stride[0];
   for (int n = 0; n < lanes; n++) {
     const int64_t at = kr_at2(&a->scales, n0 + n, 0);
@@ -117,7 +117,7 @@ static void sum_gemm_q8_row(const krait_gemm_q8_args *a, int64_t n0, int lanes, 
 }
 
 /* All rows against OUTPUTS outputs, in parts as even as possible, which take turns at prefetching. */
-static void add_gemm_q8_rows(const krait_gemm_q8_args *a, int64_t first, few_weights *w, kr_v *sums) {
+static void add_gemm_q8_rows(const kr_gemm_q8_args *a, int64_t first, few_weights *w, kr_v *sums) {
   const int M = (int)a->M, n_parts = (M + ROWS - 1) / ROWS;
   for (int part = 0, m = 0; part < n_parts; part++) {
     const int left = n_parts - part, rows = (M - m + left - 1) / left;
@@ -130,7 +130,7 @@ static void add_gemm_q8_rows(const krait_gemm_q8_args *a, int64_t first, few_wei
 }
 
 /* The tail: n outputs, fewer than OUTPUTS, one at a time as if they were several. */
-static void add_gemm_q8_last(const krait_gemm_q8_args *a, int64_t first, few_weights *w, int n, kr_v *sums) {
+static void add_gemm_q8_last(const kr_gemm_q8_args *a, int64_t first, few_weights *w, int n, kr_v *sums) {
   few_weights one = *w;
   kr_v same[KR_GEMM_Q8_MOST_FEW * KR_VL];
   one.next = 0;
@@ -143,7 +143,7 @@ static void add_gemm_q8_last(const krait_gemm_q8_args *a, int64_t first, few_wei
 }
 
 /* sums[m * KR_VL + n] for a vector of outputs from n0. */
-static void sum_gemm_q8_outputs(const krait_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
+static void sum_gemm_q8_outputs(const kr_gemm_q8_args *a, int64_t n0, int lanes, kr_v *sums) {
   const int64_t next = 4 * a->qweight.stride[0], far = OUTPUTS * next,
                 ahead = far > 0 ? (FAR_BYTES + far - 1) / far * far : 0;
   for (int64_t s = 0; s < a->S; s += PART)
@@ -160,12 +160,12 @@ static void sum_gemm_q8_outputs(const krait_gemm_q8_args *a, int64_t n0, int lan
 }
 
 /* Few outputs of one row are dealt to threads in less than a vector each, lest one thread has a whole vector more. */
-static int64_t piece_of(const krait_gemm_q8_args *a) {
+static int64_t piece_of(const kr_gemm_q8_args *a) {
   return a->M == 1 && a->N < EVEN_VECTORS * KR_VL && KR_VL > OUTPUTS ? OUTPUTS : KR_VL;
 }
 
 static void multiply_gemm_q8_few(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_gemm_q8_args *a = user;
+  const kr_gemm_q8_args *a = user;
   const int64_t piece = piece_of(a);
   kr_v sums[KR_GEMM_Q8_MOST_FEW * KR_VL];
   (void)worker;
@@ -186,7 +186,7 @@ static void multiply_gemm_q8_few(void *user, int64_t begin, int64_t end, int wor
 }
 
 int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q8_args *a = args;
+  const kr_gemm_q8_args *a = args;
   const int64_t piece = piece_of(a);
   kr_parallel_long(ctx, (a->N + piece - 1) / piece, 1 + 16384 / (piece * (BLOCK * a->S + 1)), multiply_gemm_q8_few,
                    (void *)args);
@@ -194,11 +194,11 @@ int32_t KR_FN(kr_gemm_q8_few)(const krait_ctx *ctx, const void *args) {
 }
 
 /* A thread's scratch: a group's weights as float32, its biases, and its panels. */
-static int64_t gemm_q8_thread_floats(const krait_gemm_q8_args *a) {
+static int64_t gemm_q8_thread_floats(const kr_gemm_q8_args *a) {
   return (GROUP * BLOCK * a->S + GROUP + KR_FN(kr_panels_floats)(BLOCK * a->S, GROUP) + 31) / 16 * 16;
 }
 
-static void widen_gemm_q8(const krait_gemm_q8_args *a, int64_t n, float *to) {
+static void widen_gemm_q8(const kr_gemm_q8_args *a, int64_t n, float *to) {
   const int8_t *w = (const int8_t *)((const int32_t *)a->qweight.data + n * a->qweight.stride[0]);
   float scales[PART];
   for (int64_t s = 0; s < a->S; s++) {
@@ -212,7 +212,7 @@ static void widen_gemm_q8(const krait_gemm_q8_args *a, int64_t n, float *to) {
 }
 
 static void multiply_gemm_q8_groups(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_gemm_q8_args *a = user;
+  const kr_gemm_q8_args *a = user;
   float *weights = (float *)a->call.scratch + worker * gemm_q8_thread_floats(a), *bias = weights + GROUP * BLOCK * a->S,
         *storage = bias + GROUP;
   for (int64_t g = begin; g < end; g++) {
@@ -238,7 +238,7 @@ uint64_t KR_FN(kr_gemm_q8_scratch)(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t KR_FN(kr_gemm_q8)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_q8_args *a = args;
+  const kr_gemm_q8_args *a = args;
   kr_parallel(ctx, (a->N + GROUP - 1) / GROUP, 1, multiply_gemm_q8_groups, (void *)args);
   return KRAIT_OK;
 }

@@ -7,7 +7,7 @@
 
 static void load_gemm_q8_tiles(const void *args, int64_t n, int64_t first, int n_blocks, float *pairs, float *scales,
                                float *bases) {
-  const krait_gemm_q8_args *a = args;
+  const kr_gemm_q8_args *a = args;
   const int8_t *w = (const int8_t *)((const int32_t *)a->qweight.data + n * a->qweight.stride[0]) + first * KR_BLOCK;
   (void)bases;
   kr_row_load(scales, a->scales.data, a->scales.dtype, kr_at2(&a->scales, n, first), a->scales.stride[1], n_blocks);
@@ -19,12 +19,12 @@ static void load_gemm_q8_tiles(const void *args, int64_t n, int64_t first, int n
 }
 
 static int32_t run_gemm_q8_tiles_rows(const krait_ctx *ctx, const void *args, int64_t m, int64_t n) {
-  krait_gemm_q8_args a = *(const krait_gemm_q8_args *)args;
+  kr_gemm_q8_args a = *(const kr_gemm_q8_args *)args;
   a.M = n, a.A.data = (float *)a.A.data + m * a.A.stride[0], a.out.data = (float *)a.out.data + m * a.out.stride[0];
   return KR_FN(kr_gemm_q8_few)(ctx, &a);
 }
 
-static kr_blocks gemm_q8_tiles_blocks_of(const krait_gemm_q8_args *a) {
+static kr_blocks gemm_q8_tiles_blocks_of(const kr_gemm_q8_args *a) {
   return (kr_blocks){.product = {.call = a->call,
                                  .M = a->M,
                                  .N = a->N,

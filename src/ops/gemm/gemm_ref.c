@@ -15,7 +15,7 @@ static double activated(int32_t activation, double v) {
   }
 }
 
-static double linear(const krait_gemm_args *a, const krait_view *B, const krait_view *bias, int64_t m, int64_t n,
+static double linear(const kr_gemm_args *a, const kr_view *B, const kr_view *bias, int64_t m, int64_t n,
                      int64_t p) {
   double sum = 0, scale = a->scale != 0 ? (double)a->scale : 1;
   for (int64_t k = 0; k < a->K; k++) sum += kr_get(&a->A, kr_at3(&a->A, m, k, p)) * kr_get(B, kr_at3(B, k, n, p));
@@ -23,7 +23,7 @@ static double linear(const krait_gemm_args *a, const krait_view *B, const krait_
   return scale * sum + (kr_has(bias) ? kr_get(bias, kr_at1(bias, n)) : 0);
 }
 
-static void one_product(const krait_gemm_args *a, int64_t p) {
+static void one_product(const kr_gemm_args *a, int64_t p) {
   for (int64_t m = 0; m < a->M; m++)
     for (int64_t n = 0; n < a->N; n++) {
       double v = activated(a->activation, linear(a, &a->Bmat, &a->bias, m, n, p));
@@ -36,7 +36,7 @@ static void one_product(const krait_gemm_args *a, int64_t p) {
 
 /* A single product leaves the strides of its third dimension undefined: p is 0 there. */
 int32_t kr_gemm_ref(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   (void)ctx;
   for (int64_t p = 0; p < kr_gemm_products(a); p++) one_product(a, p);
   return KRAIT_OK;

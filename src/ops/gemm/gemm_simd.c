@@ -142,7 +142,7 @@ enum { GROUP_BYTES = 2 * 1024 * 1024, MOST_PANELS = 8, ROWS = 16 * MR, K_PART = 
 enum { PIECES = 8 }; /* tasks per thread */
 
 typedef struct product {
-  const krait_gemm_args *args;
+  const kr_gemm_args *args;
   int64_t n_rows, n_row_blocks, n_panels,
       n_groups; /* rows per block; a panel has NR columns, or KR_VL of either factor of a gate */
   int64_t thread_floats;
@@ -154,7 +154,7 @@ typedef struct product {
 } product;
 
 /* Packs one vector of a panel's columns, from `first`. */
-static void pack_columns(float *to, const krait_view *B, int64_t at, int64_t K, int64_t first, int lanes) {
+static void pack_columns(float *to, const kr_view *B, int64_t at, int64_t K, int64_t first, int lanes) {
   enum { MANY = 1 << 20 };
   for (int64_t k = 0; k < K; k += MANY) {
     const kr_plane plane = {B->data, B->dtype, at + first * B->stride[1] + k * B->stride[0], B->stride[0],
@@ -175,14 +175,14 @@ static float *sums_of(const product *p, float *memory, int i) {
 static float *gemm_rows_of(const product *p, float *memory) {
   return p->args->K > K_PART ? sums_of(p, memory, p->panels) : sums_of(p, memory, 0);
 }
-static int is_in_place_for_gemm(const krait_gemm_args *a) { return a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1; }
+static int is_in_place_for_gemm(const kr_gemm_args *a) { return a->A.dtype == KRAIT_F32 && a->A.stride[1] == 1; }
 
 static void pack_gemm_group(const product *p, float *memory, int64_t panel, int n, int64_t batch) {
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   for (int i = 0; i < n; i++)
     for (int v = 0; v < 2; v++) {
       const int second = p->gated && v;
-      const krait_view *B = second ? &a->B2 : &a->Bmat, *bias = second ? &a->bias2 : &a->bias;
+      const kr_view *B = second ? &a->B2 : &a->Bmat, *bias = second ? &a->bias2 : &a->bias;
       const int64_t first = (panel + i) * p->width + (p->gated ? 0 : v * KR_VL), at = batch ? batch * B->stride[2] : 0;
       const int lanes = gemm_lanes(a->N - first);
       if (!p->lies) pack_columns(panel_of(p, memory, i) + v * KR_VL, B, at, a->K, lanes ? first : 0, lanes);
@@ -192,7 +192,7 @@ static void pack_gemm_group(const product *p, float *memory, int64_t panel, int 
 }
 
 /* n rows of A, K columns, as float32. */
-static void widen_rows(const krait_view *A, int64_t at, int64_t K, int n, float *to) {
+static void widen_rows(const kr_view *A, int64_t at, int64_t K, int n, float *to) {
   if (A->stride[1] == 1) {
     for (int m = 0; m < n; m++) kr_row_load(to + m * K_PART, A->data, A->dtype, at + m * A->stride[0], 1, K);
     return;
@@ -276,14 +276,14 @@ typedef struct part { /* one part of K, one block of rows */
 /* One part's tiles of one panel: sums continue from the previous part; the last part writes the result. */
 static void multiply_panel(const product *p, float *memory, int64_t panel, int i, const part *t) {
   static const float zeros[NR] = {0};
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   const int64_t next_B = p->lies ? a->Bmat.stride[0] : NR;
   const float *bias = gemm_bias_of(memory, i),
               *B = p->lies ? (const float *)a->Bmat.data + (t->batch ? t->batch * a->Bmat.stride[2] : 0) +
                                  (panel + i) * NR + t->k * next_B
                            : panel_of(p, memory, i) + t->k * NR;
   const int is_last = t->k + t->K == a->K, n_tiles = (t->rows + MR - 1) / MR;
-  const krait_view *other = p->behind == ADDED ? &a->residual : &a->factor;
+  const kr_view *other = p->behind == ADDED ? &a->residual : &a->factor;
   const int64_t column = (panel + i) * p->width, next_out = a->out.stride[0];
   const int is_direct = is_last && p->direct && column + p->width <= a->N,
             has_other = is_direct && (p->behind == ADDED || p->behind == MULTIPLIED),
@@ -316,7 +316,7 @@ static void multiply_panel(const product *p, float *memory, int64_t panel, int i
 /* At most ROWS rows times the packed panels. */
 static void multiply_gemm_rows(const product *p, float *memory, int64_t panel, int n_panels, int64_t batch, int64_t m,
                           int n) {
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   const int64_t at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0);
   for (int64_t k = 0; k < a->K; k += K_PART) {
     part t = {.A = (const float *)a->A.data + at + k,
@@ -341,7 +341,7 @@ static int64_t *packed_of(const product *p, int worker) {
 
 static void multiply_gemm_blocks(void *user, int64_t begin, int64_t end, int worker) {
   const product *p = user;
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   float *memory = (float *)a->call.scratch + worker * p->thread_floats;
   int64_t *packed = packed_of(p, worker);
   for (int64_t i = begin; i < end; i++) {
@@ -356,7 +356,7 @@ static void multiply_gemm_blocks(void *user, int64_t begin, int64_t end, int wor
   }
 }
 
-static product plan_gemm(const krait_ctx *ctx, const krait_gemm_args *a) {
+static product plan_gemm(const krait_ctx *ctx, const kr_gemm_args *a) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .gated = kr_has(&a->B2), .plain = (a->scale == 0 || a->scale == 1) && !kr_has(&a->row_scale)};
   p.behind = p.gated ? GATED : kr_has(&a->residual) ? ADDED : kr_has(&a->factor) ? MULTIPLIED : STORED;
@@ -390,7 +390,7 @@ uint64_t KR_FN(kr_gemm_scratch)(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t KR_FN(kr_gemm)(const krait_ctx *ctx, const void *args) {
-  const krait_gemm_args *a = args;
+  const kr_gemm_args *a = args;
   product p = plan_gemm(ctx, a);
   if (a->M == 0) return KRAIT_OK;
   for (int worker = 0; worker < krait_ctx_n_threads(ctx); worker++) *packed_of(&p, worker) = -1;

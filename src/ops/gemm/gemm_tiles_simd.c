@@ -25,7 +25,7 @@ typedef struct step {
 } step;
 
 typedef struct product {
-  const krait_gemm_args *args;
+  const kr_gemm_args *args;
   const kr_blocks *quantized; /* columns; NULL: those of the second factor */
   int64_t block_a, block_b;   /* bytes of one block of terms in a panel */
   step steps[MOST_STEPS];
@@ -40,7 +40,7 @@ typedef struct product {
 enum { LEAST = (127 - 60) << 23, MOST = (127 + 60) << 23, INFINITE = 255 << 23, NOT_FINITE = 1 << 10 };
 
 typedef struct lines { /* up to 16 rows of A or columns of B, of one product */
-  const krait_view *view;
+  const kr_view *view;
   int64_t at, next, next_term; /* in elements: offset of the first, stride between lines, between terms */
   int64_t block;               /* bytes from one packed block to the next */
   int n, is_columns;
@@ -111,7 +111,7 @@ static int pack_gemm_tiles(int parts, const lines *l, int64_t k, int64_t K, char
   return shift;
 }
 
-static lines gemm_tiles_rows_of(const krait_gemm_args *a, int64_t batch, int64_t m) {
+static lines gemm_tiles_rows_of(const kr_gemm_args *a, int64_t batch, int64_t m) {
   const int64_t left = a->M - m;
   return (lines){.view = &a->A,
                  .at = m * a->A.stride[0] + (batch ? batch * a->A.stride[2] : 0),
@@ -122,8 +122,8 @@ static lines gemm_tiles_rows_of(const krait_gemm_args *a, int64_t batch, int64_t
 
 /* Half of a panel: with a gate, the second half belongs to the second factor. */
 static lines gemm_tiles_columns_of(const product *p, int64_t batch, int64_t panel, int half) {
-  const krait_gemm_args *a = p->args;
-  const krait_view *B = p->gated && half ? &a->B2 : &a->Bmat;
+  const kr_gemm_args *a = p->args;
+  const kr_view *B = p->gated && half ? &a->B2 : &a->Bmat;
   const int64_t first = panel * p->width + (p->gated ? 0 : half * KR_TILE), left = a->N - first;
   return (lines){.view = B,
                  .at = (left > 0 ? first * B->stride[1] : 0) + (batch ? batch * B->stride[2] : 0),
@@ -258,11 +258,11 @@ static void pack_quantized(const product *p, int half, int64_t first, int n, int
 
 static void pack_gemm_tiles_group(const product *p, const memory *t, int64_t batch, int64_t panel, int n, int64_t k,
                                   int64_t K) {
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   for (int i = 0; i < 2 * n; i++) {
     const int half = i % 2, second = p->gated && half;
     const lines l = gemm_tiles_columns_of(p, batch, panel + i / 2, half);
-    const krait_view *bias = second ? &a->bias2 : &a->bias;
+    const kr_view *bias = second ? &a->bias2 : &a->bias;
     const int64_t first = (panel + i / 2) * p->width + (p->gated ? 0 : half * KR_TILE);
     char *to = t->columns + i / 2 * packed_bytes(p->part, p->block_b);
     t->shifts[i] = 0;
@@ -412,7 +412,7 @@ static void scale_tile(float *sums, int shift) {
 }
 
 static void sum_piece(const product *p, const piece *c, float *sums, kr_tmms *t) {
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   const int two_columns = p->gated || c->panel * SIDE + KR_TILE < a->N, two_rows = c->m + KR_TILE < a->M;
   if (!p->quantized) multiply_gemm_tiles(p, c, two_rows, two_columns, sums, t);
   else if (p->quantized->has_bases) multiply_scaled(1, p, c, two_rows, two_columns, sums, t);
@@ -436,8 +436,8 @@ static void add_gemm_tiles_sums(float *to, const float *from) {
 
 /* Prefetches the lines of the result tile while its sums are computed, if rows are contiguous. */
 static inline void fetch_result(const product *p, const piece *c, int n) {
-  const krait_gemm_args *a = p->args;
-  const krait_view *out = &a->out;
+  const kr_gemm_args *a = p->args;
+  const kr_view *out = &a->out;
   const int64_t bytes = out->dtype == KRAIT_F32 ? 4 : 2, first = c->panel * p->width,
                 width = smaller(p->width, a->N - first);
   if (out->stride[1] != 1) return;
@@ -449,7 +449,7 @@ static inline void fetch_result(const product *p, const piece *c, int n) {
 
 /* The i-th panel of rows of its block times a group of columns, over some terms. */
 static void multiply_gemm_tiles_rows(const product *p, const memory *w, piece *c, int64_t i, int n_panels, kr_tmms *t) {
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   const int64_t panel = c->panel;
   const int is_last = c->K == a->K, n = a->M - c->m < SIDE ? (int)(a->M - c->m) : SIDE;
   for (int j = 0; j < n_panels; j++) {
@@ -468,7 +468,7 @@ static void multiply_gemm_tiles_rows(const product *p, const memory *w, piece *c
 
 /* Prefetches the next panel of rows, if any, packed or contiguous in A, while n panels of columns are multiplied. */
 static void look_ahead_gemm_tiles(const product *p, piece *c, int is_there, int n) {
-  const krait_view *A = &p->args->A;
+  const kr_view *A = &p->args->A;
   const int64_t bytes = (int64_t)krait_dtype_bytes(A->dtype), dense = A->stride[1] == 1 && A->stride[0] == p->args->K,
                 of_block = p->shared ? p->block_a : SIDE * KR_TILE_TERMS * bytes,
                 at = (c->m + SIDE) * A->stride[0] + (c->batch ? c->batch * A->stride[2] : 0);
@@ -481,7 +481,7 @@ static void look_ahead_gemm_tiles(const product *p, piece *c, int is_there, int 
 
 /* A group of columns times a block of rows. */
 static void multiply_block(const product *p, const memory *w, int64_t group, int64_t first, int64_t end, kr_tmms *t) {
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   const int64_t panel = group % p->n_groups * p->panels, left = p->n_panels - panel;
   const int n_panels = left < p->panels ? (int)left : p->panels;
   int shifts[2];
@@ -519,7 +519,7 @@ static int gemm_tiles_parts_of(int32_t dtype) { return dtype == KRAIT_F32 ? 3 : 
 /* Small products first. depth: the largest sum of part indices that still counts. */
 static void choose_gemm_tiles_steps(product *p) {
   static const int order[MOST_STEPS][2] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}};
-  const krait_gemm_args *a = p->args;
+  const kr_gemm_args *a = p->args;
   const int is_rough = a->out.dtype != KRAIT_F32 ||
                        (a->call.flags & KRAIT_GEMM_TF32 && a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32),
             depth = is_rough ? 1 : 2, all_a = gemm_tiles_parts_of(a->A.dtype),
@@ -535,7 +535,7 @@ static void choose_gemm_tiles_steps(product *p) {
   p->steps[0].loads_a = p->steps[0].loads_b = 1;
 }
 
-static product plan_gemm_tiles(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
+static product plan_gemm_tiles(const krait_ctx *ctx, const kr_gemm_args *a, const kr_blocks *quantized) {
   const int64_t n_threads = krait_ctx_n_threads(ctx), P = kr_gemm_products(a);
   product p = {.args = a, .quantized = quantized, .gated = kr_has(&a->B2)};
   choose_gemm_tiles_steps(&p);
@@ -575,7 +575,7 @@ static product plan_gemm_tiles(const krait_ctx *ctx, const krait_gemm_args *a, c
   return p;
 }
 
-static uint64_t gemm_tiles_scratch_of(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
+static uint64_t gemm_tiles_scratch_of(const krait_ctx *ctx, const kr_gemm_args *a, const kr_blocks *quantized) {
   if (a->M == 0) return 0;
   const product p = plan_gemm_tiles(ctx, a, quantized);
   int64_t at[6];
@@ -592,7 +592,7 @@ static int32_t run_others(const krait_ctx *ctx, const product *p) {
   return KRAIT_OK;
 }
 
-static int32_t run_gemm_tiles(const krait_ctx *ctx, const krait_gemm_args *a, const kr_blocks *quantized) {
+static int32_t run_gemm_tiles(const krait_ctx *ctx, const kr_gemm_args *a, const kr_blocks *quantized) {
   if (a->M == 0) return KRAIT_OK;
   product p = plan_gemm_tiles(ctx, a, quantized);
   const int64_t chunk = p.n_rows;

@@ -3,8 +3,7 @@
 #ifndef KR_GEMM_VECTORS_H
 #define KR_GEMM_VECTORS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "vec_math.h"
 #include "vec_tile.h"
 #include "view.h"
@@ -12,14 +11,14 @@
 static inline int gemm_lanes(int64_t n) { return n < 0 ? 0 : n > KR_VL ? KR_VL : (int)n; }
 
 /* Loads lanes `stride` elements apart. */
-static inline kr_v gemm_load(const krait_view *view, int64_t at, int64_t stride, int lanes) {
+static inline kr_v gemm_load(const kr_view *view, int64_t at, int64_t stride, int lanes) {
   if (stride == 1) return lanes > 0 ? kr_v_load_as(view->data, at, lanes, view->dtype) : kr_v_zero();
   float values[KR_VL] = {0};
   for (int i = 0; i < lanes; i++) values[i] = kr_scalar_load(view->data, at + i * stride, view->dtype);
   return kr_v_load(values);
 }
 
-static inline void gemm_store(const krait_view *view, int64_t at, int64_t stride, kr_v v, int lanes) {
+static inline void gemm_store(const kr_view *view, int64_t at, int64_t stride, kr_v v, int lanes) {
   if (stride == 1) {
     if (lanes > 0) kr_v_store_as(view->data, at, lanes, view->dtype, v);
     return;
@@ -58,23 +57,23 @@ static inline kr_v gemm_activated(kr_v v, int32_t activation) {
 }
 
 /* The factor of row m's sums. */
-static inline float gemm_scale(const krait_gemm_args *a, int64_t batch, int64_t m) {
+static inline float gemm_scale(const kr_gemm_args *a, int64_t batch, int64_t m) {
   const float scale = a->scale != 0 ? a->scale : 1;
-  const krait_view *r = &a->row_scale;
+  const kr_view *r = &a->row_scale;
   return kr_has(r) ? scale * kr_scalar_load(r->data, m * r->stride[0] + (batch ? batch * r->stride[1] : 0), r->dtype)
                    : scale;
 }
 
 /* Elements of row m of an (M,N) matrix of each product, from a column. */
-static inline kr_v gemm_elements(const krait_view *v, int64_t batch, int64_t m, int64_t column, int lanes) {
+static inline kr_v gemm_elements(const kr_view *v, int64_t batch, int64_t m, int64_t column, int lanes) {
   return gemm_load(v, m * v->stride[0] + column * v->stride[1] + (batch ? batch * v->stride[2] : 0), v->stride[1],
                    lanes);
 }
 
 /* The epilogue of row m from a column: scale, bias, activation, gate if any, factor, residual, store. */
-static inline void gemm_finish_some(const krait_gemm_args *a, int64_t batch, int64_t m, int64_t column, int lanes,
+static inline void gemm_finish_some(const kr_gemm_args *a, int64_t batch, int64_t m, int64_t column, int lanes,
                                     kr_v v, const kr_v *gate) {
-  const krait_view *out = &a->out;
+  const kr_view *out = &a->out;
   v = gemm_activated(v, a->activation);
   if (gate) v = kr_v_mul(v, *gate);
   if (kr_has(&a->factor)) v = kr_v_mul(v, gemm_elements(&a->factor, batch, m, column, lanes));
@@ -82,7 +81,7 @@ static inline void gemm_finish_some(const krait_gemm_args *a, int64_t batch, int
   gemm_store(out, m * out->stride[0] + column * out->stride[1] + (batch ? batch * out->stride[2] : 0), out->stride[1],
              v, lanes);
 }
-static inline void gemm_finish(const krait_gemm_args *a, int64_t batch, int64_t m, int64_t column, kr_v v,
+static inline void gemm_finish(const kr_gemm_args *a, int64_t batch, int64_t m, int64_t column, kr_v v,
                                const kr_v *gate) {
   gemm_finish_some(a, batch, m, column, gemm_lanes(a->N - column), v, gate);
 }
@@ -94,10 +93,10 @@ KR_INLINE kr_v gemm_scaled(int is_plain, const float *sums, const float *bias, k
 }
 
 /* Whole vectors of contiguous columns; type and vectors are constants after inlining. */
-KR_INLINE void gemm_finish_whole(const int32_t type, const int vectors, const krait_gemm_args *a, int is_plain,
+KR_INLINE void gemm_finish_whole(const int32_t type, const int vectors, const kr_gemm_args *a, int is_plain,
                                  const float *sums, const float *bias, int64_t batch, int64_t m, int rows,
                                  int64_t column) {
-  const krait_view *out = &a->out, *r = &a->residual, *f = &a->factor;
+  const kr_view *out = &a->out, *r = &a->residual, *f = &a->factor;
   const int has_residual = kr_has(r), has_factor = kr_has(f);
   int64_t to = m * out->stride[0] + column + (batch ? batch * out->stride[2] : 0),
           added = m * r->stride[0] + column + (batch ? batch * r->stride[2] : 0),
@@ -115,13 +114,13 @@ KR_INLINE void gemm_finish_whole(const int32_t type, const int vectors, const kr
 }
 
 /* Absent, or rows laid out like the result's. */
-static inline int gemm_lies_as_out(const krait_gemm_args *a, const krait_view *v) {
+static inline int gemm_lies_as_out(const kr_gemm_args *a, const kr_view *v) {
   return !kr_has(v) || (v->stride[1] == 1 && v->dtype == a->out.dtype);
 }
 
 /* Rows of sums, `vectors` (a constant) contiguous ones from a column; with a gate, the second half multiplies the
  * first. is_plain: scale and bias are already applied. */
-KR_INLINE void gemm_finish_rows(const krait_gemm_args *a, int is_plain, const int vectors, const float *sums,
+KR_INLINE void gemm_finish_rows(const kr_gemm_args *a, int is_plain, const int vectors, const float *sums,
                                 const float *bias, int64_t batch, int64_t m, int rows, int64_t column) {
   const int is_gated = kr_has(&a->B2), n = is_gated ? vectors / 2 : vectors;
   if (!is_gated && column + vectors * KR_VL <= a->N && a->out.stride[1] == 1 && gemm_lies_as_out(a, &a->residual) &&

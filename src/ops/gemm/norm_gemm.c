@@ -7,7 +7,7 @@
 #include "view.h"
 
 static int32_t check_norm_gemm_rules(const void *args) {
-  const krait_norm_gemm_args *a = args;
+  const kr_norm_gemm_args *a = args;
   KR_CHECK(a->eps >= 0 && a->eps - a->eps == 0, KRAIT_ERR_ARGUMENT, "norm_gemm: eps is not finite, or below 0");
   const int has_conv = kr_has(&a->conv_weight), has_qweight = kr_has(&a->qweight);
   KR_CHECK(kr_has(&a->scales) == has_qweight && (!has_qweight || a->K == 32 * a->S), KRAIT_ERR_SHAPE,
@@ -26,7 +26,7 @@ static int32_t check_norm_gemm_rules(const void *args) {
 }
 
 static void count_norm_gemm_cost(const void *args, kr_cost *cost) {
-  const krait_norm_gemm_args *a = args;
+  const kr_norm_gemm_args *a = args;
   const double M = (double)a->M, N = (double)a->N, K = (double)a->K;
   cost->flops = M * K * (2 * N + 5);
   const double weight_bytes = kr_has(&a->qweight) ? 1 + (double)krait_dtype_bytes(a->scales.dtype) / 32

@@ -5,11 +5,11 @@
 #include "op_list.h"
 
 /* Transposes the storage of a dense (K,N) tensor: contiguous along K. */
-static void turn_norm_gemm(krait_view *v, int64_t K) {
+static void turn_norm_gemm(kr_view *v, int64_t K) {
   if (v) v->stride[0] = 1, v->stride[1] = K;
 }
 
-static void choose_norm_gemm_as_gpu(kr_case *c, krait_norm_gemm_args *a, int64_t index) {
+static void choose_norm_gemm_as_gpu(kr_case *c, kr_norm_gemm_args *a, int64_t index) {
   c->contiguous = 1;
   c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
   a->M = kr_case_int(c, 1, 2), a->N = index % 6 == 1 ? kr_case_edge(c, 90) : 4 * kr_case_int(c, 1, 30);
@@ -19,11 +19,11 @@ static void choose_norm_gemm_as_gpu(kr_case *c, krait_norm_gemm_args *a, int64_t
 }
 
 /* 8-bit weights; for a GPU one row, float16 scales. */
-static void give_words(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
+static void give_words(kr_case *c, kr_norm_gemm_args *a, int is_gpu) {
   const int32_t weights = c->other;
   a->S = kr_case_int(c, 1, is_gpu && kr_case_chance(c, 0.3) ? 160 : 12), a->K = 32 * a->S;
   if (is_gpu) a->M = 1, a->N = 4 * kr_case_int(c, 1, a->S > 20 ? 12 : 40);
-  const krait_view *qweight = kr_case_give(c, "qweight");
+  const kr_view *qweight = kr_case_give(c, "qweight");
   for (int64_t n = 0; qweight && qweight->data && n < a->N; n++)
     for (int64_t k = 0; k < 8 * a->S; k++)
       ((int32_t *)qweight->data)[n * qweight->stride[0] + k * qweight->stride[1]] =
@@ -34,7 +34,7 @@ static void give_words(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
 }
 
 /* A convolution of some of the columns; for a GPU four taps, channels in multiples of four, float32 state. */
-static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
+static void choose_conv(kr_case *c, kr_norm_gemm_args *a, int is_gpu) {
   const int32_t weights = c->other;
   if (is_gpu && a->N % 4) {
     kr_case_leave_out(c, "conv_weight");
@@ -50,7 +50,7 @@ static void choose_conv(kr_case *c, krait_norm_gemm_args *a, int is_gpu) {
 }
 
 int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
-  krait_norm_gemm_args *a = (krait_norm_gemm_args *)c->args;
+  kr_norm_gemm_args *a = (kr_norm_gemm_args *)c->args;
   const int is_gpu = index % 3 != 0 && !c->is_exact;
   kr_case_hard(c, KR_NAMES("x", "z", "residual"), KR_MOST_CUBED);
   a->M = kr_case_edge(c, 9), a->N = kr_case_edge(c, 70), a->K = kr_case_edge(c, 130);

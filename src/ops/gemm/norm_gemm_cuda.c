@@ -6,16 +6,16 @@
 #include "view.h"
 
 /* A float32 row is treated as a residual added to zeros. */
-static int is_float_row(const krait_norm_gemm_args *a) { return a->x.dtype == KRAIT_F32 && !kr_has(&a->z); }
+static int is_float_row(const kr_norm_gemm_args *a) { return a->x.dtype == KRAIT_F32 && !kr_has(&a->z); }
 
 /* The 16-bit type; that of the row where weights are 8-bit. */
-static int32_t norm_gemm_dtype_of(const krait_norm_gemm_args *a) {
+static int32_t norm_gemm_dtype_of(const kr_norm_gemm_args *a) {
   return kr_has(&a->qweight) ? a->weight.dtype : a->Bmat.dtype;
 }
 
-static krait_gemm_args norm_gemm_product_of(const krait_norm_gemm_args *a) {
-  krait_gemm_args product = {
-      .call = {.size = sizeof(krait_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
+static kr_gemm_args norm_gemm_product_of(const kr_norm_gemm_args *a) {
+  kr_gemm_args product = {
+      .call = {.size = sizeof(kr_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
       .M = a->M,
       .N = a->N,
       .K = a->K,
@@ -28,14 +28,14 @@ static krait_gemm_args norm_gemm_product_of(const krait_norm_gemm_args *a) {
 }
 
 /* Rows of the operands' type or float32, accessible in packs. */
-static int is_packed_for_norm_gemm(const krait_view *v, int64_t M, int32_t dtype) {
+static int is_packed_for_norm_gemm(const kr_view *v, int64_t M, int32_t dtype) {
   return !kr_has(v) || ((v->dtype == KRAIT_F32 || v->dtype == dtype) && v->stride[1] == 1 &&
                         (M == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0);
 }
 
 /* Four taps of the operands' type, channels in multiples of four, float32 states. */
-static const char *refuse_norm_gemm_conv(const krait_norm_gemm_args *a) {
-  const krait_view *s = &a->conv_state, *w = &a->conv_weight, *b = &a->conv_bias, *out = &a->conv_out;
+static const char *refuse_norm_gemm_conv(const kr_norm_gemm_args *a) {
+  const kr_view *s = &a->conv_state, *w = &a->conv_weight, *b = &a->conv_bias, *out = &a->conv_out;
   if (!kr_has(w)) return NULL;
   if (a->W != 4 || a->C % 4 || a->conv_from % 4 || a->n_states < 1)
     return "a convolution of other than four taps, not of fours, or without states";
@@ -53,7 +53,7 @@ static const char *refuse_norm_gemm_conv(const krait_norm_gemm_args *a) {
 }
 
 /* Checks the norm's part of a call. */
-static const char *refuse_norm_gemm_norm(const krait_norm_gemm_args *a) {
+static const char *refuse_norm_gemm_norm(const kr_norm_gemm_args *a) {
   const int32_t dtype = norm_gemm_dtype_of(a);
   if (is_float_row(a) && kr_has(&a->residual)) return "something is added to a row of float32";
   if (a->out.dtype != KRAIT_F32 && a->out.dtype != dtype) return "out is neither float32 nor of the factors' type";
@@ -68,14 +68,14 @@ static const char *refuse_norm_gemm_norm(const krait_norm_gemm_args *a) {
 }
 
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_norm_gemm_args *a = args;
+  const kr_norm_gemm_args *a = args;
   if (kr_has(&a->qweight)) return "weights of 8 bits";
-  const krait_gemm_args product = norm_gemm_product_of(a);
+  const kr_gemm_args product = norm_gemm_product_of(a);
   const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
   return why ? why : refuse_norm_gemm_norm(a);
 }
 
-static kr_conv_step conv_of(const krait_norm_gemm_args *a) {
+static kr_conv_step conv_of(const kr_norm_gemm_args *a) {
   return (kr_conv_step){.state = a->conv_state.data,
                         .weight = a->conv_weight.data,
                         .bias = a->conv_bias.data,
@@ -90,8 +90,8 @@ static kr_conv_step conv_of(const krait_norm_gemm_args *a) {
                         .out_is_float = a->conv_out.dtype == KRAIT_F32};
 }
 
-static kr_normed normed_of(const krait_norm_gemm_args *a) {
-  const krait_view *other = kr_has(&a->z) ? &a->z : is_float_row(a) ? &a->x : &a->residual;
+static kr_normed normed_of(const kr_norm_gemm_args *a) {
+  const kr_view *other = kr_has(&a->z) ? &a->z : is_float_row(a) ? &a->x : &a->residual;
   return (kr_normed){.other = other->data,
                      .weight = a->weight.data,
                      .sum = a->residual_out.data,
@@ -104,8 +104,8 @@ static kr_normed normed_of(const krait_norm_gemm_args *a) {
 }
 
 int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
-  const krait_norm_gemm_args *a = args;
-  const krait_gemm_args product = norm_gemm_product_of(a);
+  const kr_norm_gemm_args *a = args;
+  const kr_gemm_args product = norm_gemm_product_of(a);
   const kr_normed norm = normed_of(a);
   const kr_conv_step conv = conv_of(a);
   return a->M ? kr_gemm_normed(ctx, &product, &norm, kr_has(&a->z), &conv) : KRAIT_OK;
@@ -113,9 +113,9 @@ int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
 
 /* ---- 8-bit weights ----------------------------------------------------------------------------------------------- */
 
-static krait_gemm_q8_args quantized_product_of(const krait_norm_gemm_args *a) {
-  krait_gemm_q8_args product = {
-      .call = {.size = sizeof(krait_gemm_q8_args), .flags = a->call.flags, .stream = a->call.stream},
+static kr_gemm_q8_args quantized_product_of(const kr_norm_gemm_args *a) {
+  kr_gemm_q8_args product = {
+      .call = {.size = sizeof(kr_gemm_q8_args), .flags = a->call.flags, .stream = a->call.stream},
       .M = a->M,
       .N = a->N,
       .S = a->S,
@@ -129,10 +129,10 @@ static krait_gemm_q8_args quantized_product_of(const krait_norm_gemm_args *a) {
 }
 
 const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_norm_gemm_args *a = args;
+  const kr_norm_gemm_args *a = args;
   if (!kr_has(&a->qweight)) return "weights of other than 8 bits";
   if (kr_has(&a->z)) return "a gate";
-  const krait_gemm_q8_args product = quantized_product_of(a);
+  const kr_gemm_q8_args product = quantized_product_of(a);
   const char *why = kr_gemm_q8_normed_refuse(ctx, &product);
   return why                                  ? why
          : product.A.dtype != a->weight.dtype ? "x of another type than the norm's weight"
@@ -140,8 +140,8 @@ const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args) {
-  const krait_norm_gemm_args *a = args;
-  const krait_gemm_q8_args product = quantized_product_of(a);
+  const kr_norm_gemm_args *a = args;
+  const kr_gemm_q8_args product = quantized_product_of(a);
   const kr_normed norm = normed_of(a);
   const kr_conv_step conv = conv_of(a);
   return a->M && a->N ? kr_gemm_q8_normed(ctx, &product, &norm, &conv) : KRAIT_OK;

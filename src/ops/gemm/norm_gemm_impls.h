@@ -2,7 +2,7 @@
 #ifndef KR_NORM_GEMM_IMPLS_H
 #define KR_NORM_GEMM_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 #include "op.h"
 #include "rewrite.h"

@@ -9,23 +9,23 @@
 #include "op_list.h"
 #include "view.h"
 
-static double norm_gemm_element(const krait_view *v, int64_t m, int64_t k) {
+static double norm_gemm_element(const kr_view *v, int64_t m, int64_t k) {
   return kr_has(v) ? kr_get(v, kr_at2(v, m, k)) : 0;
 }
 
-static double norm_gemm_summed(const krait_norm_gemm_args *a, int64_t m, int64_t k) {
+static double norm_gemm_summed(const kr_norm_gemm_args *a, int64_t m, int64_t k) {
   const double x = norm_gemm_element(&a->x, m, k), z = norm_gemm_element(&a->z, m, k);
   return kr_has(&a->z) ? x * z / (1 + exp(-z)) : x + norm_gemm_element(&a->residual, m, k);
 }
 
-static double weight_of(const krait_norm_gemm_args *a, int64_t k, int64_t n) {
+static double weight_of(const kr_norm_gemm_args *a, int64_t k, int64_t n) {
   if (!kr_has(&a->qweight)) return kr_get(&a->Bmat, kr_at2(&a->Bmat, k, n));
   const uint32_t word = (uint32_t)kr_get_i32(&a->qweight, kr_at2(&a->qweight, n, k / 4));
   return kr_get(&a->scales, kr_at2(&a->scales, n, k / 32)) * (double)(int8_t)(word >> (k % 4 * 8) & 255);
 }
 
 /* Normalised row m times column n; scale is 1 / RMS of the row. */
-static double product(const krait_norm_gemm_args *a, double scale, int64_t m, int64_t n) {
+static double product(const kr_norm_gemm_args *a, double scale, int64_t m, int64_t n) {
   double sum = 0;
   for (int64_t k = 0; k < a->K; k++) {
     const double weight = kr_has(&a->weight) ? kr_get(&a->weight, kr_at1(&a->weight, k)) : 1;
@@ -35,7 +35,7 @@ static double product(const krait_norm_gemm_args *a, double scale, int64_t m, in
 }
 
 /* Convolution with the newest input of channel c; shifts the state. */
-static double convolve_norm_gemm(const krait_norm_gemm_args *a, int64_t row, int64_t c, double newest) {
+static double convolve_norm_gemm(const kr_norm_gemm_args *a, int64_t row, int64_t c, double newest) {
   const int64_t S = a->W - 1;
   double sum = newest * kr_get(&a->conv_weight, kr_at2(&a->conv_weight, c, S));
   if (kr_has(&a->conv_bias)) sum += kr_get(&a->conv_bias, kr_at1(&a->conv_bias, c));
@@ -47,7 +47,7 @@ static double convolve_norm_gemm(const krait_norm_gemm_args *a, int64_t row, int
   return sum / (1 + exp(-sum));
 }
 
-static void one_row(const krait_norm_gemm_args *a, int64_t m) {
+static void one_row(const kr_norm_gemm_args *a, int64_t m) {
   const int64_t row =
       kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, m)) : m;
   double square = 0;
@@ -65,7 +65,7 @@ static void one_row(const krait_norm_gemm_args *a, int64_t m) {
 }
 
 int32_t kr_norm_gemm_ref(const krait_ctx *ctx, const void *args) {
-  const krait_norm_gemm_args *a = args;
+  const kr_norm_gemm_args *a = args;
   (void)ctx;
   KR_TRY(kr_need_rows("norm_gemm", "conv_state_indices", &a->conv_state_indices, a->M, a->n_states));
   for (int64_t m = 0; m < a->M; m++) one_row(a, m);

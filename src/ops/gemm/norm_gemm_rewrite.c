@@ -13,9 +13,9 @@
 /* ---- norms in products ---- */
 
 /* Call 0's part, a norm; returns its output. 0: another kind of norm. */
-static kr_tensor read_norm(const kr_rewriter *w, krait_norm_gemm_args *to) {
+static kr_tensor read_norm(const kr_rewriter *w, kr_norm_gemm_args *to) {
   if (w->op[0] == &kr_op_add_norm) {
-    const krait_add_norm_args *a = w->args[0];
+    const kr_add_norm_args *a = w->args[0];
     if (a->call.flags != KRAIT_NORM_RMS || TENSOR(0, add_norm, x1) || TENSOR(0, add_norm, rowscale) ||
         TENSOR(0, add_norm, bias) || TENSOR(0, add_norm, weight1) || TENSOR(0, add_norm, out1))
       return 0;
@@ -24,7 +24,7 @@ static kr_tensor read_norm(const kr_rewriter *w, krait_norm_gemm_args *to) {
     return TENSOR(0, add_norm, out);
   }
   if (w->op[0] == &kr_op_gated_norm) {
-    const krait_gated_norm_args *a = w->args[0];
+    const kr_gated_norm_args *a = w->args[0];
     if (a->call.flags != (KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST) || a->group_size != a->M ||
         TENSOR(0, gated_norm, bias))
       return 0;
@@ -49,22 +49,22 @@ static int is_in_place(const kr_rewriter *w, kr_tensor out) {
 
 /* A product with at most a bias. */
 static int is_known_product(const kr_rewriter *w, int call) {
-  const krait_gemm_args *a = w->args[call];
+  const kr_gemm_args *a = w->args[call];
   return w->op[call] == &kr_op_gemm && kr_gemm_is_plain(a) && a->activation == KRAIT_ACT_NONE &&
          !TENSOR(call, gemm, residual);
 }
 
 /* Call 1's part, a product; what it reads. 0: another kind of call. */
-static kr_tensor read_product(const kr_rewriter *w, krait_norm_gemm_args *to, kr_tensor *out) {
+static kr_tensor read_product(const kr_rewriter *w, kr_norm_gemm_args *to, kr_tensor *out) {
   if (is_known_product(w, 1)) {
-    const krait_gemm_args *of = w->args[1];
+    const kr_gemm_args *of = w->args[1];
     to->M = of->M, to->N = of->N, to->K = of->K;
     to->Bmat = VIEW(1, gemm, Bmat), to->bias = VIEW(1, gemm, bias), to->out = VIEW(1, gemm, out);
     *out = TENSOR(1, gemm, out);
     return TENSOR(1, gemm, A);
   }
   if (w->op[1] == &kr_op_gemm_q8) {
-    const krait_gemm_q8_args *of = w->args[1];
+    const kr_gemm_q8_args *of = w->args[1];
     to->M = of->M, to->N = of->N, to->K = 32 * of->S, to->S = of->S;
     to->qweight = VIEW(1, gemm_q8, qweight), to->scales = VIEW(1, gemm_q8, scales), to->bias = VIEW(1, gemm_q8, bias),
     to->out = VIEW(1, gemm_q8, out);
@@ -75,7 +75,7 @@ static kr_tensor read_product(const kr_rewriter *w, krait_norm_gemm_args *to, kr
 }
 
 static int norm_in_product(const kr_rewriter *w) {
-  krait_norm_gemm_args a = {0};
+  kr_norm_gemm_args a = {0};
   kr_tensor out = 0;
   const kr_tensor x = read_product(w, &a, &out), normed = x ? read_norm(w, &a) : 0;
   if (!normed || !w->can->passes(w, normed) || !w->can->share(w, x, normed) || is_in_place(w, out) ||
@@ -94,16 +94,16 @@ static int sum_in_product(const kr_rewriter *w) {
   if (!stream || !sum || w->can->dtype(w, stream) != KRAIT_F32 || w->can->dtype(w, sum) != KRAIT_F32 ||
       !w->can->passes(w, out) || !w->can->share(w, x, out) || kr_rewrite_is_empty(w, x))
     return 0;
-  krait_gemm_args p = *(const krait_gemm_args *)w->args[0];
-  krait_norm_gemm_args a = *(const krait_norm_gemm_args *)w->args[1];
+  kr_gemm_args p = *(const kr_gemm_args *)w->args[0];
+  kr_norm_gemm_args a = *(const kr_norm_gemm_args *)w->args[1];
   p.residual = w->can->view(w, stream), p.out = a.x = w->can->view(w, sum);
-  a.residual = a.residual_out = (krait_view){0};
+  a.residual = a.residual_out = (kr_view){0};
   if (!w->can->accepts(w, &kr_op_gemm, &p) || !w->can->accepts(w, &kr_op_norm_gemm, &a)) return 0;
-  w->can->set(w, 0, offsetof(krait_gemm_args, residual), KR_IN, stream);
-  w->can->set(w, 0, offsetof(krait_gemm_args, out), KR_OUT, sum);
-  w->can->set(w, 1, offsetof(krait_norm_gemm_args, x), KR_IN, sum);
-  w->can->set(w, 1, offsetof(krait_norm_gemm_args, residual), KR_IN, 0);
-  w->can->set(w, 1, offsetof(krait_norm_gemm_args, residual_out), KR_OUT, 0);
+  w->can->set(w, 0, offsetof(kr_gemm_args, residual), KR_IN, stream);
+  w->can->set(w, 0, offsetof(kr_gemm_args, out), KR_OUT, sum);
+  w->can->set(w, 1, offsetof(kr_norm_gemm_args, x), KR_IN, sum);
+  w->can->set(w, 1, offsetof(kr_norm_gemm_args, residual), KR_IN, 0);
+  w->can->set(w, 1, offsetof(kr_norm_gemm_args, residual_out), KR_OUT, 0);
   return 1;
 }
 
@@ -116,13 +116,13 @@ static int gate_in_update(const kr_rewriter *w) {
   if (!z || TENSOR(0, state_update, z) || !w->can->passes(w, out) || !w->can->share(w, x, out) ||
       kr_rewrite_is_empty(w, out) || !w->can->can_reshape(w, z, w->can->dims(w, out)))
     return 0;
-  krait_state_update_args u = *(const krait_state_update_args *)w->args[0];
-  krait_norm_gemm_args p = *(const krait_norm_gemm_args *)w->args[1];
+  kr_state_update_args u = *(const kr_state_update_args *)w->args[0];
+  kr_norm_gemm_args p = *(const kr_norm_gemm_args *)w->args[1];
   const kr_tensor gate = w->can->reshape(w, z, w->can->dims(w, out));
-  u.z = w->can->view(w, gate), p.z = (krait_view){0};
+  u.z = w->can->view(w, gate), p.z = (kr_view){0};
   if (!w->can->accepts(w, &kr_op_state_update, &u) || !w->can->accepts(w, &kr_op_norm_gemm, &p)) return 0;
-  w->can->set(w, 0, offsetof(krait_state_update_args, z), KR_IN, gate);
-  w->can->set(w, 1, offsetof(krait_norm_gemm_args, z), KR_IN, 0);
+  w->can->set(w, 0, offsetof(kr_state_update_args, z), KR_IN, gate);
+  w->can->set(w, 1, offsetof(kr_norm_gemm_args, z), KR_IN, 0);
   return 1;
 }
 
@@ -130,10 +130,10 @@ static int gate_in_update(const kr_rewriter *w) {
 
 static int conv_in_product(const kr_rewriter *w) {
   if (w->op[0] != &kr_op_norm_gemm || w->op[1] != &kr_op_causal_conv1d_update) return 0;
-  const krait_causal_conv1d_update_args *c = w->args[1];
+  const kr_causal_conv1d_update_args *c = w->args[1];
   const kr_tensor out = TENSOR(0, norm_gemm, out), y = TENSOR(1, causal_conv1d_update, out),
                   x = TENSOR(1, causal_conv1d_update, x);
-  krait_norm_gemm_args a = *(const krait_norm_gemm_args *)w->args[0];
+  kr_norm_gemm_args a = *(const kr_norm_gemm_args *)w->args[0];
   if (TENSOR(0, norm_gemm, conv_weight) || c->L != 1 || c->S != c->W - 1 || c->activation != KRAIT_ACT_SILU ||
       TENSOR(1, causal_conv1d_update, cache_seqlens) || w->can->share(w, y, out) || kr_rewrite_is_empty(w, x))
     return 0;
@@ -142,7 +142,7 @@ static int conv_in_product(const kr_rewriter *w) {
   if (a.conv_from < 0) return 0;
   for (int i = 0; i < kr_sig_norm_gemm.n_tensors; i++) {
     const kr_tensor t = w->can->tensor(w, 0, kr_sig_norm_gemm.tensors[i].offset);
-    if (t) *(krait_view *)((char *)&a + kr_sig_norm_gemm.tensors[i].offset) = w->can->view(w, t);
+    if (t) *(kr_view *)((char *)&a + kr_sig_norm_gemm.tensors[i].offset) = w->can->view(w, t);
   }
   a.conv_weight = VIEW(1, causal_conv1d_update, weight), a.conv_bias = VIEW(1, causal_conv1d_update, bias),
   a.conv_state = VIEW(1, causal_conv1d_update, conv_state),

@@ -11,59 +11,59 @@
 static double elements(int64_t B, int64_t S, int64_t C) { return (double)B * (double)S * (double)C; }
 
 static void count_instance_norm(const void *args, kr_cost *cost) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   *cost = (kr_cost){.flops = 8 * elements(a->B, a->S, a->C),
                     .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_instance_norm_bwd(const void *args, kr_cost *cost) {
-  const krait_instance_norm_bwd_args *a = args;
+  const kr_instance_norm_bwd_args *a = args;
   *cost = (kr_cost){.flops = 20 * elements(a->B, a->S, a->C),
                     .bytes = 3 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_pool(const void *args, kr_cost *cost) {
-  const krait_pool_args *a = args;
+  const kr_pool_args *a = args;
   *cost = (kr_cost){.flops = elements(a->B, a->S, a->C),
                     .bytes = (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 static void count_pool_bwd(const void *args, kr_cost *cost) {
-  const krait_pool_bwd_args *a = args;
+  const kr_pool_bwd_args *a = args;
   *cost = (kr_cost){.flops = elements(a->B, a->S, a->C),
                     .bytes = 2 * (double)krait_dtype_bytes(a->x.dtype) * elements(a->B, a->S, a->C)};
 }
 
 static const char *const gaps = "channels are not contiguous", *const halves = "16-bit tensors";
 static const char *refuse_inorm_norm(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->out.stride[2] != 1 ? gaps : NULL;
 }
 static const char *refuse_norm_bwd(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_bwd_args *a = args;
+  const kr_instance_norm_bwd_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->dout.stride[2] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
 }
 static const char *refuse_pool(const krait_ctx *ctx, const void *args) {
-  const krait_pool_args *a = args;
+  const kr_pool_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->out.stride[1] != 1 ? gaps : NULL;
 }
 static const char *refuse_pool_bwd(const krait_ctx *ctx, const void *args) {
-  const krait_pool_bwd_args *a = args;
+  const kr_pool_bwd_args *a = args;
   (void)ctx;
   if (a->x.dtype != KRAIT_F32) return halves;
   return a->x.stride[2] != 1 || a->dout.stride[1] != 1 || (kr_has(&a->dx) && a->dx.stride[2] != 1) ? gaps : NULL;
 }
 
 static uint64_t instance_norm_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   (void)ctx;
   return (uint64_t)(a->B * (2 * kr_norm_chunks(a->S, a->C) + 3) * a->C) * sizeof(float);
 }
 static uint64_t bwd_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_bwd_args *a = args;
+  const kr_instance_norm_bwd_args *a = args;
   (void)ctx;
   return (uint64_t)(3 * a->B * a->C) * sizeof(float);
 }
@@ -101,7 +101,7 @@ static const kr_impl pool_bwd_impls[] = {
 int32_t kr_pool_case(kr_case *c, int64_t index) {
   static const uint32_t kinds[] = {0, KRAIT_POOL_SUM, KRAIT_POOL_MAX};
   c->contiguous = index % 2;
-  ((krait_call *)c->args)->flags = kinds[kr_case_int(c, 0, 2)];
+  ((kr_call *)c->args)->flags = kinds[kr_case_int(c, 0, 2)];
   *kr_case_size(c, "B") = kr_case_int(c, 1, 3);
   *kr_case_size(c, "S") = kr_case_edge(c, index % 8 == 0 ? 1030 : 70) + 1;
   *kr_case_size(c, "C") = kr_case_edge(c, 130) + 1;
@@ -109,8 +109,8 @@ int32_t kr_pool_case(kr_case *c, int64_t index) {
 }
 
 /* How near an activation comes to PReLU's corner, where rounding decides which slope a gradient has. */
-static double distance_from_corner(const krait_view *x, const int64_t sizes[3], const krait_view *weights,
-                                   const krait_view *biases, double eps) {
+static double distance_from_corner(const kr_view *x, const int64_t sizes[3], const kr_view *weights,
+                                   const kr_view *biases, double eps) {
   double least = INFINITY;
   for (int64_t b = 0; b < sizes[0]; b++)
     for (int64_t c = 0; c < sizes[2]; c++) {
@@ -135,7 +135,7 @@ static void choose_inorm_sizes(kr_case *c, int64_t index) {
 
 /* Finite differences move an activation by some hundredths, and have no slope where that crosses the corner. */
 int32_t kr_instance_norm_case(kr_case *c, int64_t index) {
-  const krait_instance_norm_args *a = (const krait_instance_norm_args *)c->args;
+  const kr_instance_norm_args *a = (const kr_instance_norm_args *)c->args;
   choose_inorm_sizes(c, index);
   if (!c->is_exact) return KRAIT_OK;
   kr_case_give_rest(c);
@@ -150,7 +150,7 @@ int32_t kr_instance_norm_case(kr_case *c, int64_t index) {
 }
 
 int32_t kr_instance_norm_bwd_case(kr_case *c, int64_t index) {
-  const krait_instance_norm_bwd_args *a = (const krait_instance_norm_bwd_args *)c->args;
+  const kr_instance_norm_bwd_args *a = (const kr_instance_norm_bwd_args *)c->args;
   choose_inorm_sizes(c, index);
   kr_case_give_rest(c);
   for (int i = 0; i < 20 && kr_has(&a->slope) && !c->is_unfilled &&

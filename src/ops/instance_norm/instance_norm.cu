@@ -36,10 +36,10 @@ KR_DEV place here(const kr_middle_params &p) {
   return at;
 }
 
-KR_DEV const element *column(const krait_view &v, int64_t b, int64_t c) {
+KR_DEV const element *column(const kr_view &v, int64_t b, int64_t c) {
   return (const element *)v.data + b * v.stride[0] + c * v.stride[2];
 }
-KR_DEV float parameter(const krait_view &v, int64_t c, float other) {
+KR_DEV float parameter(const kr_view &v, int64_t c, float other) {
   return v.data ? ((const float *)v.data)[c * v.stride[0]] : other;
 }
 template <int V>
@@ -260,7 +260,7 @@ KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_apply_two(const 
 KR_KERNEL void KR_BOUNDS(KR_MIDDLE_THREADS, 4) kr_instance_back_sums(const kr_middle_params p) {
   const int64_t c = (int64_t)kr_block_x() * KR_MIDDLE_THREADS + kr_thread();
   const int which = kr_block_y();
-  const krait_view &to = which == 0 ? p.dbias : which == 1 ? p.dweight : p.dslope;
+  const kr_view &to = which == 0 ? p.dbias : which == 1 ? p.dweight : p.dslope;
   if (c >= p.C || !to.data) return;
   float sum = 0.0f;
   for (int64_t b = 0; b < p.B; b++) sum += p.partial[(b * p.n_parts * KR_MIDDLE_SUMS + which) * p.C + c];

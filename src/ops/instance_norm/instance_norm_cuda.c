@@ -32,7 +32,7 @@ static kr_middle_params inorm_plan_of(int64_t B, int64_t S, int64_t C, int64_t l
 static kr_middle_params plan_norm(int64_t B, int64_t S, int64_t C, int in_pairs) {
   return inorm_plan_of(B, S, C, 16, KR_MIDDLE_PARTS, in_pairs);
 }
-static int is_in_pairs_for_inorm(const krait_view *v) {
+static int is_in_pairs_for_inorm(const kr_view *v) {
   return !kr_has(v) || (v->stride[2] == 1 && v->stride[0] % 2 == 0 && v->stride[1] % 2 == 0 &&
                         v->dtype != KRAIT_F32 && (uintptr_t)v->data % 16 == 0);
 }
@@ -48,23 +48,23 @@ static int is_too_large(int64_t B, int64_t S, int64_t C) {
 }
 
 const char *kr_instance_norm_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   (void)ctx;
   return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
 }
 const char *kr_instance_norm_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_bwd_args *a = args;
+  const kr_instance_norm_bwd_args *a = args;
   (void)ctx;
   return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
 }
 uint64_t kr_instance_norm_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   const kr_middle_params p = plan_norm(a->B, a->S, a->C, 0);
   (void)ctx;
   return instance_norm_gpu_scratch(&p);
 }
 uint64_t kr_instance_norm_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_bwd_args *a = args;
+  const kr_instance_norm_bwd_args *a = args;
   const kr_middle_params p = plan_norm(a->B, a->S, a->C, 0);
   (void)ctx;
   return instance_norm_gpu_scratch(&p);
@@ -81,7 +81,7 @@ static kr_grid by_columns(int64_t n, uint32_t y, void *stream) {
 }
 
 static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   const int two = a->C % 2 == 0 && is_in_pairs_for_inorm(&a->x) && is_in_pairs_for_inorm(&a->out);
   kr_middle_params p = plan_norm(a->B, a->S, a->C, two);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.slope = a->slope, p.out = a->out, p.eps = a->eps;
@@ -95,7 +95,7 @@ static int32_t run_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
 }
 
 static int32_t run_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_instance_norm_bwd_args *a = args;
+  const kr_instance_norm_bwd_args *a = args;
   const int two =
       a->C % 2 == 0 && is_in_pairs_for_inorm(&a->x) && is_in_pairs_for_inorm(&a->dout) && is_in_pairs_for_inorm(&a->dx);
   kr_middle_params p = plan_norm(a->B, a->S, a->C, two);
@@ -121,12 +121,12 @@ KR_CUDA_TIERS(instance_norm_bwd, run_norm_bwd)
 /* ---- pooling ---- */
 
 const char *kr_pool_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_pool_args *a = args;
+  const kr_pool_args *a = args;
   (void)ctx;
   return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
 }
 const char *kr_pool_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_pool_bwd_args *a = args;
+  const kr_pool_bwd_args *a = args;
   (void)ctx;
   return is_too_large(a->B, a->S, a->C) ? too_many : NULL;
 }
@@ -134,7 +134,7 @@ uint64_t kr_pool_cuda_scratch(const krait_ctx *ctx, const void *args) { return (
 uint64_t kr_pool_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 static int32_t run_pool(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_pool_args *a = args;
+  const kr_pool_args *a = args;
   kr_middle_params p = inorm_plan_of(a->B, a->S, a->C, 1, 1, 0);
   p.x = a->x, p.out = a->out, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));
   const kr_grid all = by_parts(&p, a->call.stream);
@@ -143,7 +143,7 @@ static int32_t run_pool(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 /* Every block searches for the maxima of its channels: rows are not split. */
 static int32_t run_pool_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_pool_bwd_args *a = args;
+  const kr_pool_bwd_args *a = args;
   kr_middle_params p = inorm_plan_of(a->B, a->S, a->C, 8, a->call.flags & KRAIT_POOL_MAX ? 1 : KR_MIDDLE_PARTS, 0);
   if (!kr_has(&a->dx)) return KRAIT_OK;
   p.x = a->x, p.dout = a->dout, p.out = a->dx, p.kind = (int32_t)(a->call.flags & (KRAIT_POOL_SUM | KRAIT_POOL_MAX));

@@ -8,11 +8,11 @@
 #include "op_list.h"
 #include "view.h"
 
-static double inorm_ref_parameter(const krait_view *v, int64_t c, double other) {
+static double inorm_ref_parameter(const kr_view *v, int64_t c, double other) {
   return kr_has(v) ? kr_get(v, kr_at1(v, c)) : other;
 }
 
-static void measure_inorm_ref(const krait_view *x, int64_t b, int64_t S, int64_t c, double eps, double *mean,
+static void measure_inorm_ref(const kr_view *x, int64_t b, int64_t S, int64_t c, double eps, double *mean,
                               double *scale) {
   double square = 0;
   *mean = 0;
@@ -25,7 +25,7 @@ static void measure_inorm_ref(const krait_view *x, int64_t b, int64_t S, int64_t
 }
 
 int32_t kr_instance_norm_ref(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   (void)ctx;
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t c = 0; c < a->C; c++) {
@@ -46,7 +46,7 @@ typedef struct sums {
 } sums;
 
 /* One (b, c): adds to the sums of c and writes dx. */
-static void channel_back(const krait_instance_norm_bwd_args *a, int64_t b, int64_t c, sums *all) {
+static void channel_back(const kr_instance_norm_bwd_args *a, int64_t b, int64_t c, sums *all) {
   const double weight = inorm_ref_parameter(&a->weight, c, 1), bias = inorm_ref_parameter(&a->bias, c, 0),
                slope = inorm_ref_parameter(&a->slope, c, 1), S = (double)a->S;
   double mean, scale;
@@ -65,7 +65,7 @@ static void channel_back(const krait_instance_norm_bwd_args *a, int64_t b, int64
 }
 
 int32_t kr_instance_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_bwd_args *a = args;
+  const kr_instance_norm_bwd_args *a = args;
   (void)ctx;
   for (int64_t c = 0; c < a->C; c++) {
     sums all = {0, 0, 0};
@@ -79,7 +79,7 @@ int32_t kr_instance_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
 
 /* ---- pooling ---- */
 
-static int64_t first_of_largest(const krait_view *x, int64_t b, int64_t S, int64_t c) {
+static int64_t first_of_largest(const kr_view *x, int64_t b, int64_t S, int64_t c) {
   int64_t best = 0;
   for (int64_t s = 1; s < S; s++)
     if (kr_get(x, kr_at3(x, b, s, c)) > kr_get(x, kr_at3(x, b, best, c))) best = s;
@@ -87,7 +87,7 @@ static int64_t first_of_largest(const krait_view *x, int64_t b, int64_t S, int64
 }
 
 int32_t kr_pool_ref(const krait_ctx *ctx, const void *args) {
-  const krait_pool_args *a = args;
+  const kr_pool_args *a = args;
   const int largest = (a->call.flags & KRAIT_POOL_MAX) != 0, is_sum = (a->call.flags & KRAIT_POOL_SUM) != 0;
   (void)ctx;
   for (int64_t b = 0; b < a->B; b++)
@@ -101,7 +101,7 @@ int32_t kr_pool_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_pool_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_pool_bwd_args *a = args;
+  const kr_pool_bwd_args *a = args;
   const int largest = (a->call.flags & KRAIT_POOL_MAX) != 0, is_sum = (a->call.flags & KRAIT_POOL_SUM) != 0;
   (void)ctx;
   for (int64_t b = 0; b < a->B && kr_has(&a->dx); b++)

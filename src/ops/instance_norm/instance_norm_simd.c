@@ -14,12 +14,12 @@ static inline void store_inorm_some(float *p, kr_v v, int n) {
   if (n == KR_VL) kr_v_store(p, v);
   else kr_v_storen(p, v, n);
 }
-static float *inorm_at(const krait_view *v, int64_t b, int64_t s, int64_t c) {
+static float *inorm_at(const kr_view *v, int64_t b, int64_t s, int64_t c) {
   return (float *)v->data + kr_at3(v, b, s, c);
 }
 static int inorm_lanes_of(int64_t C, int64_t c) { return (int)(C - c < KR_VL ? C - c : KR_VL); }
 
-static kr_v inorm_simd_parameter(const krait_view *v, int64_t c, int n, float other) {
+static kr_v inorm_simd_parameter(const kr_view *v, int64_t c, int n, float other) {
   float lanes[KR_VL];
   for (int k = 0; k < KR_VL; k++) lanes[k] = k < n && kr_has(v) ? ((const float *)v->data)[kr_at1(v, c + k)] : other;
   return kr_v_load(lanes);
@@ -50,7 +50,7 @@ static int64_t vectors(int64_t C) { return (C + KR_VL - 1) / KR_VL; }
 /* ---- the norm: moments of chunks, then of each b, then the normalisation ---- */
 
 typedef struct norm_run {
-  const krait_instance_norm_args *a;
+  const kr_instance_norm_args *a;
   int64_t size, n_chunks; /* positions per chunk; chunks per b */
   float *mean, *m2;       /* (B, n_chunks, C) */
   float *affine;          /* (B, 3, C): scale, shift, slope */
@@ -76,12 +76,12 @@ static kr_affine inorm_affine_of(const norm_run *r, int64_t b) {
   return (kr_affine){from, from + r->a->C, from + 2 * r->a->C};
 }
 
-static float inorm_value(const krait_view *v, int64_t c, float other) {
+static float inorm_value(const kr_view *v, int64_t c, float other) {
   return kr_has(v) ? ((const float *)v->data)[kr_at1(v, c)] : other;
 }
 
 static void merge_channels(const norm_run *r, int64_t b) {
-  const krait_instance_norm_args *a = r->a;
+  const kr_instance_norm_args *a = r->a;
   const kr_affine to = inorm_affine_of(r, b);
   for (int64_t c = 0; c < a->C; c++) {
     double mean, variance;
@@ -95,7 +95,7 @@ static void merge_channels(const norm_run *r, int64_t b) {
 
 static void norm_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const norm_run *r = user;
-  const krait_instance_norm_args *a = r->a;
+  const kr_instance_norm_args *a = r->a;
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     const int64_t b = i / r->n_chunks, chunk = i % r->n_chunks, s = chunk * r->size;
@@ -106,7 +106,7 @@ static void norm_chunks(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_instance_norm)(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_args *a = args;
+  const kr_instance_norm_args *a = args;
   norm_run r = {.a = a, .size = kr_norm_chunk(a->C), .n_chunks = kr_norm_chunks(a->S, a->C), .mean = a->call.scratch};
   r.m2 = r.mean + a->B * r.n_chunks * a->C, r.affine = r.m2 + a->B * r.n_chunks * a->C;
   kr_parallel(ctx, a->B * r.n_chunks, 1, measure_chunks, &r);
@@ -130,7 +130,7 @@ static inline kr_v through(const back_lanes *l, kr_v x, kr_v d, kr_v *xhat, kr_v
 }
 
 static void channels_back(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_instance_norm_bwd_args *a = user;
+  const kr_instance_norm_bwd_args *a = user;
   float *const all = a->call.scratch;
   (void)worker;
   for (int64_t task = begin; task < end; task++) {
@@ -163,8 +163,8 @@ static void channels_back(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_instance_norm_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_instance_norm_bwd_args *a = args;
-  const krait_view *const outputs[] = {&a->dweight, &a->dbias, &a->dslope};
+  const kr_instance_norm_bwd_args *a = args;
+  const kr_view *const outputs[] = {&a->dweight, &a->dbias, &a->dslope};
   const float *all = a->call.scratch;
   kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), channels_back, (void *)args);
   for (int k = 0; k < 3; k++)
@@ -179,7 +179,7 @@ int32_t KR_FN(kr_instance_norm_bwd)(const krait_ctx *ctx, const void *args) {
 /* ---- pooling ---- */
 
 static void pool_channels(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_pool_args *a = user;
+  const kr_pool_args *a = user;
   const int largest = (a->call.flags & KRAIT_POOL_MAX) != 0;
   (void)worker;
   for (int64_t task = begin; task < end; task++) {
@@ -202,12 +202,12 @@ static void pool_channels(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_pool)(const krait_ctx *ctx, const void *args) {
-  const krait_pool_args *a = args;
+  const kr_pool_args *a = args;
   kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), pool_channels, (void *)args);
   return KRAIT_OK;
 }
 
-static void spread_largest(const krait_pool_bwd_args *a, int64_t b, int64_t c) {
+static void spread_largest(const kr_pool_bwd_args *a, int64_t b, int64_t c) {
   int64_t best = 0;
   for (int64_t s = 1; s < a->S; s++)
     if (*inorm_at(&a->x, b, s, c) > *inorm_at(&a->x, b, best, c)) best = s;
@@ -216,7 +216,7 @@ static void spread_largest(const krait_pool_bwd_args *a, int64_t b, int64_t c) {
 }
 
 static void pool_channels_back(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_pool_bwd_args *a = user;
+  const kr_pool_bwd_args *a = user;
   (void)worker;
   for (int64_t task = begin; task < end; task++) {
     const int64_t b = task / vectors(a->C), c = task % vectors(a->C) * KR_VL;
@@ -232,7 +232,7 @@ static void pool_channels_back(void *user, int64_t begin, int64_t end, int worke
 }
 
 int32_t KR_FN(kr_pool_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_pool_bwd_args *a = args;
+  const kr_pool_bwd_args *a = args;
   if (kr_has(&a->dx))
     kr_parallel(ctx, a->B * vectors(a->C), 1 + 4096 / (a->S * KR_VL), pool_channels_back, (void *)args);
   return KRAIT_OK;

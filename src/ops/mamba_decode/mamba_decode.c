@@ -7,8 +7,8 @@
 #include "view.h"
 
 /* Whether each product has exactly one form of weight, the same for all. */
-static int has_weights(const krait_mamba_decode_args *a) {
-  const krait_view *const whole[] = {&a->in_proj, &a->out_proj, &a->x_proj},
+static int has_weights(const kr_mamba_decode_args *a) {
+  const kr_view *const whole[] = {&a->in_proj, &a->out_proj, &a->x_proj},
                           *const words[] = {&a->in_proj_qweight, &a->out_proj_qweight, &a->x_proj_qweight},
                           *const scales[] = {&a->in_proj_scales, &a->out_proj_scales, &a->x_proj_scales};
   const int is_first = kr_has(&a->dt_proj), is_q8 = kr_has(&a->in_proj_qweight);
@@ -22,7 +22,7 @@ static int has_weights(const krait_mamba_decode_args *a) {
 }
 
 static int32_t check_mamba_decode_rules(const void *args) {
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   const int is_first = kr_has(&a->dt_proj), is_q8 = kr_has(&a->in_proj_qweight);
   KR_CHECK(is_first != kr_has(&a->gate_norm), KRAIT_ERR_ARGUMENT, "mamba_decode: Mamba has dt_proj, Mamba-2 gate_norm");
   KR_CHECK(
@@ -38,7 +38,7 @@ static int32_t check_mamba_decode_rules(const void *args) {
 }
 
 static void count_mamba_decode_cost(const void *args, kr_cost *cost) {
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   const double Y = (double)a->Y, B = (double)a->B, E = (double)a->E, D = (double)a->D, states = E * (double)a->N;
   const double weights =
       (double)kr_decode_rows(a) * D + E * D + (kr_has(&a->dt_proj) ? E * (double)(2 * a->R + 2 * a->N) : 0);

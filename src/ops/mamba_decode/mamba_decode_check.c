@@ -4,7 +4,7 @@
 #include "check.h"
 #include "op_list.h"
 
-static void choose_mamba_decode_sizes(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_even) {
+static void choose_mamba_decode_sizes(kr_case *c, kr_mamba_decode_args *a, int is_first, int is_even) {
   a->B = kr_case_int(c, 1, is_even ? 8 : 10), a->Y = kr_case_int(c, 1, 3);
   a->H = a->G = 1, a->W = is_even ? 4 : kr_case_int(c, 2, 5);
   a->D = is_even ? 8 * kr_case_int(c, 1, 12) : kr_case_edge(c, 40);
@@ -19,7 +19,7 @@ static void choose_mamba_decode_sizes(kr_case *c, krait_mamba_decode_args *a, in
  * reference takes seconds. */
 enum { FIRST_WIDE = 78 };
 
-static void widen_mamba_decode(kr_case *c, krait_mamba_decode_args *a, int is_first) {
+static void widen_mamba_decode(kr_case *c, kr_mamba_decode_args *a, int is_first) {
   a->B = 1, a->Y = 2, a->W = 4, a->G = 1, a->n_states = kr_case_int(c, 1, 3);
   a->D = 2560, a->E = 5120;
   a->H = is_first ? 1 : kr_case_pick(c, 3, (int64_t[]){1, 4, 80});
@@ -27,8 +27,8 @@ static void widen_mamba_decode(kr_case *c, krait_mamba_decode_args *a, int is_fi
 }
 
 /* Wide products' weights are small, as in models: y would leave float16's range. */
-static void calm(kr_case *c, krait_mamba_decode_args *a) {
-  const krait_view *const wide[] = {&a->in_proj, &a->x_proj, &a->out_proj}, *const scales[] = {&a->in_proj_scales,
+static void calm(kr_case *c, kr_mamba_decode_args *a) {
+  const kr_view *const wide[] = {&a->in_proj, &a->x_proj, &a->out_proj}, *const scales[] = {&a->in_proj_scales,
                                                                                                &a->x_proj_scales,
                                                                                                &a->out_proj_scales};
   for (int i = 0; i < 3; i++) {
@@ -38,11 +38,11 @@ static void calm(kr_case *c, krait_mamba_decode_args *a) {
 }
 
 /* 8-bit weights, or weights of the case's type. */
-static void give_mamba_decode_weights(kr_case *c, krait_mamba_decode_args *a, int is_first, int is_q8) {
+static void give_mamba_decode_weights(kr_case *c, kr_mamba_decode_args *a, int is_first, int is_q8) {
   static const char *const whole[] = {"in_proj", "out_proj", "x_proj"},
                            *const words[] = {"in_proj_qweight", "out_proj_qweight", "x_proj_qweight"},
                            *const scales[] = {"in_proj_scales", "out_proj_scales", "x_proj_scales"};
-  krait_view *const at[] = {&a->in_proj_qweight, &a->out_proj_qweight, &a->x_proj_qweight};
+  kr_view *const at[] = {&a->in_proj_qweight, &a->out_proj_qweight, &a->x_proj_qweight};
   const int64_t rows[] = {is_first ? 2 * a->E : 2 * a->E + 2 * a->G * a->N + a->H, a->D, a->R + 2 * a->N},
                 n_words[] = {8 * a->SD, 8 * a->SE, 8 * a->SE};
   if (is_first)
@@ -68,7 +68,7 @@ static void give_mamba_decode_weights(kr_case *c, krait_mamba_decode_args *a, in
 }
 
 int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
-  krait_mamba_decode_args *a = (krait_mamba_decode_args *)c->args;
+  kr_mamba_decode_args *a = (kr_mamba_decode_args *)c->args;
   const int is_wide = index >= FIRST_WIDE, is_first = is_wide ? kr_case_chance(c, 0.5) : index % 2 == 0,
             is_even = index % 3 != 0 || is_wide, is_q8 = is_wide ? index == FIRST_WIDE : index % 5 == 1;
   choose_mamba_decode_sizes(c, a, is_first, is_even);
@@ -85,7 +85,7 @@ int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
   const double bound = a->norm_weight.dtype == KRAIT_BF16 || a->x.dtype == KRAIT_BF16 ? 6e-2
                        : a->norm_weight.dtype == KRAIT_F16 || a->x.dtype == KRAIT_F16 ? 8e-3
                                                                                       : 2e-5;
-  const krait_view *const written[] = {&a->conv_state, &a->ssm_state, &a->out};
+  const kr_view *const written[] = {&a->conv_state, &a->ssm_state, &a->out};
   for (int i = 0; i < 3; i++) kr_case_bound(c, written[i], bound, bound / 100);
   return KRAIT_OK;
 }

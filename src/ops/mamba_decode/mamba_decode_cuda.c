@@ -12,31 +12,31 @@ static const int depths[2][N_DEPTHS] = {{12, 6, 3}, {9, 5, 3}}; /* 16-bit, 8-bit
 
 /* ---- the params -------------------------------------------------------------------------------------------------- */
 
-static kr_decode_matrix mamba_decode_matrix_of(const krait_view *v) {
+static kr_decode_matrix mamba_decode_matrix_of(const kr_view *v) {
   return (kr_decode_matrix){v->data, 2 * v->stride[0], 2 * v->stride[1], NULL, 0, 0};
 }
-static kr_decode_matrix words_of(const krait_view *v, const krait_view *scales) {
+static kr_decode_matrix words_of(const kr_view *v, const kr_view *scales) {
   return (kr_decode_matrix){v->data,      4 * v->stride[0],  4 * v->stride[1],
                             scales->data, scales->stride[0], scales->stride[1]};
 }
-static kr_decode_halves halves_of(const krait_view *v) {
+static kr_decode_halves halves_of(const kr_view *v) {
   return (kr_decode_halves){v->data, v->stride[0], v->stride[1]};
 }
-static kr_decode_floats floats_of(const krait_view *v) {
+static kr_decode_floats floats_of(const kr_view *v) {
   return (kr_decode_floats){v->data, v->stride[0], v->stride[1]};
 }
-static kr_decode_state state_of(const krait_view *v) {
+static kr_decode_state state_of(const kr_view *v) {
   return (kr_decode_state){v->data, v->stride[0], v->stride[1], v->stride[2], v->stride[3], v->dtype == KRAIT_F32, 0};
 }
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t share_mamba_decode(int64_t n, int64_t blocks) { return (n + blocks - 1) / blocks; }
 
-static int64_t n_columns_of(const krait_mamba_decode_args *a) {
+static int64_t n_columns_of(const kr_mamba_decode_args *a) {
   return kr_has(&a->dt_proj) ? a->R + 2 * a->N : 2 * a->G * a->N + a->H;
 }
 
-kr_decode_params kr_mamba_decode_describe(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
+kr_decode_params kr_mamba_decode_describe(const krait_ctx *ctx, const kr_mamba_decode_args *a) {
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors, is_second = !kr_has(&a->dt_proj),
                 columns = n_columns_of(a), K = most(a->D, a->E);
   kr_decode_params p = {.in_proj = mamba_decode_matrix_of(&a->in_proj),
@@ -126,17 +126,17 @@ static uint64_t keep_units(const krait_ctx *ctx, kr_decode_params *p, int depth)
 /* ---- accepted calls ---------------------------------------------------------------------------------------------- */
 
 /* Last dimension contiguous, other strides multiples of `elements`, data aligned to as many. */
-static int lies_in(const krait_view *v, int n_dims, int64_t elements) {
+static int lies_in(const kr_view *v, int n_dims, int64_t elements) {
   int64_t strides = 0;
   for (int i = 0; i + 1 < n_dims; i++) strides |= v->stride[i];
   return !v->data || (v->stride[n_dims - 1] == 1 && strides % elements == 0 &&
                       (uintptr_t)v->data % ((uintptr_t)elements * krait_dtype_bytes(v->dtype)) == 0);
 }
 
-static int is_of(const krait_view *v, int32_t dtype) { return !v->data || v->dtype == dtype; }
+static int is_of(const kr_view *v, int32_t dtype) { return !v->data || v->dtype == dtype; }
 
-static const char *refuse_types(const krait_mamba_decode_args *a) {
-  const krait_view *const halves[] = {&a->x,         &a->norm_weight,    &a->in_proj,       &a->conv_weight,
+static const char *refuse_types(const kr_mamba_decode_args *a) {
+  const kr_view *const halves[] = {&a->x,         &a->norm_weight,    &a->in_proj,       &a->conv_weight,
                                       &a->conv_bias, &a->x_proj,         &a->dt_proj,       &a->gate_norm,
                                       &a->out_proj,  &a->in_proj_scales, &a->x_proj_scales, &a->out_proj_scales};
   const int is_q8 = kr_has(&a->in_proj_qweight);
@@ -144,13 +144,13 @@ static const char *refuse_types(const krait_mamba_decode_args *a) {
     return is_q8 ? "x is not float16 beside weights of 8 bits" : "x is not of 16 bits";
   for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
     if (!is_of(halves[i], a->x.dtype)) return "weights of another type than x";
-  const krait_view *const states[] = {&a->conv_state, &a->ssm_state};
+  const kr_view *const states[] = {&a->conv_state, &a->ssm_state};
   for (int i = 0; i < 2; i++)
     if (states[i]->dtype != KRAIT_F32 && states[i]->dtype != a->x.dtype) return "states of another 16-bit type than x";
   return NULL;
 }
 
-static const char *refuse_places(const krait_mamba_decode_args *a) {
+static const char *refuse_places(const kr_mamba_decode_args *a) {
   const int rows = lies_in(&a->in_proj, 3, 8) && lies_in(&a->x_proj, 3, 8) && lies_in(&a->dt_proj, 3, 8) &&
                    lies_in(&a->out_proj, 3, 8) && lies_in(&a->in_proj_qweight, 3, 4) &&
                    lies_in(&a->x_proj_qweight, 3, 4) && lies_in(&a->out_proj_qweight, 3, 4) &&
@@ -164,13 +164,13 @@ static const char *refuse_places(const krait_mamba_decode_args *a) {
   return rows && fours && ones ? NULL : "weights or states do not lie together, or unaligned";
 }
 
-const char *kr_mamba_decode_refuse_tensors(const krait_mamba_decode_args *a) {
+const char *kr_mamba_decode_refuse_tensors(const kr_mamba_decode_args *a) {
   const char *why = refuse_types(a);
   return why ? why : refuse_places(a);
 }
 
 const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   const int64_t lanes = a->N / 4;
   const char *why = kr_mamba_decode_refuse_tensors(a);
   if (why) return why;
@@ -218,7 +218,7 @@ int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args) {
                                                  {{"mamba_decode_bf16", "kr_mamba_decode_12"},
                                                   {"mamba_decode_bf16", "kr_mamba_decode_6"},
                                                   {"mamba_decode_bf16", "kr_mamba_decode_3"}}};
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   if (a->B == 0) return KRAIT_OK;
   kr_decode_params p = kr_mamba_decode_describe(ctx, a);
   const int depth = depth_of(ctx, &p), n_phases = p.phase_to, is_q8 = p.in_proj.scales != NULL;

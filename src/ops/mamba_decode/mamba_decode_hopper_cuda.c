@@ -50,7 +50,7 @@ static void lay_out_block(kr_stream_params *s, int64_t blocks, int32_t at) {
 }
 
 /* The params with as long a ring as fits; one without stages if none does. */
-static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
+static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const kr_mamba_decode_args *a) {
   kr_stream_params s = {.p = kr_mamba_decode_describe(ctx, a)};
   const kr_decode_params *p = &s.p;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
@@ -71,14 +71,14 @@ static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const 
 }
 
 /* Rows follow one another without gaps: bulk copies take several. */
-static int is_dense(const krait_view *v, int64_t row) { return !v->data || v->stride[1] == row; }
+static int is_dense(const kr_view *v, int64_t row) { return !v->data || v->stride[1] == row; }
 
 /* And bulk copies are of whole 16 bytes. */
-static int are_dense_scales(const krait_view *v, int64_t row) {
+static int are_dense_scales(const kr_view *v, int64_t row) {
   return !v->data || (v->stride[1] == row && v->stride[0] % 8 == 0 && (uintptr_t)v->data % 16 == 0);
 }
 
-static int lies_dense(const krait_mamba_decode_args *a) {
+static int lies_dense(const kr_mamba_decode_args *a) {
   return is_dense(&a->in_proj, a->D) && is_dense(&a->x_proj, a->E) && is_dense(&a->out_proj, a->E) &&
          is_dense(&a->dt_proj, a->R) && is_dense(&a->in_proj_qweight, a->D / 4) &&
          is_dense(&a->x_proj_qweight, a->E / 4) && is_dense(&a->out_proj_qweight, a->E / 4) &&
@@ -86,7 +86,7 @@ static int lies_dense(const krait_mamba_decode_args *a) {
          are_dense_scales(&a->out_proj_scales, a->SE);
 }
 
-static const char *refuse_shape(const krait_ctx *ctx, const krait_mamba_decode_args *a) {
+static const char *refuse_shape(const krait_ctx *ctx, const kr_mamba_decode_args *a) {
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors, is_first = kr_has(&a->dt_proj);
   if (a->x.dtype != KRAIT_F16) return "not float16";
   if (a->B != 1) return "more than one sequence";
@@ -101,7 +101,7 @@ static const char *refuse_shape(const krait_ctx *ctx, const krait_mamba_decode_a
 }
 
 const char *kr_mamba_decode_streamed_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   if (!kr_cuda_has_cooperative(ctx->cuda)) return "a driver that does not start all blocks together";
   const char *why = kr_mamba_decode_refuse_tensors(a);
   if (!why) why = refuse_shape(ctx, a);
@@ -137,7 +137,7 @@ int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2][2] = {
       {{"mamba_decode_hopper", "kr_mamba_stream"}, {"mamba_decode_hopper", "kr_mamba2_stream"}},
       {{"mamba_decode_hopper", "kr_mamba_stream_q8"}, {"mamba_decode_hopper", "kr_mamba2_stream_q8"}}};
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_stream_params s = mamba_decode_hopper_plan_of(ctx, a);
   const uint64_t words = lay_out_mamba_decode_hopper(&s, blocks, a->call.scratch);

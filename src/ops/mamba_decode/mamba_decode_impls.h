@@ -2,15 +2,14 @@
 #ifndef KR_MAMBA_DECODE_IMPLS_H
 #define KR_MAMBA_DECODE_IMPLS_H
 
-#include <krait/ops.h>
-
 #include "mamba_decode_params.h"
+#include "op_args.h"
 
 /* Channels that are convolved; rows of in_proj. */
-static inline int64_t kr_decode_channels(const krait_mamba_decode_args *a) {
+static inline int64_t kr_decode_channels(const kr_mamba_decode_args *a) {
   return a->dt_proj.data ? a->E : a->E + 2 * a->G * a->N;
 }
-static inline int64_t kr_decode_rows(const krait_mamba_decode_args *a) {
+static inline int64_t kr_decode_rows(const kr_mamba_decode_args *a) {
   return a->dt_proj.data ? 2 * a->E : a->E + kr_decode_channels(a) + a->H;
 }
 
@@ -21,8 +20,8 @@ uint64_t kr_mamba_decode_persistent_scratch(const krait_ctx *ctx, const void *ar
 
 /* For both GPU implementations: a call's params without what lies in shared memory; why its types or places do not fit.
  */
-kr_decode_params kr_mamba_decode_describe(const krait_ctx *ctx, const krait_mamba_decode_args *a);
-const char *kr_mamba_decode_refuse_tensors(const krait_mamba_decode_args *a);
+kr_decode_params kr_mamba_decode_describe(const krait_ctx *ctx, const kr_mamba_decode_args *a);
+const char *kr_mamba_decode_refuse_tensors(const kr_mamba_decode_args *a);
 
 int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args);
 const char *kr_mamba_decode_streamed_refuse(const krait_ctx *ctx, const void *args);

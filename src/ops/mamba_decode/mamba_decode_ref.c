@@ -9,7 +9,7 @@
 #include "view.h"
 
 typedef struct token {
-  const krait_mamba_decode_args *a;
+  const kr_mamba_decode_args *a;
   int64_t y, row; /* layer; row of the states */
   double *h, *n, *all, *taken, *columns,
       *out; /* (D), (D), rows of in_proj, what the convolution made, rows of x_proj, (E) */
@@ -17,10 +17,10 @@ typedef struct token {
 
 static double mamba_decode_silu(double v) { return v / (1 + exp(-v)); }
 static double softplus(double v) { return v > 20 ? v : log1p(exp(v)); }
-static double of_layer(const krait_view *v, int64_t y, int64_t i) { return kr_get(v, kr_at2(v, y, i)); }
+static double of_layer(const kr_view *v, int64_t y, int64_t i) { return kr_get(v, kr_at2(v, y, i)); }
 
 /* Row r of a layer's matrix times v; the matrix is dequantised from words and scales where it is absent. */
-static double mamba_decode_product_of(const krait_view *w, const krait_view *words, const krait_view *scales, int64_t y,
+static double mamba_decode_product_of(const kr_view *w, const kr_view *words, const kr_view *scales, int64_t y,
                                       int64_t r, const double *v, int64_t K) {
   double sum = 0;
   for (int64_t k = 0; k < K; k++) {
@@ -41,7 +41,7 @@ static double root_mean(const double *v, int64_t n, double eps) {
 }
 
 static double convolve_mamba_decode(const token *t, int64_t c, double newest) {
-  const krait_mamba_decode_args *a = t->a;
+  const kr_mamba_decode_args *a = t->a;
   const int64_t S = a->W - 1;
   double sum = newest * kr_get(&a->conv_weight, kr_at3(&a->conv_weight, t->y, c, S));
   if (kr_has(&a->conv_bias)) sum += of_layer(&a->conv_bias, t->y, c);
@@ -57,7 +57,7 @@ static double convolve_mamba_decode(const token *t, int64_t c, double newest) {
 /* Advances the states of channel e and returns their output. A: offset of state 0; A_stride: between states. */
 static double update(const token *t, int64_t e, double dt, int64_t A, int64_t A_stride, const double *B,
                      const double *C) {
-  const krait_mamba_decode_args *a = t->a;
+  const kr_mamba_decode_args *a = t->a;
   double y = 0;
   for (int64_t n = 0; n < a->N; n++) {
     const int64_t at = kr_at4(&a->ssm_state, t->y, t->row, e, n);
@@ -70,7 +70,7 @@ static double update(const token *t, int64_t e, double dt, int64_t A, int64_t A_
 }
 
 static void mix_mamba(const token *t) {
-  const krait_mamba_decode_args *a = t->a;
+  const kr_mamba_decode_args *a = t->a;
   const double *B = t->columns + a->R, *C = B + a->N;
   for (int64_t e = 0; e < a->E; e++) t->taken[e] = convolve_mamba_decode(t, e, t->all[e]);
   for (int64_t r = 0; r < a->R + 2 * a->N; r++) t->columns[r] = PRODUCT(x_proj, r, t->taken, a->E);
@@ -84,7 +84,7 @@ static void mix_mamba(const token *t) {
 }
 
 static void mix_mamba2(const token *t) {
-  const krait_mamba_decode_args *a = t->a;
+  const kr_mamba_decode_args *a = t->a;
   const int64_t GN = a->G * a->N, C = a->E + 2 * GN, of_group = a->E / a->G;
   for (int64_t c = 0; c < C; c++) t->taken[c] = convolve_mamba_decode(t, c, t->all[a->E + c]);
   for (int64_t e = 0; e < a->E; e++) {
@@ -100,7 +100,7 @@ static void mix_mamba2(const token *t) {
 }
 
 static void run_mamba_decode_layer(const token *t) {
-  const krait_mamba_decode_args *a = t->a;
+  const kr_mamba_decode_args *a = t->a;
   const double scale = 1 / root_mean(t->h, a->D, (double)a->eps);
   for (int64_t d = 0; d < a->D; d++) t->n[d] = t->h[d] * scale * of_layer(&a->norm_weight, t->y, d);
   for (int64_t r = 0; r < kr_decode_rows(a); r++) t->all[r] = PRODUCT(in_proj, r, t->n, a->D);
@@ -112,13 +112,13 @@ static void run_mamba_decode_layer(const token *t) {
 }
 
 uint64_t kr_mamba_decode_ref_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   (void)ctx;
   return (uint64_t)(2 * a->D + kr_decode_rows(a) + kr_decode_channels(a) + a->R + 2 * a->N + a->E) * sizeof(double);
 }
 
 int32_t kr_mamba_decode_ref(const krait_ctx *ctx, const void *args) {
-  const krait_mamba_decode_args *a = args;
+  const kr_mamba_decode_args *a = args;
   token t = {.a = a, .h = a->call.scratch};
   (void)ctx;
   t.n = t.h + a->D, t.all = t.n + a->D, t.taken = t.all + kr_decode_rows(a),

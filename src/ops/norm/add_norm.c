@@ -5,7 +5,7 @@
 #include "view.h"
 
 static void count_add_norm_cost(const void *args, kr_cost *cost) {
-  const krait_add_norm_args *a = args;
+  const kr_add_norm_args *a = args;
   double values = (double)a->R * (double)a->M;
   *cost = (kr_cost){.flops = values * 6, .bytes = values * 2 * (double)krait_dtype_bytes(a->x.dtype)};
   if (kr_has(&a->residual)) cost->bytes += values * (double)krait_dtype_bytes(a->residual.dtype);
@@ -13,7 +13,7 @@ static void count_add_norm_cost(const void *args, kr_cost *cost) {
 }
 
 static void count_add_norm_bwd_cost(const void *args, kr_cost *cost) {
-  const krait_add_norm_bwd_args *a = args;
+  const kr_add_norm_bwd_args *a = args;
   double values = (double)a->R * (double)a->M;
   *cost = (kr_cost){.flops = values * 14, .bytes = values * 3 * (double)krait_dtype_bytes(a->v.dtype)};
 }

@@ -11,22 +11,22 @@
 #include "op_list.h"
 #include "view.h"
 
-static double add_norm_element(const krait_view *v, int64_t r, int64_t m) {
+static double add_norm_element(const kr_view *v, int64_t r, int64_t m) {
   return kr_has(v) ? kr_get(v, kr_at2(v, r, m)) : 0;
 }
-static double add_norm_feature(const krait_view *v, int64_t m, double other) {
+static double add_norm_feature(const kr_view *v, int64_t m, double other) {
   return kr_has(v) ? kr_get(v, kr_at1(v, m)) : other;
 }
-static void put_add_norm(const krait_view *v, int64_t r, int64_t m, double value) {
+static void put_add_norm(const kr_view *v, int64_t r, int64_t m, double value) {
   if (kr_has(v)) kr_put(v, kr_at2(v, r, m), value);
 }
 
-static double add_norm_summed(const krait_add_norm_args *a, int64_t r, int64_t m) {
+static double add_norm_summed(const kr_add_norm_args *a, int64_t r, int64_t m) {
   return add_norm_element(&a->x, r, m) * add_norm_feature(&a->rowscale, r, 1) + add_norm_element(&a->x1, r, m) +
          add_norm_element(&a->residual, r, m);
 }
 
-static void norm_row(const krait_add_norm_args *a, int64_t r) {
+static void norm_row(const kr_add_norm_args *a, int64_t r) {
   double mean = 0, square = 0;
   for (int64_t m = 0; m < a->M && !(a->call.flags & KRAIT_NORM_RMS); m++)
     mean += add_norm_summed(a, r, m) / (double)a->M;
@@ -41,14 +41,14 @@ static void norm_row(const krait_add_norm_args *a, int64_t r) {
 }
 
 int32_t kr_add_norm_ref(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_args *a = args;
+  const kr_add_norm_args *a = args;
   (void)ctx;
   for (int64_t r = 0; r < a->R; r++) norm_row(a, r);
   return KRAIT_OK;
 }
 
 /* sums: dweight, dbias, dweight1, dbias1, each [M]. */
-static void add_norm_ref_norm_row_back(const krait_add_norm_bwd_args *a, int64_t r, double *sums) {
+static void add_norm_ref_norm_row_back(const kr_add_norm_bwd_args *a, int64_t r, double *sums) {
   const int is_rms = (a->call.flags & KRAIT_NORM_RMS) != 0;
   const double M = (double)a->M;
   double mean = 0, square = 0, along = 0, level = 0;
@@ -80,12 +80,12 @@ static void add_norm_ref_norm_row_back(const krait_add_norm_bwd_args *a, int64_t
 
 uint64_t kr_add_norm_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return 4 * (uint64_t)((const krait_add_norm_bwd_args *)args)->M * sizeof(double);
+  return 4 * (uint64_t)((const kr_add_norm_bwd_args *)args)->M * sizeof(double);
 }
 
 int32_t kr_add_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_bwd_args *a = args;
-  const krait_view *const outputs[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
+  const kr_add_norm_bwd_args *a = args;
+  const kr_view *const outputs[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
   double *sums = a->call.scratch;
   (void)ctx;
   memset(sums, 0, 4 * (size_t)a->M * sizeof *sums);

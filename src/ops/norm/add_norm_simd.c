@@ -16,17 +16,17 @@ static fwd_work cut_add_norm_work(float *scratch, int64_t M) {
 }
 
 uint64_t KR_FN(kr_add_norm_scratch)(const krait_ctx *ctx, const void *args) {
-  return (uint64_t)(6 * whole(((const krait_add_norm_args *)args)->M) * krait_ctx_n_threads(ctx)) * sizeof(float);
+  return (uint64_t)(6 * whole(((const kr_add_norm_args *)args)->M) * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
-static void add_row(const krait_add_norm_args *a, int64_t r, const fwd_work *w) {
+static void add_row(const kr_add_norm_args *a, int64_t r, const fwd_work *w) {
   const int64_t M = a->M;
   read_row(w->v, &a->x, kr_at2(&a->x, r, 0), a->x.stride[1], M);
   if (kr_has(&a->rowscale)) {
     kr_v scale = kr_v_set1((float)kr_get(&a->rowscale, kr_at1(&a->rowscale, r)));
     for (int64_t i = 0; i < M; i += KR_VL) kr_v_store(w->v + i, kr_v_mul(kr_v_load(w->v + i), scale));
   }
-  const krait_view *const more[] = {&a->x1, &a->residual};
+  const kr_view *const more[] = {&a->x1, &a->residual};
   for (int k = 0; k < 2; k++) {
     if (!kr_has(more[k])) continue;
     read_row(w->y, more[k], kr_at2(more[k], r, 0), more[k]->stride[1], M);
@@ -34,7 +34,7 @@ static void add_row(const krait_add_norm_args *a, int64_t r, const fwd_work *w) 
   }
 }
 
-static void scale_row(const fwd_work *w, const float *weight, const float *bias, const krait_view *out, int64_t r,
+static void scale_row(const fwd_work *w, const float *weight, const float *bias, const kr_view *out, int64_t r,
                       int64_t M) {
   if (!kr_has(out)) return;
   for (int64_t i = 0; i < M; i += KR_VL)
@@ -44,7 +44,7 @@ static void scale_row(const fwd_work *w, const float *weight, const float *bias,
 
 /* A row kept in registers between its sums. vectors and with_bias are constants after inlining. */
 KR_INLINE void short_row(const float *x, float *out, const int vectors, const int scaled, const fwd_work *w,
-                         const krait_add_norm_args *a) {
+                         const kr_add_norm_args *a) {
   const float inverse = 1.0f / (float)(vectors * KR_VL);
   kr_v v[MOST_SHORT], sum = kr_v_zero(), squares = kr_v_zero();
   for (int i = 0; i < vectors; i++) sum = kr_v_add(sum, v[i] = kr_v_load(x + i * KR_VL));
@@ -60,13 +60,13 @@ KR_INLINE void short_row(const float *x, float *out, const int vectors, const in
 }
 
 /* Contiguous float32 rows of 64, with nothing added. */
-static int is_short_for_add_norm(const krait_add_norm_args *a) {
+static int is_short_for_add_norm(const kr_add_norm_args *a) {
   return a->M == 64 && KR_VL >= 8 && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->x.stride[1] == 1 &&
          a->out.stride[1] == 1 && !kr_has(&a->x1) && !kr_has(&a->residual) && !kr_has(&a->rowscale) &&
          !kr_has(&a->residual_out) && !kr_has(&a->out1);
 }
 
-static void short_rows(const krait_add_norm_args *a, const fwd_work *w, int64_t begin, int64_t end) {
+static void short_rows(const kr_add_norm_args *a, const fwd_work *w, int64_t begin, int64_t end) {
   const int scaled = kr_has(&a->weight) || kr_has(&a->bias);
   for (int64_t r = begin; r < end; r++) {
     const float *x = (const float *)a->x.data + r * a->x.stride[0];
@@ -77,11 +77,11 @@ static void short_rows(const krait_add_norm_args *a, const fwd_work *w, int64_t 
 }
 
 typedef struct fwd_run {
-  const krait_add_norm_args *a;
+  const kr_add_norm_args *a;
 } fwd_run;
 
 static void norm_add_norm_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_add_norm_args *a = ((fwd_run *)user)->a;
+  const kr_add_norm_args *a = ((fwd_run *)user)->a;
   const int64_t M = a->M;
   fwd_work w = cut_add_norm_work((float *)a->call.scratch + worker * 6 * whole(M), M);
   read_features(w.weight, &a->weight, M, 1);
@@ -102,7 +102,7 @@ static void norm_add_norm_rows(void *user, int64_t begin, int64_t end, int worke
 }
 
 int32_t KR_FN(kr_add_norm)(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_args *a = args;
+  const kr_add_norm_args *a = args;
   fwd_run r = {a};
   kr_parallel(ctx, a->R, 1 + 16384 / a->M, norm_add_norm_rows, &r);
   return KRAIT_OK;
@@ -111,26 +111,26 @@ int32_t KR_FN(kr_add_norm)(const krait_ctx *ctx, const void *args) {
 /* ---- backward ---- */
 
 typedef struct run_bwd {
-  const krait_add_norm_bwd_args *a;
+  const kr_add_norm_bwd_args *a;
   int64_t width, n_chunks; /* whole(M) */
   float *sums, *works;     /* [chunk][dweight, dbias, dweight1, dbias1][width]; 6 rows per thread */
 } run_bwd;
 
-static run_bwd plan_add_norm_bwd(const krait_add_norm_bwd_args *a) {
+static run_bwd plan_add_norm_bwd(const kr_add_norm_bwd_args *a) {
   run_bwd r = {a, whole(a->M), n_chunks_of(a->R), a->call.scratch, NULL};
   r.works = r.sums ? r.sums + r.n_chunks * 4 * r.width : NULL;
   return r;
 }
 
 uint64_t KR_FN(kr_add_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) {
-  krait_add_norm_bwd_args a = *(const krait_add_norm_bwd_args *)args;
+  kr_add_norm_bwd_args a = *(const kr_add_norm_bwd_args *)args;
   a.call.scratch = NULL;
   run_bwd r = plan_add_norm_bwd(&a);
   return (uint64_t)((r.n_chunks * 4 + krait_ctx_n_threads(ctx) * 6) * r.width) * sizeof(float);
 }
 
 /* Accumulates one output's contribution: w += d weight, dweight += d xhat, dbias += d. */
-static void take_output(const krait_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d,
+static void take_output(const kr_view *dout, int64_t r, int64_t M, const float *weight, const float *xhat, float *d,
                         float *w, float *dweight, float *dbias) {
   if (!kr_has(dout)) return;
   read_row(d, dout, kr_at2(dout, r, 0), dout->stride[1], M);
@@ -143,7 +143,7 @@ static void take_output(const krait_view *dout, int64_t r, int64_t M, const floa
 }
 
 static void add_norm_simd_norm_row_back(const run_bwd *run, int64_t r, float *work, float *sums) {
-  const krait_add_norm_bwd_args *a = run->a;
+  const kr_add_norm_bwd_args *a = run->a;
   const int64_t M = a->M, width = run->width;
   const int is_rms = (a->call.flags & KRAIT_NORM_RMS) != 0;
   float *weight = work, *weight1 = work + width, *xhat = work + 2 * width, *w = work + 3 * width, *d = work + 4 * width;
@@ -169,7 +169,7 @@ static void add_norm_simd_norm_row_back(const run_bwd *run, int64_t r, float *wo
 
 static void norm_chunks_back(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
-  const krait_add_norm_bwd_args *a = run->a;
+  const kr_add_norm_bwd_args *a = run->a;
   float *work = run->works + worker * 6 * run->width;
   read_features(work, &a->weight, a->M, 1);
   read_features(work + run->width, &a->weight1, a->M, 1);
@@ -184,7 +184,7 @@ static void norm_chunks_back(void *user, int64_t begin, int64_t end, int worker)
 
 static void add_norm_add_chunks(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
-  const krait_view *const outputs[] = {&run->a->dweight, &run->a->dbias, &run->a->dweight1, &run->a->dbias1};
+  const kr_view *const outputs[] = {&run->a->dweight, &run->a->dbias, &run->a->dweight1, &run->a->dbias1};
   (void)worker;
   for (int k = 0; k < 4; k++)
     write_sums(run->sums + k * run->width, run->n_chunks, 4 * run->width, outputs[k], begin, end);

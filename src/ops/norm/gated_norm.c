@@ -5,7 +5,7 @@
 #include "view.h"
 
 static void count_gated_norm_cost(const void *args, kr_cost *cost) {
-  const krait_gated_norm_args *a = args;
+  const kr_gated_norm_args *a = args;
   double values = (double)a->R * (double)a->M, gate = kr_has(&a->z) ? 1 : 0;
   *cost = (kr_cost){.flops = values * (6 + 2 * gate),
                     .exps = values * gate,
@@ -13,7 +13,7 @@ static void count_gated_norm_cost(const void *args, kr_cost *cost) {
 }
 
 static void count_gated_norm_bwd_cost(const void *args, kr_cost *cost) {
-  const krait_gated_norm_bwd_args *a = args;
+  const kr_gated_norm_bwd_args *a = args;
   double values = (double)a->R * (double)a->M, gate = kr_has(&a->z) ? 1 : 0;
   *cost = (kr_cost){.flops = values * (14 + 6 * gate),
                     .exps = values * gate,

@@ -12,33 +12,33 @@
 #include "view.h"
 
 typedef struct group {
-  const krait_gated_norm_bwd_args *a; /* the forward call uses its inputs only */
+  const kr_gated_norm_bwd_args *a; /* the forward call uses its inputs only */
   int64_t r, first, size;
   double mean, scale; /* 1 / sqrt(var + eps) */
 } group;
 
-static int gates_first(const krait_gated_norm_bwd_args *a) {
+static int gates_first(const kr_gated_norm_bwd_args *a) {
   return (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0;
 }
-static double get(const krait_view *v, int64_t r, int64_t m) { return kr_get(v, kr_at2(v, r, m)); }
-static double gated_norm_feature(const krait_view *v, int64_t m, double other) {
+static double get(const kr_view *v, int64_t r, int64_t m) { return kr_get(v, kr_at2(v, r, m)); }
+static double gated_norm_feature(const kr_view *v, int64_t m, double other) {
   return kr_has(v) ? kr_get(v, kr_at1(v, m)) : other;
 }
 
-static double gate(const krait_gated_norm_bwd_args *a, int64_t r, int64_t m) {
+static double gate(const kr_gated_norm_bwd_args *a, int64_t r, int64_t m) {
   if (!kr_has(&a->z)) return 1;
   double z = get(&a->z, r, m);
   return z / (1 + exp(-z));
 }
-static double gate_slope(const krait_gated_norm_bwd_args *a, int64_t r, int64_t m) {
+static double gate_slope(const kr_gated_norm_bwd_args *a, int64_t r, int64_t m) {
   double z = get(&a->z, r, m), s = 1 / (1 + exp(-z));
   return s * (1 + z / (1 + exp(z)));
 }
-static double normed(const krait_gated_norm_bwd_args *a, int64_t r, int64_t m) {
+static double normed(const kr_gated_norm_bwd_args *a, int64_t r, int64_t m) {
   return get(&a->x, r, m) * (gates_first(a) ? gate(a, r, m) : 1);
 }
 
-static group measure_gated_norm(const krait_gated_norm_bwd_args *a, int64_t r, int64_t first) {
+static group measure_gated_norm(const kr_gated_norm_bwd_args *a, int64_t r, int64_t first) {
   group g = {a, r, first, a->group_size, 0, 0};
   double square = 0, n = (double)g.size;
   for (int64_t m = first; m < first + g.size && !(a->call.flags & KRAIT_GATED_NORM_RMS); m++)
@@ -55,8 +55,8 @@ static double affine(const group *g, int64_t m) {
 }
 
 int32_t kr_gated_norm_ref(const krait_ctx *ctx, const void *args) {
-  const krait_gated_norm_args *f = args;
-  const krait_gated_norm_bwd_args a = {.call = f->call,
+  const kr_gated_norm_args *f = args;
+  const kr_gated_norm_bwd_args a = {.call = f->call,
                                        .R = f->R,
                                        .M = f->M,
                                        .group_size = f->group_size,
@@ -77,7 +77,7 @@ int32_t kr_gated_norm_ref(const krait_ctx *ctx, const void *args) {
 
 /* sums: dweight, dbias, each [M]. */
 static void gated_norm_ref_group_back(const group *g, double *sums) {
-  const krait_gated_norm_bwd_args *a = g->a;
+  const kr_gated_norm_bwd_args *a = g->a;
   const int is_rms = (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, first_gate = gates_first(a);
   const double n = (double)g->size;
   double along = 0, level = 0;
@@ -102,11 +102,11 @@ static void gated_norm_ref_group_back(const group *g, double *sums) {
 
 uint64_t kr_gated_norm_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return 2 * (uint64_t)((const krait_gated_norm_bwd_args *)args)->M * sizeof(double);
+  return 2 * (uint64_t)((const kr_gated_norm_bwd_args *)args)->M * sizeof(double);
 }
 
 int32_t kr_gated_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_gated_norm_bwd_args *a = args;
+  const kr_gated_norm_bwd_args *a = args;
   double *sums = a->call.scratch;
   (void)ctx;
   memset(sums, 0, 2 * (size_t)a->M * sizeof *sums);

@@ -4,18 +4,18 @@
 #include "op_list.h"
 
 /* Parameters and sums are stored by group, each padded to whole vectors. */
-static void read_grouped(float *to, const krait_view *v, int64_t M, int64_t size, float other) {
+static void read_grouped(float *to, const kr_view *v, int64_t M, int64_t size, float other) {
   for (int64_t first = 0; first < M; first += size) {
-    krait_view part = *v;
+    kr_view part = *v;
     if (kr_has(v)) part.data = (char *)v->data + (size_t)(first * v->stride[0]) * krait_dtype_bytes(v->dtype);
     read_features(to + first / size * whole(size), &part, size, other);
   }
 }
 
-static void read_part(float *to, const krait_view *v, int64_t r, int64_t first, int64_t size) {
+static void read_part(float *to, const kr_view *v, int64_t r, int64_t first, int64_t size) {
   read_row(to, v, kr_at2(v, r, first), v->stride[1], size);
 }
-static void write_part(const float *from, const krait_view *v, int64_t r, int64_t first, int64_t size) {
+static void write_part(const float *from, const kr_view *v, int64_t r, int64_t first, int64_t size) {
   write_row(from, v, kr_at2(v, r, first), v->stride[1], size);
 }
 
@@ -32,12 +32,12 @@ static void multiply_add(float *to, const float *a, const float *b, const float 
 static int64_t grouped_floats(int64_t M, int64_t size) { return M / size * whole(size); }
 
 uint64_t KR_FN(kr_gated_norm_scratch)(const krait_ctx *ctx, const void *args) {
-  const krait_gated_norm_args *a = args;
+  const kr_gated_norm_args *a = args;
   return (uint64_t)((2 * grouped_floats(a->M, a->group_size) + 2 * whole(a->group_size)) * krait_ctx_n_threads(ctx)) *
          sizeof(float);
 }
 
-static void norm_group(const krait_gated_norm_args *a, int64_t r, int64_t first, const float *weight, const float *bias,
+static void norm_group(const kr_gated_norm_args *a, int64_t r, int64_t first, const float *weight, const float *bias,
                        float *x, float *gate) {
   const int64_t n = a->group_size;
   const int gates_first = (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0;
@@ -54,11 +54,11 @@ static void norm_group(const krait_gated_norm_args *a, int64_t r, int64_t first,
 }
 
 typedef struct fwd_run {
-  const krait_gated_norm_args *a;
+  const kr_gated_norm_args *a;
 } fwd_run;
 
 static void norm_gated_norm_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_gated_norm_args *a = ((fwd_run *)user)->a;
+  const kr_gated_norm_args *a = ((fwd_run *)user)->a;
   const int64_t size = a->group_size, width = whole(size), all = grouped_floats(a->M, size);
   float *weight = (float *)a->call.scratch + worker * (2 * all + 2 * width), *bias = weight + all, *x = bias + all;
   read_grouped(weight, &a->weight, a->M, size, 1);
@@ -69,7 +69,7 @@ static void norm_gated_norm_rows(void *user, int64_t begin, int64_t end, int wor
 }
 
 int32_t KR_FN(kr_gated_norm)(const krait_ctx *ctx, const void *args) {
-  const krait_gated_norm_args *a = args;
+  const kr_gated_norm_args *a = args;
   fwd_run r = {a};
   kr_parallel(ctx, a->R, 1 + 16384 / a->M, norm_gated_norm_rows, &r);
   return KRAIT_OK;
@@ -78,26 +78,26 @@ int32_t KR_FN(kr_gated_norm)(const krait_ctx *ctx, const void *args) {
 /* ---- backward ---- */
 
 typedef struct run_bwd {
-  const krait_gated_norm_bwd_args *a;
+  const kr_gated_norm_bwd_args *a;
   int64_t width, all, n_chunks; /* whole(group_size), all groups */
   float *sums, *works;          /* [chunk][dweight, dbias][all]; 2 all + 5 width per thread */
 } run_bwd;
 
-static run_bwd plan_gated_norm_bwd(const krait_gated_norm_bwd_args *a) {
+static run_bwd plan_gated_norm_bwd(const kr_gated_norm_bwd_args *a) {
   run_bwd r = {a, whole(a->group_size), grouped_floats(a->M, a->group_size), n_chunks_of(a->R), a->call.scratch, NULL};
   r.works = r.sums ? r.sums + r.n_chunks * 2 * r.all : NULL;
   return r;
 }
 
 uint64_t KR_FN(kr_gated_norm_bwd_scratch)(const krait_ctx *ctx, const void *args) {
-  krait_gated_norm_bwd_args a = *(const krait_gated_norm_bwd_args *)args;
+  kr_gated_norm_bwd_args a = *(const kr_gated_norm_bwd_args *)args;
   a.call.scratch = NULL;
   run_bwd r = plan_gated_norm_bwd(&a);
   return (uint64_t)(r.n_chunks * 2 * r.all + krait_ctx_n_threads(ctx) * (2 * r.all + 5 * r.width)) * sizeof(float);
 }
 
 /* Replaces z by silu(z), and slope by its derivative; 1 and 0 without z. */
-static void open_gate(const krait_gated_norm_bwd_args *a, int64_t r, int64_t first, float *gate, float *slope) {
+static void open_gate(const kr_gated_norm_bwd_args *a, int64_t r, int64_t first, float *gate, float *slope) {
   const int64_t n = a->group_size;
   if (kr_has(&a->z)) read_part(gate, &a->z, r, first, n);
   for (int64_t i = 0; i < n; i += KR_VL) {
@@ -108,7 +108,7 @@ static void open_gate(const krait_gated_norm_bwd_args *a, int64_t r, int64_t fir
 }
 
 static void gated_norm_simd_group_back(const run_bwd *run, int64_t r, int64_t k, float *work, float *sums) {
-  const krait_gated_norm_bwd_args *a = run->a;
+  const kr_gated_norm_bwd_args *a = run->a;
   const int64_t n = a->group_size, width = run->width, first = k * n;
   const int gates_first = (a->call.flags & KRAIT_GATED_NORM_GATE_FIRST) != 0,
             is_rms = (a->call.flags & KRAIT_GATED_NORM_RMS) != 0;
@@ -145,7 +145,7 @@ static void gated_norm_simd_group_back(const run_bwd *run, int64_t r, int64_t k,
 
 static void gated_norm_chunks_back(void *user, int64_t begin, int64_t end, int worker) {
   const run_bwd *run = user;
-  const krait_gated_norm_bwd_args *a = run->a;
+  const kr_gated_norm_bwd_args *a = run->a;
   float *work = run->works + worker * (2 * run->all + 5 * run->width);
   read_grouped(work, &a->weight, a->M, a->group_size, 1);
   read_grouped(work + run->all, &a->bias, a->M, a->group_size, 0);
@@ -163,7 +163,7 @@ static void add_gated_norm_chunks(void *user, int64_t begin, int64_t end, int wo
   const int64_t size = run->a->group_size;
   (void)worker;
   for (int64_t k = begin; k < end; k++) {
-    krait_view outputs[2] = {run->a->dweight, run->a->dbias};
+    kr_view outputs[2] = {run->a->dweight, run->a->dbias};
     for (int i = 0; i < 2; i++) {
       if (!outputs[i].data) continue;
       outputs[i].data =

@@ -13,15 +13,15 @@ enum { MOST_CHUNKS = 64 };
 
 static inline int64_t whole(int64_t n) { return (n + 15) / 16 * 16; } /* multiple of every vector and of a cache line */
 
-static inline void read_row(float *to, const krait_view *v, int64_t at, int64_t stride, int64_t n) {
+static inline void read_row(float *to, const kr_view *v, int64_t at, int64_t stride, int64_t n) {
   kr_row_load(to, v->data, v->dtype, at, stride, n);
 }
-static inline void write_row(const float *from, const krait_view *v, int64_t at, int64_t stride, int64_t n) {
+static inline void write_row(const float *from, const kr_view *v, int64_t at, int64_t stride, int64_t n) {
   if (kr_has(v)) kr_row_store(from, v->data, v->dtype, at, stride, n);
 }
 
 /* Reads a parameter's features; `other` everywhere if it is absent. */
-static inline void read_features(float *to, const krait_view *v, int64_t n, float other) {
+static inline void read_features(float *to, const kr_view *v, int64_t n, float other) {
   if (kr_has(v)) read_row(to, v, 0, v->stride[0], n);
   else
     for (int64_t i = 0; i < whole(n); i++) to[i] = i < n ? other : 0;
@@ -72,7 +72,7 @@ static inline int64_t rows_per_chunk(int64_t R) { return R > MOST_CHUNKS ? (R + 
 static inline int64_t n_chunks_of(int64_t R) { return (R + rows_per_chunk(R) - 1) / rows_per_chunk(R); }
 
 /* Reduces the chunks of one sum in order and writes it. partial: [chunk][stride], this sum at offset. */
-static inline void write_sums(const float *partial, int64_t n_chunks, int64_t stride, const krait_view *v,
+static inline void write_sums(const float *partial, int64_t n_chunks, int64_t stride, const kr_view *v,
                               int64_t begin, int64_t end) {
   for (int64_t m = begin; kr_has(v) && m < end; m++) {
     double sum = 0;

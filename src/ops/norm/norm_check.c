@@ -5,7 +5,7 @@
 /* A language model's: 16-bit rows and weight, a float32 stream. */
 static void stream_case(kr_case *c) {
   static const char *const others[] = {"x1", "rowscale", "bias", "weight1", "bias1", "out1"};
-  ((krait_call *)c->args)->flags |= KRAIT_NORM_RMS;
+  ((kr_call *)c->args)->flags |= KRAIT_NORM_RMS;
   c->contiguous = 1, c->dtype = kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16}), c->other = c->dtype;
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) kr_case_leave_out(c, others[i]);
   kr_case_give(c, "weight");
@@ -49,7 +49,7 @@ int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
     group_size = kr_case_pick(c, 6, (int64_t[]){264, 512, 1000, 1536, 2560, 5120});
     *kr_case_size(c, "R") = kr_case_int(c, 4, 40);
     if (c->dtype == KRAIT_F32) c->dtype = kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16});
-    ((krait_call *)c->args)->flags |= KRAIT_GATED_NORM_RMS;
+    ((kr_call *)c->args)->flags |= KRAIT_GATED_NORM_RMS;
     kr_case_leave_out(c, "bias"), kr_case_leave_out(c, "dbias");
   }
   *kr_case_size(c, "group_size") = group_size;

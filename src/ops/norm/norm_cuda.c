@@ -38,7 +38,7 @@ enum {
 };
 
 /* View of a tensor (R, M), or (M) where by_row is 0; records its type and alignment in the params. */
-static kr_norm_view norm_view_of(kr_norm_params *params, const krait_view *v, int by_row) {
+static kr_norm_view norm_view_of(kr_norm_params *params, const kr_view *v, int by_row) {
   const kr_norm_view to = {v->data, by_row ? v->stride[0] : 0, v->stride[by_row], v->dtype, 0};
   if (!to.data) return to;
   if (to.col != 1) params->run = 0;
@@ -49,7 +49,7 @@ static kr_norm_view norm_view_of(kr_norm_params *params, const krait_view *v, in
 }
 
 /* A vector accessed one element at a time. */
-static kr_norm_view norm_vector_of(const krait_view *v) {
+static kr_norm_view norm_vector_of(const kr_view *v) {
   return (kr_norm_view){v->data, v->stride[0], v->stride[0], v->dtype, 0};
 }
 
@@ -119,7 +119,7 @@ static int is_stream(const krait_ctx *ctx, const kr_norm_params *p) {
 
 static uint32_t groups_of(const kr_norm_params *p) { return (uint32_t)(p->M / p->n); }
 
-static int32_t run_forward(const krait_ctx *ctx, kr_norm_params *p, const krait_call *call, uint64_t tier) {
+static int32_t run_forward(const krait_ctx *ctx, kr_norm_params *p, const kr_call *call, uint64_t tier) {
   if (tier == KRAIT_CAP_CUDA_AMPERE && is_stream(ctx, p))
     p->units = KR_NORM_FOURS, set_warps(p, 32 * 4 * KR_NORM_FOURS);
   const kr_grid grid = {
@@ -169,7 +169,7 @@ static uint64_t part_bytes(const kr_norm_params *p) {
                           (uint64_t)p->M * 4);
 }
 
-static int32_t run_backward(const krait_ctx *ctx, kr_norm_params *p, const krait_call *call, uint64_t tier) {
+static int32_t run_backward(const krait_ctx *ctx, kr_norm_params *p, const kr_call *call, uint64_t tier) {
   kr_grid grid = {.x = (uint32_t)(p->n_parts / p->rows_per_block),
                   .y = groups_of(p),
                   .block = (uint32_t)(p->warps * p->rows_per_block * 32),
@@ -222,7 +222,7 @@ static uint64_t no_bytes(const kr_norm_params *p) { return (void)p, 0; }
 
 /* ---- add + norm -------------------------------------------------------------------------------------------------- */
 
-static kr_norm_params plan_add(const krait_ctx *ctx, const krait_add_norm_args *a, int family) {
+static kr_norm_params plan_add(const krait_ctx *ctx, const kr_add_norm_args *a, int family) {
   kr_norm_params p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
   (void)ctx;
   p.x = norm_view_of(&p, &a->x, 1), p.x1 = norm_view_of(&p, &a->x1, 1), p.second = norm_view_of(&p, &a->residual, 1),
@@ -236,9 +236,9 @@ static kr_norm_params plan_add(const krait_ctx *ctx, const krait_add_norm_args *
   return p;
 }
 
-static kr_norm_params plan_add_bwd(const krait_ctx *ctx, const krait_add_norm_bwd_args *a, int family) {
+static kr_norm_params plan_add_bwd(const krait_ctx *ctx, const kr_add_norm_bwd_args *a, int family) {
   kr_norm_params p = plan_rows(a->R, a->M, a->M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0, family);
-  const krait_view *const sums[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
+  const kr_view *const sums[] = {&a->dweight, &a->dbias, &a->dweight1, &a->dbias1};
   p.n_sums = kr_has(&a->weight1) ? 4 : 2;
   p.x = norm_view_of(&p, &a->v, 1), p.rowscale = norm_vector_of(&a->rowscale),
   p.weight = norm_view_of(&p, &a->weight, 0), p.weight1 = norm_view_of(&p, &a->weight1, 0);
@@ -256,11 +256,11 @@ FAMILIES(add_norm_bwd, run_backward, plan_add_bwd, part_bytes)
 
 /* ---- gated norm -------------------------------------------------------------------------------------------------- */
 
-static int gate_of(uint32_t flags, const krait_view *z) {
+static int gate_of(uint32_t flags, const kr_view *z) {
   return !kr_has(z) ? KR_NORM_NO_GATE : flags & KRAIT_GATED_NORM_GATE_FIRST ? KR_NORM_GATE_FIRST : KR_NORM_GATE_LAST;
 }
 
-static kr_norm_params plan_gated(const krait_ctx *ctx, const krait_gated_norm_args *a, int family) {
+static kr_norm_params plan_gated(const krait_ctx *ctx, const kr_gated_norm_args *a, int family) {
   kr_norm_params p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
   (void)ctx;
   p.gate = gate_of(a->call.flags, &a->z);
@@ -271,7 +271,7 @@ static kr_norm_params plan_gated(const krait_ctx *ctx, const krait_gated_norm_ar
   return p;
 }
 
-static kr_norm_params plan_gated_bwd(const krait_ctx *ctx, const krait_gated_norm_bwd_args *a, int family) {
+static kr_norm_params plan_gated_bwd(const krait_ctx *ctx, const kr_gated_norm_bwd_args *a, int family) {
   kr_norm_params p = plan_rows(a->R, a->M, a->group_size, a->eps, (a->call.flags & KRAIT_GATED_NORM_RMS) != 0, family);
   p.gate = gate_of(a->call.flags, &a->z);
   p.x = norm_view_of(&p, &a->x, 1), p.second = norm_view_of(&p, &a->z, 1), p.weight = norm_view_of(&p, &a->weight, 0),

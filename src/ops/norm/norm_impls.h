@@ -3,9 +3,8 @@
 #ifndef KR_NORM_IMPLS_H
 #define KR_NORM_IMPLS_H
 
-#include <krait/ops.h>
-
 #include "cuda_impl.h"
+#include "op_args.h"
 
 /* Kernels with the row in registers, in runs of eight features or feature by feature, and for rows of any length. */
 #define KR_NORM_FAMILIES(X, op) X(op, aligned_rows) X(op, unaligned_rows) X(op, long_rows)

@@ -120,7 +120,7 @@ KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back(const kr_norm_s
 KR_KERNEL void KR_BOUNDS(KR_SHORT_THREADS, 4) kr_norm_short_back_sum(const kr_norm_short_params p) {
   const int lane = kr_thread() & 31, column = kr_block_x() * (KR_SHORT_THREADS / 32) + kr_thread() / 32,
             which = column / p.M, m = column - which * p.M;
-  const krait_view &to = which ? p.dbias : p.dweight;
+  const kr_view &to = which ? p.dbias : p.dweight;
   float sum = 0.0f;
 #pragma unroll 8
   for (int part = lane; part < (which < 2 ? p.n_parts : 0); part += 32)

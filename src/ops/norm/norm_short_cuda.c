@@ -13,10 +13,10 @@ static const char *const other_rows =
                              "parameters",
                          *const other_call = "takes one tensor, its weight and its bias alone";
 
-static int are_rows_for_norm_short(const krait_view *v, int32_t dtype) {
+static int are_rows_for_norm_short(const kr_view *v, int32_t dtype) {
   return v->dtype == dtype && v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
 }
-static int is_vector_for_norm_short(const krait_view *v) {
+static int is_vector_for_norm_short(const kr_view *v) {
   return !kr_has(v) || (v->dtype == KRAIT_F32 && v->stride[0] == 1);
 }
 static int is_short_for_norm_short(int64_t R, int64_t M) {
@@ -38,7 +38,7 @@ static kr_norm_short_params norm_short_plan_of(int64_t R, int64_t M, float eps, 
 }
 
 const char *kr_add_norm_short_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_args *a = args;
+  const kr_add_norm_args *a = args;
   (void)ctx;
   if (kr_has(&a->x1) || kr_has(&a->residual) || kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->out1) ||
       kr_has(&a->residual_out))
@@ -51,7 +51,7 @@ const char *kr_add_norm_short_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_args *a = args;
+  const kr_add_norm_args *a = args;
   kr_norm_short_params p = norm_short_plan_of(a->R, a->M, a->eps, a->call.flags);
   const int64_t per_block = KR_SHORT_ROWS * (KR_SHORT_THREADS / p.lanes);
   p.x = a->x.data, p.weight = a->weight.data, p.bias = a->bias.data, p.out = a->out.data, p.x_row = a->x.stride[0],
@@ -64,7 +64,7 @@ int32_t kr_add_norm_short(const krait_ctx *ctx, const void *args) {
 }
 
 const char *kr_add_norm_bwd_short_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_bwd_args *a = args;
+  const kr_add_norm_bwd_args *a = args;
   (void)ctx;
   if (kr_has(&a->rowscale) || kr_has(&a->weight1) || kr_has(&a->dout1) || kr_has(&a->dx1) || kr_has(&a->dresidual) ||
       kr_has(&a->dweight1) || kr_has(&a->dbias1))
@@ -82,14 +82,14 @@ const char *kr_add_norm_bwd_short_refuse(const krait_ctx *ctx, const void *args)
 }
 
 uint64_t kr_add_norm_bwd_short_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_bwd_args *a = args;
+  const kr_add_norm_bwd_args *a = args;
   const kr_norm_short_params p = norm_short_plan_of(a->R, a->M, a->eps, a->call.flags);
   (void)ctx;
   return kr_scratch_round((uint64_t)p.n_parts * 2 * (uint64_t)a->M * sizeof(float));
 }
 
 int32_t kr_add_norm_bwd_short(const krait_ctx *ctx, const void *args) {
-  const krait_add_norm_bwd_args *a = args;
+  const kr_add_norm_bwd_args *a = args;
   kr_norm_short_params p = norm_short_plan_of(a->R, a->M, a->eps, a->call.flags);
   kr_chain chain = {.n = 0};
   p.x = a->v.data, p.weight = a->weight.data, p.dout = a->dout.data, p.out = a->dx.data, p.x_row = a->v.stride[0],

@@ -5,7 +5,7 @@
 #include "view.h"
 
 static void count_pointwise(const void *args, kr_cost *cost) {
-  const krait_pointwise_args *a = args;
+  const kr_pointwise_args *a = args;
   const double n = (double)a->I * (double)a->J * (double)a->K * (double)a->N, silu = a->activation == KRAIT_ACT_SILU;
   cost->flops = n * (2 + (kr_has(&a->y) ? 2 : 0) + 4 * silu);
   cost->bytes = n * (double)krait_dtype_bytes(a->out.dtype);
@@ -15,19 +15,19 @@ static void count_pointwise(const void *args, kr_cost *cost) {
 }
 
 static void count_sum_rows(const void *args, kr_cost *cost) {
-  const krait_sum_rows_args *a = args;
+  const kr_sum_rows_args *a = args;
   cost->flops = (double)a->R * (double)a->M;
   cost->bytes =
       cost->flops * (double)krait_dtype_bytes(a->x.dtype) + (double)a->M * (double)krait_dtype_bytes(a->out.dtype);
 }
 
 static const char *refuse_pointwise(const krait_ctx *ctx, const void *args) {
-  const krait_pointwise_args *a = args;
+  const kr_pointwise_args *a = args;
   (void)ctx;
   return a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ? "float64 tensors" : NULL;
 }
 static const char *refuse_sum_rows(const krait_ctx *ctx, const void *args) {
-  const krait_sum_rows_args *a = args;
+  const kr_sum_rows_args *a = args;
   (void)ctx;
   return a->x.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ? "float64 tensors" : NULL;
 }
@@ -59,8 +59,8 @@ static int continues(const kr_walk *w, int d, const int64_t *stride) {
   return 1;
 }
 
-kr_walk kr_walk_of(const krait_pointwise_args *a) {
-  const krait_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
+kr_walk kr_walk_of(const kr_pointwise_args *a) {
+  const kr_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
   const int64_t n[4] = {a->I, a->J, a->K, a->N};
   kr_walk w = {.n = {1, 1, 1, 1}};
   int order[4], n_dims = 0, to = 4;

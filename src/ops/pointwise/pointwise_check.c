@@ -9,13 +9,13 @@ static void give(kr_case *c, const char *name, double chance) {
     return;
   }
   c->dtype = kr_case_activation_dtype(c);
-  krait_view *v = kr_case_give(c, name);
+  kr_view *v = kr_case_give(c, name);
   for (int d = 0; d < 4; d++)
     if (kr_case_chance(c, 0.1)) v->stride[d] = 0;
 }
 
 int32_t kr_pointwise_case(kr_case *c, int64_t index) {
-  krait_pointwise_args *a = (krait_pointwise_args *)c->args;
+  kr_pointwise_args *a = (kr_pointwise_args *)c->args;
   a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 3);
   a->K = kr_case_edge(c, index % 8 == 0 ? 129 : 33), a->N = kr_case_edge(c, index % 8 == 1 ? 1025 : 130);
   a->x_scale = kr_case_chance(c, 0.5) ? 1 : 0.75f, a->y_scale = kr_case_chance(c, 0.5) ? 1 : -1.5f;
@@ -27,7 +27,7 @@ int32_t kr_pointwise_case(kr_case *c, int64_t index) {
 }
 
 int32_t kr_sum_rows_case(kr_case *c, int64_t index) {
-  krait_sum_rows_args *a = (krait_sum_rows_args *)c->args;
+  kr_sum_rows_args *a = (kr_sum_rows_args *)c->args;
   a->R = kr_case_edge(c, index % 8 == 0 ? 2049 : 130), a->M = kr_case_edge(c, 257);
   c->dtype = kr_case_activation_dtype(c), c->other = kr_case_activation_dtype(c);
   return KRAIT_OK;

@@ -9,7 +9,7 @@ static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"poin
                        sum_parts = {"pointwise", "kr_sum_parts"},
                        sum_packs = {"pointwise", "kr_sum_packs"}, sum_all = {"pointwise", "kr_sum_all"};
 
-static kr_pointwise_view pointwise_view_of(const krait_view *v, const kr_walk *w, int which) {
+static kr_pointwise_view pointwise_view_of(const kr_view *v, const kr_walk *w, int which) {
   kr_pointwise_view to = {.data = v->data, .dtype = v->dtype};
   int64_t others = 0;
   for (int d = 0; d < 4; d++) {
@@ -23,7 +23,7 @@ static kr_pointwise_view pointwise_view_of(const krait_view *v, const kr_walk *w
 static int takes_packs(const kr_pointwise_view *v) { return !v->data || v->packs || v->stride[3] == 0; }
 
 static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_pointwise_args *a = args;
+  const kr_pointwise_args *a = args;
   const kr_walk w = kr_walk_of(a);
   kr_pointwise_params p = {.out = pointwise_view_of(&a->out, &w, KR_WALK_OUT),
                          .x = pointwise_view_of(&a->x, &w, KR_WALK_X),
@@ -45,7 +45,7 @@ static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t ti
 }
 
 const char *kr_pointwise_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_pointwise_args *a = args;
+  const kr_pointwise_args *a = args;
   (void)ctx;
   if (a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
   return (double)a->I * (double)a->J * (double)a->K * (double)a->N >= 2147483648.0 - KR_POINTWISE_THREADS
@@ -60,7 +60,7 @@ uint64_t kr_pointwise_cuda_scratch(const krait_ctx *ctx, const void *args) {
 
 KR_CUDA_TIERS(pointwise, run_pointwise)
 
-static kr_sum_params plan_sums(const krait_sum_rows_args *a) {
+static kr_sum_params plan_sums(const kr_sum_rows_args *a) {
   kr_sum_params p = {.x = a->x, .out = a->out, .partial = a->call.scratch, .R = a->R, .M = a->M, .lanes = 1};
   while (p.lanes < KR_SUM_THREADS && p.lanes < p.M) p.lanes *= 2;
   const int64_t least = KR_SUM_ROWS * (KR_SUM_THREADS / p.lanes), even = (a->R + KR_SUM_PARTS - 1) / KR_SUM_PARTS;
@@ -82,7 +82,7 @@ static int plan_packs(kr_sum_params *p) {
 }
 
 static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_sum_rows_args *a = args;
+  const kr_sum_rows_args *a = args;
   kr_sum_params p = plan_sums(a);
   const int in_packs = plan_packs(&p);
   kr_chain chain = {.n = 0};
@@ -98,14 +98,14 @@ static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tie
 }
 
 const char *kr_sum_rows_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_sum_rows_args *a = args;
+  const kr_sum_rows_args *a = args;
   (void)ctx;
   if (a->x.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
   return (double)a->R * (double)a->M >= 2147483648.0 ? "2^31 elements or more" : NULL;
 }
 
 uint64_t kr_sum_rows_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_sum_rows_args *a = args;
+  const kr_sum_rows_args *a = args;
   (void)ctx;
   return kr_scratch_round((uint64_t)(plan_sums(a).n_parts * a->M) * sizeof(float));
 }

@@ -2,8 +2,7 @@
 #ifndef KR_POINTWISE_PARAMS_H
 #define KR_POINTWISE_PARAMS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "rows.h"
 
 enum { KR_POINTWISE_THREADS = 256, KR_POINTWISE_PACK = 8, KR_SUM_THREADS = 128, KR_SUM_ROWS = 64, KR_SUM_PARTS = 1024 };
@@ -24,7 +23,7 @@ typedef struct kr_pointwise_params {
 
 /* Sums of `rows` rows each, at least KR_SUM_ROWS per thread, then the sum of these. */
 typedef struct kr_sum_params {
-  krait_view x, out;
+  kr_view x, out;
   float *partial; /* (n_parts, M) */
   int64_t R, M, n_parts, rows;
   uint32_t lanes, n_groups; /* columns per block, or packs of eight, a power of two; blocks along M */

@@ -6,7 +6,7 @@
 #include "op_list.h"
 #include "view.h"
 
-static double f(const krait_pointwise_args *a, double x) {
+static double f(const kr_pointwise_args *a, double x) {
   const int slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0;
   if (a->activation == KRAIT_ACT_NONE) return slope ? 1 : x;
   if (a->activation == KRAIT_ACT_RELU) return slope ? x > 0 : x < 0 ? 0 : x; /* propagates NaN */
@@ -16,7 +16,7 @@ static double f(const krait_pointwise_args *a, double x) {
   return slope ? s * (1 + x * (1 - s)) : x * s;
 }
 
-static double pointwise_element(const krait_pointwise_args *a, int64_t i, int64_t j, int64_t k, int64_t n) {
+static double pointwise_element(const kr_pointwise_args *a, int64_t i, int64_t j, int64_t k, int64_t n) {
   const double x = kr_has(&a->x) ? f(a, kr_get(&a->x, kr_at4(&a->x, i, j, k, n))) : 1;
   const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0;
   if (!product && !kr_has(&a->y)) return x * a->x_scale; /* a copy preserves the sign of 0 */
@@ -25,7 +25,7 @@ static double pointwise_element(const krait_pointwise_args *a, int64_t i, int64_
 }
 
 int32_t kr_pointwise_ref(const krait_ctx *ctx, const void *args) {
-  const krait_pointwise_args *a = args;
+  const kr_pointwise_args *a = args;
   (void)ctx;
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
@@ -36,7 +36,7 @@ int32_t kr_pointwise_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_sum_rows_ref(const krait_ctx *ctx, const void *args) {
-  const krait_sum_rows_args *a = args;
+  const kr_sum_rows_args *a = args;
   (void)ctx;
   for (int64_t m = 0; m < a->M; m++) {
     double sum = 0;

@@ -10,13 +10,13 @@
 enum { PIECE = 512, PLAIN_PIECE = 16384, TILE_ROWS = 32, SUM_ROWS = 64 };
 
 typedef struct job {
-  const krait_pointwise_args *a;
+  const kr_pointwise_args *a;
   kr_walk w;
   int64_t n_pieces; /* of the innermost dimension; or tiles of the inner two */
 } job;
 
 /* n floats, whole vectors; x and y may be NULL. */
-static void compute(const krait_pointwise_args *a, const float *x, const float *y, float *out, int64_t n) {
+static void compute(const kr_pointwise_args *a, const float *x, const float *y, float *out, int64_t n) {
   const kr_v x_scale = kr_v_set1(a->x_scale), y_scale = kr_v_set1(a->y_scale), one = kr_v_set1(1);
   const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0,
             slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
@@ -43,7 +43,7 @@ static int64_t at_of(const kr_walk *w, int view, int64_t i, int64_t j, int64_t k
 
 static void run_pieces(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
-  const krait_pointwise_args *a = p->a;
+  const kr_pointwise_args *a = p->a;
   _Alignas(64) float x[PIECE], y[PIECE];
   (void)worker;
   for (int64_t piece = begin; piece < end; piece++) {
@@ -97,7 +97,7 @@ static inline __attribute__((always_inline)) void run_rows(const int kind, plain
 
 static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
-  const krait_pointwise_args *a = p->a;
+  const kr_pointwise_args *a = p->a;
   const int64_t n = p->w.n[3];
   int64_t row = begin / p->n_pieces, first = begin % p->n_pieces * PLAIN_PIECE, k = row % p->w.n[2],
           j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
@@ -130,7 +130,7 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 static int is_plain_for_pointwise(const job *p) {
-  const krait_pointwise_args *a = p->a;
+  const kr_pointwise_args *a = p->a;
   const int64_t *const s[] = {p->w.stride[KR_WALK_X], p->w.stride[KR_WALK_Y], p->w.stride[KR_WALK_OUT]};
   return kr_has(&a->x) && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 &&
          (!kr_has(&a->y) || a->y.dtype == KRAIT_F32) && a->activation == KRAIT_ACT_NONE &&
@@ -139,9 +139,9 @@ static int is_plain_for_pointwise(const job *p) {
 }
 
 static void run_pointwise_tile(const job *p, int64_t i, int64_t j, int64_t k, int64_t n) {
-  const krait_pointwise_args *a = p->a;
+  const kr_pointwise_args *a = p->a;
   _Alignas(64) float x[TILE_ROWS * KR_VL], y[TILE_ROWS * KR_VL];
-  const krait_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
+  const kr_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
   kr_plane planes[KR_WALK_VIEWS];
   const int rows = (int)(p->w.n[2] - k < TILE_ROWS ? p->w.n[2] - k : TILE_ROWS),
             lanes = (int)(p->w.n[3] - n < KR_VL ? p->w.n[3] - n : KR_VL);
@@ -186,7 +186,7 @@ int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
 }
 
 static void sum_columns(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_sum_rows_args *a = user;
+  const kr_sum_rows_args *a = user;
   _Alignas(64) float tile[SUM_ROWS * KR_VL];
   (void)worker;
   for (int64_t m = begin * KR_VL; m < a->M && m < end * KR_VL; m += KR_VL) {
@@ -206,7 +206,7 @@ static void sum_columns(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_sum_rows)(const krait_ctx *ctx, const void *args) {
-  const krait_sum_rows_args *a = args;
+  const kr_sum_rows_args *a = args;
   kr_parallel(ctx, (a->M + KR_VL - 1) / KR_VL, 1 + 16384 / (KR_VL * (a->R + 1)), sum_columns, (void *)args);
   return KRAIT_OK;
 }

@@ -2,13 +2,13 @@
 #ifndef KR_POINTWISE_WALK_H
 #define KR_POINTWISE_WALK_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 enum { KR_WALK_OUT, KR_WALK_X, KR_WALK_Y, KR_WALK_VIEWS };
 typedef struct kr_walk {
   int64_t n[4], stride[KR_WALK_VIEWS][4]; /* strides of absent views are 0 */
 } kr_walk;
 
-kr_walk kr_walk_of(const krait_pointwise_args *args);
+kr_walk kr_walk_of(const kr_pointwise_args *args);
 
 #endif

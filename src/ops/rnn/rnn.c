@@ -5,21 +5,21 @@
 #include "status.h"
 #include "view.h"
 
-static int n_gates(const krait_call *call) { return call->flags & KRAIT_RNN_LSTM ? 4 : 3; }
+static int n_gates(const kr_call *call) { return call->flags & KRAIT_RNN_LSTM ? 4 : 3; }
 
 static void count_rnn(const void *args, kr_cost *cost) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   const double steps = (double)a->B * (double)a->L, H = (double)a->H, G = n_gates(&a->call);
   *cost = (kr_cost){.flops = steps * 2 * G * H * H, .bytes = steps * H * (G + 1) * 4, .exps = steps * H * (G + 1)};
 }
 static void count_bwd(const void *args, kr_cost *cost) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   const double steps = (double)a->B * (double)a->L, H = (double)a->H, G = n_gates(&a->call);
   *cost = (kr_cost){.flops = steps * 6 * G * H * H, .bytes = steps * H * (2 * G + 2) * 4, .exps = steps * H * (G + 1)};
 }
 
 static int32_t check_bwd(const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   KR_CHECK(!(a->call.flags & KRAIT_RNN_LSTM) || kr_has(&a->cells), KRAIT_ERR_ARGUMENT,
            "rnn_bwd: cells must be given with KRAIT_RNN_LSTM");
   return KRAIT_OK;
@@ -46,13 +46,13 @@ static const kr_impl bwd_impls[] = {
 
 /* Floats: weight, bias (gates, padded H); and per thread U, h, c of a tile. */
 uint64_t kr_rnn_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
   return (uint64_t)(G * H * (a->H + 1) + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (G + 2)) * sizeof(float);
 }
 /* Weight in both layouts, bias; per thread U, dU, dh, dc, h of a tile; per chunk dweight, dbias. */
 uint64_t kr_rnn_bwd_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   const int64_t H = kr_rnn_whole(a->H), G = n_gates(&a->call);
   return (uint64_t)(G * H * (a->H + 1) + G * a->H * H + krait_ctx_n_threads(ctx) * KR_RNN_TILE * H * (2 * G + 3) +
                     KR_RNN_CHUNKS * (G * H * a->H + G * H)) *
@@ -71,7 +71,7 @@ int32_t kr_rnn_case(kr_case *c, int64_t index) {
 }
 int32_t kr_rnn_bwd_case(kr_case *c, int64_t index) {
   const int32_t status = kr_rnn_case(c, index);
-  if (status >= 0 && ((const krait_call *)c->args)->flags & KRAIT_RNN_LSTM) kr_case_give(c, "cells");
+  if (status >= 0 && ((const kr_call *)c->args)->flags & KRAIT_RNN_LSTM) kr_case_give(c, "cells");
   return status;
 }
 

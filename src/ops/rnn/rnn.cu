@@ -18,7 +18,7 @@ KR_DEV float tanh_of(float x) {
                       : (1.0f - e) / (1.0f + e);
   return x < 0.0f ? -y : x > 0.0f ? y : x;
 }
-KR_DEV float value(const krait_view &v, int64_t b, int64_t t, int64_t k) {
+KR_DEV float value(const kr_view &v, int64_t b, int64_t t, int64_t k) {
   return ((const float *)v.data)[b * v.stride[0] + t * v.stride[1] + k * v.stride[2]];
 }
 

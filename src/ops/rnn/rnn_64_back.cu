@@ -10,7 +10,7 @@
 
 enum { H = 64, OWN = KR_RNN_BACK_SEQUENCES, HALF = 256, UNIT_PITCH = 68, AHEAD = 3 };
 
-KR_DEV float value(const krait_view &v, int64_t b, int64_t t, int64_t k) {
+KR_DEV float value(const kr_view &v, int64_t b, int64_t t, int64_t k) {
   return ((const float *)v.data)[b * v.stride[0] + t * v.stride[1] + k];
 }
 
@@ -119,7 +119,7 @@ KR_DEV void bring_step(const kr_rnn_params &p, int64_t t, step_room<G> &to) {
       const int at = kr_thread() - HALF + i * HALF, chunk = at % CHUNKS * 4, row = at / CHUNKS % ROWS,
                 s = at / CHUNKS / ROWS;
       const int64_t b = existing(p, (int64_t)kr_block_x() * OWN + s);
-      const krait_view &v = row < G ? p.x : row == G ? p.out : p.cells;
+      const kr_view &v = row < G ? p.x : row == G ? p.out : p.cells;
       const int64_t step = row < G ? t : t - 1;
       kr_copy_some(to.rows[row] + s * UNIT_PITCH + chunk,
                    (const float *)v.data + (step < 0 ? 0 : b * v.stride[0] + step * v.stride[1]) +

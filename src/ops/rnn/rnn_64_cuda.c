@@ -16,7 +16,7 @@ static int64_t n_multiprocessors(const krait_ctx *ctx) { return kr_cuda_info(ctx
 
 static int is_too_long(int64_t B, int64_t L) { return B >= (int64_t)1 << 31 || L >= (int64_t)1 << 31; }
 
-static const char *refuse_strides(const krait_rnn_args *a) {
+static const char *refuse_strides(const kr_rnn_args *a) {
   if (is_too_long(a->B, a->L)) return "2^31 sequences or steps";
   if (a->x.stride[2] != 1 || (a->H > 1 && a->out.stride[2] != 1)) return "a step's units are not contiguous";
   if (kr_is_far(a->x.stride[1]) || kr_is_far(a->out.stride[1]) ||
@@ -26,13 +26,13 @@ static const char *refuse_strides(const krait_rnn_args *a) {
   return NULL;
 }
 const char *kr_rnn_64_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   (void)ctx;
   if (kr_has(&a->cells)) return "cells are requested";
   return a->H != 64 ? "not 64 units" : refuse_strides(a);
 }
 const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   const char *why = a->H != 64 ? "not 64 units" : refuse_strides(a);
   (void)ctx;
   if (why) return why;
@@ -41,14 +41,14 @@ const char *kr_rnn_64_tensor_refuse(const krait_ctx *ctx, const void *args) {
   return a->x.stride[0] % 4 || a->x.stride[1] % 4 || (uintptr_t)a->x.data % 16 ? "unaligned steps of x" : NULL;
 }
 const char *kr_rnn_wide_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   (void)ctx;
   if (kr_has(&a->cells)) return "cells are requested";
   if (a->H <= KR_RNN_MOST_UNITS) return "160 units or fewer";
   return a->H > KR_RNN_MOST_WIDE ? "more than 2048 units" : refuse_strides(a);
 }
 
-static kr_rnn_64_params rnn_64_plan_of(const krait_rnn_args *a) {
+static kr_rnn_64_params rnn_64_plan_of(const kr_rnn_args *a) {
   return (kr_rnn_64_params){.x = a->x.data,
                           .weight = a->weight.data,
                           .bias = a->bias.data,
@@ -69,7 +69,7 @@ static kr_rnn_64_params rnn_64_plan_of(const krait_rnn_args *a) {
                           .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3};
 }
 
-static int32_t launch_rnn_64(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const krait_rnn_args *a,
+static int32_t launch_rnn_64(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const kr_rnn_args *a,
                       int64_t per_block, kr_grid grid) {
   const kr_rnn_64_params p = rnn_64_plan_of(a);
   if (!a->B || !a->L) return KRAIT_OK;
@@ -80,18 +80,18 @@ static int32_t launch_rnn_64(const krait_ctx *ctx, uint64_t tier, const kr_kerne
 
 /* Sequences are spread over all multiprocessors before a block gets several. */
 int32_t kr_rnn_64(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   const int64_t most_blocks = 2 * n_multiprocessors(ctx);
   const int log_group = a->B <= most_blocks ? 0 : a->B <= 2 * most_blocks ? 1 : 2;
   return launch_rnn_64(ctx, KRAIT_CAP_CUDA_BASE, &held[log_group], a, 1 << log_group, (kr_grid){.block = 256});
 }
 int32_t kr_rnn_64_tensor(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   const int many = a->B > 4 * n_multiprocessors(ctx);
   return launch_rnn_64(ctx, KRAIT_CAP_CUDA_AMPERE, &by_tensor_cores[many], a, many ? 8 : 4, (kr_grid){.block = 512});
 }
 int32_t kr_rnn_wide(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   const uint32_t gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3;
   return launch_rnn_64(ctx, KRAIT_CAP_CUDA_BASE, &wide, a, 1,
                 (kr_grid){.block = 256, .shared_bytes = (2 + gates) * (uint32_t)a->H * sizeof(float)});

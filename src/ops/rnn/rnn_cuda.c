@@ -59,34 +59,34 @@ static uint64_t lay_out_rnn(kr_rnn_params *p, float *scratch, int backwards) {
     p->partial = cut(scratch, &at, p->n_parts * all * (p->H + 1));
     if (!p->is_lstm) p->scaled = cut(scratch, &at, steps * p->H);
     if (!kr_has(&p->dx))
-      p->dx = (krait_view){.data = cut(scratch, &at, steps * all), .stride = {p->L * all, all, 1}, .dtype = KRAIT_F32};
+      p->dx = (kr_view){.data = cut(scratch, &at, steps * all), .stride = {p->L * all, all, 1}, .dtype = KRAIT_F32};
   }
   return kr_scratch_round((uint64_t)at * sizeof(float));
 }
 
 const char *kr_rnn_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   return (void)ctx, refuse_rnn_sizes(a->B, a->L, a->H);
 }
 const char *kr_rnn_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   return (void)ctx, refuse_rnn_sizes(a->B, a->L, a->H);
 }
 uint64_t kr_rnn_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.weight = a->weight;
   return (void)ctx, lay_out_rnn(&p, NULL, 0);
 }
 uint64_t kr_rnn_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.dx = a->dx, p.weight = a->weight;
   return (void)ctx, lay_out_rnn(&p, NULL, 1);
 }
 
 static int32_t run_rnn_layer(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells;
   lay_out_rnn(&p, a->call.scratch, 0);
@@ -101,7 +101,7 @@ static int32_t run_rnn_layer(const krait_ctx *ctx, const void *args, uint64_t ti
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
-static kr_rnn_params back_plan(const krait_rnn_bwd_args *a) {
+static kr_rnn_params back_plan(const kr_rnn_bwd_args *a) {
   kr_rnn_params p = rnn_plan_of(a->call.flags, a->B, a->L, a->H);
   p.x = a->x, p.weight = a->weight, p.bias = a->bias, p.out = a->out, p.cells = a->cells, p.dout = a->dout,
   p.dx = a->dx, p.dweight = a->dweight, p.dbias = a->dbias;
@@ -118,7 +118,7 @@ static void add_rnn_sums(kr_chain *chain, const kr_rnn_params *p, void *stream) 
 }
 
 static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   const kr_rnn_params p = back_plan(a);
   kr_chain chain = {.n = 0};
   add_turn(&chain, &p, a->call.stream);
@@ -145,12 +145,12 @@ static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 /* ---- 64 units, on tensor cores ----------------------------------------------------------------------------------- */
 
-static int is_in_fours_for_rnn(const krait_view *v) {
+static int is_in_fours_for_rnn(const kr_view *v) {
   return v->stride[2] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 static uint32_t bytes_of_back(int is_lstm) { return is_lstm ? KR_RNN_BACK_BYTES_LSTM : KR_RNN_BACK_BYTES_GRU; }
 const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   if (a->H != 64) return "not 64 units";
   if (a->dout.stride[2] != 1) return "a step's units are not contiguous";
   if (!is_in_fours_for_rnn(&a->x) || !is_in_fours_for_rnn(&a->out) ||
@@ -162,7 +162,7 @@ const char *kr_rnn_bwd_64_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_rnn_bwd_64(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   const kr_rnn_params p = back_plan(a);
   kr_chain chain = {.n = 0};
   if (p.n_parts)

@@ -3,7 +3,7 @@
 #ifndef KR_RNN_IMPLS_H
 #define KR_RNN_IMPLS_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 enum { KR_RNN_TILE = 4, KR_RNN_LANES = 32, KR_RNN_CHUNKS = 16 };
 static inline int64_t kr_rnn_whole(int64_t n) { return (n + KR_RNN_LANES - 1) / KR_RNN_LANES * KR_RNN_LANES; }

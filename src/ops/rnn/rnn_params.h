@@ -2,8 +2,7 @@
 #ifndef KR_RNN_PARAMS_H
 #define KR_RNN_PARAMS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "rows.h"
 
 enum {
@@ -20,8 +19,8 @@ enum {
 };
 
 typedef struct kr_rnn_params {
-  krait_view x, weight, bias, out, cells, dout;
-  krait_view dx, dweight, dbias; /* dx may be scratch */
+  kr_view x, weight, bias, out, cells, dout;
+  kr_view dx, dweight, dbias; /* dx may be scratch */
   float *turned;  /* (H, gates H): the weight, units outermost */
   float *scaled;  /* (B,L,H): GRU's dU of n, which differs from its dx */
   float *partial; /* (n_parts, gates H, H + 1): dweight, then dbias */

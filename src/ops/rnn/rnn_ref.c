@@ -15,10 +15,10 @@
 #include "view.h"
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-static double rnn_value(const krait_view *v, int64_t b, int64_t t, int64_t k) { return kr_get(v, kr_at3(v, b, t, k)); }
+static double rnn_value(const kr_view *v, int64_t b, int64_t t, int64_t k) { return kr_get(v, kr_at3(v, b, t, k)); }
 
 /* U of one step: gates of h(b, t - 1), which is 0 before the first step, where non-finite weights still count. */
-static void hidden_part(const krait_view *weight, const krait_view *bias, const krait_view *out, int64_t b, int64_t t,
+static void hidden_part(const kr_view *weight, const kr_view *bias, const kr_view *out, int64_t b, int64_t t,
                         int64_t H, int64_t gates, double *U) {
   for (int64_t g = 0; g < gates; g++) {
     U[g] = kr_has(bias) ? kr_get(bias, kr_at1(bias, g)) : 0;
@@ -28,7 +28,7 @@ static void hidden_part(const krait_view *weight, const krait_view *bias, const 
 }
 
 int32_t kr_rnn_ref(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   const int64_t H = a->H;
   const int is_lstm = (a->call.flags & KRAIT_RNN_LSTM) != 0;
   double *U = kr_alloc_array((size_t)H, 5 * sizeof *U), *c = U + 4 * H;
@@ -60,14 +60,14 @@ int32_t kr_rnn_ref(const krait_ctx *ctx, const void *args) {
 }
 
 typedef struct back {
-  const krait_rnn_bwd_args *a;
+  const kr_rnn_bwd_args *a;
   int64_t H, gates;
   double *U, *dx, *dU, *dh, *dc, *dweight, *dbias; /* per step; sums over all */
 } back;
 
 /* Derivatives of one unit at one step; dh[k] and dc[k] become what goes directly to the previous step. */
 static void unit_back(const back *w, int64_t b, int64_t t, int64_t k) {
-  const krait_rnn_bwd_args *a = w->a;
+  const kr_rnn_bwd_args *a = w->a;
   const int64_t H = w->H;
   const double *U = w->U, d = w->dh[k];
 #define X(gate) rnn_value(&a->x, b, t, (gate) * H + k)
@@ -92,7 +92,7 @@ static void unit_back(const back *w, int64_t b, int64_t t, int64_t k) {
 }
 
 static void sequence_back(const back *w, int64_t b) {
-  const krait_rnn_bwd_args *a = w->a;
+  const kr_rnn_bwd_args *a = w->a;
   memset(w->dh, 0, (size_t)(2 * w->H) * sizeof *w->dh); /* dc follows it */
   for (int64_t t = a->L - 1; t >= 0; t--) {
     hidden_part(&a->weight, &a->bias, &a->out, b, t, w->H, w->gates, w->U);
@@ -112,13 +112,13 @@ static void sequence_back(const back *w, int64_t b) {
 }
 
 uint64_t kr_rnn_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
-  const int64_t H = ((const krait_rnn_bwd_args *)args)->H;
+  const int64_t H = ((const kr_rnn_bwd_args *)args)->H;
   (void)ctx;
   return (uint64_t)(18 * H + 4 * H * H) * sizeof(double);
 }
 
 int32_t kr_rnn_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   const int64_t H = a->H, gates = a->call.flags & KRAIT_RNN_LSTM ? 4 * H : 3 * H;
   double *s = a->call.scratch;
   const back w = {a, H, gates, s, s + 4 * H, s + 8 * H, s + 12 * H, s + 13 * H, s + 18 * H, s + 14 * H};

@@ -17,7 +17,7 @@ enum { WIDE = 2 };
 #endif
 
 typedef struct rnn {
-  const krait_view *x, *weight, *bias, *out, *cells, *dout, *dx;
+  const kr_view *x, *weight, *bias, *out, *cells, *dout, *dx;
   int64_t B, L, H, W, G; /* W: H padded to whole vectors; G gates */
   int is_lstm;
   float *forward, *gate_bias, *back, *work, *sums; /* [H][G W], [G W], [G H][W] */
@@ -67,7 +67,7 @@ static void multiply_rnn(float *to, int64_t n, const float *start, int start_pit
   if (j < n) multiply_columns(2, j, to, n, start, start_pitch, from, from_pitch, rows, K);
 }
 
-static void load_rnn_row(float *to, const krait_view *v, int64_t b, int64_t t, int64_t first, int64_t n,
+static void load_rnn_row(float *to, const kr_view *v, int64_t b, int64_t t, int64_t first, int64_t n,
                          int64_t whole) {
   const float *from = (const float *)v->data + kr_at3(v, b, t, first);
   if (v->stride[2] == 1) memcpy(to, from, (size_t)n * sizeof *to);
@@ -75,7 +75,7 @@ static void load_rnn_row(float *to, const krait_view *v, int64_t b, int64_t t, i
     for (int64_t k = 0; k < n; k++) to[k] = from[k * v->stride[2]];
   memset(to + n, 0, (size_t)(whole - n) * sizeof *to);
 }
-static void store_row(const float *from, const krait_view *v, int64_t b, int64_t t, int64_t first, int64_t n) {
+static void store_row(const float *from, const kr_view *v, int64_t b, int64_t t, int64_t first, int64_t n) {
   float *to = (float *)v->data + kr_at3(v, b, t, first);
   if (v->stride[2] == 1) memcpy(to, from, (size_t)n * sizeof *to);
   else
@@ -134,7 +134,7 @@ static void run_rnn_tiles(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_rnn)(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_args *a = args;
+  const kr_rnn_args *a = args;
   rnn p = {.x = &a->x,
            .weight = &a->weight,
            .bias = &a->bias,
@@ -256,7 +256,7 @@ static void rnn_chunks_back(void *user, int64_t begin, int64_t end, int worker) 
 }
 
 int32_t KR_FN(kr_rnn_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_bwd_args *a = args;
+  const kr_rnn_bwd_args *a = args;
   rnn p = {.x = &a->x,
            .weight = &a->weight,
            .bias = &a->bias,
@@ -277,7 +277,7 @@ int32_t KR_FN(kr_rnn_bwd)(const krait_ctx *ctx, const void *args) {
   kr_parallel(ctx, KR_RNN_CHUNKS, 1, rnn_chunks_back, &p);
   for (int64_t i = 0; i < p.G * p.H; i++)
     for (int64_t k = 0; k <= p.H; k++) {
-      const krait_view *to = k < p.H ? &a->dweight : &a->dbias;
+      const kr_view *to = k < p.H ? &a->dweight : &a->dbias;
       float sum = 0;
       for (int64_t chunk = 0; chunk < KR_RNN_CHUNKS && kr_has(to); chunk++)
         sum += p.sums[chunk * size + k * GW + i / p.H * p.W + i % p.H];

@@ -3,11 +3,11 @@
 #ifndef KR_SCAN_ANY_PARAMS_H
 #define KR_SCAN_ANY_PARAMS_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 typedef struct kr_scan_general_params {
-  krait_selective_scan_bwd_args a; /* inputs of either call; the gradients are absent in the forward call */
-  krait_view out, last_state;
+  kr_selective_scan_bwd_args a; /* inputs of either call; the gradients are absent in the forward call */
+  kr_view out, last_state;
   int64_t n_rows, parts,
       per_part; /* rows: batch entries or packed sequences; a group's channels are split into parts of per_part */
   /* Scratch. A slab is one step of a (group, part, batch entry); in the forward call, of a (channel, batch entry). */

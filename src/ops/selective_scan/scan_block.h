@@ -64,7 +64,7 @@ static inline scan_walk walk_row(const kr_scan_inputs *in, int64_t row, int reve
 }
 
 /* Steps of a (B,D,L) view from step i, lanes from channel d. */
-static inline kr_plane plane_of(const krait_view *v, const scan_walk *w, int64_t d, int64_t i) {
+static inline kr_plane plane_of(const kr_view *v, const scan_walk *w, int64_t d, int64_t i) {
   return (kr_plane){v->data, v->dtype, kr_at3(v, w->b, d, w->first + i * w->step), w->step * v->stride[2],
                     v->stride[1]};
 }
@@ -76,7 +76,7 @@ typedef struct scan_ahead {
   int n;
 } scan_ahead;
 
-static inline void look_ahead(scan_ahead *ahead, const krait_view *v, const scan_walk *w, int64_t d, int64_t i,
+static inline void look_ahead(scan_ahead *ahead, const kr_view *v, const scan_walk *w, int64_t d, int64_t i,
                               int64_t n, int n_lanes, int slots) {
   if (!kr_has(v) || n <= 0) return;
   const kr_plane plane = plane_of(v, w, d, i);
@@ -88,7 +88,7 @@ KR_INLINE void ask_ahead(scan_ahead *ahead) {
 }
 
 /* Steps of a (B,G,N,L) view; lanes are states. Complex numbers interleave real and imaginary parts along L. */
-static inline kr_plane shared_plane_of(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g,
+static inline kr_plane shared_plane_of(const scan_plan *p, const kr_view *v, const scan_walk *w, int64_t g,
                                        int64_t i, int part) {
   const int64_t at = (w->first + i * w->step) * p->width + part;
   return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, g, 0, at), w->step * p->width * v->stride[3], v->stride[2]};
@@ -99,7 +99,7 @@ static inline kr_plane turned(const kr_plane *p) {
   return (kr_plane){p->data, p->dtype, p->offset, p->lane_stride, p->row_stride};
 }
 
-static inline scan_shared read_shared(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g, int64_t i,
+static inline scan_shared read_shared(const scan_plan *p, const kr_view *v, const scan_walk *w, int64_t g, int64_t i,
                                       int n, float *buffer) {
   kr_plane plane = shared_plane_of(p, v, w, g, i, 0);
   if (plane.dtype == KRAIT_F32 && plane.lane_stride == 1)
@@ -112,14 +112,14 @@ static inline scan_shared read_shared(const scan_plan *p, const krait_view *v, c
 }
 
 /* Rows are states n, lanes are channels; of complex numbers, one part. */
-static inline kr_plane numbers_of(const krait_view *v, int64_t at, int64_t lane_stride, int64_t n_stride, int part) {
+static inline kr_plane numbers_of(const kr_view *v, int64_t at, int64_t lane_stride, int64_t n_stride, int part) {
   if (v->dtype == KRAIT_C64) return (kr_plane){v->data, KRAIT_F32, 2 * at + part, 2 * n_stride, 2 * lane_stride};
   return (kr_plane){v->data, v->dtype, at, n_stride, lane_stride};
 }
 
 /* values[n * KR_VL + lane] of a (D,N) view times factor, zero beyond n_lanes. Returns the largest magnitude (of the
  * imaginary parts if complex), infinity for NaN. */
-static inline float read_parameters(float *values, const krait_view *v, int64_t d, int n_lanes, int64_t N,
+static inline float read_parameters(float *values, const kr_view *v, int64_t d, int n_lanes, int64_t N,
                                     float factor) {
   const kr_v scale = kr_v_set1(factor), infinity = kr_v_set1(kr_bits_float(0x7f800000u));
   kr_v largest = kr_v_zero();
@@ -136,13 +136,13 @@ static inline float read_parameters(float *values, const krait_view *v, int64_t 
   return kr_v_largest(largest);
 }
 
-static inline void read_channels(float *values, const krait_view *v, int64_t d, int n_lanes) {
+static inline void read_channels(float *values, const kr_view *v, int64_t d, int n_lanes) {
   for (int lane = 0; lane < KR_VL; lane++)
     values[lane] = kr_has(v) && lane < n_lanes ? (float)kr_get(v, kr_at1(v, d + lane)) : 0;
 }
 
 /* States of (row, d.., :) into [n][lane]; zero if the view is absent. */
-static inline void read_states(const scan_plan *p, float *x, const krait_view *v, int64_t row, int64_t d, int n_lanes) {
+static inline void read_states(const scan_plan *p, float *x, const kr_view *v, int64_t row, int64_t d, int n_lanes) {
   if (!kr_has(v)) memset(x, 0, (size_t)(p->values * KR_VL) * sizeof *x);
   for (int part = 0; kr_has(v) && part < p->width; part++) {
     const kr_plane plane = numbers_of(v, kr_at3(v, row, d, 0), v->stride[1], v->stride[2], part);
@@ -150,7 +150,7 @@ static inline void read_states(const scan_plan *p, float *x, const krait_view *v
   }
 }
 
-static inline void write_states(const scan_plan *p, const float *x, const krait_view *v, int64_t row, int64_t d,
+static inline void write_states(const scan_plan *p, const float *x, const kr_view *v, int64_t row, int64_t d,
                                 int n_lanes) {
   for (int part = 0; kr_has(v) && part < p->width; part++) {
     const kr_plane plane = numbers_of(v, kr_at3(v, row, d, 0), v->stride[1], v->stride[2], part);

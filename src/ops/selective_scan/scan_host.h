@@ -2,9 +2,8 @@
 #ifndef KR_SCAN_HOST_H
 #define KR_SCAN_HOST_H
 
-#include <krait/ops.h>
-
 #include "cuda_impl.h"
+#include "op_args.h"
 #include "scan_params.h"
 #include "status.h"
 
@@ -15,13 +14,13 @@
   .delta_bias = (a)->delta_bias, .initial_state = (a)->initial_state, .seq_idx = (a)->seq_idx,                        \
   .cu_seqlens = (a)->cu_seqlens, .A_reverse = (a)->A_reverse
 
-kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L);
-kr_scan_state kr_scan_state_of(const krait_view *v);
+kr_scan_mat kr_scan_mat_of(const kr_view *v, int reverse, int64_t L);
+kr_scan_state kr_scan_state_of(const kr_view *v);
 /* Why no fast kernel takes a call, or NULL; why those with states across lanes do not, or NULL. */
-const char *kr_scan_general(const krait_selective_scan_args *a);
-const char *kr_scan_refusal(const krait_selective_scan_args *a);
+const char *kr_scan_general(const kr_selective_scan_args *a);
+const char *kr_scan_refusal(const kr_selective_scan_args *a);
 uint32_t kr_scan_shared_bytes(const kr_scan_params *p);
-void kr_scan_params_of(kr_scan_params *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted,
+void kr_scan_params_of(kr_scan_params *p, const kr_selective_scan_args *a, int reverse, int64_t blocks_wanted,
                      int64_t least_chunks);
 void kr_scan_cut(kr_scan_params *p, int64_t blocks_wanted, int64_t least_chunks);
 /* Chunked in time: scratch for the chunks' states and sums. */
@@ -48,15 +47,15 @@ uint32_t kr_scan_packed_rows_bytes(const kr_scan_params *p, kr_scan_walk walk, k
 const char *kr_scan_channels_last_refuse(const kr_scan_params *p, int is_gradient);
 int kr_scan_channels_last_params(kr_scan_params *p, const krait_ctx *ctx, int is_gradient);
 /* Whether the caller's states (one per 8 steps) have the layout those kernels need; if so, *p points at them. */
-int kr_scan_channels_last_keeps(kr_scan_params *p, const krait_view *states);
+int kr_scan_channels_last_keeps(kr_scan_params *p, const kr_view *states);
 uint32_t kr_scan_channels_last_n16_bytes(void);
 uint32_t kr_scan_channels_last_bytes(const kr_scan_params *p, kr_scan_walk walk);
 uint32_t kr_scan_channels_last_back_bytes(const kr_scan_params *p);
 
 /* What kr_scan_refusal rejects goes to the general kernels of selective_scan_general_cuda.c. */
-uint64_t kr_scan_general_scratch(const krait_selective_scan_args *a);
-int32_t kr_scan_general_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a);
-uint64_t kr_scan_general_bwd_scratch(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a);
-int32_t kr_scan_general_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_bwd_args *a);
+uint64_t kr_scan_general_scratch(const kr_selective_scan_args *a);
+int32_t kr_scan_general_run(const krait_ctx *ctx, uint64_t tier, const kr_selective_scan_args *a);
+uint64_t kr_scan_general_bwd_scratch(const krait_ctx *ctx, const kr_selective_scan_bwd_args *a);
+int32_t kr_scan_general_bwd_run(const krait_ctx *ctx, uint64_t tier, const kr_selective_scan_bwd_args *a);
 
 #endif

@@ -2,13 +2,13 @@
 #ifndef KR_SCAN_IMPLS_H
 #define KR_SCAN_IMPLS_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
-/* The inputs common to krait_selective_scan_args and its _bwd_args, so that one function body reads both. */
+/* The inputs common to kr_selective_scan_args and its _bwd_args, so that one function body reads both. */
 typedef struct kr_scan_inputs {
   uint32_t flags;
   int64_t B, D, L, N, G, S;
-  const krait_view *u, *delta, *A, *Bmat, *Cmat, *Dvec, *z, *delta_bias, *initial_state, *seq_idx, *cu_seqlens,
+  const kr_view *u, *delta, *A, *Bmat, *Cmat, *Dvec, *z, *delta_bias, *initial_state, *seq_idx, *cu_seqlens,
       *A_reverse;
 } kr_scan_inputs;
 
@@ -20,10 +20,10 @@ typedef struct kr_scan_inputs {
    &(a)->seq_idx,   &(a)->cu_seqlens, &(a)->A_reverse}
 
 /* Checks B and S with or without cu_seqlens. */
-int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens);
+int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const kr_view *cu_seqlens);
 
 /* Checks n_kept with or without states. */
-int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const krait_view *states);
+int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const kr_view *states);
 
 struct kr_case;
 int32_t kr_scan_case(struct kr_case *c, int64_t index);     /* random calls of the scan */

@@ -25,12 +25,12 @@ static inline number exponential(number a) {
   return a.im == 0 ? number_of(size) : (number){size * cos(a.im), size * sin(a.im)};
 }
 
-static inline number get_number(const krait_view *v, int64_t offset) {
+static inline number get_number(const kr_view *v, int64_t offset) {
   if (v->dtype != KRAIT_C64) return number_of(kr_get(v, offset));
   const float *pair = (const float *)v->data + 2 * offset;
   return (number){pair[0], pair[1]};
 }
-static inline void put_number(const krait_view *v, int64_t offset, number value) {
+static inline void put_number(const kr_view *v, int64_t offset, number value) {
   if (v->dtype != KRAIT_C64) {
     kr_put(v, offset, value.re);
     return;
@@ -49,7 +49,7 @@ typedef struct walk {
 
 static inline int64_t time_of(const walk *w, int64_t i) { return w->first + i * w->step; }
 
-static inline walk walk_of(int64_t row, int64_t L, const krait_view *cu_seqlens, int reverse) {
+static inline walk walk_of(int64_t row, int64_t L, const kr_view *cu_seqlens, int reverse) {
   int64_t b = row, begin = 0, end = L;
   if (kr_has(cu_seqlens)) {
     b = 0;
@@ -60,7 +60,7 @@ static inline walk walk_of(int64_t row, int64_t L, const krait_view *cu_seqlens,
 }
 
 /* B or C of channel d, state n, time t: constant (D,N), or variable (B,G,N,L) with complex pairs interleaved on L. */
-static inline number get_parameter(const krait_view *v, int constant, int is_complex, int64_t b, int64_t g, int64_t d,
+static inline number get_parameter(const kr_view *v, int constant, int is_complex, int64_t b, int64_t g, int64_t d,
                                    int64_t n, int64_t t) {
   if (constant) return get_number(v, kr_at2(v, d, n));
   if (!is_complex) return number_of(kr_get(v, kr_at4(v, b, g, n, t)));

@@ -7,13 +7,13 @@
 #include "scan_families.h"
 #include "scan_impls.h"
 
-int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const krait_view *cu_seqlens) {
+int32_t kr_scan_check_sequences(const char *op, int64_t B, int64_t S, const kr_view *cu_seqlens) {
   if (!kr_has(cu_seqlens)) return kr_need_size(op, "S without cu_seqlens", S, 0, 0);
   KR_CHECK(B == 1, KRAIT_ERR_SHAPE, "%s: B is %lld, must be 1 with cu_seqlens", op, (long long)B);
   return kr_need_size(op, "S", S, 1, INT32_MAX);
 }
 
-int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const krait_view *states) {
+int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const kr_view *states) {
   const int64_t wanted = kr_has(states) ? (L + 7) / 8 : 0;
   KR_CHECK(n_kept == wanted, KRAIT_ERR_SHAPE, "%s: n_kept is %lld, must be %lld with%s", op, (long long)n_kept,
            (long long)wanted, kr_has(states) ? " states" : "out states");
@@ -21,7 +21,7 @@ int32_t kr_scan_check_kept(const char *op, int64_t L, int64_t n_kept, const krai
 }
 
 static int32_t check_scan_rules(const void *args) {
-  const krait_selective_scan_args *a = args;
+  const kr_selective_scan_args *a = args;
   KR_TRY(kr_scan_check_sequences("selective_scan", a->B, a->S, &a->cu_seqlens));
   KR_TRY(kr_scan_check_kept("selective_scan", a->L, a->n_kept, &a->states));
   return kr_has(&a->z) && a->z.data == a->out.data ? kr_need_same_type("selective_scan", "out", &a->out, "z", &a->z)
@@ -29,7 +29,7 @@ static int32_t check_scan_rules(const void *args) {
 }
 
 static void count_scan_cost(const void *args, kr_cost *cost) {
-  const krait_selective_scan_args *a = args;
+  const kr_selective_scan_args *a = args;
   double steps = (double)a->B * (double)a->D * (double)a->L, directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1;
   double element = (double)krait_dtype_bytes(a->u.dtype), softplus = a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0,
          gate = kr_has(&a->z) ? 1 : 0;
@@ -42,7 +42,7 @@ static void count_scan_cost(const void *args, kr_cost *cost) {
 
 static const char *refuse_states(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return kr_has(&((const krait_selective_scan_args *)args)->states) ? "states (one per 8 steps)" : NULL;
+  return kr_has(&((const kr_selective_scan_args *)args)->states) ? "states (one per 8 steps)" : NULL;
 }
 
 static const kr_impl impls[] = {

@@ -8,13 +8,13 @@
 #include "view.h"
 
 static int32_t check_scan_bwd_rules(const void *args) {
-  const krait_selective_scan_bwd_args *a = args;
+  const kr_selective_scan_bwd_args *a = args;
   KR_TRY(kr_scan_check_sequences("selective_scan_bwd", a->B, a->S, &a->cu_seqlens));
   return kr_scan_check_kept("selective_scan_bwd", a->L, a->n_kept, &a->states);
 }
 
 static void count_scan_bwd_cost(const void *args, kr_cost *cost) {
-  const krait_selective_scan_bwd_args *a = args;
+  const kr_selective_scan_bwd_args *a = args;
   double steps = (double)a->B * (double)a->D * (double)a->L, directions = a->call.flags & KRAIT_SCAN_BOTH ? 2 : 1;
   double element = (double)krait_dtype_bytes(a->u.dtype), gate = kr_has(&a->z) ? 1 : 0;
   cost->exps = steps * ((double)a->N * directions + (a->call.flags & KRAIT_SCAN_SOFTPLUS ? 1 : 0) + gate);

@@ -58,8 +58,8 @@ static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few_states", "kr
                        few_back[] = KR_BY_TYPE("selective_scan_few_states", "kr_scan_few_states_back");
 
 /* The forward arguments inside the backward ones. */
-static krait_selective_scan_args forward_args(const krait_selective_scan_bwd_args *a) {
-  return (krait_selective_scan_args){KR_SCAN_SHARED_ARGS(a)};
+static kr_selective_scan_args forward_args(const kr_selective_scan_bwd_args *a) {
+  return (kr_selective_scan_args){KR_SCAN_SHARED_ARGS(a)};
 }
 
 /* Rows of the tile, B and C, the threads' partial dB and dC. */
@@ -214,7 +214,7 @@ static kr_scan_fit back_fit(const krait_ctx *ctx, const kr_scan_params *p) {
   return least == KR_SCAN_ANYWHERE && p->T != 4 ? KR_SCAN_NO_FIT : least;
 }
 
-static void read_args(kr_scan_params *p, const krait_selective_scan_bwd_args *a, const krait_selective_scan_args *f,
+static void read_args(kr_scan_params *p, const kr_selective_scan_bwd_args *a, const kr_selective_scan_args *f,
                       int64_t n_multiprocessors) {
   const int reverse = (a->call.flags & KRAIT_SCAN_REVERSE) != 0;
   kr_scan_params_of(p, f, reverse, 3 * n_multiprocessors, 2);
@@ -233,7 +233,7 @@ static void read_args(kr_scan_params *p, const krait_selective_scan_bwd_args *a,
 
 /* Without chunking, states kept by the forward call replace the sweep. */
 static const char *cut_scan_bwd_channels_last(kr_scan_params *p, const krait_ctx *ctx,
-                                              const krait_selective_scan_bwd_args *a) {
+                                              const kr_selective_scan_bwd_args *a) {
   const char *why = kr_scan_channels_last_refuse(p, 1);
   if (!why && !kr_scan_channels_last_params(p, ctx, 1)) why = "too little shared memory";
   if (!why && kr_has(&a->states) && p->n_chunks <= 1) p->keeps = kr_scan_channels_last_keeps(p, &a->states);
@@ -249,7 +249,7 @@ static const char *cut_few_states(kr_scan_params *p, const krait_ctx *ctx) {
 }
 
 /* States over lanes are skipped where time over lanes measured faster. */
-static const char *cut_scan_bwd_states(kr_scan_params *p, const krait_ctx *ctx, const krait_selective_scan_bwd_args *a,
+static const char *cut_scan_bwd_states(kr_scan_params *p, const krait_ctx *ctx, const kr_selective_scan_bwd_args *a,
                               int family) {
   if (a->dout.data && a->dout.dtype != a->u.dtype) return "dout differs in type from u";
   if (!scan_bwd_states_over_lanes(p)) return "few states, steps or channels";
@@ -271,9 +271,9 @@ static uint32_t back_bytes(const kr_scan_params *p) {
 }
 
 /* Plans the call for one family; returns why the family rejects it, or NULL. */
-static const char *scan_bwd_plan_of(kr_scan_params *p, const krait_selective_scan_bwd_args *a, const krait_ctx *ctx,
+static const char *scan_bwd_plan_of(kr_scan_params *p, const kr_selective_scan_bwd_args *a, const krait_ctx *ctx,
                                     int family) {
-  const krait_selective_scan_args f = forward_args(a);
+  const kr_selective_scan_args f = forward_args(a);
   const char *why = kr_scan_general(&f);
   if (why) return why;
   if (kr_has(&f.cu_seqlens)) return "cu_seqlens";
@@ -346,7 +346,7 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_params *
 }
 
 static int32_t run_scan_bwd(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  const krait_selective_scan_bwd_args *a = args;
+  const kr_selective_scan_bwd_args *a = args;
   void *stream = a->call.stream;
   kr_scan_params p;
   if (family == GENERAL) return kr_scan_general_bwd_run(ctx, tier, a);
@@ -366,7 +366,7 @@ static int32_t run_scan_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
 }
 
 static const char *refuse_scan_bwd(const krait_ctx *ctx, const void *args, int family) {
-  const krait_selective_scan_bwd_args *a = args;
+  const kr_selective_scan_bwd_args *a = args;
   kr_scan_params p;
   if ((kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1) return "2^31 channels or more";
   return family == GENERAL ? NULL : scan_bwd_plan_of(&p, a, ctx, family);

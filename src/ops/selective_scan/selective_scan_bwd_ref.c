@@ -16,7 +16,7 @@
 
 enum { MAX_N = 512 };
 
-typedef krait_selective_scan_bwd_args bwd_args;
+typedef kr_selective_scan_bwd_args bwd_args;
 
 typedef struct sums {
   number *x;               /* [L][N] states of a channel and direction */
@@ -36,7 +36,7 @@ static double scan_bwd_step_size(const bwd_args *a, int64_t b, int64_t d, int64_
   double raw = raw_step(a, b, d, t);
   return has_flag_in_scan_bwd_ref(a, KRAIT_SCAN_SOFTPLUS) ? softplus(raw) : raw;
 }
-static double scan_bwd_at(const krait_view *v, int64_t b, int64_t d, int64_t t) {
+static double scan_bwd_at(const kr_view *v, int64_t b, int64_t d, int64_t t) {
   return kr_get(v, kr_at3(v, b, d, t));
 }
 
@@ -61,7 +61,7 @@ static number C_of(const bwd_args *a, int64_t b, int64_t d, int64_t n, int64_t t
 }
 
 /* Stores the state of every step in s->x and adds the sums over n to y. */
-static void replay(const bwd_args *a, const walk *w, int64_t d, const krait_view *A, const sums *s, int64_t begin) {
+static void replay(const bwd_args *a, const walk *w, int64_t d, const kr_view *A, const sums *s, int64_t begin) {
   double k = A->dtype == KRAIT_C64 ? 2 : 1;
   for (int64_t i = 0; i < w->n; i++) {
     int64_t t = time_of(w, i);
@@ -79,7 +79,7 @@ static void replay(const bwd_args *a, const walk *w, int64_t d, const krait_view
 static void add_to(number *sum, number value) { *sum = add(*sum, value); }
 
 /* One step back: carry is conj(exp(dt_{t+1} A)) dx_{t+1} on entry and the same for this step on return. */
-static void scan_bwd_step_back(const bwd_args *a, const walk *w, int64_t i, int64_t d, const krait_view *A, number *dA,
+static void scan_bwd_step_back(const bwd_args *a, const walk *w, int64_t i, int64_t d, const kr_view *A, number *dA,
                       const sums *s, int64_t begin, number *carry) {
   int64_t t = time_of(w, i);
   double dt = scan_bwd_step_size(a, w->b, d, t), u = scan_bwd_at(&a->u, w->b, d, t), g = s->g[t - begin],
@@ -101,7 +101,7 @@ static void scan_bwd_step_back(const bwd_args *a, const walk *w, int64_t i, int6
   }
 }
 
-static void scan_bwd_walk_back(const bwd_args *a, const walk *w, int64_t d, const krait_view *A, number *dA,
+static void scan_bwd_walk_back(const bwd_args *a, const walk *w, int64_t d, const kr_view *A, number *dA,
                                const sums *s, int64_t begin) {
   number carry[MAX_N];
   for (int64_t n = 0; n < a->N; n++)
@@ -152,7 +152,7 @@ static void run_scan_bwd_channel(const bwd_args *a, int64_t row, int64_t d, cons
   for (int64_t i = 0; i < ahead.n; i++) finish_step(a, &ahead, d, s, i, begin + i);
 }
 
-static void write_scan_bwd_ref_shared(const bwd_args *a, const krait_view *v, const number *sum, int64_t b, int64_t g) {
+static void write_scan_bwd_ref_shared(const bwd_args *a, const kr_view *v, const number *sum, int64_t b, int64_t g) {
   int is_complex = a->A.dtype == KRAIT_C64;
   for (int64_t n = 0; kr_has(v) && n < a->N; n++)
     for (int64_t t = 0; t < a->L; t++) {
@@ -161,7 +161,7 @@ static void write_scan_bwd_ref_shared(const bwd_args *a, const krait_view *v, co
     }
 }
 
-static void write_channels(const bwd_args *a, const krait_view *v, const number *sum) {
+static void write_channels(const bwd_args *a, const kr_view *v, const number *sum) {
   for (int64_t d = 0; kr_has(v) && d < a->D; d++)
     for (int64_t n = 0; n < a->N; n++) put_number(v, kr_at2(v, d, n), sum[d * a->N + n]);
 }

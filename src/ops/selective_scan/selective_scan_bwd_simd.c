@@ -8,7 +8,7 @@
 #include "op_list.h"
 #include "scan_block.h"
 
-typedef krait_selective_scan_bwd_args bwd_args;
+typedef kr_selective_scan_bwd_args bwd_args;
 
 enum {
   MOST_CHUNKS = 256,
@@ -157,7 +157,7 @@ static float *sum_of(const item *it, int64_t block, int which) {
   return it->records + block * it->r->record + sum_offset(it->r, which);
 }
 
-static void begin_scan_bwd_direction(item *it, const krait_view *A) {
+static void begin_scan_bwd_direction(item *it, const kr_view *A) {
   const kr_scan_inputs *in = &it->r->p.in;
   for (int64_t k = 0; k < it->n_blocks; k++) {
     int64_t d = it->d0 + k * KR_VL, part = scan_bwd_part_of(it, k);
@@ -200,7 +200,7 @@ static int read_scan_bwd_steps(item *it, int64_t block, int64_t i0, int n, int w
 /* Prefetches the tile's next block, or the next tile's first one; in the forward sweep, delta and u only. */
 static void plan_scan_bwd_ahead(item *it, int64_t block, int64_t i0, int n, int forwards) {
   const kr_scan_inputs *in = &it->r->p.in;
-  const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->r->a->dout};
+  const kr_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->r->a->dout};
   const int last = block + 1 == it->n_blocks, tile = it->r->p.tile, slots = (n + STRETCH - 1) / STRETCH * (int)in->N;
   const int64_t next = last ? 0 : block + 1,
                 from = !last      ? i0
@@ -439,7 +439,7 @@ static core core_of(item *it, int64_t block, const scan_shared *B, const scan_sh
                 .ahead = &it->ahead};
 }
 
-static void put_tile(const item *it, const float *tile, const krait_view *v, int64_t block, int64_t i0, int n) {
+static void put_tile(const item *it, const float *tile, const kr_view *v, int64_t block, int64_t i0, int n) {
   if (!kr_has(v)) return;
   kr_plane plane = plane_of(v, &it->w, it->d0 + block * KR_VL, i0);
   kr_tile_store(tile, KR_VL, &plane, n, scan_bwd_lanes_of(it, block));
@@ -544,7 +544,7 @@ static void add_across_lanes(float *matrix, const float *gather, int64_t n) {
 }
 
 /* Writes matrix[n][step], with `pitch` floats per row, to steps i0.. of a (B,G,N,L) view. */
-static void write_scan_bwd_simd_shared(const scan_plan *p, const float *matrix, int64_t pitch, const krait_view *v,
+static void write_scan_bwd_simd_shared(const scan_plan *p, const float *matrix, int64_t pitch, const kr_view *v,
                          const scan_walk *w, int64_t g, int64_t i0, int n) {
   for (int part = 0; part < p->width; part++) {
     const kr_plane steps = shared_plane_of(p, v, w, g, i0, part), states = turned(&steps);
@@ -557,7 +557,7 @@ static float *partial_of(const run *r, float *partial, int64_t b, int64_t g, int
   return partial + ((b * r->p.in.G + g) * r->p.n_ranges + range) * r->p.values * r->shared_row;
 }
 
-static void put_shared(item *it, const krait_view *v, float *partial, const float *gather, float *matrix, int64_t i0,
+static void put_shared(item *it, const kr_view *v, float *partial, const float *gather, float *matrix, int64_t i0,
                        int n, int turn) {
   const scan_plan *p = &it->r->p;
   if (!kr_has(v)) return;
@@ -580,7 +580,7 @@ static void put_shared(item *it, const krait_view *v, float *partial, const floa
 /* ---- an item: a range of channels over some sequences ---- */
 
 /* B or C of a tile as data[n * pitch + step]. */
-static scan_shared read_states_by_step(const scan_plan *p, const krait_view *v, const scan_walk *w, int64_t g,
+static scan_shared read_states_by_step(const scan_plan *p, const kr_view *v, const scan_walk *w, int64_t g,
                                        int64_t i0, int n, float *buffer) {
   for (int part = 0; part < p->width; part++) {
     const kr_plane steps = shared_plane_of(p, v, w, g, i0, part), states = turned(&steps);
@@ -637,7 +637,7 @@ static void walk_scan_bwd_backwards(item *it, int sum_A, int turn) {
 }
 
 /* turn: 0 the only direction, 1 the first of two, 2 the second. */
-static void run_scan_bwd_direction(item *it, const krait_view *A, int reverse, int turn) {
+static void run_scan_bwd_direction(item *it, const kr_view *A, int reverse, int turn) {
   it->w = walk_row(&it->r->p.in, it->row, reverse);
   begin_scan_bwd_direction(it, A);
   walk_scan_bwd_forwards(it);
@@ -678,7 +678,7 @@ static double sum_over_chunks(const run *r, int64_t block, int64_t offset) {
   return sum;
 }
 
-static void put_sums(const run *r, int64_t block, int64_t d, int lane, int which, const krait_view *v, int64_t N) {
+static void put_sums(const run *r, int64_t block, int64_t d, int lane, int which, const kr_view *v, int64_t N) {
   const int64_t width = which < SUM_D ? r->p.width : 1;
   for (int64_t k = 0; kr_has(v) && k < N * width; k++) {
     const int64_t at = which < SUM_D ? kr_at2(v, d, k % N) : kr_at1(v, d);
@@ -707,7 +707,7 @@ static void finish_parameters(void *user, int64_t begin, int64_t end, int worker
 enum { FINISHED_STEPS = 256 };
 
 /* Reduces FINISHED_STEPS steps from t over the ranges and writes them. */
-static void finish_shared_steps(const run *r, const krait_view *v, float *partial, int64_t b, int64_t g, int64_t t) {
+static void finish_shared_steps(const run *r, const kr_view *v, float *partial, int64_t b, int64_t g, int64_t t) {
   const scan_plan *p = &r->p;
   const int64_t row = r->shared_row, n = p->in.L - t < FINISHED_STEPS ? p->in.L - t : FINISHED_STEPS;
   float *first = partial_of(r, partial, b, g, 0) + t;

@@ -10,7 +10,7 @@
 
 /* Flags and sequences; returns whether sequences are packed. */
 static int choose_scan_mode(kr_case *c) {
-  krait_call *call = (krait_call *)c->args;
+  kr_call *call = (kr_call *)c->args;
   const int64_t mode = kr_case_int(c, 0, 9);
   if (mode == 0) {
     *kr_case_size(c, "B") = 1;
@@ -35,7 +35,7 @@ static int is_whole(const kr_case *c, int64_t index) { return index % 20 == 6 &&
 static void give_all(kr_case *c) {
   static const char *const of_forward[] = {"z", "delta_bias", NULL},
                           *const of_gradient[] = {"z", "delta_bias", "dout", "du", "ddelta", "dz", NULL};
-  ((krait_call *)c->args)->flags |= KRAIT_SCAN_SOFTPLUS;
+  ((kr_call *)c->args)->flags |= KRAIT_SCAN_SOFTPLUS;
   for (const char *const *name = c->sig->forward ? of_gradient : of_forward; *name; name++) kr_case_give(c, *name);
 }
 
@@ -88,7 +88,7 @@ static void give_delta(kr_case *c) {
   const int32_t dtype = c->dtype;
   const double longest = c->is_complex ? 8 : 400; /* rounding of a step rotates a complex state by dt A 2^-24 */
   if (!c->anywhere && kr_case_chance(c, 0.2)) c->dtype = KRAIT_F32;
-  krait_view *delta = kr_case_give(c, "delta");
+  kr_view *delta = kr_case_give(c, "delta");
   c->dtype = dtype;
   if (!c->is_exact && kr_case_chance(c, 0.1)) kr_case_fill_uniform(c, delta, 0, longest);
 }
@@ -97,7 +97,7 @@ static void give_delta(kr_case *c) {
 static void set_scan_bounds(kr_case *c) {
   const int64_t N = *kr_case_size(c, "N"), L = *kr_case_size(c, "L");
   for (int i = 0; i < c->sig->n_tensors; i++) {
-    const krait_view *view = kr_sig_view(c->sig, c->args, i);
+    const kr_view *view = kr_sig_view(c->sig, c->args, i);
     const int is_forward = !c->sig->forward, is_out = c->sig->tensors[i].tensor_class == KR_CLASS_ACTIVATION;
     if (!(c->sig->tensors[i].role & KR_OUT) || !view->data || (view->dtype != KRAIT_F32 && view->dtype != KRAIT_C64))
       continue;
@@ -108,9 +108,9 @@ static void set_scan_bounds(kr_case *c) {
 }
 
 /* States as the forward call leaves them. */
-static int32_t leave_states(const krait_selective_scan_bwd_args *b) {
-  krait_selective_scan_args a = {.call = {.size = sizeof a, .flags = b->call.flags}};
-  memcpy(&a.B, &b->B, offsetof(krait_selective_scan_args, out) - offsetof(krait_selective_scan_args, B));
+static int32_t leave_states(const kr_selective_scan_bwd_args *b) {
+  kr_selective_scan_args a = {.call = {.size = sizeof a, .flags = b->call.flags}};
+  memcpy(&a.B, &b->B, offsetof(kr_selective_scan_args, out) - offsetof(kr_selective_scan_args, B));
   a.states = b->states, a.n_kept = b->n_kept;
   a.out = b->u; /* same type and shape */
   a.call.scratch = kr_alloc(kr_selective_scan_ref_scratch(NULL, &a) + 1);
@@ -127,12 +127,12 @@ static int32_t leave_states(const krait_selective_scan_bwd_args *b) {
 int32_t kr_scan_bwd_case(kr_case *c, int64_t index) {
   KR_TRY(kr_scan_case(c, index));
   KR_TRY(c->status);
-  const krait_selective_scan_bwd_args *a = (const krait_selective_scan_bwd_args *)c->args;
+  const kr_selective_scan_bwd_args *a = (const kr_selective_scan_bwd_args *)c->args;
   return kr_has(&a->states) ? leave_states(a) : KRAIT_OK;
 }
 
 int32_t kr_scan_case(kr_case *c, int64_t index) {
-  krait_call *call = (krait_call *)c->args;
+  kr_call *call = (kr_call *)c->args;
   c->is_complex = index % 12 == 5;
   choose_scan_sizes(c, index);
   if (c->is_hard && !is_whole(c, index) && kr_case_chance(c, 0.3)) *kr_case_size(c, "L") = kr_case_int(c, 1, 2);

@@ -57,7 +57,7 @@ static const kr_kernel last_state[2][3] = {LAST("kr_scan_channels_last_state"),
                        last_state_n64[] = LAST("kr_scan_channels_last_state_n64");
 static const kr_kernel fwd_packed[] = KERNELS("kr_scan_fwd_s4_packed"), combine[] = KERNELS("kr_scan_combine");
 
-kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
+kr_scan_mat kr_scan_mat_of(const kr_view *v, int reverse, int64_t L) {
   kr_scan_mat m = {v->data, v->stride[0], v->stride[1], v->stride[2], v->stride[3], v->dtype, 0};
   const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
   m.packs = !reverse && m.t == 1 && m.b % per_pack == 0 && m.g % per_pack == 0 && m.n % per_pack == 0 &&
@@ -69,19 +69,19 @@ kr_scan_mat kr_scan_mat_of(const krait_view *v, int reverse, int64_t L) {
   return m;
 }
 
-kr_scan_state kr_scan_state_of(const krait_view *v) {
+kr_scan_state kr_scan_state_of(const kr_view *v) {
   return (kr_scan_state){v->data, v->stride[0], v->stride[1], v->stride[2]};
 }
 
 /* Calls that no fast kernel takes. */
-const char *kr_scan_general(const krait_selective_scan_args *a) {
+const char *kr_scan_general(const kr_selective_scan_args *a) {
   if (a->A.dtype == KRAIT_C64) return "complex A";
   if (a->call.flags & (KRAIT_SCAN_B_CONSTANT | KRAIT_SCAN_C_CONSTANT)) return "B or C constant over time";
   return NULL;
 }
 
 /* Calls that the kernels with states over lanes do not take. */
-const char *kr_scan_refusal(const krait_selective_scan_args *a) {
+const char *kr_scan_refusal(const kr_selective_scan_args *a) {
   if (kr_scan_general(a)) return kr_scan_general(a);
   if (a->N > 128) return "N above 128";
   if (kr_has(&a->cu_seqlens)) return "cu_seqlens";
@@ -211,7 +211,7 @@ uint32_t kr_scan_shared_bytes(const kr_scan_params *p) {
   return (uint32_t)(2 * channels_per_block(p) * (p->TL + 4) + p->TL * 2 * p->N_padded) * 4;
 }
 
-void kr_scan_params_of(kr_scan_params *p, const krait_selective_scan_args *a, int reverse, int64_t blocks_wanted,
+void kr_scan_params_of(kr_scan_params *p, const kr_selective_scan_args *a, int reverse, int64_t blocks_wanted,
                      int64_t least_chunks) {
   *p =
       (kr_scan_params){.B = a->B, .L = a->L, .D = a->D, .D_group = a->D / a->G, .N = (int32_t)a->N, .G = (int32_t)a->G};
@@ -260,7 +260,7 @@ int kr_scan_is_anywhere(const kr_scan_params *p) {
 }
 
 /* cu_seqlens: sequences are batch entries that share the single row of every tensor but the states. */
-static void take_offsets(kr_scan_params *p, const krait_selective_scan_args *a) {
+static void take_offsets(kr_scan_params *p, const kr_selective_scan_args *a) {
   if (!kr_has(&a->cu_seqlens)) return;
   p->offsets = a->cu_seqlens.data, p->offsets_step = a->cu_seqlens.stride[0], p->B = a->S;
   p->u.b = p->delta.b = p->z.b = p->out.b = p->B_mat.b = p->C_mat.b = 0;
@@ -296,7 +296,7 @@ static int is_wide(const kr_scan_params *p, int64_t n_multiprocessors) {
 }
 
 /* Checks the rows' layout for the family. States over lanes are skipped where time over lanes measured faster. */
-static const char *cut_scan_states(kr_scan_params *p, const krait_ctx *ctx, const krait_selective_scan_args *a,
+static const char *cut_scan_states(kr_scan_params *p, const krait_ctx *ctx, const kr_selective_scan_args *a,
                                    int family) {
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
   if (!scan_states_over_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors)) return "few states, steps or channels";
@@ -311,7 +311,7 @@ static const char *cut_scan_states(kr_scan_params *p, const krait_ctx *ctx, cons
   return NULL;
 }
 
-int kr_scan_channels_last_keeps(kr_scan_params *p, const krait_view *states) {
+int kr_scan_channels_last_keeps(kr_scan_params *p, const kr_view *states) {
   const int64_t *const stride = states->stride;
   if (p->N > 16 || p->N % 4 || stride[2] != 1 || ((stride[0] | stride[1] | stride[3]) & 3) ||
       (uintptr_t)states->data % 16)
@@ -321,7 +321,7 @@ int kr_scan_channels_last_keeps(kr_scan_params *p, const krait_view *states) {
   return 1;
 }
 
-static const char *cut_scan_channels_last(kr_scan_params *p, const krait_ctx *ctx, const krait_selective_scan_args *a) {
+static const char *cut_scan_channels_last(kr_scan_params *p, const krait_ctx *ctx, const kr_selective_scan_args *a) {
   if (kr_scan_refusal(a)) return kr_scan_refusal(a);
   if (kr_has(&a->states) && !kr_scan_channels_last_keeps(p, &a->states))
     return "states (one per 8 steps) not in aligned groups of four, or N above 16";
@@ -337,7 +337,7 @@ static const char *cut_few_steps(kr_scan_params *p) {
 }
 
 /* Plans one direction for one family; returns why the family rejects it, or NULL. */
-static const char *scan_plan_of(kr_scan_params *p, const krait_ctx *ctx, const krait_selective_scan_args *a,
+static const char *scan_plan_of(kr_scan_params *p, const krait_ctx *ctx, const kr_selective_scan_args *a,
                                 int family) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   if (kr_scan_general(a)) return kr_scan_general(a);
@@ -356,7 +356,7 @@ static const char *scan_plan_of(kr_scan_params *p, const krait_ctx *ctx, const k
 }
 
 /* One of both directions, by the single-direction families. */
-static void plan_direction(kr_scan_params *p, const krait_ctx *ctx, const krait_selective_scan_args *a, int reverse) {
+static void plan_direction(kr_scan_params *p, const krait_ctx *ctx, const kr_selective_scan_args *a, int reverse) {
   const int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_scan_params_of(p, a, reverse, 4 * n, 3);
   if (!kr_scan_refusal(a) && scan_states_over_lanes(p, n)) return;
@@ -413,7 +413,7 @@ static const kr_kernel *scan_kernel_of(const kr_scan_params *p) {
   return p->seq_idx ? fwd_packed : p->S == 1 ? fwd_s1 : fwd_s4;
 }
 
-static void add_scan(const krait_ctx *ctx, kr_chain *chain, kr_scan_params *p, char *scratch, const krait_call *call) {
+static void add_scan(const krait_ctx *ctx, kr_chain *chain, kr_scan_params *p, char *scratch, const kr_call *call) {
   void *const stream = call->stream;
   kr_grid grid = {.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
                   .y = (uint32_t)p->n_chunks,
@@ -437,13 +437,13 @@ static void add_scan(const krait_ctx *ctx, kr_chain *chain, kr_scan_params *p, c
 }
 
 /* y of the forward direction, float32, in scratch. */
-static kr_rows sum_rows(const krait_selective_scan_args *a, void *data, int reverse) {
-  const krait_view v = {.data = data, .stride = {a->D * a->L, a->L, 1}, .dtype = KRAIT_F32};
+static kr_rows sum_rows(const kr_selective_scan_args *a, void *data, int reverse) {
+  const kr_view v = {.data = data, .stride = {a->D * a->L, a->L, 1}, .dtype = KRAIT_F32};
   return kr_rows_of(&v, reverse, a->L);
 }
 
 /* The first leaves its y in scratch, the second adds it; D and z are applied once. */
-static int32_t run_both(const krait_ctx *ctx, const krait_selective_scan_args *a, uint64_t tier) {
+static int32_t run_both(const krait_ctx *ctx, const kr_selective_scan_args *a, uint64_t tier) {
   kr_scan_params p, back;
   kr_chain chain = {.n = 0};
   char *scratch = a->call.scratch, *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
@@ -462,7 +462,7 @@ static int32_t run_both(const krait_ctx *ctx, const krait_selective_scan_args *a
 }
 
 static int32_t run_scan(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  const krait_selective_scan_args *a = args;
+  const kr_selective_scan_args *a = args;
   kr_scan_params p;
   kr_chain chain = {.n = 0};
   if (family == GENERAL) return kr_scan_general_run(ctx, tier, a);
@@ -473,7 +473,7 @@ static int32_t run_scan(const krait_ctx *ctx, const void *args, uint64_t tier, i
 }
 
 static const char *refuse_scan(const krait_ctx *ctx, const void *args, int family) {
-  const krait_selective_scan_args *a = args;
+  const kr_selective_scan_args *a = args;
   kr_scan_params p;
   if ((kr_has(&a->cu_seqlens) ? a->S : a->B) * a->D > (1ll << 31) - 1) return "2^31 channels or more";
   if (family == GENERAL) return NULL;
@@ -483,7 +483,7 @@ static const char *refuse_scan(const krait_ctx *ctx, const void *args, int famil
 }
 
 static uint64_t scan_scratch_of(const krait_ctx *ctx, const void *args, int family) {
-  const krait_selective_scan_args *a = args;
+  const kr_selective_scan_args *a = args;
   kr_scan_params p, back;
   if (family == GENERAL) return kr_scan_general_scratch(a);
   if (family != BOTH_DIRECTIONS) return scan_plan_of(&p, ctx, a, family) ? 0 : kr_scan_chunk_bytes(&p);

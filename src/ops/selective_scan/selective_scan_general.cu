@@ -58,17 +58,17 @@ KR_DEV pair exponential(pair a) {
   return a.im == 0.0f ? pair_of(size) : scale(size, turn(a.im));
 }
 
-KR_DEV int64_t at2(const krait_view &v, int64_t i, int64_t j) { return i * v.stride[0] + j * v.stride[1]; }
-KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) { return at2(v, i, j) + k * v.stride[2]; }
-KR_DEV float get3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
+KR_DEV int64_t at2(const kr_view &v, int64_t i, int64_t j) { return i * v.stride[0] + j * v.stride[1]; }
+KR_DEV int64_t at3(const kr_view &v, int64_t i, int64_t j, int64_t k) { return at2(v, i, j) + k * v.stride[2]; }
+KR_DEV float get3(const kr_view &v, int64_t i, int64_t j, int64_t k) {
   return kr_load(v.data, at3(v, i, j, k), v.dtype);
 }
 
-KR_DEV pair get_pair(const krait_view &v, int64_t offset) {
+KR_DEV pair get_pair(const kr_view &v, int64_t offset) {
   if (v.dtype != KRAIT_C64) return pair_of(kr_load(v.data, offset, v.dtype));
   return pair{((const float *)v.data)[2 * offset], ((const float *)v.data)[2 * offset + 1]};
 }
-KR_DEV void put_pair(const krait_view &v, int64_t offset, pair x) {
+KR_DEV void put_pair(const kr_view &v, int64_t offset, pair x) {
   if (v.dtype != KRAIT_C64) kr_store(v.data, offset, v.dtype, x.re);
   else ((float *)v.data)[2 * offset] = x.re, ((float *)v.data)[2 * offset + 1] = x.im;
 }
@@ -79,7 +79,7 @@ KR_DEV void add_pair(float *at, int64_t i, pair x) { at[2 * i] += x.re, at[2 * i
 KR_DEV int has_flag(const kr_scan_general_params &p, uint32_t flag) { return (p.a.call.flags & flag) != 0; }
 KR_DEV int is_complex(const kr_scan_general_params &p) { return p.a.A.dtype == KRAIT_C64; }
 
-KR_DEV pair parameter(const kr_scan_general_params &p, const krait_view &v, int constant, int64_t b, int64_t d,
+KR_DEV pair parameter(const kr_scan_general_params &p, const kr_view &v, int constant, int64_t b, int64_t d,
                       int64_t n, int64_t t) {
   if (constant) return get_pair(v, at2(v, d, n));
   const int64_t at = at3(v, b, d / (p.a.D / p.a.G), n);
@@ -142,7 +142,7 @@ KR_DEV pair initial_of(const kr_scan_general_params &p, const any_walk &w, int64
 
 /* One direction of a channel: adds y of each step to y[t]; stores every state in kept (step i of the walk, N) if given.
  * */
-KR_DEV void replay(const kr_scan_general_params &p, const any_walk &w, int64_t d, const krait_view &A_view, float *y,
+KR_DEV void replay(const kr_scan_general_params &p, const any_walk &w, int64_t d, const kr_view &A_view, float *y,
                    float *kept) {
   const int lane = kr_thread() & 31;
   pair x[PER_LANE], A[PER_LANE];
@@ -198,7 +198,7 @@ KR_DEV float gradient_of(const kr_scan_general_params &p, const any_walk &w, int
 }
 
 /* One direction of a channel backward; its states are at p.x + slab. */
-KR_DEV void back(const kr_scan_general_params &p, const any_walk &w, int64_t d, const krait_view &A_view, float *dA,
+KR_DEV void back(const kr_scan_general_params &p, const any_walk &w, int64_t d, const kr_view &A_view, float *dA,
                  int64_t slab) {
   const int lane = kr_thread() & 31, constant_B = has_flag(p, KRAIT_SCAN_B_CONSTANT),
             constant_C = has_flag(p, KRAIT_SCAN_C_CONSTANT);
@@ -301,7 +301,7 @@ KR_KERNEL void KR_BOUNDS(32, 8) kr_scan_general_bwd(const kr_scan_general_params
 KR_DEV void sum_matrices(const kr_scan_general_params &p, int64_t i) {
   const int64_t t = i % p.a.L, n = i / p.a.L % p.a.N, g = i / p.a.L / p.a.N % p.a.G, b = i / p.a.L / p.a.N / p.a.G;
   for (int is_C = 0; is_C < 2; is_C++) {
-    const krait_view &v = is_C ? p.a.dC : p.a.dB;
+    const kr_view &v = is_C ? p.a.dC : p.a.dB;
     const float *from = is_C ? p.dC : p.dB;
     if (!v.data || has_flag(p, is_C ? KRAIT_SCAN_C_CONSTANT : KRAIT_SCAN_B_CONSTANT)) continue;
     pair sum = {0, 0};
@@ -315,7 +315,7 @@ KR_DEV void sum_matrices(const kr_scan_general_params &p, int64_t i) {
   }
 }
 
-KR_DEV void sum_rows(const kr_scan_general_params &p, const krait_view &v, const float *from, int64_t d, int64_t n) {
+KR_DEV void sum_rows(const kr_scan_general_params &p, const kr_view &v, const float *from, int64_t d, int64_t n) {
   pair sum = {0, 0};
   if (!v.data) return;
   for (int64_t row = 0; row < p.n_rows; row++) sum = add(sum, read_pair(from, (row * p.a.D + d) * p.a.N + n));

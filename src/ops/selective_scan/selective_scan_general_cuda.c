@@ -11,11 +11,11 @@ static const kr_kernel sum_kernel = {"selective_scan_general", "kr_scan_general_
 enum { WARPS_PER_MULTIPROCESSOR = 8 };
 static const uint64_t MOST_SCRATCH_BYTES = 1ull << 30; /* cap: use fewer parts instead */
 
-uint64_t kr_scan_general_scratch(const krait_selective_scan_args *a) {
+uint64_t kr_scan_general_scratch(const kr_selective_scan_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
 }
 
-int32_t kr_scan_general_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_args *a) {
+int32_t kr_scan_general_run(const krait_ctx *ctx, uint64_t tier, const kr_selective_scan_args *a) {
   kr_scan_general_params p = {.a = {KR_SCAN_SHARED_ARGS(a), .states = a->states},
                         .out = a->out,
                         .last_state = a->last_state,
@@ -46,7 +46,7 @@ static uint64_t lay_out_scan_general(kr_scan_general_params *p, char *base) {
   return used;
 }
 
-static uint64_t scan_general_plan_of(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a,
+static uint64_t scan_general_plan_of(const krait_ctx *ctx, const kr_selective_scan_bwd_args *a,
                                      kr_scan_general_params *p) {
   const int64_t per_group = a->D / a->G,
                 wanted = (int64_t)WARPS_PER_MULTIPROCESSOR * kr_cuda_info(ctx->cuda)->n_multiprocessors;
@@ -60,12 +60,12 @@ static uint64_t scan_general_plan_of(const krait_ctx *ctx, const krait_selective
   return lay_out_scan_general(p, a->call.scratch);
 }
 
-uint64_t kr_scan_general_bwd_scratch(const krait_ctx *ctx, const krait_selective_scan_bwd_args *a) {
+uint64_t kr_scan_general_bwd_scratch(const krait_ctx *ctx, const kr_selective_scan_bwd_args *a) {
   kr_scan_general_params p;
   return scan_general_plan_of(ctx, a, &p);
 }
 
-int32_t kr_scan_general_bwd_run(const krait_ctx *ctx, uint64_t tier, const krait_selective_scan_bwd_args *a) {
+int32_t kr_scan_general_bwd_run(const krait_ctx *ctx, uint64_t tier, const kr_selective_scan_bwd_args *a) {
   kr_scan_general_params p;
   scan_general_plan_of(ctx, a, &p);
   const kr_grid grid = {.x = (uint32_t)(p.n_rows * a->G * p.parts), .block = 32, .stream = a->call.stream};

@@ -12,20 +12,20 @@
 
 enum { MAX_N = 512 };
 
-static double scan_step_size(const krait_selective_scan_args *a, int64_t b, int64_t d, int64_t t) {
+static double scan_step_size(const kr_selective_scan_args *a, int64_t b, int64_t d, int64_t t) {
   double dt = kr_get(&a->delta, kr_at3(&a->delta, b, d, t));
   if (kr_has(&a->delta_bias)) dt += kr_get(&a->delta_bias, kr_at1(&a->delta_bias, d));
   return a->call.flags & KRAIT_SCAN_SOFTPLUS ? softplus(dt) : dt;
 }
 
-static int sequence_changes(const krait_selective_scan_args *a, const walk *w, int64_t i) {
+static int sequence_changes(const kr_selective_scan_args *a, const walk *w, int64_t i) {
   if (!kr_has(&a->seq_idx) || i == 0) return 0;
   return kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i))) !=
          kr_get_i32(&a->seq_idx, kr_at2(&a->seq_idx, w->b, time_of(w, i - 1)));
 }
 
 /* Adds sum_n C x of every step to y[time - sequence start]. */
-static void run_scan_direction(const krait_selective_scan_args *a, const walk *w, int64_t d, const krait_view *A,
+static void run_scan_direction(const kr_selective_scan_args *a, const walk *w, int64_t d, const kr_view *A,
                           double *y) {
   const int is_complex = A->dtype == KRAIT_C64;
   const int64_t g = d / (a->D / a->G), begin = w->step > 0 ? w->first : w->first - (w->n - 1);
@@ -52,7 +52,7 @@ static void run_scan_direction(const krait_selective_scan_args *a, const walk *w
     put_number(&a->last_state, kr_at3(&a->last_state, w->state_row, d, n), x[n]);
 }
 
-static void run_scan_channel(const krait_selective_scan_args *a, int64_t row, int64_t d, double *y) {
+static void run_scan_channel(const kr_selective_scan_args *a, int64_t row, int64_t d, double *y) {
   const uint32_t flags = a->call.flags;
   walk w = walk_of(row, a->L, &a->cu_seqlens, (flags & KRAIT_SCAN_REVERSE) != 0);
   int64_t begin = w.step > 0 ? w.first : w.first - (w.n - 1);
@@ -77,11 +77,11 @@ static void run_scan_channel(const krait_selective_scan_args *a, int64_t row, in
 
 uint64_t kr_selective_scan_ref_scratch(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return (uint64_t)((const krait_selective_scan_args *)args)->L * sizeof(double);
+  return (uint64_t)((const kr_selective_scan_args *)args)->L * sizeof(double);
 }
 
 int32_t kr_selective_scan_ref(const krait_ctx *ctx, const void *args) {
-  const krait_selective_scan_args *a = args;
+  const kr_selective_scan_args *a = args;
   (void)ctx;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("selective_scan", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   int64_t n_rows = kr_has(&a->cu_seqlens) ? a->S : a->B;

@@ -77,7 +77,7 @@ typedef struct rows {
 /* One work item: a sequence and some blocks of channels. Arrays hold one part per block. */
 typedef struct item {
   const scan_plan *p;
-  const krait_selective_scan_args *a;
+  const kr_selective_scan_args *a;
   int64_t row, g, d0, n_channels, n_blocks;
   float *A, *x, *B, *C;      /* [block][n][lane]; B and C only if constant */
   float *bias, *skip, *size; /* [block][lane], [block][lane], [block]: largest |A| */
@@ -124,7 +124,7 @@ static void cut_scan_scratch(item *it, float *scratch) {
   it->sum = is_set(it, KRAIT_SCAN_BOTH) ? cut(&scratch, blocks * KR_VL * p->in.L) : NULL;
 }
 
-static void begin_scan_direction(item *it, const krait_view *A) {
+static void begin_scan_direction(item *it, const kr_view *A) {
   const kr_scan_inputs *in = &it->p->in;
   for (int64_t k = 0; k < it->n_blocks; k++) {
     int64_t d = it->d0 + k * KR_VL, part = k * it->p->values * KR_VL;
@@ -142,7 +142,7 @@ static void begin_scan_direction(item *it, const krait_view *A) {
 /* Prefetches the tile's next block, or the next tile's first one. */
 static void plan_scan_ahead(item *it, const scan_walk *w, int64_t block, int64_t i0, int n, int64_t end) {
   const kr_scan_inputs *in = &it->p->in;
-  const krait_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->a->out};
+  const kr_view *const views[MOST_AHEAD] = {in->delta, in->u, in->z, &it->a->out};
   const int last = block + 1 == it->n_blocks;
   const int64_t next = last ? 0 : block + 1, from = last ? i0 + n : i0, left = end - from;
   it->ahead.n = 0;
@@ -269,7 +269,7 @@ static void add_to_total(item *it, int n) {
 /* What to do with a tile's sums: write the output, save them for the other direction, or nothing (states only). */
 enum { FINISH, KEEP, ADVANCE };
 
-static void scan_steps(item *it, const scan_walk *w, const krait_view *A, int64_t begin, int64_t end, int then) {
+static void scan_steps(item *it, const scan_walk *w, const kr_view *A, int64_t begin, int64_t end, int then) {
   const kr_scan_inputs *in = &it->p->in;
   begin_scan_direction(it, A);
   for (int64_t i0 = begin; i0 < end; i0 += it->p->tile) {
@@ -295,14 +295,14 @@ static void write_last_states(const item *it) {
                  scan_lanes_of(it, k));
 }
 
-static void scan_direction(item *it, const scan_walk *w, const krait_view *A, int then) {
+static void scan_direction(item *it, const scan_walk *w, const kr_view *A, int then) {
   scan_steps(it, w, A, 0, w->n, then);
   write_last_states(it);
 }
 
 typedef struct run {
   scan_plan p;
-  const krait_selective_scan_args *a;
+  const kr_selective_scan_args *a;
   int64_t chunk, n_chunks; /* steps per chunk; 0 and 1 without chunking */
 } run;
 
@@ -392,7 +392,7 @@ static void join_chunks(const run *r, int n_workers, int64_t i) {
 }
 
 /* As many channels per item as still leave every thread some items: they share the loads of B and C. */
-static run plan_scan_run(const krait_ctx *ctx, const krait_selective_scan_args *a) {
+static run plan_scan_run(const krait_ctx *ctx, const kr_selective_scan_args *a) {
   const kr_scan_inputs in = KR_SCAN_INPUTS(a);
   int64_t range = 128;
   run r = {plan_scan(&in, KR_VL), a, 0, 1};
@@ -415,7 +415,7 @@ uint64_t KR_FN(kr_selective_scan_scratch)(const krait_ctx *ctx, const void *args
 }
 
 int32_t KR_FN(kr_selective_scan)(const krait_ctx *ctx, const void *args) {
-  const krait_selective_scan_args *a = args;
+  const kr_selective_scan_args *a = args;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets("selective_scan", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   run r = plan_scan_run(ctx, a);
   if (!r.chunk) {

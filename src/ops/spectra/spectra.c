@@ -6,32 +6,32 @@
 #include "view.h"
 
 static void count_polar(const void *args, kr_cost *cost) {
-  const krait_to_polar_args *a = args;
+  const kr_to_polar_args *a = args;
   const double n = (double)a->I * (double)a->J * (double)a->K;
   *cost = (kr_cost){.flops = n * 20, .bytes = n * 16};
 }
 static void count_polar_bwd(const void *args, kr_cost *cost) {
-  const krait_to_polar_bwd_args *a = args;
+  const kr_to_polar_bwd_args *a = args;
   const double n = (double)a->I * (double)a->J * (double)a->K;
   *cost = (kr_cost){.flops = n * 40, .bytes = n * 24};
 }
 static void count_loss(const void *args, kr_cost *cost) {
-  const krait_loss_args *a = args;
+  const kr_loss_args *a = args;
   const double n = (double)a->I * (double)a->J * (double)a->K * (double)a->N;
   *cost = (kr_cost){.flops = n * 3, .bytes = n * 8};
 }
 static void count_loss_bwd(const void *args, kr_cost *cost) {
-  const krait_loss_bwd_args *a = args;
+  const kr_loss_bwd_args *a = args;
   const double n = (double)a->I * (double)a->J * (double)a->K * (double)a->N;
   *cost = (kr_cost){.flops = n * 3, .bytes = n * 12};
 }
 static void count_spectral_norm(const void *args, kr_cost *cost) {
-  const krait_spectral_norm_args *a = args;
+  const kr_spectral_norm_args *a = args;
   const double n = (double)a->O * (double)a->K;
   *cost = (kr_cost){.flops = n * 5, .bytes = n * 8};
 }
 static void count_spectral_norm_bwd(const void *args, kr_cost *cost) {
-  const krait_spectral_norm_bwd_args *a = args;
+  const kr_spectral_norm_bwd_args *a = args;
   const double n = (double)a->O * (double)a->K;
   *cost = (kr_cost){.flops = n * 5, .bytes = n * 12};
 }
@@ -84,12 +84,12 @@ static const kr_impl loss_bwd_impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_loss_bwd_ref, NULL},
 };
 static uint64_t transform_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_transform_args *a = args;
+  const kr_transform_args *a = args;
   (void)ctx;
   return (uint64_t)(a->K * a->N) * sizeof(float);
 }
 static void count_transform(const void *args, kr_cost *cost) {
-  const krait_transform_args *a = args;
+  const kr_transform_args *a = args;
   *cost = (kr_cost){.flops = 2 * (double)a->R * (double)a->K * (double)a->N,
                     .bytes = 4 * ((double)a->R * (double)(a->K + a->N) + (double)a->K * (double)a->N)};
 }
@@ -114,7 +114,7 @@ static void draw_float(kr_case *c, float *field, double low, double high) {
 }
 
 int32_t kr_to_polar_case(kr_case *c, int64_t index) {
-  krait_to_polar_args *a = (krait_to_polar_args *)c->args; /* the gradient's args start alike */
+  kr_to_polar_args *a = (kr_to_polar_args *)c->args; /* the gradient's args start alike */
   c->contiguous = index % 2;
   a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 9), a->K = kr_case_edge(c, c->is_exact ? 5 : 130) + 1;
   a->eps = 1e-3f, a->re_add = 1e-3f, a->im_add = 1e-5f;
@@ -122,14 +122,14 @@ int32_t kr_to_polar_case(kr_case *c, int64_t index) {
   return KRAIT_OK;
 }
 int32_t kr_from_polar_case(kr_case *c, int64_t index) {
-  krait_from_polar_args *a = (krait_from_polar_args *)c->args;
+  kr_from_polar_args *a = (kr_from_polar_args *)c->args;
   c->contiguous = index % 2;
   a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 9), a->K = kr_case_edge(c, c->is_exact ? 5 : 130) + 1;
   draw_float(c, &a->power, 0.2, 3.5);
   return KRAIT_OK;
 }
 int32_t kr_loss_case(kr_case *c, int64_t index) {
-  krait_loss_args *a = (krait_loss_args *)c->args;
+  kr_loss_args *a = (kr_loss_args *)c->args;
   c->contiguous = index % 2;
   a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 3), a->K = kr_case_int(c, 1, 9),
   a->N = kr_case_edge(c, c->is_exact ? 3 : 130) + 1;

@@ -17,10 +17,10 @@ KR_DEV place here(const kr_polar_params &p) {
                  row = kr_divide(thread, p.K), i = kr_divide(row, p.J);
   return place{i, row - i * p.J.by, thread - row * p.K.by, thread < p.n};
 }
-KR_DEV float get(const krait_view &v, const place &at) {
+KR_DEV float get(const kr_view &v, const place &at) {
   return v.data ? ((const float *)v.data)[at.i * v.stride[0] + at.j * v.stride[1] + at.k * v.stride[2]] : 0.0f;
 }
-KR_DEV void put(const krait_view &v, const place &at, float value) {
+KR_DEV void put(const kr_view &v, const place &at, float value) {
   if (v.data) ((float *)v.data)[at.i * v.stride[0] + at.j * v.stride[1] + at.k * v.stride[2]] = value;
 }
 
@@ -65,7 +65,7 @@ KR_KERNEL void KR_BOUNDS(KR_POLAR_THREADS, 4) kr_from_polar_back(const kr_polar_
 
 /* ---- losses ---- */
 
-KR_DEV int64_t offset_of(const krait_view &v, uint32_t i, uint32_t j, uint32_t k, uint32_t n) {
+KR_DEV int64_t offset_of(const kr_view &v, uint32_t i, uint32_t j, uint32_t k, uint32_t n) {
   return i * v.stride[0] + j * v.stride[1] + k * v.stride[2] + n * v.stride[3];
 }
 
@@ -122,7 +122,7 @@ KR_KERNEL void KR_BOUNDS(KR_LOSS_THREADS, 4) kr_loss_back(const kr_loss_params p
 
 /* ---- transform ---- */
 
-KR_KERNEL void KR_BOUNDS(KR_TRANSFORM_THREADS, 2) kr_transform(const krait_transform_args a) {
+KR_KERNEL void KR_BOUNDS(KR_TRANSFORM_THREADS, 2) kr_transform(const kr_transform_args a) {
   KR_SHARED double left[KR_TRANSFORM_DEPTH][KR_TRANSFORM_TILE + 1], right[KR_TRANSFORM_DEPTH][KR_TRANSFORM_TILE];
   const int64_t r0 = (int64_t)kr_block_x() * KR_TRANSFORM_TILE, n0 = (int64_t)kr_block_y() * KR_TRANSFORM_TILE;
   const int row = kr_thread() / 16, column = kr_thread() % 16;
@@ -175,11 +175,11 @@ KR_DEV float one_over(float squares) {
   return 1.0f / (squares == squares && !(norm > 1e-12f) ? 1e-12f : norm);
 }
 
-KR_DEV float weight_at(const krait_spectral_norm_args &a, int64_t o, int64_t k) {
+KR_DEV float weight_at(const kr_spectral_norm_args &a, int64_t o, int64_t k) {
   return ((const float *)a.weight.data)[o * a.weight.stride[0] + k * a.weight.stride[1]];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm(const krait_spectral_norm_args a) {
+KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm(const kr_spectral_norm_args a) {
   float *const v = (float *)a.call.scratch, *const product = v + a.K;
   const int thread = kr_thread(), warp = thread >> 5, lane = thread & 31;
   float squares = 0.0f;
@@ -217,7 +217,7 @@ KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm(const krait_sp
       ((float *)a.out.data)[o * a.out.stride[0] + k * a.out.stride[1]] = weight_at(a, o, k) / sigma;
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm_back(const krait_spectral_norm_bwd_args a) {
+KR_KERNEL void KR_BOUNDS(KR_SPECTRAL_THREADS, 1) kr_spectral_norm_back(const kr_spectral_norm_bwd_args a) {
   const int warp = kr_thread() >> 5, lane = kr_thread() & 31;
   const float *const out = (const float *)a.out.data, *const dout = (const float *)a.dout.data;
   float along = 0.0f;

@@ -17,7 +17,7 @@ static const char *refuse_polar(int64_t I, int64_t J, int64_t K) {
   return (double)I * (double)J * (double)K >= 2147483648.0 - KR_POLAR_THREADS ? too_many : NULL;
 }
 
-static int32_t launch_polar(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const krait_call *call,
+static int32_t launch_polar(const krait_ctx *ctx, uint64_t tier, const kr_kernel *kernel, const kr_call *call,
                             int64_t I, int64_t J, int64_t K, kr_polar_params *p) {
   p->n = (uint32_t)(I * J * K), p->K = kr_divisor_of(K), p->J = kr_divisor_of(J);
   return kr_cuda_launch(
@@ -28,7 +28,7 @@ static int32_t launch_polar(const krait_ctx *ctx, uint64_t tier, const kr_kernel
 }
 
 static int32_t run_to_polar(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_to_polar_args *a = args;
+  const kr_to_polar_args *a = args;
   return launch_polar(ctx, tier, &to_polar, &a->call, a->I, a->J, a->K,
                       &(kr_polar_params){.a = a->re,
                                        .b = a->im,
@@ -40,7 +40,7 @@ static int32_t run_to_polar(const krait_ctx *ctx, const void *args, uint64_t tie
                                        .im_add = a->im_add});
 }
 static int32_t run_to_polar_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_to_polar_bwd_args *a = args;
+  const kr_to_polar_bwd_args *a = args;
   return launch_polar(ctx, tier, &to_polar_back, &a->call, a->I, a->J, a->K,
                       &(kr_polar_params){.a = a->re,
                                        .b = a->im,
@@ -54,12 +54,12 @@ static int32_t run_to_polar_bwd(const krait_ctx *ctx, const void *args, uint64_t
                                        .im_add = a->im_add});
 }
 static int32_t run_from_polar(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_from_polar_args *a = args;
+  const kr_from_polar_args *a = args;
   return launch_polar(ctx, tier, &from_polar, &a->call, a->I, a->J, a->K,
                       &(kr_polar_params){.a = a->mag, .b = a->pha, .c = a->re, .d = a->im, .power = a->power});
 }
 static int32_t run_from_polar_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_from_polar_bwd_args *a = args;
+  const kr_from_polar_bwd_args *a = args;
   return launch_polar(
       ctx, tier, &from_polar_back, &a->call, a->I, a->J, a->K,
       &(kr_polar_params){
@@ -68,7 +68,7 @@ static int32_t run_from_polar_bwd(const krait_ctx *ctx, const void *args, uint64
 
 #define POLAR(op) /* common to all of them */                                                                     \
   const char *kr_##op##_cuda_refuse(const krait_ctx *ctx, const void *args) {                    \
-    const krait_##op##_args *a = args;                                                           \
+    const kr_##op##_args *a = args;                                                           \
     return (void)ctx, refuse_polar(a->I, a->J, a->K);                                            \
   }                                                                                              \
   uint64_t kr_##op##_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; } \
@@ -86,11 +86,11 @@ static const char *refuse_loss(int64_t I, int64_t J, int64_t K, int64_t N) {
 }
 
 const char *kr_loss_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_loss_args *a = args;
+  const kr_loss_args *a = args;
   return (void)ctx, refuse_loss(a->I, a->J, a->K, a->N);
 }
 const char *kr_loss_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_loss_bwd_args *a = args;
+  const kr_loss_bwd_args *a = args;
   return (void)ctx, refuse_loss(a->I, a->J, a->K, a->N);
 }
 uint64_t kr_loss_cuda_scratch(const krait_ctx *ctx, const void *args) {
@@ -107,7 +107,7 @@ static kr_loss_params plan_loss(uint32_t flags, int64_t I, int64_t J, int64_t K,
 }
 
 static int32_t run_loss(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_loss_args *a = args;
+  const kr_loss_args *a = args;
   kr_loss_params p = plan_loss(a->call.flags, a->I, a->J, a->K, a->N);
   const uint32_t blocks = (p.n + KR_LOSS_THREADS - 1) / KR_LOSS_THREADS;
   p.n_parts = blocks < KR_LOSS_PARTS ? blocks : KR_LOSS_PARTS, p.x = a->x, p.y = a->y, p.out = a->out,
@@ -119,7 +119,7 @@ static int32_t run_loss(const krait_ctx *ctx, const void *args, uint64_t tier) {
 }
 
 static int32_t run_loss_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_loss_bwd_args *a = args;
+  const kr_loss_bwd_args *a = args;
   kr_loss_params p = plan_loss(a->call.flags, a->I, a->J, a->K, a->N);
   p.x = a->x, p.y = a->y, p.dout = a->dout, p.dx = a->dx, p.dy = a->dy, p.scale = a->scale;
   return kr_cuda_launch(
@@ -135,7 +135,7 @@ KR_CUDA_TIERS(loss_bwd, run_loss_bwd)
 /* ---- transform ---- */
 
 const char *kr_transform_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_transform_args *a = args;
+  const kr_transform_args *a = args;
   (void)ctx;
   return a->R >= 2147483648ll || a->N > 65535ll * KR_TRANSFORM_TILE ? "2^31 rows or more, or more than 2097120 columns"
                                                                     : NULL;
@@ -143,7 +143,7 @@ const char *kr_transform_cuda_refuse(const krait_ctx *ctx, const void *args) {
 uint64_t kr_transform_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 static int32_t run_transform(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_transform_args *a = args;
+  const kr_transform_args *a = args;
   const kr_grid grid = {.x = (uint32_t)((a->R + KR_TRANSFORM_TILE - 1) / KR_TRANSFORM_TILE),
                         .y = (uint32_t)((a->N + KR_TRANSFORM_TILE - 1) / KR_TRANSFORM_TILE),
                         .block = KR_TRANSFORM_THREADS,
@@ -159,19 +159,19 @@ const char *kr_spectral_norm_bwd_cuda_refuse(const krait_ctx *ctx, const void *a
   return (void)ctx, (void)args, NULL;
 }
 uint64_t kr_spectral_norm_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_spectral_norm_args *a = args;
+  const kr_spectral_norm_args *a = args;
   (void)ctx;
   return kr_scratch_round((uint64_t)(a->O + a->K) * sizeof(float));
 }
 uint64_t kr_spectral_norm_bwd_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 static int32_t run_spectral_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_spectral_norm_args *a = args;
+  const kr_spectral_norm_args *a = args;
   return kr_cuda_launch(ctx->cuda, tier, &norm,
                         &(kr_grid){.x = 1, .block = KR_SPECTRAL_THREADS, .stream = a->call.stream}, a, sizeof *a);
 }
 static int32_t run_spectral_norm_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_spectral_norm_bwd_args *a = args;
+  const kr_spectral_norm_bwd_args *a = args;
   return kr_cuda_launch(ctx->cuda, tier, &norm_back,
                         &(kr_grid){.x = 1, .block = KR_SPECTRAL_THREADS, .stream = a->call.stream}, a, sizeof *a);
 }

@@ -3,7 +3,7 @@
 #ifndef KR_SPECTRA_IMPLS_H
 #define KR_SPECTRA_IMPLS_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 enum { KR_LOSS_CHUNKS = 64 };
 

@@ -2,8 +2,7 @@
 #ifndef KR_SPECTRA_PARAMS_H
 #define KR_SPECTRA_PARAMS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "rows.h"
 
 enum {
@@ -16,14 +15,14 @@ enum {
 
 /* Both directions and their gradients over (I,J,K): inputs a, b (and gradients da, db), outputs c, d. */
 typedef struct kr_polar_params {
-  krait_view a, b, da, db, c, d;
+  kr_view a, b, da, db, c, d;
   kr_divisor K, J;
   uint32_t n;
   float eps, power, re_add, im_add;
 } kr_polar_params;
 
 typedef struct kr_loss_params {
-  krait_view x, y, out, dout, dx, dy;
+  kr_view x, y, out, dout, dx, dy;
   double *partial;  /* (n_parts) */
   kr_divisor N, K, J;
   uint32_t n, n_parts;

@@ -15,15 +15,15 @@
 #include "status.h"
 #include "view.h"
 
-static double spectra_element(const krait_view *v, int64_t i, int64_t j, int64_t k) {
+static double spectra_element(const kr_view *v, int64_t i, int64_t j, int64_t k) {
   return kr_has(v) ? kr_get(v, kr_at3(v, i, j, k)) : 0;
 }
-static void put_spectra(const krait_view *v, int64_t i, int64_t j, int64_t k, double value) {
+static void put_spectra(const kr_view *v, int64_t i, int64_t j, int64_t k, double value) {
   if (kr_has(v)) kr_put(v, kr_at3(v, i, j, k), value);
 }
 
 int32_t kr_to_polar_ref(const krait_ctx *ctx, const void *args) {
-  const krait_to_polar_args *a = args;
+  const kr_to_polar_args *a = args;
   (void)ctx;
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
@@ -36,7 +36,7 @@ int32_t kr_to_polar_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_to_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_to_polar_bwd_args *a = args;
+  const kr_to_polar_bwd_args *a = args;
   (void)ctx;
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
@@ -53,7 +53,7 @@ int32_t kr_to_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_from_polar_ref(const krait_ctx *ctx, const void *args) {
-  const krait_from_polar_args *a = args;
+  const kr_from_polar_args *a = args;
   (void)ctx;
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
@@ -67,7 +67,7 @@ int32_t kr_from_polar_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_from_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_from_polar_bwd_args *a = args;
+  const kr_from_polar_bwd_args *a = args;
   (void)ctx;
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
@@ -83,7 +83,7 @@ int32_t kr_from_polar_bwd_ref(const krait_ctx *ctx, const void *args) {
 
 /* ---- losses ---- */
 
-static double spectra_ref_difference(uint32_t flags, const krait_view *x, const krait_view *y, int64_t i, int64_t j,
+static double spectra_ref_difference(uint32_t flags, const kr_view *x, const kr_view *y, int64_t i, int64_t j,
                                      int64_t k, int64_t n) {
   const double d = kr_get(x, kr_at4(x, i, j, k, n)) - (kr_has(y) ? kr_get(y, kr_at4(y, i, j, k, n)) : 0),
                turn = 6.283185307179586;
@@ -91,7 +91,7 @@ static double spectra_ref_difference(uint32_t flags, const krait_view *x, const 
 }
 
 int32_t kr_loss_ref(const krait_ctx *ctx, const void *args) {
-  const krait_loss_args *a = args;
+  const kr_loss_args *a = args;
   const int angle = (a->call.flags & KRAIT_LOSS_ANGLE) != 0;
   double sum = 0;
   (void)ctx;
@@ -107,7 +107,7 @@ int32_t kr_loss_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_loss_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_loss_bwd_args *a = args;
+  const kr_loss_bwd_args *a = args;
   const int angle = (a->call.flags & KRAIT_LOSS_ANGLE) != 0;
   const double scale = (double)a->scale * kr_get(&a->dout, 0);
   (void)ctx;
@@ -135,13 +135,13 @@ static void divide(double *x, int64_t n, double by) {
 }
 
 uint64_t kr_spectral_norm_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_spectral_norm_args *a = args;
+  const kr_spectral_norm_args *a = args;
   (void)ctx;
   return (uint64_t)(2 * a->O + a->K) * sizeof(double);
 }
 
 int32_t kr_spectral_norm_ref(const krait_ctx *ctx, const void *args) {
-  const krait_spectral_norm_args *a = args;
+  const kr_spectral_norm_args *a = args;
   double *v = a->call.scratch, *u = v + a->K, *Wv = u + a->O, sigma = 0;
   (void)ctx;
   memset(v, 0, (size_t)a->K * sizeof *v);
@@ -166,7 +166,7 @@ int32_t kr_spectral_norm_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_spectral_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_spectral_norm_bwd_args *a = args;
+  const kr_spectral_norm_bwd_args *a = args;
   const double sigma = kr_get(&a->sigma, 0);
   double along = 0;
   (void)ctx;
@@ -182,7 +182,7 @@ int32_t kr_spectral_norm_bwd_ref(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_transform_ref(const krait_ctx *ctx, const void *args) {
-  const krait_transform_args *a = args;
+  const kr_transform_args *a = args;
   (void)ctx;
   for (int64_t r = 0; r < a->R; r++)
     for (int64_t n = 0; n < a->N; n++) {

@@ -6,17 +6,17 @@
 #include "vec.h"
 #include "view.h"
 
-static const float *in_row(const krait_view *v, int64_t i, int64_t j) {
+static const float *in_row(const kr_view *v, int64_t i, int64_t j) {
   return kr_has(v) ? (const float *)v->data + kr_at3(v, i, j, 0) : NULL;
 }
-static float *out_row(const krait_view *v, int64_t i, int64_t j) {
+static float *out_row(const kr_view *v, int64_t i, int64_t j) {
   return kr_has(v) ? (float *)v->data + kr_at3(v, i, j, 0) : NULL;
 }
 
 static float power_of(float x, float power) { return power == 1 ? x : power == 0 ? 1 : powf(x, power); }
 
 static void to_polar_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_to_polar_args *a = user;
+  const kr_to_polar_args *a = user;
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t i = row / a->J, j = row % a->J;
@@ -30,13 +30,13 @@ static void to_polar_rows(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 int32_t KR_FN(kr_to_polar)(const krait_ctx *ctx, const void *args) {
-  const krait_to_polar_args *a = args;
+  const kr_to_polar_args *a = args;
   kr_parallel(ctx, a->I * a->J, 1 + 512 / (a->K + 1), to_polar_rows, (void *)args);
   return KRAIT_OK;
 }
 
 static void to_polar_rows_back(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_to_polar_bwd_args *a = user;
+  const kr_to_polar_bwd_args *a = user;
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t i = row / a->J, j = row % a->J;
@@ -54,13 +54,13 @@ static void to_polar_rows_back(void *user, int64_t begin, int64_t end, int worke
   }
 }
 int32_t KR_FN(kr_to_polar_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_to_polar_bwd_args *a = args;
+  const kr_to_polar_bwd_args *a = args;
   kr_parallel(ctx, a->I * a->J, 1 + 512 / (a->K + 1), to_polar_rows_back, (void *)args);
   return KRAIT_OK;
 }
 
 static void from_polar_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_from_polar_args *a = user;
+  const kr_from_polar_args *a = user;
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t i = row / a->J, j = row % a->J;
@@ -74,13 +74,13 @@ static void from_polar_rows(void *user, int64_t begin, int64_t end, int worker) 
   }
 }
 int32_t KR_FN(kr_from_polar)(const krait_ctx *ctx, const void *args) {
-  const krait_from_polar_args *a = args;
+  const kr_from_polar_args *a = args;
   kr_parallel(ctx, a->I * a->J, 1 + 512 / (a->K + 1), from_polar_rows, (void *)args);
   return KRAIT_OK;
 }
 
 static void from_polar_rows_back(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_from_polar_bwd_args *a = user;
+  const kr_from_polar_bwd_args *a = user;
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
     const int64_t i = row / a->J, j = row % a->J;
@@ -96,7 +96,7 @@ static void from_polar_rows_back(void *user, int64_t begin, int64_t end, int wor
   }
 }
 int32_t KR_FN(kr_from_polar_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_from_polar_bwd_args *a = args;
+  const kr_from_polar_bwd_args *a = args;
   kr_parallel(ctx, a->I * a->J, 1 + 512 / (a->K + 1), from_polar_rows_back, (void *)args);
   return KRAIT_OK;
 }
@@ -109,7 +109,7 @@ static float spectra_simd_difference(uint32_t flags, float x, float y) {
 }
 
 static void sum_chunks(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_loss_args *a = user;
+  const kr_loss_args *a = user;
   const int64_t rows = a->I * a->J * a->K;
   double *sums = a->call.scratch;
   (void)worker;
@@ -130,7 +130,7 @@ static void sum_chunks(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_loss)(const krait_ctx *ctx, const void *args) {
-  const krait_loss_args *a = args;
+  const kr_loss_args *a = args;
   const double *sums = a->call.scratch;
   double sum = 0;
   kr_parallel(ctx, KR_LOSS_CHUNKS, 4, sum_chunks, (void *)args);
@@ -140,7 +140,7 @@ int32_t KR_FN(kr_loss)(const krait_ctx *ctx, const void *args) {
 }
 
 static void loss_rows_back(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_loss_bwd_args *a = user;
+  const kr_loss_bwd_args *a = user;
   const float scale = a->scale * *(const float *)a->dout.data;
   (void)worker;
   for (int64_t row = begin; row < end; row++) {
@@ -157,7 +157,7 @@ static void loss_rows_back(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_loss_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_loss_bwd_args *a = args;
+  const kr_loss_bwd_args *a = args;
   kr_parallel(ctx, a->I * a->J * a->K, 1 + 4096 / (a->N + 1), loss_rows_back, (void *)args);
   return KRAIT_OK;
 }
@@ -167,7 +167,7 @@ int32_t KR_FN(kr_loss_bwd)(const krait_ctx *ctx, const void *args) {
 enum { TRANSFORM_ROWS = 4, TRANSFORM_COLUMNS = 64 };
 
 static void transform_rows(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_transform_args *a = user;
+  const kr_transform_args *a = user;
   const float *matrix = a->call.scratch; /* [K][N], row-major */
   (void)worker;
   for (int64_t r = begin * TRANSFORM_ROWS; r < end * TRANSFORM_ROWS && r < a->R; r += TRANSFORM_ROWS) {
@@ -189,7 +189,7 @@ static void transform_rows(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 int32_t KR_FN(kr_transform)(const krait_ctx *ctx, const void *args) {
-  const krait_transform_args *a = args;
+  const kr_transform_args *a = args;
   float *matrix = a->call.scratch;
   for (int64_t k = 0; k < a->K; k++)
     for (int64_t n = 0; n < a->N; n++) matrix[k * a->N + n] = ((const float *)a->matrix.data)[kr_at2(&a->matrix, k, n)];

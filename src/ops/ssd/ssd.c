@@ -15,7 +15,7 @@ int32_t kr_ssd_check_limits(const char *op, float dt_min, float dt_max) {
 
 static int32_t check_ssd_rules(const void *args) {
   static const char op[] = "ssd";
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   KR_TRY(kr_ssd_check_limits(op, a->dt_min, a->dt_max));
   if (!kr_has(&a->cu_seqlens)) return kr_need_size(op, "S without cu_seqlens", a->S, 0, 0);
   KR_TRY(kr_need(op, "varlen_states", &a->varlen_states, KR_TYPE_F32));
@@ -25,7 +25,7 @@ static int32_t check_ssd_rules(const void *args) {
 
 /* Cost of the chunked form with 64 tokens per chunk, C B^T computed once per group. */
 static void count_ssd_cost(const void *args, kr_cost *cost) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N,
                Q = 64;
   const double directions = a->call.flags & KRAIT_SSD_BOTH ? 2 : 1, element = (double)krait_dtype_bytes(a->x.dtype);

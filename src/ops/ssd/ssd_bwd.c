@@ -6,13 +6,13 @@
 #include "ssd_impls.h"
 
 static int32_t check_ssd_bwd_rules(const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   KR_TRY(kr_ssd_check_limits("ssd_bwd", a->dt_min, a->dt_max));
   return kr_need_size("ssd_bwd", "S", a->S, 0, 0);
 }
 
 static void count_ssd_bwd_cost(const void *args, kr_cost *cost) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   const double tokens = (double)a->B * (double)a->L, heads = tokens * (double)a->H, P = (double)a->P, N = (double)a->N,
                Q = 64;
   const double directions = a->call.flags & KRAIT_SSD_BOTH ? 2 : 1, element = (double)krait_dtype_bytes(a->x.dtype);

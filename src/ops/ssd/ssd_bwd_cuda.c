@@ -16,15 +16,15 @@ typedef struct layout {
   uint64_t S, M, sum_B, sum_C, parts, all_dx, all_dd, y, end;
 } layout;
 
-static int is_both_for_ssd_bwd_cuda(const krait_ssd_bwd_args *a) { return (a->call.flags & KRAIT_SSD_BOTH) != 0; }
-static int64_t chunks_of(const krait_ssd_bwd_args *a) { return (a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK; }
+static int is_both_for_ssd_bwd_cuda(const kr_ssd_bwd_args *a) { return (a->call.flags & KRAIT_SSD_BOTH) != 0; }
+static int64_t chunks_of(const kr_ssd_bwd_args *a) { return (a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK; }
 static uint64_t place_ssd_bwd(uint64_t *end, int64_t floats) {
   const uint64_t at = *end;
   *end += kr_scratch_round((uint64_t)floats * sizeof(float));
   return at;
 }
 
-static layout ssd_bwd_cuda_layout_of(const krait_ssd_bwd_args *a) {
+static layout ssd_bwd_cuda_layout_of(const kr_ssd_bwd_args *a) {
   const int64_t states = a->B * a->H * chunks_of(a) * a->P * a->N, matrix = a->B * a->L * a->G * a->N,
                 channels = is_both_for_ssd_bwd_cuda(a) ? a->B * a->L * a->H : 0;
   layout l = {.end = 0};
@@ -37,12 +37,12 @@ static layout ssd_bwd_cuda_layout_of(const krait_ssd_bwd_args *a) {
 }
 
 /* Scratch as a (B,L,H,n) tensor in scan order. */
-static kr_ssd_tensor floats_at(const krait_ssd_bwd_args *a, uint64_t at, int64_t H, int64_t n, int reverse) {
-  const krait_view v = {(char *)a->call.scratch + at, {a->L * H * n, H * n, n, 1}, KRAIT_F32, 0};
+static kr_ssd_tensor floats_at(const kr_ssd_bwd_args *a, uint64_t at, int64_t H, int64_t n, int reverse) {
+  const kr_view v = {(char *)a->call.scratch + at, {a->L * H * n, H * n, n, 1}, KRAIT_F32, 0};
   return kr_ssd_sequence(&v, reverse, a->L);
 }
 
-static kr_ssd_bwd_params ssd_bwd_plan_of(const krait_ssd_bwd_args *a, int reverse) {
+static kr_ssd_bwd_params ssd_bwd_plan_of(const kr_ssd_bwd_args *a, int reverse) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   const layout l = ssd_bwd_cuda_layout_of(a);
   char *const scratch = a->call.scratch;
@@ -60,7 +60,7 @@ static kr_ssd_bwd_params ssd_bwd_plan_of(const krait_ssd_bwd_args *a, int revers
 }
 
 const char *kr_ssd_bwd_cuda_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   (void)ctx;
   if (a->G > 65535) return "more than 65535 groups";
@@ -82,7 +82,7 @@ static kr_grid walks(const kr_ssd_params *f, uint32_t n_ways, void *stream) {
 }
 
 /* Everything but the reductions over chunks. */
-static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_tokens(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const int narrow = a->N <= 128;
   const kr_grid walk = walks(&p->f, 2, a->call.stream);
   const kr_grid chunk = {.x = (uint32_t)(a->B ? p->n_chunks : 0),
@@ -95,13 +95,13 @@ static int32_t run_tokens(const krait_ctx *ctx, const krait_ssd_bwd_args *a, con
   return chunk.x ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &in_chunks, &chunk, p, sizeof *p) : KRAIT_OK;
 }
 
-static int32_t run_ssd_bwd_direction(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_ssd_bwd_direction(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_BWD_ADDERS, .stream = a->call.stream};
   KR_TRY(run_tokens(ctx, a, p));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, p, sizeof *p);
 }
 
-static int32_t ssd_bwd_cuda_both_directions(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+static int32_t ssd_bwd_cuda_both_directions(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
   kr_ssd_bwd_params forwards = ssd_bwd_plan_of(a, 0), backwards = ssd_bwd_plan_of(a, 1);
   backwards.f.A = kr_ssd_heads(&a->A_reverse, 0), backwards.dA = kr_ssd_heads(&a->dA_reverse, 0);
   forwards.keeps = 1, backwards.adds = 1;
@@ -118,7 +118,7 @@ static int32_t ssd_bwd_cuda_both_directions(const krait_ctx *ctx, const krait_ss
 }
 
 static int32_t run_ssd_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   (void)tier; /* one module serves all tiers */
   if (is_both_for_ssd_bwd_cuda(a)) return ssd_bwd_cuda_both_directions(ctx, a);
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
@@ -142,13 +142,13 @@ static const kr_kernel sum_kernel[3] = CHUNKS("kr_ssd_bwd_sum"),
                                            {"ssd_bwd_chunks_f16", "kr_ssd_bwd_finish"},
                                            {"ssd_bwd_chunks_bf16", "kr_ssd_bwd_finish"}};
 
-static int64_t ssd_bwd_columns_of(const krait_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
-static uint32_t inner_shared_bytes(const krait_ssd_bwd_args *a, int n_stages) {
+static int64_t ssd_bwd_columns_of(const kr_ssd_bwd_args *a) { return a->N <= 64 ? 64 : 128; }
+static uint32_t inner_shared_bytes(const kr_ssd_bwd_args *a, int n_stages) {
   return (uint32_t)KR_SSD_BWD_INNER_SHARED(ssd_bwd_columns_of(a), n_stages);
 }
 
-static const char *refuse_tensors(const krait_ssd_bwd_args *a) {
-  const krait_view *const rows[] = {&a->x, &a->dout, &a->z, &a->Bmat, &a->Cmat, &a->dx, &a->dB, &a->dC};
+static const char *refuse_tensors(const kr_ssd_bwd_args *a) {
+  const kr_view *const rows[] = {&a->x, &a->dout, &a->z, &a->Bmat, &a->Cmat, &a->dx, &a->dB, &a->dC};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     if (kr_has(rows[i]) && rows[i]->dtype != a->x.dtype) return "z, B or C of another type than x";
     if (!kr_ssd_is_aligned(rows[i])) return "rows that are not aligned to 16 bytes";
@@ -157,7 +157,7 @@ static const char *refuse_tensors(const krait_ssd_bwd_args *a) {
 }
 
 /* shared_bytes: what the largest of the kernels needs. */
-static const char *refuse_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a, uint32_t shared_bytes) {
+static const char *refuse_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args *a, uint32_t shared_bytes) {
   if (kr_ssd_bwd_cuda_refuse(ctx, a)) return kr_ssd_bwd_cuda_refuse(ctx, a);
   if (a->dt_min < 0) return "a negative dt_min";
   if (is_both_for_ssd_bwd_cuda(a)) return "both directions";
@@ -168,12 +168,12 @@ static const char *refuse_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args 
 }
 
 const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   return a->x.dtype == KRAIT_F32 ? "float32" : refuse_chunks(ctx, a, inner_shared_bytes(a, 1));
 }
 
 /* Blocks share a group's heads only if one block per group does not fill the device. */
-static int32_t splits_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+static int32_t splits_of(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
   const int64_t blocks = a->B * a->G * chunks_of(a), most = a->H / a->G < 16 ? a->H / a->G : 16;
   int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / (blocks ? blocks : 1);
   n = n < 1 ? 1 : n > most ? most : n;
@@ -186,7 +186,7 @@ typedef struct chunks_layout {
   uint64_t S, M, sum_B, sum_C, parts, steps, tokens, spoilt, y, products, W, end;
 } chunks_layout;
 
-static chunks_layout lay_out_chunks(const krait_ctx *ctx, const krait_ssd_bwd_args *a) {
+static chunks_layout lay_out_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
   const int64_t chunks = a->B * a->H * chunks_of(a),
                 tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * ssd_bwd_columns_of(a),
                 plain = chunks * a->P * a->N;
@@ -210,7 +210,7 @@ uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { ret
 
 /* dz, and dout after the gate in place of y, which comes from the forward kernel; of float32, whose kernel of dC
  * computes y and dz, dout alone. */
-static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y) {
+static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y) {
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_params forward = p->f;
   forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y,
@@ -233,7 +233,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_s
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &gate_kernel[a->x.dtype], &grid, p, sizeof *p);
 }
 
-static kr_ssd_bwd_params chunks_plan(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const chunks_layout *l) {
+static kr_ssd_bwd_params chunks_plan(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const chunks_layout *l) {
   const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
   char *const scratch = a->call.scratch;
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, reverse);
@@ -264,7 +264,7 @@ static kr_ssd_bwd_params ssd_bwd_part_of(const kr_ssd_bwd_params *whole, int par
   return p;
 }
 
-static int32_t sum_splits(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t sum_splits(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const kr_grid sum = {.x = (uint32_t)((a->L * a->G * p->f.N + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                        .y = 2,
                        .z = (uint32_t)a->B,
@@ -274,7 +274,7 @@ static int32_t sum_splits(const krait_ctx *ctx, const krait_ssd_bwd_args *a, con
                          : KRAIT_OK;
 }
 
-static int32_t run_ssd_bwd_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_ssd_bwd_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const int wide = a->N > 64, dtype = a->x.dtype;
   const uint32_t batch = (uint32_t)a->B;
   const kr_grid states = {.x = (uint32_t)(a->H * p->f.blocks_per_head),
@@ -295,16 +295,16 @@ static int32_t run_ssd_bwd_part(const krait_ctx *ctx, const krait_ssd_bwd_args *
 }
 
 /* Recomputes token by token the groups of heads in which chunks met NaN or infinity, in scratch no longer in use. */
-static int32_t redo_nonfinite(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *chunks) {
+static int32_t redo_nonfinite(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *chunks) {
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = a->x.dtype, p.f.spoilt = chunks->f.spoilt;
   p.sum_B = chunks->sum_B, p.sum_C = chunks->sum_C, p.parts = chunks->parts, p.f.dz = chunks->f.dz;
   return run_tokens(ctx, a, &p);
 }
 
-typedef int32_t run_part_fn(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
+typedef int32_t run_part_fn(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
 
-static int32_t run_parts(const krait_ctx *ctx, const krait_ssd_bwd_args *a, run_part_fn *run_one) {
+static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, run_part_fn *run_one) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
@@ -340,18 +340,18 @@ static const float_kernels float_kernels_of[2][2] = {{FLOATS("", "n64"), FLOATS(
                                                      {FLOATS("_tf32", "n64"), FLOATS("_tf32", "n128")}};
 
 const char *kr_ssd_bwd_parts_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   const uint32_t forward = kr_ssd_float_shared_bytes(a->N),
                  inner = (uint32_t)KR_SSD_BWD_FLOATS_INNER_SHARED(ssd_bwd_columns_of(a));
   return a->x.dtype != KRAIT_F32 ? "not float32" : refuse_chunks(ctx, a, forward > inner ? forward : inner);
 }
 
 const char *kr_ssd_bwd_tf32_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   return a->call.flags & KRAIT_SSD_TF32 ? kr_ssd_bwd_parts_refuse(ctx, args) : "the call does not allow tf32";
 }
 
-static int32_t run_float_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
+static int32_t run_float_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p,
                               int is_tf32) {
   const float_kernels *const kernels = &float_kernels_of[is_tf32][p->f.N > 64];
   const uint32_t columns = p->f.N > 64 ? 128 : 64;
@@ -370,10 +370,10 @@ static int32_t run_float_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a,
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->matrices, &grid, p, sizeof *p);
 }
 
-static int32_t run_parts_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_parts_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   return run_float_part(ctx, a, p, 0);
 }
-static int32_t run_tf32_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   return run_float_part(ctx, a, p, 1);
 }
 
@@ -398,12 +398,12 @@ static int ssd_bwd_kind_of(const kr_ssd_bwd_params *p) {
   return p->f.seq_idx ? PACKED : plain ? PLAIN : CHANNELS;
 }
 
-static uint32_t hopper_shared_bytes(const krait_ssd_bwd_args *a) {
+static uint32_t hopper_shared_bytes(const kr_ssd_bwd_args *a) {
   return a->N <= 64 ? KR_SSD_HOPPER_BWD_SHARED(64) : KR_SSD_HOPPER_BWD_SHARED(128);
 }
 
 const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   const char *why = kr_ssd_bwd_chunks_refuse(ctx, args);
   if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
   if (why) return why;
@@ -416,7 +416,7 @@ const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
 
 /* The state-passing kernels (states before chunks, gradients after chunks): one launch if a single direction does not
  * fill the device, otherwise one after the other, which is slightly faster. */
-static kr_ssd_hopper_params walks_of(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static kr_ssd_hopper_params walks_of(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   kr_ssd_hopper_params h = {
       .p = p->f, .adds = 1, .S = p->S, .M = p->M, .dfinal = p->dfinal, .dinitial = p->dinitial};
   h.n_ways = kr_ssd_hopper_is_full(ctx, &h, ssd_bwd_columns_of(a), a->G) ? 1 : 2;
@@ -425,12 +425,12 @@ static kr_ssd_hopper_params walks_of(const krait_ctx *ctx, const krait_ssd_bwd_a
 
 uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   const kr_ssd_bwd_params p = ssd_bwd_plan_of(args, 0);
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   kr_ssd_hopper_params states = walks_of(ctx, a, &p);
   return lay_out_chunks(ctx, a).end + kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G);
 }
 
-static int32_t make_ssd_bwd_maps(const krait_ctx *ctx, const krait_ssd_bwd_args *a, kr_ssd_hopper_bwd_params *h) {
+static int32_t make_ssd_bwd_maps(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_hopper_bwd_params *h) {
   const kr_ssd_params *f = &h->q.f;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &f->x, a->B, a->L, a->H, a->P);
@@ -443,7 +443,7 @@ static int32_t make_ssd_bwd_maps(const krait_ctx *ctx, const krait_ssd_bwd_args 
   return status;
 }
 
-static int32_t run_hopper_part(const krait_ctx *ctx, const krait_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
+static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   const int wide = a->N > 64, dtype = a->x.dtype;
   kr_ssd_hopper_bwd_params h = {.q = *p};
   KR_TRY(make_ssd_bwd_maps(ctx, a, &h));

@@ -19,11 +19,11 @@ typedef struct sums {
   double *dD, *dA, *dA_reverse, *dbias; /* (H,P), (H) */
 } sums;
 
-static int64_t ssd_bwd_sums_floats(const krait_ssd_bwd_args *a) {
+static int64_t ssd_bwd_sums_floats(const kr_ssd_bwd_args *a) {
   return 3 * a->L * a->N + 4 * a->L + a->H * (a->P + 3);
 }
 
-static sums place_sums(const krait_ssd_bwd_args *a, double *at) {
+static sums place_sums(const kr_ssd_bwd_args *a, double *at) {
   const int64_t LN = a->L * a->N, L = a->L;
   sums s = {.dB = at, .dC = at + LN, .states = at + 2 * LN};
   s.dd = at + 3 * LN, s.y = s.dd + L, s.dy = s.y + L, s.dx = s.dy + L;
@@ -32,7 +32,7 @@ static sums place_sums(const krait_ssd_bwd_args *a, double *at) {
 }
 
 typedef struct channel {
-  const krait_ssd_bwd_args *a;
+  const kr_ssd_bwd_args *a;
   const kr_ssd_inputs *in;
   sums s;
   int64_t b, h, p;
@@ -40,7 +40,7 @@ typedef struct channel {
 
 static double x_at(const channel *c, int64_t t) { return kr_get(c->in->x, kr_at4(c->in->x, c->b, t, c->h, c->p)); }
 
-static void walk_forward(const channel *c, int reverse, const krait_view *A) {
+static void walk_forward(const channel *c, int reverse, const kr_view *A) {
   const int64_t N = c->a->N;
   double state[KR_SSD_MAX_N];
   for (int64_t n = 0; n < N; n++) state[n] = ssd_initial(c->in, c->b, c->h, c->p, n);
@@ -54,7 +54,7 @@ static void walk_forward(const channel *c, int reverse, const krait_view *A) {
 /* One token of the backward scan; M holds the state's gradient before the token's own output, then that before the
  * token. */
 static void ssd_bwd_step_back(const channel *c, int reverse, double A, int64_t i, double *M, double *dA) {
-  const krait_ssd_bwd_args *a = c->a;
+  const kr_ssd_bwd_args *a = c->a;
   const int64_t N = a->N, t = ssd_time(c->in, reverse, i), g = c->h / (a->H / a->G);
   const ssd_token token = ssd_token_at(c->in, c->b, reverse, i);
   const double d = ssd_step(c->in, c->b, t, c->h), e = exp(d * A), x = x_at(c, t), dy = c->s.dy[t];
@@ -79,8 +79,8 @@ static void ssd_bwd_step_back(const channel *c, int reverse, double A, int64_t i
   *dA += d * e * before;
 }
 
-static void ssd_bwd_walk_back(const channel *c, int reverse, const krait_view *A, double *dA) {
-  const krait_ssd_bwd_args *a = c->a;
+static void ssd_bwd_walk_back(const channel *c, int reverse, const kr_view *A, double *dA) {
+  const kr_ssd_bwd_args *a = c->a;
   double M[KR_SSD_MAX_N];
   for (int64_t n = 0; n < a->N; n++)
     M[n] = kr_has(&a->dfinal_states) ? kr_get(&a->dfinal_states, kr_at4(&a->dfinal_states, c->b, c->h, c->p, n)) : 0;
@@ -91,7 +91,7 @@ static void ssd_bwd_walk_back(const channel *c, int reverse, const krait_view *A
 
 /* dy of every token, and the gradients of the D x term and the gate. */
 static void leave_gate(const channel *c) {
-  const krait_ssd_bwd_args *a = c->a;
+  const kr_ssd_bwd_args *a = c->a;
   const double D = kr_has(&a->Dvec) ? kr_get(&a->Dvec, kr_at2(&a->Dvec, c->h, c->p)) : 0;
   for (int64_t t = 0; t < a->L; t++) {
     const int padding = ssd_token_at(c->in, c->b, 0, t).padding;
@@ -111,7 +111,7 @@ static void leave_gate(const channel *c) {
 }
 
 static void run_ssd_bwd_channel(const channel *c) {
-  const krait_ssd_bwd_args *a = c->a;
+  const kr_ssd_bwd_args *a = c->a;
   const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
   memset(c->s.y, 0, (size_t)a->L * sizeof(double));
   if (a->call.flags & KRAIT_SSD_BOTH) walk_forward(c, 1, &a->A_reverse);
@@ -127,7 +127,7 @@ static void run_ssd_bwd_channel(const channel *c) {
 
 /* From the gradient of d to that of dt. */
 static void finish_head(const channel *c) {
-  const krait_ssd_bwd_args *a = c->a;
+  const kr_ssd_bwd_args *a = c->a;
   for (int64_t t = 0; t < a->L; t++) {
     const double raw = ssd_raw_step(c->in, c->b, t, c->h), d = ssd_unclamped(c->in, raw);
     double ddt = d < a->dt_min || d > ssd_highest(c->in) ? 0 : c->s.dd[t];
@@ -138,7 +138,7 @@ static void finish_head(const channel *c) {
 }
 
 static void run_ssd_bwd_group(channel *c, int64_t g) {
-  const krait_ssd_bwd_args *a = c->a;
+  const kr_ssd_bwd_args *a = c->a;
   const int64_t heads = a->H / a->G;
   memset(c->s.dB, 0, (size_t)(2 * a->L * a->N) * sizeof(double));
   for (c->h = g * heads; c->h < (g + 1) * heads; c->h++) {
@@ -158,7 +158,7 @@ uint64_t kr_ssd_bwd_ref_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_ssd_bwd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   (void)ctx;
   channel c = {.a = a, .in = &in, .s = place_sums(a, a->call.scratch)};

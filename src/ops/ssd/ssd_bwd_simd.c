@@ -30,7 +30,7 @@ static int64_t lanes(int64_t n) { return ssd_row((n + SSD_WIDTH - 1) / SSD_WIDTH
 static int64_t tile_floats(const layout *l) { return SSD_TILE * (5 * l->row_P + 4 * l->row_N); }
 static int64_t pair_floats(const layout *l) { return SSD_TILE * (2 * SSD_TILE + (l->P > l->N ? l->P : l->N)); }
 
-static layout ssd_bwd_simd_layout_of(const krait_ssd_bwd_args *a) {
+static layout ssd_bwd_simd_layout_of(const kr_ssd_bwd_args *a) {
   const int both = (a->call.flags & KRAIT_SSD_BOTH) != 0;
   layout l = {.P = lanes(a->P), .N = lanes(a->N), .n_tiles = (a->L + SSD_TILE - 1) / SSD_TILE, .heads = a->H / a->G};
   l.row_P = ssd_odd_row(l.P), l.row_N = ssd_odd_row(l.N);
@@ -48,7 +48,7 @@ static layout ssd_bwd_simd_layout_of(const krait_ssd_bwd_args *a) {
 }
 
 typedef struct item {
-  const krait_ssd_bwd_args *a;
+  const kr_ssd_bwd_args *a;
   const kr_ssd_inputs *in;
   layout l;
   float *x, *dx, *dy, *z, *y;        /* [token][P] of a tile; dx: d x (forwards: the scan's input), or M B; z:
@@ -69,7 +69,7 @@ typedef struct item {
   int adds; /* whether the team's sums already hold something */
 } item;
 
-static item begin_ssd_bwd_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
+static item begin_ssd_bwd_item(const kr_ssd_bwd_args *a, const kr_ssd_inputs *in, int worker) {
   item it = {.a = a, .in = in, .l = ssd_bwd_simd_layout_of(a)};
   const layout *l = &it.l;
   float *at = (float *)a->call.scratch + ssd_row(l->sums) + ssd_row(l->per_head) + worker * l->worker;
@@ -90,11 +90,11 @@ static item begin_ssd_bwd_item(const krait_ssd_bwd_args *a, const kr_ssd_inputs 
 
 static int is_both_for_ssd_bwd_simd(const item *it) { return (it->in->flags & KRAIT_SSD_BOTH) != 0; }
 
-static void load_rows(float *matrix, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+static void load_rows(float *matrix, const ssd_walk *w, const kr_view *v, int64_t i, int n) {
   ssd_load_rows(matrix, ssd_odd_row(lanes(w->in->P)), w, v, i, n, w->h, w->in->P);
 }
 
-static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
+static void store_rows(const float *matrix, int64_t pitch, const ssd_walk *w, const kr_view *v, int64_t i, int n,
                        int64_t columns) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
   const kr_plane plane = {v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, 0), step, v->stride[3]};
@@ -164,7 +164,7 @@ static side states_of(const item *it, float *rows) { return (side){rows, it->l.r
 
 /* A view (B,H,P,N) as blocks of lanes: [block of channels][n][lane], and [block of states][p][lane]; zeros if it is
  * absent. */
-static void load_states(item *it, const ssd_walk *w, const krait_view *v) {
+static void load_states(item *it, const ssd_walk *w, const kr_view *v) {
   const int64_t P = it->in->P, N = it->in->N, bytes = it->l.P * it->l.N * (int64_t)sizeof(float);
   memset(it->by_channel, 0, (size_t)bytes);
   memset(it->by_state, 0, (size_t)bytes);
@@ -202,7 +202,7 @@ enum { MOST_P = 256 };
 
 /* D of a head, zeros beyond its channels. */
 static void load_skip(const item *it, int64_t h, float *skip) {
-  const krait_view *D = it->in->Dvec;
+  const kr_view *D = it->in->Dvec;
   memset(skip, 0, (MOST_P + SSD_WIDTH) * sizeof(float));
   for (int64_t p = 0; kr_has(D) && p < it->in->P; p++) skip[p] = kr_scalar_load(D->data, kr_at2(D, h, p), D->dtype);
 }
@@ -226,7 +226,7 @@ static void write_dz(item *it, const ssd_walk *w, int64_t i, int n) {
 }
 
 /* Prefetches the tile at token i of a scan while the current one is computed. */
-static void look_ahead_ssd_bwd(item *it, const ssd_walk *w, int64_t i, int walks, const krait_view *written) {
+static void look_ahead_ssd_bwd(item *it, const ssd_walk *w, int64_t i, int walks, const kr_view *written) {
   const int64_t P = it->in->P;
   it->ahead = ssd_ahead_of(w, i, 1 + walks * (int)(it->l.N / SSD_WIDTH * P / SSD_ROWS));
   ssd_ahead_add(&it->ahead, w, it->in->x, i, P);
@@ -533,7 +533,7 @@ static void ssd_bwd_simd_both_directions(item *it, const ssd_walk *w) {
 }
 
 static void run_head(item *it, int64_t b, int64_t h) {
-  const krait_ssd_bwd_args *a = it->a;
+  const kr_ssd_bwd_args *a = it->a;
   const ssd_walk w = {it->in, &a->A, (a->call.flags & KRAIT_SSD_REVERSE) != 0, b, h, h / it->l.heads, 0, 0};
   it->head = (float *)a->call.scratch + ssd_row(it->l.sums) + (b * a->H + h) * (a->P + 3);
   memset(it->head, 0, (size_t)(a->P + 3) * sizeof(float));
@@ -547,7 +547,7 @@ static void run_head(item *it, int64_t b, int64_t h) {
 }
 
 static void run_ssd_bwd_items(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_ssd_bwd_args *a = user;
+  const kr_ssd_bwd_args *a = user;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   item it = begin_ssd_bwd_item(a, &in, worker);
   const layout *l = &it.l;
@@ -564,7 +564,7 @@ static void run_ssd_bwd_items(void *user, int64_t begin, int64_t end, int worker
 }
 
 static void add_teams(void *user, int64_t begin, int64_t end, int worker) {
-  const krait_ssd_bwd_args *a = user;
+  const kr_ssd_bwd_args *a = user;
   const layout l = ssd_bwd_simd_layout_of(a);
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
@@ -581,7 +581,7 @@ static void add_teams(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 /* Sums over the batch. */
-static void add_heads(const krait_ssd_bwd_args *a) {
+static void add_heads(const kr_ssd_bwd_args *a) {
   const layout l = ssd_bwd_simd_layout_of(a);
   const float *part = (const float *)a->call.scratch + ssd_row(l.sums);
   for (int64_t h = 0; h < a->H; h++) {
@@ -595,7 +595,7 @@ static void add_heads(const krait_ssd_bwd_args *a) {
           ((float *)a->dDvec.data)[kr_at2(&a->dDvec, h, k)] = (float)(a->dDvec.stride[1] ? sum : own_D);
         continue;
       }
-      const krait_view *to = k == a->P ? &a->dA : k == a->P + 1 ? &a->dA_reverse : &a->ddt_bias;
+      const kr_view *to = k == a->P ? &a->dA : k == a->P + 1 ? &a->dA_reverse : &a->ddt_bias;
       if (kr_has(to)) ((float *)to->data)[kr_at1(to, h)] = (float)sum;
     }
   }
@@ -607,7 +607,7 @@ uint64_t KR_FN(kr_ssd_bwd_scratch)(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t KR_FN(kr_ssd_bwd)(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_bwd_args *a = args;
+  const kr_ssd_bwd_args *a = args;
   const layout l = ssd_bwd_simd_layout_of(a);
   kr_parallel(ctx, a->B * a->G * l.teams, 1, run_ssd_bwd_items, (void *)args);
   kr_parallel(ctx, a->B * a->G * a->L, 64, add_teams, (void *)args);

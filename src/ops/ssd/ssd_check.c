@@ -26,7 +26,7 @@ static void set_exact_sizes(kr_case *c) {
 }
 
 static void choose_ssd_mode(kr_case *c) {
-  krait_call *call = (krait_call *)c->args;
+  kr_call *call = (kr_call *)c->args;
   const int64_t mode = kr_case_int(c, 0, 9);
   if (mode <= 1) call->flags |= KRAIT_SSD_BOTH;
   else if (mode <= 3) call->flags |= KRAIT_SSD_REVERSE;
@@ -40,15 +40,15 @@ static void choose_ssd_mode(kr_case *c) {
 
 /* Fields are drawn at random, which seldom gives meaningful limits or decays of every magnitude. */
 static void choose_ssd_steps(kr_case *c) {
-  float *limits = c->sig->forward ? &((krait_ssd_bwd_args *)c->args)->dt_min : &((krait_ssd_args *)c->args)->dt_min;
+  float *limits = c->sig->forward ? &((kr_ssd_bwd_args *)c->args)->dt_min : &((kr_ssd_args *)c->args)->dt_min;
   limits[0] = limits[1] = 0;
   if (kr_case_chance(c, 0.3)) {
     limits[0] = (float)kr_case_uniform(c, 0, 0.3);
     if (kr_case_chance(c, 0.7)) limits[1] = limits[0] + (float)kr_case_uniform(c, 0, 0.5);
   }
-  krait_view *dt = kr_case_give(c, "dt");
+  kr_view *dt = kr_case_give(c, "dt");
   if (!c->is_hard && kr_case_chance(c, 0.3)) kr_case_fill_uniform(c, dt, -0.5, kr_case_chance(c, 0.3) ? 20 : 0.8);
-  krait_view *A = kr_case_give(c, "A");
+  kr_view *A = kr_case_give(c, "A");
   if (kr_case_chance(c, 0.2)) kr_case_fill_uniform(c, A, -60, -0.01);
   else if (*kr_case_size(c, "L") >= 400) kr_case_fill_uniform(c, A, -12, -0.5); /* some die out within a segment */
 }
@@ -59,11 +59,11 @@ static void choose_ssd_steps(kr_case *c) {
  * tenth and, with few heads, one of which may come out near zero, to the possible error of that many terms of about
  * one. Factors rounded to tf32 have as many digits as float16's. */
 static void set_ssd_bounds(kr_case *c) {
-  const int is_tf32 = c->dtype == KRAIT_F32 && ((krait_call *)c->args)->flags & KRAIT_SSD_TF32;
+  const int is_tf32 = c->dtype == KRAIT_F32 && ((kr_call *)c->args)->flags & KRAIT_SSD_TF32;
   const double rtol = is_tf32 || c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, atol = c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30;
   const double n_tokens = (double)(*kr_case_size(c, "B") * *kr_case_size(c, "L"));
   for (int i = 0; i < c->sig->n_tensors && (c->dtype != KRAIT_F32 || is_tf32); i++) {
-    const krait_view *view = kr_sig_view(c->sig, c->args, i);
+    const kr_view *view = kr_sig_view(c->sig, c->args, i);
     const char *name = c->sig->tensors[i].name;
     const int is_sum = strncmp(name, "dA", 2) == 0 || strcmp(name, "ddt_bias") == 0 ||
                        (strcmp(name, "dDvec") == 0 && view->stride[1] == 0),

@@ -24,7 +24,7 @@ static const kr_kernel join[3] = {{"ssd_chunks_f16", "kr_ssd_join"}, /* of float
                                           {"ssd_chunks_f16", "kr_ssd_steps"},
                                           {"ssd_chunks_bf16", "kr_ssd_steps"}};
 
-static kr_ssd_params ssd_plan_of(const krait_ssd_args *a, int reverse) {
+static kr_ssd_params ssd_plan_of(const kr_ssd_args *a, int reverse) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_params p = kr_ssd_params_of(&in, reverse);
   p.out = kr_ssd_sequence(&a->out, reverse, a->L);
@@ -33,7 +33,7 @@ static kr_ssd_params ssd_plan_of(const krait_ssd_args *a, int reverse) {
   return p;
 }
 
-static const char *refuse_ssd_sizes(const krait_ssd_args *a) {
+static const char *refuse_ssd_sizes(const kr_ssd_args *a) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   return kr_ssd_refuse_sizes(&in);
 }
@@ -45,7 +45,7 @@ const char *kr_ssd_cuda_refuse(const krait_ctx *ctx, const void *args) {
 
 /* Scratch of the token-by-token row: y of the other direction. */
 uint64_t kr_ssd_cuda_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   (void)ctx;
   return a->call.flags & KRAIT_SSD_BOTH ? (uint64_t)(a->B * a->L * a->H * a->P) * sizeof(float) : 0;
 }
@@ -65,7 +65,7 @@ int32_t kr_ssd_walk_nonfinite(const krait_ctx *ctx, const kr_ssd_params *p, void
 }
 
 static int32_t run_ssd(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   (void)tier; /* one module serves all tiers */
   if (p.offsets) {
@@ -97,7 +97,7 @@ static uint32_t chunk_shared_bytes(int64_t N) {
   return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
-static const char *refuse_options(const krait_ssd_args *a) {
+static const char *refuse_options(const kr_ssd_args *a) {
   if (refuse_ssd_sizes(a)) return refuse_ssd_sizes(a);
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
     return "z, B or C of another type than x";
@@ -113,12 +113,12 @@ static const char *refuse_options(const krait_ssd_args *a) {
   return a->H > 65535 ? "more than 65535 heads" : NULL;
 }
 
-const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a) {
+const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a) {
   return a->x.dtype == KRAIT_F32 ? "float32" : refuse_options(a);
 }
 
 const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   if (kr_ssd_chunks_refuse_tensors(a)) return kr_ssd_chunks_refuse_tensors(a);
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
 }
@@ -212,7 +212,7 @@ static int32_t run_ssd_part(const krait_ctx *ctx, const kr_ssd_params *p, void *
 }
 
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   place_scratch(&p, a->call.scratch);
@@ -243,7 +243,7 @@ uint32_t kr_ssd_float_shared_bytes(int64_t N) {
 /* Where tf32 is not several times the rate of multiply-adds, three products in place of one still pass the state on
  * many times as fast as token by token. */
 const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   if (a->x.dtype != KRAIT_F32) return "not float32";
   if (refuse_options(a)) return refuse_options(a);
   const int64_t needed = kr_ssd_float_shared_bytes(a->N);
@@ -251,7 +251,7 @@ const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   return a->call.flags & KRAIT_SSD_TF32 ? kr_ssd_parts_refuse(ctx, args) : "the call does not allow tf32";
 }
 
@@ -259,7 +259,7 @@ const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args) {
 static uint64_t products_at(const kr_ssd_params *p) { return kr_scratch_round(lay_out_ssd(p).end); }
 
 uint64_t kr_ssd_parts_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   kr_ssd_params p = ssd_plan_of(a, 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   return products_at(&p) + (uint64_t)(a->B * a->G * ((a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK)) * KR_SSD_CHUNK *
@@ -296,7 +296,7 @@ static int32_t run_ssd_float_part(const krait_ctx *ctx, const kr_ssd_params *p, 
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->chunks, &pieces, p, sizeof *p);
 }
 
-static int32_t run_floats(const krait_ctx *ctx, const krait_ssd_args *a, int is_tf32) {
+static int32_t run_floats(const krait_ctx *ctx, const kr_ssd_args *a, int is_tf32) {
   kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   place_scratch(&p, a->call.scratch);

@@ -23,7 +23,7 @@ static uint32_t ssd_hopper_shared_bytes(int64_t N, int outputs) {
 }
 
 /* Strides of dimensions with more than one element. */
-int kr_ssd_boxes_take(const krait_view *v, int64_t B, int64_t L, int64_t H) {
+int kr_ssd_boxes_take(const kr_view *v, int64_t B, int64_t L, int64_t H) {
   const int64_t sizes[3] = {B, L, H}, limit = (int64_t)1 << 38;
   if (v->stride[3] != 1 || (uintptr_t)v->data % 16 != 0) return 0;
   for (int i = 0; i < 3; i++)
@@ -43,7 +43,7 @@ const char *kr_ssd_hopper_refuse_sizes(const krait_ctx *ctx, int64_t B, int64_t 
 }
 
 const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   const char *why = kr_ssd_chunks_refuse_tensors(a);
   if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
   if (why) return why;
@@ -137,7 +137,7 @@ void kr_ssd_hopper_place(kr_ssd_hopper_params *h, int64_t N, char *scratch) {
 }
 
 /* Parts after the first add to its output. */
-static kr_ssd_hopper_params ssd_hopper_plan_of(const krait_ssd_args *a, int part) {
+static kr_ssd_hopper_params ssd_hopper_plan_of(const kr_ssd_args *a, int part) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_params whole = kr_ssd_params_of(&in, 0);
   whole.out = kr_ssd_sequence(&a->out, 0, a->L), whole.final = kr_ssd_states(&a->final_states);
@@ -145,7 +145,7 @@ static kr_ssd_hopper_params ssd_hopper_plan_of(const krait_ssd_args *a, int part
 }
 
 /* Scratch shared by all parts in turn. */
-static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_args *a) {
+static uint64_t walk_bytes(const krait_ctx *ctx, const kr_ssd_args *a) {
   uint64_t most = 0;
   for (int part = 0; part * KR_SSD_MOST_STATES < a->N; part++) {
     kr_ssd_hopper_params h = ssd_hopper_plan_of(a, part);
@@ -156,7 +156,7 @@ static uint64_t walk_bytes(const krait_ctx *ctx, const krait_ssd_args *a) {
 }
 
 uint64_t kr_ssd_hopper_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   return walk_bytes(ctx, a) + (uint64_t)(a->B * a->H) * sizeof(int32_t);
 }
 
@@ -177,7 +177,7 @@ int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_te
   return KRAIT_OK;
 }
 
-static int32_t make_ssd_hopper_maps(const krait_ctx *ctx, kr_ssd_hopper_params *h, const krait_ssd_args *a) {
+static int32_t make_ssd_hopper_maps(const krait_ctx *ctx, kr_ssd_hopper_params *h, const kr_ssd_args *a) {
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
   int32_t status = kr_ssd_hopper_map(ctx, &h->x, &h->p.x, a->B, a->L, a->H, a->P);
   if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &h->p.Bmat, a->B, a->L, a->G, h->p.N);
@@ -217,7 +217,7 @@ int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_pa
 }
 
 int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   kr_ssd_params all = kr_ssd_params_of(&in, 0);
   all.out = kr_ssd_sequence(&a->out, 0, a->L), all.final = kr_ssd_states(&a->final_states);

@@ -6,7 +6,7 @@
 #include "ssd_host.h"
 
 /* Whether bulk copies can take a tensor (batch, token, head, channel). */
-int kr_ssd_boxes_take(const krait_view *v, int64_t B, int64_t L, int64_t H);
+int kr_ssd_boxes_take(const kr_view *v, int64_t B, int64_t L, int64_t H);
 /* Why no warpgroup row takes calls of these sizes, or NULL. */
 const char *kr_ssd_hopper_refuse_sizes(const krait_ctx *ctx, int64_t B, int64_t L, int64_t H, int64_t P,
                                        uint32_t flags);

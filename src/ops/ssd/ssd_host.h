@@ -10,7 +10,7 @@
 #include "view.h"
 
 /* (B,L,H,..) in scan order of either direction. */
-static inline kr_ssd_tensor kr_ssd_sequence(const krait_view *v, int reverse, int64_t L) {
+static inline kr_ssd_tensor kr_ssd_sequence(const kr_view *v, int reverse, int64_t L) {
   kr_ssd_tensor t = {
       .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
   if (!v->data || !reverse) return t;
@@ -20,12 +20,12 @@ static inline kr_ssd_tensor kr_ssd_sequence(const krait_view *v, int reverse, in
 }
 
 /* (rows,H,P,N). */
-static inline kr_ssd_tensor kr_ssd_states(const krait_view *v) {
+static inline kr_ssd_tensor kr_ssd_states(const kr_view *v) {
   return (kr_ssd_tensor){
       .data = v->data, .b = v->stride[0], .h = v->stride[1], .t = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
 }
 
-static inline kr_ssd_tensor kr_ssd_heads(const krait_view *v, int has_channels) {
+static inline kr_ssd_tensor kr_ssd_heads(const kr_view *v, int has_channels) {
   return (kr_ssd_tensor){.data = v->data, .h = v->stride[0], .n = has_channels ? v->stride[1] : 0, .dtype = v->dtype};
 }
 
@@ -74,7 +74,7 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
   return NULL;
 }
 
-static inline int kr_ssd_is_aligned(const krait_view *v) {
+static inline int kr_ssd_is_aligned(const kr_view *v) {
   return !kr_has(v) ||
          (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
 }
@@ -84,7 +84,7 @@ static inline int kr_ssd_is_aligned(const krait_view *v) {
 static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
 
 /* Why the chunked rows take no such tensors or options, or NULL. */
-const char *kr_ssd_chunks_refuse_tensors(const krait_ssd_args *a);
+const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a);
 /* Recomputes the heads flagged in p->spoilt token by token. */
 int32_t kr_ssd_walk_nonfinite(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
 /* Prerequisite of the chunked rows: p->steps. */

@@ -2,13 +2,13 @@
 #ifndef KR_SSD_INPUTS_H
 #define KR_SSD_INPUTS_H
 
-#include <krait/ops.h>
+#include "op_args.h"
 
 typedef struct kr_ssd_inputs {
   uint32_t flags;
   int64_t B, L, H, P, N, G, S;
   float dt_min, dt_max;
-  const krait_view *x, *dt, *A, *Bmat, *Cmat, *Dvec, *z, *dt_bias, *initial_states, *seq_idx, *A_reverse;
+  const kr_view *x, *dt, *A, *Bmat, *Cmat, *Dvec, *z, *dt_bias, *initial_states, *seq_idx, *A_reverse;
 } kr_ssd_inputs;
 
 #define KR_SSD_INPUTS(a) \

@@ -25,7 +25,7 @@ enum { SSD_BEGINS = 1, SSD_PADDING = 2, SSD_ENDS = 4 }; /* ENDS: a varlen state 
 /* One direction of one head of one batch entry, for SSD_WIDTH of its channels. */
 typedef struct ssd_walk {
   const kr_ssd_inputs *in;
-  const krait_view *A;
+  const kr_view *A;
   int reverse;
   int64_t b, h, g, p0;
   int n_lanes;
@@ -39,7 +39,7 @@ static inline int64_t ssd_odd_row(int64_t floats) { return ssd_row(floats) | 16;
 static inline int64_t ssd_token(const ssd_walk *w, int64_t i) { return w->reverse ? w->in->L - 1 - i : i; }
 
 /* (token, channel) of a view (B,L,H,P), from the scan's token i on. */
-static inline kr_plane ssd_channels(const ssd_walk *w, const krait_view *v, int64_t i) {
+static inline kr_plane ssd_channels(const ssd_walk *w, const kr_view *v, int64_t i) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1];
   return (kr_plane){v->data, v->dtype, kr_at4(v, w->b, ssd_token(w, i), w->h, w->p0), step, v->stride[3]};
 }
@@ -50,7 +50,7 @@ static inline int ssd_lanes_of(const ssd_walk *w, int part) {
 }
 
 /* tile[token][SSD_WIDTH], zeros beyond the channels. */
-SSD_APART void ssd_load_channels(float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+SSD_APART void ssd_load_channels(float *tile, const ssd_walk *w, const kr_view *v, int64_t i, int n) {
   for (int part = 0; part < 2; part++) {
     kr_plane plane = ssd_channels(w, v, i);
     plane.offset += part * KR_VL * plane.lane_stride;
@@ -59,7 +59,7 @@ SSD_APART void ssd_load_channels(float *tile, const ssd_walk *w, const krait_vie
   }
 }
 
-SSD_APART void ssd_store_channels(const float *tile, const ssd_walk *w, const krait_view *v, int64_t i, int n) {
+SSD_APART void ssd_store_channels(const float *tile, const ssd_walk *w, const kr_view *v, int64_t i, int n) {
   for (int part = 0; part < 2; part++) {
     kr_plane plane = ssd_channels(w, v, i);
     plane.offset += part * KR_VL * plane.lane_stride;
@@ -69,7 +69,7 @@ SSD_APART void ssd_store_channels(const float *tile, const ssd_walk *w, const kr
 
 /* matrix[token][pitch] of a head's or a group's columns. If contiguous: token by token, which suits the hardware
  * prefetcher. */
-SSD_APART void ssd_load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i, int n,
+SSD_APART void ssd_load_rows(float *matrix, int64_t pitch, const ssd_walk *w, const kr_view *v, int64_t i, int n,
                              int64_t head, int64_t columns) {
   const int64_t step = w->reverse ? -v->stride[1] : v->stride[1], at = kr_at4(v, w->b, ssd_token(w, i), head, 0);
   const kr_plane plane = {v->data, v->dtype, at, step, v->stride[3]};
@@ -78,7 +78,7 @@ SSD_APART void ssd_load_rows(float *matrix, int64_t pitch, const ssd_walk *w, co
 }
 
 /* B or C. */
-static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const krait_view *v, int64_t i,
+static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk *w, const kr_view *v, int64_t i,
                                    int n) {
   ssd_load_rows(matrix, pitch, w, v, i, n, w->g, w->in->N);
 }
@@ -103,7 +103,7 @@ SSD_APART void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *d
 
 /* Marks each token from seq_idx. */
 static inline void ssd_marks(const ssd_walk *w, int64_t i, int n, unsigned char *marks) {
-  const krait_view *v = w->in->seq_idx;
+  const kr_view *v = w->in->seq_idx;
   memset(marks, 0, (size_t)n);
   if (!kr_has(v)) return;
   int32_t before = i ? kr_get_i32(v, kr_at2(v, w->b, ssd_token(w, i - 1))) : 0;
@@ -122,7 +122,7 @@ static inline int ssd_run(const unsigned char *marks, int t, int n) {
 }
 
 /* states[n][lane] of a view (B,H,P,N). */
-static inline void ssd_load_states(float *states, const ssd_walk *w, const krait_view *v) {
+static inline void ssd_load_states(float *states, const ssd_walk *w, const kr_view *v) {
   if (!kr_has(v)) {
     memset(states, 0, (size_t)(w->in->N * SSD_WIDTH) * sizeof *states);
     return;
@@ -133,7 +133,7 @@ static inline void ssd_load_states(float *states, const ssd_walk *w, const krait
           lane < w->n_lanes ? kr_scalar_load(v->data, kr_at4(v, w->b, w->h, w->p0 + lane, n), v->dtype) : 0;
 }
 
-static inline void ssd_store_states(const float *states, const ssd_walk *w, const krait_view *v, int64_t row) {
+static inline void ssd_store_states(const float *states, const ssd_walk *w, const kr_view *v, int64_t row) {
   for (int lane = 0; lane < w->n_lanes; lane++)
     for (int64_t n = 0; n < w->in->N; n++)
       kr_scalar_store(v->data, kr_at4(v, row, w->h, w->p0 + lane, n), v->dtype, states[n * SSD_WIDTH + lane]);
@@ -157,7 +157,7 @@ static inline ssd_ahead ssd_ahead_of(const ssd_walk *w, int64_t i, int steps) {
   return a;
 }
 
-SSD_APART void ssd_ahead_add(ssd_ahead *a, const ssd_walk *w, const krait_view *v, int64_t i, int64_t n_lanes) {
+SSD_APART void ssd_ahead_add(ssd_ahead *a, const ssd_walk *w, const kr_view *v, int64_t i, int64_t n_lanes) {
   const int64_t size = v->dtype == KRAIT_F32 ? 4 : 2;
   if (!kr_has(v) || a->rows == 0) return;
   const kr_plane p = ssd_channels(w, v, i);

@@ -9,7 +9,7 @@
 #include "contract.h"
 #include "op_list.h"
 
-static void keep_ssd_ref_varlen(const krait_ssd_args *a, int64_t h, int64_t p, int64_t t, const double *state) {
+static void keep_ssd_ref_varlen(const kr_ssd_args *a, int64_t h, int64_t p, int64_t t, const double *state) {
   for (int64_t s = 0; s < a->S; s++) {
     const int32_t begin = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)),
                   end = kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1));
@@ -19,8 +19,8 @@ static void keep_ssd_ref_varlen(const krait_ssd_args *a, int64_t h, int64_t p, i
 }
 
 /* Adds sum_n C S of every token to y. */
-static void run_ssd_direction(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
-                          int reverse, const krait_view *A, double *y) {
+static void run_ssd_direction(const kr_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
+                          int reverse, const kr_view *A, double *y) {
   double state[KR_SSD_MAX_N];
   for (int64_t n = 0; n < a->N; n++) state[n] = ssd_initial(in, b, h, p, n);
   for (int64_t i = 0; i < a->L; i++) {
@@ -31,7 +31,7 @@ static void run_ssd_direction(const krait_ssd_args *a, const kr_ssd_inputs *in, 
     kr_put(&a->final_states, kr_at4(&a->final_states, b, h, p, n), state[n]);
 }
 
-static void run_ssd_channel(const krait_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
+static void run_ssd_channel(const kr_ssd_args *a, const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p,
                             double *y) {
   for (int64_t t = 0; t < a->L; t++) y[t] = 0;
   run_ssd_direction(a, in, b, h, p, (in->flags & KRAIT_SSD_REVERSE) != 0, &a->A, y);
@@ -50,11 +50,11 @@ static void run_ssd_channel(const krait_ssd_args *a, const kr_ssd_inputs *in, in
 
 uint64_t kr_ssd_ref_scratch(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return (uint64_t)((const krait_ssd_args *)args)->L * sizeof(double);
+  return (uint64_t)((const kr_ssd_args *)args)->L * sizeof(double);
 }
 
 int32_t kr_ssd_ref(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   (void)ctx;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets_within("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));

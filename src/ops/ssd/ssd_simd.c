@@ -12,11 +12,11 @@ enum { MOST_BLOCKS = 8, ITEMS_EACH = 4 }; /* per item; items per thread */
 
 /* Work partition: blocks of SSD_WIDTH channels per head, per group's heads, and per item. */
 typedef struct cut {
-  const krait_ssd_args *a;
+  const kr_ssd_args *a;
   int64_t of_head, of_group, each, items; /* items per group */
 } cut;
 
-static cut cut_of(const krait_ctx *ctx, const krait_ssd_args *a) {
+static cut cut_of(const krait_ctx *ctx, const kr_ssd_args *a) {
   cut c = {.a = a, .of_head = (a->P + SSD_WIDTH - 1) / SSD_WIDTH};
   c.of_group = a->H / a->G * c.of_head;
   c.each = a->B * a->G * c.of_group / (ITEMS_EACH * krait_ctx_n_threads(ctx));
@@ -27,7 +27,7 @@ static cut cut_of(const krait_ctx *ctx, const krait_ssd_args *a) {
 }
 
 typedef struct item {
-  const krait_ssd_args *a;
+  const kr_ssd_args *a;
   const kr_ssd_inputs *in;
   float *B, *C, *x, *dx, *y;
   float *states[MOST_BLOCKS], *other[MOST_BLOCKS]; /* other: y of the reverse direction, for all tokens */
@@ -40,17 +40,17 @@ typedef struct item {
   ssd_ahead ahead;
 } item;
 
-static int64_t other_floats(const krait_ssd_args *a) {
+static int64_t other_floats(const kr_ssd_args *a) {
   return a->call.flags & KRAIT_SSD_BOTH ? a->L * SSD_WIDTH : 0;
 }
 
 static int64_t ssd_worker_floats(const cut *c) {
-  const krait_ssd_args *a = c->a;
+  const kr_ssd_args *a = c->a;
   return c->each * (a->N * SSD_WIDTH + other_floats(a)) + 2 * SSD_TILE * ssd_odd_row(a->N) + 3 * SSD_TILE * SSD_WIDTH;
 }
 
 static item begin_ssd_item(const cut *c, const kr_ssd_inputs *in, int worker) {
-  const krait_ssd_args *a = c->a;
+  const kr_ssd_args *a = c->a;
   item it = {.a = a, .in = in, .pitch = ssd_odd_row(a->N)};
   float *at = (float *)a->call.scratch + worker * ssd_row(ssd_worker_floats(c));
   it.B = at, at += SSD_TILE * it.pitch;
@@ -95,7 +95,7 @@ static void read_block(item *it, const ssd_walk *w, int64_t i, int n) {
 
 /* Stores the state after token t for every sequence that ends there. */
 static void keep_ssd_simd_varlen(const item *it, const float *states, const ssd_walk *w, int64_t t) {
-  const krait_view *offsets = &it->a->cu_seqlens;
+  const kr_view *offsets = &it->a->cu_seqlens;
   for (int64_t s = 0; s < it->a->S; s++) {
     const int64_t begin = kr_get_i32(offsets, kr_at1(offsets, s)), end = kr_get_i32(offsets, kr_at1(offsets, s + 1));
     if (end == t + 1 && begin < end) ssd_store_states(states, w, &it->a->varlen_states, s);
@@ -124,7 +124,7 @@ static void scan_ssd_tile(item *it, float *states, const ssd_walk *w, int64_t i,
 /* y + other + D x, gated; 0 at padding. */
 static void finish_ssd_tile(item *it, const float *other, const ssd_walk *w, int64_t i, int n) {
   float skip[SSD_WIDTH] = {0};
-  const krait_view *D = it->in->Dvec;
+  const kr_view *D = it->in->Dvec;
   const int both = (it->in->flags & KRAIT_SSD_BOTH) != 0;
   for (int lane = 0; kr_has(D) && lane < w->n_lanes; lane++)
     skip[lane] = kr_scalar_load(D->data, kr_at2(D, w->h, w->p0 + lane), D->dtype);
@@ -145,7 +145,7 @@ static void finish_ssd_tile(item *it, const float *other, const ssd_walk *w, int
 static void look_ahead_ssd(item *it, int k, int64_t i) {
   const int last = k + 1 == it->n_blocks;
   const ssd_walk *next = &it->walks[last ? 0 : k + 1];
-  const krait_view *rows[] = {it->in->x, it->in->z, &it->a->out};
+  const kr_view *rows[] = {it->in->x, it->in->z, &it->a->out};
   if (last) i += SSD_TILE;
   it->ahead = ssd_ahead_of(next, i, (int)(it->in->N / SSD_ROWS) + 1);
   for (int v = 0; v < 3; v++) ssd_ahead_add(&it->ahead, next, rows[v], i, next->n_lanes);
@@ -172,7 +172,7 @@ static void walk_direction(item *it, int keep_y) {
     ssd_store_states(it->states[k], &it->walks[k], &it->a->final_states, it->walks[k].b);
 }
 
-static void clear_empty(const krait_ssd_args *a) {
+static void clear_empty(const kr_ssd_args *a) {
   for (int64_t s = 0; kr_has(&a->varlen_states) && s < a->S; s++) {
     if (kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s)) !=
         kr_get_i32(&a->cu_seqlens, kr_at1(&a->cu_seqlens, s + 1)))
@@ -183,7 +183,7 @@ static void clear_empty(const krait_ssd_args *a) {
 }
 
 static void place_walks(item *it, const cut *c, int64_t b, int64_t g, int64_t first, int reverse) {
-  const krait_ssd_args *a = it->a;
+  const kr_ssd_args *a = it->a;
   for (int k = 0; k < it->n_blocks; k++) {
     const int64_t p0 = (first + k) % c->of_head * SSD_WIDTH, left = a->P - p0;
     it->walks[k] = (ssd_walk){it->in,
@@ -199,7 +199,7 @@ static void place_walks(item *it, const cut *c, int64_t b, int64_t g, int64_t fi
 
 static void scan_ssd_items(void *user, int64_t begin, int64_t end, int worker) {
   const cut *c = user;
-  const krait_ssd_args *a = c->a;
+  const kr_ssd_args *a = c->a;
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
   item it = begin_ssd_item(c, &in, worker);
   for (int64_t k = begin; k < end; k++) {
@@ -220,7 +220,7 @@ uint64_t KR_FN(kr_ssd_scratch)(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t KR_FN(kr_ssd)(const krait_ctx *ctx, const void *args) {
-  const krait_ssd_args *a = args;
+  const kr_ssd_args *a = args;
   if (kr_has(&a->cu_seqlens)) KR_TRY(kr_need_offsets_within("ssd", "cu_seqlens", &a->cu_seqlens, a->S, a->L));
   clear_empty(a);
   cut c = cut_of(ctx, a);

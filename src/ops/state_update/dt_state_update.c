@@ -5,7 +5,7 @@
 #include "view.h"
 
 static void count_dt_state_update_cost(const void *args, kr_cost *cost) {
-  const krait_dt_state_update_args *a = args;
+  const kr_dt_state_update_args *a = args;
   const double rows = (double)a->B * (double)a->D, N = (double)a->N, R = (double)a->R;
   cost->exps = rows * N;
   cost->flops = rows * (6 * N + 2 * R);

@@ -6,7 +6,7 @@
 enum { MANY_BLOCKS = 299 };
 
 int32_t kr_dt_state_update_case(kr_case *c, int64_t index) {
-  krait_dt_state_update_args *a = (krait_dt_state_update_args *)c->args;
+  kr_dt_state_update_args *a = (kr_dt_state_update_args *)c->args;
   a->B = kr_case_int(c, 1, 4), a->D = kr_case_edge(c, 50), a->N = kr_case_edge(c, 40), a->R = kr_case_edge(c, 60);
   if (index % 3) {
     c->contiguous = 1;

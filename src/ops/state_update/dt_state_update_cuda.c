@@ -16,17 +16,17 @@ static const kr_kernel whole[] = KR_BY_TYPE("state_update", "kr_dt_update_rows")
                        same_whole[] = KR_BY_TYPE("state_update", "kr_dt_update_same_rows"),
                        same_whole_4[] = KR_BY_TYPE("state_update", "kr_dt_update_same_rows_4");
 
-static krait_state_update_args with_any_dt(const krait_dt_state_update_args *a) {
-  krait_state_update_args update = kr_update_of(a);
+static kr_state_update_args with_any_dt(const kr_dt_state_update_args *a) {
+  kr_state_update_args update = kr_update_of(a);
   update.dt = update.x;
   return update;
 }
 
-static int is_packed_for_dt_state_update(const krait_view *v, int64_t rows) {
+static int is_packed_for_dt_state_update(const kr_view *v, int64_t rows) {
   return v->stride[1] == 1 && (rows == 1 || v->stride[0] % 8 == 0) && (uintptr_t)v->data % 16 == 0;
 }
 
-static const char *refuse_product(const krait_dt_state_update_args *a, int64_t most_packs) {
+static const char *refuse_product(const kr_dt_state_update_args *a, int64_t most_packs) {
   if (a->x.dtype == KRAIT_F32) return "not 16 bits";
   if (a->r.dtype != a->x.dtype || a->dt_weight.dtype != a->x.dtype) return "r or dt_weight of another type than x";
   return a->R % 8 || a->R > 8 * most_packs || !is_packed_for_dt_state_update(&a->r, a->B) ||
@@ -37,8 +37,8 @@ static const char *refuse_product(const krait_dt_state_update_args *a, int64_t m
 }
 
 static const char *refuse_dt_state_update(const krait_ctx *ctx, const void *args, int family) {
-  const krait_dt_state_update_args *a = args;
-  const krait_state_update_args update = with_any_dt(a);
+  const kr_dt_state_update_args *a = args;
+  const kr_state_update_args update = with_any_dt(a);
   (void)family;
   if (a->B > MOST_ROWS) return "more than 16 rows";
   const char *why = refuse_product(a, KR_DT_PACKS * kr_update_lanes(a->N / 4));
@@ -46,13 +46,13 @@ static const char *refuse_dt_state_update(const krait_ctx *ctx, const void *args
 }
 
 const char *kr_dt_state_update_whole_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_dt_state_update_args *a = args;
-  const krait_state_update_args update = with_any_dt(a);
+  const kr_dt_state_update_args *a = args;
+  const kr_state_update_args update = with_any_dt(a);
   const char *why = refuse_product(a, KR_UPDATE_STEP_PACKS);
   return why ? why : kr_state_update_whole_channels_refuse(ctx, &update);
 }
 
-static kr_update_params dt_state_update_plan_of(const krait_dt_state_update_args *a) {
+static kr_update_params dt_state_update_plan_of(const kr_dt_state_update_args *a) {
   kr_update_params p = kr_update_params_of(with_any_dt(a), 1, a->N / 4);
   p.r = a->r.data, p.dt_weight = a->dt_weight.data, p.r_row = a->r.stride[0], p.dt_row = a->dt_weight.stride[0],
   p.packs = (int32_t)(a->R / 8);
@@ -60,7 +60,7 @@ static kr_update_params dt_state_update_plan_of(const krait_dt_state_update_args
 }
 
 static int32_t run_dt_state_update(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  const krait_dt_state_update_args *a = args;
+  const kr_dt_state_update_args *a = args;
   const kr_update_params p = dt_state_update_plan_of(a);
   const int64_t threads = a->B * a->D * p.lanes;
   (void)family;
@@ -73,7 +73,7 @@ static int32_t run_dt_state_update(const krait_ctx *ctx, const void *args, uint6
 }
 
 int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args) {
-  const krait_dt_state_update_args *a = args;
+  const kr_dt_state_update_args *a = args;
   const kr_update_params p = dt_state_update_plan_of(a);
   const int64_t n_channels = (a->D + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS,
                 n_blocks = n_channels * ((a->B + KR_UPDATE_ROWS_SAME - 1) / KR_UPDATE_ROWS_SAME);

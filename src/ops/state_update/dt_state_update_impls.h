@@ -2,7 +2,7 @@
 #ifndef KR_DT_STATE_UPDATE_IMPLS_H
 #define KR_DT_STATE_UPDATE_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 #include "cuda_impl.h"
 #include "rewrite.h"
@@ -15,14 +15,14 @@ const char *kr_dt_state_update_whole_refuse(const krait_ctx *ctx, const void *ar
 int32_t kr_dt_state_update_whole(const krait_ctx *ctx, const void *args);
 
 /* Inserts a head dimension: one head with all channels. */
-static inline krait_view kr_with_head(krait_view v, int at) {
+static inline kr_view kr_with_head(kr_view v, int at) {
   for (int i = 3; i > at; i--) v.stride[i] = v.stride[i - 1];
   v.stride[at] = 0;
   return v;
 }
-static inline krait_state_update_args kr_update_of(const krait_dt_state_update_args *a) {
-  return (krait_state_update_args){
-      .call = {.size = sizeof(krait_state_update_args), .flags = a->call.flags, .stream = a->call.stream},
+static inline kr_state_update_args kr_update_of(const kr_dt_state_update_args *a) {
+  return (kr_state_update_args){
+      .call = {.size = sizeof(kr_state_update_args), .flags = a->call.flags, .stream = a->call.stream},
       .B = a->B,
       .H = 1,
       .P = a->D,

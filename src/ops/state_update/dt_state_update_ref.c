@@ -5,14 +5,14 @@
 #include "view.h"
 
 uint64_t kr_dt_state_update_ref_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_dt_state_update_args *a = args;
+  const kr_dt_state_update_args *a = args;
   (void)ctx;
   return (uint64_t)(a->B * a->D) * sizeof(double);
 }
 
 int32_t kr_dt_state_update_ref(const krait_ctx *ctx, const void *args) {
-  const krait_dt_state_update_args *a = args;
-  krait_state_update_args update = kr_update_of(a);
+  const kr_dt_state_update_args *a = args;
+  kr_state_update_args update = kr_update_of(a);
   double *dt = a->call.scratch;
   for (int64_t b = 0; b < a->B; b++)
     for (int64_t d = 0; d < a->D; d++) {
@@ -21,6 +21,6 @@ int32_t kr_dt_state_update_ref(const krait_ctx *ctx, const void *args) {
         sum += kr_get(&a->r, kr_at2(&a->r, b, k)) * kr_get(&a->dt_weight, kr_at2(&a->dt_weight, d, k));
       dt[b * a->D + d] = sum;
     }
-  update.dt = (krait_view){.data = dt, .dtype = KRAIT_F64, .stride = {a->D, 0, 1}};
+  update.dt = (kr_view){.data = dt, .dtype = KRAIT_F64, .stride = {a->D, 0, 1}};
   return a->B ? kr_state_update_ref(ctx, &update) : KRAIT_OK;
 }

@@ -5,9 +5,9 @@
 #include "state_update/dt_state_update_impls.h"
 
 /* Without the dimension of the one head. */
-static krait_view without_head(const kr_rewriter *w, kr_tensor t, int at) {
+static kr_view without_head(const kr_rewriter *w, kr_tensor t, int at) {
   kr_dims dims = w->can->dims(w, t);
-  if (!t) return (krait_view){0};
+  if (!t) return (kr_view){0};
   for (int i = at; i + 1 < dims.n; i++) dims.size[i] = dims.size[i + 1];
   dims.n--;
   return w->can->view(w, w->can->reshape(w, t, dims));
@@ -17,14 +17,14 @@ static int dt_in_update(const kr_rewriter *w) {
   if (w->op[0] != &kr_op_gemm || w->op[1] != &kr_op_state_update || !kr_gemm_is_plain(w->args[0])) return 0;
 #define PRODUCT(field) KR_CALL_TENSOR(w, 0, gemm, field)
 #define UPDATE(field) KR_CALL_TENSOR(w, 1, state_update, field)
-  const krait_state_update_args *u = w->args[1];
+  const kr_state_update_args *u = w->args[1];
   const kr_tensor dt = PRODUCT(out), A = PRODUCT(A), B = PRODUCT(Bmat);
   if (u->H != 1 || PRODUCT(bias) || PRODUCT(residual) ||
-      ((const krait_gemm_args *)w->args[0])->activation != KRAIT_ACT_NONE || kr_rewrite_is_empty(w, dt) ||
+      ((const kr_gemm_args *)w->args[0])->activation != KRAIT_ACT_NONE || kr_rewrite_is_empty(w, dt) ||
       kr_rewrite_is_empty(w, A) || !w->can->passes(w, dt) || !w->can->share(w, UPDATE(dt), dt))
     return 0;
 #define WITHOUT_HEAD(field, at) without_head(w, UPDATE(field), at)
-  const krait_dt_state_update_args a = {
+  const kr_dt_state_update_args a = {
       .call.flags = u->call.flags,
       .B = u->B,
       .D = u->P,

@@ -5,7 +5,7 @@
 #include "view.h"
 
 static void count_state_update_cost(const void *args, kr_cost *cost) {
-  const krait_state_update_args *a = args;
+  const kr_state_update_args *a = args;
   double rows = (double)a->B * (double)a->H * (double)a->P;
   double element = (double)krait_dtype_bytes(a->x.dtype);
   cost->exps = rows * (double)a->N;
@@ -16,7 +16,7 @@ static void count_state_update_cost(const void *args, kr_cost *cost) {
 
 static const char *refuse_state_update_simd(const krait_ctx *ctx, const void *args) {
   (void)ctx;
-  return ((const krait_state_update_args *)args)->N > 512 ? "N is more than 512" : NULL;
+  return ((const kr_state_update_args *)args)->N > 512 ? "N is more than 512" : NULL;
 }
 
 static const kr_impl impls[] = {

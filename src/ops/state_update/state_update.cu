@@ -12,10 +12,10 @@
 #include "pack.cuh"
 #include "state_update_params.h"
 
-KR_DEV int64_t at3(const krait_view &v, int64_t i, int64_t j, int64_t k) {
+KR_DEV int64_t at3(const kr_view &v, int64_t i, int64_t j, int64_t k) {
   return i * v.stride[0] + j * v.stride[1] + k * v.stride[2];
 }
-KR_DEV float get(const krait_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
+KR_DEV float get(const kr_view &v, int64_t offset) { return kr_load(v.data, offset, v.dtype); }
 
 /* Tensor types, compile-time constants in kernels specialised for them. */
 typedef struct types {
@@ -23,7 +23,7 @@ typedef struct types {
 } types;
 
 /* Unconverted elements, so that all of a thread's loads are in flight before it waits for one; 0 for absent views. */
-KR_DEV uint32_t load_one(const krait_view &v, int32_t dtype, int64_t offset) {
+KR_DEV uint32_t load_one(const kr_view &v, int32_t dtype, int64_t offset) {
   if (!v.data) return 0;
   return dtype == KRAIT_F32 ? ((const uint32_t *)v.data)[offset] : ((const uint16_t *)v.data)[offset];
 }
@@ -36,7 +36,7 @@ typedef struct __attribute__((aligned(8))) four_halves {
 } four_halves;
 
 /* Four contiguous elements. */
-KR_DEV kr_raw16 load_four(const krait_view &v, int32_t dtype, int64_t offset) {
+KR_DEV kr_raw16 load_four(const kr_view &v, int32_t dtype, int64_t offset) {
   if (dtype == KRAIT_F32) return *(const kr_raw16 *)((const float *)v.data + offset);
   const four_halves q = *(const four_halves *)((const uint16_t *)v.data + offset);
   return kr_raw16{{q.w[0], q.w[1], 0, 0}};
@@ -54,7 +54,7 @@ typedef struct place {
 } place;
 
 KR_DEV place here(const kr_update_params &p) {
-  const krait_state_update_args &a = p.a;
+  const kr_state_update_args &a = p.a;
   place at;
   uint32_t i = (uint32_t)(((int64_t)kr_block_x() * 128 + kr_thread()) >> p.lanes_shift), row = kr_divide(i, p.P),
            b = kr_divide(row, p.H);
@@ -78,26 +78,26 @@ typedef struct scalars {
   uint32_t dt, x, bias, D, z;
 } scalars;
 
-KR_DEV void load_parameters(const krait_state_update_args &a, const place &at, scalars &raw) {
+KR_DEV void load_parameters(const kr_state_update_args &a, const place &at, scalars &raw) {
   raw.bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),
   raw.D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, at.h, at.c, 0));
 }
-KR_DEV void load_inputs(const krait_state_update_args &a, const place &at, const types t, scalars &raw) {
+KR_DEV void load_inputs(const kr_state_update_args &a, const place &at, const types t, scalars &raw) {
   raw.dt = load_one(a.dt, t.input, at3(a.dt, at.b, at.h, at.c)),
   raw.x = load_one(a.x, t.input, at3(a.x, at.b, at.h, at.c)),
   raw.z = load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c));
 }
 
-KR_DEV float softened(const krait_state_update_args &a, float dt) {
+KR_DEV float softened(const kr_state_update_args &a, float dt) {
   return a.call.flags & KRAIT_UPDATE_SOFTPLUS ? kr_softplus(dt) : dt;
 }
-KR_DEV float time_step(const krait_state_update_args &a, float dt, uint32_t raw_bias) {
+KR_DEV float time_step(const kr_state_update_args &a, float dt, uint32_t raw_bias) {
   return softened(a, a.dt_bias.data ? dt + one_of(a.dt_bias.dtype, raw_bias) : dt);
 }
 
 /* y: this lane's partial sum over the states. */
 KR_DEV void write_output(const kr_update_params &p, const place &at, float y, float x, float z, uint32_t raw_D) {
-  const krait_state_update_args &a = p.a;
+  const kr_state_update_args &a = p.a;
   for (int d = 1; d < p.lanes; d <<= 1) y += kr_shuffle_xor(y, d);
   if (!at.exists || at.lane) return;
   if (a.Dvec.data) y = kr_fma(one_of(a.Dvec.dtype, raw_D), x, y);
@@ -106,7 +106,7 @@ KR_DEV void write_output(const kr_update_params &p, const place &at, float y, fl
 }
 
 /* A has stride 0 where all states of a channel share one decay. */
-KR_DEV kr_raw16 load_A(const krait_view &A, int64_t offset, int n) {
+KR_DEV kr_raw16 load_A(const kr_view &A, int64_t offset, int n) {
   if (A.stride[2]) return load_four(A, KRAIT_F32, offset + n);
   const uint32_t one = load_one(A, KRAIT_F32, offset);
   return kr_raw16{{one, one, one, one}};
@@ -148,7 +148,7 @@ KR_DEV float multiply_dt(const kr_update_params &p, const place &at, const kr_ra
 
 /* Four states per lane, a single step. */
 KR_DEV void update_fours(const kr_update_params &p, const types t, const int with_dt) {
-  const krait_state_update_args &a = p.a;
+  const kr_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_PDL) != 0;
   kr_launch_dependents();
   if (!ahead) kr_griddep_wait();
@@ -319,7 +319,7 @@ KR_DEV void update_rows(const kr_update_params &p, const types t) {
   KR_SHARED kr_raw16 both[SEQUENCES][2][ROW_PACKS];
   KR_SHARED kr_raw16 r[STEP_COLUMNS][STEP_PACKS]; /* WITH_DT */
   KR_SHARED float dts[SEQUENCES][CHANNELS_HERE], xs[SEQUENCES][CHANNELS_HERE], zs[SEQUENCES][CHANNELS_HERE];
-  const krait_state_update_args &a = p.a;
+  const kr_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_PDL) != 0, half = kr_thread() & 1, channel = kr_thread() / 2,
             c = kr_block_x() * CHANNELS_HERE + channel, b0 = kr_block_y() * SEQUENCES, exists = c < a.P,
             left = (int)a.B - b0;
@@ -362,7 +362,7 @@ KR_DEV void update_rows(const kr_update_params &p, const types t) {
   }
   const int pack = kr_thread() % ROW_PACKS, which = kr_thread() / ROW_PACKS % 2, of = kr_thread() / (2 * ROW_PACKS);
   if (of < SEQUENCES && of < left) {
-    const krait_view &from = which ? a.Cmat : a.Bmat;
+    const kr_view &from = which ? a.Cmat : a.Bmat;
     both[of][which][pack] = *((const kr_raw16 *)((const uint16_t *)from.data + (b0 + of) * from.stride[0]) + pack);
   }
   const float bias = a.dt_bias.data ? one_of(a.dt_bias.dtype, raw_bias) : 0.0f;
@@ -424,7 +424,7 @@ KR_KERNEL void KR_BOUNDS(128, ROWS_BLOCKS) kr_dt_update_same_rows_4(const kr_upd
 
 enum { CHANNELS = 8 };
 
-KR_DEV void load_channels(const krait_view &x, int32_t dtype, int64_t offset, float (&v)[CHANNELS]) {
+KR_DEV void load_channels(const kr_view &x, int32_t dtype, int64_t offset, float (&v)[CHANNELS]) {
   kr_raw16 raw[2];
   const char *from = (const char *)x.data + offset * (dtype == KRAIT_F32 ? 4 : 2);
   raw[0] = *(const kr_raw16 *)from;
@@ -452,12 +452,12 @@ KR_DEV float sum_channels(const float (&y)[CHANNELS], int lane, int lanes) {
 
 /* STATES per lane, four or eight (16 bytes); also used for B and C. */
 template <int STATES>
-KR_DEV void load_states(const krait_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
+KR_DEV void load_states(const kr_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
   if (STATES == 4) raw = load_four(v, dtype, offset);
   else raw = kr_read_state((const uint16_t *)v.data + offset);
 }
 template <int STATES>
-KR_DEV void load_group(const krait_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
+KR_DEV void load_group(const kr_view &v, int32_t dtype, int64_t offset, kr_raw16 &raw) {
   if (STATES == 4) raw = load_four(v, dtype, offset);
   else raw = *(const kr_raw16 *)((const uint16_t *)v.data + offset);
 }
@@ -468,7 +468,7 @@ KR_DEV void states_of(int32_t dtype, const kr_raw16 &raw, float (&x)[STATES]) {
     x[k] = dtype == KRAIT_F32 ? kr_bits_to_float(raw.w[k % 4]) : kr_unpack(raw.w[k / 2], k & 1, dtype);
 }
 template <int STATES>
-KR_DEV void store_states(const krait_view &v, int32_t dtype, int64_t offset, const float (&x)[STATES]) {
+KR_DEV void store_states(const kr_view &v, int32_t dtype, int64_t offset, const float (&x)[STATES]) {
   if (dtype == KRAIT_F32) {
     *(kr_float4 *)((float *)v.data + offset) = kr_float4{{x[0], x[1], x[2], x[3]}};
     return;
@@ -483,7 +483,7 @@ KR_DEV void store_states(const krait_view &v, int32_t dtype, int64_t offset, con
 /* p.P: packs of eight channels. */
 template <int STATES>
 KR_DEV void update_heads(const kr_update_params &p, const types t) {
-  const krait_state_update_args &a = p.a;
+  const kr_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_PDL) != 0;
   kr_launch_dependents();
   if (!ahead) kr_griddep_wait();
@@ -546,7 +546,7 @@ KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_same_heads_8(const kr_update_pa
 }
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_params p) {
-  const krait_state_update_args &a = p.a;
+  const kr_state_update_args &a = p.a;
   const place at = here(p);
   const float x = get(a.x, at3(a.x, at.b, at.h, at.c)), z = a.z.data ? get(a.z, at3(a.z, at.b, at.h, at.c)) : 0.0f;
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, at.h, at.c, 0)),

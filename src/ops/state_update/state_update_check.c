@@ -2,13 +2,13 @@
 #include "check.h"
 #include "op_list.h"
 
-static void expand(kr_case *c, krait_view *view) {
+static void expand(kr_case *c, kr_view *view) {
   if (kr_case_chance(c, 0.2)) view->stride[0] = 0;
   if (kr_case_chance(c, 0.15)) view->stride[1] = view->stride[2] = 0; /* as Mamba 2 passes A and dt */
 }
 
 int32_t kr_state_update_case(kr_case *c, int64_t index) {
-  krait_state_update_args *a = (krait_state_update_args *)c->args;
+  kr_state_update_args *a = (kr_state_update_args *)c->args;
   kr_case_hard(c, KR_NAMES("state", "x", "dt", "Bmat", "Cmat", "z"), KR_MOST_CUBED);
   a->B = kr_case_int(c, 1, 3);
   a->H = kr_case_chance(c, 0.5) ? 1 : kr_case_pick(c, 3, (int64_t[]){2, 4, 6});

@@ -18,13 +18,13 @@ static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4")
                        any[] = KR_BY_TYPE("state_update", "kr_state_update_any");
 
 /* Whether four elements along the last of n dimensions are one aligned access. */
-static int state_update_by_fours(const krait_view *v, int n) {
+static int state_update_by_fours(const kr_view *v, int n) {
   int64_t strides = v->stride[n - 1] == 1 ? 0 : 1;
   for (int i = 0; i < n - 1; i++) strides |= v->stride[i];
   return strides % 4 == 0 && (uintptr_t)v->data % (4 * krait_dtype_bytes(v->dtype)) == 0;
 }
 
-static const char *refuse_heads(const krait_state_update_args *a) {
+static const char *refuse_heads(const kr_state_update_args *a) {
   const int64_t strides = a->x.stride[0] | a->x.stride[1];
   if (a->N != 32 && a->N != 64 && a->N != 128) return "N is not 32, 64 or 128";
   if (a->P % 8) return "P is no multiple of 8";
@@ -38,12 +38,12 @@ static const char *refuse_heads(const krait_state_update_args *a) {
 /* Batch size from which two threads per channel give enough threads. */
 enum { FEWEST_SEQUENCES = 32 };
 
-static int is_aligned_for_state_update(const krait_view *v, int dim) {
+static int is_aligned_for_state_update(const kr_view *v, int dim) {
   const int64_t bytes = (int64_t)krait_dtype_bytes(v->dtype);
   return v->stride[0] * bytes % 16 == 0 && v->stride[dim] * bytes % 16 == 0 && (uintptr_t)v->data % 16 == 0;
 }
 
-static const char *refuse_whole(const krait_state_update_args *a) {
+static const char *refuse_whole(const kr_state_update_args *a) {
   if (a->B < FEWEST_SEQUENCES || a->B >= 65536) return "fewer than 32 sequences, or 65536";
   if (a->H != 1 || a->N != KR_UPDATE_ROW_STATES) return "more than one head, or N is not 16";
   if (a->x.dtype == KRAIT_F32) return "not 16 bits";
@@ -55,7 +55,7 @@ static const char *refuse_whole(const krait_state_update_args *a) {
 }
 
 static const char *refuse_state_update(const krait_ctx *ctx, const void *args, int family) {
-  const krait_state_update_args *a = args;
+  const kr_state_update_args *a = args;
   (void)ctx;
   if (a->B * a->H * a->P >= (1ll << 31) - 128) return "2^31 channels or more";
   if (family == ANY_STRIDES) return NULL;
@@ -77,7 +77,7 @@ int32_t kr_update_lanes(int64_t units) {
   return lanes;
 }
 
-kr_update_params kr_update_params_of(krait_state_update_args a, int per_run, int64_t units) {
+kr_update_params kr_update_params_of(kr_state_update_args a, int per_run, int64_t units) {
   kr_update_params p = {.a = a,
                       .P = kr_divisor_of(a.P / per_run),
                       .H = kr_divisor_of(a.H),
@@ -88,7 +88,7 @@ kr_update_params kr_update_params_of(krait_state_update_args a, int per_run, int
 }
 
 /* Whether eight 16-bit states are one aligned access and at least eight lanes share a channel. */
-static int takes_eights(const krait_state_update_args *a) {
+static int takes_eights(const kr_state_update_args *a) {
   const int64_t strides = a->state.stride[0] | a->state.stride[1] | a->state.stride[2] | a->Bmat.stride[0] |
                           a->Bmat.stride[1] | a->Cmat.stride[0] | a->Cmat.stride[1];
   const uintptr_t at = (uintptr_t)a->state.data | (uintptr_t)a->Bmat.data | (uintptr_t)a->Cmat.data;
@@ -106,7 +106,7 @@ static int32_t run_whole(const krait_ctx *ctx, const kr_update_params *p, uint64
 }
 
 static int32_t run_state_update(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {
-  const krait_state_update_args *a = args;
+  const kr_state_update_args *a = args;
   const int is_float = a->state.dtype == KRAIT_F32, per_run = family == HEADS ? 8 : 1;
   const int by_eights = family == HEADS && takes_eights(a);
   const kr_update_params p =

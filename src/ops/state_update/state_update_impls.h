@@ -10,6 +10,6 @@ KR_UPDATE_FAMILIES(KR_CUDA_FAMILY_DECLARE, state_update)
 
 /* Lanes per channel for that many units of states; per_run: channels per thread. */
 int32_t kr_update_lanes(int64_t units);
-kr_update_params kr_update_params_of(krait_state_update_args a, int per_run, int64_t units);
+kr_update_params kr_update_params_of(kr_state_update_args a, int per_run, int64_t units);
 
 #endif

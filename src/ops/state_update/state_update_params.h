@@ -2,8 +2,7 @@
 #ifndef KR_STATE_UPDATE_PARAMS_H
 #define KR_STATE_UPDATE_PARAMS_H
 
-#include <krait/ops.h>
-
+#include "op_args.h"
 #include "rows.h"
 
 enum { KR_DT_PACKS = 5 }; /* packs of eight inputs per lane, for the time step's product */
@@ -20,7 +19,7 @@ enum {
 enum { KR_UPDATE_STEP_PACKS = 20 };
 
 typedef struct kr_update_params {
-  krait_state_update_args a;
+  kr_state_update_args a;
   kr_divisor P, H, heads_per_group;
   int32_t lanes, lanes_shift; /* threads per channel, a power of two up to 32 */
   const void *r, *dt_weight;  /* dt_state_update only */

@@ -7,14 +7,14 @@
 #include "op_list.h"
 #include "view.h"
 
-static double state_update_step_size(const krait_state_update_args *a, int64_t b, int64_t h, int64_t p) {
+static double state_update_step_size(const kr_state_update_args *a, int64_t b, int64_t h, int64_t p) {
   double dt = kr_get(&a->dt, kr_at3(&a->dt, b, h, p));
   if (kr_has(&a->dt_bias)) dt += kr_get(&a->dt_bias, kr_at2(&a->dt_bias, h, p));
   if ((a->call.flags & KRAIT_UPDATE_SOFTPLUS) && dt <= 20) dt = log1p(exp(dt));
   return dt;
 }
 
-static double channel_output(const krait_state_update_args *a, int64_t b, int64_t row, int64_t h, int64_t p) {
+static double channel_output(const kr_state_update_args *a, int64_t b, int64_t row, int64_t h, int64_t p) {
   int64_t g = h / (a->H / a->G);
   double dt = state_update_step_size(a, b, h, p), x = kr_get(&a->x, kr_at3(&a->x, b, h, p)), y = 0;
   for (int64_t n = 0; n < a->N; n++) {
@@ -31,7 +31,7 @@ static double channel_output(const krait_state_update_args *a, int64_t b, int64_
 }
 
 int32_t kr_state_update_ref(const krait_ctx *ctx, const void *args) {
-  const krait_state_update_args *a = args;
+  const kr_state_update_args *a = args;
   (void)ctx;
   KR_TRY(kr_need_rows("state_update", "state_batch_indices", &a->state_batch_indices, a->B, a->n_states));
   for (int64_t b = 0; b < a->B; b++) {

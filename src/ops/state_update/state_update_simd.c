@@ -12,7 +12,7 @@
 enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 32 }; /* LINE: floats; AHEAD: channels */
 static const float log2_e = 1.44269504f;
 
-typedef krait_state_update_args update_args;
+typedef kr_state_update_args update_args;
 
 typedef struct chunk {
   int64_t b, row, h, g, p0;
@@ -21,7 +21,7 @@ typedef struct chunk {
   float B[MAX_N], C[MAX_N];
 } chunk;
 
-static void read_channels(float *to, const krait_view *v, int64_t at, int64_t stride, int n) {
+static void read_channels(float *to, const kr_view *v, int64_t at, int64_t stride, int n) {
   if (kr_has(v)) kr_row_load(to, v->data, v->dtype, at, stride, n);
   else memset(to, 0, CHUNK * sizeof *to);
 }
@@ -66,7 +66,7 @@ KR_INLINE kr_v advance(float *state, const float *A, const chunk *c, int i, int6
 }
 
 /* A row of N floats: in place if already contiguous float32, else copied to buffer. */
-static const float *row_of(const krait_view *v, int64_t at, int64_t stride, int64_t N, float *buffer) {
+static const float *row_of(const kr_view *v, int64_t at, int64_t stride, int64_t N, float *buffer) {
   if (v->dtype == KRAIT_F32 && stride == 1) return (const float *)v->data + at;
   kr_row_load(buffer, v->data, v->dtype, at, stride, N);
   return buffer;

@@ -1,8 +1,5 @@
 /* describe_time.c: times Mobile-VideoGPT's parts with random weights of the published sizes, starting from decoded
  * frames. */
-#include "public_names.h"
-
-#include <krait/vision.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +7,7 @@
 #include "clock.h"
 #include "ctx.h"
 #include "lm/lm.h"
+#include "model_time.h"
 #include "sized.h"
 #include "status.h"
 #include "videogpt/videogpt.h"
@@ -65,7 +63,7 @@ static int32_t look_describe_time(work *w) {
 }
 
 /* A video and its prompt; the first run is a warm-up. */
-static int32_t time_film(work *w, krait_describer_timing *t) {
+static int32_t time_film(work *w, kr_describer_timing *t) {
   for (int k = 0; k < 4; k++) {
     const int64_t start = kr_clock_ns();
     KR_TRY(look_describe_time(w));
@@ -84,7 +82,7 @@ static int compare_describe_time(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static int32_t time_described_tokens(work *w, int64_t n, krait_describer_timing *t) {
+static int32_t time_described_tokens(work *w, int64_t n, kr_describer_timing *t) {
   int32_t id = 1;
   for (int64_t k = -3; k < n; k++) {
     const int64_t start = kr_clock_ns();
@@ -96,7 +94,7 @@ static int32_t time_described_tokens(work *w, int64_t n, krait_describer_timing 
   return KRAIT_OK;
 }
 
-static int32_t measure_describe_time(work *w, int32_t dtype, int64_t n_tokens, krait_describer_timing *t) {
+static int32_t measure_describe_time(work *w, int32_t dtype, int64_t n_tokens, kr_describer_timing *t) {
   const int64_t start = kr_clock_ns();
   KR_TRY(open_describe_time_parts(w, dtype));
   t->open_s = describe_time_seconds_since(start);
@@ -106,8 +104,8 @@ static int32_t measure_describe_time(work *w, int32_t dtype, int64_t n_tokens, k
   return time_described_tokens(w, n_tokens, t);
 }
 
-int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_tokens, krait_describer_timing *timing) {
-  krait_describer_timing t = {.size = sizeof t};
+int32_t kr_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_tokens, kr_describer_timing *timing) {
+  kr_describer_timing t = {.size = sizeof t};
   KR_CHECK(ctx && timing, KRAIT_ERR_ARGUMENT, "ctx and timing must not be NULL");
   KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE,
            "dtype is %d, must be float32, float16 or bfloat16", dtype);
@@ -121,5 +119,5 @@ int32_t krait_describer_measure(const krait_ctx *ctx, int32_t dtype, int64_t n_t
   kr_videomamba_close(&w->video);
   kr_mem_free(ctx, w->rows);
   kr_free(w->images), kr_free(w->frames), kr_free(w->logits), kr_free(w);
-  return status < 0 ? status : kr_struct_give("krait_describer_timing", timing, sizeof t, &t, sizeof t);
+  return status < 0 ? status : kr_struct_give("kr_describer_timing", timing, sizeof t, &t, sizeof t);
 }

@@ -1,17 +1,14 @@
 /* tower_time.c: the time of VideoMamba and CLIP's vision tower with random weights of the published sizes, starting
  * from pixels in host memory, alternating with a large product. */
-#include "public_names.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <krait/vision.h>
 
 #include "alloc.h"
 #include "clip/clip_tower.h"
 #include "clock.h"
 #include "ctx.h"
+#include "model_time.h"
 #include "op_list.h"
 #include "patches.h"
 #include "sized.h"
@@ -97,7 +94,7 @@ static int32_t open_tower_time_clip(work *w, int32_t dtype) {
   return kr_runner_bind(w->runner, w->clip.features, w->features);
 }
 
-static int32_t open_tower(work *w, int32_t dtype, krait_tower_timing *t) {
+static int32_t open_tower(work *w, int32_t dtype, kr_tower_timing *t) {
   const int64_t start = kr_clock_ns(), n_values = (int64_t)(tower_time_patches_bytes(w) / sizeof(float));
   KR_TRY(w->is->is_video ? open_tower_time_video(w, dtype) : open_tower_time_clip(w, dtype));
   t->open_s = (double)(kr_clock_ns() - start) * 1e-9;
@@ -119,8 +116,8 @@ static int32_t run_clip(work *w) {
 
 static int32_t open_product(const krait_ctx *ctx, int32_t dtype, product *p) {
   kr_tensor all[3];
-  krait_gemm_args args = {.call.size = 0};
-  krait_view *const views[] = {&args.A, &args.Bmat, &args.out};
+  kr_gemm_args args = {.call.size = 0};
+  kr_view *const views[] = {&args.A, &args.Bmat, &args.out};
   p->n = ctx->cuda ? PRODUCT_ON_GPU : PRODUCT;
   KR_TRY(kr_graph_open(&p->g));
   all[0] = kr_graph_input(p->g, "A", dtype, KR_DIMS(p->n, p->n));
@@ -166,7 +163,7 @@ static void keep_most(double *most, double value) {
 }
 
 /* Long enough for the processor's clock to measure. */
-static int32_t time_product(work *w, int is_counted, krait_tower_timing *t) {
+static int32_t time_product(work *w, int is_counted, kr_tower_timing *t) {
   const int n_rounds = w->ctx->cuda ? 1 : 3;
   const double flops = n_rounds * 2.0 * (double)w->product.n * (double)w->product.n * (double)w->product.n;
   const moment start = now();
@@ -179,7 +176,7 @@ static int32_t time_product(work *w, int is_counted, krait_tower_timing *t) {
 }
 
 /* A GPU's first runs load kernels and record the graph, a CPU's first touches memory. */
-static int32_t time_tower_runs(work *w, int32_t n_runs, krait_tower_timing *t) {
+static int32_t time_tower_runs(work *w, int32_t n_runs, kr_tower_timing *t) {
   for (int i = w->ctx->cuda ? -3 : -1; i < n_runs; i++) {
     const moment start = now();
     KR_TRY(w->video ? kr_videomamba_run(w->video, w->pictures, w->logits, NULL) : run_clip(w));
@@ -193,8 +190,8 @@ static int32_t time_tower_runs(work *w, int32_t n_runs, krait_tower_timing *t) {
   return KRAIT_OK;
 }
 
-static int32_t measure_tower_time(work *w, int32_t dtype, int32_t n_runs, krait_tower_report_fn report, void *user,
-                       krait_tower_timing *t) {
+static int32_t measure_tower_time(work *w, int32_t dtype, int32_t n_runs, kr_tower_report_fn report, void *user,
+                       kr_tower_timing *t) {
   KR_TRY(open_tower(w, dtype, t));
   KR_TRY(open_product(w->ctx, w->ctx->cuda ? dtype : KRAIT_F32, &w->product));
   const kr_cost cost = kr_graph_cost(graph_of(w));
@@ -216,15 +213,15 @@ static int32_t find_tower(const char *name, const struct tower **found) {
                  name);
 }
 
-int32_t krait_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtype, int64_t n, int32_t n_runs,
-                            krait_tower_report_fn report, void *user, krait_tower_timing *timing) {
-  krait_tower_timing t = {.size = sizeof t};
+int32_t kr_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtype, int64_t n, int32_t n_runs,
+                            kr_tower_report_fn report, void *user, kr_tower_timing *timing) {
+  kr_tower_timing t = {.size = sizeof t};
   const struct tower *is;
-  KR_CHECK(ctx && name && timing, KRAIT_ERR_ARGUMENT, "krait_tower_measure: ctx, name and timing must not be NULL");
+  KR_CHECK(ctx && name && timing, KRAIT_ERR_ARGUMENT, "kr_tower_measure: ctx, name and timing must not be NULL");
   KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_DTYPE,
-           "krait_tower_measure: dtype is %d, must be float32, float16 or bfloat16", dtype);
+           "kr_tower_measure: dtype is %d, must be float32, float16 or bfloat16", dtype);
   KR_CHECK(n >= 1 && n <= MOST_PICTURES && n_runs >= 1 && n_runs <= MOST_RUNS, KRAIT_ERR_ARGUMENT,
-           "krait_tower_measure: %lld images and %d runs, must be 1 to %d and 1 to %d", (long long)n, n_runs,
+           "kr_tower_measure: %lld images and %d runs, must be 1 to %d and 1 to %d", (long long)n, n_runs,
            MOST_PICTURES, MOST_RUNS);
   KR_TRY(find_tower(name, &is));
   work *w = kr_zalloc(sizeof *w);
@@ -238,5 +235,5 @@ int32_t krait_tower_measure(const krait_ctx *ctx, const char *name, int32_t dtyp
   if (w->patches_at != w->patches) kr_mem_free(ctx, w->patches_at);
   kr_mem_free(ctx, w->features);
   kr_free(w->patches), kr_free(w->pictures), kr_free(w);
-  return status < 0 ? status : kr_struct_give("krait_tower_timing", timing, sizeof t, &t, sizeof t);
+  return status < 0 ? status : kr_struct_give("kr_tower_timing", timing, sizeof t, &t, sizeof t);
 }

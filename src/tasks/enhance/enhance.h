@@ -2,7 +2,7 @@
 #ifndef KR_ENHANCE_H
 #define KR_ENHANCE_H
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 #include "denoiser.h"
 
@@ -10,6 +10,6 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
                            krait_progress_fn progress, void *user);
 int32_t kr_enhance_file(const kr_denoiser *denoiser, const krait_enhance_options *options,
                         krait_enhance_result *result);
-int32_t kr_stream_open(const kr_denoiser *denoiser, krait_stream **stream);
+int32_t kr_stream_open(const kr_denoiser *denoiser, krait_denoiser_stream **stream);
 
 #endif

@@ -60,7 +60,7 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
   return status;
 }
 
-int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples,
+int32_t krait_enhance_samples(krait_denoiser_session *session, const float *in, float *out, int64_t n_samples,
                               krait_progress_fn progress, void *user) {
   kr_denoiser denoiser;
   KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");

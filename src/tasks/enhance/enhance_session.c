@@ -2,7 +2,6 @@
 #include "public_names.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,14 +13,8 @@
 #include "sized.h"
 #include "status.h"
 
-/* Sizes of the structs in 0.1, before fields were added. */
-enum {
-  OLD_OPTIONS_BYTES = offsetof(krait_enhance_options, limit_db),
-  OLD_RESULT_BYTES = offsetof(krait_enhance_result, note)
-};
-
 static int32_t take_enhance_session_options(const krait_enhance_options *options, krait_enhance_options *taken) {
-  KR_TRY(kr_struct_take("krait_enhance_options", options, OLD_OPTIONS_BYTES, taken, sizeof *taken));
+  KR_TRY(kr_struct_take("krait_enhance_options", options, sizeof *taken, taken, sizeof *taken));
   KR_CHECK(taken->in_path && taken->out_path, KRAIT_ERR_ARGUMENT, "in_path and out_path must not be NULL");
   KR_CHECK((taken->flags & ~(uint32_t)KRAIT_ENHANCE_KEEP) == 0, KRAIT_ERR_ARGUMENT,
            "options.flags is %u; this library knows only %d", taken->flags, KRAIT_ENHANCE_KEEP);
@@ -39,13 +32,14 @@ static int32_t take_enhance_session_options(const krait_enhance_options *options
   return KRAIT_OK;
 }
 
-int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options, krait_enhance_result *result) {
+int32_t krait_enhance_file(krait_denoiser_session *session, const krait_enhance_options *options,
+                           krait_enhance_result *result) {
   kr_denoiser denoiser;
   krait_enhance_options taken;
   KR_CHECK(session && options, KRAIT_ERR_ARGUMENT, "session and options must not be NULL");
   KR_TRY(take_enhance_session_options(options, &taken));
-  KR_CHECK(!result || (result->size >= OLD_RESULT_BYTES && result->size <= sizeof *result), KRAIT_ERR_STRUCT_SIZE,
-           "result.size is %u, this library knows %d to %zu", result->size, OLD_RESULT_BYTES, sizeof *result);
+  KR_CHECK(!result || result->size == sizeof *result, KRAIT_ERR_STRUCT_SIZE,
+           "result.size is %u, this library knows %zu", result->size, sizeof *result);
   KR_TRY(kr_session_denoiser(session, &denoiser));
   return kr_enhance_file(&denoiser, &taken, result);
 }

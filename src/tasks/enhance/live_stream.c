@@ -13,8 +13,8 @@
 
 enum { WINDOW = 16000, HOP = 4000, AHEAD = 1600, FADE = 160, LATENCY = HOP + AHEAD }; /* samples at 16 kHz */
 
-struct krait_stream {
-  krait_session *session; /* taken; NULL: a denoiser without one, or closed */
+struct krait_denoiser_stream {
+  krait_denoiser_session *session; /* taken; NULL: a denoiser without one, or closed */
   int has_session;
   kr_denoiser denoiser;
   kr_stft_live *live; /* the model's own, or NULL */
@@ -23,16 +23,16 @@ struct krait_stream {
   int has_failed;                                /* an output is missing: the samples due exceed the window */
 };
 
-int32_t kr_stream_open(const kr_denoiser *denoiser, krait_stream **stream) {
+int32_t kr_stream_open(const kr_denoiser *denoiser, krait_denoiser_stream **stream) {
   *stream = kr_zalloc(sizeof **stream);
   KR_CHECK(*stream, KRAIT_ERR_NO_MEMORY, "no memory for a stream");
   (*stream)->denoiser = *denoiser;
   const int32_t status = denoiser->live ? denoiser->live(denoiser->user, &(*stream)->live) : KRAIT_OK;
-  if (status < 0) krait_stream_close(stream);
+  if (status < 0) krait_denoiser_stream_close(stream);
   return status;
 }
 
-int32_t krait_stream_open(krait_session *session, krait_stream **stream) {
+int32_t krait_denoiser_stream_open(krait_denoiser_session *session, krait_denoiser_stream **stream) {
   kr_denoiser denoiser;
   KR_CHECK(session && stream, KRAIT_ERR_ARGUMENT, "session and stream must not be NULL");
   *stream = NULL;
@@ -42,28 +42,28 @@ int32_t krait_stream_open(krait_session *session, krait_stream **stream) {
   return kr_session_take(session, &(*stream)->session); /* it is free, or it had not given its denoiser */
 }
 
-void krait_stream_close(krait_stream **stream) {
+void krait_denoiser_stream_close(krait_denoiser_stream **stream) {
   if (!stream || !*stream) return;
   kr_session_give_back(&(*stream)->session);
   kr_free(*stream);
   *stream = NULL;
 }
 
-static int is_orphan(const krait_stream *s) { return s->has_session && !s->session; }
+static int is_orphan(const krait_denoiser_stream *s) { return s->has_session && !s->session; }
 
-int64_t krait_stream_latency(const krait_stream *stream) {
+int64_t krait_denoiser_stream_latency(const krait_denoiser_stream *stream) {
   if (!stream || is_orphan(stream)) return 0;
   return stream->live ? kr_stft_live_latency(stream->live) : LATENCY;
 }
 
-static void remember(krait_stream *s, const float *in, int64_t n) {
+static void remember(krait_denoiser_stream *s, const float *in, int64_t n) {
   memmove(s->heard, s->heard + n, (size_t)(WINDOW - n) * sizeof *in);
   memcpy(s->heard + WINDOW - n, in, (size_t)n * sizeof *in);
   s->n_heard += n, s->n_waiting += n;
 }
 
 /* The number of samples due: all at the end. */
-static int32_t answer(krait_stream *s, int is_end, float *out, int64_t *n_out) {
+static int32_t answer(krait_denoiser_stream *s, int is_end, float *out, int64_t *n_out) {
   const int64_t length = s->n_heard < WINDOW ? s->n_heard : WINDOW, begin = s->n_heard - length,
                 due = is_end ? s->n_heard : s->n_heard - AHEAD, n = due - s->n_said;
   s->n_waiting = 0;
@@ -81,7 +81,7 @@ static int32_t answer(krait_stream *s, int is_end, float *out, int64_t *n_out) {
 }
 
 /* The number of samples returned after n more samples of input. */
-static int64_t due_with(const krait_stream *s, int64_t n) {
+static int64_t due_with(const krait_denoiser_stream *s, int64_t n) {
   const int64_t heard = s->n_heard + n;
   if (s->live) return kr_stft_live_due(s->live, heard) - s->n_said;
   const int64_t answered = heard - (s->n_waiting + n) % HOP;
@@ -89,7 +89,7 @@ static int64_t due_with(const krait_stream *s, int64_t n) {
 }
 
 /* With the model's own stream. */
-static int32_t pass(krait_stream *s, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
+static int32_t pass(krait_denoiser_stream *s, const float *in, int64_t n, int is_end, float *out, int64_t *n_out) {
   int32_t status = kr_stft_live_push(s->live, in, n, is_end, out, n_out);
   for (int64_t i = 0; i < *n_out && status >= 0; i++)
     if (!isfinite(out[i]))
@@ -104,13 +104,14 @@ static int32_t pass(krait_stream *s, const float *in, int64_t n, int is_end, flo
   return KRAIT_OK;
 }
 
-int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, float *out, int64_t capacity,
-                          int64_t *n_out) {
+int32_t krait_denoiser_stream_push(krait_denoiser_stream *s, const float *in, int64_t n_samples, float *out,
+                                   int64_t capacity, int64_t *n_out) {
   KR_CHECK(s && n_out && n_samples >= 0 && (in || !n_samples) && (out || !capacity), KRAIT_ERR_ARGUMENT,
            "stream, in, out and n_out must not be NULL, n_samples not negative");
   *n_out = 0;
   KR_CHECK(!is_orphan(s), KRAIT_ERR_ARGUMENT, "the stream's session was closed before it");
-  KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT, "an earlier push has failed: call krait_stream_finish to start again");
+  KR_CHECK(!s->has_failed, KRAIT_ERR_ARGUMENT,
+           "an earlier push has failed: call krait_denoiser_stream_finish to start again");
   const int64_t due = due_with(s, n_samples);
   KR_CHECK(capacity >= due, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due", (long long)capacity,
            (long long)due);
@@ -132,7 +133,7 @@ int32_t krait_stream_push(krait_stream *s, const float *in, int64_t n_samples, f
   return KRAIT_OK;
 }
 
-int32_t krait_stream_finish(krait_stream *s, float *out, int64_t capacity, int64_t *n_out) {
+int32_t krait_denoiser_stream_finish(krait_denoiser_stream *s, float *out, int64_t capacity, int64_t *n_out) {
   KR_CHECK(s && n_out && (out || !capacity), KRAIT_ERR_ARGUMENT, "stream, out and n_out must not be NULL");
   *n_out = 0;
   KR_CHECK(!is_orphan(s), KRAIT_ERR_ARGUMENT, "the stream's session was closed before it");

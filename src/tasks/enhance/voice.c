@@ -1,4 +1,4 @@
-/* voice.c: one channel, live, at any rate: a krait_stream between the two ends of a kr_band, with as many samples out
+/* voice.c: one channel, live, at any rate: a krait_denoiser_stream between the two ends of a kr_band, with as many samples out
  * as in. After krait_voice_open nothing here allocates, locks or prints, if the stream's model does not. */
 #include "public_names.h"
 
@@ -19,16 +19,16 @@ enum { BLOCK = 64, MOST_LOW = 2 * BLOCK + 2, LEAST_HZ = 8000, MOST_HZ = 192000 }
 static const float LOUDEST = 100; /* full scale is 1 */
 
 struct krait_voice {
-  krait_stream *stream;
+  krait_denoiser_stream *stream;
   kr_band *band;
   int64_t rate_hz, latency, n_in, n_out, n_low; /* counts since the beginning; n_low: what the model has heard */
   float low[MOST_LOW], *cleaned;
   int64_t capacity; /* of cleaned */
 };
 
-static int32_t open_voice(krait_voice *v, krait_session *session, const krait_voice_options *o) {
-  KR_TRY(krait_stream_open(session, &v->stream));
-  const int64_t model_latency = krait_stream_latency(v->stream);
+static int32_t open_voice(krait_voice *v, krait_denoiser_session *session, const krait_voice_options *o) {
+  KR_TRY(krait_denoiser_stream_open(session, &v->stream));
+  const int64_t model_latency = krait_denoiser_stream_latency(v->stream);
   const kr_band_options options = {.rate_hz = o->rate_hz,
                                    .is_narrow = (o->flags & KRAIT_VOICE_NARROW) != 0,
                                    .looks_back = (o->flags & KRAIT_VOICE_LOOKS_BACK) != 0,
@@ -42,7 +42,7 @@ static int32_t open_voice(krait_voice *v, krait_session *session, const krait_vo
   return KRAIT_OK;
 }
 
-int32_t krait_voice_open(krait_session *session, const krait_voice_options *options, krait_voice **voice) {
+int32_t krait_voice_open(krait_denoiser_session *session, const krait_voice_options *options, krait_voice **voice) {
   krait_voice_options known;
   KR_CHECK(session && options && voice, KRAIT_ERR_ARGUMENT, "session, options and voice must not be NULL");
   *voice = NULL;
@@ -61,7 +61,7 @@ int32_t krait_voice_open(krait_session *session, const krait_voice_options *opti
 void krait_voice_close(krait_voice **voice) {
   if (!voice || !*voice) return;
   krait_voice *v = *voice;
-  krait_stream_close(&v->stream);
+  krait_denoiser_stream_close(&v->stream);
   kr_band_close(&v->band);
   kr_free(v->cleaned);
   kr_free(v);
@@ -91,7 +91,7 @@ int32_t krait_voice_reset(krait_voice *v) {
   int64_t n;
   KR_CHECK(v, KRAIT_ERR_ARGUMENT, "voice must not be NULL");
   begin(v);
-  return krait_stream_finish(v->stream, v->cleaned, v->capacity, &n);
+  return krait_denoiser_stream_finish(v->stream, v->cleaned, v->capacity, &n);
 }
 
 /* Through the model: what has come down, up to low sample n_low. */
@@ -100,7 +100,7 @@ static int32_t clean_low(krait_voice *v, int64_t n_low) {
     if (n > MOST_LOW) n = MOST_LOW;
     if (n > n_low - v->n_low) n = n_low - v->n_low;
     kr_band_low_pull(v->band, v->low, n);
-    KR_TRY(krait_stream_push(v->stream, v->low, n, v->cleaned, v->capacity, &n_cleaned));
+    KR_TRY(krait_denoiser_stream_push(v->stream, v->low, n, v->cleaned, v->capacity, &n_cleaned));
     KR_TRY(kr_band_return(v->band, v->cleaned, n_cleaned));
   }
   return KRAIT_OK;
@@ -126,7 +126,7 @@ static int32_t process_block(krait_voice *v, const float *in, float *out, int64_
 static int32_t begin_after(krait_voice *v, int32_t status) {
   int64_t n_left;
   begin(v);
-  krait_stream_finish(v->stream, v->cleaned, v->capacity, &n_left); /* which computes nothing after a failure */
+  krait_denoiser_stream_finish(v->stream, v->cleaned, v->capacity, &n_left); /* which computes nothing after a failure */
   return status;
 }
 
@@ -174,7 +174,7 @@ static int32_t finish_voice(krait_voice *v, float *out, int64_t *n_out) {
   int64_t n;
   KR_TRY(kr_band_end_input(v->band));
   KR_TRY(clean_low(v, (v->n_in * KR_BAND_LOW_HZ + v->rate_hz - 1) / v->rate_hz));
-  KR_TRY(krait_stream_finish(v->stream, v->cleaned, v->capacity, &n));
+  KR_TRY(krait_denoiser_stream_finish(v->stream, v->cleaned, v->capacity, &n));
   KR_TRY(kr_band_return(v->band, v->cleaned, n));
   KR_TRY(kr_band_end_return(v->band));
   pull_ready(v, out, n_out);

@@ -56,8 +56,8 @@ static void add_evaluate(krait_quality *sum, const kr_quality *q, double share) 
 }
 
 /* One channel of an evaluation; other is enhanced in place after it was scored. */
-static int32_t evaluate_samples(krait_session *session, const float *clean, float *other, int64_t n, double share,
-                                krait_evaluation *e) {
+static int32_t evaluate_samples(krait_denoiser_session *session, const float *clean, float *other, int64_t n,
+                                double share, krait_evaluation *e) {
   kr_quality q;
   kr_denoiser denoiser;
   KR_TRY(kr_quality_of(clean, other, n, &q));
@@ -86,8 +86,8 @@ static int32_t read_channel(const char *path, int32_t channel, kr_queue *queue) 
   return status;
 }
 
-static int32_t evaluate_channel(krait_session *session, const char *clean_path, const char *other_path, int32_t channel,
-                                int32_t n_channels, krait_evaluation *e) {
+static int32_t evaluate_channel(krait_denoiser_session *session, const char *clean_path, const char *other_path,
+                                int32_t channel, int32_t n_channels, krait_evaluation *e) {
   kr_queue clean = {0}, other = {0};
   int32_t status = read_channel(clean_path, channel, &clean);
   if (status == KRAIT_OK) status = read_channel(other_path, channel, &other);
@@ -111,7 +111,7 @@ static int32_t count_channels(const char *path, int32_t *n_channels) {
 static const krait_evaluation nothing_yet = {
     .size = sizeof(krait_evaluation), .noisy.size = sizeof(krait_quality), .enhanced.size = sizeof(krait_quality)};
 
-int32_t krait_evaluate_files(krait_session *session, const char *clean_path, const char *other_path,
+int32_t krait_evaluate_files(krait_denoiser_session *session, const char *clean_path, const char *other_path,
                              krait_evaluation *evaluation) {
   int32_t n_clean, n_other;
   krait_evaluation e = nothing_yet;
@@ -127,7 +127,8 @@ int32_t krait_evaluate_files(krait_session *session, const char *clean_path, con
   return kr_struct_give("krait_evaluation", evaluation, sizeof e, &e, sizeof e);
 }
 
-int32_t krait_evaluate_item(krait_session *session, krait_data *data, int64_t index, krait_evaluation *evaluation) {
+int32_t krait_evaluate_item(krait_denoiser_session *session, krait_data *data, int64_t index,
+                            krait_evaluation *evaluation) {
   krait_evaluation e = nothing_yet;
   int64_t n = 0;
   KR_CHECK(data && evaluation, KRAIT_ERR_ARGUMENT, "data and evaluation must not be NULL");

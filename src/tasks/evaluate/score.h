@@ -2,7 +2,7 @@
 #ifndef KR_SCORE_H
 #define KR_SCORE_H
 
-#include <krait/model.h>
+#include <krait/enhance.h>
 
 /* Means over n_channels channels; a mono reference serves every channel. Lengths may differ by 0.1 s, the rest is not
  * compared. */

@@ -5,7 +5,6 @@
 #include <krait/language.h>
 
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -94,7 +93,7 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
   krait_lm_options o;
   KR_CHECK(ctx && given && out, KRAIT_ERR_ARGUMENT, "ctx, options and lm must not be NULL");
   *out = NULL;
-  KR_TRY(kr_struct_take("krait_lm_options", given, offsetof(krait_lm_options, narrow_states), &o, sizeof o));
+  KR_TRY(kr_struct_take("krait_lm_options", given, sizeof o, &o, sizeof o));
   KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must not be NULL");
   KR_CHECK(o.n_sessions >= 0 && o.n_sessions <= MOST_SESSIONS, KRAIT_ERR_ARGUMENT,
            "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);

@@ -45,7 +45,7 @@ typedef struct rows {
 
 static void check_rows(void *user, int64_t begin, int64_t end, int worker) {
   rows *r = user;
-  const krait_view view = {.data = (void *)r->item->data, .dtype = r->item->dtype};
+  const kr_view view = {.data = (void *)r->item->data, .dtype = r->item->dtype};
   const int64_t K = r->item->shape[1];
   (void)worker;
   int64_t i = begin * K, least = atomic_load(&r->n_finite);
@@ -100,7 +100,7 @@ static int32_t add_quantised(output *o, const kr_weight *item, const char *name,
 }
 
 static int32_t add_widened(output *o, const kr_weight *item) {
-  const krait_view view = {.data = (void *)item->data, .dtype = item->dtype};
+  const kr_view view = {.data = (void *)item->data, .dtype = item->dtype};
   const uint64_t n = item->bytes / krait_dtype_bytes(item->dtype);
   float *values = kr_arena_try(o->arena, (size_t)n * sizeof *values);
   KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);

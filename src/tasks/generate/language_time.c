@@ -1,15 +1,12 @@
 /* language_time.c: how long a prompt and a token take with the sizes of published models; their weights are random,
  * which changes no time. */
-#include "public_names.h"
-
 #include <stdlib.h>
 #include <string.h>
-
-#include <krait/language.h>
 
 #include "alloc.h"
 #include "clock.h"
 #include "lm/lm.h"
+#include "model_time.h"
 #include "sized.h"
 #include "status.h"
 
@@ -45,7 +42,7 @@ typedef struct work {
   double *times;
 } work;
 
-static int32_t time_prompt(work *w, krait_lm_timing *t) {
+static int32_t time_prompt(work *w, kr_lm_timing *t) {
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
   for (int k = 0; k < 4; k++) { /* the first warms up */
     KR_TRY(kr_lm_reset(w->model, 0));
@@ -58,7 +55,7 @@ static int32_t time_prompt(work *w, krait_lm_timing *t) {
   return KRAIT_OK;
 }
 
-static int32_t time_lm_tokens(work *w, krait_lm_timing *t) {
+static int32_t time_lm_tokens(work *w, kr_lm_timing *t) {
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b, w->ids[b] = (int32_t)(1 + b);
   for (int64_t k = -3; k < w->n_tokens; k++) {
     const int64_t start = kr_clock_ns();
@@ -74,7 +71,7 @@ static int32_t time_lm_tokens(work *w, krait_lm_timing *t) {
   return KRAIT_OK;
 }
 
-static int32_t measure_lm_time(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, krait_lm_timing *t) {
+static int32_t measure_lm_time(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, kr_lm_timing *t) {
   const int64_t n_ids = w->n_prompt > w->B ? w->n_prompt : w->B, start = kr_clock_ns();
   KR_TRY(open_random(ctx, model, dtype, w->B, t->narrow_states, &w->model));
   KR_TRY(kr_lm_wait(w->model));
@@ -89,11 +86,11 @@ static int32_t measure_lm_time(const krait_ctx *ctx, const char *model, int32_t 
   return time_lm_tokens(w, t);
 }
 
-int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
-                         int64_t n_tokens, krait_lm_timing *timing) {
-  krait_lm_timing t;
+int32_t kr_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
+                         int64_t n_tokens, kr_lm_timing *timing) {
+  kr_lm_timing t;
   KR_CHECK(ctx && model && timing, KRAIT_ERR_ARGUMENT, "ctx, model and timing must not be NULL");
-  KR_TRY(kr_struct_take("krait_lm_timing", timing, sizeof t, &t, sizeof t));
+  KR_TRY(kr_struct_take("kr_lm_timing", timing, sizeof t, &t, sizeof t));
   KR_TRY(check_dtype(dtype));
   KR_CHECK(
       batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24 && n_tokens >= 1 && n_tokens <= MOST_TOKENS,
@@ -102,14 +99,14 @@ int32_t krait_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype,
   int32_t status = measure_lm_time(ctx, model, dtype, &w, &t);
   kr_lm_close(&w.model);
   kr_free(w.logits), kr_free(w.ids), kr_free(w.slots), kr_free(w.times);
-  return status < 0 ? status : kr_struct_give("krait_lm_timing", timing, sizeof t, &t, sizeof t);
+  return status < 0 ? status : kr_struct_give("kr_lm_timing", timing, sizeof t, &t, sizeof t);
 }
 
 /* ---- what runs are made of ---- */
 
 typedef struct kinds {
   const char *run;
-  krait_lm_profile_fn kind;
+  kr_lm_profile_fn kind;
   void *user;
 } kinds;
 
@@ -119,7 +116,7 @@ static void tell_kind(void *user, const char *name, const char *op, const char *
 }
 
 static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, int32_t narrow,
-                          krait_lm_profile_fn kind, void *user) {
+                          kr_lm_profile_fn kind, void *user) {
   KR_TRY(open_random(ctx, model, dtype, w->B, narrow, &w->model));
   for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
   KR_TRY(kr_lm_prefill(w->model, 0, w->ids, NULL, w->n_prompt, 0, NULL));
@@ -129,8 +126,8 @@ static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype
   return kr_lm_profile_by_kernel(w->model, tell_kind, &(kinds){"step", kind, user});
 }
 
-int32_t krait_lm_profile_by_kernel(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
-                                   int64_t n_prompt, int32_t narrow_states, krait_lm_profile_fn kind, void *user) {
+int32_t kr_lm_measure_kernels(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch,
+                                   int64_t n_prompt, int32_t narrow_states, kr_lm_profile_fn kind, void *user) {
   KR_CHECK(ctx && model && kind, KRAIT_ERR_ARGUMENT, "ctx, model and kind must not be NULL");
   KR_TRY(check_dtype(dtype));
   KR_CHECK(batch >= 1 && batch <= 1024 && n_prompt >= 1 && n_prompt <= 1 << 24, KRAIT_ERR_ARGUMENT,

@@ -11,7 +11,7 @@ static inline int has_halves(const kr_builder *w) { return w->mode == KR_BUILD_F
 
 /* ---- tensors and views ---- */
 
-static inline krait_view view(const kr_builder *w, kr_tensor t) { return kr_graph_view(w->g, t); }
+static inline kr_view view(const kr_builder *w, kr_tensor t) { return kr_graph_view(w->g, t); }
 static inline kr_dims dims_of(const kr_builder *w, kr_tensor t) { return kr_graph_dims(w->g, t); }
 static inline kr_tensor reshape(const kr_builder *w, kr_tensor t, kr_dims dims) {
   return kr_graph_reshape(w->g, t, dims);
@@ -77,7 +77,7 @@ static inline kr_tensor map_of(const kr_builder *w, kr_tensor rows, kr_tensor li
 /* ---- calls ---- */
 
 static inline void copy(const kr_builder *w, const char *name, kr_tensor from, kr_tensor to) {
-  kr_graph_pointwise(w->g, name, (krait_pointwise_args){.x_scale = 1}, from, 0, to);
+  kr_graph_pointwise(w->g, name, (kr_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 
 /* Converts to dtype if necessary. */
@@ -99,14 +99,14 @@ static inline kr_tensor factor_for(const kr_builder *w, kr_tensor rows, kr_tenso
 
 static inline kr_tensor add(const kr_builder *w, const char *name, kr_tensor x, kr_tensor y) {
   const kr_tensor out = new_like(w, x);
-  kr_graph_pointwise(w->g, name, (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, x, y, out);
+  kr_graph_pointwise(w->g, name, (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, x, y, out);
   return out;
 }
 
 /* Into out, or a new tensor like x. */
 static inline kr_tensor multiply_into(const kr_builder *w, const char *name, kr_tensor x, kr_tensor y, kr_tensor out) {
   if (!out) out = new_like(w, x);
-  kr_graph_pointwise(w->g, name, (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x, y,
+  kr_graph_pointwise(w->g, name, (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, x, y,
                      out);
   return out;
 }
@@ -119,7 +119,7 @@ static inline kr_tensor product(const kr_builder *w, const char *name, kr_tensor
                                 kr_tensor residual, kr_tensor out) {
   if (!out) out = kr_graph_temp(w->g, type_of(w, rows), KR_DIMS(dims_of(w, rows).size[0], dims_of(w, weight).size[0]));
   return kr_graph_call(w->g, name, &kr_op_gemm,
-                       &(krait_gemm_args){.call.flags = w->has_tf32 ? KRAIT_GEMM_TF32 : 0,
+                       &(kr_gemm_args){.call.flags = w->has_tf32 ? KRAIT_GEMM_TF32 : 0,
                                           .A = view(w, rows),
                                           .Bmat = view(w, transposed(w, factor_for(w, rows, weight))),
                                           .bias = view(w, bias),
@@ -130,7 +130,7 @@ static inline kr_tensor product(const kr_builder *w, const char *name, kr_tensor
 static inline kr_tensor channel_norm(const kr_builder *w, kr_tensor rows, kr_tensor weight, kr_tensor bias, float eps) {
   return kr_graph_call(
       w->g, "norm", &kr_op_add_norm,
-      &(krait_add_norm_args){
+      &(kr_add_norm_args){
           .eps = eps, .x = view(w, rows), .weight = view(w, weight), .bias = view(w, bias), .out = kr_graph_auto()});
 }
 
@@ -143,7 +143,7 @@ static inline kr_tensor filter(const kr_builder *w, const char *name, kr_tensor 
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
   const kr_tensor weight = kr_graph_permute(w->g, reshape(w, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1});
   return kr_graph_call(w->g, name, &kr_op_depthwise_conv,
-                       &(krait_depthwise_conv_args){.DH = 1,
+                       &(kr_depthwise_conv_args){.DH = 1,
                                                     .DW = time_dilation,
                                                     .PH = w->one_sided && d.n == 3 ? KH - 1 : (KH - 1) / 2,
                                                     .PW = (w->one_sided ? KW - 1 : (KW - 1) / 2) * time_dilation,

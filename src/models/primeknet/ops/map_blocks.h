@@ -3,7 +3,7 @@
 #ifndef KR_MAP_BLOCKS_H
 #define KR_MAP_BLOCKS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 #include "mamba_block.h"
 
@@ -43,7 +43,7 @@ kr_tensor kr_product_norm_record(const kr_builder *w, const char *name, kr_tenso
 
 /* ---- convolutions along F (conv_norm_graph.c) ---- */
 
-/* Strided by `step` along F, or transposed (KRAIT_CONV_NORM_TRANSPOSED), with its norm; weight (outputs, taps, inputs)
+/* Strided by `step` along F, or transposed (KR_CONV_NORM_TRANSPOSED), with its norm; weight (outputs, taps, inputs)
  * in any strides. */
 kr_tensor kr_conv_norm_record(const kr_builder *w, const char *name, uint32_t flags, int64_t step, kr_tensor x,
                               kr_tensor weight, const kr_norm *n);
@@ -72,7 +72,7 @@ kr_tensor kr_dense_block_record(const kr_builder *w, const kr_dense_block *b, kr
 #define KR_CHANNEL_EPS 1e-6f
 /* Of x after a norm over its channels; if fused, a.call.flags select the epilogue. */
 kr_tensor kr_normed_product_record(const kr_builder *w, const char *name, kr_tensor x, kr_tensor norm_weight,
-                                   kr_tensor norm_bias, kr_tensor weight, kr_tensor bias, krait_map_product_args a);
+                                   kr_tensor norm_bias, kr_tensor weight, kr_tensor bias, kr_map_product_args a);
 /* The end of a residual branch that began with x: x + beta (weight (h factors) + bias), beta per output; a fused one
  * adds skip_scale skip. */
 typedef struct kr_back_product {
@@ -91,7 +91,7 @@ void kr_sum_record(const kr_builder *w, kr_tensor y, kr_tensor residual, kr_tens
                    kr_tensor out);
 /* Fused, into a.out or a new tensor. */
 kr_tensor kr_map_product_record(const kr_builder *w, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
-                                krait_map_product_args a);
+                                kr_map_product_args a);
 
 /* ---- gates (gated_filter_graph.c, mean_product_graph.c) ---- */
 

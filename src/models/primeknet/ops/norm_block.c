@@ -9,7 +9,7 @@ static kr_tensor mean_of(const kr_builder *w, kr_tensor x) {
                            KR_DIMS(1, d.size[0] * d.size[1], d.size[3])};
   for (int k = 0; k < 2; k++)
     mean = kr_graph_call(w->g, "batch_mean", &kr_op_pool,
-                         &(krait_pool_args){.x = view(w, reshape(w, mean, steps[k])), .out = kr_graph_auto()});
+                         &(kr_pool_args){.x = view(w, reshape(w, mean, steps[k])), .out = kr_graph_auto()});
   return mean; /* (1, C) */
 }
 
@@ -18,13 +18,13 @@ static void measure_norm_block(const kr_builder *w, const kr_norm *n, kr_tensor 
   const double positions = (double)(d.size[0] * d.size[1] * d.size[2]);
   x = cast(w, "batch_floats", x, w->dtype);
   const kr_tensor mean = mean_of(w, x), apart = new_tensor(w, d);
-  kr_graph_pointwise(w->g, "batch_apart", (krait_pointwise_args){.x_scale = 1, .y_scale = -1}, x,
+  kr_graph_pointwise(w->g, "batch_apart", (kr_pointwise_args){.x_scale = 1, .y_scale = -1}, x,
                      at_positions(w, mean, d), apart);
   const kr_tensor var = mean_of(w, multiply(w, "batch_square", apart, apart));
-  kr_graph_pointwise(w->g, "running_mean", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
+  kr_graph_pointwise(w->g, "running_mean", (kr_pointwise_args){.x_scale = 1, .y_scale = 1},
                      reshape(w, mean, channels), n->before, n->mean);
   kr_graph_pointwise(w->g, "running_var",
-                     (krait_pointwise_args){.x_scale = (float)(positions / (positions > 1 ? positions - 1 : 1))},
+                     (kr_pointwise_args){.x_scale = (float)(positions / (positions > 1 ? positions - 1 : 1))},
                      reshape(w, var, channels), 0, n->var);
 }
 
@@ -35,7 +35,7 @@ static kr_tensor measured_norm(const kr_builder *w, const kr_norm *n, kr_tensor 
   if (!out) out = new_like(w, x);
   if (n->mean) measure_norm_block(w, n, x);
   kr_graph_call(w->g, n->over_batch ? "batch_norm" : "instance_norm", &kr_op_instance_norm,
-                &(krait_instance_norm_args){.eps = n->eps,
+                &(kr_instance_norm_args){.eps = n->eps,
                                             .x = view(w, reshape(w, x, flat)),
                                             .weight = view(w, n->weight),
                                             .bias = view(w, n->bias),
@@ -48,11 +48,11 @@ static kr_tensor measured_norm(const kr_builder *w, const kr_norm *n, kr_tensor 
 static kr_tensor slope_below(const kr_builder *w, kr_tensor x, kr_tensor slope, kr_tensor out) {
   const kr_tensor below = new_like(w, x), less = new_tensor(w, dims_of(w, slope));
   if (!out) out = new_like(w, x);
-  kr_graph_pointwise(w->g, "slope_less", (krait_pointwise_args){.x_scale = -1, .y_scale = 1}, 0, slope, less);
+  kr_graph_pointwise(w->g, "slope_less", (kr_pointwise_args){.x_scale = -1, .y_scale = 1}, 0, slope, less);
   kr_graph_pointwise(w->g, "below",
-                     (krait_pointwise_args){.activation = KRAIT_ACT_RELU, .x_scale = -1, .y_scale = 1}, x, x, below);
+                     (kr_pointwise_args){.activation = KRAIT_ACT_RELU, .x_scale = -1, .y_scale = 1}, x, x, below);
   const kr_tensor factors = at_positions(w, less, dims_of(w, x));
-  kr_graph_pointwise(w->g, "sloped", (krait_pointwise_args){.x_scale = 1, .y_scale = 1},
+  kr_graph_pointwise(w->g, "sloped", (kr_pointwise_args){.x_scale = 1, .y_scale = 1},
                      multiply(w, "below_slope", below, factors), x, out);
   return out;
 }

@@ -96,5 +96,5 @@ class WholeStep:
         """ids (B, 1) -> logits (B, 1, V); updates the states."""
         backbone = self.model.backbone
         x = backbone.embedding(ids).squeeze(1)
-        stream = mamba_decode(x, self.weights, self.conv_state[..., 1:], self.ssm_state, self.eps, self.n_heads)
+        stream = mamba_decode(x, self.weights, self.conv_state[..., 1:], self.ssm_state, self.eps)
         return self.model.lm_head(backbone.norm_f(stream).to(x.dtype)).unsqueeze(1)

@@ -7,16 +7,16 @@
 #include "status.h"
 
 static void count_conv_norm(const void *args, kr_cost *cost) {
-  const krait_conv_norm_args *a = args;
+  const kr_conv_norm_args *a = args;
   const double n = (double)a->B * (double)a->W, C = (double)a->C, N = (double)a->N, K = (double)a->K,
                H = (double)a->H, OH = (double)a->OH;
-  *cost = (kr_cost){.flops = n * (2 * C * N * K * (a->call.flags & KRAIT_CONV_NORM_TRANSPOSED ? H : OH) + 8 * OH * N),
+  *cost = (kr_cost){.flops = n * (2 * C * N * K * (a->call.flags & KR_CONV_NORM_TRANSPOSED ? H : OH) + 8 * OH * N),
                     .bytes = 4 * n * (H * C + 3 * OH * N) + 4 * C * N * K};
 }
 
 static int32_t conv_norm_rules(const void *args) {
-  const krait_conv_norm_args *a = args;
-  const int is_transposed = (a->call.flags & KRAIT_CONV_NORM_TRANSPOSED) != 0;
+  const kr_conv_norm_args *a = args;
+  const int is_transposed = (a->call.flags & KR_CONV_NORM_TRANSPOSED) != 0;
   KR_CHECK(is_transposed || a->H >= a->K, KRAIT_ERR_SHAPE, "conv_norm: H is %lld, of %lld taps", (long long)a->H,
            (long long)a->K);
   const int64_t OH = is_transposed ? (a->H - 1) * a->S + a->K : (a->H - a->K) / a->S + 1;
@@ -25,7 +25,7 @@ static int32_t conv_norm_rules(const void *args) {
 }
 
 static const char *refuse_conv_norm_simd(const krait_ctx *ctx, const void *args) {
-  const krait_conv_norm_args *a = args;
+  const kr_conv_norm_args *a = args;
   (void)ctx;
   return a->x.stride[3] != 1 || a->out.stride[3] != 1 ? "channels are not contiguous" : NULL;
 }
@@ -45,7 +45,7 @@ static const kr_impl impls[] = {
 
 /* Two of every three cases suit the GPU launches. */
 int32_t kr_conv_norm_case(kr_case *c, int64_t index) {
-  krait_conv_norm_args *a = (krait_conv_norm_args *)c->args;
+  kr_conv_norm_args *a = (kr_conv_norm_args *)c->args;
   const int is_fast = index % 3 && !c->is_exact;
   a->B = kr_case_int(c, 1, 2), a->W = kr_case_int(c, 3, 40);
   a->C = !is_fast ? kr_case_edge(c, 12) : kr_case_chance(c, 0.3) ? kr_case_int(c, 1, 8) : 16 * kr_case_int(c, 1, 5);
@@ -54,10 +54,10 @@ int32_t kr_conv_norm_case(kr_case *c, int64_t index) {
   if (a->N < 1) a->N = 1;
   a->K = kr_case_int(c, 1, 4), a->S = kr_case_int(c, 1, 3);
   a->H = a->K + kr_case_int(c, 0, 9);
-  a->OH = a->call.flags & KRAIT_CONV_NORM_TRANSPOSED ? (a->H - 1) * a->S + a->K : (a->H - a->K) / a->S + 1;
+  a->OH = a->call.flags & KR_CONV_NORM_TRANSPOSED ? (a->H - 1) * a->S + a->K : (a->H - a->K) / a->S + 1;
   c->contiguous = is_fast;
   if (is_fast) { /* contiguous outputs per input; positions of few channels in multiples of four */
-    krait_view *weight = kr_case_give(c, "weight");
+    kr_view *weight = kr_case_give(c, "weight");
     weight->stride[0] = 1, weight->stride[1] = a->C * a->N, weight->stride[2] = a->N;
   }
   return c->status;

@@ -1,6 +1,6 @@
 # A convolution along H, or its transpose, with instance norm and PReLU.
 op conv_norm
-  flags KRAIT_CONV_NORM_TRANSPOSED 0.5
+  flags KR_CONV_NORM_TRANSPOSED 0.5
   size B >= 0
   size H W C N >= 1
   size K S 1..16

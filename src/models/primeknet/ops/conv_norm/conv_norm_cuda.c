@@ -11,11 +11,11 @@
 static const kr_kernel many = {"conv_norm", "kr_conv_norm"}, few = {"conv_norm", "kr_conv_norm_few"},
                        moments = {"tile_norm", "kr_tile_moments"}, norm = {"tile_norm", "kr_tile_norm"};
 
-static int is_few_for_conv_norm(const krait_conv_norm_args *a) { return a->C < 16; }
+static int is_few_for_conv_norm(const kr_conv_norm_args *a) { return a->C < 16; }
 
 const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_conv_norm_args *a = args;
-  const krait_view *x = &a->x, *w = &a->weight, *out = &a->out;
+  const kr_conv_norm_args *a = args;
+  const kr_view *x = &a->x, *w = &a->weight, *out = &a->out;
   (void)ctx;
   if ((a->C % 16 && !is_few_for_conv_norm(a)) || a->N % 16 || a->C >= 1 << 20 || a->N >= 1 << 20)
     return "channels neither fewer than 16 nor a multiple of 16, or outputs not a multiple of 16";
@@ -37,31 +37,31 @@ const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 /* Transposed: one part per output residue r, r + S, ...; otherwise one for all outputs. */
-static int64_t conv_norm_n_parts(const krait_conv_norm_args *a) {
-  return a->call.flags & KRAIT_CONV_NORM_TRANSPOSED ? a->S < a->OH ? a->S : a->OH : 1;
+static int64_t conv_norm_n_parts(const kr_conv_norm_args *a) {
+  return a->call.flags & KR_CONV_NORM_TRANSPOSED ? a->S < a->OH ? a->S : a->OH : 1;
 }
-static int64_t part_rows(const krait_conv_norm_args *a, int64_t r) {
+static int64_t part_rows(const kr_conv_norm_args *a, int64_t r) {
   return (a->OH - r + conv_norm_n_parts(a) - 1) / conv_norm_n_parts(a) * a->W;
 }
 static int64_t tiles_of(int64_t rows) { return (rows + KR_TILE_ROWS - 1) / KR_TILE_ROWS; }
-static int64_t n_tiles(const krait_conv_norm_args *a) {
+static int64_t n_tiles(const kr_conv_norm_args *a) {
   int64_t n = 0;
   for (int64_t r = 0; r < conv_norm_n_parts(a); r++) n += tiles_of(part_rows(a, r));
   return n;
 }
 
-static uint64_t conv_norm_partial_bytes(const krait_conv_norm_args *a) {
+static uint64_t conv_norm_partial_bytes(const kr_conv_norm_args *a) {
   return kr_scratch_round((uint64_t)(a->B * n_tiles(a) * 3 * a->N) * sizeof(float));
 }
-static uint64_t scale_bytes(const krait_conv_norm_args *a) {
+static uint64_t scale_bytes(const kr_conv_norm_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->N) * sizeof(float));
 }
 uint64_t kr_conv_norm_scratch(const krait_ctx *ctx, const void *args) {
   return (void)ctx, conv_norm_partial_bytes(args) + 2 * scale_bytes(args);
 }
 
-static kr_conv_norm_params conv_norm_plan_of(const krait_conv_norm_args *a, int64_t r) {
-  const int is_transposed = (a->call.flags & KRAIT_CONV_NORM_TRANSPOSED) != 0;
+static kr_conv_norm_params conv_norm_plan_of(const kr_conv_norm_args *a, int64_t r) {
+  const int is_transposed = (a->call.flags & KR_CONV_NORM_TRANSPOSED) != 0;
   kr_conv_norm_params p = {.x = a->x.data,
                          .weight = a->weight.data,
                          .out = a->out.data,
@@ -89,7 +89,7 @@ static kr_conv_norm_params conv_norm_plan_of(const krait_conv_norm_args *a, int6
 }
 
 static int32_t run_conv_norm(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_conv_norm_args *a = args;
+  const kr_conv_norm_args *a = args;
   float *const scale = (float *)((char *)a->call.scratch + conv_norm_partial_bytes(a)),
                *const shift = (float *)((char *)scale + scale_bytes(a));
   const int64_t per_item = a->OH * a->W * a->N, n = a->B * per_item, threads = KR_TILE_NORM_THREADS;

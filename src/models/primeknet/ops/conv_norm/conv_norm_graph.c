@@ -10,20 +10,20 @@ kr_tensor kr_fold_record(const kr_builder *w, int64_t K, int64_t step, kr_tensor
   const kr_tensor out = new_rows(w, KR_DIMS(d.size[0], (d.size[1] - 1) * step + K, d.size[2], d.size[3] / K));
   return kr_graph_call(
       w->g, "up_fold", &kr_op_fold,
-      &(krait_fold_args){.KH = K, .KW = 1, .SH = step, .SW = 1, .x = view(w, x), .out = view(w, out)});
+      &(kr_fold_args){.KH = K, .KW = 1, .SH = step, .SW = 1, .x = view(w, x), .out = view(w, out)});
 }
 
 static kr_tensor conv_norm_called(const kr_builder *w, const char *name, uint32_t flags, int64_t step, kr_tensor x,
                         kr_tensor weight, const kr_norm *n) {
   const kr_dims d = dims_of(w, x), k = dims_of(w, weight);
-  const int64_t F = flags & KRAIT_CONV_NORM_TRANSPOSED ? (d.size[1] - 1) * step + k.size[1]
+  const int64_t F = flags & KR_CONV_NORM_TRANSPOSED ? (d.size[1] - 1) * step + k.size[1]
                                                        : (d.size[1] - k.size[1]) / step + 1;
   const kr_tensor by_tap = kr_graph_permute(w->g, new_tensor(w, KR_DIMS(k.size[1], k.size[2], k.size[0])),
                                             (int[]){2, 0, 1}),
                   out = new_map(w, F, k.size[0]);
   copy(w, "taps", weight, by_tap);
   return kr_graph_call(w->g, name, &kr_op_conv_norm,
-                       &(krait_conv_norm_args){.call.flags = flags,
+                       &(kr_conv_norm_args){.call.flags = flags,
                                                .S = step,
                                                .eps = n->eps,
                                                .x = view(w, x),
@@ -47,7 +47,7 @@ static kr_tensor conv_norm_graph_composed(const kr_builder *w, const char *name,
   const int64_t N = k.size[0], K = k.size[1], F = (d.size[1] - K) / step + 1, columns = K * d.size[3];
   const kr_tensor windows = new_rows(w, KR_DIMS(d.size[0], F, d.size[2], columns));
   kr_graph_call(w->g, "windows", &kr_op_unfold,
-                &(krait_unfold_args){.KH = K, .KW = 1, .SH = step, .SW = 1, .x = view(w, x), .out = view(w, windows)});
+                &(kr_unfold_args){.KH = K, .KW = 1, .SH = step, .SW = 1, .x = view(w, x), .out = view(w, windows)});
   not_kept(w, windows);
   return kr_product_norm_record(w, name, reshape(w, windows, KR_DIMS(d.size[0] * F * d.size[2], columns)),
                                 reshape(w, taps_in_middle(w, weight, (int[]){0, 1, 2}), KR_DIMS(N, columns)), n,
@@ -66,12 +66,12 @@ static kr_tensor composed_back(const kr_builder *w, const char *name, int64_t st
 kr_tensor kr_conv_norm_record(const kr_builder *w, const char *name, uint32_t flags, int64_t step, kr_tensor x,
                               kr_tensor weight, const kr_norm *n) {
   if (w->mode != KR_BUILD_OPS) return conv_norm_called(w, name, flags, step, x, weight, n);
-  return flags & KRAIT_CONV_NORM_TRANSPOSED ? composed_back(w, name, step, x, weight, n)
+  return flags & KR_CONV_NORM_TRANSPOSED ? composed_back(w, name, step, x, weight, n)
                                             : conv_norm_graph_composed(w, name, step, x, weight, n);
 }
 
 static void record_conv_norm(kr_graph *g, const void *args, int32_t dtype) {
-  const krait_conv_norm_args *a = args;
+  const kr_conv_norm_args *a = args;
   const kr_builder w = {.g = g, .dtype = dtype, .rows_dtype = dtype, .B = a->B, .F = a->H, .T = a->W};
   KR_GRAPH_INPUT(x, a->B, a->H, a->W, a->C);
   KR_GRAPH_INPUT(weight, a->N, a->K, a->C);

@@ -3,7 +3,7 @@
 #ifndef KR_CONV_NORM_IMPLS_H
 #define KR_CONV_NORM_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 const char *kr_conv_norm_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_conv_norm_ampere(const krait_ctx *ctx, const void *args),

@@ -13,32 +13,32 @@
 enum { MOST_STEPS = 16 };
 
 typedef struct conv {
-  const krait_conv_norm_args *a;
+  const kr_conv_norm_args *a;
   int64_t n_parts; /* products per frame: 1 or S */
   kr_panels parts[MOST_STEPS];
   float *matrix, *mean, *m2, *affine, *rows; /* (K C, N); (B W, N) twice; (B, 3, N); a frame buffer per thread */
 } conv;
 
-static int is_transposed_for_conv_norm(const krait_conv_norm_args *a) {
-  return (a->call.flags & KRAIT_CONV_NORM_TRANSPOSED) != 0;
+static int is_transposed_for_conv_norm(const kr_conv_norm_args *a) {
+  return (a->call.flags & KR_CONV_NORM_TRANSPOSED) != 0;
 }
 /* Taps of product r. */
-static int64_t conv_norm_taps_of(const krait_conv_norm_args *a, int64_t r) {
+static int64_t conv_norm_taps_of(const kr_conv_norm_args *a, int64_t r) {
   return is_transposed_for_conv_norm(a) ? (a->K - r + a->S - 1) / a->S : a->K;
 }
 /* Zero padding on either side of a frame. */
-static int64_t margin(const krait_conv_norm_args *a) {
+static int64_t margin(const kr_conv_norm_args *a) {
   return is_transposed_for_conv_norm(a) ? conv_norm_taps_of(a, 0) - 1 : 0;
 }
-static int is_contiguous(const krait_conv_norm_args *a) {
+static int is_contiguous(const kr_conv_norm_args *a) {
   return !is_transposed_for_conv_norm(a) && a->x.stride[1] == a->C;
 }
-static int64_t conv_norm_row_floats(const krait_conv_norm_args *a) {
+static int64_t conv_norm_row_floats(const kr_conv_norm_args *a) {
   return is_contiguous(a) ? 0 : ((a->H + 2 * margin(a)) * a->C + 63) / 64 * 64;
 }
 
 /* Memory of a call; base NULL: only counted. */
-static int64_t lay_out_conv_norm(const krait_ctx *ctx, const krait_conv_norm_args *a, float *base, conv *k) {
+static int64_t lay_out_conv_norm(const krait_ctx *ctx, const kr_conv_norm_args *a, float *base, conv *k) {
   int64_t used = 0;
 #define TAKE(n) (used += ((n) + 63) / 64 * 64, base ? base + used - ((n) + 63) / 64 * 64 : NULL)
   k->a = a, k->n_parts = is_transposed_for_conv_norm(a) ? a->S : 1;
@@ -59,7 +59,7 @@ uint64_t KR_FN(kr_conv_norm_scratch)(const krait_ctx *ctx, const void *args) {
 
 /* Product r's taps in the order of the window's positions: for a transpose, the last tap first. */
 static void pack_conv_norm(conv *k, int64_t r) {
-  const krait_conv_norm_args *a = k->a;
+  const kr_conv_norm_args *a = k->a;
   const int64_t n_taps = conv_norm_taps_of(a, r);
   if (n_taps <= 0) return;
   for (int64_t j = 0; j < n_taps; j++) {
@@ -73,7 +73,7 @@ static void pack_conv_norm(conv *k, int64_t r) {
 
 /* The frame's positions, contiguous and zero-padded. */
 static const float *conv_norm_frame_of(const conv *k, int64_t b, int64_t w, float *capacity) {
-  const krait_conv_norm_args *a = k->a;
+  const kr_conv_norm_args *a = k->a;
   const float *x = (const float *)a->x.data + kr_at4(&a->x, b, 0, w, 0);
   const int64_t edge = margin(a) * a->C, inside = a->H * a->C;
   if (is_contiguous(a)) return x;
@@ -86,7 +86,7 @@ static const float *conv_norm_frame_of(const conv *k, int64_t b, int64_t w, floa
 
 static void convolve_range(void *user, int64_t begin, int64_t end, int worker) {
   const conv *k = user;
-  const krait_conv_norm_args *a = k->a;
+  const kr_conv_norm_args *a = k->a;
   const int64_t C = a->C, next = a->out.stride[1];
   for (int64_t i = begin; i < end; i++) {
     const int64_t b = i / a->W, w = i % a->W;
@@ -117,7 +117,7 @@ static kr_affine conv_norm_affine_of(const conv *k, int64_t b) {
 
 static void norm_range(void *user, int64_t begin, int64_t end, int worker) {
   const conv *k = user;
-  const krait_conv_norm_args *a = k->a;
+  const kr_conv_norm_args *a = k->a;
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
     const kr_affine by = conv_norm_affine_of(k, i / a->W);
@@ -126,10 +126,10 @@ static void norm_range(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-static float conv_norm_value(const krait_view *v, int64_t n) { return ((const float *)v->data)[kr_at1(v, n)]; }
+static float conv_norm_value(const kr_view *v, int64_t n) { return ((const float *)v->data)[kr_at1(v, n)]; }
 
 static void merge_conv_norm(const conv *k, int64_t b) {
-  const krait_conv_norm_args *a = k->a;
+  const kr_conv_norm_args *a = k->a;
   const kr_affine to = conv_norm_affine_of(k, b);
   const int64_t first = b * a->W * a->N;
   for (int64_t n = 0; n < a->N; n++) {
@@ -142,7 +142,7 @@ static void merge_conv_norm(const conv *k, int64_t b) {
 }
 
 int32_t KR_FN(kr_conv_norm)(const krait_ctx *ctx, const void *args) {
-  const krait_conv_norm_args *a = args;
+  const kr_conv_norm_args *a = args;
   conv k;
   lay_out_conv_norm(ctx, a, a->call.scratch, &k);
   for (int64_t r = 0; r < k.n_parts; r++) pack_conv_norm(&k, r);

@@ -1,6 +1,6 @@
 /* dense_block.c: contract, cost, rows and random cases of a dense block: a graph of other operators
  * (dense_block_graph.c); on a GPU three launches per layer; on a CPU one position along W at a time. Error bound:
- * float32 3e-4 of the result's scale, for up to four layers with their norms; with KRAIT_DENSE_TF32 product operands
+ * float32 3e-4 of the result's scale, for up to four layers with their norms; with KR_DENSE_TF32 product operands
  * are rounded to 11 significant bits: 2e-2. */
 #include "check.h"
 #include "dense_block/dense_block_impls.h"
@@ -9,7 +9,7 @@
 #include "view.h"
 
 static void count_dense_block(const void *args, kr_cost *cost) {
-  const krait_dense_block_args *a = args;
+  const kr_dense_block_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W, C = (double)a->C, N = (double)a->N, L = (double)a->L,
                K = (double)a->K;
   *cost = (kr_cost){.flops = n * (18 * N + 2 * N * C + 8 * L * C + (kr_has(&a->lift) ? 2 * K * C : 0)),
@@ -17,7 +17,7 @@ static void count_dense_block(const void *args, kr_cost *cost) {
 }
 
 static int32_t dense_block_rules(const void *args) {
-  const krait_dense_block_args *a = args;
+  const kr_dense_block_args *a = args;
   const int n_lifts = kr_has(&a->lift) + kr_has(&a->lift_weight) + kr_has(&a->lift_bias) + kr_has(&a->lift_slope);
   KR_CHECK(a->N == a->C * a->L * (a->L + 1) / 2, KRAIT_ERR_SHAPE,
            "dense_block: N is %lld, of %lld layers of %lld channels it is %lld", (long long)a->N, (long long)a->L,
@@ -30,7 +30,7 @@ static int32_t dense_block_rules(const void *args) {
 }
 
 static const char *refuse_dense_block_simd(const krait_ctx *ctx, const void *args) {
-  const krait_dense_block_args *a = args;
+  const kr_dense_block_args *a = args;
   (void)ctx;
   if (a->C % KR_DENSE_LANES) return "channels are not a multiple of 16";
   if (a->weight.dtype != KRAIT_F32) return "16-bit weights";
@@ -57,7 +57,7 @@ static const kr_impl impls[] = {
 /* Of every four cases one suits float32's launches, one those with float16 operands, and one has layouts that only the
  * vectorized rows take. */
 int32_t kr_dense_block_case(kr_case *c, int64_t index) {
-  krait_dense_block_args *a = (krait_dense_block_args *)c->args;
+  kr_dense_block_args *a = (kr_dense_block_args *)c->args;
   const int kind = c->is_exact ? 0 : (int)(index % 4), is_lifted = kr_case_chance(c, 0.3);
   enum { ANY, FLOATS, HALVES, VECTORS };
   a->B = kr_case_int(c, 1, 2);
@@ -70,18 +70,18 @@ int32_t kr_dense_block_case(kr_case *c, int64_t index) {
   if (kind) c->other = kind == HALVES ? KRAIT_F16 : KRAIT_F32;
   kr_case_give(c, "x");
   if (c->contiguous) { /* contiguous channels per tap, and contiguous outputs per input */
-    krait_view *taps = kr_case_give(c, "taps");
+    kr_view *taps = kr_case_give(c, "taps");
     taps->stride[0] = 1, taps->stride[1] = 3 * a->N, taps->stride[2] = a->N;
     kr_case_give(c, "taps_bias");
-    krait_view *weight = kr_case_give(c, "weight");
+    kr_view *weight = kr_case_give(c, "weight");
     if (kind == FLOATS) weight->stride[0] = 1, weight->stride[1] = a->C;
-    else a->call.flags |= KRAIT_DENSE_TF32;
+    else a->call.flags |= KR_DENSE_TF32;
   }
   static const char *const of_lift[] = {"lift", "lift_weight", "lift_bias", "lift_slope"};
   for (int i = 0; i < 4 && is_lifted; i++) kr_case_give(c, of_lift[i]);
   if (!is_lifted) kr_case_leave_out(c, "lift");
   kr_case_give_rest(c);
-  if (a->call.flags & KRAIT_DENSE_TF32 && !c->is_exact) kr_case_bound(c, &a->out, 2e-2, 2e-3);
+  if (a->call.flags & KR_DENSE_TF32 && !c->is_exact) kr_case_bound(c, &a->out, 2e-2, 2e-3);
   return c->status;
 }
 

@@ -1,6 +1,6 @@
 # Layers of dilated depthwise filters over the outputs of all previous layers, mixed, with instance norm and PReLU.
 op dense_block
-  flags KRAIT_DENSE_ONE_SIDED 0.3  KRAIT_DENSE_TF32 0.5
+  flags KR_DENSE_ONE_SIDED 0.3  KR_DENSE_TF32 0.5
   size B >= 0
   size H W C >= 1
   size L 1..16

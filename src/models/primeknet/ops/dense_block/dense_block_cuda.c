@@ -13,17 +13,17 @@ static const kr_kernel in_floats = {"dense_block", "kr_dense_block"},
                        in_halves = {"dense_block_halves", "kr_dense_block"},
                        moments = {"tile_norm", "kr_tile_moments"}, norm = {"tile_norm", "kr_tile_norm"};
 
-static int is_map(const krait_view *v, const krait_dense_block_args *a) {
+static int is_map(const kr_view *v, const kr_dense_block_args *a) {
   return v->stride[3] == 1 && v->stride[2] == a->C && v->stride[1] == a->W * a->C &&
          v->stride[0] == a->H * a->W * a->C && kr_is_aligned(v);
 }
-static int are_rows_for_dense_block(const krait_view *v, int64_t C) {
+static int are_rows_for_dense_block(const kr_view *v, int64_t C) {
   return v->stride[1] == 1 && v->stride[0] == C && kr_is_aligned(v);
 }
 
 static int64_t tiles_along(int64_t n) { return (n + KR_TILE_SIDE - 1) / KR_TILE_SIDE; }
 
-static const char *refuse_dense_block_rest(const krait_dense_block_args *a) {
+static const char *refuse_dense_block_rest(const kr_dense_block_args *a) {
   if (a->lift.data) return "a lift";
   if (a->C > KR_TILE_COLUMNS || a->C % 16) return "not 16, 32, 48 or 64 channels";
   if (a->B > 65535 || a->H > 65535 * KR_TILE_SIDE || a->B * a->H * a->W >= (int64_t)1 << 31)
@@ -40,8 +40,8 @@ static const char *refuse_dense_block_rest(const krait_dense_block_args *a) {
 }
 
 const char *kr_dense_block_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_dense_block_args *a = args;
-  const krait_view *w = &a->weight;
+  const kr_dense_block_args *a = args;
+  const kr_view *w = &a->weight;
   (void)ctx;
   if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || kr_is_far(w->stride[1]) ||
       !kr_is_aligned(w))
@@ -50,10 +50,10 @@ const char *kr_dense_block_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 const char *kr_dense_block_halves_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_dense_block_args *a = args;
-  const krait_view *w = &a->weight;
+  const kr_dense_block_args *a = args;
+  const kr_view *w = &a->weight;
   (void)ctx;
-  if (!(a->call.flags & KRAIT_DENSE_TF32)) return "KRAIT_DENSE_TF32 is not given";
+  if (!(a->call.flags & KR_DENSE_TF32)) return "KR_DENSE_TF32 is not given";
   if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || kr_is_far(w->stride[0]) ||
       !kr_is_aligned(w))
     return "weights are not aligned float16 rows";
@@ -72,11 +72,11 @@ uint64_t kr_dense_block_bytes(int64_t B, int64_t H, int64_t W, int64_t C, int64_
   return (uint64_t)(L - 1) * map_bytes(B, H, W, C) + dense_block_partial_bytes(B, H, W, C) + 2 * norm_bytes(B, C);
 }
 uint64_t kr_dense_block_scratch(const krait_ctx *ctx, const void *args) {
-  const krait_dense_block_args *a = args;
+  const kr_dense_block_args *a = args;
   return (void)ctx, kr_dense_block_bytes(a->B, a->H, a->W, a->C, a->L);
 }
 
-static int32_t run_dense_block_layer(const krait_ctx *ctx, const krait_dense_block_args *a, uint64_t tier, int halves,
+static int32_t run_dense_block_layer(const krait_ctx *ctx, const kr_dense_block_args *a, uint64_t tier, int halves,
                                      int64_t i, const kr_dense_block_params *p, float *scale, float *shift) {
   const int64_t per_item = a->H * a->W * a->C, n = a->B * per_item, threads = KR_TILE_NORM_THREADS;
   const kr_grid grid = {.x = (uint32_t)tiles_along(a->W),
@@ -110,7 +110,7 @@ static int32_t run_dense_block_layer(const krait_ctx *ctx, const krait_dense_blo
 }
 
 static int32_t run_dense_block(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
-  const krait_dense_block_args *a = args;
+  const kr_dense_block_args *a = args;
   const uint64_t map = map_bytes(a->B, a->H, a->W, a->C);
   char *const scratch = a->call.scratch, *const behind = scratch + (uint64_t)(a->L - 1) * map;
   float *scale = (float *)(behind + dense_block_partial_bytes(a->B, a->H, a->W, a->C)),
@@ -120,7 +120,7 @@ static int32_t run_dense_block(const krait_ctx *ctx, const void *args, uint64_t 
                            .H = (int32_t)a->H,
                            .W = (int32_t)a->W,
                            .C = (int32_t)a->C,
-                           .one_sided = (a->call.flags & KRAIT_DENSE_ONE_SIDED) != 0,
+                           .one_sided = (a->call.flags & KR_DENSE_ONE_SIDED) != 0,
                            .tap = (int32_t)a->taps.stride[2],
                            .weight_row = (int32_t)a->weight.stride[!halves]};
   for (int64_t i = 0; i < a->L && a->B > 0; i++) {

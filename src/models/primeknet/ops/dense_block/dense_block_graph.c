@@ -29,8 +29,8 @@ static kr_tensor dense_block_called(const kr_builder *w, const kr_dense_block *b
     put(w, l->norm.slope, KR_DIMS(1, C), slope, 0, i, 1);
   }
   return kr_graph_call(w->g, "dense", &kr_op_dense_block,
-                       &(krait_dense_block_args){.call.flags = (w->one_sided ? KRAIT_DENSE_ONE_SIDED : 0) |
-                                                               (has_halves(w) ? KRAIT_DENSE_TF32 : 0),
+                       &(kr_dense_block_args){.call.flags = (w->one_sided ? KR_DENSE_ONE_SIDED : 0) |
+                                                               (has_halves(w) ? KR_DENSE_TF32 : 0),
                                                  .eps = b->layers[0].norm.eps,
                                                  .x = view(w, x),
                                                  .taps = view(w, taps),
@@ -100,7 +100,7 @@ kr_tensor kr_dense_block_record(const kr_builder *w, const kr_dense_block *b, kr
 /* ---- the operator's rows ---- */
 
 static void record_dense_block(kr_graph *g, const void *args, int32_t dtype) {
-  const krait_dense_block_args *a = args;
+  const kr_dense_block_args *a = args;
   const int64_t C = a->C, L = a->L;
   const kr_builder w = {.g = g,
                       .dtype = dtype,
@@ -108,8 +108,8 @@ static void record_dense_block(kr_graph *g, const void *args, int32_t dtype) {
                       .B = a->B,
                       .F = a->H,
                       .T = a->W,
-                      .one_sided = (a->call.flags & KRAIT_DENSE_ONE_SIDED) != 0,
-                      .has_tf32 = (a->call.flags & KRAIT_DENSE_TF32) != 0};
+                      .one_sided = (a->call.flags & KR_DENSE_ONE_SIDED) != 0,
+                      .has_tf32 = (a->call.flags & KR_DENSE_TF32) != 0};
   KR_GRAPH_INPUT(x, a->B, a->H, a->W, a->K);
   KR_GRAPH_INPUT(taps, a->N, 3, 3);
   KR_GRAPH_INPUT(taps_bias, a->N);

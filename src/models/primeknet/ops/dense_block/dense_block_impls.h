@@ -3,7 +3,7 @@
 #ifndef KR_DENSE_BLOCK_IMPLS_H
 #define KR_DENSE_BLOCK_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 /* Limits of the vectorized rows: channels are a multiple of LANES, and at most LIFTED are lifted. */
 enum { KR_DENSE_LAYERS = 16, KR_DENSE_LANES = 16, KR_DENSE_LIFTED = 8 };

@@ -94,7 +94,7 @@ typedef struct worker {
 enum { LIFTED, FIRST }; /* with a lift, x0 and x1 are recomputed rather than stored */
 
 typedef struct block {
-  const krait_dense_block_args *a;
+  const kr_dense_block_args *a;
   int64_t b, i, dilation, segment; /* the item; the layer, and frames of it per thread */
   int keep, in_place, waits; /* waits: the newest source is normalised by its first reader */
   kr_panels mix[KR_DENSE_LAYERS];
@@ -108,16 +108,16 @@ typedef struct block {
   worker *workers;
 } block;
 
-static int is_lifted(const krait_dense_block_args *a) { return kr_has(&a->lift); }
-static int64_t before(const krait_dense_block_args *a) { return a->call.flags & KRAIT_DENSE_ONE_SIDED ? 2 : 1; }
+static int is_lifted(const kr_dense_block_args *a) { return kr_has(&a->lift); }
+static int64_t before(const kr_dense_block_args *a) { return a->call.flags & KR_DENSE_ONE_SIDED ? 2 : 1; }
 /* The last output overwrites its newest source, delayed by as much as it looks back. */
-static int last_in_place(const krait_dense_block_args *a) { return a->L - 1 > is_lifted(a); }
-static int64_t tail_frames(const krait_dense_block_args *a) {
+static int last_in_place(const kr_dense_block_args *a) { return a->L - 1 > is_lifted(a); }
+static int64_t tail_frames(const kr_dense_block_args *a) {
   const int64_t back = before(a) << (a->L - 1);
   return !last_in_place(a) ? 0 : back < a->W ? back : a->W;
 }
 
-static frame dense_block_frame_of(const krait_dense_block_args *a, const map *m, int64_t t) {
+static frame dense_block_frame_of(const kr_dense_block_args *a, const map *m, int64_t t) {
   if (t < m->n_here) return (frame){m->data + (t + m->ahead) * m->frame, m->step};
   return (frame){m->tail + (t - m->n_here) * a->H * a->C, a->C};
 }
@@ -133,7 +133,7 @@ static float *take_dense_block(capacity *r, int64_t n) {
   return at;
 }
 
-static void lay_out_dense_block(const krait_dense_block_args *a, int n_threads, capacity *r, block *k,
+static void lay_out_dense_block(const kr_dense_block_args *a, int n_threads, capacity *r, block *k,
                                 worker *workers) {
   const int64_t C = a->C, map_floats = a->W * a->H * C;
   for (int64_t i = 0; i < a->L; i++)
@@ -157,7 +157,7 @@ static void lay_out_dense_block(const krait_dense_block_args *a, int n_threads, 
   }
 }
 
-static capacity whole_capacity(const krait_dense_block_args *a, int n_threads) {
+static capacity whole_capacity(const kr_dense_block_args *a, int n_threads) {
   capacity r = {0};
   block k = {0};
   lay_out_dense_block(a, n_threads, &r, &k, NULL);
@@ -175,11 +175,11 @@ uint64_t KR_FN(kr_dense_block_scratch)(const krait_ctx *ctx, const void *args) {
 
 /* ---- parameters ---- */
 
-static void read_vector(float *to, const krait_view *v, int64_t row, int64_t C) {
+static void read_vector(float *to, const kr_view *v, int64_t row, int64_t C) {
   for (int64_t c = 0; c < C; c++) to[c] = ((const float *)v->data)[row * v->stride[0] + c * v->stride[1]];
 }
 
-static void read_parameters(const krait_dense_block_args *a, block *k) {
+static void read_parameters(const kr_dense_block_args *a, block *k) {
   const int64_t C = a->C;
   const float *taps = a->taps.data, *weight = a->weight.data;
   for (int64_t i = 0; i < a->L; i++)
@@ -197,7 +197,7 @@ static void read_parameters(const krait_dense_block_args *a, block *k) {
 /* ---- norms ---- */
 
 static void finish_norm(const block *k, const kr_affine *to) {
-  const krait_dense_block_args *a = k->a;
+  const kr_dense_block_args *a = k->a;
   for (int64_t c = 0; c < a->C; c++) {
     double mean, variance;
     kr_moments_merge(k->mean, k->m2, a->H, a->H * a->W, a->C, c, &mean, &variance);
@@ -214,7 +214,7 @@ static const float *input_at(const block *k, int64_t t, int64_t h) {
 /* The norm after the lift, from the moments of the lift's input, as the lift is linear; its scale is folded into the
  * weights. */
 static void finish_lift(const block *k) {
-  const krait_dense_block_args *a = k->a;
+  const kr_dense_block_args *a = k->a;
   const int64_t K = a->K, C = a->C, next = a->x.stride[3];
   const double n = (double)a->W * (double)a->H;
   double mean[KR_DENSE_LIFTED] = {0}, products[KR_DENSE_LIFTED][KR_DENSE_LIFTED] = {{0}};
@@ -260,7 +260,7 @@ static void normalise_range(void *user, int64_t begin, int64_t end, int thread) 
  * output can overwrite the newest source. ---- */
 
 static void lift_positions(const block *k, int64_t t, int64_t h, int64_t n, float *to) {
-  const krait_dense_block_args *a = k->a;
+  const kr_dense_block_args *a = k->a;
   const float *x = input_at(k, t, h);
   if (a->K == 2) lift_rows(2, x, a->x.stride[1], a->x.stride[3], n, a->C, k->lift_weights, &k->lift, to);
   else lift_rows((int)a->K, x, a->x.stride[1], a->x.stride[3], n, a->C, k->lift_weights, &k->lift, to);
@@ -307,7 +307,7 @@ static float *computed_row(const block *k, int kind, int64_t t, worker *w) {
 }
 
 static void filter_source(const block *k, int64_t source, int64_t t, int64_t h, int64_t n, worker *w) {
-  const krait_dense_block_args *a = k->a;
+  const kr_dense_block_args *a = k->a;
   const int64_t C = a->C, at_taps = dense_block_taps_of(k, k->i, source);
   rows3 r;
   for (int j = 0; j < 3; j++) {
@@ -338,7 +338,7 @@ static void layer_frame(const block *k, int64_t t, worker *w) {
 }
 
 /* Frames of a residue per thread: few enough to occupy all threads, many since recomputed sources restart each time. */
-static int64_t segment_of(const krait_dense_block_args *a, int64_t dilation, int n_threads) {
+static int64_t segment_of(const kr_dense_block_args *a, int64_t dilation, int n_threads) {
   const int64_t share = a->W / (4 * dilation * n_threads);
   return share < 16 ? 16 : share;
 }
@@ -362,7 +362,7 @@ static void layer_range(void *user, int64_t begin, int64_t end, int thread) {
 
 /* Where layer i writes: the last but one at the offset the last one needs to overwrite it. */
 static map output_of(const block *k) {
-  const krait_dense_block_args *a = k->a;
+  const kr_dense_block_args *a = k->a;
   const int64_t C = a->C, tail = tail_frames(a);
   float *out = (float *)a->out.data + k->b * a->out.stride[0];
   map to = {.data = out, .frame = a->out.stride[2], .step = a->out.stride[1], .n_here = a->W};
@@ -373,7 +373,7 @@ static map output_of(const block *k) {
 }
 
 static void run_dense_block_item(const krait_ctx *ctx, block *k) {
-  const krait_dense_block_args *a = k->a;
+  const kr_dense_block_args *a = k->a;
   const map x = {.data = (float *)a->x.data + k->b * a->x.stride[0], .frame = a->x.stride[2], .step = a->x.stride[1],
                  .n_here = a->W};
   const int n_threads = krait_ctx_n_threads(ctx);
@@ -400,7 +400,7 @@ static void run_dense_block_item(const krait_ctx *ctx, block *k) {
 }
 
 int32_t KR_FN(kr_dense_block)(const krait_ctx *ctx, const void *args) {
-  const krait_dense_block_args *a = args;
+  const kr_dense_block_args *a = args;
   const int n_threads = krait_ctx_n_threads(ctx);
   capacity r = {.base = (float *)a->call.scratch + dense_block_worker_floats(n_threads)};
   block k = {.a = a, .workers = a->call.scratch};

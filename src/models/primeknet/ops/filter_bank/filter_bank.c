@@ -1,13 +1,13 @@
 /* filter_bank.c: contract, cost, rows and random cases of a gated bank of filters: a graph of other operators
  * (filter_bank_graph.c) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with
- * KRAIT_FILTER_BANK_TF32 the operands of two products are rounded to 11 significant bits: 4e-3. */
+ * KR_FILTER_BANK_TF32 the operands of two products are rounded to 11 significant bits: 4e-3. */
 #include "check.h"
 #include "filter_bank/filter_bank_impls.h"
 #include "primeknet_ops.h"
 #include "status.h"
 
 static void count_filter_bank(const void *args, kr_cost *cost) {
-  const krait_filter_bank_args *a = args;
+  const kr_filter_bank_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W, C = (double)a->C, J = (double)a->J;
   *cost = (kr_cost){.flops = n * C * (4 * (double)a->K + 4 * J * C + J),
                     .bytes = 4 * n * C * (J + (a->skip.data ? 3 : 2)) +
@@ -15,7 +15,7 @@ static void count_filter_bank(const void *args, kr_cost *cost) {
 }
 
 static int32_t filter_bank_rules(const void *args) {
-  const krait_filter_bank_args *a = args;
+  const kr_filter_bank_args *a = args;
   int64_t sum = 0;
   for (int64_t j = 0; j < 8; j++) {
     const int64_t K = kr_filter_bank_lengths(a)[j];
@@ -41,7 +41,7 @@ static const kr_impl impls[] = {
 
 /* Of every three cases one suits float32's launch, and one that with float16 operands. */
 int32_t kr_filter_bank_case(kr_case *c, int64_t index) {
-  krait_filter_bank_args *a = (krait_filter_bank_args *)c->args;
+  kr_filter_bank_args *a = (kr_filter_bank_args *)c->args;
   const int is_fast = index % 3 && !c->is_exact, is_half = is_fast && index % 3 == 2;
   a->B = kr_case_int(c, 1, 2);
   a->H = kr_case_edge(c, 20), a->W = kr_case_edge(c, 12);
@@ -52,22 +52,22 @@ int32_t kr_filter_bank_case(kr_case *c, int64_t index) {
   c->contiguous = is_fast;
   if (is_fast) { /* contiguous channels per tap, and contiguous outputs per input */
     kr_case_give(c, "x");
-    krait_view *taps = kr_case_give(c, "taps"), *gate_taps;
+    kr_view *taps = kr_case_give(c, "taps"), *gate_taps;
     kr_case_give(c, "taps_bias");
     gate_taps = kr_case_give(c, "gate_taps");
     taps->stride[0] = gate_taps->stride[0] = 1, taps->stride[1] = gate_taps->stride[1] = a->C;
     kr_case_give(c, "gate_bias");
     c->other = is_half ? KRAIT_F16 : KRAIT_F32;
-    krait_view *weight = kr_case_give(c, "weight"), *out_weight;
+    kr_view *weight = kr_case_give(c, "weight"), *out_weight;
     kr_case_give(c, "weight_bias");
     out_weight = kr_case_give(c, "out_weight");
     if (!is_half)
       weight->stride[0] = out_weight->stride[0] = 1, weight->stride[1] = a->J * a->C, out_weight->stride[1] = a->C;
-    if (is_half) a->call.flags |= KRAIT_FILTER_BANK_TF32;
+    if (is_half) a->call.flags |= KR_FILTER_BANK_TF32;
   }
   kr_case_give_rest(c);
   if (a->skip.data && !a->skip_scale.data) kr_case_give(c, "skip_scale");
-  if (a->call.flags & KRAIT_FILTER_BANK_TF32 && !c->is_exact) kr_case_bound(c, &a->out, 4e-3, 4e-4);
+  if (a->call.flags & KR_FILTER_BANK_TF32 && !c->is_exact) kr_case_bound(c, &a->out, 4e-3, 4e-4);
   return c->status;
 }
 

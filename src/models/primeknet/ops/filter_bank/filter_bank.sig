@@ -1,6 +1,6 @@
 # A gated bank of filters along H, mixed.
 op filter_bank
-  flags KRAIT_FILTER_BANK_ONE_SIDED 0.3  KRAIT_FILTER_BANK_TF32 0.6
+  flags KR_FILTER_BANK_ONE_SIDED 0.3  KR_FILTER_BANK_TF32 0.6
   size B H W >= 0
   size C >= 1
   size J 1..8

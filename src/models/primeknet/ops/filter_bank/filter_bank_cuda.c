@@ -9,18 +9,18 @@ static const kr_kernel in_floats = {"filter_bank", "kr_filter_bank"},
                        in_halves = {"filter_bank_halves", "kr_filter_bank"};
 
 /* Contiguous channels, evenly spaced rows; residual and skip as out. */
-static int is_like_out_for_filter_bank(const krait_view *v, const krait_filter_bank_args *a) {
+static int is_like_out_for_filter_bank(const kr_view *v, const kr_filter_bank_args *a) {
   const int64_t row = a->out.stride[2];
   return v->stride[3] == 1 && v->stride[2] == row && v->stride[1] == a->W * row && v->stride[0] == a->H * a->W * row &&
          kr_is_aligned(v);
 }
-static int are_taps(const krait_view *v) {
+static int are_taps(const kr_view *v) {
   return v->stride[0] == 1 && v->stride[1] % 2 == 0 && !kr_is_far(v->stride[1]) &&
          kr_is_aligned(v);
 }
-static int is_vector_for_filter_bank(const krait_view *v) { return v->stride[0] == 1 && kr_is_aligned(v); }
+static int is_vector_for_filter_bank(const kr_view *v) { return v->stride[0] == 1 && kr_is_aligned(v); }
 
-static const char *refuse_filter_bank_rest(const krait_filter_bank_args *a) {
+static const char *refuse_filter_bank_rest(const kr_filter_bank_args *a) {
   if (a->C > KR_TILE_COLUMNS || a->C % 16) return "not 16, 32, 48 or 64 channels";
   if (a->B > 65535 || a->H > 65535 * KR_TILE_SIDE || a->B * a->H * a->W >= (int64_t)1 << 31 || a->K >= 1 << 20)
     return "too many positions or taps";
@@ -39,10 +39,10 @@ static const char *refuse_filter_bank_rest(const krait_filter_bank_args *a) {
 }
 
 const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_filter_bank_args *a = args;
+  const kr_filter_bank_args *a = args;
   (void)ctx;
   for (int i = 0; i < 2; i++) {
-    const krait_view *w = i ? &a->out_weight : &a->weight;
+    const kr_view *w = i ? &a->out_weight : &a->weight;
     if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || kr_is_far(w->stride[1]) ||
         !kr_is_aligned(w))
       return "weights are not float32 with contiguous outputs";
@@ -51,11 +51,11 @@ const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_filter_bank_args *a = args;
+  const kr_filter_bank_args *a = args;
   (void)ctx;
-  if (!(a->call.flags & KRAIT_FILTER_BANK_TF32)) return "KRAIT_FILTER_BANK_TF32 is not given";
+  if (!(a->call.flags & KR_FILTER_BANK_TF32)) return "KR_FILTER_BANK_TF32 is not given";
   for (int i = 0; i < 2; i++) {
-    const krait_view *w = i ? &a->out_weight : &a->weight;
+    const kr_view *w = i ? &a->out_weight : &a->weight;
     if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || kr_is_far(w->stride[0]) ||
         !kr_is_aligned(w))
       return "weights are not aligned float16 rows";
@@ -64,7 +64,7 @@ const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args)
 }
 
 static int32_t run_filter_bank(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
-  const krait_filter_bank_args *a = args;
+  const kr_filter_bank_args *a = args;
   kr_filter_bank_params p = {.x = a->x.data,
                            .taps = a->taps.data,
                            .taps_bias = a->taps_bias.data,
@@ -84,7 +84,7 @@ static int32_t run_filter_bank(const krait_ctx *ctx, const void *args, uint64_t 
                            .W = (int32_t)a->W,
                            .C = (int32_t)a->C,
                            .n_chunks = (int32_t)a->J,
-                           .one_sided = (a->call.flags & KRAIT_FILTER_BANK_ONE_SIDED) != 0,
+                           .one_sided = (a->call.flags & KR_FILTER_BANK_ONE_SIDED) != 0,
                            .x_w = (int32_t)a->x.stride[2],
                            .tap = (int32_t)a->taps.stride[1],
                            .gate_tap = (int32_t)a->gate_taps.stride[1],

@@ -4,7 +4,7 @@
 #include "graph_kernel_cache.h"
 #include "builder.h"
 
-typedef krait_filter_bank_args bank_args;
+typedef kr_filter_bank_args bank_args;
 
 /* ---- one call ---- */
 
@@ -19,8 +19,8 @@ static kr_tensor filter_bank_called(const kr_builder *w, const kr_filter_bank *b
                   gate_bias = new_tensor(w, KR_DIMS(H)), weight = new_tensor(w, KR_DIMS(H, C)),
                   weight_bias = new_tensor(w, KR_DIMS(H)), out = new_like(w, back->x);
   kr_tensor out_bias, out_weight = kr_scaled_weight_record(w, back, &out_bias);
-  bank_args a = {.call.flags = (w->one_sided ? KRAIT_FILTER_BANK_ONE_SIDED : 0) |
-                               (has_halves(w) ? KRAIT_FILTER_BANK_TF32 : 0),
+  bank_args a = {.call.flags = (w->one_sided ? KR_FILTER_BANK_ONE_SIDED : 0) |
+                               (has_halves(w) ? KR_FILTER_BANK_TF32 : 0),
                  .J = J};
   for (int64_t j = 0, first = 0; j < J; first += (&a.K1)[j++]) {
     const kr_filter_chunk *p = &b->chunks[j];
@@ -63,7 +63,7 @@ kr_tensor kr_filter_bank_record(const kr_builder *w, const kr_filter_bank *b, co
   if (is_fused(w))
     return filter_bank_called(w, b, back,
                   kr_normed_product_record(w, "in", back->x, b->norm_weight, b->norm_bias, in_weight, b->in_bias,
-                                           (krait_map_product_args){0}));
+                                           (kr_map_product_args){0}));
   const kr_tensor normed = not_kept(w, channel_norm(w, back->x, b->norm_weight, b->norm_bias, KR_CHANNEL_EPS)),
                   h = w->is_piece ? 0 : product(w, "in", normed, in_weight, b->in_bias, 0, 0),
                   gates = new_rows(w, KR_DIMS(rows, H));
@@ -88,8 +88,8 @@ static void record_filter_bank(kr_graph *g, const void *args, int32_t dtype) {
                       .B = a->B,
                       .F = a->H,
                       .T = a->W,
-                      .one_sided = (a->call.flags & KRAIT_FILTER_BANK_ONE_SIDED) != 0,
-                      .has_tf32 = (a->call.flags & KRAIT_FILTER_BANK_TF32) != 0};
+                      .one_sided = (a->call.flags & KR_FILTER_BANK_ONE_SIDED) != 0,
+                      .has_tf32 = (a->call.flags & KR_FILTER_BANK_TF32) != 0};
   KR_GRAPH_INPUT(x, a->B, a->H, a->W, JC);
   KR_GRAPH_INPUT(taps, C, a->K);
   KR_GRAPH_INPUT(taps_bias, JC);

@@ -3,10 +3,10 @@
 #ifndef KR_FILTER_BANK_IMPLS_H
 #define KR_FILTER_BANK_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 /* Filter lengths of the J chunks. */
-static inline const int64_t *kr_filter_bank_lengths(const krait_filter_bank_args *a) { return &a->K1; }
+static inline const int64_t *kr_filter_bank_lengths(const kr_filter_bank_args *a) { return &a->K1; }
 
 const char *kr_filter_bank_refuse(const krait_ctx *ctx, const void *args);
 const char *kr_filter_bank_halves_refuse(const krait_ctx *ctx, const void *args);

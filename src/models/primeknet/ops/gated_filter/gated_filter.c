@@ -5,7 +5,7 @@
 #include "primeknet_ops.h"
 
 static void count_gated_filter(const void *args, kr_cost *cost) {
-  const krait_gated_filter_args *a = args;
+  const kr_gated_filter_args *a = args;
   const double n = (double)a->B * (double)a->H * (double)a->W * (double)a->C, K = (double)a->K;
   *cost = (kr_cost){.flops = n * (4 * K + 1), .bytes = 12 * n + 8 * (double)a->C * (K + 1)};
 }
@@ -21,7 +21,7 @@ static const kr_impl impls[] = {
 
 /* Two of every three cases suit the fused launch. */
 int32_t kr_gated_filter_case(kr_case *c, int64_t index) {
-  krait_gated_filter_args *a = (krait_gated_filter_args *)c->args;
+  kr_gated_filter_args *a = (kr_gated_filter_args *)c->args;
   const int is_aligned = index % 3 && !c->is_exact;
   a->B = kr_case_int(c, 1, 3);
   a->H = kr_case_edge(c, 40), a->W = kr_case_edge(c, 9);
@@ -30,7 +30,7 @@ int32_t kr_gated_filter_case(kr_case *c, int64_t index) {
   a->P = kr_case_int(c, 0, a->K);
   c->contiguous = is_aligned;
   if (is_aligned) { /* contiguous channels per tap */
-    krait_view *weight = kr_case_give(c, "weight");
+    kr_view *weight = kr_case_give(c, "weight");
     weight->stride[0] = 1, weight->stride[1] = 2 * a->C;
   }
   return c->status;

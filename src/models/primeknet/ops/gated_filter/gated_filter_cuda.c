@@ -7,13 +7,13 @@
 
 static const kr_kernel three = {"gated_filter", "kr_gated_filter_3"}, any = {"gated_filter", "kr_gated_filter"};
 
-static int is_in_fours_for_gated_filter(const krait_view *v) {
+static int is_in_fours_for_gated_filter(const kr_view *v) {
   return v->stride[3] == 1 && v->stride[0] % 4 == 0 && v->stride[1] % 4 == 0 && v->stride[2] % 4 == 0 &&
          (uintptr_t)v->data % 16 == 0;
 }
 
 const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_gated_filter_args *a = args;
+  const kr_gated_filter_args *a = args;
   (void)ctx;
   if (a->C % 4 || a->C > 4 * KR_GATED_FILTER_THREADS || a->H >= (int64_t)1 << 20 || a->W >= (int64_t)1 << 31 ||
       a->B > 65535 || a->K >= 1 << 10 || a->P >= 1 << 10)
@@ -30,7 +30,7 @@ const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int32_t run_gated_filter(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_gated_filter_args *a = args;
+  const kr_gated_filter_args *a = args;
   const kr_gated_filter_params p = {.x = a->x.data,
                                   .weight = a->weight.data,
                                   .bias = a->bias.data,

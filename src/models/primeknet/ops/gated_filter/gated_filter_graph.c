@@ -16,12 +16,12 @@ kr_tensor kr_gate_record(const kr_builder *w, const kr_gate *p, kr_tensor x) {
     bias = add(w, "gate_bias", multiply(w, "gate_bias", bias, taps), p->taps_bias);
   }
   kr_tensor wide = kr_normed_product_record(w, "gate", x, p->norm_weight, p->norm_bias, weight, bias,
-                                            (krait_map_product_args){.call.flags = K == 1 ? KRAIT_MAP_GATE : 0});
+                                            (kr_map_product_args){.call.flags = K == 1 ? KR_MAP_GATE : 0});
   if (is_fused(w) && K == 1) return wide;
   if (is_fused(w)) {
     const kr_tensor g = new_tensor(w, KR_DIMS(dims_of(w, wide).size[0], C));
     kr_graph_call(w->g, "gate_filter", &kr_op_gated_filter,
-                  &(krait_gated_filter_args){.P = w->one_sided ? K - 1 : (K - 1) / 2,
+                  &(kr_gated_filter_args){.P = w->one_sided ? K - 1 : (K - 1) / 2,
                                              .x = view(w, as_map(w, wide)),
                                              .weight = view(w, by_taps(w, reshape(w, p->taps, KR_DIMS(2 * C, K)))),
                                              .bias = view(w, p->taps_bias),
@@ -34,7 +34,7 @@ kr_tensor kr_gate_record(const kr_builder *w, const kr_gate *p, kr_tensor x) {
 }
 
 static void record_gated_filter(kr_graph *g, const void *args, int32_t dtype) {
-  const krait_gated_filter_args *a = args;
+  const kr_gated_filter_args *a = args;
   const kr_builder w = {.g = g, .dtype = dtype, .rows_dtype = dtype};
   KR_GRAPH_INPUT(x, a->B, a->H, a->W, 2 * a->C);
   KR_GRAPH_INPUT(weight, 2 * a->C, a->K);
@@ -42,7 +42,7 @@ static void record_gated_filter(kr_graph *g, const void *args, int32_t dtype) {
   const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(a->B, a->H, a->W, a->C)),
                   both = new_tensor(&w, dims_of(&w, x));
   kr_graph_call(g, "filter", &kr_op_depthwise_conv,
-                &(krait_depthwise_conv_args){.DH = 1,
+                &(kr_depthwise_conv_args){.DH = 1,
                                              .DW = 1,
                                              .PH = a->P,
                                              .x = view(&w, x),

@@ -3,7 +3,7 @@
 #ifndef KR_GATED_FILTER_IMPLS_H
 #define KR_GATED_FILTER_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 const char *kr_gated_filter_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gated_filter_ampere(const krait_ctx *ctx, const void *args),

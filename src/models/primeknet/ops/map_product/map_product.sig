@@ -1,6 +1,6 @@
 # A product for every position of a map, with what surrounds it.
 op map_product
-  flags KRAIT_MAP_NORM 0.3  KRAIT_MAP_GATE 0.3  KRAIT_MAP_SILU 0.3  KRAIT_MAP_TF32 0.5
+  flags KR_MAP_NORM 0.3  KR_MAP_GATE 0.3  KR_MAP_SILU 0.3  KR_MAP_TF32 0.5
   size B H W >= 0
   size C N M >= 1
   size K silu_from >= 0

@@ -13,41 +13,41 @@ enum { AS_THEY_ARE, HELD, NORMED, SCALED, CONVOLVED };
 static const kr_kernel kernels[2][5] = {KERNELS("map_product"), KERNELS("map_product_halves")},
                        few = {"map_product", "kr_map_product_few"};
 
-static int map_product_kind_of(const krait_map_product_args *a) {
+static int map_product_kind_of(const kr_map_product_args *a) {
   if (kr_has(&a->conv_weight)) return CONVOLVED;
-  if (a->call.flags & KRAIT_MAP_NORM) return NORMED;
+  if (a->call.flags & KR_MAP_NORM) return NORMED;
   if (kr_has(&a->factors)) return SCALED;
   return a->C <= KR_TILE_COLUMNS && !kr_has(&a->residual) && !kr_has(&a->skip) ? HELD : AS_THEY_ARE;
 }
 
-static int is_vector_for_map_product(const krait_view *v) {
+static int is_vector_for_map_product(const kr_view *v) {
   return !kr_has(v) || (v->stride[0] == 1 && kr_is_aligned(v));
 }
 
 /* Contiguous channels, evenly spaced rows. */
-static int are_rows_for_map_product(const krait_view *v, const krait_map_product_args *a) {
+static int are_rows_for_map_product(const kr_view *v, const kr_map_product_args *a) {
   const int64_t row = v->stride[2];
   return v->stride[3] == 1 && row % 4 == 0 && row > 0 && !kr_is_far(row) &&
          (a->H < 2 || v->stride[1] == a->W * row) && (a->B < 2 || v->stride[0] == a->H * a->W * row) &&
          kr_is_aligned(v);
 }
-static int is_like_out_for_map_product(const krait_view *v, const krait_map_product_args *a) {
+static int is_like_out_for_map_product(const kr_view *v, const kr_map_product_args *a) {
   return !kr_has(v) || (are_rows_for_map_product(v, a) && v->stride[2] == a->out.stride[2]);
 }
-static int are_factors(const krait_view *v) {
+static int are_factors(const kr_view *v) {
   return v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 4 == 0 && kr_is_aligned(v);
 }
 
-static const char *refuse_map_product_rest(const krait_map_product_args *a) {
+static const char *refuse_map_product_rest(const kr_map_product_args *a) {
   const int kind = map_product_kind_of(a), has_addends = kr_has(&a->residual) || kr_has(&a->skip);
   if (a->C % 16 || a->N % 4 || a->M % 4 || a->silu_from % 4)
     return "channels not a multiple of 16, or outputs not a multiple of four";
   if ((kind == NORMED || kind == SCALED) && a->C > KR_TILE_COLUMNS) return "norm or factors with more than 64 channels";
-  if (a->call.flags & KRAIT_MAP_GATE && (kind != NORMED || a->call.flags & KRAIT_MAP_SILU))
-    return "KRAIT_MAP_GATE without the norm, or with KRAIT_MAP_SILU";
-  if (has_addends && (kind == NORMED || kind == CONVOLVED || a->call.flags & KRAIT_MAP_SILU))
-    return "residual or skip with a norm, a convolution or KRAIT_MAP_SILU";
-  if (a->call.flags & KRAIT_MAP_SILU && (kind == AS_THEY_ARE || kind == SCALED)) return "KRAIT_MAP_SILU with wide rows";
+  if (a->call.flags & KR_MAP_GATE && (kind != NORMED || a->call.flags & KR_MAP_SILU))
+    return "KR_MAP_GATE without the norm, or with KR_MAP_SILU";
+  if (has_addends && (kind == NORMED || kind == CONVOLVED || a->call.flags & KR_MAP_SILU))
+    return "residual or skip with a norm, a convolution or KR_MAP_SILU";
+  if (a->call.flags & KR_MAP_SILU && (kind == AS_THEY_ARE || kind == SCALED)) return "KR_MAP_SILU with wide rows";
   if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0 || a->C >= 1 << 20 || a->N >= 1 << 20 ||
       a->K >= 1 << 10)
     return "2^31 positions, 2^20 channels or 2^10 taps, or more";
@@ -65,8 +65,8 @@ static const char *refuse_map_product_rest(const krait_map_product_args *a) {
 }
 
 const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_map_product_args *a = args;
-  const krait_view *w = &a->weight;
+  const kr_map_product_args *a = args;
+  const kr_view *w = &a->weight;
   (void)ctx;
   if (w->dtype != KRAIT_F32 || w->stride[0] != 1 || w->stride[1] % 4 || kr_is_far(w->stride[1]) ||
       !kr_is_aligned(w))
@@ -75,10 +75,10 @@ const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_map_product_args *a = args;
-  const krait_view *w = &a->weight;
+  const kr_map_product_args *a = args;
+  const kr_view *w = &a->weight;
   (void)ctx;
-  if (!(a->call.flags & KRAIT_MAP_TF32)) return "KRAIT_MAP_TF32 is not given";
+  if (!(a->call.flags & KR_MAP_TF32)) return "KR_MAP_TF32 is not given";
   if (w->dtype != KRAIT_F16 || w->stride[1] != 1 || w->stride[0] % 8 || kr_is_far(w->stride[0]) ||
       !kr_is_aligned(w))
     return "weights are not aligned float16 rows";
@@ -96,7 +96,7 @@ static int32_t tiles_per_block(const krait_ctx *ctx, int kind, int64_t row_block
 }
 
 /* weight_row: input stride; with float16, output stride. */
-static kr_map_product_params map_product_plan_of(const krait_map_product_args *a, int input_dim) {
+static kr_map_product_params map_product_plan_of(const kr_map_product_args *a, int input_dim) {
   const int64_t n = a->B * a->H * a->W;
   return (kr_map_product_params){.x = a->x.data,
                                  .factors = a->factors.data,
@@ -118,8 +118,8 @@ static kr_map_product_params map_product_plan_of(const krait_map_product_args *a
                                  .C = (int32_t)a->C,
                                  .N = (int32_t)a->N,
                                  .K = (int32_t)a->K,
-                                 .gate = (a->call.flags & KRAIT_MAP_GATE) != 0,
-                                 .silu_from = (int32_t)(a->call.flags & KRAIT_MAP_SILU ? a->silu_from : a->N),
+                                 .gate = (a->call.flags & KR_MAP_GATE) != 0,
+                                 .silu_from = (int32_t)(a->call.flags & KR_MAP_SILU ? a->silu_from : a->N),
                                  .x_row = (int32_t)a->x.stride[2],
                                  .conv_row = (int32_t)a->conv_out.stride[2],
                                  .out_row = (int32_t)a->out.stride[2],
@@ -129,7 +129,7 @@ static kr_map_product_params map_product_plan_of(const krait_map_product_args *a
 }
 
 static int32_t run_map_product(const krait_ctx *ctx, const void *args, uint64_t tier, int halves) {
-  const krait_map_product_args *a = args;
+  const kr_map_product_args *a = args;
   const int64_t n = a->B * a->H * a->W, row_blocks = (n + KR_TILE_ROWS - 1) / KR_TILE_ROWS;
   const int32_t tiles = (int32_t)((a->N + KR_TILE_COLUMNS - 1) / KR_TILE_COLUMNS), kind = map_product_kind_of(a);
   kr_map_product_params p = map_product_plan_of(a, !halves);
@@ -152,11 +152,11 @@ int32_t kr_map_product_base(const krait_ctx *ctx, const void *args) {
 }
 
 const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_map_product_args *a = args;
+  const kr_map_product_args *a = args;
   (void)ctx;
   if (a->N > KR_MAP_FEW || a->C > KR_TILE_COLUMNS || a->C % 4)
     return "more than four outputs, or channels not a multiple of four up to 64";
-  if (map_product_kind_of(a) != HELD || a->call.flags & (KRAIT_MAP_GATE | KRAIT_MAP_SILU)) return "more than a product";
+  if (map_product_kind_of(a) != HELD || a->call.flags & (KR_MAP_GATE | KR_MAP_SILU)) return "more than a product";
   if ((double)a->B * (double)a->H * (double)a->W >= 2147483648.0) return "2^31 positions or more";
   if (a->weight.dtype != KRAIT_F32 || kr_is_far(a->weight.stride[0]) ||
       kr_is_far(a->weight.stride[1]))
@@ -172,7 +172,7 @@ static int32_t run_few(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_map_product_params p = map_product_plan_of(args, 1);
   const kr_grid grid = {.x = (uint32_t)((p.n_rows + KR_MAP_FEW_ROWS - 1) / KR_MAP_FEW_ROWS),
                         .block = KR_MAP_FEW_THREADS,
-                        .stream = ((const krait_map_product_args *)args)->call.stream};
+                        .stream = ((const kr_map_product_args *)args)->call.stream};
   return p.n_rows ? kr_cuda_launch(ctx->cuda, tier, &few, &grid, &p, sizeof p) : KRAIT_OK;
 }
 int32_t kr_map_product_few_ampere(const krait_ctx *ctx, const void *args) {

@@ -5,15 +5,15 @@
 #include "map_product/map_product_impls.h"
 #include "builder.h"
 
-typedef krait_map_product_args product_args;
+typedef kr_map_product_args product_args;
 
 /* ---- what models record ---- */
 
 kr_tensor kr_map_product_record(const kr_builder *w, const char *name, kr_tensor rows, kr_tensor weight, kr_tensor bias,
                                 product_args a) {
-  const int64_t M = dims_of(w, weight).size[0] / (a.call.flags & KRAIT_MAP_GATE ? 2 : 1);
+  const int64_t M = dims_of(w, weight).size[0] / (a.call.flags & KR_MAP_GATE ? 2 : 1);
   const kr_tensor out = a.out.data ? 0 : new_tensor(w, KR_DIMS(dims_of(w, rows).size[0], M));
-  if (has_halves(w)) a.call.flags |= KRAIT_MAP_TF32;
+  if (has_halves(w)) a.call.flags |= KR_MAP_TF32;
   a.eps = KR_CHANNEL_EPS;
   a.x = view(w, as_map(w, rows)), a.weight = view(w, laid_out(w, weight)), a.bias = view(w, bias);
   if (out) a.out = view(w, as_map(w, out));
@@ -45,8 +45,8 @@ kr_tensor kr_normed_product_record(const kr_builder *w, const char *name, kr_ten
     return product(w, name, normed, weight, bias, 0, 0);
   }
   weight = kr_behind_norm_record(w, norm_weight, norm_bias, weight, &bias);
-  if (a.call.flags & KRAIT_MAP_GATE) weight = in_pairs(w, weight), bias = in_pairs(w, bias);
-  a.call.flags |= KRAIT_MAP_NORM;
+  if (a.call.flags & KR_MAP_GATE) weight = in_pairs(w, weight), bias = in_pairs(w, bias);
+  a.call.flags |= KR_MAP_NORM;
   return kr_map_product_record(w, name, x, weight, bias, a);
 }
 
@@ -94,7 +94,7 @@ void kr_sum_record(const kr_builder *w, kr_tensor y, kr_tensor residual, kr_tens
     const kr_tensor scaled = new_tensor(w, map);
     y = add(w, "skip", y, multiply_into(w, "skip", skip, at_positions(w, skip_scale, map), scaled));
   }
-  kr_graph_pointwise(w->g, "residual", (krait_pointwise_args){.x_scale = 1, .y_scale = 1}, y, residual, out);
+  kr_graph_pointwise(w->g, "residual", (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, y, residual, out);
 }
 
 /* silu of a causal convolution along W; conv_out gets a copy. */
@@ -103,7 +103,7 @@ static kr_tensor convolved(const kr_builder *w, kr_tensor x, kr_tensor weight, k
   const kr_tensor made = new_tensor(w, map);
 #define CHANNELS(t) view(w, kr_graph_permute(w->g, reshape(w, t, rows), (int[]){0, 2, 1}))
   kr_graph_call(w->g, "convolution", &kr_op_causal_conv1d,
-                &(krait_causal_conv1d_args){.activation = KRAIT_ACT_SILU,
+                &(kr_causal_conv1d_args){.activation = KRAIT_ACT_SILU,
                                             .x = CHANNELS(x),
                                             .weight = view(w, weight),
                                             .bias = view(w, bias),
@@ -121,7 +121,7 @@ static void record_map_product(kr_graph *g, const void *args, int32_t dtype) {
                       .B = a->B,
                       .F = a->H,
                       .T = a->W,
-                      .has_tf32 = (a->call.flags & KRAIT_MAP_TF32) != 0};
+                      .has_tf32 = (a->call.flags & KR_MAP_TF32) != 0};
   KR_GRAPH_INPUT(x, a->B, a->H, a->W, a->C);
   KR_GRAPH_INPUT(factors, a->B, a->H, a->W, a->C);
   KR_GRAPH_INPUT(conv_weight, a->C, a->K);
@@ -139,13 +139,13 @@ static void record_map_product(kr_graph *g, const void *args, int32_t dtype) {
   else copy(&w, "x", x, own);
   kr_tensor rows =
       reshape(&w, conv_weight ? convolved(&w, own, conv_weight, conv_bias, conv_out) : own, KR_DIMS(n, a->C));
-  if (a->call.flags & KRAIT_MAP_NORM) rows = channel_norm(&w, rows, 0, 0, a->eps);
+  if (a->call.flags & KR_MAP_NORM) rows = channel_norm(&w, rows, 0, 0, a->eps);
   kr_tensor y = product(&w, "product", rows, weight, bias, 0, 0);
-  if (a->call.flags & KRAIT_MAP_SILU) {
+  if (a->call.flags & KR_MAP_SILU) {
     const kr_tensor end = columns(&w, y, a->silu_from, a->N - a->silu_from);
-    kr_graph_pointwise(g, "silu", (krait_pointwise_args){.activation = KRAIT_ACT_SILU, .x_scale = 1}, end, 0, end);
+    kr_graph_pointwise(g, "silu", (kr_pointwise_args){.activation = KRAIT_ACT_SILU, .x_scale = 1}, end, 0, end);
   }
-  if (a->call.flags & KRAIT_MAP_GATE) {
+  if (a->call.flags & KR_MAP_GATE) {
     const kr_tensor pairs = reshape(&w, y, KR_DIMS(n, a->M, 2));
     y = multiply(&w, "gate", kr_graph_slice(g, pairs, 2, 0, 1), kr_graph_slice(g, pairs, 2, 1, 1));
   }

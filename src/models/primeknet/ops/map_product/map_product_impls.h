@@ -3,7 +3,7 @@
 #ifndef KR_MAP_PRODUCT_IMPLS_H
 #define KR_MAP_PRODUCT_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 const char *kr_map_product_refuse(const krait_ctx *ctx, const void *args);
 const char *kr_map_product_halves_refuse(const krait_ctx *ctx, const void *args);

@@ -5,7 +5,7 @@
 #include "primeknet_ops.h"
 
 static void count_mean_product(const void *args, kr_cost *cost) {
-  const krait_mean_product_args *a = args;
+  const kr_mean_product_args *a = args;
   const double n = (double)a->I * (double)a->J, S = (double)a->S, C = (double)a->C;
   *cost = (kr_cost){.flops = n * C * (S + 2 * C), .bytes = 4 * (n * C * (S + 1) + C * C)};
 }
@@ -21,14 +21,14 @@ static const kr_impl impls[] = {
 
 /* Two of every three cases suit the fused launch, half of them with strided sequences. */
 int32_t kr_mean_product_case(kr_case *c, int64_t index) {
-  krait_mean_product_args *a = (krait_mean_product_args *)c->args;
+  kr_mean_product_args *a = (kr_mean_product_args *)c->args;
   const int is_aligned = index % 3 && !c->is_exact;
   a->I = kr_case_int(c, 1, 3), a->J = kr_case_int(c, 1, 9);
   a->S = kr_case_edge(c, index % 6 == 1 ? 300 : 40);
   a->C = is_aligned ? 4 * kr_case_int(c, 1, 16) : kr_case_edge(c, 20);
   c->contiguous = is_aligned;
   if (is_aligned) { /* contiguous outputs; positions of all j before those of the next s */
-    krait_view *weight = kr_case_give(c, "weight"), *x = kr_case_give(c, "x");
+    kr_view *weight = kr_case_give(c, "weight"), *x = kr_case_give(c, "x");
     weight->stride[0] = 1, weight->stride[1] = a->C;
     if (index % 2) x->stride[1] = a->C, x->stride[2] = a->J * a->C;
   }

@@ -9,8 +9,8 @@ static const kr_kernel kernel = {"mean_product", "kr_mean_product"};
 enum { THREADS = 256, MOST_CHANNELS = 64 }; /* must match mean_product.cu */
 
 const char *kr_mean_product_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_mean_product_args *a = args;
-  const krait_view *x = &a->x, *out = &a->out;
+  const kr_mean_product_args *a = args;
+  const kr_view *x = &a->x, *out = &a->out;
   (void)ctx;
   if (a->C % 4 || a->C > MOST_CHANNELS) return "channels are not a multiple of four up to 64";
   if ((double)a->I * (double)a->J >= 2147483648.0 || a->S >= (int64_t)1 << 30) return "2^31 sequences, or longer ones";
@@ -25,7 +25,7 @@ const char *kr_mean_product_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int32_t run_mean_product(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_mean_product_args *a = args;
+  const kr_mean_product_args *a = args;
   const kr_mean_product_params p = {.x = a->x.data,
                                   .weight = a->weight.data,
                                   .bias = a->bias.data,

@@ -11,7 +11,7 @@ static kr_tensor fused_factors(const kr_builder *w, kr_tensor rows, int along_ti
                   out = new_tensor(w, KR_DIMS(w->B, along_time ? w->F : w->T, C)), map = as_map(w, rows);
   copy(w, "attention", weight, own);
   kr_graph_call(w->g, "attention", &kr_op_mean_product,
-                &(krait_mean_product_args){.x = view(w, along_time ? map : framewise(w, map)),
+                &(kr_mean_product_args){.x = view(w, along_time ? map : framewise(w, map)),
                                            .weight = view(w, own),
                                            .bias = view(w, bias),
                                            .out = view(w, out)});
@@ -28,7 +28,7 @@ kr_tensor kr_mean_record(const kr_builder *w, kr_tensor rows, int along_time, kr
   const kr_dims sequences = along_time ? KR_DIMS(n, w->T, C) : KR_DIMS(w->B, w->F, w->T * C);
   const kr_tensor g = reshape(w, rows, sequences);
   const kr_tensor mean =
-      kr_graph_call(w->g, "mean", &kr_op_pool, &(krait_pool_args){.x = view(w, g), .out = kr_graph_auto()});
+      kr_graph_call(w->g, "mean", &kr_op_pool, &(kr_pool_args){.x = view(w, g), .out = kr_graph_auto()});
   const kr_tensor scale = product(w, "attention", reshape(w, mean, KR_DIMS(n, C)), weight, bias, 0, 0);
   const kr_tensor spread =
       kr_graph_expand(w->g, reshape(w, scale, KR_DIMS(sequences.size[0], 1, sequences.size[2])), sequences);
@@ -36,7 +36,7 @@ kr_tensor kr_mean_record(const kr_builder *w, kr_tensor rows, int along_time, kr
 }
 
 static void record_mean_product(kr_graph *g, const void *args, int32_t dtype) {
-  const krait_mean_product_args *a = args;
+  const kr_mean_product_args *a = args;
   const int64_t n = a->I * a->J, C = a->C;
   const kr_builder w = {.g = g, .dtype = dtype, .rows_dtype = dtype};
   const kr_dims sequences = KR_DIMS(n, a->S, C);
@@ -48,7 +48,7 @@ static void record_mean_product(kr_graph *g, const void *args, int32_t dtype) {
   kr_tensor lying = x;
   if (!kr_graph_can_reshape(g, x, sequences)) copy(&w, "sequences", x, lying = new_tensor(&w, dims_of(&w, x)));
   kr_graph_call(g, "mean", &kr_op_pool,
-                &(krait_pool_args){.x = view(&w, reshape(&w, lying, sequences)), .out = view(&w, mean)});
+                &(kr_pool_args){.x = view(&w, reshape(&w, lying, sequences)), .out = view(&w, mean)});
   copy(&w, "out", reshape(&w, product(&w, "product", mean, weight, bias, 0, 0), KR_DIMS(a->I, a->J, C)), out);
 }
 

@@ -3,7 +3,7 @@
 #ifndef KR_MEAN_PRODUCT_IMPLS_H
 #define KR_MEAN_PRODUCT_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 const char *kr_mean_product_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_mean_product_ampere(const krait_ctx *ctx, const void *args),

@@ -5,7 +5,7 @@
 #include "projected_scan/projected_scan_impls.h"
 
 static void count_projected_scan(const void *args, kr_cost *cost) {
-  const krait_projected_scan_args *a = args;
+  const kr_projected_scan_args *a = args;
   const double steps = (double)a->B * (double)a->L, D = (double)a->D, N = (double)a->N, R = (double)a->R;
   *cost = (kr_cost){.flops = steps * D * (6 * N + 2 * R + 4),
                     .bytes = steps * (3 * D + (double)a->X) * 4 + D * (N + R + 2) * 4,
@@ -25,7 +25,7 @@ static const kr_impl impls[] = {
 
 /* A third of the cases suits each family of rows. */
 int32_t kr_projected_scan_case(kr_case *c, int64_t index) {
-  krait_projected_scan_args *a = (krait_projected_scan_args *)c->args;
+  kr_projected_scan_args *a = (kr_projected_scan_args *)c->args;
   const int is_16 = index % 3 == 1 && !c->is_exact, is_aligned = index % 3 && !c->is_exact;
   a->B = kr_case_int(c, 1, is_16 ? 40 : 4);
   a->L = kr_case_edge(c, 40);
@@ -35,7 +35,7 @@ int32_t kr_projected_scan_case(kr_case *c, int64_t index) {
   a->X = is_16 ? 48 : is_aligned ? (a->R + 2 * a->N + 3) / 4 * 4 : a->R + 2 * a->N + kr_case_int(c, 0, 2);
   c->contiguous = is_aligned;
   if (is_aligned) { /* contiguous channels, as in a product's output */
-    krait_view *weight = kr_case_give(c, "dt_weight");
+    kr_view *weight = kr_case_give(c, "dt_weight");
     weight->stride[0] = 1, weight->stride[1] = a->D;
   }
   return c->status;

@@ -11,13 +11,13 @@ static const kr_kernel whole = {"projected_scan", "kr_projected_scan_16"},
 enum { MOST_STATES = 64, MOST_COLUMNS = 144, THREADS = 128 };
 
 /* Evenly spaced rows (b, l), in aligned groups of four. */
-static int are_rows_for_projected_scan(const krait_view *v, const krait_projected_scan_args *a) {
+static int are_rows_for_projected_scan(const kr_view *v, const kr_projected_scan_args *a) {
   return v->stride[2] == 1 && v->stride[1] % 4 == 0 && v->stride[1] < (int64_t)1 << 31 &&
          (a->B < 2 || v->stride[0] == a->L * v->stride[1]) && (uintptr_t)v->data % 16 == 0;
 }
 
 const char *kr_projected_scan_any_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_projected_scan_args *a = args;
+  const kr_projected_scan_args *a = args;
   (void)ctx;
   if (a->N > MOST_STATES || a->X > MOST_COLUMNS) return "more than 64 states, or than 144 columns of proj";
   if (a->D % 4 || a->X % 4 || !are_rows_for_projected_scan(&a->u, a) || !are_rows_for_projected_scan(&a->z, a) ||
@@ -33,12 +33,12 @@ const char *kr_projected_scan_any_refuse(const krait_ctx *ctx, const void *args)
                                                                          : NULL;
 }
 const char *kr_projected_scan_16_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_projected_scan_args *a = args;
+  const kr_projected_scan_args *a = args;
   return a->N != 16 || a->R != 4 || a->X != 48 ? "not 16 states, rank 4 and rows of 48"
                                                : kr_projected_scan_any_refuse(ctx, args);
 }
 
-static int32_t launch_projected_scan(const krait_ctx *ctx, const krait_projected_scan_args *a, uint64_t tier,
+static int32_t launch_projected_scan(const krait_ctx *ctx, const kr_projected_scan_args *a, uint64_t tier,
                                      const kr_kernel *kernel, int64_t channels) {
   const kr_projected_scan_params p = {.u = a->u.data,
                                     .z = a->z.data,
@@ -67,7 +67,7 @@ static int32_t launch_projected_scan(const krait_ctx *ctx, const krait_projected
 
 /* Two threads per channel if there are few blocks. */
 static int32_t run_16(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  const krait_projected_scan_args *a = args;
+  const kr_projected_scan_args *a = args;
   const int two = a->B * ((a->D + THREADS - 1) / THREADS) < 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
   return launch_projected_scan(ctx, a, tier, two ? &halved : &whole, two ? THREADS / 2 : THREADS);
 }

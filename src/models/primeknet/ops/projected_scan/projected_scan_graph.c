@@ -10,12 +10,12 @@ kr_tensor kr_projected_mamba_record(const kr_builder *w, const kr_mamba_block *b
                 n = dims_of(w, xz).size[0], X = (R + 2 * N + 15) / 16 * 16; /* rows of whole cache lines */
   const kr_tensor u = new_tensor(w, KR_DIMS(n, E)), proj = new_tensor(w, KR_DIMS(n, X));
   kr_map_product_record(w, "x_proj", columns(w, xz, 0, E), b->x_proj_weight, 0,
-                        (krait_map_product_args){.conv_weight = view(w, b->conv_weight),
+                        (kr_map_product_args){.conv_weight = view(w, b->conv_weight),
                                                  .conv_bias = view(w, b->conv_bias),
                                                  .out = view(w, as_map(w, columns(w, proj, 0, R + 2 * N))),
                                                  .conv_out = view(w, as_map(w, u))});
   kr_graph_call(w->g, "scan", &kr_op_projected_scan,
-                &(krait_projected_scan_args){.u = view(w, as_sequences(w, u)),
+                &(kr_projected_scan_args){.u = view(w, as_sequences(w, u)),
                                              .proj = view(w, as_sequences(w, proj)),
                                              .dt_weight = view(w, by_taps(w, b->dt_proj_weight)),
                                              .dt_bias = view(w, b->delta_bias),
@@ -31,12 +31,12 @@ static kr_tensor plain_rows(kr_graph *g, int32_t dtype, const char *name, kr_ten
   const kr_dims d = kr_graph_dims(g, t), flat = KR_DIMS(d.size[0] * d.size[1], d.size[2]);
   if (kr_graph_dtype(g, t) == dtype && kr_graph_can_reshape(g, t, flat)) return t;
   const kr_tensor copy = kr_graph_temp(g, dtype, d);
-  kr_graph_pointwise(g, name, (krait_pointwise_args){.x_scale = 1}, t, 0, copy);
+  kr_graph_pointwise(g, name, (kr_pointwise_args){.x_scale = 1}, t, 0, copy);
   return copy;
 }
 
 static void record_projected_scan(kr_graph *g, const void *args, int32_t dtype) {
-  const krait_projected_scan_args *a = args;
+  const kr_projected_scan_args *a = args;
   const int64_t B = a->B, L = a->L, D = a->D, N = a->N, R = a->R;
   const kr_dims rows = KR_DIMS(B * L, D), map = KR_DIMS(B, L, D);
   KR_GRAPH_INPUT(u, B, L, D);
@@ -55,12 +55,12 @@ static void record_projected_scan(kr_graph *g, const void *args, int32_t dtype) 
   VIEW(kr_graph_permute(g, kr_graph_reshape(g, kr_graph_slice(g, wide, 2, from, N), KR_DIMS(B, L, 1, N)), \
                         (int[]){0, 2, 3, 1}))
   kr_graph_call(g, "step", &kr_op_gemm,
-                &(krait_gemm_args){
+                &(kr_gemm_args){
                     .A = VIEW(kr_graph_reshape(g, kr_graph_slice(g, wide, 2, 0, R), KR_DIMS(B * L, R))),
                     .Bmat = VIEW(kr_graph_permute(g, dt_weight, (int[]){1, 0})),
                     .out = VIEW(delta)});
   kr_graph_call(g, "scan", &kr_op_selective_scan,
-                &(krait_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
+                &(kr_selective_scan_args){.call.flags = KRAIT_SCAN_SOFTPLUS,
                                              .G = 1,
                                              .u = CHANNELS(input),
                                              .delta = CHANNELS(kr_graph_reshape(g, delta, map)),
@@ -70,7 +70,7 @@ static void record_projected_scan(kr_graph *g, const void *args, int32_t dtype) 
                                              .Dvec = VIEW(Dvec),
                                              .delta_bias = VIEW(dt_bias),
                                              .out = CHANNELS(y)});
-  kr_graph_pointwise(g, "gate", (krait_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, y, z, out);
+  kr_graph_pointwise(g, "gate", (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .x_scale = 1}, y, z, out);
 #undef STATES
 #undef CHANNELS
 #undef VIEW

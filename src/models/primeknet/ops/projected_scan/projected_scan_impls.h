@@ -3,7 +3,7 @@
 #ifndef KR_PROJECTED_SCAN_IMPLS_H
 #define KR_PROJECTED_SCAN_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 typedef int32_t kr_projected_impl_fn(const krait_ctx *ctx, const void *args);
 typedef uint64_t kr_projected_scratch_fn(const krait_ctx *ctx, const void *args);

@@ -1,5 +1,5 @@
 /* rnn_pair.c: contract, cost, rows and random cases of two layers of GRU or LSTM: a graph of other operators
- * (rnn_pair_graph.c) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KRAIT_RNN_TF32
+ * (rnn_pair_graph.c) or, on a GPU, one launch. Error bound: float32 1e-4 of the result's scale; with KR_RNN_TF32
  * rows, states and weights are rounded to float16, 11 significant bits, at every step: 6e-3. */
 #include "check.h"
 #include "primeknet_ops.h"
@@ -7,7 +7,7 @@
 #include "view.h"
 
 static void count_rnn_pair(const void *args, kr_cost *cost) {
-  const krait_rnn_pair_args *a = args;
+  const kr_rnn_pair_args *a = args;
   const double steps = (double)a->B * (double)a->L, H = (double)a->H, C = (double)a->C,
                G = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3, weights = G * H * (C + 3 * H);
   *cost = (kr_cost){.flops = 2 * steps * weights,
@@ -25,18 +25,18 @@ static const kr_impl impls[] = {
 
 /* Every other case suits the fused launch: one to three groups of each number of sequences. */
 int32_t kr_rnn_pair_case(kr_case *c, int64_t index) {
-  krait_rnn_pair_args *a = (krait_rnn_pair_args *)c->args;
+  kr_rnn_pair_args *a = (kr_rnn_pair_args *)c->args;
   const int is_64 = index % 2 && !c->is_exact;
   a->B = kr_case_int(c, 1, is_64 ? 40 : 5);
   a->L = kr_case_int(c, 1, is_64 && a->B <= 8 ? 19 : 6);
   a->C = is_64 ? 4 * kr_case_int(c, 1, 16) : kr_case_edge(c, 20);
   a->H = is_64 ? 64 : kr_case_edge(c, 70);
-  if (a->call.flags & KRAIT_RNN_NORM && a->C < 3) a->C = 3; /* normalising one or two numbers gives only their sign */
+  if (a->call.flags & KR_RNN_NORM && a->C < 3) a->C = 3; /* normalising one or two numbers gives only their sign */
   c->contiguous = is_64;
   kr_case_give(c, "x");
-  if (is_64) c->other = KRAIT_F16, a->call.flags |= KRAIT_RNN_TF32;
+  if (is_64) c->other = KRAIT_F16, a->call.flags |= KR_RNN_TF32;
   kr_case_give_rest(c);
-  if (a->call.flags & KRAIT_RNN_TF32 && !c->is_exact) kr_case_bound(c, &a->out, 6e-3, 3e-4);
+  if (a->call.flags & KR_RNN_TF32 && !c->is_exact) kr_case_bound(c, &a->out, 6e-3, 3e-4);
   return c->status;
 }
 

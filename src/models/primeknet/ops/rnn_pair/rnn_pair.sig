@@ -1,6 +1,6 @@
 # Two GRU or LSTM layers with their input products.
 op rnn_pair
-  flags KRAIT_RNN_LSTM 0.5  KRAIT_RNN_TF32 0.6  KRAIT_RNN_NORM 0.5
+  flags KRAIT_RNN_LSTM 0.5  KR_RNN_TF32 0.6  KR_RNN_NORM 0.5
   size B L >= 0
   size C H >= 1
   field eps float 1e-6

@@ -8,15 +8,15 @@
 static const kr_kernel pairs[] = {
     {"rnn_pair", "kr_rnn_pair_2"}, {"rnn_pair", "kr_rnn_pair_4"}, {"rnn_pair", "kr_rnn_pair_8"}};
 
-static int is_float16_rows(const krait_view *w) {
+static int is_float16_rows(const kr_view *w) {
   return w->dtype == KRAIT_F16 && w->stride[1] == 1 && w->stride[0] % 4 == 0 && !kr_is_far(w->stride[0]) &&
          (uintptr_t)w->data % 8 == 0;
 }
 
 const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_pair_args *a = args;
+  const kr_rnn_pair_args *a = args;
   (void)ctx;
-  if (!(a->call.flags & KRAIT_RNN_TF32)) return "KRAIT_RNN_TF32 is not given";
+  if (!(a->call.flags & KR_RNN_TF32)) return "KR_RNN_TF32 is not given";
   if (a->H != 64 || a->C > 64 || a->C % 4) return "not 64 units, or inputs not a multiple of four up to 64";
   if (!is_float16_rows(&a->in_weight) || !is_float16_rows(&a->weight) ||
       !is_float16_rows(&a->in_weight2) || !is_float16_rows(&a->weight2))
@@ -38,10 +38,10 @@ static int rnn_pair_kind_of(const krait_ctx *ctx, int64_t B) {
 }
 
 /* The first layer's states, then its blocks' progress counters. */
-static uint64_t between_bytes(const krait_rnn_pair_args *a) {
+static uint64_t between_bytes(const kr_rnn_pair_args *a) {
   return kr_scratch_round((uint64_t)(a->B * a->L) * 64 * sizeof(float));
 }
-static uint64_t progress_bytes(const krait_rnn_pair_args *a) {
+static uint64_t progress_bytes(const kr_rnn_pair_args *a) {
   return (uint64_t)kr_blocks_of(a->B, 2) * sizeof(int32_t);
 }
 
@@ -49,8 +49,8 @@ uint64_t kr_rnn_pair_64_scratch(const krait_ctx *ctx, const void *args) {
   return (void)ctx, between_bytes(args) + kr_scratch_round(progress_bytes(args));
 }
 
-static kr_rnn_pair_layer layer_of(const krait_view *in_weight, const krait_view *in_bias, const krait_view *weight,
-                                  const krait_view *bias) {
+static kr_rnn_pair_layer layer_of(const kr_view *in_weight, const kr_view *in_bias, const kr_view *weight,
+                                  const kr_view *bias) {
   return (kr_rnn_pair_layer){in_weight->data,
                              weight->data,
                              in_bias->data,
@@ -62,7 +62,7 @@ static kr_rnn_pair_layer layer_of(const krait_view *in_weight, const krait_view 
 }
 
 int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args) {
-  const krait_rnn_pair_args *a = args;
+  const kr_rnn_pair_args *a = args;
   const int kind = rnn_pair_kind_of(ctx, a->B);
   const int64_t per_block = 2 << kind;
   const kr_rnn_pair_params p = {.x = a->x.data,
@@ -80,7 +80,7 @@ int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args) {
                               .C = (int32_t)a->C,
                               .gates = a->call.flags & KRAIT_RNN_LSTM ? 4 : 3,
                               .n_blocks = (int32_t)kr_blocks_of(a->B, per_block),
-                              .eps = a->call.flags & KRAIT_RNN_NORM ? a->eps : -1};
+                              .eps = a->call.flags & KR_RNN_NORM ? a->eps : -1};
   const kr_grid grid = {.x = 2 * (uint32_t)p.n_blocks,
                         .block = per_block == 8 ? KR_RNN_PAIR_THREADS : KR_RNN_PAIR_THREADS + 32,
                         .shared_bytes = (uint32_t)per_block * KR_RNN_SEQUENCE_BYTES,

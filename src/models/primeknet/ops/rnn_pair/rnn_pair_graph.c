@@ -5,18 +5,18 @@
 #include "rnn_pair/rnn_pair_impls.h"
 #include "builder.h"
 
-typedef krait_rnn_pair_args pair_args;
+typedef kr_rnn_pair_args pair_args;
 
 /* Into out (sequences,T,H), or 0: a new tensor. */
 static kr_tensor recurrence(const kr_builder *w, uint32_t flags, kr_tensor gates, kr_tensor weight, kr_tensor bias,
                             kr_tensor out, int has_cells) {
   return kr_graph_call(w->g, "recurrence", &kr_op_rnn,
-                       &(krait_rnn_args){.call.flags = flags,
+                       &(kr_rnn_args){.call.flags = flags,
                                          .x = view(w, as_sequences(w, gates)),
                                          .weight = view(w, weight),
                                          .bias = view(w, bias),
                                          .out = out ? view(w, out) : kr_graph_auto(),
-                                         .cells = has_cells ? kr_graph_auto() : (krait_view){0}});
+                                         .cells = has_cells ? kr_graph_auto() : (kr_view){0}});
 }
 
 /* ---- what models record ---- */
@@ -28,7 +28,7 @@ static kr_tensor two_layers(const kr_builder *w, const kr_rnn_layer *l, uint32_t
   kr_tensor bias = l[0].in_bias;
   const kr_tensor first = kr_behind_norm_record(w, norm_weight, norm_bias, l[0].in_weight, &bias);
   kr_graph_call(w->g, "recurrences", &kr_op_rnn_pair,
-                &(pair_args){.call.flags = flags | KRAIT_RNN_TF32 | KRAIT_RNN_NORM,
+                &(pair_args){.call.flags = flags | KR_RNN_TF32 | KR_RNN_NORM,
                              .eps = KR_CHANNEL_EPS,
                              .x = view(w, as_sequences(w, x)),
                              .in_weight = view(w, laid_out(w, first)),
@@ -47,7 +47,7 @@ kr_tensor kr_rnn_layers_record(const kr_builder *w, const kr_rnn_layer *layers, 
                                kr_tensor norm_weight, kr_tensor norm_bias, kr_tensor x) {
   const int is_pair = has_halves(w) && n > 1;
   const uint32_t flags = is_lstm ? KRAIT_RNN_LSTM : 0;
-  const krait_map_product_args nothing_else = {0};
+  const kr_map_product_args nothing_else = {0};
   if (is_pair) x = two_layers(w, layers, flags, norm_weight, norm_bias, x);
   for (int64_t i = is_pair ? 2 : 0; i < n; i++) {
     const kr_rnn_layer *l = &layers[i];
@@ -77,7 +77,7 @@ static void record_rnn_pair(kr_graph *g, const void *args, int32_t dtype) {
                       .B = a->B,
                       .F = 1,
                       .T = a->L,
-                      .has_tf32 = (a->call.flags & KRAIT_RNN_TF32) != 0};
+                      .has_tf32 = (a->call.flags & KR_RNN_TF32) != 0};
   KR_GRAPH_INPUT(x, a->B, a->L, a->C);
   KR_GRAPH_INPUT(in_weight, gates, a->C);
   KR_GRAPH_INPUT(in_bias, gates);
@@ -91,7 +91,7 @@ static void record_rnn_pair(kr_graph *g, const void *args, int32_t dtype) {
                   own = new_tensor(&w, KR_DIMS(a->B, a->L, a->C));
   copy(&w, "x", x, own);
   kr_tensor rows = reshape(&w, own, KR_DIMS(a->B * a->L, a->C));
-  if (a->call.flags & KRAIT_RNN_NORM) rows = channel_norm(&w, rows, 0, 0, a->eps);
+  if (a->call.flags & KR_RNN_NORM) rows = channel_norm(&w, rows, 0, 0, a->eps);
   const kr_tensor h = recurrence(&w, lstm, product(&w, "gates", rows, in_weight, in_bias, 0, 0),
                                  cast(&w, "weight", weight, dtype), bias, 0, 0);
   rows = reshape(&w, h, KR_DIMS(a->B * a->L, a->H));

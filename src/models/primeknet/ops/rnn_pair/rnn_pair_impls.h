@@ -3,7 +3,7 @@
 #ifndef KR_RNN_PAIR_IMPLS_H
 #define KR_RNN_PAIR_IMPLS_H
 
-#include <krait/blocks.h>
+#include "op_args.h"
 
 const char *kr_rnn_pair_64_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_rnn_pair_64(const krait_ctx *ctx, const void *args),

@@ -1,8 +1,9 @@
-/* model.h: whole models. A krait_model is loaded weights (immutable, shared freely); a krait_session is one sequence of
- * runs on it (scratch, counters), used by one thread at a time. The context must outlive the model, the model its
- * sessions. Files are float PCM or whatever libsndfile reads; samples given in memory are float32, mono, 16 kHz. */
-#ifndef KRAIT_MODEL_H
-#define KRAIT_MODEL_H
+/* enhance.h: the speech denoiser. A krait_denoiser is loaded weights (immutable, shared freely); a
+ * krait_denoiser_session is one sequence of runs on it (scratch, counters), used by one thread at a time. The context
+ * must outlive the denoiser, the denoiser its sessions. Files are float PCM or whatever libsndfile reads; samples given
+ * in memory are float32, mono, 16 kHz. libkrait-ops has what works on samples in memory; files need libkrait. */
+#ifndef KRAIT_ENHANCE_H
+#define KRAIT_ENHANCE_H
 
 #include <krait/krait.h>
 
@@ -10,8 +11,8 @@
 extern "C" {
 #endif
 
-typedef struct krait_model krait_model;
-typedef struct krait_session krait_session;
+typedef struct krait_denoiser krait_denoiser;
+typedef struct krait_denoiser_session krait_denoiser_session;
 
 /* Precision of matrix products on a GPU. TF32: factors are rounded to a 10-bit mantissa for tensor cores (about 3e-4
  * relative), as in PyTorch's convolutions, but pass through float16, whose range ends at 65504. GPUs before Ampere and
@@ -22,33 +23,35 @@ enum {
   KRAIT_PRECISION_TF32 = 2
 };
 
-typedef struct krait_model_options {
+typedef struct krait_denoiser_options {
   uint32_t size;
   uint32_t precision;       /* KRAIT_PRECISION_* */
   const char *weights_path; /* .safetensors, .th or .pt; NULL or "builtin": the embedded denoiser; "streaming": the
                                embedded streaming model. A file of such a name is ./builtin */
   const char *config_path;  /* YAML (plain or .hydra/config.yaml), or NULL: from the weights' metadata */
   const char *overrides;    /* "causal=true,dense_depth=3": overrides both; or NULL */
-} krait_model_options;
+} krait_denoiser_options;
 
 /* options may be NULL for the embedded denoiser. */
-KRAIT_API int32_t krait_model_open(const krait_ctx *ctx, const krait_model_options *options, krait_model **model);
-KRAIT_API void krait_model_close(krait_model **model);
+KRAIT_API int32_t krait_denoiser_open(const krait_ctx *ctx, const krait_denoiser_options *options,
+                                      krait_denoiser **denoiser);
+KRAIT_API void krait_denoiser_close(krait_denoiser **denoiser);
 
-typedef struct krait_model_tensor {
+typedef struct krait_denoiser_tensor {
   const char *name;
   const int64_t *shape; /* n_dims */
   const float *data;    /* row-major */
   int32_t n_dims, reserved;
-} krait_model_tensor;
-/* A model from tensors in memory, which are copied, for programs that read files themselves; available in every
- * libkrait. options->overrides specifies the model, "model=primeknet_mamba,dense_channel=64,..."; weights_path is
+} krait_denoiser_tensor;
+/* A model from tensors in memory, which are copied, for programs that read files themselves; in libkrait-ops
+ * too. options->overrides specifies the model, "model=primeknet_mamba,dense_channel=64,..."; weights_path is
  * NULL. */
-KRAIT_API int32_t krait_model_open_tensors(const krait_ctx *ctx, const krait_model_options *options,
-                                           const krait_model_tensor *tensors, int64_t n_tensors, krait_model **model);
-/* JSON: {"model", "config", "n_params", "n_tensors", "tensors": [{"name","dtype","shape"}], "metadata"}; lives with the
- * model. */
-KRAIT_API const char *krait_model_json(const krait_model *model);
+KRAIT_API int32_t krait_denoiser_open_tensors(const krait_ctx *ctx, const krait_denoiser_options *options,
+                                              const krait_denoiser_tensor *tensors, int64_t n_tensors,
+                                              krait_denoiser **denoiser);
+/* JSON: {"model", "config", "n_params", "n_tensors", "tensors": [{"name","dtype","shape"}], "metadata"}; valid until
+ * the denoiser is closed. */
+KRAIT_API const char *krait_denoiser_json(const krait_denoiser *denoiser);
 
 /* The same for a weights file, or "builtin" or "streaming", without loading it into a model (krait info FILE). Free
  * with krait_text_free. */
@@ -58,30 +61,16 @@ KRAIT_API int32_t krait_weights_describe(const char *weights_path, char **json);
 KRAIT_API int32_t krait_weights_convert(const char *in_path, const char *out_path, const char *config_path,
                                         const char *overrides);
 KRAIT_API void krait_text_free(char **text);
-/* How many letters (missing, superfluous, wrong, swapped) lie between a name as written and one that may be meant, for
- * "did you mean"; INT32_MAX if they are too different for that. Case does not matter. */
-KRAIT_API int32_t krait_text_distance(const char *written, const char *meant);
 
 /* A session keeps nothing from one call to the next but memory: after an error the same call may be repeated. */
-KRAIT_API int32_t krait_session_open(const krait_model *model, krait_session **session);
-KRAIT_API void krait_session_close(krait_session **session);
+KRAIT_API int32_t krait_denoiser_session_open(const krait_denoiser *denoiser, krait_denoiser_session **session);
+KRAIT_API void krait_denoiser_session_close(krait_denoiser_session **session);
 
 /* ---- PrimeKnet: one forward pass, sizes F = fft_len/2+1 bins, T frames ---------------------------------------------
  * com_in (B,F,T,2) compressed spectrum; any output may be NULL: mag (B,F,T), pha (B,F,T), com (B,F,T,2). Contiguous
  * float32. */
-KRAIT_API int32_t krait_primeknet_forward(krait_session *session, int64_t B, int64_t T, const float *com_in,
+KRAIT_API int32_t krait_primeknet_forward(krait_denoiser_session *session, int64_t B, int64_t T, const float *com_in,
                                           float *mag, float *pha, float *com);
-
-/* Seconds of GPU time in the session's last forward pass, without copies; 0 on the CPU. */
-KRAIT_API double krait_primeknet_device_s(const krait_session *session);
-
-/* A forward pass with the GPU's kernels timed one by one. report is called once per kind of kernel: number of launches,
- * total seconds (each launch includes a few microseconds of overhead), and for products the minimum operations and
- * bytes. */
-typedef void (*krait_kernel_fn)(void *user, const char *kernel, int64_t n_launches, double seconds, double flops,
-                                double bytes);
-KRAIT_API int32_t krait_primeknet_kernels(krait_session *session, int64_t B, int64_t T, const float *com_in,
-                                          krait_kernel_fn report, void *user);
 
 /* ---- enhance ---------------------------------------------------------------------------------------------------- */
 /* Called from time to time; done and total in samples of the input file. A non-zero return requests a stop:
@@ -90,25 +79,26 @@ typedef int32_t (*krait_progress_fn)(void *user, int64_t done, int64_t total);
 
 /* Mono 16 kHz samples in memory, any length; in and out may be the same. Long input is processed in overlapping windows
  * with a cross-fade. */
-KRAIT_API int32_t krait_enhance_samples(krait_session *session, const float *in, float *out, int64_t n_samples,
+KRAIT_API int32_t krait_enhance_samples(krait_denoiser_session *session, const float *in, float *out, int64_t n_samples,
                                         krait_progress_fn progress, void *user);
 
-/* Streaming, 16 kHz: every input sample comes out cleaned, at most krait_stream_latency samples later, plus the time to
- * compute. A stream has exclusive use of its session until it is closed: meanwhile every other use of the session,
- * also a second stream, is KRAIT_ERR_ARGUMENT. It is used by one thread at a time. Close it before its session; a
- * stream whose session is closed first refuses everything but krait_stream_close. */
-typedef struct krait_stream krait_stream;
-KRAIT_API int32_t krait_stream_open(krait_session *session, krait_stream **stream);
-KRAIT_API void krait_stream_close(krait_stream **stream);
-KRAIT_API int64_t krait_stream_latency(const krait_stream *stream);
+/* Streaming, 16 kHz: every input sample comes out cleaned, at most krait_denoiser_stream_latency samples later, plus
+ * the time to compute. A stream has exclusive use of its session until it is closed: meanwhile every other use of the
+ * session, also a second stream, is KRAIT_ERR_ARGUMENT. It is used by one thread at a time. Close it before its
+ * session; a stream whose session is closed first refuses everything but krait_denoiser_stream_close. */
+typedef struct krait_denoiser_stream krait_denoiser_stream;
+KRAIT_API int32_t krait_denoiser_stream_open(krait_denoiser_session *session, krait_denoiser_stream **stream);
+KRAIT_API void krait_denoiser_stream_close(krait_denoiser_stream **stream);
+KRAIT_API int64_t krait_denoiser_stream_latency(const krait_denoiser_stream *stream);
 /* Takes any number of samples and returns those that are due: n_out, 0 for most short pushes. room: size of out, which
- * may not overlap in; n_samples + krait_stream_latency is always enough; if it is too small, no input is taken. After a
- * push that failed for another reason than its arguments only krait_stream_finish may follow; pushes are refused. */
-KRAIT_API int32_t krait_stream_push(krait_stream *stream, const float *in, int64_t n_samples, float *out, int64_t room,
-                                    int64_t *n_out);
-/* The remaining samples: room for krait_stream_latency is enough. The stream can then start again, also after an error;
- * the remaining samples are then lost. */
-KRAIT_API int32_t krait_stream_finish(krait_stream *stream, float *out, int64_t room, int64_t *n_out);
+ * may not overlap in; n_samples + krait_denoiser_stream_latency is always enough; if it is too small, no input is
+ * taken. After a push that failed for another reason than its arguments only krait_denoiser_stream_finish may follow;
+ * pushes are refused. */
+KRAIT_API int32_t krait_denoiser_stream_push(krait_denoiser_stream *stream, const float *in, int64_t n_samples,
+                                             float *out, int64_t room, int64_t *n_out);
+/* The remaining samples: room for krait_denoiser_stream_latency is enough. The stream can then start again, also after
+ * an error; the remaining samples are then lost. */
+KRAIT_API int32_t krait_denoiser_stream_finish(krait_denoiser_stream *stream, float *out, int64_t room, int64_t *n_out);
 
 /* One channel of speech, live, at any rate from 8 to 192 kHz, with as many samples out as in, krait_voice_latency
  * samples late: silence comes first. Like a stream, it has exclusive use of its session until it is closed. It is for
@@ -133,7 +123,7 @@ typedef struct krait_voice_controls {
   double limit_db; /* attenuate by at most this; INFINITY (at first): no limit */
   double gate;     /* silence while speech is less probable than this; 0 (at first): never */
 } krait_voice_controls;
-KRAIT_API int32_t krait_voice_open(krait_session *session, const krait_voice_options *options, krait_voice **voice);
+KRAIT_API int32_t krait_voice_open(krait_denoiser_session *session, const krait_voice_options *options, krait_voice **voice);
 KRAIT_API void krait_voice_close(krait_voice **voice);
 KRAIT_API int64_t krait_voice_latency(const krait_voice *voice); /* in samples at rate_hz */
 /* These two, which audio threads call, leave the thread's error detail of an earlier call as it is if they succeed. */
@@ -153,10 +143,9 @@ KRAIT_API int32_t krait_voice_reset(krait_voice *voice); /* forgets what it has 
 
 enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an existing output or plot is an error, not replaced */
 
-/* size may be that of an older header: missing fields are 0. */
 typedef struct krait_enhance_options {
   uint32_t size;
-  uint32_t flags;             /* KRAIT_ENHANCE_*; called reserved, and 0, in 0.1 */
+  uint32_t flags;             /* KRAIT_ENHANCE_* */
   const char *in_path;        /* "-" for standard input */
   const char *out_path;       /* "-" for standard output */
   const char *plot_path;      /* PNG with spectrograms before and after, or NULL */
@@ -168,7 +157,7 @@ typedef struct krait_enhance_options {
   int32_t reserved;
   const char *noise_path, *rir_path; /* applied first: noise, looped, at snr_db; a room impulse response; or NULL. Not
                                         with plot_path or reference_path */
-  const char *mixed_path;     /* write the resulting mixture here, or NULL */
+  const char *mixed_path;            /* write the resulting mixture here, or NULL */
   double snr_db;
   double dry;  /* share of the recording itself in the output, 0 to 1 */
   double gate; /* silence while speech is less probable than this, from 30 ms before it; 0: never. Not with is_narrow */
@@ -184,18 +173,18 @@ typedef struct krait_scores {
 typedef struct krait_enhance_result {
   uint32_t size;
   int32_t n_channels;
-  int64_t n_samples;      /* per channel, at the file's rate */
+  int64_t n_samples; /* per channel, at the file's rate */
   int32_t sample_rate_hz;
   int32_t has_scores;
   double audio_s;
-  double compute_s, total_s; /* in the model; from opening the input until the output has its final name */
+  double compute_s, total_s;    /* in the model; from opening the input until the output has its final name */
   krait_scores noisy, enhanced; /* only with has_scores; means over channels */
-  char note[160];         /* if the input's format cannot be written: which one the output has; else "" */
+  char note[160];               /* if the input's format cannot be written: which one the output has; else "" */
 } krait_enhance_result;
 
 /* The output keeps the sample rate, length, channels and, if it can be written, the format of the input. It appears
  * under its name only when it is complete and has been read back. */
-KRAIT_API int32_t krait_enhance_file(krait_session *session, const krait_enhance_options *options,
+KRAIT_API int32_t krait_enhance_file(krait_denoiser_session *session, const krait_enhance_options *options,
                                      krait_enhance_result *result);
 
 /* Seconds of audio in a recording, summed over channels, according to its header. INFINITY for standard input and
@@ -217,23 +206,13 @@ KRAIT_API void krait_outputs_abandon(void);
 
 /* ---- verify: a recorded input against recorded outputs (docs/GOLDEN.md) ------------------------------------------ */
 typedef struct krait_verify_result {
-  char name[32];        /* "com", "mag", "wav" */
+  char name[32]; /* "com", "mag", "wav" */
   double rel_l2, max_abs;
 } krait_verify_result;
 /* Fills up to n_rows rows; n_filled receives the number of outputs in the file. A file without any output is
  * KRAIT_ERR_FILE_FORMAT. */
-KRAIT_API int32_t krait_verify(krait_session *session, const char *golden_path, krait_verify_result *rows,
+KRAIT_API int32_t krait_verify(krait_denoiser_session *session, const char *golden_path, krait_verify_result *rows,
                                int32_t n_rows, int32_t *n_filled);
-
-/* ---- graphs: the operators of a model ---------------------------------------------------------------------------- */
-typedef void (*krait_graph_line_fn)(void *user, const char *line);
-#define KRAIT_GRAPHS_PROFILE 1u /* run each graph on zeros, node by node, and time each node */
-/* The graphs of a model as ctx would run them, for a typical size: for each a heading, then one line per node (its
- * name, operator, implementation, time, bytes read and written, its outputs and their place in the graph's memory),
- * then the memory. options->weights_path: a weights file, or the folder of a language model, of CLIP or of
- * Mobile-VideoGPT. For PrimeKnet it is the graph used in training; for enhancement it has its own kernels. */
-KRAIT_API int32_t krait_model_graphs(const krait_ctx *ctx, const krait_model_options *options, uint32_t flags,
-                                     krait_graph_line_fn line, void *user);
 
 #ifdef __cplusplus
 }
