@@ -71,9 +71,9 @@ kr_tensor kr_record_linear(const kr_token_builder *b, const char *name, kr_tenso
   snprintf(of_bias, sizeof of_bias, "%s_bias", name);
   const kr_tensor bias = p->bias_row ? p->bias_row : kr_record_weight(b, of_bias, p->bias, KR_DIMS(p->N)),
                   out = p->out ? p->out : kr_graph_temp(b->g, b->dtype, KR_DIMS(kr_graph_dims(b->g, x).size[0], p->N));
-  if (!p->matrix && p->w->dtype == KRAIT_I32 && !p->w->scales) return record_q4k(b, name, x, p, bias, out);
-  if (!p->matrix && (p->w->scales || reads_words(b, p->w, x))) return record_q8(b, name, x, p, bias, out);
-  const kr_tensor matrix = p->matrix ? p->matrix : kr_record_weight(b, name, p->w, KR_DIMS(p->N, p->K));
+  if (p->w && p->w->dtype == KRAIT_I32 && !p->w->scales) return record_q4k(b, name, x, p, bias, out);
+  if (p->w && (p->w->scales || reads_words(b, p->w, x))) return record_q8(b, name, x, p, bias, out);
+  const kr_tensor matrix = p->w ? kr_record_weight(b, name, p->w, KR_DIMS(p->N, p->K)) : p->matrix;
   return kr_graph_call(b->g, name, &kr_op_gemm,
                        &(kr_gemm_args){.activation = p->activation,
                                           .scale = p->scale,
