@@ -2,6 +2,7 @@
 #include "clip_tower.h"
 
 #include "alloc.h"
+#include "model_kind.h"
 #include "status.h"
 
 static int32_t take_clip_tower(kr_loader *p, void *user) {
@@ -29,3 +30,27 @@ void kr_clip_tower_close(kr_clip_tower *t) {
   kr_free(t->w.layers);
   t->w.layers = NULL;
 }
+
+/* ---- the family: a tower alone ---- */
+
+static const char *prefix_of_clip(const kr_model_folder *folder) {
+  return kr_model_folder_find(folder, "vision_model.embeddings.class_embedding") ? "vision_model." : "";
+}
+
+static int is_clip(const kr_model_source *s) {
+  return s->folder && (*prefix_of_clip(s->folder) || kr_model_folder_find(s->folder, "embeddings.class_embedding"));
+}
+
+static int32_t graphs_of_clip(const krait_ctx *ctx, const kr_model_source *s, kr_model_graph_fn *fn, void *user) {
+  const json_t *root = kr_model_folder_config(s->folder), *vision = json_object_get(root, "vision_config");
+  const kr_loader p = {.ctx = ctx, .folder = s->folder, .prefix = prefix_of_clip(s->folder)};
+  kr_clip_config c;
+  kr_clip_tower tower;
+  KR_TRY(kr_clip_config_read(&p, vision ? vision : root, &c));
+  int32_t status = kr_clip_tower_open(&p, &c, 1, &tower);
+  if (status >= 0) status = fn(user, "CLIP's vision tower, one image", tower.g);
+  kr_clip_tower_close(&tower);
+  return status;
+}
+
+const kr_model_kind kr_model_clip = {.name = "clip", .detect = is_clip, .graphs = graphs_of_clip};

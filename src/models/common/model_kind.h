@@ -4,18 +4,26 @@
 
 #include "config.h"
 #include "denoiser.h"
+#include "graph.h"
 #include "model_folder.h"
 
-/* What a family is detected by: a weights file, which may name its model; or a folder with a config.json. */
+/* What a family is detected by, and opened from: a weights file, or a folder with a config.json. */
 typedef struct kr_model_source {
-  const kr_weights *weights;
-  const char *model; /* NULL: it names none */
+  const char *path;
+  const kr_weights *weights; /* of a file, */
+  const kr_config *config;   /* whose configuration */
+  const char *model;         /* may name its model; else NULL */
   const kr_model_folder *folder;
 } kr_model_source;
+
+typedef int32_t kr_model_graph_fn(void *user, const char *title, const kr_graph *g);
 
 typedef struct kr_model_kind {
   const char *name;
   int (*detect)(const kr_model_source *source);
+  /* Passes the model's graphs, with typical sizes, in the order in which they run, to fn, until it refuses one. Weights
+   * are float32. */
+  int32_t (*graphs)(const krait_ctx *ctx, const kr_model_source *source, kr_model_graph_fn *fn, void *user);
   const struct kr_lm_family *lm; /* of a language model (lm_config.h); else NULL */
   /* ---- of weights files: sessions; or NULL ---- */
   /* weights and config belong to the caller and are invalid after the call. With a device's context: on the device, or

@@ -145,7 +145,8 @@ static void widen_rows(void *user, int64_t begin, int64_t end, int worker) {
   kr_q8_widen(r->qweight->data, r->scales->data, r->scales->shape[1], begin, end, r->halves);
 }
 
-int32_t kr_widen_q8(const krait_ctx *ctx, const kr_weight *qweight, const kr_weight *scales, uint16_t **halves) {
+/* A matrix of q8_0 in host memory as float16, by the context's threads; free it with kr_free. */
+static int32_t widen_q8(const krait_ctx *ctx, const kr_weight *qweight, const kr_weight *scales, uint16_t **halves) {
   const int64_t N = scales->shape[0], K = 32 * scales->shape[1];
   *halves = kr_alloc_array((size_t)(N * K), sizeof **halves);
   KR_CHECK(*halves, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", qweight->name);
@@ -173,7 +174,7 @@ static int32_t take_widened(kr_loader *p, const kr_weight *qweight, const kr_wei
     KR_TRY(take_words(p, qweight, scales, &to->qweight, &to->qscales));
   else
     p->bytes += bytes;
-  int32_t status = p->device ? kr_widen_q8(p->ctx, qweight, scales, &halves) : KRAIT_OK;
+  int32_t status = p->device ? widen_q8(p->ctx, qweight, scales, &halves) : KRAIT_OK;
   if (status >= 0) status = copy_in(p, halves, bytes, apart, &to->data);
   if (status >= 0 && p->device) status = kr_mem_wait(p->ctx);
   if (status >= 0 && !p->device) to->data = qweight->data; /* only counted */

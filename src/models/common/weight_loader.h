@@ -62,7 +62,4 @@ const kr_weight *kr_loader_peek(const kr_loader *p,
                                 const char *name); /* of any shape; NULL: missing, or values are random */
 /* A tensor made by the caller; copied. */
 int32_t kr_load_buffer(kr_loader *p, const void *data, uint64_t bytes, int32_t dtype, kr_weight_ref *to);
-/* A matrix of q8_0 in host memory as float16, by the context's threads; free it with kr_free. */
-int32_t kr_widen_q8(const krait_ctx *ctx, const kr_weight *qweight, const kr_weight *scales, uint16_t **halves);
-
 #endif

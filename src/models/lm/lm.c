@@ -8,7 +8,6 @@
 #include "ctx.h"
 #include "lm_graph.h"
 #include "lm_slots.h"
-#include "model_kind.h"
 #include "status.h"
 
 enum {
@@ -323,6 +322,23 @@ int32_t kr_lm_graph_of(kr_lm *m, int64_t n, int with_rows, const kr_graph **grap
   KR_TRY(get_lm_graph(m, &(kr_lm_run){.B = 1, .L = n ? n : 1, .is_step = n == 0, .with_rows = with_rows}, &found));
   *graph = found->g;
   return KRAIT_OK;
+}
+
+static int32_t pass_lm_graphs(kr_lm *m, kr_model_graph_fn *fn, void *user) {
+  enum { PROMPT = 256 };
+  const kr_graph *g;
+  KR_TRY(kr_lm_graph_of(m, PROMPT, 0, &g));
+  KR_TRY(fn(user, "a prompt of 256 tokens", g));
+  KR_TRY(kr_lm_graph_of(m, 0, 0, &g));
+  return fn(user, "a step of one sequence", g);
+}
+
+int32_t kr_lm_graphs(const krait_ctx *ctx, const kr_model_source *source, kr_model_graph_fn *fn, void *user) {
+  kr_lm *m = NULL;
+  int32_t status = kr_lm_open(ctx, source->folder, 1, 0, &m);
+  if (status >= 0) status = pass_lm_graphs(m, fn, user);
+  kr_lm_close(&m);
+  return status;
 }
 
 kr_lm_slots *kr_lm_slots_of(kr_lm *m) { return &m->slots; }

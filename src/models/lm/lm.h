@@ -8,6 +8,7 @@
 #define KR_LM_H
 
 #include "lm_config.h"
+#include "model_kind.h"
 
 typedef struct kr_lm kr_lm;
 
@@ -48,6 +49,9 @@ int32_t kr_lm_profile_by_kernel(kr_lm *model, kr_runner_profile_fn fn, void *use
 /* The graph that reads n tokens at once, or with n == 0 that of one sequence's step; owned by the model, valid until
  * its next run. */
 int32_t kr_lm_graph_of(kr_lm *model, int64_t n, int with_rows, const kr_graph **graph);
+
+/* kr_model_kind.graphs of every language model: a prompt, and a step. */
+int32_t kr_lm_graphs(const krait_ctx *ctx, const kr_model_source *source, kr_model_graph_fn *fn, void *user);
 
 /* ---- states ---- */
 /* A slot's states as named tensors, in host memory, in float32. */

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "lm/lm.h"
 #include "lm/lm_blocks.h"
-#include "model_kind.h"
 #include "status.h"
 
 /* ---- weights ---- */
@@ -158,4 +158,5 @@ const kr_lm_family kr_mamba_lm = {
     .read = read_mamba_lm,
     .find_published = find_published_mamba_lm,
     .published = "mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b"};
-const kr_model_kind kr_model_mamba_lm = {.name = "mamba_lm", .detect = is_mamba_lm, .lm = &kr_mamba_lm};
+const kr_model_kind kr_model_mamba_lm = {
+    .name = "mamba_lm", .detect = is_mamba_lm, .graphs = kr_lm_graphs, .lm = &kr_mamba_lm};

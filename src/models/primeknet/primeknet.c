@@ -248,8 +248,30 @@ static int32_t verify_pk(void *timeline, const kr_weights *golden, krait_verify_
   return verify_wav(timeline, golden, rows, n_rows, n_filled);
 }
 
+/* As its weights run: a window of a second, or streaming frames. */
+static int32_t graphs_of_pk(const krait_ctx *ctx, const kr_model_source *s, kr_model_graph_fn *fn, void *user) {
+  enum { FRAMES = 100 };
+  char title[96];
+  kr_pk_config c;
+  kr_primeknet *net = NULL;
+  kr_graph *g = NULL;
+  kr_tensor tensors[KR_PK_TENSORS];
+  KR_TRY(kr_pk_config_read(s->model, s->config, &c));
+  const int64_t T = c.streams ? KR_PK_LIVE_CHUNK : FRAMES;
+  snprintf(title, sizeof title, "PrimeKnet, %d frames%s", (int)T, c.streams ? ", streaming" : " at once");
+  int32_t status = kr_primeknet_open(ctx, &c, s->weights, KRAIT_PRECISION_FP32, &net);
+  if (status >= 0) status = kr_graph_open(&g);
+  if (status >= 0) status = kr_primeknet_record(net, (int64_t[]){1, T, KR_PK_MAG | KR_PK_PHA}, g, tensors);
+  if (status >= 0) status = kr_graph_plan(g, ctx, kr_primeknet_plan_flags(net));
+  if (status >= 0) status = fn(user, title, g);
+  kr_graph_close(&g);
+  kr_primeknet_close(&net);
+  return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", s->path, krait_error_detail()) : status;
+}
+
 const kr_model_kind kr_model_primeknet = {.name = "primeknet",
                                           .detect = is_pk,
+                                          .graphs = graphs_of_pk,
                                           .open = open_pk_model,
                                           .close = close_pk_model,
                                           .session_open = open_timeline,

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
+#include "lm/lm.h"
 #include "lm/lm_blocks.h"
-#include "model_kind.h"
 #include "status.h"
 
 #define LAYER(key) "model.layers.*." key
@@ -86,4 +86,4 @@ const kr_lm_family kr_qwen2 = {.name = "qwen2",
                                .read = read_qwen2,
                                .find_published = find_published_qwen2,
                                .published = "qwen2-0.5b or -1.5b"};
-const kr_model_kind kr_model_qwen2 = {.name = "qwen2", .detect = is_qwen2, .lm = &kr_qwen2};
+const kr_model_kind kr_model_qwen2 = {.name = "qwen2", .detect = is_qwen2, .graphs = kr_lm_graphs, .lm = &kr_qwen2};

@@ -222,8 +222,23 @@ static int32_t verify_seedvr(void *timeline, const kr_weights *golden, krait_ver
   return status;
 }
 
+static int32_t graphs_of_seedvr(const krait_ctx *ctx, const kr_model_source *s, kr_model_graph_fn *fn, void *user) {
+  enum { GRID_H = 45, GRID_W = 80, SENTENCE = 58 };
+  kr_seedvr_config c;
+  kr_seedvr_weights w = {0};
+  kr_seedvr_graph g = {.size = {1, GRID_H, GRID_W}, .n_text = SENTENCE};
+  KR_TRY(kr_seedvr_config_read(s->model, s->config, &c));
+  int32_t status = kr_seedvr_weights_open(ctx, &c, s->weights, KRAIT_F32, &w);
+  if (status >= 0) status = kr_seedvr_graph_open(ctx, &c, &w, &g);
+  if (status >= 0) status = fn(user, "SeedVR, one frame of 1280 x 720 and 58 tokens of text", g.g);
+  if (status >= 0) kr_seedvr_graph_close(&g);
+  kr_seedvr_weights_close(&w);
+  return status;
+}
+
 const kr_model_kind kr_model_seedvr = {.name = "seedvr",
                                        .detect = is_seedvr,
+                                       .graphs = graphs_of_seedvr,
                                        .open = open_seedvr_model,
                                        .close = close_seedvr_model,
                                        .session_open = open_session,

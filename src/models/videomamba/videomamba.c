@@ -7,6 +7,7 @@
 
 #include "alloc.h"
 #include "ctx.h"
+#include "model_kind.h"
 #include "patches.h"
 #include "status.h"
 #include "videomamba_parts.h"
@@ -241,3 +242,21 @@ int32_t kr_videomamba_run(kr_videomamba *m, const float *frames, float *logits, 
   if (logits) KR_TRY(kr_mem_read(m->ctx, logits, m->logits_at, (uint64_t)c->n_classes * sizeof *logits));
   return tokens ? kr_mem_read(m->ctx, tokens, m->tokens_at, tokens_bytes(c)) : KRAIT_OK;
 }
+
+/* ---- the family ---- */
+
+static int is_videomamba(const kr_model_source *s) {
+  return s->weights && (kr_weights_find(s->weights, "layers.0.mixer.A_b_log") ||
+                        kr_weights_find(s->weights, "vision_encoder.layers.0.mixer.A_b_log"));
+}
+
+static int32_t graphs_of_videomamba(const krait_ctx *ctx, const kr_model_source *s, kr_model_graph_fn *fn, void *user) {
+  kr_videomamba *m = NULL;
+  KR_TRY(kr_videomamba_open(ctx, s->weights, &m));
+  const int32_t status = fn(user, "VideoMamba, one clip", kr_videomamba_graph(m));
+  kr_videomamba_close(&m);
+  return status;
+}
+
+const kr_model_kind kr_model_videomamba = {
+    .name = "videomamba", .detect = is_videomamba, .graphs = graphs_of_videomamba};

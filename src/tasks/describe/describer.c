@@ -1,5 +1,4 @@
-/* describer.c: asks Mobile-VideoGPT about a video: finds the files of its parts, converts frames to rows, and builds
- * the prompt. */
+/* describer.c: asks Mobile-VideoGPT about a video: converts frames to rows, and builds the prompt. */
 #include "public_names.h"
 
 #include <stdio.h>
@@ -14,22 +13,15 @@
 #include "describer.h"
 #include "frames.h"
 #include "generate/lm_parts.h"
-#include "videogpt/pixels.h"
 #include "sized.h"
 #include "status.h"
-#include "videogpt/videogpt.h"
-#include "videomamba/videomamba.h"
-
-static const char clip_prefix[] = "model.image_vision_tower.vision_tower.vision_model.",
-                  video_prefix[] = "model.vision_tower.vision_encoder.";
+#include "videogpt/pixels.h"
+#include "videogpt/videogpt_parts.h"
 
 struct krait_describer {
   const krait_ctx *ctx;
   krait_lm *lm;
-  kr_model_folder *clip_folder; /* NULL: CLIP is in the model's weights */
-  kr_weights *video_weights;    /* NULL: the video tower is, too */
-  kr_videogpt *model;
-  kr_videomamba *video;
+  kr_videogpt_parts parts;
   krait_video_info film;
   char *label;          /* the video's path; NULL: none yet */
   uint8_t *sheet;       /* (16, side, side, 3): the frames as CLIP sees them */
@@ -43,56 +35,9 @@ struct krait_describer {
 
 /* ---- open and close ---- */
 
-static int32_t open_describer_clip(krait_describer *d, const char *path, kr_videogpt_source *source) {
-  const kr_model_folder *folder = kr_lm_folder(d->lm);
-  char key[128];
-  snprintf(key, sizeof key, "%sembeddings.class_embedding", clip_prefix);
-  *source = (kr_videogpt_source){.folder = folder,
-                                 .clip_folder = folder,
-                                 .clip_prefix = clip_prefix,
-                                 .rows_dtype = kr_lm_dtype(kr_lm_model(d->lm))};
-  char *beside =
-      kr_model_folder_find(folder, key) ? NULL : kr_model_folder_file(path, "clip-vit-base-patch16/config.json");
-  if (!beside) return KRAIT_OK;
-  beside[strlen(beside) - strlen("/config.json")] = 0;
-  const int32_t status = kr_model_folder_open(beside, &d->clip_folder);
-  kr_free(beside);
-  source->clip_folder = d->clip_folder, source->clip_prefix = "vision_model.";
-  return status;
-}
-
-static int32_t open_describer_video(krait_describer *d, const char *path) {
-  const kr_model_folder *folder = kr_lm_folder(d->lm);
-  char key[128];
-  snprintf(key, sizeof key, "%scls_token", video_prefix);
-  char *beside =
-      kr_model_folder_find(folder, key) ? NULL : kr_model_folder_file(path, "videomamba_m16_25M_f8_res224.pth");
-  if (!beside) return kr_videomamba_open_part(d->ctx, folder, video_prefix, &d->video);
-  int32_t status = kr_weights_open(beside, &d->video_weights);
-  if (status >= 0) status = kr_videomamba_open(d->ctx, d->video_weights, &d->video);
-  kr_free(beside);
-  return status;
-}
-
-static int32_t check_parts(const krait_describer *d, const char *path) {
-  const kr_videomamba_config *c = kr_videomamba_config_of(d->video);
-  const int64_t width = kr_lm_config_of(kr_lm_model(d->lm))->d;
-  KR_CHECK(c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(d->model),
-           KRAIT_ERR_WEIGHTS,
-           "%s: its video tower has %lld frames of %lld x %lld patches and width %lld; Mobile-VideoGPT requires %d of "
-           "%d x %d, and width %lld",
-           path, (long long)c->T, (long long)(c->side / c->patch), (long long)(c->side / c->patch), (long long)c->D,
-           KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(d->model));
-  KR_CHECK(kr_videogpt_d(d->model) == width, KRAIT_ERR_WEIGHTS,
-           "%s: its projectors have rows of %lld, its language model requires %lld", path,
-           (long long)kr_videogpt_d(d->model), (long long)width);
-  KR_CHECK(kr_chat_is_known(kr_lm_tokenizer(d->lm)), KRAIT_ERR_WEIGHTS,
-           "%s: its tokenizer has no <|im_start|> and <|im_end|>, which the prompt needs", path);
-  return KRAIT_OK;
-}
-
 static int32_t get_describer_buffers(krait_describer *d) {
-  const size_t side = (size_t)kr_videogpt_side(d->model), of_video = (size_t)kr_videomamba_config_of(d->video)->side,
+  const size_t side = (size_t)kr_videogpt_side(d->parts.model),
+               of_video = (size_t)kr_videomamba_config_of(d->parts.video)->side,
                larger = side > of_video ? side : of_video;
   d->sheet = kr_alloc_array(side * side, 3 * KR_VIDEOGPT_IMAGES);
   d->bytes = kr_alloc_array(larger * larger, 3);
@@ -106,19 +51,15 @@ static int32_t get_describer_buffers(krait_describer *d) {
 
 static int32_t open_describer_all(krait_describer *d, const krait_describer_options *o) {
   static const char opening[] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n";
-  kr_videogpt_source source;
   KR_TRY(krait_lm_open(
       d->ctx,
       &(krait_lm_options){.size = sizeof(krait_lm_options), .path = o->path, .tokenizer_path = o->tokenizer_path},
       &d->lm));
-  KR_CHECK(kr_model_folder_find(kr_lm_folder(d->lm), "model.mm_projector.mlp.mlp.0.weight"), KRAIT_ERR_WEIGHTS,
-           "%s has no tensor 'model.mm_projector.mlp.mlp.0.weight': it is a language model, not Mobile-VideoGPT",
-           o->path);
-  KR_TRY(open_describer_clip(d, o->path, &source));
-  KR_TRY(kr_videogpt_open(d->ctx, &source, &d->model));
-  KR_TRY(open_describer_video(d, o->path));
-  KR_TRY(check_parts(d, o->path));
-  KR_TRY(kr_tokenizer_encode(kr_lm_tokenizer(d->lm), opening, strlen(opening), 0, &d->before));
+  const kr_tokenizer *t = kr_lm_tokenizer(d->lm);
+  KR_TRY(kr_videogpt_parts_open(d->ctx, kr_lm_folder(d->lm), o->path, kr_lm_model(d->lm), &d->parts));
+  KR_CHECK(kr_chat_is_known(t), KRAIT_ERR_WEIGHTS,
+           "%s: its tokenizer has no <|im_start|> and <|im_end|>, which the prompt needs", o->path);
+  KR_TRY(kr_tokenizer_encode(t, opening, strlen(opening), 0, &d->before));
   return get_describer_buffers(d);
 }
 
@@ -140,11 +81,8 @@ void krait_describer_close(krait_describer **handle) {
   krait_describer *d = handle ? *handle : NULL;
   if (!d) return;
   *handle = NULL;
-  kr_videogpt_close(&d->model);
-  kr_videomamba_close(&d->video);
+  kr_videogpt_parts_close(&d->parts);
   krait_lm_close(&d->lm);
-  if (d->clip_folder) kr_model_folder_close(&d->clip_folder);
-  if (d->video_weights) kr_weights_close(&d->video_weights);
   kr_mem_free(d->ctx, d->rows);
   kr_ids_free(&d->before);
   kr_ids_free(&d->ids);
@@ -156,8 +94,8 @@ void krait_describer_close(krait_describer **handle) {
 
 static int32_t keep_frame(void *user, int64_t k, int64_t width, int64_t height, const uint8_t *rgb) {
   krait_describer *d = user;
-  const int64_t side = kr_videogpt_side(d->model), area = side * side,
-                of_video = kr_videomamba_config_of(d->video)->side, video_area = of_video * of_video;
+  const int64_t side = kr_videogpt_side(d->parts.model), area = side * side,
+                of_video = kr_videomamba_config_of(d->parts.video)->side, video_area = of_video * of_video;
   uint8_t *const seen = d->sheet + k * area * 3;
   KR_TRY(kr_resize_bicubic(rgb, width, height, side, seen));
   kr_pixels_of_clip(seen, area, area, d->images + k * 3 * area);
@@ -167,8 +105,8 @@ static int32_t keep_frame(void *user, int64_t k, int64_t width, int64_t height, 
 }
 
 static int32_t read_film(krait_describer *d, const char *path) {
-  const size_t area = (size_t)(kr_videogpt_side(d->model) * kr_videogpt_side(d->model)),
-               video_side = (size_t)kr_videomamba_config_of(d->video)->side;
+  const size_t area = (size_t)(kr_videogpt_side(d->parts.model) * kr_videogpt_side(d->parts.model)),
+               video_side = (size_t)kr_videomamba_config_of(d->parts.video)->side;
   kr_film facts;
   int fd;
   KR_TRY(kr_film_open(path, &fd));
@@ -187,7 +125,7 @@ static int32_t read_film(krait_describer *d, const char *path) {
 
 /* Rows of the prompt, zero for text; n: of the whole prompt. Existing rows are kept. */
 static int32_t get_rows(krait_describer *d, int64_t n) {
-  const uint64_t row = (uint64_t)kr_videogpt_d(d->model) * krait_dtype_bytes(kr_lm_dtype(kr_lm_model(d->lm))),
+  const uint64_t row = (uint64_t)kr_videogpt_d(d->parts.model) * krait_dtype_bytes(kr_lm_dtype(kr_lm_model(d->lm))),
                  all = (uint64_t)n * row;
   const uint64_t used = (uint64_t)(d->n_rows < n ? d->n_rows : n) * row;
   char *larger = NULL;
@@ -207,20 +145,20 @@ static int32_t get_rows(krait_describer *d, int64_t n) {
 
 static char *film_rows(const krait_describer *d) {
   return d->rows +
-         (uint64_t)(d->before.n * kr_videogpt_d(d->model)) * krait_dtype_bytes(kr_lm_dtype(kr_lm_model(d->lm)));
+         (uint64_t)(d->before.n * kr_videogpt_d(d->parts.model)) * krait_dtype_bytes(kr_lm_dtype(kr_lm_model(d->lm)));
 }
 
 static int32_t look_describer(krait_describer *d) {
   enum { CAPACITY = 256 }; /* for a question */
-  const int64_t side = kr_videomamba_config_of(d->video)->side, area = side * side;
+  const int64_t side = kr_videomamba_config_of(d->parts.video)->side, area = side * side;
   KR_TRY(get_rows(d, d->before.n + KR_VIDEOGPT_ROWS + CAPACITY));
-  KR_TRY(kr_videogpt_look(d->model, d->images, film_rows(d), d->film.score, d->film.chosen));
+  KR_TRY(kr_videogpt_look(d->parts.model, d->images, film_rows(d), d->film.score, d->film.chosen));
   for (int64_t t = 0; t < KR_VIDEOGPT_T; t++)
     for (int64_t k = 0; k < 3; k++)
       memcpy(d->clip + (k * KR_VIDEOGPT_T + t) * area, d->frames + (d->film.chosen[t] * 3 + k) * area,
              (size_t)area * sizeof *d->clip);
-  KR_TRY(kr_videomamba_run(d->video, d->clip, NULL, NULL));
-  KR_TRY(kr_videogpt_watch(d->model, kr_videomamba_tokens_at(d->video), film_rows(d)));
+  KR_TRY(kr_videomamba_run(d->parts.video, d->clip, NULL, NULL));
+  KR_TRY(kr_videogpt_watch(d->parts.model, kr_videomamba_tokens_at(d->parts.video), film_rows(d)));
   return d->ctx->cuda ? kr_cuda_wait(d->ctx->cuda, NULL) : KRAIT_OK;
 }
 
@@ -248,7 +186,7 @@ int32_t krait_describer_contact_sheet(const krait_describer *d, const char *png_
   KR_CHECK(d && png_path, KRAIT_ERR_ARGUMENT, "krait_describer_contact_sheet: %s is NULL",
            d ? "png_path" : "describer");
   KR_CHECK(d->label, KRAIT_ERR_ARGUMENT, "krait_describer_contact_sheet: there is no video yet");
-  return kr_describer_draw(&d->film, d->sheet, kr_videogpt_side(d->model), png_path);
+  return kr_describer_draw(&d->film, d->sheet, kr_videogpt_side(d->parts.model), png_path);
 }
 
 /* ---- a question ---- */
@@ -283,19 +221,4 @@ int32_t krait_describer_ask(krait_describer *d, const char *question, const krai
   const int32_t status = kr_lm_prefill_rows(*session, d->ids.at, d->rows, d->ids.n);
   if (status < 0) krait_lm_session_close(session);
   return status;
-}
-
-/* ---- graphs ---- */
-
-int32_t kr_describer_graphs(krait_describer *d, kr_describer_graph_fn *fn, void *user) {
-  enum { WORDS = 64 }; /* about the number of tokens around the video */
-  kr_lm *lm = kr_lm_model(d->lm);
-  const kr_graph *g;
-  KR_TRY(fn(user, "16 frames: CLIP, their weights, rows for the language model", kr_videogpt_graph_of(d->model, 0)));
-  KR_TRY(fn(user, "8 frames: VideoMamba", kr_videomamba_graph(d->video)));
-  KR_TRY(fn(user, "8 frames: rows for the language model", kr_videogpt_graph_of(d->model, 1)));
-  KR_TRY(kr_lm_graph_of(lm, KR_VIDEOGPT_ROWS + WORDS, 1, &g));
-  KR_TRY(fn(user, "language model, a video's rows and 64 tokens", g));
-  KR_TRY(kr_lm_graph_of(lm, 0, 0, &g));
-  return fn(user, "language model, a step of one sequence", g);
 }
