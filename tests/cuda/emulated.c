@@ -202,6 +202,8 @@ static void agrees_with_the_reference(void **state) {
                                                         "ampere_chunks_parts"},
                            *const chunks_tf32[KR_N_ORDERS] = {"ampere_chunks_tf32", "ampere_chunks_tf32",
                                                               "ampere_chunks_tf32"};
+  static const char *const tiles_parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_parts",
+                                                       "ampere_tiles_parts"};
   static const char *const many[KR_N_ORDERS] = {"ampere_long_k", "ampere_long_k", "ampere_long_k"};
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
   static const char *const decode[KR_N_ORDERS] = {"ampere_persistent", "ampere_persistent", "ampere_persistent"},
@@ -249,6 +251,7 @@ static void agrees_with_the_reference(void **state) {
   }
   if (is_ssd && !only)
     assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
+  if (strcmp(op->name, "attention") == 0 && !only) assert_true(check_rows(op, tiles_parts) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode && percent == 100) { /* at most 48 of 5120 channels a block */
     capability = 90, takes_together = 1, n_multiprocessors = 108;
