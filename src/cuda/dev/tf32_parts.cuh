@@ -1,5 +1,6 @@
-/* tf32_parts.cuh: products of float32 on a warp's tensor cores, factors as sums of two tf32 parts (PARTS: as accurate
- * as multiply-adds) or rounded to tf32. Where a factor is infinite, or rounds to infinity, its low part is not finite. */
+/* tf32_parts.cuh: products of float32 on a warp's tensor cores: factors as sums of two tf32 parts (PARTS: as accurate
+ * as multiply-adds), or rounded to tf32. A factor that is infinite, or rounds to infinity, has a low part that is not
+ * finite. */
 #ifndef KR_TF32_PARTS_CUH
 #define KR_TF32_PARTS_CUH
 
