@@ -385,8 +385,23 @@ static int is_lost(krait_lm_session *s) {
 }
 
 typedef struct counts {
-  long n_calls, n_failed, n_repeated, n_lost;
+  long n_calls, n_failed, n_repeated, n_lost, n_ties;
 } counts;
+
+/* Real and twin read a token in other pieces (is_lost reads the last one by itself), so that states differ by rounding,
+ * which decides between two tokens now and then. That is no error if the states, which do not know that token yet, are
+ * alike; and it is rare. Both start again. */
+static void after_step(world *real, world *twin, int i, counts *c) {
+  static picture got, want;
+  if (strcmp(krait_lm_text(real->s[i], NULL), krait_lm_text(twin->s[i], NULL)) == 0) return;
+  look_sessions(real->lm, real->s[i], i, &got);
+  look_sessions(twin->lm, twin->s[i], i, &want);
+  memcpy(got.text, want.text, sizeof got.text);
+  assert_alike("two tokens of nearly the same probability", &got, &want, 2e-5);
+  c->n_ties++;
+  WORKS(krait_lm_reset(real->s[i]));
+  renew(twin, i);
+}
 
 /* One call, perhaps with a failed allocation, and the same in the twin if it worked. */
 static void act_both(world *real, world *twin, const deed *d, counts *c) {
@@ -401,6 +416,7 @@ static void act_both(world *real, world *twin, const deed *d, counts *c) {
     renew(twin, d->i);
   } else if (status >= 0) {
     WORKS(act(twin, d));
+    for (unsigned k = 0; k < d->n && d->kind == D_STEP; k++) after_step(real, twin, (d->i + (int)k) % N_SESSIONS, c);
   }
   for (int i = 0; i < N_SESSIONS; i++)
     if (is_lost(real->s[i])) {
@@ -441,6 +457,7 @@ static void one_sequence(world *real, world *twin, counts *c) {
     }
     WORKS(krait_lm_step(&real->s[i], 1));
     WORKS(krait_lm_step(&twin->s[i], 1));
+    after_step(real, twin, i, c);
     for (int of_twin = 0; of_twin < 2; of_twin++) { /* the last token is read */
       world *w = of_twin ? twin : real;
       WORKS(krait_lm_prefill(w->s[i], " the", 4, 0));
@@ -463,8 +480,9 @@ static void random_sequences(void **state) {
     }
   }
   for (long k = 0; k < n_sequences; k++) one_sequence(&real[k % 4], &twin[k % 4], &c);
-  print_message("%ld sequences, %ld calls; %ld failed, %ld of these were repeated and worked, %ld sessions refused\n",
-                n_sequences, c.n_calls, c.n_failed, c.n_repeated, c.n_lost);
+  print_message("%ld sequences, %ld calls; %ld failed, %ld of these were repeated and worked, %ld sessions refused, %ld ties\n",
+                n_sequences, c.n_calls, c.n_failed, c.n_repeated, c.n_lost, c.n_ties);
+  assert_true(c.n_ties <= 2 + n_sequences / 1000);
   assert_true(c.n_failed && c.n_repeated && (c.n_lost || n_sequences < 5000)); /* these are rare */
   for (int m = 0; m < 4; m++) {
     for (int i = 0; i < N_SESSIONS; i++) krait_lm_session_close(&real[m].s[i]), krait_lm_session_close(&twin[m].s[i]);
