@@ -228,10 +228,11 @@ const char *doc_install_library(doc *d, const char *lib, const char *package) {
 }
 
 static const char *cudnn_major(const char *text) {
+  static const char *const numbers[] = {"5", "6", "7", "8", "9"};
   for (const char *p = text; (p = strstr(p, "cudnn")); p++) {
     const char *so = strstr(p, ".so."), *mark = strstr(p, "64_");
-    if (so && so - p < 40 && (so[4] == '8' || so[4] == '9')) return so[4] == '8' ? "8" : "9";
-    if (mark && mark - p < 40 && (mark[3] == '8' || mark[3] == '9')) return mark[3] == '8' ? "8" : "9";
+    const char digit = so && so - p < 40 ? so[4] : mark && mark - p < 40 ? mark[3] : 0;
+    if (digit >= '5' && digit <= '9') return numbers[digit - '5'];
   }
   return "";
 }
@@ -253,11 +254,13 @@ static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys, const char *p
   }
   const int cuda = doc_cuda_of(d, package);
   put_log(keys, "cudnn_install",
-      *major != '8' && cuda == 13 ? "pip install \"nvidia-cudnn-cu13>=9,<10\""
+      *major && *major < '8'      ? "conda install -y cudnn=7.6" /* older ones are in no channel and on no index */
+      : *major != '8' && cuda == 13 ? "pip install \"nvidia-cudnn-cu13>=9,<10\""
       : *major != '8'             ? "pip install \"nvidia-cudnn-cu12>=9,<10\""
       : cuda == 11                ? "pip install \"nvidia-cudnn-cu11>=8.6,<9\""
                                   : "pip install nvidia-cudnn-cu12==8.9.7.29");
-  if (d->log.is_windows) return; /* Python there looks beside the module and in add_dll_directory's folders */
+  if (d->log.is_windows || (*major && *major < '8'))
+    return; /* Python there looks beside the module and in add_dll_directory's folders */
   put_log(keys, "cudnn_path",
       "export LD_LIBRARY_PATH=$(python3 -c 'import os, nvidia.cudnn; print(\":\".join([list(nvidia.cudnn.__path__)[0] "
       "+ "
@@ -499,6 +502,15 @@ static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
 }
 
 /* ---- builds ---- */
+/* The newest torch with code for a target, whose Triton knows it. */
+static const char *torch_for_target(doc *d, const char *arch) {
+  const int judged = d->judged_cc;
+  d->judged_cc = atoi(arch);
+  const char *command = newest_torch(d);
+  d->judged_cc = judged;
+  return command;
+}
+
 static const char *fill_words(doc *d, const char *text, const char *cuda) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
@@ -594,6 +606,7 @@ static int fill_language(doc *d, const doc_hit *hit, hit_keys *keys) {
 static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (*taken(hit, "arch") && (is_for_log(hit, "B01") || is_for_log(hit, "B02") || is_for_log(hit, "B11")))
     return fill_nvcc(d, hit, keys);
+  if (is_for_log(hit, "B28")) put_log(keys, "newer_torch", torch_for_target(d, taken(hit, "arch")));
   if (is_for_log(hit, "B03")) put_log(keys, "arch_cc", kr_print_cc(d->arena, atoi(taken(hit, "arch"))));
   if (is_for_log(hit, "B10")) put_need(d, keys, usual_toolkit(d));
   if (is_for_log(hit, "B07") && !kr_tables_has_word("torch packaging wheel setuptools psutil", taken(hit, "module")))

@@ -1,7 +1,7 @@
 """answers.py PROGRAM: the second line of every answer is a fix: a command that the log's shell runs, or a sentence of a known
 kind; and it is the fix that was written down for that report before."""
 from fake import *
-from fresh import COMMON, FRESH, LAST, LATER
+from fresh import COMMON, FRESH, LAST, LATER, PLAIN
 from reports import REPORTS
 from texts import TEXTS
 
@@ -72,7 +72,7 @@ def is_same_fix(name, fix, line):
 
 
 def every_second_line_is_a_fix(doctor, folder):
-    wrong, texts = [], [t for r, _, t in TEXTS if r] + [r[4] for r in REPORTS + FRESH + LATER + LAST + COMMON] + [p.read_text() for p in SHARED]
+    wrong, texts = [], [t for r, _, t in TEXTS if r] + [r[4] for r in REPORTS + FRESH + LATER + LAST + COMMON + PLAIN] + [p.read_text() for p in SHARED]
     for text in texts[::5 if FEW else 1]:
         first, second = first_lines(doctor, folder, text)
         if not COMMAND.match(second) and not second.startswith(SENTENCES):
@@ -83,11 +83,11 @@ def every_second_line_is_a_fix(doctor, folder):
 
 def reports_have_their_cause_and_fix(doctor, folder):
     wrong = []
-    for name, cause, fix, never, text in REPORTS + FRESH + LATER + LAST + COMMON:
+    for name, cause, fix, never, text in REPORTS + FRESH + LATER + LAST + COMMON + PLAIN:
         first, second = first_lines(doctor, folder, text)
         if not re.search(cause, first, re.I) or not re.search(fix, second, re.I) or (never and re.search(never, second)):
             wrong.append((name, first, second))
-    assert len(REPORTS + FRESH + LATER + LAST + COMMON) >= 140 and not wrong, "\n".join(map(str, wrong))
+    assert len(REPORTS + FRESH + LATER + LAST + COMMON + PLAIN) >= 152 and not wrong, "\n".join(map(str, wrong))
 
 
 def shared_logs_have_the_fix_of_their_table(doctor, folder):

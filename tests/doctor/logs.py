@@ -2,7 +2,7 @@
 placeholders, several findings of one text agree, and a crash never ends in success."""
 from fake import *
 from benign import LOGS
-from fresh import COMMON, FRESH, LAST, LATER
+from fresh import COMMON, FRESH, LAST, LATER, PLAIN
 from reports import REPORTS
 from texts import TEXTS
 
@@ -61,7 +61,7 @@ def complaint(command, text, known):
 
 def commands_run_where_the_log_comes_from(doctor, folder):
     known, wrong, n = releases(), [], 0
-    texts = [t for r, _, t in TEXTS if r] + [r[4] for r in REPORTS + FRESH + LATER + LAST + COMMON] + ([p.read_text() for p in sorted(SHARED.glob("*.txt"))] if SHARED.is_dir() else [])
+    texts = [t for r, _, t in TEXTS if r] + [r[4] for r in REPORTS + FRESH + LATER + LAST + COMMON + PLAIN] + ([p.read_text() for p in sorted(SHARED.glob("*.txt"))] if SHARED.is_dir() else [])
     for text in texts[::10 if FEW else 1]:
         top = doctor.run("--root", folder, log=text).stdout.decode().splitlines()
         if len(top[0]) > 120 or re.search(r"_Z[A-Z0-9]", top[0]):

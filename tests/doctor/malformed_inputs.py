@@ -396,7 +396,7 @@ def exit_codes(doctor, folder):
     assert doctor.run("--explain", "K99").returncode == 64
     assert doctor.run("--explain", "K01").stdout.startswith(b"K01 no-image")
     listed = doctor.run("--explain", "list").stdout.decode().splitlines()
-    assert len([line for line in listed if line[0] != " "]) == 157 and max(map(len, listed)) <= 80
+    assert len([line for line in listed if line[0] != " "]) == 159 and max(map(len, listed)) <= 80
     for rule in (line.split()[0] for line in listed if line[0] != " "):
         assert all(len(line) <= 80 or len(line.split()) <= 2 for line in doctor.run("--explain", rule).stdout.decode().splitlines()), rule
 

@@ -657,4 +657,6 @@ TEXTS = [
     ('R07', r'NCCL.*\nexport NCCL_DEBUG=INFO', 'torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclInternalError: Internal check failed.'),
     ('R08', r"machine's memory.*\nfree -g", 'loading checkpoint shards\nKilled'),
     ('S04', r'Python.*\n.*pip install', 'ImportError: /opt/v/lib/python3.12/site-packages/causal_conv1d_cuda.so: undefined symbol: _PyLong_Format'),
+    ('P19', r'no cudatoolkit=9\.0.*\nconda config --append channels conda-forge', 'ResolvePackageNotFound: \n  - cudatoolkit=9.0'),
+    ('B28', r'older than sm_121.*8\.5.*\n.*torch==', 'ptxas /tmp/x.ptx, line 6; error   : PTX .version 8.5 does not support .target sm_121'),
 ]
