@@ -476,7 +476,7 @@ TEXTS = [
     ('D15', r'aten::.*\n.*PYTORCH_ENABLE_MPS_FALLBACK=1',
      "NotImplementedError: The operator 'aten::_fft_r2c' is not currently implemented for the MPS device."),
     ('L05', r'built for x86_64.*arm64.*\narch -arm64 pip install',
-     "ImportError: dlopen(/opt/v/lib/python3.11/site-packages/x/_C.so, 0x0002): tried: '/opt/v/x/_C.so' (mach-o file, but is an incompatible architecture (have 'x86_64', need 'arm64'))"),
+     "ImportError: dlopen(/opt/v/lib/python3.11/site-packages/tokenizers/_C.so, 0x0002): tried: '/opt/v/tokenizers/_C.so' (mach-o file, but is an incompatible architecture (have 'x86_64', need 'arm64'))"),
     # ---- Windows ----
     ('L16', r'detectron2.*built for another torch',
      '  File "C:\\Users\\me\\det\\detectron2\\layers\\deform_conv.py", line 12, in <module>\n    from detectron2 import _C\n'
