@@ -119,11 +119,7 @@ static const char *with_repository(doc *d, const char *command) {
                                 atoi(toolkit + 13 + strcspn(toolkit + 13, "-") + 1))
                : NULL;
   if (d->log.is_jetson || d->log.is_mac || d->log.is_arch) return command; /* their own repositories have it */
-  if (d->log.is_rpm)
-    return kr_arena_print(d->arena,
-                          "sudo curl -o /etc/yum.repos.d/cuda.repo https://developer.download.nvidia.com/compute/cuda/"
-                          "repos/%s/%s/cuda-%s.repo && %s",
-                          d->log.is_rpm, d->machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64", d->log.is_rpm, command);
+  if (d->log.is_rpm) return kr_arena_print(d->arena, "%s && %s", doc_rpm_repository(d), command);
   const char *machine = d->machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64",
              *system = d->log.is_wsl ? "wsl-ubuntu" : "$ID$(echo $VERSION_ID | tr -d .)";
   return kr_arena_print(

@@ -545,6 +545,13 @@ static const char *driver_install(doc *d) {
   if (d->log.is_windows)
     return kr_arena_print(d->arena, "install driver %s or newer from https://www.nvidia.com/drivers and restart",
                           branch);
+  const int is_old = doc_main_cc(d) && doc_main_cc(d) < 75; /* which the open modules do not support */
+  if (d->log.is_rpm)
+    return kr_arena_print(d->arena, "%s && sudo dnf install -y %s && sudo reboot", doc_rpm_repository(d),
+                          is_old ? "cuda-drivers" : "nvidia-open");
+  if (d->log.is_arch)
+    return kr_arena_print(d->arena, "sudo pacman -S %s nvidia-utils && sudo reboot",
+                          is_old ? "nvidia-dkms" : "nvidia-open");
   return kr_arena_print(d->arena, "sudo apt install nvidia-driver-%s%s && sudo reboot", branch,
                         doc_main_cc(d) >= 100 ? "-open" : "");
 }

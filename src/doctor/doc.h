@@ -154,6 +154,7 @@ const char *doc_find_library(doc *d, const doc_file *file, const char *name); /*
 /* system.c */
 void doc_read_system(doc *d, const char *text);
 const char *doc_for_system(doc *d, const char *command);
+const char *doc_rpm_repository(doc *d); /* the command that adds NVIDIA's repository to a system with dnf */
 
 /* command_check.c */
 const char *doc_checked(doc *d, const char *fix); /* as it may be printed; NULL: it must not */

@@ -148,6 +148,13 @@ static const char *for_windows(doc *d, const char *command) {
   return out.at;
 }
 
+const char *doc_rpm_repository(doc *d) {
+  return kr_arena_print(d->arena,
+                        "sudo curl -o /etc/yum.repos.d/cuda.repo https://developer.download.nvidia.com/compute/cuda/"
+                        "repos/%s/%s/cuda-%s.repo",
+                        d->log.is_rpm, d->machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64", d->log.is_rpm);
+}
+
 /* The packages of `sudo apt install ...` under their names of dnf or pacman; NULL: one of them has none there. */
 static const char *packages_for(doc *d, const char *names) {
   kr_text out = kr_text_begin(d->arena);

@@ -659,4 +659,8 @@ TEXTS = [
     ('S04', r'Python.*\n.*pip install', 'ImportError: /opt/v/lib/python3.12/site-packages/causal_conv1d_cuda.so: undefined symbol: _PyLong_Format'),
     ('P19', r'no cudatoolkit=9\.0.*\nconda config --append channels conda-forge', 'ResolvePackageNotFound: \n  - cudatoolkit=9.0'),
     ('B28', r'older than sm_121.*8\.5.*\n.*torch==', 'ptxas /tmp/x.ptx, line 6; error   : PTX .version 8.5 does not support .target sm_121'),
+    ('D01', r'driver.*\nsudo curl -o \S+ \S+rhel9\S+ && sudo dnf install -y nvidia-open && sudo reboot',
+     'RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\nTesla T4, Rocky Linux 9.3'),
+    ('D01', r'driver.*\nsudo pacman -S nvidia-open nvidia-utils && sudo reboot',
+     'RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n6.16.8-arch1-1, RTX 3060'),
 ]
