@@ -84,7 +84,8 @@ static void read_inputs(fixture *f) {
   const uint32_t begin = (1u << 22) + ((salt ? (uint32_t)atoi(salt) : 0) << 17);
   for (uint32_t b = 0, i = 0; b < 3; b++)
     for (uint32_t k = 0; k < F * T * 2; k++, i++)
-      f->input[i] = is_stored ? find(f->speech, "golden.input_com")[i] : hashed(begin + i) + (has_speech ? f->clean[b][k] : 0);
+      f->input[i] = is_stored ? find(f->speech, "golden.input_com")[i]
+                              : hashed(begin + i) + (has_speech ? f->clean[b][k] : 0);
   if (disc) kr_weights_close(&disc);
 }
 
