@@ -363,12 +363,12 @@ static int32_t make_tables(const krait_ctx *ctx, const kr_seedvr_config *c, cons
     bytes += to->layout[i].bytes;
   }
   if (!ctx->cuda) return KRAIT_OK;
-  KR_TRY(kr_cuda_alloc(ctx->cuda, bytes, (void **)&to->tables));
+  KR_TRY(kr_mem_get(ctx, "tables of windows", bytes, &to->tables));
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) {
     blocks[i] = to->tables + (i ? to->layout[0].bytes : 0);
-    KR_TRY(kr_cuda_copy_in(ctx->cuda, (char *)blocks[i], to->layout[i].memory, to->layout[i].bytes, NULL));
+    KR_TRY(kr_mem_put(ctx, (char *)blocks[i], to->layout[i].memory, to->layout[i].bytes));
   }
-  return kr_cuda_wait(ctx->cuda, NULL);
+  return kr_mem_wait(ctx);
 }
 
 static int32_t open_graph(builder *b, const krait_ctx *ctx) {
@@ -406,7 +406,7 @@ int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, co
 void kr_seedvr_graph_close(kr_seedvr_graph *to) {
   if (to->runner) kr_runner_close(&to->runner);
   if (to->g) kr_graph_close(&to->g);
-  if (to->tables) kr_cuda_free(to->ctx->cuda, to->tables);
+  kr_mem_free(to->ctx, to->tables);
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) kr_seedvr_layout_close(&to->layout[i]);
   *to = (kr_seedvr_graph){0};
 }

@@ -9,7 +9,6 @@
 
 #include "alloc.h"
 #include "clock.h"
-#include "ctx.h"
 #include "describer.h"
 #include "frames.h"
 #include "generate/lm_parts.h"
@@ -131,13 +130,9 @@ static int32_t get_rows(krait_describer *d, int64_t n) {
   char *larger = NULL;
   if (n <= d->n_rows) return KRAIT_OK;
   KR_TRY(kr_mem_get(d->ctx, "the prompt's rows", all, &larger));
-  if (d->rows && d->ctx->cuda) {
-    int32_t status = kr_cuda_copy(d->ctx->cuda, larger, d->rows, used, NULL);
-    if (status >= 0) status = kr_cuda_wait(d->ctx->cuda, NULL);
-    if (status < 0) return kr_mem_free(d->ctx, larger), status;
-  } else if (d->rows) {
-    memcpy(larger, d->rows, used);
-  }
+  int32_t status = d->rows ? kr_mem_copy(d->ctx, larger, d->rows, used) : KRAIT_OK;
+  if (status >= 0) status = kr_mem_wait(d->ctx);
+  if (status < 0) return kr_mem_free(d->ctx, larger), status;
   kr_mem_free(d->ctx, d->rows);
   d->rows = larger, d->n_rows = n;
   return KRAIT_OK;
@@ -159,7 +154,7 @@ static int32_t look_describer(krait_describer *d) {
              (size_t)area * sizeof *d->clip);
   KR_TRY(kr_videomamba_run(d->parts.video, d->clip, NULL, NULL));
   KR_TRY(kr_videogpt_watch(d->parts.model, kr_videomamba_tokens_at(d->parts.video), film_rows(d)));
-  return d->ctx->cuda ? kr_cuda_wait(d->ctx->cuda, NULL) : KRAIT_OK;
+  return kr_mem_wait(d->ctx);
 }
 
 int32_t krait_describer_load(krait_describer *d, const char *path, krait_video_info *film) {

@@ -109,7 +109,7 @@ static int32_t run_clip(work *w) {
   kr_patches_cut(w->pictures, w->n, 3 * side * side, side * side, side, w->is->patch, w->patches);
   if (w->ctx->cuda) KR_TRY(kr_mem_put(w->ctx, w->patches_at, w->patches, tower_time_patches_bytes(w)));
   KR_TRY(kr_runner_run(w->runner, NULL));
-  return w->ctx->cuda ? kr_cuda_wait(w->ctx->cuda, NULL) : KRAIT_OK;
+  return kr_mem_wait(w->ctx);
 }
 
 /* ---- the product ---- */
@@ -168,7 +168,7 @@ static int32_t time_product(work *w, int is_counted, kr_tower_timing *t) {
   const double flops = n_rounds * 2.0 * (double)w->product.n * (double)w->product.n * (double)w->product.n;
   const moment start = now();
   for (int i = 0; i < n_rounds; i++) KR_TRY(kr_runner_run(w->product.runner, NULL));
-  if (w->ctx->cuda) KR_TRY(kr_cuda_wait(w->ctx->cuda, NULL));
+  KR_TRY(kr_mem_wait(w->ctx));
   if (!is_counted) return KRAIT_OK;
   keep_most(&t->product_flops_per_s, flops / (tower_time_seconds_since(start) + 1e-9));
   if (!w->ctx->cuda) keep_most(&t->product_flops_per_cpu_s, flops / (cpu_since(start) + 1e-6));
