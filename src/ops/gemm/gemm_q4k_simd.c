@@ -3,6 +3,7 @@
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_q4k_parts.h"
 #include "gemm/gemm_q4k_impls.h"
+#include "gemm/gemm_widened.h"
 #include "op_list.h"
 #include "vec_math.h"
 #include "view.h"
@@ -114,19 +115,11 @@ static void multiply_gemm_q4k_groups(void *user, int64_t begin, int64_t end, int
         *storage = bias + GROUP;
   for (int64_t g = begin; g < end; g++) {
     const int64_t first = g * GROUP, n = a->N - first < GROUP ? a->N - first : GROUP;
-    kr_panels panels;
     for (int64_t i = 0; i < n; i++) {
       widen_gemm_q4k(a, first + i, weights + i * K);
       bias[i] = gemm_q4k_bias_of(a, first + i);
     }
-    KR_FN(kr_panels_pack)(&panels, storage, K, n, weights, 1, K, bias);
-    KR_FN(kr_gemm_rows)(&(kr_gemm_rows_call){.weights = &panels,
-                                             .A = a->A.data,
-                                             .lda = a->A.stride[0],
-                                             .M = a->M,
-                                             .C = (float *)a->out.data + first,
-                                             .ldc = a->out.stride[0],
-                                             .n_store = n});
+    multiply_widened(&(widened){K, n, weights, bias, storage}, &a->A, a->M, &a->out, first);
   }
 }
 
