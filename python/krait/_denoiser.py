@@ -11,6 +11,7 @@ import numpy as np
 from . import _load, _sound
 
 _MODEL_HZ = 16000
+_LOOKS_BACK = 2  # KRAIT_VOICE_LOOKS_BACK
 _MOST_DEVICES, _MOST_THREADS = 64, 1024
 _FORM, _STREAM_FORM = "floating point or int16 with time as the last axis", "one-dimensional floating point or int16"
 
@@ -18,7 +19,8 @@ _FORM, _STREAM_FORM = "floating point or int16 with time as the last axis", "one
 class Denoiser:
     """Removes noise from speech. denoiser(samples, rate) takes a numpy array or torch tensor with time as the last axis
     (other axes: independent channels or recordings), floating point in [-1, 1] or int16, and returns the same type, shape
-    and rate. Frequencies above 8 kHz are removed too.
+    and rate. What lies above 8 kHz is kept, as loud as the model leaves what is below; band="16k" drops it. mix: how much of
+    the output is cleaned, 1 to 0; limit: attenuate by at most so many dB; gate: silence where speech is less probable.
 
     device: "cpu", "cuda:0", ...; threads: CPU threads, 0 for all cores; weights: a safetensors file from `krait train`
     or `krait convert` instead of the built-in weights (None or "builtin"; a file of that name is "./builtin"). Threads may share one Denoiser; their calls are serialized. A copy
@@ -63,24 +65,34 @@ class Denoiser:
         if status < 0:
             _load.fail(status)
 
-    def _clean(self, x):
-        """(n) float64 at 16 kHz -> the same, cleaned."""
+    def _clean(self, x, rate, controls):
+        """(n) float64 at this rate -> the same, cleaned."""
         given = np.ascontiguousarray(x, dtype=np.float32)
         out = np.empty_like(given)
         ffi = _load.ffi()
+        mix, limit, gate = controls
+        options = ffi.new("krait_voice_options *", {"size": ffi.sizeof("krait_voice_options"), "rate_hz": rate, "flags": _LOOKS_BACK if gate > 0 else 0})
+        wanted = ffi.new("krait_voice_controls *", {"size": ffi.sizeof("krait_voice_controls"), "mix": mix, "limit_db": math.inf if limit is None else limit, "gate": gate})
         with self._lock:  # a session holds one stream's state
-            self._check(_load.lib().krait_enhance_samples(self._session[0], ffi.cast("const float *", given.ctypes.data), ffi.cast("float *", out.ctypes.data), len(given),
-                                                          ffi.NULL, ffi.NULL))
+            self._check(_load.lib().krait_enhance_channel(self._session[0], options, wanted, ffi.cast("const float *", given.ctypes.data), ffi.cast("float *", out.ctypes.data), len(given)))
         return out.astype(np.float64)
 
-    def __call__(self, samples, rate=_MODEL_HZ):
+    def _clean_narrow(self, x, rate, controls):
+        """The same without what lies above 8 kHz."""
+        at_model = self._clean(_sound.resample(x, rate, _MODEL_HZ), _MODEL_HZ, controls)
+        return _sound.resample(at_model, _MODEL_HZ, rate, len(x))
+
+    def __call__(self, samples, rate=_MODEL_HZ, *, band="whole", mix=1.0, limit=None, gate=0.0):
         if os.getpid() != self._process:
             raise _load.KraitError("krait.Denoiser: created before a fork; create one in each process")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(samples, torch.Tensor):
-            done = self(samples.detach().to("cpu", torch.float64 if samples.is_floating_point() else samples.dtype).numpy(), rate)
+            done = self(samples.detach().to("cpu", torch.float64 if samples.is_floating_point() else samples.dtype).numpy(), rate, band=band, mix=mix, limit=limit, gate=gate)
             return torch.from_numpy(done).to(samples.device, samples.dtype)
         samples, rate = _array(samples, "Denoiser", _FORM), _checked_rate(rate)
+        if band not in ("whole", "16k"):
+            raise ValueError("krait.Denoiser: band is %s, must be 'whole' or '16k'" % _named(band))
+        controls = _checked_controls(mix, limit, gate)
         is_whole = samples.dtype == np.int16
         if samples.ndim == 0:
             raise TypeError("krait.Denoiser: samples are %s of shape %s, must be %s" % (samples.dtype, samples.shape, _FORM))
@@ -90,9 +102,9 @@ class Denoiser:
         if not np.isfinite(rows).all():
             raise ValueError("krait.Denoiser: samples contain NaN or infinity")
         out = np.empty_like(rows)
+        clean = self._clean if band == "whole" else self._clean_narrow
         for row, cleaned in zip(rows, out):
-            at_model = _sound.resample(row, rate, _MODEL_HZ)
-            cleaned[:] = _sound.resample(self._clean(at_model), _MODEL_HZ, rate, len(row))
+            cleaned[:] = clean(row, rate, controls)
         if is_whole:
             out = np.clip(np.rint(out * 32768), -32768, 32767)
         return out.astype(samples.dtype).reshape(samples.shape)
@@ -152,6 +164,13 @@ def _checked_rate(rate):
     if whole is None or not 1000 <= whole <= 768000:
         raise ValueError("krait.Denoiser: rate is %s, must be an integer from 1000 to 768000 Hz" % _named(rate))
     return whole
+
+
+def _checked_controls(mix, limit, gate):
+    for name, value, most in (("mix", mix, 1), ("limit", 0 if limit is None else limit, 1000), ("gate", gate, 1)):
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not 0 <= value <= most:
+            raise ValueError("krait.Denoiser: %s is %s, must be a number from 0 to %d" % (name, _named(value), most))
+    return float(mix), None if limit is None else float(limit), float(gate)
 
 
 def _context(device, threads):

@@ -1,6 +1,7 @@
-/* host.c: a host of LADSPA and LV2 plug-ins that watches what run does: host PLUGIN.so [planted]. The host's malloc,
+/* host.c: a LADSPA host that watches what run does: host PLUGIN.so [planted | SECONDS]. The host's malloc,
  * free, locks and output functions stand in front of the C library's: while a thread is in run, each call of one is
- * counted, and there must be none. planted: the plug-in (planted.c) does some on purpose, which must be seen. */
+ * counted, and there must be none. planted: the plug-in (planted.c) does some on purpose, which must be seen. SECONDS:
+ * no test, but how long blocks of 64 samples take for so much sound. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <ladspa.h>
@@ -19,15 +20,16 @@ static __thread int is_in_run;
 static __thread const char *trapped;
 static __thread int n_trapped;
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which stand there themselves */
+/* glibc's own names for what stands behind malloc. */
+extern void *__libc_malloc(size_t bytes), *__libc_calloc(size_t n, size_t bytes),
+    *__libc_realloc(void *block, size_t bytes), *__libc_memalign(size_t alignment, size_t bytes);
+extern void __libc_free(void *block);
 static void note_call(const char *name) {
   if (is_in_run) trapped = name, n_trapped++;
 }
 static void *next_of(const char *name) { return dlsym(RTLD_NEXT, name); }
 
-/* glibc's own names for what stands behind malloc. */
-extern void *__libc_malloc(size_t bytes), *__libc_calloc(size_t n, size_t bytes),
-    *__libc_realloc(void *block, size_t bytes), *__libc_memalign(size_t alignment, size_t bytes);
-extern void __libc_free(void *block);
 #define SEEN __attribute__((visibility("default")))
 SEEN void *malloc(size_t bytes) { return note_call("malloc"), __libc_malloc(bytes); }
 SEEN void *calloc(size_t n, size_t bytes) { return note_call("calloc"), __libc_calloc(n, bytes); }
@@ -59,6 +61,8 @@ IN_FRONT_OF(ssize_t, write, (int fd, const void *bytes, size_t n), (fd, bytes, n
 IN_FRONT_OF(ssize_t, read, (int fd, void *bytes, size_t n), (fd, bytes, n))
 IN_FRONT_OF(int, nanosleep, (const struct timespec *time, struct timespec *left), (time, left))
 IN_FRONT_OF(int, puts, (const char *text), (text))
+
+#endif
 
 /* ---- plug-ins ---- */
 
@@ -265,10 +269,54 @@ static void planted_calls_are_seen(void **state) {
   close_plugin(&p);
 }
 
+/* ---- times ---- */
+
+static double seconds_of(clockid_t clock) {
+  struct timespec t;
+  clock_gettime(clock, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare_times(const void *a, const void *b) {
+  const float x = *(const float *)a, y = *(const float *)b;
+  return (x > y) - (x < y);
+}
+
+static void tell_times(const char *what, float *ms, long n) {
+  double sum = 0;
+  for (long i = 0; i < n; i++) sum += ms[i];
+  qsort(ms, (size_t)n, sizeof *ms, compare_times);
+  printf("%s: mean %.3f ms, median %.3f, 99 of 100 within %.3f, 9999 of 10000 within %.3f, worst %.3f\n", what,
+         sum / (double)n, ms[n / 2], ms[n - 1 - n / 100], ms[n - 1 - n / 10000], ms[n - 1]);
+}
+
+/* The first block includes what no later one has: caches that are cold. */
+static int time_blocks(double seconds) {
+  enum { BLOCK = 64 };
+  const long n = (long)(seconds * HZ / BLOCK);
+  float *cpu_ms = calloc((size_t)n + 1, sizeof *cpu_ms), *wall_ms = calloc((size_t)n + 1, sizeof *wall_ms);
+  draw_host(6);
+  plugin p = open_plugin(1, HZ);
+  if (!cpu_ms || !wall_ms || !p.handle) return 2;
+  begin_plugin(&p);
+  for (long i = 0; i < n; i++) {
+    const long at = i * BLOCK % (N - BLOCK);
+    const double cpu = seconds_of(CLOCK_THREAD_CPUTIME_ID), wall = seconds_of(CLOCK_MONOTONIC);
+    run_plugin(&p, (const float *const[]){in[0] + at}, (float *const[]){out[0]}, BLOCK, BLOCK);
+    cpu_ms[i] = (float)(1e3 * (seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu));
+    wall_ms[i] = (float)(1e3 * (seconds_of(CLOCK_MONOTONIC) - wall));
+  }
+  printf("%ld blocks of %.3f ms, %d calls trapped\n", n, 1e3 * BLOCK / HZ, n_trapped);
+  tell_times("processor", cpu_ms, n), tell_times("clock", wall_ms, n);
+  close_plugin(&p), free(cpu_ms), free(wall_ms);
+  return 0;
+}
+
 int main(int argc, char **argv) {
   void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
   if (library) *(void **)&descriptor_of = dlsym(library, "ladspa_descriptor");
   if (!descriptor_of) return fprintf(stderr, "usage: host PLUGIN.so [planted]: %s\n", argc > 1 ? dlerror() : ""), 2;
+  if (argc > 2 && atof(argv[2]) > 0) return time_blocks(atof(argv[2]));
   const struct CMUnitTest planted[] = {cmocka_unit_test(planted_calls_are_seen)},
                           tests[] = {cmocka_unit_test(blocks_do_not_matter),
                                      cmocka_unit_test(latency_is_as_reported),

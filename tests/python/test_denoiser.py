@@ -160,11 +160,28 @@ def test_rates(denoiser, rate):
     """Same length, no delay; at another rate the same result as at the model's rate, except at the edges."""
     n = rate // 2 + 7
     x = speech(n, rate=rate) if rate < RATE else _sound.resample(speech(RATE), RATE, rate, n)
-    got = denoiser(x, rate)
+    got = denoiser(x, rate, band="16k")
     want = _sound.resample(denoiser(_sound.resample(x, rate, RATE)), RATE, rate, n)
     assert got.shape == x.shape and np.allclose(got, want)
+    got = denoiser(x, rate)  # shorter filters
+    assert got.shape == x.shape and np.linalg.norm(got - want) < 0.2 * np.linalg.norm(want)
     lag = np.argmax([np.dot(x[50 + k:n - 50 + k], got[50:n - 50]) for k in range(-40, 41)]) - 40
     assert lag == 0
+
+
+def test_whole_band_and_mix(denoiser):
+    """Noise above 8 kHz goes with the noise below; dry it is the input."""
+    noise = 0.05 * np.random.default_rng(2).normal(size=24000).astype(np.float32)
+    quiet = denoiser(noise, 48000)
+    power = [np.abs(np.fft.rfft(x[6000:]))**2 for x in (noise, quiet)]
+    kept_db = [10 * np.log10(power[1][part].sum() / power[0][part].sum()) for part in (slice(1125, 3000), slice(3400, 8000))]
+    assert max(kept_db) < -10 and abs(kept_db[1] - kept_db[0]) < 6, kept_db
+    assert np.allclose(denoiser(noise, 48000, mix=0), noise, atol=1e-6)
+    assert np.allclose(denoiser(noise, 48000, limit=6.0206), (noise + denoiser(noise, 48000)) / 2, atol=1e-5)
+    assert not denoiser(noise, 48000, gate=1).any()
+    for bad in ({"band": "8k"}, {"mix": 2}, {"mix": None}, {"limit": -1}, {"gate": "much"}, {"gate": float("nan")}):
+        with pytest.raises(ValueError, match="krait.Denoiser: %s is " % next(iter(bad))):
+            denoiser(noise, 48000, **bad)
 
 
 @pytest.mark.parametrize("rates", [(44100, 16000), (48000, 16000), (8000, 16000), (16000, 44100), (22050, 16000)])

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "alloc.h"
 #include "enhance.h"
 #include "job.h"
 #include "status.h"
@@ -66,4 +67,58 @@ int32_t krait_enhance_samples(krait_denoiser_session *session, const float *in, 
   KR_CHECK(session, KRAIT_ERR_ARGUMENT, "session must not be NULL");
   KR_TRY(kr_session_denoiser(session, &denoiser));
   return kr_enhance_samples(&denoiser, in, out, n_samples, progress, user);
+}
+
+/* ---- at other rates ---- */
+
+static int32_t push_to_band(kr_band *band, const float *in, int64_t n_samples) {
+  float block[BLOCK];
+  for (int64_t i = 0, n; i < n_samples; i += n) {
+    n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
+    for (int64_t k = 0; k < n; k++) {
+      KR_CHECK(isfinite(in[i + k]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)(i + k));
+      block[k] = in[i + k];
+    }
+    KR_TRY(kr_band_push(band, block, n));
+  }
+  return kr_band_end_input(band);
+}
+
+/* All at once: low has n_low samples. */
+static int32_t enhance_through(const kr_denoiser *denoiser, kr_band *band, const float *in, float *out,
+                               int64_t n_samples, float *low, int64_t n_low) {
+  KR_TRY(push_to_band(band, in, n_samples));
+  kr_band_low_pull(band, low, n_low);
+  KR_TRY(kr_enhance_samples(denoiser, low, low, n_low, NULL, NULL));
+  KR_TRY(kr_band_return(band, low, n_low));
+  KR_TRY(kr_band_end_return(band));
+  kr_band_pull(band, out, n_samples);
+  return KRAIT_OK;
+}
+
+int32_t krait_enhance_channel(krait_denoiser_session *session, const krait_voice_options *options,
+                              const krait_voice_controls *controls, const float *in, float *out, int64_t n_samples) {
+  kr_denoiser denoiser;
+  krait_voice_options known;
+  kr_band_controls mixed = {1, INFINITY, 0};
+  kr_band *band = NULL;
+  KR_CHECK(session && options && in && out && n_samples >= 0, KRAIT_ERR_ARGUMENT,
+           "session, options, in and out must not be NULL, n_samples not negative");
+  KR_TRY(kr_voice_take_options(options, KR_BAND_LEAST_HZ, KR_BAND_MOST_HZ, &known));
+  if (controls) KR_TRY(kr_voice_take_controls(controls, &mixed));
+  KR_TRY(kr_session_denoiser(session, &denoiser));
+  if (n_samples == 0) return KRAIT_OK;
+  KR_TRY(kr_band_open(&(kr_band_options){.rate_hz = known.rate_hz,
+                                         .is_narrow = (known.flags & KRAIT_VOICE_NARROW) != 0,
+                                         .looks_back = (known.flags & KRAIT_VOICE_LOOKS_BACK) != 0,
+                                         .block_samples = BLOCK},
+                      &band));
+  kr_band_set(band, &mixed);
+  const int64_t n_low = (n_samples * KR_BAND_LOW_HZ + known.rate_hz - 1) / known.rate_hz;
+  float *low = kr_alloc_array((size_t)n_low, sizeof *low);
+  int32_t status = low ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld samples", (long long)n_low);
+  if (status >= 0) status = enhance_through(&denoiser, band, in, out, n_samples, low, n_low);
+  kr_free(low);
+  kr_band_close(&band);
+  return status;
 }

@@ -3,11 +3,9 @@
 #include "public_names.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "alloc.h"
-#include "band.h"
 #include "denormals.h"
 #include "enhance.h"
 #include "sized.h"
@@ -25,6 +23,26 @@ struct krait_voice {
   float low[MOST_LOW], *cleaned;
   int64_t capacity; /* of cleaned */
 };
+
+int32_t kr_voice_take_options(const krait_voice_options *given, int32_t least_hz, int32_t most_hz,
+                              krait_voice_options *known) {
+  KR_TRY(kr_struct_take("krait_voice_options", given, sizeof *known, known, sizeof *known));
+  KR_CHECK((known->flags & ~(uint32_t)(KRAIT_VOICE_NARROW | KRAIT_VOICE_LOOKS_BACK)) == 0, KRAIT_ERR_ARGUMENT,
+           "options.flags is %u; this library knows KRAIT_VOICE_NARROW and KRAIT_VOICE_LOOKS_BACK", known->flags);
+  KR_CHECK(known->rate_hz >= least_hz && known->rate_hz <= most_hz, KRAIT_ERR_ARGUMENT,
+           "the rate is %d Hz, not %d to %d", known->rate_hz, least_hz, most_hz);
+  return KRAIT_OK;
+}
+
+int32_t kr_voice_take_controls(const krait_voice_controls *given, kr_band_controls *known) {
+  krait_voice_controls c;
+  KR_TRY(kr_struct_take("krait_voice_controls", given, sizeof c, &c, sizeof c));
+  KR_CHECK(c.mix >= 0 && c.mix <= 1, KRAIT_ERR_ARGUMENT, "controls.mix is %g, not 0 to 1", c.mix);
+  KR_CHECK(c.limit_db >= 0, KRAIT_ERR_ARGUMENT, "controls.limit_db is %g, which is not 0 or more", c.limit_db);
+  KR_CHECK(c.gate >= 0 && c.gate <= 1, KRAIT_ERR_ARGUMENT, "controls.gate is %g, not 0 to 1", c.gate);
+  *known = (kr_band_controls){c.mix, c.limit_db, c.gate};
+  return KRAIT_OK;
+}
 
 static int32_t open_voice(krait_voice *v, krait_denoiser_session *session, const krait_voice_options *o) {
   KR_TRY(krait_denoiser_stream_open(session, &v->stream));
@@ -46,11 +64,7 @@ int32_t krait_voice_open(krait_denoiser_session *session, const krait_voice_opti
   krait_voice_options known;
   KR_CHECK(session && options && voice, KRAIT_ERR_ARGUMENT, "session, options and voice must not be NULL");
   *voice = NULL;
-  KR_TRY(kr_struct_take("krait_voice_options", options, sizeof known, &known, sizeof known));
-  KR_CHECK((known.flags & ~(uint32_t)(KRAIT_VOICE_NARROW | KRAIT_VOICE_LOOKS_BACK)) == 0, KRAIT_ERR_ARGUMENT,
-           "options.flags is %u; this library knows KRAIT_VOICE_NARROW and KRAIT_VOICE_LOOKS_BACK", known.flags);
-  KR_CHECK(known.rate_hz >= LEAST_HZ && known.rate_hz <= MOST_HZ, KRAIT_ERR_ARGUMENT, "the rate is %d Hz, not %d to %d",
-           known.rate_hz, LEAST_HZ, MOST_HZ);
+  KR_TRY(kr_voice_take_options(options, LEAST_HZ, MOST_HZ, &known));
   krait_voice *v = *voice = kr_zalloc(sizeof *v);
   KR_CHECK(v, KRAIT_ERR_NO_MEMORY, "no memory for a voice");
   const int32_t status = open_voice(v, session, &known);
@@ -72,13 +86,10 @@ int64_t krait_voice_latency(const krait_voice *v) { return v ? v->latency : 0; }
 double krait_voice_speech(const krait_voice *v) { return v ? kr_band_speech(v->band) : 0; }
 
 int32_t krait_voice_set(krait_voice *v, const krait_voice_controls *controls) {
-  krait_voice_controls known;
+  kr_band_controls known;
   KR_CHECK(v && controls, KRAIT_ERR_ARGUMENT, "voice and controls must not be NULL");
-  KR_TRY(kr_struct_take("krait_voice_controls", controls, sizeof known, &known, sizeof known));
-  KR_CHECK(known.mix >= 0 && known.mix <= 1, KRAIT_ERR_ARGUMENT, "controls.mix is %g, not 0 to 1", known.mix);
-  KR_CHECK(known.limit_db >= 0, KRAIT_ERR_ARGUMENT, "controls.limit_db is %g, which is not 0 or more", known.limit_db);
-  KR_CHECK(known.gate >= 0 && known.gate <= 1, KRAIT_ERR_ARGUMENT, "controls.gate is %g, not 0 to 1", known.gate);
-  kr_band_set(v->band, &(kr_band_controls){known.mix, known.limit_db, known.gate});
+  KR_TRY(kr_voice_take_controls(controls, &known));
+  kr_band_set(v->band, &known);
   return KRAIT_OK;
 }
 
