@@ -131,7 +131,7 @@ static void take_stft_frame(const kr_stft *s, bench *b, const float *wav, int64_
 typedef struct forward_job {
   const kr_stft *s;
   const float *wav;
-  int64_t n_samples, T;
+  int64_t n_samples, T, first;
   float power, *com;
 } forward_job;
 
@@ -139,7 +139,7 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
   const forward_job *job = user;
   const kr_stft *s = job->s;
   bench *b = &s->benches[worker];
-  for (int64_t t = begin; t < end; t++) {
+  for (int64_t t = job->first + begin; t < job->first + end; t++) {
     take_stft_frame(s, b, job->wav, job->n_samples, t);
     for (int64_t f = 0; f < s->F; f++) {
       const float re = b->re[f], im = b->im[f];
@@ -163,11 +163,16 @@ int32_t kr_stft_frame(kr_stft *s, const float *wav, int64_t n_samples, int64_t t
   return KRAIT_OK;
 }
 
-int32_t kr_stft_forward(kr_stft *s, const float *wav, int64_t n_samples, double power, float *com) {
-  forward_job job = {s, wav, n_samples, kr_stft_n_frames(s, n_samples), (float)power, com};
+int32_t kr_stft_forward_some(kr_stft *s, const float *wav, int64_t n_samples, int64_t first, int64_t n, double power,
+                             float *com) {
+  forward_job job = {s, wav, n_samples, kr_stft_n_frames(s, n_samples), first, (float)power, com};
   KR_TRY(check_length(s, n_samples));
-  kr_pool_run(s->pool, job.T, SEGMENT, forward_range, &job);
+  kr_pool_run(s->pool, n, SEGMENT, forward_range, &job);
   return KRAIT_OK;
+}
+
+int32_t kr_stft_forward(kr_stft *s, const float *wav, int64_t n_samples, double power, float *com) {
+  return kr_stft_forward_some(s, wav, n_samples, 0, kr_stft_n_frames(s, n_samples), power, com);
 }
 
 typedef struct inverse_job {

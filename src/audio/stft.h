@@ -17,6 +17,9 @@ int64_t kr_stft_n_frames(const kr_stft *stft, int64_t n_samples); /* 1 + n_sampl
 
 /* wav (n) with n > n_fft / 2 -> com (F, T, 2): magnitude^power and phase as a complex number. */
 int32_t kr_stft_forward(kr_stft *stft, const float *wav, int64_t n_samples, double power, float *com);
+/* The n frames from `first` on alone, at their places in com. */
+int32_t kr_stft_forward_some(kr_stft *stft, const float *wav, int64_t n_samples, int64_t first, int64_t n,
+                             double power, float *com);
 /* The uncompressed transform of frame t of wav: re, im (F). */
 int32_t kr_stft_frame(kr_stft *stft, const float *wav, int64_t n_samples, int64_t t, float *re, float *im);
 /* Magnitude^power and phase (F, T) -> wav ((T - 1) hop). */

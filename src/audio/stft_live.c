@@ -70,8 +70,8 @@ int64_t kr_stft_live_latency(const kr_stft_live *l) { return (3 + 2 * l->chunk) 
 static int32_t take_frames(kr_stft_live *l, int64_t n, int64_t end) {
   l->piece = l->n_frames < EARLIER ? 0 : l->n_frames - EARLIER; /* its middle is the start of the piece */
   l->T = kr_stft_n_frames(l->stft, end - l->piece * l->hop);
-  KR_TRY(kr_stft_forward(l->stft, l->heard + (l->piece * l->hop - l->from), end - l->piece * l->hop, l->o.power,
-                         l->com));
+  KR_TRY(kr_stft_forward_some(l->stft, l->heard + (l->piece * l->hop - l->from), end - l->piece * l->hop,
+                              l->n_frames - l->piece, n, l->o.power, l->com));
   KR_TRY(l->o.take(l->o.user, l->com, l->T, l->n_frames - l->piece, n));
   l->n_taken = n;
   return KRAIT_OK;
