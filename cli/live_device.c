@@ -18,11 +18,14 @@ typedef struct buffer_attributes {
 
 struct live_devices {
   void *library, *in, *out;
+  int64_t n_heard;
   void *(*open)(const char *server, const char *name, int direction, const char *device, const char *stream,
                 const sample_spec *spec, const void *channels, const buffer_attributes *attributes, int *error);
   void (*free)(void *stream);
   int (*read)(void *stream, void *data, size_t bytes, int *error);
   int (*write)(void *stream, const void *data, size_t bytes, int *error);
+  uint64_t (*latency)(void *stream, int *error); /* microseconds; -1: unknown */
+  int (*flush)(void *stream, int *error);
   const char *(*describe)(int error);
 };
 
@@ -34,7 +37,9 @@ static int load_library(live_devices *d) {
                    {"pa_simple_free", &d->free},
                    {"pa_simple_read", &d->read},
                    {"pa_simple_write", &d->write},
-                   {"pa_strerror", &d->describe}};
+                   {"pa_simple_get_latency", &d->latency},
+                  {"pa_simple_flush", &d->flush},
+                  {"pa_strerror", &d->describe}};
   d->library = dlopen("libpulse-simple.so.0", RTLD_NOW | RTLD_GLOBAL);
   for (size_t i = 0; d->library && i < sizeof functions / sizeof *functions; i++) {
     void *found = dlsym(d->library, functions[i].name); /* also of libpulse, which it needs */
@@ -75,8 +80,17 @@ void live_devices_close(live_devices **handle) {
   *handle = NULL;
 }
 
+/* What has waited since a moment in which the machine was too slow would stay late for ever: it is dropped. */
+static void catch_up(live_devices *d) {
+  static const uint64_t most_us = 100000;
+  int error = 0;
+  const uint64_t waits_us = d->latency(d->in, &error);
+  if (waits_us != UINT64_MAX && waits_us > most_us) d->flush(d->in, &error);
+}
+
 int live_devices_hear(live_devices *d, float *samples, const char **why) {
   int error = 0;
+  if (d->n_heard++ % 50 == 0) catch_up(d);
   const int status = d->read(d->in, samples, LIVE_DEVICE_FRAMES * sizeof *samples, &error);
   if (status < 0) *why = d->describe(error);
   return status;

@@ -165,8 +165,8 @@ static void measure_levels(const kr_band *b, levels *l, double x) {
 /* A logistic regression on how much of the sound the model keeps, and on how loud that is beside the loudest of the
  * last seconds (docs/LIVE.md: how it was fitted, and how often it is right). */
 static double judge(kr_band *b) {
-  static const double fall_db = 0.02, least = 1e-12;
-  const double said_db = 10 * log10(b->said.speech + least), kept_db = said_db - 10 * log10(b->heard.speech + least);
+  static const double fall_db = 0.02, least = 1e-12, silence = 1e-9; /* of silence nothing is kept */
+  const double said_db = 10 * log10(b->said.speech + least), kept_db = said_db - 10 * log10(b->heard.speech + silence);
   b->speech_peak_db = fmax(fmax(b->speech_peak_db - fall_db, said_db), quietest_db);
   const double kept = fmin(fmax(kept_db, -20), 0), loud = fmax(said_db - b->speech_peak_db, -50);
   return 1 / (1 + exp(-(2.8 + 0.27 * kept + 0.057 * loud)));
