@@ -27,6 +27,7 @@ int32_t kr_queue_reserve(kr_queue *q, int64_t n) { return n <= q->capacity ? KRA
 
 int32_t kr_queue_push(void *user, const float *samples, int64_t n) {
   kr_queue *q = user;
+  if (n <= 0) return KRAIT_OK;
   if (q->end + n > q->capacity) KR_TRY(make_room(q, n));
   memcpy(q->samples + q->end, samples, (size_t)n * sizeof(float));
   q->end += n;
