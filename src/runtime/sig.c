@@ -20,11 +20,13 @@ int kr_sig_find_size(const kr_sig *sig, const char *name) {
   return -1;
 }
 
-int64_t kr_sig_get_size(const kr_sig *sig, const void *args, int size) {
+static inline int64_t get_size(const kr_sig *sig, const void *args, int size) {
   int64_t value;
   memcpy(&value, (const char *)args + sig->sizes[size].offset, sizeof value);
   return value;
 }
+
+int64_t kr_sig_get_size(const kr_sig *sig, const void *args, int size) { return get_size(sig, args, size); }
 
 void kr_sig_set_size(const kr_sig *sig, void *args, int size, int64_t value) {
   memcpy((char *)args + sig->sizes[size].offset, &value, sizeof value);
@@ -44,7 +46,7 @@ static uint32_t facts_of(const kr_sig *sig, const void *args, const kr_shape *sh
         holds = shapes ? shapes[which].n_dims != KR_SHAPE_ABSENT : kr_has(kr_sig_view(sig, args, (int)which));
         break;
       case KR_FACT_COMPLEX: holds = kr_sig_view(sig, args, (int)which)->dtype == KRAIT_C64; break;
-      default: holds = kr_sig_get_size(sig, args, (int)which) == 0;
+      default: holds = get_size(sig, args, (int)which) == 0;
     }
     if (holds) facts |= 1u << i;
   }
@@ -69,7 +71,7 @@ static int64_t value_of(const kr_sig *sig, const void *args, uint32_t facts, kr_
     int64_t product = t->times;
     if (!kr_sig_holds(facts, t->when)) continue;
     for (int k = 0; k < 2; k++) /* sizes from hostile callers: an overflow is not the size of any tensor */
-      if (t->size[k] >= 0 && __builtin_mul_overflow(product, kr_sig_get_size(sig, args, t->size[k]), &product))
+      if (t->size[k] >= 0 && __builtin_mul_overflow(product, get_size(sig, args, t->size[k]), &product))
         return INT64_MAX;
     if (__builtin_add_overflow(value, product, &value)) return INT64_MAX;
   }
@@ -116,10 +118,10 @@ int32_t kr_sig_output_type(const kr_sig *sig, const void *args, uint32_t facts, 
 
 static int32_t check_limit(const kr_sig *sig, const void *args, uint32_t facts, const kr_sig_limit *l) {
   const char *name = sig->sizes[l->size].name;
-  const int64_t size = kr_sig_get_size(sig, args, l->size);
+  const int64_t size = get_size(sig, args, l->size);
   if (!kr_sig_holds(facts, l->when)) return KRAIT_OK;
   if (l->multiple_of >= 0) {
-    const int64_t part = kr_sig_get_size(sig, args, l->multiple_of);
+    const int64_t part = get_size(sig, args, l->multiple_of);
     KR_CHECK(part != 0 && size % part == 0, KRAIT_ERR_SHAPE, "%s: %s %lld is not a multiple of %s %lld", sig->name,
              name, (long long)size, sig->sizes[l->multiple_of].name, (long long)part);
     return KRAIT_OK;
@@ -202,7 +204,7 @@ static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known,
     int of = -1;
     if (!kr_sig_holds(facts, t->when)) continue;
     for (int k = 0; k < 2 && t->size[k] >= 0; k++) {
-      if (*known >> t->size[k] & 1) product *= kr_sig_get_size(sig, args, t->size[k]);
+      if (*known >> t->size[k] & 1) product *= get_size(sig, args, t->size[k]);
       else if (of >= 0) return 0;
       else of = t->size[k];
     }
@@ -224,8 +226,16 @@ static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t
     const kr_sig_dims *dims = dims_of(sig, facts, i);
     const kr_sig_when first = sig->tensors[i].dims[0].when;
     if (shapes[i].n_dims != dims->n_dims || !(dims->sizes & ~*known) || (first.all | first.none) & unsure) continue;
-    for (int d = 0; d < dims->n_dims; d++)
-      if (shapes[i].size[d] >= 0) learnt |= solve(sig, args, facts, known, dims->dims[d], shapes[i].size[d]);
+    for (int d = 0; d < dims->n_dims; d++) {
+      const int only = dims->only[d];
+      if (shapes[i].size[d] < 0 || (only >= 0 && *known >> only & 1)) continue;
+      if (only < 0) {
+        learnt |= solve(sig, args, facts, known, dims->dims[d], shapes[i].size[d]);
+        continue;
+      }
+      kr_sig_set_size(sig, args, only, shapes[i].size[d]);
+      *known |= 1u << only, learnt = 1;
+    }
   }
   return learnt;
 }
@@ -236,7 +246,7 @@ static int32_t check_shape(const kr_sig *sig, const void *args, uint32_t facts, 
   if (given->n_dims != dims->n_dims) return does_not_fit(sig, name, given, dims->text, NULL, 0);
   for (int d = 0; d < dims->n_dims; d++) {
     if (given->size[d] < 0) continue;
-    const int64_t size = dims->only[d] >= 0 ? kr_sig_get_size(sig, args, dims->only[d])
+    const int64_t size = dims->only[d] >= 0 ? get_size(sig, args, dims->only[d])
                                             : value_of(sig, args, facts, dims->dims[d]);
     if (given->size[d] == size) continue;
     const kr_shape needed = kr_sig_shape(sig, args, facts, tensor);
@@ -258,10 +268,11 @@ static uint32_t facts_by_dims(const kr_sig *sig, uint32_t facts, uint32_t zeros,
 
 /* Sizes from shapes: first from those whose dimensions no size decides. */
 static uint32_t solve_sizes(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known, uint32_t *found) {
+  const uint32_t all = (1u << sig->n_sizes) - 1;
   uint32_t zeros = 0, facts = facts_of(sig, args, shapes);
   for (int i = 0; i < sig->n_facts; i++)
     if (sig->facts[i].kind == KR_FACT_ZERO) zeros |= 1u << i;
-  while (solve_tensors(sig, args, facts, zeros, &known, shapes)) {}
+  while (known != all && solve_tensors(sig, args, facts, zeros, &known, shapes)) {}
   if (zeros) {
     facts = facts_by_dims(sig, facts_of(sig, args, shapes), zeros, shapes);
     while (solve_tensors(sig, args, facts, 0, &known, shapes)) {}
@@ -286,19 +297,20 @@ static uint32_t sizes_in(const kr_sig *sig, uint32_t facts, int tensor) {
 /* No given tensor may have a size that is not known; others get their lower limit. */
 static int32_t settle_sizes(const kr_sig *sig, void *args, uint32_t facts, const kr_shape *shapes, uint32_t open) {
   for (int i = 0; i < sig->n_tensors; i++) {
-    const uint32_t needed = shapes[i].n_dims < 0 ? 0 : sizes_in(sig, facts, i) & open;
-    if (!needed || dims_of(sig, facts, i)->n_dims != shapes[i].n_dims) continue;
+    const kr_sig_dims *dims = dims_of(sig, facts, i);
+    if (shapes[i].n_dims != dims->n_dims || !(dims->sizes & open)) continue;
+    const uint32_t needed = sizes_in(sig, facts, i) & open;
+    if (!needed) continue;
     const char *size = sig->sizes[__builtin_ctz(needed)].name;
     char text[96];
     return kr_fail(KRAIT_ERR_SHAPE, "%s: %s is %s, must be %s, but no tensor says what %s is", sig->name,
-                   sig->tensors[i].name, write_shape(&shapes[i], text, sizeof text), dims_of(sig, facts, i)->text,
-                   size);
+                   sig->tensors[i].name, write_shape(&shapes[i], text, sizeof text), dims->text, size);
   }
   for (int i = 0; i < sig->n_limits; i++) {
     const kr_sig_limit *l = &sig->limits[i];
     if (!(open >> l->size & 1) || !l->low.n || !kr_sig_holds(facts, l->when)) continue;
     const int64_t low = value_of(sig, args, facts, l->low);
-    if (low > kr_sig_get_size(sig, args, l->size)) kr_sig_set_size(sig, args, l->size, low);
+    if (low > get_size(sig, args, l->size)) kr_sig_set_size(sig, args, l->size, low);
   }
   return KRAIT_OK;
 }
@@ -417,7 +429,7 @@ void kr_sig_begin_gradient(const kr_sig *forward, const void *args, void *gradie
   memset(gradient_args, 0, sig->args_bytes);
   ((kr_call *)gradient_args)->size = sig->args_bytes;
   ((kr_call *)gradient_args)->flags = ((const kr_call *)args)->flags;
-  for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, gradient_args, i, kr_sig_get_size(forward, args, i));
+  for (int i = 0; i < sig->n_sizes; i++) kr_sig_set_size(sig, gradient_args, i, get_size(forward, args, i));
   for (int i = 0; i < sig->n_fields; i++)
     memcpy((char *)gradient_args + sig->fields[i].offset, (const char *)args + forward->fields[i].offset, 4);
   for (int i = 0; i < sig->n_tensors; i++)

@@ -90,11 +90,10 @@ def test_scratch_is_requested_once(monkeypatch):
     operator, place = sys.modules["krait.ops.selective_scan"].BACKWARD, _LendingPlace()
     u, A, B = torch.randn(2, 8, 40), -torch.rand(8, 4), torch.randn(2, 4, 40)
     inputs = (u, u.abs(), A, B, B, *[None] * 7, torch.ones_like(u), None)
-    numbers = dict(B=2, D=8, L=40, N=4, G=1)
     want, got = [[torch.empty_like(t) for t in inputs[:5]] for _ in range(2)]
-    operator.run((*inputs, *want, *[None] * 5), **numbers)
+    operator.run((*inputs, *want, *[None] * 5))
     call, tensors, asked = _call.Call(operator), (*inputs, *got, *[None] * 5), []
-    call.pack(tensors, **numbers)
+    call.pack(tensors)
     monkeypatch.setattr(_call, "place", lambda *tensors: place)
     monkeypatch.setattr(operator, "scratch_of", lambda *args, real=operator.scratch_of: asked.append(1) or real(*args))
     for n_lent in (1, 2):
