@@ -34,7 +34,8 @@ static int32_t open_all(plug *p) {
   const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
   int32_t status = krait_ctx_open(&options, &p->ctx);
   if (status >= 0) status = krait_denoiser_open(p->ctx, NULL, &p->model);
-  for (int c = 0; c < p->n_channels && status >= 0; c++) status = krait_denoiser_session_open(p->model, &p->sessions[c]);
+  for (int c = 0; c < p->n_channels && status >= 0; c++)
+    status = krait_denoiser_session_open(p->model, &p->sessions[c]);
   return status < 0 ? status : open_voices(p);
 }
 

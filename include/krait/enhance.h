@@ -123,7 +123,8 @@ typedef struct krait_voice_controls {
   double limit_db; /* attenuate by at most this; INFINITY (at first): no limit */
   double gate;     /* silence while speech is less probable than this; 0 (at first): never */
 } krait_voice_controls;
-KRAIT_API int32_t krait_voice_open(krait_denoiser_session *session, const krait_voice_options *options, krait_voice **voice);
+KRAIT_API int32_t krait_voice_open(krait_denoiser_session *session, const krait_voice_options *options,
+                                   krait_voice **voice);
 KRAIT_API void krait_voice_close(krait_voice **voice);
 KRAIT_API int64_t krait_voice_latency(const krait_voice *voice); /* in samples at rate_hz */
 /* These two, which audio threads call, leave the thread's error detail of an earlier call as it is if they succeed. */

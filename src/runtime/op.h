@@ -79,7 +79,8 @@ int32_t kr_op_run_impl(const kr_op *op, const kr_impl *impl, const krait_ctx *ct
 /* Runs this implementation; with KRAIT_VERBOSE it prints a line about the call. */
 int32_t kr_op_run_logged(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args);
 
-/* The op of <op>.sig and of kr_<op>_args. Last the number of random cases, then fields that few ops have: KR_OP_DEFINE(gemm, ..., 500, .takes_pdl = 1). */
+/* The op of <op>.sig and of kr_<op>_args. Last the number of random cases, then fields that few ops have:
+ * KR_OP_DEFINE(gemm, ..., 500, .takes_pdl = 1). */
 #define KR_OP_DEFINE(op, its_impls, its_rules, its_cost, its_maker, ...)                                     \
   const kr_op kr_op_##op = {.name = #op,                                                                     \
                             .args_bytes = sizeof(kr_##op##_args),                                         \

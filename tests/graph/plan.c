@@ -229,7 +229,8 @@ static void faults_name_the_node(void **state) {
   kr_graph_call(g, "lift", &kr_op_gemm,
                 &(kr_gemm_args){.A = kr_graph_view(g, x), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, y)});
   kr_graph_slice(g, y, 5, 0, 1); /* the first failure stays */
-  plan_expect(&g, KRAIT_ERR_SHAPE, "graph: node lift: gemm: Bmat is (7,3), must be (K,N) = (6,3): its dimension K is 7, not 6");
+  plan_expect(&g, KRAIT_ERR_SHAPE,
+              "graph: node lift: gemm: Bmat is (7,3), must be (K,N) = (6,3): its dimension K is 7, not 6");
 
   assert_int_equal(kr_graph_open(&g), KRAIT_OK);
   x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(4, 6)), w = kr_graph_weight(g, "w", KRAIT_F16, KR_DIMS(6, 3), NULL),

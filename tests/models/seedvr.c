@@ -19,8 +19,8 @@ static void verify(const char *folder, const char *name, int n_least) {
   int32_t n = 0;
   snprintf(weights, sizeof weights, "%s/%s.weights.safetensors", folder, name);
   snprintf(golden, sizeof golden, "%s/%s.golden.safetensors", folder, name);
-  if (krait_denoiser_open(ctx, &(krait_denoiser_options){.size = sizeof(krait_denoiser_options), .weights_path = weights},
-                       &model) < 0)
+  if (krait_denoiser_open(
+          ctx, &(krait_denoiser_options){.size = sizeof(krait_denoiser_options), .weights_path = weights}, &model) < 0)
     fail_msg("%s", krait_error_detail());
   if (krait_denoiser_session_open(model, &session) < 0) fail_msg("%s", krait_error_detail());
   if (krait_verify(session, golden, rows, 32, &n) < 0) fail_msg("%s", krait_error_detail());

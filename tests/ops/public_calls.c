@@ -93,7 +93,8 @@ static void fill(unsigned char *to, size_t bytes, const kr_case *c, const char *
     const size_t element = krait_dtype_bytes(view->dtype);
     if (strcmp(t->name, name) != 0 || !(t->role & 1)) continue;
     for (int64_t k = 0; k < kr_tensor_elements(t) && (size_t)(k + 1) * element <= bytes; k++)
-      memcpy(to + (size_t)k * element, (const char *)view->data + (size_t)kr_tensor_offset(t, view, k) * element, element);
+      memcpy(to + (size_t)k * element, (const char *)view->data + (size_t)kr_tensor_offset(t, view, k) * element,
+             element);
   }
 }
 

@@ -122,7 +122,8 @@ static void mismatched_shapes_are_named(void **state) {
   assert_true(shapes[final].n_dims == 3 && shapes[final].size[2] == 3 && shapes[out].size[2] == 100);
   shapes[weight] = shape_of(2, 96, 4, 0, 0);
   assert_int_equal(kr_sig_infer(sig, &a, shapes), KRAIT_ERR_SHAPE);
-  assert_string_equal(krait_error_detail(), "causal_conv1d: weight is (96,4), must be (D,W) = (64,4): its dimension D is 96, not 64");
+  assert_string_equal(krait_error_detail(),
+                      "causal_conv1d: weight is (96,4), must be (D,W) = (64,4): its dimension D is 96, not 64");
   shapes[weight] = shape_of(3, 64, 1, 4, 0);
   assert_int_equal(kr_sig_infer(sig, &a, shapes), KRAIT_ERR_SHAPE);
   assert_string_equal(krait_error_detail(), "causal_conv1d: weight is (64,1,4), must be (D,W)");
@@ -133,7 +134,8 @@ static void check_refusal(int32_t status, const char *sentence) {
   assert_string_equal(krait_error_detail(), sentence);
 }
 
-#define SHAPED(...) krait_tensor_of(&element, KRAIT_F32, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (int64_t[]){__VA_ARGS__})
+#define SHAPED(...) \
+  krait_tensor_of(&element, KRAIT_F32, sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (int64_t[]){__VA_ARGS__})
 
 /* For callers who have no outputs yet. */
 static void a_mismatch_lists_the_shapes_of_all_inputs(void **state) {

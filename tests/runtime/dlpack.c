@@ -12,7 +12,8 @@ static void a_tensor_comes_back(void **state) {
   assert_int_equal(krait_tensor_to_dlpack(&t, KRAIT_DEVICE_CUDA(3), &made), KRAIT_OK);
   const krait_dl_tensor *d = &made->tensor;
   assert_true(d->data == data && d->n_dims == 3 && d->code == 2 && d->bits == 32 && d->lanes == 1);
-  assert_true(d->device_type == 2 && d->device_id == 3 && d->shape[2] == 4 && d->strides[0] == 12 && d->strides[2] == 1);
+  assert_true(d->device_type == 2 && d->device_id == 3 && d->shape[2] == 4 && d->strides[0] == 12 &&
+              d->strides[2] == 1);
   assert_int_equal(krait_tensor_from_dlpack(d, &back), KRAIT_OK);
   assert_true(back.data == data && back.n_dims == 3 && back.size[1] == 3 && back.stride[1] == 4);
   made->deleter(made);

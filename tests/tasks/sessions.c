@@ -480,8 +480,9 @@ static void random_sequences(void **state) {
     }
   }
   for (long k = 0; k < n_sequences; k++) one_sequence(&real[k % 4], &twin[k % 4], &c);
-  print_message("%ld sequences, %ld calls; %ld failed, %ld of these were repeated and worked, %ld sessions refused, %ld ties\n",
-                n_sequences, c.n_calls, c.n_failed, c.n_repeated, c.n_lost, c.n_ties);
+  print_message(
+      "%ld sequences, %ld calls; %ld failed, %ld of these were repeated and worked, %ld sessions refused, %ld ties\n",
+      n_sequences, c.n_calls, c.n_failed, c.n_repeated, c.n_lost, c.n_ties);
   assert_true(c.n_ties <= 2 + n_sequences / 1000);
   assert_true(c.n_failed && c.n_repeated && (c.n_lost || n_sequences < 5000)); /* these are rare */
   for (int m = 0; m < 4; m++) {

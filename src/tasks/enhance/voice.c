@@ -1,5 +1,5 @@
-/* voice.c: one channel, live, at any rate: a krait_denoiser_stream between the two ends of a kr_band, with as many samples out
- * as in. After krait_voice_open nothing here allocates, locks or prints, if the stream's model does not. */
+/* voice.c: one channel, live, at any rate: a krait_denoiser_stream between the two ends of a kr_band, with as many
+ * samples out as in. After krait_voice_open nothing here allocates, locks or prints, if the stream's model does not. */
 #include "public_names.h"
 
 #include <math.h>
@@ -137,7 +137,8 @@ static int32_t process_block(krait_voice *v, const float *in, float *out, int64_
 static int32_t begin_after(krait_voice *v, int32_t status) {
   int64_t n_left;
   begin(v);
-  krait_denoiser_stream_finish(v->stream, v->cleaned, v->capacity, &n_left); /* which computes nothing after a failure */
+  krait_denoiser_stream_finish(v->stream, v->cleaned, v->capacity,
+                               &n_left); /* which computes nothing after a failure */
   return status;
 }
 
