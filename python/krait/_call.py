@@ -25,6 +25,7 @@ _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
 _MOST_KNOWN = 1024              # signatures cached per operator
 ANY = -1                        # size of an axis that may be missing: other tensors decide it
+_NO_SCRATCH = 256               # an address with no bytes: a call that needs scratch says so, and gets none from its context
 _MOST_FOLLOWERS = 32            # dependent calls cached per call
 _LEAST_SCRATCH_BYTES = 1 << 16  # each thread keeps this much for CPU calls,
 _MOST_SCRATCH_BYTES = 1 << 26   # and up to this much once a call has needed it
@@ -120,7 +121,7 @@ class CudaPlace:
         self._stream = functools.partial(raw, index) if raw else lambda: torch.cuda.current_stream(index).cuda_stream
 
     def tail(self):
-        return array("Q", (self._stream(), 0, 0))
+        return array("Q", (self._stream(), _NO_SCRATCH, 0))
 
     def lend(self, n):
         scratch = torch.empty(n, dtype=torch.uint8, device=self.device)
