@@ -179,6 +179,6 @@ check(done.stdout == krait("live", *WEIGHTS, stdin=sound[:100].tobytes()).stdout
 with open("/dev/full", "wb") as full:
     done = subprocess.run([KRAIT, "live", *map(str, WEIGHTS)], input=sound[:100].tobytes(), stdout=full, stderr=subprocess.PIPE, timeout=60)
 check(done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"cannot write standard output" in done.stderr, f"{done}")
-check_error(2, "at most 0", "live", "talk.wav", stdin=b"")
+check_error(2, "but it takes none", "live", "talk.wav", stdin=b"")
 check_error(2, "nothing.safetensors", "live", "-w", "nothing.safetensors", stdin=b"")
 finish()
