@@ -91,7 +91,7 @@ static int32_t measure_request(const krait_ctx *ctx, const request *r, krait_op_
   int32_t status = kr_measured_call_open(c, op, r->shape, r->dtype);
   krait_op_timing out;
   if (status >= 0) status = measure_call(ctx, op, r, c, &out);
-  if (status >= 0) *timing = out;
+  if (status >= 0) out.size = timing->size, *timing = out;
   kr_measured_call_close(c);
   kr_free(c);
   return status;
