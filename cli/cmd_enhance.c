@@ -232,8 +232,8 @@ static int enhance_pairs(batch *b) {
   return b->n_failed > 0 || b->n_untold > 0;
 }
 
-/* Whether there is more audio than the CPU cleans while a GPU starts (0.3 s): one second per thread (docs/speed, "short
- * recordings"). Unreadable files count as 0; their error is reported at their turn. */
+/* Whether there is more audio than the CPU cleans while a GPU starts (0.3 s): one second per thread
+ * (docs/speed/primeknet-gpu.md). Unreadable files count as 0; their error is reported at their turn. */
 static int is_worth_a_gpu(const cli_pairs *pairs, int32_t n_threads) {
   double audio_s = 0, one_s;
   for (int i = 0; i < pairs->n && audio_s <= n_threads; i++)

@@ -7,7 +7,8 @@
 #include "clock.h"
 #include "status.h"
 
-/* docs/speed: from 4 s on, windows of any length score like one window, and memory grows with their length. */
+/* docs/speed/primeknet-cpu.md: from 4 s on, windows of any length score like one window, and memory grows with their
+ * length. */
 enum { WINDOW_MS = 6000, OVERLAP_MS = 500, FADE_MS = 250 };
 /* The model was trained on recordings between these levels (dB of full scale, root mean square). */
 static const double QUIETEST_DB = -35, LOUDEST_DB = -15;
