@@ -264,7 +264,7 @@ int cmd_info(int argc, char **argv) {
   const cli_verb verb = {
       "info",
       "[FILE]",
-      "Without FILE: the version, this machine's capabilities, and the implementations (implementations) of "
+      "Without FILE: the version, this machine's capabilities, and the implementations of "
       "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
       "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or "
       "'streaming'. With --graph: the operators of a model, given as file "

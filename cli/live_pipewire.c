@@ -34,7 +34,7 @@ static int conf_path(char *path, int makes) {
 }
 
 static int has_plugin(const char *folder, size_t n, char *path) {
-  return n && snprintf(path, PATH_BYTES, "%.*s/%s.so", (int)n, folder, plugin_name) < PATH_BYTES &&
+  return n && *folder == '/' && snprintf(path, PATH_BYTES, "%.*s/%s.so", (int)n, folder, plugin_name) < PATH_BYTES &&
          access(path, R_OK) == 0;
 }
 
@@ -65,15 +65,22 @@ static int report_path(const char *what, const char *path) {
   return 1;
 }
 
-/* The file with the plug-in's path. */
+/* The file with the plug-in's path, whole or not at all. */
 static int write_conf(const char *path, const char *plugin) {
   const char *text = (const char *)kr_embed_pipewire_conf, *name = strstr(text, plugin_name);
-  FILE *file = fopen(path, "we");
+  char part[PATH_BYTES + 8];
+  snprintf(part, sizeof part, "%s.part", path);
+  FILE *file = fopen(part, "we");
   if (!file) return report_path("cannot write", path);
   int failed = !name || fwrite(text, 1, (size_t)(name - text), file) != (size_t)(name - text) ||
                fputs(plugin, file) < 0 || fputs(name + strlen(plugin_name), file) < 0;
   failed |= fclose(file) != 0;
-  return failed ? report_path("cannot write", path) : 0;
+  failed = failed || rename(part, path) != 0;
+  if (!failed) return 0;
+  const int because = errno;
+  unlink(part);
+  errno = because;
+  return report_path("cannot write", path);
 }
 
 int live_pipewire_setup(void) {

@@ -3,7 +3,6 @@
  * latency. */
 #include <gst/audio/audio.h>
 #include <gst/gst.h>
-#include <string.h>
 
 #include "plug.h"
 
@@ -16,7 +15,9 @@ typedef struct GstKrait {
   GstPad *sink, *source;
   plug *plug;
   int n_channels, rate_hz;
-  plug_controls controls;       /* as set; under the object's lock */
+  plug_controls controls;       /* as set; with the next two, which others read, under the object's lock */
+  float speech;
+  GstClockTime latency;         /* GST_CLOCK_TIME_NONE: no plug-in is open */
   guint64 n_in, n_out;          /* frames since the beginning */
   GstClockTime start;           /* of the first frame */
 } GstKrait;
@@ -38,6 +39,17 @@ static plug_controls read_controls(GstKrait *k) {
   return controls;
 }
 
+/* For other threads, which must not touch the plug-in; says so when the latency is another. */
+static void publish_state(GstKrait *k) {
+  const GstClockTime latency =
+      k->plug ? gst_util_uint64_scale(plug_latency(k->plug), GST_SECOND, (guint64)k->rate_hz) : GST_CLOCK_TIME_NONE;
+  GST_OBJECT_LOCK(k);
+  const gboolean is_new = k->latency != latency;
+  k->latency = latency, k->speech = k->plug ? plug_speech(k->plug) : 0;
+  GST_OBJECT_UNLOCK(k);
+  if (is_new && k->plug) gst_element_post_message(GST_ELEMENT(k), gst_message_new_latency(GST_OBJECT(k)));
+}
+
 static void set_property(GObject *object, guint id, const GValue *value, GParamSpec *spec) {
   GstKrait *k = (GstKrait *)object;
   (void)spec;
@@ -49,13 +61,13 @@ static void set_property(GObject *object, guint id, const GValue *value, GParamS
 
 static void get_property(GObject *object, guint id, GValue *value, GParamSpec *spec) {
   GstKrait *k = (GstKrait *)object;
-  const plug_controls c = read_controls(k);
   (void)spec;
-  g_value_set_float(value, id == PROPERTY_MIX     ? c.mix
-                           : id == PROPERTY_LIMIT ? c.limit_db
-                           : id == PROPERTY_GATE  ? c.gate
-                           : k->plug              ? plug_speech(k->plug)
-                                                  : 0);
+  GST_OBJECT_LOCK(k);
+  g_value_set_float(value, id == PROPERTY_MIX     ? k->controls.mix
+                           : id == PROPERTY_LIMIT ? k->controls.limit_db
+                           : id == PROPERTY_GATE  ? k->controls.gate
+                                                  : k->speech);
+  GST_OBJECT_UNLOCK(k);
 }
 
 /* ---- sound ---- */
@@ -64,6 +76,7 @@ static void begin_sound(GstKrait *k) {
   const plug_controls controls = read_controls(k);
   if (k->plug) plug_begin(k->plug, &controls);
   k->n_in = k->n_out = 0, k->start = GST_CLOCK_TIME_NONE;
+  publish_state(k);
 }
 
 static gboolean open_sound(GstKrait *k, const GstCaps *caps) {
@@ -106,6 +119,7 @@ static GstFlowReturn push_frames(GstKrait *k, GstBuffer *buffer, gsize n) {
   if (!gst_buffer_map(buffer, &map, GST_MAP_READWRITE)) return gst_buffer_unref(buffer), GST_FLOW_ERROR;
   clean_frames(k, (float *)(void *)map.data, n);
   gst_buffer_unmap(buffer, &map);
+  publish_state(k);
   k->n_in += n;
   if (early == n) return gst_buffer_unref(buffer), GST_FLOW_OK;
   gst_buffer_resize(buffer, (gssize)(early * each), (gssize)((n - early) * each));
@@ -156,7 +170,6 @@ static gboolean take_event(GstPad *pad, GstObject *parent, GstEvent *event) {
       drain_sound(k);
       gst_event_parse_caps(event, &caps);
       if (!open_sound(k, caps)) return gst_event_unref(event), FALSE;
-      gst_element_post_message(GST_ELEMENT(k), gst_message_new_latency(parent));
       break;
     case GST_EVENT_SEGMENT:
     case GST_EVENT_EOS: drain_sound(k); break;
@@ -170,15 +183,25 @@ static gboolean answer_query(GstPad *pad, GstObject *parent, GstQuery *query) {
   GstKrait *k = (GstKrait *)parent;
   gboolean is_live;
   GstClockTime least, most;
-  if (GST_QUERY_TYPE(query) != GST_QUERY_LATENCY || !k->plug) return gst_pad_query_default(pad, parent, query);
+  GST_OBJECT_LOCK(k);
+  const GstClockTime own = k->latency;
+  GST_OBJECT_UNLOCK(k);
+  if (GST_QUERY_TYPE(query) != GST_QUERY_LATENCY || !GST_CLOCK_TIME_IS_VALID(own))
+    return gst_pad_query_default(pad, parent, query);
   if (!gst_pad_peer_query(k->sink, query)) return FALSE;
-  const GstClockTime own = gst_util_uint64_scale(plug_latency(k->plug), GST_SECOND, (guint64)k->rate_hz);
   gst_query_parse_latency(query, &is_live, &least, &most);
   gst_query_set_latency(query, is_live, least + own, GST_CLOCK_TIME_IS_VALID(most) ? most + own : most);
   return TRUE;
 }
 
 /* ---- the class ---- */
+
+/* A stopped pipeline begins anew. */
+static GstStateChangeReturn change_state(GstElement *element, GstStateChange change) {
+  const GstStateChangeReturn done = GST_ELEMENT_CLASS(gst_krait_parent_class)->change_state(element, change);
+  if (change == GST_STATE_CHANGE_PAUSED_TO_READY) begin_sound((GstKrait *)element);
+  return done;
+}
 
 static void finalize_krait(GObject *object) {
   plug_close(&((GstKrait *)object)->plug);
@@ -199,6 +222,7 @@ static void gst_krait_class_init(GstKraitClass *class) {
                                   GST_STATIC_PAD_TEMPLATE("src", GST_PAD_SRC, GST_PAD_ALWAYS, GST_STATIC_CAPS(CAPS));
   GObjectClass *object = G_OBJECT_CLASS(class);
   object->set_property = set_property, object->get_property = get_property, object->finalize = finalize_krait;
+  GST_ELEMENT_CLASS(class)->change_state = change_state;
   install_control(object, PROPERTY_MIX, "mix", "How much of the output is cleaned", 1, 1);
   install_control(object, PROPERTY_LIMIT, "limit", "Attenuate by at most this, in dB; 60: without a limit",
                   PLUG_NO_LIMIT, PLUG_NO_LIMIT);
@@ -219,7 +243,7 @@ static void gst_krait_init(GstKrait *k) {
   gst_pad_set_query_function(k->source, answer_query);
   GST_PAD_SET_PROXY_CAPS(k->sink), GST_PAD_SET_PROXY_CAPS(k->source);
   gst_element_add_pad(GST_ELEMENT(k), k->sink), gst_element_add_pad(GST_ELEMENT(k), k->source);
-  k->controls = (plug_controls){1, PLUG_NO_LIMIT, 0}, k->start = GST_CLOCK_TIME_NONE;
+  k->controls = (plug_controls){1, PLUG_NO_LIMIT, 0}, k->start = k->latency = GST_CLOCK_TIME_NONE;
 }
 
 static gboolean register_krait(GstPlugin *plugin) {

@@ -82,7 +82,7 @@ void plug_begin(plug *p, const plug_controls *controls) {
   const uint32_t flags = controls->gate > 0 ? KRAIT_VOICE_LOOKS_BACK : 0;
   if (flags != p->flags) {
     p->flags = flags;
-    open_voices(p);
+    if (open_voices(p) < 0) p->flags = UINT32_MAX; /* no beginning has these: the next one tries again */
   } else {
     for (int c = 0; c < p->n_channels; c++) krait_voice_reset(p->voices[c]);
   }

@@ -142,7 +142,7 @@ KRAIT_API int32_t krait_voice_finish(krait_voice *voice, float *out, int64_t roo
 KRAIT_API double krait_voice_speech(const krait_voice *voice);
 KRAIT_API int32_t krait_voice_reset(krait_voice *voice); /* forgets what it has heard, not the controls */
 
-/* krait_enhance_samples at any rate from 1 to 768 kHz, with the same options and controls (NULL: as at first): out[i]
+/* krait_enhance_samples at any rate from 1 to 768 kHz, with the voice's options; controls may be NULL (as at first): out[i]
  * is in[i], cleaned; in and out may be the same. */
 KRAIT_API int32_t krait_enhance_channel(krait_denoiser_session *session, const krait_voice_options *options,
                                         const krait_voice_controls *controls, const float *in, float *out,
@@ -190,7 +190,7 @@ typedef struct krait_enhance_result {
 } krait_enhance_result;
 
 /* The output keeps the sample rate, length, channels and, if it can be written, the format of the input. It appears
- * under its name only when it is complete and has been read back. */
+ * under its name only when it is complete and has been read back. result may be NULL; else set its size first. */
 KRAIT_API int32_t krait_enhance_file(krait_denoiser_session *session, const krait_enhance_options *options,
                                      krait_enhance_result *result);
 

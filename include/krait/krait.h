@@ -36,7 +36,7 @@ KRAIT_API const char *krait_version(void);
 #define KRAIT_ERR_DTYPE (-12)         /* a data type that the operator does not accept there */
 #define KRAIT_ERR_STRUCT_SIZE (-13)   /* a struct whose size or unknown tail the library cannot read */
 #define KRAIT_ERR_NO_MEMORY (-20)     /* the host is out of memory */
-#define KRAIT_ERR_SCRATCH (-21)       /* less scratch than krait_<op>_scratch_bytes requires */
+#define KRAIT_ERR_SCRATCH (-21)       /* less scratch than krait_scratch_bytes (plan.h) says */
 #define KRAIT_ERR_DEVICE_MEMORY (-22) /* the device is out of memory */
 #define KRAIT_ERR_FILE_OPEN (-30)     /* a file cannot be opened */
 #define KRAIT_ERR_FILE_READ (-31)     /* a file cannot be read, or is truncated */

@@ -12,8 +12,8 @@ extern "C" {
 
 typedef struct krait_plan krait_plan;
 /* args: the op's args struct (ops.h), whose shapes are the plan's; its addresses define which tensors are given, how
- * they are aligned and which are the same. implementation: the name of the implementation to use, NULL for the best
- * one. If it refuses the call, krait_error_detail() says why. */
+ * they are aligned and which are the same. impl: the name of the implementation to use, NULL for the best one.
+ * If it refuses the call, krait_error_detail() says why. */
 KRAIT_API int32_t krait_plan_open(const krait_ctx *ctx, const char *op, const void *args, const char *impl,
                                   krait_plan **plan);
 KRAIT_API void krait_plan_close(krait_plan **plan);

@@ -36,7 +36,7 @@ typedef struct krait_train_options {
   int64_t n_settings;
   const char *folder;             /* created if needed: checkpoint.safetensors, best.safetensors, log.jsonl,
                                      .hydra/config.yaml, tensorbd */
-  const char *weights;            /* initial weights (a file, or "builtin" or "streaming", as in model.h), with their
+  const char *weights;            /* initial weights (a file, or "builtin" or "streaming", as in enhance.h), with their
                                      model's configuration; NULL: random, from the seed */
   int64_t most_steps;             /* 0: the configuration's epochs */
   int64_t valid_batches;          /* at most, per validation; 0: 8 */

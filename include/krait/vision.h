@@ -58,8 +58,8 @@ KRAIT_API int32_t krait_describer_open(const krait_ctx *ctx, const krait_describ
                                        krait_describer **describer);
 KRAIT_API void krait_describer_close(krait_describer **describer);
 /* One frame per second, at most 16, spread evenly; all later questions are about this video. FFmpeg's programs must
- * be installed. film may be NULL. After an error there is no video: krait_describer_ask and _sheet refuse until one has
- * been read, which may be the same. */
+ * be installed. film may be NULL. After an error there is no video: krait_describer_ask and _contact_sheet refuse until
+ * one has been read, which may be the same. */
 KRAIT_API int32_t krait_describer_load(krait_describer *describer, const char *path, krait_video_info *film);
 /* A contact sheet of the frames as PNG; those that the video tower saw have a border. */
 KRAIT_API int32_t krait_describer_contact_sheet(const krait_describer *describer, const char *png_path);

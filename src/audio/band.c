@@ -139,9 +139,9 @@ int32_t kr_band_push(kr_band *b, const float *in, int64_t n) {
 
 int64_t kr_band_low_ready(const kr_band *b) { return kr_polyphase_ready(b->down); }
 
-void kr_band_low_pull(kr_band *b, float *low, int64_t n) {
+int32_t kr_band_low_pull(kr_band *b, float *low, int64_t n) {
   kr_polyphase_pull(b->down, low, n);
-  kr_queue_push(&b->low, low, n);
+  return kr_queue_push(&b->low, low, n);
 }
 
 static double high_pass(const kr_band *b, levels *l, double x) {
@@ -276,7 +276,7 @@ int32_t kr_band_end_return(kr_band *b) {
   static const float zeros[FRAME];
   for (int64_t n; (n = kr_band_low_ready(b)) > 0;) {
     if (n > FRAME) n = FRAME;
-    kr_band_low_pull(b, low, n);
+    KR_TRY(kr_band_low_pull(b, low, n));
     KR_TRY(kr_band_return(b, zeros, n));
   }
   return KRAIT_OK;

@@ -39,7 +39,7 @@ int64_t kr_band_latency(const kr_band *band);
 
 int32_t kr_band_push(kr_band *band, const float *in, int64_t n);
 int64_t kr_band_low_ready(const kr_band *band);
-void kr_band_low_pull(kr_band *band, float *low, int64_t n); /* n <= ready */
+int32_t kr_band_low_pull(kr_band *band, float *low, int64_t n); /* n <= ready */
 int32_t kr_band_return(kr_band *band, const float *cleaned, int64_t n);
 int64_t kr_band_ready(const kr_band *band);
 void kr_band_pull(kr_band *band, float *out, int64_t n); /* n <= ready */

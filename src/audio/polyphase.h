@@ -1,6 +1,6 @@
 /* polyphase.h: resamples one channel by a short linear-phase filter, in memory that is allocated when it is opened:
- * output sample k is at time k / out_hz of the input, and depends on the input from kr_polyphase_before samples before
- * that time to kr_polyphase_after samples after it. Before its beginning the input is silent. (resample.h has longer
+ * output sample k is at time k / out_hz of the input, and depends on the input up to kr_polyphase_after samples after
+ * that time, and on a bounded part before it. Before its beginning the input is silent. (resample.h has longer
  * filters.) */
 #ifndef KR_POLYPHASE_H
 #define KR_POLYPHASE_H

@@ -5,6 +5,9 @@
 #include "driver.h"
 #include "status.h"
 
+/* CU_STREAM_PER_THREAD: one handle, but another queue in each thread. */
+#define STREAM_OF_THREAD ((void *)2)
+
 static kr_scratch_slot *slot_at(const krait_ctx *ctx, int i) { return &((krait_ctx *)ctx)->lent[i]; }
 
 /* What is set is cleared, so that a slot without memory has no size and no stream. */
@@ -56,7 +59,7 @@ static int32_t check_not_captured(const krait_ctx *ctx, void *stream) {
 
 int32_t kr_lent_take(const krait_ctx *ctx, void *stream, uint64_t bytes, kr_lent_scratch *lent) {
   KR_TRY(check_not_captured(ctx, stream));
-  lent->slot = find_slot(ctx, stream, bytes);
+  lent->slot = ctx->cuda && stream == STREAM_OF_THREAD ? -1 : find_slot(ctx, stream, bytes);
   if (lent->slot < 0) return get_memory(ctx, bytes, &lent->memory);
   kr_scratch_slot *s = slot_at(ctx, lent->slot);
   if (!has_room(ctx, s, stream, bytes)) {
@@ -85,4 +88,14 @@ void kr_lent_return(const krait_ctx *ctx, const kr_lent_scratch *lent) {
 void kr_lent_close(krait_ctx *ctx) {
   for (int i = 0; i < KR_SCRATCH_SLOTS; i++)
     if (ctx->lent[i].memory) free_memory(ctx, &ctx->lent[i]);
+}
+
+int32_t kr_lent_run(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, void *args, uint64_t bytes) {
+  kr_call *call = args;
+  kr_lent_scratch lent;
+  KR_TRY(kr_lent_take(ctx, call->stream, bytes, &lent));
+  call->scratch = lent.memory, call->scratch_bytes = bytes;
+  const int32_t status = kr_op_run_impl(op, impl, ctx, args, bytes);
+  kr_lent_return(ctx, &lent);
+  return status;
 }

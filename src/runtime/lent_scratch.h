@@ -4,6 +4,7 @@
 #define KR_LENT_SCRATCH_H
 
 #include "ctx.h"
+#include "op.h"
 
 typedef struct kr_lent_scratch {
   void *memory;
@@ -14,5 +15,7 @@ typedef struct kr_lent_scratch {
 int32_t kr_lent_take(const krait_ctx *ctx, void *stream, uint64_t bytes, kr_lent_scratch *lent);
 void kr_lent_return(const krait_ctx *ctx, const kr_lent_scratch *lent);
 void kr_lent_close(krait_ctx *ctx); /* frees all of it */
+/* Runs a call, whose args get scratch of that size. */
+int32_t kr_lent_run(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, void *args, uint64_t bytes);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "lent_scratch.h"
 #include "status.h"
 
 enum { ALIGNMENT = 16, MOST_TENSORS = 64 };
@@ -36,6 +37,7 @@ int32_t kr_plan_open(const kr_op *op, const krait_ctx *ctx, const void *args, co
     kr_free(p);
     return status;
   }
+  p->only = impl ? p->impl : NULL;
   memcpy(p->args, args, op->args_bytes);
   p->scratch_bytes = scratch_of_plan(p);
   *plan = p;
@@ -59,6 +61,15 @@ static int is_alike(const kr_plan *p, const kr_bound *list, int32_t n) {
   return 1;
 }
 
+/* Other implementations may be chosen for these addresses, which may need more scratch than was planned. */
+static int32_t run_anew(const kr_plan *p, void *args) {
+  const kr_impl *impl = NULL;
+  KR_TRY(kr_op_prepare(p->op, p->ctx, args, p->only ? p->only->name : NULL, &impl));
+  const uint64_t bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(p->ctx, args) : 0;
+  if (bytes > ((kr_call *)args)->scratch_bytes) return kr_lent_run(p->op, impl, p->ctx, args, bytes);
+  return kr_op_run_impl(p->op, impl, p->ctx, args, bytes);
+}
+
 int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void *scratch, uint64_t scratch_bytes) {
   _Alignas(16) unsigned char args[KR_MOST_ARGS_BYTES];
   kr_bound list[MOST_TENSORS];
@@ -73,7 +84,7 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
              p->op->sig->tensors[i].name);
     list[n++] = (kr_bound){p->op->sig->tensors[i].offset, addresses[i]};
   }
-  if (!is_alike(p, list, n)) return kr_op_run(p->op, p->ctx, args);
+  if (!is_alike(p, list, n)) return run_anew(p, args);
   return kr_op_run_impl(p->op, p->impl, p->ctx, args, p->scratch_bytes);
 }
 

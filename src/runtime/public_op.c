@@ -125,15 +125,6 @@ void kr_public_give(const kr_public_op *p, const void *args, void *made) {
 
 /* ---- calls ---- */
 
-static int32_t run_lent(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, kr_call *args, uint64_t bytes) {
-  kr_lent_scratch lent;
-  KR_TRY(kr_lent_take(ctx, args->stream, bytes, &lent));
-  args->scratch = lent.memory, args->scratch_bytes = bytes;
-  const int32_t status = kr_op_run_impl(op, impl, ctx, args, bytes);
-  kr_lent_return(ctx, &lent);
-  return status;
-}
-
 static int32_t run_public(const kr_public_op *p, const krait_ctx *ctx, const void *given) {
   _Alignas(16) unsigned char args[KR_MOST_ARGS_BYTES];
   const kr_impl *impl = NULL;
@@ -141,7 +132,7 @@ static int32_t run_public(const kr_public_op *p, const krait_ctx *ctx, const voi
   KR_TRY(kr_public_take(p, given, args));
   KR_TRY(kr_op_prepare(p->op, ctx, args, NULL, &impl));
   const uint64_t bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(ctx, args) : 0;
-  if (bytes && !((kr_call *)args)->scratch) return run_lent(p->op, impl, ctx, (kr_call *)args, bytes);
+  if (bytes && !((kr_call *)args)->scratch) return kr_lent_run(p->op, impl, ctx, args, bytes);
   return kr_op_run_impl(p->op, impl, ctx, args, bytes);
 }
 

@@ -204,13 +204,18 @@ static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known,
     int of = -1;
     if (!kr_sig_holds(facts, t->when)) continue;
     for (int k = 0; k < 2 && t->size[k] >= 0; k++) {
-      if (*known >> t->size[k] & 1) product *= get_size(sig, args, t->size[k]);
-      else if (of >= 0) return 0;
-      else of = t->size[k];
+      if (*known >> t->size[k] & 1) {
+        if (__builtin_mul_overflow(product, get_size(sig, args, t->size[k]), &product)) return 0;
+      } else if (of >= 0) {
+        return 0;
+      } else {
+        of = t->size[k];
+      }
     }
-    if (of < 0) total -= product;
-    else if (unknown >= 0 && unknown != of) return 0;
-    else unknown = of, times += product;
+    if (of >= 0 && unknown >= 0 && unknown != of) return 0;
+    if (of >= 0) unknown = of;
+    if (of < 0 ? __builtin_sub_overflow(total, product, &total) : __builtin_add_overflow(times, product, &times))
+      return 0;
   }
   if (unknown < 0 || !times || total % times) return 0;
   kr_sig_set_size(sig, args, unknown, total / times);

@@ -47,7 +47,7 @@ static void run_band(kr_band *band, double gain, double least, const float *in, 
     i += some;
     const int64_t n_low = kr_band_low_ready(band);
     assert_in_range(n_low, 0, 200);
-    kr_band_low_pull(band, low, n_low);
+    assert_int_equal(kr_band_low_pull(band, low, n_low), 0);
     assert_int_equal(kr_band_return(band, cleaned, run_model(&m, low, n_low, cleaned)), 0);
     const int64_t due = i - latency - said;
     if (due <= 0) continue;

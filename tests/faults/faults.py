@@ -110,7 +110,7 @@ def memory(share):
 
 
 def describe(share):
-    """Every n-th allocation of a description fails, those of FFmpeg's libraries too."""
+    """Every n-th allocation of a description fails."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="krait-faults-"))
     tiny_language_model.make(folder / "model", "videogpt")
     tiny_film.make(folder / "film.avi", 20, 25, 64, 48)

@@ -1,4 +1,4 @@
-/* mamba2_inner.c: contracts, costs and rows of a Mamba-2 block and its gradient: graphs of other operators
+/* mamba2_inner.c: contracts, costs and implementations of a Mamba-2 block and its gradient: graphs of other operators
  * (mamba2_inner_graph.c). Error bound: float32 1e-5 of the output's scale, gradients 1e-4; 16-bit storage: that of
  * its operators, with intermediate tensors rounded. */
 #include "contract.h"

@@ -70,6 +70,7 @@ void kr_lm_slots_close(kr_lm_slots *s) {
 
 int32_t kr_lm_slots_lay_out(kr_lm_slots *s) {
   add_offsets(s);
+  memset(s->is_lost, 1, (size_t)s->n * sizeof *s->is_lost); /* until it is reset */
   for (int64_t slot = 0; slot < s->n; slot++) KR_TRY(kr_lm_slots_reset(s, slot));
   return KRAIT_OK;
 }

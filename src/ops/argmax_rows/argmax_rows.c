@@ -1,4 +1,4 @@
-/* argmax_rows.c: cost and rows of the argmax of each row; argmax_rows_ref.c has the equation. Exact. */
+/* argmax_rows.c: cost and implementations of the argmax of each row; argmax_rows_ref.c has the equation. Exact. */
 #include "op_list.h"
 #include "status.h"
 #include "view.h"

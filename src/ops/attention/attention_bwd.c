@@ -1,4 +1,4 @@
-/* attention_bwd.c: contract, cost and rows of attention's gradient; attention_bwd_ref.c has the equations.
+/* attention_bwd.c: contract, cost and implementations of attention's gradient; attention_bwd_ref.c has the equations.
  * Error bound: float32 2e-5 of the gradient's scale, 1e-4 for the sinks; 16-bit storage: one rounding more. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"

@@ -1,5 +1,5 @@
-/* attention_step.c: contract, cost and rows of a decode step's attention with what precedes it; a rewrite
- * (graph_rewrite_step.c) fuses the two calls into it where a GPU supports it. */
+/* attention_step.c: contract, cost and implementations of a decode step's attention with what precedes it; a rewrite
+ * (attention_step_rewrite.c) fuses the two calls into it where a GPU supports it. */
 #include "attention/attention_step_impls.h"
 #include "contract.h"
 #include "op_list.h"

@@ -1,4 +1,4 @@
-/* gemm_vectors.h: shared by the vector rows of products: vector access to a tensor of any float type and stride, and
+/* gemm_vectors.h: shared by the vector implementations of products: vector access to a tensor of any float type and stride, and
  * the epilogue. */
 #ifndef KR_GEMM_VECTORS_H
 #define KR_GEMM_VECTORS_H

@@ -1,4 +1,4 @@
-/* add_norm.c: contracts, costs and rows of add + norm and its gradient. The equations are in add_norm_ref.c.
+/* add_norm.c: contracts, costs and implementations of add + norm and its gradient. The equations are in add_norm_ref.c.
  * Bound: float32 1e-5 of the output's scale (1e-4 for sums over rows), 16-bit storage one rounding. */
 #include "norm_impls.h"
 #include "op_list.h"

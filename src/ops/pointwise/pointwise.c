@@ -1,4 +1,4 @@
-/* pointwise.c: costs and rows of elementwise operations between other operators, and of the sum over rows;
+/* pointwise.c: costs and implementations of elementwise operations between other operators, and of the sum over rows;
  * pointwise_ref.c has the equations. Error bound: float32 1e-5 of the result's scale, 16-bit storage: one rounding. */
 #include "op_list.h"
 #include "pointwise/pointwise_walk.h"

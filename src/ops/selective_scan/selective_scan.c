@@ -1,4 +1,4 @@
-/* selective_scan.c: contract, cost and rows of the Mamba-1 scan; selective_scan_ref.c has the equation.
+/* selective_scan.c: contract, cost and implementations of the Mamba-1 scan; selective_scan_ref.c has the equation.
  * Error bound: float32 1e-5 of the output's scale, 2e-5 beyond 4000 steps (a decay is 2.2 ulp, a step one fused
  * rounding), 4e-5 beyond 128 states (cancellation in their sum), 1e-4 with complex A (rounding dt also rotates the
  * state); 16-bit storage: one rounding. */

@@ -121,7 +121,7 @@ static int32_t push_low(channel *c, int64_t n_low) {
   for (int64_t n; (n = kr_band_low_ready(c->band)) > 0 && c->n_low < n_low; c->n_low += n) {
     if (n > BLOCK) n = BLOCK;
     if (n > n_low - c->n_low) n = n_low - c->n_low;
-    kr_band_low_pull(c->band, block, n);
+    KR_TRY(kr_band_low_pull(c->band, block, n));
     for (int64_t i = 0; i < n; i++) block[i] *= c->gain;
     KR_TRY(kr_windows_push(c->windows, block, n));
   }

@@ -88,7 +88,7 @@ static int32_t push_to_band(kr_band *band, const float *in, int64_t n_samples) {
 static int32_t enhance_through(const kr_denoiser *denoiser, kr_band *band, const float *in, float *out,
                                int64_t n_samples, float *low, int64_t n_low) {
   KR_TRY(push_to_band(band, in, n_samples));
-  kr_band_low_pull(band, low, n_low);
+  KR_TRY(kr_band_low_pull(band, low, n_low));
   KR_TRY(kr_enhance_samples(denoiser, low, low, n_low, NULL, NULL));
   KR_TRY(kr_band_return(band, low, n_low));
   KR_TRY(kr_band_end_return(band));

@@ -110,7 +110,7 @@ static int32_t clean_low(krait_voice *v, int64_t n_low) {
   for (int64_t n, n_cleaned; (n = kr_band_low_ready(v->band)) > 0 && v->n_low < n_low; v->n_low += n) {
     if (n > MOST_LOW) n = MOST_LOW;
     if (n > n_low - v->n_low) n = n_low - v->n_low;
-    kr_band_low_pull(v->band, v->low, n);
+    KR_TRY(kr_band_low_pull(v->band, v->low, n));
     KR_TRY(krait_denoiser_stream_push(v->stream, v->low, n, v->cleaned, v->capacity, &n_cleaned));
     KR_TRY(kr_band_return(v->band, v->cleaned, n_cleaned));
   }
