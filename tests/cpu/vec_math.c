@@ -90,7 +90,7 @@ static double worst_error(const function *f, uint64_t step, float *where) {
 static void functions_keep_their_bounds(void **state) {
   (void)state;
   const char *given = getenv("KR_VEC_MATH_STEP");
-  uint64_t step = given ? strtoull(given, NULL, 10) : 1021 * sparser();
+  uint64_t step = given ? strtoull(given, NULL, 10) : 1021 * (uint64_t)sparser();
   int failed = 0;
   for (int i = 0; i < N_FUNCTIONS; i++) {
     float where = 0;

@@ -1,6 +1,6 @@
-/* mamba_inner.c: contracts, costs and implementations of the inside of a Mamba-1 block and its gradient; mamba_inner_ref.c has the
- * equation. Error bound: float32 1e-5 of the output's scale; 16-bit storage: one rounding on a CPU, on a GPU what its
- * operators do to rows of that type (mamba_inner_check.c). */
+/* mamba_inner.c: contracts, costs and implementations of the inside of a Mamba-1 block and its gradient;
+ * mamba_inner_ref.c has the equation. Error bound: float32 1e-5 of the output's scale; 16-bit storage: one rounding on
+ * a CPU, on a GPU what its operators do to rows of that type (mamba_inner_check.c). */
 #include "contract.h"
 #include "mamba_inner_chain.h"
 #include "block_ops.h"

@@ -267,7 +267,8 @@ static void record_lm(kr_lm_builder *b, const kr_lm_weights *w) {
   if (fused) {
     x = norm_of(&b->rows, "norm_f", fused->record_fused(b, embedded), NULL,
                 .weight = weight(&b->rows, "norm_f", &w->norm_f, b->c->d),
-                .bias = weight(&b->rows, "norm_f_bias", &w->norm_f_bias, b->c->d), .eps = b->c->eps, .is_rms = b->c->is_rms);
+                .bias = weight(&b->rows, "norm_f_bias", &w->norm_f_bias, b->c->d), .eps = b->c->eps,
+                .is_rms = b->c->is_rms);
   } else {
     kr_tensor h = record_blocks(b, embedded, &stream);
     if (!b->run.is_step && !b->run.all) { /* of the last token */

@@ -1,6 +1,8 @@
 /* lm_slots.c: recurrent states are in one piece of memory for all slots and blocks. */
 #include "lm_slots.h"
 
+#include <string.h>
+
 #include "alloc.h"
 #include "status.h"
 

@@ -1,6 +1,6 @@
-/* attention.c: contract, cost and implementations of softmax attention; attention_ref.c has the equation. Error bound: float32
- * 1e-5 of the output's scale; 16-bit storage: one rounding more. Tensor-core implementations round P to the storage
- * type; those of float32 take it, as all factors, as a sum of two tf32 parts. */
+/* attention.c: contract, cost and implementations of softmax attention; attention_ref.c has the equation. Error bound:
+ * float32 1e-5 of the output's scale; 16-bit storage: one rounding more. Tensor-core implementations round P to the
+ * storage type; those of float32 take it, as all factors, as a sum of two tf32 parts. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"
 #include "attention_impls.h"

@@ -1,5 +1,5 @@
-/* rotary.c: contract, cost and implementations of the rotary embedding; rotary_ref.c has the equation. Error bound: float32 1e-5,
- * 16-bit storage: one rounding. */
+/* rotary.c: contract, cost and implementations of the rotary embedding; rotary_ref.c has the equation. Error bound:
+ * float32 1e-5, 16-bit storage: one rounding. */
 #include "attention_impls.h"
 #include "op_list.h"
 #include "rotary_impls.h"

@@ -1,5 +1,5 @@
-/* rotary_append.c: contract, cost and implementations of rotating queries and appending keys and values in one call; a rewrite
- * (attention_step_rewrite.c) fuses the two calls into it where a GPU supports it. */
+/* rotary_append.c: contract, cost and implementations of rotating queries and appending keys and values in one call; a
+ * rewrite (attention_step_rewrite.c) fuses the two calls into it where a GPU supports it. */
 #include "contract.h"
 #include "op_list.h"
 #include "attention/rotary_append_impls.h"

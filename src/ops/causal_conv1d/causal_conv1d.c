@@ -1,6 +1,6 @@
-/* causal_conv1d.c: contract, cost and implementations of the short causal convolution; causal_conv1d_ref.c has the equation.
- * Error bound: float32 1e-6 of the sum of |weight x| plus 3 ulp of silu; 16-bit storage: one rounding; final states are
- * exact. */
+/* causal_conv1d.c: contract, cost and implementations of the short causal convolution; causal_conv1d_ref.c has the
+ * equation. Error bound: float32 1e-6 of the sum of |weight x| plus 3 ulp of silu; 16-bit storage: one rounding; final
+ * states are exact. */
 #include "conv_impls.h"
 #include "op_list.h"
 

@@ -1,6 +1,6 @@
-/* causal_conv1d_bwd.c: contract, cost and implementations of the convolution's gradient; causal_conv1d_bwd_ref.c has the
- * equations. Error bound: float32 1e-5 of each gradient's scale (1e-4 for sums over batch and time); 16-bit storage:
- * one rounding. */
+/* causal_conv1d_bwd.c: contract, cost and implementations of the convolution's gradient; causal_conv1d_bwd_ref.c has
+ * the equations. Error bound: float32 1e-5 of each gradient's scale (1e-4 for sums over batch and time); 16-bit
+ * storage: one rounding. */
 #include "conv_impls.h"
 #include "op_list.h"
 

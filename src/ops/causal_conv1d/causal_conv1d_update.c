@@ -1,6 +1,6 @@
-/* causal_conv1d_update.c: contract, cost and implementations of the convolution with a running state, and of the states of packed
- * sequences. Equations: causal_conv1d_update_ref.c, causal_conv1d_varlen_states_ref.c. States are exact copies; output
- * bounds as in causal_conv1d. */
+/* causal_conv1d_update.c: contract, cost and implementations of the convolution with a running state, and of the states
+ * of packed sequences. Equations: causal_conv1d_update_ref.c, causal_conv1d_varlen_states_ref.c. States are exact
+ * copies; output bounds as in causal_conv1d. */
 #include "conv_impls.h"
 #include "op_list.h"
 

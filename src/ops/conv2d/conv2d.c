@@ -1,5 +1,5 @@
-/* conv2d.c: contracts, costs and implementations of channels-last convolutions, (B,H,W,C): depthwise with its gradient, unfold
- * (im2col) and fold. The equations are in conv2d_ref.c. */
+/* conv2d.c: contracts, costs and implementations of channels-last convolutions, (B,H,W,C): depthwise with its gradient,
+ * unfold (im2col) and fold. The equations are in conv2d_ref.c. */
 #include "conv2d/conv2d_impls.h"
 #include "op_list.h"
 #include "status.h"

@@ -1,5 +1,5 @@
-/* gather_rows.c: cost and implementations of gathering rows of a table; gather_rows_ref.c has the equation. Error bound: one
- * rounding if the types differ. */
+/* gather_rows.c: cost and implementations of gathering rows of a table; gather_rows_ref.c has the equation. Error
+ * bound: one rounding if the types differ. */
 #include "gather_rows/gather_rows_impls.h"
 #include "op_list.h"
 #include "view.h"

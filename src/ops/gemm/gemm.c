@@ -1,6 +1,6 @@
-/* gemm.c: contract, cost and implementations of the product of activation rows with a weight matrix. gemm_ref.c has the equation.
- * Bound: float32 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with KRAIT_GEMM_TF32,
- * float32 factors may be rounded to 11 significant bits: 6e-3. */
+/* gemm.c: contract, cost and implementations of the product of activation rows with a weight matrix. gemm_ref.c has the
+ * equation. Bound: float32 1e-5 of the result's scale for K up to thousands, 16-bit storage one rounding; with
+ * KRAIT_GEMM_TF32, float32 factors may be rounded to 11 significant bits: 6e-3. */
 #include "gemm/gemm_kernel.h"
 #include "gemm/gemm_impls.h"
 #include "op_list.h"

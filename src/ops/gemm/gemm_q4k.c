@@ -1,5 +1,5 @@
-/* gemm_q4k.c: cost and implementations of products with 4-bit weights. gemm_q4k_ref.c has the equation. Bound: float32 1e-5 of the
- * result's scale, 16-bit storage one rounding; the quantization error itself is not this op's. */
+/* gemm_q4k.c: cost and implementations of products with 4-bit weights. gemm_q4k_ref.c has the equation. Bound: float32
+ * 1e-5 of the result's scale, 16-bit storage one rounding; the quantization error itself is not this op's. */
 #include "gemm/gemm_q4k_impls.h"
 #include "op_list.h"
 #include "view.h"

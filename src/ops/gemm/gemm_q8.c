@@ -1,6 +1,6 @@
-/* gemm_q8.c: cost and implementations of products with 8-bit weights. gemm_q8_ref.c has the equation. Bound: float32 1e-5 of the
- * result's scale, 16-bit storage one rounding; the quantization error itself is not this op's. On a GPU one or two
- * rows. */
+/* gemm_q8.c: cost and implementations of products with 8-bit weights. gemm_q8_ref.c has the equation. Bound: float32
+ * 1e-5 of the result's scale, 16-bit storage one rounding; the quantization error itself is not this op's. On a GPU one
+ * or two rows. */
 #include "gemm/gemm_q8_impls.h"
 #include "op_list.h"
 #include "view.h"

@@ -1,5 +1,5 @@
-/* gemm_vectors.h: shared by the vector implementations of products: vector access to a tensor of any float type and stride, and
- * the epilogue. */
+/* gemm_vectors.h: shared by the vector implementations of products: vector access to a tensor of any float type and
+ * stride, and the epilogue. */
 #ifndef KR_GEMM_VECTORS_H
 #define KR_GEMM_VECTORS_H
 

@@ -1,5 +1,5 @@
-/* norm_gemm.c: contract, cost and implementations of a product with the RMS norm of its input fused in, and optionally a
- * convolution of its output. The equation is in norm_gemm_ref.c; rewrites (norm_gemm_rewrite.c) form it from separate
+/* norm_gemm.c: contract, cost and implementations of a product with the RMS norm of its input fused in, and optionally
+ * a convolution of its output. The equation is in norm_gemm_ref.c; rewrites (norm_gemm_rewrite.c) form it from separate
  * calls where a GPU implementation accepts it. */
 #include "gemm/norm_gemm_impls.h"
 #include "op_list.h"

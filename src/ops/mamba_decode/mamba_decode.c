@@ -1,6 +1,7 @@
-/* mamba_decode.c: contract, cost and implementations of a decoding step through the layers of a Mamba or Mamba-2 model. The
- * equation is in krait/ops.h; models/mamba_lm records it in place of the layers' own calls where a GPU's implementation
- * is quicker. Hopper's row streams the weights, of 16 bits or 8, of the widest published layers (streamed). */
+/* mamba_decode.c: contract, cost and implementations of a decoding step through the layers of a Mamba or Mamba-2 model.
+ * The equation is in krait/ops.h; models/mamba_lm records it in place of the layers' own calls where a GPU's
+ * implementation is quicker. Hopper's row streams the weights, of 16 bits or 8, of the widest published layers
+ * (streamed). */
 #include "mamba_decode_impls.h"
 #include "op_list.h"
 #include "status.h"

@@ -1,5 +1,6 @@
-/* gated_norm.c: contracts, costs and implementations of the gated norm and its gradient. The equations are in gated_norm_ref.c.
- * Bound: float32 1e-5 of the output's scale (1e-4 for sums over rows), 16-bit storage one rounding. */
+/* gated_norm.c: contracts, costs and implementations of the gated norm and its gradient. The equations are in
+ * gated_norm_ref.c. Bound: float32 1e-5 of the output's scale (1e-4 for sums over rows), 16-bit storage one rounding.
+ */
 #include "norm_impls.h"
 #include "op_list.h"
 #include "view.h"

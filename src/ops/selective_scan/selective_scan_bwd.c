@@ -1,6 +1,6 @@
-/* selective_scan_bwd.c: contract, cost and implementations of the scan's gradient; selective_scan_bwd_ref.c has the equations.
- * Error bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time and with complex A); 16-bit
- * storage: one rounding. */
+/* selective_scan_bwd.c: contract, cost and implementations of the scan's gradient; selective_scan_bwd_ref.c has the
+ * equations. Error bound: float32 2e-5 of each gradient's scale (1e-4 for sums over batch and time and with complex A);
+ * 16-bit storage: one rounding. */
 #include "contract.h"
 #include "op_list.h"
 #include "scan_families.h"

@@ -1,7 +1,7 @@
-/* ssd.c: contract, cost and implementations of the SSD (Mamba 2); the equation is in ssd_ref.c. Error bound: float32 1e-5 of the
- * output's scale, 2e-5 beyond 4000 tokens; 16-bit storage adds one rounding. Tensor-core implementations round operands
- * of 16-bit storage to that type; those of float32 are sums of two tf32 parts or, with KRAIT_SSD_TF32, rounded to tf32:
- * 8e-3. */
+/* ssd.c: contract, cost and implementations of the SSD (Mamba 2); the equation is in ssd_ref.c. Error bound: float32
+ * 1e-5 of the output's scale, 2e-5 beyond 4000 tokens; 16-bit storage adds one rounding. Tensor-core implementations
+ * round operands of 16-bit storage to that type; those of float32 are sums of two tf32 parts or, with KRAIT_SSD_TF32,
+ * rounded to tf32: 8e-3. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_inputs.h"

@@ -1,5 +1,6 @@
-/* ssd_bwd.c: contract, cost and implementations of the SSD's gradient; the equations are in ssd_bwd_ref.c. Error bound: float32
- * 2e-5 of the gradient's scale, 1e-4 for sums over time and beyond 4000 tokens; 16-bit storage adds one rounding. */
+/* ssd_bwd.c: contract, cost and implementations of the SSD's gradient; the equations are in ssd_bwd_ref.c. Error bound:
+ * float32 2e-5 of the gradient's scale, 1e-4 for sums over time and beyond 4000 tokens; 16-bit storage adds one
+ * rounding. */
 #include "contract.h"
 #include "op_list.h"
 #include "ssd_inputs.h"

@@ -1,5 +1,6 @@
-/* dt_state_update.c: cost and implementations of Mamba's scan step fused with the product that computes its time steps; a rewrite
- * (dt_state_update_rewrite.c) forms it from a product and a state_update where a GPU implementation accepts it. */
+/* dt_state_update.c: cost and implementations of Mamba's scan step fused with the product that computes its time steps;
+ * a rewrite (dt_state_update_rewrite.c) forms it from a product and a state_update where a GPU implementation accepts
+ * it. */
 #include "state_update/dt_state_update_impls.h"
 #include "op_list.h"
 #include "view.h"

@@ -1,5 +1,5 @@
-/* state_update.c: contract, cost and implementations of the single-token scan step (selective_state_update). The equation is in
- * state_update_ref.c. Bound: float32 1e-5 of the output's scale, 16-bit storage one rounding. */
+/* state_update.c: contract, cost and implementations of the single-token scan step (selective_state_update). The
+ * equation is in state_update_ref.c. Bound: float32 1e-5 of the output's scale, 16-bit storage one rounding. */
 #include "op_list.h"
 #include "state_update_impls.h"
 #include "view.h"

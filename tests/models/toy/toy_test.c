@@ -11,6 +11,7 @@
 #include <krait/enhance.h>
 
 #include "lm/lm.h"
+#include "model_time.h"
 #include "view.h"
 
 enum { D = 16, HEAD = 8, F = 32, LAYERS = 3, N = 20, MOST_V = 512 };
