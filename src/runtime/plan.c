@@ -66,7 +66,8 @@ static int32_t run_anew(const kr_plan *p, void *args) {
   const kr_impl *impl = NULL;
   KR_TRY(kr_op_prepare(p->op, p->ctx, args, p->only ? p->only->name : NULL, &impl));
   const uint64_t bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(p->ctx, args) : 0;
-  if (bytes > ((kr_call *)args)->scratch_bytes) return kr_lent_run(p->op, impl, p->ctx, args, bytes);
+  const uint64_t given = ((kr_call *)args)->scratch_bytes;
+  if (bytes > given && given >= p->scratch_bytes) return kr_lent_run(p->op, impl, p->ctx, args, bytes);
   return kr_op_run_impl(p->op, impl, p->ctx, args, bytes);
 }
 
