@@ -97,7 +97,7 @@ KRAIT_API int64_t krait_denoiser_stream_latency(const krait_denoiser_stream *str
 KRAIT_API int32_t krait_denoiser_stream_push(krait_denoiser_stream *stream, const float *in, int64_t n_samples,
                                              float *out, int64_t room, int64_t *n_out);
 /* The remaining samples: room for krait_denoiser_stream_latency is enough. The stream can then start again, also after
- * an error; the remaining samples are then lost. */
+ * an error; with a streaming model the remaining samples are then lost. */
 KRAIT_API int32_t krait_denoiser_stream_finish(krait_denoiser_stream *stream, float *out, int64_t room, int64_t *n_out);
 
 /* One channel of speech, live, at any rate from 8 to 192 kHz, with as many samples out as in, krait_voice_latency

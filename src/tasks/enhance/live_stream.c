@@ -139,9 +139,9 @@ int32_t krait_denoiser_stream_finish(krait_denoiser_stream *s, float *out, int64
   KR_CHECK(!is_orphan(s), KRAIT_ERR_ARGUMENT, "the stream's session was closed before it");
   KR_CHECK(capacity >= s->n_heard - s->n_said, KRAIT_ERR_ARGUMENT, "room for %lld samples, but %lld are due",
            (long long)capacity, (long long)(s->n_heard - s->n_said));
-  const int32_t status = s->has_failed ? KRAIT_OK
-                         : s->live     ? pass(s, NULL, 0, 1, out, n_out)
-                                       : answer(s, 1, out, n_out);
+  const int32_t status = !s->live        ? answer(s, 1, out, n_out)
+                         : s->has_failed ? KRAIT_OK
+                                         : pass(s, NULL, 0, 1, out, n_out);
   s->n_heard = s->n_said = s->n_waiting = 0, s->has_failed = 0;
   return status;
 }

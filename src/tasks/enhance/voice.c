@@ -138,7 +138,7 @@ static int32_t begin_after(krait_voice *v, int32_t status) {
   int64_t n_left;
   begin(v);
   krait_denoiser_stream_finish(v->stream, v->cleaned, v->capacity,
-                               &n_left); /* which computes nothing after a failure */
+                               &n_left); /* of a streaming model nothing is computed after a failure */
   return status;
 }
 
