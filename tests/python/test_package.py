@@ -36,7 +36,7 @@ def test_headers():
 
 
 def _args_of(words):
-    return _load.ffi().from_buffer("kr_causal_conv1d_args *", words)
+    return _load.ffi().from_buffer("krait_causal_conv1d_args *", words)
 
 
 def test_packed_structs_are_what_cffi_sees():
