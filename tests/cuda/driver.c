@@ -460,7 +460,7 @@ static int32_t run_gemm(int32_t device, uint64_t caps, int32_t fallback, float *
   return status;
 }
 
-static void a_call_without_a_row_goes_through_the_host_only_if_asked(void **state) {
+static void a_call_that_nothing_accepts_goes_through_the_host_only_if_asked(void **state) {
   krait_ctx_stats stats = {.size = sizeof stats};
   float want[6] = {1, 2, 99, 3, 4, 99}, got[6] = {1, 2, 99, 3, 4, 99};
   (void)state;
@@ -523,7 +523,7 @@ static void device_memory_is_not_the_hosts(void **state) {
 }
 
 /* Rows of better tiers would have supported the call. */
-static void a_row_requested_by_name_is_not_a_fallback(void **state) {
+static void an_implementation_requested_by_name_is_not_a_fallback(void **state) {
   const krait_ctx_options options = {
       .size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .fallback = KRAIT_FALLBACK_NEVER};
   krait_ctx_stats stats = {.size = sizeof stats};
@@ -571,7 +571,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(a_graph_that_fails_is_launches),
                                      cmocka_unit_test(streams_beyond_the_graphs_share_them),
                                      cmocka_unit_test(timing_an_operator_takes_turns_and_leaks_nothing),
-                                     cmocka_unit_test(a_call_without_a_row_goes_through_the_host_only_if_asked),
-                                     cmocka_unit_test(a_row_requested_by_name_is_not_a_fallback)};
+                                     cmocka_unit_test(a_call_that_nothing_accepts_goes_through_the_host_only_if_asked),
+                                     cmocka_unit_test(an_implementation_requested_by_name_is_not_a_fallback)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
