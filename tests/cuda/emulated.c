@@ -745,6 +745,71 @@ static void compare_floats(const char *what, const float *got, const float *want
     if (!(fabsf(got[i] - want[i]) <= bound)) fail_msg("%s: number %zu is %g, not %g", what, i, got[i], want[i]);
 }
 
+/* ---- float16's range within the SSD ------------------------------------------------------------------------------ */
+
+/* Three chunks of one head; outputs are in float16's range, what is summed or kept on the way is not. */
+enum { RL = 160, RP = 64, RN = 256 };
+typedef struct range_call {
+  _Alignas(16) uint16_t x[RL * RP], dout[RL * RP], B[RL * RN], C[RL * RN], z[RL * RP];
+  _Alignas(16) uint16_t results[3 * RL * RP + 2 * RL * RN]; /* out, dx, dz, dB, dC */
+  float dt[RL], A[1];
+} range_call;
+
+static const struct range_draw {
+  const char *what;
+  int N, has_gate;
+  float x, dout, B, C, C_rest; /* C_rest: beyond 128 states */
+} range_draws[] = {{"states' slices cancel", 256, 0, 1, 1, 16, 16, -15},
+                   {"states' slices cancel behind a gate", 256, 1, 1, 1, 16, 16, -15},
+                   {"large states", 64, 0, 64, 0x1p-13f, 4096, 0x1p-12f, 0},
+                   {"large gradients of states", 64, 0, 0x1p-13f, 64, 0x1p-12f, 4096, 0}};
+
+static void make_range_call(range_call *c, const struct range_draw *d) {
+  for (int i = 0; i < RL * RP; i++)
+    c->x[i] = kr_float_to_f16(d->x), c->dout[i] = kr_float_to_f16(d->dout), c->z[i] = kr_float_to_f16((float)(i % 3));
+  for (int i = 0; i < RL * d->N; i++)
+    c->B[i] = kr_float_to_f16(d->B), c->C[i] = kr_float_to_f16(i % d->N < 128 ? d->C : d->C_rest);
+  for (int i = 0; i < RL; i++) c->dt[i] = 1;
+  c->A[0] = -0.5f;
+}
+
+static kr_view half_rows(uint16_t *data, int n) { return (kr_view){data, {RL * n, n, n, 1}, KRAIT_F16, 0}; }
+
+static void run_range_call(const krait_ctx *ctx, const char *name, range_call *c, const struct range_draw *d) {
+  kr_ssd_args a = {.call.size = sizeof a, .B = 1, .L = RL, .H = 1, .P = RP, .N = d->N, .G = 1};
+  kr_ssd_bwd_args b = {.call.size = sizeof b, .B = 1, .L = RL, .H = 1, .P = RP, .N = d->N, .G = 1};
+  a.x = b.x = half_rows(c->x, RP), b.dout = half_rows(c->dout, RP);
+  a.Bmat = b.Bmat = half_rows(c->B, d->N), a.Cmat = b.Cmat = half_rows(c->C, d->N);
+  a.dt = b.dt = (kr_view){c->dt, {RL, 1, 1}, KRAIT_F32, 0}, a.A = b.A = (kr_view){c->A, {1}, KRAIT_F32, 0};
+  uint16_t *const results = c->results, *const dB = results + 3 * RL * RP;
+  a.out = half_rows(results, RP), b.dx = half_rows(results + RL * RP, RP);
+  b.dB = half_rows(dB, d->N), b.dC = half_rows(dB + RL * RN, d->N);
+  if (d->has_gate) a.z = b.z = half_rows(c->z, RP), b.dz = half_rows(results + 2 * RL * RP, RP);
+  const int takes_gate = strcmp(name, "cuda_hopper") != 0; /* forward */
+  run_row(ctx, "ssd", d->has_gate && !takes_gate ? "cuda_ampere_chunks" : name, &a), run_row(ctx, "ssd_bwd", name, &b);
+}
+
+/* On devices with little shared memory too, where chunks take fewer states at once. */
+static void float16_keeps_its_range(void **state) {
+  if (*state != kr_op_find("ssd_bwd")) skip();
+  static range_call want, got;
+  static const char *const names[] = {"cuda_ampere_chunks", "cuda_ampere_chunks", "cuda_hopper"};
+  kr_emulated_blocks_in_order(1);
+  for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+    for (size_t i = 0; i < sizeof range_draws / sizeof *range_draws; i++) {
+      const struct range_draw *const d = &range_draws[i];
+      krait_ctx *ctx = open_tight(k ? 90 : 86, k ? MUCH : LITTLE);
+      make_range_call(&want, d), run_range_call(ctx, "ref", &want, d);
+      make_range_call(&got, d), run_range_call(ctx, names[k], &got, d);
+      for (size_t n = 0; n < sizeof got.results / 2; n++) {
+        const float g = kr_f16_to_float(got.results[n]), w = kr_f16_to_float(want.results[n]);
+        if (!(fabsf(g - w) <= 0.01f * fabsf(w) + 0.5f))
+          fail_msg("%s, %s: result %zu is %g, not %g", names[k], d->what, n, (double)g, (double)w);
+      }
+      krait_ctx_close(&ctx);
+    }
+}
+
 enum { OL = 150, OH = 3, OP = 64, ON = 200 };
 typedef struct whole_call {
   uint16_t x[OL * OH * OP], B[OL * ON], C[OL * ON], out[OL * OH * OP];
@@ -927,6 +992,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
                                      cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op),
                                      cmocka_unit_test_prestate(whole_heads_are_right, op),
+                                     cmocka_unit_test_prestate(float16_keeps_its_range, op),
                                      cmocka_unit_test_prestate(few_heads_have_blocks_of_their_own, op),
                                      cmocka_unit_test_prestate(widest_heads_have_room, op),
                                      cmocka_unit_test_prestate(rows_on_their_way_have_room, op)};

@@ -9,7 +9,8 @@
  * The gradient of the log-decay at token t, q_t = e_t <M_t, S_{t-1}>, is summed over pairs of a token before t and one
  * at or after t, using only terms with positive decays: non-finite values reach no other sequence, and no token that
  * the equation does not couple to them. So chunked rows leave the groups of heads in which they met such values
- * (f.spoilt) to these kernels, with S and M in the storage type (f.kept_dtype). */
+ * (f.spoilt) to these kernels, with S and M in the storage type (f.kept_dtype; in
+ * float16 a row of states has a scale, since they may be here because they left its range). */
 #include "ssd_walk.cuh"
 
 #include "ssd_bwd_params.h"
@@ -33,7 +34,7 @@ KR_DEV void walk_after(const kr_ssd_bwd_params &p) {
       m[r][k] = exists ? kr_load(p.dfinal.data, of(p.dfinal, b, c0 + r, h, k * 32 + lane), p.dfinal.dtype) : 0.0f;
     }
   for (int64_t t = f.L - 1; t >= 0; t--) {
-    if (t == f.L - 1 || t % Q == Q - 1) keep_before<S>(f, p.M, b, t, h, c0, m);
+    if (t == f.L - 1 || t % Q == Q - 1) keep_before<S>(f, p.M, p.M_scale, b, t, h, c0, m);
     const int32_t now = f.seq_idx ? f.seq_idx[b * f.seq_b + t * f.seq_t] : 0,
                   before = f.seq_idx && t ? f.seq_idx[b * f.seq_b + (t - 1) * f.seq_t] : 0;
     const float decay = kr_exp(step_size(f, b, t, h) * A);
@@ -146,13 +147,24 @@ KR_DEV void stage_dy(const kr_ssd_params &f, const place &at, const chunk_steps 
   }
 }
 
-/* A chunk's S or M: (channel, state). */
+/* A chunk's S or M: (channel, state), and the scales of its channels in float16. */
 typedef struct kept_state {
   const void *data;
+  const float *scales;
   int64_t from;
-  int32_t dtype;
+  int32_t N, dtype;
 } kept_state;
-KR_DEV float state_at(const kept_state &s, int64_t i) { return kr_load(s.data, s.from + i, s.dtype); }
+KR_DEV kept_state kept_of(const kr_ssd_bwd_params &p, const place &at, const void *data, const float *scales) {
+  const int64_t place = ((int64_t)at.b * p.f.H + at.h) * p.n_chunks + at.t0 / Q;
+  return {data, p.f.kept_dtype == KRAIT_F16 ? scales + place * p.f.P : 0, place * p.f.P * p.f.N, p.f.N,
+          p.f.kept_dtype};
+}
+KR_DEV float scale_at(const kept_state &s, int channel) { return s.scales ? s.scales[channel] : 1.0f; }
+/* Without its channel's scale. */
+KR_DEV float kept_at(const kept_state &s, int channel, int n) {
+  return kr_load(s.data, s.from + (int64_t)channel * s.N + n, s.dtype);
+}
+KR_DEV float state_at(const kept_state &s, int channel, int n) { return kept_at(s, channel, n) * scale_at(s, channel); }
 
 /* Sum over the four threads of a token. */
 KR_DEV float add_four(float v) {
@@ -181,8 +193,8 @@ KR_DEV void give_dx(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s,
     for (int i = j; i < at.n; i++)
       within = passes[i * ROW + j] == 0 ? within : kr_fma(passes[i * ROW + j], dy[i * (PART + 1) + c], within);
     for (int n = 0; s.into[j] != 0 && n < f.N; n++)
-      from_after = kr_fma(state_at(M, (int64_t)(c0 + c) * f.N + n), B_at(f, at, j, n), from_after);
-    from_after *= s.into[j];
+      from_after = kr_fma(kept_at(M, c0 + c, n), B_at(f, at, j, n), from_after);
+    from_after *= s.into[j] * scale_at(M, c0 + c);
     const float x = x_at(f, at, s, j, c0 + c), all = within + from_after, own = dy[j * (PART + 1) + c];
     inputs = kr_fma(x, all, inputs), after = kr_fma(x, from_after, after);
     float dx = s.d[j] * all;
@@ -211,9 +223,9 @@ KR_DEV void give_matrices(const kr_ssd_bwd_params &p, const place &at, chunk_ste
                                                                                                at.g, n);
     float c = 0, b = 0;
     for (int k = 0; s.out[t] != 0 && k < end; k++)
-      c = kr_fma(dy[t * (PART + 1) + k], state_at(S, (int64_t)(c0 + k) * f.N + n), c);
+      c = kr_fma(dy[t * (PART + 1) + k], state_at(S, c0 + k, n), c);
     for (int k = 0; s.into[t] != 0 && k < end; k++)
-      b = kr_fma(x_at(f, at, s, t, c0 + k), state_at(M, (int64_t)(c0 + k) * f.N + n), b);
+      b = kr_fma(x_at(f, at, s, t, c0 + k), state_at(M, c0 + k, n), b);
     c *= s.out[t], b *= s.into[t] * s.d[t];
     if (s.out[t] != 0) before = kr_fma(C_at(f, at, t, n), c, before);
     *sum_C = first ? c : *sum_C + c;
@@ -280,8 +292,7 @@ KR_DEV void run_head(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s
                      float *dy, const float (&CB)[4][4], float (&W)[4][4], int first) {
   const kr_ssd_params &f = p.f;
   const int i0 = (kr_thread() >> 4) * 4, j0 = (kr_thread() & 15) * 4, chunk = (int)(at.t0 / Q);
-  const int64_t state = (((int64_t)at.b * f.H + at.h) * p.n_chunks + chunk) * f.P * f.N;
-  const kept_state S = {p.S, state, f.kept_dtype}, M = {p.M, state, f.kept_dtype};
+  const kept_state S = kept_of(p, at, p.S, f.kept_scale), M = kept_of(p, at, p.M, p.M_scale);
   float *const parts = p.parts + (((int64_t)at.b * p.n_chunks + chunk) * f.H + at.h) * (f.P + 2);
   float xy[4][4] = {}, through = 0;
   prepare(f, at, s);
@@ -323,8 +334,9 @@ KR_DEV void run_head(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s
     give_matrices(p, at, s, dy, S, M, c0, first && c0 == 0);
   }
   if (s.keeps != 0)
-    for (int64_t i = kr_thread(); i < (int64_t)f.P * f.N; i += THREADS)
-      through = kr_fma(state_at(S, i), state_at(M, i), through);
+    for (int c = kr_thread() >> 5; c < f.P; c += THREADS / 32)
+      for (int n = kr_thread() & 31; n < f.N; n += 32)
+        through = kr_fma(state_at(S, c, n), state_at(M, c, n), through);
   through = add_block(through, s.sum) * s.keeps;
   pass_over(s, given, at.n, s.keeps == 0 ? 0.0f : through);
   finish_steps(p, at, s, parts);

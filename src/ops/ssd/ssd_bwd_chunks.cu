@@ -288,7 +288,9 @@ KR_DEV void second_half(const kr_ssd_bwd_params &p, const place &at, const warp_
       const int left = f.P - at.p0 - (8 * chunk + 2 * me.q);
       if (p.part && writes && left > 0) {
         const uint32_t before = left > 1 ? *(const uint32_t *)(to + 8 * j) : to[8 * j];
-        dx_low += kr_unpack(before, 0, KR_DTYPE), dx_high += kr_unpack(before, 1, KR_DTYPE);
+        const float low_before = kr_unpack(before, 0, KR_DTYPE), high_before = kr_unpack(before, 1, KR_DTYPE);
+        if (!are_finite(low_before, high_before)) report_nonfinite_group(f, at.b, at.h);
+        dx_low += low_before, dx_high += high_before;
       }
       const uint32_t dx = padding ? 0 : pack(dx_low, dx_high);
       if (writes && left > 1) *(uint32_t *)(to + 8 * j) = dx;
@@ -530,6 +532,8 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_params p) 
   const float dout = padding ? 0.0f
                              : kr_load(p.gated.data, b * p.gated.b + t * p.gated.t + h * p.gated.h + c, p.gated.dtype),
               y = kr_load(f.out.data, at, f.out.dtype);
+  if (KR_DTYPE == KRAIT_F16 && !are_finite(y, kr_from_f16(kr_to_f16(dout * z * s))))
+    report_nonfinite_group(f, (int)b, (int)h);
   if (f.dz.data)
     kr_store(f.dz.data, b * f.dz.b + t * f.dz.t + h * f.dz.h + c, f.dz.dtype,
              dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));

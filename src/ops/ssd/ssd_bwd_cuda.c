@@ -183,7 +183,7 @@ static int32_t splits_of(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
 
 /* products, W: of float32 alone. */
 typedef struct chunks_layout {
-  uint64_t S, M, sum_B, sum_C, parts, steps, tokens, spoilt, y, products, W, end;
+  uint64_t S, M, S_scale, M_scale, sum_B, sum_C, parts, steps, tokens, spoilt, y, products, W, end;
 } chunks_layout;
 
 static chunks_layout lay_out_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
@@ -193,9 +193,11 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args 
   const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N,
                 states = tiles > plain ? tiles : plain; /* plain: what redo_nonfinite stores there */
   const int is_float = a->x.dtype == KRAIT_F32, per_float = is_float ? 1 : 2;
+  const int64_t scales = a->x.dtype == KRAIT_F16 ? chunks * a->P : 0;
   const int64_t squares = is_float ? a->B * a->G * chunks_of(a) * KR_SSD_CHUNK * KR_SSD_CHUNK : 0;
   chunks_layout l = {.end = 0};
   l.S = place_ssd_bwd(&l.end, (states + 1) / per_float), l.M = place_ssd_bwd(&l.end, (states + 1) / per_float);
+  l.S_scale = place_ssd_bwd(&l.end, scales), l.M_scale = place_ssd_bwd(&l.end, scales);
   l.sum_B = place_ssd_bwd(&l.end, matrix), l.sum_C = place_ssd_bwd(&l.end, matrix);
   l.parts = place_ssd_bwd(&l.end, a->B * chunks_of(a) * a->H * (a->P + 2));
   l.steps = place_ssd_bwd(&l.end, a->B * a->H * chunks_of(a) * (KR_SSD_STEPS_BYTES / 4)),
@@ -219,9 +221,10 @@ static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_
                                 .h = row,
                                 .n = 1,
                                 .dtype = a->x.dtype};
-  forward.z = forward.dout = (kr_ssd_tensor){.data = NULL}, forward.spoilt = NULL;
-  for (int part = 0; a->x.dtype != KRAIT_F32 && part * KR_SSD_MOST_STATES < forward.N; part++) {
-    const kr_ssd_params some = kr_ssd_part_of(&forward, part, KR_SSD_MOST_STATES);
+  forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
+  const int at_once = kr_ssd_states_at_once(ctx);
+  for (int part = 0; a->x.dtype != KRAIT_F32 && part * at_once < forward.N; part++) {
+    const kr_ssd_params some = kr_ssd_part_of(&forward, part, at_once);
     KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
   }
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
@@ -237,8 +240,9 @@ static kr_ssd_bwd_params chunks_plan(const krait_ctx *ctx, const kr_ssd_bwd_args
   const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
   char *const scratch = a->call.scratch;
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, reverse);
-  p.n_splits = splits_of(ctx, a);
+  p.n_splits = splits_of(ctx, a), p.n_parts = (int32_t)((a->N + 127) / 128);
   p.n_stages = kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)inner_shared_bytes(a, 2) ? 1 : 2;
+  p.f.kept_scale = (float *)(scratch + l->S_scale), p.M_scale = (float *)(scratch + l->M_scale);
   p.S = scratch + l->S, p.M = scratch + l->M, p.parts = (float *)(scratch + l->parts), p.f.kept = NULL;
   p.f.steps = scratch + l->steps, p.tokens = scratch + l->tokens, p.f.spoilt = (int32_t *)(scratch + l->spoilt);
   p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
@@ -299,6 +303,7 @@ static int32_t redo_nonfinite(const krait_ctx *ctx, const kr_ssd_bwd_args *a, co
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = a->x.dtype, p.f.spoilt = chunks->f.spoilt;
   p.sum_B = chunks->sum_B, p.sum_C = chunks->sum_C, p.parts = chunks->parts, p.f.dz = chunks->f.dz;
+  p.f.kept_scale = chunks->f.kept_scale, p.M_scale = chunks->M_scale;
   return run_tokens(ctx, a, &p);
 }
 
@@ -309,7 +314,7 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, run_par
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
   if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
-  for (int part = 0; part * 128 < a->N; part++) {
+  for (int part = 0; part < p.n_parts; part++) {
     const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
   }

@@ -28,12 +28,14 @@ typedef struct kr_ssd_bwd_params {
   kr_ssd_tensor sum_B, sum_C;              /* float32 (B,L,G,N) */
   kr_ssd_tensor dA, dbias, dD;             /* h, n */
   void *S, *M;                             /* (B,H,chunks,P,N): state before, state gradient after each chunk */
+  float *M_scale;                          /* of M, as f.kept_scale */
   void *tokens;                            /* (B,H,chunks) of KR_SSD_BWD_TOKENS_BYTES */
   float *parts;                            /* (B,chunks,H,P + 2): dD, dA and dt_bias's gradient, summed over a chunk */
   kr_ssd_tensor gated;                     /* dout of a call with a gate, where f.dout is dy (after the gate) */
   int32_t n_stages;                        /* heads in shared memory at once, 1 or 2 */
   int32_t n_splits; /* blocks that share a group's heads; sum_B and sum_C are then (n_splits,B,L,G,N) */
   float *W;         /* float32: (n_splits,B,chunks,groups,KR_SSD_CHUNK,KR_SSD_CHUNK), sums over heads */
+  int32_t n_parts;  /* of the states */
   int32_t part;     /* slice of the states, if more than a kernel takes; from 1 on it adds to dx and tokens */
   int32_t n_chunks, adds, keeps;           /* adds: to the other direction's part; keeps: stores one for it */
 } kr_ssd_bwd_params;

@@ -159,7 +159,9 @@ KR_DEV void write_output(const kr_ssd_params &p, const place &at, const warp_pla
       }
       if (!WHOLE && p.adds) {
         const uint32_t two = load_pair(to + 8 * j, 8 * j + 1 < left);
-        low += kr_unpack(two, 0, KR_DTYPE), high += kr_unpack(two, 1, KR_DTYPE);
+        const float low_before = kr_unpack(two, 0, KR_DTYPE), high_before = kr_unpack(two, 1, KR_DTYPE);
+        if (!are_finite(low_before, high_before)) report_nonfinite_group(p, at.b, at.h);
+        low += low_before, high += high_before;
       }
       if (!WHOLE && p.z.data) {
         const uint32_t two = load_pair(z + 8 * j, 8 * j + 1 < left);
@@ -251,6 +253,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
         sync_pair(me);
       }
       output_within<N>(y, me, C, x);
+      if (KR_DTYPE == KRAIT_F16) spoilt |= is_spoilt<4>(y); /* where a shared state left float16's range */
       if (whole && t0 + Q <= at.end) {
         if (N == 128) write_pieces<N, D_FOLDED>(p, at, me, y, x, D, C, t0);
         else write_output<1, D_FOLDED>(p, at, me, y, x, D, now, t0);

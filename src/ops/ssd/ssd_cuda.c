@@ -97,6 +97,11 @@ static uint32_t chunk_shared_bytes(int64_t N) {
   return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
+int kr_ssd_states_at_once(const krait_ctx *ctx) {
+  const int takes_most = kr_cuda_info(ctx->cuda)->shared_bytes >= (int64_t)chunk_shared_bytes(KR_SSD_MOST_STATES);
+  return takes_most ? KR_SSD_MOST_STATES : KR_SSD_MOST_STATES / 2;
+}
+
 static const char *refuse_options(const kr_ssd_args *a) {
   if (refuse_ssd_sizes(a)) return refuse_ssd_sizes(a);
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
@@ -120,7 +125,8 @@ const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a) {
 const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   const kr_ssd_args *a = args;
   if (kr_ssd_chunks_refuse_tensors(a)) return kr_ssd_chunks_refuse_tensors(a);
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(a->N) ? "too little shared memory" : NULL;
+  const int64_t at_once = kr_ssd_states_at_once(ctx), N = a->N < at_once ? a->N : at_once;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(N) ? "too little shared memory" : NULL;
 }
 
 /* Splits time only if blocks do not fill the device; each split costs a second pass over its tokens. */
@@ -217,8 +223,9 @@ int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   place_scratch(&p, a->call.scratch);
   KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
-  for (int part = 0; part * KR_SSD_MOST_STATES < p.N; part++) {
-    const kr_ssd_params some = kr_ssd_part_of(&p, part, KR_SSD_MOST_STATES);
+  const int at_once = kr_ssd_states_at_once(ctx);
+  for (int part = 0; part * at_once < p.N; part++) {
+    const kr_ssd_params some = kr_ssd_part_of(&p, part, at_once);
     KR_TRY(run_ssd_part(ctx, &some, a->call.stream));
   }
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);

@@ -402,9 +402,10 @@ KR_DEV void put_output(const kr_ssd_params &p, const lanes &me, float (&y)[Q / 2
   kr_sync_warp();
 }
 
-/* From the tile to global memory; to: the lane's first address. adds: accumulates. */
-KR_DEV void write_output(const kr_ssd_params &p, const slot &at, int c, const lanes &me, const unsigned char *tile,
-                         uint16_t *to, int adds) {
+/* From the tile to global memory; to: the lane's first address. adds: accumulates. Where float16's range was left, by
+ * the output or by the shared state, the head is recomputed. */
+KR_DEV void write_output(const kr_ssd_params &p, int b, const slot &at, int c, const lanes &me,
+                         const unsigned char *tile, uint16_t *to, int adds) {
   const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7,
             left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
   kr_raw16 eight[4];
@@ -414,6 +415,7 @@ KR_DEV void write_output(const kr_ssd_params &p, const slot &at, int c, const la
   for (int i = 0; i < 4; i++, to += 4 * p.out.t) {
     if (first + 4 * i >= left || at.p0 + 8 * chunk >= p.P) continue;
     if (adds) add_halves(eight[i], *(const kr_raw16 *)to);
+    if (has_infinity(eight[i])) p.spoilt[b * p.H + at.h] = 1;
     write_global(to, eight[i]);
   }
   kr_sync_warp();
@@ -567,7 +569,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &
     if (MODE == OUTPUT) {
       kr_barrier_await(base + C_FULL + 8 * c_stage, parity_of(use, C_STAGES));
       start_product(C, B, cb);
-      if (i > t.first) write_output(p, at, i - 1, me, y_tile, out, h.adds), out += Q * p.out.t;
+      if (i > t.first) write_output(p, t.b, at, i - 1, me, y_tile, out, h.adds), out += Q * p.out.t;
     }
     kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STEPS_STAGES));
     if (MODE == OUTPUT) {
@@ -598,7 +600,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &
       sync_group(me);
     }
   }
-  if (MODE == OUTPUT) write_output(p, at, t.end - 1, whole, y_tile, out, h.adds), sync_group(whole);
+  if (MODE == OUTPUT) write_output(p, t.b, at, t.end - 1, whole, y_tile, out, h.adds), sync_group(whole);
   end_state<MODE>(h, t, at, whole, s, decay, spoilt);
 }
 

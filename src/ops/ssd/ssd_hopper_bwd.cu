@@ -268,6 +268,14 @@ KR_DEV void add_pairs(const lanes &me, const chunk_steps &s, float (&xy)[32], co
 /* Whether P^T includes step sizes and D on its diagonal: in bfloat16, whose range allows both. */
 template <int KIND>
 KR_DEV constexpr int has_sizes() { return KIND == PLAIN && KR_DTYPE == 2; }
+/* Whether sums of n values as these stay in float16's range, in any order. */
+KR_DEV int sums_stay_in_range(const float (&e)[8], int n) {
+  const float most = 65504.0f / (float)n;
+  int all = 1;
+#pragma unroll
+  for (int k = 0; k < 8; k++) all &= e[k] >= -most && e[k] <= most;
+  return all;
+}
 /* a minus log2 of the step size (at least 2^-100 here), since what tokens take is divided by it. */
 KR_DEV float from_of(const chunk_steps &s, int row) {
   const float most = s.a[row] + 100.0f, from = s.from[row];
@@ -586,6 +594,8 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, const lanes &whole
             e[k] = kr_fma(KIND == PLAIN ? own_D : D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
                           kr_unpack(dy[2 * (k >> 2) + (k >> 1 & 1)], k & 1, KR_DTYPE), e[k]);
         }
+        if (KR_DTYPE == KRAIT_F16 && p.n_parts > 1 && !sums_stay_in_range(e, p.n_parts))
+          report_nonfinite_group(p.f, at.b, s.h);
         uint32_t two[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) two[k] = pack(e[2 * k], e[2 * k + 1]) & there[k & 1];

@@ -82,6 +82,14 @@ KR_DEV void add_halves(kr_raw16 &to, const kr_raw16 &v) {
                    kr_unpack(to.w[k], 1, KR_DTYPE) + kr_unpack(v.w[k], 1, KR_DTYPE));
 }
 
+/* Of float16: whether one of eight elements is infinite or NaN. */
+KR_DEV int has_infinity(const kr_raw16 &v) {
+  uint32_t all = 0;
+#pragma unroll
+  for (int k = 0; k < 4; k++) all |= (v.w[k] & 0x7c007c00u) + 0x04000400u;
+  return KR_DTYPE == KRAIT_F16 && (all & 0x80008000u) != 0;
+}
+
 /* An operand's descriptor advanced by some bytes: one addition per step instead of a new descriptor. */
 KR_DEV uint64_t further(uint64_t factor, int bytes) {
   return (factor & 0xffffffff00000000ull) | (uint32_t)((uint32_t)factor + (uint32_t)bytes / 16);

@@ -89,7 +89,9 @@ const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a);
 int32_t kr_ssd_walk_nonfinite(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
 /* Prerequisite of the chunked rows: p->steps. */
 int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
-/* Output of the chunked 16-bit rows, for a params of at most KR_SSD_MOST_STATES whose time is not split or whose
+/* States that the chunked 16-bit rows take at once: KR_SSD_MOST_STATES, or half where shared memory is small. */
+int kr_ssd_states_at_once(const krait_ctx *ctx);
+/* Output of the chunked 16-bit rows, for a params of at most kr_ssd_states_at_once whose time is not split or whose
  * segments' start states are known. */
 int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void *stream);
 /* Of float32, for at most KR_SSD_FLOAT_STATES: C B^T to p->products, and the shared memory that this takes. */

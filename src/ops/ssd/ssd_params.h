@@ -42,6 +42,7 @@ typedef struct kr_ssd_params {
   kr_ssd_tensor dout, dz;    /* for the gradient's scan: dz, or absent, instead of out */
   void *kept;                /* (B,H,chunks,P,N) for the gradient's scan: states before each chunk, or absent */
   int32_t kept_dtype, none;
+  float *kept_scale; /* (B,H,chunks,P) of float16: powers of two by which rows of kept states are divided */
   int32_t *spoilt; /* (B,H): whether chunks met NaN or infinity; the base tier then recomputes those heads (for the
                       gradient: their groups). Or absent */
   void *steps;               /* (B,H,chunks) of KR_SSD_STEPS_BYTES */

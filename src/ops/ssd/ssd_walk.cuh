@@ -84,16 +84,50 @@ KR_DEV void write_token(const kr_ssd_params &p, int b, int64_t t, int h, int c, 
   kr_store(p.out.data, of(p.out, b, t, h, c), p.out.dtype, padding ? 0.0f : y);
 }
 
-/* Stores the state before token t, the first of its chunk, to p.kept. */
+/* The power of two by which a row of states is divided to be kept in float16: 1 where float16 holds all that is
+ * finite in it. Called by all lanes. */
 template <int S>
-KR_DEV void keep_before(const kr_ssd_params &p, void *kept, int b, int64_t t, int h, int c0,
+KR_DEV float scale_of_row(const float (&row)[S]) {
+  float most = 0;
+#pragma unroll
+  for (int k = 0; k < S; k++) {
+    const float v = kr_bits_to_float(kr_float_to_bits(row[k]) & 0x7fffffffu);
+    most = v > most && kr_float_to_bits(v) < 0x7f800000u ? v : most;
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) {
+    const float other = kr_shuffle_xor(most, d);
+    most = other > most ? other : most;
+  }
+  return most < 32768.0f ? 1.0f : kr_bits_to_float((kr_float_to_bits(most) & 0x7f800000u) - (14u << 23));
+}
+
+template <int S>
+KR_DEV void keep_scaled(const kr_ssd_params &p, const kr_ssd_tensor &to, int64_t place, int c0, float *scales,
                         const float (&s)[ROWS][S]) {
-  const int64_t head = (int64_t)p.P * p.N, n_chunks = (p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    const float scale = scale_of_row<S>(s[r]), inverse = 1.0f / scale;
+    if (c0 + r >= p.P) continue;
+    if (lane == 0) scales[place * p.P + c0 + r] = scale;
+#pragma unroll
+    for (int k = 0; k < S; k++)
+      if (k * 32 + lane < p.N) kr_store(to.data, of(to, place, c0 + r, 0, k * 32 + lane), KRAIT_F16, s[r][k] * inverse);
+  }
+}
+
+/* Stores the state before token t, the first of its chunk, to `kept`; in float16 every row by its scale. */
+template <int S>
+KR_DEV void keep_before(const kr_ssd_params &p, void *kept, float *scales, int b, int64_t t, int h, int c0,
+                        const float (&s)[ROWS][S]) {
+  const int64_t n_chunks = (p.L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK,
+                place = ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK;
   kr_ssd_tensor to = {};
-  to.data = kept, to.b = head, to.t = p.N, to.n = 1, to.dtype = p.kept_dtype;
-  if (p.kept_dtype == KRAIT_F32)
-    keep_states<S, 0>(p, to, ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK, 0, c0, s);
-  else keep_states<S, 1>(p, to, ((int64_t)b * p.H + h) * n_chunks + t / KR_SSD_CHUNK, 0, c0, s);
+  to.data = kept, to.b = (int64_t)p.P * p.N, to.t = p.N, to.n = 1, to.dtype = p.kept_dtype;
+  if (p.kept_dtype == KRAIT_F32) keep_states<S, 0>(p, to, place, 0, c0, s);
+  else if (p.kept_dtype == KRAIT_F16) keep_scaled<S>(p, to, place, c0, scales, s);
+  else keep_states<S, 1>(p, to, place, 0, c0, s);
 }
 
 template <int S, int GRADIENT>
@@ -113,7 +147,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
     }
   int32_t before = 0;
   for (int64_t t = 0; t < p.L; t++) {
-    if (GRADIENT && p.kept && t % KR_SSD_CHUNK == 0) keep_before<S>(p, p.kept, b, t, h, c0, s);
+    if (GRADIENT && p.kept && t % KR_SSD_CHUNK == 0) keep_before<S>(p, p.kept, p.kept_scale, b, t, h, c0, s);
     const int32_t now = p.seq_idx ? p.seq_idx[b * p.seq_b + t * p.seq_t] : 0;
     const float d = step_size(p, b, t, h), decay = kr_exp(d * A);
     float x[ROWS], y[ROWS] = {};
