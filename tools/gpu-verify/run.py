@@ -17,8 +17,8 @@ import time
 
 W = sys.argv[1]
 T0 = float(os.environ.get("VERIFY_T0") or time.time())
-TOTAL = float(os.environ.get("TOTAL_S", 312))
-CORRECT_UNTIL = float(os.environ.get("CORRECT_UNTIL_S", 138))  # what is right is found out by then, else it is stopped
+TOTAL = float(os.environ.get("TOTAL_S", 390))
+CORRECT_UNTIL = float(os.environ.get("CORRECT_UNTIL_S", 175))  # what is right is found out by then, else it is stopped
 OUT = os.environ["OUT"]
 TREE, LIB, SITE, PY = W + "/tree", W + "/lib", W + "/site", sys.executable
 ONLY = [w for w in os.environ.get("ONLY", "").split(",") if w]
@@ -224,23 +224,15 @@ def correctness_jobs():
     jobs += [("checkop " + op, lambda op=op: check_op(op)) for op in CHECKOPS[:4]]
     jobs += [("language", lambda: check_cmocka("recorded steps of language models", program("test_cuda_language"), 75, "float32 2e-5", r"^((?:Mamba|Qwen).*)"))]
     jobs += [("report", lambda: check_script("report")), ("graph_block", lambda: check_script("graph_block")), ("verify", check_verify)]
-    jobs += [("models primeknet", lambda: check_cmocka("test_models_primeknet (windows)", program("test_models_primeknet"), 60, "1e-4", r"(windows on the GPU.*)"))]
+    jobs += [("models primeknet", lambda: check_cmocka("test_models_primeknet (windows)", program("test_models_primeknet"), 100, "1e-4", r"(windows on the GPU.*)"))]
     jobs += [("wide_attention", lambda: check_script("wide_attention", 60, {"KRAIT_TIER": "base"}, (), "attention gradient D > 128, base tier"))]
     jobs += [("gated_norm base", lambda: check_script("gated_norm", 60, {"KRAIT_TIER": "base"}, (), "gated norm 5377..5632, base tier")), ("gated_norm", lambda: check_script("gated_norm", 60, {}, (), "gated norm 5377..5632, best tier"))]
-    jobs += [("ssd float64", lambda: check_ssd())]
     jobs += [("checkop " + op, lambda op=op: check_op(op)) for op in CHECKOPS[4:10]]
     jobs += [("models " + n, lambda n=n: check_cmocka("test_models_%s %s" % (n, DEVICE), program("test_models_" + n, DEVICE), 45)) for n in ("mamba_lm", "qwen2", "videogpt", "videomamba")]
     jobs += [("trainer", lambda: check_cmocka("test_train_trainer " + DEVICE, program("test_train_trainer", DEVICE), 60, "golden gradients 1e-4", r"^(\w+): \d+ gradients golden.grad. within (\S+)"))]
     jobs += [("checkop " + op, lambda op=op: check_op(op)) for op in CHECKOPS[10:]]
     jobs.insert(14, ("big", lambda: check_script("big", 60, None, (), "SSD of 2^31 elements, L 2^20")))
     return [(name, job) for name, job in jobs if wanted(name)]
-
-
-def check_ssd():
-    stage = "SSD beside float64, bits twice"
-    status, text, took = execute(stage, [PY, TREE + "/tools/bench_ssd.py", SITE + "/krait/libkrait-ops.so", "--n-shapes", "0", "--tiers", "hopper,ampere,base"], 75, CORRECT_UNTIL, PYENV)
-    ok, wrong = len(re.findall(r"^  ok ", text, re.M)), re.findall(r"^  (WRONG.*)", text, re.M)
-    tell(stage, "WRONG" if wrong else outcome(status), "%d of 66 calls ok, %d wrong; %.0f s %s" % (ok, len(wrong), took, "; ".join(w[:90] for w in wrong)[:200] or (lines_of(text) if status not in (0, None) else "")), "66; 1.5e-2 bfloat16")
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------
@@ -275,9 +267,9 @@ def time_modules():
         tell("modules", outcome(status), lines_of(text))
 
 
-def time_peers(what, limit, pattern, tell_line):
+def time_peers(what, limit, pattern, tell_line, tiers="hopper,ampere"):
     """bench_peers.py's lines that match."""
-    command = [PY, TREE + "/tools/bench_peers.py", what, "--krait", shlex.join(program("krait")), "--tiers", "hopper,ampere", "--json", OUT + "/%s.json" % what]
+    command = [PY, TREE + "/tools/bench_peers.py", what, "--krait", shlex.join(program("krait")), "--tiers", tiers, "--json", OUT + "/%s.json" % what]
     status, text, _ = execute(what + " times", command, limit, None, PYENV)
     for m in re.finditer(pattern, text, re.M):
         tell_line(*m.groups())
@@ -295,8 +287,8 @@ def time_ssd():
 def time_gemm():
     time_peers("gemm", 55, r"^gemm +(\S+) +krait hopper (\S+) +krait ampere (\S+) +torch (\S+)",
                lambda shape, hopper, ampere, cublas: tell("gemm %s, TFLOP/s" % shape, "time", "%s (ampere %s, cuBLAS %s)" % (hopper, ampere, cublas), "0.9 of cuBLAS; ampere 0.65 of hopper"))
-    time_peers("few-rows", 55, r"^gemm +(\S+) +krait hopper (\S+) +krait ampere \S+ +torch (\S+)",
-               lambda shape, hopper, cublas: tell("gemm %s, GB/s" % shape, "time", "%s (cuBLAS %s)" % (hopper, cublas), "0.85 of a copy"))
+    time_peers("few-rows", 75, r"^gemm +(\S+) +krait hopper (\S+) +torch (\S+)",
+               lambda shape, hopper, cublas: tell("gemm %s, GB/s" % shape, "time", "%s (cuBLAS %s)" % (hopper, cublas), "0.85 of a copy"), "hopper")
 
 
 def time_generate():
@@ -338,7 +330,7 @@ def selftest(compiled):
             found.append(now())
             compiled.set()
     command = program("krait", "selftest", "--device", DEVICE) + (["--cases", "1"] if DEVICE == "cpu" else [])
-    status, text, took = execute("selftest", command, 100, CORRECT_UNTIL, on_line=on_line)
+    status, text, took = execute("selftest", command, 140, CORRECT_UNTIL, on_line=on_line)
     open(OUT + "/selftest.txt", "w").write(text)
     wrong = [l.strip() for l in text.splitlines() if "WRONG" in l or "failures, the first" in l]
     tell("krait selftest", outcome(status), "%.1f s, first line at %.1f; %s %s" % (took, found[0] if found else -1, lines_of(text), " | ".join(wrong)[:400] if status else ""), "none wrong")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh: unpacks pack.tar.xz, which lies beside it, and runs run.py (see its first lines). Ends by itself after TOTAL_S seconds (312); results are in $OUT.
+# run.sh: unpacks pack.tar.xz, which lies beside it, and runs run.py (see its first lines). Ends by itself after TOTAL_S seconds (390); results are in $OUT.
 set -u
 export VERIFY_T0=$(date +%s.%N) PYTHONUNBUFFERED=1
 here=$(cd "$(dirname "$0")" && pwd) work=$(mktemp -d)
