@@ -66,7 +66,7 @@ static const kr_pesq_section delay_band[MOST_SECTIONS] = {
 
 /* All sections sample by sample, so that they overlap; decayed values are flushed to zero, because denormal numbers
  * would take a hundred times as long. */
-static void run_sections(const kr_pesq_section *sections, int n_sections, float *x, int64_t n) {
+static void filter_by_sections(const kr_pesq_section *sections, int n_sections, float *x, int64_t n) {
   double z1[MOST_SECTIONS] = {0}, z2[MOST_SECTIONS] = {0};
   for (int64_t i = 0; i < n; i++) {
     double v = x[i];
@@ -109,7 +109,7 @@ static void filter_input(kr_pesq_signal *s, int64_t n, int mode, kr_convolver *c
     first[i - 1] *= (float)i / RAMP;
     end[-i] *= (float)i / RAMP;
   }
-  run_sections(&kr_pesq_wide_input, 1, first, n - 2 * KR_PESQ_MARGIN);
+  filter_by_sections(&kr_pesq_wide_input, 1, first, n - 2 * KR_PESQ_MARGIN);
 }
 
 /* Removes the offset, fades the ends, and keeps only the band that carries the rhythm of speech. */
@@ -125,7 +125,7 @@ static void filter_for_delays(kr_pesq_signal *s, int64_t n) {
     first[i] *= ((float)i + 0.5f) / KR_PESQ_STEP;
     first[n_signal - 1 - i] *= ((float)i + 0.5f) / KR_PESQ_STEP;
   }
-  run_sections(delay_band, MOST_SECTIONS, s->aligned_by, n + KR_PESQ_TAIL);
+  filter_by_sections(delay_band, MOST_SECTIONS, s->aligned_by, n + KR_PESQ_TAIL);
 }
 
 static int32_t prepare(kr_pesq_signal *s, const float *samples, int64_t n_samples, int64_t n, int mode,

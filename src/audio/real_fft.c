@@ -149,7 +149,7 @@ static void join_five(const pass *p, const float *const in[5], float *out) {
   }
 }
 
-static void run_pass(const pass *p, const float *in, float *out) {
+static void transform_pass(const pass *p, const float *in, float *out) {
   for (int64_t g = 0; g < p->groups; g++) {
     const float *inputs[MAX_RADIX];
     for (int j = 0; j < p->radix; j++) inputs[j] = in + (j * p->groups + g) * p->m;
@@ -161,7 +161,7 @@ static void run_pass(const pass *p, const float *in, float *out) {
 void kr_real_fft_run(kr_real_fft *fft, float *x, float *re, float *im) {
   float *from = x, *to = fft->work;
   for (int i = 0; i < fft->n_passes; i++) {
-    run_pass(&fft->passes[i], from, to);
+    transform_pass(&fft->passes[i], from, to);
     float *swap = from;
     from = to;
     to = swap;

@@ -62,7 +62,7 @@ static int32_t check_scratch(moved *m) {
   return KRAIT_OK;
 }
 
-static int32_t run_moved(moved *m, const kr_impl *impl) {
+static int32_t run_on_device(moved *m, const kr_impl *impl) {
   kr_call *call = (kr_call *)m->c->args;
   const kr_cuda *cuda = m->ctx->cuda;
   KR_TRY(copy_storage(m, 1));
@@ -88,7 +88,7 @@ int32_t kr_case_run_on_device(const krait_ctx *ctx, kr_case *c, const kr_impl *i
   moved m = {.ctx = ctx, .c = c};
   lay_out_device_case(&m);
   KR_TRY(kr_cuda_alloc(ctx->cuda, m.n_bytes, (void **)&m.block));
-  int32_t status = run_moved(&m, impl);
+  int32_t status = run_on_device(&m, impl);
   kr_cuda_free(ctx->cuda, m.scratch);
   kr_cuda_free(ctx->cuda, m.block);
   return status;

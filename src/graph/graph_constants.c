@@ -42,7 +42,7 @@ static int32_t give_memory(kr_graph *g, kr_storage *s) {
   return KRAIT_OK;
 }
 
-static int32_t run_now(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
+static int32_t run_constant_node(kr_graph *g, const krait_ctx *ctx, const kr_node *node) {
   kr_call *call = (kr_call *)node->args;
   int32_t status = KRAIT_OK;
   for (int32_t i = 0; i < node->n_uses; i++) {
@@ -128,7 +128,7 @@ static int32_t run_constants(kr_graph *g, const krait_ctx *ctx) {
       at++;
       continue;
     }
-    const int32_t status = run_now(g, ctx, KR_NODE(g, at));
+    const int32_t status = run_constant_node(g, ctx, KR_NODE(g, at));
     if (status < 0) return kr_graph_set_error(g, status);
     kr_graph_drop(g, at);
   }

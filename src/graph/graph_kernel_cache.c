@@ -169,7 +169,7 @@ kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const kr_view *vi
   return own;
 }
 
-static int32_t run_in(const kr_graph *g, const void *args) {
+static int32_t run_kept_graph(const kr_graph *g, const void *args) {
   const kr_call *call = args;
   kr_runner *r = NULL;
   KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, &r));
@@ -186,7 +186,7 @@ int32_t kr_graph_impl_run(const kr_graph_impl *impl, const krait_ctx *ctx, const
   entry *e;
   int own;
   KR_TRY(get(impl, ctx, args, &e, &own));
-  const int32_t status = run_in(e->graph, args);
+  const int32_t status = run_kept_graph(e->graph, args);
   put(ctx, e, own);
   return status;
 }

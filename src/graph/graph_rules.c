@@ -35,7 +35,7 @@ static int adds_up_itself(const kr_op *op, size_t offset) {
   return op == &kr_op_ssd && offset == offsetof(kr_ssd_bwd_args, dDvec);
 }
 
-static void run_gradient_op(kr_back *b, const kr_node *node) {
+static void record_gradient_op(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_sig *forward = node->op->sig, *sig = forward->gradient;
   unsigned char *args = kr_arena_alloc(g->arena, sig->args_bytes);
@@ -119,7 +119,7 @@ static void multiply_into(kr_back *b, const char *what, kr_tensor A, kr_tensor B
                      target->adding ? out : 0, out);
 }
 
-static void run_gemm(kr_back *b, const kr_node *node) {
+static void record_gemm_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_gemm_args *a = (const kr_gemm_args *)node->args;
 #define TENSOR(view) kr_back_tensor(node, offsetof(kr_gemm_args, view))
@@ -163,7 +163,7 @@ static void run_gemm(kr_back *b, const kr_node *node) {
 
 /* ---- pointwise: out = f(x) x_scale + y y_scale, or f(x) y x_scale ---- */
 
-static void run_pointwise(kr_back *b, const kr_node *node) {
+static void record_pointwise_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_pointwise_args *a = (const kr_pointwise_args *)node->args;
   const uint32_t product = KRAIT_POINTWISE_PRODUCT, slope = KRAIT_POINTWISE_SLOPE;
@@ -207,7 +207,7 @@ static void run_pointwise(kr_back *b, const kr_node *node) {
   kr_back_end(b, &to);
 }
 
-static void run_sum_rows(kr_back *b, const kr_node *node) {
+static void record_sum_rows_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_tensor x = kr_back_tensor(node, offsetof(kr_sum_rows_args, x)),
                   d = kr_back_gradient(b, kr_back_tensor(node, offsetof(kr_sum_rows_args, out)));
@@ -221,7 +221,7 @@ static void run_sum_rows(kr_back *b, const kr_node *node) {
 
 /* ---- attention, rotary embedding ---- */
 
-static void run_attention(kr_back *b, const kr_node *node) {
+static void record_attention_gradient(kr_back *b, const kr_node *node) {
   static const struct {
     size_t offset;
     const char *name;
@@ -239,10 +239,10 @@ static void run_attention(kr_back *b, const kr_node *node) {
                   "graph: node %s: the gradient of attention reads lse: request it", node->name);
     return;
   }
-  run_gradient_op(b, node);
+  record_gradient_op(b, node);
 }
 
-static void run_rotary(kr_back *b, const kr_node *node) {
+static void record_rotary_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   kr_rotary_args a = *(const kr_rotary_args *)node->args;
 #define TENSOR(view) kr_back_tensor(node, offsetof(kr_rotary_args, view))
@@ -266,14 +266,14 @@ static void run_rotary(kr_back *b, const kr_node *node) {
 
 /* ---- pools: the gradient of a mean or sum is the same in all rows, and is added with broadcasting ---- */
 
-static void run_pool(kr_back *b, const kr_node *node) {
+static void record_pool_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_pool_args *a = (const kr_pool_args *)node->args;
   const kr_tensor x = kr_back_tensor(node, offsetof(kr_pool_args, x)),
                   d = kr_back_gradient(b, kr_back_tensor(node, offsetof(kr_pool_args, out)));
   kr_back_target to;
   if (a->call.flags & KRAIT_POOL_MAX) {
-    run_gradient_op(b, node);
+    record_gradient_op(b, node);
     return;
   }
   if (!kr_back_begin_adding(b, x, &to)) return;
@@ -286,7 +286,7 @@ static void run_pool(kr_back *b, const kr_node *node) {
 
 /* ---- unfold and fold: each is the other's gradient; their args are the same ---- */
 
-static void run_window(kr_back *b, const kr_node *node) {
+static void record_window_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   kr_unfold_args a = *(const kr_unfold_args *)node->args;
   const kr_tensor x = kr_back_tensor(node, offsetof(kr_unfold_args, x)),
@@ -300,7 +300,7 @@ static void run_window(kr_back *b, const kr_node *node) {
 
 /* ---- products with a constant matrix ---- */
 
-static void run_transform(kr_back *b, const kr_node *node) {
+static void record_transform_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
   const kr_tensor x = kr_back_tensor(node, offsetof(kr_transform_args, x)),
                   matrix = kr_back_tensor(node, offsetof(kr_transform_args, matrix));
@@ -316,7 +316,7 @@ static void run_transform(kr_back *b, const kr_node *node) {
 
 /* ---- spectral norm: u and v are constants ---- */
 
-static void run_spectral_norm(kr_back *b, const kr_node *node) {
+static void record_spectral_norm_gradient(kr_back *b, const kr_node *node) {
   kr_graph *g = kr_back_graph(b);
 #define VALUE(view) kr_graph_view(g, kr_back_value(b, kr_back_tensor(node, offsetof(kr_spectral_norm_args, view))))
   const kr_tensor weight = kr_back_tensor(node, offsetof(kr_spectral_norm_args, weight)),
@@ -338,22 +338,27 @@ static void run_spectral_norm(kr_back *b, const kr_node *node) {
 
 static const struct {
   const kr_op *op;
-  kr_rule *run;
-} own_rules[] = {{&kr_op_attention, run_attention}, {&kr_op_gemm, run_gemm},
-                 {&kr_op_pointwise, run_pointwise}, {&kr_op_pool, run_pool}, {&kr_op_rotary, run_rotary},
-                 {&kr_op_sum_rows, run_sum_rows},   {&kr_op_unfold, run_window},
-                 {&kr_op_fold, run_window},         {&kr_op_spectral_norm, run_spectral_norm},
-                 {&kr_op_transform, run_transform}};
+  kr_rule *record;
+} own_rules[] = {{&kr_op_attention, record_attention_gradient},
+                 {&kr_op_gemm, record_gemm_gradient},
+                 {&kr_op_pointwise, record_pointwise_gradient},
+                 {&kr_op_pool, record_pool_gradient},
+                 {&kr_op_rotary, record_rotary_gradient},
+                 {&kr_op_sum_rows, record_sum_rows_gradient},
+                 {&kr_op_unfold, record_window_gradient},
+                 {&kr_op_fold, record_window_gradient},
+                 {&kr_op_spectral_norm, record_spectral_norm_gradient},
+                 {&kr_op_transform, record_transform_gradient}};
 
 static kr_rule *own_rule(const kr_op *op) {
   for (size_t i = 0; i < sizeof own_rules / sizeof *own_rules; i++)
-    if (own_rules[i].op == op) return own_rules[i].run;
+    if (own_rules[i].op == op) return own_rules[i].record;
   return NULL;
 }
 
 kr_rule *kr_rule_of(const kr_op *op) {
   kr_rule *own = own_rule(op);
-  return own ? own : op->sig->gradient ? run_gradient_op : NULL;
+  return own ? own : op->sig->gradient ? record_gradient_op : NULL;
 }
 
 int kr_rule_reaches(const kr_op *op, size_t offset) {

@@ -377,7 +377,7 @@ static int same_kind(const kr_runner *r, size_t a, size_t b) {
          strcmp(KR_NODE(r->graph, a)->name, KR_NODE(r->graph, b)->name) == 0;
 }
 
-static int32_t run_kind(kr_runner *r, size_t first, void *stream) {
+static int32_t run_calls_of_kind(kr_runner *r, size_t first, void *stream) {
   for (size_t n = first; n < r->graph->nodes.n; n++)
     if (same_kind(r, first, n)) KR_TRY(run_node(r, n, stream));
   return KRAIT_OK;
@@ -386,9 +386,9 @@ static int32_t run_kind(kr_runner *r, size_t first, void *stream) {
 enum { N_ROUNDS = 10 };
 
 static int32_t time_kind_here(kr_runner *r, size_t first, double *seconds) {
-  KR_TRY(run_kind(r, first, NULL));
+  KR_TRY(run_calls_of_kind(r, first, NULL));
   const int64_t start = kr_clock_ns();
-  for (int k = 0; k < N_ROUNDS; k++) KR_TRY(run_kind(r, first, NULL));
+  for (int k = 0; k < N_ROUNDS; k++) KR_TRY(run_calls_of_kind(r, first, NULL));
   *seconds = (double)(kr_clock_ns() - start) * 1e-9 / N_ROUNDS;
   return KRAIT_OK;
 }
@@ -396,10 +396,10 @@ static int32_t time_kind_here(kr_runner *r, size_t first, double *seconds) {
 static int32_t time_kind_there(kr_runner *r, const kr_cuda *cuda, const kr_cuda_timer *timer, size_t first,
                                void *stream, double *seconds) {
   void *graph = NULL;
-  KR_TRY(run_kind(r, first, stream)); /* loads kernels */
+  KR_TRY(run_calls_of_kind(r, first, stream)); /* loads kernels */
   KR_TRY(kr_cuda_graph_begin(cuda, stream));
   r->records = 1;
-  int32_t status = run_kind(r, first, stream);
+  int32_t status = run_calls_of_kind(r, first, stream);
   r->records = 0;
   const int32_t ended = kr_cuda_graph_end(cuda, stream, &graph);
   if (status >= 0) status = ended;

@@ -62,7 +62,7 @@ static int is_alike(const kr_plan *p, const kr_bound *list, int32_t n) {
 }
 
 /* Other implementations may be chosen for these addresses, which may need more scratch than was planned. */
-static int32_t run_anew(const kr_plan *p, void *args) {
+static int32_t run_replanned(const kr_plan *p, void *args) {
   const kr_impl *impl = NULL;
   KR_TRY(kr_op_prepare(p->op, p->ctx, args, p->only ? p->only->name : NULL, &impl));
   const uint64_t bytes = impl && impl->scratch_bytes ? impl->scratch_bytes(p->ctx, args) : 0;
@@ -85,7 +85,7 @@ int32_t kr_plan_run(const kr_plan *p, void *const *addresses, void *stream, void
              p->op->sig->tensors[i].name);
     list[n++] = (kr_bound){p->op->sig->tensors[i].offset, addresses[i]};
   }
-  if (!is_alike(p, list, n)) return run_anew(p, args);
+  if (!is_alike(p, list, n)) return run_replanned(p, args);
   return kr_op_run_impl(p->op, p->impl, p->ctx, args, p->scratch_bytes);
 }
 

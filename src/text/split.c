@@ -34,7 +34,7 @@ static int class_at(const scan *s, size_t at, size_t *next, uint32_t *code) {
   return kr_is_letter(value) ? LETTER : kr_is_number(value) ? NUMBER : kr_is_space(value) ? SPACE : OTHER;
 }
 
-static size_t run_of(const scan *s, size_t at, int class) {
+static size_t end_of_class(const scan *s, size_t at, int class) {
   size_t next;
   while (class_at(s, at, &next, NULL) == class) at = next;
   return at;
@@ -68,7 +68,7 @@ static size_t next_gpt2(const scan *s, size_t from) {
   if (end) return end;
   const size_t start = s->text[from] == ' ' ? from + 1 : from;
   const int class = class_at(s, start, &next, NULL);
-  if (class == LETTER || class == NUMBER || class == OTHER) return run_of(s, next, class);
+  if (class == LETTER || class == NUMBER || class == OTHER) return end_of_class(s, next, class);
   return spaces(s, from);
 }
 
@@ -76,14 +76,14 @@ static size_t next_qwen2(const scan *s, size_t from) {
   size_t next, after, end = contraction(s, from, 1);
   if (end) return end;
   const int class = class_at(s, from, &next, NULL), following = class_at(s, next, &after, NULL);
-  if (class == LETTER) return run_of(s, next, LETTER);
-  if (class != NUMBER && !is_newline(s, from) && following == LETTER) return run_of(s, after, LETTER);
+  if (class == LETTER) return end_of_class(s, next, LETTER);
+  if (class != NUMBER && !is_newline(s, from) && following == LETTER) return end_of_class(s, after, LETTER);
   if (class == NUMBER) return next;
   if (class == OTHER || (s->text[from] == ' ' && following == OTHER)) {
-    for (end = run_of(s, next, OTHER); is_newline(s, end); end++) {}
+    for (end = end_of_class(s, next, OTHER); is_newline(s, end); end++) {}
     return end;
   }
-  const size_t run = run_of(s, from, SPACE);
+  const size_t run = end_of_class(s, from, SPACE);
   for (end = run; end > from && !is_newline(s, end - 1); end--) {}
   return end > from ? end : spaces(s, from);
 }

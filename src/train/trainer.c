@@ -734,7 +734,7 @@ static int32_t hear_part(kr_trainer *t, int64_t part, int with_gradient) {
 }
 
 /* The part after the output's magnitude: losses and gradients. */
-static int32_t run_rest(kr_trainer *t, int64_t part) {
+static int32_t run_losses_of_part(kr_trainer *t, int64_t part) {
   KR_TRY(hear_part(t, part, 1));
   return kr_runner_run_after(t->run_g, t->mag_con, NULL);
 }
@@ -886,10 +886,10 @@ static int32_t step_alone(kr_trainer *t, double lr, const kr_judge *judge, kr_st
   return move_u(t, 0);
 }
 
-static int32_t run_whole(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+static int32_t step_undivided_batch(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
-  KR_TRY(run_rest(t, 0));
+  KR_TRY(run_losses_of_part(t, 0));
   KR_TRY(divide_gradients(t));
   KR_TRY(accumulate_statistics(t, 0));
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
@@ -900,7 +900,7 @@ static int32_t run_generator(kr_trainer *t, kr_step *step) {
     KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
     if (t->perceptual) {
       KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-      KR_TRY(run_rest(t, k));
+      KR_TRY(run_losses_of_part(t, k));
     } else KR_TRY(kr_runner_run(t->run_g, NULL));
     KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
     KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
@@ -913,7 +913,7 @@ static int32_t run_generator(kr_trainer *t, kr_step *step) {
 
 /* A part's stored activations are overwritten by the next one: the discriminator gets its signals from a separate
  * forward pass. */
-static int32_t run_parts(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+static int32_t step_by_micro_batches(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   if (t->d) KR_TRY(make_signals(t));
   if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
   return run_generator(t, step);
@@ -945,7 +945,7 @@ static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, const 
   if (t->d && t->options.discriminator_lag) return step_late(t, lr, judge, step);
   if (!t->d) KR_TRY(put_seeds(t));
   if (is_alone(t)) return step_alone(t, lr, judge, step);
-  KR_TRY(t->n_parts == 1 ? run_whole(t, lr, judge, step) : run_parts(t, lr, judge, step));
+  KR_TRY(t->n_parts == 1 ? step_undivided_batch(t, lr, judge, step) : step_by_micro_batches(t, lr, judge, step));
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
   KR_TRY(sum_terms(t, step));

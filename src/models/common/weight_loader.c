@@ -298,7 +298,7 @@ int32_t kr_load_f32(kr_loader *p, const char *name, kr_sizes want, double (*f)(d
 
 /* ---- all of them ---- */
 
-static int32_t run_twice(kr_loader *p, kr_take_fn take_all, void *user) {
+static int32_t count_then_copy(kr_loader *p, kr_take_fn take_all, void *user) {
   p->arena = kr_arena_open();
   KR_CHECK(p->arena, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   p->used = p->bytes = 0;
@@ -311,7 +311,7 @@ static int32_t run_twice(kr_loader *p, kr_take_fn take_all, void *user) {
 }
 
 int32_t kr_loader_run(kr_loader *p, kr_take_fn take_all, void *user) {
-  const int32_t status = run_twice(p, take_all, user);
+  const int32_t status = count_then_copy(p, take_all, user);
   struct kr_random_values *const made[] = {&p->random, &p->random_scales, &p->random_supers};
   for (int i = 0; i < 3; i++) {
     kr_free(made[i]->data);

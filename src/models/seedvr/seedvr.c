@@ -124,7 +124,7 @@ static int32_t take_outputs(check *c, const sample *s, float *patches) {
   return KRAIT_OK;
 }
 
-static int32_t run_bound(check *c, const sample *s, float *patches, void *blocks[]) {
+static int32_t run_with_patches(check *c, const sample *s, float *patches, void *blocks[]) {
   const kr_seedvr_config *config = &c->m->c;
   const int64_t T = c->g.T, area = config->patch[1] * config->patch[2];
   float sinusoids[KR_SEEDVR_SINUSOIDS];
@@ -153,7 +153,8 @@ static int32_t run_sample(check *c, const sample *s) {
   KR_TRY(kr_seedvr_graph_open(c->m->ctx, config, &c->m->w, &c->g));
   const int64_t widest = config->vid_in > config->vid_out ? config->vid_in : config->vid_out;
   float *patches = kr_alloc_array((size_t)(s->size[0] * s->size[1] * s->size[2] * widest), sizeof *patches);
-  int32_t status = patches ? run_bound(c, s, patches, blocks) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a sample");
+  int32_t status =
+      patches ? run_with_patches(c, s, patches, blocks) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a sample");
   for (int i = 0; i < 4 + c->g.n_taps; i++) kr_mem_free(c->m->ctx, blocks[i]);
   kr_seedvr_graph_close(&c->g);
   kr_free(patches);

@@ -5,6 +5,13 @@
 #include "op_list.h"
 #include "rewrite.h"
 
+/* What the call that appends and the step's attention have in common: of `from`, a call's args, and of VIEW, the
+ * appending call's tensors as the new call sees them. */
+#define SHARED_ARGS(from)                                                                                             \
+  .call.flags = (from)->call.flags, .B = (from)->B, .H = (from)->H, .D = (from)->D, .R = (from)->R, .T = (from)->T,   \
+  .k = VIEW(k), .v = VIEW(v), .cos = VIEW(cos), .sin = VIEW(sin), .cache_seqlens = VIEW(cache_seqlens),               \
+  .cache_batch_idx = VIEW(cache_batch_idx), .k_cache = VIEW(k_cache), .v_cache = VIEW(v_cache)
+
 static int rotary_with_append(const kr_rewriter *w) {
   if (w->op[0] != &kr_op_rotary || w->op[1] != &kr_op_attention_append) return 0;
   const kr_rotary_args *r = w->args[0];
@@ -16,28 +23,15 @@ static int rotary_with_append(const kr_rewriter *w) {
       w->can->share(w, TURN(x), TURN(out)))
     return 0;
 #define VIEW(field) w->can->view(w, APPEND(field))
-  const kr_rotary_append_args a = {.call.flags = r->call.flags,
-                                      .B = r->B,
-                                      .L = r->L,
-                                      .H = r->H,
-                                      .Hk = p->Hk,
-                                      .D = r->D,
-                                      .Dv = p->Dv,
-                                      .R = r->R,
-                                      .T = r->T,
-                                      .Bk = p->Bk,
-                                      .Lk = p->Lk,
-                                      .q = w->can->view(w, TURN(x)),
-                                      .k = VIEW(k),
-                                      .v = VIEW(v),
-                                      .cos = VIEW(cos),
-                                      .sin = VIEW(sin),
-                                      .cache_seqlens = VIEW(cache_seqlens),
-                                      .cache_batch_idx = VIEW(cache_batch_idx),
-                                      .k_cache = VIEW(k_cache),
-                                      .v_cache = VIEW(v_cache),
-                                      .out = w->can->view(w, TURN(out)),
-                                      .seqused = VIEW(seqused)};
+  const kr_rotary_append_args a = {SHARED_ARGS(r),
+                                   .L = r->L,
+                                   .Hk = p->Hk,
+                                   .Dv = p->Dv,
+                                   .Bk = p->Bk,
+                                   .Lk = p->Lk,
+                                   .q = w->can->view(w, TURN(x)),
+                                   .out = w->can->view(w, TURN(out)),
+                                   .seqused = VIEW(seqused)};
 #undef VIEW
 #undef APPEND
 #undef TURN
@@ -66,26 +60,13 @@ static int append_in_attention(const kr_rewriter *w) {
     return 0;
   const kr_rotary_append_args *r = w->args[0];
 #define VIEW(field) w->can->view(w, APPEND(field))
-  const kr_attention_step_args a = {.call.flags = r->call.flags,
-                                       .B = r->B,
-                                       .H = r->H,
-                                       .Hk = r->Hk,
-                                       .D = r->D,
-                                       .R = r->R,
-                                       .T = r->T,
-                                       .Bk = r->Bk,
-                                       .Lk = r->Lk,
-                                       .scale = ((const kr_attention_args *)w->args[1])->scale,
-                                       .q = VIEW(q),
-                                       .k = VIEW(k),
-                                       .v = VIEW(v),
-                                       .cos = VIEW(cos),
-                                       .sin = VIEW(sin),
-                                       .cache_seqlens = VIEW(cache_seqlens),
-                                       .cache_batch_idx = VIEW(cache_batch_idx),
-                                       .k_cache = VIEW(k_cache),
-                                       .v_cache = VIEW(v_cache),
-                                       .out = w->can->view(w, ATTENTION(out))};
+  const kr_attention_step_args a = {SHARED_ARGS(r),
+                                    .Hk = r->Hk,
+                                    .Bk = r->Bk,
+                                    .Lk = r->Lk,
+                                    .scale = ((const kr_attention_args *)w->args[1])->scale,
+                                    .q = VIEW(q),
+                                    .out = w->can->view(w, ATTENTION(out))};
 #undef VIEW
   return w->can->accepts(w, &kr_op_attention_step, &a) && w->can->replace(w, 1, &kr_op_attention_step, &a);
 }

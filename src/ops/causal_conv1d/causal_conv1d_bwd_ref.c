@@ -58,7 +58,7 @@ static double input_gradient(const bwd_args *a, int64_t b, int64_t d, int64_t t,
 }
 
 /* sums: W weights, then the bias. */
-static void run_row(const bwd_args *a, int64_t b, int64_t d, double *g, double *sums) {
+static void differentiate_row(const bwd_args *a, int64_t b, int64_t d, double *g, double *sums) {
   for (int64_t t = 0; t < a->L; t++) {
     g[t] = gradient_before_activation(a, b, d, t);
     sums[a->W] += g[t];
@@ -83,7 +83,7 @@ int32_t kr_causal_conv1d_bwd_ref(const krait_ctx *ctx, const void *args) {
   (void)ctx;
   for (int64_t d = 0; d < a->D; d++) {
     for (int64_t w = 0; w <= a->W; w++) sums[w] = 0;
-    for (int64_t b = 0; b < a->B; b++) run_row(a, b, d, g, sums);
+    for (int64_t b = 0; b < a->B; b++) differentiate_row(a, b, d, g, sums);
     for (int64_t w = 0; kr_has(&a->dweight) && w < a->W; w++) kr_put(&a->dweight, kr_at2(&a->dweight, d, w), sums[w]);
     if (kr_has(&a->dbias)) kr_put(&a->dbias, kr_at1(&a->dbias, d), sums[a->W]);
   }

@@ -583,7 +583,7 @@ static uint64_t gemm_tiles_scratch_of(const krait_ctx *ctx, const kr_gemm_args *
 }
 
 /* Quantized columns: recomputes 16 rows if any is not finite. */
-static int32_t run_others(const krait_ctx *ctx, const product *p) {
+static int32_t recompute_nonfinite_rows(const krait_ctx *ctx, const product *p) {
   for (int64_t i = 0; i < gemm_tiles_ceil_div(p->n_rows, KR_TILE); i++) {
     const int64_t m = p->first + i * KR_TILE, left = p->args->M - m;
     if (shared_shifts(p, i / 2)[i % 2] == NOT_FINITE)
@@ -601,7 +601,7 @@ static int32_t run_gemm_tiles(const krait_ctx *ctx, const kr_gemm_args *a, const
     p.n_rows = smaller(chunk, a->M - p.first);
     if (p.shared) kr_parallel(ctx, gemm_tiles_ceil_div(p.n_rows, SIDE), 1, pack_shared, &p);
     kr_parallel_long(ctx, p.n_groups * p.n_blocks * kr_gemm_products(a), 1, multiply_gemm_tiles_blocks, &p);
-    if (quantized) KR_TRY(run_others(ctx, &p));
+    if (quantized) KR_TRY(recompute_nonfinite_rows(ctx, &p));
   }
   return KRAIT_OK;
 }

@@ -41,7 +41,7 @@ static int64_t at_of(const kr_walk *w, int view, int64_t i, int64_t j, int64_t k
   return i * s[0] + j * s[1] + k * s[2] + n * s[3];
 }
 
-static void run_pieces(void *user, int64_t begin, int64_t end, int worker) {
+static void apply_pieces(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
   const kr_pointwise_args *a = p->a;
   _Alignas(64) float x[PIECE], y[PIECE];
@@ -79,7 +79,7 @@ typedef struct plain_rows { /* n_rows of n floats */
 } plain_rows;
 
 /* kind is a constant after inlining. */
-static inline __attribute__((always_inline)) void run_rows(const int kind, plain_rows p) {
+static inline __attribute__((always_inline)) void apply_rows(const int kind, plain_rows p) {
   const kr_v by_x = kr_v_set1(p.x_scale), by_y = kr_v_set1(p.y_scale);
   const int64_t whole = p.n / KR_VL * KR_VL;
   const int rest = (int)(p.n - whole);
@@ -95,7 +95,7 @@ static inline __attribute__((always_inline)) void run_rows(const int kind, plain
   }
 }
 
-static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
+static void apply_contiguous(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
   const kr_pointwise_args *a = p->a;
   const int64_t n = p->w.n[3];
@@ -117,9 +117,9 @@ static void run_plain(void *user, int64_t begin, int64_t end, int worker) {
                     .next_out = p->w.stride[KR_WALK_OUT][2],
                     .x_scale = a->x_scale,
                     .y_scale = a->y_scale};
-    if (kind == COPY) run_rows(COPY, r);
-    else if (kind == SUM) run_rows(SUM, r);
-    else run_rows(PRODUCT, r);
+    if (kind == COPY) apply_rows(COPY, r);
+    else if (kind == SUM) apply_rows(SUM, r);
+    else apply_rows(PRODUCT, r);
     piece += r.n_rows - 1;
     if ((first += PLAIN_PIECE) < n) continue;
     first = 0;
@@ -177,11 +177,11 @@ int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
   }
   if (is_plain_for_pointwise(&p)) {
     p.n_pieces = (p.w.n[3] + PLAIN_PIECE - 1) / PLAIN_PIECE;
-    kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + PLAIN_PIECE / p.w.n[3], run_plain, &p);
+    kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + PLAIN_PIECE / p.w.n[3], apply_contiguous, &p);
     return KRAIT_OK;
   }
   p.n_pieces = (p.w.n[3] + PIECE - 1) / PIECE;
-  kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + 16384 / (p.w.n[3] < PIECE ? p.w.n[3] : PIECE), run_pieces, &p);
+  kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + 16384 / (p.w.n[3] < PIECE ? p.w.n[3] : PIECE), apply_pieces, &p);
   return KRAIT_OK;
 }
 

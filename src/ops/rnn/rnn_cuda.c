@@ -117,7 +117,7 @@ static void add_rnn_sums(kr_chain *chain, const kr_rnn_params *p, void *stream) 
                p);
 }
 
-static int32_t run_back(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t launch_rnn_bwd(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_rnn_bwd_args *a = args;
   const kr_rnn_params p = back_plan(a);
   kr_chain chain = {.n = 0};
@@ -186,4 +186,4 @@ int32_t kr_rnn_bwd_64(const krait_ctx *ctx, const void *args) {
 }
 
 KR_CUDA_TIERS(rnn, run_rnn_layer)
-KR_CUDA_TIERS(rnn_bwd, run_back)
+KR_CUDA_TIERS(rnn_bwd, launch_rnn_bwd)

@@ -95,7 +95,7 @@ static int takes_eights(const kr_state_update_args *a) {
   return a->state.dtype != KRAIT_F32 && a->N >= 64 && strides % 8 == 0 && at % 16 == 0;
 }
 
-static int32_t run_whole(const krait_ctx *ctx, const kr_update_params *p, uint64_t tier) {
+static int32_t launch_whole_channels(const krait_ctx *ctx, const kr_update_params *p, uint64_t tier) {
   const int is_float = p->a.state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
   const kr_grid grid = {.x = (uint32_t)((p->a.P + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS),
                         .y = (uint32_t)((p->a.B + sequences - 1) / sequences),
@@ -116,7 +116,7 @@ static int32_t run_state_update(const krait_ctx *ctx, const void *args, uint64_t
                             : family == HEADS     ? (is_float ? heads : same_heads)
                             : is_float            ? fours
                                                   : same_fours;
-  if (family == WHOLE_CHANNELS) return run_whole(ctx, &p, tier);
+  if (family == WHOLE_CHANNELS) return launch_whole_channels(ctx, &p, tier);
   const int64_t threads = p.a.B * p.a.H * p.a.P / per_run * p.lanes;
   const kr_grid grid = {.x = (uint32_t)((threads + 127) / 128),
                         .block = 128,

@@ -168,7 +168,7 @@ const char *kr_map_product_few_refuse(const krait_ctx *ctx, const void *args) {
   return kr_has(&a->bias) && a->bias.stride[0] != 1 ? "the bias is not contiguous" : NULL;
 }
 
-static int32_t run_few(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t launch_few_rows(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_map_product_params p = map_product_plan_of(args, 1);
   const kr_grid grid = {.x = (uint32_t)((p.n_rows + KR_MAP_FEW_ROWS - 1) / KR_MAP_FEW_ROWS),
                         .block = KR_MAP_FEW_THREADS,
@@ -176,8 +176,8 @@ static int32_t run_few(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return p.n_rows ? kr_cuda_launch(ctx->cuda, tier, &few, &grid, &p, sizeof p) : KRAIT_OK;
 }
 int32_t kr_map_product_few_ampere(const krait_ctx *ctx, const void *args) {
-  return run_few(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+  return launch_few_rows(ctx, args, KRAIT_CAP_CUDA_AMPERE);
 }
 int32_t kr_map_product_few_base(const krait_ctx *ctx, const void *args) {
-  return run_few(ctx, args, KRAIT_CAP_CUDA_BASE);
+  return launch_few_rows(ctx, args, KRAIT_CAP_CUDA_BASE);
 }

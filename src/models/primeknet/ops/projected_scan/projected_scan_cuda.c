@@ -66,18 +66,18 @@ static int32_t launch_projected_scan(const krait_ctx *ctx, const kr_projected_sc
 }
 
 /* Two threads per channel if there are few blocks. */
-static int32_t run_16(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t launch_16_states(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_projected_scan_args *a = args;
   const int two = a->B * ((a->D + THREADS - 1) / THREADS) < 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
   return launch_projected_scan(ctx, a, tier, two ? &halved : &whole, two ? THREADS / 2 : THREADS);
 }
-static int32_t run_any(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t launch_any_states(const krait_ctx *ctx, const void *args, uint64_t tier) {
   return launch_projected_scan(ctx, args, tier, &any, THREADS);
 }
 
 #define ROW(name, tier, cap)                                                          \
   int32_t kr_projected_scan_##name##_##tier(const krait_ctx *ctx, const void *args) { \
-    return run_##name(ctx, args, cap);                                                \
+    return launch_##name##_states(ctx, args, cap);                                                \
   }
 ROW(16, ampere, KRAIT_CAP_CUDA_AMPERE)
 ROW(16, base, KRAIT_CAP_CUDA_BASE)
