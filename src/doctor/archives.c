@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 #include "forward.h"
 #include "status.h"
 #include "tar_file.h"
@@ -30,13 +31,13 @@ int doc_is_archive(const char *path) {
   return 0;
 }
 
-static void report_broken(doc *d, const char *path) {
+static void report_broken(const doc *d, const char *path) {
   const char *keys[] = {"why", kr_arena_print(d->arena, "%s", krait_error_detail()), NULL};
   doc_report(d, "F01", &(doc_file){.path = path, .name = archives_base_of(path), .package = "", .package_version = ""},
              "", keys);
 }
 
-static const char *archives_member_text(doc *d, kr_tar *tar, uint64_t bytes, uint64_t most) {
+static const char *archives_member_text(const doc *d, kr_tar *tar, uint64_t bytes, uint64_t most) {
   kr_source *source;
   const size_t n = bytes < most ? (size_t)bytes : (size_t)most;
   char *text = kr_arena_try(d->arena, n + 1);
@@ -47,7 +48,7 @@ static const char *archives_member_text(doc *d, kr_tar *tar, uint64_t bytes, uin
 }
 
 /* ---- what a build's text says ---- */
-static void add_target(doc *d, doc_build *b, int sm, const char *where) {
+static void add_target(const doc *d, doc_build *b, int sm, const char *where) {
   if (sm < OLDEST_TARGET || !kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", sm)))
     return; /* not a GPU's number */
   b->named_at = where;
@@ -61,7 +62,7 @@ static void add_ptx(doc_build *b, int sm) {
 }
 
 /* "8.0", "90a", "12.0+PTX", "sm_86", "compute_90" */
-static void read_word(doc *d, doc_build *b, const char *word, const char *where) {
+static void read_word(const doc *d, doc_build *b, const char *word, const char *where) {
   const char *p = strncmp(word, "sm_", 3) == 0 ? word + 3 : strncmp(word, "compute_", 8) == 0 ? word + 8 : word;
   const size_t n = strspn(p, "0123456789."), is_named = p != word;
   const char *end = p + n + strspn(p + n, "af"), *dot = strchr(p, '.');
@@ -75,7 +76,7 @@ static void read_word(doc *d, doc_build *b, const char *word, const char *where)
 }
 
 /* The quoted strings of a line about architectures. */
-static void read_quoted(doc *d, doc_build *b, const char *line, const char *where) {
+static void read_quoted(const doc *d, doc_build *b, const char *line, const char *where) {
   for (const char *p = line; (p = strpbrk(p, "\"'"));) {
     const size_t n = strcspn(p + 1, *p == '"' ? "\"" : "'");
     const char *end = p + 1 + n;
@@ -91,7 +92,7 @@ static void read_quoted(doc *d, doc_build *b, const char *line, const char *wher
 }
 
 /* -gencode arch=compute_80,code=sm_80: machine code; code=compute_90 and code="[sm_90,compute_90]": PTX. */
-static void read_flags(doc *d, doc_build *b, const char *line, const char *where) {
+static void read_flags(const doc *d, doc_build *b, const char *line, const char *where) {
   for (const char *p = line; (p = strstr(p, "code=")); p += 5)
     for (const char *q = p + 5; *q && !strchr(" \t\"'", *q); q++) {
       if (strncmp(q, "sm_", 3) == 0 && isdigit((unsigned char)q[3])) add_target(d, b, atoi(q + 3), where);
@@ -102,7 +103,7 @@ static void read_flags(doc *d, doc_build *b, const char *line, const char *where
 }
 
 /* The name of the environment variable from which a line reads its targets: FLASH_ATTN_CUDA_ARCHS. */
-static const char *variable_in(doc *d, const char *line) {
+static const char *variable_in(const doc *d, const char *line) {
   const char *at = strstr(line, "CUDA_ARCH");
   if (!at) return "";
   const char *begin = at, *end = at;
@@ -118,7 +119,7 @@ static int is_about_targets(const char *line) {
 }
 
 /* A quoted requirement on torch, wherever a build keeps its requirements. */
-static void read_torch_pin(doc *d, doc_build *b, const char *line) {
+static void read_torch_pin(const doc *d, doc_build *b, const char *line) {
   for (const char *p = line; (p = strpbrk(p, "\"'")); p++) {
     if (strncmp(p + 1, "torch", 5) != 0 || !strchr("=<>!~ ", p[6]) || !p[6]) continue;
     const char *text = kr_arena_copy(d->arena, p + 1, strcspn(p + 1, "\"'"));
@@ -126,7 +127,7 @@ static void read_torch_pin(doc *d, doc_build *b, const char *line) {
   }
 }
 
-static void read_build_text(doc *d, doc_build *b, const char *file, const char *text) {
+static void read_build_text(const doc *d, doc_build *b, const char *file, const char *text) {
   int number = 0;
   for (const char *at = text; *at && !kr_arena_failed(d->arena); at += strcspn(at, "\n"), at += *at == '\n') {
     const char *line = kr_arena_copy(d->arena, at, strcspn(at, "\n")), *start = line + strspn(line, " \t");
@@ -155,7 +156,7 @@ static int is_build_file(const char *name) {
 }
 
 static doc_build *add_build(doc *d, const char *path) {
-  doc_build *b = kr_list_push(d->arena, &d->builds);
+  doc_build *b = kr_list_push(d->arena, &d->evidence.builds);
   *b = (doc_build){.path = path,
                    .package = "",
                    .version = "",
@@ -186,25 +187,25 @@ static void read_code(doc *d, kr_tar *tar, const kr_tar_member *member, const re
     report_broken(d, r->path);
     return;
   }
-  d->owner = r->name, d->owner_version = r->version;
+  d->evidence.owner = r->name, d->evidence.owner_version = r->version;
   if (strcmp(base, "ptxas") == 0) {
     doc_read_compiler(d, source, &(doc_file){.path = path, .name = base, .package = r->name});
   } else {
     doc_file *file = doc_inspect_source(d, source, path);
     if (file) file->in_wheel = 1;
   }
-  d->owner = d->owner_version = "";
+  d->evidence.owner = d->evidence.owner_version = "";
   kr_forward_close(&source);
 }
 
 /* ---- conda's packages ---- */
-static const char *pip_name(doc *d, const char *name) {
+static const char *pip_name(const doc *d, const char *name) {
   if (strcmp(name, "pytorch") == 0 || strcmp(name, "pytorch-gpu") == 0 || strcmp(name, "libtorch") == 0) return "torch";
   return doc_normalise(d, name, strlen(name));
 }
 
 /* "pytorch 2.7.1 cuda126_py311_0", "pytorch >=2.7,<2.8.0a0", "python >=3.11,<3.12" as pip writes them. */
-static const char *pip_requirement(doc *d, const char *text) {
+static const char *pip_requirement(const doc *d, const char *text) {
   const size_t n = strcspn(text, " ");
   const char *name = pip_name(d, kr_arena_copy(d->arena, text, n)), *spec = text + n + strspn(text + n, " ");
   const size_t length = strcspn(spec, " |");
@@ -212,7 +213,7 @@ static const char *pip_requirement(doc *d, const char *text) {
   return kr_arena_print(d->arena, "%s%s%.*s", name, isdigit((unsigned char)*spec) ? "==" : "", (int)length, spec);
 }
 
-static const char *text_of(doc *d, const json_t *object, const char *key) {
+static const char *text_of(const doc *d, const json_t *object, const char *key) {
   const char *text = json_string_value(json_object_get(object, key));
   return text ? kr_arena_print(d->arena, "%s", text) : "";
 }
@@ -233,14 +234,14 @@ static void read_index(doc *d, const char *text, reader *r) {
     if (strncmp(requirement, "python", 6) == 0 && strchr("=<>", requirement[6])) b->python = requirement + 6;
     else if (*requirement) doc_add_text(d, &p->requires, requirement);
   }
-  doc_index_package(d, d->packages.n - 1);
+  doc_index_package(d, d->evidence.packages.n - 1);
   json_decref(index);
 }
 
 /* Also names the libraries that came before the index. */
-static void name_owner(doc *d, size_t first_file, const reader *r) {
-  for (size_t i = first_file; i < d->files.n; i++) {
-    doc_file *file = KR_AT(d->files, doc_file, i);
+static void name_owner(const doc *d, size_t first_file, const reader *r) {
+  for (size_t i = first_file; i < d->evidence.files.n; i++) {
+    doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (!*file->package) file->package = r->name, file->package_version = r->version;
   }
 }
@@ -260,12 +261,12 @@ static void read_archives_member(doc *d, kr_tar *tar, const kr_tar_member *m, re
 
 /* 0: not an archive that is read here. */
 static int read_tar(doc *d, kr_source *packed, reader *r) {
-  const size_t first_file = d->files.n;
+  const size_t first_file = d->evidence.files.n;
   kr_tar *tar;
   kr_tar_member m;
   int32_t status = KRAIT_OK;
   if (kr_tar_open(packed, &tar) < 0) {
-    doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
+    doc_add_text(d, &d->found->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
     return 0;
   }
   while (status >= 0 && ((status = kr_tar_next(tar, &m)) == 1 || status == KRAIT_ERR_UNSAFE) &&
@@ -280,7 +281,7 @@ static int read_tar(doc *d, kr_source *packed, reader *r) {
 }
 
 /* NAME-VERSION of the folder inside, where PKG-INFO is missing. */
-static void name_by_folder(doc *d, doc_package *p, const char *path) {
+static void name_by_folder(const doc *d, doc_package *p, const char *path) {
   const char *base = archives_base_of(path), *end = strstr(base, ".tar"), *dash = NULL;
   if (!end) end = base + strcspn(base, ".");
   for (const char *q = base; q < end; q++)
@@ -296,7 +297,7 @@ static void end_source_release(doc *d, const reader *r) {
   name_by_folder(d, p, r->path);
   r->build->package = p->name, r->build->version = p->version,
   r->build->python = doc_header(d, r->metadata, "Requires-Python");
-  doc_index_package(d, d->packages.n - 1);
+  doc_index_package(d, d->evidence.packages.n - 1);
 }
 
 /* A zip archive of two: info- first, so that the other's contents have an owner. */
@@ -323,7 +324,7 @@ static void read_conda(doc *d, const char *path) {
       kr_zip_source_close(&source);
     }
   if (!r.is_conda)
-    doc_add_text(d, &d->unreadable,
+    doc_add_text(d, &d->found->unreadable,
                  kr_arena_print(d->arena, "%s is not a conda package: it has no info/index.json", path));
   kr_zip_close(&zip);
 }
@@ -335,7 +336,7 @@ void doc_read_archive(doc *d, const char *path) {
     return;
   }
   if (kr_source_open(&packed, path) < 0) {
-    doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
+    doc_add_text(d, &d->found->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
     return;
   }
   reader r = begin_archive(d, path);
@@ -346,7 +347,7 @@ void doc_read_archive(doc *d, const char *path) {
 /* ---- judging ---- */
 static int compare_archives_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
-static const char *print_targets(doc *d, const doc_build *b) {
+static const char *print_targets(const doc *d, const doc_build *b) {
   kr_text text = kr_text_begin(d->arena);
   int sorted[sizeof b->targets / sizeof *b->targets];
   memcpy(sorted, b->targets, sizeof sorted);
@@ -362,12 +363,12 @@ static int archives_serves(const doc_build *b, int cc) {
   return b->ptx && b->ptx <= cc;
 }
 
-static void check_targets(doc *d, const doc_build *b, const doc_file *about) {
+static void check_targets(const doc *d, const doc_build *b, const doc_file *about) {
   const int cc = doc_main_cc(d);
   if (!b->n_targets) {
     if (b->uses_torch)
       doc_add_text(
-          d, &d->notes,
+          d, &d->found->notes,
           kr_arena_print(
               d->arena,
               "%s: its build names no GPUs, so torch's builder uses TORCH_CUDA_ARCH_LIST, or the machine's own",
@@ -375,7 +376,7 @@ static void check_targets(doc *d, const doc_build *b, const doc_file *about) {
     return;
   }
   if (!cc || archives_serves(b, cc)) {
-    doc_add_text(d, &d->notes,
+    doc_add_text(d, &d->found->notes,
                  kr_arena_print(d->arena, "%s: its build names the GPUs %s", about->name, print_targets(d, b)));
     return;
   }
@@ -397,25 +398,26 @@ static void check_targets(doc *d, const doc_build *b, const doc_file *about) {
                         "add_target", doc_package_row(d, b->package) ? "" : set,
                         NULL};
   doc_finding *f = doc_report(d, "W10", about, b->package, keys);
-  doc_evidence(d, f, "%s", b->named_at);
+  doc_add_evidence(d, f, "%s", b->named_at);
   if (f && !doc_package_row(d, b->package)) { /* no table knows its name: only its own files can tell */
     f->fixes.n = 0;
     doc_add_text(d, &f->fixes, set);
   }
 }
 
-static void check_torch_pins(doc *d, const doc_build *b, const doc_file *about) {
-  for (size_t i = 0; i < b->torch_pins.n && *d->torch; i++) {
+static void check_torch_pins(const doc *d, const doc_build *b, const doc_file *about) {
+  for (size_t i = 0; i < b->torch_pins.n && *d->target.torch; i++) {
     doc_requirement r;
     const char *line = DOC_TEXT(b->torch_pins, i);
-    if (!doc_read_requirement(d, line, &r) || strcmp(r.name, "torch") != 0 || doc_allows(d, r.spec, d->torch)) continue;
-    const char *keys[] = {"req", line, "have", d->torch, "v", b->version, "pair", doc_build_command(d, b->package),
-                          NULL};
+    if (!doc_read_requirement(d, line, &r) || strcmp(r.name, "torch") != 0 || doc_allows(d, r.spec, d->target.torch))
+      continue;
+    const char *keys[] = {
+        "req", line, "have", d->target.torch, "v", b->version, "pair", doc_build_command(d, b->package), NULL};
     doc_finding *f = doc_report(d, "P01", about, b->package, keys);
-    doc_evidence(d, f,
+    doc_add_evidence(d, f,
                  "its build requires \"%s\"; pip's isolated build would install that torch, and the result may not "
                  "load with %s",
-                 line, d->torch);
+                 line, d->target.torch);
     if (f && f->fixes.n == 0)
       doc_add_text(
           d, &f->fixes,
@@ -424,9 +426,11 @@ static void check_torch_pins(doc *d, const doc_build *b, const doc_file *about) 
   }
 }
 
-static void check_place(doc *d, const doc_build *b, const doc_file *about) {
-  const char *python = d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "",
-             *platform = d->machine == KR_ELF_AARCH64 ? "linux-aarch64" : "linux-64";
+static void check_place(const doc *d, const doc_build *b, const doc_file *about) {
+  const char *python = d->target.python
+                           ? kr_arena_print(d->arena, "%d.%d", d->target.python / 100, d->target.python % 100)
+                           : "",
+             *platform = d->target.machine == KR_ELF_AARCH64 ? "linux-aarch64" : "linux-64";
   if (*b->python && *python && !doc_allows(d, b->python, python)) {
     const char *keys[] = {"tag",
                           kr_arena_print(d->arena, "%s %s, which is for Python %s,", b->package, b->version, b->python),
@@ -435,15 +439,15 @@ static void check_place(doc *d, const doc_build *b, const doc_file *about) {
   }
   if (*b->platform && strcmp(b->platform, "noarch") != 0 && strcmp(b->platform, platform) != 0) {
     const char *keys[] = {
-        "tag",  b->platform, "why", d->machine == KR_ELF_AARCH64 ? "an aarch64 Linux" : "an x86_64 Linux",
+        "tag",  b->platform, "why", d->target.machine == KR_ELF_AARCH64 ? "an aarch64 Linux" : "an x86_64 Linux",
         "best", platform,    NULL};
     doc_report(d, "W01", about, b->package, keys);
   }
 }
 
-void doc_diagnose_archives(doc *d) {
-  for (size_t i = 0; i < d->builds.n && !kr_arena_failed(d->arena); i++) {
-    const doc_build *b = KR_AT(d->builds, doc_build, i);
+void doc_diagnose_archives(const doc *d) {
+  for (size_t i = 0; i < d->evidence.builds.n && !kr_arena_failed(d->arena); i++) {
+    const doc_build *b = KR_AT(d->evidence.builds, doc_build, i);
     const doc_file about = {
         .path = b->path, .name = archives_base_of(b->path), .package = b->package, .package_version = b->version};
     check_place(d, b, &about);

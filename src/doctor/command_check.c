@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 #include "report.h"
 
 /* ---- releases ---- */
@@ -25,7 +26,7 @@ int doc_has_release(const doc *d, const char *package, const char *version) {
 }
 
 /* This release, or its newest post-release: 2.7.4.post1 for 2.7.4; "" when the index has neither. */
-const char *doc_nearest_release(doc *d, const char *package, const char *version) {
+const char *doc_nearest_release(const doc *d, const char *package, const char *version) {
   const doc_table_line *row;
   const char *begin = kr_arena_print(d->arena, "%s.post", version);
   if (!*version || doc_has_release(d, package, version)) return version;
@@ -38,15 +39,15 @@ const char *doc_nearest_release(doc *d, const char *package, const char *version
 
 int doc_fits_python(const doc *d, const char *package, const char *version) {
   const doc_table_line *row;
-  for (size_t at = 0; d->python && (row = kr_tables_next(d->tables, "python", &at));)
+  for (size_t at = 0; d->target.python && (row = kr_tables_next(d->tables, "python", &at));)
     if (strcmp(row->column[0], package) == 0 && kr_compare_versions(version, row->column[1]) >= 0 &&
         (!*row->column[2] || kr_compare_versions(version, row->column[2]) <= 0))
-      return d->python >= 300 + atoi(row->column[3] + 2) &&
-             (!*row->column[4] || d->python <= 300 + atoi(row->column[4] + 2));
+      return d->target.python >= 300 + atoi(row->column[3] + 2) &&
+             (!*row->column[4] || d->target.python <= 300 + atoi(row->column[4] + 2));
   return 1;
 }
 
-static int is_requirement_good(doc *d, const char *word, size_t n) {
+static int is_requirement_good(const doc *d, const char *word, size_t n) {
   const char *text = kr_arena_copy(d->arena, word, n), *equals = strstr(text, "==");
   if (!equals || strstr(text, "://") || strchr(equals, ',')) return 1;
   const size_t name_bytes = strcspn(text, "[=<>!~ ");
@@ -63,7 +64,7 @@ static int takes_argument(const char *option, size_t n) {
   return 0;
 }
 
-static int is_install_good(doc *d, const char *part) {
+static int is_install_good(const doc *d, const char *part) {
   const char *p = strstr(part, "pip install");
   int n_requirements = 0, is_argument = 0;
   if (!p) return 1;
@@ -85,7 +86,7 @@ static int is_install_good(doc *d, const char *part) {
 }
 
 /* $PATH and $HOME are set, and what /etc/os-release sets; ${X:+...} and ${X:-} ask. */
-static int are_variables_set(doc *d, const char *command) {
+static int are_variables_set(const doc *d, const char *command) {
   static const char known[] = "PATH HOME PWD ID VERSION_ID";
   int is_quoted = 0;
   for (const char *p = command; *p; p++) {
@@ -111,7 +112,7 @@ static int needs_repository(const char *command) {
 }
 
 /* "sudo apt install cuda-toolkit-12-8 && export CUDA_HOME=..." for a system where apt may not know the package yet. */
-static const char *with_repository(doc *d, const char *command) {
+static const char *with_repository(const doc *d, const char *command) {
   const char *toolkit = strstr(command, "cuda-toolkit-");
   if (d->log.is_windows)
     return toolkit && atoi(toolkit + 13)
@@ -120,7 +121,7 @@ static const char *with_repository(doc *d, const char *command) {
                : NULL;
   if (d->log.is_jetson || d->log.is_mac || d->log.is_arch) return command; /* their own repositories have it */
   if (d->log.is_rpm) return kr_arena_print(d->arena, "%s && %s", doc_rpm_repository(d), command);
-  const char *machine = d->machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64",
+  const char *machine = d->target.machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64",
              *system = d->log.is_wsl ? "wsl-ubuntu" : "$ID$(echo $VERSION_ID | tr -d .)";
   return kr_arena_print(
       d->arena,
@@ -134,26 +135,25 @@ static int makes_environment(const char *command) {
   return strstr(command, " -m venv ") != NULL || strncmp(command, "conda create ", 13) == 0;
 }
 
-static int are_installs_good(doc *d, const char *command) {
-  const int python = d->python;
+static int are_installs_good(const doc *d, const char *command) {
+  doc as = *d;
   int are_good = 1;
-  if (makes_environment(command)) d->python = 0;
+  if (makes_environment(command)) as.target.python = 0;
   for (const char *p = command; p; p = strstr(p, " && ") ? strstr(p, " && ") + 4 : NULL) {
     const char *end = strstr(p, " && ");
-    are_good &= is_install_good(d, end ? kr_arena_copy(d->arena, p, (size_t)(end - p)) : p);
+    are_good &= is_install_good(&as, end ? kr_arena_copy(d->arena, p, (size_t)(end - p)) : p);
   }
-  d->python = python;
   return are_good;
 }
 
-static const char *checked_command(doc *d, const char *command) {
+static const char *checked_command(const doc *d, const char *command) {
   if (!are_installs_good(d, command) || !are_variables_set(d, command)) return NULL;
   if (needs_repository(command) && !strstr(command, "cuda-keyring")) command = with_repository(d, command);
   return command ? doc_for_system(d, command) : NULL;
 }
 
 /* "or a torch for this driver: pip install ...": a sentence that ends in a command. */
-static const char *checked_sentence(doc *d, const char *fix) {
+static const char *checked_sentence(const doc *d, const char *fix) {
   const char *colon = fix;
   while ((colon = strstr(colon, ": ")) && !doc_is_command(colon + 2)) colon += 2;
   if (!colon) return are_variables_set(d, fix) ? fix : NULL;
@@ -161,6 +161,6 @@ static const char *checked_sentence(doc *d, const char *fix) {
   return command ? kr_arena_print(d->arena, "%.*s: %s", (int)(colon - fix), fix, command) : NULL;
 }
 
-const char *doc_checked(doc *d, const char *fix) {
+const char *doc_checked(const doc *d, const char *fix) {
   return doc_is_command(fix) ? checked_command(d, fix) : checked_sentence(d, fix);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 
 enum { NEWEST_MINOR = 40 };
 
@@ -31,7 +32,7 @@ static int build_target(const doc_table_line *row, int cc) {
 
 /* "A=1 B=%cc%" with the target filled in; words with an unknown value are left out: the build then detects the
  * machine's GPU itself. */
-static const char *fill_archs(doc *d, const char *text, int cc) {
+static const char *fill_archs(const doc *d, const char *text, int cc) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p; p += strspn(p, " ")) {
     size_t n = strcspn(p, " ");
@@ -50,13 +51,13 @@ static const char *fill_archs(doc *d, const char *text, int cc) {
 /* ---- releases ---- */
 static int commands_serves(const doc *d, const doc_table_line *row, int cc) {
   int first = kr_parse_torch(row->column[5]), last = kr_parse_torch(row->column[6]);
-  if (d->torch_number && (d->torch_number < first || (last && d->torch_number > last))) return 0;
+  if (d->target.torch_number && (d->target.torch_number < first || (last && d->target.torch_number > last))) return 0;
   return !cc || doc_covers(row->column[4], cc);
 }
 
 /* For packages released as wheels only: the newest release above this version whose wheels were read and have code for
  * the device. */
-static const char *holder_of(doc *d, const char *package, const char *version, int cc) {
+static const char *holder_of(const doc *d, const char *package, const char *version, int cc) {
   const doc_table_line *row;
   const char *newest = "";
   for (size_t at = 0; cc && (row = kr_tables_next(d->tables, "holds", &at));) {
@@ -70,7 +71,7 @@ static const char *holder_of(doc *d, const char *package, const char *version, i
 
 /* The release to install: this one if its wheels fit the device and the torch, else the newest that does. "" when the
  * tables know none. */
-static const char *release_of(doc *d, const char *package, const char *version, int cc, int not_this) {
+static const char *release_of(const doc *d, const char *package, const char *version, int cc, int not_this) {
   const doc_table_line *row;
   const char *newest = "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "wheel", &at));) {
@@ -85,18 +86,18 @@ static const char *release_of(doc *d, const char *package, const char *version, 
 }
 
 /* The version without a local build's suffix, as an index would list it. */
-static const char *public_version(doc *d, const char *version) {
+static const char *public_version(const doc *d, const char *version) {
   if (strstr(version, "dev") || strstr(version, "git") || strstr(version, "a0")) return "";
   return kr_arena_copy(d->arena, version, strcspn(version, "+"));
 }
 
 /* The same, if the package index has it; else "", and the newest is taken. */
-static const char *listed_version(doc *d, const char *package, const char *version) {
+static const char *listed_version(const doc *d, const char *package, const char *version) {
   const char *number = doc_nearest_release(d, package, public_version(d, version));
   return *number && doc_fits_python(d, package, number) ? number : "";
 }
 
-const doc_table_line *doc_torch_row(doc *d, int torch) {
+const doc_table_line *doc_torch_row(const doc *d, int torch) {
   return torch ? kr_tables_find(d->tables, "torch", kr_print_torch(d->arena, torch)) : NULL;
 }
 
@@ -117,11 +118,11 @@ const char *doc_torch_index(const doc *d, int torch, int cc, const char *tag) {
   for (size_t at = 0; (row = kr_tables_next(d->tables, "torchbuild", &at));) {
     int first = kr_parse_torch(row->column[0]), last = kr_parse_torch(row->column[1]),
         gate = kr_tables_gate(d->tables, atoi(row->column[2] + 2) / 10);
-    if ((strcmp(row->column[4], "aarch64") == 0) != (d->machine == KR_ELF_AARCH64)) continue;
+    if ((strcmp(row->column[4], "aarch64") == 0) != (d->target.machine == KR_ELF_AARCH64)) continue;
     if (torch < first || (last && torch > last) || (tag && strcmp(row->column[2], tag) != 0) ||
         (cc && !doc_covers(row->column[3], cc)))
       continue;
-    if (!d->driver_number || d->driver_number >= gate) found = row->column[2];
+    if (!d->target.driver_number || d->target.driver_number >= gate) found = row->column[2];
   }
   return found;
 }
@@ -152,11 +153,11 @@ int doc_cuda_of(const doc *d, const char *package) {
   const int cuda = cuda_of_release(d, package, doc_version_of(d, package));
   if (cuda) return cuda;
   if (strcmp(package, "tensorflow") == 0 && d->log.text && strstr(d->log.text, "dso_loader")) return 11;
-  return *d->torch_cuda ? kr_parse_tenths(d->torch_cuda) / 10 : cuda_of_tags(d);
+  return *d->target.torch_cuda ? kr_parse_tenths(d->target.torch_cuda) / 10 : cuda_of_tags(d);
 }
 
-const char *doc_index_for(doc *d, int cc) {
-  int cuda = d->driver_cuda ? d->driver_cuda / 1000 : 0;
+const char *doc_index_for(const doc *d, int cc) {
+  int cuda = d->target.driver_cuda ? d->target.driver_cuda / 1000 : 0;
   if (cc && cc < 75) return "cu126";
   if (cc >= 103 && cc != 120) return cuda && cuda < 13 ? "cu129" : "cu130";
   return cuda >= 13 ? "cu130" : "cu128";
@@ -165,7 +166,7 @@ const char *doc_index_for(doc *d, int cc) {
 static int is_installed(const doc *d, const char *name) { return doc_find_package(d, name) != NULL; }
 
 /* The release of a companion for exactly this torch, else for the last one of its minor version; "". */
-static const char *companion_of(doc *d, const char *name, const char *torch) {
+static const char *companion_of(const doc *d, const char *name, const char *torch) {
   static const char *const names[] = {"torchvision", "torchaudio", "xformers"};
   const doc_table_line *exact = kr_tables_find(d->tables, "companion", torch),
                        *minor = doc_torch_row(d, kr_parse_torch(torch));
@@ -175,7 +176,7 @@ static const char *companion_of(doc *d, const char *name, const char *torch) {
 }
 
 /* From 2.11 on the package index itself has the builds of CUDA 13, but not of xformers. */
-static const char *index_option(doc *d, const char *torch, const char *index, const char *xformers) {
+static const char *index_option(const doc *d, const char *torch, const char *index, const char *xformers) {
   const int is_13 = strncmp(index, "cu13", 4) == 0, of_xformers = cuda_of_release(d, "xformers", xformers);
   if (d->log.is_mac ||
       (kr_parse_torch(torch) >= 211 && is_13 && !d->log.is_windows && (!of_xformers || of_xformers == 13)))
@@ -184,10 +185,10 @@ static const char *index_option(doc *d, const char *torch, const char *index, co
 }
 
 /* torch of this minor version with those of its companions that are installed, or in the log, all pinned. */
-static const char *torch_with(doc *d, int torch, const char *index) {
+static const char *torch_with(const doc *d, int torch, const char *index) {
   const doc_table_line *row = doc_torch_row(d, torch);
   if (!row || !index) return "";
-  const char *same = d->torch_number == torch ? public_version(d, d->torch) : "";
+  const char *same = d->target.torch_number == torch ? public_version(d, d->target.torch) : "";
   if (strspn(same, "0123456789.") < 5 || !doc_has_release(d, "torch", same)) same = row->column[1];
   kr_text out = kr_text_begin(d->arena);
   kr_text_print(&out, "pip install --force-reinstall torch==%s", same);
@@ -204,7 +205,7 @@ static const char *torch_with(doc *d, int torch, const char *index) {
 }
 
 /* The newest torch whose build of this index, or of any, has code for the device and a wheel for the Python. */
-static const char *newest_torch_of(doc *d, int cc, const char *wanted) {
+static const char *newest_torch_of(const doc *d, int cc, const char *wanted) {
   const doc_table_line *row, *best = NULL;
   const char *index = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at));) {
@@ -214,12 +215,12 @@ static const char *newest_torch_of(doc *d, int cc, const char *wanted) {
   return best ? torch_with(d, kr_parse_torch(best->column[0]), index) : "";
 }
 
-static const char *torch_for_driver(doc *d) {
+static const char *torch_for_driver(const doc *d) {
   int cc = doc_main_cc(d);
-  const char *index = d->torch_number ? doc_torch_index(d, d->torch_number, cc, NULL) : NULL,
+  const char *index = d->target.torch_number ? doc_torch_index(d, d->target.torch_number, cc, NULL) : NULL,
              *wanted = doc_index_for(d, cc);
-  if (index && doc_torch_index(d, d->torch_number, cc, wanted)) index = wanted;
-  if (index && doc_torch_row(d, d->torch_number)) return torch_with(d, d->torch_number, index);
+  if (index && doc_torch_index(d, d->target.torch_number, cc, wanted)) index = wanted;
+  if (index && doc_torch_row(d, d->target.torch_number)) return torch_with(d, d->target.torch_number, index);
   const char *command = newest_torch_of(d, cc, wanted);
   return *command ? command : newest_torch_of(d, cc, NULL);
 }
@@ -236,34 +237,29 @@ static const char *jetson_index(const doc *d) {
 
 /* The installed torch's minor version if a build of it supports the device, else the newest that does; for the
  * installed driver, if possible. */
-static const char *torch_install(doc *d) {
-  const int driver = d->driver_number;
+static const char *torch_install(const doc *d) {
   const char *command = torch_for_driver(d);
-  d->driver_number = 0;
-  if (!*command) command = torch_for_driver(d);
-  d->driver_number = driver;
+  doc any_driver = *d;
+  any_driver.target.driver_number = 0;
+  if (!*command) command = torch_for_driver(&any_driver);
   if (*jetson_index(d)) return kr_arena_print(d->arena, "pip install %s", jetson_index(d));
   if (*command || !doc_main_cc(d)) return command;
   return kr_arena_print(d->arena,
                         "no wheel of torch known to these tables has code for %s on %s: build it from source, with "
                         "TORCH_CUDA_ARCH_LIST=%s",
-                        kr_print_cc(d->arena, doc_main_cc(d)), d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64",
+                        kr_print_cc(d->arena, doc_main_cc(d)),
+                        d->target.machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64",
                         kr_print_cc(d->arena, doc_main_cc(d)));
 }
 
-static const char *torch_older(doc *d) {
-  int driver = d->driver_number     ? d->driver_number
-               : d->log.driver_cuda ? kr_tables_gate(d->tables, d->log.driver_cuda / 10)
-                                    : 0,
-      kept = d->driver_number;
-  if (!driver) return "";
-  d->driver_number = driver;
-  const char *command = newest_torch_of(d, doc_main_cc(d), NULL);
-  d->driver_number = kept;
-  return command;
+static const char *torch_older(const doc *d) {
+  doc with_driver = *d;
+  if (!d->target.driver_number && d->log.driver_cuda)
+    with_driver.target.driver_number = kr_tables_gate(d->tables, d->log.driver_cuda / 10);
+  return with_driver.target.driver_number ? newest_torch_of(&with_driver, doc_main_cc(d), NULL) : "";
 }
 
-static const char *torch_for_nvcc(doc *d, const char *nvcc) {
+static const char *torch_for_nvcc(const doc *d, const char *nvcc) {
   const doc_table_line *row;
   int have = kr_parse_tenths(nvcc), cc = doc_main_cc(d), torch = 0;
   const char *index = NULL;
@@ -276,7 +272,7 @@ static const char *torch_for_nvcc(doc *d, const char *nvcc) {
 }
 
 /* The NVIDIA libraries that torch's metadata names, or torch again with all of them. */
-static const char *torch_libraries(doc *d) {
+static const char *torch_libraries(const doc *d) {
   const doc_package *torch = doc_find_package(d, "torch");
   kr_text out = kr_text_begin(d->arena);
   for (size_t i = 0; torch && i < torch->requires.n; i++) {
@@ -287,16 +283,16 @@ static const char *torch_libraries(doc *d) {
     kr_text_print(&out, " \"%s%s\"", r.name, r.spec);
   }
   if (out.length) return kr_arena_print(d->arena, "pip install --force-reinstall --no-deps%s", out.at);
-  return d->torch_number && strspn(d->torch, "0123456789.") >= 5
-             ? torch_with(d, d->torch_number,
-                          strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1
-                                                  : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL))
+  return d->target.torch_number && strspn(d->target.torch, "0123456789.") >= 5
+             ? torch_with(d, d->target.torch_number,
+                          strstr(d->target.torch, "+cu") ? strstr(d->target.torch, "+cu") + 1
+                                                  : doc_torch_index(d, d->target.torch_number, doc_main_cc(d), NULL))
              : "";
 }
 
 /* ---- packages ---- */
 /* Where no release is known: the tables' newest that fits, or the newest of all. */
-static const char *pinned(doc *d, const char *package, const char *version) {
+static const char *pinned(const doc *d, const char *package, const char *version) {
   const doc_table_line *row, *last = NULL;
   if (*version) return version;
   const char *found = release_of(d, package, "", doc_main_cc(d), 0);
@@ -313,7 +309,7 @@ static const char *own_install(const doc *d, const char *package) {
   return p && strstr(p->version, "+krait") ? "python3 -m krait dropin on --force" : "";
 }
 
-static const char *build(doc *d, const char *package, const char *version, int is_forced) {
+static const char *build(const doc *d, const char *package, const char *version, int is_forced) {
   if (*own_install(d, package)) return own_install(d, package);
   const doc_table_line *row = doc_package_row(d, package);
   version = pinned(d, package, version);
@@ -330,21 +326,21 @@ static const char *build(doc *d, const char *package, const char *version, int i
 }
 
 /* A prebuilt release for this torch and device; "" when the tables know none. */
-static const char *release(doc *d, const char *package, const char *version, int not_this) {
+static const char *release(const doc *d, const char *package, const char *version, int not_this) {
   if (*own_install(d, package)) return own_install(d, package);
   const char *found = release_of(d, package, version, doc_main_cc(d), not_this);
-  const doc_table_line *row = doc_torch_row(d, d->torch_number), *about = doc_package_row(d, package);
+  const doc_table_line *row = doc_torch_row(d, d->target.torch_number), *about = doc_package_row(d, package);
   int column = doc_companion_column(package);
   if (d->log.is_mac && !column) return "";
   if (*found && about && strcmp(about->column[7], "none") == 0)
     return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s", package, found);
-  if (*found && (d->torch_number || doc_main_cc(d)))
+  if (*found && (d->target.torch_number || doc_main_cc(d)))
     return kr_arena_print(
         d->arena, "pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall %s==%s", package, found);
   if (!column || !row || !*row->column[column]) return "";
-  const char *index =
-      strstr(d->torch, "+cu") ? strstr(d->torch, "+cu") + 1 : doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL);
-  const char *torch = public_version(d, d->torch),
+  const char *index = strstr(d->target.torch, "+cu") ? strstr(d->target.torch, "+cu") + 1
+                                                     : doc_torch_index(d, d->target.torch_number, doc_main_cc(d), NULL);
+  const char *torch = public_version(d, d->target.torch),
              *version_for = companion_of(d, package, strspn(torch, "0123456789.") >= 5 ? torch : row->column[1]);
   if (!*version_for) return "";
   return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall %s==%s%s", package, version_for,
@@ -354,10 +350,10 @@ static const char *release(doc *d, const char *package, const char *version, int
 
 /* The release for the installed torch, if the tables know it; else the same release again, which brings its own
  * torch. */
-static const char *wheels_only(doc *d, const char *package, const char *version) {
+static const char *wheels_only(const doc *d, const char *package, const char *version) {
   const doc_table_line *row;
-  for (size_t at = 0; d->torch_number && (row = kr_tables_next(d->tables, "asks", &at));)
-    if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->torch_number)
+  for (size_t at = 0; d->target.torch_number && (row = kr_tables_next(d->tables, "asks", &at));)
+    if (strcmp(row->column[0], package) == 0 && kr_parse_torch(row->column[3]) == d->target.torch_number)
       return kr_arena_print(d->arena, "pip install --force-reinstall %s==%s", package, row->column[2]);
   row = kr_tables_find(d->tables, "newest", package);
   if (!*version && row) version = row->column[1];
@@ -365,17 +361,17 @@ static const char *wheels_only(doc *d, const char *package, const char *version)
 }
 
 /* For an extension that does not fit the torch to be kept: a prebuilt release, else its source, built here. */
-static const char *rebuild(doc *d, const char *package, const char *version) {
+static const char *rebuild(const doc *d, const char *package, const char *version) {
   const char *ready = release(d, package, listed_version(d, package, version), 0),
              *built = build(d, package, listed_version(d, package, version), 1);
   const doc_table_line *row = doc_package_row(d, package);
-  if (*ready && (d->torch_number || !doc_companion_column(package))) return ready;
+  if (*ready && (d->target.torch_number || !doc_companion_column(package))) return ready;
   if (*d->log.source && *package)
     return kr_arena_print(d->arena, "cd %s && pip install --no-build-isolation --no-deps --force-reinstall -e .",
                           d->log.source);
   if (*built) return built;
   const doc_table_line *source = kr_tables_find(d->tables, "source", package);
-  const int is_release = !*d->torch || *public_version(d, d->torch);
+  const int is_release = !*d->target.torch || *public_version(d, d->target.torch);
   if (source && doc_companion_column(package) && !is_release) return source->column[1];
   if (row && strcmp(source_of(row), "torch") == 0) return torch_install(d);
   if (row && strcmp(source_of(row), "none") == 0)
@@ -392,7 +388,7 @@ static const char *rebuild(doc *d, const char *package, const char *version) {
                   : "";
 }
 
-static const char *reinstall(doc *d, const char *package, const char *version) {
+static const char *reinstall(const doc *d, const char *package, const char *version) {
   const doc_table_line *row = doc_package_row(d, package);
   const char *number = listed_version(d, package, version);
   if (row && strcmp(source_of(row), "pypi") == 0 && *number) return build(d, package, number, 0);
@@ -413,12 +409,12 @@ static int is_known_holder(const doc *d, const char *package) {
   return kr_tables_find(d->tables, "holds", package) != NULL || doc_companion_column(package);
 }
 
-const char *doc_no_build(doc *d, const char *package) {
+const char *doc_no_build(const doc *d, const char *package) {
   const doc_table_line *row = doc_package_row(d, package);
   int cc = doc_main_cc(d);
   if (!cc || !row) return "";
-  for (size_t i = 0; i < d->files.n; i++) { /* one of its libraries has */
-    const doc_file *file = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n; i++) { /* one of its libraries has */
+    const doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (strcmp(file->package, package) == 0 && file->n_judged && file->verdict <= KRAIT_VERDICT_JIT) return "";
   }
   if (strcmp(source_of(row), "none") == 0 && !is_known_holder(d, package))
@@ -437,7 +433,7 @@ int doc_comes_with_torch(const char *package) {
 }
 
 /* "" when krait does not replace the package. */
-const char *doc_own_dropin(doc *d, const char *package) {
+const char *doc_own_dropin(const doc *d, const char *package) {
   const doc_table_line *row = doc_package_row(d, package);
   return row && strcmp(row->column[5], "yes") == 0
              ? kr_arena_print(d->arena,
@@ -447,31 +443,31 @@ const char *doc_own_dropin(doc *d, const char *package) {
              : "";
 }
 
-const char *doc_build_command(doc *d, const char *package) { return build(d, package, "", 1); }
+const char *doc_build_command(const doc *d, const char *package) { return build(d, package, "", 1); }
 
-static void add_commands(doc *d, kr_list *fixes, const char *text) {
+static void add_commands(const doc *d, kr_list *fixes, const char *text) {
   if (*text && !doc_has_text(fixes, text)) doc_add_text(d, fixes, text);
 }
 
 /* nvcc must have the CUDA major version that torch was built with: if that is too old for the device, torch is replaced
  * first. */
-static void add_toolkit(doc *d, kr_list *fixes, int cc) {
+static void add_toolkit(const doc *d, kr_list *fixes, int cc) {
   int need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0,
-      major = kr_parse_tenths(d->torch_cuda) / 10;
+      major = kr_parse_tenths(d->target.torch_cuda) / 10;
   if (!need) return;
-  const char *found = *d->nvcc ? kr_arena_print(d->arena, " (found %s%s)", d->nvcc,
-                                                kr_parse_tenths(d->nvcc) < need ? ", too old: see B01" : "")
-                      : d->is_elsewhere || *d->root ? ""
+  const char *found = *d->target.nvcc ? kr_arena_print(d->arena, " (found %s%s)", d->target.nvcc,
+                                                kr_parse_tenths(d->target.nvcc) < need ? ", too old: see B01" : "")
+                      : d->target.is_elsewhere || *d->root ? ""
                                                     : " (none found here: see B10)";
   add_commands(d, fixes,
       kr_arena_print(d->arena, "needs nvcc >= %s%s, some minutes and memory", kr_print_tenths(d->arena, need), found));
   if (major && need / 10 > major)
     add_commands(d, fixes,
         kr_arena_print(d->arena, "torch is built with CUDA %s: for that nvcc it must be replaced first: %s",
-                       d->torch_cuda, torch_install(d)));
+                       d->target.torch_cuda, torch_install(d)));
 }
 
-void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char *version) {
+void doc_add_build_fixes(const doc *d, kr_list *fixes, const char *package, const char *version) {
   int cc = doc_main_cc(d), must_change = cc && *version;
   const doc_table_line *row = doc_package_row(d, package);
   if (doc_comes_with_torch(package)) {
@@ -509,7 +505,7 @@ void doc_add_build_fixes(doc *d, kr_list *fixes, const char *package, const char
 }
 
 /* Both of a pair in compatible releases, or a package in the release for the installed torch. */
-const char *doc_pair_command(doc *d, const char *package, const doc_table_line *pair) {
+const char *doc_pair_command(const doc *d, const char *package, const doc_table_line *pair) {
   const doc_table_line *row = doc_package_row(d, package);
   const char *ready =
       doc_companion_column(package) || strcmp(package, "bitsandbytes") == 0 ? release(d, package, "", 0) : "";
@@ -534,7 +530,7 @@ const char *doc_pair_command(doc *d, const char *package, const doc_table_line *
 }
 
 /* ---- by key ---- */
-static const char *driver_install(doc *d) {
+static const char *driver_install(const doc *d) {
   const doc_table_line *row = kr_tables_find(d->tables, "driver", "branch");
   const char *branch = row ? row->column[1] : "580";
   if (d->log.is_jetson) return "sudo apt update && sudo apt install nvidia-jetpack && sudo reboot";
@@ -557,28 +553,28 @@ static const char *driver_install(doc *d) {
 }
 
 /* The folder of the environment that a log or the command line named, quoted for a shell. */
-static const char *environment(doc *d) {
-  return d->sites.n ? DOC_TEXT(d->sites, 0) : d->log.site && *d->log.site ? d->log.site
+static const char *environment(const doc *d) {
+  return d->evidence.sites.n ? DOC_TEXT(d->evidence.sites, 0) : d->log.site && *d->log.site ? d->log.site
                                                            : "\"$(python3 -c 'import sysconfig; "
                                                              "print(sysconfig.get_path(\"purelib\"))')\"";
 }
 
-static const char *compiler_install(doc *d) {
+static const char *compiler_install(const doc *d) {
   return d->log.is_windows ? "winget install Microsoft.VisualStudio.2022.BuildTools --override \"--add "
                              "Microsoft.VisualStudio.Workload.VCTools\""
                            : "sudo apt install build-essential";
 }
 
-static const char *build_here(doc *d, const char *package, const char *version) {
+static const char *build_here(const doc *d, const char *package, const char *version) {
   const char *built = build(d, package, listed_version(d, package, version), 0);
   if (*built) return built;
   return *package ? rebuild(d, package, version) : "pip install --no-build-isolation --no-cache-dir .";
 }
 
-const char *doc_torch_install(doc *d) { return torch_install(d); }
+const char *doc_torch_install(const doc *d) { return torch_install(d); }
 
-const char *doc_command(doc *d, const char *key, const char *package, const char *version, const char *nvcc) {
-  const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64-linux-gnu" : "x86_64-linux-gnu";
+const char *doc_command(const doc *d, const char *key, const char *package, const char *version, const char *nvcc) {
+  const char *machine = d->target.machine == KR_ELF_AARCH64 ? "aarch64-linux-gnu" : "x86_64-linux-gnu";
   if (strcmp(key, "driver_install") == 0) return driver_install(d);
   if (strcmp(key, "torch_install") == 0) return torch_install(d);
   if (strcmp(key, "torch_older") == 0) return torch_older(d);
@@ -600,7 +596,7 @@ const char *doc_command(doc *d, const char *key, const char *package, const char
     return *build(d, package, "", 1)
                ? kr_arena_print(d->arena, "MAX_JOBS=2 %s", build(d, package, listed_version(d, package, version), 1))
                : "export MAX_JOBS=2";
-  if (strcmp(key, "companion") == 0) return companion_of(d, package, public_version(d, d->torch));
+  if (strcmp(key, "companion") == 0) return companion_of(d, package, public_version(d, d->target.torch));
   if (strcmp(key, "clean_build") == 0)
     return *d->log.source
                ? kr_arena_print(

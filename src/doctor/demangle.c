@@ -234,7 +234,7 @@ static const char *read_function_name(reader *r, int *is_const) {
 }
 
 /* Replaces a template's name by its common alias: one std::string would be longer than all the rest. */
-static const char *shorten_strings(doc *d, const char *text) {
+static const char *shorten_strings(const doc *d, const char *text) {
   static const char *const longs[] = {"std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char>>",
                                       "std::basic_string<char, std::char_traits<char>, std::allocator<char>>"};
   kr_text out = kr_text_begin(d->arena);
@@ -266,7 +266,7 @@ static const char *demangle(kr_arena *arena, const char *name) {
   return r.failed || text.length > MAX_TEXT ? name : text.at;
 }
 
-const char *doc_demangle(doc *d, const char *name) {
+const char *doc_demangle(const doc *d, const char *name) {
   const char *inner =
       strncmp(name, "__nv_static_", 12) == 0 ? strstr(name, "__Z") : NULL; /* a kernel local to one source file */
   if (inner) name = inner + 1;

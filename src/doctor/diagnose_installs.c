@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 
-static void put_value(doc *d, kr_list *keys, const char *name, const char *value) {
+static void put_value(const doc *d, kr_list *keys, const char *name, const char *value) {
   if (!value || !*value) return;
   doc_add_text(d, keys, name), doc_add_text(d, keys, value);
 }
@@ -13,14 +14,14 @@ static void put_value(doc *d, kr_list *keys, const char *name, const char *value
 static int is_for_install(const doc_hit *hit, const char *id) { return strcmp(hit->rule->id, id) == 0; }
 static int install_begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
-static const char *version_in(doc *d, const char *word) {
+static const char *version_in(const doc *d, const char *word) {
   kr_list keys = KR_LIST(const char *);
   return doc_match(d, kr_arena_print(d->arena, "%s%%d{v}", word), d->log.text, &keys) ? DOC_TEXT(keys, 1) : "";
 }
 
 /* ---- Python ---- */
 /* An environment of this Python, in the words of the system. */
-static const char *environment_of(doc *d, int minor) {
+static const char *environment_of(const doc *d, int minor) {
   if (d->log.is_conda)
     return kr_arena_print(d->arena, "conda create -y -n py3%d python=3.%d && conda activate py3%d", minor, minor,
                           minor);
@@ -43,7 +44,7 @@ static int newest_python(const doc *d, const char *package, const char *version)
 
 /* ">=3.8", ">=3.10,<3.13": the newest that an upper bound leaves, else the lower bound, but none that is about to
  * end. */
-static void fill_python(doc *d, const doc_hit *hit, kr_list *keys) {
+static void fill_python(const doc *d, const doc_hit *hit, kr_list *keys) {
   const char *want = doc_taken(hit, "python_want"), *least = strstr(want, ">=3."), *below = strstr(want, "<3.");
   const int lower = least ? atoi(least + 4) : 0, upper = below ? atoi(below + 3) - 1 : 0;
   put_value(d, keys, "python_new", environment_of(d, upper ? upper : lower > 11 ? lower : 11));
@@ -51,7 +52,7 @@ static void fill_python(doc *d, const doc_hit *hit, kr_list *keys) {
 
 /* ---- releases ---- */
 /* Of the listed releases a post-release of the requested one, else the next newer one, else the last. */
-static const char *nearest_listed(doc *d, const char *list, const char *asked, const char **last) {
+static const char *nearest_listed(const doc *d, const char *list, const char *asked, const char **last) {
   const char *newer = "", *post = "";
   *last = "";
   for (const char *p = list; *p && *p != ')'; p += strspn(p, ", ")) {
@@ -68,7 +69,7 @@ static const char *nearest_listed(doc *d, const char *list, const char *asked, c
 }
 
 /* Where a package that the index lacks for this system is; NULL: not told. */
-static const char *found_elsewhere(doc *d, const char *name, const char **where) {
+static const char *found_elsewhere(const doc *d, const char *name, const char **where) {
   const doc_table_line *row;
   const char *system = d->log.is_windows ? "windows" : d->log.is_mac ? "mac" : "";
   for (size_t at = 0; *system && (row = kr_tables_next(d->tables, "elsewhere", &at));)
@@ -84,7 +85,7 @@ static const char *found_elsewhere(doc *d, const char *name, const char **where)
 }
 
 /* No release at all: another system, or another Python. */
-static void fill_none(doc *d, kr_list *keys, const char *name) {
+static void fill_none(const doc *d, kr_list *keys, const char *name) {
   const char *where = "", *instead = found_elsewhere(d, name, &where);
   const int newest = newest_python(d, name, "");
   if (strstr(d->log.text, "32 bit (Intel)")) {
@@ -93,9 +94,9 @@ static void fill_none(doc *d, kr_list *keys, const char *name) {
     return;
   }
   const char *index = strstr(d->log.text, "/whl/cu");
-  if (!instead && index && d->python && (strcmp(name, "torch") == 0 || doc_companion_column(name))) {
+  if (!instead && index && d->target.python && (strcmp(name, "torch") == 0 || doc_companion_column(name))) {
     put_value(d, keys, "not_for",
-              kr_arena_print(d->arena, "Python 3.%d on the index %.*s", d->python - 300,
+              kr_arena_print(d->arena, "Python 3.%d on the index %.*s", d->target.python - 300,
                              (int)strcspn(index + 5, "/ \n"), index + 5));
     put_value(d, keys, "nearest_install", doc_torch_install(d));
     return;
@@ -104,8 +105,8 @@ static void fill_none(doc *d, kr_list *keys, const char *name) {
     put_value(d, keys, "not_for", where), put_value(d, keys, "nearest_install", instead);
     return;
   }
-  if (d->python && newest && d->python > 300 + newest) {
-    put_value(d, keys, "not_for", kr_arena_print(d->arena, "Python 3.%d", d->python - 300));
+  if (d->target.python && newest && d->target.python > 300 + newest) {
+    put_value(d, keys, "not_for", kr_arena_print(d->arena, "Python 3.%d", d->target.python - 300));
     put_value(d, keys, "nearest_install",
               kr_arena_print(d->arena, "%s && pip install %s", environment_of(d, newest), name));
   }
@@ -113,7 +114,7 @@ static void fill_none(doc *d, kr_list *keys, const char *name) {
 }
 
 /* "torch==2.1.0+cu118" is on PyTorch's own index only. */
-static const char *tagged_install(doc *d, const char *name, const char *asked) {
+static const char *tagged_install(const doc *d, const char *name, const char *asked) {
   const char *tag = strchr(asked, '+');
   if (tag && install_begins(tag, "+cuda")) return "pip install --upgrade \"jax[cuda12]\""; /* jaxlib's until 0.4.29 */
   if (!tag || !(install_begins(tag, "+cu") || install_begins(tag, "+cpu") || install_begins(tag, "+rocm"))) return "";
@@ -122,17 +123,17 @@ static const char *tagged_install(doc *d, const char *name, const char *asked) {
 }
 
 /* A release that has wheels for older Pythons only. */
-static int fill_other_python(doc *d, kr_list *keys, const char *name, const char *asked, const char *install) {
+static int fill_other_python(const doc *d, kr_list *keys, const char *name, const char *asked, const char *install) {
   const char *plain = kr_arena_copy(d->arena, asked, strcspn(asked, "+"));
   const int newest = *plain && !doc_fits_python(d, name, plain) ? newest_python(d, name, plain) : 0;
-  if (!newest || d->python <= 300 + newest) return 0;
-  put_value(d, keys, "not_for", kr_arena_print(d->arena, "Python 3.%d", d->python - 300));
+  if (!newest || d->target.python <= 300 + newest) return 0;
+  put_value(d, keys, "not_for", kr_arena_print(d->arena, "Python 3.%d", d->target.python - 300));
   put_value(d, keys, "nearest_install", kr_arena_print(d->arena, "%s && %s", environment_of(d, newest), install));
   return 1;
 }
 
 /* "Could not find a version that satisfies the requirement X (from versions: 2.2.0, 2.2.1, 2.3.0)" */
-static int fill_no_release(doc *d, const doc_hit *hit, kr_list *keys) {
+static int fill_no_release(const doc *d, const doc_hit *hit, kr_list *keys) {
   const char *req = doc_taken(hit, "req"), *at = strstr(hit->line, "(from versions: "), *last;
   const size_t n = strcspn(req, "=<>!~;[");
   const char *name = doc_normalise(d, req, n), *asked = install_begins(req + n, "==") ? req + n + 2 : "";
@@ -158,7 +159,7 @@ static int fill_no_release(doc *d, const doc_hit *hit, kr_list *keys) {
 }
 
 /* ---- builds for the CPU ---- */
-static int fill_cpu_build(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_cpu_build(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   static const char *const named[][2] = {{"CUDAExecutionProvider", "onnxruntime-gpu"},
                                          {"Tree Learner", "lightgbm"},
                                          {"Device API cuda", "dgl"},
@@ -185,7 +186,7 @@ static int fill_cpu_build(doc *d, const doc_hit *hit, kr_list *keys, const char 
 }
 
 /* ---- TensorFlow, conda ---- */
-static const char *tensorflow_install(doc *d) {
+static const char *tensorflow_install(const doc *d) {
   const char *version = version_in(d, "tensorflow==");
   if (!*version) version = version_in(d, "tf.__version__) ");
   if (!*version) version = version_in(d, "tensorflow ");
@@ -198,7 +199,7 @@ static const char *tensorflow_install(doc *d) {
 }
 
 /* The CUDA that conda's package is built for: "cuda126" in its build string, or what it asks of __cuda. */
-static const char *conda_cuda(doc *d) {
+static const char *conda_cuda(const doc *d) {
   for (const char *p = d->log.text; (p = strstr(p, "cuda")); p += 4) {
     const int n = atoi(p + 4);
     if (n >= 100 && n < 1000) return kr_print_tenths(d->arena, n);
@@ -209,7 +210,7 @@ static const char *conda_cuda(doc *d) {
 }
 
 /* ---- sources older than torch ---- */
-static int fill_gone(doc *d, const doc_hit *hit, kr_list *keys) {
+static int fill_gone(const doc *d, const doc_hit *hit, kr_list *keys) {
   const char *gone = doc_taken(hit, "gone");
   if (strcmp(gone, "AT_CHECK") == 0)
     put_value(d, keys, "newer_source", "grep -rl AT_CHECK . | xargs sed -i s/AT_CHECK/TORCH_CHECK/g");
@@ -226,7 +227,7 @@ static int fill_gone(doc *d, const doc_hit *hit, kr_list *keys) {
 
 /* ---- Visual Studio ---- */
 /* The toolkit's rules, copied to where the text says that Visual Studio is. */
-static int fill_toolset(doc *d, kr_list *keys) {
+static int fill_toolset(const doc *d, kr_list *keys) {
   const char *cuda = version_in(d, "CUDA/v"), *year = version_in(d, "Visual Studio/");
   if (!*cuda) cuda = version_in(d, "CUDA\\v");
   if (!*year) year = version_in(d, "Visual Studio\\");
@@ -257,7 +258,7 @@ static int is_compiled_module(const char *name) {
 }
 
 /* Names without a table are nobody's to install: another package of that name may be anything. */
-static int fill_absent(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_absent(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const char *module = doc_taken(hit, "module"), *of = doc_taken(hit, "of_module");
   const doc_table_line *row = *of ? NULL : kr_tables_find(d->tables, "import", module);
   const int is_compiled = is_compiled_module(module);
@@ -281,7 +282,7 @@ static int fill_absent(doc *d, const doc_hit *hit, kr_list *keys, const char **p
   return 1;
 }
 
-static int fill_argument(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_argument(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const doc_table_line *row = kr_tables_find(d->tables, "argument", doc_taken(hit, "argument"));
   if (!row || !(strcmp(*package, row->column[1]) == 0 || doc_is_named(doc_package_row(d, row->column[1]), d->log.text)))
     return 0;
@@ -291,7 +292,7 @@ static int fill_argument(doc *d, const doc_hit *hit, kr_list *keys, const char *
   return 1;
 }
 
-static void fill_limit(doc *d, const doc_hit *hit, kr_list *keys) {
+static void fill_limit(const doc *d, const doc_hit *hit, kr_list *keys) {
   const char *multiple = doc_taken(hit, "multiple"), *head = doc_taken(hit, "head_most"),
              *state = doc_taken(hit, "state_most"), *width = doc_taken(hit, "width_most");
   const int is_stride = strstr(hit->line, "stride") != NULL || strstr(hit->line, "contiguous") != NULL;
@@ -310,7 +311,7 @@ static void fill_limit(doc *d, const doc_hit *hit, kr_list *keys) {
 }
 
 /* ---- by rule ---- */
-int doc_fill_install(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+int doc_fill_install(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   if (is_for_install(hit, "P17")) return fill_absent(d, hit, keys, package);
   if (is_for_install(hit, "P18")) return fill_argument(d, hit, keys, package);
   if (is_for_install(hit, "R20")) fill_limit(d, hit, keys);
@@ -331,9 +332,9 @@ int doc_fill_install(doc *d, const doc_hit *hit, kr_list *keys, const char **pac
 }
 
 /* A package's build for the CUDA that torch, or the driver, has; "" when it has none of its own. */
-const char *doc_edition_install(doc *d, const char *package, int wanted) {
+const char *doc_edition_install(const doc *d, const char *package, int wanted) {
   const doc_table_line *row;
-  const int of_torch = kr_parse_tenths(d->torch_cuda) / 10, of_driver = d->driver_cuda / 1000,
+  const int of_torch = kr_parse_tenths(d->target.torch_cuda) / 10, of_driver = d->target.driver_cuda / 1000,
             have = of_torch ? of_torch : of_driver;
   if (!have || have == wanted) return "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "edition", &at));)

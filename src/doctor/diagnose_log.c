@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 
 enum { MAX_KEYS = 40 };
 
@@ -46,8 +47,8 @@ static int log_suggests(const doc *d, const char *id) {
 }
 
 static int already_found(const doc *d, const char *ids) {
-  for (size_t i = 0; i < d->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     if (!f->from_log && !f->hidden && kr_tables_has_word(ids, f->rule->id)) return 1;
   }
   return 0;
@@ -57,7 +58,7 @@ static int already_found(const doc *d, const char *ids) {
 static int is_someone(const char *package) { return *package && strcmp(package, "torch") != 0; }
 
 /* Of several distributions with one import name, the one that the text names with its release: mmcv-full for mmcv. */
-static const char *named_twin(doc *d, const char *package) {
+static const char *named_twin(const doc *d, const char *package) {
   const doc_table_line *row;
   if (!*package || *doc_version_of(d, package)) return package;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "owner", &at));) {
@@ -72,7 +73,7 @@ static const char *named_twin(doc *d, const char *package) {
 
 /* The package in its own line, the last one named before it, that of the innermost frame, or of the last library or
  * name in the text. torch only if there is no other: it is in every traceback. */
-static const char *package_named(doc *d, const doc_hit *hit) {
+static const char *package_named(const doc *d, const doc_hit *hit) {
   const char *here = doc_package_in(d, hit->line), *owner = d->log.owner ? d->log.owner : "";
   if (is_someone(here)) return here;
   if (is_someone(hit->near)) return hit->near;
@@ -85,7 +86,7 @@ static const char *package_named(doc *d, const doc_hit *hit) {
   return *here ? here : hit->near;
 }
 
-static const char *package_of(doc *d, const doc_hit *hit) { return named_twin(d, package_named(d, hit)); }
+static const char *package_of(const doc *d, const doc_hit *hit) { return named_twin(d, package_named(d, hit)); }
 
 static const char *log_base_of(const char *path) {
   const char *slash = strrchr(path, '/'), *other = strrchr(path, '\\');
@@ -94,7 +95,7 @@ static const char *log_base_of(const char *path) {
 }
 
 /* The library that a line is about: before ": undefined symbol", after "required by", else the last one in the text. */
-static const char *library_of(doc *d, const doc_hit *hit) {
+static const char *library_of(const doc *d, const doc_hit *hit) {
   kr_list keys = KR_LIST(const char *);
   if (doc_match(d, "load library %s{x} with error", hit->line, &keys) ||
       doc_match(d, "dlopen(%s{x},", hit->line, &keys) || doc_match(d, "%s{x}: undefined symbol", hit->line, &keys) ||
@@ -130,7 +131,7 @@ static void put_library(doc *d, const doc_hit *hit, hit_keys *keys) {
 
 /* ---- symbols ---- */
 /* By its own scope: torch's types among the arguments make a function none of torch's. */
-static int is_torch_symbol(doc *d, const char *symbol) {
+static int is_torch_symbol(const doc *d, const char *symbol) {
   const char *scope = doc_scope_of(d, symbol);
   return kr_tables_has_word("c10 at torch caffe2 c10d", scope) || log_begins(scope, "THP") ||
          log_begins(symbol, "THP") || log_begins(symbol, "aoti_torch_") || log_begins(symbol, "torch_");
@@ -138,20 +139,20 @@ static int is_torch_symbol(doc *d, const char *symbol) {
 
 /* pip's wheels: old up to 2.6, except 2.6 with CUDA 12.6; new from 2.7. */
 static int abi_of_torch(const doc *d) {
-  if (d->torch_abi == DOC_ABI_OLD || d->torch_abi == DOC_ABI_NEW) return d->torch_abi;
-  if (!d->torch_number || strstr(d->torch, "a0")) return DOC_ABI_UNKNOWN;
-  if (d->torch_number == 206) return strstr(d->torch, "cu126") ? DOC_ABI_NEW : DOC_ABI_OLD;
-  return d->torch_number >= 207 ? DOC_ABI_NEW : DOC_ABI_OLD;
+  if (d->target.torch_abi == DOC_ABI_OLD || d->target.torch_abi == DOC_ABI_NEW) return d->target.torch_abi;
+  if (!d->target.torch_number || strstr(d->target.torch, "a0")) return DOC_ABI_UNKNOWN;
+  if (d->target.torch_number == 206) return strstr(d->target.torch, "cu126") ? DOC_ABI_NEW : DOC_ABI_OLD;
+  return d->target.torch_number >= 207 ? DOC_ABI_NEW : DOC_ABI_OLD;
 }
 
-static const char *print_first_last(doc *d, int first, int last) {
+static const char *print_first_last(const doc *d, int first, int last) {
   if (first && last)
     return kr_arena_print(d->arena, "%s to %s", kr_print_torch(d->arena, first), kr_print_torch(d->arena, last));
   return kr_arena_print(d->arena, "%s %s", first ? ">=" : "<=", kr_print_torch(d->arena, first ? first : last));
 }
 
 /* Why a name is missing: another string ABI, another torch, another libstdc++ or Python. 0: not this rule's reason. */
-static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
+static int fill_symbol(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *symbol = doc_symbol_in(d, hit->line);
   if (!*symbol) symbol = d->log.symbol ? d->log.symbol : "";
   int abi = doc_abi_of_name(symbol), torch = abi_of_torch(d),
@@ -180,29 +181,30 @@ static int fill_symbol(doc *d, const doc_hit *hit, hit_keys *keys) {
 }
 
 /* ---- libraries ---- */
-static const char *release_words(doc *d, const char *section, const char *version) {
+static const char *release_words(const doc *d, const char *section, const char *version) {
   const doc_table_line *row, *found = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, section, &at));)
     if (kr_compare_versions(version, row->column[0]) >= 0) found = row;
   return found ? found->column[1] : "";
 }
 
-static void fill_nccl(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_nccl(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *name = kr_arena_print(d->arena, "nccl%s", taken(hit, "nccl_symbol"));
-  const doc_table_line *row = kr_tables_find(d->tables, "nccl", name), *torch = doc_torch_row(d, d->torch_number);
+  const doc_table_line *row = kr_tables_find(d->tables, "nccl", name),
+                       *torch = doc_torch_row(d, d->target.torch_number);
   const char *want = torch && *torch->column[5] ? torch->column[5] : row ? row->column[1] : "";
   if (!*taken(hit, "nccl_symbol")) return;
   put_log(keys, "symbol", name);
   put_log(keys, "nccl",
-      kr_parse_tenths(d->torch_cuda) >= 130       ? "nvidia-nccl-cu13"
-      : kr_parse_tenths(d->torch_cuda) / 10 == 11 ? "nvidia-nccl-cu11"
+      kr_parse_tenths(d->target.torch_cuda) >= 130       ? "nvidia-nccl-cu13"
+      : kr_parse_tenths(d->target.torch_cuda) / 10 == 11 ? "nvidia-nccl-cu11"
                                                   : "nvidia-nccl-cu12");
   put_log(keys, "nccl_want", want);
 }
 
 /* NVIDIA's package for this CUDA of a library whose name is the same for all: -cu12, -cu11, and for 13 without the
  * ending where the toolkit has it. */
-static const char *for_cuda(doc *d, const char *name, int cuda) {
+static const char *for_cuda(const doc *d, const char *name, int cuda) {
   const size_t n = strlen(name);
   if ((cuda != 11 && cuda != 13) || n < 5 || strcmp(name + n - 5, "-cu12") != 0) return name;
   const int is_toolkit = strstr(name, "curand") || strstr(name, "cusolver") || strstr(name, "cufile");
@@ -210,9 +212,9 @@ static const char *for_cuda(doc *d, const char *name, int cuda) {
 }
 
 /* The command that installs a library, or a build of the package for the installed CUDA. */
-const char *doc_install_library(doc *d, const char *lib, const char *package) {
+const char *doc_install_library(const doc *d, const char *lib, const char *package) {
   const doc_table_line *row = kr_tables_find(d->tables, "soname", lib);
-  const int have = kr_parse_tenths(d->torch_cuda) / 10,
+  const int have = kr_parse_tenths(d->target.torch_cuda) / 10,
             want = row ? atoi(row->column[1]) : log_begins(lib, "libcudart.so.") ? atoi(lib + 13) : 0;
   if (row && log_begins(row->column[2], "apt:"))
     return kr_arena_print(d->arena, "sudo apt install %s", row->column[2] + 4);
@@ -237,7 +239,7 @@ static const char *cudnn_major(const char *text) {
   return "";
 }
 
-static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
+static void fill_cudnn(const doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *major = cudnn_major(hit->line);
   kr_list names = KR_LIST(const char *);
   put_log(keys, "major", major);
@@ -267,7 +269,7 @@ static void fill_cudnn(doc *d, const doc_hit *hit, hit_keys *keys, const char *p
       "\"/lib\", os.environ.get(\"LD_LIBRARY_PATH\", \"\")]).strip(\":\"))')");
 }
 
-static void fill_cudnn_versions(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_cudnn_versions(const doc *d, const doc_hit *hit, hit_keys *keys) {
   static const char *const sides[][4] = {{"want", "w1", "w2", "w3"}, {"have", "h1", "h2", "h3"}};
   for (int i = 0; i < 2; i++)
     if (*taken(hit, sides[i][1]))
@@ -276,7 +278,7 @@ static void fill_cudnn_versions(doc *d, const doc_hit *hit, hit_keys *keys) {
                          taken(hit, sides[i][3])));
 }
 
-static void fill_bitsandbytes(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_bitsandbytes(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *number = taken(hit, "bnb"), *version = doc_version_of(d, "bitsandbytes");
   int is_source =
       strstr(hit->line, ".egg") || strstr(hit->line, "/bitsandbytes/bitsandbytes/") || strstr(version, "dev");
@@ -293,13 +295,13 @@ static void fill_bitsandbytes(doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *release = doc_command(d, "release", "bitsandbytes", is_source ? "" : version, "");
   put_log(keys, "bnb_install",
       *release ? release
-      : d->torch_number && d->torch_number < 204
+      : d->target.torch_number && d->target.torch_number < 204
           ? "pip install --force-reinstall --no-deps bitsandbytes==0.45.5"
           : "pip install --force-reinstall --no-deps bitsandbytes==0.50.2"); /* which loads the nearest of its
                                                                                 libraries, and requires torch 2.4 */
 }
 
-static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_libstdcxx(const doc *d, const doc_hit *hit, hit_keys *keys) {
   static const char *const names[][2] = {{"need_cxx", "GLIBCXX"}, {"need_abi", "CXXABI"}, {"need_gcc", "GCC"}};
   const char *gcc = "13";
   for (int i = 0; i < 3; i++) {
@@ -315,9 +317,9 @@ static void fill_libstdcxx(doc *d, const doc_hit *hit, hit_keys *keys) {
 }
 
 /* The row of a library by its name, or by the beginning of its name in the release for torch's CUDA: libcublas. */
-static const doc_table_line *soname_row(doc *d, const char *lib) {
+static const doc_table_line *soname_row(const doc *d, const char *lib) {
   const doc_table_line *row, *found = kr_tables_find(d->tables, "soname", lib);
-  const int of_torch = kr_parse_tenths(d->torch_cuda) / 10;
+  const int of_torch = kr_parse_tenths(d->target.torch_cuda) / 10;
   const char *begin = kr_arena_print(d->arena, "%s.so.", lib);
   for (size_t at = 0; !found && (row = kr_tables_next(d->tables, "soname", &at));)
     if (log_begins(row->column[0], begin) && (!of_torch || !atoi(row->column[1]) || atoi(row->column[1]) == of_torch))
@@ -326,7 +328,7 @@ static const doc_table_line *soname_row(doc *d, const char *lib) {
 }
 
 /* 90100 and 8907 as cuDNN 9.1.0 and 8.9.7, 12010 as CUDA 12.1; other libraries' numbers unchanged. */
-static const char *library_number(doc *d, const char *what, const char *text) {
+static const char *library_number(const doc *d, const char *what, const char *text) {
   const int n = atoi(text);
   if (strcmp(what, "CUDA") == 0 && n >= 1000) return kr_arena_print(d->arena, "%d.%d", n / 1000, n / 10 % 100);
   if (strcmp(what, "cuDNN") != 0 || n < 1000) return text;
@@ -334,7 +336,7 @@ static const char *library_number(doc *d, const char *what, const char *text) {
                     : kr_arena_print(d->arena, "%d.%d.%d", n / 1000, n / 100 % 10, n % 100);
 }
 
-static void fill_jax(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_jax(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const doc_table_line *row = kr_tables_find(d->tables, "holds", "jax-cuda12-plugin");
   put_log(keys, "want", library_number(d, taken(hit, "what"), taken(hit, "jax_want")));
   put_log(keys, "have", library_number(d, taken(hit, "what"), taken(hit, "jax_have")));
@@ -343,7 +345,7 @@ static void fill_jax(doc *d, const doc_hit *hit, hit_keys *keys) {
     put_log(keys, "jax_first", "pip install --upgrade \"jax[cuda12]\"");
 }
 
-static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
+static int fill_library(const doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *lib = taken(hit, "lib");
   if (is_for_log(hit, "L01")) {
     if (log_begins(lib, "libc10") || log_begins(lib, "libtorch") || log_begins(lib, "libcuda.so") ||
@@ -388,16 +390,14 @@ static int fill_library(doc *d, const doc_hit *hit, hit_keys *keys, const char *
 
 /* ---- packages that go together ---- */
 /* A torch other than the installed one. */
-static const char *newest_torch(doc *d) {
-  const int number = d->torch_number;
-  d->torch_number = 0;
-  const char *command = doc_torch_install(d);
-  d->torch_number = number;
-  return command;
+static const char *newest_torch(const doc *d) {
+  doc without = *d;
+  without.target.torch_number = 0;
+  return doc_torch_install(&without);
 }
 
 /* A name that exists in another release of torch or transformers. */
-static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
+static int fill_other_release(const doc *d, const doc_hit *hit, hit_keys *keys, const char *package) {
   const char *attribute = taken(hit, "attribute");
   const doc_table_line *row = kr_tables_find(d->tables, "attribute", attribute);
   const int is_torch = strstr(hit->line, "transformers") == NULL || strstr(hit->line, "'torch") != NULL,
@@ -412,13 +412,13 @@ static int fill_other_release(doc *d, const doc_hit *hit, hit_keys *keys, const 
   }
   if (row && since) put_log(keys, "since", row->column[1]);
   if (row && !since) put_log(keys, "until", row->column[2]);
-  if (d->torch_number && since && d->torch_number < since) put_log(keys, "have_torch", d->torch);
+  if (d->target.torch_number && since && d->target.torch_number < since) put_log(keys, "have_torch", d->target.torch);
   if (row && !since) put_log(keys, "attribute_fix", doc_command(d, "release", package, "", ""));
-  else if (d->torch_number < 209) put_log(keys, "attribute_fix", newest_torch(d));
+  else if (d->target.torch_number < 209) put_log(keys, "attribute_fix", newest_torch(d));
   return 1;
 }
 
-static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
+static int fill_requirement(const doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   const char *asker = taken(hit, "asker"), *have = taken(hit, "have_name");
   if (!strstr(hit->line, asker)) return 0; /* joining wrapped lines may have lengthened a name */
   *package = doc_normalise(d, asker, strlen(asker));
@@ -429,7 +429,7 @@ static int fill_requirement(doc *d, const doc_hit *hit, hit_keys *keys, const ch
   return 1;
 }
 
-static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
+static int fill_pair(const doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   const doc_table_line *row, *pair = NULL;
   if (is_for_log(hit, "P01")) return fill_requirement(d, hit, keys, package);
   if (is_for_log(hit, "P06")) return fill_other_release(d, hit, keys, *package);
@@ -468,8 +468,9 @@ static int fill_pair(doc *d, const doc_hit *hit, hit_keys *keys, const char **pa
 }
 
 /* ---- driver ---- */
-static int fill_hidden(doc *d, const doc_hit *hit, hit_keys *keys) {
-  const int is_false = strstr(hit->line, "is_available() is False") != NULL, is_cpu = strstr(d->torch, "+cpu") != NULL;
+static int fill_hidden(const doc *d, const doc_hit *hit, hit_keys *keys) {
+  const int is_false = strstr(hit->line, "is_available() is False") != NULL,
+            is_cpu = strstr(d->target.torch, "+cpu") != NULL;
   if (is_for_log(hit, "D07") && *taken(hit, "cpu_torch") && !strstr(hit->line, "+cpu")) return 0;
   if (is_for_log(hit, "D07")) return !is_false || is_cpu;
   if (!is_for_log(hit, "D08")) return 1;
@@ -503,19 +504,19 @@ static void fill_driver(doc *d, const doc_hit *hit, hit_keys *keys) {
 
 /* ---- builds ---- */
 /* The newest torch with code for a target, whose Triton knows it. */
-static const char *torch_for_target(doc *d, const char *arch) {
-  const int judged = d->judged_cc;
-  d->judged_cc = atoi(arch);
-  const char *command = newest_torch(d);
-  d->judged_cc = judged;
-  return command;
+static const char *torch_for_target(const doc *d, const char *arch) {
+  doc with_target = *d;
+  with_target.target.judged_cc = atoi(arch);
+  return newest_torch(&with_target);
 }
 
-static const char *fill_words(doc *d, const char *text, const char *cuda) {
+static const char *fill_words(const doc *d, const char *text, const char *cuda) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
     if (log_begins(p, "%py%"))
-      kr_text_print(&out, "%s", d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "3"),
+      kr_text_print(
+          &out, "%s",
+          d->target.python ? kr_arena_print(d->arena, "%d.%d", d->target.python / 100, d->target.python % 100) : "3"),
           p += 4;
     else if (log_begins(p, "%cuda%")) kr_text_print(&out, "%s", cuda), p += 6;
     else kr_text_add(&out, p++, 1);
@@ -523,21 +524,23 @@ static const char *fill_words(doc *d, const char *text, const char *cuda) {
   return out.at;
 }
 
-static const char *dashed(doc *d, int tenths) { return kr_arena_print(d->arena, "%d-%d", tenths / 10, tenths % 10); }
+static const char *dashed(const doc *d, int tenths) {
+  return kr_arena_print(d->arena, "%d-%d", tenths / 10, tenths % 10);
+}
 
-static void put_need(doc *d, hit_keys *keys, int need) {
+static void put_need(const doc *d, hit_keys *keys, int need) {
   if (!need) return;
   put_log(keys, "need", kr_print_tenths(d->arena, need));
 }
 
 /* The toolkit to install if any works: torch's own, else the oldest that knows the GPU. */
-static int usual_toolkit(doc *d) {
-  int of_torch = kr_parse_tenths(d->torch_cuda),
+static int usual_toolkit(const doc *d) {
+  int of_torch = kr_parse_tenths(d->target.torch_cuda),
       of_gpu = doc_main_cc(d) ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", doc_main_cc(d))) : 0;
   return of_torch > of_gpu ? of_torch : of_gpu >= 118 ? of_gpu : of_torch ? of_torch : 128;
 }
 
-static int fill_header(doc *d, const doc_hit *hit, hit_keys *keys) {
+static int fill_header(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *header = taken(hit, "header");
   size_t n = strlen(header);
   while (n && strchr("'\",:", header[n - 1])) n--;
@@ -559,20 +562,22 @@ static int fill_nvcc(doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is_for_log(hit, "B03")) return 1;
   if (is_for_log(hit, "B11") && !doc_main_cc(d) && !d->options.machine && sm &&
       doc_machine_of_gpu(d, kr_print_cc(d->arena, sm)))
-    d->machine = doc_machine_of_gpu(d, kr_print_cc(d->arena, sm)); /* such GPUs come with one kind of processor only */
+    d->target.machine =
+        doc_machine_of_gpu(d, kr_print_cc(d->arena, sm)); /* such GPUs come with one kind of processor only */
   if (is_for_log(hit, "B11")) put_log(keys, "arch", kr_arena_print(d->arena, "sm_%s", arch));
   else if (sm)
     put_log(keys, "arch",
         kr_arena_print(d->arena, "%d.%d%s", sm / 10, sm % 10, strpbrk(arch, "af") ? strpbrk(arch, "af") : ""));
   if (have)
     put_log(keys, "nvcc", d->log.nvcc); /* this machine's may not be the one that failed */
-  else if (kr_parse_tenths(d->nvcc) && kr_parse_tenths(d->nvcc) < need) put_log(keys, "nvcc", d->nvcc);
+  else if (kr_parse_tenths(d->target.nvcc) && kr_parse_tenths(d->target.nvcc) < need)
+    put_log(keys, "nvcc", d->target.nvcc);
   put_need(d, keys, need);
   return 1;
 }
 
 /* The newest GCC that a toolkit accepts. */
-static const char *newest_gcc(doc *d, const char *cuda) {
+static const char *newest_gcc(const doc *d, const char *cuda) {
   const doc_table_line *row;
   const char *newest = "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "host", &at));)
@@ -580,7 +585,7 @@ static const char *newest_gcc(doc *d, const char *cuda) {
   return newest;
 }
 
-static void fill_host(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_host(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const char *cuda = *taken(hit, "host_cuda") ? taken(hit, "host_cuda") : d->log.nvcc, *newest = newest_gcc(d, cuda);
   if (*taken(hit, "gcc_most")) return;
   if (strstr(hit->line, "Visual Studio")) return;
@@ -588,7 +593,7 @@ static void fill_host(doc *d, const doc_hit *hit, hit_keys *keys) {
 }
 
 /* What every system of these years has: GCC 11. */
-static void fill_old_gcc(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_old_gcc(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const int year = atoi(taken(hit, "std_year")), named = atoi(taken(hit, "gcc_least")),
             least = named ? named : year >= 20 ? 11 : 9;
   put_log(keys, "std", least >= 11 ? "C++20" : "C++17");
@@ -596,7 +601,7 @@ static void fill_old_gcc(doc *d, const doc_hit *hit, hit_keys *keys) {
   put_log(keys, "gcc_take", kr_arena_print(d->arena, "%d", least > 11 ? least : 11));
 }
 
-static int fill_language(doc *d, const doc_hit *hit, hit_keys *keys) {
+static int fill_language(const doc *d, const doc_hit *hit, hit_keys *keys) {
   const int year = atoi(taken(hit, "std_year"));
   put_log(keys, "std", kr_arena_print(d->arena, "C++%d", year));
   put_need(d, keys, year >= 20 ? 120 : year >= 17 ? 110 : 0);
@@ -630,13 +635,13 @@ static int fill_build(doc *d, const doc_hit *hit, hit_keys *keys) {
 }
 
 /* ---- images ---- */
-static int torch_has(doc *d, int cc) {
-  const char *tag = strstr(d->torch, "+cu");
-  return cc && d->torch_number && doc_torch_index(d, d->torch_number, cc, tag ? tag + 1 : NULL) != NULL;
+static int torch_has(const doc *d, int cc) {
+  const char *tag = strstr(d->target.torch, "+cu");
+  return cc && d->target.torch_number && doc_torch_index(d, d->target.torch_number, cc, tag ? tag + 1 : NULL) != NULL;
 }
 
 /* NVRTC is the one that CuPy or JAX finds; torch brings its own. */
-static void put_compiler(doc *d, hit_keys *keys, const char *package) {
+static void put_compiler(const doc *d, hit_keys *keys, const char *package) {
   const int cc = doc_main_cc(d);
   const char *version = doc_nearest_release(d, package, doc_version_of(d, package)),
              *nvrtc = doc_command(d, "nvrtc_install", package, "", "");
@@ -670,7 +675,7 @@ static void fill_lacking(const doc_hit *hit, hit_keys *keys) {
     put_log(keys, "lacks_fix", "in the program's settings: another quantization, as gptq or bitsandbytes");
 }
 
-static int fill_image(doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
+static int fill_image(const doc *d, const doc_hit *hit, hit_keys *keys, const char **package) {
   int cc = doc_main_cc(d);
   if (is_for_log(hit, "K04")) return 0; /* only the files' bytes can tell */
   if (is_for_log(hit, "K14")) {
@@ -718,7 +723,7 @@ static void fill_fault(const doc_hit *hit, hit_keys *keys) {
     }
 }
 
-static void fill_use(doc *d, const doc_hit *hit, hit_keys *keys) {
+static void fill_use(const doc *d, const doc_hit *hit, hit_keys *keys) {
   if (is_for_log(hit, "R09")) fill_fault(hit, keys);
   static const char *const libs[][2] = {{"cublas", "CUBLAS"}, {"cudnn", "CUDNN"}, {"cusolver", "CUSOLVER"}};
   for (int i = 0; i < 3 && is_for_log(hit, "R06"); i++)
@@ -729,7 +734,7 @@ static void fill_use(doc *d, const doc_hit *hit, hit_keys *keys) {
     put_log(keys, "resource", strcmp(taken(hit, "resource"), "shared") == 0 ? "shared memory" : taken(hit, "resource"));
 }
 
-static const char *check_for(doc *d, int stage) {
+static const char *check_for(const doc *d, int stage) {
   const char *where = doc_command(d, "environment", "", "", "");
   if (stage == KR_STAGE_IMAGE)
     return kr_arena_print(d->arena, "to be certain: krait doctor %s reads the contents of every library", where);
@@ -740,11 +745,11 @@ static const char *check_for(doc *d, int stage) {
 }
 
 /* ---- reporting ---- */
-static const char *log_file(doc *d) {
+static const char *log_file(const doc *d) {
   return d->options.log_name && *d->options.log_name ? d->options.log_name : "error.txt";
 }
 
-static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const char *package) {
+static void report_hit(const doc *d, const doc_hit *hit, const hit_keys *keys, const char *package) {
   doc_finding *f = doc_report(d, hit->rule->id, NULL, package, keys->at);
   if (!f) return;
   f->from_log = f->is_named = 1;
@@ -755,10 +760,11 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
         hit->rule->stage == KR_STAGE_DRIVER || is_for_log(hit, "K14") || is_for_log(hit, "P08") ? KR_WARN : KR_INFO;
   } else if (hit->rule->severity != KR_INFO || is_for_log(hit, "L02"))
     f->severity = hit->rule->is_advice ? KR_WARN : KR_ERROR; /* a crash's message says what went wrong, if not why */
-  doc_evidence(d, f, "the log: %.300s", hit->line + strspn(hit->line, " "));
-  if (d->log.last_frame && is_for_log(hit, "K01")) doc_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
+  doc_add_evidence(d, f, "the log: %.300s", hit->line + strspn(hit->line, " "));
+  if (d->log.last_frame && is_for_log(hit, "K01"))
+    doc_add_evidence(d, f, "its last Python frame: %s", d->log.last_frame);
   if (d->log.is_frame_torch && is_for_log(hit, "K01"))
-    doc_evidence(d, f, "a call of torch: it also reports launches of other libraries that failed before it (K03)");
+    doc_add_evidence(d, f, "a call of torch: it also reports launches of other libraries that failed before it (K03)");
   if (!f->fixes.n || (!*f->package && is_for_log(hit, "K01"))) {
     f->fixes.n = 0;
     doc_add_text(
@@ -772,12 +778,12 @@ static void report_hit(doc *d, const doc_hit *hit, const hit_keys *keys, const c
                                   kr_print_cc(d->arena, doc_main_cc(d))));
     else doc_add_text(d, &f->fixes, "it names the library; then build that again, or take a newer release");
   }
-  if (f->confidence == 'M') doc_evidence(d, f, "%s", check_for(d, hit->rule->stage));
+  if (f->confidence == 'M') doc_add_evidence(d, f, "%s", check_for(d, hit->rule->stage));
 }
 
 /* B04 is about packages that set their own targets; one finding for each that the line names, or the whole text when
  * the line names none. */
-static void report_arch_list(doc *d, const doc_hit *hit) {
+static void report_arch_list(const doc *d, const doc_hit *hit) {
   int is_here = *doc_package_in(d, hit->line) != '\0';
   for (size_t i = 0; i < d->log.names.n; i++) {
     const doc_table_line *row = doc_package_row(d, DOC_TEXT(d->log.names, i));
@@ -788,9 +794,9 @@ static void report_arch_list(doc *d, const doc_hit *hit) {
 }
 
 /* One sentence per rule and package; missing libraries are reported one by one. */
-static int is_said(doc *d, const doc_hit *hit, const char *package) {
+static int is_said(const doc *d, const doc_hit *hit, const char *package) {
   if (is_for_log(hit, "L01") || is_for_log(hit, "W04") || is_for_log(hit, "R01")) return 0;
-  size_t *n = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "log\1%s\1%s", hit->rule->id, package));
+  size_t *n = kr_names_put(d->arena, &d->found->said, kr_arena_print(d->arena, "log\1%s\1%s", hit->rule->id, package));
   return (*n)++ != 0;
 }
 
@@ -848,7 +854,7 @@ static void judge_hit(doc *d, const doc_hit *hit) {
 }
 
 /* What the bytes say about a file or package that the log names comes first. */
-static void mark_named(doc *d) {
+static void mark_named(const doc *d) {
   kr_names named = {0};
   for (size_t i = 0; i < d->log.files.n; i++)
     *kr_names_put(d->arena, &named, log_base_of(DOC_TEXT(d->log.files, i))) = 1;
@@ -856,8 +862,8 @@ static void mark_named(doc *d) {
     const char *package = package_of(d, KR_AT(d->log.hits, doc_hit, i));
     if (is_someone(package)) *kr_names_put(d->arena, &named, package) = 1;
   }
-  for (size_t i = 0; i < d->findings.n; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     f->is_named |= kr_names_find(&named, log_base_of(f->file)) || (*f->package && kr_names_find(&named, f->package)) ||
                    f->rule->stage == KR_STAGE_DRIVER;
   }
@@ -867,11 +873,11 @@ static void mark_named(doc *d) {
 void doc_diagnose_log(doc *d) {
   for (size_t i = 0; i < d->log.hits.n; i++) judge_hit(d, KR_AT(d->log.hits, doc_hit, i));
   if (d->log.given) mark_named(d);
-  for (size_t i = 0; i < d->files.n && log_suggests(d, "K15"); i++) {
-    const doc_file *file = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n && log_suggests(d, "K15"); i++) {
+    const doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (strncmp(file->name, "libtorch_cuda", 13) != 0 || file->verdict != KRAIT_VERDICT_NATIVE_MINOR) continue;
-    for (size_t k = 0; k < d->findings.n; k++)
-      if (strcmp(KR_AT(d->findings, doc_finding, k)->rule->id, "K15") == 0)
-        KR_AT(d->findings, doc_finding, k)->confidence = 'H';
+    for (size_t k = 0; k < d->found->findings.n; k++)
+      if (strcmp(KR_AT(d->found->findings, doc_finding, k)->rule->id, "K15") == 0)
+        KR_AT(d->found->findings, doc_finding, k)->confidence = 'H';
   }
 }

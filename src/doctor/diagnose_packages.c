@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 
 static const char *packages_base_of(const char *path) {
   const char *slash = strrchr(path, '/');
@@ -29,55 +30,56 @@ static int any_part(const char *set, int (*fits)(const doc *d, const char *part)
 
 /* in linux platforms, dots only separate the tags of a set; versions use underscores */
 static int platform_fits(const doc *d, const char *part) {
-  const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
+  const char *machine = d->target.machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
   size_t n = strlen(part), m = strlen(machine);
   if (strcmp(part, "any") == 0) return 1;
   if (n < m || strcmp(part + n - m, machine) != 0) return 0;
-  if (strncmp(part, "linux_", 6) == 0 || !d->glibc) return strncmp(part, "musllinux", 9) != 0;
+  if (strncmp(part, "linux_", 6) == 0 || !d->target.glibc) return strncmp(part, "musllinux", 9) != 0;
   int need = strncmp(part, "manylinux1_", 11) == 0      ? 205
              : strncmp(part, "manylinux2010_", 14) == 0 ? 212
              : strncmp(part, "manylinux2014_", 14) == 0 ? 217
                                                         : 0;
   if (strncmp(part, "manylinux_2_", 12) == 0) need = 200 + atoi(part + 12);
-  return need && need <= d->glibc;
+  return need && need <= d->target.glibc;
 }
 
 static int python_fits(const doc *d, const char *part) {
-  if (strncmp(part, "py3", 3) == 0) return !part[3] || 300 + atoi(part + 3) <= d->python;
-  return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) == d->python;
+  if (strncmp(part, "py3", 3) == 0) return !part[3] || 300 + atoi(part + 3) <= d->target.python;
+  return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) == d->target.python;
 }
 
 static int python_is_older(const doc *d, const char *part) {
-  return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) <= d->python;
+  return strncmp(part, "cp3", 3) == 0 && 300 + atoi(part + 3) <= d->target.python;
 }
 
-static const char *tag_complaint(doc *d, const char *python, const char *abi, const char *platform) {
+static const char *tag_complaint(const doc *d, const char *python, const char *abi, const char *platform) {
   int limited = strstr(abi, "abi3") != NULL;
-  if (d->python && !any_part(python, limited ? python_is_older : python_fits, d))
-    return kr_arena_print(d->arena, "Python %d.%d", d->python / 100, d->python % 100);
-  if (!limited && strcmp(abi, "none") != 0 && d->python && !any_part(abi, python_fits, d))
-    return kr_arena_print(d->arena, "the ABI of Python %d.%d", d->python / 100, d->python % 100);
+  if (d->target.python && !any_part(python, limited ? python_is_older : python_fits, d))
+    return kr_arena_print(d->arena, "Python %d.%d", d->target.python / 100, d->target.python % 100);
+  if (!limited && strcmp(abi, "none") != 0 && d->target.python && !any_part(abi, python_fits, d))
+    return kr_arena_print(d->arena, "the ABI of Python %d.%d", d->target.python / 100, d->target.python % 100);
   if (strstr(abi, "cp3") && abi[strlen(abi) - 1] == 't') return "a Python with the global interpreter lock";
   if (any_part(platform, platform_fits, d)) return NULL;
-  if (d->glibc && strstr(platform, "manylinux") &&
-      strstr(platform, d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"))
-    return kr_arena_print(d->arena, "glibc %d.%d", d->glibc / 100, d->glibc % 100);
-  return d->machine == KR_ELF_AARCH64 ? "an aarch64 Linux with glibc" : "an x86_64 Linux with glibc";
+  if (d->target.glibc && strstr(platform, "manylinux") &&
+      strstr(platform, d->target.machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"))
+    return kr_arena_print(d->arena, "glibc %d.%d", d->target.glibc / 100, d->target.glibc % 100);
+  return d->target.machine == KR_ELF_AARCH64 ? "an aarch64 Linux with glibc" : "an x86_64 Linux with glibc";
 }
 
-static void check_tag(doc *d, const doc_file *about, const char *package, const char *python, const char *abi,
+static void check_tag(const doc *d, const doc_file *about, const char *package, const char *python, const char *abi,
                       const char *platform) {
   const char *why = tag_complaint(d, python, abi, platform);
   if (!why) return;
-  const char *machine = d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
-  const char *best =
-      d->python ? kr_arena_print(d->arena, "cp%d-cp%d-linux_%s", d->python, d->python, machine) : machine;
+  const char *machine = d->target.machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64";
+  const char *best = d->target.python
+                         ? kr_arena_print(d->arena, "cp%d-cp%d-linux_%s", d->target.python, d->target.python, machine)
+                         : machine;
   const char *keys[] = {"tag",   kr_arena_print(d->arena, "%s-%s-%s", python, abi, platform), "why", why, "best", best,
                         "other", kr_arena_print(d->arena, "3.%d", atoi(python + 3)),          NULL};
   doc_report(d, "W01", about, package, keys);
 }
 
-static void check_installed_tags(doc *d, const doc_package *p) {
+static void check_installed_tags(const doc *d, const doc_package *p) {
   char part[3][160];
   if (!p->tags.n || !*p->dist_info) return;
   for (size_t i = 0; i < p->tags.n; i++) {
@@ -104,7 +106,8 @@ static int is_repaired(const char *inside, const char *outside) {
          strcmp(a + 7, b + m - (n - 7)) == 0;
 }
 
-static void check_renamed(doc *d, const doc_file *about, const krait_wheel_name *name, const doc_package *inside) {
+static void check_renamed(const doc *d, const doc_file *about, const krait_wheel_name *name,
+                          const doc_package *inside) {
   const char *dist = doc_normalise(d, name->dist, strlen(name->dist));
   const char *version = kr_arena_print(d->arena, "%s%s%s", name->version, *name->local ? "+" : "", name->local);
   const char *tag = kr_arena_print(d->arena, "%s-%s-%s", name->python, name->abi, name->platform);
@@ -125,12 +128,12 @@ static int cudart_major(const doc_file *file) {
   return 0;
 }
 
-static void report_claim(doc *d, const doc_file *file, const char *claim, const char *bytes) {
+static void report_claim(const doc *d, const doc_file *file, const char *claim, const char *bytes) {
   const char *keys[] = {"claim", claim, "bytes", bytes, NULL};
   doc_report(d, "W03", file, "", keys);
 }
 
-static void check_claims(doc *d, const doc_file *file, const krait_wheel_name *name) {
+static void check_claims(const doc *d, const doc_file *file, const krait_wheel_name *name) {
   int first, last, cuda = cudart_major(file);
   if ((file->abi == DOC_ABI_OLD || file->abi == DOC_ABI_NEW) && name->cxx11abi >= 0 && name->cxx11abi != file->abi)
     report_claim(d, file, name->cxx11abi ? "cxx11abiTRUE" : "cxx11abiFALSE",
@@ -155,12 +158,12 @@ static const doc_table_line *wheel_row(const doc *d, const char *package, const 
   return NULL;
 }
 
-static const char *cuda_word(doc *d, const char *local) {
+static const char *cuda_word(const doc *d, const char *local) {
   size_t n = strncmp(local, "cu", 2) == 0 ? 2 + strspn(local + 2, "0123456789.") : 0;
   return kr_arena_copy(d->arena, local, n);
 }
 
-static const char *best_bucket(doc *d, const char *buckets, const char *word) {
+static const char *best_bucket(const doc *d, const char *buckets, const char *word) {
   const char *best = "";
   for (const char *p = buckets; *p; p += strspn(p, " ")) {
     size_t n = strcspn(p, " ");
@@ -171,7 +174,7 @@ static const char *best_bucket(doc *d, const char *buckets, const char *word) {
   return best;
 }
 
-static void check_published(doc *d, const char *file) {
+static void check_published(const doc *d, const char *file) {
   krait_wheel_name name = {.size = sizeof name};
   if (krait_wheel_name_parse(file, &name) < 0 || !name.torch || name.cxx11abi < 0) return;
   const char *package = doc_normalise(d, name.dist, strlen(name.dist)), *word = cuda_word(d, name.local);
@@ -187,13 +190,13 @@ static void check_published(doc *d, const char *file) {
   const char *keys[] = {"name", packages_base_of(file), "nearest", nearest,        "repo", about->column[3],
                         "ver",  name.version,  "buckets", row->column[7], NULL};
   doc_finding *f = doc_report(d, "W04", NULL, package, keys);
-  doc_evidence(d, f, "releases of %s %s use %s, for torch %s to %s", package, name.version, row->column[7],
+  doc_add_evidence(d, f, "releases of %s %s use %s, for torch %s to %s", package, name.version, row->column[7],
                row->column[5], *row->column[6] ? row->column[6] : "newer");
 }
 
 /* ---- W05 ---- */
 /* Compares the first of the name with each of the others; the newest is kept. */
-static void check_copies(doc *d, const doc_package *p) {
+static void check_copies(const doc *d, const doc_package *p) {
   if (doc_find_package(d, p->name) != p) return;
   const doc_package *newest = p;
   for (const doc_package *other = p; other; other = doc_twin_package(d, other))
@@ -213,9 +216,9 @@ static void check_copies(doc *d, const doc_package *p) {
 
 /* The path below its site-packages folder, which is the module's name for Python. */
 static const char *module_path(const doc *d, const doc_file *file) {
-  for (size_t i = 0; i < d->sites.n; i++) {
-    size_t n = strlen(DOC_TEXT(d->sites, i));
-    if (strncmp(file->path, DOC_TEXT(d->sites, i), n) == 0 && file->path[n] == '/') return file->path + n + 1;
+  for (size_t i = 0; i < d->evidence.sites.n; i++) {
+    size_t n = strlen(DOC_TEXT(d->evidence.sites, i));
+    if (strncmp(file->path, DOC_TEXT(d->evidence.sites, i), n) == 0 && file->path[n] == '/') return file->path + n + 1;
   }
   return file->path;
 }
@@ -229,8 +232,8 @@ static int is_twin(const doc *d, const doc_file *a, const doc_file *b) {
   return tagged == 1 || strcmp(a->name, b->name) == 0;
 }
 
-static void check_twin_modules(doc *d, kr_names *modules, size_t index) {
-  const doc_file *file = KR_AT(d->files, doc_file, index);
+static void check_twin_modules(const doc *d, kr_names *modules, size_t index) {
+  const doc_file *file = KR_AT(d->evidence.files, doc_file, index);
   if (file->in_wheel || strncmp(file->name, "lib", 3) == 0) return;
   const char *path = module_path(d, file), *slash = strrchr(path, '/');
   size_t *seen =
@@ -238,7 +241,7 @@ static void check_twin_modules(doc *d, kr_names *modules, size_t index) {
                    kr_arena_copy(d->arena, path, (size_t)(slash ? slash + 1 - path : 0) + strcspn(file->name, ".")));
   if (*seen) {
     const doc_file *other = file;
-    file = KR_AT(d->files, doc_file, *seen - 1);
+    file = KR_AT(d->evidence.files, doc_file, *seen - 1);
     if ((!file->is_extension && !file->is_cuda && !other->is_extension && !other->is_cuda) || !is_twin(d, file, other))
       return;
     const char *keys[] = {
@@ -253,7 +256,7 @@ static void check_twin_modules(doc *d, kr_names *modules, size_t index) {
 }
 
 /* ---- all ---- */
-static void check_wheel(doc *d, const doc_package *inside) {
+static void check_wheel(const doc *d, const doc_package *inside) {
   krait_wheel_name name = {.size = sizeof name};
   const char *path = inside->site;
   doc_file about = {.path = path, .name = packages_base_of(path), .package = inside->name};
@@ -261,21 +264,21 @@ static void check_wheel(doc *d, const doc_package *inside) {
   check_tag(d, &about, inside->name, name.python, name.abi, name.platform);
   check_renamed(d, &about, &name, inside);
   check_published(d, path);
-  for (size_t i = 0; i < d->files.n; i++) {
-    const doc_file *file = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n; i++) {
+    const doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (file->in_wheel && strncmp(file->path, path, strlen(path)) == 0) check_claims(d, file, &name);
   }
 }
 
 /* An installed wheel keeps its local version: mamba-ssm 2.2.2+cu122torch2.2cxx11abiFALSE. */
-static void check_installed_claims(doc *d, const doc_package *p) {
+static void check_installed_claims(const doc *d, const doc_package *p) {
   if (!strstr(p->version, "torch") || !p->tags.n) return;
   krait_wheel_name name = {.size = sizeof name};
   if (krait_wheel_name_parse(kr_arena_print(d->arena, "%s-%s-%s.whl", "x", p->version, DOC_TEXT(p->tags, 0)), &name) <
       0)
     return;
-  for (size_t i = 0; i < d->files.n; i++) {
-    const doc_file *file = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n; i++) {
+    const doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (strcmp(file->package, p->name) == 0) check_claims(d, file, &name);
   }
 }
@@ -291,13 +294,13 @@ static size_t place_of(const char *words, const char *word) {
   return strlen(words);
 }
 
-static void check_owners(doc *d) {
-  for (size_t i = 0; i < d->owners.n; i++) {
-    const doc_owner *first = KR_AT(d->owners, doc_owner, i), *best = first;
+static void check_owners(const doc *d) {
+  for (size_t i = 0; i < d->evidence.owners.n; i++) {
+    const doc_owner *first = KR_AT(d->evidence.owners, doc_owner, i), *best = first;
     kr_text names = kr_text_begin(d->arena);
     int n = 0;
-    for (size_t k = 0; k < d->owners.n; k++) {
-      const doc_owner *other = KR_AT(d->owners, doc_owner, k);
+    for (size_t k = 0; k < d->evidence.owners.n; k++) {
+      const doc_owner *other = KR_AT(d->evidence.owners, doc_owner, k);
       if (other->row != first->row || strcmp(other->site, first->site) != 0) continue;
       if (k < i) n = -100; /* already reported */
       if (place_of(first->row->column[1], other->package) < place_of(first->row->column[1], best->package))
@@ -308,9 +311,9 @@ static void check_owners(doc *d) {
     if (n < 2) continue;
     kr_text command = kr_text_begin(d->arena);
     kr_text_print(&command, "pip uninstall -y");
-    for (size_t k = 0; k < d->owners.n; k++)
-      if (KR_AT(d->owners, doc_owner, k)->row == first->row)
-        kr_text_print(&command, " %s", KR_AT(d->owners, doc_owner, k)->package);
+    for (size_t k = 0; k < d->evidence.owners.n; k++)
+      if (KR_AT(d->evidence.owners, doc_owner, k)->row == first->row)
+        kr_text_print(&command, " %s", KR_AT(d->evidence.owners, doc_owner, k)->package);
     kr_text_print(&command, " && pip install --no-deps %s==%.*s", best->package, (int)strcspn(best->version, "+"),
                   best->version);
     const char *keys[] = {"owners", names.at, "folder", first->row->column[0], "single", command.at, NULL};
@@ -318,18 +321,18 @@ static void check_owners(doc *d) {
   }
 }
 
-static void check_left_overs(doc *d) {
-  for (size_t i = 0; i < d->left_overs.n; i++) {
-    const char *path = DOC_TEXT(d->left_overs, i);
+static void check_left_overs(const doc *d) {
+  for (size_t i = 0; i < d->evidence.left_overs.n; i++) {
+    const char *path = DOC_TEXT(d->evidence.left_overs, i);
     const char *keys[] = {"folder", packages_base_of(path), "left", path, NULL};
     doc_report(d, "W08", NULL, "", keys);
   }
 }
 
 /* A folder added by a .pth file that holds a module which is also installed. */
-static void check_path_line(doc *d, const char *pth, const char *folder) {
-  for (size_t i = 0; i < d->packages.n; i++) {
-    const doc_package *p = KR_AT(d->packages, doc_package, i);
+static void check_path_line(const doc *d, const char *pth, const char *folder) {
+  for (size_t i = 0; i < d->evidence.packages.n; i++) {
+    const doc_package *p = KR_AT(d->evidence.packages, doc_package, i);
     const doc_table_line *row = strcmp(p->name, "torch") == 0 ? NULL : doc_package_row(d, p->name);
     const char *modules = row ? row->column[1] : strcmp(p->name, "torch") == 0 ? "torch" : "";
     const char *module = kr_arena_copy(d->arena, modules, strcspn(modules, " "));
@@ -344,24 +347,24 @@ static void check_path_line(doc *d, const char *pth, const char *folder) {
   }
 }
 
-static void check_path_files(doc *d) {
-  for (size_t i = 0; i < d->path_files.n && i < 200; i++) {
-    const char *pth = DOC_TEXT(d->path_files, i), *text = doc_read_text(d, pth, 65536);
+static void check_path_files(const doc *d) {
+  for (size_t i = 0; i < d->evidence.path_files.n && i < 200; i++) {
+    const char *pth = DOC_TEXT(d->evidence.path_files, i), *text = doc_read_text(d, pth, 65536);
     for (const char *line = text; line && *line; line += strcspn(line, "\n"), line += *line == '\n')
       if (*line == '/') check_path_line(d, pth, kr_arena_copy(d->arena, line, strcspn(line, "\r\n")));
   }
 }
 
-void doc_diagnose_packages(doc *d) {
+void doc_diagnose_packages(const doc *d) {
   check_owners(d);
   check_left_overs(d);
   check_path_files(d);
-  for (size_t i = 0; i < d->packages.n; i++) {
-    const doc_package *p = KR_AT(d->packages, doc_package, i);
+  for (size_t i = 0; i < d->evidence.packages.n; i++) {
+    const doc_package *p = KR_AT(d->evidence.packages, doc_package, i);
     if (*p->dist_info) check_installed_tags(d, p), check_copies(d, p), check_installed_claims(d, p);
     else check_wheel(d, p);
   }
   kr_names modules = {0};
-  for (size_t i = 0; i < d->files.n; i++) check_twin_modules(d, &modules, i);
+  for (size_t i = 0; i < d->evidence.files.n; i++) check_twin_modules(d, &modules, i);
   for (size_t i = 0; i < d->log.wheels.n; i++) check_published(d, DOC_TEXT(d->log.wheels, i));
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 
 /* Puts the folders of a Python expression before what is there, which may be nothing: an empty element of the path
  * would be the current folder. */
@@ -12,7 +13,7 @@
   "export LD_LIBRARY_PATH=$(python3 -c 'import glob, os, sysconfig; print(\":\".join(" folders                        \
   " + [os.environ.get(\"LD_LIBRARY_PATH\", \"\")]).strip(\":\"))')"
 
-static void put_words(doc *d, kr_list *keys, const char *name, const char *value) {
+static void put_words(const doc *d, kr_list *keys, const char *name, const char *value) {
   if (!value || !*value) return;
   doc_add_text(d, keys, name), doc_add_text(d, keys, value);
 }
@@ -35,7 +36,7 @@ static const char *words_base_of(const char *path) {
 }
 
 /* The first version after a word in the whole text; "". */
-static const char *version_after(doc *d, const char *word) {
+static const char *version_after(const doc *d, const char *word) {
   kr_list keys = KR_LIST(const char *);
   return doc_match(d, kr_arena_print(d->arena, "%s%%d{v}", word), d->log.text, &keys) ? DOC_TEXT(keys, 1) : "";
 }
@@ -58,7 +59,7 @@ static int is_foreign_symbol(const char *symbol, const char *scope) {
 }
 
 /* "sm100" of cutlass_moe_mm_sm100; "". */
-static const char *part_of(doc *d, const char *name) {
+static const char *part_of(const doc *d, const char *name) {
   const char *at = strstr(name, "sm");
   for (; at; at = strstr(at + 1, "sm")) {
     const size_t skip = at[2] == '_' ? 3 : 2, n = strspn(at + skip, "0123456789");
@@ -67,7 +68,7 @@ static const char *part_of(doc *d, const char *name) {
   return strstr(name, "cuda") || strstr(name, "cublas") || strstr(name, "gpu") ? "CUDA" : "";
 }
 
-static int fill_own_symbol(doc *d, const doc_hit *hit, kr_list *keys) {
+static int fill_own_symbol(const doc *d, const doc_hit *hit, kr_list *keys) {
   const char *symbol = doc_symbol_in(d, hit->line), *scope;
   if (!*symbol) symbol = d->log.symbol ? d->log.symbol : "";
   scope = doc_scope_of(d, symbol);
@@ -77,11 +78,12 @@ static int fill_own_symbol(doc *d, const doc_hit *hit, kr_list *keys) {
   return 1;
 }
 
-static int fill_numpy(doc *d, const doc_hit *hit, kr_list *keys) {
+static int fill_numpy(const doc *d, const doc_hit *hit, kr_list *keys) {
   static const char *const gone[] = {"bool", "int",  "float",   "object",   "complex",
                                      "str",  "long", "unicode", "typeDict", NULL};
   if (is_for_words(hit, "S12")) return is_one_of(doc_taken(hit, "np_name"), gone);
-  if (has(d, "import torch") && (!d->torch_number || d->torch_number < 203)) put_words(d, keys, "np_pkg", "this torch");
+  if (has(d, "import torch") && (!d->target.torch_number || d->target.torch_number < 203))
+    put_words(d, keys, "np_pkg", "this torch");
   return 1;
 }
 
@@ -91,7 +93,7 @@ static int fill_own_kernels(const doc *d, const char **package) {
   return 1;
 }
 
-static int fill_one_kind(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_one_kind(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const int is_hopper = strstr(hit->line, "opper") || strstr(hit->line, "FA3") || strstr(hit->line, "3 ") ||
                         strstr(hit->line, "-3"),
             is_flash = strstr(hit->line, "lash") || strstr(hit->line, "FA3");
@@ -108,10 +110,10 @@ static int fill_one_kind(doc *d, const doc_hit *hit, kr_list *keys, const char *
 }
 
 /* JetPack's driver is of one CUDA: what a newer toolkit made does not run on it. */
-static void fill_jetson(doc *d, kr_list *keys, const char *package) {
+static void fill_jetson(const doc *d, kr_list *keys, const char *package) {
   static const char *const cuda_of[] = {"", "", "", "", "10.2", "11.4", "12.6", "13.0"};
   const int jetpack = d->log.jetpack;
-  const char *cuda = jetpack > 3 && jetpack < 8 ? cuda_of[jetpack] : *d->torch_cuda ? d->torch_cuda : "";
+  const char *cuda = jetpack > 3 && jetpack < 8 ? cuda_of[jetpack] : *d->target.torch_cuda ? d->target.torch_cuda : "";
   if (!d->log.is_jetson) return;
   put_words(d, keys, "jetpack", jetpack ? kr_arena_print(d->arena, "JetPack %d", jetpack) : "its JetPack");
   if (!*cuda) return;
@@ -128,7 +130,7 @@ static void fill_jetson(doc *d, kr_list *keys, const char *package) {
 
 /* ---- libraries ---- */
 /* "CUDA 10.1's runtime" of cudart64_101.dll; "". */
-static const char *print_dll(doc *d, const char *name, const char **cuda) {
+static const char *print_dll(const doc *d, const char *name, const char **cuda) {
   const doc_table_line *row;
   *cuda = "";
   for (size_t at = 0; (row = kr_tables_next(d->tables, "dll", &at));) {
@@ -144,7 +146,7 @@ static const char *print_dll(doc *d, const char *name, const char **cuda) {
 }
 
 /* A toolkit's DLL: the toolkit, in the form that this Windows has. */
-static void put_toolkit(doc *d, kr_list *keys, const char *cuda) {
+static void put_toolkit(const doc *d, kr_list *keys, const char *cuda) {
   const char *whole = strchr(cuda, '.')         ? cuda
                       : strcmp(cuda, "11") == 0 ? "11.8"
                       : strcmp(cuda, "10") == 0 ? "10.1"
@@ -164,10 +166,10 @@ static void put_toolkit(doc *d, kr_list *keys, const char *cuda) {
 static int needs_path(const doc *d, const char *package) {
   static const char *const packages[] = {"cupy-cuda12x", "onnxruntime-gpu", "ctranslate2", "faiss-gpu-cu12",
                                          "llama-cpp-python", "tensorflow", NULL};
-  return is_one_of(package, packages) || (!*package && !*d->torch && !has(d, "torch"));
+  return is_one_of(package, packages) || (!*package && !*d->target.torch && !has(d, "torch"));
 }
 
-const char *doc_library_command(doc *d, const char *lib, const char *package) {
+const char *doc_library_command(const doc *d, const char *lib, const char *package) {
   static const char every[] =
       "pip install nvidia-cublas-cu12 nvidia-cuda-runtime-cu12 nvidia-cuda-nvrtc-cu12 \"nvidia-cudnn-cu12>=9,<10\" "
       "nvidia-cufft-cu12 nvidia-curand-cu12 && " LIBRARY_PATH("glob.glob(sysconfig.get_path(\"purelib\") + "
@@ -184,7 +186,7 @@ const char *doc_library_command(doc *d, const char *lib, const char *package) {
                         "%s && " LIBRARY_PATH("[sysconfig.get_path(\"purelib\") + \"/%s\"]"), plain, row->column[3]);
 }
 
-static int fill_missing_library(doc *d, const doc_hit *hit, kr_list *keys, const char *package) {
+static int fill_missing_library(const doc *d, const doc_hit *hit, kr_list *keys, const char *package) {
   const char *lib = words_base_of(*doc_taken(hit, "lib") ? doc_taken(hit, "lib") : doc_taken(hit, "lib_path")), *cuda;
   const char *dll = print_dll(d, lib, &cuda);
   kr_list needer = KR_LIST(const char *);
@@ -212,7 +214,7 @@ static int fill_missing_library(doc *d, const doc_hit *hit, kr_list *keys, const
   return 1;
 }
 
-static const char *jax_command(doc *d) {
+static const char *jax_command(const doc *d) {
   const char *version = version_after(d, "jaxlib==");
   const int is_11 = has(d, "cuda11") && !has(d, "cuda12");
   if (!*version) version = version_after(d, "jax==");
@@ -222,7 +224,7 @@ static const char *jax_command(doc *d) {
   return kr_arena_print(d->arena, "pip install --upgrade \"jax[cuda12]==%s\"", version);
 }
 
-static int fill_xla(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_xla(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const int is_jax = has(d, "jax"), cuda = has(d, "cuda11") || has(d, "-cu11") || has(d, "CUDA 11") ? 11 : 12;
   const char *want = doc_taken(hit, "want");
   *package = "";
@@ -238,7 +240,7 @@ static int fill_xla(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
   return 1;
 }
 
-static int fill_sgl(doc *d, kr_list *keys, const char **package) {
+static int fill_sgl(const doc *d, kr_list *keys, const char **package) {
   const int is_found = has(d, "found files: ['") || has(d, "libnuma");
   *package = "sgl-kernel";
   kr_list variant = KR_LIST(const char *);
@@ -250,7 +252,7 @@ static int fill_sgl(doc *d, kr_list *keys, const char **package) {
 }
 
 /* A module of which Windows says only that something is missing. */
-static int fill_dll(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_dll(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const char *module = doc_taken(hit, "dll"), *path = doc_taken(hit, "torch_dll");
   if (strstr(hit->line, "procedure") || strstr(hit->line, "程序") || strstr(hit->line, "Win32")) return 0;
   const char *owner = *module ? doc_package_in(d, module) : "";
@@ -288,7 +290,7 @@ static int fill_dll(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
 }
 
 /* ---- systems ---- */
-static const char *gfx_in(doc *d) {
+static const char *gfx_in(const doc *d) {
   for (const char *p = d->log.text; (p = strstr(p, "gfx")); p++) {
     const size_t n = strspn(p + 3, "0123456789abcdef");
     if (isdigit((unsigned char)p[3]) && n >= 3 && n <= 5) return kr_arena_copy(d->arena, p, n + 3);
@@ -296,7 +298,7 @@ static const char *gfx_in(doc *d) {
   return "";
 }
 
-static int fill_amd(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_amd(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const char *gfx = gfx_in(d);
   const doc_table_line *row = kr_tables_find(d->tables, "gfx", gfx);
   *package = "";
@@ -318,7 +320,7 @@ static int fill_amd(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
   return 1;
 }
 
-static int fill_mac(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_mac(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const doc_table_line *row = doc_package_row(d, *package);
   const int is_ours = row && strcmp(row->column[5], "yes") == 0;
   if (!d->log.is_mac || (strstr(hit->line, "File \"") && !strstr(hit->line, "rror"))) return 0;
@@ -330,7 +332,7 @@ static int fill_mac(doc *d, const doc_hit *hit, kr_list *keys, const char **pack
 }
 
 /* Where the text says that libcuda.so.1 is; WSL keeps it in a folder of Windows. */
-static void fill_driver_library(doc *d, kr_list *keys) {
+static void fill_driver_library(const doc *d, kr_list *keys) {
   kr_list at = KR_LIST(const char *);
   if (doc_match(d, "['%s{x}/libcuda.so.1'", d->log.text, &at))
     put_words(d, keys, "libcuda_at", kr_arena_print(d->arena, "%s/libcuda.so.1", DOC_TEXT(at, 1)));
@@ -343,7 +345,7 @@ static int is_torch_base(const char *lib) {
 }
 
 /* A hook that fails before the container starts speaks of its host; WSL's library is in a folder of Windows. */
-static int fill_no_driver(doc *d, const doc_hit *hit, kr_list *keys) {
+static int fill_no_driver(const doc *d, const doc_hit *hit, kr_list *keys) {
   const doc_table_line *place;
   if (d->log.is_wsl && strstr(hit->line, "libcuda.so")) {
     put_words(d, keys, "wsl_library", strstr(hit->line, "libcuda.so.1") ? "libcuda.so.1" : "libcuda.so");
@@ -367,7 +369,7 @@ static int fill_no_driver(doc *d, const doc_hit *hit, kr_list *keys) {
   return 1;
 }
 
-static void fill_shared_memory(doc *d, kr_list *keys) {
+static void fill_shared_memory(const doc *d, kr_list *keys) {
   static const char more[] = "sudo mount -o remount,size=16G /dev/shm",
                     docker[] = "--shm-size=16g added to docker run, or --ipc=host";
   const int is_host = !d->log.is_container && (d->log.has_home || d->log.is_conda);
@@ -377,7 +379,7 @@ static void fill_shared_memory(doc *d, kr_list *keys) {
 }
 
 /* ---- packages ---- */
-static int fill_slow(doc *d, kr_list *keys, const char **package) {
+static int fill_slow(const doc *d, kr_list *keys, const char **package) {
   const doc_table_line *row, *pair = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) pair = row;
   *package = "";
@@ -386,7 +388,7 @@ static int fill_slow(doc *d, kr_list *keys, const char **package) {
   return 1;
 }
 
-static int fill_deepspeed(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_deepspeed(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   const char *op = *doc_taken(hit, "ds_op") ? doc_taken(hit, "ds_op") : "cpu_adam";
   char *name = kr_arena_print(d->arena, "%s", op);
   const doc_table_line *row = kr_tables_find(d->tables, "newest", "deepspeed");
@@ -399,7 +401,7 @@ static int fill_deepspeed(doc *d, const doc_hit *hit, kr_list *keys, const char 
 }
 
 /* FlashAttention 3's module has the name of a file of FlashAttention 2. */
-static int fill_module(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+static int fill_module(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   static const char *const built[] = {"flash-attn", "mamba-ssm", "causal-conv1d", "apex", NULL};
   if (words_begins(doc_taken(hit, "module"), "flash_attn_interface") || strstr(hit->line, "FlashAttention3") ||
       strstr(hit->line, "FlashAttention-3") || strstr(hit->line, "flash_attn_interface is not"))
@@ -423,7 +425,7 @@ static int last_with(const doc *d, int sm) {
   return last;
 }
 
-static void fill_old_target(doc *d, const doc_hit *hit, kr_list *keys) {
+static void fill_old_target(const doc *d, const doc_hit *hit, kr_list *keys) {
   const char *arch = doc_taken(hit, "arch");
   const int sm = atoi(words_begins(arch, "sm_") ? arch + 3 : arch), cc = doc_main_cc(d),
             last = sm == 20   ? 80
@@ -436,7 +438,7 @@ static void fill_old_target(doc *d, const doc_hit *hit, kr_list *keys) {
            : "export TORCH_CUDA_ARCH_LIST=\"7.5+PTX\"");
 }
 
-static int fill_builds(doc *d, const doc_hit *hit, kr_list *keys) {
+static int fill_builds(const doc *d, const doc_hit *hit, kr_list *keys) {
   if (is_for_words(hit, "B02")) fill_old_target(d, hit, keys);
   if (is_for_words(hit, "B12")) {
     const char *driver = strstr(hit->line, "-lcuda");
@@ -450,7 +452,7 @@ static int fill_builds(doc *d, const doc_hit *hit, kr_list *keys) {
   if (is_for_words(hit, "B07") &&
       strcmp(doc_taken(hit, "module"), "torch") == 0)
     put_words(d, keys, "module_install",
-              *d->torch                           ? ""
+              *d->target.torch                           ? ""
               : doc_main_cc(d) || *d->log.nvcc ? doc_torch_install(d) /* which must match the GPU or the toolkit */
                                                : "pip install torch"); /* keeps the one that is there */
   else if (is_for_words(hit, "B07"))
@@ -484,7 +486,7 @@ static int is_of_other_maker(const doc *d, const doc_hit *hit) {
          (*hit->rule->id == 'K' || kr_tables_has_word("D01 D02 D03 D08 D10 B10 B01 B02 B11", hit->rule->id));
 }
 
-int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
+int doc_fill_words(const doc *d, const doc_hit *hit, kr_list *keys, const char **package) {
   if (is_of_other_maker(d, hit)) return 0;
   if (*hit->rule->id == 'A') return fill_amd(d, hit, keys, package);
   if (kr_tables_has_word("B25 B26", hit->rule->id) || *hit->rule->id == 'P' ||
@@ -527,7 +529,7 @@ int doc_fill_words(doc *d, const doc_hit *hit, kr_list *keys, const char **packa
     const char *lost = doc_taken(hit, "lost");
     if (!words_begins(lost, "libc10_cuda") && strcmp(lost, "libtorch_cuda.so") != 0) return 0;
     const char *version =
-        doc_companion_column(*package) && *d->torch ? doc_command(d, "companion", *package, "", "") : "";
+        doc_companion_column(*package) && *d->target.torch ? doc_command(d, "companion", *package, "", "") : "";
     put_words(d, keys, "cpu_companion",
         *version ? kr_arena_print(d->arena,
                                   "or, for the CPU: pip install --no-deps --force-reinstall %s==%s --index-url "

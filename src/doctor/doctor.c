@@ -9,6 +9,7 @@
 
 #include "alloc.h"
 #include "doc.h"
+#include "doc_commands.h"
 #include "report.h"
 #include "sized.h"
 #include "status.h"
@@ -24,9 +25,9 @@ static int is_pins(const char *path) {
 }
 
 /* A file that was named but cannot be inspected. */
-static void refuse_other(doc *d, const doc_file *file) {
-  if (!file || file->kind != KRAIT_FILE_OTHER || !file->bytes || d->findings.n) return;
-  doc_add_text(d, &d->unreadable,
+static void refuse_other(const doc *d, const doc_file *file) {
+  if (!file || file->kind != KRAIT_FILE_OTHER || !file->bytes || d->found->findings.n) return;
+  doc_add_text(d, &d->found->unreadable,
                kr_arena_print(d->arena, "%s is not a library, wheel, archive or GPU code", file->path));
 }
 
@@ -43,76 +44,98 @@ static void read_inputs(doc *d) {
   for (uint32_t i = 0; i < o->n_paths; i++) read_path(d, o->paths[i]);
   if (o->n_paths || o->log) return;
   doc_find_environment(d);
-  d->is_nowhere = !d->sites.n;
+  d->evidence.is_nowhere = !d->evidence.sites.n;
 }
 
 static void set_torch_option(doc *d) {
   if (!d->options.torch) return;
   const char *tag = strstr(d->options.torch, "+cu");
-  d->torch = d->options.torch;
-  d->torch_source = "--torch";
-  d->torch_number = kr_parse_torch(d->options.torch);
-  d->torch_is_cpu = strstr(d->options.torch, "+cpu") != NULL;
+  d->target.torch = d->options.torch;
+  d->target.torch_source = "--torch";
+  d->target.torch_number = kr_parse_torch(d->options.torch);
+  d->target.torch_is_cpu = strstr(d->options.torch, "+cpu") != NULL;
   if (tag) {
     int n = 0;
     for (const char *p = tag + 3; *p >= '0' && *p <= '9' && n < 1000; p++) n = n * 10 + (*p - '0');
-    d->torch_cuda = kr_print_tenths(d->arena, n);
+    d->target.torch_cuda = kr_print_tenths(d->arena, n);
   }
+}
+
+static doc_target no_target(void) {
+  return (doc_target){.gpus = KR_LIST(doc_gpu),
+                      .driver = "",
+                      .driver_source = "",
+                      .kernel_driver = "",
+                      .user_driver = "",
+                      .torch = "",
+                      .torch_cuda = "",
+                      .torch_source = "",
+                      .torch_lib = "",
+                      .torch_abi = DOC_ABI_UNKNOWN,
+                      .python_source = "",
+                      .prefix = "",
+                      .nvcc = "",
+                      .nvcc_path = "",
+                      .env_library_path = "",
+                      .env_force_jit = "",
+                      .env_disable_jit = "",
+                      .env_no_cache = ""};
+}
+
+static doc_evidence no_evidence(void) {
+  return (doc_evidence){.sites = KR_LIST(const char *),
+                        .left_overs = KR_LIST(const char *),
+                        .path_files = KR_LIST(const char *),
+                        .files = KR_LIST(doc_file),
+                        .packages = KR_LIST(doc_package),
+                        .owners = KR_LIST(doc_owner),
+                        .compilers = KR_LIST(doc_compiler),
+                        .builds = KR_LIST(doc_build),
+                        .owner = "",
+                        .owner_version = ""};
+}
+
+static doc_log no_log(void) {
+  return (doc_log){.hits = KR_LIST(doc_hit),
+                   .names = KR_LIST(const char *),
+                   .wheels = KR_LIST(const char *),
+                   .files = KR_LIST(const char *),
+                   .modules = KR_LIST(const char *),
+                   .versions = KR_LIST(const char *),
+                   .site = "",
+                   .text = "",
+                   .source = "",
+                   .owner = ""};
+}
+
+doc_findings *doc_no_findings(kr_arena *arena) {
+  doc_findings *found = kr_arena_alloc(arena, sizeof *found);
+  if (found)
+    *found = (doc_findings){.findings = KR_LIST(doc_finding),
+                            .unreadable = KR_LIST(const char *),
+                            .notes = KR_LIST(const char *),
+                            .unjudged = KR_LIST(const char *)};
+  return found;
+}
+
+static doc_lookups *no_lookups(kr_arena *arena) {
+  doc_lookups *lookups = kr_arena_alloc(arena, sizeof *lookups);
+  if (lookups)
+    *lookups = (doc_lookups){.system_libraries = KR_LIST(doc_version),
+                             .provided = KR_LIST(doc_provided),
+                             .interpreter_rpath = "",
+                             .interpreter_origin = "",
+                             .needs = KR_LIST(doc_need)};
+  return lookups;
 }
 
 static doc *new_report(void) {
   doc *d = kr_zalloc(sizeof *d);
   if (!d) return NULL;
-  *d = (doc){.arena = kr_arena_open(),
-             .root = "",
-             .gpus = KR_LIST(doc_gpu),
-             .driver = "",
-             .driver_source = "",
-             .kernel_driver = "",
-             .user_driver = "",
-             .torch = "",
-             .torch_cuda = "",
-             .torch_source = "",
-             .torch_lib = "",
-             .torch_abi = DOC_ABI_UNKNOWN,
-             .python_source = "",
-             .prefix = "",
-             .nvcc = "",
-             .nvcc_path = "",
-             .env_library_path = "",
-             .env_force_jit = "",
-             .env_disable_jit = "",
-             .env_no_cache = "",
-             .sites = KR_LIST(const char *),
-             .system_libraries = KR_LIST(doc_version),
-             .provided = KR_LIST(doc_provided),
-             .interpreter_rpath = "",
-             .interpreter_origin = "",
-             .files = KR_LIST(doc_file),
-             .owner = "",
-             .owner_version = "",
-             .packages = KR_LIST(doc_package),
-             .left_overs = KR_LIST(const char *),
-             .path_files = KR_LIST(const char *),
-             .owners = KR_LIST(doc_owner),
-             .compilers = KR_LIST(doc_compiler),
-             .builds = KR_LIST(doc_build),
-             .needs = KR_LIST(doc_need),
-             .findings = KR_LIST(doc_finding),
-             .unreadable = KR_LIST(const char *),
-             .notes = KR_LIST(const char *),
-             .unjudged = KR_LIST(const char *),
-             .log = {.hits = KR_LIST(doc_hit),
-                     .names = KR_LIST(const char *),
-                     .wheels = KR_LIST(const char *),
-                     .files = KR_LIST(const char *),
-                     .modules = KR_LIST(const char *),
-                     .versions = KR_LIST(const char *),
-                     .site = "",
-                     .text = "",
-                     .source = "",
-                     .owner = ""}};
-  if (d->arena) return d;
+  *d = (doc){.arena = kr_arena_open(), .root = "", .target = no_target(), .evidence = no_evidence(), .log = no_log()};
+  if (d->arena) d->found = doc_no_findings(d->arena), d->lookups = no_lookups(d->arena);
+  if (d->found && d->lookups) return d;
+  kr_arena_close(&d->arena);
   kr_free(d);
   return NULL;
 }
@@ -140,28 +163,34 @@ static void read_all_pins(doc *d) {
     if (is_pins(d->options.paths[i])) doc_read_pins(d, d->options.paths[i]);
 }
 
-static void diagnose(doc *d) {
-  static void (*const steps[])(doc *) = {doc_find_missing,
-                                         doc_choose_variants,
-                                         doc_judge_all,
-                                         doc_diagnose_packages,
-                                         doc_diagnose_archives,
-                                         doc_diagnose_requirements,
-                                         doc_diagnose_images,
-                                         doc_diagnose_compilers,
-                                         doc_diagnose_symbols,
-                                         doc_diagnose_libraries,
-                                         doc_diagnose_driver,
-                                         read_all_pins,
-                                         doc_set_unreached_aside,
-                                         doc_diagnose_log,
-                                         doc_diagnose_named_torch,
-                                         doc_keep_causes,
-                                         doc_rank};
-  for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++) steps[i](d);
+/* In order; what changes facts, evidence or verdicts stands apart from what only reads them. */
+static void judge_and_diagnose(doc *d) {
+  static const struct {
+    void (*change)(doc *);
+    void (*diagnose)(const doc *);
+  } steps[] = {{.change = doc_find_missing},
+               {.change = doc_choose_variants},
+               {.change = doc_judge_all},
+               {.diagnose = doc_diagnose_packages},
+               {.diagnose = doc_diagnose_archives},
+               {.diagnose = doc_diagnose_requirements},
+               {.change = doc_diagnose_images},
+               {.diagnose = doc_diagnose_compilers},
+               {.diagnose = doc_diagnose_symbols},
+               {.diagnose = doc_diagnose_libraries},
+               {.diagnose = doc_diagnose_driver},
+               {.change = read_all_pins},
+               {.diagnose = doc_set_unreached_aside},
+               {.change = doc_diagnose_log},
+               {.diagnose = doc_diagnose_named_torch},
+               {.diagnose = doc_keep_causes},
+               {.diagnose = doc_rank}};
+  for (size_t i = 0; i < sizeof steps / sizeof *steps && !kr_arena_failed(d->arena); i++)
+    if (steps[i].change) steps[i].change(d);
+    else steps[i].diagnose(d);
 }
 
-static int32_t refuse_gpu(doc *d, const char *name) {
+static int32_t refuse_gpu(const doc *d, const char *name) {
   const char *similar = kr_tables_similar_gpus(d->tables, d->arena, name);
   if (*similar)
     return kr_fail(
@@ -201,13 +230,13 @@ int32_t krait_doctor_run(const krait_doctor_options *given, krait_report **repor
   if (d->options.glibc && strncmp(d->options.glibc, "2.", 2) != 0)
     status = kr_fail(KRAIT_ERR_ARGUMENT, "'%s' is not a glibc version; give it as in --glibc 2.35", d->options.glibc);
   if (status == KRAIT_OK && d->options.python)
-    d->python = 300 + atoi(d->options.python + 2), d->python_source = "--python";
+    d->target.python = 300 + atoi(d->options.python + 2), d->target.python_source = "--python";
   if (status == KRAIT_OK) {
     set_torch_option(d);
     read_inputs(d);
     if (!kr_arena_failed(d->arena)) doc_collect_facts(d);
     if (options->log && !kr_arena_failed(d->arena)) doc_read_log(d, options->log, options->log_bytes);
-    diagnose(d);
+    judge_and_diagnose(d);
     if (kr_arena_failed(d->arena)) status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the report");
   }
   if (status < 0) krait_report_close(report);
@@ -216,21 +245,21 @@ int32_t krait_doctor_run(const krait_doctor_options *given, krait_report **repor
 
 static int count_cuda_files(const doc *d) {
   int n = 0;
-  for (size_t i = 0; i < d->files.n; i++) n += KR_AT(d->files, doc_file, i)->has_fatbin;
+  for (size_t i = 0; i < d->evidence.files.n; i++) n += KR_AT(d->evidence.files, doc_file, i)->has_fatbin;
   return n;
 }
 
 static size_t n_told(const doc *d) {
   size_t n = 0;
-  for (size_t i = 0; i < d->findings.n; i++) n += !KR_AT(d->findings, doc_finding, i)->hidden;
+  for (size_t i = 0; i < d->found->findings.n; i++) n += !KR_AT(d->found->findings, doc_finding, i)->hidden;
   return n;
 }
 
 int32_t krait_report_exit(const krait_report *d, int32_t strict) {
   if (!d) return 70; /* nothing was learned */
-  int errors = 0, warnings = 0, damaged = d->unreadable.n > 0;
-  for (size_t i = 0; i < d->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  int errors = 0, warnings = 0, damaged = d->found->unreadable.n > 0;
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     errors += f->severity == KR_ERROR;
     warnings += f->severity == KR_WARN;
     damaged |= strcmp(f->rule->id, "F01") == 0;
@@ -238,7 +267,7 @@ int32_t krait_report_exit(const krait_report *d, int32_t strict) {
   if (damaged) return 3;
   if (errors || (d->log.given && d->log.is_crash && (warnings || !n_told(d))))
     return 1; /* a crash is not a success, even if it is not understood */
-  if (d->n_unjudged || (!doc_main_cc(d) && (count_cuda_files(d) || d->n_pins))) return 4;
+  if (d->found->n_unjudged || (!doc_main_cc(d) && (count_cuda_files(d) || d->found->n_pins))) return 4;
   return warnings && strict ? 2 : 0;
 }
 
@@ -247,7 +276,7 @@ static const char *doctor_confidence_word(char c) {
   return c == 'C' ? "certain" : c == 'H' ? "high" : c == 'M' ? "medium" : "guess";
 }
 
-static void explain_rule(doc *d, kr_text *text, const kr_rule *rule) {
+static void explain_rule(const doc *d, kr_text *text, const kr_rule *rule) {
   enum { INDENT = 11 };
   kr_text_print(text, "%s %s (%s)\n", rule->id, rule->name, doctor_confidence_word(rule->confidence));
   doc_wrap(d, text, "  says", INDENT, rule->says[0], 0);

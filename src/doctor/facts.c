@@ -23,12 +23,12 @@
 
 enum { CHILD_LIMIT_MS = 10000, CHILD_TEXT_BYTES = 65536 };
 
-const char *doc_path(doc *d, const char *path) {
+const char *doc_path(const doc *d, const char *path) {
   return *d->root ? kr_arena_print(d->arena, "%s%s", d->root, path) : path;
 }
-int doc_exists(doc *d, const char *path) { return access(doc_path(d, path), F_OK) == 0; }
+int doc_exists(const doc *d, const char *path) { return access(doc_path(d, path), F_OK) == 0; }
 
-const char *doc_read_text(doc *d, const char *path, size_t max_bytes) {
+const char *doc_read_text(const doc *d, const char *path, size_t max_bytes) {
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return NULL;
   kr_text text = kr_text_begin(d->arena);
@@ -39,13 +39,13 @@ const char *doc_read_text(doc *d, const char *path, size_t max_bytes) {
   return text.at;
 }
 
-static const char *facts_first_line(doc *d, const char *path) {
+static const char *facts_first_line(const doc *d, const char *path) {
   const char *text = doc_read_text(d, doc_path(d, path), 4096);
   return text ? kr_arena_copy(d->arena, text, strcspn(text, "\n")) : "";
 }
 
 /* ---- child processes: a driver library that hangs or crashes must not stop the doctor ---- */
-static const char *run_child(doc *d, void (*child)(int out)) {
+static const char *run_child(const doc *d, void (*child)(int out)) {
   int ends[2];
   if (pipe(ends) != 0) return "";
   pid_t pid = fork();
@@ -112,7 +112,7 @@ static void run_nvidia_smi(int out) {
 
 /* ---- GPUs ---- */
 static void add_gpu(doc *d, const char *name, int cc, const char *source) {
-  doc_gpu *gpu = kr_list_push(d->arena, &d->gpus);
+  doc_gpu *gpu = kr_list_push(d->arena, &d->target.gpus);
   *gpu = (doc_gpu){.name = name, .cc = cc ? cc : krait_tables_find_gpu(d->tables, name), .source = source};
 }
 
@@ -121,7 +121,7 @@ static void gpus_from_driver(doc *d) {
   for (const char *line = text; *line;) {
     size_t n = strcspn(line, "\n");
     if (strncmp(line, "cuda ", 5) == 0) {
-      d->driver_cuda = atoi(line + 5);
+      d->target.driver_cuda = atoi(line + 5);
     } else if (strncmp(line, "gpu ", 4) == 0) {
       const char *blank = strchr(line + 4, ' ');
       if (blank)
@@ -139,9 +139,9 @@ static void gpus_from_smi(doc *d) {
                *second = comma ? memchr(comma + 1, ',', n - (size_t)(comma + 1 - line)) : NULL;
     if (second) {
       add_gpu(d, kr_arena_copy(d->arena, line, (size_t)(comma - line)), kr_parse_tenths(comma + 2), "nvidia-smi");
-      if (!*d->driver)
-        d->driver = kr_arena_copy(d->arena, second + 2, n - (size_t)(second + 2 - line)),
-        d->driver_source = "nvidia-smi";
+      if (!*d->target.driver)
+        d->target.driver = kr_arena_copy(d->arena, second + 2, n - (size_t)(second + 2 - line)),
+        d->target.driver_source = "nvidia-smi";
     }
     line += n + (line[n] == '\n');
   }
@@ -174,7 +174,7 @@ static void gpu_from_proc(doc *d, const char *path) {
 static void gpu_from_pci(doc *d, const char *path) {
   const char *vendor = facts_first_line(d, kr_arena_print(d->arena, "%s/vendor", path)),
              *class = facts_first_line(d, kr_arena_print(d->arena, "%s/class", path));
-  d->n_pci += *vendor != 0;
+  d->target.n_pci += *vendor != 0;
   if (strcmp(vendor, "0x10de") != 0 || strncmp(class, "0x03", 4) != 0) return;
   const char *device = facts_first_line(d, kr_arena_print(d->arena, "%s/device", path));
   add_gpu(d, kr_arena_print(d->arena, "PCI device 10de:%s", strncmp(device, "0x", 2) == 0 ? device + 2 : device),
@@ -187,16 +187,16 @@ static void collect_gpus(doc *d) {
     return;
   }
   if (!*d->root) gpus_from_driver(d);
-  if (!d->gpus.n && !*d->root) gpus_from_smi(d);
-  if (!d->gpus.n) each_entry(d, "/proc/driver/nvidia/gpus", gpu_from_proc);
-  if (!d->gpus.n) each_entry(d, "/sys/bus/pci/devices", gpu_from_pci);
-  const char *model = d->gpus.n ? "" : facts_first_line(d, "/proc/device-tree/model");
+  if (!d->target.gpus.n && !*d->root) gpus_from_smi(d);
+  if (!d->target.gpus.n) each_entry(d, "/proc/driver/nvidia/gpus", gpu_from_proc);
+  if (!d->target.gpus.n) each_entry(d, "/sys/bus/pci/devices", gpu_from_pci);
+  const char *model = d->target.gpus.n ? "" : facts_first_line(d, "/proc/device-tree/model");
   if (krait_tables_find_gpu(d->tables, model)) add_gpu(d, model, 0, "device tree");
 }
 
 /* ---- driver ---- */
 /* The version in the name of the file that libcuda.so.1 points to. */
-static const char *user_driver(doc *d) {
+static const char *user_driver(const doc *d) {
   char target[512];
   const char *path = doc_system_library(d, "libcuda.so.1");
   ssize_t n = *path ? readlink(path, target, sizeof target - 1) : -1;
@@ -206,7 +206,7 @@ static const char *user_driver(doc *d) {
   return at && isdigit((unsigned char)at[11]) && strchr(at + 11, '.') ? kr_arena_print(d->arena, "%s", at + 11) : "";
 }
 
-static const char *kernel_driver(doc *d) {
+static const char *kernel_driver(const doc *d) {
   const char *version = facts_first_line(d, "/sys/module/nvidia/version");
   if (*version) return version;
   const char *line = facts_first_line(d, "/proc/driver/nvidia/version"), *at = strstr(line, "Kernel Module");
@@ -216,23 +216,25 @@ static const char *kernel_driver(doc *d) {
 }
 
 static void collect_driver(doc *d) {
-  d->kernel_driver = kernel_driver(d);
-  d->user_driver = user_driver(d);
-  d->has_nvidia_node = doc_exists(d, "/dev/nvidia0") || doc_exists(d, "/dev/nvidiactl");
-  d->has_uvm_node = doc_exists(d, "/dev/nvidia-uvm");
-  d->has_jit = *doc_system_library(d, "libnvidia-ptxjitcompiler.so.1") != '\0';
-  d->has_driver = *d->kernel_driver || *doc_system_library(d, "libcuda.so.1") || doc_exists(d, "/dev/dxg");
-  if (d->options.driver) d->driver = d->options.driver, d->driver_source = "--driver";
-  else if (*d->kernel_driver) d->driver = d->kernel_driver, d->driver_source = "kernel module";
+  d->target.kernel_driver = kernel_driver(d);
+  d->target.user_driver = user_driver(d);
+  d->target.has_nvidia_node = doc_exists(d, "/dev/nvidia0") || doc_exists(d, "/dev/nvidiactl");
+  d->target.has_uvm_node = doc_exists(d, "/dev/nvidia-uvm");
+  d->target.has_jit = *doc_system_library(d, "libnvidia-ptxjitcompiler.so.1") != '\0';
+  d->target.has_driver =
+      *d->target.kernel_driver || *doc_system_library(d, "libcuda.so.1") || doc_exists(d, "/dev/dxg");
+  if (d->options.driver) d->target.driver = d->options.driver, d->target.driver_source = "--driver";
+  else if (*d->target.kernel_driver)
+    d->target.driver = d->target.kernel_driver, d->target.driver_source = "kernel module";
 }
 
 static void settle_driver(doc *d) {
-  d->driver_number = kr_parse_driver(d->driver);
+  d->target.driver_number = kr_parse_driver(d->target.driver);
   if (d->options.driver && !strchr(d->options.driver, '.'))
-    d->driver_number += 999999; /* a branch: it counts as able to do whatever any of its releases can */
-  if (d->options.driver || !d->driver_cuda) {
-    int cuda = d->driver_number ? kr_tables_cuda_of_driver(d->tables, d->driver_number) : 0;
-    d->driver_cuda = cuda / 10 * 1000 + cuda % 10 * 10;
+    d->target.driver_number += 999999; /* a branch: it counts as able to do whatever any of its releases can */
+  if (d->options.driver || !d->target.driver_cuda) {
+    int cuda = d->target.driver_number ? kr_tables_cuda_of_driver(d->tables, d->target.driver_number) : 0;
+    d->target.driver_cuda = cuda / 10 * 1000 + cuda % 10 * 10;
   }
 }
 
@@ -271,12 +273,12 @@ static void collect_libc(doc *d) {
 #ifdef __GLIBC__
   if (!*text && !*d->root) text = gnu_get_libc_version();
 #endif
-  d->glibc = *text ? glibc_number(text) : 0;
+  d->target.glibc = *text ? glibc_number(text) : 0;
 }
 
 /* ---- the machine around a GPU ---- */
 /* Boards sold with only one kind of processor: GH200, GB200, GB10 and Jetsons with Arm. 0: any. */
-int doc_machine_of_gpu(doc *d, const char *name) {
+int doc_machine_of_gpu(const doc *d, const char *name) {
   const doc_table_line *row = kr_tables_find(d->tables, "machine", "aarch64");
   int cc = krait_tables_find_gpu(d->tables, name);
   if (!row) return 0;
@@ -291,7 +293,7 @@ int doc_machine_of_gpu(doc *d, const char *name) {
 }
 
 /* ---- toolkit ---- */
-static const char *toolkit_version(doc *d, const char *folder) {
+static const char *toolkit_version(const doc *d, const char *folder) {
   const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/version.json", folder), 65536);
   const char *at = text ? strstr(text, "\"cuda\"") : NULL;
   at = at ? strstr(at, "\"version\"") : NULL;
@@ -307,10 +309,10 @@ static const char *toolkit_version(doc *d, const char *folder) {
 
 static int try_toolkit(doc *d, const char *folder) {
   const char *nvcc = kr_arena_print(d->arena, "%s/bin/nvcc", folder);
-  if (!*folder || *d->nvcc || access(nvcc, F_OK) != 0) return 0;
-  d->nvcc = toolkit_version(d, folder);
-  if (*d->nvcc) d->nvcc_path = nvcc;
-  return *d->nvcc != '\0';
+  if (!*folder || *d->target.nvcc || access(nvcc, F_OK) != 0) return 0;
+  d->target.nvcc = toolkit_version(d, folder);
+  if (*d->target.nvcc) d->target.nvcc_path = nvcc;
+  return *d->target.nvcc != '\0';
 }
 
 static const char *foreign(const char *name) {
@@ -322,7 +324,7 @@ static void collect_toolkit(doc *d) {
   char real[4096];
   try_toolkit(d, foreign("CUDA_HOME"));
   try_toolkit(d, foreign("CUDA_PATH"));
-  for (const char *p = *d->root ? "" : foreign("PATH"); *p && !*d->nvcc;) {
+  for (const char *p = *d->root ? "" : foreign("PATH"); *p && !*d->target.nvcc;) {
     size_t n = strcspn(p, ":");
     const char *nvcc = kr_arena_print(d->arena, "%.*s/nvcc", (int)n, p);
     if (n && realpath(nvcc, real)) {
@@ -333,8 +335,8 @@ static void collect_toolkit(doc *d) {
   }
   try_toolkit(d, doc_path(d, "/usr/local/cuda"));
   try_toolkit(d, foreign("CONDA_PREFIX"));
-  for (size_t i = 0; i < d->sites.n; i++)
-    try_toolkit(d, kr_arena_print(d->arena, "%s/nvidia/cu13", DOC_TEXT(d->sites, i)));
+  for (size_t i = 0; i < d->evidence.sites.n; i++)
+    try_toolkit(d, kr_arena_print(d->arena, "%s/nvidia/cu13", DOC_TEXT(d->evidence.sites, i)));
 }
 
 /* A target was named: a log, a GPU, a torch, a wheel or requirements. This machine's compiler, driver and environment
@@ -353,33 +355,35 @@ static int is_elsewhere(const doc *d) {
 
 /* Of a log that came with an environment, the GPUs and the driver are those that the environment is used with. */
 static void forget_machine(doc *d) {
-  const int is_used_here = d->options.log && d->is_environment && !d->options.gpu && !d->options.torch;
-  d->nvcc = d->nvcc_path = d->env_library_path = "";
-  d->env_visible = NULL;
-  if (!d->options.gpu && d->options.log && !d->is_environment) d->gpus.n = 0;
+  const int is_used_here = d->options.log && d->evidence.is_environment && !d->options.gpu && !d->options.torch;
+  d->target.nvcc = d->target.nvcc_path = d->target.env_library_path = "";
+  d->target.env_visible = NULL;
+  if (!d->options.gpu && d->options.log && !d->evidence.is_environment) d->target.gpus.n = 0;
   if (is_used_here) return;
-  d->kernel_driver = d->user_driver = "";
+  d->target.kernel_driver = d->target.user_driver = "";
   if (d->options.driver) return;
-  d->driver = d->driver_source = "";
-  d->driver_number = d->driver_cuda = 0;
+  d->target.driver = d->target.driver_source = "";
+  d->target.driver_number = d->target.driver_cuda = 0;
 }
 
 void doc_collect_facts(doc *d) {
   struct utsname name;
-  if (uname(&name) == 0) d->machine = strcmp(name.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
-  if (d->options.machine) d->machine = strcmp(d->options.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
-  else if (d->options.gpu && doc_machine_of_gpu(d, d->options.gpu)) d->machine = doc_machine_of_gpu(d, d->options.gpu);
-  d->env_library_path = foreign("LD_LIBRARY_PATH");
-  d->env_visible = kr_env_foreign("CUDA_VISIBLE_DEVICES");
-  d->env_force_jit = foreign("CUDA_FORCE_PTX_JIT");
-  d->env_disable_jit = foreign("CUDA_DISABLE_PTX_JIT");
-  d->env_no_cache = foreign("CUDA_CACHE_DISABLE");
+  if (uname(&name) == 0) d->target.machine = strcmp(name.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
+  if (d->options.machine)
+    d->target.machine = strcmp(d->options.machine, "aarch64") == 0 ? KR_ELF_AARCH64 : KR_ELF_X86_64;
+  else if (d->options.gpu && doc_machine_of_gpu(d, d->options.gpu))
+    d->target.machine = doc_machine_of_gpu(d, d->options.gpu);
+  d->target.env_library_path = foreign("LD_LIBRARY_PATH");
+  d->target.env_visible = kr_env_foreign("CUDA_VISIBLE_DEVICES");
+  d->target.env_force_jit = foreign("CUDA_FORCE_PTX_JIT");
+  d->target.env_disable_jit = foreign("CUDA_DISABLE_PTX_JIT");
+  d->target.env_no_cache = foreign("CUDA_CACHE_DISABLE");
   collect_driver(d);
   collect_gpus(d);
   settle_driver(d);
   collect_libc(d);
-  if (d->options.glibc) d->glibc = glibc_number(d->options.glibc);
+  if (d->options.glibc) d->target.glibc = glibc_number(d->options.glibc);
   collect_toolkit(d);
-  d->is_elsewhere = is_elsewhere(d);
-  if (d->is_elsewhere) forget_machine(d);
+  d->target.is_elsewhere = is_elsewhere(d);
+  if (d->target.is_elsewhere) forget_machine(d);
 }

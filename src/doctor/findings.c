@@ -4,12 +4,13 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 #include "report.h"
 
 enum { MAX_KEYS = 64, MAX_NESTED = 3, MAX_ALSO = 6 };
 
 typedef struct values { /* of one finding */
-  doc *d;
+  const doc *d;
   const char *keys[MAX_KEYS + 1];
   const char *package, *version;
 } values;
@@ -23,7 +24,7 @@ static const char *given(const values *v, const char *key) {
 
 /* Values that need not be passed; "" for others. */
 static const char *value_of(const values *v, const char *key) {
-  doc *d = v->d;
+  const doc *d = v->d;
   const char *text = given(v, key);
   if (*text) return text;
   const size_t n = strlen(key);
@@ -38,15 +39,17 @@ static const char *value_of(const values *v, const char *key) {
                                                                                               : value_of(v, "need");
   if (strcmp(key, "index") == 0) return doc_index_for(d, doc_main_cc(d));
   if (strcmp(key, "cc") == 0) return doc_main_cc(d) ? kr_print_cc(d->arena, doc_main_cc(d)) : "";
-  if (strcmp(key, "gpu_name") == 0) return doc_main_cc(d) ? KR_AT(d->gpus, doc_gpu, 0)->name : "";
-  if (strcmp(key, "torch") == 0) return d->torch;
-  if (strcmp(key, "torch_cuda") == 0) return d->torch_cuda;
+  if (strcmp(key, "gpu_name") == 0) return doc_main_cc(d) ? KR_AT(d->target.gpus, doc_gpu, 0)->name : "";
+  if (strcmp(key, "torch") == 0) return d->target.torch;
+  if (strcmp(key, "torch_cuda") == 0) return d->target.torch_cuda;
   if (strcmp(key, "python") == 0)
-    return d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : "";
-  if (strcmp(key, "driver") == 0) return d->driver;
+    return d->target.python ? kr_arena_print(d->arena, "%d.%d", d->target.python / 100, d->target.python % 100) : "";
+  if (strcmp(key, "driver") == 0) return d->target.driver;
   if (strcmp(key, "driver_cuda") == 0)
-    return d->driver_cuda ? kr_arena_print(d->arena, "%d.%d", d->driver_cuda / 1000, d->driver_cuda / 10 % 100) : "";
-  if (strcmp(key, "nvcc") == 0) return d->nvcc;
+    return d->target.driver_cuda
+               ? kr_arena_print(d->arena, "%d.%d", d->target.driver_cuda / 1000, d->target.driver_cuda / 10 % 100)
+               : "";
+  if (strcmp(key, "nvcc") == 0) return d->target.nvcc;
   return doc_command(d, key, v->package, v->version, given(v, "nvcc"));
 }
 
@@ -79,7 +82,7 @@ static const char *say(const values *v, const kr_rule *rule) {
 }
 
 static void add_fixes(const values *v, doc_finding *f) {
-  doc *d = v->d;
+  const doc *d = v->d;
   for (int i = 0; i < f->rule->n_fixes; i++) {
     if (strcmp(f->rule->fix[i], "{build}") == 0) {
       doc_add_build_fixes(d, &f->fixes, v->package, v->version);
@@ -92,9 +95,9 @@ static void add_fixes(const values *v, doc_finding *f) {
 
 /* ---- findings ---- */
 int doc_main_cc(const doc *d) {
-  int cc = d->judged_cc;
-  for (size_t i = 0; i < d->gpus.n; i++)
-    if (!cc) cc = KR_AT(d->gpus, doc_gpu, i)->cc;
+  int cc = d->target.judged_cc;
+  for (size_t i = 0; i < d->target.gpus.n; i++)
+    if (!cc) cc = KR_AT(d->target.gpus, doc_gpu, i)->cc;
   return cc;
 }
 
@@ -110,13 +113,14 @@ const char *doc_shown_name(const doc_file *file) {
                                                                                                       : folder;
 }
 
-static int is_repeated_for_findings(doc *d, const doc_finding *f) {
+static int is_repeated_for_findings(const doc *d, const doc_finding *f) {
   size_t *seen =
-      kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "%s\1%s\1%s", f->rule->id, f->file, f->says));
+      kr_names_put(d->arena, &d->found->said, kr_arena_print(d->arena, "%s\1%s\1%s", f->rule->id, f->file, f->says));
   return (*seen)++ != 0;
 }
 
-doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char *package, const char *const *keys) {
+doc_finding *doc_report(const doc *d, const char *id, const doc_file *file, const char *package,
+                        const char *const *keys) {
   const kr_rule *rule = kr_tables_rule(d->tables, id);
   if (!rule || kr_arena_failed(d->arena)) return NULL;
   if (!package || !*package) package = file ? file->package : "";
@@ -145,12 +149,12 @@ doc_finding *doc_report(doc *d, const char *id, const doc_file *file, const char
   add_fixes(&v, &f);
   if (!f.fixes.n && file && strchr("FW", *rule->id))
     doc_add_text(d, &f.fixes, "download it again from the original source");
-  doc_finding *kept = kr_list_push(d->arena, &d->findings);
+  doc_finding *kept = kr_list_push(d->arena, &d->found->findings);
   *kept = f;
   return kept;
 }
 
-void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) {
+void doc_add_evidence(const doc *d, doc_finding *finding, const char *format, ...) {
   va_list args;
   if (!finding) return;
   va_start(args, format);
@@ -160,15 +164,16 @@ void doc_evidence(doc *d, doc_finding *finding, const char *format, ...) {
 
 /* ---- causes ---- */
 static const doc_finding *first_of(const doc *d, const char *id) {
-  for (size_t i = 0; i < d->findings.n; i++)
-    if (strcmp(KR_AT(d->findings, doc_finding, i)->rule->id, id) == 0) return KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++)
+    if (strcmp(KR_AT(d->found->findings, doc_finding, i)->rule->id, id) == 0)
+      return KR_AT(d->found->findings, doc_finding, i);
   return NULL;
 }
 
 /* About torch's own libraries or those that come with it; conda's are named by no package. */
 static int is_torchs(const doc *d, const doc_finding *f) {
-  const size_t n = strlen(d->torch_lib);
-  return doc_comes_with_torch(f->package) || (n && strncmp(f->file, d->torch_lib, n) == 0);
+  const size_t n = strlen(d->target.torch_lib);
+  return doc_comes_with_torch(f->package) || (n && strncmp(f->file, d->target.torch_lib, n) == 0);
 }
 
 static const char *consequence_of(const doc *d, const doc_finding *f, const doc_finding *torch,
@@ -178,19 +183,19 @@ static const char *consequence_of(const doc *d, const doc_finding *f, const doc_
   if (torch && !torch->from_log && is_ours && f->rule != torch->rule) return "K14: another torch installs others";
   if (driver && driver->severity != KR_ERROR) driver = NULL; /* a guess explains no certainty away */
   if (driver && is_ours && strcmp(f->rule->id, "K08") == 0) return "D01: a newer driver compiles newer PTX";
-  if (driver && is_packed && d->driver_needed >= kr_parse_driver(kr_tables_zstd_driver(d->tables)))
+  if (driver && is_packed && d->found->driver_needed >= kr_parse_driver(kr_tables_zstd_driver(d->tables)))
     return "D01: the driver that it requires can decompress them";
   return is_packed && is_ours && f != packed && is_torchs(d, packed) ? "the same driver" : NULL;
 }
 
-static void set_aside(doc *d, doc_finding *f, const char *cause) {
+static void set_aside(const doc *d, doc_finding *f, const char *cause) {
   f->severity = KR_INFO, f->hidden = 1;
-  doc_evidence(d, f, "a consequence of %s", cause);
+  doc_add_evidence(d, f, "a consequence of %s", cause);
 }
 
 /* A cause counts for its own package; the driver's and a torch without CUDA's for all; in a log, also for what names no
  * package. */
-static const char *cause_key(doc *d, const doc_finding *f, const char *package) {
+static const char *cause_key(const doc *d, const doc_finding *f, const char *package) {
   return kr_arena_print(d->arena, "%s\1%s\1%d", f->rule->id, package, f->from_log);
 }
 
@@ -198,7 +203,7 @@ static int is_for_all(const doc_finding *f) {
   return f->rule->stage == KR_STAGE_DRIVER || strcmp(f->rule->id, "L05") == 0;
 }
 
-static int has_cause(doc *d, const kr_names *causes, const kr_rule *rule, const doc_finding *f) {
+static int has_cause(const doc *d, const kr_names *causes, const kr_rule *rule, const doc_finding *f) {
   for (int from_log = 0; from_log <= f->from_log; from_log++) {
     const doc_finding probe = {.rule = rule, .from_log = from_log};
     if (kr_names_find(causes, cause_key(d, &probe, "*")) ||
@@ -212,16 +217,16 @@ static int has_cause(doc *d, const kr_names *causes, const kr_rule *rule, const 
 }
 
 /* By the rules' own `explains`. */
-static void fold_consequences(doc *d) {
+static void fold_consequences(const doc *d) {
   kr_names causes = {0};
-  for (size_t i = 0; i < d->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     if (!*f->rule->explains || f->hidden || f->severity != KR_ERROR) continue; /* a guess explains no certainty away */
     *kr_names_put(d->arena, &causes, cause_key(d, f, is_for_all(f) ? "*" : f->package)) = i + 1;
     if (f->from_log) *kr_names_put(d->arena, &causes, cause_key(d, f, "+")) = i + 1;
   }
-  for (size_t i = 0; i < d->findings.n && causes.n; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n && causes.n; i++) {
+    doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     for (size_t k = 0; k < d->tables->rules.n && !f->hidden; k++) {
       const kr_rule *rule = KR_AT(d->tables->rules, kr_rule, k);
       if (rule == f->rule || !kr_tables_has_word(rule->explains, f->rule->id)) continue;
@@ -231,10 +236,10 @@ static void fold_consequences(doc *d) {
 }
 
 /* The same problem in several files of one package is one finding, if one command fixes it. */
-static void group_by_package(doc *d) {
+static void group_by_package(const doc *d) {
   kr_names groups = {0};
-  for (size_t i = 0; i < d->findings.n; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     if (f->hidden || f->severity == KR_INFO || !*f->package || !*f->file) continue;
     const char *fix = f->fixes.n ? DOC_TEXT(f->fixes, 0) : "";
     size_t *first = kr_names_put(d->arena, &groups,
@@ -243,22 +248,23 @@ static void group_by_package(doc *d) {
       *first = i + 1;
       continue;
     }
-    doc_finding *head = KR_AT(d->findings, doc_finding, *first - 1);
-    if (head->n_also++ < MAX_ALSO) doc_evidence(d, head, "also %s", f->says);
+    doc_finding *head = KR_AT(d->found->findings, doc_finding, *first - 1);
+    if (head->n_also++ < MAX_ALSO) doc_add_evidence(d, head, "also %s", f->says);
     set_aside(d, f, "the same cause");
   }
-  for (size_t i = 0; i < d->findings.n; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
-    if (f->n_also > MAX_ALSO) doc_evidence(d, f, "and %d more of its files: --all shows them", f->n_also - MAX_ALSO);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
+    if (f->n_also > MAX_ALSO)
+      doc_add_evidence(d, f, "and %d more of its files: --all shows them", f->n_also - MAX_ALSO);
   }
 }
 
 /* A torch without code for the GPU is one finding, not twenty: its own and NVIDIA's libraries were built for the same
  * GPUs. So is a driver that is too old. */
-void doc_keep_causes(doc *d) {
+void doc_keep_causes(const doc *d) {
   const doc_finding *torch = first_of(d, "K14"), *driver = first_of(d, "D01"), *packed = first_of(d, "K11");
-  for (size_t i = 0; i < d->findings.n; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     const char *cause = f->severity == KR_INFO ? NULL : consequence_of(d, f, torch, driver, packed);
     if (cause) set_aside(d, f, cause);
   }
@@ -284,7 +290,7 @@ static int compare_findings(const void *a, const void *b) {
 
 /* Where the first fix is unknown, the second drops its "or": "or, outside conda: export X" becomes the command, "or
  * take Y" its sentence. */
-static const char *without_or(doc *d, const char *fix) {
+static const char *without_or(const doc *d, const char *fix) {
   if (strncmp(fix, "or ", 3) != 0 && strncmp(fix, "or:", 3) != 0 && strncmp(fix, "or,", 3) != 0) return fix;
   const char *colon = strstr(fix, ": ");
   if (colon && doc_is_command(colon + 2)) return colon + 2;
@@ -293,7 +299,7 @@ static const char *without_or(doc *d, const char *fix) {
 }
 
 /* What must not be printed is left out, whoever made it. */
-static void check_fixes(doc *d, doc_finding *f) {
+static void check_fixes(const doc *d, doc_finding *f) {
   const size_t n_made = f->fixes.n;
   size_t n = 0;
   for (size_t i = 0; i < n_made; i++) {
@@ -309,7 +315,7 @@ static void check_fixes(doc *d, doc_finding *f) {
   if (f->fixes.n) DOC_TEXT(f->fixes, 0) = without_or(d, DOC_TEXT(f->fixes, 0));
 }
 
-void doc_rank(doc *d) {
-  for (size_t i = 0; i < d->findings.n; i++) check_fixes(d, KR_AT(d->findings, doc_finding, i));
-  if (d->findings.n) qsort(d->findings.at, d->findings.n, sizeof(doc_finding), compare_findings);
+void doc_rank(const doc *d) {
+  for (size_t i = 0; i < d->found->findings.n; i++) check_fixes(d, KR_AT(d->found->findings, doc_finding, i));
+  if (d->found->findings.n) qsort(d->found->findings.at, d->found->findings.n, sizeof(doc_finding), compare_findings);
 }

@@ -6,24 +6,25 @@
 #include <unistd.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 #include "env.h"
 #include "report.h"
 
 /* ---- whose pip ---- */
 /* The interpreter of the inspected environment, if plain `pip` would belong to another; "" when it is the same, or
  * unknown. */
-static const char *other_python(doc *d) {
+static const char *other_python(const doc *d) {
   static const char *const active[] = {"VIRTUAL_ENV", "CONDA_PREFIX"};
-  const char *python = *d->prefix ? kr_arena_print(d->arena, "%s/bin/python", d->prefix) : "";
-  if (!d->is_environment || !d->options.n_paths || !*python || access(python, X_OK) != 0) return "";
+  const char *python = *d->target.prefix ? kr_arena_print(d->arena, "%s/bin/python", d->target.prefix) : "";
+  if (!d->evidence.is_environment || !d->options.n_paths || !*python || access(python, X_OK) != 0) return "";
   for (int i = 0; i < 2; i++) {
     const char *value = kr_env_foreign(active[i]);
-    if (value && strcmp(value, d->prefix) == 0) return "";
+    if (value && strcmp(value, d->target.prefix) == 0) return "";
   }
   return python;
 }
 
-const char *doc_addressed(doc *d, const char *command) {
+const char *doc_addressed(const doc *d, const char *command) {
   const char *python = strstr(command, "pip ") ? other_python(d) : "";
   if (!*python || !doc_is_command(command)) return command;
   kr_text out = kr_text_begin(d->arena);
@@ -49,7 +50,7 @@ static int plan_step(const doc_finding *f) {
 
 /* The first command of a finding; uninstalling is left to --force-reinstall. What no command can do becomes a
  * comment. */
-static const char *plan_command(doc *d, const doc_finding *f) {
+static const char *plan_command(const doc *d, const doc_finding *f) {
   for (size_t i = 0; i < f->fixes.n; i++) {
     const char *fix = DOC_TEXT(f->fixes, i);
     if (doc_is_command(fix) && (strncmp(fix, "pip uninstall", 13) != 0 || strstr(fix, " && "))) return fix;
@@ -65,7 +66,7 @@ static int step_of_package(const doc_finding *f) {
   return *f->package && plan_step(f) >= 3 && f->rule->stage != KR_STAGE_USE;
 }
 
-static int already_planned(doc *d, const kr_list *planned, const doc_finding *f, const char *command) {
+static int already_planned(const doc *d, const kr_list *planned, const doc_finding *f, const char *command) {
   for (size_t i = 0; i < planned->n; i++) {
     const doc_finding *other = *KR_AT(*planned, const doc_finding *, i);
     if (strcmp(plan_command(d, other), command) == 0) return 1;
@@ -80,10 +81,10 @@ static int already_planned(doc *d, const kr_list *planned, const doc_finding *f,
 static void assume_torch(doc *d, const char *command) {
   const char *at = strstr(command, "torch=="), *index = strstr(command, "/whl/cu");
   if (!at) return;
-  d->torch = kr_arena_print(d->arena, "%.*s%s%.*s", (int)strspn(at + 7, "0123456789."), at + 7, index ? "+" : "",
+  d->target.torch = kr_arena_print(d->arena, "%.*s%s%.*s", (int)strspn(at + 7, "0123456789."), at + 7, index ? "+" : "",
                             index ? (int)strcspn(index + 5, " \"") : 0, index ? index + 5 : "");
-  d->torch_number = kr_parse_torch(d->torch);
-  if (index) d->torch_cuda = kr_print_tenths(d->arena, atoi(index + 7));
+  d->target.torch_number = kr_parse_torch(d->target.torch);
+  if (index) d->target.torch_cuda = kr_print_tenths(d->arena, atoi(index + 7));
 }
 
 static int is_in_plan(const kr_list *commands, const char *package) {
@@ -93,10 +94,10 @@ static int is_in_plan(const kr_list *commands, const char *package) {
 }
 
 /* What was built for the replaced torch must be installed again for the new one. */
-static void plan_rebuilds(doc *d, kr_list *commands) {
+static void plan_rebuilds(const doc *d, kr_list *commands) {
   kr_names seen = {0};
-  for (size_t i = 0; i < d->files.n; i++) {
-    const doc_file *file = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n; i++) {
+    const doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (!file->uses_torch_cxx || file->is_torch || file->in_wheel || !*file->package ||
         strcmp(file->package, "torch") == 0)
       continue;
@@ -107,7 +108,7 @@ static void plan_rebuilds(doc *d, kr_list *commands) {
 }
 
 /* Fixes that name a torch release were made for the installed one: once it changes, they are made again. */
-static const char *command_now(doc *d, const doc_finding *f, int torch_changes) {
+static const char *command_now(const doc *d, const doc_finding *f, int torch_changes) {
   kr_list fixes = KR_LIST(const char *);
   if (!torch_changes || !*f->package || doc_comes_with_torch(f->package) || plan_step(f) != 5)
     return plan_command(d, f);
@@ -122,7 +123,7 @@ static const char *command_now(doc *d, const doc_finding *f, int torch_changes) 
 
 /* ---- after the plan ---- */
 typedef struct outcome { /* the state after the commands */
-  doc *d;
+  const doc *d;
   const char *torch, *tag; /* "2.9.1", "cu128" */
   int torch_number, toolkit, driver;
   kr_list complaints; /* const char * */
@@ -132,13 +133,13 @@ static void complain(outcome *o, const char *text) {
   if (!doc_has_text(&o->complaints, text)) doc_add_text(o->d, &o->complaints, text);
 }
 
-static const char *word_at(doc *d, const char *p) {
+static const char *word_at(const doc *d, const char *p) {
   const size_t skip = *p == '"' || *p == '\'';
   return kr_arena_copy(d->arena, p + skip, strcspn(p + skip, skip ? "\"'" : " "));
 }
 
 static void take_fixplan_torch(outcome *o, const char *command) {
-  doc *d = o->d;
+  const doc *d = o->d;
   const char *at = strstr(command, "torch=="), *index = strstr(command, "/whl/");
   if (!at || (at > command && at[-1] != ' ' && at[-1] != '"')) return;
   o->torch = kr_arena_copy(d->arena, at + 7, strspn(at + 7, "0123456789.*"));
@@ -154,24 +155,25 @@ static void take_system(outcome *o, const char *command) {
 }
 
 static void check_torch(outcome *o) {
-  doc *d = o->d;
-  const int cc = doc_main_cc(d), driver = d->driver_number,
+  const doc *d = o->d;
+  const int cc = doc_main_cc(d),
             gate = strncmp(o->tag, "cu", 2) == 0 ? kr_tables_gate(d->tables, atoi(o->tag + 2) / 10) : 0;
   if (!o->torch_number || !cc || !*o->tag || strncmp(o->tag, "cu", 2) != 0) return;
-  d->driver_number = 0;
-  if (doc_torch_index(d, o->torch_number, 0, o->tag) && !doc_torch_index(d, o->torch_number, cc, o->tag))
+  doc any_driver = *d;
+  any_driver.target.driver_number = 0;
+  if (doc_torch_index(&any_driver, o->torch_number, 0, o->tag) &&
+      !doc_torch_index(&any_driver, o->torch_number, cc, o->tag))
     complain(
         o, kr_arena_print(d->arena, "torch %s of %s has no code for %s", o->torch, o->tag, kr_print_cc(d->arena, cc)));
-  d->driver_number = driver;
   if (o->driver && gate && o->driver < gate)
     complain(o, kr_arena_print(d->arena, "torch of %s requires driver %s; this is %s", o->tag,
-                               kr_print_driver(d->arena, gate), d->driver));
+                               kr_print_driver(d->arena, gate), d->target.driver));
 }
 
 /* One name==version of an install: a prebuilt wheel must have code for the device and fit the torch; a source build
  * needs a toolkit that knows the device and has torch's CUDA version. */
 static void check_install(outcome *o, const char *name, const char *version, int is_built) {
-  doc *d = o->d;
+  const doc *d = o->d;
   const doc_table_line *row, *torch = doc_torch_row(d, o->torch_number);
   const int cc = doc_main_cc(d), column = doc_companion_column(name),
             need = cc ? kr_tables_first_cuda_for(d->tables, kr_arena_print(d->arena, "%d", cc)) : 0;
@@ -190,7 +192,7 @@ static void check_install(outcome *o, const char *name, const char *version, int
       atoi(version + strcspn(version, ".") + 1) !=
           atoi(torch->column[column] + strcspn(torch->column[column], ".") + 1))
     complain(o, kr_arena_print(d->arena, "%s %s is not the one of torch %s", name, version, torch->column[0]));
-  const int major = strncmp(o->tag, "cu", 2) == 0 ? atoi(o->tag + 2) / 10 : kr_parse_tenths(d->torch_cuda) / 10;
+  const int major = strncmp(o->tag, "cu", 2) == 0 ? atoi(o->tag + 2) / 10 : kr_parse_tenths(d->target.torch_cuda) / 10;
   if (is_built && o->toolkit && need && o->toolkit < need)
     complain(o, kr_arena_print(d->arena, "CUDA %s cannot build %s for %s: that needs %s",
                                kr_print_tenths(d->arena, o->toolkit), name, kr_print_cc(d->arena, cc),
@@ -201,7 +203,7 @@ static void check_install(outcome *o, const char *name, const char *version, int
 }
 
 static void check_command(outcome *o, const char *command) {
-  doc *d = o->d;
+  const doc *d = o->d;
   if (!strstr(command, "pip install")) return;
   for (const char *p = command; *p; p += strcspn(p, " "), p += strspn(p, " ")) {
     const char *word = word_at(d, p), *equals = strstr(word, "==");
@@ -213,14 +215,14 @@ static void check_command(outcome *o, const char *command) {
 }
 
 /* What the rules would still report. */
-static kr_list check_plan(doc *d, const kr_list *commands) {
-  const char *tag = strstr(d->torch, "+cu");
+static kr_list check_plan(const doc *d, const kr_list *commands) {
+  const char *tag = strstr(d->target.torch, "+cu");
   outcome o = {.d = d,
-               .torch = d->torch,
-               .torch_number = d->torch_number,
+               .torch = d->target.torch,
+               .torch_number = d->target.torch_number,
                .tag = tag ? tag + 1 : "",
-               .toolkit = kr_parse_tenths(d->nvcc),
-               .driver = d->driver_number,
+               .toolkit = kr_parse_tenths(d->target.nvcc),
+               .driver = d->target.driver_number,
                .complaints = KR_LIST(const char *)};
   for (size_t i = 0; i < commands->n; i++)
     take_fixplan_torch(&o, DOC_TEXT(*commands, i)), take_system(&o, DOC_TEXT(*commands, i));
@@ -233,29 +235,29 @@ const char *krait_report_plan(krait_report *d) {
   if (!d) return "";
   kr_text out = kr_text_begin(d->arena);
   kr_list planned = KR_LIST(const doc_finding *), commands = KR_LIST(const char *);
-  const char *torch = d->torch, *torch_cuda = d->torch_cuda;
-  int torch_number = d->torch_number, torch_changes = 0;
+  doc then = *d; /* with the torch that the commands so far install */
+  int torch_changes = 0;
   for (int step = 0; step <= 5; step++)
-    for (size_t i = 0; i < d->findings.n; i++) {
-      const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+    for (size_t i = 0; i < d->found->findings.n; i++) {
+      const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
       if (f->severity == KR_INFO || plan_step(f) != step) continue;
-      const char *command = command_now(d, f, torch_changes);
-      if (!*command || already_planned(d, &planned, f, command) || doc_has_text(&commands, command)) continue;
+      const char *command = command_now(&then, f, torch_changes);
+      if (!*command || already_planned(&then, &planned, f, command) || doc_has_text(&commands, command)) continue;
       *(const doc_finding **)kr_list_push(d->arena, &planned) = f;
       doc_add_text(d, &commands, command);
-      if (strstr(command, "pip install") && strstr(command, " torch==")) torch_changes = 1, assume_torch(d, command);
+      if (strstr(command, "pip install") && strstr(command, " torch=="))
+        torch_changes = 1, assume_torch(&then, command);
     }
-  if (torch_changes && d->torch_number != torch_number) plan_rebuilds(d, &commands);
+  if (torch_changes && then.target.torch_number != d->target.torch_number) plan_rebuilds(&then, &commands);
   for (size_t i = 0; i < commands.n; i++)
-    kr_text_print(&out, "%s\n", doc_printable(d, doc_addressed(d, DOC_TEXT(commands, i))));
-  d->torch = torch, d->torch_cuda = torch_cuda, d->torch_number = torch_number;
+    kr_text_print(&out, "%s\n", doc_printable(&then, doc_addressed(&then, DOC_TEXT(commands, i))));
   const kr_list left = check_plan(d, &commands);
   for (size_t i = 0; i < left.n; i++)
     kr_text_print(&out, "# not fixed by this: %s\n", doc_printable(d, DOC_TEXT(left, i)));
   if (torch_changes) kr_text_print(&out, "krait doctor   # torch has changed: look again\n");
-  for (size_t i = 0; i < d->unreadable.n; i++)
-    kr_text_print(&out, "# not inspected: %s\n", doc_printable(d, DOC_TEXT(d->unreadable, i)));
-  if (d->is_nowhere) kr_text_print(&out, "# no Python environment found: name a folder or a file\n");
+  for (size_t i = 0; i < d->found->unreadable.n; i++)
+    kr_text_print(&out, "# not inspected: %s\n", doc_printable(d, DOC_TEXT(d->found->unreadable, i)));
+  if (d->evidence.is_nowhere) kr_text_print(&out, "# no Python environment found: name a folder or a file\n");
   if (!out.length) kr_text_print(&out, "# nothing to do\n");
   return out.at;
 }

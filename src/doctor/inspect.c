@@ -26,14 +26,14 @@ int doc_has_text(const kr_list *list, const char *text) {
   return 0;
 }
 
-static doc_finding *report_as_damaged(doc *d, doc_file *file, const char *why) {
+static doc_finding *report_as_damaged(const doc *d, doc_file *file, const char *why) {
   const char *keys[] = {"why", why, NULL};
   doc_finding *f = doc_report(d, "F01", file, file->package, keys);
-  if (f && !file->damage) file->damage = d->findings.n;
+  if (f && !file->damage) file->damage = d->found->findings.n;
   return f;
 }
 
-static void report_damage(doc *d, doc_file *file) {
+static void report_damage(const doc *d, doc_file *file) {
   report_as_damaged(d, file, kr_arena_print(d->arena, "%s", krait_error_detail()));
 }
 
@@ -86,7 +86,7 @@ static int compare_bodies(const void *a, const void *b) {
   return x->name != y->name ? x->name < y->name ? -1 : 1 : x->sm - y->sm;
 }
 
-static doc_bodies *bodies_of(doc *d, doc_container *c, int sm) {
+static doc_bodies *bodies_of(const doc *d, doc_container *c, int sm) {
   for (size_t i = 0; i < c->bodies.n; i++)
     if (KR_AT(c->bodies, doc_bodies, i)->sm == sm) return KR_AT(c->bodies, doc_bodies, i);
   doc_bodies *made = kr_list_push(d->arena, &c->bodies);
@@ -194,7 +194,7 @@ static uint64_t end_of(const doc_container *c) { return (c->offset + c->bytes + 
 
 /* Compares the containers found by a search with the section table: 1 when they fill its sections without a gap, so
  * that a walk over the sections would find the same. Those outside were bytes that look like a container. */
-static int place_containers(doc *d, krait_scan *scan, doc_file *file) {
+static int place_containers(const doc *d, krait_scan *scan, doc_file *file) {
   int n;
   size_t n_loaded = 0, k = 0;
   const kr_scan_region *regions = kr_scan_regions(scan, &n);
@@ -251,7 +251,7 @@ static void add_version(void *user, const char *file, const char *version) {
                      kr_arena_copy(u->d->arena, version, strlen(version))};
 }
 
-static const char *dynamic_string(doc *d, krait_scan *scan, uint64_t value) {
+static const char *dynamic_string(const doc *d, krait_scan *scan, uint64_t value) {
   char text[4096];
   int32_t n = kr_elf_string(kr_scan_elf(scan), kr_scan_dynamic(scan)->strings + value, text, sizeof text);
   return n < 0 ? "" : kr_arena_copy(d->arena, text, (size_t)n);
@@ -288,12 +288,12 @@ static void classify(doc_file *file) {
 }
 
 static doc_file *add_file(doc *d, const char *path) {
-  doc_file *file = kr_list_push(d->arena, &d->files);
+  doc_file *file = kr_list_push(d->arena, &d->evidence.files);
   const char *slash = strrchr(path, '/');
   *file = (doc_file){.path = path,
                      .name = slash ? slash + 1 : path,
-                     .package = d->owner,
-                     .package_version = d->owner_version,
+                     .package = d->evidence.owner,
+                     .package_version = d->evidence.owner_version,
                      .sha256 = "",
                      .soname = "",
                      .rpath = "",
@@ -386,7 +386,7 @@ int32_t doc_walk_source(doc *d, kr_source *source, const char *path, doc_image_f
 doc_file *doc_inspect_path(doc *d, const char *path) {
   kr_source source;
   if (kr_source_open(&source, path) < 0) {
-    doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
+    doc_add_text(d, &d->found->unreadable, kr_arena_print(d->arena, "%s", krait_error_detail()));
     return NULL;
   }
   doc_file *file = doc_inspect_source(d, &source, path);
@@ -398,9 +398,9 @@ doc_file *doc_inspect_path(doc *d, const char *path) {
 static krait_target target_of(const doc *d, int cc) {
   return (krait_target){.size = sizeof(krait_target),
                         .cc = cc,
-                        .driver = d->driver_number,
-                        .driver_cuda = d->driver_cuda,
-                        .force_ptx_jit = *d->env_force_jit && strcmp(d->env_force_jit, "0") != 0};
+                        .driver = d->target.driver_number,
+                        .driver_cuda = d->target.driver_cuda,
+                        .force_ptx_jit = *d->target.env_force_jit && strcmp(d->target.env_force_jit, "0") != 0};
 }
 
 static int best_image(const doc *d, const doc_container *c, const krait_target *target, int want_relocatable, int *sm) {
@@ -458,7 +458,7 @@ static void judge_file(const doc *d, doc_file *file, int cc) {
   file->n_judged = file->n_lost = 0;
   file->verdict = KRAIT_VERDICT_STUB;
   if (file->is_unused) return;
-  if (file->kind == KRAIT_FILE_ELF && d->machine && file->machine != d->machine)
+  if (file->kind == KRAIT_FILE_ELF && d->target.machine && file->machine != d->target.machine)
     return; /* its host code does not run there: reported by L05 */
   for (size_t i = 0; i < file->containers.n; i++) {
     doc_container *c = KR_AT(file->containers, doc_container, i);
@@ -474,16 +474,16 @@ static void judge_file(const doc *d, doc_file *file, int cc) {
 }
 
 void doc_judge_for(doc *d, int cc) {
-  for (size_t i = 0; i < d->files.n; i++) judge_file(d, KR_AT(d->files, doc_file, i), cc);
+  for (size_t i = 0; i < d->evidence.files.n; i++) judge_file(d, KR_AT(d->evidence.files, doc_file, i), cc);
 }
 
 /* Several devices: the file keeps the worst verdict. */
 void doc_judge_all(doc *d) {
-  for (size_t i = 0; i < d->files.n; i++) {
-    doc_file *file = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n; i++) {
+    doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     int worst = -1, worst_cc = 0;
-    for (size_t g = 0; g < d->gpus.n; g++) {
-      int cc = KR_AT(d->gpus, doc_gpu, g)->cc;
+    for (size_t g = 0; g < d->target.gpus.n; g++) {
+      int cc = KR_AT(d->target.gpus, doc_gpu, g)->cc;
       if (!cc) continue;
       judge_file(d, file, cc);
       if (file->verdict != KRAIT_VERDICT_STUB && file->verdict > worst) worst = file->verdict, worst_cc = cc;
@@ -514,7 +514,7 @@ static void print_keys(kr_text *text, int *keys, int n) {
     kr_text_print(text, " %d%s", keys[i] / 4, keys[i] % 4 == 1 ? "a" : keys[i] % 4 == 2 ? "f" : "");
 }
 
-static const char *print_images(doc *d, const kr_list *const *lists, size_t n_lists) {
+static const char *print_images(const doc *d, const kr_list *const *lists, size_t n_lists) {
   int cubins[64], ptxs[64], others[8], n_cubins = 0, n_ptxs = 0, n_others = 0, version = 0;
   for (size_t i = 0; i < n_lists; i++) {
     n_cubins = collect(lists[i], KRAIT_IMAGE_CUBIN, cubins, n_cubins, 64, NULL);
@@ -532,13 +532,13 @@ static const char *print_images(doc *d, const kr_list *const *lists, size_t n_li
   return text.at;
 }
 
-const char *doc_print_container(doc *d, const doc_container *container) {
+const char *doc_print_container(const doc *d, const doc_container *container) {
   const kr_list *list = &container->images;
   return print_images(d, &list, 1);
 }
 
 /* The union is only for display; verdicts never use it. */
-const char *doc_print_set(doc *d, const doc_file *file) {
+const char *doc_print_set(const doc *d, const doc_file *file) {
   size_t n = 0;
   const kr_list **lists = kr_arena_alloc(d->arena, (file->containers.n + 1) * sizeof *lists);
   if (!lists || kr_arena_failed(d->arena)) return "";

@@ -35,7 +35,7 @@ static void json_text(lister *l, const char *text) {
 }
 
 /* ---- one image ---- */
-static const char *image_name(doc *d, const krait_image *image) {
+static const char *image_name(const doc *d, const krait_image *image) {
   const char *suffix = image->suffix == 'a' ? "a" : image->suffix == 'f' ? "f" : "";
   if (image->kind == KRAIT_IMAGE_PTX)
     return kr_arena_print(d->arena, "ptx   compute_%d%s  version %d.%d", image->sm, suffix, image->ptx / 10,
@@ -135,8 +135,8 @@ static void list_image(doc *d, krait_scan *scan, const krait_image *image, doc_c
 }
 
 /* The pieces of the text, joined once for all members. */
-static void add_piece(doc *d, const char *text) {
-  if (*text) doc_add_text(d, &d->notes, text);
+static void add_piece(const doc *d, const char *text) {
+  if (*text) doc_add_text(d, &d->found->notes, text);
 }
 
 static void head_of_container(lister *l, const doc_container *c, int number) {
@@ -185,7 +185,7 @@ static void list_member(doc *own, kr_source *source, const char *name, void *use
   if (!doc_is_library_name(name) || (is_json && !source->size)) return;
   add_piece(own, is_json ? ",\n " : kr_arena_print(own->arena, "%s\n", doc_printable(own, name)));
   if (source->size && list_source(own, source, name, is_json) < 0)
-    doc_add_text(own, &own->unreadable, kr_arena_print(own->arena, "%s", krait_error_detail()));
+    doc_add_text(own, &own->found->unreadable, kr_arena_print(own->arena, "%s", krait_error_detail()));
 }
 
 static int32_t list_wheel(doc *d, const char *path, int is_json) {
@@ -193,7 +193,7 @@ static int32_t list_wheel(doc *d, const char *path, int is_json) {
   KR_TRY(kr_zip_open(path, &zip));
   doc_each_member(d, path, zip, list_member, &is_json);
   kr_zip_close(&zip);
-  KR_CHECK(!d->unreadable.n, KRAIT_ERR_FILE_FORMAT, "%s", DOC_TEXT(d->unreadable, 0));
+  KR_CHECK(!d->found->unreadable.n, KRAIT_ERR_FILE_FORMAT, "%s", DOC_TEXT(d->found->unreadable, 0));
   return KRAIT_OK;
 }
 
@@ -207,15 +207,15 @@ static int32_t list_file(doc *d, const char *path, int is_json) {
 }
 
 /* All pieces joined; the comma before an array's first member is left out. */
-static const char *join_pieces(doc *d, int is_json) {
+static const char *join_pieces(const doc *d, int is_json) {
   size_t n = 4, at = 0;
-  for (size_t i = 0; i < d->notes.n; i++) n += strlen(DOC_TEXT(d->notes, i));
+  for (size_t i = 0; i < d->found->notes.n; i++) n += strlen(DOC_TEXT(d->found->notes, i));
   char *text = kr_arena_try(d->arena, n);
   if (!text) return "";
   if (is_json) text[at++] = '[';
-  for (size_t i = is_json; i < d->notes.n; i++) {
-    const size_t length = strlen(DOC_TEXT(d->notes, i));
-    memcpy(text + at, DOC_TEXT(d->notes, i), length);
+  for (size_t i = is_json; i < d->found->notes.n; i++) {
+    const size_t length = strlen(DOC_TEXT(d->found->notes, i));
+    memcpy(text + at, DOC_TEXT(d->found->notes, i), length);
     at += length;
   }
   if (is_json) memcpy(text + at, "]\n", 2);

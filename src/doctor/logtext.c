@@ -83,7 +83,7 @@ static int find_match(const char *pattern, const char *text, size_t n_text, capt
   return 0;
 }
 
-static int match_text(doc *d, const char *pattern, const char *text, size_t n_text, kr_list *keys) {
+static int match_text(const doc *d, const char *pattern, const char *text, size_t n_text, kr_list *keys) {
   captures taken = {.n = 0};
   if (!find_match(pattern, text, n_text, &taken)) return 0;
   for (int i = 0; i < taken.n; i++) {
@@ -96,13 +96,13 @@ static int match_text(doc *d, const char *pattern, const char *text, size_t n_te
   return 1;
 }
 
-int doc_match(doc *d, const char *pattern, const char *text, kr_list *keys) {
+int doc_match(const doc *d, const char *pattern, const char *text, kr_list *keys) {
   return match_text(d, pattern, text, strlen(text), keys);
 }
 
 /* ---- cleaning ---- */
 /* Drops ANSI sequences and control bytes, and a "[rank0]: " at the start of a line; keeps newlines. */
-static char *clean(doc *d, const char *text, size_t n) {
+static char *clean(const doc *d, const char *text, size_t n) {
   char *out = kr_arena_alloc(d->arena, n + 1);
   size_t k = 0, line = 0;
   if (!out || kr_arena_failed(d->arena)) return kr_arena_copy(d->arena, "", 0);
@@ -124,7 +124,7 @@ static char *clean(doc *d, const char *text, size_t n) {
 }
 
 /* The text with wrapped lines joined: newline and indentation are replaced by glue. */
-static char *join(doc *d, const char *text, int with_blank) {
+static char *join(const doc *d, const char *text, int with_blank) {
   size_t n = strlen(text), k = 0;
   char *out = kr_arena_alloc(d->arena, n + 1);
   if (!out || kr_arena_failed(d->arena)) return kr_arena_copy(d->arena, "", 0);
@@ -176,7 +176,7 @@ static void match_rules(doc *d, const char *text, int is_line) {
 }
 
 /* ---- names ---- */
-static void add_name(doc *d, kr_list *list, const char *text, size_t n) {
+static void add_name(const doc *d, kr_list *list, const char *text, size_t n) {
   const char *name = kr_arena_copy(d->arena, text, n);
   if (!doc_has_text(list, name) && list->n < 1000) doc_add_text(d, list, name);
 }
@@ -231,7 +231,7 @@ static const doc_table_line *row_of_module(const doc *d, const char *module) {
 
 /* The module at the start of a path's part: "selective_scan_cuda.cpython-312.so",
  * "flash_attn/flash_attn_interface.py". */
-static const char *package_of_part(doc *d, const char *part) {
+static const char *package_of_part(const doc *d, const char *part) {
   size_t n = strcspn(part, "/\\.\"' \t:,)"), m = strcspn(part, "/\\");
   if (m > 4 && memcmp(part + m - 4, ".egg", 4) == 0 && part[m]) return package_of_part(d, part + m + 1);
   const char *module = kr_arena_copy(d->arena, part, n), *plain = module + strspn(module, "_");
@@ -245,14 +245,14 @@ static const char *package_of_part(doc *d, const char *part) {
 }
 
 /* From the last path below site-packages, else from a path component that is a module in the tables. */
-static const char *package_of_paths(doc *d, const char *text) {
+static const char *package_of_paths(const doc *d, const char *text) {
   const char *found = "";
   for (const char *p = text; (p = strstr(p, "-packages")); p++)
     if (p[9] == '/' || p[9] == '\\') found = package_of_part(d, p + 10);
   return found;
 }
 
-const char *doc_package_in(doc *d, const char *text) {
+const char *doc_package_in(const doc *d, const char *text) {
   const char *best = package_of_paths(d, text);
   const doc_table_line *row;
   size_t most = 0;
@@ -289,7 +289,7 @@ static int is_built_against(const char *text, const char *p) {
   return 0;
 }
 
-static const char *token_after(doc *d, const char *text, const char *word) {
+static const char *token_after(const doc *d, const char *text, const char *word) {
   for (const char *p = text; (p = strstr(p, word)); p++) {
     const char *value = p + strlen(word);
     size_t n = 0;
@@ -300,14 +300,14 @@ static const char *token_after(doc *d, const char *text, const char *word) {
   return "";
 }
 
-static const char *first_token(doc *d, const char *text, const char *const *words) {
+static const char *first_token(const doc *d, const char *text, const char *const *words) {
   const char *found = "";
   for (; *words && !*found; words++) found = token_after(d, text, *words);
   return found;
 }
 
 /* "name        1.2.3", as pip list has it. */
-static const char *column_after(doc *d, const char *text, const char *name) {
+static const char *column_after(const doc *d, const char *text, const char *name) {
   const size_t n = strlen(name);
   for (const char *p = text; (p = strstr(p, name)); p += n) {
     const size_t blanks = strspn(p + n, " "), length = strspn(p + n + blanks, "0123456789.+abcpostruv");
@@ -351,9 +351,9 @@ const char *doc_version_of(const doc *d, const char *package) {
 /* ---- the GPU ---- */
 static int set_gpu(doc *d, const char *name, int cc) {
   if (!cc) return 0;
-  if (!d->options.machine && !d->is_environment && doc_machine_of_gpu(d, name))
-    d->machine = doc_machine_of_gpu(d, name);
-  *(doc_gpu *)kr_list_push(d->arena, &d->gpus) = (doc_gpu){name, "the log", cc};
+  if (!d->options.machine && !d->evidence.is_environment && doc_machine_of_gpu(d, name))
+    d->target.machine = doc_machine_of_gpu(d, name);
+  *(doc_gpu *)kr_list_push(d->arena, &d->target.gpus) = (doc_gpu){name, "the log", cc};
   return 1;
 }
 
@@ -374,7 +374,7 @@ static int gpu_from_listing(doc *d, const char *text) {
 }
 
 /* "RTX 5080" also as rtx5080, RTX5080 and "a 5080". */
-static const char *find_gpu_word(doc *d, const char *text, const char *name, size_t n) {
+static const char *find_gpu_word(const doc *d, const char *text, const char *name, size_t n) {
   static const char *const before[] = {"RTX", "rtx",     "Rtx",  "rtx ", " a ", " my ",
                                        "an ", "NVIDIA ", "GPU ", "the ", "on ", NULL};
   const char *shown = find_word(text, name, n);
@@ -445,7 +445,7 @@ static int gpu_from_capability(doc *d, const char *line) {
 /* ---- torch, driver, toolkit ---- */
 /* "2.5.1+cu124" by itself, as `print(torch.__version__)` leaves it: only torch and torchaudio, which has the same
  * numbers, have releases from 1 on with such a tag. */
-static const char *tagged_release(doc *d, const char *text) {
+static const char *tagged_release(const doc *d, const char *text) {
   for (const char *p = text; (p = strstr(p, "+cu")); p++) {
     const char *begin = p;
     while (begin > text && (isdigit((unsigned char)begin[-1]) || begin[-1] == '.')) begin--;
@@ -484,8 +484,8 @@ static void torch_from_text(doc *d, const char *text) {
   tag = strstr(version, "+cu");
   int number = kr_parse_torch(version);
   if (number < 100 || number > 399 || !strchr(version, '.') || strstr(version, ".whl")) return;
-  d->torch = version, d->torch_number = number, d->torch_source = "the log";
-  d->torch_cuda = tag ? kr_print_tenths(d->arena, atoi(tag + 3)) : first_token(d, text, cuda);
+  d->target.torch = version, d->target.torch_number = number, d->target.torch_source = "the log";
+  d->target.torch_cuda = tag ? kr_print_tenths(d->arena, atoi(tag + 3)) : first_token(d, text, cuda);
 }
 
 static void driver_from_text(doc *d, const char *text) {
@@ -495,9 +495,9 @@ static void driver_from_text(doc *d, const char *text) {
   const char *version = first_token(d, text, words);
   int number = kr_parse_driver(version), most = kr_parse_tenths(first_token(d, text, cuda));
   if (number < 300000000) return;
-  d->driver = version, d->driver_source = "the log", d->driver_number = number;
+  d->target.driver = version, d->target.driver_source = "the log", d->target.driver_number = number;
   if (!most) most = kr_tables_cuda_of_driver(d->tables, number);
-  d->driver_cuda = most / 10 * 1000 + most % 10 * 10;
+  d->target.driver_cuda = most / 10 * 1000 + most % 10 * 10;
 }
 
 static void python_from_text(doc *d, const char *text) {
@@ -505,7 +505,7 @@ static void python_from_text(doc *d, const char *text) {
       "Python version: 3.", ".cpython-3", "python3.", "Python 3.", "-cp3", "Python3", NULL};
   int minor = atoi(first_token(d, text, words));
   if (minor < 6 || minor > 40) return;
-  d->python = 300 + minor, d->python_source = "the log";
+  d->target.python = 300 + minor, d->target.python_source = "the log";
 }
 
 static void site_from_text(doc *d, const char *text) {
@@ -527,7 +527,7 @@ static int is_remark(const char *line, size_t n) {
 }
 
 /* Work that went on to its end: progress is reported, and no line that is not a mere remark fails. */
-static int is_done(doc *d, const char *text) {
+static int is_done(const doc *d, const char *text) {
   static const char *const progress[] = {"Epoch ",
                                          "epoch ",
                                          "it/s",
@@ -594,11 +594,11 @@ static void fill_facts(doc *d, const char *text) {
                                       "dumped",
                                       "Illegal instruction",
                                       NULL};
-  if (!*d->torch) torch_from_text(d, text);
-  if (!*d->driver) driver_from_text(d, text);
-  if (!d->python) python_from_text(d, text);
+  if (!*d->target.torch) torch_from_text(d, text);
+  if (!*d->target.driver) driver_from_text(d, text);
+  if (!d->target.python) python_from_text(d, text);
   d->log.nvcc = first_token(d, text, nvcc);
-  d->nvcc = d->log.nvcc, d->nvcc_path = *d->nvcc ? "the log" : "";
+  d->target.nvcc = d->log.nvcc, d->target.nvcc_path = *d->target.nvcc ? "the log" : "";
   if (!doc_main_cc(d) && !gpu_from_listing(d, text) && !gpu_from_words(d, text))
     d->log.wants_gpu = 1; /* a line may tell */
   d->log.is_build = logtext_holds_any(text, build);
@@ -610,7 +610,7 @@ static void fill_facts(doc *d, const char *text) {
 }
 
 /* ---- lines ---- */
-const char *doc_symbol_in(doc *d, const char *text) {
+const char *doc_symbol_in(const doc *d, const char *text) {
   const char *at = strstr(text, "undefined symbol: "), *mac = strstr(text, "Symbol not found: ");
   if (at) return kr_arena_copy(d->arena, at + 18, strcspn(at + 18, " \t\n,;"));
   if (!mac) return "";

@@ -24,7 +24,7 @@ typedef struct member {
 } member;
 
 typedef struct crew {
-  doc *d;
+  const doc *d;
   const char *path;
   doc_member_fn fn;
   void *user;
@@ -34,19 +34,19 @@ typedef struct crew {
   kr_arena *arenas[MAX_THREADS];
 } crew;
 
-static doc begin_part(const doc *d, kr_arena *arena) {
-  doc part = *d;
-  part.arena = arena;
-  part.files = KR_LIST(doc_file), part.findings = KR_LIST(doc_finding), part.compilers = KR_LIST(doc_compiler),
-  part.unreadable = KR_LIST(const char *);
-  part.notes = KR_LIST(const char *);
-  part.said = (kr_names){0};
-  return part;
+/* 0: no memory. */
+static int begin_part(const doc *d, kr_arena *arena, doc *part) {
+  doc_lookups *lookups = kr_arena_alloc(arena, sizeof *lookups);
+  *part = *d;
+  part->arena = arena, part->found = doc_no_findings(arena), part->lookups = lookups;
+  part->evidence.files = KR_LIST(doc_file), part->evidence.compilers = KR_LIST(doc_compiler);
+  if (lookups) *lookups = *d->lookups;
+  return part->found && lookups;
 }
 
 static void keep_part(member *m, const doc *part) {
-  m->files = part->files, m->findings = part->findings, m->compilers = part->compilers,
-  m->unreadable = part->unreadable, m->notes = part->notes;
+  m->files = part->evidence.files, m->findings = part->found->findings, m->compilers = part->evidence.compilers,
+  m->unreadable = part->found->unreadable, m->notes = part->found->notes;
 }
 
 /* For one thread. A handle that cannot be opened is a failure for each of its members. */
@@ -56,8 +56,8 @@ static void run_members(void *user, int64_t begin, int64_t end, int worker) {
     member *m = c->order[i];
     kr_arena *arena = c->arenas[worker];
     kr_source *source;
-    if (!arena) continue;
-    doc part = begin_part(c->d, arena);
+    doc part;
+    if (!arena || !begin_part(c->d, arena, &part)) continue;
     m->is_done = 1;
     if ((!c->zips[worker] && kr_zip_open(c->path, &c->zips[worker]) < 0) ||
         kr_zip_source_open(c->zips[worker], m->index, &source) < 0) {
@@ -82,18 +82,18 @@ static void take_part(doc *d, const char *path, const member *m) {
     const char *keys[] = {"why", m->why, NULL};
     doc_report(d, "F01", &(doc_file){.path = path, .name = path, .package = "", .package_version = ""}, "", keys);
   }
-  const size_t base = d->findings.n;
+  const size_t base = d->found->findings.n;
   for (size_t i = 0; i < m->findings.n; i++)
-    *(doc_finding *)kr_list_push(d->arena, &d->findings) = *KR_AT(m->findings, doc_finding, i);
+    *(doc_finding *)kr_list_push(d->arena, &d->found->findings) = *KR_AT(m->findings, doc_finding, i);
   for (size_t i = 0; i < m->files.n; i++) {
-    doc_file *file = kr_list_push(d->arena, &d->files);
+    doc_file *file = kr_list_push(d->arena, &d->evidence.files);
     *file = *KR_AT(m->files, doc_file, i);
     if (file->damage) file->damage += base;
   }
   for (size_t i = 0; i < m->compilers.n; i++)
-    *(doc_compiler *)kr_list_push(d->arena, &d->compilers) = *KR_AT(m->compilers, doc_compiler, i);
-  for (size_t i = 0; i < m->notes.n; i++) doc_add_text(d, &d->notes, DOC_TEXT(m->notes, i));
-  for (size_t i = 0; i < m->unreadable.n; i++) doc_add_text(d, &d->unreadable, DOC_TEXT(m->unreadable, i));
+    *(doc_compiler *)kr_list_push(d->arena, &d->evidence.compilers) = *KR_AT(m->compilers, doc_compiler, i);
+  for (size_t i = 0; i < m->notes.n; i++) doc_add_text(d, &d->found->notes, DOC_TEXT(m->notes, i));
+  for (size_t i = 0; i < m->unreadable.n; i++) doc_add_text(d, &d->found->unreadable, DOC_TEXT(m->unreadable, i));
 }
 
 static int is_wanted(const kr_zip_member *m) {
@@ -102,7 +102,7 @@ static int is_wanted(const kr_zip_member *m) {
 }
 
 /* Selects the members to read; one that must not be trusted is a finding. */
-static kr_list choose(doc *d, const char *path, kr_zip *zip, uint64_t *bytes) {
+static kr_list choose(const doc *d, const char *path, kr_zip *zip, uint64_t *bytes) {
   kr_list list = KR_LIST(member);
   kr_zip_member found;
   for (int64_t i = 0; i < kr_zip_n(zip) && !kr_arena_failed(d->arena); i++) {

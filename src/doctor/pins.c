@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 #include "status.h"
 
 enum { MAX_PINS_BYTES = 4 << 20, MAX_INCLUDES = 64, MAX_BOUNDS = 8, NEWEST_MINOR = 40 };
@@ -23,7 +24,7 @@ typedef struct pin {
 } pin;
 
 typedef struct pins {
-  doc *d;
+  const doc *d;
   kr_list list;     /* pin */
   kr_list included; /* const char * */
   kr_names first;   /* of a name: index + 1 of its first pin */
@@ -40,7 +41,7 @@ static void add_bound(pin *p, const char *op, const char *version) {
 }
 
 /* The version after the last of the first n parts of this one: 2.7 for 2.6.1 and 2 parts. */
-static const char *next_version(doc *d, const char *version, int n_parts) {
+static const char *next_version(const doc *d, const char *version, int n_parts) {
   const char *p = version;
   for (int i = 1; i < n_parts; i++) p += strcspn(p, "."), p += *p == '.';
   return kr_arena_print(d->arena, "%.*s%d", (int)(p - version), version, atoi(p) + 1);
@@ -54,7 +55,7 @@ static int count_pins_parts(const char *version) {
 }
 
 /* One of ==2.6.*, ~=2.6.0, >=2.0, Poetry's ^2.1 and ~2.1, and so on. */
-static void read_bound(doc *d, pin *p, const char *op, const char *version) {
+static void read_bound(const doc *d, pin *p, const char *op, const char *version) {
   const char *star = strstr(version, ".*");
   int parts = count_pins_parts(version);
   if (star) {
@@ -69,7 +70,7 @@ static void read_bound(doc *d, pin *p, const char *op, const char *version) {
   }
 }
 
-static void read_spec(doc *d, pin *p, const char *text) {
+static void read_spec(const doc *d, pin *p, const char *text) {
   kr_text spec = kr_text_begin(d->arena);
   while (*text && *text != ';' && *text != '#') {
     size_t n_op, n;
@@ -132,7 +133,7 @@ static const doc_table_line *row_of(const doc *d, const pin *p) {
 
 /* ---- reading ---- */
 /* "flash_attn[extra]==2.7.4 ; marker", "name @ https://.../name-1.0-cp311-...whl" */
-static int read_pin(doc *d, const char *text, size_t n, pin *out) {
+static int read_pin(const doc *d, const char *text, size_t n, pin *out) {
   size_t length = 0;
   while (n && isspace((unsigned char)*text)) text++, n--;
   while (length < n && (isalnum((unsigned char)text[length]) || strchr("-_.", text[length]))) length++;
@@ -165,7 +166,8 @@ static void add_pin(pins *all, const char *file, const char *text, size_t n, int
   doc_requirement whole;
   if (!read_pin(all->d, text, n, &p)) return;
   p.line = line, p.file = file, p.has_marker = memchr(text, ';', n) != NULL;
-  if (p.has_marker && !doc_read_requirement(all->d, kr_arena_copy(all->d->arena, text, n), &whole) && all->d->python)
+  if (p.has_marker && !doc_read_requirement(all->d, kr_arena_copy(all->d->arena, text, n), &whole) &&
+      all->d->target.python)
     return; /* for another Python or system */
   *(pin *)kr_list_push(all->d->arena, &all->list) = p;
   size_t *first = kr_names_put(all->d->arena, &all->first, p.name);
@@ -247,12 +249,13 @@ static void read_pyproject(pins *all, const char *path, const char *text) {
 }
 
 static void read_pins(pins *all, const char *path) {
-  doc *d = all->d;
+  const doc *d = all->d;
   size_t n = strlen(path);
   if (doc_has_text(&all->included, path) || all->included.n >= MAX_INCLUDES) return;
   doc_add_text(d, &all->included, path);
   const char *text = doc_read_text(d, path, MAX_PINS_BYTES);
-  if (!text) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read %s: %s", path, strerror(errno)));
+  if (!text)
+    doc_add_text(d, &d->found->unreadable, kr_arena_print(d->arena, "cannot read %s: %s", path, strerror(errno)));
   else if (n > 5 && strcmp(path + n - 5, ".toml") == 0) read_pyproject(all, path, text);
   else read_requirements(all, path, text);
 }
@@ -272,7 +275,7 @@ static const doc_table_line *working_row(const doc *d, const char *package, int 
   return found;
 }
 
-static const char *requirement(doc *d, const doc_table_line *row) {
+static const char *requirement(const doc *d, const doc_table_line *row) {
   return kr_arena_print(d->arena, "%s==%s", row->column[0], row->column[8]);
 }
 
@@ -283,10 +286,10 @@ static int is_repeated_for_pins(const pins *all, size_t i) {
 
 /* The command that installs torch first, so that the others' setup.py finds it: the pinned one, or the newest of a
  * minor version. */
-static const char *torch_command(doc *d, int torch, const char *index, int keep) {
-  const char *tag = keep ? strstr(d->torch, "+cu") : NULL;
-  const char *version = keep && strchr(d->torch, '.') != strrchr(d->torch, '.')
-                            ? d->torch
+static const char *torch_command(const doc *d, int torch, const char *index, int keep) {
+  const char *tag = keep ? strstr(d->target.torch, "+cu") : NULL;
+  const char *version = keep && strchr(d->target.torch, '.') != strrchr(d->target.torch, '.')
+                            ? d->target.torch
                             : kr_arena_print(d->arena, "%s.*", kr_print_torch(d->arena, torch));
   if (keep && d->options.torch) return ""; /* it is installed */
   return kr_arena_print(d->arena, "pip install \"torch==%s\" --index-url https://download.pytorch.org/whl/%s && ",
@@ -296,7 +299,7 @@ static const char *torch_command(doc *d, int torch, const char *index, int keep)
 /* The command that installs this torch, if it is not to be kept, then all pinned packages of the tables; "" when one of
  * them has no wheel for it. */
 static const char *try_torch(pins *all, int torch, int cc, int keep) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const char *index = doc_torch_index(d, torch, cc, NULL);
   kr_text command = kr_text_begin(d->arena);
   int n = 0;
@@ -320,11 +323,12 @@ static const char *try_torch(pins *all, int torch, int cc, int keep) {
 
 /* The same torch if every package has wheels for it, else the newest for which they all do. */
 static const char *combination(pins *all) {
-  doc *d = all->d;
+  const doc *d = all->d;
   if (all->combination) return all->combination;
   int cc = doc_main_cc(d);
-  const char *command =
-      d->torch_number && doc_torch_index(d, d->torch_number, cc, NULL) ? try_torch(all, d->torch_number, cc, 1) : "";
+  const char *command = d->target.torch_number && doc_torch_index(d, d->target.torch_number, cc, NULL)
+                            ? try_torch(all, d->target.torch_number, cc, 1)
+                            : "";
   for (int minor = NEWEST_MINOR; minor >= 0 && !*command && !d->options.torch; minor--)
     command = try_torch(all, 200 + minor, cc, 0);
   return all->combination = command;
@@ -349,7 +353,7 @@ static void set_fix(pins *all, doc_finding *f, const pin *p) {
 static const char *index_of_pypi(const doc *d, const pin *p) {
   const doc_table_line *row;
   const char *exact = exact_of(p);
-  if (d->machine == KR_ELF_AARCH64) return NULL;
+  if (d->target.machine == KR_ELF_AARCH64) return NULL;
   for (size_t at = 0; *exact && (row = kr_tables_next(d->tables, "cuda", &at));)
     if (strcmp(row->column[0], "torch") == 0 && kr_compare_versions(exact, row->column[1]) >= 0 &&
         (!*row->column[2] || kr_compare_versions(exact, row->column[2]) <= 0))
@@ -358,25 +362,25 @@ static const char *index_of_pypi(const doc *d, const pin *p) {
 }
 
 static void check_torch_pin(pins *all, const pin *p, const doc_file *about) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const char *plus = strstr(exact_of(p), "+cu"), *tag = plus ? plus + 1 : all->index ? all->index : index_of_pypi(d, p);
-  int torch = d->torch_number, cc = doc_main_cc(d);
+  int torch = d->target.torch_number, cc = doc_main_cc(d);
   if (!torch || !cc || !doc_torch_index(d, torch, 0, tag)) return;
   if (doc_torch_index(d, torch, cc, tag)) {
     if (tag)
-      doc_add_text(d, &d->notes,
+      doc_add_text(d, &d->found->notes,
                    kr_arena_print(d->arena, "torch %s of %s has code for %s", exact_of(p), tag,
                                   kr_print_cc(d->arena, cc)));
     return;
   }
   const char *keys[] = {"cc", kr_print_cc(d->arena, cc), "index", doc_index_for(d, cc), NULL};
   doc_finding *f = doc_report(d, "K14", about, "torch", keys);
-  doc_evidence(d, f, "line %d: torch %s; its wheels contain nothing for %s", p->line, p->spec,
+  doc_add_evidence(d, f, "line %d: torch %s; its wheels contain nothing for %s", p->line, p->spec,
                kr_print_cc(d->arena, cc));
   if (f && *combination(all)) set_fix(all, f, p);
 }
 
-static const char *what_of(doc *d, const pin *p, const doc_table_line *row) {
+static const char *what_of(const doc *d, const pin *p, const doc_table_line *row) {
   const char *exact = exact_of(p), *last = row->column[2];
   if (*exact) return kr_arena_print(d->arena, "%s %s", p->name, exact);
   const char *newest = *last && allows(p, last) ? kr_arena_print(d->arena, "%s", last)
@@ -385,7 +389,7 @@ static const char *what_of(doc *d, const pin *p, const doc_table_line *row) {
 }
 
 static void check_pin(pins *all, const pin *p) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const char *slash = strrchr(p->file, '/');
   const doc_file about = {.path = p->file, .name = slash ? slash + 1 : p->file, .package = "", .package_version = ""};
   const doc_table_line *row = row_of(d, p);
@@ -399,21 +403,22 @@ static void check_pin(pins *all, const pin *p) {
         "file", what, "set", kr_arena_print(d->arena, "sm %s, no PTX", row->column[4]), "cc", kr_print_cc(d->arena, cc),
         NULL};
     doc_finding *f = doc_report(d, "K01", &about, p->name, keys);
-    doc_evidence(d, f, "line %d; released wheels are built with nvcc %s", p->line, row->column[3]);
+    doc_add_evidence(d, f, "line %d; released wheels are built with nvcc %s", p->line, row->column[3]);
     set_fix(all, f, p);
-  } else if (!torch_fits(row, d->torch_number)) {
+  } else if (!torch_fits(row, d->target.torch_number)) {
     const char *keys[] = {"tag", what, "why",
-                          kr_arena_print(d->arena, "torch %s: its wheels are for %s", d->torch, range), NULL};
+                          kr_arena_print(d->arena, "torch %s: its wheels are for %s", d->target.torch, range), NULL};
     doc_finding *f = doc_report(d, "W01", &about, p->name, keys);
-    doc_evidence(d, f, "line %d", p->line);
+    doc_add_evidence(d, f, "line %d", p->line);
     set_fix(all, f, p);
   } else {
-    doc_add_text(d, &d->notes, kr_arena_print(d->arena, "%s: wheels for %s hold sm %s", what, range, row->column[4]));
+    doc_add_text(d, &d->found->notes,
+                 kr_arena_print(d->arena, "%s: wheels for %s hold sm %s", what, range, row->column[4]));
   }
 }
 
 /* ---- pins against each other ---- */
-static const doc_file *about_pin(doc *d, const pin *p, doc_file *about) {
+static const doc_file *about_pin(const doc *d, const pin *p, doc_file *about) {
   const char *slash = strrchr(p->file, '/');
   *about = (doc_file){.path = p->file, .name = slash ? slash + 1 : p->file, .package = "", .package_version = ""};
   (void)d;
@@ -436,7 +441,7 @@ static int excludes(const pin *a, const pin *b) {
 
 /* Each line of a name is compared with the first only: hundreds of lines of one name cost one comparison each. */
 static void check_conflict(pins *all, size_t i) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const pin *p = KR_AT(all->list, pin, i);
   const size_t *first = kr_names_find(&all->first, p->name);
   const pin *other = first ? KR_AT(all->list, pin, *first - 1) : p;
@@ -460,7 +465,7 @@ static int same_minor(const char *a, const char *b) {
 }
 
 /* A release of the same minor version is allowed. */
-static int allows_minor(doc *d, const pin *p, const char *version) {
+static int allows_minor(const doc *d, const pin *p, const char *version) {
   const size_t n = strcspn(version, ".") + 1 + strcspn(version + strcspn(version, ".") + 1, ".");
   if (*exact_of(p)) return same_minor(exact_of(p), version);
   for (int patch = 0; patch < 4; patch++)
@@ -470,19 +475,19 @@ static int allows_minor(doc *d, const pin *p, const char *version) {
 
 static void report_pair(pins *all, const pin *p, const char *partner, const char *have, const char *want,
                         const char *fix) {
-  doc *d = all->d;
+  const doc *d = all->d;
   doc_file about;
   const char *version = *exact_of(p) ? exact_of(p) : p->spec;
   const char *keys[] = {"v", version, "partner", partner, "have", have, "want", want, "pair", fix, NULL};
   doc_finding *f = doc_report(d, "P02", about_pin(d, p, &about), p->name, keys);
-  doc_evidence(d, f, "line %d: %s%s", p->line, p->name, p->spec);
+  doc_add_evidence(d, f, "line %d: %s%s", p->line, p->name, p->spec);
 }
 
 /* Each release of torchvision, torchaudio, triton and xformers needs one torch; some other packages require one too. */
 static void check_companion(pins *all, const pin *p) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const int column = doc_companion_column(p->name);
-  const doc_table_line *torch = doc_torch_row(d, d->torch_number), *row, *want = NULL;
+  const doc_table_line *torch = doc_torch_row(d, d->target.torch_number), *row, *want = NULL;
   if (column && torch && *torch->column[column] && p->n_bounds) {
     const char *right = torch->column[column];
     for (size_t at = 0; (row = kr_tables_next(d->tables, "torch", &at)) && !want;)
@@ -494,8 +499,8 @@ static void check_companion(pins *all, const pin *p) {
           want != torch) /* one release may serve several */
         want = row;
     if (column == 7 ? !want || want == torch : allows_minor(d, p, right)) return;
-    const char *index = doc_torch_index(d, d->torch_number, doc_main_cc(d), NULL),
-               *base = kr_arena_copy(d->arena, d->torch, strcspn(d->torch, "+"));
+    const char *index = doc_torch_index(d, d->target.torch_number, doc_main_cc(d), NULL),
+               *base = kr_arena_copy(d->arena, d->target.torch, strcspn(d->target.torch, "+"));
     const char *fix =
         kr_arena_print(d->arena, "pip install torch==%s \"%s==%.*s.*\" --index-url https://download.pytorch.org/whl/%s",
                        strchr(base, '.') != strrchr(base, '.') ? base : torch->column[1], p->name,
@@ -504,20 +509,20 @@ static void check_companion(pins *all, const pin *p) {
       fix =
           kr_arena_print(d->arena, "pip install torch==%s xformers==%s --index-url https://download.pytorch.org/whl/%s",
                          torch->column[1], right, index ? index : doc_index_for(d, doc_main_cc(d)));
-    report_pair(all, p, "torch", d->torch, want ? want->column[0] : "of another release", fix);
+    report_pair(all, p, "torch", d->target.torch, want ? want->column[0] : "of another release", fix);
   }
-  for (size_t at = 0; (row = kr_tables_next(d->tables, "asks", &at)) && *exact_of(p) && d->torch_number;) {
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "asks", &at)) && *exact_of(p) && d->target.torch_number;) {
     if (strcmp(row->column[0], p->name) != 0 || kr_compare_versions(exact_of(p), row->column[1]) < 0 ||
         kr_compare_versions(exact_of(p), row->column[2]) > 0)
       continue;
-    if (strncmp(d->torch, row->column[3], strlen(row->column[3])) != 0)
-      report_pair(all, p, "torch", d->torch, row->column[3],
+    if (strncmp(d->target.torch, row->column[3], strlen(row->column[3])) != 0)
+      report_pair(all, p, "torch", d->target.torch, row->column[3],
                   kr_arena_print(d->arena, "pip install %s==%s torch==%s", p->name, exact_of(p), row->column[3]));
   }
 }
 
 static void check_pins_pairs(pins *all) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) {
     const size_t *first = kr_names_find(&all->first, row->column[0]),
@@ -539,7 +544,7 @@ static void check_pins_pairs(pins *all) {
 
 /* Nothing stops pip from choosing a torch newer than a package's newest wheels. */
 static void check_open_torch(pins *all) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const size_t *first = kr_names_find(&all->first, "torch");
   const pin *torch = first ? KR_AT(all->list, pin, *first - 1) : NULL;
   int is_bounded = d->options.torch != NULL;
@@ -568,13 +573,13 @@ static const doc_table_line *known_release(const doc *d, const pin *p) {
 }
 
 static int check_release(pins *all, const pin *p) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const doc_table_line *row = known_release(d, p);
   const int cc = doc_main_cc(d), ptx = row ? atoi(row->column[3]) : 0;
   doc_file about;
   if (!row) return 0;
   if (!cc || doc_covers(row->column[2], cc) || (ptx && ptx <= cc)) {
-    doc_add_text(d, &d->notes,
+    doc_add_text(d, &d->found->notes,
                  kr_arena_print(d->arena, "%s %s: its wheels contain sm %s%s", p->name, row->column[1], row->column[2],
                                 ptx ? kr_arena_print(d->arena, " and PTX for %s", row->column[3]) : ""));
     return 1;
@@ -584,20 +589,20 @@ static int check_release(pins *all, const pin *p) {
                         "cc",   kr_print_cc(d->arena, cc),
                         NULL};
   doc_finding *f = doc_report(d, "K01", about_pin(d, p, &about), p->name, keys);
-  doc_evidence(d, f, "line %d; as its released wheel holds", p->line);
+  doc_add_evidence(d, f, "line %d; as its released wheel holds", p->line);
   if (f) f->confidence = 'H';
   return 1;
 }
 
 /* Lists what was not judged, so that silence is not mistaken for approval. */
 static void note_others(pins *all, const kr_list *others) {
-  doc *d = all->d;
+  const doc *d = all->d;
   enum { SHOWN = 12 };
   kr_text text = kr_text_begin(d->arena);
-  if (!others->n || (others->n == all->list.n && !d->n_unjudged)) return;
+  if (!others->n || (others->n == all->list.n && !d->found->n_unjudged)) return;
   for (size_t i = 0; i < others->n && i < SHOWN; i++) kr_text_print(&text, "%s%s", i ? ", " : "", DOC_TEXT(*others, i));
   if (others->n > SHOWN) kr_text_print(&text, " and %zu more", others->n - SHOWN);
-  doc_add_text(d, &d->unjudged, text.at);
+  doc_add_text(d, &d->found->unjudged, text.at);
 }
 
 /* An exact pin names the torch; a range with an upper end, the newest below it. */
@@ -609,38 +614,40 @@ static void take_pins_torch(doc *d, const pin *p) {
     const char *version = kr_arena_print(d->arena, "2.%d", minor);
     if (allows(p, version)) exact = version;
   }
-  if (*exact) d->torch = exact, d->torch_number = kr_parse_torch(exact), d->torch_source = "its pin";
+  if (*exact)
+    d->target.torch = exact, d->target.torch_number = kr_parse_torch(exact), d->target.torch_source = "its pin";
 }
 
 /* An exact pin that the index has no wheel of for this Python, or of a CUDA that the driver is too old for. */
 static void check_target(pins *all, const pin *p) {
-  doc *d = all->d;
+  const doc *d = all->d;
   const doc_table_line *row;
   const char *exact = exact_of(p);
   doc_file about;
-  if (*exact && d->python && !doc_fits_python(d, p->name, exact)) {
+  if (*exact && d->target.python && !doc_fits_python(d, p->name, exact)) {
     const char *keys[] = {"req", kr_arena_print(d->arena, "%s==%s", p->name, exact), "which_python",
                           kr_arena_print(d->arena, "python3 -m pip index versions %s", p->name), NULL};
     doc_finding *f = doc_report(d, "P07", about_pin(d, p, &about), p->name, keys);
-    doc_evidence(d, f, "line %d; Python %d.%d", p->line, d->python / 100, d->python % 100);
+    doc_add_evidence(d, f, "line %d; Python %d.%d", p->line, d->target.python / 100, d->target.python % 100);
     if (f) f->severity = KR_ERROR, f->confidence = 'H';
   }
   for (size_t at = 0; *exact && !all->index && !strchr(exact, '+') && (row = kr_tables_next(d->tables, "cuda", &at));) {
-    const int gate = kr_tables_gate(d->tables, atoi(row->column[3])), torch = d->torch_number >= 211   ? 13
-                                                                              : d->torch_number >= 201 ? 12
+    const int gate = kr_tables_gate(d->tables, atoi(row->column[3])), torch = d->target.torch_number >= 211   ? 13
+                                                                              : d->target.torch_number >= 201 ? 12
                                                                                                        : 0;
     if (strcmp(row->column[0], p->name) != 0 || kr_compare_versions(exact, row->column[1]) < 0 ||
         (*row->column[2] && kr_compare_versions(exact, row->column[2]) > 0))
       continue;
     const char *what = kr_arena_print(d->arena, "CUDA %s of %s %s", row->column[3], p->name, exact);
-    const char *keys[] = {"driver", d->driver, "need", kr_print_driver(d->arena, gate), "cuda", what, NULL};
-    if (d->options.driver && d->driver_number < gate)
-      doc_evidence(d, doc_report(d, "D01", about_pin(d, p, &about), "", keys), "line %d", p->line);
-    if (strcmp(p->name, "torch") == 0 || !torch || strchr(d->torch, '+') || torch == atoi(row->column[3])) continue;
-    report_pair(all, p, "torch", kr_arena_print(d->arena, "%s, which is of CUDA %d", d->torch, torch),
+    const char *keys[] = {"driver", d->target.driver, "need", kr_print_driver(d->arena, gate), "cuda", what, NULL};
+    if (d->options.driver && d->target.driver_number < gate)
+      doc_add_evidence(d, doc_report(d, "D01", about_pin(d, p, &about), "", keys), "line %d", p->line);
+    if (strcmp(p->name, "torch") == 0 || !torch || strchr(d->target.torch, '+') || torch == atoi(row->column[3]))
+      continue;
+    report_pair(all, p, "torch", kr_arena_print(d->arena, "%s, which is of CUDA %d", d->target.torch, torch),
                 kr_arena_print(d->arena, "of CUDA %s", row->column[3]),
                 kr_arena_print(d->arena, "pip install torch==%s --index-url https://download.pytorch.org/whl/%s",
-                               torch == 13 ? "2.10.0" : d->torch, torch == 13 ? "cu128" : "cu130"));
+                               torch == 13 ? "2.10.0" : d->target.torch, torch == 13 ? "cu128" : "cu130"));
   }
 }
 
@@ -652,7 +659,7 @@ static int is_of_gpu(const doc *d, const char *name) {
 void doc_read_pins(doc *d, const char *path) {
   pins all = {.d = d, .list = KR_LIST(pin), .included = KR_LIST(const char *)};
   read_pins(&all, path);
-  d->n_pins += (int)all.list.n;
+  d->found->n_pins += (int)all.list.n;
   for (size_t i = 0; i < all.list.n && !d->options.torch; i++) {
     const pin *p = KR_AT(all.list, pin, i);
     if (strcmp(p->name, "torch") == 0) take_pins_torch(d, p);
@@ -664,10 +671,11 @@ void doc_read_pins(doc *d, const char *path) {
     check_companion(&all, p);
     check_pin(&all, p);
     check_target(&all, p);
-    if (row_of(d, p) || strcmp(p->name, "torch") == 0 || (doc_companion_column(p->name) && d->torch_number)) continue;
+    if (row_of(d, p) || strcmp(p->name, "torch") == 0 || (doc_companion_column(p->name) && d->target.torch_number))
+      continue;
     if (!check_release(&all, p) && !kr_tables_find(d->tables, "asks", p->name) && !is_repeated_for_pins(&all, i)) {
       doc_add_text(d, &others, p->name);
-      d->n_unjudged += is_of_gpu(d, p->name);
+      d->found->n_unjudged += is_of_gpu(d, p->name);
     }
   }
   check_pins_pairs(&all);

@@ -8,11 +8,12 @@
 #include <unistd.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 
 enum { MAX_SOURCES = 4000, MAX_SOURCE_BYTES = 1 << 20, MAX_MODULES = 2000, MAX_DEPTH = 12 };
 
 typedef struct reach {
-  doc *d;
+  const doc *d;
   kr_list modules; /* const char *: top-level names */
   int n_sources;
   int is_lost; /* too many to read: nothing is known */
@@ -24,7 +25,7 @@ static size_t module_length(const char *text) {
   return n;
 }
 
-static void add_module(doc *d, kr_list *modules, const char *text, size_t n) {
+static void add_module(const doc *d, kr_list *modules, const char *text, size_t n) {
   const char *name = n ? kr_arena_copy(d->arena, text, n) : "";
   if (n && modules->n < MAX_MODULES && !doc_has_text(modules, name)) doc_add_text(d, modules, name);
 }
@@ -96,8 +97,8 @@ static int leads_nowhere(const char *module) {
 static void follow(reach *r) {
   for (size_t i = 0; i < r->modules.n && !r->is_lost && !kr_arena_failed(r->d->arena); i++) {
     const char *module = DOC_TEXT(r->modules, i);
-    for (size_t k = 0; k < r->d->sites.n && !leads_nowhere(module); k++) {
-      const char *base = kr_arena_print(r->d->arena, "%s/%s", DOC_TEXT(r->d->sites, k), module),
+    for (size_t k = 0; k < r->d->evidence.sites.n && !leads_nowhere(module); k++) {
+      const char *base = kr_arena_print(r->d->arena, "%s/%s", DOC_TEXT(r->d->evidence.sites, k), module),
                  *single = kr_arena_print(r->d->arena, "%s.py", base);
       read_sources(r, base, 0);
       if (access(single, F_OK) == 0) read_source(r, single);
@@ -107,10 +108,10 @@ static void follow(reach *r) {
 
 /* ---- files ---- */
 /* The first part of its path below site-packages: a folder, a module's name, or the folder X.libs of a package X. */
-static const char *module_of(doc *d, const doc_file *file) {
-  for (size_t i = 0; i < d->sites.n; i++) {
-    size_t n = strlen(DOC_TEXT(d->sites, i));
-    if (strncmp(file->path, DOC_TEXT(d->sites, i), n) == 0 && file->path[n] == '/')
+static const char *module_of(const doc *d, const doc_file *file) {
+  for (size_t i = 0; i < d->evidence.sites.n; i++) {
+    size_t n = strlen(DOC_TEXT(d->evidence.sites, i));
+    if (strncmp(file->path, DOC_TEXT(d->evidence.sites, i), n) == 0 && file->path[n] == '/')
       return kr_arena_copy(d->arena, file->path + n + 1, module_length(file->path + n + 1));
   }
   return "";
@@ -132,8 +133,8 @@ static int is_reached(const reach *r, const doc_file *file) {
   if (!*module || doc_has_text(&r->modules, module) || doc_has_text(&r->d->log.names, file->package) ||
       is_package_reached(r, file->package))
     return 1;
-  for (size_t i = 0; i < r->d->files.n; i++) { /* as a library of a package that is reached */
-    const doc_file *other = KR_AT(r->d->files, doc_file, i);
+  for (size_t i = 0; i < r->d->evidence.files.n; i++) { /* as a library of a package that is reached */
+    const doc_file *other = KR_AT(r->d->evidence.files, doc_file, i);
     if (other == file ||
         !(doc_has_text(&other->needed, file->name) || (*file->soname && doc_has_text(&other->needed, file->soname))))
       continue;
@@ -144,25 +145,25 @@ static int is_reached(const reach *r, const doc_file *file) {
 }
 
 static const doc_file *file_of(const doc *d, const doc_finding *f) {
-  for (size_t i = 0; i < d->files.n && *f->file; i++)
-    if (strcmp(KR_AT(d->files, doc_file, i)->path, f->file) == 0) return KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n && *f->file; i++)
+    if (strcmp(KR_AT(d->evidence.files, doc_file, i)->path, f->file) == 0) return KR_AT(d->evidence.files, doc_file, i);
   return NULL;
 }
 
-void doc_set_unreached_aside(doc *d) {
+void doc_set_unreached_aside(const doc *d) {
   reach r = {.d = d, .modules = KR_LIST(const char *)};
   for (size_t i = 0; i < d->log.modules.n; i++)
     if (!leads_nowhere(DOC_TEXT(d->log.modules, i))) doc_add_text(d, &r.modules, DOC_TEXT(d->log.modules, i));
-  if (!r.modules.n || !d->is_environment) return; /* the text shows no import */
-  for (size_t i = 0, n_followed = 0; i < d->findings.n; i++) {
-    doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  if (!r.modules.n || !d->evidence.is_environment) return; /* the text shows no import */
+  for (size_t i = 0, n_followed = 0; i < d->found->findings.n; i++) {
+    doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     const doc_file *file = kr_tables_has_word("K01 K02 K05 K06 K07 K09", f->rule->id) ? file_of(d, f) : NULL;
     if (!file || file->is_torch || doc_comes_with_torch(file->package)) continue;
     if (!n_followed++) follow(&r);
     if (r.is_lost || is_reached(&r, file)) continue;
     f->severity = KR_INFO;
-    if (!f->hidden) d->n_unreached++;
+    if (!f->hidden) d->found->n_unreached++;
     f->hidden = 1;
-    doc_evidence(d, f, "no import in the log reaches it");
+    doc_add_evidence(d, f, "no import in the log reaches it");
   }
 }

@@ -8,42 +8,46 @@
 #include "json_text.h"
 #include "report.h"
 
-static json_t *text_json(doc *d, const char *text) {
+static json_t *text_json(const doc *d, const char *text) {
   return text && *text ? json_string(doc_printable(d, text)) : json_null();
 }
 
-static json_t *texts_json(doc *d, const kr_list *list) {
+static json_t *texts_json(const doc *d, const kr_list *list) {
   json_t *array = json_array();
   for (size_t i = 0; i < list->n; i++) json_array_append_new(array, json_string(doc_printable(d, DOC_TEXT(*list, i))));
   return array;
 }
 
 
-static json_t *target_json(doc *d) {
+static json_t *target_json(const doc *d) {
   json_t *gpus = json_array();
-  for (size_t i = 0; i < d->gpus.n; i++) {
-    const doc_gpu *gpu = KR_AT(d->gpus, doc_gpu, i);
+  for (size_t i = 0; i < d->target.gpus.n; i++) {
+    const doc_gpu *gpu = KR_AT(d->target.gpus, doc_gpu, i);
     json_array_append_new(
         gpus, json_pack("{s:o, s:o, s:s}", "name", text_json(d, gpu->name), "cc",
                         text_json(d, gpu->cc ? kr_print_cc(d->arena, gpu->cc) : ""), "source", gpu->source));
   }
-  json_t *driver = json_pack(
-      "{s:o, s:o, s:o}", "version", text_json(d, d->driver), "cuda",
+  json_t *driver =
+      json_pack("{s:o, s:o, s:o}", "version", text_json(d, d->target.driver), "cuda",
+                text_json(d, d->target.driver_cuda ? kr_arena_print(d->arena, "%d.%d", d->target.driver_cuda / 1000,
+                                                                    d->target.driver_cuda / 10 % 100)
+                                                   : ""),
+                "source", text_json(d, d->target.driver_source));
+  json_t *torch = json_pack("{s:o, s:o, s:o}", "version", text_json(d, d->target.torch), "cuda",
+                            text_json(d, d->target.torch_cuda), "cxx11abi",
+                            d->target.torch_abi == DOC_ABI_NEW   ? json_true()
+                            : d->target.torch_abi == DOC_ABI_OLD ? json_false()
+                                                                 : json_null());
+  return json_pack(
+      "{s:o, s:o, s:o, s:o, s:o}", "gpus", gpus, "driver", driver, "torch", torch, "python",
       text_json(
-          d, d->driver_cuda ? kr_arena_print(d->arena, "%d.%d", d->driver_cuda / 1000, d->driver_cuda / 10 % 100) : ""),
-      "source", text_json(d, d->driver_source));
-  json_t *torch =
-      json_pack("{s:o, s:o, s:o}", "version", text_json(d, d->torch), "cuda", text_json(d, d->torch_cuda), "cxx11abi",
-                d->torch_abi == DOC_ABI_NEW   ? json_true()
-                : d->torch_abi == DOC_ABI_OLD ? json_false()
-                                              : json_null());
-  return json_pack("{s:o, s:o, s:o, s:o, s:o}", "gpus", gpus, "driver", driver, "torch", torch, "python",
-                   text_json(d, d->python ? kr_arena_print(d->arena, "%d.%d", d->python / 100, d->python % 100) : ""),
-                   "glibc",
-                   text_json(d, d->glibc ? kr_arena_print(d->arena, "%d.%d", d->glibc / 100, d->glibc % 100) : ""));
+          d, d->target.python ? kr_arena_print(d->arena, "%d.%d", d->target.python / 100, d->target.python % 100) : ""),
+      "glibc",
+      text_json(
+          d, d->target.glibc ? kr_arena_print(d->arena, "%d.%d", d->target.glibc / 100, d->target.glibc % 100) : ""));
 }
 
-static json_t *image_json(doc *d, const krait_image *image) {
+static json_t *image_json(const doc *d, const krait_image *image) {
   static const char *const packs[] = {"none", "old", "lz4", "zstd"};
   const char *kind = image->kind == KRAIT_IMAGE_PTX     ? "ptx"
                      : image->kind == KRAIT_IMAGE_CUBIN ? "cubin"
@@ -57,7 +61,7 @@ static json_t *image_json(doc *d, const krait_image *image) {
                    (json_int_t)image->offset, "size", (json_int_t)image->payload_bytes);
 }
 
-static json_t *container_json(doc *d, const doc_container *c, int is_judged) {
+static json_t *container_json(const doc *d, const doc_container *c, int is_judged) {
   json_t *images = json_array();
   for (size_t i = 0; i < c->images.n; i++)
     json_array_append_new(images, image_json(d, KR_AT(c->images, krait_image, i)));
@@ -66,7 +70,7 @@ static json_t *container_json(doc *d, const doc_container *c, int is_judged) {
                    c->n_kernels < 0 ? json_null() : json_integer(c->n_kernels), "images", images);
 }
 
-static json_t *versions_json(doc *d, const doc_file *file) {
+static json_t *versions_json(const doc *d, const doc_file *file) {
   json_t *object = json_object();
   static const char *const prefixes[] = {"GLIBC_", "GLIBCXX_", "CXXABI_", "GCC_"};
   for (int k = 0; k < 4; k++) {
@@ -84,7 +88,7 @@ static json_t *versions_json(doc *d, const doc_file *file) {
   return object;
 }
 
-static json_t *file_json(doc *d, const doc_file *file) {
+static json_t *file_json(const doc *d, const doc_file *file) {
   static const char *const kinds[] = {"other", "elf", "fatbin", "cubin", "ptx", "archive", "wheel"};
   json_t *containers = json_array();
   int is_judged = doc_main_cc(d) != 0;
@@ -100,14 +104,14 @@ static json_t *file_json(doc *d, const doc_file *file) {
           : json_null());
 }
 
-static json_t *fixes_json(doc *d, const kr_list *fixes) {
+static json_t *fixes_json(const doc *d, const kr_list *fixes) {
   json_t *array = json_array();
   for (size_t i = 0; i < fixes->n; i++)
     json_array_append_new(array, json_string(doc_printable(d, doc_addressed(d, DOC_TEXT(*fixes, i)))));
   return array;
 }
 
-static json_t *finding_json(doc *d, const doc_finding *f) {
+static json_t *finding_json(const doc *d, const doc_finding *f) {
   static const char *const severities[] = {"error", "warn", "info"};
   const char confidence[2] = {f->confidence, 0};
   return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", f->rule->id, "severity",
@@ -120,22 +124,23 @@ static json_t *finding_json(doc *d, const doc_finding *f) {
 
 /* Files without GPU code and without torch's names are left out without --all. */
 static int is_shown(const doc *d, const doc_file *file) {
-  return d->options.all || file->is_cuda || file->is_extension || file->kind != KRAIT_FILE_ELF || !d->is_environment;
+  return d->options.all || file->is_cuda || file->is_extension || file->kind != KRAIT_FILE_ELF ||
+         !d->evidence.is_environment;
 }
 
 const char *krait_report_json(krait_report *d, int32_t strict) {
   if (!d) return "";
   json_t *files = json_array(), *findings = json_array();
-  for (size_t i = 0; i < d->files.n; i++)
-    if (is_shown(d, KR_AT(d->files, doc_file, i)))
-      json_array_append_new(files, file_json(d, KR_AT(d->files, doc_file, i)));
-  for (size_t i = 0; i < d->findings.n; i++)
-    if (doc_is_shown(d, KR_AT(d->findings, doc_finding, i)))
-      json_array_append_new(findings, finding_json(d, KR_AT(d->findings, doc_finding, i)));
+  for (size_t i = 0; i < d->evidence.files.n; i++)
+    if (is_shown(d, KR_AT(d->evidence.files, doc_file, i)))
+      json_array_append_new(files, file_json(d, KR_AT(d->evidence.files, doc_file, i)));
+  for (size_t i = 0; i < d->found->findings.n; i++)
+    if (doc_is_shown(d, KR_AT(d->found->findings, doc_finding, i)))
+      json_array_append_new(findings, finding_json(d, KR_AT(d->found->findings, doc_finding, i)));
   json_t *root = json_pack("{s:i, s:{s:s, s:s}, s:o, s:o, s:o, s:o, s:o, s:i}", "schema", 1, "tool", "version",
                            krait_version(), "tables_date", krait_tables_date(d->tables), "target", target_json(d),
-                           "files", files, "findings", findings, "unreadable", texts_json(d, &d->unreadable),
-                           "unjudged", texts_json(d, &d->unjudged), "exit", krait_report_exit(d, strict));
+                           "files", files, "findings", findings, "unreadable", texts_json(d, &d->found->unreadable),
+                           "unjudged", texts_json(d, &d->found->unjudged), "exit", krait_report_exit(d, strict));
   char *text = root ? kr_json_dump(root, JSON_INDENT(1)) : NULL;
   const char *copy = text ? kr_arena_copy(d->arena, text, strlen(text)) : "";
   kr_free(text);

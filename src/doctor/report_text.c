@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 #include "report.h"
 
 enum { WIDTH = 80, FIRST_WIDTH = 120 };
@@ -25,7 +26,7 @@ static size_t utf8_length(const unsigned char *p) {
   return n;
 }
 
-const char *doc_printable(doc *d, const char *text) {
+const char *doc_printable(const doc *d, const char *text) {
   kr_text out = kr_text_begin(d->arena);
   for (const unsigned char *p = (const unsigned char *)text; *p;) {
     size_t n = utf8_length(p);
@@ -41,7 +42,7 @@ static size_t columns(const char *text, size_t n) {
   return count;
 }
 
-void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char *text, int is_command) {
+void doc_wrap(const doc *d, kr_text *out, const char *head, size_t indent, const char *text, int is_command) {
   size_t at = columns(head, strlen(head)), capacity = WIDTH - (is_command ? 2 : 0);
   kr_text_print(out, "%s", head);
   if (at < indent) kr_text_print(out, "%*s", (int)(indent - at), ""), at = indent;
@@ -75,7 +76,7 @@ void doc_wrap(doc *d, kr_text *out, const char *head, size_t indent, const char 
 }
 
 typedef struct printer {
-  doc *d;
+  const doc *d;
   kr_text out;
   kr_list fixes; /* const char *: already printed */
   int color;
@@ -89,41 +90,42 @@ static void wrap(printer *p, const char *head, size_t indent, const char *text, 
 
 /* ---- head ---- */
 static void print_head(printer *p) {
-  doc *d = p->d;
+  const doc *d = p->d;
   kr_text line = kr_text_begin(d->arena);
-  for (size_t i = 0, n; i < d->gpus.n; i += n) {
-    const doc_gpu *gpu = KR_AT(d->gpus, doc_gpu, i);
+  for (size_t i = 0, n; i < d->target.gpus.n; i += n) {
+    const doc_gpu *gpu = KR_AT(d->target.gpus, doc_gpu, i);
     const char *cc = gpu->cc ? kr_print_cc(d->arena, gpu->cc) : "unknown to these tables";
-    for (n = 1; i + n < d->gpus.n && strcmp(KR_AT(d->gpus, doc_gpu, i + n)->name, gpu->name) == 0;) n++;
+    for (n = 1; i + n < d->target.gpus.n && strcmp(KR_AT(d->target.gpus, doc_gpu, i + n)->name, gpu->name) == 0;) n++;
     kr_text_print(&line, "%s%s", i ? ", " : "", n > 1 ? kr_arena_print(d->arena, "%zu x ", n) : "");
     if (strcmp(gpu->name, cc) != 0) kr_text_print(&line, "%s (%s, from %s)", gpu->name, cc, gpu->source);
     else kr_text_print(&line, "GPU %s (from %s)", cc, gpu->source);
   }
-  if (!d->gpus.n) kr_text_print(&line, "no GPU known");
-  if (*d->driver)
-    kr_text_print(&line, " · driver %s (CUDA %d.%d, from %s)", d->driver, d->driver_cuda / 1000,
-                  d->driver_cuda / 10 % 100, d->driver_source);
-  if (*d->torch) kr_text_print(&line, " · torch %s (from %s)", d->torch, d->torch_source);
-  if (d->python) kr_text_print(&line, " · Python %d.%d", d->python / 100, d->python % 100);
-  if (d->sites.n)
-    kr_text_print(&line, " · %s%s", *d->prefix ? d->prefix : DOC_TEXT(d->sites, 0),
-                  d->sites.n > 1 ? kr_arena_print(d->arena, " and %zu more", d->sites.n - 1) : "");
+  if (!d->target.gpus.n) kr_text_print(&line, "no GPU known");
+  if (*d->target.driver)
+    kr_text_print(&line, " · driver %s (CUDA %d.%d, from %s)", d->target.driver, d->target.driver_cuda / 1000,
+                  d->target.driver_cuda / 10 % 100, d->target.driver_source);
+  if (*d->target.torch) kr_text_print(&line, " · torch %s (from %s)", d->target.torch, d->target.torch_source);
+  if (d->target.python) kr_text_print(&line, " · Python %d.%d", d->target.python / 100, d->target.python % 100);
+  if (d->evidence.sites.n)
+    kr_text_print(&line, " · %s%s", *d->target.prefix ? d->target.prefix : DOC_TEXT(d->evidence.sites, 0),
+                  d->evidence.sites.n > 1 ? kr_arena_print(d->arena, " and %zu more", d->evidence.sites.n - 1) : "");
   wrap(p, "krait doctor: ", 2, line.at, 0);
 }
 
 /* ---- what is fine ---- */
 static void print_good_driver(printer *p) {
-  doc *d = p->d;
-  const krait_target target = {.size = sizeof target, .driver = d->driver_number, .driver_cuda = d->driver_cuda};
-  int ptx = d->driver_number ? kr_tables_ptx_of_driver(d->tables, &target) : 0;
+  const doc *d = p->d;
+  const krait_target target = {
+      .size = sizeof target, .driver = d->target.driver_number, .driver_cuda = d->target.driver_cuda};
+  int ptx = d->target.driver_number ? kr_tables_ptx_of_driver(d->tables, &target) : 0;
   const doc_table_line *row;
   const char *oldest = NULL, *newest = NULL;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "gate", &at));)
-    if (d->driver_number >= kr_parse_driver(row->column[1]))
+    if (d->target.driver_number >= kr_parse_driver(row->column[1]))
       oldest = oldest ? oldest : row->column[0], newest = row->column[0];
-  if (!d->driver_number || !newest) return;
+  if (!d->target.driver_number || !newest) return;
   wrap(p, kr_arena_print(d->arena, "%s[✓]%s ", paint(p, "\033[32m"), paint(p, "\033[0m")), 4,
-       kr_arena_print(d->arena, "driver %s  runs CUDA %s%s%s%s", d->driver, oldest,
+       kr_arena_print(d->arena, "driver %s  runs CUDA %s%s%s%s", d->target.driver, oldest,
                       strcmp(oldest, newest) ? " to " : "", strcmp(oldest, newest) ? newest : "",
                       ptx ? kr_arena_print(d->arena, ", compiles PTX up to %s", kr_print_tenths(d->arena, ptx))
                           : ", is newer than these tables"),
@@ -131,21 +133,21 @@ static void print_good_driver(printer *p) {
 }
 
 /* "8.0 and 12.0" */
-static const char *print_devices(doc *d) {
+static const char *print_devices(const doc *d) {
   kr_text text = kr_text_begin(d->arena);
-  for (size_t i = 0; i < d->gpus.n; i++) {
-    const int cc = KR_AT(d->gpus, doc_gpu, i)->cc;
+  for (size_t i = 0; i < d->target.gpus.n; i++) {
+    const int cc = KR_AT(d->target.gpus, doc_gpu, i)->cc;
     int is_new = cc != 0;
-    for (size_t k = 0; k < i; k++) is_new &= KR_AT(d->gpus, doc_gpu, k)->cc != cc;
+    for (size_t k = 0; k < i; k++) is_new &= KR_AT(d->target.gpus, doc_gpu, k)->cc != cc;
     if (is_new) kr_text_print(&text, "%s%s", text.length ? " and " : "", kr_print_cc(d->arena, cc));
   }
   return text.at;
 }
 
 static void print_good_files(printer *p) {
-  doc *d = p->d;
-  for (size_t i = 0; i < d->files.n; i++) {
-    const doc_file *file = KR_AT(d->files, doc_file, i);
+  const doc *d = p->d;
+  for (size_t i = 0; i < d->evidence.files.n; i++) {
+    const doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (!file->n_judged || file->verdict > KRAIT_VERDICT_JIT || !doc_main_cc(d)) continue;
     const char *how = file->verdict == KRAIT_VERDICT_NATIVE         ? "native"
                       : file->verdict == KRAIT_VERDICT_NATIVE_MINOR ? "code of a lower minor version"
@@ -156,13 +158,13 @@ static void print_good_files(printer *p) {
                         doc_print_set(d, file)),
          0);
   }
-  for (size_t i = 0; i < d->notes.n; i++) wrap(p, "[✓] ", 4, DOC_TEXT(d->notes, i), 0);
+  for (size_t i = 0; i < d->found->notes.n; i++) wrap(p, "[✓] ", 4, DOC_TEXT(d->found->notes, i), 0);
 }
 
 static void print_inventory(printer *p) {
-  doc *d = p->d;
-  for (size_t i = 0; i < d->files.n && !doc_main_cc(d); i++) {
-    const doc_file *file = KR_AT(d->files, doc_file, i);
+  const doc *d = p->d;
+  for (size_t i = 0; i < d->evidence.files.n && !doc_main_cc(d); i++) {
+    const doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     if (!file->has_fatbin) continue;
     const char *by = file->toolkit
                          ? kr_arena_print(d->arena, ", compiled by CUDA %s", kr_print_tenths(d->arena, file->toolkit))
@@ -195,7 +197,7 @@ int doc_is_command(const char *fix) {
 
 static void print_finding(printer *p, const doc_finding *f) {
   static const char *const marks[] = {"[✗]", "[!]", "[i]"}, *const colors[] = {"\033[31m", "\033[33m", "\033[36m"};
-  doc *d = p->d;
+  const doc *d = p->d;
   const char *about = *f->file ? f->file : *f->package ? f->package : f->rule->name;
   const char *version = *f->package && *f->version ? kr_arena_print(d->arena, " (%s %s)", f->package, f->version) : "";
   if (*f->file && *f->package) about = kr_arena_print(d->arena, "%s%s", f->file, version);
@@ -217,20 +219,21 @@ static void print_finding(printer *p, const doc_finding *f) {
 int doc_is_shown(const doc *d, const doc_finding *f) { return !f->hidden || d->options.all; }
 
 static int holds_code(const doc *d) {
-  for (size_t i = 0; i < d->files.n; i++)
-    if (KR_AT(d->files, doc_file, i)->has_fatbin) return 1;
+  for (size_t i = 0; i < d->evidence.files.n; i++)
+    if (KR_AT(d->evidence.files, doc_file, i)->has_fatbin) return 1;
   return 0;
 }
 
 /* Something with GPU code was judged for a known GPU, and nothing was left out. */
 static int is_healthy(const doc *d) {
-  return doc_main_cc(d) && holds_code(d) && !d->log.given && !d->n_pins && !d->unreadable.n && !d->n_unjudged;
+  return doc_main_cc(d) && holds_code(d) && !d->log.given && !d->found->n_pins && !d->found->unreadable.n &&
+         !d->found->n_unjudged;
 }
 
-static const char *print_gpus(doc *d) {
+static const char *print_gpus(const doc *d) {
   kr_text out = kr_text_begin(d->arena);
-  for (size_t i = 0; i < d->gpus.n; i++)
-    kr_text_print(&out, "%s%s", i ? ", " : "", kr_print_cc(d->arena, KR_AT(d->gpus, doc_gpu, i)->cc));
+  for (size_t i = 0; i < d->target.gpus.n; i++)
+    kr_text_print(&out, "%s%s", i ? ", " : "", kr_print_cc(d->arena, KR_AT(d->target.gpus, doc_gpu, i)->cc));
   return out.at;
 }
 
@@ -246,8 +249,8 @@ static const char *first_command(const doc_finding *f) {
 }
 
 static const doc_finding *main_finding(const doc *d) {
-  for (size_t i = 0; i < d->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     if (!f->hidden && f->severity != KR_INFO) return f;
   }
   return NULL;
@@ -262,7 +265,7 @@ static int names_package(const doc_finding *f) {
 }
 
 /* "mamba-ssm 2.2.4: ", without a local version; only the name, or nothing, where the line would be too long. */
-static const char *since(doc *d, const doc_finding *f, const char *says) {
+static const char *since(const doc *d, const doc_finding *f, const char *says) {
   const size_t capacity =
       FIRST_WIDTH - (columns(says, strlen(says)) < FIRST_WIDTH ? columns(says, strlen(says)) : FIRST_WIDTH);
   if (names_package(f)) return "";
@@ -273,7 +276,7 @@ static const char *since(doc *d, const doc_finding *f, const char *says) {
 }
 
 /* At most FIRST_WIDTH columns, cut between words. */
-static const char *report_text_first_line(doc *d, const char *text) {
+static const char *report_text_first_line(const doc *d, const char *text) {
   if (columns(text, strlen(text)) <= FIRST_WIDTH) return text;
   size_t end = 0, last = 0;
   for (size_t seen = 0; text[end] && seen + 3 < FIRST_WIDTH; end++) {
@@ -284,7 +287,7 @@ static const char *report_text_first_line(doc *d, const char *text) {
 }
 
 static void print_first(printer *p) {
-  doc *d = p->d;
+  const doc *d = p->d;
   const doc_finding *f = main_finding(d);
   if (!f) return;
   const char *says = doc_printable(d, f->says),
@@ -296,8 +299,8 @@ static void print_first(printer *p) {
 
 /* Of an unknown failure the first line quotes the error. */
 static void print_first_unknown(printer *p) {
-  doc *d = p->d;
-  if (!d->log.given || !d->log.is_crash || !d->log.last_exception || d->findings.n) return;
+  const doc *d = p->d;
+  if (!d->log.given || !d->log.is_crash || !d->log.last_exception || d->found->findings.n) return;
   kr_text_print(&p->out, "%s\nkrait doctor --log %s %s\n\n",
                 report_text_first_line(
                     d, doc_printable(d, kr_arena_print(d->arena, "not recognised: %s", d->log.last_exception))),
@@ -307,7 +310,7 @@ static void print_first_unknown(printer *p) {
 
 /* Nothing in the text was recognised: says what was searched for, and what would help. */
 static void print_unknown_log(printer *p) {
-  doc *d = p->d;
+  const doc *d = p->d;
   wrap(p, "[ ] ", 4,
        kr_arena_print(d->arena,
                       "Nothing in the log was recognised: it was searched for %zu kinds of failure of drivers, "
@@ -334,57 +337,61 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   print_good_driver(&p);
   print_good_files(&p);
   print_inventory(&p);
-  for (size_t i = 0; i < d->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     if (!doc_is_shown(d, f)) continue;
     n[f->severity]++;
     if (!first) first = f;
     print_finding(&p, f);
   }
-  if (d->n_unreached && !d->options.all)
+  if (d->found->n_unreached && !d->options.all)
     wrap(&p, "[ ] ", 4,
          kr_arena_print(d->arena, "%d finding%s about files that no import in the log reaches: --all shows %s.",
-                        d->n_unreached, d->n_unreached > 1 ? "s" : "", d->n_unreached > 1 ? "them" : "it"),
+                        d->found->n_unreached, d->found->n_unreached > 1 ? "s" : "",
+                        d->found->n_unreached > 1 ? "them" : "it"),
          0);
-  for (size_t i = 0; i < d->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->unreadable, i), 0);
+  for (size_t i = 0; i < d->found->unreadable.n; i++) wrap(&p, "[?] ", 4, DOC_TEXT(d->found->unreadable, i), 0);
   if (!n[0] && !n[1] && !n[2] && d->log.given) print_unknown_log(&p);
-  if (!d->files.n && !d->builds.n && !d->findings.n && !d->n_pins && !d->log.given && !d->is_nowhere &&
-      !d->unreadable.n)
+  if (!d->evidence.files.n && !d->evidence.builds.n && !d->found->findings.n && !d->found->n_pins && !d->log.given &&
+      !d->evidence.is_nowhere && !d->found->unreadable.n)
     wrap(&p, "[ ] ", 4, "Nothing to inspect was found there.", 0);
-  if (d->n_pins && !d->findings.n && !d->notes.n)
+  if (d->found->n_pins && !d->found->findings.n && !d->found->notes.n)
     wrap(&p, "[ ] ", 4,
          kr_arena_print(d->arena, "None of the %d requirements is of a package with GPU code that these tables know.",
-                        d->n_pins),
+                        d->found->n_pins),
          0);
-  for (size_t i = 0; i < d->unjudged.n; i++)
+  for (size_t i = 0; i < d->found->unjudged.n; i++)
     wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.", DOC_TEXT(d->unjudged, i)),
+         kr_arena_print(d->arena, "Not judged, because the tables know nothing of them: %s.",
+                        DOC_TEXT(d->found->unjudged, i)),
          0);
-  if (d->is_nowhere)
+  if (d->evidence.is_nowhere)
     wrap(&p, "[ ] ", 4,
          "No Python environment found (VIRTUAL_ENV, CONDA_PREFIX, .venv, python3): name a folder or a file.", 0);
-  if (!d->gpus.n && !d->options.n_paths && !d->options.log && !d->is_nowhere)
+  if (!d->target.gpus.n && !d->options.n_paths && !d->options.log && !d->evidence.is_nowhere)
     wrap(&p, "[ ] ", 4,
          kr_arena_print(d->arena,
                         "Inspected: the driver and GPUs of this machine (there is no GPU), and %zu packages with %zu "
                         "libraries of the environment above. For another GPU: krait doctor --gpu \"RTX 5090\".",
-                        d->packages.n, d->files.n),
+                        d->evidence.packages.n, d->evidence.files.n),
          0);
   if (is_healthy(d) && !n[0] && !n[1])
     wrap(&p, "[ ] ", 4, kr_arena_print(d->arena, "Nothing is wrong: what was inspected runs on %s.", print_gpus(d)), 0);
-  if (d->files.n && !holds_code(d) && !d->unreadable.n && !n[0])
+  if (d->evidence.files.n && !holds_code(d) && !d->found->unreadable.n && !n[0])
     wrap(&p, "[ ] ", 4,
-         kr_arena_print(d->arena, "%zu file%s inspected: no GPU code.", d->files.n, d->files.n > 1 ? "s" : ""), 0);
-  if (!doc_main_cc(d) && d->n_pins)
+         kr_arena_print(d->arena, "%zu file%s inspected: no GPU code.", d->evidence.files.n,
+                        d->evidence.files.n > 1 ? "s" : ""),
+         0);
+  if (!doc_main_cc(d) && d->found->n_pins)
     wrap(&p, "[ ] ", 4, "The GPU is not known, so only torch's version was compared: name one with --gpu.", 0);
   if (!doc_main_cc(d) && holds_code(d))
     wrap(&p, "[ ] ", 4, "The GPU is not known, so this is an inventory: name one with --gpu.", 0);
   if (d->log.given && d->log.is_crash && !n[0]) /* never a success */
     kr_text_print(&p.out, "The crash is not explained%s. Exit %d.", n[1] ? ", only warned of" : "",
                   krait_report_exit(d, strict));
-  else if (d->n_unjudged && !n[0])
+  else if (d->found->n_unjudged && !n[0])
     kr_text_print(&p.out, "No problem in what was judged; %d package%s with GPU code could not be. Exit %d.",
-                  d->n_unjudged, d->n_unjudged == 1 ? "" : "s", krait_report_exit(d, strict));
+                  d->found->n_unjudged, d->found->n_unjudged == 1 ? "" : "s", krait_report_exit(d, strict));
   else
     kr_text_print(&p.out, "%d problem%s, %d warning%s. Exit %d.", n[0], n[0] == 1 ? "" : "s", n[1],
                   n[1] == 1 ? "" : "s", krait_report_exit(d, strict));
@@ -395,7 +402,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
 
 /* ---- for a bug report ---- */
 /* A path without anything that identifies a person or a machine: from site-packages or the last folder on. */
-static const char *shorten_path(doc *d, const char *text) {
+static const char *shorten_path(const doc *d, const char *text) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = text; *p;) {
     size_t n = strcspn(p, " '\"`,;()=");
@@ -421,27 +428,27 @@ const char *krait_report_issue(krait_report *d) {
   static const char *const severities[] = {"error", "warning", "note"};
   printer p = {.d = d, .out = kr_text_begin(d->arena), .fixes = KR_LIST(const char *)};
   kr_text_print(&p.out, "krait doctor %s, tables of %s\n\n", krait_version(), krait_tables_date(d->tables));
-  for (size_t i = 0; i < d->gpus.n; i++)
-    kr_text_print(&p.out, "- GPU: %s%s\n", doc_printable(d, KR_AT(d->gpus, doc_gpu, i)->name),
-                  KR_AT(d->gpus, doc_gpu, i)->cc
-                      ? kr_arena_print(d->arena, " (%s)", kr_print_cc(d->arena, KR_AT(d->gpus, doc_gpu, i)->cc))
+  for (size_t i = 0; i < d->target.gpus.n; i++)
+    kr_text_print(&p.out, "- GPU: %s%s\n", doc_printable(d, KR_AT(d->target.gpus, doc_gpu, i)->name),
+                  KR_AT(d->target.gpus, doc_gpu, i)->cc
+                      ? kr_arena_print(d->arena, " (%s)", kr_print_cc(d->arena, KR_AT(d->target.gpus, doc_gpu, i)->cc))
                       : "");
-  if (*d->driver) kr_text_print(&p.out, "- driver: %s\n", doc_printable(d, d->driver));
-  if (*d->torch)
-    kr_text_print(&p.out, "- torch: %s%s%s\n", doc_printable(d, d->torch), *d->torch_cuda ? ", CUDA " : "",
-                  doc_printable(d, d->torch_cuda));
-  if (d->python)
-    kr_text_print(&p.out, "- Python %d.%d, glibc %d.%d\n", d->python / 100, d->python % 100, d->glibc / 100,
-                  d->glibc % 100);
-  for (size_t i = 0; i < d->packages.n; i++) {
-    const doc_package *package = KR_AT(d->packages, doc_package, i);
+  if (*d->target.driver) kr_text_print(&p.out, "- driver: %s\n", doc_printable(d, d->target.driver));
+  if (*d->target.torch)
+    kr_text_print(&p.out, "- torch: %s%s%s\n", doc_printable(d, d->target.torch),
+                  *d->target.torch_cuda ? ", CUDA " : "", doc_printable(d, d->target.torch_cuda));
+  if (d->target.python)
+    kr_text_print(&p.out, "- Python %d.%d, glibc %d.%d\n", d->target.python / 100, d->target.python % 100,
+                  d->target.glibc / 100, d->target.glibc % 100);
+  for (size_t i = 0; i < d->evidence.packages.n; i++) {
+    const doc_package *package = KR_AT(d->evidence.packages, doc_package, i);
     if (strcmp(package->name, "torch") == 0 || doc_package_row(d, package->name) ||
         strncmp(package->name, "nvidia-", 7) == 0)
       kr_text_print(&p.out, "- %s %s\n", doc_printable(d, package->name), doc_printable(d, package->version));
   }
   kr_text_print(&p.out, "\n");
-  for (size_t i = 0; i < d->findings.n; i++) {
-    const doc_finding *f = KR_AT(d->findings, doc_finding, i);
+  for (size_t i = 0; i < d->found->findings.n; i++) {
+    const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);
     if (!doc_is_shown(d, f)) continue;
     kr_text_print(&p.out, "%s %s: %s\n", severities[f->severity], f->rule->id,
                   doc_printable(d, shorten_path(d, f->says)));
@@ -449,6 +456,6 @@ const char *krait_report_issue(krait_report *d) {
       kr_text_print(&p.out, "    %s\n", doc_printable(d, shorten_path(d, DOC_TEXT(f->evidence, k))));
     if (f->fixes.n) kr_text_print(&p.out, "    fix: %s\n", doc_printable(d, shorten_path(d, first_command(f))));
   }
-  if (!d->findings.n) kr_text_print(&p.out, "nothing wrong was found\n");
+  if (!d->found->findings.n) kr_text_print(&p.out, "nothing wrong was found\n");
   return p.out.at;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "doc.h"
+#include "doc_commands.h"
 
 enum { MAX_DEPTH = 16, MAX_WORD = 128 };
 
@@ -33,10 +34,11 @@ static int read_value(marker *m, char out[MAX_WORD]) {
                       : strcmp(out, "extra") == 0                          ? ""
                       : strcmp(out, "implementation_name") == 0            ? "cpython"
                       : strcmp(out, "platform_python_implementation") == 0 ? "CPython"
-                      : strcmp(out, "platform_machine") == 0 ? m->d->machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"
-                                                             : NULL;
+                      : strcmp(out, "platform_machine") == 0
+                          ? m->d->target.machine == KR_ELF_AARCH64 ? "aarch64" : "x86_64"
+                          : NULL;
   if (strcmp(out, "python_version") == 0 || strcmp(out, "python_full_version") == 0) {
-    int python = m->d->python ? m->d->python : 311;
+    int python = m->d->target.python ? m->d->target.python : 311;
     memcpy(out, "3.", 2);
     out[2] = (char)('0' + python % 100 / 10), out[3] = (char)('0' + python % 10), out[4] = '\0';
     if (out[2] == '0') out[2] = out[3], out[3] = '\0';
@@ -99,7 +101,7 @@ static int read_or(marker *m) {
   return value;
 }
 
-int doc_read_requirement(doc *d, const char *line, doc_requirement *out) {
+int doc_read_requirement(const doc *d, const char *line, doc_requirement *out) {
   const char *semicolon = strchr(line, ';');
   size_t n = strcspn(line, " ([<>=!~;@,");
   *out = (doc_requirement){.name = doc_normalise(d, line, n), .spec = ""};
@@ -143,7 +145,7 @@ static int fits_one(const char *op, const char *bound, const char *version) {
   return *op == '>' ? order > 0 : *op == '<' ? order < 0 : 1;
 }
 
-int doc_allows(doc *d, const char *spec, const char *version) {
+int doc_allows(const doc *d, const char *spec, const char *version) {
   for (const char *p = spec; *p;) {
     char op[4] = "";
     p += strspn(p, " ,");
@@ -160,8 +162,9 @@ int doc_allows(doc *d, const char *spec, const char *version) {
 }
 
 /* ---- what is installed ---- */
-static const char *version_here(doc *d, const char *name) {
-  if (strcmp(name, "torch") == 0 && *d->torch && strcmp(d->torch_source, "the log") != 0) return d->torch;
+static const char *version_here(const doc *d, const char *name) {
+  if (strcmp(name, "torch") == 0 && *d->target.torch && strcmp(d->target.torch_source, "the log") != 0)
+    return d->target.torch;
   const doc_package *p = doc_find_package(d, name);
   return p ? p->version : "";
 }
@@ -175,7 +178,7 @@ typedef struct missing { /* of one package */
   int n;
 } missing;
 
-static void report(doc *d, const doc_package *p, const doc_requirement *r, const char *have, int severity,
+static void report(const doc *d, const doc_package *p, const doc_requirement *r, const char *have, int severity,
                    const char *fix) {
   const char *keys[] = {
       "req",
@@ -193,11 +196,11 @@ static void report(doc *d, const doc_package *p, const doc_requirement *r, const
                           .package_version = p->version};
   doc_finding *f = doc_report(d, "P01", &about, p->name, keys);
   if (f && severity != KR_ERROR) f->severity = severity;
-  doc_evidence(d, f, "METADATA of %s %s: Requires-Dist: %s%s; here is %s", p->name, p->version, r->name,
+  doc_add_evidence(d, f, "METADATA of %s %s: Requires-Dist: %s%s; here is %s", p->name, p->version, r->name,
                *r->spec ? kr_arena_print(d->arena, " %s", r->spec) : "", *have ? have : "none");
 }
 
-static const char *fix_of(doc *d, const doc_package *p, const doc_requirement *r) {
+static const char *fix_of(const doc *d, const doc_package *p, const doc_requirement *r) {
   const char *pair = doc_pair_command(d, p->name, NULL);
   if (*pair) return pair;
   if (strcmp(r->name, "torch") == 0)
@@ -206,7 +209,7 @@ static const char *fix_of(doc *d, const doc_package *p, const doc_requirement *r
   return kr_arena_print(d->arena, "pip install --no-deps --force-reinstall \"%s%s\"", r->name, r->spec);
 }
 
-static void check_one(doc *d, const doc_package *p, const char *line, missing *nvidia) {
+static void check_one(const doc *d, const doc_package *p, const char *line, missing *nvidia) {
   doc_requirement r;
   if (!doc_read_requirement(d, line, &r) || !is_of_interest(d, r.name)) return;
   const char *have = version_here(d, r.name);
@@ -218,7 +221,7 @@ static void check_one(doc *d, const doc_package *p, const char *line, missing *n
     kr_text_print(&nvidia->command, " \"%s%s\"", r.name, r.spec);
     nvidia->n++;
   } else if (!*have) {
-    if (is_torch && (*kr_names_put(d->arena, &d->said, "torch is not installed"))++) return; /* once for all */
+    if (is_torch && (*kr_names_put(d->arena, &d->found->said, "torch is not installed"))++) return; /* once for all */
     const char *torch = is_torch ? doc_torch_install(d) : "";
     report(d, p, &r, "", is_torch ? KR_ERROR : KR_WARN,
            *torch && doc_main_cc(d) ? torch
@@ -230,13 +233,13 @@ static void check_one(doc *d, const doc_package *p, const char *line, missing *n
 }
 
 /* Libraries that torch installs as separate packages: it cannot be imported without them. */
-static void report_nvidia(doc *d, const doc_package *p, const missing *m) {
+static void report_nvidia(const doc *d, const doc_package *p, const missing *m) {
   if (!m->n) return;
   const char *what = m->n == 1 ? m->names.at : kr_arena_print(d->arena, "%d NVIDIA packages", m->n);
   const char *keys[] = {
       "req", what, "v", p->version, "pair", kr_arena_print(d->arena, "pip install --no-deps%s", m->command.at), NULL};
   const doc_file about = {.path = p->dist_info, .name = p->name, .package = p->name, .package_version = p->version};
-  doc_evidence(d, doc_report(d, "P01", &about, p->name, keys), "METADATA of %s %s requires %s", p->name, p->version,
+  doc_add_evidence(d, doc_report(d, "P01", &about, p->name, keys), "METADATA of %s %s requires %s", p->name, p->version,
                m->names.at);
 }
 
@@ -245,7 +248,7 @@ static int in_range(const char *version, const char *first, const char *last) {
   return kr_compare_versions(version, first) >= 0 && (!*last || kr_compare_versions(version, last) <= 0);
 }
 
-static void check_requirements_pairs(doc *d) {
+static void check_requirements_pairs(const doc *d) {
   const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "pair", &at));) {
     const doc_package *p = doc_find_package(d, row->column[0]), *partner = doc_find_package(d, row->column[3]);
@@ -264,14 +267,14 @@ static void check_requirements_pairs(doc *d) {
   }
 }
 
-void doc_diagnose_requirements(doc *d) {
-  for (size_t i = 0; i < d->packages.n && !kr_arena_failed(d->arena); i++) {
-    const doc_package p = *KR_AT(d->packages, doc_package, i);
+void doc_diagnose_requirements(const doc *d) {
+  for (size_t i = 0; i < d->evidence.packages.n && !kr_arena_failed(d->arena); i++) {
+    const doc_package p = *KR_AT(d->evidence.packages, doc_package, i);
     missing nvidia = {.names = kr_text_begin(d->arena), .command = kr_text_begin(d->arena)};
     int is_ours = strcmp(p.name, "torch") == 0 || doc_package_row(d, p.name) != NULL;
     if (p.by_distribution || !is_ours) continue;
     for (size_t k = 0; k < p.requires.n; k++) check_one(d, &p, DOC_TEXT(p.requires, k), &nvidia);
     if (strcmp(p.name, "torch") == 0) report_nvidia(d, &p, &nvidia);
   }
-  if (d->is_environment) check_requirements_pairs(d);
+  if (d->evidence.is_environment) check_requirements_pairs(d);
 }

@@ -24,7 +24,7 @@ enum {
   HASH_LIMIT_BYTES = 4 << 20
 };
 
-const char *doc_normalise(doc *d, const char *name, size_t n) {
+const char *doc_normalise(const doc *d, const char *name, size_t n) {
   char *out = kr_arena_copy(d->arena, name, n);
   size_t k = 0;
   if (kr_arena_failed(d->arena)) return out; /* one shared byte */
@@ -39,25 +39,25 @@ const char *doc_normalise(doc *d, const char *name, size_t n) {
 }
 
 const doc_package *doc_find_package(const doc *d, const char *name) {
-  const size_t *first = kr_names_find(&d->package_names, name);
-  return first && *first ? KR_AT(d->packages, doc_package, *first - 1) : NULL;
+  const size_t *first = kr_names_find(&d->evidence.package_names, name);
+  return first && *first ? KR_AT(d->evidence.packages, doc_package, *first - 1) : NULL;
 }
 
 const doc_package *doc_twin_package(const doc *d, const doc_package *p) {
-  return p->next ? KR_AT(d->packages, doc_package, p->next - 1) : NULL;
+  return p->next ? KR_AT(d->evidence.packages, doc_package, p->next - 1) : NULL;
 }
 
 /* The first file of a name, and from each the next with the same name. */
 void doc_index_package(doc *d, size_t i) {
-  doc_package *p = KR_AT(d->packages, doc_package, i);
-  size_t *first = kr_names_put(d->arena, &d->package_names, p->name);
+  doc_package *p = KR_AT(d->evidence.packages, doc_package, i);
+  size_t *first = kr_names_put(d->arena, &d->evidence.package_names, p->name);
   if (!*first) *first = i + 1;
   else
-    p->next = KR_AT(d->packages, doc_package, *first - 1)->next,
-    KR_AT(d->packages, doc_package, *first - 1)->next = i + 1;
+    p->next = KR_AT(d->evidence.packages, doc_package, *first - 1)->next,
+    KR_AT(d->evidence.packages, doc_package, *first - 1)->next = i + 1;
 }
 
-const char *doc_header(doc *d, const char *text, const char *key) {
+const char *doc_header(const doc *d, const char *text, const char *key) {
   size_t n = strlen(key);
   for (const char *line = text; line && *line;) {
     size_t length = strcspn(line, "\r\n");
@@ -73,7 +73,7 @@ const char *doc_header(doc *d, const char *text, const char *key) {
   return "";
 }
 
-static void add_headers(doc *d, const char *text, const char *key, kr_list *list) {
+static void add_headers(const doc *d, const char *text, const char *key, kr_list *list) {
   size_t n = strlen(key);
   for (const char *line = text; line && *line;) {
     size_t length = strcspn(line, "\n");
@@ -107,16 +107,16 @@ static int same_hash(const char *base64, const char *hex) {
 }
 
 /* For a file already found damaged, RECORD is further evidence. */
-static void report_record(doc *d, const doc_file *file, const char *why) {
+static void report_record(const doc *d, const doc_file *file, const char *why) {
   const char *keys[] = {"why", why, NULL};
   if (file->damage) {
-    doc_evidence(d, KR_AT(d->findings, doc_finding, file->damage - 1), "%s", why);
+    doc_add_evidence(d, KR_AT(d->found->findings, doc_finding, file->damage - 1), "%s", why);
     return;
   }
   doc_report(d, "W06", file, "", keys);
 }
 
-static void check_record(doc *d, const doc_file *file, const doc_package *p, const char *hash, const char *size) {
+static void check_record(const doc *d, const doc_file *file, const doc_package *p, const char *hash, const char *size) {
   uint64_t bytes = strtoull(size, NULL, 10);
   if (file->bytes == 0 || p->by_distribution) return; /* already reported, or stripped by a distribution */
   if (*size && bytes != file->bytes)
@@ -151,15 +151,15 @@ static int split_record(char *line, const char *field[3]) {
 }
 
 static int is_known_file(doc *d, const char *path) {
-  size_t *seen = kr_names_put(d->arena, &d->known_files, path);
+  size_t *seen = kr_names_put(d->arena, &d->evidence.known_files, path);
   return (*seen)++ != 0;
 }
 
 static doc_file *inspect_once(doc *d, const char *path, const doc_package *p) {
-  if (d->files.n >= MAX_FILES || is_known_file(d, path)) return NULL;
-  if (p) d->owner = p->name, d->owner_version = p->version;
+  if (d->evidence.files.n >= MAX_FILES || is_known_file(d, path)) return NULL;
+  if (p) d->evidence.owner = p->name, d->evidence.owner_version = p->version;
   doc_file *file = doc_inspect_path(d, path);
-  d->owner = d->owner_version = "";
+  d->evidence.owner = d->evidence.owner_version = "";
   return file;
 }
 
@@ -169,16 +169,18 @@ static void own_folder(doc *d, const doc_package *p, const char *path) {
   if (!path[n] || strstr(path, ".dist-info/") || n > 64) return;
   const doc_table_line *row = kr_tables_find(d->tables, "owner", kr_arena_copy(d->arena, path, n));
   if (!row || !kr_tables_has_word(row->column[1], p->name)) return;
-  size_t *seen = kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "owner\1%s\1%s", row->column[0], p->name));
+  size_t *seen =
+      kr_names_put(d->arena, &d->found->said, kr_arena_print(d->arena, "owner\1%s\1%s", row->column[0], p->name));
   if ((*seen)++) return;
-  doc_owner *owner = kr_list_push(d->arena, &d->owners);
+  doc_owner *owner = kr_list_push(d->arena, &d->evidence.owners);
   *owner = (doc_owner){row, p->name, p->version, p->site};
 }
 
 /* A file that may not be read is not missing; reported once per package. */
-static void refuse_package(doc *d, const doc_package *p, const char *path, int os_errno) {
-  if ((*kr_names_put(d->arena, &d->said, kr_arena_print(d->arena, "refused\1%s\1%s", p->site, p->name)))++) return;
-  doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot open %s: %s", path, strerror(os_errno)));
+static void refuse_package(const doc *d, const doc_package *p, const char *path, int os_errno) {
+  if ((*kr_names_put(d->arena, &d->found->said, kr_arena_print(d->arena, "refused\1%s\1%s", p->site, p->name)))++)
+    return;
+  doc_add_text(d, &d->found->unreadable, kr_arena_print(d->arena, "cannot open %s: %s", path, strerror(os_errno)));
 }
 
 static void read_record(doc *d, const doc_package *p) {
@@ -207,7 +209,7 @@ static void read_record(doc *d, const doc_package *p) {
 
 /* ---- packages ---- */
 doc_package *doc_add_package(doc *d, const char *metadata, const char *wheel, const char *direct_url) {
-  doc_package *p = kr_list_push(d->arena, &d->packages);
+  doc_package *p = kr_list_push(d->arena, &d->evidence.packages);
   const char *name = doc_header(d, metadata, "Name");
   *p = (doc_package){.name = doc_normalise(d, name, strlen(name)),
                      .version = doc_header(d, metadata, "Version"),
@@ -224,7 +226,7 @@ doc_package *doc_add_package(doc *d, const char *metadata, const char *wheel, co
   return p;
 }
 
-static const char *read_or_empty(doc *d, const char *folder, const char *name) {
+static const char *read_or_empty(const doc *d, const char *folder, const char *name) {
   const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/%s", folder, name), MAX_META_BYTES);
   return text ? text : "";
 }
@@ -244,11 +246,11 @@ static void read_dist_info(doc *d, const char *site, const char *folder) {
     const char *version = folder[n] ? folder + n + 1 : "", *end = strstr(version, ".dist-info");
     p->version = kr_arena_copy(d->arena, version, end ? (size_t)(end - version) : strlen(version));
   }
-  doc_index_package(d, d->packages.n - 1);
+  doc_index_package(d, d->evidence.packages.n - 1);
 }
 
 /* "x = 'y'" of a Python file. */
-static const char *assigned(doc *d, const char *text, const char *name) {
+static const char *assigned(const doc *d, const char *text, const char *name) {
   size_t n = strlen(name);
   for (const char *at = strstr(text, name); at; at = strstr(at + 1, name)) {
     if (at != text && at[-1] != '\n') continue;
@@ -268,11 +270,11 @@ static int tenths_of_tag(const char *version) {
 }
 
 static void set_torch(doc *d, const char *version, const char *cuda, const char *source) {
-  d->torch = version;
-  d->torch_number = kr_parse_torch(version);
-  d->torch_source = source;
+  d->target.torch = version;
+  d->target.torch_number = kr_parse_torch(version);
+  d->target.torch_source = source;
   int tag = tenths_of_tag(version);
-  d->torch_cuda = *cuda ? cuda : tag ? kr_print_tenths(d->arena, tag) : "";
+  d->target.torch_cuda = *cuda ? cuda : tag ? kr_print_tenths(d->arena, tag) : "";
 }
 
 static int has_prefix_in(const char *folder, const char *prefix) {
@@ -288,10 +290,10 @@ static int has_prefix_in(const char *folder, const char *prefix) {
 static void read_torch(doc *d, const char *site) {
   const char *lib = kr_arena_print(d->arena, "%s/torch/lib", site);
   const char *text = doc_read_text(d, kr_arena_print(d->arena, "%s/torch/version.py", site), 65536);
-  if (!text || *d->torch_lib) return;
-  d->torch_lib = lib;
+  if (!text || *d->target.torch_lib) return;
+  d->target.torch_lib = lib;
   const int is_known = access(lib, R_OK) == 0 || errno == ENOENT;
-  d->torch_is_cpu = is_known && !has_prefix_in(lib, "libtorch_cuda") && !has_prefix_in(lib, "libtorch_hip");
+  d->target.torch_is_cpu = is_known && !has_prefix_in(lib, "libtorch_cuda") && !has_prefix_in(lib, "libtorch_hip");
   if (!d->options.torch) set_torch(d, assigned(d, text, "__version__"), assigned(d, text, "cuda"), "torch/version.py");
 }
 
@@ -307,7 +309,8 @@ static void read_ptxas(doc *d, const char *path) {
 static void walk_libraries(doc *d, const char *folder, int depth) {
   DIR *dir = opendir(folder);
   if (!dir) {
-    if (depth == 0) doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read the folder %s", folder));
+    if (depth == 0)
+      doc_add_text(d, &d->found->unreadable, kr_arena_print(d->arena, "cannot read the folder %s", folder));
     return;
   }
   for (struct dirent *entry; !kr_arena_failed(d->arena) && (entry = readdir(dir));) {
@@ -330,8 +333,8 @@ static int python_of_path(const char *path) {
 /* A line of a .pth file is a folder on Python's path: torch may be there. */
 static void read_path_files(doc *d, const char *site) {
   const size_t n = strlen(site);
-  for (size_t i = 0; i < d->path_files.n && i < 200 && !*d->torch_lib; i++) {
-    const char *pth = DOC_TEXT(d->path_files, i),
+  for (size_t i = 0; i < d->evidence.path_files.n && i < 200 && !*d->target.torch_lib; i++) {
+    const char *pth = DOC_TEXT(d->evidence.path_files, i),
                *text = strncmp(pth, site, n) == 0 ? doc_read_text(d, pth, 65536) : NULL;
     for (const char *line = text; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
       const char *folder = kr_arena_copy(d->arena, line, strcspn(line, "\r\n"));
@@ -343,38 +346,39 @@ static void read_path_files(doc *d, const char *site) {
 
 void doc_read_site(doc *d, const char *site) {
   DIR *dir = opendir(site);
-  if (!dir || doc_has_text(&d->sites, site)) {
+  if (!dir || doc_has_text(&d->evidence.sites, site)) {
     if (dir) closedir(dir);
-    else doc_add_text(d, &d->unreadable, kr_arena_print(d->arena, "cannot read the folder %s", site));
+    else doc_add_text(d, &d->found->unreadable, kr_arena_print(d->arena, "cannot read the folder %s", site));
     return;
   }
-  doc_add_text(d, &d->sites, site);
-  d->is_environment = 1;
-  size_t first = d->packages.n;
+  doc_add_text(d, &d->evidence.sites, site);
+  d->evidence.is_environment = 1;
+  size_t first = d->evidence.packages.n;
   for (struct dirent *entry; (entry = readdir(dir));) {
     size_t n = strlen(entry->d_name);
     if (n > 10 && strcmp(entry->d_name + n - 10, ".dist-info") == 0 && *entry->d_name != '~')
       read_dist_info(d, site, kr_arena_print(d->arena, "%s", entry->d_name));
-    if (*entry->d_name == '~') doc_add_text(d, &d->left_overs, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
+    if (*entry->d_name == '~')
+      doc_add_text(d, &d->evidence.left_overs, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
     if (n > 4 && strcmp(entry->d_name + n - 4, ".pth") == 0)
-      doc_add_text(d, &d->path_files, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
+      doc_add_text(d, &d->evidence.path_files, kr_arena_print(d->arena, "%s/%s", site, entry->d_name));
   }
   closedir(dir);
-  if (!d->python) d->python = python_of_path(site), d->python_source = "the folder's name";
-  if (!*d->prefix) {
+  if (!d->target.python) d->target.python = python_of_path(site), d->target.python_source = "the folder's name";
+  if (!*d->target.prefix) {
     const char *lib = strstr(site, "/lib/python3.");
-    if (lib) d->prefix = kr_arena_copy(d->arena, site, (size_t)(lib - site));
+    if (lib) d->target.prefix = kr_arena_copy(d->arena, site, (size_t)(lib - site));
   }
   read_torch(d, site);
   read_path_files(d, site);
-  for (size_t i = first; i < d->packages.n; i++) {
-    doc_package copy = *KR_AT(d->packages, doc_package, i); /* the list may be reallocated */
+  for (size_t i = first; i < d->evidence.packages.n; i++) {
+    doc_package copy = *KR_AT(d->evidence.packages, doc_package, i); /* the list may be reallocated */
     read_record(d, &copy);
   }
   walk_libraries(d, site, 0);
 }
 
-static int is_site(doc *d, const char *path) {
+static int is_site(const doc *d, const char *path) {
   const char *name = strrchr(path, '/');
   name = name ? name + 1 : path;
   if (strcmp(name, "site-packages") == 0 || strcmp(name, "dist-packages") == 0) return 1;
@@ -388,7 +392,7 @@ static int is_site(doc *d, const char *path) {
 }
 
 /* "key = value" of pyvenv.cfg; "" without it. */
-static const char *setting(doc *d, const char *text, const char *key) {
+static const char *setting(const doc *d, const char *text, const char *key) {
   size_t n = strlen(key);
   for (const char *line = text; line && *line; line += strcspn(line, "\n"), line += *line == '\n') {
     if (strncmp(line, key, n) != 0 || (line[n] != ' ' && line[n] != '=')) continue;
@@ -406,9 +410,9 @@ static void read_base(doc *d, const char *prefix) {
              *home = setting(d, text, "home"), *slash = strrchr(home, '/');
   const char *version = setting(d, text, "version");
   if (!*version) version = setting(d, text, "version_info");
-  if (strncmp(version, "3.", 2) == 0 && atoi(version + 2) > 0 && !d->has_pyvenv)
-    d->python = 300 + atoi(version + 2), d->python_source = "pyvenv.cfg";
-  if (text && d->has_pyvenv++) return; /* one level: a base is not a virtual environment */
+  if (strncmp(version, "3.", 2) == 0 && atoi(version + 2) > 0 && !d->target.has_pyvenv)
+    d->target.python = 300 + atoi(version + 2), d->target.python_source = "pyvenv.cfg";
+  if (text && d->target.has_pyvenv++) return; /* one level: a base is not a virtual environment */
   if (strncasecmp(setting(d, text, "include-system-site-packages"), "true", 4) == 0 && slash)
     read_prefix(d, doc_path(d, kr_arena_copy(d->arena, home, (size_t)(slash - home))));
 }
@@ -425,7 +429,7 @@ static int read_prefix(doc *d, const char *prefix) {
     for (int i = 0; i < 2; i++) {
       const char *site = kr_arena_print(d->arena, "%s/%s/%s", lib, entry->d_name, names[i]);
       if (access(site, R_OK) != 0) continue;
-      if (!*d->prefix) d->prefix = prefix;
+      if (!*d->target.prefix) d->target.prefix = prefix;
       doc_read_site(d, site);
       found = 1;
     }
@@ -453,7 +457,7 @@ void doc_read_folder(doc *d, const char *path) {
   else if (!read_prefix(d, folder) && !read_project(d, folder)) walk_libraries(d, folder, 0);
 }
 
-static const char *python_prefix_on_path(doc *d) {
+static const char *python_prefix_on_path(const doc *d) {
   const char *path = kr_env_foreign("PATH");
   char real[4096];
   for (const char *p = path ? path : ""; *p;) {
@@ -482,7 +486,7 @@ void doc_find_environment(doc *d) {
 }
 
 /* ---- wheels ---- */
-static const char *site_member_text(doc *d, kr_zip *zip, int64_t i) {
+static const char *site_member_text(const doc *d, kr_zip *zip, int64_t i) {
   kr_source *source;
   if (i < 0 || kr_zip_source_open(zip, i, &source) < 0) return "";
   size_t n = source->size < MAX_META_BYTES ? (size_t)source->size : MAX_META_BYTES;
@@ -505,7 +509,7 @@ static int64_t find_member(kr_zip *zip, const char *suffix) {
 }
 
 /* Where each path's line begins in RECORD. */
-static kr_names index_record(doc *d, const char *record) {
+static kr_names index_record(const doc *d, const char *record) {
   kr_names lines = {0};
   for (const char *line = record; *line && !kr_arena_failed(d->arena);) {
     size_t length = strcspn(line, "\n"), n = strcspn(line, ",\n");
@@ -516,8 +520,8 @@ static kr_names index_record(doc *d, const char *record) {
   return lines;
 }
 
-static void check_member(doc *d, const char *record, const kr_names *lines, const char *member, const doc_file *file,
-                         const doc_package *p) {
+static void check_member(const doc *d, const char *record, const kr_names *lines, const char *member,
+                         const doc_file *file, const doc_package *p) {
   const size_t *at = kr_names_find(lines, member);
   const char *field[3];
   if (!at) return;
@@ -540,7 +544,7 @@ static void read_site_member(doc *own, kr_source *source, const char *name, void
                       &(doc_file){.path = path, .name = slash ? slash + 1 : name, .package = r->package.name});
     return;
   }
-  own->owner = r->package.name, own->owner_version = r->package.version;
+  own->evidence.owner = r->package.name, own->evidence.owner_version = r->package.version;
   doc_file *file = doc_inspect_source(own, source, path);
   if (file) file->in_wheel = 1;
 }
@@ -556,12 +560,13 @@ void doc_read_wheel(doc *d, const char *path) {
              *wheel = site_member_text(d, zip, find_member(zip, ".dist-info/WHEEL"));
   const char *record = site_member_text(d, zip, find_member(zip, ".dist-info/RECORD"));
   wheel_reader r = {.path = path, .package = *doc_add_package(d, metadata, wheel, "")};
-  const size_t first = d->files.n, n = strlen(path) + 1;
-  KR_AT(d->packages, doc_package, d->packages.n - 1)->site = r.package.site = path;
-  doc_index_package(d, d->packages.n - 1);
+  const size_t first = d->evidence.files.n, n = strlen(path) + 1;
+  KR_AT(d->evidence.packages, doc_package, d->evidence.packages.n - 1)->site = r.package.site = path;
+  doc_index_package(d, d->evidence.packages.n - 1);
   const kr_names lines = index_record(d, record);
   doc_each_member(d, path, zip, read_site_member, &r);
   kr_zip_close(&zip);
-  for (size_t i = first; i < d->files.n; i++)
-    check_member(d, record, &lines, KR_AT(d->files, doc_file, i)->path + n, KR_AT(d->files, doc_file, i), &r.package);
+  for (size_t i = first; i < d->evidence.files.n; i++)
+    check_member(d, record, &lines, KR_AT(d->evidence.files, doc_file, i)->path + n,
+                 KR_AT(d->evidence.files, doc_file, i), &r.package);
 }

@@ -22,7 +22,7 @@ static const char *skip_prefix(const char *name) {
 }
 
 /* "_ZN3c104cuda..." c10, "_Z20cutlass_moe_mm..." the function, "_ZNSt..." std. */
-const char *doc_scope_of(doc *d, const char *symbol) {
+const char *doc_scope_of(const doc *d, const char *symbol) {
   const char *p = symbol;
   if (strncmp(p, "_Z", 2) != 0) return "";
   p += 2;
@@ -36,7 +36,7 @@ const char *doc_scope_of(doc *d, const char *symbol) {
 }
 
 /* Without arguments and template parameters: enough to recognise it in one line. */
-const char *doc_function_name(doc *d, const char *name) {
+const char *doc_function_name(const doc *d, const char *name) {
   enum { SHORT = 48, MOST = 36 };
   const char *text = doc_demangle(d, name);
   kr_text out = kr_text_begin(d->arena);
@@ -103,7 +103,7 @@ static int join_abi(int a, int b) {
   return b == DOC_ABI_UNKNOWN ? a : DOC_ABI_MIXED;
 }
 
-void doc_collect_symbols(doc *d, doc_file *file, krait_scan *scan) {
+void doc_collect_symbols(const doc *d, doc_file *file, krait_scan *scan) {
   char name[MAX_NAME];
   uint64_t cursor = 0, n = 0;
   if (doc_is_torch_library(file->name)) return;
@@ -178,13 +178,13 @@ static void each_export(const char *path, name_fn fn, void *user) {
   krait_scan_close(&scan);
 }
 
-static void each_torch_export(doc *d, name_fn fn, void *user) {
-  DIR *folder = *d->torch_lib ? opendir(d->torch_lib) : NULL;
+static void each_torch_export(const doc *d, name_fn fn, void *user) {
+  DIR *folder = *d->target.torch_lib ? opendir(d->target.torch_lib) : NULL;
   if (!folder) return;
   for (struct dirent *entry; (entry = readdir(folder));)
     if (strncmp(entry->d_name, "libc10", 6) == 0 || strncmp(entry->d_name, "libtorch", 8) == 0 ||
         strncmp(entry->d_name, "libshm", 6) == 0)
-      each_export(kr_arena_print(d->arena, "%s/%s", d->torch_lib, entry->d_name), fn, user);
+      each_export(kr_arena_print(d->arena, "%s/%s", d->target.torch_lib, entry->d_name), fn, user);
   closedir(folder);
 }
 
@@ -197,7 +197,7 @@ static int add_export(void *user, const char *name) {
   export_user *u = user;
   insert(&u->set, name);
   if (strncmp(name, "_ZN3c105ErrorC1ENS_14SourceLocation", 35) == 0)
-    u->d->torch_abi = join_abi(u->d->torch_abi, doc_abi_of_name(name));
+    u->d->target.torch_abi = join_abi(u->d->target.torch_abi, doc_abi_of_name(name));
   return 1;
 }
 
@@ -218,11 +218,11 @@ static void drop_resolved(doc *d, doc_file *file) {
 void doc_find_missing(doc *d) {
   export_user user = {.d = d};
   int wanted = 0;
-  for (size_t i = 0; i < d->files.n; i++) wanted |= KR_AT(d->files, doc_file, i)->undefined.n > 0;
-  if (!wanted || !*d->torch_lib) return;
+  for (size_t i = 0; i < d->evidence.files.n; i++) wanted |= KR_AT(d->evidence.files, doc_file, i)->undefined.n > 0;
+  if (!wanted || !*d->target.torch_lib) return;
   each_torch_export(d, add_export, &user);
-  for (size_t i = 0; i < d->files.n && user.set.n; i++) {
-    doc_file *file = KR_AT(d->files, doc_file, i);
+  for (size_t i = 0; i < d->evidence.files.n && user.set.n; i++) {
+    doc_file *file = KR_AT(d->evidence.files, doc_file, i);
     for (size_t k = 0; k < file->undefined.n; k++)
       if (!contains(&user.set, DOC_TEXT(file->undefined, k)))
         doc_add_text(d, &file->missing, DOC_TEXT(file->undefined, k));
@@ -257,7 +257,7 @@ static int compare_near(void *user, const char *name) {
   return 0;
 }
 
-const char *doc_near_match(doc *d, const char *symbol) {
+const char *doc_near_match(const doc *d, const char *symbol) {
   near_user *user = kr_arena_alloc(d->arena, sizeof *user);
   user->symbol = symbol;
   user->length = qualified_length(symbol);
@@ -273,30 +273,31 @@ static int row_matches(const char *row, const char *name) {
 }
 
 /* Every name of the stable interface with its first torch. */
-static void index_stable(doc *d) {
+static void index_stable(const doc *d) {
   const doc_table_line *row;
   for (size_t at = 0; (row = kr_tables_next(d->tables, "stable", &at));)
     for (const char *p = row->column[1]; *p; p += strspn(p, " ")) {
       size_t n = strcspn(p, " ");
-      *kr_names_put(d->arena, &d->stable, kr_arena_copy(d->arena, p, n)) = (size_t)kr_parse_torch(row->column[0]);
+      *kr_names_put(d->arena, &d->lookups->stable, kr_arena_copy(d->arena, p, n)) =
+          (size_t)kr_parse_torch(row->column[0]);
       p += n;
     }
 }
 
-int doc_stable_floor(doc *d, const kr_list *symbols, int *n_unknown) {
+int doc_stable_floor(const doc *d, const kr_list *symbols, int *n_unknown) {
   int floor = 0;
   *n_unknown = 0;
   for (size_t i = 0; i < symbols->n; i++) {
     if (is_torch_cxx(DOC_TEXT(*symbols, i))) continue;
-    if (!d->stable.n) index_stable(d);
-    const size_t *found = kr_names_find(&d->stable, DOC_TEXT(*symbols, i));
+    if (!d->lookups->stable.n) index_stable(d);
+    const size_t *found = kr_names_find(&d->lookups->stable, DOC_TEXT(*symbols, i));
     *n_unknown += !found;
     if (found && (int)*found > floor) floor = (int)*found;
   }
   return floor;
 }
 
-void doc_torch_range(doc *d, const kr_list *symbols, int *first, int *last) {
+void doc_torch_range(const doc *d, const kr_list *symbols, int *first, int *last) {
   const doc_table_line *row;
   int n_unknown;
   *first = doc_stable_floor(d, symbols, &n_unknown);

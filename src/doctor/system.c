@@ -37,7 +37,7 @@ static int jetpack_of(const char *text) {
 }
 
 /* "rhel8", "fedora42": NVIDIA's name for the repository of a system with dnf; NULL: it is not one. */
-static const char *rpm_system(doc *d, const char *text) {
+static const char *rpm_system(const doc *d, const char *text) {
   static const char *const rhel[] = {"Red Hat", "CentOS", "Rocky Linux", "AlmaLinux", "Oracle Linux", "Amazon Linux",
                                      "Scientific Linux", "rhel", NULL};
   const char *fedora = strstr(text, "Fedora"), *el = strstr(text, ".el");
@@ -85,7 +85,7 @@ void doc_read_system(doc *d, const char *text) {
   log->is_rocm = system_holds_any(text, rocm);
   log->is_conda = system_holds_any(text, conda);
   log->is_container = system_holds_any(text, container);
-  if (log->is_jetson && !d->options.machine && !log->is_windows) d->machine = KR_ELF_AARCH64;
+  if (log->is_jetson && !d->options.machine && !log->is_windows) d->target.machine = KR_ELF_AARCH64;
 }
 
 /* ---- the words of its shell ---- */
@@ -116,7 +116,7 @@ static void set_variable(const doc *d, kr_text *out, const char *word, size_t n)
 }
 
 /* One command between && signs; 0: it has no counterpart there. */
-static int windows_part(doc *d, kr_text *out, const char *part) {
+static int windows_part(const doc *d, kr_text *out, const char *part) {
   static const char *const foreign[] = {"sudo ", "apt ", "ldconfig", "/usr/", "patchelf", "$(", "docker ", "grep ",
                                         "free ", "sed ", "rm -r", "/dev/", ". /etc", "${", "chmod", "mount ", NULL};
   const char *and = d->log.is_powershell ? "; " : " && ";
@@ -137,7 +137,7 @@ static int windows_part(doc *d, kr_text *out, const char *part) {
   return 1;
 }
 
-static const char *for_windows(doc *d, const char *command) {
+static const char *for_windows(const doc *d, const char *command) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = command; *p;) {
     const char *end = strstr(p, " && ");
@@ -148,15 +148,15 @@ static const char *for_windows(doc *d, const char *command) {
   return out.at;
 }
 
-const char *doc_rpm_repository(doc *d) {
+const char *doc_rpm_repository(const doc *d) {
   return kr_arena_print(d->arena,
                         "sudo curl -o /etc/yum.repos.d/cuda.repo https://developer.download.nvidia.com/compute/cuda/"
                         "repos/%s/%s/cuda-%s.repo",
-                        d->log.is_rpm, d->machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64", d->log.is_rpm);
+                        d->log.is_rpm, d->target.machine == KR_ELF_AARCH64 ? "sbsa" : "x86_64", d->log.is_rpm);
 }
 
 /* The packages of `sudo apt install ...` under their names of dnf or pacman; NULL: one of them has none there. */
-static const char *packages_for(doc *d, const char *names) {
+static const char *packages_for(const doc *d, const char *names) {
   kr_text out = kr_text_begin(d->arena);
   for (const char *p = names; *p; p += strspn(p, " ")) {
     const size_t n = strcspn(p, " ");
@@ -173,14 +173,14 @@ static const char *packages_for(doc *d, const char *names) {
 }
 
 /* Compilers of a given age are in Red Hat's toolsets, and in conda-forge for every other system. */
-static const char *compiler_for(doc *d, const char *command) {
+static const char *compiler_for(const doc *d, const char *command) {
   const int gcc = atoi(strstr(command, "install gcc-") + 12);
   if (d->log.is_rpm && system_begins(d->log.is_rpm, "rhel"))
     return kr_arena_print(d->arena, "sudo dnf install -y gcc-toolset-%d && . /opt/rh/gcc-toolset-%d/enable", gcc, gcc);
   return kr_arena_print(d->arena, "conda install -y -c conda-forge gxx_linux-64=%d", gcc);
 }
 
-static const char *for_distribution(doc *d, const char *command) {
+static const char *for_distribution(const doc *d, const char *command) {
   const char *end = strstr(command, " && "), *rest = end ? end : "";
   const char *part = end ? kr_arena_copy(d->arena, command, (size_t)(end - command)) : command;
   if (system_begins(command, "sudo curl ")) { /* NVIDIA's repository, then its package */
@@ -196,7 +196,7 @@ static const char *for_distribution(doc *d, const char *command) {
 }
 
 /* The command as the log's system takes it; NULL when it has none like it. */
-const char *doc_for_system(doc *d, const char *command) {
+const char *doc_for_system(const doc *d, const char *command) {
   static const char *const linux_only[] = {"sudo apt", "apt install", "cuda-toolkit", "LD_LIBRARY_PATH", "nvidia-smi",
                                            "modprobe", "/proc/", "/whl/cu", NULL};
   if (d->log.is_windows && !system_begins(command, "wsl ")) return for_windows(d, command);
