@@ -1,4 +1,5 @@
-/* windows.h: a function of windows of samples, applied to a stream of any length in bounded memory.
+/* windows.h: cuts a stream of any length into windows, in bounded memory, and joins their results: the caller pushes
+ * samples, computes what is due, and pulls what is complete.
  *
  * A stream of at most `window` samples is one call. A longer one is cut into windows of exactly `window` samples that
  * share `overlap` samples; the last ends with the stream and so shares more. Two neighbours are joined by a
@@ -7,7 +8,7 @@
 #ifndef KR_WINDOWS_H
 #define KR_WINDOWS_H
 
-#include "stream.h"
+#include <stdint.h>
 
 typedef struct kr_windows kr_windows;
 
@@ -15,26 +16,33 @@ typedef struct kr_windows_shape {
   int64_t window, overlap, fade; /* fade <= overlap <= window / 2; fade >= 1 */
 } kr_windows_shape;
 
-/* Processes windows independently: the number passed at once affects only the time. */
-typedef struct kr_window_runner {
-  void *user;
-  int64_t most; /* windows at once: n of them, and twice as many results, are stored; 0: one */
-  /* in[k] and out[k], k < n <= most, have n_samples each and do not overlap; 1 <= n_samples <= window. in has been read
-   * when it returns. */
-  int32_t (*run)(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples);
-  /* NULL: output is complete when run returns. Otherwise it is complete after this call, or after the runner's next
-   * run, and the stream continues meanwhile. */
-  int32_t (*finish)(void *user);
-  /* Or NULL: receives each window in order, once it is complete. */
-  int32_t (*done)(void *user, const float *out, int64_t n_samples);
-} kr_window_runner;
+/* Windows that are to be computed at once; independent of each other: their number affects only the time. */
+typedef struct kr_window_batch {
+  int64_t n, n_samples; /* of each */
+  const float **in;     /* stays until the next push */
+  float **out;          /* these do not overlap with anything */
+} kr_window_batch;
 
-int32_t kr_windows_open(const kr_windows_shape *shape, const kr_window_runner *runner, kr_sink sink,
-                        kr_windows **windows);
+/* A window whose result is complete, and the samples of the output stream that are known with it. */
+typedef struct kr_window_part {
+  const float *result, *samples; /* samples lie in result */
+  int64_t n_result, n;
+} kr_window_part;
+
+/* Up to `most` windows at once: n of them, and twice as many results, are stored; 0: one. is_late: a batch's results
+ * are complete only when the next one has been computed, or after kr_windows_settle; else at once. */
+int32_t kr_windows_open(const kr_windows_shape *shape, int64_t most, int is_late, kr_windows **windows);
 void kr_windows_close(kr_windows **windows);
-int32_t kr_windows_push(kr_windows *windows, const float *samples, int64_t n);
-/* Ends the stream: as many samples as were pushed have reached the sink. */
-int32_t kr_windows_finish(kr_windows *windows);
+/* Returns how many samples it took: all, or as many as make a batch due, which must then be computed. */
+int64_t kr_windows_push(kr_windows *windows, const float *samples, int64_t n);
+void kr_windows_end(kr_windows *windows); /* of the stream */
+/* The windows to compute now; NULL: none. */
+const kr_window_batch *kr_windows_due(kr_windows *windows);
+void kr_windows_computed(kr_windows *windows); /* what was due last */
+int kr_windows_is_ahead(const kr_windows *windows); /* late: a computed batch is not complete yet */
+void kr_windows_settle(kr_windows *windows);        /* it is now */
+/* The next complete window, in order; 0: none. In all, as many samples as were pushed. */
+int kr_windows_pull(kr_windows *windows, kr_window_part *part);
 
 /* Windows that a stream of n samples needs. */
 int64_t kr_windows_count(const kr_windows_shape *shape, int64_t n);

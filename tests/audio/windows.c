@@ -59,30 +59,52 @@ static int32_t run_late(void *user, int64_t n, const float *const *in, float *co
   return KRAIT_OK;
 }
 
-static int32_t done(void *user, const float *out, int64_t size) {
-  calls *c = user;
-  (void)out;
-  assert_int_equal(size, c->n[c->n_done++]);
-  return KRAIT_OK;
+static void note_done(calls *c, int64_t size) { assert_int_equal(size, c->n[c->n_done++]); }
+
+/* What computes windows, at most so many at once. */
+typedef struct runner {
+  calls *user;
+  int64_t most;
+  int is_late;
+} runner;
+
+static int32_t compute(const runner *r, const kr_window_batch *b) {
+  return (r->is_late ? run_late : run_now)(r->user, b->n, b->in, b->out, b->n_samples);
 }
 
-static kr_window_runner runner_of(calls *c, int64_t most, int is_late) {
-  return (kr_window_runner){
-      .user = c, .most = most, .run = is_late ? run_late : run_now, .finish = is_late ? finish : NULL, .done = done};
+/* Computes what is due and pulls what is complete; at the end all of it. */
+static int32_t pull_all(kr_windows *windows, const runner *r, int is_end, kr_queue *queue) {
+  for (;;) {
+    kr_window_part part;
+    while (kr_windows_pull(windows, &part)) {
+      note_done(r->user, part.n_result);
+      assert_true(part.samples >= part.result && part.samples + part.n <= part.result + part.n_result);
+      KR_TRY(kr_queue_push(queue, part.samples, part.n));
+    }
+    const kr_window_batch *batch = kr_windows_due(windows);
+    if (batch) {
+      KR_TRY(compute(r, batch));
+      kr_windows_computed(windows);
+    } else if (is_end && kr_windows_is_ahead(windows)) {
+      KR_TRY(finish(r->user));
+      kr_windows_settle(windows);
+    } else return KRAIT_OK;
+  }
 }
 
-static int32_t run_windows(const kr_windows_shape *shape, const kr_window_runner *runner, int64_t n, int64_t piece,
-                   kr_queue *queue) {
+static int32_t run_windows(const kr_windows_shape *shape, const runner *r, int64_t n, int64_t piece, kr_queue *queue) {
   kr_windows *windows = NULL;
-  assert_int_equal(kr_windows_open(shape, runner, (kr_sink){kr_queue_push, queue}, &windows), KRAIT_OK);
+  assert_int_equal(kr_windows_open(shape, r->most, r->is_late, &windows), KRAIT_OK);
   int32_t status = KRAIT_OK;
   float block[97];
-  for (int64_t i = 0; i < n && status == KRAIT_OK; i += piece) {
+  for (int64_t i = 0, taken; i < n && status == KRAIT_OK; i += taken) {
     const int64_t step = n - i < piece ? n - i : piece;
     for (int64_t k = 0; k < step; k++) block[k] = (float)(i + k);
-    status = kr_windows_push(windows, block, step);
+    taken = kr_windows_push(windows, block, step);
+    assert_true(taken == step || (taken > 0 && kr_windows_due(windows)));
+    status = pull_all(windows, r, 0, queue);
   }
-  if (status == KRAIT_OK) status = kr_windows_finish(windows);
+  if (status == KRAIT_OK) kr_windows_end(windows), status = pull_all(windows, r, 1, queue);
   kr_windows_close(&windows);
   assert_null(windows);
   return status;
@@ -98,8 +120,8 @@ static void identity_at_every_length(void **state) {
         calls c = {.fail_at = -1, .each = identity};
         kr_queue queue = {0};
         const int64_t at_once = most[way / 4 % 5];
-        const kr_window_runner runner = runner_of(&c, at_once, way / 20);
-        assert_int_equal(run_windows(&shapes[s], &runner, n, pieces[way % 4], &queue), KRAIT_OK);
+        const runner r = {&c, at_once, way / 20};
+        assert_int_equal(run_windows(&shapes[s], &r, n, pieces[way % 4], &queue), KRAIT_OK);
         assert_int_equal(kr_queue_count(&queue), n);
         for (int64_t i = 0; i < n; i++) assert_true(kr_queue_front(&queue)[i] == (float)i);
         const int64_t n_windows = kr_windows_count(&shapes[s], n), each = at_once ? at_once : 1;
@@ -115,9 +137,9 @@ static void windows_lie_where_they_should(void **state) {
   const kr_windows_shape shape = {40, 10, 4};
   for (int64_t most = 1; most < 6; most++) {
     calls c = {.fail_at = -1, .each = identity};
-    const kr_window_runner runner = runner_of(&c, most, most % 2);
+    const runner r = {&c, most, most % 2};
     kr_queue queue = {0};
-    assert_int_equal(run_windows(&shape, &runner, 120, 97, &queue), KRAIT_OK);
+    assert_int_equal(run_windows(&shape, &r, 120, 97, &queue), KRAIT_OK);
     assert_int_equal(c.n_calls, 4);
     const int64_t first[] = {0, 30, 60, 80};
     for (int i = 0; i < 4; i++) {
@@ -140,9 +162,9 @@ static void fade_is_a_raised_cosine_in_the_middle(void **state) {
   const kr_windows_shape shape = {40, 10, 4};
   for (int way = 0; way < 3; way++) {
     calls c = {.fail_at = -1, .each = number};
-    const kr_window_runner runner = runner_of(&c, 1 + way, way == 2);
+    const runner r = {&c, 1 + way, way == 2};
     kr_queue queue = {0};
-    assert_int_equal(run_windows(&shape, &runner, 70, 7, &queue), KRAIT_OK);
+    assert_int_equal(run_windows(&shape, &r, 70, 7, &queue), KRAIT_OK);
     const float *y = kr_queue_front(&queue);
     for (int i = 0; i < 33; i++) assert_true(y[i] == 0);
     for (int i = 0; i < 4; i++) assert_float_equal(y[33 + i], 0.5 - 0.5 * cos(3.14159265358979 * (i + 0.5) / 4), 1e-6);
@@ -151,7 +173,6 @@ static void fade_is_a_raised_cosine_in_the_middle(void **state) {
   }
 }
 
-/* A late runner finishes before its output memory is freed. */
 static void failure_of_a_window_is_passed_on(void **state) {
   (void)state;
   const kr_windows_shape shape = {40, 10, 4}, wrong = {40, 21, 4};
@@ -159,33 +180,34 @@ static void failure_of_a_window_is_passed_on(void **state) {
   for (int fail_at = 0; fail_at < 4; fail_at++)
     for (int way = 0; way < 6; way++) {
       calls c = {.fail_at = fail_at, .each = identity};
-      const kr_window_runner runner = runner_of(&c, 1 + way % 3, way / 3);
+      const runner r = {&c, 1 + way % 3, way / 3};
       kr_queue queue = {0};
-      assert_int_equal(run_windows(&shape, &runner, 120, 13, &queue), KRAIT_ERR_CANCELLED);
-      assert_int_equal(c.due, 0);
+      assert_int_equal(run_windows(&shape, &r, 120, 13, &queue), KRAIT_ERR_CANCELLED);
       kr_queue_free(&queue);
     }
-  const kr_window_runner none = {0};
-  assert_int_equal(kr_windows_open(&wrong, &none, (kr_sink){0}, &windows), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_windows_open(&wrong, 1, 0, &windows), KRAIT_ERR_ARGUMENT);
 }
 
-/* The consumer fails while a late runner has the next windows. */
-static int32_t refuse(void *user, const float *samples, int64_t n) {
-  (void)user, (void)samples, (void)n;
-  return kr_fail(KRAIT_ERR_FILE_WRITE, "failure requested");
-}
-static void failure_after_the_windows(void **state) {
+/* A late runner has its windows until the caller knows that they are complete. */
+static void windows_stay_ahead_until_settled(void **state) {
   (void)state;
   const kr_windows_shape shape = {40, 10, 4};
   calls c = {.fail_at = -1, .each = identity};
-  const kr_window_runner runner = runner_of(&c, 2, 1);
-  const float x[200] = {0};
+  const runner r = {&c, 2, 1};
+  const float x[71] = {0};
+  kr_window_part part;
   kr_windows *windows = NULL;
-  assert_int_equal(kr_windows_open(&shape, &runner, (kr_sink){refuse, NULL}, &windows), KRAIT_OK);
-  assert_int_equal(kr_windows_push(windows, x, 200), KRAIT_ERR_FILE_WRITE);
-  assert_int_equal(c.due, 2);
+  assert_int_equal(kr_windows_open(&shape, 2, 1, &windows), KRAIT_OK);
+  assert_int_equal(kr_windows_push(windows, x, 71), 71);
+  assert_false(kr_windows_is_ahead(windows));
+  assert_int_equal(compute(&r, kr_windows_due(windows)), KRAIT_OK);
+  kr_windows_computed(windows);
+  assert_true(kr_windows_is_ahead(windows) && !kr_windows_due(windows) && !kr_windows_pull(windows, &part));
+  assert_int_equal(finish(&c), KRAIT_OK);
+  kr_windows_settle(windows);
+  assert_true(!kr_windows_is_ahead(windows) && kr_windows_pull(windows, &part) && part.n == 33);
+  assert_true(kr_windows_pull(windows, &part) && part.n == 30 && !kr_windows_pull(windows, &part));
   kr_windows_close(&windows);
-  assert_int_equal(c.due, 0);
 }
 
 int main(void) {
@@ -194,7 +216,7 @@ int main(void) {
       cmocka_unit_test(windows_lie_where_they_should),
       cmocka_unit_test(fade_is_a_raised_cosine_in_the_middle),
       cmocka_unit_test(failure_of_a_window_is_passed_on),
-      cmocka_unit_test(failure_after_the_windows),
+      cmocka_unit_test(windows_stay_ahead_until_settled),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,8 +2,8 @@
  *
  *   file block -> down to 16 kHz -> gain -> overlapping windows -> 1 / gain -> back up -> queue
  *
- * through a kr_band, or if the recording shall have no more than the model's band, through two resamplers, and when all
- * channels have samples waiting they are written as one block. The file is read twice: first for its length, its level
+ * through a kr_band, or if the recording shall have no more than the model's band, through two resamplers; one loop
+ * pushes and pulls (push_channel). When all channels have samples waiting they are written as one block. The file is read twice: first for its length, its level
  * and errors, so that nothing is computed for a file that cannot be finished. */
 #include "enhance.h"
 
@@ -29,7 +29,7 @@ typedef struct channel {
   kr_band *band; /* or NULL, and these two */
   kr_resampler *down, *up;
   kr_windows *windows;
-  kr_queue queue, dry; /* dry: the recording itself, if resamplers are mixed with it */
+  kr_queue low, queue, dry; /* low: what `down` made; dry: the recording itself, if resamplers are mixed with it */
   double sum_squares;
   float gain;
   int64_t n_low; /* pulled below */
@@ -89,9 +89,6 @@ static int32_t scan_enhance(run *r) {
   return kr_audio_rewind(r->in);
 }
 
-static int32_t push_up(void *user, const float *samples, int64_t n) { return kr_resampler_push(user, samples, n); }
-static int32_t push_windows(void *user, const float *samples, int64_t n) { return kr_windows_push(user, samples, n); }
-
 /* What is ready above goes to the channel's queue. */
 static int32_t pull_band(channel *c) {
   float block[BLOCK];
@@ -103,8 +100,7 @@ static int32_t pull_band(channel *c) {
   return KRAIT_OK;
 }
 
-static int32_t return_to_band(void *user, const float *samples, int64_t n) {
-  channel *c = user;
+static int32_t return_to_band(channel *c, const float *samples, int64_t n) {
   float block[BLOCK];
   for (int64_t some; n > 0; samples += some, n -= some) {
     some = n < BLOCK ? n : BLOCK;
@@ -115,16 +111,46 @@ static int32_t return_to_band(void *user, const float *samples, int64_t n) {
   return KRAIT_OK;
 }
 
-/* What is ready below, up to n_low samples in all, goes to the windows. */
-static int32_t push_low(channel *c, int64_t n_low) {
+/* What the model makes of the windows that are complete goes up. */
+static int32_t pull_results(run *r, channel *c, int is_end) {
+  for (;;) {
+    const float *samples = NULL;
+    int64_t n;
+    KR_TRY(kr_job_pull(&r->job, c->windows, is_end, &samples, &n));
+    if (!n) return KRAIT_OK;
+    KR_TRY(c->band ? return_to_band(c, samples, n) : kr_resampler_push(c->up, samples, n));
+  }
+}
+
+static int32_t push_windows(run *r, channel *c, const float *samples, int64_t n) {
+  for (int64_t taken; n > 0; samples += taken, n -= taken) {
+    taken = kr_windows_push(c->windows, samples, n);
+    KR_TRY(pull_results(r, c, 0));
+  }
+  return KRAIT_OK;
+}
+
+static int32_t end_windows(run *r, channel *c) {
+  kr_windows_end(c->windows);
+  return pull_results(r, c, 1);
+}
+
+/* What is ready below goes to the windows: of a band up to n_low samples in all, of a resampler what it made. */
+static int32_t push_band_low(run *r, channel *c, int64_t n_low) {
   float block[BLOCK];
   for (int64_t n; (n = kr_band_low_ready(c->band)) > 0 && c->n_low < n_low; c->n_low += n) {
     if (n > BLOCK) n = BLOCK;
     if (n > n_low - c->n_low) n = n_low - c->n_low;
     KR_TRY(kr_band_low_pull(c->band, block, n));
     for (int64_t i = 0; i < n; i++) block[i] *= c->gain;
-    KR_TRY(kr_windows_push(c->windows, block, n));
+    KR_TRY(push_windows(r, c, block, n));
   }
+  return KRAIT_OK;
+}
+static int32_t push_low(run *r, channel *c) {
+  const int64_t n = kr_queue_count(&c->low);
+  if (n) KR_TRY(push_windows(r, c, kr_queue_front(&c->low), n));
+  kr_queue_pop(&c->low, n);
   return KRAIT_OK;
 }
 
@@ -134,23 +160,23 @@ static int32_t open_whole_band(const run *r, channel *c) {
       .rate_hz = r->info.sample_rate_hz, .looks_back = o->gate > 0, .block_samples = BLOCK};
   KR_TRY(kr_band_open(&options, &c->band));
   kr_band_set(c->band, &(kr_band_controls){1 - o->dry, o->has_limit ? o->limit_db : INFINITY, o->gate});
-  return kr_windows_open(&r->job.shape, &r->job.runner, (kr_sink){return_to_band, c}, &c->windows);
+  return KRAIT_OK;
 }
 
-/* From the end of the chain to its start. */
 static int32_t open_channel(run *r, channel *c) {
   const int32_t hz = r->info.sample_rate_hz;
+  KR_TRY(kr_job_open_windows(&r->job, &c->windows));
   if (has_whole_band(r)) return open_whole_band(r, c);
   KR_TRY(kr_resampler_open(KR_MODEL_HZ, hz, (kr_sink){kr_queue_push, &c->queue}, &c->up));
-  KR_TRY(kr_windows_open(&r->job.shape, &r->job.runner, (kr_sink){push_up, c->up}, &c->windows));
-  return kr_resampler_open(hz, KR_MODEL_HZ, (kr_sink){push_windows, c->windows}, &c->down);
+  return kr_resampler_open(hz, KR_MODEL_HZ, (kr_sink){kr_queue_push, &c->low}, &c->down);
 }
 
-static void close_channel(channel *c) {
+static void close_channel(const run *r, channel *c) {
   kr_band_close(&c->band);
   kr_resampler_close(&c->down);
-  kr_windows_close(&c->windows);
+  kr_job_close_windows(&r->job, &c->windows);
   kr_resampler_close(&c->up);
+  kr_queue_free(&c->low);
   kr_queue_free(&c->queue);
   kr_queue_free(&c->dry);
 }
@@ -211,23 +237,25 @@ static int32_t push_channel(run *r, int32_t c, int64_t n) {
   for (int64_t i = 0; i < n; i++) r->mono[i] = r->frames[i * r->info.n_channels + c];
   if (ch->band) {
     KR_TRY(kr_band_push(ch->band, r->mono, n));
-    return push_low(ch, low_length(r));
+    return push_band_low(r, ch, low_length(r));
   }
   if (dry_share(r->options) > 0) KR_TRY(kr_queue_push(&ch->dry, r->mono, n));
   for (int64_t i = 0; i < n; i++) r->mono[i] *= ch->gain;
-  return kr_resampler_push(ch->down, r->mono, n);
+  KR_TRY(kr_resampler_push(ch->down, r->mono, n));
+  return push_low(r, ch);
 }
 
-static int32_t finish_channel(const run *r, channel *c) {
+static int32_t finish_channel(run *r, channel *c) {
   if (c->band) {
     KR_TRY(kr_band_end_input(c->band));
-    KR_TRY(push_low(c, low_length(r)));
-    KR_TRY(kr_windows_finish(c->windows));
+    KR_TRY(push_band_low(r, c, low_length(r)));
+    KR_TRY(end_windows(r, c));
     KR_TRY(kr_band_end_return(c->band));
     return pull_band(c);
   }
   KR_TRY(kr_resampler_finish(c->down, low_length(r)));
-  KR_TRY(kr_windows_finish(c->windows));
+  KR_TRY(push_low(r, c));
+  KR_TRY(end_windows(r, c));
   return kr_resampler_finish(c->up, r->n_frames);
 }
 
@@ -288,7 +316,7 @@ static int32_t score_and_plot(run *r, krait_enhance_result *result) {
 }
 
 static void release(run *r) {
-  for (int32_t c = 0; r->channels && c < r->info.n_channels; c++) close_channel(&r->channels[c]);
+  for (int32_t c = 0; r->channels && c < r->info.n_channels; c++) close_channel(r, &r->channels[c]);
   kr_free(r->channels);
   kr_free(r->frames);
   kr_free(r->mono);

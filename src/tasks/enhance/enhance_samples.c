@@ -12,25 +12,29 @@
 
 enum { BLOCK = 4096 };
 
-typedef struct cursor {
-  float *samples;
-} cursor;
-
-static int32_t store(void *user, const float *samples, int64_t n) {
-  cursor *at = user;
-  memcpy(at->samples, samples, (size_t)n * sizeof(float));
-  at->samples += n;
-  return KRAIT_OK;
+/* Results go to *out, which moves on. */
+static int32_t pull_results(kr_job *job, kr_windows *windows, int is_end, float **out) {
+  for (;;) {
+    const float *samples = NULL;
+    int64_t n;
+    KR_TRY(kr_job_pull(job, windows, is_end, &samples, &n));
+    if (!n) return KRAIT_OK;
+    memcpy(*out, samples, (size_t)n * sizeof(float));
+    *out += n;
+  }
 }
 
-static int32_t push_scaled(kr_windows *windows, const float *in, int64_t n_samples, float gain) {
+static int32_t run_scaled(kr_job *job, kr_windows *windows, const float *in, int64_t n_samples, float gain,
+                          float *out) {
   float block[BLOCK];
-  for (int64_t i = 0; i < n_samples; i += BLOCK) {
+  for (int64_t i = 0, taken; i < n_samples; i += taken) {
     const int64_t n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
     for (int64_t k = 0; k < n; k++) block[k] = in[i + k] * gain;
-    KR_TRY(kr_windows_push(windows, block, n));
+    taken = kr_windows_push(windows, block, n);
+    KR_TRY(pull_results(job, windows, 0, &out));
   }
-  return kr_windows_finish(windows);
+  kr_windows_end(windows);
+  return pull_results(job, windows, 1, &out);
 }
 
 int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples,
@@ -48,11 +52,10 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
   job.n_samples = n_samples;
   job.progress = progress;
   job.user = user;
-  cursor at = {out};
   kr_windows *windows = NULL;
-  KR_TRY(kr_windows_open(&job.shape, &job.runner, (kr_sink){store, &at}, &windows));
-  int32_t status = push_scaled(windows, in, n_samples, gain);
-  kr_windows_close(&windows);
+  KR_TRY(kr_job_open_windows(&job, &windows));
+  int32_t status = run_scaled(&job, windows, in, n_samples, gain, out);
+  kr_job_close_windows(&job, &windows);
   for (int64_t i = 0; i < n_samples && status == KRAIT_OK; i++) {
     out[i] /= gain;
     if (!isfinite(out[i]))

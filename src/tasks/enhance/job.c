@@ -55,52 +55,65 @@ static void count_time(kr_job *job, int is_busy) {
   job->since_ns = is_busy ? now : 0;
 }
 
-/* A silent window stays silent, without noise added by the model. After this, no earlier window is unfinished
- * either. */
-static int32_t run_windows(void *user, int64_t n, const float *const *in, float *const *out, int64_t n_samples) {
-  kr_job *job = user;
+/* A silent window stays silent, without noise added by the model. On return all earlier windows are complete. */
+static int32_t compute_windows(kr_job *job, const kr_window_batch *batch) {
   const kr_denoiser *denoiser = job->denoiser;
-  const float *heard[KR_WINDOWS_AT_ONCE];
-  float *said[KR_WINDOWS_AT_ONCE];
-  int64_t n_heard = 0;
+  const float *in[KR_WINDOWS_AT_ONCE];
+  float *out[KR_WINDOWS_AT_ONCE];
+  int64_t n = 0;
   KR_TRY(tell_progress(job));
   count_time(job, 1);
-  for (int64_t i = 0; i < n; i++)
-    if (is_silent(in[i], n_samples)) memset(out[i], 0, (size_t)n_samples * sizeof(float));
-    else heard[n_heard] = in[i], said[n_heard++] = out[i];
+  for (int64_t i = 0; i < batch->n; i++)
+    if (is_silent(batch->in[i], batch->n_samples)) memset(batch->out[i], 0, (size_t)batch->n_samples * sizeof(float));
+    else in[n] = batch->in[i], out[n++] = batch->out[i];
   int32_t status = KRAIT_OK;
-  if (n_heard) status = denoiser->run(denoiser->user, n_heard, heard, said, n_samples);
+  if (n) status = denoiser->run(denoiser->user, n, in, out, batch->n_samples);
   else if (denoiser->finish) status = denoiser->finish(denoiser->user);
-  count_time(job, n_heard && denoiser->finish);
+  count_time(job, n && denoiser->finish);
   return status;
 }
 
-static int32_t finish_windows(void *user) {
-  kr_job *job = user;
+static int32_t finish_windows(kr_job *job) {
   const int32_t status = job->denoiser->finish(job->denoiser->user);
   count_time(job, 0);
   return status;
 }
 
-static int32_t note_window(void *user, const float *out, int64_t n_samples) {
-  kr_job *job = user;
+int32_t kr_job_open_windows(const kr_job *job, kr_windows **windows) {
+  return kr_windows_open(&job->shape, job->at_once, job->denoiser->finish != NULL, windows);
+}
+
+void kr_job_close_windows(const kr_job *job, kr_windows **windows) {
+  if (*windows && kr_windows_is_ahead(*windows)) job->denoiser->finish(job->denoiser->user);
+  kr_windows_close(windows);
+}
+
+int32_t kr_job_pull(kr_job *job, kr_windows *windows, int is_end, const float **samples, int64_t *n) {
+  kr_window_part part;
+  *n = 0;
+  while (!kr_windows_pull(windows, &part)) {
+    const kr_window_batch *batch = kr_windows_due(windows);
+    if (batch) {
+      KR_TRY(compute_windows(job, batch));
+      kr_windows_computed(windows);
+    } else if (is_end && kr_windows_is_ahead(windows)) {
+      KR_TRY(finish_windows(job));
+      kr_windows_settle(windows);
+    } else return KRAIT_OK;
+  }
   job->n_windows_done++;
-  KR_TRY(check_job_finite(job, out, n_samples));
+  KR_TRY(check_job_finite(job, part.result, part.n_result));
+  *samples = part.samples, *n = part.n;
   return tell_progress(job);
 }
 
 int32_t kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels) {
   const int64_t longest = denoiser->window_samples > 0 ? denoiser->window_samples : WINDOW_MS * KR_MODEL_HZ / 1000;
-  *job = (kr_job){.denoiser = denoiser, .shape = choose_shape(longest, n_samples)};
-  job->runner = (kr_window_runner){.user = job,
-                                   .most = 1,
-                                   .run = run_windows,
-                                   .finish = denoiser->finish ? finish_windows : NULL,
-                                   .done = note_window};
+  *job = (kr_job){.denoiser = denoiser, .shape = choose_shape(longest, n_samples), .at_once = 1};
   const int64_t n = kr_windows_count(&job->shape, n_samples), most = n < KR_WINDOWS_AT_ONCE ? n : KR_WINDOWS_AT_ONCE;
   job->n_windows = n * n_channels;
   if (!denoiser->at_once || n < 2) return KRAIT_OK;
-  return denoiser->at_once(denoiser->user, most, job->shape.window, &job->runner.most);
+  return denoiser->at_once(denoiser->user, most, job->shape.window, &job->at_once);
 }
 
 float kr_job_gain(const kr_denoiser *denoiser, double mean_square) {
