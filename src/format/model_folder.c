@@ -270,3 +270,20 @@ const kr_weight *kr_model_folder_at(const kr_model_folder *f, int64_t i) {
   }
   return NULL;
 }
+
+int64_t kr_model_folder_count(const kr_model_folder *f) {
+  int64_t n = 0;
+  for (int k = 0; k < f->n_files; k++) n += kr_weights_count(f->files[k]);
+  return n;
+}
+
+int64_t kr_model_folder_number(const kr_model_folder *f, const kr_weight *item) {
+  int64_t first = 0;
+  for (int k = 0; k < f->n_files; k++) {
+    const int64_t n = kr_weights_count(f->files[k]);
+    const kr_weight *all = n ? kr_weights_at(f->files[k], 0) : NULL;
+    if (all && (uintptr_t)item >= (uintptr_t)all && (uintptr_t)item < (uintptr_t)(all + n)) return first + (item - all);
+    first += n;
+  }
+  return -1;
+}

@@ -66,13 +66,23 @@ static kr_tensor record_q8(const kr_token_builder *b, const char *name, kr_tenso
                                              .out = view(b, out)});
 }
 
+/* Of products that read blocks, which have no scale of their own: x first, so that a bias stays as it is. */
+static kr_tensor scale_rows(const kr_token_builder *b, const char *name, kr_tensor x, float scale) {
+  if (scale == 0 || scale == 1) return x;
+  const kr_tensor scaled = kr_graph_temp(b->g, b->dtype, kr_graph_dims(b->g, x));
+  scale_into(b, name, (double)scale, x, scaled);
+  return scaled;
+}
+
 kr_tensor kr_record_linear(const kr_token_builder *b, const char *name, kr_tensor x, const kr_linear *p) {
   char of_bias[80];
   snprintf(of_bias, sizeof of_bias, "%s_bias", name);
   const kr_tensor bias = p->bias_row ? p->bias_row : kr_record_weight(b, of_bias, p->bias, KR_DIMS(p->N)),
                   out = p->out ? p->out : kr_graph_temp(b->g, b->dtype, KR_DIMS(kr_graph_dims(b->g, x).size[0], p->N));
-  if (p->w && p->w->dtype == KRAIT_I32 && !p->w->scales) return record_q4k(b, name, x, p, bias, out);
-  if (p->w && (p->w->scales || reads_words(b, p->w, x))) return record_q8(b, name, x, p, bias, out);
+  if (p->w && p->w->dtype == KRAIT_I32 && !p->w->scales)
+    return record_q4k(b, name, scale_rows(b, name, x, p->scale), p, bias, out);
+  if (p->w && (p->w->scales || reads_words(b, p->w, x)))
+    return record_q8(b, name, scale_rows(b, name, x, p->scale), p, bias, out);
   const kr_tensor matrix = p->w ? kr_record_weight(b, name, p->w, KR_DIMS(p->N, p->K)) : p->matrix;
   return kr_graph_call(b->g, name, &kr_op_gemm,
                        &(kr_gemm_args){.activation = p->activation,
@@ -87,6 +97,7 @@ kr_tensor kr_record_linear(const kr_token_builder *b, const char *name, kr_tenso
 void kr_record_gated(const kr_token_builder *b, const char *name, kr_tensor x, const kr_gated *p, kr_tensor out) {
   kr_graph_call(b->g, name, &kr_op_gemm,
                 &(kr_gemm_args){.activation = p->activation,
+                                   .scale = p->scale,
                                    .A = view(b, x),
                                    .Bmat = transposed(b, p->gate),
                                    .B2 = transposed(b, p->up),

@@ -54,6 +54,9 @@ kr_tensor kr_record_weight(const kr_token_builder *b, const char *name, const kr
 static inline void copy(const kr_token_builder *b, const char *name, kr_tensor from, kr_tensor to) {
   kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = 1}, from, 0, to);
 }
+static inline void scale_into(const kr_token_builder *b, const char *name, double scale, kr_tensor from, kr_tensor to) {
+  kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = (float)scale}, from, 0, to);
+}
 static inline void add_into(const kr_token_builder *b, const char *name, kr_tensor x, kr_tensor y, kr_tensor out) {
   kr_graph_pointwise(b->g, name, (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, x, y, out);
 }
@@ -67,7 +70,7 @@ kr_tensor kr_record_gather(const kr_token_builder *b, const char *name, kr_tenso
                            kr_tensor out);
 
 /* act(scale x w + bias) + residual, for a weight stored as (N outputs, K inputs) in float32, 16 bits, q8_0 or q4_k; of
- * the last two only w and bias. */
+ * the last two only w, bias and scale. */
 typedef struct kr_linear {
   const kr_weight_ref *w, *bias; /* bias: under the name name_bias; may be NULL or absent */
   int64_t N, K;
@@ -93,6 +96,7 @@ kr_tensor kr_record_norm(const kr_token_builder *b, const char *name, kr_tensor 
 typedef struct kr_gated {
   kr_tensor gate, up, gate_bias, up_bias; /* (F, inputs) */
   int32_t activation;
+  float scale; /* of both products, before their biases; 0: 1 */
 } kr_gated;
 void kr_record_gated(const kr_token_builder *b, const char *name, kr_tensor x, const kr_gated *p, kr_tensor out);
 

@@ -26,6 +26,67 @@ const kr_weight *kr_loader_peek(const kr_loader *p, const char *name) {
   return p->folder ? kr_model_folder_find(p->folder, key) : p->weights ? kr_weights_find(p->weights, key) : NULL;
 }
 
+int kr_loader_has(const kr_loader *p, const char *name) {
+  static const char *const forms[] = {"", ".q8_0", ".q4_k"};
+  char key[200];
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    snprintf(key, sizeof key, "%s%s", name, forms[i]);
+    if (kr_loader_peek(p, key)) return 1;
+  }
+  return 0;
+}
+
+static int64_t count_tensors(const kr_loader *p) {
+  return p->folder ? kr_model_folder_count(p->folder) : p->weights ? kr_weights_count(p->weights) : 0;
+}
+
+static void mark_read(kr_loader *p, const kr_weight *item) {
+  if (!item || !p->is_read) return;
+  const int64_t i = p->folder ? kr_model_folder_number(p->folder, item) : item - kr_weights_at(p->weights, 0);
+  if (i >= 0) p->is_read[i] = 1;
+}
+
+int kr_name_fits(const char *pattern, const char *name) {
+  for (; *pattern; pattern++) {
+    const size_t digits = strspn(name, "0123456789");
+    if (*pattern == '*' || *pattern == '#') {
+      if (!digits) return 0;
+      name += digits;
+    } else if (*pattern != *name++) {
+      return 0;
+    }
+  }
+  return !*name;
+}
+
+static int is_unused(const char *const *unused, const char *name) {
+  for (; unused && *unused; unused++) {
+    const size_t n = strlen(*unused);
+    if (n && (*unused)[n - 1] == '.' ? strncmp(name, *unused, n) == 0 : kr_name_fits(*unused, name)) return 1;
+  }
+  return 0;
+}
+
+int32_t kr_loader_check_read(kr_loader *p, const char *const *unused) {
+  const int64_t n = count_tensors(p);
+  const char *first = NULL;
+  int64_t others = -1;
+  for (int64_t i = 0; p->is_read && i < n; i++) {
+    const kr_weight *item = p->folder ? kr_model_folder_at(p->folder, i) : kr_weights_at(p->weights, i);
+    if (p->is_read[i] || is_unused(unused, item->name)) continue;
+    if (!first) first = item->name;
+    others++;
+  }
+  kr_free(p->is_read);
+  p->is_read = NULL;
+  if (!first) return KRAIT_OK;
+  char more[48] = "";
+  if (others) snprintf(more, sizeof more, " and %lld others", (long long)others);
+  return kr_fail(KRAIT_ERR_WEIGHTS,
+                 "%s: tensor '%s'%s is of no part that this model has; it would not compute what it was trained to",
+                 kr_loader_label(p), first, more);
+}
+
 static uint64_t weight_loader_elements_of(kr_sizes s) {
   uint64_t n = 1;
   for (int i = 0; i < s.n; i++) n *= (uint64_t)s.size[i];
@@ -98,6 +159,7 @@ int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes w
   const kr_weight *item = kr_loader_peek(p, name);
   *found = item ? *item : (kr_weight){0};
   KR_CHECK(item || !is_needed, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is missing", kr_loader_label(p), key);
+  mark_read(p, item);
   if (!item) return KRAIT_OK;
   int same = item->n_dims == want.n;
   for (int i = 0; same && i < want.n; i++) same = item->shape[i] == want.size[i];
@@ -182,28 +244,38 @@ static int32_t take_widened(kr_loader *p, const kr_weight *qweight, const kr_wei
   return status;
 }
 
-/* Unchanged on a CPU, float16 on a GPU. */
-static int32_t take_weight_loader_q8(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, kr_sizes want,
-                                     int apart, int is_alone, kr_weight_ref *to) {
+static int32_t check_q8(const kr_loader *p, const kr_weight *qweight, const kr_weight *scales, kr_sizes want) {
   const int64_t N = want.size[0], K = want.size[1], S = K / 32;
   const int fits = K % 32 == 0 && qweight->n_dims == 2 && qweight->dtype == KRAIT_I32 && qweight->shape[0] == N &&
                    qweight->shape[1] == 8 * S && scales && scales->n_dims == 2 && scales->dtype == KRAIT_F16 &&
                    scales->shape[0] == N && scales->shape[1] == S;
   KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensors '%s' and '%s.scales' are not q8_0 of shape (%lld, %lld)",
            kr_loader_label(p), qweight->name, qweight->name, (long long)N, (long long)K);
+  return KRAIT_OK;
+}
+
+/* Unchanged on a CPU, float16 on a GPU. */
+static int32_t take_weight_loader_q8(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, kr_sizes want,
+                                     int apart, int is_alone, kr_weight_ref *to) {
+  KR_TRY(check_q8(p, qweight, scales, want));
   if (p->ctx->cuda) return take_widened(p, qweight, scales, apart, is_alone, to);
   to->dtype = KRAIT_I32;
   return take_words(p, qweight, scales, &to->data, &to->scales);
 }
 
-/* Words of q4_k, unchanged. */
-static int32_t take_weight_loader_q4k(kr_loader *p, const kr_weight *qweight, kr_sizes want, int apart,
-                                      kr_weight_ref *to) {
+static int32_t check_q4k(const kr_loader *p, const kr_weight *qweight, kr_sizes want) {
   const int64_t N = want.size[0], K = want.size[1];
   const int fits = K % 256 == 0 && qweight->n_dims == 2 && qweight->dtype == KRAIT_I32 && qweight->shape[0] == N &&
                    qweight->shape[1] == K / 256 * 36;
   KR_CHECK(fits, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' is not q4_k of shape (%lld, %lld)", kr_loader_label(p),
            qweight->name, (long long)N, (long long)K);
+  return KRAIT_OK;
+}
+
+/* Words of q4_k, unchanged. */
+static int32_t take_weight_loader_q4k(kr_loader *p, const kr_weight *qweight, kr_sizes want, int apart,
+                                      kr_weight_ref *to) {
+  KR_TRY(check_q4k(p, qweight, want));
   return take_weight_loader(p, qweight, apart, to);
 }
 
@@ -230,9 +302,13 @@ static int32_t load_one(kr_loader *p, const char *name, int is_needed, kr_sizes 
   snprintf(key, sizeof key, "%s.q8_0", name);
   snprintf(scales, sizeof scales, "%s.scales", key);
   const kr_weight *qweight = want.n == 2 ? kr_loader_peek(p, key) : NULL;
-  if (qweight) return take_weight_loader_q8(p, qweight, kr_loader_peek(p, scales), want, apart, is_alone, to);
+  if (qweight) {
+    mark_read(p, qweight), mark_read(p, kr_loader_peek(p, scales)), mark_read(p, kr_loader_peek(p, name));
+    return take_weight_loader_q8(p, qweight, kr_loader_peek(p, scales), want, apart, is_alone, to);
+  }
   snprintf(key, sizeof key, "%s.q4_k", name);
   const kr_weight *super = want.n == 2 ? kr_loader_peek(p, key) : NULL;
+  mark_read(p, super);
   if (super) return take_weight_loader_q4k(p, super, want, apart, to);
   if (has_random_blocks(p, want)) return take_random_blocks(p, want, apart, is_alone, to);
   KR_TRY(kr_loader_find(p, name, is_needed, want, &item));
@@ -259,8 +335,7 @@ int32_t kr_load_buffer(kr_loader *p, const void *data, uint64_t bytes, int32_t d
   return p->ctx->cuda ? copy_in(p, data, bytes, 1, &to->data) : copy_host(p, data, bytes, &to->data);
 }
 
-/* One tensor's values; f as in kr_load_f32. */
-static int32_t widen_into(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), float *values) {
+int32_t kr_load_values(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), float *values) {
   const int64_t n = (int64_t)weight_loader_elements_of(want);
   kr_weight item;
   int64_t bad = -1;
@@ -281,7 +356,7 @@ static int32_t load_f32_rows(kr_loader *p, int n, const char *const *names, kr_s
   const uint64_t each = weight_loader_elements_of(want), bytes = (uint64_t)n * each * sizeof(float);
   float *values = kr_alloc((size_t)bytes + 1);
   int32_t status = values ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", names[0]);
-  for (int i = 0; i < n && status >= 0; i++) status = widen_into(p, names[i], want, f, values + (uint64_t)i * each);
+  for (int i = 0; i < n && status >= 0; i++) status = kr_load_values(p, names[i], want, f, values + (uint64_t)i * each);
   p->bytes += bytes;
   if (status >= 0) status = kr_load_buffer(p, values, bytes, KRAIT_F32, to);
   kr_free(values);
@@ -296,12 +371,128 @@ int32_t kr_load_f32(kr_loader *p, const char *name, kr_sizes want, double (*f)(d
   return load_f32_rows(p, 1, &name, want, f, to);
 }
 
+/* ---- stacks and orders of rows ---- */
+
+/* Bytes of a row of K values: of the data, of q8_0's scales. */
+static uint64_t row_bytes_of(const kr_weight_ref *w, int64_t K) {
+  if (w->dtype != KRAIT_I32) return (uint64_t)K * krait_dtype_bytes(w->dtype);
+  return w->scales ? (uint64_t)K : (uint64_t)K / 256 * 144;
+}
+static uint64_t scale_bytes_of(const kr_weight_ref *w, int64_t K) { return w->scales ? (uint64_t)K / 32 * 2 : 0; }
+
+kr_weight_ref kr_weight_rows(const kr_weight_ref *w, int64_t first, int64_t K) {
+  kr_weight_ref rows = *w;
+  const uint64_t n = (uint64_t)first;
+  if (w->data) rows.data = (const char *)w->data + n * row_bytes_of(w, K);
+  if (w->scales) rows.scales = (const char *)w->scales + n * scale_bytes_of(w, K);
+  if (w->qweight) rows.qweight = (const char *)w->qweight + n * (uint64_t)K;
+  if (w->qscales) rows.qscales = (const char *)w->qscales + n * (uint64_t)K / 32 * 2;
+  return rows;
+}
+
+static int are_adjacent(const kr_weight_ref *parts, int64_t n, kr_sizes want) {
+  const uint64_t rows = (uint64_t)want.size[0], data = rows * row_bytes_of(parts, want.size[1]),
+                 scales = rows * scale_bytes_of(parts, want.size[1]);
+  for (int64_t i = 1; i < n; i++)
+    if ((const char *)parts[i].data != (const char *)parts[0].data + (uint64_t)i * data ||
+        (scales && (const char *)parts[i].scales != (const char *)parts[0].scales + (uint64_t)i * scales))
+      return 0;
+  return 1;
+}
+
+/* n parts' data, or scales, of these bytes each. */
+static int32_t join_parts(kr_loader *p, const kr_weight_ref *parts, int64_t n, uint64_t bytes, int of_scales,
+                          const void **to) {
+  char *all = kr_arena_try(p->arena, (size_t)(n * (int64_t)bytes) + 1);
+  KR_CHECK(all, KRAIT_ERR_NO_MEMORY, "no memory for %lld matrices of experts", (long long)n);
+  for (int64_t i = 0; i < n; i++)
+    memcpy(all + (uint64_t)i * bytes, of_scales ? parts[i].scales : parts[i].data, (size_t)bytes);
+  *to = all;
+  return KRAIT_OK;
+}
+
+static int32_t stack(kr_loader *p, const kr_weight_ref *parts, int64_t n, kr_sizes want, kr_weight_ref *to) {
+  const uint64_t rows = (uint64_t)want.size[0];
+  *to = parts[0];
+  if (p->ctx->cuda || are_adjacent(parts, n, want)) return KRAIT_OK;
+  KR_TRY(join_parts(p, parts, n, rows * row_bytes_of(parts, want.size[1]), 0, &to->data));
+  return to->scales ? join_parts(p, parts, n, rows * scale_bytes_of(parts, want.size[1]), 1, &to->scales) : KRAIT_OK;
+}
+
+int32_t kr_load_stacked(kr_loader *p, int64_t n, const char *const *names, kr_sizes want, kr_weight_ref *to) {
+  kr_weight_ref *parts = kr_alloc_array((size_t)n, sizeof *parts);
+  kr_sizes *sizes = kr_alloc_array((size_t)n, sizeof *sizes);
+  int32_t status = parts && sizes ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld experts", (long long)n);
+  for (int64_t i = 0; i < n && status >= 0; i++) sizes[i] = want;
+  if (status >= 0) status = kr_load_rows(p, (int)n, names, 1, sizes, parts);
+  if (status >= 0) status = stack(p, parts, n, want, to);
+  kr_free(parts);
+  kr_free(sizes);
+  return status;
+}
+
+/* Rows of `bytes` each, in the other order, in the context's memory. */
+static int32_t take_reordered(kr_loader *p, const void *from, int64_t n, uint64_t bytes,
+                              int64_t (*row_of)(const void *user, int64_t i), const void *user, const void **to) {
+  char *rows = kr_alloc_array((size_t)n, (size_t)bytes);
+  KR_CHECK(rows, KRAIT_ERR_NO_MEMORY, "no memory for a matrix of %lld rows", (long long)n);
+  for (int64_t i = 0; i < n; i++)
+    memcpy(rows + (uint64_t)i * bytes, (const char *)from + (uint64_t)row_of(user, i) * bytes, (size_t)bytes);
+  p->bytes += (uint64_t)n * bytes;
+  int32_t status = p->ctx->cuda ? copy_in(p, rows, (uint64_t)n * bytes, 1, to)
+                                : copy_host(p, rows, (uint64_t)n * bytes, to);
+  if (status >= 0 && p->device) status = kr_mem_wait(p->ctx);
+  kr_free(rows);
+  return status;
+}
+
+/* In host memory, as stored; q8_0 as float16 for a GPU, in *halves, which the caller frees. */
+static int32_t find_rows(kr_loader *p, const char *name, kr_sizes want, uint16_t **halves, kr_weight_ref *at) {
+  char key[160], of_scales[168];
+  kr_weight item;
+  snprintf(key, sizeof key, "%s.q8_0", name);
+  snprintf(of_scales, sizeof of_scales, "%s.scales", key);
+  const kr_weight *words = kr_loader_peek(p, key), *scales = kr_loader_peek(p, of_scales);
+  if (words) {
+    KR_TRY(check_q8(p, words, scales, want));
+    mark_read(p, words), mark_read(p, scales);
+    *at = (kr_weight_ref){.data = words->data, .dtype = KRAIT_I32, .scales = scales->data};
+    if (!p->ctx->cuda) return KRAIT_OK;
+    KR_TRY(widen_q8(p->ctx, words, scales, halves));
+    *at = (kr_weight_ref){.data = *halves, .dtype = KRAIT_F16};
+    return KRAIT_OK;
+  }
+  snprintf(key, sizeof key, "%s.q4_k", name);
+  words = kr_loader_peek(p, key);
+  if (words) KR_TRY(check_q4k(p, words, want));
+  if (!words) KR_TRY(kr_loader_find(p, name, 1, want, &item));
+  mark_read(p, words);
+  *at = (kr_weight_ref){.data = words ? words->data : item.data, .dtype = words ? KRAIT_I32 : item.dtype};
+  return KRAIT_OK;
+}
+
+int32_t kr_load_reordered(kr_loader *p, const char *name, kr_sizes want, int64_t (*row_of)(const void *user, int64_t i),
+                          const void *user, kr_weight_ref *to) {
+  const int64_t n = want.size[0], K = want.size[1];
+  uint16_t *halves = NULL;
+  kr_weight_ref from;
+  int32_t status = find_rows(p, name, want, &halves, &from);
+  *to = from;
+  if (status >= 0) status = take_reordered(p, from.data, n, row_bytes_of(&from, K), row_of, user, &to->data);
+  if (status >= 0 && from.scales)
+    status = take_reordered(p, from.scales, n, scale_bytes_of(&from, K), row_of, user, &to->scales);
+  kr_free(halves);
+  return status;
+}
+
 /* ---- all of them ---- */
 
 static int32_t count_then_copy(kr_loader *p, kr_take_fn take_all, void *user) {
   p->arena = kr_arena_open();
   KR_CHECK(p->arena, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   p->used = p->bytes = 0;
+  p->is_read = kr_zalloc((size_t)count_tensors(p) + 1);
+  KR_CHECK(p->is_read, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   KR_TRY(take_all(p, user));
   if (!p->ctx->cuda) return KRAIT_OK;
   KR_TRY(kr_cuda_alloc(p->ctx->cuda, (size_t)p->used, (void **)&p->device));
@@ -323,5 +514,7 @@ int32_t kr_loader_run(kr_loader *p, kr_take_fn take_all, void *user) {
 void kr_loader_close(kr_loader *p) {
   if (p->device) kr_cuda_free(p->ctx->cuda, p->device);
   if (p->arena) kr_arena_close(&p->arena);
+  kr_free(p->is_read);
+  p->is_read = NULL;
   p->device = NULL;
 }

@@ -22,6 +22,9 @@ typedef struct kr_sizes {
 } kr_sizes;
 #define KR_SIZES(...) ((kr_sizes){sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}})
 
+/* A matrix's rows from `first` on, of K values each. */
+kr_weight_ref kr_weight_rows(const kr_weight_ref *w, int64_t first, int64_t K);
+
 typedef struct kr_loader {
   const krait_ctx *ctx;
   const kr_model_folder *folder; /* or */
@@ -31,6 +34,7 @@ typedef struct kr_loader {
   int32_t random_blocks;         /* of the next random matrix, where its sizes allow it: KRAIT_Q8_0, KRAIT_Q4_K */
   int32_t keeps_q8;              /* on a GPU: kr_weight_ref.qweight */
   uint64_t bytes; /* of everything taken */
+  uint8_t *is_read; /* by number of the folder's or the weights' tensor; until kr_loader_check_read */
   /* its own */
   kr_arena *arena; /* on a CPU: new tensors */
   char *device;    /* on a GPU; NULL: only count */
@@ -60,6 +64,19 @@ int32_t kr_load_f32_rows(kr_loader *p, int n, const char *const *names, kr_sizes
 int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes want, kr_weight *found);
 const kr_weight *kr_loader_peek(const kr_loader *p,
                                 const char *name); /* of any shape; NULL: missing, or values are random */
+int kr_loader_has(const kr_loader *p, const char *name); /* in some form: also q8_0, q4_k; not of random values */
+/* The folder's other tensors, that nothing has taken, are an error that names the first, unless they are on the list:
+ * of names ('*' and '#' are numbers) or, ending with '.', their beginnings; NULL ends it, or is an empty one. */
+int32_t kr_loader_check_read(kr_loader *p, const char *const *unused);
+/* Whether a name fits such a pattern. */
+int kr_name_fits(const char *pattern, const char *name);
+/* n matrices of one shape and type as one, in the order given. */
+int32_t kr_load_stacked(kr_loader *p, int64_t n, const char *const *names, kr_sizes want, kr_weight_ref *to);
+/* A matrix with its rows in another order: row i is the file's row_of(user, i). */
+int32_t kr_load_reordered(kr_loader *p, const char *name, kr_sizes want, int64_t (*row_of)(const void *user, int64_t i),
+                          const void *user, kr_weight_ref *to);
+/* A tensor's values as float32, through f if that is not NULL. */
+int32_t kr_load_values(kr_loader *p, const char *name, kr_sizes want, double (*f)(double), float *values);
 /* A tensor made by the caller; copied. */
 int32_t kr_load_buffer(kr_loader *p, const void *data, uint64_t bytes, int32_t dtype, kr_weight_ref *to);
 #endif

@@ -1,12 +1,13 @@
-/* block_attention.c: causal attention over a slot's keys and values. Fields: q, k, v, or qkv in one matrix; conv; o;
- * and biases. */
+/* block_attention.c: causal attention over a slot's keys and values. Fields: q, k, v, or qkv in one matrix; conv;
+ * q_norm, k_norm; head_gate; o; and biases. */
 #include "lm_blocks.h"
 #include "lm_builder.h"
 #include "status.h"
 
 typedef struct attention_weights {
-  kr_weight_ref qkv[3], qkv_bias[3]; /* if they are joined, the first contains all */
-  kr_weight_ref o, o_bias, conv, conv_bias;
+  /* If they are joined, the first contains all; q with a gate: all of q, then all of the gate. */
+  kr_weight_ref qkv[3], qkv_bias[3];
+  kr_weight_ref o, o_bias, conv, conv_bias, q_norm, k_norm, head_gate;
   int32_t is_joined; /* one product */
 } attention_weights;
 
@@ -22,8 +23,24 @@ static int32_t list_attention_states(const kr_lm_block *block, kr_lm_state *stat
   return keys + 2;
 }
 
+/* ---- weights ---- */
+
+/* Of q with a gate the file has each head's query, then its gate. */
+static int64_t row_of_q(const void *user, int64_t i) {
+  const kr_lm_attention_sizes *s = user;
+  const int64_t is_gate = i / (s->H * s->D), head = i / s->D % s->H;
+  return (2 * head + is_gate) * s->D + i % s->D;
+}
+
+static int32_t load_gated_heads(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
+  KR_TRY(kr_lm_load_reordered(l, "q", KR_SIZES(2 * s->H * s->D, s->d), row_of_q, s, &w->qkv[0]));
+  KR_TRY(kr_lm_load(l, "k", 1, KR_SIZES(s->Hk * s->D, s->d), &w->qkv[1]));
+  return kr_lm_load(l, "v", 1, KR_SIZES(s->Hk * s->D, s->d), &w->qkv[2]);
+}
+
 static int32_t load_heads(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
   const int64_t q = s->H * s->D, k = s->Hk * s->D;
+  if (s->gate == KR_LM_GATE_IN_Q) return load_gated_heads(l, s, w);
   w->is_joined = kr_lm_is_on_gpu(l) || kr_lm_has_key(l, "qkv");
   if (kr_lm_has_key(l, "qkv")) {
     KR_TRY(kr_lm_load(l, "qkv", 1, KR_SIZES(q + 2 * k, s->d), &w->qkv[0]));
@@ -35,11 +52,20 @@ static int32_t load_heads(kr_lm_loader *l, const kr_lm_attention_sizes *s, atten
                          (kr_sizes[]){KR_SIZES(q), KR_SIZES(k), KR_SIZES(k)}, w->qkv_bias);
 }
 
+static int32_t load_qk_norm(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
+  const int of_all = s->qk_norm == KR_LM_NORM_OF_ALL;
+  if (s->qk_norm == KR_LM_NO_QK_NORM) return KRAIT_OK;
+  KR_TRY(kr_lm_load_norm(l, "q_norm", of_all ? s->H * s->D : s->D, of_all ? 1 : s->H, &w->q_norm));
+  return kr_lm_load_norm(l, "k_norm", of_all ? s->Hk * s->D : s->D, of_all ? 1 : s->Hk, &w->k_norm);
+}
+
 static int32_t load_attention(kr_lm_loader *l, const kr_lm_block *block) {
   const kr_lm_attention_sizes *s = block->sizes;
   attention_weights *w = block->weights;
   const int64_t C = (s->H + 2 * s->Hk) * s->D;
   KR_TRY(load_heads(l, s, w));
+  KR_TRY(load_qk_norm(l, s, w));
+  if (s->gate == KR_LM_GATE_OF_HEADS) KR_TRY(kr_lm_load(l, "head_gate", 1, KR_SIZES(s->H, s->d), &w->head_gate));
   if (s->W) {
     KR_TRY(kr_lm_load(l, "conv", 1, KR_SIZES(C, 1, s->W), &w->conv));
     KR_TRY(kr_lm_load(l, "conv_bias", 1, KR_SIZES(C), &w->conv_bias));
@@ -47,6 +73,13 @@ static int32_t load_attention(kr_lm_loader *l, const kr_lm_block *block) {
   KR_TRY(kr_lm_load(l, "o", 1, KR_SIZES(s->d, s->H * s->D), &w->o));
   return kr_lm_load(l, "o_bias", 0, KR_SIZES(s->d), &w->o_bias);
 }
+
+/* ---- queries, keys, values ---- */
+
+/* Rows; gate: what the result is multiplied by, before its sigmoid, or 0. */
+typedef struct head_rows {
+  kr_tensor q, k, v, gate;
+} head_rows;
 
 /* Queries, keys and values as columns: one product if their matrices are adjacent in memory. */
 static kr_tensor project_heads(const kr_token_builder *r, const kr_lm_attention_sizes *s, const attention_weights *w,
@@ -61,53 +94,121 @@ static kr_tensor project_heads(const kr_token_builder *r, const kr_lm_attention_
   return out;
 }
 
+static head_rows project_attention(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
+  const kr_lm_attention_sizes *s = block->sizes;
+  const attention_weights *w = block->weights;
+  const kr_token_builder *r = &b->rows;
+  const int64_t q = s->H * s->D, k = s->Hk * s->D;
+  if (s->gate == KR_LM_GATE_IN_Q) {
+    const kr_tensor both = linear(r, "q", x, .w = &w->qkv[0], .N = 2 * q, .K = s->d);
+    return (head_rows){.q = columns(r, both, 0, q),
+                       .k = linear(r, "k", x, .w = &w->qkv[1], .N = k, .K = s->d),
+                       .v = linear(r, "v", x, .w = &w->qkv[2], .N = k, .K = s->d),
+                       .gate = columns(r, both, q, q)};
+  }
+  kr_tensor qkv = project_heads(r, s, w, x);
+  if (keys_of(s)) qkv = kr_lm_convolve(b, block, 0, qkv, &w->conv, &w->conv_bias, s->W, KRAIT_ACT_NONE);
+  return (head_rows){.q = columns(r, qkv, 0, q), .k = columns(r, qkv, q, k), .v = columns(r, qkv, q + k, k)};
+}
+
+/* In place: the norm of every head, or of all their features. */
+static void norm_heads(const kr_lm_builder *b, const kr_lm_attention_sizes *s, const char *name, kr_tensor rows,
+                       const kr_weight_ref *w, int64_t heads) {
+  const kr_token_builder *r = &b->rows;
+  const int64_t n = heads * s->D;
+  kr_graph_call(r->g, name, &kr_op_gated_norm,
+                &(kr_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS,
+                                      .group_size = s->qk_norm == KR_LM_NORM_OF_ALL ? n : s->D,
+                                      .eps = b->c->eps,
+                                      .x = view(r, rows),
+                                      .weight = view(r, weight(r, name, w, n)),
+                                      .out = view(r, rows)});
+}
+
 static kr_tensor rotate_queries(const kr_lm_builder *b, const kr_lm_attention_sizes *s, kr_tensor q) {
   const kr_token_builder *r = &b->rows;
   const kr_tensor out = kr_graph_temp(r->g, r->dtype, kr_graph_dims(r->g, q));
   kr_graph_call(r->g, "rotary", &kr_op_rotary,
                 &(kr_rotary_args){.call.flags = s->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0,
                                      .x = view(r, q),
-                                     .cos = view(r, b->to->cos),
-                                     .sin = view(r, b->to->sin),
+                                     .cos = view(r, b->to->cos[s->rope]),
+                                     .sin = view(r, b->to->sin[s->rope]),
                                      .offsets = view(r, b->to->lengths),
                                      .out = view(r, out)});
   return out;
+}
+
+/* ---- the whole ---- */
+
+/* (B, L, heads, D) */
+static kr_tensor as_head_dims(const kr_lm_builder *b, const kr_lm_attention_sizes *s, kr_tensor rows, int64_t heads) {
+  return kr_graph_reshape(b->rows.g, rows, KR_DIMS(b->run.B, b->run.L, heads, s->D));
+}
+
+static kr_tensor append_keys(const kr_lm_builder *b, const kr_lm_block *block, const head_rows *h) {
+  const kr_lm_attention_sizes *s = block->sizes;
+  const kr_token_builder *r = &b->rows;
+  const int keys = keys_of(s);
+  const kr_tensor used = kr_graph_temp(r->g, KRAIT_I32, KR_DIMS(b->run.B));
+  kr_graph_call(r->g, "append", &kr_op_attention_append,
+                &(kr_attention_append_args){.call.flags = s->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0,
+                                               .k = view(r, as_head_dims(b, s, h->k, s->Hk)),
+                                               .v = view(r, as_head_dims(b, s, h->v, s->Hk)),
+                                               .cos = view(r, s->R ? b->to->cos[s->rope] : 0),
+                                               .sin = view(r, s->R ? b->to->sin[s->rope] : 0),
+                                               .cache_seqlens = view(r, b->to->lengths),
+                                               .cache_batch_idx = view(r, b->to->slots),
+                                               .k_cache = view(r, kr_lm_state_of(b, block, keys)),
+                                               .v_cache = view(r, kr_lm_state_of(b, block, keys + 1)),
+                                               .seqused = view(r, used)});
+  return used;
+}
+
+static void attend(const kr_lm_builder *b, const kr_lm_block *block, kr_tensor q, kr_tensor used, kr_tensor y) {
+  const kr_lm_attention_sizes *s = block->sizes;
+  const kr_token_builder *r = &b->rows;
+  const int keys = keys_of(s);
+  kr_graph_call(r->g, "attention", &kr_op_attention,
+                &(kr_attention_args){
+                    .call.flags = KRAIT_ATTENTION_CAUSAL | (s->window ? KRAIT_ATTENTION_WINDOW : 0),
+                    .window_left = s->window ? s->window - 1 : 0,
+                    .scale = (float)s->scale,
+                    .q = view(r, q),
+                    .k = view(r, kr_lm_state_of(b, block, keys)),
+                    .v = view(r, kr_lm_state_of(b, block, keys + 1)),
+                    .seqused_k = view(r, used),
+                    .cache_batch_idx = view(r, b->to->slots),
+                    .out = view(r, as_head_dims(b, s, y, s->H))});
+}
+
+/* y times the sigmoid of its gate. */
+static void gate_heads(const kr_lm_builder *b, const kr_lm_attention_sizes *s, const attention_weights *w, kr_tensor x,
+                       kr_tensor gate, kr_tensor y) {
+  const kr_token_builder *r = &b->rows;
+  const kr_pointwise_args sigmoid = {
+      .call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SIGMOID, .x_scale = 1};
+  const kr_dims heads = KR_DIMS(r->rows, s->H, s->D);
+  if (s->gate == KR_LM_GATE_IN_Q) kr_graph_pointwise(r->g, "gate", sigmoid, gate, y, y);
+  if (s->gate != KR_LM_GATE_OF_HEADS) return;
+  const kr_tensor of_heads = linear(r, "head_gate", x, .w = &w->head_gate, .N = s->H, .K = s->d),
+                  spread = kr_graph_expand(r->g, kr_graph_reshape(r->g, of_heads, KR_DIMS(r->rows, s->H, 1)), heads),
+                  all = kr_graph_reshape(r->g, y, heads);
+  kr_graph_pointwise(r->g, "gate", sigmoid, spread, all, all);
 }
 
 static kr_tensor record_attention(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
   const kr_lm_attention_sizes *s = block->sizes;
   const attention_weights *w = block->weights;
   const kr_token_builder *r = &b->rows;
-  const int keys = keys_of(s);
-  const kr_dims heads = KR_DIMS(b->run.B, b->run.L, s->H, s->D), kv = KR_DIMS(b->run.B, b->run.L, s->Hk, s->D);
-  const kr_view k_cache = view(r, kr_lm_state_of(b, block, keys)),
-                   v_cache = view(r, kr_lm_state_of(b, block, keys + 1)), slots = view(r, b->to->slots);
-  kr_tensor qkv = project_heads(r, s, w, x);
-  if (keys) qkv = kr_lm_convolve(b, block, 0, qkv, &w->conv, &w->conv_bias, s->W, KRAIT_ACT_NONE);
-  kr_tensor q = as_heads(r, qkv, 0, heads);
-  const kr_tensor y = new_rows(r, s->H * s->D), used = kr_graph_temp(r->g, KRAIT_I32, KR_DIMS(b->run.B));
+  const head_rows h = project_attention(b, block, x);
+  if (s->qk_norm) norm_heads(b, s, "q_norm", h.q, &w->q_norm, s->H);
+  if (s->qk_norm) norm_heads(b, s, "k_norm", h.k, &w->k_norm, s->Hk);
+  kr_tensor q = as_head_dims(b, s, h.q, s->H);
+  const kr_tensor y = new_rows(r, s->H * s->D);
   if (s->R) q = rotate_queries(b, s, q);
-  kr_graph_call(r->g, "append", &kr_op_attention_append,
-                &(kr_attention_append_args){.call.flags = s->is_interleaved ? KRAIT_ROTARY_INTERLEAVED : 0,
-                                               .k = view(r, as_heads(r, qkv, s->H, kv)),
-                                               .v = view(r, as_heads(r, qkv, s->H + s->Hk, kv)),
-                                               .cos = view(r, s->R ? b->to->cos : 0),
-                                               .sin = view(r, s->R ? b->to->sin : 0),
-                                               .cache_seqlens = view(r, b->to->lengths),
-                                               .cache_batch_idx = slots,
-                                               .k_cache = k_cache,
-                                               .v_cache = v_cache,
-                                               .seqused = view(r, used)});
-  kr_graph_call(r->g, "attention", &kr_op_attention,
-                &(kr_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
-                                        .scale = (float)s->scale,
-                                        .q = view(r, q),
-                                        .k = k_cache,
-                                        .v = v_cache,
-                                        .seqused_k = view(r, used),
-                                        .cache_batch_idx = slots,
-                                        .out = view_as(r, y, heads)});
-  return linear(r, "o", y, .w = &w->o, .bias = &w->o_bias, .N = s->d, .K = s->H * s->D);
+  attend(b, block, q, append_keys(b, block, &h), y);
+  gate_heads(b, s, w, x, h.gate, y);
+  return result_of(b, block, "o", y, .w = &w->o, .bias = &w->o_bias, .N = s->d, .K = s->H * s->D);
 }
 
 const kr_lm_block_kind kr_lm_attention = {.name = "attention",

@@ -11,7 +11,8 @@ typedef struct kr_lm_mamba_weights {
   kr_weight_ref in_proj, in_proj_bias, conv, conv_bias; /* (rows, d); (channels, 1, W) */
   kr_weight_ref A, D, dt_bias;                          /* float32; A: -exp(A_log) */
   kr_weight_ref x_proj, dt_proj;                        /* Mamba: (R + 2N, Di), (Di, R) */
-  kr_weight_ref gate_norm;                              /* Mamba-2 */
+  kr_weight_ref gate_norm, in_scales;                   /* Mamba-2 */
+  kr_weight_ref small_norm[3];                          /* Mamba: of dt, B, C; absent: 1 */
   kr_weight_ref out_proj, out_proj_bias;
   int32_t is_D_per_channel; /* Mamba-2: D is (H,P), not (H) */
 } kr_lm_mamba_weights;
@@ -32,7 +33,7 @@ int32_t kr_mamba_list_states(const kr_lm_block *block, kr_lm_state *states);
 static inline kr_tensor kr_mamba_out(const kr_lm_builder *b, const kr_lm_block *block, kr_tensor y) {
   const kr_lm_mamba_sizes *s = block->sizes;
   const kr_lm_mamba_weights *w = block->weights;
-  return linear(&b->rows, "out_proj", y, .w = &w->out_proj, .bias = &w->out_proj_bias, .N = s->d, .K = s->Di);
+  return result_of(b, block, "out_proj", y, .w = &w->out_proj, .bias = &w->out_proj_bias, .N = s->d, .K = s->Di);
 }
 
 /* kr_lm_block_kind.can_fuse, record_fused (block_mamba_fused.c) */

@@ -34,6 +34,10 @@ static int32_t load_mamba1(kr_lm_loader *l, const kr_lm_block *block) {
   KR_TRY(kr_mamba_load(l, block, s->Di));
   KR_TRY(kr_lm_load(l, "x_proj", 1, KR_SIZES(s->R + 2 * s->N, s->Di), &w->x_proj));
   KR_TRY(kr_lm_load(l, "dt_proj", 1, KR_SIZES(s->Di, s->R), &w->dt_proj));
+  for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {"dt_norm", "B_norm", "C_norm"};
+    if (s->dt_eps > 0) KR_TRY(kr_lm_load(l, names[i], 0, KR_SIZES(i ? s->N : s->R), &w->small_norm[i]));
+  }
   return kr_lm_load_f32(l, "dt_proj_bias", KR_SIZES(s->Di), NULL, &w->dt_bias);
 }
 
@@ -95,6 +99,11 @@ static void scan_mamba1(kr_lm_builder *b, const kr_lm_block *block, const scan_r
 
 /* ---- the mixer ---- */
 
+static kr_tensor norm_small(const kr_token_builder *r, const kr_lm_mamba_sizes *s, const char *name, kr_tensor x,
+                            const kr_weight_ref *w, int64_t n) {
+  return norm_of(r, name, x, NULL, .weight = weight(r, name, w, n), .eps = (float)s->dt_eps, .is_rms = 1);
+}
+
 static kr_tensor record_mamba1(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
   const kr_lm_mamba_sizes *s = block->sizes;
   const kr_lm_mamba_weights *w = block->weights;
@@ -105,11 +114,10 @@ static kr_tensor record_mamba1(kr_lm_builder *b, const kr_lm_block *block, kr_te
                   y = new_rows(r, s->Di);
   const kr_tensor all = linear(r, "x_proj", u, .w = &w->x_proj, .N = s->R + 2 * s->N, .K = s->Di);
   kr_tensor dt = columns(r, all, 0, s->R), B = columns(r, all, s->R, s->N), C = columns(r, all, s->R + s->N, s->N);
-  if (s->dt_eps > 0) { /* FalconMamba */
-    const float eps = (float)s->dt_eps;
-    dt = norm_of(r, "dt_norm", dt, NULL, .eps = eps, .is_rms = 1);
-    B = norm_of(r, "B_norm", B, NULL, .eps = eps, .is_rms = 1);
-    C = norm_of(r, "C_norm", C, NULL, .eps = eps, .is_rms = 1);
+  if (s->dt_eps > 0) { /* FalconMamba, Jamba */
+    dt = norm_small(r, s, "dt_norm", dt, &w->small_norm[0], s->R);
+    B = norm_small(r, s, "B_norm", B, &w->small_norm[1], s->N);
+    C = norm_small(r, s, "C_norm", C, &w->small_norm[2], s->N);
   }
   const scan_rows t = {.u = u,
                        .delta = linear(r, "dt_proj", dt, .w = &w->dt_proj, .N = s->Di, .K = s->R),

@@ -1,6 +1,21 @@
 /* block_mamba2.c: the mixer of Mamba-2. Fields: in_proj, conv, A, D, dt_bias, gate_norm, out_proj, and biases. */
+#include "alloc.h"
 #include "block_mamba.h"
 #include "status.h"
+
+/* One for each of in_proj's rows. */
+static int32_t load_in_scales(kr_lm_loader *l, const kr_lm_block *block) {
+  const kr_lm_mamba_sizes *s = block->sizes;
+  kr_lm_mamba_weights *w = block->weights;
+  const int64_t sizes[] = {s->Di, s->Di, s->G * s->N, s->G * s->N, s->H}, n = kr_mamba_rows(block);
+  float *values = kr_alloc_array((size_t)n, sizeof *values), *at = values;
+  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for %lld multipliers", (long long)n);
+  for (int k = 0; k < 5; k++)
+    for (int64_t i = 0; i < sizes[k]; i++) *at++ = (float)s->scales[k];
+  const int32_t status = kr_lm_load_made(l, values, n, &w->in_scales);
+  kr_free(values);
+  return status;
+}
 
 static int32_t load_mamba2(kr_lm_loader *l, const kr_lm_block *block) {
   const kr_lm_mamba_sizes *s = block->sizes;
@@ -9,7 +24,8 @@ static int32_t load_mamba2(kr_lm_loader *l, const kr_lm_block *block) {
   w->is_D_per_channel = D && D->n_dims == 1 && D->shape[0] == s->Di && s->Di != s->H;
   KR_TRY(kr_mamba_load(l, block, w->is_D_per_channel ? s->Di : s->H));
   KR_TRY(kr_lm_load_f32(l, "dt_bias", KR_SIZES(s->H), NULL, &w->dt_bias));
-  return kr_lm_load(l, "gate_norm", 1, KR_SIZES(s->Di), &w->gate_norm);
+  if (s->scales[0] != 0) KR_TRY(load_in_scales(l, block));
+  return s->gate == KR_LM_GATE_ALONE ? KRAIT_OK : kr_lm_load(l, "gate_norm", 1, KR_SIZES(s->Di), &w->gate_norm);
 }
 
 /* ---- the scan ---- */
@@ -97,13 +113,43 @@ static kr_tensor project_mamba2(const kr_lm_builder *b, const kr_lm_block *block
   return all;
 }
 
+static void scale_columns(const kr_token_builder *r, const kr_lm_mamba_weights *w, kr_tensor all, int64_t n) {
+  if (w->in_scales.data)
+    multiply_into(r, "in_scales", all,
+                  kr_graph_expand(r->g, kr_graph_reshape(r->g, weight(r, "in_scales", &w->in_scales, n), KR_DIMS(1, n)),
+                                  KR_DIMS(r->rows, n)),
+                  all);
+}
+
+/* y with its gate z, and their norm. */
+static void gate_mamba2(const kr_token_builder *r, const kr_lm_mamba_sizes *s, const kr_lm_mamba_weights *w,
+                        kr_tensor y, kr_tensor z, kr_tensor gated) {
+  const kr_pointwise_args silu = {
+      .call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1};
+  if (s->gate == KR_LM_GATE_ALONE) {
+    kr_graph_pointwise(r->g, "gate", silu, z, y, gated);
+    return;
+  }
+  kr_graph_call(
+      r->g, "gate_norm", &kr_op_gated_norm,
+      &(kr_gated_norm_args){
+          .call.flags = KRAIT_GATED_NORM_RMS | (s->gate == KR_LM_GATE_FIRST ? KRAIT_GATED_NORM_GATE_FIRST : 0),
+          .group_size = s->Di / s->G,
+          .eps = s->gate_eps > 0 ? (float)s->gate_eps : 1e-5f,
+          .x = view(r, y),
+          .z = view(r, z),
+          .weight = view(r, weight(r, "gate_norm", &w->gate_norm, s->Di)),
+          .out = view(r, gated)});
+}
+
 static kr_tensor record_mamba2(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
   const kr_lm_mamba_sizes *s = block->sizes;
   const kr_lm_mamba_weights *w = block->weights;
   const kr_token_builder *r = &b->rows;
   const int64_t GN = s->G * s->N, C = kr_mamba_channels(block);
-  const kr_tensor all = project_mamba2(b, block, x),
-                  xBC = kr_lm_convolve(b, block, KR_MAMBA_CONV, columns(r, all, s->Di, C), &w->conv, &w->conv_bias,
+  const kr_tensor all = project_mamba2(b, block, x);
+  scale_columns(r, w, all, kr_mamba_rows(block));
+  const kr_tensor xBC = kr_lm_convolve(b, block, KR_MAMBA_CONV, columns(r, all, s->Di, C), &w->conv, &w->conv_bias,
                                        s->W, KRAIT_ACT_SILU),
                   y = new_rows(r, s->Di), gated = new_rows(r, s->Di);
   const head_rows t = {.x = columns(r, xBC, 0, s->Di),
@@ -115,14 +161,7 @@ static kr_tensor record_mamba2(kr_lm_builder *b, const kr_lm_block *block, kr_te
     update_heads(b, block, &t);
   else
     scan_heads(b, block, &t);
-  kr_graph_call(r->g, "gate_norm", &kr_op_gated_norm,
-                &(kr_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS | KRAIT_GATED_NORM_GATE_FIRST,
-                                         .group_size = s->Di / s->G,
-                                         .eps = 1e-5f,
-                                         .x = view(r, y),
-                                         .z = view(r, columns(r, all, 0, s->Di)),
-                                         .weight = view(r, weight(r, "gate_norm", &w->gate_norm, s->Di)),
-                                         .out = view(r, gated)});
+  gate_mamba2(r, s, w, y, columns(r, all, 0, s->Di), gated);
   return kr_mamba_out(b, block, gated);
 }
 

@@ -46,7 +46,8 @@ static int are_plain(const kr_lm_config *c) {
   for (int64_t i = 0; i < c->n_blocks; i++) {
     const kr_lm_mamba_weights *w = c->blocks[i].weights;
     const kr_lm_mamba_sizes *s = c->blocks[i].sizes;
-    plain = plain && s->dt_eps == 0 && is_plain_product(&w->in_proj) && is_plain_product(&w->out_proj) &&
+    plain = plain && s->dt_eps == 0 && s->gate == KR_LM_GATE_FIRST && s->gate_eps == 0 && s->scales[0] == 0 &&
+            is_plain_product(&w->in_proj) && is_plain_product(&w->out_proj) &&
             !c->blocks[i].norm_bias.data && !w->in_proj_bias.data && !w->out_proj_bias.data && !w->is_D_per_channel;
   }
   return plain;

@@ -167,10 +167,13 @@ static int32_t bind_lm(kr_lm *m, const kr_lm_graph *g, int64_t slot, const void 
     const void *at;
   } all[] = {{g->ids, m->lists + IDS},     {g->rows, rows},
              {g->slots, m->lists + SLOTS}, {g->lengths, m->lists + LENGTHS},
-             {g->cos, m->slots.cache.cos}, {g->sin, m->slots.cache.sin},
              {g->argmax, m->lists + BEST}, {g->logits, m->lists + LOGITS}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i].t) KR_TRY(kr_runner_bind(g->runner, all[i].t, (void *)(uintptr_t)all[i].at));
+  for (int32_t i = 0; i < m->c->n_ropes; i++) {
+    KR_TRY(kr_runner_bind(g->runner, g->cos[i], (void *)(uintptr_t)kr_token_cache_cos(&m->slots.cache, i)));
+    KR_TRY(kr_runner_bind(g->runner, g->sin[i], (void *)(uintptr_t)kr_token_cache_sin(&m->slots.cache, i)));
+  }
   return kr_lm_graph_bind_states(g, &m->slots, slot);
 }
 

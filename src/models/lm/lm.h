@@ -75,5 +75,8 @@ int32_t kr_lm_key_flags(const kr_lm_family *family, const char *name, const char
 /* A field's tensor that is of no layer; NULL: missing. *key: its name. */
 const kr_weight *kr_lm_find_weight(const kr_lm_family *family, const kr_model_folder *folder, const char *field,
                                    const char **key);
+/* A field's tensor of a layer, and of its first expert, with `form` after its name; NULL: missing. */
+const kr_weight *kr_lm_find_in_layer(const kr_lm_family *family, const kr_model_folder *folder, const char *field,
+                                     int64_t layer, const char *form);
 
 #endif

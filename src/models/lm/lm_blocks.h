@@ -5,29 +5,50 @@
 
 #include "lm_config.h"
 
-/* Causal attention. States keys, values and, with a convolution, conv. The rope table's pairs are the model's. */
+/* Causal attention. States keys, values and, with a convolution, conv. */
 extern const kr_lm_block_kind kr_lm_attention;
+enum { KR_LM_NO_QK_NORM, KR_LM_NORM_OF_HEADS, KR_LM_NORM_OF_ALL }; /* of each head's features, or of all heads' */
+/* sigmoid of what its results are multiplied by: as many rows as the query has, which follow each head's in the matrix
+ * q; or a row for each head, in the matrix head_gate. */
+enum { KR_LM_NO_GATE, KR_LM_GATE_IN_Q, KR_LM_GATE_OF_HEADS };
 typedef struct kr_lm_attention_sizes {
   int64_t d, H, Hk, D;       /* width; heads of queries, of keys and values; their size */
   int64_t W;                 /* taps of a convolution of queries, keys and values; 0: none */
   int64_t R, is_interleaved; /* rotated pairs of features (0: no positions), and which */
+  int64_t rope;              /* the number of their table, of R pairs */
   double scale;              /* 0: 1 / sqrt D */
+  int64_t qk_norm, gate;     /* KR_LM_NO_QK_NORM, KR_LM_NO_GATE, ... */
+  int64_t window;            /* keys that a query sees, its own included; 0: all before it */
 } kr_lm_attention_sizes;
 
-/* A gated MLP: down(silu(gate x) * up x). */
+/* A gated MLP: down(silu(gate x) * up x); or down(relu(up x)^2). */
 extern const kr_lm_block_kind kr_lm_mlp;
+enum { KR_LM_SILU, KR_LM_RELU2 };
 typedef struct kr_lm_mlp_sizes {
   int64_t d, F;
   int64_t is_up_first; /* of one matrix with both */
+  int64_t activation;  /* KR_LM_SILU, KR_LM_RELU2 */
+  double gate_scale;   /* silu(gate_scale gate x); 0: 1 */
+  int64_t is_shared;   /* an expert for all tokens: its fields begin with shared_, and shared_scale x may scale it */
 } kr_lm_mlp_sizes;
+
+/* Gated short convolution: out(c * conv(b * x)), (b, c, x) = in x. State conv: the last values of b * x. */
+extern const kr_lm_block_kind kr_lm_short_conv;
+typedef struct kr_lm_short_conv_sizes {
+  int64_t d, W; /* width, taps */
+} kr_lm_short_conv_sizes;
 
 /* The mixers of Mamba and Mamba-2. States conv and ssm. */
 extern const kr_lm_block_kind kr_lm_mamba1, kr_lm_mamba2;
+enum { KR_LM_GATE_FIRST, KR_LM_GATE_LAST, KR_LM_GATE_ALONE }; /* norm(y silu z), norm(y) silu z, y silu z */
 typedef struct kr_lm_mamba_sizes {
   int64_t d, Di, N, W; /* width, inner width, states, taps */
   int64_t R;           /* Mamba: rank of dt */
   int64_t H, P, G;     /* Mamba-2: heads, their size, groups; Mamba: 1, Di, 1 */
-  double dt_eps;       /* Mamba: of FalconMamba's norms of dt, B and C; 0: none */
+  double dt_eps;       /* Mamba: of norms of dt, B and C, with or without weights; 0: none */
+  int64_t gate;        /* Mamba-2: KR_LM_GATE_FIRST, ... */
+  double gate_eps;     /* 0: 1e-5 */
+  double scales[5];    /* Mamba-2: of in_proj's z, x, B, C, dt; all 0: 1 */
 } kr_lm_mamba_sizes;
 
 #endif

@@ -19,7 +19,8 @@ typedef struct kr_lm_graph {
   kr_graph *g;
   kr_runner *runner;
   kr_tensor ids, rows, slots;             /* (B L) int32; (B L, d); (B) int32, of steps */
-  kr_tensor lengths, cos, sin;            /* (B) int32: tokens that came before; (capacity, pairs) */
+  kr_tensor lengths;                      /* (B) int32: tokens that came before */
+  kr_tensor cos[KR_LM_MOST_ROPES], sin[KR_LM_MOST_ROPES]; /* by rope: (capacity, pairs) */
   kr_tensor logits, argmax;               /* (B or B L, V) float32; (B) int32, of steps */
   kr_tensor (*states)[KR_LM_MOST_STATES]; /* by block; 0: none, or a part of all */
   kr_tensor all[KR_LM_MOST_STATES];       /* of all blocks, if one call or one copy covers them all; else 0 */
@@ -32,6 +33,7 @@ struct kr_lm_builder {
   const struct kr_lm_slots *slots;
   kr_lm_run run;
   kr_lm_graph *to;
+  kr_tensor embedded, stream; /* rows before the first block; the residual stream, without what is not yet added */
   kr_tensor new_all[KR_LM_MOST_STATES], old_all[KR_LM_MOST_STATES]; /* float32, if states are copied all at once */
 };
 
@@ -50,6 +52,11 @@ kr_tensor kr_lm_channels(const kr_lm_builder *b, kr_tensor rows);
 /* act(causal convolution of x) as rows of C channels, with the last W - 1 as the block's state k. */
 kr_tensor kr_lm_convolve(kr_lm_builder *b, const kr_lm_block *block, int k, kr_tensor x, const kr_weight_ref *w,
                          const kr_weight_ref *bias, int64_t W, int32_t activation);
+
+/* A block's last product: what it adds to the stream, times its out_scale. */
+kr_tensor kr_lm_result(const kr_lm_builder *b, const kr_lm_block *block, const char *name, kr_tensor x,
+                       const kr_linear *p);
+#define result_of(b, block, name, x, ...) kr_lm_result(b, block, name, x, &(kr_linear){__VA_ARGS__})
 
 /* ---- states of all blocks, for kr_lm_block_kind.record_fused: blocks are alike ---- */
 /* (blocks, slots, rows, columns) of state k, as they are kept; only strides and type count. */

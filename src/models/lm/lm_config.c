@@ -1,6 +1,7 @@
 /* lm_config.c: lists of blocks, and what readers of config.json share. */
 #include "lm_config.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,6 +43,25 @@ int32_t kr_lm_config_add(kr_lm_config *c, const kr_lm_block_kind *kind, int64_t 
     if (b->states[k].is_per_token) b->states[k].nth = c->n_per_token++;
   c->n_stateful += b->n_states > 0;
   return KRAIT_OK;
+}
+
+kr_lm_block *kr_lm_config_last(const kr_lm_config *c) { return &c->blocks[c->n_blocks - 1]; }
+
+int32_t kr_lm_config_add_rope(kr_lm_config *c, int64_t n, const double *frequencies, double factor, int64_t *at) {
+  double *own = kr_arena_try(c->arena, (size_t)n * sizeof *own);
+  KR_CHECK(own, KRAIT_ERR_NO_MEMORY, "no memory for a rope table");
+  KR_CHECK(c->n_ropes < KR_LM_MOST_ROPES, KRAIT_ERR_UNSUPPORTED, "more than %d rope tables", KR_LM_MOST_ROPES);
+  *at = c->n_ropes++;
+  c->ropes[*at] = (kr_rope){n, memcpy(own, frequencies, (size_t)n * sizeof *own), factor};
+  return KRAIT_OK;
+}
+
+int32_t kr_lm_config_add_plain_rope(kr_lm_config *c, int64_t n, double base, int64_t *at) {
+  double frequencies[KR_LM_MOST_PAIRS];
+  KR_CHECK(n <= KR_LM_MOST_PAIRS, KRAIT_ERR_UNSUPPORTED, "a rope table of %lld pairs; at most %d", (long long)n,
+           KR_LM_MOST_PAIRS);
+  for (int64_t r = 0; r < n; r++) frequencies[r] = pow(base, -(double)r / (double)n);
+  return kr_lm_config_add_rope(c, n, frequencies, 1, at);
 }
 
 /* ---- config.json ---- */

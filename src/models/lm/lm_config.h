@@ -7,9 +7,16 @@
 #include "arena.h"
 #include "graph.h"
 #include "model_folder.h"
+#include "token_cache.h"
 #include "weight_loader.h"
 
-enum { KR_LM_MOST_STATES = 4, KR_LM_MOST_EOS = 8, KR_LM_MOST_LAYERS = 4096 };
+enum {
+  KR_LM_MOST_STATES = 4,
+  KR_LM_MOST_EOS = 8,
+  KR_LM_MOST_ROPES = KR_TOKEN_CACHE_ROPES,
+  KR_LM_MOST_PAIRS = 128,
+  KR_LM_MOST_LAYERS = 4096
+};
 
 typedef struct kr_lm_config kr_lm_config;
 typedef struct kr_lm_block kr_lm_block;
@@ -43,10 +50,13 @@ typedef struct kr_lm_block_kind {
 struct kr_lm_block {
   const kr_lm_block_kind *kind;
   int64_t layer;     /* in the names of its weights and states */
-  const char *norm;  /* field of its norm; its bias is norm_bias */
-  const void *sizes; /* of its kind */
+  const char *norm;  /* field of its norm; its bias is norm_bias. NULL: it reads the stream itself */
+  const char *post;  /* field of a norm of its result; NULL: none */
+  int32_t is_beside; /* reads what the block before it read, and their results are added */
+  double in_scale, out_scale; /* of what it reads, of its result; 0: 1 */
+  const void *sizes;          /* of its kind */
   void *weights;
-  kr_weight_ref norm_weight, norm_bias;
+  kr_weight_ref norm_weight, norm_bias, post_weight;
   kr_lm_state states[KR_LM_MOST_STATES];
   int32_t n_states;
   int64_t nth; /* among the blocks with states */
@@ -59,7 +69,8 @@ enum {
   KR_LM_DELICATE = 2, /* to 8 bits at least: it is small, or errors in it affect every token */
   KR_LM_FLOAT = 4     /* kept in float32: a parameter of a recurrence */
 };
-/* A weight's key; '*' is the layer's number. A field may have several keys: the first that the file has is used. */
+/* A weight's key; '*' is the layer's number, '#' an expert's. A field may have several keys: the first that the file
+ * has is used. */
 typedef struct kr_lm_key {
   const char *field, *key;
   int32_t flags;
@@ -72,7 +83,16 @@ int32_t kr_lm_load(kr_lm_loader *l, const char *field, int is_needed, kr_sizes w
 int32_t kr_lm_load_rows(kr_lm_loader *l, int n, const char *const *fields, int is_needed, const kr_sizes *want,
                         kr_weight_ref *to);
 int32_t kr_lm_load_f32(kr_lm_loader *l, const char *field, kr_sizes want, double (*f)(double), kr_weight_ref *to);
+/* A norm's weight in float32, n times over; with the model's norm_offset added. */
+int32_t kr_lm_load_norm(kr_lm_loader *l, const char *field, int64_t size, int64_t n, kr_weight_ref *to);
+/* A tensor's values as float32, through f if that is not NULL; values that the block has made. */
+int32_t kr_lm_load_values(kr_lm_loader *l, const char *field, kr_sizes want, double (*f)(double), float *values);
+int32_t kr_lm_load_made(kr_lm_loader *l, const float *values, int64_t n, kr_weight_ref *to);
+/* kr_load_reordered */
+int32_t kr_lm_load_reordered(kr_lm_loader *l, const char *field, kr_sizes want,
+                             int64_t (*row_of)(const void *user, int64_t i), const void *user, kr_weight_ref *to);
 int kr_lm_has_key(const kr_lm_loader *l, const char *field); /* whether the family's table has it */
+int kr_lm_has(const kr_lm_loader *l, const char *field);     /* the weights have it in some form, or are random */
 /* As stored; NULL: missing, or weights are random. */
 const kr_weight *kr_lm_peek(const kr_lm_loader *l, const char *field);
 int kr_lm_is_on_gpu(const kr_lm_loader *l);
@@ -83,6 +103,11 @@ typedef struct kr_lm_family {
   const char *name;      /* in state files */
   const char *models;    /* for messages: "Mamba, Mamba-2" */
   const kr_lm_key *keys; /* up to one without a field */
+  /* What the beginning of all keys may also be: the first is the table's; NULL ends the list, or: none. */
+  const char *const *prefixes;
+  /* Tensors that published files have and the model does not need: names as in keys, or beginnings of names that end
+   * with '.'; NULL ends the list, or: none. Any other tensor that no block read is an error. */
+  const char *const *unused;
   int32_t keeps_q8;      /* kr_loader.keeps_q8 */
   /* From config.json and the tensors' shapes. */
   int32_t (*read)(const kr_model_folder *folder, kr_lm_config **config);
@@ -101,8 +126,10 @@ struct kr_lm_config {
   int32_t n_eos, tied;
   int32_t is_rms;
   float eps;          /* of the blocks' norms, and the last one */
-  int64_t rope_pairs; /* of the rope table; 0: none */
-  double rope_base;
+  double norm_offset; /* added to every norm's weight, which then is in float32 */
+  double embedding_scale, logits_scale; /* 0: 1 */
+  kr_rope ropes[KR_LM_MOST_ROPES];
+  int32_t n_ropes;
   kr_lm_block *blocks;
   int64_t n_blocks;
   int64_t n_stateful, n_per_token; /* blocks with states; states per token */
@@ -115,6 +142,14 @@ void kr_lm_config_close(kr_lm_config **config);
 /* sizes: of the kind; copied. */
 int32_t kr_lm_config_add(kr_lm_config *config, const kr_lm_block_kind *kind, int64_t layer, const char *norm,
                          const void *sizes);
+
+/* The block that was added last, for what few have: post, is_beside, scales. */
+kr_lm_block *kr_lm_config_last(const kr_lm_config *config);
+/* A rope table of n pairs with these frequencies (copied), whose angles' cosines and sines are multiplied by factor;
+ * *at: its number. */
+int32_t kr_lm_config_add_rope(kr_lm_config *config, int64_t n, const double *frequencies, double factor, int64_t *at);
+/* The usual one: frequencies base^(-r/n). */
+int32_t kr_lm_config_add_plain_rope(kr_lm_config *config, int64_t n, double base, int64_t *at);
 
 /* ---- config.json ---- */
 

@@ -191,6 +191,16 @@ kr_tensor kr_lm_convolve(kr_lm_builder *b, const kr_lm_block *block, int k, kr_t
   return out;
 }
 
+kr_tensor kr_lm_result(const kr_lm_builder *b, const kr_lm_block *block, const char *name, kr_tensor x,
+                       const kr_linear *p) {
+  kr_linear scaled = *p;
+  const int has_bias = p->bias && p->bias->data;
+  if (!has_bias) scaled.scale = (float)block->out_scale;
+  const kr_tensor out = kr_record_linear(&b->rows, name, x, &scaled);
+  if (has_bias && block->out_scale != 0) scale_into(&b->rows, "out_scale", block->out_scale, out, out);
+  return out;
+}
+
 /* ---- the whole ---- */
 
 static void record_inputs(kr_lm_builder *b) {
@@ -202,15 +212,17 @@ static void record_inputs(kr_lm_builder *b) {
   if (b->run.with_rows) to->rows = kr_graph_input(g, "rows", b->rows.dtype, KR_DIMS(b->rows.rows, c->d));
   if (b->run.is_step) to->slots = kr_graph_input(g, "slots", KRAIT_I32, KR_DIMS(b->rows.rows));
   if (c->n_per_token) to->lengths = kr_graph_input(g, "lengths", KRAIT_I32, KR_DIMS(b->run.B));
-  if (!c->rope_pairs) return;
-  to->cos = kr_graph_input(g, "cos", KRAIT_F32, KR_DIMS(capacity, c->rope_pairs));
-  to->sin = kr_graph_input(g, "sin", KRAIT_F32, KR_DIMS(capacity, c->rope_pairs));
+  for (int32_t i = 0; i < c->n_ropes; i++) {
+    to->cos[i] = kr_graph_input(g, "cos", KRAIT_F32, KR_DIMS(capacity, c->ropes[i].n));
+    to->sin[i] = kr_graph_input(g, "sin", KRAIT_F32, KR_DIMS(capacity, c->ropes[i].n));
+  }
 }
 
 static kr_tensor embed_tokens(const kr_lm_builder *b, const kr_lm_weights *w) {
   const kr_token_builder *r = &b->rows;
   const kr_tensor table = weight(r, "embedding", &w->embedding, b->c->V, b->c->d),
                   x = kr_record_gather(r, "embedding", table, b->to->ids, new_rows(r, b->c->d));
+  if (b->c->embedding_scale != 0) scale_into(r, "embedding_scale", b->c->embedding_scale, x, x);
   if (b->to->rows) add_into(r, "rows", x, b->to->rows, x);
   return x;
 }
@@ -224,12 +236,48 @@ static kr_tensor norm_stream(const kr_lm_builder *b, const char *name, kr_tensor
                  .bias = weight(&b->rows, bias_name, bias, b->c->d), .eps = b->c->eps, .is_rms = b->c->is_rms);
 }
 
+/* Adds h to the stream; returns it in the activations' type. */
+static kr_tensor pass_stream(const kr_lm_builder *b, kr_tensor h, kr_tensor *stream) {
+  const kr_tensor sum = kr_graph_temp(b->rows.g, KRAIT_F32, kr_graph_dims(b->rows.g, h));
+  if (*stream)
+    add_into(&b->rows, "stream", h, *stream, sum);
+  else
+    copy(&b->rows, "stream", h, sum);
+  *stream = sum;
+  return kr_record_cast(&b->rows, "stream", sum);
+}
+
+/* What a block reads: x the block before it did, h is what that adds to the stream. */
+static kr_tensor read_stream(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x, kr_tensor h) {
+  if (block->is_beside) return x;
+  return block->norm ? norm_stream(b, block->norm, h, &b->stream, &block->norm_weight, &block->norm_bias)
+                     : pass_stream(b, h, &b->stream);
+}
+
+/* The block's result for x, with its scales and its norm. */
+static kr_tensor record_lm_block(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
+  kr_tensor in = x;
+  if (block->in_scale != 0) {
+    in = new_rows(&b->rows, b->c->d);
+    scale_into(&b->rows, "in_scale", block->in_scale, x, in);
+  }
+  const kr_tensor out = block->kind->record(b, block, in);
+  return block->post ? norm_of(&b->rows, block->post, out, NULL,
+                               .weight = weight(&b->rows, block->post, &block->post_weight, b->c->d), .eps = b->c->eps,
+                               .is_rms = b->c->is_rms)
+                     : out;
+}
+
 /* Returns what the last block adds to the stream. */
-static kr_tensor record_blocks(kr_lm_builder *b, kr_tensor h, kr_tensor *stream) {
+static kr_tensor record_blocks(kr_lm_builder *b, kr_tensor h) {
+  kr_tensor x = 0;
   for (int64_t i = 0; i < b->c->n_blocks; i++) {
     const kr_lm_block *block = &b->c->blocks[i];
+    const kr_tensor before = h;
     b->rows.layer = block->layer;
-    h = block->kind->record(b, block, norm_stream(b, block->norm, h, stream, &block->norm_weight, &block->norm_bias));
+    x = read_stream(b, block, x, h);
+    h = record_lm_block(b, block, x);
+    if (block->is_beside) add_into(&b->rows, "beside", h, before, h);
   }
   b->rows.layer = -1;
   keep_all_states(b);
@@ -240,7 +288,8 @@ static void record_logits(kr_lm_builder *b, const kr_lm_weights *w, kr_tensor x)
   const kr_token_builder *r = &b->rows;
   kr_lm_graph *to = b->to;
   to->logits = kr_graph_output(r->g, "logits", KRAIT_F32, KR_DIMS(kr_graph_dims(r->g, x).size[0], b->c->V));
-  linear(r, "head", x, .w = &w->head, .N = b->c->V, .K = b->c->d, .out = to->logits);
+  linear(r, "head", x, .w = &w->head, .N = b->c->V, .K = b->c->d, .out = to->logits,
+         .scale = (float)b->c->logits_scale);
   if (!b->run.is_step) return;
   to->argmax = kr_graph_output(r->g, "best", KRAIT_I32, KR_DIMS(r->rows));
   kr_graph_call(
@@ -251,6 +300,7 @@ static void record_logits(kr_lm_builder *b, const kr_lm_weights *w, kr_tensor x)
 /* The kind of all blocks, if they are of one that can be one call. */
 static const kr_lm_block_kind *find_fused(const kr_lm_builder *b) {
   const kr_lm_block_kind *kind = b->c->blocks[0].kind;
+  if (b->c->embedding_scale != 0 || b->c->norm_offset != 0) return NULL;
   if (!b->run.is_step || b->run.fused < 0 || !kind->can_fuse) return NULL;
   for (int64_t i = 1; i < b->c->n_blocks; i++)
     if (b->c->blocks[i].kind != kind) return NULL;
@@ -260,22 +310,22 @@ static const kr_lm_block_kind *find_fused(const kr_lm_builder *b) {
 static void record_lm(kr_lm_builder *b, const kr_lm_weights *w) {
   kr_graph *g = b->rows.g;
   const kr_lm_block_kind *fused = find_fused(b);
-  kr_tensor stream = 0, x;
+  kr_tensor x;
   record_inputs(b);
   if (!fused) record_states(b);
-  const kr_tensor embedded = embed_tokens(b, w);
+  b->embedded = embed_tokens(b, w);
   if (fused) {
-    x = norm_of(&b->rows, "norm_f", fused->record_fused(b, embedded), NULL,
+    x = norm_of(&b->rows, "norm_f", fused->record_fused(b, b->embedded), NULL,
                 .weight = weight(&b->rows, "norm_f", &w->norm_f, b->c->d),
                 .bias = weight(&b->rows, "norm_f_bias", &w->norm_f_bias, b->c->d), .eps = b->c->eps,
                 .is_rms = b->c->is_rms);
   } else {
-    kr_tensor h = record_blocks(b, embedded, &stream);
+    kr_tensor h = record_blocks(b, b->embedded);
     if (!b->run.is_step && !b->run.all) { /* of the last token */
       h = kr_graph_slice(g, h, 0, b->rows.rows - 1, 1);
-      stream = kr_graph_slice(g, stream, 0, b->rows.rows - 1, 1);
+      b->stream = kr_graph_slice(g, b->stream, 0, b->rows.rows - 1, 1);
     }
-    x = norm_stream(b, "norm_f", h, &stream, &w->norm_f, &w->norm_f_bias);
+    x = norm_stream(b, "norm_f", h, &b->stream, &w->norm_f, &w->norm_f_bias);
   }
   record_logits(b, w, x);
 }

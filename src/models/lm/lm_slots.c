@@ -53,7 +53,7 @@ int32_t kr_lm_slots_open(kr_lm_slots *s) {
   KR_CHECK(s->at && s->lengths && s->is_lost, KRAIT_ERR_NO_MEMORY, "no memory for the states of %lld sequences",
            (long long)s->n);
   s->cache = (kr_token_cache){
-      .ctx = s->ctx, .n = c->n_per_token, .n_slots = s->n, .n_pairs = c->rope_pairs, .base = c->rope_base};
+      .ctx = s->ctx, .n = c->n_per_token, .n_slots = s->n, .ropes = c->ropes, .n_ropes = c->n_ropes};
   KR_TRY(kr_token_cache_open(&s->cache));
   set_token_bytes(s);
   add_offsets(s);

@@ -118,14 +118,19 @@ static uint64_t hash_tensor(const kr_weight *item) {
 
 /* What changes a state: the blocks, with their sizes. */
 static uint64_t hash_config(const kr_lm_config *c) {
-  const int64_t whole[] = {c->d, c->is_rms, c->tied, c->rope_pairs};
-  const double real[] = {(double)c->eps, c->rope_base};
+  const int64_t whole[] = {c->d, c->is_rms, c->tied, c->n_ropes};
+  const double real[] = {(double)c->eps, c->norm_offset, c->embedding_scale};
   uint64_t hash = HASH(1, whole);
   hash = HASH(hash, real);
+  for (int32_t i = 0; i < c->n_ropes; i++) {
+    hash = hash_bytes(hash, c->ropes[i].frequencies, (uint64_t)c->ropes[i].n * sizeof(double));
+    hash = HASH(hash, c->ropes[i].factor);
+  }
   for (int64_t i = 0; i < c->n_blocks; i++) {
     const kr_lm_block *b = &c->blocks[i];
     hash = hash_bytes(hash, b->kind->name, strlen(b->kind->name) + 1);
     hash = hash_bytes(HASH(hash, b->layer), b->sizes, b->kind->sizes_bytes);
+    hash = HASH(HASH(HASH(hash, b->is_beside), b->in_scale), b->out_scale);
   }
   return hash;
 }

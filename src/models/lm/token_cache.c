@@ -18,26 +18,40 @@ int32_t kr_token_cache_open(kr_token_cache *c) {
 
 void kr_token_cache_close(kr_token_cache *c) {
   for (int64_t i = 0; c->at && i < c->n; i++) kr_mem_free(c->ctx, c->at[i]);
-  kr_mem_free(c->ctx, c->cos);
+  kr_mem_free(c->ctx, c->angles);
   kr_free(c->at);
   kr_free(c->token_bytes);
   *c = (kr_token_cache){0};
 }
 
-/* cos, then sin, in a new block. */
-static int32_t make_angles(const kr_token_cache *c, int64_t capacity, float **angles) {
-  const int64_t R = c->n_pairs, n = capacity * R;
-  if (!R) return KRAIT_OK;
-  float *host = kr_alloc_array((size_t)n, 2 * sizeof *host);
-  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for the angles of %lld tokens", (long long)capacity);
-  for (int64_t r = 0; r < R; r++) {
-    const double frequency = pow(c->base, -(double)r / (double)R);
+static int64_t count_angles(const kr_token_cache *c, int32_t n_ropes, int64_t capacity) {
+  int64_t n = 0;
+  for (int32_t i = 0; i < n_ropes; i++) n += 2 * capacity * c->ropes[i].n;
+  return n;
+}
+
+const float *kr_token_cache_cos(const kr_token_cache *c, int32_t rope) {
+  return c->angles + count_angles(c, rope, c->capacity);
+}
+
+static void fill_angles(const kr_rope *rope, int64_t capacity, float *cosines) {
+  const int64_t R = rope->n;
+  float *sines = cosines + capacity * R;
+  for (int64_t r = 0; r < R; r++)
     for (int64_t t = 0; t < capacity; t++) {
-      host[t * R + r] = (float)cos((double)t * frequency);
-      host[n + t * R + r] = (float)sin((double)t * frequency);
+      cosines[t * R + r] = (float)(rope->factor * cos((double)t * rope->frequencies[r]));
+      sines[t * R + r] = (float)(rope->factor * sin((double)t * rope->frequencies[r]));
     }
-  }
-  const uint64_t bytes = 2 * (uint64_t)n * sizeof *host;
+}
+
+/* Of all ropes, in a new block. */
+static int32_t make_angles(const kr_token_cache *c, int64_t capacity, float **angles) {
+  const int64_t n = count_angles(c, c->n_ropes, capacity);
+  if (!n) return KRAIT_OK;
+  float *host = kr_alloc_array((size_t)n, sizeof *host);
+  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for the angles of %lld tokens", (long long)capacity);
+  for (int32_t i = 0; i < c->n_ropes; i++) fill_angles(&c->ropes[i], capacity, host + count_angles(c, i, capacity));
+  const uint64_t bytes = (uint64_t)n * sizeof *host;
   int32_t status = kr_mem_get(c->ctx, "the angles", bytes, angles);
   if (status >= 0) status = kr_mem_put(c->ctx, *angles, host, bytes);
   if (status >= 0) status = kr_mem_wait(c->ctx);
@@ -85,9 +99,9 @@ int32_t kr_token_cache_grow(kr_token_cache *c, int64_t n) {
   while (capacity < n) capacity *= 2;
   int32_t status = make_angles(c, capacity, &angles);
   if (status >= 0) status = grow_states(c, capacity);
-  kr_mem_free(c->ctx, status < 0 ? angles : c->cos);
+  kr_mem_free(c->ctx, status < 0 ? angles : c->angles);
   if (status < 0) return status;
-  c->cos = angles, c->sin = angles ? angles + capacity * c->n_pairs : NULL;
+  c->angles = angles;
   c->capacity = capacity;
   return KRAIT_OK;
 }

@@ -80,11 +80,12 @@ int32_t kr_mamba_lm_describe(const kr_mamba_lm_config *c, kr_lm_config **config)
   KR_TRY(kr_lm_config_open(&kr_mamba_lm, 2 * c->n_layers, config));
   kr_lm_config *to = *config;
   int32_t status = KRAIT_OK;
+  int64_t rope;
   to->d = c->d, to->V = c->V, to->n_used = c->n_used, to->n_layers = c->n_layers;
   memcpy(to->eos, c->eos, sizeof to->eos);
   to->n_eos = c->n_eos;
   to->is_rms = c->is_rms, to->eps = c->eps;
-  to->rope_pairs = c->attention.R, to->rope_base = (double)c->attention.base;
+  if (c->attention.R) status = kr_lm_config_add_plain_rope(to, c->attention.R, (double)c->attention.base, &rope);
   for (int64_t i = 0; i < c->n_layers && status >= 0; i++) status = add_mamba_lm_layer(to, c, i);
   if (status < 0) kr_lm_config_close(config);
   return status;

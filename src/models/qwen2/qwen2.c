@@ -25,6 +25,10 @@ static const kr_lm_key keys[] = {{"embedding", "model.embed_tokens.weight", 0},
                                  {"down", LAYER("mlp.down_proj.weight"), KR_LM_PRODUCT},
                                  {0}};
 
+/* Of Mobile-VideoGPT, whose other parts videogpt reads; and of old files. */
+static const char *const unused[] = {"model.image_vision_tower.", "model.vision_tower.", "model.mm_projector.",
+                                     "model.image_mm_projector.", LAYER("self_attn.rotary_emb.inv_freq"), NULL};
+
 static int32_t add_qwen2_layer(kr_lm_config *to, const kr_qwen2_config *c, int64_t i) {
   KR_TRY(kr_lm_config_add(to, &kr_lm_attention, i, "norm",
                           &(kr_lm_attention_sizes){.d = c->d, .H = c->H, .Hk = c->Hk, .D = c->D, .R = c->D / 2}));
@@ -34,13 +38,14 @@ static int32_t add_qwen2_layer(kr_lm_config *to, const kr_qwen2_config *c, int64
 int32_t kr_qwen2_describe(const kr_qwen2_config *c, kr_lm_config **config) {
   KR_TRY(kr_lm_config_open(&kr_qwen2, 2 * c->n_layers, config));
   kr_lm_config *to = *config;
-  int32_t status = KRAIT_OK;
+  int32_t status;
+  int64_t rope;
   to->d = c->d, to->V = c->V, to->n_used = c->n_used, to->n_layers = c->n_layers;
   memcpy(to->eos, c->eos, sizeof to->eos);
   to->n_eos = c->n_eos;
   to->tied = c->is_tied ? KR_LM_TIED : KR_LM_NOT_TIED;
   to->is_rms = 1, to->eps = c->eps;
-  to->rope_pairs = c->D / 2, to->rope_base = c->base;
+  status = kr_lm_config_add_plain_rope(to, c->D / 2, c->base, &rope);
   for (int64_t i = 0; i < c->n_layers && status >= 0; i++) status = add_qwen2_layer(to, c, i);
   if (status < 0) kr_lm_config_close(config);
   return status;
@@ -83,6 +88,7 @@ static int is_qwen2(const kr_model_source *s) {
 const kr_lm_family kr_qwen2 = {.name = "qwen2",
                                .models = "Qwen2",
                                .keys = keys,
+                               .unused = unused,
                                .read = read_qwen2,
                                .find_published = find_published_qwen2,
                                .published = "qwen2-0.5b or -1.5b"};

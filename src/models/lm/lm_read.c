@@ -1,0 +1,272 @@
+/* lm_read.c: config.json as transformers 4 and 5 write it. Sizes come from the tensors where a tensor has them. */
+#include "lm_read.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lm.h"
+#include "status.h"
+
+#define READ_CHECK(condition, ...) KR_CHECK(condition, KRAIT_ERR_WEIGHTS, __VA_ARGS__)
+
+/* ---- keys ---- */
+
+int32_t kr_lm_read_whole(const kr_lm_reader *r, const char *key, int64_t fallback, int64_t low, int64_t *value) {
+  const json_t *item = json_object_get(r->root, key);
+  READ_CHECK((item && !json_is_null(item)) || fallback >= 0, "%s: config.json has no %s", r->label, key);
+  return kr_lm_json_whole(r->label, r->root, key, fallback, low, 1 << 24, value);
+}
+
+double kr_lm_read_scale(const kr_lm_reader *r, const char *key) {
+  const double scale = kr_lm_json_real(r->root, key, 1);
+  return scale == 1 ? 0 : scale;
+}
+
+int kr_lm_read_flag(const kr_lm_reader *r, const char *key, int fallback) {
+  const json_t *item = json_object_get(r->root, key);
+  return json_is_boolean(item) ? json_is_true(item) : fallback;
+}
+
+int32_t kr_lm_read_only_text(const kr_lm_reader *r, const char *key, const char *only) {
+  const char *text = kr_lm_json_text(r->root, key, only);
+  READ_CHECK(strcmp(text, only) == 0, "%s: config.json: %s is '%.40s'; only '%s' is supported", r->label, key, text,
+             only);
+  return KRAIT_OK;
+}
+
+int32_t kr_lm_read_only_flag(const kr_lm_reader *r, const char *key, int only) {
+  READ_CHECK(kr_lm_read_flag(r, key, only) == only, "%s: config.json: %s is %s, which is not supported", r->label, key,
+             only ? "false" : "true");
+  return KRAIT_OK;
+}
+
+const json_t *kr_lm_text_config(const kr_model_folder *folder) {
+  const json_t *root = kr_model_folder_config(folder), *text = json_object_get(root, "text_config");
+  return json_is_object(text) ? text : root;
+}
+
+/* ---- sizes ---- */
+
+static int32_t count_lm_layers(const kr_lm_reader *r, int64_t n_layers, int64_t *n) {
+  if (n_layers < 0) KR_TRY(kr_lm_read_whole(r, "num_hidden_layers", KR_LM_NEEDED, 1, n));
+  if (n_layers >= 0) *n = n_layers;
+  READ_CHECK(*n >= 1 && *n <= KR_LM_MOST_LAYERS, "%s: config.json: %lld layers", r->label, (long long)*n);
+  return KRAIT_OK;
+}
+
+static int32_t read_ends(kr_lm_reader *r, const kr_weight *embedding, const char *eps) {
+  kr_lm_config *c = r->c;
+  int64_t said;
+  c->d = embedding->shape[1], c->V = c->n_used = embedding->shape[0];
+  c->is_rms = 1, c->eps = (float)kr_lm_json_real(r->root, eps, 1e-5);
+  c->tied = kr_lm_read_flag(r, "tie_word_embeddings", kr_lm_read_flag(r, "tie_embedding", 0)) ? KR_LM_TIED
+                                                                                            : KR_LM_TIED_IF_ABSENT;
+  KR_TRY(kr_lm_read_whole(r, "hidden_size", c->d, 1, &said));
+  READ_CHECK(said == c->d, "%s: config.json says a width of %lld, the embedding has %lld", r->label, (long long)said,
+             (long long)c->d);
+  return kr_lm_json_eos(r->label, r->root, c->eos, &c->n_eos);
+}
+
+int32_t kr_lm_read_begin(const kr_model_folder *folder, const kr_lm_family *family, const char *eps, int64_t n_layers,
+                         kr_lm_reader *r) {
+  enum { MOST_BLOCKS = 4 }; /* of a layer */
+  const char *key;
+  int64_t n;
+  *r = (kr_lm_reader){.folder = folder, .root = kr_lm_text_config(folder), .label = kr_model_folder_label(folder)};
+  r->type = kr_lm_json_text(r->root, "model_type", "");
+  const kr_weight *embedding = kr_lm_find_weight(family, folder, "embedding", &key);
+  READ_CHECK(embedding && embedding->n_dims == 2 && embedding->shape[0] >= 1 && embedding->shape[0] <= 1 << 24 &&
+                 embedding->shape[1] >= 1 && embedding->shape[1] <= 1 << 24,
+             "%s: tensor '%s' is missing or not a matrix", r->label, key);
+  KR_TRY(count_lm_layers(r, n_layers, &n));
+  KR_TRY(kr_lm_config_open(family, MOST_BLOCKS * n, &r->c));
+  r->c->n_layers = n;
+  const int32_t status = read_ends(r, embedding, eps);
+  if (status < 0) kr_lm_config_close(&r->c);
+  return status;
+}
+
+/* A field's tensor of a layer in some form; *factor: values for each element of its last dimension, as a fraction. */
+static const kr_weight *find_of_layer(const kr_lm_reader *r, const char *field, int64_t layer, int64_t *times,
+                                      int64_t *over) {
+  static const struct {
+    const char *form;
+    int64_t times, over;
+  } forms[] = {{"", 1, 1}, {".q8_0", 4, 1}, {".q4_k", 256, 36}};
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    const kr_weight *found = kr_lm_find_in_layer(r->c->family, r->folder, field, layer, forms[i].form);
+    if (!found) continue;
+    *times = forms[i].times, *over = forms[i].over;
+    return found;
+  }
+  return NULL;
+}
+
+int kr_lm_read_has(const kr_lm_reader *r, const char *field, int64_t layer) {
+  int64_t times, over;
+  return find_of_layer(r, field, layer, &times, &over) != NULL;
+}
+
+int32_t kr_lm_read_size(const kr_lm_reader *r, const char *field, int64_t layer, int dim, int64_t *size) {
+  int64_t times, over;
+  const kr_weight *item = find_of_layer(r, field, layer, &times, &over);
+  READ_CHECK(item, "%s: layer %lld has no tensor for '%s'", r->label, (long long)layer, field);
+  READ_CHECK(dim < item->n_dims, "%s: tensor '%s' has %d dimensions", r->label, item->name, item->n_dims);
+  *size = item->shape[dim];
+  if (dim == item->n_dims - 1) *size = *size * times / over;
+  READ_CHECK(*size >= 1 && *size <= 1 << 24, "%s: tensor '%s' has a size of %lld", r->label, item->name,
+             (long long)*size);
+  return KRAIT_OK;
+}
+
+/* ---- attention ---- */
+
+int32_t kr_lm_read_attention(const kr_lm_reader *r, kr_lm_attention_sizes *s) {
+  const int64_t d = r->c->d;
+  s->d = d;
+  KR_TRY(kr_lm_read_whole(r, "num_attention_heads", KR_LM_NEEDED, 1, &s->H));
+  KR_TRY(kr_lm_read_whole(r, "num_key_value_heads", s->H, 1, &s->Hk));
+  KR_TRY(kr_lm_read_whole(r, "head_dim", d / s->H, 1, &s->D));
+  READ_CHECK(s->H % s->Hk == 0 && s->D % 2 == 0 && s->D <= 256,
+             "%s: config.json: %lld heads, %lld key heads and %lld features per head do not match", r->label,
+             (long long)s->H, (long long)s->Hk, (long long)s->D);
+  return KRAIT_OK;
+}
+
+const char *kr_lm_read_layer_kind(const kr_lm_reader *r, const char *key, int64_t layer) {
+  return json_string_value(json_array_get(json_object_get(r->root, key), (size_t)layer));
+}
+
+int kr_lm_is_attention(const char *kind) {
+  return kind && (strcmp(kind, "full_attention") == 0 || strcmp(kind, "attention") == 0);
+}
+
+/* ---- rope tables ---- */
+
+typedef struct rope_reader {
+  const kr_lm_reader *r;
+  const json_t *rope; /* or NULL */
+  const char *type;
+  double base;
+  int64_t n; /* pairs */
+  double frequencies[KR_LM_MOST_PAIRS], factor;
+} rope_reader;
+
+/* A number of the table, which must be there if there is no fallback (0). */
+static int32_t rope_number(const rope_reader *o, const char *key, double fallback, double *value) {
+  *value = kr_lm_json_real(o->rope, key, fallback);
+  READ_CHECK(*value > 0 && *value < 1e12, "%s: config.json: a rotary embedding of type '%s' has no valid %s",
+             o->r->label, o->type, key);
+  return KRAIT_OK;
+}
+
+static int32_t scale_linear(rope_reader *o) {
+  double factor;
+  KR_TRY(rope_number(o, "factor", 0, &factor));
+  for (int64_t i = 0; i < o->n; i++) o->frequencies[i] /= factor;
+  return KRAIT_OK;
+}
+
+/* Long waves are stretched, short ones stay, those between are mixed. */
+static int32_t scale_llama3(rope_reader *o) {
+  const double pi = 3.14159265358979323846;
+  double factor, low, high, old;
+  KR_TRY(rope_number(o, "factor", 0, &factor));
+  KR_TRY(rope_number(o, "low_freq_factor", 0, &low));
+  KR_TRY(rope_number(o, "high_freq_factor", 0, &high));
+  KR_TRY(rope_number(o, "original_max_position_embeddings", 0, &old));
+  READ_CHECK(high > low, "%s: config.json: high_freq_factor is not above low_freq_factor", o->r->label);
+  for (int64_t i = 0; i < o->n; i++) {
+    const double f = o->frequencies[i], waves = old * f / (2 * pi), mix = (waves - low) / (high - low);
+    o->frequencies[i] = waves > high ? f : waves < low ? f / factor : (1 - mix) * f / factor + mix * f;
+  }
+  return KRAIT_OK;
+}
+
+static double yarn_scale(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
+
+/* The pair that turns this often within the old length. */
+static double yarn_pair(const rope_reader *o, double turns, double old) {
+  const double pi = 3.14159265358979323846;
+  return 2 * (double)o->n * log(old / (turns * 2 * pi)) / (2 * log(o->base));
+}
+
+static int32_t scale_yarn(rope_reader *o) {
+  double factor, old, fast, slow;
+  const double by = kr_lm_json_real(o->rope, "mscale", 0), all = kr_lm_json_real(o->rope, "mscale_all_dim", 0),
+               given = kr_lm_json_real(o->rope, "attention_factor", 0);
+  KR_TRY(rope_number(o, "factor", 0, &factor));
+  KR_TRY(rope_number(o, "original_max_position_embeddings",
+                     kr_lm_json_real(o->r->root, "max_position_embeddings", 0), &old));
+  KR_TRY(rope_number(o, "beta_fast", 32, &fast));
+  KR_TRY(rope_number(o, "beta_slow", 1, &slow));
+  double first = yarn_pair(o, fast, old), last = yarn_pair(o, slow, old);
+  if (!json_is_false(json_object_get(o->rope, "truncate"))) first = floor(first), last = ceil(last);
+  first = fmax(first, 0), last = fmin(last, 2 * (double)o->n - 1);
+  if (first == last) last += 0.001;
+  for (int64_t i = 0; i < o->n; i++) {
+    const double mix = fmin(fmax(((double)i - first) / (last - first), 0), 1);
+    o->frequencies[i] = o->frequencies[i] * (1 - mix) + o->frequencies[i] / factor * mix;
+  }
+  o->factor = given > 0 ? given : by > 0 && all > 0 ? yarn_scale(factor, by) / yarn_scale(factor, all)
+                                                    : yarn_scale(factor, 1);
+  return KRAIT_OK;
+}
+
+/* A part of the pairs of all features; the others do not turn. */
+static int32_t scale_proportional(rope_reader *o, double partial) {
+  for (int64_t i = 0; i < o->n; i++)
+    if ((double)i >= partial * (double)o->n) o->frequencies[i] = 0;
+  return KRAIT_OK;
+}
+
+static int32_t scale_rope(rope_reader *o, double partial) {
+  if (strcmp(o->type, "default") == 0) return KRAIT_OK;
+  if (strcmp(o->type, "linear") == 0) return scale_linear(o);
+  if (strcmp(o->type, "llama3") == 0) return scale_llama3(o);
+  if (strcmp(o->type, "yarn") == 0) return scale_yarn(o);
+  if (strcmp(o->type, "proportional") == 0) return scale_proportional(o, partial);
+  return kr_fail(KRAIT_ERR_WEIGHTS,
+                 "%s: config.json: rotary embedding of type '%.40s' is not supported, only default, linear, llama3, "
+                 "yarn and proportional",
+                 o->r->label, o->type);
+}
+
+/* transformers 5 has rope_parameters, by kind of layer where kinds differ; 4 rope_theta and rope_scaling. */
+static const json_t *find_rope(const kr_lm_reader *r, const char *layers) {
+  const json_t *rope = json_object_get(r->root, "rope_parameters"), *scaling = json_object_get(r->root, "rope_scaling"),
+               *own = layers ? json_object_get(rope, layers) : NULL;
+  if (json_is_object(own)) return own;
+  return json_is_object(rope) ? rope : json_is_object(scaling) ? scaling : NULL;
+}
+
+int32_t kr_lm_read_rope(const kr_lm_reader *r, const char *layers, double partial, kr_lm_attention_sizes *s) {
+  rope_reader o = {.r = r, .rope = find_rope(r, layers), .factor = 1};
+  o.type = kr_lm_json_text(o.rope, "rope_type", kr_lm_json_text(o.rope, "type", "default"));
+  o.base = kr_lm_json_real(o.rope, "rope_theta", kr_lm_json_real(r->root, "rope_theta", 10000));
+  const double part = kr_lm_json_real(o.rope, "partial_rotary_factor",
+                                      kr_lm_json_real(r->root, "partial_rotary_factor", partial));
+  const int is_whole = strcmp(o.type, "proportional") == 0;
+  READ_CHECK(o.base > 1 && part > 0 && part <= 1, "%s: config.json: rope_theta is %g, partial_rotary_factor %g",
+             r->label, o.base, part);
+  o.n = (is_whole ? s->D : (int64_t)((double)s->D * part)) / 2;
+  READ_CHECK(o.n >= 1 && o.n <= KR_LM_MOST_PAIRS, "%s: config.json: %lld rotated pairs of features", r->label,
+             (long long)o.n);
+  for (int64_t i = 0; i < o.n; i++) o.frequencies[i] = pow(o.base, -(double)i / (double)o.n);
+  KR_TRY(scale_rope(&o, part));
+  s->R = o.n;
+  return kr_lm_config_add_rope(r->c, o.n, o.frequencies, o.factor, &s->rope);
+}
+
+/* ---- time steps ---- */
+
+/* [0, infinity]: infinity is not a JSON number, and is written in several ways. */
+int32_t kr_lm_read_time_step(const kr_lm_reader *r, const char *key) {
+  const json_t *limit = json_object_get(r->root, key);
+  const int is_unlimited = !limit || json_is_null(limit) ||
+                           (json_array_size(limit) == 2 && json_number_value(json_array_get(limit, 0)) == 0 &&
+                            !json_is_number(json_array_get(limit, 1)));
+  READ_CHECK(is_unlimited, "%s: config.json: %s limits the time step, which is not supported", r->label, key);
+  return KRAIT_OK;
+}
