@@ -27,14 +27,13 @@ typedef struct work {
   krait_describer *describer;
   krait_video_info film;
   cli_decoding story;
-  double start_s, read_s, first_s, end_s;
 } work;
 
 /* ---- results ---- */
 
 static void print_describe_rates(const work *w) {
   const cli_decoding *o = &w->story;
-  const double seconds = w->end_s - w->read_s;
+  const double seconds = o->end_s - o->read_s;
   FILE *err = cli_err();
   fflush(stdout); /* the text comes before the rates when both go to the same place */
   fprintf(err, "used %d of %lld frames", w->film.n, (long long)w->film.n_frames);
@@ -42,8 +41,8 @@ static void print_describe_rates(const work *w) {
   fprintf(err,
           " (decoding %.3f s, towers %.3f s); prompt: %lld tokens in %.3f s; time to first token %.3f s; generated "
           "%lld in %.3f s (%.1f/s)\n",
-          w->film.decode_s, w->film.encode_s, (long long)o->n_read, w->read_s - w->start_s,
-          w->first_s - w->start_s + w->film.encode_s, (long long)o->n_drawn, seconds,
+          w->film.decode_s, w->film.encode_s, (long long)o->n_read, o->read_s - o->start_s,
+          o->first_s - o->start_s + w->film.encode_s, (long long)o->n_drawn, seconds,
           seconds > 0 ? (double)o->n_drawn / seconds : 0);
 }
 
@@ -64,9 +63,9 @@ static int print_description_json(const work *w) {
   json_t *report = json_pack(
       "{s:o, s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o, s:o}", "film", film_json(&w->film), "question",
       cli_json_text(w->question), "answer", cli_json_bytes(o->text, o->n_text), "prompt_tokens",
-      (json_int_t)o->n_read, "tokens", (json_int_t)o->n_drawn, "reason", o->reason, "decode_s",
+      (json_int_t)o->n_read, "tokens", (json_int_t)o->n_drawn, "stop_reason", o->reason, "decode_s",
       cli_json_real(w->film.decode_s), "towers_s", cli_json_real(w->film.encode_s), "first_token_s",
-      cli_json_real(w->first_s - w->start_s + w->film.encode_s), "generate_s", cli_json_real(w->end_s - w->read_s));
+      cli_json_real(o->first_s - o->start_s + w->film.encode_s), "generate_s", cli_json_real(o->end_s - o->read_s));
   if (report) cli_json_set_name(report, "path", w->path);
   return cli_print_json("describe", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
 }
@@ -79,15 +78,14 @@ static int answer(work *w) {
   const krait_lm_sampling sampling = cli_telling_sampling(&s->telling);
   int32_t status = krait_describer_load(w->describer, w->path, &w->film);
   if (status >= 0 && s->frames) status = krait_describer_contact_sheet(w->describer, s->frames);
-  w->start_s = cli_now_s();
+  o->start_s = cli_now_s();
   if (status >= 0) status = krait_describer_ask(w->describer, w->question, &sampling, &o->session);
   if (status < 0) return cli_report_call("describe", status, krait_error_detail());
   o->n_read = krait_lm_n_tokens(o->session);
   o->reason = s->telling.n == 0 ? "length" : NULL;
-  w->read_s = cli_now_s();
+  o->read_s = o->first_s = o->end_s = cli_now_s();
   if (s->as_json) cli_let_interrupt_ask(); /* what was generated until then is printed */
-  const int exit_status = cli_decode_all("describe", &s->telling, o, 1, !s->as_json, &w->first_s);
-  w->end_s = cli_now_s();
+  const int exit_status = cli_decode_text("describe", &s->telling, o, !s->as_json);
   if (exit_status >= 0) return exit_status;
   if (s->as_json && print_description_json(w) != 0) return 1;
   if (cli_is_asked_to_stop()) {

@@ -1,5 +1,5 @@
 /* cmd_generate.c: krait generate: collects the prompts, prints the text as it is generated, and reports how fast it
- * was. */
+ * was. Prompts of a file are decoded together, as many as fit; when one has ended, the next takes its place. */
 #define _GNU_SOURCE
 #include <jansson.h>
 #include <stdio.h>
@@ -24,63 +24,53 @@ typedef struct settings {
   cli_run run;
 } settings;
 
-typedef struct rates {
-  double start_s, read_s, first_s, end_s;
-} rates;
-
-/* ---- the work ---- */
-
-/* Names the prompt of the file that failed. */
-static int report_prompt(const settings *s, int i, int n, int32_t status) {
-  char text[1024];
-  snprintf(text, sizeof text, "%s: prompt %d of %d: %s", s->file, i + 1, n, krait_error_detail());
-  return cli_report_call("generate", status, text);
-}
-
-static int tell_stories(const settings *s, krait_lm *lm, cli_decoding *stories, int n, int is_shown, rates *r) {
-  const krait_lm_sampling sampling = cli_telling_sampling(&s->telling);
-  r->start_s = cli_now_s();
-  for (int i = 0; i < n; i++) {
-    cli_decoding *o = &stories[i];
-    krait_lm_sampling own = sampling;
-    own.seed += (uint64_t)i;
-    int32_t status = krait_lm_session_open(lm, &own, &o->session);
-    if (status >= 0 && s->load) status = krait_lm_load(o->session, s->load);
-    o->n_loaded = status >= 0 && s->load ? krait_lm_n_tokens(o->session) : 0;
-    if (status >= 0) status = krait_lm_prefill(o->session, o->prompt, o->n_prompt, s->chat ? KRAIT_LM_CHAT : 0);
-    if (status < 0 && s->file) return report_prompt(s, i, n, status);
-    if (status < 0) return cli_report_call("generate", status, krait_error_detail());
-    o->n_read = krait_lm_n_tokens(o->session);
-    o->reason = s->telling.n == 0 ? "length" : NULL;
-  }
-  r->read_s = cli_now_s();
-  if (s->save || s->as_json || s->file) cli_let_interrupt_ask(); /* what was generated until then is saved or printed */
-  const int exit_status = cli_decode_all("generate", &s->telling, stories, n, is_shown, &r->first_s);
-  r->end_s = cli_now_s();
-  return exit_status;
-}
+typedef struct work {
+  const settings *s;
+  krait_lm *lm;
+  cli_decoding *all; /* in the order of the file */
+  int64_t n, n_begun, n_printed;
+  cli_decoding *open[CLI_MOST_DECODED];
+  int n_open, most_open;
+  int64_t n_read, n_drawn; /* tokens of all prompts, generated ones */
+  double start_s, read_s, first_s; /* the beginning, the time for all prompts, until the first token */
+} work;
 
 /* ---- results ---- */
 
 static double per_second(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
-static void print_generate_rates(const cli_decoding *stories, int n, const rates *r) {
-  int64_t n_read = 0, n_drawn = 0;
-  for (int i = 0; i < n; i++) n_read += stories[i].n_read - stories[i].n_loaded, n_drawn += stories[i].n_drawn;
+static void print_generate_rates(const work *w) {
+  const double generate_s = cli_now_s() - w->start_s - w->read_s;
   fflush(stdout); /* the text comes before the rates when both go to the same place */
   fprintf(cli_err(),
           "prompt: %lld tokens in %.3f s (%.1f/s); time to first token %.3f s; generated %lld in %.3f s (%.1f/s)\n",
-          (long long)n_read, r->read_s - r->start_s, per_second((double)n_read, r->read_s - r->start_s),
-          r->first_s - r->start_s, (long long)n_drawn, r->end_s - r->read_s,
-          per_second((double)n_drawn, r->end_s - r->read_s));
+          (long long)w->n_read, w->read_s, per_second((double)w->n_read, w->read_s), w->first_s, (long long)w->n_drawn,
+          generate_s, per_second((double)w->n_drawn, generate_s));
 }
 
-static json_t *story_json(const cli_decoding *o, const rates *r) {
-  return json_pack("{s:o, s:o, s:I, s:I, s:s, s:o, s:o, s:o}", "prompt", cli_json_bytes(o->prompt, o->n_prompt),
-                   "text", cli_json_bytes(o->text, o->n_text), "prompt_tokens", (json_int_t)o->n_read, "tokens",
-                   (json_int_t)o->n_drawn, "reason", o->reason, "read_s", cli_json_real(r->read_s - r->start_s),
-                   "first_token_s", cli_json_real(r->first_s - r->start_s), "generate_s",
-                   cli_json_real(r->end_s - r->read_s));
+static json_t *ids_json(const int32_t *ids, int64_t n) {
+  json_t *list = json_array();
+  for (int64_t i = 0; i < n; i++) json_array_append_new(list, json_integer(ids[i]));
+  return list;
+}
+
+static json_t *decoding_json(const work *w, const cli_decoding *o) {
+  json_t *line = w->s->file ? json_pack("{s:I}", "line", (json_int_t)(o - w->all + 1)) : json_object();
+  const int32_t *ids = krait_lm_ids(o->session);
+  if (w->s->telling.as_ids) {
+    json_object_set_new(line, "prompt", ids_json(ids + o->n_loaded, o->n_read - o->n_loaded));
+    json_object_set_new(line, "ids", ids_json(ids + o->n_read, o->n_drawn));
+  } else {
+    json_object_set_new(line, "prompt", cli_json_bytes(o->prompt, o->n_prompt));
+    json_object_set_new(line, "text", cli_json_bytes(o->text, o->n_text));
+  }
+  json_t *rest = json_pack("{s:I, s:I, s:s, s:o, s:o, s:o}", "prompt_tokens", (json_int_t)o->n_read, "tokens",
+                           (json_int_t)o->n_drawn, "stop_reason", o->reason, "read_s",
+                           cli_json_real(o->read_s - o->start_s), "first_token_s",
+                           cli_json_real(o->first_s - o->start_s), "generate_s", cli_json_real(o->end_s - o->read_s));
+  json_object_update(line, rest);
+  json_decref(rest);
+  return line;
 }
 
 /* A text on one line, as --file prints it. */
@@ -93,84 +83,207 @@ static void print_generate_line(const char *text, size_t n) {
   putchar('\n');
 }
 
-static int print_results(const settings *s, const cli_decoding *stories, int n, const rates *r) {
-  int failed = 0;
-  for (int i = 0; i < n; i++) {
-    if (s->as_json)
-      failed |= cli_print_json("generate", story_json(&stories[i], r), JSON_COMPACT | JSON_REAL_PRECISION(6));
-    else if (s->file) print_generate_line(stories[i].text, stories[i].n_text);
-    else if (stories[i].n_text == 0 || stories[i].text[stories[i].n_text - 1] != '\n') putchar('\n');
-  }
-  if (!s->as_json && !cli_is_quiet() && !cli_is_asked_to_stop() && !ferror(stdout)) print_generate_rates(stories, n, r);
-  return failed ? 1 : 0;
+static void free_text(cli_decoding *o) {
+  free(o->text);
+  o->text = NULL;
+  o->n_text = o->capacity = 0;
 }
 
-static int run_model(const settings *s, const char *path, cli_decoding *stories, int n) {
+/* Lines are printed in the order of the file: a text waits for those before it. */
+static void print_lines(work *w) {
+  for (; w->n_printed < w->n_begun && w->all[w->n_printed].reason; w->n_printed++) {
+    cli_decoding *o = &w->all[w->n_printed];
+    print_generate_line(o->text, o->n_text);
+    free_text(o);
+  }
+  fflush(stdout);
+}
+
+/* A text that has ended: prints it, unless it was streamed, and gives its session up. */
+static int end_text(work *w, cli_decoding *o) {
+  const settings *s = w->s;
+  int32_t status = KRAIT_OK;
+  int exit_status = -1;
+  if (s->as_json) {
+    if (cli_print_json("generate", decoding_json(w, o), JSON_COMPACT | JSON_REAL_PRECISION(6))) exit_status = 1;
+    fflush(stdout);
+  }
+  if (exit_status < 0 && s->save && (status = krait_lm_save(o->session, s->save)) < 0)
+    exit_status = cli_report("generate", status);
+  if (o->n_drawn && (w->first_s == 0 || o->first_s - w->start_s < w->first_s)) w->first_s = o->first_s - w->start_s;
+  w->n_drawn += o->n_drawn;
+  krait_lm_session_close(&o->session);
+  if (s->as_json) free_text(o);
+  else if (s->file) print_lines(w);
+  else if (o->n_text == 0 || o->text[o->n_text - 1] != '\n') putchar('\n');
+  return exit_status;
+}
+
+/* ---- the work ---- */
+
+/* Names the line of the file that failed. */
+static int report_prompt(const work *w, const cli_decoding *o, int32_t status) {
+  char text[1024];
+  if (!w->s->file) return cli_report_call("generate", status, krait_error_detail());
+  snprintf(text, sizeof text, "%s: line %lld: %s", w->s->file, (long long)(o - w->all + 1), krait_error_detail());
+  return cli_report_call("generate", status, text);
+}
+
+static int read_ids(const work *w, cli_decoding *o) {
+  char label[1024] = "the prompt";
+  int32_t *ids;
+  int64_t n;
+  if (w->s->file) snprintf(label, sizeof label, "%s: line %lld", w->s->file, (long long)(o - w->all + 1));
+  const int exit_status = cli_ids_parse("generate", label, o->prompt, &ids, &n);
+  if (exit_status >= 0) return exit_status;
+  const int32_t status = krait_lm_prefill_ids(o->session, ids, n);
+  free(ids);
+  return status < 0 ? report_prompt(w, o, status) : -1;
+}
+
+static int read_prompt(const work *w, cli_decoding *o) {
+  if (w->s->telling.as_ids) return read_ids(w, o);
+  const int32_t status = krait_lm_prefill(o->session, o->prompt, o->n_prompt, w->s->chat ? KRAIT_LM_CHAT : 0);
+  return status < 0 ? report_prompt(w, o, status) : -1;
+}
+
+static int begin_text(work *w, cli_decoding *o) {
+  const settings *s = w->s;
+  krait_lm_sampling own = cli_telling_sampling(&s->telling);
+  own.seed += (uint64_t)(o - w->all);
+  o->start_s = cli_now_s();
+  int32_t status = krait_lm_session_open(w->lm, &own, &o->session);
+  if (status >= 0 && s->load) status = krait_lm_load(o->session, s->load);
+  if (status < 0) return report_prompt(w, o, status);
+  o->n_loaded = krait_lm_n_tokens(o->session);
+  const int is_empty = s->file && o->n_prompt == 0, exit_status = is_empty ? -1 : read_prompt(w, o);
+  if (exit_status >= 0) return exit_status;
+  o->n_read = krait_lm_n_tokens(o->session);
+  o->reason = is_empty ? "empty" : s->telling.n == 0 ? "length" : NULL;
+  o->read_s = o->first_s = o->end_s = cli_now_s();
+  w->n_read += o->n_read - o->n_loaded;
+  w->read_s += o->read_s - o->start_s;
+  return -1;
+}
+
+/* Begins as many texts as there are places. */
+static int fill_places(work *w) {
+  while (w->n_open < w->most_open && w->n_begun < w->n) {
+    cli_decoding *o = &w->all[w->n_begun++];
+    int exit_status = begin_text(w, o);
+    if (exit_status < 0 && o->reason) exit_status = end_text(w, o);
+    else w->open[w->n_open++] = o;
+    if (exit_status >= 0) return exit_status;
+  }
+  return -1;
+}
+
+static int step_places(work *w, int is_shown) {
+  const int exit_status = cli_decode_step("generate", &w->s->telling, w->open, w->n_open, is_shown);
+  if (exit_status >= 0) return exit_status;
+  int n = 0;
+  for (int i = 0; i < w->n_open; i++) {
+    cli_decoding *o = w->open[i];
+    if (!o->reason) w->open[n++] = o;
+    else if (end_text(w, o) >= 0) return 1;
+  }
+  w->n_open = n;
+  return -1;
+}
+
+static int tell_texts(work *w) {
+  const settings *s = w->s;
+  const int is_shown = !s->as_json && !s->file;
+  w->start_s = cli_now_s();
+  for (int is_first = 1; w->n_begun < w->n || w->n_open; is_first = 0) {
+    int exit_status = fill_places(w);
+    /* what was generated until Ctrl-C is saved or printed */
+    if (exit_status < 0 && is_first && (s->save || s->as_json || s->file)) cli_let_interrupt_ask();
+    if (exit_status < 0 && cli_decode_must_end()) break;
+    if (exit_status < 0 && w->n_open) exit_status = step_places(w, is_shown);
+    if (exit_status >= 0) return exit_status;
+  }
+  for (int i = 0; i < w->n_open; i++) {
+    w->open[i]->reason = "interrupted";
+    w->open[i]->end_s = cli_now_s();
+    const int exit_status = end_text(w, w->open[i]);
+    if (exit_status >= 0) return exit_status;
+  }
+  if (!s->as_json && !cli_is_quiet() && !cli_decode_must_end()) print_generate_rates(w);
+  return 0;
+}
+
+static int say_stopped(const settings *s) {
+  if (s->save)
+    fprintf(cli_err(), "krait generate: stopped; the state of what was read and generated is in %s\n", s->save);
+  else
+    fprintf(cli_err(), "krait generate: stopped; the text generated so far has been printed\n");
+  return 130;
+}
+
+static int run_model(work *w, const char *path) {
+  const settings *s = w->s;
   krait_ctx *ctx = NULL;
-  krait_lm *lm = NULL;
-  rates r = {0};
   int exit_status = cli_run_open_ctx("generate", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
+  w->most_open = w->n < CLI_MOST_DECODED ? (int)w->n : CLI_MOST_DECODED;
   const krait_lm_options options = {.size = sizeof options,
-                                    .n_sessions = n,
+                                    .n_sessions = w->most_open,
                                     .path = path,
                                     .tokenizer_path = s->tokenizer,
+                                    .no_tokenizer = s->telling.as_ids,
                                     .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0};
-  int32_t status = krait_lm_open(ctx, &options, &lm);
-  exit_status =
-      status < 0 ? cli_report("generate", status) + 1 : tell_stories(s, lm, stories, n, !s->as_json && !s->file, &r);
-  if (exit_status < 0) exit_status = print_results(s, stories, n, &r);
-  if (exit_status == 0 && s->save && (status = krait_lm_save(stories[0].session, s->save)) < 0)
-    exit_status = cli_report("generate", status);
-  if (exit_status == 0 && cli_is_asked_to_stop()) {
-    if (s->save)
-      fprintf(cli_err(), "krait generate: stopped; the state of what was read and generated is in %s\n", s->save);
-    else
-      fprintf(cli_err(), "krait generate: stopped; the text generated so far has been printed\n");
-    exit_status = 130;
-  }
-  for (int i = 0; i < n; i++) krait_lm_session_close(&stories[i].session);
-  krait_lm_close(&lm);
+  const int32_t status = krait_lm_open(ctx, &options, &w->lm);
+  exit_status = status < 0 ? cli_report("generate", status) + 1 : tell_texts(w);
+  if (exit_status == 0 && cli_is_asked_to_stop()) exit_status = say_stopped(s);
+  for (int64_t i = 0; i < w->n; i++) krait_lm_session_close(&w->all[i].session);
+  krait_lm_close(&w->lm);
   krait_ctx_close(&ctx);
   return exit_status;
 }
 
 /* ---- prompts ---- */
 
-/* Splits text into lines, in place; empty lines are skipped. */
-static int cut_lines(const settings *s, char *text, size_t n, cli_decoding *stories, int *n_stories) {
+/* Splits text into lines, in place. */
+static int cut_lines(work *w, char *text, size_t n) {
   char *end = text + n;
+  size_t n_lines = 1;
+  for (const char *at = text; (at = memchr(at, '\n', (size_t)(end - at))) != NULL; at++) n_lines++;
+  w->all = calloc(n_lines, sizeof *w->all);
+  if (!w->all) return cli_usage_error("generate", "no memory for the %zu lines of %s", n_lines, w->s->file);
   for (char *line = text, *next; line < end; line = next) {
     char *stop = memchr(line, '\n', (size_t)(end - line));
     next = stop ? stop + 1 : end;
     if (!stop) stop = end;
     *stop = 0;
     if (stop > line && stop[-1] == '\r') *--stop = 0;
-    if (stop == line) continue;
-    if (*n_stories == CLI_MOST_STORIES)
-      return cli_usage_error("generate", "%s has more than %d prompts", s->file, CLI_MOST_STORIES);
-    stories[(*n_stories)++] = (cli_decoding){.prompt = line, .n_prompt = (size_t)(stop - line)};
+    w->all[w->n++] = (cli_decoding){.prompt = line, .n_prompt = (size_t)(stop - line)};
   }
-  return *n_stories ? -1 : cli_usage_error("generate", "%s has no prompts (one per line)", s->file);
+  return w->n ? -1 : cli_usage_error("generate", "%s has no prompts (one per line)", w->s->file);
+}
+
+static int take_one(work *w, const char *prompt, size_t n) {
+  w->all = calloc(1, sizeof *w->all);
+  if (!w->all) return cli_usage_error("generate", "no memory for a prompt");
+  w->all[w->n++] = (cli_decoding){.prompt = prompt, .n_prompt = n};
+  return -1;
 }
 
 static int run_generate(const settings *s, char **operands, int n_operands) {
-  static cli_decoding stories[CLI_MOST_STORIES];
-  int n = 0, exit_status = -1;
+  work w = {.s = s};
+  int exit_status = -1;
   char *text = NULL;
   size_t n_bytes = 0;
   const int is_stdin = n_operands > 1;
+  const char *prompt = s->prompt ? s->prompt : "";
   if (s->file || is_stdin) exit_status = cli_text_read("generate", is_stdin ? "-" : s->file, &text, &n_bytes);
-  if (exit_status < 0 && s->file) exit_status = cut_lines(s, text, n_bytes, stories, &n);
-  else if (exit_status < 0)
-    stories[n++] = (cli_decoding){.prompt = is_stdin    ? text
-                                         : s->prompt ? s->prompt
-                                                     : "",
-                               .n_prompt = is_stdin    ? n_bytes
-                                           : s->prompt ? strlen(s->prompt)
-                                                       : 0};
-  if (exit_status < 0) exit_status = run_model(s, operands[0], stories, n);
-  for (int i = 0; i < n; i++) free(stories[i].text);
+  if (exit_status < 0)
+    exit_status = s->file     ? cut_lines(&w, text, n_bytes)
+                  : is_stdin ? take_one(&w, text, n_bytes)
+                             : take_one(&w, prompt, strlen(prompt));
+  if (exit_status < 0) exit_status = run_model(&w, operands[0]);
+  for (int64_t i = 0; i < w.n; i++) free(w.all[i].text);
+  free(w.all);
   free(text);
   return exit_status;
 }
@@ -187,6 +300,8 @@ static int check_generate_settings(const settings *s, char **operands, int n_ope
     return cli_usage_error("generate", "no prompt; give -p TEXT, --file FILE or '-' for standard input");
   if (s->file && s->save)
     return cli_usage_error("generate", "--save-state saves the state of one text; --file has several");
+  if (s->telling.as_ids && (s->chat || s->tokenizer || s->telling.stop))
+    return cli_usage_error("generate", "--ids is without text; --chat, --tokenizer and --stop need one");
   if (s->chat && s->load)
     return cli_usage_error("generate", "--chat begins a conversation; --load-state continues one");
   const char *const read_too[] = {s->load, s->tokenizer};
@@ -200,9 +315,12 @@ int cmd_generate(int argc, char **argv) {
   settings s = {.telling.n = 128};
   const cli_option options[] = {
       CLI_TEXT("prompt", 'p', "TEXT", &s.prompt, "the text to continue"),
-      CLI_TEXT("file", 0, "FILE", &s.file, "one prompt per line, run as one batch; prints one line for each"),
+      CLI_TEXT("file", 0, "FILE", &s.file,
+               "one prompt per line, any number, decoded together; prints one line for each line of the file"),
       CLI_SWITCH("chat", 0, &s.chat, "treat the prompt as a user message, for models with Qwen2's chat template"),
       CLI_TELLING_OPTIONS(&s.telling, "128"),
+      CLI_SWITCH("ids", 0, &s.telling.as_ids,
+                 "prompts and results are tokens as numbers, such as 5,17,3; no tokenizer is needed"),
       CLI_TEXT("save-state", 0, "FILE", &s.save,
                "save the model's state after the text; of attention layers the keys and values of every token"),
       CLI_TEXT("load-state", 0, "FILE", &s.load, "continue from such a file; -p is then appended to it"),
@@ -211,7 +329,7 @@ int cmd_generate(int argc, char **argv) {
                "tokenizer.json or its folder (default: the one beside the weights or in the GGUF file)"),
       CLI_TEXT("state-dtype", 0, "TYPE", &s.state_dtype,
                "on a GPU: float32 (default) or weights: Mamba's states in the weights' type, as in mamba-ssm"),
-      CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt when all are done"),
+      CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt as it ends"),
       CLI_RUN_OPTIONS(&s.run),
   };
   const cli_verb verb = {"generate",

@@ -1,4 +1,4 @@
-/* decode_loop.c: generates tokens for several texts, step by step; text that may be the beginning of --stop is held
+/* decode_loop.c: generates tokens for texts, step by step; text that may be the beginning of --stop is held
  * back. */
 #define _GNU_SOURCE
 #include "decode_loop.h"
@@ -72,9 +72,16 @@ void cli_decode_show(const char *text, size_t n) {
   fflush(stdout);
 }
 
+/* What the last step has added: text, or the token's number. */
 static int take_text(const char *verb, const cli_telling *t, cli_decoding *o, int is_shown) {
+  char number[16];
   size_t n;
   const char *text = krait_lm_text(o->session, &n);
+  if (t->as_ids) {
+    const int32_t id = krait_lm_ids(o->session)[krait_lm_n_tokens(o->session) - 1];
+    n = (size_t)snprintf(number, sizeof number, "%s%d", o->n_text ? " " : "", id);
+    text = number;
+  }
   if (n == 0 && !o->reason) return -1;
   const int exit_status = add_text(verb, o, text, n);
   if (exit_status >= 0) return exit_status;
@@ -86,49 +93,42 @@ static int take_text(const char *verb, const cli_telling *t, cli_decoding *o, in
 
 /* ---- steps ---- */
 
-/* One step of all unfinished texts. */
-static int step(const char *verb, const cli_telling *t, cli_decoding *stories, int n, int is_shown) {
-  krait_lm_session *sessions[CLI_MOST_STORIES] = {0};
-  int32_t n_open = 0;
-  for (int i = 0; i < n; i++)
-    if (!stories[i].reason) sessions[n_open++] = stories[i].session;
-  const int32_t status = krait_lm_step(sessions, n_open);
+/* After a step of the text. */
+static int take_step(const char *verb, const cli_telling *t, cli_decoding *o, int is_shown) {
+  const int exit_status = take_text(verb, t, o, is_shown);
+  if (o->n_drawn++ == 0) o->first_s = cli_now_s();
+  if (o->reason || exit_status >= 0) return exit_status;
+  if (krait_lm_is_done(o->session) && !t->ignores_end)
+    o->reason = "end";
+  else if (o->n_drawn >= t->n)
+    o->reason = "length";
+  if (!o->reason || t->as_ids) return -1;
+  krait_lm_finish(o->session);
+  return take_text(verb, t, o, is_shown);
+}
+
+int cli_decode_step(const char *verb, const cli_telling *t, cli_decoding *const *texts, int n, int is_shown) {
+  krait_lm_session *sessions[CLI_MOST_DECODED] = {0};
+  for (int i = 0; i < n; i++) sessions[i] = texts[i]->session;
+  const int32_t status = krait_lm_step(sessions, n);
   if (status < 0) return cli_report(verb, status);
   for (int i = 0; i < n; i++) {
-    cli_decoding *o = &stories[i];
-    if (o->reason) continue;
-    int exit_status = take_text(verb, t, o, is_shown);
-    o->n_drawn++;
-    if (o->reason || exit_status >= 0) {
-      if (exit_status >= 0) return exit_status;
-      continue;
-    }
-    if (krait_lm_is_done(o->session))
-      o->reason = "end";
-    else if (o->n_drawn >= t->n)
-      o->reason = "length";
-    if (!o->reason) continue;
-    krait_lm_finish(o->session);
-    if ((exit_status = take_text(verb, t, o, is_shown)) >= 0) return exit_status;
+    const int exit_status = take_step(verb, t, texts[i], is_shown);
+    if (exit_status >= 0) return exit_status;
+    if (texts[i]->reason) texts[i]->end_s = cli_now_s();
   }
   return -1;
 }
 
-static int is_any_open(const cli_decoding *stories, int n) {
-  for (int i = 0; i < n; i++)
-    if (!stories[i].reason) return 1;
-  return 0;
-}
+int cli_decode_must_end(void) { return cli_is_asked_to_stop() || ferror(stdout); }
 
-int cli_decode_all(const char *verb, const cli_telling *t, cli_decoding *stories, int n, int is_shown,
-                   double *first_s) {
-  *first_s = cli_now_s();
-  for (int k = 0; is_any_open(stories, n) && !cli_is_asked_to_stop() && !ferror(stdout); k++) {
-    const int exit_status = step(verb, t, stories, n, is_shown);
+int cli_decode_text(const char *verb, const cli_telling *t, cli_decoding *text, int is_shown) {
+  while (!text->reason && !cli_decode_must_end()) {
+    const int exit_status = cli_decode_step(verb, t, &text, 1, is_shown);
     if (exit_status >= 0) return exit_status;
-    if (k == 0) *first_s = cli_now_s();
   }
-  for (int i = 0; i < n; i++)
-    if (!stories[i].reason) stories[i].reason = "interrupted";
+  if (text->reason) return -1;
+  text->reason = "interrupted";
+  text->end_s = cli_now_s();
   return -1;
 }

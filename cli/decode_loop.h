@@ -11,6 +11,7 @@ typedef struct cli_telling {
   const char *stop;
   int64_t n, top_k, seed;
   double temperature, top_p, min_p, penalty;
+  int as_ids, ignores_end; /* shows tokens as numbers; goes on after the model's end */
 } cli_telling;
 #define CLI_TELLING_OPTIONS(t, tokens_text)                                                                            \
   CLI_WHOLE("tokens", 'n', "N", &(t)->n, 0, 1 << 30, "generate at most N tokens (default: " tokens_text ")"),          \
@@ -24,10 +25,9 @@ typedef struct cli_telling {
       CLI_REAL("repetition-penalty", 0, "R", &(t)->penalty, 0, 1000,                                                   \
                "make tokens that have already occurred less likely; 1.1 is mild (default: 0, off)"),                   \
       CLI_WHOLE("seed", 0, "N", &(t)->seed, 0, 9e15, "sampling seed (default: 0); the same seed gives the same text"), \
-      CLI_TEXT("stop", 0, "TEXT", &(t)->stop, "stop before TEXT")
+      CLI_TEXT("stop", 0, "TEXT", &(t)->stop, "stop before TEXT"),                                                     \
+      CLI_SWITCH("ignore-eos", 0, &(t)->ignores_end, "go on after a token that ends the text")
 krait_lm_sampling cli_telling_sampling(const cli_telling *t);
-
-enum { CLI_MOST_STORIES = 1024 };
 
 /* One prompt and its result. */
 typedef struct cli_decoding {
@@ -37,13 +37,20 @@ typedef struct cli_decoding {
   char *text; /* the whole text; n_shown: how much has been shown */
   size_t n_text, capacity, n_shown;
   int64_t n_loaded, n_read, n_drawn; /* n_read: with the loaded ones */
+  double start_s, read_s, first_s, end_s; /* when its prompt, its first token, its text began or ended */
   const char *reason; /* "length", "end" (the model's), "stop" (--stop), "interrupted" (Ctrl-C that asks to stop, or
-                         output is no longer read); NULL: unfinished */
+                         output is no longer read), "empty" (no prompt); NULL: unfinished */
 } cli_decoding;
 
-/* Steps all texts together until each has a reason to end; is_shown: stream to standard output. first_s: time of the
- * first step's end. -1, or the exit status after a line on standard error. */
-int cli_decode_all(const char *verb, const cli_telling *t, cli_decoding *stories, int n, int is_shown, double *first_s);
+enum { CLI_MOST_DECODED = 256 }; /* together */
+
+/* Steps n texts, none of which has a reason to end, by one token; is_shown: stream to standard output. -1, or the exit
+ * status after a line on standard error. */
+int cli_decode_step(const char *verb, const cli_telling *t, cli_decoding *const *texts, int n, int is_shown);
+/* The same until a text has a reason to end. */
+int cli_decode_text(const char *verb, const cli_telling *t, cli_decoding *text, int is_shown);
+/* Whether generating is to end early: Ctrl-C has asked to, or nobody reads the output. */
+int cli_decode_must_end(void);
 double cli_now_s(void);
 /* Writes text to standard output; control characters are not shown on a terminal. */
 void cli_decode_show(const char *text, size_t n);

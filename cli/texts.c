@@ -1,6 +1,7 @@
-/* texts.c: texts may come from pipes: the buffer grows as text arrives. */
+/* texts.c: texts may come from pipes: the buffer grows as text arrives. Tokens are written as numbers. */
 #include "texts.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,4 +42,26 @@ int cli_text_read(const char *verb, const char *path, char **text, size_t *n_byt
   if (file && !is_stdin) fclose(file);
   return is_read ? -1
                  : cli_usage_error(verb, "cannot read %s: %s", is_stdin ? "standard input" : path, strerror(error));
+}
+
+int cli_ids_parse(const char *verb, const char *label, const char *text, int32_t **ids, int64_t *n) {
+  *n = 0;
+  *ids = malloc((strlen(text) / 2 + 2) * sizeof **ids); /* every number has a digit and something behind it */
+  if (!*ids) return cli_usage_error(verb, "no memory for the tokens of %s", label);
+  for (const char *at = text;;) {
+    at += strspn(at, " ,\t\r\n");
+    if (!*at) return -1;
+    char *end = NULL;
+    errno = 0;
+    const long value = isdigit((unsigned char)*at) ? strtol(at, &end, 10) : -1;
+    if (value < 0 || value > INT32_MAX || errno || (*end && !strchr(" ,\t\r\n", *end))) {
+      const int n_bad = (int)strcspn(at, " ,\t\r\n");
+      free(*ids);
+      *ids = NULL;
+      return cli_usage_error(verb, "%s: '%.*s' is not a token: with --ids give whole numbers, such as 5,17,3", label,
+                             n_bad < 40 ? n_bad : 40, at);
+    }
+    (*ids)[(*n)++] = (int32_t)value;
+    at = end;
+  }
 }

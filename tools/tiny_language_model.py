@@ -15,12 +15,18 @@ CLIP, VIDEO, PATCH = 16, 24, 2  # the towers' widths; 14 patches of 2 pixels per
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def tokenizer():
+def alphabet():
+    """The letter of each byte: GPT-2's table."""
     letters, more = {}, 256
     for byte in range(256):
         prints = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
         letters[byte] = chr(byte if prints else more)
         more += not prints
+    return letters
+
+
+def tokenizer():
+    letters = alphabet()
     vocab = {letters[b]: b for b in range(256)}
     merges = []
     for pair in ("t h", "th e", "i n", "e r", "a n", "Ġ the", "an d", "Ġ a", "o n"):

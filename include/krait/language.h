@@ -34,7 +34,7 @@ typedef struct krait_lm_options {
   const char *tokenizer_path; /* tokenizer.json or its folder; NULL: the one beside the weights, or in the GGUF file */
   int32_t narrow_states; /* 1: on a GPU that computes in the weights' type, Mamba's states have that type instead of
                             float32: half the memory, less accurate */
-  int32_t reserved;
+  int32_t no_tokenizer;  /* 1: no tokenizer is read: prompts are ids, and texts stay empty */
 } krait_lm_options;
 
 /* How the next token is sampled: from the top_k most likely, then (temperature divides the logits) from the smallest
@@ -66,6 +66,8 @@ KRAIT_API int32_t krait_lm_reset(krait_lm_session *session);
  * empty. After an error the session has what it had before; if reading had begun, a model with recurrent
  * states refuses the session until krait_lm_reset or _load. */
 KRAIT_API int32_t krait_lm_prefill(krait_lm_session *session, const char *text, size_t n_bytes, uint32_t flags);
+/* The same with tokens, where text would be tokenized. */
+KRAIT_API int32_t krait_lm_prefill_ids(krait_lm_session *session, const int32_t *ids, int64_t n);
 /* Generates the next token of each of n different sessions of one model, as one batch. After an error none of them has
  * a new token. */
 KRAIT_API int32_t krait_lm_step(krait_lm_session *const *sessions, int32_t n);
@@ -75,6 +77,8 @@ KRAIT_API const char *krait_lm_text(const krait_lm_session *session, size_t *n_b
 KRAIT_API void krait_lm_finish(krait_lm_session *session);
 KRAIT_API int krait_lm_is_done(const krait_lm_session *session);      /* the last token ends the text */
 KRAIT_API int64_t krait_lm_n_tokens(const krait_lm_session *session); /* read and generated so far */
+/* They, valid until the next call for the session that is not const; NULL if there are none. */
+KRAIT_API const int32_t *krait_lm_ids(const krait_lm_session *session);
 
 /* Saves a session's state to a file of the size of the model's states, whatever the length of the text (models with
  * attention also have keys and values of every token). A state belongs to its model: krait_lm_load refuses it if

@@ -45,7 +45,7 @@ def answers():
         best = sorted(sorted(range(half, half + 8), key=lambda i: -seen["scores"][i])[:4])
         check(seen["chosen"][half // 2:half // 2 + 4] == [seen["at"][i] for i in best], f"chosen: {seen}")
     text = QUESTION.encode()
-    check(whole["question"] == QUESTION and whole["tokens"] == 20 and 2402 + len(text) // 2 < whole["prompt_tokens"] < 2402 + 100 and whole["reason"] == "length", f"{whole}")
+    check(whole["question"] == QUESTION and whole["tokens"] == 20 and 2402 + len(text) // 2 < whole["prompt_tokens"] < 2402 + 100 and whole["stop_reason"] == "length", f"{whole}")
     done = krait("describe", film, QUESTION, "-w", model, *TELL)
     check(done.stdout.decode() == whole["answer"].removesuffix("\n") + "\n" and done.stderr.count(b"\n") == 1 and b"used 16 of 100 frames (" in done.stderr, f"streamed: {done}")
     same = lambda *args, **kw: describe(film, QUESTION, *TELL, *args, **kw)["answer"] == whole["answer"]

@@ -141,7 +141,7 @@ def story(*args, **kw):
 def same_text_by_other_ways():
     tiny.make(here / "whole"), tiny.make(here / "shards", shards=3), tiny.make(here / "half", dtype="f16"), tiny.make(here / "brain", dtype="bf16"), tiny.make(here / "two", "mamba2")
     whole = story(here / "whole", "-p", PROMPT, "-n", 20)
-    check(whole["tokens"] == 20 and whole["reason"] == "length" and whole["prompt"] == PROMPT, f"{whole}")
+    check(whole["tokens"] == 20 and whole["stop_reason"] == "length" and whole["prompt"] == PROMPT, f"{whole}")
     check(story(here / "shards", "-p", PROMPT, "-n", 20)["text"] == whole["text"], "shards")
     for part in ("model-00002-of-00003.safetensors", "model.safetensors.index.json", "config.json"):
         check(story(here / "shards" / part, "-p", PROMPT, "-n", 20)["text"] == whole["text"], f"{part} stands for its folder")
@@ -216,7 +216,7 @@ def stops(whole):
     text = whole["text"]
     word = next(c for c in text[3:] if c.isascii())
     cut = story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", word)
-    check(cut["reason"] == "stop" and cut["text"] == text[:text.index(word)], f"--stop {word!r}: {cut}")
+    check(cut["stop_reason"] == "stop" and cut["text"] == text[:text.index(word)], f"--stop {word!r}: {cut}")
     streamed = krait("generate", here / "whole", "-p", PROMPT, "-n", 20, "--stop", word).stdout.decode()
     check(streamed.rstrip("\n") == text[:text.index(word)].rstrip("\n"), f"--stop streamed: {streamed!r}")
     check(story(here / "whole", "-p", PROMPT, "-n", 20, "--stop", "no such words")["text"] == text, "a stop that never matches")
@@ -226,13 +226,55 @@ def several():
     prompts = ["the north", "", "and a rain", "in", "the rain in the north and"]
     (here / "prompts").write_text("\n".join(prompts))
     for model in (here / "whole", here / "two", here / "qwen2"):
-        alone = [story(model, "-p", p, "-n", 15)["text"] for p in prompts if p]
-        done = krait("generate", model, "--file", here / "prompts", "-n", 15, "--json")
-        check([json.loads(line)["text"] for line in done.stdout.splitlines()] == alone, f"{model.name}: --file: {done.stdout!r}, not {alone}")
+        alone = [story(model, "-p", p, "-n", 15)["text"] if p else "" for p in prompts]
+        check(texts_of_lines(model, here / "prompts", "-n", 15) == alone, f"{model.name}: --file: not {alone}")
     done = krait("generate", here / "whole", "--file", here / "prompts", "-n", 15)
-    check(done.stdout.count(b"\n") == 4, f"one line each: {done.stdout!r}")
+    check(done.stdout.count(b"\n") == 5 and done.stdout.split(b"\n")[1] == b"", f"one line each: {done.stdout!r}")
+    many = [" ".join(["the rain", "a", "north"][: 1 + i % 3]) + str(i // 3) for i in range(700)] # more than run together
+    (here / "many").write_text("\n".join(many) + "\n")
+    texts = texts_of_lines(here / "whole", here / "many", "-n", 3)
+    check(len(texts) == 700 and all(texts[i] == story(here / "whole", "-p", many[i], "-n", 3)["text"] for i in (0, 255, 256, 699)), "more prompts than places")
+    check(krait("generate", here / "whole", "--file", here / "many", "-n", 3).stdout.decode().split("\n")[699] == texts[699].replace("\n", "\\n").replace("\r", "\\r"), "the order of the lines")
     done = krait("generate", here / "whole", "--chat", "-p", "hello", "-n", 3, "--json")
     check(json.loads(done.stdout)["prompt_tokens"] > 40, f"chat: {done.stdout!r}")
+
+
+def texts_of_lines(model, file, *args):
+    """A text for each line of the file, in the lines' order, whatever the order in which they ended."""
+    done = krait("generate", model, "--file", file, *args, "--json")
+    told = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: one["line"])
+    check([one["line"] for one in told] == list(range(1, len(told) + 1)), f"{file}: {done.stderr!r}")
+    check(all((one["stop_reason"] == "empty") == (one["prompt"] == "") for one in told), f"{file}: empty lines")
+    return [one["text"] for one in told]
+
+
+def numbers():
+    """--ids: the same tokens in and out, without a tokenizer."""
+    for kind in ("whole", "two", "qwen2"):
+        ids, bare = tokens_of(here / kind, PROMPT), here / f"{kind}-bare"
+        shutil.copytree(here / kind, bare)
+        (bare / "tokenizer.json").unlink()
+        vocab = {v: k for k, v in json.loads((here / kind / "tokenizer.json").read_text())["model"]["vocab"].items()}
+        letters = {letter: byte for byte, letter in tiny.alphabet().items()}
+        one = story(bare, "--ids", "-p", ",".join(map(str, ids)), "-n", 20, "--ignore-eos")
+        made = b"".join(bytes(letters[c] for c in vocab.get(i, "")) for i in one["ids"])
+        want = story(here / kind, "-p", PROMPT, "-n", 20, "--ignore-eos")
+        check(one["prompt"] == ids and one["tokens"] == 20 == len(one["ids"]) and "text" not in one, f"{kind}: {one}")
+        check(made.decode(errors="replace") == want["text"], f"{kind}: {made!r}, not {want}")
+        done = krait("generate", bare, "--ids", "-", "-n", 20, "--ignore-eos", stdin=" ".join(map(str, ids)).encode())
+        check([int(i) for i in done.stdout.split()] == one["ids"], f"{kind}: {done}")
+    bare = here / "whole-bare"
+    check_error(2, "the prompt: 'x5' is not a token: with --ids give whole numbers", "generate", bare, "--ids", "-p", "3 x5")
+    check_error(2, "the prompt: '99999999999' is not a token", "generate", bare, "--ids", "-p", "99999999999")
+    check_error(2, "token 1 is 268, but the model's tokens are 0 to 267", "generate", bare, "--ids", "-p", "1 268")
+    check_error(2, "the prompt is empty", "generate", bare, "--ids", "-p", " ")
+    check_error(2, "--ids is without text", "generate", bare, "--ids", "--chat", "-p", "1")
+    end = story(bare, "--ids", "-p", "1", "-n", 30, "--ignore-eos")["ids"][4]
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps({**config, "eos_token_id": end}))
+    short = story(bare, "--ids", "-p", "1", "-n", 30)
+    check(short["ids"][-1] == end and short["tokens"] <= 5 and short["stop_reason"] == "end", f"the end: {short}")
+    check(story(bare, "--ids", "-p", "1", "-n", 30, "--ignore-eos")["tokens"] == 30, "--ignore-eos")
 
 
 def quantised():
@@ -577,7 +619,7 @@ def refused():
     check_error(2, "the prompt is empty", "generate", here / "whole", "-p", "")
     check_error(2, "not UTF-8: byte 0xff at 1; convert it to UTF-8", "generate", here / "whole", "-", stdin=b"a\xff")
     (here / "torn").write_bytes(b"a\n\nb\xff\n")
-    check_error(2, "torn: prompt 2 of 2: the text is not UTF-8: byte 0xff at 1", "generate", here / "whole", "--file", here / "torn")
+    check_error(2, "torn: line 3: the text is not UTF-8: byte 0xff at 1", "generate", here / "whole", "--file", here / "torn")
     both = subprocess.run([KRAIT, "generate", here / "whole", "-p", "a", "-n", "2"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
     check(b"\nprompt: 1 tokens" in both.stdout, f"the rates begin a line: {both.stdout}")
     check_error(2, "standard input: the text has 1 tokens; a score needs at least two", "score", here / "whole", "-", stdin=b"a")
@@ -675,7 +717,7 @@ def interrupted():
     lines, errors = child.communicate(timeout=60)
     told = [json.loads(line) for line in lines.splitlines()]
     check(child.returncode == 130 and errors.count(b"\n") == 1 and b"the text generated so far has been printed" in errors, f"Ctrl-C with --json: {child.returncode} {errors!r}")
-    check(len(told) == 4 and all(one["tokens"] > 0 and one["text"] for one in told) and "interrupted" in [one["reason"] for one in told], f"Ctrl-C with --json: {told}"[:1000])
+    check(len(told) == 5 and all(one["tokens"] > 0 and one["text"] for one in told if one["prompt"]) and "interrupted" in [one["stop_reason"] for one in told], f"Ctrl-C with --json: {told}"[:1000])
 
 
 against_plain("mamba1")
@@ -685,6 +727,7 @@ states(whole)
 sampling(whole)
 stops(whole)
 several()
+numbers()
 quantised()
 quantised_4()
 gguf()

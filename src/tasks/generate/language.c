@@ -57,6 +57,7 @@ static int32_t open_given(const char *path, kr_tokenizer **tokenizer) {
 
 static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *folder, kr_tokenizer **tokenizer) {
   json_t *tree;
+  if (o->no_tokenizer) return KRAIT_OK;
   if (o->tokenizer_path) return open_given(o->tokenizer_path, tokenizer);
   KR_TRY(kr_model_folder_tokenizer(folder, &tree));
   if (tree) {
@@ -77,12 +78,13 @@ static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *
 static int32_t open_lm_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
   KR_TRY(open_tokenizer(o, lm->folder, &lm->tokenizer));
-  KR_TRY(kr_lm_open(ctx, lm->folder, lm->n_sessions, kr_tokenizer_size(lm->tokenizer), &lm->model));
+  const int64_t n_known = lm->tokenizer ? kr_tokenizer_size(lm->tokenizer) : 0;
+  KR_TRY(kr_lm_open(ctx, lm->folder, lm->n_sessions, n_known, &lm->model));
   lm->config = kr_lm_config_of(lm->model);
   if (o->narrow_states) KR_TRY(kr_lm_narrow_states(lm->model));
-  const int64_t V = lm->config->V, n = kr_tokenizer_size(lm->tokenizer);
-  KR_CHECK(n <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, but the model %lld; they do not match",
-           o->path, (long long)n, (long long)V);
+  const int64_t V = lm->config->V;
+  KR_CHECK(n_known <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, but the model %lld; they do not match",
+           o->path, (long long)n_known, (long long)V);
   lm->taken = kr_alloc_array((size_t)lm->n_sessions, 1);
   lm->logits = kr_alloc_array((size_t)(lm->n_sessions * V), sizeof *lm->logits);
   KR_CHECK(lm->taken && lm->logits, KRAIT_ERR_NO_MEMORY, "no memory for %d sessions", lm->n_sessions);
@@ -99,6 +101,8 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
            "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);
   KR_CHECK(o.narrow_states == 0 || o.narrow_states == 1, KRAIT_ERR_ARGUMENT,
            "options.narrow_states is %d, must be 0 or 1", o.narrow_states);
+  KR_CHECK(o.no_tokenizer == 0 || (o.no_tokenizer == 1 && !o.tokenizer_path), KRAIT_ERR_ARGUMENT,
+           "options.no_tokenizer is %d, must be 0, or without a tokenizer_path 1", o.no_tokenizer);
   krait_lm *lm = *out = kr_zalloc(sizeof *lm);
   KR_CHECK(lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   lm->n_sessions = o.n_sessions ? o.n_sessions : 1;
@@ -152,7 +156,7 @@ static size_t longest_token(const kr_tokenizer *t) {
 
 static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampling) {
   s->logits = kr_alloc_array((size_t)vocabulary(s->lm), sizeof *s->logits);
-  s->text = kr_zalloc(3 * (longest_token(s->lm->tokenizer) + 4) + 1);
+  s->text = kr_zalloc(3 * ((s->lm->tokenizer ? longest_token(s->lm->tokenizer) : 0) + 4) + 1);
   KR_CHECK(s->logits && s->text, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->config->n_used));
   return begin_lm(s);
@@ -202,6 +206,7 @@ int32_t krait_lm_reset(krait_lm_session *s) {
 /* ---- reading ---- */
 
 static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
+  KR_CHECK(lm->tokenizer, KRAIT_ERR_ARGUMENT, "the model was opened without a tokenizer; give tokens instead of text");
   if (!(flags & KRAIT_LM_CHAT))
     return kr_tokenizer_encode(lm->tokenizer, text, n, flags & KRAIT_LM_PLAIN ? KR_ENCODE_PLAIN : 0, ids);
   char *content = kr_alloc(n + 1);
@@ -242,14 +247,28 @@ int32_t krait_lm_prefill(krait_lm_session *s, const char *text, size_t n_bytes, 
   return status;
 }
 
-int32_t kr_lm_prefill_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
-  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows after a generated token are not supported");
+static int32_t add_and_read(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
   const int64_t before = s->ids.n;
-  int32_t status = KRAIT_OK;
+  int32_t status = kr_ids_reserve(&s->ids, n);
   for (int64_t i = 0; i < n && status >= 0; i++) status = kr_ids_add(&s->ids, ids[i]);
   if (status >= 0) status = read_ids(s, before, rows);
   if (status < 0) s->ids.n = before;
   return status;
+}
+
+int32_t kr_lm_prefill_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
+  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows after a generated token are not supported");
+  return add_and_read(s, ids, rows, n);
+}
+
+int32_t krait_lm_prefill_ids(krait_lm_session *s, const int32_t *ids, int64_t n) {
+  KR_CHECK(s && (ids || n == 0) && n >= 0, KRAIT_ERR_ARGUMENT, "session and ids must not be NULL, n not negative");
+  KR_CHECK(n || s->ids.n, KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs at least one token");
+  for (int64_t i = 0; i < n; i++)
+    KR_CHECK(ids[i] >= 0 && ids[i] < vocabulary(s->lm), KRAIT_ERR_ARGUMENT,
+             "token %lld is %d, but the model's tokens are 0 to %lld", (long long)i, ids[i],
+             (long long)vocabulary(s->lm) - 1);
+  return add_and_read(s, ids, NULL, n);
 }
 
 /* ---- steps ---- */
@@ -296,12 +315,14 @@ static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int32_
 static int is_end(const krait_lm *lm, int32_t id) {
   for (int i = 0; i < lm->config->n_eos; i++)
     if (lm->config->eos[i] == id) return 1;
+  if (!lm->tokenizer) return 0;
   return id == kr_tokenizer_find_added(lm->tokenizer, "<|endoftext|>") ||
          id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
 }
 
 static void show_token(krait_lm_session *s, int32_t id) {
   size_t n;
+  if (!s->lm->tokenizer) return;
   const char *bytes = kr_tokenizer_bytes(s->lm->tokenizer, id, &n);
   s->n_text = kr_tokenizer_is_special(s->lm->tokenizer, id) ? 0 : kr_utf8_push(&s->stream, bytes, n, s->text);
   s->text[s->n_text] = 0;
@@ -367,6 +388,7 @@ void krait_lm_finish(krait_lm_session *s) {
 
 int krait_lm_is_done(const krait_lm_session *s) { return s && s->is_done; }
 int64_t krait_lm_n_tokens(const krait_lm_session *s) { return s ? s->ids.n : 0; }
+const int32_t *krait_lm_ids(const krait_lm_session *s) { return s && s->ids.n ? s->ids.at : NULL; }
 
 /* ---- state files ---- */
 
@@ -493,7 +515,7 @@ static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, voi
 static int32_t lm_score(krait_lm_session *s, const char *text, size_t n_bytes, krait_lm_progress_fn progress,
                         void *user, double *nats, int64_t *n_tokens) {
   enum { PREFILL_CHUNK = 128 };
-  KR_TRY(kr_tokenizer_encode(s->lm->tokenizer, text, n_bytes, 0, &s->ids));
+  KR_TRY(encode(s->lm, text, n_bytes, 0, &s->ids));
   KR_CHECK(s->ids.n >= 2, KRAIT_ERR_ARGUMENT, "the text has %lld tokens; a score needs at least two",
            (long long)s->ids.n);
   float *logits = kr_alloc_array((size_t)(PREFILL_CHUNK * vocabulary(s->lm)), sizeof *logits);
