@@ -1,8 +1,9 @@
-/* tokenizer.h: tokenizer.json of the byte-level kind: text to tokens and back. Immutable after open; any number of
- * threads may use it.
+/* tokenizer.h: tokenizer.json: text to tokens and back. Immutable after open; any number of threads may use it.
  *
- * Supported: form C or no normalization; the rules of split.h; BPE on bytes; added tokens, special or not, that are cut
- * out of the text first. Anything else in the file is refused by name, because its tokens would be wrong. */
+ * Supported: byte pair encoding of bytes (GPT-2's way) or of characters (SentencePiece's, with byte fallback); the
+ * normalizers, pre-tokenizers and decoders that normalizer.h, pretokenizer.h and tokenizer_read.c name; added tokens,
+ * special or not; templates around a text. Anything else in the file is refused by name, because its tokens would be
+ * wrong. */
 #ifndef KR_TOKENIZER_H
 #define KR_TOKENIZER_H
 
@@ -19,7 +20,11 @@ int32_t kr_tokenizer_open_tree(const json_t *root, const char *label, kr_tokeniz
 void kr_tokenizer_close(kr_tokenizer **tokenizer);
 
 int64_t kr_tokenizer_size(const kr_tokenizer *t); /* one more than the highest token */
-enum { KR_ENCODE_PLAIN = 1 };                     /* names of special tokens are treated as plain text */
+enum {
+  KR_ENCODE_PLAIN = 1,  /* names of special tokens are treated as plain text */
+  KR_ENCODE_INSIDE = 2, /* the text continues another: nothing is done that is done at a beginning */
+  KR_ENCODE_WHOLE = 4   /* with the template's tokens around it, such as one for the beginning */
+};
 /* Appends; text that is not UTF-8 is KRAIT_ERR_ARGUMENT. */
 int32_t kr_tokenizer_encode(const kr_tokenizer *t, const char *text, size_t n, uint32_t flags, kr_ids *ids);
 /* The bytes of a token, not always whole characters (see kr_utf8_push in utf8.h); n is 0 for an invalid token. */

@@ -34,10 +34,35 @@ void kr_split_mark(uint32_t code, uint32_t *letter, uint32_t *mark) {
   *mark = is_split ? (uint32_t)parts[1] : 0;
 }
 
-/* Nothing below U+0300 combines or decomposes to anything but itself and back. */
-static int is_plain(const char *text, size_t n) {
+int kr_is_punctuation(uint32_t code) {
+  if (code < 0x80) return (code > 32 && code < '0') || (code > '9' && code < 'A') || (code > 'Z' && code < 'a') ||
+                          (code > 'z' && code < 127);
+  const utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)code);
+  return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
+}
+
+int kr_is_mark(uint32_t code) {
+  const utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)code);
+  return c >= UTF8PROC_CATEGORY_MN && c <= UTF8PROC_CATEGORY_ME;
+}
+
+int kr_letter_case(uint32_t code) {
+  const utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)code);
+  return c == UTF8PROC_CATEGORY_LU || c == UTF8PROC_CATEGORY_LT ? 1 : c == UTF8PROC_CATEGORY_LL ? -1 : 0;
+}
+
+int kr_is_word(uint32_t code) {
+  const utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)code);
+  return kr_is_letter(code) || kr_is_mark(code) || c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL ||
+         c == UTF8PROC_CATEGORY_PC || code == 0x200c || code == 0x200d;
+}
+
+/* ---- normalization ---- */
+
+/* Nothing below U+0300 combines; in form C nothing below it decomposes to anything but itself and back. */
+static int is_plain(const char *text, size_t n, int32_t form) {
   for (size_t i = 0; i < n; i++)
-    if ((unsigned char)text[i] >= 0xcc) return 0;
+    if ((unsigned char)text[i] >= (form == KR_FORM_C ? 0xcc : 0x80)) return 0;
   return 1;
 }
 
@@ -59,32 +84,49 @@ static void order_marks(utf8proc_int32_t *codes, utf8proc_int32_t *other, size_t
   }
 }
 
-static size_t decompose(const char *text, size_t n, utf8proc_int32_t *codes) {
+/* The longest decompositions: 4 characters of one of at least 2 bytes; with compatibility 18 of one of at least 3. */
+enum { LONGEST_CANONICAL = 4, LONGEST = 18 };
+
+static size_t decompose(const char *text, size_t n, int32_t form, utf8proc_int32_t *codes) {
+  const int is_compatible = form == KR_FORM_KC || form == KR_FORM_KD;
+  const utf8proc_option_t options =
+      UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (is_compatible ? UTF8PROC_COMPAT : (utf8proc_option_t)0);
   size_t n_codes = 0;
   uint32_t code = 0;
   for (size_t i = 0; i < n; n_codes++) {
     int boundary = 0;
     i += (size_t)kr_utf8_read(text + i, n - i, &code);
-    const utf8proc_ssize_t more = utf8proc_decompose_char((utf8proc_int32_t)code, codes + n_codes, 4,
-                                                          UTF8PROC_STABLE | UTF8PROC_COMPOSE, &boundary);
+    const utf8proc_ssize_t more =
+        utf8proc_decompose_char((utf8proc_int32_t)code, codes + n_codes, is_compatible ? LONGEST : LONGEST_CANONICAL,
+                                options, &boundary);
     n_codes += more > 1 ? (size_t)more - 1 : 0;
   }
   return n_codes;
 }
 
-int32_t kr_nfc(const char *text, size_t n, char **normal, size_t *n_normal) {
+/* Composes in place. U+11A7 begins a part of its own: utf8proc 2.8 takes it for the final consonant number 0 and drops
+ * it behind a Hangul syllable, but it is a vowel, which composes with nothing. */
+static size_t compose(utf8proc_int32_t *codes, size_t n) {
+  size_t used = 0;
+  for (size_t from = 0, to; from < n; from = to) {
+    for (to = from + 1; to < n && codes[to] != 0x11a7; to++) {}
+    const utf8proc_ssize_t composed = utf8proc_normalize_utf32(codes + from, (utf8proc_ssize_t)(to - from),
+                                                               UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const size_t kept = composed >= 0 ? (size_t)composed : to - from;
+    for (size_t i = 0; i < kept; i++) codes[used++] = codes[from + i];
+  }
+  return used;
+}
+
+int32_t kr_normalize(int32_t form, const char *text, size_t n, char **normal, size_t *n_normal) {
   *normal = NULL;
-  if (is_plain(text, n)) return KRAIT_OK;
-  /* the longest canonical decomposition has 4 characters, and a character has a byte at least; of two bytes at least
-   * where it has more than one */
-  const size_t most = 2 * n + 4;
+  if (is_plain(text, n, form)) return KRAIT_OK;
+  const size_t most = (form == KR_FORM_KC || form == KR_FORM_KD ? 6 : 2) * n + LONGEST;
   utf8proc_int32_t *codes = kr_alloc_array(2 * most, sizeof *codes);
   KR_CHECK(codes, KRAIT_ERR_NO_MEMORY, "no memory to normalise %zu bytes of text", n);
-  size_t n_codes = decompose(text, n, codes), used = 0;
+  size_t n_codes = decompose(text, n, form, codes), used = 0;
   order_marks(codes, codes + most, n_codes);
-  const utf8proc_ssize_t composed =
-      utf8proc_normalize_utf32(codes, (utf8proc_ssize_t)n_codes, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-  if (composed >= 0) n_codes = (size_t)composed;
+  if (form == KR_FORM_C || form == KR_FORM_KC) n_codes = compose(codes, n_codes);
   *normal = kr_alloc(4 * n_codes + 1);
   for (size_t i = 0; *normal && i < n_codes; i++) used += (size_t)kr_utf8_write((uint32_t)codes[i], *normal + used);
   *n_normal = used;

@@ -205,10 +205,13 @@ int32_t krait_lm_reset(krait_lm_session *s) {
 
 /* ---- reading ---- */
 
+/* Behind other tokens a text has no beginning. */
 static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
   KR_CHECK(lm->tokenizer, KRAIT_ERR_ARGUMENT, "the model was opened without a tokenizer; give tokens instead of text");
   if (!(flags & KRAIT_LM_CHAT))
-    return kr_tokenizer_encode(lm->tokenizer, text, n, flags & KRAIT_LM_PLAIN ? KR_ENCODE_PLAIN : 0, ids);
+    return kr_tokenizer_encode(
+        lm->tokenizer, text, n,
+        (ids->n ? KR_ENCODE_INSIDE : KR_ENCODE_WHOLE) | (flags & KRAIT_LM_PLAIN ? KR_ENCODE_PLAIN : 0), ids);
   char *content = kr_alloc(n + 1);
   KR_CHECK(content, KRAIT_ERR_NO_MEMORY, "no memory for a message");
   if (n) memcpy(content, text, n);
