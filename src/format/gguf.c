@@ -223,7 +223,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (kr_gguf_is(data, size)) kr_weights_open_memory(data, size, "fuzz", &weights);
   kr_weights_close(&weights);
   if (kr_gguf_config(data, size, "fuzz", &tree) >= 0) json_decref(tree);
-  if (kr_gguf_tokenizer(data, size, "fuzz", &tree) >= 0) json_decref(tree);
   return 0;
 }
 #endif

@@ -1,5 +1,5 @@
 /* gguf.h: the GGUF container: typed values by name, then tensors in the types of ggml. And language models in it: their
- * tensors, configuration and tokenizer under the names of Hugging Face's folders. docs/FORMATS.md has the limits. */
+ * tensors and configuration under the names of Hugging Face's folders. docs/FORMATS.md has the limits. */
 #ifndef KR_GGUF_H
 #define KR_GGUF_H
 
@@ -48,8 +48,7 @@ const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
 /* Adds the tensors to weights, with the names and shapes of Hugging Face's files; blocks as in gguf_blocks.h and
  * quantize.h. The metadata record the original types and what they were converted to. */
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
-/* The equivalents of config.json and tokenizer.json. */
+/* The equivalent of config.json; that of tokenizer.json is in src/text/gguf_tokenizer.h. */
 int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);
-int32_t kr_gguf_tokenizer(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **tokenizer);
 
 #endif

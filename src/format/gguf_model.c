@@ -1,5 +1,5 @@
-/* gguf_model.c: language models in a GGUF file in the form of Hugging Face's folders: tensor names, config.json and
- * tokenizer.json. Data in the right form are used in place; q8_0's scales are stored separately, blocks that no
+/* gguf_model.c: language models in a GGUF file in the form of Hugging Face's folders: tensor names and
+ * config.json. Data in the right form are used in place; q8_0's scales are stored separately, blocks that no
  * operator supports become float16, and A is converted back to its logarithm. */
 #include <math.h>
 #include <stdio.h>
@@ -308,110 +308,6 @@ int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *l
     status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: qwen2.rope.scaling.type is not 'none', which is not supported", label);
   if (status >= 0 && !(*config = make_config(&g, kind)))
     status = kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory for its configuration", label);
-  kr_gguf_close(&g);
-  return status;
-}
-
-/* ---- tokenizer.json ---- */
-
-enum { NORMAL = 1, UNUSED = 5, USER_DEFINED = 4, BYTE = 6 }; /* of tokenizer.ggml.token_type; the rest are special */
-
-/* llama.cpp's names of pre-tokenizers. */
-static const char *cut_of(const kr_gguf *g, int kind) {
-  static const char *const gpt2[] = {"gpt-2", "mpt", "olmo", "gpt-neox"};
-  const kr_gguf_value *pre = kr_gguf_find(g, "tokenizer.ggml.pre");
-  if (!pre) return kinds[kind];
-  for (size_t i = 0; i < sizeof gpt2 / sizeof *gpt2; i++)
-    if (is_text(pre, gpt2[i])) return "mamba";
-  return is_text(pre, "qwen2") ? "qwen2" : NULL;
-}
-
-static json_t *pre_tokenizer(const char *cut) {
-  static const char qwen2[] =
-      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
-      "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-  if (strcmp(cut, "qwen2") != 0) return json_pack("{s:s, s:b}", "type", "ByteLevel", "add_prefix_space", 0);
-  return json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, {s:s, s:b, s:b}]}", "type", "Sequence", "pretokenizers", "type",
-                   "Split", "pattern", "Regex", qwen2, "behavior", "Isolated", "invert", 0, "type", "ByteLevel",
-                   "add_prefix_space", 0, "use_regex", 0);
-}
-
-/* Every token as one of the vocabulary, or as an added one. */
-static int32_t add_tokens(const kr_gguf *g, json_t *vocab, json_t *added) {
-  const kr_gguf_value *tokens = kr_gguf_find(g, "tokenizer.ggml.tokens"),
-                      *type = kr_gguf_find(g, "tokenizer.ggml.token_type");
-  uint64_t at = 0;
-  size_t n;
-  FORMAT_CHECK(tokens && kr_gguf_text(tokens, &(uint64_t){0}, &n),
-               "%s: it has no tokenizer.ggml.tokens; give a tokenizer with --tokenizer", g->label);
-  FORMAT_CHECK(
-      !type || (type->type == 9 && type->count == tokens->count && (type->item_type == 4 || type->item_type == 5)),
-      "%s: tokenizer.ggml.token_type is not a list of %llu whole numbers", g->label, (unsigned long long)tokens->count);
-  for (uint64_t i = 0; i < tokens->count; i++) {
-    const char *text = kr_gguf_text(tokens, &at, &n);
-    const int kind = type ? type->at[4 * i] : NORMAL, is_word = kind == NORMAL || kind == BYTE;
-    if (kind == UNUSED) continue;
-    json_t *name = memchr(text, 0, n) ? NULL : json_stringn(text, n);
-    FORMAT_CHECK(name, "%s: token %llu is not UTF-8", g->label, (unsigned long long)i);
-    int failed = is_word && json_object_set_new(vocab, json_string_value(name), json_integer((json_int_t)i));
-    if (!is_word)
-      failed =
-          json_array_append_new(added, json_pack("{s:I, s:O, s:b, s:b}", "id", (json_int_t)i, "content", name,
-                                                 "special", kind != USER_DEFINED, "normalized", kind == USER_DEFINED));
-    json_decref(name);
-    KR_CHECK(!failed, KRAIT_ERR_NO_MEMORY, "%s: no memory for its tokens", g->label);
-  }
-  return KRAIT_OK;
-}
-
-static int32_t add_merges(const kr_gguf *g, json_t *merges) {
-  const kr_gguf_value *v = kr_gguf_find(g, "tokenizer.ggml.merges");
-  uint64_t at = 0;
-  size_t n;
-  FORMAT_CHECK(
-      v && v->item_type == 8,
-      "%s: it has no tokenizer.ggml.merges; only byte pair encoding is supported: give a tokenizer with --tokenizer",
-      g->label);
-  for (uint64_t i = 0; i < v->count; i++) {
-    const char *text = kr_gguf_text(v, &at, &n);
-    json_t *merge = json_stringn(text, n);
-    FORMAT_CHECK(merge, "%s: merge %llu is not UTF-8", g->label, (unsigned long long)i);
-    KR_CHECK(json_array_append_new(merges, merge) == 0, KRAIT_ERR_NO_MEMORY, "%s: no memory for its merges", g->label);
-  }
-  return KRAIT_OK;
-}
-
-static int32_t make_tokenizer(const kr_gguf *g, json_t **tokenizer) {
-  const kr_gguf_value *pre = kr_gguf_find(g, "tokenizer.ggml.pre"), *model = kr_gguf_find(g, "tokenizer.ggml.model");
-  uint64_t at = 0;
-  size_t n = 0;
-  int kind;
-  KR_TRY(find_kind(g, &kind));
-  FORMAT_CHECK(
-      is_text(model, "gpt2"),
-      "%s: its tokenizer.ggml.model is not 'gpt2'; only byte-level tokenizers are supported: give one with --tokenizer",
-      g->label);
-  const char *cut = cut_of(g, kind), *name = cut ? NULL : kr_gguf_text(pre, &at, &n);
-  KR_CHECK(cut, KRAIT_ERR_UNSUPPORTED,
-           "%s: its tokenizer.ggml.pre is '%.*s'; only gpt-2, gpt-neox, mpt, olmo and qwen2 are supported: give a "
-           "tokenizer with --tokenizer",
-           g->label, (int)(n < 40 ? n : 40), name ? name : "");
-  json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
-  *tokenizer =
-      json_pack("{s:{s:s}, s:o, s:{s:s, s:o, s:o}, s:o}", "normalizer", "type", "NFC", "pre_tokenizer",
-                pre_tokenizer(cut), "model", "type", "BPE", "vocab", vocab, "merges", merges, "added_tokens", added);
-  KR_CHECK(*tokenizer, KRAIT_ERR_NO_MEMORY, "%s: no memory for its tokenizer", g->label);
-  int32_t status = add_tokens(g, vocab, added);
-  if (status >= 0) status = add_merges(g, merges);
-  if (status < 0) json_decref(*tokenizer), *tokenizer = NULL;
-  return status;
-}
-
-int32_t kr_gguf_tokenizer(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **tokenizer) {
-  kr_gguf g;
-  *tokenizer = NULL;
-  KR_TRY(kr_gguf_open(bytes, n_bytes, label, &g));
-  const int32_t status = make_tokenizer(&g, tokenizer);
   kr_gguf_close(&g);
   return status;
 }

@@ -245,12 +245,9 @@ void kr_model_folder_close(kr_model_folder **folder) {
   *folder = NULL;
 }
 
-int32_t kr_model_folder_tokenizer(const kr_model_folder *f, json_t **tokenizer) {
-  size_t n = 0;
-  *tokenizer = NULL;
-  if (strcmp(kr_weights_format(f->files[0]), "gguf") != 0) return KRAIT_OK;
-  const unsigned char *bytes = kr_weights_file(f->files[0], &n);
-  return kr_gguf_tokenizer(bytes, n, f->path, tokenizer);
+const unsigned char *kr_model_folder_gguf(const kr_model_folder *f, size_t *n_bytes) {
+  *n_bytes = 0;
+  return strcmp(kr_weights_format(f->files[0]), "gguf") == 0 ? kr_weights_file(f->files[0], n_bytes) : NULL;
 }
 
 const json_t *kr_model_folder_config(const kr_model_folder *f) { return f->config; }

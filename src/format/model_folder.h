@@ -23,8 +23,8 @@ const kr_weight *kr_model_folder_find(const kr_model_folder *folder, const char 
 const kr_weight *kr_model_folder_at(const kr_model_folder *folder, int64_t i);
 int64_t kr_model_folder_number(const kr_model_folder *folder, const kr_weight *item); /* i of a tensor of its */
 int64_t kr_model_folder_count(const kr_model_folder *folder);
-/* A GGUF file's equivalent of tokenizer.json, to be released with json_decref; NULL: the model is not a GGUF file. */
-int32_t kr_model_folder_tokenizer(const kr_model_folder *folder, json_t **tokenizer);
+/* The bytes of a model that is a GGUF file; else NULL. */
+const unsigned char *kr_model_folder_gguf(const kr_model_folder *folder, size_t *n_bytes);
 /* Whether path is a shard whose index is beside it, or named as one of a model's JSON files. */
 int kr_model_folder_is_part(const char *path);
 /* The file's path if it exists, to be freed with kr_free; else NULL. */

@@ -43,6 +43,8 @@ int32_t kr_split_find(const char *pattern) {
   return KR_SPLIT_NONE;
 }
 
+const char *kr_split_pattern(int32_t rule) { return rule == KR_SPLIT_GPT2 ? gpt2 : rules[rule].pattern; }
+
 enum { LETTER, NUMBER, SPACE, OTHER, END };
 
 typedef struct scan {

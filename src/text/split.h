@@ -16,6 +16,7 @@ enum {
 };
 /* The rule of a regular expression, by its exact text; KR_SPLIT_NONE: not known. Each matches everywhere. */
 int32_t kr_split_find(const char *pattern);
+const char *kr_split_pattern(int32_t rule); /* not of KR_SPLIT_NONE */
 /* The end of the piece that starts at `from` < n. text is UTF-8. */
 size_t kr_split_next(int32_t rule, const char *text, size_t n, size_t from);
 

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "alloc.h"
+#include "gguf_tokenizer.h"
 #include "split.h"
 #include "status.h"
 #include "tokenizer.h"
@@ -395,6 +396,121 @@ static void recorded_texts(void **state) {
   }
 }
 
+/* ---- tokenizers of GGUF files ---- */
+
+typedef struct gguf_bytes {
+  unsigned char *at;
+  size_t n;
+} gguf_bytes;
+
+static void put_bytes(gguf_bytes *g, const void *bytes, size_t n) {
+  memcpy(g->at + g->n, bytes, n);
+  g->n += n;
+}
+static void put_number(gguf_bytes *g, uint64_t number, int n) { put_bytes(g, &number, (size_t)n); }
+static void put_text(gguf_bytes *g, const char *text) {
+  put_number(g, strlen(text), 8);
+  put_bytes(g, text, strlen(text));
+}
+static void put_value(gguf_bytes *g, const char *key, const char *value) {
+  put_text(g, key), put_number(g, 8, 4), put_text(g, value);
+}
+static void put_array(gguf_bytes *g, const char *key, uint32_t type, size_t n) {
+  put_text(g, key), put_number(g, 9, 4), put_number(g, type, 4), put_number(g, n, 8);
+}
+
+/* The recorded tokenizer as a file with this pre-tokenizer's name. */
+static gguf_bytes gguf_of(const json_t *tree, const char *pre) {
+  const json_t *model = json_object_get(tree, "model"), *merges = json_object_get(model, "merges"),
+               *added = json_object_get(tree, "added_tokens"), *value;
+  const char *names[2000] = {NULL}, *name;
+  char both[200];
+  int32_t types[2000] = {0};
+  gguf_bytes g = {malloc(1 << 17), 0};
+  size_t n = 0, i;
+  json_object_foreach(json_object_get(model, "vocab"), name, value) names[json_integer_value(value)] = name, n++;
+  json_array_foreach(added, i, value) {
+    const json_int_t id = json_integer_value(json_object_get(value, "id"));
+    n += !names[id];
+    names[id] = json_string_value(json_object_get(value, "content")), types[id] = 3;
+  }
+  put_bytes(&g, "GGUF", 4), put_number(&g, 3, 4), put_number(&g, 0, 8), put_number(&g, 6, 8);
+  put_value(&g, "tokenizer.ggml.model", "gpt2"), put_value(&g, "tokenizer.ggml.pre", pre);
+  put_array(&g, "tokenizer.ggml.tokens", 8, n);
+  for (i = 0; i < n; i++) put_text(&g, names[i]);
+  put_array(&g, "tokenizer.ggml.token_type", 5, n);
+  for (i = 0; i < n; i++) put_number(&g, types[i] ? 3 : 1, 4);
+  put_array(&g, "tokenizer.ggml.merges", 8, json_array_size(merges));
+  json_array_foreach(merges, i, value) {
+    snprintf(both, sizeof both, "%s %s", json_string_value(json_array_get(value, 0)),
+             json_string_value(json_array_get(value, 1)));
+    put_text(&g, both);
+  }
+  put_text(&g, "tokenizer.ggml.bos_token_id"), put_number(&g, 4, 4), put_number(&g, 0, 4);
+  return g;
+}
+
+static kr_tokenizer *open_gguf(const gguf_bytes *g) {
+  json_t *tree = NULL;
+  kr_tokenizer *t = NULL;
+  if (kr_gguf_tokenizer(g->at, g->n, "made", &tree) < 0 || kr_tokenizer_open_tree(tree, "made", &t) < 0)
+    fail_msg("%s", krait_error_detail());
+  json_decref(tree);
+  return t;
+}
+
+static void gguf_names_of_pre_tokenizers(void **state) {
+  static const char *const kinds[][2] = {
+      {"llama3", "llama-bpe"}, {"tekken", "tekken"}, {"o200k", "gpt-4o"}, {"falcon", "falcon"}};
+  char folder[100];
+  (void)state;
+  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+    snprintf(folder, sizeof folder, GOLDEN "%s", kinds[k][0]);
+    json_t *tree = golden_json(folder, "tokenizer.json"), *cases = golden_json(folder, "cases.json"), *one;
+    const gguf_bytes g = gguf_of(tree, kinds[k][1]);
+    kr_tokenizer *t = open_gguf(&g);
+    kr_ids ids = {0};
+    size_t i;
+    json_array_foreach(cases, i, one) {
+      const json_t *whole = json_object_get(one, "whole"), *want = whole ? whole : json_object_get(one, "ids");
+      if (!has_ids(t, json_object_get(one, "text"), KR_ENCODE_WHOLE, want, &ids))
+        fail_msg("%s: case %zu '%s'", kinds[k][1], i, json_string_value(json_object_get(one, "text")));
+    }
+    kr_ids_free(&ids);
+    kr_tokenizer_close(&t);
+    json_decref(tree), json_decref(cases);
+    free(g.at);
+  }
+}
+
+/* SentencePiece's scores: the better pair first; bytes for what has no token; a space and a token at the beginning. */
+static void gguf_scores(void **state) {
+  static const char *const names[] = {"<unk>", "<s>", "<0xC3>", "<0xA9>", "\xe2\x96\x81", "a", "b", "ab", "ba", "aba",
+                                      "\xe2\x96\x81" "a"};
+  static const float scores[] = {0, 0, 0, 0, 0, 0, 0, -2, -1, -4, -3};
+  static const int32_t types[] = {2, 3, 6, 6, 1, 1, 1, 1, 1, 1, 1};
+  enum { N_NAMES = sizeof names / sizeof *names };
+  gguf_bytes g = {malloc(4096), 0};
+  (void)state;
+  put_bytes(&g, "GGUF", 4), put_number(&g, 3, 4), put_number(&g, 0, 8), put_number(&g, 5, 8);
+  put_value(&g, "tokenizer.ggml.model", "llama");
+  put_array(&g, "tokenizer.ggml.tokens", 8, N_NAMES);
+  for (int i = 0; i < N_NAMES; i++) put_text(&g, names[i]);
+  put_array(&g, "tokenizer.ggml.token_type", 5, N_NAMES);
+  for (int i = 0; i < N_NAMES; i++) put_number(&g, (uint64_t)types[i], 4);
+  put_array(&g, "tokenizer.ggml.scores", 6, N_NAMES);
+  for (int i = 0; i < N_NAMES; i++) put_bytes(&g, &scores[i], 4);
+  put_text(&g, "tokenizer.ggml.bos_token_id"), put_number(&g, 4, 4), put_number(&g, 1, 4);
+  kr_tokenizer *t = open_gguf(&g);
+  IDS(t, "aba", KR_ENCODE_WHOLE, 1, 10, 8);                /* ba, then the mark and a: not ab, aba */
+  IDS(t, "ab\xc3\xa9 b", KR_ENCODE_PLAIN, 4, 7, 2, 3, 4, 6); /* ab before the mark and a */
+  size_t n;
+  assert_string_equal(kr_tokenizer_bytes(t, 10, &n), " a");
+  assert_memory_equal(kr_tokenizer_bytes(t, 2, &n), "\xc3", 1);
+  kr_tokenizer_close(&t);
+  free(g.at);
+}
+
 static uint32_t next_random(uint64_t *seed) {
   *seed = *seed * 6364136223846793005u + 1442695040888963407u;
   return (uint32_t)(*seed >> 33);
@@ -470,6 +586,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(refusals),
       cmocka_unit_test(a_long_word),
       cmocka_unit_test(recorded_texts),
+      cmocka_unit_test(gguf_names_of_pre_tokenizers),
+      cmocka_unit_test(gguf_scores),
       cmocka_unit_test(round_trip_neox),
       cmocka_unit_test(round_trip_qwen2),
       cmocka_unit_test(chat),

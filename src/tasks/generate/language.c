@@ -11,6 +11,7 @@
 
 #include "alloc.h"
 #include "ctx.h"
+#include "gguf_tokenizer.h"
 #include "lm_parts.h"
 #include "safetensors.h"
 #include "sampler.h"
@@ -59,8 +60,10 @@ static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *
   json_t *tree;
   if (o->no_tokenizer) return KRAIT_OK;
   if (o->tokenizer_path) return open_given(o->tokenizer_path, tokenizer);
-  KR_TRY(kr_model_folder_tokenizer(folder, &tree));
-  if (tree) {
+  size_t n_bytes;
+  const unsigned char *gguf = kr_model_folder_gguf(folder, &n_bytes);
+  if (gguf) {
+    KR_TRY(kr_gguf_tokenizer(gguf, n_bytes, o->path, &tree));
     const int32_t status = kr_tokenizer_open_tree(tree, o->path, tokenizer);
     json_decref(tree);
     return status;
