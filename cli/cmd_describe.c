@@ -115,13 +115,13 @@ static int run_describe(work *w) {
 
 int cmd_describe(int argc, char **argv) {
   int first;
-  settings s = {.telling.n = 1024};
+  settings s = {.telling = {CLI_TELLING_UNSET}};
   const cli_option options[] = {
       CLI_TEXT("weights", 'w', "DIR", &s.weights, "folder of Mobile-VideoGPT: config.json, weights, tokenizer.json"),
       CLI_TEXT("frames", 0, "FILE.png", &s.frames,
                "write the frames used as a contact sheet; those that the video tower saw have an orange border"),
       CLI_SWITCH("force", 'f', &s.force, "replace the file of --frames if it exists"),
-      CLI_TELLING_OPTIONS(&s.telling, "1024"),
+      CLI_TELLING_OPTIONS(&s.telling, "", "1024"),
       CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,
                "tokenizer.json or its folder (default: the one beside the weights)"),
       CLI_SWITCH("json", 0, &s.as_json, "print a JSON object at the end, with the frames and their scores"),
@@ -148,6 +148,7 @@ int cmd_describe(int argc, char **argv) {
       .verb = verb.name, .read_too = read_too, .n_read_too = 2, .model = s.weights, .force = s.force};
   if (s.frames && (exit_status = cli_output_check(&rule, argv[first], s.frames)) >= 0) return exit_status;
   if (s.frames && (exit_status = cli_png_check(verb.name, "frames", s.frames)) >= 0) return exit_status;
+  cli_telling_fill(&s.telling, NULL, 1024);
   cli_catch_signals(verb.name, "");
   cli_hush_libraries(); /* the libraries for fonts */
   work w = {.s = &s,

@@ -17,15 +17,15 @@
 #include "texts.h"
 
 typedef struct settings {
-  const char *prompt, *file, *save, *load, *tokenizer;
+  const char *prompt, *file, *save, *load, *tokenizer, *chat_format, *system;
   cli_telling telling;
-  int chat, as_json, force;
+  int chat, as_json, force, no_config;
   const char *state_dtype;
   cli_run run;
 } settings;
 
 typedef struct work {
-  const settings *s;
+  settings *s;
   krait_lm *lm;
   cli_decoding *all; /* in the order of the file */
   int64_t n, n_begun, n_printed;
@@ -68,6 +68,7 @@ static json_t *decoding_json(const work *w, const cli_decoding *o) {
                            (json_int_t)o->n_drawn, "stop_reason", o->reason, "read_s",
                            cli_json_real(o->read_s - o->start_s), "first_token_s",
                            cli_json_real(o->first_s - o->start_s), "generate_s", cli_json_real(o->end_s - o->read_s));
+  if (o->logprobs) json_object_set(line, "logprobs", o->logprobs);
   json_object_update(line, rest);
   json_decref(rest);
   return line;
@@ -84,6 +85,8 @@ static void print_generate_line(const char *text, size_t n) {
 }
 
 static void free_text(cli_decoding *o) {
+  json_decref(o->logprobs);
+  o->logprobs = NULL;
   free(o->text);
   o->text = NULL;
   o->n_text = o->capacity = 0;
@@ -142,8 +145,12 @@ static int read_ids(const work *w, cli_decoding *o) {
 }
 
 static int read_prompt(const work *w, cli_decoding *o) {
-  if (w->s->telling.as_ids) return read_ids(w, o);
-  const int32_t status = krait_lm_prefill(o->session, o->prompt, o->n_prompt, w->s->chat ? KRAIT_LM_CHAT : 0);
+  const settings *s = w->s;
+  if (s->telling.as_ids) return read_ids(w, o);
+  const krait_lm_message messages[] = {{"system", s->system}, {"user", o->prompt}};
+  const int32_t status = s->chat && s->system ? krait_lm_chat(o->session, messages, 2)
+                                              : krait_lm_prefill(o->session, o->prompt, o->n_prompt,
+                                                                 s->chat ? KRAIT_LM_CHAT : 0);
   return status < 0 ? report_prompt(w, o, status) : -1;
 }
 
@@ -155,7 +162,7 @@ static int begin_text(work *w, cli_decoding *o) {
   int32_t status = krait_lm_session_open(w->lm, &own, &o->session);
   if (status >= 0 && s->load) status = krait_lm_load(o->session, s->load);
   if (status < 0) return report_prompt(w, o, status);
-  o->n_loaded = krait_lm_n_tokens(o->session);
+  o->n_loaded = krait_lm_n_tokens(o->session), o->lm = w->lm;
   const int is_empty = s->file && o->n_prompt == 0, exit_status = is_empty ? -1 : read_prompt(w, o);
   if (exit_status >= 0) return exit_status;
   o->n_read = krait_lm_n_tokens(o->session);
@@ -221,6 +228,13 @@ static int say_stopped(const settings *s) {
   return 130;
 }
 
+static void take_model_defaults(work *w) {
+  krait_lm_sampling defaults = {.size = sizeof defaults};
+  int64_t n_tokens = 0;
+  krait_lm_defaults(w->lm, &defaults, &n_tokens);
+  cli_telling_fill(&w->s->telling, &defaults, n_tokens ? n_tokens : 128);
+}
+
 static int run_model(work *w, const char *path) {
   const settings *s = w->s;
   krait_ctx *ctx = NULL;
@@ -232,9 +246,14 @@ static int run_model(work *w, const char *path) {
                                     .path = path,
                                     .tokenizer_path = s->tokenizer,
                                     .no_tokenizer = s->telling.as_ids,
+                                    .chat_format = s->chat_format,
+                                    .no_generation_config = s->no_config,
                                     .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0};
   const int32_t status = krait_lm_open(ctx, &options, &w->lm);
-  exit_status = status < 0 ? cli_report("generate", status) + 1 : tell_texts(w);
+  if (status >= 0) take_model_defaults(w);
+  exit_status = status >= 0                       ? tell_texts(w)
+                : status == KRAIT_ERR_ARGUMENT ? cli_report_call("generate", status, krait_error_detail())
+                                               : cli_report("generate", status) + 1;
   if (exit_status == 0 && cli_is_asked_to_stop()) exit_status = say_stopped(s);
   for (int64_t i = 0; i < w->n; i++) krait_lm_session_close(&w->all[i].session);
   krait_lm_close(&w->lm);
@@ -269,7 +288,7 @@ static int take_one(work *w, const char *prompt, size_t n) {
   return -1;
 }
 
-static int run_generate(const settings *s, char **operands, int n_operands) {
+static int run_generate(settings *s, char **operands, int n_operands) {
   work w = {.s = s};
   int exit_status = -1;
   char *text = NULL;
@@ -282,7 +301,7 @@ static int run_generate(const settings *s, char **operands, int n_operands) {
                   : is_stdin ? take_one(&w, text, n_bytes)
                              : take_one(&w, prompt, strlen(prompt));
   if (exit_status < 0) exit_status = run_model(&w, operands[0]);
-  for (int64_t i = 0; i < w.n; i++) free(w.all[i].text);
+  for (int64_t i = 0; i < w.n; i++) free_text(&w.all[i]);
   free(w.all);
   free(text);
   return exit_status;
@@ -300,10 +319,14 @@ static int check_generate_settings(const settings *s, char **operands, int n_ope
     return cli_usage_error("generate", "no prompt; give -p TEXT, --file FILE or '-' for standard input");
   if (s->file && s->save)
     return cli_usage_error("generate", "--save-state saves the state of one text; --file has several");
-  if (s->telling.as_ids && (s->chat || s->tokenizer || s->telling.stop))
-    return cli_usage_error("generate", "--ids is without text; --chat, --tokenizer and --stop need one");
-  if (s->chat && s->load)
-    return cli_usage_error("generate", "--chat begins a conversation; --load-state continues one");
+  if (s->telling.as_ids && (s->chat || s->tokenizer || s->telling.stop || s->telling.shows_special))
+    return cli_usage_error("generate", "--ids is without text; --chat, --tokenizer, --stop and --special need one");
+  if ((s->system || s->chat_format) && !s->chat)
+    return cli_usage_error("generate", "--system and --chat-format are for --chat");
+  if (s->system && s->load)
+    return cli_usage_error("generate", "--system begins a conversation; --load-state continues one");
+  if (s->telling.n_logprobs && !s->as_json)
+    return cli_usage_error("generate", "--logprobs is printed as JSON; give --json, too");
   const char *const read_too[] = {s->load, s->tokenizer};
   const cli_outputs_rule rule = {
       .verb = "generate", .read_too = read_too, .n_read_too = 2, .model = operands[0], .force = s->force};
@@ -312,13 +335,20 @@ static int check_generate_settings(const settings *s, char **operands, int n_ope
 
 int cmd_generate(int argc, char **argv) {
   int first;
-  settings s = {.telling.n = 128};
+  settings s = {.telling = {CLI_TELLING_UNSET}};
   const cli_option options[] = {
       CLI_TEXT("prompt", 'p', "TEXT", &s.prompt, "the text to continue"),
       CLI_TEXT("file", 0, "FILE", &s.file,
                "one prompt per line, any number, decoded together; prints one line for each line of the file"),
-      CLI_SWITCH("chat", 0, &s.chat, "treat the prompt as a user message, for models with Qwen2's chat template"),
-      CLI_TELLING_OPTIONS(&s.telling, "128"),
+      CLI_SWITCH("chat", 0, &s.chat, "treat the prompt as a user message: the model's chat template goes around it"),
+      CLI_TEXT("system", 0, "TEXT", &s.system, "with --chat: the system message"),
+      CLI_TEXT("chat-format", 0, "NAME", &s.chat_format,
+               "with --chat: chatml, llama3, granite or nemotron instead of the model's chat template"),
+      CLI_TELLING_OPTIONS(&s.telling, "the model's, else ", "128"),
+      CLI_WHOLE("logprobs", 0, "N", &s.telling.n_logprobs, 1, CLI_MOST_LOGPROBS,
+                "with --json: the logarithm of each token's probability, and of the N likeliest ones'"),
+      CLI_SWITCH("no-config", 0, &s.no_config,
+                 "ignore the model's generation_config.json: its ends of a text, its sampling"),
       CLI_SWITCH("ids", 0, &s.telling.as_ids,
                  "prompts and results are tokens as numbers, such as 5,17,3; no tokenizer is needed"),
       CLI_TEXT("save-state", 0, "FILE", &s.save,

@@ -12,6 +12,20 @@
 #include "interrupt.h"
 #include "output.h"
 
+static double given_or(double given, double own) { return given < 0 ? own : given; }
+
+/* A temperature that the user gives decides alone whether there is sampling; the model's rules then apply if it is made
+ * for sampling. */
+void cli_telling_fill(cli_telling *t, const krait_lm_sampling *defaults, int64_t n) {
+  const krait_lm_sampling none = {0}, *d = defaults ? defaults : &none;
+  t->temperature = given_or(t->temperature, (double)d->temperature);
+  t->top_p = given_or(t->top_p, (double)d->top_p);
+  t->min_p = given_or(t->min_p, (double)d->min_p);
+  t->penalty = given_or(t->penalty, (double)d->repetition_penalty);
+  t->top_k = t->top_k < 0 ? d->top_k : t->top_k;
+  t->n = t->n < 0 ? n : t->n;
+}
+
 krait_lm_sampling cli_telling_sampling(const cli_telling *t) {
   return (krait_lm_sampling){.size = sizeof(krait_lm_sampling),
                              .top_k = (int32_t)t->top_k,
@@ -19,7 +33,9 @@ krait_lm_sampling cli_telling_sampling(const cli_telling *t) {
                              .top_p = (float)t->top_p,
                              .min_p = (float)t->min_p,
                              .repetition_penalty = (float)t->penalty,
-                             .seed = (uint64_t)t->seed};
+                             .seed = (uint64_t)t->seed,
+                             .flags = (t->shows_special ? KRAIT_LM_SPECIAL : 0) |
+                                      (t->n_logprobs > 0 ? KRAIT_LM_LOGITS : 0)};
 }
 
 double cli_now_s(void) {
@@ -93,9 +109,34 @@ static int take_text(const char *verb, const cli_telling *t, cli_decoding *o, in
 
 /* ---- steps ---- */
 
+static json_t *logprob_json(const krait_lm *lm, int32_t id, float logprob) {
+  size_t n;
+  const char *name = krait_lm_token(lm, id, &n);
+  json_t *one = json_pack("{s:i, s:o}", "id", id, "logprob", cli_json_real((double)logprob));
+  if (n) json_object_set_new(one, "token", cli_json_bytes(name, n));
+  return one;
+}
+
+/* The last token's, and the likeliest ones'. */
+static int take_logprobs(const char *verb, const cli_telling *t, cli_decoding *o) {
+  int32_t ids[CLI_MOST_LOGPROBS + 1];
+  float logprobs[CLI_MOST_LOGPROBS + 1];
+  const int n = (int)t->n_logprobs;
+  if (!n) return -1;
+  const int32_t status = krait_lm_logprobs(o->session, n, ids, logprobs);
+  if (status < 0) return cli_report(verb, status);
+  json_t *top = json_array(), *one = logprob_json(o->lm, ids[n], logprobs[n]);
+  for (int k = 0; k < n; k++) json_array_append_new(top, logprob_json(o->lm, ids[k], logprobs[k]));
+  json_object_set_new(one, "top", top);
+  if (!o->logprobs) o->logprobs = json_array();
+  json_array_append_new(o->logprobs, one);
+  return -1;
+}
+
 /* After a step of the text. */
 static int take_step(const char *verb, const cli_telling *t, cli_decoding *o, int is_shown) {
-  const int exit_status = take_text(verb, t, o, is_shown);
+  int exit_status = take_logprobs(verb, t, o);
+  if (exit_status < 0) exit_status = take_text(verb, t, o, is_shown);
   if (o->n_drawn++ == 0) o->first_s = cli_now_s();
   if (o->reason || exit_status >= 0) return exit_status;
   if (krait_lm_is_done(o->session) && !t->ignores_end)

@@ -35,21 +35,31 @@ typedef struct krait_lm_options {
   int32_t narrow_states; /* 1: on a GPU that computes in the weights' type, Mamba's states have that type instead of
                             float32: half the memory, less accurate */
   int32_t no_tokenizer;  /* 1: no tokenizer is read: prompts are ids, and texts stay empty */
+  const char *chat_format;      /* chatml, llama3, granite or nemotron; NULL: that of the model's chat template */
+  int32_t no_generation_config; /* 1: generation_config.json is not read */
+  int32_t reserved;
 } krait_lm_options;
 
 /* How the next token is sampled: from the top_k most likely, then (temperature divides the logits) from the smallest
  * set whose total probability reaches top_p, and from those at least min_p times as likely as the most likely one. 0
  * disables a rule; temperature 0 is greedy decoding. Logits of tokens that have already occurred are divided by
  * repetition_penalty if positive, else multiplied. Equal seeds give equal texts. */
+#define KRAIT_LM_SPECIAL 1u /* krait_lm_text has the names of special tokens, too */
+#define KRAIT_LM_LOGITS 2u  /* krait_lm_logprobs can be called */
 typedef struct krait_lm_sampling {
   uint32_t size;
   int32_t top_k;
   float temperature, top_p, min_p, repetition_penalty;
   uint64_t seed;
+  uint32_t flags, reserved; /* KRAIT_LM_SPECIAL, KRAIT_LM_LOGITS */
 } krait_lm_sampling;
 
 KRAIT_API int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *options, krait_lm **lm);
 KRAIT_API void krait_lm_close(krait_lm **lm);
+/* What generation_config.json recommends; 0 where it says nothing. n_tokens: how many, at most; may be NULL. */
+KRAIT_API int32_t krait_lm_defaults(const krait_lm *lm, krait_lm_sampling *sampling, int64_t *n_tokens);
+/* A token as text, not always whole characters; n_bytes is 0 if there is no such token, or no tokenizer. */
+KRAIT_API const char *krait_lm_token(const krait_lm *lm, int32_t id, size_t *n_bytes);
 /* Bytes of weights read per token. */
 KRAIT_API uint64_t krait_lm_token_bytes(const krait_lm *lm);
 
@@ -63,9 +73,15 @@ KRAIT_API int32_t krait_lm_reset(krait_lm_session *session);
 #define KRAIT_LM_CHAT 1u  /* text is a user message: wrap it in the model's chat template */
 #define KRAIT_LM_PLAIN 2u /* names of special tokens in the text are plain text */
 /* Appends a prompt to what the session has read so far (prefill). UTF-8; n_bytes may be 0 if the session is not
- * empty. After an error the session has what it had before; if reading had begun, a model with recurrent
+ * empty, or if the model has a token for the beginning of a text. After an error the session has what it had before; if reading had begun, a model with recurrent
  * states refuses the session until krait_lm_reset or _load. */
 KRAIT_API int32_t krait_lm_prefill(krait_lm_session *session, const char *text, size_t n_bytes, uint32_t flags);
+typedef struct krait_lm_message {
+  const char *role, *content; /* "system", "user", "assistant" */
+} krait_lm_message;
+/* The same with messages and the beginning of the answer, in the model's chat template; those behind an answer
+ * continue the conversation. KRAIT_ERR_UNSUPPORTED: the template is not known. */
+KRAIT_API int32_t krait_lm_chat(krait_lm_session *session, const krait_lm_message *messages, int32_t n);
 /* The same with tokens, where text would be tokenized. */
 KRAIT_API int32_t krait_lm_prefill_ids(krait_lm_session *session, const int32_t *ids, int64_t n);
 /* Generates the next token of each of n different sessions of one model, as one batch. After an error none of them has
@@ -77,6 +93,9 @@ KRAIT_API const char *krait_lm_text(const krait_lm_session *session, size_t *n_b
 KRAIT_API void krait_lm_finish(krait_lm_session *session);
 KRAIT_API int krait_lm_is_done(const krait_lm_session *session);      /* the last token ends the text */
 KRAIT_API int64_t krait_lm_n_tokens(const krait_lm_session *session); /* read and generated so far */
+/* The likeliest n tokens at the last step, the likeliest first, and the logarithms of their probabilities, before any
+ * rule of sampling; ids[n] and logprobs[n]: those of the token that was taken. Both have room for n + 1. */
+KRAIT_API int32_t krait_lm_logprobs(const krait_lm_session *session, int32_t n, int32_t *ids, float *logprobs);
 /* They, valid until the next call for the session that is not const; NULL if there are none. */
 KRAIT_API const int32_t *krait_lm_ids(const krait_lm_session *session);
 

@@ -172,6 +172,19 @@ int32_t kr_tokenizer_find_added(const kr_tokenizer *t, const char *content) {
   return -1;
 }
 
+int32_t kr_tokenizer_special_at(const kr_tokenizer *t, const char *text, size_t n, size_t *length) {
+  for (int is_normalized = 0; n && is_normalized < 2; is_normalized++) {
+    const kr_added_token *a = added_at(t, text, n, is_normalized);
+    if (a && a->is_special) return *length = a->n, a->id;
+  }
+  return -1;
+}
+
+void kr_tokenizer_set_template(kr_tokenizer *t, int32_t before, int32_t after) {
+  t->before[0] = before, t->n_before = before >= 0;
+  t->after[0] = after, t->n_after = after >= 0;
+}
+
 #ifdef KR_FUZZ
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /* Fuzz target, a tokenizer, a NUL, a text: an accepted tokenizer of bytes must reproduce the text if nothing changes

@@ -31,14 +31,9 @@ int32_t kr_tokenizer_encode(const kr_tokenizer *t, const char *text, size_t n, u
 const char *kr_tokenizer_bytes(const kr_tokenizer *t, int32_t id, size_t *n);
 int kr_tokenizer_is_special(const kr_tokenizer *t, int32_t id);
 int32_t kr_tokenizer_find_added(const kr_tokenizer *t, const char *content); /* "<|im_end|>"; -1: there is none */
-
-/* ---- the chat template of Qwen2 (chat.c) ---- */
-typedef struct kr_message {
-  const char *role, *content; /* "system", "user", "assistant" */
-} kr_message;
-int kr_chat_is_known(const kr_tokenizer *t); /* whether it has the template's special tokens */
-/* The messages and the beginning of the assistant's answer; its end is <|im_end|>. Special tokens in a content are
- * plain text. If the first message is not a system message, the template's default one is added. */
-int32_t kr_chat_encode(const kr_tokenizer *t, const kr_message *messages, int n, kr_ids *ids);
+/* The special token whose name text begins with, and the name's length; -1: there is none. */
+int32_t kr_tokenizer_special_at(const kr_tokenizer *t, const char *text, size_t n, size_t *length);
+/* What is put around whole texts, instead of what the file says: a token before and one after; -1: none. */
+void kr_tokenizer_set_template(kr_tokenizer *t, int32_t before, int32_t after);
 
 #endif

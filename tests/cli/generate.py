@@ -277,6 +277,69 @@ def numbers():
     check(story(bare, "--ids", "-p", "1", "-n", 30, "--ignore-eos")["tokens"] == 30, "--ignore-eos")
 
 
+def defaults():
+    """generation_config.json: ends of a text, sampling, a token for the beginning; --no-config; --special, --logprobs."""
+    own = here / "own"
+    tiny.make(own, "qwen2")
+    config = own / "generation_config.json"
+    greedy = story(own, "-p", PROMPT, "-n", 12, "--logprobs", 3, "--ignore-eos")
+    ids = [one["id"] for one in greedy["logprobs"]]
+    check(len(ids) == 12 and all(one["top"][0]["id"] == one["id"] and one["top"][0]["logprob"] == one["logprob"] for one in greedy["logprobs"]), f"greedy takes the likeliest: {greedy}")
+    check(all(len(one["top"]) == 3 and one["top"][0]["logprob"] >= one["top"][1]["logprob"] >= one["top"][2]["logprob"] for one in greedy["logprobs"]), "the likeliest first")
+    nats = -sum(one["logprob"] for one in greedy["logprobs"])
+    whole, first = (json.loads(krait("score", own, "-", "--json", stdin=text.encode()).stdout) for text in (PROMPT + greedy["text"], PROMPT))
+    if whole["tokens"] == first["tokens"] + 12:  # the text's tokens are those that were generated
+        got = whole["nats_per_token"] * whole["tokens"] - first["nats_per_token"] * first["tokens"]
+        check(abs(got - nats) < 1e-3, f"--logprobs sum to {nats}, score says {got}")
+    check_error(2, "give --json, too", "generate", own, "-p", "a", "--logprobs", 2)
+    plain = story(own, "-p", PROMPT, "-n", 12)
+    config.write_text(json.dumps({"eos_token_id": [267, ids[4]], "max_new_tokens": 7}))
+    short = story(own, "-p", PROMPT)
+    check(short["tokens"] == ids.index(ids[4]) + 1 and short["stop_reason"] == "end", f"a list of ends: {short}")
+    check(story(own, "-p", PROMPT, "--ignore-eos")["tokens"] == 7, "max_new_tokens")
+    check(story(own, "-p", PROMPT, "-n", 12, "--no-config")["text"] == plain["text"], "--no-config")
+    config.write_text(json.dumps({"do_sample": True, "temperature": 5.0, "top_k": 50, "repetition_penalty": 1.1}))
+    bold = [story(own, "-p", PROMPT, "-n", 12, *more)["text"] for more in ((), ("--temperature", 5, "--top-k", 50, "--repetition-penalty", 1.1, "--no-config"), ("--temperature", 0), ("--no-config",))]
+    check(bold[0] == bold[1] != bold[3] == plain["text"] and bold[2] != bold[0], f"sampling: {bold}")
+    config.write_text(json.dumps({"do_sample": False, "temperature": 5.0}))
+    check(story(own, "-p", PROMPT, "-n", 12)["text"] == plain["text"], "without do_sample a temperature says nothing")
+    for text, words in (('{"temperature": -1, "do_sample": true}', "temperature is not a number from 0 to 1000; --no-config ignores the file"), ('{"eos_token_id": "a"}', "eos_token_id is not a whole number"), ("{", "line 1")):
+        config.write_text(text)
+        check_error(2, words, "generate", own, "-p", "a", "-n", 1)
+        check(krait("generate", own, "-p", "a", "-n", 1, "--no-config").returncode == 0, "--no-config")
+    config.write_text(json.dumps({"bos_token_id": 265}))
+    empty = story(own, "-p", "", "-n", 5)
+    check(empty["prompt_tokens"] == 1 and empty["tokens"] >= 1, f"an empty prompt begins with bos: {empty}")
+    check(empty["text"] == story(own, "-p", "<|endoftext|>", "-n", 5)["text"], "bos")
+    check(story(own, "--ids", "-p", "", "-n", 5)["prompt"] == [265], "bos as a number")
+    config.unlink()
+    check_error(2, "the prompt is empty", "generate", own, "-p", "")
+    more = own / "tokenizer_config.json"
+    more.write_text(json.dumps({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "add_bos_token": True}))
+    check(story(own, "-p", "a", "-n", 1)["prompt_tokens"] == 2 and story(own, "-p", "", "-n", 1)["prompt_tokens"] == 1, "add_bos_token")
+    more.write_text(json.dumps({"bos_token": "<|im_start|>", "chat_template": "{{ bos_token }}### {{ message }}"}))
+    check_error(2, "its chat template is none of the known ones; give the form of its conversations with --chat-format (chatml, llama3, granite, nemotron), or the text as it is", "generate", own, "--chat", "-p", "a")
+    check(story(own, "--chat", "--chat-format", "chatml", "-p", "a", "-n", 1)["prompt_tokens"] == len(tokens_of(own, "user\na")) + len(tokens_of(own, "assistant")) + 3 + 2 + 1, "--chat-format")
+    check_error(2, "there is no chat format 'latin'; there are chatml", "generate", own, "--chat", "--chat-format", "latin", "-p", "a")
+    (own / "chat_template.jinja").write_text("<|im_start|>system\nBe.<|im_end|>\n<|im_start|>assistant\n")
+    by_file = story(own, "--chat", "-p", "a", "-n", 8)
+    check(by_file["text"] == story(own, "--chat", "--system", "Be.", "-p", "a", "-n", 8)["text"] and by_file["prompt_tokens"] > 10, "chat_template.jinja's system message")
+    check(by_file["prompt_tokens"] != story(own, "--chat", "--system", "Be quick.", "-p", "a", "-n", 1)["prompt_tokens"], "--system")
+    check_error(2, "are for --chat", "generate", own, "--system", "a", "-p", "a")
+    state = own / "one.state"
+    story(own, "--chat", "-p", "a", "-n", 3, "--save-state", state)
+    check(story(own, "--chat", "--load-state", state, "-p", "b", "-n", 3)["prompt_tokens"] > by_file["prompt_tokens"] + 3, "a conversation goes on behind a state")
+    # a special token that the model generates
+    config.write_text(json.dumps({"eos_token_id": []}))
+    forced = next((k for k in range(200) if "<|" in story(own, "-p", "ab"[: k % 2 + 1] * (k // 2 + 1), "-n", 25, "--special", "--ignore-eos", "--temperature", 3, "--seed", k)["text"]), None)
+    check(forced is not None, "no special token in 200 texts")
+    arguments = (own, "-p", "ab"[: (forced or 0) % 2 + 1] * ((forced or 0) // 2 + 1), "-n", 25, "--ignore-eos", "--temperature", 3, "--seed", forced or 0)
+    shown, hidden = story(*arguments, "--special")["text"], story(*arguments)["text"]
+    for name in tiny.SPECIAL:
+        shown = shown.replace(name, "")
+    check(shown == hidden, f"--special: {shown!r}, without: {hidden!r}")
+
+
 def quantised():
     """The 8-bit model scores like its dequantized weights, and close to the original."""
     for kind in ("mamba1", "mamba2", "qwen2"):
@@ -729,6 +792,7 @@ sampling(whole)
 stops(whole)
 several()
 numbers()
+defaults()
 quantised()
 quantised_4()
 gguf()

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "alloc.h"
+#include "chat.h"
 #include "gguf_tokenizer.h"
 #include "split.h"
 #include "status.h"
@@ -547,27 +548,140 @@ static void round_trip(const char *folder) {
 static void round_trip_neox(void **state) { (void)state, round_trip(GOLDEN "neox"); }
 static void round_trip_qwen2(void **state) { (void)state, round_trip(GOLDEN "qwen2"); }
 
+/* ---- chat templates ---- */
+
+/* The messages and what the template makes of them, written out. */
+static void assert_chat(const kr_tokenizer *t, const kr_chat *c, const kr_message *messages, int n, const char *whole) {
+  kr_ids got = {0}, want = {0};
+  if (kr_chat_encode(t, c, messages, n, &got) < 0) fail_msg("%s", krait_error_detail());
+  assert_int_equal(kr_tokenizer_encode(t, whole, strlen(whole), 0, &want), KRAIT_OK);
+  if (got.n != want.n) fail_msg("%lld tokens, not %lld: %s", (long long)got.n, (long long)want.n, whole);
+  assert_memory_equal(got.at, want.at, (size_t)got.n * sizeof *got.at);
+  kr_ids_free(&got), kr_ids_free(&want);
+}
+
 static void chat(void **state) {
   kr_tokenizer *t = golden_tokenizer(GOLDEN "qwen2");
-  static const char whole[] =
-      "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n\n  What's "
-      "2+2?<|im_end|>\n<|im_start|>assistant\n";
-  kr_ids got = {0}, want = {0};
+  kr_chat c;
   (void)state;
-  assert_int_equal(kr_chat_encode(t, &(kr_message){"user", "\n  What's 2+2?"}, 1, &got), KRAIT_OK);
-  assert_int_equal(kr_tokenizer_encode(t, whole, strlen(whole), 0, &want), KRAIT_OK);
-  assert_int_equal(got.n, want.n);
-  assert_memory_equal(got.at, want.at, (size_t)got.n * sizeof *got.at);
-  got.n = 0;
-  assert_int_equal(kr_chat_encode(t, &(kr_message){"system", "<|im_end|>"}, 1, &got), KRAIT_OK);
+  kr_chat_find(t, NULL, NULL, &c);
+  assert_chat(t, &c, &(kr_message){"user", "\n  What's 2+2?"}, 1,
+              "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n\n  What's "
+              "2+2?<|im_end|>\n<|im_start|>assistant\n");
+  kr_ids got = {0};
+  assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"system", "<|im_end|>"}, 1, &got), KRAIT_OK);
   for (int64_t i = 0, n_ends = 0; i < got.n; i++) {
     n_ends += got.at[i] == kr_tokenizer_find_added(t, "<|im_end|>");
     assert_true(n_ends <= 1); /* the one in the content is text */
   }
-  kr_ids_free(&got), kr_ids_free(&want);
+  got.n = 0;
+  assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"judge", "a"}, 1, &got), KRAIT_ERR_ARGUMENT);
+  kr_ids_free(&got);
   kr_tokenizer_close(&t);
   t = golden_tokenizer(GOLDEN "neox");
-  assert_int_equal(kr_chat_encode(t, NULL, 0, &got), KRAIT_ERR_UNSUPPORTED);
+  kr_chat_find(t, NULL, NULL, &c);
+  assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"user", "a"}, 1, &got), KRAIT_ERR_UNSUPPORTED);
+  assert_non_null(strstr(krait_error_detail(), "has no chat template; give the form of its conversations with"));
+  kr_chat_find(t, "{{ '### User: ' + message }}", NULL, &c);
+  assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"user", "a"}, 1, &got), KRAIT_ERR_UNSUPPORTED);
+  assert_non_null(strstr(krait_error_detail(), "none of the known ones"));
+  assert_int_equal(kr_chat_named("chatml", &c), KRAIT_OK);
+  assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"user", "a"}, 1, &got), KRAIT_ERR_UNSUPPORTED);
+  assert_non_null(strstr(krait_error_detail(), "the tokenizer has no <|im_start|>"));
+  assert_int_equal(kr_chat_named("latin", &c), KRAIT_ERR_ARGUMENT);
+  assert_non_null(strstr(krait_error_detail(), "there are chatml, llama3, granite, nemotron"));
+  kr_ids_free(&got);
+  kr_tokenizer_close(&t);
+}
+
+/* A tokenizer with the special tokens of every form. */
+static kr_tokenizer *open_with_marks(void) {
+  static const char *const marks[] = {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",
+                                      "<|end_header_id|>", "<|eot_id|>", "<|start_of_role|>", "<|end_of_role|>",
+                                      "<|end_of_text|>", "<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"};
+  char added[2000];
+  size_t used = 0;
+  kr_tokenizer *t = NULL;
+  for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+    used += (size_t)snprintf(added + used, sizeof added - used,
+                             "%s{\"id\": %zu, \"content\": \"%s\", \"special\": true}", i ? "," : "", 300 + i, marks[i]);
+  assert_int_equal(open_made(&(options){.added = added}, &t), KRAIT_OK);
+  return t;
+}
+
+/* Each form by the text of a template, as published, cut down to what decides. */
+static void forms_of_chat(void **state) {
+  static const kr_message both[] = {{"system", " Be brief. "}, {"user", " hi "}};
+  kr_tokenizer *t = open_with_marks();
+  kr_chat c;
+  (void)state;
+  kr_chat_find(t,
+               "{{- '<|im_start|>system\\n' + m + '<|im_end|>\\n' }}{{- '<|im_start|>system\\nYou are "
+               "Qwen.<|im_end|>\\n' }}{{- '<|im_start|>assistant\\n' }}",
+               NULL, &c);
+  assert_chat(t, &c, both + 1, 1,
+              "<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n");
+  assert_chat(t, &c, both, 2,
+              "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n hi "
+              "<|im_end|>\n<|im_start|>assistant\n");
+  kr_chat_find(t, "{{ bos_token }}<|im_start|><|im_end|>{{ '<|im_start|>assistant\n<think>\n' }}",
+               "<|begin_of_text|>", &c);
+  assert_chat(t, &c, both + 1, 1,
+              "<|begin_of_text|><|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n<think>\n");
+  kr_chat_find(t, "<|im_start|><|im_end|>{{ '<|im_start|>model ' }}", NULL, &c);
+  assert_null(c.form);
+  kr_chat_find(t, "{{- bos_token }}<|start_header_id|><|eot_id|>", "<|begin_of_text|>", &c);
+  assert_chat(t, &c, both + 1, 1,
+              "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
+              "<|end_header_id|>\n\n");
+  kr_chat_find(t, "{{- bos_token }}<|start_header_id|><|eot_id|>Cutting Knowledge Date: December 2023",
+               "<|begin_of_text|>", &c);
+  assert_chat(t, &c, both, 2,
+              "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December "
+              "2023\nToday Date: 26 Jul 2024\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+              "hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
+  kr_chat_find(t, "{%- set g4_default_system_message = 'Help.' %}<|start_of_role|><|end_of_text|>", NULL, &c);
+  assert_chat(t, &c, both + 1, 1,
+              "<|start_of_role|>system<|end_of_role|>Help.<|end_of_text|>\n<|start_of_role|>user<|end_of_role|> hi "
+              "<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>");
+  kr_chat_find(t, "<|start_of_role|><|end_of_text|>{{ strftime_now('%Y') }}", NULL, &c);
+  assert_null(c.form);
+  kr_chat_find(t, "<SPECIAL_10>System\n<SPECIAL_11>Assistant\n<think>\n", NULL, &c);
+  assert_chat(t, &c, both + 1, 1, "<SPECIAL_10>System\n\n<SPECIAL_11>User\n hi \n<SPECIAL_11>Assistant\n<think>\n");
+  kr_tokenizer_close(&t);
+}
+
+/* Behind an answer that has ended, or has not, a conversation goes on as if it had been written at once. */
+static void a_conversation_goes_on(void **state) {
+  static const kr_message first = {"user", "a"}, second = {"user", "b"};
+  static const char *const names[] = {"chatml", "llama3", "granite", "nemotron"};
+  static const char *const wholes[] = {
+      "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nok<|im_end|>\n<|im_start|>user\nb<|im_end|>\n"
+      "<|im_start|>assistant\n",
+      "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\na<|eot_id|><|start_header_id|>assistant"
+      "<|end_header_id|>\n\nok<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nb<|eot_id|><|start_header_id|>"
+      "assistant<|end_header_id|>\n\n",
+      "<|start_of_role|>user<|end_of_role|>a<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>ok"
+      "<|end_of_text|>\n"
+      "<|start_of_role|>user<|end_of_role|>b<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+      "<SPECIAL_11>User\na\n<SPECIAL_11>Assistant\nok\n<SPECIAL_12>\n<SPECIAL_11>User\nb\n<SPECIAL_11>Assistant\n"};
+  kr_tokenizer *t = open_with_marks();
+  (void)state;
+  for (int i = 0; i < 4; i++)
+    for (int is_ended = 0; is_ended < 2; is_ended++) {
+      kr_chat c;
+      kr_ids got = {0}, want = {0};
+      assert_int_equal(kr_chat_named(names[i], &c), KRAIT_OK);
+      assert_int_equal(kr_chat_encode(t, &c, &first, 1, &got), KRAIT_OK);
+      const char *answer = i == 3 && is_ended ? "ok\n" : "ok"; /* its line end comes before the end */
+      assert_int_equal(kr_tokenizer_encode(t, answer, strlen(answer), KR_ENCODE_INSIDE, &got), KRAIT_OK);
+      if (is_ended) assert_int_equal(kr_ids_add(&got, kr_chat_end(t, &c)), KRAIT_OK);
+      assert_int_equal(kr_chat_encode(t, &c, &second, 1, &got), KRAIT_OK);
+      assert_int_equal(kr_tokenizer_encode(t, wholes[i], strlen(wholes[i]), 0, &want), KRAIT_OK);
+      if (got.n != want.n || memcmp(got.at, want.at, (size_t)got.n * sizeof *got.at) != 0)
+        fail_msg("%s, %d: other tokens", names[i], is_ended);
+      kr_ids_free(&got), kr_ids_free(&want);
+    }
   kr_tokenizer_close(&t);
 }
 
@@ -591,6 +705,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(round_trip_neox),
       cmocka_unit_test(round_trip_qwen2),
       cmocka_unit_test(chat),
+      cmocka_unit_test(forms_of_chat),
+      cmocka_unit_test(a_conversation_goes_on),
   };
   size_t n, n_wrong = 0, n_all = 0;
   for (int i = 1; i < argc; i++) {

@@ -56,7 +56,8 @@ static int32_t open_describer_all(krait_describer *d, const krait_describer_opti
       &d->lm));
   const kr_tokenizer *t = kr_lm_tokenizer(d->lm);
   KR_TRY(kr_videogpt_parts_open(d->ctx, kr_lm_folder(d->lm), o->path, kr_lm_model(d->lm), &d->parts));
-  KR_CHECK(kr_chat_is_known(t), KRAIT_ERR_WEIGHTS,
+  KR_CHECK(kr_tokenizer_find_added(t, "<|im_start|>") >= 0 && kr_tokenizer_find_added(t, "<|im_end|>") >= 0,
+           KRAIT_ERR_WEIGHTS,
            "%s: its tokenizer has no <|im_start|> and <|im_end|>, which the prompt needs", o->path);
   KR_TRY(kr_tokenizer_encode(t, opening, strlen(opening), 0, &d->before));
   return get_describer_buffers(d);

@@ -7,24 +7,22 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "alloc.h"
 #include "ctx.h"
-#include "gguf_tokenizer.h"
+#include "lm_files.h"
 #include "lm_parts.h"
 #include "safetensors.h"
 #include "sampler.h"
 #include "sized.h"
 #include "status.h"
-#include "tokenizer.h"
 #include "utf8.h"
 
 enum { MOST_SESSIONS = 1024, NO_TOKEN = -1 };
 
 struct krait_lm {
   kr_model_folder *folder;
-  kr_tokenizer *tokenizer;
+  kr_lm_files files;
   kr_lm *model;
   const kr_lm_config *config; /* of the model */
   int32_t n_sessions;
@@ -46,42 +44,10 @@ struct krait_lm_session {
 
 /* ---- models ---- */
 
-/* A tokenizer.json, or the folder that it is in. */
-static int32_t open_given(const char *path, kr_tokenizer **tokenizer) {
-  struct stat info;
-  const int is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-  char *inside = is_folder ? kr_model_folder_file(path, "tokenizer.json") : NULL;
-  const int32_t status = kr_tokenizer_open(inside ? inside : path, tokenizer);
-  kr_free(inside);
-  return status;
-}
-
-static int32_t open_tokenizer(const krait_lm_options *o, const kr_model_folder *folder, kr_tokenizer **tokenizer) {
-  json_t *tree;
-  if (o->no_tokenizer) return KRAIT_OK;
-  if (o->tokenizer_path) return open_given(o->tokenizer_path, tokenizer);
-  size_t n_bytes;
-  const unsigned char *gguf = kr_model_folder_gguf(folder, &n_bytes);
-  if (gguf) {
-    KR_TRY(kr_gguf_tokenizer(gguf, n_bytes, o->path, &tree));
-    const int32_t status = kr_tokenizer_open_tree(tree, o->path, tokenizer);
-    json_decref(tree);
-    return status;
-  }
-  char *path = kr_model_folder_file(o->path, "tokenizer.json");
-  KR_CHECK(path, KRAIT_ERR_FILE_OPEN,
-           "%s has no tokenizer.json; give one with --tokenizer (the original Mamba models use that of "
-           "EleutherAI/gpt-neox-20b)",
-           o->path);
-  const int32_t status = kr_tokenizer_open(path, tokenizer);
-  kr_free(path);
-  return status;
-}
-
 static int32_t open_lm_parts(const krait_ctx *ctx, const krait_lm_options *o, krait_lm *lm) {
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
-  KR_TRY(open_tokenizer(o, lm->folder, &lm->tokenizer));
-  const int64_t n_known = lm->tokenizer ? kr_tokenizer_size(lm->tokenizer) : 0;
+  KR_TRY(kr_lm_files_open(o, lm->folder, &lm->files));
+  const int64_t n_known = lm->files.tokenizer ? kr_tokenizer_size(lm->files.tokenizer) : 0;
   KR_TRY(kr_lm_open(ctx, lm->folder, lm->n_sessions, n_known, &lm->model));
   lm->config = kr_lm_config_of(lm->model);
   if (o->narrow_states) KR_TRY(kr_lm_narrow_states(lm->model));
@@ -104,6 +70,8 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
            "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);
   KR_CHECK(o.narrow_states == 0 || o.narrow_states == 1, KRAIT_ERR_ARGUMENT,
            "options.narrow_states is %d, must be 0 or 1", o.narrow_states);
+  KR_CHECK(o.no_generation_config == 0 || o.no_generation_config == 1, KRAIT_ERR_ARGUMENT,
+           "options.no_generation_config is %d, must be 0 or 1", o.no_generation_config);
   KR_CHECK(o.no_tokenizer == 0 || (o.no_tokenizer == 1 && !o.tokenizer_path), KRAIT_ERR_ARGUMENT,
            "options.no_tokenizer is %d, must be 0, or without a tokenizer_path 1", o.no_tokenizer);
   krait_lm *lm = *out = kr_zalloc(sizeof *lm);
@@ -119,7 +87,7 @@ void krait_lm_close(krait_lm **handle) {
   if (!lm) return;
   *handle = NULL;
   kr_lm_close(&lm->model);
-  kr_tokenizer_close(&lm->tokenizer);
+  kr_lm_files_close(&lm->files);
   kr_model_folder_close(&lm->folder);
   kr_free(lm->taken);
   kr_free(lm->logits);
@@ -127,8 +95,21 @@ void krait_lm_close(krait_lm **handle) {
 }
 
 const kr_model_folder *kr_lm_folder(const krait_lm *lm) { return lm->folder; }
-const kr_tokenizer *kr_lm_tokenizer(const krait_lm *lm) { return lm->tokenizer; }
+const kr_tokenizer *kr_lm_tokenizer(const krait_lm *lm) { return lm->files.tokenizer; }
 kr_lm *kr_lm_model(const krait_lm *lm) { return lm->model; }
+
+int32_t krait_lm_defaults(const krait_lm *lm, krait_lm_sampling *sampling, int64_t *n_tokens) {
+  KR_CHECK(lm && sampling, KRAIT_ERR_ARGUMENT, "lm and sampling must not be NULL");
+  if (n_tokens) *n_tokens = lm->files.n_tokens;
+  return kr_struct_give("krait_lm_sampling", sampling, sizeof *sampling, &lm->files.sampling, sizeof *sampling);
+}
+
+const char *krait_lm_token(const krait_lm *lm, int32_t id, size_t *n_bytes) {
+  size_t n = 0;
+  const char *bytes = lm && lm->files.tokenizer ? kr_tokenizer_bytes(lm->files.tokenizer, id, &n) : "";
+  if (n_bytes) *n_bytes = n;
+  return bytes;
+}
 
 uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_lm_bytes(lm->model) : 0; }
 
@@ -159,7 +140,7 @@ static size_t longest_token(const kr_tokenizer *t) {
 
 static int32_t make_session(krait_lm_session *s, const krait_lm_sampling *sampling) {
   s->logits = kr_alloc_array((size_t)vocabulary(s->lm), sizeof *s->logits);
-  s->text = kr_zalloc(3 * ((s->lm->tokenizer ? longest_token(s->lm->tokenizer) : 0) + 4) + 1);
+  s->text = kr_zalloc(3 * ((s->lm->files.tokenizer ? longest_token(s->lm->files.tokenizer) : 0) + 4) + 1);
   KR_CHECK(s->logits && s->text, KRAIT_ERR_NO_MEMORY, "no memory for a session");
   KR_TRY(kr_sampler_open(&s->sampler, sampling, s->lm->config->n_used));
   return begin_lm(s);
@@ -210,16 +191,16 @@ int32_t krait_lm_reset(krait_lm_session *s) {
 
 /* Behind other tokens a text has no beginning. */
 static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
-  KR_CHECK(lm->tokenizer, KRAIT_ERR_ARGUMENT, "the model was opened without a tokenizer; give tokens instead of text");
+  KR_CHECK(lm->files.tokenizer, KRAIT_ERR_ARGUMENT, "the model was opened without a tokenizer; give tokens instead of text");
   if (!(flags & KRAIT_LM_CHAT))
     return kr_tokenizer_encode(
-        lm->tokenizer, text, n,
+        lm->files.tokenizer, text, n,
         (ids->n ? KR_ENCODE_INSIDE : KR_ENCODE_WHOLE) | (flags & KRAIT_LM_PLAIN ? KR_ENCODE_PLAIN : 0), ids);
   char *content = kr_alloc(n + 1);
   KR_CHECK(content, KRAIT_ERR_NO_MEMORY, "no memory for a message");
   if (n) memcpy(content, text, n);
   content[n] = 0;
-  const int32_t status = kr_chat_encode(lm->tokenizer, &(kr_message){"user", content}, 1, ids);
+  const int32_t status = kr_chat_encode(lm->files.tokenizer, &lm->files.chat, &(kr_message){"user", content}, 1, ids);
   kr_free(content);
   return status;
 }
@@ -241,19 +222,42 @@ static int32_t read_ids(krait_lm_session *s, int64_t from, const void *rows) {
   return status < 0 && from == 0 ? begin_again(s, status) : status;
 }
 
-int32_t krait_lm_prefill(krait_lm_session *s, const char *text, size_t n_bytes, uint32_t flags) {
-  KR_CHECK(s && (text || !n_bytes), KRAIT_ERR_ARGUMENT, "session and text must not be NULL");
-  KR_CHECK(!(flags & ~(KRAIT_LM_CHAT | KRAIT_LM_PLAIN)), KRAIT_ERR_ARGUMENT, "unknown flags 0x%x", flags);
-  const int64_t before = s->ids.n;
-  int32_t status = encode(s->lm, text ? text : "", n_bytes, flags, &s->ids);
+/* What has been added to the tokens since there were `before`; without any, a text begins with the model's token for
+ * that. */
+static int32_t read_added(krait_lm_session *s, int64_t before, int32_t status) {
+  const int64_t bos = s->lm->files.bos;
   if (status >= 0 && s->ids.n == 0)
-    status = kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs at least one token");
+    status = bos >= 0 && bos < vocabulary(s->lm)
+                 ? kr_ids_add(&s->ids, (int32_t)bos)
+                 : kr_fail(KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs at least one token");
   if (status >= 0) status = read_ids(s, before, NULL);
   if (status < 0) s->ids.n = before;
   return status;
 }
 
-static int32_t add_and_read(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
+int32_t krait_lm_prefill(krait_lm_session *s, const char *text, size_t n_bytes, uint32_t flags) {
+  KR_CHECK(s && (text || !n_bytes), KRAIT_ERR_ARGUMENT, "session and text must not be NULL");
+  KR_CHECK(!(flags & ~(KRAIT_LM_CHAT | KRAIT_LM_PLAIN)), KRAIT_ERR_ARGUMENT, "unknown flags 0x%x", flags);
+  const int64_t before = s->ids.n;
+  return read_added(s, before, encode(s->lm, text ? text : "", n_bytes, flags, &s->ids));
+}
+
+int32_t krait_lm_chat(krait_lm_session *s, const krait_lm_message *messages, int32_t n) {
+  KR_CHECK(s && messages && n >= 1, KRAIT_ERR_ARGUMENT, "session and messages must not be NULL, n at least 1");
+  for (int32_t i = 0; i < n; i++)
+    KR_CHECK(messages[i].role && messages[i].content, KRAIT_ERR_ARGUMENT, "messages[%d] has no role or no content", i);
+  KR_CHECK(s->lm->files.tokenizer, KRAIT_ERR_ARGUMENT, "the model was opened without a tokenizer");
+  kr_message *own = kr_alloc_array((size_t)n, sizeof *own);
+  KR_CHECK(own, KRAIT_ERR_NO_MEMORY, "no memory for %d messages", n);
+  for (int32_t i = 0; i < n; i++) own[i] = (kr_message){messages[i].role, messages[i].content};
+  const int64_t before = s->ids.n;
+  const int32_t status = kr_chat_encode(s->lm->files.tokenizer, &s->lm->files.chat, own, n, &s->ids);
+  kr_free(own);
+  return read_added(s, before, status);
+}
+
+int32_t kr_lm_prefill_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
+  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows after a generated token are not supported");
   const int64_t before = s->ids.n;
   int32_t status = kr_ids_reserve(&s->ids, n);
   for (int64_t i = 0; i < n && status >= 0; i++) status = kr_ids_add(&s->ids, ids[i]);
@@ -262,19 +266,16 @@ static int32_t add_and_read(krait_lm_session *s, const int32_t *ids, const void 
   return status;
 }
 
-int32_t kr_lm_prefill_rows(krait_lm_session *s, const int32_t *ids, const void *rows, int64_t n) {
-  KR_CHECK(s->pending == NO_TOKEN, KRAIT_ERR_ARGUMENT, "rows after a generated token are not supported");
-  return add_and_read(s, ids, rows, n);
-}
-
 int32_t krait_lm_prefill_ids(krait_lm_session *s, const int32_t *ids, int64_t n) {
   KR_CHECK(s && (ids || n == 0) && n >= 0, KRAIT_ERR_ARGUMENT, "session and ids must not be NULL, n not negative");
-  KR_CHECK(n || s->ids.n, KRAIT_ERR_ARGUMENT, "the prompt is empty; the model needs at least one token");
   for (int64_t i = 0; i < n; i++)
     KR_CHECK(ids[i] >= 0 && ids[i] < vocabulary(s->lm), KRAIT_ERR_ARGUMENT,
              "token %lld is %d, but the model's tokens are 0 to %lld", (long long)i, ids[i],
              (long long)vocabulary(s->lm) - 1);
-  return add_and_read(s, ids, NULL, n);
+  const int64_t before = s->ids.n;
+  int32_t status = kr_ids_reserve(&s->ids, n);
+  for (int64_t i = 0; i < n && status >= 0; i++) status = kr_ids_add(&s->ids, ids[i]);
+  return read_added(s, before, status);
 }
 
 /* ---- steps ---- */
@@ -296,7 +297,7 @@ static int32_t check_sessions(krait_lm_session *const *sessions, int32_t n) {
 /* Whether all sessions decode greedily: the model then computes the argmax on its device. */
 static int are_greedy(krait_lm_session *const *sessions, int32_t n) {
   for (int32_t i = 0; i < n; i++)
-    if (!kr_sampler_is_greedy(&sessions[i]->sampler)) return 0;
+    if (!kr_sampler_is_greedy(&sessions[i]->sampler) || sessions[i]->sampler.rules.flags & KRAIT_LM_LOGITS) return 0;
   return 1;
 }
 
@@ -319,18 +320,22 @@ static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int32_
 }
 
 static int is_end(const krait_lm *lm, int32_t id) {
-  for (int i = 0; i < lm->config->n_eos; i++)
+  const kr_lm_files *f = &lm->files;
+  for (int i = 0; f->has_ends && i < f->n_ends; i++)
+    if (f->ends[i] == id) return 1;
+  for (int i = 0; !f->has_ends && i < lm->config->n_eos; i++)
     if (lm->config->eos[i] == id) return 1;
-  if (!lm->tokenizer) return 0;
-  return id == kr_tokenizer_find_added(lm->tokenizer, "<|endoftext|>") ||
-         id == kr_tokenizer_find_added(lm->tokenizer, "<|im_end|>");
+  return f->tokenizer && (id == kr_tokenizer_find_added(f->tokenizer, "<|endoftext|>") ||
+                          id == kr_tokenizer_find_added(f->tokenizer, "<|im_end|>") ||
+                          id == kr_chat_end(f->tokenizer, &f->chat));
 }
 
 static void show_token(krait_lm_session *s, int32_t id) {
   size_t n;
-  if (!s->lm->tokenizer) return;
-  const char *bytes = kr_tokenizer_bytes(s->lm->tokenizer, id, &n);
-  s->n_text = kr_tokenizer_is_special(s->lm->tokenizer, id) ? 0 : kr_utf8_push(&s->stream, bytes, n, s->text);
+  if (!s->lm->files.tokenizer) return;
+  const char *bytes = kr_tokenizer_bytes(s->lm->files.tokenizer, id, &n);
+  const int is_hidden = kr_tokenizer_is_special(s->lm->files.tokenizer, id) && !(s->sampler.rules.flags & KRAIT_LM_SPECIAL);
+  s->n_text = is_hidden ? 0 : kr_utf8_push(&s->stream, bytes, n, s->text);
   s->text[s->n_text] = 0;
 }
 
@@ -395,6 +400,35 @@ void krait_lm_finish(krait_lm_session *s) {
 int krait_lm_is_done(const krait_lm_session *s) { return s && s->is_done; }
 int64_t krait_lm_n_tokens(const krait_lm_session *s) { return s ? s->ids.n : 0; }
 const int32_t *krait_lm_ids(const krait_lm_session *s) { return s && s->ids.n ? s->ids.at : NULL; }
+
+/* The logarithm of the sum of exponentials. */
+static double log_sum(const float *logits, int64_t n) {
+  double most = -INFINITY, sum = 0;
+  for (int64_t i = 0; i < n; i++) most = logits[i] > most ? logits[i] : most;
+  for (int64_t i = 0; i < n; i++) sum += exp((double)logits[i] - most);
+  return most + log(sum);
+}
+
+/* While a generated token is pending, the logits are those that it was drawn from. */
+int32_t krait_lm_logprobs(const krait_lm_session *s, int32_t n, int32_t *ids, float *logprobs) {
+  KR_CHECK(s && ids && logprobs && n >= 0 && n <= s->sampler.n, KRAIT_ERR_ARGUMENT,
+           "session, ids and logprobs must not be NULL, n not negative and not more than there are tokens");
+  KR_CHECK(s->sampler.rules.flags & KRAIT_LM_LOGITS && s->pending != NO_TOKEN, KRAIT_ERR_ARGUMENT,
+           "the session was opened without KRAIT_LM_LOGITS, or its last call was not a step");
+  const double sum = log_sum(s->logits, s->sampler.n);
+  for (int32_t k = 0; k < n; k++) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < s->sampler.n; i++) {
+      const int is_after = !k || s->logits[i] < s->logits[ids[k - 1]] ||
+                           (s->logits[i] == s->logits[ids[k - 1]] && i > ids[k - 1]);
+      if (is_after && (best < 0 || s->logits[i] > s->logits[best])) best = i;
+    }
+    ids[k] = (int32_t)best;
+  }
+  ids[n] = s->pending;
+  for (int32_t k = 0; k <= n; k++) logprobs[k] = (float)((double)s->logits[ids[k]] - sum);
+  return KRAIT_OK;
+}
 
 /* ---- state files ---- */
 
@@ -494,12 +528,7 @@ int32_t krait_lm_load(krait_lm_session *s, const char *path) {
 /* ---- scores ---- */
 
 /* -ln of the probability of `id`. */
-static double surprise(const float *logits, int64_t n, int32_t id) {
-  double most = -INFINITY, sum = 0;
-  for (int64_t i = 0; i < n; i++) most = logits[i] > most ? logits[i] : most;
-  for (int64_t i = 0; i < n; i++) sum += exp((double)logits[i] - most);
-  return most + log(sum) - logits[id];
-}
+static double surprise(const float *logits, int64_t n, int32_t id) { return log_sum(logits, n) - logits[id]; }
 
 static int32_t score_ids(krait_lm_session *s, krait_lm_progress_fn progress, void *user, float *logits, int64_t piece,
                          double *nats) {

@@ -16,6 +16,8 @@ static int32_t check_rules(const krait_lm_sampling *r) {
   KR_CHECK(r->min_p >= 0 && r->min_p <= 1, KRAIT_ERR_ARGUMENT, "min_p is %g, must be from 0 to 1", (double)r->min_p);
   KR_CHECK(r->repetition_penalty >= 0 && r->repetition_penalty < 1e6f, KRAIT_ERR_ARGUMENT,
            "repetition_penalty is %g, must be 0 (none) or more", (double)r->repetition_penalty);
+  KR_CHECK(!(r->flags & ~(KRAIT_LM_SPECIAL | KRAIT_LM_LOGITS)), KRAIT_ERR_ARGUMENT, "sampling.flags are 0x%x",
+           r->flags);
   return KRAIT_OK;
 }
 
