@@ -49,20 +49,60 @@ def report():
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A mistake is one line, as in the program."""
+
+    def error(self, message):
+        self.exit(2, "%s: %s; -h shows how\n" % (self.prog, message))
+
+
+def _number(most):
+    def parse(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= most:
+            raise argparse.ArgumentTypeError("is %r, not a number from 0 to %d" % (text, most))
+        return value
+    return parse
+
+
+def add_enhance(commands):
+    """The names and meanings are those of the program's krait enhance."""
+    enhance = commands.add_parser("enhance", help="remove noise from a recording of speech")
+    enhance.add_argument("input", metavar="IN")
+    enhance.add_argument("second", nargs="?", help=argparse.SUPPRESS)
+    enhance.set_defaults(refuse=enhance.error)
+    enhance.add_argument("-o", "--output", metavar="OUT", help=".wav, or any format of soundfile if that is installed (default: IN.enhanced.EXT beside it)")
+    enhance.add_argument("-f", "--force", action="store_true", help="overwrite OUT")
+    enhance.add_argument("--limit", metavar="DB", type=_number(1000), help="attenuate by at most DB decibels: keeps some of the room; 0 changes nothing")
+    enhance.add_argument("--mix", metavar="X", type=_number(1), default=1.0, help="how much of the output is cleaned: 1 (the default) to 0")
+    enhance.add_argument("--gate", metavar="P", type=_number(1), default=0.0, help="silence where speech is less probable than P (default: 0, never)")
+    enhance.add_argument("--band", choices=("whole", "16k"), default="whole", help="whole (the default): keep what lies above 8 kHz; 16k: drop it")
+    enhance.add_argument("-w", "--weights", metavar="FILE", help="a safetensors file from krait train or krait convert (default: the built-in weights)")
+    enhance.add_argument("--device", default="cpu", help="cpu (default), cuda:0, ...")
+    enhance.add_argument("--threads", type=int, default=0, help="CPU threads; 0, the default: all cores")
+
+
 def run_enhance(options):
+    """2 if it could not begin, 1 if it failed."""
+    status = 2
     try:
         from . import _denoiser
-        return _denoiser.enhance(options)
+        denoiser = _denoiser.open_enhance(options)
+        status = 1
+        return _denoiser.enhance(denoiser, options)
     except ImportError as error:
         text = "%s; pip install numpy" % error if error.name == "numpy" else str(error)
     except (_load.KraitError, OSError, ValueError, MemoryError) as error:
         text = "%s: %s" % (error.filename, error.strerror) if isinstance(error, OSError) and error.filename else str(error)
     print("krait enhance: %s" % (text[7:] if text.startswith("krait: ") else text).replace("\n", " "), file=sys.stderr)
-    return 1
+    return status
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m krait", description="Without a command: report the library and devices.")
+def parse(arguments=None):
+    parser = _Parser(prog="python -m krait", description="Without a command: report the library and devices.")
     commands = parser.add_subparsers(dest="command")
     dropin = commands.add_parser("dropin", help="manage drop-in replacement packages").add_subparsers(dest="action", required=True)
     packages = {"nargs": "*", "metavar": "package", "help": "mamba_ssm, causal_conv1d, flash_attn, krait_kernels (the *_cuda modules); default: all"}
@@ -77,13 +117,15 @@ def main(arguments=None):
     wheel.add_argument("folder")
     wheel.add_argument("packages", **packages)
     dropin.add_parser("which", help="show which copy Python imports").add_argument("packages", **packages)
-    enhance = commands.add_parser("enhance", help="remove noise from a recording of speech")
-    enhance.add_argument("input", metavar="IN")
-    enhance.add_argument("output", metavar="OUT", help=".wav, or any format of soundfile if that is installed")
-    enhance.add_argument("-f", "--force", action="store_true", help="overwrite OUT")
-    enhance.add_argument("--device", default="cpu", help="cpu (default), cuda:0, ...")
-    enhance.add_argument("--threads", type=int, default=0, help="CPU threads; 0, the default: all cores")
+    add_enhance(commands)
     options = parser.parse_args(arguments)
+    if options.command == "enhance" and options.second is not None:
+        options.refuse("one recording at a time; for its output: python -m krait enhance %s -o %s" % (options.input, options.second))
+    return options
+
+
+def main(arguments=None):
+    options = parse(arguments)
     if options.command == "enhance":
         return run_enhance(options)
     return report() if options.command is None else _dropin.run(options)

@@ -197,16 +197,25 @@ def _array(samples, who, form):
     return array
 
 
-def enhance(options):
-    """python -m krait enhance IN OUT."""
+def open_enhance(options):
+    """Of python -m krait enhance: what stands in the way is said before the work. The Denoiser; options.output gets its default."""
+    is_default = options.output is None
+    if is_default:
+        name, ending = os.path.splitext(options.input)
+        options.output = name + ".enhanced" + ending
     if os.path.exists(options.output):
-        if os.path.samefile(options.input, options.output):
+        if os.path.exists(options.input) and os.path.samefile(options.input, options.output):
             raise _load.KraitError("%s is the input; choose another output name" % options.output)
-        if not options.force:
+        if not options.force and not is_default:
             raise _load.KraitError("%s exists; -f replaces it" % options.output)
+    options.force = options.force or is_default
     _sound.check_output(options.output)
+    return Denoiser(options.device, options.threads, options.weights)
+
+
+def enhance(denoiser, options):
     samples, rate, subtype = _sound.read(options.input)
-    cleaned = Denoiser(options.device, options.threads)(samples, rate)
+    cleaned = denoiser(samples, rate, band=options.band, mix=options.mix, limit=options.limit, gate=options.gate)
     _sound.write(options.output, cleaned, rate, subtype, options.force)
     print("%s -> %s: %.2f s, %d Hz, %d channel%s" % (options.input, options.output, samples.shape[1] / rate, rate, len(samples), "" if len(samples) == 1 else "s"))
     return 0

@@ -291,25 +291,57 @@ def test_wave_files(tmp_path, width):
 def test_enhance_a_file(denoiser, tmp_path):
     x = speech(6000, rate=22050)
     write_wave(tmp_path / "in.wav", x[None], 22050)
-    done = run(tmp_path / "in.wav", tmp_path / "out.wav", "--threads", 1)
+    done = run(tmp_path / "in.wav", "-o", tmp_path / "out.wav", "--threads", 1)
     assert done.returncode == 0 and "0.27 s, 22050 Hz, 1 channel" in done.stdout, done
     given, out = _sound._read_wave(str(tmp_path / "in.wav"))[0], _sound._read_wave(str(tmp_path / "out.wav"))[0]
     assert np.abs(out[0] - denoiser(given[0], 22050)).max() < 1e-4
     before = (tmp_path / "out.wav").read_bytes()
-    for arguments, says in (((tmp_path / "in.wav", tmp_path / "out.wav"), "exists; -f replaces it"), ((tmp_path / "in.wav", tmp_path / "in.wav", "-f"), "is the input; choose another"),
-                            ((tmp_path / "none.wav", tmp_path / "x.wav"), "none.wav"), ((tmp_path / "in.wav", tmp_path / "no" / "x.wav"), "x.wav: the folder ")):
+    given_name, out_name = tmp_path / "in.wav", tmp_path / "out.wav"
+    for status, arguments, says in ((2, (given_name, "-o", out_name), "exists; -f replaces it"), (2, (given_name, "-o", given_name, "-f"), "is the input; choose another"), (1, (tmp_path / "none.wav", "-o", tmp_path / "x.wav"), "none.wav"),
+                                    (2, (given_name, "-o", tmp_path / "no" / "x.wav"), "x.wav: the folder "), (2, (given_name, tmp_path / "x.wav"), "in.wav -o %s" % (tmp_path / "x.wav")), (2, (), "required: IN"),
+                                    (2, (given_name, "--mix", "2"), "--mix: is '2', not a number from 0 to 1"), (2, (given_name, "--limit", "x"), "--limit: is 'x', not a number from 0 to 1000"), (2, (given_name, "--gate=nan"), "--gate: is 'nan'"),
+                                    (2, (given_name, "--band", "8k"), "--band: invalid choice: '8k'"), (2, (given_name, "-w", "none.safetensors"), "none.safetensors"), (2, (given_name, "--device", "gpu"), "device is 'gpu'")):
         done = run(*arguments)
-        assert done.returncode == 1 and done.stderr.startswith("krait enhance: ") and done.stderr.count("\n") == 1 and says in done.stderr, done
+        assert done.returncode == status and "krait enhance: " in done.stderr and done.stderr.count("\n") == 1 and says in done.stderr and not done.stdout, done
     (tmp_path / "bad.wav").write_bytes(b"RIFF\x10\0\0\0WAVEfmt ")
-    done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
+    done = run(tmp_path / "bad.wav", "-o", tmp_path / "y.wav")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "bad.wav" in done.stderr, done
     for n, says in ((0, "empty, or truncated"), (2000, "truncated: the header")):
         (tmp_path / "bad.wav").write_bytes((tmp_path / "in.wav").read_bytes()[:n])
-        done = run(tmp_path / "bad.wav", tmp_path / "y.wav")
+        done = run(tmp_path / "bad.wav", "-o", tmp_path / "y.wav")
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and says in done.stderr or _sound._soundfile(), done
     raw = bytearray((tmp_path / "in.wav").read_bytes())
     raw[40:44] = b"\xff\xff\xff\x7f"  # as streaming writers set it
     (tmp_path / "bad.wav").write_bytes(raw)
     assert _sound._read_wave(str(tmp_path / "bad.wav"))[0].shape == given.shape
     assert (tmp_path / "out.wav").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["bad.wav", "in.wav", "out.wav"]
-    assert run(tmp_path / "in.wav", tmp_path / "out.wav", "-f", "--threads", 2).returncode == 0
+    assert run(given_name, "-o", out_name, "-f", "--threads", 2).returncode == 0
+
+
+def test_options_of_the_program(denoiser, tmp_path):
+    """By the names that krait enhance has for them; without -o, NAME.enhanced.EXT, which is replaced."""
+    x = speech(9000, rate=44100) + 0.01 * np.sin(2 * np.pi * 12000 / 44100 * np.arange(9000))
+    write_wave(tmp_path / "in.wav", x[None], 44100, 3)
+    given = _sound._read_wave(str(tmp_path / "in.wav"))[0]
+    weights = GOLDEN / "tiny-gru.weights.safetensors"
+    for options, of_denoiser, call in (((), denoiser, {}), (("--limit", 6, "--mix", 0.5), denoiser, {"limit": 6, "mix": 0.5}), (("--gate", 1), denoiser, {"gate": 1}), (("--band", "16k"), denoiser, {"band": "16k"}),
+                                       (("--weights", weights), krait.Denoiser(threads=1, weights=weights), {})):
+        done = run(tmp_path / "in.wav", "--threads", 1, *options)
+        assert done.returncode == 0 and not done.stderr, done
+        out, wanted = _sound._read_wave(str(tmp_path / "in.enhanced.wav"))[0], of_denoiser(given, 44100, **call)
+        assert np.abs(out - wanted).max() < 1e-6 and (not options or np.abs(wanted - denoiser(given, 44100)).max() > 1e-4), options
+    assert sorted(os.listdir(tmp_path)) == ["in.enhanced.wav", "in.wav"]
+
+
+def test_readme_commands():
+    """Every line of README.md and docs/PYTHON.md for this package is one that it can read."""
+    import re
+    import shlex
+    from krait import __main__ as program
+    root, found = pathlib.Path(__file__).resolve().parents[2], 0
+    for name in ("README.md", "docs/PYTHON.md"):
+        for line in re.findall(r"^[\w./]*python -m krait(.*)", (root / name).read_text(), re.M):
+            options = program.parse(shlex.split(line, comments=True))
+            assert options.command != "enhance" or options.output and not options.second, line
+            found += 1
+    assert found >= 4
