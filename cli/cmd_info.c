@@ -203,6 +203,7 @@ static int print_file(const json_t *info) {
   print_info_text(model ? model : "not stated", 0);
   printf("\nparameters: %" JSON_INTEGER_FORMAT " in %zu tensors\n",
          json_integer_value(json_object_get(info, "n_params")), json_array_size(tensors));
+  if (json_object_size(json_object_get(info, "config"))) printf("operators: --graph lists them\n");
   if (print_pairs("configuration", json_object_get(info, "config")) ||
       print_pairs("metadata", json_object_get(info, "metadata")))
     return 1;
@@ -266,8 +267,8 @@ int cmd_info(int argc, char **argv) {
       "[FILE]",
       "Without FILE: the version, this machine's capabilities, and the implementations of "
       "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
-      "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or "
-      "'streaming'. With --graph: the operators of a model, given as file "
+      "weights file (safetensors, PyTorch or GGUF), of a language model's folder, or of the "
+      "program's own: 'builtin' or 'streaming'. With --graph: the operators of a model, given as file "
       "or folder, one per line.",
       options,
       CLI_N(options),

@@ -53,8 +53,8 @@ KRAIT_API int32_t krait_denoiser_open_tensors(const krait_ctx *ctx, const krait_
  * the denoiser is closed. */
 KRAIT_API const char *krait_denoiser_json(const krait_denoiser *denoiser);
 
-/* The same for a weights file, or "builtin" or "streaming", without loading it into a model (krait info FILE). Free
- * with krait_text_free. */
+/* The same for a weights file, a language model's folder, or "builtin" or "streaming", without loading it into a model
+ * (krait info FILE). Free with krait_text_free. */
 KRAIT_API int32_t krait_weights_describe(const char *weights_path, char **json);
 /* Converts any weights file that krait reads to safetensors, with metadata from config_path and overrides if given. An
  * out_path that ends in .th, .pt or .pth gets the layout of upstream's best.th, for torch.load, without metadata. */

@@ -252,6 +252,7 @@ const unsigned char *kr_model_folder_gguf(const kr_model_folder *f, size_t *n_by
 
 const json_t *kr_model_folder_config(const kr_model_folder *f) { return f->config; }
 const char *kr_model_folder_label(const kr_model_folder *f) { return f->path; }
+const char *kr_model_folder_format(const kr_model_folder *f) { return kr_weights_format(f->files[0]); }
 
 const kr_weight *kr_model_folder_find(const kr_model_folder *f, const char *name) {
   const kr_weight *found = NULL;

@@ -17,6 +17,7 @@ void kr_model_folder_close(kr_model_folder **folder);
 
 const json_t *kr_model_folder_config(const kr_model_folder *folder); /* an object */
 const char *kr_model_folder_label(const kr_model_folder *folder);    /* path, for messages */
+const char *kr_model_folder_format(const kr_model_folder *folder);   /* kr_weights_format of its files */
 /* Of any of the files; NULL if there is none. */
 const kr_weight *kr_model_folder_find(const kr_model_folder *folder, const char *name);
 /* All of them, file after file; NULL past the last. */

@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as folder:
         check_error(1, f"bad.safetensors is {words}", "info", bad)
     bad.write_bytes(good.read_bytes()[:-1])
     check_error(1, "truncated", "convert", "-f", bad, out)
-    check_error(1, "is a folder; give a file in it", "info", folder)
+    check_error(1, "there is no config.json in it", "info", folder)
     check_error(2, "is not key=value", "convert", "-f", good, out, "--set", "causal")
     check_error(1, "cannot open", "convert", "-f", good, out, "--config", pathlib.Path(folder) / "missing.yaml")
     check_error(2, "does not exist", "convert", good, pathlib.Path(folder) / "no" / "such" / "folder.safetensors")
@@ -171,6 +171,14 @@ with tempfile.TemporaryDirectory() as folder:
     for kind, operators in (("mamba1", {"selective_scan", "state_update"}), ("mamba2", {"ssd", "state_update"}), ("falcon", {"selective_scan"})):
         tiny.make(folder / kind, kind)
         check_graphs(folder / kind, operators, 2)
+    for path in (folder / "mamba1", folder / "clip", GOLDEN.parent / "qwen2", GOLDEN.parent / "mamba_lm/hybrid"):  # as published, and upstream's, which names no model
+        told, whole = json.loads(krait("info", path, "--json").stdout), json.loads(krait("info", path / "model.safetensors", "--json").stdout)
+        own = json.loads((path / "config.json").read_text())
+        check(told["config"] == own and told["model"] == own.get("model_type") and [told[k] for k in ("format", "n_params", "n_tensors", "tensors")] == [whole[k] for k in ("format", "n_params", "n_tensors", "tensors")], f"info {path}: {told}")
+        check("operators: --graph lists them\n" in krait("info", path).stdout.decode(), f"info {path} says how to see its operators")
+    tiny.make(folder / "shards", "mamba1", shards=3)
+    sharded, one = (json.loads(krait("info", folder / name, "--json").stdout) for name in ("shards", "mamba1"))
+    check(sorted(map(str, sharded["tensors"])) == sorted(map(str, one["tensors"])), "info of a folder with shards")
     check_graphs(GOLDEN.parent / "videomamba/video_mm.weights.safetensors", {"selective_scan"}, 1)
     check_graphs(GOLDEN.parent / "mamba_lm/hybrid", {"attention"}, 2)
     bad = folder / "bad.safetensors"

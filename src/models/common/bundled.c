@@ -8,6 +8,7 @@
 #include "outfile.h"
 #include "status.h"
 #include "torch_file.h"
+#include "weights_io.h"
 #include "yaml_tree.h"
 
 const kr_model_kind *const kr_model_kinds[] = {&kr_model_primeknet};
@@ -52,6 +53,11 @@ int kr_gguf_is(const unsigned char *bytes, size_t n_bytes) { return n_bytes > 4 
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
   (void)bytes, (void)n_bytes, (void)weights;
   return fail_format(label, "a GGUF file");
+}
+
+int32_t kr_folder_json(const char *path, char **json) {
+  *json = NULL;
+  return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s is a folder, which libkrait-ops does not read; use the program", path);
 }
 
 int32_t kr_outfile_begin(kr_outfile *file, const char *path) {

@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <krait/enhance.h>
 
@@ -33,35 +34,36 @@ static int64_t count_params(const kr_weight *item) {
   return is_float ? (int64_t)(item->bytes / krait_dtype_bytes(item->dtype)) : 0;
 }
 
-static json_t *tensors_json(const kr_weights *weights, int64_t *n_params, int *failed) {
-  json_t *list = json_array();
-  *n_params = 0;
-  for (int64_t i = 0; i < kr_weights_count(weights); i++) {
-    const kr_weight *item = kr_weights_at(weights, i);
-    json_t *shape = json_array();
-    for (int32_t d = 0; d < item->n_dims; d++) *failed |= json_array_append_new(shape, json_integer(item->shape[d]));
-    *failed |= json_array_append_new(
-        list, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype", krait_dtype_name(item->dtype), "shape", shape));
-    *n_params += count_params(item);
-  }
-  return list;
+void kr_description_add(kr_description *d, const kr_weight *item) {
+  if (!d->tensors) d->tensors = json_array();
+  json_t *shape = json_array();
+  for (int32_t k = 0; k < item->n_dims; k++) d->failed |= json_array_append_new(shape, json_integer(item->shape[k]));
+  d->failed |= json_array_append_new(d->tensors, json_pack("{s:s, s:s, s:o}", "name", item->name, "dtype",
+                                                           krait_dtype_name(item->dtype), "shape", shape));
+  d->n_params += count_params(item);
+}
+
+int32_t kr_description_dump(const kr_description *d, char **json) {
+  json_t *tensors = d->tensors ? d->tensors : json_array(), *metadata = d->metadata ? d->metadata : json_object();
+  const json_int_t n_tensors = (json_int_t)json_array_size(tensors);
+  json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", d->format, "model", d->model, "config",
+                           d->config, "n_params", (json_int_t)d->n_params, "n_tensors", n_tensors, "tensors", tensors,
+                           "metadata", metadata);
+  *json = root && !d->failed ? kr_json_dump(root, JSON_COMPACT) : NULL;
+  json_decref(root);
+  return *json ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the description of the weights");
 }
 
 int32_t kr_weights_json(const kr_weights *weights, const kr_config *config, char **json) {
-  int64_t n_params;
-  int failed = 0;
-  const char *model = kr_config_model(config);
-  if (!model) model = kr_weights_metadata(weights, "general.architecture"); /* of a GGUF file */
   char *values = kr_config_json(config);
-  json_t *tensors = tensors_json(weights, &n_params, &failed);
-  json_t *root = json_pack("{s:s, s:s?, s:o, s:I, s:I, s:o, s:o}", "format", kr_weights_format(weights), "model",
-                           model, "config", values ? json_loads(values, 0, NULL) : NULL, "n_params",
-                           (json_int_t)n_params, "n_tensors", (json_int_t)kr_weights_count(weights), "tensors", tensors,
-                           "metadata", metadata_json(weights, &failed));
-  *json = root && !failed ? kr_json_dump(root, JSON_COMPACT) : NULL;
-  json_decref(root);
+  kr_description d = {.format = kr_weights_format(weights), .model = kr_config_model(config)};
+  if (!d.model) d.model = kr_weights_metadata(weights, "general.architecture"); /* of a GGUF file */
+  d.config = values ? json_loads(values, 0, NULL) : NULL;
+  d.metadata = metadata_json(weights, &d.failed);
+  for (int64_t i = 0; i < kr_weights_count(weights); i++) kr_description_add(&d, kr_weights_at(weights, i));
+  const int32_t status = kr_description_dump(&d, json);
   kr_free(values);
-  return *json ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the description of the weights");
+  return status;
 }
 
 int32_t kr_weights_refuse_checkpoint(const kr_weights *weights) {
@@ -81,6 +83,8 @@ int32_t krait_weights_describe(const char *weights_path, char **json) {
   kr_config *config = NULL;
   KR_CHECK(weights_path && json, KRAIT_ERR_ARGUMENT, "weights_path and json must not be NULL");
   *json = NULL;
+  struct stat info;
+  if (stat(weights_path, &info) == 0 && S_ISDIR(info.st_mode)) return kr_folder_json(weights_path, json);
   KR_TRY(open_header(weights_path, &weights));
   int32_t status = kr_config_open(weights, NULL, NULL, &config);
   if (status == KRAIT_OK) status = kr_weights_json(weights, config, json);
