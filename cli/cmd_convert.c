@@ -8,7 +8,6 @@
 #include "args.h"
 #include "cmd.h"
 #include "inputs.h"
-#include "interrupt.h"
 
 /* The name selects the format, so an unknown extension is an error. An existing file that is not a regular one (a pipe)
  * gets safetensors. */
@@ -55,7 +54,6 @@ int cmd_convert(int argc, char **argv) {
                                  .force = force};
   if ((exit_status = check_name(argv[first + 1], quantize != NULL)) >= 0) return exit_status;
   if ((exit_status = cli_output_check(&rule, argv[first], argv[first + 1])) >= 0) return exit_status;
-  cli_catch_signals(verb.name, "");
   if (quantize && (config || overrides))
     return cli_usage_error(verb.name, "--quantize uses the configuration beside the weights; omit --config and --set");
   int32_t status = quantize ? krait_lm_quantize(argv[first], argv[first + 1], quantize)

@@ -150,7 +150,6 @@ int cmd_describe(int argc, char **argv) {
   if (s.frames && (exit_status = cli_png_check(verb.name, "frames", s.frames)) >= 0) return exit_status;
   cli_telling_fill(&s.telling, NULL, 1024);
   cli_catch_signals(verb.name, "");
-  cli_hush_libraries(); /* the libraries for fonts */
   work w = {.s = &s,
             .path = argv[first],
             .question = argc - first > 1 ? argv[first + 1] : "Describe this video.",

@@ -16,6 +16,7 @@
 #include <krait/enhance.h>
 
 #include "args.h"
+#include "interrupt.h"
 
 enum { MAX_DEPTH = 64 };
 static const char *const extensions[] = {"wav", "flac", "ogg", "oga", "opus", "mp3", "mp2", "aif", "aiff", "aifc",
@@ -369,7 +370,8 @@ static int check_model(const cli_outputs_rule *rule, const char *out) {
   return status;
 }
 
-/* Checked before the work starts: one more output can be written. Without -f nobody else may write it meanwhile. */
+/* Checked before the work starts: one more output can be written. Without -f nobody else may write it meanwhile. The
+ * trial may have a name for a moment, which a signal must not leave. */
 static int check_place(const cli_outputs_rule *rule, const char *out) {
   const size_t n = rule->makes ? strlen(rule->makes) : 0;
   struct stat info;
@@ -383,6 +385,7 @@ static int check_place(const cli_outputs_rule *rule, const char *out) {
   if (folder && !is_folder_for_inputs(folder))
     status = cli_usage_error(rule->verb, "cannot create %s: the folder %s does not exist", out, folder);
   free(copy);
+  if (status < 0) cli_catch_signals(rule->verb, "");
   if (status < 0 && krait_output_claim(out, !exists && !rule->force) < 0)
     status = cli_usage_error(rule->verb, "%s", krait_error_detail());
   return status;
