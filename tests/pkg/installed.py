@@ -163,6 +163,38 @@ def check_libdir():
             expect(f"tools/libdir: {name}", run(ROOT / "tools/libdir", prefix, env=dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}")), wanted + "\n")
 
 
+def with_fakes(folder, programs):
+    """An environment in which these come first: {name: text of a shell script}."""
+    for name, text in programs.items():
+        (folder / name).write_text("#!/bin/sh\n" + text)
+        (folder / name).chmod(0o755)
+    return dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}", V="", LOG=str(folder / "log"))
+
+
+def check_setup():
+    """What tools/setup asks for on a bare machine: no clang for a demo; tools/build hides ninja's lines unless V=1."""
+    fakes = {"apt-get": 'echo "$@" >>$LOG', "apt-cache": "exit 0", "dpkg-query": "exit 0", "sudo": 'exec "$@"', "ninja": 'case "$*" in *" -n "*) echo "[1/2] x" ;; *--help*) echo --quiet ;; *) echo "$@" >>$LOG ;; esac'}
+    for words in (["demo"], []):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            env = with_fakes(folder, fakes)
+            for name in ("bash", "env", "sh", "dirname", "sed", "tr", "id", "grep"):  # and no clang
+                (folder / name).symlink_to(shutil.which(name))
+            expect(f"tools/setup {' '.join(words)}", run(ROOT / "tools/setup", *words, env=dict(env, PATH=str(folder))))
+            asked = (folder / "log").read_text()
+            if "libsndfile1-dev" not in asked or ("clang" in asked) == ("demo" in words):
+                failures.append(f"tools/setup {words} asks for {asked}")
+                print("WRONG   " + failures[-1])
+    for v, words in (("", "--quiet"), ("1", "-v")):
+        with tempfile.TemporaryDirectory() as folder:
+            env = with_fakes(pathlib.Path(folder), fakes)
+            expect(f"tools/build, V={v}", run(ROOT / "tools/build", BUILD, "x", env=dict(env, V=v)))
+            called = (pathlib.Path(folder) / "log").read_text().split()
+            if words not in called:
+                failures.append(f"tools/build with V={v} runs ninja {called}")
+                print("WRONG   " + failures[-1])
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         scratch = pathlib.Path(folder)
@@ -191,6 +223,7 @@ def main():
         check_completion(prefix / "share", prefix / "bin")
         check_uninstall(scratch)
     check_libdir()
+    check_setup()
     print(f"{len(failures)} wrong")
     return 1 if failures else 0
 
