@@ -195,3 +195,82 @@ def test_models_have_the_logits_of_transformers(kind):
         for _ in range(3):
             longer = torch.cat([longer, ours(longer).logits[:, -1:].argmax(-1)], dim=1)
         assert torch.equal(ours.generate(ids, 12), longer)
+
+
+@pytest.mark.parametrize("rms", (False, True))
+@pytest.mark.parametrize("first", (False, True))
+def test_gated_norm_below_autograd(rms, first):
+    """Groups of the norm, the gate before or after it: output, statistics, gradients and the output made again."""
+    from mamba_ssm.ops.triton.layernorm_gated import _layer_norm_bwd, _layer_norm_fwd
+    x, z, dy = [torch.randn(6, 12) for _ in range(3)]
+    weight, bias = torch.rand(12) + 0.5, None if rms else torch.randn(12)
+    leaves = [t for t in (x, weight, bias, z) if t is not None]
+    for t in leaves:
+        t.requires_grad_()
+    inner = x if first else x * torch.nn.functional.silu(z)
+    groups = inner.unflatten(-1, (3, 4))
+    mean = torch.zeros(6, 3, 1) if rms else groups.mean(-1, keepdim=True)
+    rstd = ((groups - mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    y = ((groups - mean) * rstd).flatten(1) * weight + (0 if bias is None else bias)
+    y = y * torch.nn.functional.silu(z) if first else y
+    expected = dict(zip([name for name, t in zip("xwbz", (x, weight, bias, z)) if t is not None], torch.autograd.grad(y, leaves, dy)))
+    with torch.no_grad():
+        out, found_mean, found_rstd = _layer_norm_fwd(x, weight, bias, 1e-5, z=z, group_size=4, norm_before_gate=first, is_rms_norm=rms)
+        dz, again = torch.empty(6, 12), torch.empty(6, 12)
+        found = _layer_norm_bwd(dy, x, weight, bias, 1e-5, found_mean, found_rstd, z=z, group_size=4, norm_before_gate=first, is_rms_norm=rms, recompute_output=True, dz=dz, out=again)
+    _near(out, y)
+    assert (found_mean is None) == rms
+    if not rms:
+        _near(found_mean, mean.squeeze(-1).t().flatten(), 1e-4)
+    _near(found_rstd, rstd.squeeze(-1).t().flatten())
+    for name, grad in zip("xwbz", found):
+        assert (grad is None) == (name not in expected)
+        if grad is not None:
+            _near(grad, expected[name], 5e-5)
+    assert found[3] is dz and found[4] is again
+    _near(again, y)
+
+
+def _attention(q, k, v, causal, window, sink):
+    """q (S, H, D), k and v (S', H', D) of one sequence, in float64."""
+    q, k, v = [t.double() for t in (q, k, v)]
+    k, v = [t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)]
+    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+    at = torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0] - torch.arange(k.shape[0])
+    hidden = (at < 0) if causal else torch.zeros_like(at, dtype=torch.bool)
+    if window is not None:
+        hidden = hidden | (at > window[0]) | (at < -window[1])
+    scores = scores.masked_fill(hidden, float("-inf"))
+    both = scores if sink is None else torch.cat((scores, sink.double()[:, None, None].expand(-1, q.shape[0], 1)), -1)
+    return torch.einsum("hij,jhd->ihd", both.softmax(-1).nan_to_num()[..., :k.shape[0]], v), torch.logsumexp(both, -1)
+
+
+@pytest.mark.parametrize("causal, window, has_sink", [(False, None, False), (True, None, True), (False, (3, 2), False)])
+def test_fourth_generation(causal, window, has_sink):
+    """flash_attn.cute: batches, packed sequences (of fewer tokens than their room), pages."""
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+    sink = torch.randn(4) if has_sink else None
+    options = dict(causal=causal, window_size=window or (None, None), learnable_sink=sink)
+    lengths_q, lengths_k = (5, 1, 9), (7, 6, 9)
+    q, k, v = torch.randn(15, 4, 16), torch.randn(22, 2, 16), torch.randn(22, 2, 16)
+    starts_q, starts_k = [torch.tensor((0, *lengths)).cumsum(0).int() for lengths in (lengths_q, lengths_k)]
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    expected = [_attention(a, b, c, causal, window, sink) for a, b, c in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k))]
+    out, lse = flash_attn_varlen_func(q, k, v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, max_seqlen_q=9, max_seqlen_k=9, return_lse=True, **options)
+    _near(out.double(), torch.cat([o for o, _ in expected]))
+    _near(lse.double(), torch.cat([s for _, s in expected], 1))
+    dout = torch.randn(15, 4, 16)
+    for found, want in zip(torch.autograd.grad(out, leaves, dout), torch.autograd.grad(torch.cat([o for o, _ in expected]), leaves, dout.double())):
+        _near(found, want, 5e-5)
+    with torch.no_grad():
+        batch = [torch.stack([t[:5], t[5:10]]) for t in (q, k, v)]
+        found = flash_attn_func(*batch, **options)[0]
+        _near(found[1].double(), _attention(*[t[1] for t in batch], causal, window, sink)[0])
+        pages_k, pages_v, table = torch.zeros(8, 4, 2, 16), torch.zeros(8, 4, 2, 16), torch.tensor([[6, 1, 0], [2, 5, 0], [7, 3, 4]], dtype=torch.int32)
+        for i, (keys, values) in enumerate(zip(k.split(lengths_k), v.split(lengths_k))):
+            for j in range(keys.shape[0]):
+                pages_k[table[i, j // 4], j % 4], pages_v[table[i, j // 4], j % 4] = keys[j], values[j]
+        found = flash_attn_varlen_func(q, pages_k, pages_v, cu_seqlens_q=starts_q, seqused_k=torch.tensor(lengths_k, dtype=torch.int32), max_seqlen_q=9, page_table=table, **options)[0]
+        _near(found.double(), torch.cat([o for o, _ in expected]))
+    with pytest.raises(NotImplementedError, match="score_mod"):
+        flash_attn_func(*batch, score_mod=lambda *_: None)

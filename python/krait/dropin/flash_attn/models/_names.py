@@ -23,10 +23,14 @@ def join(state_dict, pattern, parts, whole, change=lambda part, t: t):
         state_dict[whole % layer] = torch.cat([change(part, state_dict.pop(pattern % (layer, part))) for part in parts])
 
 
-def pad_vocabulary(state_dict, config, names=("transformer.embeddings.word_embeddings.weight", "lm_head.weight")):
-    """Rows of zeros up to a multiple of pad_vocab_size_multiple."""
+def pad_rows(tensor, rows, value=0.0):
+    return F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, rows - tensor.shape[0]), value=value)
+
+
+def pad_vocabulary(state_dict, config, names=("transformer.embeddings.word_embeddings.weight", "lm_head.weight"), bias=None):
+    """Rows of zeros up to a multiple of pad_vocab_size_multiple; bias: the name of one with as many entries."""
     multiple = getattr(config, "pad_vocab_size_multiple", 1)
     rows = -(-config.vocab_size // multiple) * multiple
-    for name in names:
+    for name in (*names, bias):
         if name in state_dict:
-            state_dict[name] = F.pad(state_dict[name], (0, 0, 0, rows - state_dict[name].shape[0]))
+            state_dict[name] = pad_rows(state_dict[name], rows)

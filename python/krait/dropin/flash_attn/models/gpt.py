@@ -9,10 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2Config  # noqa: F401
 
-from flash_attn.models._names import pad_vocabulary, rename
+from flash_attn.models._names import pad_rows, pad_vocabulary, rename
+from flash_attn.models._shards import combine_state_dicts_tp, shard_state_dict_tp  # noqa: F401
+from flash_attn.models.bigcode import remap_state_dict_hf_bigcode
+from flash_attn.models.falcon import remap_state_dict_hf_falcon
 from flash_attn.models.gpt_neox import remap_state_dict_hf_gpt_neox
 from flash_attn.models.gptj import remap_state_dict_hf_gptj
 from flash_attn.models.llama import remap_state_dict_hf_llama
+from flash_attn.models.opt import remap_state_dict_hf_opt
 from flash_attn.modules.block import Block, ParallelBlock
 from flash_attn.modules.embedding import GPT2Embeddings, ParallelGPT2Embeddings
 from flash_attn.modules.mha import MHA, ParallelMHA
@@ -98,7 +102,7 @@ class GPTPreTrainedModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, model_name, config, *args, strict=True, device=None, dtype=None, **kwargs):
-        """A model with the weights of transformers' model of that name; the name says the family (gpt2, llama, gpt-j, neox, pythia)."""
+        """A model with the weights of transformers' model of that name; the name says the family (_REMAPS)."""
         model = cls(config, *args, device=device, dtype=dtype, **kwargs)
         state = state_dict_from_pretrained(model_name, device="cpu", dtype=dtype)
         remap = next((remap for part, remap in _REMAPS if part in model_name.lower()), None)
@@ -228,5 +232,29 @@ def remap_state_dict_hf_gpt2(state_dict, config):
     return found
 
 
+def remap_state_dict_megatron(state_dict, config):
+    """Megatron-LM's names -> this package's; queries, keys and values come head by head there."""
+    found = rename(state_dict, _MEGATRON_RULES)
+    for name in [name for name in found if ".mixer.Wqkv." in name]:
+        found[name] = found[name].unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    words = "transformer.embeddings.word_embeddings.weight"
+    multiple = getattr(config, "pad_vocab_size_multiple", 1)
+    found[words] = pad_rows(found[words], -(-found[words].shape[0] // multiple) * multiple)
+    found["lm_head.weight"] = found[words]
+    return found
+
+
+_MEGATRON_LAYER = r"(?:language_model\.encoder|transformer)\.layers\.(\d+)\."
+_MEGATRON_RULES = [(r"(?:language_model|transformer)\.embedding\.word_embeddings\.weight", "transformer.embeddings.word_embeddings.weight"),
+                   (r"wpe\.weight", "transformer.embeddings.position_embeddings.weight"),
+                   (r"(?:language_model\.encoder|transformer)\.final_layernorm\.(weight|bias)", r"transformer.ln_f.\1"),
+                   (_MEGATRON_LAYER + r"input_layernorm\.(weight|bias)", r"transformer.layers.\1.norm1.\2"),
+                   (_MEGATRON_LAYER + r"post_attention_layernorm\.(weight|bias)", r"transformer.layers.\1.norm2.\2"),
+                   (_MEGATRON_LAYER + r"mlp\.dense_h_to_4h\.(weight|bias)", r"transformer.layers.\1.mlp.fc1.\2"),
+                   (_MEGATRON_LAYER + r"mlp\.dense_4h_to_h\.(weight|bias)", r"transformer.layers.\1.mlp.fc2.\2"),
+                   (_MEGATRON_LAYER + r"self_attention\.query_key_value\.(weight|bias)", r"transformer.layers.\1.mixer.Wqkv.\2"),
+                   (_MEGATRON_LAYER + r"self_attention\.dense\.(weight|bias)", r"transformer.layers.\1.mixer.out_proj.\2"),
+                   (_MEGATRON_LAYER + r"self_attention\.rotary_emb\.inv_freq", r"transformer.layers.\1.mixer.rotary_emb.inv_freq")]
 _REMAPS = [("gpt2", remap_state_dict_hf_gpt2), ("gpt-j", remap_state_dict_hf_gptj), ("neox", remap_state_dict_hf_gpt_neox), ("pythia", remap_state_dict_hf_gpt_neox),
-           ("llama", remap_state_dict_hf_llama)]
+           ("llama", remap_state_dict_hf_llama), ("opt-", remap_state_dict_hf_opt), ("falcon", remap_state_dict_hf_falcon), ("bigcode", remap_state_dict_hf_bigcode),
+           ("starcoder", remap_state_dict_hf_bigcode), ("wizardcoder", remap_state_dict_hf_bigcode), ("santacoder", remap_state_dict_hf_bigcode)]

@@ -1,9 +1,12 @@
 """Llama models as GPTLMHeadModel: configuration and weights of transformers."""
 
+import json
+from pathlib import Path
+
 import torch
 from transformers import GPT2Config, LlamaConfig  # noqa: F401
 
-from flash_attn.models._names import join, pad_vocabulary, rename
+from flash_attn.models._names import join, pad_rows, pad_vocabulary, rename
 
 _LAYER = r"model\.layers\.(\d+)\."
 _RULES = [(r"model\.embed_tokens\.weight", "transformer.embeddings.word_embeddings.weight"), (r"model\.norm\.weight", "transformer.ln_f.weight"),
@@ -65,10 +68,70 @@ def llama_config_to_gpt2_config(llama_config):
                       attn_pdrop=0.0, layer_norm_epsilon=llama_config.rms_norm_eps, initializer_range=llama_config.initializer_range,
                       bos_token_id=llama_config.bos_token_id, eos_token_id=llama_config.eos_token_id, pad_token_id=llama_config.pad_token_id, rms_norm=True,
                       rotary_emb_fraction=1.0, rotary_emb_interleaved=True, tie_word_embeddings=False, qkv_proj_bias=False, out_proj_bias=False, mlp_fc1_bias=False,
-                      mlp_fc2_bias=False, rotary_emb_base=rope.get("rope_theta") or getattr(llama_config, "rope_theta", None) or 10000.0,
+                      mlp_fc2_bias=False, rotary_emb_base=getattr(llama_config, "rotary_emb_base", None) or rope.get("rope_theta") or getattr(llama_config, "rope_theta", None) or 10000.0,
                       n_head_kv=llama_config.num_key_value_heads)
 
 
+_META_LAYER = r"layers\.(\d+)\."
+_META_RULES = [(r"tok_embeddings\.weight", "transformer.embeddings.word_embeddings.weight"), (r"norm\.weight", "transformer.ln_f.weight"), (r"output\.weight", "lm_head.weight"),
+               (_META_LAYER + r"attention_norm\.weight", r"transformer.layers.\1.norm1.weight"), (_META_LAYER + r"ffn_norm\.weight", r"transformer.layers.\1.norm2.weight"),
+               (_META_LAYER + r"attention\.w([qkv])\.weight", r"transformer.layers.\1.mixer.\2"), (_META_LAYER + r"attention\.wo\.weight", r"transformer.layers.\1.mixer.out_proj.weight"),
+               (_META_LAYER + r"feed_forward\.w([13])\.weight", r"transformer.layers.\1.mlp.w\2"), (_META_LAYER + r"feed_forward\.w2\.weight", r"transformer.layers.\1.mlp.fc2.weight")]
+
+
+def remap_state_dict_meta_llama(state_dict, config):
+    """The names of the authors' checkpoints, or of one shard of these -> this package's."""
+    found, words = rename(state_dict, _META_RULES), "transformer.embeddings.word_embeddings.weight"
+    join(found, "transformer.layers.%s.mixer.%s", ("q", "k", "v"), "transformer.layers.%d.mixer.Wqkv.weight")
+    join(found, "transformer.layers.%s.mlp.w%s", ("3", "1"), "transformer.layers.%d.mlp.fc1.weight")
+    if config.tie_word_embeddings:
+        found["lm_head.weight"] = found[words]
+    multiple = getattr(config, "pad_vocab_size_multiple", 1)
+    for name in (words, "lm_head.weight"):
+        found[name] = pad_rows(found[name], -(-found[name].shape[0] // multiple) * multiple)
+    return found
+
+
+def _n_words(folder):
+    """Of the tokenizer, without which params.json does not say it."""
+    path = folder / "tokenizer.model"
+    if not path.is_file():
+        return 32000
+    from sentencepiece import SentencePieceProcessor
+    return SentencePieceProcessor(str(path)).vocab_size()
+
+
+def config_from_meta_checkpoint(checkpoint_path, model_name):
+    folder = Path(checkpoint_path) / model_name
+    params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
+    inner = int((params.get("ffn_dim_multiplier") or 1) * int(8 * params["dim"] / 3))
+    multiple = params.get("multiple_of", 1)
+    config = LlamaConfig(hidden_size=params["dim"], intermediate_size=-(-inner // multiple) * multiple, num_attention_heads=params["n_heads"],
+                         num_hidden_layers=params["n_layers"], rms_norm_eps=params["norm_eps"], num_key_value_heads=params.get("n_kv_heads"), vocab_size=_n_words(folder))
+    if "rope_theta" in params:
+        config.rotary_emb_base = params["rope_theta"]
+    return config
+
+
+def config_from_hf_checkpoint(checkpoint_path, model_name):
+    return LlamaConfig.from_pretrained(Path(checkpoint_path) / (model_name + "-hf") / "config.json")
+
+
+def config_from_checkpoint(checkpoint_path, model_name, checkpoint_format="meta"):
+    return (config_from_meta_checkpoint if checkpoint_format == "meta" else config_from_hf_checkpoint)(checkpoint_path, model_name)
+
+
 def state_dicts_from_checkpoint(checkpoint_path, model_name):
-    from pathlib import Path
+    """The shards, in their order."""
     return [torch.load(path, map_location="cpu", weights_only=True) for path in sorted((Path(checkpoint_path) / model_name).glob("consolidated.*.pth"))]
+
+
+def llama_config_to_gpt2_config(llama_config):
+    rope = getattr(llama_config, "rope_parameters", None) or {}
+    return GPT2Config(vocab_size=llama_config.vocab_size, n_positions=0, n_embd=llama_config.hidden_size, n_layer=llama_config.num_hidden_layers,
+                      n_head=llama_config.num_attention_heads, n_inner=llama_config.intermediate_size, activation_function="swiglu", resid_pdrop=0.0, embd_pdrop=0.0,
+                      attn_pdrop=0.0, layer_norm_epsilon=llama_config.rms_norm_eps, initializer_range=llama_config.initializer_range,
+                      bos_token_id=llama_config.bos_token_id, eos_token_id=llama_config.eos_token_id, pad_token_id=llama_config.pad_token_id, rms_norm=True,
+                      rotary_emb_fraction=1.0, rotary_emb_interleaved=True, tie_word_embeddings=False, qkv_proj_bias=False, out_proj_bias=False, mlp_fc1_bias=False,
+                      mlp_fc2_bias=False, rotary_emb_base=getattr(llama_config, "rotary_emb_base", None) or rope.get("rope_theta") or getattr(llama_config, "rope_theta", None) or 10000.0,
+                      n_head_kv=llama_config.num_key_value_heads)

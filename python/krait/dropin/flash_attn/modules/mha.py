@@ -186,19 +186,19 @@ class MHA(nn.Module):
             q, kv = self.rotary_emb(q, kv, seqlen_offset=inference_params.seqlen_offset, max_seqlen=inference_params.max_seqlen)
         return self.inner_cross_attn(q, _update_kv_cache(kv, inference_params, self.layer_idx), causal=self.causal and inference_params.seqlen_offset == 0)
 
-    def _without_cache(self, q, kv, cu_seqlens, max_seqlen, key_padding_mask, crossed):
+    def _without_cache(self, q, kv, cu_seqlens, max_seqlen, key_padding_mask, crossed, lengths_of_keys=()):
         lengths = dict(cu_seqlens=cu_seqlens, max_seqlen=max_seqlen) if self.use_flash_attn else dict(key_padding_mask=key_padding_mask)
         if self.rotary_emb is not None:
             q, kv = self.rotary_emb(q, kv, seqlen_offset=0)
         if not self.use_flash_attn or crossed or self.num_heads != self.num_heads_kv:
             if self.use_flash_attn and cu_seqlens is not None:
-                lengths.update(cu_seqlens_k=cu_seqlens, max_seqlen_k=max_seqlen)
+                lengths.update(dict(cu_seqlens_k=cu_seqlens, max_seqlen_k=max_seqlen), **dict(lengths_of_keys))
             return self._attend(self.inner_cross_attn, q, kv, **lengths)
         return self._attend(self.inner_attn, torch.cat((q.unsqueeze(-3), kv), dim=-3), **lengths)
 
     def forward(self, x, x_kv=None, key_padding_mask=None, cu_seqlens=None, max_seqlen=None, mixer_subset=None, inference_params=None, **kwargs):
-        """x (B, S, embed_dim), or packed (tokens, embed_dim) with cu_seqlens and max_seqlen; key_padding_mask (B, S), true
-        for valid tokens, without use_flash_attn."""
+        """x (B, S, embed_dim), or packed (tokens, embed_dim) with cu_seqlens and max_seqlen, and for other x_kv cu_seqlens_k and
+        max_seqlen_k; key_padding_mask (B, S), true for valid tokens, without use_flash_attn."""
         assert cu_seqlens is None or (max_seqlen is not None and self.use_flash_attn and not self.rotary_emb_dim), \
             "cu_seqlens needs max_seqlen, use_flash_attn and no rotary embedding"
         assert key_padding_mask is None or not self.use_flash_attn, "key_padding_mask: unpad the batch for use_flash_attn"
@@ -206,7 +206,8 @@ class MHA(nn.Module):
         if mixer_subset is not None:
             q = q[:, mixer_subset]
         if inference_params is None:
-            context = self._without_cache(q, kv, cu_seqlens, max_seqlen, key_padding_mask, self.cross_attn or mixer_subset is not None)
+            context = self._without_cache(q, kv, cu_seqlens, max_seqlen, key_padding_mask, self.cross_attn or mixer_subset is not None,
+                                          {name: kwargs[name] for name in ("cu_seqlens_k", "max_seqlen_k") if name in kwargs})
         else:
             context = self._with_cache(q, kv, inference_params)
         out = apply_linear(self.out_proj, context.flatten(-2))
