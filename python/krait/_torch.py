@@ -15,6 +15,7 @@ except ImportError:
 
 _compiler = getattr(torch, "compiler", None)
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
+_HAS_FP32_PRECISION = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
 def is_fake(t):
@@ -215,6 +216,15 @@ def differentiable(name, forward, setup, gradients):
     node = type(name, (torch.autograd.Function,), {"forward": staticmethod(run),
                                                    "backward": staticmethod(once(run_backward))})
     return node.apply
+
+
+def allows_tf32(t):
+    """Whether torch's settings let products of this tensor round float32 factors to 11 significant bits (set_float32_matmul_precision, allow_tf32,
+    fp32_precision: one setting by three names); by default they do not. Read at each call."""
+    if not t.is_cuda or t.dtype is not torch.float32:
+        return False
+    settings = torch.backends.cuda.matmul
+    return settings.fp32_precision == "tf32" if _HAS_FP32_PRECISION else settings.allow_tf32
 
 
 def custom_op(name, fake, mutates=(), setup=None, backward=None, composed=None):

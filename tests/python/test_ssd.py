@@ -3,6 +3,8 @@
 import inspect
 import json
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -432,3 +434,43 @@ def test_swiglu(device):
     assert dxy is into and torch.equal(again, buffer)
     refs.close(dxy, grad, (1e-5, 1e-5))
     refs.close(_swiglu_bwd(xy.detach(), g), grad, (1e-5, 1e-5))
+
+
+# ---- float32 factors ------------------------------------------------------------------------------------------------------
+_SETTINGS = {"set_float32_matmul_precision": lambda on: torch.set_float32_matmul_precision("high" if on else "highest"),
+             "allow_tf32": lambda on: setattr(torch.backends.cuda.matmul, "allow_tf32", on)}
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    _SETTINGS["fp32_precision"] = lambda on: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32" if on else "ieee")
+
+
+@pytest.mark.parametrize("name", _SETTINGS)
+def test_tf32_follows_torch(device, name, monkeypatch):
+    """float32 products are accurate by default; torch's setting, by each of its names, lets a GPU round their factors, both ways, from the next call on."""
+    from krait import _call, _torch
+    module, pack, flags = sys.modules["krait.ops.ssd"], _call.Call.pack, []
+    monkeypatch.setattr(_call.Call, "pack", lambda self, tensors, chosen=0, **numbers: (flags.append(chosen), pack(self, tensors, chosen, **numbers))[1])
+    if device == "cpu":  # which has no tf32: as if the tensors were on a GPU
+        monkeypatch.setattr(module, "allows_tf32", lambda t: _torch.allows_tf32(types.SimpleNamespace(is_cuda=True, dtype=t.dtype)))
+    module.FORWARD.known.clear()
+    x, dt, B, C = [torch.randn(1, 192, *shape, device=device) for shape in ((2, 64), (2,), (1, 64), (1, 64))]
+    A, leaves, found = -torch.rand(2, device=device), [x, B, C], []
+    for t in leaves:
+        t.requires_grad_()
+
+    def run(dtype=torch.float32):
+        del flags[:]
+        out = ssd(*[t.to(dtype) for t in (x, dt)], A, *[t.to(dtype) for t in (B, C)], dt_softplus=True)[0]
+        return [out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)], [bool(chosen & 8) for chosen in flags]
+
+    try:
+        for on, packed in ((False, [False, False]), (True, [True, True]), (False, []), (True, [])):  # the last two know their calls
+            _SETTINGS[name](on)
+            result, rounded = run()
+            assert rounded == packed, (on, rounded)
+            found.append(result)
+        assert run(torch.bfloat16)[1] == [False, False]
+    finally:
+        _SETTINGS[name](False)
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[2]))
+    error = max(((a - b).abs().max() / a.abs().max()).item() for a, b in zip(found[0], found[1]))
+    assert error == 0 if device == "cpu" else error < 8e-3

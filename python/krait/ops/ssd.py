@@ -13,7 +13,7 @@ from torch import Tensor, is_grad_enabled
 
 from . import composed
 from .._call import ANY, Call, Operator, signer
-from .._torch import call_after, custom_op, differentiable, is_traced, is_wide, layout, zeros_like
+from .._torch import allows_tf32, call_after, custom_op, differentiable, is_traced, is_wide, layout, zeros_like
 from .selective_scan import as_parameter
 
 _INPUTS = "x dt A Bmat Cmat Dvec z dt_bias initial_states seq_idx "
@@ -21,7 +21,7 @@ _ONE_OF_HEAD = (1, 2, ANY)  # D may lack the channel axis: one value per head
 FORWARD = Operator("ssd", _INPUTS + "cu_seqlens out final_states varlen_states", Dvec=_ONE_OF_HEAD)
 BACKWARD = Operator("ssd_bwd", _INPUTS + "dout dfinal_states dx ddt dA dB dC dDvec dz ddt_bias dinitial_states", Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
 _signature = signer(11)
-_SOFTPLUS, _REVERSE = 1, 2  # KRAIT_SSD_*
+_SOFTPLUS, _REVERSE, _TF32 = 1, 2, 8  # KRAIT_SSD_*
 LEAST = 2.0 ** -149  # stands for an upper limit of 0, which to the operator means no limit
 _NO_LIMIT = (0.0, math.inf)
 
@@ -47,8 +47,8 @@ def _limits(low, high):
     return dict(dt_min=low, dt_max=0.0 if high == math.inf else high or LEAST)
 
 
-def _flags(softplus, reverse):
-    return (_SOFTPLUS if softplus else 0) | (_REVERSE if reverse else 0)
+def _flags(x, softplus, reverse):
+    return (_SOFTPLUS if softplus else 0) | (_REVERSE if reverse else 0) | (_TF32 if allows_tf32(x) else 0)
 
 
 def _fake_backward(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dout, dfinal, softplus, reverse, low, high):
@@ -63,7 +63,7 @@ def _run_backward(call, *inputs):
     tensors = (*inputs[:12], *grads)
     if call.words is None:
         softplus, reverse, low, high = inputs[12:]
-        call.pack(tensors, _flags(softplus, reverse), **_limits(low, high))
+        call.pack(tensors, _flags(inputs[0], softplus, reverse), **_limits(low, high))
     call.run(tensors)
     return grads
 
@@ -84,7 +84,7 @@ def _setup(ctx, inputs, output):
 def _gradients(ctx, dout, dfinal=None, dvarlen=None):
     tensors = ctx.saved_tensors
     dout = zeros_like(tensors[0]) if dout is None else dout
-    call = call_after(ctx, BACKWARD, (dout.stride(), layout(dfinal)))
+    call = call_after(ctx, BACKWARD, (dout.stride(), layout(dfinal), allows_tf32(dout)))
     inputs = (*tensors, dout, dfinal, *ctx.options)
     grads = _backward(*inputs) if call is None else _run_backward(call, *inputs)
     grads = [None if t is None else g for t, g in zip(tensors, grads)]
@@ -108,7 +108,7 @@ def _run_forward(call, *inputs):
     tensors = (*inputs[:11], *outputs)
     if call.words is None:
         softplus, reverse, low, high = inputs[11:15]
-        call.pack(tensors, _flags(softplus, reverse), **_limits(low, high))
+        call.pack(tensors, _flags(inputs[0], softplus, reverse), **_limits(low, high))
     call.run(tensors)
     return outputs
 
@@ -135,10 +135,11 @@ def _call(tensors, options):
     """-> out, final states or None, varlen states or None (empty ones when traced)."""
     if is_traced(tensors[0]):
         return _forward(*_in_kind(*tensors), *options)
-    key = _signature(tensors, options)
+    known_by = (*options, allows_tf32(tensors[0]))
+    key = _signature(tensors, known_by)
     call = FORWARD.known.get(key)
     if call is None:
-        call, tensors = FORWARD.keep(_signature, options, _in_kind(*tensors))
+        call, tensors = FORWARD.keep(_signature, known_by, _in_kind(*tensors))
     return (_apply if call.has_gradients and is_grad_enabled() else _run_forward)(call, *tensors, *options)
 
 
