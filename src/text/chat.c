@@ -98,7 +98,8 @@ static void find_chatml(const char *text, kr_chat *c) {
 
 /* LLaMA 3.1 and 3.2 have a system message with dates. */
 static void find_llama3(const char *text, kr_chat *c) {
-  static const char *const months[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  static const char *const months[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                       "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
   const time_t now = time(NULL);
   struct tm day;
   char today[32] = "26 Jul 2024";
@@ -129,7 +130,8 @@ static void find_granite(const char *text, kr_chat *c) {
 void kr_chat_find(const kr_tokenizer *t, const char *text, const char *bos, kr_chat *c) {
   *c = (kr_chat){0};
   if (!text) { /* Qwen2's, of folders that have only its tokenizer */
-    const int has_marks = kr_tokenizer_find_added(t, "<|im_start|>") >= 0 && kr_tokenizer_find_added(t, "<|im_end|>") >= 0;
+    const int has_marks =
+        kr_tokenizer_find_added(t, "<|im_start|>") >= 0 && kr_tokenizer_find_added(t, "<|im_end|>") >= 0;
     say_why_not(c, "the model has no chat template");
     if (!has_marks) return;
     c->form = form_named("chatml"), c->has_system = 1;
@@ -211,7 +213,8 @@ static int32_t add_content(writer *w, const form *f, const char *content) {
 static int32_t add_message(writer *w, const form *f, const char *role, const char *before, const char *content) {
   int k = 0;
   while (k < N_ROLES && strcmp(roles[k], role) != 0) k++;
-  KR_CHECK(k < N_ROLES, KRAIT_ERR_ARGUMENT, "a message of the role '%.40s'; there are system, user and assistant", role);
+  KR_CHECK(k < N_ROLES, KRAIT_ERR_ARGUMENT, "a message of the role '%.40s'; there are system, user and assistant",
+           role);
   KR_TRY(add_markup(w, f->before[k]));
   KR_TRY(kr_buffer_add(&w->text, before, strlen(before)));
   KR_TRY(add_content(w, f, content));

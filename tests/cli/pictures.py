@@ -141,7 +141,8 @@ def losses():
     check(max(pale) - min(pale) > 0.8 * (y_of(1.2) - y_of(4.8)), f"the curve as it is logged, pale: {min(pale)} to {max(pale)}")
     check(smooth and max(smooth) - min(smooth) < 0.5 * (y_of(1.2) - y_of(4.8)), f"and smoothed: {min(smooth)} to {max(smooth)}")
     named = [drawn.at(width - right + 26, top + 10 + 21 * i) for i in range(3)]
-    check(named == [BLACK, (214, 38, 41), BLUE], f"a line in the colour of each curve: {named}")
+    over_white = tuple(round(255 - 0.75 * (255 - value)) for value in BLUE) # a line of 1.5 pixels covers two rows by three quarters
+    check(named == [BLACK, (214, 38, 41), over_white], f"a line in the colour of each curve: {named}")
     check(all(drawn.ink(width - right + 44, top + 2 + 21 * i, width - 10, top + 20 + 21 * i) > 20 for i in range(3)), "with its name")
     rates = {y for _, y in drawn.places(BLUE, left + 10, bottom - rate_height, width - right - 10, bottom)}
     check(all(any(abs(y - (bottom - rate / (1.08 * 2e-3) * rate_height)) < 2 for y in rates) for rate in (2e-3, 1e-3)), f"two learning rates: {sorted(rates)}")

@@ -604,7 +604,8 @@ static kr_tokenizer *open_with_marks(void) {
   kr_tokenizer *t = NULL;
   for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
     used += (size_t)snprintf(added + used, sizeof added - used,
-                             "%s{\"id\": %zu, \"content\": \"%s\", \"special\": true}", i ? "," : "", 300 + i, marks[i]);
+                             "%s{\"id\": %zu, \"content\": \"%s\", \"special\": true}", i ? "," : "", 300 + i,
+                             marks[i]);
   assert_int_equal(open_made(&(options){.added = added}, &t), KRAIT_OK);
   return t;
 }
