@@ -11,9 +11,7 @@
   X(op, packed_rows)                                                                                         \
   X(op, unaligned_rows) X(op, states_over_lanes) X(op, few_steps) X(op, few_channels) X(op, time_over_lanes) \
       X(op, both_directions) X(op, general)
-/* few_states: one thread per channel, all its states in registers; the others as above. */
 #define KR_SCAN_BWD_FAMILIES(X, op) \
-  X(op, few_states)                 \
   X(op, packed_rows) X(op, unaligned_rows) X(op, states_over_lanes) X(op, time_over_lanes) X(op, general)
 /* Channels-last rows by asynchronous copies: ampere tier and up. */
 #define KR_SCAN_CHANNELS_LAST_FAMILY(X, op) X(op, channels_last)

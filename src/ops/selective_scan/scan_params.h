@@ -51,7 +51,6 @@ typedef struct kr_scan_params {
   int32_t reverse, brief, whole; /* brief: kr_scan_short; whole: selective_scan_packed_rows.cu */
   int32_t TT, direct, slab; /* scan_time_over_lanes.cuh: lanes per channel (0: not used), all tensors aligned, states of
                              * B and C in shared memory at a time */
-  int32_t few, few_shift; /* channels per block of selective_scan_few_states.cu (0: not used), its log2 */
   float *chunk_state; /* (B, n_chunks, D, N_padded): chunk's end state from zero, then its start state */
   float *chunk_dt;        /* (B, n_chunks, D): sum of dt over the chunk */
 

@@ -6,7 +6,7 @@
 #include "scan_host.h"
 #include "view.h"
 
-enum { FEW_STATES, PACKED_ROWS, UNALIGNED_ROWS, STATES_OVER_LANES, TIME_OVER_LANES, GENERAL, CHANNELS_LAST };
+enum { PACKED_ROWS, UNALIGNED_ROWS, STATES_OVER_LANES, TIME_OVER_LANES, GENERAL, CHANNELS_LAST };
 
 static const kr_kernel back_t4[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_t4"),
                        back_any[] = KR_BY_TYPE("selective_scan_bwd", "kr_scan_bwd_any");
@@ -52,10 +52,6 @@ static const kr_kernel lanes_back_t8[2][3] = {LANES("kr_scan_time_over_lanes_bac
                                                LANES("kr_scan_time_over_lanes_back_t16")};
 static const kr_kernel lanes_sweep_packed[] = LANES("kr_scan_time_over_lanes_sweep_packed"),
                        lanes_back_packed[] = LANES("kr_scan_time_over_lanes_back_packed");
-
-static const kr_kernel few_sweep[] = KR_BY_TYPE("selective_scan_few_states", "kr_scan_few_states_sweep"),
-                       few_cut[] = KR_BY_TYPE("selective_scan_few_states", "kr_scan_few_states_cut"),
-                       few_back[] = KR_BY_TYPE("selective_scan_few_states", "kr_scan_few_states_back");
 
 /* The forward arguments inside the backward ones. */
 static kr_selective_scan_args forward_args(const kr_selective_scan_bwd_args *a) {
@@ -114,56 +110,10 @@ static void cut_scan_bwd_lanes(kr_scan_params *p, int64_t n_multiprocessors) {
   if (p->n_chunks < 1) p->n_chunks = 1;
 }
 
-enum { FEW_STEPS = 8, FEW_TILE = 16 };
-
-/* Shared memory of selective_scan_few_states.cu: double-buffered tiles of n_tensors tensors, B and C, partial dB and
- * dC. */
-static uint32_t few_bytes(const kr_scan_params *p, int n_tensors, int has_parts) {
-  return (uint32_t)(2 * n_tensors * KR_SCAN_THREADS * 2 * 16 +
-                    KR_SCAN_THREADS / p->few * (256 + (FEW_TILE * 32 + 16) * 4) +
-                    (has_parts ? FEW_TILE * (2 * KR_SCAN_THREADS + 4) * 4 + KR_SCAN_THREADS * 48 : 0));
-}
-
-/* Few states, packed rows, 32-bit row offsets within a block. Measured on an H200: time over lanes wins for float32,
- * short sequences, and small thread counts. */
-static int is_few_for_scan_bwd(const krait_ctx *ctx, const kr_scan_params *p) {
-  const kr_rows *rows[] = {&p->u, &p->delta, &p->z, &p->dout, &p->du, &p->ddelta, &p->dz};
-  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-    if (rows[i]->data && (!rows[i]->packs || rows[i]->dtype != p->u.dtype || rows[i]->row != p->u.row)) return 0;
-  return p->N <= 4 && p->u.row >= 0 && p->u.row < 1 << 23 && !p->seq_idx && !p->offsets && !p->mixed && p->L >= 512 &&
-         p->L % FEW_STEPS == 0 && p->L < 1 << 27 && p->B_mat.packs && p->C_mat.packs && p->u.dtype != KRAIT_F32 &&
-         p->B * p->D * p->L * p->N >=
-             (p->D_group > 16 ? 3ll << 14 : 3ll << 19) * kr_cuda_info(ctx->cuda)->n_multiprocessors &&
-         3 * few_bytes(p, 4, 1) <= kr_cuda_info(ctx->cuda)->shared_bytes;
-}
-
-/* One thread per channel and chunk. Three blocks fit a multiprocessor, a block's start-up costs 48 steps, and the
- * preceding sweep takes half the backward time, or less when it need not find chunk ends. Picks the cheapest split of
- * up to eight per block, or more as long as they fit in one wave. */
-static void cut_few(kr_scan_params *p, int64_t n_multiprocessors) {
-  while (p->few > 16 && p->few >= 2 * p->D_group) p->few /= 2;
-  for (p->few_shift = 4; 1 << p->few_shift < p->few;) p->few_shift++;
-  const int64_t subs = KR_SCAN_THREADS / p->few, three = 3 * n_multiprocessors;
-  p->blocks_per_group = (int)((p->D_group + p->few - 1) / p->few);
-  const int64_t blocks = p->B * p->G * p->blocks_per_group,
-                most = blocks * 8 < three ? three / (blocks > 0 ? blocks : 1) : 8;
-  int64_t cuts = 1;
-  double least = 0;
-  for (int64_t i = 1; i <= most && (i == 1 || p->L >= i * subs * 4 * FEW_TILE); i++) {
-    const double rounds = (double)((blocks * i + three - 1) / three),
-                 cost = rounds * ((double)p->L / (double)(i * subs) + 48) * (i * subs > 1 ? 1.5 : 1.3);
-    if (i == 1 || cost < least) cuts = i, least = cost;
-  }
-  p->chunk = (p->L + cuts * subs - 1) / (cuts * subs);
-  p->chunk = (p->chunk + FEW_TILE - 1) / FEW_TILE * FEW_TILE;
-  p->n_chunks = (int)((p->L + p->chunk - 1) / p->chunk);
-}
-
 static uint64_t lay_out_scan_bwd(kr_scan_params *p, char *base) {
   uint64_t used = kr_scan_chunk_bytes(p);
   const int64_t states = p->B * p->D * p->N_padded, chunks = p->n_chunks;
   if (p->TT) p->n_kept = p->L > p->TT * LANES_RUN ? (int32_t)((p->L + p->TT * LANES_RUN - 1) / (p->TT * LANES_RUN)) : 0;
-  else if (p->few) p->n_kept = (int32_t)((p->L + FEW_STEPS - 1) / FEW_STEPS);
   else p->n_kept = (int32_t)((p->L + KR_SCAN_BWD_TILE - 1) / KR_SCAN_BWD_TILE * (KR_SCAN_BWD_TILE / KR_SCAN_KEPT));
   if (!p->keeps) p->kept_state = take_scan_bwd(base, &used, states * p->n_kept);
   if (p->channels_last && !p->keeps) {
@@ -240,14 +190,6 @@ static const char *cut_scan_bwd_channels_last(kr_scan_params *p, const krait_ctx
   return why;
 }
 
-static const char *cut_few_states(kr_scan_params *p, const krait_ctx *ctx) {
-  p->few = KR_SCAN_THREADS;
-  if (!is_few_for_scan_bwd(ctx, p))
-    return "more than 4 states, float32, little work, or rows not in aligned packs of 16 bytes";
-  cut_few(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  return NULL;
-}
-
 /* States over lanes are skipped where time over lanes measured faster. */
 static const char *cut_scan_bwd_states(kr_scan_params *p, const krait_ctx *ctx, const kr_selective_scan_bwd_args *a,
                               int family) {
@@ -266,7 +208,6 @@ static const char *cut_scan_bwd_states(kr_scan_params *p, const krait_ctx *ctx, 
 
 static uint32_t back_bytes(const kr_scan_params *p) {
   if (p->channels_last) return kr_scan_channels_last_back_bytes(p);
-  if (p->few) return few_bytes(p, 4, 1);
   return p->TT ? lanes_back_bytes(p) : p->whole ? whole_back_bytes(p, p->whole) : back_shared_bytes(p);
 }
 
@@ -284,15 +225,13 @@ static const char *scan_bwd_plan_of(kr_scan_params *p, const kr_selective_scan_b
   p->part_step = part_floats(p); /* double buffering saves a barrier, if three blocks still fit a multiprocessor */
   if (p->S == 4 && kr_cuda_info(ctx->cuda)->shared_bytes < 3 * back_shared_bytes(p)) p->part_step = 0;
   if (family == TIME_OVER_LANES) cut_scan_bwd_lanes(p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  else why = family == FEW_STATES ? cut_few_states(p, ctx) : cut_scan_bwd_states(p, ctx, a, family);
+  else why = cut_scan_bwd_states(p, ctx, a, family);
   return why ? why : back_bytes(p) <= kr_cuda_info(ctx->cuda)->shared_bytes ? NULL : "too little shared memory";
 }
 
-/* A block takes one chunk, or several if it has few channels. */
 static kr_grid scan_bwd_grid_of(const kr_scan_params *p, uint32_t shared_bytes, void *stream) {
-  const int32_t chunks = p->few ? KR_SCAN_THREADS / p->few : 1;
   return (kr_grid){.x = (uint32_t)(p->B * p->G * p->blocks_per_group),
-                   .y = (uint32_t)((p->n_chunks + chunks - 1) / chunks),
+                   .y = (uint32_t)p->n_chunks,
                    .block = KR_SCAN_THREADS,
                    .shared_bytes = shared_bytes,
                    .stream = stream};
@@ -307,24 +246,21 @@ static void sweep_scan_bwd_cuda(kr_chain *chain, kr_scan_params *p, char *scratc
                               : !whole                  ? NULL
                               : cut                     ? whole_cut[p->T_shift - 2]
                                                         : whole_sweep[p->T_shift - 2];
-  const kr_kernel *of_lanes = p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct],
-                  *of_few = cut ? few_cut : few_sweep;
+  const kr_kernel *of_lanes = p->seq_idx ? lanes_sweep_packed : lanes_sweep[p->direct];
   const kr_kernel *kernel = p->channels_last ? (cut ? last_cut : last_sweep)[p->align < 16]
-                            : p->few         ? of_few
                             : p->TT          ? of_lanes
                             : whole          ? of_whole
                             : p->seq_idx     ? sweep_packed
                             : p->S == 1      ? sweep_s1
                                              : sweep_s4;
   const uint32_t shared = p->channels_last ? kr_scan_channels_last_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES)
-                          : p->few         ? few_bytes(p, cut ? 4 : 2, 0)
                           : p->TT          ? scan_bwd_lanes_shared_bytes(p, 1, 2, 0)
                           : whole          ? kr_scan_packed_rows_bytes(p, cut ? KR_SCAN_CUT : KR_SCAN_STATES, whole)
                                            : scan_bwd_shared_bytes(p, 0);
   const kr_grid walk = {
       .x = (uint32_t)((p->B * p->D * p->N_padded + 127) / 128), .y = 2, .block = 128, .stream = stream};
   kr_grid grid = scan_bwd_grid_of(p, shared, stream);
-  grid.z = cut && !whole && !p->few && !p->channels_last ? 2 : 1;
+  grid.z = cut && !whole && !p->channels_last ? 2 : 1;
   if ((p->TT && p->n_kept == 0) || p->keeps) return;
   if (cut) kr_scan_chunk_scratch(p, scratch);
   kr_chain_add(chain, &kernel[p->u.dtype], &grid, p);
@@ -336,7 +272,6 @@ static const kr_kernel *back_kernel(const krait_ctx *ctx, const kr_scan_params *
   const int64_t blocks = p->B * p->G * p->blocks_per_group * p->n_chunks,
                 n = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   if (p->channels_last) return p->usual ? last_back_usual : last_back[p->align < 16];
-  if (p->few) return few_back;
   if (p->whole) return p->whole == KR_SCAN_ANYWHERE ? whole_back_any : whole_back[p->T_shift - 2];
   if (p->TT) return p->seq_idx ? lanes_back_packed : p->TT == 8 ? lanes_back_t8[p->direct] : lanes_back_t16[p->direct];
   if (p->seq_idx) return back_packed;
@@ -357,11 +292,11 @@ static int32_t run_scan_bwd(const krait_ctx *ctx, const void *args, uint64_t tie
   const kr_kernel *kernel = back_kernel(ctx, &p);
   const kr_grid grid = scan_bwd_grid_of(&p, back_bytes(&p), stream);
   kr_chain_add(&chain, &kernel[p.u.dtype], &grid, &p);
-  const int64_t n_times = p.TT || p.few ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
+  const int64_t n_times = p.TT ? 2 * p.N * ((p.L + 255) / 256) : (p.L + 31) / 32;
   p.n_matrix_blocks = p.dB.data || p.dC.data ? (int32_t)(p.B * p.G * n_times) : 0;
   const kr_grid sums = {
       .x = (uint32_t)(p.n_matrix_blocks + (p.D * (p.N_padded + 2) + 31) / 32), .block = 256, .stream = stream};
-  kr_chain_add(&chain, &(p.TT || p.few ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p);
+  kr_chain_add(&chain, &(p.TT ? lanes_sum : sum_kernel)[p.u.dtype], &sums, &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }
 
@@ -379,7 +314,6 @@ static uint64_t scan_bwd_scratch_of(const krait_ctx *ctx, const void *args, int 
 }
 
 KR_CUDA_FAMILY(selective_scan_bwd, channels_last, CHANNELS_LAST, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
-KR_CUDA_FAMILY(selective_scan_bwd, few_states, FEW_STATES, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
 KR_CUDA_FAMILY(selective_scan_bwd, packed_rows, PACKED_ROWS, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
 KR_CUDA_FAMILY(selective_scan_bwd, unaligned_rows, UNALIGNED_ROWS, run_scan_bwd, refuse_scan_bwd, scan_bwd_scratch_of)
 KR_CUDA_FAMILY(selective_scan_bwd, states_over_lanes, STATES_OVER_LANES, run_scan_bwd, refuse_scan_bwd,
