@@ -112,21 +112,9 @@ static int describe_decode(const kr_lm_builder *b, kr_mamba_decode_args *a) {
   return fits && a->in_proj.data != a->in_proj_qweight.data; /* one of them */
 }
 
-/* One launch of all layers is faster than separate calls if kernels wait for the previous one to end, or if weights of
- * 8 bits meet more sequences than calls read them for; for few sequences, because a phase processes them one after
- * another between two barriers. If kernels start before the previous one has ended it is slower (H200, ms per step:
- * 130m 0.40 against 0.30, 2.8b 2.39 against 2.12), but for wide layers by Hopper's implementation, which streams their
- * weights (2.8b 1.37 against 1.79, with q8_0 1.10 against 1.39; 2.7b 1.48 against 1.82, with q8_0 1.14 against
- * 1.58). */
-enum { MOST_TOGETHER = 4 };
-
-static int is_quicker_fused(const kr_lm_builder *b, const kr_impl *impl) {
-  const kr_lm_mamba_weights *w = b->c->blocks[0].weights;
-  if (impl->needs & KRAIT_CAP_CPU || b->run.B > MOST_TOGETHER) return 0;
-  return impl->needs & KRAIT_CAP_CUDA_HOPPER || (w->in_proj.qweight && b->run.B > KR_MOST_BY_QWEIGHT) ||
-         !kr_cuda_has_pdl(b->rows.ctx->cuda);
-}
-
+/* One launch of all layers is faster than separate calls for wide layers, whose weights Hopper's implementation streams
+ * (H200, ms per step: 2.8b 1.37 against 1.79, with q8_0 1.10 against 1.39; 2.7b 1.48 against 1.82, with q8_0 1.14
+ * against 1.58). */
 int kr_mamba_can_fuse(const kr_lm_builder *b) {
   kr_mamba_decode_args a;
   int32_t status = KRAIT_OK;
@@ -134,7 +122,7 @@ int kr_mamba_can_fuse(const kr_lm_builder *b) {
   if (b->run.fused) return 1;
   const krait_ctx *ctx = b->rows.ctx;
   const kr_impl *impl = ctx->cuda ? kr_op_resolve(&kr_op_mamba_decode, ctx, &a, &status) : NULL;
-  return impl && is_quicker_fused(b, impl);
+  return impl && impl->needs & KRAIT_CAP_CUDA_HOPPER;
 }
 
 static kr_view record_stacked(const kr_token_builder *r, const char *name, const kr_view *v, kr_dims dims) {

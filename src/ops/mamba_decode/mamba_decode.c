@@ -1,7 +1,6 @@
 /* mamba_decode.c: contract, cost and implementations of a decoding step through the layers of a Mamba or Mamba-2 model.
- * The equation is in krait/ops.h; models/mamba_lm records it in place of the layers' own calls where a GPU's
- * implementation is quicker. Hopper's row streams the weights, of 16 bits or 8, of the widest published layers
- * (streamed). */
+ * The equation is in krait/ops.h; models/lm records it in place of the layers' own calls where a GPU's
+ * implementation takes them. Hopper's streams the weights, of 16 bits or 8, of the widest published layers. */
 #include "mamba_decode_impls.h"
 #include "op_list.h"
 #include "status.h"
@@ -52,8 +51,6 @@ static void count_mamba_decode_cost(const void *args, kr_cost *cost) {
 static const kr_impl impls[] = {
     {"hopper_streamed", KRAIT_CAP_CUDA_HOPPER, kr_mamba_decode_streamed_refuse, kr_mamba_decode_streamed,
      kr_mamba_decode_streamed_scratch},
-    {"ampere_persistent", KRAIT_CAP_CUDA_AMPERE, kr_mamba_decode_persistent_refuse, kr_mamba_decode_persistent,
-     kr_mamba_decode_persistent_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_decode_ref, kr_mamba_decode_ref_scratch},
 };
 

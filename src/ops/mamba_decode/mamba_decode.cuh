@@ -1,4 +1,4 @@
-/* mamba_decode.cuh: what both persistent kernels of mamba_decode know: 16-bit elements, a block's share of rows, states
+/* mamba_decode.cuh: what mamba_decode's kernels know: 16-bit elements, a block's share of rows, states
  * of either type, and a step of the convolution. */
 #ifndef KR_MAMBA_DECODE_CUH
 #define KR_MAMBA_DECODE_CUH

@@ -51,7 +51,7 @@ static void lay_out_block(kr_stream_params *s, int64_t blocks, int32_t at) {
 
 /* The params with as long a ring as fits; one without stages if none does. */
 static kr_stream_params mamba_decode_hopper_plan_of(const krait_ctx *ctx, const kr_mamba_decode_args *a) {
-  kr_stream_params s = {.p = kr_mamba_decode_describe(ctx, a)};
+  kr_stream_params s = {.p = kr_mamba_decode_describe(a)};
   const kr_decode_params *p = &s.p;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   s.stage_bytes = KR_STREAM_SCALES_AT + (p->in_proj.scales ? KR_STREAM_SCALES_AT / 16 : 0);

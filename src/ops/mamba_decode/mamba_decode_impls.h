@@ -14,13 +14,9 @@ static inline int64_t kr_decode_rows(const kr_mamba_decode_args *a) {
 }
 
 uint64_t kr_mamba_decode_ref_scratch(const krait_ctx *ctx, const void *args);
-int32_t kr_mamba_decode_persistent(const krait_ctx *ctx, const void *args);
-const char *kr_mamba_decode_persistent_refuse(const krait_ctx *ctx, const void *args);
-uint64_t kr_mamba_decode_persistent_scratch(const krait_ctx *ctx, const void *args);
 
-/* For both GPU implementations: a call's params without what lies in shared memory; why its types or places do not fit.
- */
-kr_decode_params kr_mamba_decode_describe(const krait_ctx *ctx, const kr_mamba_decode_args *a);
+/* For a GPU: a call's params without what lies in shared memory; why its types or places do not fit. */
+kr_decode_params kr_mamba_decode_describe(const kr_mamba_decode_args *a);
 const char *kr_mamba_decode_refuse_tensors(const kr_mamba_decode_args *a);
 
 int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args);

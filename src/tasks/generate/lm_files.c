@@ -84,7 +84,8 @@ static int32_t token_id(const kr_tokenizer *t, const json_t *config, const char 
 /* If it says whether a text gets a token before or behind it, the template of tokenizer.json does not count: so in the
  * original library. */
 static void apply_config(const json_t *config, kr_lm_files *f) {
-  const json_t *adds_bos = json_object_get(config, "add_bos_token"), *adds_eos = json_object_get(config, "add_eos_token");
+  const json_t *adds_bos = json_object_get(config, "add_bos_token"),
+               *adds_eos = json_object_get(config, "add_eos_token");
   const int32_t bos = token_id(f->tokenizer, config, "bos_token"), eos = token_id(f->tokenizer, config, "eos_token");
   if (adds_bos || adds_eos)
     kr_tokenizer_set_template(f->tokenizer, json_is_true(adds_bos) ? bos : -1, json_is_true(adds_eos) ? eos : -1);
@@ -197,7 +198,8 @@ static int32_t take_defaults(const char *path, const json_t *config, kr_lm_files
   KR_TRY(read_number(path, config, "max_new_tokens", 1 << 30, &n_tokens));
   const json_t *bos = json_object_get(config, "bos_token_id");
   if (json_is_integer(bos)) f->bos = json_integer_value(bos);
-  f->sampling = (krait_lm_sampling){.size = sizeof f->sampling, .repetition_penalty = penalty == 1 ? 0 : (float)penalty};
+  f->sampling =
+      (krait_lm_sampling){.size = sizeof f->sampling, .repetition_penalty = penalty == 1 ? 0 : (float)penalty};
   f->n_tokens = (int64_t)n_tokens;
   if (!samples) return KRAIT_OK;
   f->sampling.temperature = json_object_get(config, "temperature") ? (float)temperature : 1;
