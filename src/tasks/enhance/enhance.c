@@ -3,8 +3,9 @@
  *   file block -> down to 16 kHz -> gain -> overlapping windows -> 1 / gain -> back up -> queue
  *
  * through a kr_band, or if the recording shall have no more than the model's band, through two resamplers; one loop
- * pushes and pulls (push_channel). When all channels have samples waiting they are written as one block. The file is read twice: first for its length, its level
- * and errors, so that nothing is computed for a file that cannot be finished. */
+ * pushes and pulls (push_channel). When all channels have samples waiting they are written as one block. The file is
+ * read twice: first for its length, its level and errors, so that nothing is computed for a file that cannot be
+ * finished. */
 #include "enhance.h"
 
 #include <math.h>

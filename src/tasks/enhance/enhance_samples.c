@@ -13,7 +13,7 @@
 enum { BLOCK = 4096 };
 
 /* Results go to *out, which moves on. */
-static int32_t take_results(kr_job *job, kr_windows *windows, int is_end, float **out) {
+static int32_t store_results(kr_job *job, kr_windows *windows, int is_end, float **out) {
   for (;;) {
     const float *samples = NULL;
     int64_t n;
@@ -31,10 +31,10 @@ static int32_t run_scaled(kr_job *job, kr_windows *windows, const float *in, int
     const int64_t n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
     for (int64_t k = 0; k < n; k++) block[k] = in[i + k] * gain;
     taken = kr_windows_push(windows, block, n);
-    KR_TRY(take_results(job, windows, 0, &out));
+    KR_TRY(store_results(job, windows, 0, &out));
   }
   kr_windows_end(windows);
-  return take_results(job, windows, 1, &out);
+  return store_results(job, windows, 1, &out);
 }
 
 int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples,

@@ -23,8 +23,8 @@ typedef struct kr_job {
 int32_t kr_job_begin(kr_job *job, const kr_denoiser *denoiser, int64_t n_samples, int32_t n_channels);
 int32_t kr_job_open_windows(const kr_job *job, kr_windows **windows); /* of one channel */
 void kr_job_close_windows(const kr_job *job, kr_windows **windows);   /* waits for what is being computed */
-/* The next samples of a channel's result, computing what is due; n 0: more must be pushed. At is_end everything that was
- * pushed comes out. The samples stay until the next call. */
+/* The next samples of a channel's result, computing what is due; n 0: more must be pushed. At is_end everything that
+ * was pushed comes out. The samples stay until the next call. */
 int32_t kr_job_pull(kr_job *job, kr_windows *windows, int is_end, const float **samples, int64_t *n);
 /* The gain applied before the model to a recording of this power (mean square), and divided out after it. */
 float kr_job_gain(const kr_denoiser *denoiser, double mean_square);

@@ -334,7 +334,8 @@ static void show_token(krait_lm_session *s, int32_t id) {
   size_t n;
   if (!s->lm->files.tokenizer) return;
   const char *bytes = kr_tokenizer_bytes(s->lm->files.tokenizer, id, &n);
-  const int is_hidden = kr_tokenizer_is_special(s->lm->files.tokenizer, id) && !(s->sampler.rules.flags & KRAIT_LM_SPECIAL);
+  const int is_hidden =
+      kr_tokenizer_is_special(s->lm->files.tokenizer, id) && !(s->sampler.rules.flags & KRAIT_LM_SPECIAL);
   s->n_text = is_hidden ? 0 : kr_utf8_push(&s->stream, bytes, n, s->text);
   s->text[s->n_text] = 0;
 }
