@@ -194,7 +194,9 @@ static int32_t does_not_fit(const kr_sig *sig, const char *name, const kr_shape 
                  (int)strcspn(letter, ",)"), letter, (long long)given->size[dim], (long long)needed->size[dim]);
 }
 
-/* Solves for the size in an expression of value `total`, if only one is unknown. 1: it was set. */
+/* Solves for the size in an expression of value `total`, if only one is unknown. SOLVED: it was set; KNOWN: none was
+ * unknown, and the value is right. */
+enum { UNSOLVED, SOLVED, KNOWN };
 static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known, kr_sig_sum sum, int64_t total) {
   int unknown = -1;
   int64_t times = 0;
@@ -205,42 +207,65 @@ static int solve(const kr_sig *sig, void *args, uint32_t facts, uint32_t *known,
     if (!kr_sig_holds(facts, t->when)) continue;
     for (int k = 0; k < 2 && t->size[k] >= 0; k++) {
       if (*known >> t->size[k] & 1) {
-        if (__builtin_mul_overflow(product, get_size(sig, args, t->size[k]), &product)) return 0;
+        if (__builtin_mul_overflow(product, get_size(sig, args, t->size[k]), &product)) return UNSOLVED;
       } else if (of >= 0) {
-        return 0;
+        return UNSOLVED;
       } else {
         of = t->size[k];
       }
     }
-    if (of >= 0 && unknown >= 0 && unknown != of) return 0;
+    if (of >= 0 && unknown >= 0 && unknown != of) return UNSOLVED;
     if (of >= 0) unknown = of;
     if (of < 0 ? __builtin_sub_overflow(total, product, &total) : __builtin_add_overflow(times, product, &times))
-      return 0;
+      return UNSOLVED;
   }
-  if (unknown < 0 || !times || total % times) return 0;
+  if (unknown < 0) return total ? UNSOLVED : KNOWN;
+  if (!times || total % times) return UNSOLVED;
   kr_sig_set_size(sig, args, unknown, total / times);
   *known |= 1u << unknown;
-  return 1;
+  return SOLVED;
+}
+
+/* Bits of tensors: those that may still say a size, and those whose sizes are not known to fit. */
+typedef struct doubts {
+  uint64_t open, unchecked;
+} doubts;
+
+static doubts doubts_of(const kr_sig *sig, const kr_shape *shapes) {
+  uint64_t given = 0;
+  for (int i = 0; i < sig->n_tensors; i++)
+    if (shapes[i].n_dims >= 0) given |= 1ull << i;
+  return (doubts){given, given};
 }
 
 /* unsure: facts that later sizes may change; tensors whose shape depends on one of them are postponed. */
 static int solve_tensors(const kr_sig *sig, void *args, uint32_t facts, uint32_t unsure, uint32_t *known,
-                         const kr_shape *shapes) {
+                         const kr_shape *shapes, doubts *left) {
   int learnt = 0;
-  for (int i = 0; i < sig->n_tensors; i++) {
+  for (uint64_t open = left->open; open; open &= open - 1) {
+    const int i = __builtin_ctzll(open);
     const kr_sig_dims *dims = dims_of(sig, facts, i);
     const kr_sig_when first = sig->tensors[i].dims[0].when;
-    if (shapes[i].n_dims != dims->n_dims || !(dims->sizes & ~*known) || (first.all | first.none) & unsure) continue;
+    int is_open = 0, fits = 1;
+    if (shapes[i].n_dims != dims->n_dims || (first.all | first.none) & unsure) continue;
     for (int d = 0; d < dims->n_dims; d++) {
       const int only = dims->only[d];
-      if (shapes[i].size[d] < 0 || (only >= 0 && *known >> only & 1)) continue;
-      if (only < 0) {
-        learnt |= solve(sig, args, facts, known, dims->dims[d], shapes[i].size[d]);
-        continue;
+      const int64_t size = shapes[i].size[d];
+      if (size < 0) {
+        is_open = 1;
+      } else if (only < 0) {
+        const int solved = solve(sig, args, facts, known, dims->dims[d], size);
+        learnt |= solved == SOLVED, is_open |= solved == UNSOLVED;
+      } else if (*known >> only & 1) {
+        fits &= get_size(sig, args, only) == size;
+      } else {
+        kr_sig_set_size(sig, args, only, size);
+        *known |= 1u << only, learnt = 1;
       }
-      kr_sig_set_size(sig, args, only, shapes[i].size[d]);
-      *known |= 1u << only, learnt = 1;
     }
+    if (is_open) continue;
+    left->open &= ~(1ull << i);
+    if (fits) left->unchecked &= ~(1ull << i);
   }
   return learnt;
 }
@@ -272,16 +297,20 @@ static uint32_t facts_by_dims(const kr_sig *sig, uint32_t facts, uint32_t zeros,
 }
 
 /* Sizes from shapes: first from those whose dimensions no size decides. */
-static uint32_t solve_sizes(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known, uint32_t *found) {
+static uint32_t solve_sizes(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known, uint32_t *found,
+                            doubts *left) {
   const uint32_t all = (1u << sig->n_sizes) - 1;
   uint32_t zeros = 0, facts = facts_of(sig, args, shapes);
+  *left = doubts_of(sig, shapes);
   for (int i = 0; i < sig->n_facts; i++)
     if (sig->facts[i].kind == KR_FACT_ZERO) zeros |= 1u << i;
-  while (known != all && solve_tensors(sig, args, facts, zeros, &known, shapes)) {}
+  while (known != all && left->open && solve_tensors(sig, args, facts, zeros, &known, shapes, left)) {}
   if (zeros) {
     facts = facts_by_dims(sig, facts_of(sig, args, shapes), zeros, shapes);
-    while (solve_tensors(sig, args, facts, 0, &known, shapes)) {}
+    left->open = doubts_of(sig, shapes).open;
+    while (left->open && solve_tensors(sig, args, facts, 0, &known, shapes, left)) {}
     facts = facts_of(sig, args, shapes);
+    *left = (doubts){left->open, doubts_of(sig, shapes).unchecked}; /* for other facts other sizes are needed */
   }
   *found = known;
   return facts;
@@ -300,8 +329,10 @@ static uint32_t sizes_in(const kr_sig *sig, uint32_t facts, int tensor) {
 }
 
 /* No given tensor may have a size that is not known; others get their lower limit. */
-static int32_t settle_sizes(const kr_sig *sig, void *args, uint32_t facts, const kr_shape *shapes, uint32_t open) {
-  for (int i = 0; i < sig->n_tensors; i++) {
+static int32_t settle_sizes(const kr_sig *sig, void *args, uint32_t facts, const kr_shape *shapes, uint32_t open,
+                            uint64_t tensors) {
+  for (; tensors; tensors &= tensors - 1) {
+    const int i = __builtin_ctzll(tensors);
     const kr_sig_dims *dims = dims_of(sig, facts, i);
     if (shapes[i].n_dims != dims->n_dims || !(dims->sizes & open)) continue;
     const uint32_t needed = sizes_in(sig, facts, i) & open;
@@ -329,11 +360,14 @@ static int32_t check_given(const kr_sig *sig, uint32_t facts, const kr_shape *sh
 
 static int32_t derive(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t known, int is_complete) {
   uint32_t found;
-  const uint32_t facts = solve_sizes(sig, args, shapes, known, &found), all = (1u << sig->n_sizes) - 1;
+  doubts left;
+  const uint32_t facts = solve_sizes(sig, args, shapes, known, &found, &left), all = (1u << sig->n_sizes) - 1;
   if (found != all && is_complete) KR_TRY(check_given(sig, facts, shapes));
-  if (found != all) KR_TRY(settle_sizes(sig, args, facts, shapes, all & ~found));
-  for (int i = 0; i < sig->n_tensors; i++)
-    if (shapes[i].n_dims >= 0) KR_TRY(check_shape(sig, args, facts, i, &shapes[i]));
+  if (found != all) KR_TRY(settle_sizes(sig, args, facts, shapes, all & ~found, left.open));
+  for (uint64_t at = left.unchecked; at; at &= at - 1) {
+    const int i = __builtin_ctzll(at);
+    KR_TRY(check_shape(sig, args, facts, i, &shapes[i]));
+  }
   return KRAIT_OK;
 }
 
@@ -354,7 +388,8 @@ int32_t kr_sig_derive(const kr_sig *sig, void *args, kr_shape *shapes, uint32_t 
 
 int32_t kr_sig_infer(const kr_sig *sig, void *args, kr_shape *shapes) {
   uint32_t found;
-  const uint32_t facts = solve_sizes(sig, args, shapes, 0, &found);
+  doubts left;
+  const uint32_t facts = solve_sizes(sig, args, shapes, 0, &found, &left);
   for (int i = 0; i < sig->n_tensors; i++) {
     if (shapes[i].n_dims == KR_SHAPE_ASKED) shapes[i] = kr_sig_shape(sig, args, facts, i);
     else if (shapes[i].n_dims != KR_SHAPE_ABSENT) KR_TRY(check_shape(sig, args, facts, i, &shapes[i]));
