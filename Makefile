@@ -24,7 +24,7 @@ demo: ## build krait-demo (no GPU code) and enhance the bundled recording; resul
 demo-video: ## build krait-demo and ask a tiny random model about a generated video (meaningless words); results in demo-output
 	@tools/setup demo video
 	@tools/build $(BUILD) krait-demo
-	@tools/demo-video $(BUILD)/krait-demo
+	@tools/demo --video $(BUILD)/krait-demo
 
 test: build ## build and run all tests; summary at the end
 	@tools/setup test video || echo "test: without ffmpeg no test reads a video"
@@ -80,7 +80,7 @@ install: setup ## install program, libkrait, headers, pkg-config, CMake, manual 
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" LIBDIR="$(LIBDIR)" tools/install $(BUILD)
 
 uninstall: ## remove what the last make install installed
-	@tools/uninstall $(BUILD)
+	@tools/install --remove $(BUILD)
 
 bare-debian: ## README's commands in a minimal Debian 13 and 12 (debootstrap and root; SUITES="trixie bookworm")
 	@tools/bare-debian $(SUITES)

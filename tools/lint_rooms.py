@@ -225,7 +225,7 @@ def main():
             names[path.name] = path.relative_to(ROOT)
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > MAX_COLUMNS and "abi" not in path.parts: # tests/abi keeps released headers unchanged
-                problems.append(f"{path.relative_to(ROOT)}:{number}: {len(line)} columns, more than {MAX_COLUMNS} (tools/rewrap FILE breaks such lines)")
+                problems.append(f"{path.relative_to(ROOT)}:{number}: {len(line)} columns, more than {MAX_COLUMNS} (clang-format -i --lines={number}:{number} breaks it)")
         if len(text.splitlines()) > MAX_FILE_LINES:
             problems.append(f"{path.relative_to(ROOT)}: longer than {MAX_FILE_LINES} lines")
     for path in tracked(".c", ".h", ".py", ".md", ".build", ".yaml", ".yml", ".cu", ".cuh", ".toml", "Makefile", ".sh"):

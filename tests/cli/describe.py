@@ -231,8 +231,8 @@ def graphs():
 def demonstration():
     out = here / "demo"
     recipe = subprocess.run(["make", "-n", "demo-video", "BUILD=b"], cwd=pathlib.Path(__file__).parent.parent.parent, capture_output=True, env={**os.environ, "MAKEFLAGS": ""}).stdout
-    check(b"tools/build b krait-demo\n" in recipe and b"tools/demo-video b/krait-demo\n" in recipe, f"make demo-video builds and runs what make demo does: {recipe}")
-    done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo-video", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=60)
+    check(b"tools/build b krait-demo\n" in recipe and b"tools/demo --video b/krait-demo\n" in recipe, f"make demo-video builds and runs what make demo does: {recipe}")
+    done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo", "--video", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=60)
     check(done.returncode == 0 and b"its words are meaningless" in done.stdout and b"used 16 of 150 frames (" in done.stderr, f"make demo-video: {done}")
     check(size_of_png(out / "frames.png")[0] > 400, "make demo-video: frames.png")
 

@@ -140,8 +140,8 @@ def check_completion(share, bindir):
 
 
 def check_uninstall(scratch):
-    """tools/uninstall removes what meson's log of the installation lists."""
-    expect("uninstall", run(ROOT / "tools/uninstall", BUILD, env=dict(os.environ, PATH=f"{os.environ['PATH']}")), "files removed")
+    """tools/install --remove removes what meson's log of the installation lists."""
+    expect("uninstall", run(ROOT / "tools/install", "--remove", BUILD, env=dict(os.environ, PATH=f"{os.environ['PATH']}")), "files removed")
     left = [str(path) for path in (scratch / "root").rglob("*") if not path.is_dir()]
     if left:
         failures.append(f"left by uninstall: {left[:5]}")
