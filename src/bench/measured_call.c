@@ -23,6 +23,16 @@ static int find_size(const kr_sig *sig, const char *text, size_t length) {
   return -1;
 }
 
+/* One of the operator's own sizes, which may be 0: "S=0". */
+static int is_usual(const kr_sig *sig, const char *word, size_t length) {
+  for (const char *own = sig->bench; *own;) {
+    const size_t n = strcspn(own, ",");
+    if (n == length && memcmp(own, word, n) == 0) return 1;
+    own += n + (own[n] == ',');
+  }
+  return 0;
+}
+
 /* One "B=1" or "S=W"; given: set by the caller, which a default does not change. */
 static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *word, size_t length, uint32_t *given,
                          int is_default) {
@@ -34,7 +44,8 @@ static int32_t read_size(kr_measured_call *c, const kr_sig *sig, const char *wor
   KR_CHECK(size >= 0, KRAIT_ERR_ARGUMENT, "'%.*s' is not one of the sizes %s", (int)name_length, word, sig->bench);
   const int other = find_size(sig, sign + 1, value_length);
   const long long value = other >= 0 ? kr_sig_get_size(sig, c->args, other) : strtoll(sign + 1, &end, 10);
-  KR_CHECK((other >= 0 && is_default) || (end == word + length && value >= (is_default ? 0 : 1) && value < 1ll << 40),
+  const int least = is_default || is_usual(sig, word, length) ? 0 : 1;
+  KR_CHECK((other >= 0 && is_default) || (end == word + length && value >= least && value < 1ll << 40),
            KRAIT_ERR_ARGUMENT, "'%.*s' is not a size such as B=1", (int)length, word);
   if (!is_default) *given |= 1u << size;
   else if (*given >> size & 1) return KRAIT_OK;

@@ -102,6 +102,9 @@ rows = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,
 check([r for r in rows if r["implementation"] == "simd_scalar" and r["best_s"] > 0] and [r for r in rows if "capability" in r.get("refuses", "")], rows)
 timed = json.loads(krait("bench", "add_norm", "--device", "cpu", "--shape", "R=4,M=64", "--impl", "simd_scalar", "--json").stdout)
 check(timed["implementation"] == "simd_scalar", timed)
+small = "B=1,L=64,H=2,P=16,N=16,G=1,S=0"  # S=0 is among ssd's own sizes
+check(krait("bench", "ssd", "--device", "cpu", "--shape", small, "--json").returncode == 0, "a size of 0 that is usual may be given")
+check_error(2, "'L=0' is not a size", "bench", "ssd", "--device", "cpu", "--shape", "L=0")
 check_error(2, "add_norm has no implementation 'none'", "bench", "add_norm", "--device", "cpu", "--impl", "none")
 check_error(2, "there is no operator 'none'", "bench", "none", "--device", "cpu", "--impl", "all")
 check_error(2, "--dtype is 'int8'", "bench", "add_norm", "--dtype", "int8")
