@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* What of libpulse's interface (pulse/simple.h, sample.h, def.h; unchanged since 0.9) is used here. */
-enum { PLAYBACK = 1, RECORD = 2, FLOAT32_LITTLE = 5 };
+enum { PLAYBACK = 1, RECORD = 2, FLOAT32_LITTLE = 5, CONNECTION_REFUSED = 6 };
 typedef struct sample_spec {
   int format;
   uint32_t rate;
@@ -56,7 +56,9 @@ static void *open_stream(const live_devices *d, int direction, const char *devic
   int error = 0;
   const char *name = strcmp(device, "default") == 0 ? NULL : device;
   void *stream = d->open(NULL, "krait", direction, name, "krait live", &spec, NULL, &attributes, &error);
-  if (!stream) *why = d->describe(error);
+  if (!stream && error == CONNECTION_REFUSED)
+    *why = "no sound server answers; is PipeWire or PulseAudio running for this user?";
+  else if (!stream) *why = d->describe(error);
   return stream;
 }
 

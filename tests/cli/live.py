@@ -1,6 +1,7 @@
 """krait live: as many samples as received, as soon as they are due, and equal to `krait enhance` on the same
 windows."""
 import array
+import ctypes.util
 import math
 import os
 import pathlib
@@ -150,6 +151,9 @@ check(done.returncode == 1 and b"ends before its WAV header says" in done.stderr
 check_error(2, "not of 1 or 2 channels of 16, 24 or 32 bits", "live", stdin=wav(b"", 48000, 6, 16))
 check_error(2, "not of 1 or 2 channels of 16, 24 or 32 bits", "live", stdin=data[:40])
 check_error(2, "8000 to 192000", "live", stdin=wav(bytes(100), 4000, 1, 16))
+has_pulse = ctypes.util.find_library("pulse-simple") is not None
+check_error(2, "default and default cannot be opened: " + ("no sound server answers; is PipeWire or PulseAudio" if has_pulse else "there is no libpulse-simple.so.0"),
+            "live", "--in", "default", "--out", "default", stdin=b"", env=dict(os.environ, PULSE_SERVER="unix:/nonexistent"))
 check_error(2, "--in and --out go together", "live", "--in", "default", stdin=b"")
 check_error(2, "--band is 8k, not whole or 16k", "live", "--band", "8k", stdin=b"")
 
