@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""make_sigs.py OUT.c FILE.sig...: the operators' signatures as the tables of src/runtime/sig.h, with asserts that they
-match the structs of krait/ops.h and op_args.h. Format: docs/ADD_OP.md. make_sigs.py --docs OPS.md FILE.sig...
+"""make_sigs.py [--with HEADER] OUT.c FILE.sig...: the operators' signatures as the tables of src/runtime/sig.h, with asserts that they
+match the structs of krait/ops.h and op_args.h (or HEADER). Format: docs/ADD_OP.md. make_sigs.py --docs OPS.md FILE.sig...
 rewrites the tables in that file; --check-docs fails if they are out of date. make_sigs.py --public OUT.c ops.h
 FILE.sig...: the operators' public functions, and the tables of src/runtime/public_op.h."""
 import pathlib
@@ -451,8 +451,8 @@ class Writer:
         return "\n".join(lines)
 
 
-def write_tables(out, ops):
-    parts = ["/* Made by tools/make_sigs.py from <op>.sig. */", '#include "contract.h"', '#include "op.h"', '#include "op_args.h"', '#include "sig.h"', ""]
+def write_tables(out, ops, header):
+    parts = ["/* Made by tools/make_sigs.py from <op>.sig. */", '#include "contract.h"', '#include "op.h"', '#include "%s"' % header, '#include "sig.h"', ""]
     parts += ["extern const kr_op kr_op_%s;\nextern const kr_sig kr_sig_%s;" % (name, name) for name in ops] + [""]
     parts += [Writer(op, ops).text() for op in ops.values()]
     out.write_text("\n".join(parts))
@@ -565,16 +565,17 @@ def rewrite_docs(path, ops, only_check):
 
 def main(arguments):
     ops, mode = {}, arguments.pop(0) if arguments[0].startswith("--") else None
+    structs = arguments.pop(0) if mode == "--with" else "op_args.h"
     header = arguments.pop(1) if mode == "--public" else None
     for path in sorted(arguments[1:], key=lambda path: pathlib.Path(path).name) if mode in ("--docs", "--check-docs") else arguments[1:]:
         read_file(pathlib.Path(path), ops)
     try:
         if header:
             write_public(pathlib.Path(arguments[0]), header, ops)
-        elif mode:
+        elif mode and mode != "--with":
             rewrite_docs(pathlib.Path(arguments[0]), ops, mode == "--check-docs")
         else:
-            write_tables(pathlib.Path(arguments[0]), ops)
+            write_tables(pathlib.Path(arguments[0]), ops, structs)
     except Bad as bad:
         sys.exit("make_sigs: %s" % bad)
 

@@ -14,6 +14,7 @@ const kr_op *const kr_ops[] = {
 #include "ops.def"
 #include "block_ops.def"
 #include "primeknet_ops.def"
+#include "lm_ops.def"
 #undef KR_OP
 };
 const int32_t kr_n_ops = sizeof kr_ops / sizeof *kr_ops;

@@ -5,6 +5,7 @@
 #define KR_ALL_OPS_H
 #include "block_ops.h"
 #include "op_list.h"
+#include "lm_ops.h"
 #include "primeknet_ops.h"
 #include "public_op.h"
 extern const kr_op *const kr_ops[];

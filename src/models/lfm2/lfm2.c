@@ -1,8 +1,10 @@
-/* lfm2.c: the family of LFM2 and LFM3: layers are a gated short convolution or attention, and a gated MLP. */
+/* lfm2.c: the family of LFM2 and LFM3: layers are a gated short convolution or attention, and a gated MLP or a mixture
+ * of them. */
 #include <string.h>
 
 #include "lm/lm.h"
 #include "lm/lm_read.h"
+#include "lm_op_args.h"
 #include "model_kind.h"
 #include "status.h"
 
@@ -35,6 +37,11 @@ static const kr_lm_key keys[] = {{"embedding", "model.embed_tokens.weight", 0},
                                  {"gate", LAYER("feed_forward.w1.weight"), KR_LM_PRODUCT},
                                  {"up", LAYER("feed_forward.w3.weight"), KR_LM_PRODUCT},
                                  {"down", LAYER("feed_forward.w2.weight"), KR_LM_PRODUCT},
+                                 {"router", LAYER("feed_forward.gate.weight"), 0},
+                                 {"router_bias", LAYER("feed_forward.expert_bias"), KR_LM_FLOAT},
+                                 {"expert_gate", LAYER("feed_forward.experts.#.w1.weight"), KR_LM_PRODUCT},
+                                 {"expert_up", LAYER("feed_forward.experts.#.w3.weight"), KR_LM_PRODUCT},
+                                 {"expert_down", LAYER("feed_forward.experts.#.w2.weight"), KR_LM_PRODUCT},
                                  {0}};
 
 static const kr_lm_family kr_lfm2;
@@ -75,9 +82,24 @@ static int32_t read_lfm_attention(lfm *m) {
   return kr_lm_read_whole(&m->r, "sliding_window", KR_LM_NEEDED, 1, &m->sliding.window);
 }
 
+/* An MLP, or in layers that have a router a mixture. */
+static int32_t add_lfm_mlp(const lfm *m, int64_t i) {
+  kr_lm_mlp_sizes mlp = {.d = m->r.c->d};
+  kr_lm_moe_sizes moe = {.scores = KR_ROUTE_SIGMOID,
+                         .is_normed = kr_lm_read_flag(&m->r, "norm_topk_prob", 1),
+                         .norm_eps = 1e-6,
+                         .scale = kr_lm_read_scale(&m->r, "routed_scaling_factor")};
+  if (kr_lm_read_has(&m->r, "router", i)) {
+    KR_TRY(kr_lm_read_moe(&m->r, i, &moe));
+    KR_TRY(kr_lm_read_only_flag(&m->r, "use_expert_bias", kr_lm_read_has(&m->r, "router_bias", i)));
+    return kr_lm_config_add(m->r.c, &kr_lm_moe, i, "norm2", &moe);
+  }
+  KR_TRY(kr_lm_read_size(&m->r, "down", i, 1, &mlp.F));
+  return kr_lm_config_add(m->r.c, &kr_lm_mlp, i, "norm2", &mlp);
+}
+
 static int32_t add_lfm_layer(const lfm *m, int64_t i) {
   kr_lm_config *c = m->r.c;
-  kr_lm_mlp_sizes mlp = {.d = c->d};
   kr_lm_short_conv_sizes conv = {.d = c->d};
   const int kind = kind_of_lfm_layer(m, i), has_post = m->is_third && kr_lm_read_flag(&m->r, "use_sandwich_norm", 1);
   KR_CHECK(kind != UNKNOWN, KRAIT_ERR_WEIGHTS, "%s: config.json: the kind of layer %lld is not supported", m->r.label,
@@ -86,8 +108,7 @@ static int32_t add_lfm_layer(const lfm *m, int64_t i) {
   KR_TRY(kind == CONV ? kr_lm_config_add(c, &kr_lm_short_conv, i, "norm", &conv)
                       : kr_lm_config_add(c, &kr_lm_attention, i, "norm", kind == FULL ? &m->attention : &m->sliding));
   if (has_post) kr_lm_config_last(c)->post = "post";
-  KR_TRY(kr_lm_read_size(&m->r, "down", i, 1, &mlp.F));
-  KR_TRY(kr_lm_config_add(c, &kr_lm_mlp, i, "norm2", &mlp));
+  KR_TRY(add_lfm_mlp(m, i));
   if (has_post) kr_lm_config_last(c)->post = "post2";
   return KRAIT_OK;
 }
@@ -113,7 +134,7 @@ static int32_t read_lfm2(const kr_model_folder *folder, kr_lm_config **config) {
 static int is_lfm2(const kr_model_source *s) {
   if (!s->folder) return 0;
   const char *type = kr_lm_json_text(kr_model_folder_config(s->folder), "model_type", "");
-  return strcmp(type, "lfm2") == 0 || strcmp(type, "lfm3") == 0;
+  return strcmp(type, "lfm2") == 0 || strcmp(type, "lfm2_moe") == 0 || strcmp(type, "lfm3") == 0;
 }
 
 static const kr_lm_family kr_lfm2 = {.name = "lfm2", .models = "LFM2, LFM3", .keys = keys, .read = read_lfm2};

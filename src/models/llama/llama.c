@@ -1,8 +1,10 @@
-/* llama.c: the family of models that are attention and a gated MLP in every layer: Llama, Mistral, Qwen3, Granite. */
+/* llama.c: the family of models that are attention and a gated MLP, or a mixture of them, in every layer: Llama,
+ * Mistral, Qwen3, Granite. */
 #include <string.h>
 
 #include "lm/lm.h"
 #include "lm/lm_read.h"
+#include "lm_op_args.h"
 #include "model_kind.h"
 #include "status.h"
 
@@ -27,6 +29,10 @@ static const kr_lm_key keys[] = {{"embedding", "model.embed_tokens.weight", 0},
                                  {"gate", LAYER("mlp.gate_proj.weight"), KR_LM_PRODUCT},
                                  {"up", LAYER("mlp.up_proj.weight"), KR_LM_PRODUCT},
                                  {"down", LAYER("mlp.down_proj.weight"), KR_LM_PRODUCT},
+                                 {"router", LAYER("mlp.gate.weight"), 0},
+                                 {"expert_gate", LAYER("mlp.experts.#.gate_proj.weight"), KR_LM_PRODUCT},
+                                 {"expert_up", LAYER("mlp.experts.#.up_proj.weight"), KR_LM_PRODUCT},
+                                 {"expert_down", LAYER("mlp.experts.#.down_proj.weight"), KR_LM_PRODUCT},
                                  {"gate_bias", LAYER("mlp.gate_proj.bias"), 0},
                                  {"up_bias", LAYER("mlp.up_proj.bias"), 0},
                                  {"down_bias", LAYER("mlp.down_proj.bias"), 0},
@@ -47,6 +53,7 @@ typedef struct llama_kind {
 static const llama_kind kinds[] = {{"llama", 0, 0, 0},
                                    {"mistral", 0, 0, 1},
                                    {"qwen3", KR_LM_NORM_OF_HEADS, 0, 0},
+                                   {"qwen3_moe", KR_LM_NORM_OF_HEADS, 0, 0},
                                    {"granite", 0, 1, 0}};
 
 static const llama_kind *find_llama_kind(const char *type) {
@@ -66,6 +73,13 @@ static int32_t read_llama_window(const kr_lm_reader *r, const llama_kind *kind, 
   return slides ? kr_lm_read_whole(r, "sliding_window", 0, 1, window) : KRAIT_OK;
 }
 
+/* Of Qwen3's mixtures, in layers that have a router. */
+static int32_t add_llama_experts(const kr_lm_reader *r, int64_t i) {
+  kr_lm_moe_sizes moe = {.scores = KR_ROUTE_ALL, .is_normed = kr_lm_read_flag(r, "norm_topk_prob", 0)};
+  KR_TRY(kr_lm_read_moe(r, i, &moe));
+  return kr_lm_config_add(r->c, &kr_lm_moe, i, "norm2", &moe);
+}
+
 static int32_t add_llama_layer(const kr_lm_reader *r, const llama_kind *kind, const kr_lm_attention_sizes *attention,
                                int64_t i) {
   kr_lm_attention_sizes own = *attention;
@@ -74,6 +88,7 @@ static int32_t add_llama_layer(const kr_lm_reader *r, const llama_kind *kind, co
   KR_TRY(read_llama_window(r, kind, i, &own.window));
   KR_TRY(kr_lm_config_add(r->c, &kr_lm_attention, i, "norm", &own));
   kr_lm_config_last(r->c)->out_scale = residual;
+  if (kr_lm_read_has(r, "router", i)) return add_llama_experts(r, i);
   KR_TRY(kr_lm_read_size(r, "down", i, 1, &mlp.F));
   KR_TRY(kr_lm_config_add(r->c, &kr_lm_mlp, i, "norm2", &mlp));
   kr_lm_config_last(r->c)->out_scale = residual;

@@ -32,6 +32,25 @@ typedef struct kr_lm_mlp_sizes {
   int64_t is_shared;   /* an expert for all tokens: its fields begin with shared_, and shared_scale x may scale it */
 } kr_lm_mlp_sizes;
 
+/* A mixture of experts: of E MLPs the k that the router chooses for each token, summed with its weights (operators
+ * expert_route, expert_gemm). */
+extern const kr_lm_block_kind kr_lm_moe;
+typedef struct kr_lm_moe_sizes {
+  int64_t d, F, E, k;
+  int64_t activation;            /* KR_LM_SILU, KR_LM_RELU2 */
+  int64_t scores, is_normed;     /* KR_ROUTE_CHOSEN, ...; weights are divided by their sum + norm_eps */
+  int64_t n_groups, best_groups; /* of experts; 0: 1 */
+  int64_t latent;                /* width that the experts see; 0: d */
+  double norm_eps, scale;        /* scale: of the weights; 0: 1 */
+} kr_lm_moe_sizes;
+
+/* The gated delta rule, behind a convolution of queries, keys and values. States conv and delta. */
+extern const kr_lm_block_kind kr_lm_delta;
+typedef struct kr_lm_delta_sizes {
+  int64_t d, H, Hk, Dk, Dv, W; /* width; heads of values, of keys; their sizes; taps */
+  double beta_scale, eps;      /* of sigmoid(b); of the result's norm */
+} kr_lm_delta_sizes;
+
 /* Gated short convolution: out(c * conv(b * x)), (b, c, x) = in x. State conv: the last values of b * x. */
 extern const kr_lm_block_kind kr_lm_short_conv;
 typedef struct kr_lm_short_conv_sizes {

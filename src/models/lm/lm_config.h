@@ -91,6 +91,8 @@ int32_t kr_lm_load_made(kr_lm_loader *l, const float *values, int64_t n, kr_weig
 /* kr_load_reordered */
 int32_t kr_lm_load_reordered(kr_lm_loader *l, const char *field, kr_sizes want,
                              int64_t (*row_of)(const void *user, int64_t i), const void *user, kr_weight_ref *to);
+/* A field's tensors of n experts as one (n, size[0], size[1]): one tensor of that shape, or one for each expert. */
+int32_t kr_lm_load_experts(kr_lm_loader *l, const char *field, int64_t n, kr_sizes want, kr_weight_ref *to);
 int kr_lm_has_key(const kr_lm_loader *l, const char *field); /* whether the family's table has it */
 int kr_lm_has(const kr_lm_loader *l, const char *field);     /* the weights have it in some form, or are random */
 /* As stored; NULL: missing, or weights are random. */

@@ -184,6 +184,33 @@ int32_t kr_lm_load_f32(kr_lm_loader *l, const char *field, kr_sizes want, double
   return kr_load_f32(l->p, name, want, f, to);
 }
 
+static int32_t load_each_expert(kr_lm_loader *l, const char *field, int64_t n, kr_sizes want, kr_weight_ref *to) {
+  char(*names)[KEY_BYTES] = kr_alloc_array((size_t)n, sizeof *names);
+  const char **list = kr_alloc_array((size_t)n, sizeof *list);
+  int is_there;
+  const kr_lm_key *key = NULL;
+  int32_t status = names && list ? KRAIT_OK
+                                 : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld experts", (long long)n);
+  for (int64_t e = 0; e < n && status >= 0; e++)
+    key = find_any_key(l, field, e, names[e], &is_there), list[e] = names[e];
+  if (status >= 0 && !key)
+    status = kr_fail(KRAIT_ERR_WEIGHTS, "family %s has no key for '%s'", l->c->family->name, field);
+  if (status >= 0) l->p->random_blocks = blocks_of(l, key);
+  if (status >= 0) status = kr_load_stacked(l->p, n, list, want, to);
+  kr_free(names);
+  kr_free(list);
+  return status;
+}
+
+int32_t kr_lm_load_experts(kr_lm_loader *l, const char *field, int64_t n, kr_sizes want, kr_weight_ref *to) {
+  char name[KEY_BYTES];
+  const kr_lm_key *key = find_key(l, field, name);
+  const kr_weight *item = key ? kr_loader_peek(l->p, name) : NULL;
+  *to = (kr_weight_ref){0};
+  return item && item->n_dims == 3 ? kr_lm_load(l, field, 1, KR_SIZES(n, want.size[0], want.size[1]), to)
+                                   : load_each_expert(l, field, n, want, to);
+}
+
 int32_t kr_lm_load_values(kr_lm_loader *l, const char *field, kr_sizes want, double (*f)(double), float *values) {
   char name[KEY_BYTES];
   const kr_lm_key *key = find_key(l, field, name);

@@ -112,11 +112,22 @@ int32_t kr_lm_read_size(const kr_lm_reader *r, const char *field, int64_t layer,
   int64_t times, over;
   const kr_weight *item = find_of_layer(r, field, layer, &times, &over);
   READ_CHECK(item, "%s: layer %lld has no tensor for '%s'", r->label, (long long)layer, field);
+  if (dim < 0) dim = item->n_dims - 1;
   READ_CHECK(dim < item->n_dims, "%s: tensor '%s' has %d dimensions", r->label, item->name, item->n_dims);
   *size = item->shape[dim];
   if (dim == item->n_dims - 1) *size = *size * times / over;
   READ_CHECK(*size >= 1 && *size <= 1 << 24, "%s: tensor '%s' has a size of %lld", r->label, item->name,
              (long long)*size);
+  return KRAIT_OK;
+}
+
+int32_t kr_lm_read_moe(const kr_lm_reader *r, int64_t layer, kr_lm_moe_sizes *s) {
+  s->d = r->c->d;
+  KR_TRY(kr_lm_read_size(r, "router", layer, 0, &s->E));
+  KR_TRY(kr_lm_read_size(r, "expert_down", layer, -1, &s->F));
+  KR_TRY(kr_lm_read_whole(r, "num_experts_per_tok", KR_LM_NEEDED, 1, &s->k));
+  READ_CHECK(s->k <= s->E, "%s: config.json: num_experts_per_tok is %lld, but layer %lld has %lld experts", r->label,
+             (long long)s->k, (long long)layer, (long long)s->E);
   return KRAIT_OK;
 }
 

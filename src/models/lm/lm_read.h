@@ -25,11 +25,13 @@ const json_t *kr_lm_text_config(const kr_model_folder *folder);
  * output matrix is the embedding. n_layers < 0: num_hidden_layers. */
 int32_t kr_lm_read_begin(const kr_model_folder *folder, const kr_lm_family *family, const char *eps, int64_t n_layers,
                          kr_lm_reader *r);
-/* A field's rows, or columns (dim 1), in a layer, in whatever form it is stored; dim from the end, of 3: of experts. */
+/* A field's rows, or columns (dim 1), in a layer, in whatever form it is stored; -1: its last dimension. */
 int32_t kr_lm_read_size(const kr_lm_reader *r, const char *field, int64_t layer, int dim, int64_t *size);
 int kr_lm_read_has(const kr_lm_reader *r, const char *field, int64_t layer);
 
-/* H, Hk, D and scale (under that key, or NULL). */
+/* A mixture's sizes: d, E and F from the tensors, k from num_experts_per_tok. */
+int32_t kr_lm_read_moe(const kr_lm_reader *r, int64_t layer, kr_lm_moe_sizes *s);
+/* H, Hk, D. */
 int32_t kr_lm_read_attention(const kr_lm_reader *r, kr_lm_attention_sizes *s);
 /* The rope table of heads of D features: rope_parameters (of that kind of layer, or NULL), or rope_theta and
  * rope_scaling; partial: of the features, if the file does not say. Sets R and rope. */

@@ -1,10 +1,11 @@
 /* mamba_hybrid.c: the family of models whose layers are a Mamba mixer or attention, or both beside each other, and then
- * an MLP: Granite 4, Bamba, Falcon-H1. */
+ * an MLP or a mixture of them: Granite 4, Bamba, Falcon-H1, Jamba. */
 #include <math.h>
 #include <string.h>
 
 #include "lm/lm.h"
 #include "lm/lm_read.h"
+#include "lm_op_args.h"
 #include "model_kind.h"
 #include "status.h"
 
@@ -28,6 +29,13 @@ static const kr_lm_key keys[] = {{"embedding", "model.embed_tokens.weight", 0},
                                  {"gate_norm", LAYER("mamba.norm.weight"), 0},
                                  {"out_proj", LAYER("mamba.out_proj.weight"), KR_LM_PRODUCT},
                                  {"out_proj_bias", LAYER("mamba.out_proj.bias"), 0},
+                                 /* of Jamba, whose mixer is Mamba's */
+                                 {"x_proj", LAYER("mamba.x_proj.weight"), KR_LM_PRODUCT | KR_LM_DELICATE},
+                                 {"dt_proj", LAYER("mamba.dt_proj.weight"), 0},
+                                 {"dt_proj_bias", LAYER("mamba.dt_proj.bias"), KR_LM_FLOAT},
+                                 {"dt_norm", LAYER("mamba.dt_layernorm.weight"), 0},
+                                 {"B_norm", LAYER("mamba.b_layernorm.weight"), 0},
+                                 {"C_norm", LAYER("mamba.c_layernorm.weight"), 0},
                                  {"q", LAYER("self_attn.q_proj.weight"), KR_LM_PRODUCT},
                                  {"k", LAYER("self_attn.k_proj.weight"), KR_LM_PRODUCT},
                                  {"v", LAYER("self_attn.v_proj.weight"), KR_LM_PRODUCT},
@@ -44,6 +52,13 @@ static const kr_lm_key keys[] = {{"embedding", "model.embed_tokens.weight", 0},
                                  {"gate_bias", LAYER("feed_forward.gate_proj.bias"), 0},
                                  {"up_bias", LAYER("feed_forward.up_proj.bias"), 0},
                                  {"down_bias", LAYER("feed_forward.down_proj.bias"), 0},
+                                 {"router", LAYER("block_sparse_moe.router.layer.weight"), 0},
+                                 {"expert_gate_up", LAYER("block_sparse_moe.input_linear.weight"), 0},
+                                 {"expert_down", LAYER("block_sparse_moe.output_linear.weight"), 0},
+                                 {"router", LAYER("feed_forward.router.weight"), 0},
+                                 {"expert_gate", LAYER("feed_forward.experts.#.gate_proj.weight"), KR_LM_PRODUCT},
+                                 {"expert_up", LAYER("feed_forward.experts.#.up_proj.weight"), KR_LM_PRODUCT},
+                                 {"expert_down", LAYER("feed_forward.experts.#.down_proj.weight"), KR_LM_PRODUCT},
                                  {0}};
 
 /* ---- config.json ---- */
@@ -53,10 +68,11 @@ typedef struct hybrid_kind {
   const char *type;
   int has_multipliers;   /* Granite's: of the embedding, of what blocks add, of scores, of logits */
   int is_parallel;       /* every layer has both mixers, with Falcon-H1's multipliers */
-  double partial_rotary; /* unless the file says */
+  int is_first;          /* the mixer is Mamba's, with norms of dt, B and C */
+  double partial_rotary; /* unless the file says; 0: no positions */
 } hybrid_kind;
 static const hybrid_kind kinds[] = {
-    {"granitemoehybrid", 1, 0, 1}, {"bamba", 0, 0, 0.5}, {"falcon_h1", 0, 1, 1}};
+    {"granitemoehybrid", 1, 0, 0, 1}, {"bamba", 0, 0, 0, 0.5}, {"falcon_h1", 0, 1, 0, 1}, {"jamba", 0, 0, 1, 0}};
 
 /* The sizes of a model's blocks, of every layer that has them. */
 typedef struct hybrid {
@@ -76,15 +92,8 @@ static const hybrid_kind *find_hybrid_kind(const char *type) {
   return NULL;
 }
 
-/* Whether attention is in this layer's place of Mamba. */
-static int has_attention(const hybrid *h, int64_t layer) {
-  const char *kind = kr_lm_read_layer_kind(&h->r, "layer_types", layer);
-  const json_t *list = json_object_get(h->r.root, "attn_layer_indices"), *item;
-  size_t i;
-  json_array_foreach(list, i, item)
-      if (json_integer_value(item) == layer) return 1;
-  return kr_lm_is_attention(kind);
-}
+/* The tensors say it; lists of layers in the file would say the same. */
+static int has_attention(const hybrid *h, int64_t layer) { return kr_lm_read_has(&h->r, "q", layer); }
 
 static int64_t first_with(const hybrid *h, int attention) {
   for (int64_t i = 0; i < h->r.c->n_layers; i++)
@@ -92,11 +101,23 @@ static int64_t first_with(const hybrid *h, int attention) {
   return -1;
 }
 
+static int32_t read_jamba_mamba(hybrid *h, int64_t layer) {
+  kr_lm_mamba_sizes *m = &h->mamba;
+  KR_TRY(kr_lm_read_size(&h->r, "A", layer, 0, &m->Di));
+  KR_TRY(kr_lm_read_size(&h->r, "A", layer, 1, &m->N));
+  KR_TRY(kr_lm_read_size(&h->r, "dt_proj", layer, 1, &m->R));
+  KR_TRY(kr_lm_read_size(&h->r, "conv", layer, 2, &m->W));
+  m->H = 1, m->P = m->Di, m->G = 1;
+  m->dt_eps = (double)h->r.c->eps;
+  return KRAIT_OK;
+}
+
 static int32_t read_hybrid_mamba(hybrid *h) {
   kr_lm_mamba_sizes *m = &h->mamba;
   const int64_t layer = first_with(h, 0);
   if (layer < 0) return KRAIT_OK;
   m->d = h->r.c->d;
+  if (h->kind->is_first) return read_jamba_mamba(h, layer);
   KR_TRY(kr_lm_read_size(&h->r, "A", layer, 0, &m->H));
   KR_TRY(kr_lm_read_size(&h->r, "out_proj", layer, 1, &m->Di));
   KR_TRY(kr_lm_read_size(&h->r, "conv", layer, 2, &m->W));
@@ -116,6 +137,7 @@ static int32_t read_hybrid_attention(hybrid *h) {
   const char *positions = kr_lm_json_text(h->r.root, "position_embedding_type", "nope");
   if (first_with(h, 1) < 0) return KRAIT_OK;
   KR_TRY(kr_lm_read_attention(&h->r, &h->attention));
+  if (h->kind->partial_rotary == 0) return KRAIT_OK;
   if (h->kind->has_multipliers && strcmp(positions, "nope") == 0) return KRAIT_OK;
   if (h->kind->has_multipliers) KR_TRY(kr_lm_read_only_text(&h->r, "position_embedding_type", "rope"));
   return kr_lm_read_rope(&h->r, NULL, h->kind->partial_rotary, &h->attention);
@@ -174,7 +196,8 @@ static int32_t add_mixers(hybrid *h, int64_t i) {
   kr_lm_config *c = h->r.c;
   if (!h->kind->is_parallel)
     return has_attention(h, i) ? add_scaled(c, &kr_lm_attention, i, "norm", &h->attention, h->residual)
-                               : add_scaled(c, &kr_lm_mamba2, i, "norm", &h->mamba, h->residual);
+                               : add_scaled(c, h->kind->is_first ? &kr_lm_mamba1 : &kr_lm_mamba2, i, "norm",
+                                            &h->mamba, h->residual);
   KR_TRY(add_scaled(c, &kr_lm_mamba2, i, "norm", &h->mamba, h->ssm_out));
   KR_TRY(add_scaled(c, &kr_lm_attention, i, "norm", &h->attention, h->attention_out));
   kr_lm_config_last(c)->is_beside = 1;
@@ -182,12 +205,24 @@ static int32_t add_mixers(hybrid *h, int64_t i) {
   return KRAIT_OK;
 }
 
+/* Granite's mixtures have an MLP for all tokens beside them, Jamba's have none. */
+static int32_t add_hybrid_experts(hybrid *h, int64_t i) {
+  kr_lm_moe_sizes moe = {.scores = h->kind->is_first ? KR_ROUTE_ALL : KR_ROUTE_CHOSEN};
+  KR_TRY(kr_lm_read_moe(&h->r, i, &moe));
+  return add_scaled(h->r.c, &kr_lm_moe, i, "norm2", &moe, h->residual);
+}
+
 static int32_t add_hybrid_layer(hybrid *h, int64_t i) {
   kr_lm_mlp_sizes mlp = h->mlp;
+  const int has_experts = kr_lm_read_has(&h->r, "router", i);
   KR_TRY(add_mixers(h, i));
+  if (has_experts) KR_TRY(add_hybrid_experts(h, i));
+  if (has_experts && !kr_lm_read_has(&h->r, "down", i)) return KRAIT_OK;
   mlp.d = h->r.c->d;
   KR_TRY(kr_lm_read_size(&h->r, "down", i, 1, &mlp.F));
-  return add_scaled(h->r.c, &kr_lm_mlp, i, "norm2", &mlp, h->kind->is_parallel ? h->mlp_out : h->residual);
+  KR_TRY(add_scaled(h->r.c, &kr_lm_mlp, i, "norm2", &mlp, h->kind->is_parallel ? h->mlp_out : h->residual));
+  kr_lm_config_last(h->r.c)->is_beside = has_experts;
+  return KRAIT_OK;
 }
 
 static int32_t read_hybrid_layers(hybrid *h) {
@@ -217,6 +252,6 @@ static int is_hybrid(const kr_model_source *s) {
 }
 
 static const kr_lm_family kr_mamba_hybrid = {
-    .name = "mamba_hybrid", .models = "Granite 4, Bamba, Falcon-H1", .keys = keys, .read = read_hybrid};
+    .name = "mamba_hybrid", .models = "Granite 4, Bamba, Falcon-H1, Jamba", .keys = keys, .read = read_hybrid};
 const kr_model_kind kr_model_mamba_hybrid = {
     .name = "mamba_hybrid", .detect = is_hybrid, .graphs = kr_lm_graphs, .lm = &kr_mamba_hybrid};

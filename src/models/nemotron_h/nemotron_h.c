@@ -4,6 +4,7 @@
 
 #include "lm/lm.h"
 #include "lm/lm_read.h"
+#include "lm_op_args.h"
 #include "model_kind.h"
 #include "status.h"
 
@@ -30,6 +31,14 @@ static const kr_lm_key keys[] = {{"embedding", "backbone.embeddings.weight", 0},
                                  {"o", LAYER("mixer.o_proj.weight"), KR_LM_PRODUCT},
                                  {"up", LAYER("mixer.up_proj.weight"), KR_LM_PRODUCT},
                                  {"down", LAYER("mixer.down_proj.weight"), KR_LM_PRODUCT},
+                                 {"router", LAYER("mixer.gate.weight"), 0},
+                                 {"router_bias", LAYER("mixer.gate.e_score_correction_bias"), KR_LM_FLOAT},
+                                 {"expert_up", LAYER("mixer.experts.#.up_proj.weight"), KR_LM_PRODUCT},
+                                 {"expert_down", LAYER("mixer.experts.#.down_proj.weight"), KR_LM_PRODUCT},
+                                 {"latent_in", LAYER("mixer.fc1_latent_proj.weight"), KR_LM_PRODUCT},
+                                 {"latent_out", LAYER("mixer.fc2_latent_proj.weight"), KR_LM_PRODUCT},
+                                 {"shared_up", LAYER("mixer.shared_experts.up_proj.weight"), KR_LM_PRODUCT},
+                                 {"shared_down", LAYER("mixer.shared_experts.down_proj.weight"), KR_LM_PRODUCT},
                                  {"up_bias", LAYER("mixer.up_proj.bias"), 0},
                                  {"down_bias", LAYER("mixer.down_proj.bias"), 0},
                                  {0}};
@@ -88,11 +97,32 @@ static int32_t add_mlp_layer(const kr_lm_reader *r, int64_t i) {
   return kr_lm_config_add(r->c, &kr_lm_mlp, i, "norm", &mlp);
 }
 
+/* The experts, some of them of a narrower width than the stream's, and beside them one for all tokens. */
+static int32_t add_expert_layer(const kr_lm_reader *r, int64_t i) {
+  kr_lm_mlp_sizes shared = {.d = r->c->d, .activation = KR_LM_RELU2, .is_shared = 1};
+  kr_lm_moe_sizes moe = {.activation = KR_LM_RELU2,
+                         .scores = KR_ROUTE_SIGMOID,
+                         .is_normed = kr_lm_read_flag(r, "norm_topk_prob", 1),
+                         .norm_eps = 1e-20,
+                         .scale = kr_lm_read_scale(r, "routed_scaling_factor")};
+  KR_TRY(kr_lm_read_moe(r, i, &moe));
+  KR_TRY(kr_lm_read_whole(r, "n_group", 1, 1, &moe.n_groups));
+  KR_TRY(kr_lm_read_whole(r, "topk_group", 1, 1, &moe.best_groups));
+  if (kr_lm_read_has(r, "latent_in", i)) KR_TRY(kr_lm_read_size(r, "latent_in", i, 0, &moe.latent));
+  KR_TRY(kr_lm_config_add(r->c, &kr_lm_moe, i, "norm", &moe));
+  if (!kr_lm_read_has(r, "shared_down", i)) return KRAIT_OK;
+  KR_TRY(kr_lm_read_size(r, "shared_down", i, 1, &shared.F));
+  KR_TRY(kr_lm_config_add(r->c, &kr_lm_mlp, i, "norm", &shared));
+  kr_lm_config_last(r->c)->is_beside = 1;
+  return KRAIT_OK;
+}
+
 static int32_t add_nemotron_layer(const nemotron *n, int64_t i) {
   switch (kind_of_layer(&n->r, i)) {
     case MAMBA: return add_mamba_layer(&n->r, i);
     case ATTENTION: return kr_lm_config_add(n->r.c, &kr_lm_attention, i, "norm", &n->attention);
     case MLP: return add_mlp_layer(&n->r, i);
+    case EXPERTS: return add_expert_layer(&n->r, i);
     default:
       return kr_fail(KRAIT_ERR_WEIGHTS, "%s: config.json: the kind of layer %lld is not supported", n->r.label,
                      (long long)i);

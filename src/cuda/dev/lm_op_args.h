@@ -1,0 +1,76 @@
+/* lm_op_args.h: the calls of language models' own operators, the same structs for host and device. */
+#ifndef KR_LM_OP_ARGS_H
+#define KR_LM_OP_ARGS_H
+
+#include "op_args.h"
+
+/* ==== expert_route, expert_gemm (mixtures of experts) =====================================================
+ * expert_route: the K best of a row's E experts, best first, of equal ones the lower, and their weights. Scores are x,
+ * softmax x, or sigmoid x. With KR_ROUTE_CHOSEN weights are the softmax of the chosen x, else the chosen scores; with
+ * KR_ROUTE_NORMED divided by their sum + eps; then times scale. With sigmoid the choice is by scores + bias, within
+ * the best_groups of n_groups whose two best experts have the largest sum. */
+#define KR_ROUTE_NORMED 1u
+enum { KR_ROUTE_CHOSEN, KR_ROUTE_ALL, KR_ROUTE_SIGMOID };
+typedef struct kr_expert_route_args {
+  kr_call call;
+  int64_t T, E, K;
+  int64_t n_groups, best_groups;
+  int32_t scores; /* KR_ROUTE_CHOSEN, _ALL, _SIGMOID */
+  float eps, scale;
+  int32_t reserved;
+  kr_view x;       /* (T,E) */
+  kr_view bias;    /* (E), with KR_ROUTE_SIGMOID, or absent */
+  kr_view index;   /* (T,K) int32 */
+  kr_view weights; /* (T,K) float32 */
+} kr_expert_route_args;
+
+/* expert_gemm: y[t,j] = act(A[t,j] B[e]) (A[t,j] B2[e]), e = index[t,j], where B is (N,K) of each expert: a matrix, or
+ * 8-bit words with scales (op gemm_q8), or 4-bit words (gemm_q4k). out = y, or with weights the sum over j of weights
+ * y, in the order of j. */
+typedef struct kr_expert_gemm_args {
+  kr_call call;
+  int64_t T, J, S, E, N, K, Q, U;
+  int32_t activation; /* KRAIT_ACT_NONE, _SILU */
+  int32_t reserved;
+  kr_view A;       /* (T,S,K), S: J, or 1 for all j */
+  kr_view index;   /* (T,J) int32 */
+  kr_view Bmat;    /* (E,N,K) */
+  kr_view B2;      /* (E,N,K) or absent */
+  kr_view qweight; /* (E,N,Q) instead of Bmat: Q is K / 4 with scales, else 36 K / 256 */
+  kr_view scales;  /* (E,N,U), U: K / 32, or absent */
+  kr_view weights; /* (T,J) or absent */
+  kr_view out;     /* (T,N) with weights, else (T,J,N) */
+} kr_expert_gemm_args;
+
+/* ==== gated_delta_rule, gated_delta_update =================================================================
+ * k' = k / sqrt(sum k^2 + eps), q' = q / sqrt(sum q^2 + eps) / sqrt Dk, of the key head h / (H / Hk);
+ * decay = exp(A softplus(a + dt_bias)), beta = beta_scale sigmoid(b). Per token, with a state (Dk,Dv) for each head h:
+ * state = decay state;  state = state + k' (beta (v - state^T k'))^T;  out = state^T q'.
+ * gated_delta_rule reads L tokens; gated_delta_update one, for states at state_batch_indices (negative: out is 0). */
+typedef struct kr_gated_delta_rule_args {
+  kr_call call;
+  int64_t B, L, H, Hk, Dk, Dv;
+  float eps, beta_scale;
+  kr_view q, k;           /* (B,L,Hk,Dk) */
+  kr_view v;              /* (B,L,H,Dv) */
+  kr_view a, b;           /* (B,L,H) */
+  kr_view A, dt_bias;     /* (H) float32 */
+  kr_view initial_states; /* (B,H,Dk,Dv) float32, or absent: 0 */
+  kr_view out;            /* (B,L,H,Dv) */
+  kr_view final_states;   /* (B,H,Dk,Dv) float32, or absent */
+} kr_gated_delta_rule_args;
+
+typedef struct kr_gated_delta_update_args {
+  kr_call call;
+  int64_t B, H, Hk, Dk, Dv, n_states;
+  float eps, beta_scale;
+  kr_view state; /* (n_states,H,Dk,Dv) float32 */
+  kr_view q, k;  /* (B,Hk,Dk) */
+  kr_view v;     /* (B,H,Dv) */
+  kr_view a, b;  /* (B,H) */
+  kr_view A, dt_bias;
+  kr_view state_batch_indices; /* (B) or absent: b */
+  kr_view out;                 /* (B,H,Dv) */
+} kr_gated_delta_update_args;
+
+#endif

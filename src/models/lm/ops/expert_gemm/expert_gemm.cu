@@ -1,0 +1,199 @@
+/* expert_gemm.cu: mixtures of experts.
+ *   kr_expert_gemm   a warp computes KR_EXPERTS_EACH outputs of a row, lanes along K; where the experts of a row are
+ *                    summed, in their order: the result does not depend on the grid
+ *   kr_expert_route  a warp chooses a row's experts, each lane's in registers */
+#include "pack.cuh"
+#include "row_lanes.cuh"
+
+#include "expert_gemm_params.h"
+
+/* ---- products ---- */
+
+/* Products of a row of A with rows of B from n on, of this lane's k. */
+KR_DEV void multiply_rows(const kr_experts_params &p, const kr_view &B, int64_t a_at, int64_t b_at, int n,
+                          float (&sums)[KR_EXPERTS_EACH]) {
+  const kr_expert_gemm_args &a = p.a;
+  const int lane = kr_thread() & 31, each = p.packs ? (a.A.dtype == KRAIT_F32 ? 4 : 8) : 1;
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) sums[i] = 0.0f;
+  for (int64_t k = (int64_t)lane * each; k < a.K; k += 32 * each) {
+    if (!p.packs) {
+      const float x = kr_load(a.A.data, a_at + k * a.A.stride[2], a.A.dtype);
+#pragma unroll
+      for (int i = 0; i < KR_EXPERTS_EACH; i++)
+        if (n + i < a.N)
+          sums[i] = kr_fma(x, kr_load(B.data, b_at + i * B.stride[1] + k * B.stride[2], B.dtype), sums[i]);
+      continue;
+    }
+    const kr_raw16 x = load_pack(a.A.data, a_at + k, 1, a.A.dtype, 1, each);
+#pragma unroll
+    for (int i = 0; i < KR_EXPERTS_EACH; i++) {
+      if (n + i >= a.N) continue;
+      const kr_raw16 w = load_pack(B.data, b_at + i * B.stride[1] + k, 1, B.dtype, 1, each);
+#pragma unroll
+      for (int m = 0; m < 8; m++)
+        if (m < each) sums[i] = kr_fma(pack_at(x, m, a.A.dtype), pack_at(w, m, B.dtype), sums[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) sums[i] = kr_sum_lanes(sums[i]);
+}
+
+/* y of a row, a choice, and outputs from n on. */
+KR_DEV void expert_outputs(const kr_experts_params &p, int64_t t, int64_t j, int n, float (&y)[KR_EXPERTS_EACH]) {
+  const kr_expert_gemm_args &a = p.a;
+  const int64_t e = ((const int32_t *)a.index.data)[t * a.index.stride[0] + j * a.index.stride[1]],
+                a_at = t * a.A.stride[0] + (a.S > 1 ? j : 0) * a.A.stride[1];
+  float up[KR_EXPERTS_EACH];
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = 0.0f;
+  if (e < 0 || e >= a.E) return;
+  multiply_rows(p, a.Bmat, a_at, e * a.Bmat.stride[0] + n * a.Bmat.stride[1], n, y);
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++)
+    if (a.activation == KRAIT_ACT_SILU) y[i] = kr_silu(y[i]);
+  if (!a.B2.data) return;
+  multiply_rows(p, a.B2, a_at, e * a.B2.stride[0] + n * a.B2.stride[1], n, up);
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] *= up[i];
+}
+
+KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_gemm(const kr_experts_params p) {
+  const kr_expert_gemm_args &a = p.a;
+  const uint32_t block = (uint32_t)kr_block_x();
+  const int64_t row = block / p.tiles;
+  const int tile = (int)(block - (uint32_t)row * p.tiles), lane = kr_thread() & 31,
+            n = (tile * KR_EXPERTS_WARPS + kr_thread() / 32) * KR_EXPERTS_EACH, is_sum = a.weights.data != 0;
+  const int64_t t = is_sum ? row : row / a.J;
+  float sum[KR_EXPERTS_EACH], y[KR_EXPERTS_EACH];
+  if (n >= a.N) return;
+  if (is_sum) {
+#pragma unroll
+    for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = 0.0f;
+    for (int64_t j = 0; j < a.J; j++) {
+      const float by = kr_load(a.weights.data, t * a.weights.stride[0] + j * a.weights.stride[1], KRAIT_F32);
+      expert_outputs(p, t, j, n, y);
+#pragma unroll
+      for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = kr_fma(by, y[i], sum[i]);
+    }
+  } else {
+    expert_outputs(p, t, row - t * a.J, n, sum);
+  }
+  const int64_t at = is_sum ? t * a.out.stride[0] : t * a.out.stride[0] + (row - t * a.J) * a.out.stride[1],
+                step = is_sum ? a.out.stride[1] : a.out.stride[2];
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++)
+    if (lane == i && n + i < a.N) kr_store(a.out.data, at + (n + i) * step, a.out.dtype, sum[i]);
+}
+
+/* ---- choices ---- */
+
+enum { OF_LANE = KR_ROUTE_CUDA_EXPERTS / 32 }; /* experts lane, lane + 32, ... */
+static const float NOTHING = -3.0e38f;
+
+/* The warp's largest, of equal ones the lowest place, in every lane. */
+KR_DEV void take_best_of_lanes(float &value, int &at) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) {
+    const float other = kr_shuffle_xor(value, d);
+    const int other_at = (int)kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float((uint32_t)at), d));
+    const int better = other > value || (other == value && other_at < at);
+    value = better ? other : value, at = better ? other_at : at;
+  }
+}
+
+KR_DEV float largest_of_lanes(float value) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) {
+    const float other = kr_shuffle_xor(value, d);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+/* The sum of a group's two best. */
+KR_DEV float rate_group(const float (&choice)[OF_LANE], int first, int n) {
+  const int lane = kr_thread() & 31;
+  float best = NOTHING, second = NOTHING;
+#pragma unroll
+  for (int i = 0; i < OF_LANE; i++) {
+    const int e = lane + 32 * i;
+    const float v = e >= first && e < first + n ? choice[i] : NOTHING;
+    second = v > best ? best : v > second ? v : second;
+    best = v > best ? v : best;
+  }
+#pragma unroll
+  for (int d = 16; d; d /= 2) {
+    const float b = kr_shuffle_xor(best, d), s = kr_shuffle_xor(second, d);
+    const float low = b > best ? best : b, high = b > best ? b : best, rest = s > second ? s : second;
+    best = high, second = low > rest ? low : rest;
+  }
+  return n > 1 ? best + second : best;
+}
+
+KR_DEV void leave_best_groups(const kr_expert_route_args &a, float (&choice)[OF_LANE]) {
+  const int lane = kr_thread() & 31, n = (int)(a.E / a.n_groups);
+  float rates[64];
+  for (int g = 0; g < a.n_groups; g++) rates[g] = rate_group(choice, g * n, n);
+  for (int g = 0; g < a.n_groups; g++) {
+    int n_before = 0;
+    for (int o = 0; o < a.n_groups; o++) n_before += rates[o] > rates[g] || (rates[o] == rates[g] && o < g);
+#pragma unroll
+    for (int i = 0; i < OF_LANE; i++)
+      if (n_before >= a.best_groups && lane + 32 * i >= g * n && lane + 32 * i < (g + 1) * n) choice[i] = NOTHING;
+  }
+}
+
+/* The sum over all experts of exp(x - most). */
+KR_DEV float sum_of_all(const float (&x)[OF_LANE], int n, float most) {
+  const int lane = kr_thread() & 31;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < OF_LANE; i++)
+    if (lane + 32 * i < n) sum += kr_exp(x[i] - most);
+  return kr_sum_lanes(sum);
+}
+
+KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 2) kr_expert_route(const kr_route_params p) {
+  const kr_expert_route_args &a = p.a;
+  const int lane = kr_thread() & 31, E = (int)a.E, K = (int)a.K, is_sigmoid = a.scores == KR_ROUTE_SIGMOID;
+  const int64_t t = (int64_t)kr_block_x() * KR_EXPERTS_WARPS + kr_thread() / 32;
+  float x[OF_LANE], choice[OF_LANE], most = NOTHING, total = 0.0f, chosen_sum = 0.0f;
+  if (t >= a.T) return;
+#pragma unroll
+  for (int i = 0; i < OF_LANE; i++) {
+    const int e = lane + 32 * i;
+    const float v = e < E ? kr_load(a.x.data, t * a.x.stride[0] + e * a.x.stride[1], a.x.dtype) : NOTHING;
+    x[i] = is_sigmoid && e < E ? kr_sigmoid(v) : v;
+    choice[i] = e < E ? x[i] : NOTHING;
+    if (a.bias.data && e < E) choice[i] += kr_load(a.bias.data, e * a.bias.stride[0], KRAIT_F32);
+    if (!(choice[i] > NOTHING)) choice[i] = e < E ? 0.99f * NOTHING : NOTHING; /* NaN: after all others */
+    most = x[i] > most ? x[i] : most;
+  }
+  most = largest_of_lanes(most);
+  const float all = a.scores == KR_ROUTE_ALL ? sum_of_all(x, E, most) : 1.0f;
+  if (a.n_groups > 1) leave_best_groups(a, choice);
+  for (int pass = 0; pass < 2; pass++) { /* the second one knows the sum */
+    const float by = a.scale / (a.scores == KR_ROUTE_CHOSEN           ? chosen_sum
+                                : a.call.flags & KR_ROUTE_NORMED ? total + a.eps
+                                                                 : 1.0f);
+    uint32_t taken = 0;
+    for (int k = 0; k < K; k++) {
+      float best = 2.0f * NOTHING, own = 0.0f;
+      int at = 1 << 30;
+#pragma unroll
+      for (int i = 0; i < OF_LANE; i++)
+        if (!(taken >> i & 1) && lane + 32 * i < E && choice[i] > best) best = choice[i], at = lane + 32 * i;
+      take_best_of_lanes(best, at);
+#pragma unroll
+      for (int i = 0; i < OF_LANE; i++)
+        if (lane + 32 * i == at) taken |= 1u << i, own = x[i];
+      const float value = kr_shuffle_from(own, at & 31), part = is_sigmoid ? value : kr_exp(value - most) / all;
+      if (!pass) total += part, chosen_sum += part;
+      if (!pass || lane) continue;
+      ((int32_t *)a.index.data)[t * a.index.stride[0] + k * a.index.stride[1]] = at;
+      ((float *)a.weights.data)[t * a.weights.stride[0] + k * a.weights.stride[1]] =
+          part * by * (a.scores == KR_ROUTE_CHOSEN && a.call.flags & KR_ROUTE_NORMED ? 1.0f / (1.0f + a.eps) : 1.0f);
+    }
+  }
+}

@@ -1,0 +1,26 @@
+/* gated_delta_rule_check.c: random calls: heads that share keys or do not, sizes around the vector widths. */
+#include "check.h"
+#include "lm_ops.h"
+
+static void choose_heads(kr_case *c, int64_t *H, int64_t *Hk, int64_t *Dk, int64_t *Dv) {
+  *Hk = kr_case_int(c, 1, 2), *H = *Hk * kr_case_int(c, 1, 3);
+  *Dk = kr_case_edge(c, kr_case_chance(c, 0.1) ? 250 : 40), *Dv = kr_case_edge(c, kr_case_chance(c, 0.1) ? 250 : 70);
+}
+
+int32_t kr_gated_delta_rule_case(kr_case *c, int64_t index) {
+  kr_gated_delta_rule_args *a = (kr_gated_delta_rule_args *)c->args;
+  a->B = kr_case_int(c, 1, 2), a->L = index % 4 ? kr_case_edge(c, 9) : kr_case_edge(c, 70);
+  choose_heads(c, &a->H, &a->Hk, &a->Dk, &a->Dv);
+  if (index % 3 == 0) a->beta_scale = 2;
+  c->contiguous = index % 2;
+  return KRAIT_OK;
+}
+
+int32_t kr_gated_delta_update_case(kr_case *c, int64_t index) {
+  kr_gated_delta_update_args *a = (kr_gated_delta_update_args *)c->args;
+  a->B = kr_case_int(c, 1, 5), a->n_states = a->B + kr_case_int(c, 0, 3);
+  choose_heads(c, &a->H, &a->Hk, &a->Dk, &a->Dv);
+  if (index % 3 == 0) a->beta_scale = 2;
+  c->contiguous = index % 2;
+  return KRAIT_OK;
+}

@@ -1,0 +1,16 @@
+/* gated_delta_rule_params.h: kernel parameters of gated_delta_rule.cu, the same struct for host and device. */
+#ifndef KR_GATED_DELTA_RULE_PARAMS_H
+#define KR_GATED_DELTA_RULE_PARAMS_H
+
+#include "lm_op_args.h"
+
+/* A warp has 8 columns of a state, four lanes each; a block 4 warps. */
+enum { KR_DELTA_THREADS = 128, KR_DELTA_COLUMNS = 32 };
+
+typedef struct kr_delta_params {
+  kr_gated_delta_rule_args a;
+  kr_view before, after, rows; /* (rows,H,Dk,Dv); (B) int32: of them, or absent */
+  int32_t parts;               /* blocks of a head */
+} kr_delta_params;
+
+#endif

@@ -1,0 +1,114 @@
+/* gated_delta_rule_ref.c: the recurrence of the gated delta rule, token by token, in double (lm_op_args.h has the
+ * equation). */
+#include <math.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "contract.h"
+#include "gated_delta_rule/gated_delta_rule.h"
+#include "lm_ops.h"
+#include "status.h"
+#include "view.h"
+
+enum { MOST = 256 };
+
+typedef struct token {
+  double k[MOST], q[MOST], decay, beta;
+} token;
+
+/* A row of n, by one over its length, times scale. */
+static void normalise(const kr_view *v, int64_t at, int64_t n, double eps, double scale, double *to) {
+  double sum = eps;
+  for (int64_t i = 0; i < n; i++) {
+    to[i] = kr_get(v, at + i * v->stride[3]);
+    sum += to[i] * to[i];
+  }
+  for (int64_t i = 0; i < n; i++) to[i] *= scale / sqrt(sum);
+}
+
+static void read_token(const kr_gated_delta_rule_args *a, int64_t b, int64_t t, int64_t h, token *to) {
+  const int64_t head = h / (a->H / a->Hk);
+  normalise(&a->k, kr_at4(&a->k, b, t, head, 0), a->Dk, (double)a->eps, 1, to->k);
+  normalise(&a->q, kr_at4(&a->q, b, t, head, 0), a->Dk, (double)a->eps, 1 / sqrt((double)a->Dk), to->q);
+  const double dt = kr_get(&a->a, kr_at3(&a->a, b, t, h)) + kr_get(&a->dt_bias, kr_at1(&a->dt_bias, h));
+  to->decay = exp(kr_get(&a->A, kr_at1(&a->A, h)) * (dt > 20 ? dt : log1p(exp(dt))));
+  to->beta = (double)a->beta_scale / (1 + exp(-kr_get(&a->b, kr_at3(&a->b, b, t, h))));
+}
+
+/* Column j of a head's state, which is independent of the others. */
+static double advance_column(const kr_gated_delta_rule_args *a, const token *x, double v, double *state, int64_t j) {
+  double had = 0, out = 0;
+  for (int64_t i = 0; i < a->Dk; i++) had += x->decay * state[i * a->Dv + j] * x->k[i];
+  for (int64_t i = 0; i < a->Dk; i++) {
+    double *s = &state[i * a->Dv + j];
+    *s = x->decay * *s + x->k[i] * x->beta * (v - had);
+    out += *s * x->q[i];
+  }
+  return out;
+}
+
+/* All tokens of a head; state (Dk,Dv). */
+static void run_head(const kr_gated_delta_rule_args *a, int64_t b, int64_t h, double *state) {
+  token x;
+  for (int64_t t = 0; t < a->L; t++) {
+    read_token(a, b, t, h, &x);
+    for (int64_t j = 0; j < a->Dv; j++)
+      kr_put(&a->out, kr_at4(&a->out, b, t, h, j),
+             advance_column(a, &x, kr_get(&a->v, kr_at4(&a->v, b, t, h, j)), state, j));
+  }
+}
+
+static void move_state(const kr_view *v, int64_t b, int64_t h, const kr_gated_delta_rule_args *a, double *state,
+                       int is_out) {
+  for (int64_t i = 0; i < a->Dk; i++)
+    for (int64_t j = 0; j < a->Dv; j++) {
+      const int64_t at = kr_at4(v, b, h, i, j);
+      if (is_out)
+        kr_put(v, at, state[i * a->Dv + j]);
+      else
+        state[i * a->Dv + j] = kr_get(v, at);
+    }
+}
+
+int32_t kr_gated_delta_rule_ref(const krait_ctx *ctx, const void *args) {
+  const kr_gated_delta_rule_args *a = args;
+  const size_t bytes = (size_t)(a->Dk * a->Dv) * sizeof(double);
+  double *state = kr_alloc(bytes);
+  (void)ctx;
+  KR_CHECK(state, KRAIT_ERR_NO_MEMORY, "no memory for a state");
+  for (int64_t b = 0; b < a->B; b++)
+    for (int64_t h = 0; h < a->H; h++) {
+      memset(state, 0, bytes);
+      if (kr_has(&a->initial_states)) move_state(&a->initial_states, b, h, a, state, 0);
+      run_head(a, b, h, state);
+      if (kr_has(&a->final_states)) move_state(&a->final_states, b, h, a, state, 1);
+    }
+  kr_free(state);
+  return KRAIT_OK;
+}
+
+static void skip_row(const kr_gated_delta_update_args *a, int64_t b) {
+  for (int64_t h = 0; h < a->H; h++)
+    for (int64_t j = 0; j < a->Dv; j++) kr_put(&a->out, kr_at3(&a->out, b, h, j), 0);
+}
+
+int32_t kr_gated_delta_update_ref(const krait_ctx *ctx, const void *args) {
+  const kr_gated_delta_update_args *a = args;
+  const kr_gated_delta_rule_args of = kr_delta_sequence_of(a);
+  KR_TRY(kr_need_rows("gated_delta_update", "state_batch_indices", &a->state_batch_indices, a->B, a->n_states));
+  double *state = kr_alloc((size_t)(a->Dk * a->Dv) * sizeof *state);
+  (void)ctx;
+  KR_CHECK(state, KRAIT_ERR_NO_MEMORY, "no memory for a state");
+  for (int64_t b = 0; b < a->B; b++) {
+    const kr_view *rows = &a->state_batch_indices;
+    const int64_t row = kr_has(rows) ? kr_get_i32(rows, kr_at1(rows, b)) : b;
+    if (row < 0) skip_row(a, b);
+    for (int64_t h = 0; h < a->H && row >= 0; h++) {
+      move_state(&a->state, row, h, &of, state, 0);
+      run_head(&of, b, h, state);
+      move_state(&a->state, row, h, &of, state, 1);
+    }
+  }
+  kr_free(state);
+  return KRAIT_OK;
+}
