@@ -8,8 +8,8 @@
 
 #include "args.h"
 
-/* How the next token is sampled, and when to stop: put CLI_TELLING_OPTIONS(&telling, ...) into a verb's table, and begin
- * with CLI_TELLING_UNSET: what the user does not give, cli_telling_fill does. */
+/* How the next token is sampled, and when to stop: put CLI_TELLING_OPTIONS(&telling, ...) into a verb's table, and
+ * begin with CLI_TELLING_UNSET: what the user does not give, cli_telling_fill does. */
 typedef struct cli_telling {
   const char *stop;
   int64_t n, top_k, seed, n_logprobs;
