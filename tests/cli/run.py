@@ -5,6 +5,7 @@ import sys
 
 KRAIT = os.path.abspath(sys.argv[1])  # tests also run it in other folders
 FEW = int(os.environ.get("KR_CHECK_PERCENT", "100")) < 100  # under a sanitizer: skips repeats of the same C code
+SEED = int(os.environ.get("KR_CHECK_SEED", 1))
 failures = 0
 
 

@@ -83,7 +83,7 @@ def every_second_line_is_a_fix(doctor, folder):
 
 def reports_have_their_cause_and_fix(doctor, folder):
     wrong = []
-    for name, cause, fix, never, text in REPORTS + FRESH + LATER + LAST + COMMON + PLAIN:
+    for name, cause, fix, never, text in (REPORTS + FRESH + LATER + LAST + COMMON + PLAIN)[SEED % SHARE::SHARE]:
         first, second = first_lines(doctor, folder, text)
         if not re.search(cause, first, re.I) or not re.search(fix, second, re.I) or (never and re.search(never, second)):
             wrong.append((name, first, second))

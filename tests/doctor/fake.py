@@ -6,6 +6,7 @@ TABLES = ROOT / "src/doctor/doctor.tables"
 X86, ARM, CUDA = 62, 183, 190
 PY = "cpython-311-x86_64-linux-gnu"
 FEW = int(os.environ.get("KR_CHECK_PERCENT", "100")) < 100  # under a sanitizer: skips repeats of the same C code
+SEED, SHARE = int(os.environ.get("KR_CHECK_SEED", 1)), 4 if FEW else 1  # a share of the texts: others with another seed
 
 
 def strtab(names):
