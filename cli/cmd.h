@@ -3,6 +3,7 @@
 #ifndef CLI_CMD_H
 #define CLI_CMD_H
 int cmd_bench(int argc, char **argv);
+int cmd_chat(int argc, char **argv);
 int cmd_classify(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_describe(int argc, char **argv);

@@ -8,6 +8,7 @@
 #include "args.h"
 #include "cmd.h"
 #include "output.h"
+#include "verify.h"
 
 enum { MAX_ROWS = 16 };
 
@@ -61,7 +62,15 @@ static int verify(const settings *s, const char *golden_path) {
   int32_t n = 0;
   int exit_status = cli_run_open_ctx("verify", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
-  int32_t status = krait_denoiser_open(ctx, &s->model, &model);
+  int is_known = 0;
+  int32_t status = kr_verify_model(ctx, s->model.weights_path, golden_path, rows, MAX_ROWS, &n, &is_known);
+  if (status == KRAIT_OK && is_known)
+    exit_status = print_verify_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
+  if (is_known || status < 0) {
+    krait_ctx_close(&ctx);
+    return status < 0 ? cli_report("verify", status) + 1 : exit_status;
+  }
+  status = krait_denoiser_open(ctx, &s->model, &model);
   if (status == KRAIT_OK) status = krait_denoiser_session_open(model, &session);
   if (status == KRAIT_OK) status = krait_verify(session, golden_path, rows, MAX_ROWS, &n);
   exit_status = status < 0 ? cli_report("verify", status) + 1 : print_verify_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
@@ -87,8 +96,8 @@ int cmd_verify(int argc, char **argv) {
   const cli_verb verb = {"verify",
                          "WEIGHTS GOLDEN",
                          "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
-                         "and prints the error of each output against the recorded one. WEIGHTS is a file, or "
-                         "'builtin' or 'streaming'. Exit status: 0 within "
+                         "and prints the error of each output against the recorded one. WEIGHTS is a file, a language "
+                         "model's folder, or 'builtin' or 'streaming'. Exit status: 0 within "
                          "tolerance, 1 not within tolerance, 2 could not run.",
                          options,
                          CLI_N(options),

@@ -50,6 +50,13 @@ void cli_let_interrupt_ask(void) {
   if (sigaction(SIGINT, NULL, &previous) == 0 && previous.sa_handler == stop) sigaction(SIGINT, &action, NULL);
 }
 
+void cli_let_interrupt_ask_again(void) {
+  struct sigaction action = {.sa_handler = ask, .sa_flags = SA_RESTART}, previous;
+  sigfillset(&action.sa_mask);
+  is_asked = 0;
+  if (sigaction(SIGINT, NULL, &previous) == 0 && previous.sa_handler != SIG_IGN) sigaction(SIGINT, &action, NULL);
+}
+
 void cli_catch_signals(const char *verb, const char *more) {
   static const int numbers[] = {SIGINT,  SIGTERM,   SIGHUP,  SIGQUIT, SIGXCPU,
                                 SIGALRM, SIGVTALRM, SIGPROF, SIGUSR1, SIGUSR2};

@@ -9,6 +9,8 @@ void cli_catch_signals(const char *verb, const char *more);
 /* After this call, the first Ctrl-C only requests a stop: cli_is_asked_to_stop is then 1. The next one ends the process
  * as above. */
 void cli_let_interrupt_ask(void);
+/* The same, and a request made before is forgotten. */
+void cli_let_interrupt_ask_again(void);
 int cli_is_asked_to_stop(void);
 /* Whether a terminal shows the beginning of a line of text: the line of a signal then starts a new one. */
 void cli_set_mid_line(int is_mid_line);

@@ -21,6 +21,7 @@ static const struct {
     {"classify", cmd_classify, "classify videos and images with VideoMamba", 1},
     {"describe", cmd_describe, "answer a question about a video with Mobile-VideoGPT", 1},
     {"generate", cmd_generate, "generate text with a language model", 1},
+    {"chat", cmd_chat, "have a conversation with a language model", 1},
     {"score", cmd_score, "perplexity of a text under a language model", 1},
     {"verify", cmd_verify, "check that a model computes here what was recorded elsewhere", 2},
     {"info", cmd_info, "describe a weights file, or this program and machine", 1},

@@ -98,8 +98,8 @@ static void find_chatml(const char *text, kr_chat *c) {
 
 /* LLaMA 3.1 and 3.2 have a system message with dates. */
 static void find_llama3(const char *text, kr_chat *c) {
-  static const char *const months[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
-                                       "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  static const char months[][4] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                   "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
   const time_t now = time(NULL);
   struct tm day;
   char today[32] = "26 Jul 2024";

@@ -340,6 +340,53 @@ def defaults():
     check(shown == hidden, f"--special: {shown!r}, without: {hidden!r}")
 
 
+def conversation():
+    """krait chat: lines are messages, /save and /load keep what was said, Ctrl-C ends an answer."""
+    talk = lambda *lines, **kw: krait("chat", here / "qwen2", "-n", 9, "--ignore-eos", "--temperature", 2, "--special", "--stop", "\n", *kw.get("more", ()), stdin="\n".join(lines).encode())
+    state = here / "said.state"
+    done = talk("hello", f"/save {state}", "again", "/reset", "hello", f"/load {state}", "again", "/quit", "never")
+    said = done.stdout.split(b"\n")
+    check(done.returncode == 0 and len(said) == 5 and said[4] == b"" and all(b"krait chat: " in line for line in done.stderr.splitlines()), f"{done}")
+    check(said[0] == said[2] and said[0] != said[1], f"/reset begins again: {done}")
+    check(krait("generate", here / "qwen2", "--chat", "-p", "hello", "-n", 9, "--ignore-eos", "--temperature", 2, "--special", "--stop", "\n").stdout == said[0] + b"\n", "the first answer is generate's")
+    check(talk("hello", more=("--load-state", state)).stdout != said[0] + b"\n", "--load-state")
+    check(talk("hello", more=("--system", "Be.")).stdout != said[0] + b"\n", "--system")
+    done = talk("/nonsense", "/save", "/load nowhere.state")
+    check(done.returncode == 0 and done.stdout == b"" and b"/reset begins again" in done.stderr and b"/save needs a file" in done.stderr and b"nowhere.state" in done.stderr, f"{done}")
+    (here / "own" / "chat_template.jinja").write_text("### {{ m }}")
+    check_error(2, "give the form of its conversations with --chat-format", "chat", here / "own", stdin=b"hello\n")
+    # Ctrl-C ends the answer; the next line has one of its own
+    child = subprocess.Popen([KRAIT, "chat", str(here / "qwen2"), "-n", "100000000", "--ignore-eos", "--temperature", "2"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdin.write(b"hello\n")
+    child.stdin.flush()
+    check(len(os.read(child.stdout.fileno(), 1)) == 1, "an answer begins")
+    child.send_signal(signal.SIGINT)
+    while not os.read(child.stdout.fileno(), 65536).endswith(b"\n"):
+        pass
+    time.sleep(0.2)
+    check(child.poll() is None, "Ctrl-C ends the answer, not the program")
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+
+
+def verified():
+    """krait verify: recorded language models, and VideoMamba."""
+    golden = pathlib.Path(__file__).parent.parent / "golden"
+    for model, file, rows in ((golden / "mamba_lm/mamba2-hf", "mamba_lm/mamba2.golden.safetensors", ["logits", "steps", "greedy"]), (golden / "qwen2", "qwen2/golden.safetensors", ["logits", "steps", "greedy"]),
+                              *((p, f"videomamba/{p.name.replace('weights', 'golden')}", None) for p in sorted((golden / "videomamba").glob("*.weights.safetensors")))):
+        done = krait("verify", model, golden / file, "--rtol", 1e-5, "--json")
+        report = json.loads(done.stdout or b"{}")
+        check(done.returncode == 0 and report["within"] and rows in (None, [row["name"] for row in report["outputs"]]), f"{model}: {done}")
+    wrong = here / "wrong.safetensors"
+    data = (golden / "qwen2/golden.safetensors").read_bytes()
+    n = struct.unpack("<Q", data[:8])[0]
+    start = 8 + n + json.loads(data[8:8 + n])["golden.greedy"]["data_offsets"][0]
+    wrong.write_bytes(data[:start] + bytes([data[start] ^ 1]) + data[start + 1:])
+    done = krait("verify", golden / "qwen2", wrong)
+    check(done.returncode == 1 and b"too large" in done.stdout, f"another token: {done}")
+    check_error(2, "logits of another size", "verify", golden / "mamba_lm/mamba2-hf", golden / "qwen2/golden.safetensors")
+
+
 def quantised():
     """The 8-bit model scores like its dequantized weights, and close to the original."""
     for kind in ("mamba1", "mamba2", "qwen2"):
@@ -793,6 +840,8 @@ stops(whole)
 several()
 numbers()
 defaults()
+conversation()
+verified()
 quantised()
 quantised_4()
 gguf()

@@ -191,8 +191,7 @@ int32_t krait_lm_reset(krait_lm_session *s) {
 
 /* Behind other tokens a text has no beginning. */
 static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
-  KR_CHECK(lm->files.tokenizer, KRAIT_ERR_ARGUMENT,
-           "the model was opened without a tokenizer; give tokens instead of text");
+  KR_CHECK(lm->files.tokenizer, KRAIT_ERR_ARGUMENT, "the model was opened without a tokenizer; give tokens instead of text");
   if (!(flags & KRAIT_LM_CHAT))
     return kr_tokenizer_encode(
         lm->files.tokenizer, text, n,
@@ -335,8 +334,8 @@ static void show_token(krait_lm_session *s, int32_t id) {
   size_t n;
   if (!s->lm->files.tokenizer) return;
   const char *bytes = kr_tokenizer_bytes(s->lm->files.tokenizer, id, &n);
-  const int is_hidden =
-      kr_tokenizer_is_special(s->lm->files.tokenizer, id) && !(s->sampler.rules.flags & KRAIT_LM_SPECIAL);
+  const int is_shown = (s->sampler.rules.flags & KRAIT_LM_SPECIAL) != 0;
+  const int is_hidden = !is_shown && kr_tokenizer_is_special(s->lm->files.tokenizer, id);
   s->n_text = is_hidden ? 0 : kr_utf8_push(&s->stream, bytes, n, s->text);
   s->text[s->n_text] = 0;
 }

@@ -198,8 +198,7 @@ static int32_t take_defaults(const char *path, const json_t *config, kr_lm_files
   KR_TRY(read_number(path, config, "max_new_tokens", 1 << 30, &n_tokens));
   const json_t *bos = json_object_get(config, "bos_token_id");
   if (json_is_integer(bos)) f->bos = json_integer_value(bos);
-  f->sampling =
-      (krait_lm_sampling){.size = sizeof f->sampling, .repetition_penalty = penalty == 1 ? 0 : (float)penalty};
+  f->sampling.repetition_penalty = penalty == 1 ? 0 : (float)penalty;
   f->n_tokens = (int64_t)n_tokens;
   if (!samples) return KRAIT_OK;
   f->sampling.temperature = json_object_get(config, "temperature") ? (float)temperature : 1;
