@@ -1,5 +1,5 @@
-/* cmd_chat.c: krait chat: a conversation, line by line. The session keeps what has been said: each message is read once.
- * Ctrl-C ends an answer; what is there of it remains in the conversation. */
+/* cmd_chat.c: krait chat: a conversation, line by line. The session keeps what has been said: each message is read
+ * once. Ctrl-C ends an answer; what is there of it remains in the conversation. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,8 +23,8 @@ typedef struct settings {
 } settings;
 
 static const char commands[] =
-    "/reset begins again, /save FILE and /load FILE keep the conversation, /help says this, /quit or Ctrl-D ends; Ctrl-C "
-    "ends an answer";
+    "/reset begins again, /save FILE and /load FILE keep the conversation, /help says this, /quit or Ctrl-D ends; "
+    "Ctrl-C ends an answer";
 
 /* ---- messages ---- */
 
@@ -140,16 +140,17 @@ int cmd_chat(int argc, char **argv) {
                "tokenizer.json or its folder (default: the one beside the weights or in the GGUF file)"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {"chat",
-                         "MODEL",
-                         "A conversation with a language model: each line is a message, and the answer is printed as it "
-                         "is generated. MODEL is as for krait generate; it needs a chat template of a known form, or "
-                         "--chat-format. /reset begins again, /save FILE and /load FILE keep the conversation, /quit "
-                         "or Ctrl-D ends it. Ctrl-C ends an answer.",
-                         options,
-                         CLI_N(options),
-                         1,
-                         1};
+  const cli_verb verb = {
+      "chat",
+      "MODEL",
+      "A conversation with a language model: each line is a message, and the answer is printed as it "
+      "is generated. MODEL is as for krait generate; it needs a chat template of a known form, or "
+      "--chat-format. /reset begins again, /save FILE and /load FILE keep the conversation, /quit "
+      "or Ctrl-D ends it. Ctrl-C ends an answer.",
+      options,
+      CLI_N(options),
+      1,
+      1};
   const int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   cli_catch_signals(verb.name, "");

@@ -191,7 +191,8 @@ int32_t krait_lm_reset(krait_lm_session *s) {
 
 /* Behind other tokens a text has no beginning. */
 static int32_t encode(const krait_lm *lm, const char *text, size_t n, uint32_t flags, kr_ids *ids) {
-  KR_CHECK(lm->files.tokenizer, KRAIT_ERR_ARGUMENT, "the model was opened without a tokenizer; give tokens instead of text");
+  KR_CHECK(lm->files.tokenizer, KRAIT_ERR_ARGUMENT,
+           "the model was opened without a tokenizer; give tokens instead of text");
   if (!(flags & KRAIT_LM_CHAT))
     return kr_tokenizer_encode(
         lm->files.tokenizer, text, n,

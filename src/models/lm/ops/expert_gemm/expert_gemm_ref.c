@@ -66,8 +66,9 @@ int32_t kr_expert_gemm_ref(const krait_ctx *ctx, const void *args) {
       double sum = 0;
       for (int64_t j = 0; j < a->J; j++) {
         const double y = expert_output(a, t, j, n);
+        const int is_chosen = kr_get_i32(&a->index, kr_at2(&a->index, t, j)) >= 0;
         if (kr_has(&a->weights))
-          sum += kr_get(&a->weights, kr_at2(&a->weights, t, j)) * y;
+          sum += is_chosen ? kr_get(&a->weights, kr_at2(&a->weights, t, j)) * y : 0;
         else
           kr_put(&a->out, kr_at3(&a->out, t, j, n), y);
       }
