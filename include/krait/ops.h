@@ -376,7 +376,7 @@ KRAIT_API int32_t krait_mamba2_inner_bwd(const krait_ctx *ctx, const krait_mamba
 /* The gradient may be summed in any order: not bit-identical for repeated calls, faster on some GPUs. */
 #define KRAIT_ATTENTION_ANY_ORDER 4u
 
-/* H % Hk == 0; D, Dv in 1..256. */
+/* H % Hk == 0; D, Dv in 1..512. */
 typedef struct krait_attention_args {
   krait_call call;
   int64_t max_q, max_k; /* length of the longest packed sequence, or more; 0: unknown */

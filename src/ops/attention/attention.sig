@@ -4,7 +4,7 @@ op attention
   size B Lq Lk >= 0
   size H Hk >= 1
   size H multiple of Hk
-  size D Dv 1..256
+  size D Dv 1..512
   size Bk n_pages max_q max_k >= 0
   size Bk 1..1 with cu_seqlens_k
   size window_left window_right >= -1

@@ -34,7 +34,7 @@ static void choose_attention_sizes(kr_case *c, int64_t index) {
        : usual           ? kr_case_pick(c, 6, (int64_t[]){32, 64, 64, 96, 128, 128})
        : index % 20 == 4 ? kr_case_edge(c, 256)
                          : kr_case_edge(c, 70);
-  if (usual && index % 15 == 0) *D = kr_case_pick(c, 4, (int64_t[]){8, 80, 192, 256});
+  if (usual && index % 15 == 0) *D = kr_case_pick(c, 5, (int64_t[]){8, 80, 192, 256, 512});
   *kr_case_size(c, "Dv") = !usual && kr_case_chance(c, 0.3) ? kr_case_edge(c, 40) : *D;
   const int64_t most = *D > 128 ? 100 : index % 8 == 1 ? 300 : 150;
   if (index % 40 == 7 && !c->is_exact)

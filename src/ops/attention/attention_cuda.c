@@ -59,6 +59,7 @@ kr_attention_params kr_attention_params_of(const kr_attention_args *a) {
 }
 
 const char *kr_attention_refuse_sizes(const kr_attention_params *p) {
+  if (p->D > 256 || p->Dv > 256) return "heads of more than 256 channels";
   if (p->rows_q >= INT32_MAX / 4 || p->rows_k >= INT32_MAX / 4) return "more than 2^29 rows";
   if ((int64_t)p->B * p->H * (p->rows_q / 8 + 1) > INT32_MAX || (int64_t)p->B * p->H * (p->rows_k / 8 + 1) > INT32_MAX)
     return "more than 2^31 tiles";

@@ -9,7 +9,7 @@ struct kr_attention_inputs;
 /* Query-key pairs that a call's masks leave, all heads. */
 double kr_attention_pairs(const struct kr_attention_inputs *in);
 
-enum { KR_ATTENTION_MOST_D = 256 };
+enum { KR_ATTENTION_MOST_D = 512 };
 
 #define KR_ATTENTION_SCRATCH(row)                                       \
   uint64_t kr_attention_##row(const krait_ctx *ctx, const void *args);  \
