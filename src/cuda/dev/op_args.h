@@ -415,6 +415,28 @@ typedef struct kr_fold_args {
   kr_view out;
 } kr_fold_args;
 
+typedef struct kr_conv3d_args {
+  kr_call call;
+  int64_t T, H, W, OT, OH, OW, C, K, TAPS;
+  int64_t KT, KH, KW, ST, SH, SW, PH, PW, past;
+  kr_view x;
+  kr_view weight, bias;
+  kr_view residual;
+  kr_view initial_states;
+  kr_view out;
+  kr_view final_states;
+} kr_conv3d_args;
+
+typedef struct kr_group_norm_args {
+  kr_call call;
+  int64_t B, S, C, G;
+  int32_t activation;
+  float eps;
+  kr_view x;
+  kr_view weight, bias;
+  kr_view out;
+} kr_group_norm_args;
+
 typedef struct kr_instance_norm_args {
   kr_call call;
   int64_t B, S, C;

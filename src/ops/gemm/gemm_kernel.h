@@ -23,12 +23,23 @@ typedef struct kr_gemm_rows_call {
   int64_t n_store;
 } kr_gemm_rows_call;
 
+/* sums += rows of A times terms k to k + n of the panel that begins at column `first`: for products whose terms lie in
+ * several places. sums (M, two vectors). */
+typedef struct kr_panel_call {
+  const kr_panels *weights;
+  int64_t first, k, n;
+  const float *A; /* M rows of n, lda apart */
+  int64_t lda, M;
+  float *sums;
+} kr_panel_call;
+
 #define KR_GEMM_KERNEL(isa)                                                                               \
   int64_t kr_panels_floats_##isa(int64_t K, int64_t N); /* of data and bias together */                   \
   /* B[k][n] at B + k * stride_k + n * stride_n; bias NULL or N values. storage is aligned to 64 bytes. */ \
   void kr_panels_pack_##isa(kr_panels *p, float *storage, int64_t K, int64_t N, const float *B,           \
                             int64_t stride_k, int64_t stride_n, const float *bias);                       \
-  void kr_gemm_rows_##isa(const kr_gemm_rows_call *c);
+  void kr_gemm_rows_##isa(const kr_gemm_rows_call *c);                                                    \
+  void kr_panel_add_##isa(const kr_panel_call *c);
 KR_GEMM_KERNEL(avx512)
 KR_GEMM_KERNEL(avx2)
 KR_GEMM_KERNEL(neon)

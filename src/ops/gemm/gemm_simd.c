@@ -267,6 +267,17 @@ static void sum_tile(int rows, int vectors, const float *A, int64_t lda, const f
 #undef SUM
 }
 
+void KR_FN(kr_panel_add)(const kr_panel_call *c) {
+  const kr_panels *w = c->weights;
+  const int vectors = padded(w->N) - c->first >= NR ? 2 : 1;
+  const float *B = w->data + c->first * w->K + c->k * vectors * KR_VL;
+  for (int64_t m = 0; m < c->M; m += MR) {
+    float *sums = c->sums + m * NR;
+    const way at = {.from = sums, .to = sums, .next_from = NR, .next_to = NR, .next_B = vectors * KR_VL};
+    sum_tile(c->M - m < MR ? (int)(c->M - m) : MR, vectors, c->A + m * c->lda, c->lda, B, c->n, &at);
+  }
+}
+
 typedef struct part { /* one part of K, one block of rows */
   const float *A;
   int64_t lda, k, K, batch, m;
