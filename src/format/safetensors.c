@@ -23,6 +23,7 @@ static const struct {
 } dtypes[] = {
     {"F32", KRAIT_F32},   {"F16", KRAIT_F16}, {"BF16", KRAIT_BF16}, {"F64", KRAIT_F64}, {"I32", KRAIT_I32},
     {"I64", KRAIT_I64},   {"C64", KRAIT_C64}, {"I16", KRAIT_I16},   {"I8", KRAIT_I8},   {"U8", KRAIT_U8},
+    {"F8_E4M3", KRAIT_U8}, /* widened to float16 afterwards */
     {"BOOL", KRAIT_BOOL}, {"U16", KRAIT_U16}, {"U32", KRAIT_U32},   {"U64", KRAIT_U64},
 };
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
@@ -128,6 +129,41 @@ static int32_t check_cover(const kr_header *header, const kr_weights *weights, c
   return KRAIT_OK;
 }
 
+/* A byte of 4 bits of exponent and 3 of fraction, without infinities, exactly. */
+static uint16_t widen_f8(unsigned char byte) {
+  const uint16_t sign = (uint16_t)((byte & 0x80) << 8);
+  int exponent = byte >> 3 & 15, fraction = byte & 7;
+  if ((byte & 0x7f) == 0x7f) return sign | 0x7e00;
+  if (exponent == 0 && fraction == 0) return sign;
+  for (exponent += exponent == 0; (byte >> 3 & 15) == 0 && !(fraction & 8);) fraction *= 2, exponent--;
+  return (uint16_t)(sign | (exponent + 8) << 10 | (fraction & 7) << 7);
+}
+
+static int32_t widen_f8_tensor(const kr_header *header, kr_weights *weights, kr_weight *item) {
+  const unsigned char *from = item->data;
+  item->dtype = KRAIT_F16, item->bytes *= 2;
+  if (weights->is_header_only) return KRAIT_OK;
+  uint16_t *to = kr_arena_try(weights->owned, (size_t)item->bytes + 1);
+  KR_CHECK(to, KRAIT_ERR_NO_MEMORY, "%s: no memory to widen tensor '%s'", header->label, item->name);
+  for (uint64_t i = 0; i < item->bytes / 2; i++) to[i] = widen_f8(from[i]);
+  item->data = to;
+  return KRAIT_OK;
+}
+
+/* Items are in the order of the header's entries. */
+static int32_t widen_f8_entries(const kr_header *header, json_t *root, kr_weights *weights) {
+  const char *name;
+  json_t *entry;
+  int64_t i = 0;
+  json_object_foreach(root, name, entry) {
+    if (strcmp(name, "__metadata__") == 0) continue;
+    const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+    if (dtype && strcmp(dtype, "F8_E4M3") == 0) KR_TRY(widen_f8_tensor(header, weights, &weights->items[i]));
+    i++;
+  }
+  return KRAIT_OK;
+}
+
 static int32_t read_entries(const kr_header *header, json_t *root, kr_weights *weights) {
   const char *name;
   json_t *entry;
@@ -141,7 +177,7 @@ static int32_t read_entries(const kr_header *header, json_t *root, kr_weights *w
   KR_CHECK(places, KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
   int32_t status = check_cover(header, weights, places);
   kr_free(places);
-  return status;
+  return status < 0 ? status : widen_f8_entries(header, root, weights);
 }
 
 /* What is often found in the place of weights, told by how it begins. */

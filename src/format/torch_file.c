@@ -340,6 +340,13 @@ static int32_t read_state(kr_torch *torch, const kr_pickle_value *state) {
   return KRAIT_OK;
 }
 
+/* A file that is one tensor: it gets the name "tensor". */
+static int32_t read_bare_tensor(kr_torch *torch, const kr_pickle_value *root) {
+  kr_weight item;
+  KR_TRY(read_torch_file_tensor(torch, "tensor", root, &item));
+  return kr_weights_add(torch->weights, &item);
+}
+
 static int32_t read_archive(kr_torch *torch, kr_arena *arena) {
   const unsigned char *bytes;
   const kr_pickle_value *root, *state;
@@ -349,9 +356,13 @@ static int32_t read_archive(kr_torch *torch, kr_arena *arena) {
   KR_TRY(check_byte_order(torch, arena));
   KR_TRY(read_entry(torch, index, arena, &bytes, &n_bytes));
   KR_TRY(kr_pickle_read(bytes, (size_t)n_bytes, torch->label, arena, &root));
-  KR_TRY(find_state(torch, root, &state));
   torch->storages = kr_alloc_array((size_t)zip_get_num_entries(torch->zip, 0), sizeof *torch->storages);
   KR_CHECK(torch->storages, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of storages", torch->label);
+  root = unwrap(root);
+  if (root && root->kind == KR_PICKLE_OBJECT && is_tensor(root)) return read_bare_tensor(torch, root);
+  KR_CHECK(root, KRAIT_ERR_FILE_FORMAT, "%s: its content is not a dictionary of tensors; save model.state_dict()",
+           torch->label);
+  KR_TRY(find_state(torch, root, &state));
   return read_state(torch, state);
 }
 
