@@ -1,13 +1,13 @@
 /* seedvr.c: SeedVR's interface: its kr_model_kind, and verification of every sample of a golden file. */
 #include "seedvr.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "ctx.h"
 #include "model_kind.h"
+#include "seedvr_latents.h"
 #include "status.h"
 
 typedef struct seedvr {
@@ -16,7 +16,7 @@ typedef struct seedvr {
   kr_seedvr_weights w;
 } seedvr;
 
-static int is_seedvr(const kr_model_source *s) { return s->model && strncmp(s->model, "seedvr_", 7) == 0; }
+static int is_seedvr(const kr_model_source *s) { return s->model && strncmp(s->model, "seedvr_dit", 10) == 0; }
 
 static void close_seedvr_model(void **handle) {
   seedvr *m = *handle;
@@ -52,26 +52,6 @@ typedef struct sample {
   int64_t size[3], n;     /* latents; text */
   float timestep;
 } sample;
-
-/* Values of each patch adjacent, row by row, channels-last; outputs have the same layout. */
-static void cut(const kr_seedvr_config *c, const int64_t size[3], int64_t channels, float *patches, float *latents,
-                int is_back) {
-  const int64_t ph = c->patch[1], pw = c->patch[2], H = size[1] / ph, W = size[2] / pw;
-  for (int64_t i = 0; i < size[0] * H * W; i++)
-    for (int64_t k = 0; k < ph; k++) {
-      float *row = patches + (i * ph + k) * pw * channels,
-            *at = latents + ((i / (H * W) * size[1] + i / W % H * ph + k) * size[2] + i % W * pw) * channels;
-      memcpy(is_back ? at : row, is_back ? row : at, (size_t)(pw * channels) * sizeof *row);
-    }
-}
-
-static void fill_sinusoids(float timestep, float *values) {
-  const int half = KR_SEEDVR_SINUSOIDS / 2;
-  for (int j = 0; j < half; j++) {
-    const double angle = (double)timestep * exp(-log(10000) * j / half);
-    values[j] = (float)sin(angle), values[half + j] = (float)cos(angle);
-  }
-}
 
 /* Copies n floats from host memory to the context's memory, bound to t. */
 static int32_t bind_seedvr(const seedvr *m, kr_seedvr_graph *g, kr_tensor t, const float *from, int64_t n, void **at) {
@@ -120,7 +100,7 @@ static int32_t take_outputs(check *c, const sample *s, float *patches) {
   KR_TRY(room_for(c, KR_SEEDVR_MOST_TAPS, "vid_out", n, &to));
   if (!to) return KRAIT_OK;
   KR_TRY(kr_mem_read(c->m->ctx, patches, kr_runner_at(c->g.runner, c->g.out), (uint64_t)n * sizeof *patches));
-  cut(config, s->size, config->vid_out, patches, to, 1);
+  kr_seedvr_cut(config, s->size, config->vid_out, patches, to, 1);
   return KRAIT_OK;
 }
 
@@ -128,8 +108,8 @@ static int32_t run_with_patches(check *c, const sample *s, float *patches, void 
   const kr_seedvr_config *config = &c->m->c;
   const int64_t T = c->g.T, area = config->patch[1] * config->patch[2];
   float sinusoids[KR_SEEDVR_SINUSOIDS];
-  fill_sinusoids(s->timestep, sinusoids);
-  cut(config, s->size, config->vid_in, patches, (float *)s->vid, 0);
+  kr_seedvr_sinusoids(s->timestep, sinusoids);
+  kr_seedvr_cut(config, s->size, config->vid_in, patches, (float *)s->vid, 0);
   KR_TRY(bind_seedvr(c->m, &c->g, c->g.patches, patches, T * area * config->vid_in, &blocks[0]));
   KR_TRY(bind_seedvr(c->m, &c->g, c->g.text, s->txt, s->n * config->txt_in, &blocks[1]));
   KR_TRY(bind_seedvr(c->m, &c->g, c->g.sinusoids, sinusoids, KR_SEEDVR_SINUSOIDS, &blocks[2]));

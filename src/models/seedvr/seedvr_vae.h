@@ -1,0 +1,72 @@
+/* seedvr_vae.h: SeedVR's autoencoder of films (MODEL.md): between frames (T,H,W,3) in -1..1 and latents
+ * (t,h,w,latent), t = (T - 1) / 4 + 1, whole or in slices of time, with the same result. Maps are channels-last. */
+#ifndef KR_SEEDVR_VAE_H
+#define KR_SEEDVR_VAE_H
+
+#include <krait/krait.h>
+
+#include "config.h"
+#include "graph.h"
+#include "weight_loader.h"
+
+enum { KR_VAE_MOST_LEVELS = 8, KR_VAE_COLOURS = 3 };
+
+typedef struct kr_vae_config {
+  int64_t n_levels, width[KR_VAE_MOST_LEVELS]; /* from the full size to the smallest */
+  int64_t n_layers, n_groups, latent, n_time;  /* residual blocks a level; levels that halve time */
+  int64_t first, more;                         /* frames of the first slice and of each later one */
+  float eps;
+} kr_vae_config;
+int32_t kr_vae_config_read(const kr_config *config, kr_vae_config *to);
+
+typedef struct kr_vae kr_vae;
+/* weights: any float types; copied as float32. Every key, and no other. */
+int32_t kr_vae_open(const krait_ctx *ctx, const kr_vae_config *c, const kr_weights *weights, kr_vae **vae);
+void kr_vae_close(kr_vae **vae);
+const kr_vae_config *kr_vae_config_of(const kr_vae *vae);
+
+/* After each slice: its share of the whole, above 0 to 1. A negative status ends the work. */
+typedef int32_t (*kr_vae_progress_fn)(void *user, double share);
+/* size: T, H, W of the film, T = 4 n + 1. All in host memory. */
+typedef struct kr_vae_run {
+  int64_t size[3];
+  int is_whole; /* all frames at once: for tests */
+  kr_vae_progress_fn progress;
+  void *user;
+} kr_vae_run;
+/* moments (t,h,w,2 latent): means, then logarithms of variances. */
+int32_t kr_vae_encode(kr_vae *vae, const kr_vae_run *run, const float *film, float *moments);
+/* film (T, scale h, scale w, 3). */
+int32_t kr_vae_decode(kr_vae *vae, const kr_vae_run *run, const float *latents, float *film);
+/* t, h, w of a film's latents, or of T, H, W of a film from its latents. */
+void kr_vae_latent_size(const kr_vae_config *c, const int64_t film[3], int64_t latent[3]);
+void kr_vae_film_size(const kr_vae_config *c, const int64_t latent[3], int64_t film[3]);
+uint64_t kr_vae_weight_bytes(const kr_vae *vae);
+/* Memory of a run of this size: graphs and the convolutions' memories. */
+int32_t kr_vae_bytes(kr_vae *vae, const int64_t size[3], uint64_t *bytes);
+
+/* ---- the graph (seedvr_vae_graph.c) ---- */
+enum { KR_VAE_WHOLE, KR_VAE_FIRST, KR_VAE_LATER }; /* without memory; the first slice; one that follows */
+typedef struct kr_vae_memory {
+  kr_tensor was, is;
+  uint64_t bytes;
+} kr_vae_memory;
+typedef struct kr_vae_graph {
+  int is_decoder, part;
+  int64_t size[3]; /* of what is read */
+  int64_t out_size[3];
+  kr_graph *g;
+  kr_runner *runner;
+  kr_tensor in, out;
+  kr_vae_memory *memories; /* of convolutions, in the order of recording */
+  int64_t n_memories;
+} kr_vae_graph;
+/* A weight: a convolution's as (K, taps, C). */
+typedef int32_t (*kr_vae_weight_fn)(void *user, const char *key, kr_sizes want, const void **at);
+/* is_decoder, part and size are given. Only recorded. */
+int32_t kr_vae_record(const kr_vae_config *c, kr_vae_weight_fn find, void *user, kr_vae_graph *graph);
+int32_t kr_vae_graph_prepare(const krait_ctx *ctx, kr_vae_graph *graph);
+int32_t kr_vae_graph_open(kr_vae *vae, kr_vae_graph *graph); /* recorded and planned */
+void kr_vae_graph_close(kr_vae_graph *graph);
+
+#endif
