@@ -7,6 +7,7 @@ int cmd_chat(int argc, char **argv);
 int cmd_classify(int argc, char **argv);
 int cmd_convert(int argc, char **argv);
 int cmd_describe(int argc, char **argv);
+int cmd_restore(int argc, char **argv);
 int cmd_enhance(int argc, char **argv);
 int cmd_evaluate(int argc, char **argv);
 int cmd_generate(int argc, char **argv);

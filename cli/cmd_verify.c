@@ -2,15 +2,17 @@
  * output. */
 #include <jansson.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #include <krait/enhance.h>
+#include <krait/restore.h>
 
 #include "args.h"
 #include "cmd.h"
 #include "output.h"
 #include "verify.h"
 
-enum { MAX_ROWS = 16 };
+enum { MAX_ROWS = 128 };
 
 typedef struct settings {
   double rtol, atol;
@@ -54,6 +56,22 @@ static int print_verify_rows(const settings *s, const krait_verify_result *rows,
   return all ? 0 : 1;
 }
 
+/* A folder of models: a whole restoration. */
+static int verify_folder(const settings *s, const krait_ctx *ctx, const char *golden_path) {
+  const krait_restorer_options options = {.size = sizeof options, .path = s->model.weights_path};
+  krait_restorer *restorer = NULL;
+  krait_verify_result rows[MAX_ROWS];
+  int32_t n = 0, status = krait_restorer_open(ctx, &options, &restorer);
+  if (status >= 0) status = krait_restorer_verify(restorer, golden_path, rows, MAX_ROWS, &n);
+  krait_restorer_close(&restorer);
+  return status < 0 ? cli_report("verify", status) + 1 : print_verify_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
+}
+
+static int is_verify_folder(const char *path) {
+  struct stat st;
+  return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 static int verify(const settings *s, const char *golden_path) {
   krait_ctx *ctx = NULL;
   krait_denoiser *model = NULL;
@@ -67,6 +85,8 @@ static int verify(const settings *s, const char *golden_path) {
   int32_t status =
       is_denoiser ? KRAIT_OK : kr_verify_model(ctx, s->model.weights_path, golden_path, rows, MAX_ROWS, &n, &is_known);
   if (status == KRAIT_OK && is_known) exit_status = print_verify_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
+  if (status == KRAIT_OK && !is_known && is_verify_folder(s->model.weights_path))
+    is_known = 1, exit_status = verify_folder(s, ctx, golden_path);
   if (is_known || status < 0) {
     krait_ctx_close(&ctx);
     return status < 0 ? cli_report("verify", status) + 1 : exit_status;
@@ -97,8 +117,8 @@ int cmd_verify(int argc, char **argv) {
   const cli_verb verb = {"verify",
                          "WEIGHTS GOLDEN",
                          "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
-                         "and prints the error of each output against the recorded one. WEIGHTS is a file, a language "
-                         "model's folder, or 'builtin' or 'streaming'. Exit status: 0 within "
+                         "and prints the error of each output against the recorded one. WEIGHTS is a file, the folder of "
+                         "a language model or of SeedVR's models, or 'builtin' or 'streaming'. Exit status: 0 within "
                          "tolerance, 1 not within tolerance, 2 could not run.",
                          options,
                          CLI_N(options),

@@ -20,6 +20,7 @@ static const struct {
     {"evaluate", cmd_evaluate, "score speech against its clean version: PESQ, STOI, SI-SDR and more", 1},
     {"classify", cmd_classify, "classify videos and images with VideoMamba", 1},
     {"describe", cmd_describe, "answer a question about a video with Mobile-VideoGPT", 1},
+    {"restore", cmd_restore, "restore films and pictures with SeedVR", 1},
     {"generate", cmd_generate, "generate text with a language model", 1},
     {"chat", cmd_chat, "have a conversation with a language model", 1},
     {"score", cmd_score, "perplexity of a text under a language model", 1},

@@ -117,14 +117,16 @@ static int32_t find_demuxer(int fd, const char *name, const char **demuxer) {
 
 /* Every frame after the filters, whatever its time: numbered times at a constant rate, so that ffmpeg neither repeats
  * nor drops one. */
-static int32_t read_film(int fd, const char *name, const char *filters, each_fn each, void *user) {
+/* is_turned: as ffmpeg does unless told otherwise; the word in its place is only repeated. */
+static int32_t read_film_turned(int fd, const char *name, const char *filters, int is_turned, each_fn each,
+                                void *user) {
   char chain[CHAIN_BYTES + 64];
   const char *demuxer;
   KR_TRY(find_demuxer(fd, name, &demuxer));
   snprintf(chain, sizeof chain, "%sformat=rgb24,settb=AVTB,setpts=N/25/TB", filters);
-  const char *const words[] = {"ffmpeg", "-nostdin", "-v", "error", "-noautorotate", "-protocol_whitelist", "file",
-                               "-f", demuxer, "-i", "file:/proc/self/fd/0", "-map", "0:v:0", "-vf", chain, "-r", "25",
-                               "-c:v", "ppm", "-f", "image2pipe", "pipe:1", NULL};
+  const char *const words[] = {"ffmpeg", "-nostdin", "-v", "error", is_turned ? "-nostdin" : "-noautorotate",
+                               "-protocol_whitelist", "file", "-f", demuxer, "-i", "file:/proc/self/fd/0", "-map",
+                               "0:v:0", "-vf", chain, "-r", "25", "-c:v", "ppm", "-f", "image2pipe", "pipe:1", NULL};
   reading *r = kr_zalloc(sizeof *r);
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
   int32_t status = kr_decoder_begin(&r->decoder, words, fd, name, NULL);
@@ -133,6 +135,10 @@ static int32_t read_film(int fd, const char *name, const char *filters, each_fn 
   kr_free(r->rgb);
   kr_free(r);
   return status;
+}
+
+static int32_t read_film(int fd, const char *name, const char *filters, each_fn each, void *user) {
+  return read_film_turned(fd, name, filters, 0, each, user);
 }
 
 /* ---- frames of one size ---- */
@@ -255,4 +261,90 @@ int32_t kr_frames_spread(int fd, const char *name, int64_t side, int64_t n, uint
   }
   kr_free(k.kept);
   return status;
+}
+
+/* ---- every frame, and what the film says about itself ---- */
+static int32_t ask_film(int fd, const char *name, const char *demuxer, char *text, size_t bytes) {
+  static const char entries[] = "stream=width,height,r_frame_rate,avg_frame_rate,start_time,nb_frames,color_primaries,"
+                                "color_transfer,color_space,color_range:stream_side_data=rotation";
+  const char *const words[] = {"ffprobe", "-v", "error", "-protocol_whitelist", "file", "-f", demuxer,
+                               "-select_streams", "v:0", "-show_entries", entries, "-of", "default=noprint_wrappers=1",
+                               "file:/proc/self/fd/0", NULL};
+  size_t n = 0;
+  kr_decoder *d = kr_zalloc(sizeof *d);
+  KR_CHECK(d, KRAIT_ERR_NO_MEMORY, "no memory to read %s", name);
+  int32_t status = kr_decoder_begin(d, words, fd, name, NULL);
+  if (status >= 0) status = kr_decoder_read(d, text, bytes - 1, &n);
+  if (status >= 0) status = kr_decoder_end(d);
+  text[n] = 0;
+  if (status >= 0 && (d->status || n == 0)) status = kr_decoder_fail(d, "picture");
+  kr_decoder_abandon(d);
+  kr_free(d);
+  return status;
+}
+
+/* The value after "key=", to the line's end; "" if there is none, or it is unknown. */
+static void film_value(const char *text, const char *key, char *to, size_t bytes) {
+  const size_t n = strlen(key);
+  *to = 0;
+  for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+    if (strncmp(line, key, n) == 0 && line[n] == '=')
+      snprintf(to, bytes, "%.*s", (int)strcspn(line + n + 1, "\n"), line + n + 1);
+  if (strcmp(to, "unknown") == 0 || strcmp(to, "N/A") == 0) *to = 0;
+}
+
+static int64_t whole_of(const char *text, const char *key) {
+  char value[32];
+  long long n = 0;
+  film_value(text, key, value, sizeof value);
+  return sscanf(value, "%lld", &n) == 1 ? n : 0;
+}
+
+static void read_rates(const char *text, kr_film_about *to) {
+  char real[32], mean[32];
+  long long count = 0, per = 0;
+  film_value(text, "r_frame_rate", real, sizeof real), film_value(text, "avg_frame_rate", mean, sizeof mean);
+  if (sscanf(mean, "%lld/%lld", &count, &per) != 2 || count <= 0 || per <= 0)
+    if (sscanf(real, "%lld/%lld", &count, &per) != 2 || count <= 0 || per <= 0) count = 25, per = 1;
+  long long real_count = count, real_per = per;
+  if (sscanf(real, "%lld/%lld", &real_count, &real_per) == 2 && real_count > 0 && real_per > 0) {
+    const double ratio = (double)real_count * (double)per / ((double)real_per * (double)count);
+    to->is_uneven = ratio < 0.999 || ratio > 1.001;
+    if (!to->is_uneven) count = real_count, per = real_per;
+  }
+  to->rate = count, to->per = per;
+}
+
+int32_t kr_film_describe(int fd, const char *name, kr_film_about *to) {
+  char text[2048], value[32];
+  *to = (kr_film_about){0};
+  KR_TRY(find_demuxer(fd, name, &to->demuxer));
+  KR_TRY(ask_film(fd, name, to->demuxer, text, sizeof text));
+  const int64_t turned = whole_of(text, "rotation");
+  to->width = whole_of(text, turned % 180 ? "height" : "width");
+  to->height = whole_of(text, turned % 180 ? "width" : "height");
+  to->is_picture = strstr(to->demuxer, "_pipe") != NULL;
+  to->n_frames = whole_of(text, "nb_frames");
+  read_rates(text, to);
+  film_value(text, "start_time", value, sizeof value);
+  if (sscanf(value, "%lf", &to->start_s) != 1) to->start_s = 0;
+  film_value(text, "color_primaries", to->primaries, sizeof to->primaries);
+  film_value(text, "color_transfer", to->transfer, sizeof to->transfer);
+  film_value(text, "color_space", to->matrix, sizeof to->matrix);
+  film_value(text, "color_range", to->range, sizeof to->range);
+  return KRAIT_OK;
+}
+
+typedef struct giver {
+  kr_picture_fn take;
+  void *user;
+} giver;
+
+static int32_t give_picture(void *user, int64_t i, const reading *r) {
+  const giver *g = user;
+  return g->take(g->user, i, r->width, r->height, r->rgb);
+}
+
+int32_t kr_film_each(int fd, const char *name, kr_picture_fn take, void *user) {
+  return read_film_turned(fd, name, "", 1, give_picture, &(giver){take, user});
 }

@@ -26,4 +26,19 @@ int32_t kr_film_measure(int fd, const char *name, kr_film *film);
 typedef int32_t (*kr_picture_fn)(void *user, int64_t k, int64_t width, int64_t height, const uint8_t *rgb);
 /* at: ascending, without repetition, n >= 1. */
 int32_t kr_film_frames(int fd, const char *name, const int64_t *at, int n, kr_picture_fn take, void *user);
+
+/* ---- every frame in its own size, turned as the film says ---- */
+typedef struct kr_film_about {
+  const char *demuxer;
+  int is_picture;            /* an image file */
+  int64_t width, height;     /* after turning */
+  int64_t rate, per;         /* mean frames per second: rate / per */
+  int is_uneven;             /* frames are not evenly spaced in time */
+  double start_s;            /* of the first frame */
+  int64_t n_frames;          /* as the container says; 0: unknown */
+  char primaries[32], transfer[32], matrix[32], range[16]; /* colour tags, as ffmpeg names them; "" unknown */
+} kr_film_about;
+int32_t kr_film_describe(int fd, const char *name, kr_film_about *about);
+/* A status other than 0 ends the reading; a negative one is an error. */
+int32_t kr_film_each(int fd, const char *name, kr_picture_fn take, void *user);
 #endif

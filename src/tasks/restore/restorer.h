@@ -1,0 +1,63 @@
+/* restorer.h: the parts of a restoration: models found in a folder, batches of frames, films, finished batches beside
+ * the result. */
+#ifndef KR_RESTORER_H
+#define KR_RESTORER_H
+
+#include <krait/restore.h>
+
+#include "seedvr/seedvr_frames.h"
+#include "seedvr/seedvr_restore.h"
+
+struct krait_restorer {
+  const krait_ctx *ctx;
+  kr_restore_models models;
+  int is_v1; /* SeedVR: many steps with guidance */
+};
+
+/* ---- options with every default filled in (restorer.c) ---- */
+typedef struct kr_restore_choices {
+  krait_restore_options o;
+  kr_restore_settings settings;
+  kr_frame_rule rule;
+  int32_t colour;
+} kr_restore_choices;
+int32_t kr_restore_choose(const krait_restorer *r, const krait_restore_options *given, kr_restore_choices *plan);
+/* Weights and what a batch of this size takes. */
+int32_t kr_restore_count_bytes(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size,
+                               uint64_t *models, uint64_t *batch);
+
+/* ---- batches (restore_batches.c): frames go in one by one, and come out restored in order ---- */
+typedef int32_t (*kr_frame_out_fn)(void *user, const kr_frame_size *size, const uint8_t *rgb);
+typedef struct kr_batches kr_batches;
+typedef struct kr_batch_part { /* a finished batch: its frames as bytes, and the end that the next one blends with */
+  int64_t n_frames, n_tail;
+  uint8_t *rgb;
+  float *tail;
+} kr_batch_part;
+typedef struct kr_batches_use {
+  krait_restorer *r;
+  const kr_restore_choices *plan;
+  kr_frame_out_fn out;
+  int32_t (*known)(void *user, kr_batch_part *part, int *found); /* the next batch, if it is already there; or NULL */
+  int32_t (*finished)(void *user, const kr_batch_part *part);    /* before its frames go out; or NULL */
+  int32_t (*progress)(void *user, int stage, double share);   /* or NULL */
+  void *user;
+} kr_batches_use;
+int32_t kr_batches_open(const kr_batches_use *use, int64_t h, int64_t w, kr_batches **batches);
+void kr_batches_close(kr_batches **batches);
+const kr_frame_size *kr_batches_size(const kr_batches *batches);
+int32_t kr_batches_add(kr_batches *batches, const uint8_t *rgb);
+int32_t kr_batches_end(kr_batches *batches); /* after the last frame */
+/* Batches, those that were already there, seconds in each stage. */
+void kr_batches_report(const kr_batches *batches, krait_restore_info *info);
+
+/* ---- finished batches in a file (restore_parts.c) ---- */
+typedef struct kr_parts kr_parts;
+/* Beside the result; what another film or other options left there is not used. key: what they depend on. */
+int32_t kr_parts_open(const char *out_path, const char *key, const kr_frame_size *size, kr_parts **parts);
+/* The next finished batch, valid until the next call; *found 0: there is none. */
+int32_t kr_parts_next(kr_parts *parts, kr_batch_part *part, int *found);
+int32_t kr_parts_add(kr_parts *parts, const kr_batch_part *part);
+void kr_parts_close(kr_parts **parts, int is_complete); /* complete: the file is removed */
+
+#endif
