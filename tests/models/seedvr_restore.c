@@ -1,0 +1,211 @@
+/* seedvr_restore.c: the parts of a restoration against published code: resizing, colours, joins, schedule, guidance
+ * (tests/golden/seedvr-restore); autoencoder and whole restorations if the whole golden files are beside this tree. */
+#include "../test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <krait/enhance.h>
+
+#include "op_list.h"
+#include "seedvr/seedvr_frames.h"
+#include "seedvr/seedvr_sampler.h"
+#include "weights.h"
+
+static krait_ctx *ctx;
+static kr_weights *golden;
+
+static const kr_weight *find(const char *format, const char *name, const char *part) {
+  char key[128];
+  snprintf(key, sizeof key, format, name, part);
+  const kr_weight *item = kr_weights_find(golden, key);
+  if (!item) fail_msg("no %s", key);
+  return item;
+}
+
+static void check_near(const char *what, const float *got, const float *want, int64_t n, double most) {
+  double error = 0, norm = 0;
+  for (int64_t i = 0; i < n; i++) {
+    error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+    norm += (double)want[i] * (double)want[i];
+  }
+  const double relative = sqrt(error / (norm > 0 ? norm : 1));
+  print_message("%s: relative error %.2g\n", what, relative);
+  if (!(relative <= most)) fail_msg("%s: relative error %.2g, more than %.2g", what, relative, most);
+}
+
+/* (T,3,H,W) as (T,H,W,3). */
+static float *channels_last(const kr_weight *item) {
+  const int64_t T = item->shape[0], area = item->shape[2] * item->shape[3];
+  float *to = malloc((size_t)(3 * T * area) * sizeof *to);
+  for (int64_t i = 0; i < 3 * T * area; i++)
+    to[i] = ((const float *)item->data)[(i / 3 / area * 3 + i % 3) * area + i / 3 % area];
+  return to;
+}
+
+static void resizes_as_published(void **state) {
+  static const char *const cases[] = {"tall", "bars"};
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    const kr_weight *frames = find("golden.transform.%s.%s", cases[i], "frames"),
+                    *resized = find("golden.transform.%s.%s", cases[i], "resized"),
+                    *cropped = find("golden.transform.%s.%s", cases[i], "cropped");
+    const int32_t *res = find("golden.transform.%s.%s", cases[i], "res")->data;
+    const kr_frame_rule rule = {.area_h = res[0], .area_w = res[1]};
+    kr_frame_size size;
+    kr_resizer *resizer = NULL;
+    assert_int_equal(kr_frame_fit(&rule, frames->shape[1], frames->shape[2], &size), KRAIT_OK);
+    assert_int_equal(size.scaled_h, resized->shape[2]);
+    assert_int_equal(size.scaled_w, resized->shape[3]);
+    assert_int_equal(size.H, cropped->shape[2]);
+    assert_int_equal(size.W, cropped->shape[3]);
+    assert_int_equal(kr_resizer_open(ctx, &size, &resizer), KRAIT_OK);
+    const float *got = kr_resizer_run(resizer, frames->data);
+    float *want = channels_last(resized), *frame = malloc((size_t)(3 * size.H * size.W) * sizeof *frame),
+          *turned = malloc((size_t)(3 * size.H * size.W) * sizeof *turned);
+    check_near(cases[i], got, want, 3 * size.scaled_h * size.scaled_w, 1e-6);
+    kr_frame_crop(&size, got, frame);
+    for (int64_t k = 0; k < 3 * size.H * size.W; k++) turned[k % 3 * size.H * size.W + k / 3] = frame[k];
+    check_near("cropped", turned, cropped->data, 3 * size.H * size.W, 1e-6);
+    free(want), free(frame), free(turned);
+    kr_resizer_close(&resizer);
+  }
+}
+
+static void corrects_colours_as_published(void **state) {
+  static const struct {
+    const char *file, *part;
+    int32_t colour;
+    double most;
+  } cases[] = {{"colour", "wavelet", KR_COLOUR_WAVELET, 1e-6}, {"colour", "adain", KR_COLOUR_ADAIN, 1e-6},
+               {"comfy_colour", "lab", KR_COLOUR_LAB, 5e-5}};
+  (void)state;
+  for (int i = 0; i < 3; i++) {
+    const char *at = "golden.%s.small.%s";
+    const kr_weight *item = find(at, cases[i].file, "content");
+    float *content = channels_last(item), *style = channels_last(find(at, cases[i].file, "style")),
+          *want = channels_last(find(at, cases[i].file, cases[i].part));
+    const int64_t size[3] = {item->shape[0], item->shape[2], item->shape[3]};
+    assert_int_equal(kr_colour_run(ctx, cases[i].colour, size, content, style), KRAIT_OK);
+    check_near(cases[i].part, content, want, 3 * size[0] * size[1] * size[2], cases[i].most);
+    free(content), free(style), free(want);
+  }
+}
+
+static void joins_as_published(void **state) {
+  static const char *const cases[] = {"blend1", "blend2", "blend3", "blend4", "blend5", "blend8"};
+  (void)state;
+  for (int i = 0; i < 6; i++) {
+    const kr_weight *before = find("golden.comfy_colour.%s.%s", cases[i], "prev"),
+                    *after = find("golden.comfy_colour.%s.%s", cases[i], "cur");
+    const int64_t k = before->shape[0], n = before->shape[1] * before->shape[2] * before->shape[3];
+    float *got = malloc((size_t)(k * n) * sizeof *got);
+    memcpy(got, after->data, (size_t)(k * n) * sizeof *got);
+    kr_blend(k, n, before->data, got);
+    check_near(cases[i], got, find("golden.comfy_colour.%s.%s", cases[i], "out")->data, k * n, 1e-6);
+    free(got);
+  }
+}
+
+static void schedules_as_published(void **state) {
+  const kr_weight *shapes = find("golden.sampler.%s%s", "shift.", "shapes"),
+                  *times = find("golden.sampler.%s%s", "shift.", "t"), *out = find("golden.sampler.%s%s", "shift.", "out");
+  const float *four = find("golden.sampler.%s%s", "timesteps", "4")->data;
+  (void)state;
+  for (int64_t i = 0; i < shapes->shape[0]; i++)
+    for (int64_t k = 0; k < times->shape[0]; k++) {
+      const int32_t *at = (const int32_t *)shapes->data + 3 * i;
+      const double want = (double)((const float *)out->data)[i * times->shape[0] + k],
+                   got = kr_seedvr_shift((double)((const float *)times->data)[k], (int64_t[]){at[0], at[1], at[2]});
+      if (!(fabs(got - want) <= 1e-5 * fabs(want) + 1e-6)) fail_msg("shift %lld: %g, not %g", (long long)i, got, want);
+    }
+  for (int i = 0; i < 4; i++) assert_true(fabs(kr_seedvr_time(4, i) - (double)four[i]) < 1e-4);
+  for (int64_t steps = 1; steps <= 200; steps++) assert_true(kr_seedvr_time(steps, steps - 1) > 0);
+}
+
+static void guides_as_published(void **state) {
+  static const struct {
+    const char *name;
+    double scale, rescale;
+  } cases[] = {{"1.0_rescale0.0", 1, 0}, {"2.0_rescale1.0", 2, 1}, {"6.5_rescale0.0", 6.5, 0},
+               {"6.5_rescale0.7", 6.5, 0.7}};
+  const kr_weight *positive = find("golden.sampler.%s%s", "cfg.", "pos"),
+                  *negative = find("golden.sampler.%s%s", "cfg.", "neg");
+  float v[6 * 16];
+  (void)state;
+  assert_int_equal(positive->bytes, sizeof v);
+  for (int i = 0; i < 4; i++) {
+    const kr_sampling s = {.n_rows = 6, .n_channels = 16, .scale = cases[i].scale, .rescale = cases[i].rescale};
+    memcpy(v, positive->data, sizeof v);
+    kr_seedvr_guide(&s, negative->data, v);
+    check_near(cases[i].name, v, find("golden.sampler.%s%s", "cfg.scale", cases[i].name)->data, 6 * 16, 1e-6);
+  }
+}
+
+/* Value i is the same whatever n; mean and deviation are those of a normal distribution. */
+static void draws_noise(void **state) {
+  enum { N = 20000 };
+  float *a = malloc(N * sizeof *a), few[7];
+  double sum = 0, squares = 0;
+  (void)state;
+  kr_seedvr_noise(666, 0, 1, N, a), kr_seedvr_noise(666, 0, 1, 7, few);
+  assert_memory_equal(a, few, sizeof few);
+  for (int i = 0; i < N; i++) sum += (double)a[i], squares += (double)a[i] * (double)a[i];
+  assert_true(fabs(sum / N) < 0.03 && fabs(squares / N - 1) < 0.05);
+  kr_seedvr_noise(667, 0, 1, 7, few);
+  assert_memory_not_equal(a, few, sizeof few);
+  free(a);
+}
+
+static void refuses_sizes(void **state) {
+  kr_frame_size size;
+  (void)state;
+  assert_int_equal(kr_frame_fit(&(kr_frame_rule){.area_h = 4, .area_w = 400}, 4, 400, &size), KRAIT_ERR_SHAPE);
+  assert_non_null(strstr(krait_error_detail(), "400 x 4"));
+  assert_int_equal(kr_frame_fit(&(kr_frame_rule){.area_h = 0, .area_w = 400}, 40, 40, &size), KRAIT_ERR_ARGUMENT);
+  assert_int_equal(kr_frame_fit(&(kr_frame_rule){.shorter = 10, .is_padded = 1}, 20, 40, &size), KRAIT_OK);
+  assert_int_equal(size.H, 16);
+  assert_int_equal(size.W, 32);
+  assert_int_equal(size.out_w, 20);
+  static const int64_t counts[][2] = {{1, 1}, {2, 5}, {4, 5}, {5, 5}, {6, 9}, {20, 21}, {21, 21}};
+  for (int i = 0; i < 7; i++) assert_int_equal(kr_frames_padded(counts[i][0]), counts[i][1]);
+}
+
+/* ---- with the whole golden files ---- */
+
+static void encodes_and_decodes_as_published(void **state) {
+  krait_verify_result rows[64];
+  krait_denoiser *model = NULL;
+  krait_denoiser_session *session = NULL;
+  int32_t n = 0;
+  (void)state;
+  if (access(SHARED_GOLDEN "/seedvr-restore", R_OK) != 0) return;
+  const krait_denoiser_options options = {.size = sizeof options,
+                                          .weights_path = SHARED_GOLDEN "/seedvr-restore/vae.weights.safetensors"};
+  if (krait_denoiser_open(ctx, &options, &model) < 0 || krait_denoiser_session_open(model, &session) < 0 ||
+      krait_verify(session, SHARED_GOLDEN "/seedvr-restore/vae.golden.safetensors", rows, 64, &n) < 0)
+    fail_msg("%s", krait_error_detail());
+  assert_int_equal(n, 21);
+  for (int i = 0; i < n; i++)
+    if (!(rows[i].rel_l2 < 1e-5)) fail_msg("%s: relative error %.2g", rows[i].name, rows[i].rel_l2);
+  krait_denoiser_session_close(&session);
+  krait_denoiser_close(&model);
+}
+
+int main(void) {
+  if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx) < 0 ||
+      kr_weights_open("tests/golden/seedvr-restore/parts.golden.safetensors", &golden) < 0)
+    return 1;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(resizes_as_published),  cmocka_unit_test(corrects_colours_as_published),
+      cmocka_unit_test(joins_as_published),    cmocka_unit_test(schedules_as_published),
+      cmocka_unit_test(guides_as_published),   cmocka_unit_test(draws_noise),
+      cmocka_unit_test(refuses_sizes),         cmocka_unit_test(encodes_and_decodes_as_published),
+  };
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  kr_weights_close(&golden);
+  krait_ctx_close(&ctx);
+  return failed;
+}
