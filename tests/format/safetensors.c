@@ -2,11 +2,14 @@
 #define _GNU_SOURCE
 #include "../test.h"
 
+#include <math.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "safetensors.h"
+#include "half.h"
 #include "weights.h"
 
 /* A file in memory: the header's length (or `length` when not 0), the header, data_bytes bytes 0, 1, 2 ... */
@@ -82,8 +85,8 @@ static void inconsistent_headers_are_refused(void **state) {
                              format, "9 dimensions");
   safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":7,\"data_offsets\":[0,4]}}", 4, format,
                              "no list 'shape'");
-  safetensors_assert_refused("{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, format,
-                             "F8_E4M3");
+  safetensors_assert_refused("{\"a\":{\"dtype\":\"F8_E5M2\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, format,
+                             "F8_E5M2");
   safetensors_assert_refused("{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, format, "no 'dtype'");
   safetensors_assert_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, format,
                              "data_offsets");
@@ -200,8 +203,32 @@ static void writing_reports_a_full_disk(void **state) {
   assert_non_null(strstr(krait_error_detail(), "No space left"));
 }
 
+/* Every byte of float8 against its definition: 4 bits of exponent above -7, 3 of fraction. */
+static void float8_is_widened(void **state) {
+  static const char head[] = "{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[256],\"data_offsets\":[0,256]}}      ";
+  unsigned char file[8 + sizeof head - 1 + 256] = {0};
+  kr_weights *weights = NULL;
+  (void)state;
+  file[0] = sizeof head - 1;
+  memcpy(file + 8, head, sizeof head - 1);
+  for (int i = 0; i < 256; i++) file[8 + sizeof head - 1 + i] = (unsigned char)i;
+  assert_int_equal(kr_weights_open_memory(file, sizeof file, "float8", &weights), KRAIT_OK);
+  const kr_weight *item = kr_weights_find(weights, "a");
+  assert_non_null(item);
+  assert_int_equal(item->dtype, KRAIT_F16);
+  for (int i = 0; i < 256; i++) {
+    const int exponent = i >> 3 & 15, fraction = i & 7;
+    const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9),
+                 got = (double)kr_f16_to_float(((const uint16_t *)item->data)[i]);
+    if ((i & 0x7f) == 0x7f) assert_true(isnan(got));
+    else assert_true(got == (i & 0x80 ? -size : size));
+  }
+  kr_weights_close(&weights);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(float8_is_widened),
       cmocka_unit_test(inconsistent_headers_are_refused),         cmocka_unit_test(header_lengths_are_bounded),
       cmocka_unit_test(safetensors_every_prefix_is_refused),  cmocka_unit_test(misaligned_tensors_are_aligned),
       cmocka_unit_test(a_written_file_reads_back), cmocka_unit_test(missing_and_odd_files_are_refused),

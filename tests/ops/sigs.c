@@ -60,7 +60,7 @@ static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
            (sig->name[0] == 'f' ? strchr("HWC", *size) != NULL : *size == 'K'); /* windows, and what they omit */
   if (strncmp(sig->name, "depthwise_conv", 14) == 0) return strchr("DP", *size) && strlen(size) == 2;
   if (strcmp(sig->name, "conv3d") == 0)
-    return strcmp(size, "past") == 0 || (strlen(size) == 2 && *size != 'O'); /* windows, steps, borders */
+    return strcmp(size, "past") == 0 || strlen(size) == 2; /* windows, and what they omit */
   if (strcmp(sig->name, "group_norm") == 0) return *size == 'G';
   if (strcmp(size, "n_kept") == 0) return !sig->forward; /* an output's */
   static const char *const fields[] = {"state_len", "group_size", "window_left", "window_right", "max_q", "max_k"};
