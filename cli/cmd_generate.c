@@ -14,6 +14,7 @@
 #include "interrupt.h"
 #include "output.h"
 #include "decode_loop.h"
+#include "generate/lm_describe.h"
 #include "texts.h"
 
 typedef struct settings {
@@ -235,12 +236,27 @@ static void take_model_defaults(work *w) {
   cli_telling_fill(&w->s->telling, &defaults, n_tokens ? n_tokens : 128);
 }
 
+/* How many texts are decoded together: as many as memory has room for. A prompt has at most a token per byte. */
+static int count_places(work *w, const krait_ctx *ctx, const char *path) {
+  size_t longest = 0;
+  int64_t n = 1;
+  for (int64_t i = 0; i < w->n; i++) longest = w->all[i].n_prompt > longest ? w->all[i].n_prompt : longest;
+  const int64_t n_tokens = (int64_t)longest + (w->s->telling.n < 0 ? 1024 : w->s->telling.n);
+  const int64_t most = w->n < CLI_MOST_DECODED ? w->n : CLI_MOST_DECODED;
+  const int32_t status = most > 1 ? kr_lm_count_places(ctx, path, n_tokens, most, &n) : KRAIT_OK;
+  w->most_open = (int)n;
+  return status < 0 ? cli_report("generate", status) + 1 : -1;
+}
+
 static int run_model(work *w, const char *path) {
   const settings *s = w->s;
   krait_ctx *ctx = NULL;
   int exit_status = cli_run_open_ctx("generate", &s->run, &ctx);
   if (exit_status >= 0) return exit_status;
-  w->most_open = w->n < CLI_MOST_DECODED ? (int)w->n : CLI_MOST_DECODED;
+  if ((exit_status = count_places(w, ctx, path)) >= 0) {
+    krait_ctx_close(&ctx);
+    return exit_status;
+  }
   const krait_lm_options options = {.size = sizeof options,
                                     .n_sessions = w->most_open,
                                     .path = path,

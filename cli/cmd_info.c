@@ -10,6 +10,7 @@
 
 #include "args.h"
 #include "cmd.h"
+#include "generate/lm_describe.h"
 #include "model_time.h"
 #include "output.h"
 
@@ -212,6 +213,69 @@ static int print_file(const json_t *info) {
   return 0;
 }
 
+/* ---- a language model's folder ----------------------------------------------------------------------------------- */
+
+static int is_folder(const char *path) {
+  struct stat info;
+  return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static double number_of(const json_t *info, const char *key) {
+  return (double)json_integer_value(json_object_get(info, key));
+}
+
+/* The device that a context would use, if the weights fit there. */
+static json_t *place_json(const json_t *info) {
+  krait_ctx *ctx = NULL;
+  char caps[256], name[300] = "cpu";
+  if (krait_ctx_open(NULL, &ctx) < 0) return json_string(name);
+  const int32_t device = krait_ctx_device(ctx);
+  krait_device_info d = {.size = sizeof d};
+  krait_caps_format(krait_ctx_caps(ctx), caps, sizeof caps);
+  snprintf(name, sizeof name, "cpu (%.200s), %d threads", caps, krait_ctx_n_threads(ctx));
+  if (device != KRAIT_DEVICE_CPU && krait_device_read(device - KRAIT_DEVICE_CUDA(0), &d) >= 0) {
+    const int fits = number_of(info, "weights_bytes") < 0.95 * (double)d.memory_bytes;
+    snprintf(name, sizeof name, "cuda:%d (%.128s)%s", device - KRAIT_DEVICE_CUDA(0), d.name,
+             fits ? "" : ", whose memory is too small for the weights: use --device cpu");
+  }
+  krait_ctx_close(&ctx);
+  return json_string(name);
+}
+
+static int print_folder(const json_t *info) {
+  const json_t *why = json_object_get(info, "why_none");
+  printf("model: ");
+  print_info_text(json_string_value(json_object_get(info, "model_type")), 0);
+  printf(" (family %s)\nlayers: %.0f, width %.0f, vocabulary %.0f\nparameters: %.0f\nweights: %.0f bytes\n",
+         json_string_value(json_object_get(info, "family")), number_of(info, "layers"), number_of(info, "width"),
+         number_of(info, "vocabulary"), number_of(info, "parameters"), number_of(info, "weights_bytes"));
+  printf("a session: %.0f bytes of states, and %.0f for each token (in float32, as on a CPU)\n",
+         number_of(info, "session_bytes"), number_of(info, "token_bytes"));
+  if (why) {
+    printf("tokenizer: none (");
+    print_info_text(json_string_value(why), 0);
+    printf(")\n");
+  } else {
+    printf("tokenizer: %.0f tokens; chat format: %s\n", number_of(info, "tokenizer"),
+           json_string_value(json_object_get(info, "chat_format")));
+  }
+  printf("runs on: ");
+  print_info_text(json_string_value(json_object_get(info, "runs_on")), 0);
+  printf("\n");
+  return 0;
+}
+
+static int describe_folder(const char *path, int as_json) {
+  json_t *info = NULL;
+  const int32_t status = kr_lm_describe(path, &info);
+  if (status < 0) return cli_report("info", status);
+  if (json_object_set_new(info, "runs_on", place_json(info)) != 0) return cli_print_json("info", NULL, 0);
+  if (as_json) return cli_print_json("info", info, JSON_INDENT(2));
+  print_folder(info);
+  json_decref(info);
+  return 0;
+}
+
 /* ---- a model's graphs -------------------------------------------------------------------------------------------- */
 
 typedef struct graphs {
@@ -264,11 +328,12 @@ int cmd_info(int argc, char **argv) {
       CLI_RUN_OPTIONS(&g.run)};
   const cli_verb verb = {
       "info",
-      "[FILE]",
+      "[FILE|FOLDER]",
       "Without FILE: the version, this machine's capabilities, and the implementations of "
       "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
-      "weights file (safetensors, PyTorch or GGUF), of a language model's folder, or of the "
-      "program's own: 'builtin' or 'streaming'. With --graph: the operators of a model, given as file "
+      "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or "
+      "'streaming'; or a language model's folder: its "
+      "architecture, sizes, tokenizer and the device that would run it. With --graph: the operators of a model, given as file "
       "or folder, one per line.",
       options,
       CLI_N(options),
@@ -286,6 +351,7 @@ int cmd_info(int argc, char **argv) {
   if (ptx_folder) return dump_ptx(ptx_folder, force);
   g.model.weights_path = argv[first];
   if (g.is_asked) return print_graphs(&g);
+  if (first < argc && is_folder(argv[first])) return describe_folder(argv[first], as_json);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
   if (status < 0) return cli_report(verb.name, status);

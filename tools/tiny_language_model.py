@@ -226,7 +226,7 @@ def gguf_text(text):
 def gguf_value(value):
     """-> type and bytes; lists contain strings or integers."""
     if isinstance(value, list):
-        kind, parts = (8, map(gguf_text, value)) if not value or isinstance(value[0], str) else (5, (struct.pack("<i", v) for v in value))
+        kind, parts = (8, map(gguf_text, value)) if not value or isinstance(value[0], str) else (6, (struct.pack("<f", v) for v in value)) if isinstance(value[0], float) else (5, (struct.pack("<i", v) for v in value))
         return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(parts)
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)

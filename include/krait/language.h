@@ -73,8 +73,8 @@ KRAIT_API int32_t krait_lm_reset(krait_lm_session *session);
 #define KRAIT_LM_CHAT 1u  /* text is a user message: wrap it in the model's chat template */
 #define KRAIT_LM_PLAIN 2u /* names of special tokens in the text are plain text */
 /* Appends a prompt to what the session has read so far (prefill). UTF-8; n_bytes may be 0 if the session is not
- * empty, or if the model has a token for the beginning of a text. After an error the session has what it had before; if
- * reading had begun, a model with recurrent states refuses the session until krait_lm_reset or _load. */
+ * empty, or if the model has a token for the beginning of a text. After an error the session has what it had before;
+ * if reading had begun, a model with recurrent states refuses the session until krait_lm_reset or _load. */
 KRAIT_API int32_t krait_lm_prefill(krait_lm_session *session, const char *text, size_t n_bytes, uint32_t flags);
 typedef struct krait_lm_message {
   const char *role, *content; /* "system", "user", "assistant" */

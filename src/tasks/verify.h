@@ -4,8 +4,8 @@
 
 #include <krait/enhance.h>
 
-/* *is_known: golden is of such a model; if not, nothing has been done. model: a folder, a weights file or a GGUF file.
- */
+/* *is_known: golden is of such a model; if not, nothing has been done. model: a folder, a weights file or a GGUF
+ * file. */
 int32_t kr_verify_model(const krait_ctx *ctx, const char *model, const char *golden_path, krait_verify_result *rows,
                         int32_t n_rows, int32_t *n_filled, int *is_known);
 

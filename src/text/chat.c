@@ -262,6 +262,8 @@ int32_t kr_chat_encode(const kr_tokenizer *t, const kr_chat *c, const kr_message
   return status;
 }
 
+const char *kr_chat_name(const kr_chat *c) { return c->form ? c->form->name : "none"; }
+
 int32_t kr_chat_end(const kr_tokenizer *t, const kr_chat *c) {
   return c->form ? kr_tokenizer_find_added(t, c->form->end) : -1;
 }

@@ -30,6 +30,7 @@ int32_t kr_chat_named(const char *name, kr_chat *chat);
 /* Appends messages and the beginning of the assistant's answer. If ids is not empty, they continue what is there, which
  * ends with an answer, complete or not. Special tokens in a content are plain text. */
 int32_t kr_chat_encode(const kr_tokenizer *t, const kr_chat *chat, const kr_message *messages, int n, kr_ids *ids);
+const char *kr_chat_name(const kr_chat *chat); /* of its form; "none" */
 /* The token that ends an answer; -1: there is none. */
 int32_t kr_chat_end(const kr_tokenizer *t, const kr_chat *chat);
 

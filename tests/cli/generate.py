@@ -377,6 +377,12 @@ def verified():
         done = krait("verify", model, golden / file, "--rtol", 1e-5, "--json")
         report = json.loads(done.stdout or b"{}")
         check(done.returncode == 0 and report["within"] and rows in (None, [row["name"] for row in report["outputs"]]), f"{model}: {done}")
+    told = json.loads(krait("info", golden / "mamba_lm/mamba2-hf", "--json").stdout)
+    sizes = {k: math.prod(v[0]) for k, v in parts_of(golden / "mamba_lm/mamba2-hf/model.safetensors").items()}
+    check(told["family"] == "mamba_lm" and told["parameters"] == sum(sizes.values()) and told["weights_bytes"] == 4 * sum(sizes.values()) and told["session_bytes"] > 0 == told["token_bytes"] and told["tokenizer"] is None, f"{told}")
+    told = json.loads(krait("info", here / "qwen2", "--json").stdout)
+    check(told["session_bytes"] == 0 and told["token_bytes"] == tiny.LAYERS * 2 * tiny.HEAD * 4 and told["tokenizer"] == 268 and told["chat_format"] == "chatml" and told["runs_on"], f"{told}")
+    check(b"a session: 0 bytes of states, and 256 for each token" in krait("info", here / "qwen2").stdout, "info of a folder")
     wrong = here / "wrong.safetensors"
     data = (golden / "qwen2/golden.safetensors").read_bytes()
     n = struct.unpack("<Q", data[:8])[0]

@@ -112,6 +112,16 @@ def tokenizers():
         more += not prints
     split = {"type": "Split", "pattern": {"Regex": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
              "behavior": "Isolated", "invert": False}
+    mark, expression = "\u2581", {"type": "Split", "pattern": {"Regex": "\\\\s?\\\\p{L}{1,3}+|[^\\\\S\\r]"}, "behavior": "MergedWithNext", "invert": True}
+    steps = [{"type": "Punctuation", "behavior": "Contiguous"}, expression, {"type": "ByteLevel", "add_prefix_space": True}, {"type": "Digits", "individual_digits": False}]
+    strips = [{"id": 300, "content": "<|end|>", "special": True, "lstrip": True, "rstrip": True}, {"id": 301, "content": "ab", "single_word": True, "normalized": True}]
+    yield json.dumps({"normalizer": {"type": "NFKC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, "added_tokens": strips, "decoder": {"type": "ByteLevel"},
+                      "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "e"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"e": {"ids": [300]}}},
+                      "model": {"type": "BPE", "ignore_merges": True, "vocab": {**letters, "ab": 256}, "merges": ["a b"]}}).encode() + b"\0It's  ab\xc2\xb2 <|end|>\n 12 \xc3\xa9"
+    for pre in (None, {"type": "Metaspace", "replacement": mark, "prepend_scheme": "first", "split": True}):
+        yield json.dumps({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": mark}, {"type": "Replace", "pattern": {"String": " "}, "content": mark}]}, "pre_tokenizer": pre, "added_tokens": [],
+                          "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": mark}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+                          "model": {"type": "BPE", "byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>", "vocab": {"<unk>": 0, "<0xC3>": 1, mark: 2, "a": 3, "b": 4, "ab": 5, mark + "ab": 6}, "merges": ["a b", [mark, "ab"]]}}).encode() + b"\0ab ab\xc3\xa9z"
     for pre in ({"type": "ByteLevel", "add_prefix_space": False}, {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "use_regex": False}]}):
         yield json.dumps({"normalizer": None, "pre_tokenizer": pre, "added_tokens": [{"id": 300, "content": "<|end|>", "special": True}, {"id": 301, "content": "  "}],
                           "model": {"type": "BPE", "vocab": {**letters, "ab": 256, "abc": 257}, "merges": ["a b", ["ab", "c"]]}}).encode() + b"\0It's  abcab <|end|>\n 12 \xc3\xa9"
@@ -127,6 +137,17 @@ def ggufs():
         name = "blk.0.attn_q.weight" if kind == "qwen2" else "blk.0.ssm_in.weight"
         tensors = [("token_embd.weight", shape, type_, bytes(range(n))), (name, shape, type_, bytes(n)), ("blk.0.ssm_a", [2, 1], "F32", b"\0\0\x80\xbf" * 2), ("blk.0.ssm_conv1d.weight", [2, 4], "F16", bytes(16))]
         yield tiny.gguf_bytes({"general.architecture": kind, f"{kind}.block_count": 1, f"{kind}.attention.layer_norm_rms_epsilon": 1e-5, "mamba.ssm.dt_b_c_rms": True, **common}, tensors)
+
+
+def gguf_tokenizers():
+    """Tokenizers without tensors: every name of a pre-tokenizer's kind, and SentencePiece's scores."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import tiny_language_model as tiny
+    letters = list(tiny.alphabet().values())
+    for pre in ("llama-bpe", "tekken", "falcon", "refact", "qwen35", "none"):
+        yield tiny.gguf_bytes({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": letters + ["ab", "<s>"], "tokenizer.ggml.token_type": [1] * 257 + [3], "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 257}, [])
+    words = ["<unk>", "<s>", "<0xC3>", "\u2581", "a", "b", "ab"]
+    yield tiny.gguf_bytes({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": [2, 3, 6, 1, 1, 1, 1], "tokenizer.ggml.scores": [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.5], "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.add_bos_token": True}, [])
 
 
 def tars():
@@ -195,6 +216,7 @@ SEEDS = {
     "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),
     "fatbin": device_code(".fatbin"),
     "gguf": list(ggufs()),
+    "gguf_tokenizer": list(gguf_tokenizers()),
     "ldcache": [library_list(b""), library_list(old_list())],
     "lzma": lzma_streams(),
     "ptx": [PTX],
