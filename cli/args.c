@@ -54,8 +54,7 @@ int cli_report_detail(const char *verb, int32_t status, const char *detail) {
 
 int cli_report_call(const char *verb, int32_t status, const char *detail) {
   const int exit_status = cli_report_detail(verb, status, detail);
-  const int is_theirs = status == KRAIT_ERR_ARGUMENT || status == KRAIT_ERR_UNSUPPORTED;
-  return is_theirs && !cli_is_stopped() ? exit_status + 1 : exit_status;
+  return status == KRAIT_ERR_ARGUMENT && !cli_is_stopped() ? exit_status + 1 : exit_status;
 }
 
 /* ---- help ------------------------------------------------------------------------------------------------------- */

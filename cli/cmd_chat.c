@@ -34,7 +34,7 @@ static int reply_to(const settings *s, const krait_lm *lm, krait_lm_session *ses
   const int has_system = s->system && krait_lm_n_tokens(session) == 0;
   cli_decoding text = {.session = session, .lm = lm};
   const int32_t status = krait_lm_chat(session, has_system ? messages : messages + 1, has_system ? 2 : 1);
-  if (status == KRAIT_ERR_UNSUPPORTED) return cli_report_call("chat", status, krait_error_detail());
+  if (status == KRAIT_ERR_UNSUPPORTED) return cli_report("chat", status) + 1; /* no message will do better */
   if (status < 0) return cli_report("chat", status), -1;
   cli_let_interrupt_ask_again();
   text.reason = s->telling.n == 0 ? "length" : NULL;

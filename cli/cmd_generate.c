@@ -125,12 +125,14 @@ static int end_text(work *w, cli_decoding *o) {
 
 /* ---- the work ---- */
 
-/* Names the line of the file that failed. */
+/* Names the line of the file that failed. A chat template that is not known is no failed work. */
 static int report_prompt(const work *w, const cli_decoding *o, int32_t status) {
   char text[1024];
-  if (!w->s->file) return cli_report_call("generate", status, krait_error_detail());
-  snprintf(text, sizeof text, "%s: line %lld: %s", w->s->file, (long long)(o - w->all + 1), krait_error_detail());
-  return cli_report_call("generate", status, text);
+  if (w->s->file)
+    snprintf(text, sizeof text, "%s: line %lld: %s", w->s->file, (long long)(o - w->all + 1), krait_error_detail());
+  else snprintf(text, sizeof text, "%s", krait_error_detail());
+  const int exit_status = cli_report_call("generate", status, text);
+  return status == KRAIT_ERR_UNSUPPORTED ? 2 : exit_status;
 }
 
 static int read_ids(const work *w, cli_decoding *o) {
