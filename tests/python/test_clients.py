@@ -40,6 +40,15 @@ IMPORTS = [
     ("mamba_ssm.distributed.tensor_parallel", "ParallelLinearFunc parallel_linear_func ColumnParallelLinear RowParallelLinear VocabParallelEmbedding "
                                               "ColumnParallelEmbedding ParallelEmbeddings"),
     ("causal_conv1d", "causal_conv1d_fn causal_conv1d_update"), ("causal_conv1d.causal_conv1d_varlen", "causal_conv1d_varlen_states causal_conv1d_varlen_states_ref"),
+    # contrastors
+    ("flash_attn", "flash_attn_qkvpacked_func flash_attn_kvpacked_func flash_attn_varlen_qkvpacked_func flash_attn_varlen_kvpacked_func"),
+    ("flash_attn.bert_padding", "index_first_axis pad_input unpad_input"), ("flash_attn.ops.fused_dense", "FusedDense ColumnParallelLinear"),
+    ("flash_attn.ops.rms_norm", "RMSNorm rms_norm dropout_add_rms_norm dropout_add_rms_norm_parallel_residual"),
+    ("flash_attn.ops.layer_norm", "layer_norm dropout_add_layer_norm dropout_add_layer_norm_parallel_residual"), ("flash_attn.ops.activations", "swiglu"),
+    ("flash_attn.layers.rotary", "RotaryEmbedding apply_rotary_emb_func apply_rotary_emb_kv_ apply_rotary_emb_qkv_"), ("flash_attn.losses.cross_entropy", "CrossEntropyLoss"),
+    # Caduceus
+    ("flash_attn.modules.block", "Block"), ("flash_attn.modules.embedding", "GPT2Embeddings ParallelGPT2Embeddings"), ("flash_attn.modules.mha", "MHA ParallelMHA"),
+    ("flash_attn.modules.mlp", "Mlp FusedMLP ParallelFusedMLP"), ("flash_attn.utils.distributed", "sync_shared_params all_gather_raw"), ("flash_attn.utils.generation", "GenerationMixin"),
     ("causal_conv1d.cpp_functions", "causal_conv1d_fwd_function causal_conv1d_bwd_function causal_conv1d_update_function"),
 ]
 
@@ -193,3 +202,20 @@ def test_nomic_attends_to_unpadded_tokens():
         refs.close(out[b, :n], want, (1e-5, 1e-5))
         assert not out[b, n:].any()
     assert project.weight.grad.isfinite().all() and project.weight.grad.any()
+
+
+def test_nomic_stretches_its_rotary_embedding():
+    """A subclass that fills the tables itself, from the members that the class has had since its first releases."""
+    from flash_attn.layers.rotary import RotaryEmbedding
+
+    class Stretched(RotaryEmbedding):
+        def _update_cos_sin_cache(self, seqlen, device=None, dtype=None):
+            if seqlen > self._seq_len_cached or self._cos_cached is None or (self.training and self._cos_cached.is_inference()):
+                assert self.pos_idx_in_fp32 and self.scale is None
+                self._seq_len_cached = seqlen
+                angles = torch.outer(torch.arange(seqlen, device=device) / 2, self._compute_inv_freq(device=device))
+                self._cos_cached, self._sin_cached = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    qkv = torch.randn(2, 9, 3, 4, 8)
+    found = Stretched(dim=8, base=10000.0, interleaved=False, scale_base=None, pos_idx_in_fp32=True, device=None)(qkv.clone())
+    refs.close(found[:, ::2], RotaryEmbedding(8)(qkv[:, ::2].clone()), (1e-6, 1e-6))  # every second token is where it would be alone

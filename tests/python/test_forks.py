@@ -1,6 +1,7 @@
 """Clients with their own blocks: as Vim, VideoMamba, SegMamba and VMamba construct and call these."""
 
 import copy
+import functools
 import json
 import os
 import subprocess
@@ -233,6 +234,60 @@ def test_vim(device, norm, divides):
     for name, parameter in model.named_parameters():
         assert refs.relative(parameter.grad, twins[name].grad) < 1e-4, name
     assert len(model.layers[0].allocate_inference_cache(2, 8)) == 2
+
+
+# ---- SEMamba: along time, then along frequency, both ways each ------------------------------------------------------------
+class SEMambaHalf(torch.nn.Module):
+    """A block forward and one on the reversed sequence, unfused norms, both residuals added at the end."""
+
+    def __init__(self, d):
+        from mamba_ssm.modules.mamba_simple import Block
+        super().__init__()
+        self.forth, self.back = [Block(d, functools.partial(Mamba, d_state=4, d_conv=4, expand=2, layer_idx=0), norm_cls=functools.partial(RMSNorm, eps=1e-5), fused_add_norm=False,
+                                       residual_in_fp32=False) for _ in range(2)]
+        self.join = torch.nn.ConvTranspose1d(2 * d, d, 1)
+
+    def forward(self, x):
+        """x (B, L, d)."""
+        halves = [sum(block(given, None)) for block, given in ((self.forth, x), (self.back, x.flip(1)))]
+        return self.join(torch.cat((halves[0], halves[1].flip(1)), -1).transpose(1, 2)).transpose(1, 2) + x
+
+
+def semamba_reference(half, x):
+    """In float64."""
+    found = []
+    for block, given in ((half.forth, x), (half.back, x.flip(1))):
+        normed = given * torch.rsqrt(given.square().mean(-1, keepdim=True) + 1e-5) * block.norm.weight.double()
+        m = block.mixer
+        p = {k: v.double() for k, v in m.named_parameters()}
+        y = refs.mamba_inner(F.linear(normed, p["in_proj.weight"]).transpose(1, 2), p["conv1d.weight"], p["conv1d.bias"], p["x_proj.weight"], p["dt_proj.weight"], None, None,
+                             -torch.exp(p["A_log"]), None, None, p["D"], p["dt_proj.bias"])
+        found.append(F.linear(y.transpose(1, 2), p["out_proj.weight"]) + given)
+    both = torch.cat((found[0], found[1].flip(1)), -1)
+    return both @ half.join.weight.double().squeeze(-1) + half.join.bias.double() + x
+
+
+def test_semamba(device):
+    """Maps (B, channels, time, frequency), each half's sequences as the batch; output and every gradient."""
+    torch.manual_seed(0)
+    halves = torch.nn.ModuleList([SEMambaHalf(8), SEMambaHalf(8)]).to(device)
+    x = torch.randn(2, 8, 7, 5, device=device)
+
+    def run(call, x):
+        b, c, t, f = x.shape
+        x = call(halves[0], x.permute(0, 3, 2, 1).reshape(b * f, t, c)).view(b, f, t, c)
+        x = call(halves[1], x.transpose(1, 2).reshape(b * t, f, c)).view(b, t, f, c)
+        return x.permute(0, 3, 1, 2)
+
+    out = run(lambda half, rows: half(rows), x)
+    out.square().sum().backward()
+    found = {n: p.grad.cpu().double() for n, p in halves.named_parameters()}
+    halves.cpu().zero_grad()
+    want = run(semamba_reference, x.cpu().double())
+    want.square().sum().backward()
+    assert refs.relative(out, want) < 1e-5
+    for name, parameter in halves.named_parameters():
+        assert refs.relative(found[name], parameter.grad) < 1e-4, name
 
 
 # ---- the whole of VideoMamba: recorded outputs and gradients of its weights

@@ -89,10 +89,11 @@ class _Turn(torch.autograd.Function):
 
 class RotaryEmbedding(torch.nn.Module):
     """Angles are position / base^(2 r / dim); scale_base (XPos, Sun et al. 2022) also scales queries up and keys down
-        with position."""
+        with position. pos_idx_in_fp32, of releases before 2.7, is kept for subclasses: positions are float32 in any case."""
 
-    def __init__(self, dim, base=10000.0, interleaved=False, scale_base=None, device=None):
+    def __init__(self, dim, base=10000.0, interleaved=False, scale_base=None, device=None, pos_idx_in_fp32=True):
         super().__init__()
+        self.pos_idx_in_fp32 = pos_idx_in_fp32
         self.dim, self.base, self.interleaved, self.scale_base = dim, float(base), interleaved, scale_base
         self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
         scale = None if scale_base is None else (torch.arange(0, dim, 2, device=device, dtype=torch.float32) + 0.4 * dim) / (1.4 * dim)

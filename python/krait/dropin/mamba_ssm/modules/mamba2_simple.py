@@ -7,7 +7,7 @@ from krait.ops import apply_linear
 from mamba_ssm.modules.mamba2 import depthwise_conv, initial_A_log, initial_dt_bias
 from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
-from mamba_ssm.ops.triton.ssd_combined import mamba_split_conv1d_scan_combined
+from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined  # noqa: F401
 
 
 class Mamba2Simple(nn.Module):

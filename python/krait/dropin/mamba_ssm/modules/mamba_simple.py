@@ -12,6 +12,7 @@ from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
 from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_fn
+from mamba_ssm.ops.triton.layer_norm import RMSNorm, layer_norm_fn, rms_norm_fn  # noqa: F401
 from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
 

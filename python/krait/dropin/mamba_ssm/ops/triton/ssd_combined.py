@@ -5,15 +5,20 @@ import math
 import torch
 import torch.nn.functional as F
 
-from causal_conv1d.causal_conv1d_interface import causal_conv1d_ref
+from causal_conv1d.causal_conv1d_interface import causal_conv1d_fn, causal_conv1d_ref  # noqa: F401
+from causal_conv1d.cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function  # noqa: F401
 from krait._function import function_by_name, gradients
 from krait.ops import Mamba2Options, Mamba2Weights, mamba2_block, ssd as _ssd
 from krait.ops.ssd import time_steps
 from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-from mamba_ssm.ops.triton.layernorm_gated import rms_norm_ref
-from mamba_ssm.ops.triton.ssd_chunk_scan import _inside, chunk_scan, chunk_scan_ref
+from mamba_ssm.ops.triton.k_activations import _swiglu_bwd, _swiglu_fwd  # noqa: F401
+from mamba_ssm.ops.triton.layernorm_gated import _layer_norm_bwd, _layer_norm_fwd, rms_norm_ref, rmsnorm_fn  # noqa: F401
+from mamba_ssm.ops.triton.ssd_bmm import _bmm_chunk_bwd, _bmm_chunk_fwd  # noqa: F401
+from mamba_ssm.ops.triton.ssd_chunk_scan import _chunk_scan_bwd_dC, _chunk_scan_bwd_dcb, _chunk_scan_bwd_ddAcs_prev, _chunk_scan_bwd_ddAcs_stable  # noqa: F401
+from mamba_ssm.ops.triton.ssd_chunk_scan import _chunk_scan_bwd_dstates, _chunk_scan_fwd, _inside, chunk_scan, chunk_scan_ref  # noqa: F401
+from mamba_ssm.ops.triton.ssd_chunk_state import _chunk_cumsum_bwd, _chunk_state_bwd_db, _chunk_state_bwd_ddAcs_stable  # noqa: F401
 from mamba_ssm.ops.triton.ssd_chunk_state import _chunk_cumsum_fwd, _chunk_state_fwd, chunk_state, chunk_state_ref, chunk_state_varlen, split_chunks
-from mamba_ssm.ops.triton.ssd_state_passing import _state_passing_fwd, state_passing, state_passing_ref
+from mamba_ssm.ops.triton.ssd_state_passing import _state_passing_bwd, _state_passing_fwd, state_passing, state_passing_ref  # noqa: F401
 
 _NO_LIMIT = (0.0, math.inf)
 
