@@ -215,7 +215,7 @@ static int print_file(const json_t *info) {
 
 /* ---- a language model's folder ----------------------------------------------------------------------------------- */
 
-static int is_folder(const char *path) {
+static int is_described_folder(const char *path) {
   struct stat info;
   return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
@@ -351,7 +351,7 @@ int cmd_info(int argc, char **argv) {
   if (ptx_folder) return dump_ptx(ptx_folder, force);
   g.model.weights_path = argv[first];
   if (g.is_asked) return print_graphs(&g);
-  if (first < argc && is_folder(argv[first])) return describe_folder(argv[first], as_json);
+  if (first < argc && is_described_folder(argv[first])) return describe_folder(argv[first], as_json);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
   if (status < 0) return cli_report(verb.name, status);

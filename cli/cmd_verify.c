@@ -114,16 +114,17 @@ int cmd_verify(int argc, char **argv) {
       CLI_PRECISION_OPTION(&s.precision, "fp32"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {"verify",
-                         "WEIGHTS GOLDEN",
-                         "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
-                         "and prints the error of each output against the recorded one. WEIGHTS is a file, the folder of "
-                         "a language model or of SeedVR's models, or 'builtin' or 'streaming'. Exit status: 0 within "
-                         "tolerance, 1 not within tolerance, 2 could not run.",
-                         options,
-                         CLI_N(options),
-                         2,
-                         2};
+  const cli_verb verb = {
+      "verify",
+      "WEIGHTS GOLDEN",
+      "Runs the input recorded in GOLDEN (a safetensors file, see docs/GOLDEN.md) through the model "
+      "and prints the error of each output against the recorded one. WEIGHTS is a file, the folder of "
+      "a language model or of SeedVR's models, or 'builtin' or 'streaming'. Exit status: 0 within "
+      "tolerance, 1 not within tolerance, 2 could not run.",
+      options,
+      CLI_N(options),
+      2,
+      2};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status < 0) exit_status = cli_precision_parse("verify", s.precision, &s.model.precision);
   if (exit_status >= 0) return exit_status;

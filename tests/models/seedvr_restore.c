@@ -111,7 +111,8 @@ static void joins_as_published(void **state) {
 
 static void schedules_as_published(void **state) {
   const kr_weight *shapes = find("golden.sampler.%s%s", "shift.", "shapes"),
-                  *times = find("golden.sampler.%s%s", "shift.", "t"), *out = find("golden.sampler.%s%s", "shift.", "out");
+                  *times = find("golden.sampler.%s%s", "shift.", "t"),
+                  *out = find("golden.sampler.%s%s", "shift.", "out");
   const float *four = find("golden.sampler.%s%s", "timesteps", "4")->data;
   (void)state;
   for (int64_t i = 0; i < shapes->shape[0]; i++)

@@ -930,7 +930,9 @@ static void calls_of_every_op(void **state) {
     if (strcmp(op->name, "gemm") == 0 || strcmp(op->name, "pointwise") == 0 || strcmp(op->name, "sum_rows") == 0)
       continue; /* not supported by fill */
     fill(op->name, args);
-    if ((strncmp(op->name, "attention", 9) == 0 || strcmp(op->name, "rotary") == 0 || strcmp(op->name, "conv3d") == 0) && kr_op_check(op, args) < 0)
+    if ((strncmp(op->name, "attention", 9) == 0 || strcmp(op->name, "rotary") == 0 ||
+         strcmp(op->name, "conv3d") == 0) &&
+        kr_op_check(op, args) < 0)
       continue; /* sizes with special dependencies */
     assert_int_equal(kr_op_run(op, NULL, args), KRAIT_ERR_ARGUMENT);
     assert_non_null(strstr(krait_error_detail(), "ctx must not be NULL"));

@@ -20,16 +20,16 @@ static int64_t n_of_tensor(const kr_weight *t) {
   return n;
 }
 
-static int ends_with(const char *name, const char *end) {
+static int has_extension(const char *name, const char *end) {
   const size_t n = strlen(name), n_end = strlen(end);
   return n >= n_end && strcmp(name + n - n_end, end) == 0;
 }
 
 /* Blocks of quantized weights are stored as words (src/format/quantize.h). */
 static int64_t n_params_of(const kr_weight *t) {
-  if (ends_with(t->name, ".scales")) return 0;
-  if (ends_with(t->name, ".q8_0")) return 4 * n_of_tensor(t);
-  return ends_with(t->name, ".q4_k") ? n_of_tensor(t) / 36 * 256 : n_of_tensor(t);
+  if (has_extension(t->name, ".scales")) return 0;
+  if (has_extension(t->name, ".q8_0")) return 4 * n_of_tensor(t);
+  return has_extension(t->name, ".q4_k") ? n_of_tensor(t) / 36 * 256 : n_of_tensor(t);
 }
 
 static void measure_folder(const kr_model_folder *folder, const kr_lm_config *config, sizes *s) {
