@@ -107,3 +107,39 @@ def test_hooks_see_a_layer(taken):
     layer.register_forward_hook(lambda *_: seen.append(1))
     apply_linear(layer, x)
     assert seen == [1]
+
+
+def _spread(shape, kind, device):
+    """Float32 rows whose numbers differ in magnitude in some way."""
+    x = torch.randn(shape, device=device)
+    if kind == "outliers":
+        x[:, ::97] *= 3e4
+    if kind == "magnitudes":
+        x *= torch.exp(torch.empty_like(x).uniform_(-12, 12))
+    if kind == "rows apart":
+        x *= torch.logspace(-30, 15, shape[0], device=device)[:, None]
+    return x
+
+
+@pytest.mark.parametrize("kind", ["alike", "outliers", "magnitudes", "rows apart"])
+def test_float32_of_any_magnitude(kind, device):
+    """Within float32's own error of the product in float64: a GPU of compute capability 9.0 sums products of 16-bit parts."""
+    a, w = _spread((640, 512), kind, device), _spread((768, 512), "alike" if kind == "rows apart" else kind, device)
+    call, out = Call(module.GEMM), torch.full((640, 768), float("nan"), device=device)
+    call.pack((a, w.t(), None, None, out))
+    call.run((a, w.t(), None, None, out))
+    wide, sizes = a.double() @ w.t().double(), a.abs().double() @ w.t().abs().double()
+    assert ((out - wide).abs() / sizes).max() < 3e-6
+    assert ((out - wide).norm(dim=1) / wide.norm(dim=1)).max() < 1e-6
+
+
+@pytest.mark.skipif("cuda" not in conftest.DEVICES, reason="no GPU")
+def test_float32_that_is_not_finite():
+    device = "cuda"
+    a, w = torch.randn(640, 512, device=device), torch.randn(768, 512, device=device)
+    a[3, 5], a[7, 1], w[9, 30], w[11, 2] = float("inf"), float("nan"), -float("inf"), 1e37
+    call, out = Call(module.GEMM), torch.zeros(640, 768, device=device)
+    call.pack((a, w.t(), None, None, out))
+    call.run((a, w.t(), None, None, out))
+    want = a.double() @ w.t().double()
+    assert (out.isnan() == want.isnan()).all() and (out.isinf() == (want.float().isinf())).all()

@@ -25,6 +25,17 @@ KR_DEV float kr_sum_lanes_of_four(const float *v) {
   return sum;
 }
 
+/* Eight neighbours of a row as they lie in memory, 16 bytes aligned. */
+template <int DTYPE>
+struct kr_eight {
+  kr_raw16 part[DTYPE == KRAIT_F32 ? 2 : 1];
+};
+template <int DTYPE>
+KR_DEV float kr_eight_at(const kr_eight<DTYPE> &from, int i) {
+  if (DTYPE == KRAIT_F32) return kr_bits_to_float(from.part[i / 4 % (DTYPE == KRAIT_F32 ? 2 : 1)].w[i % 4]);
+  return kr_unpack(from.part[0].w[i / 2], i % 2, DTYPE);
+}
+
 /* Of what: the row, the row plus an addend, the row times silu(z). */
 enum {
   KR_NO_NORM,
@@ -35,11 +46,11 @@ enum {
 /* Eight inputs from k of row m become v times the norm's weight; accumulates their squares; `writes`: this thread
  * stores v. */
 template <int NORM, int DTYPE>
-KR_DEV void kr_norm_run(const kr_normed &p, const kr_raw16 &weight, int m, int k, int exists, int writes, float (&x)[8],
-                        float &squares) {
+KR_DEV void kr_norm_run(const kr_normed &p, const kr_eight<DTYPE> &weight, int m, int k, int exists, int writes,
+                        float (&x)[8], float &squares) {
   if (p.other && exists) {
     float other[8];
-    if (NORM == KR_ADD_NORM && p.other_is_float) {
+    if (DTYPE == KRAIT_F32 || (NORM == KR_ADD_NORM && p.other_is_float)) {
       const kr_float4 *from = (const kr_float4 *)((const float *)p.other + m * p.other_row + k);
       const kr_float4 low = from[0], high = from[1];
 #pragma unroll
@@ -55,7 +66,7 @@ KR_DEV void kr_norm_run(const kr_normed &p, const kr_raw16 &weight, int m, int k
 #pragma unroll
   for (int i = 0; i < 8; i++) squares = kr_fma(x[i], x[i], squares);
   if (NORM == KR_ADD_NORM && writes && exists && p.sum) {
-    if (p.sum_is_float) {
+    if (DTYPE == KRAIT_F32 || p.sum_is_float) {
       kr_float4 *to = (kr_float4 *)((float *)p.sum + m * p.sum_row + k);
       to[0] = kr_float4{{x[0], x[1], x[2], x[3]}}, to[1] = kr_float4{{x[4], x[5], x[6], x[7]}};
     } else {
@@ -66,7 +77,7 @@ KR_DEV void kr_norm_run(const kr_normed &p, const kr_raw16 &weight, int m, int k
     }
   }
 #pragma unroll
-  for (int i = 0; i < 8; i++) x[i] *= kr_unpack(weight.w[i / 2], i % 2, DTYPE);
+  for (int i = 0; i < 8; i++) x[i] *= kr_eight_at<DTYPE>(weight, i);
 }
 
 typedef struct __attribute__((aligned(8))) kr_four_halves {
@@ -75,56 +86,77 @@ typedef struct __attribute__((aligned(8))) kr_four_halves {
 
 template <int DTYPE>
 KR_DEV void kr_store_four(void *out, int64_t at, int is_float, const float (&v)[4]) {
-  if (is_float) *(kr_float4 *)((float *)out + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
+  if (DTYPE == KRAIT_F32 || is_float) *(kr_float4 *)((float *)out + at) = kr_float4{{v[0], v[1], v[2], v[3]}};
   else
     *(kr_four_halves *)((uint16_t *)out + at) =
         kr_four_halves{{kr_pack(v[0], v[1], DTYPE), kr_pack(v[2], v[3], DTYPE)}};
 }
 
 /* Four channels of a convolution step: the last three inputs of each, contiguous per channel, taps and bias. */
-typedef struct __attribute__((aligned(16))) kr_conv_run {
+template <int DTYPE>
+struct __attribute__((aligned(16))) kr_conv_run {
   kr_float4 state[3];
-  kr_raw16 taps[2];
-  kr_four_halves bias;
+  kr_raw16 taps[DTYPE == KRAIT_F32 ? 4 : 2];
+  uint32_t bias[DTYPE == KRAIT_F32 ? 4 : 2];
   int slot; /* negative: out is 0, nothing is written */
-} kr_conv_run;
+};
 
-KR_DEV void kr_load_conv(const kr_conv_step &p, int m, int c, kr_conv_run &to) {
+/* Of what lies in pairs of 16 bits, or in words of float32. */
+template <int DTYPE>
+KR_DEV float kr_conv_at(const uint32_t *words, int i) {
+  return DTYPE == KRAIT_F32 ? kr_bits_to_float(words[i]) : kr_unpack(words[i / 2], i % 2, DTYPE);
+}
+
+template <int DTYPE>
+KR_DEV void kr_load_conv(const kr_conv_step &p, int m, int c, kr_conv_run<DTYPE> &to) {
+  const int bytes = DTYPE == KRAIT_F32 ? 4 : 2;
   to.slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
   if (to.slot >= p.n_states) to.slot = -1; /* unknown to the host */
   const kr_float4 *state = (const kr_float4 *)(p.state + (to.slot < 0 ? 0 : to.slot) * p.state_row + 3 * c);
 #pragma unroll
   for (int i = 0; i < 3; i++) to.state[i] = state[i];
 #pragma unroll
-  for (int i = 0; i < 2; i++) to.taps[i] = *((const kr_raw16 *)((const uint16_t *)p.weight + 4 * c) + i);
-  to.bias = p.bias ? *(const kr_four_halves *)((const uint16_t *)p.bias + c) : kr_four_halves{{0, 0}};
+  for (int i = 0; i < bytes; i++) to.taps[i] = *((const kr_raw16 *)((const char *)p.weight + 4 * bytes * c) + i);
+#pragma unroll
+  for (int i = 0; i < bytes; i++) to.bias[i] = p.bias ? *((const uint32_t *)((const char *)p.bias + bytes * c) + i) : 0;
 }
 
-/* Asynchronous copies to shared memory by KR_CONV_PIECES threads, one piece each. */
+/* Asynchronous copies to shared memory by KR_CONV_PIECES threads, one piece each: the state's three, then taps, then
+ * bias, and the slot by the last. */
 enum { KR_CONV_PIECES = 8 };
-KR_DEV void kr_fetch_conv(const kr_conv_step &p, int m, int c, int piece, kr_conv_run &to) {
+template <int DTYPE>
+KR_DEV void kr_fetch_conv(const kr_conv_step &p, int m, int c, int piece, kr_conv_run<DTYPE> &to) {
+  const int bytes = DTYPE == KRAIT_F32 ? 4 : 2;
   int slot = p.slots ? ((const int32_t *)p.slots)[m * p.slot_step] : m;
   if (slot >= p.n_states) slot = -1; /* unknown to the host */
   const float *state = p.state + (slot < 0 ? 0 : slot) * p.state_row + 3 * c;
   if (piece < 3) kr_copy16(&to.state[piece], state + 4 * piece);
-  else if (piece < 5) kr_copy16(&to.taps[piece - 3], (const uint16_t *)p.weight + 4 * c + 8 * (piece - 3));
-  else if (piece == 7) to.slot = slot;
-  else if (p.bias) kr_copy4(&to.bias.w[piece - 5], (const uint16_t *)p.bias + c + 2 * (piece - 5));
-  else to.bias.w[piece - 5] = 0;
+  else if (piece < 3 + bytes)
+    kr_copy16(&to.taps[piece - 3], (const char *)p.weight + 4 * bytes * c + 16 * (piece - 3));
+  if (piece == KR_CONV_PIECES - 1) to.slot = slot;
+  if (piece < 5 || (DTYPE == KRAIT_F32 ? piece < 7 : piece == 7)) return;
+  const char *bias = (const char *)p.bias + bytes * c;
+#pragma unroll
+  for (int i = 0; i < bytes; i++) {
+    if (DTYPE != KRAIT_F32 && i != piece - 5) continue;
+    if (p.bias) kr_copy4(&to.bias[i], bias + 4 * i);
+    else to.bias[i] = 0;
+  }
 }
 
 /* v: the newest inputs. */
 template <int DTYPE>
-KR_DEV void kr_convolve(const kr_conv_step &p, int m, int c, const kr_conv_run &from, const float (&v)[4]) {
+KR_DEV void kr_convolve(const kr_conv_step &p, int m, int c, const kr_conv_run<DTYPE> &from, const float (&v)[4]) {
   float y[4], moved[12];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    float sum = kr_unpack(from.bias.w[i / 2], i % 2, DTYPE);
+    float sum = kr_conv_at<DTYPE>(from.bias, i);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
       const int at = 3 * i + s;
       const float input = s < 3 ? from.state[at / 4].v[at % 4] : v[i];
-      sum = kr_fma(kr_unpack(from.taps[i / 2].w[i % 2 * 2 + s / 2], s % 2, DTYPE), input, sum);
+      const int tap = 4 * i + s, in_pack = DTYPE == KRAIT_F32 ? 4 : 8;
+      sum = kr_fma(kr_conv_at<DTYPE>(from.taps[tap / in_pack].w, tap % in_pack), input, sum);
       if (s > 0) moved[at - 1] = input;
     }
     y[i] = from.slot < 0 ? 0.0f : kr_silu(sum);

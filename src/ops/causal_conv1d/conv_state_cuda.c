@@ -13,9 +13,9 @@ static const kr_kernel update = {"conv_state", "kr_conv_update"}, update_any = {
 enum { STEP_OF_FOURS, FEW_TAPS, ANY_TAPS };
 enum { FEWEST_SEQUENCES = 3 }; /* for step_of_fours */
 
-/* 16-bit channels in aligned groups of four. */
+/* Channels in aligned groups of four. */
 static int is_by_fours(const kr_view *v) {
-  return v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % 8 == 0;
+  return v->stride[1] == 1 && v->stride[0] % 4 == 0 && (uintptr_t)v->data % (4 * krait_dtype_bytes(v->dtype)) == 0;
 }
 
 static const char *refuse_step(const kr_causal_conv1d_update_args *a) {
@@ -23,9 +23,8 @@ static const char *refuse_step(const kr_causal_conv1d_update_args *a) {
   if (a->L != 1 || a->W != 4 || a->S != 3 || a->D % 4 || kr_has(&a->cache_seqlens) || a->activation != KRAIT_ACT_SILU)
     return "not a single step of four taps with SiLU and a multiple of four channels";
   if (a->B < FEWEST_SEQUENCES || a->n_states < 1) return "fewer than three sequences, or no states";
-  if (a->x.dtype == KRAIT_F32 || w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) ||
-      s->dtype != KRAIT_F32)
-    return "x, taps and bias not of one 16-bit type, or state not float32";
+  if (w->dtype != a->x.dtype || (kr_has(b) && b->dtype != a->x.dtype) || s->dtype != KRAIT_F32)
+    return "x, taps and bias not of one type, or state not float32";
   return is_by_fours(&a->x) && is_by_fours(&a->out) && w->stride[0] == 4 && w->stride[1] == 1 &&
                  (uintptr_t)w->data % 16 == 0 && (!kr_has(b) || (b->stride[0] == 1 && (uintptr_t)b->data % 8 == 0)) &&
                  s->stride[2] == 1 && s->stride[1] == 3 && s->stride[0] % 4 == 0 && (uintptr_t)s->data % 16 == 0
@@ -43,7 +42,8 @@ static const char *refuse_conv_state_update(const krait_ctx *ctx, const void *ar
 }
 
 static int32_t run_step(const krait_ctx *ctx, const kr_causal_conv1d_update_args *a, uint64_t tier) {
-  static const kr_kernel by_type[] = {{"conv_step_f16", "kr_conv_step_fours"},
+  static const kr_kernel by_type[] = {{"conv_step_f32", "kr_conv_step_fours"},
+                                      {"conv_step_f16", "kr_conv_step_fours"},
                                       {"conv_step_bf16", "kr_conv_step_fours"}};
   const kr_conv_step_params p = {.step = {.state = a->conv_state.data,
                                         .weight = a->weight.data,
@@ -64,7 +64,7 @@ static int32_t run_step(const krait_ctx *ctx, const kr_causal_conv1d_update_args
                         .block = KR_CONV_UPDATE_THREADS,
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, &by_type[a->x.dtype == KRAIT_BF16], &grid, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &by_type[a->x.dtype], &grid, &p, sizeof p);
 }
 
 static int32_t run_update(const krait_ctx *ctx, const void *args, uint64_t tier, int family) {

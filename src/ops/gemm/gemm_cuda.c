@@ -223,6 +223,7 @@ int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
   const int columns = KR_FEW_BASE_THREADS / 32 / f.n_splits * KR_FEW_BASE_COLUMNS;
   const kr_grid grid = {.x = (uint32_t)(gemm_ceil_div(a->N, columns) * f.params.P * f.n_chunks),
                         .block = KR_FEW_BASE_THREADS,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[a->Bmat.dtype][kr_has(&a->B2)][a->M > 1], &grid, &f,
                         sizeof f);
@@ -379,8 +380,13 @@ enum { MANY_GROUPS = 8192 }; /* of four columns: many waves of blocks */
 
 const char *kr_gemm_m16_refuse(const krait_ctx *ctx, const void *args) {
   const kr_gemm_args *a = args;
-  const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_ampere_refuse(ctx, args);
+  const int is_float = a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
+  const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows"
+                    : is_float         ? kr_gemm_base_refuse(ctx, args)
+                                       : kr_gemm_ampere_refuse(ctx, args);
   if (why) return why;
+  if (is_float && a->M > KR_FEW_LANES_ROWS) return "more than two rows of float32";
+  if (is_float && kr_has(&a->B2) && a->B2.dtype != KRAIT_F32) return "B2 of another type than Bmat";
   const kr_gemm_params p = describe_gemm(a);
   if (order_of(&p) != ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0)
     return "K must be a multiple of eight, side by side and aligned to 16 bytes in A and Bmat";
@@ -433,7 +439,8 @@ static kr_gemm_m16_params describe_lanes(const krait_ctx *ctx, const kr_gemm_par
 
 /* How warps share K: one run of 256 k each for up to five runs, else two, more if warps run out. */
 static kr_gemm_m16_params plan_lanes(const krait_ctx *ctx, const kr_gemm_params *p) {
-  const int runs = gemm_ceil_div(p->K, KR_FEW_RUN), units = p->B2.data ? 1 : 2, most = KR_FEW_MOST_WARPS;
+  const int runs = gemm_ceil_div(p->K, KR_FEW_RUN), units = p->B2.data || p->A.dtype == KRAIT_F32 ? 1 : 2,
+            most = KR_FEW_MOST_WARPS;
   int splits = runs <= 5 && gemm_ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : gemm_ceil_div(runs, units);
   if (splits > most) splits = gemm_ceil_div(splits, gemm_ceil_div(splits, most));
   return describe_lanes(ctx, p, splits, 1);
@@ -446,10 +453,11 @@ static int32_t launch_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const k
                         .block = (uint32_t)(32 * f->n_splits * f->n_groups),
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->A.dtype == KRAIT_BF16], &grid, f, sizeof *f);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[f->params.B.dtype], &grid, f, sizeof *f);
 }
 
 #define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
+#define LANES(name) {{"gemm_few_f32", name}, {"gemm_few_f16", name}, {"gemm_few_bf16", name}}
 /* Measured on an H200: columns from which a warp takes eight; weights from which the norm of two rows is not fused. */
 enum { FEWEST_WIDE = 4096, MANY_WEIGHTS = 1 << 23 };
 
@@ -474,17 +482,17 @@ const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, i
 
 int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_normed *norm, int is_gate,
                        const kr_conv_step *conv) {
-  static const kr_kernel add[KR_FEW_LANES_ROWS][2] = {FEW("kr_norm_gemm_one"), FEW("kr_norm_gemm_two")},
-                         wide[2] = FEW("kr_norm_gemm_one_wide"),
-                         gate[KR_FEW_LANES_ROWS][2] = {FEW("kr_gate_gemm_one"), FEW("kr_gate_gemm_two")},
-                         deep[2][2] = {FEW("kr_norm_gemm_one_deep"), FEW("kr_gate_gemm_one_deep")};
+  static const kr_kernel add[KR_FEW_LANES_ROWS][3] = {LANES("kr_norm_gemm_one"), LANES("kr_norm_gemm_two")},
+                         wide[3] = LANES("kr_norm_gemm_one_wide"),
+                         gate[KR_FEW_LANES_ROWS][3] = {LANES("kr_gate_gemm_one"), LANES("kr_gate_gemm_two")},
+                         deep[2][3] = {LANES("kr_norm_gemm_one_deep"), LANES("kr_gate_gemm_one_deep")};
   const kr_gemm_params p = describe_gemm(a);
   const int runs = gemm_ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
             splits = gemm_ceil_div(runs, gemm_ceil_div(runs, KR_FEW_MOST_WARPS));
   kr_gemm_m16_params f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
   f.norm = *norm, f.conv = *conv;
   f.state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0;
-  if (norm->other == a->A.data && norm->other_is_float) f.A = NULL;
+  if (norm->other == a->A.data && norm->other_is_float && a->Bmat.dtype != KRAIT_F32) f.A = NULL; /* a float32 row */
   if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate]);
   return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
 }
@@ -492,9 +500,9 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_nor
 /* One row, or two without a norm. Heads, which have very many columns, and gated products of one row keep all of K in
  * flight at once. */
 static int32_t run_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_params *p) {
-  static const kr_kernel once[2][2] = {FEW("kr_gemm_one_wide"), FEW("kr_gemm_one_gated_once")},
-                         lanes[2][KR_FEW_LANES_ROWS][2] = {{FEW("kr_gemm_one"), FEW("kr_gemm_two")},
-                                                           {FEW("kr_gemm_one_gated"), FEW("kr_gemm_two_gated")}};
+  static const kr_kernel once[2][3] = {LANES("kr_gemm_one_wide"), LANES("kr_gemm_one_gated_once")},
+                         lanes[2][KR_FEW_LANES_ROWS][3] = {{LANES("kr_gemm_one"), LANES("kr_gemm_two")},
+                                                           {LANES("kr_gemm_one_gated"), LANES("kr_gemm_two_gated")}};
   const int gated = p->B2.data != NULL,
             is_once = is_at_once(p) && (gated || gemm_ceil_div(p->N, KR_FEW_GROUP) >= MANY_GROUPS);
   const kr_gemm_m16_params f =
@@ -657,7 +665,7 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
   return second.N ? run_hopper(ctx, &second) : KRAIT_OK;
 }
 
-/* ---- hopper, float32 factors in three bfloat16 parts ------------------------------------------------------------- */
+/* ---- hopper, float32 factors in three bfloat16 parts, or in two float16 ones ------------------------------------- */
 
 /* A factor's parts, as gemm_split.cu lays them out from `to`. */
 static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P) {
@@ -673,26 +681,31 @@ static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t c
                          .P = (int32_t)P,
                          .packs = m->packs};
 }
-static uint64_t split_bytes(const kr_split_params *s) {
-  return kr_scratch_round((uint64_t)KR_N_PARTS * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
+static uint64_t split_bytes(const kr_split_params *s, int n_parts) {
+  return kr_scratch_round((uint64_t)n_parts * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
+}
+
+/* Of halves: the scales behind them. */
+static uint64_t unscale_bytes(const kr_split_params *s) {
+  return kr_scratch_round((uint64_t)s->P * (uint64_t)s->n_across * sizeof(float));
 }
 
 static int32_t launch_split(const krait_ctx *ctx, const kr_split_params *s, void *stream) {
-  static const kr_kernel split = {"gemm_split", "kr_gemm_split"};
-  const int64_t packs = s->line / 8 * s->n_across * s->P;
+  static const kr_kernel split = {"gemm_split", "kr_gemm_split"}, halves = {"gemm_split", "kr_gemm_split_halves"};
+  const int64_t packs = (s->unscale ? 32 : s->line / 8) * s->n_across * s->P;
   const kr_grid grid = {
       .x = (uint32_t)((packs + KR_SPLIT_THREADS - 1) / KR_SPLIT_THREADS), .block = KR_SPLIT_THREADS, .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &split, &grid, s, sizeof *s);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, s->unscale ? &halves : &split, &grid, s, sizeof *s);
 }
 
-/* The parts as one matrix of KR_N_PARTS P products. */
+/* The parts as one matrix of so many times P products. */
 static kr_gemm_matrix gemm_parts_of(const kr_split_params *s, const kr_gemm_matrix *m) {
   const int is_turned = m->column != 1;
   return (kr_gemm_matrix){.data = s->to,
                           .row = is_turned ? 1 : s->line,
                           .column = is_turned ? s->line : 1,
                           .batch = s->n_across * s->line,
-                          .dtype = KRAIT_BF16,
+                          .dtype = s->unscale ? KRAIT_F16 : KRAIT_BF16,
                           .packs = 1};
 }
 
@@ -723,23 +736,44 @@ uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
   kr_gemm_params p = describe_gemm(args);
   const kr_split_params A = split_of(&p.A, p.M, p.K, p.P), B = split_of(&p.B, p.K, p.N, p.P);
   plan_hopper_parts(ctx, &p);
-  return gemm_partial_bytes(&p) + split_bytes(&A) + split_bytes(&B);
+  return gemm_partial_bytes(&p) + split_bytes(&A, KR_N_PARTS) + split_bytes(&B, KR_N_PARTS);
 }
 
-int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
-  const kr_gemm_args *a = args;
+/* Half the products and two thirds of the memory of three parts, but only lines of K have scales. */
+const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_gemm_hopper_parts_refuse(ctx, args);
+  if (why) return why;
+  const kr_gemm_params p = describe_gemm(args);
+  return order_of(&p) == ORDER_KK ? NULL : "K must lie side by side in A and Bmat";
+}
+
+uint64_t kr_gemm_hopper_halves_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_params p = describe_gemm(args);
+  const kr_split_params A = split_of(&p.A, p.M, p.K, p.P), B = split_of(&p.B, p.K, p.N, p.P);
+  plan_hopper_parts(ctx, &p);
+  return gemm_partial_bytes(&p) + split_bytes(&A, KR_N_HALVES) + split_bytes(&B, KR_N_HALVES) + unscale_bytes(&A) +
+         unscale_bytes(&B);
+}
+
+/* Splits the factors into the scratch's first bytes, from which partial sums then begin, and multiplies their parts. */
+static int32_t run_hopper_parts(const krait_ctx *ctx, const kr_gemm_args *a, int n_parts, const kr_kernel *kernels,
+                                uint32_t shared_bytes) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_hopper_params h = {.params = describe_gemm(a)};
   plan_hopper_parts(ctx, &h.params);
   kr_gemm_params parts = h.params;
   kr_split_params A = split_of(&parts.A, a->M, a->K, parts.P), B = split_of(&parts.B, a->K, a->N, parts.P);
   char *scratch = a->call.scratch;
-  A.to = (uint16_t *)scratch, B.to = (uint16_t *)(scratch + split_bytes(&A));
-  h.params.partial = (float *)(scratch + split_bytes(&A) + split_bytes(&B));
+  A.to = (uint16_t *)scratch, scratch += split_bytes(&A, n_parts);
+  B.to = (uint16_t *)scratch, scratch += split_bytes(&B, n_parts);
+  if (n_parts == KR_N_HALVES) {
+    h.unscale_m = A.unscale = (float *)scratch, scratch += unscale_bytes(&A);
+    h.unscale_n = B.unscale = (float *)scratch, scratch += unscale_bytes(&B);
+  }
+  h.params.partial = (float *)scratch;
   KR_TRY(launch_split(ctx, &A, a->call.stream));
   KR_TRY(launch_split(ctx, &B, a->call.stream));
-  parts.A = gemm_parts_of(&A, &parts.A), parts.B = gemm_parts_of(&B, &parts.B), parts.P *= KR_N_PARTS;
+  parts.A = gemm_parts_of(&A, &parts.A), parts.B = gemm_parts_of(&B, &parts.B), parts.P *= n_parts;
   kr_gemm_hopper_params maps = {.params = parts};
   const int order = order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
@@ -750,9 +784,19 @@ int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
   h.A = maps.A, h.B = maps.B;
   const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
                         .block = KR_HOPPER_THREADS,
-                        .shared_bytes = KR_HOPPER_PARTS_SHARED_BYTES,
+                        .shared_bytes = shared_bytes,
                         .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[order], &grid, &h, &h.params);
+}
+
+int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
+  return run_hopper_parts(ctx, args, KR_N_PARTS, kernels, KR_HOPPER_PARTS_SHARED_BYTES);
+}
+
+int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[N_ORDERS] = {{"gemm_hopper_halves_kk", "kr_gemm_hopper"}};
+  return run_hopper_parts(ctx, args, KR_N_HALVES, kernels, KR_HOPPER_HALVES_SHARED_BYTES);
 }
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */

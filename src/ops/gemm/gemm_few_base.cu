@@ -1,9 +1,11 @@
 /* gemm_few_base.cu: up to 16 rows of A times weights contiguous in k, of any types, by float32 multiply-adds, for every
  * GPU: bound by reading the weights once. n_splits warps share the K of four columns; in each step a lane takes eight
  * consecutive k of these columns and of up to four rows of A. Blocks of the same columns and other rows are neighbours:
- * they find the weights in the L2 cache. Compiled once per type of the weights (KR_DTYPE). */
+ * they find the weights in the L2 cache. The first weights are loaded before the preceding kernel has ended
+ * (overlap.cuh). Compiled once per type of the weights (KR_DTYPE). */
 #include "gemm_few_base.h"
 #include "gemm_finish.cuh"
+#include "overlap.cuh"
 #include "row_lanes.cuh"
 
 enum { COLUMNS = KR_FEW_BASE_COLUMNS, RUN = KR_FEW_BASE_RUN, EACH = RUN / 32, WARPS = KR_FEW_BASE_THREADS / 32 };
@@ -20,20 +22,23 @@ KR_DEV task task_of(const kr_gemm_few_base_params &p) {
                 warp - group * p.n_splits};
 }
 
-/* sum[r][c] += the products of a warp's share of K: rows from m, columns of B from n. */
+/* sum[r][c] += the products of a warp's share of K: rows from m, columns of B from n. waits: for the preceding kernel,
+ * behind the first weights. */
 template <int ROWS>
-KR_DEV void add_products(const kr_gemm_few_base_params &p, const kr_gemm_matrix &weights, const task &at,
+KR_DEV void add_products(const kr_gemm_few_base_params &p, const kr_gemm_matrix &weights, const task &at, int waits,
                          float (&sum)[ROWS][COLUMNS]) {
   const kr_gemm_params &g = p.params;
   kr_gemm_matrix B = weights;
   B.dtype = KR_DTYPE;
-  for (int k = at.part * RUN + (kr_thread() & 31) * EACH; k < g.K; k += p.n_splits * RUN) {
+  for (int k = at.part * RUN + (kr_thread() & 31) * EACH; k < g.K || waits; k += p.n_splits * RUN) {
     float b[COLUMNS][EACH];
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {
       const int n = at.n + c < g.N ? at.n + c : g.N - 1;
       kr_read_run<EACH>(B, at.batch * B.batch + n * B.column + k, 1, g.K - k, b[c]);
     }
+    if (waits) kr_griddep_wait();
+    waits = 0;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
       const int m = at.m + r < g.M ? at.m + r : g.M - 1;
@@ -76,11 +81,12 @@ KR_DEV void run(const kr_gemm_few_base_params &p) {
   KR_SHARED float shared[WARPS][ROWS][COLUMNS];
   const task at = task_of(p);
   float sum[ROWS][COLUMNS] = {}, v[COLUMNS], second[COLUMNS] = {};
-  add_products<ROWS>(p, p.params.B, at, sum);
+  kr_launch_dependents();
+  add_products<ROWS>(p, p.params.B, at, 1, sum);
   add_up<ROWS>(p, at, shared, sum, v);
   if (GATED) {
     float other[ROWS][COLUMNS] = {};
-    add_products<ROWS>(p, p.params.B2, at, other);
+    add_products<ROWS>(p, p.params.B2, at, 0, other);
     add_up<ROWS>(p, at, shared, other, second);
   }
   const int row = kr_thread() & 31;

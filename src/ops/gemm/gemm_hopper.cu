@@ -2,8 +2,9 @@
  * producer warp, of the first warpgroup, copies boxes of A and B by TMA into a ring of stages; two consumer warpgroups
  * multiply and finish 64 rows each; the result's boxes are stored while the next tile is in progress. Compiled once per
  * type (KR_HALF: float16), memory order (KR_A_MN: A is contiguous in m, not k; KR_B_MN: B is contiguous in n), KR_BN
- * and KR_GATED. With KR_PARTS the factors are float32: gemm_split.cu has made each the sum of three bfloat16 matrices,
- * one after another as batches P apart; a stage holds 64 of k of all of them. */
+ * and KR_GATED. With KR_PARTS the factors are float32: gemm_split.cu has made each the sum of three bfloat16 matrices
+ * or, with KR_HALF, of two scaled float16 ones, one after another as batches P apart; a stage holds 64 of k of all of
+ * them. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
 #include "products.cuh"
@@ -15,16 +16,18 @@ enum { DTYPE = KRAIT_F16 };
 typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
-#ifdef KR_PARTS
-enum { PARTS = KR_N_PARTS };
+#if defined(KR_PARTS) && defined(KR_HALF)
+enum { PARTS = KR_N_HALVES, PART_STAGES = KR_HOPPER_HALVES_STAGES };
+#elif defined(KR_PARTS)
+enum { PARTS = KR_N_PARTS, PART_STAGES = KR_HOPPER_PARTS_STAGES };
 #else
-enum { PARTS = 1 };
+enum { PARTS = 1, PART_STAGES = 0 };
 #endif
 enum { BM = KR_HOPPER_BM, BK = KR_HOPPER_BK, BLOCK_BYTES = 64 * 128 };
 
 template <int BN>
 KR_DEV constexpr int n_stages() {
-  return PARTS > 1 ? KR_HOPPER_PARTS_STAGES : KR_HOPPER_STAGES(BN);
+  return PARTS > 1 ? PART_STAGES : KR_HOPPER_STAGES(BN);
 }
 template <int BN>
 KR_DEV constexpr int stage_bytes() {
@@ -294,15 +297,44 @@ KR_DEV void multiply_stage(float (&d)[BN / 2], uint32_t stage, int group, int i,
 template <int BN>
 KR_DEV void add_stage(float (&sum)[BN / 2], uint32_t stage, int group) {
   float d[BN / 2];
+#ifdef KR_HALF
+  multiply_stage<BN>(d, stage, group, 1, 0, 0);
+  multiply_stage<BN>(d, stage, group, 0, 1, 1);
+#pragma unroll
+  for (int i = 0; i < BN / 2; i++) d[i] *= 1.0f / KR_HALVES_APART;
+#else
   multiply_stage<BN>(d, stage, group, 2, 0, 0);
   multiply_stage<BN>(d, stage, group, 0, 2, 1);
   multiply_stage<BN>(d, stage, group, 1, 1, 1);
   multiply_stage<BN>(d, stage, group, 1, 0, 1);
   multiply_stage<BN>(d, stage, group, 0, 1, 1);
+#endif
   multiply_stage<BN>(d, stage, group, 0, 0, 1);
 #pragma unroll
   for (int i = 0; i < BN / 2; i++) sum[i] += d[i];
 }
+
+#ifdef KR_HALF
+/* Takes back the scales of rows and columns. */
+template <int BN>
+KR_DEV void unscale(const kr_gemm_hopper_params &h, const unit &u, const lanes &me, float (&sum)[BN / 2]) {
+  const kr_gemm_params &p = h.params;
+  const float *const of_n = h.unscale_n + (int64_t)u.batch * p.N + u.n + me.column;
+  float of_m[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int m = u.m + me.first_row + 8 * i;
+    of_m[i] = m < p.M ? h.unscale_m[(int64_t)u.batch * p.M + m] : 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < BN / 8; j++) {
+    kr_float2 by = {};
+    if (u.n + 8 * j + me.column < p.N) by = *(const kr_float2 *)(of_n + 8 * j); /* N is even */
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum[4 * j + i] *= by.v[i % 2], sum[4 * j + i] *= of_m[i / 2];
+  }
+}
+#endif
 
 /* An infinite factor's parts are not a number where the other's low part is 0: sums that are not finite are computed
  * again by multiply-adds. */
@@ -327,7 +359,9 @@ KR_DEV void mend(const kr_gemm_params &p, const unit &u, const lanes &me, float 
 #endif
 
 template <int BN, int GATED>
-KR_DEV void multiply_tiles(const kr_gemm_params &p, const layout &at, float *shared_bias, uint64_t maps, int n_units) {
+KR_DEV void multiply_tiles(const kr_gemm_hopper_params &h, const layout &at, float *shared_bias, uint64_t maps,
+                           int n_units) {
+  const kr_gemm_params &p = h.params;
   const int STAGES = n_stages<BN>();
   const int thread = kr_thread() - 128, group = thread >= 128, lane = thread & 31;
   const lanes me = {group, thread & 127, 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2,
@@ -354,6 +388,9 @@ KR_DEV void multiply_tiles(const kr_gemm_params &p, const layout &at, float *sha
 #endif
       if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
     }
+#if defined(KR_PARTS) && defined(KR_HALF)
+    unscale<BN>(h, u, me, d);
+#endif
 #ifdef KR_PARTS
     mend<BN>(p, u, me, d);
 #endif
@@ -370,7 +407,8 @@ KR_DEV void multiply_tiles(const kr_gemm_params &p, const layout &at, float *sha
 }
 
 template <int BN, int GATED>
-KR_DEV void run(const kr_gemm_params &p, uint64_t maps) {
+KR_DEV void run(const kr_gemm_hopper_params &h, uint64_t maps) {
+  const kr_gemm_params &p = h.params;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<BN>(base);
@@ -388,12 +426,12 @@ KR_DEV void run(const kr_gemm_params &p, uint64_t maps) {
     if (kr_thread() == 0) copy_tiles<BN, GATED>(p, at, maps, n_units);
   } else {
     kr_take_registers<232>();
-    multiply_tiles<BN, GATED>(p, at, (float *)(shared + (at.bias - base)), maps, n_units);
+    multiply_tiles<BN, GATED>(h, at, (float *)(shared + (at.bias - base)), maps, n_units);
   }
 }
 
 KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS, 1) kr_gemm_hopper(kr_gemm_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_gemm_hopper, maps);
-  run<KR_BN, KR_GATED>(params.params, maps);
+  run<KR_BN, KR_GATED>(params, maps);
 }

@@ -1,7 +1,8 @@
-/* gemm_m16.cu: up to 16 rows of A (tokens) times 16-bit weights contiguous in k: bound by reading the weights once. The
- * weight loads are issued before the preceding kernel has ended (overlap.cuh).
- *   kr_gemm_one, _two   one or two tokens, by FMAs: p.n_splits warps share the K of four columns; a lane loads 16 bytes
- *                       of a row of weights at a time
+/* gemm_m16.cu: up to 16 rows of A (tokens) times weights contiguous in k: bound by reading the weights once. The weight
+ * loads are issued before the preceding kernel has ended (overlap.cuh). Compiled once per type; float32 (KR_FLOAT) has
+ * the products of one or two tokens alone.
+ *   kr_gemm_one, _two   one or two tokens, by FMAs: p.n_splits warps share the K of four columns; a lane loads
+ *                       eight neighbours of a row of weights at a time
  *   kr_*_wide, _once     the same for up to 2560 k, all in flight at once; wide: eight columns per warp
  *   kr_norm_gemm_*, kr_gate_gemm_*  the same with a fused RMS norm of the row: of a residual stream plus an addend, or
  *                       of a row and its gate; a convolution step may follow on some result columns. One row: up to
@@ -14,31 +15,50 @@
 #include "gemm_finish.cuh"
 #include "mma.cuh"
 
-#ifdef KR_HALF
+#ifdef KR_FLOAT
+typedef float stored; /* as an element lies in memory */
+enum { DTYPE = KRAIT_F32 };
+#elif defined(KR_HALF)
 typedef kr_f16 element;
+typedef uint16_t stored;
 enum { DTYPE = KRAIT_F16 };
 #else
 typedef kr_bf16 element;
+typedef uint16_t stored;
 enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { WARPS = KR_FEW_THREADS / 32, STEP = 64, COLUMNS = KR_FEW_COLUMNS, AHEAD = 2 };
 
-KR_DEV kr_raw16 read_16(const uint16_t *from, int exists) {
+KR_DEV kr_raw16 read_16(const stored *from, int exists) {
   if (exists) return *(const kr_raw16 *)from;
   return (kr_raw16){{0, 0, 0, 0}};
 }
-KR_DEV kr_raw16 read_16_once(const uint16_t *from, int exists) {
+KR_DEV kr_raw16 read_16_once(const stored *from, int exists) {
   if (exists) return kr_read_once(from);
   return (kr_raw16){{0, 0, 0, 0}};
+}
+typedef kr_eight<DTYPE> eight;
+enum { PARTS = sizeof(eight) / sizeof(kr_raw16), IN_PART = 8 / PARTS };
+KR_DEV eight read_eight(const stored *from, int exists) {
+  eight v;
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) v.part[i] = read_16(from + IN_PART * i, exists);
+  return v;
+}
+KR_DEV eight read_eight_once(const stored *from, int exists) {
+  eight v;
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) v.part[i] = read_16_once(from + IN_PART * i, exists);
+  return v;
 }
 
 /* ---- FMAs -------------------------------------------------------------------------------------------------------- */
 
 enum { RUN = KR_FEW_RUN, IN_GROUP = KR_FEW_GROUP }; /* k per warp and step; columns */
 
-KR_DEV void widen(const kr_raw16 &raw, float (&v)[8]) {
+KR_DEV void widen(const eight &raw, float (&v)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = kr_unpack(raw.w[i / 2], i % 2, DTYPE);
+  for (int i = 0; i < 8; i++) v[i] = kr_eight_at<DTYPE>(raw, i);
 }
 
 /* The epilogue for one row of a group's four columns. */
@@ -61,17 +81,18 @@ KR_DEV void finish_plain(const kr_gemm_m16_params &p, int m, int n, float (&v)[I
  * in that many runs each. */
 template <int TOKENS, int GATED, int NORM, int FOURS, int ONCE>
 KR_DEV void run_lanes(const kr_gemm_m16_params &p) {
-  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED), UNITS = ONCE ? ONCE : GATED || NORM ? 1 : 2;
+  const int COLUMNS = IN_GROUP * FOURS, ROWS = COLUMNS * (1 + GATED),
+            UNITS = ONCE ? ONCE : GATED || NORM || PARTS > 1 ? 1 : 2;
   KR_SHARED kr_float4 sums[KR_FEW_MOST_WARPS][TOKENS][ROWS / IN_GROUP];
   KR_SHARED float root_parts[KR_FEW_MOST_WARPS][TOKENS]; /* of the norm: sums of squares */
-  KR_SHARED kr_conv_run convs[NORM ? KR_FEW_MOST_WARPS : 1][FOURS * TOKENS];
+  KR_SHARED kr_conv_run<DTYPE> convs[NORM ? KR_FEW_MOST_WARPS : 1][FOURS * TOKENS];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * COLUMNS, K = p.K,
             step = UNITS * splits * RUN, writes = NORM && kr_block_x() == 0 && group == 0;
   kr_launch_dependents();
-  const uint16_t *A = (const uint16_t *)p.A + 8 * lane,
-                 *B[] = {(const uint16_t *)p.B + n * p.B_column + 8 * lane,
-                         (const uint16_t *)p.B2 + n * p.B2_column + 8 * lane};
+  const stored *A = (const stored *)p.A + 8 * lane,
+                 *B[] = {(const stored *)p.B + n * p.B_column + 8 * lane,
+                         (const stored *)p.B2 + n * p.B2_column + 8 * lane};
   if (p.P > 1) {
     const int batch = kr_block_y();
     A += batch * p.params.A.batch, B[0] += batch * p.params.B.batch, B[1] += batch * p.params.B2.batch;
@@ -81,19 +102,19 @@ KR_DEV void run_lanes(const kr_gemm_m16_params &p) {
   float sum[TOKENS][ROWS] = {}, squares[TOKENS] = {};
   int waits = 1;
   for (int k = part * RUN; k < K || waits; k += step) {
-    kr_raw16 w[UNITS][ROWS];
+    eight w[UNITS][ROWS];
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
       for (int r = 0; r < ROWS; r++)
-        w[u][r] = read_16_once(
+        w[u][r] = read_eight_once(
             B[r / COLUMNS] + r % COLUMNS * (r < COLUMNS ? p.B_column : p.B2_column) + k + u * splits * RUN,
             n + r % COLUMNS < p.N && k + u * splits * RUN + 8 * lane < K);
-    kr_raw16 weight[UNITS]; /* of the norm */
+    eight weight[UNITS]; /* of the norm */
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
       const int at = k + u * splits * RUN + 8 * lane;
-      if (NORM) weight[u] = read_16((const uint16_t *)p.norm.weight + at, at < K);
+      if (NORM) weight[u] = read_eight((const stored *)p.norm.weight + at, at < K);
     }
     if (NORM && waits)
       kr_keep_near(p.norm.other), kr_keep_near(p.norm.sum), kr_keep_near(p.conv.state), kr_keep_near(p.conv.out);
@@ -104,7 +125,7 @@ KR_DEV void run_lanes(const kr_gemm_m16_params &p) {
       if (NORM && p.conv.state && part == 0) {
         const int of = lane / KR_CONV_PIECES, c = n + IN_GROUP * (of / TOKENS) - p.conv.from;
         if (of < FOURS * TOKENS && of % TOKENS < p.M && c >= 0 && c < p.conv.channels)
-          kr_fetch_conv(p.conv, of % TOKENS, c, lane % KR_CONV_PIECES, convs[group][of]);
+          kr_fetch_conv<DTYPE>(p.conv, of % TOKENS, c, lane % KR_CONV_PIECES, convs[group][of]);
         kr_commit_copies();
       }
       kr_griddep_wait();
@@ -117,7 +138,7 @@ KR_DEV void run_lanes(const kr_gemm_m16_params &p) {
 #pragma unroll
       for (int t = 0; t < TOKENS; t++) {
         const int m = t < p.M ? t : 0, exists = at + 8 * lane < K;
-        widen(read_16(A + m * p.A_row + at, exists && (!NORM || p.A)), x[t]);
+        widen(read_eight(A + m * p.A_row + at, exists && (!NORM || p.A)), x[t]);
         if (NORM)
           kr_norm_run<NORM, DTYPE>(p.norm, weight[u], m, at + 8 * lane, exists, t < p.M && writes, x[t], squares[t]);
       }
@@ -181,6 +202,8 @@ KR_DEV void run_lanes(const kr_gemm_m16_params &p) {
 }
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------ */
+
+#ifndef KR_FLOAT
 
 /* One step: this lane's part of two runs of 32 k in its row of a factor. */
 KR_DEV void read_step(kr_raw16 (&v)[2], const uint16_t *row, int k, int K) {
@@ -276,6 +299,14 @@ KR_DEV void run(const kr_gemm_params &p) {
   kr_finish_run<8, GATED>(p, terms, batch, m, n + column, v, second);
 }
 
+#endif
+
+/* TWO, THREE: blocks of a multiprocessor for kernels with many weights in registers; float32's take twice as many. */
+#ifdef KR_FLOAT
+enum { TWO = 1, THREE = 2 };
+#else
+enum { TWO = 2, THREE = 3 };
+#endif
 enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_NO_NORM, 1, 0>(params);
@@ -283,40 +314,42 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_gemm_m16_params params
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two(kr_gemm_m16_params params) {
   run_lanes<2, 0, KR_NO_NORM, 1, 0>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one_wide(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, THREE) kr_gemm_one_wide(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_NO_NORM, 2, 1>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_one_gated(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_gemm_one_gated(kr_gemm_m16_params params) {
   run_lanes<1, 1, KR_NO_NORM, 1, 0>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gemm_two_gated(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_gemm_two_gated(kr_gemm_m16_params params) {
   run_lanes<2, 1, KR_NO_NORM, 1, 0>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one_gated_once(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, THREE) kr_gemm_one_gated_once(kr_gemm_m16_params params) {
   run_lanes<1, 1, KR_NO_NORM, 1, 1>(params);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_ADD_NORM, 1, 1>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_two(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_norm_gemm_two(kr_gemm_m16_params params) {
   run_lanes<2, 0, KR_ADD_NORM, 1, 0>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_norm_gemm_one_wide(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, THREE) kr_norm_gemm_one_wide(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_ADD_NORM, 2, 1>(params);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_GATED_NORM, 1, 1>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_norm_gemm_one_deep(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_norm_gemm_one_deep(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_ADD_NORM, 1, 2>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_one_deep(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_gate_gemm_one_deep(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_GATED_NORM, 1, 2>(params);
 }
-KR_KERNEL void KR_BOUNDS(LANES_THREADS, 2) kr_gate_gemm_two(kr_gemm_m16_params params) {
+KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_gate_gemm_two(kr_gemm_m16_params params) {
   run_lanes<2, 0, KR_GATED_NORM, 1, 0>(params);
 }
+#ifndef KR_FLOAT
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 3) kr_gemm_m16_8(kr_gemm_params params) { run<1, 0>(params); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_m16_16(kr_gemm_params params) { run<2, 0>(params); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 2) kr_gemm_m16_8_gated(kr_gemm_params params) { run<1, 1>(params); }
 KR_KERNEL void KR_BOUNDS(KR_FEW_THREADS, 1) kr_gemm_m16_16_gated(kr_gemm_params params) { run<2, 1>(params); }
+#endif

@@ -35,6 +35,7 @@ typedef struct __attribute__((aligned(64))) kr_gemm_map {
 typedef struct kr_gemm_hopper_params {
   kr_gemm_map A, B, B2, out; /* out: only if of 16 bits */
   kr_gemm_params params;
+  const float *unscale_m, *unscale_n; /* of rows of A and columns of B in halves; batch after batch */
 } kr_gemm_hopper_params;
 
 /* Tiles of 128 x BN; a stage is 64 of K. */
@@ -48,6 +49,12 @@ enum { KR_N_PARTS = 3, KR_HOPPER_PARTS_BN = 128, KR_HOPPER_PARTS_STAGES = 2 };
 #define KR_HOPPER_PARTS_SHARED_BYTES \
   (KR_HOPPER_PARTS_STAGES * KR_N_PARTS * (KR_HOPPER_BM + KR_HOPPER_PARTS_BN) * 128 + KR_HOPPER_SLACK_BYTES)
 
+/* The same as two float16 parts. */
+enum { KR_N_HALVES = 2, KR_HOPPER_HALVES_STAGES = 3 };
+#define KR_HALVES_APART 2048.0f
+#define KR_HOPPER_HALVES_SHARED_BYTES \
+  (KR_HOPPER_HALVES_STAGES * KR_N_HALVES * (KR_HOPPER_BM + KR_HOPPER_PARTS_BN) * 128 + KR_HOPPER_SLACK_BYTES)
+
 /* A float32 matrix becomes KR_N_PARTS bfloat16 ones that sum up to it: batch p of part i is batch i P + p of `to`, with
  * the same contiguous dimension, rows (across) of `line` elements. */
 typedef struct kr_split_params {
@@ -55,6 +62,7 @@ typedef struct kr_split_params {
   uint16_t *to;
   int64_t from_across, from_along, from_batch; /* strides in elements */
   int64_t line;                                /* a multiple of eight */
+  float *unscale; /* of halves: one over the scale of each row; their rows are contiguous */
   int32_t n_along, n_across, P, packs;
 } kr_split_params;
 enum { KR_SPLIT_THREADS = 256 };

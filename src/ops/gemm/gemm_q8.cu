@@ -183,7 +183,8 @@ KR_DEV float norm_row(const kr_q8_params &p, const kr_raw16 (&weights)[CHUNKS][T
 #pragma unroll
       for (int j = 0; j < 8; j++) x[j] = kr_unpack(raw.w[j / 2], j % 2, DTYPE);
     }
-    kr_norm_run<KR_ADD_NORM, DTYPE>(p.norm, weights[i][kr_thread()], 0, k, 1, kr_block_x() == 0, x, squares);
+    kr_norm_run<KR_ADD_NORM, DTYPE>(p.norm, kr_eight<DTYPE>{{weights[i][kr_thread()]}}, 0, k, 1, kr_block_x() == 0, x,
+                                    squares);
     kr_float4 *to = (kr_float4 *)(row + k / 16 * ROW_STEP + k % 16);
     to[0] = kr_float4{{x[0], x[1], x[2], x[3]}}, to[1] = kr_float4{{x[4], x[5], x[6], x[7]}};
   }
@@ -195,7 +196,7 @@ KR_DEV void run_normed(const kr_q8_params &p) {
   KR_SHARED __attribute__((aligned(16))) uint16_t scales[KR_Q8_MOST_WARPS][WIDE][SCALES];
   KR_SHARED __attribute__((aligned(16))) float row[ROW_FLOATS];
   KR_SHARED kr_raw16 weights[CHUNKS][THREADS]; /* private to each thread */
-  KR_SHARED kr_conv_run convs[KR_Q8_MOST_WARPS][WIDE / 4];
+  KR_SHARED kr_conv_run<DTYPE> convs[KR_Q8_MOST_WARPS][WIDE / 4];
   const int lane = kr_thread() & 31, warp = kr_thread() / 32, splits = p.n_splits, group = warp / splits,
             part = warp - group * splits, n = (kr_block_x() * p.n_groups + group) * WIDE, k = part * RUN;
   const int inside = k + 16 * lane < p.K;
@@ -219,7 +220,7 @@ KR_DEV void run_normed(const kr_q8_params &p) {
   if (p.conv.state && part == 0) {
     const int four = lane / KR_CONV_PIECES, c = n + 4 * four - p.conv.from;
     if (four < WIDE / 4 && c >= 0 && c < p.conv.channels)
-      kr_fetch_conv(p.conv, 0, c, lane % KR_CONV_PIECES, convs[group][four]);
+      kr_fetch_conv<DTYPE>(p.conv, 0, c, lane % KR_CONV_PIECES, convs[group][four]);
     kr_commit_copies();
   }
   kr_griddep_wait();

@@ -1,4 +1,4 @@
-/* norm_gemm_check.c: random calls; two thirds in forms that a GPU implementation accepts: one or two 16-bit rows, Bmat
+/* norm_gemm_check.c: random calls; two thirds in forms that a GPU implementation accepts: one or two rows, Bmat
  * contiguous along K. */
 #include "check.h"
 #include "gemm/norm_gemm_impls.h"
@@ -11,7 +11,7 @@ static void turn_norm_gemm(kr_view *v, int64_t K) {
 
 static void choose_norm_gemm_as_gpu(kr_case *c, kr_norm_gemm_args *a, int64_t index) {
   c->contiguous = 1;
-  c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+  c->dtype = c->other = (int32_t[]){KRAIT_F32, KRAIT_F16, KRAIT_BF16}[kr_case_int(c, 0, 2)];
   a->M = kr_case_int(c, 1, 2), a->N = index % 6 == 1 ? kr_case_edge(c, 90) : 4 * kr_case_int(c, 1, 30);
   a->K = 8 * (kr_case_chance(c, 0.2) ? kr_case_int(c, 90, 900) : kr_case_int(c, 1, 110));
   if (a->K > 900) a->N = kr_case_int(c, 1, 12);
@@ -20,6 +20,7 @@ static void choose_norm_gemm_as_gpu(kr_case *c, kr_norm_gemm_args *a, int64_t in
 
 /* 8-bit weights; for a GPU one row, float16 scales. */
 static void give_words(kr_case *c, kr_norm_gemm_args *a, int is_gpu) {
+  if (is_gpu && c->dtype == KRAIT_F32) c->dtype = c->other = KRAIT_F16;
   const int32_t weights = c->other;
   a->S = kr_case_int(c, 1, is_gpu && kr_case_chance(c, 0.3) ? 160 : 12), a->K = 32 * a->S;
   if (is_gpu) a->M = 1, a->N = 4 * kr_case_int(c, 1, a->S > 20 ? 12 : 40);

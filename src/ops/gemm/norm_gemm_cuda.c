@@ -5,12 +5,14 @@
 #include "op_list.h"
 #include "view.h"
 
-/* A float32 row is treated as a residual added to zeros. */
-static int is_float_row(const kr_norm_gemm_args *a) { return a->x.dtype == KRAIT_F32 && !kr_has(&a->z); }
-
-/* The 16-bit type; that of the row where weights are 8-bit. */
+/* The factors' type; that of the row where weights are 8-bit. */
 static int32_t norm_gemm_dtype_of(const kr_norm_gemm_args *a) {
   return kr_has(&a->qweight) ? a->weight.dtype : a->Bmat.dtype;
+}
+
+/* A float32 row before weights of 16 bits is treated as a residual added to zeros. */
+static int is_float_row(const kr_norm_gemm_args *a) {
+  return a->x.dtype == KRAIT_F32 && norm_gemm_dtype_of(a) != KRAIT_F32 && !kr_has(&a->z);
 }
 
 static kr_gemm_args norm_gemm_product_of(const kr_norm_gemm_args *a) {

@@ -10,7 +10,7 @@ int32_t kr_dt_state_update_case(kr_case *c, int64_t index) {
   a->B = kr_case_int(c, 1, 4), a->D = kr_case_edge(c, 50), a->N = kr_case_edge(c, 40), a->R = kr_case_edge(c, 60);
   if (index % 3) {
     c->contiguous = 1;
-    c->dtype = c->other = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+    c->dtype = c->other = (int32_t[]){KRAIT_F32, KRAIT_F16, KRAIT_BF16}[kr_case_int(c, 0, 2)];
     a->B = kr_case_chance(c, 0.1) ? kr_case_int(c, 15, 17) : kr_case_int(c, 1, 4);
     a->D = kr_case_edge(c, 90), a->N = 4 * kr_case_int(c, 1, kr_case_chance(c, 0.3) ? 32 : 6);
     a->R = 8 * kr_case_int(c, 1, 22);

@@ -27,7 +27,6 @@ static int is_packed_for_dt_state_update(const kr_view *v, int64_t rows) {
 }
 
 static const char *refuse_product(const kr_dt_state_update_args *a, int64_t most_packs) {
-  if (a->x.dtype == KRAIT_F32) return "not 16 bits";
   if (a->r.dtype != a->x.dtype || a->dt_weight.dtype != a->x.dtype) return "r or dt_weight of another type than x";
   return a->R % 8 || a->R > 8 * most_packs || !is_packed_for_dt_state_update(&a->r, a->B) ||
                  !is_packed_for_dt_state_update(&a->dt_weight, a->D)

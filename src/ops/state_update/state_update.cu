@@ -10,6 +10,7 @@
  * Bound by reading and writing the state once, so a thread issues all its loads before using the first. */
 #include "overlap.cuh"
 #include "pack.cuh"
+#include "row_lanes.cuh"
 #include "state_update_params.h"
 
 KR_DEV int64_t at3(const kr_view &v, int64_t i, int64_t j, int64_t k) {
@@ -88,8 +89,19 @@ KR_DEV void load_inputs(const kr_state_update_args &a, const place &at, const ty
   raw.z = load_one(a.z, t.input, at3(a.z, at.b, at.h, at.c));
 }
 
+/* log(1 + e^v) to float32's last places, where kr_softplus's logarithm is off by up to 2e-5 of a small result: with
+ * e = e^-|v|, log(1 + e) is 2 artanh(e / (2 + e)), whose series ends at 2e-8. */
+KR_DEV float softplus_close(float v) {
+  const float high = kr_bits_to_float(kr_float_to_bits(v) & 0x7fffffffu), e = kr_exp2(-KR_LOG2E * high),
+              s = e * kr_rcp(2.0f + e), square = s * s;
+  float sum = 1.0f / 13.0f;
+#pragma unroll
+  for (int odd = 11; odd > 0; odd -= 2) sum = kr_fma(sum, square, 1.0f / (float)odd);
+  return kr_fma(2.0f * s, sum, kr_select(v < 0.0f, 0.0f, v));
+}
+
 KR_DEV float softened(const kr_state_update_args &a, float dt) {
-  return a.call.flags & KRAIT_UPDATE_SOFTPLUS ? kr_softplus(dt) : dt;
+  return a.call.flags & KRAIT_UPDATE_SOFTPLUS ? softplus_close(dt) : dt;
 }
 KR_DEV float time_step(const kr_state_update_args &a, float dt, uint32_t raw_bias) {
   return softened(a, a.dt_bias.data ? dt + one_of(a.dt_bias.dtype, raw_bias) : dt);
@@ -119,29 +131,32 @@ KR_DEV void wait_ahead(const kr_update_params &p) {
 }
 
 /* Dot product for a channel's time step: this lane's packs of eight inputs; weights are loaded before the wait. */
-KR_DEV void load_dt_weights(const kr_update_params &p, const place &at, kr_raw16 (&w)[KR_DT_PACKS]) {
+typedef kr_eight<KR_DTYPE> eight;
+enum { ELEMENT_BYTES = sizeof(eight) / 8 };
+KR_DEV eight load_eight(const void *data, int64_t offset, int exists) {
+  eight v = {};
+  if (exists) v = *(const eight *)((const char *)data + ELEMENT_BYTES * offset);
+  return v;
+}
+KR_DEV void load_dt_weights(const kr_update_params &p, const place &at, eight (&w)[KR_DT_PACKS]) {
 #pragma unroll
   for (int i = 0; i < KR_DT_PACKS; i++) {
     const int pack = at.lane + i * p.lanes;
-    w[i] = kr_raw16{{0, 0, 0, 0}};
-    if (at.exists && pack < p.packs)
-      w[i] = *((const kr_raw16 *)((const uint16_t *)p.dt_weight + at.c * p.dt_row) + pack);
+    w[i] = load_eight(p.dt_weight, at.c * p.dt_row + 8 * pack, at.exists && pack < p.packs);
   }
 }
-KR_DEV float multiply_dt(const kr_update_params &p, const place &at, const kr_raw16 (&w)[KR_DT_PACKS]) {
+KR_DEV float multiply_dt(const kr_update_params &p, const place &at, const eight (&w)[KR_DT_PACKS]) {
   float dt = 0.0f;
-  kr_raw16 r[KR_DT_PACKS];
+  eight r[KR_DT_PACKS];
 #pragma unroll
   for (int i = 0; i < KR_DT_PACKS; i++) {
     const int pack = at.lane + i * p.lanes;
-    r[i] = kr_raw16{{0, 0, 0, 0}};
-    if (pack < p.packs) r[i] = *((const kr_raw16 *)((const uint16_t *)p.r + at.b * p.r_row) + pack);
+    r[i] = load_eight(p.r, at.b * p.r_row + 8 * pack, pack < p.packs);
   }
 #pragma unroll
   for (int i = 0; i < KR_DT_PACKS; i++)
 #pragma unroll
-    for (int k = 0; k < 8; k++)
-      dt = kr_fma(kr_unpack(w[i].w[k / 2], k & 1, KR_DTYPE), kr_unpack(r[i].w[k / 2], k & 1, KR_DTYPE), dt);
+    for (int k = 0; k < 8; k++) dt = kr_fma(kr_eight_at<KR_DTYPE>(w[i], k), kr_eight_at<KR_DTYPE>(r[i], k), dt);
   for (int d = 1; d < p.lanes; d <<= 1) dt += kr_shuffle_xor(dt, d);
   return dt;
 }
@@ -158,7 +173,7 @@ KR_DEV void update_fours(const kr_update_params &p, const types t, const int wit
   scalars raw;
   if (mine) raw_s = load_four(a.state, t.state, at.s0 + n), raw_A = load_A(a.A, at.A0, n);
   load_parameters(a, at, raw);
-  kr_raw16 dt_weights[KR_DT_PACKS];
+  eight dt_weights[KR_DT_PACKS];
   if (with_dt) load_dt_weights(p, at, dt_weights);
   if (ahead) wait_ahead(p);
   if (mine) raw_B = load_four(a.Bmat, t.input, at.B0 + n), raw_C = load_four(a.Cmat, t.input, at.C0 + n);
@@ -190,7 +205,7 @@ KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_same_4(const kr_update_params p
   update_fours(p, types{KR_DTYPE, KR_DTYPE}, 0);
 }
 KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_4(const kr_update_params p) {
-  if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KRAIT_F32, KR_DTYPE}, 1);
+  update_fours(p, types{KRAIT_F32, KR_DTYPE}, 1);
 }
 KR_KERNEL void KR_BOUNDS(128, 4) kr_dt_update_same_4(const kr_update_params p) {
   if (KR_DTYPE != KRAIT_F32) update_fours(p, types{KR_DTYPE, KR_DTYPE}, 1);
