@@ -36,12 +36,16 @@ static void count_attention_cost(const void *args, kr_cost *cost) {
 
 static const kr_impl impls[] = {
     {"cuda_ampere_keys", KRAIT_CAP_CUDA_AMPERE, kr_attention_keys_refuse, kr_attention_keys, kr_attention_keys_scratch},
+    {"base_few_rows", KRAIT_CAP_CUDA_BASE, kr_attention_few_base_refuse, kr_attention_few_base,
+     kr_attention_few_base_scratch},
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_attention_hopper_refuse, kr_attention_hopper,
      kr_attention_hopper_scratch},
     {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_ampere_refuse, kr_attention_ampere,
      kr_attention_ampere_scratch},
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_attention_parts_refuse, kr_attention_parts,
      kr_attention_parts_scratch},
+    {"base_tiles", KRAIT_CAP_CUDA_BASE, kr_attention_base_tiles_refuse, kr_attention_base_tiles,
+     kr_attention_base_tiles_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_base_refuse, kr_attention_base, kr_attention_base_scratch},
 #define KR_ISA(isa, cap)                                                                            \
   {"simd_" #isa "_few", KRAIT_CAP_CPU | cap, kr_attention_few_refuse_##isa, kr_attention_few_##isa, \

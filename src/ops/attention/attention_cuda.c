@@ -1,5 +1,6 @@
 /* attention_cuda.c: attention on a GPU. */
 #include "attention_cuda.h"
+#include "attention_base.h"
 
 #include <math.h>
 
@@ -90,6 +91,45 @@ int32_t kr_attention_base(const krait_ctx *ctx, const void *args) {
                         .shared_bytes = KR_ATTENTION_BASE_SHARED(K, 1),
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[which], &grid, &p, sizeof p);
+}
+
+/* ---- base, tiles ------------------------------------------------------------------------------------------------- */
+
+enum { FEWEST_TILE_ROWS = 17 };
+
+/* Contiguous channels of at most two groups, in packs. */
+static const char *refuse_wide_reads(const kr_attention_args *a, const kr_attention_params *p, int most_channels) {
+  if (p->D > most_channels || p->D != p->Dv || p->D % 8 != 0)
+    return "head size too large, not a multiple of eight, or different in v";
+  if (p->rng.data) return "dropout";
+  if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
+  if (p->out.d != 1 || !kr_attention_rows_take_packs(&p->q) || !kr_attention_rows_take_packs(&p->k) ||
+      !kr_attention_rows_take_packs(&p->v))
+    return "rows not 16-byte aligned";
+  return p->k.dtype == p->q.dtype && p->v.dtype == p->q.dtype ? NULL : "q, k and v of several types";
+}
+
+const char *kr_attention_base_tiles_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = kr_attention_params_of(args);
+  const char *why = kr_attention_base_refuse(ctx, args);
+  if (why) return why;
+  return p.rows_q < FEWEST_TILE_ROWS ? "fewer than 17 rows" : refuse_wide_reads(args, &p, 128);
+}
+
+uint64_t kr_attention_base_tiles_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+
+int32_t kr_attention_base_tiles(const krait_ctx *ctx, const void *args) {
+#define TILES(name) \
+  {{"attention_base_tiles_f32", name}, {"attention_base_tiles_f16", name}, {"attention_base_tiles_bf16", name}}
+  static const kr_kernel kernels[2][3] = {TILES("kr_attention_tiles_64"), TILES("kr_attention_tiles_128")};
+#undef TILES
+  const kr_attention_args *a = args;
+  kr_attention_params p = kr_attention_params_of(a);
+  p.n_q_tiles = (p.rows_q + KR_ATTENTION_TILE_ROWS - 1) / KR_ATTENTION_TILE_ROWS;
+  const kr_grid grid = {.x = (uint32_t)p.n_q_tiles * (uint32_t)(p.B * p.H),
+                        .block = KR_ATTENTION_BASE_THREADS,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[p.D > 64][p.q.dtype], &grid, &p, sizeof p);
 }
 
 /* ---- ampere ------------------------------------------------------------------------------------------------------ */
@@ -192,10 +232,10 @@ const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
   return kr_attention_ampere_refuse(ctx, args);
 }
 
-/* Enough parts to fill the device, none too small; two blocks per multiprocessor. */
-static void plan_keys(const krait_ctx *ctx, kr_attention_params *p) {
-  const int64_t slots = 2 * (int64_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  p->n_q_tiles = (p->rows_q * p->heads + 15) / 16;
+/* Enough parts to fill the device, none too small. rows: of a block; at_once: blocks of a multiprocessor. */
+static void plan_keys(const krait_ctx *ctx, kr_attention_params *p, int rows, int at_once) {
+  const int64_t slots = (int64_t)at_once * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  p->n_q_tiles = (p->rows_q * p->heads + rows - 1) / rows;
   const int64_t blocks = (int64_t)p->n_q_tiles * p->B * (p->H / p->heads),
                 most = p->rows_k / KEYS_OF_A_SPLIT < MOST_SPLITS ? p->rows_k / KEYS_OF_A_SPLIT : MOST_SPLITS;
   double best = 0;
@@ -207,12 +247,21 @@ static void plan_keys(const krait_ctx *ctx, kr_attention_params *p) {
   }
 }
 
-uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
+static kr_attention_params keys_params_of(const krait_ctx *ctx, const void *args) {
   kr_attention_params p = kr_attention_params_of(args);
-  plan_keys(ctx, &p);
-  return p.n_splits == 1 ? 0
-                         : (uint64_t)p.n_splits * (uint64_t)p.B * (uint64_t)p.H * (uint64_t)p.rows_q *
-                               (uint64_t)(p.D + 1) * sizeof(float);
+  plan_keys(ctx, &p, 16, 2);
+  return p;
+}
+
+static uint64_t parts_bytes(const kr_attention_params *p) {
+  return p->n_splits == 1 ? 0
+                          : (uint64_t)p->n_splits * (uint64_t)p->B * (uint64_t)p->H * (uint64_t)p->rows_q *
+                                (uint64_t)(p->D + 1) * sizeof(float);
+}
+
+uint64_t kr_attention_keys_scratch(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = keys_params_of(ctx, args);
+  return parts_bytes(&p);
 }
 
 /* Whether the second kernel is launched while the first runs: that costs two launches instead of one chain, so only
@@ -229,8 +278,7 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
   static const kr_kernel joins[2] = {{"attention_keys_f16", "kr_attention_join"},
                                      {"attention_keys_bf16", "kr_attention_join"}};
   const kr_attention_args *a = args;
-  kr_attention_params p = kr_attention_params_of(a);
-  plan_keys(ctx, &p);
+  kr_attention_params p = keys_params_of(ctx, a);
   p.partial = a->call.scratch;
   const int wide = p.D > 64, bf16 = p.q.dtype == KRAIT_BF16;
   const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits),
@@ -252,6 +300,53 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
   kr_chain_add(&chain, &parts[wide][bf16], &grid, &p);
   if (p.n_splits > 1) kr_chain_add(&chain, &joins[bf16], &rows, &p);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &chain);
+}
+
+/* ---- the same by multiply-adds, for every GPU and type ----------------------------------------------------------- */
+
+enum { MOST_FEW_ROWS = 16, FEWEST_FEW_KEYS = 32 };
+
+const char *kr_attention_few_base_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_args *a = args;
+  const kr_attention_params p = kr_attention_params_of(a);
+  const char *why = kr_attention_base_refuse(ctx, args);
+  if (why) return why;
+  if ((int64_t)p.rows_q * p.heads > MOST_FEW_ROWS) return "more than 16 rows per key head";
+  return p.rows_k < FEWEST_FEW_KEYS ? "fewer than 32 keys" : refuse_wide_reads(a, &p, 256);
+}
+
+static kr_attention_params few_params_of(const krait_ctx *ctx, const void *args) {
+  kr_attention_params p = kr_attention_params_of(args);
+  plan_keys(ctx, &p, KR_ATTENTION_FEW_ROWS, 4);
+  return p;
+}
+
+uint64_t kr_attention_few_base_scratch(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = few_params_of(ctx, args);
+  return parts_bytes(&p);
+}
+
+int32_t kr_attention_few_base(const krait_ctx *ctx, const void *args) {
+#define FEW(name) {{"attention_few_f32", name}, {"attention_few_f16", name}, {"attention_few_bf16", name}}
+  static const kr_kernel parts[3][3] = {FEW("kr_attention_few_64"), FEW("kr_attention_few_128"),
+                                        FEW("kr_attention_few_256")},
+                         joins[3] = FEW("kr_attention_few_join");
+#undef FEW
+  const kr_attention_args *a = args;
+  kr_attention_params p = few_params_of(ctx, a);
+  p.partial = a->call.scratch;
+  const kr_grid grid = {.x = (uint32_t)(p.n_q_tiles * p.B * (p.H / p.heads) * p.n_splits),
+                        .block = KR_ATTENTION_KEYS_THREADS,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
+                        .stream = a->call.stream},
+                rows = {.x = (uint32_t)(p.B * p.H * p.rows_q),
+                        .block = KR_ATTENTION_KEYS_THREADS,
+                        .is_pdl = grid.is_pdl,
+                        .stream = a->call.stream};
+  kr_chain chain = {.n = 0};
+  kr_chain_add(&chain, &parts[ampere_size(&p)][p.q.dtype], &grid, &p);
+  if (p.n_splits > 1) kr_chain_add(&chain, &joins[p.q.dtype], &rows, &p);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &chain);
 }
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */

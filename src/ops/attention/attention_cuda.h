@@ -1,5 +1,6 @@
 /* attention_cuda.h: the GPU implementations of attention and its gradient, and the params both derive from a call.
- * base: everything. ampere, hopper: tiles on tensor cores. keys: few rows, many keys. */
+ * base: everything; base_tiles: tiles by multiply-adds. ampere, hopper: tiles on tensor cores. keys: few rows, many
+ * keys; few_base: the same by multiply-adds. */
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
 
@@ -25,10 +26,12 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_par
   int32_t kr_attention_##name(const krait_ctx *ctx, const void *args);      \
   uint64_t kr_attention_##name##_scratch(const krait_ctx *ctx, const void *args);
 KR_ATTENTION_ROW(base)
+KR_ATTENTION_ROW(base_tiles)
 KR_ATTENTION_ROW(ampere)
 KR_ATTENTION_ROW(parts)
 KR_ATTENTION_ROW(hopper)
 KR_ATTENTION_ROW(keys)
+KR_ATTENTION_ROW(few_base)
 KR_ATTENTION_ROW(bwd_base)
 KR_ATTENTION_ROW(bwd_ampere)
 KR_ATTENTION_ROW(bwd_hopper)

@@ -5,7 +5,7 @@
  * type (KR_HALF: float16). kr_attention_keys_D: heads of up to D channels; kr_attention_join; kr_attention_step_D: a
  * decode step, whose keys are on their way before the previous kernel has ended. */
 #include "overlap.cuh"
-#include "attention_fragments.cuh"
+#include "attention_join.cuh"
 #include "attention_keys.h"
 #include "cluster.cuh"
 #include "mma.cuh"
@@ -419,49 +419,8 @@ KR_DEV void run(const kr_attention_params &p, const kr_attention_fresh &f) {
   }
 }
 
-/* One block per row: the parts' means weighted by their sums. One thread per part, then one per channel. */
-enum { THREADS = KR_ATTENTION_KEYS_THREADS, WARPS = THREADS / 32 };
-KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_params p) {
-  KR_SHARED float weights[THREADS], warps[2 * WARPS];
-  const int row = kr_block_x(), thread = kr_thread(), warp = thread >> 5, n_rows = p.B * p.H * p.rows_q;
-  kr_launch_dependents(), kr_griddep_wait();
-  const int i = row % p.rows_q, h = row / p.rows_q % p.H, b = row / p.rows_q / p.H;
-  const sequence s = sequence_of(p, b);
-  if (i >= s.rows_q) return;
-  const float sink = p.sinks ? kr_load(p.sinks, h * p.sinks_h, p.sinks_dtype) * KR_LOG2E : MINUS_INFINITY;
-  const float mine = thread < p.n_splits
-                         ? p.partial[(int64_t)p.n_splits * n_rows * p.D + (int64_t)thread * n_rows + row]
-                         : MINUS_INFINITY;
-  float most = mine;
-#pragma unroll
-  for (int d = 1; d < 32; d <<= 1) most = higher(most, kr_shuffle_xor(most, d));
-  if ((thread & 31) == 0) warps[warp] = most;
-  kr_sync();
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) most = higher(most, warps[w]);
-  const int none = most == MINUS_INFINITY;
-  most = higher(most, sink);
-  const float weight = none ? 0.0f : kr_exp2(mine - most);
-  float total = weight;
-#pragma unroll
-  for (int d = 1; d < 32; d <<= 1) total += kr_shuffle_xor(total, d);
-  weights[thread] = weight;
-  if ((thread & 31) == 0) warps[WARPS + warp] = total;
-  kr_sync();
-  total = sink > MINUS_INFINITY && !none ? kr_exp2(sink - most) : 0.0f;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) total += warps[WARPS + w];
-  const float by = none ? 0.0f : 1.0f / total;
-  if (thread == 0 && p.lse.data)
-    ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * (most + kr_log2(total));
-  if (thread >= p.D) return;
-  const float *from = p.partial + (int64_t)row * p.D + thread;
-  const int64_t step = (int64_t)n_rows * p.D;
-  float o = 0;
-#pragma unroll 8
-  for (int k = 0; k < p.n_splits; k++, from += step) o = kr_fma(weights[k], *from, o);
-  kr_store(p.out.data, query_at(p.out, s, h, i) + thread, DTYPE, o * by);
-}
+enum { THREADS = KR_ATTENTION_KEYS_THREADS };
+KR_KERNEL void KR_BOUNDS(THREADS, 8) kr_attention_join(const kr_attention_params p) { join_parts(p); }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_keys_64(const kr_attention_params p) {
   run<64, 0>(p, kr_attention_fresh{});
