@@ -21,7 +21,7 @@ typedef struct settings {
   const char *prompt, *file, *save, *load, *tokenizer, *chat_format, *system;
   cli_telling telling;
   int chat, as_json, force, no_config;
-  const char *state_dtype;
+  const char *dtype, *state_dtype;
   cli_run run;
 } settings;
 
@@ -250,6 +250,12 @@ static int count_places(work *w, const krait_ctx *ctx, const char *path) {
   return status < 0 ? cli_report("generate", status) + 1 : -1;
 }
 
+/* 0: as stored. */
+static int32_t dtype_of(const settings *s) {
+  if (!s->dtype || strcmp(s->dtype, "as-stored") == 0) return 0;
+  return strcmp(s->dtype, "float16") == 0 ? KRAIT_F16 : strcmp(s->dtype, "bfloat16") == 0 ? KRAIT_BF16 : -1;
+}
+
 static int run_model(work *w, const char *path) {
   const settings *s = w->s;
   krait_ctx *ctx = NULL;
@@ -266,8 +272,13 @@ static int run_model(work *w, const char *path) {
                                     .no_tokenizer = s->telling.as_ids,
                                     .chat_format = s->chat_format,
                                     .no_generation_config = s->no_config,
+                                    .dtype = dtype_of(s),
                                     .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0};
   const int32_t status = krait_lm_open(ctx, &options, &w->lm);
+  if (status >= 0 && !s->dtype && krait_lm_is_wide(w->lm) && !cli_is_quiet())
+    fprintf(cli_err(),
+            "krait generate: these weights are float32; with --dtype float16 or bfloat16 a token takes about half the "
+            "time (--dtype as-stored: keep them, without this line)\n");
   if (status >= 0) take_model_defaults(w);
   exit_status = status >= 0                       ? tell_texts(w)
                 : status == KRAIT_ERR_ARGUMENT ? cli_report_call("generate", status, krait_error_detail())
@@ -326,6 +337,8 @@ static int run_generate(settings *s, char **operands, int n_operands) {
 }
 
 static int check_generate_settings(const settings *s, char **operands, int n_operands) {
+  if (dtype_of(s) < 0)
+    return cli_usage_error("generate", "--dtype is '%s'; give as-stored, float16 or bfloat16", s->dtype);
   if (s->state_dtype && strcmp(s->state_dtype, "float32") != 0 && strcmp(s->state_dtype, "weights") != 0)
     return cli_usage_error("generate", "--state-dtype is '%s'; give float32 or weights", s->state_dtype);
   if (n_operands > 1 && strcmp(operands[1], "-") != 0)
@@ -375,6 +388,8 @@ int cmd_generate(int argc, char **argv) {
       CLI_SWITCH("force", 'f', &s.force, "replace the file of --save-state if it exists"),
       CLI_TEXT("tokenizer", 0, "FILE", &s.tokenizer,
                "tokenizer.json or its folder (default: the one beside the weights or in the GGUF file)"),
+      CLI_TEXT("dtype", 0, "TYPE", &s.dtype,
+               "on a GPU: as-stored (default), float16 or bfloat16: the type that weights get when they are loaded"),
       CLI_TEXT("state-dtype", 0, "TYPE", &s.state_dtype,
                "on a GPU: float32 (default) or weights: Mamba's states in the weights' type, as in mamba-ssm"),
       CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt as it ends"),

@@ -37,7 +37,8 @@ typedef struct krait_lm_options {
   int32_t no_tokenizer;  /* 1: no tokenizer is read: prompts are ids, and texts stay empty */
   const char *chat_format;      /* chatml, llama3, granite or nemotron; NULL: that of the model's chat template */
   int32_t no_generation_config; /* 1: generation_config.json is not read */
-  int32_t reserved;
+  int32_t dtype; /* KRAIT_F16, KRAIT_BF16: the type that weights get on a GPU, where a step takes as long as reading
+                    them; 0: as stored. Ignored on a CPU, and by quantized weights */
 } krait_lm_options;
 
 /* How the next token is sampled: from the top_k most likely, then (temperature divides the logits) from the smallest
@@ -62,6 +63,8 @@ KRAIT_API int32_t krait_lm_defaults(const krait_lm *lm, krait_lm_sampling *sampl
 KRAIT_API const char *krait_lm_token(const krait_lm *lm, int32_t id, size_t *n_bytes);
 /* Bytes of weights read per token. */
 KRAIT_API uint64_t krait_lm_token_bytes(const krait_lm *lm);
+/* 1: on a GPU, with weights in float32, which options.dtype would halve. */
+KRAIT_API int krait_lm_is_wide(const krait_lm *lm);
 
 /* sampling may be NULL: greedy decoding. */
 KRAIT_API int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *sampling, krait_lm_session **session);

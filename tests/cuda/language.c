@@ -281,8 +281,37 @@ static void qwen2_is_that_of_the_cpu(int32_t dtype, double bound) {
   kr_lm_close(&there);
 }
 
+static void qwen2_float32(void **state) { (void)state, qwen2_is_that_of_the_cpu(KRAIT_F32, 1e-5); }
 static void qwen2_float16(void **state) { (void)state, qwen2_is_that_of_the_cpu(KRAIT_F16, 4e-3); }
 static void qwen2_bfloat16(void **state) { (void)state, qwen2_is_that_of_the_cpu(KRAIT_BF16, 3e-2); }
+
+/* A model stored in float32, loaded as float16 and bfloat16; the CPU keeps it as it is. */
+static void weights_converted_on_load(void **state) {
+  static const double bounds[] = {1e-5, 4e-3, 3e-2};
+  const int32_t ids[] = {3, 7, 1, 12};
+  kr_model_folder *folder;
+  kr_lm *here, *there;
+  (void)state;
+  if (kr_model_folder_open(GOLDEN "/mamba_lm/mamba1", &folder) < 0) fail_msg("%s", krait_error_detail());
+  WORKS(kr_lm_open_as(cpu, folder, KRAIT_F16, 1, 0, &here));
+  assert_int_equal(kr_lm_dtype(here), KRAIT_F32);
+  const int64_t n = kr_lm_config_of(here)->V;
+  float *got = malloc((size_t)n * sizeof *got), *want = malloc((size_t)n * sizeof *want);
+  WORKS(kr_lm_prefill(here, 0, ids, NULL, 4, 0, want));
+  for (int32_t dtype = KRAIT_F32; dtype <= KRAIT_BF16; dtype++) {
+    WORKS(kr_lm_open_as(gpu, folder, dtype, 1, 0, &there));
+    assert_int_equal(kr_lm_dtype(there), dtype);
+    assert_int_equal(kr_lm_bytes(there) < kr_lm_bytes(here) * 3 / 4, dtype != KRAIT_F32);
+    WORKS(kr_lm_prefill(there, 0, ids, NULL, 4, 0, got));
+    const double error = error_of(got, want, n);
+    if (!(error <= bounds[dtype]) || (dtype != KRAIT_F32 && error < 1e-6))
+      fail_msg("%s: %.2e", krait_dtype_name(dtype), error);
+    kr_lm_close(&there);
+  }
+  free(got), free(want);
+  kr_lm_close(&here);
+  kr_model_folder_close(&folder);
+}
 
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
@@ -306,17 +335,19 @@ int main(int argc, char **argv) {
     krait_ctx_close(&cpu);
     return 77;
   }
-  const struct CMUnitTest few[] = {cmocka_unit_test(mamba_float16), cmocka_unit_test(mamba2_float16),
-                                   cmocka_unit_test(mamba_q8), cmocka_unit_test(mamba2_narrow_states),
-                                   cmocka_unit_test(qwen2_float16), cmocka_unit_test(wide_mamba),
-                                   cmocka_unit_test(wide_mamba2), cmocka_unit_test(wide_q8)};
+  const struct CMUnitTest few[] = {
+      cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16),        cmocka_unit_test(mamba2_float16),
+      cmocka_unit_test(mamba_q8),      cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(qwen2_float32),
+      cmocka_unit_test(qwen2_float16), cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),
+      cmocka_unit_test(wide_q8),       cmocka_unit_test(weights_converted_on_load)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mamba_float32),        cmocka_unit_test(mamba_float16),  cmocka_unit_test(mamba_bfloat16),
       cmocka_unit_test(mamba_narrow_states),  cmocka_unit_test(mamba_q8),       cmocka_unit_test(mamba2_q8),
       cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16),
       cmocka_unit_test(mamba2_bfloat16),      cmocka_unit_test(qwen2_float16),  cmocka_unit_test(qwen2_bfloat16),
       cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),    cmocka_unit_test(wide_q8),
-      cmocka_unit_test(wide2_q8)};
+      cmocka_unit_test(wide2_q8),             cmocka_unit_test(qwen2_float32),
+      cmocka_unit_test(weights_converted_on_load)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
   krait_ctx_close(&cpu);

@@ -2,6 +2,7 @@
 #include "weight_loader.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -196,6 +197,46 @@ static int32_t take_weight_loader(kr_loader *p, const kr_weight *item, int apart
                    : copy_host(p, item->data, item->bytes, &to->data);
 }
 
+typedef struct narrowing {
+  const kr_weight *item;
+  int32_t dtype;
+  uint16_t *halves;
+  atomic_int overflows;
+} narrowing;
+
+static void narrow_values(void *user, int64_t begin, int64_t end, int worker) {
+  narrowing *n = user;
+  const kr_view from = {.data = (void *)n->item->data, .dtype = n->item->dtype};
+  const int is_f16 = n->dtype == KRAIT_F16;
+  int overflows = 0;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    const float v = (float)kr_get(&from, i);
+    n->halves[i] = is_f16 ? kr_float_to_f16(v) : kr_float_to_bf16(v);
+    overflows |= is_f16 && (n->halves[i] & 0x7fff) == 0x7c00 && isfinite(v);
+  }
+  if (overflows) n->overflows = 1;
+}
+
+/* A tensor of another type, converted by the context's threads. */
+static int32_t take_narrowed(kr_loader *p, const kr_weight *item, int apart, kr_weight_ref *to) {
+  const uint64_t n = item->bytes / krait_dtype_bytes(item->dtype), bytes = n * sizeof(uint16_t);
+  narrowing w = {.item = item, .dtype = p->as};
+  *to = (kr_weight_ref){.data = item->data, .dtype = p->as};
+  p->bytes += bytes;
+  if (!p->device) return copy_in(p, item->data, bytes, apart, &to->data); /* only counted */
+  w.halves = kr_alloc((size_t)bytes + 1);
+  KR_CHECK(w.halves, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  kr_parallel(p->ctx, (int64_t)n, 1 << 16, narrow_values, &w);
+  int32_t status = w.overflows ? kr_fail(KRAIT_ERR_WEIGHTS,
+                                         "%s: tensor '%s' has values that float16 does not hold; use bfloat16",
+                                         kr_loader_label(p), item->name)
+                               : copy_in(p, w.halves, bytes, apart, &to->data);
+  if (status >= 0) status = kr_mem_wait(p->ctx);
+  kr_free(w.halves);
+  return status;
+}
+
 typedef struct q8_rows {
   const kr_weight *qweight, *scales;
   uint16_t *halves;
@@ -312,6 +353,7 @@ static int32_t load_one(kr_loader *p, const char *name, int is_needed, kr_sizes 
   if (super) return take_weight_loader_q4k(p, super, want, apart, to);
   if (has_random_blocks(p, want)) return take_random_blocks(p, want, apart, is_alone, to);
   KR_TRY(kr_loader_find(p, name, is_needed, want, &item));
+  if (p->as && p->ctx->cuda && item.data && item.dtype != p->as) return take_narrowed(p, &item, apart, to);
   return take_weight_loader(p, &item, apart, to);
 }
 

@@ -1,5 +1,5 @@
 /* weight_loader.h: a model's tensors and buffers in its context's memory: on a CPU the file's own bytes, on a GPU
- * copies of them in one block; never converted to a wider type, but q8_0 to float16 on a GPU. */
+ * copies of them in one block; converted only from q8_0 to float16 on a GPU, and there to the type asked for. */
 #ifndef KR_WEIGHT_LOADER_H
 #define KR_WEIGHT_LOADER_H
 
@@ -33,6 +33,7 @@ typedef struct kr_loader {
   int32_t random_type;           /* of random values */
   int32_t random_blocks;         /* of the next random matrix, where its sizes allow it: KRAIT_Q8_0, KRAIT_Q4_K */
   int32_t keeps_q8;              /* on a GPU: kr_weight_ref.qweight */
+  int32_t as;                    /* on a GPU: KRAIT_F16, KRAIT_BF16: what kr_load takes gets this type; 0: none */
   uint64_t bytes; /* of everything taken */
   uint8_t *is_read; /* by number of the folder's or the weights' tensor; until kr_loader_check_read */
   /* its own */

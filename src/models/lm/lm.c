@@ -89,13 +89,18 @@ static int32_t open_lm_model(const krait_ctx *ctx, const kr_model_folder *folder
 
 int32_t kr_lm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
                    kr_lm **model) {
+  return kr_lm_open_as(ctx, folder, 0, n_slots, n_tokens, model);
+}
+
+int32_t kr_lm_open_as(const krait_ctx *ctx, const kr_model_folder *folder, int32_t dtype, int64_t n_slots,
+                      int64_t n_tokens, kr_lm **model) {
   const kr_lm_family *family;
   kr_lm_config *c = NULL;
   *model = NULL;
   KR_TRY(kr_lm_family_of(folder, &family));
   KR_TRY(family->read(folder, &c));
   if (n_tokens > 0 && n_tokens < c->n_used) c->n_used = n_tokens;
-  return open_lm_model(ctx, folder, c, 0, n_slots, model);
+  return open_lm_model(ctx, folder, c, dtype, n_slots, model);
 }
 
 int32_t kr_lm_open_random(const krait_ctx *ctx, kr_lm_config *config, int32_t dtype, int64_t n_slots, kr_lm **model) {
@@ -117,6 +122,7 @@ void kr_lm_close(kr_lm **model) {
 
 const kr_lm_config *kr_lm_config_of(const kr_lm *m) { return m->c; }
 int32_t kr_lm_dtype(const kr_lm *m) { return m->w.dtype; }
+int32_t kr_lm_converted_to(const kr_lm *m) { return m->slots.ctx->cuda ? m->w.loader.as : 0; }
 uint64_t kr_lm_bytes(const kr_lm *m) { return m->w.bytes; }
 int32_t kr_lm_wait(const kr_lm *m) { return kr_mem_wait(m->slots.ctx); }
 

@@ -15,12 +15,16 @@ typedef struct kr_lm kr_lm;
 /* n_tokens: of the tokenizer, 0: unknown. The folder must outlive the model. */
 int32_t kr_lm_open(const krait_ctx *ctx, const kr_model_folder *folder, int64_t n_slots, int64_t n_tokens,
                    kr_lm **model);
+/* The same; on a GPU the weights as KRAIT_F16 or KRAIT_BF16, whatever the file's type. 0: as stored. */
+int32_t kr_lm_open_as(const krait_ctx *ctx, const kr_model_folder *folder, int32_t dtype, int64_t n_slots,
+                      int64_t n_tokens, kr_lm **model);
 /* Random weights of the configuration's sizes, for timing; dtype KRAIT_Q8_0, KRAIT_Q4_K: large matrices in these
  * blocks, the rest float16. The model takes over the configuration, whether it opens or not. */
 int32_t kr_lm_open_random(const krait_ctx *ctx, kr_lm_config *config, int32_t dtype, int64_t n_slots, kr_lm **model);
 void kr_lm_close(kr_lm **model);
 const kr_lm_config *kr_lm_config_of(const kr_lm *model);
 int32_t kr_lm_dtype(const kr_lm *model);  /* of activations: float32 on a CPU, on a GPU that of the weights */
+int32_t kr_lm_converted_to(const kr_lm *model); /* the type asked for when it was opened, on a GPU; 0: none */
 uint64_t kr_lm_bytes(const kr_lm *model); /* of weights read per token */
 /* Keeps what states may be in the activations' type, as mamba-ssm does: half the memory for a 16-bit model on a GPU.
  * Resets all states. */

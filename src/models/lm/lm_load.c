@@ -313,6 +313,7 @@ int32_t kr_lm_weights_open(const krait_ctx *ctx, const kr_model_folder *folder, 
   *w = (kr_lm_weights){.loader = {.ctx = ctx,
                                   .folder = folder,
                                   .random_type = has_blocks ? KRAIT_F16 : dtype,
+                                  .as = folder ? dtype : 0,
                                   .keeps_q8 = c->family->keeps_q8}};
   kr_lm_loader l = {.c = c, .w = w, .random_blocks = has_blocks ? dtype : 0, .dtype = NO_DTYPE};
   KR_TRY(kr_loader_run(&w->loader, take_lm, &l));

@@ -11,7 +11,7 @@ typedef struct kr_lm_weights {
   kr_loader loader;
 } kr_lm_weights;
 
-/* folder NULL: random ones of dtype. Close it also after a failure. */
+/* folder NULL: random ones of dtype; else dtype as in kr_lm_open_as. Close it also after a failure. */
 int32_t kr_lm_weights_open(const krait_ctx *ctx, const kr_model_folder *folder, kr_lm_config *c, int32_t dtype,
                            kr_lm_weights *w);
 void kr_lm_weights_close(kr_lm_weights *w);

@@ -140,6 +140,7 @@ void kr_lm_fingerprint(const kr_lm *m, const kr_model_folder *folder, char *text
   uint64_t hash = hash_config(c);
   const kr_weight *item;
   for (int64_t i = 0; (item = kr_model_folder_at(folder, i)); i++) hash += hash_tensor(item); /* in any order */
+  if (kr_lm_converted_to(m)) hash += (uint64_t)kr_lm_converted_to(m);
   snprintf(text, n, "%s %lld %lld %016llx", c->family->name, (long long)c->n_layers, (long long)c->V,
            (unsigned long long)hash);
 }

@@ -25,7 +25,7 @@ struct krait_lm {
   kr_lm_files files;
   kr_lm *model;
   const kr_lm_config *config; /* of the model */
-  int32_t n_sessions;
+  int32_t n_sessions, is_on_gpu;
   uint8_t *taken;      /* by slot */
   float *logits;       /* (n_sessions, V), while a step runs */
 };
@@ -48,7 +48,7 @@ static int32_t open_lm_parts(const krait_ctx *ctx, const krait_lm_options *o, kr
   KR_TRY(kr_model_folder_open(o->path, &lm->folder));
   KR_TRY(kr_lm_files_open(o, lm->folder, &lm->files));
   const int64_t n_known = lm->files.tokenizer ? kr_tokenizer_size(lm->files.tokenizer) : 0;
-  KR_TRY(kr_lm_open(ctx, lm->folder, lm->n_sessions, n_known, &lm->model));
+  KR_TRY(kr_lm_open_as(ctx, lm->folder, o->dtype, lm->n_sessions, n_known, &lm->model));
   lm->config = kr_lm_config_of(lm->model);
   if (o->narrow_states) KR_TRY(kr_lm_narrow_states(lm->model));
   const int64_t V = lm->config->V;
@@ -74,8 +74,11 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
            "options.no_generation_config is %d, must be 0 or 1", o.no_generation_config);
   KR_CHECK(o.no_tokenizer == 0 || (o.no_tokenizer == 1 && !o.tokenizer_path), KRAIT_ERR_ARGUMENT,
            "options.no_tokenizer is %d, must be 0, or without a tokenizer_path 1", o.no_tokenizer);
+  KR_CHECK(o.dtype == 0 || o.dtype == KRAIT_F16 || o.dtype == KRAIT_BF16, KRAIT_ERR_ARGUMENT,
+           "options.dtype is %d, must be 0, KRAIT_F16 or KRAIT_BF16", o.dtype);
   krait_lm *lm = *out = kr_zalloc(sizeof *lm);
   KR_CHECK(lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  lm->is_on_gpu = ctx->cuda != NULL;
   lm->n_sessions = o.n_sessions ? o.n_sessions : 1;
   const int32_t status = open_lm_parts(ctx, &o, lm);
   if (status < 0) krait_lm_close(out);
@@ -111,6 +114,7 @@ const char *krait_lm_token(const krait_lm *lm, int32_t id, size_t *n_bytes) {
   return bytes;
 }
 
+int krait_lm_is_wide(const krait_lm *lm) { return lm && lm->is_on_gpu && kr_lm_dtype(lm->model) == KRAIT_F32; }
 uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_lm_bytes(lm->model) : 0; }
 
 /* ---- sessions ---- */
