@@ -181,6 +181,10 @@ static void greedy_by_one_call_a_token(void **state) {
   continue_greedily(1);
 }
 
+/* The golden logits are float32's, too: of the largest one, steps on a CPU are up to 7.5e-6 from them, on an H200
+ * 1.0e-5. */
+static double step_bound(void) { return device == KRAIT_DEVICE_CPU ? 1e-5 : 2e-5; }
+
 /* Prompts in pieces of 1, 2, 3, ... tokens, by reads and steps, several sequences per step: equal to one pass. */
 static void mamba_lm_pieces_and_batches(void **state) {
   enum { SLOTS = 4 };
@@ -206,7 +210,7 @@ static void mamba_lm_pieces_and_batches(void **state) {
       const int32_t next[SLOTS - 1] = {ids[t], ids[t + 1], ids[t]};
       WORKS(kr_lm_step(m, SLOTS - 1, slots, next, got, NULL));
       for (int k = 0; k < SLOTS - 1; k++)
-        mamba_lm_assert_close("a step", got + k * V, want + (t + (k == 1)) * V, V, 1e-5);
+        mamba_lm_assert_close("a step", got + k * V, want + (t + (k == 1)) * V, V, step_bound());
     }
     free(got), free(ids);
     kr_lm_close(&m);
