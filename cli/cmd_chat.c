@@ -143,8 +143,8 @@ int cmd_chat(int argc, char **argv) {
   const cli_verb verb = {
       "chat",
       "MODEL",
-      "A conversation with a language model: each line is a message, and the answer is printed as it "
-      "is generated. MODEL is as for krait generate; it needs a chat template of a known form, or "
+      "A conversation with a language model: each line is a message, and the answer is printed as "
+      "it is generated. MODEL is as for krait generate; it needs a chat template of a known form, or "
       "--chat-format. /reset begins again, /save FILE and /load FILE keep the conversation, /quit "
       "or Ctrl-D ends it. Ctrl-C ends an answer.",
       options,

@@ -333,7 +333,8 @@ int cmd_info(int argc, char **argv) {
       "every operator. With FILE: the tensors, shapes, configuration and parameter count of a "
       "weights file (safetensors, PyTorch or GGUF), or of the program's own: 'builtin' or "
       "'streaming'; or a language model's folder: its "
-      "architecture, sizes, tokenizer and the device that would run it. With --graph: the operators of a model, given as file "
+      "architecture, sizes, tokenizer and the device that would run it. With --graph: the operators of a model, given "
+      "as file "
       "or folder, one per line.",
       options,
       CLI_N(options),

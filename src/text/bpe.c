@@ -48,8 +48,7 @@ static pair *slot_of(const kr_bpe *bpe, int32_t left, int32_t right) {
 
 void kr_bpe_add(kr_bpe *bpe, int32_t left, int32_t right, int32_t merged) {
   pair *p = slot_of(bpe, left, right);
-  if (p->merged < 0) *p = (pair){left, right, merged, bpe->n};
-  bpe->n++;
+  *p = (pair){left, right, merged, bpe->n++};
 }
 
 int32_t kr_ids_reserve(kr_ids *ids, int64_t n) {

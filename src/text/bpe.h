@@ -9,7 +9,7 @@ typedef struct kr_bpe kr_bpe;
 
 int32_t kr_bpe_open(int64_t most_merges, kr_bpe **bpe);
 void kr_bpe_close(kr_bpe **bpe);
-/* Merges in the order of their ranks. An existing pair keeps its rank. */
+/* Merges in the order of their ranks. Of a pair that comes twice the last counts, as in the original library. */
 void kr_bpe_add(kr_bpe *bpe, int32_t left, int32_t right, int32_t merged);
 
 /* A growing list of tokens. */

@@ -178,6 +178,14 @@ static void merges_by_rank(void **state) {
   kr_tokenizer_close(&t);
 }
 
+static void a_pair_that_comes_twice(void **state) {
+  kr_tokenizer *t;
+  (void)state;
+  assert_int_equal(open_made(&(options){.merges = "[\"a b\", \"b c\", \"a b\"]"}, &t), KRAIT_OK);
+  IDS(t, "abc", 0, 'a', 258);
+  kr_tokenizer_close(&t);
+}
+
 #define ADDED(content, id, special, normalized) \
   "{\"id\": " #id ", \"content\": \"" content "\", \"special\": " #special ", \"normalized\": " #normalized "}"
 
@@ -694,6 +702,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(long_runs_of_marks),
       cmocka_unit_test(cuts),
       cmocka_unit_test(merges_by_rank),
+      cmocka_unit_test(a_pair_that_comes_twice),
       cmocka_unit_test(added_tokens_come_first),
       cmocka_unit_test(a_template_that_adds_nothing),
       cmocka_unit_test(unsupported_expressions),
