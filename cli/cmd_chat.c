@@ -140,17 +140,16 @@ int cmd_chat(int argc, char **argv) {
                "tokenizer.json or its folder (default: the one beside the weights or in the GGUF file)"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {
-      "chat",
-      "MODEL",
-      "A conversation with a language model: each line is a message, and the answer is printed as "
-      "it is generated. MODEL is as for krait generate; it needs a chat template of a known form, or "
-      "--chat-format. /reset begins again, /save FILE and /load FILE keep the conversation, /quit "
-      "or Ctrl-D ends it. Ctrl-C ends an answer.",
-      options,
-      CLI_N(options),
-      1,
-      1};
+  const cli_verb verb = {"chat",
+                         "MODEL",
+                         "A conversation with a language model: each line is a message, and the answer is printed as "
+                         "it is generated. MODEL is as for krait generate; it needs a chat template of a known form, "
+                         "or --chat-format. /reset begins again, /save FILE and /load FILE keep the conversation, "
+                         "/quit or Ctrl-D ends it. Ctrl-C ends an answer.",
+                         options,
+                         CLI_N(options),
+                         1,
+                         1};
   const int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
