@@ -234,7 +234,7 @@ int cmd_restore(int argc, char **argv) {
       CLI_WHOLE("quality", 0, "N", &s.quality, 1, 51,
                 "rate factor of the film's encoder, smaller is better (default: 14)"),
       CLI_SWITCH("hevc", 0, &s.is_hevc, "H.265 instead of H.264"),
-      CLI_SWITCH("10bit", 0, &s.is_ten_bits, "10 bits a colour"),
+      CLI_SWITCH("ten-bit", 0, &s.is_ten_bits, "10 bits a colour"),
       CLI_SWITCH("keep", 0, &s.keep, "after Ctrl-C, keep the film of the frames that are done"),
       CLI_SWITCH("resume", 0, &s.resume,
                  "keep finished batches beside the result until it is complete, and go on from them"),

@@ -195,6 +195,102 @@ static void encodes_and_decodes_as_published(void **state) {
   krait_denoiser_close(&model);
 }
 
+/* ---- operators, with vae_ops.golden ---- */
+
+typedef struct map { /* (T,H,W,C) */
+  int64_t T, H, W, C;
+  float *at;
+} map;
+
+static kr_view view_of(const map *m) {
+  return (kr_view){.data = m->at, .stride = {m->H * m->W * m->C, m->W * m->C, m->C, 1}};
+}
+static map new_map(int64_t T, int64_t H, int64_t W, int64_t C) {
+  return (map){T, H, W, C, calloc((size_t)(T * H * W * C), sizeof(float))};
+}
+/* (1,C,T,H,W) as a map. */
+static map take_map(const char *op, const char *part) {
+  const kr_weight *item = find("golden.%s%s", op, part);
+  map m = new_map(item->shape[2], item->shape[3], item->shape[4], item->shape[1]);
+  const int64_t n = m.T * m.H * m.W;
+  for (int64_t i = 0; i < n * m.C; i++) m.at[i] = ((const float *)item->data)[i % m.C * n + i / m.C];
+  return m;
+}
+
+static void run_op(const kr_op *op, void *args, kr_call *call) {
+  uint64_t bytes = 0;
+  assert_int_equal(kr_op_scratch_bytes(op, ctx, args, &bytes), KRAIT_OK);
+  call->scratch = aligned_alloc(64, (size_t)(bytes + 63) / 64 * 64 + 64), call->scratch_bytes = bytes;
+  if (kr_op_run(op, ctx, args) < 0) fail_msg("%s", krait_error_detail());
+  free(call->scratch);
+}
+
+/* Frames from.. of x; the last frames of what is read stay in memory if there is any. */
+static map convolve(const char *op, const char *conv, const map *x, int64_t from, int64_t n, int follows, map *memory) {
+  const kr_weight *w = find("golden.%s%s.weight", op, conv), *bias = find("golden.%s%s.bias", op, conv);
+  const int64_t K = w->shape[0], C = w->shape[1], KT = w->shape[2], S = *conv ? 2 : 1, ST = *conv && KT > 1 ? 2 : 1,
+                taps = KT * w->shape[3] * w->shape[4], front = follows ? KT - ST : KT - 1,
+                P = *conv ? 0 : w->shape[3] / 2;
+  float *turned = malloc((size_t)(K * C * taps) * sizeof *turned);
+  for (int64_t i = 0; i < K * C * taps; i++)
+    turned[i] = ((const float *)w->data)[(i / C / taps * C + i % C) * taps + i / C % taps];
+  const map part = {n, x->H, x->W, C, x->at + from * x->H * x->W * C};
+  map out = new_map((n + front - KT) / ST + 1, x->H / S, x->W / S, K);
+  if (!memory->at && KT > ST) *memory = new_map(KT - ST, x->H, x->W, C);
+  kr_conv3d_args a = {.call.size = sizeof a, .T = n, .H = x->H, .W = x->W, .OT = out.T, .OH = out.H, .OW = out.W,
+                      .C = C, .K = K, .TAPS = taps,
+                      .KT = KT, .KH = w->shape[3], .KW = w->shape[4], .ST = ST, .SH = S, .SW = S,
+                      .PH = P, .PW = P, .past = KT > ST ? KT - ST : 0, .x = view_of(&part), .out = view_of(&out),
+                      .weight = {.data = turned, .stride = {taps * C, C, 1}},
+                      .bias = {.data = (void *)bias->data, .stride = {1}}};
+  if (KT > ST) a.final_states = view_of(memory);
+  if (KT > ST && follows) a.initial_states = a.final_states;
+  run_op(&kr_op_conv3d, &a, &a.call);
+  free(turned);
+  return out;
+}
+
+static void convolves_as_published(void **state) {
+  static const char *const cases[][2] = {{"conv333", ""}, {"conv133", ""}, {"conv111", ""}, {"down_s", ".conv"},
+                                         {"down_st", ".conv"}};
+  kr_weights *parts = golden;
+  (void)state;
+  if (access(SHARED_GOLDEN "/seedvr-restore", R_OK) != 0) return;
+  if (kr_weights_open(SHARED_GOLDEN "/seedvr-restore/vae_ops.golden.safetensors", &golden) < 0)
+    fail_msg("%s", krait_error_detail());
+  map x = take_map("x", "");
+  for (int i = 0; i < 5; i++) {
+    map none = {0}, memory = {0}, want = take_map(cases[i][0], ".y"), pieces = take_map(cases[i][0], ".y_sliced"),
+        got = convolve(cases[i][0], cases[i][1], &x, 0, x.T, 0, &none);
+    const int64_t n = want.T * want.H * want.W * want.C;
+    check_near(cases[i][0], got.at, want.at, n, 1e-6);
+    const int32_t *cuts = find("golden.%s%s", cases[i][0], ".cuts")->data;
+    int64_t at = 0, from = 0;
+    for (int k = 0; k < 3; from += cuts[k++]) {
+      map slice = convolve(cases[i][0], cases[i][1], &x, from, cuts[k], k > 0, &memory);
+      const int64_t m = slice.T * slice.H * slice.W * slice.C;
+      memcpy(got.at + at, slice.at, (size_t)m * sizeof *slice.at);
+      at += m;
+      free(slice.at);
+    }
+    assert_int_equal(at, n);
+    check_near("in slices", got.at, pieces.at, n, 1e-6);
+    free(none.at), free(memory.at), free(want.at), free(pieces.at), free(got.at);
+  }
+  map want = take_map("group_norm", ".y"), got = new_map(x.T, x.H, x.W, x.C);
+  kr_group_norm_args a = {.call.size = sizeof a, .B = x.T, .S = x.H * x.W, .C = x.C, .eps = 1e-6f,
+                          .G = *(const int32_t *)find("golden.%s%s", "group_norm", ".groups")->data,
+                          .x = {.data = x.at, .stride = {x.H * x.W * x.C, x.C, 1}},
+                          .weight = {.data = (void *)find("golden.%s%s", "group_norm", ".weight")->data, .stride = {1}},
+                          .bias = {.data = (void *)find("golden.%s%s", "group_norm", ".bias")->data, .stride = {1}},
+                          .out = {.data = got.at, .stride = {x.H * x.W * x.C, x.C, 1}}};
+  run_op(&kr_op_group_norm, &a, &a.call);
+  check_near("group_norm", got.at, want.at, x.T * x.H * x.W * x.C, 1e-6);
+  free(want.at), free(got.at), free(x.at);
+  kr_weights_close(&golden);
+  golden = parts;
+}
+
 int main(void) {
   if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = KRAIT_DEVICE_CPU}, &ctx) < 0 ||
       kr_weights_open("tests/golden/seedvr-restore/parts.golden.safetensors", &golden) < 0)
@@ -204,6 +300,7 @@ int main(void) {
       cmocka_unit_test(joins_as_published),    cmocka_unit_test(schedules_as_published),
       cmocka_unit_test(guides_as_published),   cmocka_unit_test(draws_noise),
       cmocka_unit_test(refuses_sizes),         cmocka_unit_test(encodes_and_decodes_as_published),
+      cmocka_unit_test(convolves_as_published),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   kr_weights_close(&golden);
