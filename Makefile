@@ -26,6 +26,11 @@ demo-video: ## build krait-demo and ask a tiny random model about a generated vi
 	@tools/build $(BUILD) krait-demo
 	@tools/demo --video $(BUILD)/krait-demo
 
+demo-restore: ## build krait-demo and restore a generated film with tiny random models (meaningless); results in demo-output
+	@tools/setup demo video
+	@tools/build $(BUILD) krait-demo
+	@tools/demo-restore $(BUILD)/krait-demo
+
 test: build ## build and run all tests; summary at the end
 	@tools/setup test video || echo "test: without ffmpeg no test reads a video"
 	@tools/build $(BUILD)
@@ -95,5 +100,5 @@ deb: ## Debian packages of program, library and headers, checked with lintian (i
 	@tools/setup deb
 	@tools/deb $(BUILD)
 
-.PHONY: uninstall bare-debian soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python test-emulated lint sanitize fuzz install demo demo-video bench
+.PHONY: uninstall bare-debian soak quick dist tarball deb help docs gpus aarch64 setup build test wheel test-python test-emulated lint sanitize fuzz install demo demo-restore demo-video bench
 .DEFAULT_GOAL := help

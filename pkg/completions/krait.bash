@@ -13,6 +13,7 @@ _krait() {
       --precision) words="tf32 fp32" ;;
       --dtype) words="float32 float16 bfloat16 q8_0 q4_k" ;;
       --quantize) words="q8_0 q4_k" ;;
+      --colour) words="wavelet adain lab none" ;;
       bench) words="primeknet clip data describe generate seedvr train videomamba $("$krait" info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')" ;;
     esac
     [ -n "$words" ] || return 0 # file names

@@ -15,6 +15,7 @@ else
     --precision) compadd tf32 fp32 ;;
     --dtype) compadd float32 float16 bfloat16 q8_0 q4_k ;;
     --quantize) compadd q8_0 q4_k ;;
+    --colour) compadd wavelet adain lab none ;;
     bench) compadd primeknet clip data describe generate seedvr train videomamba ${(f)"$($program info 2>/dev/null | sed -n '/^operators/,/^$/s/^  \([a-z0-9_]*\) .*/\1/p')"} ;;
     *) _files ;;
   esac
