@@ -320,7 +320,7 @@ typedef struct fake_graph {
     const void *args; /* NULL: copied */
     int how;
     _Alignas(16) unsigned char copied[MOST_ARGS];
-  } nodes[64];
+  } nodes[256];
   int n;
 } fake_graph;
 typedef struct fake_node {

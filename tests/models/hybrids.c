@@ -11,7 +11,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <krait/language.h>
+
 #include "lm/lm.h"
+#include "safetensors.h"
+#ifdef KR_EMULATED
+#include "ctx.h"
+#include "emulator/emulator.h"
+#include "packed_code.h"
+#endif
 
 static const char *const homes[] = {"tests/golden/hybrids", "../shared/golden/hybrids"};
 enum { MOST = 64, N_HOMES = 2 };
@@ -88,14 +96,38 @@ static void assert_close(subject *s, const char *what, const float *got, const f
   if (error > s->worst * scale) s->worst = error / scale;
 }
 
+/* ---- tests ---- */
+
+#ifdef KR_EMULATED
+/* A prompt of 7 tokens, then steps. */
+static void short_prompts_and_steps(void **state) {
+  (void)state;
+  for (int i = 0; i < n_models; i++) {
+    subject s;
+    int64_t n;
+    open_subject(&models[i], models[i].path, 2, &s);
+    if (kr_lm_dtype(s.m) != KRAIT_F32) s.bound = 0.3; /* 16 bits: other experts may be chosen */
+    int32_t *ids = ids_of(&s, "golden.short.input_ids", &n);
+    float *got = malloc((size_t)(n * s.V) * sizeof *got);
+    const float *want = floats(&s, "golden.short.logits");
+    WORKS(s.of->name, kr_lm_prefill(s.m, 1, ids, NULL, n - 2, 1, got));
+    assert_close(&s, "a prompt", got, want, (n - 2) * s.V);
+    for (int64_t t = n - 2; t < n; t++) {
+      WORKS(s.of->name, kr_lm_step(s.m, 1, &(int32_t){1}, &ids[t], got, NULL));
+      assert_close(&s, "a step", got, want + t * s.V, s.V);
+    }
+    printf("    %-24s %.1e\n", s.of->name, s.worst);
+    free(got), free(ids);
+    close_subject(&s);
+  }
+}
+#else
 static int32_t likeliest(const float *logits, int64_t n) {
   int32_t best = 0;
   for (int64_t i = 1; i < n; i++)
     if (logits[i] > logits[best]) best = (int32_t)i;
   return best;
 }
-
-/* ---- tests ---- */
 
 static void check_prompts(subject *s) {
   static const char *const prompts[][2] = {{"golden.input_ids", "golden.logits"},
@@ -211,6 +243,73 @@ static void batches_of_unequal_prompts(void **state) {
   }
 }
 
+/* ---- folders ---- */
+
+static void link_file(const char *folder, const char *name, const char *to) {
+  char from[1000], here[300] = "";
+  if (folder[0] != '/') assert_non_null(getcwd(here, sizeof here));
+  snprintf(from, sizeof from, "%s%s%s/%s", here, *here ? "/" : "", folder, name);
+  assert_int_equal(symlink(from, to), 0);
+}
+
+static void remove_links(const char *folder) {
+  char path[1000];
+  DIR *dir = opendir(folder);
+  for (struct dirent *e; dir && (e = readdir(dir));) {
+    snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+    if (e->d_name[0] != '.') unlink(path);
+  }
+  if (dir) closedir(dir);
+  rmdir(folder);
+}
+
+/* ---- quantized ---- */
+
+/* Where rows are multiples of 32 long, 8 bits change the logits but do not replace them; steps are those of the whole
+ * prompt. */
+static void check_quantized(subject *s, const char *folder) {
+  int64_t n;
+  int32_t *ids = ids_of(s, "golden.short.input_ids", &n);
+  float *whole = malloc((size_t)(n * s->V) * sizeof *whole), *got = malloc((size_t)s->V * sizeof *got);
+  kr_model_folder *of = NULL;
+  kr_lm *m = NULL;
+  WORKS(s->of->name, kr_model_folder_open(folder, &of));
+  WORKS(s->of->name, kr_lm_open(ctx, of, 2, 0, &m));
+  WORKS(s->of->name, kr_lm_prefill(m, 0, ids, NULL, n, 1, whole));
+  s->bound = 0.5; /* a mixture may choose another expert */
+  assert_close(s, "8 bits", whole, floats(s, "golden.short.logits"), n * s->V);
+  s->bound = 2e-4;
+  WORKS(s->of->name, kr_lm_prefill(m, 1, ids, NULL, 2, 0, got));
+  for (int64_t t = 2; t < n; t++) {
+    WORKS(s->of->name, kr_lm_step(m, 1, &(int32_t){1}, &ids[t], got, NULL));
+    assert_close(s, "8 bits, a step", got, whole + t * s->V, s->V);
+  }
+  kr_lm_close(&m);
+  kr_model_folder_close(&of);
+  free(whole), free(got), free(ids);
+}
+
+static void eight_bits(void **state) {
+  int n_quantized = 0;
+  (void)state;
+  for (int i = 0; i < n_models; i++) {
+    subject s;
+    char folder[] = "/tmp/hybrids-XXXXXX", weights[64], config[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(weights, sizeof weights, "%s/model.safetensors", folder);
+    snprintf(config, sizeof config, "%s/config.json", folder);
+    open_subject(&models[i], models[i].path, 1, &s);
+    if (s.m && krait_lm_quantize(models[i].path, weights, "q8_0") >= 0) { /* others have no such matrix */
+      link_file(models[i].path, "config.json", config);
+      check_quantized(&s, folder);
+      n_quantized++;
+    }
+    close_subject(&s);
+    remove_links(folder);
+  }
+  assert_true(n_quantized > 0);
+}
+
 /* ---- states ---- */
 
 typedef struct kept {
@@ -273,34 +372,68 @@ static void pieces_and_states(void **state) {
   }
 }
 
+/* ---- tensors that nothing reads ---- */
+
+/* The model's tensors and one more, in a file of their own. */
+static void write_with(const subject *s, const char *path, const char *name) {
+  static const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  const int64_t n = kr_model_folder_count(s->folder);
+  kr_weight *all = malloc((size_t)(n + 1) * sizeof *all);
+  for (int64_t i = 0; i < n; i++) all[i] = *kr_model_folder_at(s->folder, i);
+  all[n] = (kr_weight){name, KRAIT_F32, 1, {16}, (void *)(uintptr_t)ones, sizeof ones};
+  WORKS(name, kr_safetensors_write(path, all, n + 1, NULL, 0));
+  free(all);
+}
+
+/* What another kind of layer would read, what nothing would, and what is known not to matter. */
+static void tensors_that_nothing_reads(void **state) {
+  static const struct {
+    const char *name;
+    int is_refused;
+  } more[] = {{"model.layers.0.self_attn.q_norm.weight", 1},
+              {"model.layers.1.mlp.extra.weight", 1},
+              {"model.layers.0.self_attn.rotary_emb.inv_freq", 0}};
+  subject s;
+  char folder[] = "/tmp/hybrids-XXXXXX", weights[64], config[64];
+  (void)state;
+  int i = 0;
+  while (i < n_models && strcmp(models[i].name, "llama") != 0) i++;
+  if (i == n_models) skip();
+  assert_non_null(mkdtemp(folder));
+  snprintf(weights, sizeof weights, "%s/model.safetensors", folder);
+  snprintf(config, sizeof config, "%s/config.json", folder);
+  open_subject(&models[i], models[i].path, 1, &s);
+  link_file(models[i].path, "config.json", config);
+  for (size_t k = 0; k < sizeof more / sizeof *more; k++) {
+    kr_model_folder *with = NULL;
+    kr_lm *m = NULL;
+    write_with(&s, weights, more[k].name);
+    WORKS(folder, kr_model_folder_open(folder, &with));
+    const int32_t status = kr_lm_open(ctx, with, 1, 0, &m);
+    assert_int_equal(status < 0, more[k].is_refused);
+    if (status < 0) assert_non_null(strstr(krait_error_detail(), more[k].name));
+    kr_lm_close(&m);
+    kr_model_folder_close(&with);
+  }
+  close_subject(&s);
+  remove_links(folder);
+}
+
 /* ---- spellings ---- */
 
 /* A folder of links to a model's files, with config.hub.json as its config.json. 0: there is none. */
 static int link_hub_folder(const struct model *m, const char *to) {
-  char from[1000], link[1000], here[300];
+  char from[1000], link[1000];
   snprintf(from, sizeof from, "%s/config.hub.json", m->path);
-  DIR *dir = access(from, R_OK) == 0 && getcwd(here, sizeof here) ? opendir(m->path) : NULL;
+  DIR *dir = access(from, R_OK) == 0 ? opendir(m->path) : NULL;
   if (!dir) return 0;
   for (struct dirent *e; (e = readdir(dir));) {
     if (e->d_name[0] == '.' || strcmp(e->d_name, "config.json") == 0) continue;
-    snprintf(from, sizeof from, "%s%s%s/%s", m->path[0] == '/' ? "" : here, m->path[0] == '/' ? "" : "/", m->path,
-             e->d_name);
     snprintf(link, sizeof link, "%s/%s", to, strcmp(e->d_name, "config.hub.json") == 0 ? "config.json" : e->d_name);
-    assert_int_equal(symlink(from, link), 0);
+    link_file(m->path, e->d_name, link);
   }
   closedir(dir);
   return 1;
-}
-
-static void remove_links(const char *folder) {
-  char path[1000];
-  DIR *dir = opendir(folder);
-  for (struct dirent *e; dir && (e = readdir(dir));) {
-    snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
-    if (e->d_name[0] != '.') unlink(path);
-  }
-  if (dir) closedir(dir);
-  rmdir(folder);
 }
 
 static void published_spellings(void **state) {
@@ -317,6 +450,8 @@ static void published_spellings(void **state) {
     remove_links(folder);
   }
 }
+
+#endif
 
 /* ---- the whole ---- */
 
@@ -356,6 +491,28 @@ static int end_hybrids(void **state) {
   return 0;
 }
 
+#ifdef KR_EMULATED
+/* Kernels that run on the host. */
+static int emulate(const char *library) {
+  const char *module, *tier;
+  setenv("KR_FAKE_CUDA", "capability=80,shared=232448,multiprocessors=7,record=1", 1);
+  setenv("KRAIT_LIBCUDA", library, 1);
+  if (!kr_cuda_built_tiers()) return 77;
+  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++) kr_emulated_name(&kr_kept_texts[i], module);
+  return 0;
+}
+
+/* emulated_hybrids LIBRARY [NAME] */
+int main(int argc, char **argv) {
+  if (argc < 2) return 2;
+  const int skipped = emulate(argv[1]);
+  if (skipped) return skipped;
+  device = KRAIT_DEVICE_CUDA(0), factor = 5;
+  find_models(argc > 2 ? argv[2] : NULL);
+  const struct CMUnitTest tests[] = {cmocka_unit_test(short_prompts_and_steps)};
+  return cmocka_run_group_tests(tests, begin_hybrids, end_hybrids);
+}
+#else
 int main(int argc, char **argv) {
   const int is_cuda = argc > 1 && strcmp(argv[1], "cuda") == 0;
   if (is_cuda) device = KRAIT_DEVICE_CUDA(0);
@@ -364,6 +521,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(prompts),           cmocka_unit_test(steps),
       cmocka_unit_test(greedy_continuations), cmocka_unit_test(batches_of_unequal_prompts),
       cmocka_unit_test(pieces_and_states), cmocka_unit_test(published_spellings),
+      cmocka_unit_test(eight_bits),        cmocka_unit_test(tensors_that_nothing_reads),
   };
   return cmocka_run_group_tests(tests, begin_hybrids, end_hybrids);
 }
+#endif

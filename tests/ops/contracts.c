@@ -158,6 +158,14 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(gated_norm_bwd, &a->x, &a->weight, &a->dout, &a->dx);
     kr_gated_norm_bwd_args *a = (kr_gated_norm_bwd_args *)args;
     a->R = a->M = a->group_size = 2;
+  } else if (!strcmp(op, "expert_route")) {
+    kr_expert_route_args *a = (kr_expert_route_args *)args;
+    a->x = a->index = a->weights = view, a->index.dtype = KRAIT_I32;
+    a->T = a->E = a->K = 2, a->n_groups = a->best_groups = 1;
+  } else if (!strcmp(op, "expert_gemm")) {
+    kr_expert_gemm_args *a = (kr_expert_gemm_args *)args;
+    a->A = a->index = a->Bmat = a->out = view, a->index.dtype = KRAIT_I32;
+    a->T = a->J = a->S = a->E = a->N = a->K = 2;
   } else { /* by its signature: what must be given */
     const kr_sig *sig = o->sig;
     for (int i = 0; i < sig->n_sizes; i++)
@@ -194,6 +202,10 @@ static const rule rules[] = {
     VIEW(causal_conv1d, initial_states, 0),
     VIEW(causal_conv1d, final_states, 0),
     {"causal_conv1d", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
+    {"expert_route", AT(expert_route, K), SIZE, 3, SHAPE, "K is 3, more than the 2 experts", 0},
+    {"expert_route", AT(expert_route, bias), PRESENT, KRAIT_F32, ARG, "supported only with KR_ROUTE_SIGMOID", 0},
+    {"expert_gemm", AT(expert_gemm, Bmat), ABSENT, 0, ARG, "neither Bmat nor qweight", 0},
+    {"expert_gemm", AT(expert_gemm, J), SIZE, 3, SHAPE, "not 1 or J", 0},
     {"causal_conv1d", AT(causal_conv1d, activation), ACTIVATION, 7, ARG, "activation is 7", 0},
     {"causal_conv1d", AT(causal_conv1d, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but x is float32", 0},
     LEAST(causal_conv1d_bwd, B, 0), LEAST(causal_conv1d_bwd, W, 1),

@@ -70,11 +70,13 @@ static int is_unused(const char *const *unused, const char *name) {
 
 int32_t kr_loader_check_read(kr_loader *p, const char *const *unused) {
   const int64_t n = count_tensors(p);
+  const size_t n_prefix = p->prefix ? strlen(p->prefix) : 0;
   const char *first = NULL;
   int64_t others = -1;
   for (int64_t i = 0; p->is_read && i < n; i++) {
     const kr_weight *item = p->folder ? kr_model_folder_at(p->folder, i) : kr_weights_at(p->weights, i);
-    if (p->is_read[i] || is_unused(unused, item->name)) continue;
+    if (n_prefix && strncmp(item->name, p->prefix, n_prefix) != 0) continue;
+    if (p->is_read[i] || is_unused(unused, item->name + n_prefix)) continue;
     if (!first) first = item->name;
     others++;
   }

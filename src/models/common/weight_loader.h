@@ -66,8 +66,9 @@ int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes w
 const kr_weight *kr_loader_peek(const kr_loader *p,
                                 const char *name); /* of any shape; NULL: missing, or values are random */
 int kr_loader_has(const kr_loader *p, const char *name); /* in some form: also q8_0, q4_k; not of random values */
-/* The folder's other tensors, that nothing has taken, are an error that names the first, unless they are on the list:
- * of names ('*' and '#' are numbers) or, ending with '.', their beginnings; NULL ends it, or is an empty one. */
+/* Tensors with the loader's prefix that nothing has taken are an error that names the first, unless they are on the
+ * list: of names after the prefix ('*' and '#' are numbers) or, ending with '.', their beginnings; NULL ends it, or is
+ * an empty one. */
 int32_t kr_loader_check_read(kr_loader *p, const char *const *unused);
 /* Whether a name fits such a pattern. */
 int kr_name_fits(const char *pattern, const char *name);

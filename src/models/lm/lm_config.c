@@ -40,6 +40,10 @@ int32_t kr_lm_config_add(kr_lm_config *c, const kr_lm_block_kind *kind, int64_t 
                      .nth = c->n_stateful};
   b->n_states = kind->list_states ? kind->list_states(b, b->states) : 0;
   for (int k = 0; k < b->n_states; k++)
+    for (int i = 0; i < b->states[k].n_dims; i++)
+      KR_CHECK(b->states[k].size[i] >= 1, KRAIT_ERR_WEIGHTS, "layer %lld: the state '%s' would have no elements",
+               (long long)layer, b->states[k].name);
+  for (int k = 0; k < b->n_states; k++)
     if (b->states[k].is_per_token) b->states[k].nth = c->n_per_token++;
   c->n_stateful += b->n_states > 0;
   return KRAIT_OK;

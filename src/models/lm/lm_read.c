@@ -122,10 +122,13 @@ int32_t kr_lm_read_size(const kr_lm_reader *r, const char *field, int64_t layer,
 }
 
 int32_t kr_lm_read_moe(const kr_lm_reader *r, int64_t layer, kr_lm_moe_sizes *s) {
+  enum { MOST_EXPERTS = 1024 };
   s->d = r->c->d;
   KR_TRY(kr_lm_read_size(r, "router", layer, 0, &s->E));
   KR_TRY(kr_lm_read_size(r, "expert_down", layer, -1, &s->F));
   KR_TRY(kr_lm_read_whole(r, "num_experts_per_tok", KR_LM_NEEDED, 1, &s->k));
+  READ_CHECK(s->E <= MOST_EXPERTS, "%s: layer %lld has %lld experts; at most %d are supported", r->label,
+             (long long)layer, (long long)s->E, MOST_EXPERTS);
   READ_CHECK(s->k <= s->E, "%s: config.json: num_experts_per_tok is %lld, but layer %lld has %lld experts", r->label,
              (long long)s->k, (long long)layer, (long long)s->E);
   return KRAIT_OK;
@@ -139,7 +142,7 @@ int32_t kr_lm_read_attention(const kr_lm_reader *r, kr_lm_attention_sizes *s) {
   KR_TRY(kr_lm_read_whole(r, "num_attention_heads", KR_LM_NEEDED, 1, &s->H));
   KR_TRY(kr_lm_read_whole(r, "num_key_value_heads", s->H, 1, &s->Hk));
   KR_TRY(kr_lm_read_whole(r, "head_dim", d / s->H, 1, &s->D));
-  READ_CHECK(s->H % s->Hk == 0 && s->D % 2 == 0 && s->D <= 256,
+  READ_CHECK(s->H % s->Hk == 0 && s->D >= 2 && s->D % 2 == 0 && s->D <= 256,
              "%s: config.json: %lld heads, %lld key heads and %lld features per head do not match", r->label,
              (long long)s->H, (long long)s->Hk, (long long)s->D);
   return KRAIT_OK;

@@ -181,6 +181,8 @@ static int32_t prepare_videomamba(kr_videomamba *m, const kr_videomamba_config *
   m->p.layers = kr_alloc_array((size_t)m->c.n_layers, sizeof *m->p.layers);
   KR_CHECK(m->p.layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)m->c.n_layers);
   KR_TRY(kr_loader_run(&m->loader, take_videomamba_all, m));
+  static const char *const unused[] = {"clip_decoder.", NULL}; /* of its masked training */
+  KR_TRY(kr_loader_check_read(&m->loader, unused));
   KR_TRY(get_videomamba_buffers(m));
   KR_TRY(kr_vm_graph_record(m->ctx, &m->c, &m->p, &m->graph));
   KR_TRY(kr_runner_open(m->graph.g, &m->runner));
