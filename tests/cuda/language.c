@@ -296,19 +296,19 @@ static void weights_converted_on_load(void **state) {
   WORKS(kr_lm_open_as(cpu, folder, KRAIT_F16, 1, 0, &here));
   assert_int_equal(kr_lm_dtype(here), KRAIT_F32);
   const int64_t n = kr_lm_config_of(here)->V;
-  float *got = malloc((size_t)n * sizeof *got), *want = malloc((size_t)n * sizeof *want);
-  WORKS(kr_lm_prefill(here, 0, ids, NULL, 4, 0, want));
+  float *converted = malloc((size_t)n * sizeof *converted), *stored = malloc((size_t)n * sizeof *stored);
+  WORKS(kr_lm_prefill(here, 0, ids, NULL, 4, 0, stored));
   for (int32_t dtype = KRAIT_F32; dtype <= KRAIT_BF16; dtype++) {
     WORKS(kr_lm_open_as(gpu, folder, dtype, 1, 0, &there));
     assert_int_equal(kr_lm_dtype(there), dtype);
     assert_int_equal(kr_lm_bytes(there) < kr_lm_bytes(here) * 3 / 4, dtype != KRAIT_F32);
-    WORKS(kr_lm_prefill(there, 0, ids, NULL, 4, 0, got));
-    const double error = error_of(got, want, n);
+    WORKS(kr_lm_prefill(there, 0, ids, NULL, 4, 0, converted));
+    const double error = error_of(converted, stored, n);
     if (!(error <= bounds[dtype]) || (dtype != KRAIT_F32 && error < 1e-6))
       fail_msg("%s: %.2e", krait_dtype_name(dtype), error);
     kr_lm_close(&there);
   }
-  free(got), free(want);
+  free(converted), free(stored);
   kr_lm_close(&here);
   kr_model_folder_close(&folder);
 }
