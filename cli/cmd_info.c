@@ -242,7 +242,7 @@ static json_t *place_json(const json_t *info) {
   return json_string(name);
 }
 
-static int print_folder(const json_t *info) {
+static void print_folder(const json_t *info) {
   const json_t *why = json_object_get(info, "why_none");
   printf("model: ");
   print_info_text(json_string_value(json_object_get(info, "model_type")), 0);
@@ -261,19 +261,15 @@ static int print_folder(const json_t *info) {
   }
   printf("runs on: ");
   print_info_text(json_string_value(json_object_get(info, "runs_on")), 0);
-  printf("\n");
-  return 0;
+  printf("\n\n");
 }
 
-static int describe_folder(const char *path, int as_json) {
+/* NULL: not a folder, or not a language model's. */
+static json_t *language_json(const char *path) {
   json_t *info = NULL;
-  const int32_t status = kr_lm_describe(path, &info);
-  if (status < 0) return cli_report("info", status);
-  if (json_object_set_new(info, "runs_on", place_json(info)) != 0) return cli_print_json("info", NULL, 0);
-  if (as_json) return cli_print_json("info", info, JSON_INDENT(2));
-  print_folder(info);
-  json_decref(info);
-  return 0;
+  if (!is_described_folder(path) || kr_lm_describe(path, &info) < 0) return NULL;
+  json_object_set_new(info, "runs_on", place_json(info));
+  return info;
 }
 
 /* ---- a model's graphs -------------------------------------------------------------------------------------------- */
@@ -352,12 +348,15 @@ int cmd_info(int argc, char **argv) {
   if (ptx_folder) return dump_ptx(ptx_folder, force);
   g.model.weights_path = argv[first];
   if (g.is_asked) return print_graphs(&g);
-  if (first < argc && is_described_folder(argv[first])) return describe_folder(argv[first], as_json);
   char *text = NULL;
   int32_t status = first < argc ? krait_weights_describe(argv[first], &text) : KRAIT_OK;
   if (status < 0) return cli_report(verb.name, status);
   json_t *info = text ? json_loads(text, 0, NULL) : program_json();
   krait_text_free(&text);
+  json_t *language = first < argc ? language_json(argv[first]) : NULL;
+  if (language) json_object_update_missing(info, language);
+  if (!as_json && language) print_folder(language);
+  json_decref(language);
   if (as_json) return cli_print_json(verb.name, info, JSON_INDENT(2));
   const int failed = !info || (first < argc ? print_file : print_program)(info);
   json_decref(info);

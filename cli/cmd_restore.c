@@ -124,6 +124,7 @@ static int restore_one(settings *s, const char *in, const char *out) {
                                  .force = s->force};
   int exit_status;
   if (!strchr(out, '%') && (exit_status = cli_output_check(&rule, in, out)) >= 0) return exit_status;
+  cli_let_interrupt_ask(); /* the check has caught the signal */
   s->start_s = cli_now_s(), s->shown_s = 0;
   const int32_t status = krait_restorer_file(s->restorer, in, out, &s->o, &info);
   end_progress(s);
@@ -147,6 +148,11 @@ static int restore_folder(settings *s, const char *folder) {
   for (struct dirent *entry; (entry = readdir(dir)) && n < MOST_FILES;)
     if (is_picture_name(entry->d_name) || is_film_name(entry->d_name)) names[n++] = strdup(entry->d_name);
   closedir(dir);
+  if (n == MOST_FILES) {
+    for (int i = 0; i < n; i++) free(names[i]);
+    return cli_usage_error("restore", "%s has %d films and pictures or more; give them in several folders", folder,
+                           MOST_FILES);
+  }
   qsort(names, (size_t)n, sizeof *names, compare_names);
   for (int i = 0; i < n; i++) {
     snprintf(in, sizeof in, "%s/%s", folder, names[i] ? names[i] : "");
@@ -166,7 +172,6 @@ static int run_restore(settings *s, int n, char *const *files) {
   if (exit_status >= 0) return exit_status;
   const int32_t status = krait_restorer_open(ctx, &s->models, &s->restorer);
   exit_status = status < 0 ? cli_report("restore", status) : 0;
-  cli_let_interrupt_ask();
   for (int i = 0; i < n && status >= 0 && exit_status != 130; i++) {
     int one;
     if (is_folder(files[i])) one = restore_folder(s, files[i]);

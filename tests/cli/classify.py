@@ -125,7 +125,7 @@ def refusals(folder, model):
                              ((text,), "--weights is missing"), ((text, "-w", text), "text.mp4")):
         done = krait(*arguments)
         check(done.returncode in (1, 2) and words in done.stderr, f"{arguments}: {done.stderr!r}")
-    for change, words in (({"head.weight": None}, "has no classification head"), ({"cls_token": None}, "bad.safetensors: the weights: tensor 'cls_token' is missing"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
+    for change, words in (({"head.weight": None, "head.bias": None}, "has no classification head"), ({"head.weight": None}, "tensor 'head.bias' is of no part that this model has"), ({"cls_token": None}, "bad.safetensors: the weights: tensor 'cls_token' is missing"), ({"layers.0.mixer.D": (3,)}, "mixer.D"), ({"patch_embed.proj.weight": (D, 3, 2, PATCH, PATCH)}, "tubelets")):
         done = krait(text, "-w", weights(folder / "bad.safetensors", **change))
         check(done.returncode == 2 and words in done.stderr, f"{change}: {done.stderr!r}")
 

@@ -427,7 +427,7 @@ def quantised():
     tiny.make(here / "nameless")
     data = (here / "nameless" / "model.safetensors").read_bytes()
     (here / "nameless" / "model.safetensors").write_bytes(data.replace(b"backbone.norm_f.weight", b"backbone.norm_g.weight"))
-    check_error(2, "has no tensor 'backbone.norm_f.weight'; only language models", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
+    check_error(1, "has no tensor 'backbone.norm_f.weight'; only language models", "convert", "--quantize", "q8_0", here / "nameless", here / "x.safetensors")
     damaged = here / "damaged"
     tiny.make(damaged, "mamba1")
     data = bytearray((damaged / "model.safetensors").read_bytes())
@@ -441,7 +441,7 @@ def quantised():
     check_error(2, "exists", "convert", "--quantize", "q8_0", here / "whole", here / "mamba1-8" / "model.safetensors")
     check_error(2, "it is the model's model.safetensors", "convert", "--quantize", "q8_0", here / "whole", here / "whole" / "model.safetensors", "-f")
     for kind in ("q8_0", "q4_k"):
-        check_error(2, "no matrix left to quantize", "convert", "--quantize", kind, here / "mamba1-8", here / "x.safetensors")
+        check_error(1, "no matrix left to quantize", "convert", "--quantize", kind, here / "mamba1-8", here / "x.safetensors")
     check(not (here / "x.safetensors").exists(), "nothing is written")
 
 

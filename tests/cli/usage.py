@@ -30,7 +30,7 @@ for verb in verbs:
 
 # Every option of every verb without its value, and with one that cannot be right; operands that are missing or too many.
 FILE = str(pathlib.Path(__file__))
-CALLS = {"enhance": [FILE], "evaluate": [FILE, FILE], "classify": [FILE, "-w", FILE], "describe": [FILE, "-w", FILE], "generate": [FILE, "-p", "x"], "chat": [FILE], "score": [FILE, FILE], "verify": [FILE, FILE], "convert": [FILE, "x.safetensors"],
+CALLS = {"enhance": [FILE], "evaluate": [FILE, FILE], "classify": [FILE, "-w", FILE], "describe": [FILE, "-w", FILE], "generate": [FILE, "-p", "x"], "chat": [FILE], "restore": [FILE, "-w", FILE], "score": [FILE, FILE], "verify": [FILE, FILE], "convert": [FILE, "x.safetensors"],
          "bench": ["gemm"], "info": [FILE, "--graph"]}
 MOST = {"live": 0, "verify": 2, "info": 1, "convert": 2, "devices": 0, "selftest": 0, "version": 0}
 IMPOSSIBLE = {"device": "gpu", "tier": "turing", "caps": "mmx"}
