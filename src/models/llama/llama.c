@@ -115,7 +115,12 @@ static int32_t read_llama(const kr_model_folder *folder, kr_lm_config **config) 
   kr_lm_reader r;
   *config = NULL;
   KR_TRY(kr_lm_read_begin(folder, &kr_llama, "rms_norm_eps", -1, &r));
-  const int32_t status = read_llama_layers(&r, find_llama_kind(r.type));
+  const llama_kind *kind = find_llama_kind(r.type);
+  const int32_t status = kind ? read_llama_layers(&r, kind)
+                              : kr_fail(KRAIT_ERR_WEIGHTS,
+                                        "%s: config.json: the model_type '%.40s' of its text_config "
+                                        "is not supported",
+                                        r.label, r.type);
   if (status < 0) kr_lm_config_close(&r.c);
   *config = r.c;
   return status;

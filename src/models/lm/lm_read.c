@@ -46,6 +46,99 @@ const json_t *kr_lm_text_config(const kr_model_folder *folder) {
   return json_is_object(text) ? text : root;
 }
 
+/* ---- types ---- */
+
+/* A key of another type than these would otherwise count as absent: the model would speak, but not as it was trained
+ * to. */
+typedef enum { POSITIVE, FLAG, TEXT, TABLE, TEXTS, NUMBERS } key_type;
+typedef struct key_of_type {
+  const char *key;
+  key_type type;
+  size_t n; /* at least, of a list */
+} key_of_type;
+
+static const char *why_not(const json_t *item, const key_of_type *k) {
+  const json_t *one;
+  size_t i;
+  const double number = json_number_value(item);
+  switch (k->type) {
+    case POSITIVE: return number > 1e-30 && number < 1e30 ? NULL : "a positive number";
+    case FLAG: return json_is_boolean(item) ? NULL : "true or false";
+    case TEXT: return json_is_string(item) ? NULL : "a text";
+    case TABLE: return json_is_object(item) ? NULL : "an object";
+    case TEXTS:
+      json_array_foreach(item, i, one) if (!json_is_string(one)) return "a list of texts";
+      return json_is_array(item) ? NULL : "a list of texts";
+    default:
+      json_array_foreach(item, i, one) if (!(fabs(json_number_value(one)) < 1e30) || !json_is_number(one)) break;
+      return json_is_array(item) && i == json_array_size(item) && i >= k->n ? NULL : "a list of numbers";
+  }
+}
+
+static int32_t check_types(const char *label, const json_t *from, const key_of_type *keys, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    const json_t *item = json_object_get(from, keys[i].key);
+    const char *why = item && !json_is_null(item) ? why_not(item, &keys[i]) : NULL;
+    READ_CHECK(!why, "%s: config.json: %s is not %s", label, keys[i].key, why);
+  }
+  return KRAIT_OK;
+}
+
+static int32_t check_model_types(const kr_lm_reader *r) {
+  static const key_of_type keys[] = {{"rms_norm_eps", POSITIVE, 0},
+                                     {"layer_norm_epsilon", POSITIVE, 0},
+                                     {"norm_eps", POSITIVE, 0},
+                                     {"rope_theta", POSITIVE, 0},
+                                     {"partial_rotary_factor", POSITIVE, 0},
+                                     {"max_position_embeddings", POSITIVE, 0},
+                                     {"attention_multiplier", POSITIVE, 0},
+                                     {"embedding_multiplier", POSITIVE, 0},
+                                     {"residual_multiplier", POSITIVE, 0},
+                                     {"logits_scaling", POSITIVE, 0},
+                                     {"lm_head_multiplier", POSITIVE, 0},
+                                     {"key_multiplier", POSITIVE, 0},
+                                     {"attention_in_multiplier", POSITIVE, 0},
+                                     {"attention_out_multiplier", POSITIVE, 0},
+                                     {"ssm_in_multiplier", POSITIVE, 0},
+                                     {"ssm_out_multiplier", POSITIVE, 0},
+                                     {"routed_scaling_factor", POSITIVE, 0},
+                                     {"tie_word_embeddings", FLAG, 0},
+                                     {"tie_embedding", FLAG, 0},
+                                     {"norm_topk_prob", FLAG, 0},
+                                     {"use_expert_bias", FLAG, 0},
+                                     {"use_sliding_window", FLAG, 0},
+                                     {"use_attention_gate", FLAG, 0},
+                                     {"use_sandwich_norm", FLAG, 0},
+                                     {"attn_output_gate", FLAG, 0},
+                                     {"linear_allow_neg_eigval", FLAG, 0},
+                                     {"attention_bias", FLAG, 0},
+                                     {"mlp_bias", FLAG, 0},
+                                     {"mamba_proj_bias", FLAG, 0},
+                                     {"mamba_rms_norm", FLAG, 0},
+                                     {"mamba_norm_before_gate", FLAG, 0},
+                                     {"hidden_act", TEXT, 0},
+                                     {"mlp_hidden_act", TEXT, 0},
+                                     {"mamba_hidden_act", TEXT, 0},
+                                     {"position_embedding_type", TEXT, 0},
+                                     {"normalization_function", TEXT, 0},
+                                     {"hybrid_override_pattern", TEXT, 0},
+                                     {"rope_parameters", TABLE, 0},
+                                     {"rope_scaling", TABLE, 0},
+                                     {"layer_types", TEXTS, 0},
+                                     {"layers_block_type", TEXTS, 0},
+                                     {"full_attn_idxs", NUMBERS, 0},
+                                     {"mlp_multipliers", NUMBERS, 2},
+                                     {"ssm_multipliers", NUMBERS, 5}};
+  return check_types(r->label, r->root, keys, sizeof keys / sizeof *keys);
+}
+
+static int32_t check_rope_types(const kr_lm_reader *r, const json_t *rope) {
+  static const key_of_type keys[] = {{"rope_theta", POSITIVE, 0}, {"partial_rotary_factor", POSITIVE, 0},
+                                     {"beta_fast", POSITIVE, 0},  {"beta_slow", POSITIVE, 0},
+                                     {"rope_type", TEXT, 0},      {"type", TEXT, 0}};
+  return check_types(r->label, rope, keys, sizeof keys / sizeof *keys);
+}
+
 /* ---- sizes ---- */
 
 static int32_t count_lm_layers(const kr_lm_reader *r, int64_t n_layers, int64_t *n) {
@@ -59,10 +152,11 @@ static int32_t read_ends(kr_lm_reader *r, const kr_weight *embedding, const char
   kr_lm_config *c = r->c;
   int64_t said;
   c->d = embedding->shape[1], c->V = c->n_used = embedding->shape[0];
-  c->is_rms = 1, c->eps = (float)kr_lm_json_real(r->root, eps, 1e-5);
+  c->is_rms = 1, c->eps = (float)kr_lm_json_real(r->root, eps, 0);
   c->tied = kr_lm_read_flag(r, "tie_word_embeddings", kr_lm_read_flag(r, "tie_embedding", 0)) ? KR_LM_TIED
                                                                                             : KR_LM_TIED_IF_ABSENT;
   KR_TRY(kr_lm_read_whole(r, "hidden_size", c->d, 1, &said));
+  READ_CHECK(json_is_number(json_object_get(r->root, eps)), "%s: config.json has no %s", r->label, eps);
   READ_CHECK(said == c->d, "%s: config.json says a width of %lld, the embedding has %lld", r->label, (long long)said,
              (long long)c->d);
   return kr_lm_json_eos(r->label, r->root, c->eos, &c->n_eos);
@@ -76,6 +170,7 @@ int32_t kr_lm_read_begin(const kr_model_folder *folder, const kr_lm_family *fami
   *r = (kr_lm_reader){.folder = folder, .root = kr_lm_text_config(folder), .label = kr_model_folder_label(folder)};
   r->type = kr_lm_json_text(r->root, "model_type", "");
   const kr_weight *embedding = kr_lm_find_weight(family, folder, "embedding", &key);
+  KR_TRY(check_model_types(r));
   READ_CHECK(embedding && embedding->n_dims == 2 && embedding->shape[0] >= 1 && embedding->shape[0] <= 1 << 24 &&
                  embedding->shape[1] >= 1 && embedding->shape[1] <= 1 << 24,
              "%s: tensor '%s' is missing or not a matrix", r->label, key);
@@ -251,12 +346,15 @@ static int32_t scale_rope(rope_reader *o, double partial) {
 static const json_t *find_rope(const kr_lm_reader *r, const char *layers) {
   const json_t *rope = json_object_get(r->root, "rope_parameters"), *scaling = json_object_get(r->root, "rope_scaling"),
                *own = layers ? json_object_get(rope, layers) : NULL;
-  if (json_is_object(own)) return own;
+  if (own) return own;
   return json_is_object(rope) ? rope : json_is_object(scaling) ? scaling : NULL;
 }
 
 int32_t kr_lm_read_rope(const kr_lm_reader *r, const char *layers, double partial, kr_lm_attention_sizes *s) {
   rope_reader o = {.r = r, .rope = find_rope(r, layers), .factor = 1};
+  READ_CHECK(!o.rope || json_is_object(o.rope), "%s: config.json: rope_parameters: %s is not an object", r->label,
+             layers ? layers : "it");
+  KR_TRY(check_rope_types(r, o.rope));
   o.type = kr_lm_json_text(o.rope, "rope_type", kr_lm_json_text(o.rope, "type", "default"));
   o.base = kr_lm_json_real(o.rope, "rope_theta", kr_lm_json_real(r->root, "rope_theta", 10000));
   const double part = kr_lm_json_real(o.rope, "partial_rotary_factor",

@@ -226,6 +226,8 @@ static int32_t add_hybrid_layer(hybrid *h, int64_t i) {
 }
 
 static int32_t read_hybrid_layers(hybrid *h) {
+  KR_CHECK(h->kind, KRAIT_ERR_WEIGHTS, "%s: config.json: the model_type '%.40s' of its text_config is not supported",
+           h->r.label, h->r.type);
   KR_TRY(kr_lm_read_only_text(&h->r, "hidden_act", "silu"));
   KR_TRY(kr_lm_check_last(h->r.folder, LAYER("input_layernorm.weight"), h->r.c->n_layers));
   KR_TRY(read_hybrid_attention(h));
