@@ -228,7 +228,7 @@ int32_t kr_lm_load_norm(kr_lm_loader *l, const char *field, int64_t size, int64_
   float *values = kr_alloc_array((size_t)(size * n), sizeof *values);
   KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for a norm of %lld features", (long long)size);
   int32_t status = kr_lm_load_values(l, field, KR_SIZES(size), NULL, values);
-  for (int64_t i = 0; i < size * n; i++)
+  for (int64_t i = 0; i < size * n && status >= 0; i++)
     values[i] = i < size ? (float)((double)values[i] + l->c->norm_offset) : values[i % size];
   if (status >= 0) status = kr_lm_load_made(l, values, size * n, to);
   kr_free(values);
