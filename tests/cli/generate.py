@@ -301,6 +301,8 @@ def defaults():
     config.write_text(json.dumps({"do_sample": True, "temperature": 5.0, "top_k": 50, "repetition_penalty": 1.1}))
     bold = [story(own, "-p", PROMPT, "-n", 12, *more)["text"] for more in ((), ("--temperature", 5, "--top-k", 50, "--repetition-penalty", 1.1, "--no-config"), ("--temperature", 0), ("--no-config",))]
     check(bold[0] == bold[1] != bold[3] == plain["text"] and bold[2] != bold[0], f"sampling: {bold}")
+    config.write_text(json.dumps({"do_sample": True, "temperature": None}))
+    check(story(own, "-p", PROMPT, "-n", 12)["text"] == story(own, "-p", PROMPT, "-n", 12, "--temperature", 1)["text"] != plain["text"], "no temperature")
     config.write_text(json.dumps({"do_sample": False, "temperature": 5.0}))
     check(story(own, "-p", PROMPT, "-n", 12)["text"] == plain["text"], "without do_sample a temperature says nothing")
     for text, words in (('{"temperature": -1, "do_sample": true}', "temperature is not a number from 0 to 1000; --no-config ignores the file"), ('{"eos_token_id": "a"}', "eos_token_id is not a whole number"), ("{", "line 1")):

@@ -201,7 +201,7 @@ static int32_t take_defaults(const char *path, const json_t *config, kr_lm_files
   f->sampling.repetition_penalty = penalty == 1 ? 0 : (float)penalty;
   f->n_tokens = (int64_t)n_tokens;
   if (!samples) return KRAIT_OK;
-  f->sampling.temperature = json_object_get(config, "temperature") ? (float)temperature : 1;
+  f->sampling.temperature = json_is_number(json_object_get(config, "temperature")) ? (float)temperature : 1;
   f->sampling.top_k = (int32_t)top_k, f->sampling.top_p = (float)top_p, f->sampling.min_p = (float)min_p;
   return KRAIT_OK;
 }
