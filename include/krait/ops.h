@@ -220,13 +220,14 @@ KRAIT_API int32_t krait_mamba_inner_bwd(const krait_ctx *ctx, const krait_mamba_
 
 /* ==== SSD (Mamba 2: Dao & Gu 2024, "Transformers are SSMs") ==================================================
  * d = dt + dt_bias, softplus if requested, then clamped to dt_min ... dt_max; S_t = exp(d A) S_{t-1} + d x_t (outer)
- * B_t; y_t = S_t C_t + D x_t; out = y silu(z). One A for each head; head h uses B and C of group h / (H / G). The
- * states are (P,N) per head. seq_idx: the state is reset to 0 wherever the index differs from the previous token's (0
- * before the first token, so initial_states apply only to a first sequence with index 0); at a negative index out is 0
- * and the token leaves no state. cu_seqlens (B == 1) only selects the tokens after which varlen_states are taken, 0 for
- * an empty sequence; it is seq_idx that separates sequences. Directions as for the scan: KRAIT_SSD_REVERSE runs from
- * the end (initial_states are those after the end, final_states those after time 0); KRAIT_SSD_BOTH adds the scan with
- * A and the reverse scan with A_reverse before D x and the gate. */
+ * B_t; y_t = S_t C_t + D x_t; out = y silu(z). One A for each head, or with log_decay S_t = exp(log_decay_t) S_{t-1} +
+ * ...; head h uses B and C of group h / (H / G). The states are (P,N) per head. seq_idx: the state is reset to 0
+ * wherever the index differs from the previous token's (0 before the first token, so initial_states apply only to a
+ * first sequence with index 0); at a negative index out is 0 and the token leaves no state. cu_seqlens (B == 1) only
+ * selects the tokens after which varlen_states are taken, 0 for an empty sequence; it is seq_idx that separates
+ * sequences. Directions as for the scan: KRAIT_SSD_REVERSE runs from the end (initial_states are those after the end,
+ * final_states those after time 0); KRAIT_SSD_BOTH adds the scan with A and the reverse scan with A_reverse before D x
+ * and the gate. */
 #define KRAIT_SSD_SOFTPLUS 1u
 #define KRAIT_SSD_REVERSE 2u
 #define KRAIT_SSD_BOTH 4u /* needs A_reverse; excludes KRAIT_SSD_REVERSE, states, seq_idx and cu_seqlens */
@@ -238,7 +239,7 @@ typedef struct krait_ssd_args {
   float dt_min, dt_max;        /* dt_max 0 stands for infinity */
   krait_tensor x;              /* (B,L,H,P) activation type */
   krait_tensor dt;             /* (B,L,H) float type, may differ from x's */
-  krait_tensor A;              /* (H) float32 */
+  krait_tensor A;              /* (H) float32; absent with log_decay */
   krait_tensor Bmat, Cmat;     /* (B,L,G,N) float type */
   krait_tensor Dvec;           /* (H,P) any float type or absent; stride 0 along P for one value per head */
   krait_tensor z;              /* (B,L,H,P) or absent */
@@ -248,6 +249,7 @@ typedef struct krait_ssd_args {
   krait_tensor cu_seqlens;     /* (S+1) int32, from 0 to at most L, increasing; only with varlen_states, B == 1, not
                                   in reverse */
   krait_tensor A_reverse;      /* (H) float32, only with KRAIT_SSD_BOTH */
+  krait_tensor log_decay;      /* (B,L,H) any float type or absent; not with KRAIT_SSD_BOTH */
   krait_tensor out;            /* (B,L,H,P) type of x; may be x or z itself (same strides) */
   krait_tensor final_states;   /* (B,H,P,N) float32 or absent: after the last token of the direction */
   krait_tensor varlen_states;  /* (S,H,P,N) float32 or absent */
@@ -259,11 +261,13 @@ KRAIT_API int32_t krait_ssd(const krait_ctx *ctx, const krait_ssd_args *args);
 typedef struct krait_ssd_bwd_args {
   krait_call call; /* flags as forward */
   float dt_min, dt_max;
-  krait_tensor x, dt, A, Bmat, Cmat, Dvec, z, dt_bias, initial_states, seq_idx, A_reverse; /* as forward */
-  krait_tensor dout;                                                                       /* (B,L,H,P) */
+  krait_tensor x, dt, A, Bmat, Cmat, Dvec, z, dt_bias, initial_states, seq_idx, A_reverse,
+      log_decay;                /* as forward */
+  krait_tensor dout;            /* (B,L,H,P) */
   krait_tensor dfinal_states;   /* (B,H,P,N) float type or absent */
   krait_tensor dx, dz;          /* (B,L,H,P) */
   krait_tensor ddt;             /* (B,L,H) */
+  krait_tensor dlog_decay;      /* (B,L,H) */
   krait_tensor dA, dA_reverse;  /* (H) float32 */
   krait_tensor dB, dC;          /* (B,L,G,N) */
   krait_tensor dDvec;           /* (H,P) float32; stride 0 along P: the sums over P */
@@ -272,6 +276,81 @@ typedef struct krait_ssd_bwd_args {
 } krait_ssd_bwd_args;
 
 KRAIT_API int32_t krait_ssd_bwd(const krait_ctx *ctx, const krait_ssd_bwd_args *args);
+
+/* ==== Mamba 3 (Lahoti et al. 2026, arXiv 2603.15569) ==========================================================
+ * Per head, from the states before the first token (theta, h, k, x; all zero if not given):
+ * theta_t = theta_{t-1} + pi tanh(angles_t) dt_t; q_{t,r} = Rot(theta_t) (C_{t,r} + C_bias_r), k_{t,r} likewise of B;
+ * with lambda = sigmoid(trap_t) and alpha = exp(log_decay_t)
+ * h_t = alpha h_{t-1} + (1 - lambda) dt alpha sum_r (x_{t-1} mimo_x_r) (outer) k_{t-1,r}
+ *                     + lambda dt sum_r (x_t mimo_x_r) (outer) k_{t,r};   y_{t,r} = h_t q_{t,r} + D x_t mimo_x_r.
+ * Each y_{t,r} is divided by its RMS over P and multiplied by norm_weight, if that is given, then by
+ * silu(z_t mimo_z_r), if z is; out_t is the sum over ranks of mimo_o_r times that, or without mimo_o one row for each
+ * rank and head (r H + h). R is 1 without ranks (SISO); factors that are absent are 1. Rot turns entries (2m, 2m+1) of
+ * N, or with KRAIT_MAMBA3_HALVES (m, m + N/2), by theta_m; others stay. Rows of B and C are r G + g; head h uses group
+ * h / (H / G). angles: stride 0 along H for one angle for all heads; dangles likewise then has the sums over H. Step
+ * sizes dt are at least 0. cu_seqlens (B == 1): S packed sequences, whose states are rows of the states; a sequence
+ * without tokens passes its states on. KRAIT_MAMBA3_REVERSE runs from the end: initial states are those after it,
+ * final states those at time 0. final_angles are in 0 ... 2 pi; k is rotated; final_x is x before its ranks. */
+#define KRAIT_MAMBA3_HALVES 1u
+#define KRAIT_MAMBA3_REVERSE 2u /* excludes cu_seqlens */
+
+/* H % G == 0; 2 M <= N; P in 1..256, N in 1..512, R in 1..64. */
+typedef struct krait_mamba3_args {
+  krait_call call;
+  float eps; /* of the norm */
+  int32_t reserved;
+  krait_tensor x;                    /* (B,L,H,P) activation type */
+  krait_tensor log_decay, dt, trap;  /* (B,L,H) float type; trap before its sigmoid */
+  krait_tensor Bmat, Cmat;           /* (B,L,RG,N) float type */
+  krait_tensor B_bias, C_bias;       /* (H,R,N) */
+  krait_tensor angles;               /* (B,L,H,M) before the tanh */
+  krait_tensor Dvec;                 /* (H) or absent */
+  krait_tensor z;                    /* (B,L,H,P) or absent */
+  krait_tensor mimo_x, mimo_z, mimo_o; /* (H,R,P) or absent */
+  krait_tensor norm_weight;          /* (H,P) or absent */
+  krait_tensor initial_angles, initial_states, initial_B, initial_x; /* (B,H,M), (B,H,P,N), (B,R,H,N), (B,H,P); S in
+                                                                        place of B with cu_seqlens; all or none */
+  krait_tensor cu_seqlens;           /* (S+1) int32, from 0 to L, not decreasing, or absent */
+  krait_tensor out;                  /* (B,L,H,P) type of x; without mimo_o (B,L,RH,P) */
+  krait_tensor final_angles, final_states; /* as initial, float32, or absent */
+  krait_tensor final_B, final_x;     /* as initial, or absent */
+} krait_mamba3_args;
+
+KRAIT_API int32_t krait_mamba3(const krait_ctx *ctx, const krait_mamba3_args *args);
+
+/* The forward call stores nothing. */
+typedef struct krait_mamba3_bwd_args {
+  krait_call call; /* flags as forward */
+  float eps;
+  int32_t reserved;
+  krait_tensor x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o,
+      norm_weight, initial_angles, initial_states, initial_B, initial_x, cu_seqlens; /* as forward */
+  krait_tensor dout;                                                                 /* like out, or absent */
+  krait_tensor dfinal_angles, dfinal_states, dfinal_B, dfinal_x;                     /* like their states, or absent */
+  krait_tensor dx, dlog_decay, ddt, dtrap, dB, dC, dB_bias, dC_bias, dangles, dDvec, dz, dmimo_x, dmimo_z, dmimo_o,
+      dnorm_weight, dinitial_angles, dinitial_states, dinitial_B, dinitial_x; /* like inputs; parameters': float32 */
+} krait_mamba3_bwd_args;
+
+KRAIT_API int32_t krait_mamba3_bwd(const krait_ctx *ctx, const krait_mamba3_bwd_args *args);
+
+/* One token for each of B sequences, from states that are read and written; n_states is at least B unless
+ * state_batch_indices is given. */
+typedef struct krait_mamba3_step_args {
+  krait_call call; /* KRAIT_MAMBA3_HALVES */
+  float eps;
+  int32_t reserved;
+  krait_tensor angle_state;          /* (n_states,H,M) float32 */
+  krait_tensor state;                /* (n_states,H,P,N) */
+  krait_tensor B_state, x_state;     /* (n_states,R,H,N), (n_states,H,P) */
+  krait_tensor x;                    /* (B,H,P) activation type */
+  krait_tensor log_decay, dt, trap;  /* (B,H) */
+  krait_tensor Bmat, Cmat;           /* (B,RG,N) */
+  krait_tensor B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight; /* as for the scan, without L */
+  krait_tensor state_batch_indices;  /* (B) int32 or absent, as for state_update */
+  krait_tensor out;                  /* (B,H,P), without mimo_o (B,RH,P); type of x */
+} krait_mamba3_step_args;
+
+KRAIT_API int32_t krait_mamba3_step(const krait_ctx *ctx, const krait_mamba3_step_args *args);
 
 /* One decode step: dt = dt + dt_bias, softplus if requested; state = exp(dt A) state + dt B x; out = sum_n C state + D
  * x; times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */

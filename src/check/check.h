@@ -9,7 +9,7 @@
 #include "op.h"
 #include "op_args.h"
 
-enum { KR_CASE_MAX_VIEWS = 40 };
+enum { KR_CASE_MAX_VIEWS = 48 };
 
 typedef struct kr_case_tensor {
   size_t view_offset; /* of the kr_view inside the args */

@@ -157,6 +157,7 @@ typedef struct kr_ssd_args {
   kr_view seq_idx;
   kr_view cu_seqlens;
   kr_view A_reverse;
+  kr_view log_decay;
   kr_view out;
   kr_view final_states;
   kr_view varlen_states;
@@ -166,17 +167,56 @@ typedef struct kr_ssd_bwd_args {
   kr_call call;
   int64_t B, L, H, P, N, G, S;
   float dt_min, dt_max;
-  kr_view x, dt, A, Bmat, Cmat, Dvec, z, dt_bias, initial_states, seq_idx, A_reverse;
+  kr_view x, dt, A, Bmat, Cmat, Dvec, z, dt_bias, initial_states, seq_idx, A_reverse, log_decay;
   kr_view dout;
   kr_view dfinal_states;
   kr_view dx, dz;
   kr_view ddt;
+  kr_view dlog_decay;
   kr_view dA, dA_reverse;
   kr_view dB, dC;
   kr_view dDvec;
   kr_view ddt_bias;
   kr_view dinitial_states;
 } kr_ssd_bwd_args;
+
+typedef struct kr_mamba3_args {
+  kr_call call;
+  int64_t B, L, H, P, N, G, R, M, S;
+  float eps;
+  int32_t reserved;
+  kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;
+  kr_view initial_angles, initial_states, initial_B, initial_x;
+  kr_view cu_seqlens;
+  kr_view out;
+  kr_view final_angles, final_states, final_B, final_x;
+} kr_mamba3_args;
+
+typedef struct kr_mamba3_bwd_args {
+  kr_call call;
+  int64_t B, L, H, P, N, G, R, M, S;
+  float eps;
+  int32_t reserved;
+  kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;
+  kr_view initial_angles, initial_states, initial_B, initial_x;
+  kr_view cu_seqlens;
+  kr_view dout;
+  kr_view dfinal_angles, dfinal_states, dfinal_B, dfinal_x;
+  kr_view dx, dlog_decay, ddt, dtrap, dB, dC, dB_bias, dC_bias, dangles, dDvec, dz;
+  kr_view dmimo_x, dmimo_z, dmimo_o, dnorm_weight;
+  kr_view dinitial_angles, dinitial_states, dinitial_B, dinitial_x;
+} kr_mamba3_bwd_args;
+
+typedef struct kr_mamba3_step_args {
+  kr_call call;
+  int64_t B, H, P, N, G, R, M, n_states;
+  float eps;
+  int32_t reserved;
+  kr_view angle_state, state, B_state, x_state;
+  kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;
+  kr_view state_batch_indices;
+  kr_view out;
+} kr_mamba3_step_args;
 
 typedef struct kr_state_update_args {
   kr_call call;

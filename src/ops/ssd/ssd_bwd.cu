@@ -23,7 +23,7 @@ KR_DEV void walk_after(const kr_ssd_bwd_params &p) {
   const int lane = kr_thread() & 31, blocks = (f.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks,
             b = kr_block_z(), g = h / f.heads;
   const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
-  const float A = ((const float *)f.A.data)[h * f.A.h];
+  const float A = rate_of(f, h);
   float m[ROWS][S];
   if (c0 >= f.P || (f.spoilt && !f.spoilt[b * f.H + h])) return;
 #pragma unroll
@@ -37,7 +37,7 @@ KR_DEV void walk_after(const kr_ssd_bwd_params &p) {
     if (t == f.L - 1 || t % Q == Q - 1) keep_before<S>(f, p.M, p.M_scale, b, t, h, c0, m);
     const int32_t now = f.seq_idx ? f.seq_idx[b * f.seq_b + t * f.seq_t] : 0,
                   before = f.seq_idx && t ? f.seq_idx[b * f.seq_b + (t - 1) * f.seq_t] : 0;
-    const float decay = kr_exp(step_size(f, b, t, h) * A);
+    const float decay = kr_exp(log_decay_at(f, b, t, h, step_size(f, b, t, h), A));
     const int nothing = now != before || now < 0;
     float dy[ROWS];
 #pragma unroll
@@ -97,16 +97,16 @@ KR_DEV void prepare(const kr_ssd_params &f, const place &at, chunk_steps &s) {
   if (i < at.n) {
     s.raw[i] = raw_step(f, at.b, at.t0 + i, at.h);
     s.d[i] = clamp_step(f, f.softplus ? kr_softplus(s.raw[i]) : s.raw[i]);
+    s.a[i] = log_decay_at(f, at.b, at.t0 + i, at.h, s.d[i], rate_of(f, at.h)) * KR_LOG2E;
   }
   kr_sync();
   if (i == 0) {
-    const float A = ((const float *)f.A.data)[at.h * f.A.h] * KR_LOG2E;
     float sum = 0, rest = 0, bad = 0, segment = 0;
     for (int t = 0; t < at.n; t++) {
       const int64_t token = at.t0 + t;
       const int32_t now = f.seq_idx ? f.seq_idx[at.b * f.seq_b + token * f.seq_t] : 0,
                     before = f.seq_idx && token ? f.seq_idx[at.b * f.seq_b + (token - 1) * f.seq_t] : 0;
-      float step = s.d[t] * A;
+      float step = s.a[t];
       step = step < -160.0f ? -160.0f : step;
       if (!(step == step)) step = 0, bad += 1.0f;
       const float next = sum + step, back = next - sum;
@@ -271,8 +271,11 @@ KR_DEV void finish_steps(const kr_ssd_bwd_params &p, const place &at, chunk_step
   float dA = 0, bias = 0;
   if (t < at.n) {
     const int64_t kept = of(p.all_dd, at.b, at.t0 + t, at.h, 0);
-    float dd = s.segment[t] < 0 ? 0.0f : kr_fma(((const float *)f.A.data)[at.h * f.A.h], s.q[t], s.inputs[t]);
+    float dd = s.segment[t] < 0 ? 0.0f : kr_fma(rate_of(f, at.h), s.q[t], s.inputs[t]);
     dA = s.segment[t] < 0 ? 0.0f : s.d[t] * s.q[t];
+    if (p.dlog_decay.data)
+      kr_store(p.dlog_decay.data, of(p.dlog_decay, at.b, at.t0 + t, at.h, 0), p.dlog_decay.dtype,
+               s.segment[t] < 0 ? 0.0f : s.q[t]);
     if (p.adds) dd += ((const float *)p.all_dd.data)[kept];
     if (p.keeps) ((float *)p.all_dd.data)[kept] = dd;
     const float unclamped = f.softplus ? kr_softplus(s.raw[t]) : s.raw[t];

@@ -49,6 +49,7 @@ static kr_ssd_bwd_params ssd_bwd_plan_of(const kr_ssd_bwd_args *a, int reverse) 
   kr_ssd_bwd_params p = {.f = kr_ssd_params_of(&in, reverse), .n_chunks = (int32_t)chunks_of(a)};
   p.f.dout = kr_ssd_sequence(&a->dout, reverse, a->L);
   p.dx = kr_ssd_sequence(&a->dx, reverse, a->L), p.ddt = kr_ssd_sequence(&a->ddt, reverse, a->L);
+  p.dlog_decay = kr_ssd_sequence(&a->dlog_decay, reverse, a->L);
   p.dB = kr_ssd_sequence(&a->dB, reverse, a->L), p.dC = kr_ssd_sequence(&a->dC, reverse, a->L);
   p.dfinal = kr_ssd_states(&a->dfinal_states), p.dinitial = kr_ssd_states(&a->dinitial_states);
   p.all_dx = floats_at(a, l.all_dx, a->H, a->P, reverse), p.all_dd = floats_at(a, l.all_dd, a->H, 1, reverse);

@@ -46,7 +46,7 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_params &p, int b, int h, float *slopes
   if (!is_free) stored = load_steps<STEPS_ANY>(f, b, h, t0, f.L);
   const token_sums &sums = *sums_at(p, b, h, chunk);
   const chunk_steps &s = *steps_at(f, b, h, chunk);
-  const float A = kr_load(f.A.data, h * f.A.h, KRAIT_F32),
+  const float A = rate_of(f, h),
               dt_bias = f.bias.data ? kr_load(f.bias.data, h * f.bias.h, f.bias.dtype) : 0.0f, left = state_left(s),
               through = left == 0 ? 0.0f : left * sums.through;
   float *const parts = p.parts + (((int64_t)b * p.n_chunks + chunk) * f.H + h) * (f.P + 2);
@@ -78,6 +78,9 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_params &p, int b, int h, float *slopes
     const int counts = !f.seq_idx || s.segment[t] >= 0;
     float dd = counts ? kr_fma(A, passing, inputs[k]) : 0.0f;
     if (counts) dA = kr_fma(s.d[t], passing, dA);
+    if (p.dlog_decay.data)
+      kr_store(p.dlog_decay.data, b * p.dlog_decay.b + token * p.dlog_decay.t + h * p.dlog_decay.h, p.dlog_decay.dtype,
+               counts ? passing : 0.0f);
     if (unclamped < f.dt_min || unclamped > f.dt_max) dd = 0;
     if (f.softplus && raw <= 20.0f) dd *= kr_softplus_slope(unclamped);
     slopes[t] = dd, bias += dd;

@@ -22,7 +22,7 @@
 
 typedef struct kr_ssd_bwd_params {
   kr_ssd_params f;
-  kr_ssd_tensor dx, ddt, dB, dC;
+  kr_ssd_tensor dx, ddt, dlog_decay, dB, dC;
   kr_ssd_tensor dfinal, dinitial;          /* (b, h, t: channel, n) */
   kr_ssd_tensor all_dx, all_dd; /* float32, with both directions: stored by the first, added by the last */
   kr_ssd_tensor sum_B, sum_C;              /* float32 (B,L,G,N) */

@@ -2,7 +2,8 @@
  * of the state,
  *   M_t = dy_t (outer) C_t + e_{t+1} M_{t+1}           after the last token: dfinal_states
  *   dx_t = D dy_t + d_t M_t B_t;  dC_t = sum over the group of S_t^T dy_t;  dB_t = sum of d_t M_t^T x_t
- *   dd_t = <M_t, x_t (outer) B_t> + A e_t <M_t, S_{t-1}>;  dA = sum_t d_t e_t <M_t, S_{t-1}>
+ *   dd_t = <M_t, x_t (outer) B_t> + A e_t <M_t, S_{t-1}>;  dA = sum_t d_t e_t <M_t, S_{t-1}>,
+ *   or with log_decay dd_t = <M_t, x_t (outer) B_t>;  dlog_decay_t = e_t <M_t, S_{t-1}>
  *   ddt = dd sigmoid(dt + dt_bias) with softplus (up to 20), 0 where d is clamped;  dz = dout y silu'(z);
  *   dinitial_states = e_0 M_0. Double-precision accumulation. */
 #include <string.h>
@@ -14,20 +15,21 @@
 
 typedef struct sums {
   double *dB, *dC;      /* (L,N) of one group */
-  double *dd, *y, *dy, *dx; /* (L) */
+  double *dd, *dlog, *y, *dy, *dx; /* (L) */
   double *states;       /* (L,N): one channel's state after each token, in scan order */
   double *dD, *dA, *dA_reverse, *dbias; /* (H,P), (H) */
 } sums;
 
 static int64_t ssd_bwd_sums_floats(const kr_ssd_bwd_args *a) {
-  return 3 * a->L * a->N + 4 * a->L + a->H * (a->P + 3);
+  return 3 * a->L * a->N + 5 * a->L + a->H * (a->P + 3);
 }
 
 static sums place_sums(const kr_ssd_bwd_args *a, double *at) {
   const int64_t LN = a->L * a->N, L = a->L;
   sums s = {.dB = at, .dC = at + LN, .states = at + 2 * LN};
   s.dd = at + 3 * LN, s.y = s.dd + L, s.dy = s.y + L, s.dx = s.dy + L;
-  s.dD = s.dx + L, s.dA = s.dD + a->H * a->P, s.dA_reverse = s.dA + a->H, s.dbias = s.dA_reverse + a->H;
+  s.dlog = s.dx + L;
+  s.dD = s.dlog + L, s.dA = s.dD + a->H * a->P, s.dA_reverse = s.dA + a->H, s.dbias = s.dA_reverse + a->H;
   return s;
 }
 
@@ -46,7 +48,7 @@ static void walk_forward(const channel *c, int reverse, const kr_view *A) {
   for (int64_t n = 0; n < N; n++) state[n] = ssd_initial(c->in, c->b, c->h, c->p, n);
   for (int64_t i = 0; i < c->a->L; i++) {
     c->s.y[ssd_time(c->in, reverse, i)] +=
-        ssd_advance(c->in, c->b, c->h, c->p, reverse, kr_get(A, kr_at1(A, c->h)), i, state);
+        ssd_advance(c->in, c->b, c->h, c->p, reverse, ssd_A(A, c->h), i, state);
     memcpy(c->s.states + i * N, state, (size_t)N * sizeof *state);
   }
 }
@@ -57,7 +59,8 @@ static void ssd_bwd_step_back(const channel *c, int reverse, double A, int64_t i
   const kr_ssd_bwd_args *a = c->a;
   const int64_t N = a->N, t = ssd_time(c->in, reverse, i), g = c->h / (a->H / a->G);
   const ssd_token token = ssd_token_at(c->in, c->b, reverse, i);
-  const double d = ssd_step(c->in, c->b, t, c->h), e = exp(d * A), x = x_at(c, t), dy = c->s.dy[t];
+  const double d = ssd_step(c->in, c->b, t, c->h), e = ssd_decay(c->in, c->b, t, c->h, A, d), x = x_at(c, t),
+               dy = c->s.dy[t];
   double inputs = 0, before = 0;
   if (token.padding) {
     memset(M, 0, (size_t)N * sizeof *M);
@@ -76,6 +79,7 @@ static void ssd_bwd_step_back(const channel *c, int reverse, double A, int64_t i
   }
   c->s.dx[t] += d * inputs;
   c->s.dd[t] += x * inputs + A * e * before;
+  c->s.dlog[t] += e * before;
   *dA += d * e * before;
 }
 
@@ -84,7 +88,7 @@ static void ssd_bwd_walk_back(const channel *c, int reverse, const kr_view *A, d
   double M[KR_SSD_MAX_N];
   for (int64_t n = 0; n < a->N; n++)
     M[n] = kr_has(&a->dfinal_states) ? kr_get(&a->dfinal_states, kr_at4(&a->dfinal_states, c->b, c->h, c->p, n)) : 0;
-  for (int64_t i = a->L - 1; i >= 0; i--) ssd_bwd_step_back(c, reverse, kr_get(A, kr_at1(A, c->h)), i, M, dA);
+  for (int64_t i = a->L - 1; i >= 0; i--) ssd_bwd_step_back(c, reverse, ssd_A(A, c->h), i, M, dA);
   for (int64_t n = 0; kr_has(&a->dinitial_states) && n < a->N; n++)
     kr_put(&a->dinitial_states, kr_at4(&a->dinitial_states, c->b, c->h, c->p, n), M[n]);
 }
@@ -133,6 +137,7 @@ static void finish_head(const channel *c) {
     double ddt = d < a->dt_min || d > ssd_highest(c->in) ? 0 : c->s.dd[t];
     if (a->call.flags & KRAIT_SSD_SOFTPLUS && raw <= 20) ddt /= 1 + exp(-raw);
     if (kr_has(&a->ddt)) kr_put(&a->ddt, kr_at3(&a->ddt, c->b, t, c->h), ddt);
+    if (kr_has(&a->dlog_decay)) kr_put(&a->dlog_decay, kr_at3(&a->dlog_decay, c->b, t, c->h), c->s.dlog[t]);
     c->s.dbias[c->h] += ddt;
   }
 }
@@ -143,6 +148,7 @@ static void run_ssd_bwd_group(channel *c, int64_t g) {
   memset(c->s.dB, 0, (size_t)(2 * a->L * a->N) * sizeof(double));
   for (c->h = g * heads; c->h < (g + 1) * heads; c->h++) {
     memset(c->s.dd, 0, (size_t)a->L * sizeof(double));
+    memset(c->s.dlog, 0, (size_t)a->L * sizeof(double));
     for (c->p = 0; c->p < a->P; c->p++) run_ssd_bwd_channel(c);
     finish_head(c);
   }

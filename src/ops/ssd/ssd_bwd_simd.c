@@ -430,12 +430,15 @@ static void cross_tile(crossing *c, const ssd_walk *w, int64_t i) {
 
 /* The gradients of d and of A from q; dd in scan order. */
 static void finish_steps(item *it, const ssd_walk *w, const crossing *c, int64_t i, float *dA) {
-  const double A = ((const float *)w->A->data)[kr_at1(w->A, w->h)];
+  const double A = kr_has(w->A) ? ((const float *)w->A->data)[kr_at1(w->A, w->h)] : 0;
+  const kr_view *const dlog = &it->a->dlog_decay;
   double sum = 0;
   for (int t = 0; t < c->n; t++) {
     const int r = c->n - 1 - t;
     it->dd[i + t] = (float)(it->inputs[r] + A * c->q[r]);
     sum += it->d[r] * c->q[r];
+    if (kr_has(dlog))
+      kr_scalar_store(dlog->data, kr_at3(dlog, w->b, ssd_token(w, i + t), w->h), dlog->dtype, (float)c->q[r]);
   }
   *dA += (float)sum;
 }

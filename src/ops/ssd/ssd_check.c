@@ -38,8 +38,21 @@ static void choose_ssd_mode(kr_case *c) {
   }
 }
 
+/* Some calls have decays of their own in place of A. */
+static int draw_log_decay(kr_case *c) {
+  const int gives = !(((kr_call *)c->args)->flags & KRAIT_SSD_BOTH) && kr_case_chance(c, 0.2);
+  if (!gives) {
+    kr_case_leave_out(c, "log_decay");
+    return 0;
+  }
+  kr_view *log_decay = kr_case_give(c, "log_decay");
+  kr_case_leave_out(c, "A");
+  if (!c->is_exact && kr_case_chance(c, 0.2)) kr_case_fill_uniform(c, log_decay, -60, 0);
+  return 1;
+}
+
 /* Fields are drawn at random, which seldom gives meaningful limits or decays of every magnitude. */
-static void choose_ssd_steps(kr_case *c) {
+static void choose_ssd_steps(kr_case *c, int has_A) {
   float *limits = c->sig->forward ? &((kr_ssd_bwd_args *)c->args)->dt_min : &((kr_ssd_args *)c->args)->dt_min;
   limits[0] = limits[1] = 0;
   if (kr_case_chance(c, 0.3)) {
@@ -48,6 +61,7 @@ static void choose_ssd_steps(kr_case *c) {
   }
   kr_view *dt = kr_case_give(c, "dt");
   if (!c->is_hard && kr_case_chance(c, 0.3)) kr_case_fill_uniform(c, dt, -0.5, kr_case_chance(c, 0.3) ? 20 : 0.8);
+  if (!has_A) return;
   kr_view *A = kr_case_give(c, "A");
   if (kr_case_chance(c, 0.2)) kr_case_fill_uniform(c, A, -60, -0.01);
   else if (*kr_case_size(c, "L") >= 400) kr_case_fill_uniform(c, A, -12, -0.5); /* some die out within a segment */
@@ -93,7 +107,8 @@ static int32_t draw_ssd(kr_case *c, int64_t index) {
   else choose_ssd_sizes(c, index);
   if (c->is_hard && kr_case_chance(c, 0.3)) *kr_case_size(c, "L") = kr_case_int(c, 1, 2);
   choose_ssd_mode(c);
-  if (!c->is_exact) choose_ssd_steps(c);
+  const int has_A = !draw_log_decay(c);
+  if (!c->is_exact) choose_ssd_steps(c, has_A);
   if (!c->is_exact && kr_case_chance(c, 0.5)) {
     kr_case_give(c, "Dvec")->stride[1] = 0; /* one D for all channels, and maybe its gradient as well */
     if (c->sig->forward && kr_case_chance(c, 0.7)) kr_case_give(c, "dDvec")->stride[1] = 0;

@@ -270,13 +270,14 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_params p) 
   const int64_t chunk = kr_block_x(), t0 = chunk * Q;
   const int h = kr_block_y() * (KR_SSD_THREADS / 32) + (kr_thread() >> 5), b = kr_block_z(), lane = kr_thread() & 31;
   if (h >= p.H) return;
-  const float A = kr_load(p.A.data, h * p.A.h, KRAIT_F32) * KR_LOG2E,
+  const float A = rate_of(p, h) * KR_LOG2E,
               bias = p.bias.data ? kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : 0.0f;
-  const lane_steps v = sum_steps<STEPS_ANY>(p, load_steps<STEPS_ANY>(p, b, h, t0, p.L), A, bias, t0, p.L);
+  const raw_steps raw = load_steps<STEPS_ANY>(p, b, h, t0, p.L);
+  const lane_steps v = sum_steps<STEPS_ANY>(p, raw, A, bias, t0, p.L);
   two_floats a[2];
 #pragma unroll
   for (int k = 0; k < 2; k++) {
-    const float one = v.d[k] * A;
+    const float one = log2_decay<STEPS_ANY>(p, raw, k, v.d[k], A);
     a[k] = sum_up_two(two_floats{one < -160.0f ? -160.0f : one, 0.0f}); /* as in sum_steps */
   }
   a[1] = add(from_lane(a[0], 31), a[1]);

@@ -172,7 +172,7 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
     const slot at = slot_at(h, t, w);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
     if (at.h < 0) continue;
-    const float A = kr_load(p.A.data, at.h * p.A.h, KRAIT_F32) * KR_LOG2E,
+    const float A = rate_of(p, at.h) * KR_LOG2E,
                 bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
     raw_steps raw[AHEAD];
 #pragma unroll
@@ -221,7 +221,7 @@ KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
 #pragma unroll
     for (int w = 0; w < HEADS; w++) {
       const int head = slot_at(h, t, w).h < 0 ? 0 : slot_at(h, t, w).h;
-      const float A = kr_load(p.A.data, head * p.A.h, KRAIT_F32) * KR_LOG2E,
+      const float A = rate_of(p, head) * KR_LOG2E,
                   bias = p.bias.data ? kr_load(p.bias.data, head * p.bias.h, p.bias.dtype) : 0.0f;
       const float total = sum_steps<KIND>(p, raw[w], A, bias, t0, p.L).total;
       if ((kr_thread() & 31) == 0) totals[warp * HEADS + w] = total;

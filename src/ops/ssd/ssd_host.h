@@ -41,6 +41,7 @@ static inline kr_ssd_params kr_ssd_params_of(const kr_ssd_inputs *in, int revers
   p.x = kr_ssd_sequence(in->x, reverse, in->L), p.z = kr_ssd_sequence(in->z, reverse, in->L),
   p.dt = kr_ssd_sequence(in->dt, reverse, in->L);
   p.Bmat = kr_ssd_sequence(in->Bmat, reverse, in->L), p.Cmat = kr_ssd_sequence(in->Cmat, reverse, in->L);
+  p.log_decay = kr_ssd_sequence(in->log_decay, reverse, in->L);
   p.A = kr_ssd_heads(in->A, 0), p.bias = kr_ssd_heads(in->dt_bias, 0), p.D = kr_ssd_heads(in->Dvec, 1);
   p.initial = kr_ssd_states(in->initial_states);
   p.blocks_per_head = (int32_t)((in->P + KR_SSD_P - 1) / KR_SSD_P);

@@ -8,7 +8,8 @@ typedef struct kr_ssd_inputs {
   uint32_t flags;
   int64_t B, L, H, P, N, G, S;
   float dt_min, dt_max;
-  const kr_view *x, *dt, *A, *Bmat, *Cmat, *Dvec, *z, *dt_bias, *initial_states, *seq_idx, *A_reverse;
+  const kr_view *x, *dt, *A, *Bmat, *Cmat, *Dvec, *z, *dt_bias, *initial_states, *seq_idx, *A_reverse,
+      *log_decay;
 } kr_ssd_inputs;
 
 #define KR_SSD_INPUTS(a) \
@@ -32,6 +33,7 @@ typedef struct kr_ssd_inputs {
    &(a)->dt_bias,        \
    &(a)->initial_states, \
    &(a)->seq_idx,        \
-   &(a)->A_reverse}
+   &(a)->A_reverse,      \
+   &(a)->log_decay}
 
 #endif

@@ -83,12 +83,22 @@ static inline void ssd_load_shared(float *matrix, int64_t pitch, const ssd_walk 
   ssd_load_rows(matrix, pitch, w, v, i, n, w->g, w->in->N);
 }
 
+/* exp(log_decay) of a tile's tokens. */
+static inline void ssd_own_decays(const ssd_walk *w, int64_t i, int n, float *decay) {
+  const kr_view *v = w->in->log_decay;
+  kr_row_load(decay, v->data, v->dtype, kr_at3(v, w->b, ssd_token(w, i), w->h),
+              w->reverse ? -v->stride[1] : v->stride[1], n);
+  for (int t = 0; t < n; t += KR_VL)
+    kr_v_store(decay + t, kr_v_exp2_any(kr_v_load(decay + t), kr_v_set1(1.44269504f)));
+}
+
 /* d and exp(d A) of a tile's tokens; d before the clamp and dt + dt_bias to raw, if given. */
 SSD_APART void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *decay, float *raw) {
   const kr_ssd_inputs *in = w->in;
   const int64_t step = w->reverse ? -in->dt->stride[1] : in->dt->stride[1];
   const float bias = kr_has(in->dt_bias) ? (float)kr_get(in->dt_bias, kr_at1(in->dt_bias, w->h)) : 0;
-  const float A = ((const float *)w->A->data)[kr_at1(w->A, w->h)] * 1.44269504f;
+  const int own = kr_has(in->log_decay);
+  const float A = own ? 0 : ((const float *)w->A->data)[kr_at1(w->A, w->h)] * 1.44269504f;
   const kr_v low = kr_v_set1(in->dt_min), high = kr_v_set1(in->dt_max == 0 ? INFINITY : in->dt_max);
   kr_row_load(d, in->dt->data, in->dt->dtype, kr_at3(in->dt, w->b, ssd_token(w, i), w->h), step, n);
   for (int t = 0; t < n; t += KR_VL) {
@@ -97,8 +107,9 @@ SSD_APART void ssd_steps(const ssd_walk *w, int64_t i, int n, float *d, float *d
     if (in->flags & KRAIT_SSD_SOFTPLUS) value = kr_v_softplus(value);
     value = kr_v_min(high, kr_v_max(low, value)); /* second operand: NaN passes */
     kr_v_store(d + t, value);
-    kr_v_store(decay + t, kr_v_exp2_any(value, kr_v_set1(A)));
+    if (!own) kr_v_store(decay + t, kr_v_exp2_any(value, kr_v_set1(A)));
   }
+  if (own) ssd_own_decays(w, i, n, decay);
 }
 
 /* Marks each token from seq_idx. */

@@ -48,15 +48,16 @@ KR_DEV float state_reaches(const chunk_steps &s, int i) { return s.segment[i] ==
  * a conversion or comparison would wait for the load. */
 typedef struct raw_steps {
   uint32_t dt[2];
+  float log_decay[2]; /* STEPS_ANY only */
   int32_t now[2], before[2];
 } raw_steps;
 
 /* Storage of step sizes. A run-time choice would make two loads to one register, the second waiting for the first: so
- * it is fixed at compile time, except for packed sequences. */
+ * it is fixed at compile time, except for packed sequences and tokens with decays of their own. */
 typedef enum steps_kind { STEPS_16_BITS, STEPS_32_BITS, STEPS_ANY } steps_kind;
 
 KR_DEV steps_kind kind_of_steps(const kr_ssd_params &p) {
-  return p.seq_idx ? STEPS_ANY : p.dt.dtype == KRAIT_F32 ? STEPS_32_BITS : STEPS_16_BITS;
+  return p.seq_idx || p.log_decay.data ? STEPS_ANY : p.dt.dtype == KRAIT_F32 ? STEPS_32_BITS : STEPS_16_BITS;
 }
 
 template <int KIND>
@@ -68,6 +69,9 @@ KR_DEV raw_steps load_steps(const kr_ssd_params &p, int b, int h, int64_t t0, in
     if (t >= end) continue;
     const int wide = KIND == STEPS_ANY ? p.dt.dtype == KRAIT_F32 : KIND == STEPS_32_BITS;
     r.dt[k] = wide ? ((const uint32_t *)p.dt.data)[at] : ((const uint16_t *)p.dt.data)[at];
+    if (KIND == STEPS_ANY && p.log_decay.data)
+      r.log_decay[k] = kr_load(p.log_decay.data, b * p.log_decay.b + t * p.log_decay.t + h * p.log_decay.h,
+                               p.log_decay.dtype);
     if (KIND != STEPS_ANY || !p.seq_idx) continue;
     r.now[k] = p.seq_idx[b * p.seq_b + t * p.seq_t];
     r.before[k] = t ? p.seq_idx[b * p.seq_b + (t - 1) * p.seq_t] : 0;
@@ -96,6 +100,17 @@ typedef struct lane_steps {
       last; /* raw: dt + dt_bias; segment: -1 at padding; total: a at the end; last: sequences begun */
 } lane_steps;
 
+/* A of head h; 0 where tokens have decays of their own. */
+KR_DEV float rate_of(const kr_ssd_params &p, int h) {
+  return p.A.data ? kr_load(p.A.data, h * p.A.h, KRAIT_F32) : 0.0f;
+}
+
+/* log2 of a token's decay; d: its step size, A log2 e. */
+template <int KIND>
+KR_DEV float log2_decay(const kr_ssd_params &p, const raw_steps &r, int k, float d, float A) {
+  return KIND == STEPS_ANY && p.log_decay.data ? r.log_decay[k] * KR_LOG2E : d * A;
+}
+
 /* By one warp. */
 template <int KIND>
 KR_DEV lane_steps sum_steps(const kr_ssd_params &p, const raw_steps &r, float A, float bias, int64_t t0, int64_t end) {
@@ -107,7 +122,7 @@ KR_DEV lane_steps sum_steps(const kr_ssd_params &p, const raw_steps &r, float A,
     float d = p.softplus ? kr_softplus(v.raw[k]) : v.raw[k];
     d = d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d;
     if (t0 + lane + 32 * k >= end) d = 0;
-    v.a[k] = d * A;
+    v.a[k] = log2_decay<KIND>(p, r, k, d, A);
     v.a[k] = v.a[k] < -160.0f ? -160.0f : v.a[k]; /* 2^-160 is 0, and sums keep their digits */
     v.d[k] = r.now[k] < 0 ? 0.0f : d;
   }

@@ -27,7 +27,8 @@ typedef struct kr_ssd_params {
   float dt_min, dt_max;      /* dt_max is infinity where there is no limit */
   kr_ssd_tensor x, z, out, dt, Bmat, Cmat;
   kr_ssd_tensor D;           /* h, n: strides of (H,P) */
-  kr_ssd_tensor A, bias;     /* h */
+  kr_ssd_tensor A, bias;     /* h; A is absent with log_decay */
+  kr_ssd_tensor log_decay;   /* (b, t, h), or absent */
   kr_ssd_tensor initial, final; /* (b, h, t: channel, n) */
   kr_ssd_tensor varlen;      /* (b: sequence, h, t: channel, n) */
   const int32_t *seq_idx;    /* (batch, token) or absent */

@@ -1,6 +1,7 @@
 /* ssd_ref.c: Mamba 2's state-space duality as the recurrence that it computes (Dao & Gu 2024), written for readability.
  *   d = clamp(softplus(dt + dt_bias))
- *   S_t = exp(d A) S_{t-1} + d x_t (outer) B_t        S before the first token: initial_states, else 0
+ *   S_t = exp(d A) S_{t-1} + d x_t (outer) B_t        S before the first token: initial_states, else 0;
+ *                                                     with log_decay, exp(log_decay_t) S_{t-1}
  *   y_t = S_t C_t + D x_t;  out = y silu(z)
  * Reverse runs time backwards; both directions are summed before D x and the gate. Double-precision accumulation. */
 #include "ssd_ref.h"
@@ -24,7 +25,7 @@ static void run_ssd_direction(const kr_ssd_args *a, const kr_ssd_inputs *in, int
   double state[KR_SSD_MAX_N];
   for (int64_t n = 0; n < a->N; n++) state[n] = ssd_initial(in, b, h, p, n);
   for (int64_t i = 0; i < a->L; i++) {
-    y[ssd_time(in, reverse, i)] += ssd_advance(in, b, h, p, reverse, kr_get(A, kr_at1(A, h)), i, state);
+    y[ssd_time(in, reverse, i)] += ssd_advance(in, b, h, p, reverse, ssd_A(A, h), i, state);
     if (kr_has(&a->varlen_states)) keep_ssd_ref_varlen(a, h, p, i, state);
   }
   for (int64_t n = 0; kr_has(&a->final_states) && n < a->N; n++)

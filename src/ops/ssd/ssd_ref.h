@@ -46,12 +46,20 @@ static inline double ssd_initial(const kr_ssd_inputs *in, int64_t b, int64_t h, 
   return kr_has(in->initial_states) ? kr_get(in->initial_states, kr_at4(in->initial_states, b, h, p, n)) : 0;
 }
 
-/* Advances one channel's state by the i-th token; returns sum_n C state. */
+static inline double ssd_A(const kr_view *A, int64_t h) { return kr_has(A) ? kr_get(A, kr_at1(A, h)) : 0; }
+
+/* What the state before token t, of step size d, is multiplied by. */
+static inline double ssd_decay(const kr_ssd_inputs *in, int64_t b, int64_t t, int64_t h, double A, double d) {
+  return exp(kr_has(in->log_decay) ? kr_get(in->log_decay, kr_at3(in->log_decay, b, t, h)) : d * A);
+}
+
+/* Advances one channel's state by the i-th token; returns sum_n C state. A is 0 with log_decay. */
 static inline double ssd_advance(const kr_ssd_inputs *in, int64_t b, int64_t h, int64_t p, int reverse, double A,
                                  int64_t i, double *state) {
   const int64_t t = ssd_time(in, reverse, i), g = h / (in->H / in->G);
   const ssd_token token = ssd_token_at(in, b, reverse, i);
-  const double d = ssd_step(in, b, t, h), decay = exp(d * A), dx = d * kr_get(in->x, kr_at4(in->x, b, t, h, p));
+  const double d = ssd_step(in, b, t, h), decay = ssd_decay(in, b, t, h, A, d),
+               dx = d * kr_get(in->x, kr_at4(in->x, b, t, h, p));
   double sum = 0;
   for (int64_t n = 0; n < in->N; n++) {
     const double carried = token.begins ? 0 : decay * state[n];

@@ -29,6 +29,13 @@ KR_DEV float step_size(const kr_ssd_params &p, int b, int64_t t, int h) {
   return clamp_step(p, p.softplus ? kr_softplus(d) : d);
 }
 
+KR_DEV float rate_of(const kr_ssd_params &p, int h) { return p.A.data ? ((const float *)p.A.data)[h * p.A.h] : 0.0f; }
+
+/* The logarithm of what the state before a token of step size d is multiplied by. */
+KR_DEV float log_decay_at(const kr_ssd_params &p, int b, int64_t t, int h, float d, float A) {
+  return p.log_decay.data ? kr_load(p.log_decay.data, of(p.log_decay, b, t, h, 0), p.log_decay.dtype) : d * A;
+}
+
 /* HALF: in to.dtype, else float32, as the forward call's states are. */
 template <int S, int HALF>
 KR_DEV void keep_states(const kr_ssd_params &p, const kr_ssd_tensor &to, int64_t row, int h, int c0,
@@ -135,7 +142,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
   const int lane = kr_thread() & 31, blocks = (p.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks,
             b = kr_block_z(), g = h / p.heads;
   const int c0 = (kr_block_x() - h * blocks) * 4 * ROWS + (kr_thread() >> 5) * ROWS;
-  const float A = ((const float *)p.A.data)[h * p.A.h];
+  const float A = rate_of(p, h);
   float s[ROWS][S];
   if (c0 >= p.P || (p.spoilt && !p.spoilt[b * p.H + h])) return;
 #pragma unroll
@@ -149,7 +156,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
   for (int64_t t = 0; t < p.L; t++) {
     if (GRADIENT && p.kept && t % KR_SSD_CHUNK == 0) keep_before<S>(p, p.kept, p.kept_scale, b, t, h, c0, s);
     const int32_t now = p.seq_idx ? p.seq_idx[b * p.seq_b + t * p.seq_t] : 0;
-    const float d = step_size(p, b, t, h), decay = kr_exp(d * A);
+    const float d = step_size(p, b, t, h), decay = kr_exp(log_decay_at(p, b, t, h, d, A));
     float x[ROWS], y[ROWS] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; r++)

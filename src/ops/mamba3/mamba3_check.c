@@ -1,0 +1,86 @@
+/* mamba3_check.c: random calls of Mamba 3's scan, its gradient and its step: one input and output or several ranks, odd
+ * sizes and those of the fast implementations, packed sequences, states. */
+#include "check.h"
+#include "op_list.h"
+#include "view.h"
+
+static void choose_mamba3_sizes(kr_case *c, int64_t index) {
+  const int usual = index % 5 == 3; /* what the fast kernels require: whole vectors */
+  const int64_t G = kr_case_chance(c, 0.3) ? 2 : 1;
+  int64_t *const P = kr_case_size(c, "P"), *const N = kr_case_size(c, "N"), *const R = kr_case_size(c, "R");
+  c->contiguous = usual;
+  *kr_case_size(c, "G") = G, *kr_case_size(c, "H") = G * kr_case_int(c, 1, 3);
+  *R = kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 1, 5);
+  *P = usual ? kr_case_int(c, 1, 9) * 8 : kr_case_edge(c, 33);
+  *N = usual ? kr_case_int(c, 1, 16) * 8 : 2 * kr_case_edge(c, index % 40 == 12 ? 130 : 17);
+  *kr_case_size(c, "M") = usual ? *N / (kr_case_chance(c, 0.5) ? 2 : 4) : kr_case_int(c, 0, *N / 2);
+}
+
+static void set_exact_mamba3_sizes(kr_case *c) {
+  *kr_case_size(c, "B") = *kr_case_size(c, "G") = *kr_case_size(c, "P") = 2;
+  *kr_case_size(c, "H") = 4, *kr_case_size(c, "N") = 6, *kr_case_size(c, "M") = kr_case_int(c, 1, 3);
+  *kr_case_size(c, "R") = kr_case_int(c, 1, 2), *kr_case_size(c, "L") = kr_case_int(c, 1, 5);
+}
+
+/* The norm of a few values near zero multiplies their errors by 1 / sqrt(eps), and bends too much for differences. */
+static void choose_mamba3_eps(kr_case *c) {
+  float *const eps = c->sig->forward ? &((kr_mamba3_bwd_args *)c->args)->eps : &((kr_mamba3_args *)c->args)->eps;
+  *eps = c->is_exact ? 0.5f : (float)kr_case_uniform(c, 0.05, 1);
+}
+
+static void choose_mamba3_tensors(kr_case *c) {
+  static const char *const states[] = {"initial_angles", "initial_states", "initial_B", "initial_x"};
+  const int is_packed = !(((kr_call *)c->args)->flags & KRAIT_MAMBA3_REVERSE) && kr_case_chance(c, 0.3),
+            has_states = kr_case_chance(c, 0.5);
+  if (is_packed) {
+    *kr_case_size(c, "B") = 1, *kr_case_size(c, "S") = kr_case_int(c, 1, 4);
+    kr_case_give(c, "cu_seqlens");
+  }
+  for (int i = 0; i < 4; i++) {
+    if (has_states) kr_case_give(c, states[i]);
+    else kr_case_leave_out(c, states[i]);
+  }
+  if (*kr_case_size(c, "R") == 1 && kr_case_chance(c, 0.7)) { /* SISO */
+    kr_case_leave_out(c, "mimo_x"), kr_case_leave_out(c, "mimo_z"), kr_case_leave_out(c, "mimo_o");
+  }
+}
+
+/* Final angles are modulo 2 pi: differences must not meet the jump. */
+static void stay_below_a_turn(kr_case *c) {
+  kr_case_fill_uniform(c, kr_case_give(c, "angles"), 0.05, 0.3);
+  kr_view *const initial = &((kr_mamba3_args *)c->args)->initial_angles;
+  if (!c->sig->forward && kr_has(initial)) kr_case_fill_uniform(c, initial, 0.1, 2.5);
+}
+
+/* Angles that all heads share. */
+static void share_mamba3_angles(kr_case *c) {
+  if (c->is_exact || !kr_case_chance(c, 0.4)) return;
+  kr_case_give(c, "angles")->stride[2] = 0;
+  if (c->sig->forward && kr_case_chance(c, 0.8)) kr_case_give(c, "dangles")->stride[2] = 0;
+}
+
+static int32_t draw_mamba3(kr_case *c, int64_t index) {
+  if (c->is_exact) {
+    set_exact_mamba3_sizes(c);
+  } else {
+    choose_mamba3_sizes(c, index);
+    *kr_case_size(c, "B") = kr_case_int(c, 1, 2);
+    *kr_case_size(c, "L") = kr_case_edge(c, *kr_case_size(c, "P") * *kr_case_size(c, "N") > 4000 ? 70 : 140);
+  }
+  choose_mamba3_eps(c);
+  choose_mamba3_tensors(c);
+  if (c->is_exact) stay_below_a_turn(c);
+  share_mamba3_angles(c);
+  kr_case_give_rest(c);
+  return KRAIT_OK;
+}
+
+int32_t kr_mamba3_case(kr_case *c, int64_t index) { return draw_mamba3(c, index); }
+int32_t kr_mamba3_bwd_case(kr_case *c, int64_t index) { return draw_mamba3(c, index); }
+
+int32_t kr_mamba3_step_case(kr_case *c, int64_t index) {
+  choose_mamba3_sizes(c, index);
+  *kr_case_size(c, "B") = kr_case_int(c, 1, 4);
+  *kr_case_size(c, "n_states") = *kr_case_size(c, "B") + kr_case_int(c, 0, 3);
+  return KRAIT_OK;
+}
