@@ -29,7 +29,6 @@ PACKAGES = {  # distribution: upstream version, import names, requirements
     "flash_attn": ("2.8.3.post2", ("flash_attn", "flash_attn_interface"), ("torch", KERNELS)),
 }
 MODULES = [module for _, modules, _ in PACKAGES.values() for module in modules]
-MISSING = "Mamba3"
 _MARK = "Drop-in for "
 _SUFFIXES = importlib.machinery.EXTENSION_SUFFIXES + importlib.machinery.SOURCE_SUFFIXES + importlib.machinery.BYTECODE_SUFFIXES
 
@@ -168,8 +167,6 @@ def _tell_installed(names):
                 print("krait: that copy of %s is not krait's and hides the drop-in: remove it" % module, file=sys.stderr)
                 hidden = 1
     print("krait: %s" % _torch_text())
-    if "mamba_ssm" in names:
-        print("krait: not implemented: %s" % MISSING)
     return hidden
 
 

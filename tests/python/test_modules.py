@@ -214,11 +214,6 @@ def test_parametrized(device, kind, name, member):
 def test_what_has_no_operator_has_no_name():
     """Clients check for names: one that only raises would select a failing path. These files refuse arguments, or have a
     method for subclasses."""
-    import importlib
-    import mamba_ssm
-    assert not hasattr(mamba_ssm, "Mamba3")
-    with pytest.raises(ImportError):
-        importlib.import_module("mamba_ssm.modules.mamba3")
     raising = [path for path in Path(_dropin._FOLDER).rglob("*.py") if "raise NotImplementedError" in path.read_text()]
     assert sorted(str(path.relative_to(_dropin._FOLDER)) for path in raising) == [
         "causal_conv1d/causal_conv1d_interface.py", "flash_attn/cute/interface.py", "flash_attn/losses/cross_entropy.py",

@@ -128,6 +128,63 @@ def ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, soft
     return y.to(dtype), state if want_final else None, _selected(states, cu_seqlens)
 
 
+def _turned(v, angles, halves):
+    """v (B, R, H, N) with its pairs turned by angles (B, H, M)."""
+    m, n = angles.shape[-1], v.shape[-1]
+    first = torch.arange(m, device=v.device) * (1 if halves else 2)
+    second = first + (n // 2 if halves else 1)
+    c, s, i, j = torch.cos(angles)[:, None], torch.sin(angles)[:, None], v[..., first], v[..., second]
+    return v.index_copy(-1, first, c * i - s * j).index_copy(-1, second, s * i + c * j)
+
+
+def _mamba3_sequence(x, log_decay, dt, trap, B, C, B_bias, C_bias, angles, factors, D, states, halves):
+    """y (B, n, R, H, P) and the states after the tokens; B and C (B, n, R, H, N)."""
+    angle, state, k, v = states
+    xs, ys = lambda v: v[:, None] * factors, []  # (B, R, H, P)
+    for t in range(x.shape[1]):
+        d, alpha, own = dt[:, t, :, None, None], torch.exp(log_decay[:, t])[..., None, None], torch.sigmoid(trap[:, t])[..., None, None]
+        angle = angle + math.pi * torch.tanh(angles[:, t]) * dt[:, t, :, None]
+        q = _turned(C[:, t] + C_bias, angle, halves)
+        before = torch.einsum("brhp,brhn->bhpn", xs(v), k)
+        k, v = _turned(B[:, t] + B_bias, angle, halves), x[:, t]
+        state = alpha * state + (1 - own) * d * alpha * before + own * d * torch.einsum("brhp,brhn->bhpn", xs(v), k)
+        y = torch.einsum("bhpn,brhn->brhp", state, q)
+        ys.append(y if D is None else y + D[:, None] * xs(v))
+    y = torch.stack(ys, 1) if ys else x.new_zeros(x.shape[0], 0, k.shape[1], *x.shape[2:])
+    return y, (angle.remainder(2 * math.pi), state, k, v)
+
+
+def mamba3(x, log_decay, dt, trap, B, C, B_bias, C_bias, angles, D, z, mimo_x, mimo_z, mimo_o, norm_weight, initial_angles, initial_states, initial_B, initial_x,
+           cu_seqlens, halves, reverse, eps, want_final):
+    dtype, (batch, length, heads, p) = x.dtype, x.shape
+    x, log_decay, dt, trap, B, C, B_bias, C_bias, angles, D, z, mimo_x, mimo_z, mimo_o, norm_weight, *states = _wide(
+        x, log_decay, dt, trap, B, C, B_bias, C_bias, angles, D, z, mimo_x, mimo_z, mimo_o, norm_weight, initial_angles, initial_states, initial_B, initial_x)
+    ranks, n = B_bias.shape[1], B.shape[3]
+    groups = B.shape[2] // ranks
+    B, C = [t.reshape(batch, length, ranks, groups, n).repeat_interleave(heads // groups, dim=3) for t in (B, C)]
+    B_bias, C_bias = B_bias.transpose(0, 1), C_bias.transpose(0, 1)
+    angles = angles.expand(-1, -1, heads, -1)
+    factors = x.new_ones(ranks, heads, p) if mimo_x is None else mimo_x.transpose(0, 1)
+    timed = _flip(reverse, 1, x, log_decay, dt, trap, B, C, angles)
+    ends = [0, length] if cu_seqlens is None else cu_seqlens.tolist()
+    rows = batch if cu_seqlens is None else len(ends) - 1
+    if states[0] is None:
+        states = [x.new_zeros(rows, heads, angles.shape[3]), x.new_zeros(rows, heads, p, n), x.new_zeros(rows, ranks, heads, n), x.new_zeros(rows, heads, p)]
+    ys, finals = [], []
+    for i, (begin, end) in enumerate(zip(ends, ends[1:])):
+        own = states if cu_seqlens is None else [s[i:i + 1] for s in states]
+        X, a, d, tr, b, c, w = [t[:, begin:end] for t in timed]
+        y, final = _mamba3_sequence(X, a, d, tr, b, c, B_bias, C_bias, w, factors, D, own, halves)
+        ys.append(y)
+        finals.append(final)
+    y = _flip(reverse, 1, torch.cat(ys, 1))[0]
+    y = y if norm_weight is None else y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * norm_weight
+    y = y if z is None else y * F.silu(z[:, :, None] * (1 if mimo_z is None else mimo_z.transpose(0, 1)))
+    out = y.flatten(2, 3) if mimo_o is None else (y * mimo_o.transpose(0, 1)).sum(2)
+    finals = [torch.cat(parts) for parts in zip(*finals)] if want_final else [None] * 4
+    return (out.to(dtype), *finals)
+
+
 def _selected(states, cu_seqlens):
     """The state after each sequence, 0 for an empty one."""
     if cu_seqlens is None:

@@ -14,6 +14,7 @@ from krait.ops import apply_linear
 from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.modules.block import Block
 from mamba_ssm.modules.mamba2 import Mamba2
+from mamba_ssm.modules.mamba3 import Mamba3
 from mamba_ssm.modules.mamba_simple import Mamba
 from mamba_ssm.modules.mha import MHA
 from mamba_ssm.modules.mlp import GatedMLP
@@ -21,7 +22,7 @@ from mamba_ssm.ops.triton.layer_norm import RMSNorm, layer_norm_fn, rms_norm_fn 
 from mamba_ssm.utils.generation import GenerationMixin
 from mamba_ssm.utils.hf import load_config_hf, load_state_dict_hf
 
-_MIXERS = {"Mamba1": Mamba, "Mamba2": Mamba2}
+_MIXERS = {"Mamba1": Mamba, "Mamba2": Mamba2, "Mamba3": Mamba3}
 CausalLMOutput = namedtuple("CausalLMOutput", ["logits"])
 
 

@@ -1,0 +1,118 @@
+"""The Mamba 3 block with upstream's parameters: input projection, norms of B and C, scan (SISO or MIMO), output projection."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from krait.ops import apply_linear, mamba3, mamba3_step
+from mamba_ssm.modules.mamba2 import initial_dt_bias
+from mamba_ssm.modules.parameters import add_undecayed
+from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
+
+
+def heavy_tail_activation(x):
+    """1 + x from 0 on, 1 / (1 - x) below."""
+    return x.clamp(min=0) + 1 / (1 - x.clamp(max=0))
+
+
+_ACTIVATIONS = {"heavy_tail": heavy_tail_activation, "softplus": F.softplus}
+
+
+class Mamba3(nn.Module):
+    def __init__(self, d_model, d_state=128, expand=2, headdim=64, ngroups=1, rope_fraction=0.5, dt_min=0.001, dt_max=0.1, dt_init_floor=1e-4, A_floor=1e-4,
+                 is_outproj_norm=False, is_mimo=False, mimo_rank=4, fuse_pregate_headwise_norm=True, chunk_size=64, dropout=0.0, layer_idx=None, n_layer=None,
+                 device=None, dtype=None, A_activation="heavy_tail", **kwargs):
+        """A_activation: "heavy_tail" as upstream since June 2026, or "softplus" as its release 2.3.2.post1 and before: a checkpoint needs the one that it was
+        trained with, and its configuration does not say which. chunk_size and fuse_pregate_headwise_norm are hints; dropout, n_layer and unknown keywords are
+        ignored."""
+        factory = {"device": device, "dtype": dtype}
+        super().__init__()
+        if A_activation not in _ACTIVATIONS:
+            raise ValueError("Mamba3: A_activation is %r, must be 'heavy_tail' or 'softplus'" % (A_activation,))
+        assert rope_fraction in (0.5, 1.0), "rope_fraction is %s, must be 0.5 or 1.0" % rope_fraction
+        self.d_model, self.d_state, self.expand, self.headdim, self.chunk_size, self.layer_idx = d_model, d_state, expand, headdim, chunk_size, layer_idx
+        self.A_floor, self.A_activation, self.is_outproj_norm, self.is_mimo = A_floor, A_activation, is_outproj_norm, is_mimo
+        self.mimo_rank, self.num_bc_heads = mimo_rank if is_mimo else 1, ngroups
+        self.fuse_pregate_headwise_norm = bool(fuse_pregate_headwise_norm and is_mimo and is_outproj_norm)
+        self.d_inner = int(expand * d_model)
+        assert self.d_inner % headdim == 0, "d_inner %d is not a multiple of headdim %d" % (self.d_inner, headdim)
+        self.nheads = self.d_inner // headdim
+        self.rotary_dim_divisor, self.num_rope_angles = int(2 / rope_fraction), int(d_state * rope_fraction) // 2
+        self.split_tensor_size = 2 * self.num_rope_angles
+        assert self.num_rope_angles > 0, "d_state %d leaves no pair to rotate" % d_state
+
+        self.in_proj = nn.Linear(d_model, sum(self._columns()), bias=False, **factory)
+        add_undecayed(self, dt_bias=initial_dt_bias(self.nheads, dt_min, dt_max, dt_init_floor, device=device, dtype=torch.float32))
+        self.B_bias, self.C_bias = [nn.Parameter(torch.ones(self.nheads, self.mimo_rank, d_state, dtype=torch.float32, device=device)) for _ in range(2)]
+        self.B_norm, self.C_norm = RMSNormGated(d_state, eps=1e-5, **factory), RMSNormGated(d_state, eps=1e-5, **factory)
+        if is_mimo:
+            ranks = torch.ones(self.nheads, mimo_rank, headdim, device=device)
+            self.mimo_x, self.mimo_z, self.mimo_o = [nn.Parameter(t) for t in (ranks / mimo_rank, ranks.clone(), ranks / mimo_rank)]
+        add_undecayed(self, D=torch.ones(self.nheads, device=device))
+        if is_outproj_norm:
+            self.norm = RMSNormGated(self.d_inner, eps=1e-5, norm_before_gate=True, group_size=headdim, **factory)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False, **factory)
+
+    def _columns(self):
+        """Columns of in_proj: z, x, B, C, dt, A, trap, angles."""
+        of_matrix = self.d_state * self.num_bc_heads * self.mimo_rank
+        return [self.d_inner, self.d_inner, of_matrix, of_matrix, self.nheads, self.nheads, self.nheads, self.num_rope_angles]
+
+    def _inputs(self, columns):
+        """The scan's inputs from in_proj's columns (..., columns): x, log decay, dt, trap, B, C, biases, angles, D, z, the ranks' factors, the norm's weight."""
+        z, x, B, C, dt, A, trap, angles = columns.split(self._columns(), dim=-1)
+        dt = F.softplus(dt.to(torch.float32) + self.dt_bias)
+        rate = -_ACTIVATIONS[self.A_activation](A.to(torch.float32)).clamp(min=self.A_floor)
+        B, C = [norm(t.unflatten(-1, (-1, self.d_state))) for norm, t in ((self.B_norm, B), (self.C_norm, C))]
+        x, z = [t.unflatten(-1, (-1, self.headdim)) for t in (x, z)]
+        factors = (self.mimo_x, self.mimo_z, self.mimo_o) if self.is_mimo else (None, None, None)
+        norm = self.norm.weight.view(self.nheads, self.headdim) if self.is_outproj_norm else None
+        return x, rate * dt, dt, trap, B, C, self.B_bias, self.C_bias, angles.unsqueeze(-2), self.D, z, *factors, norm
+
+    def _eps(self):
+        return self.norm.eps if self.is_outproj_norm else 1e-5
+
+    def forward(self, u, seq_idx=None, cu_seqlens=None, inference_params=None):
+        """u (B, L, d_model) -> the same shape. cu_seqlens separates packed sequences (batch 1); seq_idx is ignored, as by upstream. With inference_params the
+        states after the last token go into its cache; at an offset the tokens continue from the states there."""
+        states = None
+        if inference_params is not None:
+            states = self._get_states_from_cache(inference_params, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+            if inference_params.seqlen_offset > 0 and u.shape[1] == 1:
+                return self.step(u, *states)[0]
+        inputs = self._inputs(apply_linear(self.in_proj, u))
+        initial = states if states is not None and inference_params.seqlen_offset > 0 else None
+        y = mamba3(*inputs, initial_states=initial, cu_seqlens=cu_seqlens, halves=self.is_mimo, eps=self._eps(), return_final_states=states is not None)
+        if states is not None:
+            y, *last = y
+            for state, new in zip(states, last):
+                state.copy_(new)
+        return apply_linear(self.out_proj, y.flatten(2))
+
+    def step(self, u, angle_state, ssm_state, k_state, v_state, **kwargs):
+        """u (B, d_model) or (B, 1, d_model); the states are updated in place -> (out like u, angle_state, ssm_state, k_state, v_state)."""
+        rows = u.squeeze(1) if u.dim() == 3 else u
+        assert rows.dim() == 2, "Mamba3.step takes one token at a time, got %s" % (tuple(u.shape),)
+        y = mamba3_step(angle_state, ssm_state, k_state, v_state, *self._inputs(apply_linear(self.in_proj, rows)), halves=self.is_mimo, eps=self._eps())
+        return apply_linear(self.out_proj, y.flatten(1)).view(u.shape), angle_state, ssm_state, k_state, v_state
+
+    def allocate_inference_cache(self, batch_size, max_seqlen, device=None, dtype=None, inplace_state=None, **kwargs):
+        """-> angles (B, H, S) and states (B, H, P, N) in float32, the last keys (B, R, H, N) and values (B, H, P)."""
+        device, dtype = device or self.in_proj.weight.device, dtype or self.in_proj.weight.dtype
+        h, p, n = self.nheads, self.headdim, self.d_state
+        return (torch.zeros(batch_size, h, self.num_rope_angles, device=device, dtype=torch.float32),
+                torch.zeros(batch_size, h, p, n, device=device, dtype=torch.float32),
+                torch.zeros(batch_size, self.mimo_rank, h, n, device=device, dtype=dtype), torch.zeros(batch_size, h, p, device=device, dtype=dtype))
+
+    def _get_states_from_cache(self, inference_params, batch_size, initialize_states=False):
+        assert self.layer_idx is not None, "inference needs layer_idx"
+        cache = inference_params.key_value_memory_dict
+        if self.layer_idx not in cache:
+            cache[self.layer_idx] = self.allocate_inference_cache(batch_size, 0)
+        states = cache[self.layer_idx]
+        if states[0].shape[0] != batch_size:
+            raise RuntimeError("Mamba3: the cache of layer %d is for %d sequences, not %d" % (self.layer_idx, states[0].shape[0], batch_size))
+        if initialize_states:
+            for state in states:
+                state.zero_()
+        return states
