@@ -64,21 +64,16 @@ static void fill(const char *op, unsigned char *args) {
     GIVE(ssd, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->out);
     kr_ssd_args *a = (kr_ssd_args *)args;
     a->B = a->L = a->H = a->P = a->N = a->G = 2;
-  } else if (!strcmp(op, "mamba3")) {
-    GIVE(mamba3, &a->x, &a->log_decay, &a->dt, &a->trap, &a->Bmat, &a->Cmat, &a->B_bias, &a->C_bias, &a->angles,
-         &a->out);
-    kr_mamba3_args *a = (kr_mamba3_args *)args;
-    a->B = a->L = a->H = a->P = a->N = a->G = 2, a->R = a->M = 1;
-  } else if (!strcmp(op, "mamba3_bwd")) {
-    GIVE(mamba3_bwd, &a->x, &a->log_decay, &a->dt, &a->trap, &a->Bmat, &a->Cmat, &a->B_bias, &a->C_bias, &a->angles,
-         &a->dx);
-    kr_mamba3_bwd_args *a = (kr_mamba3_bwd_args *)args;
-    a->B = a->L = a->H = a->P = a->N = a->G = 2, a->R = a->M = 1;
-  } else if (!strcmp(op, "mamba3_step")) {
-    GIVE(mamba3_step, &a->angle_state, &a->state, &a->B_state, &a->x_state, &a->x, &a->log_decay, &a->dt, &a->trap,
-         &a->Bmat, &a->Cmat, &a->B_bias, &a->C_bias, &a->angles, &a->out);
-    kr_mamba3_step_args *a = (kr_mamba3_step_args *)args;
-    a->B = a->H = a->P = a->N = a->G = a->n_states = 2, a->R = a->M = 1;
+#define MAMBA3(type, ...)                                                                                              \
+  } else if (!strcmp(op, #type)) {                                                                                     \
+    GIVE(type, &a->x, &a->log_decay, &a->dt, &a->trap, &a->Bmat, &a->Cmat, &a->B_bias, &a->C_bias, &a->angles,         \
+         __VA_ARGS__);                                                                                                 \
+    kr_##type##_args *a = (kr_##type##_args *)args;                                                                    \
+    a->B = a->H = a->P = a->N = a->G = 2, a->R = a->M = 1;
+  MAMBA3(mamba3, &a->out)
+  MAMBA3(mamba3_bwd, &a->dx)
+  MAMBA3(mamba3_step, &a->angle_state, &a->state, &a->B_state, &a->x_state, &a->out)
+    a->n_states = 2;
   } else if (!strcmp(op, "ssd_bwd")) {
     GIVE(ssd_bwd, &a->x, &a->dt, &a->A, &a->Bmat, &a->Cmat, &a->dout, &a->dx);
     kr_ssd_bwd_args *a = (kr_ssd_bwd_args *)args;
@@ -276,7 +271,6 @@ static const rule rules[] = {
     LEAST(mamba3, B, 0), LEAST(mamba3, H, 1), LEAST(mamba3, R, 1), LEAST(mamba3_step, P, 1),
     {"mamba3", AT(mamba3, R), SIZE, 65, SHAPE, "R is 65, must be at most 64", 0},
     {"mamba3", AT(mamba3, M), SIZE, 2, SHAPE, "N is 2, must be at least 4", 0},
-    {"mamba3", AT(mamba3, S), SIZE, 2, SHAPE, "S without cu_seqlens is 2, must be at most 0", 0},
     LEAST(ssd, B, 0), LEAST(ssd, L, 0),
     LEAST(ssd, H, 1), LEAST(ssd, P, 1),
     LEAST(ssd, N, 1), LEAST(ssd, G, 1),
