@@ -118,6 +118,16 @@ M3_APART void m3_read_steps(const kr_mamba3_inputs *in, kr_mamba3_sequence s, in
   }
 }
 
+/* A next token's weight that is not finite spoils that token by its own lambda and dt, and none before it; the gradient
+ * of what is before it has it. */
+static inline void m3_drop_spoilt(const kr_mamba3_inputs *in, int64_t n, const m3_rows *to) {
+  for (int64_t t = 0; t < n; t++) {
+    if (to->ahead[t] * 0 == 0) continue;
+    to->ahead[t] = 0;
+    for (int64_t r = 0; r < in->R; r++) to->weight[t * in->R + r] = to->lambda[t] * to->dt[t];
+  }
+}
+
 /* Angles in turns, -1/2 to 1/2, summed in double; tanh of the token's angles to row_M floats. */
 static inline void m3_turn(const kr_mamba3_inputs *in, kr_mamba3_sequence s, int64_t h, int64_t t, float dt,
                            double *phases, float *tanhs, float *out) {
@@ -162,12 +172,13 @@ static inline void m3_rotate(const kr_mamba3_inputs *in, float *row, const float
 enum { M3_MOST_M = 256, M3_MOST_P = 256 }; /* the longest row_M and row_P */
 
 /* Rows of a unit's tokens from `first` on; phases: summed angles before them, then after them. all_phases:
- * [token][row_M], or NULL. */
+ * [token][row_M], or NULL: not for a gradient. */
 M3_APART void m3_read_rows(const kr_mamba3_inputs *in, const m3_head *p, kr_mamba3_sequence s, int64_t h, int64_t first,
                            int64_t n, double *phases, float *all_phases, const m3_rows *to) {
   const int64_t N = m3_row_N(in), P = m3_row_P(in), M = m3_row_M(in), g = h / (in->H / in->G);
   float tanhs[M3_MOST_M], now[M3_MOST_M], cosines[M3_MOST_M], sines[M3_MOST_M], x[M3_MOST_P];
   m3_read_steps(in, s, h, first, n, to);
+  if (!all_phases) m3_drop_spoilt(in, n, to);
   for (int64_t t = 0; t < n; t++) {
     const int64_t token = s.begin + first + t;
     float *const summed = all_phases ? all_phases + t * M : now;
