@@ -570,8 +570,8 @@ def test_refusals(device):
     q, k, v = make(device, grad=False)
     with pytest.raises(RuntimeError, match="H 3 is not a multiple of Hk"):
         flash_attn_func(q[:, :, :3], k, v)
-    with pytest.raises(RuntimeError, match="D is 264, must be at most 256"):
-        flash_attn_func(*[torch.randn(1, 2, 1, 264, device=device) for _ in range(3)])
+    with pytest.raises(RuntimeError, match="D is 520, must be at most 512"):
+        flash_attn_func(*[torch.randn(1, 2, 1, 520, device=device) for _ in range(3)])
     with pytest.raises(RuntimeError, match="k is float16 but q is"):
         flash_attn_func(q, k.to(torch.float16), v)
     if device == "cpu":
