@@ -29,7 +29,7 @@ demo-video: ## build krait-demo and ask a tiny random model about a generated vi
 demo-restore: ## build krait-demo and restore a generated film with tiny random models (meaningless); results in demo-output
 	@tools/setup demo video
 	@tools/build $(BUILD) krait-demo
-	@tools/demo-restore $(BUILD)/krait-demo
+	@tools/demo --restore $(BUILD)/krait-demo
 
 test: build ## build and run all tests; summary at the end
 	@tools/setup test video || echo "test: without ffmpeg no test reads a video"
@@ -51,7 +51,7 @@ test-python: build ## run the Python tests under every Python with torch found
 test-emulated: build ## run the Python golden-file tests on the emulated GPU, tier by tier (KRAIT_PYTHON: a Python with torch)
 	@tools/setup test
 	@tools/build $(BUILD) tests/cuda/libemulated_krait.so
-	@tools/test-emulated $(BUILD)
+	@tools/test-python --emulated $(BUILD)
 
 lint: ## check include rules, forbidden calls, sizes; after a build also which room's symbols each object file needs
 	@python3 tools/lint_rooms.py $(dir $(wildcard $(BUILD)/compile_commands.json))
@@ -59,7 +59,7 @@ lint: ## check include rules, forbidden calls, sizes; after a build also which r
 soak: build ## random calls with new seeds for SOAK_MINUTES=10: every op on the CPU and on the emulated GPU
 	@tools/setup test
 	@tools/build $(BUILD)
-	@tools/soak $(BUILD) $(or $(SOAK_MINUTES),10)
+	@tools/torture --calls $(BUILD) $(or $(SOAK_MINUTES),10)
 
 sanitize: build ## run the tests under ASan + UBSan, the threaded ones under TSan
 	@tools/run-sanitizers

@@ -13,7 +13,7 @@ import zlib
 
 from run import KRAIT, check, check_error, finish, krait
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tools"))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "demo"))
 import tiny_film  # noqa: E402
 import tiny_language_model as tiny  # noqa: E402
 

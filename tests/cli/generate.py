@@ -16,7 +16,7 @@ import time
 
 from run import KRAIT, check, check_error, finish, krait
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tools"))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "demo"))
 import tiny_language_model as tiny  # noqa: E402
 
 folder = tempfile.TemporaryDirectory(prefix="krait-generate-")

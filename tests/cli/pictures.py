@@ -11,7 +11,7 @@ import tempfile
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "demo")]
 import sounds  # noqa: E402
 import tiny_film  # noqa: E402
 import tiny_language_model as tiny  # noqa: E402

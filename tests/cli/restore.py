@@ -13,7 +13,7 @@ import time
 
 from run import KRAIT, check, check_error, finish, krait
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tools"))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "demo"))
 import tiny_seedvr  # noqa: E402
 
 folder = tempfile.TemporaryDirectory(prefix="krait-restore-")
@@ -149,7 +149,7 @@ def errors(film):
 
 def demo():
     out = here / "demo"
-    done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo-restore", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=120)
+    done = subprocess.run([pathlib.Path(__file__).parent.parent.parent / "tools" / "demo", "--restore", pathlib.Path(KRAIT).resolve(), out], capture_output=True, timeout=120)
     check(done.returncode == 0 and b"meaningless" in done.stdout and (out / "restored.mp4").exists(), f"demo: {done}")
 
 

@@ -15,7 +15,7 @@ import time
 from run import FEW, KRAIT, SEED, check, check_error, finish, krait
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "demo"))
 import tiny_film  # noqa: E402
 import tiny_language_model as tiny  # noqa: E402
 

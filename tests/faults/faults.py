@@ -20,7 +20,7 @@ import harness  # noqa: E402
 import sounds  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "demo"))
 import tiny_film  # noqa: E402
 import tiny_language_model  # noqa: E402
 

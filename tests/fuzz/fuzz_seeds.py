@@ -129,7 +129,7 @@ def tokenizers():
 
 def ggufs():
     """A few tensors of each type, values of each kind."""
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "demo"))
     import tiny_language_model as tiny
     common = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "mpt", "tokenizer.ggml.tokens": ["a", "b", "ab", "<|end|>"], "tokenizer.ggml.token_type": [1, 1, 1, 3], "tokenizer.ggml.merges": ["a b"],
               "tokenizer.ggml.eos_token_id": 3, "general.alignment": 32}
@@ -141,7 +141,7 @@ def ggufs():
 
 def gguf_tokenizers():
     """Tokenizers without tensors: every name of a pre-tokenizer's kind, and SentencePiece's scores."""
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "demo"))
     import tiny_language_model as tiny
     letters = list(tiny.alphabet().values())
     for pre in ("llama-bpe", "tekken", "falcon", "refact", "qwen35", "none"):

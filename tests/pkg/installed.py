@@ -42,7 +42,7 @@ def programs(scratch):
         if len(lines) > 15:
             failures.append(f"{path.name} has {len(lines)} lines, more than 15")
     tiny = scratch / "tiny"
-    expect("a tiny language model", run(sys.executable, ROOT / "tools/tiny_language_model.py", tiny))
+    expect("a tiny language model", run(sys.executable, ROOT / "demo/tiny_language_model.py", tiny))
     arguments = {"enhance": [ROOT / "demo/noisy.flac", scratch / "clean.wav"], "generate": [tiny, "The sea"]}
     return {name: (source, next((a for word, a in arguments.items() if word in name), [])) for name, source in named.items()}
 
@@ -149,7 +149,7 @@ def check_uninstall(scratch):
 
 
 def check_libdir():
-    """Where tools/libdir puts libraries, by what the loader's configuration says."""
+    """Where tools/install puts libraries, by what the loader's configuration says."""
     cases = [("Debian without dpkg-dev", "x86_64-linux-gnu", "ldconfig: Can't stat /usr/local/lib/x86_64-linux-gnu: No such file or directory\\n/usr/local/lib: (from /etc/ld.so.conf.d/libc.conf:2)", "/usr/local", "lib/x86_64-linux-gnu"),
              ("Fedora, with lib64 configured", "", "/usr/local/lib64: (from /etc/ld.so.conf.d/local.conf:1)\\n/lib64: (from <builtin>:0)", "/usr/local", "lib64"),
              ("Fedora, /usr", "", "/lib64: (from <builtin>:0)\\n/lib: (from <builtin>:0)", "/usr", "lib64"),
@@ -160,7 +160,7 @@ def check_libdir():
                 path = pathlib.Path(folder, program)
                 path.write_text(f"#!/bin/sh\nprintf '%b\\n' \"{text}\"\n")
                 path.chmod(0o755)
-            expect(f"tools/libdir: {name}", run(ROOT / "tools/libdir", prefix, env=dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}")), wanted + "\n")
+            expect(f"tools/install --libdir: {name}", run(ROOT / "tools/install", "--libdir", prefix, env=dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}")), wanted + "\n")
 
 
 def with_fakes(folder, programs):

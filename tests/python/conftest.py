@@ -15,7 +15,7 @@ torch.backends.cudnn.allow_tf32 = False  # float32 bounds; by default torch conv
 
 
 def _emulate():
-    """KRAIT_EMULATED: calls on CPU tensors run on the library's emulated GPU; tools/test-emulated sets it up."""
+    """KRAIT_EMULATED: calls on CPU tensors run on the library's emulated GPU; tools/test-python --emulated sets it up."""
     from krait import _call, _load
     context = _load.cuda_context(0)
     _call._open_cpu_place = lambda n_threads: _call._cpu_places.setdefault(n_threads, _call.CpuPlace(context))

@@ -1,7 +1,7 @@
 """Makes a tiny language model, or Mobile-VideoGPT, with random weights: config.json, weights, tokenizer.json. For tests
 and demonstrations: its output is meaningless.
 
-    python3 tools/tiny_language_model.py FOLDER [--kind mamba1|mamba2|hybrid|falcon|qwen2|videogpt] [--dtype f32|f16|bf16] [--shards N] [--seed N]
+    python3 demo/tiny_language_model.py FOLDER [--kind mamba1|mamba2|hybrid|falcon|qwen2|videogpt] [--dtype f32|f16|bf16] [--shards N] [--seed N]
 
 The tokenizer has a token for every byte, a few merges, and Qwen2's special tokens. Standard library only."""
 import argparse

@@ -1,6 +1,6 @@
 """Makes a video of a few seconds: a ball crosses a darkening sky. Uncompressed AVI, standard library only.
 
-    python3 tools/tiny_film.py FILM.avi [--seconds N] [--fps N] [--width N] [--height N]"""
+    python3 demo/tiny_film.py FILM.avi [--seconds N] [--fps N] [--width N] [--height N]"""
 import argparse
 import pathlib
 import struct
