@@ -1,4 +1,5 @@
 /* chat.c: the forms are of published tokenizer_config.json files. */
+#define _POSIX_C_SOURCE 200809L
 #include "chat.h"
 
 #include <stdio.h>
