@@ -1,7 +1,8 @@
 """krait: operators for Mamba and attention models on any CPU and any NVIDIA GPU.
 
 `krait.ops` has the operators on torch tensors; `python -m krait` reports the devices found and manages the drop-ins
-for mamba_ssm, causal_conv1d and flash_attn. `krait.Denoiser()` denoises speech in numpy arrays and torch tensors."""
+for mamba_ssm, causal_conv1d and flash_attn. `krait.Denoiser()` denoises speech in numpy arrays and torch tensors;
+`krait.accelerate(model)` runs PyTorch models that krait knows as krait's graph."""
 
 __version__ = "0.1.0"
 
@@ -13,8 +14,15 @@ def stats():
     return {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}
 
 
+_LAZY = {"Denoiser": "_denoiser", "accelerate": "_accelerate", "accelerated": "_accelerate"}  # numpy or torch, which the others do not need
+
+
 def __getattr__(name):
-    if name == "Denoiser":  # needs numpy; the operators do not
-        from ._denoiser import Denoiser
-        return Denoiser
+    if name in _LAZY:
+        from importlib import import_module
+        return getattr(import_module("." + _LAZY[name], __name__), name)
     raise AttributeError("module 'krait' has no attribute %r" % name)
+
+
+def __dir__():
+    return sorted([*globals(), *_LAZY])
