@@ -14,7 +14,8 @@ def stats():
     return {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}
 
 
-_LAZY = {"Denoiser": "_denoiser", "accelerate": "_accelerate", "accelerated": "_accelerate"}  # numpy or torch, which the others do not need
+_LAZY = {"Denoiser": "_denoiser", "accelerate": "_accelerate", "accelerated": "_accelerate",
+         "context_parallel": "_context_parallel"}  # numpy or torch, which the others do not need
 
 
 def __getattr__(name):

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, is_plain, mamba2_block, member
+from krait._context_parallel import is_active, over_parts, refuse
+from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, causal_conv1d, is_plain, mamba2_block, member, ssd
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
@@ -83,6 +84,8 @@ class Mamba2(nn.Module):
     def forward(self, u, seqlen=None, seq_idx=None, cu_seqlens=None, inference_params=None):
         """u (B, L, d_model), or (B L, d_model) with seqlen -> the same shape. Packed sequences: seq_idx separates them; if cu_seqlens is given as well,
         inference_params receive each sequence's states."""
+        if is_active() and inference_params is None:
+            return self._forward_part(u, seqlen, seq_idx)
         conv_state, ssm_state = None, None
         if inference_params is not None:
             batch = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else u.shape[0] if seqlen is None else u.shape[0] // seqlen
@@ -93,6 +96,24 @@ class Mamba2(nn.Module):
             return self._whole(u, seqlen, seq_idx)
         zxbcdt = apply_linear(self.in_proj, u)
         y = self._prefill(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)), seq_idx, cu_seqlens, conv_state, ssm_state)
+        return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
+
+    def _forward_part(self, u, seqlen, seq_idx):
+        """Of tokens that continue another process's."""
+        if seq_idx is not None or not is_plain(self.conv1d, nn.Conv1d):
+            refuse("Mamba2", "takes no packed sequences (seq_idx), and no conv1d with hooks or adapters")
+        zxbcdt = apply_linear(self.in_proj, u)
+        z0, x0, z, xBC, dt = self._split(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)))
+        batch = xBC.shape[0]
+        shapes = [((batch, xBC.shape[2], self.d_conv - 1), xBC.dtype), ((batch, self.nheads, self.headdim, self.d_state), torch.float32)]
+
+        def mix(states):
+            rows, last = causal_conv1d(xBC.transpose(1, 2), self._conv_weight(), self.conv1d.bias, initial_states=states[0], return_final_states=True, activation=self.activation)
+            x, B, C = self._heads(rows.transpose(1, 2))
+            y, final, _ = ssd(x, dt, -torch.exp(self.A_log.float()), B, C, self._D(), None if self.rmsnorm else z.unflatten(-1, (self.nheads, -1)), self.dt_bias,
+                              states[1], dt_softplus=True, dt_limit=self.dt_limit, return_final_states=True)
+            return y.flatten(2), (last, final)
+        y = self._gated(over_parts(mix, shapes, u, self), z, z0, x0)
         return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
 
     def _is_plain_inside(self):

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from krait._context_parallel import refuse
 from krait.ops import apply_linear
 from mamba_ssm.modules.mamba2 import depthwise_conv, initial_A_log, initial_dt_bias
 from mamba_ssm.modules.parameters import add_undecayed
@@ -35,6 +36,7 @@ class Mamba2Simple(nn.Module):
 
     def forward(self, u, seq_idx=None):
         """u (B, L, d_model) -> the same shape. With seq_idx only a segment of index 0 begins with learnt states."""
+        refuse("Mamba2Simple", "does not continue another process's part: use Mamba2")
         first = self.init_states.expand(u.shape[0], -1, -1, -1) if self.learnable_init_states else None
         y = mamba_split_conv1d_scan_combined(
             apply_linear(self.in_proj, u), self.conv1d.weight.squeeze(1), self.conv1d.bias, self.dt_bias, -torch.exp(self.A_log.float()), D=self.D,

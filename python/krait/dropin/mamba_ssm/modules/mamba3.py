@@ -4,6 +4,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from krait._context_parallel import is_active, over_parts, refuse
 from krait.ops import apply_linear, mamba3, mamba3_step
 from mamba_ssm.modules.mamba2 import initial_dt_bias
 from mamba_ssm.modules.parameters import add_undecayed
@@ -75,6 +76,8 @@ class Mamba3(nn.Module):
     def forward(self, u, seq_idx=None, cu_seqlens=None, inference_params=None):
         """u (B, L, d_model) -> the same shape. cu_seqlens separates packed sequences (batch 1); seq_idx is ignored, as by upstream. With inference_params the
         states after the last token go into its cache; at an offset the tokens continue from the states there."""
+        if is_active() and inference_params is None:
+            return self._forward_part(u, cu_seqlens)
         states = None
         if inference_params is not None:
             states = self._get_states_from_cache(inference_params, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
@@ -88,6 +91,19 @@ class Mamba3(nn.Module):
             for state, new in zip(states, last):
                 state.copy_(new)
         return apply_linear(self.out_proj, y.flatten(2))
+
+    def _forward_part(self, u, cu_seqlens):
+        """Of tokens that continue another process's."""
+        if cu_seqlens is not None:
+            refuse("Mamba3", "takes no packed sequences (cu_seqlens): a part is of one sequence")
+        inputs, batch = self._inputs(apply_linear(self.in_proj, u)), u.shape[0]
+        h, p, n, single = self.nheads, self.headdim, self.d_state, torch.float32
+        shapes = [((batch, h, self.num_rope_angles), single), ((batch, h, p, n), single), ((batch, self.mimo_rank, h, n), single), ((batch, h, p), inputs[0].dtype)]
+
+        def scan(states):
+            y, *after = mamba3(*inputs, initial_states=states, halves=self.is_mimo, eps=self._eps(), return_final_states=True)
+            return y, after
+        return apply_linear(self.out_proj, over_parts(scan, shapes, u, self).flatten(2))
 
     def step(self, u, angle_state, ssm_state, k_state, v_state, **kwargs):
         """u (B, d_model) or (B, 1, d_model); the states are updated in place -> (out like u, angle_state, ssm_state, k_state, v_state)."""

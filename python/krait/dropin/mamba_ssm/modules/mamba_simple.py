@@ -7,7 +7,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
-from krait.ops import apply_linear, is_plain, linear, mamba_block, member
+from krait._context_parallel import is_active, over_parts, refuse
+from krait.ops import apply_linear, causal_conv1d, is_plain, linear, mamba_block, member, selective_scan
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
 from mamba_ssm.modules.parameters import add_undecayed
@@ -67,6 +68,8 @@ class Mamba(nn.Module):
 
     def forward(self, hidden_states, inference_params=None, T=1):
         """hidden_states (B, L, d_model) -> the same shape. T is accepted for VideoMamba's callers and unused, as in VideoMamba."""
+        if is_active() and inference_params is None:
+            return self._scaled(self._forward_part(hidden_states))
         conv_state, ssm_state = None, None
         if inference_params is not None:
             conv_state, ssm_state = self._get_states_from_cache(inference_params, hidden_states.shape[0])
@@ -74,6 +77,19 @@ class Mamba(nn.Module):
                 return self.step(hidden_states, conv_state, ssm_state)[0]
         out = self._whole(hidden_states) if self.use_fast_path and ssm_state is None and not self.bimamba else None
         return self._scaled(self._forward(apply_linear(self.in_proj, hidden_states).transpose(1, 2), conv_state, ssm_state) if out is None else out)
+
+    def _forward_part(self, hidden_states):
+        """Of tokens that continue another process's."""
+        if self.bimamba or not is_plain(self.conv1d, nn.Conv1d):
+            refuse("Mamba", "must read forward only, with a conv1d without hooks or adapters")
+        x, z = apply_linear(self.in_proj, hidden_states).transpose(1, 2).chunk(2, dim=1)
+        shapes = [((x.shape[0], self.d_inner, self.d_conv - 1), x.dtype), ((x.shape[0], self.d_inner, self.d_state), torch.float32)]
+
+        def mix(states):
+            u, last = causal_conv1d(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, initial_states=states[0], return_final_states=True, activation=self.activation)
+            y, final = selective_scan(A=self._A(), initial_states=states[1], return_last_state=True, **self._projected(u, z))
+            return y.transpose(1, 2), (last, final)
+        return apply_linear(self.out_proj, over_parts(mix, shapes, hidden_states, self))
 
     def _whole(self, hidden_states):
         """The block as one autograd node; None where a layer must be called as a module: another type (LoRA), hooks, or in_proj's bias."""
@@ -122,7 +138,10 @@ class Mamba(nn.Module):
     def _scan_inputs(self, xz, s=""):
         """A direction's layers in steps -> what its scan needs besides A; s: the suffix of its names."""
         x, z = xz.chunk(2, dim=1)
-        x = self._convolve(x, s)
+        return self._projected(self._convolve(x, s), z, s)
+
+    def _projected(self, x, z, s=""):
+        """The same from the convolution's result x on."""
         dt, B, C = apply_linear(getattr(self, "x_proj" + s), x.transpose(1, 2)).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
         dt, bias = self._delta(dt, s)
         return dict(u=x, delta=dt.transpose(1, 2), B=B.transpose(1, 2), C=C.transpose(1, 2), D=getattr(self, "D" + s).float(), z=z,

@@ -6,6 +6,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from krait._context_parallel import refuse
 from krait.ops import apply_linear
 from krait.ops import attention as _attention
 from krait.ops import causal_conv1d as _convolution
@@ -92,6 +93,7 @@ class MHA(nn.Module):
 
     def forward(self, x, inference_params=None):
         """x (B, S, embed_dim) -> (B, S, embed_dim)."""
+        refuse("MHA", "sees its own part of the tokens only: attention over several processes is not written")
         cache = inputs = offsets = None
         if inference_params is not None:
             cache, inputs = self._cache(inference_params, x.shape[0])
