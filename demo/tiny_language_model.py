@@ -1,7 +1,7 @@
 """Makes a tiny language model, or Mobile-VideoGPT, with random weights: config.json, weights, tokenizer.json. For tests
 and demonstrations: its output is meaningless.
 
-    python3 demo/tiny_language_model.py FOLDER [--kind mamba1|mamba2|hybrid|falcon|qwen2|videogpt] [--dtype f32|f16|bf16] [--shards N] [--seed N]
+    python3 demo/tiny_language_model.py FOLDER [--kind mamba1|mamba2|mamba3|hybrid|falcon|qwen2|videogpt] [--dtype f32|f16|bf16] [--shards N] [--seed N]
 
 The tokenizer has a token for every byte, a few merges, and Qwen2's special tokens. Standard library only."""
 import argparse
@@ -130,6 +130,16 @@ def shapes(kind, vocab):
         if kind == "hybrid" and i == 1:  # attention: two heads, with a convolution
             channels, inner_out = 3 * D, D
             yield mixer + "in_proj.weight", (channels, D), 0.15
+        elif kind == "mamba3":
+            heads = inner // HEAD
+            yield mixer + "in_proj.weight", (2 * inner + 2 * STATE + 3 * heads + STATE // 4, D), 0.15
+            yield mixer + "dt_bias", (heads,), 0.3
+            yield mixer + "D", (heads,), 0.3
+            for name in ("B", "C"):
+                yield f"{mixer}{name}_bias", (heads, 1, STATE), None
+                yield f"{mixer}{name}_norm.weight", (STATE,), None
+            yield mixer + "out_proj.weight", (D, inner), 0.15
+            continue
         elif kind in ("mamba2", "hybrid"):
             heads, channels = inner // HEAD, inner + 2 * STATE
             yield mixer + "in_proj.weight", (inner + channels + heads, D), 0.15
@@ -156,6 +166,9 @@ def config(kind, vocab):
     if kind == "qwen2":
         return {"model_type": "qwen2", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": D // HEAD, "num_key_value_heads": 1, "intermediate_size": 2 * D, "vocab_size": vocab,
                 "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": vocab - len(SPECIAL)}
+    if kind == "mamba3":
+        return {"d_model": D, "n_layer": LAYERS, "vocab_size": vocab, "ssm_cfg": {"layer": "Mamba3", "d_state": STATE, "headdim": HEAD, "A_activation": "heavy_tail"}, "rms_norm": True,
+                "tie_embeddings": True, "eos_token_id": vocab - len(SPECIAL)}
     if kind == "hybrid":
         return {"d_model": D, "n_layer": LAYERS, "vocab_size": vocab, "ssm_cfg": {"layer": "Mamba2", "d_state": STATE, "headdim": HEAD}, "attn_layer_idx": [1],
                 "attn_cfg": {"causal": True, "d_conv": TAPS, "head_dim": HEAD, "num_heads": D // HEAD, "out_proj_bias": False, "qkv_proj_bias": False, "rotary_emb_dim": HEAD}, "rms_norm": True,
@@ -271,7 +284,7 @@ def gguf_values(folder):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder")
-    parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "hybrid", "falcon", "qwen2", "videogpt"])
+    parser.add_argument("--kind", default="mamba1", choices=["mamba1", "mamba2", "mamba3", "hybrid", "falcon", "qwen2", "videogpt"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)

@@ -9,6 +9,7 @@ const char *kr_env_fallback(void); /* KRAIT_FALLBACK: "warn", "never" or "cpu"; 
 int kr_env_threads(void);          /* KRAIT_THREADS, else 0 */
 const char *kr_env_libcuda(void);  /* KRAIT_LIBCUDA: path of the driver library; NULL: the system's */
 const char *kr_env_libnccl(void);  /* KRAIT_LIBNCCL: path of NCCL; NULL: the system's */
+const char *kr_env_mamba3_A(void); /* KRAIT_MAMBA3_A: "heavy_tail" or "softplus", for files that do not say; or NULL */
 const char *kr_env_tmpdir(void);   /* TMPDIR: where temporary copies go; /tmp when unset */
 /* A variable of another program that the doctor examines, such as LD_LIBRARY_PATH; NULL only when unset. */
 const char *kr_env_foreign(const char *name);

@@ -397,7 +397,7 @@ def verified():
 
 def quantised():
     """The 8-bit model scores like its dequantized weights, and close to the original."""
-    for kind in ("mamba1", "mamba2", "qwen2"):
+    for kind in ("mamba1", "mamba2", "mamba3", "qwen2"):
         model, eight, back = here / f"{kind}-16", here / f"{kind}-8", here / f"{kind}-back"
         tiny.make(model, kind), tiny.make(eight, kind), tiny.make(back, kind)
         (eight / "model.safetensors").unlink()
@@ -416,7 +416,7 @@ def quantised():
                 tensors.append((name.removesuffix(".q8_0"), (rows, 4 * words), values))
             elif not name.endswith(".scales"):
                 tensors.append((name, item["shape"], struct.unpack(f"<{(item['data_offsets'][1] - item['data_offsets'][0]) // 4}f", part(item))))
-        check(sum(k.endswith(".q8_0") for k in header) == {"mamba1": 7, "mamba2": 5, "qwen2": 15}[kind] and not any("in_proj.weight" == k[-14:] for k in header), f"what is quantised: {list(header)}")
+        check(sum(k.endswith(".q8_0") for k in header) == {"mamba1": 7, "mamba2": 5, "mamba3": 5, "qwen2": 15}[kind] and not any("in_proj.weight" == k[-14:] for k in header), f"what is quantised: {list(header)}")
         tiny.write_safetensors(back / "model.safetensors", tensors, "f32")
         config = (back / "config.json").read_text()
         (back / "config.json").write_text(config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')) # its head is a tensor of its own
@@ -761,9 +761,30 @@ def refused():
     check_error(2, "cannot read /dev/zero: File too large", "generate", here / "whole", "--file", "/dev/zero")
 
 
+def form_of_A():
+    """A Mamba-3 model that does not say which form of A it was trained with: one line, and the environment may say."""
+    tiny.make(here / "third", "mamba3"), tiny.make(here / "unsaid", "mamba3")
+    config = json.loads((here / "unsaid" / "config.json").read_text())
+    del config["ssm_cfg"]["A_activation"]
+    (here / "unsaid" / "config.json").write_text(json.dumps(config))
+    text = b"the rain in the north and a "
+    score = lambda model, **env: krait("score", here / model, "-", "--json", stdin=text, env={**os.environ, **env})
+    said, unsaid, chosen, other = score("third"), score("unsaid"), score("unsaid", KRAIT_MAMBA3_A="heavy_tail"), score("unsaid", KRAIT_MAMBA3_A="softplus")
+    check(said.stderr == chosen.stderr == other.stderr == b"" and unsaid.stderr.count(b"\n") == 1 and b"KRAIT_MAMBA3_A=softplus" in unsaid.stderr, f"what is said about A: {unsaid.stderr}")
+    check(said.stdout == unsaid.stdout == chosen.stdout != other.stdout, "the form of A that is taken")
+    check(score("third", KRAIT_MAMBA3_A="softplus").stdout == said.stdout, "what the file says counts")
+    check_error(2, "KRAIT_MAMBA3_A is 'soft', must be heavy_tail or softplus", "score", here / "unsaid", "-", stdin=text, env={**os.environ, "KRAIT_MAMBA3_A": "soft"})
+    for old, new, message in (('"d_state"', '"rope_fraction": 0.3, "d_state"', "rope_fraction is 0.3"), ('"headdim": 16', '"headdim": 32', "in_proj.weight"), ('"d_state"', '"ngroups": 3, "d_state"', "not a multiple of 3 groups"),
+                              ('"heavy_tail"', '"relu"', "A_activation is 'relu'"), ('"d_state"', '"is_mimo": true, "d_state"', "mimo_x")):
+        bad = here / "third-bad"
+        tiny.make(bad, "mamba3")
+        (bad / "config.json").write_text((bad / "config.json").read_text().replace(old, new))
+        check_error(2, message, "score", bad, "-", stdin=text)
+
+
 def damaged():
     """A NaN weight: an error, not a text."""
-    for kind in ("mamba1", "mamba2", "qwen2"):
+    for kind in ("mamba1", "mamba2", "mamba3", "qwen2"):
         bad = here / f"{kind}-damaged"
         tiny.make(bad, kind)
         data = bytearray((bad / "model.safetensors").read_bytes())
@@ -856,6 +877,7 @@ gguf()
 gguf_blocks()
 gguf_refused()
 refused()
+form_of_A()
 damaged()
 little_memory()
 interrupted()

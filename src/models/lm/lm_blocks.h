@@ -70,4 +70,14 @@ typedef struct kr_lm_mamba_sizes {
   double scales[5];    /* Mamba-2: of in_proj's z, x, B, C, dt; all 0: 1 */
 } kr_lm_mamba_sizes;
 
+/* The mixer of Mamba-3. States angle, ssm, k and v: the last token's rotated B, and x. */
+extern const kr_lm_block_kind kr_lm_mamba3;
+typedef struct kr_lm_mamba3_sizes {
+  int64_t d, H, P, N, G, R, M; /* width; heads, their size; states, groups, ranks; rotated pairs */
+  int64_t is_mimo;             /* several ranks, with factors of their own, and halves rotate, not neighbours */
+  int64_t is_normed;           /* heads' results are normed before their gate */
+  int64_t is_A_softplus;       /* A is -softplus, else the heavy tail (operator mamba3_decay) */
+  double A_floor;
+} kr_lm_mamba3_sizes;
+
 #endif

@@ -1,4 +1,5 @@
-/* mamba_lm.c: the family of Mamba language models: Mamba, Mamba-2, FalconMamba, and their hybrids with attention. */
+/* mamba_lm.c: the family of Mamba language models: Mamba, Mamba-2, Mamba-3, FalconMamba, and their hybrids with
+ * attention. */
 #include "mamba_lm.h"
 
 #include <stdio.h>
@@ -33,6 +34,14 @@ static const kr_lm_key keys[] = {{"embedding", "backbone.embeddings.weight", 0},
                                  {"gate_norm", LAYER("mixer.norm.weight"), 0},
                                  {"out_proj", LAYER("mixer.out_proj.weight"), OF_STEPS},
                                  {"out_proj_bias", LAYER("mixer.out_proj.bias"), 0},
+                                 /* of Mamba-3 */
+                                 {"B_bias", LAYER("mixer.B_bias"), KR_LM_FLOAT},
+                                 {"C_bias", LAYER("mixer.C_bias"), KR_LM_FLOAT},
+                                 {"B_norm", LAYER("mixer.B_norm.weight"), 0},
+                                 {"C_norm", LAYER("mixer.C_norm.weight"), 0},
+                                 {"mimo_x", LAYER("mixer.mimo_x"), KR_LM_FLOAT},
+                                 {"mimo_z", LAYER("mixer.mimo_z"), KR_LM_FLOAT},
+                                 {"mimo_o", LAYER("mixer.mimo_o"), KR_LM_FLOAT},
                                  /* of attention */
                                  {"qkv", LAYER("mixer.in_proj.weight"), OF_STEPS},
                                  {"qkv_bias", LAYER("mixer.in_proj.bias"), 0},
@@ -61,6 +70,8 @@ static int32_t add_mamba_lm_layer(kr_lm_config *to, const kr_mamba_lm_config *c,
                                                      .R = a->R,
                                                      .is_interleaved = a->is_interleaved,
                                                      .scale = (double)a->scale}));
+  else if (c->mixer == KR_MIXER_MAMBA3)
+    KR_TRY(kr_lm_config_add(to, &kr_lm_mamba3, i, "norm", &c->mamba3));
   else
     KR_TRY(kr_lm_config_add(to, c->mixer == KR_MIXER_MAMBA2 ? &kr_lm_mamba2 : &kr_lm_mamba1, i, "norm",
                             &(kr_lm_mamba_sizes){.d = c->d,
@@ -103,37 +114,58 @@ static int32_t read_mamba_lm(const kr_model_folder *folder, kr_lm_config **confi
 
 /* ---- published sizes ---- */
 
+/* Of Mamba-3 also the sizes of Mamba-2's models, for comparisons. */
 static const struct {
   const char *name;
   int32_t mixer;
-  int64_t d, n_layers;
+  int64_t d, n_layers, V, n_used, F, ranks;
 } sizes[] = {
-    {"mamba-130m", KR_MIXER_MAMBA1, 768, 24},   {"mamba-370m", KR_MIXER_MAMBA1, 1024, 48},
-    {"mamba-790m", KR_MIXER_MAMBA1, 1536, 48},  {"mamba-1.4b", KR_MIXER_MAMBA1, 2048, 48},
-    {"mamba-2.8b", KR_MIXER_MAMBA1, 2560, 64},  {"mamba2-130m", KR_MIXER_MAMBA2, 768, 24},
-    {"mamba2-370m", KR_MIXER_MAMBA2, 1024, 48}, {"mamba2-780m", KR_MIXER_MAMBA2, 1536, 48},
-    {"mamba2-1.3b", KR_MIXER_MAMBA2, 2048, 48}, {"mamba2-2.7b", KR_MIXER_MAMBA2, 2560, 64},
+    {"mamba-130m", KR_MIXER_MAMBA1, 768, 24, 50280, 50277, 0, 0},
+    {"mamba-370m", KR_MIXER_MAMBA1, 1024, 48, 50280, 50277, 0, 0},
+    {"mamba-790m", KR_MIXER_MAMBA1, 1536, 48, 50280, 50277, 0, 0},
+    {"mamba-1.4b", KR_MIXER_MAMBA1, 2048, 48, 50280, 50277, 0, 0},
+    {"mamba-2.8b", KR_MIXER_MAMBA1, 2560, 64, 50280, 50277, 0, 0},
+    {"mamba2-130m", KR_MIXER_MAMBA2, 768, 24, 50288, 50277, 0, 0},
+    {"mamba2-370m", KR_MIXER_MAMBA2, 1024, 48, 50288, 50277, 0, 0},
+    {"mamba2-780m", KR_MIXER_MAMBA2, 1536, 48, 50288, 50277, 0, 0},
+    {"mamba2-1.3b", KR_MIXER_MAMBA2, 2048, 48, 50288, 50277, 0, 0},
+    {"mamba2-2.7b", KR_MIXER_MAMBA2, 2560, 64, 50288, 50277, 0, 0},
+    {"mamba3-130m", KR_MIXER_MAMBA3, 768, 24, 50288, 50277, 0, 1},
+    {"mamba3-2.7b", KR_MIXER_MAMBA3, 2560, 64, 50288, 50277, 0, 1},
+    {"mamba3-siso-187m", KR_MIXER_MAMBA3, 768, 12, 128256, 128256, 1536, 1},
+    {"mamba3-siso-1.5b", KR_MIXER_MAMBA3, 2048, 24, 128256, 128256, 4096, 1},
+    {"mamba3-mimo-1.5b", KR_MIXER_MAMBA3, 2048, 24, 128256, 128256, 3840, 4},
 };
 
 static int32_t find_published_mamba_lm(const char *name, kr_lm_config **config) {
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     if (strcmp(sizes[i].name, name) != 0) continue;
-    const int is_second = sizes[i].mixer == KR_MIXER_MAMBA2;
-    const int64_t Di = 2 * sizes[i].d, H = is_second ? Di / 64 : 1;
+    const int is_first = sizes[i].mixer == KR_MIXER_MAMBA1, is_mimo = sizes[i].ranks > 1;
+    const int64_t Di = 2 * sizes[i].d, H = is_first ? 1 : Di / 64;
     const kr_mamba_lm_config c = {.mixer = sizes[i].mixer,
                                   .d = sizes[i].d,
                                   .n_layers = sizes[i].n_layers,
-                                  .V = is_second ? 50288 : 50280,
-                                  .n_used = 50277,
+                                  .V = sizes[i].V,
+                                  .n_used = sizes[i].n_used,
+                                  .F = sizes[i].F,
                                   .Di = Di,
-                                  .N = is_second ? 128 : 16,
+                                  .N = is_first ? 16 : 128,
                                   .W = 4,
                                   .eps = 1e-5f,
                                   .is_rms = 1,
                                   .G = 1,
                                   .R = (sizes[i].d + 15) / 16,
                                   .H = H,
-                                  .P = Di / H};
+                                  .P = Di / H,
+                                  .mamba3 = {.d = sizes[i].d,
+                                             .H = H,
+                                             .P = Di / H,
+                                             .N = 128,
+                                             .G = 1,
+                                             .R = sizes[i].ranks,
+                                             .M = 32,
+                                             .is_mimo = is_mimo,
+                                             .A_floor = 1e-4}};
     return kr_mamba_lm_describe(&c, config);
   }
   return KRAIT_OK;
@@ -153,11 +185,12 @@ static int is_mamba_lm(const kr_model_source *s) {
 
 const kr_lm_family kr_mamba_lm = {
     .name = "mamba_lm",
-    .models = "Mamba, Mamba-2, FalconMamba",
+    .models = "Mamba, Mamba-2, Mamba-3, FalconMamba",
     .keys = keys,
     .keeps_q8 = 1,
     .read = read_mamba_lm,
     .find_published = find_published_mamba_lm,
-    .published = "mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b"};
+    .published = "mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, mamba3-130m, "
+                 "-2.7b, mamba3-siso-187m, -1.5b, mamba3-mimo-1.5b"};
 const kr_model_kind kr_model_mamba_lm = {
     .name = "mamba_lm", .detect = is_mamba_lm, .graphs = kr_lm_graphs, .lm = &kr_mamba_lm};

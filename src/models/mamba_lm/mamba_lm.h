@@ -2,9 +2,9 @@
 #ifndef KR_MAMBA_LM_H
 #define KR_MAMBA_LM_H
 
-#include "lm/lm_config.h"
+#include "lm/lm_blocks.h"
 
-enum { KR_MIXER_MAMBA1, KR_MIXER_MAMBA2 };
+enum { KR_MIXER_MAMBA1, KR_MIXER_MAMBA2, KR_MIXER_MAMBA3 };
 
 /* The attention layers of a hybrid. */
 typedef struct kr_mamba_lm_attention {
@@ -21,6 +21,7 @@ typedef struct kr_mamba_lm_config {
                                           MLP (0: none) */
   int64_t R;                           /* Mamba-1: rank of dt */
   int64_t H, P, G;                     /* Mamba-2: heads, their size, groups; Mamba-1: 1, Di, 1 */
+  kr_lm_mamba3_sizes mamba3;           /* of its mixer; then Di, N, W, H, P, G are 0 */
   float eps, dt_eps;                   /* of the norms; of FalconMamba's norms of dt, B and C, 0: none */
   int32_t is_rms;
   int64_t n_used; /* tokens that may be sampled: vocab_size before padding */

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "env.h"
+#include "log.h"
 #include "mamba_lm.h"
 #include "status.h"
 
@@ -72,13 +74,65 @@ static int32_t read_mamba2(const reader *r, int is_upstream, kr_mamba_lm_config 
   return KRAIT_OK;
 }
 
+/* ---- Mamba-3 ---- */
+
+/* Which form of A: upstream changed it in June 2026, and neither its configuration nor its weights tell. The file's key
+ * A_activation does, and for files without it the environment; else it is the newer one, with a line about it. */
+static int32_t read_A_activation(const reader *r, int64_t *is_softplus) {
+  const char *said = kr_lm_json_text(r->ssm, "A_activation", NULL), *chosen = kr_env_mamba3_A(),
+             *form = said ? said : chosen ? chosen : "heavy_tail";
+  *is_softplus = strcmp(form, "softplus") == 0;
+  CONFIG_CHECK(*is_softplus || strcmp(form, "heavy_tail") == 0, "%s: %s is '%.40s', must be heavy_tail or softplus",
+               r->label, said ? "config.json: A_activation" : "KRAIT_MAMBA3_A", form);
+  if (!said && !chosen)
+    kr_log("%s: config.json does not say which form of A the model was trained with: taken as the heavy tail of "
+           "mamba-ssm since June 2026; for 2.3.2.post1 and before set KRAIT_MAMBA3_A=softplus, or A_activation in "
+           "ssm_cfg",
+           r->label);
+  return KRAIT_OK;
+}
+
+/* Pairs that rotate: all N / 2, or half of them, of an even number of columns. */
+static int32_t read_pairs(const reader *r, kr_lm_mamba3_sizes *s) {
+  const double fraction = kr_lm_json_real(r->ssm, "rope_fraction", 0.5);
+  CONFIG_CHECK(fraction == 0.5 || fraction == 1, "%s: config.json: rope_fraction is %g, must be 0.5 or 1", r->label,
+               fraction);
+  s->M = (int64_t)((double)s->N * fraction) / 2;
+  CONFIG_CHECK(s->M > 0, "%s: %lld states leave no pair to rotate", r->label, (long long)s->N);
+  return KRAIT_OK;
+}
+
+static int32_t read_mamba3(const reader *r, kr_mamba_lm_config *c) {
+  const kr_weight *bias;
+  kr_lm_mamba3_sizes *s = &c->mamba3;
+  KR_TRY(need_tensor(r, c, "mixer.B_bias", 3, &bias));
+  *s = (kr_lm_mamba3_sizes){.d = c->d, .H = bias->shape[0], .R = bias->shape[1], .N = bias->shape[2]};
+  s->is_mimo = is_true(r->ssm, "is_mimo"), s->is_normed = is_true(r->ssm, "is_outproj_norm");
+  s->A_floor = kr_lm_json_real(r->ssm, "A_floor", 1e-4);
+  CONFIG_CHECK(s->is_mimo || s->R == 1, "%s: %lld ranks, but config.json does not say is_mimo", r->label,
+               (long long)s->R);
+  CONFIG_CHECK(s->N % 2 == 0 && s->N <= 512 && s->R <= 64, "%s: %lld states of %lld ranks are not supported", r->label,
+               (long long)s->N, (long long)s->R);
+  CONFIG_CHECK(s->A_floor >= 0, "%s: config.json: A_floor is %g", r->label, s->A_floor);
+  KR_TRY(kr_lm_json_whole(r->label, r->ssm, "headdim", 64, 1, 256, &s->P));
+  KR_TRY(kr_lm_json_whole(r->label, r->ssm, "ngroups", 1, 1, 1 << 16, &s->G));
+  CONFIG_CHECK(s->H % s->G == 0, "%s: %lld heads are not a multiple of %lld groups", r->label, (long long)s->H,
+               (long long)s->G);
+  KR_TRY(read_pairs(r, s));
+  return read_A_activation(r, &s->is_A_softplus);
+}
+
+/* ---- the whole ---- */
+
 static int32_t read_kind(const reader *r, int is_upstream, kr_mamba_lm_config *c) {
   const char *kind =
       is_upstream ? kr_lm_json_text(r->ssm, "layer", "Mamba1") : kr_lm_json_text(r->root, "model_type", "");
   const int is_second = strcmp(kind, "Mamba2") == 0 || strcmp(kind, "mamba2") == 0;
   const int is_first = strcmp(kind, "Mamba1") == 0 || strcmp(kind, "mamba") == 0 || strcmp(kind, "falcon_mamba") == 0;
-  CONFIG_CHECK(is_first || is_second, "%s: config.json: layers of '%.40s' are not supported", r->label, kind);
-  c->mixer = is_second ? KR_MIXER_MAMBA2 : KR_MIXER_MAMBA1;
+  const int is_third = strcmp(kind, "Mamba3") == 0;
+  CONFIG_CHECK(is_first || is_second || is_third, "%s: config.json: layers of '%.40s' are not supported", r->label,
+               kind);
+  c->mixer = is_third ? KR_MIXER_MAMBA3 : is_second ? KR_MIXER_MAMBA2 : KR_MIXER_MAMBA1;
   return KRAIT_OK;
 }
 
@@ -126,8 +180,10 @@ static int32_t read_mamba_lm_sizes(const reader *r, kr_mamba_lm_config *c) {
                "%s: tensor 'backbone.embedding.weight' is missing or not a matrix; this is not a Mamba language model",
                r->label);
   c->V = embedding->shape[0], c->d = embedding->shape[1];
-  KR_TRY(need_tensor(r, c, "mixer.conv1d.weight", 3, &conv));
-  c->W = conv->shape[2];
+  if (c->mixer != KR_MIXER_MAMBA3) {
+    KR_TRY(need_tensor(r, c, "mixer.conv1d.weight", 3, &conv));
+    c->W = conv->shape[2];
+  }
   KR_TRY(kr_lm_json_whole(r->label, r->root, "d_intermediate", 0, 0, 1 << 24, &c->F));
   if (c->F > 0) {
     const kr_weight *fc1;
@@ -162,5 +218,6 @@ int32_t kr_mamba_lm_config_read(const kr_model_folder *folder, kr_mamba_lm_confi
   KR_TRY(read_mamba_lm_sizes(&r, c));
   KR_TRY(kr_lm_check_last(folder, "backbone.layers.*.norm.weight", c->n_layers));
   KR_TRY(kr_lm_json_eos(r.label, root, c->eos, &c->n_eos));
+  if (c->mixer == KR_MIXER_MAMBA3) return read_mamba3(&r, c);
   return c->mixer == KR_MIXER_MAMBA2 ? read_mamba2(&r, is_upstream, c) : read_mamba1(&r, c);
 }

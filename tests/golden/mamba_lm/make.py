@@ -20,6 +20,10 @@ MODELS = {
     "mamba2": {**COMMON, "n_layer": 2, "ssm_cfg": MAMBA2, "tie_embeddings": True},
     "hybrid": {**COMMON, "n_layer": 3, "ssm_cfg": {**MAMBA2, "ngroups": 1}, "attn_layer_idx": [1], "attn_cfg": ATTENTION, "tie_embeddings": True},
     "falcon": {"vocab_size": PADDED, "hidden_size": D, "state_size": N, "num_hidden_layers": 2},
+    "mamba3": {**COMMON, "n_layer": 2, "tie_embeddings": True,
+               "ssm_cfg": {"layer": "Mamba3", "d_state": N, "headdim": 8, "ngroups": 2, "is_outproj_norm": True, "A_floor": 0.6, "A_activation": "softplus"}},
+    "mamba3-mimo": {**COMMON, "n_layer": 2, "tie_embeddings": True,
+                    "ssm_cfg": {"layer": "Mamba3", "d_state": N, "headdim": 16, "is_mimo": True, "mimo_rank": 2, "rope_fraction": 1.0, "A_activation": "heavy_tail"}},
 }
 
 
@@ -74,6 +78,42 @@ def mamba2(h, w, cfg, states):
     return (rms(y.unflatten(-1, (groups, -1)), 1e-5).flatten(1) * w["norm.weight"]) @ w["out_proj.weight"].T
 
 
+def turn(x, angle, by_halves):
+    """Pairs of the last axis turned by angle (heads, pairs): neighbours, or entries half of it apart; the rest stays."""
+    pairs, n, x = angle.shape[-1], x.shape[-1], x.clone()
+    first = torch.arange(pairs) if by_halves else 2 * torch.arange(pairs)
+    second = first + (n // 2 if by_halves else 1)
+    a, b = x[..., first], x[..., second]
+    turned = torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()))
+    return x.index_copy(-1, first, turned[0]).index_copy(-1, second, turned[1])
+
+
+def mamba3(h, w, cfg, states):
+    heads, ranks, n = w["B_bias"].shape
+    P, groups, is_mimo = cfg["headdim"], cfg.get("ngroups", 1), cfg.get("is_mimo", False)
+    inner, pairs = heads * P, int(n * cfg.get("rope_fraction", 0.5)) // 2
+    z, x, B, C, dt, A, trap, angles = (h @ w["in_proj.weight"].T).split([inner, inner, ranks * groups * n, ranks * groups * n, heads, heads, heads, pairs], -1)
+    z, x = (v.unflatten(-1, (heads, P)) for v in (z, x))
+    B, C = ((rms(v.unflatten(-1, (ranks, groups, n)), 1e-5) * w[k]).repeat_interleave(heads // groups, 2).transpose(1, 2) + w[bias]
+            for v, k, bias in ((B, "B_norm.weight", "B_bias"), (C, "C_norm.weight", "C_bias")))  # (L, heads, ranks, n)
+    dt = F.softplus(dt + w["dt_bias"])
+    rate = F.softplus(A) if cfg["A_activation"] == "softplus" else torch.where(A >= 0, 1 + A, 1 / (1 - A.clamp(max=0)))
+    decay, share = torch.exp(-dt * rate.clamp(min=cfg.get("A_floor", 1e-4))), torch.sigmoid(trap)
+    into, gate, back = (w[k] if is_mimo else h.new_ones(heads, 1, P) for k in ("mimo_x", "mimo_z", "mimo_o"))
+    theta, state, last, out = h.new_zeros(heads, pairs), h.new_zeros(heads, P, n), h.new_zeros(heads, P, n), []
+    for t in range(len(h)):
+        theta = theta + torch.pi * torch.tanh(angles[t]) * dt[t, :, None]
+        k, q = (turn(v[t], theta[:, None], is_mimo) for v in (B, C))
+        new, a, d, s = torch.einsum("hrp,hrn->hpn", x[t, :, None] * into, k), decay[t, :, None, None], dt[t, :, None, None], share[t, :, None, None]
+        state, last = a * state + (1 - s) * d * a * last + s * d * new, new
+        y = torch.einsum("hpn,hrn->hrp", state, q) + w["D"][:, None, None] * x[t, :, None] * into
+        if "norm.weight" in w:
+            y = rms(y, 1e-5) * w["norm.weight"].view(heads, 1, P)
+        out.append((y * F.silu(z[t, :, None] * gate) * back).sum(1))
+    states.update(angle_state=theta % (2 * torch.pi), ssm_state=state, k_state=k.transpose(0, 1), v_state=x[-1])
+    return torch.stack(out).flatten(1) @ w["out_proj.weight"].T
+
+
 def attention(h, w, cfg):
     heads, width, turned = cfg["num_heads"], cfg["head_dim"], cfg["rotary_emb_dim"]
     q, k, v = conv(h @ w["in_proj.weight"].T, w["conv1d.weight"], w["conv1d.bias"]).unflatten(-1, (3, heads, width)).unbind(1)
@@ -98,12 +138,27 @@ def run(weights, cfg, ids, states):
         h, kept = rms(stream, 1e-5) * weights[at + "norm.weight"], {}
         if i in cfg.get("attn_layer_idx", ()):
             stream = stream + attention(h, w, cfg["attn_cfg"])
+        elif "B_bias" in w:
+            stream = stream + mamba3(h, w, cfg["ssm_cfg"], kept)
         elif "dt_bias" in w:
             stream = stream + mamba2(h, w, cfg["ssm_cfg"], kept)
         else:
             stream = stream + mamba1(h, w, "hidden_size" in cfg, kept)
         states.update({"golden.%s.%d" % (k, i): v for k, v in kept.items()})
     return rms(stream, 1e-5) * weights["backbone.norm_f.weight"] @ table.T
+
+
+def draw_mamba3(ssm, normal):
+    inner, P, ranks, fraction = 2 * D, ssm["headdim"], ssm.get("mimo_rank", 1), ssm.get("rope_fraction", 0.5)
+    heads = inner // P
+    columns = 2 * inner + 2 * N * ssm.get("ngroups", 1) * ranks + 3 * heads + int(N * fraction) // 2
+    m = {"dt_bias": normal(1, heads) - 1, "B_bias": 1 + normal(0.3, heads, ranks, N), "C_bias": 1 + normal(0.3, heads, ranks, N), "D": normal(1, heads),
+         "in_proj.weight": normal(0.3, columns, D), "B_norm.weight": 1 + normal(0.2, N), "C_norm.weight": 1 + normal(0.2, N), "out_proj.weight": normal(0.3, D, inner)}
+    if ssm.get("is_mimo"):
+        m.update({"mimo_x": 0.5 + normal(0.2, heads, ranks, P), "mimo_z": 1 + normal(0.2, heads, ranks, P), "mimo_o": 0.5 + normal(0.2, heads, ranks, P)})
+    if ssm.get("is_outproj_norm"):
+        m["norm.weight"] = 1 + normal(0.2, inner)
+    return m
 
 
 def draw(cfg):
@@ -114,6 +169,10 @@ def draw(cfg):
     w, layers = {"backbone.embedding.weight": normal(0.5, PADDED, D)}, cfg.get("n_layer") or cfg["num_hidden_layers"]
     for i in range(layers):
         at, inner, ssm = "backbone.layers.%d." % i, 2 * D, cfg.get("ssm_cfg", {})
+        if ssm.get("layer") == "Mamba3":
+            w.update({at + "mixer." + k: v for k, v in draw_mamba3(ssm, normal).items()})
+            w[at + "norm.weight"] = 1 + normal(0.2, D)
+            continue
         width, channels, m = inner, inner, {}
         if i in cfg.get("attn_layer_idx", ()):
             width, channels = D, 3 * D
@@ -186,7 +245,7 @@ def make(name, cfg, seed):
     save_file(golden, HERE / (name + ".golden.safetensors"), {"model": "falcon_mamba" if name == "falcon" else "mamba_lm", "config": json.dumps(cfg)})
     if name != "falcon":
         save_original(name, weights, cfg)
-    if name != "hybrid":
+    if name in ("mamba1", "mamba2", "falcon"):
         save_transformers(name, weights, cfg, ids, logits)
 
 

@@ -1,0 +1,210 @@
+/* block_mamba3.c: the mixer of Mamba-3. Fields: in_proj, dt_bias, B_bias, C_bias, B_norm, C_norm, mimo_x, mimo_z,
+ * mimo_o, D, gate_norm, out_proj. in_proj's rows are z, x, B, C (by rank, then group), dt, A, trap, angles. */
+#include "alloc.h"
+#include "lm_blocks.h"
+#include "lm_builder.h"
+#include "lm_ops.h"
+#include "status.h"
+
+typedef struct mamba3_weights {
+  kr_weight_ref in_proj, out_proj;                       /* (columns, d), (d, HP) */
+  kr_weight_ref dt_bias, B_bias, C_bias, D;              /* float32: (H), (H,R,N) twice, (H) */
+  kr_weight_ref BC_norm;                                 /* float32: B's norm for each of B's vectors, then C's */
+  kr_weight_ref mimo_x, mimo_z, mimo_o, gate_norm;       /* float32: (H,R,P), (H,P); or absent */
+} mamba3_weights;
+
+enum { ANGLE_STATE, SSM_STATE, KEY_STATE, VALUE_STATE };
+
+static int64_t inner_of_mamba3(const kr_lm_mamba3_sizes *s) { return s->H * s->P; }
+static int64_t vectors_of_mamba3(const kr_lm_mamba3_sizes *s) { return s->R * s->G * s->N; } /* columns of B, of C */
+static int64_t columns_of_mamba3(const kr_lm_mamba3_sizes *s) {
+  return 2 * inner_of_mamba3(s) + 2 * vectors_of_mamba3(s) + 3 * s->H + s->M;
+}
+
+/* All in float32, since they are read again by every token; angles are modulo 2 pi. */
+static int32_t list_mamba3_states(const kr_lm_block *block, kr_lm_state *states) {
+  const kr_lm_mamba3_sizes *s = block->sizes;
+  states[ANGLE_STATE] = (kr_lm_state){.name = "angle", .n_dims = 2, .size = {s->H, s->M}};
+  states[SSM_STATE] = (kr_lm_state){.name = "ssm", .is_narrowable = 1, .n_dims = 3, .size = {s->H, s->P, s->N}};
+  states[KEY_STATE] = (kr_lm_state){.name = "k", .n_dims = 3, .size = {s->R, s->H, s->N}};
+  states[VALUE_STATE] = (kr_lm_state){.name = "v", .n_dims = 2, .size = {s->H, s->P}};
+  return 4;
+}
+
+/* ---- weights ---- */
+
+static int32_t load_BC_norm(kr_lm_loader *l, const kr_lm_mamba3_sizes *s, kr_weight_ref *to) {
+  const int64_t n = vectors_of_mamba3(s), N = s->N;
+  float *values = kr_alloc_array(2 * (size_t)n, sizeof *values);
+  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for a norm of %lld features", (long long)n);
+  int32_t status = kr_lm_load_values(l, "B_norm", KR_SIZES(N), NULL, values);
+  if (status >= 0) status = kr_lm_load_values(l, "C_norm", KR_SIZES(N), NULL, values + n);
+  for (int64_t i = N; i < n && status >= 0; i++) values[i] = values[i - N], values[n + i] = values[n + i - N];
+  if (status >= 0) status = kr_lm_load_made(l, values, 2 * n, to);
+  kr_free(values);
+  return status;
+}
+
+static int32_t load_mamba3(kr_lm_loader *l, const kr_lm_block *block) {
+  const kr_lm_mamba3_sizes *s = block->sizes;
+  mamba3_weights *w = block->weights;
+  KR_TRY(kr_lm_load(l, "in_proj", 1, KR_SIZES(columns_of_mamba3(s), s->d), &w->in_proj));
+  KR_TRY(kr_lm_load_f32(l, "dt_bias", KR_SIZES(s->H), NULL, &w->dt_bias));
+  KR_TRY(kr_lm_load_f32(l, "B_bias", KR_SIZES(s->H, s->R, s->N), NULL, &w->B_bias));
+  KR_TRY(kr_lm_load_f32(l, "C_bias", KR_SIZES(s->H, s->R, s->N), NULL, &w->C_bias));
+  KR_TRY(load_BC_norm(l, s, &w->BC_norm));
+  KR_TRY(kr_lm_load_f32(l, "D", KR_SIZES(s->H), NULL, &w->D));
+  if (s->is_mimo) {
+    KR_TRY(kr_lm_load_f32(l, "mimo_x", KR_SIZES(s->H, s->R, s->P), NULL, &w->mimo_x));
+    KR_TRY(kr_lm_load_f32(l, "mimo_z", KR_SIZES(s->H, s->R, s->P), NULL, &w->mimo_z));
+    KR_TRY(kr_lm_load_f32(l, "mimo_o", KR_SIZES(s->H, s->R, s->P), NULL, &w->mimo_o));
+  }
+  if (s->is_normed) KR_TRY(kr_lm_load_f32(l, "gate_norm", KR_SIZES(inner_of_mamba3(s)), NULL, &w->gate_norm));
+  return kr_lm_load(l, "out_proj", 1, KR_SIZES(s->d, inner_of_mamba3(s)), &w->out_proj);
+}
+
+/* ---- the scan ---- */
+
+/* What it reads and writes, as rows. */
+typedef struct mamba3_rows {
+  kr_tensor x, z, B, C, dt, log_decay, trap, angles, y;
+} mamba3_rows;
+
+/* Time steps and decays in float32, from in_proj's columns. */
+static void record_decay(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, const mamba3_weights *w,
+                         kr_tensor dt_raw, kr_tensor A_raw, mamba3_rows *t) {
+  t->dt = kr_graph_temp(r->g, KRAIT_F32, KR_DIMS(r->rows, s->H));
+  t->log_decay = kr_graph_temp(r->g, KRAIT_F32, KR_DIMS(r->rows, s->H));
+  kr_graph_call(r->g, "decay", &kr_op_mamba3_decay,
+                &(kr_mamba3_decay_args){.call.flags = s->is_A_softplus ? KR_MAMBA3_SOFTPLUS_A : 0,
+                                        .A_floor = (float)s->A_floor,
+                                        .dt_raw = view(r, dt_raw),
+                                        .A_raw = view(r, A_raw),
+                                        .dt_bias = view(r, weight(r, "dt_bias", &w->dt_bias, s->H)),
+                                        .dt = view(r, t->dt),
+                                        .log_decay = view(r, t->log_decay)});
+}
+
+/* B and C, each vector normed. */
+static void norm_BC(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, const mamba3_weights *w, kr_tensor BC,
+                    mamba3_rows *t) {
+  const int64_t n = vectors_of_mamba3(s);
+  const kr_tensor normed = new_rows(r, 2 * n);
+  kr_graph_call(r->g, "BC_norm", &kr_op_gated_norm,
+                &(kr_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS,
+                                      .group_size = s->N,
+                                      .eps = 1e-5f,
+                                      .x = view(r, BC),
+                                      .weight = view(r, weight(r, "BC_norm", &w->BC_norm, 2 * n)),
+                                      .out = view(r, normed)});
+  t->B = columns(r, normed, 0, n), t->C = columns(r, normed, n, n);
+}
+
+static mamba3_rows project_mamba3(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, const mamba3_weights *w,
+                                  kr_tensor x) {
+  const int64_t D = inner_of_mamba3(s), V = vectors_of_mamba3(s), n = columns_of_mamba3(s), after = 2 * D + 2 * V;
+  const kr_tensor all = columns(r, new_rows(r, (n + 63) / 64 * 64), 0, n); /* rows start at cache lines */
+  linear(r, "in_proj", x, .w = &w->in_proj, .N = n, .K = s->d, .out = all);
+  mamba3_rows t = {.z = columns(r, all, 0, D),
+                   .x = columns(r, all, D, D),
+                   .trap = columns(r, all, after + 2 * s->H, s->H),
+                   .angles = columns(r, all, after + 3 * s->H, s->M),
+                   .y = new_rows(r, D)};
+  norm_BC(r, s, w, columns(r, all, 2 * D, 2 * V), &t);
+  record_decay(r, s, w, columns(r, all, after, s->H), columns(r, all, after + s->H, s->H), &t);
+  return t;
+}
+
+/* The angles of a token are the same for all heads. */
+static kr_view for_all_heads(const kr_token_builder *r, kr_tensor angles, kr_dims one, kr_dims heads) {
+  return view(r, kr_graph_expand(r->g, kr_graph_reshape(r->g, angles, one), heads));
+}
+
+/* of_heads: a tensor of weights (H,R,P), or absent. */
+static kr_view ranks_of(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, const char *name,
+                        const kr_weight_ref *of_heads) {
+  return view(r, weight(r, name, of_heads, s->H, s->R, s->P));
+}
+
+/* The fields that scan and step share. */
+#define MAMBA3_WEIGHTS(r, s, w)                                                                         \
+  .call.flags = s->is_mimo ? KRAIT_MAMBA3_HALVES : 0, .G = s->G, .R = s->R, .eps = 1e-5f,               \
+  .B_bias = view(r, weight(r, "B_bias", &w->B_bias, s->H, s->R, s->N)),                                 \
+  .C_bias = view(r, weight(r, "C_bias", &w->C_bias, s->H, s->R, s->N)),                                 \
+  .Dvec = view(r, weight(r, "D", &w->D, s->H)), .mimo_x = ranks_of(r, s, "mimo_x", &w->mimo_x),         \
+  .mimo_z = ranks_of(r, s, "mimo_z", &w->mimo_z), .mimo_o = ranks_of(r, s, "mimo_o", &w->mimo_o),       \
+  .norm_weight = view(r, weight(r, "gate_norm", &w->gate_norm, s->H, s->P))
+
+static void step_mamba3(const kr_lm_builder *b, const kr_lm_block *block, const mamba3_rows *t) {
+  const kr_lm_mamba3_sizes *s = block->sizes;
+  const mamba3_weights *w = block->weights;
+  const kr_token_builder *r = &b->rows;
+  const kr_dims heads = KR_DIMS(r->rows, s->H, s->P), vectors = KR_DIMS(r->rows, s->R * s->G, s->N);
+  kr_graph_call(r->g, "scan", &kr_op_mamba3_step,
+                &(kr_mamba3_step_args){MAMBA3_WEIGHTS(r, s, w),
+                                       .angle_state = view(r, kr_lm_state_of(b, block, ANGLE_STATE)),
+                                       .state = view(r, kr_lm_state_of(b, block, SSM_STATE)),
+                                       .B_state = view(r, kr_lm_state_of(b, block, KEY_STATE)),
+                                       .x_state = view(r, kr_lm_state_of(b, block, VALUE_STATE)),
+                                       .x = view_as(r, t->x, heads),
+                                       .log_decay = view(r, t->log_decay),
+                                       .dt = view(r, t->dt),
+                                       .trap = view(r, t->trap),
+                                       .Bmat = view_as(r, t->B, vectors),
+                                       .Cmat = view_as(r, t->C, vectors),
+                                       .angles = for_all_heads(r, t->angles, KR_DIMS(r->rows, 1, s->M),
+                                                               KR_DIMS(r->rows, s->H, s->M)),
+                                       .z = view_as(r, t->z, heads),
+                                       .state_batch_indices = view(r, b->to->slots),
+                                       .out = view_as(r, t->y, heads)});
+}
+
+static void scan_mamba3(kr_lm_builder *b, const kr_lm_block *block, const mamba3_rows *t) {
+  const kr_lm_mamba3_sizes *s = block->sizes;
+  const mamba3_weights *w = block->weights;
+  const kr_token_builder *r = &b->rows;
+  const kr_dims heads = KR_DIMS(1, r->rows, s->H, s->P), vectors = KR_DIMS(1, r->rows, s->R * s->G, s->N),
+                each = KR_DIMS(1, r->rows, s->H);
+  kr_tensor before[4], after[4];
+  for (int k = 0; k < 4; k++)
+    before[k] = kr_lm_state_of(b, block, k), after[k] = kr_lm_state_after(b, block, k);
+  kr_graph_call(r->g, "scan", &kr_op_mamba3,
+                &(kr_mamba3_args){MAMBA3_WEIGHTS(r, s, w),
+                                  .x = view_as(r, t->x, heads),
+                                  .log_decay = view_as(r, t->log_decay, each),
+                                  .dt = view_as(r, t->dt, each),
+                                  .trap = view_as(r, t->trap, each),
+                                  .Bmat = view_as(r, t->B, vectors),
+                                  .Cmat = view_as(r, t->C, vectors),
+                                  .angles = for_all_heads(r, t->angles, KR_DIMS(1, r->rows, 1, s->M),
+                                                          KR_DIMS(1, r->rows, s->H, s->M)),
+                                  .z = view_as(r, t->z, heads),
+                                  .initial_angles = view(r, before[ANGLE_STATE]),
+                                  .initial_states = view(r, before[SSM_STATE]),
+                                  .initial_B = view(r, before[KEY_STATE]),
+                                  .initial_x = view(r, before[VALUE_STATE]),
+                                  .out = view_as(r, t->y, heads),
+                                  .final_angles = view(r, after[ANGLE_STATE]),
+                                  .final_states = view(r, after[SSM_STATE]),
+                                  .final_B = view(r, after[KEY_STATE]),
+                                  .final_x = view(r, after[VALUE_STATE])});
+  for (int k = 0; k < 4; k++) kr_lm_state_keep(b, block, k, after[k]);
+}
+
+static kr_tensor record_mamba3(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
+  const kr_lm_mamba3_sizes *s = block->sizes;
+  const mamba3_weights *w = block->weights;
+  const mamba3_rows t = project_mamba3(&b->rows, s, w, x);
+  if (b->run.is_step)
+    step_mamba3(b, block, &t);
+  else
+    scan_mamba3(b, block, &t);
+  return result_of(b, block, "out_proj", t.y, .w = &w->out_proj, .N = s->d, .K = inner_of_mamba3(s));
+}
+
+const kr_lm_block_kind kr_lm_mamba3 = {.name = "mamba3",
+                                       .sizes_bytes = sizeof(kr_lm_mamba3_sizes),
+                                       .weights_bytes = sizeof(mamba3_weights),
+                                       .load = load_mamba3,
+                                       .list_states = list_mamba3_states,
+                                       .record = record_mamba3};
