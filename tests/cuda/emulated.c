@@ -220,6 +220,7 @@ static void agrees_with_the_reference(void **state) {
                                                        "cuda_hopper_any_order"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
   static const char *const step[KR_N_ORDERS] = {"cuda_hopper", "cuda_hopper", "cuda_hopper"};
+  static const char *const windows[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "hopper_boxes"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
             is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
@@ -233,12 +234,14 @@ static void agrees_with_the_reference(void **state) {
                             : strcmp(op->name, "dense_block") == 0    ? banks
                             : strcmp(op->name, "map_product") == 0    ? maps
                             : strcmp(op->name, "conv_norm") == 0      ? maps + 1
+                            : strcmp(op->name, "conv3d") == 0         ? windows
                             : is_little                               ? little
                             : is_attention || is_ssd                  ? attention
                                                                       : most;
   const char *const only = getenv("KR_CHECK_IMPL"), *const one[KR_N_ORDERS] = {only, only, only};
   if (only) rows = one;
-  if (is_attention || is_ssd || strcmp(op->name, "argmax_rows") == 0 || (only && strstr(only, "hopper")))
+  if (is_attention || is_ssd || strcmp(op->name, "argmax_rows") == 0 || rows == windows ||
+      (only && strstr(only, "hopper")))
     capability = 90;
   if (rows == decode && percent < 100) skip();                                      /* many blocks that wait */
   if (rows == decode) capability = 90, takes_together = 1, n_multiprocessors = 108; /* 48 of 5120 channels a block */
@@ -968,7 +971,8 @@ int main(int argc, char **argv) {
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
     if (strcmp(tier, "hopper") != 0 || strncmp(module, "attention", 9) == 0 || strncmp(module, "ssd", 3) == 0 ||
-        strncmp(module, "gemm_hopper", 11) == 0 || strcmp(module, "argmax_rows") == 0 ||
+        strncmp(module, "gemm_hopper", 11) == 0 || strncmp(module, "conv3d_hopper", 13) == 0 ||
+        strcmp(module, "argmax_rows") == 0 ||
         strncmp(module, "mamba_decode", 12) == 0)
       kr_emulated_name(&kr_kept_texts[i], module); /* ampere: the same host code; hopper: what the emulator supports */
   print_message("seed %llu\n", (unsigned long long)seed);

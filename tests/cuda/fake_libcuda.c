@@ -273,13 +273,13 @@ FAKE(
     cuTensorMapEncodeTiled,
     (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides,
      const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill),
-    UNUSED(type), UNUSED(steps), UNUSED(interleave), UNUSED(promotion), UNUSED(fill);
+    UNUSED(type), UNUSED(interleave), UNUSED(promotion), UNUSED(fill);
     if (rank > 4 || swizzle != 3 || (uintptr_t)address % 16 || (uintptr_t)map % 64) return INVALID_VALUE;
     kr_emulated_map m = {.data = address, .rank = rank, .bytes = 2}; for (uint32_t i = 0; i < rank; i++) {
-      m.sizes[i] = sizes[i], m.box[i] = box[i];
+      m.sizes[i] = sizes[i], m.box[i] = (box[i] + steps[i] - 1) / steps[i], m.steps[i] = steps[i];
       if (i && (strides[i - 1] % 16 || strides[i - 1] >> 40)) return INVALID_VALUE;
       if (i) m.strides[i - 1] = strides[i - 1];
-      if (!sizes[i] || sizes[i] >> 32 || !box[i] || box[i] > 256) return INVALID_VALUE;
+      if (!sizes[i] || sizes[i] >> 32 || !box[i] || box[i] > 256 || !steps[i] || steps[i] > 8) return INVALID_VALUE;
     } memcpy(map, &m, sizeof m))
 #endif
 FAKE(cuModuleGetFunction, (void **function, void *module, const char *name),

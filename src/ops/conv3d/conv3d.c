@@ -49,6 +49,9 @@ static const char *refuse_conv3d_simd(const krait_ctx *ctx, const void *args) {
 }
 
 static const kr_impl impls[] = {
+    {"hopper_boxes", KRAIT_CAP_CUDA_HOPPER, kr_conv3d_hopper_refuse, kr_conv3d_hopper, NULL},
+    {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_conv3d_ampere_refuse, kr_conv3d_ampere, NULL},
+    {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_conv3d_base_refuse, kr_conv3d_base, NULL},
 #define KR_ISA(isa, cap) \
   {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_conv3d_simd, kr_conv3d_##isa, kr_conv3d_scratch_##isa},
 #include "isa.def"

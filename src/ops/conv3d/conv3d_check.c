@@ -20,6 +20,9 @@ int32_t kr_conv3d_case(kr_case *c, int64_t index) {
   a->PW = w->PW, a->TAPS = a->KT * a->KH * a->KW;
   a->C = kr_case_int(c, 1, index % 8 == 0 ? 70 : 9), a->K = kr_case_edge(c, index % 8 == 1 ? 130 : 20);
   a->T = kr_case_int(c, 1, 4), a->H = kr_case_int(c, 1, 7), a->W = kr_case_int(c, 1, index % 16 == 3 ? 230 : 17);
+  if (index % 4 == 1) /* whole packs of channels, as tensor cores and bulk copies take them */
+    a->C = 8 * kr_case_int(c, 1, 9), a->K = 8 * kr_case_int(c, 1, index % 8 == 1 ? 34 : 4), c->contiguous = 1,
+    c->anywhere = 0;
   a->OH = (a->H + 2 * a->PH) / a->SH, a->OW = (a->W + 2 * a->PW) / a->SW;
   a->OH = a->OH < 1 ? 1 : a->OH, a->OW = a->OW < 1 ? 1 : a->OW;
   a->past = has_states ? a->KT - a->ST : 0;

@@ -1,5 +1,6 @@
 /* group_norm.c: cost and implementations of the norm over groups of channels; group_norm_ref.c has the equation. Bound:
  * float32 3e-5, 16-bit storage one rounding. */
+#include "cuda_impl.h"
 #include "group_norm/group_norm_impls.h"
 #include "view.h"
 
@@ -25,7 +26,10 @@ static uint64_t group_norm_scratch(const krait_ctx *ctx, const void *args) {
   return (uint64_t)(a->B * (2 * kr_group_norm_chunks(a->S) + 2) * a->C) * sizeof(float);
 }
 
+KR_CUDA_DECLARE(group_norm);
+
 static const kr_impl impls[] = {
+    KR_CUDA_IMPLS(group_norm)
 #define KR_ISA(isa, cap) \
   {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_group_norm_simd, kr_group_norm_##isa, group_norm_scratch},
 #include "isa.def"

@@ -472,7 +472,7 @@ void kr_emulated_load_bytes(uint32_t to, const void *from, int bytes, uint32_t b
 static unsigned char *box_element(const kr_emulated_map *m, const int at[4], int64_t i) {
   int64_t rest = i, from = 0;
   for (uint32_t d = 0; d < m->rank; d++) {
-    const int64_t x = at[d] + rest % m->box[d];
+    const int64_t x = at[d] + rest % m->box[d] * m->steps[d];
     rest /= m->box[d];
     if (x < 0 || x >= (int64_t)m->sizes[d]) return NULL;
     from += x * (d ? (int64_t)m->strides[d - 1] : (int64_t)m->bytes);

@@ -47,7 +47,7 @@ int kr_emulated_gathered(int n_blocks);
 typedef struct kr_emulated_map {
   void *data;
   uint64_t sizes[4], strides[3]; /* bytes */
-  uint32_t box[4];
+  uint32_t box[4], steps[4];     /* elements of a box, that far apart */
   uint32_t rank, bytes;          /* of an element */
 } kr_emulated_map;
 uint32_t kr_emulated_shared_at(const void *p);
