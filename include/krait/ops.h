@@ -36,7 +36,7 @@ typedef struct krait_call {
 
 #define KRAIT_ACT_NONE 0
 #define KRAIT_ACT_SILU 1
-#define KRAIT_ACT_GELU 2      /* x (1 + erf(x / sqrt 2)) / 2; products only */
+#define KRAIT_ACT_GELU 2      /* x (1 + erf(x / sqrt 2)) / 2; products and pointwise */
 #define KRAIT_ACT_GELU_TANH 3 /* its tanh approximation; products only */
 #define KRAIT_ACT_SIGMOID 4   /* pointwise only */
 #define KRAIT_ACT_RELU 5      /* pointwise only */
@@ -631,7 +631,7 @@ KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
 #define KRAIT_POINTWISE_SLOPE 2u
 typedef struct krait_pointwise_args {
   krait_call call;
-  int32_t activation; /* KRAIT_ACT_NONE, _SILU, _SIGMOID, _RELU or _EXP */
+  int32_t activation; /* KRAIT_ACT_NONE, _SILU, _SIGMOID, _RELU, _EXP or _GELU */
   float x_scale, y_scale;
   int32_t reserved;
   krait_tensor x, y; /* (I,J,K,N) any float type; either may be absent */

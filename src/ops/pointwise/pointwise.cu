@@ -4,13 +4,20 @@
  *   kr_sum_parts        a block sums some columns of a part of the rows: adjacent threads take adjacent columns
  *   kr_sum_packs        the same for 16-bit rows, eight adjacent columns per thread
  *   kr_sum_all          a warp reduces the parts of one column in a fixed order */
-#include "pack.cuh"
+#include "../gemm/gemm_finish.cuh"
 #include "pointwise_params.h"
+
+/* The derivative of x P(x), P the normal distribution, which has a series at 0. */
+KR_DEV float gelu_slope(float x) {
+  const float normal = 0.39894228f * kr_exp(-0.5f * x * x);
+  return kr_fma(x, normal, x > -0.01f && x < 0.01f ? kr_fma(0.39894228f, x, 0.5f) : kr_gelu_exact(x) / x);
+}
 
 KR_DEV float f(const kr_pointwise_params &p, float x) {
   if (p.activation == KRAIT_ACT_NONE) return p.slope ? 1.0f : x;
   if (p.activation == KRAIT_ACT_RELU) return p.slope ? (x > 0.0f ? 1.0f : 0.0f) : x < 0.0f ? 0.0f : x;
   if (p.activation == KRAIT_ACT_EXP) return kr_exp(x);
+  if (p.activation == KRAIT_ACT_GELU) return p.slope ? gelu_slope(x) : kr_gelu_exact(x);
   const float s = kr_sigmoid(x);
   if (p.activation == KRAIT_ACT_SIGMOID) return p.slope ? s * (1.0f - s) : s;
   return p.slope ? s * kr_fma(x, 1.0f - s, 1.0f) : x * s;
@@ -87,11 +94,11 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_poin
   kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, result(p, x, y));
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_parts(const kr_sum_params p) {
-  KR_SHARED float shared[KR_SUM_THREADS];
+KR_KERNEL void KR_BOUNDS(KR_SUM_BLOCK, 8) kr_sum_parts(const kr_sum_params p) {
+  KR_SHARED float shared[KR_SUM_BLOCK];
   const uint32_t part = (uint32_t)kr_block_x() / p.n_groups, group = (uint32_t)kr_block_x() - part * p.n_groups;
   const int lane = kr_thread() & (int)(p.lanes - 1), row = kr_thread() / (int)p.lanes,
-            rows = KR_SUM_THREADS / (int)p.lanes;
+            rows = KR_SUM_BLOCK / (int)p.lanes;
   const int64_t m = (int64_t)group * p.lanes + lane, end = min64((part + 1) * p.rows, p.R), step = rows * p.x.stride[0];
   int64_t r = part * p.rows + row, offset = r * p.x.stride[0] + m * p.x.stride[1];
   float sum = 0.0f;
@@ -116,12 +123,12 @@ KR_DEV void add_pack(const kr_raw16 &raw, int32_t dtype, float (&sum)[8]) {
   for (int k = 0; k < 8; k++) sum[k] += kr_unpack(raw.w[k >> 1], k & 1, dtype);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_packs(const kr_sum_params p) {
-  KR_SHARED float shared[KR_SUM_THREADS * 8];
+KR_KERNEL void KR_BOUNDS(KR_SUM_BLOCK, 8) kr_sum_packs(const kr_sum_params p) {
+  KR_SHARED float shared[KR_SUM_BLOCK * 8];
   enum { AHEAD = 4 };
   const uint32_t part = (uint32_t)kr_block_x() / p.n_groups, group = (uint32_t)kr_block_x() - part * p.n_groups;
   const int lane = kr_thread() & (int)(p.lanes - 1), row = kr_thread() / (int)p.lanes,
-            rows = KR_SUM_THREADS / (int)p.lanes;
+            rows = KR_SUM_BLOCK / (int)p.lanes;
   const int64_t m = ((int64_t)group * p.lanes + lane) * 8, end = min64((part + 1) * p.rows, p.R),
                 step = rows * p.x.stride[0];
   const uint16_t *from = (const uint16_t *)p.x.data + (part * p.rows + row) * p.x.stride[0] + m;
@@ -137,14 +144,14 @@ KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_packs(const kr_sum_params p) 
 #pragma unroll 1
   for (; m < p.M && r < end; r += rows, from += step) add_pack(*(const kr_raw16 *)from, p.x.dtype, sum);
 #pragma unroll
-  for (int k = 0; k < 8; k++) shared[k * KR_SUM_THREADS + kr_thread()] = sum[k];
+  for (int k = 0; k < 8; k++) shared[k * KR_SUM_BLOCK + kr_thread()] = sum[k];
   for (int half = rows / 2; half > 0; half /= 2) {
     kr_sync();
     if (row < half) {
 #pragma unroll
       for (int k = 0; k < 8; k++)
-        shared[k * KR_SUM_THREADS + kr_thread()] = sum[k] +=
-            shared[k * KR_SUM_THREADS + kr_thread() + half * (int)p.lanes];
+        shared[k * KR_SUM_BLOCK + kr_thread()] = sum[k] +=
+            shared[k * KR_SUM_BLOCK + kr_thread() + half * (int)p.lanes];
     }
   }
   if (row || m >= p.M) return;
@@ -152,9 +159,9 @@ KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_packs(const kr_sum_params p) 
   for (int k = 0; k < 8; k++) p.partial[(int64_t)part * p.M + m + k] = sum[k];
 }
 
-KR_KERNEL void KR_BOUNDS(KR_SUM_THREADS, 8) kr_sum_all(const kr_sum_params p) {
+KR_KERNEL void KR_BOUNDS(KR_SUM_BLOCK, 8) kr_sum_all(const kr_sum_params p) {
   const int lane = kr_thread() & 31;
-  const int64_t m = (int64_t)kr_block_x() * (KR_SUM_THREADS / 32) + kr_thread() / 32;
+  const int64_t m = (int64_t)kr_block_x() * (KR_SUM_BLOCK / 32) + kr_thread() / 32;
   float sum = 0.0f;
 #pragma unroll 8
   for (int64_t part = lane; part < (m < p.M ? p.n_parts : 0); part += 32) sum += p.partial[part * p.M + m];

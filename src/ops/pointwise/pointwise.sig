@@ -2,7 +2,7 @@
 op pointwise
   flags KRAIT_POINTWISE_PRODUCT 0.4  KRAIT_POINTWISE_SLOPE 0.3
   size I J K N >= 0
-  field activation KRAIT_ACT NONE SILU SIGMOID RELU EXP
+  field activation KRAIT_ACT NONE SILU SIGMOID RELU EXP GELU
   field x_scale float 1.0
   field y_scale float 1.0
   bench "I=1,J=1,K=2048,N=1536"

@@ -62,8 +62,8 @@ KR_CUDA_TIERS(pointwise, run_pointwise)
 
 static kr_sum_params plan_sums(const kr_sum_rows_args *a) {
   kr_sum_params p = {.x = a->x, .out = a->out, .partial = a->call.scratch, .R = a->R, .M = a->M, .lanes = 1};
-  while (p.lanes < KR_SUM_THREADS && p.lanes < p.M) p.lanes *= 2;
-  const int64_t least = KR_SUM_ROWS * (KR_SUM_THREADS / p.lanes), even = (a->R + KR_SUM_PARTS - 1) / KR_SUM_PARTS;
+  while (p.lanes < KR_SUM_BLOCK && p.lanes < p.M) p.lanes *= 2;
+  const int64_t least = KR_SUM_ROWS * (KR_SUM_BLOCK / p.lanes), even = (a->R + KR_SUM_PARTS - 1) / KR_SUM_PARTS;
   p.rows = even > least ? even : least, p.n_parts = (a->R + p.rows - 1) / p.rows,
   p.n_groups = (uint32_t)((a->M + p.lanes - 1) / p.lanes);
   return p;
@@ -76,7 +76,7 @@ static int plan_packs(kr_sum_params *p) {
                     (uintptr_t)p->x.data % 16 == 0;
   const int64_t n = p->M / KR_POINTWISE_PACK;
   if (!fits) return 0;
-  for (p->lanes = 1; p->lanes < KR_SUM_THREADS && p->lanes < n;) p->lanes *= 2;
+  for (p->lanes = 1; p->lanes < KR_SUM_BLOCK && p->lanes < n;) p->lanes *= 2;
   p->n_groups = (uint32_t)((n + p->lanes - 1) / p->lanes);
   return 1;
 }
@@ -86,13 +86,13 @@ static int32_t run_sum_rows(const krait_ctx *ctx, const void *args, uint64_t tie
   kr_sum_params p = plan_sums(a);
   const int in_packs = plan_packs(&p);
   kr_chain chain = {.n = 0};
-  const uint32_t columns = KR_SUM_THREADS / 32;
+  const uint32_t columns = KR_SUM_BLOCK / 32;
   kr_chain_add(&chain, in_packs ? &sum_packs : &sum_parts,
-               &(kr_grid){.x = p.n_groups * (uint32_t)p.n_parts, .block = KR_SUM_THREADS, .stream = a->call.stream},
+               &(kr_grid){.x = p.n_groups * (uint32_t)p.n_parts, .block = KR_SUM_BLOCK, .stream = a->call.stream},
                &p);
   kr_chain_add(
       &chain, &sum_all,
-      &(kr_grid){.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_THREADS, .stream = a->call.stream},
+      &(kr_grid){.x = (uint32_t)((a->M + columns - 1) / columns), .block = KR_SUM_BLOCK, .stream = a->call.stream},
       &p);
   return kr_cuda_launch_chain(ctx->cuda, tier, &chain);
 }

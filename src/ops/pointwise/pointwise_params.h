@@ -5,7 +5,7 @@
 #include "op_args.h"
 #include "rows.h"
 
-enum { KR_POINTWISE_THREADS = 256, KR_POINTWISE_PACK = 8, KR_SUM_THREADS = 128, KR_SUM_ROWS = 64, KR_SUM_PARTS = 1024 };
+enum { KR_POINTWISE_THREADS = 256, KR_POINTWISE_PACK = 8, KR_SUM_BLOCK = 128, KR_SUM_ROWS = 64, KR_SUM_PARTS = 1024 };
 
 typedef struct kr_pointwise_view {
   void *data; /* NULL: absent */

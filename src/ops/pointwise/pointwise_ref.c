@@ -11,6 +11,10 @@ static double f(const kr_pointwise_args *a, double x) {
   if (a->activation == KRAIT_ACT_NONE) return slope ? 1 : x;
   if (a->activation == KRAIT_ACT_RELU) return slope ? x > 0 : x < 0 ? 0 : x; /* propagates NaN */
   if (a->activation == KRAIT_ACT_EXP) return exp(x);
+  if (a->activation == KRAIT_ACT_GELU) {
+    const double below = 0.5 * erfc(-x * 0.70710678118654752440); /* the normal distribution up to x */
+    return slope ? below + x * 0.39894228040143267794 * exp(-0.5 * x * x) : x * below;
+  }
   const double s = 1 / (1 + exp(-x));
   if (a->activation == KRAIT_ACT_SIGMOID) return slope ? s * (1 - s) : s;
   return slope ? s * (1 + x * (1 - s)) : x * s;

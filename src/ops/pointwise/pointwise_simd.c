@@ -1,6 +1,7 @@
 /* pointwise_simd.c: rows of up to PIECE elements through a cached buffer, if out, x and y are contiguous along the same
  * dimension; else in tiles, so that each is accessed in its own memory order. A sum over rows is split into blocks of
  * 64 rows to keep float32 sums short. */
+#include "gemm/gemm_vectors.h"
 #include "op_list.h"
 #include "pointwise/pointwise_walk.h"
 #include "vec_math.h"
@@ -15,19 +16,28 @@ typedef struct job {
   int64_t n_pieces; /* of the innermost dimension; or tiles of the inner two */
 } job;
 
+/* The derivative of x P(x), P the normal distribution, which has a series at 0. */
+static inline kr_v gelu_slope(kr_v x) {
+  const kr_v height = kr_v_set1(0.39894228f),
+             normal = kr_v_mul(height, kr_v_exp(kr_v_mul(kr_v_set1(-0.5f), kr_v_mul(x, x)))),
+             series = kr_v_fma(height, x, kr_v_set1(0.5f)), below = kr_v_div(gemm_gelu_exact(x), x);
+  return kr_v_fma(x, normal, kr_v_select(kr_v_lt(kr_v_abs(x), kr_v_set1(0.01f)), series, below));
+}
+
 /* n floats, whole vectors; x and y may be NULL. */
 static void compute(const kr_pointwise_args *a, const float *x, const float *y, float *out, int64_t n) {
   const kr_v x_scale = kr_v_set1(a->x_scale), y_scale = kr_v_set1(a->y_scale), one = kr_v_set1(1);
   const int product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0,
             slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0, silu = a->activation == KRAIT_ACT_SILU;
   const int sigmoid = a->activation == KRAIT_ACT_SIGMOID, relu = a->activation == KRAIT_ACT_RELU,
-            exponential = a->activation == KRAIT_ACT_EXP;
+            exponential = a->activation == KRAIT_ACT_EXP, gelu = a->activation == KRAIT_ACT_GELU;
   for (int64_t i = 0; i < n; i += KR_VL) {
     kr_v v = x ? kr_v_load(x + i) : one, derivative = one;
     if (x && silu && slope) kr_v_silu_and_slope(v, &derivative);
     if (x && sigmoid) v = kr_v_sigmoid(v), derivative = kr_v_mul(v, kr_v_sub(one, v));
     if (x && relu) derivative = kr_v_select(kr_v_gt(v, kr_v_zero()), one, kr_v_zero()), v = kr_v_max(kr_v_zero(), v);
     if (x && exponential) v = derivative = kr_v_exp(v);
+    if (x && gelu) v = slope ? (derivative = gelu_slope(v)) : gemm_gelu_exact(v);
     if (x && slope) v = derivative;
     else if (x && silu) v = kr_v_silu(v);
     v = kr_v_mul(v, x_scale);
