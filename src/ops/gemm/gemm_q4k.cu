@@ -1,21 +1,10 @@
 /* gemm_q4k.cu: products with 4-bit weights, for every GPU, by float32 FMAs. Few rows: a warp takes two outputs, a lane
  * 16 bytes (32 weights) of every fourth super-block. Many rows: a block computes a tile of 64 rows by 64 outputs, 64
  * weights of each at a time widened into shared memory. */
-#include "kernel.cuh"
+#include "q4k.cuh"
 #include "gemm_q4k_params.h"
 
-enum { SUPER_WORDS = 36, OUTPUTS = KR_Q4K_FEW_OUTPUTS, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
-
-/* w = scale q + base in the j-th 32 of a super-block starting with head: d and e, then the three words of scales and
- * minima. */
-KR_DEV void read_part(const uint32_t (&head)[4], int j, float &scale, float &base) {
-  const int shift = j % 4 * 8;
-  const uint32_t first_s = head[1] >> shift, first_t = head[2] >> shift, rest = head[3] >> shift;
-  const uint32_t s = j < 4 ? first_s & 63 : (rest & 15) | (first_s >> 2 & 48),
-                 t = j < 4 ? first_t & 63 : (rest >> 4 & 15) | (first_t >> 2 & 48);
-  scale = kr_from_f16((uint16_t)head[0]) * (float)s;
-  base = -kr_from_f16((uint16_t)(head[0] >> 16)) * (float)t;
-}
+enum { SUPER_WORDS = KR_Q4K_SUPER_WORDS, OUTPUTS = KR_Q4K_FEW_OUTPUTS, TILE = KR_Q4K_TILE, PITCH = TILE + 4 };
 
 KR_DEV void read_head(const int32_t *super, int64_t stride, uint32_t (&head)[4]) {
 #pragma unroll
@@ -87,7 +76,7 @@ KR_DEV void run_few(const kr_gemm_q4k_args &a) {
       float scale[OUTPUTS], base[OUTPUTS], w[OUTPUTS][16];
 #pragma unroll
       for (int o = 0; o < OUTPUTS; o++) {
-        read_part(now[o].head.w, 2 * chunk + h, scale[o], base[o]);
+        kr_q4k_part(now[o].head.w, 2 * chunk + h, scale[o], base[o]);
         base[o] = kr_fma(-16.0f, scale[o], base[o]);
 #pragma unroll
         for (int i = 0; i < 16; i++) w[o][i] = sixteen_and(now[o].q.w[i / 4], i % 4 * 8 + 4 * h);
@@ -146,7 +135,7 @@ KR_DEV void put_weights(const kr_gemm_q4k_args &a, float (&stage)[TILE][PITCH], 
   uint32_t head[4];
   float scale[2], base[2];
   read_head(super, step, head);
-  read_part(head, 2 * chunk, scale[0], base[0]), read_part(head, 2 * chunk + 1, scale[1], base[1]);
+  kr_q4k_part(head, 2 * chunk, scale[0], base[0]), kr_q4k_part(head, 2 * chunk + 1, scale[1], base[1]);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const uint32_t q = (uint32_t)super[(4 + 8 * chunk + 2 * quarter + h) * step];

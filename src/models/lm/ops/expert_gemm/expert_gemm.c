@@ -47,7 +47,8 @@ int32_t kr_expert_gemm_check_index(const kr_expert_gemm_args *a) {
 }
 
 static const kr_impl impls[] = {
-    KR_CUDA_IMPLS(expert_gemm)
+    KR_CUDA_FAMILY_AMPERE(expert_gemm, tiles) KR_CUDA_FAMILY_AMPERE(expert_gemm, rows)
+        KR_CUDA_FAMILY_BASE(expert_gemm, rows)
     {"by_expert", KRAIT_CAP_CPU, kr_expert_gemm_by_expert_refuse, kr_expert_gemm_by_expert,
      kr_expert_gemm_by_expert_scratch},
     {"ref", KRAIT_CAP_CPU, NULL, kr_expert_gemm_ref, NULL},

@@ -1,8 +1,9 @@
-/* expert_gemm.cu: mixtures of experts.
- *   kr_expert_gemm   a warp computes KR_EXPERTS_EACH outputs of a row, lanes along K; where the experts of a row are
- *                    summed, in their order: the result does not depend on the grid
+/* expert_gemm.cu: mixtures of experts, for every GPU.
+ *   kr_expert_rows   a warp computes KR_EXPERTS_EACH outputs of a row's choice, lanes along K. Where a row's choices
+ *                    are summed, a block's warps share them, in an order that does not depend on the grid
  *   kr_expert_route  a warp chooses a row's experts, each lane's in registers */
 #include "pack.cuh"
+#include "q4k.cuh"
 #include "row_lanes.cuh"
 
 #include "expert_gemm_params.h"
@@ -14,8 +15,6 @@ KR_DEV void multiply_rows(const kr_experts_params &p, const kr_view &B, int64_t 
                           float (&sums)[KR_EXPERTS_EACH]) {
   const kr_expert_gemm_args &a = p.a;
   const int lane = kr_thread() & 31, each = p.packs ? (a.A.dtype == KRAIT_F32 ? 4 : 8) : 1;
-#pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++) sums[i] = 0.0f;
   for (int64_t k = (int64_t)lane * each; k < a.K; k += 32 * each) {
     if (!p.packs) {
       const float x = kr_load(a.A.data, a_at + k * a.A.stride[2], a.A.dtype);
@@ -35,8 +34,67 @@ KR_DEV void multiply_rows(const kr_experts_params &p, const kr_view &B, int64_t 
         if (m < each) sums[i] = kr_fma(pack_at(x, m, a.A.dtype), pack_at(w, m, B.dtype), sums[i]);
     }
   }
+}
+
+/* Word i of a row of words. */
+KR_DEV uint32_t word_at(const kr_view &words, int64_t at, int64_t i) {
+  return (uint32_t)((const int32_t *)words.data)[at + i * words.stride[2]];
+}
+
+/* Eight weights of q4_k from k on. */
+KR_DEV void widen_q4k(const kr_view &words, int64_t at, int64_t k, float (&w)[8]) {
+  const int64_t super = k / 256 * KR_Q4K_SUPER_WORDS;
+  const int i = (int)(k % 256), j = i / 32;
+  uint32_t head[4];
+  float scale, base;
 #pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++) sums[i] = kr_sum_lanes(sums[i]);
+  for (int m = 0; m < 4; m++) head[m] = word_at(words, at, super + m);
+  kr_q4k_part(head, j, scale, base);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const uint32_t word = word_at(words, at, super + 4 + i / 64 * 8 + i % 32 / 4 + half) >> j % 2 * 4;
+#pragma unroll
+    for (int m = 0; m < 4; m++) w[4 * half + m] = kr_fma(scale, (float)(word >> 8 * m & 15), base);
+  }
+}
+
+/* Eight weights of q8_0 from k on. */
+KR_DEV void widen_q8(const kr_view &words, const kr_view &scales, int64_t at, int64_t scales_at, int64_t k,
+                     float (&w)[8]) {
+  const float scale = kr_load(scales.data, scales_at + k / 32 * scales.stride[2], scales.dtype);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const uint32_t word = word_at(words, at, k / 4 + half);
+#pragma unroll
+    for (int m = 0; m < 4; m++) w[4 * half + m] = scale * (float)(int8_t)(word >> 8 * m & 255);
+  }
+}
+
+/* The same with words; K is a multiple of 32. */
+KR_DEV void multiply_words(const kr_experts_params &p, int64_t e, int64_t a_at, int n,
+                           float (&sums)[KR_EXPERTS_EACH]) {
+  const kr_expert_gemm_args &a = p.a;
+  for (int64_t k = (kr_thread() & 31) * 8; k < a.K; k += 256) {
+    float x[8], w[8];
+#pragma unroll
+    for (int m = 0; m < 8; m++) x[m] = kr_load(a.A.data, a_at + (k + m) * a.A.stride[2], a.A.dtype);
+#pragma unroll
+    for (int i = 0; i < KR_EXPERTS_EACH; i++) {
+      if (n + i >= a.N) continue;
+      const int64_t at = e * a.qweight.stride[0] + (n + i) * a.qweight.stride[1];
+      if (a.scales.data)
+        widen_q8(a.qweight, a.scales, at, e * a.scales.stride[0] + (n + i) * a.scales.stride[1], k, w);
+      else
+        widen_q4k(a.qweight, at, k, w);
+#pragma unroll
+      for (int m = 0; m < 8; m++) sums[i] = kr_fma(x[m], w[m], sums[i]);
+    }
+  }
+}
+
+KR_DEV void sum_outputs(float (&y)[KR_EXPERTS_EACH]) {
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = kr_sum_lanes(y[i]);
 }
 
 /* y of a row, a choice, and outputs from n on. */
@@ -46,44 +104,70 @@ KR_DEV void expert_outputs(const kr_experts_params &p, int64_t t, int64_t j, int
                 a_at = t * a.A.stride[0] + (a.S > 1 ? j : 0) * a.A.stride[1];
   float up[KR_EXPERTS_EACH];
 #pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = 0.0f;
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = up[i] = 0.0f;
   if (e < 0 || e >= a.E) return;
-  multiply_rows(p, a.Bmat, a_at, e * a.Bmat.stride[0] + n * a.Bmat.stride[1], n, y);
+  if (a.qweight.data)
+    multiply_words(p, e, a_at, n, y);
+  else
+    multiply_rows(p, a.Bmat, a_at, e * a.Bmat.stride[0] + n * a.Bmat.stride[1], n, y);
+  sum_outputs(y);
 #pragma unroll
   for (int i = 0; i < KR_EXPERTS_EACH; i++)
     if (a.activation == KRAIT_ACT_SILU) y[i] = kr_silu(y[i]);
   if (!a.B2.data) return;
   multiply_rows(p, a.B2, a_at, e * a.B2.stride[0] + n * a.B2.stride[1], n, up);
+  sum_outputs(up);
 #pragma unroll
   for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] *= up[i];
 }
 
-KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_gemm(const kr_experts_params p) {
-  const kr_expert_gemm_args &a = p.a;
-  const uint32_t block = (uint32_t)kr_block_x();
-  const int64_t row = block / p.tiles;
-  const int tile = (int)(block - (uint32_t)row * p.tiles), lane = kr_thread() & 31,
-            n = (tile * KR_EXPERTS_WARPS + kr_thread() / 32) * KR_EXPERTS_EACH, is_sum = a.weights.data != 0;
-  const int64_t t = is_sum ? row : row / a.J;
-  float sum[KR_EXPERTS_EACH], y[KR_EXPERTS_EACH];
-  if (n >= a.N) return;
-  if (is_sum) {
-#pragma unroll
-    for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = 0.0f;
-    for (int64_t j = 0; j < a.J; j++) {
-      const float by = kr_load(a.weights.data, t * a.weights.stride[0] + j * a.weights.stride[1], KRAIT_F32);
-      expert_outputs(p, t, j, n, y);
-#pragma unroll
-      for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = kr_fma(by, y[i], sum[i]);
-    }
-  } else {
-    expert_outputs(p, t, row - t * a.J, n, sum);
-  }
-  const int64_t at = is_sum ? t * a.out.stride[0] : t * a.out.stride[0] + (row - t * a.J) * a.out.stride[1],
-                step = is_sum ? a.out.stride[1] : a.out.stride[2];
+KR_DEV void store_outputs(const kr_expert_gemm_args &a, int64_t at, int64_t step, int n,
+                          const float (&y)[KR_EXPERTS_EACH]) {
 #pragma unroll
   for (int i = 0; i < KR_EXPERTS_EACH; i++)
-    if (lane == i && n + i < a.N) kr_store(a.out.data, at + (n + i) * step, a.out.dtype, sum[i]);
+    if ((kr_thread() & 31) == i && n + i < a.N) kr_store(a.out.data, at + (n + i) * step, a.out.dtype, y[i]);
+}
+
+/* A block computes the same outputs of all choices of a row, a warp those of every KR_EXPERTS_WARPS-th. */
+KR_DEV void sum_choices(const kr_experts_params &p, int64_t t, int tile) {
+  KR_SHARED float parts[KR_EXPERTS_WARPS][KR_EXPERTS_EACH];
+  const kr_expert_gemm_args &a = p.a;
+  const int warp = kr_thread() / 32, n = tile * KR_EXPERTS_EACH;
+  float sum[KR_EXPERTS_EACH], y[KR_EXPERTS_EACH];
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = 0.0f;
+  for (int64_t j = warp; j < a.J; j += KR_EXPERTS_WARPS) {
+    const float by = kr_load(a.weights.data, t * a.weights.stride[0] + j * a.weights.stride[1], KRAIT_F32);
+    expert_outputs(p, t, j, n, y);
+#pragma unroll
+    for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = kr_fma(by, y[i], sum[i]);
+  }
+  if ((kr_thread() & 31) == 0) {
+#pragma unroll
+    for (int i = 0; i < KR_EXPERTS_EACH; i++) parts[warp][i] = sum[i];
+  }
+  kr_sync();
+  if (warp) return;
+#pragma unroll
+  for (int i = 0; i < KR_EXPERTS_EACH; i++)
+    for (int w = 1; w < KR_EXPERTS_WARPS; w++) sum[i] += parts[w][i];
+  store_outputs(a, t * a.out.stride[0], a.out.stride[1], n, sum);
+}
+
+KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_rows(const kr_experts_params p) {
+  const kr_expert_gemm_args &a = p.a;
+  const uint32_t block = (uint32_t)kr_block_x();
+  const int64_t row = block / p.tiles, t = row / a.J, j = row - t * a.J;
+  const int tile = (int)(block - (uint32_t)row * p.tiles),
+            n = (tile * KR_EXPERTS_WARPS + kr_thread() / 32) * KR_EXPERTS_EACH;
+  float y[KR_EXPERTS_EACH];
+  if (a.weights.data) {
+    sum_choices(p, row, tile);
+    return;
+  }
+  if (n >= a.N) return;
+  expert_outputs(p, t, j, n, y);
+  store_outputs(a, t * a.out.stride[0] + j * a.out.stride[1], a.out.stride[2], n, y);
 }
 
 /* ---- choices ---- */

@@ -1,4 +1,4 @@
-/* expert_gemm_check.c: random calls: few and many rows, a third with 8- and 4-bit words. */
+/* expert_gemm_check.c: random calls: few and many rows, also of sizes for tiles; a third with 8- and 4-bit words. */
 #include "check.h"
 #include "half.h"
 #include "lm_ops.h"
@@ -28,6 +28,12 @@ static void choose_words(kr_case *c, kr_expert_gemm_args *a, int is_q4k) {
   if (!is_q4k) kr_case_give(c, "scales");
 }
 
+/* Many aligned rows of one 16-bit type. */
+static void choose_tiles(kr_case *c, kr_expert_gemm_args *a) {
+  a->T = kr_case_int(c, 8, 150), a->N = 8 * kr_case_int(c, 1, 30), a->K = 8 * kr_case_int(c, 1, 30);
+  c->dtype = c->other = kr_case_chance(c, 0.6) ? KRAIT_F16 : KRAIT_BF16;
+}
+
 int32_t kr_expert_gemm_case(kr_case *c, int64_t index) {
   kr_expert_gemm_args *a = (kr_expert_gemm_args *)c->args;
   a->T = index % 3 ? kr_case_edge(c, 6) : kr_case_edge(c, 40);
@@ -36,6 +42,7 @@ int32_t kr_expert_gemm_case(kr_case *c, int64_t index) {
   a->N = kr_case_edge(c, 40), a->K = kr_case_edge(c, index % 5 == 0 ? 300 : 70), a->Q = a->U = 0;
   c->contiguous = index % 4 != 3;
   if (index % 2) c->dtype = KRAIT_F32, c->other = kr_case_activation_dtype(c);
+  if (index % 4 == 1) choose_tiles(c, a);
   if (index % 3 == 2) {
     choose_words(c, a, index % 6 == 2);
     return KRAIT_OK;
