@@ -119,7 +119,7 @@ static int32_t add_delta_experts(const kr_lm_reader *r, int64_t i) {
   if (!kr_lm_read_has(r, "shared_down", i)) return KRAIT_OK;
   KR_TRY(kr_lm_read_size(r, "shared_down", i, 1, &shared.F));
   KR_TRY(kr_lm_config_add(r->c, &kr_lm_mlp, i, "norm2", &shared));
-  kr_lm_config_last(r->c)->is_beside = 1;
+  kr_lm_config_last(r->c)->reads = KR_LM_READS_SAME;
   return KRAIT_OK;
 }
 

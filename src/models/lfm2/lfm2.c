@@ -70,15 +70,28 @@ static int kind_of_lfm_layer(const lfm *m, int64_t layer) {
   return list ? CONV : UNKNOWN;
 }
 
+/* Of LFM3, whose files may leave its rope tables out. */
+static int32_t read_lfm3_ropes(lfm *m) {
+  kr_lm_reader r = m->r;
+  json_t *usual = json_pack("{s:{s:{s:f}, s:{s:s, s:f, s:f}}}", "rope_parameters", "sliding_attention", "rope_theta",
+                            1e4, "full_attention", "rope_type", "proportional", "rope_theta", 1e6,
+                            "partial_rotary_factor", 0.5);
+  KR_CHECK(usual, KRAIT_ERR_NO_MEMORY, "%s: no memory for its rope tables", r.label);
+  if (!json_is_object(json_object_get(r.root, "rope_parameters"))) r.root = usual;
+  int32_t status = kr_lm_read_rope(&r, "full_attention", 1, &m->attention);
+  if (status >= 0) status = kr_lm_read_rope(&r, "sliding_attention", 1, &m->sliding);
+  json_decref(usual);
+  return status;
+}
+
 static int32_t read_lfm_attention(lfm *m) {
   kr_lm_attention_sizes *a = &m->attention;
   a->qk_norm = KR_LM_NORM_OF_HEADS;
   KR_TRY(kr_lm_read_attention(&m->r, a));
   if (m->is_third && kr_lm_read_flag(&m->r, "use_attention_gate", 1)) a->gate = KR_LM_GATE_OF_HEADS;
   m->sliding = *a;
-  KR_TRY(kr_lm_read_rope(&m->r, m->is_third ? "full_attention" : NULL, 1, a));
-  if (!m->is_third) return KRAIT_OK;
-  KR_TRY(kr_lm_read_rope(&m->r, "sliding_attention", 1, &m->sliding));
+  if (!m->is_third) return kr_lm_read_rope(&m->r, NULL, 1, a);
+  KR_TRY(read_lfm3_ropes(m));
   return kr_lm_read_whole(&m->r, "sliding_window", KR_LM_NEEDED, 1, &m->sliding.window);
 }
 

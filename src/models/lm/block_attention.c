@@ -1,5 +1,5 @@
 /* block_attention.c: causal attention over a slot's keys and values. Fields: q, k, v, or qkv in one matrix; conv;
- * q_norm, k_norm; head_gate; o; and biases. */
+ * q_norm, k_norm; head_gate; o; and biases; of adapters q_in, q_out, k_in, ... */
 #include "lm_blocks.h"
 #include "lm_builder.h"
 #include "status.h"
@@ -8,7 +8,8 @@ typedef struct attention_weights {
   /* If they are joined, the first contains all; q with a gate: all of q, then all of the gate. */
   kr_weight_ref qkv[3], qkv_bias[3];
   kr_weight_ref o, o_bias, conv, conv_bias, q_norm, k_norm, head_gate;
-  int32_t is_joined; /* one product */
+  kr_weight_ref adapter_in[3], adapter_out[3]; /* (rank,in), (rows,rank) */
+  int32_t is_joined;                           /* one product */
 } attention_weights;
 
 /* The number of a block's states: a convolution's comes first. */
@@ -23,6 +24,8 @@ static int32_t list_attention_states(const kr_lm_block *block, kr_lm_state *stat
   return keys + 2;
 }
 
+static int64_t width_of(const kr_lm_attention_sizes *s) { return s->in ? s->in : s->d; }
+
 /* ---- weights ---- */
 
 /* Of q with a gate the file has each head's query, then its gate. */
@@ -33,21 +36,21 @@ static int64_t row_of_q(const void *user, int64_t i) {
 }
 
 static int32_t load_gated_heads(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
-  KR_TRY(kr_lm_load_reordered(l, "q", KR_SIZES(2 * s->H * s->D, s->d), row_of_q, s, &w->qkv[0]));
-  KR_TRY(kr_lm_load(l, "k", 1, KR_SIZES(s->Hk * s->D, s->d), &w->qkv[1]));
-  return kr_lm_load(l, "v", 1, KR_SIZES(s->Hk * s->D, s->d), &w->qkv[2]);
+  KR_TRY(kr_lm_load_reordered(l, "q", KR_SIZES(2 * s->H * s->D, width_of(s)), row_of_q, s, &w->qkv[0]));
+  KR_TRY(kr_lm_load(l, "k", 1, KR_SIZES(s->Hk * s->D, width_of(s)), &w->qkv[1]));
+  return kr_lm_load(l, "v", 1, KR_SIZES(s->Hk * s->D, width_of(s)), &w->qkv[2]);
 }
 
 static int32_t load_heads(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
-  const int64_t q = s->H * s->D, k = s->Hk * s->D;
+  const int64_t q = s->H * s->D, k = s->Hk * s->D, in = width_of(s);
   if (s->gate == KR_LM_GATE_IN_Q) return load_gated_heads(l, s, w);
   w->is_joined = kr_lm_is_on_gpu(l) || kr_lm_has_key(l, "qkv");
   if (kr_lm_has_key(l, "qkv")) {
-    KR_TRY(kr_lm_load(l, "qkv", 1, KR_SIZES(q + 2 * k, s->d), &w->qkv[0]));
+    KR_TRY(kr_lm_load(l, "qkv", 1, KR_SIZES(q + 2 * k, in), &w->qkv[0]));
     return kr_lm_load(l, "qkv_bias", 0, KR_SIZES(q + 2 * k), &w->qkv_bias[0]);
   }
   KR_TRY(kr_lm_load_rows(l, 3, (const char *const[]){"q", "k", "v"}, 1,
-                         (kr_sizes[]){KR_SIZES(q, s->d), KR_SIZES(k, s->d), KR_SIZES(k, s->d)}, w->qkv));
+                         (kr_sizes[]){KR_SIZES(q, in), KR_SIZES(k, in), KR_SIZES(k, in)}, w->qkv));
   return kr_lm_load_rows(l, 3, (const char *const[]){"q_bias", "k_bias", "v_bias"}, 0,
                          (kr_sizes[]){KR_SIZES(q), KR_SIZES(k), KR_SIZES(k)}, w->qkv_bias);
 }
@@ -59,19 +62,36 @@ static int32_t load_qk_norm(kr_lm_loader *l, const kr_lm_attention_sizes *s, att
   return kr_lm_load_norm(l, "k_norm", of_all ? s->Hk * s->D : s->D, of_all ? 1 : s->Hk, &w->k_norm);
 }
 
-static int32_t load_attention(kr_lm_loader *l, const kr_lm_block *block) {
-  const kr_lm_attention_sizes *s = block->sizes;
-  attention_weights *w = block->weights;
+static int32_t load_heads_adapters(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
+  const kr_sizes in = KR_SIZES(s->rank, width_of(s)), q = KR_SIZES(s->H * s->D, s->rank),
+                 k = KR_SIZES(s->Hk * s->D, s->rank);
+  if (!s->rank) return KRAIT_OK;
+  KR_TRY(kr_lm_load_rows(l, 3, (const char *const[]){"q_in", "k_in", "v_in"}, 1, (kr_sizes[]){in, in, in},
+                         w->adapter_in));
+  return kr_lm_load_rows(l, 3, (const char *const[]){"q_out", "k_out", "v_out"}, 1, (kr_sizes[]){q, k, k},
+                         w->adapter_out);
+}
+
+static int32_t load_own_attention(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
   const int64_t C = (s->H + 2 * s->Hk) * s->D;
   KR_TRY(load_heads(l, s, w));
   KR_TRY(load_qk_norm(l, s, w));
-  if (s->gate == KR_LM_GATE_OF_HEADS) KR_TRY(kr_lm_load(l, "head_gate", 1, KR_SIZES(s->H, s->d), &w->head_gate));
+  if (s->gate == KR_LM_GATE_OF_HEADS) KR_TRY(kr_lm_load(l, "head_gate", 1, KR_SIZES(s->H, width_of(s)), &w->head_gate));
   if (s->W) {
     KR_TRY(kr_lm_load(l, "conv", 1, KR_SIZES(C, 1, s->W), &w->conv));
     KR_TRY(kr_lm_load(l, "conv_bias", 1, KR_SIZES(C), &w->conv_bias));
   }
   KR_TRY(kr_lm_load(l, "o", 1, KR_SIZES(s->d, s->H * s->D), &w->o));
   return kr_lm_load(l, "o_bias", 0, KR_SIZES(s->d), &w->o_bias);
+}
+
+static int32_t load_attention(kr_lm_loader *l, const kr_lm_block *block) {
+  attention_weights *w = block->weights;
+  if (block->shared)
+    *w = *(const attention_weights *)block->shared->weights;
+  else
+    KR_TRY(load_own_attention(l, block->sizes, w));
+  return load_heads_adapters(l, block->sizes, w);
 }
 
 /* ---- queries, keys, values ---- */
@@ -86,12 +106,26 @@ static kr_tensor project_heads(const kr_token_builder *r, const kr_lm_attention_
                                kr_tensor x) {
   static const char *const names[] = {"q", "k", "v"};
   const int64_t sizes[] = {s->H * s->D, s->Hk * s->D, s->Hk * s->D}, all = sizes[0] + sizes[1] + sizes[2];
-  if (w->is_joined) return linear(r, "qkv", x, .w = w->qkv, .bias = w->qkv_bias, .N = all, .K = s->d);
+  if (w->is_joined) return linear(r, "qkv", x, .w = w->qkv, .bias = w->qkv_bias, .N = all, .K = width_of(s));
   const kr_tensor out = new_rows(r, all);
   for (int64_t j = 0, from = 0; j < 3; from += sizes[j++])
-    linear(r, names[j], x, .w = &w->qkv[j], .bias = &w->qkv_bias[j], .N = sizes[j], .K = s->d,
+    linear(r, names[j], x, .w = &w->qkv[j], .bias = &w->qkv_bias[j], .N = sizes[j], .K = width_of(s),
            .out = columns(r, out, from, sizes[j]));
   return out;
+}
+
+/* qkv += out(in x). */
+static void adapt_heads(const kr_token_builder *r, const kr_lm_attention_sizes *s, const attention_weights *w,
+                        kr_tensor x, kr_tensor qkv) {
+  static const char *const names[][2] = {{"q_in", "q_out"}, {"k_in", "k_out"}, {"v_in", "v_out"}};
+  const int64_t sizes[] = {s->H * s->D, s->Hk * s->D, s->Hk * s->D}, R = s->rank;
+  const kr_tensor narrow = new_rows(r, 3 * R);
+  if (w->is_joined) linear(r, "qkv_in", x, .w = w->adapter_in, .N = 3 * R, .K = width_of(s), .out = narrow);
+  for (int64_t j = 0, from = 0; j < 3; from += sizes[j++]) {
+    const kr_tensor part = columns(r, narrow, j * R, R), rows = columns(r, qkv, from, sizes[j]);
+    if (!w->is_joined) linear(r, names[j][0], x, .w = &w->adapter_in[j], .N = R, .K = width_of(s), .out = part);
+    linear(r, names[j][1], part, .w = &w->adapter_out[j], .N = sizes[j], .K = R, .residual = rows, .out = rows);
+  }
 }
 
 static head_rows project_attention(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
@@ -100,13 +134,14 @@ static head_rows project_attention(kr_lm_builder *b, const kr_lm_block *block, k
   const kr_token_builder *r = &b->rows;
   const int64_t q = s->H * s->D, k = s->Hk * s->D;
   if (s->gate == KR_LM_GATE_IN_Q) {
-    const kr_tensor both = linear(r, "q", x, .w = &w->qkv[0], .N = 2 * q, .K = s->d);
+    const kr_tensor both = linear(r, "q", x, .w = &w->qkv[0], .N = 2 * q, .K = width_of(s));
     return (head_rows){.q = columns(r, both, 0, q),
-                       .k = linear(r, "k", x, .w = &w->qkv[1], .N = k, .K = s->d),
-                       .v = linear(r, "v", x, .w = &w->qkv[2], .N = k, .K = s->d),
+                       .k = linear(r, "k", x, .w = &w->qkv[1], .N = k, .K = width_of(s)),
+                       .v = linear(r, "v", x, .w = &w->qkv[2], .N = k, .K = width_of(s)),
                        .gate = columns(r, both, q, q)};
   }
   kr_tensor qkv = project_heads(r, s, w, x);
+  if (s->rank) adapt_heads(r, s, w, x, qkv);
   if (keys_of(s)) qkv = kr_lm_convolve(b, block, 0, qkv, &w->conv, &w->conv_bias, s->W, KRAIT_ACT_NONE);
   return (head_rows){.q = columns(r, qkv, 0, q), .k = columns(r, qkv, q, k), .v = columns(r, qkv, q + k, k)};
 }
@@ -190,7 +225,7 @@ static void gate_heads(const kr_lm_builder *b, const kr_lm_attention_sizes *s, c
   const kr_dims heads = KR_DIMS(r->rows, s->H, s->D);
   if (s->gate == KR_LM_GATE_IN_Q) kr_graph_pointwise(r->g, "gate", sigmoid, gate, y, y);
   if (s->gate != KR_LM_GATE_OF_HEADS) return;
-  const kr_tensor of_heads = linear(r, "head_gate", x, .w = &w->head_gate, .N = s->H, .K = s->d),
+  const kr_tensor of_heads = linear(r, "head_gate", x, .w = &w->head_gate, .N = s->H, .K = width_of(s)),
                   spread = kr_graph_expand(r->g, kr_graph_reshape(r->g, of_heads, KR_DIMS(r->rows, s->H, 1)), heads),
                   all = kr_graph_reshape(r->g, y, heads);
   kr_graph_pointwise(r->g, "gate", sigmoid, spread, all, all);

@@ -1,5 +1,5 @@
 /* block_mlp.c: the gated MLP, and that of relu squared. Fields: gate, up, or gate_up in one matrix; down; and biases;
- * of a shared expert the same after shared_, and shared_scale. */
+ * of an adapter gate_up_in, gate_up_out; of a shared expert the same after shared_, and shared_scale. */
 #include <stdio.h>
 
 #include "lm_blocks.h"
@@ -9,6 +9,7 @@
 typedef struct mlp_weights {
   kr_weight_ref gate_up[2], bias[2], down, down_bias; /* gate, up; packed: the first is both */
   kr_weight_ref scale;                                /* (1,d) of a shared expert */
+  kr_weight_ref adapter_in, adapter_out;              /* (rank,d), (2F,rank) */
   int32_t is_packed;
 } mlp_weights;
 
@@ -41,12 +42,22 @@ static int32_t load_gate_up(kr_lm_loader *l, const kr_lm_mlp_sizes *s, mlp_weigh
                          (kr_sizes[]){KR_SIZES(s->F), KR_SIZES(s->F)}, w->bias);
 }
 
-static int32_t load_lm_mlp(kr_lm_loader *l, const kr_lm_block *block) {
-  const kr_lm_mlp_sizes *s = block->sizes;
-  mlp_weights *w = block->weights;
+static int32_t load_own_mlp(kr_lm_loader *l, const kr_lm_mlp_sizes *s, mlp_weights *w) {
   KR_TRY(load_gate_up(l, s, w));
   KR_TRY(load_mlp_part(l, s, "down", s->d, s->F, &w->down, &w->down_bias));
   return s->is_shared ? kr_lm_load(l, "shared_scale", 0, KR_SIZES(1, s->d), &w->scale) : KRAIT_OK;
+}
+
+static int32_t load_lm_mlp(kr_lm_loader *l, const kr_lm_block *block) {
+  const kr_lm_mlp_sizes *s = block->sizes;
+  mlp_weights *w = block->weights;
+  if (block->shared)
+    *w = *(const mlp_weights *)block->shared->weights;
+  else
+    KR_TRY(load_own_mlp(l, s, w));
+  if (!s->rank) return KRAIT_OK;
+  KR_TRY(kr_lm_load(l, "gate_up_in", 1, KR_SIZES(s->rank, s->d), &w->adapter_in));
+  return kr_lm_load(l, "gate_up_out", 1, KR_SIZES(2 * s->F, s->rank), &w->adapter_out);
 }
 
 /* ---- calls ---- */
@@ -62,6 +73,27 @@ static mlp_half half_of(const kr_lm_mlp_sizes *s, const mlp_weights *w, int i) {
   return (mlp_half){kr_weight_rows(&w->gate_up[0], first * s->F, s->d), kr_weight_rows(&w->bias[0], first * s->F, 1)};
 }
 
+static int32_t activation_of(const kr_lm_mlp_sizes *s) {
+  return s->activation == KR_LM_GELU ? KRAIT_ACT_GELU : KRAIT_ACT_SILU;
+}
+
+static void multiply_gate(const kr_token_builder *r, const kr_lm_mlp_sizes *s, kr_tensor gate, kr_tensor up,
+                          kr_tensor hidden) {
+  kr_graph_pointwise(
+      r->g, "gated",
+      (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = activation_of(s), .x_scale = 1}, gate,
+      up, hidden);
+}
+
+/* Gate and up in one product, to which the adapter's is added. */
+static void adapt_mlp(const kr_token_builder *r, const kr_lm_mlp_sizes *s, const mlp_weights *w, kr_tensor x,
+                      kr_tensor hidden) {
+  const kr_tensor both = linear(r, "gate_up", x, .w = &w->gate_up[0], .bias = &w->bias[0], .N = 2 * s->F, .K = s->d),
+                  narrow = linear(r, "gate_up_in", x, .w = &w->adapter_in, .N = s->rank, .K = s->d);
+  linear(r, "gate_up_out", narrow, .w = &w->adapter_out, .N = 2 * s->F, .K = s->rank, .residual = both, .out = both);
+  multiply_gate(r, s, columns(r, both, 0, s->F), columns(r, both, s->F, s->F), hidden);
+}
+
 /* One product if the weights are not quantized, otherwise two. */
 static void gate_mlp(const kr_token_builder *r, const kr_lm_mlp_sizes *s, const mlp_weights *w, kr_tensor x,
                      kr_tensor hidden) {
@@ -73,7 +105,7 @@ static void gate_mlp(const kr_token_builder *r, const kr_lm_mlp_sizes *s, const 
                                 .up = weight(r, "up", &up.w, s->F, s->d),
                                 .gate_bias = weight(r, "gate_bias", &gate.bias, s->F),
                                 .up_bias = weight(r, "up_bias", &up.bias, s->F),
-                                .activation = KRAIT_ACT_SILU,
+                                .activation = activation_of(s),
                                 .scale = scale},
                     hidden);
     return;
@@ -81,10 +113,7 @@ static void gate_mlp(const kr_token_builder *r, const kr_lm_mlp_sizes *s, const 
   const kr_tensor up_rows = new_rows(r, s->F);
   linear(r, "gate", x, .w = &gate.w, .bias = &gate.bias, .N = s->F, .K = s->d, .out = hidden, .scale = scale);
   linear(r, "up", x, .w = &up.w, .bias = &up.bias, .N = s->F, .K = s->d, .out = up_rows, .scale = scale);
-  kr_graph_pointwise(
-      r->g, "gated",
-      (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, hidden,
-      up_rows, hidden);
+  multiply_gate(r, s, hidden, up_rows, hidden);
 }
 
 static void square_mlp(const kr_token_builder *r, const kr_lm_mlp_sizes *s, const mlp_weights *w, kr_tensor x,
@@ -101,7 +130,7 @@ static kr_tensor record_lm_mlp(kr_lm_builder *b, const kr_lm_block *block, kr_te
   const mlp_weights *w = block->weights;
   const kr_token_builder *r = &b->rows;
   const kr_tensor hidden = new_rows(r, s->F);
-  (s->activation == KR_LM_RELU2 ? square_mlp : gate_mlp)(r, s, w, x, hidden);
+  (s->activation == KR_LM_RELU2 ? square_mlp : s->rank ? adapt_mlp : gate_mlp)(r, s, w, x, hidden);
   const kr_tensor y = result_of(b, block, "down", hidden, .w = &w->down, .bias = &w->down_bias, .N = s->d, .K = s->F);
   if (!w->scale.data) return y;
   const kr_tensor scale = linear(r, "shared_scale", x, .w = &w->scale, .N = 1, .K = s->d);

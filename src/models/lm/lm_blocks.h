@@ -13,6 +13,8 @@ enum { KR_LM_NO_QK_NORM, KR_LM_NORM_OF_HEADS, KR_LM_NORM_OF_ALL }; /* of each he
 enum { KR_LM_NO_GATE, KR_LM_GATE_IN_Q, KR_LM_GATE_OF_HEADS };
 typedef struct kr_lm_attention_sizes {
   int64_t d, H, Hk, D;       /* width; heads of queries, of keys and values; their size */
+  int64_t in;                /* width of what it reads; 0: d */
+  int64_t rank;              /* of adapters of q, k and v: q += q_out(q_in x); 0: none */
   int64_t W;                 /* taps of a convolution of queries, keys and values; 0: none */
   int64_t R, is_interleaved; /* rotated pairs of features (0: no positions), and which */
   int64_t rope;              /* the number of their table, of R pairs */
@@ -21,13 +23,14 @@ typedef struct kr_lm_attention_sizes {
   int64_t window;            /* keys that a query sees, its own included; 0: all before it */
 } kr_lm_attention_sizes;
 
-/* A gated MLP: down(silu(gate x) * up x); or down(relu(up x)^2). */
+/* A gated MLP: down(silu(gate x) * up x), or with gelu (by erf); or down(relu(up x)^2). */
 extern const kr_lm_block_kind kr_lm_mlp;
-enum { KR_LM_SILU, KR_LM_RELU2 };
+enum { KR_LM_SILU, KR_LM_RELU2, KR_LM_GELU };
 typedef struct kr_lm_mlp_sizes {
   int64_t d, F;
   int64_t is_up_first; /* of one matrix with both */
-  int64_t activation;  /* KR_LM_SILU, KR_LM_RELU2 */
+  int64_t activation;  /* KR_LM_SILU, ... */
+  int64_t rank;        /* of the adapter of gate and up in one matrix: += gate_up_out(gate_up_in x); 0: none */
   double gate_scale;   /* silu(gate_scale gate x); 0: 1 */
   int64_t is_shared;   /* an expert for all tokens: its fields begin with shared_, and shared_scale x may scale it */
 } kr_lm_mlp_sizes;

@@ -34,6 +34,7 @@ int32_t kr_lm_config_add(kr_lm_config *c, const kr_lm_block_kind *kind, int64_t 
   kr_lm_block *b = &c->blocks[c->n_blocks++];
   *b = (kr_lm_block){.kind = kind,
                      .layer = layer,
+                     .stored = layer,
                      .norm = norm,
                      .sizes = memcpy(own, sizes, kind->sizes_bytes),
                      .weights = weights,

@@ -47,12 +47,24 @@ typedef struct kr_lm_block_kind {
   kr_tensor (*record_fused)(kr_lm_builder *b, kr_tensor x);
 } kr_lm_block_kind;
 
+/* What a block reads. The result of the block before it becomes part of the stream, unless this says otherwise. */
+enum {
+  KR_LM_READS_STREAM,
+  KR_LM_READS_SAME,     /* what the block before it read; their results are added */
+  KR_LM_READS_EMBEDDED, /* the stream, and behind it the embedding: twice the width */
+  KR_LM_READS_RESULT,   /* the result of the block before it, which is added to nothing */
+  KR_LM_READS_SUM       /* that result and the stream, which stays as it was */
+};
+
 struct kr_lm_block {
   const kr_lm_block_kind *kind;
-  int64_t layer;     /* in the names of its weights and states */
-  const char *norm;  /* field of its norm; its bias is norm_bias. NULL: it reads the stream itself */
+  int64_t layer;     /* in the names of its states */
+  int64_t stored;    /* in the keys of its weights: its layer, unless it shares them */
+  int64_t adapter;   /* '#' in the keys of its adapters */
+  const kr_lm_block *shared; /* an earlier block, whose weights it has, but for adapters; NULL: it has its own */
+  const char *norm;  /* field of its norm; its bias is norm_bias. NULL: it reads without one */
   const char *post;  /* field of a norm of its result; NULL: none */
-  int32_t is_beside; /* reads what the block before it read, and their results are added */
+  int32_t reads;     /* KR_LM_READS_STREAM, ... */
   double in_scale, out_scale; /* of what it reads, of its result; 0: 1 */
   const void *sizes;          /* of its kind */
   void *weights;
@@ -145,7 +157,11 @@ void kr_lm_config_close(kr_lm_config **config);
 int32_t kr_lm_config_add(kr_lm_config *config, const kr_lm_block_kind *kind, int64_t layer, const char *norm,
                          const void *sizes);
 
-/* The block that was added last, for what few have: post, is_beside, scales. */
+/* Columns of what a block reads. */
+static inline int64_t kr_lm_read_width(const kr_lm_config *c, const kr_lm_block *b) {
+  return b->reads == KR_LM_READS_EMBEDDED ? 2 * c->d : c->d;
+}
+/* The block that was added last, for what few have: post, reads, scales, what it shares. */
 kr_lm_block *kr_lm_config_last(const kr_lm_config *config);
 /* A rope table of n pairs with these frequencies (copied), whose angles' cosines and sines are multiplied by factor;
  * *at: its number. */

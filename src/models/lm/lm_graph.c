@@ -227,13 +227,14 @@ static kr_tensor embed_tokens(const kr_lm_builder *b, const kr_lm_weights *w) {
   return x;
 }
 
-/* Adds h to the stream; returns its norm. */
+/* Adds h to the stream, if one is given; returns its norm. */
 static kr_tensor norm_stream(const kr_lm_builder *b, const char *name, kr_tensor h, kr_tensor *stream,
                              const kr_weight_ref *w, const kr_weight_ref *bias) {
+  const int64_t d = kr_graph_dims(b->rows.g, h).size[1];
   char bias_name[40];
   snprintf(bias_name, sizeof bias_name, "%s_bias", name);
-  return norm_of(&b->rows, name, h, stream, .weight = weight(&b->rows, name, w, b->c->d),
-                 .bias = weight(&b->rows, bias_name, bias, b->c->d), .eps = b->c->eps, .is_rms = b->c->is_rms);
+  return norm_of(&b->rows, name, h, stream, .weight = weight(&b->rows, name, w, d),
+                 .bias = weight(&b->rows, bias_name, bias, d), .eps = b->c->eps, .is_rms = b->c->is_rms);
 }
 
 /* Adds h to the stream; returns it in the activations' type. */
@@ -247,11 +248,24 @@ static kr_tensor pass_stream(const kr_lm_builder *b, kr_tensor h, kr_tensor *str
   return kr_record_cast(&b->rows, "stream", sum);
 }
 
-/* What a block reads: x the block before it did, h is what that adds to the stream. */
+/* The stream, to which h is added, and behind it the embedding. */
+static kr_tensor join_embedded(kr_lm_builder *b, kr_tensor h) {
+  const kr_token_builder *r = &b->rows;
+  const int64_t d = b->c->d;
+  const kr_tensor both = new_rows(r, 2 * d);
+  copy(r, "stream", pass_stream(b, h, &b->stream), columns(r, both, 0, d));
+  copy(r, "embedded", b->embedded, columns(r, both, d, d));
+  return both;
+}
+
+/* What a block reads: x the block before it did, h is that one's result. */
 static kr_tensor read_stream(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x, kr_tensor h) {
-  if (block->is_beside) return x;
-  return block->norm ? norm_stream(b, block->norm, h, &b->stream, &block->norm_weight, &block->norm_bias)
-                     : pass_stream(b, h, &b->stream);
+  kr_tensor stream = b->stream, *to = block->reads == KR_LM_READS_SUM ? &stream : &b->stream;
+  if (block->reads == KR_LM_READS_SAME) return x;
+  if (block->reads == KR_LM_READS_EMBEDDED) h = join_embedded(b, h);
+  if (block->reads == KR_LM_READS_EMBEDDED || block->reads == KR_LM_READS_RESULT) to = NULL;
+  if (block->norm) return norm_stream(b, block->norm, h, to, &block->norm_weight, &block->norm_bias);
+  return to ? pass_stream(b, h, to) : h;
 }
 
 /* The block's result for x, with its scales and its norm. */
@@ -277,7 +291,7 @@ static kr_tensor record_blocks(kr_lm_builder *b, kr_tensor h) {
     b->rows.layer = block->layer;
     x = read_stream(b, block, x, h);
     h = record_lm_block(b, block, x);
-    if (block->is_beside) add_into(&b->rows, "beside", h, before, h);
+    if (block->reads == KR_LM_READS_SAME) add_into(&b->rows, "beside", h, before, h);
   }
   b->rows.layer = -1;
   keep_all_states(b);

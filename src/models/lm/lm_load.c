@@ -53,7 +53,7 @@ static const kr_lm_key *find_any_key(const kr_lm_loader *l, const char *field, i
                                      int *is_there) {
   const kr_lm_family *f = l->c->family;
   const kr_lm_key *first = NULL;
-  const int64_t layer = l->block ? l->block->layer : 0;
+  const int64_t layer = l->block ? l->block->stored : 0;
   *is_there = 1;
   for (const kr_lm_key *k = f->keys; k->field; k++) {
     if (strcmp(k->field, field) != 0) continue;
@@ -68,7 +68,7 @@ static const kr_lm_key *find_any_key(const kr_lm_loader *l, const char *field, i
 
 static const kr_lm_key *find_key(const kr_lm_loader *l, const char *field, char *name) {
   int is_there;
-  return find_any_key(l, field, 0, name, &is_there);
+  return find_any_key(l, field, l->block ? l->block->adapter : 0, name, &is_there);
 }
 
 int kr_lm_has_key(const kr_lm_loader *l, const char *field) {
@@ -263,9 +263,8 @@ static int is_tied(const kr_lm_loader *l) {
   return embedding && embedding->data == head->data; /* torch stores a shared tensor once */
 }
 
-static int32_t load_stream_norm(kr_lm_loader *l, const char *field, kr_weight_ref *to) {
-  return l->c->norm_offset != 0 ? kr_lm_load_norm(l, field, l->c->d, 1, to)
-                                : kr_lm_load(l, field, 1, KR_SIZES(l->c->d), to);
+static int32_t load_stream_norm(kr_lm_loader *l, const char *field, int64_t d, kr_weight_ref *to) {
+  return l->c->norm_offset != 0 ? kr_lm_load_norm(l, field, d, 1, to) : kr_lm_load(l, field, 1, KR_SIZES(d), to);
 }
 
 static int32_t load_ends(kr_lm_loader *l) {
@@ -282,19 +281,24 @@ static int32_t load_ends(kr_lm_loader *l) {
     KR_TRY(kr_lm_load(l, "head", 1, table, &l->w->head));
     l->p->bytes -= looked_up;
   }
-  KR_TRY(load_stream_norm(l, "norm_f", &l->w->norm_f));
+  KR_TRY(load_stream_norm(l, "norm_f", c->d, &l->w->norm_f));
   return kr_lm_load(l, "norm_f_bias", 0, KR_SIZES(c->d), &l->w->norm_f_bias);
 }
 
-static int32_t load_block(kr_lm_loader *l, kr_lm_block *b) {
+static int32_t load_block_norm(kr_lm_loader *l, kr_lm_block *b) {
+  const int64_t d = kr_lm_read_width(l->c, b);
   char bias[32];
+  if (b->shared) b->norm_weight = b->shared->norm_weight, b->norm_bias = b->shared->norm_bias;
+  if (!b->norm || b->reads == KR_LM_READS_SAME || b->shared) return KRAIT_OK;
+  snprintf(bias, sizeof bias, "%s_bias", b->norm);
+  KR_TRY(load_stream_norm(l, b->norm, d, &b->norm_weight));
+  return kr_lm_load(l, bias, 0, KR_SIZES(d), &b->norm_bias);
+}
+
+static int32_t load_block(kr_lm_loader *l, kr_lm_block *b) {
   l->block = b;
-  if (b->norm && !b->is_beside) {
-    snprintf(bias, sizeof bias, "%s_bias", b->norm);
-    KR_TRY(load_stream_norm(l, b->norm, &b->norm_weight));
-    KR_TRY(kr_lm_load(l, bias, 0, KR_SIZES(l->c->d), &b->norm_bias));
-  }
-  if (b->post) KR_TRY(load_stream_norm(l, b->post, &b->post_weight));
+  KR_TRY(load_block_norm(l, b));
+  if (b->post) KR_TRY(load_stream_norm(l, b->post, l->c->d, &b->post_weight));
   return b->kind->load(l, b);
 }
 

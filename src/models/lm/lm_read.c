@@ -229,6 +229,21 @@ int32_t kr_lm_read_moe(const kr_lm_reader *r, int64_t layer, kr_lm_moe_sizes *s)
   return KRAIT_OK;
 }
 
+int32_t kr_lm_read_mamba2(const kr_lm_reader *r, int64_t layer, const char *states, const char *groups,
+                          int64_t n_groups, kr_lm_mamba_sizes *s) {
+  s->d = r->c->d;
+  KR_TRY(kr_lm_read_size(r, "A", layer, 0, &s->H));
+  KR_TRY(kr_lm_read_size(r, "out_proj", layer, 1, &s->Di));
+  KR_TRY(kr_lm_read_size(r, "conv", layer, 2, &s->W));
+  KR_TRY(kr_lm_read_whole(r, states, KR_LM_NEEDED, 1, &s->N));
+  KR_TRY(kr_lm_read_whole(r, groups, n_groups, 1, &s->G));
+  READ_CHECK(s->Di % s->H == 0 && s->H % s->G == 0,
+             "%s: %lld inner channels, %lld heads and %lld groups do not match", r->label, (long long)s->Di,
+             (long long)s->H, (long long)s->G);
+  s->P = s->Di / s->H;
+  return KRAIT_OK;
+}
+
 /* ---- attention ---- */
 
 int32_t kr_lm_read_attention(const kr_lm_reader *r, kr_lm_attention_sizes *s) {

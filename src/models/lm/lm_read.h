@@ -31,6 +31,9 @@ int kr_lm_read_has(const kr_lm_reader *r, const char *field, int64_t layer);
 
 /* A mixture's sizes: d, E and F from the tensors, k from num_experts_per_tok. */
 int32_t kr_lm_read_moe(const kr_lm_reader *r, int64_t layer, kr_lm_moe_sizes *s);
+/* The sizes of a layer's Mamba-2 mixer: N and G under these keys, the others from the tensors. */
+int32_t kr_lm_read_mamba2(const kr_lm_reader *r, int64_t layer, const char *states, const char *groups,
+                          int64_t n_groups, kr_lm_mamba_sizes *s);
 /* H, Hk, D. */
 int32_t kr_lm_read_attention(const kr_lm_reader *r, kr_lm_attention_sizes *s);
 /* The rope table of heads of D features: rope_parameters (of that kind of layer, or NULL), or rope_theta and

@@ -130,7 +130,7 @@ static uint64_t hash_config(const kr_lm_config *c) {
     const kr_lm_block *b = &c->blocks[i];
     hash = hash_bytes(hash, b->kind->name, strlen(b->kind->name) + 1);
     hash = hash_bytes(HASH(hash, b->layer), b->sizes, b->kind->sizes_bytes);
-    hash = HASH(HASH(HASH(hash, b->is_beside), b->in_scale), b->out_scale);
+    hash = HASH(HASH(HASH(hash, b->reads), b->in_scale), b->out_scale);
   }
   return hash;
 }

@@ -118,15 +118,7 @@ static int32_t read_hybrid_mamba(hybrid *h) {
   if (layer < 0) return KRAIT_OK;
   m->d = h->r.c->d;
   if (h->kind->is_first) return read_jamba_mamba(h, layer);
-  KR_TRY(kr_lm_read_size(&h->r, "A", layer, 0, &m->H));
-  KR_TRY(kr_lm_read_size(&h->r, "out_proj", layer, 1, &m->Di));
-  KR_TRY(kr_lm_read_size(&h->r, "conv", layer, 2, &m->W));
-  KR_TRY(kr_lm_read_whole(&h->r, "mamba_d_state", KR_LM_NEEDED, 1, &m->N));
-  KR_TRY(kr_lm_read_whole(&h->r, "mamba_n_groups", 1, 1, &m->G));
-  KR_CHECK(m->Di % m->H == 0 && m->H % m->G == 0, KRAIT_ERR_WEIGHTS,
-           "%s: %lld inner channels, %lld heads and %lld groups do not match", h->r.label, (long long)m->Di,
-           (long long)m->H, (long long)m->G);
-  m->P = m->Di / m->H;
+  KR_TRY(kr_lm_read_mamba2(&h->r, layer, "mamba_d_state", "mamba_n_groups", 1, m));
   m->gate_eps = (double)h->r.c->eps;
   if (h->kind->is_parallel && !kr_lm_read_flag(&h->r, "mamba_rms_norm", 0)) m->gate = KR_LM_GATE_ALONE;
   if (m->gate == KR_LM_GATE_FIRST && kr_lm_read_flag(&h->r, "mamba_norm_before_gate", 0)) m->gate = KR_LM_GATE_LAST;
@@ -200,7 +192,7 @@ static int32_t add_mixers(hybrid *h, int64_t i) {
                                             &h->mamba, h->residual);
   KR_TRY(add_scaled(c, &kr_lm_mamba2, i, "norm", &h->mamba, h->ssm_out));
   KR_TRY(add_scaled(c, &kr_lm_attention, i, "norm", &h->attention, h->attention_out));
-  kr_lm_config_last(c)->is_beside = 1;
+  kr_lm_config_last(c)->reads = KR_LM_READS_SAME;
   kr_lm_config_last(c)->in_scale = h->attention_in;
   return KRAIT_OK;
 }
@@ -221,7 +213,7 @@ static int32_t add_hybrid_layer(hybrid *h, int64_t i) {
   mlp.d = h->r.c->d;
   KR_TRY(kr_lm_read_size(&h->r, "down", i, 1, &mlp.F));
   KR_TRY(add_scaled(h->r.c, &kr_lm_mlp, i, "norm2", &mlp, h->kind->is_parallel ? h->mlp_out : h->residual));
-  kr_lm_config_last(h->r.c)->is_beside = has_experts;
+  if (has_experts) kr_lm_config_last(h->r.c)->reads = KR_LM_READS_SAME;
   return KRAIT_OK;
 }
 

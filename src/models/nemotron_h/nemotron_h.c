@@ -78,16 +78,8 @@ static int64_t count_nemotron_layers(const json_t *root) {
 }
 
 static int32_t add_mamba_layer(const kr_lm_reader *r, int64_t i) {
-  kr_lm_mamba_sizes m = {.d = r->c->d, .gate_eps = (double)r->c->eps};
-  KR_TRY(kr_lm_read_size(r, "A", i, 0, &m.H));
-  KR_TRY(kr_lm_read_size(r, "out_proj", i, 1, &m.Di));
-  KR_TRY(kr_lm_read_size(r, "conv", i, 2, &m.W));
-  KR_TRY(kr_lm_read_whole(r, "ssm_state_size", KR_LM_NEEDED, 1, &m.N));
-  KR_TRY(kr_lm_read_whole(r, "n_groups", 8, 1, &m.G));
-  KR_CHECK(m.Di % m.H == 0 && m.H % m.G == 0, KRAIT_ERR_WEIGHTS,
-           "%s: %lld inner channels, %lld heads and %lld groups do not match", r->label, (long long)m.Di,
-           (long long)m.H, (long long)m.G);
-  m.P = m.Di / m.H;
+  kr_lm_mamba_sizes m = {.gate_eps = (double)r->c->eps};
+  KR_TRY(kr_lm_read_mamba2(r, i, "ssm_state_size", "n_groups", 8, &m));
   return kr_lm_config_add(r->c, &kr_lm_mamba2, i, "norm", &m);
 }
 
@@ -113,7 +105,7 @@ static int32_t add_expert_layer(const kr_lm_reader *r, int64_t i) {
   if (!kr_lm_read_has(r, "shared_down", i)) return KRAIT_OK;
   KR_TRY(kr_lm_read_size(r, "shared_down", i, 1, &shared.F));
   KR_TRY(kr_lm_config_add(r->c, &kr_lm_mlp, i, "norm", &shared));
-  kr_lm_config_last(r->c)->is_beside = 1;
+  kr_lm_config_last(r->c)->reads = KR_LM_READS_SAME;
   return KRAIT_OK;
 }
 

@@ -29,6 +29,8 @@ MODELS = {
     "lfm2-mixture": ("Lfm2Moe", dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], intermediate_size=40, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, num_dense_layers=1, conv_L_cache=3,
                                      use_expert_bias=True, norm_topk_prob=True)),
     "lfm3": ("Lfm3", dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "sliding_attention"], head_dim=16, intermediate_size=40, conv_L_cache=5, sliding_window=6, use_attention_gate=True, use_sandwich_norm=True)),
+    "zamba2": ("Zamba2", dict(num_hidden_layers=4, layers_block_type=["linear_attention", "hybrid", "hybrid", "hybrid"], num_key_value_heads=4, intermediate_size=40, mamba_d_state=8, mamba_ngroups=2, n_mamba_heads=4, mamba_expand=2,
+                              mamba_d_conv=4, chunk_size=8, num_mem_blocks=2, adapter_rank=8, use_shared_attention_adapter=True, use_mem_rope=True, time_step_min=1e-12, use_mamba_kernels=False)),
     "qwen3-next": ("Qwen3Next", dict(DELTA, num_hidden_layers=2, head_dim=16, intermediate_size=40, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)),
 }
 
@@ -43,6 +45,8 @@ def randomise(model):
             p.data = ("norm" in name) * 1.0 + 0.2 * noise
         else:
             p.data = noise * (0.5 if "conv" in name and p.dim() == 3 else p.shape[-1] ** -0.5)
+        if name.endswith(".linear.weight"):  # of Zamba2's shared layers, which would make of roundings what they like
+            p.data *= 0.2
     for name, b in model.named_buffers():
         if "bias" in name:
             b.data = 0.2 * torch.randn(b.shape, dtype=torch.float64)
