@@ -139,7 +139,13 @@ void kr_chat_find(const kr_tokenizer *t, const char *text, const char *bos, kr_c
     snprintf(c->system, sizeof c->system, "You are a helpful assistant.");
     return;
   }
-  if (strstr(text, "bos_token") && bos) snprintf(c->begin, sizeof c->begin, "%s", bos);
+  if (strstr(text, "bos_token") && bos) {
+    if (strlen(bos) >= sizeof c->begin) {
+      say_why_not(c, "its token for the beginning has more than 63 bytes");
+      return;
+    }
+    snprintf(c->begin, sizeof c->begin, "%s", bos);
+  }
   if (strstr(text, "<|im_start|>") && strstr(text, "<|im_end|>")) c->form = form_named("chatml"), find_chatml(text, c);
   else if (strstr(text, "<|start_header_id|>") && strstr(text, "<|eot_id|>"))
     c->form = form_named("llama3"), find_llama3(text, c);

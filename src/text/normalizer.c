@@ -11,6 +11,9 @@
 #include "utf8.h"
 
 enum { MOST_CHANGES = 16, LONGEST_CONTENT = 64 };
+/* A text may grow to MOST_GROWTH times its length and some bytes more: several changes could make each byte 64^16. The
+ * forms that Unicode has make at most 18 characters of one. */
+enum { MOST_GROWTH = 64, SOME_BYTES = 4096 };
 typedef enum { FORM, PREPEND, REPLACE, REPLACE_EXPRESSION, STRIP } change_kind;
 
 typedef struct change {
@@ -99,34 +102,46 @@ int kr_normalizer_keeps_text(const kr_normalizer *z) { return z->n == 0; }
 
 /* ---- changes ---- */
 
-static int32_t replace_text(const change *c, const char *text, size_t n, kr_buffer *out) {
+/* A text being changed. */
+typedef struct changing {
+  kr_buffer out;
+  size_t most; /* bytes */
+} changing;
+
+static int32_t add_changed(changing *to, const char *text, size_t n) {
+  FORMAT_CHECK(to->out.n <= to->most && n <= to->most - to->out.n,
+               "the tokenizer's normalizer makes a text more than %d times as long", MOST_GROWTH);
+  return kr_buffer_add(&to->out, text, n);
+}
+
+static int32_t replace_text(const change *c, const char *text, size_t n, changing *out) {
   for (size_t at = 0; at < n;) {
     const char *found = memchr(text + at, *c->from, n - at);
     size_t next = found ? (size_t)(found - text) : n;
-    KR_TRY(kr_buffer_add(out, text + at, next - at));
+    KR_TRY(add_changed(out, text + at, next - at));
     if (!found) break;
     const int is_match = n - next >= c->n_from && memcmp(found, c->from, c->n_from) == 0;
-    KR_TRY(is_match ? kr_buffer_add(out, c->to, c->n_to) : kr_buffer_add(out, found, 1));
+    KR_TRY(is_match ? add_changed(out, c->to, c->n_to) : add_changed(out, found, 1));
     at = next + (is_match ? c->n_from : 1);
   }
   return KRAIT_OK;
 }
 
-static int32_t replace_expression(const change *c, const char *text, size_t n, kr_buffer *out) {
+static int32_t replace_expression(const change *c, const char *text, size_t n, changing *out) {
   kr_regex_scan scan;
   size_t at = 0, start, end;
   int32_t status = kr_regex_scan_begin(c->regex, text, n, &scan);
   while (status >= 0 && at < n) {
     status = kr_regex_next(&scan, &start, &end);
-    if (status >= 0) status = kr_buffer_add(out, text + at, start - at);
-    if (status >= 0 && end > start) status = kr_buffer_add(out, c->to, c->n_to);
+    if (status >= 0) status = add_changed(out, text + at, start - at);
+    if (status >= 0 && end > start) status = add_changed(out, c->to, c->n_to);
     at = end;
   }
   kr_regex_scan_end(&scan);
   return status;
 }
 
-static int32_t strip_text(const change *c, const char *text, size_t n, kr_buffer *out) {
+static int32_t strip_text(const change *c, const char *text, size_t n, changing *out) {
   size_t from = 0, to = 0;
   uint32_t code;
   for (int length; c->strips_left && from < n; from += (size_t)length) {
@@ -138,22 +153,22 @@ static int32_t strip_text(const change *c, const char *text, size_t n, kr_buffer
     at += length ? (size_t)length : 1;
     if (!c->strips_right || !length || !kr_is_space(code)) to = at;
   }
-  return to > from ? kr_buffer_add(out, text + from, to - from) : KRAIT_OK;
+  return to > from ? add_changed(out, text + from, to - from) : KRAIT_OK;
 }
 
-static int32_t apply_change(const change *c, const char *text, size_t n, kr_buffer *out) {
+static int32_t apply_change(const change *c, const char *text, size_t n, changing *out) {
   if (c->kind == REPLACE) return replace_text(c, text, n, out);
   if (c->kind == REPLACE_EXPRESSION) return replace_expression(c, text, n, out);
   if (c->kind == STRIP) return strip_text(c, text, n, out);
-  KR_TRY(kr_buffer_add(out, c->to, c->n_to)); /* before it */
-  return kr_buffer_add(out, text, n);
+  KR_TRY(add_changed(out, c->to, c->n_to)); /* before it */
+  return add_changed(out, text, n);
 }
 
 /* A form by itself says whether anything changes; what others make replaces the text. */
-static int32_t apply_next(const change *c, char **normal, const char *text, size_t *n) {
+static int32_t apply_next(const change *c, size_t most, char **normal, const char *text, size_t *n) {
   const char *from = *normal ? *normal : text;
   char *changed = NULL;
-  kr_buffer out = {0};
+  changing to = {.most = most};
   int32_t status = KRAIT_OK;
   if (*n == 0) return KRAIT_OK;
   if (c->kind == FORM) {
@@ -161,20 +176,21 @@ static int32_t apply_next(const change *c, char **normal, const char *text, size
     status = kr_normalize(c->form, from, *n, &changed, &n_changed);
     if (changed) *n = n_changed;
   } else {
-    status = kr_buffer_reserve(&out, *n + 1);
-    if (status >= 0) status = apply_change(c, from, *n, &out);
-    if (status >= 0) changed = out.at, *n = out.n;
-    else kr_buffer_free(&out);
+    status = kr_buffer_reserve(&to.out, *n + 1);
+    if (status >= 0) status = apply_change(c, from, *n, &to);
+    if (status >= 0) changed = to.out.at, *n = to.out.n;
+    else kr_buffer_free(&to.out);
   }
   if (changed) kr_free(*normal), *normal = changed;
   return status;
 }
 
 int32_t kr_normalizer_apply(const kr_normalizer *z, const char *text, size_t n, char **normal, size_t *n_normal) {
+  const size_t most = n < (SIZE_MAX - SOME_BYTES) / MOST_GROWTH ? MOST_GROWTH * n + SOME_BYTES : SIZE_MAX;
   int32_t status = KRAIT_OK;
   *normal = NULL;
   *n_normal = n;
-  for (int i = 0; i < z->n && status >= 0; i++) status = apply_next(&z->changes[i], normal, text, n_normal);
+  for (int i = 0; i < z->n && status >= 0; i++) status = apply_next(&z->changes[i], most, normal, text, n_normal);
   if (status < 0) kr_free(*normal), *normal = NULL;
   return status;
 }

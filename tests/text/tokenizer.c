@@ -301,6 +301,27 @@ static void refusals(void **state) {
   assert_int_equal(kr_tokenizer_open("/nowhere/tokenizer.json", &t), KRAIT_ERR_FILE_OPEN);
 }
 
+/* Parts that each make 64 letters of one. */
+static void a_normalizer_that_grows(void **state) {
+  enum { PARTS = 5 };
+  char many[80], normalizer[PARTS * 160];
+  size_t n = (size_t)snprintf(normalizer, sizeof normalizer, "{\"type\": \"Sequence\", \"normalizers\": [");
+  kr_tokenizer *t;
+  kr_ids ids = {0};
+  (void)state;
+  memset(many, 'a', 64), many[64] = 0;
+  for (int i = 0; i < PARTS; i++)
+    n += (size_t)snprintf(normalizer + n, sizeof normalizer - n,
+                          "%s{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"%s\"}",
+                          i ? ", " : "", many);
+  snprintf(normalizer + n, sizeof normalizer - n, "]}");
+  assert_int_equal(open_made(&(options){.normalizer = normalizer}, &t), KRAIT_OK);
+  assert_int_equal(kr_tokenizer_encode(t, "aaaa", 4, 0, &ids), KRAIT_ERR_FILE_FORMAT);
+  assert_non_null(strstr(krait_error_detail(), "normalizer makes a text more than 64 times as long"));
+  kr_ids_free(&ids);
+  kr_tokenizer_close(&t);
+}
+
 /* One piece of 2^20 letters, much faster than a quadratic merge. */
 static void a_long_word(void **state) {
   enum { N = 1 << 20 };
@@ -590,6 +611,10 @@ static void chat(void **state) {
   kr_chat_find(t, NULL, NULL, &c);
   assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"user", "a"}, 1, &got), KRAIT_ERR_UNSUPPORTED);
   assert_non_null(strstr(krait_error_detail(), "has no chat template; give the form of its conversations with"));
+  kr_chat_find(t, "{{ bos_token }}<|im_start|><|im_end|>{{ '<|im_start|>assistant\n' }}",
+               "<|a token for the beginning whose name is longer than there is room for|>", &c);
+  assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"user", "a"}, 1, &got), KRAIT_ERR_UNSUPPORTED);
+  assert_non_null(strstr(krait_error_detail(), "its token for the beginning has more than 63 bytes"));
   kr_chat_find(t, "{{ '### User: ' + message }}", NULL, &c);
   assert_int_equal(kr_chat_encode(t, &c, &(kr_message){"user", "a"}, 1, &got), KRAIT_ERR_UNSUPPORTED);
   assert_non_null(strstr(krait_error_detail(), "none of the known ones"));
@@ -708,7 +733,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(unsupported_expressions),
       cmocka_unit_test(endless_expressions),
       cmocka_unit_test(refusals),
-      cmocka_unit_test(a_long_word),
+      cmocka_unit_test(a_normalizer_that_grows), cmocka_unit_test(a_long_word),
       cmocka_unit_test(recorded_texts),
       cmocka_unit_test(gguf_names_of_pre_tokenizers),
       cmocka_unit_test(gguf_scores),
