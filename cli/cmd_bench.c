@@ -222,8 +222,9 @@ int cmd_bench(int argc, char **argv) {
       CLI_TEXT(
           "sizes", 0, "MODEL", &s.sizes,
           "generate: mamba-130m, -370m, -790m, -1.4b, -2.8b, mamba2-130m, -370m, -780m, -1.3b, -2.7b, qwen2-0.5b or "
-          "-1.5b (default: mamba-130m); seedvr: 3b or 7b (default: both); videomamba: t16, s16 or m16 (default: m16); "
-          "clip: base-patch32, base-patch16, large-patch14 or large-patch14-336 (default: base-patch16)"),
+          "-1.5b (default: mamba-130m), or a folder, for the sizes of its model; seedvr: 3b or 7b (default: both); "
+          "videomamba: t16, s16 or m16 (default: m16); clip: base-patch32, base-patch16, large-patch14 or "
+          "large-patch14-336 (default: base-patch16)"),
       CLI_WHOLE("prompt", 0, "N", &s.n_prompt, 1, 1 << 24, "generate: prompt length in tokens (default: 1024)"),
       CLI_WHOLE("tokens", 0, "N", &s.n_tokens, 1, 4096, "generate and describe: timed tokens (default: 32)"),
       CLI_TEXT(

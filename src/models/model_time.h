@@ -11,7 +11,7 @@
 typedef struct kr_lm_timing {
   uint32_t size;
   int32_t narrow_states; /* input: states in the weights' type, as in mamba-ssm, instead of float32 (on a GPU) */
-  uint64_t token_bytes;  /* of weights read per token */
+  uint64_t token_bytes;  /* of weights that a step must read: of mixtures the chosen experts */
   double open_s;         /* creating the weights */
   double prompt_s;       /* prefill, the best of three */
   double token_s;        /* a step of the batch, with argmax on the host, median */
@@ -23,8 +23,8 @@ typedef void (*kr_lm_profile_fn)(void *user, const char *run, const char *name, 
  * of them in a row. */
 int32_t kr_lm_measure_kernels(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
                               int32_t narrow_states, kr_lm_profile_fn kind, void *user);
-/* model: "mamba-130m", "mamba2-2.7b" and the like; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, for Mamba's models also
- * KRAIT_Q8_0 and KRAIT_Q4_K. */
+/* model: "mamba-130m", "mamba2-2.7b" and the like, or a folder with a config.json, of whose tensors only the shapes
+ * are read; dtype: KRAIT_F32, KRAIT_F16, KRAIT_BF16, KRAIT_Q8_0, KRAIT_Q4_K. */
 int32_t kr_lm_measure(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t batch, int64_t n_prompt,
                       int64_t n_tokens, kr_lm_timing *timing);
 

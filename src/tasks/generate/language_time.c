@@ -1,11 +1,14 @@
-/* language_time.c: how long a prompt and a token take with the sizes of published models; their weights are random,
- * which changes no time. */
+/* language_time.c: how long a prompt and a token take with the sizes of published models, or of a folder's; their
+ * weights are random, which changes no time. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "alloc.h"
 #include "clock.h"
 #include "lm/lm.h"
+#include "lm/lm_blocks.h"
 #include "model_time.h"
 #include "sized.h"
 #include "status.h"
@@ -19,10 +22,41 @@ static int32_t check_dtype(int32_t dtype) {
   return KRAIT_OK;
 }
 
+static int has_config(const char *folder) {
+  char path[1200];
+  snprintf(path, sizeof path, "%.1100s/config.json", folder);
+  return access(path, R_OK) == 0;
+}
+
+/* Of a folder, whose weights need only have shapes. */
+static int32_t read_config(const char *path, kr_lm_config **config) {
+  const kr_lm_family *family = NULL;
+  kr_model_folder *folder = NULL;
+  KR_TRY(kr_model_folder_open(path, &folder));
+  int32_t status = kr_lm_family_of(folder, &family);
+  if (status >= 0) status = family->read(folder, config);
+  kr_model_folder_close(&folder);
+  return status;
+}
+
+/* Of what a step reads: of mixtures only the chosen experts. */
+static uint64_t count_step_bytes(const kr_lm *m, int32_t dtype, int64_t batch) {
+  const kr_lm_config *c = kr_lm_config_of(m);
+  const double each = dtype == KRAIT_Q8_0 ? 1.0625 : dtype == KRAIT_Q4_K ? 0.5625 : (double)krait_dtype_bytes(dtype);
+  double bytes = (double)kr_lm_bytes(m);
+  for (int64_t i = 0; i < c->n_blocks; i++) {
+    const kr_lm_moe_sizes *s = c->blocks[i].sizes;
+    if (c->blocks[i].kind != &kr_lm_moe || batch * s->k >= s->E) continue;
+    const double matrices = s->activation == KR_LM_RELU2 ? 2 : 3, inner = (double)(s->latent ? s->latent : s->d);
+    bytes -= (double)(s->E - batch * s->k) * matrices * (double)s->F * inner * each;
+  }
+  return (uint64_t)bytes;
+}
+
 static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtype, int64_t n_slots, int narrow,
                            kr_lm **m) {
   kr_lm_config *config;
-  KR_TRY(kr_lm_find_published(model, &config));
+  KR_TRY(has_config(model) ? read_config(model, &config) : kr_lm_find_published(model, &config));
   KR_TRY(kr_lm_open_random(ctx, config, dtype, n_slots, m));
   return narrow ? kr_lm_narrow_states(*m) : KRAIT_OK;
 }
@@ -76,7 +110,7 @@ static int32_t measure_lm_time(const krait_ctx *ctx, const char *model, int32_t 
   KR_TRY(open_random(ctx, model, dtype, w->B, t->narrow_states, &w->model));
   KR_TRY(kr_lm_wait(w->model));
   t->open_s = lm_time_seconds_since(start);
-  t->token_bytes = kr_lm_bytes(w->model);
+  t->token_bytes = count_step_bytes(w->model, dtype, w->B);
   w->logits = kr_alloc_array((size_t)(w->B * kr_lm_config_of(w->model)->V), sizeof *w->logits);
   w->ids = kr_alloc_array((size_t)n_ids, sizeof *w->ids);
   w->slots = kr_alloc_array((size_t)w->B, sizeof *w->slots);
