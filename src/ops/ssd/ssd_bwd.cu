@@ -64,7 +64,7 @@ KR_DEV void walk_after(const kr_ssd_bwd_params &p) {
 template <int S>
 KR_DEV void walk_either(const kr_ssd_bwd_params &p) {
   if (kr_block_y()) walk_after<S>(p);
-  else walk<S, 1>(p.f);
+  else walk<S, 1, 0>(p.f);
 }
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s4(const kr_ssd_bwd_params p) { walk_either<4>(p); }
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_bwd_walks_s16(const kr_ssd_bwd_params p) { walk_either<16>(p); }
@@ -190,7 +190,7 @@ KR_DEV void give_dx(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s,
   float inputs = 0, after = 0;
   for (int c = kr_thread() & 3; c < end && j < at.n; c += 4) {
     float within = 0, from_after = 0;
-    for (int i = j; i < at.n; i++)
+    for (int i = j & ~f.last_rank; i < at.n; i++)
       within = passes[i * ROW + j] == 0 ? within : kr_fma(passes[i * ROW + j], dy[i * (PART + 1) + c], within);
     for (int n = 0; s.into[j] != 0 && n < f.N; n++)
       from_after = kr_fma(kept_at(M, c0 + c, n), B_at(f, at, j, n), from_after);
@@ -271,7 +271,7 @@ KR_DEV void finish_steps(const kr_ssd_bwd_params &p, const place &at, chunk_step
   float dA = 0, bias = 0;
   if (t < at.n) {
     const int64_t kept = of(p.all_dd, at.b, at.t0 + t, at.h, 0);
-    float dd = s.segment[t] < 0 ? 0.0f : kr_fma(rate_of(f, at.h), s.q[t], s.inputs[t]);
+    float dd = s.segment[t] < 0 ? 0.0f : f.A.data ? kr_fma(rate_of(f, at.h), s.q[t], s.inputs[t]) : s.inputs[t];
     dA = s.segment[t] < 0 ? 0.0f : s.d[t] * s.q[t];
     if (p.dlog_decay.data)
       kr_store(p.dlog_decay.data, of(p.dlog_decay, at.b, at.t0 + t, at.h, 0), p.dlog_decay.dtype,
@@ -322,7 +322,8 @@ KR_DEV void run_head(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int to = i0 + i, from = j0 + j,
-                reaches = from <= to && to < at.n && s.segment[to] == s.segment[from] && s.segment[to] >= 0;
+                reaches = from <= (to | f.last_rank) && from < at.n && to < at.n &&
+                          s.segment[to] == s.segment[from] && s.segment[to] >= 0;
       const float decay = reaches ? decay_between(s, to, from) : 0.0f,
                   v = reaches ? xy[i][j] * decay * s.d[from] : 0.0f;
       W[i][j] += v;
@@ -355,8 +356,10 @@ KR_DEV void finish_matrices(const kr_ssd_bwd_params &p, const place &at, const f
                                                                                             of(p.sum_B, at.b, at.t0 + t,
                                                                                                at.g, n);
     float b = *sum_B, c = *sum_C;
-    for (int i = t; i < at.n; i++) b = W[i * ROW + t] == 0 ? b : kr_fma(W[i * ROW + t], C_at(f, at, i, n), b);
-    for (int j = 0; j <= t; j++) c = W[t * ROW + j] == 0 ? c : kr_fma(W[t * ROW + j], B_at(f, at, j, n), c);
+    for (int i = t & ~f.last_rank; i < at.n; i++)
+      b = W[i * ROW + t] == 0 ? b : kr_fma(W[i * ROW + t], C_at(f, at, i, n), b);
+    for (int j = 0; j <= (t | f.last_rank) && j < at.n; j++)
+      c = W[t * ROW + j] == 0 ? c : kr_fma(W[t * ROW + j], B_at(f, at, j, n), c);
     *sum_B = b, *sum_C = c;
     if (p.keeps) continue;
     if (p.dB.data) kr_store(p.dB.data, of(p.dB, at.b, at.t0 + t, at.g, n), p.dB.dtype, b);

@@ -188,8 +188,9 @@ KR_DEV void first_half(const kr_ssd_params &f, const warp_place &me, const unsig
       const int row = me.row + (k >> 1) * 8, from = column + (k & 1),
                 same = !f.seq_idx || segment.v[k & 1] == (k >> 1 ? segment1 : segment0);
       const float decay = kr_exp2((k >> 1 ? a1 : a0) - a.v[k & 1]), v = xy[j][k] * decay * d.v[k & 1];
-      const float w = from <= row && same ? v : 0.0f, pair = from < row ? w * CB[j][k] : 0.0f;
-      pass[k] = from <= row && same ? CB[j][k] * decay : 0.0f;
+      const int reaches = from <= (row | f.last_rank) && same;
+      const float w = reaches ? v : 0.0f, pair = from < row ? w * CB[j][k] : 0.0f;
+      pass[k] = reaches ? CB[j][k] * decay : 0.0f;
       W[j][k] += w;
       given[k >> 1] += pair;
       taken[2 * j + (k & 1)] = k >> 1 ? taken[2 * j + (k & 1)] + pair : pair;

@@ -245,7 +245,8 @@ KR_DEV void give_pairs(const kr_ssd_params &f, const stage &head, const warp_pla
       const kr_float2 product = *(const kr_float2 *)(CB + row * Q + column);
 #pragma unroll
       for (int c = 0; c < 2; c++) {
-        const int from = column + c, reaches = from <= row && (!f.seq_idx || s.segment[from] == segment);
+        const int from = column + c,
+                  reaches = from <= (row | f.last_rank) && (!f.seq_idx || s.segment[from] == segment);
         const float w = xy[j][2 * h + c] * (decay(s.a[from], s.from[from], a, low) * s.d[from]);
         W[j][2 * h + c] += reaches ? w : 0.0f;
         pairs[2 * j + c] = reaches && from < row ? w * product.v[c] : 0.0f;
@@ -305,7 +306,7 @@ KR_DEV int give_gate(const kr_ssd_bwd_params &p, const place &at, const stage &h
     for (int r = 0; r < 4; r++) {
       const int i = me.row + r % 2 * 8, j = 8 * k + me.q + r / 2 * 4;
       const float passes = CB[i * Q + j] * (decay(s.a[j], s.from[j], s.a[i], s.from[i]) * s.d[j]);
-      a[r] = j <= i && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
+      a[r] = j <= (i | f.last_rank) && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
     }
     multiply_rows<PB>(y, me, kr_split<PARTS>(a), head.x, k, 32 * me.n);
   }
@@ -394,7 +395,7 @@ KR_DEV void take_within(const kr_ssd_params &f, const stage &head, const warp_pl
     for (int r = 0; r < 4; r++) {
       const int i = 8 * k + me.q + r / 2 * 4, j = me.row + r % 2 * 8;
       const float passes = CB[i * Q + j] * decay(s.a[j], s.from[j], s.a[i], s.from[i]);
-      a[r] = j <= i && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
+      a[r] = j <= (i | f.last_rank) && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
     }
     multiply_rows<PB>(all, me, kr_split<PARTS>(a), head.dy, k, 32 * me.n);
   }

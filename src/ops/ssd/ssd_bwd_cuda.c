@@ -161,6 +161,7 @@ static const char *refuse_tensors(const kr_ssd_bwd_args *a) {
 static const char *refuse_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args *a, uint32_t shared_bytes) {
   if (kr_ssd_bwd_cuda_refuse(ctx, a)) return kr_ssd_bwd_cuda_refuse(ctx, a);
   if (a->dt_min < 0) return "a negative dt_min";
+  if (KR_SSD_LAST_RANK(a->call.flags) >= KR_SSD_MOST_RANKS) return "more than eight ranks";
   if (is_both_for_ssd_bwd_cuda(a)) return "both directions";
   if (a->L == 0 || a->B == 0) return "nothing to do";
   if (a->G > 4096 || a->H > 65535) return "more than 4096 groups or 65535 heads";

@@ -76,7 +76,7 @@ KR_DEV void finish_chunk(const kr_ssd_bwd_params &p, int b, int h, float *slopes
     const float raw = is_free ? s.d[t] : dt_of<STEPS_ANY>(f, stored, k) + dt_bias; /* equal beyond 20 */
     const float passing = q[k] + still[k] + through, unclamped = f.softplus && !is_free ? kr_softplus(raw) : raw;
     const int counts = !f.seq_idx || s.segment[t] >= 0;
-    float dd = counts ? kr_fma(A, passing, inputs[k]) : 0.0f;
+    float dd = !counts ? 0.0f : f.A.data ? kr_fma(A, passing, inputs[k]) : inputs[k];
     if (counts) dA = kr_fma(s.d[t], passing, dA);
     if (p.dlog_decay.data)
       kr_store(p.dlog_decay.data, b * p.dlog_decay.b + token * p.dlog_decay.t + h * p.dlog_decay.h, p.dlog_decay.dtype,

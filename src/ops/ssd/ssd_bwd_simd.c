@@ -435,7 +435,7 @@ static void finish_steps(item *it, const ssd_walk *w, const crossing *c, int64_t
   double sum = 0;
   for (int t = 0; t < c->n; t++) {
     const int r = c->n - 1 - t;
-    it->dd[i + t] = (float)(it->inputs[r] + A * c->q[r]);
+    it->dd[i + t] = (float)(kr_has(w->A) ? it->inputs[r] + A * c->q[r] : it->inputs[r]);
     sum += it->d[r] * c->q[r];
     if (kr_has(dlog))
       kr_scalar_store(dlog->data, kr_at3(dlog, w->b, ssd_token(w, i + t), w->h), dlog->dtype, (float)c->q[r]);

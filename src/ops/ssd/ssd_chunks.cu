@@ -48,16 +48,18 @@ KR_DEV void share_state(unsigned char *shared, const warp_place &me, const float
   }
 }
 
-/* Two elements of a row of P: tokens j and j + 1 for token i. D_FOLDED: with D on the diagonal. */
+/* Two elements of a row of P: tokens j and j + 1 for one that reads those up to `last`. D_FOLDED: with D on the
+ * diagonal. */
 template <int D_FOLDED>
-KR_DEV uint32_t masked_pair(const chunk_steps &s, int has_sequences, int i, int j, float a, float segment, float first,
-                      float second, const float (&D)[2]) {
+KR_DEV uint32_t masked_pair(const chunk_steps &s, int has_sequences, int last, int j, float a, float segment,
+                      float first, float second, const float (&D)[2]) {
   const kr_float2 from = *(const kr_float2 *)&s.from[j];
   if (D_FOLDED)
-    first = j <= i ? kr_fma(first, kr_exp2(a - from.v[0]), D[0]) : 0.0f,
-    second = j < i ? kr_fma(second, kr_exp2(a - from.v[1]), D[1]) : 0.0f;
+    first = j <= last ? kr_fma(first, kr_exp2(a - from.v[0]), D[0]) : 0.0f,
+    second = j < last ? kr_fma(second, kr_exp2(a - from.v[1]), D[1]) : 0.0f;
   else
-    first = j <= i ? first * kr_exp2(a - from.v[0]) : 0.0f, second = j < i ? second * kr_exp2(a - from.v[1]) : 0.0f;
+    first = j <= last ? first * kr_exp2(a - from.v[0]) : 0.0f,
+    second = j < last ? second * kr_exp2(a - from.v[1]) : 0.0f;
   if (has_sequences) {
     const kr_float2 other = *(const kr_float2 *)&s.segment[j];
     first = other.v[0] == segment ? first : 0.0f, second = other.v[1] == segment ? second : 0.0f;
@@ -68,7 +70,8 @@ KR_DEV uint32_t masked_pair(const chunk_steps &s, int has_sequences, int i, int 
 /* Y = 2^a (C S^T) for tokens of the incoming state's sequence; P to rows of 128 bytes in place of C's. */
 template <int N, int D_FOLDED>
 KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char *C, const unsigned char *B,
-                          const unsigned char *state, const chunk_steps &steps, int has_sequences, float D) {
+                          const unsigned char *state, const chunk_steps &steps, int has_sequences, int last_rank,
+                          float D) {
   unsigned char *const passes = C + 16 * me.m * N * 2;
   float cb[4][4];
 #pragma unroll
@@ -105,9 +108,9 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
       const int from = me.row + 8 * (j & 1) - column;
       const float own[2] = {from == 0 ? D : 0.0f, from == 1 ? D : 0.0f}, none[2] = {0, 0};
       *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g, 4 * me.n + j) + 4 * me.q) = masked_pair<D_FOLDED>(
-          steps, has_sequences, me.row, column, a0, segment0, cb[j][0], cb[j][1], j & 1 ? none : own);
+          steps, has_sequences, me.row | last_rank, column, a0, segment0, cb[j][0], cb[j][1], j & 1 ? none : own);
       *(uint32_t *)(passes + kr_swizzle<Q * 2>(me.g + 8, 4 * me.n + j) + 4 * me.q) = masked_pair<D_FOLDED>(
-          steps, has_sequences, me.row + 8, column, a1, segment1, cb[j][2], cb[j][3], j & 1 ? own : none);
+          steps, has_sequences, (me.row + 8) | last_rank, column, a1, segment1, cb[j][2], cb[j][3], j & 1 ? own : none);
     }
   }
 }
@@ -244,7 +247,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
       copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
     if (!ONLY_ENDS) {
       float y[4][4];
-      output_before<N, D_FOLDED>(y, me, C, B, state, now, p.seq_idx != 0, own_D);
+      output_before<N, D_FOLDED>(y, me, C, B, state, now, p.seq_idx != 0, D_FOLDED ? 0 : p.last_rank, own_D);
       if (N > 128) { /* one block per multiprocessor: a single barrier for the state and for P */
         spoilt |= take_chunk<N, N / 2, 0>(s, me.m, me.n * (N / 16), x, B, now, p.seq_idx != 0);
         kr_sync();

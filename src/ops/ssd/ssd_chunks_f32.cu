@@ -87,7 +87,7 @@ KR_DEV void output_before(float (&y)[Q / 8][4], const lane_place &me, const floa
 
 /* C B^T to P, in place: of its 8 x 8 tiles the 36 up to the diagonal, sixteen threads each. Rows m and 7 - m of tiles
  * have nine together. */
-KR_DEV void weight_products(float *products, const chunk_steps &steps, int has_sequences) {
+KR_DEV void weight_products(float *products, const chunk_steps &steps, int has_sequences, int last_rank) {
 #pragma unroll 1
   for (int tile = kr_thread() >> 4; tile < 36; tile += THREADS / 16) {
     const int pair = tile / 9, rest = tile - 9 * pair;
@@ -99,7 +99,7 @@ KR_DEV void weight_products(float *products, const chunk_steps &steps, int has_s
 #pragma unroll
     for (int r = 0; r < 4; r++) {
       const float passes = v.v[r] * (decay(steps.a[j + r], steps.from[j + r], a, low) * steps.d[j + r]);
-      v.v[r] = j + r <= i && (!has_sequences || steps.segment[j + r] == segment) ? passes : 0.0f;
+      v.v[r] = j + r <= (i | last_rank) && (!has_sequences || steps.segment[j + r] == segment) ? passes : 0.0f;
     }
     *four = v;
   }
@@ -192,7 +192,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
       if (!ONLY_ENDS) copy_states<N>(p, at, C, p.Cmat, next), kr_commit_copies();
     }
     if (!ONLY_ENDS) {
-      weight_products(products, now, has_sequences);
+      weight_products(products, now, has_sequences, p.last_rank);
       kr_sync();
       output_within<PARTS>(y, lane(), products, x);
       spoilt |= is_spoilt<Q / 8>(y);

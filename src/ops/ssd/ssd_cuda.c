@@ -10,6 +10,7 @@
 #include "view.h"
 
 static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "kr_ssd_walk_s16"},
+                       ranks_s4 = {"ssd", "kr_ssd_ranks_s4"}, ranks_s16 = {"ssd", "kr_ssd_ranks_s16"},
                        clear_empty = {"ssd", "kr_ssd_clear_empty"};
 #define CHUNKS(name) {{NULL, NULL}, {"ssd_chunks_f16", name}, {"ssd_chunks_bf16", name}}
 static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"),
@@ -56,8 +57,9 @@ static int32_t launch_walk(const krait_ctx *ctx, uint64_t tier, const kr_ssd_par
                         .z = (uint32_t)p->B,
                         .block = KR_SSD_THREADS,
                         .stream = stream};
+  const kr_kernel *const few = p->last_rank ? &ranks_s4 : &walk_s4, *const many = p->last_rank ? &ranks_s16 : &walk_s16;
   if (!p->B) return KRAIT_OK;
-  return kr_cuda_launch(ctx->cuda, tier, p->N <= 128 ? &walk_s4 : &walk_s16, &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, tier, p->N <= 128 ? few : many, &grid, p, sizeof *p);
 }
 
 int32_t kr_ssd_walk_nonfinite(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
@@ -107,6 +109,7 @@ static const char *refuse_options(const kr_ssd_args *a) {
   if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
     return "z, B or C of another type than x";
   if (a->dt_min < 0) return "a negative dt_min";
+  if (KR_SSD_LAST_RANK(a->call.flags) >= KR_SSD_MOST_RANKS) return "more than eight ranks";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
   if (a->out.data == a->x.data || a->out.data == a->z.data)

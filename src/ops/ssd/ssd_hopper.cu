@@ -311,9 +311,9 @@ KR_DEV int nonfinite_state(const float (&s)[N / 2]) {
  * on the diagonal. */
 template <int HALF, int MASKED, int PASSED>
 KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
-                       int has_sequences, float D) {
+                       int has_sequences, int last_rank, float D) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
-  const int last = me.row - 2 * me.q;
+  const int last = (me.row | last_rank) - 2 * me.q;
   /* The warp's 16 tokens are the first or second half of these columns; a lane holds two diagonal elements, or none. */
   const float own = me.g >> 1 == me.q ? D : 0.0f, even = me.g & 1 ? 0.0f : own, odd = me.g & 1 ? own : 0.0f;
   const float diagonal[2][2] = {{me.warp & 1 ? 0.0f : even, me.warp & 1 ? 0.0f : odd},
@@ -341,14 +341,14 @@ KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const hea
 }
 template <int PASSED>
 KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me,
-                  int has_sequences, float D) {
+                  int has_sequences, int last_rank, float D) {
   if (me.warp < 2) {
-    weigh_half<0, 1, PASSED>(cb, w, s, me, has_sequences, D);
+    weigh_half<0, 1, PASSED>(cb, w, s, me, has_sequences, last_rank, D);
 #pragma unroll
     for (int i = 0; i < 8; i++) w[8 + i] = 0; /* causally masked */
   } else {
-    weigh_half<0, 0, PASSED>(cb, w, s, me, has_sequences, D);
-    weigh_half<1, 1, PASSED>(cb, w, s, me, has_sequences, D);
+    weigh_half<0, 0, PASSED>(cb, w, s, me, has_sequences, last_rank, D);
+    weigh_half<1, 1, PASSED>(cb, w, s, me, has_sequences, last_rank, D);
   }
 }
 
@@ -574,7 +574,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &
     kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STEPS_STAGES));
     if (MODE == OUTPUT) {
       kr_wgmma_wait<Q, 0>(cb);
-      weigh<PASSED>(cb, w, steps, me, !PASSED && p.seq_idx != nullptr, own_D);
+      weigh<PASSED>(cb, w, steps, me, !PASSED && p.seq_idx != nullptr, PASSED ? 0 : p.last_rank, own_D);
       start_product(C, base + state_at(MODE) + me.w * BLOCKS * TILE, y);
       spoilt |= decay_state(steps.keeps, s);
       kr_wgmma_wait<PB, 0>(y);

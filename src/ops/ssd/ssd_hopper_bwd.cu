@@ -223,13 +223,13 @@ KR_DEV void drop_others(const lanes &me, const chunk_steps &s, float (&v)[32]) {
  * own. MASKED: the columns include the warp's own tokens, or later ones. */
 template <int KIND, int HALF, int MASKED>
 KR_DEV void add_half(const lanes &me, const chunk_steps &s, float (&xy)[32], const kr_float4 *CB, float (&W)[32],
-                     float (&taken)[2], float &own) {
+                     float (&taken)[2], float &own, int last_rank) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]};
-  const int last = me.row - 2 * me.q - 32 * HALF;
+  const int diagonal = me.row - 2 * me.q - 32 * HALF, last = (me.row | last_rank) - 2 * me.q - 32 * HALF;
 #pragma unroll
   for (int i = 0; MASKED && i < 16; i++)
     if ((i >> 2 & 1) == (i >> 1 & 1))
-      own += 8 * (i >> 2) + (i & 1) == last + 8 * (i >> 1 & 1) &&
+      own += 8 * (i >> 2) + (i & 1) == diagonal + 8 * (i >> 1 & 1) &&
                      (KIND != PACKED || s.segment[me.row + 8 * (i >> 1 & 1)] >= 0)
                  ? xy[16 * HALF + i]
                  : 0.0f;
@@ -255,13 +255,13 @@ KR_DEV void add_half(const lanes &me, const chunk_steps &s, float (&xy)[32], con
 }
 template <int KIND>
 KR_DEV void add_pairs(const lanes &me, const chunk_steps &s, float (&xy)[32], const kr_float4 *CB, float (&W)[32],
-                      float (&taken)[2], float &own) {
+                      float (&taken)[2], float &own, int last_rank) {
   taken[0] = taken[1] = own = 0;
   if (me.warp < 2) {
-    add_half<KIND, 0, 1>(me, s, xy, CB, W, taken, own); /* the other half is causally masked */
+    add_half<KIND, 0, 1>(me, s, xy, CB, W, taken, own, last_rank); /* the other half is causally masked */
   } else {
-    add_half<KIND, 0, 0>(me, s, xy, CB, W, taken, own);
-    add_half<KIND, 1, 1>(me, s, xy, CB, W, taken, own);
+    add_half<KIND, 0, 0>(me, s, xy, CB, W, taken, own, last_rank);
+    add_half<KIND, 1, 1>(me, s, xy, CB, W, taken, own, last_rank);
   }
 }
 
@@ -282,14 +282,14 @@ KR_DEV float from_of(const chunk_steps &s, int row) {
   return from < most ? from : most;
 }
 
-/* Second warpgroup: P^T as an operand, what rows give to pairs and to themselves; with sizes, all of them times the
- * step size. */
+/* Second warpgroup: P^T as an operand, what rows give to pairs, and to themselves and the ranks before them; with
+ * sizes, all of them times the step size. */
 template <int KIND, int HALF, int MASKED>
 KR_DEV void weigh_half(const lanes &me, const chunk_steps &s, const float (&xy)[32], const float (&BC)[32],
-                       uint32_t (&w)[16], float (&given)[2], float (&own)[2], float D) {
+                       uint32_t (&w)[16], float (&given)[2], float (&own)[2], float D, int last_rank) {
   const int sized = has_sizes<KIND>();
   const float a[2] = {sized ? from_of(s, me.row) : s.a[me.row], sized ? from_of(s, me.row + 8) : s.a[me.row + 8]};
-  const int first = me.row - 2 * me.q - 32 * HALF;
+  const int diagonal = me.row - 2 * me.q - 32 * HALF, first = (me.row & ~last_rank) - 2 * me.q - 32 * HALF;
   float v[32];
   kr_float2 to[4];
 #pragma unroll
@@ -304,28 +304,28 @@ KR_DEV void weigh_half(const lanes &me, const chunk_steps &s, const float (&xy)[
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     const int at = 16 * HALF + i, r = i >> 1 & 1, crosses = MASKED && (i >> 2 & 1) == r;
-    const int is_own = 8 * (i >> 2) + (i & 1) == first + 8 * r;
-    if (crosses) own[r] = is_own ? v[at] * xy[at] : own[r];
+    const int is_own = 8 * (i >> 2) + (i & 1) <= diagonal + 8 * r && 8 * (i >> 2) + (i & 1) >= first + 8 * r;
+    if (crosses) own[r] = is_own ? kr_fma(v[at], xy[at], own[r]) : own[r];
     given[r] = kr_fma(crosses && is_own ? 0.0f : v[at], xy[at], given[r]);
   }
 #pragma unroll
   for (int i = 0; i < 16; i++)
     if (sized && MASKED && (i >> 2 & 1) == (i >> 1 & 1))
-      v[16 * HALF + i] += 8 * (i >> 2) + (i & 1) == first + 8 * (i >> 1 & 1) ? D : 0.0f;
+      v[16 * HALF + i] += 8 * (i >> 2) + (i & 1) == diagonal + 8 * (i >> 1 & 1) ? D : 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[16 * HALF + 2 * i], v[16 * HALF + 2 * i + 1]);
 }
 template <int KIND>
 KR_DEV void weigh_pairs(const lanes &me, const chunk_steps &s, const float (&xy)[32], const float (&BC)[32],
-                        uint32_t (&w)[16], float (&given)[2], float (&own)[2], float D) {
+                        uint32_t (&w)[16], float (&given)[2], float (&own)[2], float D, int last_rank) {
   given[0] = given[1] = own[0] = own[1] = 0;
   if (me.warp < 2) {
-    weigh_half<KIND, 0, 1>(me, s, xy, BC, w, given, own, D);
-    weigh_half<KIND, 1, 0>(me, s, xy, BC, w, given, own, D);
+    weigh_half<KIND, 0, 1>(me, s, xy, BC, w, given, own, D, last_rank);
+    weigh_half<KIND, 1, 0>(me, s, xy, BC, w, given, own, D, last_rank);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; i++) w[i] = 0; /* causally masked */
-    weigh_half<KIND, 1, 1>(me, s, xy, BC, w, given, own, D);
+    weigh_half<KIND, 1, 1>(me, s, xy, BC, w, given, own, D, last_rank);
   }
 }
 
@@ -459,7 +459,8 @@ KR_DEV void take(const kr_ssd_bwd_params &p, const place &at, const lanes &whole
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
     const float low = KIND == PACKED ? state_reaches(steps, me.row) : kr_exp2(steps.a[me.row]),
                 high = KIND == PACKED ? state_reaches(steps, me.row + 8) : kr_exp2(steps.a[me.row + 8]);
-    add_pairs<KIND>(me, steps, xy, (const kr_float4 *)(shared + anew(CB_AT)) + me.thread, W, taken, own);
+    add_pairs<KIND>(me, steps, xy, (const kr_float4 *)(shared + anew(CB_AT)) + me.thread, W, taken, own,
+                    p.f.last_rank);
     kr_barrier_await(base + FULL + 8 * (next % STAGES), parity_of(next, STAGES));
     start_tile(next_x + TILE, next_x, xy);
     take_factor(w, dy, me);
@@ -545,7 +546,7 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, const lanes &whole
       size[r] = sized ? kr_exp2(from - steps.a[row]) : steps.d[row];
       into[r] = KIND != PACKED || steps.segment[row] == steps.last ? left : 0.0f;
     }
-    weigh_pairs<KIND>(me, steps, xy, BC, inner, given, inputs, own_D);
+    weigh_pairs<KIND>(me, steps, xy, BC, inner, given, inputs, own_D, p.f.last_rank);
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
     const int adds = me.q == 0 && (s.block || p.part);
 #pragma unroll

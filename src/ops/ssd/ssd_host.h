@@ -36,7 +36,7 @@ static inline kr_ssd_params kr_ssd_params_of(const kr_ssd_inputs *in, int revers
                    .P = (int32_t)in->P,
                    .N = (int32_t)in->N,
                    .heads = (int32_t)(in->H / in->G)};
-  p.softplus = (in->flags & KRAIT_SSD_SOFTPLUS) != 0;
+  p.softplus = (in->flags & KRAIT_SSD_SOFTPLUS) != 0, p.last_rank = KR_SSD_LAST_RANK(in->flags);
   p.dt_min = in->dt_min, p.dt_max = in->dt_max == 0 ? INFINITY : in->dt_max;
   p.x = kr_ssd_sequence(in->x, reverse, in->L), p.z = kr_ssd_sequence(in->z, reverse, in->L),
   p.dt = kr_ssd_sequence(in->dt, reverse, in->L);

@@ -4,6 +4,12 @@
 
 #include "op_args.h"
 
+/* Flags of calls within this library, for GPU implementations: runs of 2^k rows are ranks of one token (Mamba 3), of
+ * which only the first decays the state; each is added before any is read. Chunked implementations take up to eight. */
+#define KR_SSD_RANKS(k) ((uint32_t)(k) << 24)
+#define KR_SSD_LAST_RANK(flags) ((1 << ((flags) >> 24 & 7)) - 1)
+#define KR_SSD_MOST_RANKS 8
+
 typedef struct kr_ssd_inputs {
   uint32_t flags;
   int64_t B, L, H, P, N, G, S;

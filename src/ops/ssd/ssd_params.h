@@ -37,7 +37,8 @@ typedef struct kr_ssd_params {
   int64_t offsets_step;
   int32_t S;
   int32_t blocks_per_head;   /* of KR_SSD_P channels */
-  int32_t adds, reserved; /* chunked kernels: accumulate into the output, for states beyond what they take at once */
+  int32_t adds;              /* chunked kernels: accumulate into the output, for states beyond what they take at once */
+  int32_t last_rank; /* a power of two less one: rows t to t | last_rank are ranks of one token and see each other */
   float *add;                /* (B,L,H,P) y of the other direction, in true time order, or absent */
   int32_t keep_y;            /* write only y, to add */
   kr_ssd_tensor dout, dz;    /* for the gradient's scan: dz, or absent, instead of out */

@@ -91,6 +91,24 @@ KR_DEV void write_token(const kr_ssd_params &p, int b, int64_t t, int h, int c, 
   kr_store(p.out.data, of(p.out, b, t, h, c), p.out.dtype, padding ? 0.0f : y);
 }
 
+/* Output of a token's ranks, of rows from t on. */
+template <int S>
+KR_DEV void write_ranks(const kr_ssd_params &p, int b, int64_t t, int h, int c0, const float (&s)[ROWS][S]) {
+  const int lane = kr_thread() & 31, g = h / p.heads;
+  for (int i = 0; i <= p.last_rank; i++) {
+    float y[ROWS] = {};
+#pragma unroll
+    for (int k = 0; k < S; k++) {
+      const int n = k * 32 + lane;
+      const float C = n < p.N ? kr_load(p.Cmat.data, of(p.Cmat, b, t + i, g, n), p.Cmat.dtype) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) y[r] = kr_fma(C, s[r][k], y[r]);
+    }
+    const float sum = add_lanes(y);
+    if (lane < ROWS && c0 + lane < p.P) write_token<0>(p, b, t + i, h, c0 + lane, sum, 0);
+  }
+}
+
 /* The power of two by which a row of states is divided to be kept in float16: 1 where float16 holds all that is
  * finite in it. Called by all lanes. */
 template <int S>
@@ -137,7 +155,8 @@ KR_DEV void keep_before(const kr_ssd_params &p, void *kept, float *scales, int b
   else keep_states<S, 1>(p, to, place, 0, c0, s);
 }
 
-template <int S, int GRADIENT>
+/* RANKS: rows come in runs of ranks (p.last_rank), whose inputs are all added before any is read. */
+template <int S, int GRADIENT, int RANKS>
 KR_DEV void walk(const kr_ssd_params &p) {
   const int lane = kr_thread() & 31, blocks = (p.P + 4 * ROWS - 1) / (4 * ROWS), h = kr_block_x() / blocks,
             b = kr_block_z(), g = h / p.heads;
@@ -165,17 +184,21 @@ KR_DEV void walk(const kr_ssd_params &p) {
     for (int k = 0; k < S; k++) {
       const int n = k * 32 + lane;
       const float B = n < p.N ? kr_load(p.Bmat.data, of(p.Bmat, b, t, g, n), p.Bmat.dtype) : 0.0f;
-      const float C = n < p.N ? kr_load(p.Cmat.data, of(p.Cmat, b, t, g, n), p.Cmat.dtype) : 0.0f;
+      const float C = !RANKS && n < p.N ? kr_load(p.Cmat.data, of(p.Cmat, b, t, g, n), p.Cmat.dtype) : 0.0f;
 #pragma unroll
       for (int r = 0; r < ROWS; r++) {
         const float carried = now != before ? 0.0f : decay * s[r][k];
         s[r][k] = now < 0 || n >= p.N ? 0.0f : kr_fma(x[r], B, carried);
-        y[r] = now < 0 ? 0.0f : kr_fma(C, s[r][k], y[r]);
+        if (!RANKS) y[r] = now < 0 ? 0.0f : kr_fma(C, s[r][k], y[r]);
       }
     }
     before = now;
-    const float sum = add_lanes(y);
-    if (lane < ROWS && c0 + lane < p.P) write_token<GRADIENT>(p, b, t, h, c0 + lane, sum, now < 0);
+    if (RANKS) {
+      if ((t & p.last_rank) == p.last_rank) write_ranks<S>(p, b, t - p.last_rank, h, c0, s);
+    } else {
+      const float sum = add_lanes(y);
+      if (lane < ROWS && c0 + lane < p.P) write_token<GRADIENT>(p, b, t, h, c0 + lane, sum, now < 0);
+    }
     if (p.offsets) keep_varlen<S>(p, t, h, c0, s);
   }
   if (p.final.data) keep_states<S, 0>(p, p.final, b, h, c0, s);
