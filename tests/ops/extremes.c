@@ -46,7 +46,7 @@ static int may_be_planted(kr_case *c, const kr_op *op, const kr_case_tensor *t) 
                      (strcmp(op->name, "dense_block") == 0 && strcmp(t->name, "taps") == 0) ||
                      (strstr(op->name, "conv") && strcmp(t->name, "weight") == 0),
             is_decay = strstr(op->name, "_bwd") && t->name[0] == 'A';
-  return t->role & KR_IN && is_float(c, t) && !is_tap && !is_decay;
+  return t->role & KR_IN && is_float(c, t) && kr_tensor_elements(t) > 0 && !is_tap && !is_decay;
 }
 
 /* Plants the value in one element of an input's initial copy. Returns the tensor's name. */
@@ -117,12 +117,8 @@ static void nan_spreads_as_in_the_reference(void **state) {
   (void)state;
   krait_ctx *ctx = open_extremes_ctx(2);
   kr_case *c = malloc(sizeof *c);
-  for (int32_t i = 0; i < kr_n_ops; i++) {
-    /* Known, to be mended: in Mamba 3's gradient terms of a token and of the next cancel, and NaN does not; its step
-     * and scan turn channels beyond the rotated ones by a sine of 0. */
-    if (strncmp(kr_ops[i]->name, "mamba3", 6) == 0) continue;
+  for (int32_t i = 0; i < kr_n_ops; i++)
     for (int64_t index = 0, n = n_cases(); index < n; index++) spread(ctx, kr_ops[i], c, index, NAN);
-  }
   free(c);
   krait_ctx_close(&ctx);
 }

@@ -2,7 +2,7 @@
  * state and of u_t = sum_r x_{t,r} (outer) k_{t,r}, a = alpha, b = (1 - lambda) dt alpha, c = lambda dt,
  *   G_t = sum_r dy_{t,r} (outer) q_{t,r} + a_{t+1} G_{t+1}         after the last token: dfinal_states
  *   dU_t = c_t G_t + b_{t+1} G_{t+1};  dq_r = h_t^T dy_r;  dk_r = dU_t^T x_r;  dx_r = D dy_r + dU_t k_r
- *   dlog_decay = <G, h_t> - c <G, u_t>;  dtrap = lambda (1 - lambda) dt (<G, u_t> - a <G, u_{t-1}>)
+ *   dlog_decay = a <G, h_{t-1}> + b <G, u_{t-1}>;  dtrap = lambda (1 - lambda) dt (<G, u_t> - a <G, u_{t-1}>)
  *   phi_t = phi_{t+1} + sum_r (q_i dq_j - q_j dq_i + k_i dk_j - k_j dk_i)   per pair; after the last: dfinal_angles
  *   ddt = lambda <G, u_t> + (1 - lambda) a <G, u_{t-1}> + sum_m phi pi tanh(angles)
  *   dangles = phi dt pi (1 - tanh(angles)^2)
@@ -201,8 +201,9 @@ static void step_mamba3_back(work *w, int64_t t) {
   const int64_t P = a->P, N = a->N, R = a->R, token = c->at.begin + t - 1;
   const double d = kr_mamba3_token(c, &c->in->dt, t), alpha = exp(kr_mamba3_token(c, &c->in->log_decay, t)),
                lambda = kr_mamba3_lambda(c, t), D = kr_mamba3_D(c);
-  const double *const state = kr_mamba3_state(c, t);
-  double with_state = 0;
+  const double *const state = kr_mamba3_state(c, t), *const before = kr_mamba3_state(c, t - 1);
+  const int is_empty = t == 1 && !kr_has(&c->in->initial_states); /* before the token */
+  double with_before = 0;
   memset(w->dq, 0, (size_t)(R * N) * sizeof(double));
   for (int64_t p = 0; p < P; p++)
     for (int64_t n = 0; n < N; n++) {
@@ -214,10 +215,10 @@ static void step_mamba3_back(work *w, int64_t t) {
         w->dq[r * N + n] += state[i] * dy;
       }
       w->dU[i] = lambda * d * w->G[i] + w->of_input[i];
-      with_state += w->G[i] * state[i];
+      with_before += is_empty ? 0 : w->G[i] * before[i];
       w->carry[i] = alpha * w->G[i], w->of_input[i] = (1 - lambda) * d * alpha * w->G[i];
     }
-  const double own = with_input(w, w->G, t), last = alpha * with_input(w, w->G, t - 1);
+  const double own = with_input(w, w->G, t), last = is_empty ? 0 : alpha * with_input(w, w->G, t - 1);
   pass_input(w, t);
   for (int64_t i = 0; i < R * P; i++) {
     const double dy = w->dy[t * R * P + i];
@@ -237,7 +238,7 @@ static void step_mamba3_back(work *w, int64_t t) {
   if (kr_has(&w->ddt)) kr_put(&w->ddt, kr_at3(&w->ddt, b, token, h), ddt);
   if (kr_has(&w->dtrap)) kr_put(&w->dtrap, kr_at3(&w->dtrap, b, token, h), lambda * (1 - lambda) * d * (own - last));
   if (kr_has(&w->dlog_decay))
-    kr_put(&w->dlog_decay, kr_at3(&w->dlog_decay, b, token, h), with_state - lambda * d * own);
+    kr_put(&w->dlog_decay, kr_at3(&w->dlog_decay, b, token, h), alpha * with_before + (1 - lambda) * d * last);
 }
 
 static void begin_back(work *w) {

@@ -12,7 +12,8 @@
 
 enum { MOST_UNITS = 16 }; /* of a piece */
 
-/* Views of the call in scan order, and scratch: parts for all units of a piece, and sums for all of the call. */
+/* Views of the call in scan order, and scratch: parts for all units of a piece, and sums for all of the call. k and x,
+ * and their gradients, begin with the token before the first. */
 typedef struct piece {
   const kr_mamba3_bwd_args *a;
   const kr_mamba3_inputs *in;
@@ -22,7 +23,8 @@ typedef struct piece {
   float *q, *k, *dq, *dk;                       /* [unit][row][row_N] */
   float *x, *dx_r, *y;                          /* [unit][row][row_P]; y, then dy */
   float *weight, *decay, *dweight, *ddecay;     /* [unit][row] */
-  float *dt, *lambda, *rest, *ahead, *slopes;          /* [unit][token]; slopes: dt's gradient by the angles */
+  float *dt, *lambda, *rest, *alpha, *slopes;   /* [unit][token]; slopes: dt's gradient by the angles */
+  float *own;                                   /* [unit][token]: gradients of lambda dt */
   float *phases;                                 /* [unit][token][row_M] */
   float *state, *dstate, *dend;                 /* [unit][P][N] */
   float *heads;
@@ -50,11 +52,11 @@ static unit_sums unit_sums_of(const piece *p, int64_t sequence, int64_t h) {
 
 static kr_ssd_args ssd_of_bwd_piece(const piece *p) {
   const kr_mamba3_inputs *in = p->in;
-  const int64_t rows = in->L * in->R, N = m3_row_N(in), P = m3_row_P(in);
+  const int64_t rows = in->L * in->R, keys = rows + in->R, N = m3_row_N(in), P = m3_row_P(in);
   kr_ssd_args s = {.B = p->n_units, .L = p->n * in->R, .H = 1, .P = in->P, .N = in->N, .G = 1};
   s.call.size = sizeof s, s.call.scratch = p->ssd;
-  s.x = m3_batch(p->x, rows * P, P), s.out = m3_batch(p->y, rows * P, P);
-  s.Bmat = m3_batch(p->k, rows * N, N), s.Cmat = m3_batch(p->q, rows * N, N);
+  s.x = m3_batch(p->x, keys * P, P), s.out = m3_batch(p->y, rows * P, P);
+  s.Bmat = m3_batch(p->k, keys * N, N), s.Cmat = m3_batch(p->q, rows * N, N);
   s.dt = m3_batch(p->weight, rows, 1), s.log_decay = m3_batch(p->decay, rows, 1);
   s.initial_states = m3_batch(p->state, in->P * in->N, in->N);
   return s;
@@ -81,14 +83,15 @@ static int64_t place_bwd_piece(const krait_ctx *ctx, piece *p, float *at) {
                 aim = 2 * krait_ctx_n_threads(ctx);
   p->most = all < aim ? all : aim < MOST_UNITS ? aim : MOST_UNITS;
   p->n_units = p->most, p->n = in->L;
-  const int64_t tokens = p->most * in->L, rows = tokens * in->R, states = p->most * in->P * in->N;
+  const int64_t tokens = p->most * in->L, rows = tokens * in->R, keys = rows + p->most * in->R,
+                states = p->most * in->P * in->N;
   float *const begin = at;
   float **const of_N[] = {&p->q, &p->k, &p->dq, &p->dk}, **const of_P[] = {&p->x, &p->dx_r, &p->y};
-  for (int i = 0; i < 4; i++) *of_N[i] = at, at += rows * N;
-  for (int i = 0; i < 3; i++) *of_P[i] = at, at += rows * P;
+  for (int i = 0; i < 4; i++) *of_N[i] = at, at += keys * N;
+  for (int i = 0; i < 3; i++) *of_P[i] = at, at += keys * P;
   p->weight = at, p->decay = at + rows, p->dweight = at + 2 * rows, p->ddecay = at + 3 * rows, at += 4 * rows;
-  p->dt = at, p->lambda = at + tokens, p->ahead = at + 2 * tokens, p->slopes = at + 3 * tokens,
-  p->rest = at + 4 * tokens, at += 5 * tokens;
+  p->dt = at, p->lambda = at + tokens, p->alpha = at + 2 * tokens, p->slopes = at + 3 * tokens,
+  p->rest = at + 4 * tokens, p->own = at + 5 * tokens, at += 6 * tokens;
   p->phases = at, at += tokens * M;
   p->state = at, p->dstate = at + states, p->dend = at + 2 * states, at += 3 * states;
   p->heads = at, at += p->most * m3_head_floats(in);
@@ -111,21 +114,21 @@ typedef struct unit {
   m3_head head;
   m3_rows rows;
   unit_sums sums;
-  float *dq, *dk, *dx, *y, *dweight, *ddecay, *slopes, *phases, *state, *dstate, *dend;
+  float *dq, *dk, *dx, *y, *dweight, *ddecay, *slopes, *own, *phases, *state, *dstate, *dend;
 } unit;
 
 static unit unit_at(const piece *p, int64_t i) {
   const kr_mamba3_inputs *in = p->in;
-  const int64_t tokens = i * in->L, rows = tokens * in->R, N = m3_row_N(in), P = m3_row_P(in),
-                states = i * in->P * in->N;
+  const int64_t tokens = i * in->L, rows = tokens * in->R, keys = rows + (i + 1) * in->R, N = m3_row_N(in),
+                P = m3_row_P(in), states = i * in->P * in->N;
   unit u = {.p = p, .s = m3_sequence_of(&p->units, p->first_unit + i), .h = (p->first_unit + i) % in->H};
   u.g = u.h / (in->H / in->G);
   u.head = m3_load_head(in, u.h, p->heads + i * m3_head_floats(in));
-  u.rows = (m3_rows){p->q + rows * N, p->k + rows * N, p->x + rows * P, p->weight + rows, p->decay + rows,
-                     p->dt + tokens, p->lambda + tokens, p->rest + tokens, p->ahead + tokens};
+  u.rows = (m3_rows){p->q + rows * N, p->k + keys * N,    p->x + keys * P,  p->weight + rows, p->decay + rows,
+                     p->dt + tokens,  p->lambda + tokens, p->rest + tokens, p->alpha + tokens};
   u.sums = unit_sums_of(p, u.s.row, u.h);
-  u.dq = p->dq + rows * N, u.dk = p->dk + rows * N, u.dx = p->dx_r + rows * P, u.y = p->y + rows * P;
-  u.dweight = p->dweight + rows, u.ddecay = p->ddecay + rows, u.slopes = p->slopes + tokens;
+  u.dq = p->dq + rows * N, u.dk = p->dk + keys * N, u.dx = p->dx_r + keys * P, u.y = p->y + rows * P;
+  u.dweight = p->dweight + rows, u.ddecay = p->ddecay + rows, u.slopes = p->slopes + tokens, u.own = p->own + tokens;
   u.phases = p->phases + tokens * m3_row_M(in);
   u.state = p->state + states, u.dstate = p->dstate + states, u.dend = p->dend + states;
   return u;
@@ -139,7 +142,8 @@ static void read_bwd_units(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t i = begin; i < end; i++) {
     const unit u = unit_at(p, i);
     double phases[M3_MOST_M];
-    m3_begin_state(in, &u.head, u.s, u.h, u.state);
+    m3_begin_state(in, u.s, u.h, u.state);
+    m3_read_before(in, &u.head, u.s, u.h, &u.rows);
     m3_begin_phases(in, u.s, u.h, phases);
     m3_read_rows(in, &u.head, u.s, u.h, 0, p->n, phases, u.phases, &u.rows);
     for (int64_t k = 0; k < in->P * in->N; k++)
@@ -233,22 +237,27 @@ static void leave_gates(void *user, int64_t begin, int64_t end, int worker) {
 
 /* ---- backwards ---- */
 
-/* A token with itself. given: gradients of lambda dt, and of g, beside those by the SSD's weights. */
-static void add_own_terms(const unit *u, int64_t t, float given[2]) {
-  const kr_mamba3_inputs *in = u->p->in;
-  const int64_t N = m3_row_N(in), P = m3_row_P(in), R = in->R;
-  for (int64_t r = 0; r < R; r++)
-    for (int64_t s = 0; s < R; s++) {
-      const int64_t to = t * R + r, from = t * R + s;
-      const float qk = m3_dot(u->rows.q + to * N, u->rows.k + from * N, N), w = m3_own_weight(&u->rows, t, r, s),
-                  yx = m3_dot(u->y + to * P, u->rows.x + from * P, P);
-      m3_add(u->dq + to * N, u->rows.k + from * N, w * yx, N);
-      m3_add(u->dk + from * N, u->rows.q + to * N, w * yx, N);
-      m3_add(u->dx + from * P, u->y + to * P, w * qk + (r == s ? u->head.D : 0), P);
-      if (s <= r) given[1] -= qk * yx;
-      else given[0] += qk * yx;
-      if (r == s) u->sums.D[0] += yx;
-    }
+/* The pair of row `to`'s output and row `from`'s input, by weight w: gradients of q, k and x, and (returned) of w. */
+static float add_pair(const unit *u, int64_t to, int64_t from, float w, float D) {
+  const int64_t N = m3_row_N(u->p->in), P = m3_row_P(u->p->in);
+  const float qk = m3_dot(u->rows.q + to * N, u->rows.k + from * N, N),
+              yx = m3_dot(u->y + to * P, u->rows.x + from * P, P);
+  m3_add(u->dq + to * N, u->rows.k + from * N, w * yx, N);
+  m3_add(u->dk + from * N, u->rows.q + to * N, w * yx, N);
+  m3_add(u->dx + from * P, u->y + to * P, w * qk + D, P);
+  return qk * yx;
+}
+
+/* A token with itself, and its ranks with the later ones of the token before. */
+static void add_own_terms(const unit *u, int64_t t) {
+  const int64_t R = u->p->in->R, P = m3_row_P(u->p->in);
+  for (int64_t r = 0; r < R; r++) {
+    for (int64_t s = 0; s < R; s++)
+      u->own[t] += add_pair(u, t * R + r, t * R + s, u->rows.lambda[t] * u->rows.dt[t], r == s ? u->head.D : 0);
+    for (int64_t s = r + 1; s < R; s++)
+      u->dweight[t] += add_pair(u, t * R + r, (t - 1) * R + s, u->rows.weight[t * R], 0);
+    u->sums.D[0] += m3_dot(u->y + (t * R + r) * P, u->rows.x + (t * R + r) * P, P);
+  }
 }
 
 /* Two vectors of a row's pairs. */
@@ -266,6 +275,7 @@ static void add_turning(const kr_mamba3_inputs *in, const float *row, const floa
     load_pairs(in, row, m, v), load_pairs(in, drow, m, d);
     kr_v_store(phi + m, kr_v_fma(v[0], d[1], kr_v_fnma(v[1], d[0], kr_v_load(phi + m))));
   }
+  m3_clear_beyond(phi, 1, in->M, m3_row_M(in));
 }
 
 static void leave_mamba3_angles(const unit *u, int64_t t, const float *phi) {
@@ -306,13 +316,28 @@ static void write_dx(const unit *u, int64_t t) {
     kr_row_store(sum, dv->data, dv->dtype, kr_at4(dv, u->s.b, u->s.begin + t, u->h, 0), dv->stride[3], in->P);
 }
 
-static void add_final_B(const unit *u) {
+/* Gradients of the last token's key and input by the final states, of which it is a part. */
+static void add_final(const unit *u) {
   const kr_mamba3_inputs *in = u->p->in;
   const kr_view *const v = &u->p->a->dfinal_B;
+  const int64_t N = m3_row_N(in), P = m3_row_P(in), t = u->s.n - 1, R = in->R;
+  const float w = u->rows.lambda[t] * u->rows.dt[t];
   float row[512];
-  for (int64_t r = 0; kr_has(v) && u->s.n && r < in->R; r++) {
-    m3_load_row(row, v, kr_at4(v, u->s.row, r, u->h, 0), v->stride[3], in->N, m3_row_N(in));
-    m3_add(u->dk + ((u->s.n - 1) * in->R + r) * m3_row_N(in), row, 1, m3_row_N(in));
+  for (int64_t r = t * R; r < (t + 1) * R; r++) {
+    memset(u->dk + r * N, 0, (size_t)N * sizeof(float)), memset(u->dx + r * P, 0, (size_t)P * sizeof(float));
+    for (int64_t c = 0; kr_has(&u->p->a->dfinal_states) && c < in->P; c++) {
+      const float x = u->rows.x[r * P + c];
+      float dot = 0;
+      for (int64_t n = 0; n < in->N; n++) {
+        const float d = u->dend[c * in->N + n];
+        dot += d * u->rows.k[r * N + n];
+        u->dk[r * N + n] += w * x * d;
+      }
+      u->dx[r * P + c] = w * dot, u->own[t] += x * dot;
+    }
+    if (!kr_has(v)) continue;
+    m3_load_row(row, v, kr_at4(v, u->s.row, r - t * R, u->h, 0), v->stride[3], in->N, N);
+    m3_add(u->dk + r * N, row, 1, N);
   }
 }
 
@@ -320,59 +345,60 @@ static void write_token_scalar(const unit *u, const kr_view *v, int64_t t, float
   if (kr_has(v)) kr_scalar_store(v->data, kr_at3(v, u->s.b, u->s.begin + t, u->h), v->dtype, value);
 }
 
-/* Gradients of dt, trap and the decay from those of lambda dt (of_own) and of g (of_ahead); before: that of g_0. */
-static void finish_mamba3_steps(const unit *u, const float *of_own, const float *of_ahead, float before) {
+/* Gradients of dt, trap and the decay from those of lambda dt and of the weights. */
+static void finish_mamba3_steps(const unit *u) {
   for (int64_t t = 0; t < u->s.n; t++) {
-    const float last = t ? of_ahead[t - 1] : before, lambda = u->rows.lambda[t], rest = u->rows.rest[t],
-                d = u->rows.dt[t];
-    write_token_scalar(u, &u->p->ddt, t, lambda * of_own[t] + rest * last + u->slopes[t]);
-    write_token_scalar(u, &u->p->dtrap, t, lambda * rest * d * (of_own[t] - last));
-    write_token_scalar(u, &u->p->dlog_decay, t, u->ddecay[t * u->p->in->R]);
+    const int is_empty = t == 0 && !kr_has(&u->p->in->initial_states); /* before the token */
+    const float lambda = u->rows.lambda[t], rest = u->rows.rest[t],
+                before = is_empty ? 0 : u->rows.alpha[t] * u->dweight[t],
+                own = t + 1 < u->s.n ? u->own[t] + u->rows.alpha[t + 1] * u->dweight[t + 1] : u->own[t];
+    write_token_scalar(u, &u->p->ddt, t, lambda * own + rest * before + u->slopes[t]);
+    write_token_scalar(u, &u->p->dtrap, t, lambda * rest * u->rows.dt[t] * (own - before));
+    write_token_scalar(u, &u->p->dlog_decay, t,
+                       is_empty ? 0 : u->ddecay[t * u->p->in->R] + u->rows.weight[t * u->p->in->R] * u->dweight[t]);
   }
 }
 
-/* Gradients of the states before the sequence; returns that of g_0. */
-static float write_mamba3_initial(const unit *u, const float *phi) {
+static void write_initial_rows(const unit *u) {
+  const kr_mamba3_bwd_args *a = u->p->a;
+  const kr_mamba3_inputs *in = u->p->in;
+  const int64_t row = u->s.row, h = u->h, N = m3_row_N(in), P = m3_row_P(in), R = in->R;
+  const int passes = u->s.n == 0; /* the final states are the initial ones */
+  float dx[M3_MOST_P] = {0};
+  for (int64_t i = 0; kr_has(&a->dinitial_B) && i < R * in->N; i++) {
+    const int64_t r = i / in->N, n = i % in->N;
+    const float d = !passes ? u->dk[(r - R) * N + n]
+                    : kr_has(&a->dfinal_B)
+                        ? kr_scalar_load(a->dfinal_B.data, kr_at4(&a->dfinal_B, row, r, h, n), a->dfinal_B.dtype)
+                        : 0;
+    kr_scalar_store(a->dinitial_B.data, kr_at4(&a->dinitial_B, row, r, h, n), a->dinitial_B.dtype, d);
+  }
+  for (int64_t i = 0; !passes && i < R * in->P; i++) {
+    const int64_t r = i / in->P, c = i % in->P;
+    const float d = u->dx[(r - R) * P + c];
+    dx[c] += u->head.mimo_x[r * P + c] * d;
+    u->sums.mimo_x[r * P + c] += m3_token(&in->initial_x, row, h, c) * d;
+  }
+  for (int64_t c = 0; kr_has(&a->dinitial_x) && c < in->P; c++) {
+    if (passes && kr_has(&a->dfinal_x))
+      dx[c] = kr_scalar_load(a->dfinal_x.data, kr_at3(&a->dfinal_x, row, h, c), a->dfinal_x.dtype);
+    kr_scalar_store(a->dinitial_x.data, kr_at3(&a->dinitial_x, row, h, c), a->dinitial_x.dtype, dx[c]);
+  }
+}
+
+/* Gradients of the states before the sequence. */
+static void write_mamba3_initial(const unit *u, const float *phi) {
   const kr_mamba3_bwd_args *a = u->p->a;
   const kr_mamba3_inputs *in = u->p->in;
   const int64_t row = u->s.row, h = u->h;
   const float *const dS = u->s.n ? u->dstate : u->dend;
-  float before = 0;
-  if (!kr_has(&in->initial_states)) return 0;
-  const float ahead = u->s.n ? u->rows.rest[0] * u->rows.dt[0] : 0;
+  if (!kr_has(&in->initial_states)) return;
   for (int64_t m = 0; kr_has(&a->dinitial_angles) && m < in->M; m++)
     kr_scalar_store(a->dinitial_angles.data, kr_at3(&a->dinitial_angles, row, h, m), a->dinitial_angles.dtype, phi[m]);
   for (int64_t i = 0; kr_has(&a->dinitial_states) && i < in->P * in->N; i++)
     kr_scalar_store(a->dinitial_states.data, kr_at4(&a->dinitial_states, row, h, i / in->N, i % in->N),
                     a->dinitial_states.dtype, dS[i]);
-  float dk[512], dx[M3_MOST_P] = {0}, x[M3_MOST_P];
-  for (int64_t p = 0; p < in->P; p++) x[p] = m3_token(&in->initial_x, row, h, p);
-  for (int64_t r = 0; r < in->R; r++) {
-    for (int64_t n = 0; n < in->N; n++)
-      dk[n] = u->s.n || !kr_has(&a->dfinal_B)
-                  ? 0
-                  : kr_scalar_load(a->dfinal_B.data, kr_at4(&a->dfinal_B, row, r, h, n), a->dfinal_B.dtype);
-    for (int64_t p = 0; p < in->P; p++) {
-      const float factor = u->head.mimo_x[r * m3_row_P(in) + p], xr = x[p] * factor;
-      float dot = 0;
-      for (int64_t n = 0; n < in->N; n++) {
-        dot += dS[p * in->N + n] *
-               kr_scalar_load(in->initial_B.data, kr_at4(&in->initial_B, row, r, h, n), in->initial_B.dtype);
-        dk[n] += ahead * xr * dS[p * in->N + n];
-      }
-      before += xr * dot;
-      dx[p] += factor * ahead * dot;
-      u->sums.mimo_x[r * m3_row_P(in) + p] += x[p] * ahead * dot;
-    }
-    for (int64_t n = 0; kr_has(&a->dinitial_B) && n < in->N; n++)
-      kr_scalar_store(a->dinitial_B.data, kr_at4(&a->dinitial_B, row, r, h, n), a->dinitial_B.dtype, dk[n]);
-  }
-  for (int64_t p = 0; kr_has(&a->dinitial_x) && p < in->P; p++) {
-    if (!u->s.n && kr_has(&a->dfinal_x))
-      dx[p] = kr_scalar_load(a->dfinal_x.data, kr_at3(&a->dfinal_x, row, h, p), a->dfinal_x.dtype);
-    kr_scalar_store(a->dinitial_x.data, kr_at3(&a->dinitial_x, row, h, p), a->dinitial_x.dtype, dx[p]);
-  }
-  return before;
+  write_initial_rows(u);
 }
 
 /* Tokens from the last one on. */
@@ -380,21 +406,18 @@ static void go_back(const unit *u) {
   const kr_mamba3_inputs *in = u->p->in;
   const int64_t N = m3_row_N(in), M = m3_row_M(in), R = in->R;
   float phi[M3_MOST_M] = {0}, cosines[M3_MOST_M], sines[M3_MOST_M];
-  float *const of_own = u->dweight, *const of_ahead = u->rows.weight; /* [token], over what is read no more */
   for (int64_t m = 0; kr_has(&u->p->a->dfinal_angles) && m < in->M; m++)
     phi[m] = m3_token(&u->p->a->dfinal_angles, u->s.row, u->h, m);
-  m3_clear_beyond(u->dq, u->s.n * R, in->N, N), m3_clear_beyond(u->dk, u->s.n * R, in->N, N);
-  m3_clear_beyond(u->dx, u->s.n * R, in->P, m3_row_P(in));
+  m3_clear_beyond(u->dq, u->s.n * R, in->N, N), m3_clear_beyond(u->dk - R * N, u->s.n * R, in->N, N);
+  m3_clear_beyond(u->dx - R * m3_row_P(in), u->s.n * R, in->P, m3_row_P(in));
   for (int64_t t = 0; t < u->s.n; t++) { /* a token's ranks share one weight: their sum, to [t] */
     float sum = 0;
     for (int64_t r = 0; r < R; r++) sum += u->dweight[t * R + r];
-    of_own[t] = of_ahead[t] = sum;
+    u->dweight[t] = sum, u->own[t] = 0;
   }
-  add_final_B(u);
+  if (u->s.n) add_final(u);
   for (int64_t t = u->s.n - 1; t >= 0; t--) {
-    float given[2] = {of_own[t], of_ahead[t]};
-    add_own_terms(u, t, given);
-    of_own[t] = given[0], of_ahead[t] = given[1];
+    add_own_terms(u, t);
     m3_cos_sin(u->phases + t * M, cosines, sines, M);
     for (int64_t r = 0; r < R; r++) {
       float *const dq = u->dq + (t * R + r) * N, *const dk = u->dk + (t * R + r) * N;
@@ -405,7 +428,8 @@ static void go_back(const unit *u) {
     leave_mamba3_angles(u, t, phi);
     write_dx(u, t);
   }
-  finish_mamba3_steps(u, of_own, of_ahead, write_mamba3_initial(u, phi));
+  write_mamba3_initial(u, phi);
+  finish_mamba3_steps(u);
 }
 
 static void go_back_units(void *user, int64_t begin, int64_t end, int worker) {
@@ -425,11 +449,11 @@ static void add_units(void *user, int64_t begin, int64_t end, int worker) {
   (void)worker;
   for (int64_t i = 0; i < p->n_units; i++) {
     const kr_mamba3_sequence s = m3_sequence_of(&p->units, p->first_unit + i);
-    const int64_t g = (p->first_unit + i) % in->H / (in->H / in->G);
+    const int64_t g = (p->first_unit + i) % in->H / (in->H / in->G), keys = (i + 1) * R;
     for (int64_t t = begin; t < end; t++) {
       const int64_t token = s.b * in->L + s.begin + t, from = i * in->L + t;
       for (int64_t r = 0; r < R; r++) {
-        m3_add(p->sum_B + ((token * R + r) * in->G + g) * N, p->dk + (from * R + r) * N, 1, N);
+        m3_add(p->sum_B + ((token * R + r) * in->G + g) * N, p->dk + (keys + from * R + r) * N, 1, N);
         m3_add(p->sum_C + ((token * R + r) * in->G + g) * N, p->dq + (from * R + r) * N, 1, N);
       }
       m3_add(p->sum_angles + token * M, p->phases + from * M, 1, M);

@@ -1,10 +1,11 @@
 /* mamba3_lanes.h: shared code of the SIMD implementations of Mamba 3's scan and its gradient, which the SSD computes.
- * With the tokens' ranks as rows of one sequence, input weights s_t = lambda_t dt_t + g_t, g_t = (1 - lambda_{t+1})
- * dt_{t+1} (0 after the last token) and decays alpha_t at a token's first rank, 1 at others, the state of
- *   S = decay S + s_t x_{t,r} (outer) k_{t,r}
- * is h_t + g_t sum_r x_{t,r} (outer) k_{t,r}, whose last term the next token's decay completes; so
- *   y_{t,r} = S q_{t,r} + sum_r' c_{r,r'} (q_{t,r} k_{t,r'}) x_{t,r'} + D x_{t,r},
- *   c = -g_t for r' <= r, else lambda_t dt_t.
+ * With the tokens' ranks as rows of one sequence, each with its query, but with the key and input of the token before
+ * (of the first: those of the initial states), whose weights w_t = alpha_t ((1 - lambda_t) dt_t + lambda_{t-1}
+ * dt_{t-1}) and decays alpha_t at a token's first rank, 1 at others, the state of S = decay S + w_t x_{t-1,r} (outer)
+ * k_{t-1,r} is h_t - lambda_t dt_t sum_r x_{t,r} (outer) k_{t,r} after a token's last rank; so y_{t,r} = S q_{t,r} +
+ * lambda_t dt_t sum_s (q_{t,r} k_{t,s}) x_{t,s} + w_t sum_{s>r} (q_{t,r} k_{t-1,s}) x_{t-1,s}
+ *             + D x_{t,r}
+ * with S after the row. No term is the difference of two others, and none has what is of a later token.
  * A unit is a head of a sequence. Several units of one length are a piece: a batch of the SSD. */
 #ifndef KR_MAMBA3_LANES_H
 #define KR_MAMBA3_LANES_H
@@ -47,12 +48,12 @@ static inline void m3_clear_beyond(float *rows, int64_t n_rows, int64_t n, int64
     memset(rows + r * whole + n, 0, (size_t)(whole - n) * sizeof(float));
 }
 
-/* What a unit's tokens are given to the SSD as: rows are [token][rank]. */
+/* A unit's tokens: rows are [token][rank]. Before the first row of k and x are the ranks of the token before. */
 typedef struct m3_rows {
-  float *q, *k;       /* [row][row_N], rotated */
-  float *x;           /* [row][row_P], with mimo_x */
-  float *weight, *decay; /* [row]: s_t, and the logarithm of the decay */
-  float *dt, *lambda, *rest, *ahead; /* [token]; rest: 1 - lambda, which that difference would not give; ahead: g_t */
+  float *q, *k;                      /* [row][row_N], rotated */
+  float *x;                          /* [row][row_P], with mimo_x */
+  float *weight, *decay;             /* [row]: w_t, and the logarithm of the decay */
+  float *dt, *lambda, *rest, *alpha; /* [token]; rest: 1 - lambda, which that difference would not give */
 } m3_rows;
 
 /* A head's parameters. */
@@ -95,36 +96,25 @@ static inline float m3_sigmoid(float x) {
   return lanes[0];
 }
 
-/* (1 - lambda) dt of the sequence's token t. */
-static inline float m3_weight_before(const kr_mamba3_inputs *in, kr_mamba3_sequence s, int64_t h, int64_t t) {
-  return m3_sigmoid(-m3_token(&in->trap, s.b, s.begin + t, h)) * m3_token(&in->dt, s.b, s.begin + t, h);
-}
-
-/* dt, lambda, input weights and decays of the sequence's tokens from `first` on, of head h. */
+/* dt, lambda, weights and decays of the sequence's tokens from `first` on, of head h. */
 M3_APART void m3_read_steps(const kr_mamba3_inputs *in, kr_mamba3_sequence s, int64_t h, int64_t first, int64_t n,
                             const m3_rows *to) {
+  float before = 0; /* lambda dt of the token before */
+  if (first > 0)
+    before =
+        m3_sigmoid(m3_token(&in->trap, s.b, s.begin + first - 1, h)) * m3_token(&in->dt, s.b, s.begin + first - 1, h);
   for (int64_t t = 0; t < n; t++) {
     const int64_t token = s.begin + first + t;
-    const float trap = m3_token(&in->trap, s.b, token, h);
+    const float trap = m3_token(&in->trap, s.b, token, h), decay = m3_token(&in->log_decay, s.b, token, h);
     to->dt[t] = m3_token(&in->dt, s.b, token, h), to->lambda[t] = m3_sigmoid(trap), to->rest[t] = m3_sigmoid(-trap);
-    for (int64_t r = 0; r < in->R; r++)
-      to->decay[t * in->R + r] = r ? 0 : m3_token(&in->log_decay, s.b, token, h);
-  }
-  for (int64_t t = 0; t < n; t++) {
-    if (t + 1 < n) to->ahead[t] = to->rest[t + 1] * to->dt[t + 1];
-    else if (first + n == s.n) to->ahead[t] = 0;
-    else to->ahead[t] = m3_weight_before(in, s, h, first + n);
-    for (int64_t r = 0; r < in->R; r++) to->weight[t * in->R + r] = to->lambda[t] * to->dt[t] + to->ahead[t];
-  }
-}
-
-/* A next token's weight that is not finite spoils that token by its own lambda and dt, and none before it; the gradient
- * of what is before it has it. */
-static inline void m3_drop_spoilt(const kr_mamba3_inputs *in, int64_t n, const m3_rows *to) {
-  for (int64_t t = 0; t < n; t++) {
-    if (to->ahead[t] * 0 == 0) continue;
-    to->ahead[t] = 0;
-    for (int64_t r = 0; r < in->R; r++) to->weight[t * in->R + r] = to->lambda[t] * to->dt[t];
+    float lanes[KR_VL];
+    kr_v_store(lanes, kr_v_exp2_any(kr_v_set1(decay), kr_v_set1(1.44269504f)));
+    to->alpha[t] = lanes[0];
+    for (int64_t r = 0; r < in->R; r++) {
+      to->decay[t * in->R + r] = r ? 0 : decay;
+      to->weight[t * in->R + r] = to->alpha[t] * (to->rest[t] * to->dt[t] + before);
+    }
+    before = to->lambda[t] * to->dt[t];
   }
 }
 
@@ -150,7 +140,9 @@ static inline void m3_cos_sin(const float *phases, float *cosines, float *sines,
   }
 }
 
-/* Turns a row's pairs; sign -1 turns them back. Beyond M the cosines are 1 and the sines 0. */
+static const float m3_counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* Turns a row's pairs; sign -1 turns them back. Entries beyond M stay as they are, whatever their partners. */
 static inline void m3_rotate(const kr_mamba3_inputs *in, float *row, const float *cosines, const float *sines,
                              float sign) {
   const int is_halves = (in->flags & KRAIT_MAMBA3_HALVES) != 0;
@@ -162,7 +154,11 @@ static inline void m3_rotate(const kr_mamba3_inputs *in, float *row, const float
     if (!is_halves) kr_v_load_apart(v, row + 2 * m, 2);
     else if (n < KR_VL) v[0] = kr_v_loadn(i, n), v[1] = kr_v_loadn(j, n);
     else v[0] = kr_v_load(i), v[1] = kr_v_load(j);
-    const kr_v turned[2] = {kr_v_fnma(s, v[1], kr_v_mul(c, v[0])), kr_v_fma(s, v[0], kr_v_mul(c, v[1]))};
+    kr_v turned[2] = {kr_v_fnma(s, v[1], kr_v_mul(c, v[0])), kr_v_fma(s, v[0], kr_v_mul(c, v[1]))};
+    if (n < KR_VL) {
+      const kr_vm turns = kr_v_lt(kr_v_load(m3_counting), kr_v_set1((float)n));
+      turned[0] = kr_v_select(turns, turned[0], v[0]), turned[1] = kr_v_select(turns, turned[1], v[1]);
+    }
     if (!is_halves) kr_v_store_apart(row + 2 * m, turned, 2);
     else if (n < KR_VL) kr_v_storen(i, turned[0], n), kr_v_storen(j, turned[1], n);
     else kr_v_store(i, turned[0]), kr_v_store(j, turned[1]);
@@ -172,13 +168,12 @@ static inline void m3_rotate(const kr_mamba3_inputs *in, float *row, const float
 enum { M3_MOST_M = 256, M3_MOST_P = 256 }; /* the longest row_M and row_P */
 
 /* Rows of a unit's tokens from `first` on; phases: summed angles before them, then after them. all_phases:
- * [token][row_M], or NULL: not for a gradient. */
+ * [token][row_M], or NULL. */
 M3_APART void m3_read_rows(const kr_mamba3_inputs *in, const m3_head *p, kr_mamba3_sequence s, int64_t h, int64_t first,
                            int64_t n, double *phases, float *all_phases, const m3_rows *to) {
   const int64_t N = m3_row_N(in), P = m3_row_P(in), M = m3_row_M(in), g = h / (in->H / in->G);
   float tanhs[M3_MOST_M], now[M3_MOST_M], cosines[M3_MOST_M], sines[M3_MOST_M], x[M3_MOST_P];
   m3_read_steps(in, s, h, first, n, to);
-  if (!all_phases) m3_drop_spoilt(in, n, to);
   for (int64_t t = 0; t < n; t++) {
     const int64_t token = s.begin + first + t;
     float *const summed = all_phases ? all_phases + t * M : now;
@@ -202,19 +197,34 @@ M3_APART void m3_read_rows(const kr_mamba3_inputs *in, const m3_head *p, kr_mamb
   }
 }
 
-/* c_{r,s} of a token. */
-static inline float m3_own_weight(const m3_rows *u, int64_t t, int64_t r, int64_t s) {
-  return s <= r ? -u->ahead[t] : u->lambda[t] * u->dt[t];
+/* The ranks of the token before the first: of the initial states, zeros if there are none. */
+M3_APART void m3_read_before(const kr_mamba3_inputs *in, const m3_head *p, kr_mamba3_sequence s, int64_t h,
+                             const m3_rows *to) {
+  const int64_t N = m3_row_N(in), P = m3_row_P(in), R = in->R;
+  float x[M3_MOST_P];
+  memset(to->k - R * N, 0, (size_t)(R * N) * sizeof(float)), memset(to->x - R * P, 0, (size_t)(R * P) * sizeof(float));
+  if (!kr_has(&in->initial_states)) return;
+  m3_load_row(x, &in->initial_x, kr_at3(&in->initial_x, s.row, h, 0), in->initial_x.stride[2], in->P, P);
+  for (int64_t r = 0; r < R; r++) {
+    m3_load_row(to->k + (r - R) * N, &in->initial_B, kr_at4(&in->initial_B, s.row, r, h, 0), in->initial_B.stride[3],
+                in->N, N);
+    for (int64_t i = 0; i < P; i += KR_VL)
+      kr_v_store(to->x + (r - R) * P + i, kr_v_mul(kr_v_load(x + i), kr_v_load(p->mimo_x + r * P + i)));
+  }
 }
 
 /* y of a token's ranks from what the SSD gave. */
 static inline void m3_complete(const kr_mamba3_inputs *in, const m3_head *p, const m3_rows *u, int64_t t, float *y) {
   const int64_t N = m3_row_N(in), P = m3_row_P(in), R = in->R;
+  const float own = u->lambda[t] * u->dt[t];
   for (int64_t r = 0; r < R; r++) {
     const float *const q = u->q + (t * R + r) * N;
     for (int64_t s = 0; s < R; s++)
-      m3_add(y + r * P, u->x + (t * R + s) * P,
-             m3_own_weight(u, t, r, s) * m3_dot(q, u->k + (t * R + s) * N, N) + (s == r ? p->D : 0), P);
+      m3_add(y + r * P, u->x + (t * R + s) * P, own * m3_dot(q, u->k + (t * R + s) * N, N) + (s == r ? p->D : 0), P);
+    for (int64_t s = r + 1; s < R; s++) {
+      const int64_t row = (t - 1) * R + s;
+      m3_add(y + r * P, u->x + row * P, u->weight[t * R] * m3_dot(q, u->k + row * N, N), P);
+    }
   }
 }
 
@@ -251,27 +261,19 @@ M3_APART void m3_write_token(const kr_mamba3_inputs *in, const m3_head *head, co
   if (sums) kr_row_store(y, out->data, out->dtype, kr_at4(out, s.b, token, h, 0), out->stride[3], in->P);
 }
 
-/* S before a unit's first token: h_0 + g_0 sum_r x_{0,r} (outer) k_{0,r}, to state[P][N]; returns g_0. */
-M3_APART float m3_begin_state(const kr_mamba3_inputs *in, const m3_head *p, kr_mamba3_sequence s, int64_t h,
-                              float *state) {
-  const int64_t P = m3_row_P(in), N = in->N;
-  if (!kr_has(&in->initial_states)) {
-    memset(state, 0, (size_t)(in->P * N) * sizeof(float));
-    return 0;
-  }
-  const float ahead = s.n ? m3_weight_before(in, s, h, 0) : 0;
-  for (int64_t c = 0; c < in->P; c++) {
-    const float x = m3_token(&in->initial_x, s.row, h, c);
-    for (int64_t n = 0; n < N; n++) {
-      float sum = 0;
-      for (int64_t r = 0; r < in->R; r++)
-        sum += p->mimo_x[r * P + c] *
-               kr_scalar_load(in->initial_B.data, kr_at4(&in->initial_B, s.row, r, h, n), in->initial_B.dtype);
-      state[c * N + n] = kr_scalar_load(in->initial_states.data, kr_at4(&in->initial_states, s.row, h, c, n),
-                                        in->initial_states.dtype) + ahead * x * sum;
-    }
-  }
-  return ahead;
+/* The state before a unit's first token, to state[P][N]. */
+M3_APART void m3_begin_state(const kr_mamba3_inputs *in, kr_mamba3_sequence s, int64_t h, float *state) {
+  const kr_view *const v = &in->initial_states;
+  for (int64_t i = 0; i < in->P * in->N; i++)
+    state[i] = kr_has(v) ? kr_scalar_load(v->data, kr_at4(v, s.row, h, i / in->N, i % in->N), v->dtype) : 0;
+}
+
+/* of[P][N] += by sum_r x_r (outer) k_r of rows from `row` on. */
+static inline void m3_add_inputs(const kr_mamba3_inputs *in, const m3_rows *u, int64_t row, float by, float *of) {
+  const int64_t N = m3_row_N(in), P = m3_row_P(in);
+  for (int64_t r = row; r < row + in->R; r++)
+    for (int64_t c = 0; c < in->P; c++)
+      for (int64_t n = 0; n < in->N; n++) of[c * in->N + n] += by * u->x[r * P + c] * u->k[r * N + n];
 }
 
 /* Angles before a unit's first token, in turns. */

@@ -9,7 +9,7 @@
 
 enum { ROWS = 1024, MOST_UNITS = 64 }; /* rows of a piece's unit; units of a piece */
 
-/* Scratch of a piece, in floats: each part for all of its units. */
+/* Scratch of a piece, in floats: each part for all of its units; k and x with a token more, the one before. */
 typedef struct piece {
   const kr_mamba3_args *a;
   const kr_mamba3_inputs *in;
@@ -17,7 +17,7 @@ typedef struct piece {
   m3_units units;
   int64_t first_unit, n_units, most, tokens; /* most: units that scratch is for; tokens: that it is for */
   int64_t first, n;                          /* tokens */
-  float *q, *k, *x, *y, *weight, *decay, *dt, *lambda, *rest, *ahead, *states[2], *heads;
+  float *q, *k, *x, *y, *weight, *decay, *dt, *lambda, *rest, *alpha, *states[2], *heads;
   double *phases;
   float *ssd; /* scratch of the SSD */
 } piece;
@@ -34,11 +34,11 @@ static int64_t units_of(const krait_ctx *ctx, const kr_mamba3_inputs *in) {
 
 static kr_ssd_args ssd_of_piece(const piece *p) {
   const kr_mamba3_inputs *in = p->in;
-  const int64_t rows = p->tokens * in->R, N = m3_row_N(in), P = m3_row_P(in);
+  const int64_t rows = p->tokens * in->R, keys = rows + in->R, N = m3_row_N(in), P = m3_row_P(in);
   kr_ssd_args s = {.B = p->n_units, .L = p->n * in->R, .H = 1, .P = in->P, .N = in->N, .G = 1};
   s.call.size = sizeof s, s.call.scratch = p->ssd;
-  s.x = m3_batch(p->x, rows * P, P), s.out = m3_batch(p->y, rows * P, P);
-  s.Bmat = m3_batch(p->k, rows * N, N), s.Cmat = m3_batch(p->q, rows * N, N);
+  s.x = m3_batch(p->x, keys * P, P), s.out = m3_batch(p->y, rows * P, P);
+  s.Bmat = m3_batch(p->k, keys * N, N), s.Cmat = m3_batch(p->q, rows * N, N);
   s.dt = m3_batch(p->weight, rows, 1), s.log_decay = m3_batch(p->decay, rows, 1);
   s.initial_states = m3_batch(p->states[0], in->P * in->N, in->N);
   s.final_states = m3_batch(p->states[1], in->P * in->N, in->N);
@@ -50,13 +50,14 @@ static int64_t place_piece(const krait_ctx *ctx, piece *p, float *at) {
   const kr_mamba3_inputs *in = p->in;
   const int64_t N = m3_row_N(in), P = m3_row_P(in), M = m3_row_M(in);
   p->tokens = tokens_of(in), p->most = p->n_units = units_of(ctx, in), p->n = p->tokens;
-  const int64_t units = p->most, rows = units * p->tokens * in->R, tokens = units * p->tokens;
+  const int64_t units = p->most, rows = units * p->tokens * in->R, tokens = units * p->tokens,
+                keys = rows + units * in->R;
   float *const begin = at;
   p->phases = (double *)at, at += m3_whole(2 * units * M, 16);
-  p->q = at, at += rows * N, p->k = at, at += rows * N;
-  p->x = at, at += rows * P, p->y = at, at += rows * P;
+  p->q = at, at += rows * N, p->k = at, at += keys * N;
+  p->x = at, at += keys * P, p->y = at, at += rows * P;
   p->weight = at, at += rows, p->decay = at, at += rows;
-  p->dt = at, at += tokens, p->lambda = at, at += tokens, p->rest = at, at += tokens, p->ahead = at, at += tokens;
+  p->dt = at, at += tokens, p->lambda = at, at += tokens, p->rest = at, at += tokens, p->alpha = at, at += tokens;
   for (int i = 0; i < 2; i++) p->states[i] = at, at += units * in->P * in->N;
   p->heads = at, at += units * m3_head_floats(in);
   p->ssd = begin + m3_whole(at - begin, 16);
@@ -66,8 +67,9 @@ static int64_t place_piece(const krait_ctx *ctx, piece *p, float *at) {
 
 static m3_rows rows_of_unit(const piece *p, int64_t u) {
   const int64_t rows = u * p->tokens * p->in->R, N = m3_row_N(p->in), P = m3_row_P(p->in), tokens = u * p->tokens;
-  return (m3_rows){p->q + rows * N, p->k + rows * N, p->x + rows * P, p->weight + rows, p->decay + rows,
-                   p->dt + tokens, p->lambda + tokens, p->rest + tokens, p->ahead + tokens};
+  const int64_t keys = rows + (u + 1) * p->in->R;
+  return (m3_rows){p->q + rows * N, p->k + keys * N,    p->x + keys * P,  p->weight + rows, p->decay + rows,
+                   p->dt + tokens,  p->lambda + tokens, p->rest + tokens, p->alpha + tokens};
 }
 
 static void read_units(void *user, int64_t begin, int64_t end, int worker) {
@@ -80,8 +82,13 @@ static void read_units(void *user, int64_t begin, int64_t end, int worker) {
     const m3_rows rows = rows_of_unit(p, u);
     double *const phases = p->phases + u * m3_row_M(p->in);
     if (p->first == 0) {
-      m3_begin_state(p->in, &head, s, h, p->states[0] + u * state);
+      m3_begin_state(p->in, s, h, p->states[0] + u * state);
+      m3_read_before(p->in, &head, s, h, &rows);
       m3_begin_phases(p->in, s, h, phases);
+    } else { /* the last piece was full */
+      const int64_t each = p->in->R, last = (p->tokens - 1) * each, N = m3_row_N(p->in), P = m3_row_P(p->in);
+      memcpy(rows.k - each * N, rows.k + last * N, (size_t)(each * N) * sizeof(float));
+      memcpy(rows.x - each * P, rows.x + last * P, (size_t)(each * P) * sizeof(float));
     }
     m3_read_rows(p->in, &head, s, h, p->first, p->n, phases, NULL, &rows);
   }
@@ -112,8 +119,9 @@ static void write_ends(const piece *p, int64_t u) {
   const kr_mamba3_sequence s = m3_sequence_of(&p->units, p->first_unit + u);
   const int64_t h = (p->first_unit + u) % in->H, N = m3_row_N(in), last = s.n ? p->n - 1 : 0;
   const m3_rows rows = rows_of_unit(p, u);
-  const float *const state = p->states[s.n ? 1 : 0] + u * in->P * in->N;
+  float *const state = p->states[s.n ? 1 : 0] + u * in->P * in->N;
   const int keeps = s.n == 0 && kr_has(&in->initial_states);
+  if (s.n && kr_has(&a->final_states)) m3_add_inputs(in, &rows, last * in->R, rows.lambda[last] * rows.dt[last], state);
   for (int64_t m = 0; kr_has(&a->final_angles) && m < in->M; m++) {
     const double turn = p->phases[u * m3_row_M(in) + m];
     const float angle = (float)((turn < 0 ? turn + 1 : turn) * 6.283185307179586);

@@ -11,7 +11,6 @@ typedef struct step {
   kr_mamba3_inputs in;
   m3_head head;
   m3_rows rows;
-  float *k_last, *x_last; /* [R][row_N], [R][row_P] */
   float *y, *row;         /* [R][row_P]; [row_N] of states */
   float *heads;
 } step;
@@ -26,26 +25,13 @@ static step begin_step(const kr_mamba3_step_args *a, int worker) {
   step c = {.in = KR_MAMBA3_INPUTS(&m)};
   const int64_t RN = a->R * m3_row_N(&c.in), RP = a->R * m3_row_P(&c.in);
   float *at = (float *)a->call.scratch + worker * step_floats(&c.in);
-  c.rows.q = at, c.rows.k = at + RN, c.k_last = at + 2 * RN, at += 3 * RN;
-  c.rows.x = at, c.x_last = at + RP, c.y = at + 2 * RP, at += 3 * RP;
+  c.rows.q = at, c.rows.k = at + 2 * RN, at += 3 * RN; /* behind the keys and inputs of the token before */
+  c.rows.x = at + RP, c.y = at + 2 * RP, at += 3 * RP;
   c.row = at, at += m3_row_N(&c.in);
   c.heads = at, at += m3_head_floats(&c.in);
   c.rows.weight = at, c.rows.decay = at + a->R, at += 2 * a->R;
-  c.rows.dt = at, c.rows.lambda = at + 1, c.rows.rest = at + 2, c.rows.ahead = at + 3;
+  c.rows.dt = at, c.rows.lambda = at + 1, c.rows.rest = at + 2, c.rows.alpha = at + 3;
   return c;
-}
-
-static void read_last(step *c, int64_t h) {
-  const kr_mamba3_inputs *in = &c->in;
-  const int64_t N = m3_row_N(in), P = m3_row_P(in);
-  float x[M3_MOST_P];
-  m3_load_row(x, &in->initial_x, kr_at3(&in->initial_x, 0, h, 0), in->initial_x.stride[2], in->P, P);
-  for (int64_t r = 0; r < in->R; r++) {
-    m3_load_row(c->k_last + r * N, &in->initial_B, kr_at4(&in->initial_B, 0, r, h, 0), in->initial_B.stride[3], in->N,
-                N);
-    for (int64_t i = 0; i < P; i += KR_VL)
-      kr_v_store(c->x_last + r * P + i, kr_v_mul(kr_v_load(x + i), kr_v_load(c->head.mimo_x + r * P + i)));
-  }
 }
 
 /* One channel's row of states, and y of every rank but its D x. */
@@ -56,7 +42,7 @@ static void advance_row(step *c, float *row, int64_t p, float alpha, float beta,
   for (int64_t n = 0; n < N; n += KR_VL) {
     kr_v v = kr_v_mul(decay, kr_v_load(row + n));
     for (int64_t r = 0; r < R; r++) {
-      v = kr_v_fma(kr_v_set1(beta * c->x_last[r * P + p]), kr_v_load(c->k_last + r * N + n), v);
+      v = kr_v_fma(kr_v_set1(beta * c->rows.x[(r - R) * P + p]), kr_v_load(c->rows.k + (r - R) * N + n), v);
       v = kr_v_fma(kr_v_set1(gamma * c->rows.x[r * P + p]), kr_v_load(c->rows.k + r * N + n), v);
     }
     kr_v_store(row + n, v);
@@ -86,10 +72,8 @@ static void step_head(step *c, const kr_view *out, int64_t h) {
   c->head = m3_load_head(in, h, c->heads);
   m3_begin_phases(in, s, h, phases);
   m3_read_rows(in, &c->head, s, h, 0, 1, phases, NULL, &c->rows);
-  read_last(c, h);
-  float lanes[KR_VL];
-  kr_v_store(lanes, kr_v_exp2_any(kr_v_set1(c->rows.decay[0]), kr_v_set1(1.44269504f)));
-  const float alpha = lanes[0], d = c->rows.dt[0], lambda = c->rows.lambda[0];
+  m3_read_before(in, &c->head, s, h, &c->rows);
+  const float alpha = c->rows.alpha[0], d = c->rows.dt[0], lambda = c->rows.lambda[0];
   memset(c->y, 0, (size_t)(in->R * m3_row_P(in)) * sizeof(float));
   for (int64_t p = 0; p < in->P; p++) {
     const int64_t at = kr_at4(states, 0, h, p, 0);
