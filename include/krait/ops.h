@@ -293,6 +293,7 @@ KRAIT_API int32_t krait_ssd_bwd(const krait_ctx *ctx, const krait_ssd_bwd_args *
  * final states those at time 0. final_angles are in 0 ... 2 pi; k is rotated; final_x is x before its ranks. */
 #define KRAIT_MAMBA3_HALVES 1u
 #define KRAIT_MAMBA3_REVERSE 2u /* excludes cu_seqlens */
+#define KRAIT_MAMBA3_TF32 4u    /* as KRAIT_SSD_TF32 */
 
 /* H % G == 0; 2 M <= N; P in 1..256, N in 1..512, R in 1..64. */
 typedef struct krait_mamba3_args {

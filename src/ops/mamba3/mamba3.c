@@ -66,7 +66,15 @@ static void count_mamba3_step_cost(const void *args, kr_cost *cost) {
   cost->exps = heads * (2 + 3 * (double)a->M + R * P);
 }
 
+#define GPU_IMPL(op, name, tier, row) \
+  {name, KRAIT_CAP_CUDA_##tier, kr_##op##_##row##_refuse, kr_##op##_##row, kr_##op##_##row##_scratch}
+#define GPU_IMPLS(op)                                                                                             \
+  GPU_IMPL(op, "cuda_hopper", HOPPER, hopper), GPU_IMPL(op, "cuda_ampere_chunks", AMPERE, chunks),                \
+      GPU_IMPL(op, "ampere_chunks_tf32", AMPERE, tf32), GPU_IMPL(op, "ampere_chunks_parts", AMPERE, parts),       \
+      GPU_IMPL(op, "cuda_base_tokens", BASE, tokens)
+
 static const kr_impl impls[] = {
+    GPU_IMPLS(mamba3),
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_mamba3_##isa, kr_mamba3_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

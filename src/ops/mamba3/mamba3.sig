@@ -1,6 +1,6 @@
 # Mamba 3's scan, its gradient, and its step for decoding.
 op mamba3
-  flags KRAIT_MAMBA3_HALVES 0.5  KRAIT_MAMBA3_REVERSE 0.2
+  flags KRAIT_MAMBA3_HALVES 0.5  KRAIT_MAMBA3_REVERSE 0.2  KRAIT_MAMBA3_TF32 0.2
   size B >= 0
   size L >= 0
   size H >= 1

@@ -1,5 +1,7 @@
 /* mamba3_check.c: random calls of Mamba 3's scan, its gradient and its step: one input and output or several ranks, odd
  * sizes and those of the fast implementations, packed sequences, states. */
+#include <string.h>
+
 #include "check.h"
 #include "op_list.h"
 #include "view.h"
@@ -59,6 +61,22 @@ static void share_mamba3_angles(kr_case *c) {
   if (c->sig->forward && kr_case_chance(c, 0.8)) kr_case_give(c, "dangles")->stride[2] = 0;
 }
 
+/* Factors of the SSD's products are rounded to 16 bits, or to tf32, by implementations on tensor cores: its bounds
+ * (ssd_check.c), for all but the states that no product makes. Gradients of keys and queries are stored once more, and
+ * those of angles are sums of their differences over all later tokens. */
+static void set_mamba3_bounds(kr_case *c) {
+  static const char *const exact[] = {"final_angles", "final_B", "final_x"};
+  const int is_tf32 = c->dtype == KRAIT_F32 && ((kr_call *)c->args)->flags & KRAIT_MAMBA3_TF32;
+  const double rtol = is_tf32 || c->dtype == KRAIT_F16 ? 8e-3 : 6e-2, atol = c->dtype == KRAIT_F16 ? 1.2e-7 : 1e-30;
+  for (int i = 0; i < c->sig->n_tensors && (c->dtype != KRAIT_F32 || is_tf32); i++) {
+    const kr_view *view = kr_sig_view(c->sig, c->args, i);
+    int is_product = c->sig->tensors[i].role & KR_OUT && view->data;
+    for (int k = 0; k < 3; k++) is_product = is_product && strcmp(c->sig->tensors[i].name, exact[k]) != 0;
+    const double share = strstr(c->sig->tensors[i].name, "angles") ? 4 : c->sig->forward ? 2 : 1.5;
+    if (is_product) kr_case_bound(c, view, share * rtol, atol);
+  }
+}
+
 static int32_t draw_mamba3(kr_case *c, int64_t index) {
   if (c->is_exact) {
     set_exact_mamba3_sizes(c);
@@ -72,6 +90,7 @@ static int32_t draw_mamba3(kr_case *c, int64_t index) {
   if (c->is_exact) stay_below_a_turn(c);
   share_mamba3_angles(c);
   kr_case_give_rest(c);
+  set_mamba3_bounds(c);
   return KRAIT_OK;
 }
 

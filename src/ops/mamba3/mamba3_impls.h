@@ -4,6 +4,16 @@
 
 #include <krait/krait.h>
 
+#include "cuda_impl.h"
+
+/* By the implementations of the SSD that they run (mamba3_host.h). */
+#define KR_MAMBA3_GPU(op, row)                                                   \
+  const char *kr_##op##_##row##_refuse(const krait_ctx *ctx, const void *args); \
+  int32_t kr_##op##_##row(const krait_ctx *ctx, const void *args);              \
+  uint64_t kr_##op##_##row##_scratch(const krait_ctx *ctx, const void *args);
+#define KR_MAMBA3_ROWS(X, op) X(op, hopper) X(op, chunks) X(op, tf32) X(op, parts) X(op, tokens)
+KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3)
+
 #define KR_MAMBA3_SCRATCH(row)                                       \
   uint64_t kr_mamba3_##row(const krait_ctx *ctx, const void *args);     \
   uint64_t kr_mamba3_bwd_##row(const krait_ctx *ctx, const void *args); \

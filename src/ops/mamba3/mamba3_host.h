@@ -1,0 +1,44 @@
+/* mamba3_host.h: host code shared by Mamba 3's scan and its gradient on a GPU: the implementations of the SSD that they
+ * run, and what surrounds these. */
+#ifndef KR_MAMBA3_HOST_H
+#define KR_MAMBA3_HOST_H
+
+#include "cuda_impl.h"
+#include "mamba3_inputs.h"
+#include "mamba3_params.h"
+
+/* An implementation of the SSD and one of its gradient; rows in scratch are of the call's type, or (takes_any)
+ * float32. */
+typedef struct kr_mamba3_core {
+  uint64_t tier; /* of the surrounding kernels */
+  uint32_t flag; /* of the SSD */
+  int takes_any;
+  kr_impl ssd, ssd_bwd;
+} kr_mamba3_core;
+
+enum { KR_MAMBA3_HOPPER, KR_MAMBA3_CHUNKS, KR_MAMBA3_CHUNKS_TF32, KR_MAMBA3_PARTS, KR_MAMBA3_TOKENS };
+const kr_mamba3_core *kr_mamba3_core_of(int which);
+
+/* Why the kernels around the SSD take no such call, or NULL. */
+const char *kr_mamba3_refuse(const kr_mamba3_core *core, const kr_mamba3_inputs *in);
+int kr_mamba3_row_type(const kr_mamba3_core *core, const kr_mamba3_inputs *in);
+/* Params of a call, without its outputs. has_ends: whether a block follows a sequence's last token. */
+kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends);
+/* Sets the addresses in scratch, of rows of this type; returns the offset behind them. */
+uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type);
+/* Takes n elements of scratch at offset *at, which is advanced. */
+void *kr_mamba3_take(char *scratch, uint64_t *at, int64_t n, uint64_t bytes);
+/* Where a layout begins of which only the size or the alignment is asked for. */
+static inline char *kr_mamba3_nowhere(void) { return (char *)(uintptr_t)4096; }
+/* Rows in scratch as (B,n_rows,H,columns). */
+kr_view kr_mamba3_rows_of(const kr_mamba3_params *p, void *data, int64_t columns, int32_t dtype);
+/* The SSD of the rows; not to be run if there are none. */
+kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in, const kr_mamba3_params *p,
+                          const kr_call *call, void *scratch);
+/* Fills the rows. */
+int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream);
+kr_grid kr_mamba3_grid(int64_t blocks, int64_t batch, void *stream);
+int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel kernels[3], int type, const kr_grid *grid,
+                         const void *params, size_t bytes);
+
+#endif

@@ -1,0 +1,60 @@
+/* mamba3_params.h: parameters of Mamba 3's kernels (mamba3.cu): the call's tensors in scan order, and the rows in
+ * scratch that the SSD is given. */
+#ifndef KR_MAMBA3_PARAMS_H
+#define KR_MAMBA3_PARAMS_H
+
+#include "op_args.h"
+
+#define KR_MAMBA3_THREADS 256
+#define KR_MAMBA3_CHUNK 64 /* tokens of a block */
+#define KR_MAMBA3_PAIRS 64 /* of rows of B and C that rotate, at a time */
+#define KR_MAMBA3_TILE 32  /* tokens of a block that leaves gradients of B and C */
+#define KR_MAMBA3_SLICES 8 /* of the sums over blocks */
+
+/* Token t of a sequence is a block of `ranks` rows for the SSD (R, to the next power of two, the others zeros): with
+ * its queries, but the keys and inputs of the token before (the first: of the initial states), weighted as they reach
+ * it; only a block's first row decays, and all are added before one is read (ssd_inputs.h). So a key's weight, which
+ * the next token completes, is known where the key enters, and y needs only the token's own term besides, products
+ * of its R queries and R keys. A chunk of 64 rows is 64 / ranks tokens; operations per token and head are
+ * R (4 P N + 64 (P + N)) for the SSD, 2 R^2 (N + P) besides, and bytes those of R rows of q and k (2 N), x, y (2 P) and
+ * their gradients, written once and read once.
+ * After a sequence's last token a block may follow (has_ends) with that token's keys and inputs: the state after it is
+ * the final state. Sequences of a pack lie one behind the other, each with `before` blocks of unit keys, whose inputs
+ * are the columns of its initial state, and `after` blocks of unit queries, whose outputs are those of its final
+ * state. */
+typedef struct kr_mamba3_params {
+  uint32_t flags;
+  int32_t B, H, P, N, G, R, M, S;
+  int32_t ranks;                 /* R, to the next power of two */
+  int32_t row_N, row_P;          /* of rows in scratch */
+  int32_t before, after, has_ends, n_chunks, n_tiles;
+  float eps;
+  int64_t L, n_rows;
+  kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;
+  kr_view initial_angles, initial_states, initial_B, initial_x, cu_seqlens;
+  kr_view out, final_angles, final_states, final_B, final_x;
+  void *q, *k, *rows_x, *y;      /* (B,H,n_rows,row_N or row_P) */
+  float *weight, *decay;         /* (B,H,n_rows): of keys, and log of the decay */
+  float *dots;                   /* (B,H,L,R,R): q_r k_s of a token */
+  uint32_t *chunk_angles;        /* (B,H,n_chunks,M): angles of a chunk's tokens, then of those before it */
+  int32_t *seq_idx;              /* (n_rows), of a pack */
+  uint32_t *all_angles;           /* (B,H,L,M): every token's angles, or absent */
+} kr_mamba3_params;
+
+typedef struct kr_mamba3_bwd_params {
+  kr_mamba3_params f;
+  kr_view dout, dfinal_angles, dfinal_states, dfinal_B, dfinal_x;
+  kr_view dx, dlog_decay, ddt, dtrap, dB, dC, dB_bias, dC_bias, dangles, dDvec, dz;
+  kr_view dmimo_x, dmimo_z, dmimo_o, dnorm_weight, dinitial_angles, dinitial_states, dinitial_B, dinitial_x;
+  void *dq, *dk, *rows_dx;  /* as f.q, f.k, f.rows_x; f.y: dy */
+  float *dweight, *ddecay;  /* as f.weight */
+  float *products;          /* (B,H,L,R,R): dy_r x_s of a token */
+  float *psi;               /* (B,H,L,M): a token's share of the gradient of angles; dangles, if heads share them */
+  float *later;             /* (B,H,n_chunks,M): sums of psi over a chunk, then over those behind it */
+  float *biases;            /* (B n_tiles,H,2,R,N): dC_bias, dB_bias of a tile */
+  float *factors;           /* (n_factors,H,n_parts): of a chunk dmimo_z, dmimo_o, dmimo_x, dnorm_weight, dD */
+  int32_t n_factors, n_parts; /* n_factors: chunks of the batch, and sequences, for initial_x */
+  int32_t shares_angles, needs_y; /* needs_y: a gate, norm or sum over ranks; else dy is dout */
+} kr_mamba3_bwd_params;
+
+#endif
