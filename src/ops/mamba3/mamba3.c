@@ -81,6 +81,7 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba3_ref, kr_mamba3_ref_scratch},
 };
 static const kr_impl bwd_impls[] = {
+    GPU_IMPLS(mamba3_bwd),
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_mamba3_bwd_##isa, kr_mamba3_bwd_scratch_##isa},
 #include "isa.def"
 #undef KR_ISA

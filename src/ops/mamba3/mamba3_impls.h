@@ -13,6 +13,7 @@
   uint64_t kr_##op##_##row##_scratch(const krait_ctx *ctx, const void *args);
 #define KR_MAMBA3_ROWS(X, op) X(op, hopper) X(op, chunks) X(op, tf32) X(op, parts) X(op, tokens)
 KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3)
+KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3_bwd)
 
 #define KR_MAMBA3_SCRATCH(row)                                       \
   uint64_t kr_mamba3_##row(const krait_ctx *ctx, const void *args);     \

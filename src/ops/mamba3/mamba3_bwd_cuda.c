@@ -1,0 +1,163 @@
+/* mamba3_bwd_cuda.c: the gradient of Mamba 3's scan on a GPU: rows for the SSD, y if a gate, norm or sum over ranks
+ * needs it, dy, an implementation of the SSD's gradient, and what goes back from there. */
+#include "mamba3_host.h"
+#include "mamba3_impls.h"
+#include "op_list.h"
+#include "status.h"
+
+static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3_leave_64"),
+                                             KR_BY_TYPE("mamba3_bwd", "kr_mamba3_leave_256")},
+                       far_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_far"),
+                       inputs_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3_inputs_64"),
+                                              KR_BY_TYPE("mamba3_bwd", "kr_mamba3_inputs_256")},
+                       matrices_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_matrices"),
+                       sums_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_sums"),
+                       later_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_later"),
+                       steps_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_steps"),
+                       angles_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_angles"),
+                       initial_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_initial"),
+                       add_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_add");
+
+/* p: the forward call of the rows is p.f. */
+typedef struct gradient {
+  kr_mamba3_inputs in;
+  kr_mamba3_bwd_params p;
+  kr_ssd_args ssd;
+  kr_ssd_bwd_args ssd_bwd;
+  uint64_t at; /* of the SSD's scratch */
+  int type;
+} gradient;
+
+static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
+  p->dout = KR_MAMBA3_TIME(a, dout), p->dx = KR_MAMBA3_TIME(a, dx), p->dlog_decay = KR_MAMBA3_TIME(a, dlog_decay);
+  p->ddt = KR_MAMBA3_TIME(a, ddt), p->dtrap = KR_MAMBA3_TIME(a, dtrap), p->dB = KR_MAMBA3_TIME(a, dB);
+  p->dC = KR_MAMBA3_TIME(a, dC), p->dangles = KR_MAMBA3_TIME(a, dangles), p->dz = KR_MAMBA3_TIME(a, dz);
+  p->dfinal_angles = a->dfinal_angles, p->dfinal_states = a->dfinal_states, p->dfinal_B = a->dfinal_B;
+  p->dfinal_x = a->dfinal_x, p->dB_bias = a->dB_bias, p->dC_bias = a->dC_bias, p->dDvec = a->dDvec;
+  p->dmimo_x = a->dmimo_x, p->dmimo_z = a->dmimo_z, p->dmimo_o = a->dmimo_o, p->dnorm_weight = a->dnorm_weight;
+  p->dinitial_angles = a->dinitial_angles, p->dinitial_states = a->dinitial_states, p->dinitial_B = a->dinitial_B;
+  p->dinitial_x = a->dinitial_x;
+  p->shares_angles = kr_has(&p->dangles) && p->dangles.stride[2] == 0;
+  p->needs_y = kr_has(&a->z) || kr_has(&a->norm_weight) || kr_has(&a->mimo_o);
+}
+
+static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type) {
+  kr_mamba3_params *const f = &p->f;
+  const int64_t units = (int64_t)f->B * f->H, rows = units * f->n_rows, tokens = units * f->L;
+  const uint64_t bytes = krait_dtype_bytes(type), each = sizeof(float);
+  uint64_t at = kr_mamba3_place(f, scratch, type);
+  p->n_factors = (int32_t)((int64_t)f->B * f->n_chunks + (f->cu_seqlens.data ? f->S : f->B));
+  p->n_parts = (3 * f->R + 1) * f->P + 1;
+  p->dq = kr_mamba3_take(scratch, &at, rows * f->row_N, bytes),
+  p->dk = kr_mamba3_take(scratch, &at, rows * f->row_N, bytes);
+  p->rows_dx = kr_mamba3_take(scratch, &at, rows * f->row_P, bytes);
+  p->dweight = kr_mamba3_take(scratch, &at, rows, each), p->ddecay = kr_mamba3_take(scratch, &at, rows, each);
+  p->products = kr_mamba3_take(scratch, &at, tokens * f->R * f->R, each);
+  f->all_angles = kr_mamba3_take(scratch, &at, tokens * f->M, each),
+  p->psi = kr_mamba3_take(scratch, &at, tokens * f->M, each);
+  p->later = kr_mamba3_take(scratch, &at, units * f->n_chunks * f->M, each);
+  p->biases = kr_mamba3_take(scratch, &at, (int64_t)f->B * f->n_tiles * f->H * 2 * f->R * f->N, each);
+  p->factors = kr_mamba3_take(scratch, &at, (int64_t)p->n_factors * f->H * p->n_parts, each);
+  return at;
+}
+
+/* The SSD's gradient, of y's rows after they have become dy. */
+static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_args *a) {
+  const kr_mamba3_params *const f = &g->p.f;
+  kr_ssd_bwd_args s = {.B = g->ssd.B, .L = g->ssd.L, .H = g->ssd.H, .P = g->ssd.P, .N = g->ssd.N, .G = g->ssd.G};
+  s.call = g->ssd.call, s.call.size = sizeof s;
+  s.x = g->ssd.x, s.dt = g->ssd.dt, s.log_decay = g->ssd.log_decay, s.Bmat = g->ssd.Bmat, s.Cmat = g->ssd.Cmat;
+  s.initial_states = g->ssd.initial_states, s.seq_idx = g->ssd.seq_idx, s.dout = g->ssd.out;
+  s.dx = kr_mamba3_rows_of(f, g->p.rows_dx, f->row_P, g->type);
+  s.dB = kr_mamba3_rows_of(f, g->p.dk, f->row_N, g->type), s.dC = kr_mamba3_rows_of(f, g->p.dq, f->row_N, g->type);
+  s.ddt = kr_mamba3_rows_of(f, g->p.dweight, 1, KRAIT_F32);
+  s.dlog_decay = kr_mamba3_rows_of(f, g->p.ddecay, 1, KRAIT_F32);
+  if (f->cu_seqlens.data) return s;
+  s.dfinal_states = a->dfinal_states, s.dinitial_states = a->dinitial_states;
+  return s;
+}
+
+static gradient gradient_of(const kr_mamba3_core *core, const kr_mamba3_bwd_args *a, char *scratch) {
+  gradient g = {.in = KR_MAMBA3_INPUTS(a)};
+  g.type = kr_mamba3_row_type(core, &g.in);
+  g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
+  view_tensors(&g.p, a);
+  g.at = place_gradient(&g.p, scratch, g.type);
+  g.ssd = kr_mamba3_ssd(core, &g.in, &g.p.f, &a->call, scratch + g.at);
+  g.ssd_bwd = gradient_of_ssd(&g, a);
+  return g;
+}
+
+static const char *refuse_gradient(const krait_ctx *ctx, const void *args, int which) {
+  const kr_mamba3_core *const core = kr_mamba3_core_of(which);
+  const gradient g = gradient_of(core, args, kr_mamba3_nowhere());
+  const char *why = kr_mamba3_refuse(core, &g.in);
+  if (!why) why = core->ssd.refuse(ctx, &g.ssd);
+  return why ? why : core->ssd_bwd.refuse(ctx, &g.ssd_bwd);
+}
+
+static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int which) {
+  const kr_mamba3_core *const core = kr_mamba3_core_of(which);
+  const gradient g = gradient_of(core, args, kr_mamba3_nowhere());
+  const uint64_t forward = core->ssd.scratch_bytes(ctx, &g.ssd), back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
+  return g.at + (forward > back ? forward : back);
+}
+
+/* Rows, and dy in place of y. */
+static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g, void *stream) {
+  const kr_mamba3_bwd_params *const p = &g->p;
+  const kr_grid chunks = kr_mamba3_grid((int64_t)p->f.n_chunks * p->f.H, p->f.B, stream),
+                sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
+  KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
+  if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));
+  KR_TRY(kr_mamba3_launch(ctx, core->tier, leave_kernel[p->f.P > 64], g->type, &chunks, p, sizeof *p));
+  return kr_mamba3_launch(ctx, core->tier, far_kernel, g->type, &sequences, p, sizeof *p);
+}
+
+static kr_grid threads_of(int64_t n, int64_t batch, void *stream) {
+  return kr_mamba3_grid((n + KR_MAMBA3_THREADS - 1) / KR_MAMBA3_THREADS, batch, stream);
+}
+
+static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g, void *stream) {
+  const kr_mamba3_bwd_params *const p = &g->p;
+  const kr_mamba3_params *const f = &p->f;
+  const int64_t heads = (int64_t)f->B * f->H, width = (f->N / 2 + KR_MAMBA3_PAIRS - 1) / KR_MAMBA3_PAIRS,
+                places = (2 * (int64_t)f->R * f->N + p->n_parts + 31) / 32;
+  const kr_grid chunks = kr_mamba3_grid((int64_t)f->n_chunks * f->H, f->B, stream),
+                tiles = kr_mamba3_grid((int64_t)f->n_tiles * f->G * width, f->B, stream),
+                sequences = kr_mamba3_grid((int64_t)(f->cu_seqlens.data ? f->S : f->B) * f->H, 1, stream),
+                sums = threads_of(heads * f->n_chunks * f->M, 1, stream), later = threads_of(heads * f->M, 1, stream),
+                angles = threads_of(f->L * f->M, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
+  const uint64_t tier = core->tier;
+  KR_TRY(kr_mamba3_launch(ctx, tier, inputs_kernel[f->P > 64], g->type, &chunks, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, matrices_kernel, g->type, &tiles, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->type, &sums, p, sizeof *p));
+  if (sums.x) KR_TRY(kr_mamba3_launch(ctx, tier, later_kernel, g->type, &later, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, steps_kernel, g->type, &chunks, p, sizeof *p));
+  if (p->shares_angles) KR_TRY(kr_mamba3_launch(ctx, tier, angles_kernel, g->type, &angles, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, initial_kernel, g->type, &sequences, p, sizeof *p));
+  return kr_mamba3_launch(ctx, tier, add_kernel, g->type, &parameters, p, sizeof *p);
+}
+
+static int32_t run_gradient(const krait_ctx *ctx, const void *args, int which) {
+  const kr_mamba3_bwd_args *a = args;
+  const kr_mamba3_core *const core = kr_mamba3_core_of(which);
+  const gradient g = gradient_of(core, a, a->call.scratch);
+  KR_TRY(run_to_dy(ctx, core, &g, a->call.stream));
+  if (g.p.f.n_rows && g.p.f.B) KR_TRY(core->ssd_bwd.run(ctx, &g.ssd_bwd));
+  return run_from_ssd(ctx, core, &g, a->call.stream);
+}
+
+#define ROW(name, which)                                                                                          \
+  const char *kr_mamba3_bwd_##name##_refuse(const krait_ctx *ctx, const void *args) {                             \
+    return refuse_gradient(ctx, args, which);                                                                     \
+  }                                                                                                               \
+  int32_t kr_mamba3_bwd_##name(const krait_ctx *ctx, const void *args) { return run_gradient(ctx, args, which); } \
+  uint64_t kr_mamba3_bwd_##name##_scratch(const krait_ctx *ctx, const void *args) {                               \
+    return gradient_scratch(ctx, args, which);                                                                    \
+  }
+ROW(hopper, KR_MAMBA3_HOPPER)
+ROW(chunks, KR_MAMBA3_CHUNKS)
+ROW(tf32, KR_MAMBA3_CHUNKS_TF32)
+ROW(parts, KR_MAMBA3_PARTS)
+ROW(tokens, KR_MAMBA3_TOKENS)
