@@ -88,6 +88,7 @@ static const kr_impl bwd_impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba3_bwd_ref, kr_mamba3_bwd_ref_scratch},
 };
 static const kr_impl step_impls[] = {
+    KR_CUDA_FAMILIES(KR_MAMBA3_STEP_FAMILIES, mamba3_step)
 #define KR_ISA(isa, cap) \
   {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_mamba3_step_##isa, kr_mamba3_step_scratch_##isa},
 #include "isa.def"

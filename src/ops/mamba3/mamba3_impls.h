@@ -15,6 +15,9 @@
 KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3)
 KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3_bwd)
 
+#define KR_MAMBA3_STEP_FAMILIES(X, op) X(op, four_states) X(op, any_strides)
+KR_MAMBA3_STEP_FAMILIES(KR_CUDA_FAMILY_DECLARE, mamba3_step)
+
 #define KR_MAMBA3_SCRATCH(row)                                       \
   uint64_t kr_mamba3_##row(const krait_ctx *ctx, const void *args);     \
   uint64_t kr_mamba3_bwd_##row(const krait_ctx *ctx, const void *args); \
