@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from mamba_ssm import Mamba3, MambaLMHeadModel
+from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.ops.cute.mamba3.mamba3_step_fn import mamba3_step_fn, selective_state_update_fused_ref_v2
 from mamba_ssm.ops.tilelang.mamba3.mamba3_mimo import mamba3_mimo
 from mamba_ssm.ops.triton.mamba3.angle_dt import angle_dt_bwd, angle_dt_fwd
@@ -280,3 +281,78 @@ def test_language_model(device, path):
     assert error("logits", logits, g["logits"]) < 2e-5
     out = model.generate(ids.long(), ids.shape[1] + g["greedy"].shape[-1])
     assert torch.equal(out[:, ids.shape[1]:].flatten().cpu(), g["greedy"].flatten().long().cpu())
+
+
+@pytest.mark.parametrize("config", [dict(), dict(ngroups=2, A_activation="softplus", is_outproj_norm=True), dict(is_mimo=True, mimo_rank=3, rope_fraction=1.0, A_floor=0.9)],
+                         ids=["siso", "groups-norm", "mimo"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_node(device, config, packed, monkeypatch):
+    """The block as one autograd node beside its parts in separate ones: result and every gradient, in both widths; frozen parameters; no node is left by no_grad."""
+    torch.manual_seed(0)
+    layer = Mamba3(48, d_state=16, headdim=16, device=device, layer_idx=0, **config)
+    cu_seqlens = torch.tensor([0, 5, 5, 23], device=device) if packed else None
+    u, weights = torch.randn(1 if packed else 2, 23, 48, device=device), torch.randn(1 if packed else 2, 23, 48, device=device)
+
+    def run(apart, u):
+        with monkeypatch.context() as patch:
+            if apart:
+                patch.setattr(Mamba3, "_whole", lambda *_: None)
+            leaf = u.clone().requires_grad_()
+            layer.zero_grad()
+            out = layer(leaf, cu_seqlens=cu_seqlens)
+            (out * weights).sum().backward()
+            return out, dict({key: p.grad for key, p in layer.named_parameters()}, u=leaf.grad)
+    out, grads = run(False, u)
+    assert type(out.grad_fn).__name__ == "_BlockBackward"
+    want, want_grads = run(True, u)
+    assert error("out", out, want) < 1e-6
+    assert all(error(key, grads[key], want_grads[key]) < 1e-5 for key in want_grads), {key: error(key, grads[key], want_grads[key]) for key in want_grads}
+    with torch.no_grad():
+        assert torch.equal(layer(u, cu_seqlens=cu_seqlens), out)
+    layer.requires_grad_(False)
+    layer.B_norm.weight.requires_grad_(True)
+    layer(u, cu_seqlens=cu_seqlens).mul(weights).sum().backward()
+    assert error("B_norm", layer.B_norm.weight.grad, want_grads["B_norm.weight"]) < 1e-5 and layer.out_proj.weight.grad is want_grads["out_proj.weight"]
+    layer.requires_grad_(True)
+    layer.to(torch.bfloat16)
+    out, grads = run(False, u.bfloat16())
+    want, want_grads = run(True, u.bfloat16())
+    assert out.dtype is torch.bfloat16 and error("out", out, want) < 2e-2
+    assert all(grads[key].dtype is torch.bfloat16 and error(key, grads[key], want_grads[key]) < 4e-2 for key in want_grads), {key: error(key, grads[key], want_grads[key]) for key in want_grads}
+
+
+def test_hooks_and_autocast_go_by_parts(device):
+    layer, u = Mamba3(32, d_state=16, headdim=16, device=device), torch.randn(1, 6, 32, device=device)
+    want, seen = layer(u), []
+    handle = layer.out_proj.register_forward_hook(lambda *_: seen.append(1))
+    assert error("out", layer(u), want) < 1e-6 and seen
+    handle.remove()
+    with torch.autocast(u.device.type, torch.bfloat16):
+        assert layer(u).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("config", [dict(), dict(is_mimo=True, mimo_rank=2)], ids=["siso", "mimo"])
+def test_training(device, config):
+    """The loss of a toy falls over 20 steps, with gradients through both blocks."""
+    torch.manual_seed(0)
+    model = MambaLMHeadModel(MambaConfig(d_model=32, n_layer=2, vocab_size=40, d_intermediate=0, ssm_cfg=dict(layer="Mamba3", headdim=16, d_state=16, **config)), device=device)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for _ in range(20):
+        ids = (torch.randint(0, 40, (4, 1), device=device) + 3 * torch.arange(17, device=device)) % 40
+        loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert all(p.grad is not None for p in model.parameters()) and losses[-1] < 0.6 * losses[0], losses
+
+
+@pytest.mark.parametrize("path", [path for path in refs.golden_files("mamba_lm") if os.path.basename(path).startswith("mamba3")], ids=os.path.basename)
+def test_generates_what_the_program_does(device, path):
+    """generate() of checkpoints of both kinds gives the recorded continuations, which the program's engine is tested with, too."""
+    g = refs.read_safetensors(path)[1]
+    model = MambaLMHeadModel.from_pretrained(path.replace(".golden.safetensors", ""), device=device)
+    ids = g["golden.input_ids"].to(device)
+    out = model.generate(ids, max_length=ids.shape[1] + len(g["golden.greedy"]), top_k=1)
+    assert out[0, ids.shape[1]:].tolist() == g["golden.greedy"].tolist()
+    assert error("logits", model(ids).logits, g["golden.logits"]) < 1e-5

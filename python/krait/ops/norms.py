@@ -12,8 +12,8 @@ from .product import linear
 
 _ADD_NORM = Operator("add_norm", "x weight bias residual x1 weight1 bias1 rowscale out out1 residual_out")
 _ADD_NORM_BWD = Operator("add_norm_bwd", "v weight weight1 rowscale dout dout1 dresidual_out dx dresidual dx1 dweight dbias dweight1 dbias1")
-_GATED_NORM = Operator("gated_norm", "x z weight bias out")
-_GATED_NORM_BWD = Operator("gated_norm_bwd", "x z weight bias dout dx dz dweight dbias")
+GATED_NORM = Operator("gated_norm", "x z weight bias out")
+GATED_NORM_BWD = Operator("gated_norm_bwd", "x z weight bias dout dx dz dweight dbias")
 _add_norm_signature, _gated_norm_signature = signer(8), signer(4)
 _RMS, _GATE_FIRST = 1, 2  # KRAIT_NORM_RMS and KRAIT_GATED_NORM_RMS; KRAIT_GATED_NORM_GATE_FIRST
 
@@ -210,7 +210,7 @@ def _fake_gated_bwd(x, z, weight, bias, dout, eps, group_size, rms, norm_before_
 @custom_op("gated_norm_bwd", _fake_gated_bwd)
 def _gated_bwd(x: Tensor, z: Optional[Tensor], weight: Tensor, bias: Optional[Tensor], dout: Tensor, eps: float,
                group_size: int, rms: bool, norm_before_gate: bool) -> List[Tensor]:
-    return _run_gated_bwd(Call(_GATED_NORM_BWD), x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate)
+    return _run_gated_bwd(Call(GATED_NORM_BWD), x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate)
 
 
 def _run_gated_bwd(call, x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate):
@@ -229,7 +229,7 @@ def _setup_gated(ctx, inputs, output):
 
 def _gated_gradients(ctx, dout):
     tensors = ctx.saved_tensors
-    call = call_after(ctx, _GATED_NORM_BWD, dout.stride())
+    call = call_after(ctx, GATED_NORM_BWD, dout.stride())
     grads = _gated_bwd(*tensors, dout, *ctx.options) if call is None else _run_gated_bwd(call, *tensors, dout, *ctx.options)
     return (*[None if t is None else g for t, g in zip(tensors, grads)], None, None, None, None)
 
@@ -249,7 +249,7 @@ def _run_gated(call, x, z, weight, bias, eps, group_size, rms, norm_before_gate)
 @custom_op("gated_norm", _fake_gated, setup=_setup_gated, backward=_gated_gradients, composed=composed.gated_norm)
 def _gated(x: Tensor, z: Optional[Tensor], weight: Tensor, bias: Optional[Tensor], eps: float, group_size: int, rms: bool,
            norm_before_gate: bool) -> Tensor:
-    return _run_gated(Call(_GATED_NORM), x, z, weight, bias, eps, group_size, rms, norm_before_gate)
+    return _run_gated(Call(GATED_NORM), x, z, weight, bias, eps, group_size, rms, norm_before_gate)
 
 
 _apply_gated = differentiable("GatedNorm", _run_gated, _setup_gated, _gated_gradients)
@@ -271,10 +271,10 @@ def gated_norm(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_bef
         return _shaped(_gated(_rows(x, width), _rows(z, width), weight, bias, *options), shape)
     inputs = (x, z, weight, bias)
     key = _gated_norm_signature(inputs, options)
-    call = _GATED_NORM.known.get(key)
+    call = GATED_NORM.known.get(key)
     if call is None:
         _check_gated(*inputs, options[1])
-        call, inputs = _GATED_NORM.keep(_gated_norm_signature, options, inputs)
+        call, inputs = GATED_NORM.keep(_gated_norm_signature, options, inputs)
     x, z, weight, bias = inputs
     tensors = (_rows(x, width), _rows(z, width), weight, bias)
     return _shaped((_apply_gated if call.has_gradients and is_grad_enabled() else _run_gated)(call, *tensors, *options), shape)

@@ -5,7 +5,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from krait._context_parallel import is_active, over_parts, refuse
-from krait.ops import apply_linear, mamba3, mamba3_step
+from krait.ops import Mamba3Options, Mamba3Weights, apply_linear, heavy_tail, is_plain, mamba3, mamba3_block, mamba3_step, member
 from mamba_ssm.modules.mamba2 import initial_dt_bias
 from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
@@ -13,7 +13,7 @@ from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
 
 def heavy_tail_activation(x):
     """1 + x from 0 on, 1 / (1 - x) below."""
-    return x.clamp(min=0) + 1 / (1 - x.clamp(max=0))
+    return heavy_tail(x)
 
 
 _ACTIVATIONS = {"heavy_tail": heavy_tail_activation, "softplus": F.softplus}
@@ -78,6 +78,9 @@ class Mamba3(nn.Module):
         states after the last token go into its cache; at an offset the tokens continue from the states there."""
         if is_active() and inference_params is None:
             return self._forward_part(u, cu_seqlens)
+        out = self._whole(u, cu_seqlens) if inference_params is None else None
+        if out is not None:
+            return out
         states = None
         if inference_params is not None:
             states = self._get_states_from_cache(inference_params, u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
@@ -91,6 +94,18 @@ class Mamba3(nn.Module):
             for state, new in zip(states, last):
                 state.copy_(new)
         return apply_linear(self.out_proj, y.flatten(2))
+
+    def _whole(self, u, cu_seqlens):
+        """The block as one autograd node; None where a layer must be called as a module (another type, hooks) or its parts separately."""
+        first, last, B_norm, C_norm = [member(self, name) for name in ("in_proj", "out_proj", "B_norm", "C_norm")]
+        norm = member(self, "norm") if self.is_outproj_norm else None
+        if not (is_plain(first) and is_plain(last)) or not all([is_plain(n, RMSNormGated) for n in (B_norm, C_norm, norm) if n is not None]):
+            return None
+        ranks = [member(self, name) for name in ("mimo_x", "mimo_z", "mimo_o")] if self.is_mimo else (None, None, None)
+        weights = Mamba3Weights(
+            member(first, "weight"), member(self, "dt_bias"), member(self, "B_bias"), member(self, "C_bias"), member(B_norm, "weight"), member(C_norm, "weight"),
+            member(self, "D"), *ranks, norm if norm is None else member(norm, "weight"), member(last, "weight"), None if cu_seqlens is None else cu_seqlens.to(torch.int32))
+        return mamba3_block(u, weights, Mamba3Options(self.headdim, self.num_bc_heads, self.A_activation == "softplus", self.A_floor, B_norm.eps, self._eps()))
 
     def _forward_part(self, u, cu_seqlens):
         """Of tokens that continue another process's."""
