@@ -196,8 +196,8 @@ static void agrees_with_the_reference(void **state) {
                            *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"},
                            *const parts[KR_N_ORDERS] = {"ampere_tiles_parts", "base_few_rows",
                                                         "ampere_tiles_parts"},
-                           *const hopper_parts[KR_N_ORDERS] = {"hopper_tiles_parts", "hopper_tiles_parts",
-                                                               "hopper_tiles_parts"};
+                           *const hopper_parts[KR_N_ORDERS] = {"hopper_tiles_halves", "hopper_tiles_parts",
+                                                               "hopper_tiles_halves"};
   static const char *const chunks_parts[KR_N_ORDERS] = {"ampere_chunks_parts", "ampere_chunks_parts",
                                                         "ampere_chunks_parts"},
                            *const chunks_tf32[KR_N_ORDERS] = {"ampere_chunks_tf32", "ampere_chunks_tf32",

@@ -5,7 +5,7 @@
 #include "overlap.h"
 #include "cuda_impl.h"
 #include "gemm/gemm_m16.h"
-#include "gemm/gemm_params.h"
+#include "gemm/gemm_split.h"
 #include "gemm/gemm_few_base.h"
 #include "gemm/gemm_impls.h"
 #include "gemm/gemm_m64.h"
@@ -685,16 +685,56 @@ static uint64_t split_bytes(const kr_split_params *s, int n_parts) {
   return kr_scratch_round((uint64_t)n_parts * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
 }
 
-/* Of halves: the scales behind them. */
-static uint64_t unscale_bytes(const kr_split_params *s) {
-  return kr_scratch_round((uint64_t)s->P * (uint64_t)s->n_across * sizeof(float));
+/* Both factors' parts; where K lies across their rows, halves need each column's largest number first, found by runs of
+ * rows: enough blocks for every multiprocessor, and few enough to be compared by all. */
+static void describe_splits(const krait_ctx *ctx, const kr_gemm_params *p, int n_parts, kr_split_across_params f[2]) {
+  enum { BLOCKS = 4, LEAST_RUN = 32, MOST_RUNS = 64 };
+  const int is_across[2] = {p->A.column != 1, p->B.column == 1};
+  f[0] = (kr_split_across_params){.split = split_of(&p->A, p->M, p->K, p->P)};
+  f[1] = (kr_split_across_params){.split = split_of(&p->B, p->K, p->N, p->P)};
+  for (int i = 0; i < 2; i++) {
+    const kr_split_params *s = &f[i].split;
+    if (n_parts != KR_N_HALVES || !is_across[i]) continue;
+    const int32_t strips = gemm_ceil_div(s->n_along, KR_SPLIT_COLUMNS) * s->P,
+                  wanted = gemm_ceil_div(BLOCKS * kr_cuda_info(ctx->cuda)->n_multiprocessors, strips),
+                  run = gemm_ceil_div(s->n_across, wanted < MOST_RUNS ? wanted : MOST_RUNS);
+    f[i].run = run < LEAST_RUN ? LEAST_RUN : run;
+    f[i].n_runs = gemm_ceil_div(s->n_across, f[i].run);
+  }
 }
 
-static int32_t launch_split(const krait_ctx *ctx, const kr_split_params *s, void *stream) {
-  static const kr_kernel split = {"gemm_split", "kr_gemm_split"}, halves = {"gemm_split", "kr_gemm_split_halves"};
+/* Gives both factors their places in the scratch (NULL: nowhere): parts, and of halves the scales and what they are
+ * found by. Returns their bytes. */
+static uint64_t place_splits(kr_split_across_params f[2], int n_parts, char *scratch) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < 2; i++) {
+    kr_split_params *s = &f[i].split;
+    const int has_scales = n_parts == KR_N_HALVES;
+    const uint64_t n = (uint64_t)(f[i].n_runs ? s->n_along : s->n_across), scales = bytes + split_bytes(s, n_parts),
+                   largest = scales + (has_scales ? kr_scratch_round((uint64_t)s->P * n * sizeof(float)) : 0);
+    if (scratch) {
+      s->to = (uint16_t *)(scratch + bytes);
+      s->unscale = has_scales ? (float *)(scratch + scales) : NULL;
+      f[i].largest = (uint32_t *)(scratch + largest);
+    }
+    bytes = largest + kr_scratch_round((uint64_t)s->P * (uint64_t)f[i].n_runs * (uint64_t)s->line * sizeof(uint32_t));
+  }
+  return bytes;
+}
+
+static int32_t launch_split(const krait_ctx *ctx, const kr_split_across_params *f, void *stream) {
+  static const kr_kernel split = {"gemm_split", "kr_gemm_split"}, halves = {"gemm_split", "kr_gemm_split_halves"},
+                         largest = {"gemm_split", "kr_gemm_split_largest"},
+                         across = {"gemm_split", "kr_gemm_split_across"};
+  const kr_split_params *s = &f->split;
+  kr_grid grid = {.block = KR_SPLIT_THREADS, .stream = stream};
+  if (f->n_runs) {
+    grid.x = (uint32_t)(gemm_ceil_div(s->n_along, KR_SPLIT_COLUMNS) * f->n_runs * s->P);
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &largest, &grid, f, sizeof *f));
+    return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &across, &grid, f, sizeof *f);
+  }
   const int64_t packs = (s->unscale ? 32 : s->line / 8) * s->n_across * s->P;
-  const kr_grid grid = {
-      .x = (uint32_t)((packs + KR_SPLIT_THREADS - 1) / KR_SPLIT_THREADS), .block = KR_SPLIT_THREADS, .stream = stream};
+  grid.x = (uint32_t)((packs + KR_SPLIT_THREADS - 1) / KR_SPLIT_THREADS);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, s->unscale ? &halves : &split, &grid, s, sizeof *s);
 }
 
@@ -732,27 +772,29 @@ const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) 
              : NULL;
 }
 
-uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
+static uint64_t parts_scratch(const krait_ctx *ctx, const void *args, int n_parts) {
   kr_gemm_params p = describe_gemm(args);
-  const kr_split_params A = split_of(&p.A, p.M, p.K, p.P), B = split_of(&p.B, p.K, p.N, p.P);
+  kr_split_across_params factors[2];
+  describe_splits(ctx, &p, n_parts, factors);
   plan_hopper_parts(ctx, &p);
-  return gemm_partial_bytes(&p) + split_bytes(&A, KR_N_PARTS) + split_bytes(&B, KR_N_PARTS);
+  return gemm_partial_bytes(&p) + place_splits(factors, n_parts, NULL);
 }
 
-/* Half the products and two thirds of the memory of three parts, but only lines of K have scales. */
+uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
+  return parts_scratch(ctx, args, KR_N_PARTS);
+}
+
+/* Half the products and two thirds of the memory of three parts. */
 const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_gemm_hopper_parts_refuse(ctx, args);
   if (why) return why;
   const kr_gemm_params p = describe_gemm(args);
-  return order_of(&p) == ORDER_KK ? NULL : "K must lie side by side in A and Bmat";
+  const double strips = (double)(p.M > p.N ? p.M : p.N) / KR_SPLIT_COLUMNS * p.P;
+  return strips < 1e6 ? NULL : "too large for 32-bit numbers of blocks";
 }
 
 uint64_t kr_gemm_hopper_halves_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
-  const kr_split_params A = split_of(&p.A, p.M, p.K, p.P), B = split_of(&p.B, p.K, p.N, p.P);
-  plan_hopper_parts(ctx, &p);
-  return gemm_partial_bytes(&p) + split_bytes(&A, KR_N_HALVES) + split_bytes(&B, KR_N_HALVES) + unscale_bytes(&A) +
-         unscale_bytes(&B);
+  return parts_scratch(ctx, args, KR_N_HALVES);
 }
 
 /* Splits the factors into the scratch's first bytes, from which partial sums then begin, and multiplies their parts. */
@@ -762,18 +804,13 @@ static int32_t run_hopper_parts(const krait_ctx *ctx, const kr_gemm_args *a, int
   kr_gemm_hopper_params h = {.params = describe_gemm(a)};
   plan_hopper_parts(ctx, &h.params);
   kr_gemm_params parts = h.params;
-  kr_split_params A = split_of(&parts.A, a->M, a->K, parts.P), B = split_of(&parts.B, a->K, a->N, parts.P);
-  char *scratch = a->call.scratch;
-  A.to = (uint16_t *)scratch, scratch += split_bytes(&A, n_parts);
-  B.to = (uint16_t *)scratch, scratch += split_bytes(&B, n_parts);
-  if (n_parts == KR_N_HALVES) {
-    h.unscale_m = A.unscale = (float *)scratch, scratch += unscale_bytes(&A);
-    h.unscale_n = B.unscale = (float *)scratch, scratch += unscale_bytes(&B);
-  }
-  h.params.partial = (float *)scratch;
-  KR_TRY(launch_split(ctx, &A, a->call.stream));
-  KR_TRY(launch_split(ctx, &B, a->call.stream));
-  parts.A = gemm_parts_of(&A, &parts.A), parts.B = gemm_parts_of(&B, &parts.B), parts.P *= n_parts;
+  kr_split_across_params factors[2];
+  describe_splits(ctx, &parts, n_parts, factors);
+  h.params.partial = (float *)((char *)a->call.scratch + place_splits(factors, n_parts, a->call.scratch));
+  h.unscale_m = factors[0].split.unscale, h.unscale_n = factors[1].split.unscale;
+  for (int i = 0; i < 2; i++) KR_TRY(launch_split(ctx, &factors[i], a->call.stream));
+  parts.A = gemm_parts_of(&factors[0].split, &parts.A), parts.B = gemm_parts_of(&factors[1].split, &parts.B);
+  parts.P *= n_parts;
   kr_gemm_hopper_params maps = {.params = parts};
   const int order = order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
@@ -795,7 +832,7 @@ int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
 }
 
 int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[N_ORDERS] = {{"gemm_hopper_halves_kk", "kr_gemm_hopper"}};
+  static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "halves", "", "kr_gemm_hopper");
   return run_hopper_parts(ctx, args, KR_N_HALVES, kernels, KR_HOPPER_HALVES_SHARED_BYTES);
 }
 
