@@ -32,7 +32,7 @@ def test_rows_by_name():
 def taken(monkeypatch):
     """Takes small products too, by any row -> the calls that were packed."""
     calls = {}
-    monkeypatch.setattr(Call, "implementation", lambda self, at: module._FASTER)
+    monkeypatch.setattr(Call, "implementation", lambda self, at: module._FASTER[0])
     monkeypatch.setattr(module, "_LEAST", 1)
     monkeypatch.setattr(module, "_LEAST_SIDE", 32)
     monkeypatch.setattr(module, "_calls", calls)
@@ -121,16 +121,44 @@ def _spread(shape, kind, device):
     return x
 
 
+def _stored(t, turned):
+    """t, in memory as it is or transposed."""
+    return t.t().contiguous().t() if turned else t
+
+
+@pytest.mark.parametrize("a_turned, w_turned", [(False, False), (False, True), (True, True)])  # of a product and of its gradients
 @pytest.mark.parametrize("kind", ["alike", "outliers", "magnitudes", "rows apart"])
-def test_float32_of_any_magnitude(kind, device):
+def test_float32_of_any_magnitude(kind, a_turned, w_turned, device):
     """Within float32's own error of the product in float64: a GPU of compute capability 9.0 sums products of 16-bit parts."""
     a, w = _spread((640, 512), kind, device), _spread((768, 512), "alike" if kind == "rows apart" else kind, device)
     call, out = Call(module.GEMM), torch.full((640, 768), float("nan"), device=device)
-    call.pack((a, w.t(), None, None, out))
-    call.run((a, w.t(), None, None, out))
+    tensors = _stored(a, a_turned), _stored(w, w_turned).t(), None, None, out
+    call.pack(tensors)
+    call.run(tensors)
     wide, sizes = a.double() @ w.t().double(), a.abs().double() @ w.t().abs().double()
     assert ((out - wide).abs() / sizes).max() < 3e-6
     assert ((out - wide).norm(dim=1) / wide.norm(dim=1)).max() < 1e-6
+
+
+@pytest.mark.skipif("cuda" not in conftest.DEVICES, reason="no GPU")
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_products_on_a_gpu(precision):
+    """A linear layer and its gradients: by the library where torch may not round float32, and the hardware has a faster way; else torch's."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        module._calls.clear()
+        x, w, b = [torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((2048, 768), (1024, 768), (1024,))]
+        out = linear(x, w, b)
+        grads = torch.autograd.grad((out * out).sum(), (x, w, b))
+        wide = F.linear(x.double(), w.double(), b.double())
+        right = torch.autograd.grad((wide * wide).sum(), (x, w, b))
+        bound = 1e-6 if precision == "highest" else 2e-3
+        assert refs.relative(out, wide) < bound and all(refs.relative(g, r) < 2 * bound for g, r in zip(grads, right))
+        taken = [call for call in module._calls.values() if call is not None]
+        assert len(taken) == (3 if precision == "highest" and torch.cuda.get_device_capability() == (9, 0) else 0)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.skipif("cuda" not in conftest.DEVICES, reason="no GPU")

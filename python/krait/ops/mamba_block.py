@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled, mm
 
 from .._call import Call, Operator, place, signer
-from .._torch import autocast_dtype, is_fake, is_traced, once
+from .._torch import allows_tf32, autocast_dtype, is_fake, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
-from .product import GEMM
+from .product import GEMM, is_much, matmul
 from .selective_scan import BACKWARD_OF_KEPT as SCAN_BACKWARD, FORWARD_KEEPING as SCAN
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
@@ -27,6 +27,7 @@ _LEAST_BESIDE = 1 << 23  # elements of a tensor from which small calls run concu
 _SCRATCH_SHARE = 1 << 4  # the scan's gradient processes the batch in pieces if its scratch would exceed this fraction
 _MOST_OWN = 2e10  # multiplications of the outer projections up to which they use the library: some 60 us on an H200, less than their host time
 _OWN_GEMM = ("hopper_tiles",)  # implementations of gemm as fast as torch's at that size
+_OWN_FLOATS = ("hopper_tiles_halves", "hopper_tiles_parts")  # faster than torch's in large products, if torch may not round float32
 _signature = signer(11)
 _known = {}
 _MOST_KNOWN = 256
@@ -90,6 +91,7 @@ class _Plan:
                              and 5 * b * (d // 32) >= 11 * multiprocessors)
         self.runs_beside = hidden.is_cuda and self.rows * d >= _LEAST_BESIDE
         self.is_small = hidden.is_cuda and self.rows * (w.in_proj.numel() + w.out_proj.numel()) <= _MOST_OWN
+        self.of_floats = hidden.is_cuda and hidden.dtype is torch.float32 and not allows_tf32(hidden)
         self.products = {}
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
         self.calls = None
@@ -107,11 +109,13 @@ class _Plan:
 
     def own_product(self, at, a, b):
         """The packed call of a b, False where torch's product is to be used."""
-        if not self.is_small:
+        of_floats = self.of_floats and is_much(a, b)
+        if not (self.is_small or of_floats):
             return False
         call = Call(GEMM)
         call.pack((a, b, None, None, a.new_empty(a.shape[0], b.shape[1])))
-        return call if call.implementation(at) in _OWN_GEMM else False
+        name = call.implementation(at)
+        return call if (self.is_small and name in _OWN_GEMM) or (of_floats and name in _OWN_FLOATS) else False
 
     def pack(self, w, xz, u, rows, delta, A, bias, y):
         d, n, r = self.d, self.n, self.rank
@@ -198,7 +202,7 @@ def _forward(plan, hidden, w, trains=False):
     plan.calls[1 if states is None else 2].run_at(at, (
         u.data_ptr(), delta.data_ptr(), A.data_ptr(), start + r * size, start + (r + n) * size, w.D.data_ptr(), z, bias.data_ptr(),
         0, 0, 0, 0, y.data_ptr(), 0, _address(states)))
-    out = _product(plan, at, "out", y, w.out_proj, turns_b=True) if w.out_bias is None else torch.addmm(w.out_bias, y, w.out_proj.t())
+    out = _product(plan, at, "out", y, w.out_proj, turns_b=True) if w.out_bias is None else matmul(y, w.out_proj.t(), w.out_bias)
     return out.view(*plan.shape[:2], -1), (x, xz, A, bias, u, rows, delta, y, states)
 
 
@@ -207,7 +211,7 @@ def _backward(plan, kept, w, dout, wanted):
     x, xz, A, bias, u, rows, delta, y, states = kept
     at, d, r, n, size = place(xz), plan.d, plan.rank, plan.n, plan.bytes
     dout = dout.reshape(plan.rows, -1)
-    dout = dout.contiguous() if plan.is_small or 0 in dout.stride() else dout
+    dout = dout.contiguous() if plan.is_small or plan.of_floats or 0 in dout.stride() else dout
     grads = [None] * 11
     if wanted[9]:
         grads[9] = _product(plan, at, "dout_proj", dout, y, turns_a=True)
@@ -279,7 +283,7 @@ def mamba_block(hidden, *weights):
     autocast, while tracing, with tensors of mixed types."""
     if not hidden.is_cuda or is_traced() or is_fake(hidden) or autocast_dtype(hidden) is not None:
         return None
-    key = _signature((hidden, *weights), ())
+    key = _signature((hidden, *weights), (allows_tf32(hidden),))
     plan = _known.get(key)
     if plan is None:
         if len(_known) >= _MOST_KNOWN:

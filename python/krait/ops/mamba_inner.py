@@ -16,7 +16,7 @@ from .._call import Call, Operator, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, is_wide, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV, causal_conv1d, run_backward_call as run_conv_backward, run_call as run_conv
 from .norms import add_norm, rms_norm_gradients
-from .product import linear
+from .product import linear, matmul
 from .selective_scan import BACKWARD as SCAN_BACKWARD, FORWARD as SCAN, ONE_GROUP, as_parameter, scan_flags, selective_scan
 from .selective_scan import run_backward_call as run_scan_backward, run_call as run_scan
 
@@ -353,9 +353,9 @@ def _project_backward(dout, y, out_proj, out_bias, wanted):
     """-> gradients of y, out_proj and out_bias, the last two where wanted."""
     dout, (b, d, length) = dout.reshape(-1, dout.shape[-1]), y.shape
     dout = dout.contiguous() if 0 in dout.stride() else dout  # else both products would copy an expanded tensor
-    dweight = torch.mm(dout.t(), _rows(y).to(dout.dtype)) if wanted[0] else None
+    dweight = matmul(dout.t(), _rows(y).to(dout.dtype)) if wanted[0] else None
     dbias = dout.sum(0).to(out_bias.dtype) if out_bias is not None and wanted[1] else None
-    dy = torch.mm(dout, out_proj.to(dout.dtype)).to(y.dtype).view(b, length, d).transpose(1, 2)
+    dy = matmul(dout, out_proj.to(dout.dtype)).to(y.dtype).view(b, length, d).transpose(1, 2)
     return dy, None if dweight is None else dweight.to(out_proj.dtype), dbias
 
 

@@ -1,4 +1,5 @@
-"""Matrix products with a weight: torch's, except float32 on CPUs with AMX, which torch does not use for float32.
+"""Matrix products with a weight: torch's, except float32 on CPUs with AMX, which torch does not use for float32, and on GPUs where parts of float32
+factors on tensor cores are faster than torch's multiply-adds; not where torch's settings let it round to tf32.
 `product` always uses the library, so that a chain of separate calls is bitwise equal to the fused call."""
 
 import torch
@@ -6,25 +7,26 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from .._call import Call, Operator, place
-from .._torch import autocast_dtype, is_traced, is_watched, once
+from .._torch import allows_tf32, autocast_dtype, is_traced, is_watched, once
 
 GEMM = Operator("gemm", "A Bmat bias residual out")
-_FASTER = "simd_amx_tiles"  # the CPU implementation that is faster than torch
+_FASTER = ("simd_amx_tiles", "hopper_tiles_halves", "hopper_tiles_parts")  # implementations that are faster than torch
 _calls = {}
 _MOST_CALLS = 1024
-_LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast
+_LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast on a CPU,
+_LEAST_SIDE_ON_GPU, _LEAST_ON_GPU = 256, 1 << 31  # and on a GPU, where smaller blocks wait for the host
 
 
 def _new_call(a, b, bias):
-    """The packed call if the AMX implementation runs it, else None."""
+    """The packed call if one of these implementations runs it, else None."""
     call, out = Call(GEMM), a.new_empty(a.shape[0], b.shape[1])
     call.pack((a, b, bias, None, out))
-    return call if call.implementation(place(a)) == _FASTER else None
+    return call if call.implementation(place(a)) in _FASTER else None
 
 
 def _call_of(a, b, bias):
-    """-> a call of a b + bias faster than torch's, or None. Float32 matrices on the CPU."""
-    key = a.shape, a.stride(), b.shape, b.stride(), bias if bias is None else bias.stride()
+    """-> a call of a b + bias faster than torch's, or None. Float32 matrices on one device."""
+    key = a.device, a.shape, a.stride(), b.shape, b.stride(), bias if bias is None else bias.stride()
     if key not in _calls:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
@@ -32,20 +34,23 @@ def _call_of(a, b, bias):
     return _calls[key]
 
 
-def _is_wide(*tensors):
-    """All float32 on the CPU, without negative bit."""
-    return all([t is None or (t.is_cpu and t.dtype is torch.float32 and not t.is_neg()) for t in tensors])
+def _is_wide(a, *others):
+    """All float32 on one device, without negative bit, and torch may not round them."""
+    if a.dtype is not torch.float32 or not (a.is_cpu or (a.is_cuda and not allows_tf32(a))):
+        return False
+    return all([t is None or (t.dtype is torch.float32 and t.device == a.device and not t.is_neg()) for t in (a, *others)])
 
 
-def _is_much(a, b, bias):
+def is_much(a, b, bias=None):
     """Whether the shapes match and the product is large."""
     (m, k), n = a.shape, b.shape[1]
-    return k == b.shape[0] and min(m, n, k) >= _LEAST_SIDE and m * n * k >= _LEAST and (bias is None or bias.shape == (n,))
+    side, least = (_LEAST_SIDE, _LEAST) if a.is_cpu else (_LEAST_SIDE_ON_GPU, _LEAST_ON_GPU)
+    return k == b.shape[0] and min(m, n, k) >= side and m * n * k >= least and (bias is None or bias.shape == (n,))
 
 
 def matmul(a, b, bias=None):
     """a (M, K), b (K, N), bias (N) or None -> (M, N), without an autograd node."""
-    if a.is_cpu and _is_wide(a, b, bias) and _is_much(a, b, bias):
+    if _is_wide(a, b, bias) and is_much(a, b, bias):
         a, b = [t.contiguous() if 0 in t.stride() else t for t in (a, b)]  # expanded tensors would be reread by every product
         call = _call_of(a, b, bias)
         if call is not None:
@@ -71,14 +76,14 @@ class _Linear(torch.autograd.Function):
 
 def linear(x, weight, bias=None):
     """F.linear."""
-    if not x.is_cpu or is_watched():
+    if x.dtype is not torch.float32 or is_watched():
         return F.linear(x, weight, bias)
     tensors = (x, weight) if bias is None else (x, weight, bias)
     plain = all([type(t) in (torch.Tensor, nn.Parameter) for t in tensors]) and _is_wide(*tensors) and weight.dim() == 2 and x.dim() > 1
     if not plain or (x.dim() > 2 and not x.is_contiguous()) or autocast_dtype(x) is not None or not x.shape[-1]:
         return F.linear(x, weight, bias)
     rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
-    if not _is_much(rows, weight.t(), bias) or _call_of(rows, weight.t(), bias) is None:
+    if not is_much(rows, weight.t(), bias) or _call_of(rows, weight.t(), bias) is None:
         return F.linear(x, weight, bias)
     out = _Linear.apply(rows, weight, bias)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
