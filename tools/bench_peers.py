@@ -2,7 +2,8 @@
 """Times krait beside other implementations of the same work in one run, on a GPU or a CPU.
 
     bench_peers.py attention|gemm|few-rows|ssd|scan|conv|norm [--krait PROGRAM] [--device cuda|cpu] [--dtype T]
-    bench_peers.py modules [--device cuda|cpu] [--module Mamba|Mamba2] [--shapes D,B,L ...] [--all] [--profile]
+    bench_peers.py modules [--device cuda|cpu] [--module Mamba|Mamba2] [--shapes D,B,L ...] [--all] [--profile] [--tf32]
+    bench_peers.py memory [--dtype T] peak device memory of a training step of the modules and of attention
     bench_peers.py host            overhead of a Python call over the C call, tiny tensors on a CPU
     bench_peers.py denoiser WEIGHTS
     bench_peers.py train-step|train-module
@@ -15,6 +16,7 @@ They need the package: PYTHONPATH=python:python/krait/dropin KRAIT_LIBRARY=build
 times. Medians on a GPU, the fastest of interleaved runs on a CPU."""
 import argparse
 import contextlib
+import functools
 import gc
 import importlib
 import importlib.util
@@ -374,6 +376,60 @@ def modules():
         print("%-26s %s  %s" % ("%s(%d) B%d L%d" % (name, *shape), "  ".join("%s %s" % (who, " ".join("%.3f" % v for v in t)) for who, t in times.items()), "  ".join(ratios)), flush=True)
 
 
+# ---- device memory of a training step --------------------------------------------------------------------------------
+def step_mib(make):
+    """Peak of a step's memory above what was there before it, outputs and gradients included: of torch's allocator, and of the whole device, in
+    which krait's own memory counts as well. make() -> (forward, leaves)."""
+    try:
+        torch.manual_seed(0)
+        forward, leaves = make()
+        dout = torch.randn_like(forward())
+
+        def step():
+            forward().backward(dout)
+            for leaf in leaves:
+                leaf.grad = None
+        step()  # device code is loaded, calls are packed
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        # the allocator keeps what it took until it is told otherwise
+        return [(torch.cuda.max_memory_allocated() - before) / 2 ** 20, (free - torch.cuda.mem_get_info()[0]) / 2 ** 20]
+    except torch.cuda.OutOfMemoryError:
+        return [math.nan] * 2
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def module_step(kind, shape):
+    d, b, length = shape
+    module, x = kind(d, device="cuda", dtype=dtype()), random(b, length, d).requires_grad_()
+    return lambda: module(x), [x, *module.parameters()]
+
+
+def attention_step(attend, shape):
+    leaves = [random(*shape).requires_grad_() for _ in range(3)]
+    return lambda: attend(*leaves), leaves
+
+
+def memory():
+    upstream, ours = import_modules(None), import_modules(DROPIN)
+    from krait.ops import scaled_dot_product_attention
+    ways = {"krait": scaled_dot_product_attention, "torch": F.scaled_dot_product_attention}
+    work = [("%s(%d) B%d L%d" % (name, *shape), {who: functools.partial(module_step, kinds[name], shape) for who, kinds in (("krait", ours), ("mamba_ssm", upstream)) if kinds})
+            for name in sorted(USUAL) for shape in USUAL[name][:2]]
+    work += [("attention B1 H16 L%d D%d causal" % (length, d), {who: functools.partial(attention_step, functools.partial(attend, is_causal=True), (1, 16, length, d)) for who, attend in ways.items()})
+             for length in (8192, 32768) for d in (64, 128)]
+    print("MiB above what was there: torch's allocator, device")
+    for name, makes in work:
+        results[name] = {who: step_mib(make) for who, make in makes.items()}
+        print("%-36s %s" % (name, "  ".join("%s %.0f %.0f" % (who, *mib) for who, mib in results[name].items())), flush=True)
+
+
 # ---- host time of a call from Python ---------------------------------------------------------------------------------
 def captured_call(module, attribute, function):
     """The bare C call with exactly the arguments `function` passes; keeps its tensors alive."""
@@ -526,7 +582,7 @@ def train_module():
 
 def main():
     global options
-    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, modules, host, denoiser, train_step, train_module)}
+    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, modules, memory, host, denoiser, train_step, train_module)}
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="\n".join(__doc__.splitlines()[1:]), formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=jobs)
     p.add_argument("weights", nargs="?", help="denoiser: a safetensors file with its configuration")
@@ -541,13 +597,14 @@ def main():
     p.add_argument("--module", choices=sorted(USUAL))
     p.add_argument("--shapes", nargs="*", default=[])
     p.add_argument("--json")
-    for flag in ("--all", "--profile", "--forward-only"):
+    for flag in ("--all", "--profile", "--forward-only", "--tf32"):  # tf32: torch's setting for products of float32
         p.add_argument(flag, action="store_true")
     options = p.parse_args()
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     if options.what == "denoiser" and not options.weights:
         p.error("denoiser needs a file of weights")
     torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
     print(torch.cuda.get_device_name() if options.device == "cuda" else "CPU", "torch", torch.__version__, options.dtype)
     jobs[options.what]()
     if options.json:
