@@ -6,10 +6,11 @@ import warnings
 import torch
 from torch.nn.modules import module as _nn_module
 
+from ._language import Generate, LanguageModel
 from ._primeknet import PrimeKnet
 from ._torch import is_traced
 
-_KINDS = [PrimeKnet]
+_KINDS = [PrimeKnet]  # whose forward is replaced
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _TOLERANCE = 1e-4
@@ -105,16 +106,26 @@ def _accelerate_one(model):
             return None, why
         model.forward = Forward(model, kind)
         return kind.title, None
+    if LanguageModel.looks_like(shapes):
+        why = "its generate has been replaced" if "generate" in model.__dict__ else LanguageModel.install(model)
+        return (None, why) if why else (LanguageModel.title, None)
     return None, None
 
 
 def accelerated(model):
     """{name of a module inside ("" for the model): what krait runs it as}."""
-    return {name: module.__dict__["forward"].kind.title for name, module in model.named_modules() if isinstance(module.__dict__.get("forward"), Forward)}
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module.__dict__.get("forward"), Forward):
+            found[name] = module.__dict__["forward"].kind.title
+        if isinstance(module.__dict__.get("generate"), Generate):
+            found[name] = Generate.title
+    return found
 
 
 def accelerate(model):
-    """The model, in which each part that krait knows runs as krait's graph, forward and gradient as one autograd node: PrimeKnet. It keeps its
+    """The model, in which each part that krait knows runs as krait's graph, forward and gradient as one autograd node: PrimeKnet; and
+    generate of Mamba and Mamba-2 language models (transformers, mamba_ssm), whose step is recorded once on a GPU. It keeps its
     parameters, state_dict, optimiser, autocast, hooks on the whole and DistributedDataParallel; its class's forward runs where the graph does not
     compute a call: hooks on modules inside, other types than float32, torch.compile and torch.export, fake tensors, torch.func. What is not
     recognised is left alone; if that is everything, a warning says why. krait.accelerated(model) lists what is accelerated."""

@@ -12,7 +12,8 @@ from ._torch import allows_tf32, autocast_dtype
 
 _ALIGNED = 256          # bytes; a run's memory
 _MOST_SHAPES = 8        # whose plans are kept; the least recently used goes first
-_MOST_IDLE = 2          # runs of a shape, kept for its next calls
+_MOST_IDLE = 2          # runs of a shape, kept for its next calls,
+_IDLE_SHARE = 1.5       # while all that are kept have at most this share of the largest of the last two shapes' memory
 _ROLES = ("INPUT", "OUTPUT", "PARAMETER", "GRADIENT_OF_OUTPUT", "GRADIENT_OF_INPUT", "GRADIENT_OF_PARAMETER")
 _HALVES = {torch.float16: "KRAIT_F16", torch.bfloat16: "KRAIT_BF16"}
 
@@ -165,9 +166,9 @@ class _Taken:
 class _Node(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx, graph, at, x, *parameters):
-        run = graph.take(at)
-        ctx.taken, ctx.graph, ctx.at = _Taken(run), graph, at
+    def forward(ctx, take, x, *parameters):
+        run = take()
+        ctx.taken, ctx.graph, ctx.take = _Taken(run), run.graph, take
         outputs = run.forward(x, parameters)
         ctx.save_for_backward(x, *parameters, *outputs)
         ctx.set_materialize_grads(False)
@@ -178,7 +179,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx, *gradients):
         """A second time (retain_graph) the forward pass is run again, with the same result."""
         x, *saved = ctx.saved_tensors
-        taken = ctx.taken if ctx.taken.run is not None else _Taken(ctx.graph.take(ctx.at))
+        taken = ctx.taken if ctx.taken.run is not None else _Taken(ctx.take())
         parameters = saved[:len(saved) - len(gradients)]
         held = taken.run.forward(x, parameters) if taken is not ctx.taken else None  # the gradient reads the outputs
         by_name = taken.run.backward(gradients)
@@ -186,7 +187,7 @@ class _Node(torch.autograd.Function):
         taken.release()
         names = [name for _, name, _ in ctx.graph.of_role("PARAMETER")]
         (_, of_input, _), = ctx.graph.of_role("INPUT")
-        return (None, None, by_name.get(of_input) if ctx.needs_input_grad[2] else None, *[by_name.get(name) for name in names])
+        return (None, by_name.get(of_input) if ctx.needs_input_grad[1] else None, *[by_name.get(name) for name in names])
 
 
 class Model:
@@ -206,6 +207,28 @@ class Model:
                 self._graphs.popitem(last=False)
             return graph
 
+    def _free_idle(self, room):
+        """Gives the memory of idle runs back, of the least recently used shapes first, until those that are left have at most so many bytes."""
+        with self._lock:
+            newest_first = list(reversed(self._graphs.values()))
+        for graph in newest_first:
+            with graph.lock:
+                while graph.idle and len(graph.idle) * graph.bytes > room:
+                    graph.idle.pop()
+                room -= len(graph.idle) * graph.bytes
+
+    def _take(self, graph, at):
+        """A run for a graph, whose new memory is not added to more than is reasonable."""
+        if not graph.idle:
+            with self._lock:
+                largest = max([g.bytes for g in list(self._graphs.values())[-2:]])
+            self._free_idle(_IDLE_SHARE * largest - graph.bytes)
+        try:
+            return graph.take(at)
+        except torch.cuda.OutOfMemoryError:
+            self._free_idle(0)
+            return graph.take(at)
+
     def tensors(self):
         """(name, shape) of its parameters."""
         graph = Graph(_load.cpu_context(1), self.config, (1, 1), 0)
@@ -223,13 +246,14 @@ class Model:
             return self._run_without(at, x, parameters, flags, halves)
         frozen = tuple([name for name, p in zip(names, parameters) if not p.requires_grad])
         flags |= _flag("GRADIENT") | (_flag("INPUT_GRADIENT") if x.requires_grad else 0)
-        return _Node.apply(self.graph(at.context, (x.shape[0], x.shape[2]), flags, halves, frozen), at, x, *parameters)
+        graph = self.graph(at.context, (x.shape[0], x.shape[2]), flags, halves, frozen)
+        return _Node.apply(functools.partial(self._take, graph, at), x, *parameters)
 
     def _run_without(self, at, x, parameters, flags, halves):
         """Without gradients a CPU runs one window after the other, in its caches."""
         one_by_one = isinstance(at, CpuPlace)
         graph = self.graph(at.context, (1 if one_by_one else x.shape[0], x.shape[2]), flags, None if one_by_one else halves, ())
-        run = _Taken(graph.take(at))
+        run = _Taken(self._take(graph, at))
         parts = [run.run.forward(part, parameters) for part in (x.split(1) if one_by_one else [x])]
         run.release()
         return tuple([torch.cat(of) for of in zip(*parts)]) if len(parts) > 1 else parts[0]

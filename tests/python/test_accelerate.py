@@ -130,6 +130,16 @@ def test_calls_overlap_and_repeat():
     assert relative(found[1], found[0]) < 5e-4
 
 
+def test_memory_of_other_shapes_is_given_back():
+    """Runs of the shapes before the last two do not keep theirs."""
+    own = krait.accelerate(build())
+    for frames in (40, 41, 42, 43):
+        loss_of(own(spectra(2, frames))).backward()
+    graphs = list(own.forward.kind._model._graphs.values())
+    kept = sum(len(g.idle) * g.bytes for g in graphs)
+    assert 0 < kept <= 1.6 * max(g.bytes for g in graphs) and graphs[-1].idle
+
+
 def test_a_changed_parameter_is_noticed():
     own = krait.accelerate(build())
     loss = loss_of(own(spectra()))

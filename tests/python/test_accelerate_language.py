@@ -1,0 +1,160 @@
+"""krait.accelerate: generate of Mamba and Mamba-2 language models of transformers and mamba_ssm."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import krait
+
+transformers = pytest.importorskip("transformers")
+SIZES = dict(vocab_size=96, hidden_size=32, num_hidden_layers=3, state_size=8, eos_token_id=5, pad_token_id=0, bos_token_id=1)
+
+
+def build(kind, dtype=torch.float32, **changes):
+    torch.manual_seed(0)
+    if kind == "Mamba":
+        config, cls = transformers.MambaConfig(**{**SIZES, **changes}), transformers.MambaForCausalLM
+    else:
+        more = dict(head_dim=16, num_heads=4, n_groups=1, chunk_size=8)
+        config, cls = transformers.Mamba2Config(**{**SIZES, **more, **changes}), transformers.Mamba2ForCausalLM
+    model = cls(config)
+    for name, p in model.named_parameters():  # what is constant at first would be missed unnoticed
+        if name.endswith(("norm.weight", "norm_f.weight", ".D", "bias")):
+            p.data.add_(0.3 * torch.randn_like(p))
+    return model.to(dtype).eval()
+
+
+def prompts(batch=2, length=9):
+    return torch.randint(6, 96, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def count_plain(model):
+    counts, plain = [], type(model).generate
+
+    class Counted(type(model)):
+        def generate(self, *args, **kwargs):
+            counts.append(1)
+            return plain(self, *args, **kwargs)
+    model.__class__ = Counted
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
+def test_tokens_are_those_of_transformers(kind, device):
+    model = build(kind).to(device)
+    own = krait.accelerate(copy.deepcopy(model))
+    assert krait.accelerated(own) == {"": "language model (generate)"}
+    counts, ids = count_plain(own), prompts().to(device)
+    for options in (dict(do_sample=False), dict(do_sample=True, top_k=10, temperature=0.8, top_p=0.9), dict(do_sample=True, top_k=0)):
+        found = []
+        for m in (model, own):
+            torch.manual_seed(2)
+            found.append(m.generate(ids, max_new_tokens=24, **options))
+        assert torch.equal(*found), options
+    assert torch.equal(own.generate(ids[:1], attention_mask=torch.ones_like(ids[:1]), max_length=20, do_sample=False), model.generate(ids[:1], max_length=20, do_sample=False))
+    assert not counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
+def test_tokens_in_sixteen_bits_are_the_likeliest_but_for_rounding(kind, dtype, device):
+    model = build(kind, dtype, eos_token_id=None).to(device)
+    own = krait.accelerate(copy.deepcopy(model))
+    counts, ids = count_plain(own), prompts().to(device)
+    text = own.generate(ids, max_new_tokens=24, do_sample=False)
+    logits = model.float()(text[:, :-1]).logits[:, ids.shape[1] - 1:]
+    lost = logits.max(-1).values - logits.gather(2, text[:, ids.shape[1]:, None])[..., 0]
+    assert not counts and text.shape[1] == ids.shape[1] + 24 and float((lost.max() / logits.std()).detach()) < 0.1
+
+
+def test_the_end_of_a_text_and_what_follows_it():
+    """Rows end where transformers ends them, then have pad; the result ends with the longest."""
+    model = build("Mamba")
+    ids = prompts(3)
+    first = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=95)[:, ids.shape[1]:]
+    end = int(first[0, 2])
+    own = krait.accelerate(copy.deepcopy(model))
+    for ends in (end, [end, int(first[1, 5])]):
+        want = model.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=ends, pad_token_id=7)
+        assert torch.equal(own.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=ends, pad_token_id=7), want)
+
+
+def test_changed_weights_are_used():
+    own, model = krait.accelerate(build("Mamba2")), build("Mamba2")
+    ids = prompts()
+    own.generate(ids, max_new_tokens=4)
+    with torch.no_grad():
+        for m in (own, model):
+            m.backbone.layers[1].mixer.A_log.add_(0.5)
+            m.backbone.embeddings.weight.mul_(-1)
+    options = dict(max_new_tokens=20, do_sample=False)
+    assert torch.equal(own.generate(ids, **options), model.generate(ids, **options))
+    other = build("Mamba2", tie_word_embeddings=True)
+    own.load_state_dict(other.state_dict())
+    assert torch.equal(own.generate(ids, **options), other.generate(ids, **options))
+
+
+def test_what_krait_does_not_generate_goes_to_transformers():
+    own = krait.accelerate(build("Mamba"))
+    counts, ids = count_plain(own), prompts()
+    options = dict(max_new_tokens=3, do_sample=False)
+    own.generate(ids, num_beams=2, **options)
+    own.generate(ids, repetition_penalty=1.3, **options)
+    own.generate(ids, return_dict_in_generate=True, **options)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    own.generate(ids, attention_mask=mask, **options)
+    own.generate(inputs_embeds=own.backbone.embeddings(ids), **options)
+    seen = []
+    hook = own.backbone.layers[0].mixer.register_forward_hook(lambda *_: seen.append(1))
+    own.generate(ids, **options)
+    assert len(counts) == 6 and seen
+    hook.remove()
+    own.generate(ids, **options)
+    assert len(counts) == 6
+
+
+def test_other_models_are_named():
+    with pytest.warns(UserWarning, match="several groups"):
+        krait.accelerate(build("Mamba2", n_groups=2))
+    with pytest.warns(UserWarning, match="in_proj.bias"):
+        krait.accelerate(build("Mamba", use_bias=True))
+    class Capped(transformers.MambaForCausalLM):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = torch.tanh(output.logits)
+            return output
+    strange = build("Mamba")
+    strange.__class__ = Capped
+    with pytest.warns(UserWarning, match="other logits"):
+        krait.accelerate(strange)
+    assert not krait.accelerated(strange)
+
+
+def test_copies_pickles_and_training():
+    own, ids = krait.accelerate(build("Mamba")), prompts()
+    want = own.generate(ids, max_new_tokens=6, do_sample=False)
+    for other in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+        assert other.generate.model is other and torch.equal(other.generate(ids, max_new_tokens=6, do_sample=False), want)
+    own.train()(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in own.parameters())
+
+
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+def test_mamba_ssm(layer, device):
+    from mamba_ssm.models.config_mamba import MambaConfig
+    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+    torch.manual_seed(0)
+    ssm = dict(layer="Mamba2", headdim=16, d_state=16) if layer == "Mamba2" else dict(layer="Mamba1")
+    model = MambaLMHeadModel(MambaConfig(d_model=32, n_layer=2, vocab_size=64, ssm_cfg=ssm), device=device)
+    own = krait.accelerate(copy.deepcopy(model))
+    counts, ids = count_plain(own), (prompts() % 64).to(device)
+    assert torch.equal(own.generate(ids, 30), model.generate(ids, 30)) and not counts
+    end = int(model.generate(ids[:1], 30)[0, 15])
+    assert torch.equal(own.generate(ids[:1], max_length=30, eos_token_id=end, cg=True), model.generate(ids[:1], max_length=30, eos_token_id=end))
+    assert not counts
+    own.generate(ids, 12, top_k=3)
+    own.generate(ids, 12, return_dict_in_generate=True, output_scores=True)
+    assert len(counts) == 2
