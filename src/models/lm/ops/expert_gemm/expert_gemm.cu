@@ -11,29 +11,49 @@
 /* ---- products ---- */
 
 /* Products of a row of A with rows of B from n on, of this lane's k. */
-KR_DEV void multiply_rows(const kr_experts_params &p, const kr_view &B, int64_t a_at, int64_t b_at, int n,
-                          float (&sums)[KR_EXPERTS_EACH]) {
+KR_DEV void multiply_any(const kr_experts_params &p, const kr_view &B, int64_t a_at, int64_t b_at, int n,
+                         float (&sums)[KR_EXPERTS_EACH]) {
   const kr_expert_gemm_args &a = p.a;
-  const int lane = kr_thread() & 31, each = p.packs ? (a.A.dtype == KRAIT_F32 ? 4 : 8) : 1;
-  for (int64_t k = (int64_t)lane * each; k < a.K; k += 32 * each) {
-    if (!p.packs) {
-      const float x = kr_load(a.A.data, a_at + k * a.A.stride[2], a.A.dtype);
+  for (int64_t k = kr_thread() & 31; k < a.K; k += 32) {
+    const float x = kr_load(a.A.data, a_at + k * a.A.stride[2], a.A.dtype);
+#pragma unroll
+    for (int i = 0; i < KR_EXPERTS_EACH; i++)
+      if (n + i < a.N)
+        sums[i] = kr_fma(x, kr_load(B.data, b_at + i * B.stride[1] + k * B.stride[2], B.dtype), sums[i]);
+  }
+}
+
+/* The same of aligned rows of one type, several packs of each row on their way at once. */
+template <int TYPE>
+KR_DEV void multiply_packs(const kr_experts_params &p, const kr_view &B, int64_t a_at, int64_t b_at, int n,
+                           float (&sums)[KR_EXPERTS_EACH]) {
+  enum { AHEAD = 3, EACH = TYPE == KRAIT_F32 ? 4 : 8 };
+  const kr_expert_gemm_args &a = p.a;
+  for (int64_t first = (kr_thread() & 31) * EACH; first < a.K; first += AHEAD * 32 * EACH) {
+    kr_raw16 x[AHEAD], w[AHEAD][KR_EXPERTS_EACH];
+#pragma unroll
+    for (int m = 0; m < AHEAD; m++) {
+      const int64_t k = first + m * 32 * EACH, left = a.K - k;
+      x[m] = load_pack(a.A.data, a_at + k, 1, TYPE, 1, left);
 #pragma unroll
       for (int i = 0; i < KR_EXPERTS_EACH; i++)
-        if (n + i < a.N)
-          sums[i] = kr_fma(x, kr_load(B.data, b_at + i * B.stride[1] + k * B.stride[2], B.dtype), sums[i]);
-      continue;
+        w[m][i] = load_pack(B.data, b_at + (n + i < a.N ? i : 0) * B.stride[1] + k, 1, TYPE, 1, left);
     }
-    const kr_raw16 x = load_pack(a.A.data, a_at + k, 1, a.A.dtype, 1, each);
 #pragma unroll
-    for (int i = 0; i < KR_EXPERTS_EACH; i++) {
-      if (n + i >= a.N) continue;
-      const kr_raw16 w = load_pack(B.data, b_at + i * B.stride[1] + k, 1, B.dtype, 1, each);
+    for (int m = 0; m < AHEAD; m++)
 #pragma unroll
-      for (int m = 0; m < 8; m++)
-        if (m < each) sums[i] = kr_fma(pack_at(x, m, a.A.dtype), pack_at(w, m, B.dtype), sums[i]);
-    }
+      for (int i = 0; i < KR_EXPERTS_EACH; i++)
+#pragma unroll
+        for (int c = 0; c < EACH; c++) sums[i] = kr_fma(pack_at(x[m], c, TYPE), pack_at(w[m][i], c, TYPE), sums[i]);
   }
+}
+
+KR_DEV void multiply_rows(const kr_experts_params &p, const kr_view &B, int64_t a_at, int64_t b_at, int n,
+                          float (&sums)[KR_EXPERTS_EACH]) {
+  if (!p.packs) multiply_any(p, B, a_at, b_at, n, sums);
+  else if (p.a.A.dtype == KRAIT_F16) multiply_packs<KRAIT_F16>(p, B, a_at, b_at, n, sums);
+  else if (p.a.A.dtype == KRAIT_BF16) multiply_packs<KRAIT_BF16>(p, B, a_at, b_at, n, sums);
+  else multiply_packs<KRAIT_F32>(p, B, a_at, b_at, n, sums);
 }
 
 /* Word i of a row of words. */
@@ -98,6 +118,7 @@ KR_DEV void sum_outputs(float (&y)[KR_EXPERTS_EACH]) {
 }
 
 /* y of a row, a choice, and outputs from n on. */
+template <int WORDS>
 KR_DEV void expert_outputs(const kr_experts_params &p, int64_t t, int64_t j, int n, float (&y)[KR_EXPERTS_EACH]) {
   const kr_expert_gemm_args &a = p.a;
   const int64_t e = ((const int32_t *)a.index.data)[t * a.index.stride[0] + j * a.index.stride[1]],
@@ -106,11 +127,12 @@ KR_DEV void expert_outputs(const kr_experts_params &p, int64_t t, int64_t j, int
 #pragma unroll
   for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = up[i] = 0.0f;
   if (e < 0 || e >= a.E) return;
-  if (a.qweight.data)
+  if (WORDS)
     multiply_words(p, e, a_at, n, y);
   else
     multiply_rows(p, a.Bmat, a_at, e * a.Bmat.stride[0] + n * a.Bmat.stride[1], n, y);
   sum_outputs(y);
+  if (WORDS) return;
 #pragma unroll
   for (int i = 0; i < KR_EXPERTS_EACH; i++)
     if (a.activation == KRAIT_ACT_SILU) y[i] = kr_silu(y[i]);
@@ -129,6 +151,7 @@ KR_DEV void store_outputs(const kr_expert_gemm_args &a, int64_t at, int64_t step
 }
 
 /* A block computes the same outputs of all choices of a row, a warp those of every KR_EXPERTS_WARPS-th. */
+template <int WORDS>
 KR_DEV void sum_choices(const kr_experts_params &p, int64_t t, int tile) {
   KR_SHARED float parts[KR_EXPERTS_WARPS][KR_EXPERTS_EACH];
   const kr_expert_gemm_args &a = p.a;
@@ -138,7 +161,7 @@ KR_DEV void sum_choices(const kr_experts_params &p, int64_t t, int tile) {
   for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = 0.0f;
   for (int64_t j = warp; j < a.J; j += KR_EXPERTS_WARPS) {
     const float by = kr_load(a.weights.data, t * a.weights.stride[0] + j * a.weights.stride[1], KRAIT_F32);
-    expert_outputs(p, t, j, n, y);
+    expert_outputs<WORDS>(p, t, j, n, y);
 #pragma unroll
     for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = kr_fma(by, y[i], sum[i]);
   }
@@ -154,7 +177,8 @@ KR_DEV void sum_choices(const kr_experts_params &p, int64_t t, int tile) {
   store_outputs(a, t * a.out.stride[0], a.out.stride[1], n, sum);
 }
 
-KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_rows(const kr_experts_params p) {
+template <int WORDS>
+KR_DEV void run_rows(const kr_experts_params &p) {
   const kr_expert_gemm_args &a = p.a;
   const uint32_t block = (uint32_t)kr_block_x();
   const int64_t row = block / p.tiles, t = row / a.J, j = row - t * a.J;
@@ -162,13 +186,16 @@ KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_rows(const kr_exper
             n = (tile * KR_EXPERTS_WARPS + kr_thread() / 32) * KR_EXPERTS_EACH;
   float y[KR_EXPERTS_EACH];
   if (a.weights.data) {
-    sum_choices(p, row, tile);
+    sum_choices<WORDS>(p, row, tile);
     return;
   }
   if (n >= a.N) return;
-  expert_outputs(p, t, j, n, y);
+  expert_outputs<WORDS>(p, t, j, n, y);
   store_outputs(a, t * a.out.stride[0] + j * a.out.stride[1], a.out.stride[2], n, y);
 }
+
+KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_rows(const kr_experts_params p) { run_rows<0>(p); }
+KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_words(const kr_experts_params p) { run_rows<1>(p); }
 
 /* ---- choices ---- */
 

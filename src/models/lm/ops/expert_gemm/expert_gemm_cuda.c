@@ -24,7 +24,7 @@ static uint32_t rows_across(const kr_expert_gemm_args *a) {
 static int64_t rows_of_experts(const kr_expert_gemm_args *a) { return kr_has(&a->weights) ? a->T : a->T * a->J; }
 
 static int32_t run_rows(const krait_ctx *ctx, const kr_expert_gemm_args *a, uint64_t tier) {
-  static const kr_kernel rows = {"expert_gemm", "kr_expert_rows"};
+  static const kr_kernel rows = {"expert_gemm", "kr_expert_rows"}, words = {"expert_gemm", "kr_expert_words"};
   const int64_t per_pack = a->A.dtype == KRAIT_F32 ? 4 : 8;
   kr_experts_params p = {.a = *a, .tiles = rows_across(a)};
   p.packs = kr_has(&a->Bmat) && a->A.dtype == a->Bmat.dtype && a->K % per_pack == 0 && has_packs(&a->A, per_pack) &&
@@ -32,7 +32,8 @@ static int32_t run_rows(const krait_ctx *ctx, const kr_expert_gemm_args *a, uint
   const kr_grid grid = {.x = (uint32_t)rows_of_experts(a) * p.tiles,
                         .block = 32 * KR_EXPERTS_WARPS,
                         .stream = a->call.stream};
-  return grid.x ? kr_cuda_launch(ctx->cuda, tier, &rows, &grid, &p, sizeof p) : KRAIT_OK;
+  return grid.x ? kr_cuda_launch(ctx->cuda, tier, kr_has(&a->qweight) ? &words : &rows, &grid, &p, sizeof p)
+                : KRAIT_OK;
 }
 
 static const char *refuse_rows(const kr_expert_gemm_args *a) {

@@ -1,5 +1,6 @@
 /* gated_delta_rule.c: cost and implementations of the gated delta rule; gated_delta_rule_ref.c has the recurrence.
  * Bound: float32 5e-5 of the result's scale, since errors of the state last; 16-bit storage one rounding more. */
+#include "gated_delta_rule/gated_delta_rule.h"
 #include "lm_ops.h"
 #include "view.h"
 
@@ -23,7 +24,7 @@ static void count_gated_delta_update_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_impl impls[] = {
-    KR_CUDA_IMPLS(gated_delta_rule)
+    KR_CUDA_FAMILIES(KR_DELTA_FAMILIES, gated_delta_rule)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_gated_delta_rule_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA

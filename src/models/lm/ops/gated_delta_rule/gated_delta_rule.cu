@@ -81,5 +81,5 @@ KR_DEV void run_column(const kr_delta_params &p) {
     move_column(p.after, row * p.after.stride[0] + h * p.after.stride[1] + j * p.after.stride[3], n, s, 1);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_DELTA_THREADS, 3) kr_gated_delta_128(const kr_delta_params p) { run_column<32>(p); }
-KR_KERNEL void KR_BOUNDS(KR_DELTA_THREADS, 1) kr_gated_delta_256(const kr_delta_params p) { run_column<64>(p); }
+KR_KERNEL void KR_BOUNDS(KR_DELTA_THREADS, 3) kr_gated_delta_columns_128(const kr_delta_params p) { run_column<32>(p); }
+KR_KERNEL void KR_BOUNDS(KR_DELTA_THREADS, 1) kr_gated_delta_columns_256(const kr_delta_params p) { run_column<64>(p); }

@@ -1,8 +1,13 @@
-/* gated_delta_rule.h: one token's call as one of a sequence: the same code computes both. */
+/* gated_delta_rule.h: one token's call as one of a sequence: the same code computes both. On a GPU many tokens are
+ * brought into shared memory some at a time. */
 #ifndef KR_GATED_DELTA_RULE_H
 #define KR_GATED_DELTA_RULE_H
 
+#include "cuda_impl.h"
 #include "lm_op_args.h"
+
+#define KR_DELTA_FAMILIES(X, op) X(op, staged) X(op, columns)
+KR_DELTA_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_delta_rule)
 
 /* A view of (B,...) as (B,1,...). */
 static inline kr_view kr_delta_with_time(kr_view v, int n_dims) {

@@ -11,6 +11,7 @@ int32_t kr_gated_delta_rule_case(kr_case *c, int64_t index) {
   kr_gated_delta_rule_args *a = (kr_gated_delta_rule_args *)c->args;
   a->B = kr_case_int(c, 1, 2), a->L = index % 4 ? kr_case_edge(c, 9) : kr_case_edge(c, 70);
   choose_heads(c, &a->H, &a->Hk, &a->Dk, &a->Dv);
+  if (index % 5 == 1) a->Dk = 64 << kr_case_int(c, 0, 1), a->L = kr_case_int(c, 8, 50); /* what GPUs stage */
   if (index % 3 == 0) a->beta_scale = 2;
   c->contiguous = index % 2;
   return KRAIT_OK;

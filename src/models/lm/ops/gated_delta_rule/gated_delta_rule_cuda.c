@@ -5,19 +5,26 @@
 #include "gated_delta_rule/gated_delta_rule_params.h"
 #include "lm_ops.h"
 
-static const kr_kernel of_128 = {"gated_delta_rule", "kr_gated_delta_128"},
-                       of_256 = {"gated_delta_rule", "kr_gated_delta_256"};
+enum { COLUMNS, STAGED };
 
-static int32_t launch_delta(const krait_ctx *ctx, kr_delta_params *p, uint64_t tier) {
+static int32_t launch_delta(const krait_ctx *ctx, kr_delta_params *p, uint64_t tier, int which) {
+  static const kr_kernel columns[] = {{"gated_delta_rule", "kr_gated_delta_columns_128"},
+                                      {"gated_delta_rule", "kr_gated_delta_columns_256"}},
+                         staged[] = {{"gated_delta_staged", "kr_gated_delta_64"},
+                                     {"gated_delta_staged", "kr_gated_delta_128"}};
   const kr_gated_delta_rule_args *a = &p->a;
-  p->parts = (int32_t)kr_blocks_of(a->Dv, KR_DELTA_COLUMNS);
-  const kr_grid grid = {.x = (uint32_t)(a->B * a->H * p->parts), .block = KR_DELTA_THREADS, .stream = a->call.stream};
-  return grid.x ? kr_cuda_launch(ctx->cuda, tier, a->Dk > 128 ? &of_256 : &of_128, &grid, p, sizeof *p) : KRAIT_OK;
+  const kr_kernel *kernel = which == STAGED ? &staged[a->Dk / 128] : &columns[a->Dk > 128];
+  p->parts = (int32_t)kr_blocks_of(a->Dv, which == STAGED ? KR_DELTA_STAGED_COLUMNS : KR_DELTA_COLUMNS);
+  const kr_grid grid = {.x = (uint32_t)(a->B * a->H * p->parts),
+                        .block = which == STAGED ? KR_DELTA_STAGED_THREADS : KR_DELTA_THREADS,
+                        .stream = a->call.stream};
+  return grid.x ? kr_cuda_launch(ctx->cuda, tier, kernel, &grid, p, sizeof *p) : KRAIT_OK;
 }
 
-static int32_t run_delta_rule(const krait_ctx *ctx, const void *args, uint64_t tier) {
+static int32_t run_delta_rule(const krait_ctx *ctx, const void *args, uint64_t tier, int which) {
   const kr_gated_delta_rule_args *a = args;
-  return launch_delta(ctx, &(kr_delta_params){.a = *a, .before = a->initial_states, .after = a->final_states}, tier);
+  return launch_delta(ctx, &(kr_delta_params){.a = *a, .before = a->initial_states, .after = a->final_states}, tier,
+                      which);
 }
 
 static int32_t run_delta_update(const krait_ctx *ctx, const void *args, uint64_t tier) {
@@ -27,15 +34,25 @@ static int32_t run_delta_update(const krait_ctx *ctx, const void *args, uint64_t
                                          .before = a->state,
                                          .after = a->state,
                                          .rows = a->state_batch_indices},
-                      tier);
+                      tier, COLUMNS);
 }
 
 static const char *refuse_blocks(double blocks) { return blocks >= 2147483648.0 ? "2^31 blocks or more" : NULL; }
 
-const char *kr_gated_delta_rule_cuda_refuse(const krait_ctx *ctx, const void *args) {
+static int has_packed_heads(const kr_view *v) {
+  const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
+  return v->stride[3] == 1 && v->stride[0] % per_pack == 0 && v->stride[1] % per_pack == 0 &&
+         v->stride[2] % per_pack == 0 && kr_is_aligned(v);
+}
+
+static const char *refuse_delta_rule(const krait_ctx *ctx, const void *args, int which) {
   const kr_gated_delta_rule_args *a = args;
   (void)ctx;
-  return refuse_blocks((double)a->B * (double)a->H * kr_blocks_of(a->Dv, KR_DELTA_COLUMNS));
+  if (which == STAGED && a->L < KR_DELTA_TOKENS / 2) return "fewer than 8 tokens";
+  if (which == STAGED && a->Dk != 64 && a->Dk != 128) return "keys not of 64 or 128 features";
+  if (which == STAGED && (!has_packed_heads(&a->q) || !has_packed_heads(&a->k)))
+    return "keys or queries with gaps, or not aligned to 16 bytes";
+  return refuse_blocks((double)a->B * (double)a->H * kr_blocks_of(a->Dv, KR_DELTA_STAGED_COLUMNS));
 }
 
 const char *kr_gated_delta_update_cuda_refuse(const krait_ctx *ctx, const void *args) {
@@ -44,8 +61,11 @@ const char *kr_gated_delta_update_cuda_refuse(const krait_ctx *ctx, const void *
   return refuse_blocks((double)a->B * (double)a->H * kr_blocks_of(a->Dv, KR_DELTA_COLUMNS));
 }
 
-uint64_t kr_gated_delta_rule_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+static uint64_t delta_scratch(const krait_ctx *ctx, const void *args, int which) {
+  return (void)ctx, (void)args, (void)which, 0;
+}
 uint64_t kr_gated_delta_update_cuda_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
-KR_CUDA_TIERS(gated_delta_rule, run_delta_rule)
+KR_CUDA_FAMILY(gated_delta_rule, staged, STAGED, run_delta_rule, refuse_delta_rule, delta_scratch)
+KR_CUDA_FAMILY(gated_delta_rule, columns, COLUMNS, run_delta_rule, refuse_delta_rule, delta_scratch)
 KR_CUDA_TIERS(gated_delta_update, run_delta_update)
