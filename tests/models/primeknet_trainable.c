@@ -1,6 +1,7 @@
 /* primeknet_trainable.c: PrimeKnet on a caller's tensors (krait/trainable.h) against recorded outputs and gradients
  * (tests/golden/primeknet): forward alone, both parts, frozen parameters, 16 bits, misuse. On a CPU, or given the
  * emulator's library on a GPU on the host. */
+#define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
 #include <krait/trainable.h>
