@@ -1,63 +1,116 @@
 /* gemm_base.cu: products of factors of any type and strides by float32 FMAs, for every GPU. A block of 256 threads
- * computes a 128 x 128 tile; a thread has rows 4 y + {0..3} and those + 64, columns 4 x + {0..3} and those + 64. In a
+ * computes a 128 x 128 tile; a thread has rows y + {0..3} and those + 64, columns x + {0..3} and those + 64. In a
  * gated product the second half of the tile's columns belongs to B2, so one thread holds both factors of a result. The
- * next stage is prefetched into registers while the current one is multiplied. kr_gemm_sum then reduces the split-K
+ * next stage is prefetched into registers while the current one is multiplied: in whole aligned tiles of one type as it
+ * is, by 16 bytes (8 of 16 bits) that neighbouring threads read side by side. kr_gemm_sum then reduces the split-K
  * parts. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
 
 enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK, ROW = BM + 4 };
+enum { ANY, FLOATS, HALVES }; /* a stage's factors: of any kind, or whole, aligned and both of float32 or of 16 bits */
 
-/* A thread's share of copying a factor: eight elements, contiguous in memory if any are. */
+/* A thread's share of copying a factor: four elements, contiguous in memory if any are, of each half of its rows. */
 typedef struct copier {
-  const kr_gemm_matrix *matrix;
-  int64_t at, advance, along; /* in elements: next stage, stride between stages, stride between the eight */
-  int row, k, left,
-      turned; /* place in the stage; rows in bounds from the first; turned: the eight are rows, not k */
+  const kr_gemm_matrix *matrix[2]; /* of each half, as in the following */
+  int64_t at[2], advance[2], along[2]; /* in elements: next stage, stride between stages, stride between the four */
+  int left[2], row, k, turned; /* rows in bounds from the first; place in the stage; turned: the four are rows, not k */
 } copier;
 
-/* first: row (m or n) in the matrix; place: in the stage. */
-KR_DEV copier copier_of(const kr_gemm_matrix &matrix, int64_t row_stride, int64_t k_stride, int batch, int first,
-                        int place, int limit, int turned, int k) {
-  copier c = {&matrix, 0, BK * k_stride, turned ? row_stride : k_stride, place, 0, 0, turned};
-  c.k = turned ? kr_thread() / 16 : kr_thread() % 2 * 8;
-  c.left = limit - first;
-  c.at = batch * matrix.batch + first * row_stride + (k + c.k) * k_stride;
+/* first: a half's first row (m or n) in its matrix. */
+KR_DEV void add_half(copier &c, int half, const kr_gemm_matrix &matrix, int64_t row_stride, int64_t k_stride, int batch,
+                     int first, int limit, int k) {
+  c.matrix[half] = &matrix;
+  c.advance[half] = BK * k_stride, c.along[half] = c.turned ? row_stride : k_stride;
+  c.left[half] = limit - first - c.row;
+  c.at[half] = batch * matrix.batch + (first + c.row) * row_stride + (k + c.k) * k_stride;
+}
+KR_DEV copier copier_of(int turned) {
+  copier c;
+  c.turned = turned;
+  c.k = turned ? kr_thread() / 16 : kr_thread() % 4 * 4;
+  c.row = turned ? kr_thread() % 16 * 4 : kr_thread() / 4;
   return c;
 }
 
-/* left_k: k in bounds from the stage's first. */
-KR_DEV void fetch(copier &c, int left_k, float (&v)[8]) {
-  const int left = c.turned ? (c.k < left_k ? c.left : 0) : (c.left > 0 ? left_k - c.k : 0);
-  kr_read_run<8>(*c.matrix, c.at, c.along, left, v);
-  c.at += c.advance;
-}
-
-KR_DEV void put(const copier &c, float *stage, const float (&v)[8]) {
+/* Bits of the eight elements: words 0 to 3 (of 16 bits 0 and 1) and 4 to 7 (2 and 3). left_k: k in bounds from the
+ * stage's first. */
+template <int KIND>
+KR_DEV void fetch(copier &c, int left_k, uint32_t (&w)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; i++) stage[c.turned ? c.k * ROW + c.row + i : (c.k + i) * ROW + c.row] = v[i];
-}
-
-KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b) {
-#pragma unroll 4
-  for (int k = 0; k < BK; k++) {
-    float va[8], vb[8];
+  for (int h = 0; h < 2; h++) {
+    if (KIND == FLOATS) {
+      const kr_raw16 four = *(const kr_raw16 *)((const float *)c.matrix[h]->data + c.at[h]);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      *(kr_float4 *)(va + 4 * h) = *(const kr_float4 *)(a + k * ROW + 64 * h);
-      *(kr_float4 *)(vb + 4 * h) = *(const kr_float4 *)(b + k * ROW + 64 * h);
+      for (int i = 0; i < 4; i++) w[4 * h + i] = four.w[i];
+    } else if (KIND == HALVES) {
+      const uint64_t four = *(const uint64_t *)((const uint16_t *)c.matrix[h]->data + c.at[h]);
+      w[2 * h] = (uint32_t)four, w[2 * h + 1] = (uint32_t)(four >> 32);
+    } else {
+      const int left = c.turned ? (c.k < left_k ? c.left[h] : 0) : (c.left[h] > 0 ? left_k - c.k : 0);
+      float v[4];
+      kr_read_run<4>(*c.matrix[h], c.at[h], c.along[h], left, v);
+#pragma unroll
+      for (int i = 0; i < 4; i++) w[4 * h + i] = kr_float_to_bits(v[i]);
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-#pragma unroll
-      for (int j = 0; j < 8; j++) d[i][j] = kr_fma(va[i], vb[j], d[i][j]);
+    c.at[h] += c.advance[h];
   }
 }
 
-/* Goes through shared memory, 64 rows at a time, to give each thread eight contiguous columns. */
+/* Place in a stage, without conflicts between banks for fours of rows and for eight rows by four fours of k. */
+KR_DEV int place_of(int k, int row) { return k * BM + (row ^ (k >> 2 & 3) << 3); }
+
+template <int KIND>
+KR_DEV void put(const copier &c, float *stage, const uint32_t (&w)[8]) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    kr_float4 v;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      v.v[i] = KIND == HALVES ? kr_unpack(w[2 * h + i / 2], i % 2, c.matrix[0]->dtype) : kr_bits_to_float(w[4 * h + i]);
+    if (c.turned) {
+      *(kr_float4 *)(stage + place_of(c.k, c.row + 64 * h)) = v;
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) stage[place_of(c.k, c.row + 64 * h) + i * BM] = v.v[i];
+  }
+}
+
+/* y, x: the thread's first row and column. The register file gives a cycle one operand of each of two banks, even and
+ * odd registers, beside what the last multiply-add read and keeps: so rows take turns in the order of columns, and
+ * finish_tile stores pairs of columns in turn, which gives a sum the other bank than its column's factor. */
+KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b, int y, int x) {
+#pragma unroll 1
+  for (int four = 0; four < BK / 4; four++) {
+    const float *const rows = a + place_of(4 * four, y), *const columns = b + place_of(4 * four, x);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      float va[8], vb[8];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const kr_float4 of_a = *(const kr_float4 *)(rows + k * BM + 64 * h),
+                        of_b = *(const kr_float4 *)(columns + k * BM + 64 * h);
+#pragma unroll
+        for (int i = 0; i < 4; i++) va[4 * h + i] = of_a.v[i], vb[4 * h + i] = of_b.v[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+          const int c = i % 2 ? 7 - j : j;
+          d[i][c] = kr_fma(va[i], vb[c], d[i][c]);
+        }
+    }
+  }
+}
+
+/* Goes through shared memory, 64 rows at a time and pairs of columns in turn, to give each thread eight contiguous
+ * columns. */
 template <int GATED>
-KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)[8][8], int slab, int m, int n) {
-  const int RUNS = GATED ? 8 : 16, x = kr_thread() % 16 * 4, y = kr_thread() / 16 * 4, column = kr_thread() % RUNS * 8;
+KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)[8][8], int slab, int m, int n, int y,
+                        int x) {
+  const int RUNS = GATED ? 8 : 16, column = kr_thread() % RUNS * 8;
   kr_column_terms<8> terms;
   kr_read_terms<8>(p, n + column, terms);
 #pragma unroll
@@ -67,7 +120,7 @@ KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const float *v = d[4 * half + i] + 4 * h;
-        *(kr_float4 *)(staged + (y + i) * ROW + 64 * h + x) = (kr_float4){{v[0], v[1], v[2], v[3]}};
+        *(kr_float4 *)(staged + (y + i) * ROW + 64 * h + x) = (kr_float4){{v[1], v[0], v[3], v[2]}};
       }
     kr_sync();
 #pragma unroll 1
@@ -75,7 +128,8 @@ KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)
       float v[8], second[8];
 #pragma unroll
       for (int i = 0; i < 8; i++)
-        v[i] = staged[row * ROW + column + i], second[i] = GATED ? staged[row * ROW + 64 + column + i] : 0.0f;
+        v[i] = staged[row * ROW + column + (i ^ 1)],
+        second[i] = GATED ? staged[row * ROW + 64 + column + (i ^ 1)] : 0.0f;
       if (!GATED && p.n_splits > 1) kr_keep_run<8>(p, slab, m + 64 * half + row, n + column, v);
       else kr_finish_run<8, GATED>(p, terms, slab % p.P, m + 64 * half + row, n + column, v, second);
     }
@@ -83,34 +137,55 @@ KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)
   }
 }
 
-template <int GATED>
-KR_DEV void run(const kr_gemm_params &p) {
-  KR_SHARED float __attribute__((aligned(16))) stages[2][2][BK * ROW]; /* reused for 64 rows of the result */
-  const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
-  const int m = u.m * BM, n = u.n * (GATED ? BN / 2 : BN), slab = u.slab, batch = u.batch;
-  const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split;
-  const int a_turned = p.A.row == 1 && p.A.column != 1, b_turned = p.B.column == 1 && (!GATED || p.B2.column == 1),
-            a_row = a_turned ? kr_thread() % 16 * 8 : kr_thread() / 2,
-            b_row = b_turned ? kr_thread() % 16 * 8 : kr_thread() / 2;
-  copier from_a = copier_of(p.A, p.A.row, p.A.column, batch, m + a_row, a_row, p.M, a_turned, begin);
-  const kr_gemm_matrix &B = GATED && b_row >= 64 ? p.B2 : p.B;
-  copier from_b = copier_of(B, B.column, B.row, batch, n + (GATED ? b_row % 64 : b_row), b_row, p.N, b_turned, begin);
-  const float *a = &stages[0][0][kr_thread() / 16 * 4], *b = &stages[0][1][kr_thread() % 16 * 4];
-  float d[8][8], next_a[8], next_b[8];
-#pragma unroll
-  for (int i = 0; i < 64; i++) d[i / 8][i % 8] = 0.0f;
-  fetch(from_a, end - begin, next_a), fetch(from_b, end - begin, next_b);
-  put(from_a, stages[0][0], next_a), put(from_b, stages[0][1], next_b);
+template <int KIND>
+KR_DEV void add_stages(float (&d)[8][8], float *stages, copier from_a, copier from_b, int n_k, int y, int x) {
+  const int FACTOR = BK * BM;
+  uint32_t next_a[8], next_b[8];
+  fetch<KIND>(from_a, n_k, next_a), fetch<KIND>(from_b, n_k, next_b);
+  put<KIND>(from_a, stages, next_a), put<KIND>(from_b, stages + FACTOR, next_b);
   kr_sync();
   int which = 0;
-  for (int k = begin; k < end; k += BK, which ^= 1) {
-    const int more = k + BK < end;
-    if (more) fetch(from_a, end - k - BK, next_a), fetch(from_b, end - k - BK, next_b);
-    multiply(d, a + which * 2 * BK * ROW, b + which * 2 * BK * ROW);
-    if (more) put(from_a, stages[which ^ 1][0], next_a), put(from_b, stages[which ^ 1][1], next_b);
+#pragma unroll 1
+  for (int left = n_k; left > 0; left -= BK, which ^= 1) {
+    float *const now = stages + which * 2 * FACTOR, *const next = stages + (which ^ 1) * 2 * FACTOR;
+    const int more = left > BK;
+    if (more) fetch<KIND>(from_a, left - BK, next_a), fetch<KIND>(from_b, left - BK, next_b);
+    multiply(d, now, now + FACTOR, y, x);
+    if (more) put<KIND>(from_a, next, next_a), put<KIND>(from_b, next + FACTOR, next_b);
     kr_sync();
   }
-  finish_tile<GATED>(p, &stages[0][0][0], d, slab, m, n);
+}
+
+/* Whether the four elements of every thread are contiguous and aligned. */
+KR_DEV int is_aligned(const copier &c) {
+  return c.matrix[0]->packs && c.matrix[1]->packs && c.along[0] == 1 && c.along[1] == 1;
+}
+
+template <int GATED>
+KR_DEV void run(const kr_gemm_params &p) {
+  KR_SHARED float __attribute__((aligned(16))) stages[2 * 2 * BK * ROW]; /* reused for 64 rows of the result */
+  const int WIDTH = GATED ? BN / 2 : BN, warp = kr_thread() / 32, lane = kr_thread() % 32;
+  const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
+  const int m = u.m * BM, n = u.n * WIDTH, begin = u.split * p.k_split,
+            end = p.K - begin < p.k_split ? p.K : begin + p.k_split, n_k = end - begin;
+  const int y = (warp / 2 * 4 + lane / 8) * 4, x = (warp % 2 * 8 + lane % 8) * 4;
+  const kr_gemm_matrix &B2 = GATED ? p.B2 : p.B;
+  copier from_a = copier_of(p.A.row == 1 && p.A.column != 1), from_b = copier_of(p.B.column == 1 && B2.column == 1);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const kr_gemm_matrix &of = h ? B2 : p.B;
+    add_half(from_a, h, p.A, p.A.row, p.A.column, u.batch, m + 64 * h, p.M, begin);
+    add_half(from_b, h, of, of.column, of.row, u.batch, GATED ? n : n + 64 * h, p.N, begin);
+  }
+  const int dtype = p.A.dtype, whole = n_k % BK == 0 && m + BM <= p.M && n + WIDTH <= p.N && is_aligned(from_a) &&
+                                       is_aligned(from_b) && p.B.dtype == dtype && B2.dtype == dtype;
+  float d[8][8];
+#pragma unroll
+  for (int i = 0; i < 64; i++) d[i / 8][i % 8] = 0.0f;
+  if (whole && dtype == KRAIT_F32) add_stages<FLOATS>(d, stages, from_a, from_b, n_k, y, x);
+  else if (whole) add_stages<HALVES>(d, stages, from_a, from_b, n_k, y, x);
+  else add_stages<ANY>(d, stages, from_a, from_b, n_k, y, x);
+  finish_tile<GATED>(p, stages, d, u.slab, m, n, y, x);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_BASE_THREADS, 2) kr_gemm_base(kr_gemm_params params) { run<0>(params); }
