@@ -222,6 +222,7 @@ static void agrees_with_the_reference(void **state) {
   static const char *const step[KR_N_ORDERS] = {"cuda_hopper", "cuda_hopper", "cuda_hopper"};
   static const char *const windows[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "hopper_boxes"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
+  const int is_floats = strcmp(op->name, "attention") == 0 || strcmp(op->name, "attention_bwd") == 0;
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
             is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
   const char *const *rows = strcmp(op->name, "gemm") == 0             ? products
@@ -255,7 +256,7 @@ static void agrees_with_the_reference(void **state) {
   }
   if (is_ssd && !only)
     assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
-  if (strcmp(op->name, "attention") == 0 && !only) assert_true(check_rows(op, tiles_parts) > 0);
+  if (is_floats && !only) assert_true(check_rows(op, tiles_parts) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode) capability = 80, takes_together = 0, n_multiprocessors = 16;
   if (rows == maps) assert_true(check_rows(op, thin) > 0);

@@ -2,21 +2,13 @@
  * of two tf32 parts, as accurate as float32 multiply-adds; a factor that is infinite gives NaN. Otherwise as
  * attention_ampere.cu, with 64 rows a block. kr_attention_floats_D: heads of up to D channels, all options but softcap,
  * slopes and dropout; kr_attention_floats_D_any: those, too. */
+#include "attention_f32.cuh"
 #include "attention_softmax.cuh"
-#include "tf32_parts.cuh"
 
-enum { THREADS = KR_ATTENTION_AMPERE_THREADS, ROWS = KR_ATTENTION_FLOATS_ROWS };
-
-/* Place of an element in a tile's row. Conflict-free are, of rows and keys, pairs of columns of eight rows; of values
- * (IN_PAIRS), rows 2 q, or 2 q + 1, by eight columns. */
-template <int D, int IN_PAIRS>
-KR_DEV int place_of(int row, int column) {
-  return row * D + (column ^ ((IN_PAIRS ? row >> 1 : row) & 3) << 3);
-}
+enum { ROWS = KR_ATTENTION_FLOATS_ROWS };
 
 /* Copies rows of a tile asynchronously, 16 bytes per thread; zeros from `end` on and beyond the head's channels. */
-enum { OF_ROWS, OF_KEYS, OF_VALUES };
-template <int D, int N, int OF>
+template <int D, int N, int OF_KEYS>
 KR_DEV void copy_rows(const kr_attention_params &p, float *to, const kr_attention_tensor &v, const block &at, int first,
                       int end) {
   const int PER_ROW = D / 4, STEP = THREADS / PER_ROW, column = kr_thread() % PER_ROW * 4, exists = column < p.D;
@@ -25,44 +17,8 @@ KR_DEV void copy_rows(const kr_attention_params &p, float *to, const kr_attentio
   for (int k = 0; k < N / STEP; k++) {
     const int row = kr_thread() / PER_ROW + k * STEP, i = first + row, there = exists && i < end;
     const float *from = (const float *)v.data;
-    if (there) from = data + (OF == OF_ROWS ? query_at(v, at.s, at.h, i) : key_at(p, v, at.s, at.kv, i));
-    kr_copy_some(to + place_of<D, OF == OF_VALUES>(row, column), from, there ? 16 : 0);
-  }
-}
-
-/* s = q k^T of the warp's 16 rows: channels 2 q and 2 q + 1 of eight count as columns q and q + 4. */
-template <int D, int N>
-KR_DEV void make_scores(float (&s)[N / 8][4], const float *q, const float *keys, int lane) {
-  const int g = lane >> 2, column = lane % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < N / 8; j++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) s[j][i] = 0;
-#pragma unroll 2
-  for (int k = 0; k < D / 8; k++) {
-    const kr_float2 low = *(const kr_float2 *)(q + place_of<D, 0>(g, 8 * k + column)),
-                    high = *(const kr_float2 *)(q + place_of<D, 0>(g + 8, 8 * k + column));
-    const kr_factor<1, 4> a = kr_split<1>({low.v[0], high.v[0], low.v[1], high.v[1]});
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-      kr_multiply<1>(s[j], a, ((const kr_float2 *)(keys + place_of<D, 0>(8 * j + g, 8 * k + column)))->v);
-  }
-}
-
-/* o += w v: keys 2 q and 2 q + 1 of eight count as rows q and q + 4, so that the accumulators are the operand. */
-template <int D, int N>
-KR_DEV void add_output(float (&o)[D / 8][4], const float (&w)[N / 8][4], const float *values, int lane) {
-  const int g = lane >> 2, row = lane % 4 * 2;
-#pragma unroll
-  for (int k = 0; k < N / 8; k++) {
-    kr_sync_warp(); /* or all reads would be moved here, and registers to local memory */
-    const kr_factor<1, 4> a = kr_split<1>({w[k][0], w[k][2], w[k][1], w[k][3]});
-    const float *const low = values + (8 * k + row) * D, *const high = low + D;
-#pragma unroll
-    for (int j = 0; j < D / 8; j++) {
-      const int column = place_of<D, 1>(row, 8 * j + g) - row * D; /* of both */
-      kr_multiply<1>(o[j], a, {low[column], high[column]});
-    }
+    if (there) from = data + (OF_KEYS ? key_at(p, v, at.s, at.kv, i) : query_at(v, at.s, at.h, i));
+    kr_copy_some(to + place_of<D>(row, column), from, there ? 16 : 0);
   }
 }
 
@@ -99,8 +55,8 @@ KR_DEV void run(const kr_attention_params &p) {
   const int all_from = first_key(p, at.s, at.warp_row + 15), all_to = end_key(p, at.s, at.warp_row);
   int n = (end + N - 1) / N - 1, buffer = 0;
   if (n >= first) {
-    copy_rows<D, ROWS, OF_ROWS>(p, q, p.q, at, at.row, at.s.n_q);
-    copy_rows<D, N, OF_KEYS>(p, keys, p.k, at, n * N, at.s.n_k);
+    copy_rows<D, ROWS, 0>(p, q, p.q, at, at.row, at.s.n_q);
+    copy_rows<D, N, 1>(p, keys, p.k, at, n * N, at.s.n_k);
     kr_commit_copies();
   }
 #pragma unroll 1
@@ -108,18 +64,18 @@ KR_DEV void run(const kr_attention_params &p) {
     float s[1][N / 8][4];
     kr_copied<0>();
     kr_sync();
-    copy_rows<D, N, OF_VALUES>(p, values, p.v, at, n * N, at.s.n_k);
+    copy_rows<D, N, 1>(p, values, p.v, at, n * N, at.s.n_k);
     kr_commit_copies();
-    if (n > first) copy_rows<D, N, OF_KEYS>(p, keys + (buffer ^ 1) * TILE, p.k, at, (n - 1) * N, at.s.n_k);
+    if (n > first) copy_rows<D, N, 1>(p, keys + (buffer ^ 1) * TILE, p.k, at, (n - 1) * N, at.s.n_k);
     kr_commit_copies();
-    make_scores<D, N>(s[0], own, keys + buffer * TILE, at.lane);
+    make_scores<D, N>(s[0], own, keys + buffer * TILE);
     if (ANY) make_any_scores<1, N>(p, at, slope, n * N, s);
     if (n * N < all_from || n * N + N > all_to) hide<1, N>(p, at, n * N, s);
     weigh<D, 1, N>(s, scale, most, sum, o);
     if (ANY && p.rng.data) drop<1, N>(p, at, n * N, s);
     kr_copied<1>();
     kr_sync();
-    add_output<D, N>(o[0], s[0], values, at.lane);
+    add_output<D, N>(o[0], s[0], values);
   }
   finish<D>(p, at, scale, most, sum, o);
 }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "attention_cuda.h"
+#include "attention_f32_bwd.h"
 #include "attention_sums.h"
 #include "cuda_impl.h"
 #include "op_list.h"
@@ -126,12 +127,11 @@ static int32_t keys_together(const krait_ctx *ctx, const kr_attention_params *p,
 
 /* ---- ampere ------------------------------------------------------------------------------------------------------ */
 
-const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_attention_bwd_args *a = args;
+/* Of the kernels on warp-level tensor cores. */
+static const char *refuse_bwd_mma(const krait_ctx *ctx, const kr_attention_bwd_args *a, uint32_t shared_bytes) {
   const kr_attention_params p = kr_attention_bwd_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
-  if (p.q.dtype == KRAIT_F32) return "float32";
   if (p.lse.dtype != KRAIT_F32) return "lse is not float32";
   if (p.dout.dtype != p.q.dtype || (p.dq.data && p.dq.dtype != p.q.dtype) || (p.dk.data && p.dk.dtype != p.q.dtype) ||
       (p.dv.data && p.dv.dtype != p.q.dtype))
@@ -143,9 +143,13 @@ const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *arg
   const kr_attention_tensor *const all[] = {&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i]->data && !kr_attention_rows_take_packs(all[i])) return "rows not 16-byte aligned";
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)KR_ATTENTION_DKV_SHARED(p.D > 64 ? 128 : 64, 1)
-             ? "too little shared memory"
-             : NULL;
+  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes ? "too little shared memory" : NULL;
+}
+
+const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_bwd_args *a = args;
+  if (a->q.dtype == KRAIT_F32) return "float32";
+  return refuse_bwd_mma(ctx, a, a->D > 64 ? KR_ATTENTION_DKV_SHARED(128, 1) : KR_ATTENTION_DKV_SHARED(64, 1));
 }
 
 uint64_t kr_attention_bwd_ampere_scratch(const krait_ctx *ctx, const void *args) {
@@ -189,6 +193,55 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
                         .stream = a->call.stream};
   if (p.dq.data) kr_chain_add(&rest, &dq[any][wide][bf16], &rows, &p);
   if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][bf16], &keys, &by_keys);
+  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
+}
+
+/* ---- ampere, float32 --------------------------------------------------------------------------------------------- */
+
+static uint32_t floats_shared_bytes(int wide, int of_rows) {
+  if (!of_rows)
+    return wide ? KR_FLOATS_BWD_SHARED(128, KR_FLOATS_BWD_ROWS) : KR_FLOATS_BWD_SHARED(64, KR_FLOATS_BWD_ROWS);
+  return wide ? KR_FLOATS_BWD_SHARED(128, KR_FLOATS_BWD_KEYS(128)) : KR_FLOATS_BWD_SHARED(64, KR_FLOATS_BWD_KEYS(64));
+}
+
+const char *kr_attention_bwd_parts_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_bwd_args *a = args;
+  if (a->q.dtype != KRAIT_F32) return "not float32";
+  return refuse_bwd_mma(ctx, a, floats_shared_bytes(a->D > 64, 1));
+}
+
+uint64_t kr_attention_bwd_parts_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_attention_bwd_base_scratch(ctx, args);
+}
+
+/* Kernels without and with softcap, slopes or dropout. */
+#define FLOATS(name) {{"attention_ampere_bwd_f32", name}, {"attention_ampere_bwd_f32", name "_any"}}
+
+int32_t kr_attention_bwd_parts(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel dq[2][2] = {FLOATS("kr_attention_floats_dq_64"), FLOATS("kr_attention_floats_dq_128")},
+                         dkv[2] = FLOATS("kr_attention_floats_dkv_64"), dk[2] = FLOATS("kr_attention_floats_dk_128"),
+                         dv[2] = FLOATS("kr_attention_floats_dv_128");
+  const kr_attention_bwd_args *a = args;
+  kr_attention_params p = kr_attention_bwd_params_of(a);
+  const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, own = KR_FLOATS_BWD_OWN;
+  p.n_q_tiles = (p.rows_q + own - 1) / own, p.section = kr_attention_heads_together(ctx, &p);
+  kr_attention_params by_keys = p;
+  by_keys.section = keys_together(ctx, &p, wide ? 256 : 128); /* in bytes as much as that many channels of 16 bits */
+  kr_chain first = {.n = 0}, rest = {.n = 0};
+  add_delta(&first, &p, a->call.stream);
+  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
+  const kr_grid rows = {.x = (uint32_t)p.n_q_tiles * (uint32_t)(p.B * p.H),
+                        .block = KR_ATTENTION_AMPERE_THREADS,
+                        .shared_bytes = floats_shared_bytes(wide, 1),
+                        .stream = a->call.stream};
+  const kr_grid keys = {.x = (uint32_t)((p.rows_k + own - 1) / own) * (uint32_t)(p.B * p.H / p.heads),
+                        .block = KR_ATTENTION_AMPERE_THREADS,
+                        .shared_bytes = floats_shared_bytes(wide, 0),
+                        .stream = a->call.stream};
+  if (p.dq.data) kr_chain_add(&rest, &dq[wide][any], &rows, &p);
+  if (wide && p.dk.data) kr_chain_add(&rest, &dk[any], &keys, &by_keys);
+  if (wide && p.dv.data) kr_chain_add(&rest, &dv[any], &keys, &by_keys);
+  if (!wide && (p.dk.data || p.dv.data)) kr_chain_add(&rest, &dkv[any], &keys, &by_keys);
   return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
 }
 
