@@ -658,7 +658,7 @@ def gguf_refused():
             file.write_bytes(data)
         check_error(exit_status, sentence, "generate", file, "-p", "a", "-n", 1)
 
-    bad("its general.architecture is 'llama'", {"general.architecture": "llama"})
+    bad("its general.architecture is 'gemma'", {"general.architecture": "gemma"})
     bad("its general.architecture is ''", {"general.architecture": []})
     bad("no tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": [], "tokenizer.ggml.token_type": None})
     bad("tokenizer.ggml.pre is 'whisper'; only gpt-2, ", {"tokenizer.ggml.pre": "whisper"})

@@ -345,12 +345,25 @@ static int32_t scale_proportional(rope_reader *o, double partial) {
   return KRAIT_OK;
 }
 
+/* A divisor of each frequency, as GGUF files have LLaMA 3's. */
+static int32_t scale_by_factors(rope_reader *o) {
+  const json_t *factors = json_object_get(o->rope, "factors");
+  for (int64_t i = 0; i < o->n; i++) {
+    const double by = json_number_value(json_array_get(factors, (size_t)i));
+    READ_CHECK(by > 0, "%s: a rotary embedding of %lld pairs has %zu factors, or one that is not positive", o->r->label,
+               (long long)o->n, json_array_size(factors));
+    o->frequencies[i] /= by;
+  }
+  return KRAIT_OK;
+}
+
 static int32_t scale_rope(rope_reader *o, double partial) {
   if (strcmp(o->type, "default") == 0) return KRAIT_OK;
   if (strcmp(o->type, "linear") == 0) return scale_linear(o);
   if (strcmp(o->type, "llama3") == 0) return scale_llama3(o);
   if (strcmp(o->type, "yarn") == 0) return scale_yarn(o);
   if (strcmp(o->type, "proportional") == 0) return scale_proportional(o, partial);
+  if (strcmp(o->type, "factors") == 0) return scale_by_factors(o);
   return kr_fail(KRAIT_ERR_WEIGHTS,
                  "%s: config.json: rotary embedding of type '%.40s' is not supported, only default, linear, llama3, "
                  "yarn and proportional",
@@ -382,7 +395,7 @@ int32_t kr_lm_read_rope(const kr_lm_reader *r, const char *layers, double partia
              (long long)o.n);
   for (int64_t i = 0; i < o.n; i++) o.frequencies[i] = pow(o.base, -(double)i / (double)o.n);
   KR_TRY(scale_rope(&o, part));
-  s->R = o.n;
+  s->R = o.n, s->is_interleaved = kr_lm_read_flag(r, "krait_rope_interleaved", 0); /* of GGUF files */
   return kr_lm_config_add_rope(r->c, o.n, o.frequencies, o.factor, &s->rope);
 }
 

@@ -37,7 +37,7 @@ int32_t kr_lm_read_mamba2(const kr_lm_reader *r, int64_t layer, const char *stat
 /* H, Hk, D. */
 int32_t kr_lm_read_attention(const kr_lm_reader *r, kr_lm_attention_sizes *s);
 /* The rope table of heads of D features: rope_parameters (of that kind of layer, or NULL), or rope_theta and
- * rope_scaling; partial: of the features, if the file does not say. Sets R and rope. */
+ * rope_scaling; partial: of the features, if the file does not say. Sets R, rope, is_interleaved. */
 int32_t kr_lm_read_rope(const kr_lm_reader *r, const char *layers, double partial, kr_lm_attention_sizes *s);
 /* The kind of a layer under `key`, of both spellings, or NULL. */
 const char *kr_lm_read_layer_kind(const kr_lm_reader *r, const char *key, int64_t layer);
