@@ -1,6 +1,6 @@
-/* gguf_model.c: the tensors of a language model in a GGUF file, in the form of Hugging Face's folders. Data in the
- * right form are used in place; q8_0's scales are stored separately, blocks that no operator supports become float16, and A
- * is converted back to its logarithm. */
+/* gguf_model.c: the tensors of a language model in a GGUF file, in the form of Hugging Face's folders. Data in that
+ * form already are used in place; q8_0's scales are stored separately, blocks that no operator supports become
+ * float16, and A is converted back to its logarithm. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
