@@ -81,7 +81,8 @@ void *kr_alloc_fenced(size_t bytes, size_t phase, int is_at_front) {
   const fence f = fence_of(bytes, phase, is_at_front);
   char *pages = mmap(NULL, f.all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return NULL;
-  if (mprotect(pages + f.page, f.all - 2 * f.page, PROT_READ | PROT_WRITE) == 0) return pages + f.at;
+  const size_t inside = f.all - 2 * f.page; /* none of no bytes, which qemu's mprotect would refuse */
+  if (inside == 0 || mprotect(pages + f.page, inside, PROT_READ | PROT_WRITE) == 0) return pages + f.at;
   munmap(pages, f.all);
   return NULL;
 }
