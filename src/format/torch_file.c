@@ -1,31 +1,54 @@
 /* torch_file.c: a zip of one pickle (NAME/data.pkl), one entry per storage (NAME/data/KEY) and NAME/byteorder. The
  * pickle is read as data (pickle.h); this file has the complete list of calls that are understood. torch.save stores
- * without compression, so nothing may expand: all data read from the zip are together at most as large as the file, and
- * so are all copies of strided tensors. */
+ * without compression, so storages are used where they lie in the file, and nothing may expand: entries do not overlap,
+ * and all copies of strided tensors are together at most as large as the file. */
 #include "torch_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <zip.h>
+#include <zlib.h>
 
 #include "alloc.h"
 #include "pickle.h"
+#include "pool.h"
 #include "status.h"
 #include "weights_build.h"
 
-enum { MAX_ENTRIES = 1 << 20, MAX_ENTRY_NAME = 512, MAX_NESTED = 4 };
+enum {
+  MAX_ENTRIES = 1 << 20,
+  MAX_ENTRY_NAME = 512,
+  MAX_NESTED = 4,
+  STORAGE_ALIGN = 8, /* of the widest element type */
+  CRC_PIECE_BYTES = 1 << 20,
+  CRC_THREAD_BYTES = 8 << 20, /* less is not worth a thread */
+  CRC_MAX_THREADS = 32
+};
 
-typedef struct kr_storage {
-  const unsigned char *bytes; /* NULL: not loaded yet */
+typedef struct kr_entry {
+  const char *name;
+  const unsigned char *place; /* in the file; NULL: not used yet */
+  const unsigned char *bytes; /* a storage's: place, or an aligned copy of it */
   uint64_t n_bytes;
-} kr_storage;
+  uint32_t crc;
+  int is_checked;
+} kr_entry;
+
+/* The file as libzip reads it. libzip does not tell where the data of an entry begin, but reads them from there. */
+typedef struct kr_torch_bytes {
+  const unsigned char *bytes;
+  uint64_t n_bytes, at, last_read;
+  zip_error_t error;
+} kr_torch_bytes;
 
 typedef struct kr_torch {
   const char *label;
+  kr_torch_bytes file;
   zip_t *zip;
   char prefix[MAX_ENTRY_NAME]; /* "archive", the folder of data.pkl */
-  kr_storage *storages;        /* by zip index */
+  kr_entry *entries;           /* by zip index */
   uint64_t read_budget_bytes, copy_budget_bytes;
   kr_weights *weights;
 } kr_torch;
@@ -38,10 +61,48 @@ int kr_torch_file_is(const unsigned char *bytes, size_t n_bytes) {
   return is_pickle || (n_bytes >= 4 && memcmp(bytes, "PK\3\4", 4) == 0);
 }
 
-static int32_t open_zip(kr_torch *torch, const unsigned char *bytes, size_t n_bytes) {
+static zip_int64_t read_torch_bytes(kr_torch_bytes *file, void *out, zip_uint64_t n) {
+  if (n > file->n_bytes - file->at) n = file->n_bytes - file->at;
+  if (n) memcpy(out, file->bytes + file->at, (size_t)n);
+  file->last_read = file->at;
+  file->at += n;
+  return (zip_int64_t)n;
+}
+
+static zip_int64_t seek_torch_bytes(kr_torch_bytes *file, void *seek, zip_uint64_t n) {
+  const zip_int64_t at = zip_source_seek_compute_offset(file->at, file->n_bytes, seek, n, &file->error);
+  if (at < 0) return -1;
+  file->at = (uint64_t)at;
+  return 0;
+}
+
+static zip_int64_t serve_libzip(void *user, void *data, zip_uint64_t n, zip_source_cmd_t command) {
+  kr_torch_bytes *file = user;
+  switch (command) {
+    case ZIP_SOURCE_OPEN: file->at = 0; return 0;
+    case ZIP_SOURCE_READ: return read_torch_bytes(file, data, n);
+    case ZIP_SOURCE_SEEK: return seek_torch_bytes(file, data, n);
+    case ZIP_SOURCE_TELL: return (zip_int64_t)file->at;
+    case ZIP_SOURCE_STAT:
+      zip_stat_init(data);
+      ((zip_stat_t *)data)->size = file->n_bytes;
+      ((zip_stat_t *)data)->valid = ZIP_STAT_SIZE;
+      return sizeof(zip_stat_t);
+    case ZIP_SOURCE_ERROR: return zip_error_to_data(&file->error, data, n);
+    case ZIP_SOURCE_SUPPORTS:
+      return zip_source_make_command_bitmap(ZIP_SOURCE_OPEN, ZIP_SOURCE_READ, ZIP_SOURCE_SEEK, ZIP_SOURCE_TELL,
+                                            ZIP_SOURCE_STAT, ZIP_SOURCE_ERROR, ZIP_SOURCE_CLOSE, ZIP_SOURCE_FREE,
+                                            ZIP_SOURCE_SUPPORTS, -1);
+    case ZIP_SOURCE_CLOSE:
+    case ZIP_SOURCE_FREE: return 0;
+    default: zip_error_set(&file->error, ZIP_ER_OPNOTSUPP, 0); return -1;
+  }
+}
+
+static int32_t open_zip(kr_torch *torch) {
   zip_error_t error;
   zip_error_init(&error);
-  zip_source_t *source = zip_source_buffer_create(bytes, n_bytes, 0, &error);
+  zip_source_t *source = zip_source_function_create(serve_libzip, &torch->file, &error);
   torch->zip = source ? zip_open_from_source(source, ZIP_RDONLY, &error) : NULL;
   if (!torch->zip) {
     kr_fail(KRAIT_ERR_FILE_FORMAT, "%s: not a readable zip (%s); the file is truncated or damaged", torch->label,
@@ -52,34 +113,137 @@ static int32_t open_zip(kr_torch *torch, const unsigned char *bytes, size_t n_by
   return torch->zip ? KRAIT_OK : KRAIT_ERR_FILE_FORMAT;
 }
 
-/* The whole entry in memory of the weights (or of arena, where given). */
-static int32_t read_entry(kr_torch *torch, zip_uint64_t index, kr_arena *arena, const unsigned char **bytes,
-                          uint64_t *n_bytes) {
+/* Where libzip reads the first of the entry's bytes as they lie in the file; 0 if it cannot, as a file begins with a
+ * header. */
+static uint64_t locate_entry(kr_torch *torch, zip_uint64_t index) {
+  unsigned char first;
+  zip_file_t *file = zip_fopen_index(torch->zip, index, ZIP_FL_COMPRESSED);
+  if (!file) return 0;
+  const int is_read = zip_fread(file, &first, 1) == 1;
+  zip_fclose(file);
+  return is_read ? torch->file.last_read : 0;
+}
+
+/* Finds the entry in the file; its bytes are not looked at. */
+static int32_t place_entry(kr_torch *torch, zip_uint64_t index, kr_entry **entry) {
   zip_stat_t info;
-  KR_CHECK(zip_stat_index(torch->zip, index, 0, &info) == 0 && info.valid & ZIP_STAT_SIZE && info.name,
-           KRAIT_ERR_FILE_FORMAT, "%s: an entry of the zip is damaged", torch->label);
-  KR_CHECK(info.comp_method == ZIP_CM_STORE && info.encryption_method == ZIP_EM_NONE, KRAIT_ERR_FILE_FORMAT,
+  kr_entry *e = *entry = &torch->entries[index];
+  if (e->place) return KRAIT_OK;
+  const uint64_t wanted = ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_CRC | ZIP_STAT_NAME;
+  KR_CHECK(zip_stat_index(torch->zip, index, 0, &info) == 0 && (info.valid & wanted) == wanted, KRAIT_ERR_FILE_FORMAT,
+           "%s: an entry of the zip is damaged", torch->label);
+  KR_CHECK(info.comp_method == ZIP_CM_STORE && info.encryption_method == ZIP_EM_NONE && info.comp_size == info.size,
+           KRAIT_ERR_FILE_FORMAT,
            "%s: entry %s is compressed or encrypted, which torch.save does not do; save it again with torch.save",
            torch->label, info.name);
   KR_CHECK(info.size <= torch->read_budget_bytes, KRAIT_ERR_FILE_FORMAT,
            "%s: the entries of the zip have more bytes than the file (at %s)", torch->label, info.name);
   torch->read_budget_bytes -= info.size;
-  unsigned char *copy = kr_arena_try(arena, (size_t)info.size + 1);
-  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "%s: no memory for entry %s", torch->label, info.name);
-  zip_file_t *file = zip_fopen_index(torch->zip, index, 0);
-  zip_int64_t got = file ? zip_fread(file, copy, info.size) : -1;
-  int is_whole = got >= 0 && (zip_uint64_t)got == info.size;
-  /* At the end libzip compares the checksum; reading one more byte makes sure that it got there. */
-  if (is_whole) is_whole = zip_fread(file, copy + info.size, 1) == 0;
-  if (file) zip_fclose(file);
-#ifdef KR_FUZZ
-  is_whole = 1; /* otherwise no mutation would get past the checksum */
-#endif
-  KR_CHECK(is_whole, KRAIT_ERR_FILE_READ, "%s: entry %s is truncated or its checksum is wrong; copy the file again",
+  const uint64_t begin = info.size ? locate_entry(torch, index) : 0;
+  KR_CHECK(!info.size || begin, KRAIT_ERR_FILE_READ, "%s: entry %s is truncated or damaged; copy the file again",
            torch->label, info.name);
-  *bytes = copy;
-  *n_bytes = info.size;
+  KR_CHECK(info.size <= torch->file.n_bytes - begin, KRAIT_ERR_FILE_READ,
+           "%s: entry %s is truncated: it ends beyond the file; copy the file again", torch->label, info.name);
+  *e = (kr_entry){.name = info.name, .place = torch->file.bytes + begin, .n_bytes = info.size, .crc = info.crc};
   return KRAIT_OK;
+}
+
+/* ---- checksums --------------------------------------------------------------------------------------------------- */
+
+typedef struct kr_crc_piece {
+  const unsigned char *bytes;
+  uint32_t n_bytes, crc;
+} kr_crc_piece;
+
+static void check_pieces(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  for (kr_crc_piece *p = (kr_crc_piece *)user + begin; p < (kr_crc_piece *)user + end; p++)
+    p->crc = (uint32_t)crc32(0, p->bytes, p->n_bytes);
+}
+
+static int64_t count_pieces(const kr_entry *e) {
+  return (int64_t)(e->n_bytes / CRC_PIECE_BYTES + (e->n_bytes % CRC_PIECE_BYTES != 0));
+}
+
+static void split_entry(const kr_entry *e, kr_crc_piece *pieces) {
+  for (uint64_t at = 0; at < e->n_bytes; at += CRC_PIECE_BYTES) {
+    const uint64_t rest = e->n_bytes - at;
+    *pieces++ = (kr_crc_piece){.bytes = e->place + at,
+                               .n_bytes = rest < CRC_PIECE_BYTES ? (uint32_t)rest : CRC_PIECE_BYTES};
+  }
+}
+
+static int32_t compare_crc(const kr_torch *torch, kr_entry *e, const kr_crc_piece *pieces) {
+  uLong crc = 0;
+  for (int64_t i = 0; i < count_pieces(e); i++) crc = crc32_combine(crc, pieces[i].crc, (z_off_t)pieces[i].n_bytes);
+  e->is_checked = 1;
+#ifdef KR_FUZZ
+  crc = e->crc; /* otherwise no mutation would get past the checksum */
+#endif
+  KR_CHECK(crc == e->crc, KRAIT_ERR_FILE_READ, "%s: the checksum of entry %s is wrong; copy the file again",
+           torch->label, e->name);
+  return KRAIT_OK;
+}
+
+/* All threads in one loop over pieces of all entries: a file may be one large entry or thousands of small ones. */
+static int32_t check_crcs(const kr_torch *torch, kr_entry *const *entries, int64_t n) {
+  int64_t n_pieces = 0;
+  uint64_t n_bytes = 0;
+  int32_t status = KRAIT_OK;
+  for (int64_t i = 0; i < n; i++) n_pieces += count_pieces(entries[i]), n_bytes += entries[i]->n_bytes;
+  kr_crc_piece *pieces = kr_alloc_array((size_t)n_pieces, sizeof *pieces), *next = pieces;
+  KR_CHECK(pieces, KRAIT_ERR_NO_MEMORY, "%s: no memory for its checksums", torch->label);
+  for (int64_t i = 0; i < n; next += count_pieces(entries[i++])) split_entry(entries[i], next);
+  const int n_cores = kr_usable_cores(), most = n_cores < CRC_MAX_THREADS ? n_cores : CRC_MAX_THREADS;
+  const uint64_t n_useful = n_bytes / CRC_THREAD_BYTES;
+  const int n_threads = n_useful < (uint64_t)most ? (int)n_useful : most;
+  kr_pool *pool = n_threads > 1 ? kr_pool_open(n_threads) : NULL; /* without one it is slower */
+  kr_pool_run_long(pool, n_pieces, 1, check_pieces, pieces);
+  kr_pool_close(&pool);
+  next = pieces;
+  for (int64_t i = 0; i < n && status == KRAIT_OK; next += count_pieces(entries[i++]))
+    status = compare_crc(torch, entries[i], next);
+  kr_free(pieces);
+  return status;
+}
+
+static int compare_entries(const void *a, const void *b) {
+  const kr_entry *x = *(const kr_entry *const *)a, *y = *(const kr_entry *const *)b;
+  return (x->place > y->place) - (x->place < y->place);
+}
+
+static int32_t check_overlap(const kr_torch *torch, kr_entry **used, int64_t n) {
+  qsort(used, (size_t)n, sizeof *used, compare_entries);
+  for (int64_t i = 1; i < n; i++)
+    KR_CHECK((uint64_t)(used[i]->place - used[i - 1]->place) >= used[i - 1]->n_bytes, KRAIT_ERR_FILE_FORMAT,
+             "%s: entries %s and %s of the zip overlap; the file is damaged", torch->label, used[i - 1]->name,
+             used[i]->name);
+  return KRAIT_OK;
+}
+
+/* Of all entries that were used. What was made of damaged bytes until now is thrown away with the weights. */
+static int32_t check_entries(kr_torch *torch) {
+  const int64_t n = zip_get_num_entries(torch->zip, 0);
+  int64_t n_used = 0, n_open = 0;
+  kr_entry **used = kr_alloc_array((size_t)n, sizeof(kr_entry *));
+  KR_CHECK(used, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of storages", torch->label);
+  for (int64_t i = 0; i < n; i++)
+    if (torch->entries[i].n_bytes) used[n_used++] = &torch->entries[i];
+  int32_t status = check_overlap(torch, used, n_used);
+  for (int64_t i = 0; i < n_used; i++)
+    if (!used[i]->is_checked) used[n_open++] = used[i];
+  if (status == KRAIT_OK) status = check_crcs(torch, used, n_open);
+  kr_free(used);
+  return status;
+}
+
+/* Of an entry that is not a storage: its bytes, checked. */
+static int32_t read_entry(kr_torch *torch, zip_uint64_t index, const unsigned char **bytes, uint64_t *n_bytes) {
+  kr_entry *e;
+  KR_TRY(place_entry(torch, index, &e));
+  *bytes = e->place;
+  *n_bytes = e->n_bytes;
+  return check_crcs(torch, &e, 1);
 }
 
 /* Index of prefix/name, or -1. */
@@ -108,15 +272,15 @@ static int32_t find_pickle(kr_torch *torch, zip_uint64_t *index) {
                  torch->label);
 }
 
-static int32_t check_byte_order(kr_torch *torch, kr_arena *arena) {
+static int32_t check_byte_order(kr_torch *torch) {
   zip_int64_t index = find_entry(torch, "byteorder");
   const unsigned char *bytes;
   uint64_t n_bytes;
   if (index < 0) return KRAIT_OK; /* older than torch 2.1: written on little-endian machines */
-  KR_TRY(read_entry(torch, (zip_uint64_t)index, arena, &bytes, &n_bytes));
+  KR_TRY(read_entry(torch, (zip_uint64_t)index, &bytes, &n_bytes));
   KR_CHECK(n_bytes == 6 && memcmp(bytes, "little", 6) == 0, KRAIT_ERR_FILE_FORMAT,
-           "%s: byteorder is '%.16s'; load it with PyTorch and save it on a little-endian machine", torch->label,
-           (const char *)bytes);
+           "%s: byteorder is '%.*s'; load it with PyTorch and save it on a little-endian machine", torch->label,
+           n_bytes < 16 ? (int)n_bytes : 16, (const char *)bytes);
   return KRAIT_OK;
 }
 
@@ -183,7 +347,18 @@ static int32_t dtype_of_storage(const char *name) {
   return -1;
 }
 
-static int32_t load_storage(kr_torch *torch, const kr_pickle_value *key, kr_storage **storage) {
+/* torch.save begins every storage at a multiple of 64 bytes; other programs may not. Once for each storage, since many
+ * tensors may lie in one. */
+static int32_t align_storage(kr_torch *torch, kr_entry *storage) {
+  storage->bytes = storage->place;
+  if ((uintptr_t)storage->place % STORAGE_ALIGN == 0 || !storage->n_bytes) return KRAIT_OK;
+  void *copy = kr_arena_try(torch->weights->owned, (size_t)storage->n_bytes);
+  KR_CHECK(copy, KRAIT_ERR_NO_MEMORY, "%s: no memory for entry %s", torch->label, storage->name);
+  storage->bytes = memcpy(copy, storage->place, (size_t)storage->n_bytes);
+  return KRAIT_OK;
+}
+
+static int32_t load_storage(kr_torch *torch, const kr_pickle_value *key, kr_entry **storage) {
   char name[128];
   KR_CHECK(key->length < 100 && strlen(key->text) == key->length, KRAIT_ERR_FILE_FORMAT,
            "%s: a storage with an invalid name", torch->label);
@@ -191,13 +366,12 @@ static int32_t load_storage(kr_torch *torch, const kr_pickle_value *key, kr_stor
   zip_int64_t index = find_entry(torch, name);
   KR_CHECK(index >= 0, KRAIT_ERR_FILE_READ, "%s: entry %s/%s is missing; the file is damaged", torch->label,
            torch->prefix, name);
-  *storage = &torch->storages[index];
-  if ((*storage)->bytes) return KRAIT_OK;
-  return read_entry(torch, (zip_uint64_t)index, torch->weights->owned, &(*storage)->bytes, &(*storage)->n_bytes);
+  KR_TRY(place_entry(torch, (zip_uint64_t)index, storage));
+  return (*storage)->bytes ? KRAIT_OK : align_storage(torch, *storage);
 }
 
 /* ('storage', torch.FloatStorage, '0', 'cpu', n_elements) */
-static int32_t find_storage(kr_torch *torch, const kr_pickle_value *value, int32_t *dtype, kr_storage **storage) {
+static int32_t find_storage(kr_torch *torch, const kr_pickle_value *value, int32_t *dtype, kr_entry **storage) {
   const kr_pickle_value *id = value && value->kind == KR_PICKLE_PERSISTENT ? value->callee : NULL;
   int is_id = id && id->kind == KR_PICKLE_TUPLE && id->n_items >= 5 && id->items[0]->kind == KR_PICKLE_TEXT &&
               strcmp(id->items[0]->text, "storage") == 0 && id->items[1]->kind == KR_PICKLE_GLOBAL &&
@@ -281,7 +455,7 @@ static int32_t make_contiguous(kr_torch *torch, kr_weight *item, const kr_stride
 /* _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks, ...) */
 static int32_t read_torch_file_tensor(kr_torch *torch, const char *name, const kr_pickle_value *call, kr_weight *item) {
   const kr_pickle_value *offset = argument(call, 1);
-  kr_storage *storage = NULL;
+  kr_entry *storage = NULL;
   kr_strided view = {0};
   int32_t n_strides;
   *item = (kr_weight){.name = name};
@@ -347,17 +521,8 @@ static int32_t read_bare_tensor(kr_torch *torch, const kr_pickle_value *root) {
   return kr_weights_add(torch->weights, &item);
 }
 
-static int32_t read_archive(kr_torch *torch, kr_arena *arena) {
-  const unsigned char *bytes;
-  const kr_pickle_value *root, *state;
-  uint64_t n_bytes;
-  zip_uint64_t index = 0;
-  KR_TRY(find_pickle(torch, &index));
-  KR_TRY(check_byte_order(torch, arena));
-  KR_TRY(read_entry(torch, index, arena, &bytes, &n_bytes));
-  KR_TRY(kr_pickle_read(bytes, (size_t)n_bytes, torch->label, arena, &root));
-  torch->storages = kr_alloc_array((size_t)zip_get_num_entries(torch->zip, 0), sizeof *torch->storages);
-  KR_CHECK(torch->storages, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of storages", torch->label);
+static int32_t read_root(kr_torch *torch, const kr_pickle_value *root) {
+  const kr_pickle_value *state;
   root = unwrap(root);
   if (root && root->kind == KR_PICKLE_OBJECT && is_tensor(root)) return read_bare_tensor(torch, root);
   KR_CHECK(root, KRAIT_ERR_FILE_FORMAT, "%s: its content is not a dictionary of tensors; save model.state_dict()",
@@ -366,19 +531,40 @@ static int32_t read_archive(kr_torch *torch, kr_arena *arena) {
   return read_state(torch, state);
 }
 
+static int32_t read_archive(kr_torch *torch, kr_arena *arena) {
+  const unsigned char *bytes;
+  const kr_pickle_value *root;
+  uint64_t n_bytes;
+  zip_uint64_t index = 0;
+  KR_TRY(find_pickle(torch, &index));
+  torch->entries = kr_alloc_array((size_t)zip_get_num_entries(torch->zip, 0), sizeof *torch->entries);
+  KR_CHECK(torch->entries, KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of storages", torch->label);
+  KR_TRY(check_byte_order(torch));
+  KR_TRY(read_entry(torch, index, &bytes, &n_bytes));
+  KR_TRY(kr_pickle_read(bytes, (size_t)n_bytes, torch->label, arena, &root));
+  KR_TRY(read_root(torch, root));
+  return check_entries(torch);
+}
+
 int32_t kr_torch_file_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
   KR_CHECK(memcmp(bytes, "PK\3\4", 4) == 0, KRAIT_ERR_FILE_FORMAT,
            "%s: a bare pickle, as written by PyTorch before 1.6; load it with PyTorch and save it again: "
            "torch.save(torch.load(f, weights_only=True), g)",
            label);
-  kr_torch torch = {.label = label, .weights = weights, .read_budget_bytes = n_bytes, .copy_budget_bytes = n_bytes};
-  KR_TRY(open_zip(&torch, bytes, n_bytes));
-  kr_arena *arena = kr_arena_open();
-  int32_t status =
-      arena ? read_archive(&torch, arena) : kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory to read it", label);
+  kr_torch torch = {.label = label,
+                    .file = {.bytes = bytes, .n_bytes = n_bytes},
+                    .weights = weights,
+                    .read_budget_bytes = n_bytes,
+                    .copy_budget_bytes = n_bytes};
+  zip_error_init(&torch.file.error);
+  int32_t status = open_zip(&torch);
+  kr_arena *arena = status == KRAIT_OK ? kr_arena_open() : NULL;
+  if (status == KRAIT_OK)
+    status = arena ? read_archive(&torch, arena) : kr_fail(KRAIT_ERR_NO_MEMORY, "%s: no memory to read it", label);
   kr_arena_close(&arena);
-  kr_free(torch.storages);
-  zip_discard(torch.zip);
+  kr_free(torch.entries);
+  if (torch.zip) zip_discard(torch.zip);
+  zip_error_fini(&torch.file.error);
   return status;
 }
 

@@ -4,9 +4,11 @@ import json
 import math
 import pathlib
 import pickle
+import random
 import resource
 import struct
 import tempfile
+import unittest.mock
 import zipfile
 
 from run import check, check_error, finish, krait
@@ -135,20 +137,53 @@ peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 check_error(1, "compressed", "info", path)
 check(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < peak_kib + (100 << 10), "a zip bomb of 256 MiB is not unpacked")
 many = archive(mapping(model=mapping(**{f"t{i}": tensor(key=str(i), n=2500, size=(2500,)) for i in range(3)})), {str(i): bytes(10000) for i in range(3)})
-first, second = many.index(b"m/data/1", many.index(b"PK\1\2")) - 46, many.index(b"m/data/2", many.index(b"PK\1\2")) - 46
-overlap = bytearray(many)
-overlap[second + 42:second + 46] = many[first + 42:first + 46]  # two names, one place
-path.write_bytes(bytes(overlap))
-check(krait("info", path).returncode in (0, 1), "overlapping entries do not crash")
-lying = bytearray(many)
-for at in (20, 24):
-    lying[first + at:first + at + 4] = struct.pack("<I", 2**31)
-path.write_bytes(bytes(lying))
-check(krait("info", path).returncode == 1, "an entry larger than the file")
+directory = many.index(b"PK\1\2")
+first, second = many.index(b"m/data/1", directory) - 46, many.index(b"m/data/2", directory) - 46
+
+
+def edited(words, *edits):
+    """Numbers of the zip's directory that lie: (place, 32-bit number)."""
+    raw = bytearray(many)
+    for at, value in edits:
+        raw[at:at + 4] = struct.pack("<I", value)
+    path.write_bytes(bytes(raw))
+    check_error(1, words, "info", path)
+
+
+check(len(tensors_of(many)) == 3, "three storages")
+place = struct.unpack("<I", many[first + 42:first + 46])[0]
+edited("entries m/data/1 and m/data/2 of the zip overlap", (second + 42, place))  # two names, one place
+edited("of the zip overlap", (first + 20, 10100), (first + 24, 10100))  # the header between them has 38 bytes
+edited("more bytes than the file (at m/data/1)", *((first + at, 2**31) for at in (20, 24)))
+edited("entry m/data/2 is truncated: it ends beyond the file", *((second + at, 10001 + len(many) - directory) for at in (20, 24)))
+edited("truncated", (second + 42, len(many) - 20))  # no room for a header
+edited("truncated", (second + 42, 2**32 - 2))
+edited("the checksum of entry m/data/1 is wrong", (first + 16, 1))
 damaged = bytearray(archive(good))
 damaged[damaged.index(struct.pack("<f", 3))] ^= 1
 path.write_bytes(bytes(damaged))
-check_error(1, "checksum", "info", path)
+check_error(1, "the checksum of entry m/data/0 is wrong", "info", path)
+damaged = bytearray(archive(good))
+damaged[damaged.index(b"_rebuild")] ^= 1
+path.write_bytes(bytes(damaged))
+check_error(1, "the checksum of entry m/data.pkl is wrong", "info", path)
+
+# large entries are checked in pieces by several threads: any byte counts, and the entry is named
+values = {"0": random.Random(1).randbytes(19_000_004), "1": random.Random(2).randbytes(5), "2": random.Random(3).randbytes(3 << 20)}
+large = bytearray(archive(mapping(model=mapping(**{f"t{k}": tensor(key=k, storage="torch.ByteStorage", n=len(v), size=(len(v),)) for k, v in values.items()})), values))
+path.write_bytes(large)
+check(krait("info", path).returncode == 0, "large entries")
+for key, at in (("0", 0), ("0", 1 << 20), ("0", 12_345_678), ("0", 19_000_003), ("1", 4), ("2", 3 << 19)):
+    begin = large.index(values[key][:5]) + at
+    large[begin] ^= 4
+    path.write_bytes(large)
+    check_error(1, f"the checksum of entry m/data/{key} is wrong", "info", path)
+    large[begin] ^= 4
+
+# zip64: sizes in the entries' extra fields, as in files of more than 4 GiB
+with unittest.mock.patch("zipfile.ZIP64_LIMIT", 10):
+    wide = archive(good)
+check(wide.count(b"PK\6\6") == 1 and tensors_of(wide) == tensors_of(archive(good)), f"zip64: {tensors_of(wide)}")
 empty = io.BytesIO()
 with zipfile.ZipFile(empty, "w") as z:
     z.writestr("other.txt", "x")

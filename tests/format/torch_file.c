@@ -41,6 +41,46 @@ static void torch_files_are_read(void **state) {
   assert_same(GOLDEN "odd.pt", GOLDEN "odd.safetensors", 16);
 }
 
+static void tensors_stay_where_the_file_has_them(void **state) {
+  (void)state;
+  kr_weights *weights = NULL;
+  size_t n_bytes;
+  assert_int_equal(kr_weights_open(GOLDEN "best.th", &weights), KRAIT_OK);
+  const unsigned char *file = kr_weights_file(weights, &n_bytes);
+  for (int64_t i = 0; i < kr_weights_count(weights); i++) {
+    const kr_weight *item = kr_weights_at(weights, i);
+    assert_in_range((uintptr_t)item->data, (uintptr_t)file, (uintptr_t)(file + n_bytes) - item->bytes);
+  }
+  kr_weights_close(&weights);
+}
+
+/* torch.save aligns to 64 bytes; a file that begins at any other address shows what storages of other programs need. */
+static void unaligned_storages_are_read(void **state) {
+  (void)state;
+  kr_mapfile file;
+  kr_weights *expected = NULL;
+  assert_int_equal(kr_mapfile_open(GOLDEN "odd.pt", &file), KRAIT_OK);
+  assert_int_equal(kr_weights_open(GOLDEN "odd.safetensors", &expected), KRAIT_OK);
+  for (size_t shift = 1; shift < 8; shift++) {
+    kr_weights *got = NULL;
+    unsigned char *bytes = malloc(file.n_bytes + shift);
+    memcpy(bytes + shift, file.bytes, file.n_bytes);
+    assert_int_equal(kr_weights_open_memory(bytes + shift, file.n_bytes, "shifted", &got), KRAIT_OK);
+    assert_int_equal(kr_weights_count(got), 16);
+    for (int64_t i = 0; i < 16; i++) {
+      const kr_weight *a = kr_weights_at(got, i), *b = kr_weights_find(expected, a->name);
+      assert_int_equal(a->bytes, b->bytes);
+      if (!a->bytes) continue;
+      assert_int_equal((uintptr_t)a->data % krait_dtype_bytes(a->dtype), 0);
+      assert_memory_equal(a->data, b->data, a->bytes);
+    }
+    kr_weights_close(&got);
+    free(bytes);
+  }
+  kr_weights_close(&expected);
+  kr_mapfile_close(&file);
+}
+
 static void narrow_floats_become_float32(void **state) {
   (void)state;
   kr_weights *weights = NULL;
@@ -148,6 +188,7 @@ static void failing_allocations_are_reported(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(torch_files_are_read),         cmocka_unit_test(narrow_floats_become_float32),
+      cmocka_unit_test(tensors_stay_where_the_file_has_them), cmocka_unit_test(unaligned_storages_are_read),
       cmocka_unit_test(other_objects_are_refused), cmocka_unit_test(torch_file_every_prefix_is_refused),
       cmocka_unit_test(every_damaged_byte_is_survived),   cmocka_unit_test(failing_allocations_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);
