@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -11,21 +12,57 @@
 
 #include "alloc.h"
 #include "open_error.h"
+#include "pool.h"
 #include "status.h"
 
 #ifndef KR_FSTAT /* glibc_floor.h */
 #define KR_FSTAT fstat
 #endif
 
-static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t n) {
-  for (size_t done = 0; done < n;) {
-    const ssize_t got = pread(fd, bytes + done, n - done, (off_t)done);
+enum {
+  PIECE_BYTES = 8 << 20,
+  THREAD_BYTES = 64 << 20, /* less is not worth a thread */
+  MOST_THREADS = 16
+};
+
+typedef struct reading {
+  int fd;
+  unsigned char *bytes;
+  size_t n_bytes;
+  atomic_int error; /* errno, or TRUNCATED */
+} reading;
+enum { TRUNCATED = -1 };
+
+static int read_piece(const reading *r, size_t done, size_t end) {
+  while (done < end) {
+    const ssize_t got = pread(r->fd, r->bytes + done, end - done, (off_t)done);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return kr_fail_os(KRAIT_ERR_FILE_READ, errno, "cannot read %s", path);
-    KR_CHECK(got > 0, KRAIT_ERR_FILE_READ, "%s was truncated while it was read", path);
+    if (got <= 0) return got < 0 ? errno : TRUNCATED;
     done += (size_t)got;
   }
-  return KRAIT_OK;
+  return 0;
+}
+
+static void read_pieces(void *user, int64_t begin, int64_t end, int worker) {
+  reading *r = user;
+  const size_t to = (size_t)end * PIECE_BYTES;
+  (void)worker;
+  if (r->error) return;
+  const int error = read_piece(r, (size_t)begin * PIECE_BYTES, to < r->n_bytes ? to : r->n_bytes);
+  if (error) r->error = error;
+}
+
+/* Large files by several threads: one copies from the page cache slower than a GPU takes the bytes. */
+static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t n) {
+  reading r = {.fd = fd, .bytes = bytes, .n_bytes = n};
+  const int n_cores = kr_usable_cores(), most = n_cores < MOST_THREADS ? n_cores : MOST_THREADS;
+  const size_t n_useful = n / THREAD_BYTES;
+  const int n_threads = n_useful < (size_t)most ? (int)n_useful : most;
+  kr_pool *pool = n_threads > 1 ? kr_pool_open(n_threads) : NULL; /* without one it is slower */
+  kr_pool_run_long(pool, (int64_t)((n + PIECE_BYTES - 1) / PIECE_BYTES), 1, read_pieces, &r);
+  kr_pool_close(&pool);
+  KR_CHECK(r.error != TRUNCATED, KRAIT_ERR_FILE_READ, "%s was truncated while it was read", path);
+  return r.error ? kr_fail_os(KRAIT_ERR_FILE_READ, r.error, "cannot read %s", path) : KRAIT_OK;
 }
 
 /* For a safetensors file the bytes before its data; for any other file all bytes. */

@@ -10,6 +10,7 @@
 #include "ctx.h"
 #include "half.h"
 #include "quantize.h"
+#include "staging.h"
 #include "status.h"
 #include "view.h"
 
@@ -185,7 +186,7 @@ static int32_t copy_in(kr_loader *p, const void *data, uint64_t bytes, int apart
   const uint64_t place = p->used;
   p->used = apart ? (place + bytes + 255) & ~(uint64_t)255 : place + bytes;
   *at = p->device ? p->device + place : data;
-  return p->device ? kr_cuda_copy_in(p->ctx->cuda, p->device + place, data, (size_t)bytes, NULL) : KRAIT_OK;
+  return p->device ? kr_staging_put(p->staging, p->device + place, data, bytes) : KRAIT_OK;
 }
 
 static int32_t copy_host(kr_loader *p, const void *data, uint64_t bytes, const void **at) {
@@ -239,7 +240,6 @@ static int32_t take_narrowed(kr_loader *p, const kr_weight *item, int apart, kr_
                                          "%s: tensor '%s' has values that float16 does not hold; use bfloat16",
                                          kr_loader_label(p), item->name)
                                : copy_in(p, w.halves, bytes, apart, &to->data);
-  if (status >= 0) status = kr_mem_wait(p->ctx);
   kr_free(w.halves);
   return status;
 }
@@ -286,7 +286,6 @@ static int32_t take_widened(kr_loader *p, const kr_weight *qweight, const kr_wei
     p->bytes += bytes;
   int32_t status = p->device ? widen_q8(p->ctx, qweight, scales, &halves) : KRAIT_OK;
   if (status >= 0) status = copy_in(p, halves, bytes, apart, &to->data);
-  if (status >= 0 && p->device) status = kr_mem_wait(p->ctx);
   if (status >= 0 && !p->device) to->data = qweight->data; /* only counted */
   kr_free(halves);
   return status;
@@ -490,7 +489,6 @@ static int32_t take_reordered(kr_loader *p, const void *from, int64_t n, uint64_
   p->bytes += (uint64_t)n * bytes;
   int32_t status = p->ctx->cuda ? copy_in(p, rows, (uint64_t)n * bytes, 1, to)
                                 : copy_host(p, rows, (uint64_t)n * bytes, to);
-  if (status >= 0 && p->device) status = kr_mem_wait(p->ctx);
   kr_free(rows);
   return status;
 }
@@ -545,13 +543,15 @@ static int32_t count_then_copy(kr_loader *p, kr_take_fn take_all, void *user) {
   KR_TRY(take_all(p, user));
   if (!p->ctx->cuda) return KRAIT_OK;
   KR_TRY(kr_cuda_alloc(p->ctx->cuda, (size_t)p->used, (void **)&p->device));
+  KR_TRY(kr_staging_open(p->ctx, &p->staging));
   p->used = p->bytes = 0;
   KR_TRY(take_all(p, user));
-  return kr_cuda_wait(p->ctx->cuda, NULL);
+  return kr_staging_finish(p->staging);
 }
 
 int32_t kr_loader_run(kr_loader *p, kr_take_fn take_all, void *user) {
   const int32_t status = count_then_copy(p, take_all, user);
+  kr_staging_close(&p->staging);
   struct kr_random_values *const made[] = {&p->random, &p->random_scales, &p->random_supers};
   for (int i = 0; i < 3; i++) {
     kr_free(made[i]->data);

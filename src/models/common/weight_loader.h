@@ -39,6 +39,7 @@ typedef struct kr_loader {
   /* its own */
   kr_arena *arena; /* on a CPU: new tensors */
   char *device;    /* on a GPU; NULL: only count */
+  struct kr_staging *staging;
   uint64_t used;
   struct kr_random_values {
     void *data;
