@@ -22,6 +22,7 @@ const char *kr_env_fallback(void) { return text_of("KRAIT_FALLBACK"); }
 int kr_env_threads(void) { return env_number_of("KRAIT_THREADS"); }
 const char *kr_env_libcuda(void) { return text_of("KRAIT_LIBCUDA"); }
 const char *kr_env_mamba3_A(void) { return text_of("KRAIT_MAMBA3_A"); }
+const char *kr_env_cubins(void) { return text_of("KRAIT_CUBINS"); }
 const char *kr_env_libnccl(void) { return text_of("KRAIT_LIBNCCL"); }
 const char *kr_env_tmpdir(void) { return text_of("TMPDIR") ? text_of("TMPDIR") : "/tmp"; }
 const char *kr_env_foreign(const char *name) { return getenv(name); }

@@ -8,6 +8,7 @@ int kr_env_verbose(void);          /* KRAIT_VERBOSE: 0 silent, 1 one line per op
 const char *kr_env_fallback(void); /* KRAIT_FALLBACK: "warn", "never" or "cpu"; NULL when unset */
 int kr_env_threads(void);          /* KRAIT_THREADS, else 0 */
 const char *kr_env_libcuda(void);  /* KRAIT_LIBCUDA: path of the driver library; NULL: the system's */
+const char *kr_env_cubins(void);   /* KRAIT_CUBINS: folder or file of machine code; NULL: beside the library */
 const char *kr_env_libnccl(void);  /* KRAIT_LIBNCCL: path of NCCL; NULL: the system's */
 const char *kr_env_mamba3_A(void); /* KRAIT_MAMBA3_A: "heavy_tail" or "softplus", for files that do not say; or NULL */
 const char *kr_env_tmpdir(void);   /* TMPDIR: where temporary copies go; /tmp when unset */

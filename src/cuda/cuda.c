@@ -1,41 +1,29 @@
-/* cuda.c: an open device: its primary context, the kernels loaded so far, launches and memory.
- * Kernels are found in a table hashed by the address of their kr_kernel and the tier: readers take no lock, a first use
- * loads the module under one. */
+/* cuda.c: an open device: its primary context, launches and memory. */
 #include "cuda.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "chains.h"
+#include "kernels.h"
 #include "ladder.h"
-#include "log.h"
 #include "packed_code.h"
+#include "ptx_entry.h"
 #include "status.h"
+#include "translate.h"
 
-enum { SLOT_BITS = 11, N_SLOTS = 1 << SLOT_BITS, MAX_MODULES = 512, STATIC_SHARED_BYTES = 48 * 1024, LOG_BYTES = 1024 };
-
-typedef struct slot {
-  _Atomic(const kr_kernel *) kernel; /* written last; NULL: free */
-  uint64_t tier;
-  void *function;
-} slot;
-
-typedef struct loaded {
-  const char *image;
-  void *module;
-} loaded;
+enum { MET_BITS = 10, N_MET = 1 << MET_BITS };
 
 struct kr_cuda {
   const kr_driver *driver;
   kr_device_info info;
   int device;
   void *context;
-  pthread_mutex_t lock;
-  slot slots[N_SLOTS];
-  loaded modules[MAX_MODULES];
-  int n_modules, cubins_refused, takes_together;
+  int takes_together;
+  _Atomic(const void *) met[N_MET]; /* hashed by address */
+  kr_kernels *kernels;
   kr_chains *chains; /* NULL: launches are issued one by one */
 };
 
@@ -52,12 +40,13 @@ static int32_t hold_device(int index, const kr_device_info *info, const kr_drive
   if (!result && driver->DeviceGetAttribute(&cuda->takes_together, KR_CU_ATTR_TOGETHER, cuda->device))
     cuda->takes_together = 0;
   int32_t status = result ? kr_driver_fail(driver, result, "opening the device's context") : KRAIT_OK;
-  if (!result && (status = kr_chains_open(driver, &cuda->chains)) < 0) driver->DevicePrimaryCtxRelease(cuda->device);
+  if (!result && (status = kr_kernels_open(cuda, &cuda->kernels)) >= 0) status = kr_chains_open(driver, &cuda->chains);
+  if (!result && status < 0) driver->DevicePrimaryCtxRelease(cuda->device);
   if (status < 0) {
+    kr_kernels_close(&cuda->kernels);
     kr_free(cuda);
     return status;
   }
-  pthread_mutex_init(&cuda->lock, NULL);
   *handle = cuda;
   return KRAIT_OK;
 }
@@ -90,13 +79,11 @@ int32_t kr_cuda_open_for_copies(int index, kr_cuda **handle) {
 void kr_cuda_close(kr_cuda **handle) {
   kr_cuda *cuda = *handle;
   if (!cuda) return;
-  if (kr_cuda_begin(cuda) >= 0) {
-    kr_chains_close(&cuda->chains);
-    for (int i = 0; i < cuda->n_modules; i++) cuda->driver->ModuleUnload(cuda->modules[i].module);
-    kr_cuda_end(cuda);
-  }
+  const int entered = kr_cuda_begin(cuda) >= 0;
+  kr_chains_close(&cuda->chains);
+  kr_kernels_close(&cuda->kernels);
+  if (entered) kr_cuda_end(cuda);
   cuda->driver->DevicePrimaryCtxRelease(cuda->device);
-  pthread_mutex_destroy(&cuda->lock);
   kr_free(cuda);
   *handle = NULL;
 }
@@ -126,110 +113,6 @@ static void leave(const kr_cuda *cuda, int entered) {
   if (entered) kr_cuda_end(cuda);
 }
 
-static int32_t find_text(const char *module, const char *tier, const char **text) {
-  const char *name, *t;
-  for (int i = 0; kr_cuda_embedded(i, &name, &t, NULL, NULL); i++)
-    if (strcmp(name, module) == 0 && strcmp(t, tier) == 0) return kr_cuda_text(i, text);
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "this build has no device code of %s for tier %s", module, tier);
-}
-
-static const char *find_cubin(const kr_cuda *cuda, const char *module, const char *tier) {
-  const int capability = cuda->info.major * 10 + cuda->info.minor;
-  const kr_cubin *c;
-  for (int i = 0; !cuda->cubins_refused && (c = kr_cuda_cubin(i)); i++)
-    if (c->capability == capability && strcmp(c->module, module) == 0 && strcmp(c->tier, tier) == 0) return c->image;
-  return NULL;
-}
-
-/* image: PTX text, which the driver compiles unless its cache has the result, or a cubin. */
-static int32_t compile(const kr_cuda *cuda, const char *image, const char *name, void **module) {
-  char log[LOG_BYTES] = "";
-  int options[] = {KR_CU_JIT_ERROR_LOG_BUFFER, KR_CU_JIT_ERROR_LOG_BYTES};
-  void *values[] = {log, (void *)(uintptr_t)sizeof log};
-  kr_cu_result result = cuda->driver->ModuleLoadDataEx(module, image, 2, options, values);
-  if (!result) return KRAIT_OK;
-  int32_t status = kr_driver_fail(cuda->driver, result, "loading device code");
-  return kr_fail_cuda(status, result, "%s; module %s%s%.300s", krait_error_detail(), name, log[0] ? ": " : "", log);
-}
-
-static int32_t load_module(kr_cuda *cuda, const char *image, const kr_kernel *kernel, void **module) {
-  for (int i = 0; i < cuda->n_modules; i++)
-    if (cuda->modules[i].image == image) {
-      *module = cuda->modules[i].module;
-      return KRAIT_OK;
-    }
-  KR_CHECK(cuda->n_modules < MAX_MODULES, KRAIT_ERR_DRIVER, "more than %d modules", MAX_MODULES);
-  KR_TRY(compile(cuda, image, kernel->module, module));
-  cuda->modules[cuda->n_modules++] = (loaded){image, *module};
-  return KRAIT_OK;
-}
-
-/* Machine code for exactly this device, if the build has it and the driver accepts it; else the tier's PTX. */
-static int32_t load_best(kr_cuda *cuda, const char *tier, const kr_kernel *kernel, void **module) {
-  const char *text, *cubin = find_cubin(cuda, kernel->module, tier);
-  if (cubin) {
-    const int32_t status = load_module(cuda, cubin, kernel, module);
-    if (status != KRAIT_ERR_DRIVER) return status;
-    cuda->cubins_refused = 1;
-    kr_log("PTX instead of the machine code for compute capability %d.%d: %s", cuda->info.major, cuda->info.minor,
-           krait_error_detail());
-  }
-  KR_TRY(find_text(kernel->module, tier, &text));
-  return load_module(cuda, text, kernel, module);
-}
-
-static int32_t load_kernel(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
-  void *module = NULL;
-  KR_TRY(load_best(cuda, kr_tier_name(tier), kernel, &module));
-  KR_CU_TRY(cuda->driver, ModuleGetFunction(function, module, kernel->name), kernel->name);
-  int fixed = 0, allowed = (int)cuda->info.shared_bytes;
-  KR_CU_TRY(cuda->driver, FuncGetAttribute(&fixed, KR_CU_SHARED_BYTES_STATIC, *function), kernel->name);
-  if (allowed > STATIC_SHARED_BYTES)
-    KR_CU_TRY(cuda->driver, FuncSetAttribute(*function, KR_CU_SHARED_BYTES_MAX, allowed - fixed), kernel->name);
-  return KRAIT_OK;
-}
-
-/* The caller may be capturing a graph, which forbids its thread to load: loading is kept out of the capture. */
-static int32_t load_aside(kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
-  int mode = KR_CU_CAPTURE_RELAXED;
-  const int aside =
-      cuda->driver->ThreadExchangeStreamCaptureMode && cuda->driver->ThreadExchangeStreamCaptureMode(&mode) == 0;
-  const int32_t status = load_kernel(cuda, tier, kernel, function);
-  if (aside) cuda->driver->ThreadExchangeStreamCaptureMode(&mode);
-  return status;
-}
-
-/* The kernel's slot, or a free one; NULL if neither exists. */
-static slot *slot_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
-  const uint64_t hash = ((uint64_t)(uintptr_t)kernel ^ tier << 20) * 0x9e3779b97f4a7c15ull;
-  for (uint32_t i = (uint32_t)(hash >> (64 - SLOT_BITS)), n = 0; n < N_SLOTS; i = (i + 1) % N_SLOTS, n++) {
-    slot *s = (slot *)&cuda->slots[i];
-    const kr_kernel *held = atomic_load_explicit(&s->kernel, memory_order_acquire);
-    if (!held || (held == kernel && s->tier == tier)) return s;
-  }
-  return NULL;
-}
-
-static int is_loaded(const slot *s) { return s && atomic_load_explicit(&((slot *)s)->kernel, memory_order_acquire); }
-
-static int32_t function_of(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, void **function) {
-  slot *s = slot_of(cuda, tier, kernel);
-  int32_t status = KRAIT_OK;
-  if (!is_loaded(s)) {
-    kr_cuda *mutable_cuda = (kr_cuda *)cuda;
-    pthread_mutex_lock(&mutable_cuda->lock);
-    s = slot_of(cuda, tier, kernel);
-    if (!s) status = kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: a context holds at most %d kernels", kernel->name, N_SLOTS);
-    else if (!is_loaded(s) && (status = load_aside(mutable_cuda, tier, kernel, &s->function)) >= 0) {
-      s->tier = tier;
-      atomic_store_explicit(&s->kernel, kernel, memory_order_release);
-    }
-    pthread_mutex_unlock(&mutable_cuda->lock);
-  }
-  *function = status < 0 ? NULL : s->function;
-  return status;
-}
-
 /* Older drivers cannot capture such launches. */
 int kr_cuda_has_cooperative(const kr_cuda *cuda) {
   return cuda->takes_together && cuda->driver->LaunchCooperativeKernel && cuda->driver->version >= 12000;
@@ -247,16 +130,29 @@ uint32_t kr_cuda_even_bytes(const kr_cuda *cuda, uint32_t blocks) {
   return ((uint32_t)cuda->info.shared_bytes + OF_THE_SYSTEM) / share / LINE * LINE - OF_THE_SYSTEM;
 }
 
+static _Thread_local int in_order;
+
+int kr_cuda_in_order(int on) {
+  const int was = in_order;
+  in_order = on;
+  return was;
+}
+
+/* Of the text that runs. */
+static uint64_t tier_for(const kr_cuda *cuda, uint64_t tier, const kr_grid *g) {
+  return g->is_pdl && kr_cuda_has_pdl(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier;
+}
+
 static int32_t function_for(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *g,
                             void **function) {
-  return function_of(cuda, g->is_pdl && kr_cuda_has_pdl(cuda) ? KRAIT_CAP_CUDA_HOPPER : tier, kernel, function);
+  return kr_kernels_find(cuda->kernels, tier_for(cuda, tier, g), kernel, function);
 }
 
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel) {
   int entered;
   void *function;
   KR_TRY(enter(cuda, &entered));
-  int32_t status = function_of(cuda, tier, kernel, &function);
+  int32_t status = kr_kernels_find(cuda->kernels, tier, kernel, &function);
   leave(cuda, entered);
   return status;
 }
@@ -267,16 +163,62 @@ static int takes(const kr_cuda *cuda, const char *tier) {
   return 0;
 }
 
-/* A failure here recurs at the kernel's first use, and is reported there. */
+static void compile_entry(const kr_cuda *cuda, int text, const kr_ptx_part *part) {
+  char entry[128];
+  void *module;
+  snprintf(entry, sizeof entry, "%.*s", (int)part->n_name, part->name);
+  if (kr_load_entry(cuda, text, entry, &module) >= 0) cuda->driver->ModuleUnload(module);
+}
+
+/* One context for all threads: they translate side by side (translate.c). A failure recurs at the kernel's first use.
+ */
 void kr_cuda_compile(const kr_cuda *cuda, int first, int n) {
   const char *name, *tier, *text;
-  void *context, *module;
-  if (cuda->driver->CtxCreate(&context, 0, cuda->device)) return;
-  for (int i = first; kr_cuda_embedded(i, &name, &tier, NULL, NULL); i += n)
-    if (takes(cuda, tier) && !find_cubin(cuda, name, tier) && kr_cuda_text(i, &text) >= 0 &&
-        compile(cuda, text, name, &module) >= 0)
-      cuda->driver->ModuleUnload(module);
-  cuda->driver->CtxDestroy(context);
+  int entered, number = 0;
+  if (enter(cuda, &entered) < 0) return;
+  for (int i = 0; kr_cuda_embedded(i, &name, &tier, NULL, NULL); i++) {
+    if (!takes(cuda, tier) || kr_cuda_text(i, &text) < 0) continue;
+    kr_ptx_part part = {.end = text};
+    while (kr_ptx_next(&part))
+      if (number++ % n == first) compile_entry(cuda, i, &part);
+  }
+  leave(cuda, entered);
+}
+
+/* ---- launches noted instead of run ---- */
+
+static _Thread_local kr_kernel_list *noted;
+
+/* When the table is full, nothing is new any more. */
+int kr_cuda_meets(const kr_cuda *cuda, const void *what) {
+  _Atomic(const void *) *met = ((kr_cuda *)cuda)->met;
+  const uint64_t hash = (uint64_t)(uintptr_t)what * 0x9e3779b97f4a7c15ull;
+  for (uint32_t i = (uint32_t)(hash >> (64 - MET_BITS)), n = 0; n < N_MET; i = (i + 1) % N_MET, n++) {
+    const void *held = atomic_load_explicit(&met[i], memory_order_relaxed);
+    if (held == what) return 0;
+    if (!held && atomic_compare_exchange_strong(&met[i], &held, what)) return 1;
+    if (held == what) return 0;
+  }
+  return 0;
+}
+
+void kr_cuda_note(kr_kernel_list *list) { noted = list; }
+int kr_cuda_is_noting(void) { return noted != NULL; }
+
+static void note(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel, const kr_grid *g) {
+  tier = tier_for(cuda, tier, g);
+  if (noted->n == KR_MOST_NOTED || kr_kernels_have(cuda->kernels, tier, kernel)) return;
+  for (int i = 0; i < noted->n; i++) {
+    const kr_kernel *other = noted->at[i].kernel; /* several files may declare a kernel */
+    if (noted->at[i].tier == tier && strcmp(other->name, kernel->name) == 0 &&
+        strcmp(other->module, kernel->module) == 0)
+      return;
+  }
+  noted->at[noted->n].kernel = kernel, noted->at[noted->n++].tier = tier;
+}
+
+void kr_cuda_load(const kr_cuda *cuda, const kr_kernel_list *list, int64_t first, int64_t end) {
+  for (int64_t i = first; i < end; i++) (void)kr_cuda_prepare(cuda, list->at[i].tier, list->at[i].kernel);
 }
 
 static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kernel, const kr_grid *g,
@@ -291,7 +233,7 @@ static int32_t launch(const kr_cuda *cuda, void *function, const kr_kernel *kern
   }
   kr_cu_launch_attribute attributes[2];
   unsigned n_attributes = 0;
-  if (g->is_pdl && kr_cuda_has_pdl(cuda))
+  if (g->is_pdl && !in_order && kr_cuda_has_pdl(cuda))
     attributes[n_attributes++] = (kr_cu_launch_attribute){.id = KR_CU_LAUNCH_PDL, .of.value = 1};
   if (g->cluster > 1)
     attributes[n_attributes++] = (kr_cu_launch_attribute){.id = KR_CU_LAUNCH_CLUSTER, .of.cluster = {g->cluster, 1, 1}};
@@ -314,6 +256,7 @@ int32_t kr_cuda_launch(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kern
   void *function = NULL;
   (void)args_bytes; /* the kernel's own parameter size, known to the driver */
   if (grid->x == 0) return KRAIT_OK;
+  if (noted) return note(cuda, tier, kernel, grid), KRAIT_OK;
   KR_TRY(enter(cuda, &entered));
   int32_t status = function_for(cuda, tier, kernel, grid, &function);
   if (status >= 0) status = launch(cuda, function, kernel, grid, args);
@@ -335,6 +278,9 @@ static int32_t launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain) {
   int entered;
   if (chain->n == 0) return KRAIT_OK;
+  for (int i = 0; noted && i < chain->n && i < KR_MOST_LAUNCHES; i++)
+    note(cuda, tier, chain->launches[i].kernel, &chain->launches[i].grid);
+  if (noted) return KRAIT_OK;
   KR_TRY(enter(cuda, &entered));
   const int32_t status = launch_chain(cuda, tier, chain);
   leave(cuda, entered);

@@ -88,15 +88,32 @@ static inline void kr_chain_add(kr_chain *chain, const kr_kernel *kernel, const 
 int32_t kr_cuda_launch_chain(const kr_cuda *cuda, uint64_t tier, const kr_chain *chain);
 int kr_cuda_has_cooperative(const kr_cuda *cuda);
 int kr_cuda_has_pdl(const kr_cuda *cuda);
+/* While on, launches of this thread with is_pdl are ordinary ones of the same kernels; returns whether it was on. */
+int kr_cuda_in_order(int on);
 /* Shared memory per block with which a multiprocessor holds no more than its even share of the grid; 0: no limit. For
  * kernels that start ahead: their blocks would otherwise crowd the multiprocessors that the previous kernel leaves
  * first. */
 uint32_t kr_cuda_even_bytes(const kr_cuda *cuda, uint32_t blocks);
 /* Loads the kernel now, so that its first launch costs no more than later ones. */
 int32_t kr_cuda_prepare(const kr_cuda *cuda, uint64_t tier, const kr_kernel *kernel);
-/* Has the driver compile every n-th module that the context takes, starting with number first, into its disk cache: n
- * threads compile all in parallel, which one driver context does not allow. */
+/* Has the driver translate every n-th kernel that the context takes, starting with number first, into its disk cache:
+ * n threads translate all of them side by side. */
 void kr_cuda_compile(const kr_cuda *cuda, int first, int n);
+/* A rehearsal: while list is not NULL, launches of this thread do nothing but to note kernels that are not loaded; then
+ * any number of threads load them (from first up to end). What fails to load fails again at its launch. */
+enum { KR_MOST_NOTED = 512 };
+typedef struct kr_kernel_list {
+  int n;
+  struct {
+    const kr_kernel *kernel;
+    uint64_t tier;
+  } at[KR_MOST_NOTED];
+} kr_kernel_list;
+/* Whether a pointer is shown to the device for the first time (an implementation: then it is worth a rehearsal). */
+int kr_cuda_meets(const kr_cuda *cuda, const void *what);
+void kr_cuda_note(kr_kernel_list *list);
+int kr_cuda_is_noting(void);
+void kr_cuda_load(const kr_cuda *cuda, const kr_kernel_list *list, int64_t first, int64_t end);
 
 /* Memory and copies for models, tests and the checker; ops use what the caller provides. */
 int32_t kr_cuda_alloc(const kr_cuda *cuda, size_t bytes,

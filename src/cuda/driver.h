@@ -61,6 +61,7 @@ enum {
   KR_CU_NO_DEVICE = 100,
   KR_CU_JIT_ERROR_LOG_BUFFER = 5,
   KR_CU_JIT_ERROR_LOG_BYTES = 6,
+  KR_CU_INPUT_PTX = 1, /* of the linker */
   KR_CU_SHARED_BYTES_STATIC = 1, /* function attribute */
   KR_CU_SHARED_BYTES_MAX = 8, /* function attribute: dynamic shared memory */
   KR_CU_STREAM_NON_BLOCKING = 1,

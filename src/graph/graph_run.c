@@ -7,6 +7,7 @@
 #include "clock.h"
 #include "graph_parts.h"
 #include "graph_runner.h"
+#include "rehearsal.h"
 #include "status.h"
 
 /* ---- addresses ---- */
@@ -194,9 +195,11 @@ static int32_t run_node(kr_runner *r, size_t n, void *stream) {
   kr_call *call = kr_plan_call(r->calls[n]);
   call->stream = stream;
   call->flags &= ~(KR_CALL_PDL | KR_CALL_STATE_PDL);
-  if (r->records) call->flags |= KR_NODE(r->graph, n)->ahead;
   const kr_node *node = KR_NODE(r->graph, n);
+  call->flags |= node->ahead; /* also where none starts ahead: recorded or not, a node's kernels are the same */
+  const int in_order = kr_cuda_in_order(!r->records);
   int32_t status = kr_plan_run_bound(r->calls[n]);
+  kr_cuda_in_order(in_order);
   if (status >= 0) return status;
   char why[512];
   strncpy(why, krait_error_detail(), sizeof why - 1);
@@ -284,11 +287,26 @@ static int32_t record_graph_run(kr_runner *r, const kr_cuda *cuda, kr_recording 
   return status < 0 ? status : ended;
 }
 
+typedef struct part {
+  kr_runner *r;
+  size_t from, to;
+} part;
+
+static int32_t rehearse_nodes(void *user) {
+  const part *p = user;
+  for (size_t n = p->from; n < p->to; n++)
+    if (p->r->calls[n]) KR_TRY(run_node(p->r, n, p->r->stream));
+  return KRAIT_OK;
+}
+
 static int32_t run_part(kr_runner *r, size_t from, size_t to, void *stream) {
   const kr_cuda *cuda = kr_graph_cuda(r->graph);
   KR_TRY(settle(r));
   r->stream = stream;
+  if (cuda && kr_cuda_is_noting()) return rehearse_nodes(&(part){r, from, to});
   kr_recording *k = !cuda || is_recorded(cuda, stream) ? NULL : recording_of(r, from, to);
+  if (cuda && (k ? !k->n_runs : kr_cuda_meets(cuda, r)))
+    kr_rehearse(r->graph->ctx, rehearse_nodes, &(part){r, from, to});
   if (!k) return run_range(r, from, to, stream);
   if (k->n_runs++ == 1) KR_TRY(record_graph_run(r, cuda, k));
   return k->recorded ? kr_cuda_graph_launch(cuda, k->recorded, stream) : run_range(r, from, to, stream);

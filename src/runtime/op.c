@@ -7,6 +7,7 @@
 
 #include "clock.h"
 #include "log.h"
+#include "rehearsal.h"
 #include "round_trip.h"
 #include "answer.h"
 #include "status.h"
@@ -145,8 +146,20 @@ static int32_t round_trip(const kr_op *op, const krait_ctx *ctx, const void *arg
   return kr_round_trip(op, ctx, args);
 }
 
+typedef struct first_run {
+  const kr_impl *impl;
+  const krait_ctx *ctx;
+  const void *args;
+} first_run;
+
+static int32_t run_noted(void *user) {
+  const first_run *r = user;
+  return r->impl->run(r->ctx, r->args);
+}
+
 int32_t kr_op_run_logged(const kr_op *op, const kr_impl *impl, const krait_ctx *ctx, const void *args) {
-  if (!ctx || !ctx->verbose) return impl->run(ctx, args);
+  if (ctx && ctx->cuda && kr_cuda_meets(ctx->cuda, impl)) kr_rehearse(ctx, run_noted, &(first_run){impl, ctx, args});
+  if (!ctx || !ctx->verbose || kr_cuda_is_noting()) return impl->run(ctx, args);
   const int64_t start = kr_clock_ns();
   const int32_t status = impl->run(ctx, args);
   kr_log("%s: implementation %s, %.1f us%s", op->name, impl->name, (double)(kr_clock_ns() - start) * 1e-3,

@@ -93,7 +93,10 @@ def main():
     modules = sorted({t.name.split(".")[0] for t in texts})
     lines = ["# Which device code assembles for which GPU", "", "Made by `tests/cuda/assemble.py PTX_DIR --write docs/GPUS.md`: every PTX text of the folder through ptxas for every",
              "architecture from its tier's floor on. A GPU whose architecture is not listed runs the newest tier that it takes through the driver's own compiler.",
-             "The driver compiles a module when it is first used and keeps the result; `meson configure build -Dcubins=sm_90,sm_120` embeds machine code for these two as well,", "so that nothing is compiled on them.", "",
+             "The driver translates a kernel when it is first used, by several threads at once, and keeps the result: in CUDA_CACHE_PATH, else in ~/.nv/ComputeCache.",
+             "`krait warm` fills that cache ahead, and says where it lies and whether it can be written; KRAIT_VERBOSE=1 shows the milliseconds of each kernel. So that nothing is",
+             "translated at all, `tools/cubins build/src/cuda krait-cubins sm_90 sm_120` makes files of machine code, which are found in the folder krait-cubins beside the library",
+             "(or the program), or by KRAIT_CUBINS; `meson configure build -Dcubins=sm_90,sm_120` embeds it.", "",
              f"Modules: {', '.join(modules)}.", "",
              "| architecture | GPUs | tier | modules | ptxas | kernels that spill registers |", "|---|---|---|---|---|---|"]
     for (arch, tier), row in sorted(table.items()):

@@ -1,17 +1,22 @@
 /* cubins.c: which of a module's images is loaded: machine code for exactly this device first, PTX if there is none or
  * the driver rejects it. Links only src/cuda, with this test's table instead of the build's. */
-#define _POSIX_C_SOURCE 200809L
+#define _XOPEN_SOURCE 700 /* truncate */
 #include "../test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include "cubin_file.h"
 #include "cuda.h"
 #include "dlib.h"
 #include "packed_code.h"
 #include <krait/krait.h>
 
-static const char base_text[] = "base", ampere_text[] = "ampere", other_text[] = "other",
+static const char one_text[] = ".version 6.0\n.visible .entry kr_zero(\n)\n{\n}\n"
+                               ".visible .entry kr_one(\n)\n{\nret;\n}\n",
+                  two_text[] = ".version 6.0\n.visible .entry kr_two(\n)\n{\n}\n",
+                  one_alone[] = "\n.version 6.0\n.visible .entry kr_one(\n)\n{\nret;\n}\n",
                   exact_image[] = "\177ELF exact", newer_image[] = "\177ELF newer";
 static const kr_cubin cubins[] = {{"one", "ampere", 86, newer_image, sizeof newer_image},
                                   {"one", "ampere", 80, exact_image, sizeof exact_image}};
@@ -20,7 +25,7 @@ uint64_t kr_cuda_built_tiers(void) { return KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA
 const kr_cubin *kr_cuda_cubin(int index) { return index >= 0 && index < 2 ? &cubins[index] : NULL; }
 static const struct {
   const char *module, *tier, *text;
-} texts[] = {{"one", "base", base_text}, {"one", "ampere", ampere_text}, {"two", "ampere", other_text}};
+} texts[] = {{"one", "base", one_text}, {"one", "ampere", one_text}, {"two", "ampere", two_text}};
 int kr_cuda_embedded(int index, const char **module, const char **tier, const char **text, size_t *bytes) {
   (void)text, (void)bytes;
   if (index < 0 || index >= 3) return 0;
@@ -32,6 +37,14 @@ int32_t kr_cuda_text(int index, const char **text) { return *text = texts[index]
 static void (*fail_at)(long n, int result);
 static int (*n_held)(void);
 static const void *(*loaded)(void);
+static const char *(*loaded_head)(void);
+
+/* Of kr_one alone. */
+static void assert_ptx(const char *image, const char *tier) {
+  char text[200];
+  snprintf(text, sizeof text, "// one.%s%s", tier, one_alone);
+  assert_string_equal(image, text);
+}
 
 /* Opens a device of this capability, loads the kernel and returns the last image loaded. */
 static const void *image_of(const char *machine, uint64_t tier, const kr_kernel *kernel) {
@@ -49,16 +62,66 @@ static void the_exact_cubin_comes_first(void **state) {
   (void)state;
   assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), exact_image);
   assert_ptr_equal(image_of("capability=86,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), newer_image);
-  assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_BASE, &one), base_text); /* a lower tier, forced */
-  assert_ptr_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_AMPERE, &two),
-                   other_text); /* a module without machine code */
-  assert_ptr_equal(image_of("capability=90,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), ampere_text); /* another device */
+  assert_ptx(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_BASE, &one), "base"); /* a lower tier, forced */
+  assert_string_equal(image_of("capability=80,cubins=1", KRAIT_CAP_CUDA_AMPERE, &two),
+                      "// two.ampere\n.version 6.0\n.visible .entry kr_two(\n)\n{\n}\n"); /* without machine code */
+  assert_ptx(image_of("capability=90,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), "ampere"); /* another device */
 }
 
 static void ptx_takes_over_where_machine_code_is_refused(void **state) {
   static const kr_kernel one = {"one", "kr_one"};
   (void)state;
-  assert_ptr_equal(image_of("capability=80,cubins=0", KRAIT_CAP_CUDA_AMPERE, &one), ampere_text);
+  assert_ptx(image_of("capability=80,cubins=0", KRAIT_CAP_CUDA_AMPERE, &one), "ampere");
+}
+
+/* "\177ELF file" as tools/cubins packs it, in a file that has it twice: of another text, and of kr_one's. */
+static void write_cubins(const char *path, uint32_t capability, uint64_t wrong) {
+  static const uint8_t packed[] = {0,   63, 145, 208, 107, 144, 171, 195, 227, 92, 121,
+                                   203, 176, 87, 99,  255, 255, 195, 160, 0,   0};
+  char text[200];
+  snprintf(text, sizeof text, "// one.ampere%s", one_alone);
+  const uint64_t hash = kr_cubin_hash(text) + wrong;
+  const uint32_t head[] = {capability, 2};
+  kr_cubin_row rows[] = {{1, 64, sizeof packed, 10}, {hash, 64, sizeof packed, 10}};
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  fwrite("KRCUBIN1", 1, 8, file), fwrite(head, 1, sizeof head, file), fwrite(rows, 1, sizeof rows, file);
+  fwrite(packed, 1, sizeof packed, file);
+  fclose(file);
+}
+
+/* In a folder or by its own name; only of this very text, of this architecture, and if the driver accepts it. */
+static void machine_code_is_found_in_a_file(void **state) {
+  static const kr_kernel one = {"one", "kr_one"}, two = {"two", "kr_two"};
+  char folder[] = "/tmp/krait-cubins-XXXXXX", path[64];
+  (void)state;
+  assert_non_null(mkdtemp(folder));
+  snprintf(path, sizeof path, "%s/sm_89.cubins", folder);
+  write_cubins(path, 89, 0);
+  setenv("KRAIT_CUBINS", folder, 1);
+  image_of("capability=89,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one);
+  assert_string_equal(loaded_head(), "\177ELF file");
+  image_of("capability=89,cubins=1", KRAIT_CAP_CUDA_AMPERE, &two);
+  assert_string_equal(loaded_head(), "// two.ampere\n.v");
+  assert_ptx(image_of("capability=89,cubins=1", KRAIT_CAP_CUDA_BASE, &one), "base"); /* another text */
+  assert_ptx(image_of("capability=89,cubins=0", KRAIT_CAP_CUDA_AMPERE, &one), "ampere");
+  assert_ptx(image_of("capability=90,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), "ampere"); /* no such file */
+  setenv("KRAIT_CUBINS", path, 1);
+  assert_ptx(image_of("capability=87,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), "ampere"); /* the file is of another */
+  image_of("capability=89,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one);
+  assert_string_equal(loaded_head(), "\177ELF file");
+  image_of("capability=87,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one); /* so that the file is read again */
+  write_cubins(path, 89, 1);
+  assert_ptx(image_of("capability=89,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), "ampere");
+  image_of("capability=87,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one);
+  for (long n = 0; n < 85; n++) { /* every truncated file */
+    write_cubins(path, 89, 0);
+    assert_int_equal(truncate(path, n), 0);
+    assert_ptx(image_of("capability=89,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one), "ampere");
+    image_of("capability=87,cubins=1", KRAIT_CAP_CUDA_AMPERE, &one);
+  }
+  unsetenv("KRAIT_CUBINS");
+  unlink(path), rmdir(folder);
 }
 
 /* Not for errors that PTX would also have. */
@@ -92,7 +155,9 @@ int main(int argc, char **argv) {
   *(void **)&fail_at = kr_dlib_find(fake, "fake_cuda_fail_at");
   *(void **)&n_held = kr_dlib_find(fake, "fake_cuda_held");
   *(void **)&loaded = kr_dlib_find(fake, "fake_cuda_loaded");
-  const struct CMUnitTest tests[] = {cmocka_unit_test(the_exact_cubin_comes_first),
+  *(void **)&loaded_head = kr_dlib_find(fake, "fake_cuda_head");
+  const struct CMUnitTest tests[] = {cmocka_unit_test(machine_code_is_found_in_a_file),
+                                     cmocka_unit_test(the_exact_cubin_comes_first),
                                      cmocka_unit_test(ptx_takes_over_where_machine_code_is_refused),
                                      cmocka_unit_test(other_failures_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);

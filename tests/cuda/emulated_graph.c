@@ -13,7 +13,6 @@
 #include "graph_runner.h"
 #include "half.h"
 #include "op_list.h"
-#include "packed_code.h"
 
 enum { B = 3, D = 24, W = 4, N = B * D };
 
@@ -419,12 +418,10 @@ static void prompts_start_ahead(void **state) {
 }
 
 int main(int argc, char **argv) {
-  const char *module, *tier;
   if (argc < 2) return 2;
   setenv("KR_FAKE_CUDA", "capability=90,shared=232448,multiprocessors=16,record=1", 1);
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   if (!kr_cuda_built_tiers()) return 77;
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++) kr_emulated_name(&kr_kept_texts[i], module);
   const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu),
                                      cmocka_unit_test(lanes_run_side_by_side),
                                      cmocka_unit_test(attention_takes_what_precedes_it),

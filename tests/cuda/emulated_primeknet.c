@@ -15,7 +15,6 @@
 #include "dlib.h"
 #include "emulator/emulator.h"
 #include "enhance/enhance.h"
-#include "packed_code.h"
 
 typedef struct opened {
   krait_ctx *ctx;
@@ -304,16 +303,12 @@ static void live_sound(void **state) {
 }
 
 int main(int argc, char **argv) {
-  const char *module, *tier;
   if (argc < 3) return 2;
   const int ampere = strcmp(argv[2], "ampere") == 0;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   setenv("KR_FAKE_CUDA",
          ampere ? "capability=80,shared=98304,multiprocessors=16" : "capability=50,shared=98304,multiprocessors=16", 1);
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
-    if (ampere || strcmp(tier, argv[2]) == 0) /* an ampere device also uses base */
-      kr_emulated_name(&kr_kept_texts[i], module);
   const struct CMUnitTest base[] = {cmocka_unit_test(recorded_outputs), cmocka_unit_test(widths_of_published_models),
                                     cmocka_unit_test(a_batch_is_its_windows), cmocka_unit_test(windows_of_samples),
                                     cmocka_unit_test(a_recording),            cmocka_unit_test(memory_is_short),

@@ -18,7 +18,6 @@
 #include "clock.h"
 #include "cuda.h"
 #include "emulator/emulator.h"
-#include "packed_code.h"
 #include "safetensors.h"
 
 enum { N_RECORDINGS = 6, N_SAMPLES = 700, MOST_STEPS = 64 };
@@ -83,12 +82,6 @@ static int train(const krait_train_launcher *place, const char *run, int64_t n_s
   if (status < 0 && status != KRAIT_ERR_CANCELLED) fprintf(stderr, "%s\n", krait_error_detail());
   krait_ctx_close(&ctx);
   return status < 0;
-}
-
-static void name_modules(void) {
-  const char *module, *tier;
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
-    if (strcmp(tier, "base") == 0 || strcmp(tier, "ampere") == 0) kr_emulated_name(&kr_kept_texts[i], module);
 }
 
 /* A separate process; its output goes to FOLDER/RUN.RANK.txt. */
@@ -286,7 +279,6 @@ int main(int argc, char **argv) {
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1), setenv("KRAIT_LIBNCCL", argv[2], 1);
   setenv("KR_FAKE_CUDA", "capability=80,shared=98304,multiprocessors=16,count=2", 1);
-  name_modules();
   snprintf(folder, sizeof folder, "%s/krait-ranks-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
   if (!mkdtemp(folder)) return perror("mkdtemp"), 2;
   port = 20000 + (int)(getpid() % 20000);

@@ -12,7 +12,6 @@
 
 #include "checkpoint.h"
 #include "emulator/emulator.h"
-#include "packed_code.h"
 #include "trainer.h"
 
 enum {
@@ -298,7 +297,6 @@ static void overflows(void **state) {
 }
 
 int main(int argc, char **argv) {
-  const char *module, *tier;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_stage), cmocka_unit_test(several_steps), cmocka_unit_test(running_statistics),
       cmocka_unit_test(disturbance), cmocka_unit_test(halves),        cmocka_unit_test(overflow_halves_the_scale),
@@ -307,8 +305,6 @@ int main(int argc, char **argv) {
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   setenv("KR_FAKE_CUDA", "capability=80,shared=98304,multiprocessors=16", 1);
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
-    if (strcmp(tier, "base") == 0 || strcmp(tier, "ampere") == 0) kr_emulated_name(&kr_kept_texts[i], module);
   if (getenv("KR_ONLY")) cmocka_set_test_filter(getenv("KR_ONLY"));
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,6 +26,7 @@ static _Thread_local void *current[16];
 static _Thread_local int depth;
 static char context_object;
 static const void *loaded_image;
+static char loaded_head[17];
 
 static void taken(void) { held++; }
 static void left(void) { held--; }
@@ -37,6 +38,7 @@ EXPORT int fake_cuda_held(void);
 EXPORT long fake_cuda_ahead(void); /* launches that may start while the previous kernel runs */
 EXPORT long fake_cuda_loads(void); /* images loaded so far */
 EXPORT const void *fake_cuda_loaded(void); /* the last image loaded */
+EXPORT const char *fake_cuda_head(void);   /* its first 16 characters */
 EXPORT void fake_cuda_capture(int mode);   /* as if a stream were capturing in this mode */
 EXPORT int fake_cuda_capture_mode(void);
 EXPORT void fake_cuda_touch(int on); /* 1: device memory may be accessed, until 0 */
@@ -47,6 +49,7 @@ int fake_cuda_held(void) { return held; }
 long fake_cuda_ahead(void) { return launches_ahead; }
 long fake_cuda_loads(void) { return loads; }
 const void *fake_cuda_loaded(void) { return loaded_image; }
+const char *fake_cuda_head(void) { return loaded_head; }
 void fake_cuda_capture(int mode) { capture_mode = mode; }
 int fake_cuda_capture_mode(void) { return capture_mode; }
 
@@ -190,18 +193,43 @@ FAKE(cuDeviceGetAttribute, (int *value, int attribute, int device), UNUSED(devic
               : attribute == 95 ? (int)fake_libcuda_setting("together=", 0)
                                 : 8)
 FAKE(cuDevicePrimaryCtxRetain, (void **context, int device), UNUSED(device), *context = &context_object, taken())
-FAKE(cuCtxCreate_v2, (void **context, unsigned flags, int device), UNUSED(flags), UNUSED(device),
-     current[depth++] = *context = &context_object, taken())
 FAKE(cuCtxGetCurrent, (void **context), *context = depth ? current[depth - 1] : NULL)
 FAKE(cuCtxSynchronize, (void), (void)0)
 FAKE(cuThreadExchangeStreamCaptureMode, (int *mode), const int before = capture_mode;
      capture_mode = *mode, *mode = before)
-/* Machine code is accepted only if the test says so. */
+/* Texts are kept, each once, since who loads one may free it. */
+static struct text {
+  struct text *next;
+  char text[];
+} *texts;
+static pthread_mutex_t texts_lock = PTHREAD_MUTEX_INITIALIZER;
+static const void *kept_image(const void *image) {
+  if (memcmp(image, "\177ELF", 4) == 0) return image;
+  pthread_mutex_lock(&texts_lock);
+  struct text *t = texts;
+  while (t && strcmp(t->text, image) != 0) t = t->next;
+  const size_t n = t ? 0 : strlen(image) + 1;
+  if (!t && (t = malloc(sizeof *t + n))) memcpy(t->text, image, n), t->next = texts, texts = t;
+  pthread_mutex_unlock(&texts_lock);
+  return t ? t->text : NULL;
+}
+
+/* Machine code is accepted only if the test says so. What was linked is its text again. */
 FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *options, void **values), UNUSED(n),
      UNUSED(options), UNUSED(values);
      if (capture_mode != RELAXED) return NOT_WHILE_RECORDING;
      if (memcmp(image, "\177ELF", 4) == 0 && !fake_libcuda_setting("cubins=", 0)) return NO_BINARY;
-     loaded_image = image, *module = (void *)(uintptr_t)image, taken(), loaded())
+     snprintf(loaded_head, sizeof loaded_head, "%s", (const char *)image);
+     loaded_image = kept_image(image), *module = (void *)(uintptr_t)loaded_image, taken(), loaded())
+FAKE(cuLinkCreate_v2, (unsigned n, int *options, void **values, void **link), UNUSED(n), UNUSED(options),
+     UNUSED(values), *link = calloc(1, sizeof(void *)), taken())
+FAKE(cuLinkAddData_v2,
+     (void *link, int kind, void *data, size_t bytes, const char *name, unsigned n, int *options, void **values),
+     UNUSED(kind), UNUSED(name), UNUSED(n), UNUSED(options), UNUSED(values);
+     if (strlen(data) + 1 != bytes) return INVALID_VALUE; *(const void **)link = kept_image(data))
+FAKE(cuLinkComplete, (void *link, void **cubin, size_t *bytes), *cubin = *(void **)link, *bytes = strlen(*cubin) + 1)
+EXPORT int cuLinkDestroy(void *link);
+int cuLinkDestroy(void *link) { return free(link), left(), 0; }
 #ifdef KR_EMULATE
 #include "emulator.h"
 /* A kernel's maximum threads per block and static shared memory, from the loaded PTX text. */
@@ -459,8 +487,6 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 /* Releasing, and entering the context for it, cannot fail: the caller could do nothing about it. */
 EXPORT int cuCtxPushCurrent_v2(void *context);
 int cuCtxPushCurrent_v2(void *context) { return current[depth++] = context, 0; }
-EXPORT int cuCtxDestroy_v2(void *context);
-int cuCtxDestroy_v2(void *context) { return UNUSED(context), depth--, left(), 0; }
 EXPORT int cuDevicePrimaryCtxRelease(int device);
 int cuDevicePrimaryCtxRelease(int device) { return UNUSED(device), left(), 0; }
 EXPORT int cuModuleUnload(void *module);

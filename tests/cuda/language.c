@@ -13,7 +13,6 @@
 #include "ctx.h"
 #ifdef KR_EMULATED
 #include "emulator/emulator.h"
-#include "packed_code.h"
 enum { IS_EMULATED = 1 };
 #else
 enum { IS_EMULATED = 0 };
@@ -315,13 +314,10 @@ static void weights_converted_on_load(void **state) {
 
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
-  const char *module, *tier;
   if (argc < 2) return 2;
   setenv("KR_FAKE_CUDA", "capability=80,shared=232448,multiprocessors=7,record=1", 1);
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   if (!kr_cuda_built_tiers()) return 77;
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++)
-    kr_emulated_name(&kr_kept_texts[i], module);
 #else
   (void)argc, (void)argv;
 #endif

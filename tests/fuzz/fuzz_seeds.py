@@ -103,6 +103,14 @@ def packed_texts():
     yield struct.pack("<H", len(numbered)) + device_code_tool().packed_text(numbered)
 
 
+def cubin_files():
+    """Two kernels' rows, and a stream that both have."""
+    tool = device_code_tool()
+    packed = tool.lzma.compress(b"\x7fELF file", format=tool.lzma.FORMAT_RAW, filters=tool.FILTERS)
+    rows = b"".join(struct.pack("<QQII", value, 64, len(packed), 9) for value in (1, 7))
+    return [b"KRCUBIN1" + struct.pack("<II", 90, 2) + rows + packed]
+
+
 def tokenizers():
     """Every byte as a token, a few merges and added tokens; both pre-tokenizers; then a text."""
     letters, more = {}, 256
@@ -211,6 +219,7 @@ SEEDS = {
     "audio": recordings(),
     "cli": program_seeds(),
     "cubin": device_code(".cubin"),
+    "cubin_file": cubin_files(),
     "doctor": [bytes([0]) + z for z in zips()] + [bytes([4]) + d for d in device_code(".fatbin")] + [bytes([2 + i]) + t for i, t in enumerate(PINS)] + [b"\x06" + t for t in tars()] + [b"\x07" + t for t in LOGS]
     + [b"\x08" + (ROOT / "src/doctor/doctor.tables").read_bytes()[-40000:], b"\x08" + TABLES, b"\x09" + SITE],
     "elf": device_code(".cubin") + system_file("/lib/x86_64-linux-gnu/libz.so.1", "/lib/aarch64-linux-gnu/libz.so.1"),

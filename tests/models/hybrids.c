@@ -20,7 +20,6 @@
 #ifdef KR_EMULATED
 #include "ctx.h"
 #include "emulator/emulator.h"
-#include "packed_code.h"
 #endif
 
 static const char *const homes[] = {"tests/golden/hybrids", "../shared/golden/hybrids"};
@@ -517,11 +516,9 @@ static int end_hybrids(void **state) {
 #ifdef KR_EMULATED
 /* Kernels that run on the host. */
 static int emulate(const char *library) {
-  const char *module, *tier;
   setenv("KR_FAKE_CUDA", "capability=80,shared=232448,multiprocessors=7,record=1", 1);
   setenv("KRAIT_LIBCUDA", library, 1);
   if (!kr_cuda_built_tiers()) return 77;
-  for (int i = 0; kr_cuda_embedded(i, &module, &tier, NULL, NULL); i++) kr_emulated_name(&kr_kept_texts[i], module);
   return 0;
 }
 

@@ -87,8 +87,6 @@ static const void *launched_args;
 static int order, blocks_in_order, n_together, block_order[MOST_TOGETHER], warp_order[MAX_WARPS], lane_order[WARP];
 static int64_t skipped_barrier = -1, n_skipped, n_launches, n_ahead, n_waited;
 static uint32_t random_state = 1;
-static struct { char *const *image; const char *module; } images[512];
-static int n_images;
 
 extern unsigned char __start_kr_shared[] __attribute__((weak)), __stop_kr_shared[] __attribute__((weak));
 
@@ -101,15 +99,12 @@ int64_t kr_emulated_pdl(void) { return n_ahead; }
 void kr_emulated_others_done(void) { n_waited++; }
 int64_t kr_emulated_skipped(void) { return n_skipped; }
 
-void kr_emulated_name(char *const *image, const char *module) {
-  if (n_images < (int)(sizeof images / sizeof *images))
-    images[n_images].image = image, images[n_images++].module = module;
-}
-
+/* The image's first line is "// MODULE.TIER". */
 void *kr_emulated_find(const void *image, const char *name) {
-  for (int i = 0; i < n_images; i++)
-    for (kr_emulated_kernel *k = kernels; k && *images[i].image == image; k = k->next)
-      if (strcmp(k->module, images[i].module) == 0 && strcmp(k->name, name) == 0) return k;
+  const char *const module = strncmp(image, "// ", 3) == 0 ? (const char *)image + 3 : "";
+  const size_t n = strcspn(module, ".");
+  for (kr_emulated_kernel *k = kernels; k; k = k->next)
+    if (strlen(k->module) == n && strncmp(k->module, module, n) == 0 && strcmp(k->name, name) == 0) return k;
   return NULL;
 }
 

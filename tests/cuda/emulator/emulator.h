@@ -77,7 +77,6 @@ enum { KR_ORDER_FORWARDS, KR_ORDER_BACKWARDS, KR_ORDER_RANDOM, KR_N_ORDERS };
 void kr_emulated_order(int order);              /* of threads and blocks, from the next launch */
 void kr_emulated_blocks_in_order(int yes);      /* for kernels whose blocks wait for earlier ones */
 void kr_emulated_skip_barrier(int64_t n); /* every thread skips its n-th block barrier (from 0); -1: none */
-void kr_emulated_name(char *const *image, const char *module); /* of an image when it is loaded: kr_kept_texts */
 int64_t kr_emulated_launches(void);
 int64_t kr_emulated_pdl(void); /* of these, by kr_emulated_launch_pdl */
 int64_t kr_emulated_skipped(void);              /* barriers skipped by threads */
