@@ -13,6 +13,7 @@ int cmd_evaluate(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_devices(int argc, char **argv);
+int cmd_warm(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_live(int argc, char **argv);
 int cmd_score(int argc, char **argv);

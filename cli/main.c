@@ -29,6 +29,7 @@ static const struct {
     {"convert", cmd_convert, "convert weights to safetensors or best.th, or quantize them", 1},
     {"train", cmd_train, "train PrimeKnet on your own recordings", 1},
     {"devices", cmd_devices, "the GPUs of this machine, and what runs on them", 1},
+    {"warm", cmd_warm, "translate GPU code ahead, into the driver's cache", 1},
     {"doctor", cmd_doctor, "explain why a CUDA library, wheel or environment fails, and how to fix it", 70},
     {"selftest", cmd_selftest, "check every implementation of every operator on this machine", 1},
     {"bench", cmd_bench, "measure how long things take on this machine", 1},

@@ -42,6 +42,32 @@ def check_device_for_length():
         takes("cuda:0", "-", "-o", pathlib.Path(folder) / "out.wav", "--threads", 4, stdin=mono.read_bytes())
 
 
+def check_warm():
+    """The driver's cache is named, and said once when nothing can be kept in it."""
+    keeps = "the driver cannot keep translated GPU code"
+    with tempfile.TemporaryDirectory() as folder:
+        cache = pathlib.Path(folder) / "made" / "when needed"
+        env = dict(machine(capability=80), CUDA_CACHE_PATH=str(cache), KRAIT_VERBOSE="1")
+        done = krait("warm", "--for", WEIGHTS, "--tier", "base", env=env)
+        said = done.stderr.decode()
+        check(done.returncode == 0 and done.stdout.decode() == f"{cache}: 0.0 MB\n" and keeps not in said, f"{done.stdout} {said}")
+        translated = [line for line in said.splitlines() if line.startswith("krait: device code: ")]
+        check(translated and all(".base, kr_" in line and "bytes of PTX in " in line for line in translated), said)
+        check(len(set(line.split(": ")[2] for line in translated)) == len(translated), f"a kernel is translated twice: {translated}")
+        cache.mkdir(parents=True)
+        (cache / "code").write_bytes(bytes(1_000_000))
+        said = krait("warm", "--for", WEIGHTS, env=dict(env, KRAIT_VERBOSE="", CUDA_CACHE_MAXSIZE="1000000"))
+        check(said.stdout.decode() == f"{cache}: 1.0 MB\n" and "CUDA_CACHE_MAXSIZE is 1.0 MB" in said.stderr.decode(), f"{said.stdout} {said.stderr}")
+        homeless = {name: value for name, value in machine(capability=80).items() if name not in ("HOME", "CUDA_CACHE_PATH")}
+        for broken, words in ((homeless, "neither HOME nor CUDA_CACHE_PATH is set"), (dict(env, KRAIT_VERBOSE="", CUDA_CACHE_DISABLE="1"), "CUDA_CACHE_DISABLE is 1"),
+                              (dict(homeless, HOME=str(cache / "code")), "code/.nv/ComputeCache is not writable")):
+            done = krait("warm", "--for", WEIGHTS, "--tier", "base", env=broken)
+            said = done.stderr.decode().splitlines()
+            check(done.returncode == 1 and len(said) == 2 and keeps in said[0] and all(words in line for line in said), said)
+    check_error(1, "there is no GPU to translate code for", "warm", "--device", "cpu")
+    check_error(1, "no-such-folder", "warm", "--for", "no-such-folder", env=machine(capability=80))
+
+
 broken = {"no driver": (machine("/no/such/libcuda.so"), "no NVIDIA driver"), "init fails": (machine(init=999), "as the test asked"),
           "no visible GPU": (machine(init=100), "CUDA_VISIBLE_DEVICES"), "no GPU": (machine(count=0), "no GPU"),
           "old driver": (machine(version=8000), "CUDA 8.0"), "old GPU": (machine(capability=35), "older" if "cuda_base" in krait("info").stdout.decode() else "")}
@@ -76,6 +102,7 @@ if "cuda_base" in krait("info").stdout.decode():  # a build with device code
 tiers = json.loads(krait("devices", "--json", env=machine(capability=80)).stdout)["devices"][0]["tiers"]
 if "ampere" in tiers:  # a build with device code
     check_device_for_length()
+    check_warm()
     check_error(2, "hopper: the device is older", "bench", "primeknet", "--tier", "hopper", env=machine(capability=80))
     check_error(2, "the device is older", "bench", "primeknet", "--tier", "ampere", env=machine(capability=75))
     for env, row in ((machine(capability=80), "cuda_ampere"), (dict(machine(capability=80), KRAIT_TIER="base"), "cuda_base")):

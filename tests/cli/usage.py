@@ -32,7 +32,7 @@ for verb in verbs:
 FILE = str(pathlib.Path(__file__))
 CALLS = {"enhance": [FILE], "evaluate": [FILE, FILE], "classify": [FILE, "-w", FILE], "describe": [FILE, "-w", FILE], "generate": [FILE, "-p", "x"], "chat": [FILE], "restore": [FILE, "-w", FILE], "score": [FILE, FILE], "verify": [FILE, FILE], "convert": [FILE, "x.safetensors"],
          "bench": ["gemm"], "info": [FILE, "--graph"]}
-MOST = {"live": 0, "verify": 2, "info": 1, "convert": 2, "devices": 0, "selftest": 0, "version": 0}
+MOST = {"live": 0, "verify": 2, "info": 1, "convert": 2, "devices": 0, "selftest": 0, "version": 0, "warm": 0}
 IMPOSSIBLE = {"device": "gpu", "tier": "turing", "caps": "mmx"}
 n_refused = 0
 share = 4 if FEW else 1  # of the options; others with another seed
