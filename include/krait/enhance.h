@@ -143,10 +143,10 @@ KRAIT_API double krait_voice_speech(const krait_voice *voice);
 KRAIT_API int32_t krait_voice_reset(krait_voice *voice); /* forgets what it has heard, not the controls */
 
 /* krait_enhance_samples at any rate from 1 to 768 kHz, with the voice's options; controls may be NULL (as at first):
- * out[i] is in[i], cleaned; in and out may be the same. */
+ * out[i] is in[i], cleaned; in and out may be the same. progress, which may be NULL, counts samples at 16 kHz. */
 KRAIT_API int32_t krait_enhance_channel(krait_denoiser_session *session, const krait_voice_options *options,
                                         const krait_voice_controls *controls, const float *in, float *out,
-                                        int64_t n_samples);
+                                        int64_t n_samples, krait_progress_fn progress, void *user);
 
 enum { KRAIT_ENHANCE_KEEP = 1 }; /* flags: an existing output or plot is an error, not replaced */
 

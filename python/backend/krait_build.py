@@ -5,6 +5,7 @@ architecture and minimum glibc; independent of the Python and torch versions."""
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,14 +21,37 @@ _IS_GLIBC = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glib
 _INFO = "krait-%s.dist-info" % __version__
 
 
-def _project_value(name):
+def _project():
     with open(os.path.join(_HERE, "pyproject.toml"), encoding="utf-8") as file:
-        return re.search(r'^%s = "(.*)"$' % re.escape(name), file.read(), re.M)[1]
+        return file.read()
+
+
+def _project_value(name):
+    return re.search(r'^%s = "(.*)"$' % re.escape(name), _project(), re.M)[1]
+
+
+def _project_list(name):
+    """A list of strings; no Python before 3.11 has a reader of TOML."""
+    return re.findall(r'"([^"]*)"', re.search(r"^%s = \[(.*?)\]$" % re.escape(name), _project(), re.M | re.S)[1])
 
 
 def _metadata():
-    return ("Metadata-Version: 2.1\nName: krait\nVersion: %s\nSummary: %s\nLicense: Apache-2.0\nRequires-Python: %s\n"
-            "Requires-Dist: cffi>=1.15\n" % (__version__, _project_value("description"), _project_value("requires-python")))
+    lines = ["Metadata-Version: 2.1", "Name: krait", "Version: " + __version__, "Summary: " + _project_value("description"), "License: Apache-2.0",
+             "Requires-Python: " + _project_value("requires-python"), "Keywords: " + ",".join(_project_list("keywords"))]
+    lines += ["Requires-Dist: " + text for text in _project_list("dependencies")]
+    lines += ["Classifier: " + text for text in _project_list("classifiers")]
+    readme = _read(os.path.join(_HERE, _project_value("readme"))).decode()
+    return "\n".join(lines) + "\nDescription-Content-Type: text/markdown\n\n" + readme
+
+
+def _entry_points():
+    scripts = re.search(r"^\[project\.scripts\]\n(.*?)(?:\n\[|\Z)", _project(), re.M | re.S)[1]
+    return "[console_scripts]\n" + re.sub(r'"', "", scripts).strip() + "\n"
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    """The build's tools that this machine lacks; none if the library is given."""
+    return [] if os.environ.get("KRAIT_LIBRARY") else [tool for tool in ("meson", "ninja") if shutil.which(tool) is None]
 
 
 def _run(*command):
@@ -81,7 +105,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         library = _read(_build_library(folder))
     tag = "py3-none-" + _platform_tag(library)
     wheel = "Wheel-Version: 1.0\nGenerator: krait_build\nRoot-Is-Purelib: false\nTag: %s\n" % tag
-    files = _package_files() + [("krait/libkrait-ops.so", library), (_INFO + "/METADATA", _metadata().encode()),
+    files = _package_files() + [("krait/libkrait-ops.so", library), (_INFO + "/METADATA", _metadata().encode()), (_INFO + "/entry_points.txt", _entry_points().encode()),
                                 (_INFO + "/WHEEL", wheel.encode()), (_INFO + "/LICENSE", _read(os.path.join(_ROOT, "LICENSE")))]
     name = "krait-%s-%s.whl" % (__version__, tag)
     write_archive(os.path.join(wheel_directory, name), files, _INFO)

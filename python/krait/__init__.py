@@ -15,7 +15,7 @@ def stats():
 
 
 _LAZY = {"Denoiser": "_denoiser", "accelerate": "_accelerate", "accelerated": "_accelerate",
-         "context_parallel": "_context_parallel"}  # numpy or torch, which the others do not need
+         "context_parallel": "_context_parallel", "graphed": "_graphed"}  # numpy or torch, which the others do not need
 
 
 def __getattr__(name):

@@ -1,6 +1,9 @@
-"""python -m krait: reports library and devices; `dropin` manages the drop-in packages; `enhance` denoises a recording."""
+"""python -m krait, or the script krait: reports library and devices; `dropin` manages the drop-in packages; `enhance` denoises a recording. Other
+verbs are the program's, which the wheel does not contain: they are passed on to it if it is installed."""
 
 import argparse
+import os
+import shutil
 import signal
 import sys
 
@@ -81,7 +84,7 @@ def add_enhance(commands):
     enhance.add_argument("--gate", metavar="P", type=_number(1), default=0.0, help="silence where speech is less probable than P (default: 0, never)")
     enhance.add_argument("--band", choices=("whole", "16k"), default="whole", help="whole (the default): keep what lies above 8 kHz; 16k: drop it")
     enhance.add_argument("-w", "--weights", metavar="FILE", help="a safetensors file from krait train or krait convert (default: the built-in weights)")
-    enhance.add_argument("--device", default="cpu", help="cpu (default), cuda:0, ...")
+    enhance.add_argument("--device", default="auto", help="auto (default: the first usable GPU, else the CPU), cpu, cuda:0, ...")
     enhance.add_argument("--threads", type=int, default=0, help="CPU threads; 0, the default: all cores")
 
 
@@ -124,7 +127,34 @@ def parse(arguments=None):
     return options
 
 
+_OF_THE_PROGRAM = ("live", "evaluate", "classify", "describe", "restore", "generate", "chat", "score", "verify", "info", "convert", "train", "devices", "doctor", "selftest",
+                   "bench", "version", "help")
+
+
+def find_program():
+    """The program krait: the first in PATH that is not a script, as this package's is; None: there is none."""
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        path = shutil.which("krait", path=folder) if folder else None
+        if path:
+            with open(path, "rb") as file:
+                if file.read(4) == b"\x7fELF":
+                    return path
+    return None
+
+
+def run_program(arguments):
+    """Does not return if the program is there."""
+    path = find_program()
+    if path:
+        os.execv(path, [path, *arguments])
+    print("krait %s: this is a verb of the program krait, which the Python package does not contain and which is not in PATH; README.md says how to get it" % arguments[0], file=sys.stderr)
+    return 2
+
+
 def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in _OF_THE_PROGRAM:
+        return run_program(arguments)
     options = parse(arguments)
     if options.command == "enhance":
         return run_enhance(options)

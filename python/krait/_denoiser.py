@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import threading
+import warnings
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from . import _load, _sound
 _MODEL_HZ = 16000
 _LOOKS_BACK = 2  # KRAIT_VOICE_LOOKS_BACK
 _MOST_DEVICES, _MOST_THREADS = 64, 1024
+_MOST_SENSIBLE = 32.0  # of floating-point samples
 _FORM, _STREAM_FORM = "floating point or int16 with time as the last axis", "one-dimensional floating point or int16"
 
 
@@ -22,11 +24,12 @@ class Denoiser:
     and rate. What lies above 8 kHz is kept, as loud as the model leaves what is below; band="16k" drops it. mix: how much of
     the output is cleaned, 1 to 0; limit: attenuate by at most so many dB; gate: silence where speech is less probable.
 
-    device: "cpu", "cuda:0", ...; threads: CPU threads, 0 for all cores; weights: a safetensors file from `krait train`
+    device: "auto" (the first usable GPU, else the CPU, as krait enhance; the CPU if threads are given), "cpu", "cuda:0", ...; threads: CPU threads, 0 for all cores;
+    progress(done, total), if given, is called from time to time with samples at the model's rate; what it raises stops the work. weights: a safetensors file from `krait train`
     or `krait convert` instead of the built-in weights (None or "builtin"; a file of that name is "./builtin"). Threads may share one Denoiser; their calls are serialized. A copy
     or unpickled one reopens the same model."""
 
-    def __init__(self, device="cpu", threads=0, weights=None):
+    def __init__(self, device="auto", threads=0, weights=None):
         device = str(device)  # a torch.device, too
         self._made_of = device, threads, weights
         self._lock, self._process = threading.Lock(), os.getpid()
@@ -37,6 +40,12 @@ class Denoiser:
 
     def __reduce__(self):
         return Denoiser, self._made_of
+
+    def __repr__(self):
+        device, threads, weights = self._made_of
+        runs_on = _load.lib().krait_ctx_device(self._context) - _load.constant("KRAIT_DEVICE_CUDA")
+        where = "cuda:%d" % runs_on if runs_on >= 0 else "cpu"
+        return "<krait.Denoiser on %s%s, %s>" % (where, ", %d threads" % threads if threads else "", "built-in weights" if weights is None else "weights %s" % os.fsdecode(weights))
 
     def _open_model(self, weights):
         ffi = _load.ffi()
@@ -65,7 +74,7 @@ class Denoiser:
         if status < 0:
             _load.fail(status)
 
-    def _clean(self, x, rate, controls):
+    def _clean(self, x, rate, controls, progress=None):
         """(n) float64 at this rate -> the same, cleaned."""
         given = np.ascontiguousarray(x, dtype=np.float32)
         out = np.empty_like(given)
@@ -73,21 +82,26 @@ class Denoiser:
         mix, limit, gate = controls
         options = ffi.new("krait_voice_options *", {"size": ffi.sizeof("krait_voice_options"), "rate_hz": rate, "flags": _LOOKS_BACK if gate > 0 else 0})
         wanted = ffi.new("krait_voice_controls *", {"size": ffi.sizeof("krait_voice_controls"), "mix": mix, "limit_db": math.inf if limit is None else limit, "gate": gate})
+        told = _Progress(progress)
         with self._lock:  # a session holds one stream's state
-            self._check(_load.lib().krait_enhance_channel(self._session[0], options, wanted, ffi.cast("const float *", given.ctypes.data), ffi.cast("float *", out.ctypes.data), len(given)))
+            status = _load.lib().krait_enhance_channel(self._session[0], options, wanted, ffi.cast("const float *", given.ctypes.data), ffi.cast("float *", out.ctypes.data), len(given),
+                                                       told.function, ffi.NULL)
+        if told.error is not None:
+            raise told.error
+        self._check(status)
         return out.astype(np.float64)
 
-    def _clean_narrow(self, x, rate, controls):
+    def _clean_narrow(self, x, rate, controls, progress=None):
         """The same without what lies above 8 kHz."""
-        at_model = self._clean(_sound.resample(x, rate, _MODEL_HZ), _MODEL_HZ, controls)
+        at_model = self._clean(_sound.resample(x, rate, _MODEL_HZ), _MODEL_HZ, controls, progress)
         return _sound.resample(at_model, _MODEL_HZ, rate, len(x))
 
-    def __call__(self, samples, rate=_MODEL_HZ, *, band="whole", mix=1.0, limit=None, gate=0.0):
+    def __call__(self, samples, rate=_MODEL_HZ, *, band="whole", mix=1.0, limit=None, gate=0.0, progress=None):
         if os.getpid() != self._process:
             raise _load.KraitError("krait.Denoiser: created before a fork; create one in each process")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(samples, torch.Tensor):
-            done = self(samples.detach().to("cpu", torch.float64 if samples.is_floating_point() else samples.dtype).numpy(), rate, band=band, mix=mix, limit=limit, gate=gate)
+            done = self(samples.detach().to("cpu", torch.float64 if samples.is_floating_point() else samples.dtype).numpy(), rate, band=band, mix=mix, limit=limit, gate=gate, progress=progress)
             return torch.from_numpy(done).to(samples.device, samples.dtype)
         samples, rate = _array(samples, "Denoiser", _FORM), _checked_rate(rate)
         if band not in ("whole", "16k"):
@@ -101,10 +115,11 @@ class Denoiser:
         rows = samples.reshape(-1, samples.shape[-1]).astype(np.float64) / (32768 if is_whole else 1)
         if not np.isfinite(rows).all():
             raise ValueError("krait.Denoiser: samples contain NaN or infinity")
+        _warn_of_whole_numbers(rows)
         out = np.empty_like(rows)
         clean = self._clean if band == "whole" else self._clean_narrow
-        for row, cleaned in zip(rows, out):
-            cleaned[:] = clean(row, rate, controls)
+        for i, (row, cleaned) in enumerate(zip(rows, out)):
+            cleaned[:] = clean(row, rate, controls, progress and _of_row(progress, i, len(rows)))
         if is_whole:
             out = np.clip(np.rint(out * 32768), -32768, 32767)
         return out.astype(samples.dtype).reshape(samples.shape)
@@ -121,6 +136,9 @@ class Stream:
         self._session = self._handles.open("denoiser_session", denoiser._model[0])
         self._stream = self._handles.open("denoiser_stream", self._session[0])
         self.latency = int(_load.lib().krait_denoiser_stream_latency(self._stream[0]))
+
+    def __repr__(self):
+        return "<stream of krait.Denoiser: 16 kHz, one channel, %d samples late>" % self.latency
 
     def _take(self, n, call):
         """Runs call(out, room, n_out) -> its output."""
@@ -144,6 +162,34 @@ class Stream:
 
     def finish(self):
         return self._take(0, lambda out, room, n_out: _load.lib().krait_denoiser_stream_finish(self._stream[0], out, room, n_out))
+
+
+class _Progress:
+    """progress(done, total) as the library calls it; keeps what it raised."""
+
+    def __init__(self, progress):
+        self._progress, self.error = progress, None
+        self.function = _load.ffi().callback("krait_progress_fn", self._tell) if progress else _load.ffi().NULL
+
+    def _tell(self, _, done, total):
+        try:
+            self._progress(done, total)
+        except BaseException as error:  # raised again by the caller of the library
+            self.error = error
+            return 1
+        return 0
+
+
+def _of_row(progress, row, n_rows):
+    """The progress of one of several rows of the same length."""
+    return lambda done, total: progress(row * total + done, n_rows * total)
+
+
+def _warn_of_whole_numbers(rows):
+    """Floating point in int16's range is a mistake that one hears only in the result."""
+    most = float(np.abs(rows).max())
+    if most > _MOST_SENSIBLE:
+        warnings.warn("krait.Denoiser: samples reach %g: floating point must be in -1 to 1; divide by 32768, or pass int16" % most, stacklevel=3)
 
 
 def _named(value):
@@ -178,12 +224,14 @@ def _context(device, threads):
     if n is None or not 0 <= n <= _MOST_THREADS:
         raise ValueError("krait.Denoiser: threads is %s, must be an integer from 0 (all cores) to %d" % (_named(threads), _MOST_THREADS))
     kind, _, index = device.partition(":")
-    if device == "cpu":
+    if device == "cpu" or (device == "auto" and n):
         return _load.cpu_context(n)
+    if device == "auto":
+        return _load.best_context()
     is_number = index.isascii() and index.isdigit() and len(index) <= 3
     if device == "cuda" or (kind == "cuda" and is_number and int(index) < _MOST_DEVICES):
         return _load.cuda_context(int(index or 0))
-    raise ValueError("krait.Denoiser: device is %s, must be 'cpu' or 'cuda:N'" % _named(device))
+    raise ValueError("krait.Denoiser: device is %s, must be 'auto', 'cpu' or 'cuda:N'" % _named(device))
 
 
 def _array(samples, who, form):
@@ -213,9 +261,13 @@ def open_enhance(options):
     return Denoiser(options.device, options.threads, options.weights)
 
 
+def _show_progress(done, total):
+    print("\r%3d %%" % (100 * done // max(total, 1)), end="\r" if done < total else "\r     \r", file=sys.stderr, flush=True)
+
+
 def enhance(denoiser, options):
     samples, rate, subtype = _sound.read(options.input)
-    cleaned = denoiser(samples, rate, band=options.band, mix=options.mix, limit=options.limit, gate=options.gate)
+    cleaned = denoiser(samples, rate, band=options.band, mix=options.mix, limit=options.limit, gate=options.gate, progress=_show_progress if sys.stderr.isatty() else None)
     _sound.write(options.output, cleaned, rate, subtype, options.force)
     print("%s -> %s: %.2f s, %d Hz, %d channel%s" % (options.input, options.output, samples.shape[1] / rate, rate, len(samples), "" if len(samples) == 1 else "s"))
     return 0

@@ -180,6 +180,18 @@ def cuda_context(index):
     return context
 
 
+def best_context():
+    """The first usable GPU's, else the CPU's with all threads."""
+    n = ffi().new("int32_t *")
+    if lib().krait_device_count(n) >= 0:
+        for index in range(n[0]):
+            try:
+                return cuda_context(index)
+            except KraitError:
+                continue  # one that no tier of device code supports
+    return cpu_context(0)
+
+
 def read_stats(context):
     stats = ffi().new("krait_ctx_stats *", {"size": ffi().sizeof("krait_ctx_stats")})
     status = lib().krait_ctx_read_stats(context, stats)

@@ -197,6 +197,33 @@ def test_quality_of_rate_conversion(rates):
         assert np.abs(y[len(y) // 4:3 * len(y) // 4]).max() < 1e-6
 
 
+def test_progress_and_a_stop(denoiser):
+    x = np.stack([speech(16000 * 8, rate=44100)] * 2)
+    told = []
+    out = denoiser(x, 44100, progress=lambda done, total: told.append((done, total)))
+    assert np.array_equal(out, denoiser(x, 44100)) and len(told) >= 2
+    assert told == sorted(told) and {total for _, total in told} == {told[0][1]} and told[-1][0] == told[-1][1]
+
+    def stop(done, total):
+        raise KeyboardInterrupt("enough")
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        denoiser(x, 44100, progress=stop)
+    assert np.array_equal(denoiser(x[0], 44100), out[0])
+
+
+def test_floats_in_the_range_of_int16(denoiser):
+    x = speech(4000)
+    with pytest.warns(UserWarning, match="must be in -1 to 1; divide by 32768, or pass int16"):
+        denoiser(x * 32768)
+
+
+def test_device_and_repr(denoiser):
+    import torch
+    automatic = krait.Denoiser()
+    assert repr(automatic).startswith("<krait.Denoiser on %s" % ("cuda:0" if torch.cuda.is_available() else "cpu")) and "built-in weights" in repr(automatic)
+    assert repr(denoiser) == "<krait.Denoiser on cpu, 1 threads, built-in weights>" and "late" in repr(denoiser.stream())
+
+
 def test_copies(denoiser):
     x = speech(2000)
     for copied in (copy.deepcopy(denoiser), pickle.loads(pickle.dumps(krait.Denoiser("cpu", 1, GOLDEN / "tiny-gru.weights.safetensors")))):
@@ -218,7 +245,7 @@ def test_refusals(denoiser):
     with pytest.raises(ValueError, match="NaN or infinity"):
         denoiser(np.array([0, np.nan]))
     for device in ("gpu", "", None, "cuda:", "cuda:-1", "cuda:99999999999", "cuda:\u0661", "cpu:0", "x" * 10**6, 3):
-        with pytest.raises(ValueError, match="device is .{,60}, must be 'cpu' or 'cuda:N'"):
+        with pytest.raises(ValueError, match="device is .{,60}, must be 'auto', 'cpu' or 'cuda:N'"):
             krait.Denoiser(device)
     for threads in (-1, 10**9, "4", 1.5, None, float("nan")):
         with pytest.raises(ValueError, match="threads is .*must be an integer from 0"):

@@ -292,6 +292,48 @@ def test_report():
         assert any(line.startswith(word) for line in done.stdout.splitlines()), word
 
 
+def _run_krait(*arguments, path="/nonexistent"):
+    return subprocess.run([sys.executable, "-m", "krait", *arguments], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), PATH=path))
+
+
+def test_verbs_of_the_program(tmp_path):
+    """They are passed on to the program, never to a script of the same name, or it is said who has them."""
+    done = _run_krait("generate", "model", "-p", "x")
+    assert done.returncode == 2 and "krait generate: this is a verb of the program krait" in done.stderr and done.stderr.count("\n") == 1
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "krait").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "script" / "krait").chmod(0o755)
+    assert _run_krait("train", path=str(tmp_path / "script")).returncode == 2
+    (tmp_path / "krait").write_bytes(open(shutil.which("echo"), "rb").read())
+    (tmp_path / "krait").chmod(0o755)
+    done = _run_krait("generate", "a", "b c", path="%s:%s" % (tmp_path / "script", tmp_path))
+    assert done.returncode == 0 and done.stdout == "generate a b c\n"
+
+
+def test_names_of_the_package():
+    import krait
+    assert {"Denoiser", "accelerate", "accelerated", "graphed", "stats"} <= set(dir(krait))
+    assert all(callable(getattr(krait, name)) for name in ("Denoiser", "accelerate", "accelerated", "graphed"))
+    with pytest.raises(AttributeError, match="has no attribute 'x'"):
+        krait.x
+
+
+def test_metadata_of_the_wheel():
+    """What pip shows and installs, from pyproject.toml."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python")
+    sys.path.insert(0, os.path.join(folder, "backend"))
+    try:
+        backend = pytest.importorskip("krait_build")
+    finally:
+        sys.path.pop(0)
+    head, _, readme = backend._metadata().partition("\n\n")
+    assert readme.startswith("# krait") and "Requires-Dist: cffi>=1.15" in head and head.count("\nClassifier: ") > 5 and "\n\n" not in head
+    assert backend._entry_points() == "[console_scripts]\nkrait = krait.__main__:main\n"
+    assert set(backend.get_requires_for_build_wheel()) <= {"meson", "ninja"}
+    listed = {path.rpartition("/")[2] for path, _ in backend._package_files() if path.endswith(".h")}
+    assert listed == set(_load._HEADERS)
+
+
 @pytest.mark.skipif(not os.environ.get("KRAIT_INSTALLED"), reason="the wheels are not installed; make test-python does that")
 def test_installed_metadata():
     assert importlib.metadata.version("krait") == "0.1.0"

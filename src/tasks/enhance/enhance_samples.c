@@ -89,10 +89,10 @@ static int32_t push_to_band(kr_band *band, const float *in, int64_t n_samples) {
 
 /* All at once: low has n_low samples. */
 static int32_t enhance_through(const kr_denoiser *denoiser, kr_band *band, const float *in, float *out,
-                               int64_t n_samples, float *low, int64_t n_low) {
+                               int64_t n_samples, float *low, int64_t n_low, krait_progress_fn progress, void *user) {
   KR_TRY(push_to_band(band, in, n_samples));
   KR_TRY(kr_band_low_pull(band, low, n_low));
-  KR_TRY(kr_enhance_samples(denoiser, low, low, n_low, NULL, NULL));
+  KR_TRY(kr_enhance_samples(denoiser, low, low, n_low, progress, user));
   KR_TRY(kr_band_return(band, low, n_low));
   KR_TRY(kr_band_end_return(band));
   kr_band_pull(band, out, n_samples);
@@ -100,7 +100,8 @@ static int32_t enhance_through(const kr_denoiser *denoiser, kr_band *band, const
 }
 
 int32_t krait_enhance_channel(krait_denoiser_session *session, const krait_voice_options *options,
-                              const krait_voice_controls *controls, const float *in, float *out, int64_t n_samples) {
+                              const krait_voice_controls *controls, const float *in, float *out, int64_t n_samples,
+                              krait_progress_fn progress, void *user) {
   kr_denoiser denoiser;
   krait_voice_options known;
   kr_band_controls mixed = {1, INFINITY, 0};
@@ -120,7 +121,7 @@ int32_t krait_enhance_channel(krait_denoiser_session *session, const krait_voice
   const int64_t n_low = (n_samples * KR_BAND_LOW_HZ + known.rate_hz - 1) / known.rate_hz;
   float *low = kr_alloc_array((size_t)n_low, sizeof *low);
   int32_t status = low ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for %lld samples", (long long)n_low);
-  if (status >= 0) status = enhance_through(&denoiser, band, in, out, n_samples, low, n_low);
+  if (status >= 0) status = enhance_through(&denoiser, band, in, out, n_samples, low, n_low, progress, user);
   kr_free(low);
   kr_band_close(&band);
   return status;
