@@ -267,11 +267,11 @@ KR_DEV int is_spoilt(const float (&s)[n][4]) {
   return !(zero == 0);
 }
 
-/* For a gradient, whose dB and dC are sums over a group's heads: these are recomputed together. */
 /* Whether two values of an output that other states' kernels left are finite: their sum may have left float16's range
  * though the whole is in it, and then the head is recomputed. */
 KR_DEV int are_finite(float low, float high) { return kr_fma(low, 0.0f, high * 0.0f) == 0; }
 
+/* For a gradient, whose dB and dC are sums over a group's heads: these are recomputed together. */
 KR_DEV void report_nonfinite_group(const kr_ssd_params &f, int b, int h) {
   for (int k = 0, first = h - h % f.heads; k < f.heads; k++) f.spoilt[(int64_t)b * f.H + first + k] = 1;
 }
