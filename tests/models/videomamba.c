@@ -1,11 +1,13 @@
 /* videomamba.c: VideoMamba against golden files (tests/golden/videomamba, and upstream's beside this tree if there),
  * and errors. */
+#define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "safetensors.h"
 #include "videomamba/videomamba.h"
 
 static krait_ctx *ctx;
@@ -67,6 +69,31 @@ static void videomamba_refusals(void **state) {
   kr_weights_close(&golden), kr_weights_close(&weights);
 }
 
+/* Biases that other models of this kind have, and this one would leave out. */
+static void biases_that_nothing_reads(void **state) {
+  static const char *const names[] = {"layers.0.mixer.in_proj.bias", "layers.1.norm.bias", "norm_f.bias"};
+  static float zeros[64];
+  char path[] = "/tmp/krait-videomamba-XXXXXX";
+  kr_weights *weights = open_file("video_sm", "weights"), *with = NULL;
+  const int64_t n = kr_weights_count(weights);
+  kr_weight *all = malloc((size_t)(n + 1) * sizeof *all);
+  kr_videomamba *m = NULL;
+  (void)state;
+  assert_true(close(mkstemp(path)) == 0);
+  for (int64_t i = 0; i < n; i++) all[i] = *kr_weights_at(weights, i);
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    all[n] = (kr_weight){names[i], KRAIT_F32, 1, {64}, zeros, sizeof zeros};
+    assert_int_equal(kr_safetensors_write(path, all, n + 1, NULL, 0), KRAIT_OK);
+    assert_int_equal(kr_weights_open(path, &with), KRAIT_OK);
+    assert_int_equal(kr_videomamba_open(ctx, with, &m), KRAIT_ERR_WEIGHTS);
+    assert_non_null(strstr(krait_error_detail(), names[i]));
+    kr_weights_close(&with);
+  }
+  unlink(path);
+  free(all);
+  kr_weights_close(&weights);
+}
+
 /* On a GPU: test_models_videomamba cuda [KIND BOUND]; KIND is of the files beside this tree. */
 int main(int argc, char **argv) {
   const int32_t device = argc > 1 && strcmp(argv[1], "cuda") == 0 ? KRAIT_DEVICE_CUDA(0) : KRAIT_DEVICE_CPU;
@@ -74,7 +101,8 @@ int main(int argc, char **argv) {
   if (argc > 3) kind_of_weights = argv[2], bound = atof(argv[3]);
   if (krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .device = device}, &ctx) < 0) return 1;
   const struct CMUnitTest tests[] = {cmocka_unit_test(classes), cmocka_unit_test(all_tokens),
-                                     cmocka_unit_test(videomamba_refusals)};
+                                     cmocka_unit_test(videomamba_refusals),
+                                     cmocka_unit_test(biases_that_nothing_reads)};
   int failed = 0;
   home = "tests/golden/videomamba";
   if (argc <= 3) failed += cmocka_run_group_tests(tests, NULL, NULL);
