@@ -7,7 +7,8 @@
 typedef struct attention_weights {
   /* If they are joined, the first contains all; q with a gate: all of q, then all of the gate. */
   kr_weight_ref qkv[3], qkv_bias[3];
-  kr_weight_ref o, o_bias, conv, conv_bias, q_norm, k_norm, head_gate;
+  kr_weight_ref o, o_bias, conv, conv_bias, head_gate;
+  kr_weight_ref q_norm, k_norm; /* of heads: q_norm contains both */
   kr_weight_ref adapter_in[3], adapter_out[3]; /* (rank,in), (rows,rank) */
   int32_t is_joined;                           /* one product */
 } attention_weights;
@@ -56,10 +57,16 @@ static int32_t load_heads(kr_lm_loader *l, const kr_lm_attention_sizes *s, atten
 }
 
 static int32_t load_qk_norm(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
-  const int of_all = s->qk_norm == KR_LM_NORM_OF_ALL;
+  const kr_lm_norm_part of_heads[] = {{"q_norm", s->D, s->H}, {"k_norm", s->D, s->Hk}};
   if (s->qk_norm == KR_LM_NO_QK_NORM) return KRAIT_OK;
-  KR_TRY(kr_lm_load_norm(l, "q_norm", of_all ? s->H * s->D : s->D, of_all ? 1 : s->H, &w->q_norm));
-  return kr_lm_load_norm(l, "k_norm", of_all ? s->Hk * s->D : s->D, of_all ? 1 : s->Hk, &w->k_norm);
+  if (s->qk_norm == KR_LM_NORM_OF_HEADS) {
+    KR_TRY(kr_lm_load_norms(l, 2, of_heads, &w->q_norm));
+    w->k_norm = w->q_norm;
+    w->k_norm.data = (const float *)w->q_norm.data + s->H * s->D;
+    return KRAIT_OK;
+  }
+  KR_TRY(kr_lm_load_norm(l, "q_norm", s->H * s->D, 1, &w->q_norm));
+  return kr_lm_load_norm(l, "k_norm", s->Hk * s->D, 1, &w->k_norm);
 }
 
 static int32_t load_heads_adapters(kr_lm_loader *l, const kr_lm_attention_sizes *s, attention_weights *w) {
@@ -96,9 +103,10 @@ static int32_t load_attention(kr_lm_loader *l, const kr_lm_block *block) {
 
 /* ---- queries, keys, values ---- */
 
-/* Rows; gate: what the result is multiplied by, before its sigmoid, or 0. */
+/* Rows; qk: queries and keys, if they are neighbours, or 0; gate: what the result is multiplied by, before its sigmoid,
+ * or 0. */
 typedef struct head_rows {
-  kr_tensor q, k, v, gate;
+  kr_tensor q, k, v, qk, gate;
 } head_rows;
 
 /* Queries, keys and values as columns: one product if their matrices are adjacent in memory. */
@@ -143,7 +151,10 @@ static head_rows project_attention(kr_lm_builder *b, const kr_lm_block *block, k
   kr_tensor qkv = project_heads(r, s, w, x);
   if (s->rank) adapt_heads(r, s, w, x, qkv);
   if (keys_of(s)) qkv = kr_lm_convolve(b, block, 0, qkv, &w->conv, &w->conv_bias, s->W, KRAIT_ACT_NONE);
-  return (head_rows){.q = columns(r, qkv, 0, q), .k = columns(r, qkv, q, k), .v = columns(r, qkv, q + k, k)};
+  return (head_rows){.q = columns(r, qkv, 0, q),
+                     .k = columns(r, qkv, q, k),
+                     .v = columns(r, qkv, q + k, k),
+                     .qk = columns(r, qkv, 0, q + k)};
 }
 
 /* In place: the norm of every head, or of all their features. */
@@ -158,6 +169,16 @@ static void norm_heads(const kr_lm_builder *b, const kr_lm_attention_sizes *s, c
                                       .x = view(r, rows),
                                       .weight = view(r, weight(r, name, w, n)),
                                       .out = view(r, rows)});
+}
+
+static void norm_queries_and_keys(const kr_lm_builder *b, const kr_lm_attention_sizes *s, const attention_weights *w,
+                                  const head_rows *h) {
+  if (s->qk_norm == KR_LM_NORM_OF_HEADS && h->qk) {
+    norm_heads(b, s, "qk_norm", h->qk, &w->q_norm, s->H + s->Hk);
+    return;
+  }
+  norm_heads(b, s, "q_norm", h->q, &w->q_norm, s->H);
+  norm_heads(b, s, "k_norm", h->k, &w->k_norm, s->Hk);
 }
 
 static kr_tensor rotate_queries(const kr_lm_builder *b, const kr_lm_attention_sizes *s, kr_tensor q) {
@@ -236,8 +257,7 @@ static kr_tensor record_attention(kr_lm_builder *b, const kr_lm_block *block, kr
   const attention_weights *w = block->weights;
   const kr_token_builder *r = &b->rows;
   const head_rows h = project_attention(b, block, x);
-  if (s->qk_norm) norm_heads(b, s, "q_norm", h.q, &w->q_norm, s->H);
-  if (s->qk_norm) norm_heads(b, s, "k_norm", h.k, &w->k_norm, s->Hk);
+  if (s->qk_norm) norm_queries_and_keys(b, s, w, &h);
   kr_tensor q = as_head_dims(b, s, h.q, s->H);
   const kr_tensor y = new_rows(r, s->H * s->D);
   if (s->R) q = rotate_queries(b, s, q);

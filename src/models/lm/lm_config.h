@@ -97,6 +97,12 @@ int32_t kr_lm_load_rows(kr_lm_loader *l, int n, const char *const *fields, int i
 int32_t kr_lm_load_f32(kr_lm_loader *l, const char *field, kr_sizes want, double (*f)(double), kr_weight_ref *to);
 /* A norm's weight in float32, n times over; with the model's norm_offset added. */
 int32_t kr_lm_load_norm(kr_lm_loader *l, const char *field, int64_t size, int64_t n, kr_weight_ref *to);
+/* The same of several, one behind the other. */
+typedef struct kr_lm_norm_part {
+  const char *field;
+  int64_t size, n;
+} kr_lm_norm_part;
+int32_t kr_lm_load_norms(kr_lm_loader *l, int n, const kr_lm_norm_part *parts, kr_weight_ref *to);
 /* A tensor's values as float32, through f if that is not NULL; values that the block has made. */
 int32_t kr_lm_load_values(kr_lm_loader *l, const char *field, kr_sizes want, double (*f)(double), float *values);
 int32_t kr_lm_load_made(kr_lm_loader *l, const float *values, int64_t n, kr_weight_ref *to);

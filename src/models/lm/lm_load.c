@@ -224,15 +224,29 @@ int32_t kr_lm_load_made(kr_lm_loader *l, const float *values, int64_t n, kr_weig
   return kr_load_buffer(l->p, values, (uint64_t)n * sizeof *values, KRAIT_F32, to);
 }
 
-int32_t kr_lm_load_norm(kr_lm_loader *l, const char *field, int64_t size, int64_t n, kr_weight_ref *to) {
-  float *values = kr_alloc_array((size_t)(size * n), sizeof *values);
-  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for a norm of %lld features", (long long)size);
-  int32_t status = kr_lm_load_values(l, field, KR_SIZES(size), NULL, values);
-  for (int64_t i = 0; i < size * n && status >= 0; i++)
-    values[i] = i < size ? (float)((double)values[i] + l->c->norm_offset) : values[i % size];
-  if (status >= 0) status = kr_lm_load_made(l, values, size * n, to);
+/* n times over; values has room for them. */
+static int32_t repeat_norm(kr_lm_loader *l, const kr_lm_norm_part *part, float *values) {
+  KR_TRY(kr_lm_load_values(l, part->field, KR_SIZES(part->size), NULL, values));
+  for (int64_t i = 0; i < part->size * part->n; i++)
+    values[i] = i < part->size ? (float)((double)values[i] + l->c->norm_offset) : values[i % part->size];
+  return KRAIT_OK;
+}
+
+int32_t kr_lm_load_norms(kr_lm_loader *l, int n, const kr_lm_norm_part *parts, kr_weight_ref *to) {
+  int64_t all = 0, at = 0;
+  int32_t status = KRAIT_OK;
+  for (int i = 0; i < n; i++) all += parts[i].size * parts[i].n;
+  float *values = kr_alloc_array((size_t)all, sizeof *values);
+  KR_CHECK(values, KRAIT_ERR_NO_MEMORY, "no memory for a norm of %lld features", (long long)all);
+  for (int i = 0; i < n && status >= 0; at += parts[i].size * parts[i].n, i++)
+    status = repeat_norm(l, &parts[i], values + at);
+  if (status >= 0) status = kr_lm_load_made(l, values, all, to);
   kr_free(values);
   return status;
+}
+
+int32_t kr_lm_load_norm(kr_lm_loader *l, const char *field, int64_t size, int64_t n, kr_weight_ref *to) {
+  return kr_lm_load_norms(l, 1, &(kr_lm_norm_part){field, size, n}, to);
 }
 
 int32_t kr_lm_load_reordered(kr_lm_loader *l, const char *field, kr_sizes want,
