@@ -84,7 +84,7 @@ KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b, int y, in
 #pragma unroll 1
   for (int four = 0; four < BK / 4; four++) {
     const float *const rows = a + place_of(4 * four, y), *const columns = b + place_of(4 * four, x);
-#pragma unroll
+#pragma unroll 2 /* of all four, sums would move between registers, and so between banks */
     for (int k = 0; k < 4; k++) {
       float va[8], vb[8];
 #pragma unroll
