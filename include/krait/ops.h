@@ -373,15 +373,15 @@ typedef struct krait_state_update_args {
 KRAIT_API int32_t krait_state_update(const krait_ctx *ctx, const krait_state_update_args *args);
 
 /* ==== mamba2_inner (a Mamba-2 block) =========================================================================
- * zxbcdt = in_proj_weight x + in_proj_bias, or x itself with K == 0; of its columns the first F are z0, then x0 (F), z
- * (HP), xBC (HP + 2GN), dt (H); xBC = act(conv1d(xBC)); x, B, C = its columns; y = ssd of x with softplus(dt + dt_bias)
- * clamped to dt_min ... dt_max, A, B, C, D; gated = [silu(z0) x0, h], where h = y silu(z) without norm_weight, else the
- * RMS norm over each of G groups of y silu(z) times norm_weight, or with KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times
- * the norm of y; out = out_proj_weight gated + out_proj_bias, or gated itself with M == 0. Where seq_idx resets the
- * state, it resets the convolution too. Tensors between two of these steps have x's type. K: columns of x, 0 without
- * in_proj_weight; F: channels of the MLP part; M: 0 without out_proj_weight. */
+ * zxbcdt = in_proj_weight x + in_proj_bias, or x with K == 0; its columns: z0 (F), x0 (F), z (HP), xBC (HP + 2GN), dt
+ * (H); xBC = act(conv1d(xBC)); x, B, C = its columns; y = ssd of x with softplus(dt + dt_bias) clamped to dt_min ...
+ * dt_max, A, B, C, D; gated = [silu(z0) x0, h], h = y silu(z) without norm_weight, else the RMS norm of y silu(z) in G
+ * groups times norm_weight, or with KRAIT_MAMBA2_NORM_BEFORE_GATE silu(z) times the norm of y; out = out_proj_weight
+ * gated + out_proj_bias, or gated with M == 0. seq_idx resets state and convolution. Tensors between steps have x's
+ * type. K: columns of x, 0 without in_proj_weight; F: channels of the MLP; M: 0 without out_proj_weight. */
 #define KRAIT_MAMBA2_NORM_BEFORE_GATE 1u
 #define KRAIT_MAMBA2_LOG_A 2u /* A is -exp of what is given, which may be of any float type */
+#define KRAIT_MAMBA2_TF32 4u /* float32 factors of the scan's products may be rounded to 11 significant bits */
 
 typedef struct krait_mamba2_inner_args {
   krait_call call;

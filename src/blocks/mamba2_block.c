@@ -89,7 +89,7 @@ static void scan_mamba2_block(const inner *i, kr_tensor xBC, kr_tensor dt, kr_te
   if (b->log_A)
     kr_graph_pointwise(i->g, "A", (kr_pointwise_args){.activation = KRAIT_ACT_EXP, .x_scale = -1}, b->A, 0, A);
   kr_graph_call(i->g, "ssd", &kr_op_ssd,
-                &(kr_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS,
+                &(kr_ssd_args){.call.flags = KRAIT_SSD_SOFTPLUS | (b->tf32 ? KRAIT_SSD_TF32 : 0),
                                   .dt_min = b->dt_min,
                                   .dt_max = b->dt_max,
                                   .x = mamba2_block_view(i, as_heads(i, columns_of(i, xBC, 0, D), i->H, i->P)),

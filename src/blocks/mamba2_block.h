@@ -6,7 +6,8 @@
 
 typedef struct kr_mamba2_block {
   int64_t P, G, F; /* channels per head, groups, channels of the MLP part */
-  int32_t activation, norm_before_gate, log_A; /* log_A: the input A is log(-A) */
+  int32_t activation, norm_before_gate, log_A,
+      tf32; /* log_A: the input A is log(-A); tf32: the scan may round float32 factors to 11 bits */
   float eps, dt_min, dt_max;
   int32_t dtype;   /* of intermediates */
   /* As in kr_mamba2_inner_args; 0: absent. */

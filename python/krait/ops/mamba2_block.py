@@ -13,7 +13,7 @@ from torch import Tensor, is_grad_enabled
 
 from . import composed
 from .._call import ANY, Call, Operator, signer
-from .._torch import autocast_dtype, custom_op, is_traced, is_wide, layout, once, zeros_like
+from .._torch import allows_tf32, autocast_dtype, custom_op, is_traced, is_wide, layout, once, zeros_like
 from .product import matmul
 from .ssd import LEAST
 
@@ -27,7 +27,7 @@ _WHOLE = Operator("mamba2_inner", _WHOLE_INPUTS + "out final_states zxbcdt xBC y
 _WHOLE_BACKWARD = Operator("mamba2_inner_bwd", _WHOLE_INPUTS + "zxbcdt xBC y gated dout dfinal_states dx din_proj_weight din_proj_bias dconv_weight dconv_bias "
                            "ddt_bias dA dDvec dnorm_weight dout_proj_weight dout_proj_bias dinitial_states", Dvec=_ONE_OF_HEAD, dDvec=_ONE_OF_HEAD)
 _MOST_OF_WHOLE = 2e10  # multiplications of a block's products up to which it is one call: some 60 us on an H200
-_NORM_BEFORE_GATE, _LOG_A = 1, 2  # KRAIT_MAMBA2_*
+_NORM_BEFORE_GATE, _LOG_A, _TF32 = 1, 2, 4  # KRAIT_MAMBA2_*
 _signature = signer(13)
 _known = {}
 _MOST_KNOWN = 1024
@@ -68,8 +68,8 @@ def _numbers(o):
                 dt_max=0.0 if o.high == math.inf else o.high or LEAST)
 
 
-def _flags(o):
-    return (_NORM_BEFORE_GATE if o.norm_before_gate else 0) | (_LOG_A if o.log_A else 0)
+def _flags(x, o):
+    return (_NORM_BEFORE_GATE if o.norm_before_gate else 0) | (_LOG_A if o.log_A else 0) | (_TF32 if allows_tf32(x) else 0)
 
 
 def _matrix(t):
@@ -90,7 +90,7 @@ def _run_inner(call, inputs, o, keep):
     x, conv, _, _, A, _, norm = inputs[:7]
     outputs = _outputs(x, conv, A, norm, o, keep)
     if call.words is None:
-        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(o), **_numbers(o))
+        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(x, o), **_numbers(o))
     call.run((*inputs, *outputs))
     return outputs
 
@@ -100,7 +100,7 @@ def _run_inner_backward(call, inputs, kept, dout, dfinal, o, wanted):
     grads = [torch.empty_like(t) if t is not None and w else None for t, w in zip(inputs[:8], (True, *wanted[1:8]))]
     x, conv, A = inputs[0], inputs[1], inputs[4]
     if call.words is None:
-        call.pack((x, _matrix(conv), *inputs[2:], *kept, dout, dfinal, grads[0], _matrix(grads[1]), *grads[2:]), _flags(o), **_numbers(o))
+        call.pack((x, _matrix(conv), *inputs[2:], *kept, dout, dfinal, grads[0], _matrix(grads[1]), *grads[2:]), _flags(x, o), **_numbers(o))
     call.run((*inputs, *kept, dout, dfinal, *grads))
     return grads
 
@@ -187,7 +187,7 @@ def _check(x, w, o):
         raise RuntimeError("mamba2: A must be (H), the convolution's weight (channels, W), with at least one group; got A %s, weight %s, %d groups"
                            % (tuple(w.A.shape), tuple(w.conv.shape), o.groups))
     if not is_traced():
-        _WHOLE.check(_flat_conv(_whole_inputs(x, w, w.A, w.seq_idx)), _flags(o), **_numbers(o))
+        _WHOLE.check(_flat_conv(_whole_inputs(x, w, w.A, w.seq_idx)), _flags(x, o), **_numbers(o))
 
 
 def _is_small(x, w):
@@ -233,7 +233,7 @@ def _forward_whole(plan, keep, x, w, A, seq_idx):
     zx = x.new_empty(*plan.shape, w.in_proj.shape[0]) if keep else None
     inputs, outputs = _whole_inputs(x, w, A, seq_idx), (out, final, zx, xBC, y, gated if keep else None)
     if call.words is None:
-        call.pack((*_flat_conv(inputs), *outputs), _flags(o), **_numbers(o))
+        call.pack((*_flat_conv(inputs), *outputs), _flags(x, o), **_numbers(o))
     call.run((*inputs, *outputs))
     return out, final, (zx, A, seq_idx, xBC, y, gated)
 
@@ -244,7 +244,7 @@ def _backward_whole(plan, x, w, kept, dout, dfinal, wanted):
     grads = [torch.empty_like(t) if t is not None and want else None for t, want in zip(inputs[:12], wanted)]
     call = plan.calls[1].follower(_WHOLE_BACKWARD, (layout(dout), layout(dfinal), wanted))
     if call.words is None:
-        call.pack((*_flat_conv(inputs), zx, xBC, y, gated, dout, dfinal, *_flat_conv(grads)), _flags(o), **_numbers(o))
+        call.pack((*_flat_conv(inputs), zx, xBC, y, gated, dout, dfinal, *_flat_conv(grads)), _flags(x, o), **_numbers(o))
     call.run((*inputs, zx, xBC, y, gated, dout, dfinal, *grads))
     return [*grads, None]
 
@@ -289,7 +289,7 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
         dout = dout.to(gated.dtype).view(gated.shape)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     inside = (True, *wanted[3:9], wanted[11])
-    call = plan.calls[1].follower(_BACKWARD, (layout(dout), layout(dfinal), inside))
+    call = plan.calls[1].follower(_BACKWARD, (layout(dout), layout(dfinal), inside, allows_tf32(x)))
     dzx, grads[3], grads[4], grads[5], dA, dD, grads[8], grads[11] = _run_inner_backward(call, inputs, (xBC, y), dout, dfinal, o, inside)
     grads[6] = None if dA is None else dA.to(w.A.dtype)
     grads[7] = dD
@@ -326,7 +326,7 @@ def mamba2_block(x, w, o):
     if is_traced(x):
         return _traced(x, w, o)
     tensors, dtype = (x, *w), autocast_dtype(x) if w.in_proj is not None or w.out_proj is not None else None
-    key = _signature(tensors, (*o, dtype))
+    key = _signature(tensors, (*o, dtype, allows_tf32(x)))
     plan = _known.get(key)
     if plan is None:
         if any([t is not None and t.is_neg() for t in tensors]):

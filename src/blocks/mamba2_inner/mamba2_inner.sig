@@ -1,6 +1,6 @@
 # A Mamba-2 block and its gradient.
 op mamba2_inner
-  flags KRAIT_MAMBA2_NORM_BEFORE_GATE 0.4  KRAIT_MAMBA2_LOG_A 0.5
+  flags KRAIT_MAMBA2_NORM_BEFORE_GATE 0.4  KRAIT_MAMBA2_LOG_A 0.5  KRAIT_MAMBA2_TF32 0.2
   size B >= 0
   size L >= 0
   size K >= 0

@@ -44,6 +44,7 @@ static void record_mamba2_inner_inputs(recorded *r, int32_t dtype) {
                          .activation = a->activation,
                          .norm_before_gate = (a->call.flags & KRAIT_MAMBA2_NORM_BEFORE_GATE) != 0,
                          .log_A = (a->call.flags & KRAIT_MAMBA2_LOG_A) != 0,
+                         .tf32 = (a->call.flags & KRAIT_MAMBA2_TF32) != 0,
                          .eps = a->eps,
                          .dt_min = a->dt_min,
                          .dt_max = a->dt_max,
