@@ -148,7 +148,7 @@ def test_products_on_a_gpu(precision):
     torch.set_float32_matmul_precision(precision)
     try:
         module._calls.clear()
-        x, w, b = [torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((2048, 768), (1024, 768), (1024,))]
+        x, w, b = [torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((4096, 768), (1024, 768), (1024,))]
         out = linear(x, w, b)
         grads = torch.autograd.grad((out * out).sum(), (x, w, b))
         wide = F.linear(x.double(), w.double(), b.double())

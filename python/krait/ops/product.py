@@ -76,7 +76,7 @@ class _Linear(torch.autograd.Function):
 
 def linear(x, weight, bias=None):
     """F.linear."""
-    if x.dtype is not torch.float32 or is_watched():
+    if x.dtype is not torch.float32 or is_watched() or (x.is_cuda and x.numel() * weight.shape[0] < _LEAST_ON_GPU):
         return F.linear(x, weight, bias)
     tensors = (x, weight) if bias is None else (x, weight, bias)
     plain = all([type(t) in (torch.Tensor, nn.Parameter) for t in tensors]) and _is_wide(*tensors) and weight.dim() == 2 and x.dim() > 1
