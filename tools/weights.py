@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""weights.py round IN.safetensors OUT.safetensors: the weights as the wheel has them: values rounded to 12 significant
+"""weights.py round IN.safetensors OUT.safetensors: the weights as the program and the wheel have them: values rounded to 12 significant
 bits. The rest is incompressible noise, three eighths of the file, and changes no score (docs/speed/weights.md).
 weights.py grow IN.safetensors OUT.safetensors 0 0 1 1: weights of a deeper PrimeKnet equal to IN, to train further.
 Block k of OUT gets the tensors of the IN block listed at k; a repeat of the block before it starts with residual scales

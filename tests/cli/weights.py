@@ -199,4 +199,13 @@ check(program["version"] == krait("version").stdout.decode().split()[1], "versio
 check(all(rows[-1]["name"] == "ref" and rows[-1]["usable"] for rows in program["ops"].values()), "every operator ends in a usable reference")
 text = krait("info").stdout.decode()
 check(all(name in text for name in program["ops"]), "operators listed")
+# The program's denoiser is the wheel's to the bit: both have the weights with 12 significant bits.
+if (pathlib.Path(__file__).parents[2] / "src/models/primeknet/weights/primeknet_mamba_720k.safetensors").is_file():
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "builtin.safetensors"
+        check(krait("convert", "builtin", copy).returncode == 0, "the built-in weights are converted")
+        raw = copy.read_bytes()
+        begin = 8 + struct.unpack("<Q", raw[:8])[0]
+        words = struct.unpack(f"<{(len(raw) - begin) // 4}I", raw[begin:])
+        check(words and not any(word & 0xfff for word in words), "built-in values of more than 12 significant bits")
 finish()
