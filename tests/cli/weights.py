@@ -168,7 +168,7 @@ with tempfile.TemporaryDirectory() as folder:
     check_graphs(GOLDEN / "odd-mamba.weights.safetensors", {"gemm", "selective_scan", "causal_conv1d"}, 1)
     check_graphs(GOLDEN.parent / "qwen2", {"gemm", "attention", "rotary", "argmax_rows"}, 2)
     check_graphs(GOLDEN.parent / "seedvr" / "dit3b.weights.safetensors", {"gemm", "attention"}, 1)
-    for kind, operators in (("mamba1", {"selective_scan", "state_update"}), ("mamba2", {"ssd", "state_update"}), ("falcon", {"selective_scan"})):
+    for kind, operators in (("mamba1", {"selective_scan", "state_update"}), ("mamba2", {"ssd", "state_update"}), ("mamba3", {"mamba3", "mamba3_step"}), ("falcon", {"selective_scan"})):
         tiny.make(folder / kind, kind)
         check_graphs(folder / kind, operators, 2)
     for path in (folder / "mamba1", folder / "clip", GOLDEN.parent / "qwen2", GOLDEN.parent / "mamba_lm/hybrid"):  # as published, and upstream's, which names no model
