@@ -1,7 +1,7 @@
-/* language.c: Mamba, Mamba-2 and Qwen2 language models of random weights on a GPU beside the same on the CPU: a prompt,
- * then steps of several sequences, launched one by one at first, then as one graph of the driver. Compiled twice: for a
- * machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that run on the host; usage then:
- * emulated_language LIBRARY. */
+/* language.c: Mamba, Mamba-2, Mamba-3 and Qwen2 language models of random weights on a GPU beside the same on the CPU: a
+ * prompt, then steps of several sequences, launched one by one at first, then as one graph of the driver. Compiled
+ * twice: for a machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that run on the host; usage
+ * then: emulated_language LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -65,6 +65,8 @@ static kr_mamba_lm_config config_of(int32_t mixer) {
                      .R = d / 32 * 8};
   c.H = is_second ? c.Di / 32 : 1;
   c.P = c.Di / c.H;
+  c.mamba3 = (kr_lm_mamba3_sizes){
+      .d = d, .H = 2 * d / 32, .P = 32, .N = 32, .G = 1, .R = 1, .M = 8, .is_normed = 1, .A_floor = 1e-4};
   return c;
 }
 
@@ -128,7 +130,7 @@ static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, d
   WORKS(open_random_mamba(gpu, &c, dtype, SLOTS, &there));
   if (narrow) WORKS(kr_lm_narrow_states(there));
   for (int i = 0; i < (IS_EMULATED ? 2 : 4); i++) compare(there, here, batches[i], bound, &most);
-  printf("Mamba-%d %s%s: %.2e\n", 1 + (mixer == KR_MIXER_MAMBA2), name_of(dtype), narrow ? ", states too" : "", most);
+  printf("Mamba-%d %s%s: %.2e\n", 1 + mixer, name_of(dtype), narrow ? ", states too" : "", most);
   kr_lm_close(&here);
   kr_lm_close(&there);
 }
@@ -151,6 +153,12 @@ static void mamba2_narrow_states(void **state) {
   (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1, 1e-3);
 }
 
+static void mamba3_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_F32, 0, 2e-5); }
+static void mamba3_float16(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_F16, 0, 2e-3); }
+static void mamba3_bfloat16(void **state) {
+  (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_BF16, 0, 2e-2);
+}
+static void mamba3_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_Q8_0, 0, 4e-3); }
 static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_Q8_0, 0, 2e-3); }
 static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_Q8_0, 0, 2e-3); }
 
@@ -335,14 +343,16 @@ int main(int argc, char **argv) {
       cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16),        cmocka_unit_test(mamba2_float16),
       cmocka_unit_test(mamba_q8),      cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(qwen2_float32),
       cmocka_unit_test(qwen2_float16), cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),
-      cmocka_unit_test(wide_q8),       cmocka_unit_test(weights_converted_on_load)};
+      cmocka_unit_test(wide_q8),       cmocka_unit_test(mamba3_float32),       cmocka_unit_test(mamba3_float16),
+      cmocka_unit_test(mamba3_q8),     cmocka_unit_test(weights_converted_on_load)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mamba_float32),        cmocka_unit_test(mamba_float16),  cmocka_unit_test(mamba_bfloat16),
       cmocka_unit_test(mamba_narrow_states),  cmocka_unit_test(mamba_q8),       cmocka_unit_test(mamba2_q8),
       cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16),
       cmocka_unit_test(mamba2_bfloat16),      cmocka_unit_test(qwen2_float16),  cmocka_unit_test(qwen2_bfloat16),
       cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),    cmocka_unit_test(wide_q8),
-      cmocka_unit_test(wide2_q8),             cmocka_unit_test(qwen2_float32),
+      cmocka_unit_test(wide2_q8),             cmocka_unit_test(qwen2_float32),  cmocka_unit_test(mamba3_float32),
+      cmocka_unit_test(mamba3_float16),       cmocka_unit_test(mamba3_bfloat16), cmocka_unit_test(mamba3_q8),
       cmocka_unit_test(weights_converted_on_load)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
