@@ -238,7 +238,8 @@ static void step_mamba3_back(work *w, int64_t t) {
   if (kr_has(&w->ddt)) kr_put(&w->ddt, kr_at3(&w->ddt, b, token, h), ddt);
   if (kr_has(&w->dtrap)) kr_put(&w->dtrap, kr_at3(&w->dtrap, b, token, h), lambda * (1 - lambda) * d * (own - last));
   if (kr_has(&w->dlog_decay))
-    kr_put(&w->dlog_decay, kr_at3(&w->dlog_decay, b, token, h), alpha * with_before + (1 - lambda) * d * last);
+    kr_put(&w->dlog_decay, kr_at3(&w->dlog_decay, b, token, h),
+           is_empty ? 0 : alpha * with_before + (1 - lambda) * d * last);
 }
 
 static void begin_back(work *w) {
