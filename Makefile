@@ -68,7 +68,7 @@ bench: build ## time the scan, its gradient and the convolution against this mac
 	@for op in selective_scan selective_scan_bwd causal_conv1d causal_conv1d_bwd state_update; do $(BUILD)/krait bench $$op || exit 1; done
 
 docs: ## rewrite the tables of docs/OPS.md from the signatures
-	@python3 tools/make_sigs.py --docs docs/OPS.md src/ops/*/*.sig src/blocks/*/*.sig src/models/primeknet/ops/*/*.sig src/models/lm/ops/*/*.sig
+	@python3 tools/make_sigs.py --docs docs/OPS.md src/ops/*/*.sig src/blocks/*/*.sig src/models/primeknet/ops/*/*.sig src/models/lm/ops/*/*.sig src/models/seedvr/ops/*/*.sig
 
 gpus: build ## assemble all device code for all GPU architectures (ptxas in PATH, an older one in PTXAS_12); writes docs/GPUS.md
 	@python3 tests/cuda/assemble.py $(BUILD)/src/cuda --write docs/GPUS.md

@@ -10,6 +10,7 @@
 #include "bench_data.h"
 #include "bench_generate.h"
 #include "bench_op.h"
+#include "bench_restore.h"
 #include "bench_seedvr.h"
 #include "bench_tower.h"
 #include "bench_train.h"
@@ -182,6 +183,13 @@ static int bench_seedvr(const settings *s) {
   return exit_status >= 0 ? exit_status : cli_bench_seedvr_run(&s->run, &b);
 }
 
+static int bench_restore(const settings *s) {
+  cli_bench_restore b = {.variant = s->sizes, .size = s->shape, .n_frames = s->n_frames, .n_runs = s->n_runs,
+                         .as_json = s->as_json, .by_kernel = s->by_kernel};
+  const int exit_status = cli_bench_dtype(s->dtype, &b.dtype);
+  return exit_status >= 0 ? exit_status : cli_bench_restore_run(&s->run, &b);
+}
+
 static int bench_tower(const char *family, const settings *s) {
   cli_bench_tower b = {.family = family,
                        .sizes = s->sizes,
@@ -196,7 +204,7 @@ static int bench_tower(const char *family, const settings *s) {
 /* -1: it is an operator. */
 static int refuse_unknown_operator(const char *name) {
   static const char *const others[] = {"primeknet", "generate", "describe", "videomamba",
-                                       "clip",      "seedvr",   "data",     "train"};
+                                       "clip",      "seedvr",   "restore",  "data",       "train"};
   cli_guess guess = {.written = name};
   const char *op;
   for (int32_t i = 0; (op = krait_op_name(i)) != NULL; i++) {
@@ -254,7 +262,8 @@ int cmd_bench(int argc, char **argv) {
       "WHAT [CONFIG] [NAME=VALUE]...",
       "Times WHAT on this machine: primeknet (the denoiser's forward pass), generate (a language model with random "
       "weights), describe (Mobile-VideoGPT with random weights, starting from decoded frames), videomamba and clip "
-      "(its two towers alone, also in the other published sizes), seedvr (blocks at 1280 x 720, random weights), data "
+      "(its two towers alone, also in the other published sizes), seedvr (blocks at 1280 x 720, random weights), "
+      "restore (SeedVR2 whole, by stages, random weights; --shape WxH), data "
       "(making training items) or train (one training step), both configured as for krait train, or an operator by "
       "name. An operator's rates are compared with the machine's copies, exponentials and multiply-adds per second. On "
       "a GPU the time is device time, from events around a graph of calls that cycle through copies of the tensors, so "
@@ -275,6 +284,7 @@ int cmd_bench(int argc, char **argv) {
   if (strcmp(argv[first], "generate") == 0) return bench_generate(&s);
   if (strcmp(argv[first], "describe") == 0) return bench_describe(&s);
   if (strcmp(argv[first], "seedvr") == 0) return bench_seedvr(&s);
+  if (strcmp(argv[first], "restore") == 0) return bench_restore(&s);
   if (strcmp(argv[first], "videomamba") == 0 || strcmp(argv[first], "clip") == 0) return bench_tower(argv[first], &s);
   exit_status = refuse_unknown_operator(argv[first]);
   if (exit_status >= 0) return exit_status;

@@ -23,7 +23,7 @@ enum { PATH_BYTES = 4096, MOST_FILES = 4096 };
 typedef struct settings {
   krait_restorer_options models;
   krait_restore_options o;
-  const char *out, *size, *colour;
+  const char *out, *size, *colour, *precision;
   int64_t seed, quality;
   int as_json, force, is_padded, is_ten_bits, is_hevc, keep, resume, plan_shown;
   cli_run run;
@@ -189,6 +189,14 @@ static int run_restore(settings *s, int n, char *const *files) {
 
 /* ---- options ---- */
 
+static int parse_precision(settings *s) {
+  if (!s->precision || strcmp(s->precision, "bf16") == 0) return -1;
+  if (strcmp(s->precision, "fp32") != 0)
+    return cli_usage_error("restore", "--precision is '%s', not bf16 or fp32", s->precision);
+  s->models.precision = KRAIT_PRECISION_FP32;
+  return -1;
+}
+
 static int parse_size(settings *s) {
   long long width, height;
   char rest;
@@ -244,6 +252,7 @@ int cmd_restore(int argc, char **argv) {
       CLI_SWITCH("resume", 0, &s.resume,
                  "keep finished batches beside the result until it is complete, and go on from them"),
       CLI_SWITCH("force", 'f', &s.force, "replace results that exist"),
+      CLI_TEXT("precision", 0, "P", &s.precision, "on a GPU: bf16, as published (default from 8.0 on), or fp32"),
       CLI_SWITCH("json", 0, &s.as_json, "print a JSON object for each file"),
       CLI_RUN_OPTIONS(&s.run),
   };
@@ -257,7 +266,8 @@ int cmd_restore(int argc, char **argv) {
                          -1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  exit_status = check_settings(&s, argc - first, argv + first);
+  exit_status = parse_precision(&s);
+  if (exit_status < 0) exit_status = check_settings(&s, argc - first, argv + first);
   if (exit_status >= 0) return exit_status;
   cli_catch_signals(verb.name, "");
   return run_restore(&s, argc - first, argv + first);

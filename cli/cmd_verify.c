@@ -58,7 +58,8 @@ static int print_verify_rows(const settings *s, const krait_verify_result *rows,
 
 /* A folder of models: a whole restoration. */
 static int verify_folder(const settings *s, const krait_ctx *ctx, const char *golden_path) {
-  const krait_restorer_options options = {.size = sizeof options, .path = s->model.weights_path};
+  const krait_restorer_options options = {.size = sizeof options, .precision = s->model.precision,
+                                          .path = s->model.weights_path};
   krait_restorer *restorer = NULL;
   krait_verify_result rows[MAX_ROWS];
   int32_t n = 0, status = krait_restorer_open(ctx, &options, &restorer);

@@ -18,7 +18,7 @@ typedef struct krait_restorer krait_restorer;
 
 typedef struct krait_restorer_options {
   uint32_t size;
-  int32_t reserved;
+  uint32_t precision; /* KRAIT_PRECISION_FP32: float32 also on a GPU, which otherwise (from 8.0 on) takes bfloat16 */
   const char *path; /* a folder with the transformer (seedvr*.pth or .safetensors), the autoencoder (*vae*.pth or
                        .safetensors), and pos_emb.pt and neg_emb.pt (or text.safetensors) */
   const char *dit_path, *vae_path; /* instead of those in the folder; or NULL */

@@ -15,6 +15,7 @@ const kr_op *const kr_ops[] = {
 #include "block_ops.def"
 #include "primeknet_ops.def"
 #include "lm_ops.def"
+#include "seedvr/ops/seedvr_ops.def"
 #undef KR_OP
 };
 const int32_t kr_n_ops = sizeof kr_ops / sizeof *kr_ops;

@@ -8,6 +8,7 @@
 #include "lm_ops.h"
 #include "primeknet_ops.h"
 #include "public_op.h"
+#include "seedvr/ops/seedvr_ops.h"
 extern const kr_op *const kr_ops[];
 extern const int32_t kr_n_ops;
 const kr_op *kr_op_find(const char *name); /* NULL if there is none */

@@ -87,6 +87,18 @@ typedef void (*kr_seedvr_report_fn)(void *user, const char *line);
 int32_t kr_seedvr_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, double budget_s,
                           kr_seedvr_report_fn report, void *user, kr_seedvr_timing *timing);
 
+/* ---- SeedVR whole: a batch of frames, with the published sizes and random weights ---- */
+typedef struct kr_restore_timing {
+  uint32_t size; /* sizeof(kr_restore_timing) */
+  int32_t reserved;
+  double encode_s, sample_s, decode_s, colour_s; /* the best of the runs, each from and to host memory */
+  double encode_flops, decode_flops;             /* products */
+  uint64_t weight_bytes, work_bytes;             /* work: the autoencoder's graph and memories, as planned */
+} kr_restore_timing;
+/* dtype: float32, or on a GPU bfloat16. report: NULL, or called with a line for each operator of the last slices. */
+int32_t kr_restore_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, int32_t n_runs,
+                           kr_seedvr_report_fn report, void *user, kr_restore_timing *timing);
+
 /* ---- PrimeKnet ---- */
 
 /* Seconds of GPU time in the session's last forward pass, without copies; 0 on the CPU. */

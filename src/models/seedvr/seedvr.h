@@ -49,7 +49,7 @@ typedef struct kr_seedvr_weights {
   kr_loader loader;
 } kr_seedvr_weights;
 
-/* weights: float32, NULL: random ones. */
+/* weights: of any float type; NULL: random ones. On a GPU they become dtype. */
 int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
                                int32_t dtype, kr_seedvr_weights *to);
 void kr_seedvr_weights_close(kr_seedvr_weights *w);
@@ -95,7 +95,7 @@ typedef struct kr_seedvr_graph {
   kr_graph *g;
   kr_runner *runner;
   kr_tensor patches, text, sinusoids,
-      out; /* (T, 4 vid_in), (n_text, txt_in), (1, 256) of the weights' type; (T, 4 vid_out) float32 */
+      out; /* (T, 4 vid_in), (n_text, txt_in), (1, 256); (T, 4 vid_out); all float32 */
   kr_tensor rows, emb;          /* blocks_only: (T + n_text, C); (1, 6C) float32 */
   kr_seedvr_layout layout[KR_SEEDVR_PARTITIONS];
   kr_seedvr_tap taps[KR_SEEDVR_MOST_TAPS];

@@ -265,11 +265,21 @@ static kr_tensor record_block(builder *b, kr_tensor x) {
 
 /* ---- the whole ---- */
 
+/* The caller's float32, in the type of activations. */
+static kr_tensor take_input(const builder *b, const char *name, kr_dims dims, kr_tensor *input) {
+  *input = kr_graph_input(b->g, name, KRAIT_F32, dims);
+  if (b->rec.dtype == KRAIT_F32) return *input;
+  const kr_tensor x = kr_graph_temp(b->g, b->rec.dtype, dims);
+  copy(&b->rec, name, *input, x);
+  return x;
+}
+
 static kr_tensor embed_time(const builder *b) {
   const int64_t C = b->c->C;
   const kr_tensor first = temp(b, 1, C), second = temp(b, 1, C),
                   emb = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(1, 6 * C));
-  project_seedvr(b, "emb_in", KRAIT_ACT_SILU, b->to->sinusoids, END(emb_in, C, KR_SEEDVR_SINUSOIDS),
+  const kr_tensor sinusoids = take_input(b, "sinusoids", KR_DIMS(1, KR_SEEDVR_SINUSOIDS), &b->to->sinusoids);
+  project_seedvr(b, "emb_in", KRAIT_ACT_SILU, sinusoids, END(emb_in, C, KR_SEEDVR_SINUSOIDS),
                  END(emb_in_bias, C), 0, first);
   project_seedvr(b, "emb_hid", KRAIT_ACT_SILU, first, END(emb_hid, C, C), END(emb_hid_bias, C), 0, second);
   project_seedvr(b, "emb_out", KRAIT_ACT_NONE, second, END(emb_out, 6 * C, C), END(emb_out_bias, 6 * C), 0, emb);
@@ -282,15 +292,15 @@ static kr_tensor embed_rows(const builder *b) {
   const int64_t K = c->patch[1] * c->patch[2] * c->vid_in;
   kr_seedvr_graph *to = b->to;
   const kr_tensor x = temp(b, b->rec.rows, c->C), text = kr_graph_slice(b->g, x, 0, b->T, b->n);
-  to->patches = kr_graph_input(b->g, "patches", b->rec.dtype, KR_DIMS(b->T, K));
-  to->text = kr_graph_input(b->g, "text", b->rec.dtype, KR_DIMS(b->n, c->txt_in));
-  project_seedvr(b, "vid_in", KRAIT_ACT_NONE, to->patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0,
+  const kr_tensor patches = take_input(b, "patches", KR_DIMS(b->T, K), &to->patches),
+                  words = take_input(b, "text", KR_DIMS(b->n, c->txt_in), &to->text);
+  project_seedvr(b, "vid_in", KRAIT_ACT_NONE, patches, END(vid_in, c->C, K), END(vid_in_bias, c->C), 0,
           kr_graph_slice(b->g, x, 0, 0, b->T));
   if (b->w->txt_in.data)
-    project_seedvr(b, "txt_in", KRAIT_ACT_NONE, to->text, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0,
+    project_seedvr(b, "txt_in", KRAIT_ACT_NONE, words, END(txt_in, c->C, c->txt_in), END(txt_in_bias, c->C), 0,
                    text);
   else
-    copy(&b->rec, "txt_in", to->text, text);
+    copy(&b->rec, "txt_in", words, text);
   tap(b, "vid_tokens", kr_graph_slice(b->g, x, 0, 0, b->T));
   tap(b, "txt_tokens", text);
   return x;
@@ -341,7 +351,6 @@ static void record_seedvr(builder *b) {
     x = to->rows = kr_graph_input(b->g, "rows", b->rec.dtype, KR_DIMS(b->rec.rows, C));
     emb = to->emb = kr_graph_input(b->g, "emb", KRAIT_F32, KR_DIMS(1, 6 * C));
   } else {
-    to->sinusoids = kr_graph_input(b->g, "sinusoids", b->rec.dtype, KR_DIMS(1, KR_SEEDVR_SINUSOIDS));
     emb = embed_time(b);
     x = embed_rows(b);
   }

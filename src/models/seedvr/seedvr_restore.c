@@ -31,7 +31,7 @@ int32_t kr_restore_load_vae(kr_restore_models *m, const kr_weights *weights) {
   int32_t status = model && strcmp(model, "seedvr_vae") == 0
                        ? kr_vae_config_read(config, &c)
                        : kr_fail(KRAIT_ERR_WEIGHTS, "the model is '%s', not seedvr_vae", model ? model : "");
-  if (status >= 0) status = kr_vae_open(m->ctx, &c, weights, &m->vae);
+  if (status >= 0) status = kr_vae_open(m->ctx, &c, weights, m->dtype, &m->vae);
   kr_config_close(&config);
   return status;
 }
@@ -42,7 +42,7 @@ int32_t kr_restore_load_dit(kr_restore_models *m, const kr_weights *weights) {
   KR_TRY(open_config(weights, published, &config));
   const char *model = kr_config_model(config);
   int32_t status = kr_seedvr_config_read(model ? model : published, config, &m->c);
-  if (status >= 0) status = kr_seedvr_weights_open(m->ctx, &m->c, weights, KRAIT_F32, &m->w);
+  if (status >= 0) status = kr_seedvr_weights_open(m->ctx, &m->c, weights, m->dtype, &m->w);
   m->is_loaded = status >= 0;
   kr_config_close(&config);
   return status;
@@ -62,6 +62,28 @@ int32_t kr_restore_load_text(kr_restore_models *m, int which, const kr_weight *i
   KR_CHECK(m->text[which], KRAIT_ERR_NO_MEMORY, "no memory for the text's features");
   for (int64_t i = 0; i < n; i++) m->text[which][i] = (float)kr_get(&from, i);
   m->n_text[which] = item->shape[0];
+  return KRAIT_OK;
+}
+
+int32_t kr_restore_load_random(kr_restore_models *m, int is_7b) {
+  enum { SENTENCE = 58 };
+  kr_config *config = NULL;
+  kr_vae_config c;
+  KR_TRY(kr_config_open(NULL, NULL, "model=seedvr_vae", &config));
+  int32_t status = kr_vae_config_read(config, &c);
+  if (status >= 0) status = kr_vae_open(m->ctx, &c, NULL, m->dtype, &m->vae);
+  kr_config_close(&config);
+  KR_TRY(status);
+  KR_TRY(kr_config_open(NULL, NULL, is_7b ? "model=seedvr_dit7b" : "model=seedvr_dit3b", &config));
+  status = kr_seedvr_config_read(is_7b ? "seedvr_dit7b" : "seedvr_dit3b", config, &m->c);
+  if (status >= 0) status = kr_seedvr_weights_open(m->ctx, &m->c, NULL, m->dtype, &m->w);
+  m->is_loaded = status >= 0;
+  kr_config_close(&config);
+  KR_TRY(status);
+  m->n_text[KR_TEXT_POSITIVE] = SENTENCE;
+  m->text[KR_TEXT_POSITIVE] = kr_alloc_array((size_t)(SENTENCE * m->c.txt_in), sizeof(float));
+  KR_CHECK(m->text[KR_TEXT_POSITIVE], KRAIT_ERR_NO_MEMORY, "no memory for the text's features");
+  kr_seedvr_noise(1, 0, 0, SENTENCE * m->c.txt_in, m->text[KR_TEXT_POSITIVE]);
   return KRAIT_OK;
 }
 
@@ -89,6 +111,10 @@ static int32_t tell(const run *r, int stage, double share) {
 }
 static int32_t tell_encoded(void *user, double share) { return tell(user, KR_STAGE_ENCODE, share); }
 static int32_t tell_decoded(void *user, double share) { return tell(user, KR_STAGE_DECODE, share); }
+static void tell_line(void *user, const char *line) {
+  const run *r = user;
+  r->b->line(r->b->user, line);
+}
 
 /* Recorded noise, or drawn into r->noise. */
 static const float *noise_of(const run *r, const float *recorded, int purpose) {
@@ -106,7 +132,8 @@ static int32_t check_values(const float *x, int64_t n, const char *stage) {
 
 /* z = 0.9152 (mean + exp(logvar / 2) eps). */
 static int32_t encode(run *r) {
-  const kr_vae_run call = {.size = {r->b->size[0], r->b->size[1], r->b->size[2]}, .progress = tell_encoded, .user = r};
+  const kr_vae_run call = {.size = {r->b->size[0], r->b->size[1], r->b->size[2]}, .progress = tell_encoded,
+                           .line = r->b->line ? tell_line : NULL, .user = r};
   const int64_t n = r->n, L = r->L;
   float *moments = kr_alloc_array((size_t)(2 * n * L), sizeof *moments);
   KR_CHECK(moments, KRAIT_ERR_NO_MEMORY, "no memory for latents");
@@ -165,7 +192,8 @@ static int32_t sample(run *r) {
 
 static int32_t decode(run *r) {
   const int64_t *size = r->b->size;
-  const kr_vae_run call = {.size = {size[0], size[1], size[2]}, .progress = tell_decoded, .user = r};
+  const kr_vae_run call = {.size = {size[0], size[1], size[2]}, .progress = tell_decoded,
+                           .line = r->b->line ? tell_line : NULL, .user = r};
   for (int64_t i = 0; i < r->n * r->L; i++) r->x[i] = (float)((double)r->x[i] / SCALING);
   KR_TRY(kr_vae_decode(r->m->vae, &call, r->x, r->b->decoded));
   return check_values(r->b->decoded, size[0] * size[1] * size[2] * KR_VAE_COLOURS, "the decoder");

@@ -15,12 +15,15 @@ typedef struct kr_restore_models {
   float *text[KR_TEXTS]; /* (n_text, txt_in) float32, in host memory; the negative one may be missing */
   int64_t n_text[KR_TEXTS];
   int is_loaded; /* c and w */
+  int32_t dtype; /* of maps, rows and matrices; given */
 } kr_restore_models;
 /* Each from a weights file of any format, whose configuration is the published one unless it has its own. */
 int32_t kr_restore_load_vae(kr_restore_models *m, const kr_weights *weights);
 int32_t kr_restore_load_dit(kr_restore_models *m, const kr_weights *weights);
 /* item: (tokens, features), any float type; after the transformer. */
 int32_t kr_restore_load_text(kr_restore_models *m, int which, const kr_weight *item);
+/* Random values of a published model's sizes, and of its text: for timing. */
+int32_t kr_restore_load_random(kr_restore_models *m, int is_7b);
 void kr_restore_unload(kr_restore_models *m);
 
 /* Stages of a batch, for progress. */
@@ -43,6 +46,7 @@ typedef struct kr_restore_batch {
   void *user;
   float *latent, *condition, *x0; /* (t,h,w,16), (t,h,w,17), (t,h,w,16), or NULL: not asked for */
   float *decoded;                 /* (T,H,W,3) */
+  kr_vae_line_fn line; /* or NULL: what the autoencoder's operators take, for timing; with user */
 } kr_restore_batch;
 int32_t kr_restore_run(kr_restore_models *m, const kr_restore_settings *s, const kr_restore_batch *b);
 

@@ -2,6 +2,7 @@
  * 4 at a time; 2 latents first, then one. The convolutions' last frames go from slice to slice. */
 #include "seedvr_vae.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -81,6 +82,9 @@ struct kr_vae {
   vae_weight *kept;
   int64_t n_kept;
   uint64_t bytes;
+  double flops;  /* of all runs */
+  int32_t dtype; /* of maps and filters */
+  int is_open;   /* every weight is found */
 };
 
 const kr_vae_config *kr_vae_config_of(const kr_vae *vae) { return &vae->c; }
@@ -113,8 +117,8 @@ static int32_t check_vae_weight(const kr_weight *item, const char *key, const kr
   return KRAIT_OK;
 }
 
-/* As float32; of a convolution, the input channels last. */
-static void widen_vae_weight(const kr_weight *item, float *to) {
+/* Of a convolution, the input channels last. */
+static void convert_vae_weight(const kr_weight *item, const kr_view *to) {
   const kr_view from = {.data = (void *)item->data, .dtype = item->dtype};
   int64_t n = 1, C = 1, taps = 1;
   for (int i = 0; i < item->n_dims; i++) n *= item->shape[i];
@@ -122,27 +126,41 @@ static void widen_vae_weight(const kr_weight *item, float *to) {
   if (item->n_dims == 5) C = item->shape[1];
   for (int64_t i = 0; i < n; i++) {
     const int64_t k = i / (C * taps), c = i / taps % C, tap = i % taps;
-    to[item->n_dims == 5 ? (k * taps + tap) * C + c : i] = (float)kr_get(&from, i);
+    kr_put(to, item->n_dims == 5 ? (k * taps + tap) * C + c : i, kr_get(&from, i));
+  }
+}
+
+/* About as large as trained ones, so that values stay in range. */
+static void fill_randomly(const kr_view *to, uint64_t n, kr_sizes want) {
+  uint32_t state = 12345;
+  const double scale = want.n > 1 ? sqrt(3 / ((double)n / (double)want.size[0])) : 0.1;
+  for (uint64_t i = 0; i < n; i++) {
+    state = state * 1664525u + 1013904223u;
+    kr_put(to, (int64_t)i, ((double)(state >> 8) * 0x1p-23 - 1) * scale);
   }
 }
 
 static int32_t keep_vae_weight(kr_vae *vae, const char *key, kr_sizes want, const void **at) {
-  const kr_weight *item = find_vae_weight(vae->weights, key);
+  const kr_weight *item = vae->weights ? find_vae_weight(vae->weights, key) : NULL;
   uint64_t n = 1;
-  KR_TRY(check_vae_weight(item, key, &want));
+  if (vae->weights) KR_TRY(check_vae_weight(item, key, &want));
   KR_CHECK(vae->n_kept < MOST_WEIGHTS, KRAIT_ERR_UNSUPPORTED, "an autoencoder of more than %d tensors", MOST_WEIGHTS);
   for (int i = 0; i < want.n; i++) n *= (uint64_t)want.size[i];
-  float *host = kr_alloc_array((size_t)n, sizeof *host);
+  const int32_t dtype = want.n > 1 ? vae->dtype : KRAIT_F32;
+  const uint64_t bytes = n * krait_dtype_bytes(dtype);
+  void *host = kr_alloc((size_t)bytes);
   KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", key);
-  widen_vae_weight(item, host);
+  const kr_view to = {.data = host, .dtype = dtype};
+  if (item) convert_vae_weight(item, &to);
+  else fill_randomly(&to, n, want);
   vae_weight *kept = &vae->kept[vae->n_kept];
-  int32_t status = kr_mem_get(vae->ctx, key, n * sizeof *host, &kept->data);
-  if (status >= 0) status = kr_mem_put(vae->ctx, kept->data, host, n * sizeof *host);
+  int32_t status = kr_mem_get(vae->ctx, key, bytes, &kept->data);
+  if (status >= 0) status = kr_mem_put(vae->ctx, kept->data, host, bytes);
   if (status >= 0) status = kr_mem_wait(vae->ctx);
   kr_free(host);
   if (status < 0) return status;
   snprintf(kept->key, sizeof kept->key, "%s", key);
-  vae->bytes += n * sizeof *host;
+  vae->bytes += bytes;
   vae->n_kept++, *at = kept->data;
   return KRAIT_OK;
 }
@@ -154,8 +172,13 @@ static int32_t find_kept(void *user, const char *key, kr_sizes want, const void 
       *at = vae->kept[i].data;
       return KRAIT_OK;
     }
-  KR_CHECK(vae->weights, KRAIT_ERR_WEIGHTS, "the autoencoder's tensor '%s' is missing", key);
+  KR_CHECK(!vae->is_open, KRAIT_ERR_WEIGHTS, "the autoencoder's tensor '%s' is missing", key);
   return keep_vae_weight(vae, key, want, at);
+}
+
+static int32_t record_part(kr_vae *vae, kr_vae_graph *graph) {
+  graph->dtype = vae->dtype, graph->by_products = vae->ctx->cuda != NULL;
+  return kr_vae_record(&vae->c, find_kept, vae, graph);
 }
 
 /* Both graphs once, of the smallest film, which finds every weight. */
@@ -163,23 +186,24 @@ static int32_t load_vae(kr_vae *vae) {
   const int64_t side = 2 * scale_of(&vae->c);
   for (int is_decoder = 0; is_decoder < 2; is_decoder++) {
     kr_vae_graph graph = {.is_decoder = is_decoder, .size = {1, is_decoder ? 2 : side, is_decoder ? 2 : side}};
-    const int32_t status = kr_vae_record(&vae->c, find_kept, vae, &graph);
+    const int32_t status = record_part(vae, &graph);
     kr_vae_graph_close(&graph);
     if (status < 0) return status;
   }
-  KR_CHECK(kr_weights_count(vae->weights) == vae->n_kept, KRAIT_ERR_WEIGHTS,
+  KR_CHECK(!vae->weights || kr_weights_count(vae->weights) == vae->n_kept, KRAIT_ERR_WEIGHTS,
            "the file has %lld tensors, but the autoencoder has %lld: the configuration belongs to another model",
            (long long)kr_weights_count(vae->weights), (long long)vae->n_kept);
   return KRAIT_OK;
 }
 
-int32_t kr_vae_open(const krait_ctx *ctx, const kr_vae_config *c, const kr_weights *weights, kr_vae **out) {
+int32_t kr_vae_open(const krait_ctx *ctx, const kr_vae_config *c, const kr_weights *weights, int32_t dtype,
+                    kr_vae **out) {
   kr_vae *vae = *out = kr_zalloc(sizeof *vae);
   KR_CHECK(vae, KRAIT_ERR_NO_MEMORY, "no memory for the autoencoder");
-  vae->ctx = ctx, vae->c = *c, vae->weights = weights;
+  vae->ctx = ctx, vae->c = *c, vae->weights = weights, vae->dtype = dtype;
   vae->kept = kr_zalloc(MOST_WEIGHTS * sizeof *vae->kept);
   const int32_t status = vae->kept ? load_vae(vae) : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the autoencoder");
-  vae->weights = NULL;
+  vae->weights = NULL, vae->is_open = 1;
   if (status < 0) kr_vae_close(out);
   return status;
 }
@@ -209,7 +233,7 @@ typedef struct slicing {
 static int64_t volume(const int64_t size[3]) { return size[0] * size[1] * size[2]; }
 
 int32_t kr_vae_graph_open(kr_vae *vae, kr_vae_graph *graph) {
-  KR_TRY(kr_vae_record(&vae->c, find_kept, vae, graph));
+  KR_TRY(record_part(vae, graph));
   return kr_vae_graph_prepare(vae->ctx, graph);
 }
 
@@ -256,6 +280,7 @@ static int32_t run_slice(slicing *s, int part, int64_t frames, const float *from
   KR_TRY(kr_runner_bind(graph->runner, graph->out, s->out));
   if (part != KR_VAE_WHOLE) KR_TRY(bind_memories(s, graph));
   KR_TRY(kr_runner_run(graph->runner, NULL));
+  s->vae->flops += graph->flops;
   return kr_mem_read(ctx, to, s->out, (uint64_t)*n_out * sizeof *to);
 }
 
@@ -271,7 +296,10 @@ static int32_t run_all_slices(slicing *s, const float *from, float *to) {
     to += written;
     if (s->run->progress) KR_TRY(s->run->progress(s->run->user, (double)(t + n) / (double)T));
   }
-  return KRAIT_OK;
+  kr_vae_graph *last = &s->graphs[is_whole ? KR_VAE_WHOLE : T > first ? KR_VAE_LATER : KR_VAE_FIRST];
+  if (!s->run->line) return KRAIT_OK;
+  KR_TRY(kr_runner_profile(last->runner, NULL));
+  return kr_graph_print(last->g, last->runner, s->run->line, s->run->user);
 }
 
 static void end_slices(slicing *s) {
@@ -315,6 +343,7 @@ int32_t kr_vae_decode(kr_vae *vae, const kr_vae_run *run, const float *latents, 
 /* ---- memory ---- */
 
 uint64_t kr_vae_weight_bytes(const kr_vae *vae) { return vae->bytes; }
+double kr_vae_flops(const kr_vae *vae) { return vae->flops; }
 
 int32_t kr_vae_bytes(kr_vae *vae, const int64_t size[3], uint64_t *bytes) {
   *bytes = 0;
@@ -326,7 +355,7 @@ int32_t kr_vae_bytes(kr_vae *vae, const int64_t size[3], uint64_t *bytes) {
     const int64_t first = is_decoder ? 2 : vae->c.first;
     kr_vae_graph graph = {.is_decoder = is_decoder, .part = of[0] > first ? KR_VAE_FIRST : KR_VAE_WHOLE,
                           .size = {of[0] > first ? first : of[0], of[1], of[2]}};
-    int32_t status = kr_vae_record(&vae->c, find_kept, vae, &graph);
+    int32_t status = record_part(vae, &graph);
     if (status >= 0) status = kr_graph_plan(graph.g, vae->ctx, 0);
     uint64_t all = status >= 0 ? kr_graph_bytes(graph.g) : 0;
     for (int64_t i = 0; status >= 0 && i < graph.n_memories; i++) all += graph.memories[i].bytes;

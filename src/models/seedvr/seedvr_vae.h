@@ -20,18 +20,22 @@ typedef struct kr_vae_config {
 int32_t kr_vae_config_read(const kr_config *config, kr_vae_config *to);
 
 typedef struct kr_vae kr_vae;
-/* weights: any float types; copied as float32. Every key, and no other. */
-int32_t kr_vae_open(const krait_ctx *ctx, const kr_vae_config *c, const kr_weights *weights, kr_vae **vae);
+/* weights: any float types; every key, and no other; NULL: random ones, for timing. dtype: of maps and of filters,
+ * copied; norms and biases are float32. */
+int32_t kr_vae_open(const krait_ctx *ctx, const kr_vae_config *c, const kr_weights *weights, int32_t dtype,
+                    kr_vae **vae);
 void kr_vae_close(kr_vae **vae);
 const kr_vae_config *kr_vae_config_of(const kr_vae *vae);
 
 /* After each slice: its share of the whole, above 0 to 1. A negative status ends the work. */
 typedef int32_t (*kr_vae_progress_fn)(void *user, double share);
+typedef void (*kr_vae_line_fn)(void *user, const char *line);
 /* size: T, H, W of the film, T = 4 n + 1. All in host memory. */
 typedef struct kr_vae_run {
   int64_t size[3];
   int is_whole; /* all frames at once: for tests */
   kr_vae_progress_fn progress;
+  kr_vae_line_fn line; /* or NULL: the last slice's operators are timed, a line each */
   void *user;
 } kr_vae_run;
 /* moments (t,h,w,2 latent): means, then logarithms of variances. */
@@ -42,6 +46,7 @@ int32_t kr_vae_decode(kr_vae *vae, const kr_vae_run *run, const float *latents, 
 void kr_vae_latent_size(const kr_vae_config *c, const int64_t film[3], int64_t latent[3]);
 void kr_vae_film_size(const kr_vae_config *c, const int64_t latent[3], int64_t film[3]);
 uint64_t kr_vae_weight_bytes(const kr_vae *vae);
+double kr_vae_flops(const kr_vae *vae); /* of products in all runs so far */
 /* Memory of a run of this size: graphs and the convolutions' memories. */
 int32_t kr_vae_bytes(kr_vae *vae, const int64_t size[3], uint64_t *bytes);
 
@@ -53,20 +58,23 @@ typedef struct kr_vae_memory {
 } kr_vae_memory;
 typedef struct kr_vae_graph {
   int is_decoder, part;
+  int32_t dtype;   /* of maps between input and output, which are float32 */
+  int by_products; /* attention as products and softmax: on a GPU, whose attention takes heads of up to 256 */
   int64_t size[3]; /* of what is read */
   int64_t out_size[3];
   kr_graph *g;
   kr_runner *runner;
   kr_tensor in, out;
   kr_vae_memory *memories; /* of convolutions, in the order of recording */
+  double flops;            /* of products */
   int64_t n_memories;
 } kr_vae_graph;
 /* A weight: a convolution's as (K, taps, C). */
 typedef int32_t (*kr_vae_weight_fn)(void *user, const char *key, kr_sizes want, const void **at);
-/* is_decoder, part and size are given. Only recorded. */
+/* is_decoder, part, dtype, by_products and size are given. Only recorded. */
 int32_t kr_vae_record(const kr_vae_config *c, kr_vae_weight_fn find, void *user, kr_vae_graph *graph);
 int32_t kr_vae_graph_prepare(const krait_ctx *ctx, kr_vae_graph *graph);
-int32_t kr_vae_graph_open(kr_vae *vae, kr_vae_graph *graph); /* recorded and planned */
+int32_t kr_vae_graph_open(kr_vae *vae, kr_vae_graph *graph); /* of the model's type; recorded and planned */
 void kr_vae_graph_close(kr_vae_graph *graph);
 
 #endif

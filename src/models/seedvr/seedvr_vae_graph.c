@@ -1,9 +1,10 @@
 /* seedvr_vae_graph.c: encoder and decoder as calls of a graph, for one slice of time. Maps are (T,H,W,C). Each causal
  * convolution over time keeps its last frames; those of a slice that follows begin with them. */
+#include <math.h>
 #include <stdio.h>
 
 #include "alloc.h"
-#include "op_list.h"
+#include "ops/seedvr_ops.h"
 #include "seedvr_vae.h"
 #include "status.h"
 
@@ -24,7 +25,7 @@ enum { MOST_MEMORIES = 256 };
 
 /* ---- weights ---- */
 
-static kr_tensor take_filter(builder *b, const char *key, const char *end, kr_sizes want, kr_dims kept) {
+static kr_tensor take_weight(builder *b, const char *key, const char *end, int32_t dtype, kr_sizes want, kr_dims kept) {
   key_text full;
   const void *at = NULL;
   snprintf(full, sizeof full, "%s.%s", key, end);
@@ -33,14 +34,17 @@ static kr_tensor take_filter(builder *b, const char *key, const char *end, kr_si
     kr_graph_set_error(b->g, status);
     return 0;
   }
-  return kr_graph_weight(b->g, full, KRAIT_F32, kept, at);
+  return kr_graph_weight(b->g, full, dtype, kept, at);
+}
+static kr_tensor take_filter(builder *b, const char *key, kr_sizes want, kr_dims kept) {
+  return take_weight(b, key, "weight", b->to->dtype, want, kept);
 }
 static kr_tensor take_vector(builder *b, const char *key, const char *end, int64_t n) {
-  return take_filter(b, key, end, KR_SIZES(n), KR_DIMS(n));
+  return take_weight(b, key, end, KRAIT_F32, KR_SIZES(n), KR_DIMS(n));
 }
 static kr_view vae_view(const builder *b, kr_tensor t) { return t ? kr_graph_view(b->g, t) : (kr_view){0}; }
 static kr_tensor new_map(const builder *b, int64_t T, int64_t H, int64_t W, int64_t C) {
-  return kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(T, H, W, C));
+  return kr_graph_temp(b->g, b->to->dtype, KR_DIMS(T, H, W, C));
 }
 
 /* ---- a convolution ---- */
@@ -57,14 +61,22 @@ static void record_memory(builder *b, kr_conv3d_args *a) {
   kr_vae_memory *memory = &to->memories[to->n_memories];
   a->past = a->KT - a->ST;
   const kr_dims dims = KR_DIMS(a->past, a->H, a->W, a->C);
-  memory->bytes = (uint64_t)(a->past * a->H * a->W * a->C) * sizeof(float);
+  memory->bytes = (uint64_t)(a->past * a->H * a->W * a->C) * krait_dtype_bytes(to->dtype);
   snprintf(name, sizeof name, "memory%lld", (long long)to->n_memories++);
-  memory->is = kr_graph_output(b->g, name, KRAIT_F32, dims);
+  memory->is = kr_graph_output(b->g, name, to->dtype, dims);
   a->final_states = vae_view(b, memory->is);
   if (to->part != KR_VAE_LATER) return;
   snprintf(name, sizeof name, "memory%lld_was", (long long)(to->n_memories - 1));
-  memory->was = kr_graph_input(b->g, name, KRAIT_F32, dims);
+  memory->was = kr_graph_input(b->g, name, to->dtype, dims);
   a->initial_states = vae_view(b, memory->was);
+}
+
+/* Of so many terms for each value of out. */
+static void count_product(const builder *b, kr_tensor out, int64_t terms) {
+  const kr_dims d = kr_graph_dims(b->g, out);
+  double n = 1;
+  for (int i = 0; i < d.n; i++) n *= (double)d.size[i];
+  b->to->flops += 2 * n * (double)terms;
 }
 
 /* Without a step, zeros on all sides; with one only below and on the right. */
@@ -76,10 +88,11 @@ static kr_tensor conv(builder *b, const char *key, kr_tensor x, int64_t Co, wind
                       .KT = w.KT, .KH = w.K, .KW = w.K, .ST = w.ST, .SH = w.S, .SW = w.S,
                       .PH = w.S == 1 ? w.K / 2 : 0, .PW = w.S == 1 ? w.K / 2 : 0};
   if (!out) out = new_map(b, (a.T + front - w.KT) / w.ST + 1, a.H / w.S, a.W / w.S, Co);
-  const kr_tensor weight = take_filter(b, key, "weight", KR_SIZES(Co, C, w.KT, w.K, w.K), KR_DIMS(Co, a.TAPS, C));
+  const kr_tensor weight = take_filter(b, key, KR_SIZES(Co, C, w.KT, w.K, w.K), KR_DIMS(Co, a.TAPS, C));
   a.x = vae_view(b, x), a.weight = vae_view(b, weight), a.bias = vae_view(b, take_vector(b, key, "bias", Co));
   a.residual = vae_view(b, residual), a.out = vae_view(b, out);
   record_memory(b, &a);
+  count_product(b, out, a.TAPS * C);
   kr_graph_call(b->g, key, &kr_op_conv3d, &a);
   return out;
 }
@@ -96,8 +109,9 @@ static kr_tensor product(builder *b, const char *key, kr_tensor x, int64_t Co, i
   const kr_dims d = kr_graph_dims(b->g, x);
   const int64_t C = d.size[3];
   const kr_tensor out = new_map(b, d.size[0], d.size[1], d.size[2], Co),
-                  weight = take_filter(b, key, "weight", (kr_sizes){n_dims, {Co, C, 1, 1, 1}}, KR_DIMS(Co, C));
+                  weight = take_filter(b, key, (kr_sizes){n_dims, {Co, C, 1, 1, 1}}, KR_DIMS(Co, C));
   if (!weight) return out;
+  count_product(b, out, C);
   kr_graph_call(b->g, key, &kr_op_gemm,
                 &(kr_gemm_args){.A = vae_view(b, as_rows(b, x)),
                                 .Bmat = vae_view(b, kr_graph_permute(b->g, weight, (int[]){1, 0})),
@@ -139,6 +153,36 @@ static kr_view as_head(const builder *b, kr_tensor x) {
   return vae_view(b, kr_graph_reshape(b->g, x, KR_DIMS(d.size[0], d.size[1] * d.size[2], 1, d.size[3])));
 }
 
+/* n rows of y: of q they attend to k and v of their frame, of N rows. in: q, k and v as rows. */
+static void attend_strip(builder *b, const kr_tensor in[3], int64_t N, int64_t from, int64_t n, kr_tensor y) {
+  const int64_t first = from / N * N, C = kr_graph_dims(b->g, y).size[1];
+  const kr_tensor q = kr_graph_slice(b->g, in[0], 0, from, n), k = kr_graph_slice(b->g, in[1], 0, first, N),
+                  v = kr_graph_slice(b->g, in[2], 0, first, N),
+                  scores = kr_graph_temp(b->g, KRAIT_F32, KR_DIMS(n, N)),
+                  shares = kr_graph_temp(b->g, b->to->dtype, KR_DIMS(n, N));
+  kr_graph_call(b->g, "scores", &kr_op_gemm,
+                &(kr_gemm_args){.scale = 1 / sqrtf((float)C), .A = vae_view(b, q),
+                                .Bmat = vae_view(b, kr_graph_permute(b->g, k, (int[]){1, 0})),
+                                .out = vae_view(b, scores)});
+  kr_graph_call(b->g, "softmax", &kr_op_softmax,
+                &(kr_softmax_args){.x = vae_view(b, scores), .out = vae_view(b, shares)});
+  kr_graph_call(b->g, "values", &kr_op_gemm,
+                &(kr_gemm_args){.A = vae_view(b, shares), .Bmat = vae_view(b, v),
+                                .out = vae_view(b, kr_graph_slice(b->g, y, 0, from, n))});
+}
+
+/* As products, in strips whose scores fit into memory. */
+static void attend_by_products(builder *b, const kr_tensor in[3], kr_tensor y) {
+  enum { MOST_SCORES = 1 << 26 };
+  const kr_dims d = kr_graph_dims(b->g, y);
+  const int64_t T = d.size[0], N = d.size[1] * d.size[2], n_strips = (N * N + MOST_SCORES - 1) / MOST_SCORES,
+                rows = (N + n_strips - 1) / n_strips;
+  const kr_tensor flat[3] = {as_rows(b, in[0]), as_rows(b, in[1]), as_rows(b, in[2])};
+  for (int64_t t = 0; t < T; t++)
+    for (int64_t i = 0; i < N; i += rows)
+      attend_strip(b, flat, N, t * N + i, N - i < rows ? N - i : rows, as_rows(b, y));
+}
+
 /* Each frame attends to itself, with one head. */
 static kr_tensor record_frame_attention(builder *b, const char *name, kr_tensor x) {
   const int64_t C = kr_graph_dims(b->g, x).size[3];
@@ -147,9 +191,13 @@ static kr_tensor record_frame_attention(builder *b, const char *name, kr_tensor 
   for (int i = 0; i < 3; i++) in[i] = product(b, KEY("%s.%s.%s", b->side, name, factors[i]), y, C, 2, 0);
   const kr_dims d = kr_graph_dims(b->g, x);
   y = new_map(b, d.size[0], d.size[1], d.size[2], C);
-  kr_graph_call(b->g, "attention", &kr_op_attention,
-                &(kr_attention_args){.q = as_head(b, in[0]), .k = as_head(b, in[1]), .v = as_head(b, in[2]),
-                                     .out = as_head(b, y)});
+  count_product(b, y, 2 * d.size[1] * d.size[2]);
+  if (b->to->by_products)
+    attend_by_products(b, in, y);
+  else
+    kr_graph_call(b->g, "attention", &kr_op_attention,
+                  &(kr_attention_args){.q = as_head(b, in[0]), .k = as_head(b, in[1]), .v = as_head(b, in[2]),
+                                       .out = as_head(b, y)});
   return product(b, KEY("%s.%s.to_out.0", b->side, name), y, C, 2, x);
 }
 
@@ -208,7 +256,19 @@ static kr_tensor record_end(builder *b, kr_tensor x, int64_t channels) {
   const kr_dims d = kr_graph_dims(b->g, x);
   for (int k = 0; k < 3; k++) b->to->out_size[k] = d.size[k];
   const kr_tensor out = kr_graph_output(b->g, "out", KRAIT_F32, KR_DIMS(d.size[0], d.size[1], d.size[2], channels));
-  return conv(b, KEY("%s.conv_out", b->side), x, channels, same_window, 0, out);
+  if (b->to->dtype == KRAIT_F32) return conv(b, KEY("%s.conv_out", b->side), x, channels, same_window, 0, out);
+  x = conv(b, KEY("%s.conv_out", b->side), x, channels, same_window, 0, 0);
+  kr_graph_pointwise(b->g, "widen", (kr_pointwise_args){.x_scale = 1}, x, 0, out);
+  return out;
+}
+
+/* The input in the maps' type. */
+static kr_tensor narrow(const builder *b, kr_tensor in) {
+  const kr_dims d = kr_graph_dims(b->g, in);
+  if (b->to->dtype == KRAIT_F32) return in;
+  const kr_tensor x = new_map(b, d.size[0], d.size[1], d.size[2], d.size[3]);
+  kr_graph_pointwise(b->g, "narrow", (kr_pointwise_args){.x_scale = 1}, in, 0, x);
+  return x;
 }
 
 static kr_tensor record_encoder(builder *b, kr_tensor x) {
@@ -249,7 +309,8 @@ int32_t kr_vae_record(const kr_vae_config *c, kr_vae_weight_fn find, void *user,
                .side = to->is_decoder ? "decoder" : "encoder"};
   to->in = kr_graph_input(to->g, "in", KRAIT_F32,
                           KR_DIMS(to->size[0], to->size[1], to->size[2], to->is_decoder ? c->latent : KR_VAE_COLOURS));
-  to->out = to->is_decoder ? record_decoder(&b, to->in) : record_encoder(&b, to->in);
+  const kr_tensor x = narrow(&b, to->in);
+  to->out = to->is_decoder ? record_decoder(&b, x) : record_encoder(&b, x);
   return kr_graph_status(to->g);
 }
 

@@ -20,7 +20,7 @@ static int32_t open_vae_model(const krait_ctx *ctx, const char *model, const kr_
   kr_vae *vae = NULL;
   (void)model, (void)precision; /* float32 */
   KR_TRY(kr_vae_config_read(config, &c));
-  const int32_t status = kr_vae_open(ctx, &c, weights, &vae);
+  const int32_t status = kr_vae_open(ctx, &c, weights, KRAIT_F32, &vae);
   *handle = vae;
   return status;
 }
@@ -148,7 +148,7 @@ static int32_t graphs_of_vae(const krait_ctx *ctx, const kr_model_source *s, kr_
   kr_vae_config c;
   kr_vae *vae = NULL;
   KR_TRY(kr_vae_config_read(s->config, &c));
-  int32_t status = kr_vae_open(ctx, &c, s->weights, &vae);
+  int32_t status = kr_vae_open(ctx, &c, s->weights, KRAIT_F32, &vae);
   for (int is_decoder = 0; is_decoder < 2 && status >= 0; is_decoder++) {
     kr_vae_graph g = {.is_decoder = is_decoder, .part = KR_VAE_FIRST, .size = {c.first, HEIGHT, WIDTH}};
     if (is_decoder) kr_vae_latent_size(&c, (int64_t[]){c.first, HEIGHT, WIDTH}, g.size);

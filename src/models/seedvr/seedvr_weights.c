@@ -152,7 +152,9 @@ static int32_t load_seedvr(kr_seedvr_weights *w, const kr_seedvr_config *c, cons
 
 int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
                                int32_t dtype, kr_seedvr_weights *w) {
-  *w = (kr_seedvr_weights){.dtype = dtype, .loader = {.ctx = ctx, .weights = weights, .random_type = dtype}};
+  const int32_t as = weights && dtype != KRAIT_F32 ? dtype : 0;
+  *w = (kr_seedvr_weights){.dtype = dtype,
+                           .loader = {.ctx = ctx, .weights = weights, .random_type = dtype, .as = as}};
   const int32_t status = load_seedvr(w, c, weights);
   if (status < 0) kr_seedvr_weights_close(w);
   return status;

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "alloc.h"
+#include "ctx.h"
 #include "restorer.h"
 #include "sized.h"
 #include "status.h"
@@ -132,6 +133,11 @@ static int32_t load_all(krait_restorer *r, const krait_restorer_options *o) {
   return status;
 }
 
+/* As published where there are tensor cores for it: float16 would not hold the autoencoder's values. */
+static int32_t choose_type(const krait_ctx *ctx, uint32_t precision) {
+  return ctx->caps & KRAIT_CAP_CUDA_AMPERE && precision != KRAIT_PRECISION_FP32 ? KRAIT_BF16 : KRAIT_F32;
+}
+
 int32_t krait_restorer_open(const krait_ctx *ctx, const krait_restorer_options *given, krait_restorer **out) {
   KR_CHECK(ctx && given && out, KRAIT_ERR_ARGUMENT, "ctx, options and restorer must not be NULL");
   krait_restorer_options o;
@@ -141,6 +147,7 @@ int32_t krait_restorer_open(const krait_ctx *ctx, const krait_restorer_options *
   krait_restorer *r = *out = kr_zalloc(sizeof *r);
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory for a restorer");
   r->ctx = r->models.ctx = ctx;
+  r->models.dtype = choose_type(ctx, o.precision);
   const int32_t status = load_all(r, &o);
   if (status < 0) krait_restorer_close(out);
   return status;

@@ -1,0 +1,66 @@
+/* cmd_bench_restore.c: krait bench restore: a batch of frames through SeedVR's autoencoder and transformer. */
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "bench_restore.h"
+#include "model_time.h"
+#include "output.h"
+
+static void print_line(void *user, const char *line) {
+  (void)user;
+  printf("    %s\n", line);
+}
+
+static void print_restore_stage(const char *name, double seconds, double flops) {
+  printf("  %-12s %8.3f s", name, seconds);
+  if (flops > 0) printf(" %9.1f TFLOP %8.1f TFLOP/s", flops * 1e-12, flops / seconds * 1e-12);
+  printf("\n");
+}
+
+static void print_restore_timing(const kr_seedvr_shape *s, const char *dtype, const kr_restore_timing *t) {
+  const double sum = t->encode_s + t->sample_s + t->decode_s + t->colour_s;
+  printf("restore: %lld frames of %lld x %lld, SeedVR2-%dB of random weights, %s\n", (long long)s->n_frames,
+         (long long)s->width, (long long)s->height, s->variant, dtype);
+  print_restore_stage("encode", t->encode_s, t->encode_flops);
+  print_restore_stage("transformer", t->sample_s, 0);
+  print_restore_stage("decode", t->decode_s, t->decode_flops);
+  print_restore_stage("colour", t->colour_s, 0);
+  printf("  %-12s %8.3f s %9.2f frames/s; weights %.2f GiB, a slice %.2f GiB\n", "all", sum,
+         (double)s->n_frames / sum, (double)t->weight_bytes * 0x1p-30, (double)t->work_bytes * 0x1p-30);
+}
+
+static int print_restore_timing_json(const kr_seedvr_shape *s, const char *dtype, const kr_restore_timing *t) {
+  return cli_print_json(
+      "bench",
+      json_pack("{s:i, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}", "variant", s->variant, "frames",
+                (json_int_t)s->n_frames, "width", (json_int_t)s->width, "height", (json_int_t)s->height, "dtype", dtype,
+                "encode_s", cli_json_real(t->encode_s), "sample_s", cli_json_real(t->sample_s), "decode_s",
+                cli_json_real(t->decode_s), "colour_s", cli_json_real(t->colour_s), "encode_flops",
+                cli_json_real(t->encode_flops), "decode_flops", cli_json_real(t->decode_flops), "weight_bytes",
+                (json_int_t)t->weight_bytes, "work_bytes", (json_int_t)t->work_bytes),
+      JSON_INDENT(2));
+}
+
+int cli_bench_restore_run(const cli_run *run, const cli_bench_restore *b) {
+  krait_ctx *ctx = NULL;
+  long long width = 1280, height = 720;
+  char rest;
+  if (b->variant && strcmp(b->variant, "3b") != 0 && strcmp(b->variant, "7b") != 0)
+    return cli_usage_error("bench", "--sizes for restore is '%s', must be 3b or 7b", b->variant);
+  if (b->size && (sscanf(b->size, "%lldx%lld%c", &width, &height, &rest) != 2 || width < 16 || height < 16 ||
+                  width > 1 << 15 || height > 1 << 15))
+    return cli_usage_error("bench", "--shape for restore is '%s', must be WIDTHxHEIGHT, 16 to 32768", b->size);
+  int exit_status = cli_run_open_ctx("bench", run, &ctx);
+  if (exit_status >= 0) return exit_status;
+  const kr_seedvr_shape shape = {.size = sizeof shape, .variant = b->variant && b->variant[0] == '7' ? 7 : 3,
+                                 .n_frames = b->n_frames ? b->n_frames : 21, .width = width, .height = height};
+  kr_restore_timing t = {.size = sizeof t};
+  const int32_t status = kr_restore_measure(ctx, &shape, b->dtype, (int32_t)b->n_runs,
+                                            b->by_kernel && !b->as_json ? print_line : NULL, NULL, &t);
+  exit_status = status < 0 ? cli_report("bench", status) + 1 : 0;
+  if (status >= 0 && b->as_json) exit_status = print_restore_timing_json(&shape, krait_dtype_name(b->dtype), &t);
+  else if (status >= 0) print_restore_timing(&shape, krait_dtype_name(b->dtype), &t);
+  krait_ctx_close(&ctx);
+  return exit_status;
+}

@@ -1,0 +1,94 @@
+/* seedvr_restore_time.c: times a whole restoration of a batch, stage by stage, with random weights of the published
+ * sizes. */
+#include <string.h>
+
+#include "alloc.h"
+#include "clock.h"
+#include "ctx.h"
+#include "model_time.h"
+#include "seedvr_frames.h"
+#include "seedvr_restore.h"
+#include "seedvr_sampler.h"
+#include "sized.h"
+#include "status.h"
+
+typedef struct timing_run {
+  kr_restore_models m;
+  int64_t size[3]; /* T, H, W */
+  float *film, *decoded;
+  int64_t since_ns;
+  double stage_s[KR_STAGES], colour_s, flops[KR_STAGES];
+  kr_seedvr_report_fn report;
+  void *user;
+} timing_run;
+
+static int32_t add_time(void *user, int stage, double share) {
+  timing_run *r = user;
+  const int64_t now_ns = kr_clock_ns();
+  (void)share;
+  r->stage_s[stage] += (double)(now_ns - r->since_ns) * 1e-9, r->since_ns = now_ns;
+  r->flops[stage] = kr_vae_flops(r->m.vae); /* of all stages until now */
+  return KRAIT_OK;
+}
+static void pass_line(void *user, const char *line) {
+  const timing_run *r = user;
+  r->report(r->user, line);
+}
+
+/* with_lines: what the operators' own timing takes counts as a stage's. */
+static int32_t run_once(timing_run *r, int with_lines) {
+  const kr_restore_settings settings = {.steps = 1, .scale = 1, .seed = 666};
+  const kr_restore_batch batch = {.size = {r->size[0], r->size[1], r->size[2]}, .film = r->film, .progress = add_time,
+                                  .line = with_lines ? pass_line : NULL, .user = r, .decoded = r->decoded};
+  const double before = kr_vae_flops(r->m.vae);
+  memset(r->stage_s, 0, sizeof r->stage_s);
+  r->since_ns = kr_clock_ns();
+  KR_TRY(kr_restore_run(&r->m, &settings, &batch));
+  r->flops[KR_STAGE_DECODE] -= r->flops[KR_STAGE_ENCODE], r->flops[KR_STAGE_ENCODE] -= before;
+  r->since_ns = kr_clock_ns();
+  KR_TRY(kr_colour_run(r->m.ctx, KR_COLOUR_WAVELET, r->size, r->decoded, r->film));
+  r->colour_s = (double)(kr_clock_ns() - r->since_ns) * 1e-9;
+  return KRAIT_OK;
+}
+
+static void keep_least(double *least, double s) { *least = *least == 0 || s < *least ? s : *least; }
+
+static int32_t time_restore_runs(timing_run *r, int32_t n_runs, kr_restore_timing *t) {
+  for (int32_t i = r->m.ctx->cuda ? -1 : 0; i < n_runs; i++) { /* a GPU's first run loads its kernels */
+    KR_TRY(run_once(r, 0));
+    if (i < 0) continue;
+    t->encode_flops = r->flops[KR_STAGE_ENCODE], t->decode_flops = r->flops[KR_STAGE_DECODE];
+    keep_least(&t->encode_s, r->stage_s[KR_STAGE_ENCODE]), keep_least(&t->sample_s, r->stage_s[KR_STAGE_SAMPLE]);
+    keep_least(&t->decode_s, r->stage_s[KR_STAGE_DECODE]), keep_least(&t->colour_s, r->colour_s);
+  }
+  return r->report ? run_once(r, 1) : KRAIT_OK;
+}
+
+static int32_t measure_restore(timing_run *r, int32_t n_runs, kr_restore_timing *t) {
+  const int64_t n = 3 * r->size[0] * r->size[1] * r->size[2];
+  r->film = kr_alloc_array((size_t)(2 * n), sizeof *r->film);
+  KR_CHECK(r->film, KRAIT_ERR_NO_MEMORY, "no memory for frames");
+  r->decoded = r->film + n;
+  for (int64_t i = 0; i < n; i++) r->film[i] = (float)(i * 7919 % 509) / 254.5f - 1;
+  KR_TRY(kr_vae_bytes(r->m.vae, r->size, &t->work_bytes));
+  t->weight_bytes = r->m.w.loader.bytes + kr_vae_weight_bytes(r->m.vae);
+  return time_restore_runs(r, n_runs, t);
+}
+
+int32_t kr_restore_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, int32_t n_runs,
+                           kr_seedvr_report_fn report, void *user, kr_restore_timing *timing) {
+  kr_restore_timing t = {.size = sizeof t};
+  timing_run r = {.m = {.ctx = ctx, .dtype = dtype}, .report = report, .user = user};
+  r.size[0] = kr_frames_padded(shape->n_frames);
+  r.size[1] = shape->height / 16 * 16, r.size[2] = shape->width / 16 * 16;
+  KR_CHECK(shape->n_frames >= 1 && r.size[1] >= 16 && r.size[2] >= 16 && n_runs >= 1, KRAIT_ERR_ARGUMENT,
+           "%lld frames of %lld x %lld: must be at least one of 16 x 16", (long long)shape->n_frames,
+           (long long)shape->width, (long long)shape->height);
+  KR_CHECK(dtype == KRAIT_F32 || (ctx->cuda && dtype == KRAIT_BF16), KRAIT_ERR_DTYPE,
+           "dtype must be float32, or on a GPU bfloat16");
+  int32_t status = kr_restore_load_random(&r.m, shape->variant == 7);
+  if (status >= 0) status = measure_restore(&r, n_runs, &t);
+  kr_free(r.film);
+  kr_restore_unload(&r.m);
+  return status < 0 ? status : kr_struct_give("kr_restore_timing", timing, sizeof t, &t, sizeof t);
+}
