@@ -161,7 +161,11 @@ def main(arguments=None):
     return report() if options.command is None else _dropin.run(options)
 
 
-if __name__ == "__main__":
+def script():
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit quietly when a reader such as head closes the pipe
-    sys.exit(main())
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(script())

@@ -328,7 +328,7 @@ def test_metadata_of_the_wheel():
         sys.path.pop(0)
     head, _, readme = backend._metadata().partition("\n\n")
     assert readme.startswith("# krait") and "Requires-Dist: cffi>=1.15" in head and head.count("\nClassifier: ") > 5 and "\n\n" not in head
-    assert backend._entry_points() == "[console_scripts]\nkrait = krait.__main__:main\n"
+    assert backend._entry_points() == "[console_scripts]\nkrait = krait.__main__:script\n"
     assert set(backend.get_requires_for_build_wheel()) <= {"meson", "ninja"}
     listed = {path.rpartition("/")[2] for path, _ in backend._package_files() if path.endswith(".h")}
     assert listed == set(_load._HEADERS)
