@@ -317,11 +317,11 @@ def _no_address(operator, t):
 
 class Call:
     """A call packed once, except for addresses, that runs on any tensors of the same signature. `note`: the owner's;
-    `has_gradients`: some input requires them."""
-    __slots__ = ("operator", "words", "addresses", "invoke", "scratch_bytes", "note", "has_gradients", "_followers")
+    `has_gradients`: some input requires them; `present`: which arguments of its autograd node are tensors."""
+    __slots__ = ("operator", "words", "addresses", "invoke", "scratch_bytes", "note", "has_gradients", "present", "_followers")
 
     def __init__(self, operator, note=None, has_gradients=False):
-        self.operator, self.words, self.scratch_bytes, self.note, self.has_gradients, self._followers = operator, None, 0, note, has_gradients, {}
+        self.operator, self.words, self.scratch_bytes, self.note, self.has_gradients, self.present, self._followers = operator, None, 0, note, has_gradients, None, {}
 
     def follower(self, operator, key=()):
         """A call determined by this one's signature and `key`; cached with it."""

@@ -203,19 +203,28 @@ def once(backward):
 
 def differentiable(name, forward, setup, gradients):
     """apply(call, *inputs) of an autograd node: forward(call, *inputs), then setup(ctx, inputs, output); gradients(ctx,
-    *douts), not differentiable again, with the call as ctx.call."""
-    def run(ctx, call, *inputs):
+    *douts), not differentiable again, with the call as ctx.call. The node is given only the tensors that there are, which the call's
+    signature determines: each argument costs the host, forward and backward."""
+    def run(ctx, call, inputs, *_):
         output = forward(call, *inputs)
         setup(ctx, inputs, output)
         ctx.call = call
         return output
 
     def run_backward(ctx, *douts):
-        return (None, *gradients(ctx, *douts))
+        grads = gradients(ctx, *douts)
+        return (None, None, *[grads[i] for i in ctx.call.present])
 
     node = type(name, (torch.autograd.Function,), {"forward": staticmethod(run),
                                                    "backward": staticmethod(once(run_backward))})
-    return node.apply
+    apply_node = super(torch.autograd.Function, node).apply  # without Function.apply's care for torch.func, which is_traced() has seen to
+
+    def apply(call, *inputs):
+        present = call.present
+        if present is None:
+            present = call.present = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        return apply_node(call, inputs, *[inputs[i] for i in present])
+    return apply
 
 
 def allows_tf32(t):

@@ -1,14 +1,14 @@
 """Softmax attention, dense, packed and over a KV cache, forward and backward; rotary embedding. flash_attn's layouts:
 (B, L, H, D), packed (tokens, H, D)."""
 
-from typing import List, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, is_grad_enabled
 
 from . import composed
 from .._call import ANY, Call, Operator, refuse_negative_bit, signer
-from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_dynamo, is_traced, layout, zeros_like
+from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_dynamo, is_traced, layout, once, zeros_like
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "cache_batch_idx", "block_table", "alibi_slopes",
            "sinks", "rng")
@@ -179,6 +179,80 @@ def attention(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seq
     if call is None:
         call, tensors = FORWARD.keep(_signature, options, _check(tensors))
     return (_apply if differs else _run_forward)(call, *tensors, *options)
+
+
+# ---- dense queries, keys and values alone: what most calls are, with the least host time ----
+_plain_signature = signer(3)
+_plain_calls = {}
+_MOST_PLAIN = 1024
+
+
+class _Plain(NamedTuple):
+    """A known call: packed, its options, and the shape and type of its outputs."""
+    call: Call
+    options: tuple
+    out_shape: tuple
+    lse_shape: tuple
+
+
+def _run_plain(plain, q, k, v, want_lse):
+    out, lse = q.new_empty(plain.out_shape), torch.empty(plain.lse_shape, dtype=torch.float32, device=q.device) if want_lse else None
+    tensors = (q, k, v, None, None, None, None, None, None, None, None, None, None, out, lse)
+    if plain.call.words is None:
+        plain.call.pack(tensors, _flags(plain.options), **_numbers(plain.options))
+    plain.call.run(tensors)
+    return out, lse
+
+
+class _PlainAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plain, q, k, v):
+        out, lse = _run_plain(plain, q, k, v, True)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.plain = plain
+        return out
+
+    @staticmethod
+    @once
+    def backward(ctx, dout):
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = dout if dout.stride(-1) == 1 or dout.shape[-1] == 1 else dout.contiguous()
+        call = ctx.plain.call.follower(BACKWARD, (dout.stride(), None))
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        run_backward(call, (q, k, v, *_NO_OTHERS), ctx.plain.options, out, lse, dout, None, (*grads, None))
+        return (None, *grads)
+
+
+_NO_OTHERS = (None,) * (len(_INPUTS) - 3)
+_apply_plain = super(torch.autograd.Function, _PlainAttention).apply  # as in differentiable()
+
+
+def _new_plain(q, k, v, options):
+    """A call that attention() would make of them as they are; else False."""
+    if any([t.dim() != 4 or t.is_neg() or _last_is_dense(t) is not t for t in (q, k, v)]):
+        return False
+    tensors = _check((q, k, v, *_NO_OTHERS))
+    call, taken = FORWARD.keep(_signature, options, tensors)
+    if any([a is not b for a, b in zip(tensors, taken)]):
+        return False
+    return _Plain(call, options, (*q.shape[:-1], v.shape[-1]), (q.shape[0], q.shape[2], q.shape[1]))
+
+
+def plain_attention(q, k, v, scale, softcap, window, deterministic):
+    """attention(q, k, v, ...)[0] of (B, L, H, D) with nothing else."""
+    if not is_traced(q) and (autocast_dtype(q) or q.dtype) is q.dtype:
+        grad = is_grad_enabled()
+        key = _plain_signature((q, k, v), (scale, softcap, window, deterministic, grad))
+        plain = _plain_calls.get(key)
+        if plain is None:
+            if len(_plain_calls) >= _MOST_PLAIN:
+                _plain_calls.clear()
+            differs = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
+            options = (0.0 if scale is None else float(scale), float(softcap), 0.0, window[0], window[1], not deterministic, 0, 0, differs)
+            plain = _plain_calls[key] = _new_plain(q, k, v, options)
+        if plain:
+            return _apply_plain(plain, q, k, v) if plain.options[-1] else _run_plain(plain, q, k, v, False)[0]
+    return attention(q, k, v, scale=scale, softcap=softcap, window=window, deterministic=deterministic)[0]
 
 
 # ---- rotary embedding -------------------------------------------------------------------------------------------------

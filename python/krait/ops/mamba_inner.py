@@ -116,7 +116,11 @@ def _setup_one_call(ctx, inputs, output):
 
 def _one_call_gradients(ctx, dout):
     tensors = ctx.saved_tensors
-    wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad[-19:])]  # in eager mode the node already has the call
+    if hasattr(ctx, "call"):  # the eager node, after the call and its inputs, has the tensors that there are
+        needed = iter(ctx.needs_input_grad[2:])
+        wanted = [t is not None and next(needed) for t in tensors]
+    else:
+        wanted = [t is not None and needed for t, needed in zip(tensors, ctx.needs_input_grad)]
     inputs = (*tensors, dout, *ctx.options, wanted)
     call = call_after(ctx, _INNER_BWD, (dout.stride(), *wanted))
     grads = _one_call_backward(*inputs) if call is None else _run_one_call_backward(call, *inputs)

@@ -9,6 +9,7 @@ from krait._function import function_by_name
 from krait.ops.attention import attention as _attention
 from krait.ops.attention import attention_with_cache as _attention_with_cache
 from krait.ops.attention import new_rng as _new_rng
+from krait.ops.attention import plain_attention as _plain_attention
 from krait.ops.attention import window as _window
 from krait.ops.probabilities import attention_probabilities as _probabilities
 
@@ -45,6 +46,8 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
 
     causal and window_size (left, right) align to the bottom right; alibi_slopes (H) or (B, H) float32; softcap c:
     scores become c tanh(score / c)."""
+    if dropout_p == 0.0 and alibi_slopes is None and softcap is not None and not return_attn_probs and not isinstance(softcap, torch.Tensor):
+        return _plain_attention(q, k, v, softmax_scale, softcap, _window(window_size, causal, k.shape[1]), deterministic)
     return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, k.shape[1])
 
 

@@ -109,9 +109,10 @@ class Mamba(nn.Module):
         if self.use_fast_path and ssm_state is None and self._is_plain_inside():
             if not is_plain(self.out_proj):
                 return self.out_proj(_bimamba.direction(self, xz, "").transpose(1, 2))
-            return mamba_inner_fn(xz, self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight,
-                                  self.out_proj.weight, self.out_proj.bias, -torch.exp(self.A_log.float()), None, None,
-                                  self.D.float(), delta_bias=self.dt_proj.bias.float(), delta_softplus=True)
+            (conv, conv_bias), (dt, dt_bias), (last, last_bias) = [(member(layer, "weight"), member(layer, "bias"))
+                                                                   for layer in [member(self, name) for name in ("conv1d", "dt_proj", "out_proj")]]
+            return mamba_inner_fn(xz, conv, conv_bias, member(member(self, "x_proj"), "weight"), dt, last, last_bias, -torch.exp(member(self, "A_log").float()),
+                                  None, None, member(self, "D").float(), delta_bias=dt_bias.float(), delta_softplus=True)
         return self._forward_in_steps(xz, conv_state, ssm_state)
 
     def _is_plain_inside(self, s=""):
