@@ -513,7 +513,7 @@ static const rule rules[] = {
     {"mamba2_inner", AT(mamba2_inner, K), SIZE, 0, ARG, "in_proj_weight cannot be given with K == 0", 0},
     {"mamba2_inner", AT(mamba2_inner, M), SIZE, 0, ARG, "out_proj_weight cannot be given with M == 0", 0},
     {"mamba2_inner", AT(mamba2_inner, activation), ACTIVATION, KRAIT_ACT_GELU, ARG, "activation", 0},
-    {"mamba2_inner", 0, FLAGS, 4, ARG, "unknown flags 0x4", 0},
+    {"mamba2_inner", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
     VIEW(mamba2_inner, x, 1),
     VIEW(mamba2_inner, in_proj_weight, 1),
     VIEW(mamba2_inner, conv_weight, 1),
