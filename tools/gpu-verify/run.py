@@ -135,7 +135,7 @@ def check_cmocka(stage, command, limit, aim="", show=None, env=None):
 def check_op(op):
     stage = "checkop " + op
     status, text, took = execute(stage, program("checkop", op), 75, CORRECT_UNTIL, {"KR_CHECK_DEVICE": DEVICE, "KR_CHECK_SEED": os.environ.get("SEED", "20261127"), "KR_CHECK_PERCENT": "50" if op in CHECKOPS[:4] else "30"})
-    tiers = re.findall(r"caps (\S+)\s+(\d+) runs,\s+(\d+) refused, worst ([\d.]+|nan|inf)", text)
+    tiers = re.findall(r"caps (\S+)\s+(\d+) runs(?: \(\d+ hard\))?,\s+(\d+) refused, worst ([\d.]+|nan|inf)", text)
     bad = "" if status in (0, None) else lines_of(text, 2, r"bound|WRONG|differs|off|error|row")
     tell(stage, outcome(status), "%s; %.0f s %s" % (", ".join("%s %s runs %s" % (name, t[1], t[3]) for name, t in zip(("hopper", "ampere", "base"), tiers)), took, bad), "of the bound, 1")
 
@@ -216,7 +216,8 @@ def check_pytest():
 
 
 CHECKOPS = ("ssd ssd_bwd gemm attention_bwd gated_norm_bwd mamba_inner mamba_inner_bwd mamba2_inner norm_gemm dt_state_update state_update gated_norm to_polar from_polar transform attention attention_step gemm_q8 gemm_q4k "
-            "dense_block conv_norm map_product rnn_bwd selective_scan selective_scan_bwd mamba2_inner_bwd pointwise").split()
+            "mamba3 mamba3_bwd mamba3_step mamba3_decay conv3d group_norm expert_gemm gated_delta_rule gated_delta_update dense_block conv_norm map_product rnn_bwd selective_scan selective_scan_bwd "
+            "mamba2_inner_bwd pointwise").split()
 
 
 def correctness_jobs():
@@ -228,7 +229,7 @@ def correctness_jobs():
     jobs += [("wide_attention", lambda: check_script("wide_attention", 60, {"KRAIT_TIER": "base"}, (), "attention gradient D > 128, base tier"))]
     jobs += [("gated_norm base", lambda: check_script("gated_norm", 60, {"KRAIT_TIER": "base"}, (), "gated norm 5377..5632, base tier")), ("gated_norm", lambda: check_script("gated_norm", 60, {}, (), "gated norm 5377..5632, best tier"))]
     jobs += [("checkop " + op, lambda op=op: check_op(op)) for op in CHECKOPS[4:10]]
-    jobs += [("models " + n, lambda n=n: check_cmocka("test_models_%s %s" % (n, DEVICE), program("test_models_" + n, DEVICE), 45)) for n in ("mamba_lm", "qwen2", "videogpt", "videomamba")]
+    jobs += [("models " + n, lambda n=n: check_cmocka("test_models_%s %s" % (n, DEVICE), program("test_models_" + n, DEVICE), 45)) for n in ("mamba_lm", "qwen2", "hybrids", "videogpt", "videomamba")]
     jobs += [("trainer", lambda: check_cmocka("test_train_trainer " + DEVICE, program("test_train_trainer", DEVICE), 60, "golden gradients 1e-4", r"^(\w+): \d+ gradients golden.grad. within (\S+)"))]
     jobs += [("checkop " + op, lambda op=op: check_op(op)) for op in CHECKOPS[10:]]
     jobs.insert(14, ("big", lambda: check_script("big", 60, None, (), "SSD of 2^31 elements, L 2^20")))
