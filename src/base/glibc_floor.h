@@ -7,6 +7,7 @@ KR_FLOOR(dlopen, 2.2.5);
 KR_FLOOR(dlsym, 2.2.5);
 KR_FLOOR(dlclose, 2.2.5);
 KR_FLOOR(dlerror, 2.2.5);
+KR_FLOOR(dladdr, 2.2.5);
 KR_FLOOR(pthread_create, 2.2.5);
 KR_FLOOR(pthread_join, 2.2.5);
 KR_FLOOR(pthread_once, 2.2.5);
