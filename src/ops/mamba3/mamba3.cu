@@ -6,8 +6,8 @@
  * channels kr_mamba3_ends      final states of a pack */
 #include "mamba3_rows.cuh"
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_turns(const kr_mamba3_params p) {
-  KR_SHARED chunk_turns turns;
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_turns(const kr_mamba3_params p) {
+  KR_SHARED uint32_t turns[CHUNK][PAIRS];
   const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H;
   for (int m0 = 0; m0 < p.M; m0 += PAIRS) sum_turns<1>(p, kr_block_z(), h, chunk, m0, turns);
 }
@@ -21,7 +21,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_carry(const kr_mamba3_params p) {
   for (int chunk = 0; chunk < p.n_chunks; chunk++, at += p.M) {
     const int64_t t0 = (int64_t)chunk * CHUNK, last = (t0 + CHUNK < p.L ? t0 + CHUNK : p.L) - 1;
     int restarts = chunk == 0;
-    if (is_pack(p) && !restarts) restarts = offset_at(p, token_at(p, b, last).row) >= t0;
+    if (p.cu_seqlens.data && !restarts) restarts = offset_at(p, token_at(p, b, last).row) >= t0;
     const uint32_t own = *at;
     *at = before;
     before = restarts ? own : add_turns(before, own);
@@ -32,11 +32,11 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_carry(const kr_mamba3_params p) {
 
 /* A token's input in the rows of its key. */
 KR_DEV void put_inputs(const kr_mamba3_params &p, int b, int h, const token &at) {
-  for (int r = 0; r < n_rows_each(p); r++)
+  for (int r = 0; r < p.ranks; r++)
     for (int c = 2 * (kr_thread() & 31); c < p.row_P; c += 64) {
       kr_float2 x = {{0, 0}};
-      if (r < n_ranks(p)) x = get_two(p.x, at4(p.x, b, at.t, h, c), p.x.stride[3], p.P - c);
-      if (r < n_ranks(p) && is_given(p.mimo_x)) {
+      if (r < p.R) x = get_two(p.x, at4(p.x, b, at.t, h, c), p.x.stride[3], p.P - c);
+      if (r < p.R && p.mimo_x.data) {
         const kr_float2 by = get_two(p.mimo_x, at3(p.mimo_x, h, r, c), p.mimo_x.stride[2], p.P - c);
         x.v[0] *= by.v[0], x.v[1] *= by.v[1];
       }
@@ -56,63 +56,18 @@ KR_DEV float put_token(const kr_mamba3_params &p, int b, int h, const token &at,
   const int next = has_next(p, at);
   float own = 0;
 #pragma unroll 1
-  for (int r = 0; r < n_rows_each(p); r++) {
+  for (int r = 0; r < p.ranks; r++) {
     pairs q = {}, k = {};
-    if (r < n_ranks(p)) {
-      const biases own = biases_of(p, two, h, r);
-      q = read_rank(p, two, p.Cmat, own.q, b, h, at.t, r, by, n),
-      k = read_rank(p, two, p.Bmat, own.k, b, h, at.t, r, by, n);
-    }
+    if (r < p.R)
+      q = read_rank(p, two, p.Cmat, p.C_bias, b, h, at.t, r, by, n),
+      k = read_rank(p, two, p.Bmat, p.B_bias, b, h, at.t, r, by, n);
     if (r == 0) own = dot(q, k);
     store_pairs(two, row_view(p.q), row_of(p, b, h, at.block, r) * p.row_N, 1, q);
     if (next) store_pairs(two, row_view(p.k), row_of(p, b, h, at.block + 1, r) * p.row_N, 1, k);
-    if (at.ends && p.final_B.data && r < n_ranks(p))
-      store_any_pairs(two, p.final_B, at4(p.final_B, at.row, r, h, 0), p.final_B.stride[3], k);
+    if (at.ends && p.final_B.data && r < p.R)
+      store_pairs(two, p.final_B, at4(p.final_B, at.row, r, h, 0), p.final_B.stride[3], k);
   }
   return own;
-}
-
-/* Of two pairs from `first` on. */
-KR_DEV void rotations_of(const kr_mamba3_params &p, const chunk_turns &turns, int t, int first, rotation (&by)[2]) {
-#pragma unroll
-  for (int k = 0; k < 2; k++) by[k] = first + k < p.M ? rotation_of(turns.of[t][first % PAIRS + k]) : rotation{1, 0};
-}
-
-/* Queries and keys of a plain call's chunk, a warp's tokens four at a time: all loads of these go first. */
-KR_DEV void put_plain(const kr_mamba3_params &p, int b, int h, int64_t t0, int n, int first, const chunk_turns &turns) {
-  enum { BATCH = 4 };
-  const runs two = runs_of(p, first);
-  const int g = h / (p.H / p.G), exists = first < p.N / 2, begin = (kr_thread() >> 5) * EACH_WARP;
-  biases bias = {};
-  if (exists) bias = biases_of(p, two, h, 0);
-#pragma unroll 1
-  for (int t1 = begin; t1 < begin + EACH_WARP && t1 < n; t1 += BATCH) {
-    pairs q[BATCH] = {}, k[BATCH] = {};
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      const int64_t t = t0 + (t1 + i < n ? t1 + i : t1);
-      if (!exists) continue;
-      q[i] = load_pairs(two, p.Cmat, at4(p.Cmat, b, t, g, 0), 1),
-      k[i] = load_pairs(two, p.Bmat, at4(p.Bmat, b, t, g, 0), 1);
-    }
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      if (t1 + i >= n) continue;
-      const token at = token_at(p, b, t0 + t1 + i);
-      rotation by[2];
-      rotations_of(p, turns, t1 + i, first, by);
-      q[i] = turned(plus(q[i], bias.q), by, p.M - first, 1.0f),
-      k[i] = turned(plus(k[i], bias.k), by, p.M - first, 1.0f);
-      const float sum = add_warp(dot(q[i], k[i]));
-      float *const to = dots_of(p.dots, p, b, h, at.t);
-      if ((kr_thread() & 31) == 0) *to = first < PAIRS ? sum : *to + sum;
-      if (!exists) continue;
-      store_pairs(two, row_view(p.q), row_of(p, b, h, at.block, 0) * p.row_N, 1, q[i]);
-      if (has_next(p, at)) store_pairs(two, row_view(p.k), row_of(p, b, h, at.block + 1, 0) * p.row_N, 1, k[i]);
-      if (at.ends && p.final_B.data)
-        store_any_pairs(two, p.final_B, at4(p.final_B, at.row, 0, h, 0), p.final_B.stride[3], k[i]);
-    }
-  }
 }
 
 /* q_r k_s of a token with several ranks or more pairs than a warp takes at once, by a warp: the rotation cancels. */
@@ -121,13 +76,13 @@ KR_DEV void put_dots(const kr_mamba3_params &p, int b, int h, int64_t t) {
   const int lane = kr_thread() & 31;
   const rotation none[2] = {};
 #pragma unroll 1
-  for (int i = 0; i < n_ranks(p) * n_ranks(p); i++) {
+  for (int i = 0; i < p.R * p.R; i++) {
     float sum = 0;
 #pragma unroll 1
     for (int first = 2 * lane; first < p.N / 2; first += 64) {
       const runs two = runs_of(p, first);
-      sum += dot(read_rank(p, two, p.Cmat, biases_of(p, two, h, i / n_ranks(p)).q, b, h, t, i / n_ranks(p), none, 0),
-                 read_rank(p, two, p.Bmat, biases_of(p, two, h, i % n_ranks(p)).k, b, h, t, i % n_ranks(p), none, 0));
+      sum += dot(read_rank(p, two, p.Cmat, p.C_bias, b, h, t, i / p.R, none, 0),
+                 read_rank(p, two, p.Bmat, p.B_bias, b, h, t, i % p.R, none, 0));
     }
     sum = add_warp(sum);
     if (lane == 0) to[i] = sum;
@@ -138,8 +93,7 @@ KR_DEV void put_dots(const kr_mamba3_params &p, int b, int h, int64_t t) {
 KR_DEV void put_weights(const kr_mamba3_params &p, int b, int h, const token &at) {
   const steps now = steps_at(p, b, h, at.t);
   const float weight = kr_exp(now.decay) * weight_before(p, b, h, at, now);
-  *own_of(p, b, h, at.t) = now.lambda * now.d;
-  for (int r = 0; r < n_rows_each(p); r++) {
+  for (int r = 0; r < p.ranks; r++) {
     const int64_t row = row_of(p, b, h, at.block, r), behind = row_of(p, b, h, at.block + 1, r);
     p.weight[row] = weight, p.decay[row] = r ? 0.0f : now.decay;
     if (at.ends && p.has_ends) p.weight[behind] = now.lambda * now.d, p.decay[behind] = 0;
@@ -151,14 +105,14 @@ KR_DEV void put_final_angles(const kr_mamba3_params &p, int b, int h, int64_t t0
   const int m = m0 + kr_thread();
   if (!p.final_angles.data || kr_thread() >= PAIRS || m >= p.M) return;
   for (int t = 0; t < n; t++) {
-    const token at = is_pack(p) || t0 + t == p.L - 1 ? token_at(p, b, t0 + t) : token{0, 0, 0, 0, 0};
+    const token at = p.cu_seqlens.data || t0 + t == p.L - 1 ? token_at(p, b, t0 + t) : token{0, 0, 0, 0, 0};
     if (!at.ends) continue;
     ((float *)p.final_angles.data)[at3(p.final_angles, at.row, h, m)] = angle_of(turns[t][kr_thread()]);
   }
 }
 
 KR_DEV void put_all_angles(const kr_mamba3_params &p, int b, int h, int64_t t0, int n, int m0,
-                           const uint32_t (*turns)[PAIRS]) {
+                          const uint32_t (*turns)[PAIRS]) {
   for (int i = kr_thread(); p.all_angles && i < n * PAIRS; i += THREADS)
     if (m0 + i % PAIRS < p.M)
       p.all_angles[(unit_of(p, b, h) * p.L + t0 + i / PAIRS) * p.M + m0 + i % PAIRS] = turns[i / PAIRS][i % PAIRS];
@@ -170,40 +124,37 @@ KR_DEV void put_final_x(const kr_mamba3_params &p, int b, int h, const token &at
     kr_store(p.final_x.data, at3(p.final_x, at.row, h, c), p.final_x.dtype, get(p.x, at4(p.x, b, at.t, h, c)));
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, IS_PLAIN ? 2 : 1) kr_mamba3_rows(const kr_mamba3_params p) {
-  KR_SHARED chunk_turns turns;
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_rows(const kr_mamba3_params p) {
+  KR_SHARED uint32_t turns[CHUNK][PAIRS];
   const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H, b = kr_block_z(), lane = kr_thread() & 31;
   const int64_t t0 = (int64_t)chunk * CHUNK;
-  const int n = p.L - t0 < CHUNK ? (int)(p.L - t0) : CHUNK, is_small = n_ranks(p) == 1 && p.N <= 2 * PAIRS;
+  const int n = p.L - t0 < CHUNK ? (int)(p.L - t0) : CHUNK, is_small = p.R == 1 && p.N <= 2 * PAIRS;
   if (kr_thread() < n) put_weights(p, b, h, token_at(p, b, t0 + kr_thread()));
   for (int first = 0; first < p.N / 2; first += PAIRS) {
     if (first < p.M) {
       kr_sync();
       sum_turns<0>(p, b, h, chunk, first, turns);
-      put_final_angles(p, b, h, t0, n, first, turns.of);
-      put_all_angles(p, b, h, t0, n, first, turns.of);
-    }
-    const int own = first + 2 * lane;
-    const runs two = runs_of(p, own);
-    if (IS_PLAIN) {
-      put_plain(p, b, h, t0, n, own, turns);
-      continue;
+      put_final_angles(p, b, h, t0, n, first, turns);
+      put_all_angles(p, b, h, t0, n, first, turns);
     }
     for (int t = kr_thread() >> 5; t < n; t += WARPS) {
       const token at = token_at(p, b, t0 + t);
-      rotation by[2];
-      rotations_of(p, turns, t, own, by);
-      const float sum = own < p.N / 2 ? put_token(p, b, h, at, two, by, p.M - own) : 0.0f,
+      const int own = first + 2 * lane;
+      rotation by[2] = {};
+#pragma unroll
+      for (int k = 0; k < 2; k++)
+        if (own + k < p.M) by[k] = rotation_of(turns[t][2 * lane + k]);
+      const float sum = own < p.N / 2 ? put_token(p, b, h, at, runs_of(p, own), by, p.M - own) : 0.0f,
                   all = is_small ? add_warp(sum) : 0.0f;
       if (is_small && lane == 0) *dots_of(p.dots, p, b, h, at.t) = all;
     }
   }
   for (int t = kr_thread() >> 5; t < n; t += WARPS) {
     const token at = token_at(p, b, t0 + t);
-    if (!is_small && !IS_PLAIN) put_dots(p, b, h, at.t);
+    if (!is_small) put_dots(p, b, h, at.t);
     if (has_next(p, at)) put_inputs(p, b, h, at);
     put_final_x(p, b, h, at);
-    for (int r = 0; r < n_rows_each(p); r++) {
+    for (int r = 0; r < p.ranks; r++) {
       clear_beyond(p, p.q, row_of(p, b, h, at.block, r));
       if (has_next(p, at)) clear_beyond(p, p.k, row_of(p, b, h, at.block + 1, r));
     }
@@ -214,15 +165,15 @@ KR_KERNEL void KR_BOUNDS(THREADS, IS_PLAIN ? 2 : 1) kr_mamba3_rows(const kr_mamb
 
 /* The initial states' key and input, of what a sequence's first block has. */
 KR_DEV void put_first(const kr_mamba3_params &p, int b, int h, int row, int64_t block) {
-  for (int i = kr_thread(); i < n_rows_each(p) * p.row_N; i += THREADS) {
-    const int r = i / p.row_N, n = i % p.row_N, there = p.initial_B.data && r < n_ranks(p) && n < p.N;
+  for (int i = kr_thread(); i < p.ranks * p.row_N; i += THREADS) {
+    const int r = i / p.row_N, n = i % p.row_N, there = p.initial_B.data && r < p.R && n < p.N;
     put((element *)p.k, row_of(p, b, h, block, 0) * p.row_N + i,
         there ? get(p.initial_B, at4(p.initial_B, row, r, h, n)) : 0.0f);
   }
-  for (int i = kr_thread(); i < n_rows_each(p) * p.row_P; i += THREADS) {
+  for (int i = kr_thread(); i < p.ranks * p.row_P; i += THREADS) {
     const int r = i / p.row_P, c = i % p.row_P;
-    float x = p.initial_x.data && r < n_ranks(p) && c < p.P ? get(p.initial_x, at3(p.initial_x, row, h, c)) : 0.0f;
-    if (is_given(p.mimo_x) && r < n_ranks(p) && c < p.P) x *= get(p.mimo_x, at3(p.mimo_x, h, r, c));
+    float x = p.initial_x.data && r < p.R && c < p.P ? get(p.initial_x, at3(p.initial_x, row, h, c)) : 0.0f;
+    if (p.mimo_x.data && r < p.R && c < p.P) x *= get(p.mimo_x, at3(p.mimo_x, h, r, c));
     put((element *)p.rows_x, row_of(p, b, h, block, 0) * p.row_P + i, x);
   }
 }
@@ -231,7 +182,7 @@ KR_DEV void put_first(const kr_mamba3_params &p, int b, int h, int row, int64_t 
 KR_DEV void put_units(const kr_mamba3_params &p, int b, int h, int row, int64_t block, int n_blocks, int keys,
                       int queries) {
   const int64_t first = row_of(p, b, h, block, 0);
-  const int n = n_blocks * n_rows_each(p);
+  const int n = n_blocks * p.ranks;
   for (int i = kr_thread(); i < n * p.row_N; i += THREADS) {
     const float is_unit = i / p.row_N == i % p.row_N && i % p.row_N < p.N ? 1.0f : 0.0f;
     put((element *)p.k, first * p.row_N + i, keys ? is_unit : 0.0f);
@@ -249,7 +200,7 @@ KR_DEV void put_units(const kr_mamba3_params &p, int b, int h, int row, int64_t 
 KR_DEV void pass_states(const kr_mamba3_params &p, int h, int row) {
   for (int m = kr_thread(); p.final_angles.data && m < p.M; m += THREADS)
     ((float *)p.final_angles.data)[at3(p.final_angles, row, h, m)] = angle_of(turn_before(p, row, h, m));
-  for (int i = kr_thread(); p.final_B.data && i < n_ranks(p) * p.N; i += THREADS) {
+  for (int i = kr_thread(); p.final_B.data && i < p.R * p.N; i += THREADS) {
     const int r = i / p.N, n = i % p.N;
     kr_store(p.final_B.data, at4(p.final_B, row, r, h, n), p.final_B.dtype,
              p.initial_B.data ? get(p.initial_B, at4(p.initial_B, row, r, h, n)) : 0.0f);
@@ -261,25 +212,26 @@ KR_DEV void pass_states(const kr_mamba3_params &p, int h, int row) {
 
 /* Queries behind the last token: none. */
 KR_DEV void clear_queries(const kr_mamba3_params &p, int b, int h, int64_t block) {
-  for (int i = kr_thread(); i < n_rows_each(p) * p.row_N; i += THREADS)
+  for (int i = kr_thread(); i < p.ranks * p.row_N; i += THREADS)
     put((element *)p.q, row_of(p, b, h, block, 0) * p.row_N + i, 0.0f);
 }
 
 /* A block per sequence (of the batch or a pack) and head. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_edges(const kr_mamba3_params p) {
-  const int row = kr_block_x() / p.H, h = kr_block_x() - row * p.H, in_pack = is_pack(p), b = in_pack ? 0 : row;
-  const int64_t begin = in_pack ? offset_at(p, row) : 0, end = in_pack ? offset_at(p, row + 1) : p.L,
-                n = end > begin ? end - begin : 0, first = in_pack ? first_block(p, row, begin) : 0;
-  if (in_pack && p.before) put_units(p, b, h, row, first - p.before, p.before, 1, 0);
+  const int row = kr_block_x() / p.H, h = kr_block_x() - row * p.H, is_pack = p.cu_seqlens.data != 0,
+            b = is_pack ? 0 : row;
+  const int64_t begin = is_pack ? offset_at(p, row) : 0, end = is_pack ? offset_at(p, row + 1) : p.L,
+                n = end > begin ? end - begin : 0, first = is_pack ? first_block(p, row, begin) : 0;
+  if (is_pack && p.before) put_units(p, b, h, row, first - p.before, p.before, 1, 0);
   if (n || p.has_ends) put_first(p, b, h, row, first);
   if (p.has_ends) clear_queries(p, b, h, first + n);
   if (p.has_ends && n == 0)
-    for (int r = kr_thread(); r < n_rows_each(p); r += THREADS)
+    for (int r = kr_thread(); r < p.ranks; r += THREADS)
       p.weight[row_of(p, b, h, first, r)] = 0, p.decay[row_of(p, b, h, first, r)] = 0;
-  if (in_pack && p.after) put_units(p, b, h, row, first + n + 1, p.after, 0, 1);
+  if (is_pack && p.after) put_units(p, b, h, row, first + n + 1, p.after, 0, 1);
   if (n == 0) pass_states(p, h, row);
-  if (!in_pack || h) return;
-  const int64_t from = (first - p.before) * n_rows_each(p), to = (first + n + p.has_ends + p.after) * n_rows_each(p);
+  if (!is_pack || h) return;
+  const int64_t from = (first - p.before) * p.ranks, to = (first + n + p.has_ends + p.after) * p.ranks;
   for (int64_t i = from + kr_thread(); i < to; i += THREADS) p.seq_idx[i] = row;
 }
 
@@ -287,32 +239,33 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_edges(const kr_mamba3_params p) {
 
 template <int TWOS>
 KR_DEV void finish_token(const kr_mamba3_params &p, int b, int h, const token &at) {
-  const float weight = *own_of(p, b, h, at.t), D = p.Dvec.data ? get(p.Dvec, h * p.Dvec.stride[0]) : 0.0f;
+  const steps now = steps_at(p, b, h, at.t);
+  const float weight = now.lambda * now.d, D = p.Dvec.data ? get(p.Dvec, h * p.Dvec.stride[0]) : 0.0f;
   kr_float2 x[TWOS], z[TWOS], y[TWOS], sum[TWOS] = {};
   load_twos(p, p.x, at4(p.x, b, at.t, h, 0), p.x.stride[3], x);
   if (p.z.data) load_twos(p, p.z, at4(p.z, b, at.t, h, 0), p.z.stride[3], z);
-  for (int r = 0; r < n_ranks(p); r++) {
+  for (int r = 0; r < p.R; r++) {
 #pragma unroll
     for (int i = 0; i < TWOS; i++) {
       const int c = 64 * i + 2 * (kr_thread() & 31);
       y[i] = c < p.P ? complete(p, b, h, at, r, c, weight, x[i], D) : kr_float2{{0, 0}};
       if (c == p.P - 1) y[i].v[1] = 0;
     }
-    const float scale = is_given(p.norm_weight) ? norm_scale(p, y) : 1.0f;
+    const float scale = p.norm_weight.data ? norm_scale(p, y) : 1.0f;
 #pragma unroll
     for (int i = 0; i < TWOS; i++) {
       const int c = 64 * i + 2 * (kr_thread() & 31), left = p.P - c;
       if (left <= 0) continue;
       kr_float2 o = y[i], norm = {{1, 1}}, by = {{1, 1}};
-      if (is_given(p.norm_weight)) {
+      if (p.norm_weight.data) {
         norm = get_two(p.norm_weight, at2(p.norm_weight, h, c), p.norm_weight.stride[1], left);
         o.v[0] *= scale * norm.v[0], o.v[1] *= scale * norm.v[1];
       }
       if (p.z.data) {
-        if (is_given(p.mimo_z)) by = get_two(p.mimo_z, at3(p.mimo_z, h, r, c), p.mimo_z.stride[2], left);
+        if (p.mimo_z.data) by = get_two(p.mimo_z, at3(p.mimo_z, h, r, c), p.mimo_z.stride[2], left);
         o.v[0] *= kr_silu(z[i].v[0] * by.v[0]), o.v[1] *= kr_silu(z[i].v[1] * by.v[1]);
       }
-      if (!is_given(p.mimo_o)) {
+      if (!p.mimo_o.data) {
         put_two(p.out, at4(p.out, b, at.t, r * p.H + h, c), p.out.stride[3], left, o);
         continue;
       }
@@ -323,7 +276,7 @@ KR_DEV void finish_token(const kr_mamba3_params &p, int b, int h, const token &a
 #pragma unroll
   for (int i = 0; i < TWOS; i++) {
     const int c = 64 * i + 2 * (kr_thread() & 31);
-    if (is_given(p.mimo_o) && c < p.P) put_two(p.out, at4(p.out, b, at.t, h, c), p.out.stride[3], p.P - c, sum[i]);
+    if (p.mimo_o.data && c < p.P) put_two(p.out, at4(p.out, b, at.t, h, c), p.out.stride[3], p.P - c, sum[i]);
   }
 }
 

@@ -19,10 +19,10 @@ KR_DEV float *factors_at(const kr_mamba3_bwd_params &p, int64_t block, int h) {
 }
 /* Places in these: dmimo_z, dmimo_o and dmimo_x of rank r, dnorm_weight, dD. */
 KR_DEV int place_z(const kr_mamba3_params &f, int r) { return r * f.P; }
-KR_DEV int place_o(const kr_mamba3_params &f, int r) { return (n_ranks(f) + r) * f.P; }
-KR_DEV int place_x(const kr_mamba3_params &f, int r) { return (2 * n_ranks(f) + r) * f.P; }
-KR_DEV int place_norm(const kr_mamba3_params &f) { return 3 * n_ranks(f) * f.P; }
-KR_DEV int place_D(const kr_mamba3_params &f) { return (3 * n_ranks(f) + 1) * f.P; }
+KR_DEV int place_o(const kr_mamba3_params &f, int r) { return (f.R + r) * f.P; }
+KR_DEV int place_x(const kr_mamba3_params &f, int r) { return (2 * f.R + r) * f.P; }
+KR_DEV int place_norm(const kr_mamba3_params &f) { return 3 * f.R * f.P; }
+KR_DEV int place_D(const kr_mamba3_params &f) { return (3 * f.R + 1) * f.P; }
 
 /* Sums of the warps' channels, by all threads. adds: to what is there. */
 template <int TWOS>
@@ -52,7 +52,7 @@ typedef struct gate {
 KR_DEV kr_float2 load_dout(const kr_mamba3_bwd_params &p, int b, int h, const token &at, int r, int c) {
   const kr_mamba3_params &f = p.f;
   if (!p.dout.data) return kr_float2{{0, 0}};
-  const int row = is_given(f.mimo_o) ? h : r * f.H + h;
+  const int row = f.mimo_o.data ? h : r * f.H + h;
   return get_two(p.dout, at4(p.dout, b, at.t, row, c), p.dout.stride[3], f.P - c);
 }
 
@@ -68,7 +68,7 @@ KR_DEV gate gate_at(const kr_mamba3_bwd_params &p, int b, int h, const token &at
                     const kr_float2 &z, float scale) {
   const kr_mamba3_params &f = p.f;
   gate v = {times(load_dout(p, b, h, at, r, c), factor_at(f, f.mimo_o, h, r, c)), y, {{1, 1}}, {{0, 0}}};
-  if (is_given(f.norm_weight)) {
+  if (f.norm_weight.data) {
     const kr_float2 norm = get_two(f.norm_weight, at2(f.norm_weight, h, c), f.norm_weight.stride[1], f.P - c);
     v.n = kr_float2{{y.v[0] * scale * norm.v[0], y.v[1] * scale * norm.v[1]}};
   }
@@ -117,15 +117,16 @@ KR_DEV void leave_norm(const kr_mamba3_params &f, int h, const kr_float2 (&y)[TW
 template <int TWOS>
 KR_DEV void leave_token(const kr_mamba3_bwd_params &p, int b, int h, const token &at) {
   const kr_mamba3_params &f = p.f;
+  const steps now = steps_at(f, b, h, at.t);
   const float D = f.Dvec.data ? get(f.Dvec, h * f.Dvec.stride[0]) : 0.0f;
   float *const products = dots_of(p.products, f, b, h, at.t);
   kr_float2 x[TWOS], z[TWOS] = {}, y[TWOS], dz[TWOS] = {}, dn[TWOS];
   load_twos(f, f.x, at4(f.x, b, at.t, h, 0), f.x.stride[3], x);
   if (f.z.data) load_twos(f, f.z, at4(f.z, b, at.t, h, 0), f.z.stride[3], z);
 #pragma unroll 1
-  for (int r = 0; r < n_ranks(f); r++) {
-    load_y(p, b, h, at, r, *own_of(f, b, h, at.t), D, x, y);
-    const float scale = is_given(f.norm_weight) ? norm_scale(f, y) : 1.0f;
+  for (int r = 0; r < f.R; r++) {
+    load_y(p, b, h, at, r, now.lambda * now.d, D, x, y);
+    const float scale = f.norm_weight.data ? norm_scale(f, y) : 1.0f;
 #pragma unroll
     for (int i = 0; i < TWOS; i++) {
       const int c = lane_channel(i);
@@ -139,13 +140,13 @@ KR_DEV void leave_token(const kr_mamba3_bwd_params &p, int b, int h, const token
       dn[i] = times(v.d, v.factor);
       if (c == f.P - 1) dn[i].v[1] = 0;
     }
-    if (is_given(f.norm_weight)) leave_norm(f, h, y, scale, dn);
+    if (f.norm_weight.data) leave_norm(f, h, y, scale, dn);
 #pragma unroll
     for (int i = 0; i < TWOS; i++)
       if (lane_channel(i) < f.row_P)
         put_row_two(f.y, row_of(f, b, h, at.block, r) * f.row_P + lane_channel(i), dn[i].v[0], dn[i].v[1]);
 #pragma unroll 1
-    for (int s = 0; s < n_ranks(f); s++) {
+    for (int s = 0; s < f.R; s++) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < TWOS; i++) {
@@ -155,10 +156,10 @@ KR_DEV void leave_token(const kr_mamba3_bwd_params &p, int b, int h, const token
         if (lane_channel(i) + 1 < f.P) sum = kr_fma(dn[i].v[1], xs.v[1], sum);
       }
       sum = add_warp(sum);
-      if ((kr_thread() & 31) == 0) products[r * n_ranks(f) + s] = sum;
+      if ((kr_thread() & 31) == 0) products[r * f.R + s] = sum;
     }
   }
-  for (int r = n_ranks(f); r < n_rows_each(f); r++)
+  for (int r = f.R; r < f.ranks; r++)
     for (int c = 2 * (kr_thread() & 31); c < f.row_P; c += 64)
       put_row_two(f.y, row_of(f, b, h, at.block, r) * f.row_P + c, 0, 0);
 #pragma unroll
@@ -177,9 +178,10 @@ KR_DEV void sum_factors(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0,
   kr_float2 of_z[TWOS] = {}, of_o[TWOS] = {}, of_norm[TWOS] = {}, x[TWOS], y[TWOS];
   for (int64_t t = t0 + (kr_thread() >> 5); t < end; t += WARPS) {
     const token at = token_at(f, b, t);
+    const steps now = steps_at(f, b, h, t);
     load_twos(f, f.x, at4(f.x, b, t, h, 0), f.x.stride[3], x);
-    load_y(p, b, h, at, r, *own_of(f, b, h, at.t), D, x, y);
-    const float scale = is_given(f.norm_weight) ? norm_scale(f, y) : 1.0f;
+    load_y(p, b, h, at, r, now.lambda * now.d, D, x, y);
+    const float scale = f.norm_weight.data ? norm_scale(f, y) : 1.0f;
 #pragma unroll
     for (int i = 0; i < TWOS; i++) {
       const int c = lane_channel(i);
@@ -196,9 +198,9 @@ KR_DEV void sum_factors(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0,
       }
     }
   }
-  if (is_given(f.mimo_z)) add_warps(f, warps, of_z, to + place_z(f, r), 0);
-  if (is_given(f.mimo_o)) add_warps(f, warps, of_o, to + place_o(f, r), 0);
-  if (is_given(f.norm_weight)) add_warps(f, warps, of_norm, to + place_norm(f), r > 0);
+  if (f.mimo_z.data) add_warps(f, warps, of_z, to + place_z(f, r), 0);
+  if (f.mimo_o.data) add_warps(f, warps, of_o, to + place_o(f, r), 0);
+  if (f.norm_weight.data) add_warps(f, warps, of_norm, to + place_norm(f), r > 0);
 }
 
 template <int TWOS>
@@ -207,20 +209,20 @@ KR_DEV void leave(const kr_mamba3_bwd_params &p) {
   const kr_mamba3_params &f = p.f;
   const int chunk = kr_block_x() / f.H, h = kr_block_x() - chunk * f.H, b = kr_block_z();
   const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < f.L ? t0 + CHUNK : f.L;
-  const int has_factors = is_given(f.mimo_z) || is_given(f.mimo_o) || is_given(f.norm_weight);
-  for (int r = 0; has_factors && r < n_ranks(f); r++)
+  const int has_factors = f.mimo_z.data || f.mimo_o.data || f.norm_weight.data;
+  for (int r = 0; has_factors && r < f.R; r++)
     sum_factors<TWOS>(p, b, h, t0, end, r, factors_at(p, (int64_t)b * f.n_chunks + chunk, h), warps);
   kr_sync();
   for (int64_t t = t0 + (kr_thread() >> 5); t < end; t += WARPS) leave_token<TWOS>(p, b, h, token_at(f, b, t));
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, IS_PLAIN ? 4 : 2) kr_mamba3_leave_64(const kr_mamba3_bwd_params p) { leave<1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_leave_64(const kr_mamba3_bwd_params p) { leave<1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_mamba3_leave_256(const kr_mamba3_bwd_params p) { leave<4>(p); }
 
 /* Rows of dy from block `first` on: none, or (of unit queries) the gradient of the final state. */
 KR_DEV void put_far(const kr_mamba3_bwd_params &p, int b, int h, int row, int64_t first, int n_blocks, int is_final) {
   const kr_mamba3_params &f = p.f;
-  for (int i = kr_thread(); i < n_blocks * n_rows_each(f) * f.row_P; i += THREADS) {
+  for (int i = kr_thread(); i < n_blocks * f.ranks * f.row_P; i += THREADS) {
     const int n = i / f.row_P, c = i % f.row_P, there = is_final && n < f.N && c < f.P;
     put((element *)f.y, row_of(f, b, h, first, 0) * f.row_P + i,
         there ? get(p.dfinal_states, at4(p.dfinal_states, row, h, c, n)) : 0.0f);
@@ -232,14 +234,14 @@ typedef struct blocks {
   int64_t begin, first, n; /* token; block; tokens */
 } blocks;
 KR_DEV blocks blocks_of(const kr_mamba3_params &f, int row) {
-  if (!is_pack(f)) return blocks{0, 0, f.L};
+  if (!f.cu_seqlens.data) return blocks{0, 0, f.L};
   const int64_t begin = offset_at(f, row), end = offset_at(f, row + 1);
   return blocks{begin, first_block(f, row, begin), end > begin ? end - begin : 0};
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_far(const kr_mamba3_bwd_params p) {
   const kr_mamba3_params &f = p.f;
-  const int row = kr_block_x() / f.H, h = kr_block_x() - row * f.H, b = is_pack(f) ? 0 : row;
+  const int row = kr_block_x() / f.H, h = kr_block_x() - row * f.H, b = f.cu_seqlens.data ? 0 : row;
   const blocks s = blocks_of(f, row);
   put_far(p, b, h, row, s.first - f.before, f.before, 0);
   put_far(p, b, h, row, s.first + s.n, f.has_ends, 0);
@@ -256,8 +258,8 @@ KR_DEV kr_float2 input_gradient(const kr_mamba3_bwd_params &p, int b, int h, con
   kr_float2 d = {{0, 0}};
   if (has_next(f, at)) d = row_two(p.rows_dx, row_of(f, b, h, at.block + 1, s) * f.row_P + c);
 #pragma unroll 1
-  for (int r = 0; r < n_ranks(f); r++) {
-    const float by = kr_fma(weight, dots[r * n_ranks(f) + s], r == s ? D : 0.0f);
+  for (int r = 0; r < f.R; r++) {
+    const float by = kr_fma(weight, dots[r * f.R + s], r == s ? D : 0.0f);
     const kr_float2 dy = row_two(f.y, row_of(f, b, h, at.block, r) * f.row_P + c);
     d.v[0] = kr_fma(by, dy.v[0], d.v[0]), d.v[1] = kr_fma(by, dy.v[1], d.v[1]);
   }
@@ -266,15 +268,16 @@ KR_DEV kr_float2 input_gradient(const kr_mamba3_bwd_params &p, int b, int h, con
 
 KR_DEV void put_dx(const kr_mamba3_bwd_params &p, int b, int h, const token &at) {
   const kr_mamba3_params &f = p.f;
+  const steps now = steps_at(f, b, h, at.t);
   const float D = f.Dvec.data ? get(f.Dvec, h * f.Dvec.stride[0]) : 0.0f;
 #pragma unroll 1
   for (int c = 2 * (kr_thread() & 31); c < f.P; c += 64) {
     kr_float2 sum = {{0, 0}};
     if (at.ends && p.dfinal_x.data)
-      sum = get_any_two(p.dfinal_x, at3(p.dfinal_x, at.row, h, c), p.dfinal_x.stride[2], f.P - c);
+      sum = get_two(p.dfinal_x, at3(p.dfinal_x, at.row, h, c), p.dfinal_x.stride[2], f.P - c);
 #pragma unroll 1
-    for (int s = 0; s < n_ranks(f); s++) {
-      const kr_float2 d = input_gradient(p, b, h, at, s, c, *own_of(f, b, h, at.t), D),
+    for (int s = 0; s < f.R; s++) {
+      const kr_float2 d = input_gradient(p, b, h, at, s, c, now.lambda * now.d, D),
                       by = factor_at(f, f.mimo_x, h, s, c);
       sum.v[0] = kr_fma(by.v[0], d.v[0], sum.v[0]), sum.v[1] = kr_fma(by.v[1], d.v[1], sum.v[1]);
     }
@@ -292,15 +295,16 @@ KR_DEV void inputs(const kr_mamba3_bwd_params &p) {
   const float D = f.Dvec.data ? get(f.Dvec, h * f.Dvec.stride[0]) : 0.0f;
   if (p.dx.data)
     for (int64_t t = t0 + (kr_thread() >> 5); t < end; t += WARPS) put_dx(p, b, h, token_at(f, b, t));
-  for (int s = 0; is_given(p.dmimo_x) && s < n_ranks(f); s++) {
+  for (int s = 0; p.dmimo_x.data && s < f.R; s++) {
     kr_float2 sums[TWOS] = {};
     for (int64_t t = t0 + (kr_thread() >> 5); t < end; t += WARPS) {
       const token at = token_at(f, b, t);
+      const steps now = steps_at(f, b, h, t);
 #pragma unroll
       for (int i = 0; i < TWOS; i++) {
         const int c = lane_channel(i);
         if (c >= f.P) continue;
-        const kr_float2 d = input_gradient(p, b, h, at, s, c, *own_of(f, b, h, at.t), D),
+        const kr_float2 d = input_gradient(p, b, h, at, s, c, now.lambda * now.d, D),
                         x = get_two(f.x, at4(f.x, b, t, h, c), f.x.stride[3], f.P - c);
         sums[i].v[0] = kr_fma(x.v[0], d.v[0], sums[i].v[0]), sums[i].v[1] = kr_fma(x.v[1], d.v[1], sums[i].v[1]);
       }
@@ -310,12 +314,12 @@ KR_DEV void inputs(const kr_mamba3_bwd_params &p) {
   if (!p.dDvec.data || kr_thread() >= 32) return;
   float sum = 0;
   for (int64_t t = t0 + kr_thread(); t < end; t += 32)
-    for (int r = 0; r < n_ranks(f); r++) sum += dots_of(p.products, f, b, h, t)[r * (n_ranks(f) + 1)];
+    for (int r = 0; r < f.R; r++) sum += dots_of(p.products, f, b, h, t)[r * (f.R + 1)];
   sum = add_warp(sum);
   if (kr_thread() == 0) to[place_D(f)] = sum;
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, IS_PLAIN ? 3 : 2) kr_mamba3_inputs_64(const kr_mamba3_bwd_params p) { inputs<1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_inputs_64(const kr_mamba3_bwd_params p) { inputs<1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_inputs_256(const kr_mamba3_bwd_params p) { inputs<4>(p); }
 
 /* ---- B and C ----------------------------------------------------------------------------------------------------- */
@@ -326,28 +330,25 @@ typedef struct turning {
 } turning;
 
 KR_DEV turning turning_at(const kr_mamba3_bwd_params &p, int b, int h, const token &at, int r, const runs &two,
-                          const rotation (&by)[2], int n, const biases &bias) {
+                          const rotation (&by)[2], int n) {
   const kr_mamba3_params &f = p.f;
-  const float weight = *own_of(f, b, h, at.t);
+  const float trap = get(f.trap, at3(f.trap, b, at.t, h)), weight = kr_sigmoid(trap) * get(f.dt, at3(f.dt, b, at.t, h));
   const float *const products = dots_of(p.products, f, b, h, at.t);
-  turning v = {read_rank(f, two, f.Cmat, bias.q, b, h, at.t, r, by, n),
-               read_rank(f, two, f.Bmat, bias.k, b, h, at.t, r, by, n),
+  turning v = {read_rank(f, two, f.Cmat, f.C_bias, b, h, at.t, r, by, n),
+               read_rank(f, two, f.Bmat, f.B_bias, b, h, at.t, r, by, n),
                load_pairs(two, row_view(p.dq), row_of(f, b, h, at.block, r) * f.row_N, 1),
                {}};
   if (has_next(f, at)) v.dk = load_pairs(two, row_view(p.dk), row_of(f, b, h, at.block + 1, r) * f.row_N, 1);
-  v.dq = plus_times(weight * products[r * (n_ranks(f) + 1)], v.k, v.dq);
-  v.dk = plus_times(weight * products[r * (n_ranks(f) + 1)], v.q, v.dk);
+  v.dq = plus_times(weight * products[r * (f.R + 1)], v.k, v.dq);
+  v.dk = plus_times(weight * products[r * (f.R + 1)], v.q, v.dk);
 #pragma unroll 1
-  for (int s = 0; s < n_ranks(f); s++) {
+  for (int s = 0; s < f.R; s++) {
     if (s == r) continue;
-    const biases others = biases_of(f, two, h, s);
-    v.dq = plus_times(weight * products[r * n_ranks(f) + s], read_rank(f, two, f.Bmat, others.k, b, h, at.t, s, by, n),
-                      v.dq);
-    v.dk = plus_times(weight * products[s * n_ranks(f) + r], read_rank(f, two, f.Cmat, others.q, b, h, at.t, s, by, n),
-                      v.dk);
+    v.dq = plus_times(weight * products[r * f.R + s], read_rank(f, two, f.Bmat, f.B_bias, b, h, at.t, s, by, n), v.dq);
+    v.dk = plus_times(weight * products[s * f.R + r], read_rank(f, two, f.Cmat, f.C_bias, b, h, at.t, s, by, n), v.dk);
   }
   if (at.ends && p.dfinal_B.data)
-    v.dk = plus(v.dk, load_any_pairs(two, p.dfinal_B, at4(p.dfinal_B, at.row, r, h, 0), p.dfinal_B.stride[3]));
+    v.dk = plus(v.dk, load_pairs(two, p.dfinal_B, at4(p.dfinal_B, at.row, r, h, 0), p.dfinal_B.stride[3]));
   return v;
 }
 
@@ -369,13 +370,13 @@ KR_DEV void leave_biases(const kr_mamba3_bwd_params &p, int h, int64_t tile, int
     pairs sum = warps[0][which][lane];
     for (int w = 1; w < WARPS; w++) sum = plus(sum, warps[w][which][lane]);
     to.data = p.biases, to.dtype = KRAIT_F32;
-    store_any_pairs(runs_of(f, first), to, (((tile * f.H + h) * 2 + which) * n_ranks(f) + r) * f.N, 1, sum);
+    store_pairs(runs_of(f, first), to, (((tile * f.H + h) * 2 + which) * f.R + r) * f.N, 1, sum);
   }
   kr_sync();
 }
 
 /* A block per tile, group and 64 pairs; each warp has four tokens, a lane two pairs of each. */
-KR_KERNEL void KR_BOUNDS(THREADS, IS_PLAIN ? 2 : 1) kr_mamba3_matrices(const kr_mamba3_bwd_params p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_matrices(const kr_mamba3_bwd_params p) {
   KR_SHARED pairs warps[WARPS][2][32];
   const kr_mamba3_params &f = p.f;
   const int heads = f.H / f.G, width = (f.N / 2 + PAIRS - 1) / PAIRS, part = kr_block_x() % width,
@@ -383,36 +384,28 @@ KR_KERNEL void KR_BOUNDS(THREADS, IS_PLAIN ? 2 : 1) kr_mamba3_matrices(const kr_
             first = part * PAIRS + 2 * (kr_thread() & 31);
   const int64_t t0 = (int64_t)tile * TILE + (kr_thread() >> 5) * EACH;
 #pragma unroll 1
-  for (int r = 0; r < n_ranks(f); r++) {
+  for (int r = 0; r < f.R; r++) {
     pairs dC[EACH] = {}, dB[EACH] = {};
 #pragma unroll 1
     for (int h = g * heads; h < (g + 1) * heads; h++) {
-      const runs two = runs_of(f, first);
       pairs sums[2] = {};
-      kr_float2 shares[EACH] = {};
-      biases bias = {};
-      if (first < f.N / 2) bias = biases_of(f, two, h, r);
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         if (t0 + i >= f.L || first >= f.N / 2) continue;
+        const runs two = runs_of(f, first);
         const token at = token_at(f, b, t0 + i);
         const int64_t angle = (unit_of(f, b, h) * f.L + at.t) * f.M + first;
         rotation by[2] = {};
 #pragma unroll
         for (int k = 0; k < 2; k++)
           if (first + k < f.M) by[k] = rotation_of(f.all_angles[angle + k]);
-        const turning v = turning_at(p, b, h, at, r, two, by, f.M - first, bias);
-        shares[i] = kr_float2{{share_of(v, 0), share_of(v, 1)}};
+        const turning v = turning_at(p, b, h, at, r, two, by, f.M - first);
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+          if (first + k < f.M) p.psi[angle + k] = (r ? p.psi[angle + k] : 0.0f) + share_of(v, k);
         const pairs dq = turned(v.dq, by, f.M - first, -1.0f), dk = turned(v.dk, by, f.M - first, -1.0f);
         sums[0] = plus(sums[0], dq), sums[1] = plus(sums[1], dk);
         dC[i] = plus(dC[i], dq), dB[i] = plus(dB[i], dk);
-      }
-#pragma unroll
-      for (int i = 0; i < EACH; i++) { /* after all loads */
-        float *const psi = p.psi + (unit_of(f, b, h) * f.L + t0 + i) * f.M + first;
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-          if (t0 + i < f.L && first + k < f.M) psi[k] = (r ? psi[k] : 0.0f) + shares[i].v[k];
       }
       leave_biases(p, h, (int64_t)b * f.n_tiles + tile, r, first, sums, warps);
     }
@@ -447,7 +440,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_sums(const kr_mamba3_bwd_params p
   const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < f.L ? t0 + CHUNK : f.L;
   float sum = 0;
   for (int64_t t = end - 1; t >= t0; t--) {
-    if (is_pack(f) || t == f.L - 1) {
+    if (f.cu_seqlens.data || t == f.L - 1) {
       const token at = token_at(f, b, t);
       if (at.ends) sum = angles_behind(p, at.row, h, m);
     }
@@ -467,72 +460,42 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_later(const kr_mamba3_bwd_params 
     float *const at = later_at(p, unit, chunk) + m;
     const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < f.L ? t0 + CHUNK : f.L;
     int restarts = end == f.L;
-    if (is_pack(f) && !restarts) restarts = offset_at(f, token_at(f, b, t0).row + 1) <= end;
+    if (f.cu_seqlens.data && !restarts) restarts = offset_at(f, token_at(f, b, t0).row + 1) <= end;
     const float own = *at;
     *at = behind;
     behind = restarts ? own : behind + own;
   }
 }
 
-/* Sums of psi from a token on about PAIRS pairs, each warp's eight tokens on their own first. */
-typedef struct chunk_shares {
-  float of[CHUNK][PAIRS], total[WARPS][PAIRS], slopes[CHUNK];
-  int restarts[WARPS]; /* whether a sequence ends in a warp's tokens */
-} chunk_shares;
-
-KR_DEV int ends_at(const kr_mamba3_params &f, int b, int64_t t) {
-  return is_pack(f) ? token_at(f, b, t).ends : t == f.L - 1;
-}
-
-KR_DEV void sum_shares(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, int n, int m0, int m, chunk_shares &s) {
-  const kr_mamba3_params &f = p.f;
-  const int warp = kr_thread() >> 5, begin = warp * EACH_WARP, end = begin + EACH_WARP < n ? begin + EACH_WARP : n;
-  float sum = 0;
-  int restarts = 0;
-  for (int t = end - 1; t >= begin; t--) {
-    if (ends_at(f, b, t0 + t)) sum = angles_behind(p, token_at(f, b, t0 + t).row, h, m0 + m), restarts = 1;
-    sum += p.psi[(unit_of(f, b, h) * f.L + t0 + t) * f.M + m0 + m];
-    s.of[t][m] = sum;
-  }
-  s.total[warp][m] = sum, s.restarts[warp] = restarts;
-}
-
-/* Adds what is behind a warp's tokens to pair m. */
-KR_DEV void add_behind(const kr_mamba3_bwd_params &p, int b, int h, int chunk, int n, int m0, int m, chunk_shares &s) {
-  const kr_mamba3_params &f = p.f;
-  const int64_t t0 = (int64_t)chunk * CHUNK;
-  const int begin = (kr_thread() >> 5) * EACH_WARP, end = begin + EACH_WARP < n ? begin + EACH_WARP : n;
-  float behind = 0;
-  int restarts = 0;
-  for (int w = (kr_thread() >> 5) + 1; w < WARPS && !restarts; w++) behind += s.total[w][m], restarts = s.restarts[w];
-  if (!restarts) behind += later_at(p, unit_of(f, b, h), chunk)[m0 + m];
-  int is_whole = 1; /* whether the sequence goes on behind the warp's tokens */
-  for (int t = end - 1; t >= begin; t--) {
-    is_whole = is_whole && !ends_at(f, b, t0 + t);
-    if (is_whole) s.of[t][m] += behind;
-    if (!p.dinitial_angles.data || !(is_pack(f) || t0 + t == 0)) continue;
-    const token at = token_at(f, b, t0 + t);
-    if (at.begins)
-      kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, at.row, h, m0 + m), p.dinitial_angles.dtype, s.of[t][m]);
-  }
-}
-
-/* Gradients of pairs from m0 on of a chunk's angles, and of dt by these. */
-KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int chunk, int m0, chunk_shares &s) {
+/* Gradients of pairs from m0 on of a chunk's angles, given their shares; slopes: of dt. */
+KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int chunk, int m0, float (*shares)[PAIRS],
+                         float *slopes) {
   const kr_mamba3_params &f = p.f;
   const int64_t t0 = (int64_t)chunk * CHUNK, unit = unit_of(f, b, h);
   const int n = f.L - t0 < CHUNK ? (int)(f.L - t0) : CHUNK, n_pairs = f.M - m0 < PAIRS ? f.M - m0 : PAIRS,
-            lane = kr_thread() & 31, begin = (kr_thread() >> 5) * EACH_WARP;
+            lane = kr_thread() & 31;
   const float pi = 3.14159265f;
-  for (int m = lane; m < n_pairs; m += 32) sum_shares(p, b, h, t0, n, m0, m, s);
+  for (int i = kr_thread(); i < n * PAIRS; i += THREADS)
+    if (i % PAIRS < n_pairs) shares[i / PAIRS][i % PAIRS] = p.psi[(unit * f.L + t0 + i / PAIRS) * f.M + m0 + i % PAIRS];
   kr_sync();
-  for (int m = lane; m < n_pairs; m += 32) add_behind(p, b, h, chunk, n, m0, m, s);
-  kr_sync_warp();
-  for (int t = begin; t < begin + EACH_WARP && t < n; t++) {
+  if (kr_thread() < n_pairs) {
+    const int m = kr_thread();
+    float sum = later_at(p, unit, chunk)[m0 + m];
+    for (int t = n - 1; t >= 0; t--) {
+      const int is_edge = f.cu_seqlens.data || t0 + t == f.L - 1 || t0 + t == 0;
+      const token at = is_edge ? token_at(f, b, t0 + t) : token{0, 0, 0, 0, 0};
+      if (at.ends) sum = angles_behind(p, at.row, h, m0 + m);
+      shares[t][m] = sum += shares[t][m];
+      if (at.begins && p.dinitial_angles.data)
+        kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, at.row, h, m0 + m), p.dinitial_angles.dtype, sum);
+    }
+  }
+  kr_sync();
+  for (int t = kr_thread() >> 5; t < n; t += WARPS) {
     const float d = get(f.dt, at3(f.dt, b, t0 + t, h));
     float slope = 0;
     for (int m = lane; m < n_pairs; m += 32) {
-      const float turn = tanh_close(get(f.angles, at4(f.angles, b, t0 + t, h, m0 + m))), by = pi * s.of[t][m],
+      const float turn = tanh_close(get(f.angles, at4(f.angles, b, t0 + t, h, m0 + m))), by = pi * shares[t][m],
                   dangle = by * d * kr_fma(-turn, turn, 1.0f);
       slope = kr_fma(by, turn, slope);
       if (p.shares_angles)
@@ -541,7 +504,7 @@ KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int chunk,
         kr_store(p.dangles.data, at4(p.dangles, b, t0 + t, h, m0 + m), p.dangles.dtype, dangle);
     }
     slope = add_warp(slope);
-    if (lane == 0) s.slopes[t] = (m0 ? s.slopes[t] : 0.0f) + slope;
+    if (lane == 0) slopes[t] = (m0 ? slopes[t] : 0.0f) + slope;
   }
   kr_sync();
 }
@@ -553,7 +516,7 @@ KR_DEV void put_token(const kr_view &v, int b, int64_t t, int h, float value) {
 /* The sum of a block's gradients of weights. */
 KR_DEV float weight_gradient(const kr_mamba3_bwd_params &p, int b, int h, int64_t block) {
   float sum = 0;
-  for (int r = 0; r < n_ranks(p.f); r++) sum += p.dweight[row_of(p.f, b, h, block, r)];
+  for (int r = 0; r < p.f.R; r++) sum += p.dweight[row_of(p.f, b, h, block, r)];
   return sum;
 }
 
@@ -563,7 +526,7 @@ KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token
   const int is_empty = at.begins && !f.initial_states.data; /* before the token */
   const float before = is_empty ? 0.0f : kr_exp(now.decay) * weight_gradient(p, b, h, at.block);
   float own = 0;
-  for (int i = 0; i < n_ranks(f) * n_ranks(f); i++)
+  for (int i = 0; i < f.R * f.R; i++)
     own = kr_fma(dots_of(f.dots, f, b, h, at.t)[i], dots_of(p.products, f, b, h, at.t)[i], own);
   if (!at.ends) {
     const float next = kr_exp(get(f.log_decay, at3(f.log_decay, b, at.t + 1, h)));
@@ -578,15 +541,15 @@ KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
-  KR_SHARED chunk_shares s;
+  KR_SHARED float shares[CHUNK][PAIRS], slopes[CHUNK];
   const kr_mamba3_params &f = p.f;
   const int chunk = kr_block_x() / f.H, h = kr_block_x() - chunk * f.H, b = kr_block_z();
   const int64_t t0 = (int64_t)chunk * CHUNK;
-  if (kr_thread() < CHUNK) s.slopes[kr_thread()] = 0;
+  if (kr_thread() < CHUNK) slopes[kr_thread()] = 0;
   kr_sync();
-  for (int m0 = 0; m0 < f.M; m0 += PAIRS) leave_angles(p, b, h, chunk, m0, s);
+  for (int m0 = 0; m0 < f.M; m0 += PAIRS) leave_angles(p, b, h, chunk, m0, shares, slopes);
   if (kr_thread() < CHUNK && t0 + kr_thread() < f.L)
-    leave_steps(p, b, h, token_at(f, b, t0 + kr_thread()), s.slopes[kr_thread()]);
+    leave_steps(p, b, h, token_at(f, b, t0 + kr_thread()), slopes[kr_thread()]);
 }
 
 /* One thread per token and pair. */
@@ -610,9 +573,9 @@ KR_DEV void leave_initial_x(const kr_mamba3_bwd_params &p, int b, int h, int row
   for (int c = kr_thread(); c < f.P; c += THREADS) {
     float sum = 0;
     if (s.n == 0 && p.dfinal_x.data) sum = get(p.dfinal_x, at3(p.dfinal_x, row, h, c));
-    for (int r = 0; s.n && f.initial_x.data && r < n_ranks(f); r++) {
+    for (int r = 0; s.n && f.initial_x.data && r < f.R; r++) {
       const float d = value((const element *)p.rows_dx, row_of(f, b, h, s.first, r) * f.row_P + c);
-      sum = kr_fma(is_given(f.mimo_x) ? get(f.mimo_x, at3(f.mimo_x, h, r, c)) : 1.0f, d, sum);
+      sum = kr_fma(f.mimo_x.data ? get(f.mimo_x, at3(f.mimo_x, h, r, c)) : 1.0f, d, sum);
       to[place_x(f, r) + c] = d * get(f.initial_x, at3(f.initial_x, row, h, c));
     }
     if (p.dinitial_x.data) kr_store(p.dinitial_x.data, at3(p.dinitial_x, row, h, c), p.dinitial_x.dtype, sum);
@@ -622,10 +585,10 @@ KR_DEV void leave_initial_x(const kr_mamba3_bwd_params &p, int b, int h, int row
 /* A block per sequence and head. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_initial(const kr_mamba3_bwd_params p) {
   const kr_mamba3_params &f = p.f;
-  const int row = kr_block_x() / f.H, h = kr_block_x() - row * f.H, b = is_pack(f) ? 0 : row;
+  const int row = kr_block_x() / f.H, h = kr_block_x() - row * f.H, b = f.cu_seqlens.data ? 0 : row;
   const blocks s = blocks_of(f, row);
   leave_initial_x(p, b, h, row, s);
-  for (int i = kr_thread(); p.dinitial_B.data && i < n_ranks(f) * f.N; i += THREADS) {
+  for (int i = kr_thread(); p.dinitial_B.data && i < f.R * f.N; i += THREADS) {
     const int r = i / f.N, n = i % f.N;
     float d = 0;
     if (s.n)
@@ -649,7 +612,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_initial(const kr_mamba3_bwd_param
 /* Place i of a head's sums: biases, then factors. Returns where it goes, or NULL. */
 KR_DEV float *parameter_at(const kr_mamba3_bwd_params &p, int h, int i) {
   const kr_mamba3_params &f = p.f;
-  const int RN = n_ranks(f) * f.N, RP = n_ranks(f) * f.P;
+  const int RN = f.R * f.N, RP = f.R * f.P;
   const kr_view *v = i < RN ? &p.dC_bias : &p.dB_bias;
   if (i < 2 * RN) return v->data ? (float *)v->data + at3(*v, h, i % RN / f.N, i % f.N) : 0;
   i -= 2 * RN;
@@ -664,7 +627,7 @@ KR_DEV float *parameter_at(const kr_mamba3_bwd_params &p, int h, int i) {
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_add(const kr_mamba3_bwd_params p) {
   KR_SHARED float slices[SLICES][32];
   const kr_mamba3_params &f = p.f;
-  const int n_biases = 2 * n_ranks(f) * f.N, n_places = n_biases + p.n_parts, width = (n_places + 31) / 32,
+  const int n_biases = 2 * f.R * f.N, n_places = n_biases + p.n_parts, width = (n_places + 31) / 32,
             h = kr_block_x() / width, lane = kr_thread() & 31, slice = kr_thread() >> 5,
             i = (kr_block_x() - h * width) * 32 + lane;
   float *const to = i < n_places ? parameter_at(p, h, i) : 0;

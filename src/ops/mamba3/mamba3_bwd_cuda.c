@@ -5,18 +5,18 @@
 #include "op_list.h"
 #include "status.h"
 
-static const kr_kernel leave_kernel[2][6] = {KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_leave_64"),
-                                             KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_leave_256")},
-                       far_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_far"),
-                       inputs_kernel[2][6] = {KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_inputs_64"),
-                                              KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_inputs_256")},
-                       matrices_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_matrices"),
-                       sums_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_sums"),
-                       later_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_later"),
-                       steps_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_steps"),
-                       angles_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_angles"),
-                       initial_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_initial"),
-                       add_kernel[] = KR_MAMBA3_KERNELS("mamba3_bwd", "kr_mamba3_add");
+static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3_leave_64"),
+                                             KR_BY_TYPE("mamba3_bwd", "kr_mamba3_leave_256")},
+                       far_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_far"),
+                       inputs_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3_inputs_64"),
+                                              KR_BY_TYPE("mamba3_bwd", "kr_mamba3_inputs_256")},
+                       matrices_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_matrices"),
+                       sums_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_sums"),
+                       later_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_later"),
+                       steps_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_steps"),
+                       angles_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_angles"),
+                       initial_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_initial"),
+                       add_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_add");
 
 /* p: the forward call of the rows is p.f. */
 typedef struct gradient {
@@ -24,8 +24,8 @@ typedef struct gradient {
   kr_mamba3_bwd_params p;
   kr_ssd_args ssd;
   kr_ssd_bwd_args ssd_bwd;
-  uint64_t at;     /* of the SSD's scratch */
-  int type, which; /* of rows; of KR_MAMBA3_KERNELS */
+  uint64_t at; /* of the SSD's scratch */
+  int type;
 } gradient;
 
 static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
@@ -77,20 +77,11 @@ static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_ar
   return s;
 }
 
-static int is_plain_gradient(const kr_mamba3_core *core, const gradient *g) {
-  const kr_mamba3_bwd_params *const p = &g->p;
-  const kr_view *const rows[] = {&p->dout, &p->dx, &p->dz, &p->dB, &p->dC};
-  int plain = kr_mamba3_is_plain(core, &g->in);
-  for (int i = 0; i < 5; i++) plain = plain && kr_mamba3_is_plain_tensor(rows[i], g->in.x.dtype, 4);
-  return plain;
-}
-
 static gradient gradient_of(const kr_mamba3_core *core, const kr_mamba3_bwd_args *a, char *scratch) {
   gradient g = {.in = KR_MAMBA3_INPUTS(a)};
   g.type = kr_mamba3_row_type(core, &g.in);
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
   view_tensors(&g.p, a);
-  g.which = g.type + (is_plain_gradient(core, &g) ? 3 : 0);
   g.at = place_gradient(&g.p, scratch, g.type);
   g.ssd = kr_mamba3_ssd(core, &g.in, &g.p.f, &a->call, scratch + g.at);
   g.ssd_bwd = gradient_of_ssd(&g, a);
@@ -117,10 +108,10 @@ static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const
   const kr_mamba3_bwd_params *const p = &g->p;
   const kr_grid chunks = kr_mamba3_grid((int64_t)p->f.n_chunks * p->f.H, p->f.B, stream),
                 sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
-  KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->which, &p->f, stream));
+  KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
   if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));
-  KR_TRY(kr_mamba3_launch(ctx, core->tier, leave_kernel[p->f.P > 64], g->which, &chunks, p, sizeof *p));
-  return kr_mamba3_launch(ctx, core->tier, far_kernel, g->which, &sequences, p, sizeof *p);
+  KR_TRY(kr_mamba3_launch(ctx, core->tier, leave_kernel[p->f.P > 64], g->type, &chunks, p, sizeof *p));
+  return kr_mamba3_launch(ctx, core->tier, far_kernel, g->type, &sequences, p, sizeof *p);
 }
 
 static kr_grid threads_of(int64_t n, int64_t batch, void *stream) {
@@ -138,14 +129,14 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
                 sums = threads_of(heads * f->n_chunks * f->M, 1, stream), later = threads_of(heads * f->M, 1, stream),
                 angles = threads_of(f->L * f->M, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
   const uint64_t tier = core->tier;
-  KR_TRY(kr_mamba3_launch(ctx, tier, inputs_kernel[f->P > 64], g->which, &chunks, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, matrices_kernel, g->which, &tiles, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->which, &sums, p, sizeof *p));
-  if (sums.x) KR_TRY(kr_mamba3_launch(ctx, tier, later_kernel, g->which, &later, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, steps_kernel, g->which, &chunks, p, sizeof *p));
-  if (p->shares_angles) KR_TRY(kr_mamba3_launch(ctx, tier, angles_kernel, g->which, &angles, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, initial_kernel, g->which, &sequences, p, sizeof *p));
-  return kr_mamba3_launch(ctx, tier, add_kernel, g->which, &parameters, p, sizeof *p);
+  KR_TRY(kr_mamba3_launch(ctx, tier, inputs_kernel[f->P > 64], g->type, &chunks, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, matrices_kernel, g->type, &tiles, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->type, &sums, p, sizeof *p));
+  if (sums.x) KR_TRY(kr_mamba3_launch(ctx, tier, later_kernel, g->type, &later, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, steps_kernel, g->type, &chunks, p, sizeof *p));
+  if (p->shares_angles) KR_TRY(kr_mamba3_launch(ctx, tier, angles_kernel, g->type, &angles, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, initial_kernel, g->type, &sequences, p, sizeof *p));
+  return kr_mamba3_launch(ctx, tier, add_kernel, g->type, &parameters, p, sizeof *p);
 }
 
 static int32_t run_gradient(const krait_ctx *ctx, const void *args, int which) {

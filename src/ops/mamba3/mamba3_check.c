@@ -32,11 +32,8 @@ static void choose_mamba3_eps(kr_case *c) {
 
 static void choose_mamba3_tensors(kr_case *c) {
   static const char *const states[] = {"initial_angles", "initial_states", "initial_B", "initial_x"};
-  const int is_plain = c->contiguous && *kr_case_size(c, "R") == 1 && kr_case_chance(c, 0.8),
-            is_packed =
-                !is_plain && !(((kr_call *)c->args)->flags & KRAIT_MAMBA3_REVERSE) && kr_case_chance(c, 0.3),
+  const int is_packed = !(((kr_call *)c->args)->flags & KRAIT_MAMBA3_REVERSE) && kr_case_chance(c, 0.3),
             has_states = kr_case_chance(c, 0.5);
-  if (is_plain) c->other = KRAIT_F32, kr_case_leave_out(c, "norm_weight"); /* most models, with kernels of their own */
   if (is_packed) {
     *kr_case_size(c, "B") = 1, *kr_case_size(c, "S") = kr_case_int(c, 1, 4);
     kr_case_give(c, "cu_seqlens");
@@ -45,7 +42,7 @@ static void choose_mamba3_tensors(kr_case *c) {
     if (has_states) kr_case_give(c, states[i]);
     else kr_case_leave_out(c, states[i]);
   }
-  if (*kr_case_size(c, "R") == 1 && (is_plain || kr_case_chance(c, 0.7))) { /* SISO */
+  if (*kr_case_size(c, "R") == 1 && kr_case_chance(c, 0.7)) { /* SISO */
     kr_case_leave_out(c, "mimo_x"), kr_case_leave_out(c, "mimo_z"), kr_case_leave_out(c, "mimo_o");
   }
 }

@@ -6,13 +6,13 @@
 #include "ssd/ssd_inputs.h"
 #include "status.h"
 
-static const kr_kernel turns_kernel[] = KR_MAMBA3_KERNELS("mamba3", "kr_mamba3_turns"),
-                       carry_kernel[] = KR_MAMBA3_KERNELS("mamba3", "kr_mamba3_carry"),
-                       rows_kernel[] = KR_MAMBA3_KERNELS("mamba3", "kr_mamba3_rows"),
-                       edges_kernel[] = KR_MAMBA3_KERNELS("mamba3", "kr_mamba3_edges"),
-                       finish_kernel[2][6] = {KR_MAMBA3_KERNELS("mamba3", "kr_mamba3_finish_64"),
-                                              KR_MAMBA3_KERNELS("mamba3", "kr_mamba3_finish_256")},
-                       ends_kernel[] = KR_MAMBA3_KERNELS("mamba3", "kr_mamba3_ends");
+static const kr_kernel turns_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_turns"),
+                       carry_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_carry"),
+                       rows_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_rows"),
+                       edges_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_edges"),
+                       finish_kernel[2][3] = {KR_BY_TYPE("mamba3", "kr_mamba3_finish_64"),
+                                              KR_BY_TYPE("mamba3", "kr_mamba3_finish_256")},
+                       ends_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_ends");
 
 #define CORE(refuse, run, scratch, bwd_refuse, bwd_run, bwd_scratch) \
   {NULL, 0, refuse, run, scratch}, { NULL, 0, bwd_refuse, bwd_run, bwd_scratch }
@@ -42,23 +42,6 @@ const kr_mamba3_core *kr_mamba3_core_of(int which) {
 
 int kr_mamba3_row_type(const kr_mamba3_core *core, const kr_mamba3_inputs *in) {
   return core->takes_any ? KRAIT_F32 : in->x.dtype;
-}
-
-/* n: dimensions. */
-int kr_mamba3_is_plain_tensor(const kr_view *v, int32_t dtype, int n) {
-  int64_t strides = v->stride[n - 1] == 1 ? 0 : 1;
-  for (int i = 0; i < n - 1; i++) strides |= v->stride[i];
-  return !kr_has(v) ||
-         (v->dtype == dtype && strides % 2 == 0 && (uintptr_t)v->data % (2 * krait_dtype_bytes(dtype)) == 0);
-}
-
-int kr_mamba3_is_plain(const kr_mamba3_core *core, const kr_mamba3_inputs *in) {
-  const kr_view *const rows[] = {&in->x, &in->z, &in->Bmat, &in->Cmat}, *const biases[] = {&in->B_bias, &in->C_bias};
-  int plain = !core->takes_any && in->R == 1 && in->P % 8 == 0 && in->N % 8 == 0 && !kr_has(&in->cu_seqlens) &&
-              !kr_has(&in->mimo_x) && !kr_has(&in->mimo_z) && !kr_has(&in->mimo_o) && !kr_has(&in->norm_weight);
-  for (int i = 0; i < 4; i++) plain = plain && kr_mamba3_is_plain_tensor(rows[i], in->x.dtype, 4);
-  for (int i = 0; i < 2; i++) plain = plain && kr_mamba3_is_plain_tensor(biases[i], KRAIT_F32, 3);
-  return plain;
 }
 
 const char *kr_mamba3_refuse(const kr_mamba3_core *core, const kr_mamba3_inputs *in) {
@@ -118,7 +101,6 @@ uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type) {
   p->y = kr_mamba3_take(scratch, &at, rows * p->row_P, bytes);
   p->weight = kr_mamba3_take(scratch, &at, rows, sizeof(float)),
   p->decay = kr_mamba3_take(scratch, &at, rows, sizeof(float));
-  p->own = kr_mamba3_take(scratch, &at, units * p->L, sizeof(float));
   p->dots = kr_mamba3_take(scratch, &at, units * p->L * p->R * p->R, sizeof(float));
   p->chunk_angles = kr_mamba3_take(scratch, &at, units * p->n_chunks * p->M, sizeof(uint32_t));
   p->seq_idx = kr_mamba3_take(scratch, &at, p->cu_seqlens.data ? p->n_rows : 0, sizeof(int32_t));
@@ -153,22 +135,22 @@ kr_grid kr_mamba3_grid(int64_t blocks, int64_t batch, void *stream) {
       .x = (uint32_t)(batch ? blocks : 0), .y = 1, .z = (uint32_t)batch, .block = KR_MAMBA3_THREADS, .stream = stream};
 }
 
-int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel kernels[6], int which,
-                         const kr_grid *grid, const void *params, size_t bytes) {
-  return grid->x ? kr_cuda_launch(ctx->cuda, tier, &kernels[which], grid, params, bytes) : KRAIT_OK;
+int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel kernels[3], int type, const kr_grid *grid,
+                         const void *params, size_t bytes) {
+  return grid->x ? kr_cuda_launch(ctx->cuda, tier, &kernels[type], grid, params, bytes) : KRAIT_OK;
 }
 
-int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int which, const kr_mamba3_params *p, void *stream) {
+int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream) {
   const int64_t units = (int64_t)p->B * p->H * p->M, sequences = p->cu_seqlens.data ? p->S : p->B;
   const kr_grid chunks = kr_mamba3_grid((int64_t)p->n_chunks * p->H, p->B, stream),
                 pairs = kr_mamba3_grid((units + KR_MAMBA3_THREADS - 1) / KR_MAMBA3_THREADS, 1, stream),
                 edges = kr_mamba3_grid(sequences * p->H, 1, stream);
   if (p->n_chunks && p->M) {
-    KR_TRY(kr_mamba3_launch(ctx, tier, turns_kernel, which, &chunks, p, sizeof *p));
-    KR_TRY(kr_mamba3_launch(ctx, tier, carry_kernel, which, &pairs, p, sizeof *p));
+    KR_TRY(kr_mamba3_launch(ctx, tier, turns_kernel, type, &chunks, p, sizeof *p));
+    KR_TRY(kr_mamba3_launch(ctx, tier, carry_kernel, type, &pairs, p, sizeof *p));
   }
-  KR_TRY(kr_mamba3_launch(ctx, tier, rows_kernel, which, &chunks, p, sizeof *p));
-  return kr_mamba3_launch(ctx, tier, edges_kernel, which, &edges, p, sizeof *p);
+  KR_TRY(kr_mamba3_launch(ctx, tier, rows_kernel, type, &chunks, p, sizeof *p));
+  return kr_mamba3_launch(ctx, tier, edges_kernel, type, &edges, p, sizeof *p);
 }
 
 /* ---- the scan ---------------------------------------------------------------------------------------------------- */
@@ -208,21 +190,20 @@ static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which
   const kr_mamba3_args *a = args;
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   const scan s = scan_of(core, a, a->call.scratch);
-  const int is_plain = kr_mamba3_is_plain(core, &s.in) && kr_mamba3_is_plain_tensor(&s.p.out, s.in.x.dtype, 4),
-            kernels = kr_mamba3_row_type(core, &s.in) + (is_plain ? 3 : 0);
+  const int type = kr_mamba3_row_type(core, &s.in);
   const kr_grid chunks = kr_mamba3_grid((int64_t)s.p.n_chunks * s.p.H, s.p.B, a->call.stream),
                 sequences = kr_mamba3_grid((int64_t)s.p.S * s.p.H, 1, a->call.stream);
-  KR_TRY(kr_mamba3_run_rows(ctx, core->tier, kernels, &s.p, a->call.stream));
+  KR_TRY(kr_mamba3_run_rows(ctx, core->tier, type, &s.p, a->call.stream));
   if (s.p.n_rows && s.p.B) KR_TRY(core->ssd.run(ctx, &s.ssd));
-  KR_TRY(kr_mamba3_launch(ctx, core->tier, finish_kernel[s.p.P > 64], kernels, &chunks, &s.p, sizeof s.p));
+  KR_TRY(kr_mamba3_launch(ctx, core->tier, finish_kernel[s.p.P > 64], type, &chunks, &s.p, sizeof s.p));
   if (!s.p.cu_seqlens.data || !s.p.final_states.data) return KRAIT_OK;
-  return kr_mamba3_launch(ctx, core->tier, ends_kernel, kernels, &sequences, &s.p, sizeof s.p);
+  return kr_mamba3_launch(ctx, core->tier, ends_kernel, type, &sequences, &s.p, sizeof s.p);
 }
 
-#define ROW(name, which)                                                                                         \
-  const char *kr_mamba3_##name##_refuse(const krait_ctx *ctx, const void *args) {                                \
+#define ROW(name, which)                                                                                  \
+  const char *kr_mamba3_##name##_refuse(const krait_ctx *ctx, const void *args) {                         \
     return refuse_mamba3_scan(ctx, args, which);                                                                 \
-  }                                                                                                              \
+  }                                                                                                       \
   int32_t kr_mamba3_##name(const krait_ctx *ctx, const void *args) { return run_mamba3_scan(ctx, args, which); } \
   uint64_t kr_mamba3_##name##_scratch(const krait_ctx *ctx, const void *args) { return scan_scratch(ctx, args, which); }
 ROW(hopper, KR_MAMBA3_HOPPER)

@@ -16,19 +16,11 @@ typedef struct kr_mamba3_core {
   kr_impl ssd, ssd_bwd;
 } kr_mamba3_core;
 
-/* A kernel of each type of rows, and of calls that are plain. */
-#define KR_MAMBA3_KERNELS(module, name)                                                           \
-  {{module "_f32", name},       {module "_f16", name},       {module "_bf16", name},              \
-   {module "_plain_f32", name}, {module "_plain_f16", name}, {module "_plain_bf16", name}}
-
 enum { KR_MAMBA3_HOPPER, KR_MAMBA3_CHUNKS, KR_MAMBA3_CHUNKS_TF32, KR_MAMBA3_PARTS, KR_MAMBA3_TOKENS };
 const kr_mamba3_core *kr_mamba3_core_of(int which);
 
 /* Why the kernels around the SSD take no such call, or NULL. */
 const char *kr_mamba3_refuse(const kr_mamba3_core *core, const kr_mamba3_inputs *in);
-/* Whether the kernels for most models take the call (KR_PLAIN in mamba3_rows.cuh), and a tensor of such a call. */
-int kr_mamba3_is_plain(const kr_mamba3_core *core, const kr_mamba3_inputs *in);
-int kr_mamba3_is_plain_tensor(const kr_view *v, int32_t dtype, int n);
 int kr_mamba3_row_type(const kr_mamba3_core *core, const kr_mamba3_inputs *in);
 /* Params of a call, without its outputs. has_ends: whether a block follows a sequence's last token. */
 kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends);
@@ -43,10 +35,10 @@ kr_view kr_mamba3_rows_of(const kr_mamba3_params *p, void *data, int64_t columns
 /* The SSD of the rows; not to be run if there are none. */
 kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in, const kr_mamba3_params *p,
                           const kr_call *call, void *scratch);
-/* Fills the rows; which: of KR_MAMBA3_KERNELS. */
-int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int which, const kr_mamba3_params *p, void *stream);
+/* Fills the rows. */
+int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream);
 kr_grid kr_mamba3_grid(int64_t blocks, int64_t batch, void *stream);
-int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel kernels[6], int which,
-                         const kr_grid *grid, const void *params, size_t bytes);
+int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel kernels[3], int type, const kr_grid *grid,
+                         const void *params, size_t bytes);
 
 #endif

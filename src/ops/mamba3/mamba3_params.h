@@ -35,7 +35,6 @@ typedef struct kr_mamba3_params {
   kr_view out, final_angles, final_states, final_B, final_x;
   void *q, *k, *rows_x, *y;      /* (B,H,n_rows,row_N or row_P) */
   float *weight, *decay;         /* (B,H,n_rows): of keys, and log of the decay */
-  float *own;                    /* (B,H,L): lambda dt */
   float *dots;                   /* (B,H,L,R,R): q_r k_s of a token */
   uint32_t *chunk_angles;        /* (B,H,n_chunks,M): angles of a chunk's tokens, then of those before it */
   int32_t *seq_idx;              /* (n_rows), of a pack */

@@ -10,18 +10,6 @@
 
 enum { CHUNK = KR_MAMBA3_CHUNK, PAIRS = KR_MAMBA3_PAIRS, THREADS = KR_MAMBA3_THREADS, WARPS = THREADS / 32 };
 
-/* With KR_PLAIN the modules are for the calls of almost all models (kr_mamba3_is_plain): one rank without factors or
- * norm, no pack, whole pairs of rows that lie together, in one type with scratch, but biases in float32. */
-#ifdef KR_PLAIN
-enum { IS_PLAIN = 1 };
-#else
-enum { IS_PLAIN = 0 };
-#endif
-KR_DEV int n_ranks(const kr_mamba3_params &p) { return IS_PLAIN ? 1 : p.R; }
-KR_DEV int n_rows_each(const kr_mamba3_params &p) { return IS_PLAIN ? 1 : p.ranks; }
-KR_DEV int is_pack(const kr_mamba3_params &p) { return !IS_PLAIN && p.cu_seqlens.data; }
-KR_DEV int is_given(const kr_view &factor) { return !IS_PLAIN && factor.data; }
-
 /* Two neighbours of a row in scratch, `at` even. */
 KR_DEV kr_float2 row_two(const void *rows, int64_t at) {
 #if KR_DTYPE == 0
@@ -37,17 +25,6 @@ KR_DEV void put_row_two(void *rows, int64_t at, float first, float second) {
 #else
   *(uint32_t *)((uint16_t *)rows + at) = kr_pack(first, second, KR_DTYPE);
 #endif
-}
-
-/* Of tensors of the call. */
-KR_DEV kr_float2 get_two(const kr_view &v, int64_t at, int64_t stride, int left) {
-  return IS_PLAIN ? row_two(v.data, at) : get_any_two(v, at, stride, left);
-}
-KR_DEV void put_two(const kr_view &v, int64_t at, int64_t stride, int left, const kr_float2 &two) {
-  if (IS_PLAIN)
-    put_row_two(v.data, at, two.v[0], two.v[1]);
-  else
-    put_any_two(v, at, stride, left, two);
 }
 
 /* ---- tokens ------------------------------------------------------------------------------------------------------ */
@@ -70,7 +47,7 @@ KR_DEV int64_t first_block(const kr_mamba3_params &p, int i, int64_t begin) {
 }
 
 KR_DEV token token_at(const kr_mamba3_params &p, int b, int64_t t) {
-  if (!is_pack(p)) return token{t, t, b, t == 0, t == p.L - 1};
+  if (!p.cu_seqlens.data) return token{t, t, b, t == 0, t == p.L - 1};
   int low = 0, high = p.S - 1; /* the last sequence that begins at t or before */
   while (low < high) {
     const int middle = (low + high + 1) >> 1;
@@ -86,16 +63,13 @@ KR_DEV token token_at(const kr_mamba3_params &p, int b, int64_t t) {
 KR_DEV int64_t unit_of(const kr_mamba3_params &p, int b, int h) { return (int64_t)b * p.H + h; }
 /* The row of a block's rank. */
 KR_DEV int64_t row_of(const kr_mamba3_params &p, int b, int h, int64_t block, int r) {
-  return unit_of(p, b, h) * p.n_rows + block * n_rows_each(p) + r;
+  return unit_of(p, b, h) * p.n_rows + block * p.ranks + r;
 }
 /* Whether the block behind a token exists, which has the token's key and input. */
 KR_DEV int has_next(const kr_mamba3_params &p, const token &at) { return !at.ends || p.has_ends; }
 
-/* lambda dt of a token. */
-KR_DEV float *own_of(const kr_mamba3_params &p, int b, int h, int64_t t) { return p.own + unit_of(p, b, h) * p.L + t; }
-
 KR_DEV float *dots_of(float *dots, const kr_mamba3_params &p, int b, int h, int64_t t) {
-  return dots + (unit_of(p, b, h) * p.L + t) * n_ranks(p) * n_ranks(p);
+  return dots + (unit_of(p, b, h) * p.L + t) * p.R * p.R;
 }
 
 /* ---- step sizes -------------------------------------------------------------------------------------------------- */
@@ -121,70 +95,40 @@ KR_DEV float weight_before(const kr_mamba3_params &p, int b, int h, const token 
 
 /* ---- angles ------------------------------------------------------------------------------------------------------ */
 
+/* A token's turn about pair m. */
+KR_DEV uint32_t turn_at(const kr_mamba3_params &p, int b, int h, int64_t t, int m) {
+  return turn_of_step(get(p.angles, at4(p.angles, b, t, h, m)), get(p.dt, at3(p.dt, b, t, h)));
+}
+
 /* The angle before a sequence's first token. */
 KR_DEV uint32_t turn_before(const kr_mamba3_params &p, int row, int h, int m) {
   if (!p.initial_angles.data) return 0;
   return turn_of_angle(get(p.initial_angles, at3(p.initial_angles, row, h, m)));
 }
 
-/* A chunk's angles about PAIRS pairs in shared memory, each warp's eight tokens summed on their own first. */
-enum { EACH_WARP = CHUNK / WARPS };
-typedef struct chunk_turns {
-  uint32_t of[CHUNK][PAIRS], total[WARPS][PAIRS];
-  int restarts[WARPS]; /* whether a sequence begins in a warp's tokens */
-} chunk_turns;
-
-KR_DEV int begins_at(const kr_mamba3_params &p, int b, int64_t t) {
-  return is_pack(p) ? token_at(p, b, t).begins : t == 0;
-}
-
-/* A warp's tokens; the sum of pair m from the last sequence's first token on to s.total. */
-KR_DEV void sum_warp(const kr_mamba3_params &p, int b, int h, int64_t t0, int n, int m0, int m, chunk_turns &s) {
-  const int warp = kr_thread() >> 5, begin = warp * EACH_WARP;
-  float angle[EACH_WARP], d[EACH_WARP]; /* all loads before the first store */
-  uint32_t sum = 0;
-  int restarts = 0;
-#pragma unroll
-  for (int i = 0; i < EACH_WARP; i++) {
-    const int64_t t = t0 + (begin + i < n ? begin + i : 0);
-    angle[i] = get(p.angles, at4(p.angles, b, t, h, m0 + m)), d[i] = get(p.dt, at3(p.dt, b, t, h));
-  }
-  if (!is_pack(p) && t0 + begin == 0) sum = turn_before(p, b, h, m0 + m), restarts = 1;
-#pragma unroll
-  for (int i = 0; i < EACH_WARP; i++) {
-    const int t = begin + i;
-    if (t >= n) continue;
-    if (is_pack(p) && begins_at(p, b, t0 + t))
-      sum = turn_before(p, token_at(p, b, t0 + t).row, h, m0 + m), restarts = 1;
-    sum = add_turns(sum, turn_of_step(angle[i], d[i]));
-    s.of[t][m] = sum;
-  }
-  s.total[warp][m] = sum, s.restarts[warp] = restarts;
-}
-
-/* Angles of a chunk's tokens about pairs from m0 on, given that of the tokens before the chunk (p.chunk_angles), which
- * ONLY_SUMS takes instead: the chunk's sum, from its last sequence's first token on. Called by all threads. */
+/* Angles of a chunk's tokens about pairs from m0 on, to turns[token][pair]; before it `turns_of` has that of the tokens
+ * before the chunk, or (ONLY_SUMS) takes the chunk's own sum, from its last sequence's first token on if one begins in
+ * it. Called by all threads. */
 template <int ONLY_SUMS>
-KR_DEV void sum_turns(const kr_mamba3_params &p, int b, int h, int chunk, int m0, chunk_turns &s) {
+KR_DEV void sum_turns(const kr_mamba3_params &p, int b, int h, int chunk, int m0, uint32_t (*turns)[PAIRS]) {
   const int64_t t0 = (int64_t)chunk * CHUNK;
-  const int n = p.L - t0 < CHUNK ? (int)(p.L - t0) : CHUNK, n_pairs = p.M - m0 < PAIRS ? p.M - m0 : PAIRS,
-            warp = kr_thread() >> 5;
-  for (int m = kr_thread() & 31; m < n_pairs; m += 32) sum_warp(p, b, h, t0, n, m0, m, s);
+  const int n = p.L - t0 < CHUNK ? (int)(p.L - t0) : CHUNK, n_pairs = p.M - m0 < PAIRS ? p.M - m0 : PAIRS;
+  for (int i = kr_thread(); i < n * PAIRS; i += THREADS) {
+    const int m = i % PAIRS;
+    if (m < n_pairs) turns[i / PAIRS][m] = turn_at(p, b, h, t0 + i / PAIRS, m0 + m);
+  }
   kr_sync();
-  for (int m = kr_thread() & 31; m < n_pairs; m += 32) {
+  if (kr_thread() < n_pairs) {
+    const int m = kr_thread();
     uint32_t *const carried = p.chunk_angles + (unit_of(p, b, h) * p.n_chunks + chunk) * p.M + m0 + m;
-    uint32_t before = 0;
-    int w = ONLY_SUMS ? WARPS - 1 : warp - 1, restarts = 0;
-    for (; w >= 0 && !restarts; w--) before = add_turns(before, s.total[w][m]), restarts = s.restarts[w];
-    if (ONLY_SUMS) {
-      if (warp == 0) *carried = before;
-      continue;
+    uint32_t sum = ONLY_SUMS ? 0 : *carried;
+    for (int t = 0; t < n; t++) {
+      const token at = p.cu_seqlens.data || t == 0 ? token_at(p, b, t0 + t) : token{t0 + t, 0, b, 0, 0};
+      if (at.begins) sum = turn_before(p, at.row, h, m0 + m);
+      sum = add_turns(sum, turns[t][m]);
+      turns[t][m] = sum;
     }
-    if (!restarts) before = add_turns(before, *carried);
-    for (int t = warp * EACH_WARP; t < (warp + 1) * EACH_WARP && t < n; t++) {
-      if (begins_at(p, b, t0 + t)) break;
-      s.of[t][m] = add_turns(s.of[t][m], before);
-    }
+    if (ONLY_SUMS) *carried = sum;
   }
   kr_sync();
 }
@@ -207,40 +151,17 @@ KR_DEV runs runs_of(const kr_mamba3_params &p, int first) {
   return runs{2 * first, 2, left, left - 2, 0};
 }
 
-KR_DEV pairs pairs_of(const runs &at, const kr_float2 &low, const kr_float2 &high) {
+KR_DEV pairs load_pairs(const runs &at, const kr_view &v, int64_t row, int64_t stride) {
+  const kr_float2 low = get_two(v, row + at.first * stride, stride, at.left),
+                  high = get_two(v, row + (at.first + at.gap) * stride, stride, at.left_behind);
   return pairs{kr_float2{{low.v[0], at.are_halves ? low.v[1] : high.v[0]}},
                kr_float2{{at.are_halves ? high.v[0] : low.v[1], high.v[1]}}};
 }
 
-/* In any type. */
-KR_DEV pairs load_any_pairs(const runs &at, const kr_view &v, int64_t row, int64_t stride) {
-  return pairs_of(at, get_any_two(v, row + at.first * stride, stride, at.left),
-                  get_any_two(v, row + (at.first + at.gap) * stride, stride, at.left_behind));
-}
-KR_DEV pairs load_pairs(const runs &at, const kr_view &v, int64_t row, int64_t stride) {
-  if (IS_PLAIN) return pairs_of(at, row_two(v.data, row + at.first), row_two(v.data, row + at.first + at.gap));
-  return load_any_pairs(at, v, row, stride);
-}
-/* Of a parameter. */
-KR_DEV pairs load_parameter(const runs &at, const kr_view &v, int64_t row, int64_t stride) {
-  if (IS_PLAIN)
-    return pairs_of(at, *(const kr_float2 *)((const float *)v.data + row + at.first),
-                    *(const kr_float2 *)((const float *)v.data + row + at.first + at.gap));
-  return load_pairs(at, v, row, stride);
-}
-
-KR_DEV void store_any_pairs(const runs &at, const kr_view &v, int64_t row, int64_t stride, const pairs &d) {
-  put_any_two(v, row + at.first * stride, stride, at.left, kr_float2{{d.a.v[0], at.are_halves ? d.a.v[1] : d.b.v[0]}});
-  put_any_two(v, row + (at.first + at.gap) * stride, stride, at.left_behind,
-              kr_float2{{at.are_halves ? d.b.v[0] : d.a.v[1], d.b.v[1]}});
-}
 KR_DEV void store_pairs(const runs &at, const kr_view &v, int64_t row, int64_t stride, const pairs &d) {
-  if (IS_PLAIN) {
-    put_row_two(v.data, row + at.first, d.a.v[0], at.are_halves ? d.a.v[1] : d.b.v[0]);
-    put_row_two(v.data, row + at.first + at.gap, at.are_halves ? d.b.v[0] : d.a.v[1], d.b.v[1]);
-  } else {
-    store_any_pairs(at, v, row, stride, d);
-  }
+  put_two(v, row + at.first * stride, stride, at.left, kr_float2{{d.a.v[0], at.are_halves ? d.a.v[1] : d.b.v[0]}});
+  put_two(v, row + (at.first + at.gap) * stride, stride, at.left_behind,
+          kr_float2{{at.are_halves ? d.b.v[0] : d.a.v[1], d.b.v[1]}});
 }
 
 /* A row in scratch as a tensor. */
@@ -273,20 +194,13 @@ KR_DEV float dot(const pairs &x, const pairs &y) {
   return kr_fma(x.a.v[0], y.a.v[0], kr_fma(x.a.v[1], y.a.v[1], kr_fma(x.b.v[0], y.b.v[0], x.b.v[1] * y.b.v[1])));
 }
 
-/* Two pairs of a rank's biases. */
-typedef struct biases {
-  pairs q, k;
-} biases;
-KR_DEV biases biases_of(const kr_mamba3_params &p, const runs &at, int h, int r) {
-  return biases{load_parameter(at, p.C_bias, at3(p.C_bias, h, r, 0), p.C_bias.stride[2]),
-                load_parameter(at, p.B_bias, at3(p.B_bias, h, r, 0), p.B_bias.stride[2])};
-}
-
-/* Two pairs of a rank's query or key (of v), with the bias, turned. */
-KR_DEV pairs read_rank(const kr_mamba3_params &p, const runs &at, const kr_view &v, const pairs &bias, int b, int h,
+/* Two pairs of a rank's query or key, with the bias, turned. */
+KR_DEV pairs read_rank(const kr_mamba3_params &p, const runs &at, const kr_view &v, const kr_view &bias, int b, int h,
                        int64_t t, int r, const rotation (&by)[2], int n) {
   const int g = h / (p.H / p.G);
-  return turned(plus(load_pairs(at, v, at4(v, b, t, r * p.G + g, 0), v.stride[3]), bias), by, n, 1.0f);
+  return turned(plus(load_pairs(at, v, at4(v, b, t, r * p.G + g, 0), v.stride[3]),
+                     load_pairs(at, bias, at3(bias, h, r, 0), bias.stride[2])),
+                by, n, 1.0f);
 }
 
 /* ---- channels ---------------------------------------------------------------------------------------------------- */
@@ -295,12 +209,12 @@ KR_DEV pairs read_rank(const kr_mamba3_params &p, const runs &at, const kr_view 
 KR_DEV kr_float2 complete(const kr_mamba3_params &p, int b, int h, const token &at, int r, int c, float weight,
                           const kr_float2 &x, float D) {
   kr_float2 own = {{0, 0}};
-  const float *const dots = dots_of(p.dots, p, b, h, at.t) + r * n_ranks(p);
+  const float *const dots = dots_of(p.dots, p, b, h, at.t) + r * p.R;
   const kr_float2 y = row_two(p.y, row_of(p, b, h, at.block, r) * p.row_P + c);
-  for (int s = 0; s < n_ranks(p); s++) {
+  for (int s = 0; s < p.R; s++) {
     const float by = kr_fma(weight, dots[s], s == r ? D : 0.0f);
     kr_float2 factor = {{1, 1}};
-    if (is_given(p.mimo_x)) factor = get_two(p.mimo_x, at3(p.mimo_x, h, s, c), p.mimo_x.stride[2], p.P - c);
+    if (p.mimo_x.data) factor = get_two(p.mimo_x, at3(p.mimo_x, h, s, c), p.mimo_x.stride[2], p.P - c);
     own.v[0] = kr_fma(by, factor.v[0], own.v[0]), own.v[1] = kr_fma(by, factor.v[1], own.v[1]);
   }
   return kr_float2{{kr_fma(own.v[0], x.v[0], y.v[0]), kr_fma(own.v[1], x.v[1], y.v[1])}};

@@ -12,7 +12,7 @@ KR_DEV int64_t at4(const kr_view &v, int64_t i, int64_t j, int64_t k, int64_t n)
 KR_DEV float get(const kr_view &v, int64_t at) { return kr_load(v.data, at, v.dtype); }
 
 /* Two neighbours of a row, in one access where that is aligned; zeros beyond `left`. */
-KR_DEV kr_float2 get_any_two(const kr_view &v, int64_t at, int64_t stride, int left) {
+KR_DEV kr_float2 get_two(const kr_view &v, int64_t at, int64_t stride, int left) {
   if (v.dtype != KRAIT_F32 && stride == 1 && left >= 2 &&
       (((uint64_t)(uintptr_t)v.data >> 1) + (uint64_t)at) % 2 == 0) {
     const uint32_t two = *(const uint32_t *)((const uint16_t *)v.data + at);
@@ -20,7 +20,7 @@ KR_DEV kr_float2 get_any_two(const kr_view &v, int64_t at, int64_t stride, int l
   }
   return kr_float2{{left > 0 ? get(v, at) : 0.0f, left > 1 ? get(v, at + stride) : 0.0f}};
 }
-KR_DEV void put_any_two(const kr_view &v, int64_t at, int64_t stride, int left, const kr_float2 &two) {
+KR_DEV void put_two(const kr_view &v, int64_t at, int64_t stride, int left, const kr_float2 &two) {
   if (v.dtype != KRAIT_F32 && stride == 1 && left >= 2 &&
       (((uint64_t)(uintptr_t)v.data >> 1) + (uint64_t)at) % 2 == 0) {
     *(uint32_t *)((uint16_t *)v.data + at) = kr_pack(two.v[0], two.v[1], v.dtype);
@@ -40,13 +40,11 @@ KR_DEV float add_warp(float v) {
  * is not finite. */
 KR_DEV uint32_t add_turns(uint32_t a, uint32_t b) { return ((a & ~1u) + (b & ~1u)) | ((a | b) & 1u); }
 
-/* Of half times d turns. */
-KR_DEV uint32_t turn_of(float half, float d) {
-  const float turns = half * d;
+KR_DEV uint32_t turn_of(float turns) {
   if (!(turns * 0.0f == 0)) return 1u;
   if (turns > 8388608.0f || turns < -8388608.0f) return 0; /* a float without a fraction */
   const float whole = (float)(int32_t)(turns < 0 ? turns - 0.5f : turns + 0.5f);
-  return (uint32_t)(int32_t)(kr_fma(half, d, -whole) * 2147483648.0f) << 1;
+  return (uint32_t)(int64_t)((turns - whole) * 2147483648.0f) << 1;
 }
 
 /* To float32's last places, also of small x. */
@@ -60,10 +58,14 @@ KR_DEV float tanh_close(float x) {
 }
 
 /* Of a token: tanh(angle) dt / 2 turns. */
-KR_DEV uint32_t turn_of_step(float angle, float d) { return turn_of(0.5f * tanh_close(angle), d); }
+KR_DEV uint32_t turn_of_step(float angle, float d) {
+  const float half = 0.5f * tanh_close(angle), turns = half * d, low = kr_fma(half, d, -turns);
+  return turns * 0.0f == 0 ? add_turns(turn_of(turns), turn_of(low)) : 1u;
+}
 KR_DEV uint32_t turn_of_angle(float angle) {
-  const float lacks = 6.4206383e-9f; /* 1 / 2 pi less its float */
-  return add_turns(turn_of(0.15915494309f, angle), turn_of(lacks, angle));
+  const float per_radian = 0.15915494309f, turns = angle * per_radian,
+              low = kr_fma(angle, per_radian, -turns) + angle * 6.4206383e-9f; /* what per_radian lacks */
+  return turns * 0.0f == 0 ? add_turns(turn_of(turns), turn_of(low)) : 1u;
 }
 /* In 0 ... 2 pi. */
 KR_DEV float angle_of(uint32_t turn) {
@@ -74,17 +76,6 @@ typedef struct rotation {
   float cosine, sine;
 } rotation;
 
-#if defined(KR_DTYPE) && KR_DTYPE != 0 && !defined(KR_EMULATE)
-/* For rows of 16 bits: off by 2^-20. */
-KR_DEV rotation rotation_of(uint32_t turn) {
-  const float nan = kr_bits_to_float(0x7fc00000u),
-              angle = turn & 1u ? nan : (float)(int32_t)turn * (6.283185307f / 4294967296.0f);
-  rotation by;
-  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(by.cosine) : "f"(angle));
-  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(by.sine) : "f"(angle));
-  return by;
-}
-#else
 KR_DEV rotation rotation_of(uint32_t turn) {
   const uint32_t quarter = (turn + 0x20000000u) >> 30;
   const float a = (float)(int32_t)(turn - (quarter << 30)) * (6.283185307f / 4294967296.0f), square = a * a;
@@ -98,7 +89,5 @@ KR_DEV rotation rotation_of(uint32_t turn) {
   const float first = quarter & 1 ? s : c, second = quarter & 1 ? c : s;
   return rotation{quarter == 1 || quarter == 2 ? -first : first, quarter >= 2 ? -second : second};
 }
-
-#endif
 
 #endif
