@@ -197,9 +197,9 @@ static int32_t run_node(kr_runner *r, size_t n, void *stream) {
   call->flags &= ~(KR_CALL_PDL | KR_CALL_STATE_PDL);
   const kr_node *node = KR_NODE(r->graph, n);
   call->flags |= node->ahead; /* also where none starts ahead: recorded or not, a node's kernels are the same */
-  const int in_order = kr_cuda_in_order(!r->records);
+  const int has_gpu = kr_graph_cuda(r->graph) != NULL, in_order = has_gpu && kr_cuda_in_order(!r->records);
   int32_t status = kr_plan_run_bound(r->calls[n]);
-  kr_cuda_in_order(in_order);
+  if (has_gpu) kr_cuda_in_order(in_order);
   if (status >= 0) return status;
   char why[512];
   strncpy(why, krait_error_detail(), sizeof why - 1);

@@ -8,7 +8,7 @@ import struct
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "demo"))
 import tiny_language_model as tiny
 from run import check, check_error, finish, krait
 
