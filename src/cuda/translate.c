@@ -46,8 +46,8 @@ static int32_t link_text(const kr_cuda *cuda, const char *text, const char *name
 }
 
 /* What the linker translates can be called by other code, so it leaves setmaxnreg out, and warps that were to take
- * registers from others spill them: up to 1,640 bytes instead of 0 to 390, an SSD's gradient 23 % slower. Kernels with it
- * are loaded as modules. */
+ * registers from others spill them: up to 1,640 bytes instead of 0 to 390, an SSD's gradient 23 % slower. Kernels with
+ * it are loaded as modules. */
 static int32_t translate(const kr_cuda *cuda, const char *text, const char *module_name, void **module) {
   kr_code_cache_check();
   if (strstr(text, "setmaxnreg")) return kr_load_image(cuda, text, module_name, module);

@@ -1,7 +1,7 @@
-/* language.c: Mamba, Mamba-2, Mamba-3 and Qwen2 language models of random weights on a GPU beside the same on the CPU: a
- * prompt, then steps of several sequences, launched one by one at first, then as one graph of the driver. Compiled
- * twice: for a machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that run on the host; usage
- * then: emulated_language LIBRARY. */
+/* language.c: Mamba, Mamba-2, Mamba-3 and Qwen2 language models of random weights on a GPU beside the same on the CPU:
+ * a prompt, then steps of several sequences, launched one by one at first, then as one graph of the driver. Compiled
+ * twice: for a machine's GPU (skipped where there is none), and with KR_EMULATED for kernels that run on the host;
+ * usage then: emulated_language LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 

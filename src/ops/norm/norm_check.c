@@ -54,8 +54,8 @@ int32_t kr_gated_norm_case(kr_case *c, int64_t index) {
   }
   *kr_case_size(c, "group_size") = group_size;
   *kr_case_size(c, "M") = group_size * kr_case_int(c, 1, 3);
-  /* Beside a dominant x whose gate is nearly shut, its gradient is the rounding of terms that cancel; and so is it where
-   * the gate comes first and one z opens it alone. */
+  /* Beside a dominant x whose gate is nearly shut, its gradient is the rounding of terms that cancel; and so is it
+   * where the gate comes first and one z opens it alone. */
   const int gates_first = (((kr_call *)c->args)->flags & KRAIT_GATED_NORM_GATE_FIRST) != 0;
   if (c->sig->forward && gates_first) kr_case_hard(c, KR_NAMES("weight", "dout"), KR_MOST_CUBED);
   else if (c->sig->forward) kr_case_hard(c, KR_NAMES("z", "weight", "dout"), KR_MOST_CUBED);
