@@ -15,7 +15,7 @@
 #ifdef KR_EMULATED
 #include "ctx.h"
 #include "emulator/emulator.h"
-enum { N_MODELS = 2, N_PASSES = 1 }; /* the emulator is slow */
+enum { N_MODELS = 1, N_PASSES = 1 }; /* the emulator is slow */
 #else
 enum { N_MODELS = 4, N_PASSES = 3 };
 #endif
