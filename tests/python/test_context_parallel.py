@@ -39,7 +39,7 @@ def train(layer, parallel):
     torch.manual_seed(2)
     model = MambaLMHeadModel(MambaConfig(d_model=32, n_layer=2, vocab_size=40, d_intermediate=0, ssm_cfg=dict(layer)))
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
-    for step in range(50):
+    for step in range(50 if size == 2 else 12):  # four processes share a small machine
         torch.manual_seed(100 + step)
         ids = torch.randint(0, 40, (2, 1)) + torch.arange(33) * 3
         inputs, labels = ids[:, :-1] % 40, ids[:, 1:] % 40
