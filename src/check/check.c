@@ -68,10 +68,12 @@ static const double MOST_SHARE = 1e9;
 
 /* With bounds from these on, implementations may round their factors to 16 bits, or to tf32: half a unit in the last
  * place there, in units of a float32. */
-static const double BOUND_OF_FACTORS = 1e-2, BOUND_OF_TF32 = 5e-3;
 static double moves_of(const walk *w, const kr_case_tensor *t) {
-  if (t->rtol < (w->c->dtype == KRAIT_F32 ? BOUND_OF_TF32 : BOUND_OF_FACTORS)) return MOST_MOVES;
-  return w->c->dtype == KRAIT_BF16 ? 0x1p15 : w->c->dtype == KRAIT_F16 ? 0x1p12 : 0x1p13;
+  switch (w->c->dtype) {
+  case KRAIT_BF16: return t->rtol < 1e-2 ? MOST_MOVES : 0x1p15;
+  case KRAIT_F16: return t->rtol < 8e-3 ? MOST_MOVES : 0x1p12;
+  default: return t->rtol < 5e-3 ? MOST_MOVES : 0x1p13; /* tf32 */
+  }
 }
 
 /* A sum that is small compared with its terms is compared with the effect of its terms' last places; computed only if
