@@ -93,7 +93,7 @@ bare-debian: ## README's commands in a minimal Debian 13 and 12 (debootstrap and
 dist: build ## source archive with compiled device code, which builds without clang (into dist/)
 	@tools/dist $(BUILD)
 
-tarball: build ## the program with all its libraries, for any Linux of this architecture (into dist/)
+tarball: build ## the program with all its libraries, for any Linux of this architecture, as an archive and as a wheel (into dist/)
 	@tools/tarball $(BUILD)
 
 deb: ## Debian packages of program, library and headers, checked with lintian (into dist/)

@@ -1,7 +1,9 @@
 """python -m krait, or the script krait: reports library and devices; `dropin` manages the drop-in packages; `enhance` denoises a recording. Other
-verbs are the program's, which the wheel does not contain: they are passed on to it if it is installed."""
+verbs are the program's, which the wheel does not contain: they are passed on to it if it is installed (the wheel
+krait_program, or a program in PATH)."""
 
 import argparse
+import importlib.util
 import os
 import shutil
 import signal
@@ -127,12 +129,16 @@ def parse(arguments=None):
     return options
 
 
-_OF_THE_PROGRAM = ("live", "evaluate", "classify", "describe", "restore", "generate", "chat", "score", "verify", "info", "convert", "train", "devices", "doctor", "selftest",
+_OF_THE_PROGRAM = ("live", "evaluate", "classify", "describe", "restore", "generate", "chat", "score", "verify", "info", "convert", "train", "devices", "warm", "doctor", "selftest",
                    "bench", "version", "help")
 
 
 def find_program():
-    """The program krait: the first in PATH that is not a script, as this package's is; None: there is none."""
+    """The program krait: of the package krait_program, or the first in PATH that is not a script, as this package's is; None: there is none."""
+    package = importlib.util.find_spec("krait_program")
+    path = package and os.path.join(package.submodule_search_locations[0], "bin", "krait")
+    if path and os.path.isfile(path):
+        return path
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         path = shutil.which("krait", path=folder) if folder else None
         if path:
@@ -147,7 +153,7 @@ def run_program(arguments):
     path = find_program()
     if path:
         os.execv(path, [path, *arguments])
-    print("krait %s: this is a verb of the program krait, which the Python package does not contain and which is not in PATH; README.md says how to get it" % arguments[0], file=sys.stderr)
+    print("krait %s: this is a verb of the program krait, which is neither in PATH nor installed as the package krait_program; README.md says how to get it" % arguments[0], file=sys.stderr)
     return 2
 
 

@@ -62,13 +62,13 @@ def _record_line(path, data):
     return "%s,sha256=%s,%d" % (path, digest, len(data))
 
 
-def write_archive(path, files, info):
-    """A wheel: files [(name, bytes)], then RECORD in the folder `info`."""
+def write_archive(path, files, info, programs=()):
+    """A wheel: files [(name, bytes)], then RECORD in the folder `info`. programs: names of files that can be run."""
     record = [_record_line(name, data) for name, data in files] + [info + "/RECORD,,"]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files + [(info + "/RECORD", ("\n".join(record) + "\n").encode())]:
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
-            entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+            entry.external_attr = (0o100755 if name.endswith(".so") or name in programs else 0o100644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data, compresslevel=9)
 

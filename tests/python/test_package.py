@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from array import array
@@ -308,6 +309,26 @@ def test_verbs_of_the_program(tmp_path):
     (tmp_path / "krait").chmod(0o755)
     done = _run_krait("generate", "a", "b c", path="%s:%s" % (tmp_path / "script", tmp_path))
     assert done.returncode == 0 and done.stdout == "generate a b c\n"
+
+
+def test_program_wheel(tmp_path):
+    """What pip unpacks of it is found by python -m krait, before a program in PATH, and may be run."""
+    backend = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python", "backend")
+    if not os.path.isdir(backend):
+        pytest.skip("needs the source tree")
+    root = tmp_path / "krait-0.1.0-linux-x86_64"
+    (root / "bin").mkdir(parents=True)
+    (root / "lib").mkdir()
+    (root / "bin" / "krait").write_text('#!/bin/sh\necho "$@" && cat "${0%/*}/../lib/part"\n')
+    (root / "bin" / "krait").chmod(0o755)
+    (root / "lib" / "part").write_text("of the package\n")
+    with tarfile.open(tmp_path / (root.name + ".tar.xz"), "w:xz") as archive:
+        archive.add(root, root.name)
+    subprocess.run([sys.executable, os.path.join(backend, "program_wheel.py"), str(tmp_path / (root.name + ".tar.xz")), str(tmp_path)], check=True, capture_output=True)
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "-q", "--target", str(site), str(next(tmp_path.glob("*.whl")))], check=True)
+    done = subprocess.run([sys.executable, "-m", "krait", "generate", "a b"], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join([*sys.path, str(site)]), PATH="/bin:/usr/bin"))
+    assert done.stdout == "generate a b\nof the package\n", done.stderr
 
 
 def test_names_of_the_package():
