@@ -240,8 +240,7 @@ static void check_gradients(const fixture *f, const char *name, const kr_paramet
   if (!(worst <= bound)) fail_msg("%s: the gradient of %s is off by %.2e relative", name, of, worst);
 }
 
-/* Against a CPU's bounds. On a GPU sums have another order, and in the tree's own file of the GRU a few bins are worse
- * conditioned than the published solver's: up to 1.6e-3 and 8.3e-5 there (multiply-adds, tf32 parts alike). */
+/* Over five updates the differences grow: on a GPU, where sums have another order, beyond a CPU's bound. */
 static double looser(void) { return device == KRAIT_DEVICE_CPU ? 1 : 5; }
 
 static const struct {
@@ -263,8 +262,7 @@ static void losses_and_gradients(void **state) {
     const float *scores = find(f.golden, "golden.D"), *sigma = find(f.golden, "golden.sigma");
     for (int k = 0; k < 3 * f.B; k++) assert_true(fabsf(step.scores[k] - scores[k]) < 1e-5f);
     for (int k = 0; k < 3 * KR_DISC_NORMS; k++) assert_true(fabsf(step.sigma[k] - sigma[k]) < 1e-5f * sigma[k]);
-    check_gradients(&f, cases[i].name, kr_trainer_generator(f.trainer), "golden.grad.", 4e-4 * looser(),
-                    5e-5 * looser());
+    check_gradients(&f, cases[i].name, kr_trainer_generator(f.trainer), "golden.grad.", 4e-4, 5e-5);
     check_gradients(&f, cases[i].name, kr_trainer_discriminator(f.trainer), "golden.grad_disc.", 1e-4, 2e-5);
     for (int k = 0; k < KR_DISC_NORMS; k++) {
       char key[64];
