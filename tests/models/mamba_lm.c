@@ -108,8 +108,8 @@ typedef struct states {
   int n;
 } states;
 
-/* The golden files are float32's, too: of the largest number, logits of steps on a CPU are up to 7.5e-6 from them, on an
- * H200 1.0e-5, and states 1.3e-5. */
+/* The golden files are float32's, too: of the largest number, logits of steps on a CPU are up to 7.5e-6 from them, on
+ * an H200 1.0e-5, and states 1.3e-5. */
 static double step_bound(void) { return device == KRAIT_DEVICE_CPU ? 1e-5 : 2e-5; }
 
 /* Angles are compared on the circle: 0 and a turn are the same. */
