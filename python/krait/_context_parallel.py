@@ -65,6 +65,7 @@ class _Receive(torch.autograd.Function):
     @once
     def backward(ctx, *grads):
         ctx.link.send(_pack([torch.zeros(shape, device=ctx.device) if g is None else g for g, (shape, _) in zip(grads, ctx.like)]), -1)
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.link.finish)  # when backward() ends: with the graph the link would go, and its last message
         return None, None, None
 
 
