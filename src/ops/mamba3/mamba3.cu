@@ -1,30 +1,105 @@
 /* mamba3.cu: what surrounds the SSD in Mamba 3's scan (equations in mamba3_ref.c), compiled once per storage type of
- * the rows that the SSD is given (mamba3_params.h). kr_mamba3_turns     sums of a chunk's angles;  kr_mamba3_carry
- * angles before every chunk kr_mamba3_rows      rows of a chunk's tokens: queries, keys, inputs, weights; the products
- * of a token with itself kr_mamba3_edges     rows beside the tokens', states after sequences without tokens
- * kr_mamba3_finish_P  the token's own term, D, norm, gate and the sum over ranks, from the SSD's output; up to P
- * channels kr_mamba3_ends      final states of a pack */
+ * the rows that the SSD is given (mamba3_params.h); mamba3_plain.cu has most kernels' forms for plain calls.
+ *   kr_mamba3_turns     angles within a span, and its sum
+ *   kr_mamba3_carry     angles before every span
+ *   kr_mamba3_rows      rows of a chunk's tokens: queries, keys, inputs, weights; the products of a token with itself
+ *   kr_mamba3_edges     rows beside the tokens', states after sequences without tokens
+ *   kr_mamba3_finish_P  the token's own term, D, norm, gate and the sum over ranks, from the SSD's output; up to P
+ *                       channels
+ *   kr_mamba3_ends      final states of a pack */
 #include "mamba3_rows.cuh"
 
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_turns(const kr_mamba3_params p) {
-  KR_SHARED uint32_t turns[CHUNK][PAIRS];
-  const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H;
-  for (int m0 = 0; m0 < p.M; m0 += PAIRS) sum_turns<1>(p, kr_block_z(), h, chunk, m0, turns);
+/* ---- angles ------------------------------------------------------------------------------------------------------ */
+
+/* Half the hyperbolic tangents of a span's angles, to a lane's column of `halves`. */
+KR_DEV void put_halves(const kr_mamba3_params &p, int b, int h, int64_t t0, int m, float (*halves)[32]) {
+  float angle[SPAN];
+#pragma unroll
+  for (int i = 0; i < SPAN; i++)
+    angle[i] = t0 + i < p.L && m < p.M ? get(p.angles, at4(p.angles, b, t0 + i, h, m)) : 0;
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) halves[i][kr_thread() & 31] = 0.5f * tanh_close(angle[i]);
 }
 
-/* One thread per head and pair. */
+/* A warp per span, 32 pairs and four heads; a lane has a pair. */
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_turns(const kr_mamba3_params p) {
+  KR_SHARED float shared[WARPS][SPAN][32];
+  const int groups = (p.H + KR_MAMBA3_SPAN_HEADS - 1) / KR_MAMBA3_SPAN_HEADS, b = kr_block_z(), lane = kr_thread() & 31;
+  const int64_t warp = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), part = warp / groups, span = part % p.n_spans,
+                t0 = span * SPAN;
+  const int first = (int)(warp - part * groups) * KR_MAMBA3_SPAN_HEADS, m = (int)(part / p.n_spans) * 32 + lane,
+            n = p.L - t0 < SPAN ? (int)(p.L - t0) : SPAN, is_one = p.angles.stride[2] == 0;
+  if (m - lane >= p.M) return;
+  float(*const halves)[32] = shared[kr_thread() >> 5];
+#pragma unroll 1
+  for (int h = first; h < first + KR_MAMBA3_SPAN_HEADS && h < p.H; h++) {
+    if (h == first || !is_one) put_halves(p, b, h, t0, m, halves);
+    const float steps = lane < n ? get(p.dt, at3(p.dt, b, t0 + lane, h)) : 0.0f;
+    const int64_t unit = unit_of(p, b, h);
+    uint32_t sum = 0;
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+      const float d = kr_shuffle_from(steps, i);
+      if (m >= p.M) continue;
+      if (p.cu_seqlens.data || t0 + i == 0) {
+        const token at = token_at(p, b, t0 + i);
+        if (at.begins) sum = turn_before(p, at.row, h, m);
+      }
+      sum = add_turns(sum, turn_of_half(halves[i][lane], d));
+      p.angles_within[(unit * p.L + t0 + i) * p.M + m] = sum;
+    }
+    if (m < p.M) p.angles_before[span_of(p, unit, span) + m] = sum;
+  }
+}
+
+/* Whether a span's sum does not continue the one before it. */
+KR_DEV int restarts(const kr_mamba3_params &p, int b, int64_t span) {
+  const int64_t t0 = span * SPAN, last = (t0 + SPAN < p.L ? t0 + SPAN : p.L) - 1;
+  return span == 0 || (p.cu_seqlens.data && token_at(p, b, last).start >= t0);
+}
+
+/* The sum over spans from `begin` to `end`, onto `sum`; leaves (PUTS) what is before each. Returns whether it restarts.
+ */
+template <int PUTS>
+KR_DEV int sum_spans(const kr_mamba3_params &p, int b, uint32_t *at, int64_t begin, int64_t end, uint32_t &sum) {
+  enum { AHEAD = 8 };
+  int is_new = 0;
+  for (int64_t span = begin; span < end; span += AHEAD) {
+    uint32_t own[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) own[i] = span + i < end ? at[(span + i) * p.M] : 0;
+#pragma unroll 1
+    for (int i = 0; i < AHEAD && span + i < end; i++) {
+      const int is_first = restarts(p, b, span + i);
+      uint32_t mine = own[0];
+#pragma unroll
+      for (int k = 1; k < AHEAD; k++) mine = k == i ? own[k] : mine;
+      if (PUTS) at[(span + i) * p.M] = sum;
+      sum = is_first ? mine : add_turns(sum, mine), is_new |= is_first;
+    }
+  }
+  return is_new;
+}
+
+/* A block per head of a sequence: each warp has a part of the spans, a lane a pair. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_carry(const kr_mamba3_params p) {
-  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), unit = i / p.M;
-  const int m = (int)(i - unit * p.M), b = (int)(unit / p.H);
-  if (b >= p.B) return;
-  uint32_t *at = p.chunk_angles + unit * p.n_chunks * p.M + m, before = 0;
-  for (int chunk = 0; chunk < p.n_chunks; chunk++, at += p.M) {
-    const int64_t t0 = (int64_t)chunk * CHUNK, last = (t0 + CHUNK < p.L ? t0 + CHUNK : p.L) - 1;
-    int restarts = chunk == 0;
-    if (p.cu_seqlens.data && !restarts) restarts = offset_at(p, token_at(p, b, last).row) >= t0;
-    const uint32_t own = *at;
-    *at = before;
-    before = restarts ? own : add_turns(before, own);
+  KR_SHARED uint32_t sums[WARPS][32];
+  KR_SHARED int are_new[WARPS];
+  const int64_t unit = kr_block_x(), each = (p.n_spans + WARPS - 1) / WARPS, warp = kr_thread() >> 5,
+                begin = warp * each, end = begin + each < p.n_spans ? begin + each : p.n_spans;
+  const int b = (int)(unit / p.H), lane = kr_thread() & 31;
+  for (int m = lane; m - lane < p.M; m += 32) {
+    uint32_t *const at = p.angles_before + span_of(p, unit, 0) + m;
+    uint32_t sum = 0;
+    int is_new = 0;
+    kr_sync();
+    if (m < p.M) is_new = sum_spans<0>(p, b, at, begin, end, sum);
+    sums[warp][lane] = sum;
+    if (lane == 0) are_new[warp] = is_new;
+    kr_sync();
+    sum = 0;
+    for (int w = 0; w < warp; w++) sum = are_new[w] ? sums[w][lane] : add_turns(sum, sums[w][lane]);
+    if (m < p.M) sum_spans<1>(p, b, at, begin, end, sum);
   }
 }
 
@@ -89,35 +164,6 @@ KR_DEV void put_dots(const kr_mamba3_params &p, int b, int h, int64_t t) {
   }
 }
 
-/* Weights and decays of a token's rows, and of those behind a sequence's last. */
-KR_DEV void put_weights(const kr_mamba3_params &p, int b, int h, const token &at) {
-  const steps now = steps_at(p, b, h, at.t);
-  const float weight = kr_exp(now.decay) * weight_before(p, b, h, at, now);
-  for (int r = 0; r < p.ranks; r++) {
-    const int64_t row = row_of(p, b, h, at.block, r), behind = row_of(p, b, h, at.block + 1, r);
-    p.weight[row] = weight, p.decay[row] = r ? 0.0f : now.decay;
-    if (at.ends && p.has_ends) p.weight[behind] = now.lambda * now.d, p.decay[behind] = 0;
-  }
-}
-
-KR_DEV void put_final_angles(const kr_mamba3_params &p, int b, int h, int64_t t0, int n, int m0,
-                             const uint32_t (*turns)[PAIRS]) {
-  const int m = m0 + kr_thread();
-  if (!p.final_angles.data || kr_thread() >= PAIRS || m >= p.M) return;
-  for (int t = 0; t < n; t++) {
-    const token at = p.cu_seqlens.data || t0 + t == p.L - 1 ? token_at(p, b, t0 + t) : token{0, 0, 0, 0, 0};
-    if (!at.ends) continue;
-    ((float *)p.final_angles.data)[at3(p.final_angles, at.row, h, m)] = angle_of(turns[t][kr_thread()]);
-  }
-}
-
-KR_DEV void put_all_angles(const kr_mamba3_params &p, int b, int h, int64_t t0, int n, int m0,
-                          const uint32_t (*turns)[PAIRS]) {
-  for (int i = kr_thread(); p.all_angles && i < n * PAIRS; i += THREADS)
-    if (m0 + i % PAIRS < p.M)
-      p.all_angles[(unit_of(p, b, h) * p.L + t0 + i / PAIRS) * p.M + m0 + i % PAIRS] = turns[i / PAIRS][i % PAIRS];
-}
-
 KR_DEV void put_final_x(const kr_mamba3_params &p, int b, int h, const token &at) {
   if (!at.ends || !p.final_x.data) return;
   for (int c = kr_thread() & 31; c < p.P; c += 32)
@@ -125,25 +171,18 @@ KR_DEV void put_final_x(const kr_mamba3_params &p, int b, int h, const token &at
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_rows(const kr_mamba3_params p) {
-  KR_SHARED uint32_t turns[CHUNK][PAIRS];
   const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H, b = kr_block_z(), lane = kr_thread() & 31;
   const int64_t t0 = (int64_t)chunk * CHUNK;
   const int n = p.L - t0 < CHUNK ? (int)(p.L - t0) : CHUNK, is_small = p.R == 1 && p.N <= 2 * PAIRS;
   if (kr_thread() < n) put_weights(p, b, h, token_at(p, b, t0 + kr_thread()));
   for (int first = 0; first < p.N / 2; first += PAIRS) {
-    if (first < p.M) {
-      kr_sync();
-      sum_turns<0>(p, b, h, chunk, first, turns);
-      put_final_angles(p, b, h, t0, n, first, turns);
-      put_all_angles(p, b, h, t0, n, first, turns);
-    }
     for (int t = kr_thread() >> 5; t < n; t += WARPS) {
       const token at = token_at(p, b, t0 + t);
       const int own = first + 2 * lane;
       rotation by[2] = {};
 #pragma unroll
       for (int k = 0; k < 2; k++)
-        if (own + k < p.M) by[k] = rotation_of(turns[t][2 * lane + k]);
+        if (own + k < p.M) by[k] = rotation_of(angle_at(p, b, h, at, own + k));
       const float sum = own < p.N / 2 ? put_token(p, b, h, at, runs_of(p, own), by, p.M - own) : 0.0f,
                   all = is_small ? add_warp(sum) : 0.0f;
       if (is_small && lane == 0) *dots_of(p.dots, p, b, h, at.t) = all;
@@ -216,6 +255,12 @@ KR_DEV void clear_queries(const kr_mamba3_params &p, int b, int h, int64_t block
     put((element *)p.q, row_of(p, b, h, block, 0) * p.row_N + i, 0.0f);
 }
 
+/* at: the sequence's last token. */
+KR_DEV void put_final_angles(const kr_mamba3_params &p, int b, int h, const token &at) {
+  for (int m = kr_thread(); m < p.M; m += THREADS)
+    ((float *)p.final_angles.data)[at3(p.final_angles, at.row, h, m)] = angle_of(angle_at(p, b, h, at, m));
+}
+
 /* A block per sequence (of the batch or a pack) and head. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_edges(const kr_mamba3_params p) {
   const int row = kr_block_x() / p.H, h = kr_block_x() - row * p.H, is_pack = p.cu_seqlens.data != 0,
@@ -229,7 +274,10 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_edges(const kr_mamba3_params p) {
     for (int r = kr_thread(); r < p.ranks; r += THREADS)
       p.weight[row_of(p, b, h, first, r)] = 0, p.decay[row_of(p, b, h, first, r)] = 0;
   if (is_pack && p.after) put_units(p, b, h, row, first + n + 1, p.after, 0, 1);
-  if (n == 0) pass_states(p, h, row);
+  if (n == 0)
+    pass_states(p, h, row);
+  else if (p.final_angles.data)
+    put_final_angles(p, b, h, token_at(p, b, end - 1));
   if (!is_pack || h) return;
   const int64_t from = (first - p.before) * p.ranks, to = (first + n + p.has_ends + p.after) * p.ranks;
   for (int64_t i = from + kr_thread(); i < to; i += THREADS) p.seq_idx[i] = row;

@@ -1,12 +1,13 @@
 /* mamba3_bwd.cu: what surrounds the SSD's gradient in that of Mamba 3's scan (equations in mamba3_bwd_ref.c); compiled
- * as mamba3.cu, whose kernels make the rows. Every sum has one order. kr_mamba3_leave_P   dy of every rank from dout;
- * dz; the products of a token with itself; sums for factors and the norm kr_mamba3_far       dy beside tokens
- * kr_mamba3_inputs_P  dx; sums for mimo_x and D
- * kr_mamba3_matrices  dB, dC and their biases, turned back; each token's share of the gradient of angles
- * kr_mamba3_sums, kr_mamba3_later  that share's sums over chunks, then over the chunks behind
- * kr_mamba3_steps     gradients of angles, dt, trap and the decay;  kr_mamba3_angles  sums over heads
- * kr_mamba3_initial   gradients of the states before a sequence
- * kr_mamba3_add       sums over blocks: gradients of parameters */
+ * as mamba3.cu, whose kernels make the rows. Every sum has one order.
+ *   kr_mamba3_leave_P   dy of every rank from dout; dz; the products of a token with itself; sums for factors and norm
+ *   kr_mamba3_far       dy beside tokens
+ *   kr_mamba3_inputs_P  dx; sums for mimo_x and D
+ *   kr_mamba3_matrices  dB, dC and their biases, turned back; each token's share of the gradient of angles
+ *   kr_mamba3_sums, kr_mamba3_later  that share's sums over spans, then over the spans behind
+ *   kr_mamba3_steps     gradients of angles, dt, trap and the decay
+ *   kr_mamba3_initial   gradients of the states before a sequence
+ *   kr_mamba3_add       sums over blocks: gradients of parameters */
 #include "mamba3_rows.cuh"
 
 enum { TILE = KR_MAMBA3_TILE, EACH = TILE / WARPS, SLICES = KR_MAMBA3_SLICES };
@@ -394,15 +395,15 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_matrices(const kr_mamba3_bwd_para
         if (t0 + i >= f.L || first >= f.N / 2) continue;
         const runs two = runs_of(f, first);
         const token at = token_at(f, b, t0 + i);
-        const int64_t angle = (unit_of(f, b, h) * f.L + at.t) * f.M + first;
+        float *const psi = p.psi + (unit_of(f, b, h) * f.L + at.t) * f.M + first;
         rotation by[2] = {};
 #pragma unroll
         for (int k = 0; k < 2; k++)
-          if (first + k < f.M) by[k] = rotation_of(f.all_angles[angle + k]);
+          if (first + k < f.M) by[k] = rotation_of(angle_at(f, b, h, at, first + k));
         const turning v = turning_at(p, b, h, at, r, two, by, f.M - first);
 #pragma unroll
         for (int k = 0; k < 2; k++)
-          if (first + k < f.M) p.psi[angle + k] = (r ? p.psi[angle + k] : 0.0f) + share_of(v, k);
+          if (first + k < f.M) psi[k] = (r ? psi[k] : 0.0f) + share_of(v, k);
         const pairs dq = turned(v.dq, by, f.M - first, -1.0f), dk = turned(v.dk, by, f.M - first, -1.0f);
         sums[0] = plus(sums[0], dq), sums[1] = plus(sums[1], dk);
         dC[i] = plus(dC[i], dq), dB[i] = plus(dB[i], dk);
@@ -420,93 +421,138 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_matrices(const kr_mamba3_bwd_para
 
 /* ---- angles and steps -------------------------------------------------------------------------------------------- */
 
-KR_DEV float *later_at(const kr_mamba3_bwd_params &p, int64_t unit, int64_t chunk) {
-  return p.later + (unit * p.f.n_chunks + chunk) * p.f.M;
-}
-
 /* The gradient of angles behind a sequence's last token. */
 KR_DEV float angles_behind(const kr_mamba3_bwd_params &p, int row, int h, int m) {
   return p.dfinal_angles.data ? get(p.dfinal_angles, at3(p.dfinal_angles, row, h, m)) : 0.0f;
 }
 
-/* One thread per head, chunk and pair: psi summed from the chunk's end, or the end of its first token's sequence, on.
- */
+/* Whether tokens of a call may be the ends of sequences, other than its last. */
+KR_DEV int may_end(const kr_mamba3_params &f, int64_t t) { return f.cu_seqlens.data || t == f.L - 1; }
+
+/* One thread per head, span and pair: psi summed from the span's end, or the end of its first token's sequence, on. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_sums(const kr_mamba3_bwd_params p) {
   const kr_mamba3_params &f = p.f;
-  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), each = (int64_t)f.n_chunks * f.M, unit = i / each;
-  const int b = (int)(unit / f.H), h = (int)(unit - (int64_t)b * f.H), chunk = (int)((i - unit * each) / f.M),
-            m = (int)(i % f.M);
+  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), each = (int64_t)f.n_spans * f.M, unit = i / each,
+                t0 = (i - unit * each) / f.M * SPAN;
+  const int b = (int)(unit / f.H), h = (int)(unit - (int64_t)b * f.H), m = (int)(i % f.M);
   if (b >= f.B) return;
-  const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < f.L ? t0 + CHUNK : f.L;
-  float sum = 0;
-  for (int64_t t = end - 1; t >= t0; t--) {
-    if (f.cu_seqlens.data || t == f.L - 1) {
-      const token at = token_at(f, b, t);
+  const float *const from = p.psi + (unit * f.L + t0) * f.M + m;
+  float own[SPAN], sum = 0;
+#pragma unroll
+  for (int k = 0; k < SPAN; k++) own[k] = t0 + k < f.L ? from[(int64_t)k * f.M] : 0.0f;
+#pragma unroll
+  for (int k = SPAN - 1; k >= 0; k--) {
+    if (may_end(f, t0 + k) && t0 + k < f.L) {
+      const token at = token_at(f, b, t0 + k);
       if (at.ends) sum = angles_behind(p, at.row, h, m);
     }
-    sum += p.psi[(unit * f.L + t) * f.M + m];
+    sum += own[k];
   }
-  later_at(p, unit, chunk)[m] = sum;
+  p.later[i] = sum;
 }
 
-/* One thread per head and pair. */
+/* Whether a span's sum does not continue the one behind it. */
+KR_DEV int stops(const kr_mamba3_params &f, int b, int64_t span) {
+  const int64_t t0 = span * SPAN, end = t0 + SPAN < f.L ? t0 + SPAN : f.L;
+  return end == f.L || (f.cu_seqlens.data && offset_at(f, token_at(f, b, t0).row + 1) <= end);
+}
+
+/* The sum over spans back from `end` to `begin`, onto `sum`; leaves (PUTS) what is behind each. Returns whether it
+ * stops. */
+template <int PUTS>
+KR_DEV int sum_later(const kr_mamba3_params &f, int b, float *at, int64_t begin, int64_t end, float &sum) {
+  enum { AHEAD = 8 };
+  int is_new = 0;
+  for (int64_t last = end - 1; last >= begin; last -= AHEAD) {
+    float own[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) own[i] = last - i >= begin ? at[(last - i) * f.M] : 0;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      if (last - i < begin) continue;
+      const int is_last = stops(f, b, last - i);
+      if (PUTS) at[(last - i) * f.M] = sum;
+      sum = is_last ? own[i] : sum + own[i], is_new |= is_last;
+    }
+  }
+  return is_new;
+}
+
+/* A block per head of a sequence: each warp has a part of the spans, a lane a pair. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_later(const kr_mamba3_bwd_params p) {
+  KR_SHARED float sums[WARPS][32];
+  KR_SHARED int are_new[WARPS];
   const kr_mamba3_params &f = p.f;
-  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), unit = i / f.M;
-  const int m = (int)(i - unit * f.M), b = (int)(unit / f.H);
-  float behind = 0;
-  if (b >= f.B) return;
-  for (int chunk = f.n_chunks - 1; chunk >= 0; chunk--) {
-    float *const at = later_at(p, unit, chunk) + m;
-    const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < f.L ? t0 + CHUNK : f.L;
-    int restarts = end == f.L;
-    if (f.cu_seqlens.data && !restarts) restarts = offset_at(f, token_at(f, b, t0).row + 1) <= end;
-    const float own = *at;
-    *at = behind;
-    behind = restarts ? own : behind + own;
+  const int64_t unit = kr_block_x(), each = (f.n_spans + WARPS - 1) / WARPS, warp = kr_thread() >> 5,
+                begin = warp * each, end = begin + each < f.n_spans ? begin + each : f.n_spans;
+  const int b = (int)(unit / f.H), lane = kr_thread() & 31;
+  for (int m = lane; m - lane < f.M; m += 32) {
+    float *const at = p.later + span_of(f, unit, 0) + m;
+    float sum = 0;
+    int is_new = 0;
+    kr_sync();
+    if (m < f.M) is_new = sum_later<0>(f, b, at, begin, end, sum);
+    sums[warp][lane] = sum;
+    if (lane == 0) are_new[warp] = is_new;
+    kr_sync();
+    sum = 0;
+    for (int w = WARPS - 1; w > warp; w--) sum = are_new[w] ? sums[w][lane] : sum + sums[w][lane];
+    if (m < f.M) sum_later<1>(f, b, at, begin, end, sum);
   }
 }
 
-/* Gradients of pairs from m0 on of a chunk's angles, given their shares; slopes: of dt. */
-KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int chunk, int m0, float (*shares)[PAIRS],
-                         float *slopes) {
+/* Sums of 16 values a lane over a warp, that of value i to lanes i and i + 16. */
+KR_DEV float add_sixteen(float (&v)[SPAN]) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int half = SPAN / 2; half; half >>= 1) {
+    const int is_high = (lane & half) != 0;
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      const float kept = kr_select(is_high, v[i + half], v[i]), given = kr_select(is_high, v[i], v[i + half]);
+      v[i] = kept + kr_shuffle_xor(given, half);
+    }
+  }
+  return v[0] + kr_shuffle_xor(v[0], SPAN);
+}
+
+/* A span's tangents of angles, by lanes that have a pair. */
+KR_DEV void load_tangents(const kr_mamba3_params &f, int b, int h, int64_t t0, int m, float (&turn)[SPAN]) {
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) turn[i] = t0 + i < f.L && m < f.M ? get(f.angles, at4(f.angles, b, t0 + i, h, m)) : 0;
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) turn[i] = tanh_close(turn[i]);
+}
+
+/* The gradients of a span's angles about a lane's pair, from their shares; and (by all lanes) their slopes about dt. */
+KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, const float (&turn)[SPAN],
+                         float (&dangle)[SPAN]) {
   const kr_mamba3_params &f = p.f;
-  const int64_t t0 = (int64_t)chunk * CHUNK, unit = unit_of(f, b, h);
-  const int n = f.L - t0 < CHUNK ? (int)(f.L - t0) : CHUNK, n_pairs = f.M - m0 < PAIRS ? f.M - m0 : PAIRS,
-            lane = kr_thread() & 31;
-  const float pi = 3.14159265f;
-  for (int i = kr_thread(); i < n * PAIRS; i += THREADS)
-    if (i % PAIRS < n_pairs) shares[i / PAIRS][i % PAIRS] = p.psi[(unit * f.L + t0 + i / PAIRS) * f.M + m0 + i % PAIRS];
-  kr_sync();
-  if (kr_thread() < n_pairs) {
-    const int m = kr_thread();
-    float sum = later_at(p, unit, chunk)[m0 + m];
-    for (int t = n - 1; t >= 0; t--) {
-      const int is_edge = f.cu_seqlens.data || t0 + t == f.L - 1 || t0 + t == 0;
-      const token at = is_edge ? token_at(f, b, t0 + t) : token{0, 0, 0, 0, 0};
-      if (at.ends) sum = angles_behind(p, at.row, h, m0 + m);
-      shares[t][m] = sum += shares[t][m];
-      if (at.begins && p.dinitial_angles.data)
-        kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, at.row, h, m0 + m), p.dinitial_angles.dtype, sum);
-    }
+  const int lane = kr_thread() & 31, is_there = m < f.M;
+  const int64_t t0 = span * SPAN, unit = unit_of(f, b, h);
+  const float pi = 3.14159265f, *const psi = p.psi + (unit * f.L + t0) * f.M + m,
+              d = lane < SPAN && t0 + lane < f.L ? get(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f;
+  float sum = is_there ? p.later[span_of(f, unit, span) + m] : 0.0f, slope[SPAN];
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) slope[i] = is_there && t0 + i < f.L ? psi[(int64_t)i * f.M] : 0.0f;
+#pragma unroll
+  for (int i = SPAN - 1; i >= 0; i--) {
+    const int is_edge = may_end(f, t0 + i) || t0 + i == 0;
+    const float step = pi * kr_shuffle_from(d, i);
+    token at = {};
+    if (is_edge && t0 + i < f.L && is_there) at = token_at(f, b, t0 + i);
+    if (at.ends) sum = angles_behind(p, at.row, h, m);
+    sum += slope[i];
+    if (at.begins && p.dinitial_angles.data)
+      kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, at.row, h, m), p.dinitial_angles.dtype, sum);
+    dangle[i] = sum * step * kr_fma(-turn[i], turn[i], 1.0f);
+    slope[i] = pi * sum * turn[i];
   }
-  kr_sync();
-  for (int t = kr_thread() >> 5; t < n; t += WARPS) {
-    const float d = get(f.dt, at3(f.dt, b, t0 + t, h));
-    float slope = 0;
-    for (int m = lane; m < n_pairs; m += 32) {
-      const float turn = tanh_close(get(f.angles, at4(f.angles, b, t0 + t, h, m0 + m))), by = pi * shares[t][m],
-                  dangle = by * d * kr_fma(-turn, turn, 1.0f);
-      slope = kr_fma(by, turn, slope);
-      if (p.shares_angles)
-        p.psi[(unit * f.L + t0 + t) * f.M + m0 + m] = dangle;
-      else if (p.dangles.data)
-        kr_store(p.dangles.data, at4(p.dangles, b, t0 + t, h, m0 + m), p.dangles.dtype, dangle);
-    }
-    slope = add_warp(slope);
-    if (lane == 0) slopes[t] = (m0 ? slopes[t] : 0.0f) + slope;
+  const float total = add_sixteen(slope);
+  if (lane < SPAN && t0 + lane < f.L) {
+    float *const to = p.slopes + unit * f.L + t0 + lane;
+    *to = m == lane ? total : *to + total;
   }
-  kr_sync();
 }
 
 KR_DEV void put_token(const kr_view &v, int b, int64_t t, int h, float value) {
@@ -520,9 +566,10 @@ KR_DEV float weight_gradient(const kr_mamba3_bwd_params &p, int b, int h, int64_
   return sum;
 }
 
-KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token &at, float slope) {
+KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token &at) {
   const kr_mamba3_params &f = p.f;
   const steps now = steps_at(f, b, h, at.t);
+  const float slope = f.M ? p.slopes[unit_of(f, b, h) * f.L + at.t] : 0.0f;
   const int is_empty = at.begins && !f.initial_states.data; /* before the token */
   const float before = is_empty ? 0.0f : kr_exp(now.decay) * weight_gradient(p, b, h, at.block);
   float own = 0;
@@ -540,27 +587,40 @@ KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token
             is_empty ? 0.0f : kr_fma(weight_before(f, b, h, at, now), before, p.ddecay[row_of(f, b, h, at.block, 0)]));
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
-  KR_SHARED float shares[CHUNK][PAIRS], slopes[CHUNK];
+/* A block per span; each warp has every eighth head, a lane a pair. */
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
+  KR_SHARED float warps[WARPS][SPAN][32];
   const kr_mamba3_params &f = p.f;
-  const int chunk = kr_block_x() / f.H, h = kr_block_x() - chunk * f.H, b = kr_block_z();
-  const int64_t t0 = (int64_t)chunk * CHUNK;
-  if (kr_thread() < CHUNK) slopes[kr_thread()] = 0;
+  const int b = kr_block_z(), warp = kr_thread() >> 5, lane = kr_thread() & 31, is_one = f.angles.stride[2] == 0;
+  const int64_t span = kr_block_x(), t0 = span * SPAN;
+  const int n = f.L - t0 < SPAN ? (int)(f.L - t0) : SPAN;
+  for (int m = lane; m - lane < f.M; m += 32) {
+    float turn[SPAN], sums[SPAN] = {}, own[SPAN];
+#pragma unroll 1
+    for (int h = warp; h < f.H; h += WARPS) {
+      if (h == warp || !is_one) load_tangents(f, b, h, t0, m, turn);
+      leave_angles(p, b, h, span, m, turn, own);
+#pragma unroll
+      for (int i = 0; i < SPAN; i++) {
+        sums[i] += own[i];
+        if (!p.shares_angles && p.dangles.data && m < f.M && i < n)
+          kr_store(p.dangles.data, at4(p.dangles, b, t0 + i, h, m), p.dangles.dtype, own[i]);
+      }
+    }
+    if (!p.shares_angles) continue;
+    kr_sync();
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) warps[warp][i][lane] = sums[i];
+    kr_sync();
+    for (int i = warp; i < n && m < f.M; i += WARPS) {
+      float sum = warps[0][i][lane];
+      for (int w = 1; w < WARPS; w++) sum += warps[w][i][lane];
+      kr_store(p.dangles.data, at4(p.dangles, b, t0 + i, 0, m), p.dangles.dtype, sum);
+    }
+  }
   kr_sync();
-  for (int m0 = 0; m0 < f.M; m0 += PAIRS) leave_angles(p, b, h, chunk, m0, shares, slopes);
-  if (kr_thread() < CHUNK && t0 + kr_thread() < f.L)
-    leave_steps(p, b, h, token_at(f, b, t0 + kr_thread()), slopes[kr_thread()]);
-}
-
-/* One thread per token and pair. */
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_angles(const kr_mamba3_bwd_params p) {
-  const kr_mamba3_params &f = p.f;
-  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), t = i / f.M;
-  const int m = (int)(i - t * f.M), b = kr_block_z();
-  float sum = 0;
-  if (t >= f.L) return;
-  for (int h = 0; h < f.H; h++) sum += p.psi[(unit_of(f, b, h) * f.L + t) * f.M + m];
-  kr_store(p.dangles.data, at4(p.dangles, b, t, 0, m), p.dangles.dtype, sum);
+  for (int i = kr_thread(); i < SPAN * f.H; i += THREADS)
+    if (i % SPAN < n) leave_steps(p, b, i / SPAN, token_at(f, b, t0 + i % SPAN));
 }
 
 /* ---- initial states ---------------------------------------------------------------------------------------------- */

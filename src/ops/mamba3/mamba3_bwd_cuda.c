@@ -11,10 +11,13 @@ static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3
                        inputs_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3_inputs_64"),
                                               KR_BY_TYPE("mamba3_bwd", "kr_mamba3_inputs_256")},
                        matrices_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_matrices"),
+                       plain_leave_kernel[] = KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_leave"),
+                       plain_inputs_kernel[] = KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_inputs"),
+                       plain_matrices_kernel[2][3] = {KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_matrices"),
+                                                      KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_matrices_halves")},
                        sums_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_sums"),
                        later_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_later"),
                        steps_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_steps"),
-                       angles_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_angles"),
                        initial_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_initial"),
                        add_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_add");
 
@@ -41,6 +44,16 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
   p->needs_y = kr_has(&a->z) || kr_has(&a->norm_weight) || kr_has(&a->mimo_o);
 }
 
+/* Whether the call is plain; its tiles then. */
+static void be_plain(kr_mamba3_bwd_params *p, int type) {
+  kr_mamba3_params *const f = &p->f;
+  const kr_view *const rows[] = {&p->dout, &p->dx, &p->dz, &p->dB, &p->dC};
+  kr_mamba3_be_plain(f, type);
+  for (int i = 0; i < 5; i++) f->is_plain = f->is_plain && kr_mamba3_takes_vectors(rows[i], type);
+  const int64_t tile = 8 * KR_MAMBA3_THREADS / f->N;
+  if (f->is_plain) f->n_tiles = (int32_t)((f->L + tile - 1) / tile);
+}
+
 static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type) {
   kr_mamba3_params *const f = &p->f;
   const int64_t units = (int64_t)f->B * f->H, rows = units * f->n_rows, tokens = units * f->L;
@@ -53,9 +66,9 @@ static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type)
   p->rows_dx = kr_mamba3_take(scratch, &at, rows * f->row_P, bytes);
   p->dweight = kr_mamba3_take(scratch, &at, rows, each), p->ddecay = kr_mamba3_take(scratch, &at, rows, each);
   p->products = kr_mamba3_take(scratch, &at, tokens * f->R * f->R, each);
-  f->all_angles = kr_mamba3_take(scratch, &at, tokens * f->M, each),
   p->psi = kr_mamba3_take(scratch, &at, tokens * f->M, each);
-  p->later = kr_mamba3_take(scratch, &at, units * f->n_chunks * f->M, each);
+  p->later = kr_mamba3_take(scratch, &at, units * f->n_spans * f->M, each);
+  p->slopes = kr_mamba3_take(scratch, &at, tokens, each);
   p->biases = kr_mamba3_take(scratch, &at, (int64_t)f->B * f->n_tiles * f->H * 2 * f->R * f->N, each);
   p->factors = kr_mamba3_take(scratch, &at, (int64_t)p->n_factors * f->H * p->n_parts, each);
   return at;
@@ -82,6 +95,7 @@ static gradient gradient_of(const kr_mamba3_core *core, const kr_mamba3_bwd_args
   g.type = kr_mamba3_row_type(core, &g.in);
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
   view_tensors(&g.p, a);
+  be_plain(&g.p, g.type);
   g.at = place_gradient(&g.p, scratch, g.type);
   g.ssd = kr_mamba3_ssd(core, &g.in, &g.p.f, &a->call, scratch + g.at);
   g.ssd_bwd = gradient_of_ssd(&g, a);
@@ -110,31 +124,35 @@ static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const
                 sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
   if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));
-  KR_TRY(kr_mamba3_launch(ctx, core->tier, leave_kernel[p->f.P > 64], g->type, &chunks, p, sizeof *p));
+  const kr_kernel *const leave = p->f.is_plain ? plain_leave_kernel : leave_kernel[p->f.P > 64];
+  KR_TRY(kr_mamba3_launch(ctx, core->tier, leave, g->type, &chunks, p, sizeof *p));
   return kr_mamba3_launch(ctx, core->tier, far_kernel, g->type, &sequences, p, sizeof *p);
 }
 
-static kr_grid threads_of(int64_t n, int64_t batch, void *stream) {
-  return kr_mamba3_grid((n + KR_MAMBA3_THREADS - 1) / KR_MAMBA3_THREADS, batch, stream);
+static kr_grid threads_of(int64_t n, void *stream) {
+  return kr_mamba3_grid((n + KR_MAMBA3_THREADS - 1) / KR_MAMBA3_THREADS, 1, stream);
 }
 
 static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g, void *stream) {
   const kr_mamba3_bwd_params *const p = &g->p;
   const kr_mamba3_params *const f = &p->f;
-  const int64_t heads = (int64_t)f->B * f->H, width = (f->N / 2 + KR_MAMBA3_PAIRS - 1) / KR_MAMBA3_PAIRS,
+  const int are_halves = (f->flags & KRAIT_MAMBA3_HALVES) != 0;
+  const kr_kernel *const inputs = f->is_plain ? plain_inputs_kernel : inputs_kernel[f->P > 64],
+                         *const matrices = f->is_plain ? plain_matrices_kernel[are_halves] : matrices_kernel;
+  const int64_t heads = (int64_t)f->B * f->H,
+                width = f->is_plain ? 1 : (f->N / 2 + KR_MAMBA3_PAIRS - 1) / KR_MAMBA3_PAIRS,
                 places = (2 * (int64_t)f->R * f->N + p->n_parts + 31) / 32;
   const kr_grid chunks = kr_mamba3_grid((int64_t)f->n_chunks * f->H, f->B, stream),
                 tiles = kr_mamba3_grid((int64_t)f->n_tiles * f->G * width, f->B, stream),
                 sequences = kr_mamba3_grid((int64_t)(f->cu_seqlens.data ? f->S : f->B) * f->H, 1, stream),
-                sums = threads_of(heads * f->n_chunks * f->M, 1, stream), later = threads_of(heads * f->M, 1, stream),
-                angles = threads_of(f->L * f->M, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
+                sums = threads_of(heads * f->n_spans * f->M, stream), later = kr_mamba3_grid(heads, 1, stream),
+                spans = kr_mamba3_grid(f->n_spans, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
   const uint64_t tier = core->tier;
-  KR_TRY(kr_mamba3_launch(ctx, tier, inputs_kernel[f->P > 64], g->type, &chunks, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, matrices_kernel, g->type, &tiles, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, matrices, g->type, &tiles, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->type, &sums, p, sizeof *p));
   if (sums.x) KR_TRY(kr_mamba3_launch(ctx, tier, later_kernel, g->type, &later, p, sizeof *p));
-  KR_TRY(kr_mamba3_launch(ctx, tier, steps_kernel, g->type, &chunks, p, sizeof *p));
-  if (p->shares_angles) KR_TRY(kr_mamba3_launch(ctx, tier, angles_kernel, g->type, &angles, p, sizeof *p));
+  KR_TRY(kr_mamba3_launch(ctx, tier, steps_kernel, g->type, &spans, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, initial_kernel, g->type, &sequences, p, sizeof *p));
   return kr_mamba3_launch(ctx, tier, add_kernel, g->type, &parameters, p, sizeof *p);
 }

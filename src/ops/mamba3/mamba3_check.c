@@ -15,6 +15,9 @@ static void choose_mamba3_sizes(kr_case *c, int64_t index) {
   *R = kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 1, 5);
   *P = usual ? kr_case_int(c, 1, 9) * 8 : kr_case_edge(c, 33);
   *N = usual ? kr_case_int(c, 1, 16) * 8 : 2 * kr_case_edge(c, index % 40 == 12 ? 130 : 17);
+  if (usual && index % 10 == 8) { /* what plain calls have */
+    *R = 1, *P = 8LL << kr_case_int(c, 0, 4), *N = 16LL << kr_case_int(c, 0, 3);
+  }
   *kr_case_size(c, "M") = usual ? *N / (kr_case_chance(c, 0.5) ? 2 : 4) : kr_case_int(c, 0, *N / 2);
 }
 
@@ -42,7 +45,7 @@ static void choose_mamba3_tensors(kr_case *c) {
     if (has_states) kr_case_give(c, states[i]);
     else kr_case_leave_out(c, states[i]);
   }
-  if (*kr_case_size(c, "R") == 1 && kr_case_chance(c, 0.7)) { /* SISO */
+  if (*kr_case_size(c, "R") == 1 && kr_case_chance(c, 0.8)) { /* SISO */
     kr_case_leave_out(c, "mimo_x"), kr_case_leave_out(c, "mimo_z"), kr_case_leave_out(c, "mimo_o");
   }
 }

@@ -9,6 +9,9 @@
 static const kr_kernel turns_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_turns"),
                        carry_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_carry"),
                        rows_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_rows"),
+                       plain_rows_kernel[2][3] = {KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_rows"),
+                                                  KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_rows_halves")},
+                       plain_finish_kernel[] = KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_finish"),
                        edges_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_edges"),
                        finish_kernel[2][3] = {KR_BY_TYPE("mamba3", "kr_mamba3_finish_64"),
                                               KR_BY_TYPE("mamba3", "kr_mamba3_finish_256")},
@@ -74,6 +77,7 @@ kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends) {
   p.row_N = (int32_t)up_to(in->N, 8), p.row_P = (int32_t)up_to(in->P, 8);
   p.n_chunks = (int32_t)((in->L + KR_MAMBA3_CHUNK - 1) / KR_MAMBA3_CHUNK);
   p.n_tiles = (int32_t)((in->L + KR_MAMBA3_TILE - 1) / KR_MAMBA3_TILE);
+  p.n_spans = (int32_t)((in->L + KR_MAMBA3_SPAN - 1) / KR_MAMBA3_SPAN);
   const int32_t units = (int32_t)(up_to(in->N, p.ranks) / p.ranks);
   if (is_pack) p.before = has_states ? units : 0, p.after = has_ends ? units : 0;
   p.n_rows = (is_pack ? in->L + in->S * (p.before + p.has_ends + p.after) : in->L + has_ends) * p.ranks;
@@ -83,6 +87,22 @@ kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends) {
   p.initial_angles = in->initial_angles, p.initial_states = in->initial_states, p.initial_B = in->initial_B;
   p.initial_x = in->initial_x, p.cu_seqlens = in->cu_seqlens;
   return p;
+}
+
+int kr_mamba3_takes_vectors(const kr_view *v, int type) {
+  const int64_t strides = v->stride[0] | v->stride[1] | v->stride[2];
+  return !kr_has(v) || (v->dtype == type && v->stride[3] == 1 && strides % 8 == 0 && (uintptr_t)v->data % 16 == 0);
+}
+
+static int is_power_of_two(int32_t n) { return (n & (n - 1)) == 0; }
+
+void kr_mamba3_be_plain(kr_mamba3_params *p, int type) {
+  const kr_view *const factors[] = {&p->mimo_x, &p->mimo_z, &p->mimo_o, &p->norm_weight},
+                      *const rows[] = {&p->x, &p->z, &p->Bmat, &p->Cmat};
+  p->is_plain = p->R == 1 && p->M % 4 == 0 && p->P >= 8 && is_power_of_two(p->P) && p->N >= 16 &&
+                p->N <= KR_MAMBA3_PLAIN_N && is_power_of_two(p->N);
+  for (int i = 0; i < 4; i++)
+    p->is_plain = p->is_plain && !kr_has(factors[i]) && kr_mamba3_takes_vectors(rows[i], type);
 }
 
 void *kr_mamba3_take(char *scratch, uint64_t *at, int64_t n, uint64_t bytes) {
@@ -102,7 +122,9 @@ uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type) {
   p->weight = kr_mamba3_take(scratch, &at, rows, sizeof(float)),
   p->decay = kr_mamba3_take(scratch, &at, rows, sizeof(float));
   p->dots = kr_mamba3_take(scratch, &at, units * p->L * p->R * p->R, sizeof(float));
-  p->chunk_angles = kr_mamba3_take(scratch, &at, units * p->n_chunks * p->M, sizeof(uint32_t));
+  p->gamma = kr_mamba3_take(scratch, &at, units * p->L, sizeof(float));
+  p->angles_within = kr_mamba3_take(scratch, &at, units * p->L * p->M, sizeof(uint32_t));
+  p->angles_before = kr_mamba3_take(scratch, &at, units * p->n_spans * p->M, sizeof(uint32_t));
   p->seq_idx = kr_mamba3_take(scratch, &at, p->cu_seqlens.data ? p->n_rows : 0, sizeof(int32_t));
   return at;
 }
@@ -141,15 +163,20 @@ int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel ke
 }
 
 int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream) {
-  const int64_t units = (int64_t)p->B * p->H * p->M, sequences = p->cu_seqlens.data ? p->S : p->B;
+  const int64_t sequences = p->cu_seqlens.data ? p->S : p->B, warps = KR_MAMBA3_THREADS / 32,
+                groups = (p->H + KR_MAMBA3_SPAN_HEADS - 1) / KR_MAMBA3_SPAN_HEADS,
+                spans = (int64_t)p->n_spans * ((p->M + 31) / 32) * groups;
   const kr_grid chunks = kr_mamba3_grid((int64_t)p->n_chunks * p->H, p->B, stream),
-                pairs = kr_mamba3_grid((units + KR_MAMBA3_THREADS - 1) / KR_MAMBA3_THREADS, 1, stream),
+                turns = kr_mamba3_grid((spans + warps - 1) / warps, p->B, stream),
+                heads = kr_mamba3_grid((int64_t)p->B * p->H, 1, stream),
                 edges = kr_mamba3_grid(sequences * p->H, 1, stream);
   if (p->n_chunks && p->M) {
-    KR_TRY(kr_mamba3_launch(ctx, tier, turns_kernel, type, &chunks, p, sizeof *p));
-    KR_TRY(kr_mamba3_launch(ctx, tier, carry_kernel, type, &pairs, p, sizeof *p));
+    KR_TRY(kr_mamba3_launch(ctx, tier, turns_kernel, type, &turns, p, sizeof *p));
+    KR_TRY(kr_mamba3_launch(ctx, tier, carry_kernel, type, &heads, p, sizeof *p));
   }
-  KR_TRY(kr_mamba3_launch(ctx, tier, rows_kernel, type, &chunks, p, sizeof *p));
+  const kr_kernel *const rows =
+      p->is_plain ? plain_rows_kernel[(p->flags & KRAIT_MAMBA3_HALVES) != 0] : rows_kernel;
+  KR_TRY(kr_mamba3_launch(ctx, tier, rows, type, &chunks, p, sizeof *p));
   return kr_mamba3_launch(ctx, tier, edges_kernel, type, &edges, p, sizeof *p);
 }
 
@@ -167,6 +194,8 @@ static scan scan_of(const kr_mamba3_core *core, const kr_mamba3_args *a, char *s
   s.p = kr_mamba3_params_of(&s.in, kr_has(&a->final_states));
   s.p.out = KR_MAMBA3_TIME(a, out), s.p.final_angles = a->final_angles, s.p.final_states = a->final_states;
   s.p.final_B = a->final_B, s.p.final_x = a->final_x;
+  kr_mamba3_be_plain(&s.p, kr_mamba3_row_type(core, &s.in));
+  s.p.is_plain = s.p.is_plain && kr_mamba3_takes_vectors(&s.p.out, kr_mamba3_row_type(core, &s.in));
   s.at = kr_mamba3_place(&s.p, scratch, kr_mamba3_row_type(core, &s.in));
   s.ssd = kr_mamba3_ssd(core, &s.in, &s.p, &a->call, scratch + s.at);
   if (!s.p.cu_seqlens.data) s.ssd.final_states = a->final_states;
@@ -195,7 +224,8 @@ static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which
                 sequences = kr_mamba3_grid((int64_t)s.p.S * s.p.H, 1, a->call.stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, type, &s.p, a->call.stream));
   if (s.p.n_rows && s.p.B) KR_TRY(core->ssd.run(ctx, &s.ssd));
-  KR_TRY(kr_mamba3_launch(ctx, core->tier, finish_kernel[s.p.P > 64], type, &chunks, &s.p, sizeof s.p));
+  const kr_kernel *const finish = s.p.is_plain ? plain_finish_kernel : finish_kernel[s.p.P > 64];
+  KR_TRY(kr_mamba3_launch(ctx, core->tier, finish, type, &chunks, &s.p, sizeof s.p));
   if (!s.p.cu_seqlens.data || !s.p.final_states.data) return KRAIT_OK;
   return kr_mamba3_launch(ctx, core->tier, ends_kernel, type, &sequences, &s.p, sizeof s.p);
 }

@@ -24,6 +24,10 @@ const char *kr_mamba3_refuse(const kr_mamba3_core *core, const kr_mamba3_inputs 
 int kr_mamba3_row_type(const kr_mamba3_core *core, const kr_mamba3_inputs *in);
 /* Params of a call, without its outputs. has_ends: whether a block follows a sequence's last token. */
 kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends);
+/* Whether v has rows of this type in aligned vectors of eight, or is absent. */
+int kr_mamba3_takes_vectors(const kr_view *v, int type);
+/* Takes mamba3_plain.cu, if the inputs allow it. */
+void kr_mamba3_be_plain(kr_mamba3_params *p, int type);
 /* Sets the addresses in scratch, of rows of this type; returns the offset behind them. */
 uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type);
 /* Takes n elements of scratch at offset *at, which is advanced. */

@@ -9,6 +9,9 @@
 #define KR_MAMBA3_CHUNK 64 /* tokens of a block */
 #define KR_MAMBA3_PAIRS 64 /* of rows of B and C that rotate, at a time */
 #define KR_MAMBA3_TILE 32  /* tokens of a block that leaves gradients of B and C */
+#define KR_MAMBA3_SPAN 16  /* tokens whose angles are summed at once */
+#define KR_MAMBA3_SPAN_HEADS 4 /* by a warp, for so many heads */
+#define KR_MAMBA3_PLAIN_N 128 /* most states of a plain call */
 #define KR_MAMBA3_SLICES 8 /* of the sums over blocks */
 
 /* Token t of a sequence is a block of `ranks` rows for the SSD (R, to the next power of two, the others zeros): with
@@ -25,9 +28,10 @@
 typedef struct kr_mamba3_params {
   uint32_t flags;
   int32_t B, H, P, N, G, R, M, S;
+  int32_t is_plain;              /* mamba3_plain.cu */
   int32_t ranks;                 /* R, to the next power of two */
   int32_t row_N, row_P;          /* of rows in scratch */
-  int32_t before, after, has_ends, n_chunks, n_tiles;
+  int32_t before, after, has_ends, n_chunks, n_tiles, n_spans;
   float eps;
   int64_t L, n_rows;
   kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;
@@ -36,9 +40,10 @@ typedef struct kr_mamba3_params {
   void *q, *k, *rows_x, *y;      /* (B,H,n_rows,row_N or row_P) */
   float *weight, *decay;         /* (B,H,n_rows): of keys, and log of the decay */
   float *dots;                   /* (B,H,L,R,R): q_r k_s of a token */
-  uint32_t *chunk_angles;        /* (B,H,n_chunks,M): angles of a chunk's tokens, then of those before it */
+  float *gamma;                  /* (B,H,L): lambda dt */
+  uint32_t *angles_within;       /* (B,H,L,M): of a token, since its span or its sequence began */
+  uint32_t *angles_before;       /* (B,H,n_spans,M): of a span's last token, then of the token before the span */
   int32_t *seq_idx;              /* (n_rows), of a pack */
-  uint32_t *all_angles;           /* (B,H,L,M): every token's angles, or absent */
 } kr_mamba3_params;
 
 typedef struct kr_mamba3_bwd_params {
@@ -50,7 +55,8 @@ typedef struct kr_mamba3_bwd_params {
   float *dweight, *ddecay;  /* as f.weight */
   float *products;          /* (B,H,L,R,R): dy_r x_s of a token */
   float *psi;               /* (B,H,L,M): a token's share of the gradient of angles; dangles, if heads share them */
-  float *later;             /* (B,H,n_chunks,M): sums of psi over a chunk, then over those behind it */
+  float *later;             /* (B,H,n_spans,M): sums of psi over a span, then over those behind it */
+  float *slopes;            /* (B,H,L): of a token's angles about dt */
   float *biases;            /* (B n_tiles,H,2,R,N): dC_bias, dB_bias of a tile */
   float *factors;           /* (n_factors,H,n_parts): of a chunk dmimo_z, dmimo_o, dmimo_x, dnorm_weight, dD */
   int32_t n_factors, n_parts; /* n_factors: chunks of the batch, and sequences, for initial_x */

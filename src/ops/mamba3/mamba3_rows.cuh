@@ -8,7 +8,8 @@
 #include "mamba3_params.h"
 #include "mamba3_turns.cuh"
 
-enum { CHUNK = KR_MAMBA3_CHUNK, PAIRS = KR_MAMBA3_PAIRS, THREADS = KR_MAMBA3_THREADS, WARPS = THREADS / 32 };
+enum { CHUNK = KR_MAMBA3_CHUNK, SPAN = KR_MAMBA3_SPAN, PAIRS = KR_MAMBA3_PAIRS };
+enum { THREADS = KR_MAMBA3_THREADS, WARPS = THREADS / 32 };
 
 /* Two neighbours of a row in scratch, `at` even. */
 KR_DEV kr_float2 row_two(const void *rows, int64_t at) {
@@ -29,9 +30,9 @@ KR_DEV void put_row_two(void *rows, int64_t at, float first, float second) {
 
 /* ---- tokens ------------------------------------------------------------------------------------------------------ */
 
-/* block: of rows. row: of the states. */
+/* block: of rows. row: of the states. start: its sequence's first token. */
 typedef struct token {
-  int64_t t, block;
+  int64_t t, block, start;
   int row, begins, ends; /* its sequence */
 } token;
 
@@ -47,7 +48,7 @@ KR_DEV int64_t first_block(const kr_mamba3_params &p, int i, int64_t begin) {
 }
 
 KR_DEV token token_at(const kr_mamba3_params &p, int b, int64_t t) {
-  if (!p.cu_seqlens.data) return token{t, t, b, t == 0, t == p.L - 1};
+  if (!p.cu_seqlens.data) return token{t, t, 0, b, t == 0, t == p.L - 1};
   int low = 0, high = p.S - 1; /* the last sequence that begins at t or before */
   while (low < high) {
     const int middle = (low + high + 1) >> 1;
@@ -57,7 +58,7 @@ KR_DEV token token_at(const kr_mamba3_params &p, int b, int64_t t) {
       high = middle - 1;
   }
   const int64_t begin = offset_at(p, low), end = offset_at(p, low + 1);
-  return token{t, first_block(p, low, begin) + t - begin, low, t == begin, t == end - 1};
+  return token{t, first_block(p, low, begin) + t - begin, begin, low, t == begin, t == end - 1};
 }
 
 KR_DEV int64_t unit_of(const kr_mamba3_params &p, int b, int h) { return (int64_t)b * p.H + h; }
@@ -93,12 +94,19 @@ KR_DEV float weight_before(const kr_mamba3_params &p, int b, int h, const token 
   return kr_fma(now.rest, now.d, own);
 }
 
-/* ---- angles ------------------------------------------------------------------------------------------------------ */
-
-/* A token's turn about pair m. */
-KR_DEV uint32_t turn_at(const kr_mamba3_params &p, int b, int h, int64_t t, int m) {
-  return turn_of_step(get(p.angles, at4(p.angles, b, t, h, m)), get(p.dt, at3(p.dt, b, t, h)));
+/* Weights and decays of a token's rows, and of those behind a sequence's last. */
+KR_DEV void put_weights(const kr_mamba3_params &p, int b, int h, const token &at) {
+  const steps now = steps_at(p, b, h, at.t);
+  const float weight = kr_exp(now.decay) * weight_before(p, b, h, at, now);
+  p.gamma[unit_of(p, b, h) * p.L + at.t] = now.lambda * now.d;
+  for (int r = 0; r < p.ranks; r++) {
+    const int64_t row = row_of(p, b, h, at.block, r), behind = row_of(p, b, h, at.block + 1, r);
+    p.weight[row] = weight, p.decay[row] = r ? 0.0f : now.decay;
+    if (at.ends && p.has_ends) p.weight[behind] = now.lambda * now.d, p.decay[behind] = 0;
+  }
 }
+
+/* ---- angles ------------------------------------------------------------------------------------------------------ */
 
 /* The angle before a sequence's first token. */
 KR_DEV uint32_t turn_before(const kr_mamba3_params &p, int row, int h, int m) {
@@ -106,31 +114,15 @@ KR_DEV uint32_t turn_before(const kr_mamba3_params &p, int row, int h, int m) {
   return turn_of_angle(get(p.initial_angles, at3(p.initial_angles, row, h, m)));
 }
 
-/* Angles of a chunk's tokens about pairs from m0 on, to turns[token][pair]; before it `turns_of` has that of the tokens
- * before the chunk, or (ONLY_SUMS) takes the chunk's own sum, from its last sequence's first token on if one begins in
- * it. Called by all threads. */
-template <int ONLY_SUMS>
-KR_DEV void sum_turns(const kr_mamba3_params &p, int b, int h, int chunk, int m0, uint32_t (*turns)[PAIRS]) {
-  const int64_t t0 = (int64_t)chunk * CHUNK;
-  const int n = p.L - t0 < CHUNK ? (int)(p.L - t0) : CHUNK, n_pairs = p.M - m0 < PAIRS ? p.M - m0 : PAIRS;
-  for (int i = kr_thread(); i < n * PAIRS; i += THREADS) {
-    const int m = i % PAIRS;
-    if (m < n_pairs) turns[i / PAIRS][m] = turn_at(p, b, h, t0 + i / PAIRS, m0 + m);
-  }
-  kr_sync();
-  if (kr_thread() < n_pairs) {
-    const int m = kr_thread();
-    uint32_t *const carried = p.chunk_angles + (unit_of(p, b, h) * p.n_chunks + chunk) * p.M + m0 + m;
-    uint32_t sum = ONLY_SUMS ? 0 : *carried;
-    for (int t = 0; t < n; t++) {
-      const token at = p.cu_seqlens.data || t == 0 ? token_at(p, b, t0 + t) : token{t0 + t, 0, b, 0, 0};
-      if (at.begins) sum = turn_before(p, at.row, h, m0 + m);
-      sum = add_turns(sum, turns[t][m]);
-      turns[t][m] = sum;
-    }
-    if (ONLY_SUMS) *carried = sum;
-  }
-  kr_sync();
+KR_DEV int64_t span_of(const kr_mamba3_params &p, int64_t unit, int64_t span) {
+  return (unit * p.n_spans + span) * p.M;
+}
+
+/* A token's angle about pair m. */
+KR_DEV uint32_t angle_at(const kr_mamba3_params &p, int b, int h, const token &at, int m) {
+  const int64_t unit = unit_of(p, b, h), span = at.t / SPAN;
+  const uint32_t within = p.angles_within[(unit * p.L + at.t) * p.M + m];
+  return at.start < span * SPAN ? add_turns(p.angles_before[span_of(p, unit, span) + m], within) : within;
 }
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------- */

@@ -57,11 +57,12 @@ KR_DEV float tanh_close(float x) {
   return kr_select(square < 0.09f, kr_fma(x * square, near, x), kr_select(x < 0.0f, -far, far));
 }
 
-/* Of a token: tanh(angle) dt / 2 turns. */
-KR_DEV uint32_t turn_of_step(float angle, float d) {
-  const float half = 0.5f * tanh_close(angle), turns = half * d, low = kr_fma(half, d, -turns);
+/* Of a token: half d turns, where half is tanh(angle) / 2. */
+KR_DEV uint32_t turn_of_half(float half, float d) {
+  const float turns = half * d, low = kr_fma(half, d, -turns);
   return turns * 0.0f == 0 ? add_turns(turn_of(turns), turn_of(low)) : 1u;
 }
+KR_DEV uint32_t turn_of_step(float angle, float d) { return turn_of_half(0.5f * tanh_close(angle), d); }
 KR_DEV uint32_t turn_of_angle(float angle) {
   const float per_radian = 0.15915494309f, turns = angle * per_radian,
               low = kr_fma(angle, per_radian, -turns) + angle * 6.4206383e-9f; /* what per_radian lacks */
