@@ -37,16 +37,22 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_turns(const kr_mamba3_params p) {
     const float steps = lane < n ? get(p.dt, at3(p.dt, b, t0 + lane, h)) : 0.0f;
     const int64_t unit = unit_of(p, b, h);
     uint32_t sum = 0;
-#pragma unroll 1
-    for (int i = 0; i < n; i++) {
-      const float d = kr_shuffle_from(steps, i);
-      if (m >= p.M) continue;
-      if (p.cu_seqlens.data || t0 + i == 0) {
-        const token at = token_at(p, b, t0 + i);
-        if (at.begins) sum = turn_before(p, at.row, h, m);
+    uint32_t *const to = p.angles_within + (unit * p.L + t0) * p.M + m;
+    if (!p.cu_seqlens.data && t0 && n == SPAN) {
+#pragma unroll
+      for (int i = 0; i < SPAN; i++) {
+        sum = add_turns(sum, turn_of_half(halves[i][lane], kr_shuffle_from(steps, i)));
+        if (m < p.M) to[i * p.M] = sum;
       }
-      sum = add_turns(sum, turn_of_half(halves[i][lane], d));
-      p.angles_within[(unit * p.L + t0 + i) * p.M + m] = sum;
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < n; i++) {
+        const float d = kr_shuffle_from(steps, i);
+        const token at = token_at(p, b, t0 + i);
+        if (at.begins && m < p.M) sum = turn_before(p, at.row, h, m);
+        sum = add_turns(sum, turn_of_half(halves[i][lane], d));
+        if (m < p.M) to[i * p.M] = sum;
+      }
     }
     if (m < p.M) p.angles_before[span_of(p, unit, span) + m] = sum;
   }
@@ -68,14 +74,12 @@ KR_DEV int sum_spans(const kr_mamba3_params &p, int b, uint32_t *at, int64_t beg
     uint32_t own[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) own[i] = span + i < end ? at[(span + i) * p.M] : 0;
-#pragma unroll 1
-    for (int i = 0; i < AHEAD && span + i < end; i++) {
-      const int is_first = restarts(p, b, span + i);
-      uint32_t mine = own[0];
 #pragma unroll
-      for (int k = 1; k < AHEAD; k++) mine = k == i ? own[k] : mine;
+    for (int i = 0; i < AHEAD; i++) {
+      if (span + i >= end) continue;
+      const int is_first = restarts(p, b, span + i);
       if (PUTS) at[(span + i) * p.M] = sum;
-      sum = is_first ? mine : add_turns(sum, mine), is_new |= is_first;
+      sum = is_first ? own[i] : add_turns(sum, own[i]), is_new |= is_first;
     }
   }
   return is_new;

@@ -426,9 +426,6 @@ KR_DEV float angles_behind(const kr_mamba3_bwd_params &p, int row, int h, int m)
   return p.dfinal_angles.data ? get(p.dfinal_angles, at3(p.dfinal_angles, row, h, m)) : 0.0f;
 }
 
-/* Whether tokens of a call may be the ends of sequences, other than its last. */
-KR_DEV int may_end(const kr_mamba3_params &f, int64_t t) { return f.cu_seqlens.data || t == f.L - 1; }
-
 /* One thread per head, span and pair: psi summed from the span's end, or the end of its first token's sequence, on. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_sums(const kr_mamba3_bwd_params p) {
   const kr_mamba3_params &f = p.f;
@@ -442,7 +439,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_sums(const kr_mamba3_bwd_params p
   for (int k = 0; k < SPAN; k++) own[k] = t0 + k < f.L ? from[(int64_t)k * f.M] : 0.0f;
 #pragma unroll
   for (int k = SPAN - 1; k >= 0; k--) {
-    if (may_end(f, t0 + k) && t0 + k < f.L) {
+    if ((f.cu_seqlens.data || t0 + k == f.L - 1) && t0 + k < f.L) {
       const token at = token_at(f, b, t0 + k);
       if (at.ends) sum = angles_behind(p, at.row, h, m);
     }
@@ -524,27 +521,44 @@ KR_DEV void load_tangents(const kr_mamba3_params &f, int b, int h, int64_t t0, i
   for (int i = 0; i < SPAN; i++) turn[i] = tanh_close(turn[i]);
 }
 
+/* Sums of a span's shares (which they replace) over the tokens behind. EDGES: sequences may begin or end in it. */
+template <int EDGES>
+KR_DEV void sum_shares(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, int m, float sum, float (&share)[SPAN]) {
+  const kr_mamba3_params &f = p.f;
+#pragma unroll
+  for (int i = SPAN - 1; i >= 0; i--) {
+    if (!EDGES) {
+      share[i] = sum += share[i];
+      continue;
+    }
+    if (t0 + i >= f.L || m >= f.M) continue;
+    const token at = token_at(f, b, t0 + i);
+    if (at.ends) sum = angles_behind(p, at.row, h, m);
+    share[i] = sum += share[i];
+    if (at.begins && p.dinitial_angles.data)
+      kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, at.row, h, m), p.dinitial_angles.dtype, sum);
+  }
+}
+
 /* The gradients of a span's angles about a lane's pair, from their shares; and (by all lanes) their slopes about dt. */
 KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, const float (&turn)[SPAN],
                          float (&dangle)[SPAN]) {
   const kr_mamba3_params &f = p.f;
   const int lane = kr_thread() & 31, is_there = m < f.M;
   const int64_t t0 = span * SPAN, unit = unit_of(f, b, h);
-  const float pi = 3.14159265f, *const psi = p.psi + (unit * f.L + t0) * f.M + m,
-              d = lane < SPAN && t0 + lane < f.L ? get(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f;
-  float sum = is_there ? p.later[span_of(f, unit, span) + m] : 0.0f, slope[SPAN];
+  const float *const psi = p.psi + (unit * f.L + t0) * f.M + m, pi = 3.14159265f,
+              d = lane < SPAN && t0 + lane < f.L ? get(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f,
+              behind = is_there ? p.later[span_of(f, unit, span) + m] : 0.0f;
+  float slope[SPAN];
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) slope[i] = is_there && t0 + i < f.L ? psi[(int64_t)i * f.M] : 0.0f;
+  for (int i = 0; i < SPAN; i++) slope[i] = is_there && t0 + i < f.L ? psi[i * f.M] : 0.0f;
+  if (f.cu_seqlens.data || t0 == 0 || t0 + SPAN >= f.L)
+    sum_shares<1>(p, b, h, t0, m, behind, slope);
+  else
+    sum_shares<0>(p, b, h, t0, m, behind, slope);
 #pragma unroll
-  for (int i = SPAN - 1; i >= 0; i--) {
-    const int is_edge = may_end(f, t0 + i) || t0 + i == 0;
-    const float step = pi * kr_shuffle_from(d, i);
-    token at = {};
-    if (is_edge && t0 + i < f.L && is_there) at = token_at(f, b, t0 + i);
-    if (at.ends) sum = angles_behind(p, at.row, h, m);
-    sum += slope[i];
-    if (at.begins && p.dinitial_angles.data)
-      kr_store(p.dinitial_angles.data, at3(p.dinitial_angles, at.row, h, m), p.dinitial_angles.dtype, sum);
+  for (int i = 0; i < SPAN; i++) {
+    const float sum = slope[i], step = pi * kr_shuffle_from(d, i);
     dangle[i] = sum * step * kr_fma(-turn[i], turn[i], 1.0f);
     slope[i] = pi * sum * turn[i];
   }

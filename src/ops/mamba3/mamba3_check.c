@@ -15,7 +15,7 @@ static void choose_mamba3_sizes(kr_case *c, int64_t index) {
   *R = kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 1, 5);
   *P = usual ? kr_case_int(c, 1, 9) * 8 : kr_case_edge(c, 33);
   *N = usual ? kr_case_int(c, 1, 16) * 8 : 2 * kr_case_edge(c, index % 40 == 12 ? 130 : 17);
-  if (usual && index % 10 == 8) { /* what plain calls have */
+  if (usual && index % 10 == 3) { /* what plain calls have */
     *R = 1, *P = 8LL << kr_case_int(c, 0, 4), *N = 16LL << kr_case_int(c, 0, 3);
   }
   *kr_case_size(c, "M") = usual ? *N / (kr_case_chance(c, 0.5) ? 2 : 4) : kr_case_int(c, 0, *N / 2);

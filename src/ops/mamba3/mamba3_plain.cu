@@ -74,6 +74,13 @@ KR_DEV float dot(const eight &x, const eight &y) {
 /* Of a power of two. */
 KR_DEV int log2_of(int n) { return 31 - __builtin_clz((unsigned)n); }
 
+/* Where a block's row is, of 2^shift elements: there is one rank. */
+KR_DEV int64_t place_of(const kr_mamba3_params &p, int64_t unit, int64_t block, int shift) {
+  return (unit * p.n_rows << shift) + (block << shift);
+}
+/* Of values (B,H,L). */
+KR_DEV int64_t value_of(const kr_mamba3_params &p, int64_t unit, int64_t t) { return unit * p.L + t; }
+
 /* Over runs of n lanes, a power of two. */
 KR_DEV float add_lanes(float v, int n) {
 #pragma unroll 1
@@ -133,14 +140,19 @@ typedef struct quad_angles {
 
 /* Of pairs that turn: scratch, in aligned fours. */
 KR_DEV quad_angles load_angles(const kr_mamba3_params &p, int64_t unit, const token &at, int first) {
-  const int64_t span = at.t / SPAN;
-  quad_angles a = {*(const kr_raw16 *)(p.angles_within + (unit * p.L + at.t) * p.M + first), {{0, 0, 0, 0}}};
-  if (at.start < span * SPAN) a.before = *(const kr_raw16 *)(p.angles_before + span_of(p, unit, span) + first);
+  const uint32_t *const within = p.angles_within + unit * p.L * p.M + first,
+                        *const before = p.angles_before + unit * p.n_spans * p.M + first;
+  const int64_t span = (int64_t)((uint64_t)at.t / SPAN);
+  quad_angles a = {*(const kr_raw16 *)(within + at.t * p.M), {{0, 0, 0, 0}}};
+  if (at.start < span * SPAN) a.before = *(const kr_raw16 *)(before + span * p.M);
   return a;
 }
 KR_DEV void rotations_of(const quad_angles &a, rotation (&by)[4]) {
 #pragma unroll
-  for (int k = 0; k < 4; k++) by[k] = rotation_of(add_turns(a.before.w[k], a.within.w[k]));
+  for (int k = 0; k < 4; k++) {
+    const uint32_t turn = add_turns(a.before.w[k], a.within.w[k]);
+    by[k] = KR_DTYPE == 0 ? rotation_of(turn) : near_rotation_of(turn);
+  }
 }
 
 template <int HALVES>
@@ -155,26 +167,35 @@ KR_DEV void turn_quad(eight &u, const rotation (&by)[4], float sign) {
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
-/* A token's inputs in the row of its key, by all threads: eight channels each. */
+/* Biases of a head's queries and keys, to shared memory. */
+KR_DEV void load_biases(const kr_mamba3_params &f, int h, float *to) {
+  const int i = kr_thread();
+  if (i >= 2 * f.N) return;
+  to[i] = i < f.N ? get(f.C_bias, at3(f.C_bias, h, 0, i)) : get(f.B_bias, at3(f.B_bias, h, 0, i - f.N));
+}
+
+/* Inputs of a chunk's tokens in the rows of their keys, by all threads: eight channels each. */
+template <int IS_PACK>
 KR_DEV void copy_inputs(const kr_mamba3_params &p, int b, int h, int64_t t0, int n) {
-  const int shift = log2_of(p.P / 8);
-  for (int first = kr_thread(); first < n << shift; first += AT_ONCE * THREADS) {
+  const int shift = log2_of(p.P / 8), items = n << shift;
+  for (int first = kr_thread(); first < items; first += AT_ONCE * THREADS) {
     raw8 x[AT_ONCE];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
       const int i = first + k * THREADS;
-      if (i < n << shift) x[k] = load_eight(p.x.data, at4(p.x, b, t0 + (i >> shift), h, 0) + 8 * (i & (p.P / 8 - 1)));
+      if (i < items) x[k] = load_eight(p.x.data, at4(p.x, b, t0 + (i >> shift), h, 0) + 8 * (i & (p.P / 8 - 1)));
     }
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
       const int i = first + k * THREADS, c = 8 * (i & (p.P / 8 - 1));
-      if (i >= n << shift) continue;
-      const token at = token_at(p, b, t0 + (i >> shift));
+      if (i >= items) continue;
+      const token at = token_of<IS_PACK>(p, b, t0 + (i >> shift));
       const eight e = unpacked(x[k]);
-      if (has_next(p, at)) store_eight(p.rows_x, row_of(p, b, h, at.block + 1, 0) * p.row_P + c, e);
-#pragma unroll
+      if (has_next(p, at)) store_eight(p.rows_x, place_of(p, unit_of(p, b, h), at.block + 1, shift + 3) + c, e);
+#pragma unroll 1
       for (int j = 0; j < 8 && at.ends && p.final_x.data; j++)
-        kr_store(p.final_x.data, at3(p.final_x, at.row, h, c + j), p.final_x.dtype, e.v[j]);
+        kr_store(p.final_x.data, at3(p.final_x, at.row, h, c + j), p.final_x.dtype,
+                 get(p.x, at4(p.x, b, at.t, h, c + j)));
     }
   }
 }
@@ -185,16 +206,18 @@ KR_DEV void put_quads(const kr_mamba3_params &p, int b, int h, const token &at, 
                       eight k, const quad_angles &angles) {
   const float product = add_lanes(dot(q, k), p.N / 8);
   if (!is_there) return;
-  if (first == 0) *dots_of(p.dots, p, b, h, at.t) = product;
+  const int64_t unit = unit_of(p, b, h);
+  if (first == 0) p.dots[value_of(p, unit, at.t)] = product;
   if (first < p.M) {
     rotation by[4];
     rotations_of(angles, by);
     turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
   }
-  const int64_t row = row_of(p, b, h, at.block, 0) * p.N;
+  const int64_t row = place_of(p, unit, at.block, log2_of(p.N));
   store_quad<HALVES>(p.q, row, first, p.N, q);
   if (has_next(p, at)) store_quad<HALVES>(p.k, row + p.N, first, p.N, k);
   if (!at.ends || !p.final_B.data) return;
+#pragma unroll
   for (int i = 0; i < 4; i++) {
     const int64_t to = at4(p.final_B, at.row, 0, h, 0), a = HALVES ? first + i : 2 * (first + i),
                   gap = HALVES ? p.N / 2 : 1;
@@ -203,39 +226,60 @@ KR_DEV void put_quads(const kr_mamba3_params &p, int b, int h, const token &at, 
   }
 }
 
-template <int HALVES>
-KR_DEV void plain_rows(const kr_mamba3_params &p) {
-  KR_SHARED __attribute__((aligned(16))) float biases[2 * MOST_N];
-  const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H, b = kr_block_z(), g = h / (p.H / p.G),
-            shift = log2_of(p.N / 8), first = 4 * (kr_thread() & (p.N / 8 - 1)), each = THREADS >> shift;
-  const int64_t t0 = (int64_t)chunk * CHUNK, unit = unit_of(p, b, h);
-  const int n = p.L - t0 < CHUNK ? (int)(p.L - t0) : CHUNK;
-  for (int i = kr_thread(); i < 2 * p.N; i += THREADS)
-    biases[i] = i < p.N ? get(p.C_bias, at3(p.C_bias, h, 0, i)) : get(p.B_bias, at3(p.B_bias, h, 0, i - p.N));
-  copy_inputs(p, b, h, t0, n);
-  if (kr_thread() < n) put_weights(p, b, h, token_at(p, b, t0 + kr_thread()));
+/* Of AT_ONCE tokens of a chunk, for a lane's pairs. */
+typedef struct quads_ahead {
+  raw8 q[AT_ONCE], k[AT_ONCE];
+  quad_angles angles[AT_ONCE];
+  token at[AT_ONCE];
+} quads_ahead;
+
+template <int HALVES, int IS_PACK>
+KR_DEV quads_ahead load_ahead(const kr_mamba3_params &p, int b, int h, int64_t t, int64_t each, int64_t end, int first) {
+  const int g = h / (p.H / p.G);
+  quads_ahead v;
+#pragma unroll
+  for (int i = 0; i < AT_ONCE; i++) {
+    const token at = v.at[i] = token_of<IS_PACK>(p, b, t + i * each < end ? t + i * each : end - 1);
+    v.q[i] = load_quad<HALVES>(p.Cmat.data, at4(p.Cmat, b, at.t, g, 0), first, p.N);
+    v.k[i] = load_quad<HALVES>(p.Bmat.data, at4(p.Bmat, b, at.t, g, 0), first, p.N);
+    if (first < p.M) v.angles[i] = load_angles(p, unit_of(p, b, h), at, first);
+  }
+  return v;
+}
+
+template <int HALVES, int IS_PACK>
+KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
+  const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H, b = kr_block_z(), shift = log2_of(p.N / 8),
+            first = 4 * (kr_thread() & (p.N / 8 - 1)), each = THREADS >> shift;
+  const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < p.L ? t0 + CHUNK : p.L;
+  const int n = (int)(end - t0), own = kr_thread() >> shift;
+  quads_ahead next = load_ahead<HALVES, IS_PACK>(p, b, h, t0 + own, each, end, first);
+  load_biases(p, h, biases);
+  copy_inputs<IS_PACK>(p, b, h, t0, n);
   kr_sync();
   const eight q_bias = quad_of<HALVES>(biases, first, p.N), k_bias = quad_of<HALVES>(biases + p.N, first, p.N);
+#pragma unroll 1
   for (int from = 0; from < n; from += AT_ONCE * each) {
-    raw8 q[AT_ONCE], k[AT_ONCE];
-    quad_angles angles[AT_ONCE];
-    token at[AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      const int t = from + i * each + (kr_thread() >> shift);
-      at[i] = token_at(p, b, t0 + (t < n ? t : n - 1));
-      q[i] = load_quad<HALVES>(p.Cmat.data, at4(p.Cmat, b, at[i].t, g, 0), first, p.N);
-      k[i] = load_quad<HALVES>(p.Bmat.data, at4(p.Bmat, b, at[i].t, g, 0), first, p.N);
-      if (first < p.M) angles[i] = load_angles(p, unit, at[i], first);
-    }
+    const quads_ahead now = next;
+    if (from + AT_ONCE * each < n)
+      next = load_ahead<HALVES, IS_PACK>(p, b, h, t0 + from + AT_ONCE * each + own, each, end, first);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
-      put_quads<HALVES>(p, b, h, at[i], from + i * each + (kr_thread() >> shift) < n, first,
-                        plus(unpacked(q[i]), q_bias), plus(unpacked(k[i]), k_bias), angles[i]);
+      put_quads<HALVES>(p, b, h, now.at[i], from + i * each + own < n, first, plus(unpacked(now.q[i]), q_bias),
+                        plus(unpacked(now.k[i]), k_bias), now.angles[i]);
   }
+  if (kr_thread() < n) put_weights(p, b, h, token_of<IS_PACK>(p, b, t0 + kr_thread()));
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_rows(const kr_mamba3_params p) { plain_rows<0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_rows_halves(const kr_mamba3_params p) { plain_rows<1>(p); }
+template <int HALVES>
+KR_DEV void plain_rows_of(const kr_mamba3_params &p) {
+  KR_SHARED __attribute__((aligned(16))) float biases[2 * MOST_N];
+  if (p.cu_seqlens.data)
+    plain_rows<HALVES, 1>(p, biases);
+  else
+    plain_rows<HALVES, 0>(p, biases);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_rows(const kr_mamba3_params p) { plain_rows_of<0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_rows_halves(const kr_mamba3_params p) { plain_rows_of<1>(p); }
 
 /* ---- channels ---------------------------------------------------------------------------------------------------- */
 
@@ -248,13 +292,14 @@ typedef struct channels {
 } channels;
 
 KR_DEV channels channels_at(const kr_mamba3_params &p, int b, int h, int64_t t0, int i) {
-  const int64_t t = t0 + (i >> log2_of(p.P / 8));
+  const int shift = log2_of(p.P / 8);
+  const int64_t t = t0 + (i >> shift);
   channels v;
   v.is_there = t < p.L, v.c = 8 * (i & (p.P / 8 - 1));
   v.at = token_at(p, b, v.is_there ? t : p.L - 1);
-  const int64_t place = unit_of(p, b, h) * p.L + v.at.t;
+  const int64_t unit = unit_of(p, b, h), place = value_of(p, unit, v.at.t);
   v.own = kr_fma(p.gamma[place], p.dots[place], p.Dvec.data ? get(p.Dvec, h * p.Dvec.stride[0]) : 0.0f);
-  v.row = row_of(p, b, h, v.at.block, 0) * p.P + v.c;
+  v.row = place_of(p, unit, v.at.block, shift + 3) + v.c;
   return v;
 }
 KR_DEV raw8 load_channels(const kr_view &v, int b, int h, const channels &of) {
@@ -326,7 +371,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_plain_leave(const kr_mamba3_bwd_p
       if (!of[k].is_there) continue;
       store_eight(f.y, of[k].row, dy);
       if (p.dz.data) store_channels(p.dz, b, h, of[k], dz);
-      if (of[k].c == 0) *dots_of(p.products, f, b, h, of[k].at.t) = product;
+      if (of[k].c == 0) p.products[value_of(f, unit_of(f, b, h), of[k].at.t)] = product;
     }
   }
 }
@@ -358,7 +403,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_plain_inputs(const kr_mamba3_bwd_
   }
   if (!p.dDvec.data || kr_thread() >= 32) return;
   float sum = 0;
-  for (int64_t t = t0 + kr_thread(); t < t0 + CHUNK && t < f.L; t += 32) sum += *dots_of(p.products, f, b, h, t);
+  for (int64_t t = t0 + kr_thread(); t < t0 + CHUNK && t < f.L; t += 32) sum += p.products[value_of(f, unit_of(f, b, h), t)];
   sum = add_warp(sum);
   if (kr_thread() == 0) p.factors[(((int64_t)b * f.n_chunks + chunk) * f.H + h + 1) * p.n_parts - 1] = sum;
 }
@@ -375,7 +420,8 @@ typedef struct given {
 template <int HALVES>
 KR_DEV given load_given(const kr_mamba3_bwd_params &p, int b, int h, const token &at, int is_there, int first) {
   const kr_mamba3_params &f = p.f;
-  const int64_t unit = unit_of(f, b, h), place = unit * f.L + at.t, row = row_of(f, b, h, at.block, 0) * f.N;
+  const int64_t unit = unit_of(f, b, h), place = value_of(f, unit, at.t),
+                row = place_of(f, unit, at.block, log2_of(f.N));
   given v = {};
   if (!is_there) return v;
   v.dq = load_quad<HALVES>(p.dq, row, first, f.N);
@@ -411,7 +457,7 @@ KR_DEV void turn_back(const kr_mamba3_bwd_params &p, int b, int h, const token &
     const int x = a_of<HALVES>(j), y = b_of<HALVES>(j);
     share.v[j] = kr_fma(q.v[x], dq.v[y], -(q.v[y] * dq.v[x])) + kr_fma(k.v[x], dk.v[y], -(k.v[y] * dk.v[x]));
   }
-  if (is_there) *(kr_float4 *)(p.psi + (unit_of(f, b, h) * f.L + at.t) * f.M + first) = share;
+  if (is_there) *(kr_float4 *)(p.psi + unit_of(f, b, h) * f.L * f.M + at.t * f.M + first) = share;
   turn_quad<HALVES>(dq, by, -1.0f), turn_quad<HALVES>(dk, by, -1.0f);
 }
 
@@ -441,24 +487,16 @@ KR_DEV void put_biases(const kr_mamba3_bwd_params &p, int h, int64_t tile, const
   p.biases[((tile * p.f.H + h) * 2 + (i >= N)) * N + n] = sum;
 }
 
-/* Biases of a head's queries and keys, to shared memory. */
-KR_DEV void load_biases(const kr_mamba3_params &f, int h, float *to) {
-  const int i = kr_thread();
-  if (i >= 2 * f.N) return;
-  to[i] = i < f.N ? get(f.C_bias, at3(f.C_bias, h, 0, i)) : get(f.B_bias, at3(f.B_bias, h, 0, i - f.N));
-}
-
 /* A block per tile and group; a lane has four pairs of a token, for all heads of the group. */
-template <int HALVES>
-KR_DEV void plain_matrices(const kr_mamba3_bwd_params &p) {
-  KR_SHARED __attribute__((aligned(16))) float sums[2][WARPS][2 * MOST_N];
-  KR_SHARED __attribute__((aligned(16))) float biases[2][2 * MOST_N];
+template <int HALVES, int IS_PACK>
+KR_DEV void plain_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2 * MOST_N],
+                           float (*biases)[2 * MOST_N]) {
   const kr_mamba3_params &f = p.f;
   const int heads = f.H / f.G, g = kr_block_x() % f.G, tile = kr_block_x() / f.G, b = kr_block_z(), N = f.N,
             shift = log2_of(N / 8), first = 4 * (kr_thread() & (N / 8 - 1)), warp = kr_thread() >> 5;
   const int64_t t = (int64_t)tile * (THREADS >> shift) + (kr_thread() >> shift), block = (int64_t)b * f.n_tiles + tile;
   const int is_there = t < f.L;
-  const token at = token_at(f, b, is_there ? t : f.L - 1);
+  const token at = token_of<IS_PACK>(f, b, is_there ? t : f.L - 1);
   const raw8 B = load_quad<HALVES>(f.Bmat.data, at4(f.Bmat, b, at.t, g, 0), first, N),
              C = load_quad<HALVES>(f.Cmat.data, at4(f.Cmat, b, at.t, g, 0), first, N);
   given next = load_given<HALVES>(p, b, g * heads, at, is_there, first);
@@ -487,7 +525,16 @@ KR_DEV void plain_matrices(const kr_mamba3_bwd_params &p) {
   if (p.dC.data) store_quad<HALVES>(p.dC.data, at4(p.dC, b, t, g, 0), first, N, dC);
   if (p.dB.data) store_quad<HALVES>(p.dB.data, at4(p.dB, b, t, g, 0), first, N, dB);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_matrices(const kr_mamba3_bwd_params p) { plain_matrices<0>(p); }
+template <int HALVES>
+KR_DEV void plain_matrices_of(const kr_mamba3_bwd_params &p) {
+  KR_SHARED __attribute__((aligned(16))) float sums[2][WARPS][2 * MOST_N];
+  KR_SHARED __attribute__((aligned(16))) float biases[2][2 * MOST_N];
+  if (p.f.cu_seqlens.data)
+    plain_matrices<HALVES, 1>(p, sums, biases);
+  else
+    plain_matrices<HALVES, 0>(p, sums, biases);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_matrices(const kr_mamba3_bwd_params p) { plain_matrices_of<0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_matrices_halves(const kr_mamba3_bwd_params p) {
-  plain_matrices<1>(p);
+  plain_matrices_of<1>(p);
 }

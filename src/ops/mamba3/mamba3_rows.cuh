@@ -61,6 +61,13 @@ KR_DEV token token_at(const kr_mamba3_params &p, int b, int64_t t) {
   return token{t, first_block(p, low, begin) + t - begin, begin, low, t == begin, t == end - 1};
 }
 
+/* token_at, of a pack or (a constant) not. */
+template <int IS_PACK>
+KR_DEV token token_of(const kr_mamba3_params &p, int b, int64_t t) {
+  if (IS_PACK) return token_at(p, b, t);
+  return token{t, t, 0, b, t == 0, t == p.L - 1};
+}
+
 KR_DEV int64_t unit_of(const kr_mamba3_params &p, int b, int h) { return (int64_t)b * p.H + h; }
 /* The row of a block's rank. */
 KR_DEV int64_t row_of(const kr_mamba3_params &p, int b, int h, int64_t block, int r) {

@@ -59,8 +59,11 @@ KR_DEV float tanh_close(float x) {
 
 /* Of a token: half d turns, where half is tanh(angle) / 2. */
 KR_DEV uint32_t turn_of_half(float half, float d) {
-  const float turns = half * d, low = kr_fma(half, d, -turns);
-  return turns * 0.0f == 0 ? add_turns(turn_of(turns), turn_of(low)) : 1u;
+  const float turns = half * d, low = kr_fma(half, d, -turns), to_whole = 12582912.0f, scale = 2147483648.0f;
+  if (!(turns > -4194304.0f && turns < 4194304.0f))
+    return turns * 0.0f == 0 ? add_turns(turn_of(turns), turn_of(low)) : 1u;
+  const float part = turns - ((turns + to_whole) - to_whole); /* of a turn */
+  return (uint32_t)((int32_t)(part * scale) + (int32_t)(low * scale)) << 1;
 }
 KR_DEV uint32_t turn_of_step(float angle, float d) { return turn_of_half(0.5f * tanh_close(angle), d); }
 KR_DEV uint32_t turn_of_angle(float angle) {
@@ -76,6 +79,19 @@ KR_DEV float angle_of(uint32_t turn) {
 typedef struct rotation {
   float cosine, sine;
 } rotation;
+
+/* To 2^-20. */
+KR_DEV rotation near_rotation_of(uint32_t turn) {
+  const float a = turn & 1u ? kr_bits_to_float(0x7fc00000u) : (float)(int32_t)turn * (6.283185307f / 4294967296.0f);
+#ifdef KR_EMULATE
+  return rotation{__builtin_cosf(a), __builtin_sinf(a)};
+#else
+  rotation by;
+  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(by.cosine) : "f"(a));
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(by.sine) : "f"(a));
+  return by;
+#endif
+}
 
 KR_DEV rotation rotation_of(uint32_t turn) {
   const uint32_t quarter = (turn + 0x20000000u) >> 30;
