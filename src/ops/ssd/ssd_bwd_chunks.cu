@@ -15,6 +15,7 @@
  * groups of heads whose states or state gradients met NaN or infinity: products with masking zeros spread those to
  * tokens that the equation does not couple to them. */
 #include "ssd_bwd_inner.cuh"
+#include "ssd_mma.cuh"
 
 /* One chunk's P x N state tile in the storage type, N padded to the kernel's. */
 template <int N>

@@ -1,5 +1,5 @@
-/* ssd_bwd_inner.cuh: shared by the SSD gradient's mma kernels of 16 bits and of float32: what a block takes, and
- * step-size gradients from the per-token sums. */
+/* ssd_bwd_inner.cuh: shared by the SSD gradient's chunked kernels: what a block takes, and step-size gradients
+ * from the per-token sums. */
 #ifndef KR_SSD_BWD_INNER_CUH
 #define KR_SSD_BWD_INNER_CUH
 

@@ -1,9 +1,9 @@
-/* ssd_bwd_sums.cuh: the per-token sums that the SSD gradient's tensor-core kernels store for each chunk of a head, for
+/* ssd_bwd_sums.cuh: the per-token sums that the SSD gradient's chunked kernels store for each chunk of a head, for
  * kr_ssd_bwd_finish. */
 #ifndef KR_SSD_BWD_SUMS_CUH
 #define KR_SSD_BWD_SUMS_CUH
 
-#include "ssd_mma.cuh"
+#include "ssd_steps.cuh"
 
 #include "ssd_bwd_params.h"
 

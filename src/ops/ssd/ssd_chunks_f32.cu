@@ -14,31 +14,6 @@
 
 enum { THREADS = KR_SSD_THREADS };
 
-/* Sums of log-decays reach thousands, of which small differences count: they are sums of two floats. Here from[j] of
- * chunk_steps is the low part of a[j], and pad[0] that of total. */
-typedef struct two_floats {
-  float high, low;
-} two_floats;
-
-KR_DEV two_floats add(two_floats a, two_floats b) {
-  const float sum = a.high + b.high, rest = sum - a.high;
-  const float low = (a.high - (sum - rest)) + (b.high - rest) + (a.low + b.low), high = sum + low;
-  return two_floats{high, low - (high - sum)};
-}
-
-KR_DEV two_floats sum_up_two(two_floats v) {
-#pragma unroll
-  for (int by = 1; by < 32; by <<= 1) {
-    const two_floats other = {kr_shuffle_up(v.high, by, 32), kr_shuffle_up(v.low, by, 32)};
-    if ((kr_thread() & 31) >= by) v = add(v, other);
-  }
-  return v;
-}
-
-KR_DEV two_floats from_lane(two_floats v, int lane) {
-  return two_floats{kr_shuffle_from(v.high, lane), kr_shuffle_from(v.low, lane)};
-}
-
 /* ---- rows in shared memory --------------------------------------------------------------------------------------- */
 
 template <int N>
@@ -265,29 +240,4 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_products_n128_tf32(const kr_ssd_para
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128_tf32(const kr_ssd_params p) { walk<128, 0, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_ssd_ends_n128_tf32(const kr_ssd_params p) { walk<128, 1, 0>(p); }
 
-/* One warp per chunk of a head, as for 16 bits. */
-KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_params p) {
-  const int64_t chunk = kr_block_x(), t0 = chunk * Q;
-  const int h = kr_block_y() * (KR_SSD_THREADS / 32) + (kr_thread() >> 5), b = kr_block_z(), lane = kr_thread() & 31;
-  if (h >= p.H) return;
-  const float A = rate_of(p, h) * KR_LOG2E,
-              bias = p.bias.data ? kr_load(p.bias.data, h * p.bias.h, p.bias.dtype) : 0.0f;
-  const raw_steps raw = load_steps<STEPS_ANY>(p, b, h, t0, p.L);
-  const lane_steps v = sum_steps<STEPS_ANY>(p, raw, A, bias, t0, p.L);
-  two_floats a[2];
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const float one = log2_decay<STEPS_ANY>(p, raw, k, v.d[k], A);
-    a[k] = sum_up_two(two_floats{one < -160.0f ? -160.0f : one, 0.0f}); /* as in sum_steps */
-  }
-  a[1] = add(from_lane(a[0], 31), a[1]);
-  const two_floats total = from_lane(a[1], 31);
-  chunk_steps &s = *(chunk_steps *)steps_at(p, b, h, chunk);
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    const int i = lane + 32 * k;
-    s.a[i] = a[k].high, s.from[i] = a[k].low, s.d[i] = v.d[k], s.segment[i] = v.segment[k];
-  }
-  if (lane == 0) s.total = total.high, s.pad[0] = total.low, s.last = v.last;
-  if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;
-}
+KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_params p) { leave_steps(p); }

@@ -1,19 +1,10 @@
-/* ssd_f32.cuh: shared by the SSD's and its gradient's tensor-core kernels of float32: decays between sums of two
- * floats, rows in shared memory, a chunk's update of a state in accumulators. */
+/* ssd_f32.cuh: shared by the SSD's and its gradient's tensor-core kernels of float32: rows in shared memory, a chunk's
+ * update of a state in accumulators. */
 #ifndef KR_SSD_F32_CUH
 #define KR_SSD_F32_CUH
 
 #include "ssd_mma.cuh"
 #include "tf32_parts.cuh"
-
-/* Decay between two sums, the earlier one first; a token's input to the chunk's end. */
-KR_DEV float decay(float from, float from_low, float to, float to_low) {
-  return kr_exp2((to - from) + (to_low - from_low));
-}
-KR_DEV float input_left(const chunk_steps &s, int has_sequences, int j) {
-  const float left = decay(s.a[j], s.from[j], s.total, s.pad[0]) * s.d[j];
-  return has_sequences && s.segment[j] != s.last ? 0.0f : left;
-}
 
 /* ---- rows in shared memory --------------------------------------------------------------------------------------- */
 
