@@ -199,6 +199,7 @@ static void agrees_with_the_reference(void **state) {
                                                                "hopper_tiles_halves"};
   static const char *const chunks_parts[KR_N_ORDERS] = {"ampere_chunks_parts", "ampere_chunks_parts",
                                                         "ampere_chunks_parts"},
+                           *const chunks_base[KR_N_ORDERS] = {"base_chunks", "base_chunks", "base_chunks"},
                            *const chunks_tf32[KR_N_ORDERS] = {"ampere_chunks_tf32", "ampere_chunks_tf32",
                                                               "ampere_chunks_tf32"};
   static const char *const tiles_parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_parts",
@@ -254,7 +255,7 @@ static void agrees_with_the_reference(void **state) {
     capability = 80;
   }
   if (is_ssd && !only)
-    assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
+    assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0 && check_rows(op, chunks_base) > 0);
   if (is_floats && !only) assert_true(check_rows(op, tiles_parts) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode) capability = 80, takes_together = 0, n_multiprocessors = 16;

@@ -40,6 +40,7 @@ static const kr_impl impls[] = {
     {"cuda_ampere_chunks", KRAIT_CAP_CUDA_AMPERE, kr_ssd_chunks_refuse, kr_ssd_chunks, kr_ssd_chunks_scratch},
     {"ampere_chunks_tf32", KRAIT_CAP_CUDA_AMPERE, kr_ssd_tf32_refuse, kr_ssd_tf32, kr_ssd_parts_scratch},
     {"ampere_chunks_parts", KRAIT_CAP_CUDA_AMPERE, kr_ssd_parts_refuse, kr_ssd_parts, kr_ssd_parts_scratch},
+    {"base_chunks", KRAIT_CAP_CUDA_BASE, kr_ssd_tiles_refuse, kr_ssd_tiles, kr_ssd_tiles_scratch},
     {"cuda_base_tokens", KRAIT_CAP_CUDA_BASE, kr_ssd_cuda_refuse, kr_ssd_cuda_base, kr_ssd_cuda_scratch},
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_ssd_##isa, kr_ssd_scratch_##isa},
 #include "isa.def"

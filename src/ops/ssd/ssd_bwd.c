@@ -30,6 +30,7 @@ static const kr_impl impls[] = {
     {"ampere_chunks_tf32", KRAIT_CAP_CUDA_AMPERE, kr_ssd_bwd_tf32_refuse, kr_ssd_bwd_tf32, kr_ssd_bwd_chunks_scratch},
     {"ampere_chunks_parts", KRAIT_CAP_CUDA_AMPERE, kr_ssd_bwd_parts_refuse, kr_ssd_bwd_parts,
      kr_ssd_bwd_chunks_scratch},
+    {"base_chunks", KRAIT_CAP_CUDA_BASE, kr_ssd_bwd_tiles_refuse, kr_ssd_bwd_tiles, kr_ssd_bwd_tiles_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_ssd_bwd_cuda_refuse, kr_ssd_bwd_cuda_base, kr_ssd_bwd_cuda_scratch},
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_ssd_bwd_##isa, kr_ssd_bwd_scratch_##isa},
 #include "isa.def"

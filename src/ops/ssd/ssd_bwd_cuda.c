@@ -157,14 +157,19 @@ static const char *refuse_tensors(const kr_ssd_bwd_args *a) {
   return NULL;
 }
 
-/* shared_bytes: what the largest of the kernels needs. */
-static const char *refuse_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args *a, uint32_t shared_bytes) {
+/* What no chunked implementation takes. */
+static const char *refuse_ssd_bwd_modes(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
   if (kr_ssd_bwd_cuda_refuse(ctx, a)) return kr_ssd_bwd_cuda_refuse(ctx, a);
   if (a->dt_min < 0) return "a negative dt_min";
   if (KR_SSD_LAST_RANK(a->call.flags) >= KR_SSD_MOST_RANKS) return "more than eight ranks";
   if (is_both_for_ssd_bwd_cuda(a)) return "both directions";
   if (a->L == 0 || a->B == 0) return "nothing to do";
-  if (a->G > 4096 || a->H > 65535) return "more than 4096 groups or 65535 heads";
+  return a->G > 4096 || a->H > 65535 ? "more than 4096 groups or 65535 heads" : NULL;
+}
+
+/* shared_bytes: what the largest of the kernels needs. */
+static const char *refuse_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args *a, uint32_t shared_bytes) {
+  if (refuse_ssd_bwd_modes(ctx, a)) return refuse_ssd_bwd_modes(ctx, a);
   if (refuse_tensors(a)) return refuse_tensors(a);
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)shared_bytes ? "too little shared memory" : NULL;
 }
@@ -174,14 +179,16 @@ const char *kr_ssd_bwd_chunks_refuse(const krait_ctx *ctx, const void *args) {
   return a->x.dtype == KRAIT_F32 ? "float32" : refuse_chunks(ctx, a, inner_shared_bytes(a, 1));
 }
 
-/* Blocks share a group's heads only if one block per group does not fill the device. */
-static int32_t splits_of(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
+/* Blocks share a group's heads only if one block per group does not fill the device, whose multiprocessors take
+ * `at_once` of them. */
+static int32_t splits_for(const krait_ctx *ctx, const kr_ssd_bwd_args *a, int at_once) {
   const int64_t blocks = a->B * a->G * chunks_of(a), most = a->H / a->G < 16 ? a->H / a->G : 16;
-  int64_t n = kr_cuda_info(ctx->cuda)->n_multiprocessors / (blocks ? blocks : 1);
+  int64_t n = at_once * kr_cuda_info(ctx->cuda)->n_multiprocessors / (blocks ? blocks : 1);
   n = n < 1 ? 1 : n > most ? most : n;
   const int64_t per_split = (a->H / a->G + n - 1) / n;
   return (int32_t)((a->H / a->G + per_split - 1) / per_split);
 }
+static int32_t splits_of(const krait_ctx *ctx, const kr_ssd_bwd_args *a) { return splits_for(ctx, a, 1); }
 
 /* products, W: of float32 alone. */
 typedef struct chunks_layout {
@@ -301,9 +308,10 @@ static int32_t run_ssd_bwd_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, 
 }
 
 /* Recomputes token by token the groups of heads in which chunks met NaN or infinity, in scratch no longer in use. */
-static int32_t redo_nonfinite(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *chunks) {
+static int32_t redo_nonfinite(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *chunks,
+                              int32_t kept_dtype) {
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
-  p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = a->x.dtype, p.f.spoilt = chunks->f.spoilt;
+  p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = kept_dtype, p.f.spoilt = chunks->f.spoilt;
   p.sum_B = chunks->sum_B, p.sum_C = chunks->sum_C, p.parts = chunks->parts, p.f.dz = chunks->f.dz;
   p.f.kept_scale = chunks->f.kept_scale, p.M_scale = chunks->M_scale;
   return run_tokens(ctx, a, &p);
@@ -327,7 +335,7 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, run_par
                           .stream = a->call.stream};
   const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_BWD_ADDERS, .stream = a->call.stream};
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &finish_kernel[a->x.dtype], &finish, &p, sizeof p));
-  KR_TRY(redo_nonfinite(ctx, a, &p));
+  KR_TRY(redo_nonfinite(ctx, a, &p, a->x.dtype));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
@@ -386,6 +394,106 @@ static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, con
 
 int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_parts_part); }
 int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_tf32_part); }
+
+/* ---- by multiply-adds ---- */
+
+static const kr_kernel tiles_gate = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_gate"},
+                       tiles_additions = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_additions"},
+                       tiles_states = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_states"},
+                       tiles_inputs = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_inputs"},
+                       tiles_outputs = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_outputs"},
+                       tiles_pairs = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_pairs"},
+                       tiles_matrices = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_matrices"},
+                       tiles_sum = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_sum"},
+                       tiles_finish = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_finish"};
+
+const char *kr_ssd_bwd_tiles_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_ssd_bwd_args *a = args;
+  return a->L < KR_SSD_LEAST_TOKENS ? "too few tokens for chunks" : refuse_ssd_bwd_modes(ctx, a);
+}
+
+/* Where everything is in scratch; dy: of float32, with a gate. */
+static kr_ssd_bwd_params tiles_plan(const krait_ctx *ctx, const kr_ssd_bwd_args *a, uint64_t *end) {
+  const int reverse = (a->call.flags & KRAIT_SSD_REVERSE) != 0;
+  const int32_t n_splits = splits_for(ctx, a, 4);
+  const int64_t chunks = a->B * a->H * chunks_of(a), states = chunks * a->P * a->N, row = a->P,
+                matrix = n_splits * a->B * a->L * a->G * a->N,
+                squares = a->B * a->G * chunks_of(a) * KR_SSD_CHUNK * KR_SSD_CHUNK;
+  char *const scratch = a->call.scratch;
+  kr_ssd_bwd_params p = ssd_bwd_plan_of(a, reverse);
+  *end = 0;
+  p.n_splits = n_splits, p.f.kept = NULL;
+  p.S = scratch + place_ssd_bwd(end, states), p.M = scratch + place_ssd_bwd(end, states);
+  p.sum_B = floats_at(a, place_ssd_bwd(end, matrix), a->G, a->N, reverse);
+  p.sum_C = floats_at(a, place_ssd_bwd(end, matrix), a->G, a->N, reverse);
+  p.parts = (float *)(scratch + place_ssd_bwd(end, chunks * (a->P + 2)));
+  p.f.steps = scratch + place_ssd_bwd(end, chunks * (KR_SSD_STEPS_BYTES / 4));
+  p.tokens = scratch + place_ssd_bwd(end, chunks * (KR_SSD_BWD_TOKENS_BYTES / 4));
+  p.f.spoilt = (int32_t *)(scratch + place_ssd_bwd(end, a->B * a->H));
+  p.f.products = (float *)(scratch + place_ssd_bwd(end, squares));
+  p.W = (float *)(scratch + place_ssd_bwd(end, n_splits * squares));
+  p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
+  p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);
+  if (!kr_has(&a->z)) return p;
+  const kr_view dy = {scratch + place_ssd_bwd(end, a->B * a->L * a->H * row), {a->L * a->H * row, a->H * row, row, 1},
+                      KRAIT_F32, 0};
+  p.f.out = kr_ssd_sequence(&dy, reverse, a->L);
+  return p;
+}
+
+uint64_t kr_ssd_bwd_tiles_scratch(const krait_ctx *ctx, const void *args) {
+  uint64_t end;
+  (void)tiles_plan(ctx, args, &end);
+  return end;
+}
+
+typedef struct tiles_launch {
+  const kr_kernel *kernel;
+  int64_t x, y;
+  uint32_t threads;
+} tiles_launch;
+
+static int32_t launch_ssd_bwd_tiles(const krait_ctx *ctx, const kr_ssd_bwd_params *p, const tiles_launch *launches,
+                                    int n, void *stream) {
+  for (int i = 0; i < n; i++) {
+    const kr_grid grid = {.x = (uint32_t)launches[i].x,
+                          .y = (uint32_t)launches[i].y,
+                          .z = (uint32_t)p->f.B,
+                          .block = launches[i].threads,
+                          .stream = stream};
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, launches[i].kernel, &grid, p, sizeof *p));
+  }
+  return KRAIT_OK;
+}
+
+static int64_t in_blocks(int64_t n, int64_t of) { return (n + of - 1) / of; }
+
+int32_t kr_ssd_bwd_tiles(const krait_ctx *ctx, const void *args) {
+  const kr_ssd_bwd_args *a = args;
+  uint64_t end;
+  kr_ssd_bwd_params p = tiles_plan(ctx, a, &end);
+  const int64_t chunks = p.n_chunks, columns = in_blocks(a->N, 64), shares = a->G * p.n_splits;
+  const kr_grid heads = {.x = (uint32_t)a->H, .y = 1, .z = 1, .block = KR_SSD_BWD_ADDERS, .stream = a->call.stream};
+  const tiles_launch gate = {&tiles_gate, in_blocks(a->L * a->H * a->P, KR_SSD_BWD_THREADS), 1, KR_SSD_BWD_THREADS};
+  const tiles_launch launches[] = {
+      {&tiles_additions, 2 * chunks * p.f.blocks_per_head * columns, a->H, KR_SSD_TILERS},
+      {&tiles_states, 2 * in_blocks(a->P * a->N, KR_SSD_THREADS), a->H, KR_SSD_THREADS},
+      {&tiles_inputs, chunks, a->H, KR_SSD_TILERS},
+      {&tiles_outputs, chunks, a->H, KR_SSD_TILERS},
+      {&tiles_pairs, chunks, shares, KR_SSD_TILERS},
+      {&tiles_matrices, chunks, 2 * shares * columns, KR_SSD_TILERS},
+      {&tiles_finish, chunks, in_blocks(a->H, KR_SSD_THREADS / 32), KR_SSD_THREADS},
+      {&tiles_sum, in_blocks(a->L * a->G * a->N, KR_SSD_BWD_THREADS), 2, KR_SSD_BWD_THREADS}};
+  KR_TRY(kr_ssd_prepare_tiles(ctx, &p.f, a->call.stream));
+  if (kr_has(&a->z)) {
+    p.gated = p.f.dout;
+    KR_TRY(launch_ssd_bwd_tiles(ctx, &p, &gate, 1, a->call.stream));
+    p.f.dout = p.f.out;
+  }
+  KR_TRY(launch_ssd_bwd_tiles(ctx, &p, launches, p.n_splits > 1 ? 8 : 7, a->call.stream));
+  KR_TRY(redo_nonfinite(ctx, a, &p, KRAIT_F32));
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
+}
 
 /* ---- on warpgroups ---- */
 

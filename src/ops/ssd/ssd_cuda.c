@@ -1,7 +1,7 @@
 /* ssd_cuda.c: the SSD on a GPU. Chunked on tensor cores for aligned rows of 16 bits or of float32; if there are too few
  * heads to fill the device, time is split into segments: their end states from zero, state passing over these, then
- * every segment from its true start state. Everything else runs token by token, and so do heads in which chunks met NaN
- * or infinity. */
+ * every segment from its true start state. Chunks by multiply-adds take what these refuse, and older GPUs. Everything
+ * else runs token by token, and so do heads in which chunks met NaN or infinity. */
 #include "cuda_impl.h"
 #include "op_list.h"
 #include "ssd_host.h"
@@ -104,21 +104,26 @@ int kr_ssd_states_at_once(const krait_ctx *ctx) {
   return takes_most ? KR_SSD_MOST_STATES : KR_SSD_MOST_STATES / 2;
 }
 
-static const char *refuse_options(const kr_ssd_args *a) {
+/* What no chunked implementation takes. */
+static const char *refuse_modes(const kr_ssd_args *a) {
   if (refuse_ssd_sizes(a)) return refuse_ssd_sizes(a);
-  if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
-    return "z, B or C of another type than x";
   if (a->dt_min < 0) return "a negative dt_min";
   if (KR_SSD_LAST_RANK(a->call.flags) >= KR_SSD_MOST_RANKS) return "more than eight ranks";
   if (a->call.flags & KRAIT_SSD_BOTH) return "both directions";
   if (kr_has(&a->cu_seqlens)) return "varlen states";
   if (a->out.data == a->x.data || a->out.data == a->z.data)
     return "an output in place of an input, which a second walk may need";
+  if (a->L == 0 || a->B == 0) return "nothing to do";
+  return a->H > 65535 ? "more than 65535 heads" : NULL;
+}
+
+static const char *refuse_options(const kr_ssd_args *a) {
+  if (a->Bmat.dtype != a->x.dtype || a->Cmat.dtype != a->x.dtype || (kr_has(&a->z) && a->z.dtype != a->x.dtype))
+    return "z, B or C of another type than x";
   if (!kr_ssd_is_aligned(&a->x) || !kr_ssd_is_aligned(&a->out) || !kr_ssd_is_aligned(&a->z) ||
       !kr_ssd_is_aligned(&a->Bmat) || !kr_ssd_is_aligned(&a->Cmat))
     return "rows that are not aligned to 16 bytes";
-  if (a->L == 0 || a->B == 0) return "nothing to do";
-  return a->H > 65535 ? "more than 65535 heads" : NULL;
+  return refuse_modes(a);
 }
 
 const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a) {
@@ -321,5 +326,86 @@ static int32_t run_floats(const krait_ctx *ctx, const kr_ssd_args *a, int is_tf3
 
 int32_t kr_ssd_parts(const krait_ctx *ctx, const void *args) { return run_floats(ctx, args, 0); }
 int32_t kr_ssd_tf32(const krait_ctx *ctx, const void *args) { return run_floats(ctx, args, 1); }
+
+/* ---- chunks by multiply-adds ---- */
+
+static const kr_kernel tiles_steps = {"ssd_tiles", "kr_ssd_tiles_steps"},
+                       tiles_products = {"ssd_tiles", "kr_ssd_tiles_products"},
+                       tiles_additions = {"ssd_tiles", "kr_ssd_tiles_additions"},
+                       tiles_states = {"ssd_tiles", "kr_ssd_tiles_states"},
+                       tiles_output = {"ssd_tiles", "kr_ssd_tiles_output"};
+
+const char *kr_ssd_tiles_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_ssd_args *a = args;
+  (void)ctx;
+  return a->L < KR_SSD_LEAST_TOKENS ? "too few tokens for chunks" : refuse_modes(a);
+}
+
+/* Byte offsets in scratch. */
+typedef struct tiles_layout {
+  uint64_t carried, products, steps, spoilt, end;
+} tiles_layout;
+
+/* As many chunks at once as 256 MB hold states of. */
+static int32_t chunks_at_once(const kr_ssd_args *a) {
+  const int64_t n_chunks = (a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK,
+                room = ((int64_t)1 << 26) / (a->B * a->H * a->P * a->N), n = room < 1 ? 1 : room;
+  return (int32_t)(n < n_chunks ? n : n_chunks);
+}
+
+static tiles_layout lay_out_tiles(const kr_ssd_args *a) {
+  const int64_t n_chunks = (a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK, state = a->B * a->H * a->P * a->N;
+  tiles_layout l = {.carried = kr_scratch_round((uint64_t)(state * chunks_at_once(a)) * sizeof(float))};
+  l.products = l.carried + kr_scratch_round((uint64_t)state * sizeof(float));
+  l.steps = l.products + (uint64_t)(a->B * a->G * n_chunks) * KR_SSD_CHUNK * KR_SSD_CHUNK * sizeof(float);
+  l.spoilt = l.steps + (uint64_t)(a->B * a->H * n_chunks) * KR_SSD_STEPS_BYTES;
+  l.end = l.spoilt + (uint64_t)(a->B * a->H) * sizeof(int32_t);
+  return l;
+}
+
+uint64_t kr_ssd_tiles_scratch(const krait_ctx *ctx, const void *args) {
+  (void)ctx;
+  return lay_out_tiles(args).end;
+}
+
+static int32_t launch_tiles(const krait_ctx *ctx, const kr_kernel *kernel, const kr_ssd_tiles_params *p, int64_t x,
+                            int64_t y, uint32_t threads, void *stream) {
+  const kr_grid grid = {
+      .x = (uint32_t)x, .y = (uint32_t)y, .z = (uint32_t)p->f.B, .block = threads, .stream = stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, kernel, &grid, p, sizeof *p);
+}
+
+int32_t kr_ssd_prepare_tiles(const krait_ctx *ctx, const kr_ssd_params *f, void *stream) {
+  const kr_ssd_tiles_params p = {.f = *f};
+  const int64_t n_chunks = (f->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK, warps = KR_SSD_THREADS / 32;
+  KR_TRY(launch_tiles(ctx, &tiles_steps, &p, n_chunks, (f->H + warps - 1) / warps, KR_SSD_THREADS, stream));
+  return launch_tiles(ctx, &tiles_products, &p, n_chunks, f->H / f->heads, KR_SSD_TILERS, stream);
+}
+
+static int32_t run_slice(const krait_ctx *ctx, const kr_ssd_tiles_params *p, int64_t n_here, void *stream) {
+  const int64_t blocks = n_here * p->f.blocks_per_head;
+  KR_TRY(launch_tiles(ctx, &tiles_additions, p, blocks * ((p->f.N + 63) / 64), p->f.H, KR_SSD_TILERS, stream));
+  KR_TRY(launch_tiles(ctx, &tiles_states, p, (p->f.P * p->f.N + KR_SSD_THREADS - 1) / KR_SSD_THREADS, p->f.H,
+                      KR_SSD_THREADS, stream));
+  return launch_tiles(ctx, &tiles_output, p, blocks, p->f.H, KR_SSD_TILERS, stream);
+}
+
+int32_t kr_ssd_tiles(const krait_ctx *ctx, const void *args) {
+  const kr_ssd_args *a = args;
+  const tiles_layout l = lay_out_tiles(a);
+  const int64_t n_chunks = (a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
+  char *const scratch = a->call.scratch;
+  kr_ssd_tiles_params p = {.f = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0)};
+  p.f.products = (float *)(scratch + l.products), p.f.steps = scratch + l.steps;
+  p.f.spoilt = (int32_t *)(scratch + l.spoilt);
+  p.s = (kr_ssd_slice){
+      .states = (float *)scratch, .carried = (float *)(scratch + l.carried), .n = chunks_at_once(a)};
+  KR_TRY(kr_ssd_prepare_tiles(ctx, &p.f, a->call.stream));
+  for (; p.s.first < n_chunks; p.s.first += p.s.n) {
+    const int64_t left = n_chunks - p.s.first;
+    KR_TRY(run_slice(ctx, &p, left < p.s.n ? left : p.s.n, a->call.stream));
+  }
+  return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p.f, a->call.stream);
+}
 
 KR_CUDA_TIERS(ssd, run_ssd)

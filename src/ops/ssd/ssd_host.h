@@ -9,10 +9,20 @@
 #include "ssd_params.h"
 #include "view.h"
 
+static inline int kr_ssd_is_aligned(const kr_view *v) {
+  return !kr_has(v) ||
+         (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
+}
+
 /* (B,L,H,..) in scan order of either direction. */
 static inline kr_ssd_tensor kr_ssd_sequence(const kr_view *v, int reverse, int64_t L) {
-  kr_ssd_tensor t = {
-      .data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .n = v->stride[3], .dtype = v->dtype};
+  kr_ssd_tensor t = {.data = v->data,
+                     .b = v->stride[0],
+                     .t = v->stride[1],
+                     .h = v->stride[2],
+                     .n = v->stride[3],
+                     .dtype = v->dtype,
+                     .packs = kr_ssd_is_aligned(v)};
   if (!v->data || !reverse) return t;
   t.data = (char *)v->data + (L - 1) * t.t * (int64_t)krait_dtype_bytes(v->dtype);
   t.t = -t.t;
@@ -75,11 +85,6 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
   return NULL;
 }
 
-static inline int kr_ssd_is_aligned(const kr_view *v) {
-  return !kr_has(v) ||
-         (v->stride[3] == 1 && (v->stride[0] | v->stride[1] | v->stride[2]) % 8 == 0 && (uintptr_t)v->data % 16 == 0);
-}
-
 /* Whether D is on the diagonal of P, in its 16 bits (the kernels named `passed`): one D for all channels of a head. In
  * float16 a D beyond 65504 would be infinite there. */
 static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
@@ -98,5 +103,7 @@ int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void 
 /* Of float32, for at most KR_SSD_FLOAT_STATES: C B^T to p->products, and the shared memory that this takes. */
 int32_t kr_ssd_launch_products(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream);
 uint32_t kr_ssd_float_shared_bytes(int64_t N);
+/* Step sizes and C B^T for chunks by multiply-adds: to f->steps and f->products. */
+int32_t kr_ssd_prepare_tiles(const krait_ctx *ctx, const kr_ssd_params *f, void *stream);
 
 #endif

@@ -15,6 +15,13 @@ uint64_t kr_ssd_parts_scratch(const krait_ctx *ctx, const void *args);
 const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_tf32(const krait_ctx *ctx, const void *args);
 
+const char *kr_ssd_tiles_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_tiles(const krait_ctx *ctx, const void *args);
+uint64_t kr_ssd_tiles_scratch(const krait_ctx *ctx, const void *args);
+const char *kr_ssd_bwd_tiles_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_bwd_tiles(const krait_ctx *ctx, const void *args);
+uint64_t kr_ssd_bwd_tiles_scratch(const krait_ctx *ctx, const void *args);
+
 const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args);
 uint64_t kr_ssd_hopper_scratch(const krait_ctx *ctx, const void *args);

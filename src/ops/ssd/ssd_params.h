@@ -11,13 +11,15 @@
 #define KR_SSD_FLOAT_STATES 128 /* that chunked kernels of float32 take at once */
 #define KR_SSD_THREADS 128 /* also of the chunked kernels of float32 */
 #define KR_SSD_CHUNK_THREADS 256
+#define KR_SSD_TILERS 64 /* threads of the chunked kernels by multiply-adds */
+#define KR_SSD_LEAST_TOKENS 4 /* that these take: below it token by token is one launch instead of six */
 #define KR_SSD_STEPS_BYTES (16 * KR_SSD_CHUNK + 16) /* stored per chunk by the tensor-core kernels: its step sizes */
 
 /* (batch, token, head or group, channel or state) */
 typedef struct kr_ssd_tensor {
   void *data;
   int64_t b, t, h, n;
-  int32_t dtype, reserved;
+  int32_t dtype, packs; /* packs: runs of eight channels or states are aligned to 16 bytes */
 } kr_ssd_tensor;
 
 typedef struct kr_ssd_params {
@@ -55,5 +57,17 @@ typedef struct kr_ssd_params {
   float *segment_decay; /* (B,H,n_segments): log2 decay from a segment's start to its end; 1 if a sequence begins in
                            between */
 } kr_ssd_params;
+
+/* Chunks by multiply-adds: consecutive chunks whose states are in memory at once. */
+typedef struct kr_ssd_slice {
+  float *states;  /* (B,H,n,P,N) */
+  float *carried; /* (B,H,P,N) from one slice to the next */
+  int32_t first, n;
+} kr_ssd_slice;
+
+typedef struct kr_ssd_tiles_params {
+  kr_ssd_params f;
+  kr_ssd_slice s;
+} kr_ssd_tiles_params;
 
 #endif
