@@ -317,6 +317,14 @@ def time_train():
             tell("train " + label, outcome(status), lines_of(text), aim)
 
 
+def time_tiers():
+    """docs/SPEED.md's table by type and tier: as many of its cells as there is time for; in log.txt."""
+    left = TOTAL - now() - 10
+    status, text, _ = execute("tiers", [PY, TREE + "/tools/bench_tiers.py", "--krait", shlex.join(program("krait")), "--device", DEVICE, "--limit", "%.0f" % (left - 15)], left)
+    behind = [l for l in text.splitlines() if " times behind " in l]
+    tell("by type and tier", "time" if status == 0 else outcome(status), "; ".join(behind)[:200] or "%d rows in log.txt" % (len(re.findall(r"^\| .*\d", text, re.M))), "none ten times behind its neighbour")
+
+
 # ---- all of it -------------------------------------------------------------------------------------------------------
 def prepare():
     status, text, took = execute("pip", [PY, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", SITE, *glob.glob(W + "/wheels/*.whl")], 60)
@@ -378,7 +386,7 @@ def main():
             except Exception as e:
                 tell("a stage of this script", "BROKEN", repr(e))
     print("[%5.1f] times now, alone; %s" % (now(), smi()), flush=True)
-    for name, job in (("hour", time_hour), ("ssd times", time_ssd), ("modules", time_modules), ("gemm", time_gemm), ("generate", time_generate), ("train", time_train), ("primeknet", time_primeknet)):
+    for name, job in (("hour", time_hour), ("ssd times", time_ssd), ("modules", time_modules), ("gemm", time_gemm), ("generate", time_generate), ("train", time_train), ("primeknet", time_primeknet), ("tiers", time_tiers)):
         if wanted(name):
             try:
                 job()
