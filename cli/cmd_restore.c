@@ -94,8 +94,8 @@ static int has_ending(const char *name, int n, const char *const *endings) {
   return 0;
 }
 static int is_picture_name(const char *name) {
-  static const char *const endings[] = {"png", "jpg", "jpeg", "bmp", "webp"};
-  return has_ending(name, 5, endings);
+  static const char *const endings[] = {"png", "jpg", "jpeg", "bmp", "webp", "tif", "tiff"};
+  return has_ending(name, 7, endings);
 }
 static int is_film_name(const char *name) {
   static const char *const endings[] = {"mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg"};
@@ -116,14 +116,29 @@ static int is_folder(const char *path) {
   return path && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+/* Of numbered pictures the first stands for all. */
+static int check_output(const cli_outputs_rule *rule, const char *in, const char *out) {
+  const char *at = is_picture_name(out) && !is_picture_name(in) ? strchr(out, '%') : NULL;
+  const size_t digits = at ? strspn(at + 1, "0123456789") : 0;
+  char first[PATH_BYTES];
+  if (!at || at[1 + digits] != 'd') return cli_output_check(rule, in, out);
+  snprintf(first, sizeof first, "%.*s%0*d%s", (int)(at - out), out, at[1] == '0' ? atoi(at + 1) : 1, 1,
+           at + 2 + digits);
+  return cli_output_check(rule, in, first);
+}
+
 /* Exit status. */
 static int restore_one(settings *s, const char *in, const char *out) {
   krait_restore_info info = {.size = sizeof info};
   const char *const read_too[] = {s->models.dit_path, s->models.vae_path};
-  const cli_outputs_rule rule = {.verb = "restore", .read_too = read_too, .n_read_too = 2, .model = s->models.path,
-                                 .force = s->force};
-  int exit_status;
-  if (!strchr(out, '%') && (exit_status = cli_output_check(&rule, in, out)) >= 0) return exit_status;
+  cli_outputs_rule rule = {.verb = "restore", .read_too = read_too, .n_read_too = 2, .model = s->models.path,
+                           .write_too = s->o.plot_path, .force = s->force};
+  int exit_status = check_output(&rule, in, out);
+  if (exit_status < 0 && s->o.plot_path) {
+    rule.write_too = NULL;
+    exit_status = cli_output_check(&rule, in, s->o.plot_path);
+  }
+  if (exit_status >= 0) return exit_status;
   cli_let_interrupt_ask(); /* the check has caught the signal */
   s->start_s = cli_now_s(), s->shown_s = 0;
   const int32_t status = krait_restorer_file(s->restorer, in, out, &s->o, &info);
@@ -212,6 +227,9 @@ static int check_settings(settings *s, int n, char *const *files) {
   const int has_many = n > 1 || is_folder(files[0]);
   if (!s->models.path)
     return cli_usage_error("restore", "--weights is missing: give the folder with SeedVR's files (docs/RESTORE.md)");
+  if (s->o.plot_path && has_many)
+    return cli_usage_error("restore", "--plot draws one film or picture; give one");
+  if (s->o.plot_path && cli_png_check("restore", "plot", s->o.plot_path) >= 0) return 2;
   if (s->out && has_many && !is_folder(s->out))
     return cli_usage_error("restore", "several files need a folder for the results: --output %s is none", s->out);
   s->o.size = sizeof s->o, s->o.seed = (uint64_t)s->seed, s->o.quality = (int32_t)s->quality;
@@ -248,6 +266,7 @@ int cmd_restore(int argc, char **argv) {
                 "rate factor of the film's encoder, smaller is better (default: 14)"),
       CLI_SWITCH("hevc", 0, &s.is_hevc, "H.265 instead of H.264"),
       CLI_SWITCH("ten-bit", 0, &s.is_ten_bits, "10 bits a colour"),
+      CLI_TEXT("plot", 0, "FILE", &s.o.plot_path, "PNG of the frame in the middle, before and after"),
       CLI_SWITCH("keep", 0, &s.keep, "after Ctrl-C, keep the film of the frames that are done"),
       CLI_SWITCH("resume", 0, &s.resume,
                  "keep finished batches beside the result until it is complete, and go on from them"),

@@ -100,14 +100,16 @@ def write(path, keys, metadata, seed):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
 
 
+VAE_METADATA = {"model": "seedvr_vae", "config": json.dumps({"block_out_channels": WIDTHS, "norm_num_groups": GROUPS, "latent_channels": LATENT, "layers_per_block": LAYERS})}
+DIT_METADATA = {"model": "seedvr_dit3b", "config": json.dumps({"vid_dim": DIM, "txt_dim": DIM, "emb_dim": 6 * DIM, "txt_in_dim": TEXT, "heads": HEADS, "head_dim": HEAD,
+                                                               "num_layers": BLOCKS, "mm_layers": SEPARATE, "rope_dim": HEAD, "expand_ratio": 4})}
+
+
 def main(folder):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    vae_config = {"block_out_channels": WIDTHS, "norm_num_groups": GROUPS, "latent_channels": LATENT, "layers_per_block": LAYERS}
-    dit_config = {"vid_dim": DIM, "txt_dim": DIM, "emb_dim": 6 * DIM, "txt_in_dim": TEXT, "heads": HEADS, "head_dim": HEAD, "num_layers": BLOCKS,
-                  "mm_layers": SEPARATE, "rope_dim": HEAD, "expand_ratio": 4}
-    write(folder / "vae.weights.safetensors", vae(), {"model": "seedvr_vae", "config": json.dumps(vae_config)}, 1)
-    write(folder / "seedvr2_tiny.safetensors", dit(), {"model": "seedvr_dit3b", "config": json.dumps(dit_config)}, 2)
+    write(folder / "vae.weights.safetensors", vae(), VAE_METADATA, 1)
+    write(folder / "seedvr2_tiny.safetensors", dit(), DIT_METADATA, 2)
     write(folder / "text.safetensors", {"pos": (5, TEXT), "neg": (7, TEXT)}, {}, 3)
 
 

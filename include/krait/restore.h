@@ -29,7 +29,7 @@ KRAIT_API int32_t krait_restorer_open(const krait_ctx *ctx, const krait_restorer
                                       krait_restorer **restorer);
 KRAIT_API void krait_restorer_close(krait_restorer **restorer);
 
-#define KRAIT_RESTORE_STAGES 3 /* encode, sample, decode */
+enum { KRAIT_RESTORE_STAGES = 3 };
 typedef struct krait_restore_progress {
   uint32_t size;
   int32_t stage;               /* of the current batch: 0 encode, 1 sample, 2 decode */
@@ -59,6 +59,7 @@ typedef struct krait_restore_options {
   /* A status other than 0 ends the work with KRAIT_ERR_CANCELLED. */
   int32_t (*progress)(void *user, const krait_restore_progress *progress);
   void *user;
+  const char *plot_path;       /* of a film or picture: PNG of the frame in the middle, before and after; or NULL */
 } krait_restore_options;
 
 typedef struct krait_restore_info {
@@ -81,6 +82,22 @@ KRAIT_API int32_t krait_restorer_file(krait_restorer *restorer, const char *in_p
 /* The size of the result of frames of width x height. */
 KRAIT_API int32_t krait_restorer_size(const krait_restore_options *options, int64_t width, int64_t height,
                                       int64_t *out_width, int64_t *out_height);
+/* Frames in, frames out, of a film of any length: KRAIT_U8, or KRAIT_F32 in 0..1, (n,height,width,3) in and
+ * (n,out_height,out_width,3) out. A stream uses its restorer; close it first. After a failure for another reason than
+ * its arguments it takes no more frames. */
+typedef struct krait_restore_stream krait_restore_stream;
+KRAIT_API int32_t krait_restore_stream_open(krait_restorer *restorer, const krait_restore_options *options,
+                                            int32_t dtype, int64_t width, int64_t height,
+                                            krait_restore_stream **stream);
+KRAIT_API void krait_restore_stream_close(krait_restore_stream **stream);
+/* How many frames at most are inside: room for so many more than go in is always enough. */
+KRAIT_API int64_t krait_restore_stream_latency(const krait_restore_stream *stream);
+/* Takes n frames and returns those that are done: n_out, 0 most of the time. room: of out, in frames; if it is too small,
+ * no frame is taken. */
+KRAIT_API int32_t krait_restore_stream_push(krait_restore_stream *stream, const void *frames, int64_t n, void *out,
+                                            int64_t room, int64_t *n_out);
+/* The remaining frames. The stream can then start with another film. */
+KRAIT_API int32_t krait_restore_stream_finish(krait_restore_stream *stream, void *out, int64_t room, int64_t *n_out);
 /* n frames (n,height,width,3) of bytes to (n,out_height,out_width,3). */
 KRAIT_API int32_t krait_restorer_frames(krait_restorer *restorer, const krait_restore_options *options, int64_t n,
                                         int64_t height, int64_t width, const uint8_t *rgb, uint8_t *out);

@@ -18,6 +18,7 @@
 #include "status.h"
 
 enum { MOST_WORDS = 80, ABOVE = 10 };
+#define SIXTEEN_BITS (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "rgb48le" : "rgb48be")
 
 struct kr_film_out {
   kr_outfile file;
@@ -68,15 +69,15 @@ static void add_inputs(command *c, const kr_film_look *look, const kr_film_about
   snprintf(c->size, sizeof c->size, "%lldx%lld", (long long)look->width, (long long)look->height);
   snprintf(c->rate, sizeof c->rate, "%lld/%lld", (long long)about->rate, (long long)about->per);
   snprintf(c->start, sizeof c->start, "%.6f", about->start_s);
-  ADD(c, "ffmpeg", "-nostdin", "-v", "error", "-itsoffset", c->start, "-f", "rawvideo", "-pixel_format", "rgb24",
-      "-video_size", c->size, "-framerate", c->rate, "-i", "pipe:3");
+  ADD(c, "ffmpeg", "-nostdin", "-v", "error", "-itsoffset", c->start, "-f", "rawvideo", "-pixel_format",
+      look->is_ten_bits ? SIXTEEN_BITS : "rgb24", "-video_size", c->size, "-framerate", c->rate, "-i", "pipe:3");
   ADD(c, "-protocol_whitelist", "file,pipe", "-f", about->demuxer, "-i", "file:/proc/self/fd/0");
 }
 
 /* The film's own tags; of a film without them those that its size suggests to players. */
 static void add_colours(command *c, const kr_film_look *look, const kr_film_about *about) {
   const char *matrix = *about->matrix && strcmp(about->matrix, "gbr") != 0 ? about->matrix
-                       : look->height >= 720                                ? "bt709"
+                       : look->height >= KR_FILM_HD_LINES                   ? "bt709"
                                                                             : "smpte170m";
   snprintf(c->filter, sizeof c->filter, "scale=in_range=full:out_range=tv:out_color_matrix=%s",
            strstr(matrix, "709")    ? "bt709"
@@ -170,7 +171,7 @@ int32_t kr_film_out_begin(const char *path, const kr_film_look *look, int from, 
   kr_film_out *out = *handle = kr_zalloc(sizeof *out);
   KR_CHECK(out, KRAIT_ERR_NO_MEMORY, "no memory to write %s", path);
   snprintf(out->name, sizeof out->name, "%s", path);
-  out->frames = out->errors = out->to = -1, out->frame_bytes = (size_t)(look->width * look->height * 3);
+  out->frames = out->errors = out->to = -1, out->frame_bytes = (size_t)(look->width * look->height * 3 * (look->is_ten_bits ? 2 : 1));
   int32_t status = kr_outfile_begin(&out->file, path);
   if (status >= 0) {
     if (out->file.is_nameless) out->to = fcntl(out->file.fd, F_DUPFD_CLOEXEC, ABOVE);
@@ -209,14 +210,14 @@ static int32_t fail_of_encoder(kr_film_out *out) {
                  (int)strcspn(out->text, "\n"), *out->text ? out->text : "nothing");
 }
 
-int32_t kr_film_out_add(kr_film_out *out, const uint8_t *rgb) {
+int32_t kr_film_out_add(kr_film_out *out, const void *rgb) {
   for (size_t done = 0; done < out->frame_bytes;) {
     struct pollfd wait[2] = {{.fd = out->frames, .events = POLLOUT}, {.fd = out->errors, .events = POLLIN}};
     if (poll(wait, 2, -1) < 0 && errno != EINTR)
       return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", out->name);
     if (wait[1].revents && out->errors >= 0) take_text(out);
     if (!wait[0].revents) continue;
-    const ssize_t n = send(out->frames, rgb + done, out->frame_bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = send(out->frames, (const char *)rgb + done, out->frame_bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n <= 0) return fail_of_encoder(out);
     done += (size_t)n;

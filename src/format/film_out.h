@@ -8,7 +8,8 @@
 
 typedef struct kr_film_look {
   int64_t width, height;
-  int is_ten_bits, is_hevc;
+  int is_ten_bits; /* frames then are 16 bits a sample */
+  int is_hevc;
   int quality; /* x264's and x265's constant rate factor; 0 to 51 */
 } kr_film_look;
 
@@ -18,7 +19,7 @@ int kr_film_out_is(const char *path);
 /* from: the film that was read, and what it is; its sound is copied. */
 int32_t kr_film_out_begin(const char *path, const kr_film_look *look, int from, const kr_film_about *about,
                           kr_film_out **out);
-int32_t kr_film_out_add(kr_film_out *out, const uint8_t *rgb);
+int32_t kr_film_out_add(kr_film_out *out, const void *rgb);
 /* Ends the film and gives it its name. */
 int32_t kr_film_out_commit(kr_film_out *out);
 /* Removes what was written if it was not committed; frees. */

@@ -25,6 +25,8 @@ static const struct {
 } pictures[] = {{0, "\x89PNG", 4, "png_pipe"},
                 {0, "\xff\xd8\xff", 3, "jpeg_pipe"},
                 {8, "WEBP", 4, "webp_pipe"},
+                {0, "II*\0", 4, "tiff_pipe"},
+                {0, "MM\0*", 4, "tiff_pipe"},
                 {0, "GIF8", 4, "gif"},
                 {0, "BM", 2, "bmp_pipe"}};
 
@@ -53,6 +55,7 @@ int32_t kr_film_open(const char *path, int *fd) {
 
 /* ---- a video as portable pixmaps ---- */
 enum { MOST_EDGE = 1 << 14, CHAIN_BYTES = 1024 };
+#define OTHER_SIZE "non positive size" /* says the filter of kr_film_each */
 
 /* A video that is being read. */
 typedef struct reading {
@@ -89,6 +92,9 @@ static int32_t read_header(reading *r, int *is_end) {
 static int32_t end_film(reading *r, int64_t n) {
   char what[64];
   KR_TRY(kr_decoder_end(&r->decoder));
+  KR_CHECK(!strstr(r->decoder.text, OTHER_SIZE), KRAIT_ERR_UNSUPPORTED,
+           "%s: the frames' size changes after %lld frames of %lld x %lld: cut the film there", r->decoder.name,
+           (long long)n, (long long)r->width, (long long)r->height);
   if (n > 0 && !kr_decoder_says_cut(&r->decoder)) return KRAIT_OK;
   snprintf(what, sizeof what, n ? "picture after the first %lld" : "picture", (long long)n);
   return kr_decoder_fail(&r->decoder, what);
@@ -110,7 +116,7 @@ static int32_t read_frames_all(reading *r, each_fn each, void *user) {
 static int32_t find_demuxer(int fd, const char *name, const char **demuxer) {
   *demuxer = demuxer_of(fd);
   KR_CHECK(*demuxer, KRAIT_ERR_FILE_FORMAT,
-           "%s is neither a video (mp4, mov, webm, mkv, avi, flv, mpeg) nor an image (png, jpeg, webp, gif, bmp)",
+           "%s is neither a video (mp4, mov, webm, mkv, avi, flv, mpeg) nor an image (png, jpeg, webp, tiff, gif, bmp)",
            name);
   return KRAIT_OK;
 }
@@ -266,7 +272,7 @@ int32_t kr_frames_spread(int fd, const char *name, int64_t side, int64_t n, uint
 /* ---- every frame, and what the film says about itself ---- */
 static int32_t ask_film(int fd, const char *name, const char *demuxer, char *text, size_t bytes) {
   static const char entries[] = "stream=width,height,r_frame_rate,avg_frame_rate,start_time,nb_frames,color_primaries,"
-                                "color_transfer,color_space,color_range:stream_side_data=rotation";
+                                "color_transfer,color_space,color_range:stream_side_data=rotation:format=start_time";
   const char *const words[] = {"ffprobe", "-v", "error", "-protocol_whitelist", "file", "-f", demuxer,
                                "-select_streams", "v:0", "-show_entries", entries, "-of", "default=noprint_wrappers=1",
                                "file:/proc/self/fd/0", NULL};
@@ -315,8 +321,20 @@ static void read_rates(const char *text, kr_film_about *to) {
   to->rate = count, to->per = per;
 }
 
+/* The first line is the picture's, the last the file's. */
+static double read_start(const char *text) {
+  static const char key[] = "start_time=";
+  double of_picture = 0, of_file = 0;
+  int n = 0;
+  for (const char *at = strstr(text, key); at; at = strstr(at + 1, key)) {
+    if (sscanf(at + strlen(key), "%lf", &of_file) != 1) of_file = 0;
+    if (n++ == 0) of_picture = of_file;
+  }
+  return of_picture - of_file;
+}
+
 int32_t kr_film_describe(int fd, const char *name, kr_film_about *to) {
-  char text[2048], value[32];
+  char text[2048];
   *to = (kr_film_about){0};
   KR_TRY(find_demuxer(fd, name, &to->demuxer));
   KR_TRY(ask_film(fd, name, to->demuxer, text, sizeof text));
@@ -326,8 +344,7 @@ int32_t kr_film_describe(int fd, const char *name, kr_film_about *to) {
   to->is_picture = strstr(to->demuxer, "_pipe") != NULL;
   to->n_frames = whole_of(text, "nb_frames");
   read_rates(text, to);
-  film_value(text, "start_time", value, sizeof value);
-  if (sscanf(value, "%lf", &to->start_s) != 1) to->start_s = 0;
+  to->start_s = read_start(text);
   film_value(text, "color_primaries", to->primaries, sizeof to->primaries);
   film_value(text, "color_transfer", to->transfer, sizeof to->transfer);
   film_value(text, "color_space", to->matrix, sizeof to->matrix);
@@ -345,6 +362,12 @@ static int32_t give_picture(void *user, int64_t i, const reading *r) {
   return g->take(g->user, i, r->width, r->height, r->rgb);
 }
 
-int32_t kr_film_each(int fd, const char *name, kr_picture_fn take, void *user) {
-  return read_film_turned(fd, name, "", 1, give_picture, &(giver){take, user});
+/* ffmpeg would scale frames of another size to that of the first: the filter ends it. Colours without a tag are taken
+ * as players do. */
+int32_t kr_film_each(int fd, const char *name, const kr_film_about *about, kr_picture_fn take, void *user) {
+  char filters[CHAIN_BYTES];
+  const int is_untagged = !about->is_picture && !*about->matrix && about->height >= KR_FILM_HD_LINES;
+  snprintf(filters, sizeof filters, "crop=w='if(eq(iw,%lld)*eq(ih,%lld),iw,-1)':exact=1,%s", (long long)about->width,
+           (long long)about->height, is_untagged ? "scale=in_color_matrix=bt709," : "");
+  return read_film_turned(fd, name, about->width > 0 ? filters : "", 1, give_picture, &(giver){take, user});
 }

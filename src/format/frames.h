@@ -34,11 +34,12 @@ typedef struct kr_film_about {
   int64_t width, height;     /* after turning */
   int64_t rate, per;         /* mean frames per second: rate / per */
   int is_uneven;             /* frames are not evenly spaced in time */
-  double start_s;            /* of the first frame */
+  double start_s;            /* of the first frame, after what begins first: sound, or itself */
   int64_t n_frames;          /* as the container says; 0: unknown */
   char primaries[32], transfer[32], matrix[32], range[16]; /* colour tags, as ffmpeg names them; "" unknown */
 } kr_film_about;
 int32_t kr_film_describe(int fd, const char *name, kr_film_about *about);
+enum { KR_FILM_HD_LINES = 720 }; /* from this height on players take BT.709's colours where a film says nothing */
 /* A status other than 0 ends the reading; a negative one is an error. */
-int32_t kr_film_each(int fd, const char *name, kr_picture_fn take, void *user);
+int32_t kr_film_each(int fd, const char *name, const kr_film_about *about, kr_picture_fn take, void *user);
 #endif

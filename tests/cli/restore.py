@@ -1,44 +1,14 @@
 """krait restore with tiny random models and generated films: batches, sound, pictures, folders, going on after an end, errors. Usage: python3
 tests/cli/restore.py KRAIT"""
-import json
-import os
 import pathlib
 import shutil
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 
+from restoring import SIZE, about, frames_of, here, make, models, restore, tiny_seedvr
 from run import KRAIT, check, check_error, finish, krait
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "demo"))
-import tiny_seedvr  # noqa: E402
-
-folder = tempfile.TemporaryDirectory(prefix="krait-restore-")
-here = pathlib.Path(folder.name)
-models = here / "models"
-SIZE = ["--res", "48x32"]
-
-
-def make(*args):
-    subprocess.run(["ffmpeg", "-nostdin", "-v", "error", "-y", *map(str, args)], check=True)
-
-
-def about(path, what):
-    words = ["ffprobe", "-v", "error", "-count_frames", "-show_entries", f"stream={what}", "-of", "json", str(path)]
-    return json.loads(subprocess.run(words, capture_output=True, check=True).stdout)["streams"]
-
-
-def frames_of(path):
-    return subprocess.run(["ffmpeg", "-nostdin", "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True).stdout
-
-
-def restore(*args):
-    done = krait("restore", *args, "-w", models, "--json", "-q")
-    check(done.returncode == 0, f"{args}: {done.stderr!r}")
-    return json.loads(done.stdout.splitlines()[0]) if done.returncode == 0 else {}
 
 
 def films():
@@ -139,8 +109,7 @@ def errors(film):
     shutil.copytree(models, broken)
     keys = tiny_seedvr.vae()
     del keys["decoder.conv_in.bias"]
-    config = json.dumps({"block_out_channels": tiny_seedvr.WIDTHS, "norm_num_groups": tiny_seedvr.GROUPS})
-    tiny_seedvr.write(broken / "vae.weights.safetensors", keys, {"model": "seedvr_vae", "config": config}, 1)
+    tiny_seedvr.write(broken / "vae.weights.safetensors", keys, tiny_seedvr.VAE_METADATA, 1)
     check_error(1, "decoder.conv_in.bias", "restore", film, "-o", out, "-w", broken)
     shutil.copy(models / "seedvr2_tiny.safetensors", broken / "seedvr2_other.safetensors")
     check_error(1, "--dit", "restore", film, "-o", out, "-w", broken)

@@ -174,6 +174,22 @@ static void refuses_sizes(void **state) {
   for (int i = 0; i < 7; i++) assert_int_equal(kr_frames_padded(counts[i][0]), counts[i][1]);
 }
 
+static void gives_samples_of_each_kind(void **state) {
+  const kr_frame_size size = {.H = 1, .W = 2, .out_h = 1, .out_w = 2};
+  const float frame[6] = {-1.5f, -1, 0, 0.001f, 1, 7}, floats_wanted[6] = {0, 0, 0.5f, 0.5005f, 1, 1};
+  const uint8_t bytes_wanted[6] = {0, 0, 128, 128, 255, 255};
+  const uint16_t words_wanted[6] = {0, 0, 32768, 32800, 65535, 65535};
+  uint8_t bytes[6];
+  uint16_t words[6];
+  float floats[6];
+  (void)state;
+  kr_frame_put(&size, frame, KR_SAMPLES_8, bytes), kr_frame_put(&size, frame, KR_SAMPLES_16, words);
+  kr_frame_put(&size, frame, KR_SAMPLES_FLOAT, floats);
+  assert_memory_equal(bytes, bytes_wanted, sizeof bytes);
+  assert_memory_equal(words, words_wanted, sizeof words);
+  for (int i = 0; i < 6; i++) assert_true(fabsf(floats[i] - floats_wanted[i]) < 1e-6f);
+}
+
 /* ---- with the whole golden files ---- */
 
 static void encodes_and_decodes_as_published(void **state) {
@@ -299,7 +315,8 @@ int main(void) {
       cmocka_unit_test(resizes_as_published),  cmocka_unit_test(corrects_colours_as_published),
       cmocka_unit_test(joins_as_published),    cmocka_unit_test(schedules_as_published),
       cmocka_unit_test(guides_as_published),   cmocka_unit_test(draws_noise),
-      cmocka_unit_test(refuses_sizes),         cmocka_unit_test(encodes_and_decodes_as_published),
+      cmocka_unit_test(refuses_sizes),         cmocka_unit_test(gives_samples_of_each_kind),
+      cmocka_unit_test(encodes_and_decodes_as_published),
       cmocka_unit_test(convolves_as_published),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,10 +25,13 @@ int32_t kr_resizer_open(const krait_ctx *ctx, const kr_frame_size *size, kr_resi
 void kr_resizer_close(kr_resizer **resizer);
 /* (from_h,from_w,3) bytes to (scaled_h,scaled_w,3) in 0..1, clamped; valid until the next. */
 const float *kr_resizer_run(kr_resizer *resizer, const uint8_t *rgb);
+const float *kr_resizer_run_floats(kr_resizer *resizer, const float *rgb); /* of 0..1 */
 /* The part of that which is used, in -1..1: (H,W,3). */
 void kr_frame_crop(const kr_frame_size *size, const float *scaled, float *frame);
-/* To bytes: clipped, rounded half to even: (out_h,out_w,3) of (H,W,3). */
-void kr_frame_bytes(const kr_frame_size *size, const float *frame, uint8_t *rgb);
+/* What a sample of a result is; the value is its bytes. 8 and 16 bits: 0..1 as all values, floats: 0..1. */
+enum { KR_SAMPLES_8 = 1, KR_SAMPLES_16 = 2, KR_SAMPLES_FLOAT = 4 };
+/* Clipped, whole numbers rounded half to even: (out_h,out_w,3) of (H,W,3). */
+void kr_frame_put(const kr_frame_size *size, const float *frame, int samples, void *rgb);
 int64_t kr_frames_padded(int64_t n); /* 4 k + 1; of 2 to 4 frames 5 */
 
 /* ---- colours (seedvr_colour.c) ---- */

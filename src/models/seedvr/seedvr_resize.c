@@ -61,7 +61,8 @@ struct kr_resizer {
   kr_frame_size size;
   taps across, down;
   float *wide, *out;
-  const uint8_t *rgb;
+  const uint8_t *rgb;  /* or */
+  const float *floats;
 };
 
 /* Keys' cubic with a = -0.5. */
@@ -133,9 +134,10 @@ static void resize_across(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t y = begin; y < end; y++)
     for (int64_t x = 0; x < r->size.scaled_w; x++)
       for (int k = 0; k < 3; k++) {
-        const uint8_t *from = r->rgb + 3 * (y * r->size.from_w + t->first[x]) + k;
+        const int64_t from = 3 * (y * r->size.from_w + t->first[x]) + k;
         float sum = 0;
-        for (int32_t j = 0; j < t->count[x]; j++) sum += t->weights[x * t->n + j] * ((float)from[3 * j] / 255.0f);
+        for (int32_t j = 0; j < t->count[x]; j++)
+          sum += t->weights[x * t->n + j] * (r->rgb ? (float)r->rgb[from + 3 * j] / 255.0f : r->floats[from + 3 * j]);
         r->wide[3 * (y * r->size.scaled_w + x) + k] = sum;
       }
 }
@@ -156,11 +158,20 @@ static void resize_down(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
-const float *kr_resizer_run(kr_resizer *r, const uint8_t *rgb) {
-  r->rgb = rgb;
+static const float *resize_frame(kr_resizer *r) {
   kr_parallel(r->ctx, r->size.from_h, 8, resize_across, r);
   kr_parallel(r->ctx, r->size.scaled_h, 8, resize_down, r);
   return r->out;
+}
+
+const float *kr_resizer_run(kr_resizer *r, const uint8_t *rgb) {
+  r->rgb = rgb;
+  return resize_frame(r);
+}
+
+const float *kr_resizer_run_floats(kr_resizer *r, const float *rgb) {
+  r->rgb = NULL, r->floats = rgb;
+  return resize_frame(r);
 }
 
 void kr_frame_crop(const kr_frame_size *s, const float *scaled, float *frame) {
@@ -174,10 +185,14 @@ void kr_frame_crop(const kr_frame_size *s, const float *scaled, float *frame) {
       }
 }
 
-void kr_frame_bytes(const kr_frame_size *s, const float *frame, uint8_t *rgb) {
+void kr_frame_put(const kr_frame_size *s, const float *frame, int samples, void *rgb) {
+  const float most = samples == KR_SAMPLES_8 ? 255.0f : 65535.0f;
   for (int64_t y = 0; y < s->out_h; y++)
     for (int64_t i = 0; i < 3 * s->out_w; i++) {
-      const float v = frame[3 * y * s->W + i], clipped = v < -1 ? -1 : v > 1 ? 1 : v;
-      rgb[3 * y * s->out_w + i] = (uint8_t)rintf((clipped * 0.5f + 0.5f) * 255.0f);
+      const float v = frame[3 * y * s->W + i], clipped = v < -1 ? -1 : v > 1 ? 1 : v, value = clipped * 0.5f + 0.5f;
+      const int64_t at = 3 * y * s->out_w + i;
+      if (samples == KR_SAMPLES_8) ((uint8_t *)rgb)[at] = (uint8_t)rintf(value * most);
+      else if (samples == KR_SAMPLES_16) ((uint16_t *)rgb)[at] = (uint16_t)rintf(value * most);
+      else ((float *)rgb)[at] = value;
     }
 }

@@ -13,7 +13,7 @@ struct kr_batches {
   int64_t most, overlap, n, frame; /* frames of a batch; in the buffer; values of one */
   int64_t n_tail;
   float *film, *decoded, *tail; /* (padded most, H, W, 3) twice; (overlap, H, W, 3) */
-  uint8_t *rgb;                 /* (most, out_h, out_w, 3) */
+  uint8_t *rgb;                 /* (most, out_h, out_w, 3) of samples */
   int64_t frame_bytes;
   int32_t n_batches, n_known;
   int64_t since_ns;
@@ -27,7 +27,7 @@ int32_t kr_batches_open(const kr_batches_use *use, int64_t h, int64_t w, kr_batc
   KR_CHECK(b, KRAIT_ERR_NO_MEMORY, "no memory for batches of frames");
   b->use = *use, b->size = size;
   b->most = use->plan->o.frames_per_batch, b->overlap = use->plan->o.overlap;
-  b->frame = 3 * size.H * size.W, b->frame_bytes = 3 * size.out_h * size.out_w;
+  b->frame = 3 * size.H * size.W, b->frame_bytes = 3 * size.out_h * size.out_w * use->samples;
   b->film = kr_alloc_array((size_t)(b->frame * kr_frames_padded(b->most)), sizeof *b->film);
   b->decoded = kr_alloc_array((size_t)(b->frame * kr_frames_padded(b->most)), sizeof *b->decoded);
   b->tail = kr_alloc_array((size_t)(b->frame * b->overlap) + 1, sizeof *b->tail);
@@ -83,7 +83,7 @@ static int32_t give_out(kr_batches *b, const kr_batch_part *part) {
   memmove(b->tail, part->tail, (size_t)(part->n_tail * b->frame) * sizeof *b->tail);
   b->n_tail = part->n_tail;
   for (int64_t i = 0; i < part->n_frames; i++)
-    KR_TRY(b->use.out(b->use.user, &b->size, part->rgb + i * b->frame_bytes));
+    KR_TRY(b->use.out(b->use.user, &b->size, part->rgb + i * b->frame_bytes, b->film + i * b->frame));
   b->n_batches++;
   return KRAIT_OK;
 }
@@ -102,21 +102,43 @@ static int32_t run_batch(kr_batches *b, int is_last) {
   const int64_t joined = b->n_tail < b->n ? b->n_tail : b->n;
   kr_blend(joined, b->frame, b->tail, b->decoded);
   for (int64_t i = 0; i < wanted.n_frames; i++)
-    kr_frame_bytes(&b->size, b->decoded + i * b->frame, b->rgb + i * b->frame_bytes);
+    kr_frame_put(&b->size, b->decoded + i * b->frame, b->use.samples, b->rgb + i * b->frame_bytes);
   part = wanted;
   part.rgb = b->rgb, part.tail = b->decoded + wanted.n_frames * b->frame;
   if (b->use.finished) KR_TRY(b->use.finished(b->use.user, &part));
   return give_out(b, &part);
 }
 
+static int32_t make_room(kr_batches *b) {
+  if (b->n < b->most) return KRAIT_OK;
+  KR_TRY(run_batch(b, 0));
+  memmove(b->film, b->film + (b->n - b->overlap) * b->frame, (size_t)(b->overlap * b->frame) * sizeof *b->film);
+  b->n = b->overlap;
+  return KRAIT_OK;
+}
+
 int32_t kr_batches_add(kr_batches *b, const uint8_t *rgb) {
-  if (b->n == b->most) {
-    KR_TRY(run_batch(b, 0));
-    memmove(b->film, b->film + (b->n - b->overlap) * b->frame, (size_t)(b->overlap * b->frame) * sizeof *b->film);
-    b->n = b->overlap;
-  }
+  KR_TRY(make_room(b));
   kr_frame_crop(&b->size, kr_resizer_run(b->resizer, rgb), b->film + b->n++ * b->frame);
   return KRAIT_OK;
 }
 
-int32_t kr_batches_end(kr_batches *b) { return b->n ? run_batch(b, 1) : KRAIT_OK; }
+int32_t kr_batches_add_floats(kr_batches *b, const float *rgb) {
+  KR_TRY(make_room(b));
+  kr_frame_crop(&b->size, kr_resizer_run_floats(b->resizer, rgb), b->film + b->n++ * b->frame);
+  return KRAIT_OK;
+}
+
+/* A batch runs when a frame finds the buffer full. */
+int64_t kr_batches_due(const kr_batches *b, int64_t n_more) {
+  const int64_t step = b->most - b->overlap, over = b->n + n_more - b->most;
+  return over > 0 ? (over + step - 1) / step * step : 0;
+}
+
+int64_t kr_batches_held(const kr_batches *b) { return b->n; }
+
+int32_t kr_batches_end(kr_batches *b) {
+  const int32_t status = b->n ? run_batch(b, 1) : KRAIT_OK;
+  b->n = b->n_tail = 0;
+  return status;
+}

@@ -16,6 +16,8 @@
 #include "sized.h"
 #include "status.h"
 
+enum { PATH_BYTES = 4096 };
+
 typedef struct film {
   krait_restorer *r;
   const char *in, *out;
@@ -26,12 +28,17 @@ typedef struct film {
   kr_parts *parts;
   kr_film_out *encoder;
   krait_restore_info info;
-  int is_stopped;
+  int samples, is_stopped;
 } film;
 
 /* ---- where frames go ---- */
 
-static int has_number(const char *path) { return strchr(path, '%') != NULL; }
+static int is_png(const char *path) {
+  const size_t n = strlen(path);
+  return n > 4 && strcmp(path + n - 4, ".png") == 0;
+}
+/* Each frame of a film as a picture of its own. */
+static int is_numbered(const film *f) { return !f->about.is_picture && is_png(f->out) && strchr(f->out, '%'); }
 
 /* One %d, of at most nine digits. */
 static int32_t check_pattern(const char *path) {
@@ -42,15 +49,18 @@ static int32_t check_pattern(const char *path) {
   return KRAIT_OK;
 }
 
-static int32_t write_png(const char *path, const kr_frame_size *size, const uint8_t *rgb) {
-  const int64_t n = size->out_h * size->out_w;
-  kr_outfile file;
+/* n_across pictures of one size, side by side. */
+static int32_t write_png(const char *path, const kr_frame_size *size, int n_across, const uint8_t *const rgb[]) {
+  const int64_t width = size->out_w * n_across, n = size->out_h * width;
+  kr_outfile file = {0};
   uint32_t *pixels = kr_alloc_array((size_t)n, sizeof *pixels);
   KR_CHECK(pixels, KRAIT_ERR_NO_MEMORY, "no memory to write %s", path);
-  for (int64_t i = 0; i < n; i++)
-    pixels[i] = (uint32_t)rgb[3 * i] << 16 | (uint32_t)rgb[3 * i + 1] << 8 | (uint32_t)rgb[3 * i + 2];
+  for (int64_t i = 0; i < n; i++) {
+    const uint8_t *at = rgb[i % width / size->out_w] + 3 * (i / width * size->out_w + i % size->out_w);
+    pixels[i] = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 8 | (uint32_t)at[2];
+  }
   int32_t status = kr_outfile_begin(&file, path);
-  if (status >= 0) status = kr_png_put(&file, pixels, (int32_t)size->out_w, (int32_t)size->out_h);
+  if (status >= 0) status = kr_png_put(&file, pixels, (int32_t)width, (int32_t)size->out_h);
   if (status >= 0) status = kr_outfile_commit(&file);
   if (status < 0) kr_outfile_abandon(&file);
   kr_free(pixels);
@@ -59,12 +69,39 @@ static int32_t write_png(const char *path, const kr_frame_size *size, const uint
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral" /* check_pattern */
-static int32_t write_numbered(const film *f, const kr_frame_size *size, const uint8_t *rgb) {
-  char path[4096];
-  snprintf(path, sizeof path, f->out, (int)f->info.n_frames + 1);
-  return write_png(path, size, rgb);
+static void name_numbered(const film *f, int64_t number, char path[PATH_BYTES]) {
+  snprintf(path, PATH_BYTES, f->out, (int)number);
 }
 #pragma GCC diagnostic pop
+
+static int32_t write_numbered(const film *f, const kr_frame_size *size, const uint8_t *rgb) {
+  char path[PATH_BYTES];
+  name_numbered(f, f->info.n_frames + 1, path);
+  return write_png(path, size, 1, &rgb);
+}
+
+static void remove_numbered(const film *f) {
+  char path[PATH_BYTES];
+  for (int64_t i = 1; i <= f->info.n_frames; i++) {
+    name_numbered(f, i, path);
+    unlink(path);
+  }
+}
+
+/* The frame in the middle, before and after, as far as the film says how long it is. */
+static int32_t write_plot(const film *f, const kr_frame_size *size, const void *rgb, const float *before) {
+  const int64_t n = 3 * size->out_h * size->out_w;
+  if (!f->plan.o.plot_path || f->info.n_frames != f->about.n_frames / 2) return KRAIT_OK;
+  uint8_t *both = kr_alloc((size_t)(2 * n));
+  KR_CHECK(both, KRAIT_ERR_NO_MEMORY, "no memory to write %s", f->plan.o.plot_path);
+  kr_frame_put(size, before, KR_SAMPLES_8, both);
+  for (int64_t i = 0; i < n; i++)
+    both[n + i] = f->samples == KR_SAMPLES_8 ? ((const uint8_t *)rgb)[i]
+                                             : (uint8_t)((((const uint16_t *)rgb)[i] + 128) / 257);
+  const int32_t status = write_png(f->plan.o.plot_path, size, 2, (const uint8_t *const[]){both, both + n});
+  kr_free(both);
+  return status;
+}
 
 static int32_t begin_encoder(film *f, const kr_frame_size *size) {
   const kr_film_look look = {.width = size->out_w, .height = size->out_h, .is_ten_bits = f->plan.o.is_ten_bits,
@@ -72,10 +109,11 @@ static int32_t begin_encoder(film *f, const kr_frame_size *size) {
   return kr_film_out_begin(f->out, &look, f->fd, &f->about, &f->encoder);
 }
 
-static int32_t put_film_frame(void *user, const kr_frame_size *size, const uint8_t *rgb) {
+static int32_t put_film_frame(void *user, const kr_frame_size *size, const void *rgb, const float *before) {
   film *f = user;
-  if (has_number(f->out)) KR_TRY(write_numbered(f, size, rgb));
-  else if (f->about.is_picture) KR_TRY(write_png(f->out, size, rgb));
+  KR_TRY(write_plot(f, size, rgb, before));
+  if (is_numbered(f)) KR_TRY(write_numbered(f, size, rgb));
+  else if (f->about.is_picture) KR_TRY(write_png(f->out, size, 1, (const uint8_t *const[]){rgb}));
   else {
     if (!f->encoder) KR_TRY(begin_encoder(f, size));
     KR_TRY(kr_film_out_add(f->encoder, rgb));
@@ -98,7 +136,7 @@ static int32_t open_parts(film *f) {
            (long long)o->frames_per_batch, (long long)o->overlap, (long long)o->steps, o->scale, o->rescale,
            o->condition_noise, (unsigned long long)o->seed, o->colour, f->r->models.c.is_3b,
            (long long)f->r->models.c.n_layers);
-  return kr_parts_open(f->out, key, kr_batches_size(f->batches), &f->parts);
+  return kr_parts_open(f->out, key, kr_batches_size(f->batches), f->samples, &f->parts);
 }
 
 static int32_t find_part(void *user, kr_batch_part *part, int *found) {
@@ -119,7 +157,9 @@ static int32_t tell_film(void *user, int stage, double share) {
 
 static int32_t open_batches(film *f, int64_t width, int64_t height) {
   const int is_kept = f->plan.o.resume && !f->about.is_picture;
-  const kr_batches_use use = {.r = f->r, .plan = &f->plan, .out = put_film_frame, .progress = tell_film, .user = f,
+  f->samples = f->plan.o.is_ten_bits && kr_film_out_is(f->out) ? KR_SAMPLES_16 : KR_SAMPLES_8;
+  const kr_batches_use use = {.r = f->r, .plan = &f->plan, .samples = f->samples, .out = put_film_frame,
+                              .progress = tell_film, .user = f,
                               .known = is_kept ? find_part : NULL, .finished = is_kept ? keep_part : NULL};
   KR_TRY(kr_batches_open(&use, height, width, &f->batches));
   const kr_frame_size *size = kr_batches_size(f->batches);
@@ -150,10 +190,13 @@ static int32_t check_transfer(const kr_film_about *about, const char *name) {
 }
 
 static int32_t check_out(const film *f) {
-  if (has_number(f->out)) return check_pattern(f->out);
-  const size_t n = strlen(f->out);
-  const int is_png = n > 4 && strcmp(f->out + n - 4, ".png") == 0;
-  KR_CHECK(!f->about.is_picture || is_png, KRAIT_ERR_ARGUMENT, "%s is a picture: the result must be a .png, not %s",
+  char first[PATH_BYTES];
+  if (is_numbered(f)) {
+    KR_TRY(check_pattern(f->out));
+    name_numbered(f, 1, first);
+    return kr_outfile_claim(first, 0);
+  }
+  KR_CHECK(!f->about.is_picture || is_png(f->out), KRAIT_ERR_ARGUMENT, "%s is a picture: the result must be a .png, not %s",
            f->in, f->out);
   KR_CHECK(f->about.is_picture || kr_film_out_is(f->out), KRAIT_ERR_ARGUMENT,
            "%s is a film: the result must be an .mp4, .mov or .mkv, or numbered pictures (frames/%%05d.png), not %s",
@@ -164,7 +207,8 @@ static int32_t check_out(const film *f) {
 static int32_t finish_film(film *f, int32_t status) {
   if (status >= 0 && !f->batches)
     return kr_fail(KRAIT_ERR_FILE_READ, "%s has no frames", f->in);
-  const int is_kept = f->is_stopped && f->plan.o.keep && f->encoder && f->info.n_frames > 0;
+  const int is_kept = f->is_stopped && f->plan.o.keep && f->info.n_frames > 0;
+  if (status < 0 && !is_kept && is_numbered(f)) remove_numbered(f);
   if (status < 0 && !is_kept) return status;
   char why[300];
   snprintf(why, sizeof why, "%s", krait_error_detail());
@@ -180,7 +224,7 @@ static int32_t run_film(film *f) {
   if (f->about.is_uneven)
     snprintf(f->info.note, sizeof f->info.note, "the film's frames are not evenly spaced in time; the result's are, at "
              "the mean rate of %.3f a second", f->info.fps);
-  int32_t status = kr_film_each(f->fd, f->in, take_frame, f);
+  int32_t status = kr_film_each(f->fd, f->in, &f->about, take_frame, f);
   if (status >= 0 && f->batches) status = kr_batches_end(f->batches);
   status = finish_film(f, status);
   if (f->batches) kr_batches_report(f->batches, &f->info);

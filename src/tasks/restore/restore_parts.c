@@ -58,14 +58,15 @@ static int32_t write_whole(const kr_parts *p, const void *from, size_t n, int64_
   return KRAIT_OK;
 }
 
-int32_t kr_parts_open(const char *out_path, const char *key, const kr_frame_size *size, kr_parts **out) {
+int32_t kr_parts_open(const char *out_path, const char *key, const kr_frame_size *size, int samples,
+                      kr_parts **out) {
   char head[HEAD_BYTES] = "", found[HEAD_BYTES] = "", text[4200];
   kr_parts *p = *out = kr_zalloc(sizeof *p);
   KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for finished batches");
   snprintf(text, sizeof text, "%s.krait-batches", out_path);
-  snprintf(head, sizeof head, "krait-batches 1 %016llx",
+  snprintf(head, sizeof head, "krait-batches 2 %016llx",
            (unsigned long long)sum_of((const uint8_t *)key, strlen(key)));
-  p->path = kr_strdup(text), p->frame_bytes = 3 * size->out_h * size->out_w, p->tail_floats = 3 * size->H * size->W;
+  p->path = kr_strdup(text), p->frame_bytes = 3 * size->out_h * size->out_w * samples, p->tail_floats = 3 * size->H * size->W;
   p->fd = p->path ? open(text, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
   if (p->fd < 0) {
     const int32_t status = kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s for finished batches", text);
@@ -93,7 +94,7 @@ int32_t kr_parts_next(kr_parts *p, kr_batch_part *part, int *found) {
   const int64_t most = 1 << 20;
   *found = 0;
   if (!read_whole(p->fd, &head, sizeof head, p->at)) return KRAIT_OK;
-  if (head.n_frames < 0 || head.n_frames > most || head.n_tail < 0 || head.n_tail > most) return KRAIT_OK;
+  if (head.n_frames < 1 || head.n_frames > most || head.n_tail < 0 || head.n_tail > most) return KRAIT_OK;
   const size_t frames = (size_t)(head.n_frames * p->frame_bytes), whole_frames = (frames + 7) / 8 * 8,
                bytes = whole_frames + (size_t)(head.n_tail * p->tail_floats) * sizeof(float);
   if (p->at + (int64_t)(sizeof head + bytes) > (int64_t)lseek(p->fd, 0, SEEK_END)) return KRAIT_OK;

@@ -107,7 +107,7 @@ static int32_t compare_bytes(const check *c, const pipeline *p) {
   float *got = kr_alloc_array((size_t)(n * p->n), sizeof *got), *want = kr_alloc_array((size_t)(n * p->n), sizeof *got);
   const int32_t status = rgb && got && want ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for golden.out");
   for (int64_t i = 0; status >= 0 && i < n * p->n; i++) {
-    if (i % n == 0) kr_frame_bytes(&p->size, p->decoded + i / n * 3 * p->size.H * p->size.W, rgb);
+    if (i % n == 0) kr_frame_put(&p->size, p->decoded + i / n * 3 * p->size.H * p->size.W, KR_SAMPLES_8, rgb);
     got[i] = rgb[i % n], want[i] = ((const uint8_t *)item->data)[i];
   }
   if (status >= 0) forgive_rounding(n * p->n, got, want);

@@ -1,4 +1,4 @@
-/* restorer.c: krait_restorer: models from the files of a folder, options with their defaults, and frames in memory. */
+/* restorer.c: krait_restorer: models from the files of a folder, options with their defaults. */
 #define _GNU_SOURCE
 #include "public_names.h"
 
@@ -221,8 +221,6 @@ int32_t kr_restore_count_bytes(krait_restorer *r, const kr_restore_choices *plan
   return KRAIT_OK;
 }
 
-/* ---- frames in memory ---- */
-
 int32_t krait_restorer_size(const krait_restore_options *options, int64_t width, int64_t height, int64_t *out_width,
                             int64_t *out_height) {
   kr_restore_choices plan;
@@ -232,40 +230,4 @@ int32_t krait_restorer_size(const krait_restore_options *options, int64_t width,
   KR_TRY(kr_frame_fit(&plan.rule, height, width, &size));
   *out_width = size.out_w, *out_height = size.out_h;
   return KRAIT_OK;
-}
-
-typedef struct memory_film {
-  uint8_t *out;
-  const krait_restore_options *o;
-  int64_t n_done, n_frames;
-} memory_film;
-
-static int32_t put_frame(void *user, const kr_frame_size *size, const uint8_t *rgb) {
-  memory_film *film = user;
-  const size_t bytes = (size_t)(3 * size->out_h * size->out_w);
-  memcpy(film->out, rgb, bytes);
-  film->out += bytes, film->n_done++;
-  return KRAIT_OK;
-}
-
-static int32_t tell_frames(void *user, int stage, double share) {
-  const memory_film *film = user;
-  const krait_restore_progress p = {sizeof p, stage, share, film->n_done, film->n_frames};
-  KR_CHECK(!film->o->progress || film->o->progress(film->o->user, &p) == 0, KRAIT_ERR_CANCELLED, "stopped");
-  return KRAIT_OK;
-}
-
-int32_t krait_restorer_frames(krait_restorer *r, const krait_restore_options *options, int64_t n, int64_t height,
-                              int64_t width, const uint8_t *rgb, uint8_t *out) {
-  kr_restore_choices plan;
-  kr_batches *batches = NULL;
-  KR_CHECK(r && rgb && out && n >= 1, KRAIT_ERR_ARGUMENT, "restorer and frames must not be NULL, n at least 1");
-  KR_TRY(kr_restore_choose(r, options, &plan));
-  memory_film film = {.out = out, .o = &plan.o, .n_frames = n};
-  const kr_batches_use use = {.r = r, .plan = &plan, .out = put_frame, .progress = tell_frames, .user = &film};
-  int32_t status = kr_batches_open(&use, height, width, &batches);
-  for (int64_t i = 0; status >= 0 && i < n; i++) status = kr_batches_add(batches, rgb + 3 * i * height * width);
-  if (status >= 0) status = kr_batches_end(batches);
-  kr_batches_close(&batches);
-  return status;
 }

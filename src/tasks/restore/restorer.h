@@ -27,9 +27,10 @@ int32_t kr_restore_count_bytes(krait_restorer *r, const kr_restore_choices *plan
                                uint64_t *models, uint64_t *batch);
 
 /* ---- batches (restore_batches.c): frames go in one by one, and come out restored in order ---- */
-typedef int32_t (*kr_frame_out_fn)(void *user, const kr_frame_size *size, const uint8_t *rgb);
+/* rgb: (out_h,out_w,3) of the samples asked for; before: what it was made of, (H,W,3) in -1..1. */
+typedef int32_t (*kr_frame_out_fn)(void *user, const kr_frame_size *size, const void *rgb, const float *before);
 typedef struct kr_batches kr_batches;
-typedef struct kr_batch_part { /* a finished batch: its frames as bytes, and the end that the next one blends with */
+typedef struct kr_batch_part { /* a finished batch: its frames as samples, and the end that the next one blends with */
   int64_t n_frames, n_tail;
   uint8_t *rgb;
   float *tail;
@@ -37,6 +38,7 @@ typedef struct kr_batch_part { /* a finished batch: its frames as bytes, and the
 typedef struct kr_batches_use {
   krait_restorer *r;
   const kr_restore_choices *plan;
+  int samples; /* KR_SAMPLES_8 and so on: of what comes out */
   kr_frame_out_fn out;
   int32_t (*known)(void *user, kr_batch_part *part, int *found); /* the next batch, if it is already there; or NULL */
   int32_t (*finished)(void *user, const kr_batch_part *part);    /* before its frames go out; or NULL */
@@ -47,6 +49,10 @@ int32_t kr_batches_open(const kr_batches_use *use, int64_t h, int64_t w, kr_batc
 void kr_batches_close(kr_batches **batches);
 const kr_frame_size *kr_batches_size(const kr_batches *batches);
 int32_t kr_batches_add(kr_batches *batches, const uint8_t *rgb);
+int32_t kr_batches_add_floats(kr_batches *batches, const float *rgb); /* 0..1 */
+/* How many frames come out while so many more go in. */
+int64_t kr_batches_due(const kr_batches *batches, int64_t n_more);
+int64_t kr_batches_held(const kr_batches *batches); /* those that kr_batches_end gives out */
 int32_t kr_batches_end(kr_batches *batches); /* after the last frame */
 /* Batches, those that were already there, seconds in each stage. */
 void kr_batches_report(const kr_batches *batches, krait_restore_info *info);
@@ -54,7 +60,7 @@ void kr_batches_report(const kr_batches *batches, krait_restore_info *info);
 /* ---- finished batches in a file (restore_parts.c) ---- */
 typedef struct kr_parts kr_parts;
 /* Beside the result; what another film or other options left there is not used. key: what they depend on. */
-int32_t kr_parts_open(const char *out_path, const char *key, const kr_frame_size *size, kr_parts **parts);
+int32_t kr_parts_open(const char *out_path, const char *key, const kr_frame_size *size, int samples, kr_parts **parts);
 /* The next finished batch, valid until the next call; *found 0: there is none. */
 int32_t kr_parts_next(kr_parts *parts, kr_batch_part *part, int *found);
 int32_t kr_parts_add(kr_parts *parts, const kr_batch_part *part);
