@@ -2,7 +2,7 @@
 
 `krait.ops` has the operators on torch tensors; `python -m krait` reports the devices found and manages the drop-ins
 for mamba_ssm, causal_conv1d and flash_attn. `krait.Denoiser()` denoises speech in numpy arrays and torch tensors;
-`krait.accelerate(model)` runs PyTorch models that krait knows as krait's graph."""
+`krait.Restorer(folder)` restores films with SeedVR; `krait.accelerate(model)` runs PyTorch models that krait knows as krait's graph."""
 
 __version__ = "0.1.0"
 
@@ -14,7 +14,7 @@ def stats():
     return {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}
 
 
-_LAZY = {"Denoiser": "_denoiser", "accelerate": "_accelerate", "accelerated": "_accelerate",
+_LAZY = {"Denoiser": "_denoiser", "Restorer": "_restorer", "accelerate": "_accelerate", "accelerated": "_accelerate",
          "context_parallel": "_context_parallel", "graphed": "_graphed"}  # numpy or torch, which the others do not need
 
 

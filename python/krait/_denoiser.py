@@ -219,10 +219,10 @@ def _checked_controls(mix, limit, gate):
     return float(mix), None if limit is None else float(limit), float(gate)
 
 
-def _context(device, threads):
+def _context(device, threads, who="Denoiser"):
     n = _whole(threads)
     if n is None or not 0 <= n <= _MOST_THREADS:
-        raise ValueError("krait.Denoiser: threads is %s, must be an integer from 0 (all cores) to %d" % (_named(threads), _MOST_THREADS))
+        raise ValueError("krait.%s: threads is %s, must be an integer from 0 (all cores) to %d" % (who, _named(threads), _MOST_THREADS))
     kind, _, index = device.partition(":")
     if device == "cpu" or (device == "auto" and n):
         return _load.cpu_context(n)
@@ -231,7 +231,7 @@ def _context(device, threads):
     is_number = index.isascii() and index.isdigit() and len(index) <= 3
     if device == "cuda" or (kind == "cuda" and is_number and int(index) < _MOST_DEVICES):
         return _load.cuda_context(int(index or 0))
-    raise ValueError("krait.Denoiser: device is %s, must be 'auto', 'cpu' or 'cuda:N'" % _named(device))
+    raise ValueError("krait.%s: device is %s, must be 'auto', 'cpu' or 'cuda:N'" % (who, _named(device)))
 
 
 def _array(samples, who, form):
