@@ -1,7 +1,7 @@
 /* gated_delta_rule.c: cost and implementations of the gated delta rule; gated_delta_rule_ref.c has the recurrence.
  * Bound: float32 5e-5 of the result's scale, since errors of the state last; 16-bit storage one rounding more. */
-#include "gated_delta_rule/gated_delta_rule.h"
-#include "lm_ops.h"
+#include "gated_delta_rule.h"
+#include "op_list.h"
 #include "view.h"
 
 static void count_delta(double tokens, double H, double Dk, double Dv, kr_cost *cost) {

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "contract.h"
-#include "gated_delta_rule/gated_delta_rule.h"
-#include "lm_ops.h"
+#include "gated_delta_rule.h"
+#include "op_list.h"
 #include "vec_tile.h"
 #include "view.h"
 

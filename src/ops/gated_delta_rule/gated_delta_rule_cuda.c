@@ -1,9 +1,9 @@
 /* gated_delta_rule_cuda.c: the launches: a block for some columns of a head's state. */
 #include "cuda_impl.h"
 #include "cuda_views.h"
-#include "gated_delta_rule/gated_delta_rule.h"
-#include "gated_delta_rule/gated_delta_rule_params.h"
-#include "lm_ops.h"
+#include "gated_delta_rule.h"
+#include "gated_delta_rule_params.h"
+#include "op_list.h"
 
 enum { COLUMNS, STAGED };
 

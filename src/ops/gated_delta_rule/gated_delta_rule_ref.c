@@ -1,12 +1,12 @@
-/* gated_delta_rule_ref.c: the recurrence of the gated delta rule, token by token, in double (lm_op_args.h has the
+/* gated_delta_rule_ref.c: the recurrence of the gated delta rule, token by token, in double (op_args.h has the
  * equation). */
 #include <math.h>
 #include <string.h>
 
 #include "alloc.h"
 #include "contract.h"
-#include "gated_delta_rule/gated_delta_rule.h"
-#include "lm_ops.h"
+#include "gated_delta_rule.h"
+#include "op_list.h"
 #include "status.h"
 #include "view.h"
 

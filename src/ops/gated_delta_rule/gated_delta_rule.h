@@ -4,7 +4,7 @@
 #define KR_GATED_DELTA_RULE_H
 
 #include "cuda_impl.h"
-#include "lm_op_args.h"
+#include "op_args.h"
 
 #define KR_DELTA_FAMILIES(X, op) X(op, staged) X(op, columns)
 KR_DELTA_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_delta_rule)

@@ -1,6 +1,6 @@
 /* gated_delta_rule_check.c: random calls: heads that share keys or do not, sizes around the vector widths. */
 #include "check.h"
-#include "lm_ops.h"
+#include "op_list.h"
 
 static void choose_heads(kr_case *c, int64_t *H, int64_t *Hk, int64_t *Dk, int64_t *Dv) {
   *Hk = kr_case_int(c, 1, 2), *H = *Hk * kr_case_int(c, 1, 3);

@@ -2,7 +2,7 @@
 #ifndef KR_GATED_DELTA_RULE_PARAMS_H
 #define KR_GATED_DELTA_RULE_PARAMS_H
 
-#include "lm_op_args.h"
+#include "op_args.h"
 
 /* A warp has 8 columns of a state, four lanes each, a block 4 warps; staged: 8 columns, eight lanes each, which have
  * two; a block 2 warps. */
