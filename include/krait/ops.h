@@ -353,6 +353,31 @@ typedef struct krait_mamba3_step_args {
 
 KRAIT_API int32_t krait_mamba3_step(const krait_ctx *ctx, const krait_mamba3_step_args *args);
 
+/* ==== gated delta rule (Yang et al. 2024; with key_decay Kimi Delta Attention) =================================
+ * k' = k / sqrt(sum k^2 + eps), q' = q / sqrt(sum q^2 + eps) / sqrt Dk of key head h / (H / Hk), or with
+ * KRAIT_DELTA_KEYS_AS_GIVEN k' = k, q' = q / sqrt Dk; decay = exp(a), or with A exp(A softplus(a + dt_bias)), times
+ * exp(key_decay) of its row; beta = beta_scale sigmoid(b), or with KRAIT_DELTA_BETA_AS_GIVEN beta_scale b. Per token,
+ * with a state (Dk,Dv) for each head: state = decay state; state = state + k' (beta (v - state^T k'))^T; out =
+ * state^T q'. H % Hk == 0; Dk and Dv at most 256. */
+#define KRAIT_DELTA_KEYS_AS_GIVEN 1u
+#define KRAIT_DELTA_BETA_AS_GIVEN 2u
+
+typedef struct krait_gated_delta_rule_args {
+  krait_call call;
+  float eps, beta_scale;
+  krait_tensor q, k;           /* (B,L,Hk,Dk) activation type */
+  krait_tensor v;              /* (B,L,H,Dv) type of q */
+  krait_tensor a;              /* (B,L,H) any float type, or absent: 0 */
+  krait_tensor b;              /* (B,L,H) any float type */
+  krait_tensor A, dt_bias;     /* (H) float32 or absent */
+  krait_tensor key_decay;      /* (B,L,H,Dk) any float type, or absent: 0 */
+  krait_tensor initial_states; /* (B,H,Dk,Dv) float32 or absent: 0 */
+  krait_tensor out;            /* (B,L,H,Dv) type of q */
+  krait_tensor final_states;   /* (B,H,Dk,Dv) float32 or absent */
+} krait_gated_delta_rule_args;
+
+KRAIT_API int32_t krait_gated_delta_rule(const krait_ctx *ctx, const krait_gated_delta_rule_args *args);
+
 /* One decode step: dt = dt + dt_bias, softplus if requested; state = exp(dt A) state + dt B x; out = sum_n C state + D
  * x; times silu(z). Without heads: H = 1, P = channels, G = 1. Stride 0 is fine on every input. */
 #define KRAIT_UPDATE_SOFTPLUS 1u

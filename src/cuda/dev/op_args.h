@@ -218,6 +218,19 @@ typedef struct kr_mamba3_step_args {
   kr_view out;
 } kr_mamba3_step_args;
 
+typedef struct kr_gated_delta_rule_args {
+  kr_call call;
+  int64_t B, L, H, Hk, Dk, Dv;
+  float eps, beta_scale;
+  kr_view q, k, v;
+  kr_view a, b;
+  kr_view A, dt_bias;
+  kr_view key_decay;
+  kr_view initial_states;
+  kr_view out;
+  kr_view final_states;
+} kr_gated_delta_rule_args;
+
 typedef struct kr_state_update_args {
   kr_call call;
   int64_t B, H, P, N, G, n_states;
@@ -901,24 +914,9 @@ typedef struct kr_attention_step_args {
   kr_view out;             /* (B,1,H,D) */
 } kr_attention_step_args;
 
-/* ==== gated_delta_rule, gated_delta_update =================================================================
- * k' = k / sqrt(sum k^2 + eps), q' = q / sqrt(sum q^2 + eps) / sqrt Dk, of the key head h / (H / Hk);
- * decay = exp(A softplus(a + dt_bias)), beta = beta_scale sigmoid(b). Per token, with a state (Dk,Dv) for each head h:
- * state = decay state;  state = state + k' (beta (v - state^T k'))^T;  out = state^T q'.
- * gated_delta_rule reads L tokens; gated_delta_update one, for states at state_batch_indices (negative: out is 0). */
-typedef struct kr_gated_delta_rule_args {
-  kr_call call;
-  int64_t B, L, H, Hk, Dk, Dv;
-  float eps, beta_scale;
-  kr_view q, k;           /* (B,L,Hk,Dk) */
-  kr_view v;              /* (B,L,H,Dv) */
-  kr_view a, b;           /* (B,L,H) */
-  kr_view A, dt_bias;     /* (H) float32 */
-  kr_view initial_states; /* (B,H,Dk,Dv) float32, or absent: 0 */
-  kr_view out;            /* (B,L,H,Dv) */
-  kr_view final_states;   /* (B,H,Dk,Dv) float32, or absent */
-} kr_gated_delta_rule_args;
-
+/* ==== gated_delta_update (the gated delta rule for one token) ================================================
+ * krait_gated_delta_rule of one token with a, A and dt_bias, in place, for the states at state_batch_indices (negative:
+ * out is 0). */
 typedef struct kr_gated_delta_update_args {
   kr_call call;
   int64_t B, H, Hk, Dk, Dv, n_states;

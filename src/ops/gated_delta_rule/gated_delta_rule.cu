@@ -2,7 +2,7 @@
  * of a column share their sums; nothing is exchanged otherwise. */
 #include "kernel.cuh"
 
-#include "gated_delta_rule_params.h"
+#include "gated_delta_gates.cuh"
 
 /* The sum of a column's four lanes, in each. */
 KR_DEV float sum_of_four(float v) {
@@ -10,9 +10,10 @@ KR_DEV float sum_of_four(float v) {
   return v + kr_shuffle_xor(v, 2);
 }
 
-/* This lane's part of a row of n, by one over the row's length, times scale. */
+/* This lane's part of a row of n times scale, as given or of length one. */
 template <int N>
-KR_DEV void read_unit(const kr_view &v, int64_t at, int n, float eps, float scale, float (&to)[N]) {
+KR_DEV void read_row(const kr_gated_delta_rule_args &a, const kr_view &v, int64_t at, int n, float scale,
+                     float (&to)[N]) {
   float sum = 0.0f;
 #pragma unroll
   for (int m = 0; m < N; m++) {
@@ -20,7 +21,8 @@ KR_DEV void read_unit(const kr_view &v, int64_t at, int n, float eps, float scal
     to[m] = i < n ? kr_load(v.data, at + i * v.stride[3], v.dtype) : 0.0f;
     sum = kr_fma(to[m], to[m], sum);
   }
-  const float by = scale * kr_rsqrt(sum_of_four(sum) + eps);
+  const float length = kr_rsqrt(sum_of_four(sum) + a.eps),
+              by = a.call.flags & KRAIT_DELTA_KEYS_AS_GIVEN ? scale : scale * length;
 #pragma unroll
   for (int m = 0; m < N; m++) to[m] *= by;
 }
@@ -39,6 +41,23 @@ KR_DEV void move_column(const kr_view &v, int64_t at, int n, float (&s)[N], int 
   }
 }
 
+/* The state before a token, and what it has for the key: the sum over the column. */
+template <int N>
+KR_DEV float decay_column(const kr_gated_delta_rule_args &a, int64_t at, float decay, const float (&k)[N],
+                          float (&s)[N]) {
+  float had = 0.0f;
+#pragma unroll
+  for (int m = 0; m < N; m++) {
+    const int i = (kr_thread() & 3) + 4 * m;
+    const float by = a.key_decay.data && i < a.Dk
+                         ? kr_exp(kr_load(a.key_decay.data, at + i * a.key_decay.stride[3], a.key_decay.dtype))
+                         : 1.0f;
+    s[m] *= by * decay;
+    had = kr_fma(k[m], s[m], had);
+  }
+  return sum_of_four(had);
+}
+
 template <int N>
 KR_DEV void run_column(const kr_delta_params &p) {
   const kr_gated_delta_rule_args &a = p.a;
@@ -46,30 +65,24 @@ KR_DEV void run_column(const kr_delta_params &p) {
             j = part * KR_DELTA_COLUMNS + kr_thread() / 4, n = (int)a.Dk, is_there = j < a.Dv;
   const int64_t b = block / p.parts / (int)a.H, jj = is_there ? j : 0; /* lanes beyond the end share in sums */
   const int64_t row = p.rows.data ? ((const int32_t *)p.rows.data)[b * p.rows.stride[0]] : b;
-  const float A = ((const float *)a.A.data)[h * a.A.stride[0]],
-              bias = ((const float *)a.dt_bias.data)[h * a.dt_bias.stride[0]], of_q = kr_rsqrt((float)n);
+  const float of_q = kr_rsqrt((float)n);
   float s[N], k[N], q[N];
 #pragma unroll
   for (int m = 0; m < N; m++) s[m] = 0.0f;
   if (p.before.data && row >= 0)
     move_column(p.before, row * p.before.stride[0] + h * p.before.stride[1] + jj * p.before.stride[3], n, s, 0);
   for (int64_t t = 0; t < a.L; t++) {
-    float had = 0.0f, out = 0.0f;
-    read_unit(a.k, b * a.k.stride[0] + t * a.k.stride[1] + head * a.k.stride[2], n, a.eps, 1.0f, k);
-    read_unit(a.q, b * a.q.stride[0] + t * a.q.stride[1] + head * a.q.stride[2], n, a.eps, of_q, q);
-    const float dt = kr_load(a.a.data, b * a.a.stride[0] + t * a.a.stride[1] + h * a.a.stride[2], a.a.dtype) + bias,
-                decay = kr_exp(A * kr_softplus(dt)),
-                beta =
-                    a.beta_scale *
-                    kr_sigmoid(kr_load(a.b.data, b * a.b.stride[0] + t * a.b.stride[1] + h * a.b.stride[2], a.b.dtype)),
+    float out = 0.0f;
+    read_row(a, a.k, b * a.k.stride[0] + t * a.k.stride[1] + head * a.k.stride[2], n, 1.0f, k);
+    read_row(a, a.q, b * a.q.stride[0] + t * a.q.stride[1] + head * a.q.stride[2], n, of_q, q);
+    const float decay = decay_of(a, h, at_token(a.a, b, t, h)), beta = beta_of(a, at_token(a.b, b, t, h)),
                 v = kr_load(a.v.data, b * a.v.stride[0] + t * a.v.stride[1] + h * a.v.stride[2] + jj * a.v.stride[3],
                             a.v.dtype);
-#pragma unroll
-    for (int m = 0; m < N; m++) had = kr_fma(k[m], s[m], had);
-    const float change = beta * (v - decay * sum_of_four(had));
+    const int64_t keys = b * a.key_decay.stride[0] + t * a.key_decay.stride[1] + h * a.key_decay.stride[2];
+    const float change = beta * (v - decay_column(a, keys, decay, k, s));
 #pragma unroll
     for (int m = 0; m < N; m++) {
-      s[m] = kr_fma(k[m], change, decay * s[m]);
+      s[m] = kr_fma(k[m], change, s[m]);
       out = kr_fma(q[m], s[m], out);
     }
     out = row >= 0 ? sum_of_four(out) : 0.0f;

@@ -1,10 +1,13 @@
 /* gated_delta_rule.h: one token's call as one of a sequence: the same code computes both. On a GPU many tokens are
- * brought into shared memory some at a time. */
+ * brought into shared memory some at a time. What decays and beta are made of. */
 #ifndef KR_GATED_DELTA_RULE_H
 #define KR_GATED_DELTA_RULE_H
 
+#include <math.h>
+
 #include "cuda_impl.h"
 #include "op_args.h"
+#include "view.h"
 
 #define KR_DELTA_FAMILIES(X, op) X(op, staged) X(op, columns)
 KR_DELTA_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_delta_rule)
@@ -35,6 +38,19 @@ static inline kr_gated_delta_rule_args kr_delta_sequence_of(const kr_gated_delta
                                     .A = a->A,
                                     .dt_bias = a->dt_bias,
                                     .out = kr_delta_with_time(a->out, 3)};
+}
+
+/* Of a head, without that of its keys. */
+static inline double kr_delta_log_decay(const kr_gated_delta_rule_args *a, int64_t b, int64_t t, int64_t h) {
+  const double given = kr_has(&a->a) ? kr_get(&a->a, kr_at3(&a->a, b, t, h)) : 0;
+  if (!kr_has(&a->A)) return given;
+  const double dt = given + (kr_has(&a->dt_bias) ? kr_get(&a->dt_bias, kr_at1(&a->dt_bias, h)) : 0);
+  return kr_get(&a->A, kr_at1(&a->A, h)) * (dt > 20 ? dt : log1p(exp(dt)));
+}
+
+static inline double kr_delta_beta(const kr_gated_delta_rule_args *a, int64_t b, int64_t t, int64_t h) {
+  const double given = kr_get(&a->b, kr_at3(&a->b, b, t, h));
+  return (double)a->beta_scale * (a->call.flags & KRAIT_DELTA_BETA_AS_GIVEN ? given : 1 / (1 + exp(-given)));
 }
 
 #endif

@@ -1,5 +1,6 @@
 # The gated delta rule, for whole sequences and for one token.
 op gated_delta_rule
+  flags KRAIT_DELTA_KEYS_AS_GIVEN 0.3  KRAIT_DELTA_BETA_AS_GIVEN 0.3
   size B L >= 0
   size H Hk >= 1
   size H multiple of Hk
@@ -10,10 +11,11 @@ op gated_delta_rule
   q               in   activation  float   (B,L,Hk,Dk)
   k               in   activation  same q  (B,L,Hk,Dk)
   v               in   activation  same q  (B,L,H,Dv)
-  a               in   activation  float   (B,L,H)
-  b               in   activation  float   (B,L,H)
-  A               in   parameter   f32     (H)          uniform -2 -0.01
-  dt_bias         in   parameter   f32     (H)          uniform -1 0.5
+  a               in?  activation  float   (B,L,H)      uniform -3 1  chance 0.9  usual
+  b               in   activation  float   (B,L,H)      uniform -1 2
+  A               in?  parameter   f32     (H)          uniform -2 -0.01  chance 0.6  usual  absent without a
+  dt_bias         in?  parameter   f32     (H)          uniform -1 0.5  chance 0.8  usual  absent without A
+  key_decay       in?  activation  float   (B,L,H,Dk)   uniform -1 0  chance 0.3  unusual
   initial_states  in?  state       f32     (B,H,Dk,Dv)
   out             out  activation  same q  (B,L,H,Dv)   bound 5e-5 1e-6
   final_states    out? state       f32     (B,H,Dk,Dv)  bound 5e-5 1e-6

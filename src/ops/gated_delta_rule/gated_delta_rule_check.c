@@ -1,4 +1,6 @@
 /* gated_delta_rule_check.c: random calls: heads that share keys or do not, sizes around the vector widths. */
+#include <math.h>
+
 #include "check.h"
 #include "op_list.h"
 
@@ -14,6 +16,10 @@ int32_t kr_gated_delta_rule_case(kr_case *c, int64_t index) {
   if (index % 5 == 1) a->Dk = 64 << kr_case_int(c, 0, 1), a->L = kr_case_int(c, 8, 50); /* what GPUs stage */
   if (index % 3 == 0) a->beta_scale = 2;
   c->contiguous = index % 2;
+  kr_case_give(c, "q");
+  kr_view *k = kr_case_give(c, "k");
+  if (a->call.flags & KRAIT_DELTA_KEYS_AS_GIVEN) /* about as long as they must be for a state that does not grow */
+    kr_case_fill_normal(c, k, 0, 1 / sqrt((double)a->Dk));
   return KRAIT_OK;
 }
 

@@ -50,6 +50,7 @@ static const char *refuse_delta_rule(const krait_ctx *ctx, const void *args, int
   (void)ctx;
   if (which == STAGED && a->L < KR_DELTA_TOKENS / 2) return "fewer than 8 tokens";
   if (which == STAGED && a->Dk != 64 && a->Dk != 128) return "keys not of 64 or 128 features";
+  if (which == STAGED && kr_has(&a->key_decay)) return "decays of keys";
   if (which == STAGED && (!has_packed_heads(&a->q) || !has_packed_heads(&a->k)))
     return "keys or queries with gaps, or not aligned to 16 bytes";
   return refuse_blocks((double)a->B * (double)a->H * kr_blocks_of(a->Dv, KR_DELTA_STAGED_COLUMNS));

@@ -1,4 +1,4 @@
-/* gated_delta_rule_ref.c: the recurrence of the gated delta rule, token by token, in double (op_args.h has the
+/* gated_delta_rule_ref.c: the recurrence of the gated delta rule, token by token, in double (krait/ops.h has the
  * equation). */
 #include <math.h>
 #include <string.h>
@@ -13,42 +13,45 @@
 enum { MOST = 256 };
 
 typedef struct token {
-  double k[MOST], q[MOST], decay, beta;
+  double k[MOST], q[MOST], decay[MOST], beta; /* decay: by row of the state */
 } token;
 
-/* A row of n, by one over its length, times scale. */
-static void normalise(const kr_view *v, int64_t at, int64_t n, double eps, double scale, double *to) {
-  double sum = eps;
-  for (int64_t i = 0; i < n; i++) {
+/* A row of n times scale; as given or of length one. */
+static void read_row(const kr_gated_delta_rule_args *a, const kr_view *v, int64_t at, double scale, double *to) {
+  double sum = (double)a->eps;
+  for (int64_t i = 0; i < a->Dk; i++) {
     to[i] = kr_get(v, at + i * v->stride[3]);
     sum += to[i] * to[i];
   }
-  for (int64_t i = 0; i < n; i++) to[i] *= scale / sqrt(sum);
+  const double by = a->call.flags & KRAIT_DELTA_KEYS_AS_GIVEN ? scale : scale / sqrt(sum);
+  for (int64_t i = 0; i < a->Dk; i++) to[i] *= by;
 }
 
 static void read_token(const kr_gated_delta_rule_args *a, int64_t b, int64_t t, int64_t h, token *to) {
   const int64_t head = h / (a->H / a->Hk);
-  normalise(&a->k, kr_at4(&a->k, b, t, head, 0), a->Dk, (double)a->eps, 1, to->k);
-  normalise(&a->q, kr_at4(&a->q, b, t, head, 0), a->Dk, (double)a->eps, 1 / sqrt((double)a->Dk), to->q);
-  const double dt = kr_get(&a->a, kr_at3(&a->a, b, t, h)) + kr_get(&a->dt_bias, kr_at1(&a->dt_bias, h));
-  to->decay = exp(kr_get(&a->A, kr_at1(&a->A, h)) * (dt > 20 ? dt : log1p(exp(dt))));
-  to->beta = (double)a->beta_scale / (1 + exp(-kr_get(&a->b, kr_at3(&a->b, b, t, h))));
+  read_row(a, &a->k, kr_at4(&a->k, b, t, head, 0), 1, to->k);
+  read_row(a, &a->q, kr_at4(&a->q, b, t, head, 0), 1 / sqrt((double)a->Dk), to->q);
+  const double of_head = kr_delta_log_decay(a, b, t, h);
+  const kr_view *by_key = &a->key_decay;
+  for (int64_t i = 0; i < a->Dk; i++)
+    to->decay[i] = exp(of_head + (kr_has(by_key) ? kr_get(by_key, kr_at4(by_key, b, t, h, i)) : 0));
+  to->beta = kr_delta_beta(a, b, t, h);
 }
 
 /* Column j of a head's state, which is independent of the others. */
 static double advance_column(const kr_gated_delta_rule_args *a, const token *x, double v, double *state, int64_t j) {
   double had = 0, out = 0;
-  for (int64_t i = 0; i < a->Dk; i++) had += x->decay * state[i * a->Dv + j] * x->k[i];
+  for (int64_t i = 0; i < a->Dk; i++) had += x->decay[i] * state[i * a->Dv + j] * x->k[i];
   for (int64_t i = 0; i < a->Dk; i++) {
     double *s = &state[i * a->Dv + j];
-    *s = x->decay * *s + x->k[i] * x->beta * (v - had);
+    *s = x->decay[i] * *s + x->k[i] * x->beta * (v - had);
     out += *s * x->q[i];
   }
   return out;
 }
 
 /* All tokens of a head; state (Dk,Dv). */
-static void run_head(const kr_gated_delta_rule_args *a, int64_t b, int64_t h, double *state) {
+static void run_delta_head(const kr_gated_delta_rule_args *a, int64_t b, int64_t h, double *state) {
   token x;
   for (int64_t t = 0; t < a->L; t++) {
     read_token(a, b, t, h, &x);
@@ -80,7 +83,7 @@ int32_t kr_gated_delta_rule_ref(const krait_ctx *ctx, const void *args) {
     for (int64_t h = 0; h < a->H; h++) {
       memset(state, 0, bytes);
       if (kr_has(&a->initial_states)) move_state(&a->initial_states, b, h, a, state, 0);
-      run_head(a, b, h, state);
+      run_delta_head(a, b, h, state);
       if (kr_has(&a->final_states)) move_state(&a->final_states, b, h, a, state, 1);
     }
   kr_free(state);
@@ -105,7 +108,7 @@ int32_t kr_gated_delta_update_ref(const krait_ctx *ctx, const void *args) {
     if (row < 0) skip_row(a, b);
     for (int64_t h = 0; h < a->H && row >= 0; h++) {
       move_state(&a->state, row, h, &of, state, 0);
-      run_head(&of, b, h, state);
+      run_delta_head(&of, b, h, state);
       move_state(&a->state, row, h, &of, state, 1);
     }
   }

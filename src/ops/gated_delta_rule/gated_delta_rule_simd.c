@@ -12,7 +12,7 @@
 enum { MOST = 256, COLUMNS = 32 }; /* COLUMNS of the state in a task: a multiple of every vector */
 
 typedef struct token {
-  float k[MOST + 16], q[MOST + 16], v[COLUMNS], decay, beta;
+  float k[MOST + 16], q[MOST + 16], decay[MOST], k_decayed[MOST], v[COLUMNS], beta; /* decay: by row of the state */
 } token;
 
 /* Where a head's columns come from and go to; data NULL: zeros, nowhere. */
@@ -31,38 +31,47 @@ static float sum_squares(const float *x, int64_t n) {
   return kr_v_sum(sum);
 }
 
-/* Zeros follow the row up to a whole vector. */
-static void read_unit_row(const kr_view *v, int64_t at, int64_t n, float eps, float scale, float *to) {
+/* A row of Dk times scale, as given or of length one; zeros follow up to a whole vector. */
+static void load_unit_row(const kr_gated_delta_rule_args *a, const kr_view *v, int64_t at, float scale, float *to) {
+  const int64_t n = a->Dk;
   memset(to + n / 16 * 16, 0, 16 * sizeof *to);
   kr_row_load(to, v->data, v->dtype, at, v->stride[3], n);
-  const float by = scale / sqrtf(sum_squares(to, n) + eps);
+  const float by = a->call.flags & KRAIT_DELTA_KEYS_AS_GIVEN ? scale : scale / sqrtf(sum_squares(to, n) + a->eps);
   for (int64_t i = 0; i < n; i++) to[i] *= by;
+}
+
+static void read_decays(const kr_gated_delta_rule_args *a, int64_t b, int64_t t, int64_t h, token *to) {
+  const double of_head = kr_delta_log_decay(a, b, t, h);
+  const kr_view *by_key = &a->key_decay;
+  const float same = (float)exp(of_head);
+  for (int64_t i = 0; i < a->Dk; i++)
+    to->decay[i] = kr_has(by_key) ? (float)exp(of_head + kr_get(by_key, kr_at4(by_key, b, t, h, i))) : same;
+  for (int64_t i = 0; i < a->Dk; i++) to->k_decayed[i] = to->decay[i] * to->k[i];
 }
 
 static void load_token(const kr_gated_delta_rule_args *a, int64_t b, int64_t t, int64_t h, int64_t j, int64_t n,
                        token *to) {
   const int64_t head = h / (a->H / a->Hk);
-  read_unit_row(&a->k, kr_at4(&a->k, b, t, head, 0), a->Dk, a->eps, 1, to->k);
-  read_unit_row(&a->q, kr_at4(&a->q, b, t, head, 0), a->Dk, a->eps, 1 / sqrtf((float)a->Dk), to->q);
+  load_unit_row(a, &a->k, kr_at4(&a->k, b, t, head, 0), 1, to->k);
+  load_unit_row(a, &a->q, kr_at4(&a->q, b, t, head, 0), 1 / sqrtf((float)a->Dk), to->q);
+  read_decays(a, b, t, h, to);
   kr_row_load(to->v, a->v.data, a->v.dtype, kr_at4(&a->v, b, t, h, j), a->v.stride[3], n);
-  const double dt = kr_get(&a->a, kr_at3(&a->a, b, t, h)) + kr_get(&a->dt_bias, kr_at1(&a->dt_bias, h));
-  to->decay = (float)exp(kr_get(&a->A, kr_at1(&a->A, h)) * (dt > 20 ? dt : log1p(exp(dt))));
-  to->beta = (float)((double)a->beta_scale / (1 + exp(-kr_get(&a->b, kr_at3(&a->b, b, t, h)))));
+  to->beta = (float)kr_delta_beta(a, b, t, h);
 }
 
 /* state (Dk,COLUMNS); v becomes the result. */
 KR_INLINE void advance_token(float *state, int64_t Dk, token *x) {
   enum { N = COLUMNS / KR_VL };
-  const kr_v decay = kr_v_set1(x->decay), beta = kr_v_set1(x->beta);
+  const kr_v beta = kr_v_set1(x->beta);
   kr_v had[N], change[N], out[N];
   for (int c = 0; c < N; c++) had[c] = out[c] = kr_v_zero();
   for (int64_t i = 0; i < Dk; i++) {
-    const kr_v k = kr_v_set1(x->k[i]);
+    const kr_v k = kr_v_set1(x->k_decayed[i]);
     for (int c = 0; c < N; c++) had[c] = kr_v_fma(k, kr_v_load(state + i * COLUMNS + c * KR_VL), had[c]);
   }
-  for (int c = 0; c < N; c++) change[c] = kr_v_mul(beta, kr_v_fnma(decay, had[c], kr_v_load(x->v + c * KR_VL)));
+  for (int c = 0; c < N; c++) change[c] = kr_v_mul(beta, kr_v_sub(kr_v_load(x->v + c * KR_VL), had[c]));
   for (int64_t i = 0; i < Dk; i++) {
-    const kr_v k = kr_v_set1(x->k[i]), q = kr_v_set1(x->q[i]);
+    const kr_v k = kr_v_set1(x->k[i]), q = kr_v_set1(x->q[i]), decay = kr_v_set1(x->decay[i]);
     for (int c = 0; c < N; c++) {
       float *at = state + i * COLUMNS + c * KR_VL;
       const kr_v s = kr_v_fma(k, change[c], kr_v_mul(decay, kr_v_load(at)));

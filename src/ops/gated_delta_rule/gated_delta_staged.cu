@@ -5,7 +5,7 @@
  * q^T state' = decay q^T state + (q^T k) change. */
 #include "pack.cuh"
 
-#include "gated_delta_rule_params.h"
+#include "gated_delta_gates.cuh"
 
 enum {
   TOKENS = KR_DELTA_TOKENS,
@@ -41,10 +41,6 @@ struct share {
   float v[TOKENS * COLUMNS / THREADS], a, b;
 };
 
-KR_DEV float at_token(const kr_view &v, const place &o, int64_t t) {
-  return kr_load(v.data, o.b * v.stride[0] + t * v.stride[1] + o.h * v.stride[2], v.dtype);
-}
-
 /* Line: the tokens' keys, then their queries. */
 template <int DK, int F32>
 KR_DEV void read_share(const kr_gated_delta_rule_args &a, const place &o, int64_t first, share<DK, F32> &to) {
@@ -72,10 +68,10 @@ KR_DEV void read_share(const kr_gated_delta_rule_args &a, const place &o, int64_
                                   : 0.0f;
   }
   const int64_t own = first + kr_thread();
-  if (kr_thread() < TOKENS && own < a.L) to.a = at_token(a.a, o, own), to.b = at_token(a.b, o, own);
+  if (kr_thread() < TOKENS && own < a.L) to.a = at_token(a.a, o.b, own, o.h), to.b = at_token(a.b, o.b, own, o.h);
 }
 
-/* This lane's eighth of a row, of length one. */
+/* This lane's eighth of a row, as given or of length one. */
 template <int DK, int F32>
 KR_DEV void put_line(const kr_gated_delta_rule_args &a, const kr_raw16 (&from)[DK / 64][F32 + 1], float scale,
                      float *line) {
@@ -87,7 +83,8 @@ KR_DEV void put_line(const kr_gated_delta_rule_args &a, const kr_raw16 (&from)[D
     x[i] = F32 ? kr_bits_to_float(raw.w[i % 4]) : kr_unpack(raw.w[i / 2 % 4], i % 2, a.k.dtype);
     sum = kr_fma(x[i], x[i], sum);
   }
-  const float by = scale * kr_rsqrt(sum_of_lanes(sum) + a.eps);
+  const float length = kr_rsqrt(sum_of_lanes(sum) + a.eps),
+              by = a.call.flags & KRAIT_DELTA_KEYS_AS_GIVEN ? scale : scale * length;
 #pragma unroll
   for (int i = 0; i < DK / LANES; i += 4)
     *(kr_float4 *)(line + 8 * (lane + LANES * (i / 8)) + i % 8) =
@@ -108,9 +105,8 @@ KR_DEV void put_share(const kr_gated_delta_rule_args &a, const place &o, const s
     to.v[index / COLUMNS][index % COLUMNS] = from.v[i];
   }
   if (kr_thread() >= TOKENS) return;
-  const float dt = from.a + ((const float *)a.dt_bias.data)[o.h * a.dt_bias.stride[0]];
-  to.decay[kr_thread()] = kr_exp(((const float *)a.A.data)[o.h * a.A.stride[0]] * kr_softplus(dt));
-  to.beta[kr_thread()] = a.beta_scale * kr_sigmoid(from.b);
+  to.decay[kr_thread()] = decay_of(a, o.h, from.a);
+  to.beta[kr_thread()] = beta_of(a, from.b);
 }
 
 /* q^T k of each token. */
