@@ -51,6 +51,35 @@ def test_failures_need_a_reason(tmp_path):
     assert code == 0 and "not run: elsewhere" in text, text
 
 
+_SLOW = '''
+import pytest, time
+@pytest.mark.parametrize("n", list(range(1000)))
+def test_slow(n):
+    time.sleep(0.5)
+@pytest.mark.parametrize("n", list(range(1000)))
+def test_quick(n):
+    time.sleep(0.02)
+@pytest.mark.parametrize("n", list(range(1000)))
+def test_quicker(n):
+    pass
+'''
+
+
+def test_time_is_shared(tmp_path):
+    """A function with expensive cases gets about its share of the time, not of the cases."""
+    _write(tmp_path, "one/tests/test_times.py", _SLOW)
+    code, text = _run(tmp_path, "", "--records", str(tmp_path / "records"))
+    counts = {name: sum("test_%s[" % name in line for line in open(tmp_path / "records")) for name in ("slow", "quick", "quicker")}
+    assert code == 0 and 1 <= counts["slow"] <= 6 and counts["quick"] >= 2 * counts["slow"], (counts, text)
+
+
+def test_errors_are_not_printed(tmp_path):
+    """In a copy, whose lines stay where they are."""
+    _write(tmp_path, "one/tests/test_prints.py", "class Never:\n    def item(self):\n        raise ValueError\ndef test_prints():\n    if True:\n        print(\n            f\"{Never().item()}\")\n    print('said')\n    assert 0 == 1\n")
+    code, text = _run(tmp_path, "")
+    assert code == 1 and "assert 0 == 1 (test_prints.py:9)" in text, text
+
+
 def test_crashes_and_imports_are_failures(tmp_path):
     _write(tmp_path, "one/tests/test_crash.py", "import os, signal\ndef test_crash():\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     _write(tmp_path, "one/tests/test_import.py", "import no_such_package\ndef test_never():\n    pass\n")

@@ -1,6 +1,7 @@
 """A pytest plugin for tools/upstream-suites: draws cases of each test function at random, runs them in turn until the time
 is over, and writes one record per case. On a CPU it answers what the tests ask of torch.cuda, and "cuda" means the CPU."""
 
+import collections
 import importlib.machinery
 import importlib.util
 import json
@@ -19,7 +20,9 @@ from torch.overrides import TorchFunctionMode
 _PLAN = json.loads(os.environ["UPSTREAM_SAMPLE"])
 _ON_CPU = _PLAN["device"] == "cpu"
 _CASES_A_SECOND = 50  # drawn for a function, more than can be run
-_began = [None]
+_MOST_SHARE = 2  # times its share of the time: what a function may use
+_began, _n_functions = [None], [0]
+_spent = collections.Counter()  # seconds, by function
 _record_file = open(_PLAN["out"], "a", encoding="utf-8")
 
 
@@ -127,11 +130,22 @@ def pytest_collection_modifyitems(config, items):
     turns = {}
     order = [(turns.setdefault(item.originalname, []).append(item) or len(turns[item.originalname]), at, item) for at, item in enumerate(_part_of_plain_tests(items))]
     items[:] = [item for _, _, item in sorted(order, key=lambda entry: entry[:2])]
+    _n_functions[0] = len(turns)
 
 
 # ---- the run ----------------------------------------------------------------------------------------------------------
 def _name(nodeid):
     return nodeid.split("::", 1)[1]
+
+
+def _is_over(item):
+    """The time, or what a function with expensive cases may use of it."""
+    passed = time.time() - _began[0]
+    return passed > _PLAN["seconds"] or _spent[item.originalname] > _MOST_SHARE * passed / _n_functions[0]
+
+
+def pytest_sessionfinish(session):
+    _write("", "over")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -142,7 +156,7 @@ def pytest_runtest_protocol(item, nextitem):
             torch.cuda.is_available = _is_available
             if getattr(sys.modules.get("triton"), "__file__", "") is None:
                 del sys.modules["triton"]
-    if time.time() - _began[0] > _PLAN["seconds"]:
+    if _is_over(item):
         return True
     _write(_name(item.nodeid), "began")
     return None
@@ -191,6 +205,7 @@ def _message(report):
 
 
 def pytest_runtest_logreport(report):
+    _spent[_name(report.nodeid).split("[")[0]] += report.duration
     if report.skipped:
         _write(_name(report.nodeid), "skipped", str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else "expected to fail")
     elif report.failed:
