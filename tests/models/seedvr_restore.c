@@ -12,6 +12,7 @@
 #include "op_list.h"
 #include "seedvr/seedvr_frames.h"
 #include "seedvr/seedvr_sampler.h"
+#include "seedvr/seedvr_vae.h"
 #include "weights.h"
 
 static krait_ctx *ctx;
@@ -190,6 +191,127 @@ static void gives_samples_of_each_kind(void **state) {
   for (int i = 0; i < 6; i++) assert_true(fabsf(floats[i] - floats_wanted[i]) < 1e-6f);
 }
 
+/* ---- the autoencoder, with random weights ---- */
+
+static const kr_vae_config small_vae = {.n_levels = 3, .width = {8, 16, 16}, .n_layers = 1, .n_groups = 4, .latent = 4,
+                                        .n_time = 2, .more = 4, .eps = 1e-6f};
+
+static float *random_values(int64_t n) {
+  float *to = malloc((size_t)n * sizeof *to);
+  kr_seedvr_noise(3, 0, 0, n, to);
+  return to;
+}
+
+static int64_t volume_of(const int64_t size[3]) { return size[0] * size[1] * size[2]; }
+
+/* Frame by frame, with memories between them, gives what all frames at once do. */
+static void frames_give_the_whole(void **state) {
+  static const int64_t sizes[][3] = {{1, 8, 12}, {5, 12, 8}, {9, 8, 4}, {21, 4, 20}};
+  kr_vae *vae = NULL;
+  (void)state;
+  assert_int_equal(kr_vae_open(ctx, &small_vae, NULL, KRAIT_F32, &vae), KRAIT_OK);
+  for (int i = 0; i < 4; i++)
+    for (int side = 0; side < KR_VAE_SIDES; side++) {
+      kr_vae_run run = {.size = {sizes[i][0], sizes[i][1], sizes[i][2]}};
+      int64_t latent[3];
+      kr_vae_latent_size(&small_vae, run.size, latent);
+      const int64_t n_film = volume_of(run.size) * 3, n_latent = volume_of(latent) * small_vae.latent,
+                    n_in = side ? n_latent : n_film, n_out = side ? n_film : 2 * n_latent;
+      float *in = random_values(n_in), *parts = malloc((size_t)n_out * sizeof *parts),
+            *whole = malloc((size_t)n_out * sizeof *whole);
+      int32_t (*fn)(kr_vae *, const kr_vae_run *, const float *, float *) = side ? kr_vae_decode : kr_vae_encode;
+      if (fn(vae, &run, in, parts) < 0) fail_msg("%s", krait_error_detail());
+      run.is_whole = 1;
+      if (fn(vae, &run, in, whole) < 0) fail_msg("%s", krait_error_detail());
+      check_near(side ? "decoded" : "encoded", parts, whole, n_out, 2e-6);
+      free(in), free(parts), free(whole);
+    }
+  kr_vae_close(&vae);
+}
+
+/* ---- upsampling as small convolutions, against the product, the cells and the convolution ---- */
+
+enum { UP_C = 3, UP_T = 4, UP_H = 3, UP_W = 2, UP_MOST = 2 * UP_T * 4 * UP_H * UP_W * UP_C };
+typedef struct up_case {
+  kr_vae_up up;
+  const float *x; /* (UP_T,UP_H,UP_W,UP_C) */
+  double got[UP_MOST]; /* (r T - (r == 2), 2 H, 2 W, C) */
+} up_case;
+
+/* What set `set` gives for frame t, at its place of the cell of row y and column x. */
+static double small_sum(const up_case *u, int set, int place, int64_t t, int64_t y, int64_t x, int64_t k,
+                        const float *weights, const float *bias) {
+  const int64_t KT = kr_vae_up_frames(set), row = place / u->up.r / 2, column = place / u->up.r % 2;
+  double sum = (double)bias[k];
+  if (y == row * (UP_H - 1)) sum += (double)bias[UP_C + k];
+  if (x == column * (UP_W - 1)) sum += (double)bias[2 * UP_C + k];
+  if (y == row * (UP_H - 1) && x == column * (UP_W - 1)) sum += (double)bias[3 * UP_C + k];
+  for (int64_t tap = 0; tap < 4 * KT; tap++) {
+    const int64_t f = t + tap / 4 - KT + 1, h = y + tap / 2 % 2 - (row == 0), w = x + tap % 2 - (column == 0);
+    if (h < 0 || h >= UP_H || w < 0 || w >= UP_W) continue;
+    for (int64_t c = 0; c < UP_C; c++)
+      sum += (double)weights[(k * 4 * KT + tap) * UP_C + c] *
+             (double)u->x[(((f < 0 ? 0 : f) * UP_H + h) * UP_W + w) * UP_C + c];
+  }
+  return sum;
+}
+
+static int32_t keep_place(void *user, int set, int place, const float *weights, const float *bias) {
+  up_case *u = user;
+  const int r = u->up.r, row = place / r / 2, column = place / r % 2;
+  for (int64_t t = 0; t < UP_T; t++) {
+    if (r == 2 && set != (t == 0 ? KR_VAE_UP_FIRST : t == 1 ? KR_VAE_UP_SECOND : KR_VAE_UP_LATER)) continue;
+    const int64_t frame = r == 1 ? t : t ? 2 * t - 1 + place % r : 0;
+    for (int64_t i = 0; i < UP_H * UP_W * UP_C; i++) {
+      const int64_t y = i / UP_C / UP_W, x = i / UP_C % UP_W, k = i % UP_C;
+      u->got[((frame * 2 * UP_H + 2 * y + row) * 2 * UP_W + 2 * x + column) * UP_C + k] =
+          small_sum(u, set, place, t, y, x, k, weights, bias);
+    }
+  }
+  return KRAIT_OK;
+}
+
+/* A value of the map of cells, whose frames begin with the first one. */
+static double cell_value(const up_case *u, int64_t frame, int64_t y, int64_t x, int64_t c) {
+  const int64_t r = u->up.r, f = frame < 0 ? 0 : frame, t = r == 1 ? f : (f + 1) / 2, e = r == 1 || f == 0 ? 0 : (f + 1) % 2,
+                row = ((y % 2 * 2 + x % 2) * r + e) * UP_C + c;
+  double sum = (double)u->up.place_bias[row];
+  for (int64_t i = 0; i < UP_C; i++)
+    sum += (double)u->up.places[row * UP_C + i] * (double)u->x[((t * UP_H + y / 2) * UP_W + x / 2) * UP_C + i];
+  return sum;
+}
+
+static double large_sum(const up_case *u, int64_t frame, int64_t y, int64_t x, int64_t k) {
+  double sum = (double)u->up.conv_bias[k];
+  for (int64_t tap = 0; tap < 27; tap++) {
+    const int64_t h = y + tap / 3 % 3 - 1, w = x + tap % 3 - 1;
+    if (h < 0 || h >= 2 * UP_H || w < 0 || w >= 2 * UP_W) continue;
+    for (int64_t c = 0; c < UP_C; c++)
+      sum += (double)u->up.conv[(k * 27 + tap) * UP_C + c] * cell_value(u, frame + tap / 9 - 2, h, w, c);
+  }
+  return sum;
+}
+
+static void upsamples_by_small_convolutions(void **state) {
+  float *values = random_values(8 * UP_C * UP_C + 8 * UP_C + 27 * UP_C * UP_C + UP_C + UP_T * UP_H * UP_W * UP_C);
+  (void)state;
+  for (int r = 1; r <= 2; r++) {
+    const float *place_bias = values + 8 * UP_C * UP_C, *conv = place_bias + 8 * UP_C,
+                *conv_bias = conv + 27 * UP_C * UP_C;
+    up_case u = {.up = {ctx, UP_C, r, values, place_bias, conv, conv_bias, keep_place, NULL}, .x = conv_bias + UP_C};
+    u.up.user = &u;
+    assert_int_equal(kr_vae_up_make(&u.up), KRAIT_OK);
+    const int64_t n = (r * UP_T - (r == 2)) * 4 * UP_H * UP_W * UP_C;
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t k = i % UP_C, x = i / UP_C % (2 * UP_W), y = i / UP_C / (2 * UP_W) % (2 * UP_H),
+                    frame = i / UP_C / (4 * UP_W * UP_H);
+      const double want = large_sum(&u, frame, y, x, k);
+      if (!(fabs(u.got[i] - want) < 1e-4)) fail_msg("r %d, value %d: %g, not %g", r, (int)i, u.got[i], want);
+    }
+  }
+  free(values);
+}
+
 /* ---- with the whole golden files ---- */
 
 static void encodes_and_decodes_as_published(void **state) {
@@ -316,8 +438,8 @@ int main(void) {
       cmocka_unit_test(joins_as_published),    cmocka_unit_test(schedules_as_published),
       cmocka_unit_test(guides_as_published),   cmocka_unit_test(draws_noise),
       cmocka_unit_test(refuses_sizes),         cmocka_unit_test(gives_samples_of_each_kind),
-      cmocka_unit_test(encodes_and_decodes_as_published),
-      cmocka_unit_test(convolves_as_published),
+      cmocka_unit_test(frames_give_the_whole), cmocka_unit_test(upsamples_by_small_convolutions),
+      cmocka_unit_test(encodes_and_decodes_as_published), cmocka_unit_test(convolves_as_published),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);
   kr_weights_close(&golden);

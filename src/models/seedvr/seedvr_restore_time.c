@@ -70,8 +70,8 @@ static int32_t measure_restore(timing_run *r, int32_t n_runs, kr_restore_timing 
   KR_CHECK(r->film, KRAIT_ERR_NO_MEMORY, "no memory for frames");
   r->decoded = r->film + n;
   for (int64_t i = 0; i < n; i++) r->film[i] = (float)(i * 7919 % 509) / 254.5f - 1;
-  KR_TRY(kr_vae_bytes(r->m.vae, r->size, &t->work_bytes));
-  t->weight_bytes = r->m.w.loader.bytes + kr_vae_weight_bytes(r->m.vae);
+  KR_TRY(kr_vae_bytes(r->m.vae, KR_VAE_DECODER, r->size, &t->work_bytes));
+  t->weight_bytes = r->m.w.loader.bytes + kr_vae_weight_bytes(r->m.vae, KR_VAE_DECODER);
   return time_restore_runs(r, n_runs, t);
 }
 

@@ -1,5 +1,5 @@
-/* seedvr_vae.c: SeedVR's autoencoder: its configuration, its weights, and films in slices of time: 5 frames first, then
- * 4 at a time; 2 latents first, then one. The convolutions' last frames go from slice to slice. */
+/* seedvr_vae.c: SeedVR's autoencoder: its configuration and its weights, which stay in host memory; a GPU's memory has
+ * those of the side that is at work. */
 #include "seedvr_vae.h"
 
 #include <math.h>
@@ -8,6 +8,7 @@
 
 #include "alloc.h"
 #include "ctx.h"
+#include "staging.h"
 #include "status.h"
 #include "view.h"
 
@@ -51,7 +52,7 @@ int32_t kr_vae_config_read(const kr_config *config, kr_vae_config *c) {
   KR_TRY(kr_config_int(config, "in_channels", KR_VAE_COLOURS, KR_VAE_COLOURS, KR_VAE_COLOURS, &colours));
   KR_TRY(kr_config_int(config, "out_channels", KR_VAE_COLOURS, KR_VAE_COLOURS, KR_VAE_COLOURS, &colours));
   KR_TRY(read_widths(config, c));
-  c->more = (int64_t)1 << c->n_time, c->first = c->more + 1;
+  c->more = (int64_t)1 << c->n_time;
   return KRAIT_OK;
 }
 
@@ -69,10 +70,12 @@ void kr_vae_film_size(const kr_vae_config *c, const int64_t latent[3], int64_t f
 
 /* ---- weights: found by key while a graph is recorded, and kept ---- */
 
-enum { MOST_WEIGHTS = 2048 };
+enum { MOST_WEIGHTS = 2048, MEMORY_LINE = 256 };
 typedef struct vae_weight {
-  char key[96];
-  void *data;
+  char key[112];
+  void *host;         /* also on a GPU: its memory takes only the side that is at work */
+  uint64_t bytes, at; /* at: in the side's memory */
+  int side;
 } vae_weight;
 
 struct kr_vae {
@@ -80,14 +83,16 @@ struct kr_vae {
   kr_vae_config c;
   const kr_weights *weights; /* while it is opened */
   vae_weight *kept;
-  int64_t n_kept;
-  uint64_t bytes;
+  int64_t n_kept, n_found;   /* n_found: of the file's tensors */
+  uint64_t bytes[KR_VAE_SIDES];
+  char *device[KR_VAE_SIDES]; /* on a GPU, while a side is held */
   double flops;  /* of all runs */
   int32_t dtype; /* of maps and filters */
   int is_open;   /* every weight is found */
 };
 
 const kr_vae_config *kr_vae_config_of(const kr_vae *vae) { return &vae->c; }
+const krait_ctx *kr_vae_ctx(const kr_vae *vae) { return vae->ctx; }
 
 /* Older files have other names for the attention's products. */
 static const kr_weight *find_vae_weight(const kr_weights *weights, const char *key) {
@@ -117,63 +122,172 @@ static int32_t check_vae_weight(const kr_weight *item, const char *key, const kr
   return KRAIT_OK;
 }
 
+typedef struct reading {
+  const kr_weight *item;
+  int64_t C, taps;
+  float *to;
+} reading;
+
 /* Of a convolution, the input channels last. */
-static void convert_vae_weight(const kr_weight *item, const kr_view *to) {
-  const kr_view from = {.data = (void *)item->data, .dtype = item->dtype};
-  int64_t n = 1, C = 1, taps = 1;
-  for (int i = 0; i < item->n_dims; i++) n *= item->shape[i];
-  for (int i = 2; i < item->n_dims; i++) taps *= item->shape[i];
-  if (item->n_dims == 5) C = item->shape[1];
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t k = i / (C * taps), c = i / taps % C, tap = i % taps;
-    kr_put(to, item->n_dims == 5 ? (k * taps + tap) * C + c : i, kr_get(&from, i));
-  }
+static void read_rows(void *user, int64_t begin, int64_t end, int worker) {
+  const reading *r = user;
+  const kr_view from = {.data = (void *)r->item->data, .dtype = r->item->dtype};
+  (void)worker;
+  for (int64_t k = begin; k < end; k++)
+    for (int64_t c = 0; c < r->C; c++)
+      for (int64_t tap = 0; tap < r->taps; tap++)
+        r->to[(k * r->taps + tap) * r->C + c] = (float)kr_get(&from, (k * r->C + c) * r->taps + tap);
 }
 
 /* About as large as trained ones, so that values stay in range. */
-static void fill_randomly(const kr_view *to, uint64_t n, kr_sizes want) {
+static void fill_randomly(float *to, uint64_t n, kr_sizes want) {
   uint32_t state = 12345;
   const double scale = want.n > 1 ? sqrt(3 / ((double)n / (double)want.size[0])) : 0.1;
   for (uint64_t i = 0; i < n; i++) {
     state = state * 1664525u + 1013904223u;
-    kr_put(to, (int64_t)i, ((double)(state >> 8) * 0x1p-23 - 1) * scale);
+    to[i] = (float)(((double)(state >> 8) * 0x1p-23 - 1) * scale);
   }
 }
 
-static int32_t keep_vae_weight(kr_vae *vae, const char *key, kr_sizes want, const void **at) {
+static int64_t count_elements(kr_sizes s) {
+  int64_t n = 1;
+  for (int i = 0; i < s.n; i++) n *= s.size[i];
+  return n;
+}
+
+/* The file's tensor, or random values: as float32, which the caller frees. */
+static int32_t read_source(kr_vae *vae, const char *key, kr_sizes want, float **values) {
   const kr_weight *item = vae->weights ? find_vae_weight(vae->weights, key) : NULL;
-  uint64_t n = 1;
+  const int64_t n = count_elements(want);
   if (vae->weights) KR_TRY(check_vae_weight(item, key, &want));
-  KR_CHECK(vae->n_kept < MOST_WEIGHTS, KRAIT_ERR_UNSUPPORTED, "an autoencoder of more than %d tensors", MOST_WEIGHTS);
-  for (int i = 0; i < want.n; i++) n *= (uint64_t)want.size[i];
-  const int32_t dtype = want.n > 1 ? vae->dtype : KRAIT_F32;
-  const uint64_t bytes = n * krait_dtype_bytes(dtype);
-  void *host = kr_alloc((size_t)bytes);
-  KR_CHECK(host, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", key);
-  const kr_view to = {.data = host, .dtype = dtype};
-  if (item) convert_vae_weight(item, &to);
-  else fill_randomly(&to, n, want);
-  vae_weight *kept = &vae->kept[vae->n_kept];
-  int32_t status = kr_mem_get(vae->ctx, key, bytes, &kept->data);
-  if (status >= 0) status = kr_mem_put(vae->ctx, kept->data, host, bytes);
-  if (status >= 0) status = kr_mem_wait(vae->ctx);
-  kr_free(host);
-  if (status < 0) return status;
-  snprintf(kept->key, sizeof kept->key, "%s", key);
-  vae->bytes += bytes;
-  vae->n_kept++, *at = kept->data;
+  *values = kr_alloc_array((size_t)n, sizeof **values);
+  KR_CHECK(*values, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", key);
+  vae->n_found++;
+  if (!item) fill_randomly(*values, (uint64_t)n, want);
+  const int64_t rows = want.size[0], C = want.n == 5 ? want.size[1] : n / rows;
+  if (item) kr_parallel(vae->ctx, rows, 1, read_rows, &(reading){item, C, n / rows / C, *values});
   return KRAIT_OK;
 }
 
+static int32_t keep_values(kr_vae *vae, const char *key, int32_t dtype, int64_t n, const float *values) {
+  KR_CHECK(vae->n_kept < MOST_WEIGHTS, KRAIT_ERR_UNSUPPORTED, "an autoencoder of more than %d tensors", MOST_WEIGHTS);
+  vae_weight *kept = &vae->kept[vae->n_kept];
+  kept->bytes = (uint64_t)n * krait_dtype_bytes(dtype);
+  kept->side = strncmp(key, "decoder.", 8) == 0 ? KR_VAE_DECODER : KR_VAE_ENCODER;
+  kept->at = vae->bytes[kept->side];
+  kept->host = kr_alloc((size_t)kept->bytes);
+  KR_CHECK(kept->host, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", key);
+  const kr_view to = {.data = kept->host, .dtype = dtype};
+  for (int64_t i = 0; i < n; i++) kr_put(&to, i, (double)values[i]);
+  snprintf(kept->key, sizeof kept->key, "%s", key);
+  vae->bytes[kept->side] += (kept->bytes + MEMORY_LINE - 1) / MEMORY_LINE * MEMORY_LINE;
+  vae->n_kept++;
+  return KRAIT_OK;
+}
+
+/* ---- weights made of the file's ---- */
+
+static int ends_in(const char *key, const char *end) {
+  const size_t n = strlen(key), m = strlen(end);
+  return n > m && strcmp(key + n - m, end) == 0;
+}
+
+/* Kernel frame i of (K, 27, C) to channels i K .. of (KR_VAE_APART, 9, C). */
+static int32_t keep_apart(kr_vae *vae, const char *conv, int64_t C) {
+  const int64_t K = KR_VAE_COLOURS, n = 9 * C;
+  char key[160];
+  float *from = NULL, *to = kr_alloc_array((size_t)(KR_VAE_APART * n), sizeof *to);
+  KR_CHECK(to, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", conv);
+  snprintf(key, sizeof key, "%s.weight", conv);
+  int32_t status = read_source(vae, key, KR_SIZES(K, C, 3, 3, 3), &from);
+  for (int64_t i = 0; status >= 0 && i < 3 * K; i++)
+    memcpy(to + i * n, from + (i % K * 3 + i / K) * n, (size_t)n * sizeof *to);
+  snprintf(key, sizeof key, "%s.apart", conv);
+  if (status >= 0) status = keep_values(vae, key, vae->dtype, KR_VAE_APART * n, to);
+  kr_free(from);
+  kr_free(to);
+  return status;
+}
+
+/* The bias belongs to the last frame's sums. */
+static int32_t keep_apart_bias(kr_vae *vae, const char *conv) {
+  const int64_t K = KR_VAE_COLOURS;
+  float *from = NULL, to[KR_VAE_APART] = {0};
+  char key[160];
+  snprintf(key, sizeof key, "%s.bias", conv);
+  KR_TRY(read_source(vae, key, KR_SIZES(K), &from));
+  memcpy(to + 2 * K, from, (size_t)K * sizeof *to);
+  kr_free(from);
+  snprintf(key, sizeof key, "%s.apart_bias", conv);
+  return keep_values(vae, key, KRAIT_F32, KR_VAE_APART, to);
+}
+
+typedef struct keeping {
+  kr_vae *vae;
+  const char *prefix;
+  int64_t C;
+} keeping;
+
+static int32_t keep_place(void *user, int set, int place, const float *weights, const float *bias) {
+  const keeping *k = user;
+  char key[112];
+  snprintf(key, sizeof key, "%s%d.%d.small", k->prefix, set, place);
+  KR_TRY(keep_values(k->vae, key, k->vae->dtype, k->C * 4 * kr_vae_up_frames(set) * k->C, weights));
+  snprintf(key, sizeof key, "%s%d.%d.small_bias", k->prefix, set, place);
+  return keep_values(k->vae, key, KRAIT_F32, 4 * k->C, bias);
+}
+
+/* All weights of a level's upsampling. */
+static int32_t keep_up(kr_vae *vae, int64_t level) {
+  const int64_t C = vae->c.width[vae->c.n_levels - 1 - level], r = level < vae->c.n_time ? 2 : 1;
+  const kr_sizes want[] = {KR_SIZES(4 * r * C, C, 1, 1, 1), KR_SIZES(4 * r * C), KR_SIZES(C, C, 3, 3, 3), KR_SIZES(C)};
+  static const char *const names[] = {"upscale_conv.weight", "upscale_conv.bias", "conv.weight", "conv.bias"};
+  float *values[4] = {NULL};
+  char prefix[64], key[112];
+  int32_t status = KRAIT_OK;
+  snprintf(prefix, sizeof prefix, "decoder.up_blocks.%lld.upsamplers.0.", (long long)level);
+  for (int i = 0; i < 4 && status >= 0; i++) {
+    snprintf(key, sizeof key, "%s%s", prefix, names[i]);
+    status = read_source(vae, key, want[i], &values[i]);
+  }
+  if (status >= 0)
+    status = kr_vae_up_make(&(kr_vae_up){vae->ctx, C, (int)r, values[0], values[1], values[2], values[3], keep_place,
+                                         &(keeping){vae, prefix, C}});
+  for (int i = 0; i < 4; i++) kr_free(values[i]);
+  return status;
+}
+
+static int32_t keep_vae_weight(kr_vae *vae, const char *key, kr_sizes want) {
+  long long level;
+  char conv[112];
+  float *values = NULL;
+  snprintf(conv, sizeof conv, "%.*s", (int)(strrchr(key, '.') - key), key);
+  if (ends_in(key, ".small") && sscanf(key, "decoder.up_blocks.%lld.", &level) == 1) return keep_up(vae, level);
+  if (ends_in(key, ".apart")) return keep_apart(vae, conv, want.size[2]);
+  if (ends_in(key, ".apart_bias")) return keep_apart_bias(vae, conv);
+  int32_t status = read_source(vae, key, want, &values);
+  if (status >= 0)
+    status = keep_values(vae, key, want.n > 1 ? vae->dtype : KRAIT_F32, count_elements(want), values);
+  kr_free(values);
+  return status;
+}
+
+/* ---- finding them ---- */
+
+static const vae_weight *kept_of(const kr_vae *vae, const char *key) {
+  for (int64_t i = 0; i < vae->n_kept; i++)
+    if (strcmp(vae->kept[i].key, key) == 0) return &vae->kept[i];
+  return NULL;
+}
+
+/* On a GPU, the address of a side that is not held only says that there is a weight: for graphs that do not run. */
 static int32_t find_kept(void *user, const char *key, kr_sizes want, const void **at) {
   kr_vae *vae = user;
-  for (int64_t i = 0; i < vae->n_kept; i++)
-    if (strcmp(vae->kept[i].key, key) == 0) {
-      *at = vae->kept[i].data;
-      return KRAIT_OK;
-    }
-  KR_CHECK(!vae->is_open, KRAIT_ERR_WEIGHTS, "the autoencoder's tensor '%s' is missing", key);
-  return keep_vae_weight(vae, key, want, at);
+  if (!vae->is_open && !kept_of(vae, key)) KR_TRY(keep_vae_weight(vae, key, want));
+  const vae_weight *kept = kept_of(vae, key);
+  KR_CHECK(kept, KRAIT_ERR_WEIGHTS, "the autoencoder's tensor '%s' is missing", key);
+  *at = vae->device[kept->side] ? vae->device[kept->side] + kept->at : kept->host;
+  return KRAIT_OK;
 }
 
 static int32_t record_part(kr_vae *vae, kr_vae_graph *graph) {
@@ -181,18 +295,44 @@ static int32_t record_part(kr_vae *vae, kr_vae_graph *graph) {
   return kr_vae_record(&vae->c, find_kept, vae, graph);
 }
 
-/* Both graphs once, of the smallest film, which finds every weight. */
+int32_t kr_vae_graph_plan(kr_vae *vae, kr_vae_graph *graph) {
+  KR_TRY(record_part(vae, graph));
+  return kr_graph_plan(graph->g, vae->ctx, 0);
+}
+
+int32_t kr_vae_hold(kr_vae *vae, int side) {
+  kr_staging *staging = NULL;
+  if (!vae->ctx->cuda || vae->device[side]) return KRAIT_OK;
+  KR_TRY(kr_mem_get(vae->ctx, "the autoencoder's weights", vae->bytes[side], &vae->device[side]));
+  KR_TRY(kr_mem_wait(vae->ctx));
+  int32_t status = kr_staging_open(vae->ctx, &staging);
+  for (int64_t i = 0; status >= 0 && i < vae->n_kept; i++)
+    if (vae->kept[i].side == side)
+      status = kr_staging_put(staging, vae->device[side] + vae->kept[i].at, vae->kept[i].host, vae->kept[i].bytes);
+  if (status >= 0) status = kr_staging_finish(staging);
+  kr_staging_close(&staging);
+  if (status < 0) kr_vae_release(vae, side);
+  return status;
+}
+
+void kr_vae_release(kr_vae *vae, int side) {
+  kr_mem_free(vae->ctx, vae->device[side]);
+  vae->device[side] = NULL;
+}
+
+/* Every segment's graph once, of the smallest film, which finds every weight. */
 static int32_t load_vae(kr_vae *vae) {
-  const int64_t side = 2 * scale_of(&vae->c);
-  for (int is_decoder = 0; is_decoder < 2; is_decoder++) {
-    kr_vae_graph graph = {.is_decoder = is_decoder, .size = {1, is_decoder ? 2 : side, is_decoder ? 2 : side}};
+  const int64_t side = scale_of(&vae->c);
+  for (int64_t i = 0; i < KR_VAE_SIDES * vae->c.n_levels; i++) {
+    const int is_decoder = i >= vae->c.n_levels;
+    kr_vae_graph graph = {.is_decoder = is_decoder, .segment = i % vae->c.n_levels, .size = {1, side, side}};
     const int32_t status = record_part(vae, &graph);
     kr_vae_graph_close(&graph);
     if (status < 0) return status;
   }
-  KR_CHECK(!vae->weights || kr_weights_count(vae->weights) == vae->n_kept, KRAIT_ERR_WEIGHTS,
+  KR_CHECK(!vae->weights || kr_weights_count(vae->weights) == vae->n_found, KRAIT_ERR_WEIGHTS,
            "the file has %lld tensors, but the autoencoder has %lld: the configuration belongs to another model",
-           (long long)kr_weights_count(vae->weights), (long long)vae->n_kept);
+           (long long)kr_weights_count(vae->weights), (long long)vae->n_found);
   return KRAIT_OK;
 }
 
@@ -212,156 +352,12 @@ void kr_vae_close(kr_vae **handle) {
   kr_vae *vae = handle ? *handle : NULL;
   if (!vae) return;
   *handle = NULL;
-  for (int64_t i = 0; i < vae->n_kept; i++) kr_mem_free(vae->ctx, vae->kept[i].data);
+  for (int side = 0; side < KR_VAE_SIDES; side++) kr_vae_release(vae, side);
+  for (int64_t i = 0; i < vae->n_kept; i++) kr_free(vae->kept[i].host);
   kr_free(vae->kept);
   kr_free(vae);
 }
 
-/* ---- slices ---- */
-
-typedef struct slicing {
-  kr_vae *vae;
-  const kr_vae_run *run;
-  int is_decoder;
-  int64_t size[3], out_channels, in_channels; /* of what is read */
-  kr_vae_graph graphs[3];                     /* by part */
-  void *in, *out;                             /* of the largest slice */
-  void **memories;
-  int64_t n_memories;
-} slicing;
-
-static int64_t volume(const int64_t size[3]) { return size[0] * size[1] * size[2]; }
-
-int32_t kr_vae_graph_open(kr_vae *vae, kr_vae_graph *graph) {
-  KR_TRY(record_part(vae, graph));
-  return kr_vae_graph_prepare(vae->ctx, graph);
-}
-
-/* The graph of `frames` frames of this part. */
-static int32_t need_graph(slicing *s, int part, int64_t frames) {
-  kr_vae_graph *graph = &s->graphs[part];
-  if (graph->g) return KRAIT_OK;
-  *graph = (kr_vae_graph){
-      .is_decoder = s->is_decoder, .part = part, .size = {frames, s->size[1], s->size[2]}};
-  return kr_vae_graph_open(s->vae, graph);
-}
-
-static int32_t need_memories(slicing *s) {
-  const kr_vae_graph *graph = &s->graphs[KR_VAE_FIRST];
-  if (s->memories) return KRAIT_OK;
-  s->n_memories = graph->n_memories;
-  s->memories = kr_zalloc((size_t)(s->n_memories + 1) * sizeof *s->memories);
-  KR_CHECK(s->memories, KRAIT_ERR_NO_MEMORY, "no memory for slices of a film");
-  for (int64_t i = 0; i < s->n_memories; i++)
-    KR_TRY(kr_mem_get(s->vae->ctx, "the memory of a convolution", graph->memories[i].bytes, &s->memories[i]));
-  return KRAIT_OK;
-}
-
-static int32_t bind_memories(const slicing *s, kr_vae_graph *graph) {
-  for (int64_t i = 0; i < graph->n_memories; i++) {
-    KR_TRY(kr_runner_bind(graph->runner, graph->memories[i].is, s->memories[i]));
-    if (graph->part == KR_VAE_LATER) KR_TRY(kr_runner_bind(graph->runner, graph->memories[i].was, s->memories[i]));
-  }
-  return KRAIT_OK;
-}
-
-/* *n_out: values written. */
-static int32_t run_slice(slicing *s, int part, int64_t frames, const float *from, float *to, int64_t *n_out) {
-  const krait_ctx *ctx = s->vae->ctx;
-  KR_TRY(need_graph(s, part, frames));
-  kr_vae_graph *graph = &s->graphs[part];
-  const uint64_t in_bytes = (uint64_t)(volume(graph->size) * s->in_channels) * sizeof *from;
-  *n_out = volume(graph->out_size) * s->out_channels;
-  if (part == KR_VAE_FIRST) KR_TRY(need_memories(s));
-  if (!s->in) KR_TRY(kr_mem_get(ctx, "a slice", in_bytes, &s->in));
-  if (!s->out) KR_TRY(kr_mem_get(ctx, "a slice", (uint64_t)*n_out * sizeof *to, &s->out));
-  KR_TRY(kr_mem_put(ctx, s->in, from, in_bytes));
-  KR_TRY(kr_runner_bind(graph->runner, graph->in, s->in));
-  KR_TRY(kr_runner_bind(graph->runner, graph->out, s->out));
-  if (part != KR_VAE_WHOLE) KR_TRY(bind_memories(s, graph));
-  KR_TRY(kr_runner_run(graph->runner, NULL));
-  s->vae->flops += graph->flops;
-  return kr_mem_read(ctx, to, s->out, (uint64_t)*n_out * sizeof *to);
-}
-
-static int32_t run_all_slices(slicing *s, const float *from, float *to) {
-  const int64_t T = s->size[0], first = s->is_decoder ? 2 : s->vae->c.first, more = s->is_decoder ? 1 : s->vae->c.more,
-                frame = s->size[1] * s->size[2] * s->in_channels;
-  const int is_whole = s->run->is_whole || T <= first;
-  for (int64_t t = 0, n; t < T; t += n) {
-    int64_t written;
-    n = is_whole ? T : t ? more : first;
-    if (t) kr_vae_graph_close(&s->graphs[KR_VAE_FIRST]);
-    KR_TRY(run_slice(s, is_whole ? KR_VAE_WHOLE : t ? KR_VAE_LATER : KR_VAE_FIRST, n, from + t * frame, to, &written));
-    to += written;
-    if (s->run->progress) KR_TRY(s->run->progress(s->run->user, (double)(t + n) / (double)T));
-  }
-  kr_vae_graph *last = &s->graphs[is_whole ? KR_VAE_WHOLE : T > first ? KR_VAE_LATER : KR_VAE_FIRST];
-  if (!s->run->line) return KRAIT_OK;
-  KR_TRY(kr_runner_profile(last->runner, NULL));
-  return kr_graph_print(last->g, last->runner, s->run->line, s->run->user);
-}
-
-static void end_slices(slicing *s) {
-  const krait_ctx *ctx = s->vae->ctx;
-  for (int i = 0; i < 3; i++) kr_vae_graph_close(&s->graphs[i]);
-  for (int64_t i = 0; i < s->n_memories && s->memories; i++) kr_mem_free(ctx, s->memories[i]);
-  kr_free(s->memories);
-  kr_mem_free(ctx, s->in);
-  kr_mem_free(ctx, s->out);
-}
-
-static int32_t check_film(const kr_vae_config *c, const int64_t size[3]) {
-  const int64_t scale = scale_of(c), most = (int64_t)1 << 40;
-  KR_CHECK(size[0] >= 1 && size[1] >= scale && size[2] >= scale && size[1] <= 1 << 16 && size[2] <= 1 << 16 &&
-               size[0] <= most / (size[1] * size[2]),
-           KRAIT_ERR_SHAPE, "a film of %lld frames of %lld x %lld: must be at least 1 frame of %lld x %lld, and fit",
-           (long long)size[0], (long long)size[2], (long long)size[1], (long long)scale, (long long)scale);
-  KR_CHECK((size[0] - 1) % c->more == 0, KRAIT_ERR_SHAPE, "a film of %lld frames: must be a multiple of %lld, plus one",
-           (long long)size[0], (long long)c->more);
-  return KRAIT_OK;
-}
-
-int32_t kr_vae_encode(kr_vae *vae, const kr_vae_run *run, const float *film, float *moments) {
-  slicing s = {.vae = vae, .run = run, .in_channels = KR_VAE_COLOURS, .out_channels = 2 * vae->c.latent};
-  KR_TRY(check_film(&vae->c, run->size));
-  memcpy(s.size, run->size, sizeof s.size);
-  const int32_t status = run_all_slices(&s, film, moments);
-  end_slices(&s);
-  return status;
-}
-
-int32_t kr_vae_decode(kr_vae *vae, const kr_vae_run *run, const float *latents, float *film) {
-  slicing s = {.vae = vae, .run = run, .is_decoder = 1, .in_channels = vae->c.latent, .out_channels = KR_VAE_COLOURS};
-  KR_TRY(check_film(&vae->c, run->size));
-  kr_vae_latent_size(&vae->c, run->size, s.size);
-  const int32_t status = run_all_slices(&s, latents, film);
-  end_slices(&s);
-  return status;
-}
-
-/* ---- memory ---- */
-
-uint64_t kr_vae_weight_bytes(const kr_vae *vae) { return vae->bytes; }
+uint64_t kr_vae_weight_bytes(const kr_vae *vae, int side) { return vae->bytes[side]; }
 double kr_vae_flops(const kr_vae *vae) { return vae->flops; }
-
-int32_t kr_vae_bytes(kr_vae *vae, const int64_t size[3], uint64_t *bytes) {
-  *bytes = 0;
-  KR_TRY(check_film(&vae->c, size));
-  for (int is_decoder = 0; is_decoder < 2; is_decoder++) {
-    int64_t of[3];
-    if (is_decoder) kr_vae_latent_size(&vae->c, size, of);
-    else memcpy(of, size, sizeof of);
-    const int64_t first = is_decoder ? 2 : vae->c.first;
-    kr_vae_graph graph = {.is_decoder = is_decoder, .part = of[0] > first ? KR_VAE_FIRST : KR_VAE_WHOLE,
-                          .size = {of[0] > first ? first : of[0], of[1], of[2]}};
-    int32_t status = record_part(vae, &graph);
-    if (status >= 0) status = kr_graph_plan(graph.g, vae->ctx, 0);
-    uint64_t all = status >= 0 ? kr_graph_bytes(graph.g) : 0;
-    for (int64_t i = 0; status >= 0 && i < graph.n_memories; i++) all += graph.memories[i].bytes;
-    kr_vae_graph_close(&graph);
-    if (status < 0) return status;
-    if (all > *bytes) *bytes = all;
-  }
-  return KRAIT_OK;
-}
+void kr_vae_add_flops(kr_vae *vae, double flops) { vae->flops += flops; }

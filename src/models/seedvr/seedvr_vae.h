@@ -10,11 +10,12 @@
 #include "weight_loader.h"
 
 enum { KR_VAE_MOST_LEVELS = 8, KR_VAE_COLOURS = 3 };
+enum { KR_VAE_ENCODER, KR_VAE_DECODER, KR_VAE_SIDES };
 
 typedef struct kr_vae_config {
   int64_t n_levels, width[KR_VAE_MOST_LEVELS]; /* from the full size to the smallest */
   int64_t n_layers, n_groups, latent, n_time;  /* residual blocks a level; levels that halve time */
-  int64_t first, more;                         /* frames of the first slice and of each later one */
+  int64_t more;                                /* frames of a latent, after the first, of one frame */
   float eps;
 } kr_vae_config;
 int32_t kr_vae_config_read(const kr_config *config, kr_vae_config *to);
@@ -27,7 +28,7 @@ int32_t kr_vae_open(const krait_ctx *ctx, const kr_vae_config *c, const kr_weigh
 void kr_vae_close(kr_vae **vae);
 const kr_vae_config *kr_vae_config_of(const kr_vae *vae);
 
-/* After each slice: its share of the whole, above 0 to 1. A negative status ends the work. */
+/* After some frames: their share of the whole, above 0 to 1. A negative status ends the work. */
 typedef int32_t (*kr_vae_progress_fn)(void *user, double share);
 typedef void (*kr_vae_line_fn)(void *user, const char *line);
 /* size: T, H, W of the film, T = 4 n + 1. All in host memory. */
@@ -35,7 +36,7 @@ typedef struct kr_vae_run {
   int64_t size[3];
   int is_whole; /* all frames at once: for tests */
   kr_vae_progress_fn progress;
-  kr_vae_line_fn line; /* or NULL: the last slice's operators are timed, a line each */
+  kr_vae_line_fn line; /* or NULL: the operators of each segment's last frames are timed, a line each */
   void *user;
 } kr_vae_run;
 /* moments (t,h,w,2 latent): means, then logarithms of variances. */
@@ -45,20 +46,23 @@ int32_t kr_vae_decode(kr_vae *vae, const kr_vae_run *run, const float *latents, 
 /* t, h, w of a film's latents, or of T, H, W of a film from its latents. */
 void kr_vae_latent_size(const kr_vae_config *c, const int64_t film[3], int64_t latent[3]);
 void kr_vae_film_size(const kr_vae_config *c, const int64_t latent[3], int64_t film[3]);
-uint64_t kr_vae_weight_bytes(const kr_vae *vae);
+uint64_t kr_vae_weight_bytes(const kr_vae *vae, int side); /* in the context's memory, of a side */
 double kr_vae_flops(const kr_vae *vae); /* of products in all runs so far */
-/* Memory of a run of this size: graphs and the convolutions' memories. */
-int32_t kr_vae_bytes(kr_vae *vae, const int64_t size[3], uint64_t *bytes);
+/* Memory of a run of this size beside the weights: the graphs', the convolutions' memories, frames between levels. */
+int32_t kr_vae_bytes(kr_vae *vae, int side, const int64_t size[3], uint64_t *bytes);
 
-/* ---- the graph (seedvr_vae_graph.c) ---- */
-enum { KR_VAE_WHOLE, KR_VAE_FIRST, KR_VAE_LATER }; /* without memory; the first slice; one that follows */
+/* ---- the graph (seedvr_vae_graph.c): a segment is a level of a side, with what leads to it (decoder) or from it ---- */
+/* Without memory; the first frame; where time is doubled, the second one; those that follow. */
+enum { KR_VAE_WHOLE, KR_VAE_FIRST, KR_VAE_SECOND, KR_VAE_LATER, KR_VAE_PARTS };
+enum { KR_VAE_APART = 16 }; /* channels of a convolution whose kernel frames are computed apart: at most a third */
 typedef struct kr_vae_memory {
   kr_tensor was, is;
   uint64_t bytes;
 } kr_vae_memory;
 typedef struct kr_vae_graph {
   int is_decoder, part;
-  int32_t dtype;   /* of maps between input and output, which are float32 */
+  int64_t segment;
+  int32_t dtype;   /* of maps; what a side reads and writes is float32 */
   int by_products; /* attention as products and softmax: on a GPU, whose attention takes heads of up to 256 */
   int64_t size[3]; /* of what is read */
   int64_t out_size[3];
@@ -71,10 +75,33 @@ typedef struct kr_vae_graph {
 } kr_vae_graph;
 /* A weight: a convolution's as (K, taps, C). */
 typedef int32_t (*kr_vae_weight_fn)(void *user, const char *key, kr_sizes want, const void **at);
-/* is_decoder, part, dtype, by_products and size are given. Only recorded. */
+/* is_decoder, part, segment, dtype, by_products and size are given. Only recorded. */
 int32_t kr_vae_record(const kr_vae_config *c, kr_vae_weight_fn find, void *user, kr_vae_graph *graph);
-int32_t kr_vae_graph_prepare(const krait_ctx *ctx, kr_vae_graph *graph);
-int32_t kr_vae_graph_open(kr_vae *vae, kr_vae_graph *graph); /* of the model's type; recorded and planned */
+int64_t kr_vae_channels(const kr_vae_config *c, int is_decoder, int64_t segment); /* of what it reads */
 void kr_vae_graph_close(kr_vae_graph *graph);
+
+/* ---- upsampling as small convolutions (seedvr_vae_up.c) ---- */
+/* Sets of weights: of the first frame, which comes alone; of the cell of frames after it; of later ones; without
+ * time, of any. */
+enum { KR_VAE_UP_FIRST, KR_VAE_UP_SECOND, KR_VAE_UP_LATER, KR_VAE_UP_FRAMES, KR_VAE_UP_SETS };
+int64_t kr_vae_up_frames(int set); /* of the small map that it sees */
+typedef struct kr_vae_up {
+  const krait_ctx *ctx;
+  int64_t C;
+  int r; /* frames of a cell */
+  const float *places, *place_bias, *conv, *conv_bias; /* (4 r,C,C), (4 r,C), (C,27,C), (C) */
+  /* place: (row 2 + column) r + frame; weights: (C, 4 frames, C); bias: (4,C): see add_bias. */
+  int32_t (*keep)(void *user, int set, int place, const float *weights, const float *bias);
+  void *user;
+} kr_vae_up;
+int32_t kr_vae_up_make(const kr_vae_up *up); /* calls keep for each place of each set */
+
+/* ---- of the model's files ---- */
+const krait_ctx *kr_vae_ctx(const kr_vae *vae);
+void kr_vae_add_flops(kr_vae *vae, double flops);
+int32_t kr_vae_graph_plan(kr_vae *vae, kr_vae_graph *graph); /* of the model's type; recorded and planned */
+/* A side's weights into the context's memory, or out of it: on a GPU, where they lie in host memory otherwise. */
+int32_t kr_vae_hold(kr_vae *vae, int side);
+void kr_vae_release(kr_vae *vae, int side);
 
 #endif

@@ -149,14 +149,19 @@ static int32_t graphs_of_vae(const krait_ctx *ctx, const kr_model_source *s, kr_
   kr_vae *vae = NULL;
   KR_TRY(kr_vae_config_read(s->config, &c));
   int32_t status = kr_vae_open(ctx, &c, s->weights, KRAIT_F32, &vae);
-  for (int is_decoder = 0; is_decoder < 2 && status >= 0; is_decoder++) {
-    kr_vae_graph g = {.is_decoder = is_decoder, .part = KR_VAE_FIRST, .size = {c.first, HEIGHT, WIDTH}};
-    if (is_decoder) kr_vae_latent_size(&c, (int64_t[]){c.first, HEIGHT, WIDTH}, g.size);
-    status = kr_vae_graph_open(vae, &g);
-    if (status >= 0)
-      status = fn(user, is_decoder ? "SeedVR's decoder, the first slice of 512 x 288"
-                                   : "SeedVR's encoder, the first slice of 512 x 288", g.g);
-    kr_vae_graph_close(&g);
+  for (int is_decoder = 0; is_decoder < KR_VAE_SIDES && status >= 0; is_decoder++) {
+    int64_t size[3] = {1, HEIGHT, WIDTH};
+    if (is_decoder) kr_vae_latent_size(&c, (int64_t[]){1, HEIGHT, WIDTH}, size);
+    for (int64_t k = 0; k < c.n_levels && status >= 0; k++) {
+      kr_vae_graph g = {.is_decoder = is_decoder, .segment = k, .part = KR_VAE_FIRST, .size = {1, size[1], size[2]}};
+      char heading[96];
+      snprintf(heading, sizeof heading, "SeedVR's %s, level %lld, the first frame of 512 x 288",
+               is_decoder ? "decoder" : "encoder", (long long)k + 1);
+      status = kr_vae_graph_plan(vae, &g);
+      if (status >= 0) status = fn(user, heading, g.g);
+      memcpy(size, g.out_size, sizeof size);
+      kr_vae_graph_close(&g);
+    }
   }
   kr_vae_close(&vae);
   return status;

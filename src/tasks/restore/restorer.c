@@ -215,8 +215,8 @@ int32_t kr_restore_count_bytes(krait_restorer *r, const kr_restore_choices *plan
                                uint64_t *models, uint64_t *batch) {
   const int64_t T = kr_frames_padded(plan->o.frames_per_batch);
   uint64_t vae;
-  KR_TRY(kr_vae_bytes(r->models.vae, (int64_t[]){T, size->H, size->W}, &vae));
-  *models = r->models.w.loader.bytes + kr_vae_weight_bytes(r->models.vae);
+  KR_TRY(kr_vae_bytes(r->models.vae, KR_VAE_DECODER, (int64_t[]){T, size->H, size->W}, &vae));
+  *models = r->models.w.loader.bytes + kr_vae_weight_bytes(r->models.vae, KR_VAE_DECODER);
   *batch = vae + (uint64_t)(3 * 3 * T * size->H * size->W) * sizeof(float);
   return KRAIT_OK;
 }
