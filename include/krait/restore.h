@@ -92,8 +92,8 @@ KRAIT_API int32_t krait_restore_stream_open(krait_restorer *restorer, const krai
 KRAIT_API void krait_restore_stream_close(krait_restore_stream **stream);
 /* How many frames at most are inside: room for so many more than go in is always enough. */
 KRAIT_API int64_t krait_restore_stream_latency(const krait_restore_stream *stream);
-/* Takes n frames and returns those that are done: n_out, 0 most of the time. room: of out, in frames; if it is too small,
- * no frame is taken. */
+/* Takes n frames and returns those that are done: n_out, 0 most of the time. room: of out, in frames; if it is too
+ * small, no frame is taken. */
 KRAIT_API int32_t krait_restore_stream_push(krait_restore_stream *stream, const void *frames, int64_t n, void *out,
                                             int64_t room, int64_t *n_out);
 /* The remaining frames. The stream can then start with another film. */

@@ -171,7 +171,8 @@ int32_t kr_film_out_begin(const char *path, const kr_film_look *look, int from, 
   kr_film_out *out = *handle = kr_zalloc(sizeof *out);
   KR_CHECK(out, KRAIT_ERR_NO_MEMORY, "no memory to write %s", path);
   snprintf(out->name, sizeof out->name, "%s", path);
-  out->frames = out->errors = out->to = -1, out->frame_bytes = (size_t)(look->width * look->height * 3 * (look->is_ten_bits ? 2 : 1));
+  out->frames = out->errors = out->to = -1;
+  out->frame_bytes = (size_t)(look->width * look->height * 3 * (look->is_ten_bits ? 2 : 1));
   int32_t status = kr_outfile_begin(&out->file, path);
   if (status >= 0) {
     if (out->file.is_nameless) out->to = fcntl(out->file.fd, F_DUPFD_CLOEXEC, ABOVE);

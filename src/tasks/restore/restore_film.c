@@ -196,8 +196,8 @@ static int32_t check_out(const film *f) {
     name_numbered(f, 1, first);
     return kr_outfile_claim(first, 0);
   }
-  KR_CHECK(!f->about.is_picture || is_png(f->out), KRAIT_ERR_ARGUMENT, "%s is a picture: the result must be a .png, not %s",
-           f->in, f->out);
+  KR_CHECK(!f->about.is_picture || is_png(f->out), KRAIT_ERR_ARGUMENT,
+           "%s is a picture: the result must be a .png, not %s", f->in, f->out);
   KR_CHECK(f->about.is_picture || kr_film_out_is(f->out), KRAIT_ERR_ARGUMENT,
            "%s is a film: the result must be an .mp4, .mov or .mkv, or numbered pictures (frames/%%05d.png), not %s",
            f->in, f->out);

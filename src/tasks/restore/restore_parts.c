@@ -66,7 +66,8 @@ int32_t kr_parts_open(const char *out_path, const char *key, const kr_frame_size
   snprintf(text, sizeof text, "%s.krait-batches", out_path);
   snprintf(head, sizeof head, "krait-batches 2 %016llx",
            (unsigned long long)sum_of((const uint8_t *)key, strlen(key)));
-  p->path = kr_strdup(text), p->frame_bytes = 3 * size->out_h * size->out_w * samples, p->tail_floats = 3 * size->H * size->W;
+  p->path = kr_strdup(text);
+  p->frame_bytes = 3 * size->out_h * size->out_w * samples, p->tail_floats = 3 * size->H * size->W;
   p->fd = p->path ? open(text, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
   if (p->fd < 0) {
     const int32_t status = kr_fail_os(KRAIT_ERR_FILE_OPEN, errno, "cannot open %s for finished batches", text);
