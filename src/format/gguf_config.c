@@ -59,8 +59,12 @@ static const entry wholes[] = {{"hidden_size", "embedding_length", 0},
                                {"conv_kernel", "ssm.conv_kernel", 0},
                                {"time_step_rank", "ssm.time_step_rank", 0},
                                {"n_groups", "ssm.group_count", 0},
-                               {"mamba_n_groups", "ssm.group_count", 1}};
-static const entry reals[] = {{"layer_norm_epsilon", "attention.layer_norm_rms_epsilon", 0},
+                               {"mamba_n_groups", "ssm.group_count", 1},
+                               {"linear_num_key_heads", "ssm.group_count", 1},
+                               {"linear_key_head_dim", "ssm.state_size", 1}};
+/* The last of two that are there counts: Nemotron-H's files have one or the other. */
+static const entry reals[] = {{"layer_norm_epsilon", "attention.layer_norm_epsilon", 1},
+                              {"layer_norm_epsilon", "attention.layer_norm_rms_epsilon", 0},
                               {"rms_norm_eps", "attention.layer_norm_rms_epsilon", 1},
                               {"norm_eps", "attention.layer_norm_rms_epsilon", 1},
                               {"rope_theta", "rope.freq_base", 0},
@@ -174,6 +178,7 @@ static json_t *make_config(const kr_gguf *g, const kr_gguf_arch *arch) {
   if (strcmp(type, "nemotron_h") == 0) failed |= set_pattern(c, g, n_layers);
   if (strncmp(type, "lfm2", 4) == 0) failed |= set_attention_layers(c, g, n_layers);
   failed |= set_flag(c, "norm_topk_prob", (arch->flags & KR_GGUF_NORMS_CHOICE) != 0);
+  failed |= set_flag(c, "krait_whole_norms", (arch->flags & KR_GGUF_WHOLE_NORMS) != 0);
   failed |= set_flag(c, "mamba_rms_norm", layer_has(g, 0, "ssm_norm.weight"));
   failed |= set_whole(c, "eos_token_id", kr_gguf_find(g, "tokenizer.ggml.eos_token_id"));
   failed |= json_object_set_new(c, "tie_word_embeddings", json_boolean(!kr_gguf_has_tensor(g, "output.weight")));

@@ -96,6 +96,7 @@ static int32_t add_named(const maker *m, const kr_gguf_tensor *t, const char *na
   FORMAT_CHECK(!is_block || (t->n_dims == 2 && how == KR_GGUF_AS_IS),
                "%s: tensor '%s' is block-quantized, but not a matrix", m->g->label, t->name);
   if (how == KR_GGUF_TAPS && t->n_dims == 2) item.n_dims = 3, item.shape[2] = t->shape[1], item.shape[1] = 1;
+  if (how == KR_GGUF_ROW && t->n_dims == 1) item.n_dims = 2, item.shape[1] = t->shape[0], item.shape[0] = 1;
   if (how == KR_GGUF_FLAT || how == KR_GGUF_FLAT_DECAY) {
     item.n_dims = 1;
     for (int i = 1; i < t->n_dims; i++) item.shape[0] *= t->shape[i];

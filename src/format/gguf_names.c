@@ -55,6 +55,21 @@ static const kr_gguf_naming shared_mlp[] = {{"ffn_gate_shexp.weight", "gate_proj
                                             {"ffn_up_shexp.weight", "up_proj.weight", 0},
                                             {"ffn_down_shexp.weight", "down_proj.weight", 0},
                                             {0}};
+static const kr_gguf_naming delta[] = {{"attn_qkv.weight", "in_proj_qkv.weight", 0},
+                                       {"attn_gate.weight", "in_proj_z.weight", 0},
+                                       {"ssm_in.weight", "in_proj_qkvz.weight", 0}, /* of older files */
+                                       {"ssm_ba.weight", "in_proj_ba.weight", 0},
+                                       {"ssm_conv1d.weight", "conv1d.weight", KR_GGUF_TAPS},
+                                       {"ssm_dt.bias", "dt_bias", 0},
+                                       {"ssm_a", "A_log", KR_GGUF_DECAY},
+                                       {"ssm_norm.weight", "norm.weight", 0},
+                                       {"ssm_out.weight", "out_proj.weight", 0},
+                                       {0}};
+static const kr_gguf_naming shared_expert[] = {{"ffn_gate_shexp.weight", "shared_expert.gate_proj.weight", 0},
+                                               {"ffn_up_shexp.weight", "shared_expert.up_proj.weight", 0},
+                                               {"ffn_down_shexp.weight", "shared_expert.down_proj.weight", 0},
+                                               {"ffn_gate_inp_shexp.weight", "shared_expert_gate.weight", KR_GGUF_ROW},
+                                               {0}};
 static const kr_gguf_naming router[] = {{"ffn_gate_inp.weight", "router.weight", 0}, {0}};
 static const kr_gguf_naming gate[] = {{"ffn_gate_inp.weight", "gate.weight", 0}, {0}};
 static const kr_gguf_naming nemotron_mlp[] = {{"ffn_gate_inp.weight", "gate.weight", 0},
@@ -79,8 +94,12 @@ static const kr_gguf_naming one_norm[] = {{"attn_norm.weight", "norm.weight", 0}
 static const kr_gguf_naming two_norms[] = {{"attn_norm.weight", "input_layernorm.weight", 0},
                                            {"ffn_norm.weight", "post_attention_layernorm.weight", 0},
                                            {0}};
+static const kr_gguf_naming delta_norms[] = {{"attn_norm.weight", "input_layernorm.weight", 0},
+                                             {"post_attention_norm.weight", "post_attention_layernorm.weight", 0},
+                                             {0}};
 static const kr_gguf_naming hybrid_norms[] = {{"attn_norm.weight", "input_layernorm.weight", 0},
                                               {"ffn_norm.weight", "pre_ff_layernorm.weight", 0},
+                                              {"ffn_norm", "pre_ff_layernorm.weight", 0}, /* Falcon-H1's */
                                               {0}};
 static const kr_gguf_naming lfm_norms[] = {{"attn_norm.weight", "operator_norm.weight", 0},
                                            {"ffn_norm.weight", "ffn_norm.weight", 0},
@@ -106,6 +125,8 @@ static const kr_gguf_arch archs[] = {
     {"qwen3", "qwen3", ROTATES, MODEL, {{"", two_norms}, ATTENTION, {"mlp.", mlp}}},
     {"qwen3moe", "qwen3_moe", ROTATES | KR_GGUF_NORMS_CHOICE, MODEL,
      {{"", two_norms}, ATTENTION, {"mlp.", mlp}, {"mlp.", gate}}},
+    {"qwen3next", "qwen3_next", ROTATES | KR_GGUF_NORMS_CHOICE | KR_GGUF_WHOLE_NORMS, MODEL,
+     {{"", delta_norms}, ATTENTION, {"linear_attn.", delta}, {"mlp.", mlp}, {"mlp.", gate}, {"mlp.", shared_expert}}},
     {"llama", "llama", INTERLEAVES, MODEL, {{"", two_norms}, ATTENTION, {"mlp.", mlp}}},
     {"granite", "granite", INTERLEAVES, MODEL, {{"", two_norms}, ATTENTION, {"mlp.", mlp}}},
     {"granitehybrid", "granitemoehybrid", 0, MODEL,

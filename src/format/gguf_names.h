@@ -5,9 +5,9 @@
 
 #include "gguf.h"
 
-/* TAPS: (C,W) is (C,1,W); FLAT: one dimension; DECAY: the file has -exp of the required value; EXPERTS: one tensor of
- * all experts' matrices, which become '#' of the name. */
-enum { KR_GGUF_AS_IS, KR_GGUF_TAPS, KR_GGUF_FLAT, KR_GGUF_DECAY, KR_GGUF_FLAT_DECAY, KR_GGUF_EXPERTS };
+/* TAPS: (C,W) is (C,1,W); FLAT: one dimension; ROW: (d) is (1,d); DECAY: the file has -exp of the required value;
+ * EXPERTS: one tensor of all experts' matrices, which become '#' of the name. */
+enum { KR_GGUF_AS_IS, KR_GGUF_TAPS, KR_GGUF_FLAT, KR_GGUF_ROW, KR_GGUF_DECAY, KR_GGUF_FLAT_DECAY, KR_GGUF_EXPERTS };
 typedef struct kr_gguf_naming {
   const char *from, *to;
   int how;
@@ -17,7 +17,8 @@ enum {
   KR_GGUF_RECURRENT = 1,   /* Mamba alone: no attention, no MLP */
   KR_GGUF_ROTATES = 2,     /* attention has positions */
   KR_GGUF_INTERLEAVES = 4, /* rows of queries and keys are in the order of interleaved rotary embeddings */
-  KR_GGUF_NORMS_CHOICE = 8 /* the weights of chosen experts are divided by their sum */
+  KR_GGUF_NORMS_CHOICE = 8, /* the weights of chosen experts are divided by their sum */
+  KR_GGUF_WHOLE_NORMS = 16  /* norms' weights contain the one that Hugging Face's files leave out */
 };
 typedef struct kr_gguf_arch {
   const char *name, *model_type; /* general.architecture; of config.json */

@@ -16,6 +16,8 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hybrids"
 here = pathlib.Path(tempfile.mkdtemp(prefix="krait-gguf-"))
 ATTENTION = {f"self_attn.{k}_proj": f"attn_{v}" for k, v in {"q": "q", "k": "k", "v": "v", "o": "output"}.items()} | {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 MAMBA = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out", "norm": "ssm_norm", "dt_layernorm": "ssm_dt_norm", "b_layernorm": "ssm_b_norm", "c_layernorm": "ssm_c_norm"}
+DELTA = {"in_proj_ba": "ssm_ba", "conv1d": "ssm_conv1d", "norm": "ssm_norm", "out_proj": "ssm_out"}
+SHARED = {"shared_expert." + k: v + "_shexp" for k, v in {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}.items()} | {"shared_expert_gate": "ffn_gate_inp_shexp"}
 MLP = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "pre_ff_layernorm": "ffn_norm", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "norm": "attn_norm"}
 OUTER = {"embed_tokens": "token_embd", "embeddings": "token_embd", "norm": "output_norm", "norm_f": "output_norm", "final_layernorm": "output_norm", "embedding_norm": "token_embd_norm", "lm_head": "output"}
@@ -45,6 +47,8 @@ def interleave(values, heads, width):
 def stem_of(kind, own):
     """The name in a layer, without its end; None: written elsewhere."""
     part, _, rest = own.partition(".")
+    if kind == "qwen3next" and (own == "post_attention_layernorm" or part == "linear_attn" or rest in SHARED):
+        return "post_attention_norm" if own in NORMS else DELTA.get(rest) or SHARED[rest]
     if own in ATTENTION or own in NORMS:
         return ATTENTION.get(own) or NORMS[own]
     if part in ("mamba", "mixer") and rest in MAMBA:
@@ -91,6 +95,14 @@ def fold(name, values, c, shape):
     return [v * rows[i // shape[1]] for i, v in enumerate(values)]
 
 
+def split_by_heads(values, c, width):
+    """Each key head's q, k, and its value heads' v, z -> all heads' q, k and v; their z."""
+    n, each = c["linear_num_key_heads"], len(values) // c["linear_num_key_heads"]
+    k, v = c["linear_key_head_dim"] * width, c["linear_num_value_heads"] // n * c["linear_value_head_dim"] * width
+    part = lambda start, size: [x for h in range(n) for x in values[h * each + start:h * each + start + size]]
+    return part(0, k) + part(k, k) + part(2 * k, v), part(2 * k + v, v)
+
+
 def tensors_of(kind, folder, c):
     out, source = [], read(folder / "model.safetensors")
     add = lambda name, shape, values: out.append((name, shape, "F32", struct.pack(f"<{len(values)}f", *values)))
@@ -98,6 +110,8 @@ def tensors_of(kind, folder, c):
     for name, (shape, values) in source.items():
         if kind == "falcon-h1":
             values = fold(name, values, c, shape)
+        if kind == "qwen3next" and name.endswith("norm.weight") and "linear_attn" not in name:
+            values = [v + 1 for v in values]
         if ".layers." not in name:
             add(OUTER[name.split(".")[-2]] + ".weight", shape, values)
             continue
@@ -106,15 +120,20 @@ def tensors_of(kind, folder, c):
         special = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "expert_bias": "exp_probs_b.bias", "e_score_correction_bias": "exp_probs_b.bias"}.get(end)
         if end == "A_log":
             values = [-math.exp(v) for v in values]
+        if stem == "linear_attn.in_proj_qkvz":
+            for part, rows in zip(("attn_qkv", "attn_gate"), split_by_heads(values, c, shape[1])):
+                add(f"blk.{layer}.{part}.weight", [len(rows) // shape[1], shape[1]], rows)
+            continue
         if special:
-            add(f"blk.{layer}.{special}", shape + [1] if len(shape) == 1 and end in ("A_log", "D") and kind != "jamba" else shape, values)
+            add(f"blk.{layer}.{special}", shape + [1] if len(shape) == 1 and end in ("A_log", "D") and kind not in ("jamba", "qwen3next") else shape, values)
             continue
         stem = stem_of(kind, stem)
         if ".experts." in own or "block_sparse" in own or "shared_mlp" in own:
             continue
         if kind == "llama" and stem in ("attn_q", "attn_k"):
             values = interleave(values, c["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"], shape[1])
-        add(f"blk.{layer}.{stem}.{end}", [shape[0], shape[2]] if len(shape) == 3 else shape, values)
+        bare = (kind, stem) == ("falcon-h1", "ffn_norm") # the one weight whose name has no end
+        add(f"blk.{layer}.{stem}" + f".{end}" * (not bare), [shape[0], shape[2]] if len(shape) == 3 else shape[1:] if stem == "ffn_gate_inp_shexp" else shape, values)
     return out
 
 
@@ -137,11 +156,17 @@ def values_of(kind, c):
             "topk_group": "expert_group_used_count"}
     if kind == "falcon-h1":
         del keys["embedding_multiplier"]
+    if kind == "nemotron_h_moe":
+        keys["layer_norm_epsilon"] = "attention.layer_norm_epsilon"
+    if kind == "qwen3next":
+        keys |= {"linear_num_key_heads": "ssm.group_count", "linear_key_head_dim": "ssm.state_size"}
     values = {"general.architecture": kind} | {f"{kind}.{keys[k]}": v for k, v in c.items() if k in keys and v is not None}
     kinds = c.get("layer_types") or c.get("layers_block_type") or []
     if kind in ("granitehybrid", "lfm2moe"): # of each layer: none where there is no attention
         values[f"{kind}.attention.head_count_kv"] = [c["num_key_value_heads"] if "attention" in k else 0 for k in kinds]
     theta = (c.get("rope_parameters") or {}).get("rope_theta")
+    if kind == "qwen3next":
+        values["qwen3next.rope.dimension_count"] = int(c["head_dim"] * c["rope_parameters"]["partial_rotary_factor"])
     return values | ({f"{kind}.rope.freq_base": theta} if theta else {}) | {f"{kind}.block_count": len(kinds) or c["num_hidden_layers"]}
 
 
@@ -191,6 +216,7 @@ same("falcon-h1", "falcon", {"mamba_norm_before_gate": False})
 same("nemotron_h_moe", "nemotron")
 same("jamba", "jamba")
 same("lfm2moe", "lfm2-mixture")
-tiny.write_gguf(here / "other.gguf", {"general.architecture": "qwen3next"}, [])
-check_error(2, "its general.architecture is 'qwen3next'; only mamba, mamba2, qwen2, ", "generate", here / "other.gguf", "--ids", "-p", "5")
+same("qwen3next", "qwen3-next")
+tiny.write_gguf(here / "other.gguf", {"general.architecture": "qwen35"}, [])
+check_error(2, "its general.architecture is 'qwen35'; only mamba, mamba2, qwen2, ", "generate", here / "other.gguf", "--ids", "-p", "5")
 finish()

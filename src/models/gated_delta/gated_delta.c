@@ -140,7 +140,7 @@ static int32_t add_delta_layer(const delta_reader *m, int64_t i) {
 
 static int32_t read_delta_layers(delta_reader *m) {
   m->is_olmo = strcmp(m->r.type, "olmo_hybrid") == 0;
-  m->r.c->norm_offset = m->is_olmo ? 0 : 1;
+  m->r.c->norm_offset = m->is_olmo || kr_lm_read_flag(&m->r, "krait_whole_norms", 0) ? 0 : 1; /* of GGUF files */
   KR_TRY(kr_lm_read_only_text(&m->r, "hidden_act", "silu"));
   KR_TRY(kr_lm_read_only_flag(&m->r, "attention_bias", 0));
   KR_TRY(kr_lm_check_last(m->r.folder, LAYER("mlp.down_proj.weight"), m->r.c->n_layers));

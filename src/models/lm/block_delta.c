@@ -1,6 +1,6 @@
 /* block_delta.c: the gated delta rule. Fields: delta_qkv, delta_z, delta_b, delta_a; or of Qwen3-Next delta_qkvz and
- * delta_ba, whose rows are by key head; or of OLMo delta_q, delta_k, delta_v and conv_q, conv_k, conv_v; conv; A,
- * dt_bias, delta_norm, out_proj. */
+ * delta_ba, whose rows are by key head (in GGUF files delta_qkv, delta_z, delta_ba); or of OLMo delta_q, delta_k,
+ * delta_v and conv_q, conv_k, conv_v; conv; A, dt_bias, delta_norm, out_proj. */
 #include <math.h>
 
 #include "alloc.h"
@@ -32,6 +32,10 @@ static int32_t list_delta_states(const kr_lm_block *block, kr_lm_state *states) 
 
 static double negative_exp(double x) { return -exp(x); }
 
+static int has_delta_key(const kr_lm_loader *l, const char *field) {
+  return kr_lm_has_key(l, field) && kr_lm_has(l, field);
+}
+
 /* Of q, k, v, z, the file has each key head's q, k, and its value heads' v, z. */
 static int64_t row_of_qkvz(const void *user, int64_t i) {
   const kr_lm_delta_sizes *s = user;
@@ -49,10 +53,16 @@ static int64_t row_of_ba(const void *user, int64_t i) {
 }
 
 static int32_t load_by_heads(kr_lm_loader *l, const kr_lm_delta_sizes *s, delta_weights *w) {
-  w->has_z = w->has_ba = 1;
-  KR_TRY(kr_lm_load_reordered(l, "delta_qkvz", KR_SIZES(channels_of_delta(s) + values_of_delta(s), s->d), row_of_qkvz,
-                              s, &w->qkv[0]));
-  return kr_lm_load_reordered(l, "delta_ba", KR_SIZES(2 * s->H, s->d), row_of_ba, s, &w->b);
+  w->has_z = 1;
+  return kr_lm_load_reordered(l, "delta_qkvz", KR_SIZES(channels_of_delta(s) + values_of_delta(s), s->d), row_of_qkvz,
+                              s, &w->qkv[0]);
+}
+
+static int32_t load_b_and_a(kr_lm_loader *l, const kr_lm_delta_sizes *s, delta_weights *w) {
+  w->has_ba = has_delta_key(l, "delta_ba");
+  if (w->has_ba) return kr_lm_load_reordered(l, "delta_ba", KR_SIZES(2 * s->H, s->d), row_of_ba, s, &w->b);
+  KR_TRY(kr_lm_load(l, "delta_b", 1, KR_SIZES(s->H, s->d), &w->b));
+  return kr_lm_load(l, "delta_a", 1, KR_SIZES(s->H, s->d), &w->a);
 }
 
 static int32_t load_projections(kr_lm_loader *l, const kr_lm_delta_sizes *s, delta_weights *w) {
@@ -65,9 +75,7 @@ static int32_t load_projections(kr_lm_loader *l, const kr_lm_delta_sizes *s, del
   } else {
     KR_TRY(kr_lm_load(l, "delta_qkv", 1, KR_SIZES(channels_of_delta(s), s->d), &w->qkv[0]));
   }
-  KR_TRY(kr_lm_load(l, "delta_z", 1, KR_SIZES(V, s->d), &w->z));
-  KR_TRY(kr_lm_load(l, "delta_b", 1, KR_SIZES(s->H, s->d), &w->b));
-  return kr_lm_load(l, "delta_a", 1, KR_SIZES(s->H, s->d), &w->a);
+  return kr_lm_load(l, "delta_z", 1, KR_SIZES(V, s->d), &w->z);
 }
 
 /* Of three convolutions, one of all their channels. */
@@ -98,7 +106,8 @@ static int32_t load_delta_norm(kr_lm_loader *l, const kr_lm_delta_sizes *s, kr_w
 static int32_t load_delta(kr_lm_loader *l, const kr_lm_block *block) {
   const kr_lm_delta_sizes *s = block->sizes;
   delta_weights *w = block->weights;
-  KR_TRY((kr_lm_has_key(l, "delta_qkvz") && kr_lm_has(l, "delta_qkvz") ? load_by_heads : load_projections)(l, s, w));
+  KR_TRY((has_delta_key(l, "delta_qkvz") ? load_by_heads : load_projections)(l, s, w));
+  KR_TRY(load_b_and_a(l, s, w));
   if (w->is_apart)
     KR_TRY(load_three_convs(l, s, &w->conv));
   else
