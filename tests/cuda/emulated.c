@@ -255,7 +255,9 @@ static void agrees_with_the_reference(void **state) {
     capability = 80;
   }
   if (is_ssd && !only)
-    assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0 && check_rows(op, chunks_base) > 0);
+    assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
+  if ((is_ssd || strcmp(op->name, "mamba3") == 0 || strcmp(op->name, "mamba3_bwd") == 0) && !only)
+    assert_true(check_rows(op, chunks_base) > 0);
   if (is_floats && !only) assert_true(check_rows(op, tiles_parts) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode) capability = 80, takes_together = 0, n_multiprocessors = 16;

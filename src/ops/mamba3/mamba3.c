@@ -71,7 +71,7 @@ static void count_mamba3_step_cost(const void *args, kr_cost *cost) {
 #define GPU_IMPLS(op)                                                                                             \
   GPU_IMPL(op, "cuda_hopper", HOPPER, hopper), GPU_IMPL(op, "cuda_ampere_chunks", AMPERE, chunks),                \
       GPU_IMPL(op, "ampere_chunks_tf32", AMPERE, tf32), GPU_IMPL(op, "ampere_chunks_parts", AMPERE, parts),       \
-      GPU_IMPL(op, "cuda_base_tokens", BASE, tokens)
+      GPU_IMPL(op, "base_chunks", BASE, tiles), GPU_IMPL(op, "cuda_base_tokens", BASE, tokens)
 
 static const kr_impl impls[] = {
     GPU_IMPLS(mamba3),

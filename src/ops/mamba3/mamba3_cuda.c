@@ -35,6 +35,9 @@ const kr_mamba3_core *kr_mamba3_core_of(int which) {
        CORE(kr_ssd_parts_refuse, kr_ssd_parts, kr_ssd_parts_scratch, kr_ssd_bwd_parts_refuse, kr_ssd_bwd_parts,
             kr_ssd_bwd_chunks_scratch)},
       {KRAIT_CAP_CUDA_BASE, 0, 1,
+       CORE(kr_ssd_tiles_refuse, kr_ssd_tiles, kr_ssd_tiles_scratch, kr_ssd_bwd_tiles_refuse, kr_ssd_bwd_tiles,
+            kr_ssd_bwd_tiles_scratch)},
+      {KRAIT_CAP_CUDA_BASE, 0, 1,
        CORE(kr_ssd_cuda_refuse, kr_ssd_cuda_base, kr_ssd_cuda_scratch, kr_ssd_bwd_cuda_refuse, kr_ssd_bwd_cuda_base,
             kr_ssd_bwd_cuda_scratch)},
   };
@@ -240,4 +243,5 @@ ROW(hopper, KR_MAMBA3_HOPPER)
 ROW(chunks, KR_MAMBA3_CHUNKS)
 ROW(tf32, KR_MAMBA3_CHUNKS_TF32)
 ROW(parts, KR_MAMBA3_PARTS)
+ROW(tiles, KR_MAMBA3_TILES)
 ROW(tokens, KR_MAMBA3_TOKENS)

@@ -16,7 +16,7 @@ typedef struct kr_mamba3_core {
   kr_impl ssd, ssd_bwd;
 } kr_mamba3_core;
 
-enum { KR_MAMBA3_HOPPER, KR_MAMBA3_CHUNKS, KR_MAMBA3_CHUNKS_TF32, KR_MAMBA3_PARTS, KR_MAMBA3_TOKENS };
+enum { KR_MAMBA3_HOPPER, KR_MAMBA3_CHUNKS, KR_MAMBA3_CHUNKS_TF32, KR_MAMBA3_PARTS, KR_MAMBA3_TILES, KR_MAMBA3_TOKENS };
 const kr_mamba3_core *kr_mamba3_core_of(int which);
 
 /* Why the kernels around the SSD take no such call, or NULL. */

@@ -11,7 +11,7 @@
   const char *kr_##op##_##row##_refuse(const krait_ctx *ctx, const void *args); \
   int32_t kr_##op##_##row(const krait_ctx *ctx, const void *args);              \
   uint64_t kr_##op##_##row##_scratch(const krait_ctx *ctx, const void *args);
-#define KR_MAMBA3_ROWS(X, op) X(op, hopper) X(op, chunks) X(op, tf32) X(op, parts) X(op, tokens)
+#define KR_MAMBA3_ROWS(X, op) X(op, hopper) X(op, chunks) X(op, tf32) X(op, parts) X(op, tiles) X(op, tokens)
 KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3)
 KR_MAMBA3_ROWS(KR_MAMBA3_GPU, mamba3_bwd)
 
