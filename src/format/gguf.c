@@ -92,14 +92,18 @@ int kr_gguf_whole(const kr_gguf_value *v, int64_t *number) {
   return 1;
 }
 
+int kr_gguf_whole_at(const kr_gguf_value *v, uint64_t i, int64_t *number) {
+  if (!v || v->type != ARRAY || v->item_type == TEXT || v->item_type == ARRAY || i >= v->count) return 0;
+  const kr_gguf_value item = {.type = v->item_type, .at = v->at + i * (uint64_t)bytes_of_type[v->item_type]};
+  return kr_gguf_whole(&item, number);
+}
+
 int kr_gguf_most(const kr_gguf_value *v, int64_t *number) {
   int64_t one;
   int found = 0;
   if (!v || v->type != ARRAY) return kr_gguf_whole(v, number);
-  if (v->item_type == TEXT || v->item_type == ARRAY) return 0;
   for (uint64_t i = 0; i < v->count; i++) {
-    const kr_gguf_value item = {.type = v->item_type, .at = v->at + i * (uint64_t)bytes_of_type[v->item_type]};
-    if (!kr_gguf_whole(&item, &one)) return 0;
+    if (!kr_gguf_whole_at(v, i, &one)) return 0;
     if (!found || one > *number) *number = one;
     found = 1;
   }

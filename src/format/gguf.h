@@ -39,6 +39,8 @@ void kr_gguf_close(kr_gguf *g);
 const kr_gguf_value *kr_gguf_find(const kr_gguf *g, const char *key); /* NULL: there is none */
 /* An integer or a real number; 0: it is neither. */
 int kr_gguf_whole(const kr_gguf_value *value, int64_t *number);
+/* Number i of an array of integers. */
+int kr_gguf_whole_at(const kr_gguf_value *value, uint64_t i, int64_t *number);
 /* The same, or the largest of an array of integers: what layers have that do not differ otherwise. */
 int kr_gguf_most(const kr_gguf_value *value, int64_t *number);
 int kr_gguf_real(const kr_gguf_value *value, double *number);
@@ -48,7 +50,8 @@ const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
 
 /* ---- language models (gguf_model.c, gguf_config.c) ---- */
 /* Adds the tensors to weights, with the names and shapes of Hugging Face's files; blocks as in gguf_blocks.h and
- * quantize.h. The metadata record the original types and what they were converted to. */
+ * quantize.h. A file without llama.cpp's names is no language model: its tensors keep their own, without ComfyUI's
+ * "model.diffusion_model.", and the shapes noted beside them; blocks become float16. The metadata record the original types and what they were converted to. */
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
 /* The equivalent of config.json; that of tokenizer.json is in src/text/gguf_tokenizer.h. */
 int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);

@@ -136,6 +136,59 @@ static int32_t add_gguf_tensor(const maker *m, const kr_gguf_tensor *t) {
   return how == KR_GGUF_EXPERTS ? add_experts(m, t, name) : add_named(m, t, name, how);
 }
 
+/* ---- other models: names as they are ---- */
+
+/* The shape before the tensor was made of whole blocks, if there is a note of it. */
+static int32_t take_noted_shape(const maker *m, const kr_gguf_tensor *t, kr_weight *item) {
+  char key[256];
+  int64_t n_noted = 1, n = 1;
+  snprintf(key, sizeof key, "comfy.gguf.orig_shape.%s", t->name);
+  const kr_gguf_value *noted = kr_gguf_find(m->g, key);
+  for (int i = 0; i < t->n_dims; i++) n *= t->shape[i];
+  if (!noted) return KRAIT_OK;
+  int is_good = noted->count >= 1 && noted->count <= KR_WEIGHT_MAX_DIMS;
+  for (uint64_t i = 0; is_good && i < noted->count; i++) {
+    is_good = kr_gguf_whole_at(noted, i, &item->shape[i]) && item->shape[i] >= 1 && item->shape[i] <= n / n_noted;
+    if (is_good) n_noted *= item->shape[i];
+  }
+  FORMAT_CHECK(is_good && n_noted == n, "%s: %s is no shape of the tensor's %lld values", m->g->label, key,
+               (long long)n);
+  item->n_dims = (int32_t)noted->count;
+  return KRAIT_OK;
+}
+
+static int32_t add_as_named(const maker *m, const kr_gguf_tensor *t) {
+  static const char prefix[] = "model.diffusion_model.";
+  const size_t n_prefix = strlen(prefix);
+  const int is_block = kr_gguf_type_find(t->type)->as != KR_GGUF_PLAIN;
+  kr_weight item = {.name = strncmp(t->name, prefix, n_prefix) == 0 ? t->name + n_prefix : t->name,
+                    .dtype = t->type == KR_GGUF_F32    ? KRAIT_F32
+                             : t->type == KR_GGUF_BF16 ? KRAIT_BF16
+                                                       : KRAIT_F16,
+                    .n_dims = t->n_dims,
+                    .data = t->data};
+  memcpy(item.shape, t->shape, sizeof t->shape);
+  KR_TRY(take_noted_shape(m, t, &item));
+  KR_TRY(kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes));
+  return is_block ? add_halves(m, t, &item) : kr_weights_add(m->to, &item);
+}
+
+static int32_t add_text(const kr_gguf *g, const char *key, kr_weights *to) {
+  const kr_gguf_value *value = kr_gguf_find(g, key);
+  uint64_t at = 0;
+  size_t n = 0;
+  const char *text = value && value->count == 1 ? kr_gguf_text(value, &at, &n) : NULL;
+  const char *copy = text ? kr_arena_copy(to->owned, text, n) : NULL;
+  return copy ? kr_weights_add_metadata(to, key, copy) : KRAIT_OK;
+}
+
+static int32_t read_as_named(const kr_gguf *g, kr_weights *to) {
+  const maker m = {.g = g, .to = to};
+  for (size_t i = 0; i < g->tensors.n; i++) KR_TRY(add_as_named(&m, KR_AT(g->tensors, kr_gguf_tensor, i)));
+  KR_TRY(add_text(g, "model", to)); /* krait's own configuration, if it has one */
+  return add_text(g, "config", to);
+}
+
 /* The conversions of block types, as metadata. */
 static int32_t tell_types(const kr_gguf *g, kr_weights *to) {
   static const char *const became[] = {[KR_GGUF_AS_Q8] = "q8_0, of the same values",
@@ -170,7 +223,8 @@ static int32_t read_gguf_model_tensors(const kr_gguf *g, kr_weights *to) {
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
   kr_gguf g;
   KR_TRY(kr_gguf_open(bytes, n_bytes, label, &g));
-  const int32_t status = read_gguf_model_tensors(&g, weights);
+  const int is_language_model = g.tensors.n == 0 || kr_gguf_has_tensor(&g, embedding);
+  const int32_t status = is_language_model ? read_gguf_model_tensors(&g, weights) : read_as_named(&g, weights);
   kr_gguf_close(&g);
   return status;
 }

@@ -1,0 +1,184 @@
+"""krait restore with models in every form in which they are found: float16 and bfloat16, 8-bit floats, PyTorch's files, GGUF. Usage: python3
+tests/cli/restore_weights.py KRAIT"""
+import json
+import math
+import pathlib
+import random
+import shutil
+import struct
+import sys
+import zipfile
+
+from restoring import SIZE, frames_of, here, make, models, tiny_seedvr
+from run import check, check_error, finish, krait
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "demo"))
+import tiny_language_model as gguf  # noqa: E402
+
+DIT, VAE = tiny_seedvr.dit(), tiny_seedvr.vae()
+OUT = here / "out.png"
+
+
+def values_of(keys, seed, narrow):
+    rng = random.Random(seed)
+    return {key: [narrow(v) for v in tiny_seedvr.values(rng, key, keys[key])] for key in sorted(keys)}
+
+
+def f16(v):
+    return struct.unpack("<e", struct.pack("<e", v))[0]
+
+
+def bf16(v):
+    bits = struct.unpack("<I", struct.pack("<f", v))[0]
+    return struct.unpack("<f", struct.pack("<I", (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000))[0]
+
+
+F8 = {}  # value: code
+for code in range(256):
+    e, m = code >> 3 & 15, code & 7
+    if (e, m) != (15, 7):
+        F8.setdefault((-1 if code & 128 else 1) * ((8 + m) * 2.0 ** (e - 10) if e else m * 2.0 ** -9), code)
+GRID = sorted(F8)
+
+
+def f8(v):
+    return min(GRID, key=lambda g: abs(g - v))
+
+
+PACK = {"F32": lambda v: struct.pack(f"<{len(v)}f", *v), "F16": lambda v: struct.pack(f"<{len(v)}e", *v),
+        "BF16": lambda v: b"".join(struct.pack("<f", x)[2:] for x in v), "F8_E4M3": lambda v: bytes(F8[x] for x in v)}
+
+
+def safetensors(path, keys, tensors, dtype, metadata):
+    header, data = {"__metadata__": metadata}, b""
+    for key, v in tensors.items():
+        blob = PACK[dtype](v)
+        header[key] = {"dtype": dtype, "shape": keys[key], "data_offsets": [len(data), len(data) + len(blob)]}
+        data += blob
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def torch_tensor(number, shape, storage="Float"):
+    """torch.save's call for a contiguous tensor, as pickle's bytes."""
+    def text(s):
+        return b"X" + struct.pack("<I", len(s)) + s.encode()
+
+    def whole(n):
+        return b"J" + struct.pack("<i", n)
+    strides = [math.prod(shape[i + 1:]) for i in range(len(shape))]
+    where = b"(" + text("storage") + f"ctorch\n{storage}Storage\n".encode() + text(str(number)) + text("cpu") + whole(math.prod(shape)) + b"tQ"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + where + whole(0) + b"(" + b"".join(map(whole, shape)) + b"t(" + b"".join(map(whole, strides)) + b"t\x89ccollections\nOrderedDict\n)Rt" + b"R"
+
+
+def torch_file(path, pickled, blobs):
+    with zipfile.ZipFile(path, "w") as z:
+        z.writestr("archive/data.pkl", b"\x80\x02" + pickled + b".")
+        for i, blob in enumerate(blobs):
+            z.writestr(f"archive/data/{i}", blob)
+
+
+def state_dict(path, keys, tensors):
+    pickled = b"}(" + b"".join(b"X" + struct.pack("<I", len(k)) + k.encode() + torch_tensor(i, keys[k]) for i, k in enumerate(tensors)) + b"u"
+    torch_file(path, pickled, [PACK["F32"](v) for v in tensors.values()])
+
+
+def folder(name, **files):
+    to = here / name
+    to.mkdir()
+    for kind in ("vae.weights.safetensors", "seedvr2_tiny.safetensors", "text.safetensors"):
+        if kind.split(".")[0].split("_")[0] not in files:
+            shutil.copy(models / kind, to)
+    return to
+
+
+def restored(where, *more):
+    done = krait("restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f", "-q", *more)
+    check(done.returncode == 0, f"{where.name}: {done.stderr!r}")
+    return frames_of(OUT) if done.returncode == 0 else None
+
+
+def same(name, got, want):
+    check(got is not None and got == want, f"{name}: not the pictures of the same values in float32")
+
+
+def narrow_types():
+    for dtype, narrow in (("F16", f16), ("BF16", bf16), ("F8_E4M3", f8)):
+        dit, vae = values_of(DIT, 2, narrow), values_of(VAE, 1, narrow)
+        made = {}
+        for stored in (dtype, "F32"):
+            where = folder(f"{dtype}_{stored}", vae=1, seedvr2=1)
+            safetensors(where / "ema_vae_fp16.safetensors", VAE, vae, stored, tiny_seedvr.VAE_METADATA)
+            safetensors(where / "seedvr2_ema_3b_fp8_e4m3fn.safetensors", DIT, dit, stored, tiny_seedvr.DIT_METADATA)
+            made[stored] = restored(where)
+        near(dtype, made[dtype], made["F32"])
+
+
+def near(name, got, want, most=1):
+    check(got and want and len(got) == len(want) and max(abs(a - b) for a, b in zip(got, want)) <= most, f"{name}: not the picture of the same values in float32")
+
+
+def torch_files():
+    """ema_vae.pth, pos_emb.pt and neg_emb.pt, as they are published. The transformer's configuration is in no .pth, so that it stays."""
+    where = folder("torch", text=1)
+    rng, text = random.Random(3), {}
+    for name, shape in (("neg", (7, tiny_seedvr.TEXT)), ("pos", (5, tiny_seedvr.TEXT))):
+        text[name] = tiny_seedvr.values(rng, name, shape)
+        torch_file(where / f"{name}_emb.pt", torch_tensor(0, shape), [PACK["F32"](text[name])])
+    want = restored(models)
+    same("pos_emb.pt and neg_emb.pt", restored(where), want)
+    torch_file(where / "pos_emb.pt", torch_tensor(0, (5, 8)), [bytes(160)])
+    check_error(1, "pos_emb.pt: the text's tensor is float32 (5, 8), must be tokens of 40 features", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
+    (where / "pos_emb.pt").unlink()
+    check_error(1, "has no pos_emb.pt", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
+    state_dict(where / "ema_vae.pth", VAE, values_of(VAE, 1, float))
+    (where / "vae.weights.safetensors").unlink()
+    done = krait("info", where / "ema_vae.pth", "--json")
+    check(done.returncode == 0 and len(json.loads(done.stdout)["tensors"]) == len(VAE), f"ema_vae.pth: {done.stderr!r}")
+    check_error(1, "ema_vae.pth", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")  # without configuration, the published widths
+
+
+def q8_0(values):
+    blob, back = b"", []
+    for i in range(0, len(values), 32):
+        block = values[i:i + 32]
+        d = f16(max(map(abs, block)) / 127)
+        words = [round(v / d) if d else 0 for v in block]
+        blob += struct.pack("<e32b", d, *words)
+        back += [f16(d * w) for w in words]
+    return blob, back
+
+
+def gguf_files():
+    """As ComfyUI has them: names behind a prefix, matrices in blocks, those whose rows are no whole blocks in another shape."""
+    tensors, back, notes = [], {}, {}
+    for key, v in values_of(DIT, 2, f16).items():
+        shape, name = list(DIT[key]), f"model.diffusion_model.{key}"
+        if len(shape) == 2 and math.prod(shape) % 32 == 0:
+            blob, back[key] = q8_0(v)
+            if shape[1] % 32:
+                notes[f"comfy.gguf.orig_shape.{name}"] = shape
+                shape = [math.prod(shape) // 32, 32]
+            tensors.append((name, shape, 8, blob))
+        else:
+            back[key] = v
+            tensors.append((name, shape, 1 if len(shape) == 2 else 0, PACK["F16" if len(shape) == 2 else "F32"](v)))
+    check(notes, "a matrix in another shape")
+    where, plain = folder("gguf", seedvr2=1), folder("gguf_plain", seedvr2=1)
+    gguf.write_gguf(where / "seedvr2_ema_3b-Q8_0.gguf", {"general.architecture": "seedvr2", **tiny_seedvr.DIT_METADATA, **notes}, tensors)
+    safetensors(plain / "seedvr2_ema_3b.safetensors", DIT, back, "F32", tiny_seedvr.DIT_METADATA)
+    near("GGUF", restored(where), restored(plain))
+    notes[next(iter(notes))] = [3, 5]
+    gguf.write_gguf(where / "seedvr2_ema_3b-Q8_0.gguf", {"general.architecture": "seedvr2", **tiny_seedvr.DIT_METADATA, **notes}, tensors)
+    check_error(1, "orig_shape", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
+
+
+if shutil.which("ffmpeg") and shutil.which("ffprobe"):
+    tiny_seedvr.main(models)
+    PICTURE = here / "picture.png"
+    make("-f", "lavfi", "-i", "testsrc=size=48x32", "-frames:v", 1, PICTURE)
+    narrow_types()
+    torch_files()
+    gguf_files()
+finish()
