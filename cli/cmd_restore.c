@@ -117,7 +117,7 @@ static int is_folder(const char *path) {
 }
 
 /* Of numbered pictures the first stands for all. */
-static int check_output(const cli_outputs_rule *rule, const char *in, const char *out) {
+static int check_result(const cli_outputs_rule *rule, const char *in, const char *out) {
   const char *at = is_picture_name(out) && !is_picture_name(in) ? strchr(out, '%') : NULL;
   const size_t digits = at ? strspn(at + 1, "0123456789") : 0;
   char first[PATH_BYTES];
@@ -133,7 +133,7 @@ static int restore_one(settings *s, const char *in, const char *out) {
   const char *const read_too[] = {s->models.dit_path, s->models.vae_path};
   cli_outputs_rule rule = {.verb = "restore", .read_too = read_too, .n_read_too = 2, .model = s->models.path,
                            .write_too = s->o.plot_path, .force = s->force};
-  int exit_status = check_output(&rule, in, out);
+  int exit_status = check_result(&rule, in, out);
   if (exit_status < 0 && s->o.plot_path) {
     rule.write_too = NULL;
     exit_status = cli_output_check(&rule, in, s->o.plot_path);

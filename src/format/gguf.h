@@ -51,7 +51,8 @@ const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
 /* ---- language models (gguf_model.c, gguf_config.c) ---- */
 /* Adds the tensors to weights, with the names and shapes of Hugging Face's files; blocks as in gguf_blocks.h and
  * quantize.h. A file without llama.cpp's names is no language model: its tensors keep their own, without ComfyUI's
- * "model.diffusion_model.", and the shapes noted beside them; blocks become float16. The metadata record the original types and what they were converted to. */
+ * "model.diffusion_model.", and the shapes noted beside them; blocks become float16. Of language models the metadata
+ * record the original types and what they were converted to. */
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
 /* The equivalent of config.json; that of tokenizer.json is in src/text/gguf_tokenizer.h. */
 int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);
