@@ -84,7 +84,7 @@ KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b, int y, in
 #pragma unroll 1
   for (int four = 0; four < BK / 4; four++) {
     const float *const rows = a + place_of(4 * four, y), *const columns = b + place_of(4 * four, x);
-#pragma unroll 2 /* of all four, sums would move between registers, and so between banks */
+#pragma unroll
     for (int k = 0; k < 4; k++) {
       float va[8], vb[8];
 #pragma unroll
@@ -168,7 +168,7 @@ KR_DEV void run(const kr_gemm_params &p) {
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * WIDTH, begin = u.split * p.k_split,
             end = p.K - begin < p.k_split ? p.K : begin + p.k_split, n_k = end - begin;
-  const int y = (warp / 2 * 4 + lane / 8) * 4, x = (warp % 2 * 8 + lane % 8) * 4;
+  const int y = (warp / 2 * 4 + (lane & 1) + (lane >> 4) * 2) * 4, x = (warp % 2 * 8 + (lane >> 1 & 7)) * 4;
   const kr_gemm_matrix &B2 = GATED ? p.B2 : p.B;
   copier from_a = copier_of(p.A.row == 1 && p.A.column != 1), from_b = copier_of(p.B.column == 1 && B2.column == 1);
 #pragma unroll
