@@ -1,7 +1,7 @@
 /* attention_base_tiles.cu: attention by multiply-adds in tiles of 64 rows by 64 keys, for every GPU. A thread has eight
- * rows: their products with four keys, and their sums of a sixteenth of the channels; 16 neighbouring lanes share the
- * rows. Rows, keys and values go through 16 KB of shared memory in pieces, weights through another 16. Compiled once
- * per type of q, k and v (KR_DTYPE). kr_attention_tiles_D: heads of up to D channels. */
+ * rows: their products with four keys, and their sums of a sixteenth of the channels; the 16 even, or odd, lanes of a
+ * warp share the rows. Rows, keys and values go through 16 KB of shared memory in pieces, weights through another 16.
+ * Compiled once per type of q, k and v (KR_DTYPE). kr_attention_tiles_D: heads of up to D channels. */
 #include "attention_base.h"
 #include "attention_fragments.cuh"
 #include "row_lanes.cuh"
@@ -61,7 +61,8 @@ KR_DEV void forward(const kr_attention_params &p) {
   const int OF_LANE = D / 64; /* groups of four channels of a thread */
   KR_SHARED float __attribute__((aligned(16))) pieces[2 * PIECE * 64], weights[KEYS * ROWS];
   const int rest = kr_block_x() / p.n_q_tiles, row0 = (kr_block_x() - rest * p.n_q_tiles) * ROWS, h = rest % p.H,
-            b = rest / p.H, kv = h / p.heads, x = kr_thread() % 16, y = kr_thread() / 16, own = row0 + OWN * y;
+            b = rest / p.H, kv = h / p.heads, x = kr_thread() >> 1 & 15,
+            y = (kr_thread() & 1) + (kr_thread() >> 5) * 2, own = row0 + OWN * y;
   const sequence s = sequence_of(p, b);
   if (row0 >= s.rows_q) return;
   const float slope = slope_of(p, b, h) * KR_LOG2E, scale = p.scale * KR_LOG2E;
@@ -109,7 +110,7 @@ KR_DEV void forward(const kr_attention_params &p) {
         score[r][c] = one, high = higher(high, one);
       }
 #pragma unroll
-      for (int d = 1; d < 16; d <<= 1) high = higher(high, kr_shuffle_xor(high, d));
+      for (int d = 2; d < 32; d <<= 1) high = higher(high, kr_shuffle_xor(high, d));
       const float offset = high == MINUS_INFINITY ? 0.0f : high, shrink = kr_exp2(most[r] - offset);
       most[r] = high, sum[r] *= shrink;
 #pragma unroll
@@ -150,7 +151,7 @@ KR_DEV void forward(const kr_attention_params &p) {
     const int i = own + r;
     float total = sum[r];
 #pragma unroll
-    for (int d = 1; d < 16; d <<= 1) total += kr_shuffle_xor(total, d);
+    for (int d = 2; d < 32; d <<= 1) total += kr_shuffle_xor(total, d);
     if (i >= s.rows_q) continue;
     float by = 1.0f, offset = most[r];
     if (p.sinks && total > 0.0f) {
