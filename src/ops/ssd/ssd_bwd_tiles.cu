@@ -44,9 +44,9 @@ KR_KERNEL void KR_BOUNDS(WALKERS, 4) kr_ssd_bwd_tiles_states(const kr_ssd_bwd_pa
 
 /* Sum over the eight threads that share a row of a tile. */
 KR_DEV float add_tile_row(float v) {
-  v += kr_shuffle_xor(v, 1);
   v += kr_shuffle_xor(v, 2);
-  return v + kr_shuffle_xor(v, 4);
+  v += kr_shuffle_xor(v, 4);
+  return v + kr_shuffle_xor(v, 8);
 }
 
 /* sums[row] += the products of a row's results with these elements of v; 64 sums in shared memory. */
