@@ -409,7 +409,8 @@ static const kr_kernel tiles_gate = {"ssd_bwd_tiles", "kr_ssd_bwd_tiles_gate"},
 
 const char *kr_ssd_bwd_tiles_refuse(const krait_ctx *ctx, const void *args) {
   const kr_ssd_bwd_args *a = args;
-  return a->L < KR_SSD_LEAST_TOKENS ? "too few tokens for chunks" : refuse_ssd_bwd_modes(ctx, a);
+  if (a->L < KR_SSD_LEAST_TOKENS) return "too few tokens for chunks";
+  return a->G > 2048 ? "more than 2048 groups" : refuse_ssd_bwd_modes(ctx, a); /* blocks along y */
 }
 
 /* Where everything is in scratch; dy: of float32, with a gate. */
