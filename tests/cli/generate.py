@@ -800,6 +800,27 @@ def damaged():
                 check_error(2, "not finite", "score", bad, "-", *more, stdin=b"the rain in the north")
 
 
+def damaged_mixture():
+    """More experts a token than there are, another activation, NaN experts: errors that name them."""
+    own = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hybrids" / "qwen3-mixture"
+    bad = here / "mixture-damaged"
+    shutil.copytree(own, bad)
+    config, text = json.loads((own / "config.json").read_text()), ("generate", bad, "--ids", "-p", "5 6 7", "-n", 3)
+    check(krait(*text).returncode == 0, "a mixture")
+    for change, why in (({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, but layer 1 has 5 experts"), ({"num_experts_per_tok": 0}, "num_experts_per_tok"), ({"hidden_act": "gelu"}, "hidden_act")):
+        (bad / "config.json").write_text(json.dumps(config | change))
+        check_error(2, why, *text)
+    (bad / "config.json").write_text(json.dumps(config))
+    data = bytearray((own / "model.safetensors").read_bytes())
+    n = struct.unpack("<Q", data[:8])[0]
+    for name, item in json.loads(data[8:8 + n]).items():
+        if name.endswith("down_proj.weight") and ".experts." in name: # of each, whichever the router chooses
+            at = 8 + n + item["data_offsets"][0]
+            data[at:at + 2] = b"\xc0\x7f"
+    (bad / "model.safetensors").write_bytes(data)
+    check_error(1, "not finite", *text)
+
+
 def little_memory():
     """Prompt and weights that do not fit in memory: one line, no crash."""
     if b"__asan_init" in pathlib.Path(KRAIT).read_bytes():
@@ -879,6 +900,7 @@ gguf_refused()
 refused()
 form_of_A()
 damaged()
+damaged_mixture()
 little_memory()
 interrupted()
 finish()
