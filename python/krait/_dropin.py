@@ -27,6 +27,7 @@ PACKAGES = {  # distribution: upstream version, import names, requirements
     "causal_conv1d": ("1.7.0", ("causal_conv1d",), ("torch", KERNELS)),
     "mamba_ssm": ("2.3.2.post1", ("mamba_ssm",), ("torch", "causal_conv1d", KERNELS)),
     "flash_attn": ("2.8.3.post2", ("flash_attn", "flash_attn_interface"), ("torch", KERNELS)),
+    "fla_core": ("0.6.0", ("fla",), ("torch",)),
 }
 MODULES = [module for _, modules, _ in PACKAGES.values() for module in modules]
 _MARK = "Drop-in for "

@@ -40,6 +40,13 @@ def test_scan(device):
           [x, A, leaf(2, 4, 9, device=device), leaf(2, 4, 9, device=device), leaf(8, device=device)])
 
 
+def test_gated_delta_rule(device):
+    from krait.ops import gated_delta_rule
+    q, k, v = leaf(2, 9, 2, 8, device=device), leaf(2, 9, 2, 8, device=device), leaf(2, 9, 4, 5, device=device)
+    check(lambda q, k, v, g, b: sum(t.square().sum() for t in gated_delta_rule(q, k, v, -g.abs(), torch.sigmoid(b), normalize=True, return_final_states=True)),
+          [q, k, v, leaf(2, 9, 4, device=device), leaf(2, 9, 4, device=device)])
+
+
 def test_norms(device):
     from mamba_ssm.ops.triton.layer_norm import rms_norm_fn
     from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn

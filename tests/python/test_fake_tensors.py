@@ -8,6 +8,7 @@ import torch
 
 import refs
 from krait import _torch
+from krait.ops import gated_delta_rule
 
 pytestmark = pytest.mark.skipif(not _torch.HAS_CUSTOM_OPS, reason="this torch has no torch.library.custom_op")
 
@@ -55,6 +56,8 @@ CALLS = {
     "decode": decode,
     "norm": lambda: rms_norm_fn(leaf(2, 9, 8), leaf(8), leaf(8), residual=leaf(2, 9, 8), x1=leaf(2, 9, 8), weight1=leaf(8), prenorm=True)[0],
     "gated norm": lambda: rmsnorm_fn(leaf(2, 9, 8), leaf(8), leaf(8), leaf(2, 9, 8), group_size=4),
+    "gated delta rule": lambda: gated_delta_rule(leaf(2, 9, 2, 8), leaf(2, 9, 2, 8), leaf(2, 9, 4, 5), -torch.rand(2, 9, 4), torch.rand(2, 9, 4),
+                                                 initial_states=leaf(2, 4, 8, 5), normalize=True, return_final_states=True)[0],
     "state update": lambda: selective_state_update(torch.randn(2, 8, 4), torch.randn(2, 8), torch.rand(2, 8), -torch.rand(8, 4), torch.randn(2, 4), torch.randn(2, 4)),
     "inner": lambda: mamba_inner_fn(leaf(2, 16, 9), leaf(8, 1, 4), leaf(8), leaf(10, 8), leaf(8, 2), leaf(6, 8), None, -torch.rand(8, 4), delta_bias=leaf(8)),
     **{name: lambda make=make: make()(leaf(2, 9, 16)) for name, make in MODULES.items()},

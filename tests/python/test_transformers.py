@@ -81,6 +81,18 @@ def test_same_results_with_and_without_dropins(name, device):
             assert (on[key] - want).norm() <= 1e-4 * want.norm() + 1e-7, key
 
 
+def test_gated_delta_rule_is_used(monkeypatch):
+    """Qwen3-Next and Kimi Linear with fla's functions: transformers resolves them when it is imported."""
+    pytest.importorskip("transformers.models.kimi_linear")
+    from fla.ops import _delta
+    for name in ("qwen3_next", "kimi_linear"):
+        calls, real = [], _delta.gated_delta_rule
+        monkeypatch.setattr(_delta, "gated_delta_rule", lambda *args, **options: calls.append(1) or real(*args, **options))
+        transformers_models.build(name)(torch.randint(1, 60, (1, 9)))
+        monkeypatch.undo()
+        assert calls == [1], name
+
+
 def test_fast_path_is_used():
     """The comparison is only meaningful if transformers uses the drop-ins."""
     from transformers.models.mamba2 import modeling_mamba2

@@ -11,6 +11,9 @@ _MAMBA1 = dict(hidden_size=32, state_size=8, num_hidden_layers=2, vocab_size=64,
 _MAMBA2 = dict(hidden_size=32, state_size=8, num_hidden_layers=2, vocab_size=64, head_dim=8, num_heads=8, n_groups=2, chunk_size=16)
 _HYBRID = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64)
 _BAMBA = dict(_HYBRID, mamba_d_state=8, mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_chunk_size=16)
+_TOKENS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+_DELTA = dict(_HYBRID, head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+              linear_value_head_dim=12)
 
 # name: (configuration class, model class, its arguments)
 MODELS = {
@@ -27,6 +30,18 @@ MODELS = {
                                                                              num_local_experts=2, num_experts_per_tok=1)),
     "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", dict(_HYBRID, layers_block_type=["mamba", "attention"], head_dim=8, ssm_state_size=8,
                                                                    mamba_num_heads=8, mamba_head_dim=8, n_groups=2, chunk_size=16)),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", dict(_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32)),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _DELTA),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", dict(_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                                                                          shared_expert_intermediate_size=32)),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", dict(_HYBRID, **_TOKENS, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+                                                                      linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)),
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", dict(_HYBRID, **_TOKENS, num_key_value_heads=4, layer_types=["linear_attention", "full_attention"],
+                                                                      mlp_layer_types=["dense", "dense"], linear_head_dim=8, linear_num_heads=4, kv_lora_rank=8,
+                                                                      qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8, num_local_experts=2)),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", dict(_HYBRID, layer_types=["conv", "full_attention"])),
+    "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM", dict(_HYBRID, layer_types=["conv", "full_attention"], num_experts=4, num_experts_per_tok=2, num_dense_layers=1,
+                                                             moe_intermediate_size=32)),
     "zamba2": ("Zamba2Config", "Zamba2ForCausalLM", dict(_HYBRID, num_key_value_heads=4, mamba_d_state=8, mamba_ngroups=2, n_mamba_heads=8,
                                                          mamba_headdim=8, chunk_size=16, layers_block_type=["mamba", "hybrid"], num_mem_blocks=1,
                                                          attention_head_dim=16, use_long_context=False)),

@@ -103,6 +103,56 @@ def _scan_of_sequences(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_se
     return torch.cat(outs, 2), torch.cat(states) if want_last else None
 
 
+def _chunks(t, chunk):
+    """(B, L, H, D) -> (B, H, L / chunk, chunk, D), in zeros up to a whole chunk."""
+    b, length, heads, d = t.shape
+    return F.pad(t, (0, 0, 0, 0, 0, -length % chunk)).reshape(b, -1, chunk, heads, d).permute(0, 3, 1, 2, 4)
+
+
+def _delta_gates(a, b, A, dt_bias, key_decay, sigmoid, beta_scale):
+    """-> the logarithms of the decays (B, L, H, 1) or (B, L, H, Dk), beta (B, L, H, 1)."""
+    decay = torch.zeros_like(b) if a is None else a
+    if A is not None:
+        decay = A * F.softplus(decay if dt_bias is None else decay + dt_bias)
+    decay = decay[..., None] if key_decay is None else decay[..., None] + key_decay
+    return decay, beta_scale * (torch.sigmoid(b) if sigmoid else b)[..., None]
+
+
+def _products_within(x, k, between):
+    """x_t^T diag(between_ts) k_s of the tokens of each chunk."""
+    if between.shape[-1] == 1:
+        return (x @ k.mT) * between[..., 0]
+    return torch.einsum("...td,...sd,...tsd->...ts", x, k, between)
+
+
+def gated_delta_rule(q, k, v, a, b, A, dt_bias, key_decay, initial_states, normalize, sigmoid, beta_scale, eps, want_final):
+    """By chunks: the changes u of a chunk's tokens, from the state S before it, solve (I + beta tril(K K^T, -1)) u = beta (v - K S), with the
+    decays between two tokens in each product."""
+    dtype, (batch, length, heads, _) = v.dtype, v.shape
+    q, k, v, a, b, A, dt_bias, key_decay, state = _wide(q, k, v, a, b, A, dt_bias, key_decay, initial_states)
+    if normalize:
+        q, k = [t * torch.rsqrt(t.square().sum(-1, keepdim=True) + eps) for t in (q, k)]
+    q = q * q.shape[3] ** -0.5
+    state = v.new_zeros(batch, heads, k.shape[3], v.shape[3]) if state is None else state
+    decay, beta = _delta_gates(a, b, A, dt_bias, key_decay, sigmoid, beta_scale)
+    chunk = 64 if key_decay is None else 16  # decays of keys: a product of them for every pair of tokens
+    q, k, v, decay, beta = [_chunks(t, chunk) for t in (*[t.repeat_interleave(heads // t.shape[2], 2) for t in (q, k)], v, decay, beta)]
+    total = decay.cumsum(3)
+    later = v.new_ones((chunk, chunk), dtype=torch.bool).triu(1)
+    between = (total[..., :, None, :] - total[..., None, :, :]).masked_fill(later[..., None], -math.inf).exp()
+    reads = torch.linalg.solve_triangular(beta * _products_within(k, k, between), torch.cat((beta * v, beta * total.exp() * k), 4), upper=False, unitriangular=True)
+    reads, of_state = reads.split((v.shape[4], k.shape[4]), 4)
+    asked, within = total.exp() * q, _products_within(q, k, between)
+    left, after = (total[..., -1:, :] - total).exp() * k, total[..., -1, :, None].exp()
+    outs = []
+    for i in range(v.shape[2]):
+        change = reads[:, :, i] - of_state[:, :, i] @ state
+        outs.append(asked[:, :, i] @ state + within[:, :, i] @ change)
+        state = after[:, :, i] * state + left[:, :, i].mT @ change
+    out = (torch.cat(outs, 2) if outs else reads.flatten(2, 3))[:, :, :length].transpose(1, 2)
+    return out.to(dtype), state if want_final else None
+
+
 def ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, softplus, reverse, low, high, want_final):
     dtype, (batch, length, heads, p) = x.dtype, x.shape
     x, dt, A, B, C, D, z, dt_bias, state = _wide(x, dt, A, B, C, D, z, dt_bias, initial_states)

@@ -1,0 +1,3 @@
+from fla.modules.fused_norm_gate import FusedRMSNormGated
+
+__all__ = ["FusedRMSNormGated"]
