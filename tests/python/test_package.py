@@ -256,7 +256,7 @@ def test_dropin_brings_its_requirements(bare_python):
     done = bare_python("-m", "krait", "dropin", "on", "mamba_ssm")
     assert done.returncode == 0 and "causal_conv1d (causal_conv1d " in done.stdout and "flash_attn (" not in done.stdout, done
     found = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (_dropin.MODULES,)
-    assert bare_python("-c", found).stdout.strip() == str([m for m in _dropin.MODULES if m not in _dropin.PACKAGES["flash_attn"][1]])
+    assert bare_python("-c", found).stdout.strip() == str([m for m in _dropin.MODULES if m not in (*_dropin.PACKAGES["flash_attn"][1], *_dropin.PACKAGES["fla_core"][1])])
     assert bare_python("-m", "krait", "dropin", "off").returncode == 0
 
 
