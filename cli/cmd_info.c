@@ -53,7 +53,7 @@ static int count_module(json_t *counts, const char *key) {
 
 /* The number of modules in this build: as PTX for each tier, and as machine code for each compute capability. */
 static json_t *device_code_json(void) {
-  static const char *const tiers[] = {"base", "ampere", "hopper"};
+  static const char *const tiers[] = {"base", "turing", "ampere", "hopper"};
   const char *module, *tier, *text;
   int32_t capability;
   json_t *ptx = json_object(), *machine = json_object();

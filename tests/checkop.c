@@ -30,20 +30,22 @@ static void print_checkop_line(void *user, const char *line) {
 /* Each mask removes the best remaining ISA, like `krait --caps`. */
 static const char *const masks[] = {"all", "-avx512,-avx512_bf16,-avx512_fp16", "cpu"};
 
-static const char *const gpu_masks[] = {"all", "-cuda_hopper", "-cuda_hopper,-cuda_ampere"};
+static const char *const gpu_masks[] = {"all", "-cuda_hopper", "-cuda_hopper,-cuda_ampere",
+                                        "-cuda_hopper,-cuda_ampere,-cuda_turing"};
+enum { N_MASKS = sizeof masks / sizeof *masks, N_GPU_MASKS = sizeof gpu_masks / sizeof *gpu_masks };
 
 static void check_under_masks(void **state) {
   const kr_op *op = *state;
   const char *const device = getenv("KR_CHECK_DEVICE");
   const int on_gpu = device && strcmp(device, "cuda") == 0;
   int64_t n_failures = 0;
-  for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+  for (int m = 0; m < (on_gpu ? N_GPU_MASKS : N_MASKS); m++) {
     krait_ctx_options options = {.size = sizeof options, .device = on_gpu ? KRAIT_DEVICE_CUDA(0) : KRAIT_DEVICE_CPU};
     krait_ctx *ctx;
     assert_int_equal(krait_caps_parse(on_gpu ? gpu_masks[m] : masks[m], &options.caps_mask), KRAIT_OK);
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
     kr_check_options check = {
-        .seed = seed + m, .n_cases = case_count(op), .impl = getenv("KR_CHECK_IMPL"), .report = print_checkop_line};
+        .seed = seed + (uint64_t)m, .n_cases = case_count(op), .impl = getenv("KR_CHECK_IMPL"), .report = print_checkop_line};
     kr_check_result result;
     assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
     print_message("  %-28s caps %-36s %6lld runs (%lld hard), %5lld refused, worst %.2f of the bound\n", op->name,

@@ -88,8 +88,7 @@ KRAIT_API const char *krait_dtype_name(int32_t dtype);
 
 /* ---- capabilities -------------------------------------------------------------------------------------------
  * What an implementation of an operator may need. Any of them can be masked: through krait_ctx_options.caps_mask, the
- * program's
- * --caps and --tier, or the environment variables KRAIT_CAPS and KRAIT_TIER. */
+ * program's --caps and --tier, or the environment variables KRAIT_CAPS and KRAIT_TIER. */
 #define KRAIT_CAP_CPU (1ull << 0)         /* host memory, plain C */
 #define KRAIT_CAP_AVX2 (1ull << 1)        /* AVX2, FMA and F16C */
 #define KRAIT_CAP_AVX512 (1ull << 2)      /* AVX-512 F, BW, DQ, VL */
@@ -98,14 +97,15 @@ KRAIT_API const char *krait_dtype_name(int32_t dtype);
 #define KRAIT_CAP_NEON (1ull << 5)
 #define KRAIT_CAP_AMX (1ull << 6)         /* AMX bfloat16 tiles, for which Linux must give permission */
 #define KRAIT_CAP_CUDA_BASE (1ull << 16)    /* PTX for sm_50 and every later GPU */
-#define KRAIT_CAP_CUDA_AMPERE (1ull << 17)  /* PTX for sm_80 and later */
-#define KRAIT_CAP_CUDA_HOPPER (1ull << 18)  /* PTX for sm_90a */
+#define KRAIT_CAP_CUDA_TURING (1ull << 17)  /* PTX for sm_75 and later */
+#define KRAIT_CAP_CUDA_AMPERE (1ull << 18)  /* PTX for sm_80 and later */
+#define KRAIT_CAP_CUDA_HOPPER (1ull << 19)  /* PTX for sm_90a */
 #define KRAIT_CAPS_ALL (~0ull)
 /* Parses "avx2,cpu" (only these) or "-avx512,-cuda_hopper" (all except these) or "all". An unknown name is
  * KRAIT_ERR_ARGUMENT, never ignored. "cpu" is always kept. */
 KRAIT_API int32_t krait_caps_parse(const char *text, uint64_t *caps);
-/* "base", "ampere" or "hopper": every capability except the tiers of device code after this one; a GPU that does not
- * support this tier runs the earlier ones. */
+/* "base", "turing", "ampere" or "hopper": every capability except the tiers of device code after this one; a GPU that
+ * does not support this tier runs the earlier ones. */
 KRAIT_API int32_t krait_tier_parse(const char *text, uint64_t *caps);
 /* Writes the names of caps, comma separated and NUL terminated, into text; returns the required length. */
 KRAIT_API size_t krait_caps_format(uint64_t caps, char *text, size_t text_bytes);

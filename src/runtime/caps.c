@@ -19,6 +19,7 @@ static const struct {
     {KRAIT_CAP_AMX, "amx"},
     {KRAIT_CAP_NEON, "neon"},
     {KRAIT_CAP_CUDA_BASE, "cuda_base"},
+    {KRAIT_CAP_CUDA_TURING, "cuda_turing"},
     {KRAIT_CAP_CUDA_AMPERE, "cuda_ampere"},
     {KRAIT_CAP_CUDA_HOPPER, "cuda_hopper"},
 };
@@ -54,7 +55,7 @@ uint64_t kr_tier_of(const char *text) {
 int32_t krait_tier_parse(const char *text, uint64_t *caps) {
   KR_CHECK(text && caps, KRAIT_ERR_ARGUMENT, "text and caps must not be NULL");
   const uint64_t tier = kr_tier_of(text);
-  KR_CHECK(tier, KRAIT_ERR_ARGUMENT, "unknown tier '%s', not base, ampere or hopper", text);
+  KR_CHECK(tier, KRAIT_ERR_ARGUMENT, "unknown tier '%s', not base, turing, ampere or hopper", text);
   *caps = KRAIT_CAPS_ALL & ~(kr_device_tiers & ~(tier | (tier - 1))); /* a later tier is a higher bit */
   return KRAIT_OK;
 }

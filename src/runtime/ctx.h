@@ -38,8 +38,8 @@ struct krait_ctx {
   kr_scratch_slot lent[KR_SCRATCH_SLOTS];
 };
 
-static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_BASE | KRAIT_CAP_CUDA_AMPERE | KRAIT_CAP_CUDA_HOPPER;
-uint64_t kr_tier_of(const char *text); /* "base", "ampere", "hopper"; 0: another word */
+static const uint64_t kr_device_tiers = KRAIT_CAP_CUDA_HOPPER * 2 - KRAIT_CAP_CUDA_BASE; /* all bits from base on */
+uint64_t kr_tier_of(const char *text); /* "base", "turing", "ampere", "hopper"; 0: another word */
 
 /* Loops of CPU implementations. Outputs must not depend on how the range is split. */
 static inline void kr_parallel(const krait_ctx *ctx, int64_t n, int64_t grain, kr_range_fn fn, void *user) {

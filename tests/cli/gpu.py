@@ -105,6 +105,7 @@ if "ampere" in tiers:  # a build with device code
     check_warm()
     check_error(2, "hopper: the device is older", "bench", "primeknet", "--tier", "hopper", env=machine(capability=80))
     check_error(2, "the device is older", "bench", "primeknet", "--tier", "ampere", env=machine(capability=75))
+    check_error(2, "the device is older", "bench", "primeknet", "--tier", "turing", env=machine(capability=72))
     for env, row in ((machine(capability=80), "cuda_ampere"), (dict(machine(capability=80), KRAIT_TIER="base"), "cuda_base")):
         rows = json.loads(krait("selftest", "--device", "cuda", "--cases", "1", "--json", env=env).stdout)["implementations"]
         check(rows and rows[0]["implementation"].startswith(row), f"{row} is not the first: {rows[:1]}")
@@ -120,8 +121,9 @@ if "ampere" in tiers:  # a build with device code
     check_error(2, "hopper: the device is older", *shape, "--tier", "hopper", env=machine(capability=80))
     check_error(2, "hopper: the device is older", *shape, "--device", "cuda", env=dict(machine(capability=80), KRAIT_TIER="hopper"))
     check_error(2, "hopper: the device is older", "selftest", "--device", "cuda", "--tier", "hopper", env=machine(capability=80))
-    check_error(2, "not base, ampere or hopper", *shape, "--tier", "volta", env=machine(capability=80))
-    for dtype, tier, row in (("bfloat16", (), "ampere_tiles"), ("float32", (), "ampere_tiles_parts"), ("bfloat16", ("--tier", "base"), "cuda_base"), ("float32", ("--tier", "base"), "cuda_base")):
+    check_error(2, "not base, turing, ampere or hopper", *shape, "--tier", "volta", env=machine(capability=80))
+    for dtype, tier, row in (("bfloat16", (), "ampere_tiles"), ("float32", (), "ampere_tiles_parts"), ("bfloat16", ("--tier", "base"), "cuda_base"), ("float32", ("--tier", "base"), "cuda_base"),
+                             ("float16", ("--tier", "turing"), "turing_tiles"), ("bfloat16", ("--tier", "turing"), "cuda_base")):
         timed = json.loads(krait("bench", "gemm", "--shape", "M=32,N=8,K=8", "--dtype", dtype, "--device", "cuda", *tier, "--json", env=machine(capability=80, l2=1 << 16)).stdout)
         check(timed["implementation"] == row and timed["host_s"] > 0, timed)
     check_error(2, "with --device cpu", *shape, "--device", "cuda", "--reference", env=machine(capability=80))

@@ -4,7 +4,7 @@ ptxas that is found (PATH, PTXAS, PTXAS_12), and fails on an error or on spills 
 without any ptxas."""
 import argparse, concurrent.futures, os, pathlib, re, shutil, subprocess, sys, tempfile
 
-FLOOR = {"base": 50, "ampere": 80, "hopper": 90}
+FLOOR = {"base": 50, "turing": 75, "ampere": 80, "hopper": 90}
 ARCHS = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121]
 NAMES = {50: "Maxwell: GTX 750, GTX 850M", 52: "Maxwell: GTX 970, Titan X, Tesla M40", 53: "Jetson Nano", 60: "Pascal: Tesla P100", 61: "Pascal: GTX 1080, Tesla P40",
          62: "Jetson TX2", 70: "Volta: Tesla V100", 72: "Jetson Xavier", 75: "Turing: RTX 2080, T4", 80: "Ampere: A100", 86: "Ampere: RTX 3090, A10", 87: "Jetson Orin",

@@ -75,14 +75,16 @@ static void start_up_failures_have_reasons(void **state) {
 static void tiers_follow_device_and_driver(void **state) {
   static const struct { int capability, ptx; const char *tiers;
   } cases[] = {{50, 60, "cuda_base"},
-               {75, 90, "cuda_base"},
-               {80, 65, "cuda_base"},
-               {80, 70, "cuda_base,cuda_ampere"},
-               {86, 90, "cuda_base,cuda_ampere"},
-               {90, 78, "cuda_base,cuda_ampere"},
-               {90, 80, "cuda_base,cuda_ampere,cuda_hopper"},
-               {100, 86, "cuda_base,cuda_ampere"},
-               {120, 90, "cuda_base,cuda_ampere"},
+               {72, 90, "cuda_base"},
+               {75, 64, "cuda_base"},
+               {75, 90, "cuda_base,cuda_turing"},
+               {80, 65, "cuda_base,cuda_turing"},
+               {80, 70, "cuda_base,cuda_turing,cuda_ampere"},
+               {86, 90, "cuda_base,cuda_turing,cuda_ampere"},
+               {90, 78, "cuda_base,cuda_turing,cuda_ampere"},
+               {90, 80, "cuda_base,cuda_turing,cuda_ampere,cuda_hopper"},
+               {100, 86, "cuda_base,cuda_turing,cuda_ampere"},
+               {120, 90, "cuda_base,cuda_turing,cuda_ampere"},
                {35, 90, ""},
                {90, 59, ""}};
   (void)state;

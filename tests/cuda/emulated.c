@@ -1,6 +1,6 @@
-/* emulated.c: the base tier's kernels, those only in the ampere tier, and the hopper tier's kernels of attention, SSD
- * and mamba_decode on the host, through the real context, launch code and plans, against the reference: under
- * AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are
+/* emulated.c: the base tier's kernels, the turing tier's, those only in the ampere tier, and the hopper tier's of
+ * attention, SSD and mamba_decode on the host, through the real context, launch code and plans, against the reference:
+ * under AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are
  * poisoned, so that stray reads are found too. Then the harness itself: planted faults, and barriers removed from the
  * real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_IMPL: only one implementation), or emulated LIBRARY
  * planted. */
@@ -79,8 +79,8 @@ static uint64_t seed;
 static int64_t percent = 100;
 
 /* Shared memory per block of the device: some kernels need several blocks per multiprocessor. The small value is that
- * of compute capabilities 8.6, 8.9 and 12.0, the smallest that of those before 7.0. */
-enum { OLD = 61, LEAST = 49152, LITTLE = 101376, MUCH = 232448 };
+ * of compute capabilities 8.6, 8.9 and 12.0, the smallest that of those before 7.0, between them that of 7.5. */
+enum { OLD = 61, TURING = 75, LEAST = 49152, OF_TURING = 65536, LITTLE = 101376, MUCH = 232448 };
 
 static int n_multiprocessors = 16, takes_together; /* launches whose blocks wait for each other */
 
@@ -171,7 +171,10 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
     capability = is_least && !order ? OLD : newest;
     recorded = order && strcmp(op->name, "argmax_rows") == 0 ? KR_CALL_PDL : 0;
-    fake_device(order || is_step(op) || takes_together ? MUCH : is_least ? LEAST : LITTLE);
+    fake_device(capability == TURING                         ? OF_TURING
+                : order || is_step(op) || takes_together ? MUCH
+                : is_least                                 ? LEAST
+                                                           : LITTLE);
     krait_ctx *ctx = open_ctx();
     const int64_t first = takes_together ? op->n_cases - 2 + order % 2 : order * SECOND_START;
     kr_check_result r = check_op(ctx, op, rows[order], order, first,
@@ -184,6 +187,17 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
   }
   assert_int_equal(n_failures, 0);
   return n_runs;
+}
+
+/* Every implementation of the turing tier, on a device of it. */
+static void check_turing(const kr_op *op) {
+  const int newest = capability;
+  capability = TURING;
+  for (int32_t i = 0; i < op->n_impls; i++) {
+    const char *const name = op->impls[i].name, *const rows[KR_N_ORDERS] = {name, name, name};
+    if (op->impls[i].needs & KRAIT_CAP_CUDA_TURING) assert_true(check_rows(op, rows) > 0);
+  }
+  capability = newest;
 }
 
 static void agrees_with_the_reference(void **state) {
@@ -244,6 +258,7 @@ static void agrees_with_the_reference(void **state) {
   if (is_attention || is_ssd || strcmp(op->name, "argmax_rows") == 0 || rows == windows ||
       (only && strstr(only, "hopper")))
     capability = 90;
+  if (only && strstr(only, "turing")) capability = TURING;
   if (rows == decode && percent < 100) skip();                                      /* many blocks that wait */
   if (rows == decode) capability = 90, takes_together = 1, n_multiprocessors = 108; /* 48 of 5120 channels a block */
   kr_emulated_blocks_in_order(is_ssd || strcmp(op->name, "rnn_pair") == 0); /* they hand states over */
@@ -264,6 +279,7 @@ static void agrees_with_the_reference(void **state) {
   if (rows == maps) assert_true(check_rows(op, thin) > 0);
   if (strcmp(op->name, "attention_bwd") == 0 && !only) assert_true(check_rows(op, sums) > 0);
   if (strcmp(op->name, "rnn_bwd") == 0) assert_true(check_rows(op, units_bwd) > 0);
+  if (!only) check_turing(op);
 }
 
 /* A barrier whose removal has no effect is either unnecessary or untested. Some are needed only by the next iteration,

@@ -137,7 +137,7 @@ def check_op(op):
     status, text, took = execute(stage, program("checkop", op), 75, CORRECT_UNTIL, {"KR_CHECK_DEVICE": DEVICE, "KR_CHECK_SEED": os.environ.get("SEED", "20261127"), "KR_CHECK_PERCENT": "50" if op in CHECKOPS[:4] else "30"})
     tiers = re.findall(r"caps (\S+)\s+(\d+) runs(?: \(\d+ hard\))?,\s+(\d+) refused, worst ([\d.]+|nan|inf)", text)
     bad = "" if status in (0, None) else lines_of(text, 2, r"bound|WRONG|differs|off|error|row")
-    tell(stage, outcome(status), "%s; %.0f s %s" % (", ".join("%s %s runs %s" % (name, t[1], t[3]) for name, t in zip(("hopper", "ampere", "base"), tiers)), took, bad), "of the bound, 1")
+    tell(stage, outcome(status), "%s; %.0f s %s" % (", ".join("%s %s runs %s" % (name, t[1], t[3]) for name, t in zip(("hopper", "ampere", "turing", "base"), tiers)), took, bad), "of the bound, 1")
 
 
 def check_script(name, limit=60, env=None, args=(), stage=None, aim="0 wrong"):

@@ -1,11 +1,11 @@
 /* gemm_ampere.cu: products by warp-level tensor-core mma, of 16-bit factors, of float32 ones rounded to tf32, or of
  * float32 ones as sums of two tf32 parts (KR_PARTS), which is as accurate as float32 multiply-adds. A block computes a
  * 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of stages of BK
- * of K. Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type
+ * of K; in the turing tier, which has float16 alone, a thread's share of the next stage waits in registers. Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type
  * (KR_HALF: float16, KR_TF32, with or without KR_PARTS) and memory order of the factors, like gemm_hopper.cu; with
  * KR_GATES, also gated products and 192-column tiles. */
 #include "gemm_finish.cuh"
-#include "mma.cuh"
+#include "turing.cuh"
 
 #if defined(KR_TF32)
 typedef kr_tf32 element;
@@ -31,20 +31,11 @@ enum {
   BK = K_ROW_BYTES / sizeof(stored),
   CHUNK = 16 / sizeof(stored),
   STEP_K = 2 * CHUNK,
+  STAGES_OF_TIER = KR_IS_TURING ? KR_TURING_STAGES : KR_AMPERE_STAGES,
   STAGED_ROW = 72
 };
 
 /* ---- to shared memory -------------------------------------------------------------------------------------------- */
-
-/* cp.async of 16 bytes. kr_copy16 takes a generic pointer, which the loop would convert to a shared address in every
- * stage. */
-KR_DEV void copy_chunk(uint32_t shared, const void *from) {
-#ifdef KR_EMULATE
-  kr_emulated_copy(kr_emulated_at(shared), from, 16);
-#else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared), "l"(from) : "memory");
-#endif
-}
 
 /* Location of a chunk in a tile of ROWS m (or n) by BK of k, in its memory order. m-contiguous tf32 is read element by
  * element, eight from each of four lines at a time: two chunks per line. */
@@ -67,7 +58,8 @@ struct copier {
   int64_t step, advance; /* in elements: between lines, between stages */
   int64_t along;         /* between elements of a chunk, if copied one by one */
   int place, line, left; /* in shared memory; first line; remaining elements of a partial chunk, or lines */
-  int packs;
+  int packs, flies;
+  kr_flight flights[N];
 
   /* HALVES: the last 32 of every 64 rows come from `second`; LINES must be a multiple of 64, so that a thread copies
    * from one of them. */
@@ -93,15 +85,26 @@ struct copier {
   KR_DEV void copy_whole(copier &c, uint32_t to) {
     const stored *at = c.at;
 #pragma unroll
-    for (int i = 0; i < N; i++, at += c.step) copy_chunk(to + (uint32_t)place_of(c, i), at);
-    c.at += c.advance;
+    for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[i], to + (uint32_t)place_of(c, i), at);
+    c.at += c.advance, c.flies = 1;
+  }
+
+  /* After either copy, before others read the stage. */
+  KR_DEV void end(const copier &c, uint32_t to) {
+    if (!KR_IS_TURING || !c.flies) return;
+#pragma unroll
+    for (int i = 0; i < N; i++) kr_end_copy(c.flights[i], to + (uint32_t)place_of(c, i));
   }
 
   /* A stage that starts left_k before the end of K. Bounds-checking every chunk would cost a third of the throughput,
    * hence copy_whole. */
   KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
     const stored *at = c.at;
-    if (c.packs) {
+    c.flies = KR_IS_TURING && c.packs && (MN ? c.left : left_k) % CHUNK == 0;
+    if (c.flies) {
+#pragma unroll
+      for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[i], 0, at, exist(c, i, left_k) > 0);
+    } else if (c.packs && !KR_IS_TURING) {
 #pragma unroll
       for (int i = 0; i < N; i++, at += c.step) {
         const int n = exist(c, i, left_k);
@@ -309,6 +312,7 @@ KR_DEV void run(const kr_gemm_params &p) {
   const uint32_t stages = kr_shared_at(shared);
   int left_k = end - begin;
   const auto begin_stage = [&](int place) {
+    from_a.flies = from_b.flies = 0;
     if (is_whole && left_k >= BK) {
       from_a.copy_whole(from_a, stages + place * STAGE_BYTES);
       from_b.copy_whole(from_b, stages + place * STAGE_BYTES + BM * K_ROW_BYTES);
@@ -319,8 +323,14 @@ KR_DEV void run(const kr_gemm_params &p) {
     left_k -= BK;
     kr_commit_copies();
   };
+  /* Of two stages, the one that has begun last is the next to be used. */
+  const auto end_stage = [&](int place) {
+    from_a.end(from_a, stages + place * STAGE_BYTES);
+    from_b.end(from_b, stages + place * STAGE_BYTES + BM * K_ROW_BYTES);
+  };
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) begin_stage(s);
+  end_stage(0);
   const int AHEAD = PARTS ? 0 : 1; /* steps that a warp reads ahead: registers of parts do not suffice */
   uint32_t a[1 + AHEAD][4][4], b[1 + AHEAD][WN / 16][4];
   kr_copied<STAGES - 2>();
@@ -339,6 +349,7 @@ KR_DEV void run(const kr_gemm_params &p) {
       if (s + 1 < STEPS && AHEAD) {
         read_factors<BN, WN>(a[slot], b[slot], stage, row, column, ahead);
       } else if (s + 1 == STEPS) {
+        end_stage(at);
         kr_copied<STAGES - 2>();
         kr_sync();
         if (AHEAD) /* beyond the last block: unused */
@@ -366,22 +377,24 @@ KR_DEV void run(const kr_gemm_params &p) {
 
 #ifndef KR_PARTS /* whose registers do not suffice for more than two such tiles per multiprocessor */
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_params params) {
-  run<256, 64, KR_AMPERE_STAGES, 0>(params);
+  run<256, 64, STAGES_OF_TIER, 0>(params);
 }
 #endif
 KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_params params) {
-  run<128, 64, KR_AMPERE_STAGES, 0>(params);
+  run<128, 64, STAGES_OF_TIER, 0>(params);
 }
 #ifdef KR_TF32
-KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_params params) { run<64, 64, KR_AMPERE_STAGES, 0>(params); }
+KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_params params) { run<64, 64, STAGES_OF_TIER, 0>(params); }
 #endif
 #ifdef KR_GATES
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_params params) {
-  run<256, 64, KR_AMPERE_STAGES, 1>(params);
+  run<256, 64, STAGES_OF_TIER, 1>(params);
 }
 #ifndef KR_TF32
+#ifndef KR_TURING
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_192(kr_gemm_params params) {
-  run<192, 48, KR_AMPERE_STAGES, 0>(params);
+  run<192, 48, STAGES_OF_TIER, 0>(params);
 }
+#endif
 #endif
 #endif

@@ -10,6 +10,7 @@
 #include "gemm/gemm_impls.h"
 #include "gemm/gemm_m64.h"
 #include "gemm/gemm_long_k.h"
+#include "turing_impl.h"
 #include "status.h"
 #include "view.h"
 
@@ -274,14 +275,15 @@ uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
   return gemm_partial_bytes(&p);
 }
 
-static int32_t launch_ampere(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_params *p, const kr_kernel *kernel,
-                             int bn) {
+static int32_t launch_mma(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_params *p, const kr_kernel *kernel,
+                          int bn, uint64_t tier) {
+  const int n_stages = tier == KRAIT_CAP_CUDA_TURING ? KR_TURING_STAGES : KR_AMPERE_STAGES;
   const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
                         .block = (uint32_t)(bn == 192 ? 256 : bn),
-                        .shared_bytes = KR_AMPERE_SHARED_BYTES(bn),
+                        .shared_bytes = KR_AMPERE_SHARED_BYTES(bn, n_stages),
                         .stream = a->call.stream};
   p->partial = a->call.scratch;
-  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, p, p);
+  return launch_all(ctx, tier, kernel, &grid, p, p);
 }
 
 int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
@@ -294,12 +296,42 @@ int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = describe_gemm(a);
   const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
-  return launch_ampere(ctx, a, &p,
-                       p.B2.data   ? &gated[type][order]
-                       : bn == 256 ? &wide[type][order]
-                       : bn == 192 ? &middle[type]
-                                   : &narrow[type][order],
-                       bn);
+  return launch_mma(ctx, a, &p,
+                    p.B2.data   ? &gated[type][order]
+                    : bn == 256 ? &wide[type][order]
+                    : bn == 192 ? &middle[type]
+                                : &narrow[type][order],
+                    bn, KRAIT_CAP_CUDA_AMPERE);
+}
+
+/* ---- turing: the same kernels for float16 ------------------------------------------------------------------------ */
+
+const char *kr_gemm_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_turing_refuse(((const kr_gemm_args *)args)->A.dtype);
+  return why ? why : kr_gemm_ampere_refuse(ctx, args);
+}
+
+static int plan_turing(const krait_ctx *ctx, kr_gemm_params *p) {
+  static const tile_cost tiles[] = {{256, 1, 1, 2.8}, {128, 2, 1.03, 2.2}, {0}};
+  return choose_tiles(ctx, p, p->N <= 128 && !p->B2.data ? tiles + 1 : tiles, KR_AMPERE_K_BYTES / 2);
+}
+
+uint64_t kr_gemm_turing_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_params p = describe_gemm(args);
+  plan_turing(ctx, &p);
+  return gemm_partial_bytes(&p);
+}
+
+int32_t kr_gemm_turing(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel wide[N_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_256"),
+                         narrow[N_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_128"),
+                         gated = {"gemm_turing_f16_kk", "kr_gemm_ampere_gated"};
+  const kr_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_params p = describe_gemm(a);
+  const int bn = plan_turing(ctx, &p), order = order_of(&p);
+  return launch_mma(ctx, a, &p, p.B2.data ? &gated : bn == 256 ? &wide[order] : &narrow[order], bn,
+                    KRAIT_CAP_CUDA_TURING);
 }
 
 /* ---- ampere, float32 factors rounded to tf32, or in two tf32 parts ----------------------------------------------- */
@@ -343,7 +375,8 @@ int32_t kr_gemm_parts(const krait_ctx *ctx, const void *args) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = describe_gemm(a);
   const int bn = plan_parts(ctx, &p), order = order_of(&p);
-  return launch_ampere(ctx, a, &p, p.B2.data ? &gated : bn == 128 ? &wide[order] : &narrow[order], bn);
+  return launch_mma(ctx, a, &p, p.B2.data ? &gated : bn == 128 ? &wide[order] : &narrow[order], bn,
+                    KRAIT_CAP_CUDA_AMPERE);
 }
 
 static int plan_tf32(const krait_ctx *ctx, kr_gemm_params *p) {
@@ -366,12 +399,12 @@ int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = describe_gemm(a);
   const int bn = plan_tf32(ctx, &p), order = order_of(&p);
-  return launch_ampere(ctx, a, &p,
-                       p.B2.data   ? &gated
-                       : bn == 256 ? &wide[order]
-                       : bn == 128 ? &narrow[order]
-                                   : &narrowest[order],
-                       bn);
+  return launch_mma(ctx, a, &p,
+                    p.B2.data   ? &gated
+                    : bn == 256 ? &wide[order]
+                    : bn == 128 ? &narrow[order]
+                                : &narrowest[order],
+                    bn, KRAIT_CAP_CUDA_AMPERE);
 }
 
 /* ---- few rows ---------------------------------------------------------------------------------------------------- */
@@ -447,13 +480,13 @@ static kr_gemm_m16_params plan_lanes(const krait_ctx *ctx, const kr_gemm_params 
 }
 
 static int32_t launch_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_m16_params *f,
-                            const kr_kernel *kernels) {
+                            const kr_kernel *kernels, uint64_t tier) {
   const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(f->N, KR_FEW_GROUP * f->n_fours * f->n_groups),
                         .y = (uint32_t)f->P,
                         .block = (uint32_t)(32 * f->n_splits * f->n_groups),
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[f->params.B.dtype], &grid, f, sizeof *f);
+  return kr_cuda_launch(ctx->cuda, tier, &kernels[f->params.B.dtype], &grid, f, sizeof *f);
 }
 
 #define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
@@ -481,7 +514,7 @@ const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, i
 }
 
 int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_normed *norm, int is_gate,
-                       const kr_conv_step *conv) {
+                       const kr_conv_step *conv, uint64_t tier) {
   static const kr_kernel add[KR_FEW_LANES_ROWS][3] = {LANES("kr_norm_gemm_one"), LANES("kr_norm_gemm_two")},
                          wide[3] = LANES("kr_norm_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][3] = {LANES("kr_gate_gemm_one"), LANES("kr_gate_gemm_two")},
@@ -493,13 +526,13 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_nor
   f.norm = *norm, f.conv = *conv;
   f.state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0;
   if (norm->other == a->A.data && norm->other_is_float && a->Bmat.dtype != KRAIT_F32) f.A = NULL; /* a float32 row */
-  if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate]);
-  return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1]);
+  if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate], tier);
+  return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1], tier);
 }
 
 /* One row, or two without a norm. Heads, which have very many columns, and gated products of one row keep all of K in
  * flight at once. */
-static int32_t run_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_params *p) {
+static int32_t run_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_params *p, uint64_t tier) {
   static const kr_kernel once[2][3] = {LANES("kr_gemm_one_wide"), LANES("kr_gemm_one_gated_once")},
                          lanes[2][KR_FEW_LANES_ROWS][3] = {{LANES("kr_gemm_one"), LANES("kr_gemm_two")},
                                                            {LANES("kr_gemm_one_gated"), LANES("kr_gemm_two_gated")}};
@@ -507,24 +540,32 @@ static int32_t run_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_g
             is_once = is_at_once(p) && (gated || gemm_ceil_div(p->N, KR_FEW_GROUP) >= MANY_GROUPS);
   const kr_gemm_m16_params f =
       is_once ? describe_lanes(ctx, p, gemm_ceil_div(p->K, KR_FEW_RUN), gated ? 1 : 2) : plan_lanes(ctx, p);
-  return launch_lanes(ctx, a, &f, is_once ? once[gated] : lanes[gated][p->M - 1]);
+  return launch_lanes(ctx, a, &f, is_once ? once[gated] : lanes[gated][p->M - 1], tier);
 }
 
-int32_t kr_gemm_m16(const krait_ctx *ctx, const void *args) {
+static int32_t run_m16(const krait_ctx *ctx, const kr_gemm_args *a, uint64_t tier) {
   static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_m16_8"), FEW("kr_gemm_m16_16")},
                                              {FEW("kr_gemm_m16_8_gated"), FEW("kr_gemm_m16_16_gated")}};
-  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   const kr_gemm_params p = describe_gemm(a);
-  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p);
+  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p, tier);
   const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,
                   .block = KR_FEW_THREADS,
                   .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                   .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE,
-                        &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p,
+                        sizeof p);
 }
+
+int32_t kr_gemm_m16(const krait_ctx *ctx, const void *args) { return run_m16(ctx, args, KRAIT_CAP_CUDA_AMPERE); }
+
+const char *kr_gemm_m16_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_turing_refuse(((const kr_gemm_args *)args)->A.dtype);
+  return why ? why : kr_gemm_m16_refuse(ctx, args);
+}
+
+int32_t kr_gemm_m16_turing(const krait_ctx *ctx, const void *args) { return run_m16(ctx, args, KRAIT_CAP_CUDA_TURING); }
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */
 

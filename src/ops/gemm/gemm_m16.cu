@@ -13,7 +13,7 @@
 #include "row_lanes.cuh"
 #include "gemm_m16.h"
 #include "gemm_finish.cuh"
-#include "mma.cuh"
+#include "turing.cuh"
 
 #ifdef KR_FLOAT
 typedef float stored; /* as an element lies in memory */

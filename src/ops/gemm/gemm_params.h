@@ -69,8 +69,8 @@ enum { KR_SPLIT_THREADS = 256 };
 
 /* Tiles of 128 x BN by BN threads; a stage is 64 bytes of K. */
 enum { KR_AMPERE_BM = 128, KR_AMPERE_K_BYTES = 64, KR_AMPERE_STAGES = 4 };
-#define KR_AMPERE_SHARED_BYTES(BN) ((uint32_t)(KR_AMPERE_STAGES * (KR_AMPERE_BM + (BN)) * KR_AMPERE_K_BYTES))
-
+#define KR_AMPERE_SHARED_BYTES(BN, STAGES) ((uint32_t)((STAGES) * (KR_AMPERE_BM + (BN)) * KR_AMPERE_K_BYTES))
+#define KR_TURING_STAGES 2 /* one in shared memory, one on its way there */
 enum { KR_FEW_ROWS = 16, KR_FEW_COLUMNS = 16, KR_FEW_THREADS = 256 };
 enum { KR_BASE_BM = 128, KR_BASE_BN = 128, KR_BASE_BK = 16, KR_BASE_THREADS = 256, KR_SUM_THREADS = 128 };
 

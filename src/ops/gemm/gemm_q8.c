@@ -41,6 +41,7 @@ static const char *refuse_gemm_q8_tiles(const krait_ctx *ctx, const void *args) 
 
 static const kr_impl impls[] = {
     {"ampere_few_rows", KRAIT_CAP_CUDA_AMPERE, kr_gemm_q8_cuda_refuse, kr_gemm_q8_cuda, NULL},
+    {"turing_few_rows", KRAIT_CAP_CUDA_TURING, kr_gemm_q8_turing_refuse, kr_gemm_q8_turing, NULL},
 #ifdef KR_BUILD_amx
     {"simd_amx_tiles", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_gemm_q8_tiles, kr_gemm_q8_tiles_avx512,
      kr_gemm_q8_tiles_scratch_avx512},

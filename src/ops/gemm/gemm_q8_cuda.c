@@ -5,6 +5,7 @@
 #include "gemm/gemm_q8_impls.h"
 #include "op_list.h"
 #include "overlap.h"
+#include "turing_impl.h"
 #include "view.h"
 
 /* Measured on an H200: outputs from which eight per warp leave enough warps; weights from which a separate norm is
@@ -54,7 +55,7 @@ static kr_q8_params describe_gemm_q8(const kr_gemm_q8_args *a) {
 
 /* columns: per warp. */
 static int32_t launch_gemm_q8(const krait_ctx *ctx, const kr_gemm_q8_args *a, kr_q8_params *p,
-                              const kr_kernel *kernels, int64_t columns) {
+                              const kr_kernel *kernels, int64_t columns, uint64_t tier) {
   /* to the signature, the words are indices, not a parameter */
   const uint32_t both = KR_CALL_PDL | KR_CALL_STATE_PDL;
   p->n_groups = kr_groups_of_block(ctx, (a->N + columns - 1) / columns, p->n_splits, KR_Q8_MOST_WARPS);
@@ -63,18 +64,30 @@ static int32_t launch_gemm_q8(const krait_ctx *ctx, const kr_gemm_q8_args *a, kr
                         .block = (uint32_t)(32 * p->n_splits * p->n_groups),
                         .is_pdl = (a->call.flags & both) == both,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[a->A.dtype == KRAIT_BF16], &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, tier, &kernels[a->A.dtype == KRAIT_BF16], &grid, p, sizeof *p);
 }
 
 #define Q8(name) {{"gemm_q8_f16", name}, {"gemm_q8_bf16", name}}
-int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args) {
+static int32_t run_gemm_q8(const krait_ctx *ctx, const kr_gemm_q8_args *a, uint64_t tier) {
   static const kr_kernel kernels[KR_Q8_ROWS][2] = {Q8("kr_gemm_q8_one"), Q8("kr_gemm_q8_two")},
                          wide[2] = Q8("kr_gemm_q8_wide");
-  const kr_gemm_q8_args *a = args;
   if (a->M == 0 || a->N == 0) return KRAIT_OK;
   const int is_wide = a->M == 1 && gemm_q8_runs_of(a) <= KR_Q8_MOST_WARPS && a->N >= FEWEST_WIDE;
   kr_q8_params p = describe_gemm_q8(a);
-  return launch_gemm_q8(ctx, a, &p, is_wide ? wide : kernels[a->M - 1], is_wide ? KR_Q8_WIDE : KR_Q8_GROUP);
+  return launch_gemm_q8(ctx, a, &p, is_wide ? wide : kernels[a->M - 1], is_wide ? KR_Q8_WIDE : KR_Q8_GROUP, tier);
+}
+
+int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args) {
+  return run_gemm_q8(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+
+const char *kr_gemm_q8_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_turing_refuse(((const kr_gemm_q8_args *)args)->A.dtype);
+  return why ? why : kr_gemm_q8_cuda_refuse(ctx, args);
+}
+
+int32_t kr_gemm_q8_turing(const krait_ctx *ctx, const void *args) {
+  return run_gemm_q8(ctx, args, KRAIT_CAP_CUDA_TURING);
 }
 
 const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const kr_gemm_q8_args *a) {
@@ -91,11 +104,11 @@ const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const kr_gemm_q8_args
 }
 
 int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const kr_gemm_q8_args *a, const kr_normed *norm,
-                          const kr_conv_step *conv) {
+                          const kr_conv_step *conv, uint64_t tier) {
   static const kr_kernel normed[2] = Q8("kr_norm_gemm_q8");
   kr_q8_params p = describe_gemm_q8(a);
   p.norm = *norm, p.conv = *conv;
   p.state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0;
   if (norm->other == a->A.data && norm->other_is_float) p.A = NULL;
-  return launch_gemm_q8(ctx, a, &p, normed, KR_Q8_WIDE);
+  return launch_gemm_q8(ctx, a, &p, normed, KR_Q8_WIDE, tier);
 }

@@ -21,10 +21,12 @@ kr_q8_scratch_fn kr_gemm_q8_tiles_scratch_avx512, kr_gemm_q8_tiles_scratch_scala
 /* On a GPU (gemm_q8_cuda.c). */
 const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
+const char *kr_gemm_q8_turing_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_gemm_q8_turing(const krait_ctx *ctx, const void *args);
 /* One row with a fused RMS norm and a following convolution step (norm_gemm); where the norm reads A itself, A is
  * float32 whatever its view says. */
 const char *kr_gemm_q8_normed_refuse(const krait_ctx *ctx, const kr_gemm_q8_args *a);
 int32_t kr_gemm_q8_normed(const krait_ctx *ctx, const kr_gemm_q8_args *a, const kr_normed *norm,
-                          const kr_conv_step *conv);
+                          const kr_conv_step *conv, uint64_t tier);
 
 #endif

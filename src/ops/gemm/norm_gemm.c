@@ -45,6 +45,8 @@ static void count_norm_gemm_cost(const void *args, kr_cost *cost) {
 static const kr_impl impls[] = {
     {"ampere_few_rows_q8", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_q8_refuse, kr_norm_gemm_q8, NULL},
     {"ampere_few_rows", KRAIT_CAP_CUDA_AMPERE, kr_norm_gemm_few_refuse, kr_norm_gemm_few, NULL},
+    {"turing_few_rows_q8", KRAIT_CAP_CUDA_TURING, kr_norm_gemm_q8_turing_refuse, kr_norm_gemm_q8_turing, NULL},
+    {"turing_few_rows", KRAIT_CAP_CUDA_TURING, kr_norm_gemm_few_turing_refuse, kr_norm_gemm_few_turing, NULL},
     {"ref", KRAIT_CAP_CPU, NULL, kr_norm_gemm_ref, NULL},
 };
 

@@ -3,6 +3,7 @@
 #include "gemm/gemm_q8_impls.h"
 #include "gemm/norm_gemm_impls.h"
 #include "op_list.h"
+#include "turing_impl.h"
 #include "view.h"
 
 /* The factors' type; that of the row where weights are 8-bit. */
@@ -105,12 +106,23 @@ static kr_normed normed_of(const kr_norm_gemm_args *a) {
                      .sum_is_float = a->residual_out.dtype == KRAIT_F32};
 }
 
-int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
-  const kr_norm_gemm_args *a = args;
+const char *kr_norm_gemm_few_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_turing_refuse(norm_gemm_dtype_of(args));
+  return why ? why : kr_norm_gemm_few_refuse(ctx, args);
+}
+
+static int32_t run_norm_gemm_few(const krait_ctx *ctx, const kr_norm_gemm_args *a, uint64_t tier) {
   const kr_gemm_args product = norm_gemm_product_of(a);
   const kr_normed norm = normed_of(a);
   const kr_conv_step conv = conv_of(a);
-  return a->M ? kr_gemm_normed(ctx, &product, &norm, kr_has(&a->z), &conv) : KRAIT_OK;
+  return a->M ? kr_gemm_normed(ctx, &product, &norm, kr_has(&a->z), &conv, tier) : KRAIT_OK;
+}
+
+int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args) {
+  return run_norm_gemm_few(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_norm_gemm_few_turing(const krait_ctx *ctx, const void *args) {
+  return run_norm_gemm_few(ctx, args, KRAIT_CAP_CUDA_TURING);
 }
 
 /* ---- 8-bit weights ----------------------------------------------------------------------------------------------- */
@@ -141,10 +153,21 @@ const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args) {
                                               : refuse_norm_gemm_norm(a);
 }
 
-int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args) {
-  const kr_norm_gemm_args *a = args;
+const char *kr_norm_gemm_q8_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_turing_refuse(norm_gemm_dtype_of(args));
+  return why ? why : kr_norm_gemm_q8_refuse(ctx, args);
+}
+
+static int32_t run_norm_gemm_q8(const krait_ctx *ctx, const kr_norm_gemm_args *a, uint64_t tier) {
   const kr_gemm_q8_args product = quantized_product_of(a);
   const kr_normed norm = normed_of(a);
   const kr_conv_step conv = conv_of(a);
-  return a->M && a->N ? kr_gemm_q8_normed(ctx, &product, &norm, &conv) : KRAIT_OK;
+  return a->M && a->N ? kr_gemm_q8_normed(ctx, &product, &norm, &conv, tier) : KRAIT_OK;
+}
+
+int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args) {
+  return run_norm_gemm_q8(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_norm_gemm_q8_turing(const krait_ctx *ctx, const void *args) {
+  return run_norm_gemm_q8(ctx, args, KRAIT_CAP_CUDA_TURING);
 }

@@ -13,5 +13,9 @@ const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_norm_gemm_few(const krait_ctx *ctx, const void *args);
 const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_norm_gemm_q8(const krait_ctx *ctx, const void *args);
+const char *kr_norm_gemm_few_turing_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_norm_gemm_few_turing(const krait_ctx *ctx, const void *args);
+const char *kr_norm_gemm_q8_turing_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_norm_gemm_q8_turing(const krait_ctx *ctx, const void *args);
 
 #endif
