@@ -42,6 +42,8 @@ static const kr_impl impls[] = {
      kr_attention_hopper_scratch},
     {"cuda_ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_attention_ampere_refuse, kr_attention_ampere,
      kr_attention_ampere_scratch},
+    {"turing_tiles", KRAIT_CAP_CUDA_TURING, kr_attention_turing_refuse, kr_attention_turing,
+     kr_attention_turing_scratch},
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_attention_parts_refuse, kr_attention_parts,
      kr_attention_parts_scratch},
     {"base_tiles", KRAIT_CAP_CUDA_BASE, kr_attention_base_tiles_refuse, kr_attention_base_tiles,

@@ -1,37 +1,58 @@
 /* attention_ampere.cu: attention on warp-level tensor cores (mma): a block of four warps takes a tile of rows and loops
- * over tiles of keys, last first. Keys are copied asynchronously one tile ahead, values during the score product.
+ * over tiles of keys, last first. Keys are copied one tile ahead, values during the score product: asynchronously or, in
+ * the turing tier, through registers, so that one buffer of keys is enough.
  * Compiled per type (KR_HALF: float16). kr_attention_ampere_D: heads of up to D channels, all options but softcap,
  * slopes and dropout; kr_attention_ampere_D_any: those, too. */
 #include "attention_mma.cuh"
 #include "attention_softmax.cuh"
 
-/* Copies rows of a tile asynchronously, 16 bytes per thread; zeros from `end` on and beyond the head's channels. */
+/* A row of queries or keys. */
+template <int KEYS>
+KR_DEV const uint16_t *row_of(const kr_attention_params &p, const kr_attention_tensor &v, const block &at, int row) {
+  const uint16_t *const data = (const uint16_t *)v.data;
+  return data + (KEYS ? key_at(p, v, at.s, at.kv, row) : query_at(v, at.s, at.h, row));
+}
+
+/* Zeros from `end` on and beyond the head's channels. */
 template <int D, int ROWS, int KEYS>
-KR_DEV void copy_rows(const kr_attention_params &p, uint32_t to, const kr_attention_tensor &v, const block &at,
+KR_DEV void copy_part(const kr_attention_params &p, uint32_t to, const kr_attention_tensor &v, const block &at,
                       int first, int end) {
-  const int PER_ROW = D / 8, STEP = THREADS / PER_ROW;
-  const int chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
-  const int exists = chunk * 8 < p.D;
-  const uint16_t *const data = (const uint16_t *)v.data + chunk * 8, *from = data;
-  const int64_t step = STEP * v.t;
-  if (!KEYS) from += query_at(v, at.s, at.h, first + row);
-  else if (!at.s.pages) from += key_at(p, v, at.s, at.kv, first + row);
-  to += kr_swizzle<D * 2>(row, chunk);
-  if (p.D == D && first + ROWS <= end && (!KEYS || !at.s.pages)) {
-#pragma unroll
-    for (int k = 0; k < ROWS / STEP; k++, from += step)
-      kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, from,
-                      16); /* the swizzle's period is eight rows */
-    return;
-  }
+  typedef copier<D, ROWS> share;
+  const int chunk = kr_thread() % share::PER_ROW, row = first + kr_thread() / share::PER_ROW;
 #pragma unroll 1
-  for (int k = 0; k < ROWS / STEP; k++, from += step) {
-    const int there = exists && first + row + k * STEP < end;
-    const uint16_t *one = from;
-    if (KEYS && at.s.pages) one = there ? data + key_at(p, v, at.s, at.kv, first + row + k * STEP) : data;
-    kr_copy_some_at((STEP == 4 && k % 2 ? to ^ 64 : to) + k * STEP * D * 2, there ? one : (const uint16_t *)v.data,
-                    there ? 16 : 0);
+  for (int k = 0; k < share::N; k++) {
+    const int there = chunk * 8 < p.D && row + k * share::STEP < end;
+    kr_flight one;
+    kr_begin_copy(one, share::place_of(to, k),
+                  there ? row_of<KEYS>(p, v, at, row + k * share::STEP) + chunk * 8 : (const uint16_t *)v.data, there);
+    kr_end_copy(one, share::place_of(to, k));
   }
+}
+
+template <int D, int ROWS, int KEYS>
+KR_DEV int is_whole(const kr_attention_params &p, const block &at, int first, int end) {
+  return p.D == D && first + ROWS <= end && (!KEYS || !at.s.pages);
+}
+
+/* Begins to copy the rows of a tile. The turing tier copies parts of tiles when it waits for them. */
+template <int D, int ROWS, int KEYS>
+KR_DEV void copy_rows(copier<D, ROWS> &c, const kr_attention_params &p, uint32_t to, const kr_attention_tensor &v,
+                      const block &at, int first, int end) {
+  if (is_whole<D, ROWS, KEYS>(p, at, first, end)) {
+    const uint16_t *from = row_of<KEYS>(p, v, at, first + kr_thread() / c.PER_ROW) + kr_thread() % c.PER_ROW * 8;
+    const int64_t step = c.STEP * v.t;
+#pragma unroll
+    for (int k = 0; k < c.N; k++, from += step) kr_begin_copy(c.flights[k], c.place_of(to, k), from);
+  } else if (!KR_IS_TURING) {
+    copy_part<D, ROWS, KEYS>(p, to, v, at, first, end);
+  }
+}
+
+template <int D, int ROWS, int KEYS>
+KR_DEV void end_rows(const copier<D, ROWS> &c, const kr_attention_params &p, uint32_t to, const kr_attention_tensor &v,
+                     const block &at, int first, int end) {
+  if (is_whole<D, ROWS, KEYS>(p, at, first, end)) c.end(c, to);
+  else if (KR_IS_TURING) copy_part<D, ROWS, KEYS>(p, to, v, at, first, end);
 }
 
 template <int D, int M, int N>
@@ -59,9 +80,10 @@ KR_DEV void finish(const kr_attention_params &p, const block &at, float scale, c
 
 template <int D, int ANY>
 KR_DEV void run(const kr_attention_params &p) {
-  const int M = KR_AMPERE_M(D), N = KR_AMPERE_KEYS(D), ROWS = 64 * M, TILE = N * D * 2;
+  const int M = KR_AMPERE_M(D), N = KR_AMPERE_KEYS(D, KR_IS_TURING), ROWS = 64 * M, TILE = N * D * 2;
+  const int OTHER = KR_IS_TURING ? 0 : 1; /* buffer of keys */
   KR_DYNAMIC_SHARED(shared);
-  const uint32_t q = kr_shared_at(shared), k0 = q + ROWS * D * 2, v = k0 + 2 * TILE;
+  const uint32_t q = kr_shared_at(shared), k0 = q + ROWS * D * 2, v = k0 + (1 + OTHER) * TILE;
   const task mine = task_of(p, kr_block_x());
   block at = {sequence_of(p, mine.b), mine.tile * ROWS, mine.h, mine.h / p.heads, mine.b, 0, kr_thread() & 31};
   if (at.row >= at.s.rows_q) return;
@@ -82,19 +104,25 @@ KR_DEV void run(const kr_attention_params &p) {
                  lane_v = v + kr_swizzle<D * 2>(low, l >> 4);
   int n = (end + N - 1) / N - 1, buffer = 0;
   if (n >= first) {
-    copy_rows<D, ROWS, 0>(p, q, p.q, at, at.row, at.s.n_q);
-    copy_rows<D, N, 1>(p, k0, p.k, at, n * N, at.s.n_k);
+    copier<D, ROWS> rows;
+    copier<D, N> keys;
+    copy_rows<D, ROWS, 0>(rows, p, q, p.q, at, at.row, at.s.n_q);
+    copy_rows<D, N, 1>(keys, p, k0, p.k, at, n * N, at.s.n_k);
     kr_commit_copies();
+    end_rows<D, ROWS, 0>(rows, p, q, p.q, at, at.row, at.s.n_q);
+    end_rows<D, N, 1>(keys, p, k0, p.k, at, n * N, at.s.n_k);
   }
-  for (; n >= first; n--, buffer ^= 1) {
+  for (; n >= first; n--, buffer ^= OTHER) {
     float s[M][N / 8][4];
     uint32_t w[M][N / 16][4];
+    copier<D, N> values, keys;
     kr_copied<0>();
     kr_sync();
-    copy_rows<D, N, 1>(p, v, p.v, at, n * N, at.s.n_k);
+    copy_rows<D, N, 1>(values, p, v, p.v, at, n * N, at.s.n_k);
     kr_commit_copies();
     make_scores<D, M, N>(s, lane_q, k0 + buffer * TILE + lane_k);
-    if (n > first) copy_rows<D, N, 1>(p, k0 + (buffer ^ 1) * TILE, p.k, at, (n - 1) * N, at.s.n_k);
+    end_rows<D, N, 1>(values, p, v, p.v, at, n * N, at.s.n_k);
+    if (n > first) copy_rows<D, N, 1>(keys, p, k0 + (buffer ^ OTHER) * TILE, p.k, at, (n - 1) * N, at.s.n_k);
     kr_commit_copies();
     if (ANY) make_any_scores<M, N>(p, at, slope, n * N, s);
     if (n * N < all_from || n * N + N > all_to) hide<M, N>(p, at, n * N, s);
@@ -103,6 +131,7 @@ KR_DEV void run(const kr_attention_params &p) {
     pack_weights<M, N>(s, w);
     kr_copied<1>();
     kr_sync();
+    if (n > first) end_rows<D, N, 1>(keys, p, k0, p.k, at, (n - 1) * N, at.s.n_k);
     add_output<D, M, N>(o, w, lane_v);
   }
   finish<D, M, N>(p, at, scale, most, sum, o);

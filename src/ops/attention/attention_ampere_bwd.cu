@@ -1,30 +1,30 @@
 /* attention_ampere_bwd.cu: the gradient of attention on warp-level tensor cores, in two kernels that each recompute the
  * probabilities (attention_base_bwd.cu has the equation): every sum is computed by one block in a fixed order. Compiled
  * per type (KR_HALF: float16); _any: also softcap, slopes, dropout.
- * kr_attention_dq_D    a block takes 128 rows and loops over tiles of 32 keys
- * kr_attention_dkv_D   a block takes 64 or 128 keys and loops over tiles of 64 or 32 rows of every head that shares
+ * kr_attention_dq_D    a block takes 128 rows (turing: 64 of more than 64 channels) and loops over tiles of 32 keys
+ * kr_attention_dkv_D   a block takes 64 or 128 keys and loops over tiles of 16 to 64 rows of every head that shares
  *                      them; its scores are transposed: a row is a key
  * Tiles in which every row sees every key, nearly all of them, skip the masks. */
 #include "attention_gradients.cuh"
 #include "attention_mma.cuh"
 
-/* ROWS rows of D channels, from element `from`, stride t: zeros from `n` on and beyond the head's channels. */
+/* Begins to copy ROWS rows of D channels, from element `from`, stride t: zeros from `n` on and beyond the head's
+ * channels. */
 template <int D, int ROWS>
-KR_DEV void copy_rows(uint32_t to, const void *data, int64_t from, int64_t t, int n, int channels) {
-  const int PER_ROW = D / 8, STEP = THREADS / PER_ROW, chunk = kr_thread() % PER_ROW, row = kr_thread() / PER_ROW;
-  const int exists = chunk * 8 < channels;
+KR_DEV void copy_rows(copier<D, ROWS> &c, uint32_t to, const void *data, int64_t from, int64_t t, int n,
+                      int channels) {
+  const int chunk = kr_thread() % c.PER_ROW, row = kr_thread() / c.PER_ROW, exists = chunk * 8 < channels;
   const uint16_t *at = (const uint16_t *)data + from + row * t + chunk * 8;
-  const int64_t step = STEP * t;
-  to += kr_swizzle<D * 2>(row, chunk);
+  const int64_t step = c.STEP * t;
   if (n >= ROWS && channels == D) { /* a full tile: no bounds checks */
 #pragma unroll
-    for (int k = 0; k < ROWS / STEP; k++, at += step) kr_copy_some_at(to + k * STEP * D * 2, at, 16);
+    for (int k = 0; k < c.N; k++, at += step) kr_begin_copy(c.flights[k], c.place_of(to, k), at);
     return;
   }
 #pragma unroll
-  for (int k = 0; k < ROWS / STEP; k++, at += step) {
-    const int there = exists && row + k * STEP < n;
-    kr_copy_some_at(to + k * STEP * D * 2, there ? at : (const uint16_t *)data, there ? 16 : 0);
+  for (int k = 0; k < c.N; k++, at += step) {
+    const int there = exists && row + k * c.STEP < n;
+    kr_begin_copy(c.flights[k], c.place_of(to, k), there ? at : (const uint16_t *)data, there);
   }
 }
 
@@ -51,7 +51,7 @@ KR_DEV void store_rows(const kr_attention_tensor &to, const float (&o)[M][D / 8]
 
 template <int D, int ANY>
 KR_DEV void gradient_of_queries(const kr_attention_params &p) {
-  const int M = 2, N = 32, ROWS = 64 * M, TILE = N * D * 2;
+  const int M = KR_AMPERE_DQ_M(D, KR_IS_TURING), N = 32, ROWS = 64 * M, TILE = N * D * 2;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t q = kr_shared_at(shared), dout = q + ROWS * D * 2, tiles = dout + ROWS * D * 2; /* two of k and v */
   const task mine = task_of(p, kr_block_x());
@@ -79,21 +79,26 @@ KR_DEV void gradient_of_queries(const kr_attention_params &p) {
   int n = (end + N - 1) / N - 1, buffer = 0;
   const uint32_t lane_q = q + (warp_row - row) * D * 2 + lane_of_rows<D>(), lane_dout = lane_q + ROWS * D * 2;
   if (n >= first) {
-    copy_rows<D, ROWS>(q, p.q.data, query_at(p.q, at.s, at.h, row), p.q.t, at.s.n_q - row, p.D);
-    copy_rows<D, ROWS>(dout, p.dout.data, query_at(p.dout, at.s, at.h, row), p.dout.t, at.s.n_q - row, p.D);
-    copy_rows<D, N>(tiles, p.k.data, k_at + (int64_t)n * N * p.k.t, p.k.t, at.s.n_k - n * N, p.D);
-    copy_rows<D, N>(tiles + TILE, p.v.data, v_at + (int64_t)n * N * p.v.t, p.v.t, at.s.n_k - n * N, p.D);
+    copier<D, ROWS> qs, douts;
+    copier<D, N> ks, vs;
+    copy_rows<D, ROWS>(qs, q, p.q.data, query_at(p.q, at.s, at.h, row), p.q.t, at.s.n_q - row, p.D);
+    copy_rows<D, ROWS>(douts, dout, p.dout.data, query_at(p.dout, at.s, at.h, row), p.dout.t, at.s.n_q - row, p.D);
+    copy_rows<D, N>(ks, tiles, p.k.data, k_at + (int64_t)n * N * p.k.t, p.k.t, at.s.n_k - n * N, p.D);
+    copy_rows<D, N>(vs, tiles + TILE, p.v.data, v_at + (int64_t)n * N * p.v.t, p.v.t, at.s.n_k - n * N, p.D);
     kr_commit_copies();
+    qs.end(qs, q), douts.end(douts, dout), ks.end(ks, tiles), vs.end(vs, tiles + TILE);
   }
   for (; n >= first; n--, buffer ^= 1) {
     const uint32_t k = tiles + buffer * 2 * TILE, next = tiles + (buffer ^ 1) * 2 * TILE;
     float s[M][N / 8][4], dp[M][N / 8][4];
     uint32_t w[M][N / 16][4];
+    copier<D, N> ks, vs;
     kr_copied<0>();
     kr_sync();
     if (n > first) {
-      copy_rows<D, N>(next, p.k.data, k_at + (int64_t)(n - 1) * N * p.k.t, p.k.t, at.s.n_k - (n - 1) * N, p.D);
-      copy_rows<D, N>(next + TILE, p.v.data, v_at + (int64_t)(n - 1) * N * p.v.t, p.v.t, at.s.n_k - (n - 1) * N, p.D);
+      const int at_key = (n - 1) * N, left = at.s.n_k - at_key;
+      copy_rows<D, N>(ks, next, p.k.data, k_at + (int64_t)at_key * p.k.t, p.k.t, left, p.D);
+      copy_rows<D, N>(vs, next + TILE, p.v.data, v_at + (int64_t)at_key * p.v.t, p.v.t, left, p.D);
     }
     kr_commit_copies();
     make_scores<D, M, N>(s, lane_q, k + lane_of_columns<D>());
@@ -102,6 +107,7 @@ KR_DEV void gradient_of_queries(const kr_attention_params &p) {
       weigh_keys<ANY, 1, M, N>(p, at, slope, s, dp, lse, delta, warp_row, n * N, first_of, end_of);
     else weigh_keys<ANY, 0, M, N>(p, at, slope, s, dp, lse, delta, warp_row, n * N, first_of, end_of);
     pack_weights<M, N>(s, w);
+    if (n > first) ks.end(ks, next), vs.end(vs, next + TILE);
     add_output<D, M, N>(dq, w, k + lane_of_rows<D>());
   }
   int64_t to[M][2];
@@ -120,33 +126,48 @@ KR_DEV void gradient_of_queries(const kr_attention_params &p) {
 
 template <int D, int N>
 struct walk {
-  /* q, dout, and the rows' log-sum-exp and delta. */
   enum {
     ROWS = N,
     TILE = ROWS * D * 2,
-    STAGE = 2 * TILE + 2 * ROWS * 4
+    STAGE = KR_AMPERE_DKV_STAGE(D, ROWS)
   };
+};
+
+template <int D, int N>
+struct stage_copier {
+  copier<D, N> q, dout;
+  float value; /* turing's share of log-sum-exp and delta */
 };
 
 /* Rows of a head from i0. */
 template <int D, int N>
-KR_DEV void copy_stage(const kr_attention_params &p, const block &at, unsigned char *shared, uint32_t to, int h,
-                       int i0) {
+KR_DEV void copy_stage(stage_copier<D, N> &c, const kr_attention_params &p, const block &at, unsigned char *shared,
+                       uint32_t to, int h, int i0) {
   const int ROWS = walk<D, N>::ROWS, TILE = walk<D, N>::TILE;
-  copy_rows<D, ROWS>(to, p.q.data, query_at(p.q, at.s, h, i0), p.q.t, at.s.n_q - i0, p.D);
-  copy_rows<D, ROWS>(to + TILE, p.dout.data, query_at(p.dout, at.s, h, i0), p.dout.t, at.s.n_q - i0, p.D);
+  copy_rows<D, ROWS>(c.q, to, p.q.data, query_at(p.q, at.s, h, i0), p.q.t, at.s.n_q - i0, p.D);
+  copy_rows<D, ROWS>(c.dout, to + TILE, p.dout.data, query_at(p.dout, at.s, h, i0), p.dout.t, at.s.n_q - i0, p.D);
   float *const values = (float *)(shared + (to - kr_shared_at(shared)) + 2 * TILE);
   const int thread = kr_thread(), i = i0 + thread % ROWS;
   if (thread >= 2 * ROWS) return;
   const float *const from =
       thread < ROWS ? (const float *)p.lse.data + query_at(p.lse, at.s, h, i) : p.delta + delta_at(p, at.s, h, i);
-  if (i < at.s.n_q) kr_copy4(values + thread, from);
-  else values[thread] = -MINUS_INFINITY; /* rows out of range: probability 0, whatever delta */
+  /* rows out of range: probability 0, whatever delta */
+  if (KR_IS_TURING) c.value = i < at.s.n_q ? *from : -MINUS_INFINITY;
+  else if (i < at.s.n_q) kr_copy4(values + thread, from);
+  else values[thread] = -MINUS_INFINITY;
+}
+
+template <int D, int N>
+KR_DEV void end_stage(const stage_copier<D, N> &c, unsigned char *shared, uint32_t to) {
+  const int ROWS = walk<D, N>::ROWS, TILE = walk<D, N>::TILE;
+  c.q.end(c.q, to), c.dout.end(c.dout, to + TILE);
+  if (KR_IS_TURING && kr_thread() < 2 * ROWS)
+    ((float *)(shared + (to - kr_shared_at(shared)) + 2 * TILE))[kr_thread()] = c.value;
 }
 
 template <int D, int ANY>
 KR_DEV void gradient_of_keys(const kr_attention_params &p) {
-  const int KEYS = KR_AMPERE_DKV_KEYS(D, ANY), M = KEYS / 64, N = KR_AMPERE_DKV_ROWS(D, ANY), TILE = walk<D, N>::TILE,
+  const int KEYS = KR_AMPERE_DKV_KEYS(D, ANY), M = KEYS / 64, N = KR_AMPERE_DKV_ROWS(D, ANY, KR_IS_TURING), TILE = walk<D, N>::TILE,
             STAGE = walk<D, N>::STAGE;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, stages = v + KEYS * D * 2;
@@ -165,10 +186,14 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p) {
             all_from = there_all ? first_row(p, at.s, key0 + 16 * M - 1) : at.s.n_q + N,
             all_to = end_row(p, at.s, key0);
   if (n_steps) {
-    copy_rows<D, KEYS>(k, p.k.data, key_at(p, p.k, at.s, at.h, first_of_block), p.k.t, at.s.n_k - first_of_block, p.D);
-    copy_rows<D, KEYS>(v, p.v.data, key_at(p, p.v, at.s, at.h, first_of_block), p.v.t, at.s.n_k - first_of_block, p.D);
-    copy_stage<D, N>(p, at, shared, stages, at.h * p.heads, i_first * N);
+    const int left = at.s.n_k - first_of_block;
+    copier<D, KEYS> ks, vs;
+    stage_copier<D, N> rows;
+    copy_rows<D, KEYS>(ks, k, p.k.data, key_at(p, p.k, at.s, at.h, first_of_block), p.k.t, left, p.D);
+    copy_rows<D, KEYS>(vs, v, p.v.data, key_at(p, p.v, at.s, at.h, first_of_block), p.v.t, left, p.D);
+    copy_stage<D, N>(rows, p, at, shared, stages, at.h * p.heads, i_first * N);
     kr_commit_copies();
+    ks.end(ks, k), vs.end(vs, v), end_stage<D, N>(rows, shared, stages);
   }
   for (int step = 0, h = at.h * p.heads, tile = i_first, buffer = 0; step < n_steps; step++, buffer ^= 1) {
     const uint32_t q = stages + buffer * STAGE;
@@ -177,9 +202,11 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p) {
     const float slope = ANY ? slope_of(p, at.b, h) : 0.0f;
     float s[M][N / 8][4], dp[M][N / 8][4];
     uint32_t w[M][N / 16][4];
+    stage_copier<D, N> rows;
+    const uint32_t next = stages + (buffer ^ 1) * STAGE;
     kr_copied<0>();
     kr_sync();
-    if (step + 1 < n_steps) copy_stage<D, N>(p, at, shared, stages + (buffer ^ 1) * STAGE, next_h, next_tile * N);
+    if (step + 1 < n_steps) copy_stage<D, N>(rows, p, at, shared, next, next_h, next_tile * N);
     kr_commit_copies();
     make_scores<D, M, N>(s, lane_k, q + lane_of_columns<D>());
     make_scores<D, M, N>(dp, lane_v, q + TILE + lane_of_columns<D>());
@@ -189,6 +216,7 @@ KR_DEV void gradient_of_keys(const kr_attention_params &p) {
     pack_weights<M, N>(s, w);
     add_output<D, M, N>(dv, w, q + TILE + lane_of_rows<D>());
     pack_weights<M, N>(dp, w);
+    if (step + 1 < n_steps) end_stage<D, N>(rows, shared, next);
     add_output<D, M, N>(dk, w, q + lane_of_rows<D>());
     tile = next_tile, h = next_h;
   }

@@ -6,6 +6,7 @@
 #include "attention_sums.h"
 #include "cuda_impl.h"
 #include "op_list.h"
+#include "turing_impl.h"
 #include "status.h"
 #include "view.h"
 
@@ -149,34 +150,33 @@ static const char *refuse_bwd_mma(const krait_ctx *ctx, const kr_attention_bwd_a
 const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_bwd_args *a = args;
   if (a->q.dtype == KRAIT_F32) return "float32";
-  return refuse_bwd_mma(ctx, a, a->D > 64 ? KR_ATTENTION_DKV_SHARED(128, 1) : KR_ATTENTION_DKV_SHARED(64, 1));
+  return refuse_bwd_mma(ctx, a, a->D > 64 ? KR_ATTENTION_DKV_SHARED(128, 1, 0) : KR_ATTENTION_DKV_SHARED(64, 1, 0));
+}
+
+const char *kr_attention_bwd_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_bwd_args *a = args;
+  const char *why = kr_turing_refuse(a->q.dtype);
+  return why ? why : refuse_bwd_mma(ctx, a, a->D > 64 ? KR_ATTENTION_DQ_SHARED(128, 1) : KR_ATTENTION_DKV_SHARED(64, 0, 1));
 }
 
 uint64_t kr_attention_bwd_ampere_scratch(const krait_ctx *ctx, const void *args) {
   return kr_attention_bwd_base_scratch(ctx, args);
 }
+uint64_t kr_attention_bwd_turing_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_attention_bwd_base_scratch(ctx, args);
+}
 
-#define AMPERE(name)                                                                         \
-  {                                                                                          \
-    {{"attention_ampere_bwd_f16", name "_64"}, {"attention_ampere_bwd_bf16", name "_64"}}, { \
-      {"attention_ampere_bwd_f16", name "_128"}, {"attention_ampere_bwd_bf16", name "_128"}  \
-    }                                                                                        \
-  }
-#define AMPERE_ANY(name)                                                                             \
-  {                                                                                                  \
-    {{"attention_ampere_bwd_f16", name "_64_any"}, {"attention_ampere_bwd_bf16", name "_64_any"}}, { \
-      {"attention_ampere_bwd_f16", name "_128_any"}, {"attention_ampere_bwd_bf16", name "_128_any"}  \
-    }                                                                                                \
-  }
+#define MMA(name) \
+  {{"attention_ampere_bwd_f16", name}, {"attention_ampere_bwd_bf16", name}, {"attention_turing_bwd_f16", name}}
+#define MMA_SIZES(name) {{MMA(name "_64"), MMA(name "_128")}, {MMA(name "_64_any"), MMA(name "_128_any")}}
 
-int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel dq[2][2][2] = {AMPERE("kr_attention_dq"), AMPERE_ANY("kr_attention_dq")},
-                         dkv[2][2][2] = {AMPERE("kr_attention_dkv"), AMPERE_ANY("kr_attention_dkv")};
-  const kr_attention_bwd_args *a = args;
+static int32_t run_bwd_mma(const krait_ctx *ctx, const kr_attention_bwd_args *a, uint64_t tier) {
+  static const kr_kernel dq[2][2][3] = MMA_SIZES("kr_attention_dq"), dkv[2][2][3] = MMA_SIZES("kr_attention_dkv");
   kr_attention_params p = kr_attention_bwd_params_of(a);
   const int any = p.softcap > 0 || p.slopes || p.rng.data, wide = p.D > 64, D = wide ? 128 : 64,
-            bf16 = p.q.dtype == KRAIT_BF16, all = p.B * p.H;
-  p.n_q_tiles = (p.rows_q + 127) / 128, p.section = kr_attention_heads_together(ctx, &p);
+            is_turing = tier == KRAIT_CAP_CUDA_TURING, type = is_turing ? 2 : p.q.dtype == KRAIT_BF16, all = p.B * p.H,
+            tile = 64 * KR_AMPERE_DQ_M(D, is_turing);
+  p.n_q_tiles = (p.rows_q + tile - 1) / tile, p.section = kr_attention_heads_together(ctx, &p);
   kr_attention_params by_keys = p;
   by_keys.section = keys_together(ctx, &p, D);
   kr_chain first = {.n = 0}, rest = {.n = 0};
@@ -184,16 +184,23 @@ int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
   KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
   const kr_grid rows = {.x = (uint32_t)p.n_q_tiles * (uint32_t)all,
                         .block = KR_ATTENTION_AMPERE_THREADS,
-                        .shared_bytes = KR_ATTENTION_DQ_SHARED(D),
+                        .shared_bytes = KR_ATTENTION_DQ_SHARED(D, is_turing),
                         .stream = a->call.stream};
   const int own = KR_AMPERE_DKV_KEYS(D, any);
   const kr_grid keys = {.x = (uint32_t)((p.rows_k + own - 1) / own) * (uint32_t)(all / p.heads),
                         .block = KR_ATTENTION_AMPERE_THREADS,
-                        .shared_bytes = KR_ATTENTION_DKV_SHARED(D, any),
+                        .shared_bytes = KR_ATTENTION_DKV_SHARED(D, any, is_turing),
                         .stream = a->call.stream};
-  if (p.dq.data) kr_chain_add(&rest, &dq[any][wide][bf16], &rows, &p);
-  if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][bf16], &keys, &by_keys);
-  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
+  if (p.dq.data) kr_chain_add(&rest, &dq[any][wide][type], &rows, &p);
+  if (p.dk.data || p.dv.data) kr_chain_add(&rest, &dkv[any][wide][type], &keys, &by_keys);
+  return kr_cuda_launch_chain(ctx->cuda, tier, &rest);
+}
+
+int32_t kr_attention_bwd_ampere(const krait_ctx *ctx, const void *args) {
+  return run_bwd_mma(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_attention_bwd_turing(const krait_ctx *ctx, const void *args) {
+  return run_bwd_mma(ctx, args, KRAIT_CAP_CUDA_TURING);
 }
 
 /* ---- ampere, float32 --------------------------------------------------------------------------------------------- */

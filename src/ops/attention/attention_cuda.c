@@ -7,6 +7,7 @@
 #include "overlap.h"
 #include "cuda_impl.h"
 #include "op_list.h"
+#include "turing_impl.h"
 #include "status.h"
 #include "view.h"
 
@@ -165,20 +166,26 @@ static const char *refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, 
 const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
   if (p.q.dtype == KRAIT_F32) return "float32";
-  return refuse_mma(ctx, args, KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p)));
+  return refuse_mma(ctx, args, KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p), 0));
+}
+
+const char *kr_attention_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = kr_attention_params_of(args);
+  const char *why = kr_turing_refuse(p.q.dtype);
+  return why ? why : refuse_mma(ctx, args, KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p), 1));
 }
 
 uint64_t kr_attention_ampere_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
+uint64_t kr_attention_turing_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 uint64_t kr_attention_parts_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
-#define AMPERE(name) {{"attention_ampere_f16", name}, {"attention_ampere_bf16", name}}
+#define MMA(name) {{"attention_ampere_f16", name}, {"attention_ampere_bf16", name}, {"attention_turing_f16", name}}
 
-int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][3][2] = {
-      {AMPERE("kr_attention_ampere_64"), AMPERE("kr_attention_ampere_128"), AMPERE("kr_attention_ampere_256")},
-      {AMPERE("kr_attention_ampere_64_any"), AMPERE("kr_attention_ampere_128_any"),
-       AMPERE("kr_attention_ampere_256_any")}};
-  const kr_attention_args *a = args;
+static int32_t run_mma(const krait_ctx *ctx, const kr_attention_args *a, uint64_t tier) {
+  static const kr_kernel kernels[2][3][3] = {
+      {MMA("kr_attention_ampere_64"), MMA("kr_attention_ampere_128"), MMA("kr_attention_ampere_256")},
+      {MMA("kr_attention_ampere_64_any"), MMA("kr_attention_ampere_128_any"), MMA("kr_attention_ampere_256_any")}};
+  const int is_turing = tier == KRAIT_CAP_CUDA_TURING;
   kr_attention_params p = kr_attention_params_of(a);
   const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D),
             any = p.softcap > 0 || p.slopes || p.rng.data;
@@ -186,10 +193,17 @@ int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
   p.section = kr_attention_heads_together(ctx, &p);
   const kr_grid grid = {.x = (uint32_t)p.n_units,
                         .block = KR_ATTENTION_AMPERE_THREADS,
-                        .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D),
+                        .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D, is_turing),
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][which][p.q.dtype == KRAIT_BF16], &grid, &p,
+  return kr_cuda_launch(ctx->cuda, tier, &kernels[any][which][is_turing ? 2 : p.q.dtype == KRAIT_BF16], &grid, &p,
                         sizeof p);
+}
+
+int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
+  return run_mma(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_attention_turing(const krait_ctx *ctx, const void *args) {
+  return run_mma(ctx, args, KRAIT_CAP_CUDA_TURING);
 }
 
 /* ---- ampere, float32 --------------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* attention_cuda.h: the GPU implementations of attention and its gradient, and the params both derive from a call.
- * base: everything; base_tiles: tiles by multiply-adds. ampere, hopper: tiles on tensor cores. keys: few rows, many
- * keys; few_base: the same by multiply-adds. */
+ * base: everything; base_tiles: tiles by multiply-adds. turing (float16), ampere, hopper: tiles on tensor cores. keys:
+ * few rows, many keys; few_base: the same by multiply-adds. */
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
 
@@ -28,12 +28,14 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_par
 KR_ATTENTION_ROW(base)
 KR_ATTENTION_ROW(base_tiles)
 KR_ATTENTION_ROW(ampere)
+KR_ATTENTION_ROW(turing)
 KR_ATTENTION_ROW(parts)
 KR_ATTENTION_ROW(hopper)
 KR_ATTENTION_ROW(keys)
 KR_ATTENTION_ROW(few_base)
 KR_ATTENTION_ROW(bwd_base)
 KR_ATTENTION_ROW(bwd_ampere)
+KR_ATTENTION_ROW(bwd_turing)
 KR_ATTENTION_ROW(bwd_parts)
 KR_ATTENTION_ROW(bwd_hopper)
 KR_ATTENTION_ROW(bwd_hopper_sums)

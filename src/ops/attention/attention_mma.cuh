@@ -4,7 +4,7 @@
 #define KR_ATTENTION_MMA_CUH
 
 #include "attention_fragments.cuh"
-#include "mma.cuh"
+#include "turing.cuh"
 
 #ifdef KR_HALF
 typedef kr_f16 element;
@@ -14,6 +14,24 @@ typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
 enum { THREADS = KR_ATTENTION_AMPERE_THREADS };
+
+/* A thread's share of copying a tile of ROWS rows: 16 bytes of every STEP-th row. */
+template <int D, int ROWS>
+struct copier {
+  enum { PER_ROW = D / 8, STEP = THREADS / PER_ROW, N = ROWS / STEP };
+  kr_flight flights[N];
+
+  /* Of the k-th row; the swizzle's period is eight rows. */
+  KR_DEV uint32_t place_of(uint32_t tile, int k) {
+    const uint32_t lane = tile + kr_swizzle<D * 2>(kr_thread() / PER_ROW, kr_thread() % PER_ROW);
+    return (STEP == 4 && k % 2 ? lane ^ 64 : lane) + k * STEP * D * 2;
+  }
+  /* Where nobody reads any more what was there before. */
+  KR_DEV void end(const copier &c, uint32_t tile) {
+#pragma unroll
+    for (int k = 0; k < N; k++) kr_end_copy(c.flights[k], place_of(tile, k));
+  }
+};
 
 /* Address of a lane's ldmatrix row in a tile: for an operand whose rows are m, or keys summed over, and for one whose
  * rows are n. */

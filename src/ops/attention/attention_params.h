@@ -57,11 +57,12 @@ typedef struct kr_attention_params {
   int32_t *next_unit; /* hopper forward kernel: counter of blocks' tiles taken; or none */
 } kr_attention_params;
 
-/* Tiles of 64 M rows by N keys; two of keys and one of values in shared memory. */
+/* Tiles of 64 M rows by N keys; two of keys and one of values in shared memory; turing: one of each. */
 enum { KR_ATTENTION_AMPERE_THREADS = 128 };
 #define KR_AMPERE_M(D) ((D) > 128 ? 1 : 2)
-#define KR_AMPERE_KEYS(D) ((D) > 128 ? 32 : 64)
-#define KR_ATTENTION_AMPERE_SHARED(D) ((uint32_t)((64 * KR_AMPERE_M(D) + 3 * KR_AMPERE_KEYS(D)) * (D) * 2))
+#define KR_AMPERE_KEYS(D, TURING) ((D) > ((TURING) ? 64 : 128) ? 32 : 64)
+#define KR_ATTENTION_AMPERE_SHARED(D, TURING) \
+  ((uint32_t)((64 * KR_AMPERE_M(D) + ((TURING) ? 2 : 3) * KR_AMPERE_KEYS(D, TURING)) * (D) * 2))
 
 /* The same of float32, heads of up to 128 channels. */
 enum { KR_ATTENTION_FLOATS_ROWS = 64 };
@@ -69,12 +70,18 @@ enum { KR_ATTENTION_FLOATS_ROWS = 64 };
 #define KR_ATTENTION_FLOATS_SHARED(D) \
   ((uint32_t)((KR_ATTENTION_FLOATS_ROWS + 3 * KR_ATTENTION_FLOATS_KEYS(D)) * (D) * 4))
 
-/* The gradient's two kernels, both double-buffered: 128 rows by 32 keys; as many keys and rows as registers hold. */
-#define KR_ATTENTION_DQ_SHARED(D) ((uint32_t)((2 * 128 + 4 * 32) * (D) * 2))
+/* The gradient's two kernels, both double-buffered: 64 M rows by 32 keys; as many keys and rows as registers and, turing,
+ * 64 KiB of shared memory hold. */
+#define KR_AMPERE_DQ_M(D, TURING) ((TURING) && (D) > 64 ? 1 : 2)
+#define KR_ATTENTION_DQ_SHARED(D, TURING) ((uint32_t)((2 * 64 * KR_AMPERE_DQ_M(D, TURING) + 4 * 32) * (D) * 2))
 #define KR_AMPERE_DKV_KEYS(D, ANY) ((D) == 64 && !(ANY) ? 128 : 64)
-#define KR_AMPERE_DKV_ROWS(D, ANY) ((D) == 64 && !(ANY) ? 32 : 64)
-#define KR_ATTENTION_DKV_SHARED(D, ANY) \
-  ((uint32_t)(2 * KR_AMPERE_DKV_KEYS(D, ANY) * (D) * 2 + 2 * 2 * KR_AMPERE_DKV_ROWS(D, ANY) * ((D) * 2 + 4)))
+#define KR_AMPERE_DKV_ROWS(D, ANY, TURING) \
+  ((D) > 64 ? ((TURING) ? 16 : 64) : !(ANY) || (TURING) ? 32 : 64)
+/* q, dout, and the rows' log-sum-exp and delta; a multiple of their rows' bytes, as the swizzle needs. */
+#define KR_AMPERE_DKV_STAGE(D, ROWS) (4 * (ROWS) * (D) + (8 * (ROWS) + 255) / 256 * 256)
+#define KR_ATTENTION_DKV_SHARED(D, ANY, TURING)    \
+  ((uint32_t)(4 * KR_AMPERE_DKV_KEYS(D, ANY) * (D) + \
+              2 * KR_AMPERE_DKV_STAGE(D, KR_AMPERE_DKV_ROWS(D, ANY, TURING))))
 
 /* Few rows, many keys: a ring per each of four warps, later reused for their sums. */
 enum { KR_ATTENTION_KEYS_THREADS = 128, KR_ATTENTION_KEYS_STAGES = 3 };
