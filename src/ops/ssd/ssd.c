@@ -38,6 +38,7 @@ static void count_ssd_cost(const void *args, kr_cost *cost) {
 static const kr_impl impls[] = {
     {"cuda_hopper", KRAIT_CAP_CUDA_HOPPER, kr_ssd_hopper_refuse, kr_ssd_hopper, kr_ssd_hopper_scratch},
     {"cuda_ampere_chunks", KRAIT_CAP_CUDA_AMPERE, kr_ssd_chunks_refuse, kr_ssd_chunks, kr_ssd_chunks_scratch},
+    {"turing_chunks", KRAIT_CAP_CUDA_TURING, kr_ssd_turing_refuse, kr_ssd_turing, kr_ssd_chunks_scratch},
     {"ampere_chunks_tf32", KRAIT_CAP_CUDA_AMPERE, kr_ssd_tf32_refuse, kr_ssd_tf32, kr_ssd_parts_scratch},
     {"ampere_chunks_parts", KRAIT_CAP_CUDA_AMPERE, kr_ssd_parts_refuse, kr_ssd_parts, kr_ssd_parts_scratch},
     {"base_chunks", KRAIT_CAP_CUDA_BASE, kr_ssd_tiles_refuse, kr_ssd_tiles, kr_ssd_tiles_scratch},

@@ -14,6 +14,7 @@
  * differences, at most 0 for A <= 0. The log-decay gradient is described in ssd_bwd.cu, whose kernels also recompute
  * groups of heads whose states or state gradients met NaN or infinity: products with masking zeros spread those to
  * tokens that the equation does not couple to them. */
+#include "ssd_copies.cuh"
 #include "ssd_bwd_inner.cuh"
 #include "ssd_mma.cuh"
 
@@ -62,8 +63,10 @@ KR_DEV void walk_states(const kr_ssd_bwd_params &p) {
     kr_copied<0>();
     if (i >= 0) kr_sync();
     if (i + 1 < p.n_chunks) {
-      copy_rows<PB * 2, WALKERS>(next, rows, row_at, t0, f.L, f.P - p0);
-      copy_rows<N * 2, WALKERS>(next + X_BYTES, matrix, matrix_at, t0, f.L, f.N);
+      row_copier<PB * 2, WALKERS> of_rows;
+      row_copier<N * 2, WALKERS> of_matrix;
+      begin_rows(of_rows, next, row_source{rows, row_at, t0, f.L, f.P - p0});
+      begin_rows(of_matrix, next + X_BYTES, row_source{matrix, matrix_at, t0, f.L, f.N});
       copy_steps(steps + (~i & 1), steps_at(f, b, h, BACK ? c - 1 : c + 1));
       kr_commit_copies();
     }
@@ -124,8 +127,9 @@ KR_DEV void copy_head(const kr_ssd_bwd_params &p, const place &at, int h, int bl
                       chunk_steps *steps) {
   const kr_ssd_params &f = p.f;
   const int p0 = block * PB;
-  copy_rows<PB * 2, THREADS>(stage, f.x, at.b * f.x.b + h * f.x.h + p0, at.t0, f.L, f.P - p0);
-  copy_rows<PB * 2, THREADS>(stage + X_BYTES, f.dout, at.b * f.dout.b + h * f.dout.h + p0, at.t0, f.L, f.P - p0);
+  row_copier<PB * 2, THREADS> c;
+  begin_rows(c, stage, row_source{f.x, at.b * f.x.b + h * f.x.h + p0, at.t0, f.L, f.P - p0});
+  begin_rows(c, stage + X_BYTES, row_source{f.dout, at.b * f.dout.b + h * f.dout.h + p0, at.t0, f.L, f.P - p0});
   copy_tile<N>(stage + 2 * X_BYTES, tile_at<N>(p, p.S, at.b, h, block, at.chunk));
   copy_tile<N>(stage + 2 * X_BYTES + PB * N * 2, tile_at<N>(p, p.M, at.b, h, block, at.chunk));
   copy_steps(steps, steps_at(f, at.b, h, at.chunk));

@@ -1,11 +1,11 @@
-/* ssd_chunks.cu: the SSD on tensor cores (equation in ssd_ref.c), Ampere and later: a block of eight warps passes one
+/* ssd_chunks.cu: the SSD on tensor cores (equation in ssd_ref.c), Turing (float16) and later: a block of eight warps passes one
  * head's state (64 channels, N states) through time in its accumulators, in chunks of 64 tokens; compiled for float16
  * and bfloat16 storage. With a the cumulative sum of d A since the chunk's start (log2):
  *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i
  *   S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B
  * Two warps share 16 rows of Y, and 16 channels of S, and split the columns; they exchange P through their 16 rows of
  * C, once both have read these. Decays are float32; exponents are differences, at most 0 for A <= 0. The next chunk's
- * copies are in flight meanwhile.
+ * copies are in flight meanwhile: to other shared memory or, in the turing tier, in registers.
  * kr_ssd_steps       cumulative log-decays of every chunk (chunk_steps)
  * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
  * kr_ssd_passed_nN   the same with one D for all channels of a head (kr_ssd_passes_D): on the diagonal of P
@@ -13,21 +13,46 @@
  * kr_ssd_join        state passing: start states of the segments from their end states
  * NaN or infinity in x or B reaches earlier tokens of its chunk through products with masking zeros. The state after
  * them holds it too: such a head is recomputed token by token (p.spoilt). */
+#include "ssd_copies.cuh"
 #include "ssd_place.cuh"
 
-enum { THREADS = KR_SSD_CHUNK_THREADS };
+/* AT_ONCE: blocks on a multiprocessor; where copies wait in registers, one must do. */
+enum { THREADS = KR_SSD_CHUNK_THREADS, AT_ONCE = KR_IS_TURING ? 1 : 2 };
 
 template <int N>
 KR_DEV constexpr int stage_bytes(void) { return X_BYTES + 2 * Q * N * 2; }
 
+template <int N>
+struct chunk_copier {
+  kr_flight steps;
+  row_copier<PB * 2, THREADS> x;
+  row_copier<N * 2, THREADS> B, C;
+};
+
+KR_DEV row_source source_of_x(const kr_ssd_params &p, const place &at, int64_t t0) {
+  return row_source{p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0};
+}
+KR_DEV row_source source_of(const kr_ssd_params &p, const kr_ssd_tensor &v, const place &at, int64_t t0) {
+  return row_source{v, at.b * v.b + at.g * v.h, t0, at.end, p.N};
+}
+
 template <int N, int ONLY_ENDS>
-KR_DEV void copy_chunk(const kr_ssd_params &p, const place &at, unsigned char *stage, chunk_steps *steps, int64_t t0) {
-  copy_steps(steps, steps_at(p, at.b, at.h, t0 / Q));
-  copy_rows<PB * 2, THREADS>(stage, p.x, at.b * p.x.b + at.h * p.x.h + at.p0, t0, at.end, p.P - at.p0);
-  copy_rows<N * 2, THREADS>(stage + X_BYTES, p.Bmat, at.b * p.Bmat.b + at.g * p.Bmat.h, t0, at.end, p.N);
-  if (!ONLY_ENDS)
-    copy_rows<N * 2, THREADS>(stage + X_BYTES + Q * N * 2, p.Cmat, at.b * p.Cmat.b + at.g * p.Cmat.h, t0, at.end, p.N);
+KR_DEV void begin_chunk(chunk_copier<N> &c, const kr_ssd_params &p, const place &at, unsigned char *stage,
+                        chunk_steps *steps, int64_t t0) {
+  begin_steps(c.steps, steps, steps_at(p, at.b, at.h, t0 / Q));
+  begin_rows(c.x, stage, source_of_x(p, at, t0));
+  begin_rows(c.B, stage + X_BYTES, source_of(p, p.Bmat, at, t0));
+  if (!ONLY_ENDS) begin_rows(c.C, stage + X_BYTES + Q * N * 2, source_of(p, p.Cmat, at, t0));
   kr_commit_copies();
+}
+
+template <int N, int ONLY_ENDS>
+KR_DEV void end_chunk(const chunk_copier<N> &c, const kr_ssd_params &p, const place &at, unsigned char *stage,
+                      chunk_steps *steps, int64_t t0) {
+  end_steps(c.steps, steps);
+  end_rows(c.x, stage, source_of_x(p, at, t0));
+  end_rows(c.B, stage + X_BYTES, source_of(p, p.Bmat, at, t0));
+  if (!ONLY_ENDS) end_rows(c.C, stage + X_BYTES + Q * N * 2, source_of(p, p.Cmat, at, t0));
 }
 
 /* Barrier for the two warps that share 16 rows. */
@@ -214,7 +239,8 @@ KR_DEV void walk(const kr_ssd_params &p) {
   KR_DYNAMIC_SHARED(shared);
   const place at = here(p);
   const warp_place first = place_of_thread(kr_thread());
-  unsigned char *const state = shared + 2 * stage_bytes<N>();
+  const int OTHER = KR_IS_TURING ? 0 : 1; /* stage */
+  unsigned char *const state = shared + (1 + OTHER) * stage_bytes<N>();
   chunk_steps *const steps = (chunk_steps *)(state + PB * N * 2);
   float *const D = (float *)(steps + 2); /* [channel] */
   const float own_D = D_FOLDED ? kr_load(p.D.data, at.h * p.D.h, p.D.dtype) : 0.0f;
@@ -226,7 +252,9 @@ KR_DEV void walk(const kr_ssd_params &p) {
     D[kr_thread()] = p.D.data && at.p0 + kr_thread() < p.P
                          ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + kr_thread()) * p.D.n, p.D.dtype)
                          : 0.0f;
-  copy_chunk<N, ONLY_ENDS>(p, at, shared, steps, at.begin);
+  chunk_copier<N> copier;
+  begin_chunk<N, ONLY_ENDS>(copier, p, at, shared, steps, at.begin);
+  end_chunk<N, ONLY_ENDS>(copier, p, at, shared, steps, at.begin);
   if (ONLY_ENDS) {
 #pragma unroll
     for (int j = 0; j < N / 16; j++) clear(s[j]);
@@ -236,7 +264,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
     share_state<N>(state, first, s);
   }
   int turn = 0;
-  for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= 1) {
+  for (int64_t t0 = at.begin; t0 < at.end; t0 += Q, turn ^= OTHER) {
     /* Addresses are recomputed where no registers are left to keep them. */
     const warp_place me = N > 64 ? place_of_thread(anew(kr_thread())) : first;
     unsigned char *const x = shared + anew(turn * stage_bytes<N>()), *const B = x + X_BYTES, *const C = B + Q * N * 2;
@@ -244,7 +272,8 @@ KR_DEV void walk(const kr_ssd_params &p) {
     kr_copied<0>();
     kr_sync();
     if (t0 + Q < at.end)
-      copy_chunk<N, ONLY_ENDS>(p, at, shared + anew((turn ^ 1) * stage_bytes<N>()), steps + (turn ^ 1), t0 + Q);
+      begin_chunk<N, ONLY_ENDS>(copier, p, at, shared + anew((turn ^ OTHER) * stage_bytes<N>()),
+                                steps + (turn ^ OTHER), t0 + Q);
     if (!ONLY_ENDS) {
       float y[4][4];
       output_before<N, D_FOLDED>(y, me, C, B, state, now, p.seq_idx != 0, D_FOLDED ? 0 : p.last_rank, own_D);
@@ -268,10 +297,10 @@ KR_DEV void walk(const kr_ssd_params &p) {
     if (ONLY_ENDS) {
       if (now.last != 0) decay = 1.0f;
       else if (decay <= 0) decay += now.total;
-    } else if (N <= 128) {
-      kr_sync();
-      share_state<N>(state, me, s);
     }
+    if ((!ONLY_ENDS && N <= 128) || KR_IS_TURING) kr_sync();
+    if (KR_IS_TURING && t0 + Q < at.end) end_chunk<N, ONLY_ENDS>(copier, p, at, shared, steps, t0 + Q);
+    if (!ONLY_ENDS && N <= 128) share_state<N>(state, me, s);
   }
   if (!ONLY_ENDS && p.spoilt && (spoilt || is_spoilt<N / 16>(s))) p.spoilt[at.b * p.H + at.h] = 1;
   if (ONLY_ENDS) {
@@ -283,15 +312,17 @@ KR_DEV void walk(const kr_ssd_params &p) {
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n64(const kr_ssd_params p) { walk<64, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, AT_ONCE) kr_ssd_chunks_n64(const kr_ssd_params p) { walk<64, 0, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n64(const kr_ssd_params p) { walk<64, 1, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_chunks_n128(const kr_ssd_params p) { walk<128, 0, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, AT_ONCE) kr_ssd_chunks_n128(const kr_ssd_params p) { walk<128, 0, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_ends_n128(const kr_ssd_params p) { walk<128, 1, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, AT_ONCE) kr_ssd_passed_n64(const kr_ssd_params p) { walk<64, 0, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, AT_ONCE) kr_ssd_passed_n128(const kr_ssd_params p) { walk<128, 0, 1>(p); }
+#ifndef KR_TURING /* whose shared memory has no room for them */
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_chunks_n256(const kr_ssd_params p) { walk<256, 0, 0>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_ends_n256(const kr_ssd_params p) { walk<256, 1, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n64(const kr_ssd_params p) { walk<64, 0, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_ssd_passed_n128(const kr_ssd_params p) { walk<128, 0, 1>(p); }
 KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_passed_n256(const kr_ssd_params p) { walk<256, 0, 1>(p); }
+#endif
 
 /* One thread per element of a head's state. */
 KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_join(const kr_ssd_params p) {

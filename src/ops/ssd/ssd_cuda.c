@@ -6,24 +6,30 @@
 #include "op_list.h"
 #include "ssd_host.h"
 #include "ssd_impls.h"
+#include "turing_impl.h"
 #include "status.h"
 #include "view.h"
 
 static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "kr_ssd_walk_s16"},
                        ranks_s4 = {"ssd", "kr_ssd_ranks_s4"}, ranks_s16 = {"ssd", "kr_ssd_ranks_s16"},
                        clear_empty = {"ssd", "kr_ssd_clear_empty"};
-#define CHUNKS(name) {{NULL, NULL}, {"ssd_chunks_f16", name}, {"ssd_chunks_bf16", name}}
-static const kr_kernel chunks[3][3] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"),
+/* By the type of x, then the turing tier's, of float16. */
+enum { OF_TURING = 3, N_TYPES };
+#define CHUNKS(name) {{NULL, NULL}, {"ssd_chunks_f16", name}, {"ssd_chunks_bf16", name}, {"ssd_turing_f16", name}}
+static const kr_kernel chunks[3][N_TYPES] = {CHUNKS("kr_ssd_chunks_n64"), CHUNKS("kr_ssd_chunks_n128"),
                                        CHUNKS("kr_ssd_chunks_n256")};
-static const kr_kernel passed[3][3] = {CHUNKS("kr_ssd_passed_n64"), CHUNKS("kr_ssd_passed_n128"),
+static const kr_kernel passed[3][N_TYPES] = {CHUNKS("kr_ssd_passed_n64"), CHUNKS("kr_ssd_passed_n128"),
                                        CHUNKS("kr_ssd_passed_n256")};
-static const kr_kernel ends[3][3] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"), CHUNKS("kr_ssd_ends_n256")};
-static const kr_kernel join[3] = {{"ssd_chunks_f16", "kr_ssd_join"}, /* of float32 states, whatever x is */
-                                  {"ssd_chunks_f16", "kr_ssd_join"},
-                                  {"ssd_chunks_bf16", "kr_ssd_join"}},
-                       steps_kernel[3] = {{"ssd_chunks_f32", "kr_ssd_steps"},
-                                          {"ssd_chunks_f16", "kr_ssd_steps"},
-                                          {"ssd_chunks_bf16", "kr_ssd_steps"}};
+static const kr_kernel ends[3][N_TYPES] = {CHUNKS("kr_ssd_ends_n64"), CHUNKS("kr_ssd_ends_n128"),
+                                           CHUNKS("kr_ssd_ends_n256")};
+static const kr_kernel join[N_TYPES] = {{"ssd_chunks_f16", "kr_ssd_join"}, /* of float32 states, whatever x is */
+                                        {"ssd_chunks_f16", "kr_ssd_join"},
+                                        {"ssd_chunks_bf16", "kr_ssd_join"},
+                                        {"ssd_turing_f16", "kr_ssd_join"}},
+                       steps_kernel[N_TYPES] = {{"ssd_chunks_f32", "kr_ssd_steps"},
+                                                {"ssd_chunks_f16", "kr_ssd_steps"},
+                                                {"ssd_chunks_bf16", "kr_ssd_steps"},
+                                                {"ssd_turing_f16", "kr_ssd_steps"}};
 
 static kr_ssd_params ssd_plan_of(const kr_ssd_args *a, int reverse) {
   const kr_ssd_inputs in = KR_SSD_INPUTS(a);
@@ -91,17 +97,24 @@ static int32_t run_ssd(const krait_ctx *ctx, const void *args, uint64_t tier) {
 
 static int ssd_width_of(int64_t N) { return N <= 64 ? 0 : N <= 128 ? 1 : 2; }
 
-static uint32_t chunk_shared_bytes(int64_t N) {
+static int is_of_turing(uint64_t tier) { return tier == KRAIT_CAP_CUDA_TURING; }
+static int type_of_kernel(uint64_t tier, const kr_ssd_params *p) { return is_of_turing(tier) ? OF_TURING : p->x.dtype; }
+
+static uint32_t chunk_shared_bytes(int64_t N, uint64_t tier) {
   const uint32_t columns = N <= 64    ? 64
                            : N <= 128 ? 128
                                       : 256,
                  stage = KR_SSD_CHUNK * KR_SSD_P * 2 + 2 * KR_SSD_CHUNK * columns * 2;
-  return 2 * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
+  return (is_of_turing(tier) ? 1 : 2) * stage + KR_SSD_P * columns * 2 + 2 * KR_SSD_STEPS_BYTES + KR_SSD_P * 4;
 }
 
 int kr_ssd_states_at_once(const krait_ctx *ctx) {
-  const int takes_most = kr_cuda_info(ctx->cuda)->shared_bytes >= (int64_t)chunk_shared_bytes(KR_SSD_MOST_STATES);
-  return takes_most ? KR_SSD_MOST_STATES : KR_SSD_MOST_STATES / 2;
+  const int64_t needed = chunk_shared_bytes(KR_SSD_MOST_STATES, KRAIT_CAP_CUDA_AMPERE);
+  return kr_cuda_info(ctx->cuda)->shared_bytes >= needed ? KR_SSD_MOST_STATES : KR_SSD_MOST_STATES / 2;
+}
+
+static int states_at_once(const krait_ctx *ctx, uint64_t tier) {
+  return is_of_turing(tier) ? KR_SSD_MOST_STATES / 2 : kr_ssd_states_at_once(ctx);
 }
 
 /* What no chunked implementation takes. */
@@ -130,11 +143,19 @@ const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a) {
   return a->x.dtype == KRAIT_F32 ? "float32" : refuse_options(a);
 }
 
-const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_ssd_args *a = args;
+static const char *refuse_ssd_chunks(const krait_ctx *ctx, const kr_ssd_args *a, uint64_t tier) {
   if (kr_ssd_chunks_refuse_tensors(a)) return kr_ssd_chunks_refuse_tensors(a);
-  const int64_t at_once = kr_ssd_states_at_once(ctx), N = a->N < at_once ? a->N : at_once;
-  return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)chunk_shared_bytes(N) ? "too little shared memory" : NULL;
+  const int64_t at_once = states_at_once(ctx, tier), needed = chunk_shared_bytes(a->N < at_once ? a->N : at_once, tier);
+  return kr_cuda_info(ctx->cuda)->shared_bytes < needed ? "too little shared memory" : NULL;
+}
+
+const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args) {
+  return refuse_ssd_chunks(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+
+const char *kr_ssd_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_turing_refuse(((const kr_ssd_args *)args)->x.dtype);
+  return why ? why : refuse_ssd_chunks(ctx, args, KRAIT_CAP_CUDA_TURING);
 }
 
 /* Splits time only if blocks do not fill the device; each split costs a second pass over its tokens. */
@@ -179,64 +200,77 @@ uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args) {
   return lay_out_ssd(&p).end;
 }
 
-int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
+static int32_t launch_steps(const krait_ctx *ctx, const kr_ssd_params *p, void *stream, uint64_t tier) {
   const int64_t warps = KR_SSD_THREADS / 32, n_chunks = (p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK;
   const kr_grid grid = {.x = (uint32_t)n_chunks,
                         .y = (uint32_t)((p->H + warps - 1) / warps),
                         .z = (uint32_t)p->B,
                         .block = KR_SSD_THREADS,
                         .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &steps_kernel[p->x.dtype], &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, tier, &steps_kernel[type_of_kernel(tier, p)], &grid, p, sizeof *p);
 }
 
-int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
+int32_t kr_ssd_launch_steps(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
+  return launch_steps(ctx, p, stream, KRAIT_CAP_CUDA_AMPERE);
+}
+
+static int32_t launch_ssd_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void *stream, uint64_t tier) {
   const kr_grid grid = {.x = (uint32_t)(p->H * p->blocks_per_head),
                         .y = (uint32_t)p->n_segments,
                         .z = (uint32_t)p->B,
                         .block = KR_SSD_CHUNK_THREADS,
-                        .shared_bytes = chunk_shared_bytes(p->N),
+                        .shared_bytes = chunk_shared_bytes(p->N, tier),
                         .stream = stream};
-  const kr_kernel(*const kernels)[3] = kr_ssd_passes_D(p) ? passed : chunks;
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[ssd_width_of(p->N)][p->x.dtype], &grid, p,
-                        sizeof *p);
+  const kr_kernel(*const kernels)[N_TYPES] = kr_ssd_passes_D(p) ? passed : chunks;
+  return kr_cuda_launch(ctx->cuda, tier, &kernels[ssd_width_of(p->N)][type_of_kernel(tier, p)], &grid, p, sizeof *p);
 }
 
-static int32_t launch_join(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
+int32_t kr_ssd_launch_chunks(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
+  return launch_ssd_chunks(ctx, p, stream, KRAIT_CAP_CUDA_AMPERE);
+}
+
+static int32_t launch_join(const krait_ctx *ctx, const kr_ssd_params *p, void *stream, uint64_t tier) {
   const kr_grid grid = {.x = (uint32_t)((p->P * p->N + KR_SSD_THREADS - 1) / KR_SSD_THREADS),
                         .y = (uint32_t)p->H,
                         .z = (uint32_t)p->B,
                         .block = KR_SSD_THREADS,
                         .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &join[p->x.dtype], &grid, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, tier, &join[type_of_kernel(tier, p)], &grid, p, sizeof *p);
 }
 
-static int32_t run_ssd_part(const krait_ctx *ctx, const kr_ssd_params *p, void *stream) {
-  const int dtype = p->x.dtype, width = ssd_width_of(p->N);
+static int32_t run_ssd_part(const krait_ctx *ctx, const kr_ssd_params *p, void *stream, uint64_t tier) {
   const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
                           .y = (uint32_t)p->n_segments,
                           .z = (uint32_t)p->B,
                           .block = KR_SSD_CHUNK_THREADS,
-                          .shared_bytes = chunk_shared_bytes(p->N),
+                          .shared_bytes = chunk_shared_bytes(p->N, tier),
                           .stream = stream};
   if (p->n_segments > 1) {
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &ends[width][dtype], &pieces, p, sizeof *p));
-    KR_TRY(launch_join(ctx, p, stream));
+    const kr_kernel *const kernel = &ends[ssd_width_of(p->N)][type_of_kernel(tier, p)];
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, kernel, &pieces, p, sizeof *p));
+    KR_TRY(launch_join(ctx, p, stream, tier));
   }
-  return kr_ssd_launch_chunks(ctx, p, stream);
+  return launch_ssd_chunks(ctx, p, stream, tier);
 }
 
-int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
-  const kr_ssd_args *a = args;
+static int32_t run_ssd_chunks(const krait_ctx *ctx, const kr_ssd_args *a, uint64_t tier) {
   kr_ssd_params p = ssd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
   place_scratch(&p, a->call.scratch);
-  KR_TRY(kr_ssd_launch_steps(ctx, &p, a->call.stream));
-  const int at_once = kr_ssd_states_at_once(ctx);
+  KR_TRY(launch_steps(ctx, &p, a->call.stream, tier));
+  const int at_once = states_at_once(ctx, tier);
   for (int part = 0; part * at_once < p.N; part++) {
     const kr_ssd_params some = kr_ssd_part_of(&p, part, at_once);
-    KR_TRY(run_ssd_part(ctx, &some, a->call.stream));
+    KR_TRY(run_ssd_part(ctx, &some, a->call.stream, tier));
   }
   return launch_walk(ctx, KRAIT_CAP_CUDA_BASE, &p, a->call.stream);
+}
+
+int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args) {
+  return run_ssd_chunks(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_ssd_turing(const krait_ctx *ctx, const void *args) {
+  return run_ssd_chunks(ctx, args, KRAIT_CAP_CUDA_TURING);
 }
 
 /* ---- chunks of float32 ------------------------------------------------------------------------------------------ */
@@ -306,7 +340,7 @@ static int32_t run_ssd_float_part(const krait_ctx *ctx, const kr_ssd_params *p, 
   KR_TRY(kr_ssd_launch_products(ctx, p, is_tf32, stream));
   if (p->n_segments > 1) {
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->ends, &pieces, p, sizeof *p));
-    KR_TRY(launch_join(ctx, p, stream));
+    KR_TRY(launch_join(ctx, p, stream, KRAIT_CAP_CUDA_AMPERE));
   }
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->chunks, &pieces, p, sizeof *p);
 }

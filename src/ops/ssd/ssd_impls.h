@@ -8,6 +8,8 @@
 const char *kr_ssd_chunks_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_chunks(const krait_ctx *ctx, const void *args);
 uint64_t kr_ssd_chunks_scratch(const krait_ctx *ctx, const void *args);
+const char *kr_ssd_turing_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_ssd_turing(const krait_ctx *ctx, const void *args);
 
 const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_ssd_parts(const krait_ctx *ctx, const void *args);

@@ -1,5 +1,5 @@
 /* ssd_mma.cuh: shared code of the SSD's tensor-core kernels, Ampere and later; compiled for float16 and bfloat16
- * storage (KR_DTYPE): copies of a chunk's rows, a chunk's update of a state in accumulators. */
+ * storage (KR_DTYPE): copies of a chunk's steps, a chunk's update of a state in accumulators. */
 #ifndef KR_SSD_MMA_CUH
 #define KR_SSD_MMA_CUH
 
@@ -56,29 +56,6 @@ KR_DEV void write_global(void *to, const kr_raw16 &v) {
                : "memory");
 }
 #endif
-
-/* Copies rows of 16-byte pieces from global memory by the block's first THREADS, zeros beyond. A thread's rows are a
- * multiple of eight apart: they share one bank swizzle. */
-template <int ROW_BYTES, int THREADS>
-KR_DEV void copy_rows(unsigned char *to, const kr_ssd_tensor &v, int64_t from, int64_t t0, int64_t end, int n_columns) {
-  const int per_row = ROW_BYTES / 16, rows = THREADS / per_row, row = kr_thread() / per_row,
-            piece = kr_thread() % per_row;
-  const int64_t step = rows * v.t;
-  const int n = end - t0 < (int64_t)Q ? (int)(end - t0) : (int)Q;
-  const uint16_t *at = anew((const uint16_t *)v.data + from + (t0 + row) * v.t + piece * 8);
-  to += kr_swizzle<ROW_BYTES>(row, piece);
-  if (n == Q && n_columns * 2 >= ROW_BYTES) {
-#pragma unroll
-    for (int k = 0; k < Q / rows; k++, at += step) kr_copy_some(to + k * rows * ROW_BYTES, at, 16);
-    return;
-  }
-  const int left = (n_columns - piece * 8) * 2, bytes = left < 0 ? 0 : left < 16 ? left : 16;
-#pragma unroll 1
-  for (int k = 0; k < Q / rows; k++, at += step) {
-    const int there = row + k * rows < n ? bytes : 0;
-    kr_copy_some(to + k * rows * ROW_BYTES, there ? at : (const uint16_t *)v.data, there);
-  }
-}
 
 KR_DEV uint32_t pack(float low, float high) { return kr_pack(low, high, KR_DTYPE); }
 
