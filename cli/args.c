@@ -17,6 +17,17 @@
 
 enum { MAX_OPTIONS = 48, FIRST_LONG = 256, HELP = 'h', WIDTH = 80, HELP_COLUMN = 26 };
 
+int cli_parse_bytes(const char *verb, const char *option, const char *text, uint64_t *bytes) {
+  char *end = NULL;
+  *bytes = 0;
+  if (!text) return -1;
+  const double n = strtod(text, &end);
+  const int is_size = (*end == 'M' || *end == 'G') && !end[1] && n > 0 && n <= 1e6;
+  if (!is_size) return cli_usage_error(verb, "--%s is '%s', must be a size such as 11G or 11500M", option, text);
+  *bytes = (uint64_t)(n * (*end == 'G' ? 1 << 30 : 1 << 20));
+  return -1;
+}
+
 int cli_usage_error(const char *verb, const char *format, ...) {
   char text[4096];
   va_list list;

@@ -101,6 +101,8 @@ int cli_report_detail(const char *verb, int32_t status, const char *detail); /* 
 /* The same for a call that got what the user wrote (a prompt, a question): 2 if that is what was wrong. */
 int cli_report_call(const char *verb, int32_t status, const char *detail);
 /* One line on standard error: the verb and the given text. Returns the exit status 2. */
+/* A size of memory, such as 11G or 11500M; NULL is 0. Returns -1, or reports it and returns the exit status. */
+int cli_parse_bytes(const char *verb, const char *option, const char *text, uint64_t *bytes);
 int cli_usage_error(const char *verb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

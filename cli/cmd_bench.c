@@ -24,7 +24,7 @@ typedef struct settings {
   int64_t batch, n_frames, n_runs;
   int as_json, with_reference, by_kernel;
   const char *state_dtype;
-  const char *shape, *dtype, *impl, *sizes;
+  const char *shape, *dtype, *impl, *sizes, *memory;
   int64_t n_prompt, n_tokens;
   double step_ms;
   cli_run run;
@@ -186,7 +186,8 @@ static int bench_seedvr(const settings *s) {
 static int bench_restore(const settings *s) {
   cli_bench_restore b = {.variant = s->sizes, .size = s->shape, .n_frames = s->n_frames, .n_runs = s->n_runs,
                          .as_json = s->as_json, .by_kernel = s->by_kernel};
-  const int exit_status = cli_bench_dtype(s->dtype, &b.dtype);
+  int exit_status = cli_bench_dtype(s->dtype, &b.dtype);
+  if (exit_status < 0) exit_status = cli_parse_bytes("bench", "memory", s->memory, &b.memory_bytes);
   return exit_status >= 0 ? exit_status : cli_bench_restore_run(&s->run, &b);
 }
 
@@ -250,6 +251,8 @@ int cmd_bench(int argc, char **argv) {
       CLI_TEXT("impl", 0, "NAME", &s.impl,
                "operators: time this implementation (krait info lists them), or \"all\" that accept the call (default: "
                "the best)"),
+      CLI_TEXT("memory", 0, "SIZE", &s.memory,
+               "restore: use at most so much of the device's memory, such as 11G (default: what is free)"),
       CLI_REAL("step", 0, "MS", &s.step_ms, 0, 1e6,
                "data: the time of a training step; exit status 1 if making its data takes longer"),
       CLI_SWITCH("reference", 0, &s.with_reference, "operators, on the CPU: also run the reference once"),

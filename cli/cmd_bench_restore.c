@@ -12,8 +12,12 @@ static void print_line(void *user, const char *line) {
   printf("    %s\n", line);
 }
 
-static void print_restore_stage(const char *name, double seconds, double flops) {
+/* stage: of the models; -1: another. */
+static void print_restore_stage(const char *name, double seconds, double flops, const kr_restore_timing *t,
+                                int stage) {
   printf("  %-12s %8.3f s", name, seconds);
+  if (stage >= 0) printf("  memory planned %6.2f GiB", (double)t->planned_bytes[stage] * 0x1p-30);
+  if (stage >= 0 && t->measured_bytes[stage]) printf(", measured %6.2f", (double)t->measured_bytes[stage] * 0x1p-30);
   if (flops > 0) printf(" %9.1f TFLOP %8.1f TFLOP/s", flops * 1e-12, flops / seconds * 1e-12);
   printf("\n");
 }
@@ -22,23 +26,24 @@ static void print_restore_timing(const kr_seedvr_shape *s, const char *dtype, co
   const double sum = t->encode_s + t->sample_s + t->decode_s + t->colour_s;
   printf("restore: %lld frames of %lld x %lld, SeedVR2-%dB of random weights, %s\n", (long long)s->n_frames,
          (long long)s->width, (long long)s->height, s->variant, dtype);
-  print_restore_stage("encode", t->encode_s, t->encode_flops);
-  print_restore_stage("transformer", t->sample_s, 0);
-  print_restore_stage("decode", t->decode_s, t->decode_flops);
-  print_restore_stage("colour", t->colour_s, 0);
-  printf("  %-12s %8.3f s %9.2f frames/s; weights %.2f GiB, a slice %.2f GiB\n", "all", sum,
-         (double)s->n_frames / sum, (double)t->weight_bytes * 0x1p-30, (double)t->work_bytes * 0x1p-30);
+  print_restore_stage("encode", t->encode_s, t->encode_flops, t, 0);
+  print_restore_stage("transformer", t->sample_s, 0, t, 1);
+  print_restore_stage("decode", t->decode_s, t->decode_flops, t, 2);
+  print_restore_stage("colour", t->colour_s, 0, t, -1);
+  printf("  %-12s %8.3f s %9.2f frames/s\n  memory: %s\n", "all", sum, (double)s->n_frames / sum, t->plan);
 }
 
 static int print_restore_timing_json(const kr_seedvr_shape *s, const char *dtype, const kr_restore_timing *t) {
   return cli_print_json(
       "bench",
-      json_pack("{s:i, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}", "variant", s->variant, "frames",
+      json_pack("{s:i, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:[I, I, I], s:[I, I, I], s:I}", "variant", s->variant, "frames",
                 (json_int_t)s->n_frames, "width", (json_int_t)s->width, "height", (json_int_t)s->height, "dtype", dtype,
                 "encode_s", cli_json_real(t->encode_s), "sample_s", cli_json_real(t->sample_s), "decode_s",
                 cli_json_real(t->decode_s), "colour_s", cli_json_real(t->colour_s), "encode_flops",
-                cli_json_real(t->encode_flops), "decode_flops", cli_json_real(t->decode_flops), "weight_bytes",
-                (json_int_t)t->weight_bytes, "work_bytes", (json_int_t)t->work_bytes),
+                cli_json_real(t->encode_flops), "decode_flops", cli_json_real(t->decode_flops), "planned_bytes",
+                (json_int_t)t->planned_bytes[0], (json_int_t)t->planned_bytes[1], (json_int_t)t->planned_bytes[2],
+                "measured_bytes", (json_int_t)t->measured_bytes[0], (json_int_t)t->measured_bytes[1],
+                (json_int_t)t->measured_bytes[2], "host_bytes", (json_int_t)t->host_bytes),
       JSON_INDENT(2));
 }
 
@@ -56,7 +61,7 @@ int cli_bench_restore_run(const cli_run *run, const cli_bench_restore *b) {
   const kr_seedvr_shape shape = {.size = sizeof shape, .variant = b->variant && b->variant[0] == '7' ? 7 : 3,
                                  .n_frames = b->n_frames ? b->n_frames : 21, .width = width, .height = height};
   kr_restore_timing t = {.size = sizeof t};
-  const int32_t status = kr_restore_measure(ctx, &shape, b->dtype, (int32_t)b->n_runs,
+  const int32_t status = kr_restore_measure(ctx, &shape, b->dtype, b->memory_bytes, (int32_t)b->n_runs,
                                             b->by_kernel && !b->as_json ? print_line : NULL, NULL, &t);
   exit_status = status < 0 ? cli_report("bench", status) + 1 : 0;
   if (status >= 0 && b->as_json) exit_status = print_restore_timing_json(&shape, krait_dtype_name(b->dtype), &t);

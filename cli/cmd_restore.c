@@ -23,7 +23,7 @@ enum { PATH_BYTES = 4096, MOST_FILES = 4096 };
 typedef struct settings {
   krait_restorer_options models;
   krait_restore_options o;
-  const char *out, *size, *colour, *precision;
+  const char *out, *size, *colour, *precision, *memory;
   int64_t seed, quality;
   int as_json, force, is_padded, is_ten_bits, is_hevc, keep, resume, plan_shown;
   cli_run run;
@@ -38,6 +38,7 @@ static int show_restore_progress(void *user, const krait_restore_progress *p) {
   settings *s = user;
   const double now_s = cli_now_s();
   if (cli_is_asked_to_stop()) return 1;
+  if (!s->plan_shown++ && !s->run.is_quiet) fprintf(cli_err(), "memory: %s\n", p->plan);
   if (s->run.is_quiet || !isatty(STDERR_FILENO) || now_s - s->shown_s < 0.2) return 0;
   s->shown_s = now_s;
   const double elapsed = now_s - s->start_s, left = p->n_done > 0 && p->n_frames > p->n_done
@@ -65,8 +66,8 @@ static int print_restore_json(const settings *s, const char *in, const char *out
       "width", (json_int_t)i->width, "height", (json_int_t)i->height, "cropped_width", (json_int_t)i->cropped_width,
       "cropped_height", (json_int_t)i->cropped_height, "fps", cli_json_real(i->fps), "batches", (int)i->n_batches,
       "resumed", (int)i->n_resumed, "encode_s", cli_json_real(i->stage_s[0]), "sample_s", cli_json_real(i->stage_s[1]),
-      "decode_s", cli_json_real(i->stage_s[2]), "seconds", cli_json_real(i->seconds), "model_bytes",
-      (json_int_t)i->model_bytes, "batch_bytes", (json_int_t)i->batch_bytes, "note", i->note);
+      "decode_s", cli_json_real(i->stage_s[2]), "seconds", cli_json_real(i->seconds), "device_bytes",
+      (json_int_t)i->device_bytes, "host_bytes", (json_int_t)i->host_bytes, "note", i->note);
   if (report) cli_json_set_name(report, "path", in), cli_json_set_name(report, "output", out);
   return cli_print_json("restore", report, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0;
 }
@@ -79,10 +80,10 @@ static void print_restore_notes(const char *in, const char *out, const krait_res
             (long long)i->cropped_width, (long long)i->cropped_height);
   fprintf(err,
           "%s -> %s: %lld frames, %lld x %lld -> %lld x %lld, in %.1f s (encoder %.1f, transformer %.1f, decoder "
-          "%.1f); memory: models %.2f GiB, a batch %.2f GiB\n",
+          "%.1f); memory: %.2f GiB, on the host %.2f GiB for frames\n",
           in, out, (long long)i->n_frames, (long long)i->from_width, (long long)i->from_height, (long long)i->width,
           (long long)i->height, i->seconds, i->stage_s[0], i->stage_s[1], i->stage_s[2],
-          (double)i->model_bytes / (1 << 30), (double)i->batch_bytes / (1 << 30));
+          (double)i->device_bytes / (1 << 30), (double)i->host_bytes / (1 << 30));
 }
 
 /* ---- files ---- */
@@ -140,7 +141,7 @@ static int restore_one(settings *s, const char *in, const char *out) {
   }
   if (exit_status >= 0) return exit_status;
   cli_let_interrupt_ask(); /* the check has caught the signal */
-  s->start_s = cli_now_s(), s->shown_s = 0;
+  s->start_s = cli_now_s(), s->shown_s = 0, s->plan_shown = 0;
   const int32_t status = krait_restorer_file(s->restorer, in, out, &s->o, &info);
   end_progress(s);
   if (status == KRAIT_ERR_CANCELLED) {
@@ -272,6 +273,8 @@ int cmd_restore(int argc, char **argv) {
                  "keep finished batches beside the result until it is complete, and go on from them"),
       CLI_SWITCH("force", 'f', &s.force, "replace results that exist"),
       CLI_TEXT("precision", 0, "P", &s.precision, "on a GPU: bf16, as published (default from 8.0 on), or fp32"),
+      CLI_TEXT("memory", 0, "SIZE", &s.memory,
+               "use at most so much of the device's memory, such as 11G (default: what is free)"),
       CLI_SWITCH("json", 0, &s.as_json, "print a JSON object for each file"),
       CLI_RUN_OPTIONS(&s.run),
   };
@@ -286,6 +289,7 @@ int cmd_restore(int argc, char **argv) {
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
   exit_status = parse_precision(&s);
+  if (exit_status < 0) exit_status = cli_parse_bytes(verb.name, "memory", s.memory, &s.models.memory_bytes);
   if (exit_status < 0) exit_status = check_settings(&s, argc - first, argv + first);
   if (exit_status >= 0) return exit_status;
   cli_catch_signals(verb.name, "");

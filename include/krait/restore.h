@@ -22,6 +22,7 @@ typedef struct krait_restorer_options {
   const char *path; /* a folder with the transformer (seedvr*.pth or .safetensors), the autoencoder (*vae*.pth or
                        .safetensors), and pos_emb.pt and neg_emb.pt (or text.safetensors) */
   const char *dit_path, *vae_path; /* instead of those in the folder; or NULL */
+  uint64_t memory_bytes; /* at most so much of the device's memory (on a CPU: of weights and work); 0: what is free */
 } krait_restorer_options;
 
 /* ctx must outlive the restorer, which belongs to one thread at a time. */
@@ -35,6 +36,7 @@ typedef struct krait_restore_progress {
   int32_t stage;               /* of the current batch: 0 encode, 1 sample, 2 decode */
   double share;                /* of this stage, 0 to 1 */
   int64_t n_done, n_frames;    /* frames written; of the film, 0 if it does not say */
+  const char *plan;            /* for people: how this film uses the memory */
 } krait_restore_progress;
 
 /* Zero is the default of everything. */
@@ -70,7 +72,7 @@ typedef struct krait_restore_info {
   int64_t cropped_width, cropped_height;  /* of the resized frames, not used */
   double fps;
   double stage_s[KRAIT_RESTORE_STAGES], seconds;
-  uint64_t model_bytes, batch_bytes;      /* planned memory: weights; autoencoder's graph and memories, frames */
+  uint64_t device_bytes, host_bytes;      /* planned memory: of the device; of the host, for a batch */
   int32_t n_resumed;                      /* batches that were already there */
   char note[256];                         /* what is different from the film that was read; or empty */
 } krait_restore_info;

@@ -93,11 +93,15 @@ typedef struct kr_restore_timing {
   int32_t reserved;
   double encode_s, sample_s, decode_s, colour_s; /* the best of the runs, each from and to host memory */
   double encode_flops, decode_flops;             /* products */
-  uint64_t weight_bytes, work_bytes;             /* work: the autoencoder's graph and memories, as planned */
+  /* Of encoder, transformer, decoder: as planned; on a GPU what the device has less in that stage than before, of any
+   * program. */
+  uint64_t planned_bytes[3], measured_bytes[3], host_bytes; /* host: of the convolutions' memories */
+  char plan[256];
 } kr_restore_timing;
-/* dtype: float32, or on a GPU bfloat16. report: NULL, or called with a line for each operator of the last slices. */
-int32_t kr_restore_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, int32_t n_runs,
-                           kr_seedvr_report_fn report, void *user, kr_restore_timing *timing);
+/* dtype: float32, or on a GPU bfloat16. memory_bytes: as of krait_restorer_options. report: NULL, or called with a line
+ * for each operator of the last frames. */
+int32_t kr_restore_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, uint64_t memory_bytes,
+                           int32_t n_runs, kr_seedvr_report_fn report, void *user, kr_restore_timing *timing);
 
 /* ---- PrimeKnet ---- */
 

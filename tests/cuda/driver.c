@@ -170,7 +170,7 @@ static void out_of_memory_reports_the_size(void **state) {
   if (!kr_cuda_built_tiers()) skip();
   assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
   assert_int_equal(kr_cuda_alloc(cuda, (size_t)2 << 30, &block), KRAIT_ERR_DEVICE_MEMORY);
-  assert_non_null(strstr(krait_error_detail(), "2147483648 bytes needed, 12345 of"));
+  assert_non_null(strstr(krait_error_detail(), "2147483648 bytes needed, "));
   kr_cuda_close(&cuda);
 }
 

@@ -317,7 +317,33 @@ FAKE(cuModuleGetFunction, (void **function, void *module, const char *name),
 FAKE(cuFuncGetAttribute, (int *value, int attribute, void *function), UNUSED(attribute),
      *value = (int)own_shared(function))
 FAKE(cuFuncSetAttribute, (void *function, int attribute, int value), UNUSED(function), UNUSED(attribute), UNUSED(value))
-FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *free_bytes = 12345, *total = (size_t)1 << 30)
+/* How much of a gibibyte is taken: the sizes of blocks by address. */
+static struct {
+  pthread_mutex_t lock;
+  struct {
+    uint64_t address;
+    size_t bytes;
+  } blocks[1 << 14];
+  size_t bytes;
+} taken_blocks = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static void count_block(uint64_t address, size_t bytes) {
+  size_t i = 0;
+  pthread_mutex_lock(&taken_blocks.lock);
+  while (i < (1 << 14) - 1 && taken_blocks.blocks[i].address) i++;
+  taken_blocks.blocks[i].address = address, taken_blocks.blocks[i].bytes = bytes, taken_blocks.bytes += bytes;
+  pthread_mutex_unlock(&taken_blocks.lock);
+}
+static void discount_block(uint64_t address) {
+  pthread_mutex_lock(&taken_blocks.lock);
+  for (size_t i = 0; address && i < 1 << 14; i++)
+    if (taken_blocks.blocks[i].address == address) {
+      taken_blocks.blocks[i].address = 0, taken_blocks.bytes -= taken_blocks.blocks[i].bytes;
+      break;
+    }
+  pthread_mutex_unlock(&taken_blocks.lock);
+}
+FAKE(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), *total = (size_t)1 << 30;
+     *free_bytes = taken_blocks.bytes < *total ? *total - taken_blocks.bytes : 0)
 static void copy(void *to, const void *from, size_t bytes) {
   open_memory();
   memmove(to, from, bytes);
@@ -483,6 +509,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   int result = failed();
   if (result || bytes > (size_t)1 << 30) return result ? result : OUT_OF_MEMORY;
   *address = (uint64_t)(uintptr_t)take_memory(bytes);
+  count_block(*address, bytes);
   return taken(), 0;
 }
 
@@ -496,7 +523,7 @@ int cuModuleUnload(void *module) { return UNUSED(module), left(), 0; }
 EXPORT int cuCtxPopCurrent_v2(void **context);
 int cuCtxPopCurrent_v2(void **context) { return *context = current[--depth], 0; }
 EXPORT int cuMemFree_v2(uint64_t address);
-int cuMemFree_v2(uint64_t address) { return leave_memory((void *)(uintptr_t)address), left(), 0; }
+int cuMemFree_v2(uint64_t address) { return discount_block(address), leave_memory((void *)(uintptr_t)address), left(), 0; }
 EXPORT int cuMemFreeHost(void *block);
 int cuMemFreeHost(void *block) { return free(block), left(), 0; }
 EXPORT int cuStreamDestroy_v2(void *stream);

@@ -11,6 +11,7 @@
 
 #include "op_list.h"
 #include "seedvr/seedvr_frames.h"
+#include "seedvr/seedvr_plan.h"
 #include "seedvr/seedvr_sampler.h"
 #include "seedvr/seedvr_vae.h"
 #include "weights.h"
@@ -312,6 +313,63 @@ static void upsamples_by_small_convolutions(void **state) {
   free(values);
 }
 
+/* A run of any length takes the same memory; with a level's memories on the host, less. */
+static void memory_does_not_grow_with_the_film(void **state) {
+  kr_vae *vae = NULL;
+  (void)state;
+  assert_int_equal(kr_vae_open(ctx, &small_vae, NULL, KRAIT_F32, &vae), KRAIT_OK);
+  for (int side = 0; side < KR_VAE_SIDES; side++) {
+    kr_vae_needs few, many;
+    uint64_t sizes[8];
+    int32_t n;
+    kr_vae_run run = {.size = {13, 16, 32}};
+    assert_int_equal(kr_vae_count(vae, side, &run, &few), KRAIT_OK);
+    run.size[0] = 40001;
+    assert_int_equal(kr_vae_count(vae, side, &run, &many), KRAIT_OK);
+    assert_true(few.bytes == many.bytes && few.host_bytes == 0);
+    assert_int_equal(kr_vae_memory_sizes(vae, side, &run, 8, sizes, &n), KRAIT_OK);
+    assert_true(n >= 2 && sizes[0] > sizes[1]);
+    run.host_to = sizes[1];
+    assert_int_equal(kr_vae_count(vae, side, &run, &few), KRAIT_OK);
+    assert_true(few.host_bytes >= sizes[1] && few.bytes < many.bytes);
+  }
+  kr_vae_close(&vae);
+}
+
+/* ---- plans ---- */
+
+/* A 3B at about 720p, in MiB. */
+static void chooses_plans(void **state) {
+  enum { ENCODE = 2000, SAMPLE = 800, DECODE = 7500, STREAMED = 1700 };
+  static const struct {
+    uint64_t most;
+    int32_t weights; /* -1: none fits */
+    uint64_t bytes, host;
+  } cases[] = {{UINT64_MAX, KR_PLAN_RESIDENT, 7000 + DECODE, 0}, {7000 + DECODE, KR_PLAN_RESIDENT, 7000 + DECODE, 0},
+               {7000 + DECODE - 1, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {300 + DECODE, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
+               {300 + DECODE - 1, KR_PLAN_BY_STAGE, 6500 + SAMPLE, 500}, {7299, KR_PLAN_STREAMED, 7300 - 100, 500},
+               {6000, KR_PLAN_STREAMED, 300 + 4500, 3000}, {4799, -1, 4800, 3000}};
+  const kr_plan_needs needs = {.stages = {{.weights = 200, .work = ENCODE},
+                                          {.weights = 6500, .work = SAMPLE, .streamed = STREAMED},
+                                          {.weights = 300, .work = DECODE, .n_moves = 2,
+                                           .moves = {{.above = 1, .to = 2, .work = 6900, .host = 500},
+                                                     {.above = 0, .to = 2, .work = 4500, .host = 3000}}}}};
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    kr_memory_plan plan;
+    char text[256];
+    const int fits = kr_memory_plan_choose(&needs, cases[i].most, &plan);
+    kr_memory_plan_print(&plan, cases[i].most, text, sizeof text);
+    assert_int_equal(fits, cases[i].weights >= 0);
+    if (fits) assert_int_equal(plan.weights, cases[i].weights);
+    if (plan.bytes != cases[i].bytes || plan.host_bytes != cases[i].host)
+      fail_msg("case %d: %d and %d on the host", (int)i, (int)plan.bytes, (int)plan.host_bytes);
+    assert_true(!fits || plan.bytes <= cases[i].most);
+    assert_non_null(strstr(text, " GiB: encoder"));
+    assert_true((strstr(text, "on the host") != NULL) == (plan.host_bytes > 0));
+  }
+}
+
 /* ---- with the whole golden files ---- */
 
 static void encodes_and_decodes_as_published(void **state) {
@@ -438,7 +496,8 @@ int main(void) {
       cmocka_unit_test(joins_as_published),    cmocka_unit_test(schedules_as_published),
       cmocka_unit_test(guides_as_published),   cmocka_unit_test(draws_noise),
       cmocka_unit_test(refuses_sizes),         cmocka_unit_test(gives_samples_of_each_kind),
-      cmocka_unit_test(frames_give_the_whole), cmocka_unit_test(upsamples_by_small_convolutions),
+      cmocka_unit_test(frames_give_the_whole), cmocka_unit_test(memory_does_not_grow_with_the_film),
+      cmocka_unit_test(chooses_plans),         cmocka_unit_test(upsamples_by_small_convolutions),
       cmocka_unit_test(encodes_and_decodes_as_published), cmocka_unit_test(convolves_as_published),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -53,4 +53,16 @@ int32_t kr_mem_fill(const krait_ctx *ctx, void *at, int byte, uint64_t bytes) {
   return KRAIT_OK;
 }
 
+int32_t kr_mem_left(const krait_ctx *ctx, uint64_t *bytes) {
+  size_t left = 0, all;
+  *bytes = UINT64_MAX;
+  if (!ctx->cuda) return KRAIT_OK;
+  const kr_driver *driver = kr_cuda_driver(ctx->cuda);
+  KR_TRY(kr_cuda_begin(ctx->cuda));
+  const kr_cu_result result = driver->MemGetInfo(&left, &all);
+  kr_cuda_end(ctx->cuda);
+  *bytes = left;
+  return result ? kr_driver_fail(driver, result, "asking for free device memory") : KRAIT_OK;
+}
+
 int32_t kr_mem_wait(const krait_ctx *ctx) { return ctx->cuda ? kr_cuda_wait(ctx->cuda, NULL) : KRAIT_OK; }

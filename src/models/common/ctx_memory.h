@@ -11,6 +11,8 @@ int32_t kr_mem_put(const krait_ctx *ctx, void *to, const void *from, uint64_t by
 int32_t kr_mem_read(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes); /* complete when it returns */
 int32_t kr_mem_copy(const krait_ctx *ctx, void *to, const void *from, uint64_t bytes); /* within it */
 int32_t kr_mem_fill(const krait_ctx *ctx, void *at, int byte, uint64_t bytes);
+/* A GPU's memory that may be allocated now, by anybody; UINT64_MAX for the host's. */
+int32_t kr_mem_left(const krait_ctx *ctx, uint64_t *bytes);
 int32_t kr_mem_wait(const krait_ctx *ctx); /* for all that was enqueued */
 
 #endif

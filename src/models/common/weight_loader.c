@@ -274,17 +274,27 @@ static int32_t take_words(kr_loader *p, const kr_weight *qweight, const kr_weigh
   return KRAIT_OK;
 }
 
+/* Float16 to bfloat16, in place. */
+static void turn_halves(void *user, int64_t begin, int64_t end, int worker) {
+  uint16_t *halves = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) halves[i] = kr_float_to_bf16(kr_f16_to_float(halves[i]));
+}
+
 /* is_alone: no other matrix is concatenated with it, so that its words may stand beside it. */
 static int32_t take_widened(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, int apart, int is_alone,
                             kr_weight_ref *to) {
   const uint64_t bytes = qweight->bytes * 2; /* float16 */
   uint16_t *halves = NULL;
-  to->dtype = KRAIT_F16;
+  const int is_bf16 = p->as == KRAIT_BF16;
+  to->dtype = is_bf16 ? KRAIT_BF16 : KRAIT_F16;
   if (is_alone && p->keeps_q8)
     KR_TRY(take_words(p, qweight, scales, &to->qweight, &to->qscales));
   else
     p->bytes += bytes;
   int32_t status = p->device ? widen_q8(p->ctx, qweight, scales, &halves) : KRAIT_OK;
+  if (status >= 0 && halves && is_bf16)
+    kr_parallel(p->ctx, (int64_t)(bytes / sizeof *halves), 1 << 16, turn_halves, halves);
   if (status >= 0) status = copy_in(p, halves, bytes, apart, &to->data);
   if (status >= 0 && !p->device) to->data = qweight->data; /* only counted */
   kr_free(halves);
@@ -301,7 +311,7 @@ static int32_t check_q8(const kr_loader *p, const kr_weight *qweight, const kr_w
   return KRAIT_OK;
 }
 
-/* Unchanged on a CPU, float16 on a GPU. */
+/* Unchanged on a CPU, on a GPU float16, or bfloat16 if that is asked for. */
 static int32_t take_weight_loader_q8(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, kr_sizes want,
                                      int apart, int is_alone, kr_weight_ref *to) {
   KR_TRY(check_q8(p, qweight, scales, want));
@@ -534,36 +544,59 @@ int32_t kr_load_reordered(kr_loader *p, const char *name, kr_sizes want, int64_t
 
 /* ---- all of them ---- */
 
-static int32_t count_then_copy(kr_loader *p, kr_take_fn take_all, void *user) {
-  p->arena = kr_arena_open();
-  KR_CHECK(p->arena, KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  p->used = p->bytes = 0;
-  p->is_read = kr_zalloc((size_t)count_tensors(p) + 1);
-  KR_CHECK(p->is_read, KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  KR_TRY(take_all(p, user));
-  if (!p->ctx->cuda) return KRAIT_OK;
-  KR_TRY(kr_cuda_alloc(p->ctx->cuda, (size_t)p->used, (void **)&p->device));
-  KR_TRY(kr_staging_open(p->ctx, &p->staging));
-  p->used = p->bytes = 0;
-  KR_TRY(take_all(p, user));
-  return kr_staging_finish(p->staging);
-}
-
-int32_t kr_loader_run(kr_loader *p, kr_take_fn take_all, void *user) {
-  const int32_t status = count_then_copy(p, take_all, user);
-  kr_staging_close(&p->staging);
+static void forget_random(kr_loader *p) {
   struct kr_random_values *const made[] = {&p->random, &p->random_scales, &p->random_supers};
   for (int i = 0; i < 3; i++) {
     kr_free(made[i]->data);
     *made[i] = (struct kr_random_values){0};
   }
+}
+
+static int32_t count_all(kr_loader *p, kr_take_fn take_all, void *user) {
+  p->arena = kr_arena_open();
+  KR_CHECK(p->arena, KRAIT_ERR_NO_MEMORY, "no memory for weights");
+  p->used = p->bytes = 0;
+  p->is_read = kr_zalloc((size_t)count_tensors(p) + 1);
+  KR_CHECK(p->is_read, KRAIT_ERR_NO_MEMORY, "no memory for weights");
+  return take_all(p, user);
+}
+
+int32_t kr_loader_count(kr_loader *p, kr_take_fn take_all, void *user) {
+  const int32_t status = count_all(p, take_all, user);
+  forget_random(p);
   return status;
 }
 
-void kr_loader_close(kr_loader *p) {
+static int32_t copy_all(kr_loader *p, kr_take_fn take_all, void *user) {
+  if (!p->device) KR_TRY(kr_cuda_alloc(p->ctx->cuda, (size_t)p->used, (void **)&p->device));
+  if (!p->staging) KR_TRY(kr_staging_open(p->ctx, &p->staging));
+  p->used = p->bytes = 0;
+  KR_TRY(take_all(p, user));
+  return kr_staging_finish(p->staging);
+}
+
+int32_t kr_loader_copy(kr_loader *p, kr_take_fn take_all, void *user) {
+  if (!p->ctx->cuda) return KRAIT_OK;
+  struct kr_staging *const given = p->staging;
+  const int32_t status = copy_all(p, take_all, user);
+  if (!given) kr_staging_close(&p->staging);
+  forget_random(p);
+  return status;
+}
+
+int32_t kr_loader_run(kr_loader *p, kr_take_fn take_all, void *user) {
+  KR_TRY(kr_loader_count(p, take_all, user));
+  return kr_loader_copy(p, take_all, user);
+}
+
+void kr_loader_drop(kr_loader *p) {
   if (p->device) kr_cuda_free(p->ctx->cuda, p->device);
+  p->device = NULL;
+}
+
+void kr_loader_close(kr_loader *p) {
+  kr_loader_drop(p);
   if (p->arena) kr_arena_close(&p->arena);
   kr_free(p->is_read);
   p->is_read = NULL;
-  p->device = NULL;
 }

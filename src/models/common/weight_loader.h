@@ -50,6 +50,12 @@ typedef struct kr_loader {
 typedef int32_t (*kr_take_fn)(kr_loader *p, void *user); /* the same calls each time */
 /* Calls take; on a GPU once to count and once to copy. Placed tensors live until kr_loader_close. */
 int32_t kr_loader_run(kr_loader *p, kr_take_fn take, void *user);
+/* The two parts: after the first, addresses on a GPU only say that there is a tensor, and p->used is what the second
+ * takes. It may follow kr_loader_drop, which gives the GPU's memory back. With p->device and p->staging given, that
+ * memory and those pieces are used. */
+int32_t kr_loader_count(kr_loader *p, kr_take_fn take, void *user);
+int32_t kr_loader_copy(kr_loader *p, kr_take_fn take, void *user);
+void kr_loader_drop(kr_loader *p);
 void kr_loader_close(kr_loader *p);
 const char *kr_loader_label(const kr_loader *p);
 

@@ -33,7 +33,8 @@ static int32_t open_seedvr_model(const krait_ctx *ctx, const char *model, const 
   seedvr *m = *handle = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for the model");
   m->ctx = ctx, m->c = c;
-  const int32_t status = kr_seedvr_weights_open(ctx, &m->c, weights, KRAIT_F32, &m->w);
+  int32_t status = kr_seedvr_weights_open(ctx, &m->c, weights, KRAIT_F32, &m->w);
+  if (status >= 0) status = kr_seedvr_weights_hold(&m->w);
   if (status < 0) close_seedvr_model(handle);
   return status;
 }
@@ -210,6 +211,7 @@ static int32_t graphs_of_seedvr(const krait_ctx *ctx, const kr_model_source *s, 
   kr_seedvr_graph g = {.size = {1, GRID_H, GRID_W}, .n_text = SENTENCE};
   KR_TRY(kr_seedvr_config_read(s->model, s->config, &c));
   int32_t status = kr_seedvr_weights_open(ctx, &c, s->weights, KRAIT_F32, &w);
+  if (status >= 0) status = kr_seedvr_weights_hold(&w);
   if (status >= 0) status = kr_seedvr_graph_open(ctx, &c, &w, &g);
   if (status >= 0) status = fn(user, "SeedVR, one frame of 1280 x 720 and 58 tokens of text", g.g);
   if (status >= 0) kr_seedvr_graph_close(&g);

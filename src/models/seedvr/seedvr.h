@@ -47,11 +47,25 @@ typedef struct kr_seedvr_weights {
   int64_t n_freqs;
   int32_t dtype; /* of everything except ada, and of activations */
   kr_loader loader;
+  const kr_seedvr_config *c;
+  /* On a GPU, instead of all: what is outside of layers, and two layers at a time; bytes of the largest layer. */
+  kr_loader ends, slots[2];
+  struct kr_staging *staging;
+  uint64_t layer_bytes;
 } kr_seedvr_weights;
 
-/* weights: of any float type; NULL: random ones. On a GPU they become dtype. */
+/* weights: of any float type or q8_0; NULL: random ones. On a GPU they become dtype, once they are held; weights and c
+ * must outlive them. */
 int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
                                int32_t dtype, kr_seedvr_weights *to);
+/* Into the GPU's memory, of w->loader.used bytes, or out of it. */
+int32_t kr_seedvr_weights_hold(kr_seedvr_weights *w);
+void kr_seedvr_weights_release(kr_seedvr_weights *w); /* also of parts */
+/* Part by part: counts, into w->ends.used and w->layer_bytes; the ends and memory for two layers; layer i in the place of
+ * layer i - 2, whose addresses it gets. */
+int32_t kr_seedvr_weights_count_parts(kr_seedvr_weights *w);
+int32_t kr_seedvr_weights_hold_ends(kr_seedvr_weights *w);
+int32_t kr_seedvr_weights_hold_layer(kr_seedvr_weights *w, int64_t i);
 void kr_seedvr_weights_close(kr_seedvr_weights *w);
 
 /* ---- windows (seedvr_windows.c) ---- */
@@ -80,6 +94,7 @@ void kr_seedvr_layout_close(kr_seedvr_layout *layout);
 
 /* ---- the graph (seedvr_graph.c) ---- */
 enum { KR_SEEDVR_MOST_TAPS = 96 };
+enum { KR_SEEDVR_ALL, KR_SEEDVR_HEAD, KR_SEEDVR_BLOCKS, KR_SEEDVR_TAIL }; /* from inputs to rows; rows to rows; to outputs */
 typedef struct kr_seedvr_tap {
   char name[32];
   kr_tensor tensor; /* an output, float32 */
@@ -89,23 +104,39 @@ typedef struct kr_seedvr_tap {
 typedef struct kr_seedvr_graph {
   const krait_ctx *ctx;
   int64_t size[3], n_text, T;   /* of the token grid; text; video tokens */
-  int32_t with_taps,
-      blocks_only; /* with_taps: also outputs the tensors of a golden file; blocks_only: rows in, rows out, for
-                      timing */
+  int32_t with_taps, part, /* with_taps: also outputs the tensors of a golden file; part: KR_SEEDVR_* */
+      only_planned;        /* to know what it takes: no runner, no memory on a GPU */
+  int64_t from, n_layers;  /* of blocks; 0 layers: all */
+  const struct kr_seedvr_graph *tables_of; /* another graph of these sizes, which outlives it; or NULL */
+  void *arena;                             /* of arena_bytes, shared with other graphs; or NULL: its own */
+  uint64_t arena_bytes;
   kr_graph *g;
   kr_runner *runner;
   kr_tensor patches, text, sinusoids,
       out; /* (T, 4 vid_in), (n_text, txt_in), (1, 256); (T, 4 vid_out); all float32 */
-  kr_tensor rows, emb;          /* blocks_only: (T + n_text, C); (1, 6C) float32 */
+  kr_tensor rows, emb;          /* of blocks, tail: (T + n_text, C); (1, 6C) float32 */
+  kr_tensor emb_out;            /* of head */
   kr_seedvr_layout layout[KR_SEEDVR_PARTITIONS];
   kr_seedvr_tap taps[KR_SEEDVR_MOST_TAPS];
   int32_t n_taps;
   char *tables;                 /* a GPU's copies of the layouts */
   double flops;                 /* of a run: products and attention */
 } kr_seedvr_graph;
-/* size, n_text, with_taps and blocks_only are inputs; the rest is filled in. */
+/* What stands before g is an input; the rest is filled in. */
 int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
                              kr_seedvr_graph *graph);
 void kr_seedvr_graph_close(kr_seedvr_graph *graph);
+uint64_t kr_seedvr_graph_bytes(const kr_seedvr_graph *graph); /* of a GPU's or the host's memory, beside weights */
+
+/* ---- the model part by part, for weights that do not fit (seedvr_stream.c); on a GPU ---- */
+typedef struct kr_seedvr_stream kr_seedvr_stream;
+int32_t kr_seedvr_stream_open(const krait_ctx *ctx, const kr_seedvr_config *c, kr_seedvr_weights *w,
+                              const int64_t size[3], int64_t n_text, kr_seedvr_stream **stream);
+void kr_seedvr_stream_close(kr_seedvr_stream **stream);
+/* In the context's memory: as the graph's inputs and output. */
+int32_t kr_seedvr_stream_run(kr_seedvr_stream *stream, void *patches, void *text, void *sinusoids, void *out);
+/* With its weights, without inputs and output. */
+int32_t kr_seedvr_stream_bytes(const krait_ctx *ctx, const kr_seedvr_config *c, kr_seedvr_weights *w,
+                               const int64_t size[3], int64_t n_text, uint64_t *bytes);
 
 #endif

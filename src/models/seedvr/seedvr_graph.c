@@ -1,6 +1,7 @@
 /* seedvr_graph.c: the model as calls of a graph, for one sample of one shape. Rows are tokens: the video's in raster
  * order, then the text's. */
 #include <stdio.h>
+#include <string.h>
 
 #include "ctx.h"
 #include "seedvr.h"
@@ -343,35 +344,47 @@ static void record_places(builder *b, int which, const char *block) {
   p->sin = table(b, l, block, "sin", l->sin, KRAIT_F32, KR_DIMS(l->n_turned, R));
 }
 
+static kr_tensor output_copy(const builder *b, const char *name, kr_tensor t) {
+  const kr_tensor out = kr_graph_output(b->g, name, kr_graph_dtype(b->g, t), kr_graph_dims(b->g, t));
+  copy(&b->rec, name, t, out);
+  return out;
+}
+
 static void record_seedvr(builder *b) {
   kr_seedvr_graph *to = b->to;
-  const int64_t C = b->c->C;
+  const int64_t C = b->c->C, n = to->n_layers ? to->n_layers : b->c->n_layers;
+  const int has_blocks = to->part == KR_SEEDVR_ALL || to->part == KR_SEEDVR_BLOCKS;
   kr_tensor x, emb;
-  if (to->blocks_only) {
-    x = to->rows = kr_graph_input(b->g, "rows", b->rec.dtype, KR_DIMS(b->rec.rows, C));
-    emb = to->emb = kr_graph_input(b->g, "emb", KRAIT_F32, KR_DIMS(1, 6 * C));
-  } else {
+  if (to->part == KR_SEEDVR_ALL || to->part == KR_SEEDVR_HEAD) {
     emb = embed_time(b);
     x = embed_rows(b);
+  } else {
+    x = to->rows = kr_graph_input(b->g, "rows", b->rec.dtype, KR_DIMS(b->rec.rows, C));
+    emb = to->emb = kr_graph_input(b->g, "emb", KRAIT_F32, KR_DIMS(1, 6 * C));
   }
   b->emb = kr_graph_permute(b->g, kr_graph_reshape(b->g, emb, KR_DIMS(C, 6)), (int[]){1, 0});
-  for (b->rec.layer = 0; b->rec.layer < b->c->n_layers; b->rec.layer++) x = record_block(b, x);
+  for (b->rec.layer = to->from; has_blocks && b->rec.layer < to->from + n; b->rec.layer++) x = record_block(b, x);
   b->rec.layer = -1;
-  if (!to->blocks_only) record_out(b, x);
-  else
-    to->out = kr_graph_output(b->g, "rows_out", b->rec.dtype, KR_DIMS(b->rec.rows, C)),
-    copy(&b->rec, "rows_out", x, to->out);
+  if (to->part == KR_SEEDVR_HEAD) to->emb_out = output_copy(b, "emb_out", emb);
+  if (to->part == KR_SEEDVR_ALL || to->part == KR_SEEDVR_TAIL) record_out(b, x);
+  else to->out = output_copy(b, "rows_out", x);
 }
 
 static int32_t make_tables(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
                            kr_seedvr_graph *to, const char *blocks[]) {
   size_t bytes = 0;
+  if (to->tables_of) {
+    memcpy(to->layout, to->tables_of->layout, sizeof to->layout);
+    for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++)
+      blocks[i] = to->tables_of->tables ? to->tables_of->tables + (i ? to->layout[0].bytes : 0) : to->layout[i].memory;
+    return KRAIT_OK;
+  }
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) {
     KR_TRY(kr_seedvr_layout_open(c, w->freqs, w->n_freqs, to->size, to->n_text, i, &to->layout[i]));
     blocks[i] = to->layout[i].memory;
     bytes += to->layout[i].bytes;
   }
-  if (!ctx->cuda) return KRAIT_OK;
+  if (!ctx->cuda || to->only_planned) return KRAIT_OK;
   KR_TRY(kr_mem_get(ctx, "tables of windows", bytes, &to->tables));
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) {
     blocks[i] = to->tables + (i ? to->layout[0].bytes : 0);
@@ -389,7 +402,13 @@ static int32_t open_graph(builder *b, const krait_ctx *ctx) {
   for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) record_places(b, i, blocks[i]);
   record_seedvr(b);
   KR_TRY(kr_graph_plan(to->g, ctx, 0));
-  return kr_runner_open(to->g, &to->runner);
+  if (to->only_planned) return KRAIT_OK;
+  return to->arena ? kr_runner_open_in(to->g, to->arena, to->arena_bytes, &to->runner)
+                   : kr_runner_open(to->g, &to->runner);
+}
+
+uint64_t kr_seedvr_graph_bytes(const kr_seedvr_graph *g) {
+  return kr_graph_bytes(g->g) + g->layout[0].bytes + g->layout[1].bytes;
 }
 
 int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_seedvr_weights *w,
@@ -415,7 +434,7 @@ int32_t kr_seedvr_graph_open(const krait_ctx *ctx, const kr_seedvr_config *c, co
 void kr_seedvr_graph_close(kr_seedvr_graph *to) {
   if (to->runner) kr_runner_close(&to->runner);
   if (to->g) kr_graph_close(&to->g);
-  kr_mem_free(to->ctx, to->tables);
-  for (int i = 0; i < KR_SEEDVR_PARTITIONS; i++) kr_seedvr_layout_close(&to->layout[i]);
+  if (to->tables) kr_mem_free(to->ctx, to->tables);
+  for (int i = 0; i < KR_SEEDVR_PARTITIONS && !to->tables_of; i++) kr_seedvr_layout_close(&to->layout[i]);
   *to = (kr_seedvr_graph){0};
 }

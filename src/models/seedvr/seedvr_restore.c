@@ -94,6 +94,91 @@ void kr_restore_unload(kr_restore_models *m) {
   *m = (kr_restore_models){0};
 }
 
+/* ---- memory ---- */
+
+static void release_all(kr_restore_models *m) {
+  for (int side = 0; side < KR_VAE_SIDES; side++) kr_vae_release(m->vae, side);
+  kr_seedvr_weights_release(&m->w);
+}
+
+/* All ranges of sizes, by what they move to the host; the memory of a stage with each. */
+static int32_t list_moves(kr_restore_models *m, int side, const int64_t size[3], kr_plan_stage *stage) {
+  enum { MOST_SIZES = 8 };
+  uint64_t sizes[MOST_SIZES + 1] = {0};
+  int32_t n = 0;
+  kr_vae_run run = {.size = {size[0], size[1], size[2]}};
+  KR_TRY(kr_vae_memory_sizes(m->vae, side, &run, MOST_SIZES, sizes, &n));
+  for (int32_t i = 0; i < n; i++)
+    for (int32_t j = i + 1; j <= n && stage->n_moves < KR_PLAN_MOST_MOVES; j++) {
+      kr_vae_needs needs;
+      run.host_to = sizes[i], run.host_above = sizes[j];
+      KR_TRY(kr_vae_count(m->vae, side, &run, &needs));
+      const kr_plan_move move = {run.host_above, run.host_to, needs.bytes, needs.host_bytes};
+      int32_t at = stage->n_moves++;
+      for (; at > 0 && stage->moves[at - 1].host > move.host; at--) stage->moves[at] = stage->moves[at - 1];
+      stage->moves[at] = move;
+    }
+  return KRAIT_OK;
+}
+
+static int32_t count_stages(kr_restore_models *m, const int64_t size[3], kr_plan_needs *needs) {
+  static const int stages[KR_VAE_SIDES] = {KR_PLAN_ENCODE, KR_PLAN_DECODE};
+  const kr_vae_run run = {.size = {size[0], size[1], size[2]}};
+  int64_t latent[3];
+  *needs = (kr_plan_needs){0};
+  for (int side = 0; side < KR_VAE_SIDES; side++) {
+    kr_vae_needs side_needs;
+    KR_TRY(kr_vae_count(m->vae, side, &run, &side_needs));
+    needs->stages[stages[side]].weights = kr_vae_weight_bytes(m->vae, side);
+    needs->stages[stages[side]].work = side_needs.bytes;
+  }
+  kr_plan_stage *stage = &needs->stages[KR_PLAN_SAMPLE];
+  kr_vae_latent_size(kr_vae_config_of(m->vae), size, latent);
+  stage->weights = m->ctx->cuda ? m->w.loader.used : m->w.loader.bytes;
+  for (int i = 0; i < KR_TEXTS; i++) { /* a graph for each text */
+    uint64_t bytes = 0, streamed = 0;
+    if (m->text[i])
+      KR_TRY(kr_seedvr_latents_bytes(m->ctx, &m->c, &m->w, latent, m->n_text[i], &bytes, &streamed));
+    stage->work += bytes, stage->streamed += streamed;
+  }
+  return KRAIT_OK;
+}
+
+/* What may be taken: the driver and its code need some beside it. */
+static int32_t find_most(const kr_restore_models *m, uint64_t given, uint64_t *most) {
+  const uint64_t code = (uint64_t)512 << 20, slack = (uint64_t)256 << 20;
+  uint64_t free_bytes;
+  *most = given ? given : UINT64_MAX;
+  if (!m->ctx->cuda) return KRAIT_OK;
+  if (given) *most = given > code ? given - code : 0;
+  KR_TRY(kr_mem_left(m->ctx, &free_bytes));
+  const uint64_t left = free_bytes > slack ? free_bytes - slack : 0;
+  if (left < *most) *most = left;
+  return KRAIT_OK;
+}
+
+int32_t kr_restore_plan_for(kr_restore_models *m, const int64_t size[3], uint64_t given, char *text,
+                            size_t text_bytes) {
+  kr_plan_needs needs;
+  uint64_t most;
+  release_all(m);
+  KR_TRY(find_most(m, given, &most));
+  KR_TRY(count_stages(m, size, &needs));
+  int fits = kr_memory_plan_choose(&needs, most, &m->plan);
+  if (!fits && m->ctx->cuda) {
+    KR_TRY(list_moves(m, KR_VAE_ENCODER, size, &needs.stages[KR_PLAN_ENCODE]));
+    KR_TRY(list_moves(m, KR_VAE_DECODER, size, &needs.stages[KR_PLAN_DECODE]));
+    fits = kr_memory_plan_choose(&needs, most, &m->plan);
+  }
+  const double least = (double)(m->plan.bytes + (m->ctx->cuda ? (uint64_t)512 << 20 : 0)) * 0x1p-30;
+  KR_CHECK(fits, KRAIT_ERR_NO_MEMORY,
+           "batches of %lld frames of %lld x %lld need at least %.2f GiB of memory, %.2f GiB may be used: smaller frames "
+           "or batches need less",
+           (long long)size[0], (long long)size[2], (long long)size[1], least, (double)most * 0x1p-30);
+  kr_memory_plan_print(&m->plan, most, text, text_bytes);
+  return KRAIT_OK;
+}
+
 /* ---- a batch ---- */
 
 typedef struct run {
@@ -133,7 +218,9 @@ static int32_t check_values(const float *x, int64_t n, const char *stage) {
 /* z = 0.9152 (mean + exp(logvar / 2) eps). */
 static int32_t encode(run *r) {
   const kr_vae_run call = {.size = {r->b->size[0], r->b->size[1], r->b->size[2]}, .progress = tell_encoded,
-                           .line = r->b->line ? tell_line : NULL, .user = r};
+                           .line = r->b->line ? tell_line : NULL, .user = r,
+                           .host_above = r->m->plan.moves[KR_PLAN_ENCODE].above,
+                           .host_to = r->m->plan.moves[KR_PLAN_ENCODE].to};
   const int64_t n = r->n, L = r->L;
   float *moments = kr_alloc_array((size_t)(2 * n * L), sizeof *moments);
   KR_CHECK(moments, KRAIT_ERR_NO_MEMORY, "no memory for latents");
@@ -182,7 +269,9 @@ static int32_t sample(run *r) {
   KR_CHECK(r->s->scale == 1 || r->m->text[KR_TEXT_NEGATIVE], KRAIT_ERR_WEIGHTS,
            "guidance of scale %g needs the negative text, neg_emb.pt", r->s->scale);
   memcpy(r->x, noise_of(r, r->b->noise, NOISE_START), (size_t)(r->n * r->L) * sizeof *r->x);
-  KR_TRY(kr_seedvr_latents_open(r->m->ctx, &r->m->c, &r->m->w, r->latent, &r->latents));
+  const int is_streamed = r->m->plan.weights == KR_PLAN_STREAMED;
+  if (!is_streamed) KR_TRY(kr_seedvr_weights_hold(&r->m->w));
+  KR_TRY(kr_seedvr_latents_open(r->m->ctx, &r->m->c, &r->m->w, r->latent, is_streamed, &r->latents));
   const int32_t status = kr_seedvr_sample(&sampling, r->x);
   kr_seedvr_latents_close(&r->latents);
   if (status < 0) return status;
@@ -193,17 +282,24 @@ static int32_t sample(run *r) {
 static int32_t decode(run *r) {
   const int64_t *size = r->b->size;
   const kr_vae_run call = {.size = {size[0], size[1], size[2]}, .progress = tell_decoded,
-                           .line = r->b->line ? tell_line : NULL, .user = r};
+                           .line = r->b->line ? tell_line : NULL, .user = r,
+                           .host_above = r->m->plan.moves[KR_PLAN_DECODE].above,
+                           .host_to = r->m->plan.moves[KR_PLAN_DECODE].to};
   for (int64_t i = 0; i < r->n * r->L; i++) r->x[i] = (float)((double)r->x[i] / SCALING);
   KR_TRY(kr_vae_decode(r->m->vae, &call, r->x, r->b->decoded));
   return check_values(r->b->decoded, size[0] * size[1] * size[2] * KR_VAE_COLOURS, "the decoder");
 }
 
 static int32_t run_stages(run *r) {
+  const int by_stage = r->m->plan.weights != KR_PLAN_RESIDENT;
   KR_TRY(encode(r));
+  if (by_stage) kr_vae_release(r->m->vae, KR_VAE_ENCODER);
   make_condition(r);
   KR_TRY(sample(r));
-  return decode(r);
+  if (by_stage) kr_seedvr_weights_release(&r->m->w);
+  KR_TRY(decode(r));
+  if (by_stage) kr_vae_release(r->m->vae, KR_VAE_DECODER);
+  return KRAIT_OK;
 }
 
 static int32_t check_models(const kr_restore_models *m) {

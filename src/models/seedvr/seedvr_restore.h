@@ -3,6 +3,7 @@
 #define KR_SEEDVR_RESTORE_H
 
 #include "seedvr_latents.h"
+#include "seedvr_plan.h"
 #include "seedvr_vae.h"
 
 enum { KR_TEXT_POSITIVE, KR_TEXT_NEGATIVE, KR_TEXTS };
@@ -16,7 +17,9 @@ typedef struct kr_restore_models {
   int64_t n_text[KR_TEXTS];
   int is_loaded; /* c and w */
   int32_t dtype; /* of maps, rows and matrices; given */
+  kr_memory_plan plan; /* how a batch runs; by default all weights stay */
 } kr_restore_models;
+/* On a GPU weights are copied when a stage first needs them: those of the transformer must outlive the models. */
 /* Each from a weights file of any format, whose configuration is the published one unless it has its own. */
 int32_t kr_restore_load_vae(kr_restore_models *m, const kr_weights *weights);
 int32_t kr_restore_load_dit(kr_restore_models *m, const kr_weights *weights);
@@ -25,6 +28,10 @@ int32_t kr_restore_load_text(kr_restore_models *m, int which, const kr_weight *i
 /* Random values of a published model's sizes, and of its text: for timing. */
 int32_t kr_restore_load_random(kr_restore_models *m, int is_7b);
 void kr_restore_unload(kr_restore_models *m);
+/* Makes the plan for batches of T, H, W in `most` bytes of the context's memory, 0: all that is free. text: what it
+ * says. KRAIT_ERR_NO_MEMORY names the least that would do. */
+int32_t kr_restore_plan_for(kr_restore_models *m, const int64_t size[3], uint64_t most, char *text,
+                            size_t text_bytes);
 
 /* Stages of a batch, for progress. */
 enum { KR_STAGE_ENCODE, KR_STAGE_SAMPLE, KR_STAGE_DECODE, KR_STAGES };

@@ -20,12 +20,21 @@ typedef struct timing_run {
   double stage_s[KR_STAGES], colour_s, flops[KR_STAGES];
   kr_seedvr_report_fn report;
   void *user;
+  uint64_t memory_bytes, used_bytes[KR_STAGES]; /* as given; of the device, at most */
+  uint64_t free_before;
 } timing_run;
+
+static void measure_memory(timing_run *r, int stage) {
+  uint64_t bytes;
+  if (!r->m.ctx->cuda || kr_mem_left(r->m.ctx, &bytes) < 0 || bytes > r->free_before) return;
+  if (r->free_before - bytes > r->used_bytes[stage]) r->used_bytes[stage] = r->free_before - bytes;
+}
 
 static int32_t add_time(void *user, int stage, double share) {
   timing_run *r = user;
   const int64_t now_ns = kr_clock_ns();
   (void)share;
+  measure_memory(r, stage);
   r->stage_s[stage] += (double)(now_ns - r->since_ns) * 1e-9, r->since_ns = now_ns;
   r->flops[stage] = kr_vae_flops(r->m.vae); /* of all stages until now */
   return KRAIT_OK;
@@ -70,15 +79,20 @@ static int32_t measure_restore(timing_run *r, int32_t n_runs, kr_restore_timing 
   KR_CHECK(r->film, KRAIT_ERR_NO_MEMORY, "no memory for frames");
   r->decoded = r->film + n;
   for (int64_t i = 0; i < n; i++) r->film[i] = (float)(i * 7919 % 509) / 254.5f - 1;
-  KR_TRY(kr_vae_bytes(r->m.vae, KR_VAE_DECODER, r->size, &t->work_bytes));
-  t->weight_bytes = r->m.w.loader.bytes + kr_vae_weight_bytes(r->m.vae, KR_VAE_DECODER);
-  return time_restore_runs(r, n_runs, t);
+  KR_TRY(kr_restore_plan_for(&r->m, r->size, r->memory_bytes, t->plan, sizeof t->plan));
+  memcpy(t->planned_bytes, r->m.plan.stage_bytes, sizeof t->planned_bytes);
+  t->host_bytes = r->m.plan.host_bytes;
+  KR_TRY(kr_mem_left(r->m.ctx, &r->free_before));
+  KR_TRY(time_restore_runs(r, n_runs, t));
+  memcpy(t->measured_bytes, r->used_bytes, sizeof t->measured_bytes);
+  return KRAIT_OK;
 }
 
-int32_t kr_restore_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, int32_t n_runs,
-                           kr_seedvr_report_fn report, void *user, kr_restore_timing *timing) {
+int32_t kr_restore_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, int32_t dtype, uint64_t memory_bytes,
+                           int32_t n_runs, kr_seedvr_report_fn report, void *user, kr_restore_timing *timing) {
   kr_restore_timing t = {.size = sizeof t};
-  timing_run r = {.m = {.ctx = ctx, .dtype = dtype}, .report = report, .user = user};
+  timing_run r = {.m = {.ctx = ctx, .dtype = dtype}, .report = report, .user = user,
+                  .memory_bytes = memory_bytes};
   r.size[0] = kr_frames_padded(shape->n_frames);
   r.size[1] = shape->height / 16 * 16, r.size[2] = shape->width / 16 * 16;
   KR_CHECK(shape->n_frames >= 1 && r.size[1] >= 16 && r.size[2] >= 16 && n_runs >= 1, KRAIT_ERR_ARGUMENT,

@@ -70,6 +70,7 @@ static int32_t report_nodes(const work *m, kr_seedvr_report_fn report, void *use
 
 static int32_t measure_seedvr_time(work *m, int32_t dtype, double budget_s, kr_seedvr_timing *t) {
   KR_TRY(kr_seedvr_weights_open(m->ctx, &m->c, NULL, dtype, &m->w));
+  KR_TRY(kr_seedvr_weights_hold(&m->w));
   for (int i = 0; i < N_BLOCKS; i++) m->w.layers[i].text_ends = 0; /* two from the middle of the model */
   KR_TRY(kr_seedvr_graph_open(m->ctx, &m->c, &m->w, &m->g));
   const uint64_t rows_bytes = (uint64_t)((m->g.T + m->g.n_text) * m->c.C) * krait_dtype_bytes(dtype);
@@ -99,7 +100,7 @@ int32_t kr_seedvr_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, in
   KR_TRY(kr_config_open(NULL, NULL, "num_layers=2,mm_layers=0", &config));
   int32_t status = kr_seedvr_config_read(s.variant == 3 ? "seedvr_dit3b" : "seedvr_dit7b", config, &m.c);
   kr_config_close(&config);
-  m.g.n_text = TEXT_TOKENS, m.g.blocks_only = 1;
+  m.g.n_text = TEXT_TOKENS, m.g.part = KR_SEEDVR_BLOCKS;
   if (status >= 0) status = measure_seedvr_time(&m, dtype, budget_s, &t);
   if (status >= 0 && report) status = report_nodes(&m, report, user);
   for (int i = 0; i < 3; i++) kr_mem_free(ctx, m.blocks[i]);

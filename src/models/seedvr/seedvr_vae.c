@@ -72,7 +72,7 @@ void kr_vae_film_size(const kr_vae_config *c, const int64_t latent[3], int64_t f
 
 enum { MOST_WEIGHTS = 2048, MEMORY_LINE = 256 };
 typedef struct vae_weight {
-  char key[112];
+  char key[160];
   void *host;         /* also on a GPU: its memory takes only the side that is at work */
   uint64_t bytes, at; /* at: in the side's memory */
   int side;
@@ -179,7 +179,7 @@ static int32_t keep_values(kr_vae *vae, const char *key, int32_t dtype, int64_t 
   KR_CHECK(kept->host, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", key);
   const kr_view to = {.data = kept->host, .dtype = dtype};
   for (int64_t i = 0; i < n; i++) kr_put(&to, i, (double)values[i]);
-  snprintf(kept->key, sizeof kept->key, "%s", key);
+  snprintf(kept->key, sizeof kept->key, "%.*s", (int)sizeof kept->key - 1, key);
   vae->bytes[kept->side] += (kept->bytes + MEMORY_LINE - 1) / MEMORY_LINE * MEMORY_LINE;
   vae->n_kept++;
   return KRAIT_OK;

@@ -35,6 +35,7 @@ typedef void (*kr_vae_line_fn)(void *user, const char *line);
 typedef struct kr_vae_run {
   int64_t size[3];
   int is_whole; /* all frames at once: for tests */
+  uint64_t host_above, host_to; /* as kr_vae_graph's */
   kr_vae_progress_fn progress;
   kr_vae_line_fn line; /* or NULL: the operators of each segment's last frames are timed, a line each */
   void *user;
@@ -48,8 +49,14 @@ void kr_vae_latent_size(const kr_vae_config *c, const int64_t film[3], int64_t l
 void kr_vae_film_size(const kr_vae_config *c, const int64_t latent[3], int64_t film[3]);
 uint64_t kr_vae_weight_bytes(const kr_vae *vae, int side); /* in the context's memory, of a side */
 double kr_vae_flops(const kr_vae *vae); /* of products in all runs so far */
-/* Memory of a run of this size beside the weights: the graphs', the convolutions' memories, frames between levels. */
-int32_t kr_vae_bytes(kr_vae *vae, int side, const int64_t size[3], uint64_t *bytes);
+/* Memory of a run of this size beside the weights: the graphs', the convolutions' memories, frames between levels; of
+ * those, the memories on the host. */
+typedef struct kr_vae_needs {
+  uint64_t bytes, host_bytes;
+} kr_vae_needs;
+int32_t kr_vae_count(kr_vae *vae, int side, const kr_vae_run *run, kr_vae_needs *needs);
+/* The sizes of convolutions' memories, each once, the largest first; returns their number. */
+int32_t kr_vae_memory_sizes(kr_vae *vae, int side, const kr_vae_run *run, int32_t most, uint64_t *sizes, int32_t *n);
 
 /* ---- the graph (seedvr_vae_graph.c): a segment is a level of a side, with what leads to it (decoder) or from it ---- */
 /* Without memory; the first frame; where time is doubled, the second one; those that follow. */
@@ -58,6 +65,7 @@ enum { KR_VAE_APART = 16 }; /* channels of a convolution whose kernel frames are
 typedef struct kr_vae_memory {
   kr_tensor was, is;
   uint64_t bytes;
+  int is_on_host; /* in page-locked memory of the host, and copied to the GPU's when it is read */
 } kr_vae_memory;
 typedef struct kr_vae_graph {
   int is_decoder, part;
@@ -65,6 +73,7 @@ typedef struct kr_vae_graph {
   int32_t dtype;   /* of maps; what a side reads and writes is float32 */
   int by_products; /* attention as products and softmax: on a GPU, whose attention takes heads of up to 256 */
   int64_t size[3]; /* of what is read */
+  uint64_t host_above, host_to; /* memories of more bytes than the one and up to the other are on the host; 0: none */
   int64_t out_size[3];
   kr_graph *g;
   kr_runner *runner;

@@ -80,11 +80,13 @@ static kr_tensor record_memory(builder *b, kr_dims dims, kr_tensor *was) {
   kr_vae_memory *memory = &to->memories[to->n_memories];
   memory->bytes = krait_dtype_bytes(to->dtype);
   for (int i = 0; i < dims.n; i++) memory->bytes *= (uint64_t)dims.size[i];
+  memory->is_on_host = memory->bytes > to->host_above && memory->bytes <= to->host_to;
   snprintf(name, sizeof name, "memory%lld", (long long)to->n_memories++);
   memory->is = kr_graph_output(b->g, name, to->dtype, dims);
   if (!follows(b)) return memory->is;
   snprintf(name, sizeof name, "memory%lld_was", (long long)(to->n_memories - 1));
   *was = memory->was = kr_graph_input(b->g, name, to->dtype, dims);
+  if (memory->is_on_host) copy_map(b, memory->was, *was = kr_graph_temp(b->g, to->dtype, dims));
   return memory->is;
 }
 

@@ -15,6 +15,8 @@ typedef struct segment {
   int64_t T, first, more;  /* frames in all, of the first step, of later ones */
   kr_vae_graph graphs[KR_VAE_PARTS];
   char *in, *out, *memory; /* of a step; the convolutions' memories */
+  char *host_memory;
+  uint64_t host_bytes;
   uint64_t in_bytes, out_bytes, memory_bytes, frame_bytes; /* frame: of what is read */
   int64_t n_in, n_done;    /* frames: waiting, read */
 } segment;
@@ -25,8 +27,8 @@ typedef struct slicing {
   int is_decoder;
   int64_t n_segments;
   segment segments[KR_VAE_MOST_LEVELS];
-  uint64_t arena_bytes, bytes; /* of the largest graph; of everything */
-  char *block, *arena;
+  uint64_t arena_bytes, bytes, host_bytes; /* of the largest graph; of everything; of memories on the host */
+  char *block, *host_block, *arena;
   float *to; /* where the next frames of the result go */
 } slicing;
 
@@ -41,17 +43,18 @@ static void keep_most(uint64_t *most, uint64_t bytes) { *most = bytes > *most ? 
 static int32_t plan_part(slicing *s, int64_t k, int part, const int64_t size[3], int64_t n, int64_t *T) {
   segment *seg = &s->segments[k];
   kr_vae_graph *graph = &seg->graphs[part];
-  *graph = (kr_vae_graph){.is_decoder = s->is_decoder, .segment = k, .part = part, .size = {size[0], size[1], size[2]}};
+  *graph = (kr_vae_graph){.is_decoder = s->is_decoder, .segment = k, .part = part, .size = {size[0], size[1], size[2]},
+                           .host_above = s->run->host_above, .host_to = s->run->host_to};
   KR_TRY(kr_vae_graph_plan(s->vae, graph));
   const kr_dims in = kr_graph_dims(graph->g, graph->in), out = kr_graph_dims(graph->g, graph->out);
-  uint64_t memory_bytes = 0;
+  uint64_t memory_bytes[2] = {0};
   seg->frame_bytes = (uint64_t)(in.size[1] * in.size[2] * in.size[3]) *
                      krait_dtype_bytes(kr_graph_dtype(graph->g, graph->in));
-  for (int64_t i = 0; i < graph->n_memories; i++) memory_bytes += whole_lines(graph->memories[i].bytes);
+  for (int64_t i = 0; i < graph->n_memories; i++) memory_bytes[graph->memories[i].is_on_host] += whole_lines(graph->memories[i].bytes);
   keep_most(&seg->in_bytes, whole_lines((uint64_t)size[0] * seg->frame_bytes));
   keep_most(&seg->out_bytes, whole_lines((uint64_t)(volume(graph->out_size) * out.size[3]) *
                                          krait_dtype_bytes(kr_graph_dtype(graph->g, graph->out))));
-  keep_most(&seg->memory_bytes, memory_bytes);
+  keep_most(&seg->memory_bytes, memory_bytes[0]), keep_most(&seg->host_bytes, memory_bytes[1]);
   keep_most(&s->arena_bytes, kr_graph_bytes(graph->g));
   *T += n * graph->out_size[0];
   return KRAIT_OK;
@@ -68,7 +71,7 @@ static int doubles_time(const kr_vae_config *c, int is_decoder, int64_t k) {
 static int32_t plan_segment(slicing *s, int64_t k, int64_t size[3]) {
   const kr_vae_config *c = kr_vae_config_of(s->vae);
   segment *seg = &s->segments[k];
-  const int is_whole = (s->run && s->run->is_whole) || size[0] == 1, has_second = doubles_time(c, s->is_decoder, k);
+  const int is_whole = s->run->is_whole || size[0] == 1, has_second = doubles_time(c, s->is_decoder, k);
   int64_t T = 0;
   seg->T = size[0], seg->first = is_whole ? seg->T : 1, seg->more = halves_time(c, s->is_decoder, k) ? 2 : 1;
   const int64_t n_later = (seg->T - seg->first) / seg->more - has_second;
@@ -78,7 +81,7 @@ static int32_t plan_segment(slicing *s, int64_t k, int64_t size[3]) {
   if (!is_whole && n_later) KR_TRY(plan_part(s, k, KR_VAE_LATER, more, n_later, &T));
   memcpy(size, seg->graphs[is_whole ? KR_VAE_WHOLE : KR_VAE_FIRST].out_size, sizeof first);
   size[0] = T;
-  s->bytes += seg->in_bytes + seg->out_bytes + seg->memory_bytes;
+  s->bytes += seg->in_bytes + seg->out_bytes + seg->memory_bytes, s->host_bytes += seg->host_bytes;
   return KRAIT_OK;
 }
 
@@ -92,33 +95,39 @@ static int32_t plan_slices(slicing *s, const int64_t size[3]) {
 }
 
 static int32_t bind_part(const slicing *s, segment *seg, kr_vae_graph *graph) {
-  char *memory = seg->memory;
+  char *at[2] = {seg->memory, seg->host_memory};
   if (!graph->g) return KRAIT_OK;
   KR_TRY(kr_runner_open_in(graph->g, s->arena, s->arena_bytes, &graph->runner));
   KR_TRY(kr_runner_bind(graph->runner, graph->in, seg->in));
   KR_TRY(kr_runner_bind(graph->runner, graph->out, seg->out));
   for (int64_t i = 0; i < graph->n_memories; i++) {
-    KR_TRY(kr_runner_bind(graph->runner, graph->memories[i].is, memory));
-    if (graph->memories[i].was) KR_TRY(kr_runner_bind(graph->runner, graph->memories[i].was, memory));
-    memory += whole_lines(graph->memories[i].bytes);
+    const kr_vae_memory *memory = &graph->memories[i];
+    KR_TRY(kr_runner_bind(graph->runner, memory->is, at[memory->is_on_host]));
+    if (memory->was) KR_TRY(kr_runner_bind(graph->runner, memory->was, at[memory->is_on_host]));
+    at[memory->is_on_host] += whole_lines(memory->bytes);
   }
   return KRAIT_OK;
 }
 
 static char *cut_from(char **at, uint64_t bytes) {
   char *part = *at;
-  *at += bytes;
+  if (part) *at += bytes;
   return part;
 }
 
 static int32_t take_memory(slicing *s) {
   KR_TRY(kr_mem_get(kr_vae_ctx(s->vae), "a part of a film", s->bytes, &s->block));
-  char *at = s->block;
+  if (s->host_bytes) {
+    s->host_block = kr_cuda_alloc_host(kr_vae_ctx(s->vae)->cuda, (size_t)s->host_bytes);
+    KR_CHECK(s->host_block, KRAIT_ERR_NO_MEMORY, "no page-locked memory of %.1f GiB on the host; give the device more",
+             (double)s->host_bytes * 0x1p-30);
+  }
+  char *at = s->block, *on_host = s->host_block;
   s->arena = cut_from(&at, s->arena_bytes);
   for (int64_t k = 0; k < s->n_segments; k++) {
     segment *seg = &s->segments[k];
     seg->in = cut_from(&at, seg->in_bytes), seg->out = cut_from(&at, seg->out_bytes);
-    seg->memory = cut_from(&at, seg->memory_bytes);
+    seg->memory = cut_from(&at, seg->memory_bytes), seg->host_memory = cut_from(&on_host, seg->host_bytes);
     for (int i = 0; i < KR_VAE_PARTS; i++) KR_TRY(bind_part(s, seg, &seg->graphs[i]));
   }
   return KRAIT_OK;
@@ -187,6 +196,7 @@ static void end_slices(slicing *s) {
   for (int64_t k = 0; k < s->n_segments; k++)
     for (int i = 0; i < KR_VAE_PARTS; i++) kr_vae_graph_close(&s->segments[k].graphs[i]);
   kr_mem_free(kr_vae_ctx(s->vae), s->block);
+  if (s->host_block) kr_cuda_free_host(kr_vae_ctx(s->vae)->cuda, s->host_block);
 }
 
 /* ---- a film ---- */
@@ -229,10 +239,32 @@ int32_t kr_vae_decode(kr_vae *vae, const kr_vae_run *run, const float *latents, 
   return run_side(vae, KR_VAE_DECODER, run, latents, film);
 }
 
-int32_t kr_vae_bytes(kr_vae *vae, int side, const int64_t size[3], uint64_t *bytes) {
-  slicing s = {.vae = vae, .is_decoder = side};
-  const int32_t status = plan_side(&s, size);
-  *bytes = s.bytes;
+int32_t kr_vae_count(kr_vae *vae, int side, const kr_vae_run *run, kr_vae_needs *needs) {
+  slicing s = {.vae = vae, .run = run, .is_decoder = side};
+  const int32_t status = plan_side(&s, run->size);
+  *needs = (kr_vae_needs){s.bytes, s.host_bytes};
+  end_slices(&s);
+  return status;
+}
+
+/* Into sizes of n, sorted, each once. */
+static int32_t add_size(uint64_t bytes, int32_t most, uint64_t *sizes, int32_t n) {
+  int32_t i = 0;
+  while (i < n && sizes[i] > bytes) i++;
+  if ((i < n && sizes[i] == bytes) || n == most) return n;
+  memmove(sizes + i + 1, sizes + i, (size_t)(n - i) * sizeof *sizes);
+  sizes[i] = bytes;
+  return n + 1;
+}
+
+int32_t kr_vae_memory_sizes(kr_vae *vae, int side, const kr_vae_run *run, int32_t most, uint64_t *sizes, int32_t *n) {
+  slicing s = {.vae = vae, .run = run, .is_decoder = side};
+  const int32_t status = plan_side(&s, run->size);
+  *n = 0;
+  for (int64_t k = 0; k < s.n_segments; k++) {
+    const kr_vae_graph *graph = &s.segments[k].graphs[KR_VAE_FIRST];
+    for (int64_t i = 0; i < graph->n_memories; i++) *n = add_size(graph->memories[i].bytes, most, sizes, *n);
+  }
   end_slices(&s);
   return status;
 }

@@ -5,11 +5,13 @@
 
 #include "alloc.h"
 #include "seedvr.h"
+#include "staging.h"
 #include "status.h"
 
 typedef struct taking {
   const kr_seedvr_config *c;
   kr_seedvr_weights *w;
+  int64_t layer;
 } taking;
 
 /* Vectors of width C, concatenated, in float32. */
@@ -100,6 +102,15 @@ static int32_t take_seedvr_all(kr_loader *p, void *user) {
   return KRAIT_OK;
 }
 
+static int32_t take_only_ends(kr_loader *p, void *user) {
+  const taking *t = user;
+  return take_ends(p, t->c, t->w);
+}
+static int32_t take_only_layer(kr_loader *p, void *user) {
+  const taking *t = user;
+  return take_seedvr_layer(p, t->c, t->layer, &t->w->layers[t->layer]);
+}
+
 /* The rotary frequencies are the same in every block, or follow from the sizes. */
 static int32_t take_freqs(kr_seedvr_weights *w, const kr_seedvr_config *c, const kr_weights *weights) {
   const int64_t per_axis = c->rope_dim / 3, n = per_axis / 2;
@@ -124,44 +135,86 @@ static int32_t take_freqs(kr_seedvr_weights *w, const kr_seedvr_config *c, const
   return KRAIT_OK;
 }
 
-/* A tensor in the file that is not listed above does not belong to this model. */
-static int32_t check_count(const kr_seedvr_weights *w, const kr_seedvr_config *c, const kr_weights *weights) {
-  int64_t n = 10 + (c->txt_in != c->C ? 2 : 0) + (c->is_3b ? 3 : 0);
-  key_text key;
-  for (int64_t i = 0; i < c->n_layers; i++) {
-    const kr_seedvr_layer *layer = &w->layers[i];
-    const int64_t of_mlp = c->is_3b ? 3 : 4;
-    snprintf(key, sizeof key, "blocks.%lld.attn.rope.rope.freqs", (long long)i);
-    n += layer->n_parts * (5 + 6 + of_mlp) - (layer->n_parts == 2 && layer->text_ends ? 6 + of_mlp : 0) +
-         (kr_weights_find(weights, key) != NULL);
-  }
-  KR_CHECK(kr_weights_count(weights) == n, KRAIT_ERR_WEIGHTS,
-           "the file has %lld tensors, but %s with %lld layers has %lld: the configuration belongs to another model",
-           (long long)kr_weights_count(weights), c->is_3b ? "seedvr_dit3b" : "seedvr_dit7b", (long long)c->n_layers,
-           (long long)n);
-  return KRAIT_OK;
-}
-
 static int32_t load_seedvr(kr_seedvr_weights *w, const kr_seedvr_config *c, const kr_weights *weights) {
+  static const char *const unused[] = {"blocks.#.attn.rope.rope.freqs", NULL}; /* take_freqs */
   w->layers = kr_alloc_array((size_t)c->n_layers, sizeof *w->layers);
   KR_CHECK(w->layers, KRAIT_ERR_NO_MEMORY, "no memory for %lld layers", (long long)c->n_layers);
   KR_TRY(take_freqs(w, c, weights));
-  KR_TRY(kr_loader_run(&w->loader, take_seedvr_all, &(taking){c, w}));
-  return weights ? check_count(w, c, weights) : KRAIT_OK;
+  KR_TRY(kr_loader_count(&w->loader, take_seedvr_all, &(taking){c, w, 0}));
+  return kr_loader_check_read(&w->loader, unused);
 }
 
 int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, const kr_weights *weights,
                                int32_t dtype, kr_seedvr_weights *w) {
   const int32_t as = weights && dtype != KRAIT_F32 ? dtype : 0;
   *w = (kr_seedvr_weights){.dtype = dtype,
+                           .c = c,
                            .loader = {.ctx = ctx, .weights = weights, .random_type = dtype, .as = as}};
   const int32_t status = load_seedvr(w, c, weights);
   if (status < 0) kr_seedvr_weights_close(w);
   return status;
 }
 
+int32_t kr_seedvr_weights_hold(kr_seedvr_weights *w) {
+  if (w->loader.device) return KRAIT_OK;
+  const int32_t status = kr_loader_copy(&w->loader, take_seedvr_all, &(taking){w->c, w, 0});
+  if (status < 0) kr_loader_drop(&w->loader);
+  return status;
+}
+
+/* A loader of the same file for a part. */
+static kr_loader part_loader(const kr_seedvr_weights *w) {
+  const kr_loader *all = &w->loader;
+  return (kr_loader){.ctx = all->ctx, .weights = all->weights, .random_type = all->random_type, .as = all->as};
+}
+
+int32_t kr_seedvr_weights_count_parts(kr_seedvr_weights *w) {
+  taking t = {w->c, w, 0};
+  kr_loader ends = part_loader(w);
+  w->layer_bytes = 0;
+  int32_t status = kr_loader_count(&ends, take_only_ends, &t);
+  w->ends = part_loader(w), w->ends.used = ends.used;
+  kr_loader_close(&ends);
+  for (; status >= 0 && t.layer < w->c->n_layers; t.layer++) {
+    kr_loader layer = part_loader(w);
+    status = kr_loader_count(&layer, take_only_layer, &t);
+    if (layer.used > w->layer_bytes) w->layer_bytes = layer.used;
+    kr_loader_close(&layer);
+  }
+  return status;
+}
+
+int32_t kr_seedvr_weights_hold_ends(kr_seedvr_weights *w) {
+  const uint64_t bytes = w->ends.used;
+  if (w->ends.device) return KRAIT_OK;
+  KR_TRY(kr_staging_open(w->loader.ctx, &w->staging));
+  for (int i = 0; i < 2; i++) {
+    w->slots[i] = part_loader(w);
+    w->slots[i].staging = w->staging;
+    KR_TRY(kr_mem_get(w->loader.ctx, "a layer's weights", w->layer_bytes, &w->slots[i].device));
+  }
+  w->ends.staging = w->staging, w->ends.used = bytes;
+  KR_TRY(kr_mem_wait(w->loader.ctx));
+  return kr_loader_copy(&w->ends, take_only_ends, &(taking){w->c, w, 0});
+}
+
+int32_t kr_seedvr_weights_hold_layer(kr_seedvr_weights *w, int64_t i) {
+  return kr_loader_copy(&w->slots[i % 2], take_only_layer, &(taking){w->c, w, i});
+}
+
+void kr_seedvr_weights_release(kr_seedvr_weights *w) {
+  kr_loader_drop(&w->loader);
+  if (!w->staging) return;
+  kr_loader_drop(&w->ends);
+  for (int i = 0; i < 2; i++) kr_loader_drop(&w->slots[i]);
+  kr_staging_close(&w->staging);
+}
+
 void kr_seedvr_weights_close(kr_seedvr_weights *w) {
-  if (w->loader.ctx) kr_loader_close(&w->loader);
+  if (w->loader.ctx) {
+    kr_seedvr_weights_release(w);
+    kr_loader_close(&w->loader);
+  }
   kr_free(w->layers);
   kr_free(w->freqs);
   *w = (kr_seedvr_weights){0};

@@ -23,6 +23,7 @@ struct kr_batches {
 int32_t kr_batches_open(const kr_batches_use *use, int64_t h, int64_t w, kr_batches **out) {
   kr_frame_size size;
   KR_TRY(kr_frame_fit(&use->plan->rule, h, w, &size));
+  KR_TRY(kr_restore_plan_batches(use->r, use->plan, &size));
   kr_batches *b = *out = kr_zalloc(sizeof *b);
   KR_CHECK(b, KRAIT_ERR_NO_MEMORY, "no memory for batches of frames");
   b->use = *use, b->size = size;

@@ -148,7 +148,7 @@ static int32_t keep_part(void *user, const kr_batch_part *part) { return kr_part
 
 static int32_t tell_film(void *user, int stage, double share) {
   film *f = user;
-  const krait_restore_progress p = {sizeof p, stage, share, f->info.n_frames, f->about.n_frames};
+  const krait_restore_progress p = {sizeof p, stage, share, f->info.n_frames, f->about.n_frames, f->r->plan};
   if (!f->plan.o.progress || f->plan.o.progress(f->plan.o.user, &p) == 0) return KRAIT_OK;
   f->is_stopped = 1;
   return kr_fail(KRAIT_ERR_CANCELLED, "%s was not finished: stopped after %lld frames", f->out,
@@ -165,7 +165,8 @@ static int32_t open_batches(film *f, int64_t width, int64_t height) {
   const kr_frame_size *size = kr_batches_size(f->batches);
   f->info.from_width = width, f->info.from_height = height, f->info.width = size->out_w, f->info.height = size->out_h;
   f->info.cropped_width = size->scaled_w - size->out_w, f->info.cropped_height = size->scaled_h - size->out_h;
-  KR_TRY(kr_restore_count_bytes(f->r, &f->plan, size, &f->info.model_bytes, &f->info.batch_bytes));
+  f->info.device_bytes = f->r->models.plan.bytes;
+  f->info.host_bytes = kr_restore_host_bytes(f->r, &f->plan, size);
   KR_TRY(tell_film(f, KR_STAGE_ENCODE, 0));
   return is_kept ? open_parts(f) : KRAIT_OK;
 }

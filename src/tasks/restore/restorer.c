@@ -105,7 +105,8 @@ static int32_t load_file(krait_restorer *r, const char *path, take_weights_fn ta
   int32_t status = take(r, weights);
   if (status == KRAIT_ERR_WEIGHTS || status == KRAIT_ERR_UNSUPPORTED)
     status = kr_fail(status, "%s: %s", path, krait_error_detail());
-  kr_weights_close(&weights);
+  if (status >= 0 && take == take_dit && r->ctx->cuda) r->dit = weights;
+  else kr_weights_close(&weights);
   return status;
 }
 
@@ -146,7 +147,7 @@ int32_t krait_restorer_open(const krait_ctx *ctx, const krait_restorer_options *
   KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must name the models' folder");
   krait_restorer *r = *out = kr_zalloc(sizeof *r);
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory for a restorer");
-  r->ctx = r->models.ctx = ctx;
+  r->ctx = r->models.ctx = ctx, r->memory_bytes = o.memory_bytes;
   r->models.dtype = choose_type(ctx, o.precision);
   const int32_t status = load_all(r, &o);
   if (status < 0) krait_restorer_close(out);
@@ -158,6 +159,7 @@ void krait_restorer_close(krait_restorer **handle) {
   if (!r) return;
   *handle = NULL;
   kr_restore_unload(&r->models);
+  if (r->dit) kr_weights_close(&r->dit);
   kr_free(r);
 }
 
@@ -211,14 +213,14 @@ int32_t kr_restore_choose(const krait_restorer *r, const krait_restore_options *
   return kr_colour_of(o->colour, &plan->colour);
 }
 
-int32_t kr_restore_count_bytes(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size,
-                               uint64_t *models, uint64_t *batch) {
+int32_t kr_restore_plan_batches(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size) {
+  const int64_t batch[3] = {kr_frames_padded(plan->o.frames_per_batch), size->H, size->W};
+  return kr_restore_plan_for(&r->models, batch, r->memory_bytes, r->plan, sizeof r->plan);
+}
+
+uint64_t kr_restore_host_bytes(const krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size) {
   const int64_t T = kr_frames_padded(plan->o.frames_per_batch);
-  uint64_t vae;
-  KR_TRY(kr_vae_bytes(r->models.vae, KR_VAE_DECODER, (int64_t[]){T, size->H, size->W}, &vae));
-  *models = r->models.w.loader.bytes + kr_vae_weight_bytes(r->models.vae, KR_VAE_DECODER);
-  *batch = vae + (uint64_t)(3 * 3 * T * size->H * size->W) * sizeof(float);
-  return KRAIT_OK;
+  return r->models.plan.host_bytes + (uint64_t)(3 * 3 * T * size->H * size->W) * sizeof(float);
 }
 
 int32_t krait_restorer_size(const krait_restore_options *options, int64_t width, int64_t height, int64_t *out_width,

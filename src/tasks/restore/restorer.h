@@ -12,6 +12,9 @@ struct krait_restorer {
   const krait_ctx *ctx;
   kr_restore_models models;
   int is_v1; /* SeedVR: many steps with guidance */
+  kr_weights *dit; /* a GPU's weights are copied when they are needed */
+  uint64_t memory_bytes; /* as given */
+  char plan[256];
 };
 
 /* ---- options with every default filled in (restorer.c) ---- */
@@ -22,9 +25,10 @@ typedef struct kr_restore_choices {
   int32_t colour;
 } kr_restore_choices;
 int32_t kr_restore_choose(const krait_restorer *r, const krait_restore_options *given, kr_restore_choices *plan);
-/* Weights and what a batch of this size takes. */
-int32_t kr_restore_count_bytes(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size,
-                               uint64_t *models, uint64_t *batch);
+/* Plans the memory of batches of this size: r->plan, r->models.plan. */
+int32_t kr_restore_plan_batches(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size);
+/* Of the host, for a batch: frames, and what the plan puts there. */
+uint64_t kr_restore_host_bytes(const krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size);
 
 /* ---- batches (restore_batches.c): frames go in one by one, and come out restored in order ---- */
 /* rgb: (out_h,out_w,3) of the samples asked for; before: what it was made of, (H,W,3) in -1..1. */

@@ -1,0 +1,63 @@
+/* seedvr_plan.c: the choice of a plan: weights that stay are best, then weights by stage, then the transformer's block by
+ * block; memories of convolutions on the host, which cost time in each frame, only where a stage does not fit without. */
+#include "seedvr_plan.h"
+
+#include <stdio.h>
+
+static uint64_t plan_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* What a stage takes beside `beside` bytes: with the first move that fits, or, if none does, the smallest. */
+static uint64_t fit_stage(const kr_plan_stage *stage, uint64_t beside, uint64_t most, kr_plan_move *move) {
+  uint64_t least = beside + stage->work;
+  *move = (kr_plan_move){.work = stage->work};
+  for (int32_t i = 0; i < stage->n_moves && least > most; i++) {
+    const uint64_t bytes = beside + stage->moves[i].work;
+    if (bytes < least) least = bytes, *move = stage->moves[i];
+  }
+  return least;
+}
+
+static void try_plan(const kr_plan_needs *needs, int32_t weights, uint64_t most, kr_memory_plan *plan) {
+  uint64_t all = 0;
+  *plan = (kr_memory_plan){.weights = weights};
+  for (int i = 0; i < KR_PLAN_STAGES; i++) all += needs->stages[i].weights;
+  for (int i = 0; i < KR_PLAN_STAGES; i++) {
+    const kr_plan_stage *stage = &needs->stages[i];
+    const int is_streamed = weights == KR_PLAN_STREAMED && stage->streamed;
+    plan->stage_bytes[i] = is_streamed ? stage->streamed
+                                       : fit_stage(stage, weights == KR_PLAN_RESIDENT ? all : stage->weights, most,
+                                                   &plan->moves[i]);
+    plan->bytes = plan_max(plan->bytes, plan->stage_bytes[i]);
+    plan->host_bytes = plan_max(plan->host_bytes, plan->moves[i].host);
+  }
+}
+
+int kr_memory_plan_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_plan *plan) {
+  kr_memory_plan smallest = {.bytes = UINT64_MAX};
+  for (int moves = 0; moves < 2; moves++)
+    for (int32_t weights = KR_PLAN_RESIDENT; weights <= KR_PLAN_STREAMED; weights++) {
+      try_plan(needs, weights, most, plan);
+      if (plan->bytes <= most && (moves || !plan->host_bytes)) return 1;
+      if (plan->bytes < smallest.bytes) smallest = *plan;
+    }
+  *plan = smallest;
+  return 0;
+}
+
+void kr_memory_plan_print(const kr_memory_plan *plan, uint64_t most, char *text, size_t text_bytes) {
+  static const char *const weights[] = {"all weights stay", "weights stage by stage",
+                                        "the transformer's weights block by block"};
+  const double gib = 0x1p-30;
+  const int n = snprintf(text, text_bytes, "%.2f", (double)plan->bytes * gib);
+  if (n < 0 || (size_t)n >= text_bytes) return;
+  text += n, text_bytes -= (size_t)n;
+  const int m = most < UINT64_MAX ? snprintf(text, text_bytes, " of %.2f", (double)most * gib) : 0;
+  text += m, text_bytes -= (size_t)m;
+  const int k = snprintf(text, text_bytes, " GiB: encoder %.2f, transformer %.2f, decoder %.2f; %s",
+                         (double)plan->stage_bytes[KR_PLAN_ENCODE] * gib,
+                         (double)plan->stage_bytes[KR_PLAN_SAMPLE] * gib,
+                         (double)plan->stage_bytes[KR_PLAN_DECODE] * gib, weights[plan->weights]);
+  if (k > 0 && (size_t)k < text_bytes && plan->host_bytes)
+    snprintf(text + k, text_bytes - (size_t)k, "; %.2f GiB of the convolutions' memories on the host",
+             (double)plan->host_bytes * gib);
+}

@@ -1,0 +1,38 @@
+/* seedvr_plan.h: how a restoration fits into memory: which weights stay in it, and what lies on the host. */
+#ifndef KR_SEEDVR_PLAN_H
+#define KR_SEEDVR_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- what stages need; a batch goes through encoder, transformer and decoder, one after another ---- */
+enum { KR_PLAN_ENCODE, KR_PLAN_SAMPLE, KR_PLAN_DECODE, KR_PLAN_STAGES, KR_PLAN_MOST_MOVES = 40 };
+/* Memories of convolutions of more than `above` and up to `to` bytes go to the host. */
+typedef struct kr_plan_move {
+  uint64_t above, to;
+  uint64_t work, host; /* then the stage's work takes so much, and the host's memory */
+} kr_plan_move;
+typedef struct kr_plan_stage {
+  uint64_t weights, work; /* bytes */
+  uint64_t streamed;      /* weights and work if weights come from the host part by part; 0: they cannot */
+  int32_t n_moves;
+  kr_plan_move moves[KR_PLAN_MOST_MOVES]; /* that which moves least first */
+} kr_plan_stage;
+typedef struct kr_plan_needs {
+  kr_plan_stage stages[KR_PLAN_STAGES];
+} kr_plan_needs;
+
+/* All weights stay; or a stage's weights come when it begins and go when it ends; of the transformer, part by part. */
+enum { KR_PLAN_RESIDENT, KR_PLAN_BY_STAGE, KR_PLAN_STREAMED };
+typedef struct kr_memory_plan {
+  int32_t weights; /* KR_PLAN_* */
+  kr_plan_move moves[KR_PLAN_STAGES]; /* to 0: none */
+  uint64_t stage_bytes[KR_PLAN_STAGES], bytes, host_bytes; /* at most: in each stage; in all; on the host */
+} kr_memory_plan;
+/* The plan that moves least and fits into `most` bytes; returns 0 if none does: then it is the smallest. A function of
+ * its arguments alone. */
+int kr_memory_plan_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_plan *plan);
+/* "11.2 of 12.0 GiB: ...", for people. */
+void kr_memory_plan_print(const kr_memory_plan *plan, uint64_t most, char *text, size_t text_bytes);
+
+#endif
