@@ -60,11 +60,9 @@ static int print_verify_rows(const settings *s, const krait_verify_result *rows,
 static int verify_folder(const settings *s, const krait_ctx *ctx, const char *golden_path) {
   const krait_restorer_options options = {.size = sizeof options, .precision = s->model.precision,
                                           .path = s->model.weights_path};
-  krait_restorer *restorer = NULL;
   krait_verify_result rows[MAX_ROWS];
-  int32_t n = 0, status = krait_restorer_open(ctx, &options, &restorer);
-  if (status >= 0) status = krait_restorer_verify(restorer, golden_path, rows, MAX_ROWS, &n);
-  krait_restorer_close(&restorer);
+  int32_t n = 0;
+  const int32_t status = krait_restorer_verify(ctx, &options, golden_path, rows, MAX_ROWS, &n);
   return status < 0 ? cli_report("verify", status) + 1 : print_verify_rows(s, rows, n < MAX_ROWS ? n : MAX_ROWS);
 }
 

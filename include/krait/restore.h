@@ -103,9 +103,11 @@ KRAIT_API int32_t krait_restore_stream_finish(krait_restore_stream *stream, void
 /* n frames (n,height,width,3) of bytes to (n,out_height,out_width,3). */
 KRAIT_API int32_t krait_restorer_frames(krait_restorer *restorer, const krait_restore_options *options, int64_t n,
                                         int64_t height, int64_t width, const uint8_t *rgb, uint8_t *out);
-/* As krait_verify, with the golden file of a whole restoration. */
-KRAIT_API int32_t krait_restorer_verify(krait_restorer *restorer, const char *golden_path, krait_verify_result *rows,
-                                        int32_t n_rows, int32_t *n_filled);
+/* As krait_verify, with the golden file of a whole restoration (with the texts of the file), or of what stands around
+ * the models, which needs none. */
+KRAIT_API int32_t krait_restorer_verify(const krait_ctx *ctx, const krait_restorer_options *options,
+                                        const char *golden_path, krait_verify_result *rows, int32_t n_rows,
+                                        int32_t *n_filled);
 
 #ifdef __cplusplus
 }

@@ -174,6 +174,30 @@ def gguf_files():
     check_error(1, "orig_shape", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
 
 
+def verified():
+    """What stands around the models, as published (tests/golden/seedvr-restore); and a file with a wrong value, and with wrong shapes."""
+    recorded, broken = pathlib.Path(__file__).parent.parent / "golden" / "seedvr-restore" / "parts.golden.safetensors", here / "broken.golden.safetensors"
+    done = krait("verify", here, recorded, "--json", "--device", "cpu")
+    names = {row["name"] for row in json.loads(done.stdout)["outputs"]} if done.stdout else set()
+    wanted = {"transform.tall.resized", "transform.bars.cropped", "colour.small.wavelet", "colour.small.adain", "comfy_colour.small.lab", "comfy_colour.blend5.out", "sampler.shift.out",
+              "sampler.cfg.scale6.5_rescale0.7"}
+    check(done.returncode == 0 and wanted <= names, f"verify: {wanted - names} {done.stderr!r}")
+    raw = recorded.read_bytes()
+    n = struct.unpack("<Q", raw[:8])[0]
+    for key, change, status, words in (("golden.colour.small.adain", None, 1, b""), ("golden.comfy_colour.blend5.prev", [1, 5, 2, 9], 2, b"blend5"), ("golden.transform.tall.res", [1, 2], 2, b"tall.res")):
+        header, data = json.loads(raw[8:8 + n]), bytearray(raw[8 + n:])
+        if change:
+            header[key]["shape"] = change
+        else:
+            data[header[key]["data_offsets"][0] + 3] ^= 0x40
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        broken.write_bytes(struct.pack("<Q", len(text)) + text + data)
+        done = krait("verify", here, broken, "--device", "cpu")
+        check(done.returncode == status and words in done.stderr, f"verify, {key} spoilt: {done}")
+
+
+verified()
 if shutil.which("ffmpeg") and shutil.which("ffprobe"):
     tiny_seedvr.main(models)
     PICTURE = here / "picture.png"

@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "alloc.h"
 #include "model_kind.h"
 #include "restorer.h"
+#include "sized.h"
 #include "status.h"
 
 typedef struct check {
@@ -175,18 +177,47 @@ static int32_t verify_pipeline(const check *c, const kr_weight *frames) {
   return status;
 }
 
-int32_t krait_restorer_verify(krait_restorer *r, const char *golden_path, krait_verify_result *rows, int32_t n_rows,
-                              int32_t *n_filled) {
-  KR_CHECK(r && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT,
-           "restorer, golden_path, rows and n_filled must not be NULL");
+/* Of several files in the folder, the one that the golden file was made with. */
+static void find_recorded_model(const kr_weights *golden, const char *folder, const char *key, const char **path,
+                                char text[4096]) {
+  const char *name = kr_weights_metadata(golden, key);
+  struct stat st;
+  if (*path || !name || strchr(name, '/')) return;
+  snprintf(text, 4096, "%s/%s", folder, name);
+  if (stat(text, &st) == 0) *path = text;
+}
+
+static int32_t verify_whole(check *c, const krait_ctx *ctx, const krait_restorer_options *options,
+                            const kr_weight *frames) {
+  char dit[4096], vae[4096];
+  krait_restorer_options o = *options;
+  find_recorded_model(c->golden, o.path, "dit", &o.dit_path, dit);
+  find_recorded_model(c->golden, o.path, "vae", &o.vae_path, vae);
+  KR_CHECK(frames->dtype == KRAIT_U8 && frames->n_dims == 4 && frames->shape[3] == 3 && frames->shape[0] >= 1,
+           KRAIT_ERR_WEIGHTS, "golden.frames is not (n,h,w,3) of bytes");
+  KR_TRY(kr_restorer_open_models(ctx, &o, &c->r));
+  const int32_t status = verify_pipeline(c, frames);
+  krait_restorer_close(&c->r);
+  return status;
+}
+
+int32_t krait_restorer_verify(const krait_ctx *ctx, const krait_restorer_options *given, const char *golden_path,
+                              krait_verify_result *rows, int32_t n_rows, int32_t *n_filled) {
+  KR_CHECK(ctx && given && golden_path && n_filled && (rows || n_rows == 0), KRAIT_ERR_ARGUMENT,
+           "ctx, options, golden_path, rows and n_filled must not be NULL");
+  krait_restorer_options o;
   kr_weights *golden = NULL;
   *n_filled = 0;
+  KR_TRY(kr_struct_take("krait_restorer_options", given, sizeof o, &o, sizeof o));
+  KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must name the models' folder");
   KR_TRY(kr_weights_open(golden_path, &golden));
-  const check c = {r, golden, rows, n_rows, n_filled};
+  check c = {NULL, golden, rows, n_rows, n_filled};
   const kr_weight *frames = find_golden(&c, "frames");
-  int32_t status = kr_fail(KRAIT_ERR_WEIGHTS, "%s has no golden.frames (n,h,w,3) of bytes", golden_path);
-  if (frames && frames->dtype == KRAIT_U8 && frames->n_dims == 4 && frames->shape[3] == 3 && frames->shape[0] >= 1)
-    status = verify_pipeline(&c, frames);
+  int32_t status = frames ? verify_whole(&c, ctx, &o, frames)
+                          : kr_restore_verify_parts(&(kr_verify_sink){ctx, rows, n_rows, n_filled}, golden);
+  if (status >= 0 && *n_filled == 0)
+    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "%s has no recorded output of a restoration; nothing was compared",
+                     golden_path);
   kr_weights_close(&golden);
   return status;
 }

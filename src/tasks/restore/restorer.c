@@ -119,7 +119,7 @@ static int32_t load_texts(krait_restorer *r, const found_files *f, const char *f
   return KRAIT_OK;
 }
 
-static int32_t load_all(krait_restorer *r, const krait_restorer_options *o) {
+static int32_t load_all(krait_restorer *r, const krait_restorer_options *o, int with_texts) {
   found_files *f = kr_zalloc(sizeof *f);
   KR_CHECK(f, KRAIT_ERR_NO_MEMORY, "no memory for file names");
   int32_t status = find_files(o->path, f);
@@ -127,7 +127,7 @@ static int32_t load_all(krait_restorer *r, const krait_restorer_options *o) {
   if (status >= 0) status = choose_file(f, FILE_DIT, o->dit_path, o->path, "transformer (seedvr*.pth)", "--dit");
   if (status >= 0) status = load_file(r, f->path[FILE_DIT], take_dit);
   if (status >= 0) status = load_file(r, f->path[FILE_VAE], take_vae);
-  if (status >= 0) status = load_texts(r, f, o->path);
+  if (status >= 0 && with_texts) status = load_texts(r, f, o->path);
   const char *name = strrchr(f->path[FILE_DIT], '/');
   r->is_v1 = has_word(name ? name : f->path[FILE_DIT], "seedvr_");
   kr_free(f);
@@ -139,7 +139,8 @@ static int32_t choose_type(const krait_ctx *ctx, uint32_t precision) {
   return ctx->caps & KRAIT_CAP_CUDA_AMPERE && precision != KRAIT_PRECISION_FP32 ? KRAIT_BF16 : KRAIT_F32;
 }
 
-int32_t krait_restorer_open(const krait_ctx *ctx, const krait_restorer_options *given, krait_restorer **out) {
+static int32_t open_restorer(const krait_ctx *ctx, const krait_restorer_options *given, int with_texts,
+                             krait_restorer **out) {
   KR_CHECK(ctx && given && out, KRAIT_ERR_ARGUMENT, "ctx, options and restorer must not be NULL");
   krait_restorer_options o;
   *out = NULL;
@@ -149,9 +150,16 @@ int32_t krait_restorer_open(const krait_ctx *ctx, const krait_restorer_options *
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory for a restorer");
   r->ctx = r->models.ctx = ctx, r->memory_bytes = o.memory_bytes;
   r->models.dtype = choose_type(ctx, o.precision);
-  const int32_t status = load_all(r, &o);
+  const int32_t status = load_all(r, &o, with_texts);
   if (status < 0) krait_restorer_close(out);
   return status;
+}
+
+int32_t krait_restorer_open(const krait_ctx *ctx, const krait_restorer_options *given, krait_restorer **out) {
+  return open_restorer(ctx, given, 1, out);
+}
+int32_t kr_restorer_open_models(const krait_ctx *ctx, const krait_restorer_options *given, krait_restorer **out) {
+  return open_restorer(ctx, given, 0, out);
 }
 
 void krait_restorer_close(krait_restorer **handle) {

@@ -61,6 +61,18 @@ int32_t kr_batches_end(kr_batches *batches); /* after the last frame */
 /* Batches, those that were already there, seconds in each stage. */
 void kr_batches_report(const kr_batches *batches, krait_restore_info *info);
 
+/* ---- verifying (restore_verify.c, restore_verify_parts.c) ---- */
+typedef struct kr_verify_sink { /* where compared outputs go */
+  const krait_ctx *ctx;
+  krait_verify_result *rows;
+  int32_t n_rows, *n_filled;
+} kr_verify_sink;
+/* What stands around the models: recorded frames, resized; colours; joins; the sampler's times and guidance. */
+int32_t kr_restore_verify_parts(const kr_verify_sink *to, const kr_weights *golden);
+/* Without texts, which golden files have themselves. */
+int32_t kr_restorer_open_models(const krait_ctx *ctx, const krait_restorer_options *options,
+                                krait_restorer **restorer);
+
 /* ---- finished batches in a file (restore_parts.c) ---- */
 typedef struct kr_parts kr_parts;
 /* Beside the result; what another film or other options left there is not used. key: what they depend on. */
