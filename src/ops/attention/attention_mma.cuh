@@ -68,9 +68,11 @@ KR_DEV void make_scores(float (&s)[M][N / 8][4], uint32_t lane_q, uint32_t lane_
       for (int m = 0; m < M; m++) kr_load_matrices_at(a[(k + 1) & 1][m], (lane_q ^ (k + 1) * 32) + m * 16 * D * 2);
     }
 #pragma unroll
-    for (int m = 0; m < M; m++)
-      kr_mma_as(element(), s[m][2 * j], a[k & 1][m], b[t & 1][0], b[t & 1][1]),
-          kr_mma_as(element(), s[m][2 * j + 1], a[k & 1][m], b[t & 1][2], b[t & 1][3]);
+    for (int step = 0; step < KR_MMA_STEPS; step++)
+#pragma unroll
+      for (int m = 0; m < M; m++)
+        kr_mma_step(step, element(), s[m][2 * j], a[k & 1][m], b[t & 1][0], b[t & 1][1]),
+            kr_mma_step(step, element(), s[m][2 * j + 1], a[k & 1][m], b[t & 1][2], b[t & 1][3]);
   }
 }
 
@@ -85,9 +87,11 @@ KR_DEV void add_output(float (&o)[M][D / 8][4], const uint32_t (&w)[M][N / 16][4
     if (t + 1 < N / 16 * (D / 16))
       kr_load_matrices_turned_at(b[(t + 1) & 1], (lane_v ^ next_j * 32) + next_k * 16 * D * 2);
 #pragma unroll
-    for (int m = 0; m < M; m++)
-      kr_mma_as(element(), o[m][2 * j], w[m][k], b[t & 1][0], b[t & 1][1]),
-          kr_mma_as(element(), o[m][2 * j + 1], w[m][k], b[t & 1][2], b[t & 1][3]);
+    for (int step = 0; step < KR_MMA_STEPS; step++)
+#pragma unroll
+      for (int m = 0; m < M; m++)
+        kr_mma_step(step, element(), o[m][2 * j], w[m][k], b[t & 1][0], b[t & 1][1]),
+            kr_mma_step(step, element(), o[m][2 * j + 1], w[m][k], b[t & 1][2], b[t & 1][3]);
   }
 }
 

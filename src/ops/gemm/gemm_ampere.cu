@@ -204,9 +204,12 @@ KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const 
 template <int WN>
 KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[WN / 16][4]) {
 #pragma unroll
-  for (int j = 0; j < WN / 8; j++)
+  for (int step = 0; step < KR_MMA_STEPS; step++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) kr_mma_as(element(), d[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+    for (int j = 0; j < WN / 8; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        kr_mma_step(step, element(), d[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
 }
 #endif
 

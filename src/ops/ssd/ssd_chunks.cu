@@ -108,15 +108,13 @@ KR_DEV void output_before(float (&y)[4][4], const warp_place &me, unsigned char 
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       load_b<N * 2>(b, state, me, 32 * me.n + 16 * j, k);
-      kr_mma_as(half_type(), y[2 * j], a, b[0], b[1]);
-      kr_mma_as(half_type(), y[2 * j + 1], a, b[2], b[3]);
+      kr_mma_pair(half_type(), y[2 * j], y[2 * j + 1], a, b);
     }
     if (me.m < 2 * me.n) continue; /* causally masked */
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       load_b<N * 2>(b, B, me, 32 * me.n + 16 * j, k);
-      kr_mma_as(half_type(), cb[2 * j], a, b[0], b[1]);
-      kr_mma_as(half_type(), cb[2 * j + 1], a, b[2], b[3]);
+      kr_mma_pair(half_type(), cb[2 * j], cb[2 * j + 1], a, b);
     }
   }
   const float a0 = steps.a[me.row], a1 = steps.a[me.row + 8], segment0 = steps.segment[me.row],
@@ -152,8 +150,7 @@ KR_DEV void output_within(float (&y)[4][4], const warp_place &me, const unsigned
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       load_b_turned<PB * 2>(b, x, me, k, 4 * me.n + 2 * j);
-      kr_mma_as(half_type(), y[2 * j], a, b[0], b[1]);
-      kr_mma_as(half_type(), y[2 * j + 1], a, b[2], b[3]);
+      kr_mma_pair(half_type(), y[2 * j], y[2 * j + 1], a, b);
     }
   }
 }

@@ -3,8 +3,6 @@
 #ifndef KR_SSD_COPIES_CUH
 #define KR_SSD_COPIES_CUH
 
-#include "turing.cuh"
-
 #include "ssd_mma.cuh"
 
 /* A thread's share of a chunk's rows of 16-byte pieces: one piece of rows a multiple of eight apart, which share one

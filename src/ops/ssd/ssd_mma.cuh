@@ -3,7 +3,7 @@
 #ifndef KR_SSD_MMA_CUH
 #define KR_SSD_MMA_CUH
 
-#include "mma.cuh"
+#include "turing.cuh"
 
 #include "ssd_steps.cuh"
 
@@ -166,8 +166,7 @@ KR_DEV int take_chunk(float (&s)[WIDTH / 8][4], int m, int n, const unsigned cha
     for (int j = 0; j < WIDTH / 16; j++) {
       kr_load_matrices_turned(
           b, B + kr_swizzle<N * 2>(16 * k + (lane & 7) + (lane >> 3 & 1) * 8, n + 2 * j + (lane >> 4)));
-      kr_mma_as(half_type(), s[2 * j], a, b[0], b[1]);
-      kr_mma_as(half_type(), s[2 * j + 1], a, b[2], b[3]);
+      kr_mma_pair(half_type(), s[2 * j], s[2 * j + 1], a, b);
     }
   }
   return spoilt;
