@@ -47,6 +47,23 @@ MODELS = {
                                                          attention_head_dim=16, use_long_context=False)),
 }
 
+# For flash_attn: their classes' name, and what their configuration needs besides.
+_ATTENTION = dict(hidden_size=112, intermediate_size=64, num_hidden_layers=2, num_attention_heads=14, num_key_value_heads=2, vocab_size=200, max_position_embeddings=256)
+ATTENTION = {
+    "qwen2": ("Qwen2", {}), "llama": ("Llama", {}), "mistral": ("Mistral", dict(sliding_window=8)), "mixtral": ("Mixtral", dict(num_local_experts=2)),
+    "qwen3": ("Qwen3", dict(head_dim=8)), "qwen3_moe": ("Qwen3Moe", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=8)),
+    "gemma": ("Gemma", dict(head_dim=8)), "gemma2": ("Gemma2", dict(head_dim=8, sliding_window=8)), "phi": ("Phi", {}), "phi3": ("Phi3", dict(pad_token_id=0)),
+    "granite": ("Granite", {}), "olmo2": ("Olmo2", {}), "starcoder2": ("Starcoder2", {}), "stablelm": ("StableLm", {}), "gpt_neox": ("GPTNeoX", {}), "cohere": ("Cohere", {}),
+    "glm": ("Glm", dict(head_dim=8, pad_token_id=0)), "helium": ("Helium", dict(head_dim=8)), "opt": ("OPT", dict(ffn_dim=64, word_embed_proj_dim=112)),
+}
+
+
+def build_attention(name, implementation):
+    import transformers
+    family, more = ATTENTION[name]
+    torch.manual_seed(0)
+    return getattr(transformers, family + "ForCausalLM")._from_config(getattr(transformers, family + "Config")(**{**_ATTENTION, **more}), attn_implementation=implementation).eval()
+
 
 def build(name):
     import transformers
