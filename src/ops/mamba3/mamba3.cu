@@ -13,26 +13,25 @@
 
 /* Half the hyperbolic tangents of a span's angles, to a lane's column of `halves`. */
 KR_DEV void put_halves(const kr_mamba3_params &p, int b, int h, int64_t t0, int m, float (*halves)[32]) {
+  const int n = m >= p.M ? 0 : p.L - t0 < SPAN ? (int)(p.L - t0) : SPAN;
   float angle[SPAN];
-#pragma unroll
-  for (int i = 0; i < SPAN; i++)
-    angle[i] = t0 + i < p.L && m < p.M ? get(p.angles, at4(p.angles, b, t0 + i, h, m)) : 0;
+  get_column(p.angles, at4(p.angles, b, t0, h, m), p.angles.stride[1], n, angle);
 #pragma unroll
   for (int i = 0; i < SPAN; i++) halves[i][kr_thread() & 31] = 0.5f * tanh_close(angle[i]);
 }
 
-/* A warp per span, 32 pairs and four heads; a lane has a pair. */
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_turns(const kr_mamba3_params p) {
+/* A warp per span, 32 pairs and p.span_heads heads; a lane has a pair. */
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_turns(const kr_mamba3_params p) {
   KR_SHARED float shared[WARPS][SPAN][32];
-  const int groups = (p.H + KR_MAMBA3_SPAN_HEADS - 1) / KR_MAMBA3_SPAN_HEADS, b = kr_block_z(), lane = kr_thread() & 31;
-  const int64_t warp = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), part = warp / groups, span = part % p.n_spans,
-                t0 = span * SPAN;
-  const int first = (int)(warp - part * groups) * KR_MAMBA3_SPAN_HEADS, m = (int)(part / p.n_spans) * 32 + lane,
+  const int groups = (p.H + p.span_heads - 1) / p.span_heads, b = kr_block_z(), lane = kr_thread() & 31;
+  const int64_t warp = (int64_t)kr_block_x() * WARPS + (kr_thread() >> 5), part = warp / groups,
+                span = part % p.n_spans, t0 = span * SPAN;
+  const int first = (int)(warp - part * groups) * p.span_heads, m = (int)(part / p.n_spans) * 32 + lane,
             n = p.L - t0 < SPAN ? (int)(p.L - t0) : SPAN, is_one = p.angles.stride[2] == 0;
   if (m - lane >= p.M) return;
   float(*const halves)[32] = shared[kr_thread() >> 5];
 #pragma unroll 1
-  for (int h = first; h < first + KR_MAMBA3_SPAN_HEADS && h < p.H; h++) {
+  for (int h = first; h < first + p.span_heads && h < p.H; h++) {
     if (h == first || !is_one) put_halves(p, b, h, t0, m, halves);
     const float steps = lane < n ? get(p.dt, at3(p.dt, b, t0 + lane, h)) : 0.0f;
     const int64_t unit = unit_of(p, b, h);

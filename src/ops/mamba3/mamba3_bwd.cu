@@ -513,17 +513,18 @@ KR_DEV float add_sixteen(float (&v)[SPAN]) {
   return v[0] + kr_shuffle_xor(v[0], SPAN);
 }
 
-/* A span's tangents of angles, by lanes that have a pair. */
-KR_DEV void load_tangents(const kr_mamba3_params &f, int b, int h, int64_t t0, int m, float (&turn)[SPAN]) {
+/* Tangents of n angles about a lane's pair, to its column. */
+KR_DEV void put_tangents(const kr_mamba3_params &f, int b, int h, int64_t t0, int m, int n, float (*to)[32]) {
+  float angle[SPAN];
+  get_column(f.angles, at4(f.angles, b, t0, h, m), f.angles.stride[1], n, angle);
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) turn[i] = t0 + i < f.L && m < f.M ? get(f.angles, at4(f.angles, b, t0 + i, h, m)) : 0;
-#pragma unroll
-  for (int i = 0; i < SPAN; i++) turn[i] = tanh_close(turn[i]);
+  for (int i = 0; i < SPAN; i++) to[i][kr_thread() & 31] = tanh_close(angle[i]);
 }
 
 /* Sums of a span's shares (which they replace) over the tokens behind. EDGES: sequences may begin or end in it. */
 template <int EDGES>
-KR_DEV void sum_shares(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, int m, float sum, float (&share)[SPAN]) {
+KR_DEV void sum_shares(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, int m, float sum,
+                       float (&share)[SPAN]) {
   const kr_mamba3_params &f = p.f;
 #pragma unroll
   for (int i = SPAN - 1; i >= 0; i--) {
@@ -540,29 +541,48 @@ KR_DEV void sum_shares(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, 
   }
 }
 
-/* The gradients of a span's angles about a lane's pair, from their shares; and (by all lanes) their slopes about dt. */
-KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, const float (&turn)[SPAN],
-                         float (&dangle)[SPAN]) {
+/* The first n gradients of angles, which heads do not share. */
+KR_DEV void put_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t t0, int m, int n, const float (&d)[SPAN]) {
+  const int64_t at = at4(p.dangles, b, t0, h, m), stride = p.dangles.stride[1];
+#pragma unroll
+  for (int i = 0; i < SPAN; i++)
+    if (i < n) kr_store(p.dangles.data, at + i * stride, p.dangles.dtype, d[i]);
+}
+
+/* The gradients of a span's angles about a lane's pair, of which n are there, from their shares, onto `sums` or to
+ * where they go; and (by all lanes) their slopes about dt. */
+KR_DEV void leave_angles(const kr_mamba3_bwd_params &p, int b, int h, int64_t span, int m, int n,
+                         const float (*tangents)[32], float (&sums)[SPAN]) {
   const kr_mamba3_params &f = p.f;
-  const int lane = kr_thread() & 31, is_there = m < f.M;
+  const int lane = kr_thread() & 31;
   const int64_t t0 = span * SPAN, unit = unit_of(f, b, h);
   const float *const psi = p.psi + (unit * f.L + t0) * f.M + m, pi = 3.14159265f,
               d = lane < SPAN && t0 + lane < f.L ? get(f.dt, at3(f.dt, b, t0 + lane, h)) : 0.0f,
-              behind = is_there ? p.later[span_of(f, unit, span) + m] : 0.0f;
-  float slope[SPAN];
+              behind = n ? p.later[span_of(f, unit, span) + m] : 0.0f;
+  float share[SPAN];
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) slope[i] = is_there && t0 + i < f.L ? psi[i * f.M] : 0.0f;
+  for (int i = 0; i < SPAN; i++) share[i] = i < n ? psi[i * f.M] : 0.0f;
   if (f.cu_seqlens.data || t0 == 0 || t0 + SPAN >= f.L)
-    sum_shares<1>(p, b, h, t0, m, behind, slope);
+    sum_shares<1>(p, b, h, t0, m, behind, share);
   else
-    sum_shares<0>(p, b, h, t0, m, behind, slope);
+    sum_shares<0>(p, b, h, t0, m, behind, share);
+  if (p.shares_angles) {
 #pragma unroll
-  for (int i = 0; i < SPAN; i++) {
-    const float sum = slope[i], step = pi * kr_shuffle_from(d, i);
-    dangle[i] = sum * step * kr_fma(-turn[i], turn[i], 1.0f);
-    slope[i] = pi * sum * turn[i];
+    for (int i = 0; i < SPAN; i++) {
+      const float turn = tangents[i][lane];
+      sums[i] = kr_fma(share[i] * kr_shuffle_from(d, i), pi * kr_fma(-turn, turn, 1.0f), sums[i]);
+    }
+  } else if (p.dangles.data) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+      const float turn = tangents[i][lane];
+      sums[i] = share[i] * kr_shuffle_from(d, i) * (pi * kr_fma(-turn, turn, 1.0f));
+    }
+    put_angles(p, b, h, t0, m, n, sums);
   }
-  const float total = add_sixteen(slope);
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) share[i] *= pi * tangents[i][lane];
+  const float total = add_sixteen(share);
   if (lane < SPAN && t0 + lane < f.L) {
     float *const to = p.slopes + unit * f.L + t0 + lane;
     *to = m == lane ? total : *to + total;
@@ -602,24 +622,20 @@ KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token
 }
 
 /* A block per span; each warp has every eighth head, a lane a pair. */
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_steps(const kr_mamba3_bwd_params p) {
   KR_SHARED float warps[WARPS][SPAN][32];
   const kr_mamba3_params &f = p.f;
   const int b = kr_block_z(), warp = kr_thread() >> 5, lane = kr_thread() & 31, is_one = f.angles.stride[2] == 0;
   const int64_t span = kr_block_x(), t0 = span * SPAN;
   const int n = f.L - t0 < SPAN ? (int)(f.L - t0) : SPAN;
   for (int m = lane; m - lane < f.M; m += 32) {
-    float turn[SPAN], sums[SPAN] = {}, own[SPAN];
+    const int own = m < f.M ? n : 0;
+    float sums[SPAN] = {};
+    kr_sync();
 #pragma unroll 1
     for (int h = warp; h < f.H; h += WARPS) {
-      if (h == warp || !is_one) load_tangents(f, b, h, t0, m, turn);
-      leave_angles(p, b, h, span, m, turn, own);
-#pragma unroll
-      for (int i = 0; i < SPAN; i++) {
-        sums[i] += own[i];
-        if (!p.shares_angles && p.dangles.data && m < f.M && i < n)
-          kr_store(p.dangles.data, at4(p.dangles, b, t0 + i, h, m), p.dangles.dtype, own[i]);
-      }
+      if (h == warp || !is_one) put_tangents(f, b, h, t0, m, own, warps[warp]);
+      leave_angles(p, b, h, span, m, own, warps[warp], sums);
     }
     if (!p.shares_angles) continue;
     kr_sync();

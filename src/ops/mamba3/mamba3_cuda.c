@@ -88,6 +88,7 @@ kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends) {
   p.B_bias = in->B_bias, p.C_bias = in->C_bias, p.angles = in->angles, p.Dvec = in->Dvec, p.z = in->z;
   p.mimo_x = in->mimo_x, p.mimo_z = in->mimo_z, p.mimo_o = in->mimo_o, p.norm_weight = in->norm_weight;
   p.initial_angles = in->initial_angles, p.initial_states = in->initial_states, p.initial_B = in->initial_B;
+  p.span_heads = in->angles.stride[2] ? 1 : 4; /* heads that share angles share their tangents */
   p.initial_x = in->initial_x, p.cu_seqlens = in->cu_seqlens;
   return p;
 }
@@ -167,7 +168,7 @@ int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel ke
 
 int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream) {
   const int64_t sequences = p->cu_seqlens.data ? p->S : p->B, warps = KR_MAMBA3_THREADS / 32,
-                groups = (p->H + KR_MAMBA3_SPAN_HEADS - 1) / KR_MAMBA3_SPAN_HEADS,
+                groups = (p->H + p->span_heads - 1) / p->span_heads,
                 spans = (int64_t)p->n_spans * ((p->M + 31) / 32) * groups;
   const kr_grid chunks = kr_mamba3_grid((int64_t)p->n_chunks * p->H, p->B, stream),
                 turns = kr_mamba3_grid((spans + warps - 1) / warps, p->B, stream),

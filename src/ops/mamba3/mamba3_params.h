@@ -10,7 +10,6 @@
 #define KR_MAMBA3_PAIRS 64 /* of rows of B and C that rotate, at a time */
 #define KR_MAMBA3_TILE 32  /* tokens of a block that leaves gradients of B and C */
 #define KR_MAMBA3_SPAN 16  /* tokens whose angles are summed at once */
-#define KR_MAMBA3_SPAN_HEADS 4 /* by a warp, for so many heads */
 #define KR_MAMBA3_PLAIN_N 128 /* most states of a plain call */
 #define KR_MAMBA3_SLICES 8 /* of the sums over blocks */
 
@@ -32,6 +31,7 @@ typedef struct kr_mamba3_params {
   int32_t ranks;                 /* R, to the next power of two */
   int32_t row_N, row_P;          /* of rows in scratch */
   int32_t before, after, has_ends, n_chunks, n_tiles, n_spans;
+  int32_t span_heads;            /* whose angles a warp sums */
   float eps;
   int64_t L, n_rows;
   kr_view x, log_decay, dt, trap, Bmat, Cmat, B_bias, C_bias, angles, Dvec, z, mimo_x, mimo_z, mimo_o, norm_weight;

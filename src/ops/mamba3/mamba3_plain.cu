@@ -134,17 +134,43 @@ KR_DEV eight quad_of(const float *row, int first, int N) {
   return eight{{x.v[0], x.v[1], x.v[2], x.v[3], y.v[0], y.v[1], y.v[2], y.v[3]}};
 }
 
+/* Where a lane's pairs of a token are, and (strides) how far apart those of two tokens or heads. */
+typedef struct quad_place {
+  int64_t q, k, row, within, before, value; /* of C, B, rows in scratch, angles, values (B,H,L) */
+} quad_place;
+
+KR_DEV quad_place quad_at(const kr_mamba3_params &p, int b, int h, const token &at) {
+  const int64_t unit = unit_of(p, b, h);
+  const int g = h / (p.H / p.G);
+  return quad_place{at4(p.Cmat, b, at.t, g, 0),
+                    at4(p.Bmat, b, at.t, g, 0),
+                    place_of(p, unit, at.block, log2_of(p.N)),
+                    (unit * p.L + at.t) * p.M,
+                    (unit * p.n_spans + (int64_t)((uint64_t)at.t / SPAN)) * p.M,
+                    value_of(p, unit, at.t)};
+}
+KR_DEV quad_place moved(const quad_place &x, const quad_place &by) {
+  return quad_place{x.q + by.q,           x.k + by.k,           x.row + by.row,
+                    x.within + by.within, x.before + by.before, x.value + by.value};
+}
+/* Between tokens of sequences that are no pack, n apart: a multiple of a span. */
+KR_DEV quad_place apart(const kr_mamba3_params &p, int n) {
+  return quad_place{n * p.Cmat.stride[1],    n * p.Bmat.stride[1],      (int64_t)n * p.N,
+                    (int64_t)n * p.M, (int64_t)(n / SPAN) * p.M, n};
+}
+/* Between heads of a group. */
+KR_DEV quad_place head_apart(const kr_mamba3_params &p) {
+  return quad_place{0, 0, p.n_rows * p.N, p.L * p.M, (int64_t)p.n_spans * p.M, p.L};
+}
+
 typedef struct quad_angles {
   kr_raw16 within, before;
 } quad_angles;
 
 /* Of pairs that turn: scratch, in aligned fours. */
-KR_DEV quad_angles load_angles(const kr_mamba3_params &p, int64_t unit, const token &at, int first) {
-  const uint32_t *const within = p.angles_within + unit * p.L * p.M + first,
-                        *const before = p.angles_before + unit * p.n_spans * p.M + first;
-  const int64_t span = (int64_t)((uint64_t)at.t / SPAN);
-  quad_angles a = {*(const kr_raw16 *)(within + at.t * p.M), {{0, 0, 0, 0}}};
-  if (at.start < span * SPAN) a.before = *(const kr_raw16 *)(before + span * p.M);
+KR_DEV quad_angles load_angles(const kr_mamba3_params &p, const quad_place &of, const token &at, int first) {
+  quad_angles a = {*(const kr_raw16 *)(p.angles_within + of.within + first), {{0, 0, 0, 0}}};
+  if (at.start < (at.t & -(int64_t)SPAN)) a.before = *(const kr_raw16 *)(p.angles_before + of.before + first);
   return a;
 }
 KR_DEV void rotations_of(const quad_angles &a, rotation (&by)[4]) {
@@ -202,48 +228,40 @@ KR_DEV void copy_inputs(const kr_mamba3_params &p, int b, int h, int64_t t0, int
 
 /* A token's query and key, given without biases, and their product; called by all lanes. */
 template <int HALVES>
-KR_DEV void put_quads(const kr_mamba3_params &p, int b, int h, const token &at, int is_there, int first, eight q,
-                      eight k, const quad_angles &angles) {
+KR_DEV void put_quads(const kr_mamba3_params &p, int h, const token &at, const quad_place &to, int is_there, int first,
+                      eight q, eight k, const quad_angles &angles) {
   const float product = add_lanes(dot(q, k), p.N / 8);
   if (!is_there) return;
-  const int64_t unit = unit_of(p, b, h);
-  if (first == 0) p.dots[value_of(p, unit, at.t)] = product;
+  if (first == 0) p.dots[to.value] = product;
   if (first < p.M) {
     rotation by[4];
     rotations_of(angles, by);
     turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
   }
-  const int64_t row = place_of(p, unit, at.block, log2_of(p.N));
-  store_quad<HALVES>(p.q, row, first, p.N, q);
-  if (has_next(p, at)) store_quad<HALVES>(p.k, row + p.N, first, p.N, k);
+  store_quad<HALVES>(p.q, to.row, first, p.N, q);
+  if (has_next(p, at)) store_quad<HALVES>(p.k, to.row + p.N, first, p.N, k);
   if (!at.ends || !p.final_B.data) return;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int64_t to = at4(p.final_B, at.row, 0, h, 0), a = HALVES ? first + i : 2 * (first + i),
+    const int64_t state = at4(p.final_B, at.row, 0, h, 0), a = HALVES ? first + i : 2 * (first + i),
                   gap = HALVES ? p.N / 2 : 1;
-    kr_store(p.final_B.data, to + a * p.final_B.stride[3], p.final_B.dtype, k.v[a_of<HALVES>(i)]);
-    kr_store(p.final_B.data, to + (a + gap) * p.final_B.stride[3], p.final_B.dtype, k.v[b_of<HALVES>(i)]);
+    kr_store(p.final_B.data, state + a * p.final_B.stride[3], p.final_B.dtype, k.v[a_of<HALVES>(i)]);
+    kr_store(p.final_B.data, state + (a + gap) * p.final_B.stride[3], p.final_B.dtype, k.v[b_of<HALVES>(i)]);
   }
 }
 
-/* Of AT_ONCE tokens of a chunk, for a lane's pairs. */
-typedef struct quads_ahead {
-  raw8 q[AT_ONCE], k[AT_ONCE];
-  quad_angles angles[AT_ONCE];
-  token at[AT_ONCE];
-} quads_ahead;
+/* A token's query and key for a lane's pairs, before they turn. */
+typedef struct quads {
+  raw8 q, k;
+  quad_angles angles;
+} quads;
 
-template <int HALVES, int IS_PACK>
-KR_DEV quads_ahead load_ahead(const kr_mamba3_params &p, int b, int h, int64_t t, int64_t each, int64_t end, int first) {
-  const int g = h / (p.H / p.G);
-  quads_ahead v;
-#pragma unroll
-  for (int i = 0; i < AT_ONCE; i++) {
-    const token at = v.at[i] = token_of<IS_PACK>(p, b, t + i * each < end ? t + i * each : end - 1);
-    v.q[i] = load_quad<HALVES>(p.Cmat.data, at4(p.Cmat, b, at.t, g, 0), first, p.N);
-    v.k[i] = load_quad<HALVES>(p.Bmat.data, at4(p.Bmat, b, at.t, g, 0), first, p.N);
-    if (first < p.M) v.angles[i] = load_angles(p, unit_of(p, b, h), at, first);
-  }
+template <int HALVES>
+KR_DEV quads load_quads(const kr_mamba3_params &p, const token &at, const quad_place &from, int first) {
+  quads v = {load_quad<HALVES>(p.Cmat.data, from.q, first, p.N),
+             load_quad<HALVES>(p.Bmat.data, from.k, first, p.N),
+             {}};
+  if (first < p.M) v.angles = load_angles(p, from, at, first);
   return v;
 }
 
@@ -252,23 +270,29 @@ KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
   const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H, b = kr_block_z(), shift = log2_of(p.N / 8),
             first = 4 * (kr_thread() & (p.N / 8 - 1)), each = THREADS >> shift;
   const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < p.L ? t0 + CHUNK : p.L;
-  const int n = (int)(end - t0), own = kr_thread() >> shift;
-  quads_ahead next = load_ahead<HALVES, IS_PACK>(p, b, h, t0 + own, each, end, first);
+  const quad_place step = apart(p, each);
+  int64_t t = t0 + (kr_thread() >> shift);
+  token at = token_of<IS_PACK>(p, b, t < end ? t : end - 1);
+  quad_place place = quad_at(p, b, h, at);
+  quads next = load_quads<HALVES>(p, at, place, first);
   load_biases(p, h, biases);
-  copy_inputs<IS_PACK>(p, b, h, t0, n);
+  copy_inputs<IS_PACK>(p, b, h, t0, (int)(end - t0));
   kr_sync();
   const eight q_bias = quad_of<HALVES>(biases, first, p.N), k_bias = quad_of<HALVES>(biases + p.N, first, p.N);
 #pragma unroll 1
-  for (int from = 0; from < n; from += AT_ONCE * each) {
-    const quads_ahead now = next;
-    if (from + AT_ONCE * each < n)
-      next = load_ahead<HALVES, IS_PACK>(p, b, h, t0 + from + AT_ONCE * each + own, each, end, first);
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
-      put_quads<HALVES>(p, b, h, now.at[i], from + i * each + own < n, first, plus(unpacked(now.q[i]), q_bias),
-                        plus(unpacked(now.k[i]), k_bias), now.angles[i]);
+  for (int64_t from = t0; from < end; from += each, t += each) {
+    const quads now = next;
+    const token of = at;
+    const quad_place to = place;
+    if (t + each < end) {
+      at = token_of<IS_PACK>(p, b, t + each);
+      place = IS_PACK ? quad_at(p, b, h, at) : moved(place, step);
+      next = load_quads<HALVES>(p, at, place, first);
+    }
+    put_quads<HALVES>(p, h, of, to, t < end, first, plus(unpacked(now.q), q_bias), plus(unpacked(now.k), k_bias),
+                      now.angles);
   }
-  if (kr_thread() < n) put_weights(p, b, h, token_of<IS_PACK>(p, b, t0 + kr_thread()));
+  if (kr_thread() < end - t0) put_weights(p, b, h, token_of<IS_PACK>(p, b, t0 + kr_thread()));
 }
 template <int HALVES>
 KR_DEV void plain_rows_of(const kr_mamba3_params &p) {
@@ -278,8 +302,11 @@ KR_DEV void plain_rows_of(const kr_mamba3_params &p) {
   else
     plain_rows<HALVES, 0>(p, biases);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_rows(const kr_mamba3_params p) { plain_rows_of<0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_plain_rows_halves(const kr_mamba3_params p) { plain_rows_of<1>(p); }
+enum { ROWS_AT_ONCE = KR_DTYPE == 0 ? 2 : 3 }; /* blocks of a multiprocessor */
+KR_KERNEL void KR_BOUNDS(THREADS, ROWS_AT_ONCE) kr_mamba3_plain_rows(const kr_mamba3_params p) { plain_rows_of<0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, ROWS_AT_ONCE) kr_mamba3_plain_rows_halves(const kr_mamba3_params p) {
+  plain_rows_of<1>(p);
+}
 
 /* ---- channels ---------------------------------------------------------------------------------------------------- */
 
@@ -402,8 +429,9 @@ KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_plain_inputs(const kr_mamba3_bwd_
     }
   }
   if (!p.dDvec.data || kr_thread() >= 32) return;
+  const int64_t unit = unit_of(f, b, h);
   float sum = 0;
-  for (int64_t t = t0 + kr_thread(); t < t0 + CHUNK && t < f.L; t += 32) sum += p.products[value_of(f, unit_of(f, b, h), t)];
+  for (int64_t t = t0 + kr_thread(); t < t0 + CHUNK && t < f.L; t += 32) sum += p.products[value_of(f, unit, t)];
   sum = add_warp(sum);
   if (kr_thread() == 0) p.factors[(((int64_t)b * f.n_chunks + chunk) * f.H + h + 1) * p.n_parts - 1] = sum;
 }
@@ -418,23 +446,21 @@ typedef struct given {
 } given;
 
 template <int HALVES>
-KR_DEV given load_given(const kr_mamba3_bwd_params &p, int b, int h, const token &at, int is_there, int first) {
+KR_DEV given load_given(const kr_mamba3_bwd_params &p, const token &at, const quad_place &of, int is_there, int first) {
   const kr_mamba3_params &f = p.f;
-  const int64_t unit = unit_of(f, b, h), place = value_of(f, unit, at.t),
-                row = place_of(f, unit, at.block, log2_of(f.N));
   given v = {};
   if (!is_there) return v;
-  v.dq = load_quad<HALVES>(p.dq, row, first, f.N);
-  if (has_next(f, at)) v.dk = load_quad<HALVES>(p.dk, row + f.N, first, f.N);
-  if (first < f.M) v.angles = load_angles(f, unit, at, first);
-  v.own = f.gamma[place] * p.products[place];
+  v.dq = load_quad<HALVES>(p.dq, of.row, first, f.N);
+  if (has_next(f, at)) v.dk = load_quad<HALVES>(p.dk, of.row + f.N, first, f.N);
+  if (first < f.M) v.angles = load_angles(f, of, at, first);
+  v.own = f.gamma[of.value] * p.products[of.value];
   return v;
 }
 
 /* dq and dk of a token, turned back, from its rotated query and key; leaves the share of the gradient of angles. */
 template <int HALVES>
-KR_DEV void turn_back(const kr_mamba3_bwd_params &p, int b, int h, const token &at, int is_there, int first,
-                      const given &v, eight q, eight k, eight &dq, eight &dk) {
+KR_DEV void turn_back(const kr_mamba3_bwd_params &p, int h, const token &at, const quad_place &of, int is_there,
+                      int first, const given &v, eight q, eight k, eight &dq, eight &dk) {
   const kr_mamba3_params &f = p.f;
   rotation by[4];
   if (first < f.M) {
@@ -457,34 +483,36 @@ KR_DEV void turn_back(const kr_mamba3_bwd_params &p, int b, int h, const token &
     const int x = a_of<HALVES>(j), y = b_of<HALVES>(j);
     share.v[j] = kr_fma(q.v[x], dq.v[y], -(q.v[y] * dq.v[x])) + kr_fma(k.v[x], dk.v[y], -(k.v[y] * dk.v[x]));
   }
-  if (is_there) *(kr_float4 *)(p.psi + unit_of(f, b, h) * f.L * f.M + at.t * f.M + first) = share;
+  if (is_there) *(kr_float4 *)(p.psi + of.within + first) = share;
   turn_quad<HALVES>(dq, by, -1.0f), turn_quad<HALVES>(dk, by, -1.0f);
 }
 
-/* A warp's sum over its tokens to its row; even and odd halves of the eight are four neighbours each in shared memory.
- */
-KR_DEV void put_sums(float *row, int first, int N, eight e) {
-#pragma unroll
-  for (int i = 0; i < 8; i++)
+/* A warp's sums over its tokens to its row: a lane's first four of dq at `first`, its others N / 2 behind; dk's N. */
+KR_DEV void put_sums(float *row, int first, int N, eight dq, eight dk) {
 #pragma unroll 1
-    for (int d = N / 8; d < 32; d <<= 1) e.v[i] += kr_shuffle_xor(e.v[i], d);
+  for (int d = N / 8; d < 32; d <<= 1)
+#pragma unroll
+    for (int i = 0; i < 8; i++) dq.v[i] += kr_shuffle_xor(dq.v[i], d), dk.v[i] += kr_shuffle_xor(dk.v[i], d);
   if ((kr_thread() & 31) >= N / 8) return;
-  *(kr_float4 *)(row + first) = kr_float4{{e.v[0], e.v[1], e.v[2], e.v[3]}};
-  *(kr_float4 *)(row + N / 2 + first) = kr_float4{{e.v[4], e.v[5], e.v[6], e.v[7]}};
+  *(kr_float4 *)(row + first) = kr_float4{{dq.v[0], dq.v[1], dq.v[2], dq.v[3]}};
+  *(kr_float4 *)(row + N / 2 + first) = kr_float4{{dq.v[4], dq.v[5], dq.v[6], dq.v[7]}};
+  *(kr_float4 *)(row + N + first) = kr_float4{{dk.v[0], dk.v[1], dk.v[2], dk.v[3]}};
+  *(kr_float4 *)(row + N + N / 2 + first) = kr_float4{{dk.v[4], dk.v[5], dk.v[6], dk.v[7]}};
 }
 
-/* A tile's gradients of a head's biases, from the warps' sums of dq and dk. */
+/* Which of 2 N gradients of biases a thread's place in such a row is. */
 template <int HALVES>
-KR_DEV void put_biases(const kr_mamba3_bwd_params &p, int h, int64_t tile, const float (*warps)[2 * MOST_N]) {
-  const int N = p.f.N, i = kr_thread();
-  if (i >= 2 * N) return;
+KR_DEV int bias_of(int i, int N) {
+  const int within = i & (N - 1), second = within >= N / 2, place = within - second * N / 2;
+  return i - within + (HALVES ? within : 8 * (place / 4) + 4 * second + (place & 3));
+}
+
+KR_DEV void put_biases(const float (*warps)[2 * MOST_N], float *to) {
+  const int i = kr_thread();
   float sum = warps[0][i];
 #pragma unroll
   for (int w = 1; w < WARPS; w++) sum += warps[w][i];
-  /* place N/2 j + 4 l + e of dq or dk: element 4 j + e of lane l's eight */
-  const int within = i & (N - 1), second = within >= N / 2, place = within - second * N / 2,
-            n = HALVES ? within : 8 * (place / 4) + 4 * second + (place & 3);
-  p.biases[((tile * p.f.H + h) * 2 + (i >= N)) * N + n] = sum;
+  *to = sum;
 }
 
 /* A block per tile and group; a lane has four pairs of a token, for all heads of the group. */
@@ -495,32 +523,36 @@ KR_DEV void plain_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2
   const int heads = f.H / f.G, g = kr_block_x() % f.G, tile = kr_block_x() / f.G, b = kr_block_z(), N = f.N,
             shift = log2_of(N / 8), first = 4 * (kr_thread() & (N / 8 - 1)), warp = kr_thread() >> 5;
   const int64_t t = (int64_t)tile * (THREADS >> shift) + (kr_thread() >> shift), block = (int64_t)b * f.n_tiles + tile;
-  const int is_there = t < f.L;
+  const int is_there = t < f.L, has_bias = kr_thread() < 2 * N;
   const token at = token_of<IS_PACK>(f, b, is_there ? t : f.L - 1);
-  const raw8 B = load_quad<HALVES>(f.Bmat.data, at4(f.Bmat, b, at.t, g, 0), first, N),
-             C = load_quad<HALVES>(f.Cmat.data, at4(f.Cmat, b, at.t, g, 0), first, N);
-  given next = load_given<HALVES>(p, b, g * heads, at, is_there, first);
+  const quad_place step = head_apart(f);
+  quad_place place = quad_at(f, b, g * heads, at);
+  const raw8 B = load_quad<HALVES>(f.Bmat.data, place.k, first, N),
+             C = load_quad<HALVES>(f.Cmat.data, place.q, first, N);
+  given next = load_given<HALVES>(p, at, place, is_there, first);
+  float *to = p.biases + (block * f.H + g * heads) * 2 * N + bias_of<HALVES>(kr_thread(), N);
   eight dB = {}, dC = {};
   load_biases(f, g * heads, biases[0]);
 #pragma unroll 1
   for (int i = 0; i < heads; i++) {
     const int h = g * heads + i, turn = i & 1;
     const given now = next;
+    const quad_place of = place;
     kr_sync();
-    if (i) put_biases<HALVES>(p, h - 1, block, sums[!turn]);
+    if (i && has_bias) put_biases(sums[!turn], to), to += 2 * N;
     if (i + 1 < heads) {
-      next = load_given<HALVES>(p, b, h + 1, at, is_there, first);
+      place = moved(place, step);
+      next = load_given<HALVES>(p, at, place, is_there, first);
       load_biases(f, h + 1, biases[!turn]);
     }
     eight dq, dk;
-    turn_back<HALVES>(p, b, h, at, is_there, first, now,
-                      plus(unpacked(C), quad_of<HALVES>(biases[turn], first, N)),
+    turn_back<HALVES>(p, h, at, of, is_there, first, now, plus(unpacked(C), quad_of<HALVES>(biases[turn], first, N)),
                       plus(unpacked(B), quad_of<HALVES>(biases[turn] + N, first, N)), dq, dk);
     dC = plus(dC, dq), dB = plus(dB, dk);
-    put_sums(sums[turn][warp], first, N, dq), put_sums(sums[turn][warp] + N, first, N, dk);
+    put_sums(sums[turn][warp], first, N, dq, dk);
   }
   kr_sync();
-  put_biases<HALVES>(p, g * heads + heads - 1, block, sums[(heads - 1) & 1]);
+  if (has_bias) put_biases(sums[(heads - 1) & 1], to);
   if (!is_there) return;
   if (p.dC.data) store_quad<HALVES>(p.dC.data, at4(p.dC, b, t, g, 0), first, N, dC);
   if (p.dB.data) store_quad<HALVES>(p.dB.data, at4(p.dB, b, t, g, 0), first, N, dB);

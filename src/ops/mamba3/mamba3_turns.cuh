@@ -30,6 +30,23 @@ KR_DEV void put_two(const kr_view &v, int64_t at, int64_t stride, int left, cons
   if (left > 1) kr_store(v.data, at + stride, v.dtype, two.v[1]);
 }
 
+/* The first n of N elements a stride apart. */
+template <int N>
+KR_DEV void get_column(const kr_view &v, int64_t at, int64_t stride, int n, float (&to)[N]) {
+  const float *const wide = (const float *)v.data + at;
+  const uint16_t *const narrow = (const uint16_t *)v.data + at;
+  if (v.dtype == KRAIT_F32) {
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = i < n ? wide[i * stride] : 0.0f;
+  } else {
+    uint16_t e[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) e[i] = i < n ? narrow[i * stride] : (uint16_t)0;
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = v.dtype == KRAIT_BF16 ? kr_from_bf16(e[i]) : kr_from_f16(e[i]);
+  }
+}
+
 KR_DEV float add_warp(float v) {
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) v += kr_shuffle_xor(v, d);
