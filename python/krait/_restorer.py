@@ -19,10 +19,11 @@ class Restorer:
     Options of both: size=(width, height) or shorter, longest; pad; frames_per_batch (21), overlap (0), colour ("wavelet", "adain", "lab", "none"), seed, steps, scale, rescale,
     condition_noise; progress(stage, share, done, total), where stage is "encode", "sample" or "decode": what it raises stops the work.
 
-    device, threads: as of krait.Denoiser; precision: "bf16" (a GPU's default, from 8.0 on) or "fp32"; transformer, autoencoder: files, if the folder has several.
+    device, threads: as of krait.Denoiser; precision: "bf16" (a GPU's default, from 8.0 on) or "fp32"; transformer, autoencoder: files, if the folder has several;
+    memory: at most so many bytes of the device (0: what is free): which parts stay there and which are streamed is planned by it.
     Threads may share one Restorer; their calls are serialized."""
 
-    def __init__(self, folder, device="auto", threads=0, precision=None, transformer=None, autoencoder=None):
+    def __init__(self, folder, device="auto", threads=0, precision=None, transformer=None, autoencoder=None, memory=0):
         if precision not in (None, "bf16", "fp32"):
             raise ValueError("krait.Restorer: precision is %r, must be 'bf16' or 'fp32'" % (precision,))
         if not hasattr(_load.lib(), "krait_restorer_open"):
@@ -33,7 +34,7 @@ class Restorer:
         self._context = _denoiser._context(str(device), threads, "Restorer")
         self._handles = _load.Handles()
         names = [ffi.NULL if path is None else ffi.new("char[]", os.fsencode(path)) for path in (folder, transformer, autoencoder)]
-        options = ffi.new("krait_restorer_options *", {"size": ffi.sizeof("krait_restorer_options"), "path": names[0], "dit_path": names[1], "vae_path": names[2],
+        options = ffi.new("krait_restorer_options *", {"size": ffi.sizeof("krait_restorer_options"), "path": names[0], "dit_path": names[1], "vae_path": names[2], "memory_bytes": int(memory),
                                                        "precision": _load.constant("KRAIT_PRECISION_FP32") if precision == "fp32" else 0})
         self._models = self._handles.open("restorer", self._context, options)
         self._folder = folder

@@ -8,6 +8,7 @@
 #include "status.h"
 
 struct krait_restore_stream {
+  krait_restorer *r;
   kr_restore_choices plan;
   kr_batches *batches;
   int32_t dtype;
@@ -28,7 +29,7 @@ static int32_t put_frame(void *user, const kr_frame_size *size, const void *rgb,
 static int32_t tell_stream(void *user, int stage, double share) {
   const krait_restore_stream *s = user;
   const krait_restore_options *o = &s->plan.o;
-  const krait_restore_progress p = {sizeof p, stage, share, s->n_done, s->n_frames};
+  const krait_restore_progress p = {sizeof p, stage, share, s->n_done, s->n_frames, s->r->plan};
   KR_CHECK(!o->progress || o->progress(o->user, &p) == 0, KRAIT_ERR_CANCELLED, "stopped after %lld frames",
            (long long)s->n_done);
   return KRAIT_OK;
@@ -41,7 +42,7 @@ int32_t krait_restore_stream_open(krait_restorer *r, const krait_restore_options
   KR_CHECK(dtype == KRAIT_U8 || dtype == KRAIT_F32, KRAIT_ERR_ARGUMENT, "frames must be KRAIT_U8 or KRAIT_F32");
   krait_restore_stream *s = *out = kr_zalloc(sizeof *s);
   KR_CHECK(s, KRAIT_ERR_NO_MEMORY, "no memory for a stream of frames");
-  s->dtype = dtype;
+  s->r = r, s->dtype = dtype;
   int32_t status = kr_restore_choose(r, options, &s->plan);
   const kr_batches_use use = {.r = r, .plan = &s->plan, .out = put_frame, .progress = tell_stream, .user = s,
                               .samples = dtype == KRAIT_U8 ? KR_SAMPLES_8 : KR_SAMPLES_FLOAT};
