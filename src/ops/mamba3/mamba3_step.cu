@@ -1,5 +1,6 @@
 /* mamba3_step.cu: one token of Mamba 3 for each of B sequences (equation: mamba3_ref.c): a block per sequence and head.
- * Bound by reading and writing the state once: a thread issues the loads of its first states before all else.
+ * Bound by reading and writing the state once, and for few sequences by waits: a thread issues the loads of its first
+ * states, then those of all else that it needs, before it uses one.
  *   kr_mamba3_step_4    four states of a channel in one access
  *   kr_mamba3_step_any  any types and strides */
 #include "mamba3_step_params.h"
@@ -11,7 +12,7 @@ enum { THREADS = KR_MAMBA3_STEP_THREADS, WARPS = THREADS / 32, AHEAD = 8, MOST_P
 typedef struct place {
   int b, h, g;
   int64_t row;
-  float *k_last, *k, *q, *x_last, *x, *y, *cosines, *sines;
+  float *k_last, *k, *q, *x_last, *x, *y, *z, *cosines, *sines;
 } place;
 
 KR_DEV place here(const kr_mamba3_step_params &p, float *shared) {
@@ -25,7 +26,7 @@ KR_DEV place here(const kr_mamba3_step_params &p, float *shared) {
   if (at.row >= a.n_states) at.row = -1; /* the host cannot check */
   at.k_last = shared, at.k = at.k_last + R * p.row_N, at.q = at.k + R * p.row_N;
   at.x_last = at.q + R * p.row_N, at.x = at.x_last + R * p.row_P, at.y = at.x + R * p.row_P;
-  at.cosines = at.y + R * p.row_P, at.sines = at.cosines + MOST_PAIRS;
+  at.z = at.y + R * p.row_P, at.cosines = at.z + p.row_P, at.sines = at.cosines + MOST_PAIRS;
   return at;
 }
 
@@ -67,43 +68,88 @@ KR_DEV void store_states(const kr_view &v, int64_t at, int left, const float (&s
 
 /* ---- the token's operands ---------------------------------------------------------------------------------------- */
 
-KR_DEV void turn_angles(const kr_mamba3_step_args &a, const place &at) {
-  const float d = get(a.dt, at2(a.dt, at.b, at.h));
+/* An element as it is stored; zero if it does not exist. Its type is asked for again when it is used: a branch that
+ * also converted would wait for it. */
+KR_DEV uint32_t bits_at(const kr_view &v, int64_t at) {
+  if (!v.data) return 0;
+  if (v.dtype == KRAIT_F32) return ((const uint32_t *)v.data)[at];
+  return ((const uint16_t *)v.data)[at];
+}
+KR_DEV float float_of(const kr_view &v, uint32_t bits) {
+  return v.dtype == KRAIT_F32 ? kr_bits_to_float(bits) : kr_unpack(bits, 0, v.dtype);
+}
+
+/* What a thread has of a pair, of an entry of the rows, of a channel, and of the token. */
+typedef struct pair_bits {
+  uint32_t state, angle;
+} pair_bits;
+typedef struct entry_bits {
+  uint32_t k_last, k, k_bias, q, q_bias;
+} entry_bits;
+typedef struct channel_bits {
+  uint32_t x, x_last, z;
+} channel_bits;
+typedef struct step_bits {
+  uint32_t d, trap, log_decay, D;
+} step_bits;
+
+KR_DEV pair_bits load_pair(const kr_mamba3_step_args &a, const place &at, int m) {
+  if (m >= (int)a.M) return pair_bits{0, 0};
+  return pair_bits{bits_at(a.angle_state, at3(a.angle_state, at.row, at.h, m)),
+                   bits_at(a.angles, at3(a.angles, at.b, at.h, m))};
+}
+KR_DEV entry_bits load_entry(const kr_mamba3_step_params &p, const place &at, int i) {
+  const kr_mamba3_step_args &a = p.a;
+  const int r = i / p.row_N, n = i - r * p.row_N, row = r * (int)a.G + at.g;
+  if (r >= (int)a.R || n >= (int)a.N) return entry_bits{0, 0, 0, 0, 0};
+  return entry_bits{bits_at(a.B_state, at4(a.B_state, at.row, r, at.h, n)), bits_at(a.Bmat, at3(a.Bmat, at.b, row, n)),
+                    bits_at(a.B_bias, at3(a.B_bias, at.h, r, n)), bits_at(a.Cmat, at3(a.Cmat, at.b, row, n)),
+                    bits_at(a.C_bias, at3(a.C_bias, at.h, r, n))};
+}
+KR_DEV channel_bits load_channel(const kr_mamba3_step_args &a, const place &at, int c) {
+  if (c >= (int)a.P) return channel_bits{0, 0, 0};
+  return channel_bits{bits_at(a.x, at3(a.x, at.b, at.h, c)), bits_at(a.x_state, at3(a.x_state, at.row, at.h, c)),
+                      bits_at(a.z, at3(a.z, at.b, at.h, c))};
+}
+KR_DEV step_bits load_step(const kr_mamba3_step_args &a, const place &at) {
+  return step_bits{bits_at(a.dt, at2(a.dt, at.b, at.h)), bits_at(a.trap, at2(a.trap, at.b, at.h)),
+                   bits_at(a.log_decay, at2(a.log_decay, at.b, at.h)), bits_at(a.Dvec, at.h * a.Dvec.stride[0])};
+}
+
+KR_DEV void turn_angles(const kr_mamba3_step_args &a, const place &at, const pair_bits &own, float d) {
   for (int m = kr_thread(); m < (int)a.M; m += THREADS) {
-    float *const angle = (float *)a.angle_state.data + at3(a.angle_state, at.row, at.h, m);
-    const uint32_t turn =
-        add_turns(turn_of_angle(*angle), turn_of_step(get(a.angles, at3(a.angles, at.b, at.h, m)), d));
+    const pair_bits pair = m == kr_thread() ? own : load_pair(a, at, m);
+    const uint32_t turn = add_turns(turn_of_angle(kr_bits_to_float(pair.state)),
+                                    turn_of_step(float_of(a.angles, pair.angle), d));
     const rotation by = rotation_of(turn);
     at.cosines[m] = by.cosine, at.sines[m] = by.sine;
-    *angle = angle_of(turn);
+    ((float *)a.angle_state.data)[at3(a.angle_state, at.row, at.h, m)] = angle_of(turn);
   }
 }
 
 /* Keys before; queries and keys with their biases, not turned. */
-KR_DEV void load_rows(const kr_mamba3_step_params &p, const place &at) {
+KR_DEV void put_rows(const kr_mamba3_step_params &p, const place &at, const entry_bits &own) {
   const kr_mamba3_step_args &a = p.a;
-  const int N = (int)a.N;
   for (int i = kr_thread(); i < (int)a.R * p.row_N; i += THREADS) {
-    const int r = i / p.row_N, n = i - r * p.row_N, row = r * (int)a.G + at.g;
-    at.k_last[i] = at.k[i] = at.q[i] = 0;
-    if (n >= N) continue;
-    at.k_last[i] = get(a.B_state, at4(a.B_state, at.row, r, at.h, n));
-    at.k[i] = get(a.Bmat, at3(a.Bmat, at.b, row, n)) + get(a.B_bias, at3(a.B_bias, at.h, r, n));
-    at.q[i] = get(a.Cmat, at3(a.Cmat, at.b, row, n)) + get(a.C_bias, at3(a.C_bias, at.h, r, n));
+    const entry_bits entry = i == kr_thread() ? own : load_entry(p, at, i);
+    at.k_last[i] = float_of(a.B_state, entry.k_last);
+    at.k[i] = float_of(a.Bmat, entry.k) + float_of(a.B_bias, entry.k_bias);
+    at.q[i] = float_of(a.Cmat, entry.q) + float_of(a.C_bias, entry.q_bias);
   }
 }
 
-/* Inputs of every rank times their weights; the input is kept for the next token. */
-KR_DEV void load_inputs(const kr_mamba3_step_params &p, const place &at) {
+/* Inputs of every rank times their weights, and the gate; the input is kept for the next token. */
+KR_DEV void put_inputs(const kr_mamba3_step_params &p, const place &at, const channel_bits &own) {
   const kr_mamba3_step_args &a = p.a;
   for (int c = kr_thread(); c < (int)a.P; c += THREADS) {
-    const int64_t last = at3(a.x_state, at.row, at.h, c);
-    const float x = get(a.x, at3(a.x, at.b, at.h, c)), before = get(a.x_state, last);
+    const channel_bits channel = c == kr_thread() ? own : load_channel(a, at, c);
+    const float x = float_of(a.x, channel.x), before = float_of(a.x_state, channel.x_last);
     for (int r = 0; r < (int)a.R; r++) {
       const float by = a.mimo_x.data ? get(a.mimo_x, at3(a.mimo_x, at.h, r, c)) : 1.0f;
       at.x[r * p.row_P + c] = by * x, at.x_last[r * p.row_P + c] = by * before;
     }
-    kr_store(a.x_state.data, last, a.x_state.dtype, x);
+    at.z[c] = float_of(a.z, channel.z);
+    kr_store(a.x_state.data, at3(a.x_state, at.row, at.h, c), a.x_state.dtype, x);
   }
 }
 
@@ -136,9 +182,9 @@ typedef struct weights {
   float alpha, beta, gamma;
 } weights;
 
-KR_DEV weights weights_of(const kr_mamba3_step_args &a, const place &at) {
-  const float d = get(a.dt, at2(a.dt, at.b, at.h)), trap = get(a.trap, at2(a.trap, at.b, at.h)),
-              alpha = kr_exp(get(a.log_decay, at2(a.log_decay, at.b, at.h)));
+KR_DEV weights weights_of(const kr_mamba3_step_args &a, const step_bits &own) {
+  const float d = float_of(a.dt, own.d), trap = float_of(a.trap, own.trap),
+              alpha = kr_exp(float_of(a.log_decay, own.log_decay));
   return weights{alpha, kr_sigmoid(-trap) * d * alpha, kr_sigmoid(trap) * d};
 }
 
@@ -186,13 +232,12 @@ KR_DEV float gated(const kr_mamba3_step_args &a, const place &at, int r, int c, 
   if (a.norm_weight.data) y *= scale * get(a.norm_weight, at2(a.norm_weight, at.h, c));
   if (!a.z.data) return y;
   const float by = a.mimo_z.data ? get(a.mimo_z, at3(a.mimo_z, at.h, r, c)) : 1.0f;
-  return y * kr_silu(by * get(a.z, at3(a.z, at.b, at.h, c)));
+  return y * kr_silu(by * at.z[c]);
 }
 
 /* Adds D x to y, then the norm and the gate, a warp per rank; sums over ranks last. */
-KR_DEV void write_ranks(const kr_mamba3_step_params &p, const place &at) {
+KR_DEV void write_ranks(const kr_mamba3_step_params &p, const place &at, float D) {
   const kr_mamba3_step_args &a = p.a;
-  const float D = a.Dvec.data ? get(a.Dvec, at.h * a.Dvec.stride[0]) : 0.0f;
   for (int r = kr_thread() >> 5; r < (int)a.R; r += WARPS) {
     float *const y = at.y + r * p.row_P;
     for (int c = kr_thread() & 31; c < (int)a.P; c += 32) y[c] = D == 0 ? y[c] : kr_fma(D, at.x[r * p.row_P + c], y[c]);
@@ -238,14 +283,19 @@ KR_DEV void step(const kr_mamba3_step_params &p) {
     raw[i] =
         load_states<FAST>(a.state, at4(a.state, at.row, at.h, c, 4 * lane), c < (int)a.P ? (int)a.N - 4 * lane : 0);
   }
-  load_rows(p, at);
-  load_inputs(p, at);
-  turn_angles(a, at);
+  const pair_bits pair = load_pair(a, at, kr_thread());
+  const entry_bits entry = load_entry(p, at, kr_thread());
+  const channel_bits channel = load_channel(a, at, kr_thread());
+  const step_bits token = load_step(a, at);
+  const weights by = weights_of(a, token);
+  const float D = a.Dvec.data ? float_of(a.Dvec, token.D) : 0.0f;
+  turn_angles(a, at, pair, float_of(a.dt, token.d));
+  put_rows(p, at, entry);
+  put_inputs(p, at, channel);
   kr_sync();
   turn_rows(p, at);
   kr_sync();
   store_keys(p, at);
-  const weights by = weights_of(a, at);
 #pragma unroll
   for (int i = 0; i < AHEAD; i++)
     if (i * rows < (int)a.P) advance<FAST>(p, at, by, raw[i], first + i * rows, 4 * lane, 1);
@@ -257,7 +307,7 @@ KR_DEV void step(const kr_mamba3_step_params &p) {
       advance<FAST>(p, at, by, more, c, n, n == 4 * lane);
     }
   kr_sync();
-  write_ranks(p, at);
+  write_ranks(p, at, D);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_step_4(const kr_mamba3_step_params p) { step<1>(p); }

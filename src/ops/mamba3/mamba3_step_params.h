@@ -12,7 +12,7 @@ typedef struct kr_mamba3_step_params {
   int32_t row_N, row_P; /* floats of rows in shared memory */
 } kr_mamba3_step_params;
 
-/* Of a block: keys before and now, queries and inputs of all ranks, y, and the gate. */
-#define KR_MAMBA3_STEP_FLOATS(R, row_N, row_P) ((R) * (3 * (row_N) + 3 * (row_P)) + 2 * 256)
+/* Of a block: keys before and now, queries, inputs before and now, and y of all ranks, the gate, cosines and sines. */
+#define KR_MAMBA3_STEP_FLOATS(R, row_N, row_P) ((R) * (3 * (row_N) + 3 * (row_P)) + (row_P) + 2 * 256)
 
 #endif
