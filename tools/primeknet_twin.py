@@ -172,13 +172,19 @@ class DenseBlock(nn.Module):
         return x
 
 
+def strided(conv, inputs, outputs, stride):
+    """Along frequency; F = 1 + stride F' bins are F' positions."""
+    return conv(inputs, outputs, (1, stride + 1 if stride > 1 else 1), (1, stride))
+
+
 class DenseEncoder(nn.Module):
-    def __init__(self, channels, depth, causal, streaming):
+    def __init__(self, channels, depth, stride, causal, streaming):
         super().__init__()
-        self.dense_conv_1 = nn.Sequential(nn.Conv2d(2, channels, 1), norm2d(channels, streaming), nn.PReLU(channels))
-        self.dense_block = DenseBlock(channels, depth, causal, streaming)
-        self.dense_conv_2 = nn.Sequential(nn.Conv2d(channels, channels, (1, 3), (1, 2)), norm2d(channels, streaming),
+        self.dense_conv_1 = nn.Sequential(strided(nn.Conv2d, 2, channels, stride), norm2d(channels, streaming),
                                           nn.PReLU(channels))
+        self.dense_block = DenseBlock(channels, depth, causal, streaming)
+        self.dense_conv_2 = nn.Sequential(strided(nn.Conv2d, channels, channels, 1 if stride > 1 else 2),
+                                          norm2d(channels, streaming), nn.PReLU(channels))
 
     def forward(self, x):
         return self.dense_conv_2(self.dense_block(self.dense_conv_1(x)))
@@ -195,10 +201,10 @@ class LearnableSigmoid(nn.Module):
 
 
 class MaskDecoder(nn.Module):
-    def __init__(self, channels, depth, bins, beta, causal, streaming):
+    def __init__(self, channels, depth, stride, bins, beta, causal, streaming):
         super().__init__()
         self.dense_block = DenseBlock(channels, depth, causal, streaming)
-        self.mask_conv = nn.Sequential(nn.ConvTranspose2d(channels, channels, (1, 3), (1, 2)),
+        self.mask_conv = nn.Sequential(strided(nn.ConvTranspose2d, channels, channels, stride),
                                        nn.Conv2d(channels, 1, 1), norm2d(1, streaming), nn.PReLU(1), nn.Conv2d(1, 1, 1))
         self.lsigmoid = LearnableSigmoid(bins, beta)
 
@@ -208,17 +214,17 @@ class MaskDecoder(nn.Module):
 
 
 class PhaseDecoder(nn.Module):
-    def __init__(self, channels, depth, causal, streaming):
+    def __init__(self, channels, depth, stride, causal, streaming):
         super().__init__()
         self.dense_block = DenseBlock(channels, depth, causal, streaming)
-        self.phase_conv = nn.Sequential(nn.ConvTranspose2d(channels, channels, (1, 3), (1, 2)),
+        self.phase_conv = nn.Sequential(strided(nn.ConvTranspose2d, channels, channels, stride),
                                         norm2d(channels, streaming), nn.PReLU(channels))
         self.phase_conv_r = nn.Conv2d(channels, 1, 1)
         self.phase_conv_i = nn.Conv2d(channels, 1, 1)
 
-    def forward(self, x):
+    def forward(self, x, skip):                                 # skip: the input's parts (B, 1, T, F), or zeros
         u = self.phase_conv(self.dense_block(x))
-        return torch.atan2(self.phase_conv_i(u), self.phase_conv_r(u))
+        return torch.atan2(self.phase_conv_i(u) + skip[1], self.phase_conv_r(u) + skip[0])
 
 
 class MovingAverage(CausalConv1d):
@@ -351,11 +357,13 @@ class PrimeKnet(nn.Module):
                  freq_block_num=2, mamba_hidden_size=64, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2,
                  gru_layers=2, gru_hidden_size=64, lstm_layers=2, lstm_hidden_size=64,
                  freq_block_kernel=(3, 11, 23, 31), infer_type="masking", causal=False,
-                 norm="instance", channel_attention="mean"):
+                 norm="instance", channel_attention="mean", freq_stride=1):
         super().__init__()
         streaming = norm == "batch"
         if streaming != (channel_attention == "moving") or (streaming and not (causal and stage == "mamba")):
             raise ValueError("norm=batch and channel_attention=moving need each other, causal and Mamba")
+        if freq_stride > 1 and not streaming:
+            raise ValueError("freq_stride needs norm=batch")
         if stage not in STAGES:
             raise ValueError("unknown time stage: %s" % stage)
         if infer_type not in ("masking", "mapping"):
@@ -373,12 +381,14 @@ class PrimeKnet(nn.Module):
                 net = nn.LSTM(h, h, lstm_layers, batch_first=True)
             return TimeNetwork(dense_channel, h, stage, net)
 
-        self.dense_encoder = DenseEncoder(dense_channel, dense_depth, causal, streaming)
+        self.freq_stride, up = freq_stride, freq_stride if freq_stride > 1 else 2
+        self.dense_encoder = DenseEncoder(dense_channel, dense_depth, freq_stride, causal, streaming)
         self.sequence_block = nn.Sequential(*[TwoStageBlock(
             dense_channel, time_block_num, freq_block_num, freq_block_kernel, causal, streaming, make_net)
             for _ in range(num_tsblock)])
-        self.mask_decoder = MaskDecoder(dense_channel, dense_depth, fft_len // 2 + 1, sigmoid_beta, causal, streaming)
-        self.phase_decoder = PhaseDecoder(dense_channel, dense_depth, causal, streaming)
+        self.mask_decoder = MaskDecoder(dense_channel, dense_depth, up, fft_len // 2 + 1, sigmoid_beta, causal,
+                                        streaming)
+        self.phase_decoder = PhaseDecoder(dense_channel, dense_depth, up, causal, streaming)
 
     def forward(self, com):
         re, im = com[..., 0], com[..., 1]
@@ -386,7 +396,8 @@ class PrimeKnet(nn.Module):
         x = torch.stack((mag, pha), 1).transpose(2, 3)          # (B, 2, T, F)
         x = self.sequence_block(self.dense_encoder(x))
         mask = self.mask_decoder(x).squeeze(1).transpose(1, 2)
-        pha = self.phase_decoder(x).squeeze(1).transpose(1, 2)
+        skip = [part.transpose(1, 2).unsqueeze(1) * (self.freq_stride > 1) for part in (re, im)]
+        pha = self.phase_decoder(x, skip).squeeze(1).transpose(1, 2)
         mag = mag * mask
         return mag, pha, torch.stack((mag * pha.cos(), mag * pha.sin()), -1)
 
@@ -520,7 +531,7 @@ def random_com(gen, batch, frames):
     return torch.stack((mag * pha.cos(), mag * pha.sin()), -1)
 
 
-def random_golden(out, seed, stage=None, causal=None, name=None, streaming=False):
+def random_golden(out, seed, stage=None, causal=None, name=None, streaming=False, freq_stride=1):
     rng = random.Random(seed)
     gen = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -531,6 +542,8 @@ def random_golden(out, seed, stage=None, causal=None, name=None, streaming=False
     cfg = random_config(rng, stage, causal)
     if streaming:
         cfg.update(norm="batch", channel_attention="moving", dense_channel=rng.choice((3, 5, 6)), dense_depth=3)
+    if freq_stride > 1:
+        cfg.update(freq_stride=freq_stride)
     # Redraw while float32 itself is inaccurate: a test on such a pair could not be strict.
     for _ in range(100):
         net = build("primeknet_" + stage, cfg)

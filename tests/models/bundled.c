@@ -252,6 +252,7 @@ int main(void) {
       {"gru", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-gru"},
       {"lstm", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-lstm"},
       {"streaming", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-streaming"},
+      {"strided", tensors_give_what_was_recorded, NULL, NULL, (void *)"tiny-strided"},
       cmocka_unit_test(wrong_tensors_are_named),
       cmocka_unit_test(a_file_is_read),
       cmocka_unit_test(what_only_the_program_has_is_refused),

@@ -11,7 +11,7 @@ static const char *const known_keys[] = {
     "gru_hidden_size", "lstm_layers",    "lstm_hidden_size", "freq_block_kernel",
     "infer_type",      "causal",         "hop_len",          "hop_length",
     "win_len",         "win_length",     "compress_factor",  "norm",
-    "channel_attention",
+    "channel_attention", "freq_stride",
 };
 
 static int32_t read_stage(const char *model, int32_t *stage) {
@@ -66,16 +66,27 @@ static int32_t read_streaming(const kr_config *config, kr_pk_config *out) {
   return KRAIT_OK;
 }
 
-int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_config *out) {
-  memset(out, 0, sizeof *out);
-  KR_TRY(read_stage(model, &out->stage));
-  KR_TRY(kr_config_check_keys(config, known_keys, sizeof known_keys / sizeof *known_keys));
+/* Where positions become fewer than bins: after the encoder's dense block, by 2; or before it, by freq_stride. */
+static int32_t read_positions(const kr_config *config, kr_pk_config *out) {
   KR_TRY(kr_config_int(config, "fft_len", 400, 8, 65536, &out->fft_len));
   KR_CHECK(out->fft_len % 4 == 0, KRAIT_ERR_WEIGHTS,
            "fft_len is %lld, must be a multiple of 4: the decoders cannot reproduce an even number of bins",
            (long long)out->fft_len);
+  KR_TRY(kr_config_int(config, "freq_stride", 1, 1, 64, &out->stride));
+  KR_CHECK(out->stride == 1 || out->streams, KRAIT_ERR_WEIGHTS, "freq_stride needs norm: batch");
+  KR_CHECK(out->fft_len / 2 % out->stride == 0, KRAIT_ERR_WEIGHTS,
+           "freq_stride is %lld, must divide fft_len / 2, which is %lld", (long long)out->stride,
+           (long long)out->fft_len / 2);
   out->F = out->fft_len / 2 + 1;
-  out->F2 = (out->F - 3) / 2 + 1;
+  out->down = out->stride > 1 ? 1 : 2, out->up = out->stride * out->down;
+  out->F2 = (out->F - 1) / out->up;
+  return KRAIT_OK;
+}
+
+int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_config *out) {
+  memset(out, 0, sizeof *out);
+  KR_TRY(read_stage(model, &out->stage));
+  KR_TRY(kr_config_check_keys(config, known_keys, sizeof known_keys / sizeof *known_keys));
   KR_TRY(kr_config_int(config, "dense_channel", 64, 1, 4096, &out->C));
   KR_TRY(kr_config_int(config, "dense_depth", 4, 0, KR_PK_MAX_DEPTH, &out->depth));
   KR_TRY(kr_config_int(config, "num_tsblock", 4, 0, 1024, &out->n_blocks));
@@ -84,6 +95,7 @@ int32_t kr_pk_config_read(const char *model, const kr_config *config, kr_pk_conf
   KR_TRY(kr_config_float(config, "sigmoid_beta", 1, -1e6, 1e6, &out->sigmoid_beta));
   KR_TRY(kr_config_bool(config, "causal", 0, &out->causal));
   KR_TRY(read_streaming(config, out));
+  KR_TRY(read_positions(config, out));
   KR_TRY(read_time_network(config, out));
   return read_kernels(config, out);
 }

@@ -109,25 +109,26 @@ static kr_dense_block dense_of(const maker *m, const char *part) {
   return b;
 }
 
-/* The weight of a convolution (outputs,inputs,1,3), or a transposed one (inputs,outputs,1,3), with the taps as the
- * middle dimension. */
+/* The weight of a convolution (outputs,inputs,1,taps), or a transposed one (inputs,outputs,1,taps), with the taps as
+ * the middle dimension. */
 static kr_tensor taps_of(const maker *m, kr_tensor weight, const int *order) {
-  const int64_t C = m->c->C;
-  return kr_graph_permute(m->w.g, reshape(&m->w, weight, KR_DIMS(C, C, 3)), order);
+  const kr_dims d = dims_of(&m->w, weight);
+  return kr_graph_permute(m->w.g, reshape(&m->w, weight, KR_DIMS(d.size[0], d.size[1], d.size[3])), order);
 }
 
 static kr_tensor encoder(const maker *m, kr_tensor features) {
   const kr_builder *w = &m->w;
   encoder_p p = read_encoder(m, "dense_encoder.", 0, 0);
   p.lift_norm.before = p.lift_b, p.down_norm.before = p.down_b;
-  const int is_apart = is_fused(w) || (w->mode == KR_BUILD_PER_FRAME && !m->c->depth);
+  const int is_apart = is_fused(w) || (w->mode == KR_BUILD_PER_FRAME && !m->c->depth) || m->c->stride > 1;
   kr_tensor x = features;
   if (is_apart)
-    x = kr_conv_norm_record(w, "lift", 0, 1, x, reshape(w, p.lift_w, KR_DIMS(m->c->C, 1, 2)), &p.lift_norm);
+    x = kr_conv_norm_record(w, "lift", 0, m->c->stride, m->c->stride > 1 ? cast(w, "features", x, w->rows_dtype) : x,
+                            taps_of(m, p.lift_w, (int[]){0, 2, 1}), &p.lift_norm);
   kr_dense_block dense = dense_of(m, "dense_encoder");
   if (!is_apart) dense.lift = p.lift_w, dense.lift_norm = p.lift_norm;
   x = kr_dense_block_record(w, &dense, x);
-  return kr_conv_norm_record(w, "down", 0, 2, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &p.down_norm);
+  return kr_conv_norm_record(w, "down", 0, m->c->down, x, taps_of(m, p.down_w, (int[]){0, 2, 1}), &p.down_norm);
 }
 
 /* (B,F,T) as (B,T,F): per-frequency tensors are then expanded over adjacent dimensions. */
@@ -150,17 +151,17 @@ static kr_tensor sloped(const maker *m, const mask_p *p, kr_tensor u) {
 
 static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tensor mag) {
   const kr_builder *w = &m->w;
-  const int64_t C = m->c->C;
   const kr_dense_block block = dense_of(m, "mask_decoder");
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
   mask_p p = read_mask(m, "mask_decoder.", 0, 0);
   /* the product after the transposed convolution is merged into its weights: (input, tap) */
-  const kr_tensor by_tap = new_tensor(w, KR_DIMS(C, 3, C));
+  const int64_t C = m->c->C, K = KR_PK_TAPS(m->c->up);
+  const kr_tensor by_tap = new_tensor(w, KR_DIMS(C, K, C));
   copy(w, "by_tap", taps_of(m, p.up_w, (int[]){0, 2, 1}), by_tap);
-  const kr_tensor taps = product(w, "merge", reshape(w, by_tap, KR_DIMS(3 * C, C)), matrix(w, p.merge_w), 0, 0, 0),
+  const kr_tensor taps = product(w, "merge", reshape(w, by_tap, KR_DIMS(K * C, C)), matrix(w, p.merge_w), 0, 0, 0),
                   rows = kr_few_products_record(w, "up", rows_of(w, dense),
-                                                transposed(w, reshape(w, taps, KR_DIMS(C, 3))), 0, 0),
-                  up = cast(w, "up", kr_fold_record(w, 3, 2, map_of(w, rows, dense)), w->dtype);
+                                                transposed(w, reshape(w, taps, KR_DIMS(C, K))), 0, 0),
+                  up = cast(w, "up", kr_fold_record(w, K, m->c->up, map_of(w, rows, dense)), w->dtype);
   p.norm.before = reshape(
       w, product(w, "up_bias", reshape(w, p.up_b, KR_DIMS(1, C)), matrix(w, p.merge_w), p.merge_b, 0, 0), KR_DIMS(1));
   const kr_tensor u = kr_norm_record(w, &p.norm, up, 0);
@@ -171,6 +172,16 @@ static void mask_decoder(const maker *m, kr_tensor x, kr_tensor mag_in, kr_tenso
       sloped(m, &p, u), by_frame(m, mag_in), by_frame(m, mag));
 }
 
+/* One of the phase's two parts, of parts for each position of map u; with a strided lift it is what is added to the
+ * input's. */
+static kr_tensor phase_part(const maker *m, kr_tensor parts, kr_tensor u, int64_t k) {
+  const kr_builder *w = &m->w;
+  const kr_dims plane = KR_DIMS(w->B, m->c->F, w->T);
+  const kr_tensor part = reshape(w, map_of(w, columns(w, parts, k, 1), u), plane);
+  if (m->c->stride == 1) return part;
+  return add(w, "phase_skip", part, reshape(w, kr_graph_slice(w->g, m->io->com_in, 3, k, 1), plane));
+}
+
 static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const kr_builder *w = &m->w;
   const int64_t C = m->c->C, n = w->B * m->c->F * w->T;
@@ -178,7 +189,7 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const kr_tensor dense = kr_dense_block_record(w, &block, x);
   phase_p p = read_phase(m, "phase_decoder.", 0, 0);
   p.norm.before = p.up_b;
-  const kr_tensor u = kr_conv_norm_record(w, "phase_up", KR_CONV_NORM_TRANSPOSED, 2, dense,
+  const kr_tensor u = kr_conv_norm_record(w, "phase_up", KR_CONV_NORM_TRANSPOSED, m->c->up, dense,
                                           taps_of(m, p.up_w, (int[]){1, 2, 0}), &p.norm);
   const kr_tensor weight = new_tensor(w, KR_DIMS(2, C)), bias = new_tensor(w, KR_DIMS(2)),
                   weights[] = {matrix(w, p.real_w), matrix(w, p.imag_w)}, biases[] = {p.real_b, p.imag_b};
@@ -189,10 +200,9 @@ static void phase_decoder(const maker *m, kr_tensor x, kr_tensor pha) {
   const kr_tensor aligned = columns(w, new_rows(w, KR_DIMS(n, w->rows_dtype == w->dtype ? 2 : 8)), 0, 2);
   const kr_tensor parts =
       cast(w, "phase_parts", kr_few_products_record(w, "phase_parts", rows_of(w, u), weight, bias, aligned), w->dtype);
-#define PART(k) view(w, reshape(w, map_of(w, columns(w, parts, k, 1), u), KR_DIMS(w->B, m->c->F, w->T)))
+  const kr_tensor re = phase_part(m, parts, u, 0), im = phase_part(m, parts, u, 1);
   kr_graph_call(w->g, "phase", &kr_op_to_polar,
-                &(kr_to_polar_args){.power = 1, .re = PART(0), .im = PART(1), .pha = view(w, pha)});
-#undef PART
+                &(kr_to_polar_args){.power = 1, .re = view(w, re), .im = view(w, im), .pha = view(w, pha)});
 }
 
 /* ---- the time network: rows x before its norm ---- */

@@ -7,11 +7,14 @@
 #ifndef KR_PRIMEKNET_WEIGHTS_H
 #define KR_PRIMEKNET_WEIGHTS_H
 
+/* Taps of a convolution along frequency with this stride: neighbours share a bin. */
+#define KR_PK_TAPS(stride) ((stride) > 1 ? (stride) + 1 : 1)
+
 /* dense_encoder. */
 #define KR_PK_ENCODER_KEYS(X, XB, XN) \
-  XB(lift, "dense_conv_1.0", C, 2, 1, 1) \
+  XB(lift, "dense_conv_1.0", C, 2, 1, KR_PK_TAPS(c->stride)) \
   XN(lift_norm, "dense_conv_1.1", "dense_conv_1.2", C) \
-  XB(down, "dense_conv_2.0", C, C, 1, 3) \
+  XB(down, "dense_conv_2.0", C, C, 1, KR_PK_TAPS(c->down)) \
   XN(down_norm, "dense_conv_2.1", "dense_conv_2.2", C)
 
 /* {dense_encoder,mask_decoder,phase_decoder}.dense_block.dense_block.{i}.; n is (i + 1) C */
@@ -70,7 +73,7 @@
 
 /* mask_decoder. */
 #define KR_PK_MASK_KEYS(X, XB, XN) \
-  XB(up, "mask_conv.0", C, C, 1, 3) \
+  XB(up, "mask_conv.0", C, C, 1, KR_PK_TAPS(c->up)) \
   XB(merge, "mask_conv.1", 1, C, 1, 1) \
   XN(norm, "mask_conv.2", "mask_conv.3", 1) \
   XB(last, "mask_conv.4", 1, 1, 1, 1) \
@@ -78,7 +81,7 @@
 
 /* phase_decoder. */
 #define KR_PK_PHASE_KEYS(X, XB, XN) \
-  XB(up, "phase_conv.0", C, C, 1, 3) \
+  XB(up, "phase_conv.0", C, C, 1, KR_PK_TAPS(c->up)) \
   XN(norm, "phase_conv.1", "phase_conv.2", C) \
   XB(real, "phase_conv_r", 1, C, 1, 1) \
   XB(imag, "phase_conv_i", 1, C, 1, 1)

@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "..", "tools"))
 from primeknet_twin import build, check, random_com, random_golden, randomise, save_safetensors
 
-#      name              seed  stage    causal streaming
+#      name              seed  stage    causal streaming, freq_stride
 PAIRS = (
     ("tiny-mamba",         8, "mamba", False),
     ("tiny-mamba-causal",  3, "mamba", True),
@@ -22,6 +22,7 @@ PAIRS = (
     ("tiny-lstm",         10, "lstm",  False),
     ("odd-mamba",         21, "mamba", False),
     ("tiny-streaming",     4, "mamba", True, True),
+    ("tiny-strided",       6, "mamba", True, True, 4),
 )
 
 # The published models' widths, for which code of its own exists, with few bins; the rest as small as possible.
@@ -51,7 +52,7 @@ def write_wide(out):
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else HERE
     for name, seed, stage, causal, *streaming in PAIRS:
-        random_golden(out, seed, stage, causal, name, bool(streaming))
+        random_golden(out, seed, stage, causal, name, *streaming)
     os.makedirs(os.path.join(out, "wide"), exist_ok=True)
     write_wide(os.path.join(out, "wide"))
     return 1 if check(out, 2e-5) else 0
