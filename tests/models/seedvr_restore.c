@@ -347,7 +347,7 @@ static void chooses_plans(void **state) {
     uint64_t bytes, host;
   } cases[] = {{UINT64_MAX, KR_PLAN_RESIDENT, 7000 + DECODE, 0}, {7000 + DECODE, KR_PLAN_RESIDENT, 7000 + DECODE, 0},
                {7000 + DECODE - 1, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {300 + DECODE, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
-               {300 + DECODE - 1, KR_PLAN_BY_STAGE, 6500 + SAMPLE, 500}, {7299, KR_PLAN_STREAMED, 7300 - 100, 500},
+               {7000 + 7000, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {300 + DECODE - 1, KR_PLAN_BY_STAGE, 6500 + SAMPLE, 500}, {7299, KR_PLAN_STREAMED, 7300 - 100, 500},
                {6000, KR_PLAN_STREAMED, 300 + 4500, 3000}, {4799, -1, 4800, 3000}};
   const kr_plan_needs needs = {.stages = {{.weights = 200, .work = ENCODE},
                                           {.weights = 6500, .work = SAMPLE, .streamed = STREAMED},

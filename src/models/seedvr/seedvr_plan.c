@@ -1,5 +1,6 @@
-/* seedvr_plan.c: the choice of a plan: weights that stay are best, then weights by stage, then the transformer's block by
- * block; memories of convolutions on the host, which cost time in each frame, only where a stage does not fit without. */
+/* seedvr_plan.c: the choice of a plan: that which has least of the convolutions' memories on the host, which costs time
+ * in each frame; then weights that stay, weights by stage, the transformer's layer by layer, which cost it in each
+ * batch. */
 #include "seedvr_plan.h"
 
 #include <stdio.h>
@@ -33,20 +34,21 @@ static void try_plan(const kr_plan_needs *needs, int32_t weights, uint64_t most,
 }
 
 int kr_memory_plan_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_plan *plan) {
-  kr_memory_plan smallest = {.bytes = UINT64_MAX};
-  for (int moves = 0; moves < 2; moves++)
-    for (int32_t weights = KR_PLAN_RESIDENT; weights <= KR_PLAN_STREAMED; weights++) {
-      try_plan(needs, weights, most, plan);
-      if (plan->bytes <= most && (moves || !plan->host_bytes)) return 1;
-      if (plan->bytes < smallest.bytes) smallest = *plan;
-    }
-  *plan = smallest;
-  return 0;
+  int fits = 0;
+  for (int32_t weights = KR_PLAN_RESIDENT; weights <= KR_PLAN_STREAMED; weights++) {
+    kr_memory_plan now;
+    try_plan(needs, weights, most, &now);
+    const int now_fits = now.bytes <= most,
+              is_better = now_fits ? !fits || now.host_bytes < plan->host_bytes : !fits && now.bytes < plan->bytes;
+    if (weights == KR_PLAN_RESIDENT || is_better) *plan = now;
+    fits |= now_fits;
+  }
+  return fits;
 }
 
 void kr_memory_plan_print(const kr_memory_plan *plan, uint64_t most, char *text, size_t text_bytes) {
   static const char *const weights[] = {"all weights stay", "weights stage by stage",
-                                        "the transformer's weights block by block"};
+                                        "the transformer's weights layer by layer"};
   const double gib = 0x1p-30;
   const int n = snprintf(text, text_bytes, "%.2f", (double)plan->bytes * gib);
   if (n < 0 || (size_t)n >= text_bytes) return;

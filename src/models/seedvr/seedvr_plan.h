@@ -29,7 +29,7 @@ typedef struct kr_memory_plan {
   kr_plan_move moves[KR_PLAN_STAGES]; /* to 0: none */
   uint64_t stage_bytes[KR_PLAN_STAGES], bytes, host_bytes; /* at most: in each stage; in all; on the host */
 } kr_memory_plan;
-/* The plan that moves least and fits into `most` bytes; returns 0 if none does: then it is the smallest. A function of
+/* The plan that moves least to the host, and fits into `most` bytes; returns 0 if none does: then it is the smallest. A function of
  * its arguments alone. */
 int kr_memory_plan_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_plan *plan);
 /* "11.2 of 12.0 GiB: ...", for people. */
