@@ -36,8 +36,9 @@ static void print_restore_timing(const kr_seedvr_shape *s, const char *dtype, co
 static int print_restore_timing_json(const kr_seedvr_shape *s, const char *dtype, const kr_restore_timing *t) {
   return cli_print_json(
       "bench",
-      json_pack("{s:i, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:[I, I, I], s:[I, I, I], s:I}", "variant", s->variant, "frames",
-                (json_int_t)s->n_frames, "width", (json_int_t)s->width, "height", (json_int_t)s->height, "dtype", dtype,
+      json_pack("{s:i, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:[I, I, I], s:[I, I, I], s:I}", "variant",
+                s->variant, "frames", (json_int_t)s->n_frames, "width", (json_int_t)s->width, "height",
+                (json_int_t)s->height, "dtype", dtype,
                 "encode_s", cli_json_real(t->encode_s), "sample_s", cli_json_real(t->sample_s), "decode_s",
                 cli_json_real(t->decode_s), "colour_s", cli_json_real(t->colour_s), "encode_flops",
                 cli_json_real(t->encode_flops), "decode_flops", cli_json_real(t->decode_flops), "planned_bytes",

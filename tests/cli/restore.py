@@ -83,7 +83,7 @@ def ends(film):
             time.sleep(0.01)
         run.send_signal(signal.SIGINT)
         said = run.communicate()[1]
-        check(run.returncode == 130 and said.count(b"\n") == 1 and out.exists() == stays, f"Ctrl-C, {keep}: {run.returncode} {said!r}")
+        check(run.returncode == 130 and said.startswith(b"memory: ") and said.count(b"\n") == 2 and out.exists() == stays, f"Ctrl-C, {keep}: {run.returncode} {said!r}")
         if stays and out.exists():
             check(0 < int(about(out, "nb_read_frames")[0]["nb_read_frames"]) < 192, "the film so far")
 

@@ -523,7 +523,10 @@ int cuModuleUnload(void *module) { return UNUSED(module), left(), 0; }
 EXPORT int cuCtxPopCurrent_v2(void **context);
 int cuCtxPopCurrent_v2(void **context) { return *context = current[--depth], 0; }
 EXPORT int cuMemFree_v2(uint64_t address);
-int cuMemFree_v2(uint64_t address) { return discount_block(address), leave_memory((void *)(uintptr_t)address), left(), 0; }
+int cuMemFree_v2(uint64_t address) {
+  discount_block(address);
+  return leave_memory((void *)(uintptr_t)address), left(), 0;
+}
 EXPORT int cuMemFreeHost(void *block);
 int cuMemFreeHost(void *block) { return free(block), left(), 0; }
 EXPORT int cuStreamDestroy_v2(void *stream);

@@ -11,7 +11,7 @@
 
 #include "op_list.h"
 #include "seedvr/seedvr_frames.h"
-#include "seedvr/seedvr_plan.h"
+#include "seedvr/seedvr_memory.h"
 #include "seedvr/seedvr_sampler.h"
 #include "seedvr/seedvr_vae.h"
 #include "weights.h"
@@ -274,8 +274,8 @@ static int32_t keep_place(void *user, int set, int place, const float *weights, 
 
 /* A value of the map of cells, whose frames begin with the first one. */
 static double cell_value(const up_case *u, int64_t frame, int64_t y, int64_t x, int64_t c) {
-  const int64_t r = u->up.r, f = frame < 0 ? 0 : frame, t = r == 1 ? f : (f + 1) / 2, e = r == 1 || f == 0 ? 0 : (f + 1) % 2,
-                row = ((y % 2 * 2 + x % 2) * r + e) * UP_C + c;
+  const int64_t r = u->up.r, f = frame < 0 ? 0 : frame, t = r == 1 ? f : (f + 1) / 2,
+                e = r == 1 || f == 0 ? 0 : (f + 1) % 2, row = ((y % 2 * 2 + x % 2) * r + e) * UP_C + c;
   double sum = (double)u->up.place_bias[row];
   for (int64_t i = 0; i < UP_C; i++)
     sum += (double)u->up.places[row * UP_C + i] * (double)u->x[((t * UP_H + y / 2) * UP_W + x / 2) * UP_C + i];
@@ -346,8 +346,9 @@ static void chooses_plans(void **state) {
     int32_t weights; /* -1: none fits */
     uint64_t bytes, host;
   } cases[] = {{UINT64_MAX, KR_PLAN_RESIDENT, 7000 + DECODE, 0}, {7000 + DECODE, KR_PLAN_RESIDENT, 7000 + DECODE, 0},
-               {7000 + DECODE - 1, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {300 + DECODE, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
-               {7000 + 7000, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {300 + DECODE - 1, KR_PLAN_BY_STAGE, 6500 + SAMPLE, 500}, {7299, KR_PLAN_STREAMED, 7300 - 100, 500},
+               {7000 + DECODE - 1, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
+               {300 + DECODE, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {14000, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
+               {300 + DECODE - 1, KR_PLAN_BY_STAGE, 6500 + SAMPLE, 500}, {7299, KR_PLAN_STREAMED, 7200, 500},
                {6000, KR_PLAN_STREAMED, 300 + 4500, 3000}, {4799, -1, 4800, 3000}};
   const kr_plan_needs needs = {.stages = {{.weights = 200, .work = ENCODE},
                                           {.weights = 6500, .work = SAMPLE, .streamed = STREAMED},
@@ -356,10 +357,10 @@ static void chooses_plans(void **state) {
                                                      {.above = 0, .to = 2, .work = 4500, .host = 3000}}}}};
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    kr_memory_plan plan;
+    kr_memory_use plan;
     char text[256];
-    const int fits = kr_memory_plan_choose(&needs, cases[i].most, &plan);
-    kr_memory_plan_print(&plan, cases[i].most, text, sizeof text);
+    const int fits = kr_memory_use_choose(&needs, cases[i].most, &plan);
+    kr_memory_use_print(&plan, cases[i].most, text, sizeof text);
     assert_int_equal(fits, cases[i].weights >= 0);
     if (fits) assert_int_equal(plan.weights, cases[i].weights);
     if (plan.bytes != cases[i].bytes || plan.host_bytes != cases[i].host)

@@ -61,8 +61,8 @@ int32_t kr_seedvr_weights_open(const krait_ctx *ctx, const kr_seedvr_config *c, 
 /* Into the GPU's memory, of w->loader.used bytes, or out of it. */
 int32_t kr_seedvr_weights_hold(kr_seedvr_weights *w);
 void kr_seedvr_weights_release(kr_seedvr_weights *w); /* also of parts */
-/* Part by part: counts, into w->ends.used and w->layer_bytes; the ends and memory for two layers; layer i in the place of
- * layer i - 2, whose addresses it gets. */
+/* Part by part: counts, into w->ends.used and w->layer_bytes; the ends and memory for two layers; layer i in the place
+ * of layer i - 2, whose addresses it gets. */
 int32_t kr_seedvr_weights_count_parts(kr_seedvr_weights *w);
 int32_t kr_seedvr_weights_hold_ends(kr_seedvr_weights *w);
 int32_t kr_seedvr_weights_hold_layer(kr_seedvr_weights *w, int64_t i);
@@ -94,7 +94,8 @@ void kr_seedvr_layout_close(kr_seedvr_layout *layout);
 
 /* ---- the graph (seedvr_graph.c) ---- */
 enum { KR_SEEDVR_MOST_TAPS = 96 };
-enum { KR_SEEDVR_ALL, KR_SEEDVR_HEAD, KR_SEEDVR_BLOCKS, KR_SEEDVR_TAIL }; /* from inputs to rows; rows to rows; to outputs */
+/* All; from inputs to rows; rows to rows; to outputs. */
+enum { KR_SEEDVR_ALL, KR_SEEDVR_HEAD, KR_SEEDVR_BLOCKS, KR_SEEDVR_TAIL };
 typedef struct kr_seedvr_tap {
   char name[32];
   kr_tensor tensor; /* an output, float32 */

@@ -18,7 +18,8 @@ void kr_seedvr_latents_close(kr_seedvr_latents **latents);
 /* x (t,h,w,vid_in), text (n_text, txt_in) to v (t,h,w,vid_out). which: 0 or 1, a graph is kept for each. */
 int32_t kr_seedvr_latents_run(kr_seedvr_latents *latents, int which, const float *x, const float *text, int64_t n_text,
                               double timestep, float *v);
-/* Memory of one of its graphs, with what goes in and out; streamed, with the weights that are held then; 0: it cannot. */
+/* Memory of one of its graphs, with what goes in and out; streamed, with the weights that are held then; 0: it
+ * cannot. */
 int32_t kr_seedvr_latents_bytes(const krait_ctx *ctx, const kr_seedvr_config *c, kr_seedvr_weights *w,
                                 const int64_t size[3], int64_t n_text, uint64_t *bytes, uint64_t *streamed);
 

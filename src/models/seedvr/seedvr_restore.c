@@ -164,18 +164,18 @@ int32_t kr_restore_plan_for(kr_restore_models *m, const int64_t size[3], uint64_
   release_all(m);
   KR_TRY(find_most(m, given, &most));
   KR_TRY(count_stages(m, size, &needs));
-  int fits = kr_memory_plan_choose(&needs, most, &m->plan);
+  int fits = kr_memory_use_choose(&needs, most, &m->plan);
   if (!fits && m->ctx->cuda) {
     KR_TRY(list_moves(m, KR_VAE_ENCODER, size, &needs.stages[KR_PLAN_ENCODE]));
     KR_TRY(list_moves(m, KR_VAE_DECODER, size, &needs.stages[KR_PLAN_DECODE]));
-    fits = kr_memory_plan_choose(&needs, most, &m->plan);
+    fits = kr_memory_use_choose(&needs, most, &m->plan);
   }
   const double least = (double)(m->plan.bytes + (m->ctx->cuda ? (uint64_t)512 << 20 : 0)) * 0x1p-30;
   KR_CHECK(fits, KRAIT_ERR_NO_MEMORY,
-           "batches of %lld frames of %lld x %lld need at least %.2f GiB of memory, %.2f GiB may be used: smaller frames "
-           "or batches need less",
+           "batches of %lld frames of %lld x %lld need at least %.2f GiB of memory, %.2f GiB may be used: smaller "
+           "frames or batches need less",
            (long long)size[0], (long long)size[2], (long long)size[1], least, (double)most * 0x1p-30);
-  kr_memory_plan_print(&m->plan, most, text, text_bytes);
+  kr_memory_use_print(&m->plan, most, text, text_bytes);
   return KRAIT_OK;
 }
 

@@ -3,7 +3,7 @@
 #define KR_SEEDVR_RESTORE_H
 
 #include "seedvr_latents.h"
-#include "seedvr_plan.h"
+#include "seedvr_memory.h"
 #include "seedvr_vae.h"
 
 enum { KR_TEXT_POSITIVE, KR_TEXT_NEGATIVE, KR_TEXTS };
@@ -17,7 +17,7 @@ typedef struct kr_restore_models {
   int64_t n_text[KR_TEXTS];
   int is_loaded; /* c and w */
   int32_t dtype; /* of maps, rows and matrices; given */
-  kr_memory_plan plan; /* how a batch runs; by default all weights stay */
+  kr_memory_use plan; /* how a batch runs; by default all weights stay */
 } kr_restore_models;
 /* On a GPU weights are copied when a stage first needs them: those of the transformer must outlive the models. */
 /* Each from a weights file of any format, whose configuration is the published one unless it has its own. */

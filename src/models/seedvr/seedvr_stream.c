@@ -23,7 +23,7 @@ static int kind_of(const kr_seedvr_stream *s, int64_t layer) {
 }
 
 /* tables_of: NULL: it makes its own. */
-static kr_seedvr_graph part_of(const kr_seedvr_stream *s, int32_t part, int64_t layer,
+static kr_seedvr_graph stream_part(const kr_seedvr_stream *s, int32_t part, int64_t layer,
                                const kr_seedvr_graph *tables_of) {
   return (kr_seedvr_graph){.size = {s->size[0], s->size[1], s->size[2]}, .n_text = s->n_text, .part = part,
                            .from = layer, .n_layers = 1, .tables_of = tables_of, .arena = s->arena,
@@ -34,7 +34,7 @@ static kr_seedvr_graph part_of(const kr_seedvr_stream *s, int32_t part, int64_t 
 
 static int32_t count_part(const kr_seedvr_stream *s, int32_t part, int64_t layer, const kr_seedvr_graph *tables_of,
                           uint64_t *most) {
-  kr_seedvr_graph g = part_of(s, part, layer, tables_of);
+  kr_seedvr_graph g = stream_part(s, part, layer, tables_of);
   g.only_planned = 1;
   KR_TRY(kr_seedvr_graph_open(s->ctx, s->c, s->w, &g));
   if (kr_graph_bytes(g.g) > *most) *most = kr_graph_bytes(g.g);
@@ -59,7 +59,7 @@ static int32_t count_arena(kr_seedvr_stream *s, const kr_seedvr_graph *tables) {
 }
 
 static int32_t count_stream(kr_seedvr_stream *s, uint64_t *tables_bytes) {
-  kr_seedvr_graph head = part_of(s, KR_SEEDVR_HEAD, 0, NULL);
+  kr_seedvr_graph head = stream_part(s, KR_SEEDVR_HEAD, 0, NULL);
   head.only_planned = 1;
   if (!s->w->layer_bytes) KR_TRY(kr_seedvr_weights_count_parts(s->w));
   KR_TRY(kr_seedvr_graph_open(s->ctx, s->c, s->w, &head));
@@ -87,7 +87,7 @@ static int32_t open_stream(kr_seedvr_stream *s) {
   KR_TRY(kr_mem_get(s->ctx, "a layer", s->arena_bytes, &s->arena));
   for (int i = 0; i < PLACES; i++) KR_TRY(kr_mem_get(s->ctx, "rows of tokens", rows_bytes(s), &s->rows[i]));
   KR_TRY(kr_mem_get(s->ctx, "the modulation", emb_bytes(s), &s->emb));
-  s->head = part_of(s, KR_SEEDVR_HEAD, 0, NULL), s->tail = part_of(s, KR_SEEDVR_TAIL, 0, &s->head);
+  s->head = stream_part(s, KR_SEEDVR_HEAD, 0, NULL), s->tail = stream_part(s, KR_SEEDVR_TAIL, 0, &s->head);
   KR_TRY(kr_seedvr_graph_open(s->ctx, s->c, s->w, &s->head));
   KR_TRY(kr_runner_bind(s->head.runner, s->head.out, s->rows[0]));
   KR_TRY(kr_runner_bind(s->head.runner, s->head.emb_out, s->emb));
@@ -125,7 +125,7 @@ static int32_t need_block(kr_seedvr_stream *s, int64_t layer, kr_seedvr_graph **
   const int place = (int)(layer % PLACES);
   kr_seedvr_graph *g = *block = &s->blocks[kind_of(s, layer)][place];
   if (g->g) return KRAIT_OK;
-  *g = part_of(s, KR_SEEDVR_BLOCKS, layer, &s->head);
+  *g = stream_part(s, KR_SEEDVR_BLOCKS, layer, &s->head);
   KR_TRY(kr_seedvr_graph_open(s->ctx, s->c, s->w, g));
   KR_TRY(kr_runner_bind(g->runner, g->rows, s->rows[place]));
   KR_TRY(kr_runner_bind(g->runner, g->emb, s->emb));

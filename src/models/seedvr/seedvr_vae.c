@@ -295,7 +295,7 @@ static int32_t record_part(kr_vae *vae, kr_vae_graph *graph) {
   return kr_vae_record(&vae->c, find_kept, vae, graph);
 }
 
-int32_t kr_vae_graph_plan(kr_vae *vae, kr_vae_graph *graph) {
+int32_t kr_vae_plan_graph(kr_vae *vae, kr_vae_graph *graph) {
   KR_TRY(record_part(vae, graph));
   return kr_graph_plan(graph->g, vae->ctx, 0);
 }

@@ -58,7 +58,7 @@ int32_t kr_vae_count(kr_vae *vae, int side, const kr_vae_run *run, kr_vae_needs 
 /* The sizes of convolutions' memories, each once, the largest first; returns their number. */
 int32_t kr_vae_memory_sizes(kr_vae *vae, int side, const kr_vae_run *run, int32_t most, uint64_t *sizes, int32_t *n);
 
-/* ---- the graph (seedvr_vae_graph.c): a segment is a level of a side, with what leads to it (decoder) or from it ---- */
+/* ---- the graph (seedvr_vae_graph.c): a segment is a level, with what leads to it or (encoder) from it ---- */
 /* Without memory; the first frame; where time is doubled, the second one; those that follow. */
 enum { KR_VAE_WHOLE, KR_VAE_FIRST, KR_VAE_SECOND, KR_VAE_LATER, KR_VAE_PARTS };
 enum { KR_VAE_APART = 16 }; /* channels of a convolution whose kernel frames are computed apart: at most a third */
@@ -108,7 +108,7 @@ int32_t kr_vae_up_make(const kr_vae_up *up); /* calls keep for each place of eac
 /* ---- of the model's files ---- */
 const krait_ctx *kr_vae_ctx(const kr_vae *vae);
 void kr_vae_add_flops(kr_vae *vae, double flops);
-int32_t kr_vae_graph_plan(kr_vae *vae, kr_vae_graph *graph); /* of the model's type; recorded and planned */
+int32_t kr_vae_plan_graph(kr_vae *vae, kr_vae_graph *graph); /* of the model's type; recorded and planned */
 /* A side's weights into the context's memory, or out of it: on a GPU, where they lie in host memory otherwise. */
 int32_t kr_vae_hold(kr_vae *vae, int side);
 void kr_vae_release(kr_vae *vae, int side);

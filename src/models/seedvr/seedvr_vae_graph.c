@@ -59,7 +59,7 @@ static void copy_map(const builder *b, kr_tensor from, kr_tensor to) {
   kr_graph_pointwise(b->g, "copy", (kr_pointwise_args){.x_scale = 1}, from, 0, to);
 }
 /* The segment's result. */
-static kr_tensor record_out(const builder *b, int32_t dtype, int64_t T, int64_t H, int64_t W, int64_t C) {
+static kr_tensor vae_output(const builder *b, int32_t dtype, int64_t T, int64_t H, int64_t W, int64_t C) {
   kr_vae_graph *to = b->to;
   to->out_size[0] = T, to->out_size[1] = H, to->out_size[2] = W;
   return to->out = kr_graph_output(b->g, "out", dtype, KR_DIMS(T, H, W, C));
@@ -319,7 +319,8 @@ static kr_tensor up_with_time(builder *b, int64_t level, kr_tensor x) {
   const kr_tensor first = kr_graph_slice(b->g, x, 0, 0, 1), second = T > 1 ? kr_graph_slice(b->g, x, 0, 1, 1) : 0;
   up_cells(b, level, KR_VAE_UP_FIRST, 2, (small_map){.x = first}, out, 0);
   if (second) up_cells(b, level, KR_VAE_UP_SECOND, 2, (small_map){second, first, 0}, out, 1);
-  if (T > 2) up_cells(b, level, KR_VAE_UP_LATER, 2, (small_map){kr_graph_slice(b->g, x, 0, 2, T - 2), second, 0}, out, 3);
+  if (T > 2)
+    up_cells(b, level, KR_VAE_UP_LATER, 2, (small_map){kr_graph_slice(b->g, x, 0, 2, T - 2), second, 0}, out, 3);
   if (all.is) copy_map(b, kr_graph_slice(b->g, x, 0, T - 1, 1), all.is);
   return out;
 }
@@ -370,7 +371,7 @@ static void end_apart(builder *b, const char *key, kr_tensor x, int64_t channels
 static void record_end(builder *b, kr_tensor x, int64_t channels) {
   x = norm(b, KEY("%s.conv_norm_out", b->side), x, KRAIT_ACT_SILU, 1);
   const kr_dims d = kr_graph_dims(b->g, x);
-  const kr_tensor out = record_out(b, KRAIT_F32, d.size[0], d.size[1], d.size[2], channels);
+  const kr_tensor out = vae_output(b, KRAIT_F32, d.size[0], d.size[1], d.size[2], channels);
   const char *key = KEY("%s.conv_out", b->side);
   if (3 * channels <= KR_VAE_APART) {
     end_apart(b, key, x, channels, out);
@@ -401,7 +402,7 @@ static kr_tensor record_level(builder *b, const char *blocks, int64_t n, kr_tens
     const int ends = is_last && j == n - 1;
     snprintf(name, sizeof name, "%s.%lld.resnets.%lld", blocks, (long long)b->to->segment, (long long)j);
     x = record_residual(b, name, x, C,
-                        ends ? record_out(b, b->to->dtype, d.size[0], d.size[1], d.size[2], C) : 0);
+                        ends ? vae_output(b, b->to->dtype, d.size[0], d.size[1], d.size[2], C) : 0);
   }
   return x;
 }
@@ -417,8 +418,8 @@ static void record_encoder(builder *b, kr_tensor x) {
   }
   const kr_dims d = kr_graph_dims(b->g, x);
   const int with_time = level >= c->n_levels - c->n_time - 1;
-  record_down(b, level, x, with_time,
-              record_out(b, b->to->dtype, with_time ? (d.size[0] + 1) / 2 : d.size[0], d.size[1] / 2, d.size[2] / 2, C));
+  const int64_t T = with_time ? (d.size[0] + 1) / 2 : d.size[0];
+  record_down(b, level, x, with_time, vae_output(b, b->to->dtype, T, d.size[1] / 2, d.size[2] / 2, C));
 }
 
 static void record_decoder(builder *b, kr_tensor x) {

@@ -1,6 +1,6 @@
 /* seedvr_vae_slices.c: a film through a side of the autoencoder, some frames at a time: each segment runs as soon as it
- * has the frames of a step, with its convolutions' memories of those before, and hands its result to the next one. So no
- * segment keeps more than a few frames, and the result is that of all frames at once. */
+ * has the frames of a step, with its convolutions' memories of those before, and hands its result to the next one. So
+ * no segment keeps more than a few frames, and the result is that of all frames at once. */
 #include <string.h>
 
 #include "alloc.h"
@@ -45,12 +45,13 @@ static int32_t plan_part(slicing *s, int64_t k, int part, const int64_t size[3],
   kr_vae_graph *graph = &seg->graphs[part];
   *graph = (kr_vae_graph){.is_decoder = s->is_decoder, .segment = k, .part = part, .size = {size[0], size[1], size[2]},
                            .host_above = s->run->host_above, .host_to = s->run->host_to};
-  KR_TRY(kr_vae_graph_plan(s->vae, graph));
+  KR_TRY(kr_vae_plan_graph(s->vae, graph));
   const kr_dims in = kr_graph_dims(graph->g, graph->in), out = kr_graph_dims(graph->g, graph->out);
   uint64_t memory_bytes[2] = {0};
   seg->frame_bytes = (uint64_t)(in.size[1] * in.size[2] * in.size[3]) *
                      krait_dtype_bytes(kr_graph_dtype(graph->g, graph->in));
-  for (int64_t i = 0; i < graph->n_memories; i++) memory_bytes[graph->memories[i].is_on_host] += whole_lines(graph->memories[i].bytes);
+  for (int64_t i = 0; i < graph->n_memories; i++)
+    memory_bytes[graph->memories[i].is_on_host] += whole_lines(graph->memories[i].bytes);
   keep_most(&seg->in_bytes, whole_lines((uint64_t)size[0] * seg->frame_bytes));
   keep_most(&seg->out_bytes, whole_lines((uint64_t)(volume(graph->out_size) * out.size[3]) *
                                          krait_dtype_bytes(kr_graph_dtype(graph->g, graph->out))));

@@ -157,7 +157,7 @@ static int32_t graphs_of_vae(const krait_ctx *ctx, const kr_model_source *s, kr_
       char heading[96];
       snprintf(heading, sizeof heading, "SeedVR's %s, level %lld, the first frame of 512 x 288",
                is_decoder ? "decoder" : "encoder", (long long)k + 1);
-      status = kr_vae_graph_plan(vae, &g);
+      status = kr_vae_plan_graph(vae, &g);
       if (status >= 0) status = fn(user, heading, g.g);
       memcpy(size, g.out_size, sizeof size);
       kr_vae_graph_close(&g);

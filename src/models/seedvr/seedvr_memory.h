@@ -1,6 +1,6 @@
-/* seedvr_plan.h: how a restoration fits into memory: which weights stay in it, and what lies on the host. */
-#ifndef KR_SEEDVR_PLAN_H
-#define KR_SEEDVR_PLAN_H
+/* seedvr_memory.h: how a restoration fits into memory: which weights stay in it, and what lies on the host. */
+#ifndef KR_SEEDVR_MEMORY_H
+#define KR_SEEDVR_MEMORY_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -24,15 +24,15 @@ typedef struct kr_plan_needs {
 
 /* All weights stay; or a stage's weights come when it begins and go when it ends; of the transformer, part by part. */
 enum { KR_PLAN_RESIDENT, KR_PLAN_BY_STAGE, KR_PLAN_STREAMED };
-typedef struct kr_memory_plan {
+typedef struct kr_memory_use {
   int32_t weights; /* KR_PLAN_* */
   kr_plan_move moves[KR_PLAN_STAGES]; /* to 0: none */
   uint64_t stage_bytes[KR_PLAN_STAGES], bytes, host_bytes; /* at most: in each stage; in all; on the host */
-} kr_memory_plan;
-/* The plan that moves least to the host, and fits into `most` bytes; returns 0 if none does: then it is the smallest. A function of
- * its arguments alone. */
-int kr_memory_plan_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_plan *plan);
+} kr_memory_use;
+/* The plan that moves least to the host, and fits into `most` bytes; returns 0 if none does: then it is the smallest. A
+ * function of its arguments alone. */
+int kr_memory_use_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_use *plan);
 /* "11.2 of 12.0 GiB: ...", for people. */
-void kr_memory_plan_print(const kr_memory_plan *plan, uint64_t most, char *text, size_t text_bytes);
+void kr_memory_use_print(const kr_memory_use *plan, uint64_t most, char *text, size_t text_bytes);
 
 #endif

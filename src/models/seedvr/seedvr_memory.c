@@ -1,7 +1,7 @@
-/* seedvr_plan.c: the choice of a plan: that which has least of the convolutions' memories on the host, which costs time
- * in each frame; then weights that stay, weights by stage, the transformer's layer by layer, which cost it in each
+/* seedvr_memory.c: the choice of a plan: that which has least of the convolutions' memories on the host, which costs
+ * time in each frame; then weights that stay, weights by stage, the transformer's layer by layer, which cost it in each
  * batch. */
-#include "seedvr_plan.h"
+#include "seedvr_memory.h"
 
 #include <stdio.h>
 
@@ -18,9 +18,9 @@ static uint64_t fit_stage(const kr_plan_stage *stage, uint64_t beside, uint64_t 
   return least;
 }
 
-static void try_plan(const kr_plan_needs *needs, int32_t weights, uint64_t most, kr_memory_plan *plan) {
+static void try_plan(const kr_plan_needs *needs, int32_t weights, uint64_t most, kr_memory_use *plan) {
   uint64_t all = 0;
-  *plan = (kr_memory_plan){.weights = weights};
+  *plan = (kr_memory_use){.weights = weights};
   for (int i = 0; i < KR_PLAN_STAGES; i++) all += needs->stages[i].weights;
   for (int i = 0; i < KR_PLAN_STAGES; i++) {
     const kr_plan_stage *stage = &needs->stages[i];
@@ -33,10 +33,10 @@ static void try_plan(const kr_plan_needs *needs, int32_t weights, uint64_t most,
   }
 }
 
-int kr_memory_plan_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_plan *plan) {
+int kr_memory_use_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_use *plan) {
   int fits = 0;
   for (int32_t weights = KR_PLAN_RESIDENT; weights <= KR_PLAN_STREAMED; weights++) {
-    kr_memory_plan now;
+    kr_memory_use now;
     try_plan(needs, weights, most, &now);
     const int now_fits = now.bytes <= most,
               is_better = now_fits ? !fits || now.host_bytes < plan->host_bytes : !fits && now.bytes < plan->bytes;
@@ -46,7 +46,7 @@ int kr_memory_plan_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_p
   return fits;
 }
 
-void kr_memory_plan_print(const kr_memory_plan *plan, uint64_t most, char *text, size_t text_bytes) {
+void kr_memory_use_print(const kr_memory_use *plan, uint64_t most, char *text, size_t text_bytes) {
   static const char *const weights[] = {"all weights stay", "weights stage by stage",
                                         "the transformer's weights layer by layer"};
   const double gib = 0x1p-30;
