@@ -44,8 +44,10 @@ static void check_under_masks(void **state) {
     krait_ctx *ctx;
     assert_int_equal(krait_caps_parse(on_gpu ? gpu_masks[m] : masks[m], &options.caps_mask), KRAIT_OK);
     assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
-    kr_check_options check = {
-        .seed = seed + (uint64_t)m, .n_cases = case_count(op), .impl = getenv("KR_CHECK_IMPL"), .report = print_checkop_line};
+    kr_check_options check = {.seed = seed + (uint64_t)m,
+                              .n_cases = case_count(op),
+                              .impl = getenv("KR_CHECK_IMPL"),
+                              .report = print_checkop_line};
     kr_check_result result;
     assert_int_equal(kr_check_op(ctx, op, &check, &result), KRAIT_OK);
     print_message("  %-28s caps %-36s %6lld runs (%lld hard), %5lld refused, worst %.2f of the bound\n", op->name,

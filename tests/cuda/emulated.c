@@ -1,9 +1,9 @@
 /* emulated.c: the base tier's kernels, the turing tier's, those only in the ampere tier, and the hopper tier's of
  * attention, SSD and mamba_decode on the host, through the real context, launch code and plans, against the reference:
- * under AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's elements are
- * poisoned, so that stray reads are found too. Then the harness itself: planted faults, and barriers removed from the
- * real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_IMPL: only one implementation), or emulated LIBRARY
- * planted. */
+ * under AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's
+ * elements are poisoned, so that stray reads are found too. Then the harness itself: planted faults, and barriers
+ * removed from the real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_IMPL: only one implementation), or
+ * emulated LIBRARY planted. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -20,7 +20,6 @@
 #include "emulator/emulator.h"
 #include "emulator/planted.h"
 #include "half.h"
-#include "limits_params.h"
 #include "all_ops.h"
 #include "overlap.h"
 #include "status.h"
@@ -421,45 +420,6 @@ static void planted_faults_are_found(void **state) {
     if (status == 0) fail_msg("%s went unnoticed", faults[i].name);
     if (!strstr(said, faults[i].says)) fail_msg("%s: expected '%s' in: %.400s", faults[i].name, faults[i].says, said);
   }
-}
-
-/* ---- the loops of krait bench ------------------------------------------------------------------------------------ */
-
-static void limit_loops_do_what_is_counted(void **state) {
-  static const kr_kernel kernels[] = {{"limits", "kr_limit_fmas"}, {"limits", "kr_limit_exps"}};
-  static float out[2 * KR_LIMIT_THREADS];
-  kr_limit_params plan = {.out = out, .factor = 0.999f, .summand = 0.001f, .rounds = 3};
-  kr_cuda *cuda;
-  (void)state;
-  if (!kr_cuda_built_tiers()) skip();
-  takes_together = 1; /* with the exponentials */
-  fake_device(MUCH);
-  assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
-  assert_true(kr_cuda_has_cooperative(cuda));
-  for (int with_exps = 0; with_exps < 2; with_exps++) {
-    const kr_grid grid = {.x = 2, .block = KR_LIMIT_THREADS, .is_cooperative = with_exps};
-    memset(out, 0xff, sizeof out);
-    assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, &kernels[with_exps], &grid, &plan, sizeof plan),
-                     KRAIT_OK);
-    for (int i = 0; i < 2 * KR_LIMIT_THREADS; i++) {
-      double sum = 0;
-      for (int k = 0; k < KR_LIMIT_CHAINS; k++) {
-        double x = 0.001 * (i % KR_LIMIT_THREADS + k);
-        for (int n = 0; n < plan.rounds * KR_LIMIT_STEPS; n++) x = with_exps ? exp(-x) : x * 0.999 + 0.001;
-        sum += x;
-      }
-      assert_true(fabs(out[i] - sum) < 1e-4);
-    }
-  }
-  const kr_grid too_many = {.x = 4096, .block = KR_LIMIT_THREADS, .is_cooperative = 1};
-  assert_int_equal(kr_cuda_launch(cuda, KRAIT_CAP_CUDA_BASE, kernels, &too_many, &plan, sizeof plan),
-                   KRAIT_ERR_DRIVER);
-  kr_cuda_close(&cuda);
-  takes_together = 0;
-  fake_device(MUCH);
-  assert_int_equal(kr_cuda_open(0, KRAIT_CAPS_ALL, &cuda), KRAIT_OK);
-  assert_false(kr_cuda_has_cooperative(cuda));
-  kr_cuda_close(&cuda);
 }
 
 /* ---- indices that the host cannot read --------------------------------------------------------------------------- */
@@ -989,7 +949,6 @@ int main(int argc, char **argv) {
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   print_message("seed %llu\n", (unsigned long long)seed);
   const struct CMUnitTest planted[] = {cmocka_unit_test(planted_faults_are_found),
-                                       cmocka_unit_test(limit_loops_do_what_is_counted),
                                        cmocka_unit_test(missing_rows_are_skipped)};
   if (strcmp(argv[2], "planted") == 0) return cmocka_run_group_tests(planted, NULL, NULL);
   void *op = (void *)kr_op_find(argv[2]);

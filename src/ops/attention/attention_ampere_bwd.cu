@@ -167,8 +167,8 @@ KR_DEV void end_stage(const stage_copier<D, N> &c, unsigned char *shared, uint32
 
 template <int D, int ANY>
 KR_DEV void gradient_of_keys(const kr_attention_params &p) {
-  const int KEYS = KR_AMPERE_DKV_KEYS(D, ANY), M = KEYS / 64, N = KR_AMPERE_DKV_ROWS(D, ANY, KR_IS_TURING), TILE = walk<D, N>::TILE,
-            STAGE = walk<D, N>::STAGE;
+  const int KEYS = KR_AMPERE_DKV_KEYS(D, ANY), M = KEYS / 64, N = KR_AMPERE_DKV_ROWS(D, ANY, KR_IS_TURING),
+            TILE = walk<D, N>::TILE, STAGE = walk<D, N>::STAGE;
   KR_DYNAMIC_SHARED(shared);
   const uint32_t k = kr_shared_at(shared), v = k + KEYS * D * 2, stages = v + KEYS * D * 2;
   const int n_tiles = (p.rows_k + KEYS - 1) / KEYS, lane = kr_thread() & 31, warp = kr_thread() >> 5;

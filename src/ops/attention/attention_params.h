@@ -70,8 +70,8 @@ enum { KR_ATTENTION_FLOATS_ROWS = 64 };
 #define KR_ATTENTION_FLOATS_SHARED(D) \
   ((uint32_t)((KR_ATTENTION_FLOATS_ROWS + 3 * KR_ATTENTION_FLOATS_KEYS(D)) * (D) * 4))
 
-/* The gradient's two kernels, both double-buffered: 64 M rows by 32 keys; as many keys and rows as registers and, turing,
- * 64 KiB of shared memory hold. */
+/* The gradient's two kernels, both double-buffered: 64 M rows by 32 keys; as many keys and rows as registers and,
+ * turing, 64 KiB of shared memory hold. */
 #define KR_AMPERE_DQ_M(D, TURING) ((TURING) && (D) > 64 ? 1 : 2)
 #define KR_ATTENTION_DQ_SHARED(D, TURING) ((uint32_t)((2 * 64 * KR_AMPERE_DQ_M(D, TURING) + 4 * 32) * (D) * 2))
 #define KR_AMPERE_DKV_KEYS(D, ANY) ((D) == 64 && !(ANY) ? 128 : 64)

@@ -4,6 +4,7 @@
 
 #include "overlap.h"
 #include "cuda_impl.h"
+#include "gemm/gemm_describe.h"
 #include "gemm/gemm_m16.h"
 #include "gemm/gemm_split.h"
 #include "gemm/gemm_few_base.h"
@@ -15,56 +16,6 @@
 #include "view.h"
 
 /* ---- classifying a call ------------------------------------------------------------------------------------------ */
-
-/* Memory order of the factors: contiguous in k (K), or in m or n (M, N). */
-enum { ORDER_KK, ORDER_KN, ORDER_MN, N_ORDERS, NO_ORDER };
-
-/* A one-element dimension has no stride; the params gets one that keeps packs aligned. */
-static kr_gemm_matrix gemm_matrix_of(const kr_view *v, int64_t rows, int64_t columns, int64_t P) {
-  kr_gemm_matrix m = {v->data, v->stride[0], v->stride[1], P > 1 ? v->stride[2] : 0, v->dtype, 0};
-  const int64_t per_pack = v->dtype == KRAIT_F32 ? 4 : 8;
-  if (!v->data) return (kr_gemm_matrix){0};
-  if (rows == 1) m.row = m.column == 1 ? (columns + 7) / 8 * 8 : 1;
-  if (columns == 1) m.column = m.row == 1 ? (rows + 7) / 8 * 8 : 1;
-  const int64_t across = m.column == 1 ? m.row : m.column;
-  m.packs = (m.column == 1 || m.row == 1) && across % per_pack == 0 && m.batch % per_pack == 0 &&
-            (uintptr_t)v->data % 16 == 0 && v->dtype != KRAIT_F64;
-  return m;
-}
-
-static kr_gemm_matrix gemm_vector_of(const kr_view *v, int64_t P) {
-  if (!v->data) return (kr_gemm_matrix){0};
-  return (kr_gemm_matrix){v->data, v->stride[0], 0, P > 1 ? v->stride[1] : 0, v->dtype, 0};
-}
-
-static kr_gemm_params describe_gemm(const kr_gemm_args *a) {
-  const int64_t P = kr_gemm_products(a);
-  kr_gemm_params p = {.A = gemm_matrix_of(&a->A, a->M, a->K, P),
-                    .B = gemm_matrix_of(&a->Bmat, a->K, a->N, P),
-                    .B2 = gemm_matrix_of(&a->B2, a->K, a->N, P),
-                    .out = gemm_matrix_of(&a->out, a->M, a->N, P),
-                    .residual = gemm_matrix_of(&a->residual, a->M, a->N, P),
-                    .bias = gemm_vector_of(&a->bias, 1),
-                    .bias2 = gemm_vector_of(&a->bias2, 1),
-                    .row_scale = gemm_vector_of(&a->row_scale, P),
-                    .M = (int32_t)a->M,
-                    .N = (int32_t)a->N,
-                    .K = (int32_t)a->K,
-                    .P = (int32_t)P,
-                    .n_splits = 1,
-                    .activation = a->activation,
-                    .scale = a->scale != 0 ? a->scale : 1};
-  p.out.packs = p.out.packs && p.out.column == 1;
-  p.residual.packs = p.residual.packs && p.residual.column == 1;
-  return p;
-}
-
-static int order_of(const kr_gemm_params *p) {
-  const int a_k = p->A.column == 1, a_m = p->A.row == 1 && !a_k, b_n = p->B.column == 1, b_k = !b_n;
-  if (p->B2.data && (p->B2.column == 1) != b_n) return NO_ORDER;
-  if (a_m) return b_n ? ORDER_MN : NO_ORDER;
-  return b_k ? ORDER_KK : ORDER_KN;
-}
 
 static int is_half_for_gemm_cuda(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
 
@@ -170,7 +121,7 @@ const char *kr_gemm_base_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 uint64_t kr_gemm_base_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   plan_base(ctx, &p);
   return gemm_partial_bytes(&p);
 }
@@ -179,7 +130,7 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
   static const kr_kernel plain = {"gemm_base", "kr_gemm_base"}, gated = {"gemm_base", "kr_gemm_base_gated"};
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = describe_gemm(a);
+  kr_gemm_params p = kr_gemm_describe(a);
   plan_base(ctx, &p);
   p.partial = a->call.scratch;
   const kr_grid grid = {
@@ -193,7 +144,7 @@ const char *kr_gemm_few_base_refuse(const krait_ctx *ctx, const void *args) {
   const kr_gemm_args *a = args;
   const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_base_refuse(ctx, args);
   if (why) return why;
-  const kr_gemm_params p = describe_gemm(a);
+  const kr_gemm_params p = kr_gemm_describe(a);
   if ((a->A.stride[1] != 1 || a->Bmat.stride[0] != 1 || (kr_has(&a->B2) && a->B2.stride[0] != 1)) && a->K > 1)
     return "K must lie side by side in A and Bmat";
   if (kr_has(&a->B2) && a->B2.dtype != a->Bmat.dtype) return "B2 of another type than Bmat";
@@ -218,7 +169,7 @@ int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
 #undef FEW_OF
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_few_base_params f = {.params = describe_gemm(a)};
+  kr_gemm_few_base_params f = {.params = kr_gemm_describe(a)};
   f.n_chunks = gemm_ceil_div(a->M, KR_FEW_BASE_ROWS);
   f.n_splits = splits_of_few(ctx, &f.params, f.n_chunks);
   const int columns = KR_FEW_BASE_THREADS / 32 / f.n_splits * KR_FEW_BASE_COLUMNS;
@@ -243,9 +194,9 @@ int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
 /* An order that has kernels. */
 static const char *refuse_gemm_order(const kr_gemm_args *a) {
   if (!fits(a)) return too_large;
-  const kr_gemm_params p = describe_gemm(a);
-  const int order = order_of(&p);
-  if (order == NO_ORDER || (p.B2.data && order != ORDER_KK))
+  const kr_gemm_params p = kr_gemm_describe(a);
+  const int order = kr_gemm_order_of(&p);
+  if (order == KR_NO_ORDER || (p.B2.data && order != KR_ORDER_KK))
     return "the columns of A lie side by side but not the rows of Bmat, or a gated product's weights are not stored "
            "(N,K)";
   return NULL;
@@ -265,12 +216,12 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
 static int plan_ampere(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost of_kk[] = {{256, 1, 1, 2.8}, {192, 1, 0.95, 2.5}, {128, 2, 1.03, 2.2}, {0}},
                          of_others[] = {{256, 1, 1, 2.8}, {128, 2, 1.03, 2.2}, {0}}, *const narrow = of_others + 1;
-  const tile_cost *tiles = order_of(p) == ORDER_KK ? of_kk : of_others;
+  const tile_cost *tiles = kr_gemm_order_of(p) == KR_ORDER_KK ? of_kk : of_others;
   return choose_tiles(ctx, p, p->N <= 128 && !p->B2.data ? narrow : tiles, KR_AMPERE_K_BYTES / 2);
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   plan_ampere(ctx, &p);
   return gemm_partial_bytes(&p);
 }
@@ -287,15 +238,15 @@ static int32_t launch_mma(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_p
 }
 
 int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_256"),
+  static const kr_kernel wide[2][KR_GEMM_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_256"),
                          middle[2] = {{"gemm_ampere_f16_kk", "kr_gemm_ampere_192"},
                                       {"gemm_ampere_bf16_kk", "kr_gemm_ampere_192"}},
-                         narrow[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
-                         gated[2][N_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
+                         narrow[2][KR_GEMM_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
+                         gated[2][KR_GEMM_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = describe_gemm(a);
-  const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = order_of(&p);
+  kr_gemm_params p = kr_gemm_describe(a);
+  const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = kr_gemm_order_of(&p);
   return launch_mma(ctx, a, &p,
                     p.B2.data   ? &gated[type][order]
                     : bn == 256 ? &wide[type][order]
@@ -317,19 +268,19 @@ static int plan_turing(const krait_ctx *ctx, kr_gemm_params *p) {
 }
 
 uint64_t kr_gemm_turing_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   plan_turing(ctx, &p);
   return gemm_partial_bytes(&p);
 }
 
 int32_t kr_gemm_turing(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[N_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_256"),
-                         narrow[N_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_128"),
+  static const kr_kernel wide[KR_GEMM_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_256"),
+                         narrow[KR_GEMM_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_128"),
                          gated = {"gemm_turing_f16_kk", "kr_gemm_ampere_gated"};
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = describe_gemm(a);
-  const int bn = plan_turing(ctx, &p), order = order_of(&p);
+  kr_gemm_params p = kr_gemm_describe(a);
+  const int bn = plan_turing(ctx, &p), order = kr_gemm_order_of(&p);
   return launch_mma(ctx, a, &p, p.B2.data ? &gated : bn == 256 ? &wide[order] : &narrow[order], bn,
                     KRAIT_CAP_CUDA_TURING);
 }
@@ -362,19 +313,19 @@ static int plan_parts(const krait_ctx *ctx, kr_gemm_params *p) {
 }
 
 uint64_t kr_gemm_parts_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   plan_parts(ctx, &p);
   return gemm_partial_bytes(&p);
 }
 
 int32_t kr_gemm_parts(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_128"),
-                         narrow[N_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_64"),
+  static const kr_kernel wide[KR_GEMM_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_128"),
+                         narrow[KR_GEMM_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_64"),
                          gated = {"gemm_ampere_parts_kk", "kr_gemm_ampere_gated"};
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = describe_gemm(a);
-  const int bn = plan_parts(ctx, &p), order = order_of(&p);
+  kr_gemm_params p = kr_gemm_describe(a);
+  const int bn = plan_parts(ctx, &p), order = kr_gemm_order_of(&p);
   return launch_mma(ctx, a, &p, p.B2.data ? &gated : bn == 128 ? &wide[order] : &narrow[order], bn,
                     KRAIT_CAP_CUDA_AMPERE);
 }
@@ -385,20 +336,20 @@ static int plan_tf32(const krait_ctx *ctx, kr_gemm_params *p) {
 }
 
 uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   plan_tf32(ctx, &p);
   return gemm_partial_bytes(&p);
 }
 
 int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_256"),
-                         narrow[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_128"),
-                         narrowest[N_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_64"),
+  static const kr_kernel wide[KR_GEMM_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_256"),
+                         narrow[KR_GEMM_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_128"),
+                         narrowest[KR_GEMM_ORDERS] = BY_ORDER("ampere", "tf32", "", "kr_gemm_ampere_64"),
                          gated = {"gemm_ampere_tf32_kk", "kr_gemm_ampere_gated"};
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = describe_gemm(a);
-  const int bn = plan_tf32(ctx, &p), order = order_of(&p);
+  kr_gemm_params p = kr_gemm_describe(a);
+  const int bn = plan_tf32(ctx, &p), order = kr_gemm_order_of(&p);
   return launch_mma(ctx, a, &p,
                     p.B2.data   ? &gated
                     : bn == 256 ? &wide[order]
@@ -420,8 +371,8 @@ const char *kr_gemm_m16_refuse(const krait_ctx *ctx, const void *args) {
   if (why) return why;
   if (is_float && a->M > KR_FEW_LANES_ROWS) return "more than two rows of float32";
   if (is_float && kr_has(&a->B2) && a->B2.dtype != KRAIT_F32) return "B2 of another type than Bmat";
-  const kr_gemm_params p = describe_gemm(a);
-  if (order_of(&p) != ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0)
+  const kr_gemm_params p = kr_gemm_describe(a);
+  if (kr_gemm_order_of(&p) != KR_ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0)
     return "K must be a multiple of eight, side by side and aligned to 16 bytes in A and Bmat";
   return p.P < 65536 ? NULL : "more than 65535 products";
 }
@@ -503,7 +454,7 @@ static int is_at_once(const kr_gemm_params *p) { return is_at_once_by(p, 1); }
 const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, int with_conv) {
   const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_m16_refuse(ctx, a);
   if (why) return why;
-  const kr_gemm_params p = describe_gemm(a);
+  const kr_gemm_params p = kr_gemm_describe(a);
   const int is_large = (double)p.N * p.K >= MANY_WEIGHTS;
   if (gemm_ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
   if (is_large && p.M > 1) return "2^23 weights or more for two rows";
@@ -519,7 +470,7 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_nor
                          wide[3] = LANES("kr_norm_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][3] = {LANES("kr_gate_gemm_one"), LANES("kr_gate_gemm_two")},
                          deep[2][3] = {LANES("kr_norm_gemm_one_deep"), LANES("kr_gate_gemm_one_deep")};
-  const kr_gemm_params p = describe_gemm(a);
+  const kr_gemm_params p = kr_gemm_describe(a);
   const int runs = gemm_ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
             splits = gemm_ceil_div(runs, gemm_ceil_div(runs, KR_FEW_MOST_WARPS));
   kr_gemm_m16_params f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
@@ -547,7 +498,7 @@ static int32_t run_m16(const krait_ctx *ctx, const kr_gemm_args *a, uint64_t tie
   static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_m16_8"), FEW("kr_gemm_m16_16")},
                                              {FEW("kr_gemm_m16_8_gated"), FEW("kr_gemm_m16_16_gated")}};
   if (a->M == 0) return KRAIT_OK;
-  const kr_gemm_params p = describe_gemm(a);
+  const kr_gemm_params p = kr_gemm_describe(a);
   if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p, tier);
   const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(p.N, KR_FEW_COLUMNS),
                   .y = (uint32_t)p.P,
@@ -586,11 +537,11 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = refuse_halves(a);
   if (!why) why = kr_gemm_base_refuse(ctx, args);
   if (why) return why;
-  const kr_gemm_params p = describe_gemm(a);
-  const int order = order_of(&p);
+  const kr_gemm_params p = kr_gemm_describe(a);
+  const int order = kr_gemm_order_of(&p);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
-  if (!boxes_take(&p.A, order == ORDER_MN ? p.M : p.K, p.P) || !boxes_take(&p.B, order == ORDER_KK ? p.K : p.N, p.P) ||
-      (p.B2.data && !boxes_take(&p.B2, p.K, p.P)))
+  if (!boxes_take(&p.A, order == KR_ORDER_MN ? p.M : p.K, p.P) ||
+      !boxes_take(&p.B, order == KR_ORDER_KK ? p.K : p.N, p.P) || (p.B2.data && !boxes_take(&p.B2, p.K, p.P)))
     return "the rows of A and Bmat must be aligned to 16 bytes";
   if (p.N % 2 != 0 || (p.residual.data && !pairs_take(&p.residual)) ||
       (p.out.dtype == KRAIT_F32 && !pairs_take(&p.out)))
@@ -607,7 +558,7 @@ static int plan_hopper(const krait_ctx *ctx, kr_gemm_params *p) {
 }
 
 uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   plan_hopper(ctx, &p);
   return gemm_partial_bytes(&p);
 }
@@ -631,9 +582,9 @@ static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_ma
 static int32_t make_gemm_maps(const krait_ctx *ctx, kr_gemm_hopper_params *h, int order, int bn) {
   const kr_gemm_params *p = &h->params;
   const int b_rows = p->B2.data ? bn / 2 : bn;
-  if (order == ORDER_MN) KR_TRY(make_map(ctx, &h->A, &p->A, p->M, p->K, p->P, 64));
+  if (order == KR_ORDER_MN) KR_TRY(make_map(ctx, &h->A, &p->A, p->M, p->K, p->P, 64));
   else KR_TRY(make_map(ctx, &h->A, &p->A, p->K, p->M, p->P, KR_HOPPER_BM));
-  if (order == ORDER_KK) KR_TRY(make_map(ctx, &h->B, &p->B, p->K, p->N, p->P, b_rows));
+  if (order == KR_ORDER_KK) KR_TRY(make_map(ctx, &h->B, &p->B, p->K, p->N, p->P, b_rows));
   else KR_TRY(make_map(ctx, &h->B, &p->B, p->N, p->K, p->P, 64));
   if (p->B2.data) KR_TRY(make_map(ctx, &h->B2, &p->B2, p->K, p->N, p->P, b_rows));
   return p->out.dtype == KRAIT_F32 ? KRAIT_OK : make_map(ctx, &h->out, &p->out, p->N, p->M, p->P, 64);
@@ -654,7 +605,7 @@ static kr_gemm_args gemm_columns_of(const kr_gemm_args *a, int64_t from, int64_t
 
 /* Time of one launch; negative: K is split. */
 static double cost_of_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
-  kr_gemm_params p = describe_gemm(a);
+  kr_gemm_params p = kr_gemm_describe(a);
   const tile_cost *tile = hopper_tiles;
   for (const int bn = plan_hopper(ctx, &p); tile->bn != bn;) tile++;
   return p.n_splits > 1 ? -1 : gemm_cost_of(&p, tile, 1, KR_HOPPER_BK, kr_cuda_info(ctx->cuda)->n_multiprocessors);
@@ -674,13 +625,13 @@ static int64_t first_columns(const krait_ctx *ctx, const kr_gemm_args *a) {
 }
 
 static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
-  static const kr_kernel by_width[3][2][N_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"),
+  static const kr_kernel by_width[3][2][KR_GEMM_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"),
                                                      BY_HALF("hopper", "_192", "kr_gemm_hopper"),
                                                      BY_HALF("hopper", "_256", "kr_gemm_hopper")};
   static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper"},
                                      {"gemm_hopper_bf16_gated", "kr_gemm_hopper"}};
-  kr_gemm_hopper_params h = {.params = describe_gemm(a)};
-  const int bn = plan_hopper(ctx, &h.params), type = a->A.dtype == KRAIT_BF16, order = order_of(&h.params),
+  kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
+  const int bn = plan_hopper(ctx, &h.params), type = a->A.dtype == KRAIT_BF16, order = kr_gemm_order_of(&h.params),
             n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
   h.params.partial = a->call.scratch;
@@ -799,7 +750,7 @@ const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) 
   const kr_gemm_args *a = args;
   const char *why = refuse_floats(ctx, a);
   if (why) return why;
-  const kr_gemm_params p = describe_gemm(a);
+  const kr_gemm_params p = kr_gemm_describe(a);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.B2.data) return "a gated product";
   if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_HOPPER_PARTS_SHARED_BYTES) return "too little shared memory";
@@ -814,7 +765,7 @@ const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) 
 }
 
 static uint64_t parts_scratch(const krait_ctx *ctx, const void *args, int n_parts) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   kr_split_across_params factors[2];
   describe_splits(ctx, &p, n_parts, factors);
   plan_hopper_parts(ctx, &p);
@@ -829,7 +780,7 @@ uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
 const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_gemm_hopper_parts_refuse(ctx, args);
   if (why) return why;
-  const kr_gemm_params p = describe_gemm(args);
+  const kr_gemm_params p = kr_gemm_describe(args);
   const double strips = (double)(p.M > p.N ? p.M : p.N) / KR_SPLIT_COLUMNS * p.P;
   return strips < 1e6 ? NULL : "too large for 32-bit numbers of blocks";
 }
@@ -842,7 +793,7 @@ uint64_t kr_gemm_hopper_halves_scratch(const krait_ctx *ctx, const void *args) {
 static int32_t run_hopper_parts(const krait_ctx *ctx, const kr_gemm_args *a, int n_parts, const kr_kernel *kernels,
                                 uint32_t shared_bytes) {
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_hopper_params h = {.params = describe_gemm(a)};
+  kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
   plan_hopper_parts(ctx, &h.params);
   kr_gemm_params parts = h.params;
   kr_split_across_params factors[2];
@@ -853,7 +804,7 @@ static int32_t run_hopper_parts(const krait_ctx *ctx, const kr_gemm_args *a, int
   parts.A = gemm_parts_of(&factors[0].split, &parts.A), parts.B = gemm_parts_of(&factors[1].split, &parts.B);
   parts.P *= n_parts;
   kr_gemm_hopper_params maps = {.params = parts};
-  const int order = order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int order = kr_gemm_order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
   const int32_t status = make_gemm_maps(ctx, &maps, order, KR_HOPPER_PARTS_BN);
@@ -868,12 +819,12 @@ static int32_t run_hopper_parts(const krait_ctx *ctx, const kr_gemm_args *a, int
 }
 
 int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
+  static const kr_kernel kernels[KR_GEMM_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
   return run_hopper_parts(ctx, args, KR_N_PARTS, kernels, KR_HOPPER_PARTS_SHARED_BYTES);
 }
 
 int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[N_ORDERS] = BY_ORDER("hopper", "halves", "", "kr_gemm_hopper");
+  static const kr_kernel kernels[KR_GEMM_ORDERS] = BY_ORDER("hopper", "halves", "", "kr_gemm_hopper");
   return run_hopper_parts(ctx, args, KR_N_HALVES, kernels, KR_HOPPER_HALVES_SHARED_BYTES);
 }
 
@@ -923,13 +874,13 @@ const char *kr_gemm_m64_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = a->M > KR_SOME_ROWS ? "A has more than 64 rows" : refuse_halves(a);
   if (!why) why = kr_gemm_base_refuse(ctx, args);
   if (why) return why;
-  const kr_gemm_params p = describe_gemm(a);
+  const kr_gemm_params p = kr_gemm_describe(a);
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   if (p.P > 1 || p.B2.data) return "several products, or a gated one";
   if (p.K < LEAST_SOME_K || !choose_some(ctx, &p).n_splits)
     return "less than 512 inputs, or an epilogue with more columns than blocks for them run at once";
   if (!driver->TensorMapEncodeTiled || !driver->LaunchKernelEx) return "this driver has no tensor maps or no clusters";
-  return order_of(&p) == ORDER_KK && boxes_take(&p.A, p.K, 1) && boxes_take(&p.B, p.K, 1)
+  return kr_gemm_order_of(&p) == KR_ORDER_KK && boxes_take(&p.A, p.K, 1) && boxes_take(&p.B, p.K, 1)
              ? NULL
              : "K must lie side by side in A and Bmat, rows aligned to 16 bytes";
 }
@@ -938,7 +889,7 @@ int32_t kr_gemm_m64(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2] = {{"gemm_some_f16", "kr_gemm_m64"}, {"gemm_some_bf16", "kr_gemm_m64"}};
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
-  kr_gemm_m64_params s = {.params = describe_gemm(a)};
+  kr_gemm_m64_params s = {.params = kr_gemm_describe(a)};
   const some_shape shape = choose_some(ctx, &s.params);
   const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
             n_tiles = gemm_ceil_div(s.params.N, shape.tile), is_in_turns = n_tiles * shape.n_splits > n_multiprocessors;
@@ -991,7 +942,7 @@ static int plan_terms(const krait_ctx *ctx, kr_gemm_params *p) {
 const char *kr_gemm_long_k_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_gemm_tf32_refuse(ctx, args);
   if (why) return why;
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   const int which = plan_terms(ctx, &p);
   if (p.P > 1 || p.B2.data) return "several products, or a gated one";
   if (p.A.row != 1 || p.B.column != 1 || !p.A.packs || !p.B.packs || p.M % 4 || p.N % 4)
@@ -1003,13 +954,13 @@ const char *kr_gemm_long_k_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 uint64_t kr_gemm_long_k_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = describe_gemm(args);
+  kr_gemm_params p = kr_gemm_describe(args);
   return plan_terms(ctx, &p) < 0 ? 0 : gemm_partial_bytes(&p);
 }
 
 int32_t kr_gemm_long_k(const krait_ctx *ctx, const void *args) {
   const kr_gemm_args *a = args;
-  kr_gemm_params p = describe_gemm(a);
+  kr_gemm_params p = kr_gemm_describe(a);
   const int which = plan_terms(ctx, &p);
   if (a->M == 0) return KRAIT_OK;
   p.partial = a->call.scratch;
