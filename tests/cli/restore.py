@@ -91,6 +91,8 @@ def ends(film):
 def errors(film):
     out = here / "never.mp4"
     check_error(2, "--weights", "restore", film, "-o", out)
+    check_error(2, "--memory", "restore", film, "-o", out, "-w", models, "--memory", "11")
+    check_error(1, "need at least", "restore", film, "-o", out, "-w", models, *SIZE, "--memory", "0.5M")
     check_error(1, "nowhere", "restore", film, "-o", out, "-w", here / "nowhere")
     check_error(2, "--res", "restore", film, "-o", out, "-w", models, "--res", "0x5")
     check_error(2, "steps", "restore", film, "-o", out, "-w", models, "--steps", "0")

@@ -121,6 +121,13 @@ static int32_t list_moves(kr_restore_models *m, int side, const int64_t size[3],
   return KRAIT_OK;
 }
 
+/* On a CPU weights stay in any case. */
+static void keep_on_host(kr_plan_needs *needs) {
+  uint64_t all = 0;
+  for (int i = 0; i < KR_PLAN_STAGES; i++) all += needs->stages[i].weights, needs->stages[i].weights = 0;
+  for (int i = 0; i < KR_PLAN_STAGES; i++) needs->stages[i].work += all;
+}
+
 static int32_t count_stages(kr_restore_models *m, const int64_t size[3], kr_plan_needs *needs) {
   static const int stages[KR_VAE_SIDES] = {KR_PLAN_ENCODE, KR_PLAN_DECODE};
   const kr_vae_run run = {.size = {size[0], size[1], size[2]}};
@@ -141,6 +148,7 @@ static int32_t count_stages(kr_restore_models *m, const int64_t size[3], kr_plan
       KR_TRY(kr_seedvr_latents_bytes(m->ctx, &m->c, &m->w, latent, m->n_text[i], &bytes, &streamed));
     stage->work += bytes, stage->streamed += streamed;
   }
+  if (!m->ctx->cuda) keep_on_host(needs);
   return KRAIT_OK;
 }
 
