@@ -61,10 +61,10 @@ typedef struct cli_run {
       CLI_SWITCH("verbose", 'v', &(run)->is_verbose,                                                        \
                  "say on standard error which device computes, and how (KRAIT_VERBOSE=1: every operator call)")
 /* For verbs that choose a device themselves. */
-#define CLI_TIER_OPTION(tier)  \
-  CLI_TEXT(                    \
-      "tier", 0, "NAME", tier, \
-      "on a GPU: use device code up to this tier: base, turing, ampere or hopper (default: the best for the device)")
+#define CLI_TIER_OPTION(tier)       \
+  CLI_TEXT("tier", 0, "NAME", tier, \
+           "on a GPU: use device code up to this tier: base, turing, ampere or hopper (default: the best for the "  \
+           "device)")
 /* -1: *mask is what both texts (NULL: all) allow, 0 if neither is given; otherwise the exit status 2. */
 int cli_mask_parse(const char *verb, const char *caps, const char *tier, uint64_t *mask);
 /* -1: the device supports the tier (NULL: any); otherwise the exit status 2 after one line on standard error. */

@@ -1,9 +1,8 @@
-/* emulated.c: the base tier's kernels, the turing tier's, those only in the ampere tier, and the hopper tier's of
- * attention, SSD and mamba_decode on the host, through the real context, launch code and plans, against the reference:
- * under AddressSanitizer and UBSan, with threads run forwards, backwards and at random. Bytes between a tensor's
- * elements are poisoned, so that stray reads are found too. Then the harness itself: planted faults, and barriers
- * removed from the real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_IMPL: only one implementation), or
- * emulated LIBRARY planted. */
+/* emulated.c: the base and turing tiers' kernels, those only in the ampere tier, and hopper's of attention, SSD and
+ * mamba_decode on the host, launched as on a GPU, against the reference: under AddressSanitizer and UBSan, threads run
+ * forwards, backwards and at random, bytes between a tensor's elements poisoned. Then the harness itself: planted
+ * faults, and barriers removed from the real kernels, must be found. Usage: emulated LIBRARY OP (KR_CHECK_IMPL: only
+ * one implementation) or planted. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -32,7 +31,6 @@
 #endif
 
 static const char *const order_names[] = {"forwards", "backwards", "random"};
-
 /* ---- an implementation on host memory, poisoned outside its tensors ---------------------------------------------- */
 
 static void poison_gaps(const kr_case *c, const kr_case_tensor *t) {
@@ -76,7 +74,6 @@ static int32_t run_in_place(const krait_ctx *ctx, kr_case *c, const kr_impl *imp
 
 static uint64_t seed;
 static int64_t percent = 100;
-
 /* Shared memory per block of the device: some kernels need several blocks per multiprocessor. The small value is that
  * of compute capabilities 8.6, 8.9 and 12.0, the smallest that of those before 7.0, between them that of 7.5. */
 enum { OLD = 61, TURING = 75, LEAST = 49152, OF_TURING = 65536, LITTLE = 101376, MUCH = 232448 };
@@ -155,7 +152,6 @@ static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const cha
 /* Each thread order starts at different calls: the first ones are small, and a slow machine gets no further. The
  * scan's call 22 is its first with aligned tensors of the usual sizes. */
 enum { SECOND_START = 22 };
-
 static int64_t check_rows(const kr_op *op, const char *const *rows) {
   const int is_least = strncmp(*rows, "cuda_base", 9) == 0, newest = capability;
   int64_t n_failures = 0, n_runs = 0;
@@ -170,10 +166,8 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
     capability = is_least && !order ? OLD : newest;
     recorded = order && strcmp(op->name, "argmax_rows") == 0 ? KR_CALL_PDL : 0;
-    fake_device(capability == TURING                         ? OF_TURING
-                : order || is_step(op) || takes_together ? MUCH
-                : is_least                                 ? LEAST
-                                                           : LITTLE);
+    const int usual = order || is_step(op) || takes_together ? MUCH : is_least ? LEAST : LITTLE;
+    fake_device(capability == TURING ? OF_TURING : usual);
     krait_ctx *ctx = open_ctx();
     const int64_t first = takes_together ? op->n_cases - 2 + order % 2 : order * SECOND_START;
     kr_check_result r = check_op(ctx, op, rows[order], order, first,
@@ -188,13 +182,14 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
   return n_runs;
 }
 
-/* Every implementation of the turing tier, on a device of it. */
+#define ALWAYS(name) {name, name, name}
+/* Every implementation of the tier, on a device of it. */
 static void check_turing(const kr_op *op) {
   const int newest = capability;
   capability = TURING;
   for (int32_t i = 0; i < op->n_impls; i++) {
-    const char *const name = op->impls[i].name, *const rows[KR_N_ORDERS] = {name, name, name};
-    if (op->impls[i].needs & KRAIT_CAP_CUDA_TURING) assert_true(check_rows(op, rows) > 0);
+    const char *const name = op->impls[i].name, *const rows[KR_N_ORDERS] = ALWAYS(name);
+    assert_true(!(op->impls[i].needs & KRAIT_CAP_CUDA_TURING) || check_rows(op, rows) > 0);
   }
   capability = newest;
 }
@@ -210,17 +205,14 @@ static void agrees_with_the_reference(void **state) {
                                                         "ampere_tiles_parts"},
                            *const hopper_parts[KR_N_ORDERS] = {"hopper_tiles_halves", "hopper_tiles_parts",
                                                                "hopper_tiles_halves"};
-  static const char *const chunks_parts[KR_N_ORDERS] = {"ampere_chunks_parts", "ampere_chunks_parts",
-                                                        "ampere_chunks_parts"},
-                           *const chunks_base[KR_N_ORDERS] = {"base_chunks", "base_chunks", "base_chunks"},
-                           *const chunks_tf32[KR_N_ORDERS] = {"ampere_chunks_tf32", "ampere_chunks_tf32",
-                                                              "ampere_chunks_tf32"};
-  static const char *const tiles_parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_parts",
-                                                       "ampere_tiles_parts"};
-  static const char *const many[KR_N_ORDERS] = {"ampere_long_k", "ampere_long_k", "ampere_long_k"};
+  static const char *const chunks_parts[KR_N_ORDERS] = ALWAYS("ampere_chunks_parts"),
+                           *const chunks_tf32[KR_N_ORDERS] = ALWAYS("ampere_chunks_tf32"),
+                           *const chunks_base[KR_N_ORDERS] = ALWAYS("base_chunks"),
+                           *const tiles_parts[KR_N_ORDERS] = ALWAYS("ampere_tiles_parts"),
+                           *const many[KR_N_ORDERS] = ALWAYS("ampere_long_k");
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
-  static const char *const decode[KR_N_ORDERS] = {"hopper_streamed", "hopper_streamed", "hopper_streamed"},
-                           *const few[KR_N_ORDERS] = {"ampere_few_rows", "ampere_few_rows", "ampere_few_rows"};
+  static const char *const decode[KR_N_ORDERS] = ALWAYS("hopper_streamed"),
+                           *const few[KR_N_ORDERS] = ALWAYS("ampere_few_rows");
   static const char *const units[KR_N_ORDERS] = {"base_64_units", "ampere_64_units", "base_many_units"},
                            *const units_bwd[KR_N_ORDERS] = {"ampere_64_units", "ampere_64_units", "ampere_64_units"},
                            *const banks[KR_N_ORDERS] = {"ampere_half_factors", "ampere_64_channels",
@@ -235,7 +227,6 @@ static void agrees_with_the_reference(void **state) {
   static const char *const step[KR_N_ORDERS] = {"cuda_hopper", "cuda_hopper", "cuda_hopper"};
   static const char *const windows[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "hopper_boxes"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
-  const int is_floats = strcmp(op->name, "attention") == 0 || strcmp(op->name, "attention_bwd") == 0;
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
             is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
   const char *const *rows = strcmp(op->name, "gemm") == 0             ? products
@@ -261,24 +252,24 @@ static void agrees_with_the_reference(void **state) {
   if (rows == decode && percent < 100) skip();                                      /* many blocks that wait */
   if (rows == decode) capability = 90, takes_together = 1, n_multiprocessors = 108; /* 48 of 5120 channels a block */
   kr_emulated_blocks_in_order(is_ssd || strcmp(op->name, "rnn_pair") == 0); /* they hand states over */
+  if (!only) check_turing(op);
   assert_true(check_rows(op, rows) > 0);
-  if (rows == products) assert_true(check_rows(op, tf32) > 0 && check_rows(op, parts) > 0 && check_rows(op, many) > 0);
   if (rows == products) {
+    assert_true(check_rows(op, tf32) > 0 && check_rows(op, parts) > 0 && check_rows(op, many) > 0);
     capability = 90;
     assert_true(check_rows(op, hopper_parts) > 0);
     capability = 80;
   }
-  if (is_ssd && !only)
-    assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
+  if (is_ssd && !only) assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
   if ((is_ssd || strcmp(op->name, "mamba3") == 0 || strcmp(op->name, "mamba3_bwd") == 0) && !only)
     assert_true(check_rows(op, chunks_base) > 0);
-  if (is_floats && !only) assert_true(check_rows(op, tiles_parts) > 0);
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode) capability = 80, takes_together = 0, n_multiprocessors = 16;
   if (rows == maps) assert_true(check_rows(op, thin) > 0);
-  if (strcmp(op->name, "attention_bwd") == 0 && !only) assert_true(check_rows(op, sums) > 0);
+  const int is_bwd = strcmp(op->name, "attention_bwd") == 0;
+  if ((is_bwd || strcmp(op->name, "attention") == 0) && !only) assert_true(check_rows(op, tiles_parts) > 0);
+  if (is_bwd && !only) assert_true(check_rows(op, sums) > 0);
   if (strcmp(op->name, "rnn_bwd") == 0) assert_true(check_rows(op, units_bwd) > 0);
-  if (!only) check_turing(op);
 }
 
 /* A barrier whose removal has no effect is either unnecessary or untested. Some are needed only by the next iteration,
@@ -311,8 +302,7 @@ typedef struct planted_args {
   kr_view x, out;
 } planted_args;
 
-static const char planted_image[] = "// planted.\n";
-static const char *planted_name;
+static const char planted_image[] = "// planted.\n", *planted_name;
 static int is_planted_together;
 
 static int32_t make_planted(kr_case *c, int64_t index) {

@@ -1,8 +1,8 @@
 /* attention_ampere.cu: attention on warp-level tensor cores (mma): a block of four warps takes a tile of rows and loops
  * over tiles of keys, last first. Keys are copied one tile ahead, values during the score product: asynchronously or,
- * in the turing tier, through registers, so that one buffer of keys is enough. Compiled per type (KR_HALF: float16).
- * kr_attention_ampere_D: heads of up to D channels, all options but softcap, slopes and dropout;
- * kr_attention_ampere_D_any: those, too. */
+ * in the turing tier, through registers, so that one buffer of keys is enough.
+ * Compiled per type (KR_HALF: float16). kr_attention_ampere_D: heads of up to D channels, all options but softcap,
+ * slopes and dropout; kr_attention_ampere_D_any: those, too. */
 #include "attention_mma.cuh"
 #include "attention_softmax.cuh"
 

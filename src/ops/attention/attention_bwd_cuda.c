@@ -155,9 +155,9 @@ const char *kr_attention_bwd_ampere_refuse(const krait_ctx *ctx, const void *arg
 
 const char *kr_attention_bwd_turing_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_bwd_args *a = args;
+  const uint32_t needed = a->D > 64 ? KR_ATTENTION_DQ_SHARED(128, 1) : KR_ATTENTION_DKV_SHARED(64, 0, 1);
   const char *why = kr_turing_refuse(a->q.dtype);
-  return why ? why
-             : refuse_bwd_mma(ctx, a, a->D > 64 ? KR_ATTENTION_DQ_SHARED(128, 1) : KR_ATTENTION_DKV_SHARED(64, 0, 1));
+  return why ? why : refuse_bwd_mma(ctx, a, needed);
 }
 
 uint64_t kr_attention_bwd_ampere_scratch(const krait_ctx *ctx, const void *args) {

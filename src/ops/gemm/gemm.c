@@ -90,7 +90,7 @@ static const kr_impl impls[] = {
     {"base_few_rows", KRAIT_CAP_CUDA_BASE, kr_gemm_few_base_refuse, kr_gemm_few_base, NULL},
     {"hopper_tiles", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_refuse, kr_gemm_hopper, kr_gemm_hopper_scratch},
     {"ampere_tiles", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_refuse, kr_gemm_ampere, kr_gemm_ampere_scratch},
-    {"turing_tiles", KRAIT_CAP_CUDA_TURING, kr_gemm_turing_refuse, kr_gemm_turing, kr_gemm_turing_scratch},
+    {"turing_tiles", KRAIT_CAP_CUDA_TURING, kr_gemm_turing_refuse, kr_gemm_turing, kr_gemm_ampere_scratch},
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"hopper_tiles_halves", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_halves_refuse, kr_gemm_hopper_halves,
      kr_gemm_hopper_halves_scratch},

@@ -181,7 +181,7 @@ int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
                         sizeof f);
 }
 
-/* ---- ampere ------------------------------------------------------------------------------------------------------ */
+/* ---- ampere, and turing of float16 ------------------------------------------------------------------------------- */
 
 #define BY_ORDER(tier, type, suffix, name)                                                    \
   {                                                                                           \
@@ -213,7 +213,12 @@ const char *kr_gemm_ampere_refuse(const krait_ctx *ctx, const void *args) {
   return why ? why : kr_gemm_base_refuse(ctx, args);
 }
 
-static int plan_ampere(const krait_ctx *ctx, kr_gemm_params *p) {
+const char *kr_gemm_turing_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = kr_turing_refuse(((const kr_gemm_args *)args)->A.dtype);
+  return why ? why : kr_gemm_ampere_refuse(ctx, args);
+}
+
+static int plan_halves(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost of_kk[] = {{256, 1, 1, 2.8}, {192, 1, 0.95, 2.5}, {128, 2, 1.03, 2.2}, {0}},
                          of_others[] = {{256, 1, 1, 2.8}, {128, 2, 1.03, 2.2}, {0}}, *const narrow = of_others + 1;
   const tile_cost *tiles = kr_gemm_order_of(p) == KR_ORDER_KK ? of_kk : of_others;
@@ -222,7 +227,7 @@ static int plan_ampere(const krait_ctx *ctx, kr_gemm_params *p) {
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
   kr_gemm_params p = kr_gemm_describe(args);
-  plan_ampere(ctx, &p);
+  plan_halves(ctx, &p);
   return gemm_partial_bytes(&p);
 }
 
@@ -237,53 +242,27 @@ static int32_t launch_mma(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_p
   return launch_all(ctx, tier, kernel, &grid, p, p);
 }
 
-int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[2][KR_GEMM_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_256"),
-                         middle[2] = {{"gemm_ampere_f16_kk", "kr_gemm_ampere_192"},
-                                      {"gemm_ampere_bf16_kk", "kr_gemm_ampere_192"}},
-                         narrow[2][KR_GEMM_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_128"),
-                         gated[2][KR_GEMM_ORDERS] = BY_HALF("ampere", "", "kr_gemm_ampere_gated");
-  const kr_gemm_args *a = args;
+static int32_t run_halves(const krait_ctx *ctx, const kr_gemm_args *a, uint64_t tier) {
+#define OF_TIERS(name) {BY_ORDER("ampere", "f16", "", name), BY_ORDER("ampere", "bf16", "", name), \
+                        BY_ORDER("turing", "f16", "", name)}
+  static const kr_kernel wide[3][KR_GEMM_ORDERS] = OF_TIERS("kr_gemm_ampere_256"),
+                         middle[3][KR_GEMM_ORDERS] = OF_TIERS("kr_gemm_ampere_192"), /* of the first order alone */
+                         narrow[3][KR_GEMM_ORDERS] = OF_TIERS("kr_gemm_ampere_128"),
+                         gated[3][KR_GEMM_ORDERS] = OF_TIERS("kr_gemm_ampere_gated");
+#undef OF_TIERS
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_params p = kr_gemm_describe(a);
-  const int bn = plan_ampere(ctx, &p), type = a->A.dtype == KRAIT_BF16, order = kr_gemm_order_of(&p);
-  return launch_mma(ctx, a, &p,
-                    p.B2.data   ? &gated[type][order]
-                    : bn == 256 ? &wide[type][order]
-                    : bn == 192 ? &middle[type]
-                                : &narrow[type][order],
-                    bn, KRAIT_CAP_CUDA_AMPERE);
+  const int bn = plan_halves(ctx, &p), order = kr_gemm_order_of(&p),
+            type = tier == KRAIT_CAP_CUDA_TURING ? 2 : a->A.dtype == KRAIT_BF16;
+  const kr_kernel *const kernel = p.B2.data   ? &gated[type][order]
+                                  : bn == 256 ? &wide[type][order]
+                                  : bn == 192 ? &middle[type][order]
+                                              : &narrow[type][order];
+  return launch_mma(ctx, a, &p, kernel, bn, tier);
 }
 
-/* ---- turing: the same kernels for float16 ------------------------------------------------------------------------ */
-
-const char *kr_gemm_turing_refuse(const krait_ctx *ctx, const void *args) {
-  const char *why = kr_turing_refuse(((const kr_gemm_args *)args)->A.dtype);
-  return why ? why : kr_gemm_ampere_refuse(ctx, args);
-}
-
-static int plan_turing(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost tiles[] = {{256, 1, 1, 2.8}, {128, 2, 1.03, 2.2}, {0}};
-  return choose_tiles(ctx, p, p->N <= 128 && !p->B2.data ? tiles + 1 : tiles, KR_AMPERE_K_BYTES / 2);
-}
-
-uint64_t kr_gemm_turing_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = kr_gemm_describe(args);
-  plan_turing(ctx, &p);
-  return gemm_partial_bytes(&p);
-}
-
-int32_t kr_gemm_turing(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[KR_GEMM_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_256"),
-                         narrow[KR_GEMM_ORDERS] = BY_ORDER("turing", "f16", "", "kr_gemm_ampere_128"),
-                         gated = {"gemm_turing_f16_kk", "kr_gemm_ampere_gated"};
-  const kr_gemm_args *a = args;
-  if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = kr_gemm_describe(a);
-  const int bn = plan_turing(ctx, &p), order = kr_gemm_order_of(&p);
-  return launch_mma(ctx, a, &p, p.B2.data ? &gated : bn == 256 ? &wide[order] : &narrow[order], bn,
-                    KRAIT_CAP_CUDA_TURING);
-}
+int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) { return run_halves(ctx, args, KRAIT_CAP_CUDA_AMPERE); }
+int32_t kr_gemm_turing(const krait_ctx *ctx, const void *args) { return run_halves(ctx, args, KRAIT_CAP_CUDA_TURING); }
 
 /* ---- ampere, float32 factors rounded to tf32, or in two tf32 parts ----------------------------------------------- */
 
@@ -515,7 +494,6 @@ const char *kr_gemm_m16_turing_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_turing_refuse(((const kr_gemm_args *)args)->A.dtype);
   return why ? why : kr_gemm_m16_refuse(ctx, args);
 }
-
 int32_t kr_gemm_m16_turing(const krait_ctx *ctx, const void *args) { return run_m16(ctx, args, KRAIT_CAP_CUDA_TURING); }
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */

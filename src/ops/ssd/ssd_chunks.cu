@@ -1,9 +1,11 @@
-/* ssd_chunks.cu: the SSD on tensor cores (equation in ssd_ref.c), Turing (float16) and later: a block of eight warps
- * passes one head's state (64 channels, N states) through time in its accumulators, in chunks of 64 tokens; compiled
- * for float16 and bfloat16 storage. With a the cumulative sum of d A since the chunk's start (log2): Y = 2^a (C
- * S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B Two
- * warps share 16 rows of Y, and 16 channels of S, and split the columns; they exchange P through their 16 rows of C,
- * once both have read these. Decays are float32; exponents are differences, at most 0 for A <= 0. The next chunk's
+/* ssd_chunks.cu: the SSD on tensor cores (equation in ssd_ref.c), Ampere and later, and Turing's tier of float16
+ * (KR_TURING): a block of eight warps passes one head's state (64 channels, N states) through time in its accumulators,
+ * in chunks of 64 tokens; compiled for float16 and bfloat16 storage. With a the cumulative sum of d A since the chunk's
+ * start (log2):
+ *   Y = 2^a (C S_before^T) + P X     P = C B^T o 2^(a_i - a_j) d_j, j <= i
+ *   S = 2^a_end S_before + (2^(a_end - a_j) d_j X)^T B
+ * Two warps share 16 rows of Y, and 16 channels of S, and split the columns; they exchange P through their 16 rows of
+ * C, once both have read these. Decays are float32; exponents are differences, at most 0 for A <= 0. The next chunk's
  * copies are in flight meanwhile: to other shared memory or, in the turing tier, in registers.
  * kr_ssd_steps       cumulative log-decays of every chunk (chunk_steps)
  * kr_ssd_chunks_nN   output; from initial states, or from a segment's start state
