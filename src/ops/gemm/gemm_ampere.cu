@@ -2,9 +2,9 @@
  * float32 ones as sums of two tf32 parts (KR_PARTS), which is as accurate as float32 multiply-adds. A block computes a
  * 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of stages of BK
  * of K; in the turing tier (KR_TURING), which has float16 alone, a thread's share of the next stage waits in registers.
- * Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type (KR_HALF:
- * float16, KR_TF32, with or without KR_PARTS) and memory order of the factors, like gemm_hopper.cu; with KR_GATES, also
- * gated products and 192-column tiles. */
+ * Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type
+ * (KR_HALF: float16, KR_TF32, with or without KR_PARTS) and memory order of the factors, like gemm_hopper.cu; with
+ * KR_GATES, also gated products and 192-column tiles. */
 #include "gemm_finish.cuh"
 #include "turing.cuh"
 

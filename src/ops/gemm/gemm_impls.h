@@ -14,8 +14,8 @@ typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 
 /* m16: up to 16 rows of A against weights as layers store them (float32: up to two); m64: up to 64; few_base: up to 16,
  * of any types, on any GPU. long_k: a small result with a very long K. hopper, ampere: tensor-core tiles, 16-bit
- * factors; turing: the same, float16 alone. tf32: float32 factors where the call allows it. parts, halves: float32 factors as sums of parts, with
- * float32's accuracy. base: everything. */
+ * factors; turing: the same, float16 alone. tf32: float32 factors where the call allows it. parts, halves: float32
+ * factors as sums of parts, with float32's accuracy. base: everything. */
 kr_refuse_fn kr_gemm_m16_refuse, kr_gemm_m64_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse,
     kr_gemm_tf32_refuse, kr_gemm_parts_refuse, kr_gemm_hopper_parts_refuse, kr_gemm_hopper_halves_refuse,
     kr_gemm_base_refuse, kr_gemm_few_base_refuse, kr_gemm_long_k_refuse, kr_gemm_m16_turing_refuse,
