@@ -9,7 +9,7 @@ from ._call import CudaPlace, place
 from ._load import KraitError
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
 from .ops.mamba_decode import mamba_decode
-from ._sampling import modify_logits_for_top_p_filtering
+from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 
 _CHECK_EVERY = 32  # steps between looks at a GPU's tokens for the end
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -312,6 +312,9 @@ def _allowed_hf(model, ids, kwargs):
     return n_new, ends, values.get("pad_token_id"), choose
 
 
+_NO_MATTER = ("cg", "return_dict_in_generate", "temperature", "top_p", "min_p")  # arguments of mamba_ssm's generate, for the likeliest tokens
+
+
 def _sampler(temperature, top_k, top_p):
     """transformers' warpers and torch's generator, in its order."""
     def choose(logits):
@@ -363,8 +366,11 @@ class Generate:
             return None if len(args) > 1 else _with(ids, _allowed_hf(self.model, ids, kwargs))
         max_length = args[1] if len(args) == 2 else kwargs.pop("max_length", None)
         end = kwargs.pop("eos_token_id", None)
-        kwargs.pop("cg", None)
-        if len(args) > 2 or not isinstance(max_length, int) or max_length <= ids.shape[1] or kwargs.pop("top_k", 1) != 1 or any(kwargs.values()) or (end is not None and len(ids) > 1):
+        for name in _NO_MATTER:
+            kwargs.pop(name, None)
+        if kwargs.pop("top_k", 1) != 1 or kwargs.pop("repetition_penalty", 1.0) != 1.0 or any(kwargs.values()):
+            return None
+        if len(args) > 2 or not isinstance(max_length, int) or max_length <= ids.shape[1] or (end is not None and len(ids) > 1):
             return None
         return ids, (max_length - ids.shape[1], () if end is None else (end,), None, None)
 
@@ -373,7 +379,8 @@ class Generate:
         decoder = self.decoder() if plan else None
         if decoder is None or decoder.weight.device != plan[0].device:
             return type(self.model).generate(self.model, *args, **kwargs)
-        return decoder.generate(plan[0], *plan[1])
+        tokens = decoder.generate(plan[0], *plan[1])
+        return GenerationOutput(tokens, ()) if kwargs.get("return_dict_in_generate") and not hasattr(self.model, "generation_config") else tokens
 
 
 def _with(ids, rest):

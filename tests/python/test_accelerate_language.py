@@ -154,7 +154,11 @@ def test_mamba_ssm(layer, device):
     assert torch.equal(own.generate(ids, 30), model.generate(ids, 30)) and not counts
     end = int(model.generate(ids[:1], 30)[0, 15])
     assert torch.equal(own.generate(ids[:1], max_length=30, eos_token_id=end, cg=True), model.generate(ids[:1], max_length=30, eos_token_id=end))
-    assert not counts
+    usual = dict(cg=True, return_dict_in_generate=True, output_scores=False, enable_timing=False, temperature=0.7, top_k=1, top_p=0.9, min_p=0.1, repetition_penalty=1.0)
+    found = own.generate(ids, max_length=30, **usual)  # as mamba_ssm's benchmark calls it
+    want = model.generate(ids, max_length=30, **usual)
+    assert type(found) is type(want) and torch.equal(found.sequences, want.sequences) and found.scores == want.scores and not counts
     own.generate(ids, 12, top_k=3)
+    own.generate(ids, 12, repetition_penalty=1.2)
     own.generate(ids, 12, return_dict_in_generate=True, output_scores=True)
-    assert len(counts) == 2
+    assert len(counts) == 3
