@@ -5,6 +5,7 @@
     bench_peers.py modules [--device cuda|cpu] [--module Mamba|Mamba2] [--shapes D,B,L ...] [--all] [--profile] [--tf32]
     bench_peers.py memory [--dtype T] peak device memory of a training step of the modules and of attention
     bench_peers.py host            overhead of a Python call over the C call, tiny tensors on a CPU
+    bench_peers.py language-models FILE.gguf ...  on a CPU, beside llama.cpp (the package xllamacpp)
     bench_peers.py denoiser WEIGHTS
     bench_peers.py train-step|train-module
 
@@ -490,6 +491,46 @@ def host():
         print("%-24s %9.2f %9.2f %9.2f %9.2f" % (name, whole, inner, whole - inner, statistics.median(p - q for p, q in pairs)))
 
 
+# ---- language models on a CPU ----------------------------------------------------------------------------------------
+def llama_cpp(path):
+    """-> run(ids, n): {the likeliest tokens, seconds of the prompt, tokens a second}, by a server in this process."""
+    import xllamacpp
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = path, 1024, 1, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
+    server = xllamacpp.Server(params)
+
+    def run(ids, n):
+        answer = server.handle_completions({"prompt": ids, "n_predict": n, "temperature": 0, "top_k": 1, "n_probs": 1, "ignore_eos": True, "cache_prompt": False})
+        answer = answer if isinstance(answer, dict) else json.loads(answer)
+        times = answer["timings"]
+        return [t["id"] for t in answer["choices"][0]["logprobs"]["content"]], times["prompt_ms"] / 1e3, 1e3 * (n - 1) / times["predicted_ms"]  # steps behind the first token
+    return run
+
+
+def krait_text(path, ids, n):
+    command = [*shlex.split(options.krait), "generate", path, "--ids", "-p", " ".join(map(str, ids)), "-n", str(n), "--ignore-eos", "--json", "--device", "cpu", "--threads", str(options.threads)]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return answer["ids"], answer["first_token_s"], (n - 1) / answer["generate_s"]
+
+
+def language_models():
+    """Prompts of 512, then 32 likeliest tokens, in turn; medians. How many of the first tokens are the same."""
+    if not options.files:
+        raise SystemExit("bench_peers.py language-models: give GGUF files")
+    ids, n = [5 + 7 * i % 89 for i in range(512)], 32
+    for path in options.files:
+        theirs, pairs = llama_cpp(path), []
+        theirs(ids[:16], 2)
+        for _ in range(options.runs):
+            pairs.append((krait_text(path, ids, n), theirs(ids, n)))
+        same = next((i for i, (a, b) in enumerate(zip(pairs[0][0][0], pairs[0][1][0])) if a != b), n)
+        prompt, rate = ([statistics.median(pair[who][i] for pair in pairs) for who in (0, 1)] for i in (1, 2))
+        results[path] = {"prompt_s": prompt, "tokens_per_s": rate, "same": same}
+        print("%-32s prompt of %d: krait %.3f s, llama.cpp %.3f s, %.2f times as fast; tokens/s: %.1f, %.1f, %.2f times as fast; the first %d of %d tokens are the same"
+              % (pathlib.Path(path).name, len(ids), *prompt, prompt[1] / prompt[0], *rate, rate[0] / rate[1], same, n), flush=True)
+
+
 # ---- PrimeKnet on a CPU ----------------------------------------------------------------------------------------------
 TRAINED = dict(fft_len=400, dense_channel=64, sigmoid_beta=2.0, dense_depth=3, num_tsblock=4, time_block_num=2, freq_block_kernel=[3, 11, 23, 31], freq_block_num=2, infer_type="masking", causal=True)
 STAGES = {"mamba": dict(mamba_hidden_size=64, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2), "gru": dict(gru_layers=2, gru_hidden_size=64), "lstm": dict(lstm_layers=2, lstm_hidden_size=64)}
@@ -522,13 +563,13 @@ def tell(name, ours, theirs):
 def denoiser():
     """Two seconds of sound forward, beside the readable twin."""
     frames = 321
-    net, meta = twin().load_model(options.weights)
+    net, meta = twin().load_model(options.files[0])
     com = torch.rand(1, json.loads(meta["config"])["fft_len"] // 2 + 1, frames, 2) - 0.5
 
     def forward():
         with torch.no_grad():
             net(com)
-    tell("denoiser, %d frames" % frames, *interleaved(lambda: program_json("primeknet", "--weights", options.weights, "--frames", str(frames), "--runs", "2")["best_s"], forward))
+    tell("denoiser, %d frames" % frames, *interleaved(lambda: program_json("primeknet", "--weights", options.files[0], "--frames", str(frames), "--runs", "2")["best_s"], forward))
 
 
 def train_step():
@@ -582,10 +623,10 @@ def train_module():
 
 def main():
     global options
-    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, modules, memory, host, denoiser, train_step, train_module)}
+    jobs = {job.__name__.replace("_", "-"): job for job in (attention, gemm, few_rows, ssd, scan, conv, norm, modules, memory, host, language_models, denoiser, train_step, train_module)}
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="\n".join(__doc__.splitlines()[1:]), formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=jobs)
-    p.add_argument("weights", nargs="?", help="denoiser: a safetensors file with its configuration")
+    p.add_argument("files", nargs="*", help="denoiser: a safetensors file with its configuration; language-models: GGUF files")
     p.add_argument("--krait", default=str(ROOT / "build/krait"), help="the program, or a command that runs it")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     p.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
@@ -601,7 +642,7 @@ def main():
         p.add_argument(flag, action="store_true")
     options = p.parse_args()
     options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    if options.what == "denoiser" and not options.weights:
+    if options.what == "denoiser" and len(options.files) != 1:
         p.error("denoiser needs a file of weights")
     torch.set_num_threads(options.threads)
     torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
