@@ -350,7 +350,7 @@ int cmd_enhance(int argc, char **argv) {
       CLI_TEXT(
           "weights", 'w', "FILE", &s.model.weights_path,
           "weights (.safetensors, .th, .pt), 'builtin' (the default), or 'streaming', the built-in streaming model "
-          "(latency 31 ms)"),
+          "(latency 25 ms)"),
       CLI_TEXT("config", 0, "YAML", &s.model.config_path,
                "the model's configuration, if the weights do not contain it"),
       CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "override single values of the configuration"),

@@ -216,7 +216,7 @@ int cmd_live(int argc, char **argv) {
       CLI_TEXT(
           "weights", 'w', "FILE", &s.model.weights_path,
           "weights (.safetensors, .th, .pt), 'builtin' (the default), or 'streaming', the built-in streaming model "
-          "(latency 31 ms; the default with --in)"),
+          "(latency 25 ms; the default with --in)"),
       CLI_TEXT("config", 0, "YAML", &s.model.config_path,
                "the model's configuration, if the weights do not contain it"),
       CLI_TEXT("set", 0, "K=V,...", &s.model.overrides, "override single values of the configuration"),
@@ -239,7 +239,7 @@ int cmd_live(int argc, char **argv) {
       "live",
       "<SOUND >SOUND",
       "Removes noise from speech in real time, from standard input to standard output: a WAV stream, or mono 16-bit "
-      "little-endian samples without a header; or from a sound device to another. The latency is 0.35 s (31 ms with a "
+      "little-endian samples without a header; or from a sound device to another. The latency is 0.35 s (25 ms with a "
       "streaming model; at other rates than 16 kHz 4 ms more), plus the time to compute.",
       options,
       CLI_N(options),

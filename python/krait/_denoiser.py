@@ -64,7 +64,7 @@ class Denoiser:
         return model
 
     def stream(self):
-        """A new independent Stream for live denoising: latency 0.35 s, or 31 ms with a streaming model's weights."""
+        """A new independent Stream for live denoising: latency 0.35 s, or 25 ms with a streaming model's weights."""
         if os.getpid() != self._process:
             raise _load.KraitError("krait.Denoiser: created before a fork; create one in each process")
         return Stream(self)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 krait, plugins = sys.argv[1], {name: pathlib.Path(path).resolve() for name, path in (word.split("=", 1) for word in sys.argv[2:])}
-HZ, N, LATENCY, END = 48000, 48000, 1692, 3000
+HZ, N, LATENCY, END = 48000, 48000, 1392, 3000
 random.seed(3)
 
 
