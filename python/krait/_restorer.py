@@ -35,7 +35,7 @@ class Restorer:
         self._handles = _load.Handles()
         names = [ffi.NULL if path is None else ffi.new("char[]", os.fsencode(path)) for path in (folder, transformer, autoencoder)]
         options = ffi.new("krait_restorer_options *", {"size": ffi.sizeof("krait_restorer_options"), "path": names[0], "dit_path": names[1], "vae_path": names[2], "memory_bytes": int(memory),
-                                                       "precision": _load.constant("KRAIT_PRECISION_FP32") if precision == "fp32" else 0})
+                                                       "precision": _load.lib().KRAIT_PRECISION_FP32 if precision == "fp32" else 0})
         self._models = self._handles.open("restorer", self._context, options)
         self._folder = folder
 

@@ -23,7 +23,7 @@ try:
     krait.Restorer(folder + "/nowhere", device="cpu")
 except krait._load.KraitError as error:
     assert "nowhere" in str(error), error
-r = krait.Restorer(folder, device="cpu", threads=1)
+r = krait.Restorer(folder, device="cpu", threads=1, precision="fp32")
 rng = np.random.default_rng(0)
 film = np.repeat(np.repeat(rng.integers(0, 256, (12, 8, 12, 3), dtype=np.uint8), 4, 1), 4, 2)
 options = dict(size=(48, 32), frames_per_batch=5, overlap=1)
