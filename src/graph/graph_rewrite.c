@@ -31,12 +31,27 @@ void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_ten
   node->uses[i] = (kr_use){offset, role, t};
 }
 
+/* Dimensions of one element left out, neighbours that one stride reaches merged: alike for all views of the same
+ * elements in the same order. */
+static int merged_dims(const kr_part *p, int64_t *size, int64_t *stride) {
+  int n = 0;
+  for (int i = 0; i < p->dims.n; i++) {
+    if (p->dims.size[i] == 1) continue;
+    if (n && stride[n - 1] == p->stride[i] * p->dims.size[i])
+      size[n - 1] *= p->dims.size[i], stride[n - 1] = p->stride[i];
+    else size[n] = p->dims.size[i], stride[n++] = p->stride[i];
+  }
+  return n;
+}
+
+/* The same elements in the same order: a square matrix is not its transpose. */
 static int same_part(const kr_graph *g, kr_tensor a, kr_tensor b) {
   const kr_part *x = KR_PART(g, a), *y = KR_PART(g, b);
-  if (x->storage != y->storage || x->at_bytes != y->at_bytes || kr_dims_elements(x->dims) != kr_dims_elements(y->dims))
-    return 0;
-  const kr_box p = kr_box_of(g, a), q = kr_box_of(g, b);
-  return kr_boxes_equal(&p, &q);
+  int64_t size[2][4], stride[2][4];
+  if (x->storage != y->storage || x->at_bytes != y->at_bytes) return 0;
+  const int n = merged_dims(x, size[0], stride[0]);
+  return n == merged_dims(y, size[1], stride[1]) && memcmp(size[0], size[1], (size_t)n * sizeof **size) == 0 &&
+         memcmp(stride[0], stride[1], (size_t)n * sizeof **stride) == 0;
 }
 
 int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t) {

@@ -313,10 +313,47 @@ static void what_calls_write_is_not_read_ahead(void **state) {
   assert_int_equal(norm, all), assert_int_equal(step, KR_CALL_PDL);
 }
 
+/* A square product that is read transposed, multiplied or added to: no factor and no residual of the product. */
+static void a_transpose_is_not_the_product(void **state) {
+  enum { N = 6, K = 3 };
+  float x[N * K], weight[K * N], other[N * N], y[N * N];
+  (void)state;
+  random_state = 6;
+  for (int i = 0; i < N * K; i++) x[i] = draw_value(), weight[i] = draw_value();
+  for (int i = 0; i < N * N; i++) other[i] = draw_value();
+  for (int adds = 0; adds < 2; adds++) {
+    krait_ctx *ctx = open_plan_ctx();
+    kr_graph *g = NULL;
+    kr_runner *r = NULL;
+    assert_int_equal(kr_graph_open(&g), KRAIT_OK);
+    const kr_tensor in = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(N, K)),
+                    by = kr_graph_input(g, "other", KRAIT_F32, KR_DIMS(N, N)),
+                    w = kr_graph_weight(g, "w", KRAIT_F32, KR_DIMS(K, N), weight),
+                    product = kr_graph_temp(g, KRAIT_F32, KR_DIMS(N, N)),
+                    out = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(N, N));
+    kr_graph_call(
+        g, "product", &kr_op_gemm,
+        &(kr_gemm_args){.A = kr_graph_view(g, in), .Bmat = kr_graph_view(g, w), .out = kr_graph_view(g, product)});
+    const kr_pointwise_args how = {
+        .call.flags = adds ? 0 : KRAIT_POINTWISE_PRODUCT, .x_scale = 1, .y_scale = (float)adds};
+    kr_graph_pointwise(g, "with", how, kr_graph_permute(g, product, (int[]){1, 0}), by, out);
+    if (kr_graph_plan(g, ctx, 0) < 0 || kr_runner_open(g, &r) < 0) fail_msg("%s", krait_error_detail());
+    kr_runner_bind(r, in, x), kr_runner_bind(r, by, other), kr_runner_bind(r, out, y);
+    assert_int_equal(kr_runner_run(r, NULL), KRAIT_OK);
+    for (int i = 0; i < N * N; i++) {
+      float sum = 0;
+      for (int k = 0; k < K; k++) sum += x[i % N * K + k] * weight[k * N + i / N];
+      assert_float_equal(y[i], adds ? sum + other[i] : sum * other[i], 1e-5f);
+    }
+    kr_runner_close(&r), kr_graph_close(&g), krait_ctx_close(&ctx);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(sharing_changes_nothing),
                                      cmocka_unit_test(states_live_from_run_to_run),
                                      cmocka_unit_test(faults_name_the_node),
+                                     cmocka_unit_test(a_transpose_is_not_the_product),
                                      cmocka_unit_test(what_calls_write_is_not_read_ahead)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
