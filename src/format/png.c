@@ -15,14 +15,14 @@ static void put32(uint8_t *to, uint32_t value) {
   for (int i = 0; i < 4; i++) to[i] = (uint8_t)(value >> (24 - 8 * i));
 }
 
-/* name: 4 letters. Whether it was written shows at the end, in ferror. */
-static void put_chunk(FILE *file, const char *name, const uint8_t *bytes, size_t n) {
+/* name: 4 letters. -> whether all was written. */
+static int put_chunk(FILE *file, const char *name, const uint8_t *bytes, size_t n) {
   uint8_t length[4], sum[4];
   put32(length, (uint32_t)n);
   const uLong crc = crc32(crc32(0, (const Bytef *)name, 4), bytes, (uInt)n);
   put32(sum, (uint32_t)crc);
-  fwrite(length, 1, 4, file), fwrite(name, 1, 4, file);
-  fwrite(bytes, 1, n, file), fwrite(sum, 1, 4, file);
+  return fwrite(length, 1, 4, file) == 4 && fwrite(name, 1, 4, file) == 4 && fwrite(bytes, 1, n, file) == n &&
+         fwrite(sum, 1, 4, file) == 4;
 }
 
 static void filter_rows(const uint32_t *pixels, size_t width, size_t height, uint8_t *to) {
@@ -39,11 +39,8 @@ static int32_t write_png(const kr_outfile *target, const uint8_t *header, const 
   FILE *file = fopen(target->temp_path, "wb");
   if (!file) return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", target->path);
   errno = 0;
-  fwrite("\x89PNG\r\n\x1a\n", 1, 8, file);
-  put_chunk(file, "IHDR", header, N_HEADER);
-  put_chunk(file, "IDAT", rows, n);
-  put_chunk(file, "IEND", header, 0);
-  int failed = ferror(file);
+  int failed = fwrite("\x89PNG\r\n\x1a\n", 1, 8, file) != 8 || !put_chunk(file, "IHDR", header, N_HEADER) ||
+               !put_chunk(file, "IDAT", rows, n) || !put_chunk(file, "IEND", header, 0);
   if (fclose(file) != 0) failed = 1;
   return failed ? kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", target->path) : KRAIT_OK;
 }
