@@ -21,7 +21,7 @@ def source(seconds=0.5, size="48x32", rate=24):
 
 
 def refused(words, path, *args, status=1):
-    check_error(status, words, "restore", path, "-o", here / "never.mp4", "-w", models, *args)
+    check_error(status, words, "restore", path, "-o", here / "never.mp4", "-w", models, "-q", *args)  # -q: without the line about memory
     check(not list(here.glob("*never*")), f"{words}: nothing is left behind")
 
 
@@ -134,13 +134,13 @@ def models_damaged(film):
         broken = here / "broken"
         shutil.copytree(models, broken, dirs_exist_ok=True)
         spoil(models / name, broken / name, change)
-        check_error(1, words, "restore", film, "-o", here / "never.mp4", "-w", broken, *SIZE)
-    for name, key, more in ((vae, "251 tensors", {"decoder.odd": (4,)}), (dit, "58 tensors", {"odd": (4,)}), (vae, "(8, 3, 3, 3, 3)", {"encoder.conv_in.weight": (8, 4, 3, 3, 3)}),
+        check_error(1, words, "restore", film, "-o", here / "never.mp4", "-w", broken, "-q", *SIZE)
+    for name, key, more in ((vae, "251 tensors", {"decoder.odd": (4,)}), (dit, "tensor 'odd'", {"odd": (4,)}), (vae, "(8, 3, 3, 3, 3)", {"encoder.conv_in.weight": (8, 4, 3, 3, 3)}),
                             (dit, "(32, 132)", {"vid_in.proj.weight": (32, 128)})):
         shutil.copytree(models, broken, dirs_exist_ok=True)
         keys, metadata = (tiny_seedvr.vae(), tiny_seedvr.VAE_METADATA) if name == vae else (tiny_seedvr.dit(), tiny_seedvr.DIT_METADATA)
         tiny_seedvr.write(broken / name, {**keys, **more}, metadata, 1)
-        check_error(1, key, "restore", film, "-o", here / "never.mp4", "-w", broken, *SIZE)
+        check_error(1, key, "restore", film, "-o", here / "never.mp4", "-w", broken, "-q", *SIZE)
     check(not list(here.glob("*never*")), "damaged models leave nothing behind")
 
 
@@ -149,7 +149,7 @@ def full_disks(film):
     (here / "small").mkdir()
     for words, more in (([here / "small/never.mp4"], []), ([here / "small/%03d.png"], []), ([here / "small/never.mp4"], ["--resume"])):
         for limit in (0, 100, dice.randrange(200, 2000), 2600 if more else 300):
-            done = krait("restore", film, "-o", *words, "-w", models, *SIZE, "--frames-per-batch", 5, "--overlap", 1, *more,
+            done = krait("restore", film, "-o", *words, "-w", models, *SIZE, "--frames-per-batch", 5, "--overlap", 1, "-q", *more,
                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)), restore_signals=False)
             left = [p.name for p in (here / "small").iterdir() if not p.name.endswith(".krait-batches")]
             check(done.returncode in (1, 2) and done.stderr.count(b"\n") == 1 and not left, f"at most {limit} bytes, {words}: {left} {done}")
