@@ -33,7 +33,7 @@ FILE = str(pathlib.Path(__file__))
 CALLS = {"enhance": [FILE], "evaluate": [FILE, FILE], "classify": [FILE, "-w", FILE], "describe": [FILE, "-w", FILE], "generate": [FILE, "-p", "x"], "chat": [FILE], "restore": [FILE, "-w", FILE], "score": [FILE, FILE], "verify": [FILE, FILE], "convert": [FILE, "x.safetensors"],
          "bench": ["gemm"], "info": [FILE, "--graph"]}
 MOST = {"live": 0, "verify": 2, "info": 1, "convert": 2, "devices": 0, "selftest": 0, "version": 0, "warm": 0}
-IMPOSSIBLE = {"device": "gpu", "tier": "turing", "caps": "mmx"}
+IMPOSSIBLE = {"device": "gpu", "tier": "volta", "caps": "mmx"}
 n_refused = 0
 share = 4 if FEW else 1  # of the options; others with another seed
 for verb in verbs:
@@ -126,7 +126,7 @@ for bad in ("nan", "x", "1e999"):
     check_error(2, f"--rtol is '{bad}', not a number from", "verify", "a", "b", "--rtol", bad)
 check_error(2, "--device is 'gpu'", "verify", "a", "b", "--device", "gpu")
 check_error(2, "unknown capability 'mmx'", "verify", "a", "b", "--caps", "mmx")
-check_error(2, "unknown tier 'turing'", "verify", "a", "b", "--tier", "turing")
+check_error(2, "unknown tier 'volta'", "verify", "a", "b", "--tier", "volta")
 check_error(1, "-odd.th", "info", "--", "-odd.th")
 check(krait().returncode == 2, "no verb at all")
 finish()
