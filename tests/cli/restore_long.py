@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from restoring import SIZE, frames_of, here, make, models, restore, tiny_seedvr
-from run import KRAIT, check, finish
+from run import FEW, KRAIT, check, finish
 
 W, H = 48, 32
 
@@ -79,9 +79,9 @@ def high_water(n):
 
 
 def lengths(n):
-    few, all_ = high_water(n // 10), high_water(n)
+    few, all_ = high_water(n // 10), high_water(n)  # under a sanitizer, which keeps what is freed, it grows
     print(f"memory of {n // 10} frames: {few} KiB, of {n}: {all_} KiB")
-    check(all_ < 1.1 * few + 2048, f"memory grows with the film: {few} KiB, {all_} KiB")
+    check(FEW or all_ < 1.1 * few + 2048, f"memory grows with the film: {few} KiB, {all_} KiB")
 
 
 if shutil.which("ffmpeg") and shutil.which("ffprobe"):
