@@ -455,4 +455,5 @@ def every_rule_has_a_case(doctor, folder):
     assert len(rules) == 159, len(rules)
 
 
-run_tests([every_rule_has_a_case] + [check(name) for name in CASES])
+names = list(CASES)[SEED % 2::2] if FEW else list(CASES)  # the others with another seed
+run_tests([every_rule_has_a_case] + [check(name) for name in names])
