@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """assemble.py PTX_DIR [--write docs/GPUS.md]: assembles every PTX text for every architecture that its tier is for, with each
 ptxas that is found (PATH, PTXAS, PTXAS_12), and fails on an error or on spills of more than 32 bytes in a hot kernel. Exit status 77 (skipped)
-without any ptxas."""
-import argparse, concurrent.futures, os, pathlib, re, shutil, subprocess, sys, tempfile
+without any ptxas. What ptxas said is kept in PTX_DIR/assembled, so that only texts that changed are assembled again."""
+import argparse, concurrent.futures, hashlib, os, pathlib, re, shutil, subprocess, sys, tempfile
 
 FLOOR = {"base": 50, "turing": 75, "ampere": 80, "hopper": 90}
 ARCHS = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121]
@@ -33,18 +33,33 @@ def takes(path, arch):
         return subprocess.run([path, f"-arch=sm_{arch}", f.name, "-o", "/dev/null"], capture_output=True).returncode == 0
 
 
-def assemble(job):
-    path, ptx, arch = job
+def said_by_ptxas(path, release, ptx, arch):
+    """(exit status, what it said), from PTX_DIR/assembled if this text was assembled before."""
     suffix = "a" if ".hopper." in ptx.name else ""  # only for that architecture
+    key = hashlib.sha256(f"{release} {arch}{suffix}\n".encode() + ptx.read_bytes()).hexdigest()
+    kept = ptx.parent / "assembled" / key
+    if kept.exists():
+        return 0, kept.read_text()
     run = subprocess.run([path, f"-arch=sm_{arch}{suffix}", "-v", str(ptx), "-o", "/dev/null"], capture_output=True, text=True)
+    if run.returncode == 0:
+        kept.parent.mkdir(exist_ok=True)
+        whole = kept.with_name(f"{key}.{os.getpid()}")
+        whole.write_text(run.stderr)
+        whole.rename(kept)
+    return run.returncode, run.stderr
+
+
+def assemble(job):
+    path, release, ptx, arch = job
+    status, said = said_by_ptxas(path, release, ptx, arch)
     spills, registers, kernel = {}, {}, None
-    for line in run.stderr.splitlines():
+    for line in said.splitlines():
         kernel = m.group(1) if (m := KERNEL.search(line)) else kernel
         if kernel and (m := SPILL.search(line)) and int(m.group(1)):
             spills[kernel] = int(m.group(1))
         if kernel and (m := REGISTERS.search(line)):
             registers[kernel] = int(m.group(1))
-    return ptx, arch, run.returncode, spills, registers, run.stderr.strip()[-300:]
+    return ptx, arch, status, spills, registers, said.strip()[-300:]
 
 
 def main():
@@ -69,7 +84,7 @@ def main():
         if o.some:
             known = [a for a in known if a in (75, 90, 120)]
         texts_now = [t for t in texts if not (o.only and not re.match(o.only, t.name))]
-        jobs = [(path, t, a) for t in texts_now for a in known if a >= FLOOR[t.name.split(".")[1]] and (a == 90 or ".hopper." not in t.name) and not (o.some and not re.match(r"causal_conv1d(_bwd)?_bf16|state_update", t.name))]
+        jobs = [(path, release, t, a) for t in texts_now for a in known if a >= FLOOR[t.name.split(".")[1]] and (a == 90 or ".hopper." not in t.name) and not (o.some and not re.match(r"causal_conv1d(_bwd)?_bf16|state_update", t.name))]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for ptx, arch, status, spills, registers, said in pool.map(assemble, jobs):
                 tier = ptx.name.split(".")[1]
