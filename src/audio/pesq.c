@@ -7,6 +7,7 @@
 
 #include "alloc.h"
 #include "convolve.h"
+#include "lane_fft.h"
 #include "pesq_parts.h"
 #include "status.h"
 
@@ -36,15 +37,38 @@ static double decibels(const curve *c, double hz) {
   return ((hz - a->hz) * b->db + (b->hz - hz) * a->db) / (b->hz - a->hz);
 }
 
-static double curve_gain(const void *user, int64_t bin) {
-  const curve *c = user;
-  return pow(10, (decibels(c, (double)bin * c->bin_hz) - c->reference_db) / 20);
+/* Per bin, over the transform's length. */
+static void set_gains(const point *points, int n_points, int64_t n_fft, float *gains) {
+  curve c = {points, n_points, (double)KR_PESQ_HZ / (double)n_fft, 0};
+  c.reference_db = decibels(&c, 1000);
+  for (int64_t bin = 0; bin <= n_fft / 2; bin++)
+    gains[bin] = (float)(pow(10, (decibels(&c, (double)bin * c.bin_hz) - c.reference_db) / 20) / (double)n_fft);
 }
 
-static const float *filter(kr_convolver *convolver, const point *points, int n_points, const float *x, int64_t n) {
-  curve c = {points, n_points, (double)KR_PESQ_HZ / (double)kr_convolver_size(convolver), 0};
-  c.reference_db = decibels(&c, 1000);
-  return kr_convolver_filter(convolver, x, n, curve_gain, &c);
+struct kr_pesq_listener {
+  int mode;
+  int64_t n;
+  kr_pesq_pair pair;
+  kr_lane_fft fft;
+  float *level_gains, *handset_gains; /* handset_gains: NULL in wide-band */
+  kr_pesq_aligner *aligner;
+  kr_pesq_model *model;
+};
+
+/* n samples, with zeros after them; the result is as long as the transform. */
+static const float *filter_by_gains(kr_pesq_listener *l, const float *gains, const float *x, int64_t n) {
+  kr_lane_fft *fft = &l->fft;
+  memcpy(fft->re, x, (size_t)n * sizeof *x);
+  memset(fft->re + n, 0, (size_t)(fft->n - n) * sizeof *x);
+  memset(fft->im, 0, (size_t)fft->n * sizeof *x);
+  kr_lane_fft_run(fft, 1);
+  for (int64_t k = 0; k <= fft->n / 2; k++)
+    fft->re_next[k] = fft->im[k] * gains[k], fft->im_next[k] = fft->re[k] * gains[k];
+  for (int64_t k = 1; k < fft->n / 2; k++) /* a real signal's other half; re and im are exchanged, for the inverse */
+    fft->re_next[fft->n - k] = -fft->re_next[k], fft->im_next[fft->n - k] = fft->im_next[k];
+  kr_lane_fft_turn(fft);
+  kr_lane_fft_run(fft, 1);
+  return fft->im;
 }
 
 /* ---- sections of second order ---- */
@@ -64,29 +88,42 @@ static const kr_pesq_section delay_band[MOST_SECTIONS] = {
     {0.752472096, -0.375388990, 0.188977609, -0.077258216, 0.247230734},
     {1.023700575, 0.001661628, 0.521284240, -0.183867259, 0.354324187}};
 
-/* All sections sample by sample, so that they overlap; decayed values are flushed to zero, because denormal numbers
- * would take a hundred times as long. */
+typedef struct bank {
+  double b0[MOST_SECTIONS], b1[MOST_SECTIONS], b2[MOST_SECTIONS], a1[MOST_SECTIONS], a2[MOST_SECTIONS];
+  double z1[MOST_SECTIONS], z2[MOST_SECTIONS], in[MOST_SECTIONS], out[MOST_SECTIONS];
+} bank;
+
+/* In every round each section takes what the one before it made in the last round, so that all are independent: vector
+ * instructions, as long as the compiler does not know n and write them out one by one. */
+static __attribute__((noinline)) void run_round(bank *b, int n) {
+  for (int k = 0; k < n; k++) {
+    const double z = b->in[k] - b->a1[k] * b->z1[k] - b->a2[k] * b->z2[k];
+    b->out[k] = b->b0[k] * z + b->b1[k] * b->z1[k] + b->b2[k] * b->z2[k];
+    b->z2[k] = b->z1[k];
+    b->z1[k] = z;
+  }
+}
+
+/* Decayed values are flushed to zero, because denormal numbers would take a hundred times as long. */
 static void filter_by_sections(const kr_pesq_section *sections, int n_sections, float *x, int64_t n) {
-  double z1[MOST_SECTIONS] = {0}, z2[MOST_SECTIONS] = {0};
-  for (int64_t i = 0; i < n; i++) {
-    double v = x[i];
-    for (int k = 0; k < n_sections; k++) {
-      const kr_pesq_section *s = &sections[k];
-      const double z = v - s->a1 * z1[k] - s->a2 * z2[k];
-      v = s->b0 * z + s->b1 * z1[k] + s->b2 * z2[k];
-      z2[k] = z1[k];
-      z1[k] = z;
-    }
-    x[i] = fabs(v) < 1e-15 ? 0 : (float)v;
+  bank b = {0};
+  const int last = n_sections - 1;
+  for (int k = 0; k < n_sections; k++)
+    b.b0[k] = sections[k].b0, b.b1[k] = sections[k].b1, b.b2[k] = sections[k].b2, b.a1[k] = sections[k].a1,
+    b.a2[k] = sections[k].a2;
+  for (int64_t i = 0; i < n + last; i++) {
+    b.in[0] = i < n ? (double)x[i] : 0;
+    run_round(&b, n_sections);
+    if (i >= last) x[i - last] = fabs(b.out[last]) < 1e-15 ? 0 : (float)b.out[last];
+    memcpy(b.in + 1, b.out, (size_t)last * sizeof *b.in);
   }
 }
 
 /* ---- the steps ---- */
-static int32_t set_level(kr_pesq_signal *s, int64_t n, kr_convolver *convolver) {
+static int32_t set_level(kr_pesq_listener *l, kr_pesq_signal *s) {
   const double target = 1e7;
-  const int64_t n_heard = n - 2 * KR_PESQ_MARGIN + KR_PESQ_TAIL;
-  const float *band =
-      filter(convolver, level_band, sizeof level_band / sizeof *level_band, s->samples + KR_PESQ_MARGIN, n_heard);
+  const int64_t n = l->pair.n, n_heard = n - 2 * KR_PESQ_MARGIN + KR_PESQ_TAIL;
+  const float *band = filter_by_gains(l, l->level_gains, s->samples + KR_PESQ_MARGIN, n_heard);
   double power = 0;
   for (int64_t i = 0; i < n_heard; i++) power += (double)band[i] * band[i];
   power /= (double)n_heard;
@@ -96,13 +133,13 @@ static int32_t set_level(kr_pesq_signal *s, int64_t n, kr_convolver *convolver) 
   return KRAIT_OK;
 }
 
-static void filter_input(kr_pesq_signal *s, int64_t n, int mode, kr_convolver *convolver) {
+static void filter_input(kr_pesq_listener *l, kr_pesq_signal *s) {
   enum { RAMP = 16 };
+  const int64_t n = l->pair.n;
   float *first = s->samples + KR_PESQ_MARGIN, *end = s->samples + n - KR_PESQ_MARGIN;
-  if (mode == KR_PESQ_NARROW) {
+  if (l->mode == KR_PESQ_NARROW) {
     const int64_t n_heard = n - 2 * KR_PESQ_MARGIN + KR_PESQ_TAIL;
-    memcpy(first, filter(convolver, handset, sizeof handset / sizeof *handset, first, n_heard),
-           (size_t)n_heard * sizeof(float));
+    memcpy(first, filter_by_gains(l, l->handset_gains, first, n_heard), (size_t)n_heard * sizeof(float));
     return;
   }
   for (int i = 1; i < RAMP; i++) {
@@ -128,49 +165,95 @@ static void filter_for_delays(kr_pesq_signal *s, int64_t n) {
   filter_by_sections(delay_band, MOST_SECTIONS, s->aligned_by, n + KR_PESQ_TAIL);
 }
 
-static int32_t prepare(kr_pesq_signal *s, const float *samples, int64_t n_samples, int64_t n, int mode,
-                       kr_convolver *convolver) {
-  const size_t n_all = (size_t)(n + KR_PESQ_TAIL), n_steps = (size_t)(n / KR_PESQ_STEP);
-  s->samples = kr_alloc_array(n_all, sizeof(float));
-  s->aligned_by = kr_alloc_array(n_all, sizeof(float));
-  s->level = kr_alloc_array(n_steps, sizeof(float));
-  s->logs = kr_alloc_array(n_steps, sizeof(float));
-  KR_CHECK(s->samples && s->aligned_by && s->level && s->logs, KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
-  memcpy(s->samples + KR_PESQ_MARGIN, samples, (size_t)n_samples * sizeof(float));
-  KR_TRY(set_level(s, n, convolver));
-  filter_input(s, n, mode, convolver);
-  filter_for_delays(s, n);
+/* From the samples to level and logs. */
+static int32_t prepare(kr_pesq_listener *l, kr_pesq_signal *s, const float *samples) {
+  memset(s->samples, 0, (size_t)(l->pair.n + KR_PESQ_TAIL) * sizeof(float));
+  memcpy(s->samples + KR_PESQ_MARGIN, samples, (size_t)l->n * sizeof(float));
+  KR_TRY(set_level(l, s));
+  filter_input(l, s);
+  filter_for_delays(s, l->pair.n);
+  kr_pesq_find_speech(l->aligner, s);
   return KRAIT_OK;
-}
-
-static void release(kr_pesq_signal *s) {
-  kr_free(s->samples);
-  kr_free(s->aligned_by);
-  kr_free(s->level);
-  kr_free(s->logs);
 }
 
 static double to_opinion(double score, int mode) {
   return 0.999 + 4 / (1 + exp(mode == KR_PESQ_WIDE ? 3.8224 - 1.3669 * score : 4.6607 - 1.4945 * score));
 }
 
-int32_t kr_pesq(const float *clean, const float *other, int64_t n, int mode, double *mos) {
-  *mos = NAN;
+static int32_t open_signal(kr_pesq_signal *s, int64_t n) {
+  const size_t n_all = (size_t)(n + KR_PESQ_TAIL), n_steps = (size_t)(n / KR_PESQ_STEP);
+  s->samples = kr_alloc_array(n_all, sizeof(float));
+  s->aligned_by = kr_alloc_array(n_all, sizeof(float));
+  s->level = kr_alloc_array(n_steps, sizeof(float));
+  s->logs = kr_alloc_array(n_steps, sizeof(float));
+  KR_CHECK(s->samples && s->aligned_by && s->level && s->logs, KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
+  return KRAIT_OK;
+}
+
+static void close_signal(kr_pesq_signal *s) {
+  kr_free(s->samples);
+  kr_free(s->aligned_by);
+  kr_free(s->level);
+  kr_free(s->logs);
+}
+
+static int32_t open_listener(kr_pesq_listener *l) {
+  const int64_t n_fft = kr_power_of_two(l->n + KR_PESQ_TAIL);
+  const size_t n_gains = (size_t)n_fft / 2 + 1;
+  KR_TRY(kr_lane_fft_open(n_fft, 1, &l->fft));
+  KR_TRY(open_signal(&l->pair.clean, l->pair.n));
+  KR_TRY(open_signal(&l->pair.other, l->pair.n));
+  l->level_gains = kr_alloc_array(n_gains, sizeof(float));
+  if (l->mode == KR_PESQ_NARROW) l->handset_gains = kr_alloc_array(n_gains, sizeof(float));
+  KR_CHECK(l->level_gains && (l->handset_gains || l->mode == KR_PESQ_WIDE), KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
+  set_gains(level_band, sizeof level_band / sizeof *level_band, n_fft, l->level_gains);
+  if (l->handset_gains) set_gains(handset, sizeof handset / sizeof *handset, n_fft, l->handset_gains);
+  KR_TRY(kr_pesq_aligner_open(&l->pair, &l->aligner));
+  return kr_pesq_model_open(&l->pair, &l->model);
+}
+
+int32_t kr_pesq_open(int64_t n, int mode, kr_pesq_listener **listener) {
   KR_CHECK(n >= SHORTEST, KRAIT_ERR_UNSUPPORTED, "PESQ: the signals are shorter than 0.25 s");
-  kr_pesq_pair *pair = kr_zalloc(sizeof *pair);
-  KR_CHECK(pair, KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
-  kr_convolver *convolver = NULL;
-  double score = 0;
-  pair->n = n + 2 * KR_PESQ_MARGIN;
-  int32_t status = kr_convolver_open(kr_power_of_two(n + KR_PESQ_TAIL), &convolver);
-  if (status == KRAIT_OK) status = prepare(&pair->clean, clean, n, pair->n, mode, convolver);
-  if (status == KRAIT_OK) status = prepare(&pair->other, other, n, pair->n, mode, convolver);
-  if (status == KRAIT_OK) status = kr_pesq_align(pair);
-  if (status == KRAIT_OK) status = kr_pesq_compare(pair, &score);
-  if (status == KRAIT_OK) *mos = to_opinion(score, mode);
-  kr_convolver_close(&convolver);
-  release(&pair->clean);
-  release(&pair->other);
-  kr_free(pair);
+  kr_pesq_listener *l = *listener = kr_zalloc(sizeof *l);
+  KR_CHECK(l, KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
+  l->n = n, l->mode = mode, l->pair.n = n + 2 * KR_PESQ_MARGIN;
+  const int32_t status = open_listener(l);
+  if (status < 0) kr_pesq_close(listener);
+  return status;
+}
+
+void kr_pesq_close(kr_pesq_listener **listener) {
+  kr_pesq_listener *l = *listener;
+  if (!l) return;
+  kr_pesq_model_close(&l->model), kr_pesq_aligner_close(&l->aligner);
+  close_signal(&l->pair.clean), close_signal(&l->pair.other);
+  kr_lane_fft_close(&l->fft);
+  kr_free(l->level_gains), kr_free(l->handset_gains), kr_free(l);
+  *listener = NULL;
+}
+
+int32_t kr_pesq_hear_clean(kr_pesq_listener *l, const float *clean) {
+  KR_TRY(prepare(l, &l->pair.clean, clean));
+  kr_pesq_hear_clean_side(l->model);
+  return KRAIT_OK;
+}
+
+int32_t kr_pesq_hear_other(kr_pesq_listener *l, const float *other, double *mos) {
+  double score;
+  *mos = NAN;
+  KR_TRY(prepare(l, &l->pair.other, other));
+  KR_TRY(kr_pesq_align(l->aligner));
+  KR_TRY(kr_pesq_compare(l->model, &score));
+  *mos = to_opinion(score, l->mode);
+  return KRAIT_OK;
+}
+
+int32_t kr_pesq(const float *clean, const float *other, int64_t n, int mode, double *mos) {
+  kr_pesq_listener *l = NULL;
+  *mos = NAN;
+  int32_t status = kr_pesq_open(n, mode, &l);
+  if (status == KRAIT_OK) status = kr_pesq_hear_clean(l, clean);
+  if (status == KRAIT_OK) status = kr_pesq_hear_other(l, other, mos);
+  kr_pesq_close(&l);
   return status;
 }

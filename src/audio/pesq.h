@@ -12,4 +12,12 @@ enum { KR_PESQ_WIDE, KR_PESQ_NARROW };
  * KRAIT_ERR_UNSUPPORTED, and NaN in *mos: shorter than 1/4 s, silent, or no speech was found in the clean one. */
 int32_t kr_pesq(const float *clean, const float *other, int64_t n, int mode, double *mos);
 
+/* The same in two steps, for many pairs of n samples, with the memory and tables of one at a time: what depends on the
+ * clean signal alone, then any number of others beside it. */
+typedef struct kr_pesq_listener kr_pesq_listener;
+int32_t kr_pesq_open(int64_t n, int mode, kr_pesq_listener **listener);
+void kr_pesq_close(kr_pesq_listener **listener);
+int32_t kr_pesq_hear_clean(kr_pesq_listener *listener, const float *clean);
+int32_t kr_pesq_hear_other(kr_pesq_listener *listener, const float *other, double *mos);
+
 #endif

@@ -6,6 +6,7 @@
 
 #include "alloc.h"
 #include "convolve.h"
+#include "lane_fft.h"
 #include "pesq_parts.h"
 #include "status.h"
 
@@ -13,6 +14,8 @@ enum {
   STEP = KR_PESQ_STEP, MARGIN_STEPS = KR_PESQ_MARGIN_STEPS,
   SHORTEST_SPEECH = 4, LONGEST_GAP = 50, SHORTEST_UTTERANCE = 50, SHORTEST_TO_CUT = 200, MOST_CUTS = 41,
   FRAME = 1024, HOP = FRAME / 4, SPREAD = FRAME / 64, /* samples */
+  LANES = 8, /* frames that vote at once */
+  LONGEST_SWEPT = 16384 /* steps, about a minute */
 };
 
 /* ---- speech and pauses ---- */
@@ -110,8 +113,43 @@ static void soften_edges(activity *a) {
   }
 }
 
-static void find_speech(kr_pesq_signal *s, unsigned char *is_speech, int64_t n_steps) {
-  activity a = {.level = s->level, .is_speech = is_speech, .n = n_steps};
+/* ---- memory ---- */
+struct kr_pesq_aligner {
+  kr_pesq_pair *pair;
+  int64_t n_steps;
+  kr_convolver *envelopes; /* for whole envelopes */
+  kr_lane_fft frames;      /* for LANES frames */
+  float window[FRAME];
+  unsigned char *is_speech; /* (n_steps) */
+  float *products;          /* sums by shift, (2 n_steps + 1) */
+};
+typedef struct kr_pesq_aligner aligner;
+
+int32_t kr_pesq_aligner_open(kr_pesq_pair *pair, kr_pesq_aligner **opened) {
+  aligner *w = *opened = kr_zalloc(sizeof *w);
+  KR_CHECK(w, KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
+  w->pair = pair, w->n_steps = pair->n / STEP;
+  for (int i = 0; i < FRAME; i++) w->window[i] = (float)(0.5 - 0.5 * cos(6.283185307179586 * i / FRAME));
+  w->is_speech = kr_alloc_array((size_t)w->n_steps, 1);
+  w->products = kr_alloc_array((size_t)(2 * w->n_steps + 1), sizeof *w->products);
+  int32_t status = w->is_speech && w->products ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
+  if (status == KRAIT_OK) status = kr_convolver_open(2 * kr_power_of_two(w->n_steps), &w->envelopes);
+  if (status == KRAIT_OK) status = kr_lane_fft_open(FRAME, LANES, &w->frames);
+  if (status < 0) kr_pesq_aligner_close(opened);
+  return status;
+}
+
+void kr_pesq_aligner_close(kr_pesq_aligner **opened) {
+  aligner *w = *opened;
+  if (!w) return;
+  kr_convolver_close(&w->envelopes), kr_lane_fft_close(&w->frames);
+  kr_free(w->is_speech), kr_free(w->products), kr_free(w);
+  *opened = NULL;
+}
+
+void kr_pesq_find_speech(kr_pesq_aligner *w, kr_pesq_signal *s) {
+  const int64_t n_steps = w->n_steps;
+  activity a = {.level = s->level, .is_speech = w->is_speech, .n = n_steps};
   float loudest = 0;
   for (int64_t i = 0; i < n_steps; i++) {
     double sum = 0;
@@ -129,23 +167,15 @@ static void find_speech(kr_pesq_signal *s, unsigned char *is_speech, int64_t n_s
   soften_edges(&a);
   const double threshold = a.threshold > 0 ? a.threshold : a.floor;
   for (int64_t i = 0; i < n_steps; i++) {
-    if (!is_speech[i]) s->level[i] = 0;
+    if (!a.is_speech[i]) s->level[i] = 0;
     s->logs[i] = s->level[i] <= threshold ? 0 : (float)log(s->level[i] / threshold);
   }
 }
 
 /* ---- delays ---- */
-typedef struct work {
-  kr_pesq_pair *pair;
-  kr_convolver *envelopes, *frames; /* for whole envelopes; for one frame */
-  float window[FRAME], a[FRAME], b[FRAME];
-} work;
-
-static int64_t n_steps_of(const kr_pesq_pair *pair) { return pair->n / STEP; }
-
 /* In samples, by the envelopes of steps [start, end) when the other is late by about `guess`. */
-static int64_t crude_delay(work *w, int64_t start, int64_t end, int64_t guess) {
-  const int64_t n_steps = n_steps_of(w->pair);
+static int64_t crude_delay(aligner *w, int64_t start, int64_t end, int64_t guess) {
+  const int64_t n_steps = w->n_steps;
   int64_t other_start = start + guess / STEP;
   if (other_start < 0) start = -guess / STEP, other_start = 0;
   const int64_t n = end - start, n_other = other_start + n > n_steps ? n_steps - other_start : n;
@@ -168,26 +198,85 @@ typedef struct votes {
   int64_t at, other_at; /* where the next frame begins */
 } votes;
 
-/* A frame votes for the shifts at which it correlates within 1 % of its best. */
-static void vote(work *w, votes *v) {
-  for (int i = 0; i < FRAME; i++) {
-    w->a[i] = w->pair->clean.aligned_by[v->at + i] * w->window[i];
-    w->b[i] = w->pair->other.aligned_by[v->other_at + i] * w->window[i];
+/* n frames of both signals, HOP apart in the given direction: the clean one's are real parts, the other's imaginary. */
+static void load_frames(aligner *w, const votes *v, int n, int direction) {
+  float *const re = w->frames.re, *const im = w->frames.im;
+  if (n < LANES) memset(re, 0, FRAME * LANES * sizeof *re), memset(im, 0, FRAME * LANES * sizeof *im);
+  for (int l = 0; l < n; l++) {
+    const float *const clean = w->pair->clean.aligned_by + v->at + l * direction * HOP,
+                *const other = w->pair->other.aligned_by + v->other_at + l * direction * HOP;
+    for (int i = 0; i < FRAME; i++)
+      re[i * LANES + l] = clean[i] * w->window[i], im[i * LANES + l] = other[i] * w->window[i];
   }
-  const float *correlation = kr_convolver_correlate(w->frames, w->a, FRAME, w->b, FRAME);
-  float most = 0;
-  for (int i = 0; i < FRAME; i++) most = fmaxf(most, fabsf(correlation[i]));
-  const double bound = 0.99 * (double)most, weight = pow(bound, 0.125);
+}
+
+/* From the spectra of pairs to those of their correlations, two in one transform of half the lanes: a lane of the
+ * first half as real part, its neighbour of the second as imaginary. Both parts are exchanged, for the inverse. */
+static void correlate_spectra(kr_lane_fft *fft) {
+  enum { HALF = LANES / 2 };
+  const float scale = 0.25f / FRAME;
+  for (int k = 0; k <= FRAME / 2; k++) {
+    const int m = (FRAME - k) % FRAME;
+    const float *const x_re = fft->re + k * LANES, *const x_im = fft->im + k * LANES,
+                *const y_re = fft->re + m * LANES, *const y_im = fft->im + m * LANES;
+    float re[LANES], im[LANES];
+    for (int l = 0; l < LANES; l++) {
+      const float a_re = x_re[l] + y_re[l], a_im = x_im[l] - y_im[l], b_re = x_im[l] + y_im[l],
+                  b_im = y_re[l] - x_re[l];
+      re[l] = (a_re * b_re + a_im * b_im) * scale, im[l] = (a_re * b_im - a_im * b_re) * scale;
+    }
+    for (int l = 0; l < HALF; l++) {
+      fft->im_next[k * HALF + l] = re[l] - im[l + HALF], fft->re_next[k * HALF + l] = im[l] + re[l + HALF];
+      fft->im_next[m * HALF + l] = re[l] + im[l + HALF], fft->re_next[m * HALF + l] = re[l + HALF] - im[l];
+    }
+  }
+  kr_lane_fft_turn(fft);
+  kr_lane_fft_run(fft, HALF);
+}
+
+/* A frame votes for the shifts at which it correlates within 1 % of its best. correlations: (FRAME, LANES / 2). */
+static void count_votes(const float *correlations, int n, votes *v) {
+  enum { HALF = LANES / 2 };
+  float most[HALF] = {0}, bound[HALF];
+  double weight[HALF];
   for (int i = 0; i < FRAME; i++)
-    if (fabs((double)correlation[i]) > bound) v->counts[i] += weight, v->sum += weight;
+    for (int l = 0; l < HALF; l++) {
+      const float c = fabsf(correlations[i * HALF + l]);
+      most[l] = c > most[l] ? c : most[l];
+    }
+  for (int l = 0; l < HALF; l++) {
+    const double b = 0.99 * (double)most[l];
+    bound[l] = l < n ? (float)b : INFINITY, weight[l] = pow(b, 0.125);
+  }
+  for (int i = 0; i < FRAME; i++) {
+    int n_votes = 0;
+    for (int l = 0; l < HALF; l++) n_votes += fabsf(correlations[i * HALF + l]) > bound[l];
+    for (int l = 0; l < HALF && n_votes; l++)
+      if (fabsf(correlations[i * HALF + l]) > bound[l]) v->counts[i] += weight[l], v->sum += weight[l];
+  }
 }
 
-static void vote_forward(work *w, votes *v, int64_t end) {
-  for (; v->other_at + FRAME <= w->pair->n && v->at + FRAME <= end; v->at += HOP, v->other_at += HOP) vote(w, v);
+/* The next n frames, forward or backward. */
+static void vote(aligner *w, votes *v, int64_t n_frames, int direction) {
+  for (int64_t done = 0; done < n_frames; done += LANES) {
+    const int n = n_frames - done < LANES ? (int)(n_frames - done) : LANES;
+    load_frames(w, v, n, direction);
+    kr_lane_fft_run(&w->frames, LANES);
+    correlate_spectra(&w->frames);
+    count_votes(w->frames.im, n, v);
+    count_votes(w->frames.re, n - LANES / 2, v);
+    v->at += n * direction * HOP, v->other_at += n * direction * HOP;
+  }
 }
 
-static void vote_backward(work *w, votes *v, int64_t start) {
-  for (; v->other_at >= 0 && v->at >= start; v->at -= HOP, v->other_at -= HOP) vote(w, v);
+static void vote_forward(aligner *w, votes *v, int64_t end) {
+  const int64_t left = end - v->at, other_left = w->pair->n - v->other_at, n = left < other_left ? left : other_left;
+  if (n >= FRAME) vote(w, v, (n - FRAME) / HOP + 1, 1);
+}
+
+static void vote_backward(aligner *w, votes *v, int64_t start) {
+  const int64_t left = v->at - start, n = left < v->other_at ? left : v->other_at;
+  if (n >= 0) vote(w, v, n / HOP + 1, -1);
 }
 
 static votes votes_from(int64_t start, int64_t guess) {
@@ -204,23 +293,22 @@ static votes votes_before(const kr_pesq_pair *pair, int64_t end, int64_t guess) 
 
 /* The shift with the most votes, neighbours weighted by distance; its share of all votes is the confidence. */
 static int64_t elect(const votes *v, double *confidence) {
-  double most = 0;
+  double sums[FRAME] = {0}, most = 0;
   int64_t best = 0;
-  for (int i = 0; i < FRAME; i++) {
-    double sum = 0;
-    for (int k = 1 - SPREAD; k < SPREAD; k++)
-      sum += v->counts[(i + k + FRAME) % FRAME] * (SPREAD - (k < 0 ? -k : k)) / SPREAD;
-    if (sum > most) most = sum, best = i;
-  }
+  for (int i = 0; i < FRAME; i++) /* most shifts have no vote */
+    for (int k = 1 - SPREAD; k < SPREAD && v->counts[i] > 0; k++)
+      sums[(i + k + FRAME) % FRAME] += v->counts[i] * (SPREAD - (k < 0 ? -k : k)) / SPREAD;
+  for (int i = 0; i < FRAME; i++)
+    if (sums[i] > most) most = sums[i], best = i;
   *confidence = v->sum > 0 ? most / v->sum : 0;
   return best >= FRAME / 2 ? best - FRAME : best;
 }
 
 /* ---- utterances ---- */
 /* Runs of speech that are long enough and lie inside the other signal, with the delay of each. */
-static void find_utterances(work *w, int64_t overall) {
+static void find_utterances(aligner *w, int64_t overall) {
   kr_pesq_pair *p = w->pair;
-  const int64_t n_steps = n_steps_of(p), first = SHORTEST_UTTERANCE - overall / STEP,
+  const int64_t n_steps = w->n_steps, first = SHORTEST_UTTERANCE - overall / STEP,
                 last = (p->n - overall) / STEP - SHORTEST_UTTERANCE;
   for (int64_t i = 0, start = -1; i < n_steps && p->n_utterances < KR_PESQ_MOST_UTTERANCES - 1; i++) {
     const int is_speech = p->clean.level[i] > 0;
@@ -241,10 +329,10 @@ static void find_utterances(work *w, int64_t overall) {
 
 /* Each gets half the pause on both sides, without leaving the other signal or overlapping the part used by a neighbour
  * there. */
-static void widen_utterances(kr_pesq_pair *p) {
+static void widen_utterances(kr_pesq_pair *p, int64_t n_steps) {
   kr_pesq_utterance *u = p->utterances, *last = &u[p->n_utterances - 1];
   u[0].start = MARGIN_STEPS;
-  last->end = n_steps_of(p) - MARGIN_STEPS;
+  last->end = n_steps - MARGIN_STEPS;
   for (int i = 1; i < p->n_utterances; i++) u[i].start = u[i - 1].end = (u[i].start + u[i - 1].end) / 2;
   if (u[0].start * STEP + u[0].delay < KR_PESQ_MARGIN) u[0].start = MARGIN_STEPS + (STEP - 1 - u[0].delay) / STEP;
   if (last->end * STEP + last->delay > p->n - KR_PESQ_MARGIN) last->end = (p->n - last->delay) / STEP - MARGIN_STEPS;
@@ -274,7 +362,7 @@ static void elect_half(const votes *v, half *h) {
 }
 
 /* Splits whose halves have the same crude delay share the votes of their common frames. */
-static void elect_before(work *w, const kr_pesq_utterance *u, cuts *c) {
+static void elect_before(aligner *w, const kr_pesq_utterance *u, cuts *c) {
   for (int first = 0; first < c->n; first++) {
     if (c->before[first].is_done) continue;
     votes v = votes_from(u->start * STEP, c->before[first].crude_delay);
@@ -286,7 +374,7 @@ static void elect_before(work *w, const kr_pesq_utterance *u, cuts *c) {
   }
 }
 
-static void elect_after(work *w, const kr_pesq_utterance *u, cuts *c) {
+static void elect_after(aligner *w, const kr_pesq_utterance *u, cuts *c) {
   for (int i = 0; i < c->n; i++)
     c->after[i].is_done = c->before[i].confidence <= u->confidence; /* not a better split: skipped */
   for (int last = c->n - 1; last >= 0; last--) {
@@ -300,9 +388,77 @@ static void elect_after(work *w, const kr_pesq_utterance *u, cuts *c) {
   }
 }
 
+/* Parts of both envelopes: steps [begin, end). */
+typedef struct windows {
+  int64_t begin, end, other_begin, other_end;
+} windows;
+
+/* Those of crude_delay. */
+static windows windows_of(const aligner *w, int64_t start, int64_t end, int64_t shift) {
+  const int64_t begin = start + shift < 0 ? -shift : start, last = end < w->n_steps ? end : w->n_steps;
+  return (windows){begin, last, begin + shift, last + shift < w->n_steps ? last + shift : w->n_steps};
+}
+
+/* products[j - i] += clean[i] other[j]. */
+static void add_products(aligner *w, int64_t begin, int64_t end, int64_t other_begin, int64_t other_end) {
+  const float *const other = w->pair->other.logs;
+  for (int64_t i = begin; i < end; i++) {
+    const float clean = w->pair->clean.logs[i];
+    float *const sums = w->products + w->n_steps - i;
+    if (clean != 0)
+      for (int64_t j = other_begin; j < other_end; j++) sums[j] += clean * other[j];
+  }
+}
+
+static int64_t best_shift(const aligner *w, const windows *in, int64_t shift) {
+  float most = 0;
+  int64_t best = 0;
+  for (int64_t k = in->other_begin - in->end + 1; k < in->other_end - in->begin; k++)
+    if (w->products[w->n_steps + k] > most) most = w->products[w->n_steps + k], best = k - shift;
+  return best;
+}
+
+/* The crude delays of all parts before a cut (direction 1: from the utterance's start on) or after it (-1), like
+ * crude_delay. Each part continues the last one, and so do its sums of products. */
+static void sweep_delays(aligner *w, const kr_pesq_utterance *u, int direction, cuts *c) {
+  const int64_t shift = u->crude_delay / STEP;
+  windows before = {0};
+  memset(w->products, 0, (size_t)(2 * w->n_steps + 1) * sizeof *w->products);
+  for (int i = direction > 0 ? 0 : c->n - 1, is_first = 1; i >= 0 && i < c->n; i += direction) {
+    const windows now =
+        direction > 0 ? windows_of(w, u->start, c->at[i], shift) : windows_of(w, c->at[i], u->end, shift);
+    half *const h = direction > 0 ? &c->before[i] : &c->after[i];
+    h->crude_delay = u->crude_delay;
+    if (now.end - now.begin <= 1 || now.other_end - now.other_begin <= 1) continue;
+    if (is_first) add_products(w, now.begin, now.end, now.other_begin, now.other_end);
+    else if (direction > 0) {
+      add_products(w, before.end, now.end, now.other_begin, now.other_end);
+      add_products(w, before.begin, before.end, before.other_end, now.other_end);
+    } else {
+      add_products(w, now.begin, before.begin, now.other_begin, now.other_end);
+      add_products(w, before.begin, before.end, now.other_begin, before.other_begin);
+    }
+    h->crude_delay += best_shift(w, &now, shift) * STEP;
+    before = now, is_first = 0;
+  }
+}
+
+/* Sweeping needs work by the square of the length, with a small factor. */
+static void find_crude_delays(aligner *w, const kr_pesq_utterance *u, cuts *c) {
+  if (u->end - u->start <= LONGEST_SWEPT) {
+    sweep_delays(w, u, 1, c);
+    sweep_delays(w, u, -1, c);
+    return;
+  }
+  for (int i = 0; i < c->n; i++) {
+    c->before[i].crude_delay = crude_delay(w, u->start, c->at[i], u->crude_delay);
+    c->after[i].crude_delay = crude_delay(w, c->at[i], u->end, u->crude_delay);
+  }
+}
+
 /* The split with the highest total confidence, with each half more confident than the whole, and at least one step
  * apart; -1: none. */
-static int best_cut(work *w, const kr_pesq_utterance *u, int64_t speech_start, int64_t speech_end, cuts *c) {
+static int best_cut(aligner *w, const kr_pesq_utterance *u, int64_t speech_start, int64_t speech_end, cuts *c) {
   const int64_t length = speech_end - speech_start, unit = FRAME / (4 * STEP);
   const int64_t step = (int64_t)((0.801 * (double)length + (double)(40 * unit) - 1) / (double)(40 * unit)) * unit,
                 pad = length / 10 < 75 ? 75 : length / 10;
@@ -311,10 +467,7 @@ static int best_cut(work *w, const kr_pesq_utterance *u, int64_t speech_start, i
     c->at[c->n] = speech_start + pad + c->n * step;
     c->n++;
   } while (speech_start + pad + c->n * step <= speech_end - pad && c->n < 40);
-  for (int i = 0; i < c->n; i++) {
-    c->before[i].crude_delay = crude_delay(w, u->start, c->at[i], u->crude_delay);
-    c->after[i].crude_delay = crude_delay(w, c->at[i], u->end, u->crude_delay);
-  }
+  find_crude_delays(w, u, c);
   elect_before(w, u, c);
   elect_after(w, u, c);
   int best = -1;
@@ -343,9 +496,9 @@ static void cut_utterance(kr_pesq_pair *p, int which, int64_t at, const half *a,
   if (u[1].end * STEP + b->delay > p->n - KR_PESQ_MARGIN) u[1].end = (p->n - b->delay) / STEP - MARGIN_STEPS;
 }
 
-static void cut_utterances(work *w) {
+static void cut_utterances(aligner *w) {
   kr_pesq_pair *p = w->pair;
-  const int64_t n_steps = n_steps_of(p);
+  const int64_t n_steps = w->n_steps;
   for (int i = 0; i < p->n_utterances && p->n_utterances < KR_PESQ_MOST_UTTERANCES;) {
     const kr_pesq_utterance *u = &p->utterances[i];
     int64_t start = u->start, end = u->end < n_steps ? u->end : n_steps - 1;
@@ -358,24 +511,11 @@ static void cut_utterances(work *w) {
   }
 }
 
-int32_t kr_pesq_align(kr_pesq_pair *pair) {
-  const int64_t n_steps = n_steps_of(pair);
-  work *w = kr_zalloc(sizeof *w);
-  unsigned char *is_speech = kr_alloc_array((size_t)n_steps, 1);
-  int32_t status = w && is_speech ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
-  if (status == KRAIT_OK) status = kr_convolver_open(2 * kr_power_of_two(n_steps), &w->envelopes);
-  if (status == KRAIT_OK) status = kr_convolver_open(FRAME, &w->frames);
-  if (status == KRAIT_OK) {
-    w->pair = pair;
-    for (int i = 0; i < FRAME; i++) w->window[i] = (float)(0.5 - 0.5 * cos(6.283185307179586 * i / FRAME));
-    find_speech(&pair->clean, is_speech, n_steps);
-    find_speech(&pair->other, is_speech, n_steps);
-    find_utterances(w, crude_delay(w, 0, n_steps, 0));
-    if (pair->n_utterances > 0) widen_utterances(pair), cut_utterances(w);
-    else status = kr_fail(KRAIT_ERR_UNSUPPORTED, "PESQ: no speech was found in the clean signal");
-  }
-  if (w) kr_convolver_close(&w->envelopes), kr_convolver_close(&w->frames);
-  kr_free(is_speech);
-  kr_free(w);
-  return status;
+int32_t kr_pesq_align(kr_pesq_aligner *w) {
+  w->pair->n_utterances = 0;
+  find_utterances(w, crude_delay(w, 0, w->n_steps, 0));
+  KR_CHECK(w->pair->n_utterances > 0, KRAIT_ERR_UNSUPPORTED, "PESQ: no speech was found in the clean signal");
+  widen_utterances(w->pair, w->n_steps);
+  cut_utterances(w);
+  return KRAIT_OK;
 }

@@ -38,33 +38,35 @@ void kr_pesq_open_ear(kr_pesq_ear *ear) {
     centre += kr_pesq_bands[b].width_bark / 2;
     ear->threshold[b] = pow(10, kr_pesq_bands[b].threshold_db / 10);
     ear->exponent[b] = 0.23 * pow(centre < 4 ? fmin(6 / (centre + 2), 2) : 1, 0.15);
+    ear->scale[b] = loudness_scale * pow(ear->threshold[b] / 0.5, ear->exponent[b]);
     centre += kr_pesq_bands[b].width_bark / 2;
   }
 }
 
 double kr_pesq_loudness(const kr_pesq_ear *ear, int b, double power) {
   const double threshold = ear->threshold[b], e = ear->exponent[b];
-  return power > threshold ? loudness_scale * pow(threshold / 0.5, e) * (pow(0.5 + 0.5 * power / threshold, e) - 1) : 0;
+  return power > threshold ? ear->scale[b] * (pow(0.5 + 0.5 * power / threshold, e) - 1) : 0;
 }
 
 double kr_pesq_loudness_slope(const kr_pesq_ear *ear, int b, double power) {
   const double threshold = ear->threshold[b], e = ear->exponent[b];
-  return power > threshold ? loudness_scale * pow(threshold / 0.5, e) * e * pow(0.5 + 0.5 * power / threshold, e - 1) *
-                                 0.5 / threshold
-                           : 0;
+  return power > threshold ? ear->scale[b] * e * pow(0.5 + 0.5 * power / threshold, e - 1) * 0.5 / threshold : 0;
 }
 
-typedef struct model {
+struct kr_pesq_model {
   const kr_pesq_pair *pair;
   kr_spectrum *spectrum;
   int64_t n_frames, n_all;               /* n_all: samples with margins and tail */
+  int64_t first;                         /* frame of the clean signal that is not near silence */
   kr_pesq_ear ear;
-  float (*clean)[N_BANDS], (*other)[N_BANDS]; /* power per frame and band */
+  float (*heard)[N_BANDS], (*clean)[N_BANDS], (*other)[N_BANDS]; /* power per frame and band; of the clean signal as
+                                                                     it is, and with the other's filter */
   double *symmetric, *asymmetric;        /* disturbances of the frames */
   double *audible;                       /* power of the clean frames */
   unsigned char *is_silent, *is_bad;
   float *shifted, *reshifted;            /* the other signal, moved to where the clean one is */
-} model;
+};
+typedef struct kr_pesq_model model;
 
 /* Power per band of one frame. */
 static void band_powers(const model *m, const float *samples, float *out) {
@@ -93,13 +95,11 @@ static int64_t delay_at(const kr_pesq_pair *pair, int64_t sample) {
   return pair->utterances[i].delay;
 }
 
-static void hear_pesq(model *m) {
+static void hear_other_side(model *m) {
   for (int64_t f = 0; f < m->n_frames; f++) {
     const int64_t at = KR_PESQ_MARGIN + f * HOP, other_at = at + delay_at(m->pair, at);
-    band_powers(m, m->pair->clean.samples + at, m->clean[f]);
     if (other_at > 0 && other_at + FRAME < m->n_all) band_powers(m, m->pair->other.samples + other_at, m->other[f]);
     else memset(m->other[f], 0, sizeof m->other[f]);
-    m->is_silent[f] = pesq_audible_power(m, m->clean[f], 100) < 1e7;
   }
 }
 
@@ -113,20 +113,21 @@ static double pesq_mean_of_speech(const model *m, float (*powers)[N_BANDS], int 
 /* A constant filter between the two is less audible: it is applied to the clean signal, within 20 dB. */
 static void compensate_filter(model *m) {
   for (int b = 0; b < N_BANDS; b++) {
-    const double ratio = (pesq_mean_of_speech(m, m->other, b) + 1000) / (pesq_mean_of_speech(m, m->clean, b) + 1000);
+    const double ratio = (pesq_mean_of_speech(m, m->other, b) + 1000) / (pesq_mean_of_speech(m, m->heard, b) + 1000);
     const float gain = (float)(ratio > 100 ? 100 : ratio < 0.01 ? 0.01 : ratio);
-    for (int64_t f = 0; f < m->n_frames; f++) m->clean[f][b] *= gain;
+    for (int64_t f = 0; f < m->n_frames; f++) m->clean[f][b] = m->heard[f][b] * gain;
   }
 }
 
-/* sum over bands of |x| width to the power p, its mean's root times the width. */
-static double over_bands(const double *x, double p) {
+/* The bands' width by the mean of |x| width, or by the root of that of its squares. */
+static double over_bands(const double *x, int is_squared) {
   double sum = 0, width = 0;
   for (int b = 1; b < N_BANDS; b++) {
-    sum += pow(fabs(x[b]) * kr_pesq_bands[b].width_bark, p);
+    const double v = fabs(x[b]) * kr_pesq_bands[b].width_bark;
+    sum += is_squared ? v * v : v;
     width += kr_pesq_bands[b].width_bark;
   }
-  return pow(sum / width, 1 / p) * width;
+  return (is_squared ? sqrt(sum / width) : sum / width) * width;
 }
 
 /* The audible part of a difference, given the quieter of two sounds. */
@@ -146,12 +147,12 @@ static void compare_frame(model *m, int64_t f, double *gain, double *symmetric, 
     m->other[f][b] = (float)(m->other[f][b] * scale);
     heard[b] = unmasked(kr_pesq_loudness(&m->ear, b, m->clean[f][b]), kr_pesq_loudness(&m->ear, b, m->other[f][b]));
   }
-  *symmetric = over_bands(heard, 2);
+  *symmetric = over_bands(heard, 1);
   for (int b = 0; b < N_BANDS; b++) { /* added sound disturbs more than missing sound */
     const double factor = pow((m->other[f][b] + 50.0) / (m->clean[f][b] + 50.0), 1.2);
     heard[b] *= factor > 12 ? 12 : factor < 3 ? 0 : factor;
   }
-  *asymmetric = over_bands(heard, 1);
+  *asymmetric = over_bands(heard, 0);
 }
 
 /* Frames in a section that the other signal lacks do not count. */
@@ -300,31 +301,41 @@ static int64_t quiet_samples(const model *m, int64_t from, int direction) {
   return n;
 }
 
-static int32_t open_model(model *m, int64_t n_frames) {
+int32_t kr_pesq_model_open(const kr_pesq_pair *pair, kr_pesq_model **opened) {
+  const int64_t n_all = pair->n + KR_PESQ_TAIL;
+  const size_t n_frames = (size_t)((n_all - 2 * KR_PESQ_MARGIN) / HOP);
   float window[FRAME];
+  model *m = *opened = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
   for (int i = 0; i < FRAME; i++) window[i] = (float)(0.5 - 0.5 * cos(6.283185307179586 * i / FRAME));
   kr_pesq_open_ear(&m->ear);
-  m->n_frames = n_frames;
-  m->clean = kr_alloc_array((size_t)n_frames, sizeof *m->clean);
-  m->other = kr_alloc_array((size_t)n_frames, sizeof *m->other);
-  m->symmetric = kr_alloc_array((size_t)n_frames, sizeof(double));
-  m->asymmetric = kr_alloc_array((size_t)n_frames, sizeof(double));
-  m->audible = kr_alloc_array((size_t)n_frames, sizeof(double));
-  m->is_silent = kr_alloc_array((size_t)n_frames, 1);
-  m->is_bad = kr_alloc_array((size_t)n_frames, 1);
-  m->shifted = kr_alloc_array((size_t)m->n_all, sizeof(float));
-  m->reshifted = kr_alloc_array((size_t)m->n_all, sizeof(float));
-  KR_CHECK(m->clean && m->other && m->symmetric && m->asymmetric && m->audible && m->is_silent && m->is_bad &&
-               m->shifted && m->reshifted,
-           KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
-  return kr_spectrum_open(FRAME, window, FRAME, &m->spectrum);
+  m->pair = pair, m->n_all = n_all;
+  m->heard = kr_alloc_array(n_frames, sizeof *m->heard);
+  m->clean = kr_alloc_array(n_frames, sizeof *m->clean);
+  m->other = kr_alloc_array(n_frames, sizeof *m->other);
+  m->symmetric = kr_alloc_array(n_frames, sizeof(double));
+  m->asymmetric = kr_alloc_array(n_frames, sizeof(double));
+  m->audible = kr_alloc_array(n_frames, sizeof(double));
+  m->is_silent = kr_alloc_array(n_frames, 1);
+  m->is_bad = kr_alloc_array(n_frames, 1);
+  m->shifted = kr_alloc_array((size_t)n_all, sizeof(float));
+  m->reshifted = kr_alloc_array((size_t)n_all, sizeof(float));
+  int32_t status = m->heard && m->clean && m->other && m->symmetric && m->asymmetric && m->audible && m->is_silent &&
+                           m->is_bad && m->shifted && m->reshifted
+                       ? kr_spectrum_open(FRAME, window, FRAME, &m->spectrum)
+                       : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for PESQ");
+  if (status < 0) kr_pesq_model_close(opened);
+  return status;
 }
 
-static void close_model(model *m) {
+void kr_pesq_model_close(kr_pesq_model **opened) {
+  model *m = *opened;
+  if (!m) return;
   kr_spectrum_close(&m->spectrum);
-  void *const blocks[] = {m->clean,     m->other,  m->symmetric, m->asymmetric, m->audible,
-                          m->is_silent, m->is_bad, m->shifted,   m->reshifted};
+  void *const blocks[] = {m->heard,     m->clean,  m->other, m->symmetric, m->asymmetric, m->audible,
+                          m->is_silent, m->is_bad, m->shifted, m->reshifted, m};
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) kr_free(blocks[i]);
+  *opened = NULL;
 }
 
 /* Loud frames hide more. */
@@ -336,24 +347,24 @@ static void weigh_by_loudness(model *m) {
   }
 }
 
-int32_t kr_pesq_compare(const kr_pesq_pair *pair, double *score) {
-  model m = {.pair = pair, .n_all = pair->n + KR_PESQ_TAIL};
-  const int64_t n_heard = m.n_all - 2 * KR_PESQ_MARGIN;
-  const int64_t first = quiet_samples(&m, KR_PESQ_MARGIN, 1) / HOP,
-                n_frames = (n_heard - quiet_samples(&m, m.n_all - KR_PESQ_MARGIN - 1, -1)) / HOP;
+void kr_pesq_hear_clean_side(kr_pesq_model *m) {
+  const int64_t n_heard = m->n_all - 2 * KR_PESQ_MARGIN;
+  m->first = quiet_samples(m, KR_PESQ_MARGIN, 1) / HOP;
+  m->n_frames = (n_heard - quiet_samples(m, m->n_all - KR_PESQ_MARGIN - 1, -1)) / HOP;
+  for (int64_t f = 0; f < m->n_frames; f++) {
+    band_powers(m, m->pair->clean.samples + KR_PESQ_MARGIN + f * HOP, m->heard[f]);
+    m->is_silent[f] = pesq_audible_power(m, m->heard[f], 100) < 1e7;
+  }
+}
+
+int32_t kr_pesq_compare(kr_pesq_model *m, double *score) {
   double gain = 1;
-  int32_t status = open_model(&m, n_frames);
-  if (status == KRAIT_OK) {
-    hear_pesq(&m);
-    compensate_filter(&m);
-    for (int64_t f = 0; f < n_frames; f++) compare_frame(&m, f, &gain, &m.symmetric[f], &m.asymmetric[f]);
-    skip_lost_frames(&m);
-    status = repair_bad_frames(&m);
-  }
-  if (status == KRAIT_OK) {
-    weigh_by_loudness(&m);
-    *score = 4.5 - 0.1 * pesq_over_time(&m, m.symmetric, first) - 0.0309 * pesq_over_time(&m, m.asymmetric, first);
-  }
-  close_model(&m);
-  return status;
+  hear_other_side(m);
+  compensate_filter(m);
+  for (int64_t f = 0; f < m->n_frames; f++) compare_frame(m, f, &gain, &m->symmetric[f], &m->asymmetric[f]);
+  skip_lost_frames(m);
+  KR_TRY(repair_bad_frames(m));
+  weigh_by_loudness(m);
+  *score = 4.5 - 0.1 * pesq_over_time(m, m->symmetric, m->first) - 0.0309 * pesq_over_time(m, m->asymmetric, m->first);
+  return KRAIT_OK;
 }

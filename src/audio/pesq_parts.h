@@ -1,4 +1,5 @@
-/* pesq_parts.h: shared by the parts of PESQ: geometry, the pair of signals, utterances and their delays. */
+/* pesq_parts.h: shared by the parts of PESQ: geometry, the pair of signals, utterances and their delays; aligner and
+ * model, which keep the memory for pairs of one length. */
 #ifndef KR_PESQ_PARTS_H
 #define KR_PESQ_PARTS_H
 
@@ -31,7 +32,7 @@ extern const kr_pesq_band kr_pesq_bands[KR_PESQ_BANDS];
 static const double kr_pesq_power_scale = 6.910853e-6;
 
 typedef struct kr_pesq_ear {
-  double threshold[KR_PESQ_BANDS], exponent[KR_PESQ_BANDS];
+  double threshold[KR_PESQ_BANDS], exponent[KR_PESQ_BANDS], scale[KR_PESQ_BANDS];
 } kr_pesq_ear;
 void kr_pesq_open_ear(kr_pesq_ear *ear);
 /* Of a band's power, and its derivative. */
@@ -57,9 +58,19 @@ typedef struct kr_pesq_pair {
   int n_utterances;
 } kr_pesq_pair;
 
-/* Fills level and logs of both signals, and the utterances. KRAIT_ERR_UNSUPPORTED: there is no speech. */
-int32_t kr_pesq_align(kr_pesq_pair *pair);
-/* The raw score, 4.5 at best, of an aligned pair. */
-int32_t kr_pesq_compare(const kr_pesq_pair *pair, double *score);
+typedef struct kr_pesq_aligner kr_pesq_aligner;
+int32_t kr_pesq_aligner_open(kr_pesq_pair *pair, kr_pesq_aligner **aligner);
+void kr_pesq_aligner_close(kr_pesq_aligner **aligner);
+/* Fills level and logs of a signal of the pair. */
+void kr_pesq_find_speech(kr_pesq_aligner *aligner, kr_pesq_signal *signal);
+/* Fills the utterances. KRAIT_ERR_UNSUPPORTED: there is no speech. */
+int32_t kr_pesq_align(kr_pesq_aligner *aligner);
+
+typedef struct kr_pesq_model kr_pesq_model;
+int32_t kr_pesq_model_open(const kr_pesq_pair *pair, kr_pesq_model **model);
+void kr_pesq_model_close(kr_pesq_model **model);
+void kr_pesq_hear_clean_side(kr_pesq_model *model);
+/* The raw score, 4.5 at best, of an aligned pair whose clean side has been heard. */
+int32_t kr_pesq_compare(kr_pesq_model *model, double *score);
 
 #endif

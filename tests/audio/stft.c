@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "alloc.h"
+#include "lane_fft.h"
 #include "real_fft.h"
 #include "status.h"
 #include "stft.h"
@@ -33,6 +34,32 @@ static double worst_of(int64_t n) {
   kr_free(im);
   kr_real_fft_close(&fft);
   return worst / sqrt((double)n);
+}
+
+static double worst_of_lanes(int64_t n, int lanes) {
+  kr_lane_fft fft;
+  double worst = 0;
+  assert_int_equal(kr_lane_fft_open(n, lanes, &fft), KRAIT_OK);
+  for (int64_t i = 0; i < n * lanes; i++) fft.re[i] = wave(i), fft.im[i] = wave(i + 1000);
+  kr_lane_fft_run(&fft, lanes);
+  for (int64_t i = 0; i < n * lanes; i++) {
+    double r = 0, j = 0;
+    for (int64_t t = 0, f = i / lanes; t < n; t++) {
+      const double angle = 2 * 3.14159265358979323846 * (double)(f * t % n) / (double)n;
+      const double a = wave(t * lanes + i % lanes), b = wave(t * lanes + i % lanes + 1000);
+      r += a * cos(angle) + b * sin(angle), j += b * cos(angle) - a * sin(angle);
+    }
+    worst = fmax(worst, fmax(fabs(r - fft.re[i]), fabs(j - fft.im[i])));
+  }
+  kr_lane_fft_close(&fft);
+  return worst / sqrt((double)n);
+}
+
+/* Of several signals at once: powers of four and twice that. */
+static void lanes_are_the_definition(void **state) {
+  (void)state;
+  for (int64_t n = 2; n <= 512; n *= 2)
+    for (int lanes = 1; lanes <= 8; lanes += lanes == 1 ? 2 : 5) assert_true(worst_of_lanes(n, lanes) < 1e-6);
 }
 
 static void transform_is_the_definition(void **state) {
@@ -110,7 +137,7 @@ static void refusals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(transform_is_the_definition),
+      cmocka_unit_test(transform_is_the_definition), cmocka_unit_test(lanes_are_the_definition),
       cmocka_unit_test(spectra_come_back),
       cmocka_unit_test(refusals),
   };
