@@ -156,7 +156,7 @@ static double lr_of(const run *r, int64_t epoch) {
 
 static int32_t ask(void *user, const float *wav) {
   const run *r = user;
-  return kr_scorer_begin(r->scorer, r->batch.wav, wav, r->B, r->N);
+  return kr_scorer_begin(r->scorer, r->train.discriminator_lag ? r->batch.wav : NULL, wav, r->B, r->N);
 }
 
 static int32_t answer(void *user, float *quality) {
@@ -310,6 +310,8 @@ static int32_t run_steps(run *r) {
     kr_step step;
     krait_train_report report;
     KR_TRY(kr_feed_next(r->feed, &r->batch));
+    if (r->scorer && !r->train.discriminator_lag) /* then the previous step's are still being scored */
+      KR_TRY(kr_scorer_expect(r->scorer, r->batch.wav, r->B, r->N));
     KR_TRY(kr_trainer_step(r->trainer, &r->batch, lr_of(r, r->state.step / r->n_steps), &judge, &step));
     r->state.step++;
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;
