@@ -1,7 +1,11 @@
 /* cmd_train.c: krait train: a training run, one line per logging interval. */
+#define _GNU_SOURCE
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <krait/train.h>
 
@@ -69,6 +73,17 @@ static int choose_device(const krait_train_launcher *place, int64_t n_gpus, cli_
   snprintf(device, bytes, "cuda:%d", n > 1 ? place->local_rank : 0);
   run->device = device;
   return -1;
+}
+
+/* The processes of a machine share its cores, unless their launcher has bound each of them to some. */
+static void share_cores(const krait_train_launcher *place, cli_run *run) {
+  cpu_set_t set;
+  const long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+  if (place->n_local < 2 || run->n_threads || getenv("KRAIT_THREADS")) return;
+  const long n_usable = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : n_cores;
+  run->n_threads = n_usable < n_cores ? n_usable : n_cores / place->n_local > 1 ? n_cores / place->n_local : 1;
+  if (place->rank == 0 && n_usable < n_cores / place->n_local)
+    note(NULL, "each process is bound to fewer cores than its share: mpirun needs --bind-to none");
 }
 
 /* The plot replaces an existing file only with -f or --resume, and never an input file. */
@@ -146,6 +161,7 @@ int cmd_train(int argc, char **argv) {
   if (n_gpus > 1 && place.n_ranks == 1) return cli_gpus_run((int)n_gpus, argc, argv);
   krait_ctx *ctx = NULL;
   int opened = choose_device(&place, n_gpus, &run, device, sizeof device);
+  share_cores(&place, &run);
   if (opened < 0) opened = cli_run_open_ctx("train", &run, &ctx);
   if (opened >= 0) return opened;
   watcher.has_checkpoint = resume;

@@ -69,7 +69,7 @@ static void become(int rank, int n, int port, pid_t parent, int argc, char **arg
   if (before == 0) return;
   memcpy(words + before, argv, (size_t)argc * sizeof *words);
   set_number("RANK", rank), set_number("LOCAL_RANK", rank), set_number("WORLD_SIZE", n),
-      set_number("MASTER_PORT", port);
+      set_number("LOCAL_WORLD_SIZE", n), set_number("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   unsetenv("TORCHELASTIC_RUN_ID");
   execv("/proc/self/exe", words);

@@ -21,11 +21,12 @@ typedef struct krait_train_report {
  * one. */
 typedef struct krait_train_launcher {
   uint32_t size;                    /* sizeof this struct */
-  int32_t rank, n_ranks, local_rank; /* local_rank: among the processes of its machine; selects the GPU */
+  int32_t rank, n_ranks, local_rank; /* local_rank: among the n_local processes of its machine; selects the GPU */
   char meet[300];                   /* "HOST:PORT" where rank 0 waits for the others */
+  int32_t n_local;                  /* of this machine; 0: unknown */
 } krait_train_launcher;
-/* Reads it from the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or
- * mpirun (OMPI_COMM_WORLD_...); without them n_ranks is 1. */
+/* Reads it from the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+ * MASTER_PORT) or mpirun (OMPI_COMM_WORLD_...); without them n_ranks is 1. */
 KRAIT_API int32_t krait_train_launcher_read(krait_train_launcher *place);
 
 typedef struct krait_train_options {

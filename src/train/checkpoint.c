@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "alloc.h"
-#include "safetensors.h"
 #include "status.h"
 
 typedef struct part {
@@ -58,8 +57,8 @@ static int32_t read_judged(const kr_weights *w, kr_trainer *t) {
   return kr_trainer_take_judged(t, &judged);
 }
 
-int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_state *s,
-                            const kr_checkpoint_text *text) {
+int32_t kr_checkpoint_add(kr_saver *saver, const char *path, kr_trainer *t, const kr_progress_state *s,
+                          const kr_checkpoint_text *text) {
   part parts[N_PARTS];
   char numbers[7][40];
   int64_t n_finite, n = 0, most = KR_DISC_NORMS + N_JUDGED;
@@ -93,7 +92,7 @@ int32_t kr_checkpoint_write(const char *path, kr_trainer *t, const kr_progress_s
       {"gradient_scale", numbers[5]}, {"scale_updates", numbers[6]},
       {"recordings", s->recordings},  {"model", text->model},      {"config", text->config},
       {"recipe", text->recipe}};
-  const int32_t status = kr_safetensors_write(path, items, n, metadata, sizeof metadata / sizeof *metadata);
+  const int32_t status = kr_saver_add(saver, path, items, n, metadata, sizeof metadata / sizeof *metadata);
   kr_free(items);
   return status;
 }
@@ -163,7 +162,8 @@ int32_t kr_checkpoint_read(const char *path, kr_trainer *t, kr_progress_state *s
   return status;
 }
 
-int32_t kr_checkpoint_write_model(const char *path, kr_trainer *t, int average, const kr_checkpoint_text *text) {
+int32_t kr_checkpoint_add_model(kr_saver *saver, const char *path, kr_trainer *t, int average,
+                                const kr_checkpoint_text *text) {
   const kr_parameters *p = kr_trainer_generator(t), *s = kr_trainer_statistics(t);
   const int64_t n = p->n_items + s->n_items;
   KR_TRY(kr_trainer_pull(t));
@@ -173,7 +173,7 @@ int32_t kr_checkpoint_write_model(const char *path, kr_trainer *t, int average, 
   kr_parameters_items(p, "", average ? p->average : p->value, names, items);
   kr_parameters_items(s, "", average ? s->average : s->value, names + 224 * p->n_items, items + p->n_items);
   const kr_metadata metadata[] = {{"model", text->model}, {"config", text->config}};
-  const int32_t status = kr_safetensors_write(path, items, n, metadata, 2);
+  const int32_t status = kr_saver_add(saver, path, items, n, metadata, 2);
   kr_free(items);
   return status;
 }

@@ -3,6 +3,7 @@
 #ifndef KR_CHECKPOINT_H
 #define KR_CHECKPOINT_H
 
+#include "saver.h"
 #include "trainer.h"
 
 typedef struct kr_progress_state { /* of a run, beyond what the trainer holds */
@@ -16,11 +17,13 @@ typedef struct kr_checkpoint_text {
   const char *model, *config, *recipe; /* "primeknet_mamba"; its arguments and the whole configuration as JSON */
 } kr_checkpoint_text;
 
-int32_t kr_checkpoint_write(const char *path, kr_trainer *trainer, const kr_progress_state *state,
-                            const kr_checkpoint_text *text);
+/* To the saver's next save. */
+int32_t kr_checkpoint_add(kr_saver *saver, const char *path, kr_trainer *trainer, const kr_progress_state *state,
+                          const kr_checkpoint_text *text);
 /* Into a trainer of the same model. */
 int32_t kr_checkpoint_read(const char *path, kr_trainer *trainer, kr_progress_state *state);
 /* What `krait enhance --weights` takes: the values, or their moving average. */
-int32_t kr_checkpoint_write_model(const char *path, kr_trainer *trainer, int average, const kr_checkpoint_text *text);
+int32_t kr_checkpoint_add_model(kr_saver *saver, const char *path, kr_trainer *trainer, int average,
+                                const kr_checkpoint_text *text);
 
 #endif

@@ -11,11 +11,12 @@
 #include "status.h"
 
 typedef struct launcher {
-  const char *rank, *n_ranks, *local_rank;
+  const char *rank, *n_ranks, *local_rank, *n_local;
 } launcher;
-static const launcher launchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-                                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-                                     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"}};
+static const launcher launchers[] = {
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}};
 enum { MOST_RANKS = 4096, USUAL_PORT = 29500 };
 
 static int32_t whole(const char *name, int most, int32_t *value) {
@@ -40,6 +41,7 @@ int32_t krait_train_launcher_read(krait_train_launcher *place) {
     KR_TRY(whole(l->n_ranks, MOST_RANKS, &place->n_ranks));
     KR_TRY(whole(l->rank, MOST_RANKS, &place->rank));
     if (kr_env_foreign(l->local_rank)) KR_TRY(whole(l->local_rank, MOST_RANKS, &place->local_rank));
+    if (kr_env_foreign(l->n_local)) KR_TRY(whole(l->n_local, MOST_RANKS, &place->n_local));
     if (kr_env_foreign("MASTER_PORT")) KR_TRY(whole("MASTER_PORT", 65534, &port));
     KR_CHECK(place->n_ranks > 0 && place->rank < place->n_ranks, KRAIT_ERR_ARGUMENT,
              "environment variable %s is %d, must be below %s, which is %d", l->rank, place->rank, l->n_ranks,

@@ -27,6 +27,7 @@
 #include "outfile.h"
 #include "ranks.h"
 #include "recipe.h"
+#include "saver.h"
 #include "scorer.h"
 #include "status.h"
 #include "train_time.h"
@@ -53,6 +54,12 @@ typedef struct run {
   kr_batch_capacity capacity; /* for validation, and for timed steps */
   kr_batch batch;     /* of the step */
   int64_t begun_ns, begun_step, saved_step; /* saved_step: the step of the folder's checkpoint; 0: none */
+  kr_saver *saver;
+  struct {         /* a line of progress, which appears when its checkpoint has been written */
+    int is_due, ends;
+    kr_step step;
+    krait_train_report report;
+  } line;
 } run;
 
 static int is_first(const run *r) { return kr_ranks_rank(r->ranks) == 0; } /* only this rank writes and reports */
@@ -193,16 +200,16 @@ static int32_t write_events(run *r, const kr_step *losses, const krait_train_rep
   return kr_event_file_add(r->events, report->step, tags, values, OTHERS + KR_TERMS);
 }
 
+/* Begins to write the state; show_line waits for it. */
 static int32_t write_state(run *r, int is_best) {
   char path[4096];
   if (is_best) {
     path_in(r, "best.safetensors", path, sizeof path);
-    KR_TRY(kr_checkpoint_write_model(path, r->trainer, r->train.average_decay > 0, &r->text));
+    KR_TRY(kr_checkpoint_add_model(r->saver, path, r->trainer, r->train.average_decay > 0, &r->text));
   }
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  KR_TRY(kr_checkpoint_write(path, r->trainer, &r->state, &r->text));
-  r->saved_step = r->state.step;
-  return KRAIT_OK;
+  KR_TRY(kr_checkpoint_add(r->saver, path, r->trainer, &r->state, &r->text));
+  return kr_saver_begin(r->saver);
 }
 
 static int32_t save(run *r, int is_best) {
@@ -283,11 +290,16 @@ static int32_t draw_losses(const run *r) {
   return kr_loss_plot_write(path, r->options->plot_path);
 }
 
-static int32_t tell_run(run *r, const kr_step *step, const krait_train_report *report, int ends) {
-  KR_TRY(write_log(r, step, report));
-  KR_TRY(write_events(r, step, report));
-  if (ends && r->options->plot_path) KR_TRY(draw_losses(r));
-  if (r->options->report) r->options->report(r->options->user, report);
+/* Once its checkpoint has been written: what was shown can be resumed. */
+static int32_t show_line(run *r) {
+  if (!r->line.is_due) return KRAIT_OK;
+  r->line.is_due = 0;
+  KR_TRY(kr_saver_wait(r->saver));
+  r->saved_step = r->line.report.step;
+  KR_TRY(write_log(r, &r->line.step, &r->line.report));
+  KR_TRY(write_events(r, &r->line.step, &r->line.report));
+  if (r->line.ends && r->options->plot_path) KR_TRY(draw_losses(r));
+  if (r->options->report) r->options->report(r->options->user, &r->line.report);
   return KRAIT_OK;
 }
 
@@ -309,6 +321,7 @@ static int32_t run_steps(run *r) {
   while (r->state.step < all) {
     kr_step step;
     krait_train_report report;
+    if (!kr_saver_is_busy(r->saver)) KR_TRY(show_line(r));
     KR_TRY(kr_feed_next(r->feed, &r->batch));
     if (r->scorer && !r->train.discriminator_lag) /* then the previous step's are still being scored */
       KR_TRY(kr_scorer_expect(r->scorer, r->batch.wav, r->B, r->N));
@@ -319,12 +332,13 @@ static int32_t run_steps(run *r) {
     const int is_whole = r->state.step % r->n_steps == 0, ends = is_whole || r->state.step == all;
     const int is_begun = r->state.step == r->train.accumulate; /* the first update shows that it works */
     if (!ends && !is_begun && (r->state.step % interval || r->state.step % r->train.accumulate)) continue;
+    KR_TRY(show_line(r));
     describe_run(r, &step, &report);
     if (ends) KR_TRY(end_epoch(r, is_whole, &report));
     else KR_TRY(save(r, 0));
-    if (is_first(r)) KR_TRY(tell_run(r, &step, &report, ends));
+    r->line.is_due = is_first(r), r->line.ends = ends, r->line.step = step, r->line.report = report;
   }
-  return KRAIT_OK;
+  return show_line(r);
 }
 
 /* ---- open and close ---- */
@@ -537,6 +551,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
            (long long)config.fft_len / 4);
   KR_TRY(kr_batch_open(r->ctx->cuda, r->B, r->F, r->N, r->ctx->pool, &r->capacity));
   if (r->train.discriminator) KR_TRY(kr_scorer_open(kr_pool_size(r->ctx->pool), &r->scorer));
+  KR_TRY(kr_saver_open(&r->saver));
   KR_TRY(kr_ranks_join(r->ranks, r->ctx));
   KR_TRY(kr_trainer_open(r->ctx, &config, &r->train, r->B, r->T, &r->trainer));
   KR_TRY(kr_trainer_draw_weights(r->trainer));
@@ -562,7 +577,7 @@ static int32_t open_run(run *r, kr_weights **weights) {
 }
 
 static void close_run(run *r) {
-  kr_feed_close(&r->feed), kr_scorer_close(&r->scorer), kr_batch_close(&r->capacity);
+  kr_feed_close(&r->feed), kr_scorer_close(&r->scorer), kr_batch_close(&r->capacity), kr_saver_close(&r->saver);
   kr_trainer_close(&r->trainer), kr_data_close(&r->data), kr_data_close(&r->valid), kr_config_close(&r->config);
   kr_free(r->config_json), kr_free(r->recipe_json);
   if (r->log) fclose(r->log);
@@ -580,7 +595,9 @@ static int32_t end_run(run *r, int32_t status) {
   const int is_other = is_blamed && r->state.step > r->begun_step;
   snprintf(why, sizeof why, "%s", krait_error_detail());
   path_in(r, "checkpoint.safetensors", path, sizeof path);
-  if (is_other) (void)write_state(r, 0);
+  (void)show_line(r);
+  if (is_other && r->saved_step < r->state.step && write_state(r, 0) >= 0 && kr_saver_wait(r->saver) >= 0)
+    r->saved_step = r->state.step;
   const int64_t at = r->state.step + 1;
   if (r->saved_step && is_other)
     status = kr_fail(status, "step %lld: %s; %s has step %lld: continue with --resume", (long long)at, why, path,

@@ -28,10 +28,11 @@ static int port;
 /* ---- a process ---- */
 
 static int64_t
-    stop_after; /* 0: never; after this many of its own reports this process exits silently, or stops */
-static void count(void *user, const krait_train_report *report) {
-  (void)user;
-  if (stop_after && report->step >= stop_after) raise(SIGSTOP); /* meanwhile the test kills the other one */
+    stop_after; /* 0: never; after this many steps this process stops */
+static int32_t count(void *user, int64_t done, int64_t total) {
+  (void)user, (void)total;
+  if (stop_after && done >= stop_after) raise(SIGSTOP); /* meanwhile the test kills the other one */
+  return 0;
 }
 
 static int is_streaming; /* the model has batch norms */
@@ -75,7 +76,7 @@ static int train(const krait_train_launcher *place, const char *run, int64_t n_s
                                        .folder = output,
                                        .most_steps = n_steps,
                                        .place = place,
-                                       .report = count,
+                                       .progress = count,
                                        .resume = (uint32_t)resumes};
   int32_t status = krait_ctx_open(&o, &ctx);
   if (status >= 0) status = krait_train(ctx, &options);

@@ -265,7 +265,12 @@ static void overflow_halves_the_scale(void **state) {
   print_message("%d batches skipped, scale %g of %g\n", n_skipped, (double)kr_trainer_scale(s.t, NULL), (double)first);
   assert_true(n_skipped > 0 && s.step.updated && isfinite(s.step.gradient_norm));
   assert_true(kr_trainer_scale(s.t, &n_finite) == ldexpf(first, -n_skipped) && n_finite == 1);
-  assert_int_equal(kr_checkpoint_write(path, s.t, &progress, &text), KRAIT_OK);
+  kr_saver *saver = NULL;
+  assert_int_equal(kr_saver_open(&saver), KRAIT_OK);
+  assert_int_equal(kr_checkpoint_add(saver, path, s.t, &progress, &text), KRAIT_OK);
+  assert_int_equal(kr_saver_begin(saver), KRAIT_OK);
+  assert_int_equal(kr_saver_wait(saver), KRAIT_OK);
+  kr_saver_close(&saver);
   open_side(&other, KRAIT_DEVICE_CPU, models[1], &options);
   assert_int_equal(kr_checkpoint_read(path, other.t, &progress), KRAIT_OK);
   assert_true(kr_trainer_scale(other.t, &n_finite) == kr_trainer_scale(s.t, NULL) && n_finite == 1);
