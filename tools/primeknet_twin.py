@@ -330,8 +330,9 @@ class TimeNetwork(nn.Module):
 
 
 class TwoStageBlock(nn.Module):
-    def __init__(self, channels, time_blocks, freq_blocks, kernels, causal, streaming, make_net):
+    def __init__(self, channels, time_blocks, freq_blocks, kernels, causal, streaming, make_net, biased_positions=0):
         super().__init__()
+        self.position_bias = nn.Parameter(torch.zeros(biased_positions, channels)) if biased_positions else None
         self.beta_t = nn.Parameter(torch.zeros(1, channels, 1))
         self.beta_f = nn.Parameter(torch.zeros(1, channels, 1))
         self.time_stage = nn.Sequential(*[nn.Sequential(
@@ -343,6 +344,8 @@ class TwoStageBlock(nn.Module):
 
     def forward(self, x):                                       # (B, C, T, F')
         b, c, t, f = x.shape
+        if self.position_bias is not None:
+            x = x + self.position_bias.t().unsqueeze(1)
         x = x.permute(0, 3, 1, 2).reshape(b * f, c, t)
         x = self.time_stage(x) + x * self.beta_t
         x = x.view(b, f, c, t).permute(0, 3, 2, 1).reshape(b * t, c, f)
@@ -357,13 +360,13 @@ class PrimeKnet(nn.Module):
                  freq_block_num=2, mamba_hidden_size=64, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2,
                  gru_layers=2, gru_hidden_size=64, lstm_layers=2, lstm_hidden_size=64,
                  freq_block_kernel=(3, 11, 23, 31), infer_type="masking", causal=False,
-                 norm="instance", channel_attention="mean", freq_stride=1):
+                 norm="instance", channel_attention="mean", freq_stride=1, position_bias=False):
         super().__init__()
         streaming = norm == "batch"
         if streaming != (channel_attention == "moving") or (streaming and not (causal and stage == "mamba")):
             raise ValueError("norm=batch and channel_attention=moving need each other, causal and Mamba")
-        if freq_stride > 1 and not streaming:
-            raise ValueError("freq_stride needs norm=batch")
+        if (freq_stride > 1 or position_bias) and not streaming:
+            raise ValueError("freq_stride and position_bias need norm=batch")
         if stage not in STAGES:
             raise ValueError("unknown time stage: %s" % stage)
         if infer_type not in ("masking", "mapping"):
@@ -384,7 +387,8 @@ class PrimeKnet(nn.Module):
         self.freq_stride, up = freq_stride, freq_stride if freq_stride > 1 else 2
         self.dense_encoder = DenseEncoder(dense_channel, dense_depth, freq_stride, causal, streaming)
         self.sequence_block = nn.Sequential(*[TwoStageBlock(
-            dense_channel, time_block_num, freq_block_num, freq_block_kernel, causal, streaming, make_net)
+            dense_channel, time_block_num, freq_block_num, freq_block_kernel, causal, streaming, make_net,
+            fft_len // 2 // up * position_bias)
             for _ in range(num_tsblock)])
         self.mask_decoder = MaskDecoder(dense_channel, dense_depth, up, fft_len // 2 + 1, sigmoid_beta, causal,
                                         streaming)
@@ -507,7 +511,7 @@ def randomise(net, gen):
         for name, p in net.named_parameters():
             noise = torch.randn(p.shape, generator=gen)
             leaf = name.rsplit(".", 1)[-1]
-            if leaf.startswith("beta"):
+            if leaf.startswith("beta") or leaf == "position_bias":
                 p.copy_(0.5 * noise)
             elif p.dim() == 1 or leaf in ("A_log", "slope"):
                 p.add_(0.2 * noise)
@@ -543,7 +547,7 @@ def random_golden(out, seed, stage=None, causal=None, name=None, streaming=False
     if streaming:
         cfg.update(norm="batch", channel_attention="moving", dense_channel=rng.choice((3, 5, 6)), dense_depth=3)
     if freq_stride > 1:
-        cfg.update(freq_stride=freq_stride)
+        cfg.update(freq_stride=freq_stride, position_bias=True)
     # Redraw while float32 itself is inaccurate: a test on such a pair could not be strict.
     for _ in range(100):
         net = build("primeknet_" + stage, cfg)

@@ -3,7 +3,8 @@
 bits. The rest is incompressible noise, three eighths of the file, and changes no score (docs/speed/weights.md).
 weights.py grow IN.safetensors OUT.safetensors 0 0 1 1: weights of a deeper PrimeKnet equal to IN, to train further.
 Block k of OUT gets the tensors of the IN block listed at k; a repeat of the block before it starts with residual scales
-of zero, so it is the identity."""
+of zero, so it is the identity.
+weights.py position IN.safetensors OUT.safetensors POSITIONS: weights with position_bias, which are zero, equal to IN."""
 import json, pathlib, struct, sys
 
 
@@ -47,12 +48,27 @@ def grown(path, out, *which):
             if name.startswith(f"sequence_block.{source}."):
                 rest = name.split(".", 2)[2]
                 put(f"sequence_block.{k}.{rest}", t, k > 0 and blocks[k - 1] == source and rest.rsplit(".", 1)[-1] in ("beta", "beta_t", "beta_f"))
-    text = json.dumps(made).encode()
+    write(out, made, b"".join(parts))
+
+
+def write(out, header, body):
+    text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    pathlib.Path(out).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    pathlib.Path(out).write_bytes(struct.pack("<Q", len(text)) + text + body)
 
 
-verbs = {"round": rounded, "grow": grown}
+def positioned(path, out, n):
+    header, _, body = read(path)
+    config = json.loads(header["__metadata__"]["config"])
+    header["__metadata__"]["config"] = json.dumps(config | {"position_bias": True})
+    for k in range(config["num_tsblock"]):
+        added = bytes(4 * int(n) * config["dense_channel"])
+        header[f"sequence_block.{k}.position_bias"] = {"dtype": "F32", "shape": [int(n), config["dense_channel"]], "data_offsets": [len(body), len(body) + len(added)]}
+        body += added
+    write(out, header, body)
+
+
+verbs = {"round": rounded, "grow": grown, "position": positioned}
 if len(sys.argv) < 4 or sys.argv[1] not in verbs:
     sys.exit("usage: " + __doc__)
 verbs[sys.argv[1]](*sys.argv[2:])

@@ -37,7 +37,9 @@ static void draw_parameter(kr_parameters *p, const kr_pk_config *config, uint64_
     double v = (2 * r - 1) * *reach;
     if (ends(item->name, "A_log")) v = log((double)(i % config->d_state + 1));
     else if (ends(item->name, "mamba.D") || ends(item->name, "slope")) v = 1;
-    else if (ends(item->name, "beta") || ends(item->name, "beta_t") || ends(item->name, "beta_f")) v = 0;
+    else if (ends(item->name, "beta") || ends(item->name, "beta_t") || ends(item->name, "beta_f") ||
+             ends(item->name, "position_bias"))
+      v = 0;
     else if (ends(item->name, "dt_proj.bias")) {
       const double dt = fmax(exp(r * (log(0.1) - log(0.001)) + log(0.001)), 1e-4);
       v = dt + log(-expm1(-dt));

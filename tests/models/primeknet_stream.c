@@ -434,6 +434,8 @@ static void refuses_halves(void **state) {
                {"model=primeknet_gru", ""},
                {"dense_depth=2", "does not have"},
                {"freq_stride=7", "must divide fft_len / 2"},
+               {"norm=instance,channel_attention=mean,freq_stride=1,position_bias=true",
+                "position_bias needs norm: batch"},
                {"num_tsblock=3", "is missing"}};
   const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CPU};
   krait_ctx *ctx = NULL;

@@ -18,6 +18,7 @@ typedef struct kr_pk_config {
   int causal;
   int streams; /* norm: batch and channel_attention: moving: no later frame changes an output */
   int64_t fft_len, F, F2;   /* F = fft_len/2+1 bins, F2 = (F-1)/up positions after the encoder */
+  int has_position_bias;    /* each block adds one to its input */
   int64_t stride, down, up; /* bins of a position: of the lift, of the convolution after the dense block, of both */
   int64_t C, depth, n_blocks, n_time, n_freq;
   int64_t hidden, layers;                     /* of the time network; layers only for GRU and LSTM */

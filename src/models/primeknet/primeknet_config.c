@@ -11,7 +11,7 @@ static const char *const known_keys[] = {
     "gru_hidden_size", "lstm_layers",    "lstm_hidden_size", "freq_block_kernel",
     "infer_type",      "causal",         "hop_len",          "hop_length",
     "win_len",         "win_length",     "compress_factor",  "norm",
-    "channel_attention", "freq_stride",
+    "channel_attention", "freq_stride",   "position_bias",
 };
 
 static int32_t read_stage(const char *model, int32_t *stage) {
@@ -77,6 +77,8 @@ static int32_t read_positions(const kr_config *config, kr_pk_config *out) {
   KR_CHECK(out->fft_len / 2 % out->stride == 0, KRAIT_ERR_WEIGHTS,
            "freq_stride is %lld, must divide fft_len / 2, which is %lld", (long long)out->stride,
            (long long)out->fft_len / 2);
+  KR_TRY(kr_config_bool(config, "position_bias", 0, &out->has_position_bias));
+  KR_CHECK(!out->has_position_bias || out->streams, KRAIT_ERR_WEIGHTS, "position_bias needs norm: batch");
   out->F = out->fft_len / 2 + 1;
   out->down = out->stride > 1 ? 1 : 2, out->up = out->stride * out->down;
   out->F2 = (out->F - 1) / out->up;

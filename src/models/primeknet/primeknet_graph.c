@@ -86,6 +86,7 @@ static kr_norm take_norm(const maker *m, const char *prefix, const char *key, co
 SCOPE(encoder, KR_PK_ENCODER_KEYS)
 SCOPE(dense, KR_PK_DENSE_KEYS)
 SCOPE(block, KR_PK_BLOCK_KEYS)
+SCOPE(position, KR_PK_POSITION_KEYS)
 SCOPE(attention, KR_PK_ATTENTION_KEYS)
 SCOPE(moving, KR_PK_MOVING_KEYS)
 SCOPE(wrap, KR_PK_WRAP_KEYS)
@@ -372,6 +373,22 @@ static void stage_slice(void *user, kr_graph *g, kr_tensor x, kr_tensor out) {
         reshape(&own.w, copied, KR_DIMS(d.size[0] * d.size[1], d.size[2])), out);
 }
 
+/* x, rows, plus what belongs to their positions; in two steps, since a gradient is summed over adjacent dimensions. */
+static kr_tensor add_position(const maker *m, int64_t b, kr_tensor x) {
+  const kr_builder *w = &m->w;
+  const int64_t F2 = m->c->F2, C = m->c->C, n = F2 * w->T * C;
+  const position_p p = read_position(m, pk_place_of("sequence_block.%lld.", (long long)b).name, F2, 0);
+  kr_tensor frames = p.bias;
+  if (w->T > 1) {
+    frames = new_rows(w, KR_DIMS(F2, w->T, C));
+    copy(w, "position", kr_graph_expand(w->g, reshape(w, p.bias, KR_DIMS(F2, 1, C)), dims_of(w, frames)), frames);
+  }
+  const kr_dims all = KR_DIMS(w->B, n);
+  const kr_tensor y = add(w, "position", reshape(w, x, all),
+                          kr_graph_expand(w->g, reshape(w, frames, KR_DIMS(1, n)), all));
+  return reshape(w, y, dims_of(w, x));
+}
+
 /* Positions per slice along time: for a recurrence as many as it processes at once. */
 enum { SEQUENCES = 4 };
 
@@ -390,7 +407,9 @@ static kr_tensor blocks(const maker *m, kr_tensor x) {
     }
   for (int64_t b = 0; b < m->c->n_blocks && !in_slices; b++) {
     const block_p p = skips(m, b);
-    x = stage(m, b, 0, p.beta_f, stage(m, b, 1, p.beta_t, reshape(w, x, rows), 0), 0);
+    x = reshape(w, x, rows);
+    if (m->c->has_position_bias) x = add_position(m, b, x);
+    x = stage(m, b, 0, p.beta_f, stage(m, b, 1, p.beta_t, x, 0), 0);
   }
   return reshape(w, x, KR_DIMS(w->B, F2, w->T, C));
 }

@@ -28,6 +28,10 @@
   X(beta_t, "beta_t", 1, C, 1) \
   X(beta_f, "beta_f", 1, C, 1)
 
+/* sequence_block.{b}. with position_bias; n is the number of positions */
+#define KR_PK_POSITION_KEYS(X, XB, XN) \
+  X(bias, "position_bias", n, C)
+
 /* sequence_block.{b}.{time,freq}_stage.{k}.0.; n is 1 along time, 3 along frequency */
 #define KR_PK_ATTENTION_KEYS(X, XB, XN) \
   X(beta, "beta", 1, C, 1) \

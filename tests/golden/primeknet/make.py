@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "..", "tools"))
 from primeknet_twin import build, check, random_com, random_golden, randomise, save_safetensors
 
-#      name              seed  stage    causal streaming, freq_stride
+#      name              seed  stage    causal streaming, freq_stride (with position_bias)
 PAIRS = (
     ("tiny-mamba",         8, "mamba", False),
     ("tiny-mamba-causal",  3, "mamba", True),
