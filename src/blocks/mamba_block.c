@@ -47,6 +47,19 @@ static kr_tensor normed(const inner *i, const char *name, kr_tensor rows, kr_ten
                                               .out = kr_graph_auto()});
 }
 
+/* One step, with the states updated in place. */
+static int is_step(const inner *i) { return i->b->scan_state && i->b->scan_state == i->b->scan_state_out; }
+
+static void step_conv(const inner *i, kr_tensor x, kr_tensor u) {
+  kr_graph_call(i->g, "conv", &kr_op_causal_conv1d_update,
+                &(kr_causal_conv1d_update_args){.activation = KRAIT_ACT_SILU,
+                                                   .x = mamba_block_view(i, x),
+                                                   .conv_state = mamba_block_view(i, i->b->conv_states),
+                                                   .weight = mamba_block_view(i, i->b->conv_weight),
+                                                   .bias = mamba_block_view(i, i->b->conv_bias),
+                                                   .out = mamba_block_view(i, mamba_block_as_channels(i, u))});
+}
+
 /* silu(conv(x)) as rows. */
 static kr_tensor convolve_mamba_block(const inner *i) {
   const kr_tensor u = mamba_block_new_rows(i, i->D);
@@ -56,6 +69,7 @@ static kr_tensor convolve_mamba_block(const inner *i) {
     copy_mamba_block(i, "x", x, cast);
     x = cast;
   }
+  if (is_step(i) && i->b->conv_states) return step_conv(i, x, u), u;
   kr_graph_call(i->g, "conv", &kr_op_causal_conv1d,
                 &(kr_causal_conv1d_args){.call.flags = i->b->flags & KRAIT_SCAN_REVERSE ? KRAIT_CONV1D_REVERSE : 0,
                                             .activation = KRAIT_ACT_SILU,
@@ -92,8 +106,41 @@ static kr_tensor scan_parameter(const inner *i, kr_tensor rows) {
   return pairs;
 }
 
+/* (B,D,1), or a matrix, with one head in the middle. */
+static kr_view one_head(const inner *i, kr_tensor t) {
+  const kr_dims d = kr_graph_dims(i->g, t);
+  if (d.n == 3) return mamba_block_view(i, kr_graph_permute(i->g, t, (int[]){0, 2, 1}));
+  return mamba_block_view(i, kr_graph_reshape(i->g, t, KR_DIMS(d.size[0], 1, d.size[1])));
+}
+static kr_view of_head(const inner *i, kr_tensor t, kr_dims dims) {
+  return t ? mamba_block_view(i, kr_graph_reshape(i->g, t, dims)) : (kr_view){0};
+}
+
+/* B and C as scan_parameter returns them. */
+static void step_scan(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr_tensor C, kr_tensor out) {
+  const kr_mamba_block *b = i->b;
+  const kr_dims rows = KR_DIMS(i->B, 1, i->N), channels = KR_DIMS(1, i->D);
+  kr_graph_call(
+      i->g, "scan", &kr_op_state_update,
+      &(kr_state_update_args){.call.flags = b->flags & KRAIT_SCAN_SOFTPLUS ? KRAIT_UPDATE_SOFTPLUS : 0,
+                                 .state = of_head(i, b->scan_state, KR_DIMS(i->B, 1, i->D, i->N)),
+                                 .x = one_head(i, u),
+                                 .dt = one_head(i, delta),
+                                 .A = of_head(i, b->A, KR_DIMS(1, i->D, i->N)),
+                                 .Bmat = of_head(i, B, rows),
+                                 .Cmat = of_head(i, C, rows),
+                                 .Dvec = of_head(i, b->Dvec, channels),
+                                 .dt_bias = of_head(i, b->delta_bias, channels),
+                                 .z = one_head(i, kr_graph_slice(i->g, b->xz, 1, i->D, i->D)),
+                                 .out = one_head(i, out)});
+}
+
 static void scan_mamba_block(const inner *i, kr_tensor u, kr_tensor delta, kr_tensor B, kr_tensor C, kr_tensor out) {
   const kr_mamba_block *b = i->b;
+  if (is_step(i)) {
+    step_scan(i, u, delta, B, C, out);
+    return;
+  }
   kr_graph_call(i->g, "scan", &kr_op_selective_scan,
                 &(kr_selective_scan_args){.call.flags = b->flags,
                                              .u = mamba_block_view(i, mamba_block_as_channels(i, u)),

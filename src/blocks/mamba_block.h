@@ -15,7 +15,8 @@ typedef struct kr_mamba_block {
   /* As in kr_mamba_inner_args; 0: absent. */
   kr_tensor conv_weight, conv_bias, x_proj_weight, dt_proj_weight, out_proj_weight, out_proj_bias, A, A_reverse, Bmat,
       Cmat, Dvec, delta_bias, B_proj_bias, C_proj_bias, dt_norm_weight, B_norm_weight, C_norm_weight;
-  /* (B,D,W-1) and (B,D,N), 0: absent: from earlier time, read; for later time, written. */
+  /* (B,D,W-1) and (B,D,N), 0: absent: from earlier time, read; for later time, written. If they are the same tensors
+   * (L is 1, states are real), these are updated in place. */
   kr_tensor conv_states, scan_state, conv_states_out, scan_state_out;
   kr_tensor out;  /* (B,L,M), or (B,D,L) without out_proj_weight; written */
 } kr_mamba_block;

@@ -217,9 +217,11 @@ static kr_tensor behind_first(const maker *m, const wrap_p *p, kr_tensor weight,
   return product(w, "in_weight", weight, transposed(w, matrix(w, p->in_w)), 0, 0, 0);
 }
 
+/* *next: what it becomes; of a single frame it is updated in place. */
 static kr_tensor state_of(const maker *m, const char *name, kr_dims dims, kr_tensor *next) {
-  *next = m->w.has_past ? new_tensor(&m->w, dims) : 0;
-  return m->w.has_past ? kr_graph_state(m->w.g, name, m->w.dtype, dims) : 0;
+  const kr_tensor state = m->w.has_past ? kr_graph_state(m->w.g, name, m->w.dtype, dims) : 0;
+  *next = state && m->w.T > 1 ? new_tensor(&m->w, dims) : state;
+  return state;
 }
 
 /* *out_weight: proj_conv2's on entry; on return merged with the preceding out_proj. */
@@ -251,8 +253,8 @@ static kr_tensor mamba(const maker *m, const char *prefix, const wrap_p *wrap, k
   b.conv_states = W > 1 ? state_of(m, "conv_state", KR_DIMS(sequences, E, W - 1), &b.conv_states_out) : 0;
   b.scan_state = state_of(m, "scan_state", KR_DIMS(sequences, E, N), &b.scan_state_out);
   kr_mamba_block_record(w->g, &b);
-  if (b.conv_states) copy(w, "conv_state", b.conv_states_out, b.conv_states);
-  if (b.scan_state) copy(w, "scan_state", b.scan_state_out, b.scan_state);
+  if (b.conv_states != b.conv_states_out) copy(w, "conv_state", b.conv_states_out, b.conv_states);
+  if (b.scan_state != b.scan_state_out) copy(w, "scan_state", b.scan_state_out, b.scan_state);
   return reshape(w, y, KR_DIMS(sequences * w->T, E));
 }
 
