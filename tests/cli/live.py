@@ -142,7 +142,8 @@ with tempfile.TemporaryDirectory() as folder:
             check(done.returncode == 0 and done.stderr == b"" and done.stdout[12:36] == data[12:36], f"{rate} Hz: {done.stderr}, {done.stdout[:44]}")
             got = unpack(done.stdout[44:], bits, is_float)
             worst = max((abs(g - w) for g, w in zip(got, want)), default=9)
-            check(len(got) == len(want) and worst < (3e-5 if bits == 16 else 1e-5), f"{rate} Hz: {len(got)} of {len(want)} samples, off by {worst}")
+            # One frame at a time is computed by other operators than several: a value may be rounded to its neighbour.
+            check(len(got) == len(want) and worst < (4e-5 if bits == 16 else 1e-5), f"{rate} Hz: {len(got)} of {len(want)} samples, off by {worst}")
     dry = krait("live", *STREAMING, "--mix", "0", stdin=data)
     check(dry.stdout == data, "--mix 0 gives back the input")
     check(krait("live", *STREAMING, "--gate", "1", stdin=data).stdout[44:].count(0) > len(data) * 0.9, "--gate 1 is silence")
