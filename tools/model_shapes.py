@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """model_shapes.py CONFIG.json FOLDER: a folder with the shapes of a language model's tensors, and no values: a sparse
-file, for krait bench generate --sizes FOLDER. Needs torch and transformers."""
+file, for krait bench generate --sizes FOLDER. Names are those that save_pretrained writes, which are not always those
+of the modules. Needs torch and transformers 5."""
 import json
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import sys
 
 import torch
 import transformers
+from transformers.core_model_loading import revert_weight_conversion
 
 
 def shapes_of(path):
@@ -16,7 +18,8 @@ def shapes_of(path):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     tied = config.get_text_config().tie_word_embeddings
-    return {k: list(v.shape) for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+    saved = revert_weight_conversion(model, model.state_dict())
+    return {k: list(v.shape) for k, v in saved.items() if not (tied and k == "lm_head.weight")}
 
 
 def main():

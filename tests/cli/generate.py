@@ -819,6 +819,11 @@ def damaged_mixture():
             data[at:at + 2] = b"\xc0\x7f"
     (bad / "model.safetensors").write_bytes(data)
     check_error(1, "not finite", *text)
+    # --sizes loads nothing: experts by other names would be no part of what is timed
+    timed = ("bench", "generate", "--sizes", bad, "--device", "cpu", "--prompt", 2, "--tokens", 2)
+    check(krait(*timed).returncode == 0, "the sizes of a mixture")
+    (bad / "model.safetensors").write_bytes(data.replace(b".down_proj.weight", b".down_prox.weight"))
+    check_error(2, "down_prox.weight' is of no part that family", *timed)
 
 
 def little_memory():

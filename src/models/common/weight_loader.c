@@ -61,10 +61,10 @@ int kr_name_fits(const char *pattern, const char *name) {
   return !*name;
 }
 
-static int is_unused(const char *const *unused, const char *name) {
-  for (; unused && *unused; unused++) {
-    const size_t n = strlen(*unused);
-    if (n && (*unused)[n - 1] == '.' ? strncmp(name, *unused, n) == 0 : kr_name_fits(*unused, name)) return 1;
+int kr_name_is_listed(const char *const *list, const char *name) {
+  for (; list && *list; list++) {
+    const size_t n = strlen(*list);
+    if (n && (*list)[n - 1] == '.' ? strncmp(name, *list, n) == 0 : kr_name_fits(*list, name)) return 1;
   }
   return 0;
 }
@@ -77,7 +77,7 @@ int32_t kr_loader_check_read(kr_loader *p, const char *const *unused) {
   for (int64_t i = 0; p->is_read && i < n; i++) {
     const kr_weight *item = p->folder ? kr_model_folder_at(p->folder, i) : kr_weights_at(p->weights, i);
     if (n_prefix && strncmp(item->name, p->prefix, n_prefix) != 0) continue;
-    if (p->is_read[i] || is_unused(unused, item->name + n_prefix)) continue;
+    if (p->is_read[i] || kr_name_is_listed(unused, item->name + n_prefix)) continue;
     if (!first) first = item->name;
     others++;
   }

@@ -77,8 +77,9 @@ int kr_loader_has(const kr_loader *p, const char *name); /* in some form: also q
  * list: of names after the prefix ('*' and '#' are numbers) or, ending with '.', their beginnings; NULL ends it, or is
  * an empty one. */
 int32_t kr_loader_check_read(kr_loader *p, const char *const *unused);
-/* Whether a name fits such a pattern. */
+/* Whether a name fits such a pattern; whether it is on such a list. */
 int kr_name_fits(const char *pattern, const char *name);
+int kr_name_is_listed(const char *const *list, const char *name);
 /* n matrices of one shape and type as one, in the order given. */
 int32_t kr_load_stacked(kr_loader *p, int64_t n, const char *const *names, kr_sizes want, kr_weight_ref *to);
 /* A matrix with its rows in another order: row i is the file's row_of(user, i). */

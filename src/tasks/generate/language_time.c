@@ -28,12 +28,26 @@ static int has_config(const char *folder) {
   return access(path, R_OK) == 0;
 }
 
+/* Nothing is loaded: a part of the model that goes by other names would be missing without a word. */
+static int32_t check_names(const kr_lm_family *family, const kr_model_folder *folder) {
+  const char *field;
+  for (int64_t i = 0; i < kr_model_folder_count(folder); i++) {
+    const char *name = kr_model_folder_at(folder, i)->name;
+    kr_lm_key_flags(family, name, &field);
+    KR_CHECK(field || kr_name_is_listed(family->unused, name), KRAIT_ERR_WEIGHTS,
+             "%s: tensor '%s' is of no part that family %s has: its time would be missing",
+             kr_model_folder_label(folder), name, family->name);
+  }
+  return KRAIT_OK;
+}
+
 /* Of a folder, whose weights need only have shapes. */
 static int32_t read_config(const char *path, kr_lm_config **config) {
   const kr_lm_family *family = NULL;
   kr_model_folder *folder = NULL;
   KR_TRY(kr_model_folder_open(path, &folder));
   int32_t status = kr_lm_family_of(folder, &family);
+  if (status >= 0) status = check_names(family, folder);
   if (status >= 0) status = family->read(folder, config);
   kr_model_folder_close(&folder);
   return status;
@@ -76,8 +90,13 @@ typedef struct work {
   double *times;
 } work;
 
+static void choose_tokens(work *w) {
+  const int64_t V = kr_lm_config_of(w->model)->V, n = V > 1000 ? 999 : V - 1;
+  for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(n ? 1 + i * 7919 % n : 0);
+}
+
 static int32_t time_prompt(work *w, kr_lm_timing *t) {
-  for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
+  choose_tokens(w);
   for (int k = 0; k < 4; k++) { /* the first warms up */
     KR_TRY(kr_lm_reset(w->model, 0));
     KR_TRY(kr_lm_wait(w->model));
@@ -152,7 +171,7 @@ static void tell_kind(void *user, const char *name, const char *op, const char *
 static int32_t time_kinds(const krait_ctx *ctx, const char *model, int32_t dtype, work *w, int32_t narrow,
                           kr_lm_profile_fn kind, void *user) {
   KR_TRY(open_random(ctx, model, dtype, w->B, narrow, &w->model));
-  for (int64_t i = 0; i < w->n_prompt; i++) w->ids[i] = (int32_t)(1 + i * 7919 % 999);
+  choose_tokens(w);
   KR_TRY(kr_lm_prefill(w->model, 0, w->ids, NULL, w->n_prompt, 0, NULL));
   KR_TRY(kr_lm_profile_by_kernel(w->model, tell_kind, &(kinds){"prompt", kind, user}));
   for (int64_t b = 0; b < w->B; b++) w->slots[b] = (int32_t)b;
