@@ -103,7 +103,7 @@ static void steps_are_those_of_the_cpu(void **state) {
     n_recorded += gpu.r->recordings[0].recorded != NULL;
   }
   assert_int_equal(n_recorded, 10); /* all but the first run per pair of addresses */
-  assert_int_equal(kr_emulated_pdl(), 2 * n_recorded); /* the step and the norm, where they are recorded */
+  assert_int_equal(kr_emulated_pdl(), 4 * n_recorded); /* all that are recorded: step, norm, gate, "around" */
   close_model(&cpu);
   close_model(&gpu);
 }

@@ -47,7 +47,7 @@ static const kr_impl sum_rows_impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_sum_rows_ref, NULL},
 };
 
-KR_OP_DEFINE(pointwise, pointwise_impls, NULL, count_pointwise, kr_pointwise_case, 600)
+KR_OP_DEFINE(pointwise, pointwise_impls, NULL, count_pointwise, kr_pointwise_case, 600, .takes_pdl = 1)
 KR_OP_DEFINE(sum_rows, sum_rows_impls, NULL, count_sum_rows, kr_sum_rows_case, 300)
 
 /* ---- loop nest ---- */

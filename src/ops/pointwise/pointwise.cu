@@ -5,6 +5,7 @@
  *   kr_sum_packs        the same for 16-bit rows, eight adjacent columns per thread
  *   kr_sum_all          a warp reduces the parts of one column in a fixed order */
 #include "../gemm/gemm_finish.cuh"
+#include "overlap.cuh"
 #include "pointwise_params.h"
 
 /* The derivative of x P(x), P the normal distribution, which has a series at 0. */
@@ -75,9 +76,12 @@ KR_DEV void store_eight(const kr_pointwise_view &v, const place &o, const float 
 
 KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_pointwise_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
+  kr_launch_dependents();
   if (thread >= p.n_threads) return;
   const place o = place_of(p, thread);
   float x[8] = {}, y[8] = {};
+  kr_keep_all_near(p);
+  kr_griddep_wait();
   load_eight(p.x, o, x);
   load_eight(p.y, o, y);
 #pragma unroll
@@ -87,8 +91,11 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_po
 
 KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_pointwise_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
+  kr_launch_dependents();
   if (thread >= p.n_threads) return;
   const place o = place_of(p, thread);
+  kr_keep_all_near(p);
+  kr_griddep_wait();
   const float x = p.x.data ? kr_load(p.x.data, at(p.x, o, o.n), p.x.dtype) : 0.0f,
               y = p.y.data ? kr_load(p.y.data, at(p.y, o, o.n), p.y.dtype) : 0.0f;
   kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, result(p, x, y));

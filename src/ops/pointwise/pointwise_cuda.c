@@ -1,6 +1,7 @@
 /* pointwise_cuda.c: plans and launches of pointwise calls and sums over rows. */
 #include "cuda_impl.h"
 #include "op_list.h"
+#include "overlap.h"
 #include "pointwise/pointwise_params.h"
 #include "pointwise/pointwise_walk.h"
 #include "view.h"
@@ -22,6 +23,11 @@ static kr_pointwise_view pointwise_view_of(const kr_view *v, const kr_walk *w, i
 
 static int takes_packs(const kr_pointwise_view *v) { return !v->data || v->packs || v->stride[3] == 0; }
 
+/* Larger calls would let the next kernel's blocks take multiprocessors from their own. */
+static int starts_ahead(const krait_ctx *ctx, const kr_pointwise_args *a, uint32_t n_blocks) {
+  return (a->call.flags & KR_CALL_PDL) != 0 && n_blocks <= (uint32_t)kr_cuda_info(ctx->cuda)->n_multiprocessors;
+}
+
 static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_pointwise_args *a = args;
   const kr_walk w = kr_walk_of(a);
@@ -38,8 +44,10 @@ static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t ti
   if (n == 0) return KRAIT_OK;
   for (int d = 0; d < 4; d++) p.n[d] = kr_divisor_of(d == 3 ? inner : w.n[d]);
   p.n_threads = (uint32_t)n;
-  const kr_grid grid = {.x = (uint32_t)((n + KR_POINTWISE_THREADS - 1) / KR_POINTWISE_THREADS),
+  const uint32_t n_blocks = (uint32_t)((n + KR_POINTWISE_THREADS - 1) / KR_POINTWISE_THREADS);
+  const kr_grid grid = {.x = n_blocks,
                         .block = KR_POINTWISE_THREADS,
+                        .is_pdl = starts_ahead(ctx, a, n_blocks),
                         .stream = a->call.stream};
   return kr_cuda_launch(ctx->cuda, tier, packed ? &packs : &any, &grid, &p, sizeof p);
 }
