@@ -5,6 +5,7 @@
  *   kr_dt_update_rows, _same_rows  the same, after tensor cores have computed the time steps of the block's channels
  *   kr_dt_update_same_rows_4     the same with four sequences a block instead of eight: few channels
  *   kr_state_update_heads, _same_heads  eight channels per lane, one decay for all states of a head (Mamba-2)
+ *   kr_state_update_heads_256    the same with two times four states per lane
  *   kr_state_update_same_heads_8  the same with eight states per lane
  *   kr_state_update_any          any types, strides and number of states
  * Bound by reading and writing the state once, so a thread issues all its loads before using the first. */
@@ -495,8 +496,8 @@ KR_DEV void store_states(const kr_view &v, int32_t dtype, int64_t offset, const 
   else kr_write_state((uint16_t *)v.data + offset, kr_raw16{{w[0], w[1], w[STATES / 2 - 2], w[STATES / 2 - 1]}});
 }
 
-/* p.P: packs of eight channels. */
-template <int STATES>
+/* p.P: packs of eight channels. A lane has STATES neighbours in each of PARTS parts of a channel's states. */
+template <int STATES, int PARTS>
 KR_DEV void update_heads(const kr_update_params &p, const types t) {
   const kr_state_update_args &a = p.a;
   const int ahead = (a.call.flags & KR_CALL_STATE_PDL) != 0;
@@ -515,34 +516,43 @@ KR_DEV void update_heads(const kr_update_params &p, const types t) {
   if (slot >= a.n_states) slot = -1; /* the host cannot check */
   const int live = exists && slot >= 0;
   const int64_t s0 = slot * a.state.stride[0] + h * a.state.stride[1] + first * a.state.stride[2] + n;
-  kr_raw16 raw[CHANNELS] = {};
+  kr_raw16 raw[PARTS][CHANNELS] = {};
 #pragma unroll
-  for (int k = 0; k < CHANNELS; k++)
-    if (live) load_states<STATES>(a.state, t.state, s0 + k * a.state.stride[2], raw[k]);
+  for (int part = 0; part < PARTS; part++)
+#pragma unroll
+    for (int k = 0; k < CHANNELS; k++)
+      if (live)
+        load_states<STATES>(a.state, t.state, s0 + part * 32 * STATES + k * a.state.stride[2], raw[part][k]);
   const uint32_t raw_bias = load_one(a.dt_bias, a.dt_bias.dtype, at3(a.dt_bias, h, 0, 0)),
                  raw_A = load_one(a.A, KRAIT_F32, at3(a.A, h, 0, 0)),
                  raw_D = load_one(a.Dvec, a.Dvec.dtype, at3(a.Dvec, h, c, 0));
   if (ahead) wait_ahead(p);
-  kr_raw16 raw_B, raw_C;
-  load_group<STATES>(a.Bmat, t.input, at3(a.Bmat, b, g, n), raw_B);
-  load_group<STATES>(a.Cmat, t.input, at3(a.Cmat, b, g, n), raw_C);
+  kr_raw16 raw_B[PARTS], raw_C[PARTS];
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    load_group<STATES>(a.Bmat, t.input, at3(a.Bmat, b, g, n + part * 32 * STATES), raw_B[part]);
+    load_group<STATES>(a.Cmat, t.input, at3(a.Cmat, b, g, n + part * 32 * STATES), raw_C[part]);
+  }
   const float dt = time_step(a, one_of(t.input, load_one(a.dt, t.input, at3(a.dt, b, h, 0))), raw_bias);
   const float decay = kr_exp(dt * one_of(KRAIT_F32, raw_A));
   const uint32_t raw_x = load_one(a.x, t.input, at3(a.x, b, h, c)),
                  raw_z = load_one(a.z, t.input, at3(a.z, b, h, c));
-  float x[CHANNELS], y[CHANNELS], B[STATES], C[STATES];
+  float x[CHANNELS], y[CHANNELS] = {};
   load_channels(a.x, t.input, at3(a.x, b, h, first), x);
-  states_of<STATES>(t.input, raw_B, B);
-  states_of<STATES>(t.input, raw_C, C);
 #pragma unroll
-  for (int k = 0; k < CHANNELS; k++) {
-    const float dx = dt * x[k];
-    float s[STATES];
-    states_of<STATES>(t.state, raw[k], s);
-    y[k] = 0.0f;
+  for (int part = 0; part < PARTS; part++) {
+    float B[STATES], C[STATES];
+    states_of<STATES>(t.input, raw_B[part], B);
+    states_of<STATES>(t.input, raw_C[part], C);
 #pragma unroll
-    for (int j = 0; j < STATES; j++) s[j] = kr_fma(decay, s[j], dx * B[j]), y[k] = kr_fma(C[j], s[j], y[k]);
-    if (live) store_states<STATES>(a.state, t.state, s0 + k * a.state.stride[2], s);
+    for (int k = 0; k < CHANNELS; k++) {
+      const float dx = dt * x[k];
+      float s[STATES];
+      states_of<STATES>(t.state, raw[part][k], s);
+#pragma unroll
+      for (int j = 0; j < STATES; j++) s[j] = kr_fma(decay, s[j], dx * B[j]), y[k] = kr_fma(C[j], s[j], y[k]);
+      if (live) store_states<STATES>(a.state, t.state, s0 + part * 32 * STATES + k * a.state.stride[2], s);
+    }
   }
   float sum = sum_channels(y, lane, p.lanes);
   if (a.Dvec.data) sum = kr_fma(one_of(a.Dvec.dtype, raw_D), one_of(t.input, raw_x), sum);
@@ -551,13 +561,16 @@ KR_DEV void update_heads(const kr_update_params &p, const types t) {
 }
 
 KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_heads(const kr_update_params p) {
-  update_heads<4>(p, types{KRAIT_F32, KR_DTYPE});
+  update_heads<4, 1>(p, types{KRAIT_F32, KR_DTYPE});
+}
+KR_KERNEL void KR_BOUNDS(128, 3) kr_state_update_heads_256(const kr_update_params p) {
+  update_heads<4, 2>(p, types{KRAIT_F32, KR_DTYPE});
 }
 KR_KERNEL void KR_BOUNDS(128, 6) kr_state_update_same_heads(const kr_update_params p) {
-  update_heads<4>(p, types{KR_DTYPE, KR_DTYPE});
+  update_heads<4, 1>(p, types{KR_DTYPE, KR_DTYPE});
 }
 KR_KERNEL void KR_BOUNDS(128, 5) kr_state_update_same_heads_8(const kr_update_params p) {
-  if (KR_DTYPE != KRAIT_F32) update_heads<KR_DTYPE == KRAIT_F32 ? 4 : 8>(p, types{KR_DTYPE, KR_DTYPE});
+  if (KR_DTYPE != KRAIT_F32) update_heads<KR_DTYPE == KRAIT_F32 ? 4 : 8, 1>(p, types{KR_DTYPE, KR_DTYPE});
 }
 
 KR_KERNEL void KR_BOUNDS(128, 8) kr_state_update_any(const kr_update_params p) {

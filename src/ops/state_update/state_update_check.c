@@ -17,7 +17,7 @@ int32_t kr_state_update_case(kr_case *c, int64_t index) {
   a->N = index % 16 == 0 ? kr_case_int(c, 257, 520) : kr_case_edge(c, 130);
   if (index % 3 == 1) c->contiguous = 1, a->N = kr_case_int(c, 1, 32) * 4; /* for the GPU's four states per lane */
   const int by_heads = index % 6 == 4; /* as in Mamba-2 */
-  if (by_heads) a->P = 8 * kr_case_int(c, 1, 4), a->N = kr_case_pick(c, 3, (int64_t[]){32, 64, 128});
+  if (by_heads) a->P = 8 * kr_case_int(c, 1, 4), a->N = kr_case_pick(c, 4, (int64_t[]){32, 64, 128, 256});
   const int by_rows = index % 6 == 1 && kr_case_chance(c, 0.6); /* as in Mamba with many sequences */
   if (by_rows) {
     a->B = kr_case_int(c, 31, 39), a->H = a->G = 1, a->P = kr_case_edge(c, 140), a->N = 16;

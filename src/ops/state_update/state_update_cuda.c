@@ -10,7 +10,8 @@ enum { HEADS, WHOLE_CHANNELS, FOUR_STATES, ANY_STRIDES };
 
 static const kr_kernel heads[] = KR_BY_TYPE("state_update", "kr_state_update_heads"),
                        same_heads[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads");
-static const kr_kernel same_heads_8[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads_8");
+static const kr_kernel heads_256[] = KR_BY_TYPE("state_update", "kr_state_update_heads_256"),
+                       same_heads_8[] = KR_BY_TYPE("state_update", "kr_state_update_same_heads_8");
 static const kr_kernel whole[] = KR_BY_TYPE("state_update", "kr_state_update_rows"),
                        same_whole[] = KR_BY_TYPE("state_update", "kr_state_update_same_rows");
 static const kr_kernel fours[] = KR_BY_TYPE("state_update", "kr_state_update_4"),
@@ -24,9 +25,18 @@ static int state_update_by_fours(const kr_view *v, int n) {
   return strides % 4 == 0 && (uintptr_t)v->data % (4 * krait_dtype_bytes(v->dtype)) == 0;
 }
 
+/* Whether eight 16-bit states are one aligned access and at least eight lanes share a channel. */
+static int takes_eights(const kr_state_update_args *a) {
+  const int64_t strides = a->state.stride[0] | a->state.stride[1] | a->state.stride[2] | a->Bmat.stride[0] |
+                          a->Bmat.stride[1] | a->Cmat.stride[0] | a->Cmat.stride[1];
+  const uintptr_t at = (uintptr_t)a->state.data | (uintptr_t)a->Bmat.data | (uintptr_t)a->Cmat.data;
+  return a->state.dtype != KRAIT_F32 && a->N >= 64 && strides % 8 == 0 && at % 16 == 0;
+}
+
 static const char *refuse_heads(const kr_state_update_args *a) {
   const int64_t strides = a->x.stride[0] | a->x.stride[1];
-  if (a->N != 32 && a->N != 64 && a->N != 128) return "N is not 32, 64 or 128";
+  const int holds_256 = a->state.dtype == KRAIT_F32 || takes_eights(a);
+  if (a->N != 32 && a->N != 64 && a->N != 128 && !(a->N == 256 && holds_256)) return "N is not 32, 64, 128 or 256";
   if (a->P % 8) return "P is no multiple of 8";
   if (a->A.stride[1] || a->A.stride[2] || a->dt.stride[2] || (kr_has(&a->dt_bias) && a->dt_bias.stride[1]))
     return "channels of a head that do not decay alike";
@@ -63,7 +73,7 @@ static const char *refuse_state_update(const krait_ctx *ctx, const void *args, i
       (kr_has(&a->z) && a->z.dtype != a->x.dtype))
     return "inputs of several types";
   if (a->state.dtype != KRAIT_F32 && a->state.dtype != a->x.dtype) return "state of another 16-bit type than x";
-  if (a->N % 4 || a->N > 128) return "N is no multiple of 4, or above 128";
+  if (a->N % 4 || (a->N > 128 && family != HEADS)) return "N is no multiple of 4, or above 128";
   const int together = state_update_by_fours(&a->state, 4) &&
                        (a->A.stride[2] == 0 || state_update_by_fours(&a->A, 3)) && state_update_by_fours(&a->Bmat, 3) &&
                        state_update_by_fours(&a->Cmat, 3);
@@ -87,14 +97,6 @@ kr_update_params kr_update_params_of(kr_state_update_args a, int per_run, int64_
   return p;
 }
 
-/* Whether eight 16-bit states are one aligned access and at least eight lanes share a channel. */
-static int takes_eights(const kr_state_update_args *a) {
-  const int64_t strides = a->state.stride[0] | a->state.stride[1] | a->state.stride[2] | a->Bmat.stride[0] |
-                          a->Bmat.stride[1] | a->Cmat.stride[0] | a->Cmat.stride[1];
-  const uintptr_t at = (uintptr_t)a->state.data | (uintptr_t)a->Bmat.data | (uintptr_t)a->Cmat.data;
-  return a->state.dtype != KRAIT_F32 && a->N >= 64 && strides % 8 == 0 && at % 16 == 0;
-}
-
 static int32_t launch_whole_channels(const krait_ctx *ctx, const kr_update_params *p, uint64_t tier) {
   const int is_float = p->a.state.dtype == KRAIT_F32, sequences = is_float ? KR_UPDATE_ROWS_WIDE : KR_UPDATE_ROWS_SAME;
   const kr_grid grid = {.x = (uint32_t)((p->a.P + KR_UPDATE_ROWS_CHANNELS - 1) / KR_UPDATE_ROWS_CHANNELS),
@@ -113,7 +115,7 @@ static int32_t run_state_update(const krait_ctx *ctx, const void *args, uint64_t
       kr_update_params_of(*a, per_run, family == ANY_STRIDES ? a->N : by_eights ? a->N / 8 : a->N / 4);
   const kr_kernel *kernel = family == ANY_STRIDES ? any
                             : by_eights           ? same_heads_8
-                            : family == HEADS     ? (is_float ? heads : same_heads)
+                            : family == HEADS     ? (!is_float ? same_heads : a->N == 256 ? heads_256 : heads)
                             : is_float            ? fours
                                                   : same_fours;
   if (family == WHOLE_CHANNELS) return launch_whole_channels(ctx, &p, tier);
