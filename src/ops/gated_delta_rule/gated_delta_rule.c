@@ -40,4 +40,5 @@ static const kr_impl update_impls[] = {
 };
 
 KR_OP_DEFINE(gated_delta_rule, impls, NULL, count_gated_delta_rule_cost, kr_gated_delta_rule_case, 200)
-KR_OP_DEFINE(gated_delta_update, update_impls, NULL, count_gated_delta_update_cost, kr_gated_delta_update_case, 200)
+KR_OP_DEFINE(gated_delta_update, update_impls, NULL, count_gated_delta_update_cost, kr_gated_delta_update_case, 200,
+             .takes_pdl = 1)

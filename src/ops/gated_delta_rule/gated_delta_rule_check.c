@@ -28,6 +28,7 @@ int32_t kr_gated_delta_update_case(kr_case *c, int64_t index) {
   a->B = kr_case_int(c, 1, 5), a->n_states = a->B + kr_case_int(c, 0, 3);
   choose_heads(c, &a->H, &a->Hk, &a->Dk, &a->Dv);
   if (index % 3 == 0) a->beta_scale = 2;
+  if (index % 6 == 1) a->Dk = 64 << kr_case_int(c, 0, 1), a->Dv = 4 * kr_case_int(c, 1, 24); /* GPUs' fours */
   c->contiguous = index % 2;
   return KRAIT_OK;
 }

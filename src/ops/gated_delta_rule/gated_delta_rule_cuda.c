@@ -4,6 +4,7 @@
 #include "gated_delta_rule.h"
 #include "gated_delta_rule_params.h"
 #include "op_list.h"
+#include "overlap.h"
 
 enum { COLUMNS, STAGED };
 
@@ -27,14 +28,29 @@ static int32_t run_delta_rule(const krait_ctx *ctx, const void *args, uint64_t t
                       which);
 }
 
+/* One token's, of 64 or 128 key features: four neighbours of a row of the state in one access. */
+static int has_lines(const kr_gated_delta_update_args *a) {
+  const kr_view *s = &a->state;
+  return (a->Dk == 64 || a->Dk == 128) && a->Dv % 4 == 0 && s->stride[3] == 1 && s->stride[0] % 4 == 0 &&
+         s->stride[1] % 4 == 0 && s->stride[2] % 4 == 0 && kr_is_aligned(s);
+}
+
+static int32_t launch_delta_step(const krait_ctx *ctx, kr_delta_params *p, uint64_t tier) {
+  static const kr_kernel kernels[] = {{"gated_delta_step", "kr_gated_delta_step_64"},
+                                      {"gated_delta_step", "kr_gated_delta_step_128"}};
+  p->parts = (int32_t)kr_blocks_of(p->a.Dv, KR_DELTA_STEP_COLUMNS);
+  const kr_grid grid = {.x = (uint32_t)(p->a.B * p->a.H * p->parts),
+                        .block = KR_DELTA_STEP_THREADS,
+                        .is_pdl = (p->a.call.flags & KR_CALL_PDL) != 0,
+                        .stream = p->a.call.stream};
+  return grid.x ? kr_cuda_launch(ctx->cuda, tier, &kernels[p->a.Dk / 128], &grid, p, sizeof *p) : KRAIT_OK;
+}
+
 static int32_t run_delta_update(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_gated_delta_update_args *a = args;
-  return launch_delta(ctx,
-                      &(kr_delta_params){.a = kr_delta_sequence_of(a),
-                                         .before = a->state,
-                                         .after = a->state,
-                                         .rows = a->state_batch_indices},
-                      tier, COLUMNS);
+  kr_delta_params p = {
+      .a = kr_delta_sequence_of(a), .before = a->state, .after = a->state, .rows = a->state_batch_indices};
+  return has_lines(a) ? launch_delta_step(ctx, &p, tier) : launch_delta(ctx, &p, tier, COLUMNS);
 }
 
 static const char *refuse_blocks(double blocks) { return blocks >= 2147483648.0 ? "2^31 blocks or more" : NULL; }
