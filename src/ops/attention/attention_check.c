@@ -271,6 +271,8 @@ int32_t kr_attention_append_case(kr_case *c, int64_t index) {
   a->R = c->contiguous ? 8 * kr_case_int(c, 1, 8) : kr_case_edge(c, 33) - kr_case_int(c, 0, 1);
   a->D = 2 * a->R + (kr_case_chance(c, 0.5) ? 0 : kr_case_int(c, 0, 9)) + (a->R == 0),
   a->Dv = kr_case_chance(c, 0.5) ? a->D : kr_case_edge(c, 40);
+  if (c->contiguous && kr_case_chance(c, 0.5)) /* GPUs' packs */
+    a->D = 2 * a->R + 8 * kr_case_int(c, 0, 2), a->Dv = 8 * kr_case_int(c, 1, 6);
   a->Lk = a->L + kr_case_int(c, 0, 20), a->Bk = a->B, a->n_pages = 0;
   const int64_t capacity = a->Lk;
   a->T = capacity + kr_case_int(c, 0, 5);

@@ -1,5 +1,6 @@
 /* attention_cuda.c: attention on a GPU. */
 #include "attention_cuda.h"
+#include "attention_join.h"
 #include "attention_base.h"
 
 #include <math.h>
@@ -235,7 +236,7 @@ int32_t kr_attention_parts(const krait_ctx *ctx, const void *args) {
 
 /* ---- few rows, many keys (split over keys) ----------------------------------------------------------------------- */
 
-enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 128 };
+enum { MOST_ROWS = 64, MOST_SPLITS = 128, KEYS_OF_A_SPLIT = 128, KEYS_OF_A_FEW_SPLIT = 32 };
 
 const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
@@ -246,12 +247,12 @@ const char *kr_attention_keys_refuse(const krait_ctx *ctx, const void *args) {
   return kr_attention_ampere_refuse(ctx, args);
 }
 
-/* Enough parts to fill the device, none too small. rows: of a block; at_once: blocks of a multiprocessor. */
-static void plan_keys(const krait_ctx *ctx, kr_attention_params *p, int rows, int at_once) {
+/* Enough parts to fill the device, none of fewer than `keys`. rows: of a block; at_once: blocks of a multiprocessor. */
+static void plan_keys(const krait_ctx *ctx, kr_attention_params *p, int rows, int at_once, int keys) {
   const int64_t slots = (int64_t)at_once * kr_cuda_info(ctx->cuda)->n_multiprocessors;
   p->n_q_tiles = (p->rows_q * p->heads + rows - 1) / rows;
   const int64_t blocks = (int64_t)p->n_q_tiles * p->B * (p->H / p->heads),
-                most = p->rows_k / KEYS_OF_A_SPLIT < MOST_SPLITS ? p->rows_k / KEYS_OF_A_SPLIT : MOST_SPLITS;
+                most = p->rows_k / keys < MOST_SPLITS ? p->rows_k / keys : MOST_SPLITS;
   double best = 0;
   p->n_splits = 1;
   for (int64_t n = 1; n <= most; n++) {
@@ -263,7 +264,7 @@ static void plan_keys(const krait_ctx *ctx, kr_attention_params *p, int rows, in
 
 static kr_attention_params keys_params_of(const krait_ctx *ctx, const void *args) {
   kr_attention_params p = kr_attention_params_of(args);
-  plan_keys(ctx, &p, 16, 2);
+  plan_keys(ctx, &p, 16, 2, KEYS_OF_A_SPLIT);
   return p;
 }
 
@@ -300,7 +301,7 @@ int32_t kr_attention_keys(const krait_ctx *ctx, const void *args) {
                         .shared_bytes = KR_ATTENTION_KEYS_SHARED(wide ? 128 : 64),
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  const kr_grid rows = {.x = (uint32_t)(p.B * p.H * p.rows_q),
+  const kr_grid rows = {.x = (uint32_t)(p.B * p.H * p.rows_q * KR_ATTENTION_JOIN_CHUNKS(p.D)),
                         .block = KR_ATTENTION_KEYS_THREADS,
                         .is_pdl = grid.is_pdl,
                         .stream = a->call.stream};
@@ -331,7 +332,7 @@ const char *kr_attention_few_base_refuse(const krait_ctx *ctx, const void *args)
 
 static kr_attention_params few_params_of(const krait_ctx *ctx, const void *args) {
   kr_attention_params p = kr_attention_params_of(args);
-  plan_keys(ctx, &p, KR_ATTENTION_FEW_ROWS, 4);
+  plan_keys(ctx, &p, KR_ATTENTION_FEW_ROWS, 4, KEYS_OF_A_FEW_SPLIT);
   return p;
 }
 
@@ -353,7 +354,7 @@ int32_t kr_attention_few_base(const krait_ctx *ctx, const void *args) {
                         .block = KR_ATTENTION_KEYS_THREADS,
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream},
-                rows = {.x = (uint32_t)(p.B * p.H * p.rows_q),
+                rows = {.x = (uint32_t)(p.B * p.H * p.rows_q * KR_ATTENTION_JOIN_CHUNKS(p.D)),
                         .block = KR_ATTENTION_KEYS_THREADS,
                         .is_pdl = grid.is_pdl,
                         .stream = a->call.stream};

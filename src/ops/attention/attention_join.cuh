@@ -3,14 +3,17 @@
 #define KR_ATTENTION_JOIN_CUH
 
 #include "attention_fragments.cuh"
+#include "attention_join.h"
 #include "overlap.cuh"
 
-/* A block per row of the call: the parts' means weighted by their sums, whose logarithms are in base 2. One thread per
- * part, then one per channel. */
+/* A block per row of the call and 32 channels: the parts' means weighted by their sums, whose logarithms are in base 2.
+ * One thread per part, then one per channel and every WARPS-th part. */
 KR_DEV void join_parts(const kr_attention_params &p) {
   const int THREADS = KR_ATTENTION_KEYS_THREADS, WARPS = THREADS / 32;
-  KR_SHARED float weights[KR_ATTENTION_KEYS_THREADS], warps[2 * KR_ATTENTION_KEYS_THREADS / 32];
-  const int row = kr_block_x(), thread = kr_thread(), warp = thread >> 5, n_rows = p.B * p.H * p.rows_q;
+  KR_SHARED float weights[KR_ATTENTION_KEYS_THREADS], warps[2 * KR_ATTENTION_KEYS_THREADS / 32],
+      sums[KR_ATTENTION_KEYS_THREADS / 32][32];
+  const int chunks = KR_ATTENTION_JOIN_CHUNKS(p.D), row = kr_block_x() / chunks, chunk = kr_block_x() - row * chunks,
+            thread = kr_thread(), warp = thread >> 5, lane = thread & 31, n_rows = p.B * p.H * p.rows_q;
   kr_launch_dependents(), kr_griddep_wait();
   const int i = row % p.rows_q, h = row / p.rows_q % p.H, b = row / p.rows_q / p.H;
   const sequence s = sequence_of(p, b);
@@ -22,7 +25,7 @@ KR_DEV void join_parts(const kr_attention_params &p) {
   float most = mine;
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) most = higher(most, kr_shuffle_xor(most, d));
-  if ((thread & 31) == 0) warps[warp] = most;
+  if (lane == 0) warps[warp] = most;
   kr_sync();
 #pragma unroll
   for (int w = 0; w < WARPS; w++) most = higher(most, warps[w]);
@@ -33,22 +36,25 @@ KR_DEV void join_parts(const kr_attention_params &p) {
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) total += kr_shuffle_xor(total, d);
   weights[thread] = weight;
-  if ((thread & 31) == 0) warps[WARPS + warp] = total;
+  if (lane == 0) warps[WARPS + warp] = total;
   kr_sync();
   total = sink > MINUS_INFINITY && !none ? kr_exp2(sink - most) : 0.0f;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) total += warps[WARPS + w];
   const float by = none ? 0.0f : 1.0f / total;
-  if (thread == 0 && p.lse.data)
+  if (thread == 0 && chunk == 0 && p.lse.data)
     ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = none ? -MINUS_INFINITY : KR_LN2 * (most + kr_log2(total));
-  const int64_t step = (int64_t)n_rows * p.D;
-  for (int d = thread; d < p.D; d += THREADS) {
-    const float *from = p.partial + (int64_t)row * p.D + d;
-    float o = 0;
+  const int d = 32 * chunk + lane, exists = d < p.D;
+  const float *from = p.partial + (int64_t)row * p.D + (exists ? d : 0);
+  float o = 0;
 #pragma unroll 8
-    for (int k = 0; k < p.n_splits; k++, from += step) o = kr_fma(weights[k], *from, o);
-    kr_store(p.out.data, query_at(p.out, s, h, i) + d, p.out.dtype, o * by);
-  }
+  for (int k = warp; k < p.n_splits; k += WARPS) o = kr_fma(weights[k], from[(int64_t)k * n_rows * p.D], o);
+  sums[warp][lane] = o;
+  kr_sync();
+  if (warp || !exists) return;
+#pragma unroll
+  for (int w = 1; w < WARPS; w++) o += sums[w][lane];
+  kr_store(p.out.data, query_at(p.out, s, h, i) + d, p.out.dtype, o * by);
 }
 
 #endif

@@ -94,11 +94,41 @@ KR_DEV void turn_pack(const kr_raw16 &raw, const kr_raw16 &other, kr_raw16 &to, 
   }
 }
 
+/* Cosines and sines of a pack's channels, d and on. */
+KR_DEV void read_angles(const kr_rotary_params &p, int64_t position, int d, int turns, float (&c)[8], float (&s)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int r = p.interleaved ? d / 2 + (i & 3) : d + i, has = turns && r < p.R;
+    c[i] = has ? kr_load(p.cos.data, position * p.cos.t + r * p.cos.d, p.cos.dtype) : 1.0f,
+    s[i] = has ? p.sign * kr_load(p.sin.data, position * p.sin.t + r * p.sin.d, p.sin.dtype) : 0.0f;
+  }
+}
+
+/* A pack of n heads, rotated with the one R further, or copied. */
+KR_DEV void turn_heads(const kr_rotary_params &p, const uint16_t *from, uint16_t *to, int n, int turns,
+                       const float (&c)[8], const float (&s)[8]) {
+  const int other = turns && !p.interleaved ? p.R : 0;
+  for (int h = 0; h < n; h++, from += p.x.h, to += p.out.h) {
+    kr_raw16 raw = *(const kr_raw16 *)from, out = raw, out_other = raw;
+    const kr_raw16 raw_other = *(const kr_raw16 *)(from + other);
+    if (turns) turn_pack(raw, raw_other, out, out_other, c, s, p.interleaved, p.x.dtype);
+    if (other) *(kr_raw16 *)(to + other) = out_other;
+    *(kr_raw16 *)to = out;
+  }
+}
+
+/* Packs of a token's head that are rotated: of halves, with the packs R further; and all that have a thread. */
+KR_DEV uint32_t turned_packs(const kr_rotary_params &p) {
+  return (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8);
+}
+KR_DEV uint32_t packs_of_token(const kr_rotary_params &p) {
+  return (uint32_t)(p.D / 8) - (p.interleaved ? 0 : turned_packs(p));
+}
+
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_params p) {
   wait_early(p);
-  const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(),
-                 turned = (uint32_t)(p.interleaved ? (2 * p.R + 7) / 8 : p.R / 8),
-                 per_token = turned + (uint32_t)(p.D / 8) - (p.interleaved ? turned : 2 * turned);
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(), turned = turned_packs(p),
+                 per_token = packs_of_token(p);
   const uint32_t token = thread / per_token, pack = thread - token * per_token;
   if (token >= (uint32_t)(p.packed ? 1 : p.B) * (uint32_t)p.L) return;
   const int row = (int)(token / (uint32_t)p.L), t = (int)(token - (uint32_t)row * (uint32_t)p.L),
@@ -114,23 +144,27 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_packs(const kr_rotary_p
                            : place > last ? last
                                           : place;
   float c[8], s[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const int r = p.interleaved ? d / 2 + (i & 3) : d + i, has = turns && r < p.R;
-    c[i] = has ? kr_load(p.cos.data, position * p.cos.t + r * p.cos.d, p.cos.dtype) : 1.0f,
-    s[i] = has ? p.sign * kr_load(p.sin.data, position * p.sin.t + r * p.sin.d, p.sin.dtype) : 0.0f;
-  }
+  read_angles(p, position, d, turns, c, s);
   wait_late(p);
   const uint16_t *from = (const uint16_t *)p.x.data + row * p.x.b + t * p.x.t + first * p.x.h + d;
   uint16_t *to = (uint16_t *)p.out.data + row * p.out.b + t * p.out.t + first * p.out.h + d;
-  const int other = turns && !p.interleaved ? p.R : 0;
-  for (int h = first; h < end; h++, from += p.x.h, to += p.out.h) {
-    kr_raw16 raw = *(const kr_raw16 *)from, out = raw, out_other = raw;
-    const kr_raw16 raw_other = *(const kr_raw16 *)(from + other);
-    if (turns) turn_pack(raw, raw_other, out, out_other, c, s, p.interleaved, p.x.dtype);
-    if (other) *(kr_raw16 *)(to + other) = out_other;
-    *(kr_raw16 *)to = out;
-  }
+  turn_heads(p, from, to, end - first, turns, c, s);
+}
+
+/* Where sequence b's token i goes in the cache. */
+typedef struct spot {
+  int64_t position, row, t;
+  int is_inside;
+} spot;
+KR_DEV spot spot_of(const kr_rotary_params &p, int b, int i) {
+  spot to;
+  to.position = (p.offsets.data ? (int64_t)index_at(p.offsets, b) : 0) + i;
+  const int64_t room = p.table.data ? (int64_t)p.Lk * p.n_pages : p.Lk;
+  to.is_inside = i < p.L && to.position >= 0 && to.position < room;
+  to.row = p.cache_row.data ? index_at(p.cache_row, b) : b, to.t = to.position;
+  if (p.table.data && to.is_inside)
+    to.row = p.table.data[b * p.table_b + to.position / p.Lk * p.table.step], to.t = to.position % p.Lk;
+  return to;
 }
 
 /* One warp per token and head of queries or keys: p.n_queries, then p.H. */
@@ -140,12 +174,9 @@ KR_DEV void append(const kr_rotary_params &p) {
   const int h = (int)(unit - token * (p.n_queries + p.H)) - p.n_queries, most = p.L > 0 ? p.L : 1,
             b = (int)(token / most), i = (int)(token - (int64_t)b * most);
   if (b >= p.B) return;
-  const int64_t position = (p.offsets.data ? (int64_t)index_at(p.offsets, b) : 0) + i;
-  const int64_t room = p.table.data ? (int64_t)p.Lk * p.n_pages : p.Lk;
-  const int is_inside = i < p.L && position >= 0 && position < room;
-  int64_t row = p.cache_row.data ? index_at(p.cache_row, b) : b, t = position;
-  if (p.table.data && is_inside)
-    row = p.table.data[b * p.table_b + position / p.Lk * p.table.step], t = position % p.Lk;
+  const spot at = spot_of(p, b, i);
+  const int64_t position = at.position, row = at.row, t = at.t;
+  const int is_inside = at.is_inside;
   const angle first = angle_at(p, position, is_inside || h < 0 ? lane_of() : p.R);
   wait_late(p);
   if (h < 0) {
@@ -165,3 +196,31 @@ KR_DEV void append(const kr_rotary_params &p) {
 }
 
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_attention_append(const kr_rotary_params p) { append(p); }
+
+/* A thread takes a pack of keys or values of p.heads heads of a token: first those of keys. */
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_attention_append_packs(const kr_rotary_params p) {
+  wait_early(p);
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_ROTARY_THREADS + (uint32_t)kr_thread(),
+                 of_keys = packs_of_token(p), per_token = of_keys + (uint32_t)(p.Dv / 8), token = thread / per_token,
+                 pack = thread - token * per_token;
+  const int b = (int)(token / (uint32_t)p.L), i = (int)(token - (uint32_t)b * (uint32_t)p.L),
+            first = kr_block_y() * p.heads, n = p.H - first < p.heads ? p.H - first : p.heads;
+  if (b >= p.B) return;
+  const spot at = spot_of(p, b, i);
+  const int turns = pack < turned_packs(p), d = (int)(turns || p.interleaved ? pack : pack + turned_packs(p)) * 8;
+  float c[8], s[8];
+  read_angles(p, at.position < p.T ? at.position : p.T - 1, d, turns && at.is_inside, c, s);
+  wait_late(p);
+  if (p.seqused.data && i == 0 && first == 0 && pack == 0)
+    ((int32_t *)p.seqused.data)[b * p.seqused.step] = (int32_t)(at.position + p.L);
+  if (!at.is_inside || at.row < 0 || at.row >= p.Bk) return;
+  if (pack < of_keys) {
+    turn_heads(p, (const uint16_t *)p.x.data + b * p.x.b + i * p.x.t + first * p.x.h + d,
+               (uint16_t *)p.out.data + at.row * p.out.b + at.t * p.out.t + first * p.out.h + d, n, turns, c, s);
+    return;
+  }
+  const int e = (int)(pack - of_keys) * 8;
+  const uint16_t *from = (const uint16_t *)p.v.data + b * p.v.b + i * p.v.t + first * p.v.h + e;
+  uint16_t *to = (uint16_t *)p.v_cache.data + at.row * p.v_cache.b + at.t * p.v_cache.t + first * p.v_cache.h + e;
+  for (int h = 0; h < n; h++, from += p.v.h, to += p.v_cache.h) *(kr_raw16 *)to = *(const kr_raw16 *)from;
+}

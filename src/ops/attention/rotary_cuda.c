@@ -70,7 +70,8 @@ int32_t kr_rotary_cuda(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, &p, sizeof p);
 }
 
-enum { MANY_PACKS = 1 << 14 }; /* per head: enough threads for a GPU without one thread per head */
+/* Per head, enough threads for a GPU without one thread per head: of packs that are turned, and that are copied too. */
+enum { MANY_PACKS = 1 << 14, MANY_APPENDED = 1 << 17, FEWEST_PACKED_TOKENS = 8 };
 
 static int packs_take(const kr_attention_tensor *t) {
   return t->d == 1 && t->b % 8 == 0 && t->t % 8 == 0 && t->h % 8 == 0 && (uintptr_t)t->data % 16 == 0;
@@ -144,10 +145,32 @@ static int32_t launch_append(const krait_ctx *ctx, const kr_rotary_params *p, co
   return p->B ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, p, sizeof *p) : KRAIT_OK;
 }
 
+/* Many tokens of 16 bits in packs of 16 bytes. */
+static int appends_packs(const kr_attention_append_args *a, const kr_rotary_params *p) {
+  const int64_t per_head = a->D / 8 + a->Dv / 8;
+  return a->L >= FEWEST_PACKED_TOKENS && p->x.dtype != KRAIT_F32 && p->out.dtype == p->x.dtype &&
+         p->v.dtype == p->x.dtype && p->v_cache.dtype == p->x.dtype && a->D % 8 == 0 && a->Dv % 8 == 0 &&
+         (p->interleaved || p->R % 8 == 0) && packs_take(&p->x) && packs_take(&p->out) && packs_take(&p->v) &&
+         packs_take(&p->v_cache) && a->B * a->L * per_head < INT32_MAX && a->Hk <= 8 * 65535;
+}
+
+static int32_t launch_append_packs(const krait_ctx *ctx, kr_rotary_params *p, const kr_call *call) {
+  static const kr_kernel kernel = {"rotary", "kr_attention_append_packs"};
+  const int64_t turned = p->interleaved ? 0 : p->R / 8,
+                n = (int64_t)p->B * p->L * (p->D / 8 - turned + p->Dv / 8);
+  p->heads = n >= MANY_APPENDED || p->H > 65535 ? KR_ROTARY_HEADS : 1;
+  const kr_grid grid = {.x = (uint32_t)((n + KR_ROTARY_THREADS - 1) / KR_ROTARY_THREADS),
+                        .y = (uint32_t)((p->H + p->heads - 1) / p->heads),
+                        .block = KR_ROTARY_THREADS,
+                        .is_pdl = (call->flags & KR_CALL_PDL) != 0,
+                        .stream = call->stream};
+  return p->B ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernel, &grid, p, sizeof *p) : KRAIT_OK;
+}
+
 int32_t kr_attention_append_cuda(const krait_ctx *ctx, const void *args) {
   const kr_attention_append_args *a = args;
-  const kr_rotary_params p = append_plan_of(a);
-  return launch_append(ctx, &p, &a->call);
+  kr_rotary_params p = append_plan_of(a);
+  return appends_packs(a, &p) ? launch_append_packs(ctx, &p, &a->call) : launch_append(ctx, &p, &a->call);
 }
 
 /* ---- both in one launch, for few tokens: many are faster by packs ---- */
