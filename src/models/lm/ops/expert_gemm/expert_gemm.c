@@ -54,4 +54,5 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_expert_gemm_ref, NULL},
 };
 
-KR_OP_DEFINE(expert_gemm, impls, check_experts_rules, count_experts_cost, kr_expert_gemm_case, 300)
+KR_OP_DEFINE(expert_gemm, impls, check_experts_rules, count_experts_cost, kr_expert_gemm_case, 300,
+             .takes_pdl = 1)

@@ -23,37 +23,57 @@ KR_DEV void multiply_any(const kr_experts_params &p, const kr_view &B, int64_t a
   }
 }
 
-/* The same of aligned rows of one type, several packs of each row on their way at once. */
-template <int TYPE>
-KR_DEV void multiply_packs(const kr_experts_params &p, const kr_view &B, int64_t a_at, int64_t b_at, int n,
-                           float (&sums)[KR_EXPERTS_EACH]) {
-  enum { AHEAD = 3, EACH = TYPE == KRAIT_F32 ? 4 : 8 };
+/* The same of aligned rows of one type, several packs of each row on their way at once. GATED: also of B2's. */
+template <int TYPE, int GATED>
+KR_DEV void multiply_packs(const kr_experts_params &p, int64_t e, int64_t a_at, int n,
+                           float (&sums)[1 + GATED][KR_EXPERTS_EACH]) {
+  enum { AHEAD = 3, EACH = TYPE == KRAIT_F32 ? 4 : 8, BYTES = 16 / EACH };
   const kr_expert_gemm_args &a = p.a;
+  const char *rows[1 + GATED][KR_EXPERTS_EACH];
+#pragma unroll
+  for (int which = 0; which <= GATED; which++) {
+    const kr_view &B = which ? a.B2 : a.Bmat;
+#pragma unroll
+    for (int i = 0; i < KR_EXPERTS_EACH; i++)
+      rows[which][i] =
+          (const char *)B.data + (e * B.stride[0] + (n + i < a.N ? n + i : n) * B.stride[1]) * (int64_t)BYTES;
+  }
   for (int64_t first = (kr_thread() & 31) * EACH; first < a.K; first += AHEAD * 32 * EACH) {
-    kr_raw16 x[AHEAD], w[AHEAD][KR_EXPERTS_EACH];
+    kr_raw16 x[AHEAD], w[AHEAD][1 + GATED][KR_EXPERTS_EACH];
 #pragma unroll
     for (int m = 0; m < AHEAD; m++) {
-      const int64_t k = first + m * 32 * EACH, left = a.K - k;
-      x[m] = load_pack(a.A.data, a_at + k, 1, TYPE, 1, left);
+      const int64_t k = first + m * 32 * EACH;
+      const int exists = k < a.K;
+      x[m] = load_pack(a.A.data, a_at + k, 1, TYPE, 1, a.K - k);
 #pragma unroll
-      for (int i = 0; i < KR_EXPERTS_EACH; i++)
-        w[m][i] = load_pack(B.data, b_at + (n + i < a.N ? i : 0) * B.stride[1] + k, 1, TYPE, 1, left);
+      for (int which = 0; which <= GATED; which++)
+#pragma unroll
+        for (int i = 0; i < KR_EXPERTS_EACH; i++)
+          w[m][which][i] = exists ? kr_read_once(rows[which][i] + k * BYTES) : kr_raw16{{0, 0, 0, 0}};
     }
 #pragma unroll
     for (int m = 0; m < AHEAD; m++)
 #pragma unroll
-      for (int i = 0; i < KR_EXPERTS_EACH; i++)
+      for (int which = 0; which <= GATED; which++)
 #pragma unroll
-        for (int c = 0; c < EACH; c++) sums[i] = kr_fma(pack_at(x[m], c, TYPE), pack_at(w[m][i], c, TYPE), sums[i]);
+        for (int i = 0; i < KR_EXPERTS_EACH; i++)
+#pragma unroll
+          for (int c = 0; c < EACH; c++)
+            sums[which][i] = kr_fma(pack_at(x[m], c, TYPE), pack_at(w[m][which][i], c, TYPE), sums[which][i]);
   }
 }
 
-KR_DEV void multiply_rows(const kr_experts_params &p, const kr_view &B, int64_t a_at, int64_t b_at, int n,
-                          float (&sums)[KR_EXPERTS_EACH]) {
-  if (!p.packs) multiply_any(p, B, a_at, b_at, n, sums);
-  else if (p.a.A.dtype == KRAIT_F16) multiply_packs<KRAIT_F16>(p, B, a_at, b_at, n, sums);
-  else if (p.a.A.dtype == KRAIT_BF16) multiply_packs<KRAIT_BF16>(p, B, a_at, b_at, n, sums);
-  else multiply_packs<KRAIT_F32>(p, B, a_at, b_at, n, sums);
+template <int GATED>
+KR_DEV void multiply_rows(const kr_experts_params &p, int64_t e, int64_t a_at, int n,
+                          float (&sums)[1 + GATED][KR_EXPERTS_EACH]) {
+  if (p.packs && p.a.A.dtype == KRAIT_F16) multiply_packs<KRAIT_F16, GATED>(p, e, a_at, n, sums);
+  if (p.packs && p.a.A.dtype == KRAIT_BF16) multiply_packs<KRAIT_BF16, GATED>(p, e, a_at, n, sums);
+  if (p.packs && p.a.A.dtype == KRAIT_F32) multiply_packs<KRAIT_F32, GATED>(p, e, a_at, n, sums);
+#pragma unroll
+  for (int which = 0; which <= GATED && !p.packs; which++) {
+    const kr_view &B = which ? p.a.B2 : p.a.Bmat;
+    multiply_any(p, B, a_at, e * B.stride[0] + n * B.stride[1], n, sums[which]);
+  }
 }
 
 /* Word i of a row of words. */
@@ -112,35 +132,29 @@ KR_DEV void multiply_words(const kr_experts_params &p, int64_t e, int64_t a_at, 
   }
 }
 
-KR_DEV void sum_outputs(float (&y)[KR_EXPERTS_EACH]) {
-#pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = kr_sum_lanes(y[i]);
-}
+/* What a kernel multiplies: matrices, gated ones, or words. */
+enum { PLAIN, GATED, WORDS };
 
 /* y of a row, a choice, and outputs from n on. */
-template <int WORDS>
+template <int KIND>
 KR_DEV void expert_outputs(const kr_experts_params &p, int64_t t, int64_t j, int n, float (&y)[KR_EXPERTS_EACH]) {
   const kr_expert_gemm_args &a = p.a;
   const int64_t e = ((const int32_t *)a.index.data)[t * a.index.stride[0] + j * a.index.stride[1]],
                 a_at = t * a.A.stride[0] + (a.S > 1 ? j : 0) * a.A.stride[1];
-  float up[KR_EXPERTS_EACH];
+  float sums[1 + (KIND == GATED)][KR_EXPERTS_EACH] = {};
 #pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = up[i] = 0.0f;
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] = 0.0f;
   if (e < 0 || e >= a.E) return;
-  if (WORDS)
-    multiply_words(p, e, a_at, n, y);
+  if (KIND == WORDS)
+    multiply_words(p, e, a_at, n, sums[0]);
   else
-    multiply_rows(p, a.Bmat, a_at, e * a.Bmat.stride[0] + n * a.Bmat.stride[1], n, y);
-  sum_outputs(y);
-  if (WORDS) return;
+    multiply_rows<KIND == GATED>(p, e, a_at, n, sums);
 #pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++)
-    if (a.activation == KRAIT_ACT_SILU) y[i] = kr_silu(y[i]);
-  if (!a.B2.data) return;
-  multiply_rows(p, a.B2, a_at, e * a.B2.stride[0] + n * a.B2.stride[1], n, up);
-  sum_outputs(up);
-#pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++) y[i] *= up[i];
+  for (int i = 0; i < KR_EXPERTS_EACH; i++) {
+    y[i] = kr_sum_lanes(sums[0][i]);
+    if (KIND != WORDS && a.activation == KRAIT_ACT_SILU) y[i] = kr_silu(y[i]);
+    if (KIND == GATED) y[i] *= kr_sum_lanes(sums[KIND == GATED][i]);
+  }
 }
 
 KR_DEV void store_outputs(const kr_expert_gemm_args &a, int64_t at, int64_t step, int n,
@@ -150,18 +164,17 @@ KR_DEV void store_outputs(const kr_expert_gemm_args &a, int64_t at, int64_t step
     if ((kr_thread() & 31) == i && n + i < a.N) kr_store(a.out.data, at + (n + i) * step, a.out.dtype, y[i]);
 }
 
-/* A block computes the same outputs of all choices of a row, a warp those of every KR_EXPERTS_WARPS-th. */
-template <int WORDS>
-KR_DEV void sum_choices(const kr_experts_params &p, int64_t t, int tile) {
-  KR_SHARED float parts[KR_EXPERTS_WARPS][KR_EXPERTS_EACH];
+/* A block computes the same outputs of all choices of a row, a warp those of every KR_EXPERTS_SUM_WARPS-th. */
+template <int KIND>
+KR_DEV void sum_choices(const kr_experts_params &p) {
+  KR_SHARED float parts[KR_EXPERTS_SUM_WARPS][KR_EXPERTS_EACH];
   const kr_expert_gemm_args &a = p.a;
-  const int warp = kr_thread() / 32, n = tile * KR_EXPERTS_EACH;
-  float sum[KR_EXPERTS_EACH], y[KR_EXPERTS_EACH];
-#pragma unroll
-  for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = 0.0f;
-  for (int64_t j = warp; j < a.J; j += KR_EXPERTS_WARPS) {
+  const int64_t t = (uint32_t)kr_block_x() / p.tiles;
+  const int warp = kr_thread() / 32, n = (int)((uint32_t)kr_block_x() - (uint32_t)t * p.tiles) * KR_EXPERTS_EACH;
+  float sum[KR_EXPERTS_EACH] = {}, y[KR_EXPERTS_EACH];
+  for (int64_t j = warp; j < a.J; j += KR_EXPERTS_SUM_WARPS) {
     const float by = kr_load(a.weights.data, t * a.weights.stride[0] + j * a.weights.stride[1], KRAIT_F32);
-    expert_outputs<WORDS>(p, t, j, n, y);
+    expert_outputs<KIND>(p, t, j, n, y);
 #pragma unroll
     for (int i = 0; i < KR_EXPERTS_EACH; i++) sum[i] = kr_fma(by, y[i], sum[i]);
   }
@@ -173,33 +186,43 @@ KR_DEV void sum_choices(const kr_experts_params &p, int64_t t, int tile) {
   if (warp) return;
 #pragma unroll
   for (int i = 0; i < KR_EXPERTS_EACH; i++)
-    for (int w = 1; w < KR_EXPERTS_WARPS; w++) sum[i] += parts[w][i];
+    for (int w = 1; w < KR_EXPERTS_SUM_WARPS; w++) sum[i] += parts[w][i];
   store_outputs(a, t * a.out.stride[0], a.out.stride[1], n, sum);
 }
 
-template <int WORDS>
-KR_DEV void run_rows(const kr_experts_params &p) {
+template <int KIND>
+KR_DEV void multiply_choice(const kr_experts_params &p) {
   const kr_expert_gemm_args &a = p.a;
   const uint32_t block = (uint32_t)kr_block_x();
   const int64_t row = block / p.tiles, t = row / a.J, j = row - t * a.J;
   const int tile = (int)(block - (uint32_t)row * p.tiles),
             n = (tile * KR_EXPERTS_WARPS + kr_thread() / 32) * KR_EXPERTS_EACH;
   float y[KR_EXPERTS_EACH];
-  if (a.weights.data) {
-    sum_choices<WORDS>(p, row, tile);
-    return;
-  }
   if (n >= a.N) return;
-  expert_outputs<WORDS>(p, t, j, n, y);
+  expert_outputs<KIND>(p, t, j, n, y);
   store_outputs(a, t * a.out.stride[0] + j * a.out.stride[1], a.out.stride[2], n, y);
 }
 
-KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_rows(const kr_experts_params p) { run_rows<0>(p); }
-KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 4) kr_expert_words(const kr_experts_params p) { run_rows<1>(p); }
+template <int KIND>
+KR_DEV void run_rows(const kr_experts_params &p) {
+  kr_launch_dependents();
+  kr_keep_all_near(p);
+  kr_griddep_wait();
+  if (p.a.weights.data)
+    sum_choices<KIND>(p);
+  else
+    multiply_choice<KIND>(p);
+}
+
+/* The sums' blocks have the most threads. */
+enum { THREADS = 32 * KR_EXPERTS_SUM_WARPS };
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_expert_rows(const kr_experts_params p) { run_rows<PLAIN>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_expert_rows_gated(const kr_experts_params p) { run_rows<GATED>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_expert_words(const kr_experts_params p) { run_rows<WORDS>(p); }
 
 /* ---- choices ---- */
 
-enum { OF_LANE = KR_ROUTE_CUDA_EXPERTS / 32 }; /* experts lane, lane + 32, ... */
+/* OF_LANE: experts of a lane: lane, lane + 32, ... */
 static const float NOTHING = -3.0e38f;
 
 /* The warp's largest, of equal ones the lowest place, in every lane. */
@@ -223,6 +246,7 @@ KR_DEV float largest_of_lanes(float value) {
 }
 
 /* The sum of a group's two best. */
+template <int OF_LANE>
 KR_DEV float rate_group(const float (&choice)[OF_LANE], int first, int n) {
   const int lane = kr_thread() & 31;
   float best = NOTHING, second = NOTHING;
@@ -242,6 +266,7 @@ KR_DEV float rate_group(const float (&choice)[OF_LANE], int first, int n) {
   return n > 1 ? best + second : best;
 }
 
+template <int OF_LANE>
 KR_DEV void leave_best_groups(const kr_expert_route_args &a, float (&choice)[OF_LANE]) {
   const int lane = kr_thread() & 31, n = (int)(a.E / a.n_groups);
   float rates[64];
@@ -256,6 +281,7 @@ KR_DEV void leave_best_groups(const kr_expert_route_args &a, float (&choice)[OF_
 }
 
 /* The sum over all experts of exp(x - most). */
+template <int OF_LANE>
 KR_DEV float sum_of_all(const float (&x)[OF_LANE], int n, float most) {
   const int lane = kr_thread() & 31;
   float sum = 0.0f;
@@ -265,11 +291,24 @@ KR_DEV float sum_of_all(const float (&x)[OF_LANE], int n, float most) {
   return kr_sum_lanes(sum);
 }
 
-KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 2) kr_expert_route(const kr_route_params p) {
+/* A row's choice k; total and chosen: sums of all its choices' parts. */
+KR_DEV void put_choice(const kr_expert_route_args &a, int64_t t, int k, int at, float part, float total, float chosen) {
+  const int is_normed = (a.call.flags & KR_ROUTE_NORMED) != 0;
+  const float sum = a.scores == KR_ROUTE_CHOSEN ? chosen : is_normed ? total + a.eps : 1.0f,
+              by = a.scale / sum * (a.scores == KR_ROUTE_CHOSEN && is_normed ? 1.0f / (1.0f + a.eps) : 1.0f);
+  ((int32_t *)a.index.data)[t * a.index.stride[0] + k * a.index.stride[1]] = at;
+  ((float *)a.weights.data)[t * a.weights.stride[0] + k * a.weights.stride[1]] = part * by;
+}
+
+template <int OF_LANE>
+KR_DEV void choose_experts(const kr_route_params &p) {
   const kr_expert_route_args &a = p.a;
   const int lane = kr_thread() & 31, E = (int)a.E, K = (int)a.K, is_sigmoid = a.scores == KR_ROUTE_SIGMOID;
   const int64_t t = (int64_t)kr_block_x() * KR_EXPERTS_WARPS + kr_thread() / 32;
   float x[OF_LANE], choice[OF_LANE], most = NOTHING, total = 0.0f, chosen_sum = 0.0f;
+  kr_launch_dependents();
+  kr_keep_all_near(p);
+  kr_griddep_wait();
   if (t >= a.T) return;
 #pragma unroll
   for (int i = 0; i < OF_LANE; i++) {
@@ -284,10 +323,9 @@ KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 2) kr_expert_route(const kr_rout
   most = largest_of_lanes(most);
   const float all = a.scores == KR_ROUTE_ALL ? sum_of_all(x, E, most) : 1.0f;
   if (a.n_groups > 1) leave_best_groups(a, choice);
-  for (int pass = 0; pass < 2; pass++) { /* the second one knows the sum */
-    const float by = a.scale / (a.scores == KR_ROUTE_CHOSEN           ? chosen_sum
-                                : a.call.flags & KR_ROUTE_NORMED ? total + a.eps
-                                                                 : 1.0f);
+  int own_at = 0; /* choice `lane`, of up to 32 */
+  float own_part = 0.0f;
+  for (int pass = 0; pass < (K > 32 ? 2 : 1); pass++) { /* the second one knows the sum */
     uint32_t taken = 0;
     for (int k = 0; k < K; k++) {
       float best = 2.0f * NOTHING, own = 0.0f;
@@ -301,10 +339,17 @@ KR_KERNEL void KR_BOUNDS(32 * KR_EXPERTS_WARPS, 2) kr_expert_route(const kr_rout
         if (lane + 32 * i == at) taken |= 1u << i, own = x[i];
       const float value = kr_shuffle_from(own, at & 31), part = is_sigmoid ? value : kr_exp(value - most) / all;
       if (!pass) total += part, chosen_sum += part;
-      if (!pass || lane) continue;
-      ((int32_t *)a.index.data)[t * a.index.stride[0] + k * a.index.stride[1]] = at;
-      ((float *)a.weights.data)[t * a.weights.stride[0] + k * a.weights.stride[1]] =
-          part * by * (a.scores == KR_ROUTE_CHOSEN && a.call.flags & KR_ROUTE_NORMED ? 1.0f / (1.0f + a.eps) : 1.0f);
+      if (k == lane) own_at = at, own_part = part;
+      if (pass && !lane) put_choice(a, t, k, at, part, total, chosen_sum);
     }
   }
+  if (K <= 32 && lane < K) put_choice(a, t, lane, own_at, own_part, total, chosen_sum);
+}
+
+enum { ROUTE_THREADS = 32 * KR_EXPERTS_WARPS };
+KR_KERNEL void KR_BOUNDS(ROUTE_THREADS, 4) kr_expert_route_few(const kr_route_params p) {
+  choose_experts<KR_ROUTE_CUDA_FEW / 32>(p);
+}
+KR_KERNEL void KR_BOUNDS(ROUTE_THREADS, 2) kr_expert_route(const kr_route_params p) {
+  choose_experts<KR_ROUTE_CUDA_EXPERTS / 32>(p);
 }

@@ -6,6 +6,7 @@
 #include "expert_gemm/expert_gemm_params.h"
 #include "expert_gemm/expert_tiles_params.h"
 #include "lm_ops.h"
+#include "overlap.h"
 #include "status.h"
 #include "view.h"
 
@@ -24,16 +25,18 @@ static uint32_t rows_across(const kr_expert_gemm_args *a) {
 static int64_t rows_of_experts(const kr_expert_gemm_args *a) { return kr_has(&a->weights) ? a->T : a->T * a->J; }
 
 static int32_t run_rows(const krait_ctx *ctx, const kr_expert_gemm_args *a, uint64_t tier) {
-  static const kr_kernel rows = {"expert_gemm", "kr_expert_rows"}, words = {"expert_gemm", "kr_expert_words"};
+  static const kr_kernel rows = {"expert_gemm", "kr_expert_rows"}, gated = {"expert_gemm", "kr_expert_rows_gated"},
+                         words = {"expert_gemm", "kr_expert_words"};
+  const kr_kernel *kernel = kr_has(&a->qweight) ? &words : kr_has(&a->B2) ? &gated : &rows;
   const int64_t per_pack = a->A.dtype == KRAIT_F32 ? 4 : 8;
   kr_experts_params p = {.a = *a, .tiles = rows_across(a)};
   p.packs = kr_has(&a->Bmat) && a->A.dtype == a->Bmat.dtype && a->K % per_pack == 0 && has_packs(&a->A, per_pack) &&
             has_packs(&a->Bmat, per_pack) && (!kr_has(&a->B2) || has_packs(&a->B2, per_pack));
   const kr_grid grid = {.x = (uint32_t)rows_of_experts(a) * p.tiles,
-                        .block = 32 * KR_EXPERTS_WARPS,
+                        .block = 32 * (kr_has(&a->weights) ? KR_EXPERTS_SUM_WARPS : KR_EXPERTS_WARPS),
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return grid.x ? kr_cuda_launch(ctx->cuda, tier, kr_has(&a->qweight) ? &words : &rows, &grid, &p, sizeof p)
-                : KRAIT_OK;
+  return grid.x ? kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p) : KRAIT_OK;
 }
 
 static const char *refuse_rows(const kr_expert_gemm_args *a) {
@@ -135,13 +138,15 @@ KR_CUDA_FAMILY(expert_gemm, rows, ROWS, run_experts, refuse_experts, experts_scr
 /* ---- choices ---- */
 
 static int32_t run_route(const krait_ctx *ctx, const void *args, uint64_t tier) {
-  static const kr_kernel route = {"expert_gemm", "kr_expert_route"};
+  static const kr_kernel few = {"expert_gemm", "kr_expert_route_few"}, many = {"expert_gemm", "kr_expert_route"};
   const kr_expert_route_args *a = args;
   const kr_route_params p = {.a = *a};
   const kr_grid grid = {.x = kr_blocks_of(a->T, KR_EXPERTS_WARPS),
                         .block = 32 * KR_EXPERTS_WARPS,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return grid.x ? kr_cuda_launch(ctx->cuda, tier, &route, &grid, &p, sizeof p) : KRAIT_OK;
+  const kr_kernel *kernel = a->E > KR_ROUTE_CUDA_FEW ? &many : &few;
+  return grid.x ? kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p) : KRAIT_OK;
 }
 
 const char *kr_expert_route_cuda_refuse(const krait_ctx *ctx, const void *args) {

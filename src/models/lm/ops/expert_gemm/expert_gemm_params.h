@@ -6,7 +6,9 @@
 
 enum {
   KR_EXPERTS_WARPS = 4,     /* of a block; each computes outputs of its own */
+  KR_EXPERTS_SUM_WARPS = 8, /* of a block that sums a row's choices, which they share */
   KR_EXPERTS_EACH = 4,      /* outputs of a warp */
+  KR_ROUTE_CUDA_FEW = 128,    /* experts, of the kernel for few */
   KR_ROUTE_CUDA_EXPERTS = 512 /* at most */
 };
 

@@ -31,4 +31,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_expert_route_ref, NULL},
 };
 
-KR_OP_DEFINE(expert_route, impls, check_route_rules, count_route_cost, kr_expert_route_case, 300)
+KR_OP_DEFINE(expert_route, impls, check_route_rules, count_route_cost, kr_expert_route_case, 300, .takes_pdl = 1)
