@@ -73,6 +73,19 @@ static int class_at(const kr_sig *sig, size_t view) {
   return KR_CLASS_ACTIVATION;
 }
 
+/* Indices are small and keep their memory to the end: calls timed by themselves (kr_runner_profile_by_kernel) read
+ * those of the run before, not what another tensor has left in their place. */
+static void keep_indices(kr_graph *g) {
+  for (size_t n = 0; n < g->nodes.n; n++) {
+    const kr_node *node = KR_NODE(g, n);
+    for (int32_t i = 0; i < node->n_uses && !node->dead; i++) {
+      kr_storage *s = KR_STORAGE(g, KR_PART(g, node->uses[i].tensor)->storage);
+      if (s->home == KR_HOME_TEMP && class_at(node->op->sig, node->uses[i].offset) == KR_CLASS_INDEX)
+        s->first = 0, s->last = (int32_t)g->nodes.n - 1;
+    }
+  }
+}
+
 /* Per storage: whether any node writes it, and whether an earlier node does. */
 static uint32_t ahead_of(const kr_graph *g, const kr_node *node, const char *written, const char *now) {
   uint32_t ahead = KR_CALL_PDL | KR_CALL_STATE_PDL;
@@ -234,6 +247,7 @@ int32_t kr_graph_plan(kr_graph *g, const krait_ctx *ctx, uint32_t flags) {
   KR_TRY(drop_dead_nodes(g));
   KR_TRY(find_lives(g));
   KR_TRY(find_lanes(g));
+  keep_indices(g);
   for (size_t n = 0; n < g->nodes.n; n++)
     if (!KR_NODE(g, n)->dead) KR_TRY(choose_row(g, KR_NODE(g, n)));
   KR_TRY(find_ahead(g));
