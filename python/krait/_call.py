@@ -2,7 +2,7 @@
 
 Each operator's packer is generated from the struct as cffi parsed it, so field names and order are the header's. A
 call costs a few microseconds: an operator caches the signatures (shapes, strides, types) that it has checked and
-packed, and a repeated call only fills in addresses."""
+packed, and a repeated call runs the library's plan of it, to which it gives addresses and little else."""
 
 import functools
 import mmap
@@ -23,6 +23,7 @@ _DIMS = 1 << 32     # of the word: one dimension,
 _STRIDED = 1 << 48  # and KRAIT_TENSOR_STRIDED
 _HEAD = struct.Struct("=II")    # krait_call: size, flags,
 _TAIL = struct.Struct("=QQQ")  # stream, scratch, scratch_bytes
+_EMPTY = 64                     # the address of a tensor without elements
 _MOST_KNOWN = 1024              # signatures cached per operator
 ANY = -1                        # size of an axis that may be missing: other tensors decide it
 _NO_SCRATCH = 256               # an address with no bytes: a call that needs scratch says so, and gets none from its context
@@ -82,34 +83,34 @@ def _host_bytes(n):
 
 
 class _OwnScratch(threading.local):
-    """This thread's tail for CPU calls: stream, scratch, scratch bytes."""
+    """This thread's scratch for CPU calls, as CpuPlace.tail returns it."""
 
     def __init__(self):
         self.keep(_LEAST_SCRATCH_BYTES)
 
     def keep(self, n):
         self.buffer = _host_bytes(n)
-        self.tail = array("Q", (0, self.buffer.data_ptr(), n))
+        self.bytes, self.tail = n, (None, 0, self.buffer.data_ptr(), n)
 
 
 class CpuPlace:
-    """Where a call runs: a context and the tail of krait_call (no stream, this thread's scratch)."""
+    """Where a call runs: a context, and the tail of krait_call (no stream, this thread's scratch)."""
     device = torch.device("cpu")
     _own = _OwnScratch()
 
     def __init__(self, context):
         self.context = context
 
-    def tail(self):
-        return self._own.tail
-
-    def lend(self, n):
-        """-> (memory to keep alive during the call, a tail with n bytes of it)."""
+    def tail(self, n):
+        """For a call that needs n bytes of scratch -> (memory to keep alive during the call, stream, scratch, its bytes)."""
+        own = self._own
+        if n <= own.bytes:
+            return own.tail
         if n > _MOST_SCRATCH_BYTES:
             scratch = _host_bytes(n)
-            return scratch, array("Q", (0, scratch.data_ptr(), n))
-        self._own.keep(n)
-        return None, self._own.tail
+            return scratch, 0, scratch.data_ptr(), n
+        own.keep(n)
+        return own.tail
 
 
 class CudaPlace:
@@ -120,12 +121,11 @@ class CudaPlace:
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._stream = functools.partial(raw, index) if raw else lambda: torch.cuda.current_stream(index).cuda_stream
 
-    def tail(self):
-        return array("Q", (self._stream(), _NO_SCRATCH, 0))
-
-    def lend(self, n):
+    def tail(self, n):
+        if not n:
+            return None, self._stream(), _NO_SCRATCH, 0
         scratch = torch.empty(n, dtype=torch.uint8, device=self.device)
-        return scratch, array("Q", (self._stream(), scratch.data_ptr(), n))
+        return scratch, self._stream(), scratch.data_ptr(), n
 
 
 _cpu_places = {}
@@ -163,22 +163,23 @@ def _open_cuda_place(index):
 
 def place(t, *others):
     """The place of t; the other tensors (or None) must be on the same device."""
-    device = t.device
     if t.is_cpu:
         for other in others:
             if other is not None and not other.is_cpu:
-                _refuse_devices(device, other)
+                _refuse_devices(t.device, other)
         n = torch.get_num_threads()
         return _cpu_places.get(n) or _open_cpu_place(n)
-    for other in others:
-        if other is not None and other.device != device:
-            _refuse_devices(device, other)
-    kind = device.type
-    if kind == "cuda":
-        return _cuda_places.get(device.index) or (META if is_fake(t) else _open_cuda_place(device.index))
-    if kind == "meta":
+    if others:
+        device = t.device
+        for other in others:
+            if other is not None and other.device != device:
+                _refuse_devices(device, other)
+    if t.is_cuda:
+        index = t.get_device()
+        return _cuda_places.get(index) or (META if is_fake(t) else _open_cuda_place(index))
+    if t.is_meta:
         return META
-    raise RuntimeError("krait: device %s is not supported, use cpu or cuda" % device)
+    raise RuntimeError("krait: device %s is not supported, use cpu or cuda" % t.device)
 
 
 def _flatten(ctype):
@@ -249,8 +250,11 @@ class Operator:
         text, values = _generate(fields, args_bytes, self.views, self._axes)
         exec(compile(text, "<krait %s>" % self.name, "exec"), values)
         self.address_words = [ffi.offsetof(ctype, name) // 8 for name in self.views]
+        slots = [name for name, code in fields if code == "tensor"]  # a plan's order of addresses
+        self.slots, self.no_addresses = [slots.index(name) for name in self.views], array("Q", bytes(8 * len(slots)))
         self.scratch_of = ffi.cast("int32_t (*)(const krait_ctx *, const char *, const char *, uint64_t *)", _load.function("krait_scratch_bytes"))
         self.invoke = ffi.cast("int32_t (*)(const krait_ctx *, const char *)", _load.function("krait_" + self.name))
+        self.run_plan = ffi.cast("int32_t (*)(const krait_plan *, const char *, uintptr_t, uintptr_t, uint64_t)", _load.function("krait_plan_run"))
         self.name_bytes = self.name.encode()
         self._check_shapes = ffi.cast("int32_t (*)(const char *, const char *)", _load.function("krait_shapes_check"))
         self.pack = values["pack"]
@@ -308,20 +312,31 @@ def refuse_negative_bit(name, *tensors):
 def _no_address(operator, t):
     """The address of an empty tensor. Others without one never reach the library."""
     if t.numel() == 0:
-        return 64
+        return _EMPTY
     if is_fake(t):
         raise TypeError("krait: %s: FakeTensors beside tensors with data: make the call under the tensors' FakeTensorMode" % operator)
     raise TypeError("krait: %s: a tensor of class %s and shape %s has no memory: its class hides it or it was freed; pass a plain tensor "
                     "(of a DTensor: t.to_local())" % (operator, type(t).__name__, tuple(t.shape)))
 
 
+class _Plan:
+    """The library's plan of a call in one place: checked, its implementation chosen."""
+    __slots__ = ("handles", "handle", "scratch_bytes")
+
+    def __init__(self, at, operator, words):
+        self.handles = _load.Handles()
+        self.handle = self.handles.open("plan", at.context, operator.name_bytes, _load.ffi().from_buffer(words), _load.ffi().NULL)[0]
+        self.scratch_bytes = _load.lib().krait_plan_scratch_bytes(self.handle)
+
+
 class Call:
     """A call packed once, except for addresses, that runs on any tensors of the same signature. `note`: the owner's;
     `has_gradients`: some input requires them; `present`: which arguments of its autograd node are tensors."""
-    __slots__ = ("operator", "words", "addresses", "invoke", "scratch_bytes", "note", "has_gradients", "present", "_followers")
+    __slots__ = ("operator", "words", "addresses", "slots", "last", "note", "has_gradients", "present", "_plans", "_followers")
 
     def __init__(self, operator, note=None, has_gradients=False):
-        self.operator, self.words, self.scratch_bytes, self.note, self.has_gradients, self.present, self._followers = operator, None, 0, note, has_gradients, None, {}
+        self.operator, self.words, self.note, self.has_gradients, self.present = operator, None, note, has_gradients, None
+        self._plans, self._followers = {}, {}
 
     def follower(self, operator, key=()):
         """A call determined by this one's signature and `key`; cached with it."""
@@ -339,65 +354,77 @@ class Call:
         refuse_negative_bit(self.operator.name, *tensors)
         self.operator.check(tensors, flags, **numbers)
         words = array("Q", self.operator.pack(tensors, flags, **numbers))
-        self.addresses = [(word, i) for i, word in enumerate(self.operator.address_words) if tensors[i] is not None]
-        self.invoke = self.operator.invoke
+        given = [i for i, t in enumerate(tensors) if t is not None]
+        self.addresses = [(self.operator.address_words[i], i) for i in given]
+        self.slots, self.last = [(self.operator.slots[i], i) for i in given], given[-1]
         self.words = words
 
     def implementation(self, at):
         """The name of the implementation that runs this call at `at`, or None."""
-        ffi, lib, words, plan = _load.ffi(), _load.lib(), self.words[:], _load.ffi().new("krait_plan **")
-        for word, _ in self.addresses:
-            words[word] = 64
-        if at.context is None or lib.krait_plan_open(at.context, self.operator.name.encode(), ffi.from_buffer(words), ffi.NULL, plan) < 0:
+        if at.context is None:
             return None
-        name = ffi.string(lib.krait_plan_impl_name(plan[0])).decode()
-        lib.krait_plan_close(plan)
-        return name
+        try:
+            plan = _Plan(at, self.operator, self._filled([_EMPTY] * len(self.operator.views)))
+        except RuntimeError:
+            return None
+        return _load.ffi().string(_load.lib().krait_plan_impl_name(plan.handle)).decode()
+
+    def _filled(self, addresses):
+        """The args struct with the tensors' addresses."""
+        words = self.words[:]
+        for word, i in self.addresses:
+            words[word] = addresses[i]
+        return words
 
     def run(self, tensors):
         """With fake outputs (which come last) there is nothing to compute: their shapes are the result."""
-        last = tensors[self.addresses[-1][1]]
+        last = tensors[self.last]
         if type(last) is not torch.Tensor and is_fake(last):
             return
         at = place(tensors[0])
-        if at.context is None:
-            return
-        words, scratch = self.words[:], None
-        if self.scratch_bytes:
-            scratch, words[1:4] = at.lend(self.scratch_bytes)
-        else:
-            words[1:4] = at.tail()
-        for word, i in self.addresses:
-            words[word] = tensors[i].data_ptr() or _no_address(self.operator.name, tensors[i])
-        status = self.invoke(at.context, words.tobytes())
+        plan = self._plans.get(at)
+        if plan is None:
+            if at.context is None:
+                return
+            plan = self._open(at, [t if t is None else t.data_ptr() or _no_address(self.operator.name, t) for t in tensors])
+        slots = self.operator.no_addresses[:]
+        for slot, i in self.slots:
+            slots[slot] = tensors[i].data_ptr()
+        kept, stream, scratch, n_bytes = at.tail(plan.scratch_bytes)
+        status = self.operator.run_plan(plan.handle, slots.tobytes(), stream, scratch, n_bytes)
         if status < 0:
-            self._run_again(status, at, words)
+            self._run_otherwise(status, at, [t if t is None else t.data_ptr() or _no_address(self.operator.name, t) for t in tensors])
 
     def run_at(self, at, addresses):
         """Like run, given addresses instead of tensors, and their place; no tensor may be empty."""
-        words, scratch = self.words[:], None
-        if self.scratch_bytes:
-            scratch, words[1:4] = at.lend(self.scratch_bytes)
-        else:
-            words[1:4] = at.tail()
-        for word, i in self.addresses:
-            words[word] = addresses[i] or self._refuse_null(i)
-        status = self.invoke(at.context, words.tobytes())
+        plan = self._plans.get(at) or self._open(at, addresses)
+        slots = self.operator.no_addresses[:]
+        for slot, i in self.slots:
+            slots[slot] = addresses[i]
+        kept, stream, scratch, n_bytes = at.tail(plan.scratch_bytes)
+        status = self.operator.run_plan(plan.handle, slots.tobytes(), stream, scratch, n_bytes)
         if status < 0:
-            self._run_again(status, at, words)
+            for _, i in self.slots:
+                addresses[i] or self._refuse_null(i)
+            self._run_otherwise(status, at, addresses)
+
+    def _open(self, at, addresses):
+        plan = self._plans[at] = _Plan(at, self.operator, self._filled(addresses))
+        return plan
 
     def _refuse_null(self, i):
         raise TypeError("krait: %s: %s has no memory: it is empty, was freed, or its class hides it; pass a plain tensor" % (self.operator.name, self.operator.views[i]))
 
-    def _run_again(self, status, at, words):
-        """Retries with more scratch if the operator asks for it. A GPU place, which keeps none, then allocates it up front."""
-        if status == _load.constant("KRAIT_ERR_SCRATCH"):
-            n_bytes = _load.ffi().new("uint64_t *")
+    def _run_otherwise(self, status, at, addresses):
+        """What a plan refuses: tensors without elements, which have no address, and addresses with which another implementation runs that
+        needs more scratch. The args struct says it all."""
+        words, n_bytes = self._filled(addresses), _load.ffi().new("uint64_t *")
+        if status in (_load.constant("KRAIT_ERR_SCRATCH"), _load.constant("KRAIT_ERR_ARGUMENT")):
             status = self.operator.scratch_of(at.context, self.operator.name_bytes, words.tobytes(), n_bytes)
             if status >= 0:
-                scratch, words[1:4] = at.lend(n_bytes[0])
-                self.scratch_bytes = 0 if isinstance(at, CpuPlace) else n_bytes[0]
-                status = self.invoke(at.context, words.tobytes())
+                kept, *tail = at.tail(n_bytes[0])
+                words[1:4] = array("Q", tail)
+                status = self.operator.invoke(at.context, words.tobytes())
         if status < 0:
             _load.fail(status)
 

@@ -9,6 +9,7 @@ from ._call import CudaPlace, place
 from ._load import KraitError
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
 from .ops.mamba_decode import mamba_decode
+from .ops.product import step as product
 from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 
 _CHECK_EVERY = 32  # steps between looks at a GPU's tokens for the end
@@ -75,16 +76,16 @@ class _Layer:
 
     def step(self, x, states):
         """x (B, D), normed; the states move on."""
-        return F.linear(self._step_first(x, states) if self.is_first else self._step_second(x, states), self.out_proj)
+        return product(self._step_first(x, states) if self.is_first else self._step_second(x, states), self.out_proj)
 
     def _step_first(self, x, states):
-        h, z = F.linear(x, self.in_proj).chunk(2, 1)
+        h, z = product(x, self.in_proj).chunk(2, 1)
         h = causal_conv1d_update(h, states[0], self.weight, self.conv_bias, "silu")
-        dt, B, C = F.linear(h, self.x_proj).split((self.dt_proj.shape[1], self.n_states, self.n_states), -1)
-        return state_update(states[1], h, F.linear(dt, self.dt_proj), self.A, B, C, self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
+        dt, B, C = product(h, self.x_proj).split((self.dt_proj.shape[1], self.n_states, self.n_states), -1)
+        return state_update(states[1], h, product(dt, self.dt_proj), self.A, B, C, self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
 
     def _step_second(self, x, states):
-        z, h, dt = F.linear(x, self.in_proj).split((self.width, self.channels, self.heads), -1)
+        z, h, dt = product(x, self.in_proj).split((self.width, self.channels, self.heads), -1)
         h, B, C = causal_conv1d_update(h, states[0], self.weight, self.conv_bias, "silu").split((self.width, self.n_states, self.n_states), -1)
         P = self.width // self.heads
         shape = (self.heads, P)

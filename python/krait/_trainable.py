@@ -128,7 +128,7 @@ class _Run:
         return tuple([out.clone() for out in outputs]) if self._copies else tuple(outputs)
 
     def _call(self, name, *arguments):
-        stream = _load.ffi().cast("void *", int(self._at.tail()[0]))
+        stream = _load.ffi().cast("void *", int(self._at.tail(0)[1]))
         status = _load.function("krait_trainable_" + name)(self._handle[0], *arguments, stream)
         if status < 0:
             _load.fail(status)

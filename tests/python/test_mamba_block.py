@@ -56,6 +56,22 @@ def test_own_products_equal_torchs(device, out_bias, monkeypatch):
     assert len(rows) == len(plan.products) == 6 - out_bias and all(plan.products.values())
 
 
+@pytest.mark.parametrize("conv_bias, out_bias", [(True, False), (False, True)])
+def test_one_call_equals_its_parts(device, conv_bias, out_bias, monkeypatch):
+    torch.manual_seed(5)
+    m = Mamba(32, d_state=4, conv_bias=conv_bias, bias=out_bias).to(device)
+    m.in_proj.bias, m.use_fast_path = None, False
+    x = torch.randn(3, 11, 32, device=device, requires_grad=True)
+    expected, tensors, names = _gradients(m, x, lambda: m(x)), _tensors(m), []
+    plan = block._Plan(x, block.Weights(*tensors))
+    monkeypatch.setattr(block, "_ONE_CALL", _Any(names))
+    plan.is_one_call = True
+    for _ in range(2):
+        for mine, theirs in zip(_gradients(m, x, lambda: block._Block.apply(plan, x, *tensors)), expected):
+            torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
+    assert len(names) == 1 and plan.calls is plan.backward_calls is None and plan.inner_backward.words is not None
+
+
 class _Any(list):
     """Takes all rows, and notes them."""
 
@@ -91,6 +107,23 @@ def test_unsupported_sizes_fall_back_to_the_parts():
     assert not block._fits(x[..., :8], block.Weights(*tensors))
     assert not block._fits(x, block.Weights(*tensors[:6], tensors[6].half(), *tensors[7:]))
     assert not block._fits(x, block.Weights(*tensors[:3], tensors[3][:-1], *tensors[4:]))
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="blocks of 16 bits are small ones on a GPU")
+@pytest.mark.parametrize("dtype, bound", [(torch.float16, 1e-2), (torch.bfloat16, 4e-2)])
+def test_small_blocks_in_one_call_on_a_gpu(dtype, bound):
+    """As near to float32 as in several calls."""
+    torch.manual_seed(6)
+    m = Mamba(64).cuda()
+    x = torch.randn(5, 70, 64, device="cuda", requires_grad=True)
+    expected = _gradients(m, x, lambda: m(x))
+    half, y = Mamba(64, device="cuda", dtype=dtype), x.detach().to(dtype).requires_grad_()
+    half.load_state_dict(m.state_dict())
+    plan = block._Plan(y, block.Weights(*_tensors(half)))
+    assert plan.is_one_call
+    for mine, theirs in zip(_gradients(half, y, lambda: block._Block.apply(plan, y, *_tensors(half))), expected):
+        assert float((mine.float() - theirs).norm() / theirs.norm()) < bound
+    assert plan.is_one_call and plan.calls is None
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="the module takes the node on a GPU")

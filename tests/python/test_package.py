@@ -8,7 +8,6 @@ import sys
 import tarfile
 import threading
 import zipfile
-from array import array
 
 import pytest
 import torch
@@ -42,13 +41,12 @@ def _args_of(words):
 
 def test_packed_structs_are_what_cffi_sees():
     x, weight = torch.randn(2, 8, 9)[..., ::2], torch.randn(8, 4, dtype=torch.float64).half()
-    call, seen = _call.Call(_call.Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states")), []
+    call = _call.Call(_call.Operator("causal_conv1d", "x weight bias seq_idx initial_states out final_states"))
     tensors = (x, weight, None, None, None, x, None)
     call.pack(tensors, 5, activation=1)
-    call.invoke = lambda context, args: seen.append(args) or 0
-    call.run(tensors)
-    args = _args_of(seen[0])
-    assert (args.call.size, args.call.flags, args.activation) == (len(seen[0]), 5, 1)
+    words = call._filled([t if t is None else t.data_ptr() for t in tensors])
+    args = _args_of(words)
+    assert (args.call.size, args.call.flags, args.activation) == (8 * len(words), 5, 1)
     assert int(_load.ffi().cast("intptr_t", args.x.data)) == x.data_ptr() and list(args.x.stride) == [72, 9, 2, 0] and args.x.dtype == 0
     assert (args.x.n_dims, args.x.flags, list(args.x.size)) == (3, 1, [2, 8, 5, 0])
     assert list(args.weight.stride) == [4, 1, 0, 0] and args.weight.dtype == 1 and list(args.weight.size) == [8, 4, 0, 0]
@@ -79,30 +77,53 @@ class _LendingPlace:
     def __init__(self):
         self.context, self.lent = _call.place(torch.zeros(1)).context, []
 
-    def tail(self):
-        return array("Q", (0, _call._NO_SCRATCH, 0))
-
-    def lend(self, n):
+    def tail(self, n):
+        if not n:
+            return None, 0, _call._NO_SCRATCH, 0
         self.lent.append(torch.empty(n, dtype=torch.uint8))
-        return self.lent[-1], array("Q", (0, self.lent[-1].data_ptr(), n))
+        return self.lent[-1], 0, self.lent[-1].data_ptr(), n
 
 
-def test_scratch_is_requested_once(monkeypatch):
+def test_a_plan_knows_its_scratch(monkeypatch):
     operator, place = sys.modules["krait.ops.selective_scan"].BACKWARD, _LendingPlace()
     u, A, B = torch.randn(2, 8, 40), -torch.rand(8, 4), torch.randn(2, 4, 40)
     inputs = (u, u.abs(), A, B, B, *[None] * 7, torch.ones_like(u), None)
     want, got = [[torch.empty_like(t) for t in inputs[:5]] for _ in range(2)]
     operator.run((*inputs, *want, *[None] * 5))
-    call, tensors, asked = _call.Call(operator), (*inputs, *got, *[None] * 5), []
+    call, tensors = _call.Call(operator), (*inputs, *got, *[None] * 5)
     call.pack(tensors)
     monkeypatch.setattr(_call, "place", lambda *tensors: place)
-    monkeypatch.setattr(operator, "scratch_of", lambda *args, real=operator.scratch_of: asked.append(1) or real(*args))
     for n_lent in (1, 2):
         call.run(tensors)
-        assert len(asked) == 1 and len(place.lent) == n_lent
+        assert len(place.lent) == n_lent and len(call._plans) == 1
         for a, b in zip(got, want):
             torch.testing.assert_close(a, b)
             a.zero_()
+
+
+def test_a_plan_runs_on_any_addresses(monkeypatch):
+    """Other alignments and equal tensors than planned; where its plan refuses, for want of scratch or of an address, the args struct is sent."""
+    gemm = sys.modules["krait.ops.product"].GEMM
+    memory = torch.randn(4, 40 * 40 + 1)
+    aligned, shifted = [[row[i:][:1600].view(40, 40) for row in memory] for i in (0, 1)]
+    call, structs = _call.Call(gemm), []
+    call.pack((*aligned[:2], None, None, aligned[2]))
+    monkeypatch.setattr(gemm, "invoke", lambda *args, real=gemm.invoke: structs.append(1) or real(*args))
+    for a, b, out in (aligned[:3], shifted[:3], [aligned[0], aligned[0], shifted[1]], [shifted[1], aligned[1], aligned[2]]):
+        want = a.double() @ b.double()
+        call.run((a, b, None, None, out))
+        torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-4)
+    assert len(call._plans) == 1 and not structs
+    monkeypatch.setattr(gemm, "run_plan", lambda *args: _load.constant("KRAIT_ERR_SCRATCH"))
+    call.run((*aligned[:2], None, None, aligned[3]))
+    assert structs and torch.allclose(aligned[3], aligned[0] @ aligned[1], rtol=1e-5, atol=1e-4)
+    monkeypatch.undo()
+    freed = torch.empty(40, 40)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match="has no memory"):
+        call.run((freed, aligned[1], None, None, aligned[2]))
+    with pytest.raises(TypeError, match="Bmat has no memory"):
+        call.run_at(_call.place(memory), (64, 0, 0, 0, 64))
 
 
 def test_unusable_gpu_error(monkeypatch):
@@ -153,19 +174,19 @@ def test_missing_library_error(tmp_path):
 
 def test_threads_have_their_own_scratch():
     tails = []
-    threads = [threading.Thread(target=lambda: tails.append(_call.place(torch.zeros(1)).tail())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: tails.append(_call.place(torch.zeros(1)).tail(0))) for _ in range(2)]
     [t.start() for t in threads]
     [t.join() for t in threads]
-    assert tails[0] != _call.place(torch.zeros(1)).tail()
+    assert tails[0] != _call.place(torch.zeros(1)).tail(0)
 
 
 def test_scratch_is_reused():
     """Scratch of a call is kept for the next one, up to a limit."""
     at = _call.place(torch.zeros(1))
-    kept, tail = at.lend(5 << 20)
-    assert kept is None and tail == at.tail() and tail[2] == 5 << 20
-    lent, big = at.lend(65 << 20)
-    assert lent is not None and list(big[1:]) == [lent.data_ptr(), 65 << 20] and at.tail() == tail
+    tail = at.tail(5 << 20)
+    assert tail[0] is None and tail == at.tail(0) and tail[3] == 5 << 20
+    lent, *big = at.tail(65 << 20)
+    assert big == [0, lent.data_ptr(), 65 << 20] and at.tail(0) == tail
     lent[-1] = 7
 
 

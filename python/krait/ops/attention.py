@@ -188,15 +188,16 @@ _MOST_PLAIN = 1024
 
 
 class _Plain(NamedTuple):
-    """A known call: packed, its options, and the shape and type of its outputs."""
+    """A known call: packed, its options, and the shapes of its outputs."""
     call: Call
     options: tuple
-    out_shape: tuple
+    out_shape: Optional[tuple]  # None: out is as q
     lse_shape: tuple
 
 
 def _run_plain(plain, q, k, v, want_lse):
-    out, lse = q.new_empty(plain.out_shape), torch.empty(plain.lse_shape, dtype=torch.float32, device=q.device) if want_lse else None
+    out = torch.empty_like(q) if plain.out_shape is None else q.new_empty(plain.out_shape)
+    lse = torch.empty(plain.lse_shape, dtype=torch.float32, device=q.device) if want_lse else None
     tensors = (q, k, v, None, None, None, None, None, None, None, None, None, None, out, lse)
     if plain.call.words is None:
         plain.call.pack(tensors, _flags(plain.options), **_numbers(plain.options))
@@ -235,24 +236,25 @@ def _new_plain(q, k, v, options):
     call, taken = FORWARD.keep(_signature, options, tensors)
     if any([a is not b for a, b in zip(tensors, taken)]):
         return False
-    return _Plain(call, options, (*q.shape[:-1], v.shape[-1]), (q.shape[0], q.shape[2], q.shape[1]))
+    out_shape = None if q.is_contiguous() and v.shape[-1] == q.shape[-1] else (*q.shape[:-1], v.shape[-1])
+    return _Plain(call, options, out_shape, (q.shape[0], q.shape[2], q.shape[1]))
 
 
-def plain_attention(q, k, v, scale, softcap, window, deterministic):
-    """attention(q, k, v, ...)[0] of (B, L, H, D) with nothing else."""
-    if not is_traced(q) and (autocast_dtype(q) or q.dtype) is q.dtype:
+def plain_attention(q, k, v, scale, softcap, sizes, causal, deterministic):
+    """attention(q, k, v, window=window(sizes, causal, keys), ...)[0] of (B, L, H, D) with nothing else."""
+    if not is_traced(q) and (autocast_dtype(q) or q.dtype) is q.dtype and type(sizes) is tuple:
         grad = is_grad_enabled()
-        key = _plain_signature((q, k, v), (scale, softcap, window, deterministic, grad))
+        key = _plain_signature((q, k, v), (scale, softcap, sizes, causal, deterministic, grad))
         plain = _plain_calls.get(key)
         if plain is None:
             if len(_plain_calls) >= _MOST_PLAIN:
                 _plain_calls.clear()
             differs = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
-            options = (0.0 if scale is None else float(scale), float(softcap), 0.0, window[0], window[1], not deterministic, 0, 0, differs)
+            options = (0.0 if scale is None else float(scale), float(softcap), 0.0, *window(sizes, causal, k.shape[1]), not deterministic, 0, 0, differs)
             plain = _plain_calls[key] = _new_plain(q, k, v, options)
         if plain:
             return _apply_plain(plain, q, k, v) if plain.options[-1] else _run_plain(plain, q, k, v, False)[0]
-    return attention(q, k, v, scale=scale, softcap=softcap, window=window, deterministic=deterministic)[0]
+    return attention(q, k, v, scale=scale, softcap=softcap, window=window(sizes, causal, k.shape[1]), deterministic=deterministic)[0]
 
 
 # ---- rotary embedding -------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 The steps are those of mamba_inner.py, with one row per token. The difference is host overhead: a call with a known signature
 issues torch's products and krait's calls and little else. Views that only krait's operators read are built once, to pack
-their calls; afterwards only addresses are passed."""
+their calls; afterwards only addresses are passed. Of small 16-bit blocks all behind in_proj is one call each way, which
+saves xz alone."""
 
 import functools
 from typing import NamedTuple, Optional
@@ -19,6 +20,9 @@ from .selective_scan import BACKWARD_OF_KEPT as SCAN_BACKWARD, FORWARD_KEEPING a
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
 _POINTWISE = Operator("pointwise", "x y out")
+_INSIDE = "xz conv_weight conv_bias x_proj_weight dt_proj_weight out_proj_weight out_proj_bias A Dvec delta_bias "
+_INNER = Operator("mamba_inner", _INSIDE + "out")
+_INNER_BACKWARD = Operator("mamba_inner_bwd", _INSIDE + "dout dxz dconv_weight dconv_bias dx_proj_weight ddt_proj_weight dout_proj_weight dout_proj_bias dA dDvec ddelta_bias")
 _SOFTPLUS = 1  # KRAIT_SCAN_SOFTPLUS
 _EXP = 6  # KRAIT_ACT_EXP
 _KEPT_SHARE = 1 << 10  # conv output and delta are saved for backward up to this fraction of the device's memory
@@ -26,6 +30,8 @@ _STATES_SHARE = 1 << 9  # likewise the scan's states before every eighth step
 _LEAST_BESIDE = 1 << 23  # elements of a tensor from which small calls run concurrently with in_proj, at 15 us of host time
 _SCRATCH_SHARE = 1 << 4  # the scan's gradient processes the batch in pieces if its scratch would exceed this fraction
 _MOST_OWN = 2e10  # multiplications of the outer projections up to which they use the library: some 60 us on an H200, less than their host time
+_MOST_IN_ONE_CALL, _MOST_ROWS = 2e9, 4096  # likewise, up to which all behind in_proj is one call: with more rows its weights' gradients are slower than torch's
+_ONE_CALL = ("cuda_ampere_composed",)  # its implementation with products on tensor cores
 _OWN_GEMM = ("hopper_tiles",)  # implementations of gemm as fast as torch's at that size
 _OWN_FLOATS = ("hopper_tiles_halves", "hopper_tiles_parts")  # faster than torch's in large products, if torch may not round float32
 _signature = signer(11)
@@ -94,7 +100,10 @@ class _Plan:
         self.of_floats = hidden.is_cuda and hidden.dtype is torch.float32 and not allows_tf32(hidden)
         self.products = {}
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
-        self.calls = None
+        self.is_one_call = (hidden.is_cuda and hidden.dtype is not torch.float32 and self.rows <= _MOST_ROWS
+                            and self.rows * (w.in_proj.numel() + w.out_proj.numel()) <= _MOST_IN_ONE_CALL)
+        self.calls = self.small_calls = None
+        self.inner, self.inner_backward = Call(_INNER), Call(_INNER_BACKWARD)
         self.backward_calls = None
 
     def views(self, rows, start=0, n=None, pieces=1):
@@ -117,17 +126,25 @@ class _Plan:
         name = call.implementation(at)
         return call if (self.is_small and name in _OWN_GEMM) or (of_floats and name in _OWN_FLOATS) else False
 
+    def inside(self, w, xz, A, bias):
+        """The inputs of the one call."""
+        return self.views(xz, 0, 2 * self.d), w.conv.squeeze(1), w.conv_bias, w.x_proj, w.delta_proj, w.out_proj, w.out_bias, A, w.D, bias
+
+    def pack_small(self, w, A, bias):
+        negative_exp, to_float = Call(_POINTWISE), Call(_POINTWISE)
+        negative_exp.pack((w.A_log[None, None], None, A[None, None]), activation=_EXP, x_scale=-1.0)
+        to_float.pack((w.delta_bias[None, None, None], None, bias[None, None, None]), x_scale=1.0)
+        self.small_calls = negative_exp, to_float
+
     def pack(self, w, xz, u, rows, delta, A, bias, y):
         d, n, r = self.d, self.n, self.rank
-        conv, scan, keeping_scan, negative_exp, to_float = Call(CONV), Call(SCAN), Call(SCAN), Call(_POINTWISE), Call(_POINTWISE)
+        conv, scan, keeping_scan = Call(CONV), Call(SCAN), Call(SCAN)
         conv.pack((self.views(xz), w.conv.squeeze(1), w.conv_bias, None, None, self.views(u), None), activation=1)
         tensors = (self.views(u), self.views(delta), A, self.views(rows, r, n), self.views(rows, r + n, n), w.D,
                    self.views(xz, d), bias, None, None, None, None, self.views(y), None)
         scan.pack((*tensors, None), _SOFTPLUS)
         keeping_scan.pack((*tensors, self.new_states(y)), _SOFTPLUS)
-        negative_exp.pack((w.A_log[None, None], None, A[None, None]), activation=_EXP, x_scale=-1.0)
-        to_float.pack((w.delta_bias[None, None, None], None, bias[None, None, None]), x_scale=1.0)
-        self.calls = conv, scan, keeping_scan, negative_exp, to_float
+        self.calls = conv, scan, keeping_scan
 
     def pack_backward(self, w, kept, dy, du, ddelta, dA, drows, dD, dxz, dbias, dconv, dconv_bias):
         xz, u, rows, delta, A, bias, states = kept
@@ -170,9 +187,44 @@ def _stream_beside(device):
 
 def _small_calls(plan, at, w, A, bias):
     """A = -exp(A_log), and the time step bias in float32."""
-    plan.calls[3].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
+    if plan.small_calls is None:
+        plan.pack_small(w, A, bias)
+    plan.small_calls[0].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
     if bias is not w.delta_bias:
-        plan.calls[4].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
+        plan.small_calls[1].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
+
+
+def _inside_addresses(w, xz, A, bias):
+    return (xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), w.x_proj.data_ptr(), w.delta_proj.data_ptr(), w.out_proj.data_ptr(),
+            _address(w.out_bias), A.data_ptr(), w.D.data_ptr(), bias.data_ptr())
+
+
+def _takes_one_call(plan, at, w, xz, A, bias):
+    """Packs the call of all behind in_proj; whether it is the one to use."""
+    if plan.inner.words is None:
+        plan.inner.pack((*plan.inside(w, xz, A, bias), xz.new_empty(*plan.shape[:2], w.out_proj.shape[0])), _SOFTPLUS)
+        plan.is_one_call = plan.inner.implementation(at) in _ONE_CALL
+    return plan.is_one_call
+
+
+def _forward_in_one_call(plan, at, w, xz, A, bias):
+    out = xz.new_empty(*plan.shape[:2], w.out_proj.shape[0])
+    plan.inner.run_at(at, (*_inside_addresses(w, xz, A, bias), out.data_ptr()))
+    return out
+
+
+def _backward_in_one_call(plan, at, w, xz, A, bias, dout, grads):
+    """-> the gradient of xz; those of the weights go into grads, as _backward returns them."""
+    dxz, dA, dbias = torch.empty_like(xz), torch.empty_like(A), torch.empty_like(bias)
+    made = [None if t is None else torch.empty_like(t) for t in (w.conv, w.conv_bias, w.x_proj, w.delta_proj, w.out_proj, w.out_bias, w.D)]
+    dconv, dconv_bias, dx_proj, ddelta_proj, dout_proj, dout_bias, dD = made
+    if plan.inner_backward.words is None:
+        plan.inner_backward.pack((*plan.inside(w, xz, A, bias), dout.view(*plan.shape[:2], -1), plan.views(dxz, 0, 2 * plan.d), dconv.squeeze(1), *made[1:6], dA, dD,
+                                  dbias), _SOFTPLUS)
+    plan.inner_backward.run_at(at, (*_inside_addresses(w, xz, A, bias), dout.data_ptr(), dxz.data_ptr(), *[_address(t) for t in made[:6]], dA.data_ptr(),
+                                    dD.data_ptr(), dbias.data_ptr()))
+    grads[2:] = dconv, dconv_bias, dx_proj, ddelta_proj, dbias.to(w.delta_bias.dtype), dA.mul_(A), dD, dout_proj, dout_bias
+    return dxz
 
 
 def _forward(plan, hidden, w, trains=False):
@@ -184,6 +236,9 @@ def _forward(plan, hidden, w, trains=False):
         stream, beside = torch.cuda.current_stream(hidden.device), _stream_beside(hidden.device)
         beside.wait_stream(stream)
     xz = _product(plan, at, "xz", x, w.in_proj, turns_b=True)
+    if plan.is_one_call and _takes_one_call(plan, at, w, xz, A, bias):
+        _small_calls(plan, at, w, A, bias)
+        return _forward_in_one_call(plan, at, w, xz, A, bias), (x, xz, A, bias, None, None, None, None, None)
     u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
     if plan.calls is None:
         plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
@@ -213,6 +268,9 @@ def _backward(plan, kept, w, dout, wanted):
     dout = dout.reshape(plan.rows, -1)
     dout = dout.contiguous() if plan.is_small or plan.of_floats or 0 in dout.stride() else dout
     grads = [None] * 11
+    if plan.is_one_call:
+        dxz = _backward_in_one_call(plan, at, w, xz, A, bias, dout.contiguous(), grads)
+        return _input_gradients(plan, at, x, dxz, w, wanted, grads)
     if wanted[9]:
         grads[9] = _product(plan, at, "dout_proj", dout, y, turns_a=True)
     if wanted[10] and w.out_bias is not None:
@@ -248,11 +306,15 @@ def _backward(plan, kept, w, dout, wanted):
     plan.backward_calls[0].run_at(at, (
         xz.data_ptr(), w.conv.data_ptr(), _address(w.conv_bias), 0, 0, du.data_ptr(), 0, dxz.data_ptr(), dconv.data_ptr(),
         _address(dconv_bias), 0))
+    grads[2], grads[3], grads[6], grads[7], grads[8] = dconv, dconv_bias, dbias.to(w.delta_bias.dtype), dA.mul_(A), dD
+    return _input_gradients(plan, at, x, dxz, w, wanted, grads)
+
+
+def _input_gradients(plan, at, x, dxz, w, wanted, grads):
     if wanted[1]:
         grads[1] = _product(plan, at, "din_proj", dxz, x, turns_a=True)
     if wanted[0]:
         grads[0] = _product(plan, at, "dx", dxz, w.in_proj).view(*plan.shape[:2], -1)
-    grads[2], grads[3], grads[6], grads[7], grads[8] = dconv, dconv_bias, dbias.to(w.delta_bias.dtype), dA.mul_(A), dD
     return grads
 
 

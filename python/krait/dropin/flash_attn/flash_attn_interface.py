@@ -47,7 +47,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     causal and window_size (left, right) align to the bottom right; alibi_slopes (H) or (B, H) float32; softcap c:
     scores become c tanh(score / c)."""
     if dropout_p == 0.0 and alibi_slopes is None and softcap is not None and not return_attn_probs and not isinstance(softcap, torch.Tensor):
-        return _plain_attention(q, k, v, softmax_scale, softcap, _window(window_size, causal, k.shape[1]), deterministic)
+        return _plain_attention(q, k, v, softmax_scale, softcap, window_size, causal, deterministic)
     return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, k.shape[1])
 
 
