@@ -131,6 +131,24 @@ def test_other_models_are_named():
     with pytest.warns(UserWarning, match="other logits"):
         krait.accelerate(strange)
     assert not krait.accelerated(strange)
+    other = build("Mamba2", dtype=torch.bfloat16)
+    mixer = type(other.backbone.layers[1].mixer)
+    other.backbone.layers[1].mixer.__class__ = type("Louder", (mixer,), {"forward": lambda self, *args, **kwargs: 1.1 * mixer.forward(self, *args, **kwargs)})
+    with pytest.warns(UserWarning, match="other layer 1"):
+        krait.accelerate(other)
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
+def test_deep_models_of_sixteen_bits_are_recognised(kind):
+    """Behind many layers the model itself is as far from its float32 result as anything: layers tell, logits do not."""
+    model = build(kind, torch.bfloat16, hidden_size=256, num_hidden_layers=24, **({} if kind == "Mamba" else dict(num_heads=32)))
+    for name, p in model.named_parameters():
+        p.data.mul_(3.0 if name.endswith("in_proj.weight") else 1.0)
+    ids = prompts()
+    with torch.no_grad():
+        want = copy.deepcopy(model).float()(ids).logits
+        assert float((model(ids).logits.float() - want).norm() / want.norm()) > 0.2
+    assert krait.accelerated(krait.accelerate(model)) == {"": "language model (generate)"}
 
 
 def test_copies_pickles_and_training():
