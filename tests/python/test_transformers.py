@@ -130,3 +130,43 @@ def test_flash_attention(model, device):
         assert p.grad is None or refs.relative(q.grad, p.grad) < 1e-4 or p.grad.norm() < 1e-7, name
     tokens = [m.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0) for m in (eager, flash)]
     assert torch.equal(*tokens)
+
+
+def test_plain_attention_goes_straight_to_krait(monkeypatch):
+    """Without what transformers does around each call, to the same bits; padding, packed sequences, windows and float32 go its way."""
+    import krait.transformers as ours
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    assert ALL_ATTENTION_FUNCTIONS["flash_attention_2"] is ours._forward
+    model, usual, counts = transformers_models.build_attention("llama", "flash_attention_2").bfloat16(), ours._usual, []
+    monkeypatch.setattr(ours, "_usual", lambda *args, **kwargs: counts.append(1) or usual(*args, **kwargs))
+    n_layers = model.config.num_hidden_layers
+
+    def run(rows=1, length=9, **more):
+        counts.clear()
+        ids = torch.randint(3, 200, (rows, length), generator=torch.Generator().manual_seed(rows))
+        logits = model(input_ids=ids, **more).logits
+        logits.float().square().mean().backward()
+        found = [logits.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
+        model.zero_grad()
+        return found, len(counts)
+
+    def packed(*lengths):
+        return torch.cat([torch.arange(n) for n in lengths])[None]
+    for more in (dict(), dict(rows=3), dict(position_ids=packed(9)), dict(position_ids=packed(9) + 4)):
+        found, n = run(**more)
+        assert n == 0, more
+        with monkeypatch.context() as m:
+            m.setattr(ours, "_is_plain", lambda *args: False)
+            want, n = run(**more)
+        assert n == n_layers and all(torch.equal(a, b) for a, b in zip(found, want)), more
+    positions = packed(9)
+    assert run(position_ids=positions)[1] == 0
+    positions.copy_(packed(5, 4))
+    assert run(position_ids=positions)[1] == run(rows=2, attention_mask=torch.tensor([[0] * 3 + [1] * 6, [1] * 9]))[1] == n_layers
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=torch.arange(3, 12)[None]).logits, model(input_ids=torch.arange(3, 12)[None], position_ids=packed(9)).logits)
+    counts.clear()
+    model.generate(torch.arange(3, 12)[None], max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert not counts
+    model.float()
+    assert run()[1] == n_layers
