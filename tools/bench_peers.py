@@ -4,7 +4,7 @@
     bench_peers.py attention|gemm|few-rows|ssd|scan|conv|norm [--krait PROGRAM] [--device cuda|cpu] [--dtype T]
     bench_peers.py modules [--device cuda|cpu] [--module Mamba|Mamba2] [--shapes D,B,L ...] [--all] [--profile] [--tf32]
     bench_peers.py memory [--dtype T] peak device memory of a training step of the modules and of attention
-    bench_peers.py host            overhead of a Python call over the C call, tiny tensors on a CPU
+    bench_peers.py host [--device cuda|cpu]   overhead of a Python call over the C call, tiny tensors
     bench_peers.py language-models FILE.gguf ...  on a CPU, beside llama.cpp (the package xllamacpp)
     bench_peers.py denoiser WEIGHTS
     bench_peers.py train-step|train-module
@@ -333,6 +333,21 @@ def time_on_gpu(kind, shape):
     return times
 
 
+def other_ways(kind, shape):
+    """Both, with krait.graphed, and with autograd in the calling thread: milliseconds."""
+    from triton.testing import do_bench
+    import krait
+    times = []
+    for graphed, threads in ((True, True), (False, False)):
+        torch.manual_seed(0)
+        module = kind(shape[0], device="cuda", dtype=dtype())
+        _, both, _ = calls_of(krait.graphed(module) if graphed else module, shape)
+        with torch.autograd.set_multithreading_enabled(threads):
+            both()
+            times.append(do_bench(both, warmup=10, rep=50, return_mode="median"))
+    return times
+
+
 def time_on_cpu(name, kind, shape):
     """{who: [forward, both]} in milliseconds of processor time, of the same weights; results are compared first."""
     torch.manual_seed(0)
@@ -366,10 +381,10 @@ def modules():
     shapes = [tuple(int(n) for n in s.split(",")) for s in options.shapes] or (EVERY if options.all else None)
     usual = USUAL if options.device == "cuda" else ON_CPU
     work = [(name, shape) for name in sorted(usual) if options.module in (None, name) for shape in shapes or usual[name]]
-    print("ms: forward, both" + (", both into no gradients, host time of the first two" if options.device == "cuda" else " (processor time, %d threads)" % torch.get_num_threads()))
+    print("ms: forward, both" + (", both into no gradients, host time of the first two; krait's both graphed, and in one thread" if options.device == "cuda" else " (processor time, %d threads)" % torch.get_num_threads()))
     for name, shape in sorted(work, key=lambda one: math.prod(one[1])):
         if options.device == "cuda":
-            times = {"krait": time_on_gpu(ours[name], shape), **({"mamba_ssm": time_on_gpu(upstream[name], shape)} if upstream else {})}
+            times = {"krait": time_on_gpu(ours[name], shape) + other_ways(ours[name], shape), **({"mamba_ssm": time_on_gpu(upstream[name], shape)} if upstream else {})}
         else:
             times = time_on_cpu(name, ours[name], shape)
         results["%s %d,%d,%d" % (name, *shape)] = times
@@ -433,22 +448,18 @@ def memory():
 
 # ---- host time of a call from Python ---------------------------------------------------------------------------------
 def captured_call(module, attribute, function):
-    """The bare C call with exactly the arguments `function` passes; keeps its tensors alive."""
-    from krait import _load
+    """The bare call of the library's plan with exactly the arguments `function` passes; keeps its tensors alive."""
     operator = getattr(importlib.import_module("krait.ops." + module), attribute)
     function()
-    invoke, seen = operator.invoke, {}
+    run_plan, seen = operator.run_plan, []
 
-    def spy(context, args):
-        seen.update(context=context, args=args)
-        return invoke(context, args)
-    operator.known.clear()
-    operator.invoke = spy
+    def spy(*args):
+        seen[:] = args
+        return run_plan(*args)
+    operator.run_plan = spy
     kept = function()
-    operator.known.clear()
-    operator.invoke = invoke
-    run, packed = _load.function("krait_" + operator.name), _load.ffi().from_buffer("krait_%s_args *" % operator.name, seen["args"])
-    return lambda: (run(seen["context"], packed), kept)
+    operator.run_plan = run_plan
+    return lambda: (run_plan(*seen), kept)
 
 
 def host_cases():
@@ -458,6 +469,9 @@ def host_cases():
     from mamba_ssm.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
     from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+    from flash_attn import flash_attn_func
+    q = torch.randn(1, 64, 2, 64).to(torch.bfloat16 if options.device == "cuda" else torch.float32)
+    yield "flash_attn_func", "attention", "FORWARD", lambda: flash_attn_func(q, q, q, causal=True)
     x, w, b, state = torch.randn(2, 8, 16), torch.randn(8, 4), torch.randn(8), torch.zeros(2, 8, 4)
     yield "causal_conv1d_fn", "causal_conv1d", "FORWARD", lambda: causal_conv1d_fn(x, w, b, activation="silu")
     yield "causal_conv1d_update", "causal_conv1d", "_UPDATE", lambda: causal_conv1d_update(x[..., 0], state, w, b, "silu")
@@ -467,7 +481,7 @@ def host_cases():
     yield "selective_state_update", "state_update", "_UPDATE", lambda: selective_state_update(ssm, row, dt, A, B1, C1, D, None, bias, True)
     yield "rms_norm_fn", "norms", "_ADD_NORM", lambda: rms_norm_fn(row, b, None)
     yield "layer_norm_fn, residual", "norms", "_ADD_NORM", lambda: layer_norm_fn(row, b, b, residual=dt, prenorm=True)
-    yield "rmsnorm_fn, gated", "norms", "_GATED_NORM", lambda: rmsnorm_fn(row, b, None, z=dt)
+    yield "rmsnorm_fn, gated", "norms", "GATED_NORM", lambda: rmsnorm_fn(row, b, None, z=dt)
     tokens, ends, xz = torch.randn(16, 8), torch.tensor([0, 3, 16], dtype=torch.int32), torch.randn(2, 16, 16)
     project, widen, w3 = torch.randn(9, 8), torch.randn(8, 1), w[:, None]
     yield "causal_conv1d_varlen", "causal_conv1d", "_VARLEN", lambda: causal_conv1d_varlen_states(tokens, ends, 4)
@@ -475,20 +489,28 @@ def host_cases():
 
 
 def host():
+    """Of one thread's processor time on a CPU; on a GPU of the time until a loop of calls is launched."""
+    clock, wait = (time.perf_counter, torch.cuda.synchronize) if options.device == "cuda" else (time.thread_time, lambda: None)
+
     def us(function, n=200):
-        start = time.thread_time()
+        start = clock()
         for _ in range(n):
             function()
-        return 1e6 * (time.thread_time() - start) / n
+        took = clock() - start
+        wait()
+        return 1e6 * took / n
     sys.path.insert(0, DROPIN)
     torch.set_num_threads(1)
     print("%-24s %9s %9s %9s %9s" % ("microseconds", "Python", "C", "above", "(median)"))
-    for name, module, attribute, function in host_cases():
-        bare = captured_call(module, attribute, function)
-        pairs = [(us(function), us(bare)) for _ in range(options.runs * 8 + 1)]
-        whole, inner = [min(column) for column in zip(*pairs)]
-        results[name] = [whole, inner]
-        print("%-24s %9.2f %9.2f %9.2f %9.2f" % (name, whole, inner, whole - inner, statistics.median(p - q for p, q in pairs)))
+    with torch.device(options.device):  # a mode that slows every call of torch's
+        cases = list(host_cases())
+    with torch.no_grad():
+        for name, module, attribute, function in cases:
+            bare = captured_call(module, attribute, function)
+            pairs = [(us(function), us(bare)) for _ in range(options.runs * 8 + 1)]
+            whole, inner = [min(column) for column in zip(*pairs)]
+            results[name] = [whole, inner]
+            print("%-24s %9.2f %9.2f %9.2f %9.2f" % (name, whole, inner, whole - inner, statistics.median(p - q for p, q in pairs)), flush=True)
 
 
 # ---- language models on a CPU ----------------------------------------------------------------------------------------
