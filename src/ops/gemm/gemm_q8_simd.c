@@ -23,7 +23,7 @@ enum {
   GROUP = 64,
   BLOCK = 32,
   FAR_BYTES = 4096,
-  IN_ORDER_BYTES = 5120,
+  IN_ORDER_BYTES = 12288,
   SCALES_AHEAD = 16,
   PART = 32
 };
