@@ -13,7 +13,7 @@
 #include "texts.h"
 
 typedef struct settings {
-  const char *weights, *labels;
+  const char *weights, *model, *labels;
   int64_t top;
   int as_json;
   cli_run run;
@@ -91,29 +91,33 @@ int cmd_classify(int argc, char **argv) {
   settings s = {.top = 5};
   const cli_option options[] = {
       CLI_TEXT("weights", 'w', "FILE", &s.weights,
-               "VideoMamba with a classification head: upstream's .pth, or safetensors"),
+               "VideoMamba or Vim with a classification head: upstream's .pth, or safetensors"),
+      CLI_TEXT("model", 0, "NAME", &s.model,
+               "of weights for images that do not say it: vim, videomamba, or upstream's name of a size"),
       CLI_TEXT("labels", 0, "FILE", &s.labels, "class names, one per line"),
       CLI_WHOLE("top", 0, "N", &s.top, 1, 1000000, "print the N most likely classes (default: 5)"),
       CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per file"),
       CLI_RUN_OPTIONS(&s.run),
   };
-  const cli_verb verb = {"classify",
-                         "VIDEO|IMAGE...",
-                         "Classifies videos and images with VideoMamba, from frames spread evenly over the video. "
-                         "Needs the program ffmpeg.",
-                         options,
-                         CLI_N(options),
-                         1,
-                         -1};
+  const cli_verb verb = {
+      "classify",
+      "VIDEO|IMAGE...",
+      "Classifies videos and images with VideoMamba, from frames spread evenly over the video, and images with Vim. "
+      "Needs the program ffmpeg.",
+      options,
+      CLI_N(options),
+      1,
+      -1};
   int exit_status = cli_args_read(&verb, argc, argv, &first);
   if (exit_status >= 0) return exit_status;
-  if (!s.weights) return cli_usage_error(verb.name, "--weights is missing: give a file with VideoMamba's weights");
+  if (!s.weights)
+    return cli_usage_error(verb.name, "--weights is missing: give a file with VideoMamba's or Vim's weights");
   krait_ctx *ctx = NULL;
   krait_classifier *classifier = NULL;
   cli_catch_signals(verb.name, "");
   exit_status = cli_run_open_ctx(verb.name, &s.run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const int32_t status = krait_classifier_open(ctx, s.weights, &classifier);
+  const int32_t status = krait_classifier_open(ctx, s.weights, s.model, &classifier);
   exit_status =
       status < 0 ? cli_report(verb.name, status) + 1 : classify_files(&s, classifier, argv + first, argc - first);
   krait_classifier_close(&classifier);

@@ -1,4 +1,4 @@
-/* vision.h: videos and images: classification with VideoMamba, questions with Mobile-VideoGPT. */
+/* vision.h: videos and images: classification with VideoMamba and Vim, questions with Mobile-VideoGPT. */
 #ifndef KRAIT_VISION_H
 #define KRAIT_VISION_H
 
@@ -12,14 +12,17 @@ extern "C" {
 typedef struct krait_classifier krait_classifier;
 
 /* Weights as upstream publishes them (.pth) or safetensors; ctx must outlive the classifier, which belongs to one
- * thread at a time. */
-KRAIT_API int32_t krait_classifier_open(const krait_ctx *ctx, const char *weights_path, krait_classifier **classifier);
+ * thread at a time. model: of an image's model, whose tensors do not tell it, "vim", "videomamba", or upstream's name
+ * of one of their sizes ("vim_tiny_patch16_224_bimambav2_..."); NULL: the name in the file (`args` of a training
+ * checkpoint, `model` in the metadata of safetensors). */
+KRAIT_API int32_t krait_classifier_open(const krait_ctx *ctx, const char *weights_path, const char *model,
+                                        krait_classifier **classifier);
 KRAIT_API void krait_classifier_close(krait_classifier **classifier);
 KRAIT_API int64_t krait_classifier_n_classes(const krait_classifier *classifier); /* 0 for NULL */
 KRAIT_API int64_t krait_classifier_n_frames(const krait_classifier *classifier);
-/* Frames spread evenly over the file (an image is repeated), shorter edge resized, center crop, ImageNet's mean and
- * deviation. probabilities (n_classes); frames_at (n_frames): their indices, or NULL. FFmpeg's programs must be
- * installed. */
+/* Frames spread evenly over the file (an image is repeated), shorter edge resized, center crop (of Vim: 7/8 of it),
+ * ImageNet's mean and deviation. probabilities (n_classes); frames_at (n_frames): their indices, or NULL. FFmpeg's
+ * programs must be installed. */
 KRAIT_API int32_t krait_classifier_file(krait_classifier *classifier, const char *path, float *probabilities,
                                         int64_t *frames_at);
 

@@ -284,12 +284,14 @@ static int32_t op_call(kr_pickle *p, int n) {
   return KRAIT_OK;
 }
 
-/* In Python this may call __setstate__; here the state is dropped. */
+/* In Python this may call __setstate__; here the state is kept beside the object. */
 static int32_t op_build(kr_pickle *p, int unused) {
   kr_pickle_value *state, *object;
   (void)unused;
   KR_TRY(pop(p, &state));
-  return top(p, &object);
+  KR_TRY(top(p, &object));
+  object->state = state;
+  return KRAIT_OK;
 }
 
 static int32_t op_persistent(kr_pickle *p, int unused) {

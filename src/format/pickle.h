@@ -37,6 +37,7 @@ struct kr_pickle_value {
   kr_pickle_value **items;
   int64_t n_items, capacity;
   const kr_pickle_value *callee, *args;
+  const kr_pickle_value *state; /* what an OBJECT was given after the call, often its attributes; or NULL */
 };
 
 /* bytes is the whole pickle; *root lives in arena. */

@@ -521,6 +521,17 @@ static int32_t read_bare_tensor(kr_torch *torch, const kr_pickle_value *root) {
   return kr_weights_add(torch->weights, &item);
 }
 
+/* The name of the model that a training script (DeiT's and its heirs') kept beside the tensors: args.model. */
+static int32_t read_model_name(kr_torch *torch, const kr_pickle_value *root) {
+  const kr_pickle_value *args = is_map(root) ? kr_pickle_find(root, "args") : NULL,
+                        *attributes = args && calls(args, "argparse.Namespace") ? args->state : NULL,
+                        *name = attributes ? kr_pickle_find(attributes, "model") : NULL;
+  if (!name || name->kind != KR_PICKLE_TEXT || strlen(name->text) != name->length || !name->length) return KRAIT_OK;
+  for (size_t i = 0; i < name->length; i++)
+    if (name->text[i] < ' ' || name->text[i] > '~') return KRAIT_OK;
+  return kr_weights_add_metadata(torch->weights, "model", name->text);
+}
+
 static int32_t read_root(kr_torch *torch, const kr_pickle_value *root) {
   const kr_pickle_value *state;
   root = unwrap(root);
@@ -528,6 +539,7 @@ static int32_t read_root(kr_torch *torch, const kr_pickle_value *root) {
   KR_CHECK(root, KRAIT_ERR_FILE_FORMAT, "%s: its content is not a dictionary of tensors; save model.state_dict()",
            torch->label);
   KR_TRY(find_state(torch, root, &state));
+  KR_TRY(read_model_name(torch, root));
   return read_state(torch, state);
 }
 

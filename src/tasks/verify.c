@@ -172,7 +172,7 @@ static int32_t verify_language(const krait_ctx *ctx, const char *path, verifying
 static int32_t verify_clips(const kr_videomamba_config *c, kr_videomamba *m, const verifying *v) {
   const char *name = c->n_classes ? "logits" : "x_vis";
   const kr_weight *input = recorded(v, "", "input", 0), *want = recorded(v, "", name, 0);
-  const int64_t n_clip = 3 * c->T * c->side * c->side, B = input->shape[0],
+  const int64_t n_clip = 3 * c->T * c->grid.side * c->grid.side, B = input->shape[0],
                 n = c->n_classes ? c->n_classes : kr_videomamba_tokens(c) * c->D;
   KR_CHECK(want && B >= 1 && n_of(input) == B * n_clip && n_of(want) == B * n, KRAIT_ERR_WEIGHTS,
            "the golden file's input or %s does not have the model's sizes", name);
@@ -192,7 +192,7 @@ static int32_t verify_video(const krait_ctx *ctx, const char *path, const verify
   kr_videomamba *m = NULL;
   KR_TRY(kr_weights_open(path, &weights));
   int32_t status = kr_weights_widen(weights);
-  if (status >= 0) status = kr_videomamba_open(ctx, weights, &m);
+  if (status >= 0) status = kr_videomamba_open(ctx, weights, NULL, &m);
   if (status >= 0) status = verify_clips(kr_videomamba_config_of(m), m, v);
   kr_videomamba_close(&m);
   kr_weights_close(&weights);

@@ -1,4 +1,4 @@
-"""krait classify: a synthetic video and pictures through a synthetic VideoMamba: frames, pixels, probabilities; errors.
+"""krait classify: a synthetic video and pictures through a synthetic VideoMamba and Vim: frames, pixels, probabilities; errors.
 krait bench of the towers. Without ffmpeg one line says so."""
 import json
 import pathlib
@@ -70,9 +70,11 @@ def avi(path, colours, side=48):
     return path
 
 
-def png(path, colour, width=40, height=32):
+def png(path, colour, width=40, height=32, frame=None):
+    """Of one colour; or with a frame of another, one pixel wide."""
     part = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    rows = (b"\0" + bytes(colour) * width) * height
+    colours = lambda y: [frame if frame and (x in (0, width - 1) or y in (0, height - 1)) else colour for x in range(width)]
+    rows = b"".join(b"\0" + b"".join(map(bytes, colours(y))) for y in range(height))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + part(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b""))
     return path
 
@@ -116,6 +118,26 @@ def films(folder, model):
     labels.write_text("one\n")
     done = krait(picture, "-w", model, "--labels", labels)
     check(done.returncode == 2 and "has 1 labels, the weights have 6" in done.stderr, done.stderr)
+
+
+def pictures(folder):
+    """Weights for images: Vim's or VideoMamba's, by name; of a picture Vim sees the middle 7/8."""
+    model = weights(folder / "image.safetensors", **{"patch_embed.proj.weight": (D, 3, PATCH, PATCH), "temporal_pos_embedding": None})
+    plain, framed = png(folder / "plain.png", (250, 10, 10), 64, 64), png(folder / "framed.png", (250, 10, 10), 64, 64, (0, 0, 250))
+    done = krait(plain, "-w", model)
+    check(done.returncode == 2 and "image.safetensors: these tensors may be Vim's or" in done.stderr and "--model vim or --model videomamba" in done.stderr, done.stderr)
+    done = krait(plain, "-w", model, "--model", "vim_tiny_patch16_224_final_pool_mean")
+    check(done.returncode == 2 and "is another kind of Vim" in done.stderr, done.stderr)
+    seen = {}
+    for name in ("vim", "videomamba"):
+        done = krait(plain, framed, "-w", model, "--model", name, "--json", "--top", CLASSES)
+        if "needs FFmpeg's program" in done.stderr:
+            return
+        check(done.returncode == 0, done.stderr)
+        seen[name] = [sorted((c["class"], c["probability"]) for c in of) for of in classes(done)]
+    distance = lambda a, b: max(abs(p - q) for (_, p), (_, q) in zip(a, b))
+    check(distance(*seen["vim"]) < 1e-6 < distance(*seen["videomamba"]), f"a frame at the edge: {seen}")
+    check(distance(seen["vim"][0], seen["videomamba"][0]) > 1e-4, f"Vim is not VideoMamba: {seen}")
 
 
 def refusals(folder, model):
@@ -163,6 +185,7 @@ with tempfile.TemporaryDirectory() as name:
     model = weights(folder / "model.safetensors")
     towers()
     films(folder, model)
+    pictures(folder)
     refusals(folder, model)
 print(failures, "failures")
 sys.exit(failures != 0)

@@ -41,6 +41,20 @@ static void torch_files_are_read(void **state) {
   assert_same(GOLDEN "odd.pt", GOLDEN "odd.safetensors", 16);
 }
 
+/* A training script's arguments are an object whose attributes came after the call that made it. */
+static void the_model_s_name_is_metadata(void **state) {
+  (void)state;
+  kr_weights *named = NULL, *nameless = NULL;
+  assert_int_equal(kr_weights_open("tests/golden/videomamba/vim_stride.pth", &named), KRAIT_OK);
+  assert_int_equal(kr_weights_open(GOLDEN "best.th", &nameless), KRAIT_OK);
+  const char *name = kr_weights_metadata(named, "model");
+  assert_non_null(name);
+  assert_memory_equal(name, "vim_tiny_patch4_stride2_10_", 27);
+  assert_null(kr_weights_metadata(nameless, "model"));
+  kr_weights_close(&named);
+  kr_weights_close(&nameless);
+}
+
 static void tensors_stay_where_the_file_has_them(void **state) {
   (void)state;
   kr_weights *weights = NULL;
@@ -186,10 +200,14 @@ static void failing_allocations_are_reported(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(torch_files_are_read),         cmocka_unit_test(narrow_floats_become_float32),
-      cmocka_unit_test(tensors_stay_where_the_file_has_them), cmocka_unit_test(unaligned_storages_are_read),
-      cmocka_unit_test(other_objects_are_refused), cmocka_unit_test(torch_file_every_prefix_is_refused),
-      cmocka_unit_test(every_damaged_byte_is_survived),   cmocka_unit_test(failing_allocations_are_reported)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(torch_files_are_read),
+                                     cmocka_unit_test(the_model_s_name_is_metadata),
+                                     cmocka_unit_test(narrow_floats_become_float32),
+                                     cmocka_unit_test(tensors_stay_where_the_file_has_them),
+                                     cmocka_unit_test(unaligned_storages_are_read),
+                                     cmocka_unit_test(other_objects_are_refused),
+                                     cmocka_unit_test(torch_file_every_prefix_is_refused),
+                                     cmocka_unit_test(every_damaged_byte_is_survived),
+                                     cmocka_unit_test(failing_allocations_are_reported)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

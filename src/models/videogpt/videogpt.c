@@ -244,7 +244,9 @@ static void choose(const kr_videogpt *m, const double *scores, int32_t *chosen) 
 int32_t kr_videogpt_look(kr_videogpt *m, const float *images, void *rows, double *scores, int32_t *chosen) {
   const int64_t side = kr_videogpt_side(m), part = SUMS_FLOATS / KR_VIDEOGPT_CHUNKS;
   double own[KR_VIDEOGPT_IMAGES];
-  kr_patches_cut(images, KR_VIDEOGPT_IMAGES, 3 * side * side, side * side, side, m->w.clip_config.patch, m->patches);
+  const int64_t patch = m->w.clip_config.patch;
+  kr_patches_cut(images, KR_VIDEOGPT_IMAGES, 3 * side * side, side * side, &(kr_patch_grid){side, patch, patch},
+                 m->patches);
   if (m->ctx->cuda) KR_TRY(kr_mem_put(m->ctx, m->patches_at, m->patches, videogpt_patches_bytes(m)));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.in, m->patches_at));
   KR_TRY(kr_runner_bind(m->context.runner, m->context.rows, rows));

@@ -37,19 +37,19 @@ static int32_t open_video_tower(kr_videogpt_parts *p, const krait_ctx *ctx, cons
       kr_model_folder_find(folder, key) ? NULL : kr_model_folder_file(path, "videomamba_m16_25M_f8_res224.pth");
   if (!beside) return kr_videomamba_open_part(ctx, folder, video_prefix, &p->video);
   int32_t status = kr_weights_open(beside, &p->video_weights);
-  if (status >= 0) status = kr_videomamba_open(ctx, p->video_weights, &p->video);
+  if (status >= 0) status = kr_videomamba_open(ctx, p->video_weights, NULL, &p->video);
   kr_free(beside);
   return status;
 }
 
 static int32_t check_parts(const kr_videogpt_parts *p, const char *path, int64_t width) {
   const kr_videomamba_config *c = kr_videomamba_config_of(p->video);
-  KR_CHECK(c->T == KR_VIDEOGPT_T && c->side / c->patch == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(p->model),
-           KRAIT_ERR_WEIGHTS,
+  const int64_t edge = kr_patch_grid_edge(&c->grid);
+  KR_CHECK(c->T == KR_VIDEOGPT_T && edge == KR_VIDEOGPT_EDGE && c->D == kr_videogpt_width(p->model), KRAIT_ERR_WEIGHTS,
            "%s: its video tower has %lld frames of %lld x %lld patches and width %lld; Mobile-VideoGPT requires %d of "
            "%d x %d, and width %lld",
-           path, (long long)c->T, (long long)(c->side / c->patch), (long long)(c->side / c->patch), (long long)c->D,
-           KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE, KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(p->model));
+           path, (long long)c->T, (long long)edge, (long long)edge, (long long)c->D, KR_VIDEOGPT_T, KR_VIDEOGPT_EDGE,
+           KR_VIDEOGPT_EDGE, (long long)kr_videogpt_width(p->model));
   KR_CHECK(kr_videogpt_d(p->model) == width, KRAIT_ERR_WEIGHTS,
            "%s: its projectors have rows of %lld, its language model requires %lld", path,
            (long long)kr_videogpt_d(p->model), (long long)width);

@@ -1,8 +1,10 @@
-/* videomamba.c: the configuration from the tensors' shapes, parameters in the context's memory, and runs. */
+/* videomamba.c: the configuration from tensors' shapes and the model's name, parameters in the context's memory, and
+ * runs. */
 #include "videomamba.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -16,6 +18,7 @@
 struct kr_videomamba {
   const krait_ctx *ctx;
   kr_loader loader;
+  const char *name; /* given; or NULL */
   kr_videomamba_config c;
   kr_vm_parameters p;
   int is_image; /* weights for single images: no temporal embedding */
@@ -54,6 +57,47 @@ static int64_t count_layers(const kr_videomamba *m) {
   }
 }
 
+/* Whether the name is of a Vim of the one form that is computed here: "vim" itself, or upstream's name of a size, which
+ * says all that is special about it. */
+static int32_t read_vim_name(const char *name, int32_t *is_vim) {
+  *is_vim = strncmp(name, "vim", 3) == 0;
+  KR_CHECK(*is_vim || strncmp(name, "videomamba", 10) == 0, KRAIT_ERR_UNSUPPORTED,
+           "there is no image model '%.100s'; vim and videomamba are known", name);
+  const int is_in_middle = strstr(name, "midclstok") || strstr(name, "middle_cls_token");
+  KR_CHECK(!*is_vim || !name[3] || (strstr(name, "bimambav2") && is_in_middle && strstr(name, "div2")),
+           KRAIT_ERR_UNSUPPORTED,
+           "model '%.100s' is another kind of Vim; only bimambav2 with midclstok and div2, as published, is supported",
+           name);
+  return KRAIT_OK;
+}
+
+/* Vim and VideoMamba's image models have tensors of the same names and shapes: only a name tells them apart. */
+static int32_t find_image_kind(kr_videomamba *m, const char **name) {
+  const char *told = m->loader.weights ? kr_weights_metadata(m->loader.weights, "model") : NULL;
+  *name = m->name ? m->name : told ? told : "";
+  if (!m->name && !m->is_image) return KRAIT_OK;
+  KR_CHECK(**name, KRAIT_ERR_WEIGHTS,
+           "these tensors may be Vim's or those of VideoMamba for images, and no metadata says whose: give the model's "
+           "name (--model vim or --model videomamba)");
+  KR_TRY(read_vim_name(*name, &m->c.is_vim));
+  KR_CHECK(!m->c.is_vim || m->is_image, KRAIT_ERR_WEIGHTS, "these weights are for videos, '%.100s' is for images",
+           *name);
+  return KRAIT_OK;
+}
+
+/* Pixels from a patch to the next one. Vim's may overlap: so the name says, or else 224 pixels, for which all its
+ * published weights are, need it for that many patches. */
+static int64_t find_stride(const char *name, int is_vim, int64_t patch, int64_t edge) {
+  enum { PUBLISHED_SIDE = 224 };
+  const char *said = is_vim ? strstr(name, "_stride") : NULL;
+  const int64_t told = said ? strtol(said + strlen("_stride"), NULL, 10) : 0,
+                rest = PUBLISHED_SIDE > patch ? PUBLISHED_SIDE - patch : 0;
+  if (told >= 1 && told <= patch) return told;
+  return is_vim && edge > 1 && rest % (edge - 1) == 0 && rest / (edge - 1) >= 1 && rest / (edge - 1) < patch
+             ? rest / (edge - 1)
+             : patch;
+}
+
 static int32_t read_config(kr_videomamba *m) {
   kr_videomamba_config *c = &m->c;
   int64_t embed[5] = {0}, pos_embed[3], times[3] = {1, 1, 1}, A[2], dt[2], conv[3], head[2];
@@ -76,7 +120,11 @@ static int32_t read_config(kr_videomamba *m) {
            (long long)embed[2]);
   KR_CHECK(embed[1] == 3 && embed[3] == embed[4] && edge >= 1 && edge * edge == pos_embed[1] - 1, KRAIT_ERR_WEIGHTS,
            "%lld position embeddings do not match square RGB frames of square patches", (long long)pos_embed[1] - 1);
-  c->patch = embed[3], c->side = edge * c->patch, c->T = times[1], c->D = embed[0], c->n_layers = count_layers(m);
+  const char *name;
+  KR_TRY(find_image_kind(m, &name));
+  const int64_t stride = find_stride(name, c->is_vim, embed[3], edge);
+  c->grid = (kr_patch_grid){(edge - 1) * stride + embed[3], embed[3], stride};
+  c->T = times[1], c->D = embed[0], c->n_layers = count_layers(m);
   c->Di = A[0], c->N = A[1], c->R = dt[1], c->W = conv[2];
   return KRAIT_OK;
 }
@@ -85,8 +133,8 @@ static int32_t read_config(kr_videomamba *m) {
 
 static double decay(double x) { return -exp(x); }
 
-/* pos_embed + cls_token for the first token; pos_embed of its patch + temporal_pos_embedding of its frame for the
- * others. */
+/* pos_embed + cls_token for the class token; pos_embed of its patch + temporal_pos_embedding of its frame for the
+ * others. An image's are in the order of the tokens. */
 static int32_t load_videomamba_pos_embed(kr_videomamba *m, kr_loader *p) {
   const kr_videomamba_config *c = &m->c;
   const int64_t L = kr_videomamba_tokens(c), n = (L - 1) / c->T;
@@ -99,11 +147,13 @@ static int32_t load_videomamba_pos_embed(kr_videomamba *m, kr_loader *p) {
 #undef VIEW
   float *sum = kr_alloc_array((size_t)(L * c->D), sizeof *sum);
   KR_CHECK(sum, KRAIT_ERR_NO_MEMORY, "no memory for the position embeddings of %lld tokens", (long long)L);
-  for (int64_t d = 0; d < c->D; d++) sum[d] = (float)kr_get(&cls_at, d) + (float)kr_get(&patch_at, d);
-  for (int64_t i = 1; i < L; i++)
+  for (int64_t i = 0; i < L; i++)
     for (int64_t d = 0; d < c->D; d++) {
-      const float frame = of_frame.data ? (float)kr_get(&frame_at, (i - 1) / n * c->D + d) : 0;
-      sum[i * c->D + d] = (float)kr_get(&patch_at, (1 + (i - 1) % n) * c->D + d) + frame;
+      const float other = i == kr_videomamba_class(c) ? (float)kr_get(&cls_at, d)
+                          : of_frame.data             ? (float)kr_get(&frame_at, (i - 1) / n * c->D + d)
+                                                      : 0;
+      const int64_t place = i ? 1 + (i - 1) % n : 0;
+      sum[i * c->D + d] = (float)kr_get(&patch_at, place * c->D + d) + other;
     }
   const int32_t status = kr_load_buffer(p, sum, (uint64_t)(L * c->D) * sizeof *sum, KRAIT_F32, &m->p.pos_embed);
   kr_free(sum);
@@ -141,8 +191,9 @@ static int32_t take_videomamba_all(kr_loader *p, void *user) {
   kr_videomamba *m = user;
   const kr_videomamba_config *c = &m->c;
   KR_TRY(kr_load(p, "patch_embed.proj.weight", 1,
-                  m->is_image ? KR_SIZES(c->D, 3, c->patch, c->patch) : KR_SIZES(c->D, 3, 1, c->patch, c->patch),
-                  &m->p.embed));
+                 m->is_image ? KR_SIZES(c->D, 3, c->grid.patch, c->grid.patch)
+                             : KR_SIZES(c->D, 3, 1, c->grid.patch, c->grid.patch),
+                 &m->p.embed));
   KR_TRY(kr_load(p, "patch_embed.proj.bias", 1, KR_SIZES(c->D), &m->p.embed_bias));
   KR_TRY(load_videomamba_pos_embed(m, p));
   for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(take_videomamba_layer(m, p, i, &m->p.layers[i]));
@@ -155,7 +206,7 @@ static int32_t take_videomamba_all(kr_loader *p, void *user) {
 }
 
 static uint64_t videomamba_patches_bytes(const kr_videomamba_config *c) {
-  return (uint64_t)((kr_videomamba_tokens(c) - 1) * 3 * c->patch * c->patch) * sizeof(float);
+  return (uint64_t)((kr_videomamba_tokens(c) - 1) * 3 * c->grid.patch * c->grid.patch) * sizeof(float);
 }
 static uint64_t tokens_bytes(const kr_videomamba_config *c) {
   return (uint64_t)(kr_videomamba_tokens(c) * c->D) * sizeof(float);
@@ -191,27 +242,28 @@ static int32_t prepare_videomamba(kr_videomamba *m, const kr_videomamba_config *
   return m->c.n_classes ? kr_runner_bind(m->runner, m->graph.logits, m->logits_at) : KRAIT_OK;
 }
 
-static int32_t open_videomamba_model(const kr_loader *from, const kr_videomamba_config *given, kr_videomamba **model) {
+static int32_t open_videomamba_model(const kr_loader *from, const char *name, const kr_videomamba_config *given,
+                                     kr_videomamba **model) {
   kr_videomamba *m = *model = kr_zalloc(sizeof *m);
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  m->ctx = from->ctx, m->loader = *from;
+  m->ctx = from->ctx, m->loader = *from, m->name = name;
   const int32_t status = prepare_videomamba(m, given);
   if (status < 0) kr_videomamba_close(model);
   return status;
 }
 
-int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, kr_videomamba **model) {
-  return open_videomamba_model(&(kr_loader){.ctx = ctx, .weights = weights}, NULL, model);
+int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, const char *name, kr_videomamba **model) {
+  return open_videomamba_model(&(kr_loader){.ctx = ctx, .weights = weights}, name, NULL, model);
 }
 
 int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *folder, const char *prefix,
                                 kr_videomamba **model) {
-  return open_videomamba_model(&(kr_loader){.ctx = ctx, .folder = folder, .prefix = prefix}, NULL, model);
+  return open_videomamba_model(&(kr_loader){.ctx = ctx, .folder = folder, .prefix = prefix}, NULL, NULL, model);
 }
 
 int32_t kr_videomamba_open_random(const krait_ctx *ctx, const kr_videomamba_config *config, int32_t dtype,
                                   kr_videomamba **model) {
-  return open_videomamba_model(&(kr_loader){.ctx = ctx, .random_type = dtype}, config, model);
+  return open_videomamba_model(&(kr_loader){.ctx = ctx, .random_type = dtype}, NULL, config, model);
 }
 
 void kr_videomamba_close(kr_videomamba **model) {
@@ -235,10 +287,10 @@ const float *kr_videomamba_tokens_at(const kr_videomamba *m) { return m->tokens_
 
 int32_t kr_videomamba_run(kr_videomamba *m, const float *frames, float *logits, float *tokens) {
   const kr_videomamba_config *c = &m->c;
-  const int64_t area = c->side * c->side;
+  const int64_t area = c->grid.side * c->grid.side;
   KR_CHECK(frames && (!logits || c->n_classes), KRAIT_ERR_ARGUMENT,
            frames ? "videomamba: these weights have no classes" : "videomamba: frames is NULL");
-  kr_patches_cut(frames, c->T, area, c->T * area, c->side, c->patch, m->patches);
+  kr_patches_cut(frames, c->T, area, c->T * area, &c->grid, m->patches);
   if (m->ctx->cuda) KR_TRY(kr_mem_put(m->ctx, m->patches_at, m->patches, videomamba_patches_bytes(c)));
   KR_TRY(kr_runner_run(m->runner, NULL));
   if (logits) KR_TRY(kr_mem_read(m->ctx, logits, m->logits_at, (uint64_t)c->n_classes * sizeof *logits));
@@ -254,8 +306,8 @@ static int is_videomamba(const kr_model_source *s) {
 
 static int32_t graphs_of_videomamba(const krait_ctx *ctx, const kr_model_source *s, kr_model_graph_fn *fn, void *user) {
   kr_videomamba *m = NULL;
-  KR_TRY(kr_videomamba_open(ctx, s->weights, &m));
-  const int32_t status = fn(user, "VideoMamba, one clip", kr_videomamba_graph(m));
+  KR_TRY(kr_videomamba_open(ctx, s->weights, NULL, &m));
+  const int32_t status = fn(user, m->c.is_vim ? "Vim, one image" : "VideoMamba, one clip", kr_videomamba_graph(m));
   kr_videomamba_close(&m);
   return status;
 }

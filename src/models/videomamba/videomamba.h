@@ -1,15 +1,17 @@
-/* videomamba.h: VideoMamba (MODEL.md): classes of a clip, or its tokens for another model. */
+/* videomamba.h: VideoMamba and Vim (MODEL.md): classes of a clip or an image, or a clip's tokens for another model. */
 #ifndef KR_VIDEOMAMBA_H
 #define KR_VIDEOMAMBA_H
 
 #include <krait/krait.h>
 
 #include "graph.h"
+#include "patches.h"
 #include "weight_loader.h"
 
-/* Everything follows from the shapes of the tensors. */
+/* Everything follows from the shapes of the tensors, but which of two models an image's are. */
 typedef struct kr_videomamba_config {
-  int64_t side, patch;    /* pixels of a frame (square) and of a patch */
+  kr_patch_grid grid;     /* of a frame */
+  int32_t is_vim;         /* the class token stands in the middle, and the two directions' mean is taken */
   int64_t T, D, n_layers; /* frames, width, layers */
   int64_t Di, N, R, W;    /* inner width, states, rank of dt, taps */
   int64_t n_classes;      /* 0: the multimodal form, which outputs tokens */
@@ -17,8 +19,10 @@ typedef struct kr_videomamba_config {
 
 typedef struct kr_videomamba kr_videomamba;
 
-/* The weights must outlive the model. Keys may have the prefix "vision_encoder.". */
-int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, kr_videomamba **model);
+/* The weights must outlive the model. Keys may have the prefix "vision_encoder.". name: of an image's model, which its
+ * tensors do not tell: "vim", "videomamba", or a name that upstream gives to one of their sizes; NULL: the name in the
+ * weights' metadata. */
+int32_t kr_videomamba_open(const krait_ctx *ctx, const kr_weights *weights, const char *name, kr_videomamba **model);
 /* As part of a larger model: keys with this prefix. */
 int32_t kr_videomamba_open_part(const krait_ctx *ctx, const kr_model_folder *folder, const char *prefix,
                                 kr_videomamba **model);
@@ -30,7 +34,11 @@ uint64_t kr_videomamba_bytes(const kr_videomamba *model); /* of weights */
 void kr_videomamba_close(kr_videomamba **model);
 const kr_videomamba_config *kr_videomamba_config_of(const kr_videomamba *model);
 static inline int64_t kr_videomamba_tokens(const kr_videomamba_config *c) {
-  return 1 + c->T * (c->side / c->patch) * (c->side / c->patch);
+  return 1 + c->T * kr_patch_grid_edge(&c->grid) * kr_patch_grid_edge(&c->grid);
+}
+/* The class token's row. */
+static inline int64_t kr_videomamba_class(const kr_videomamba_config *c) {
+  return c->is_vim ? (kr_videomamba_tokens(c) - 1) / 2 : 0;
 }
 
 /* The tokens of the latest run, in the context's memory: (1 + T patches, D) float32. */

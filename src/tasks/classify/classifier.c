@@ -14,37 +14,42 @@
 struct krait_classifier {
   kr_weights *weights;
   kr_videomamba *model;
-  uint8_t *rgb;  /* (T, side, side, 3) */
+  uint8_t *rgb;  /* (T, read_side, read_side, 3) */
   float *frames; /* (3, T, side, side) */
+  int64_t read_side; /* of rgb's frames, of which the middle is taken */
 };
 
 /* Names the file. */
-static int32_t open_classifier_model(const krait_ctx *ctx, const char *path, krait_classifier *c) {
+static int32_t open_classifier_model(const krait_ctx *ctx, const char *path, const char *name, krait_classifier *c) {
   int32_t status = kr_weights_check_finite(c->weights);
-  if (status >= 0) status = kr_videomamba_open(ctx, c->weights, &c->model);
-  return status == KRAIT_ERR_WEIGHTS ? kr_fail(status, "%s: %s", path, krait_error_detail()) : status;
+  if (status >= 0) status = kr_videomamba_open(ctx, c->weights, name, &c->model);
+  const int is_theirs = status == KRAIT_ERR_WEIGHTS || status == KRAIT_ERR_UNSUPPORTED;
+  return is_theirs ? kr_fail(status, "%s: %s", path, krait_error_detail()) : status;
 }
 
-static int32_t open_classifier_all(const krait_ctx *ctx, const char *path, krait_classifier *c) {
+static int32_t open_classifier_all(const krait_ctx *ctx, const char *path, const char *name, krait_classifier *c) {
   KR_TRY(kr_weights_open(path, &c->weights));
   KR_TRY(kr_weights_widen(c->weights));
-  KR_TRY(open_classifier_model(ctx, path, c));
+  KR_TRY(open_classifier_model(ctx, path, name, c));
   const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
   KR_CHECK(m->n_classes, KRAIT_ERR_WEIGHTS,
            "%s has no classification head: these weights are for a video tower, not a classifier", path);
-  c->rgb = kr_alloc_array((size_t)(m->T * m->side * m->side), 3);
-  c->frames = kr_alloc_array((size_t)(m->T * m->side * m->side), 3 * sizeof *c->frames);
+  /* Vim is trained and evaluated on the middle 7/8 of a picture. */
+  c->read_side = m->is_vim ? (m->grid.side * 8 + 6) / 7 : m->grid.side;
+  c->rgb = kr_alloc_array((size_t)(m->T * c->read_side * c->read_side), 3);
+  c->frames = kr_alloc_array((size_t)(m->T * m->grid.side * m->grid.side), 3 * sizeof *c->frames);
   KR_CHECK(c->rgb && c->frames, KRAIT_ERR_NO_MEMORY, "no memory for %lld frames", (long long)m->T);
   return KRAIT_OK;
 }
 
-int32_t krait_classifier_open(const krait_ctx *ctx, const char *weights_path, krait_classifier **classifier) {
+int32_t krait_classifier_open(const krait_ctx *ctx, const char *weights_path, const char *model,
+                              krait_classifier **classifier) {
   KR_CHECK(classifier, KRAIT_ERR_ARGUMENT, "krait_classifier_open: classifier is NULL");
   *classifier = NULL;
   KR_CHECK(ctx && weights_path, KRAIT_ERR_ARGUMENT, "krait_classifier_open: %s is NULL", ctx ? "weights_path" : "ctx");
   krait_classifier *c = kr_zalloc(sizeof *c);
   KR_CHECK(c, KRAIT_ERR_NO_MEMORY, "no memory for a classifier");
-  const int32_t status = open_classifier_all(ctx, weights_path, c);
+  const int32_t status = open_classifier_all(ctx, weights_path, model, c);
   if (status < 0) krait_classifier_close(&c);
   *classifier = c;
   return status;
@@ -66,11 +71,15 @@ int64_t krait_classifier_n_classes(const krait_classifier *c) {
 }
 int64_t krait_classifier_n_frames(const krait_classifier *c) { return c ? kr_videomamba_config_of(c->model)->T : 0; }
 
-static void normalise_classifier(const kr_videomamba_config *m, const uint8_t *rgb, float *frames) {
+static void normalise_classifier(const krait_classifier *c) {
   static const float mean[] = {0.485f, 0.456f, 0.406f}, deviation[] = {0.229f, 0.224f, 0.225f};
-  const int64_t n = m->T * m->side * m->side;
-  for (int64_t i = 0; i < n; i++)
-    for (int k = 0; k < 3; k++) frames[k * n + i] = ((float)rgb[3 * i + k] / 255 - mean[k]) / deviation[k];
+  const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
+  const int64_t side = m->grid.side, read = c->read_side, before = (read - side) / 2, n = m->T * side * side;
+  for (int64_t i = 0; i < n; i++) {
+    const uint8_t *rgb =
+        c->rgb + 3 * ((i / (side * side) * read + i / side % side + before) * read + i % side + before);
+    for (int k = 0; k < 3; k++) c->frames[k * n + i] = ((float)rgb[k] / 255 - mean[k]) / deviation[k];
+  }
 }
 
 static int32_t softmax(float *x, int64_t n) {
@@ -90,7 +99,7 @@ static int32_t read_frames(krait_classifier *c, const char *path, int64_t *frame
   const kr_videomamba_config *m = kr_videomamba_config_of(c->model);
   int fd;
   KR_TRY(kr_film_open(path, &fd));
-  const int32_t status = kr_frames_spread(fd, path, m->side, m->T, c->rgb, frames_at);
+  const int32_t status = kr_frames_spread(fd, path, c->read_side, m->T, c->rgb, frames_at);
   close(fd);
   return status;
 }
@@ -101,7 +110,7 @@ int32_t krait_classifier_file(krait_classifier *c, const char *path, float *prob
            : path ? "probabilities"
                   : "path");
   KR_TRY(read_frames(c, path, frames_at));
-  normalise_classifier(kr_videomamba_config_of(c->model), c->rgb, c->frames);
+  normalise_classifier(c);
   KR_TRY(kr_videomamba_run(c->model, c->frames, probabilities, NULL));
   return softmax(probabilities, krait_classifier_n_classes(c));
 }

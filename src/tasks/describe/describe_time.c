@@ -31,7 +31,7 @@ static double describe_time_seconds_since(int64_t start_ns) { return (double)(kr
 static int32_t open_describe_time_parts(work *w, int32_t dtype) {
   kr_lm_config *config;
   static const kr_videomamba_config video = {
-      .side = SIDE, .patch = 16, .T = KR_VIDEOGPT_T, .D = 576, .n_layers = 32, .Di = 1152, .N = 16, .R = 36, .W = 4};
+      .grid = {SIDE, 16, 16}, .T = KR_VIDEOGPT_T, .D = 576, .n_layers = 32, .Di = 1152, .N = 16, .R = 36, .W = 4};
   KR_TRY(kr_videogpt_open(
       w->ctx,
       &(kr_videogpt_source){.rows_dtype = w->ctx->cuda ? dtype : KRAIT_F32, .random_type = dtype, .clip_prefix = ""},

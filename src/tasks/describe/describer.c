@@ -36,7 +36,7 @@ struct krait_describer {
 
 static int32_t get_describer_buffers(krait_describer *d) {
   const size_t side = (size_t)kr_videogpt_side(d->parts.model),
-               of_video = (size_t)kr_videomamba_config_of(d->parts.video)->side,
+               of_video = (size_t)kr_videomamba_config_of(d->parts.video)->grid.side,
                larger = side > of_video ? side : of_video;
   d->sheet = kr_alloc_array(side * side, 3 * KR_VIDEOGPT_IMAGES);
   d->bytes = kr_alloc_array(larger * larger, 3);
@@ -95,7 +95,7 @@ void krait_describer_close(krait_describer **handle) {
 static int32_t keep_frame(void *user, int64_t k, int64_t width, int64_t height, const uint8_t *rgb) {
   krait_describer *d = user;
   const int64_t side = kr_videogpt_side(d->parts.model), area = side * side,
-                of_video = kr_videomamba_config_of(d->parts.video)->side, video_area = of_video * of_video;
+                of_video = kr_videomamba_config_of(d->parts.video)->grid.side, video_area = of_video * of_video;
   uint8_t *const seen = d->sheet + k * area * 3;
   KR_TRY(kr_resize_bicubic(rgb, width, height, side, seen));
   kr_pixels_of_clip(seen, area, area, d->images + k * 3 * area);
@@ -106,7 +106,7 @@ static int32_t keep_frame(void *user, int64_t k, int64_t width, int64_t height, 
 
 static int32_t read_film(krait_describer *d, const char *path) {
   const size_t area = (size_t)(kr_videogpt_side(d->parts.model) * kr_videogpt_side(d->parts.model)),
-               video_side = (size_t)kr_videomamba_config_of(d->parts.video)->side;
+               video_side = (size_t)kr_videomamba_config_of(d->parts.video)->grid.side;
   kr_film facts;
   int fd;
   KR_TRY(kr_film_open(path, &fd));
@@ -146,7 +146,7 @@ static char *film_rows(const krait_describer *d) {
 
 static int32_t look_describer(krait_describer *d) {
   enum { CAPACITY = 256 }; /* for a question */
-  const int64_t side = kr_videomamba_config_of(d->parts.video)->side, area = side * side;
+  const int64_t side = kr_videomamba_config_of(d->parts.video)->grid.side, area = side * side;
   KR_TRY(get_rows(d, d->before.n + KR_VIDEOGPT_ROWS + CAPACITY));
   KR_TRY(kr_videogpt_look(d->parts.model, d->images, film_rows(d), d->film.score, d->film.chosen));
   for (int64_t t = 0; t < KR_VIDEOGPT_T; t++)

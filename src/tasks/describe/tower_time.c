@@ -60,8 +60,7 @@ static const kr_graph *graph_of(const work *w) { return w->video ? kr_videomamba
 static int32_t open_tower_time_video(work *w, int32_t dtype) {
   const int64_t D = w->is->width;
   return kr_videomamba_open_random(w->ctx,
-                                   &(kr_videomamba_config){.side = side_of(w),
-                                                           .patch = w->is->patch,
+                                   &(kr_videomamba_config){.grid = {side_of(w), w->is->patch, w->is->patch},
                                                            .T = w->n,
                                                            .D = D,
                                                            .n_layers = w->is->n_layers,
@@ -106,7 +105,8 @@ static int32_t open_tower(work *w, int32_t dtype, kr_tower_timing *t) {
 
 static int32_t run_clip(work *w) {
   const int64_t side = side_of(w);
-  kr_patches_cut(w->pictures, w->n, 3 * side * side, side * side, side, w->is->patch, w->patches);
+  kr_patches_cut(w->pictures, w->n, 3 * side * side, side * side, &(kr_patch_grid){side, w->is->patch, w->is->patch},
+                 w->patches);
   if (w->ctx->cuda) KR_TRY(kr_mem_put(w->ctx, w->patches_at, w->patches, tower_time_patches_bytes(w)));
   KR_TRY(kr_runner_run(w->runner, NULL));
   return kr_mem_wait(w->ctx);

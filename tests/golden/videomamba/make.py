@@ -1,9 +1,11 @@
-"""Makes tests/golden/videomamba: two tiny VideoMambas with random weights, and what they compute, by the equations of
-src/models/videomamba/MODEL.md in float64: a classifier, and the form of multimodal models, which returns all tokens; and
-some gradients of sum(result loss_w).
-Needs torch, safetensors. Usage: python3 make.py"""
+"""Makes tests/golden/videomamba: two tiny VideoMambas and two tiny Vims with random weights, and what they compute, by the
+equations of src/models/videomamba/MODEL.md in float64: a classifier, and the form of multimodal models, which returns all
+tokens, with some gradients of sum(result loss_w); Vim with an odd number of patches, and with patches that overlap.
+Needs torch, safetensors. Usage: python3 make.py [NAME...]"""
+import argparse
 import json
 import pathlib
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -33,18 +35,31 @@ def scan(x, z, w, direction):
     return torch.stack(y, 1) * F.silu(z)
 
 
-def run(w, frames):
-    """All tokens after the last norm; a classifier's logits, if it is one."""
-    patches = F.conv3d(frames, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=(1,) + tuple(w["patch_embed.proj.weight"].shape[3:]))
-    tokens = patches.flatten(3).permute(0, 2, 3, 1) + w["pos_embed"][:, 1:] + w["temporal_pos_embedding"][0][:, None]
-    x = torch.cat(((w["cls_token"] + w["pos_embed"][:, :1]).expand(len(frames), -1, -1), tokens.flatten(1, 2)), 1)
+def layers(w, x, share):
+    """All layers and the last norm; share: of the two directions' sum that goes on."""
     for i in range(sum(k.endswith("in_proj.weight") for k in w)):
         at = "layers.%d." % i
         m = {k[len(at + "mixer."):]: v for k, v in w.items() if k.startswith(at + "mixer.")}
         u, z = (rms(x, w[at + "norm.weight"]) @ m["in_proj.weight"].T).chunk(2, -1)
         y = scan(u, z, m, "") + scan(u.flip(1), z.flip(1), m, "_b").flip(1)
-        x = x + y @ m["out_proj.weight"].T
-    x = rms(x, w["norm_f.weight" if "norm_f.weight" in w else "norm.weight"])
+        x = x + y * share @ m["out_proj.weight"].T
+    return rms(x, w["norm_f.weight" if "norm_f.weight" in w else "norm.weight"])
+
+
+def run_vim(w, images, stride):
+    """Logits."""
+    patches = F.conv2d(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=stride).flatten(2).permute(0, 2, 1)
+    middle = patches.shape[1] // 2
+    x = torch.cat((patches[:, :middle], w["cls_token"].expand(len(images), -1, -1), patches[:, middle:]), 1) + w["pos_embed"]
+    return layers(w, x, 0.5)[:, middle] @ w["head.weight"].T + w["head.bias"]
+
+
+def run(w, frames):
+    """All tokens after the last norm; a classifier's logits, if it is one."""
+    patches = F.conv3d(frames, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=(1,) + tuple(w["patch_embed.proj.weight"].shape[3:]))
+    tokens = patches.flatten(3).permute(0, 2, 3, 1) + w["pos_embed"][:, 1:] + w["temporal_pos_embedding"][0][:, None]
+    x = torch.cat(((w["cls_token"] + w["pos_embed"][:, :1]).expand(len(frames), -1, -1), tokens.flatten(1, 2)), 1)
+    x = layers(w, x, 1)
     return x, x[:, 0] @ w["head.weight"].T + w["head.bias"] if "head.weight" in w else None
 
 
@@ -82,6 +97,27 @@ def make(name, model, n_frames, n_classes, seed):
     save_file(golden, HERE / (name + ".golden.safetensors"), {"model": model, "config": json.dumps(config)})
 
 
+def make_vim(name, model, edge, stride, n_classes, seed):
+    """Weights of an image's model: no embeddings of time, patches without depth."""
+    torch.manual_seed(seed)
+    w = draw(1, n_classes)
+    del w["temporal_pos_embedding"]
+    w["patch_embed.proj.weight"] = w["patch_embed.proj.weight"][:, :, 0].contiguous()
+    w["pos_embed"] = torch.randn(1, 1 + edge * edge, D) * 0.5
+    side = (edge - 1) * stride + PATCH
+    images = torch.randn(B, 3, side, side)
+    logits = run_vim({k: v.double() for k, v in w.items()}, images.double(), stride)
+    if model == "vim":
+        save_file(w, HERE / (name + ".weights.safetensors"), {"model": model})
+    else:  # as upstream's training script does
+        torch.save({"model": w, "epoch": 3, "args": argparse.Namespace(lr=0.001, model=model, resume=None)}, HERE / (name + ".pth"))
+    save_file({"golden.input": images, "golden.logits": logits.float()}, HERE / (name + ".golden.safetensors"), {"model": model})
+
+
+MADE = {"video_sm": lambda: make("video_sm", "videomamba", 3, 10, 41), "video_mm": lambda: make("video_mm", "videomamba_mm", 2, 0, 42),
+        "vim": lambda: make_vim("vim", "vim", 3, PATCH, 10, 43),
+        "vim_stride": lambda: make_vim("vim_stride", "vim_tiny_patch4_stride2_10_bimambav2_final_pool_mean_abs_pos_embed_with_midclstok_div2", 4, 2, 10, 44)}
+
 if __name__ == "__main__":
-    make("video_sm", "videomamba", 3, 10, 41)
-    make("video_mm", "videomamba_mm", 2, 0, 42)
+    for name in sys.argv[1:] or MADE:
+        MADE[name]()
