@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -28,6 +29,15 @@ void kr_ask_for_huge_pages(void *block, size_t bytes) {
 #else
   (void)block, (void)bytes;
 #endif
+}
+
+uint64_t kr_memory_available(void) {
+  char line[256];
+  unsigned long long kib = 0;
+  FILE *file = fopen("/proc/meminfo", "r");
+  while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %llu kB", &kib) != 1) {}
+  if (file) fclose(file);
+  return kib > 0 ? (uint64_t)kib * 1024 : (uint64_t)4 << 30;
 }
 
 void *kr_alloc(size_t bytes) {

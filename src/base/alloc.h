@@ -3,7 +3,9 @@
 #define KR_ALLOC_H
 
 #include <stddef.h>
+#include <stdint.h>
 
+uint64_t kr_memory_available(void); /* of the machine, without swapping; 4 GiB if it does not say */
 void *kr_alloc(size_t bytes);  /* NULL when out of memory; never NULL for 0 bytes */
 void *kr_zalloc(size_t bytes); /* zeroed */
 void *kr_alloc_array(size_t n, size_t element_bytes); /* zeroed; NULL when n * element_bytes overflows */

@@ -102,9 +102,12 @@ static void every_plan_gives_the_film(void **state) {
   }
   assert_true(seen[KR_PLAN_RESIDENT] && seen[KR_PLAN_BY_STAGE] && n_moved);
   assert_non_null(strstr(krait_error_detail(), "need at least"));
-  m.plan = (kr_memory_use){.weights = KR_PLAN_STREAMED};
-  restore_film(&m, &w, got);
-  assert_memory_equal(first, got, sizeof got);
+  for (uint32_t cuts = 0; cuts < 4; cuts++) { /* everything on the host that can be there */
+    const kr_plan_move move = {.saving = {.host_to = UINT64_MAX, .cuts = cuts, .host_cuts = cuts & 1}};
+    m.plan = (kr_memory_use){.weights = KR_PLAN_STREAMED, .moves = {[KR_PLAN_ENCODE] = move, [KR_PLAN_DECODE] = move}};
+    restore_film(&m, &w, got);
+    assert_memory_equal(first, got, sizeof got);
+  }
   kr_restore_unload(&m);
   for (int i = 0; i < 2; i++) krait_ctx_close(&contexts[i]);
 }

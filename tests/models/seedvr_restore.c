@@ -225,6 +225,12 @@ static void frames_give_the_whole(void **state) {
       run.is_whole = 1;
       if (fn(vae, &run, in, whole) < 0) fail_msg("%s", krait_error_detail());
       check_near(side ? "decoded" : "encoded", parts, whole, n_out, 2e-6);
+      run.is_whole = 0;
+      for (uint32_t cuts = 1; cuts < 4; cuts++) { /* level by level: the same bits */
+        run.saving.cuts = cuts, run.saving.host_cuts = cuts & 2;
+        if (fn(vae, &run, in, whole) < 0) fail_msg("%s", krait_error_detail());
+        assert_memory_equal(parts, whole, (size_t)n_out * sizeof *parts);
+      }
       free(in), free(parts), free(whole);
     }
   kr_vae_close(&vae);
@@ -329,9 +335,13 @@ static void memory_does_not_grow_with_the_film(void **state) {
     assert_true(few.bytes == many.bytes && few.host_bytes == 0);
     assert_int_equal(kr_vae_memory_sizes(vae, side, &run, 8, sizes, &n), KRAIT_OK);
     assert_true(n >= 2 && sizes[0] > sizes[1]);
-    run.host_to = sizes[1];
+    run.saving.host_to = sizes[1];
     assert_int_equal(kr_vae_count(vae, side, &run, &few), KRAIT_OK);
     assert_true(few.host_bytes >= sizes[1] && few.bytes < many.bytes);
+    assert_true(few.moved_bytes >= 2 * few.host_bytes * 10000); /* with every step */
+    run = (kr_vae_run){.size = {13, 16, 32}, .saving = {.cuts = 3, .host_cuts = 3}};
+    assert_int_equal(kr_vae_count(vae, side, &run, &few), KRAIT_OK);
+    assert_true(few.host_bytes > 0 && few.moved_bytes == 2 * few.host_bytes && few.bytes < many.bytes);
   }
   kr_vae_close(&vae);
 }
@@ -346,16 +356,20 @@ static void chooses_plans(void **state) {
     int32_t weights; /* -1: none fits */
     uint64_t bytes, host;
   } cases[] = {{UINT64_MAX, KR_PLAN_RESIDENT, 7000 + DECODE, 0}, {7000 + DECODE, KR_PLAN_RESIDENT, 7000 + DECODE, 0},
-               {7000 + DECODE - 1, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
-               {300 + DECODE, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {14000, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
+               {7000 + DECODE - 1, KR_PLAN_RESIDENT, 7000 + 6900, 500}, /* moves less than the weights */
+               {7000 + 6899, KR_PLAN_BY_STAGE, 300 + DECODE, 0}, {300 + DECODE, KR_PLAN_BY_STAGE, 300 + DECODE, 0},
                {300 + DECODE - 1, KR_PLAN_BY_STAGE, 6500 + SAMPLE, 500}, {7299, KR_PLAN_STREAMED, 7200, 500},
                {6000, KR_PLAN_STREAMED, 300 + 4500, 3000}, {4799, -1, 4800, 3000}};
-  const kr_plan_needs needs = {.stages = {{.weights = 200, .work = ENCODE},
-                                          {.weights = 6500, .work = SAMPLE, .streamed = STREAMED},
-                                          {.weights = 300, .work = DECODE, .n_moves = 2,
-                                           .moves = {{.above = 1, .to = 2, .work = 6900, .host = 500},
-                                                     {.above = 0, .to = 2, .work = 4500, .host = 3000}}}}};
+  static const kr_plan_move moves[] = {{.work = 6950, .host = 400, .moved = 9000}, /* moves more, takes more */
+                                       {.work = 4500, .host = 3000, .moved = 60000}, {.work = 5000, .moved = 70000},
+                                       {.work = 7000, .host = 800, .moved = 800},
+                                       {.work = 6900, .host = 500, .moved = 800}};
+  kr_plan_needs needs = {.stages = {{.weights = 200, .work = ENCODE},
+                                    {.weights = 6500, .work = SAMPLE, .streamed = STREAMED},
+                                    {.weights = 300, .work = DECODE}}};
   (void)state;
+  for (int i = 0; i < 5; i++) kr_plan_stage_add(&needs.stages[KR_PLAN_DECODE], &moves[i]);
+  assert_int_equal(needs.stages[KR_PLAN_DECODE].n_moves, 2);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     kr_memory_use plan;
     char text[256];

@@ -1,11 +1,22 @@
-/* seedvr_memory.c: the choice of a plan: that which has least of the convolutions' memories on the host, which costs
- * time in each frame; then weights that stay, weights by stage, the transformer's layer by layer, which cost it in each
- * batch. */
+/* seedvr_memory.c: the choice of a plan: that which copies least between host and device in a batch, be it weights,
+ * frames between levels, or convolutions' memories, which move with every frame. */
 #include "seedvr_memory.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static uint64_t plan_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+void kr_plan_stage_add(kr_plan_stage *stage, const kr_plan_move *move) {
+  int32_t at = 0, end;
+  while (at < stage->n_moves && stage->moves[at].moved < move->moved) at++;
+  if (at > 0 && stage->moves[at - 1].work <= move->work) return;
+  if (at < stage->n_moves && stage->moves[at].moved == move->moved && stage->moves[at].work <= move->work) return;
+  for (end = at; end < stage->n_moves && stage->moves[end].work >= move->work;) end++;
+  if (end == at && stage->n_moves == KR_PLAN_MOST_MOVES) return;
+  memmove(stage->moves + at + 1, stage->moves + end, (size_t)(stage->n_moves - end) * sizeof *move);
+  stage->moves[at] = *move, stage->n_moves += at + 1 - end;
+}
 
 /* What a stage takes beside `beside` bytes: with the first move that fits, or, if none does, the smallest. */
 static uint64_t fit_stage(const kr_plan_stage *stage, uint64_t beside, uint64_t most, kr_plan_move *move) {
@@ -22,6 +33,7 @@ static void try_plan(const kr_plan_needs *needs, int32_t weights, uint64_t most,
   uint64_t all = 0;
   *plan = (kr_memory_use){.weights = weights};
   for (int i = 0; i < KR_PLAN_STAGES; i++) all += needs->stages[i].weights;
+  if (weights != KR_PLAN_RESIDENT) plan->moved_bytes = all;
   for (int i = 0; i < KR_PLAN_STAGES; i++) {
     const kr_plan_stage *stage = &needs->stages[i];
     const int is_streamed = weights == KR_PLAN_STREAMED && stage->streamed;
@@ -30,6 +42,7 @@ static void try_plan(const kr_plan_needs *needs, int32_t weights, uint64_t most,
                                                    &plan->moves[i]);
     plan->bytes = plan_max(plan->bytes, plan->stage_bytes[i]);
     plan->host_bytes = plan_max(plan->host_bytes, plan->moves[i].host);
+    plan->moved_bytes += plan->moves[i].moved;
   }
 }
 
@@ -39,7 +52,7 @@ int kr_memory_use_choose(const kr_plan_needs *needs, uint64_t most, kr_memory_us
     kr_memory_use now;
     try_plan(needs, weights, most, &now);
     const int now_fits = now.bytes <= most,
-              is_better = now_fits ? !fits || now.host_bytes < plan->host_bytes : !fits && now.bytes < plan->bytes;
+              is_better = now_fits ? !fits || now.moved_bytes < plan->moved_bytes : !fits && now.bytes < plan->bytes;
     if (weights == KR_PLAN_RESIDENT || is_better) *plan = now;
     fits |= now_fits;
   }
@@ -60,6 +73,6 @@ void kr_memory_use_print(const kr_memory_use *plan, uint64_t most, char *text, s
                          (double)plan->stage_bytes[KR_PLAN_SAMPLE] * gib,
                          (double)plan->stage_bytes[KR_PLAN_DECODE] * gib, weights[plan->weights]);
   if (k > 0 && (size_t)k < text_bytes && plan->host_bytes)
-    snprintf(text + k, text_bytes - (size_t)k, "; %.2f GiB of the convolutions' memories on the host",
+    snprintf(text + k, text_bytes - (size_t)k, "; %.2f GiB on the host",
              (double)plan->host_bytes * gib);
 }

@@ -101,22 +101,30 @@ static void release_all(kr_restore_models *m) {
   kr_seedvr_weights_release(&m->w);
 }
 
-/* All ranges of sizes, by what they move to the host; the memory of a stage with each. */
+typedef struct listing {
+  kr_plan_stage *stage;
+  uint64_t most_host;
+} listing;
+
+static void list_move(void *user, const kr_vae_saving *saving, const kr_vae_needs *needs) {
+  const listing *l = user;
+  if (needs->host_bytes <= l->most_host)
+    kr_plan_stage_add(l->stage, &(kr_plan_move){*saving, needs->bytes, needs->host_bytes, needs->moved_bytes});
+}
+
+/* All ways to cut, with every range of sizes of convolutions' memories on the host, or none. */
 static int32_t list_moves(kr_restore_models *m, int side, const int64_t size[3], kr_plan_stage *stage) {
   enum { MOST_SIZES = 8 };
   uint64_t sizes[MOST_SIZES + 1] = {0};
   int32_t n = 0;
   kr_vae_run run = {.size = {size[0], size[1], size[2]}};
+  listing l = {stage, kr_memory_available() / 2};
   KR_TRY(kr_vae_memory_sizes(m->vae, side, &run, MOST_SIZES, sizes, &n));
+  KR_TRY(kr_vae_each_cut(m->vae, side, &run, list_move, &l));
   for (int32_t i = 0; i < n; i++)
-    for (int32_t j = i + 1; j <= n && stage->n_moves < KR_PLAN_MOST_MOVES; j++) {
-      kr_vae_needs needs;
-      run.host_to = sizes[i], run.host_above = sizes[j];
-      KR_TRY(kr_vae_count(m->vae, side, &run, &needs));
-      const kr_plan_move move = {run.host_above, run.host_to, needs.bytes, needs.host_bytes};
-      int32_t at = stage->n_moves++;
-      for (; at > 0 && stage->moves[at - 1].host > move.host; at--) stage->moves[at] = stage->moves[at - 1];
-      stage->moves[at] = move;
+    for (int32_t j = i + 1; j <= n; j++) {
+      run.saving.host_to = sizes[i], run.saving.host_above = sizes[j];
+      KR_TRY(kr_vae_each_cut(m->vae, side, &run, list_move, &l));
     }
   return KRAIT_OK;
 }
@@ -227,8 +235,7 @@ static int32_t check_values(const float *x, int64_t n, const char *stage) {
 static int32_t encode(run *r) {
   const kr_vae_run call = {.size = {r->b->size[0], r->b->size[1], r->b->size[2]}, .progress = tell_encoded,
                            .line = r->b->line ? tell_line : NULL, .user = r,
-                           .host_above = r->m->plan.moves[KR_PLAN_ENCODE].above,
-                           .host_to = r->m->plan.moves[KR_PLAN_ENCODE].to};
+                           .saving = r->m->plan.moves[KR_PLAN_ENCODE].saving};
   const int64_t n = r->n, L = r->L;
   float *moments = kr_alloc_array((size_t)(2 * n * L), sizeof *moments);
   KR_CHECK(moments, KRAIT_ERR_NO_MEMORY, "no memory for latents");
@@ -291,8 +298,7 @@ static int32_t decode(run *r) {
   const int64_t *size = r->b->size;
   const kr_vae_run call = {.size = {size[0], size[1], size[2]}, .progress = tell_decoded,
                            .line = r->b->line ? tell_line : NULL, .user = r,
-                           .host_above = r->m->plan.moves[KR_PLAN_DECODE].above,
-                           .host_to = r->m->plan.moves[KR_PLAN_DECODE].to};
+                           .saving = r->m->plan.moves[KR_PLAN_DECODE].saving};
   for (int64_t i = 0; i < r->n * r->L; i++) r->x[i] = (float)((double)r->x[i] / SCALING);
   KR_TRY(kr_vae_decode(r->m->vae, &call, r->x, r->b->decoded));
   return check_values(r->b->decoded, size[0] * size[1] * size[2] * KR_VAE_COLOURS, "the decoder");

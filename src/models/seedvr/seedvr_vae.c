@@ -86,6 +86,8 @@ struct kr_vae {
   int64_t n_kept, n_found;   /* n_found: of the file's tensors */
   uint64_t bytes[KR_VAE_SIDES];
   char *device[KR_VAE_SIDES]; /* on a GPU, while a side is held */
+  char *host_room;            /* kr_vae_host_room's */
+  uint64_t host_room_bytes;
   double flops;  /* of all runs */
   int32_t dtype; /* of maps and filters */
   int is_open;   /* every weight is found */
@@ -320,6 +322,20 @@ void kr_vae_release(kr_vae *vae, int side) {
   vae->device[side] = NULL;
 }
 
+static void free_host_room(kr_vae *vae) {
+  if (vae->ctx->cuda && vae->host_room) kr_cuda_free_host(vae->ctx->cuda, vae->host_room);
+  else kr_free(vae->host_room);
+  vae->host_room = NULL, vae->host_room_bytes = 0;
+}
+
+char *kr_vae_host_room(kr_vae *vae, uint64_t bytes) {
+  if (bytes <= vae->host_room_bytes) return vae->host_room;
+  free_host_room(vae);
+  vae->host_room = vae->ctx->cuda ? kr_cuda_alloc_host(vae->ctx->cuda, (size_t)bytes) : kr_alloc((size_t)bytes);
+  vae->host_room_bytes = vae->host_room ? bytes : 0;
+  return vae->host_room;
+}
+
 /* Every segment's graph once, of the smallest film, which finds every weight. */
 static int32_t load_vae(kr_vae *vae) {
   const int64_t side = scale_of(&vae->c);
@@ -353,6 +369,7 @@ void kr_vae_close(kr_vae **handle) {
   if (!vae) return;
   *handle = NULL;
   for (int side = 0; side < KR_VAE_SIDES; side++) kr_vae_release(vae, side);
+  free_host_room(vae);
   for (int64_t i = 0; i < vae->n_kept; i++) kr_free(vae->kept[i].host);
   kr_free(vae->kept);
   kr_free(vae);

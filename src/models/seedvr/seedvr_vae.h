@@ -31,11 +31,18 @@ const kr_vae_config *kr_vae_config_of(const kr_vae *vae);
 /* After some frames: their share of the whole, above 0 to 1. A negative status ends the work. */
 typedef int32_t (*kr_vae_progress_fn)(void *user, double share);
 typedef void (*kr_vae_line_fn)(void *user, const char *line);
+/* How a run's memory is saved: {0} takes most of it, and is the fastest. */
+typedef struct kr_vae_saving {
+  uint64_t host_above, host_to; /* memories of more bytes than the one and up to the other are on the host */
+  /* Bit k: all frames of the film go through the levels to k before the next level begins, so that both's memories need
+   * not be there at once; what is between them is stored, in host_cuts on the host. */
+  uint32_t cuts, host_cuts;
+} kr_vae_saving;
 /* size: T, H, W of the film, T = 4 n + 1. All in host memory. */
 typedef struct kr_vae_run {
   int64_t size[3];
   int is_whole; /* all frames at once: for tests */
-  uint64_t host_above, host_to; /* as kr_vae_graph's */
+  kr_vae_saving saving;
   kr_vae_progress_fn progress;
   kr_vae_line_fn line; /* or NULL: the operators of each segment's last frames are timed, a line each */
   void *user;
@@ -49,12 +56,15 @@ void kr_vae_latent_size(const kr_vae_config *c, const int64_t film[3], int64_t l
 void kr_vae_film_size(const kr_vae_config *c, const int64_t latent[3], int64_t film[3]);
 uint64_t kr_vae_weight_bytes(const kr_vae *vae, int side); /* in the context's memory, of a side */
 double kr_vae_flops(const kr_vae *vae); /* of products in all runs so far */
-/* Memory of a run of this size beside the weights: the graphs', the convolutions' memories, frames between levels; of
- * those, the memories on the host. */
+/* Memory of a run of this size beside the weights: the graphs', the convolutions' memories, frames between levels; on
+ * the host; what is copied between both. */
 typedef struct kr_vae_needs {
-  uint64_t bytes, host_bytes;
+  uint64_t bytes, host_bytes, moved_bytes;
 } kr_vae_needs;
 int32_t kr_vae_count(kr_vae *vae, int side, const kr_vae_run *run, kr_vae_needs *needs);
+/* The same for every way to cut. */
+typedef void (*kr_vae_needs_fn)(void *user, const kr_vae_saving *saving, const kr_vae_needs *needs);
+int32_t kr_vae_each_cut(kr_vae *vae, int side, const kr_vae_run *run, kr_vae_needs_fn fn, void *user);
 /* The sizes of convolutions' memories, each once, the largest first; returns their number. */
 int32_t kr_vae_memory_sizes(kr_vae *vae, int side, const kr_vae_run *run, int32_t most, uint64_t *sizes, int32_t *n);
 
@@ -73,7 +83,7 @@ typedef struct kr_vae_graph {
   int32_t dtype;   /* of maps; what a side reads and writes is float32 */
   int by_products; /* attention as products and softmax: on a GPU, whose attention takes heads of up to 256 */
   int64_t size[3]; /* of what is read */
-  uint64_t host_above, host_to; /* memories of more bytes than the one and up to the other are on the host; 0: none */
+  uint64_t host_above, host_to; /* as kr_vae_saving's */
   int64_t out_size[3];
   kr_graph *g;
   kr_runner *runner;
@@ -112,5 +122,8 @@ int32_t kr_vae_plan_graph(kr_vae *vae, kr_vae_graph *graph); /* of the model's t
 /* A side's weights into the context's memory, or out of it: on a GPU, where they lie in host memory otherwise. */
 int32_t kr_vae_hold(kr_vae *vae, int side);
 void kr_vae_release(kr_vae *vae, int side);
+/* Page-locked memory on the host (on a CPU: any) for so many bytes, kept until the model is closed: locking takes
+ * longer than copying. NULL: there is none. */
+char *kr_vae_host_room(kr_vae *vae, uint64_t bytes);
 
 #endif

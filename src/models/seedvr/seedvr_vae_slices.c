@@ -13,13 +13,20 @@ enum { MEMORY_LINE = 256 };
 /* Its graphs by part; steps are of one frame, or of two where time is halved. */
 typedef struct segment {
   int64_t T, first, more;  /* frames in all, of the first step, of later ones */
+  int64_t n_steps;
   kr_vae_graph graphs[KR_VAE_PARTS];
   char *in, *out, *memory; /* of a step; the convolutions' memories */
   char *host_memory;
-  uint64_t host_bytes;
+  uint64_t host_bytes, arena_bytes; /* arena: of its largest graph */
   uint64_t in_bytes, out_bytes, memory_bytes, frame_bytes; /* frame: of what is read */
   int64_t n_in, n_done;    /* frames: waiting, read */
+  char *stored, *next;     /* all frames that it will read, after a cut; where the next one goes */
 } segment;
+
+/* The levels that run together: from first on, up to end. */
+typedef struct pass {
+  int64_t first, end;
+} pass;
 
 typedef struct slicing {
   kr_vae *vae;
@@ -27,9 +34,8 @@ typedef struct slicing {
   int is_decoder;
   int64_t n_segments;
   segment segments[KR_VAE_MOST_LEVELS];
-  uint64_t arena_bytes, bytes, host_bytes; /* of the largest graph; of everything; of memories on the host */
-  char *block, *host_block, *arena;
-  float *to; /* where the next frames of the result go */
+  char *block, *host_at; /* of a pass; the rest of the host's memory */
+  float *to;             /* where the next frames of the result go */
 } slicing;
 
 static int64_t volume(const int64_t size[3]) { return size[0] * size[1] * size[2]; }
@@ -44,7 +50,7 @@ static int32_t plan_part(slicing *s, int64_t k, int part, const int64_t size[3],
   segment *seg = &s->segments[k];
   kr_vae_graph *graph = &seg->graphs[part];
   *graph = (kr_vae_graph){.is_decoder = s->is_decoder, .segment = k, .part = part, .size = {size[0], size[1], size[2]},
-                           .host_above = s->run->host_above, .host_to = s->run->host_to};
+                           .host_above = s->run->saving.host_above, .host_to = s->run->saving.host_to};
   KR_TRY(kr_vae_plan_graph(s->vae, graph));
   const kr_dims in = kr_graph_dims(graph->g, graph->in), out = kr_graph_dims(graph->g, graph->out);
   uint64_t memory_bytes[2] = {0};
@@ -56,8 +62,8 @@ static int32_t plan_part(slicing *s, int64_t k, int part, const int64_t size[3],
   keep_most(&seg->out_bytes, whole_lines((uint64_t)(volume(graph->out_size) * out.size[3]) *
                                          krait_dtype_bytes(kr_graph_dtype(graph->g, graph->out))));
   keep_most(&seg->memory_bytes, memory_bytes[0]), keep_most(&seg->host_bytes, memory_bytes[1]);
-  keep_most(&s->arena_bytes, kr_graph_bytes(graph->g));
-  *T += n * graph->out_size[0];
+  keep_most(&seg->arena_bytes, kr_graph_bytes(graph->g));
+  *T += n * graph->out_size[0], seg->n_steps += n;
   return KRAIT_OK;
 }
 
@@ -82,7 +88,6 @@ static int32_t plan_segment(slicing *s, int64_t k, int64_t size[3]) {
   if (!is_whole && n_later) KR_TRY(plan_part(s, k, KR_VAE_LATER, more, n_later, &T));
   memcpy(size, seg->graphs[is_whole ? KR_VAE_WHOLE : KR_VAE_FIRST].out_size, sizeof first);
   size[0] = T;
-  s->bytes += seg->in_bytes + seg->out_bytes + seg->memory_bytes, s->host_bytes += seg->host_bytes;
   return KRAIT_OK;
 }
 
@@ -91,14 +96,62 @@ static int32_t plan_slices(slicing *s, const int64_t size[3]) {
   int64_t of[3] = {size[0], size[1], size[2]};
   s->n_segments = kr_vae_config_of(s->vae)->n_levels;
   for (int64_t k = 0; k < s->n_segments; k++) KR_TRY(plan_segment(s, k, of));
-  s->bytes += s->arena_bytes;
   return KRAIT_OK;
 }
 
-static int32_t bind_part(const slicing *s, segment *seg, kr_vae_graph *graph) {
+/* ---- what it needs ---- */
+
+/* The one after *p, or 0: there is none. Before the first one: {0, 0}. */
+static int next_pass(const slicing *s, uint32_t cuts, pass *p) {
+  p->first = p->end;
+  if (p->first == s->n_segments) return 0;
+  do p->end++;
+  while (p->end < s->n_segments && !(cuts >> (p->end - 1) & 1));
+  return 1;
+}
+
+static uint64_t stored_bytes(const segment *seg) { return whole_lines((uint64_t)seg->T * seg->frame_bytes); }
+
+/* Of the device, without what is stored. */
+static uint64_t pass_bytes(const slicing *s, const pass *p, uint64_t *arena_bytes) {
+  uint64_t bytes = 0;
+  *arena_bytes = 0;
+  for (int64_t k = p->first; k < p->end; k++) {
+    const segment *seg = &s->segments[k];
+    keep_most(arena_bytes, seg->arena_bytes);
+    bytes += seg->in_bytes + seg->out_bytes + seg->memory_bytes;
+  }
+  return bytes + *arena_bytes;
+}
+
+static int is_stored(const slicing *s, int64_t k) { return k > 0 && k < s->n_segments; }
+
+/* On the host there is room for all passes at once. */
+static void count_needs(const slicing *s, const kr_vae_saving *saving, kr_vae_needs *needs) {
+  *needs = (kr_vae_needs){0};
+  for (pass p = {0, 0}; next_pass(s, saving->cuts, &p);) {
+    uint64_t arena, bytes = pass_bytes(s, &p, &arena);
+    const int64_t ends[2] = {p.first, p.end};
+    for (int i = 0; i < 2; i++) {
+      const uint64_t stored = is_stored(s, ends[i]) ? stored_bytes(&s->segments[ends[i]]) : 0;
+      if (stored && !(saving->host_cuts >> (ends[i] - 1) & 1)) bytes += stored;
+      else if (i) needs->host_bytes += stored, needs->moved_bytes += 2 * stored;
+    }
+    for (int64_t k = p.first; k < p.end; k++) {
+      const segment *seg = &s->segments[k];
+      needs->host_bytes += seg->host_bytes;
+      needs->moved_bytes += 2 * seg->host_bytes * (uint64_t)seg->n_steps;
+    }
+    keep_most(&needs->bytes, bytes);
+  }
+}
+
+/* ---- memory ---- */
+
+static int32_t bind_part(segment *seg, kr_vae_graph *graph, char *arena) {
   char *at[2] = {seg->memory, seg->host_memory};
   if (!graph->g) return KRAIT_OK;
-  KR_TRY(kr_runner_open_in(graph->g, s->arena, s->arena_bytes, &graph->runner));
+  KR_TRY(kr_runner_open_in(graph->g, arena, seg->arena_bytes, &graph->runner));
   KR_TRY(kr_runner_bind(graph->runner, graph->in, seg->in));
   KR_TRY(kr_runner_bind(graph->runner, graph->out, seg->out));
   for (int64_t i = 0; i < graph->n_memories; i++) {
@@ -116,21 +169,42 @@ static char *cut_from(char **at, uint64_t bytes) {
   return part;
 }
 
-static int32_t take_memory(slicing *s) {
-  KR_TRY(kr_mem_get(kr_vae_ctx(s->vae), "a part of a film", s->bytes, &s->block));
-  if (s->host_bytes) {
-    s->host_block = kr_cuda_alloc_host(kr_vae_ctx(s->vae)->cuda, (size_t)s->host_bytes);
-    KR_CHECK(s->host_block, KRAIT_ERR_NO_MEMORY, "no page-locked memory of %.1f GiB on the host; give the device more",
-             (double)s->host_bytes * 0x1p-30);
-  }
-  char *at = s->block, *on_host = s->host_block;
-  s->arena = cut_from(&at, s->arena_bytes);
-  for (int64_t k = 0; k < s->n_segments; k++) {
+static int32_t take_pass_memory(slicing *s, const pass *p) {
+  uint64_t arena_bytes;
+  KR_TRY(kr_mem_get(kr_vae_ctx(s->vae), "a part of a film", pass_bytes(s, p, &arena_bytes), &s->block));
+  char *at = s->block, *arena = cut_from(&at, arena_bytes);
+  for (int64_t k = p->first; k < p->end; k++) {
     segment *seg = &s->segments[k];
     seg->in = cut_from(&at, seg->in_bytes), seg->out = cut_from(&at, seg->out_bytes);
-    seg->memory = cut_from(&at, seg->memory_bytes), seg->host_memory = cut_from(&on_host, seg->host_bytes);
-    for (int i = 0; i < KR_VAE_PARTS; i++) KR_TRY(bind_part(s, seg, &seg->graphs[i]));
+    seg->memory = cut_from(&at, seg->memory_bytes), seg->host_memory = cut_from(&s->host_at, seg->host_bytes);
+    for (int i = 0; i < KR_VAE_PARTS; i++) KR_TRY(bind_part(seg, &seg->graphs[i], arena));
   }
+  return KRAIT_OK;
+}
+
+static int is_stored_on_host(const slicing *s, int64_t k) { return s->run->saving.host_cuts >> (k - 1) & 1; }
+
+/* For all frames that segment k will read. */
+static int32_t take_store(slicing *s, int64_t k) {
+  segment *seg = &s->segments[k];
+  if (is_stored_on_host(s, k)) seg->stored = cut_from(&s->host_at, stored_bytes(seg));
+  else KR_TRY(kr_mem_get(kr_vae_ctx(s->vae), "frames between levels", stored_bytes(seg), &seg->stored));
+  seg->next = seg->stored;
+  return KRAIT_OK;
+}
+
+static void free_store(slicing *s, int64_t k) {
+  if (is_stored(s, k) && !is_stored_on_host(s, k)) kr_mem_free(kr_vae_ctx(s->vae), s->segments[k].stored);
+  if (is_stored(s, k)) s->segments[k].stored = NULL;
+}
+
+static int32_t take_host_room(slicing *s) {
+  kr_vae_needs needs;
+  count_needs(s, &s->run->saving, &needs);
+  if (!needs.host_bytes) return KRAIT_OK;
+  s->host_at = kr_vae_host_room(s->vae, needs.host_bytes);
+  KR_CHECK(s->host_at, KRAIT_ERR_NO_MEMORY, "no page-locked memory of %.1f GiB on the host; give the device more",
+           (double)needs.host_bytes * 0x1p-30);
   return KRAIT_OK;
 }
 
@@ -145,46 +219,58 @@ static const kr_vae_graph *next_graph(const segment *seg) {
   return &seg->graphs[seg->graphs[part].g ? part : KR_VAE_LATER];
 }
 
+/* Until the levels after it run. */
+static int32_t store_frames(slicing *s, int64_t k, const void *from, int64_t n) {
+  segment *seg = &s->segments[k];
+  const uint64_t bytes = (uint64_t)n * seg->frame_bytes;
+  char *to = cut_from(&seg->next, bytes);
+  return is_stored_on_host(s, k) ? kr_mem_read(kr_vae_ctx(s->vae), to, from, bytes)
+                                 : kr_mem_copy(kr_vae_ctx(s->vae), to, from, bytes);
+}
+
 static int32_t run_step(slicing *s, int64_t k) {
   segment *seg = &s->segments[k];
   const kr_vae_graph *graph = next_graph(seg);
   KR_TRY(kr_runner_run(graph->runner, NULL));
   seg->n_done += graph->size[0], seg->n_in = 0;
   kr_vae_add_flops(s->vae, graph->flops);
-  if (k + 1 < s->n_segments) return give_frames(s, k + 1, seg->out, graph->out_size[0]);
+  if (k + 1 < s->n_segments)
+    return (s->segments[k + 1].stored ? store_frames : give_frames)(s, k + 1, seg->out, graph->out_size[0]);
   const int64_t n = volume(graph->out_size) * kr_graph_dims(graph->g, graph->out).size[3];
   s->to += n;
   return kr_mem_read(kr_vae_ctx(s->vae), s->to - n, seg->out, (uint64_t)n * sizeof *s->to);
 }
 
-/* n frames for segment k: of host memory for the first one, else of the one before. */
+/* n frames for segment k: of host memory for the first one, or stored there; else of the one before. */
 static int32_t give_frames(slicing *s, int64_t k, const void *from, int64_t n) {
   segment *seg = &s->segments[k];
   const krait_ctx *ctx = kr_vae_ctx(s->vae);
+  const int from_host = k == 0 || (seg->stored && is_stored_on_host(s, k));
   for (const char *at = from; n > 0;) {
     const int64_t step = seg->n_done ? seg->more : seg->first, left = step - seg->n_in, now = n < left ? n : left;
     const uint64_t bytes = (uint64_t)now * seg->frame_bytes;
     char *to = seg->in + (uint64_t)seg->n_in * seg->frame_bytes;
-    KR_TRY(k ? kr_mem_copy(ctx, to, at, bytes) : kr_mem_put(ctx, to, at, bytes));
+    KR_TRY(from_host ? kr_mem_put(ctx, to, at, bytes) : kr_mem_copy(ctx, to, at, bytes));
     at += bytes, n -= now, seg->n_in += now;
     if (now == left) KR_TRY(run_step(s, k));
   }
   return KRAIT_OK;
 }
 
-static int32_t run_all_frames(slicing *s, const float *from, float *to) {
-  const segment *seg = &s->segments[0];
-  s->to = to;
+/* from: all frames that the pass reads. */
+static int32_t run_pass(slicing *s, const pass *p, const char *from) {
+  const segment *seg = &s->segments[p->first];
   for (int64_t t = 0, n; t < seg->T; t += n) {
     n = t ? seg->more : seg->first;
-    KR_TRY(give_frames(s, 0, (const char *)from + (uint64_t)t * seg->frame_bytes, n));
-    if (s->run->progress) KR_TRY(s->run->progress(s->run->user, (double)(t + n) / (double)seg->T));
+    KR_TRY(give_frames(s, p->first, from + (uint64_t)t * seg->frame_bytes, n));
+    const double levels = (double)p->first + (double)(p->end - p->first) * (double)(t + n) / (double)seg->T;
+    if (s->run->progress) KR_TRY(s->run->progress(s->run->user, levels / (double)s->n_segments));
   }
   return KRAIT_OK;
 }
 
-static int32_t print_segments(const slicing *s) {
-  for (int64_t k = 0; s->run->line && k < s->n_segments; k++) {
+static int32_t print_segments(const slicing *s, const pass *p) {
+  for (int64_t k = p->first; s->run->line && k < p->end; k++) {
     const kr_vae_graph *graph = next_graph(&s->segments[k]);
     if (!graph->g) continue;
     KR_TRY(kr_runner_profile(graph->runner, NULL));
@@ -193,11 +279,31 @@ static int32_t print_segments(const slicing *s) {
   return KRAIT_OK;
 }
 
-static void end_slices(slicing *s) {
-  for (int64_t k = 0; k < s->n_segments; k++)
+static void end_pass(slicing *s, const pass *p) {
+  for (int64_t k = p->first; k < p->end; k++)
     for (int i = 0; i < KR_VAE_PARTS; i++) kr_vae_graph_close(&s->segments[k].graphs[i]);
   kr_mem_free(kr_vae_ctx(s->vae), s->block);
-  if (s->host_block) kr_cuda_free_host(kr_vae_ctx(s->vae)->cuda, s->host_block);
+  s->block = NULL;
+  free_store(s, p->first);
+}
+
+static int32_t run_passes(slicing *s, const float *from) {
+  KR_TRY(take_host_room(s));
+  for (pass p = {0, 0}; next_pass(s, s->run->saving.cuts, &p);) {
+    int32_t status = is_stored(s, p.end) ? take_store(s, p.end) : KRAIT_OK;
+    if (status >= 0) status = take_pass_memory(s, &p);
+    if (status >= 0) status = run_pass(s, &p, p.first ? s->segments[p.first].stored : (const char *)from);
+    if (status >= 0) status = print_segments(s, &p);
+    if (status >= 0) status = kr_mem_wait(kr_vae_ctx(s->vae));
+    if (status < 0) return status;
+    end_pass(s, &p);
+  }
+  return KRAIT_OK;
+}
+
+static void end_slices(slicing *s) {
+  for (int64_t k = 0; k < s->n_segments; k++) free_store(s, k);
+  end_pass(s, &(pass){0, s->n_segments});
 }
 
 /* ---- a film ---- */
@@ -222,12 +328,10 @@ static int32_t plan_side(slicing *s, const int64_t film[3]) {
 }
 
 static int32_t run_side(kr_vae *vae, int is_decoder, const kr_vae_run *run, const float *from, float *to) {
-  slicing s = {.vae = vae, .run = run, .is_decoder = is_decoder};
+  slicing s = {.vae = vae, .run = run, .is_decoder = is_decoder, .to = to};
   int32_t status = kr_vae_hold(vae, is_decoder);
   if (status >= 0) status = plan_side(&s, run->size);
-  if (status >= 0) status = take_memory(&s);
-  if (status >= 0) status = run_all_frames(&s, from, to);
-  if (status >= 0) status = print_segments(&s);
+  if (status >= 0) status = run_passes(&s, from);
   end_slices(&s);
   return status;
 }
@@ -243,7 +347,26 @@ int32_t kr_vae_decode(kr_vae *vae, const kr_vae_run *run, const float *latents, 
 int32_t kr_vae_count(kr_vae *vae, int side, const kr_vae_run *run, kr_vae_needs *needs) {
   slicing s = {.vae = vae, .run = run, .is_decoder = side};
   const int32_t status = plan_side(&s, run->size);
-  *needs = (kr_vae_needs){s.bytes, s.host_bytes};
+  if (status >= 0) count_needs(&s, &run->saving, needs);
+  end_slices(&s);
+  return status;
+}
+
+/* Levels in base three: no cut after it, one, one on the host. */
+int32_t kr_vae_each_cut(kr_vae *vae, int side, const kr_vae_run *run, kr_vae_needs_fn fn, void *user) {
+  slicing s = {.vae = vae, .run = run, .is_decoder = side};
+  const int32_t status = plan_side(&s, run->size);
+  int64_t n_ways = status < 0 ? 0 : 1;
+  for (int64_t k = 1; k < s.n_segments; k++) n_ways *= 3;
+  for (int64_t i = 0; i < n_ways; i++) {
+    kr_vae_saving saving = run->saving;
+    kr_vae_needs needs;
+    saving.cuts = saving.host_cuts = 0;
+    for (int64_t k = 0, way = i; k + 1 < s.n_segments; k++, way /= 3)
+      saving.cuts |= (uint32_t)(way % 3 > 0) << k, saving.host_cuts |= (uint32_t)(way % 3 == 2) << k;
+    count_needs(&s, &saving, &needs);
+    fn(user, &saving, &needs);
+  }
   end_slices(&s);
   return status;
 }

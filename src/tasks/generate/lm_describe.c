@@ -1,11 +1,11 @@
 /* lm_describe.c: sizes follow from the blocks that the family makes of config.json, and from the tensors' headers. */
 #include "lm_describe.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include <krait/language.h>
 
+#include "alloc.h"
 #include "lm/lm.h"
 #include "lm_files.h"
 #include "status.h"
@@ -95,15 +95,6 @@ int32_t kr_lm_describe(const char *path, json_t **json) {
 
 /* ---- memory ---- */
 
-static int64_t memory_of_machine(void) {
-  char line[256];
-  long long kib = 0;
-  FILE *file = fopen("/proc/meminfo", "r");
-  while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %lld kB", &kib) != 1) {}
-  if (file) fclose(file);
-  return kib > 0 ? kib * 1024 : (int64_t)1 << 32;
-}
-
 int32_t kr_lm_count_places(const krait_ctx *ctx, const char *path, int64_t n_tokens, int64_t most, int64_t *n) {
   const int32_t device = krait_ctx_device(ctx);
   krait_device_info info = {.size = sizeof info};
@@ -115,7 +106,7 @@ int32_t kr_lm_count_places(const krait_ctx *ctx, const char *path, int64_t n_tok
   kr_lm_config_close(&config);
   kr_model_folder_close(&folder);
   const int is_gpu = device != KRAIT_DEVICE_CPU && krait_device_read(device - KRAIT_DEVICE_CUDA(0), &info) >= 0;
-  const int64_t memory = is_gpu ? (int64_t)info.memory_bytes : memory_of_machine();
+  const int64_t memory = is_gpu ? (int64_t)info.memory_bytes : (int64_t)kr_memory_available();
   const double each = (double)s.state_bytes + (double)s.token_bytes * (double)n_tokens + 16.0 * (double)n_tokens;
   const double fits = ((double)memory - (double)s.n_bytes) / 2 / (each + 1);
   *n = fits < 1 ? 1 : fits > (double)most ? most : (int64_t)fits;
