@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "alloc.h"
+#include "relay.h"
 #include "status.h"
 
 enum { MOST_WORDS = 80, ABOVE = 10 };
@@ -29,6 +30,7 @@ struct kr_film_out {
   int to;             /* the unnamed file, or -1 */
   char text[1024];
   size_t n_text;
+  kr_relay *relay; /* to the thread that hands frames to the encoder; until it ends, pid and the descriptors are its */
 };
 
 /* ---- which films ---- */
@@ -183,7 +185,7 @@ int32_t kr_film_out_begin(const char *path, const kr_film_look *look, int from, 
   return status;
 }
 
-/* ---- frames ---- */
+/* ---- frames: a thread's, so that those which call do not wait for the encoder ---- */
 
 static void take_text(kr_film_out *out) {
   char piece[512];
@@ -211,14 +213,14 @@ static int32_t fail_of_encoder(kr_film_out *out) {
                  (int)strcspn(out->text, "\n"), *out->text ? out->text : "nothing");
 }
 
-int32_t kr_film_out_add(kr_film_out *out, const void *rgb) {
+static int32_t send_frame(kr_film_out *out, const uint8_t *rgb) {
   for (size_t done = 0; done < out->frame_bytes;) {
     struct pollfd wait[2] = {{.fd = out->frames, .events = POLLOUT}, {.fd = out->errors, .events = POLLIN}};
     if (poll(wait, 2, -1) < 0 && errno != EINTR)
       return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", out->name);
     if (wait[1].revents && out->errors >= 0) take_text(out);
     if (!wait[0].revents) continue;
-    const ssize_t n = send(out->frames, (const char *)rgb + done, out->frame_bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = send(out->frames, rgb + done, out->frame_bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n <= 0) return fail_of_encoder(out);
     done += (size_t)n;
@@ -226,9 +228,27 @@ int32_t kr_film_out_add(kr_film_out *out, const void *rgb) {
   return KRAIT_OK;
 }
 
+static int32_t send_frames(void *user, kr_relay *relay) {
+  kr_relay_item *item;
+  int32_t status;
+  while ((status = kr_relay_take(relay, &item)) > 0) {
+    status = send_frame(user, item->data);
+    kr_free(item);
+    KR_TRY(status);
+  }
+  return status;
+}
+
+int32_t kr_film_out_add(kr_film_out *out, const void *rgb) {
+  if (!out->relay) out->relay = kr_relay_open(KR_FILM_AHEAD_BYTES, send_frames, out);
+  KR_CHECK(out->relay, KRAIT_ERR_NO_MEMORY, "no thread to write %s", out->name);
+  return kr_relay_put(out->relay, 0, 0, rgb, out->frame_bytes);
+}
+
 int32_t kr_film_out_commit(kr_film_out *out) {
   int status = 0;
   pid_t ended;
+  if (out->relay) KR_TRY(kr_relay_finish(out->relay));
   close(out->frames);
   out->frames = -1;
   while (out->errors >= 0) take_text(out);
@@ -242,6 +262,7 @@ void kr_film_out_close(kr_film_out **handle) {
   kr_film_out *out = handle ? *handle : NULL;
   if (!out) return;
   *handle = NULL;
+  kr_relay_close(&out->relay);
   if (out->frames >= 0) close(out->frames);
   if (out->pid > 0) {
     kill(-out->pid, SIGKILL);

@@ -14,6 +14,7 @@
 #include "decoder.h"
 #include "movie.h"
 #include "open_error.h"
+#include "relay.h"
 #include "status.h"
 
 /* ---- which files ---- */
@@ -352,14 +353,30 @@ int32_t kr_film_describe(int fd, const char *name, kr_film_about *to) {
   return KRAIT_OK;
 }
 
-typedef struct giver {
-  kr_picture_fn take;
-  void *user;
-} giver;
+/* A film that a thread reads. */
+typedef struct reading_ahead {
+  int fd;
+  const char *name, *filters;
+} reading_ahead;
 
-static int32_t give_picture(void *user, int64_t i, const reading *r) {
-  const giver *g = user;
-  return g->take(g->user, i, r->width, r->height, r->rgb);
+static int32_t put_picture(void *user, int64_t i, const reading *r) {
+  (void)i;
+  return kr_relay_put(user, r->width, r->height, r->rgb, (size_t)(r->width * r->height * 3));
+}
+
+static int32_t read_ahead(void *user, kr_relay *relay) {
+  const reading_ahead *a = user;
+  return read_film_turned(a->fd, a->name, a->filters, 1, put_picture, relay);
+}
+
+static int32_t take_pictures(kr_relay *relay, kr_picture_fn take, void *user) {
+  kr_relay_item *item;
+  int32_t status = KRAIT_OK;
+  for (int64_t i = 0; status == KRAIT_OK && (status = kr_relay_take(relay, &item)) > 0; i++) {
+    status = take(user, i, item->width, item->height, item->data);
+    kr_free(item);
+  }
+  return status < 0 ? status : KRAIT_OK;
 }
 
 /* ffmpeg would scale frames of another size to that of the first: the filter ends it. Colours without a tag are taken
@@ -369,5 +386,10 @@ int32_t kr_film_each(int fd, const char *name, const kr_film_about *about, kr_pi
   const int is_untagged = !about->is_picture && !*about->matrix && about->height >= KR_FILM_HD_LINES;
   snprintf(filters, sizeof filters, "crop=w='if(eq(iw,%lld)*eq(ih,%lld),iw,-1)':exact=1,%s", (long long)about->width,
            (long long)about->height, is_untagged ? "scale=in_color_matrix=bt709," : "");
-  return read_film_turned(fd, name, about->width > 0 ? filters : "", 1, give_picture, &(giver){take, user});
+  reading_ahead ahead = {fd, name, about->width > 0 ? filters : ""};
+  kr_relay *relay = kr_relay_open(KR_FILM_AHEAD_BYTES, read_ahead, &ahead);
+  KR_CHECK(relay, KRAIT_ERR_NO_MEMORY, "no thread to read %s", name);
+  const int32_t status = take_pictures(relay, take, user);
+  kr_relay_close(&relay);
+  return status;
 }

@@ -40,6 +40,7 @@ typedef struct kr_film_about {
 } kr_film_about;
 int32_t kr_film_describe(int fd, const char *name, kr_film_about *about);
 enum { KR_FILM_HD_LINES = 720 }; /* from this height on players take BT.709's colours where a film says nothing */
-/* A status other than 0 ends the reading; a negative one is an error. */
+enum { KR_FILM_AHEAD_BYTES = 256 << 20 }; /* of frames, at most, that are read ahead, or wait to be written */
+/* Frames are read by a thread ahead of take. A status other than 0 ends the reading; a negative one is an error. */
 int32_t kr_film_each(int fd, const char *name, const kr_film_about *about, kr_picture_fn take, void *user);
 #endif
