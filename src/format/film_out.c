@@ -19,12 +19,16 @@
 #include "status.h"
 
 enum { MOST_WORDS = 80, ABOVE = 10 };
-#define SIXTEEN_BITS (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "rgb48le" : "rgb48be")
+#define IS_LITTLE (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+#define SIXTEEN_BITS (IS_LITTLE ? "rgb48le" : "rgb48be")
 
 struct kr_film_out {
   kr_outfile file;
   char name[256]; /* of the result, for messages */
+  int64_t width, height;
   size_t frame_bytes;
+  const kr_film_times *times; /* or NULL */
+  int64_t rate, per, n_sent;
   pid_t pid;
   int frames, errors; /* this side's ends */
   int to;             /* the unnamed file, or -1 */
@@ -71,8 +75,11 @@ static void add_inputs(command *c, const kr_film_look *look, const kr_film_about
   snprintf(c->size, sizeof c->size, "%lldx%lld", (long long)look->width, (long long)look->height);
   snprintf(c->rate, sizeof c->rate, "%lld/%lld", (long long)about->rate, (long long)about->per);
   snprintf(c->start, sizeof c->start, "%.6f", about->start_s);
-  ADD(c, "ffmpeg", "-nostdin", "-v", "error", "-itsoffset", c->start, "-f", "rawvideo", "-pixel_format",
-      look->is_ten_bits ? SIXTEEN_BITS : "rgb24", "-video_size", c->size, "-framerate", c->rate, "-i", "pipe:3");
+  ADD(c, "ffmpeg", "-nostdin", "-v", "error", "-itsoffset", c->start);
+  if (look->times) ADD(c, "-f", "matroska", "-probesize", "32", "-analyzeduration", "0");
+  else ADD(c, "-f", "rawvideo", "-pixel_format", look->is_ten_bits ? SIXTEEN_BITS : "rgb24", "-video_size", c->size,
+           "-framerate", c->rate);
+  add_two(c, "-i", "pipe:3");
   ADD(c, "-protocol_whitelist", "file,pipe", "-f", about->demuxer, "-i", "file:/proc/self/fd/0");
 }
 
@@ -105,6 +112,8 @@ static void make_command(command *c, const char *path, int kind, const kr_film_l
       "-metadata:s:v:0", "rotate=", "-c:a", "copy", "-c:s", kinds[kind].subtitles);
   add_codec(c, look);
   add_colours(c, look, about);
+  if (look->times) ADD(c, "-vsync", "vfr", "-enc_time_base", "1:90000"); /* else frames are repeated, times rounded */
+  if (look->times && strcmp(kinds[kind].muxer, "matroska") != 0) ADD(c, "-video_track_timescale", "90000");
   ADD(c, "-max_muxing_queue_size", "9999", "-f", kinds[kind].muxer, "-y", path);
 }
 
@@ -174,6 +183,8 @@ int32_t kr_film_out_begin(const char *path, const kr_film_look *look, int from, 
   KR_CHECK(out, KRAIT_ERR_NO_MEMORY, "no memory to write %s", path);
   snprintf(out->name, sizeof out->name, "%s", path);
   out->frames = out->errors = out->to = -1;
+  out->width = look->width, out->height = look->height;
+  out->times = look->times, out->rate = about->rate, out->per = about->per;
   out->frame_bytes = (size_t)(look->width * look->height * 3 * (look->is_ten_bits ? 2 : 1));
   int32_t status = kr_outfile_begin(&out->file, path);
   if (status >= 0) {
@@ -213,14 +224,14 @@ static int32_t fail_of_encoder(kr_film_out *out) {
                  (int)strcspn(out->text, "\n"), *out->text ? out->text : "nothing");
 }
 
-static int32_t send_frame(kr_film_out *out, const uint8_t *rgb) {
-  for (size_t done = 0; done < out->frame_bytes;) {
+static int32_t send_bytes(kr_film_out *out, const uint8_t *bytes, size_t n_bytes) {
+  for (size_t done = 0; done < n_bytes;) {
     struct pollfd wait[2] = {{.fd = out->frames, .events = POLLOUT}, {.fd = out->errors, .events = POLLIN}};
     if (poll(wait, 2, -1) < 0 && errno != EINTR)
       return kr_fail_os(KRAIT_ERR_FILE_WRITE, errno, "cannot write %s", out->name);
     if (wait[1].revents && out->errors >= 0) take_text(out);
     if (!wait[0].revents) continue;
-    const ssize_t n = send(out->frames, rgb + done, out->frame_bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = send(out->frames, bytes + done, n_bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n <= 0) return fail_of_encoder(out);
     done += (size_t)n;
@@ -228,11 +239,25 @@ static int32_t send_frame(kr_film_out *out, const uint8_t *rgb) {
   return KRAIT_OK;
 }
 
+static int32_t send_frame(kr_film_out *out, const kr_relay_item *frame) {
+  static const char *const fourcc[2] = {"RGB\x18", IS_LITTLE ? "RGB\x30" : "\x30" "BGR"};
+  uint8_t head[KR_RAW_FILM_MOST_HEAD];
+  if (out->times && out->n_sent == 0)
+    KR_TRY(send_bytes(out, head, kr_raw_film_head(head, frame->width, frame->height,
+                                                  fourcc[frame->bytes > (size_t)(3 * frame->width * frame->height)])));
+  if (out->times) {
+    const int64_t us = kr_film_time_us(out->times, out->n_sent, out->rate, out->per);
+    KR_TRY(send_bytes(out, head, kr_raw_film_frame(head, us, frame->bytes)));
+  }
+  out->n_sent++;
+  return send_bytes(out, frame->data, frame->bytes);
+}
+
 static int32_t send_frames(void *user, kr_relay *relay) {
   kr_relay_item *item;
   int32_t status;
   while ((status = kr_relay_take(relay, &item)) > 0) {
-    status = send_frame(user, item->data);
+    status = send_frame(user, item);
     kr_free(item);
     KR_TRY(status);
   }
@@ -242,7 +267,7 @@ static int32_t send_frames(void *user, kr_relay *relay) {
 int32_t kr_film_out_add(kr_film_out *out, const void *rgb) {
   if (!out->relay) out->relay = kr_relay_open(KR_FILM_AHEAD_BYTES, send_frames, out);
   KR_CHECK(out->relay, KRAIT_ERR_NO_MEMORY, "no thread to write %s", out->name);
-  return kr_relay_put(out->relay, 0, 0, rgb, out->frame_bytes);
+  return kr_relay_put(out->relay, out->width, out->height, rgb, out->frame_bytes);
 }
 
 int32_t kr_film_out_commit(kr_film_out *out) {

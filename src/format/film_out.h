@@ -3,6 +3,7 @@
 #ifndef KR_FILM_OUT_H
 #define KR_FILM_OUT_H
 
+#include "film_times.h"
 #include "frames.h"
 #include "outfile.h"
 
@@ -11,6 +12,7 @@ typedef struct kr_film_look {
   int is_ten_bits; /* frames then are 16 bits a sample */
   int is_hevc;
   int quality; /* x264's and x265's constant rate factor; 0 to 51 */
+  const kr_film_times *times; /* of the frames, until it is closed; NULL: at the film's rate */
 } kr_film_look;
 
 typedef struct kr_film_out kr_film_out;

@@ -316,8 +316,7 @@ static void read_rates(const char *text, kr_film_about *to) {
   long long real_count = count, real_per = per;
   if (sscanf(real, "%lld/%lld", &real_count, &real_per) == 2 && real_count > 0 && real_per > 0) {
     const double ratio = (double)real_count * (double)per / ((double)real_per * (double)count);
-    to->is_uneven = ratio < 0.999 || ratio > 1.001;
-    if (!to->is_uneven) count = real_count, per = real_per;
+    if (ratio >= 0.999 && ratio <= 1.001) count = real_count, per = real_per;
   }
   to->rate = count, to->per = per;
 }

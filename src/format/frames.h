@@ -32,8 +32,7 @@ typedef struct kr_film_about {
   const char *demuxer;
   int is_picture;            /* an image file */
   int64_t width, height;     /* after turning */
-  int64_t rate, per;         /* mean frames per second: rate / per */
-  int is_uneven;             /* frames are not evenly spaced in time */
+  int64_t rate, per;         /* frames per second, as the container says: rate / per */
   double start_s;            /* of the first frame, after what begins first: sound, or itself */
   int64_t n_frames;          /* as the container says; 0: unknown */
   char primaries[32], transfer[32], matrix[32], range[16]; /* colour tags, as ffmpeg names them; "" unknown */

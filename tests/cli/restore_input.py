@@ -89,6 +89,32 @@ def streams():
         check(about(OUT, "codec_name,pix_fmt")[0] == {"codec_name": codec, "pix_fmt": "yuv420p10le"}, f"ten bits, {codec}")
 
 
+def times_of(path):
+    words = ["ffprobe", "-v", "error", "-select_streams", "v:0", "-show_entries", "packet=pts_time", "-of", "csv=p=0", str(path)]
+    times = sorted(float(line.strip(",")) for line in subprocess.run(words, capture_output=True, check=True, text=True).stdout.split())
+    return [t - times[0] for t in times]
+
+
+def uneven_times():
+    """A film whose frames are not evenly spaced in time, as telephones and screen recorders make it: each is shown when it was, in batches, with ten bits,
+    and in a container of milliseconds; the same frames otherwise."""
+    for name, more in (("uneven.mp4", ()), ("uneven.mkv", ("--ten-bit",))):
+        film, out = here / name, here / f"kept_{name}"
+        make(*source(1.2, rate=60), "-f", "lavfi", "-i", "sine=440:duration=1.2", "-vf", "select='not(mod(n,7))+eq(mod(n,11),3)'", "-vsync", "vfr",
+             "-enc_time_base", "1:90000", "-bf", 2, "-c:v", "libx264", "-c:a", "aac", film)
+        report = restore(film, "-o", out, *SIZE, "-f", "--frames-per-batch", 5, *more)
+        was, now = times_of(film), times_of(out)
+        steps = {round(b - a, 3) for a, b in zip(was, was[1:])}
+        check(len(steps) > 2 and report["note"] == "", f"{name}: {steps}, {report}")
+        check(len(now) == len(was) and max(abs(a - b) for a, b in zip(was, now)) <= 0.0011, f"{name}: {list(zip(was, now))}")
+    even = here / "even.mp4"
+    make("-i", here / "uneven.mp4", "-vf", "setpts=N/25/TB", "-r", 25, "-qp", 0, "-an", "-c:v", "libx264", even)
+    restore(even, "-o", OUT, *SIZE, "-f", "--frames-per-batch", 5)
+    frame = len(frames_of(OUT)) // len(times_of(OUT))
+    apart = [abs(a - b) for a, b in zip(frames_of(OUT)[:frame], frames_of(here / "kept_uneven.mp4")[:frame])]
+    check(sum(apart) < 2 * frame, f"another first frame, {sum(apart) / frame} apart")
+
+
 def colours():
     """One colour, tagged and not, of a height from which on players take BT.709: it stays what it is."""
     wanted = (200, 60, 20)
@@ -185,6 +211,7 @@ if shutil.which("ffmpeg") and shutil.which("ffprobe"):
     sizes()
     pictures()
     streams()
+    uneven_times()
     colours()
     models_damaged(plain)
     full_disks(plain)

@@ -23,6 +23,7 @@ typedef struct film {
   const char *in, *out;
   int fd;
   kr_film_about about;
+  kr_film_times times; /* if frames are not evenly spaced in time */
   kr_restore_choices plan;
   kr_batches *batches;
   kr_parts *parts;
@@ -105,7 +106,8 @@ static int32_t write_plot(const film *f, const kr_frame_size *size, const void *
 
 static int32_t begin_encoder(film *f, const kr_frame_size *size) {
   const kr_film_look look = {.width = size->out_w, .height = size->out_h, .is_ten_bits = f->plan.o.is_ten_bits,
-                             .is_hevc = f->plan.o.is_hevc, .quality = f->plan.o.quality};
+                             .is_hevc = f->plan.o.is_hevc, .quality = f->plan.o.quality,
+                             .times = f->times.n ? &f->times : NULL};
   return kr_film_out_begin(f->out, &look, f->fd, &f->about, &f->encoder);
 }
 
@@ -217,14 +219,28 @@ static int32_t finish_film(film *f, int32_t status) {
   return status < 0 ? kr_fail(status, "%s; %s has the film so far", why, f->out) : status;
 }
 
+/* The film's packets tell: what its header says of rates is often wrong. */
+static int32_t find_times(film *f) {
+  kr_film_times *t = &f->times;
+  KR_TRY(kr_film_times_read(f->fd, f->in, f->about.demuxer, t));
+  if (!f->about.n_frames) f->about.n_frames = t->n;
+  if (!kr_film_times_are_uneven(t, f->about.rate, f->about.per)) {
+    kr_film_times_free(t);
+    return KRAIT_OK;
+  }
+  f->info.fps = (double)(t->n - 1) / (double)t->us[t->n - 1] * 1e6;
+  if (is_numbered(f))
+    snprintf(f->info.note, sizeof f->info.note,
+             "the film's frames are not evenly spaced in time, which numbered pictures do not show");
+  return KRAIT_OK;
+}
+
 static int32_t run_film(film *f) {
   KR_TRY(kr_film_describe(f->fd, f->in, &f->about));
   KR_TRY(check_transfer(&f->about, f->in));
   KR_TRY(check_out(f));
   f->info.fps = f->about.is_picture ? 0 : (double)f->about.rate / (double)f->about.per;
-  if (f->about.is_uneven)
-    snprintf(f->info.note, sizeof f->info.note, "the film's frames are not evenly spaced in time; the result's are, at "
-             "the mean rate of %.3f a second", f->info.fps);
+  if (!f->about.is_picture) KR_TRY(find_times(f));
   int32_t status = kr_film_each(f->fd, f->in, &f->about, take_frame, f);
   if (status >= 0 && f->batches) status = kr_batches_end(f->batches);
   status = finish_film(f, status);
@@ -242,6 +258,7 @@ int32_t krait_restorer_file(krait_restorer *r, const char *in_path, const char *
   const int32_t status = run_film(&f);
   f.info.seconds = (double)(kr_clock_ns() - begin_ns) * 1e-9;
   kr_film_out_close(&f.encoder);
+  kr_film_times_free(&f.times);
   kr_parts_close(&f.parts, status >= 0);
   kr_batches_close(&f.batches);
   close(f.fd);
