@@ -208,7 +208,8 @@ static void agrees_with_the_reference(void **state) {
   static const char *const chunks_parts[KR_N_ORDERS] = ALWAYS("ampere_chunks_parts"),
                            *const chunks_tf32[KR_N_ORDERS] = ALWAYS("ampere_chunks_tf32"),
                            *const chunks_base[KR_N_ORDERS] = ALWAYS("base_chunks"),
-                           *const tiles_parts[KR_N_ORDERS] = ALWAYS("ampere_tiles_parts"),
+                           *const tiles_parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_halves",
+                                                              "ampere_tiles_halves"},
                            *const many[KR_N_ORDERS] = ALWAYS("ampere_long_k");
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
   static const char *const decode[KR_N_ORDERS] = ALWAYS("hopper_streamed"),
@@ -850,25 +851,22 @@ static void few_heads_have_blocks_of_their_own(void **state) {
   krait_ctx_close(&ctx);
 }
 
-enum { WL = 5, WD = 256 };
-typedef struct wide_call {
-  float q[WL][WD], k[WL][WD], v[WL][WD], dout[WL][WD], out[WL][WD], lse[WL], dq[WL][WD], dk[WL][WD], dv[WL][WD];
-} wide_call;
-
-static void attend(const krait_ctx *ctx, const char *name, wide_call *c) {
-#define ROWS(field) {c->field, {WL * WD, WD, WD, 1}, KRAIT_F32}
-#define SIZES .B = 1, .Lq = WL, .Lk = WL, .H = 1, .Hk = 1, .D = WD, .Dv = WD, .Bk = 1
-#define INPUTS .q = ROWS(q), .k = ROWS(k), .v = ROWS(v), .out = ROWS(out), .lse = {c->lse, {WL, WL, 1}, KRAIT_F32}
+/* A head of L rows and keys of D channels: q, k, v, dout, out, dq, dk, dv, and the rows' log-sum-exp. */
+#define HEAD_FLOATS(L, D) (8 * (L) * (D) + (L))
+static void attend(const krait_ctx *ctx, const char *name, float *c, int L, int D, uint32_t flags) {
+#define ROWS(i) {c + (i) * L * D, {L * D, D, D, 1}, KRAIT_F32}
+#define SIZES .B = 1, .Lq = L, .Lk = L, .H = 1, .Hk = 1, .D = D, .Dv = D, .Bk = 1
+#define INPUTS .q = ROWS(0), .k = ROWS(1), .v = ROWS(2), .out = ROWS(4), .lse = {c + 8 * L * D, {L, L, 1}, KRAIT_F32}
   run_row(ctx, "attention", name,
-          &(kr_attention_args){.call = {.size = sizeof(kr_attention_args)}, SIZES, INPUTS});
+          &(kr_attention_args){.call = {.size = sizeof(kr_attention_args), .flags = flags}, SIZES, INPUTS});
   run_row(ctx, "attention_bwd", name,
-          &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args)},
+          &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args), .flags = flags},
                                       SIZES,
                                       INPUTS,
-                                      .dout = ROWS(dout),
-                                      .dq = ROWS(dq),
-                                      .dk = ROWS(dk),
-                                      .dv = ROWS(dv)});
+                                      .dout = ROWS(3),
+                                      .dq = ROWS(5),
+                                      .dk = ROWS(6),
+                                      .dv = ROWS(7)});
 #undef ROWS
 #undef SIZES
 #undef INPUTS
@@ -876,14 +874,41 @@ static void attend(const krait_ctx *ctx, const char *name, wide_call *c) {
 
 /* Before compute capability 7.0: 32 rows of 256 floats, and eight of both factors. */
 static void widest_heads_have_room(void **state) {
+  enum { WL = 5, WD = 256, N = HEAD_FLOATS(WL, WD) };
   if (*state != kr_op_find("attention_bwd")) skip();
-  static wide_call want, got;
-  fill_random((float *)&want, sizeof want / sizeof(float));
-  got = want;
+  static _Alignas(16) float want[N], got[N];
+  fill_random(want, N);
+  memcpy(got, want, sizeof got);
   krait_ctx *ctx = open_tight(OLD, LEAST);
-  attend(ctx, "ref", &want);
-  attend(ctx, "cuda_base", &got);
-  compare_floats("cuda_base", (float *)&got, (float *)&want, sizeof want / sizeof(float), 1e-4f);
+  attend(ctx, "ref", want, WL, WD, 0);
+  attend(ctx, "cuda_base", got, WL, WD, 0);
+  compare_floats("cuda_base", got, want, N, 1e-4f);
+  krait_ctx_close(&ctx);
+}
+
+/* Float32 in parts: rows of each tensor differ by up to 2^70, and the first see small values alone. Compared to each
+ * row's largest number; of dq and dk, which are differences, to the tensor's. */
+static void rows_of_any_size_keep_their_digits(void **state) {
+  enum { AL = 150, AD = 64, N = HEAD_FLOATS(AL, AD), TENSOR = AL * AD };
+  static const int powers[4][4] = {{0, -8, -3, -9}, {0, -12, -40, 1}, {-40, -39, 0, 30}, {20, -30, -60, 0}};
+  static const char *const names[] = {"ampere_tiles_halves", "ampere_tiles_parts"};
+  if (*state != kr_op_find("attention_bwd")) skip();
+  static _Alignas(16) float want[N], got[N];
+  krait_ctx *ctx = open_tight(80, MUCH);
+  fill_random(want, N);
+  for (int i = 0; i < 4 * TENSOR; i++) want[i] = ldexpf(want[i], powers[i / TENSOR][i % TENSOR / AD % 4]);
+  attend(ctx, "ref", want, AL, AD, KRAIT_ATTENTION_CAUSAL);
+  for (int k = 0; k < 2; k++) {
+    memcpy(got, want, sizeof got), memset(got + 4 * TENSOR, 0xff, 4 * TENSOR * sizeof(float));
+    attend(ctx, names[k], got, AL, AD, KRAIT_ATTENTION_CAUSAL);
+    for (int i = 4 * TENSOR; i < 8 * TENSOR; i += AD) {
+      const int is_sum = i / TENSOR == 4 || i / TENSOR == 7, n = is_sum ? AD : TENSOR,
+                first = is_sum ? i : i / TENSOR * TENSOR;
+      float most = 0;
+      for (int j = first; j < first + n; j++) most = fmaxf(most, fabsf(want[j]));
+      compare_floats(names[k], got + i, want + i, AD, 2e-6f * most);
+    }
+  }
   krait_ctx_close(&ctx);
 }
 
@@ -956,6 +981,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(float16_keeps_its_range, op),
                                      cmocka_unit_test_prestate(few_heads_have_blocks_of_their_own, op),
                                      cmocka_unit_test_prestate(widest_heads_have_room, op),
+                                     cmocka_unit_test_prestate(rows_of_any_size_keep_their_digits, op),
                                      cmocka_unit_test_prestate(rows_on_their_way_have_room, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* attention.c: contract, cost and implementations of softmax attention; attention_ref.c has the equation. Error bound:
  * float32 1e-5 of the output's scale; 16-bit storage: one rounding more. Tensor-core implementations round P to the
- * storage type; those of float32 take it, as all factors, as a sum of two tf32 parts. */
+ * storage type; those of float32 take it, as all factors, as a sum of two float16 or tf32 parts. */
 #include "attention_cuda.h"
 #include "attention_inputs.h"
 #include "attention_impls.h"
@@ -44,6 +44,8 @@ static const kr_impl impls[] = {
      kr_attention_ampere_scratch},
     {"turing_tiles", KRAIT_CAP_CUDA_TURING, kr_attention_turing_refuse, kr_attention_turing,
      kr_attention_turing_scratch},
+    {"ampere_tiles_halves", KRAIT_CAP_CUDA_AMPERE, kr_attention_halves_refuse, kr_attention_halves,
+     kr_attention_halves_scratch},
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_attention_parts_refuse, kr_attention_parts,
      kr_attention_parts_scratch},
     {"base_tiles", KRAIT_CAP_CUDA_BASE, kr_attention_base_tiles_refuse, kr_attention_base_tiles,

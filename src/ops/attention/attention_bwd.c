@@ -36,6 +36,8 @@ static const kr_impl impls[] = {
      kr_attention_bwd_ampere_scratch},
     {"turing_tiles", KRAIT_CAP_CUDA_TURING, kr_attention_bwd_turing_refuse, kr_attention_bwd_turing,
      kr_attention_bwd_turing_scratch},
+    {"ampere_tiles_halves", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_halves_refuse, kr_attention_bwd_halves,
+     kr_attention_bwd_halves_scratch},
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_attention_bwd_parts_refuse, kr_attention_bwd_parts,
      kr_attention_bwd_parts_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_attention_bwd_base_refuse, kr_attention_bwd_base,

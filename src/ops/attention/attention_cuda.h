@@ -4,7 +4,7 @@
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
 
-#include "attention_params.h"
+#include "attention_halves.h"
 #include "op.h"
 #include "op_args.h"
 
@@ -21,6 +21,13 @@ int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const
 /* Heads whose keys and values fit half of the L2 cache together. */
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_params *p);
 
+/* Places the parts of q, k, v and dout, so many rows of each, in scratch (NULL: nowhere); returns their bytes. */
+uint64_t kr_attention_place_halves(kr_attention_halves_params *h, const int64_t *n_rows, void *scratch);
+/* Makes them. */
+int32_t kr_attention_launch_halve(const krait_ctx *ctx, const kr_attention_halves_params *h, void *stream);
+/* Why there are none of a call's tensors, or NULL. */
+const char *kr_attention_refuse_halves(const kr_attention_params *p);
+
 #define KR_ATTENTION_ROW(name)                                              \
   const char *kr_attention_##name##_refuse(const krait_ctx *ctx, const void *args); \
   int32_t kr_attention_##name(const krait_ctx *ctx, const void *args);      \
@@ -29,6 +36,7 @@ KR_ATTENTION_ROW(base)
 KR_ATTENTION_ROW(base_tiles)
 KR_ATTENTION_ROW(ampere)
 KR_ATTENTION_ROW(turing)
+KR_ATTENTION_ROW(halves)
 KR_ATTENTION_ROW(parts)
 KR_ATTENTION_ROW(hopper)
 KR_ATTENTION_ROW(keys)
@@ -36,6 +44,7 @@ KR_ATTENTION_ROW(few_base)
 KR_ATTENTION_ROW(bwd_base)
 KR_ATTENTION_ROW(bwd_ampere)
 KR_ATTENTION_ROW(bwd_turing)
+KR_ATTENTION_ROW(bwd_halves)
 KR_ATTENTION_ROW(bwd_parts)
 KR_ATTENTION_ROW(bwd_hopper)
 KR_ATTENTION_ROW(bwd_hopper_sums)

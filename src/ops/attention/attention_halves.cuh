@@ -1,0 +1,109 @@
+/* attention_halves.cuh: the two products of attention of float32 on a warp's tensor cores, every factor as two float16
+ * parts, high and low, from swizzled shared-memory tiles with rows of D channels, the low parts behind the high ones;
+ * for the forward and gradient kernels. Products are sums of three, the small ones first, and are added to the others
+ * outside of the tensor core, which rounds sums towards zero. */
+#ifndef KR_ATTENTION_HALVES_CUH
+#define KR_ATTENTION_HALVES_CUH
+
+#include "attention_halves.h"
+#include "attention_mma.cuh"
+
+/* Parts of two neighbours. */
+KR_DEV void halve(float a, float b, uint32_t &high, uint32_t &low) {
+  high = kr_pack_f16(a, b);
+  low = kr_pack_f16(a - kr_unpack(high, 0, KRAIT_F16), b - kr_unpack(high, 1, KRAIT_F16));
+}
+
+KR_DEV int64_t row_of_q(const kr_attention_params &p, const sequence &s, int h, int i) {
+  return ((int64_t)s.q_b * p.H + h) * p.Lq + s.q_at + i;
+}
+KR_DEV int64_t row_of_key(const kr_attention_params &p, const sequence &s, int kv, int j) {
+  return ((int64_t)s.k_b * (p.H / p.heads) + kv) * p.Lk + s.k_at + j;
+}
+
+/* Both parts of ROWS rows from `row` on, of which `n` exist: the others are zeros. */
+template <int D, int ROWS>
+KR_DEV void copy_halves(uint32_t to, const kr_halves &of, int64_t row, int n) {
+  typedef copier<D, ROWS> share;
+  const int mine = kr_thread() / share::PER_ROW;
+  const uint16_t *from = of.parts + (row + mine) * D + kr_thread() % share::PER_ROW * 8;
+#pragma unroll
+  for (int part = 0; part < 2; part++, to += ROWS * D * 2, from += of.n_rows * D)
+#pragma unroll
+    for (int k = 0; k < share::N; k++) {
+      const int there = mine + k * share::STEP < n;
+      kr_copy_some_at(share::place_of(to, k), there ? from + k * share::STEP * D : of.parts, there ? 16 : 0);
+    }
+}
+
+KR_DEV void multiply_halves(float (&d)[4], const uint32_t (&high)[4], const uint32_t (&low)[4], uint32_t high0,
+                            uint32_t high1, uint32_t low0, uint32_t low1) {
+  float sum[4] = {0, 0, 0, 0};
+  kr_mma_as(kr_f16(), sum, low, high0, high1);
+  kr_mma_as(kr_f16(), sum, high, low0, low1);
+  kr_mma_as(kr_f16(), sum, high, high0, high1);
+#pragma unroll
+  for (int i = 0; i < 4; i++) d[i] += sum[i];
+}
+
+/* s = q k^T of the warp's 16 M rows, of the ROWS of its tile. lane_q, lane_k: addresses of the lane's ldmatrix rows. */
+template <int D, int M, int N, int ROWS>
+KR_DEV void make_scores_of_halves(float (&s)[M][N / 8][4], uint32_t lane_q, uint32_t lane_k) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[m][j][i] = 0;
+#pragma unroll 1 /* or all reads would be moved to the front, and registers to local memory */
+  for (int k = 0; k < D / 16; k++) {
+    uint32_t high[M][4], low[M][4];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+      kr_load_matrices_at(high[m], (lane_q ^ k * 32) + m * 16 * D * 2),
+          kr_load_matrices_at(low[m], (lane_q ^ k * 32) + (ROWS + m * 16) * D * 2);
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) {
+      uint32_t b[4], b_low[4];
+      kr_load_matrices_at(b, (lane_k ^ k * 32) + j * 16 * D * 2);
+      kr_load_matrices_at(b_low, (lane_k ^ k * 32) + (N + j * 16) * D * 2);
+#pragma unroll
+      for (int m = 0; m < M; m++)
+        multiply_halves(s[m][2 * j], high[m], low[m], b[0], b[1], b_low[0], b_low[1]),
+            multiply_halves(s[m][2 * j + 1], high[m], low[m], b[2], b[3], b_low[2], b_low[3]);
+    }
+  }
+}
+
+/* o += w v. */
+template <int D, int M, int N>
+KR_DEV void add_output_of_halves(float (&o)[M][D / 8][4], const float (&w)[M][N / 8][4], uint32_t lane_v) {
+#pragma unroll
+  for (int k = 0; k < N / 16; k++) {
+    uint32_t high[M][4], low[M][4];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        halve(w[m][2 * k + i / 2][i % 2 * 2], w[m][2 * k + i / 2][i % 2 * 2 + 1], high[m][i], low[m][i]);
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) {
+      uint32_t b[4], b_low[4];
+      kr_sync_warp(); /* or all reads would be moved here, and registers to local memory */
+      kr_load_matrices_turned_at(b, (lane_v ^ j * 32) + k * 16 * D * 2);
+      kr_load_matrices_turned_at(b_low, (lane_v ^ j * 32) + (N + k * 16) * D * 2);
+#pragma unroll
+      for (int m = 0; m < M; m++)
+        multiply_halves(o[m][2 * j], high[m], low[m], b[0], b[1], b_low[0], b_low[1]),
+            multiply_halves(o[m][2 * j + 1], high[m], low[m], b[2], b[3], b_low[2], b_low[3]);
+    }
+  }
+}
+
+/* A factor of 2^-up of a row and 2^-up of a column, of whose exponents one is in place; 0 where it is too small. */
+KR_DEV float unscale_of(int32_t biased, int32_t other) {
+  const int32_t bits = biased + other;
+  return kr_bits_to_float((uint32_t)(bits < 0 ? 0 : bits));
+}
+
+#endif
