@@ -210,6 +210,17 @@ def program_seeds():
     yield from (b"\4--json\0--help", b"\4/nonexistent\x1b[2J\0--json", b"\5--frobnicate\n", b"\6-x\0--")
 
 
+def language_seeds():
+    """config.json of each family, then one of each other small file, in the order of language.c."""
+    families = ("granite", "falcon", "jamba", "lfm2-mixture", "lfm3", "llama", "mistral", "nemotron", "qwen3-mixture", "qwen3-next", "zamba2")
+    yield from (bytes([i]) + (GOLDEN / "hybrids" / name / "config.json").read_bytes() for i, name in enumerate(families))
+    yield b"\x0b" + json.dumps({"eos_token_id": [2, 7], "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "max_new_tokens": 5, "bos_token_id": 1}).encode()
+    template = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    yield b"\x0c" + json.dumps({"add_bos_token": True, "bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "chat_template": [{"name": "default", "template": template}]}).encode()
+    yield b"\x0d" + template.encode()
+    yield b"\x0e" + (GOLDEN / "torch/model.safetensors").read_bytes()
+
+
 if sys.argv[1] == "--golden":
     pathlib.Path(sys.argv[2]).write_bytes(small_golden())
     sys.exit(0)
@@ -226,6 +237,7 @@ SEEDS = {
     "fatbin": device_code(".fatbin"),
     "gguf": list(ggufs()),
     "gguf_tokenizer": list(gguf_tokenizers()),
+    "language": list(language_seeds()),
     "ldcache": [library_list(b""), library_list(old_list())],
     "lzma": lzma_streams(),
     "ptx": [PTX],

@@ -80,7 +80,22 @@ static void a_part_is_of_the_family(void **state) {
   assert_refused("bamba", part, "the model_type 'other' of its text_config");
 }
 
+/* Kinds of models with recurrent, convolutional or other layers that no family here computes. */
+static void other_architectures(void **state) {
+  static const char *const types[] = {
+      "kimi_linear", "bailing_hybrid",  "qwen4_exp", "glm5_next",      "lara_mini", "zaya",
+      "minimax",     "recurrent_gemma", "zamba",     "granitemoe_swa", "gemma3n",   "xlstm",
+      "rwkv",        "gpt_neox",        "qwen2_moe", "deepseek_v3",    "phi3",      ""};
+  (void)state;
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+    char says[64];
+    snprintf(says, sizeof says, "config.json says '%s'; krait supports Mamba", types[i]);
+    assert_refused(types[i], "", says);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(keys_have_types), cmocka_unit_test(a_part_is_of_the_family)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(keys_have_types), cmocka_unit_test(other_architectures),
+                                     cmocka_unit_test(a_part_is_of_the_family)};
   return cmocka_run_group_tests(tests, begin_reading, end_reading);
 }
