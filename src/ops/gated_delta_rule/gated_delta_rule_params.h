@@ -4,11 +4,11 @@
 
 #include "op_args.h"
 
-/* A warp has 8 columns of a state, four lanes each, a block 4 warps; staged: 8 columns, eight lanes each, which have
- * two; a block 2 warps. */
+/* A warp has 8 columns of a state, four lanes each, a block 4 warps. */
 enum { KR_DELTA_THREADS = 128, KR_DELTA_COLUMNS = 32 };
 enum { KR_DELTA_STEP_THREADS = 128, KR_DELTA_STEP_COLUMNS = 32 }; /* of one token: four columns a thread */
-enum { KR_DELTA_STAGED_THREADS = 64, KR_DELTA_STAGED_COLUMNS = 16, KR_DELTA_TOKENS = 16 };
+/* Some tokens at a time: of a block. */
+enum { KR_DELTA_STAGED_THREADS = 128, KR_DELTA_STAGED_COLUMNS = 16, KR_DELTA_TOKENS = 16 };
 
 typedef struct kr_delta_params {
   kr_gated_delta_rule_args a;

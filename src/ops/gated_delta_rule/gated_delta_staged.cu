@@ -1,8 +1,10 @@
-/* gated_delta_staged.cu: the recurrence over many tokens. A block has KR_DELTA_STAGED_COLUMNS columns of a head's state
- * in registers, each in eight lanes, four of every 32 rows in one; a lane has two columns, which share what it reads.
- * All threads bring KR_DELTA_TOKENS tokens at a time into shared memory, keys and queries of length one, while the next
- * ones are on their way. Both sums over a column, of k and of q by the state before the token, are independent:
- * q^T state' = decay q^T state + (q^T k) change. */
+/* gated_delta_staged.cu: the recurrence over many tokens, KR_DELTA_TOKENS at a time. A block has
+ * KR_DELTA_STAGED_COLUMNS columns of a head's state in shared memory. With S the state before the tokens, g their
+ * decays, u_t what token t adds for its key, and d_ti the product of g from i + 1 to t (d_t from the first to t):
+ *   u_t = beta_t (v_t - d_t k_t^T S - sum over i < t of d_ti (k_t^T k_i) u_i)
+ *   out_t = d_t q_t^T S + sum over i <= t of d_ti (q_t^T k_i) u_i
+ *   S' = d_last S + sum over i of d_last,i k_i u_i^T
+ * so that only the sums of u are one after the other. The next tokens are on their way meanwhile. */
 #include "pack.cuh"
 
 #include "gated_delta_gates.cuh"
@@ -12,16 +14,20 @@ enum {
   COLUMNS = KR_DELTA_STAGED_COLUMNS,
   THREADS = KR_DELTA_STAGED_THREADS,
   LANES = 8,
-  OWN = COLUMNS * LANES / THREADS, /* columns of a lane: c and c + COLUMNS / OWN */
-  LINES = 2 * TOKENS * LANES / THREADS /* keys and queries that a thread brings a part of */
+  LINES = 2 * TOKENS * LANES / THREADS, /* keys and queries that a thread brings a part of */
+  ROWS = THREADS / TOKENS,              /* a thread has tokens r and r + ROWS, of a key or a column */
+  PAD = 4
 };
 
+/* Between: d, of no token before (0), and of token i (i + 1). */
 template <int DK>
 struct stage {
-  float k[TOKENS][DK], q[TOKENS][DK], v[TOKENS][COLUMNS], decay[TOKENS], beta[TOKENS], qk[TOKENS];
+  float k[TOKENS][DK + PAD], q[TOKENS][DK + PAD], state[COLUMNS][DK + PAD];
+  float v[TOKENS][COLUMNS], u[TOKENS][COLUMNS], out[TOKENS][COLUMNS], beta[TOKENS], between[TOKENS + 1][TOKENS];
+  float solve[TOKENS][TOKENS], weigh[TOKENS][TOKENS]; /* of u_i in u_t at [i][t], in out_t at [t][i] */
 };
 
-/* Sums over a column's lanes, in each of them. */
+/* Sums over a row's lanes, in each of them. */
 KR_DEV float sum_of_lanes(float v) {
 #pragma unroll
   for (int d = 1; d < LANES; d *= 2) v += kr_shuffle_xor(v, d);
@@ -91,8 +97,22 @@ KR_DEV void put_line(const kr_gated_delta_rule_args &a, const kr_raw16 (&from)[D
         kr_float4{{by * x[i], by * x[i + 1], by * x[i + 2], by * x[i + 3]}};
 }
 
+/* By one warp, of which lane t has token t's decay. */
+KR_DEV void put_decays(float decay, float (&between)[TOKENS + 1][TOKENS]) {
+  const int lane = kr_thread() & 31;
+  float product = 1.0f;
+#pragma unroll
+  for (int t = 0; t < TOKENS; t++) {
+    const float one = kr_shuffle_from(decay, t);
+    if (t >= lane) product *= one;
+    if (lane <= TOKENS) between[lane][t] = product;
+  }
+}
+
+/* n: tokens that there are; what follows them changes nothing. */
 template <int DK, int F32>
-KR_DEV void put_share(const kr_gated_delta_rule_args &a, const place &o, const share<DK, F32> &from, stage<DK> &to) {
+KR_DEV void put_share(const kr_gated_delta_rule_args &a, const place &o, const share<DK, F32> &from, int64_t n,
+                      stage<DK> &to) {
 #pragma unroll
   for (int r = 0; r < LINES; r++) {
     const int line = kr_thread() / LANES + r * (THREADS / LANES);
@@ -104,112 +124,123 @@ KR_DEV void put_share(const kr_gated_delta_rule_args &a, const place &o, const s
     const int index = kr_thread() + i * THREADS;
     to.v[index / COLUMNS][index % COLUMNS] = from.v[i];
   }
-  if (kr_thread() >= TOKENS) return;
-  to.decay[kr_thread()] = decay_of(a, o.h, from.a);
-  to.beta[kr_thread()] = beta_of(a, from.b);
+  if (kr_thread() >= 32) return;
+  const int exists = kr_thread() < n;
+  put_decays(exists ? decay_of(a, o.h, from.a) : 1.0f, to.between);
+  if (kr_thread() < TOKENS) to.beta[kr_thread()] = exists ? beta_of(a, from.b) : 0.0f;
 }
 
-/* q^T k of each token. */
+/* ---- some tokens ---- */
+
+KR_DEV float add_products(const kr_float4 &a, const kr_float4 &b, float sum) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) sum = kr_fma(a.v[i], b.v[i], sum);
+  return sum;
+}
+
+/* Keys and queries of two tokens by the key of one, and by a column of the state. */
 template <int DK>
-KR_DEV void multiply_tokens(stage<DK> &s) {
-  const int lane = kr_thread() % LANES;
+KR_DEV void multiply_stage(stage<DK> &s) {
+  const int r = kr_thread() / TOKENS, c = kr_thread() % TOKENS;
+  const float *const rows[4] = {s.k[r], s.k[r + ROWS], s.q[r], s.q[r + ROWS]};
+  float sums[4][2] = {};
+#pragma unroll 4
+  for (int d = 0; d < DK; d += 4) {
+    const kr_float4 key = *(const kr_float4 *)(s.k[c] + d), column = *(const kr_float4 *)(s.state[c] + d);
 #pragma unroll
-  for (int r = 0; r < TOKENS * LANES / THREADS; r++) {
-    const int token = kr_thread() / LANES + r * (THREADS / LANES);
-    float sum = 0.0f;
+    for (int i = 0; i < 4; i++) {
+      const kr_float4 row = *(const kr_float4 *)(rows[i] + d);
+      sums[i][0] = add_products(row, key, sums[i][0]), sums[i][1] = add_products(row, column, sums[i][1]);
+    }
+  }
 #pragma unroll
-    for (int m = 0; m < DK / LANES; m++)
-      sum = kr_fma(s.k[token][lane + LANES * m], s.q[token][lane + LANES * m], sum);
-    sum = sum_of_lanes(sum);
-    if (lane == 0) s.qk[token] = sum;
+  for (int i = 0; i < 2; i++) {
+    const int t = r + i * ROWS;
+    const float decay = s.between[0][t], since = c <= t ? s.between[c + 1][t] : 0.0f;
+    s.solve[c][t] = c < t ? s.beta[t] * since * sums[i][0] : 0.0f;
+    s.weigh[t][c] = since * sums[2 + i][0];
+    s.u[t][c] = s.beta[t] * (s.v[t][c] - decay * sums[i][1]);
+    s.out[t][c] = decay * sums[2 + i][1];
   }
 }
 
+/* u, of a column by a thread. */
 template <int DK>
-KR_DEV void move_state(const kr_view &v, int64_t at, float (&s)[DK / 32][4], int is_out) {
+KR_DEV void solve_stage(stage<DK> &s) {
+  const int c = kr_thread();
+  float u[TOKENS];
+  if (c >= COLUMNS) return;
 #pragma unroll
-  for (int m = 0; m < DK / 32; m++)
+  for (int t = 0; t < TOKENS; t++) u[t] = s.u[t][c];
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
-      float *place = (float *)v.data + at + (4 * (kr_thread() % LANES + LANES * m) + c) * v.stride[2];
-      if (is_out)
-        *place = s[m][c];
-      else
-        s[m][c] = *place;
+  for (int i = 0; i < TOKENS; i++) {
+#pragma unroll
+    for (int t = i / 4 * 4; t < TOKENS; t += 4) {
+      const kr_float4 four = *(const kr_float4 *)(s.solve[i] + t);
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        if (t + k > i) u[t + k] = kr_fma(-four.v[k], u[i], u[t + k]);
     }
-}
-
-/* A lane's part of a token's key and query. */
-template <int DK>
-struct keys {
-  kr_float4 k[DK / 32], q[DK / 32];
-};
-
-template <int DK>
-KR_DEV void read_keys(const stage<DK> &from, int token, keys<DK> &to) {
-#pragma unroll
-  for (int m = 0; m < DK / 32; m++) {
-    const int at = 4 * (kr_thread() % LANES + LANES * m);
-    to.k[m] = *(const kr_float4 *)(from.k[token] + at), to.q[m] = *(const kr_float4 *)(from.q[token] + at);
   }
+#pragma unroll
+  for (int t = 0; t < TOKENS; t++) s.u[t][c] = u[t];
 }
 
-/* Returns out of a token and a column. */
+/* out of a column, of two tokens. */
 template <int DK>
-KR_DEV float take_token(const stage<DK> &from, const keys<DK> &of, int token, int column, float (&s)[DK / 32][4]) {
-  const float decay = from.decay[token];
-  float had[2] = {0.0f, 0.0f}, out[2] = {0.0f, 0.0f};
+KR_DEV void store_stage(const kr_gated_delta_rule_args &a, const place &o, const stage<DK> &s, int64_t first,
+                        int64_t n) {
+  const int r = kr_thread() / TOKENS, c = kr_thread() % TOKENS, j = o.first + c;
 #pragma unroll
-  for (int m = 0; m < DK / 32; m++)
+  for (int i = 0; i < 2; i++) {
+    const int t = r + i * ROWS;
+    float out = s.out[t][c];
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
-      had[c % 2] = kr_fma(of.k[m].v[c], s[m][c], had[c % 2]);
-      out[c % 2] = kr_fma(of.q[m].v[c], s[m][c], out[c % 2]);
-    }
-  const float of_k = sum_of_lanes(had[0] + had[1]), of_q = sum_of_lanes(out[0] + out[1]),
-              change = from.beta[token] * (from.v[token][column] - decay * of_k);
-#pragma unroll
-  for (int m = 0; m < DK / 32; m++)
-#pragma unroll
-    for (int c = 0; c < 4; c++) s[m][c] = kr_fma(of.k[m].v[c], change, decay * s[m][c]);
-  return kr_fma(decay, of_q, from.qk[token] * change);
-}
-
-/* A token, for both columns. */
-template <int DK>
-KR_DEV void take_columns(const kr_gated_delta_rule_args &a, const place &o, const stage<DK> &now, const keys<DK> &of,
-                         int64_t first, int token, float (&s)[OWN][DK / 32][4]) {
-#pragma unroll
-  for (int c = 0; c < OWN; c++) {
-    const int at = kr_thread() / LANES + c * (COLUMNS / OWN), j = o.first + at;
-    const float out = take_token<DK>(now, of, token, at, s[c]);
-    if (kr_thread() % LANES == c && j < a.Dv)
-      kr_store(a.out.data, o.b * a.out.stride[0] + (first + token) * a.out.stride[1] + o.h * a.out.stride[2] +
+    for (int k = 0; k < TOKENS; k++) out = kr_fma(s.weigh[t][k], s.u[k][c], out);
+    if (t < n && j < a.Dv)
+      kr_store(a.out.data, o.b * a.out.stride[0] + (first + t) * a.out.stride[1] + o.h * a.out.stride[2] +
                                j * a.out.stride[3], a.out.dtype, out);
   }
 }
 
-/* The keys and queries of a token are read before the one before it is done; those beyond the last are not used. */
+/* The state after the tokens: four rows of some columns by a thread. */
 template <int DK>
-KR_DEV void take_stage(const kr_gated_delta_rule_args &a, const place &o, const stage<DK> &now, int64_t first, int n,
-                       float (&s)[OWN][DK / 32][4]) {
-  keys<DK> even, odd;
-  read_keys<DK>(now, 0, even);
-  for (int token = 0; token < n; token += 2) {
-    read_keys<DK>(now, token + 1, odd);
-    take_columns<DK>(a, o, now, even, first, token, s);
-    read_keys<DK>(now, (token + 2) % TOKENS, even);
-    if (token + 1 < n) take_columns<DK>(a, o, now, odd, first, token + 1, s);
-  }
-}
-
-template <int DK>
-KR_DEV void move_states(const kr_view &v, const place &o, int64_t Dv, float (&s)[OWN][DK / 32][4], int is_out) {
+KR_DEV void move_on(stage<DK> &s) {
+  enum { QUADS = DK / 4, OWN = COLUMNS * QUADS / THREADS };
+  const int row = kr_thread() % QUADS * 4, column = kr_thread() / QUADS * OWN;
+  kr_float4 sum[OWN];
 #pragma unroll
   for (int c = 0; c < OWN; c++) {
-    const int j = o.first + kr_thread() / LANES + c * (COLUMNS / OWN);
-    if (v.data && j < Dv)
-      move_state<DK>(v, o.b * v.stride[0] + o.h * v.stride[1] + j * v.stride[3], s[c], is_out);
+    sum[c] = *(const kr_float4 *)(s.state[column + c] + row);
+#pragma unroll
+    for (int k = 0; k < 4; k++) sum[c].v[k] *= s.between[0][TOKENS - 1];
+  }
+#pragma unroll 4
+  for (int i = 0; i < TOKENS; i++) {
+    const kr_float4 key = *(const kr_float4 *)(s.k[i] + row);
+    const float since = s.between[i + 1][TOKENS - 1];
+#pragma unroll
+    for (int c = 0; c < OWN; c++) {
+      const float by = since * s.u[i][column + c];
+#pragma unroll
+      for (int k = 0; k < 4; k++) sum[c].v[k] = kr_fma(key.v[k], by, sum[c].v[k]);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < OWN; c++) *(kr_float4 *)(s.state[column + c] + row) = sum[c];
+}
+
+/* Neighbouring threads take neighbouring columns. */
+template <int DK>
+KR_DEV void move_states(const kr_view &v, const place &o, int64_t Dv, stage<DK> &s, int is_out) {
+  for (int i = kr_thread(); i < COLUMNS * DK; i += THREADS) {
+    const int c = i % COLUMNS, row = i / COLUMNS, exists = v.data && o.first + c < Dv;
+    float *place = (float *)v.data + o.b * v.stride[0] + o.h * v.stride[1] + row * v.stride[2] +
+                   (o.first + c) * v.stride[3];
+    if (!is_out)
+      s.state[c][row] = exists ? *place : 0.0f;
+    else if (exists)
+      *place = s.state[c][row];
   }
 }
 
@@ -219,27 +250,29 @@ KR_DEV void run_staged(const kr_delta_params &p, stage<DK> &now) {
   const int block = kr_block_x(), h = block / p.parts % (int)a.H;
   const place o = {block / p.parts / (int)a.H, h, h / (int)(a.H / a.Hk), block % p.parts * COLUMNS};
   share<DK, F32> next = {};
-  float s[OWN][DK / 32][4] = {};
-  move_states<DK>(p.before, o, a.Dv, s, 0);
+  move_states<DK>(p.before, o, a.Dv, now, 0);
   read_share<DK, F32>(a, o, 0, next);
   for (int64_t first = 0; first < a.L; first += TOKENS) {
-    kr_sync();
-    put_share<DK, F32>(a, o, next, now);
+    put_share<DK, F32>(a, o, next, a.L - first, now);
     if (first + TOKENS < a.L) read_share<DK, F32>(a, o, first + TOKENS, next);
     kr_sync();
-    multiply_tokens<DK>(now);
+    multiply_stage<DK>(now);
     kr_sync();
-    take_stage<DK>(a, o, now, first, a.L - first < TOKENS ? (int)(a.L - first) : TOKENS, s);
+    solve_stage<DK>(now);
+    kr_sync();
+    store_stage<DK>(a, o, now, first, a.L - first);
+    move_on<DK>(now);
+    kr_sync();
   }
-  move_states<DK>(p.after, o, a.Dv, s, 1);
+  move_states<DK>(p.after, o, a.Dv, now, 1);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gated_delta_64(const kr_delta_params p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gated_delta_64(const kr_delta_params p) {
   KR_SHARED stage<64> now;
   if (p.a.q.dtype == KRAIT_F32) run_staged<64, 1>(p, now);
   else run_staged<64, 0>(p, now);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_gated_delta_128(const kr_delta_params p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_gated_delta_128(const kr_delta_params p) {
   KR_SHARED stage<128> now;
   if (p.a.q.dtype == KRAIT_F32) run_staged<128, 1>(p, now);
   else run_staged<128, 0>(p, now);
