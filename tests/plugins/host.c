@@ -1,14 +1,18 @@
-/* host.c: a LADSPA host that watches what run does: host PLUGIN.so [planted | SECONDS]. The host's malloc,
+/* host.c: a LADSPA host that watches what run does: host PLUGIN.so [planted | SECONDS [busy]]. The host's malloc,
  * free, locks and output functions stand in front of the C library's: while a thread is in run, each call of one is
  * counted, and there must be none. planted: the plug-in (planted.c) does some on purpose, which must be seen. SECONDS:
- * no test, but how long blocks of 64 samples take for so much sound. */
+ * no test, but how long blocks of 64 samples take for so much sound. busy: they come at their times, as from a sound
+ * card, on a core that another process keeps busy; like a sound server's thread this one has priority, if it may. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <ladspa.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -298,33 +302,69 @@ static void tell_times(const char *what, float *ms, long n) {
          sum / (double)n, ms[n / 2], ms[n - 1 - n / 100], ms[n - 1 - n / 10000], ms[n - 1]);
 }
 
+enum { BLOCK = 64 };
+
+/* This process and one that does nothing else than work, on one core. Returns the other's number. */
+static pid_t keep_busy(void) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  sched_setaffinity(0, sizeof one, &one);
+  const pid_t rival = fork();
+  if (rival == 0)
+    for (volatile uint64_t i = 0;; i++) continue;
+  const int has_priority = sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = 10}) == 0;
+  printf("beside a busy process on the same core, %s priority\n", has_priority ? "with" : "without");
+  return rival;
+}
+
+static void tell_longer(const char *what, const float *ms, long n, double limit_ms) {
+  long n_longer = 0;
+  for (long i = 0; i < n; i++) n_longer += ms[i] > limit_ms;
+  printf("%s longer than %.3f ms: %ld of %ld blocks\n", what, limit_ms, n_longer, n);
+}
+
+static void wait_until(double seconds) {
+  const struct timespec t = {(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))};
+  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+}
+
 /* The first block includes what no later one has: caches that are cold. */
-static int time_blocks(double seconds) {
-  enum { BLOCK = 64 };
+static int time_blocks(double seconds, int is_busy) {
   const long n = (long)(seconds * HZ / BLOCK);
-  float *cpu_ms = calloc((size_t)n + 1, sizeof *cpu_ms), *wall_ms = calloc((size_t)n + 1, sizeof *wall_ms);
+  const double length_ms = 1e3 * BLOCK / HZ;
+  float *cpu_ms = calloc((size_t)n + 1, sizeof *cpu_ms), *wall_ms = calloc((size_t)n + 1, sizeof *wall_ms),
+        *woken_ms = calloc((size_t)n + 1, sizeof *woken_ms);
   draw_host(6);
   plugin p = open_plugin(1, HZ);
-  if (!cpu_ms || !wall_ms || !p.handle) return 2;
+  if (!cpu_ms || !wall_ms || !woken_ms || !p.handle) return 2;
   begin_plugin(&p);
+  const pid_t rival = is_busy ? keep_busy() : 0;
+  const double begin = seconds_of(CLOCK_MONOTONIC) + 0.1;
   for (long i = 0; i < n; i++) {
     const long at = i * BLOCK % (N - BLOCK);
+    const double due = begin + (double)(i * BLOCK) / HZ;
+    if (is_busy) wait_until(due);
     const double cpu = seconds_of(CLOCK_THREAD_CPUTIME_ID), wall = seconds_of(CLOCK_MONOTONIC);
     run_plugin(&p, (const float *const[]){in[0] + at}, (float *const[]){out[0]}, BLOCK, BLOCK);
     cpu_ms[i] = (float)(1e3 * (seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu));
-    wall_ms[i] = (float)(1e3 * (seconds_of(CLOCK_MONOTONIC) - wall));
+    wall_ms[i] = (float)(1e3 * (seconds_of(CLOCK_MONOTONIC) - wall)), woken_ms[i] = (float)(1e3 * (wall - due));
   }
-  printf("%ld blocks of %.3f ms, %d calls trapped\n", n, 1e3 * BLOCK / HZ, n_trapped);
+  if (is_busy) kill(rival, SIGKILL), waitpid(rival, NULL, 0);
+  printf("%ld blocks of %.3f ms, %d calls trapped\n", n, length_ms, n_trapped);
+  tell_longer("processor", cpu_ms, n, length_ms / 5), tell_longer("clock", wall_ms, n, length_ms);
   tell_times("processor", cpu_ms, n), tell_times("clock", wall_ms, n);
-  close_plugin(&p), free(cpu_ms), free(wall_ms);
+  if (is_busy) tell_times("woken late", woken_ms, n); /* by the machine, or by a block that took too long */
+  close_plugin(&p), free(cpu_ms), free(wall_ms), free(woken_ms);
   return 0;
 }
 
 int main(int argc, char **argv) {
   void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
   if (library) *(void **)&descriptor_of = dlsym(library, "ladspa_descriptor");
-  if (!descriptor_of) return fprintf(stderr, "usage: host PLUGIN.so [planted]: %s\n", argc > 1 ? dlerror() : ""), 2;
-  if (argc > 2 && atof(argv[2]) > 0) return time_blocks(atof(argv[2]));
+  if (!descriptor_of)
+    return fprintf(stderr, "usage: host PLUGIN.so [planted | SECONDS [busy]]: %s\n", argc > 1 ? dlerror() : ""), 2;
+  if (argc > 2 && atof(argv[2]) > 0) return time_blocks(atof(argv[2]), argc > 3);
   const struct CMUnitTest planted[] = {cmocka_unit_test(planted_calls_are_seen)},
                           tests[] = {cmocka_unit_test(blocks_do_not_matter),
                                      cmocka_unit_test(latency_is_as_reported),

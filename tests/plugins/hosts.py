@@ -1,5 +1,5 @@
 """hosts.py KRAIT NAME=PLUGIN.so...: the plug-ins in the hosts that are installed (ffmpeg, applyplugin, lv2apply,
-gst-launch-1.0) say what `krait enhance` says, as late as they report; 77 if there is none."""
+gst-launch-1.0) say what `krait enhance` says, as late as they report, and lv2bench runs them; 77 if there is none."""
 import array
 import math
 import os
@@ -33,6 +33,7 @@ def samples_of(path):
 def run(*words, **environment):
     done = subprocess.run([str(w) for w in words], env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, f"{words}: {done.stderr}"
+    return done.stdout
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -73,4 +74,8 @@ with tempfile.TemporaryDirectory() as folder:
         print(f"{name}: {len(got)} samples, {latency} late, off by {worst:.1e}")
         assert n >= N - LATENCY - END - 1024 and worst <= bound, name
         assert latency or len(got) == N
+    for channels in ("mono", "stereo") if "lv2" in plugins and shutil.which("lv2bench") else ():
+        told = run("lv2bench", "-b", "64", "-n", N, f"urn:krait:denoiser:{channels}", **path)
+        print(f"lv2bench: {told.strip()} s for {N / HZ:.0f}")
+        assert float(told.split()[0]) > 0
 sys.exit(0 if calls else 77)
