@@ -6,7 +6,7 @@
 #include "element.cuh"
 
 #include "mamba3_params.h"
-#include "mamba3_turns.cuh"
+#include "mamba3_views.cuh"
 
 enum { CHUNK = KR_MAMBA3_CHUNK, SPAN = KR_MAMBA3_SPAN, PAIRS = KR_MAMBA3_PAIRS };
 enum { THREADS = KR_MAMBA3_THREADS, WARPS = THREADS / 32 };

@@ -4,7 +4,7 @@
  *   kr_mamba3_step_4    four states of a channel in one access
  *   kr_mamba3_step_any  any types and strides */
 #include "mamba3_step_params.h"
-#include "mamba3_turns.cuh"
+#include "mamba3_views.cuh"
 
 enum { THREADS = KR_MAMBA3_STEP_THREADS, WARPS = THREADS / 32, AHEAD = 8, MOST_PAIRS = 256 };
 
