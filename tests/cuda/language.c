@@ -121,18 +121,22 @@ static void compare(kr_lm *there, kr_lm *here, int64_t B, double bound, double *
 
 static const char *name_of(int32_t dtype) { return dtype == KRAIT_Q8_0 ? "q8_0" : krait_dtype_name(dtype); }
 
-static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, double bound) {
+static void config_is_that_of_the_cpu(const kr_mamba_lm_config *c, int32_t dtype, int narrow, double bound) {
   static const int64_t batches[] = {3, SLOTS, 1, 2};
-  const kr_mamba_lm_config c = config_of(mixer);
   kr_lm *here, *there;
   double most = 0;
-  WORKS(open_random_mamba(cpu, &c, dtype, SLOTS, &here));
-  WORKS(open_random_mamba(gpu, &c, dtype, SLOTS, &there));
+  WORKS(open_random_mamba(cpu, c, dtype, SLOTS, &here));
+  WORKS(open_random_mamba(gpu, c, dtype, SLOTS, &there));
   if (narrow) WORKS(kr_lm_narrow_states(there));
   for (int i = 0; i < (IS_EMULATED ? 2 : 4); i++) compare(there, here, batches[i], bound, &most);
-  printf("Mamba-%d %s%s: %.2e\n", 1 + mixer, name_of(dtype), narrow ? ", states too" : "", most);
+  printf("Mamba-%d %s%s: %.2e\n", 1 + c->mixer, name_of(dtype), narrow ? ", states too" : "", most);
   kr_lm_close(&here);
   kr_lm_close(&there);
+}
+
+static void model_is_that_of_the_cpu(int32_t mixer, int32_t dtype, int narrow, double bound) {
+  const kr_mamba_lm_config c = config_of(mixer);
+  config_is_that_of_the_cpu(&c, dtype, narrow, bound);
 }
 
 static void mamba_float32(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_F32, 0, 2e-5); }
@@ -159,6 +163,15 @@ static void mamba3_bfloat16(void **state) {
   (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_BF16, 0, 2e-2);
 }
 static void mamba3_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA3, KRAIT_Q8_0, 0, 4e-3); }
+/* Without a norm behind the scan a step is one kernel between its products. */
+static void raw_steps_are_those_of_the_cpu(int32_t dtype, int narrow, double bound) {
+  kr_mamba_lm_config c = config_of(KR_MIXER_MAMBA3);
+  c.mamba3.is_normed = 0;
+  config_is_that_of_the_cpu(&c, dtype, narrow, bound);
+}
+static void mamba3_raw_float32(void **state) { (void)state, raw_steps_are_those_of_the_cpu(KRAIT_F32, 0, 2e-5); }
+static void mamba3_raw_float16(void **state) { (void)state, raw_steps_are_those_of_the_cpu(KRAIT_F16, 0, 2e-3); }
+static void mamba3_raw_narrow(void **state) { (void)state, raw_steps_are_those_of_the_cpu(KRAIT_F16, 1, 2e-3); }
 static void mamba_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_Q8_0, 0, 2e-3); }
 static void mamba2_q8(void **state) { (void)state, model_is_that_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_Q8_0, 0, 2e-3); }
 
@@ -344,7 +357,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(mamba_q8),      cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(qwen2_float32),
       cmocka_unit_test(qwen2_float16), cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),
       cmocka_unit_test(wide_q8),       cmocka_unit_test(mamba3_float32),       cmocka_unit_test(mamba3_float16),
-      cmocka_unit_test(mamba3_q8),     cmocka_unit_test(weights_converted_on_load)};
+      cmocka_unit_test(mamba3_q8),     cmocka_unit_test(weights_converted_on_load),
+      cmocka_unit_test(mamba3_raw_float32), cmocka_unit_test(mamba3_raw_float16)};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mamba_float32),        cmocka_unit_test(mamba_float16),  cmocka_unit_test(mamba_bfloat16),
       cmocka_unit_test(mamba_narrow_states),  cmocka_unit_test(mamba_q8),       cmocka_unit_test(mamba2_q8),
@@ -353,7 +367,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),    cmocka_unit_test(wide_q8),
       cmocka_unit_test(wide2_q8),             cmocka_unit_test(qwen2_float32),  cmocka_unit_test(mamba3_float32),
       cmocka_unit_test(mamba3_float16),       cmocka_unit_test(mamba3_bfloat16), cmocka_unit_test(mamba3_q8),
-      cmocka_unit_test(weights_converted_on_load)};
+      cmocka_unit_test(weights_converted_on_load), cmocka_unit_test(mamba3_raw_float32),
+      cmocka_unit_test(mamba3_raw_float16),   cmocka_unit_test(mamba3_raw_narrow)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
   krait_ctx_close(&cpu);

@@ -57,4 +57,25 @@ typedef struct kr_mamba3_decay_args {
   kr_view dt, log_decay; /* (R,H) float32 */
 } kr_mamba3_decay_args;
 
+/* ==== mamba3_raw_step (a token of Mamba 3 from in_proj's columns) =========================================
+ * B and C of each group normed (B / rms(B) B_norm), dt and log_decay as of mamba3_decay, then mamba3_step of one rank,
+ * with the angles of all heads. KR_MAMBA3_SOFTPLUS_A as there. */
+typedef struct kr_mamba3_raw_step_args {
+  kr_call call;
+  int64_t B, H, P, N, G, M, n_states;
+  float eps, A_floor;
+  kr_view angle_state;         /* (n_states,H,M) float32 */
+  kr_view state;               /* (n_states,H,P,N) */
+  kr_view B_state, x_state;    /* (n_states,H,N), (n_states,H,P) float32 */
+  kr_view x, z;                /* (B,H,P); z or absent */
+  kr_view Bmat, Cmat;          /* (B,G,N) */
+  kr_view dt_raw, A_raw, trap; /* (B,H) */
+  kr_view angles;              /* (B,M) */
+  kr_view B_norm, C_norm;      /* (N) float32 */
+  kr_view B_bias, C_bias;      /* (H,N) float32 */
+  kr_view dt_bias, Dvec;       /* (H) float32 */
+  kr_view state_batch_indices; /* (B) int32 or absent */
+  kr_view out;                 /* (B,H,P) */
+} kr_mamba3_raw_step_args;
+
 #endif

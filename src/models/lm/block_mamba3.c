@@ -1,9 +1,11 @@
 /* block_mamba3.c: the mixer of Mamba-3. Fields: in_proj, dt_bias, B_bias, C_bias, B_norm, C_norm, mimo_x, mimo_z,
  * mimo_o, D, gate_norm, out_proj. in_proj's rows are z, x, B, C (by rank, then group), dt, A, trap, angles. */
 #include "alloc.h"
+#include "ctx.h"
 #include "lm_blocks.h"
 #include "lm_builder.h"
 #include "lm_ops.h"
+#include "mamba3_raw_step/mamba3_raw_step.h"
 #include "status.h"
 
 typedef struct mamba3_weights {
@@ -100,18 +102,30 @@ static void norm_BC(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, cons
   t->B = columns(r, normed, 0, n), t->C = columns(r, normed, n, n);
 }
 
-static mamba3_rows project_mamba3(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, const mamba3_weights *w,
-                                  kr_tensor x) {
+/* What in_proj gives. */
+typedef struct mamba3_columns {
+  kr_tensor z, x, BC, dt, A, trap, angles;
+} mamba3_columns;
+
+static mamba3_columns project_mamba3(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, const mamba3_weights *w,
+                                     kr_tensor x) {
   const int64_t D = inner_of_mamba3(s), V = vectors_of_mamba3(s), n = columns_of_mamba3(s), after = 2 * D + 2 * V;
   const kr_tensor all = columns(r, new_rows(r, (n + 63) / 64 * 64), 0, n); /* rows start at cache lines */
   linear(r, "in_proj", x, .w = &w->in_proj, .N = n, .K = s->d, .out = all);
-  mamba3_rows t = {.z = columns(r, all, 0, D),
-                   .x = columns(r, all, D, D),
-                   .trap = columns(r, all, after + 2 * s->H, s->H),
-                   .angles = columns(r, all, after + 3 * s->H, s->M),
-                   .y = new_rows(r, D)};
-  norm_BC(r, s, w, columns(r, all, 2 * D, 2 * V), &t);
-  record_decay(r, s, w, columns(r, all, after, s->H), columns(r, all, after + s->H, s->H), &t);
+  return (mamba3_columns){.z = columns(r, all, 0, D),
+                          .x = columns(r, all, D, D),
+                          .BC = columns(r, all, 2 * D, 2 * V),
+                          .dt = columns(r, all, after, s->H),
+                          .A = columns(r, all, after + s->H, s->H),
+                          .trap = columns(r, all, after + 2 * s->H, s->H),
+                          .angles = columns(r, all, after + 3 * s->H, s->M)};
+}
+
+static mamba3_rows rows_of_columns(const kr_token_builder *r, const kr_lm_mamba3_sizes *s, const mamba3_weights *w,
+                                   const mamba3_columns *c) {
+  mamba3_rows t = {.z = c->z, .x = c->x, .trap = c->trap, .angles = c->angles, .y = new_rows(r, inner_of_mamba3(s))};
+  norm_BC(r, s, w, c->BC, &t);
+  record_decay(r, s, w, c->dt, c->A, &t);
   return t;
 }
 
@@ -191,15 +205,64 @@ static void scan_mamba3(kr_lm_builder *b, const kr_lm_block *block, const mamba3
   for (int k = 0; k < 4; k++) kr_lm_state_keep(b, block, k, after[k]);
 }
 
+/* On a GPU one kernel makes a token's rows and advances the states: launches are what a small model's step takes. */
+static int has_raw_step(const kr_lm_builder *b, const kr_lm_mamba3_sizes *s) {
+  return b->run.is_step && b->rows.ctx->cuda && s->R == 1 && !s->is_mimo && !s->is_normed &&
+         kr_mamba3_raw_step_has(s->P, s->N);
+}
+
+static kr_tensor raw_step_mamba3(const kr_lm_builder *b, const kr_lm_block *block, const mamba3_columns *c) {
+  const kr_lm_mamba3_sizes *s = block->sizes;
+  const mamba3_weights *w = block->weights;
+  const kr_token_builder *r = &b->rows;
+  const int64_t V = vectors_of_mamba3(s), N = s->N;
+  const kr_tensor y = new_rows(r, inner_of_mamba3(s)), norm = weight(r, "BC_norm", &w->BC_norm, 2 * V),
+                  keys = kr_lm_state_of(b, block, KEY_STATE);
+  const kr_dims heads = KR_DIMS(r->rows, s->H, s->P), groups = KR_DIMS(r->rows, s->G, N);
+  kr_graph_call(
+      r->g, "scan", &kr_op_mamba3_raw_step,
+      &(kr_mamba3_raw_step_args){
+          .call.flags = s->is_A_softplus ? KR_MAMBA3_SOFTPLUS_A : 0,
+          .G = s->G,
+          .eps = 1e-5f,
+          .A_floor = (float)s->A_floor,
+          .angle_state = view(r, kr_lm_state_of(b, block, ANGLE_STATE)),
+          .state = view(r, kr_lm_state_of(b, block, SSM_STATE)),
+          .B_state = view_as(r, keys, KR_DIMS(kr_graph_dims(r->g, keys).size[0], s->H, N)),
+          .x_state = view(r, kr_lm_state_of(b, block, VALUE_STATE)),
+          .x = view_as(r, c->x, heads),
+          .z = view_as(r, c->z, heads),
+          .Bmat = view_as(r, columns(r, c->BC, 0, V), groups),
+          .Cmat = view_as(r, columns(r, c->BC, V, V), groups),
+          .dt_raw = view(r, c->dt),
+          .A_raw = view(r, c->A),
+          .trap = view(r, c->trap),
+          .angles = view(r, c->angles),
+          .B_norm = view(r, kr_graph_slice(r->g, norm, 0, 0, N)),
+          .C_norm = view(r, kr_graph_slice(r->g, norm, 0, V, N)),
+          .B_bias = view(r, weight(r, "B_bias", &w->B_bias, s->H, N)),
+          .C_bias = view(r, weight(r, "C_bias", &w->C_bias, s->H, N)),
+          .dt_bias = view(r, weight(r, "dt_bias", &w->dt_bias, s->H)),
+          .Dvec = view(r, weight(r, "D", &w->D, s->H)),
+          .state_batch_indices = view(r, b->to->slots),
+          .out = view_as(r, y, heads)});
+  return y;
+}
+
 static kr_tensor record_mamba3(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
   const kr_lm_mamba3_sizes *s = block->sizes;
   const mamba3_weights *w = block->weights;
-  const mamba3_rows t = project_mamba3(&b->rows, s, w, x);
-  if (b->run.is_step)
-    step_mamba3(b, block, &t);
-  else
-    scan_mamba3(b, block, &t);
-  return result_of(b, block, "out_proj", t.y, .w = &w->out_proj, .N = s->d, .K = inner_of_mamba3(s));
+  const mamba3_columns c = project_mamba3(&b->rows, s, w, x);
+  kr_tensor y;
+  if (has_raw_step(b, s)) {
+    y = raw_step_mamba3(b, block, &c);
+  } else {
+    const mamba3_rows t = rows_of_columns(&b->rows, s, w, &c);
+    if (b->run.is_step) step_mamba3(b, block, &t);
+    else scan_mamba3(b, block, &t);
+    y = t.y;
+  }
+  return result_of(b, block, "out_proj", y, .w = &w->out_proj, .N = s->d, .K = inner_of_mamba3(s));
 }
 
 const kr_lm_block_kind kr_lm_mamba3 = {.name = "mamba3",
