@@ -23,6 +23,10 @@ KRAIT_API int32_t krait_plan_run(const krait_plan *plan, void *const *addresses,
                                  uint64_t scratch_bytes);
 KRAIT_API uint64_t krait_plan_scratch_bytes(const krait_plan *plan);
 KRAIT_API const char *krait_plan_impl_name(const krait_plan *plan);
+/* Loads the device code of plans of one context by all its threads, before it is launched: a driver that has not cached
+ * it translates each kernel for up to a second. Nothing runs. scratch: of the largest krait_plan_scratch_bytes. What
+ * cannot be loaded fails when it runs; on a CPU there is nothing to load. */
+KRAIT_API int32_t krait_plans_load(const krait_plan *const *plans, int32_t n, void *scratch, uint64_t scratch_bytes);
 
 /* The scratch that a call needs with this context (0 is common), for callers that give their own: args->call.scratch.
  */

@@ -7,6 +7,7 @@
 
 #include "alloc.h"
 #include "lent_scratch.h"
+#include "rehearsal.h"
 #include "status.h"
 
 enum { ALIGNMENT = 16, MOST_TENSORS = 64 };
@@ -131,4 +132,42 @@ int32_t krait_plan_run(const krait_plan *plan, void *const *addresses, void *str
 uint64_t krait_plan_scratch_bytes(const krait_plan *plan) { return plan ? plan->scratch_bytes : 0; }
 const char *krait_plan_impl_name(const krait_plan *plan) {
   return !plan ? NULL : plan->impl ? plan->impl->name : "running on the host";
+}
+
+/* ---- loading ahead ---- */
+
+typedef struct plan_list {
+  const krait_plan *const *plans;
+  int32_t n;
+  void *scratch;
+  uint64_t scratch_bytes;
+} plan_list;
+
+/* While launches are noted. */
+static int32_t run_listed(void *user) {
+  const plan_list *l = user;
+  _Alignas(16) unsigned char args[KR_MOST_ARGS_BYTES];
+  for (int32_t i = 0; i < l->n; i++) {
+    const kr_plan *p = l->plans[i];
+    if (!p->impl) continue;
+    memcpy(args, p->args, p->op->args_bytes);
+    kr_call *call = (kr_call *)args;
+    call->stream = NULL, call->scratch = l->scratch, call->scratch_bytes = l->scratch_bytes;
+    (void)kr_op_run_logged(p->op, p->impl, p->ctx, args);
+  }
+  return KRAIT_OK;
+}
+
+int32_t krait_plans_load(const krait_plan *const *plans, int32_t n, void *scratch, uint64_t scratch_bytes) {
+  KR_CHECK(plans || n == 0, KRAIT_ERR_ARGUMENT, "plans must not be NULL");
+  for (int32_t i = 0; i < n; i++) {
+    KR_CHECK(plans[i], KRAIT_ERR_ARGUMENT, "plan %d must not be NULL", (int)i);
+    KR_CHECK(plans[i]->ctx == plans[0]->ctx, KRAIT_ERR_ARGUMENT, "plan %d is of another context than the first",
+             (int)i);
+    KR_CHECK(plans[i]->scratch_bytes <= scratch_bytes, KRAIT_ERR_SCRATCH,
+             "%llu bytes of scratch given, plan %d needs %llu", (unsigned long long)scratch_bytes, (int)i,
+             (unsigned long long)plans[i]->scratch_bytes);
+  }
+  if (n > 0) kr_rehearse(plans[0]->ctx, run_listed, &(plan_list){plans, n, scratch, scratch_bytes});
+  return KRAIT_OK;
 }

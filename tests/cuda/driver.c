@@ -16,6 +16,7 @@
 #include "ladder.h"
 #include "op_list.h"
 #include "packed_code.h"
+#include "plan.h"
 #include "pool.h"
 #include "ptx_entry.h"
 #include <krait/bench.h>
@@ -244,6 +245,36 @@ static void a_rehearsal_loads_what_would_be_launched(void **state) {
   assert_int_equal(list.n, 0);
   assert_int_equal(norm(ctx), KRAIT_OK);
   assert_int_equal(n_loads(), before + 1);
+  krait_ctx_close(&ctx);
+}
+
+static int32_t norm_gradient(krait_ctx *ctx, void *stream);
+
+/* Of both plans at once, before either runs; afterwards nothing is left to load. */
+static void plans_load_their_kernels(void **state) {
+  static float values[64], scratch[4096];
+  (void)state;
+  if (!kr_cuda_built_tiers()) skip();
+  krait_ctx *ctx = open_gpu();
+  const kr_view view = {.data = values, .stride = {8, 1, 1, 1}, .dtype = KRAIT_F32},
+                row = {.data = values, .stride = {1, 1, 1, 1}, .dtype = KRAIT_F32};
+  const kr_add_norm_args forward = {.call = {.size = sizeof forward}, .R = 1, .M = 8, .x = row, .out = row};
+  const kr_add_norm_bwd_args backward = {.call = {.size = sizeof backward}, .R = 8, .M = 8, .v = view, .dout = view,
+                                         .dx = view, .dweight = row};
+  kr_plan *plans[2];
+  assert_int_equal(kr_plan_open(&kr_op_add_norm, ctx, &forward, NULL, &plans[0]), KRAIT_OK);
+  assert_int_equal(kr_plan_open(&kr_op_add_norm_bwd, ctx, &backward, NULL, &plans[1]), KRAIT_OK);
+  const long before = n_loads();
+  assert_true(krait_plan_scratch_bytes(plans[1]) > 0);
+  assert_int_equal(krait_plans_load((const krait_plan *const *)plans, 2, NULL, 0), KRAIT_ERR_SCRATCH);
+  assert_int_equal(krait_plans_load((const krait_plan *const *)plans, 2, scratch, sizeof scratch), KRAIT_OK);
+  const long after = n_loads();
+  assert_true(after >= before + 2);
+  assert_int_equal(norm(ctx), KRAIT_OK);
+  assert_int_equal(norm_gradient(ctx, NULL), KRAIT_OK);
+  assert_int_equal(krait_plans_load((const krait_plan *const *)plans, 2, scratch, sizeof scratch), KRAIT_OK);
+  assert_int_equal(n_loads(), after);
+  for (int i = 0; i < 2; i++) krait_plan_close(&plans[i]);
   krait_ctx_close(&ctx);
 }
 
@@ -607,6 +638,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(sticky_errors_are_distinguished),
                                      cmocka_unit_test(a_launch_is_two_driver_calls),
                                      cmocka_unit_test(a_rehearsal_loads_what_would_be_launched),
+                                     cmocka_unit_test(plans_load_their_kernels),
                                      cmocka_unit_test(only_hopper_starts_kernels_ahead),
                                      cmocka_unit_test(a_first_call_may_be_recorded),
                                      cmocka_unit_test(more_kernels_than_a_context_holds),
