@@ -429,6 +429,22 @@ class Call:
             _load.fail(status)
 
 
+def load(at, calls):
+    """Loads the device code of packed calls side by side, before the first of them runs: a driver that has not cached a kernel translates it for
+    up to a second. What cannot be loaded says so when it runs."""
+    if at.device.type != "cuda":
+        return
+    plans = []
+    for call in calls:
+        try:
+            plans.append(_Plan(at, call.operator, call._filled([4096 * (i + 1) for i in range(len(call.operator.views))])))
+        except RuntimeError:
+            pass
+    ffi = _load.ffi()
+    kept, _, scratch, n_bytes = at.tail(max([plan.scratch_bytes for plan in plans], default=0))
+    _load.function("krait_plans_load")(ffi.new("krait_plan *[]", [plan.handle for plan in plans]), len(plans), ffi.cast("void *", scratch), n_bytes)
+
+
 def signer(n_tensors):
     """-> signature(tensors, options): what a packed call depends on, and whether it needs an autograd node. Unrolled:
     a loop would cost as much as its body."""

@@ -72,6 +72,23 @@ def test_one_call_equals_its_parts(device, conv_bias, out_bias, monkeypatch):
     assert len(names) == 1 and plan.calls is plan.backward_calls is None and plan.inner_backward.words is not None
 
 
+@pytest.mark.parametrize("in_one_call", [False, True])
+def test_the_first_forward_call_loads_the_code_of_the_gradient(in_one_call, monkeypatch):
+    m, loaded = Mamba(16, d_state=4), []
+    monkeypatch.setattr(block, "load", lambda at, calls: loaded.append([call.operator.name for call in calls]))
+    monkeypatch.setattr(block, "_ONE_CALL", _Any([]))
+    for grad in (False, True):
+        plan, x = block._Plan(torch.zeros(2, 9, 16), block.Weights(*_tensors(m))), torch.randn(2, 9, 16, requires_grad=True)
+        plan.is_one_call = in_one_call
+        if grad:
+            block._Block.apply(plan, x, *_tensors(m)).sum().backward()
+        else:
+            block._forward(plan, x.detach(), block.Weights(*[t if t is None else t.detach() for t in _tensors(m)]))
+    first, second = [[name for name in names if name != "pointwise"] for names in loaded]
+    assert (first, second) == ((["mamba_inner"], ["mamba_inner", "mamba_inner_bwd"]) if in_one_call else
+                               (["causal_conv1d", "selective_scan"], ["causal_conv1d", "selective_scan", "causal_conv1d_bwd", "selective_scan_bwd"]))
+
+
 class _Any(list):
     """Takes all rows, and notes them."""
 

@@ -126,6 +126,24 @@ def test_a_plan_runs_on_any_addresses(monkeypatch):
         call.run_at(_call.place(memory), (64, 0, 0, 0, 64))
 
 
+def test_plans_are_loaded_together(monkeypatch):
+    """Those that can be opened, with scratch for the largest; on a CPU nothing is asked."""
+    gemm, given = sys.modules["krait.ops.product"].GEMM, []
+    a, calls = torch.randn(40, 40), [_call.Call(gemm) for _ in range(3)]
+    for call in calls:
+        call.pack((a, a, None, None, a))
+    calls[1].words[0] = 7  # a struct of no size
+    monkeypatch.setattr(_load, "function", lambda name, real=_load.function: given.append(name) or real(name))
+    _call.load(_call.place(a), calls)
+    assert "krait_plans_load" not in given
+    at = _LendingPlace()
+    at.device = torch.device("cuda", 0)
+    monkeypatch.setattr(_load, "function", lambda name, real=_load.function: (lambda plans, n, *scratch: given.append((n, real(name)(plans, n, *scratch)))) if name == "krait_plans_load" else real(name))
+    _call.load(at, calls)
+    _call.load(at, [])
+    assert [entry for entry in given if isinstance(entry, tuple)] == [(2, 0), (0, 0)]
+
+
 def test_unusable_gpu_error(monkeypatch):
     def refuse(index):
         raise _load.KraitError("krait: no CUDA driver here", -40)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from . import composed
-from .._call import ANY, Call, Operator, refuse_negative_bit, signer
-from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_dynamo, is_traced, layout, once, zeros_like
+from .._call import ANY, Call, Operator, load, place, refuse_negative_bit, signer
+from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_dynamo, is_fake, is_traced, layout, once, zeros_like
 
 _INPUTS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "cache_batch_idx", "block_table", "alibi_slopes",
            "sinks", "rng")
@@ -240,6 +240,17 @@ def _new_plain(q, k, v, options):
     return _Plain(call, options, out_shape, (q.shape[0], q.shape[2], q.shape[1]))
 
 
+def _load_with_gradient(plain, q, k, v):
+    """The device code of both directions."""
+    out, lse = _empty(q, v, None, True)
+    inputs, numbers = (q, k, v, *_NO_OTHERS), (_flags(plain.options), _numbers(plain.options))
+    backward = plain.call.follower(BACKWARD, (out.stride(), None))
+    for call, tensors in ((plain.call, (*inputs, out, lse)), (backward, (q, k, v, *[None] * 7, out, lse, out, None, q, k, v, None))):
+        if call.words is None:
+            call.pack(tensors, numbers[0], **numbers[1])
+    load(place(q), (plain.call, backward))
+
+
 def plain_attention(q, k, v, scale, softcap, sizes, causal, deterministic):
     """attention(q, k, v, window=window(sizes, causal, keys), ...)[0] of (B, L, H, D) with nothing else."""
     if not is_traced(q) and (autocast_dtype(q) or q.dtype) is q.dtype and type(sizes) is tuple:
@@ -252,6 +263,8 @@ def plain_attention(q, k, v, scale, softcap, sizes, causal, deterministic):
             differs = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
             options = (0.0 if scale is None else float(scale), float(softcap), 0.0, *window(sizes, causal, k.shape[1]), not deterministic, 0, 0, differs)
             plain = _plain_calls[key] = _new_plain(q, k, v, options)
+            if plain and differs and q.is_cuda and not is_fake(q):
+                _load_with_gradient(plain, q, k, v)
         if plain:
             return _apply_plain(plain, q, k, v) if plain.options[-1] else _run_plain(plain, q, k, v, False)[0]
     return attention(q, k, v, scale=scale, softcap=softcap, window=window(sizes, causal, k.shape[1]), deterministic=deterministic)[0]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
 from . import composed
-from .._call import ANY, Call, Operator, signer
+from .._call import ANY, Call, Operator, load, place, signer
 from .._torch import allows_tf32, autocast_dtype, custom_op, is_traced, is_wide, layout, once, zeros_like
 from .product import matmul
 from .ssd import LEAST
@@ -85,12 +85,24 @@ def _outputs(x, conv, A, norm, o, keep):
             x.new_empty(b, length, h * p) if keep and norm is not None else None)
 
 
+def _load_with_gradient(call, operator, tensors, x, o):
+    """The device code of a packed call and of its gradient, of these tensors, whose shapes its results have."""
+    if x.is_cuda and not is_traced(x):
+        backward = Call(operator)
+        backward.pack(tensors, _flags(x, o), **_numbers(o))
+        load(place(x), (call, backward))
+
+
 def _run_inner(call, inputs, o, keep):
     """inputs: as _INPUTS -> _outputs."""
     x, conv, _, _, A, _, norm = inputs[:7]
     outputs = _outputs(x, conv, A, norm, o, keep)
     if call.words is None:
-        call.pack((x, _matrix(conv), *inputs[2:], *outputs), _flags(x, o), **_numbers(o))
+        packed = (x, _matrix(conv), *inputs[2:])
+        call.pack((*packed, *outputs), _flags(x, o), **_numbers(o))
+        if keep:
+            out, final, xBC, y = outputs
+            _load_with_gradient(call, _BACKWARD, (*packed, xBC, y, out, final, *packed[:8]), x, o)
     call.run((*inputs, *outputs))
     return outputs
 
@@ -233,7 +245,10 @@ def _forward_whole(plan, keep, x, w, A, seq_idx):
     zx = x.new_empty(*plan.shape, w.in_proj.shape[0]) if keep else None
     inputs, outputs = _whole_inputs(x, w, A, seq_idx), (out, final, zx, xBC, y, gated if keep else None)
     if call.words is None:
-        call.pack((*_flat_conv(inputs), *outputs), _flags(x, o), **_numbers(o))
+        packed = _flat_conv(inputs)
+        call.pack((*packed, *outputs), _flags(x, o), **_numbers(o))
+        if keep:
+            _load_with_gradient(call, _WHOLE_BACKWARD, (*packed, zx, xBC, y, gated, out, final, *packed[:12]), x, o)
     call.run((*inputs, *outputs))
     return out, final, (zx, A, seq_idx, xBC, y, gated)
 

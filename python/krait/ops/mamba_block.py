@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled, mm
 
-from .._call import Call, Operator, place, signer
+from .._call import Call, Operator, load, place, signer
 from .._torch import allows_tf32, autocast_dtype, is_fake, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
 from .product import GEMM, is_much, matmul
@@ -130,6 +130,10 @@ class _Plan:
         """The inputs of the one call."""
         return self.views(xz, 0, 2 * self.d), w.conv.squeeze(1), w.conv_bias, w.x_proj, w.delta_proj, w.out_proj, w.out_bias, A, w.D, bias
 
+    def pack_inner_backward(self, w, xz, A, bias, dout):
+        """The gradients' shapes are the tensors'."""
+        self.inner_backward.pack((*self.inside(w, xz, A, bias), dout.view(*self.shape[:2], -1), *self.inside(w, xz, A, bias)), _SOFTPLUS)
+
     def pack_small(self, w, A, bias):
         negative_exp, to_float = Call(_POINTWISE), Call(_POINTWISE)
         negative_exp.pack((w.A_log[None, None], None, A[None, None]), activation=_EXP, x_scale=-1.0)
@@ -187,8 +191,6 @@ def _stream_beside(device):
 
 def _small_calls(plan, at, w, A, bias):
     """A = -exp(A_log), and the time step bias in float32."""
-    if plan.small_calls is None:
-        plan.pack_small(w, A, bias)
     plan.small_calls[0].run_at(at, (w.A_log.data_ptr(), 0, A.data_ptr()))
     if bias is not w.delta_bias:
         plan.small_calls[1].run_at(at, (w.delta_bias.data_ptr(), 0, bias.data_ptr()))
@@ -199,12 +201,32 @@ def _inside_addresses(w, xz, A, bias):
             _address(w.out_bias), A.data_ptr(), w.D.data_ptr(), bias.data_ptr())
 
 
-def _takes_one_call(plan, at, w, xz, A, bias):
-    """Packs the call of all behind in_proj; whether it is the one to use."""
-    if plan.inner.words is None:
-        plan.inner.pack((*plan.inside(w, xz, A, bias), xz.new_empty(*plan.shape[:2], w.out_proj.shape[0])), _SOFTPLUS)
+def _prepare(plan, at, x, w, A, bias, trains):
+    """Packs the calls, of the gradient too, and loads their device code side by side."""
+    xz, dout = x.new_empty(plan.rows, 2 * plan.d), x.new_empty(plan.rows, w.out_proj.shape[0])
+    products = {"xz": (x, w.in_proj.t()), **({"din_proj": (xz.t(), x), "dx": (xz, w.in_proj)} if trains else {})}
+    plan.pack_small(w, A, bias)
+    if plan.is_one_call:
+        plan.inner.pack((*plan.inside(w, xz, A, bias), dout.view(*plan.shape[:2], -1)), _SOFTPLUS)
         plan.is_one_call = plan.inner.implementation(at) in _ONE_CALL
-    return plan.is_one_call
+    if plan.is_one_call:
+        if trains:
+            plan.pack_inner_backward(w, xz, A, bias, dout)
+        calls = plan.inner, plan.inner_backward
+    else:
+        u, y, rows = x.new_empty(plan.rows, plan.d), x.new_empty(plan.rows, plan.d), x.new_empty(plan.rows, plan.columns)
+        plan.pack(w, xz, u, rows, y, A, bias, y)
+        calls = plan.calls[:2]
+        if w.out_bias is None:
+            products["out"] = y, w.out_proj.t()
+        if trains:
+            products.update(dout_proj=(dout.t(), y), dy=(dout, w.out_proj))
+            states, dconv_bias = plan.new_states(y), None if w.conv_bias is None else torch.empty_like(w.conv_bias)
+            plan.pack_backward(w, (xz, u, rows, u, A, bias, states), y, u, u, A, rows, w.D, xz, bias, torch.empty_like(w.conv), dconv_bias)
+            calls = plan.calls[0], plan.calls[1 if states is None else 2], *plan.backward_calls
+    for name, (a, b) in products.items():
+        plan.products[name] = plan.own_product(at, a, b)
+    load(at, [call for call in (*plan.small_calls, *calls, *plan.products.values()) if call and call.words])
 
 
 def _forward_in_one_call(plan, at, w, xz, A, bias):
@@ -219,8 +241,7 @@ def _backward_in_one_call(plan, at, w, xz, A, bias, dout, grads):
     made = [None if t is None else torch.empty_like(t) for t in (w.conv, w.conv_bias, w.x_proj, w.delta_proj, w.out_proj, w.out_bias, w.D)]
     dconv, dconv_bias, dx_proj, ddelta_proj, dout_proj, dout_bias, dD = made
     if plan.inner_backward.words is None:
-        plan.inner_backward.pack((*plan.inside(w, xz, A, bias), dout.view(*plan.shape[:2], -1), plan.views(dxz, 0, 2 * plan.d), dconv.squeeze(1), *made[1:6], dA, dD,
-                                  dbias), _SOFTPLUS)
+        plan.pack_inner_backward(w, xz, A, bias, dout)
     plan.inner_backward.run_at(at, (*_inside_addresses(w, xz, A, bias), dout.data_ptr(), dxz.data_ptr(), *[_address(t) for t in made[:6]], dA.data_ptr(),
                                     dD.data_ptr(), dbias.data_ptr()))
     grads[2:] = dconv, dconv_bias, dx_proj, ddelta_proj, dbias.to(w.delta_bias.dtype), dA.mul_(A), dD, dout_proj, dout_bias
@@ -232,16 +253,16 @@ def _forward(plan, hidden, w, trains=False):
     at, d, r, n, size = place(hidden), plan.d, plan.rank, plan.n, plan.bytes
     x = hidden.reshape(plan.rows, -1)
     A, bias = torch.empty_like(w.A_log), w.delta_bias if w.delta_bias.dtype is torch.float32 else torch.empty_like(w.D)
+    if plan.small_calls is None:
+        _prepare(plan, at, x, w, A, bias, trains)
     if plan.runs_beside:
         stream, beside = torch.cuda.current_stream(hidden.device), _stream_beside(hidden.device)
         beside.wait_stream(stream)
     xz = _product(plan, at, "xz", x, w.in_proj, turns_b=True)
-    if plan.is_one_call and _takes_one_call(plan, at, w, xz, A, bias):
+    if plan.is_one_call:
         _small_calls(plan, at, w, A, bias)
         return _forward_in_one_call(plan, at, w, xz, A, bias), (x, xz, A, bias, None, None, None, None, None)
     u, y = xz.new_empty(plan.rows, d), xz.new_empty(plan.rows, d)
-    if plan.calls is None:
-        plan.pack(w, xz, u, xz.new_empty(plan.rows, plan.columns), y, A, bias, y)
     if plan.runs_beside:
         with torch.cuda.stream(beside):
             _small_calls(plan, at, w, A, bias)
