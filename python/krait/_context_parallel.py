@@ -1,9 +1,11 @@
 """Context parallelism: one long sequence over the processes of a group, each with its part of the tokens.
 
 A Mamba layer continues from the states that the part before left: the convolution's last inputs and the scan's state (for Mamba 3 also its angles, keys
-and values), and in the gradient, backwards, from the gradients of these. So layers of processes form a wave: while a process computes layer l, the one
-before computes layer l + 1. Nothing is computed twice, and results have the bits of one process that reads the same parts one after the other."""
+and values), and in the gradient, backwards, from the gradients of these. The convolution's inputs are there as soon as a part's own projection is, so only
+the scans of a layer wait for each other: processes form a wave in which each is one scan behind the one before, whatever the number of layers. Nothing is
+computed twice, and results have the bits of one process that reads the same parts one after the other."""
 
+import collections
 import contextlib
 import threading
 
@@ -13,21 +15,23 @@ import torch.distributed as dist
 from ._torch import once
 
 
+_IN_FLIGHT = 6  # messages of three layers: to wait for the latest would be to wait for the neighbour at every layer
+
+
 class _Link:
     """To the processes with the parts before and after; messages are flat float32 tensors."""
 
     def __init__(self, group):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
-        self._sent = {}  # by neighbour: the latest message and its handle; its memory must stay until it has been sent
+        self._sent = collections.deque()  # messages and their handles; their memory must stay until they have been sent
 
     def _global(self, rank):
         return dist.get_global_rank(self.group, rank) if self.group is not None else rank
 
     def send(self, message, step):
-        rank = self.rank + step
-        if rank in self._sent:
-            self._sent.pop(rank)[1].wait()
-        self._sent[rank] = message, dist.isend(message, self._global(rank), group=self.group)
+        if len(self._sent) == _IN_FLIGHT:
+            self._sent.popleft()[1].wait()
+        self._sent.append((message, dist.isend(message, self._global(self.rank + step), group=self.group)))
 
     def receive(self, count, device, step):
         message = torch.empty(count, dtype=torch.float32, device=device)
@@ -35,9 +39,8 @@ class _Link:
         return message
 
     def finish(self):
-        for _, handle in self._sent.values():
-            handle.wait()
-        self._sent.clear()
+        while self._sent:
+            self._sent.popleft()[1].wait()
 
 
 def _pack(tensors):
@@ -114,6 +117,14 @@ def over_parts(run, shapes, x, layer):
         states = tuple([torch.zeros(shape, dtype=dtype, device=x.device) for shape, dtype in like])
     out, after = run(states)
     return _Send.apply(link, out, *after) if link.rank + 1 < link.size else out
+
+
+def rows_before(x, n, u, layer):
+    """x (B, L, D) of this process's part -> (B, n + L, D), with the n rows that the process before has there; zeros before the first. u: the layer's input."""
+    def join(states):
+        whole = torch.cat([states[0], x], 1)
+        return whole, ((x if x.shape[1] >= n else whole)[:, -n:],)  # of x alone: without waiting for the process before
+    return over_parts(join, [((x.shape[0], n, x.shape[2]), x.dtype)], u, layer) if n else x
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from krait._context_parallel import is_active, over_parts, refuse
+from krait._context_parallel import is_active, over_parts, refuse, rows_before
 from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, causal_conv1d, is_plain, mamba2_block, member, ssd
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from mamba_ssm.modules.parameters import add_undecayed
@@ -104,16 +104,15 @@ class Mamba2(nn.Module):
             refuse("Mamba2", "takes no packed sequences (seq_idx), and no conv1d with hooks or adapters")
         zxbcdt = apply_linear(self.in_proj, u)
         z0, x0, z, xBC, dt = self._split(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)))
-        batch = xBC.shape[0]
-        shapes = [((batch, xBC.shape[2], self.d_conv - 1), xBC.dtype), ((batch, self.nheads, self.headdim, self.d_state), torch.float32)]
+        before = self.d_conv - 1  # rows of the part before, instead of states: the kernels for plain sequences are the fast ones
+        rows = causal_conv1d(rows_before(xBC, before, u, self).transpose(1, 2), self._conv_weight(), self.conv1d.bias, activation=self.activation)
+        x, B, C = self._heads(rows.transpose(1, 2)[:, before:])
 
         def mix(states):
-            rows, last = causal_conv1d(xBC.transpose(1, 2), self._conv_weight(), self.conv1d.bias, initial_states=states[0], return_final_states=True, activation=self.activation)
-            x, B, C = self._heads(rows.transpose(1, 2))
             y, final, _ = ssd(x, dt, -torch.exp(self.A_log.float()), B, C, self._D(), None if self.rmsnorm else z.unflatten(-1, (self.nheads, -1)), self.dt_bias,
-                              states[1], dt_softplus=True, dt_limit=self.dt_limit, return_final_states=True)
-            return y.flatten(2), (last, final)
-        y = self._gated(over_parts(mix, shapes, u, self), z, z0, x0)
+                              states[0], dt_softplus=True, dt_limit=self.dt_limit, return_final_states=True)
+            return y.flatten(2), (final,)
+        y = self._gated(over_parts(mix, [((x.shape[0], self.nheads, self.headdim, self.d_state), torch.float32)], u, self), z, z0, x0)
         return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
 
     def _is_plain_inside(self):

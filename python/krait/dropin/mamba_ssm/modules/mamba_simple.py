@@ -7,7 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
-from krait._context_parallel import is_active, over_parts, refuse
+from krait._context_parallel import is_active, over_parts, refuse, rows_before
 from krait.ops import apply_linear, causal_conv1d, is_plain, linear, mamba_block, member, selective_scan
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
@@ -82,14 +82,15 @@ class Mamba(nn.Module):
         """Of tokens that continue another process's."""
         if self.bimamba or not is_plain(self.conv1d, nn.Conv1d):
             refuse("Mamba", "must read forward only, with a conv1d without hooks or adapters")
-        x, z = apply_linear(self.in_proj, hidden_states).transpose(1, 2).chunk(2, dim=1)
-        shapes = [((x.shape[0], self.d_inner, self.d_conv - 1), x.dtype), ((x.shape[0], self.d_inner, self.d_state), torch.float32)]
+        x, z = apply_linear(self.in_proj, hidden_states).chunk(2, dim=-1)
+        before = self.d_conv - 1
+        u = causal_conv1d(rows_before(x, before, hidden_states, self).transpose(1, 2), self.conv1d.weight.squeeze(1), self.conv1d.bias, activation=self.activation)
+        inputs = self._projected(u[:, :, before:], z.transpose(1, 2))
 
         def mix(states):
-            u, last = causal_conv1d(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, initial_states=states[0], return_final_states=True, activation=self.activation)
-            y, final = selective_scan(A=self._A(), initial_states=states[1], return_last_state=True, **self._projected(u, z))
-            return y.transpose(1, 2), (last, final)
-        return apply_linear(self.out_proj, over_parts(mix, shapes, hidden_states, self))
+            y, final = selective_scan(A=self._A(), initial_states=states[0], return_last_state=True, **inputs)
+            return y.transpose(1, 2), (final,)
+        return apply_linear(self.out_proj, over_parts(mix, [((x.shape[0], self.d_inner, self.d_state), torch.float32)], hidden_states, self))
 
     def _whole(self, hidden_states):
         """The block as one autograd node; None where a layer must be called as a module: another type (LoRA), hooks, or in_proj's bias."""
