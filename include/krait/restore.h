@@ -47,6 +47,7 @@ typedef struct krait_restore_options {
   int64_t shorter, longest;    /* or the shorter side, and the longer one's limit */
   int64_t frames_per_batch;    /* default 21, rounded up to 4 n + 1 */
   int64_t overlap;             /* frames shared by two batches, blended */
+  int64_t tile, tile_overlap;  /* pixels: a larger frame goes through the autoencoder in tiles; 0: whole. Default 128 */
   int64_t steps;               /* default: 1 for SeedVR2, 50 for SeedVR */
   double scale;                /* of guidance; default 1, or 6.5 */
   double rescale;

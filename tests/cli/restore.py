@@ -88,6 +88,17 @@ def ends(film):
             check(0 < int(about(out, "nb_read_frames")[0]["nb_read_frames"]) < 192, "the film so far")
 
 
+def tiles(film):
+    """Frames in tiles take less memory, and are another film; one tile is none."""
+    made, planned = {}, {}
+    for name, args in (("whole", []), ("one tile", ["--tile", 96]), ("tiles", ["--tile", 32, "--tile-overlap", 16])):
+        out = here / "tiled.mp4"
+        report = restore(film, "-o", out, "--res", "96x64", "--frames-per-batch", 5, *args, "--force")
+        made[name], planned[name] = frames_of(out), report["device_bytes"]
+    check(made["whole"] == made["one tile"] and planned["whole"] == planned["one tile"], "one tile is the whole frame")
+    check(len(made["tiles"]) == len(made["whole"]) and made["tiles"] != made["whole"] and planned["tiles"] < planned["whole"], f"tiles: {planned}")
+
+
 def errors(film):
     out = here / "never.mp4"
     check_error(2, "--weights", "restore", film, "-o", out)
@@ -95,6 +106,7 @@ def errors(film):
     check_error(1, "need at least", "restore", film, "-o", out, "-w", models, *SIZE, "--memory", "0.5M")
     check_error(1, "nowhere", "restore", film, "-o", out, "-w", here / "nowhere")
     check_error(2, "--res", "restore", film, "-o", out, "-w", models, "--res", "0x5")
+    check_error(1, "tiles of 32 pixels that overlap by 40", "restore", film, "-o", out, "-w", models, "--tile", "32", "--tile-overlap", "40")
     check_error(2, "steps", "restore", film, "-o", out, "-w", models, "--steps", "0")
     check_error(2, "seed", "restore", film, "-o", out, "-w", models, "--seed", "-1")
     check_error(1, "16 pixels", "restore", film, "-o", out, "-w", models, "--res", "8x8")
@@ -129,6 +141,7 @@ if shutil.which("ffmpeg") and shutil.which("ffprobe"):
     made = films()
     pictures(made)
     ends(made)
+    tiles(made)
     errors(made)
     demo()
 finish()

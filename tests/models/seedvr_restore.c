@@ -236,6 +236,41 @@ static void frames_give_the_whole(void **state) {
   kr_vae_close(&vae);
 }
 
+/* Two tiles of rows of 24 pixels, 12 of them each, which share 4: pixel columns 8 to 11, and a latent of 4. */
+static void tiles_are_films_of_their_own(void **state) {
+  enum { T = 5, H = 8, W = 20, TILE = 12, SHARED = 4, N = T * H * W * 3 };
+  static float film[N], whole[N], tiled[N], left[T * H * TILE * 3], right[T * H * TILE * 3];
+  const int64_t L = small_vae.latent;
+  float *latents = random_values(2 * 2 * 5 * L), *halves = malloc((size_t)(2 * 2 * 3 * L) * sizeof *halves);
+  kr_vae *vae = NULL;
+  (void)state;
+  assert_int_equal(kr_vae_open(ctx, &small_vae, NULL, KRAIT_F32, &vae), KRAIT_OK);
+  kr_vae_run run = {.size = {T, H, W}};
+  assert_int_equal(kr_vae_decode(vae, &run, latents, whole), KRAIT_OK);
+  run.tile[0] = 100, run.tile[1] = W, run.tile_overlap[0] = run.tile_overlap[1] = SHARED;
+  assert_int_equal(kr_vae_decode(vae, &run, latents, tiled), KRAIT_OK);
+  assert_memory_equal(whole, tiled, sizeof whole); /* one tile */
+  run.tile[1] = TILE;
+  assert_int_equal(kr_vae_decode(vae, &run, latents, tiled), KRAIT_OK);
+  for (int side = 0; side < 2; side++) {
+    const kr_vae_run half = {.size = {T, H, TILE}};
+    for (int i = 0; i < 4; i++)
+      memcpy(halves + i * 3 * L, latents + (i * 5 + 2 * side) * L, (size_t)(3 * L) * sizeof *halves);
+    assert_int_equal(kr_vae_decode(vae, &half, halves, side ? right : left), KRAIT_OK);
+  }
+  for (int i = 0; i < N; i++) {
+    const int row = i / 3 / W, x = i / 3 % W, c = i % 3;
+    const double a = x < TILE ? left[(row * TILE + x) * 3 + c] : 0,
+                 b = x >= 8 ? right[(row * TILE + x - 8) * 3 + c] : 0,
+                 share = x < 8 ? 0 : x >= TILE ? 1 : 0.5 - 0.5 * cos(acos(-1) * (x - 8) / (SHARED - 1));
+    assert_true(fabs(tiled[i] - (a * (1 - share) + b * share)) < 1e-5 * (1 + fabs(a) + fabs(b)));
+  }
+  run.tile[0] = 2;
+  assert_int_equal(kr_vae_encode(vae, &run, film, tiled), KRAIT_ERR_ARGUMENT);
+  kr_vae_close(&vae);
+  free(latents), free(halves);
+}
+
 /* ---- upsampling as small convolutions, against the product, the cells and the convolution ---- */
 
 enum { UP_C = 3, UP_T = 4, UP_H = 3, UP_W = 2, UP_MOST = 2 * UP_T * 4 * UP_H * UP_W * UP_C };
@@ -391,7 +426,7 @@ static void encodes_and_decodes_as_published(void **state) {
   krait_verify_result rows[64];
   krait_denoiser *model = NULL;
   krait_denoiser_session *session = NULL;
-  int32_t n = 0;
+  int32_t n = 0, more = 0;
   (void)state;
   if (access(SHARED_GOLDEN "/seedvr-restore", R_OK) != 0) return;
   const krait_denoiser_options options = {.size = sizeof options,
@@ -400,6 +435,11 @@ static void encodes_and_decodes_as_published(void **state) {
       krait_verify(session, SHARED_GOLDEN "/seedvr-restore/vae.golden.safetensors", rows, 64, &n) < 0)
     fail_msg("%s", krait_error_detail());
   assert_int_equal(n, 21);
+  if (krait_verify(session, SHARED_GOLDEN "/seedvr-restore/comfy_tiles.golden.safetensors", rows + n, 64 - n,
+                   &more) < 0)
+    fail_msg("%s", krait_error_detail());
+  assert_int_equal(more, 6);
+  n += more;
   for (int i = 0; i < n; i++)
     if (!(rows[i].rel_l2 < 1e-5)) fail_msg("%s: relative error %.2g", rows[i].name, rows[i].rel_l2);
   krait_denoiser_session_close(&session);
@@ -512,7 +552,8 @@ int main(void) {
       cmocka_unit_test(guides_as_published),   cmocka_unit_test(draws_noise),
       cmocka_unit_test(refuses_sizes),         cmocka_unit_test(gives_samples_of_each_kind),
       cmocka_unit_test(frames_give_the_whole), cmocka_unit_test(memory_does_not_grow_with_the_film),
-      cmocka_unit_test(chooses_plans),         cmocka_unit_test(upsamples_by_small_convolutions),
+      cmocka_unit_test(chooses_plans),         cmocka_unit_test(tiles_are_films_of_their_own),
+      cmocka_unit_test(upsamples_by_small_convolutions),
       cmocka_unit_test(encodes_and_decodes_as_published), cmocka_unit_test(convolves_as_published),
   };
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -96,6 +96,13 @@ void kr_restore_unload(kr_restore_models *m) {
 
 /* ---- memory ---- */
 
+/* Of a frame, or the largest tile. */
+static kr_vae_run largest_run(const kr_restore_models *m, const int64_t size[3]) {
+  kr_vae_run run = {.size = {size[0], size[1], size[2]}};
+  for (int i = 1; i < 3 && m->tile; i++) run.size[i] = m->tile < size[i] ? m->tile : size[i];
+  return run;
+}
+
 static void release_all(kr_restore_models *m) {
   for (int side = 0; side < KR_VAE_SIDES; side++) kr_vae_release(m->vae, side);
   kr_seedvr_weights_release(&m->w);
@@ -117,7 +124,7 @@ static int32_t list_moves(kr_restore_models *m, int side, const int64_t size[3],
   enum { MOST_SIZES = 8 };
   uint64_t sizes[MOST_SIZES + 1] = {0};
   int32_t n = 0;
-  kr_vae_run run = {.size = {size[0], size[1], size[2]}};
+  kr_vae_run run = largest_run(m, size);
   listing l = {stage, kr_memory_available() / 2};
   KR_TRY(kr_vae_memory_sizes(m->vae, side, &run, MOST_SIZES, sizes, &n));
   KR_TRY(kr_vae_each_cut(m->vae, side, &run, list_move, &l));
@@ -138,7 +145,7 @@ static void keep_on_host(kr_plan_needs *needs) {
 
 static int32_t count_stages(kr_restore_models *m, const int64_t size[3], kr_plan_needs *needs) {
   static const int stages[KR_VAE_SIDES] = {KR_PLAN_ENCODE, KR_PLAN_DECODE};
-  const kr_vae_run run = {.size = {size[0], size[1], size[2]}};
+  const kr_vae_run run = largest_run(m, size);
   int64_t latent[3];
   *needs = (kr_plan_needs){0};
   for (int side = 0; side < KR_VAE_SIDES; side++) {
@@ -235,7 +242,8 @@ static int32_t check_values(const float *x, int64_t n, const char *stage) {
 static int32_t encode(run *r) {
   const kr_vae_run call = {.size = {r->b->size[0], r->b->size[1], r->b->size[2]}, .progress = tell_encoded,
                            .line = r->b->line ? tell_line : NULL, .user = r,
-                           .saving = r->m->plan.moves[KR_PLAN_ENCODE].saving};
+                           .saving = r->m->plan.moves[KR_PLAN_ENCODE].saving, .tile = {r->m->tile, r->m->tile},
+                           .tile_overlap = {r->m->tile_overlap, r->m->tile_overlap}};
   const int64_t n = r->n, L = r->L;
   float *moments = kr_alloc_array((size_t)(2 * n * L), sizeof *moments);
   KR_CHECK(moments, KRAIT_ERR_NO_MEMORY, "no memory for latents");
@@ -298,7 +306,8 @@ static int32_t decode(run *r) {
   const int64_t *size = r->b->size;
   const kr_vae_run call = {.size = {size[0], size[1], size[2]}, .progress = tell_decoded,
                            .line = r->b->line ? tell_line : NULL, .user = r,
-                           .saving = r->m->plan.moves[KR_PLAN_DECODE].saving};
+                           .saving = r->m->plan.moves[KR_PLAN_DECODE].saving, .tile = {r->m->tile, r->m->tile},
+                           .tile_overlap = {r->m->tile_overlap, r->m->tile_overlap}};
   for (int64_t i = 0; i < r->n * r->L; i++) r->x[i] = (float)((double)r->x[i] / SCALING);
   KR_TRY(kr_vae_decode(r->m->vae, &call, r->x, r->b->decoded));
   return check_values(r->b->decoded, size[0] * size[1] * size[2] * KR_VAE_COLOURS, "the decoder");

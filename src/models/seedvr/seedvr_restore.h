@@ -18,6 +18,7 @@ typedef struct kr_restore_models {
   int is_loaded; /* c and w */
   int32_t dtype; /* of maps, rows and matrices; given */
   kr_memory_use plan; /* how a batch runs; by default all weights stay */
+  int64_t tile, tile_overlap; /* of the autoencoder, in pixels; 0: whole frames. Given, before the plan */
 } kr_restore_models;
 /* On a GPU weights are copied when a stage first needs them: those of the transformer must outlive the models. */
 /* Each from a weights file of any format, whose configuration is the published one unless it has its own. */

@@ -42,6 +42,7 @@ typedef struct kr_vae_saving {
 typedef struct kr_vae_run {
   int64_t size[3];
   int is_whole; /* all frames at once: for tests */
+  int64_t tile[2], tile_overlap[2]; /* height and width in pixels, of larger frames; 0: whole frames */
   kr_vae_saving saving;
   kr_vae_progress_fn progress;
   kr_vae_line_fn line; /* or NULL: the operators of each segment's last frames are timed, a line each */
@@ -122,6 +123,10 @@ int32_t kr_vae_plan_graph(kr_vae *vae, kr_vae_graph *graph); /* of the model's t
 /* A side's weights into the context's memory, or out of it: on a GPU, where they lie in host memory otherwise. */
 int32_t kr_vae_hold(kr_vae *vae, int side);
 void kr_vae_release(kr_vae *vae, int side);
+/* ---- tiles (seedvr_vae_tiles.c) ---- */
+int kr_vae_has_tiles(const kr_vae_run *run);
+int32_t kr_vae_run_tiles(kr_vae *vae, int is_decoder, const kr_vae_run *run, const float *from, float *to);
+
 /* Page-locked memory on the host (on a CPU: any) for so many bytes, kept until the model is closed: locking takes
  * longer than copying. NULL: there is none. */
 char *kr_vae_host_room(kr_vae *vae, uint64_t bytes);

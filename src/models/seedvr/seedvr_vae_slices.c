@@ -329,6 +329,7 @@ static int32_t plan_side(slicing *s, const int64_t film[3]) {
 
 static int32_t run_side(kr_vae *vae, int is_decoder, const kr_vae_run *run, const float *from, float *to) {
   slicing s = {.vae = vae, .run = run, .is_decoder = is_decoder, .to = to};
+  if (kr_vae_has_tiles(run)) return kr_vae_run_tiles(vae, is_decoder, run, from, to);
   int32_t status = kr_vae_hold(vae, is_decoder);
   if (status >= 0) status = plan_side(&s, run->size);
   if (status >= 0) status = run_passes(&s, from);

@@ -41,6 +41,7 @@ typedef struct vae_case {
   krait_verify_result *rows;
   int32_t n_rows, *n_filled;
   int64_t film[3], latent[3], out[3];
+  const int32_t *tile; /* height, width, overlaps; or NULL */
 } vae_case;
 
 static const kr_weight *find_part(const vae_case *c, const char *part) {
@@ -82,12 +83,19 @@ static int32_t compare_part(const vae_case *c, const char *part, int64_t channel
   return status;
 }
 
+static kr_vae_run run_of(const vae_case *c, const int64_t size[3], int is_whole) {
+  kr_vae_run run = {.size = {size[0], size[1], size[2]}, .is_whole = is_whole};
+  for (int i = 0; i < 2 && c->tile; i++) run.tile[i] = c->tile[i], run.tile_overlap[i] = c->tile[2 + i];
+  return run;
+}
+
 static int32_t check_encoder(const vae_case *c, const float *film, int is_whole) {
   const int64_t L = kr_vae_config_of(c->vae)->latent, n = c->latent[0] * c->latent[1] * c->latent[2];
-  const kr_vae_run run = {.size = {c->film[0], c->film[1], c->film[2]}, .is_whole = is_whole};
+  const kr_vae_run run = run_of(c, c->film, is_whole);
   float *moments = kr_alloc_array((size_t)(2 * n * L), sizeof *moments);
   KR_CHECK(moments, KRAIT_ERR_NO_MEMORY, "no memory for latents");
   int32_t status = kr_vae_encode(c->vae, &run, film, moments);
+  if (status >= 0) status = compare_part(c, "moments", 2 * L, c->latent, 2 * L, 0, moments);
   for (int64_t i = 0; status >= 0 && i < n; i++)
     for (int64_t k = L; k < 2 * L; k++) moments[2 * L * i + k] = fminf(fmaxf(moments[2 * L * i + k], -30), 20);
   if (status >= 0) status = compare_part(c, is_whole ? "mean" : "mean_sliced", L, c->latent, 2 * L, 0, moments);
@@ -98,7 +106,7 @@ static int32_t check_encoder(const vae_case *c, const float *film, int is_whole)
 
 static int32_t check_decoder(const vae_case *c, const float *latent, int is_whole) {
   const int64_t *size = c->out;
-  const kr_vae_run run = {.size = {size[0], size[1], size[2]}, .is_whole = is_whole};
+  const kr_vae_run run = run_of(c, size, is_whole);
   float *film = kr_alloc_array((size_t)(size[0] * size[1] * size[2] * KR_VAE_COLOURS), sizeof *film);
   KR_CHECK(film, KRAIT_ERR_NO_MEMORY, "no memory for a film");
   int32_t status = kr_vae_decode(c->vae, &run, latent, film);
@@ -119,6 +127,10 @@ static int32_t check_case(vae_case *c) {
   kr_vae_film_size(config, c->latent, c->out);
   int32_t status = take_part(c, "video", KR_VAE_COLOURS, c->film, &film);
   if (status >= 0) status = take_part(c, "latent", config->latent, c->latent, &latent);
+  const kr_weight *tile = find_part(c, "tile");
+  if (status >= 0 && tile && !(tile->dtype == KRAIT_I32 && tile->n_dims == 1 && tile->shape[0] == 4))
+    status = kr_fail(KRAIT_ERR_WEIGHTS, "golden.%.*s.tile must be four int32", c->name_length, c->name);
+  c->tile = tile ? tile->data : NULL;
   for (int is_whole = 1; is_whole >= 0 && status >= 0; is_whole--) {
     if (is_whole || find_part(c, "mean_sliced")) status = check_encoder(c, film, is_whole);
     if (status >= 0 && (is_whole || find_part(c, "decoded_sliced"))) status = check_decoder(c, latent, is_whole);

@@ -132,12 +132,12 @@ static int32_t open_parts(film *f) {
   struct stat st;
   KR_CHECK(fstat(f->fd, &st) == 0, KRAIT_ERR_FILE_READ, "cannot read %s", f->in);
   snprintf(key, sizeof key,
-           "%s %lld %lld.%09ld %lld %lld %lld %lld %d %lld %lld %lld %.17g %.17g %.17g %llu %s %d %lld", f->in,
-           (long long)st.st_size, (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec, (long long)o->width,
+           "%s %lld %lld.%09ld %lld %lld %lld %lld %d %lld %lld %lld %lld %lld %.17g %.17g %.17g %llu %s %d %lld",
+           f->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec, (long long)o->width,
            (long long)o->height, (long long)o->shorter, (long long)o->longest, (int)o->is_padded,
-           (long long)o->frames_per_batch, (long long)o->overlap, (long long)o->steps, o->scale, o->rescale,
-           o->condition_noise, (unsigned long long)o->seed, o->colour, f->r->models.c.is_3b,
-           (long long)f->r->models.c.n_layers);
+           (long long)o->frames_per_batch, (long long)o->overlap, (long long)o->tile, (long long)o->tile_overlap,
+           (long long)o->steps, o->scale, o->rescale, o->condition_noise, (unsigned long long)o->seed, o->colour,
+           f->r->models.c.is_3b, (long long)f->r->models.c.n_layers);
   return kr_parts_open(f->out, key, kr_batches_size(f->batches), f->samples, &f->parts);
 }
 

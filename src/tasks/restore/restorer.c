@@ -189,6 +189,9 @@ static int32_t check_numbers(const krait_restore_options *o) {
   KR_CHECK(o->overlap >= 0 && o->overlap < o->frames_per_batch, KRAIT_ERR_ARGUMENT,
            "batches of %lld frames overlap by %lld: must be fewer", (long long)o->frames_per_batch,
            (long long)o->overlap);
+  KR_CHECK(o->tile >= 0 && (o->tile == 0 || o->tile >= 16) && o->tile_overlap >= 0 && o->tile_overlap <= o->tile,
+           KRAIT_ERR_ARGUMENT, "tiles of %lld pixels that overlap by %lld: must be at least 16, and at most a tile",
+           (long long)o->tile, (long long)o->tile_overlap);
   return KRAIT_OK;
 }
 
@@ -207,6 +210,7 @@ static int32_t fill_options(const krait_restorer *r, const krait_restore_options
   if (o->scale == 0) o->scale = is_v1 ? 6.5 : 1;
   if (o->condition_noise == 0 && is_v1) o->condition_noise = 0.1;
   if (o->seed == 0) o->seed = 666;
+  if (o->tile && o->tile_overlap == 0) o->tile_overlap = o->tile < 256 ? o->tile / 2 : 128;
   if (o->quality == 0) o->quality = 14;
   if (!o->colour) o->colour = "wavelet";
   return check_numbers(o);
@@ -223,6 +227,7 @@ int32_t kr_restore_choose(const krait_restorer *r, const krait_restore_options *
 
 int32_t kr_restore_plan_batches(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size) {
   const int64_t batch[3] = {kr_frames_padded(plan->o.frames_per_batch), size->H, size->W};
+  r->models.tile = plan->o.tile, r->models.tile_overlap = plan->o.tile_overlap;
   return kr_restore_plan_for(&r->models, batch, r->memory_bytes, r->plan, sizeof r->plan);
 }
 
