@@ -1,6 +1,7 @@
 /* attention_few_simd.c: attention of few queries (decoding). Memory-bound: every key and value is read once for the
  * heads that share it, in its storage type, and widened in registers. Keys are split into chunks of CHUNK; each yields
- * its largest score, its sum and its weighted values, which are then merged. A chunk is processed in pieces of PIECE
+ * its largest score, its sum and its weighted values, which are then merged; threads take neighbouring chunks, since the
+ * keys behind a piece are asked for, and chunks are short, so that few keys are work for several threads. A chunk is processed in pieces of PIECE
  * keys and within them by heads, so that memory is read sequentially. Rows (queries of the heads of a group) are taken
  * 4, 2 or 1 at a time: a key's scores are adjacent, [key][row]. */
 #include <math.h>
@@ -9,7 +10,7 @@
 #include "op_list.h"
 #include "status.h"
 
-enum { CHUNK = 512, PIECE = 64, MOST_ROWS = 4 };
+enum { CHUNK = 128, PIECE = 64, MOST_ROWS = 4 };
 #if KR_VL == 8
 enum { WIDE = 8 }; /* accumulators of values in registers */
 #else
@@ -334,7 +335,7 @@ int32_t KR_FN(kr_attention_few)(const krait_ctx *ctx, const void *args) {
   const kr_attention_args *a = args;
   work w = plan_attention_few(a);
   KR_TRY(kr_attention_check_indices(&w.in));
-  kr_parallel(ctx, a->B * w.n_chunks, 1, run_attention_few_chunks, &w);
+  kr_parallel_long(ctx, a->B * w.n_chunks, 1, run_attention_few_chunks, &w);
   kr_parallel(ctx, a->B * a->H, 1, merge_chunks, &w);
   return KRAIT_OK;
 }
