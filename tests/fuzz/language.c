@@ -82,10 +82,11 @@ static void talk(krait_lm *lm, int has_text) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const char tokens[] =
-      "{\"added_tokens\":[{\"id\":9,\"content\":\"<|im_start|>\",\"special\":true},{\"id\":10,\"content\":\"<|im_end|>\","
-      "\"special\":true}],\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]},"
-      "\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"fuse_unk\":true,\"unk_token\":\"<unk>\",\"vocab\":{\"<unk>\":0,"
-      "\"a\":3,\"b\":4,\"ab\":5,\" \":6},\"merges\":[\"a b\"]}}";
+      "{\"added_tokens\":[{\"id\":9,\"content\":\"<|im_start|>\",\"special\":true},"
+      "{\"id\":10,\"content\":\"<|im_end|>\",\"special\":true}],"
+      "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]},"
+      "\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"fuse_unk\":true,\"unk_token\":\"<unk>\","
+      "\"vocab\":{\"<unk>\":0,\"a\":3,\"b\":4,\"ab\":5,\" \":6},\"merges\":[\"a b\"]}}";
   if (!size) return 0;
   const int kind = data[0] % (N_FAMILIES + N_OTHERS), is_config = kind < N_FAMILIES;
   const char *family = families[is_config ? kind : VALID];
