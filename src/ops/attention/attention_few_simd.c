@@ -1,9 +1,9 @@
 /* attention_few_simd.c: attention of few queries (decoding). Memory-bound: every key and value is read once for the
  * heads that share it, in its storage type, and widened in registers. Keys are split into chunks of CHUNK; each yields
- * its largest score, its sum and its weighted values, which are then merged; threads take neighbouring chunks, since the
- * keys behind a piece are asked for, and chunks are short, so that few keys are work for several threads. A chunk is processed in pieces of PIECE
- * keys and within them by heads, so that memory is read sequentially. Rows (queries of the heads of a group) are taken
- * 4, 2 or 1 at a time: a key's scores are adjacent, [key][row]. */
+ * its largest score, its sum and its weighted values, which are then merged. Chunks are short, so that few keys are
+ * work for several threads, and a thread takes neighbours, since the keys behind a piece are asked for. A chunk is
+ * processed in pieces of PIECE keys and within them by heads, so that memory is read sequentially. Rows (queries of
+ * the heads of a group) are taken 4, 2 or 1 at a time: a key's scores are adjacent, [key][row]. */
 #include <math.h>
 
 #include "attention_tiles.h"
