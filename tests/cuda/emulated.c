@@ -937,6 +937,32 @@ static void gate(const krait_ctx *ctx, const char *name, norm_call *c) {
 #undef ROWS
 }
 
+/* NaN in a key, query or value of the delta rule reaches no earlier token, though sixteen are multiplied with each
+ * other, and in a query no other one; compared with the same call without it. */
+static void nan_reaches_no_earlier_token(void **state) {
+  enum { L = 20, D = 64, Dv = 4, WHERE = 9 };
+  static float rows[3][L * D], gates[L], out[2][L * Dv];
+  if (*state != kr_op_find("gated_delta_rule")) skip();
+  fake_device(MUCH);
+  krait_ctx *ctx = open_ctx();
+  fill_random(rows[0], 3 * L * D);
+  fill_random(gates, L);
+  kr_gated_delta_rule_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = 1, .Hk = 1, .Dk = D, .Dv = Dv};
+  a.eps = 1e-6f, a.beta_scale = 1;
+  a.q = (kr_view){rows[0], {L * D, D, D, 1}, KRAIT_F32, 0}, a.k = (kr_view){rows[1], {L * D, D, D, 1}, KRAIT_F32, 0};
+  a.v = (kr_view){rows[2], {L * D, D, D, 1}, KRAIT_F32, 0}, a.b = (kr_view){gates, {L, 1, 1}, KRAIT_F32, 0};
+  for (int k = -1; k < 3; k++) { /* without, then of q, k, v */
+    float *const at = k < 0 ? NULL : &rows[k][WHERE * D + 1], was = at ? *at : 0;
+    a.out = (kr_view){out[k >= 0], {L * Dv, Dv, Dv, 1}, KRAIT_F32, 0};
+    if (at) *at = NAN;
+    assert_int_equal(kr_op_run(&kr_op_gated_delta_rule, ctx, &a), KRAIT_OK);
+    if (at) *at = was;
+    for (int i = 0; k >= 0 && i < L * Dv; i++)
+      if (i / Dv < WHERE || (k == 0 && i / Dv > WHERE)) assert_true(out[1][i] == out[0][i]);
+  }
+  krait_ctx_close(&ctx);
+}
+
 /* Three rows in flight would use all of compute capability 8.6's; the kernel also needs 512 bytes. */
 static void rows_on_their_way_have_room(void **state) {
   if (*state != kr_op_find("gated_norm_bwd")) skip();
@@ -975,6 +1001,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(agrees_with_the_reference, op),
                                      cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op),
                                      cmocka_unit_test_prestate(nan_reaches_no_other_token, op),
+                                     cmocka_unit_test_prestate(nan_reaches_no_earlier_token, op),
                                      cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
                                      cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op),
                                      cmocka_unit_test_prestate(whole_heads_are_right, op),

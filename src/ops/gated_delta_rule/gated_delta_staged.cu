@@ -138,9 +138,10 @@ KR_DEV float add_products(const kr_float4 &a, const kr_float4 &b, float sum) {
   return sum;
 }
 
-/* Keys and queries of two tokens by the key of one, and by a column of the state. */
+/* Keys and queries of two tokens by the key of one, and by a column of the state. NaN of a later token is no part of a
+ * sum, not multiplied by 0, and tokens beyond the n that exist add nothing. */
 template <int DK>
-KR_DEV void multiply_stage(stage<DK> &s) {
+KR_DEV void multiply_stage(stage<DK> &s, int64_t n) {
   const int r = kr_thread() / TOKENS, c = kr_thread() % TOKENS;
   const float *const rows[4] = {s.k[r], s.k[r + ROWS], s.q[r], s.q[r + ROWS]};
   float sums[4][2] = {};
@@ -158,8 +159,8 @@ KR_DEV void multiply_stage(stage<DK> &s) {
     const int t = r + i * ROWS;
     const float decay = s.between[0][t], since = c <= t ? s.between[c + 1][t] : 0.0f;
     s.solve[c][t] = c < t ? s.beta[t] * since * sums[i][0] : 0.0f;
-    s.weigh[t][c] = since * sums[2 + i][0];
-    s.u[t][c] = s.beta[t] * (s.v[t][c] - decay * sums[i][1]);
+    s.weigh[t][c] = c <= t ? since * sums[2 + i][0] : 0.0f;
+    s.u[t][c] = t < n ? s.beta[t] * (s.v[t][c] - decay * sums[i][1]) : 0.0f;
     s.out[t][c] = decay * sums[2 + i][1];
   }
 }
@@ -196,7 +197,7 @@ KR_DEV void store_stage(const kr_gated_delta_rule_args &a, const place &o, const
     const int t = r + i * ROWS;
     float out = s.out[t][c];
 #pragma unroll
-    for (int k = 0; k < TOKENS; k++) out = kr_fma(s.weigh[t][k], s.u[k][c], out);
+    for (int k = 0; k < TOKENS; k++) out = kr_fma(s.weigh[t][k], k <= t ? s.u[k][c] : 0.0f, out);
     if (t < n && j < a.Dv)
       kr_store(a.out.data, o.b * a.out.stride[0] + (first + t) * a.out.stride[1] + o.h * a.out.stride[2] +
                                j * a.out.stride[3], a.out.dtype, out);
@@ -256,7 +257,7 @@ KR_DEV void run_staged(const kr_delta_params &p, stage<DK> &now) {
     put_share<DK, F32>(a, o, next, a.L - first, now);
     if (first + TOKENS < a.L) read_share<DK, F32>(a, o, first + TOKENS, next);
     kr_sync();
-    multiply_stage<DK>(now);
+    multiply_stage<DK>(now, a.L - first);
     kr_sync();
     solve_stage<DK>(now);
     kr_sync();
