@@ -12,7 +12,7 @@ import numpy as np
 from . import _load, _sound
 
 _MODEL_HZ = 16000
-_LOOKS_BACK = 2  # KRAIT_VOICE_LOOKS_BACK
+_NARROW, _LOOKS_BACK = 1, 2  # KRAIT_VOICE_NARROW, KRAIT_VOICE_LOOKS_BACK
 _MOST_DEVICES, _MOST_THREADS = 64, 1024
 _MOST_SENSIBLE = 32.0  # of floating-point samples
 _FORM, _STREAM_FORM = "floating point or int16 with time as the last axis", "one-dimensional floating point or int16"
@@ -74,13 +74,13 @@ class Denoiser:
         if status < 0:
             _load.fail(status)
 
-    def _clean(self, x, rate, controls, progress=None):
-        """(n) float64 at this rate -> the same, cleaned."""
+    def _clean(self, x, rate, band, controls, progress=None):
+        """(n) float64 at this rate -> the same, cleaned; band "16k": without what lies above 8 kHz."""
         given = np.ascontiguousarray(x, dtype=np.float32)
         out = np.empty_like(given)
         ffi = _load.ffi()
         mix, limit, gate = controls
-        options = ffi.new("krait_voice_options *", {"size": ffi.sizeof("krait_voice_options"), "rate_hz": rate, "flags": _LOOKS_BACK if gate > 0 else 0})
+        options = ffi.new("krait_voice_options *", {"size": ffi.sizeof("krait_voice_options"), "rate_hz": rate, "flags": (_NARROW if band == "16k" else 0) | (_LOOKS_BACK if gate > 0 else 0)})
         wanted = ffi.new("krait_voice_controls *", {"size": ffi.sizeof("krait_voice_controls"), "mix": mix, "limit_db": math.inf if limit is None else limit, "gate": gate})
         told = _Progress(progress)
         with self._lock:  # a session holds one stream's state
@@ -90,11 +90,6 @@ class Denoiser:
             raise told.error
         self._check(status)
         return out.astype(np.float64)
-
-    def _clean_narrow(self, x, rate, controls, progress=None):
-        """The same without what lies above 8 kHz."""
-        at_model = self._clean(_sound.resample(x, rate, _MODEL_HZ), _MODEL_HZ, controls, progress)
-        return _sound.resample(at_model, _MODEL_HZ, rate, len(x))
 
     def __call__(self, samples, rate=_MODEL_HZ, *, band="whole", mix=1.0, limit=None, gate=0.0, progress=None):
         if os.getpid() != self._process:
@@ -117,9 +112,8 @@ class Denoiser:
             raise ValueError("krait.Denoiser: samples contain NaN or infinity")
         _warn_of_whole_numbers(rows)
         out = np.empty_like(rows)
-        clean = self._clean if band == "whole" else self._clean_narrow
         for i, (row, cleaned) in enumerate(zip(rows, out)):
-            cleaned[:] = clean(row, rate, controls, progress and _of_row(progress, i, len(rows)))
+            cleaned[:] = self._clean(row, rate, band, controls, progress and _of_row(progress, i, len(rows)))
         if is_whole:
             out = np.clip(np.rint(out * 32768), -32768, 32767)
         return out.astype(samples.dtype).reshape(samples.shape)

@@ -1,52 +1,11 @@
-"""Audio as numpy arrays: resampling, reading and writing. WAV by the standard library, other formats by soundfile."""
+"""Audio as numpy arrays: reading and writing. WAV by the standard library, other formats by soundfile."""
 
-import math
 import os
 import tempfile
 
 import numpy as np
 
 from ._load import KraitError
-
-_ZEROS = 128  # zero crossings of the filter on each side
-_KAISER = 12.27  # stop band 120 dB down
-
-
-def _filters(up, down, phases):
-    """(len(phases), taps) windowed sinc, one row per phase (in units of 1/up sample). Pass band up to 0.46 of the lower
-    rate, within 1e-6; stop band from 0.505 of it, 130 dB down (tests/python/test_denoiser.py)."""
-    cut = min(1.0, up / down) * (1 - 0.0305)
-    half = math.ceil(_ZEROS / min(1.0, up / down))
-    at = phases[:, None] / up - np.arange(1 - half, half + 1)[None, :]
-    inside = np.clip(1 - (at / half) ** 2, 0, None)
-    rows = cut * np.sinc(cut * at) * np.i0(_KAISER * np.sqrt(inside)) / np.i0(_KAISER)
-    return rows / rows.sum(axis=1, keepdims=True), half
-
-
-def resample(x, in_hz, out_hz, n_out=None):
-    """x (n) float64 at in_hz -> (n_out) at out_hz, zero delay: sample k is at time k / out_hz. Zeros outside x."""
-    n = len(x)
-    if n_out is None:
-        n_out = -(-n * out_hz // in_hz)
-    if in_hz == out_hz or n == 0 or n_out == 0:
-        out = np.zeros(n_out)
-        out[:n] = x[:n_out]
-        return out
-    common = math.gcd(in_hz, out_hz)
-    up, down = out_hz // common, in_hz // common
-    first = np.arange(min(up, n_out), dtype=np.int64)  # each phase's first output
-    starts, phases = first * down // up, first * down % up
-    rows, half = _filters(up, down, phases)
-    padded = np.concatenate([np.zeros(half - 1), x, np.zeros(half + down + 1 + max(0, n_out * down // up + 1 - n))])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half)
-    out = np.empty(n_out)
-    for k in range(len(first)):
-        count = -(-(n_out - k) // up)
-        out[k::up] = windows[starts[k]::down][:count] @ rows[k]
-    return out
-
-
-# ---- files ----
 
 _WAVE = {1: "PCM_U8", 2: "PCM_16", 3: "PCM_24", 4: "PCM_32"}
 

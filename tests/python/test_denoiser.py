@@ -157,16 +157,17 @@ def test_torch(denoiser):
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
 def test_rates(denoiser, rate):
-    """Same length, no delay; at another rate the same result as at the model's rate, except at the edges."""
+    """Same length, no delay; without what lies above 8 kHz if that is asked for."""
     n = rate // 2 + 7
-    x = speech(n, rate=rate) if rate < RATE else _sound.resample(speech(RATE), RATE, rate, n)
-    got = denoiser(x, rate, band="16k")
-    want = _sound.resample(denoiser(_sound.resample(x, rate, RATE)), RATE, rate, n)
-    assert got.shape == x.shape and np.allclose(got, want)
-    got = denoiser(x, rate)  # shorter filters
-    assert got.shape == x.shape and np.linalg.norm(got - want) < 0.2 * np.linalg.norm(want)
-    lag = np.argmax([np.dot(x[50 + k:n - 50 + k], got[50:n - 50]) for k in range(-40, 41)]) - 40
-    assert lag == 0
+    x = speech(n, rate=rate)
+    whole, got = denoiser(x, rate), denoiser(x, rate, band="16k")
+    assert got.shape == whole.shape == x.shape and np.abs(got - whole).max() > 1e-4 * (rate > RATE)
+    for out in (whole, got):
+        lag = np.argmax([np.dot(x[50 + k:n - 50 + k], out[50:n - 50]) for k in range(-40, 41)]) - 40
+        assert lag == 0
+    power = np.abs(np.fft.rfft(got * np.hanning(n))) ** 2
+    above = np.arange(len(power)) * rate / n > 8200
+    assert power[above].sum() < 1e-7 * power.sum()
 
 
 def test_whole_band_and_mix(denoiser):
@@ -182,19 +183,6 @@ def test_whole_band_and_mix(denoiser):
     for bad in ({"band": "8k"}, {"mix": 2}, {"mix": None}, {"limit": -1}, {"gate": "much"}, {"gate": float("nan")}):
         with pytest.raises(ValueError, match="krait.Denoiser: %s is " % next(iter(bad))):
             denoiser(noise, 48000, **bad)
-
-
-@pytest.mark.parametrize("rates", [(44100, 16000), (48000, 16000), (8000, 16000), (16000, 44100), (22050, 16000)])
-def test_quality_of_rate_conversion(rates):
-    given, wanted = rates
-    t, low = np.arange(given) / given, min(rates)
-    for hz in (100, 1000, 0.3 * low, 0.46 * low):
-        y = _sound.resample(np.sin(2 * np.pi * hz * t), given, wanted)
-        middle = slice(len(y) // 4, 3 * len(y) // 4)
-        assert len(y) == wanted and np.abs(y - np.sin(2 * np.pi * hz * np.arange(len(y)) / wanted))[middle].max() < 2e-6
-    if wanted < given:
-        y = _sound.resample(np.sin(2 * np.pi * 0.505 * wanted * t), given, wanted)
-        assert np.abs(y[len(y) // 4:3 * len(y) // 4]).max() < 1e-6
 
 
 def test_progress_and_a_stop(denoiser):

@@ -462,6 +462,45 @@ static void streams_refuse(void **state) {
   krait_denoiser_stream_close(NULL);
 }
 
+/* A recording through its file and in memory, with and without what lies above the model's band: to one 16-bit step. */
+static void files_are_channels(void **state) {
+  enum { N = 9011 };
+  (void)state;
+  krait_denoiser *denoiser = NULL;
+  krait_denoiser_session *session = NULL;
+  krait_ctx *ctx = NULL;
+  float *got = malloc(N * sizeof *got);
+  const krait_ctx_options cpu = {.size = sizeof cpu, .device = KRAIT_DEVICE_CPU, .n_threads = 1};
+  const krait_denoiser_options weights = {.size = sizeof weights,
+                                          .weights_path = "tests/golden/primeknet/tiny-gru.weights.safetensors"};
+  assert_int_equal(krait_ctx_open(&cpu, &ctx), KRAIT_OK);
+  assert_int_equal(krait_denoiser_open(ctx, &weights, &denoiser), KRAIT_OK);
+  assert_int_equal(krait_denoiser_session_open(denoiser, &session), KRAIT_OK);
+  static const int32_t rates[] = {8000, 44100};
+  for (int k = 0; k < 2 * 4; k++) {
+    const int32_t hz = rates[k / 4], is_narrow = k % 2;
+    SF_INFO info;
+    name_files("in.wav", "out.wav");
+    float *x = write_file(SF_FORMAT_WAV | SF_FORMAT_FLOAT, hz, 1, N, k / 2 % 2 ? 0.5 : 0.05);
+    const krait_enhance_options options = {
+        .size = sizeof options, .in_path = in_path, .out_path = out_path, .is_narrow = is_narrow};
+    const krait_voice_options voice = {
+        .size = sizeof voice, .rate_hz = hz, .flags = is_narrow ? KRAIT_VOICE_NARROW : 0};
+    double worst = 0, kept = 0;
+    assert_int_equal(krait_enhance_file(session, &options, NULL), KRAIT_OK);
+    assert_int_equal(krait_enhance_channel(session, &voice, NULL, x, got, N, NULL, NULL), KRAIT_OK);
+    float *y = read_enhance_file(&info);
+    assert_int_equal(info.frames, N);
+    for (int64_t i = 0; i < N; i++) worst = fmax(worst, fabs((double)y[i] - got[i])), kept = fmax(kept, fabs(got[i]));
+    print_message("%d Hz%s: %.2f steps of 16 bits apart\n", (int)hz, is_narrow ? ", 16k" : "", worst * 32768);
+    assert_true(worst * 32768 <= 1 && kept > 1e-3);
+    free(x), free(y);
+    clean_folder(state);
+  }
+  free(got);
+  krait_denoiser_session_close(&session), krait_denoiser_close(&denoiser), krait_ctx_close(&ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(same_rate_length_channels_and_format, clean_folder),
@@ -474,6 +513,7 @@ int main(void) {
       cmocka_unit_test_teardown(windows_under_way, clean_folder),
       cmocka_unit_test_teardown(length_without_reading, clean_folder),
       cmocka_unit_test(samples_in_place),
+      cmocka_unit_test_teardown(files_are_channels, clean_folder),
       cmocka_unit_test(streams),
       cmocka_unit_test(streams_refuse),
   };

@@ -2,10 +2,9 @@
  *
  *   file block -> down to 16 kHz -> gain -> overlapping windows -> 1 / gain -> back up -> queue
  *
- * through a kr_band, or if the recording shall have no more than the model's band, through two resamplers; one loop
- * pushes and pulls (push_channel). When all channels have samples waiting they are written as one block. The file is
- * read twice: first for its length, its level and errors, so that nothing is computed for a file that cannot be
- * finished. */
+ * through a kr_band, or beyond its rates through two resamplers; one loop pushes and pulls (push_channel). When all
+ * channels have samples waiting they are written as one block. The file is read twice: first for its length, its level
+ * and errors, so that nothing is computed for a file that cannot be finished. */
 #include "enhance.h"
 
 #include <math.h>
@@ -52,9 +51,8 @@ typedef struct run {
 } run;
 
 /* Beyond a band's rates two resamplers do. */
-static int has_whole_band(const run *r) {
-  return !r->options->is_narrow && r->info.sample_rate_hz >= KR_BAND_LEAST_HZ &&
-         r->info.sample_rate_hz <= KR_BAND_MOST_HZ;
+static int has_band(const run *r) {
+  return r->info.sample_rate_hz >= KR_BAND_LEAST_HZ && r->info.sample_rate_hz <= KR_BAND_MOST_HZ;
 }
 
 /* For a mixture, length and level are known only with the noise's gain: one more pass. */
@@ -155,10 +153,12 @@ static int32_t push_low(run *r, channel *c) {
   return KRAIT_OK;
 }
 
-static int32_t open_whole_band(const run *r, channel *c) {
+static int32_t open_channel_band(const run *r, channel *c) {
   const krait_enhance_options *o = r->options;
-  const kr_band_options options = {
-      .rate_hz = r->info.sample_rate_hz, .looks_back = o->gate > 0, .block_samples = BLOCK};
+  const kr_band_options options = {.rate_hz = r->info.sample_rate_hz,
+                                   .is_narrow = o->is_narrow,
+                                   .looks_back = o->gate > 0,
+                                   .block_samples = BLOCK};
   KR_TRY(kr_band_open(&options, &c->band));
   kr_band_set(c->band, &(kr_band_controls){1 - o->dry, o->has_limit ? o->limit_db : INFINITY, o->gate});
   return KRAIT_OK;
@@ -167,7 +167,7 @@ static int32_t open_whole_band(const run *r, channel *c) {
 static int32_t open_channel(run *r, channel *c) {
   const int32_t hz = r->info.sample_rate_hz;
   KR_TRY(kr_job_open_windows(&r->job, &c->windows));
-  if (has_whole_band(r)) return open_whole_band(r, c);
+  if (has_band(r)) return open_channel_band(r, c);
   KR_TRY(kr_resampler_open(KR_MODEL_HZ, hz, (kr_sink){kr_queue_push, &c->queue}, &c->up));
   return kr_resampler_open(hz, KR_MODEL_HZ, (kr_sink){kr_queue_push, &c->low}, &c->down);
 }
@@ -290,7 +290,7 @@ static int32_t prepare_enhance(run *r) {
   if (o->noise_path || o->rir_path)
     KR_TRY(kr_mixture_open(o->noise_path, o->rir_path, o->snr_db, r->info.sample_rate_hz, r->info.n_channels,
                            &r->mixture));
-  KR_CHECK(!o->gate || has_whole_band(r), KRAIT_ERR_UNSUPPORTED, "%s has %d Hz: a gate needs %d to %d Hz", o->in_path,
+  KR_CHECK(!o->gate || has_band(r), KRAIT_ERR_UNSUPPORTED, "%s has %d Hz: a gate needs %d to %d Hz", o->in_path,
            r->info.sample_rate_hz, KR_BAND_LEAST_HZ, KR_BAND_MOST_HZ);
   KR_TRY(scan_enhance(r));
   if (o->mixed_path) KR_TRY(kr_audio_create(o->mixed_path, r->in, (o->flags & KRAIT_ENHANCE_KEEP) != 0, &r->mixed_out));

@@ -37,16 +37,20 @@ static int32_t run_scaled(kr_job *job, kr_windows *windows, const float *in, int
   return store_results(job, windows, 1, &out);
 }
 
-int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples,
-                           krait_progress_fn progress, void *user) {
-  KR_CHECK(in && out && n_samples >= 0, KRAIT_ERR_ARGUMENT, "in and out must not be NULL, n_samples not negative");
+static int32_t find_mean_square(const float *in, int64_t n_samples, double *mean_square) {
   double sum = 0;
   for (int64_t i = 0; i < n_samples; i++) {
     KR_CHECK(isfinite(in[i]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)i);
     sum += (double)in[i] * in[i];
   }
-  if (n_samples == 0) return KRAIT_OK;
-  const float gain = kr_job_gain(denoiser, sum / (double)n_samples);
+  *mean_square = sum / (double)n_samples;
+  return KRAIT_OK;
+}
+
+/* At the model's rate; mean_square is that of the recording, whatever its rate, as for files. */
+static int32_t enhance_level(const kr_denoiser *denoiser, double mean_square, const float *in, float *out,
+                             int64_t n_samples, krait_progress_fn progress, void *user) {
+  const float gain = kr_job_gain(denoiser, mean_square);
   kr_job job;
   KR_TRY(kr_job_begin(&job, denoiser, n_samples, 1));
   job.n_samples = n_samples;
@@ -64,6 +68,15 @@ int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *
   return status;
 }
 
+int32_t kr_enhance_samples(const kr_denoiser *denoiser, const float *in, float *out, int64_t n_samples,
+                           krait_progress_fn progress, void *user) {
+  double mean_square;
+  KR_CHECK(in && out && n_samples >= 0, KRAIT_ERR_ARGUMENT, "in and out must not be NULL, n_samples not negative");
+  if (n_samples == 0) return KRAIT_OK;
+  KR_TRY(find_mean_square(in, n_samples, &mean_square));
+  return enhance_level(denoiser, mean_square, in, out, n_samples, progress, user);
+}
+
 int32_t krait_enhance_samples(krait_denoiser_session *session, const float *in, float *out, int64_t n_samples,
                               krait_progress_fn progress, void *user) {
   kr_denoiser denoiser;
@@ -75,24 +88,19 @@ int32_t krait_enhance_samples(krait_denoiser_session *session, const float *in, 
 /* ---- at other rates ---- */
 
 static int32_t push_to_band(kr_band *band, const float *in, int64_t n_samples) {
-  float block[BLOCK];
-  for (int64_t i = 0, n; i < n_samples; i += n) {
-    n = n_samples - i < BLOCK ? n_samples - i : BLOCK;
-    for (int64_t k = 0; k < n; k++) {
-      KR_CHECK(isfinite(in[i + k]), KRAIT_ERR_ARGUMENT, "in[%lld] is not a finite number", (long long)(i + k));
-      block[k] = in[i + k];
-    }
-    KR_TRY(kr_band_push(band, block, n));
-  }
+  for (int64_t i = 0; i < n_samples; i += BLOCK)
+    KR_TRY(kr_band_push(band, in + i, n_samples - i < BLOCK ? n_samples - i : BLOCK));
   return kr_band_end_input(band);
 }
 
 /* All at once: low has n_low samples. */
 static int32_t enhance_through(const kr_denoiser *denoiser, kr_band *band, const float *in, float *out,
                                int64_t n_samples, float *low, int64_t n_low, krait_progress_fn progress, void *user) {
+  double mean_square;
+  KR_TRY(find_mean_square(in, n_samples, &mean_square));
   KR_TRY(push_to_band(band, in, n_samples));
   KR_TRY(kr_band_low_pull(band, low, n_low));
-  KR_TRY(kr_enhance_samples(denoiser, low, low, n_low, progress, user));
+  KR_TRY(enhance_level(denoiser, mean_square, low, low, n_low, progress, user));
   KR_TRY(kr_band_return(band, low, n_low));
   KR_TRY(kr_band_end_return(band));
   kr_band_pull(band, out, n_samples);
