@@ -278,11 +278,10 @@ static void memory_is_short(void **state) {
 }
 
 /* A streaming model on live sound: states from chunk to chunk, and after a reset. */
-static void live_sound(void **state) {
+static void check_live_sound(const char *pair) {
   enum { N = 800 };
-  (void)state;
-  opened both[] = {open_pair("tiny-streaming", KRAIT_DEVICE_CPU, KRAIT_PRECISION_FP32),
-                   open_pair("tiny-streaming", KRAIT_DEVICE_CUDA(0), KRAIT_PRECISION_FP32)};
+  opened both[] = {open_pair(pair, KRAIT_DEVICE_CPU, KRAIT_PRECISION_FP32),
+                   open_pair(pair, KRAIT_DEVICE_CUDA(0), KRAIT_PRECISION_FP32)};
   float *in = random_spectrum(N), out[2][N + 500], again[N + 500];
   for (int i = 0; i < N; i++) in[i] *= 0.2f;
   for (int k = 0; k < 2; k++) {
@@ -300,6 +299,12 @@ static void live_sound(void **state) {
   const double off = distance(out[1], out[0], N);
   if (!(off <= 1e-5)) fail_msg("off by %.2e", off);
   free(in), close_pair(&both[0]), close_pair(&both[1]);
+}
+
+static void live_sound(void **state) {
+  (void)state;
+  check_live_sound("tiny-streaming");
+  check_live_sound("tiny-strided");
 }
 
 int main(int argc, char **argv) {
