@@ -15,6 +15,9 @@ static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3
                        plain_inputs_kernel[] = KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_inputs"),
                        plain_matrices_kernel[2][3] = {KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_matrices"),
                                                       KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_matrices_halves")},
+                       ranked_leave_kernel[2][3] = KR_MAMBA3_BY_RANKS("kr_mamba3_leave"),
+                       ranked_inputs_kernel[2][3] = KR_MAMBA3_BY_RANKS("kr_mamba3_inputs"),
+                       ranked_matrices_kernel[2][3] = KR_MAMBA3_BY_RANKS("kr_mamba3_matrices"),
                        sums_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_sums"),
                        later_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_later"),
                        steps_kernel[] = KR_BY_TYPE("mamba3_bwd", "kr_mamba3_steps"),
@@ -44,14 +47,17 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
   p->needs_y = kr_has(&a->z) || kr_has(&a->norm_weight) || kr_has(&a->mimo_o);
 }
 
-/* Whether the call is plain; its tiles then. */
+/* Whether the call is plain, or its ranks are in vectors; its tiles then. */
 static void be_plain(kr_mamba3_bwd_params *p, int type) {
   kr_mamba3_params *const f = &p->f;
-  const kr_view *const rows[] = {&p->dout, &p->dx, &p->dz, &p->dB, &p->dC};
+  const kr_view *const rows[] = {&p->dout, &p->dx, &p->dz};
   kr_mamba3_be_plain(f, type);
-  for (int i = 0; i < 5; i++) f->is_plain = f->is_plain && kr_mamba3_takes_vectors(rows[i], type);
+  if (!kr_mamba3_takes_vectors(&p->dB, type) || !kr_mamba3_takes_vectors(&p->dC, type))
+    f->is_plain = f->is_ranked = f->is_ranked_output = 0;
+  for (int i = 0; i < 3; i++)
+    if (!kr_mamba3_takes_vectors(rows[i], type)) f->is_plain = f->is_ranked_output = 0;
   const int64_t tile = 8 * KR_MAMBA3_THREADS / f->N;
-  if (f->is_plain) f->n_tiles = (int32_t)((f->L + tile - 1) / tile);
+  if (f->is_plain || f->is_ranked) f->n_tiles = (int32_t)((f->L + tile - 1) / tile);
 }
 
 static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type) {
@@ -124,7 +130,9 @@ static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const
                 sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
   if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));
-  const kr_kernel *const leave = p->f.is_plain ? plain_leave_kernel : leave_kernel[p->f.P > 64];
+  const kr_kernel *const leave = p->f.is_plain           ? plain_leave_kernel
+                                 : p->f.is_ranked_output ? ranked_leave_kernel[p->f.R == 4]
+                                                         : leave_kernel[p->f.P > 64];
   KR_TRY(kr_mamba3_launch(ctx, core->tier, leave, g->type, &chunks, p, sizeof *p));
   return kr_mamba3_launch(ctx, core->tier, far_kernel, g->type, &sequences, p, sizeof *p);
 }
@@ -137,10 +145,14 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
   const kr_mamba3_bwd_params *const p = &g->p;
   const kr_mamba3_params *const f = &p->f;
   const int are_halves = (f->flags & KRAIT_MAMBA3_HALVES) != 0;
-  const kr_kernel *const inputs = f->is_plain ? plain_inputs_kernel : inputs_kernel[f->P > 64],
-                         *const matrices = f->is_plain ? plain_matrices_kernel[are_halves] : matrices_kernel;
+  const kr_kernel *const inputs = f->is_plain           ? plain_inputs_kernel
+                                  : f->is_ranked_output ? ranked_inputs_kernel[f->R == 4]
+                                                        : inputs_kernel[f->P > 64],
+                         *const matrices = f->is_plain    ? plain_matrices_kernel[are_halves]
+                                           : f->is_ranked ? ranked_matrices_kernel[f->R == 4]
+                                                          : matrices_kernel;
   const int64_t heads = (int64_t)f->B * f->H,
-                width = f->is_plain ? 1 : (f->N / 2 + KR_MAMBA3_PAIRS - 1) / KR_MAMBA3_PAIRS,
+                width = f->is_plain || f->is_ranked ? 1 : (f->N / 2 + KR_MAMBA3_PAIRS - 1) / KR_MAMBA3_PAIRS,
                 places = (2 * (int64_t)f->R * f->N + p->n_parts + 31) / 32;
   const kr_grid chunks = kr_mamba3_grid((int64_t)f->n_chunks * f->H, f->B, stream),
                 tiles = kr_mamba3_grid((int64_t)f->n_tiles * f->G * width, f->B, stream),

@@ -15,8 +15,11 @@ static void choose_mamba3_sizes(kr_case *c, int64_t index) {
   *R = kr_case_chance(c, 0.5) ? 1 : kr_case_int(c, 1, 5);
   *P = usual ? kr_case_int(c, 1, 9) * 8 : kr_case_edge(c, 33);
   *N = usual ? kr_case_int(c, 1, 16) * 8 : 2 * kr_case_edge(c, index % 40 == 12 ? 130 : 17);
-  if (usual && index % 10 == 3) { /* what plain calls have */
-    *R = 1, *P = 8LL << kr_case_int(c, 0, 4), *N = 16LL << kr_case_int(c, 0, 3);
+  const int is_plain = usual && index % 10 == 3, is_ranked = usual && index % 10 == 8;
+  if (is_plain || is_ranked) { /* what the kernels of vectors have */
+    *R = is_plain ? 1 : 2LL << kr_case_int(c, 0, 1), *P = 8LL << kr_case_int(c, is_plain ? 0 : 2, 4);
+    *N = 16LL << kr_case_int(c, 0, 3);
+    if (is_ranked) ((kr_call *)c->args)->flags |= KRAIT_MAMBA3_HALVES;
   }
   *kr_case_size(c, "M") = usual ? *N / (kr_case_chance(c, 0.5) ? 2 : 4) : kr_case_int(c, 0, *N / 2);
 }
@@ -66,7 +69,9 @@ static void share_mamba3_angles(kr_case *c) {
 
 /* Factors of the SSD's products are rounded to 16 bits, or to tf32, by implementations on tensor cores: its bounds
  * (ssd_check.c), for all but the states that no product makes. Gradients of keys and queries are stored once more, and
- * those of angles are sums of their differences over all later tokens. */
+ * those of angles are sums of their differences over all later tokens. A turn of all queries and keys alike changes
+ * nothing but how they meet the initial states: before the first token the sums cancel to that, their rounding does
+ * not. */
 static void set_mamba3_bounds(kr_case *c) {
   static const char *const exact[] = {"final_angles", "final_B", "final_x"};
   const int is_tf32 = c->dtype == KRAIT_F32 && ((kr_call *)c->args)->flags & KRAIT_MAMBA3_TF32;
@@ -75,7 +80,9 @@ static void set_mamba3_bounds(kr_case *c) {
     const kr_view *view = kr_sig_view(c->sig, c->args, i);
     int is_product = c->sig->tensors[i].role & KR_OUT && view->data;
     for (int k = 0; k < 3; k++) is_product = is_product && strcmp(c->sig->tensors[i].name, exact[k]) != 0;
-    const double share = strstr(c->sig->tensors[i].name, "angles") ? 4 : c->sig->forward ? 2 : 1.5;
+    const char *const name = c->sig->tensors[i].name;
+    const int is_first = strcmp(name, "dinitial_angles") == 0, is_angle = strstr(name, "angles") != NULL;
+    const double share = is_first ? 8 : is_angle ? 4 : c->sig->forward ? 2 : 1.5;
     if (is_product) kr_case_bound(c, view, share * rtol, atol);
   }
 }

@@ -12,6 +12,8 @@ static const kr_kernel turns_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_turns"),
                        plain_rows_kernel[2][3] = {KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_rows"),
                                                   KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_rows_halves")},
                        plain_finish_kernel[] = KR_BY_TYPE("mamba3_plain", "kr_mamba3_plain_finish"),
+                       ranked_rows_kernel[2][3] = KR_MAMBA3_BY_RANKS("kr_mamba3_rows"),
+                       ranked_finish_kernel[2][3] = KR_MAMBA3_BY_RANKS("kr_mamba3_finish"),
                        edges_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_edges"),
                        finish_kernel[2][3] = {KR_BY_TYPE("mamba3", "kr_mamba3_finish_64"),
                                               KR_BY_TYPE("mamba3", "kr_mamba3_finish_256")},
@@ -101,12 +103,15 @@ int kr_mamba3_takes_vectors(const kr_view *v, int type) {
 static int is_power_of_two(int32_t n) { return (n & (n - 1)) == 0; }
 
 void kr_mamba3_be_plain(kr_mamba3_params *p, int type) {
-  const kr_view *const factors[] = {&p->mimo_x, &p->mimo_z, &p->mimo_o, &p->norm_weight},
-                      *const rows[] = {&p->x, &p->z, &p->Bmat, &p->Cmat};
-  p->is_plain = p->R == 1 && p->M % 4 == 0 && p->P >= 8 && is_power_of_two(p->P) && p->N >= 16 &&
-                p->N <= KR_MAMBA3_PLAIN_N && is_power_of_two(p->N);
-  for (int i = 0; i < 4; i++)
-    p->is_plain = p->is_plain && !kr_has(factors[i]) && kr_mamba3_takes_vectors(rows[i], type);
+  const kr_view *const rows[] = {&p->x, &p->z, &p->Bmat, &p->Cmat};
+  int takes_vectors = p->M % 4 == 0 && p->P >= 8 && is_power_of_two(p->P) && p->N >= 16 &&
+                      p->N <= KR_MAMBA3_PLAIN_N && is_power_of_two(p->N);
+  for (int i = 0; i < 4; i++) takes_vectors = takes_vectors && kr_mamba3_takes_vectors(rows[i], type);
+  p->is_plain = takes_vectors && p->R == 1 && !kr_has(&p->mimo_x) && !kr_has(&p->mimo_z) && !kr_has(&p->mimo_o) &&
+                !kr_has(&p->norm_weight);
+  p->is_ranked = takes_vectors && (p->R == 2 || p->R == 4) && p->flags & KRAIT_MAMBA3_HALVES && p->P >= 32 &&
+                 p->P <= KR_MAMBA3_RANKED_P;
+  p->is_ranked_output = p->is_ranked && !kr_has(&p->norm_weight);
 }
 
 void *kr_mamba3_take(char *scratch, uint64_t *at, int64_t n, uint64_t bytes) {
@@ -178,8 +183,9 @@ int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const 
     KR_TRY(kr_mamba3_launch(ctx, tier, turns_kernel, type, &turns, p, sizeof *p));
     KR_TRY(kr_mamba3_launch(ctx, tier, carry_kernel, type, &heads, p, sizeof *p));
   }
-  const kr_kernel *const rows =
-      p->is_plain ? plain_rows_kernel[(p->flags & KRAIT_MAMBA3_HALVES) != 0] : rows_kernel;
+  const kr_kernel *const rows = p->is_plain    ? plain_rows_kernel[(p->flags & KRAIT_MAMBA3_HALVES) != 0]
+                                : p->is_ranked ? ranked_rows_kernel[p->R == 4]
+                                               : rows_kernel;
   KR_TRY(kr_mamba3_launch(ctx, tier, rows, type, &chunks, p, sizeof *p));
   return kr_mamba3_launch(ctx, tier, edges_kernel, type, &edges, p, sizeof *p);
 }
@@ -199,7 +205,7 @@ static scan scan_of(const kr_mamba3_core *core, const kr_mamba3_args *a, char *s
   s.p.out = KR_MAMBA3_TIME(a, out), s.p.final_angles = a->final_angles, s.p.final_states = a->final_states;
   s.p.final_B = a->final_B, s.p.final_x = a->final_x;
   kr_mamba3_be_plain(&s.p, kr_mamba3_row_type(core, &s.in));
-  s.p.is_plain = s.p.is_plain && kr_mamba3_takes_vectors(&s.p.out, kr_mamba3_row_type(core, &s.in));
+  if (!kr_mamba3_takes_vectors(&s.p.out, kr_mamba3_row_type(core, &s.in))) s.p.is_plain = s.p.is_ranked_output = 0;
   s.at = kr_mamba3_place(&s.p, scratch, kr_mamba3_row_type(core, &s.in));
   s.ssd = kr_mamba3_ssd(core, &s.in, &s.p, &a->call, scratch + s.at);
   if (!s.p.cu_seqlens.data) s.ssd.final_states = a->final_states;
@@ -228,7 +234,9 @@ static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which
                 sequences = kr_mamba3_grid((int64_t)s.p.S * s.p.H, 1, a->call.stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, type, &s.p, a->call.stream));
   if (s.p.n_rows && s.p.B) KR_TRY(core->ssd.run(ctx, &s.ssd));
-  const kr_kernel *const finish = s.p.is_plain ? plain_finish_kernel : finish_kernel[s.p.P > 64];
+  const kr_kernel *const finish = s.p.is_plain           ? plain_finish_kernel
+                                  : s.p.is_ranked_output ? ranked_finish_kernel[s.p.R == 4]
+                                                         : finish_kernel[s.p.P > 64];
   KR_TRY(kr_mamba3_launch(ctx, core->tier, finish, type, &chunks, &s.p, sizeof s.p));
   if (!s.p.cu_seqlens.data || !s.p.final_states.data) return KRAIT_OK;
   return kr_mamba3_launch(ctx, core->tier, ends_kernel, type, &sequences, &s.p, sizeof s.p);

@@ -16,6 +16,9 @@ typedef struct kr_mamba3_core {
   kr_impl ssd, ssd_bwd;
 } kr_mamba3_core;
 
+/* A kernel of mamba3_ranks.cu, by whether ranks are four instead of two, and type. */
+#define KR_MAMBA3_BY_RANKS(name) {KR_BY_TYPE("mamba3_ranks", name "_2"), KR_BY_TYPE("mamba3_ranks", name "_4")}
+
 enum { KR_MAMBA3_HOPPER, KR_MAMBA3_CHUNKS, KR_MAMBA3_CHUNKS_TF32, KR_MAMBA3_PARTS, KR_MAMBA3_TILES, KR_MAMBA3_TOKENS };
 const kr_mamba3_core *kr_mamba3_core_of(int which);
 
@@ -26,7 +29,7 @@ int kr_mamba3_row_type(const kr_mamba3_core *core, const kr_mamba3_inputs *in);
 kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends);
 /* Whether v has rows of this type in aligned vectors of eight, or is absent. */
 int kr_mamba3_takes_vectors(const kr_view *v, int type);
-/* Takes mamba3_plain.cu, if the inputs allow it. */
+/* Takes mamba3_plain.cu or mamba3_ranks.cu, if the inputs allow it. */
 void kr_mamba3_be_plain(kr_mamba3_params *p, int type);
 /* Sets the addresses in scratch, of rows of this type; returns the offset behind them. */
 uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type);

@@ -10,7 +10,8 @@
 #define KR_MAMBA3_PAIRS 64 /* of rows of B and C that rotate, at a time */
 #define KR_MAMBA3_TILE 32  /* tokens of a block that leaves gradients of B and C */
 #define KR_MAMBA3_SPAN 16  /* tokens whose angles are summed at once */
-#define KR_MAMBA3_PLAIN_N 128 /* most states of a plain call */
+#define KR_MAMBA3_PLAIN_N 128 /* most states of a plain call, and of one with ranks in vectors */
+#define KR_MAMBA3_RANKED_P 128 /* most channels of a call with ranks in vectors */
 #define KR_MAMBA3_SLICES 8 /* of the sums over blocks */
 
 /* Token t of a sequence is a block of `ranks` rows for the SSD (R, to the next power of two, the others zeros): with
@@ -28,6 +29,7 @@ typedef struct kr_mamba3_params {
   uint32_t flags;
   int32_t B, H, P, N, G, R, M, S;
   int32_t is_plain;              /* mamba3_plain.cu */
+  int32_t is_ranked, is_ranked_output; /* mamba3_ranks.cu: rows of B and C; what reads and writes channels */
   int32_t ranks;                 /* R, to the next power of two */
   int32_t row_N, row_P;          /* of rows in scratch */
   int32_t before, after, has_ends, n_chunks, n_tiles, n_spans;
