@@ -2,7 +2,7 @@
 """Times krait beside other implementations of the same work in one run, on a GPU or a CPU.
 
     bench_peers.py attention|gemm|few-rows|ssd|scan|conv|norm [--krait PROGRAM] [--device cuda|cpu] [--dtype T]
-    bench_peers.py modules [--device cuda|cpu] [--module Mamba|Mamba2] [--shapes D,B,L ...] [--all] [--profile] [--tf32]
+    bench_peers.py modules [--device cuda|cpu] [--module Mamba|Mamba2|Mamba3] [--shapes D,B,L ...] [--all] [--profile] [--tf32]
     bench_peers.py memory [--dtype T] peak device memory of a training step of the modules and of attention
     bench_peers.py host [--device cuda|cpu]   overhead of a Python call over the C call, tiny tensors
     bench_peers.py language-models FILE.gguf ...  on a CPU, beside llama.cpp (the package xllamacpp)
@@ -212,7 +212,7 @@ def norm():
 
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
-USUAL = {"Mamba": ((768, 8, 2048), (2560, 2, 2048), (64, 402, 100)), "Mamba2": ((768, 8, 2048), (2560, 2, 4096), (512, 1, 1024))}
+USUAL = {"Mamba": ((768, 8, 2048), (2560, 2, 2048), (64, 402, 100)), "Mamba2": ((768, 8, 2048), (2560, 2, 4096), (512, 1, 1024)), "Mamba3": ((768, 8, 2048), (2560, 2, 4096))}
 ON_CPU = {"Mamba": ((256, 1, 256),), "Mamba2": ((256, 1, 256),)}
 EVERY = [(d, b, length) for d in (64, 256, 768, 2560) for b in (1, 8, 64) for length in (64, 512, 2048, 16384)]
 
@@ -229,7 +229,8 @@ def import_modules(folder):
         sys.path[:] = kept
         return {}
     try:
-        return {"Mamba": importlib.import_module("mamba_ssm.modules.mamba_simple").Mamba, "Mamba2": importlib.import_module("mamba_ssm.modules.mamba2").Mamba2}
+        kinds = {"Mamba": "mamba_simple", "Mamba2": "mamba2", "Mamba3": "mamba3"}
+        return {kind: getattr(importlib.import_module("mamba_ssm.modules." + name), kind) for kind, name in kinds.items()}
     except ImportError:
         return {}
     finally:
