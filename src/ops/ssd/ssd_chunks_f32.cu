@@ -100,7 +100,8 @@ KR_DEV void output_within(float (&y)[Q / 8][4], const lane_place &me, const floa
 /* ---- output ------------------------------------------------------------------------------------------------------ */
 
 /* (Y + D x) silu(z) to out, plus out's value from other states (p.adds). WHOLE: all tokens and channels of the chunk
- * exist, no gate, no padding, no accumulation. */
+ * exist, no padding, no accumulation. 16 of a lane's z are read before its next store, which no load may be moved
+ * across. */
 template <int WHOLE>
 KR_DEV void write_floats(const kr_ssd_params &p, const place &at, const lane_place &me, const float (&y)[Q / 8][4],
                          const float *x, const float (&D)[2], const chunk_steps &steps, int64_t t0) {
@@ -108,18 +109,30 @@ KR_DEV void write_floats(const kr_ssd_params &p, const place &at, const lane_pla
   const float *const z = (const float *)p.z.data + at.b * p.z.b + at.h * p.z.h + at.p0 + me.c;
   const int n = at.end - t0 < (int64_t)Q ? (int)(at.end - t0) : (int)Q, n_channels = p.P - at.p0;
 #pragma unroll
-  for (int j = 0; j < Q / 8; j++)
+  for (int first = 0; first < Q / 8; first += 4) {
+    float gate[4][4];
+    if (p.z.data)
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-      const int i = 8 * j + 2 * me.q + r % 2, c = r / 2 * 8;
-      const int64_t t = t0 + i;
-      float v = kr_fma(D[r / 2], x[place_of<PB>(i, me.c + c)], y[j][r]);
-      if (!WHOLE && (i >= n || me.c + c >= n_channels)) continue;
-      if (!WHOLE && p.adds) v += out[t * p.out.t + c];
-      if (!WHOLE && p.z.data) v *= kr_silu(z[t * p.z.t + c]);
-      if (!WHOLE && p.seq_idx && steps.segment[i] < 0) v = 0.0f;
-      out[t * p.out.t + c] = v;
-    }
+      for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+          const int i = 8 * (first + j) + 2 * me.q + r % 2, c = r / 2 * 8;
+          gate[j][r] = WHOLE || (i < n && me.c + c < n_channels) ? z[(t0 + i) * p.z.t + c] : 0.0f;
+        }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        const int i = 8 * (first + j) + 2 * me.q + r % 2, c = r / 2 * 8;
+        const int64_t t = t0 + i;
+        float v = kr_fma(D[r / 2], x[place_of<PB>(i, me.c + c)], y[first + j][r]);
+        if (!WHOLE && (i >= n || me.c + c >= n_channels)) continue;
+        if (!WHOLE && p.adds) v += out[t * p.out.t + c];
+        if (p.z.data) v *= kr_silu(gate[j][r]);
+        if (!WHOLE && p.seq_idx && steps.segment[i] < 0) v = 0.0f;
+        out[t * p.out.t + c] = v;
+      }
+  }
 }
 
 template <int N, int ONLY_ENDS, int PARTS>
@@ -130,7 +143,7 @@ KR_DEV void walk(const kr_ssd_params &p) {
   float *const x = (float *)shared, *const B = x + Q * PB, *const C = B + Q * N, *const products = C + Q * N;
   chunk_steps *const steps = (chunk_steps *)(ONLY_ENDS ? C : products + Q * Q);
   const int has_sequences = p.seq_idx != 0, c = at.p0 + me.c - me.g;
-  const int whole = p.P - at.p0 >= PB && !p.z.data && !has_sequences && !p.adds;
+  const int whole = p.P - at.p0 >= PB && !has_sequences && !p.adds;
   float s[N / 8][4], D[2] = {0, 0}, total = 0;
   int spoilt = 0, turn = 0;
   if (at.begin >= at.end && p.n_segments > 1) return;
