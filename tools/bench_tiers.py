@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Times the same work for each type of its tensors and each tier of device code, and prints docs/SPEED.md's table "by type and tier":
-    bench_tiers.py [--krait PROGRAM] [--device cuda] [--tiers base,ampere,hopper] [--only WORDS] [--limit SECONDS] [--json FILE]
+    bench_tiers.py [--krait PROGRAM] [--device cuda] [--tiers base,turing,ampere,hopper] [--only WORDS] [--limit SECONDS] [--json FILE]
 Cells are medians of `krait bench`; an empty one was not measured, "-" is not to be had (a type or tier that the work or the GPU does not take). Below the
 table: the cells that are more than ten times behind the next tier of their type, or behind float16 of their tier. --only runs the rows whose name has one
 of the words (comma separated); no cell is begun after SECONDS. Exit status 1: a run failed."""
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--krait", default="build/krait", help="the program, or a command that runs it")
     p.add_argument("--device", default="cuda")
-    p.add_argument("--tiers", default="base,ampere,hopper")
+    p.add_argument("--tiers", default="base,turing,ampere,hopper")
     p.add_argument("--only", default="")
     p.add_argument("--limit", type=float, default=500)
     p.add_argument("--json", default="")

@@ -101,6 +101,9 @@ if "cuda_base" in krait("info").stdout.decode():  # a build with device code
         check_error(1, "need NCCL", "train", "--gpus", "2", "+model=primeknet_gru_masking", *recordings, "-o", folder + "/run", env=dict(pair, KRAIT_LIBNCCL="/no/such/libnccl.so"))
 tiers = json.loads(krait("devices", "--json", env=machine(capability=80)).stdout)["devices"][0]["tiers"]
 if "ampere" in tiers:  # a build with device code
+    for capability, tier in ((61, "base"), (75, "turing"), (86, "ampere"), (90, "hopper")):
+        said = krait("devices", env=machine(capability=capability)).stdout.decode()
+        check(f"uses tier {tier}: " in said, said)
     check_device_for_length()
     check_warm()
     check_error(2, "hopper: the device is older", "bench", "primeknet", "--tier", "hopper", env=machine(capability=80))
