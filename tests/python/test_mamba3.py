@@ -267,7 +267,9 @@ def test_non_finite_values_stay_in_their_sequence(device):
         V[0, 3, 1, 2] = bad
         run = lambda v: mamba3_siso_combined(Q, K, v, -DT, DT, Trap, bias, bias, given["Angles"], cu_seqlens=offsets)
         spoilt, clean = run(V), run(given["V"])
-        assert torch.equal(spoilt[:, 5:], clean[:, 5:]) and torch.equal(spoilt[:, :3], clean[:, :3])
+        # a GPU computes a head with such values token by token: other roundings
+        for apart in (slice(5, None), slice(3)):
+            assert torch.equal(spoilt[:, apart, 0], clean[:, apart, 0]) and torch.allclose(spoilt[:, apart], clean[:, apart], rtol=1e-5, atol=1e-5)
         assert not torch.isfinite(spoilt[0, 3, 1, 2])
 
 
