@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+import conftest
 import refs
 from mamba_ssm import MambaLMHeadModel
 from mamba_ssm.models.config_mamba import MambaConfig
@@ -180,6 +181,23 @@ def test_golden(device, path):
             assert refs.relative(p.grad, g["grad." + name]) < 1e-4, name
     out = m.generate(ids, ids.shape[1] + len(g["greedy"]), top_k=1)
     assert out[0, ids.shape[1]:].cpu().tolist() == g["greedy"].tolist()
+
+
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_generation_in_16_bits(device, dtype, layer):
+    """Where the device has a kernel for a whole step and where it has none (of GPUs only Hopper, for float16)."""
+    m = small(device, dtype, d_model=64, ssm_cfg=dict(layer=layer, d_state=32, headdim=16) if layer == "Mamba2" else dict(layer=layer, dt_rank=8), rms_norm=True, residual_in_fp32=True)
+    ids = torch.randint(0, 43, (3, 5), device=device)
+    out = m.generate(ids, max_length=15, cg=True)
+    assert out.shape == (3, 15) and torch.equal(out[:, :5], ids)
+
+
+def test_a_whole_step_that_no_kernel_takes(monkeypatch):
+    m = small(torch.device("cpu"), torch.bfloat16, d_model=64, ssm_cfg=dict(layer="Mamba1", dt_rank=8), rms_norm=True, residual_in_fp32=True)
+    assert isinstance(whole_step.of(m, 3), whole_step.WholeStep) == (conftest.EMULATED is None)
+    monkeypatch.setattr(whole_step, "accepts", lambda *_: False)
+    assert whole_step.of(m, 3) is None
 
 
 def test_training_after_inference_mode():

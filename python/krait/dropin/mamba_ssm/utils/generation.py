@@ -142,7 +142,7 @@ def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, decoding
         fits = not cache.whole.moved
     if fits:
         return cache
-    whole = whole_step.WholeStep(model, batch_size, dtype) if whole_step.fits(model, batch_size) else None
+    whole = whole_step.of(model, batch_size, dtype)
     states = whole.states() if whole else model.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype)
     params = InferenceParams(max_seqlen=max_seqlen, max_batch_size=batch_size, seqlen_offset=seqlen_og,
                              key_value_memory_dict=states)

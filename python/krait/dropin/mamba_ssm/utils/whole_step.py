@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from krait.ops import is_plain
-from krait.ops.mamba_decode import mamba_decode
+from krait.ops.mamba_decode import accepts, mamba_decode
 from mamba_ssm.modules.mamba2 import Mamba2
 from mamba_ssm.modules.mamba_simple import Mamba
 from mamba_ssm.ops.triton.layer_norm import RMSNorm
@@ -54,6 +54,14 @@ def _together(parameters):
     return whole
 
 
+def of(model, batch_size, dtype=None):
+    """The model's WholeStep, or None where its device or layers have none."""
+    if not fits(model, batch_size):
+        return None
+    step = WholeStep(model, batch_size, dtype)
+    return step if accepts(model.backbone.embedding.weight.new_empty(batch_size, step.mixers[0].d_model), *step.given()) else None
+
+
 class WholeStep:
     def __init__(self, model, batch_size, dtype=None):
         self.model, self.layers = model, list(model.backbone.layers)
@@ -92,9 +100,12 @@ class WholeStep:
         self.moved = any(taken[name].data_ptr() != before[name].data_ptr() for name in before)
         self.weights = taken
 
+    def given(self):
+        return self.weights, self.conv_state[..., 1:], self.ssm_state, self.eps
+
     def __call__(self, ids):
         """ids (B, 1) -> logits (B, 1, V); updates the states."""
         backbone = self.model.backbone
         x = backbone.embedding(ids).squeeze(1)
-        stream = mamba_decode(x, self.weights, self.conv_state[..., 1:], self.ssm_state, self.eps)
+        stream = mamba_decode(x, *self.given())
         return self.model.lm_head(backbone.norm_f(stream).to(x.dtype)).unsqueeze(1)
