@@ -182,7 +182,8 @@ static void give_attention_ends(kr_case *c) {
   const int n = c->sig->forward ? 4 : 3, which = (int)kr_case_int(c, 0, n - 1);
   static const char *const names[] = {"q", "k", "v", "dout"}, *const partners[] = {"k", "q", "dout", "v"};
   kr_view *view = attention_view_of(c, names[which]);
-  const double most = (c->dtype == KRAIT_F16 ? 65504 : KR_MOST_LINEAR) * (1 - (double)a->dropout); /* out is finite */
+  const double kept = 1 - (double)a->dropout, /* out is finite, also where a value is rounded up */
+               most = (c->dtype == KRAIT_F16 ? 65504 : KR_MOST_LINEAR) * (kept < 1 ? 0.999 * kept : 1);
   kr_case_fill_ends(c, view, most, -INFINITY);
   if (which < 2) refill(c, partners[which], 20 / most);
   else if (c->sig->forward && c->dtype == KRAIT_F16) refill(c, partners[which], 1 / (16 * (double)a->Dv));
