@@ -326,7 +326,7 @@ class VideoMamba(torch.nn.Module):
         return rms_norm_fn(hidden, norm.weight, norm.bias, residual=stream, prenorm=False, residual_in_fp32=True, eps=norm.eps)
 
 
-@pytest.mark.parametrize("path", refs.golden_files("videomamba"))
+@pytest.mark.parametrize("path", [path for path in refs.golden_files("videomamba") if "vim" not in str(path).rsplit("/", 1)[-1]])
 def test_videomamba(device, path):
     """Outputs to 1e-5, recorded gradients of parameters and of the video to 1e-4."""
     metadata, golden = refs.read_safetensors(path)
