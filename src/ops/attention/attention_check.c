@@ -246,7 +246,7 @@ int32_t kr_attention_bwd_case(kr_case *c, int64_t index) {
   set_attention_bounds(c);
   choose_values(c);
   KR_TRY(c->status);
-  return make_forward((const kr_attention_bwd_args *)c->args);
+  return c->is_unfilled ? KRAIT_OK : make_forward((const kr_attention_bwd_args *)c->args);
 }
 
 /* ---- rotary embedding, cache ---- */

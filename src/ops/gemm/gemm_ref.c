@@ -15,23 +15,38 @@ static double activated(int32_t activation, double v) {
   }
 }
 
-static double linear(const kr_gemm_args *a, const kr_view *B, const kr_view *bias, int64_t m, int64_t n,
-                     int64_t p) {
-  double sum = 0, scale = a->scale != 0 ? (double)a->scale : 1;
-  for (int64_t k = 0; k < a->K; k++) sum += kr_get(&a->A, kr_at3(&a->A, m, k, p)) * kr_get(B, kr_at3(B, k, n, p));
+enum { COLUMNS = 64 }; /* of a row at a time, since B's rows lie together */
+
+static void linear(const kr_gemm_args *a, const kr_view *B, const kr_view *bias, int64_t m, int64_t from, int64_t n,
+                   int64_t p, double *v) {
+  double scale = a->scale != 0 ? (double)a->scale : 1;
+  for (int64_t i = 0; i < n; i++) v[i] = 0;
+  for (int64_t k = 0; k < a->K; k++) {
+    const double factor = kr_get(&a->A, kr_at3(&a->A, m, k, p));
+    for (int64_t i = 0; i < n; i++) v[i] += factor * kr_get(B, kr_at3(B, k, from + i, p));
+  }
   if (kr_has(&a->row_scale)) scale *= kr_get(&a->row_scale, kr_at2(&a->row_scale, m, p));
-  return scale * sum + (kr_has(bias) ? kr_get(bias, kr_at1(bias, n)) : 0);
+  for (int64_t i = 0; i < n; i++) v[i] = scale * v[i] + (kr_has(bias) ? kr_get(bias, kr_at1(bias, from + i)) : 0);
+}
+
+static void columns_of_row(const kr_gemm_args *a, int64_t m, int64_t from, int64_t n_columns, int64_t p) {
+  double values[COLUMNS], gates[COLUMNS];
+  linear(a, &a->Bmat, &a->bias, m, from, n_columns, p, values);
+  if (kr_has(&a->B2)) linear(a, &a->B2, &a->bias2, m, from, n_columns, p, gates);
+  for (int64_t i = 0; i < n_columns; i++) {
+    const int64_t n = from + i;
+    double v = activated(a->activation, values[i]);
+    if (kr_has(&a->B2)) v *= gates[i];
+    if (kr_has(&a->factor)) v *= kr_get(&a->factor, kr_at3(&a->factor, m, n, p));
+    if (kr_has(&a->residual)) v += kr_get(&a->residual, kr_at3(&a->residual, m, n, p));
+    kr_put(&a->out, kr_at3(&a->out, m, n, p), v);
+  }
 }
 
 static void one_product(const kr_gemm_args *a, int64_t p) {
   for (int64_t m = 0; m < a->M; m++)
-    for (int64_t n = 0; n < a->N; n++) {
-      double v = activated(a->activation, linear(a, &a->Bmat, &a->bias, m, n, p));
-      if (kr_has(&a->B2)) v *= linear(a, &a->B2, &a->bias2, m, n, p);
-      if (kr_has(&a->factor)) v *= kr_get(&a->factor, kr_at3(&a->factor, m, n, p));
-      if (kr_has(&a->residual)) v += kr_get(&a->residual, kr_at3(&a->residual, m, n, p));
-      kr_put(&a->out, kr_at3(&a->out, m, n, p), v);
-    }
+    for (int64_t n = 0; n < a->N; n += COLUMNS)
+      columns_of_row(a, m, n, a->N - n < COLUMNS ? a->N - n : COLUMNS, p);
 }
 
 /* A single product leaves the strides of its third dimension undefined: p is 0 there. */

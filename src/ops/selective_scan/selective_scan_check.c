@@ -128,7 +128,7 @@ int32_t kr_scan_bwd_case(kr_case *c, int64_t index) {
   KR_TRY(kr_scan_case(c, index));
   KR_TRY(c->status);
   const kr_selective_scan_bwd_args *a = (const kr_selective_scan_bwd_args *)c->args;
-  return kr_has(&a->states) ? leave_states(a) : KRAIT_OK;
+  return kr_has(&a->states) && !c->is_unfilled ? leave_states(a) : KRAIT_OK;
 }
 
 int32_t kr_scan_case(kr_case *c, int64_t index) {

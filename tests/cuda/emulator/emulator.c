@@ -85,7 +85,8 @@ static unsigned char *lowest_stack, *end_of_stacks;
 static kr_emulated_kernel *kernels, *launched;
 static const void *launched_args;
 static int order, blocks_in_order, n_together, block_order[MOST_TOGETHER], warp_order[MAX_WARPS], lane_order[WARP];
-static int64_t skipped_barrier = -1, n_skipped, n_launches, n_ahead, n_waited;
+static int64_t skipped_barrier = -1, n_skipped, n_launches, n_ahead, n_waited,
+               n_exchanges /* complete ones, of any warp */;
 static uint32_t random_state = 1;
 
 extern unsigned char __start_kr_shared[] __attribute__((weak)), __stop_kr_shared[] __attribute__((weak));
@@ -242,16 +243,16 @@ void kr_emulated_await_copies(unsigned n_under_way) {
   running->n_copies = n;
 }
 
-/* Shares values with the warp. Returns which of two slots they are in: a fast lane may be one exchange ahead. */
-static unsigned deposit(const void *values, size_t bytes) {
+/* Shares n values with the warp. Returns which of two slots they are in: a fast lane may be one exchange ahead. */
+BOOKKEEPING static unsigned deposit(const float *values, int n) {
   const unsigned which = running->n_shuffles++ & 1;
-  memcpy(running->deposit[which], values, bytes);
+  for (int i = 0; i < n; i++) running->deposit[which][i] = values[i];
   wait_for(AT_WARP);
   return which;
 }
 
-float kr_emulated_shuffle(float v, int other) {
-  const unsigned which = deposit(&v, sizeof v);
+BOOKKEEPING float kr_emulated_shuffle(float v, int other) {
+  const unsigned which = deposit(&v, 1);
   if (other >= kr_emulated_now.block_threads || other / WARP != kr_emulated_now.thread / WARP ||
       fibers[other].n_shuffles < running->n_shuffles)
     return NAN; /* exited before */
@@ -270,7 +271,9 @@ BOOKKEEPING static void want_all_lanes(const fiber *warp, const char *what) {
 void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
   if ((uintptr_t)row % 16)
     fprintf(stderr, "emulator: %s loads a matrix row not aligned to 16 bytes\n", launched->name), abort();
-  const unsigned which = deposit(row, 16);
+  float chunk[4];
+  memcpy(chunk, row, sizeof chunk);
+  const unsigned which = deposit(chunk, 4);
   const int lane = kr_emulated_now.thread % WARP, g = lane / 4, q = lane % 4;
   const fiber *warp = fibers + kr_emulated_now.thread - lane;
   want_all_lanes(warp, "matrices");
@@ -284,22 +287,47 @@ void kr_emulated_load_matrices(uint32_t d[4], const void *row, int turned) {
   }
 }
 
+/* A warp's product: rows and columns of the sums, of the exchange that products_of tells. The first lane that goes on
+ * makes it for all. */
+enum { MOST_COLUMNS = 256 };
+static double products[16][MOST_COLUMNS];
+static int64_t products_of = -1;
+
+/* Whether this lane is the first of its warp. */
+BOOKKEEPING static int begin_products(const fiber *warp, int n_columns, const char *what) {
+  if (products_of == n_exchanges) return 0;
+  want_all_lanes(warp, what);
+  for (int r = 0; r < 16; r++)
+    for (int c = 0; c < n_columns; c++) products[r][c] = 0;
+  products_of = n_exchanges;
+  return 1;
+}
+
+/* Of one k: every sum gets its row's value times its column's. */
+BOOKKEEPING static void add_outer(const float rows[16], const float *columns, int n_columns) {
+  for (int r = 0; r < 16; r++)
+    for (int c = 0; c < n_columns; c++) products[r][c] += (double)rows[r] * (double)columns[c];
+}
+
 /* Lane 4 g + q provides n elements each of rows g and g + 8 of a, and of column g of b; the lanes of a row or column
  * have all of its k. */
-static void add_products(float d[4], const float *factors, int n) {
-  const unsigned which = deposit(factors, (size_t)n * 3 * sizeof *factors);
+BOOKKEEPING static void multiply_warp(const fiber *warp, unsigned which, int n) {
+  for (int q = 0; q < 4; q++)
+    for (int k = 0; k < n; k++) {
+      float rows[16], columns[8];
+      for (int r = 0; r < 16; r++) rows[r] = warp[r % 8 * 4 + q].deposit[which][r / 8 * n + k];
+      for (int c = 0; c < 8; c++) columns[c] = warp[c * 4 + q].deposit[which][2 * n + k];
+      add_outer(rows, columns, 8);
+    }
+}
+
+BOOKKEEPING static void add_products(float d[4], const float *factors, int n) {
+  const unsigned which = deposit(factors, 3 * n);
   const int lane = kr_emulated_now.thread % WARP;
   const fiber *warp = fibers + kr_emulated_now.thread - lane;
-  double sums[4] = {0};
-  for (int q = 0; q < 4; q++) {
-    const float *row = warp[lane / 4 * 4 + q].deposit[which];
-    for (int i = 0; i < 4; i++) {
-      const float *column = (const float *)warp[(lane % 4 * 2 + i % 2) * 4 + q].deposit[which] + 2 * n;
-      for (int k = 0; k < n; k++) sums[i] += (double)row[i / 2 * n + k] * (double)column[k];
-    }
-  }
-  want_all_lanes(warp, "a product");
-  for (int i = 0; i < 4; i++) d[i] = (float)((double)d[i] + sums[i]);
+  if (begin_products(warp, 8, "a product")) multiply_warp(warp, which, n);
+  for (int i = 0; i < 4; i++)
+    d[i] = (float)((double)d[i] + products[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
 }
 
 /* Columns 2 q + {0, 1, 8, 9}. */
@@ -521,44 +549,42 @@ static int receive_box(void) {
 }
 
 /* Element (row, k) of a factor whose rows, m or n, are laid out by its descriptor. */
-static float factor_at(uint64_t descriptor, int mn_major, int row, int k, float (*widen)(uint16_t)) {
+static uint16_t factor_at(uint64_t descriptor, int mn_major, int row, int k) {
   const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, next = (uint32_t)(descriptor >> 16 & 0x3fff) << 4;
-  uint16_t value;
-  memcpy(&value,
-         mn_major ? swizzled(start + (uint32_t)row / 64 * next, (uint32_t)k, (uint32_t)(row % 64) * 2)
-                  : swizzled(start, (uint32_t)row, (uint32_t)k * 2),
-         2);
-  return widen(value);
+  return *(const uint16_t *)(mn_major
+                                 ? swizzled(start + (uint32_t)row / 64 * next, (uint32_t)k, (uint32_t)(row % 64) * 2)
+                                 : swizzled(start, (uint32_t)row, (uint32_t)k * 2));
+}
+
+/* The warp's 16 rows of a, given by its lanes or in shared memory, with all columns of b. */
+static void multiply_warpgroup(const fiber *warp, unsigned which, int n, int has_registers, uint64_t a, uint64_t b,
+                               int a_mn, int b_mn, float (*widen)(uint16_t)) {
+  const int first = kr_emulated_now.thread % WARPGROUP / WARP * 16;
+  for (int k = 0; k < 16; k++) {
+    float rows[16], columns[MOST_COLUMNS];
+    for (int r = 0; r < 16; r++)
+      rows[r] = has_registers ? warp[4 * (r % 8) + k % 8 / 2].deposit[which][r / 8 * 4 + k / 8 * 2 + k % 2]
+                              : widen(factor_at(a, a_mn, first + r, k));
+    for (int c = 0; c < n; c++) columns[c] = widen(factor_at(b, b_mn, c, k));
+    add_outer(rows, columns, n);
+  }
 }
 
 void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, uint64_t b, int add, int a_mn, int b_mn,
                        int is_bf16) {
   float (*widen)(uint16_t) = is_bf16 ? kr_bf16_to_float : kr_f16_to_float;
-  const int thread = kr_emulated_now.thread % 128, lane = thread % WARP, g = lane / 4, q = lane % 4;
-  float rows[2][16], mine[12] = {0};
+  const int lane = kr_emulated_now.thread % WARP, g = lane / 4, q = lane % 4;
+  float mine[8] = {0};
   if (registers) {
     const uint32_t words[4] = {registers[0], registers[2], registers[1], registers[3]};
     for (int i = 0; i < 8; i++) mine[i] = widen((uint16_t)(words[i / 2] >> i % 2 * 16));
   }
-  const unsigned which = deposit(mine, sizeof mine);
+  const unsigned which = deposit(mine, 8);
   const fiber *warp = fibers + kr_emulated_now.thread - lane;
-  want_all_lanes(warp, "a warpgroup's product");
-  for (int half = 0; half < 2; half++)
-    for (int k = 0; k < 16; k++)
-      rows[half][k] = registers ? warp[4 * g + k % 8 / 2].deposit[which][half * 4 + k / 8 * 2 + k % 2]
-                                : factor_at(a, a_mn, 16 * (thread / WARP) + g + 8 * half, k, widen);
-  for (int j = 0; j < n / 8; j++)
-    for (int i = 0; i < 2; i++) {
-      double sums[2] = {0};
-      for (int k = 0; k < 16; k++) {
-        const double v = factor_at(b, b_mn, 8 * j + 2 * q + i, k, widen);
-        sums[0] += rows[0][k] * v, sums[1] += rows[1][k] * v;
-      }
-      for (int half = 0; half < 2; half++) {
-        float *to = &d[4 * j + 2 * half + i];
-        *to = (float)((add ? (double)*to : 0) + sums[half]);
-      }
-    }
+  if (begin_products(warp, n, "a warpgroup's product"))
+    multiply_warpgroup(warp, which, n, registers != NULL, a, b, a_mn, b_mn, widen);
+  for (int i = 0; i < n / 2; i++) /* of each 8 columns two in row g, two in row g + 8 */
+    d[i] = (float)((add ? (double)d[i] : 0) + products[g + i % 4 / 2 * 8][i / 4 * 8 + 2 * q + i % 2]);
 }
 
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
@@ -604,7 +630,7 @@ BOOKKEEPING static void run_warp(int warp) {
       if (lane_order[k] < n && current->states[first + lane_order[k]] == READY) resume(first + lane_order[k]);
     const int at_warp = count(first, n, AT_WARP);
     if (!at_warp || at_warp + count(first, n, DONE) != n) return;
-    release(first, n, AT_WARP);
+    release(first, n, AT_WARP), n_exchanges++;
   }
 }
 
