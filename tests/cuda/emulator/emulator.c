@@ -109,7 +109,7 @@ void *kr_emulated_find(const void *image, const char *name) {
   return NULL;
 }
 
-/* Of states and orders alone, no kernel's memory. */
+/* Of states, orders and registers alone, no kernel's memory. */
 #define BOOKKEEPING __attribute__((no_sanitize_address, no_sanitize_undefined))
 
 /* ---- switching --------------------------------------------------------------------------------------------------- */
@@ -326,26 +326,25 @@ BOOKKEEPING static void add_products(float d[4], const float *factors, int n) {
   const int lane = kr_emulated_now.thread % WARP;
   const fiber *warp = fibers + kr_emulated_now.thread - lane;
   if (begin_products(warp, 8, "a product")) multiply_warp(warp, which, n);
-  for (int i = 0; i < 4; i++)
-    d[i] = (float)((double)d[i] + products[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+  for (int i = 0; i < 4; i++) d[i] = (float)((double)d[i] + products[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
 }
 
 /* Columns 2 q + {0, 1, 8, 9}. */
-static void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, float (*widen)(uint16_t)) {
+BOOKKEEPING static void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, float (*widen)(uint16_t)) {
   const uint32_t words[6] = {a[0], a[2], a[1], a[3], b0, b1};
   float factors[12];
   for (int i = 0; i < 12; i++) factors[i] = widen((uint16_t)(words[i / 2] >> i % 2 * 16));
   add_products(d, factors, 4);
 }
-void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+BOOKKEEPING void kr_emulated_mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
   multiply(d, a, b0, b1, kr_f16_to_float);
 }
-void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+BOOKKEEPING void kr_emulated_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
   multiply(d, a, b0, b1, kr_bf16_to_float);
 }
 
 /* Columns 4 q + {0, 1, 2, 3, 16, 17, 18, 19}: signed bytes. */
-void kr_emulated_mma_bytes(int32_t d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+BOOKKEEPING void kr_emulated_mma_bytes(int32_t d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
   float factors[12], sums[4] = {0};
   for (int half = 0; half < 2; half++) {
     const uint32_t words[3] = {a[2 * half], a[2 * half + 1], half ? b1 : b0};
@@ -356,7 +355,7 @@ void kr_emulated_mma_bytes(int32_t d[4], const uint32_t a[4], uint32_t b0, uint3
 }
 
 /* Columns q + {0, 4}; the instruction uses 11 significant bits. */
-void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+BOOKKEEPING void kr_emulated_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
   const uint32_t words[6] = {a[0] & ~0x1fffu, a[2] & ~0x1fffu, a[1] & ~0x1fffu,
                              a[3] & ~0x1fffu, b0 & ~0x1fffu,   b1 & ~0x1fffu};
   float factors[6];
