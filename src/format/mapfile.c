@@ -21,6 +21,7 @@
 
 enum {
   PIECE_BYTES = 8 << 20,
+  PART_BYTES = 1 << 20,
   THREAD_BYTES = 64 << 20, /* less is not worth a thread */
   MOST_THREADS = 16
 };
@@ -28,14 +29,14 @@ enum {
 typedef struct reading {
   int fd;
   unsigned char *bytes;
-  size_t n_bytes;
+  size_t n_bytes, from; /* from: in the file */
   atomic_int error; /* errno, or TRUNCATED */
 } reading;
 enum { TRUNCATED = -1 };
 
 static int read_piece(const reading *r, size_t done, size_t end) {
   while (done < end) {
-    const ssize_t got = pread(r->fd, r->bytes + done, end - done, (off_t)done);
+    const ssize_t got = pread(r->fd, r->bytes + done, end - done, (off_t)(r->from + done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return got < 0 ? errno : TRUNCATED;
     done += (size_t)got;
@@ -43,13 +44,20 @@ static int read_piece(const reading *r, size_t done, size_t end) {
   return 0;
 }
 
-static void read_pieces(void *user, int64_t begin, int64_t end, int worker) {
-  reading *r = user;
-  const size_t to = (size_t)end * PIECE_BYTES;
-  (void)worker;
+static void read_span(reading *r, int64_t begin, int64_t end, size_t piece) {
+  const size_t to = (size_t)end * piece;
   if (r->error) return;
-  const int error = read_piece(r, (size_t)begin * PIECE_BYTES, to < r->n_bytes ? to : r->n_bytes);
+  const int error = read_piece(r, (size_t)begin * piece, to < r->n_bytes ? to : r->n_bytes);
   if (error) r->error = error;
+}
+
+static void read_pieces(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  read_span(user, begin, end, PIECE_BYTES);
+}
+static void read_parts(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  read_span(user, begin, end, PART_BYTES);
 }
 
 /* Large files by several threads: one copies from the page cache slower than a GPU takes the bytes. */
@@ -63,6 +71,13 @@ static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t
   kr_pool_close(&pool);
   KR_CHECK(r.error != TRUNCATED, KRAIT_ERR_FILE_READ, "%s was truncated while it was read", path);
   return r.error ? kr_fail_os(KRAIT_ERR_FILE_READ, r.error, "cannot read %s", path) : KRAIT_OK;
+}
+
+int32_t kr_mapfile_read_part(int fd, size_t from, size_t n_bytes, kr_pool *pool, void *to) {
+  reading r = {.fd = fd, .bytes = to, .n_bytes = n_bytes, .from = from};
+  kr_pool_run_long(pool, (int64_t)((n_bytes + PART_BYTES - 1) / PART_BYTES), 1, read_parts, &r);
+  KR_CHECK(r.error != TRUNCATED, KRAIT_ERR_FILE_READ, "the file was truncated while it was in use");
+  return r.error ? kr_fail_os(KRAIT_ERR_FILE_READ, r.error, "cannot read the file") : KRAIT_OK;
 }
 
 /* For a safetensors file the bytes before its data; for any other file all bytes. */
@@ -108,17 +123,21 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
   return status;
 }
 
-static int32_t open_mapfile_file(const char *path, int only_header, kr_mapfile *file) {
+static int32_t open_mapfile_file(const char *path, int only_header, kr_mapfile *file, int *kept) {
   *file = (kr_mapfile){0};
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return kr_fail_open(errno, path);
   int32_t status = read_descriptor(fd, path, only_header, file);
-  close(fd);
+  if (kept && status >= 0) *kept = fd;
+  else close(fd);
   return status;
 }
 
-int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 0, file); }
-int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 1, file); }
+int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 0, file, NULL); }
+int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 1, file, NULL); }
+int32_t kr_mapfile_open_parts(const char *path, kr_mapfile *file, int *fd) {
+  return open_mapfile_file(path, 1, file, fd);
+}
 
 void kr_mapfile_close(kr_mapfile *file) {
   if (file->bytes) munmap((void *)file->bytes, file->n_bytes);

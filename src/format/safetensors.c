@@ -141,7 +141,7 @@ static uint16_t widen_f8(unsigned char byte) {
 
 static int32_t widen_f8_tensor(const kr_header *header, kr_weights *weights, kr_weight *item) {
   const unsigned char *from = item->data;
-  item->dtype = KRAIT_F16, item->bytes *= 2;
+  item->dtype = KRAIT_F16, item->bytes *= 2, weights->is_converted = 1;
   if (weights->is_header_only) return KRAIT_OK;
   uint16_t *to = kr_arena_try(weights->owned, (size_t)item->bytes + 1);
   KR_CHECK(to, KRAIT_ERR_NO_MEMORY, "%s: no memory to widen tensor '%s'", header->label, item->name);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "alloc.h"
 #include "gguf.h"
@@ -133,16 +134,22 @@ static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t 
   return kr_weights_finish(weights, label);
 }
 
-static int32_t open_weights_file(const char *path, int only_header, const void *bytes, size_t n_bytes,
-                                 const char *label, kr_weights **handle) {
+enum { READ_ALL, READ_HEADER, READ_PARTS };
+
+static int32_t read_weights_file(kr_weights *weights, const char *path, int how) {
+  if (how == READ_PARTS) return kr_mapfile_open_parts(path, &weights->file, &weights->fd);
+  return (how == READ_HEADER ? kr_mapfile_open_header : kr_mapfile_open)(path, &weights->file);
+}
+
+static int32_t open_weights_file(const char *path, int how, const void *bytes, size_t n_bytes, const char *label,
+                                 kr_weights **handle) {
   *handle = NULL;
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
   weights->owned = kr_arena_open();
   int32_t status = weights->owned ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  if (status == KRAIT_OK && path)
-    status = (only_header ? kr_mapfile_open_header : kr_mapfile_open)(path, &weights->file);
-  weights->is_header_only = only_header;
+  if (status == KRAIT_OK && path) status = read_weights_file(weights, path, how);
+  weights->is_header_only = how != READ_ALL;
   if (status == KRAIT_OK)
     status = path ? read_any(weights, weights->file.bytes, weights->file.n_bytes, label)
                   : read_any(weights, bytes, n_bytes, label);
@@ -152,14 +159,34 @@ static int32_t open_weights_file(const char *path, int only_header, const void *
 }
 
 int32_t kr_weights_open(const char *path, kr_weights **weights) {
-  return open_weights_file(path, 0, NULL, 0, path, weights);
+  return open_weights_file(path, READ_ALL, NULL, 0, path, weights);
 }
 int32_t kr_weights_open_header(const char *path, kr_weights **weights) {
-  return open_weights_file(path, 1, NULL, 0, path, weights);
+  return open_weights_file(path, READ_HEADER, NULL, 0, path, weights);
+}
+
+int32_t kr_weights_open_in_parts(const char *path, kr_weights **weights) {
+  const char *dot = strrchr(path, '.');
+  if (!dot || strcmp(dot, ".safetensors") != 0) return kr_weights_open(path, weights);
+  KR_TRY(open_weights_file(path, READ_PARTS, NULL, 0, path, weights));
+  if (strcmp((*weights)->format, "safetensors") == 0 && !(*weights)->is_converted) return KRAIT_OK;
+  kr_weights_close(weights);
+  return kr_weights_open(path, weights);
+}
+
+int kr_weights_are_in_parts(const kr_weights *weights) { return weights->fd > 0; }
+
+int32_t kr_weights_read(const kr_weights *weights, const kr_weight *item, kr_pool *pool, void *to) {
+  if (!kr_weights_are_in_parts(weights)) {
+    memcpy(to, item->data, (size_t)item->bytes);
+    return KRAIT_OK;
+  }
+  return kr_mapfile_read_part(weights->fd, (size_t)((const unsigned char *)item->data - weights->file.bytes),
+                              (size_t)item->bytes, pool, to);
 }
 
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights) {
-  return open_weights_file(NULL, 0, bytes, n_bytes, label, weights);
+  return open_weights_file(NULL, READ_ALL, bytes, n_bytes, label, weights);
 }
 
 int32_t kr_weights_open_items(const kr_weight *items, int64_t n_items, kr_weights **handle) {
@@ -178,6 +205,7 @@ void kr_weights_close(kr_weights **handle) {
   if (!weights) return;
   kr_arena_close(&weights->owned);
   kr_mapfile_close(&weights->file);
+  if (weights->fd > 0) close(weights->fd);
   kr_free(weights->items);
   kr_free(weights->by_name);
   kr_free(weights->metadata);

@@ -10,6 +10,8 @@
 
 #include <krait/krait.h>
 
+#include "pool.h"
+
 enum { KR_WEIGHT_MAX_DIMS = 8 };
 
 typedef struct kr_weight {
@@ -30,6 +32,11 @@ typedef struct kr_weights kr_weights;
 int32_t kr_weights_open(const char *path, kr_weights **weights);
 /* Only names, shapes and metadata; the data of a safetensors file are not read, and must not be used. */
 int32_t kr_weights_open_header(const char *path, kr_weights **weights);
+/* The data of a safetensors file stay there, where its types are ours, until kr_weights_read; of any other file they
+ * are read now. The file must not be written meanwhile; if another takes its name, this one is read on. */
+int32_t kr_weights_open_in_parts(const char *path, kr_weights **weights);
+int kr_weights_are_in_parts(const kr_weights *weights);
+int32_t kr_weights_read(const kr_weights *weights, const kr_weight *item, kr_pool *pool, void *to); /* item->bytes */
 /* label stands for the path in messages; bytes must outlive the handle. */
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights);
 /* From float32 tensors in memory, which must outlive the handle; names are copied. */

@@ -10,6 +10,7 @@
 
 #include "safetensors.h"
 #include "half.h"
+#include "pool.h"
 #include "weights.h"
 
 /* A file in memory: the header's length (or `length` when not 0), the header, data_bytes bytes 0, 1, 2 ... */
@@ -180,6 +181,86 @@ static void a_written_file_reads_back(void **state) {
   unlink(path);
 }
 
+enum { FLOAT8_HEAD = 72, FLOAT8_BYTES = 8 + FLOAT8_HEAD + 256 };
+
+/* A tensor of all bytes. */
+static void make_float8(unsigned char file[FLOAT8_BYTES]) {
+  static const char head[] = "{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[256],\"data_offsets\":[0,256]}}";
+  memset(file, 0, 8);
+  file[0] = FLOAT8_HEAD;
+  memset(file + 8, ' ', FLOAT8_HEAD);
+  memcpy(file + 8, head, sizeof head - 1);
+  for (int i = 0; i < 256; i++) file[8 + FLOAT8_HEAD + i] = (unsigned char)i;
+}
+
+static void write_float8(const char *path) {
+  unsigned char file[FLOAT8_BYTES];
+  FILE *to = fopen(path, "wb");
+  make_float8(file);
+  assert_non_null(to);
+  assert_int_equal(fwrite(file, 1, sizeof file, to), sizeof file);
+  assert_int_equal(fclose(to), 0);
+}
+
+/* Every byte of float8 against its definition: 4 bits of exponent above -7, 3 of fraction. */
+static void float8_is_widened(void **state) {
+  unsigned char file[FLOAT8_BYTES];
+  kr_weights *weights = NULL;
+  (void)state;
+  make_float8(file);
+  assert_int_equal(kr_weights_open_memory(file, sizeof file, "float8", &weights), KRAIT_OK);
+  const kr_weight *item = kr_weights_find(weights, "a");
+  assert_non_null(item);
+  assert_int_equal(item->dtype, KRAIT_F16);
+  for (int i = 0; i < 256; i++) {
+    const int exponent = i >> 3 & 15, fraction = i & 7;
+    const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9),
+                 got = (double)kr_f16_to_float(((const uint16_t *)item->data)[i]);
+    if ((i & 0x7f) == 0x7f) assert_true(isnan(got));
+    else assert_true(got == (i & 0x80 ? -size : size));
+  }
+  kr_weights_close(&weights);
+}
+
+/* Data that stay in the file: at any place, at any time, until the file becomes shorter. */
+static void a_file_is_read_in_parts(void **state) {
+  enum { N = 700001 }; /* more than one piece, at no round place */
+  float *a = malloc(N * sizeof *a), *got = malloc(N * sizeof *got);
+  uint16_t b[3] = {1, 2, 3}, got_b[3];
+  char path[] = "/tmp/krait-test-XXXXXX.safetensors";
+  kr_weights *weights = NULL;
+  kr_pool *pool = kr_pool_open(2);
+  (void)state;
+  close(mkstemps(path, 12));
+  for (int i = 0; i < N; i++) a[i] = (float)i;
+  const kr_weight items[] = {{.name = "b", .dtype = KRAIT_F16, .n_dims = 1, .shape = {3}, .data = b, .bytes = sizeof b},
+                             {.name = "a", .dtype = KRAIT_F32, .n_dims = 1, .shape = {N}, .data = a,
+                              .bytes = N * sizeof *a}};
+  assert_int_equal(kr_safetensors_write(path, items, 2, NULL, 0), KRAIT_OK);
+  assert_int_equal(kr_weights_open_in_parts(path, &weights), KRAIT_OK);
+  assert_true(kr_weights_are_in_parts(weights));
+  const kr_weight *long_one = kr_weights_find(weights, "a"), *short_one = kr_weights_find(weights, "b");
+  for (int i = 0; i < 2; i++) {
+    memset(got, 0, N * sizeof *got);
+    assert_int_equal(kr_weights_read(weights, long_one, i ? pool : NULL, got), KRAIT_OK);
+    assert_memory_equal(got, a, N * sizeof *a);
+  }
+  assert_int_equal(kr_weights_read(weights, short_one, pool, got_b), KRAIT_OK);
+  assert_memory_equal(got_b, b, sizeof b);
+  assert_int_equal(truncate(path, 1000), 0);
+  assert_int_equal(kr_weights_read(weights, long_one, pool, got), KRAIT_ERR_FILE_READ);
+  assert_non_null(strstr(krait_error_detail(), "truncated"));
+  kr_weights_close(&weights);
+  kr_pool_close(&pool);
+  write_float8(path); /* types that are not ours are read at once */
+  assert_int_equal(kr_weights_open_in_parts(path, &weights), KRAIT_OK);
+  assert_false(kr_weights_are_in_parts(weights));
+  assert_true(kr_f16_to_float(((const uint16_t *)kr_weights_find(weights, "a")->data)[0x38]) == 1);
+  kr_weights_close(&weights);
+  unlink(path);
+  free(a), free(got);
+}
+
 static void missing_and_odd_files_are_refused(void **state) {
   (void)state;
   kr_weights *weights = NULL;
@@ -203,32 +284,9 @@ static void writing_reports_a_full_disk(void **state) {
   assert_non_null(strstr(krait_error_detail(), "No space left"));
 }
 
-/* Every byte of float8 against its definition: 4 bits of exponent above -7, 3 of fraction. */
-static void float8_is_widened(void **state) {
-  static const char head[] = "{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[256],\"data_offsets\":[0,256]}}      ";
-  unsigned char file[8 + sizeof head - 1 + 256] = {0};
-  kr_weights *weights = NULL;
-  (void)state;
-  file[0] = sizeof head - 1;
-  memcpy(file + 8, head, sizeof head - 1);
-  for (int i = 0; i < 256; i++) file[8 + sizeof head - 1 + i] = (unsigned char)i;
-  assert_int_equal(kr_weights_open_memory(file, sizeof file, "float8", &weights), KRAIT_OK);
-  const kr_weight *item = kr_weights_find(weights, "a");
-  assert_non_null(item);
-  assert_int_equal(item->dtype, KRAIT_F16);
-  for (int i = 0; i < 256; i++) {
-    const int exponent = i >> 3 & 15, fraction = i & 7;
-    const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9),
-                 got = (double)kr_f16_to_float(((const uint16_t *)item->data)[i]);
-    if ((i & 0x7f) == 0x7f) assert_true(isnan(got));
-    else assert_true(got == (i & 0x80 ? -size : size));
-  }
-  kr_weights_close(&weights);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(float8_is_widened),
+      cmocka_unit_test(float8_is_widened), cmocka_unit_test(a_file_is_read_in_parts),
       cmocka_unit_test(inconsistent_headers_are_refused),         cmocka_unit_test(header_lengths_are_bounded),
       cmocka_unit_test(safetensors_every_prefix_is_refused),  cmocka_unit_test(misaligned_tensors_are_aligned),
       cmocka_unit_test(a_written_file_reads_back), cmocka_unit_test(missing_and_odd_files_are_refused),

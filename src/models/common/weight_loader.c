@@ -181,6 +181,29 @@ int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes w
   return KRAIT_OK;
 }
 
+/* *to: the item with its data, which a file in parts gives; until the next one in this place. */
+static int32_t find_data(kr_loader *p, int place, const kr_weight *item, kr_weight *to) {
+  struct kr_loader_room *room = &p->parts[place];
+  const kr_weight in_file = *item; /* to may be item */
+  *to = in_file;
+  if (!p->weights || !kr_weights_are_in_parts(p->weights) || !in_file.data) return KRAIT_OK;
+  if (in_file.bytes > room->bytes) {
+    kr_free(room->data);
+    room->data = kr_alloc((size_t)in_file.bytes), room->bytes = room->data ? in_file.bytes : 0;
+  }
+  KR_CHECK(room->data, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", in_file.name);
+  to->data = room->data;
+  const int32_t status = kr_weights_read(p->weights, &in_file, p->ctx->pool, room->data);
+  return status < 0 ? kr_fail(status, "%s: %s", kr_loader_label(p), krait_error_detail()) : KRAIT_OK;
+}
+
+static void free_parts(kr_loader *p) {
+  for (int i = 0; i < 2; i++) {
+    kr_free(p->parts[i].data);
+    p->parts[i] = (struct kr_loader_room){0};
+  }
+}
+
 /* apart: the next tensor begins at a multiple of 256 bytes. */
 static int32_t copy_in(kr_loader *p, const void *data, uint64_t bytes, int apart, const void **at) {
   const uint64_t place = p->used;
@@ -200,9 +223,11 @@ static int32_t take_weight_loader(kr_loader *p, const kr_weight *item, int apart
   *to = (kr_weight_ref){.data = item->data, .dtype = item->dtype};
   if (!item->data) return KRAIT_OK;
   p->bytes += item->bytes;
-  if (p->ctx->cuda) return copy_in(p, item->data, item->bytes, apart, &to->data);
+  kr_weight found = *item;
+  if (p->device || !p->ctx->cuda) KR_TRY(find_data(p, 0, item, &found));
+  if (p->ctx->cuda) return copy_in(p, found.data, item->bytes, apart, &to->data);
   return p->folder ? KRAIT_OK /* random weights: a token must read as much as with real ones */
-                   : copy_host(p, item->data, item->bytes, &to->data);
+                   : copy_host(p, found.data, item->bytes, &to->data);
 }
 
 typedef struct narrowing {
@@ -229,10 +254,12 @@ static void narrow_values(void *user, int64_t begin, int64_t end, int worker) {
 /* A tensor of another type, converted by the context's threads. */
 static int32_t take_narrowed(kr_loader *p, const kr_weight *item, int apart, kr_weight_ref *to) {
   const uint64_t n = item->bytes / krait_dtype_bytes(item->dtype), bytes = n * sizeof(uint16_t);
-  narrowing w = {.item = item, .dtype = p->as};
+  kr_weight found;
+  narrowing w = {.item = &found, .dtype = p->as};
   *to = (kr_weight_ref){.data = item->data, .dtype = p->as};
   p->bytes += bytes;
   if (!p->device) return copy_in(p, item->data, bytes, apart, &to->data); /* only counted */
+  KR_TRY(find_data(p, 0, item, &found));
   w.halves = kr_alloc((size_t)bytes + 1);
   KR_CHECK(w.halves, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
   kr_parallel(p->ctx, (int64_t)n, 1 << 16, narrow_values, &w);
@@ -256,11 +283,14 @@ static void widen_rows(void *user, int64_t begin, int64_t end, int worker) {
 }
 
 /* A matrix of q8_0 in host memory as float16, by the context's threads; free it with kr_free. */
-static int32_t widen_q8(const krait_ctx *ctx, const kr_weight *qweight, const kr_weight *scales, uint16_t **halves) {
+static int32_t widen_q8(kr_loader *p, const kr_weight *qweight, const kr_weight *scales, uint16_t **halves) {
   const int64_t N = scales->shape[0], K = 32 * scales->shape[1];
+  kr_weight words, factors;
+  KR_TRY(find_data(p, 0, qweight, &words));
+  KR_TRY(find_data(p, 1, scales, &factors));
   *halves = kr_alloc_array((size_t)(N * K), sizeof **halves);
   KR_CHECK(*halves, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", qweight->name);
-  kr_parallel(ctx, N, 1, widen_rows, &(q8_rows){qweight, scales, *halves});
+  kr_parallel(p->ctx, N, 1, widen_rows, &(q8_rows){&words, &factors, *halves});
   return KRAIT_OK;
 }
 
@@ -292,7 +322,7 @@ static int32_t take_widened(kr_loader *p, const kr_weight *qweight, const kr_wei
     KR_TRY(take_words(p, qweight, scales, &to->qweight, &to->qscales));
   else
     p->bytes += bytes;
-  int32_t status = p->device ? widen_q8(p->ctx, qweight, scales, &halves) : KRAIT_OK;
+  int32_t status = p->device ? widen_q8(p, qweight, scales, &halves) : KRAIT_OK;
   if (status >= 0 && halves && is_bf16)
     kr_parallel(p->ctx, (int64_t)(bytes / sizeof *halves), 1 << 16, turn_halves, halves);
   if (status >= 0) status = copy_in(p, halves, bytes, apart, &to->data);
@@ -398,6 +428,7 @@ int32_t kr_load_values(kr_loader *p, const char *name, kr_sizes want, double (*f
   kr_weight item;
   int64_t bad = -1;
   KR_TRY(kr_loader_find(p, name, 1, want, &item));
+  KR_TRY(find_data(p, 0, &item, &item));
   const kr_view view = {.data = (void *)item.data, .dtype = item.dtype};
   for (int64_t i = 0; i < n; i++) {
     values[i] = (float)(f ? f(kr_get(&view, i)) : kr_get(&view, i));
@@ -513,10 +544,15 @@ static int32_t find_rows(kr_loader *p, const char *name, kr_sizes want, uint16_t
   if (words) {
     KR_TRY(check_q8(p, words, scales, want));
     mark_read(p, words), mark_read(p, scales);
-    *at = (kr_weight_ref){.data = words->data, .dtype = KRAIT_I32, .scales = scales->data};
-    if (!p->ctx->cuda) return KRAIT_OK;
-    KR_TRY(widen_q8(p->ctx, words, scales, halves));
-    *at = (kr_weight_ref){.data = *halves, .dtype = KRAIT_F16};
+    if (p->ctx->cuda) {
+      KR_TRY(widen_q8(p, words, scales, halves));
+      *at = (kr_weight_ref){.data = *halves, .dtype = KRAIT_F16};
+      return KRAIT_OK;
+    }
+    KR_TRY(find_data(p, 0, words, &item));
+    *at = (kr_weight_ref){.data = item.data, .dtype = KRAIT_I32};
+    KR_TRY(find_data(p, 1, scales, &item));
+    at->scales = item.data;
     return KRAIT_OK;
   }
   snprintf(key, sizeof key, "%s.q4_k", name);
@@ -524,7 +560,8 @@ static int32_t find_rows(kr_loader *p, const char *name, kr_sizes want, uint16_t
   if (words) KR_TRY(check_q4k(p, words, want));
   if (!words) KR_TRY(kr_loader_find(p, name, 1, want, &item));
   mark_read(p, words);
-  *at = (kr_weight_ref){.data = words ? words->data : item.data, .dtype = words ? KRAIT_I32 : item.dtype};
+  KR_TRY(find_data(p, 0, words ? words : &item, &item));
+  *at = (kr_weight_ref){.data = item.data, .dtype = words ? KRAIT_I32 : item.dtype};
   return KRAIT_OK;
 }
 
@@ -564,6 +601,7 @@ static int32_t count_all(kr_loader *p, kr_take_fn take_all, void *user) {
 int32_t kr_loader_count(kr_loader *p, kr_take_fn take_all, void *user) {
   const int32_t status = count_all(p, take_all, user);
   forget_random(p);
+  free_parts(p);
   return status;
 }
 
@@ -579,7 +617,7 @@ int32_t kr_loader_copy(kr_loader *p, kr_take_fn take_all, void *user) {
   if (!p->ctx->cuda) return KRAIT_OK;
   struct kr_staging *const given = p->staging;
   const int32_t status = copy_all(p, take_all, user);
-  if (!given) kr_staging_close(&p->staging);
+  if (!given) kr_staging_close(&p->staging), free_parts(p);
   forget_random(p);
   return status;
 }
@@ -592,6 +630,7 @@ int32_t kr_loader_run(kr_loader *p, kr_take_fn take_all, void *user) {
 void kr_loader_drop(kr_loader *p) {
   if (p->device) kr_cuda_free(p->ctx->cuda, p->device);
   p->device = NULL;
+  free_parts(p);
 }
 
 void kr_loader_close(kr_loader *p) {

@@ -28,7 +28,8 @@ kr_weight_ref kr_weight_rows(const kr_weight_ref *w, int64_t first, int64_t K);
 typedef struct kr_loader {
   const krait_ctx *ctx;
   const kr_model_folder *folder; /* or */
-  const kr_weights *weights;     /* whose memory ends after loading; or neither: random values, for timing */
+  const kr_weights *weights;     /* whose memory ends after loading, or whose data are in its file (in parts); or
+                                  * neither: random values, for timing */
   const char *prefix;            /* prepended to every name */
   int32_t random_type;           /* of random values */
   int32_t random_blocks;         /* of the next random matrix, where its sizes allow it: KRAIT_Q8_0, KRAIT_Q4_K */
@@ -41,6 +42,10 @@ typedef struct kr_loader {
   char *device;    /* on a GPU; NULL: only count */
   struct kr_staging *staging;
   uint64_t used;
+  struct kr_loader_room {
+    void *data;
+    uint64_t bytes;
+  } parts[2]; /* tensors of a file whose data stay there: the one that is being placed, and q8_0's scales */
   struct kr_random_values {
     void *data;
     uint64_t bytes;

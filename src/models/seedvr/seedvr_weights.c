@@ -111,12 +111,15 @@ static int32_t take_only_layer(kr_loader *p, void *user) {
   return take_seedvr_layer(p, t->c, t->layer, &t->w->layers[t->layer]);
 }
 
+enum { MOST_FREQS = 256 };
+
 /* The rotary frequencies are the same in every block, or follow from the sizes. */
 static int32_t take_freqs(kr_seedvr_weights *w, const kr_seedvr_config *c, const kr_weights *weights) {
   const int64_t per_axis = c->rope_dim / 3, n = per_axis / 2;
   key_text key;
-  KR_CHECK(n >= 1 && 6 * n <= c->D, KRAIT_ERR_WEIGHTS, "configuration: rope_dim %lld does not match heads of %lld",
-           (long long)c->rope_dim, (long long)c->D);
+  float own[MOST_FREQS];
+  KR_CHECK(n >= 1 && n <= MOST_FREQS && 6 * n <= c->D, KRAIT_ERR_WEIGHTS,
+           "configuration: rope_dim %lld does not match heads of %lld", (long long)c->rope_dim, (long long)c->D);
   float *freqs = w->freqs = kr_alloc_array((size_t)n, sizeof *freqs);
   KR_CHECK(freqs, KRAIT_ERR_NO_MEMORY, "no memory for %lld frequencies", (long long)n);
   for (int64_t j = 0; j < n; j++)
@@ -124,9 +127,8 @@ static int32_t take_freqs(kr_seedvr_weights *w, const kr_seedvr_config *c, const
                                 : 3.14159265358979323846 * (n > 1 ? 1 + 127 * (double)j / (double)(n - 1) : 1));
   for (int64_t i = 0; weights && i < c->n_layers; i++) {
     snprintf(key, sizeof key, "blocks.%lld.attn.rope.rope.freqs", (long long)i);
-    const float *own;
     if (!kr_weights_find(weights, key)) continue;
-    KR_TRY(kr_weights_take_f32(weights, key, 1, &n, &own));
+    KR_TRY(kr_load_values(&w->loader, key, KR_SIZES(n), NULL, own));
     if (i == 0) memcpy(freqs, own, (size_t)n * sizeof *freqs);
     KR_CHECK(memcmp(freqs, own, (size_t)n * sizeof *freqs) == 0, KRAIT_ERR_UNSUPPORTED,
              "tensor '%s' differs from that of block 0, which is not supported", key);
