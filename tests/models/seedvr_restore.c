@@ -96,6 +96,44 @@ static void corrects_colours_as_published(void **state) {
   }
 }
 
+/* The fine part of one film and the coarse part of another, by the definition, of frames narrower than the steps. */
+static double coarse_value(const double *x, int64_t h, int64_t w, int64_t at, int64_t step) {
+  static const double factors[3] = {0.25, 0.5, 0.25};
+  const int64_t y = at / 3 / w, column = at / 3 % w;
+  double sum = 0;
+  for (int i = 0; i < 9; i++) {
+    const int64_t to_y = y + (i / 3 - 1) * step, to_x = column + (i % 3 - 1) * step,
+                  row = to_y < 0 ? 0 : to_y >= h ? h - 1 : to_y, x_in = to_x < 0 ? 0 : to_x >= w ? w - 1 : to_x;
+    sum += factors[i / 3] * factors[i % 3] * x[3 * (row * w + x_in) + at % 3];
+  }
+  return sum;
+}
+
+static void corrects_colours_of_narrow_frames(void **state) {
+  static const int64_t sizes[][2] = {{1, 1}, {3, 40}, {40, 3}, {17, 16}, {33, 35}};
+  enum { MOST = 3 * 40 * 40 };
+  (void)state;
+  for (int i = 0; i < 5; i++) {
+    const int64_t h = sizes[i][0], w = sizes[i][1], n = 3 * h * w, size[3] = {2, h, w};
+    float *content = malloc((size_t)(4 * n) * sizeof *content), *style = content + 2 * n;
+    double from[MOST], to[MOST], want[2 * MOST];
+    kr_seedvr_noise(3, 0, 0, 4 * n, content);
+    for (int64_t frame = 0; frame < 2; frame++) {
+      for (int64_t k = 0; k < n; k++) from[k] = (double)style[frame * n + k] - (double)content[frame * n + k];
+      for (int64_t step = 1; step <= 16; step *= 2) {
+        for (int64_t k = 0; k < n; k++) to[k] = coarse_value(from, h, w, k, step);
+        memcpy(from, to, (size_t)n * sizeof *from);
+      }
+      for (int64_t k = 0; k < n; k++) want[frame * n + k] = (double)content[frame * n + k] + from[k];
+    }
+    assert_int_equal(kr_colour_run(ctx, KR_COLOUR_WAVELET, size, content, style), KRAIT_OK);
+    for (int64_t k = 0; k < 2 * n; k++)
+      if (!(fabs((double)content[k] - want[k]) < 1e-6))
+        fail_msg("%d x %d, value %d: %g, not %g", (int)w, (int)h, (int)k, (double)content[k], want[k]);
+    free(content);
+  }
+}
+
 static void joins_as_published(void **state) {
   static const char *const cases[] = {"blend1", "blend2", "blend3", "blend4", "blend5", "blend8"};
   (void)state;
@@ -548,6 +586,7 @@ int main(void) {
     return 1;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(resizes_as_published),  cmocka_unit_test(corrects_colours_as_published),
+      cmocka_unit_test(corrects_colours_of_narrow_frames),
       cmocka_unit_test(joins_as_published),    cmocka_unit_test(schedules_as_published),
       cmocka_unit_test(guides_as_published),   cmocka_unit_test(draws_noise),
       cmocka_unit_test(refuses_sizes),         cmocka_unit_test(gives_samples_of_each_kind),

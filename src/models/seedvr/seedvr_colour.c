@@ -1,7 +1,6 @@
 /* seedvr_colour.c: the result's colours from the input: StableSR's wavelet and adaptive instance normalisation,
  * ComfyUI's ranks in CIELAB; and ComfyUI's joins of overlapping batches. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -19,65 +18,82 @@ int32_t kr_colour_of(const char *name, int32_t *colour) {
   return kr_fail(KRAIT_ERR_ARGUMENT, "unknown colour correction '%.40s': wavelet, adain, lab or none", name);
 }
 
-/* ---- the coarse part: five blurs with (1 2 1) on both axes, steps 1 to 16, edges repeated ---- */
+/* ---- the coarse part: five blurs with (1 2 1) on both axes, steps 1 to 16, edges repeated; frame by frame, whose two
+ * maps stay in the caches ---- */
 
 enum { LEVELS = 5 };
 
 typedef struct blur {
   int64_t H, W, step;
-  const float *from;
-  float *to;
-  int is_across;
+  const float *from, *less; /* less: what is blurred is from - less; or NULL */
+  float *to, *sum;          /* sum: the result is added to it; or NULL */
+  float *lines;             /* a row for each worker */
 } blur;
 
 static int64_t inside(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
 
-/* Rows of all frames. */
+static void blur_down(const blur *b, int64_t y, float *to) {
+  const int64_t n = 3 * b->W, rows[3] = {y * n, inside(y - b->step, b->H) * n, inside(y + b->step, b->H) * n};
+  const float *at = b->from + rows[0], *above = b->from + rows[1], *below = b->from + rows[2];
+  if (!b->less) {
+    for (int64_t i = 0; i < n; i++) to[i] = 0.5f * at[i] + 0.25f * (above[i] + below[i]);
+    return;
+  }
+  const float *less = b->less + rows[0], *less_above = b->less + rows[1], *less_below = b->less + rows[2];
+  for (int64_t i = 0; i < n; i++)
+    to[i] = 0.5f * (at[i] - less[i]) + 0.25f * (above[i] - less_above[i] + (below[i] - less_below[i]));
+}
+
+static void blur_edge(const blur *b, int64_t begin, int64_t end, const float *row, float *to) {
+  for (int64_t x = begin; x < end; x++)
+    for (int k = 0; k < 3; k++)
+      to[3 * x + k] = 0.5f * row[3 * x + k] +
+                      0.25f * (row[3 * inside(x - b->step, b->W) + k] + row[3 * inside(x + b->step, b->W) + k]);
+}
+
+static void blur_across(const blur *b, const float *row, float *to) {
+  const int64_t left = b->step < b->W ? b->step : b->W, right = left < b->W - b->step ? b->W - b->step : left,
+                step = 3 * b->step;
+  blur_edge(b, 0, left, row, to);
+  for (int64_t i = 3 * left; i < 3 * right; i++) to[i] = 0.5f * row[i] + 0.25f * (row[i - step] + row[i + step]);
+  blur_edge(b, right, b->W, row, to);
+}
+
 static void blur_rows(void *user, int64_t begin, int64_t end, int worker) {
   const blur *b = user;
-  (void)worker;
-  for (int64_t row = begin; row < end; row++) {
-    const int64_t frame = row / b->H * b->H, y = row % b->H, n = 3 * b->W;
-    const float *at = b->from + row * n, *above = b->from + (frame + inside(y - b->step, b->H)) * n,
-                *below = b->from + (frame + inside(y + b->step, b->H)) * n;
-    float *to = b->to + row * n;
-    if (b->is_across)
-      for (int64_t x = 0; x < b->W; x++)
-        for (int k = 0; k < 3; k++)
-          to[3 * x + k] = 0.5f * at[3 * x + k] +
-                          0.25f * (at[3 * inside(x - b->step, b->W) + k] + at[3 * inside(x + b->step, b->W) + k]);
-    else
-      for (int64_t x = 0; x < n; x++) to[x] = 0.5f * at[x] + 0.25f * (above[x] + below[x]);
+  const int64_t n = 3 * b->W;
+  float *row = b->lines + worker * n;
+  for (int64_t y = begin; y < end; y++) {
+    float *to = b->to + y * n;
+    blur_down(b, y, row);
+    blur_across(b, row, to);
+    for (int64_t i = 0; b->sum && i < n; i++) b->sum[y * n + i] += to[i];
   }
 }
 
-int32_t kr_colour_low(const krait_ctx *ctx, const int64_t size[3], int64_t most, float *film) {
-  const int64_t rows = size[0] * size[1];
-  float *other = kr_alloc_array((size_t)(3 * rows * size[2]), sizeof *other);
-  KR_CHECK(other, KRAIT_ERR_NO_MEMORY, "no memory to correct colours");
-  blur b = {.H = size[1], .W = size[2]};
+/* A frame; maps: two, and the rows. */
+static void correct_frame(const krait_ctx *ctx, const int64_t size[3], int64_t most, float *maps, float *content,
+                          const float *style) {
+  const int64_t n = 3 * size[1] * size[2];
   for (int level = 0; level < LEVELS; level++) {
-    b.step = (int64_t)1 << level < most ? (int64_t)1 << level : most;
-    b.from = film, b.to = other, b.is_across = 1;
-    kr_parallel(ctx, rows, 8, blur_rows, &b);
-    b.from = other, b.to = film, b.is_across = 0;
-    kr_parallel(ctx, rows, 8, blur_rows, &b);
+    const int64_t step = (int64_t)1 << level;
+    blur b = {.H = size[1], .W = size[2], .step = step < most ? step : most, .to = maps + level % 2 * n,
+              .from = level ? maps + (level + 1) % 2 * n : style, .less = level ? NULL : content,
+              .sum = level == LEVELS - 1 ? content : NULL, .lines = maps + 2 * n};
+    kr_parallel(ctx, size[1], 8, blur_rows, &b);
   }
-  kr_free(other);
-  return KRAIT_OK;
 }
 
-/* content's fine part and style's coarse part: the blur is linear, so that one of the difference does. */
+/* content's fine part and style's coarse part: the blur is linear, so that one of the difference does. The steps of a
+ * level are at most `most`. */
 static int32_t correct_wavelet(const krait_ctx *ctx, const int64_t size[3], int64_t most, float *content,
                                const float *style) {
-  const int64_t n = 3 * size[0] * size[1] * size[2];
-  float *difference = kr_alloc_array((size_t)n, sizeof *difference);
-  KR_CHECK(difference, KRAIT_ERR_NO_MEMORY, "no memory to correct colours");
-  for (int64_t i = 0; i < n; i++) difference[i] = style[i] - content[i];
-  const int32_t status = kr_colour_low(ctx, size, most, difference);
-  for (int64_t i = 0; status >= 0 && i < n; i++) content[i] += difference[i];
-  kr_free(difference);
-  return status;
+  const int64_t n = 3 * size[1] * size[2];
+  float *maps = kr_alloc_array((size_t)(2 * n + kr_pool_size(ctx->pool) * 3 * size[2]), sizeof *maps);
+  KR_CHECK(maps, KRAIT_ERR_NO_MEMORY, "no memory to correct colours");
+  for (int64_t t = 0; t < size[0]; t++) correct_frame(ctx, size, most, maps, content + t * n, style + t * n);
+  kr_free(maps);
+  return KRAIT_OK;
 }
 
 /* ---- mean and deviation of each frame's colours ---- */
@@ -90,14 +106,22 @@ static void measure_colour(const float *x, int64_t n, int k, double *mean, doubl
   *deviation = sqrt(squares / (double)(n > 1 ? n - 1 : 1) + 1e-5);
 }
 
-static void correct_adain(const int64_t size[3], float *content, const float *style) {
-  const int64_t n = size[1] * size[2];
-  for (int64_t i = 0; i < 3 * size[0]; i++) {
-    float *x = content + i / 3 * 3 * n;
+typedef struct films {
+  int64_t n; /* of a frame's pixels; or of all */
+  float *content;
+  const float *style;
+} films;
+
+/* Colours of frames. */
+static void correct_adain(void *user, int64_t begin, int64_t end, int worker) {
+  const films *f = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    float *x = f->content + i / 3 * 3 * f->n;
     double mean, deviation, to_mean, to_deviation;
-    measure_colour(x, n, (int)(i % 3), &mean, &deviation);
-    measure_colour(style + i / 3 * 3 * n, n, (int)(i % 3), &to_mean, &to_deviation);
-    for (int64_t p = 0; p < n; p++)
+    measure_colour(x, f->n, (int)(i % 3), &mean, &deviation);
+    measure_colour(f->style + i / 3 * 3 * f->n, f->n, (int)(i % 3), &to_mean, &to_deviation);
+    for (int64_t p = 0; p < f->n; p++)
       x[3 * p + i % 3] = (float)(((double)x[3 * p + i % 3] - mean) / deviation * to_deviation + to_mean);
   }
 }
@@ -137,34 +161,76 @@ static void from_lab(float *lab) {
   }
 }
 
+/* Keys in the order of values; pixels of equal values keep theirs. */
 typedef struct ranked {
-  float value;
+  uint32_t key;
   int32_t at;
 } ranked;
 
-static int compare_ranked(const void *a, const void *b) {
-  const ranked *x = a, *y = b;
-  return x->value != y->value ? (x->value > y->value) - (x->value < y->value) : (x->at > y->at) - (x->at < y->at);
+static uint32_t order_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-static void rank(const float *film, int64_t n, int k, ranked *to) {
-  for (int64_t i = 0; i < n; i++) to[i] = (ranked){film[3 * i + k], (int32_t)i};
-  qsort(to, (size_t)n, sizeof *to, compare_ranked);
+static float value_at_order(uint32_t key) {
+  const uint32_t bits = key >> 31 ? key & 0x7fffffffu : ~key;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+enum { DIGITS = 3, DIGIT_BITS = 11 };
+
+/* By one digit, from x into to. */
+static void sort_digit(int digit, int64_t n, const ranked *x, ranked *to) {
+  int64_t ends[1 << DIGIT_BITS] = {0}, begin = 0;
+  const int shift = digit * DIGIT_BITS, mask = (1 << DIGIT_BITS) - 1;
+  for (int64_t i = 0; i < n; i++) ends[x[i].key >> shift & (uint32_t)mask]++;
+  for (int i = 0; i <= mask; i++) {
+    const int64_t count = ends[i];
+    ends[i] = begin, begin += count;
+  }
+  for (int64_t i = 0; i < n; i++) to[ends[x[i].key >> shift & (uint32_t)mask]++] = x[i];
+}
+
+/* Colour k of a film, sorted; in one of the two rooms of n. */
+static const ranked *rank(const float *film, int64_t n, int k, ranked *rooms) {
+  ranked *from = rooms, *to = rooms + n;
+  for (int64_t i = 0; i < n; i++) from[i] = (ranked){order_of(film[3 * i + k]), (int32_t)i};
+  for (int digit = 0; digit < DIGITS; digit++) {
+    ranked *const sorted = to;
+    sort_digit(digit, n, from, to);
+    to = from, from = sorted;
+  }
+  return from;
 }
 
 static int32_t match_ranks(int64_t n, float *content, const float *style) {
-  ranked *own = kr_alloc_array((size_t)n, sizeof *own), *others = kr_alloc_array((size_t)n, sizeof *others);
-  const int32_t status = own && others ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to correct colours");
+  ranked *rooms = kr_alloc_array((size_t)(2 * n), sizeof *rooms);
+  float *others = kr_alloc_array((size_t)n, sizeof *others);
+  const int32_t status = rooms && others ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory to correct colours");
   for (int k = 0; k < 3 && status >= 0; k++) {
-    rank(content, n, k, own), rank(style, n, k, others);
+    const ranked *sorted = rank(style, n, k, rooms);
+    for (int64_t i = 0; i < n; i++) others[i] = value_at_order(sorted[i].key);
+    sorted = rank(content, n, k, rooms);
     for (int64_t i = 0; i < n; i++) {
-      float *to = content + 3 * (int64_t)own[i].at + k;
-      *to = k ? others[i].value : 0.8f * *to + 0.2f * others[i].value;
+      float *to = content + 3 * (int64_t)sorted[i].at + k;
+      *to = k ? others[i] : 0.8f * *to + 0.2f * others[i];
     }
   }
-  kr_free(own);
+  kr_free(rooms);
   kr_free(others);
   return status;
+}
+
+static void turn_to_lab(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) to_lab((float *)user + 3 * i);
+}
+static void turn_from_lab(void *user, int64_t begin, int64_t end, int worker) {
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) from_lab((float *)user + 3 * i);
 }
 
 static void clip_colours(int64_t n, float *film) {
@@ -179,9 +245,10 @@ static int32_t correct_lab(const krait_ctx *ctx, const int64_t size[3], float *c
   float *other = kr_alloc_array((size_t)(3 * n), sizeof *other);
   KR_CHECK(other, KRAIT_ERR_NO_MEMORY, "no memory to correct colours");
   memcpy(other, style, (size_t)(3 * n) * sizeof *other);
-  for (int64_t i = 0; i < n; i++) to_lab(content + 3 * i), to_lab(other + 3 * i);
+  kr_parallel(ctx, n, 1 << 12, turn_to_lab, content);
+  kr_parallel(ctx, n, 1 << 12, turn_to_lab, other);
   const int32_t status = match_ranks(n, content, other);
-  for (int64_t i = 0; status >= 0 && i < n; i++) from_lab(content + 3 * i);
+  if (status >= 0) kr_parallel(ctx, n, 1 << 12, turn_from_lab, content);
   kr_free(other);
   return status;
 }
@@ -190,7 +257,8 @@ int32_t kr_colour_run(const krait_ctx *ctx, int32_t colour, const int64_t size[3
                       const float *style) {
   if (colour == KR_COLOUR_WAVELET) return correct_wavelet(ctx, size, (int64_t)1 << LEVELS, content, style);
   if (colour == KR_COLOUR_LAB) return correct_lab(ctx, size, content, style);
-  if (colour == KR_COLOUR_ADAIN) correct_adain(size, content, style);
+  films f = {size[1] * size[2], content, style};
+  if (colour == KR_COLOUR_ADAIN) kr_parallel(ctx, 3 * size[0], 1, correct_adain, &f);
   return KRAIT_OK;
 }
 

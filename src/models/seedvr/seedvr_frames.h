@@ -39,8 +39,6 @@ enum { KR_COLOUR_WAVELET, KR_COLOUR_ADAIN, KR_COLOUR_LAB, KR_COLOUR_NONE };
 int32_t kr_colour_of(const char *name, int32_t *colour); /* "wavelet", "adain", "lab", "none" */
 /* The result in place of content; style: the input. size: T, H, W. */
 int32_t kr_colour_run(const krait_ctx *ctx, int32_t colour, const int64_t size[3], float *content, const float *style);
-/* The coarse part of each frame, five levels, in place; the steps of a level are at most `most`. */
-int32_t kr_colour_low(const krait_ctx *ctx, const int64_t size[3], int64_t most, float *film);
 
 /* k frames of a batch's end, and the next batch's first k, n values each, in place of the latter: in 0..1, and so in
  * any range. */

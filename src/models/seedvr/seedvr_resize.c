@@ -175,24 +175,33 @@ const float *kr_resizer_run_floats(kr_resizer *r, const float *rgb) {
 }
 
 void kr_frame_crop(const kr_frame_size *s, const float *scaled, float *frame) {
-  for (int64_t y = 0; y < s->H; y++)
-    for (int64_t x = 0; x < s->W; x++)
-      for (int k = 0; k < 3; k++) {
-        const int64_t from_y = y + s->top, from_x = x + s->left;
-        const int is_inside = from_y < s->scaled_h && from_x < s->scaled_w;
-        const float v = is_inside ? scaled[3 * (from_y * s->scaled_w + from_x) + k] : 0;
-        frame[3 * (y * s->W + x) + k] = (v - 0.5f) / 0.5f;
-      }
+  const int64_t n = 3 * s->W, left = s->scaled_w - s->left, n_inside = 3 * (left < s->W ? left : s->W);
+  for (int64_t y = 0; y < s->H; y++, frame += n) {
+    const int64_t from_y = y + s->top, m = from_y < s->scaled_h ? n_inside : 0,
+                  at = 3 * (from_y * s->scaled_w + s->left);
+    for (int64_t i = 0; i < m; i++) frame[i] = (scaled[at + i] - 0.5f) / 0.5f;
+    for (int64_t i = m; i < n; i++) frame[i] = -1;
+  }
+}
+
+/* v in -1..1, of `most` steps: rounded half to even, as adding and taking away 1.5 * 2^23 does. */
+static float round_sample(float v, float most) {
+  const float clipped = v < -1 ? -1 : v > 1 ? 1 : v, magic = 0x1.8p23f;
+  return (clipped * 0.5f + 0.5f) * most + magic - magic;
 }
 
 void kr_frame_put(const kr_frame_size *s, const float *frame, int samples, void *rgb) {
-  const float most = samples == KR_SAMPLES_8 ? 255.0f : 65535.0f;
-  for (int64_t y = 0; y < s->out_h; y++)
-    for (int64_t i = 0; i < 3 * s->out_w; i++) {
-      const float v = frame[3 * y * s->W + i], clipped = v < -1 ? -1 : v > 1 ? 1 : v, value = clipped * 0.5f + 0.5f;
-      const int64_t at = 3 * y * s->out_w + i;
-      if (samples == KR_SAMPLES_8) ((uint8_t *)rgb)[at] = (uint8_t)rintf(value * most);
-      else if (samples == KR_SAMPLES_16) ((uint16_t *)rgb)[at] = (uint16_t)rintf(value * most);
-      else ((float *)rgb)[at] = value;
-    }
+  const int64_t n = 3 * s->out_w;
+  for (int64_t y = 0; y < s->out_h; y++, frame += 3 * s->W) {
+    uint8_t *bytes = (uint8_t *)rgb + y * n;
+    uint16_t *words = (uint16_t *)rgb + y * n;
+    float *floats = (float *)rgb + y * n;
+    if (samples == KR_SAMPLES_8)
+      for (int64_t i = 0; i < n; i++) bytes[i] = (uint8_t)round_sample(frame[i], 255);
+    else if (samples == KR_SAMPLES_16)
+      for (int64_t i = 0; i < n; i++) words[i] = (uint16_t)round_sample(frame[i], 65535);
+    else
+      for (int64_t i = 0; i < n; i++)
+        floats[i] = (frame[i] < -1 ? -1 : frame[i] > 1 ? 1 : frame[i]) * 0.5f + 0.5f;
+  }
 }

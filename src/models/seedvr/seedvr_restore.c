@@ -2,6 +2,7 @@
 #include "seedvr_restore.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -231,10 +232,27 @@ static const float *noise_of(const run *r, const float *recorded, int purpose) {
   return r->noise;
 }
 
-static int32_t check_values(const float *x, int64_t n, const char *stage) {
-  for (int64_t i = 0; i < n; i++)
-    KR_CHECK(isfinite(x[i]), KRAIT_ERR_WEIGHTS,
-             "%s gave values that are not finite: the weights are damaged, or of another model", stage);
+typedef struct values {
+  const float *x;
+  atomic_int is_bad;
+} values;
+
+static void find_bad(void *user, int64_t begin, int64_t end, int worker) {
+  values *v = user;
+  uint32_t bits, is_bad = 0;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    memcpy(&bits, v->x + i, sizeof bits);
+    is_bad |= (bits & 0x7f800000) == 0x7f800000; /* infinite, or not a number */
+  }
+  if (is_bad) atomic_store(&v->is_bad, 1);
+}
+
+static int32_t check_values(const run *r, const float *x, int64_t n, const char *stage) {
+  values v = {.x = x};
+  kr_parallel(r->m->ctx, n, 1 << 16, find_bad, &v);
+  KR_CHECK(!atomic_load(&v.is_bad), KRAIT_ERR_WEIGHTS,
+           "%s gave values that are not finite: the weights are damaged, or of another model", stage);
   return KRAIT_OK;
 }
 
@@ -248,7 +266,7 @@ static int32_t encode(run *r) {
   float *moments = kr_alloc_array((size_t)(2 * n * L), sizeof *moments);
   KR_CHECK(moments, KRAIT_ERR_NO_MEMORY, "no memory for latents");
   int32_t status = kr_vae_encode(r->m->vae, &call, r->b->film, moments);
-  if (status >= 0) status = check_values(moments, 2 * n * L, "the encoder");
+  if (status >= 0) status = check_values(r, moments, 2 * n * L, "the encoder");
   const float *eps = status >= 0 ? noise_of(r, r->b->eps, NOISE_EPS) : NULL;
   for (int64_t i = 0; status >= 0 && i < n * L; i++) {
     const float *at = moments + i / L * 2 * L + i % L;
@@ -299,7 +317,7 @@ static int32_t sample(run *r) {
   kr_seedvr_latents_close(&r->latents);
   if (status < 0) return status;
   if (r->b->x0) memcpy(r->b->x0, r->x, (size_t)(r->n * r->L) * sizeof *r->x);
-  return check_values(r->x, r->n * r->L, "the transformer");
+  return check_values(r, r->x, r->n * r->L, "the transformer");
 }
 
 static int32_t decode(run *r) {
@@ -310,7 +328,7 @@ static int32_t decode(run *r) {
                            .tile_overlap = {r->m->tile_overlap, r->m->tile_overlap}};
   for (int64_t i = 0; i < r->n * r->L; i++) r->x[i] = (float)((double)r->x[i] / SCALING);
   KR_TRY(kr_vae_decode(r->m->vae, &call, r->x, r->b->decoded));
-  return check_values(r->b->decoded, size[0] * size[1] * size[2] * KR_VAE_COLOURS, "the decoder");
+  return check_values(r, r->b->decoded, size[0] * size[1] * size[2] * KR_VAE_COLOURS, "the decoder");
 }
 
 static int32_t run_stages(run *r) {

@@ -3,6 +3,7 @@
 
 #include "alloc.h"
 #include "clock.h"
+#include "ctx.h"
 #include "restorer.h"
 #include "status.h"
 
@@ -89,6 +90,13 @@ static int32_t give_out(kr_batches *b, const kr_batch_part *part) {
   return KRAIT_OK;
 }
 
+static void put_frames(void *user, int64_t begin, int64_t end, int worker) {
+  const kr_batches *b = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++)
+    kr_frame_put(&b->size, b->decoded + i * b->frame, b->use.samples, b->rgb + i * b->frame_bytes);
+}
+
 static int32_t run_batch(kr_batches *b, int is_last) {
   kr_batch_part part = {.n_frames = is_last ? b->n : b->n - b->overlap, .n_tail = is_last ? 0 : b->overlap};
   const kr_batch_part wanted = part;
@@ -102,8 +110,7 @@ static int32_t run_batch(kr_batches *b, int is_last) {
   KR_TRY(restore_frames(b));
   const int64_t joined = b->n_tail < b->n ? b->n_tail : b->n;
   kr_blend(joined, b->frame, b->tail, b->decoded);
-  for (int64_t i = 0; i < wanted.n_frames; i++)
-    kr_frame_put(&b->size, b->decoded + i * b->frame, b->use.samples, b->rgb + i * b->frame_bytes);
+  kr_parallel(b->use.r->ctx, wanted.n_frames, 1, put_frames, b);
   part = wanted;
   part.rgb = b->rgb, part.tail = b->decoded + wanted.n_frames * b->frame;
   if (b->use.finished) KR_TRY(b->use.finished(b->use.user, &part));
