@@ -11,6 +11,7 @@
 #include "ctx.h"
 #include "seedvr/seedvr_restore.h"
 #include "seedvr/seedvr_sampler.h"
+#include "restore/restorer.h"
 
 enum { T = 5, H = 8, W = 16, N = 3 * T * H * W };
 
@@ -112,11 +113,115 @@ static void every_plan_gives_the_film(void **state) {
   for (int i = 0; i < 2; i++) krait_ctx_close(&contexts[i]);
 }
 
+/* ---- a batch that nobody chose ---- */
+
+/* It is shortened until the host needs no more than it should; a number that was given is not. */
+static void batches_suit_the_host(void **state) {
+  const kr_frame_size size = {.H = H, .W = W, .out_h = H, .out_w = W};
+  krait_ctx *ctx;
+  krait_restorer r = {.host_most = UINT64_MAX};
+  (void)state;
+  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .n_threads = 1,
+                                                       .device = KRAIT_DEVICE_CUDA(0)},
+                                  &ctx),
+                   KRAIT_OK);
+  open_models(ctx, KRAIT_F32, &r.models);
+  r.ctx = ctx;
+  kr_restore_choices plan = {.o = {.frames_per_batch = KR_FRAMES_PER_BATCH}, .is_batch_free = 1};
+  assert_int_equal(kr_restore_plan_batches(&r, &plan, &size), KRAIT_OK);
+  while (!r.models.plan.host_bytes) {
+    r.memory_bytes = ((uint64_t)512 << 20) + r.models.plan.bytes - 1;
+    assert_int_equal(kr_restore_plan_batches(&r, &plan, &size), KRAIT_OK);
+  }
+  assert_int_equal(plan.o.frames_per_batch, KR_FRAMES_PER_BATCH);
+  assert_null(strstr(r.plan, "batches of"));
+  const uint64_t whole = kr_restore_host_bytes(&r, &plan, &size);
+  for (uint64_t most = whole - 1, last = KR_FRAMES_PER_BATCH; last > 5; most = most * 9 / 10) {
+    r.host_most = most, plan.o.frames_per_batch = KR_FRAMES_PER_BATCH;
+    assert_int_equal(kr_restore_plan_batches(&r, &plan, &size), KRAIT_OK);
+    print_message("%s\n", r.plan);
+    const uint64_t host = kr_restore_host_bytes(&r, &plan, &size), n = (uint64_t)plan.o.frames_per_batch;
+    if (host > most) { /* no batch does: the longest */
+      assert_int_equal(n, KR_FRAMES_PER_BATCH);
+      break;
+    }
+    assert_true(n < KR_FRAMES_PER_BATCH && n <= last && n % 4 == 1);
+    assert_non_null(strstr(r.plan, "batches of"));
+    last = n;
+  }
+  plan.is_batch_free = 0, plan.o.frames_per_batch = KR_FRAMES_PER_BATCH;
+  assert_int_equal(kr_restore_plan_batches(&r, &plan, &size), KRAIT_OK);
+  assert_int_equal(plan.o.frames_per_batch, KR_FRAMES_PER_BATCH);
+  plan = (kr_restore_choices){.o = {.frames_per_batch = KR_FRAMES_PER_BATCH, .overlap = 13}, .is_batch_free = 1};
+  assert_int_equal(kr_restore_plan_batches(&r, &plan, &size), KRAIT_OK);
+  assert_true(plan.o.frames_per_batch > plan.o.overlap);
+  kr_restore_unload(&r.models);
+  krait_ctx_close(&ctx);
+}
+
+/* ---- weights that stay in their file ---- */
+
+static void run_dit(const krait_ctx *ctx, const kr_weights *weights, const char *model, int is_streamed, float *v,
+                    int64_t *n) {
+  const int64_t size[3] = {2, 4, 6}, n_text = 3;
+  kr_config *config = NULL;
+  kr_seedvr_config c;
+  kr_seedvr_weights w;
+  kr_seedvr_latents *latents = NULL;
+  assert_int_equal(kr_config_open(weights, NULL, NULL, &config), KRAIT_OK);
+  if (kr_seedvr_config_read(model, config, &c) < 0 || kr_seedvr_weights_open(ctx, &c, weights, KRAIT_F32, &w) < 0)
+    fail_msg("%s", krait_error_detail());
+  float *x = kr_alloc_array((size_t)(48 * c.vid_in), sizeof *x),
+        *text = kr_alloc_array((size_t)(3 * c.txt_in), sizeof *text);
+  kr_seedvr_noise(1, 0, 0, 48 * c.vid_in, x), kr_seedvr_noise(2, 0, 0, 3 * c.txt_in, text);
+  uint64_t bytes, streamed;
+  assert_int_equal(kr_seedvr_latents_bytes(ctx, &c, &w, size, n_text, &bytes, &streamed), KRAIT_OK);
+  if (!is_streamed) assert_int_equal(kr_seedvr_weights_hold(&w), KRAIT_OK);
+  if (kr_seedvr_latents_open(ctx, &c, &w, size, is_streamed, &latents) < 0 ||
+      kr_seedvr_latents_run(latents, 0, x, text, n_text, 500, v) < 0)
+    fail_msg("%s", krait_error_detail());
+  *n = 48 * c.vid_out;
+  kr_seedvr_latents_close(&latents);
+  kr_seedvr_weights_close(&w);
+  kr_config_close(&config);
+  kr_free(x), kr_free(text);
+}
+
+static void weights_may_stay_in_their_file(void **state) {
+  static float want[4096], got[4096];
+  krait_ctx *ctx;
+  (void)state;
+  assert_int_equal(krait_ctx_open(&(krait_ctx_options){.size = sizeof(krait_ctx_options), .n_threads = 2,
+                                                       .device = KRAIT_DEVICE_CUDA(0)},
+                                  &ctx),
+                   KRAIT_OK);
+  static const char *const models[] = {"dit3b", "dit7b"};
+  for (int i = 0; i < 4; i++) {
+    char path[512], model[32];
+    kr_weights *weights = NULL;
+    int64_t n;
+    snprintf(path, sizeof path, GOLDEN "/%s.weights.safetensors", models[i / 2]);
+    snprintf(model, sizeof model, "seedvr_%s", models[i / 2]);
+    assert_int_equal(kr_weights_open(path, &weights), KRAIT_OK);
+    run_dit(ctx, weights, model, i % 2, want, &n);
+    kr_weights_close(&weights);
+    assert_int_equal(kr_weights_open_in_parts(path, &weights), KRAIT_OK);
+    assert_true(kr_weights_are_in_parts(weights));
+    run_dit(ctx, weights, model, i % 2, got, &n);
+    kr_weights_close(&weights);
+    assert_memory_equal(got, want, (size_t)n * sizeof *got);
+    assert_true(got[0] != 0 && got[n - 1] != 0);
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
   setenv("KR_FAKE_CUDA", "capability=80,shared=98304,multiprocessors=16", 1);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(every_plan_gives_the_film)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(every_plan_gives_the_film),
+                                     cmocka_unit_test(batches_suit_the_host),
+                                     cmocka_unit_test(weights_may_stay_in_their_file)};
   return cmocka_run_group_tests_name("a restoration on an emulated device", tests, NULL, NULL);
 }

@@ -101,11 +101,12 @@ static int32_t take_texts(krait_restorer *r, const kr_weights *w) {
 
 static int32_t load_file(krait_restorer *r, const char *path, take_weights_fn take) {
   kr_weights *weights = NULL;
-  KR_TRY(kr_weights_open(path, &weights));
+  const int in_parts = take == take_dit && r->ctx->cuda; /* of a GPU, which gets them part by part */
+  KR_TRY((in_parts ? kr_weights_open_in_parts : kr_weights_open)(path, &weights));
   int32_t status = take(r, weights);
   if (status == KRAIT_ERR_WEIGHTS || status == KRAIT_ERR_UNSUPPORTED)
     status = kr_fail(status, "%s: %s", path, krait_error_detail());
-  if (status >= 0 && take == take_dit && r->ctx->cuda) r->dit = weights;
+  if (status >= 0 && in_parts) r->dit = weights;
   else kr_weights_close(&weights);
   return status;
 }
@@ -148,7 +149,7 @@ static int32_t open_restorer(const krait_ctx *ctx, const krait_restorer_options 
   KR_CHECK(o.path, KRAIT_ERR_ARGUMENT, "options.path must name the models' folder");
   krait_restorer *r = *out = kr_zalloc(sizeof *r);
   KR_CHECK(r, KRAIT_ERR_NO_MEMORY, "no memory for a restorer");
-  r->ctx = r->models.ctx = ctx, r->memory_bytes = o.memory_bytes;
+  r->ctx = r->models.ctx = ctx, r->memory_bytes = o.memory_bytes, r->host_most = KR_HOST_MOST;
   r->models.dtype = choose_type(ctx, o.precision);
   const int32_t status = load_all(r, &o, with_texts);
   if (status < 0) krait_restorer_close(out);
@@ -201,11 +202,13 @@ static void fill_rule(const krait_restore_options *o, kr_frame_rule *rule) {
   rule->area_h = o->width || o->height ? o->height : 720, rule->area_w = o->width || o->height ? o->width : 1280;
 }
 
-static int32_t fill_options(const krait_restorer *r, const krait_restore_options *given, krait_restore_options *o) {
+static int32_t fill_options(const krait_restorer *r, const krait_restore_options *given, kr_restore_choices *plan) {
+  krait_restore_options *o = &plan->o;
   *o = (krait_restore_options){.size = sizeof *o};
   if (given) KR_TRY(kr_struct_take("krait_restore_options", given, sizeof *o, o, sizeof *o));
   const int is_v1 = r && r->is_v1;
-  if (o->frames_per_batch == 0) o->frames_per_batch = 21;
+  plan->is_batch_free = o->frames_per_batch == 0;
+  if (o->frames_per_batch == 0) o->frames_per_batch = KR_FRAMES_PER_BATCH;
   if (o->steps == 0) o->steps = is_v1 ? 50 : 1;
   if (o->scale == 0) o->scale = is_v1 ? 6.5 : 1;
   if (o->condition_noise == 0 && is_v1) o->condition_noise = 0.1;
@@ -217,7 +220,7 @@ static int32_t fill_options(const krait_restorer *r, const krait_restore_options
 }
 
 int32_t kr_restore_choose(const krait_restorer *r, const krait_restore_options *given, kr_restore_choices *plan) {
-  KR_TRY(fill_options(r, given, &plan->o));
+  KR_TRY(fill_options(r, given, plan));
   const krait_restore_options *o = &plan->o;
   fill_rule(o, &plan->rule);
   plan->o.frames_per_batch = kr_frames_padded(o->frames_per_batch);
@@ -225,15 +228,49 @@ int32_t kr_restore_choose(const krait_restorer *r, const krait_restore_options *
   return kr_colour_of(o->colour, &plan->colour);
 }
 
-int32_t kr_restore_plan_batches(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size) {
-  const int64_t batch[3] = {kr_frames_padded(plan->o.frames_per_batch), size->H, size->W};
+static int32_t plan_batch(krait_restorer *r, kr_restore_choices *plan, const kr_frame_size *size, int64_t n) {
+  plan->o.frames_per_batch = kr_frames_padded(n);
+  return kr_restore_plan_for(&r->models, (int64_t[3]){plan->o.frames_per_batch, size->H, size->W}, r->memory_bytes,
+                             r->plan, sizeof r->plan);
+}
+
+/* The longest batch with which the host needs little; if there is none, the longest one that fits. */
+static int32_t choose_batch(krait_restorer *r, kr_restore_choices *plan, const kr_frame_size *size) {
+  const int64_t most = plan->o.frames_per_batch;
+  int64_t longest = 0;
+  uint64_t longest_host = 0;
+  int32_t status = KRAIT_OK;
+  for (int64_t n = most; n > plan->o.overlap && n >= 5; n -= 4) {
+    status = plan_batch(r, plan, size, n);
+    if (status < 0 && status != KRAIT_ERR_NO_MEMORY) return status;
+    if (status < 0) continue;
+    const uint64_t host = kr_restore_host_bytes(r, plan, size);
+    if (!longest) longest = n, longest_host = host;
+    if (host > r->host_most) continue;
+    const size_t used = strlen(r->plan);
+    if (n < longest)
+      snprintf(r->plan + used, sizeof r->plan - used, "; batches of %lld frames: %.2f GiB of the host (%lld: %.2f)",
+               (long long)n, (double)host * 0x1p-30, (long long)longest, (double)longest_host * 0x1p-30);
+    return KRAIT_OK;
+  }
+  return longest ? plan_batch(r, plan, size, longest) : status;
+}
+
+int32_t kr_restore_plan_batches(krait_restorer *r, kr_restore_choices *plan, const kr_frame_size *size) {
   r->models.tile = plan->o.tile, r->models.tile_overlap = plan->o.tile_overlap;
-  return kr_restore_plan_for(&r->models, batch, r->memory_bytes, r->plan, sizeof r->plan);
+  return plan->is_batch_free && r->ctx->cuda ? choose_batch(r, plan, size)
+                                             : plan_batch(r, plan, size, plan->o.frames_per_batch);
 }
 
 uint64_t kr_restore_host_bytes(const krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size) {
-  const int64_t T = kr_frames_padded(plan->o.frames_per_batch);
-  return r->models.plan.host_bytes + (uint64_t)(3 * 3 * T * size->H * size->W) * sizeof(float);
+  const uint64_t pixels = (uint64_t)(size->H * size->W), n = (uint64_t)kr_frames_padded(plan->o.frames_per_batch),
+                 overlap = (uint64_t)plan->o.overlap, frame = 3 * pixels * sizeof(float),
+                 films = (2 * n + overlap) * frame + n * 3 * pixels, /* before and after; samples */
+      colours = plan->colour == KR_COLOUR_LAB ? n * (frame + 20 * pixels) : 2 * frame;
+  uint64_t weights = 0;
+  for (int side = 0; side < KR_VAE_SIDES && r->ctx->cuda; side++)
+    weights += kr_vae_weight_bytes(r->models.vae, side);
+  return r->models.plan.host_bytes + films + colours + weights;
 }
 
 int32_t krait_restorer_size(const krait_restore_options *options, int64_t width, int64_t height, int64_t *out_width,

@@ -8,26 +8,32 @@
 #include "seedvr/seedvr_frames.h"
 #include "seedvr/seedvr_restore.h"
 
+static const uint64_t KR_HOST_MOST = (uint64_t)4 << 30;
+enum { KR_FRAMES_PER_BATCH = 21 }; /* at most, where no number is given */
+
 struct krait_restorer {
   const krait_ctx *ctx;
   kr_restore_models models;
   int is_v1; /* SeedVR: many steps with guidance */
   kr_weights *dit; /* a GPU's weights are copied when they are needed */
   uint64_t memory_bytes; /* as given */
-  char plan[256];
+  uint64_t host_most;    /* where batches may be shorter so that the host needs no more: KR_HOST_MOST */
+  char plan[320];
 };
 
 /* ---- options with every default filled in (restorer.c) ---- */
 typedef struct kr_restore_choices {
   krait_restore_options o;
+  int is_batch_free; /* no number of frames was given */
   kr_restore_settings settings;
   kr_frame_rule rule;
   int32_t colour;
 } kr_restore_choices;
 int32_t kr_restore_choose(const krait_restorer *r, const krait_restore_options *given, kr_restore_choices *plan);
-/* Plans the memory of batches of this size: r->plan, r->models.plan. */
-int32_t kr_restore_plan_batches(krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size);
-/* Of the host, for a batch: frames, and what the plan puts there. */
+/* Plans the memory of batches of this size: r->plan, r->models.plan. On a GPU a free batch becomes shorter if the host
+ * needs less than r->host_most then, or if a longer one does not fit. */
+int32_t kr_restore_plan_batches(krait_restorer *r, kr_restore_choices *plan, const kr_frame_size *size);
+/* Of the host, for a batch: frames, the autoencoder's weights on their way to a GPU, and what the plan puts there. */
 uint64_t kr_restore_host_bytes(const krait_restorer *r, const kr_restore_choices *plan, const kr_frame_size *size);
 
 /* ---- batches (restore_batches.c): frames go in one by one, and come out restored in order ---- */
@@ -41,7 +47,7 @@ typedef struct kr_batch_part { /* a finished batch: its frames as samples, and t
 } kr_batch_part;
 typedef struct kr_batches_use {
   krait_restorer *r;
-  const kr_restore_choices *plan;
+  kr_restore_choices *plan; /* kr_batches_open chooses the number of frames, where it is free */
   int samples; /* KR_SAMPLES_8 and so on: of what comes out */
   kr_frame_out_fn out;
   int32_t (*known)(void *user, kr_batch_part *part, int *found); /* the next batch, if it is already there; or NULL */
