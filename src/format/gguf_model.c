@@ -7,6 +7,7 @@
 
 #include "gguf_names.h"
 #include "half.h"
+#include "pool.h"
 #include "quantize.h"
 #include "status.h"
 #include "weights_build.h"
@@ -20,6 +21,7 @@ typedef struct maker {
   kr_weights *to;
   const kr_gguf_arch *arch;
   int is_tied; /* the embedding is the output matrix too */
+  kr_pool *pool; /* or NULL */
 } maker;
 
 static int32_t reserve_slots(const maker *m, const kr_gguf_tensor *t, uint64_t bytes, void *capacity) {
@@ -29,18 +31,34 @@ static int32_t reserve_slots(const maker *m, const kr_gguf_tensor *t, uint64_t b
   return KRAIT_OK;
 }
 
+typedef struct widening {
+  const kr_gguf_tensor *t;
+  const kr_gguf_type *type;
+  uint16_t *halves;
+} widening;
+
+static void widen_blocks(void *user, int64_t begin, int64_t end, int worker) {
+  const widening *w = user;
+  float values[KR_GGUF_MOST_WEIGHTS];
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    kr_gguf_widen(w->t->type, w->t->data + (uint64_t)i * w->type->bytes, values);
+    for (uint32_t k = 0; k < w->type->weights; k++)
+      w->halves[(uint64_t)i * w->type->weights + k] = kr_float_to_f16(values[k]);
+  }
+}
+
 static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weight *as) {
+  enum { GRAIN = 1 << 12 }; /* blocks */
   kr_weight item = *as;
   uint16_t *halves;
   const kr_gguf_type *type = kr_gguf_type_find(t->type);
-  float values[KR_GGUF_MOST_WEIGHTS];
   item.dtype = KRAIT_F16;
   KR_TRY(kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes));
   KR_TRY(reserve_slots(m, t, item.bytes, &halves));
-  for (uint64_t i = 0, at = 0; at < item.bytes / 2 && !m->to->is_header_only; i++) {
-    kr_gguf_widen(t->type, t->data + i * type->bytes, values);
-    for (uint32_t k = 0; k < type->weights; k++) halves[at++] = kr_float_to_f16(values[k]);
-  }
+  widening w = {t, type, halves};
+  if (!m->to->is_header_only)
+    kr_pool_run(m->pool, (int64_t)(item.bytes / 2 / type->weights), GRAIN, widen_blocks, &w);
   item.data = halves;
   return kr_weights_add(m->to, &item);
 }
@@ -182,8 +200,8 @@ static int32_t add_text(const kr_gguf *g, const char *key, kr_weights *to) {
   return copy ? kr_weights_add_metadata(to, key, copy) : KRAIT_OK;
 }
 
-static int32_t read_as_named(const kr_gguf *g, kr_weights *to) {
-  const maker m = {.g = g, .to = to};
+static int32_t read_as_named(const kr_gguf *g, kr_pool *pool, kr_weights *to) {
+  const maker m = {.g = g, .to = to, .pool = pool};
   for (size_t i = 0; i < g->tensors.n; i++) KR_TRY(add_as_named(&m, KR_AT(g->tensors, kr_gguf_tensor, i)));
   KR_TRY(add_text(g, "model", to)); /* krait's own configuration, if it has one */
   return add_text(g, "config", to);
@@ -207,8 +225,8 @@ static int32_t tell_types(const kr_gguf *g, kr_weights *to) {
   return KRAIT_OK;
 }
 
-static int32_t read_gguf_model_tensors(const kr_gguf *g, kr_weights *to) {
-  maker m = {.g = g, .to = to, .is_tied = !kr_gguf_has_tensor(g, "output.weight")};
+static int32_t read_gguf_model_tensors(const kr_gguf *g, kr_pool *pool, kr_weights *to) {
+  maker m = {.g = g, .to = to, .pool = pool, .is_tied = !kr_gguf_has_tensor(g, "output.weight")};
   int64_t n_files = 1;
   KR_TRY(kr_gguf_find_arch(g, &m.arch));
   kr_gguf_whole(kr_gguf_find(g, "split.count"), &n_files);
@@ -220,11 +238,15 @@ static int32_t read_gguf_model_tensors(const kr_gguf *g, kr_weights *to) {
   return kr_weights_add_metadata(to, "general.architecture", m.arch->name);
 }
 
+enum { BYTES_FOR_THREADS = 64 << 20 };
+
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights) {
   kr_gguf g;
   KR_TRY(kr_gguf_open(bytes, n_bytes, label, &g));
   const int is_language_model = g.tensors.n == 0 || kr_gguf_has_tensor(&g, embedding);
-  const int32_t status = is_language_model ? read_gguf_model_tensors(&g, weights) : read_as_named(&g, weights);
+  kr_pool *pool = n_bytes >= BYTES_FOR_THREADS && !weights->is_header_only ? kr_pool_open(kr_usable_cores()) : NULL;
+  const int32_t status = (is_language_model ? read_gguf_model_tensors : read_as_named)(&g, pool, weights);
+  kr_pool_close(&pool);
   kr_gguf_close(&g);
   return status;
 }
