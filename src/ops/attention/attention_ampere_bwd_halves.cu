@@ -114,6 +114,27 @@ KR_DEV void read_columns(columns &to, const kr_halves &first, const kr_halves &s
   to.second[j] = j < n ? (127 - second.up[row + j]) * (1 << 23) : 0;
 }
 
+/* Parts of a block's own rows, or keys, of two tensors, of which n exist, and 2^-up of the thread's as bits. place: of
+ * columns' numbers, later. limit: of the second one's scales. */
+template <int D, int OWN>
+KR_DEV void halve_two(unsigned char *to, columns *place, const kr_attention_params &p, const kr_attention_tensor &first,
+                      const kr_attention_tensor &second, int64_t at_first, int64_t at_second, int n, int limit,
+                      int32_t (&of_first)[OWN / 64][2], int32_t (&of_second)[OWN / 64][2]) {
+  static_assert(2 * OWN * sizeof(int32_t) <= KR_HALVES_BWD_STAGES(D) * sizeof(columns), "no place for scales");
+  int32_t *const up = (int32_t *)place;
+  halve_own<D, OWN>(to, up, first, at_first, p.D, n, 126);
+  halve_own<D, OWN>(to + 4 * OWN * D, up + OWN, second, at_second, p.D, n, limit);
+  kr_sync();
+#pragma unroll
+  for (int m = 0; m < OWN / 64; m++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int i = (kr_thread() >> 5) * (OWN / 4) + 16 * m + (kr_thread() & 31) / 4 + 8 * r;
+      of_first[m][r] = up[i] * -(1 << 23), of_second[m][r] = up[OWN + i] * -(1 << 23);
+    }
+  kr_sync();
+}
+
 /* Both tensors' parts of N rows from `row` on. */
 template <int D>
 KR_DEV void copy_two(uint32_t to, const kr_halves &first, const kr_halves &second, int64_t row, int n) {
@@ -137,7 +158,7 @@ KR_DEV void gradient_of_queries(const kr_attention_halves_params &a) {
   if (row >= at.s.rows_q) return;
   const int last = at_most(row + OWN, at.s.n_q) - 1, end = row < at.s.n_q ? end_key(p, at.s, last) : 0,
             first = row < at.s.n_q ? first_key(p, at.s, row) / N : 0;
-  const int64_t key_row = row_of_key(p, at.s, kv, 0), q_row = row_of_q(p, at.s, at.h, 0);
+  const int64_t key_row = row_of_key(p, at.s, kv, 0);
   float dq[M][D / 8][4] = {}, lse[M][2], delta[M][2];
   int first_of[M][2], end_of[M][2];
   int32_t up_q[M][2], up_dout[M][2];
@@ -150,17 +171,15 @@ KR_DEV void gradient_of_queries(const kr_attention_halves_params &a) {
       lse[m][r] = there ? lse_of(p, at.s, at.h, i) * KR_LOG2E : -MINUS_INFINITY,
       delta[m][r] = there ? p.delta[delta_at(p, at.s, at.h, i)] : 0.0f;
       first_of[m][r] = first_key(p, at.s, i), end_of[m][r] = there ? end_key(p, at.s, i) : 0;
-      up_q[m][r] = there ? a.of[KR_HALVES_Q].up[q_row + i] * -(1 << 23) : 0,
-      up_dout[m][r] = there ? a.of[KR_HALVES_DOUT].up[q_row + i] * -(1 << 23) : 0, sums.up[m][r] = 126;
+      up_q[m][r] = up_dout[m][r] = 0, sums.up[m][r] = 126;
     }
   const int there_all = warp_row + 16 * M <= at.s.n_q, all_from = first_key(p, at.s, warp_row + 16 * M - 1),
             all_to = there_all ? end_key(p, at.s, warp_row) : 0;
   const uint32_t lane_q = q + (warp_row - row) * D * 2 + lane_of_rows<D>(), lane_dout = lane_q + 4 * OWN * D;
   int n = (end + N - 1) / N - 1, buffer = 0;
-  if (n >= first) {
-    copy_halves<D, OWN>(q, a.of[KR_HALVES_Q], q_row + row, at.s.n_q - row);
-    copy_halves<D, OWN>(dout, a.of[KR_HALVES_DOUT], q_row + row, at.s.n_q - row);
-  }
+  if (n >= first)
+    halve_two<D, OWN>(shared, scales, p, p.q, p.dout, query_at(p.q, at.s, at.h, row), query_at(p.dout, at.s, at.h, row),
+                      at.s.n_q - row, 126, up_q, up_dout);
 #pragma unroll 1
   for (int ahead = 0; n >= first; n--, buffer ^= STAGES - 1) {
     float s[M][N / 8][4], dp[M][N / 8][4];
@@ -240,20 +259,14 @@ KR_DEV void gradient_of_keys(const kr_attention_halves_params &a) {
   const int key0 = first_of_block + warp * 16 * M, there_all = key0 + 16 * M <= at.s.n_k,
             all_from = there_all ? first_row(p, at.s, key0 + 16 * M - 1) : at.s.n_q + N,
             all_to = end_row(p, at.s, key0);
-  const int64_t key_row = row_of_key(p, at.s, at.h, 0);
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int j = key0 + 16 * m + lane / 4 + 8 * r, there = j < at.s.n_k;
-      up_k[m][r] = there ? a.of[KR_HALVES_K].up[key_row + j] * -(1 << 23) : 0,
-      up_v[m][r] = there ? a.of[KR_HALVES_V].up[key_row + j] * -(1 << 23) : 0;
-      of_dk.up[m][r] = of_dv.up[m][r] = 126;
-    }
-  if (n_steps) {
-    copy_halves<D, OWN>(k, a.of[KR_HALVES_K], key_row + first_of_block, at.s.n_k - first_of_block);
-    copy_halves<D, OWN>(v, a.of[KR_HALVES_V], key_row + first_of_block, at.s.n_k - first_of_block);
-  }
+    for (int r = 0; r < 2; r++) up_k[m][r] = up_v[m][r] = 0, of_dk.up[m][r] = of_dv.up[m][r] = 126;
+  if (n_steps)
+    halve_two<D, OWN>(shared, numbers, p, p.k, p.v, key_at(p, p.k, at.s, at.h, first_of_block),
+                      key_at(p, p.v, at.s, at.h, first_of_block), at.s.n_k - first_of_block, KR_HALVES_MOST_UP, up_k,
+                      up_v);
   int h = at.h * p.heads, tile = i_first; /* of the next copy */
 #pragma unroll 1
   for (int step = 0, copied = 0, buffer = 0, i0 = i_first * N; step < n_steps; step++, buffer ^= STAGES - 1) {

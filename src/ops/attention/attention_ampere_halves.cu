@@ -1,7 +1,8 @@
 /* attention_ampere_halves.cu: attention of float32 on warp-level tensor cores, whose products of float16 are twice to
  * three times as fast as those of tf32: q, k, v and the weights as two float16 parts of 11 bits each. So that no row is
  * out of float16's range,
- * kr_attention_halve      scales each row by a power of two and splits it; and in
+ * kr_attention_halve      scales each row of k and v by a power of two and splits it, as each block does with its own
+ *                         rows of q; and in
  * kr_attention_halves_D   the values' scales are exponents of the weights: a weight is 2^(score + e - most), with the
  *                         greatest score + e of the row as `most`, and sums of weights take it times 2^-e.
  * _small: blocks of 64 rows instead of 128. A factor that is infinite gives NaN. Otherwise as attention_ampere.cu,
@@ -15,39 +16,17 @@
 template <int D>
 KR_DEV void halve_row(const kr_attention_tensor &from, const kr_halves &to, int64_t row, int L, int H, int channels,
                       int limit) {
-  const int LANES = D / 8, column = kr_thread() % LANES * 8;
+  const int column = kr_thread() % (D / 8) * 8, is_there = row < to.n_rows && column < channels;
   const int64_t head = row / L, i = row - head * L, b = head / H, h = head - b * H;
-  float x[8] = {};
-  if (row < to.n_rows && column < channels) {
-    const float *const at = (const float *)from.data + b * from.b + h * from.h + i * from.t + column;
-    const kr_float4 first = *(const kr_float4 *)at, second = *(const kr_float4 *)(at + 4);
-#pragma unroll
-    for (int k = 0; k < 8; k++) x[k] = k < 4 ? first.v[k & 3] : second.v[k & 3];
-  }
-  uint32_t most = 0; /* bits of magnitudes, which compare like the numbers and, unlike these, know NaN */
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
-    const uint32_t bits = kr_float_to_bits(x[k]) & 0x7fffffffu;
-    most = bits > most ? bits : most;
-  }
-#pragma unroll
-  for (int d = 1; d < LANES; d <<= 1) {
-    const uint32_t other = shuffle_word(most, d);
-    most = other > most ? other : most;
-  }
+  const float *const at = (const float *)from.data + b * from.b + h * from.h + i * from.t + column;
+  const halved made = halve_lane<D>(is_there ? at : nullptr, limit);
   if (row >= to.n_rows) return;
-  const int exponent = (int)(most >> 23), finite = exponent > 254 ? 254 : exponent,
-            up = exponent == 0 ? limit / 2 : at_most(14 + 127 - finite, limit);
-  const float scale = kr_bits_to_float((uint32_t)(127 + up) << 23);
-  kr_raw16 high, low;
-#pragma unroll
-  for (int k = 0; k < 4; k++) halve(x[2 * k] * scale, x[2 * k + 1] * scale, high.w[k], low.w[k]);
   uint16_t *const out = to.parts + row * D + column;
-  *(kr_raw16 *)out = high, *(kr_raw16 *)(out + to.n_rows * D) = low;
-  if (column == 0) to.up[row] = up;
+  *(kr_raw16 *)out = made.high, *(kr_raw16 *)(out + to.n_rows * D) = made.low;
+  if (column == 0) to.up[row] = made.up;
 }
 
-/* Rows of q, k, v and, for the gradient, dout follow one another. */
+/* Rows of two tensors, k and v or q and dout, follow one another. */
 template <int D>
 KR_DEV void halve_rows(const kr_attention_halves_params &a) {
   const kr_attention_params &p = a.params;
@@ -194,11 +173,7 @@ KR_DEV void run(const kr_attention_halves_params &a) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int i = at.warp_row + 16 * m + at.lane / 4 + 8 * r;
-      most[m][r] = MINUS_INFINITY, sum[m][r] = 0;
-      of_rows[m][r] = i < at.s.n_q ? a.of[KR_HALVES_Q].up[row_of_q(p, at.s, at.h, i)] * -(1 << 23) : 0;
-    }
+    for (int r = 0; r < 2; r++) most[m][r] = MINUS_INFINITY, sum[m][r] = 0, of_rows[m][r] = 0;
   const int last = at_most(at.row + ROWS, at.s.n_q) - 1, end = at.row < at.s.n_q ? end_key(p, at.s, last) : 0,
             first = at.row < at.s.n_q ? first_key(p, at.s, at.row) / N : 0;
   const int all_from = first_key(p, at.s, at.warp_row + 16 * M - 1), all_to = end_key(p, at.s, at.warp_row);
@@ -207,10 +182,17 @@ KR_DEV void run(const kr_attention_halves_params &a) {
                  lane_v = v + lane_of_rows<D>();
   int n = (end + N - 1) / N - 1, buffer = 0;
   if (n >= first) {
-    copy_halves<D, ROWS>(q, a.of[KR_HALVES_Q], row_of_q(p, at.s, at.h, at.row), at.s.n_q - at.row);
     copy_halves<D, N>(k0, a.of[KR_HALVES_K], key_row + n * N, at.s.n_k - n * N);
     kr_commit_copies();
     read_scales<N>(scales[0], a, key_row + n * N, at.s.n_k - n * N);
+    int32_t *const up = (int32_t *)(shared + (2 * ROWS * D * 2 + 2 * TILE)); /* where values will be */
+    halve_own<D, ROWS>(shared, up, p.q, query_at(p.q, at.s, at.h, at.row), p.D, at.s.n_q - at.row, 126);
+    kr_sync();
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        of_rows[m][r] = up[at.warp_row - at.row + 16 * m + at.lane / 4 + 8 * r] * -(1 << 23);
   }
   for (; n >= first; n--, buffer ^= 1) {
     float s[M][N / 8][4];

@@ -255,16 +255,6 @@ int32_t kr_attention_bwd_parts(const krait_ctx *ctx, const void *args) {
 
 /* ---- ampere, float32 in float16 parts ---------------------------------------------------------------------------- */
 
-static kr_attention_halves_params bwd_halves_of(const kr_attention_bwd_args *a, void *scratch, uint64_t *bytes) {
-  kr_attention_halves_params h = {.params = kr_attention_bwd_params_of(a)};
-  const int64_t of_q = (kr_has(&a->cu_seqlens_q) ? 1 : a->B) * a->H * a->Lq,
-                of_k = (kr_has(&a->cu_seqlens_k) ? 1 : a->Bk) * a->Hk * a->Lk;
-  const uint64_t delta = kr_scratch_round(kr_attention_bwd_base_scratch(NULL, a));
-  *bytes = delta + kr_attention_place_halves(&h, (const int64_t[KR_N_HALVES_TENSORS]){of_q, of_k, of_k, of_q},
-                                             scratch ? (char *)scratch + delta : NULL);
-  return h;
-}
-
 static uint32_t halves_dq_shared(int wide) {
   return wide ? KR_HALVES_BWD_SHARED(KR_HALVES_DQ_ROWS(128), 128) : KR_HALVES_BWD_SHARED(KR_HALVES_DQ_ROWS(64), 64);
 }
@@ -278,37 +268,56 @@ const char *kr_attention_bwd_halves_refuse(const krait_ctx *ctx, const void *arg
   return why ? why : refuse_bwd_mma(ctx, args, halves_dq_shared(p.D > 64));
 }
 
-uint64_t kr_attention_bwd_halves_scratch(const krait_ctx *ctx, const void *args) {
-  uint64_t bytes;
-  return (void)ctx, bwd_halves_of(args, NULL, &bytes), bytes;
+/* How many blocks of 64 rows, or two of 128 as one, and of 64 keys a multiprocessor has at a time. */
+static kr_halves_groups bwd_halves_groups(const krait_ctx *ctx, const kr_attention_params *p) {
+  return p->D > 64 ? kr_attention_group_halves(ctx, p, 2, 2) : kr_attention_group_halves(ctx, p, 4, 3);
 }
 
-int32_t kr_attention_bwd_halves(const krait_ctx *ctx, const void *args) {
+uint64_t kr_attention_bwd_halves_scratch(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = kr_attention_bwd_params_of(args);
+  return kr_scratch_round(kr_attention_bwd_base_scratch(ctx, args)) + bwd_halves_groups(ctx, &p).bytes;
+}
+
+/* Parts of k and v are no longer needed when those of q and dout take their place. */
+static int32_t run_bwd_halves_group(const krait_ctx *ctx, const kr_attention_params *group, void *scratch,
+                                    void *stream) {
   static const kr_kernel dq[2] = {{"attention_ampere_bwd_halves", "kr_attention_halves_dq_64"},
                                   {"attention_ampere_bwd_halves", "kr_attention_halves_dq_128"}},
                          dkv[2] = {{"attention_ampere_bwd_halves", "kr_attention_halves_dkv_64"},
                                    {"attention_ampere_bwd_halves", "kr_attention_halves_dkv_128"}};
-  const kr_attention_bwd_args *a = args;
-  uint64_t bytes;
-  kr_attention_halves_params h = bwd_halves_of(a, a->call.scratch, &bytes);
+  kr_attention_halves_params h = {.params = *group};
   kr_attention_params *p = &h.params;
   const int wide = p->D > 64, rows = wide ? KR_HALVES_DQ_ROWS(128) : KR_HALVES_DQ_ROWS(64);
   p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->section = kr_attention_heads_together(ctx, p);
-  kr_attention_halves_params by_keys = h;
-  by_keys.params.section = keys_together(ctx, p, wide ? 256 : 128); /* as of float32 in parts */
-  kr_chain first = {.n = 0}, rest = {.n = 0};
-  add_delta(&first, p, a->call.stream);
-  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
-  KR_TRY(kr_attention_launch_halve(ctx, &h, a->call.stream));
   kr_grid grid = {.x = (uint32_t)p->n_q_tiles * (uint32_t)(p->B * p->H),
                   .block = KR_ATTENTION_AMPERE_THREADS,
                   .shared_bytes = halves_dq_shared(wide),
-                  .stream = a->call.stream};
-  if (p->dq.data) kr_chain_add(&rest, &dq[wide], &grid, &h);
+                  .stream = stream};
+  if (p->dq.data) {
+    KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_K, KR_HALVES_V, scratch, stream));
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &dq[wide], &grid, &h, sizeof h));
+  }
+  if (!p->dk.data && !p->dv.data) return KRAIT_OK;
+  p->section = keys_together(ctx, p, wide ? 256 : 128); /* as of float32 in parts */
   grid.x = (uint32_t)((p->rows_k + KR_HALVES_DKV_KEYS - 1) / KR_HALVES_DKV_KEYS) * (uint32_t)(p->B * p->H / p->heads);
   grid.shared_bytes = halves_dkv_shared(wide);
-  if (p->dk.data || p->dv.data) kr_chain_add(&rest, &dkv[wide], &grid, &by_keys);
-  return kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &rest);
+  KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_Q, KR_HALVES_DOUT, scratch, stream));
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &dkv[wide], &grid, &h, sizeof h);
+}
+
+int32_t kr_attention_bwd_halves(const krait_ctx *ctx, const void *args) {
+  const kr_attention_bwd_args *a = args;
+  const kr_attention_params p = kr_attention_bwd_params_of(a);
+  const kr_halves_groups groups = bwd_halves_groups(ctx, &p);
+  char *const parts = (char *)a->call.scratch + kr_scratch_round(kr_attention_bwd_base_scratch(ctx, a));
+  kr_chain first = {.n = 0};
+  add_delta(&first, &p, a->call.stream);
+  KR_TRY(kr_cuda_launch_chain(ctx->cuda, KRAIT_CAP_CUDA_BASE, &first));
+  for (int32_t i = 0; i < groups.n; i++) {
+    const kr_attention_params group = kr_attention_group_of(&p, &groups, i);
+    KR_TRY(run_bwd_halves_group(ctx, &group, parts, a->call.stream));
+  }
+  return KRAIT_OK;
 }
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */

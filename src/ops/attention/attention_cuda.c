@@ -236,50 +236,6 @@ int32_t kr_attention_parts(const krait_ctx *ctx, const void *args) {
 
 /* ---- ampere, float32 in float16 parts ---------------------------------------------------------------------------- */
 
-/* With fewer, splitting keys first would cost more than faster products save. */
-enum { FEWEST_HALVES_ROWS = 64 };
-
-uint64_t kr_attention_place_halves(kr_attention_halves_params *h, const int64_t *n_rows, void *scratch) {
-  const int32_t D = h->params.D > 64 ? 128 : 64;
-  uint64_t bytes = 0;
-  for (int i = 0; i < KR_N_HALVES_TENSORS; i++) {
-    const uint64_t n = (uint64_t)n_rows[i], parts = kr_scratch_round(n * (uint64_t)D * 4);
-    h->of[i] = (kr_halves){.parts = (uint16_t *)((char *)scratch + bytes),
-                           .up = (int32_t *)((char *)scratch + bytes + parts),
-                           .n_rows = n_rows[i]};
-    bytes += parts + kr_scratch_round(n * sizeof(int32_t));
-  }
-  return bytes;
-}
-
-int32_t kr_attention_launch_halve(const krait_ctx *ctx, const kr_attention_halves_params *h, void *stream) {
-  static const kr_kernel kernels[2] = {{"attention_ampere_halves", "kr_attention_halve_64"},
-                                       {"attention_ampere_halves", "kr_attention_halve_128"}};
-  const int wide = h->params.D > 64, rows = wide ? KR_HALVE_ROWS(128) : KR_HALVE_ROWS(64);
-  int64_t blocks = 0;
-  for (int i = 0; i < KR_N_HALVES_TENSORS; i++) blocks += (h->of[i].n_rows + rows - 1) / rows;
-  const kr_grid grid = {.x = (uint32_t)blocks, .block = KR_HALVE_THREADS, .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[wide], &grid, h, sizeof *h);
-}
-
-/* Rows in memory of q, k, v and dout. */
-static kr_attention_halves_params attention_halves_of(const kr_attention_args *a, void *scratch, uint64_t *bytes) {
-  kr_attention_halves_params h = {.params = kr_attention_params_of(a)};
-  const int64_t of_q = (kr_has(&a->cu_seqlens_q) ? 1 : a->B) * a->H * a->Lq,
-                of_k = (kr_has(&a->cu_seqlens_k) ? 1 : a->Bk) * a->Hk * a->Lk;
-  *bytes = kr_attention_place_halves(&h, (const int64_t[KR_N_HALVES_TENSORS]){of_q, of_k, of_k, 0}, scratch);
-  return h;
-}
-
-const char *kr_attention_refuse_halves(const kr_attention_params *p) {
-  if (p->q.dtype != KRAIT_F32) return "not float32";
-  if (p->D > 128) return "head size above 128";
-  if (p->softcap > 0 || p->slopes || p->rng.data) return "softcap, alibi_slopes or dropout";
-  if (p->table.data || p->cache_row.data) return "keys in pages or chosen rows of a cache";
-  if (p->rows_q < FEWEST_HALVES_ROWS) return "fewer than 64 rows";
-  return (double)p->B * p->H * p->Lq > 1e9 || (double)p->Bk * p->H * p->Lk > 1e9 ? "more than 10^9 rows" : NULL;
-}
-
 static uint32_t halves_shared(int wide, int rows) {
   return wide ? KR_HALVES_SHARED(rows, 128) : KR_HALVES_SHARED(rows, 64);
 }
@@ -290,9 +246,14 @@ const char *kr_attention_halves_refuse(const krait_ctx *ctx, const void *args) {
   return why ? why : refuse_mma(ctx, args, halves_shared(p.D > 64, 128));
 }
 
+/* Blocks of 128 rows, or 64 that are half as long, two at a time. */
+static kr_halves_groups halves_groups(const krait_ctx *ctx, const kr_attention_params *p) {
+  return kr_attention_group_halves(ctx, p, 4, 0);
+}
+
 uint64_t kr_attention_halves_scratch(const krait_ctx *ctx, const void *args) {
-  uint64_t bytes;
-  return (void)ctx, attention_halves_of(args, NULL, &bytes), bytes;
+  const kr_attention_params p = kr_attention_params_of(args);
+  return halves_groups(ctx, &p).bytes;
 }
 
 /* Rows of a block: 64 where blocks of 128 would leave multiprocessors without work or, if they see unlike numbers of
@@ -305,23 +266,32 @@ static int rows_of_halves(const krait_ctx *ctx, const kr_attention_params *p) {
   return blocks < (is_unequal ? AT_ONCE * TURNS * n : n) ? 64 : 128;
 }
 
-int32_t kr_attention_halves(const krait_ctx *ctx, const void *args) {
+static int32_t run_halves_group(const krait_ctx *ctx, const kr_attention_params *group, void *scratch, void *stream) {
 #define HALVES(name) {{"attention_ampere_halves", name "_small"}, {"attention_ampere_halves", name}}
   static const kr_kernel kernels[2][2] = {HALVES("kr_attention_halves_64"), HALVES("kr_attention_halves_128")};
 #undef HALVES
-  const kr_attention_args *a = args;
-  uint64_t bytes;
-  kr_attention_halves_params h = attention_halves_of(a, a->call.scratch, &bytes);
+  kr_attention_halves_params h = {.params = *group};
   kr_attention_params *p = &h.params;
   const int wide = p->D > 64, rows = rows_of_halves(ctx, p);
   p->n_q_tiles = (p->rows_q + rows - 1) / rows;
   p->n_units = p->n_q_tiles * p->B * p->H, p->section = kr_attention_heads_together(ctx, p);
-  KR_TRY(kr_attention_launch_halve(ctx, &h, a->call.stream));
+  KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_K, KR_HALVES_V, scratch, stream));
   const kr_grid grid = {.x = (uint32_t)p->n_units,
                         .block = KR_ATTENTION_AMPERE_THREADS,
                         .shared_bytes = halves_shared(wide, rows),
-                        .stream = a->call.stream};
+                        .stream = stream};
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[wide][rows == 128], &grid, &h, sizeof h);
+}
+
+int32_t kr_attention_halves(const krait_ctx *ctx, const void *args) {
+  const kr_attention_args *a = args;
+  const kr_attention_params p = kr_attention_params_of(a);
+  const kr_halves_groups groups = halves_groups(ctx, &p);
+  for (int32_t i = 0; i < groups.n; i++) {
+    const kr_attention_params group = kr_attention_group_of(&p, &groups, i);
+    KR_TRY(run_halves_group(ctx, &group, a->call.scratch, a->call.stream));
+  }
+  return KRAIT_OK;
 }
 
 /* ---- few rows, many keys (split over keys) ----------------------------------------------------------------------- */

@@ -21,10 +21,20 @@ int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const
 /* Heads whose keys and values fit half of the L2 cache together. */
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_params *p);
 
-/* Places the parts of q, k, v and dout, so many rows of each, in scratch (NULL: nowhere); returns their bytes. */
-uint64_t kr_attention_place_halves(kr_attention_halves_params *h, const int64_t *n_rows, void *scratch);
-/* Makes them. */
-int32_t kr_attention_launch_halve(const krait_ctx *ctx, const kr_attention_halves_params *h, void *stream);
+/* A call's batches and heads of keys in groups, which take the call's scratch in turn: n groups of at most so many, and
+ * the bytes of a group's parts. */
+typedef struct kr_halves_groups {
+  int32_t n, n_batches, n_heads;
+  uint64_t bytes;
+} kr_halves_groups;
+/* As large as fits in half of the L2 cache or, if that is more, fills the device or takes a quarter of q's bytes, up to
+ * twice the cache; of these the groups that fill the device's turns best. rows, keys: how many blocks of 64 of them a
+ * multiprocessor has at a time; keys 0: only rows are tiled, and only parts of k and v are made. */
+kr_halves_groups kr_attention_group_halves(const krait_ctx *ctx, const kr_attention_params *p, int rows, int keys);
+kr_attention_params kr_attention_group_of(const kr_attention_params *p, const kr_halves_groups *groups, int32_t i);
+/* Makes the parts of two of the tensors, and no others, in scratch. */
+int32_t kr_attention_halve(const krait_ctx *ctx, kr_attention_halves_params *h, int first, int second, void *scratch,
+                           void *stream);
 /* Why there are none of a call's tensors, or NULL. */
 const char *kr_attention_refuse_halves(const kr_attention_params *p);
 

@@ -21,6 +21,58 @@ KR_DEV int64_t row_of_key(const kr_attention_params &p, const sequence &s, int k
   return ((int64_t)s.k_b * (p.H / p.heads) + kv) * p.Lk + s.k_at + j;
 }
 
+/* A lane's eight numbers of a row of D, times 2^up, in parts. */
+struct halved {
+  kr_raw16 high, low;
+  int32_t up;
+};
+
+/* Of the numbers at `at`, or of zeros (nullptr); all lanes of a row call it. limit: of up. */
+template <int D>
+KR_DEV halved halve_lane(const float *at, int limit) {
+  float x[8] = {};
+  if (at) {
+    const kr_float4 first = *(const kr_float4 *)at, second = *(const kr_float4 *)(at + 4);
+#pragma unroll
+    for (int k = 0; k < 8; k++) x[k] = k < 4 ? first.v[k & 3] : second.v[k & 3];
+  }
+  uint32_t most = 0; /* bits of magnitudes, which compare like the numbers and, unlike these, know NaN */
+#pragma unroll
+  for (int k = 0; k < 8; k++) {
+    const uint32_t bits = kr_float_to_bits(x[k]) & 0x7fffffffu;
+    most = bits > most ? bits : most;
+  }
+#pragma unroll
+  for (int d = 1; d < D / 8; d <<= 1) {
+    const uint32_t other = shuffle_word(most, d);
+    most = other > most ? other : most;
+  }
+  const int exponent = (int)(most >> 23), finite = exponent > 254 ? 254 : exponent;
+  halved row;
+  row.up = exponent == 0 ? limit / 2 : at_most(14 + 127 - finite, limit);
+  const float scale = kr_bits_to_float((uint32_t)(127 + row.up) << 23);
+#pragma unroll
+  for (int k = 0; k < 4; k++) halve(x[2 * k] * scale, x[2 * k + 1] * scale, row.high.w[k], row.low.w[k]);
+  return row;
+}
+
+/* Parts of ROWS rows of a head from `at` on, of which `n` exist, as copy_halves leaves them, and their scales' logs. */
+template <int D, int ROWS>
+KR_DEV void halve_own(unsigned char *to, int32_t *up, const kr_attention_tensor &from, int64_t at, int channels, int n,
+                      int limit) {
+  typedef copier<D, ROWS> share;
+  const int mine = kr_thread() / share::PER_ROW, column = kr_thread() % share::PER_ROW * 8;
+  const float *const rows = (const float *)from.data + at + column;
+#pragma unroll 4
+  for (int k = 0; k < share::N; k++) {
+    const int i = mine + k * share::STEP;
+    const halved row = halve_lane<D>(i < n && column < channels ? rows + i * from.t : nullptr, limit);
+    unsigned char *const place = to + share::place_of(0, k);
+    *(kr_raw16 *)place = row.high, *(kr_raw16 *)(place + ROWS * D * 2) = row.low;
+    if (column == 0) up[i] = row.up;
+  }
+}
+
 /* Both parts of ROWS rows from `row` on, of which `n` exist: the others are zeros. */
 template <int D, int ROWS>
 KR_DEV void copy_halves(uint32_t to, const kr_halves &of, int64_t row, int n) {

@@ -12,6 +12,8 @@ typedef struct kr_halves {
   int64_t n_rows;
 } kr_halves;
 
+/* Those without rows are not made: a kernel whose blocks take rows reads parts of k and v and makes those of its own
+ * rows itself, one whose blocks take keys the other way round. */
 enum { KR_HALVES_Q, KR_HALVES_K, KR_HALVES_V, KR_HALVES_DOUT, KR_N_HALVES_TENSORS };
 
 typedef struct kr_attention_halves_params {

@@ -1,0 +1,178 @@
+/* emulated_attention.c: attention's kernels on the emulator, in calls that random ones do not cover: the widest heads,
+ * rows of very different sizes, heads in groups. Usage: emulated_attention LIBCUDA. */
+#define _GNU_SOURCE
+#include "../test.h"
+
+#include <stdio.h>
+
+#include "cuda.h"
+#include "emulated_impls.h"
+#include "emulator/emulator.h"
+
+enum { MUCH = 232448 }; /* shared memory of compute capability 9.0 */
+
+static krait_ctx *open_device(int capability, int shared_bytes, int n_multiprocessors) {
+  char fake[100];
+  krait_ctx *ctx = NULL;
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
+  snprintf(fake, sizeof fake, "capability=%d,shared=%d,multiprocessors=%d,l2=%d", capability, shared_bytes,
+           n_multiprocessors, n_multiprocessors > 100 ? 50 << 20 : 8);
+  setenv("KR_FAKE_CUDA", fake, 1);
+  kr_emulated_order(0);
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  return ctx;
+}
+
+/* A head of L rows and keys of D channels: q, k, v, dout, out, dq, dk, dv, and the rows' log-sum-exp. */
+#define HEAD_FLOATS(L, D) (8 * (L) * (D) + (L))
+static void attend(const krait_ctx *ctx, const char *name, float *c, int L, int D, uint32_t flags) {
+#define ROWS(i) {c + (i) * L * D, {L * D, D, D, 1}, KRAIT_F32}
+#define SIZES .B = 1, .Lq = L, .Lk = L, .H = 1, .Hk = 1, .D = D, .Dv = D, .Bk = 1
+#define INPUTS .q = ROWS(0), .k = ROWS(1), .v = ROWS(2), .out = ROWS(4), .lse = {c + 8 * L * D, {L, L, 1}, KRAIT_F32}
+  run_row(ctx, "attention", name,
+          &(kr_attention_args){.call = {.size = sizeof(kr_attention_args), .flags = flags}, SIZES, INPUTS});
+  run_row(ctx, "attention_bwd", name,
+          &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args), .flags = flags},
+                                      SIZES,
+                                      INPUTS,
+                                      .dout = ROWS(3),
+                                      .dq = ROWS(5),
+                                      .dk = ROWS(6),
+                                      .dv = ROWS(7)});
+#undef ROWS
+#undef SIZES
+#undef INPUTS
+}
+
+/* Before compute capability 7.0: 32 rows of 256 floats, and eight of both factors. */
+static void widest_heads_have_room(void **state) {
+  enum { WL = 5, WD = 256, N = HEAD_FLOATS(WL, WD) };
+  (void)state;
+  static _Alignas(16) float want[N], got[N];
+  fill_random(want, N);
+  memcpy(got, want, sizeof got);
+  krait_ctx *ctx = open_device(61, 49152, 16);
+  attend(ctx, "ref", want, WL, WD, 0);
+  attend(ctx, "cuda_base", got, WL, WD, 0);
+  compare_floats("cuda_base", got, want, N, 1e-4f);
+  krait_ctx_close(&ctx);
+}
+
+/* Float32 in parts: rows of each tensor differ by up to 2^70, and the first see small values alone. Compared to each
+ * row's largest number; of dq and dk, which are differences, to the tensor's. */
+static void rows_of_any_size_keep_their_digits(void **state) {
+  enum { AL = 150, AD = 64, N = HEAD_FLOATS(AL, AD), TENSOR = AL * AD };
+  static const int powers[4][4] = {{0, -8, -3, -9}, {0, -12, -40, 1}, {-40, -39, 0, 30}, {20, -30, -60, 0}};
+  static const char *const names[] = {"ampere_tiles_halves", "ampere_tiles_parts"};
+  (void)state;
+  static _Alignas(16) float want[N], got[N];
+  krait_ctx *ctx = open_device(80, MUCH, 16);
+  fill_random(want, N);
+  for (int i = 0; i < 4 * TENSOR; i++) want[i] = ldexpf(want[i], powers[i / TENSOR][i % TENSOR / AD % 4]);
+  attend(ctx, "ref", want, AL, AD, KRAIT_ATTENTION_CAUSAL);
+  for (int k = 0; k < 2; k++) {
+    memcpy(got, want, sizeof got), memset(got + 4 * TENSOR, 0xff, 4 * TENSOR * sizeof(float));
+    attend(ctx, names[k], got, AL, AD, KRAIT_ATTENTION_CAUSAL);
+    for (int i = 4 * TENSOR; i < 8 * TENSOR; i += AD) {
+      const int is_sum = i / TENSOR == 4 || i / TENSOR == 7, n = is_sum ? AD : TENSOR,
+                first = is_sum ? i : i / TENSOR * TENSOR;
+      float most = 0;
+      for (int j = first; j < first + n; j++) most = fmaxf(most, fabsf(want[j]));
+      compare_floats(names[k], got + i, want + i, AD, 2e-6f * most);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
+/* Forward and gradient of sizes B, H, Hk, L, D: q, k, v, dout follow one another, and dq, dk, dv, out, log-sum-exp. */
+static void attend_in_heads(const krait_ctx *ctx, const int *sizes, float *in, float *to) {
+  const int B = sizes[0], H = sizes[1], Hk = sizes[2], L = sizes[3], D = sizes[4], rows = B * L * H * D,
+            keys = B * L * Hk * D;
+#define ROWS(at) {at, {L * H * D, H * D, D, 1}, KRAIT_F32}
+#define KEYS(at) {at, {L * Hk * D, Hk * D, D, 1}, KRAIT_F32}
+#define SIZES .B = B, .Lq = L, .Lk = L, .H = H, .Hk = Hk, .D = D, .Dv = D, .Bk = B
+#define INPUTS                                                              \
+  .q = ROWS(in), .k = KEYS(in + rows), .v = KEYS(in + rows + keys),         \
+  .out = ROWS(to + rows + 2 * keys), .lse = {to + 2 * (rows + keys), {H * L, L, 1}, KRAIT_F32}
+  run_row(ctx, "attention", "ampere_tiles_halves",
+          &(kr_attention_args){
+              .call = {.size = sizeof(kr_attention_args), .flags = KRAIT_ATTENTION_CAUSAL}, SIZES, INPUTS});
+  run_row(ctx, "attention_bwd", "ampere_tiles_halves",
+          &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args), .flags = KRAIT_ATTENTION_CAUSAL},
+                                      SIZES,
+                                      INPUTS,
+                                      .dout = ROWS(in + rows + 2 * keys),
+                                      .dq = ROWS(to),
+                                      .dk = KEYS(to + rows),
+                                      .dv = KEYS(to + rows + keys)});
+#undef ROWS
+#undef KEYS
+#undef SIZES
+#undef INPUTS
+}
+
+static uint64_t scratch_of(const krait_ctx *ctx, const char *name, const void *args) {
+  const kr_impl *impl = row_named(name, "ampere_tiles_halves");
+  assert_null(impl->refuse(ctx, args));
+  return impl->scratch_bytes(ctx, args);
+}
+
+/* Float32 in float16 parts: parts of batches and heads are made in turn, in the same scratch, where few blocks fill the
+ * device; the bits are those of all at once. */
+static void groups_of_heads_give_the_same_bits(void **state) {
+  enum { GB = 2, GH = 4, GK = 2, GL = 130, GD = 64, ROWS = GB * GH * GL, KEYS = GB * GK * GL };
+  static _Alignas(16) float in[2 * ROWS * GD + 2 * KEYS * GD], out[2][2 * ROWS * GD + 2 * KEYS * GD + ROWS];
+  (void)state;
+  fill_random(in, sizeof in / sizeof *in);
+  int64_t launches[2];
+  for (int k = 0; k < 2; k++) {
+    krait_ctx *ctx = open_device(80, MUCH, k ? 1 : 64);
+    const int64_t before = kr_emulated_launches();
+    attend_in_heads(ctx, (int[]){GB, GH, GK, GL, GD}, in, out[k]);
+    launches[k] = kr_emulated_launches() - before;
+    krait_ctx_close(&ctx);
+  }
+  assert_int_equal(launches[0], 2 + 5);      /* parts and sums, then delta, and parts and sums of dq, of dk and dv */
+  assert_int_equal(launches[1], 4 * 2 + 17); /* two batches, two heads of keys each */
+  assert_memory_equal(out[0], out[1], sizeof out[0]);
+}
+
+/* The same: how much scratch a call needs is bounded by what fills the device, whatever its batches, heads and, up to
+ * 32768, its rows, or by a quarter of q; with 8192 or more rows it is less than q. */
+static void scratch_of_parts_is_bounded(void **state) {
+  static const int calls[][5] = {{1, 16, 16, 2048, 64},  {1, 16, 16, 2048, 128},  {1, 16, 16, 8192, 64},
+                                 {1, 16, 16, 8192, 128}, {1, 16, 16, 32768, 64},  {1, 16, 16, 32768, 128},
+                                 {64, 16, 16, 512, 64},  {8, 32, 8, 4096, 128},   {3, 7, 7, 5000, 64}};
+  static _Alignas(16) float any[4];
+  (void)state;
+  krait_ctx *ctx = open_device(90, MUCH, 132);
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    const int B = calls[i][0], H = calls[i][1], Hk = calls[i][2], L = calls[i][3], D = calls[i][4];
+    const kr_view rows = {any, {(int64_t)L * H * D, H * D, D, 1}, KRAIT_F32, 0},
+                  keys = {any, {(int64_t)L * Hk * D, Hk * D, D, 1}, KRAIT_F32, 0},
+                  lse = {any, {H * L, L, 1}, KRAIT_F32, 0};
+    kr_attention_args a = {.call.size = sizeof a, .B = B, .Lq = L, .Lk = L, .H = H, .Hk = Hk, .D = D, .Dv = D, .Bk = B};
+    kr_attention_bwd_args b = {.call.size = sizeof b, .B = B, .Lq = L, .Lk = L, .H = H, .Hk = Hk, .D = D, .Dv = D};
+    a.q = a.out = b.q = b.dout = b.out = b.dq = rows, a.k = a.v = b.k = b.v = b.dk = b.dv = keys, a.lse = b.lse = lse;
+    b.Bk = B;
+    const uint64_t q = (uint64_t)B * (uint64_t)L * (uint64_t)(H * D) * sizeof(float), delta = q / (uint64_t)D,
+                   given[2] = {scratch_of(ctx, "attention", &a), scratch_of(ctx, "attention_bwd", &b)};
+    for (int k = 0; k < 2; k++) {
+      const uint64_t parts = given[k] - (k ? delta : 0), mib = (uint64_t)1 << 20;
+      if ((parts > 65 * mib && parts > q / 4 + q / 64) || parts > 101 * mib || (L >= 8192 && parts >= q))
+        fail_msg("call %d of rows of %d bytes: %.1f MiB of parts", (int)i, (int)q, (double)parts / (1 << 20));
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) return 2;
+  setenv("KRAIT_LIBCUDA", argv[1], 1);
+  if (!kr_cuda_built_tiers()) return 77;
+  const struct CMUnitTest tests[] = {cmocka_unit_test(widest_heads_have_room),
+                                     cmocka_unit_test(rows_of_any_size_keep_their_digits),
+                                     cmocka_unit_test(groups_of_heads_give_the_same_bits),
+                                     cmocka_unit_test(scratch_of_parts_is_bounded)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
