@@ -2,6 +2,8 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include <krait/doctor.h>
+
 #include "args.h"
 #include "cmd.h"
 #include "output.h"
@@ -17,18 +19,6 @@ static json_t *device_json(const krait_device_info *d) {
                    "l2_bytes", (json_int_t)d->l2_bytes, "driver_cuda", driver, "driver_ptx", ptx, "tiers", tiers);
 }
 
-/* The best of the tiers and what it means to a user. */
-static const char *best_tier(uint64_t caps) {
-  if (caps & KRAIT_CAP_CUDA_HOPPER)
-    return "uses tier hopper: warpgroups' tensor cores for 16 bits, tensor cores for float32 in parts";
-  if (caps & KRAIT_CAP_CUDA_AMPERE)
-    return "uses tier ampere: tensor cores for float16 and bfloat16, and for float32 in parts";
-  if (caps & KRAIT_CAP_CUDA_TURING)
-    return "uses tier turing: tensor cores for float16, the faster type; bfloat16 and float32 by multiply-adds";
-  return caps & KRAIT_CAP_CUDA_BASE ? "uses tier base: multiply-adds for every type, no tensor cores"
-                                    : "is not used: this build has no device code for it";
-}
-
 static void print_device(const krait_device_info *d) {
   char tiers[128];
   krait_caps_format(d->caps, tiers, sizeof tiers);
@@ -38,7 +28,7 @@ static void print_device(const krait_device_info *d) {
       d->index, d->name, d->major, d->minor, d->n_multiprocessors, (double)d->memory_bytes / (1 << 30),
       d->driver_version / 1000, d->driver_version % 1000 / 10, d->ptx_version / 10, d->ptx_version % 10,
       tiers[0] ? tiers : "none");
-  printf("        %s\n", best_tier(d->caps));
+  printf("        %s%s\n", d->caps ? "uses " : "is not used: ", krait_doctor_tier(d->caps));
 }
 
 int cmd_devices(int argc, char **argv) {

@@ -155,6 +155,8 @@ KRAIT_API const char *krait_report_json(krait_report *report, int32_t strict);
 KRAIT_API const char *krait_report_plan(krait_report *report);
 KRAIT_API const char *krait_report_issue(
     krait_report *report); /* a summary for a bug report: no paths, no user names */
+/* What krait itself computes with on a GPU, in words, by the best of its tiers (caps of krait_device_info); static. */
+KRAIT_API const char *krait_doctor_tier(uint64_t caps);
 /* A listing of the images and kernels in one file; NULL on failure. */
 KRAIT_API int32_t krait_doctor_list(const char *path, krait_report **report, const char **text);
 /* The same as JSON: an array of members, containers, images and kernels. */

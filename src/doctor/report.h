@@ -11,4 +11,8 @@ int32_t doc_open_report(const char *tables, krait_report **report); /* without a
 int doc_is_command(const char *fix); /* a line that can be pasted into a shell */
 const char *doc_addressed(const doc *d, const char *command); /* with the pip of the inspected environment */
 int doc_is_shown(const doc *d, const doc_finding *finding);
+/* The best tier of krait's device code on a GPU; "": none. */
+const char *doc_tier_name(const doc *d, int cc);
+/* That krait runs there, and with what, or why not. */
+const char *doc_tier_line(const doc *d, int cc);
 #endif

@@ -24,8 +24,9 @@ static json_t *target_json(const doc *d) {
   for (size_t i = 0; i < d->target.gpus.n; i++) {
     const doc_gpu *gpu = KR_AT(d->target.gpus, doc_gpu, i);
     json_array_append_new(
-        gpus, json_pack("{s:o, s:o, s:s}", "name", text_json(d, gpu->name), "cc",
-                        text_json(d, gpu->cc ? kr_print_cc(d->arena, gpu->cc) : ""), "source", gpu->source));
+        gpus, json_pack("{s:o, s:o, s:s, s:o}", "name", text_json(d, gpu->name), "cc",
+                        text_json(d, gpu->cc ? kr_print_cc(d->arena, gpu->cc) : ""), "source", gpu->source, "tier",
+                        text_json(d, doc_tier_name(d, gpu->cc))));
   }
   json_t *driver =
       json_pack("{s:o, s:o, s:o}", "version", text_json(d, d->target.driver), "cuda",

@@ -161,6 +161,17 @@ static void print_good_files(printer *p) {
   for (size_t i = 0; i < d->found->notes.n; i++) wrap(p, "[✓] ", 4, DOC_TEXT(d->found->notes, i), 0);
 }
 
+/* Of krait's own device code, once for each kind of GPU; a log is of something else. */
+static void print_tiers(printer *p) {
+  const doc *d = p->d;
+  for (size_t i = 0; i < d->target.gpus.n && !d->log.given; i++) {
+    const int cc = KR_AT(d->target.gpus, doc_gpu, i)->cc;
+    int is_new = cc != 0;
+    for (size_t k = 0; k < i; k++) is_new &= KR_AT(d->target.gpus, doc_gpu, k)->cc != cc;
+    if (is_new) wrap(p, *doc_tier_name(d, cc) ? "[✓] " : "[ ] ", 4, doc_tier_line(d, cc), 0);
+  }
+}
+
 static void print_inventory(printer *p) {
   const doc *d = p->d;
   for (size_t i = 0; i < d->evidence.files.n && !doc_main_cc(d); i++) {
@@ -336,6 +347,7 @@ const char *krait_report_text(krait_report *d, int32_t color, int32_t strict) {
   print_head(&p);
   print_good_driver(&p);
   print_good_files(&p);
+  print_tiers(&p);
   print_inventory(&p);
   for (size_t i = 0; i < d->found->findings.n; i++) {
     const doc_finding *f = KR_AT(d->found->findings, doc_finding, i);

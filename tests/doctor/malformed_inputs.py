@@ -372,6 +372,19 @@ def several_gpus_and_unknown_ones(doctor, folder):
         assert doctor(folder / "x.so", "--gpu", name, "--root", folder)["target"]["gpus"][0]["cc"] == cc, name
 
 
+def the_tier_of_krait_is_named(doctor, folder):
+    verdict(doctor, folder, elf(fatbin=container(80)))
+    for gpu, tier, says in (("GTX 970", "base", "runs on 5.2 by its tier base: multiply-adds"), ("V100", "base", "runs on 7.0 by its tier base"),
+                            ("T4", "turing", "runs on 7.5 by its tier turing: tensor cores for float16, the faster type"), ("RTX 5090", "ampere", "runs on 12.0 by its tier ampere"),
+                            ("H200", "hopper", "runs on 9.0 by its tier hopper"), ("3.5", None, "krait runs on the CPU there: its device code needs compute capability 5.0")):
+        assert doctor(folder / "x.so", "--gpu", gpu, "--root", folder)["target"]["gpus"][0]["tier"] == tier, gpu
+        assert says in " ".join(doctor.text(folder / "x.so", "--gpu", gpu, "--root", folder).split()), gpu
+    assert doctor(folder / "x.so", "--gpu", "H200", "--driver", "418.00", "--root", folder)["target"]["gpus"][0]["tier"] == "base"
+    assert doctor(folder / "x.so", "--root", folder)["target"]["gpus"] == []
+    a = doctor("--gpu", "T4", "--root", folder, log="RuntimeError: CUDA error: no kernel image is available for execution on the device\n")
+    assert a["target"]["gpus"][0]["tier"] == "turing" and b"tier" not in doctor.run("--gpu", "T4", "--root", folder, log="RuntimeError: no kernel image\n").stdout
+
+
 def each_of_several_gpus_is_judged(doctor, folder):
     t = Tree(folder, images=(75, 80, 86, 90, 100, 120))
     for i, model in enumerate(("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 5090")):

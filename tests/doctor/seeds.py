@@ -65,7 +65,7 @@ GPU: NVIDIA GeForce RTX 4090, torch==2.3.0+cu121, flash_attn==2.5.9.post1
 def seed_0_whole(doctor, folder):
     a = doctor("--root", folder, log=OLD_TORCH + SYM_NE + REBUILD)
     assert {"K14", "S01", "B04", "B05", "K01"} <= set(a.ids()), a.ids()
-    assert a["target"]["gpus"][0] == {"name": "RTX PRO 6000 Blackwell", "cc": "12.0", "source": "the log"}
+    assert a["target"]["gpus"][0] == {"name": "RTX PRO 6000 Blackwell", "cc": "12.0", "source": "the log", "tier": "ampere"}
     assert "cu128" in " ".join(a.find("K14")["fix"]) or "cu130" in " ".join(a.find("K14")["fix"])
     assert "c10::SymInt::sym_ne(c10::SymInt const&) const" in a.find("S01")["explain"]
     assert "<= 2.8" in a.find("S01")["explain"]
