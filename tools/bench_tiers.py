@@ -60,10 +60,10 @@ def main():
         for kind in TYPES:
             for tier in tiers:
                 how = arguments(kind)
-                if how is None or time.time() - begun > options.limit:
+                at = (tuple(how or ()), tier)  # of a model, one run gives the step and the prompt
+                if how is None or (at not in memo and time.time() - begun > options.limit):
                     cells[name, kind, tier] = "-" if how is None else ""
                     continue
-                at = (tuple(how), tier)  # of a model, one run gives the step and the prompt
                 if at not in memo:
                     memo[at] = measure(how, tier)
                     print("%s, %s, %s: %s" % (name, kind, tier, memo[at][1] or "ok"), file=sys.stderr, flush=True)
