@@ -52,7 +52,7 @@ def train(layer, parallel):
     torch.manual_seed(2)
     model = MambaLMHeadModel(MambaConfig(d_model=32, n_layer=2, vocab_size=40, d_intermediate=0, ssm_cfg=dict(layer)))
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
-    for step in range(50 if size == 2 else 12):  # four processes share a small machine
+    for step in range(50):
         torch.manual_seed(100 + step)
         ids = torch.randint(0, 40, (2, 1)) + torch.arange(33) * 3
         inputs, labels = ids[:, :-1] % 40, ids[:, 1:] % 40
@@ -78,7 +78,7 @@ def train(layer, parallel):
 for layer in ({"layer": "Mamba1"}, {"layer": "Mamba2", "headdim": 16, "d_state": 16}, {"layer": "Mamba3", "headdim": 16, "d_state": 16, "is_mimo": True, "mimo_rank": 2}):
     found, expected = train(layer, True), train(layer, False)
     worst = max(abs(a - b) / b for a, b in zip(found, expected))
-    assert expected[-1] < (0.7 if size == 2 else 0.9) * expected[0] and worst < 1e-5, (layer, worst, expected[0], expected[-1])
+    assert expected[-1] < 0.7 * expected[0] and worst < 1e-5, (layer, worst, expected[0], expected[-1])
 dist.barrier()
 dist.destroy_process_group()
 print("same as one process")
