@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import warnings
 from collections import namedtuple
 from functools import partial
 
@@ -100,6 +101,19 @@ def _with_upstream_keys(state):
     return state
 
 
+def _choose_form_of_A(config, name):
+    """For a Mamba-3 model whose file does not say which form of A it was trained with: that of KRAIT_MAMBA3_A, else upstream's newest, with a warning."""
+    said = config.ssm_cfg or {}
+    if said.get("layer") != "Mamba3" or "A_activation" in said:
+        return
+    chosen = os.environ.get("KRAIT_MAMBA3_A")
+    if chosen:
+        config.ssm_cfg = dict(said, A_activation=chosen)
+    else:
+        warnings.warn("%s: config.json does not say which form of A the model was trained with: taken as the heavy tail of mamba-ssm since June 2026; for 2.3.2.post1 and "
+                      "before set KRAIT_MAMBA3_A=softplus, or A_activation in ssm_cfg" % name, stacklevel=3)
+
+
 class MambaLMHeadModel(nn.Module, GenerationMixin):
     def __init__(self, config, initializer_cfg=None, device=None, dtype=None):
         factory = {"device": device, "dtype": dtype}
@@ -135,6 +149,7 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
     def from_pretrained(cls, pretrained_model_name, device=None, dtype=None, **kwargs):
         """A folder with config.json and weights, or a model name on the Hugging Face Hub."""
         config = MambaConfig(**load_config_hf(pretrained_model_name))
+        _choose_form_of_A(config, pretrained_model_name)
         model = cls(config, device=device, dtype=dtype, **kwargs)
         model.load_state_dict(_with_upstream_keys(load_state_dict_hf(pretrained_model_name, device=device, dtype=dtype)))
         return model
