@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 
 import pytest
 import torch
@@ -255,22 +256,65 @@ def test_errors(device):
         mamba3(x, per_head, per_head, per_head, B, B, bias, bias, torch.zeros(1, 3, 2, 5, device=device))
 
 
-def test_non_finite_values_stay_in_their_sequence(device):
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["Q", "K", "V", "ADT", "DT", "Trap", "Angles", "Z", "dout"])
+def test_non_finite_values_stay_in_their_sequence(device, name, bad):
+    """The result of no earlier token and no other sequence depends on them, nor a gradient in other sequences; a GPU computes such heads token by token: other roundings."""
     torch.manual_seed(0)
-    given = {k: torch.randn(1, 12, 2, n, device=device) for k, n in (("V", 4), ("Angles", 2))}
-    Q, K = torch.randn(2, 1, 12, 1, 8, device=device)
-    Trap, DT = torch.rand(2, 1, 2, 12, device=device)
-    bias = torch.ones(2, 8, device=device)
-    offsets = torch.tensor([0, 5, 12], dtype=torch.int32, device=device)
-    for bad in (float("nan"), float("inf")):
-        V = given["V"].clone()
-        V[0, 3, 1, 2] = bad
-        run = lambda v: mamba3_siso_combined(Q, K, v, -DT, DT, Trap, bias, bias, given["Angles"], cu_seqlens=offsets)
-        spoilt, clean = run(V), run(given["V"])
-        # a GPU computes a head with such values token by token: other roundings
-        for apart in (slice(5, None), slice(3)):
-            assert torch.equal(spoilt[:, apart, 0], clean[:, apart, 0]) and torch.allclose(spoilt[:, apart], clean[:, apart], rtol=1e-5, atol=1e-5)
-        assert not torch.isfinite(spoilt[0, 3, 1, 2])
+    randn, per_head = lambda *shape: torch.randn(1, 17, *shape, device=device), lambda: torch.rand(1, 2, 17, device=device) + 0.1
+    given = dict(Q=randn(1, 8), K=randn(1, 8), V=randn(2, 4), ADT=-per_head(), DT=per_head(), Trap=per_head(), Q_bias=torch.ones(2, 8, device=device),
+                 K_bias=torch.ones(2, 8, device=device), Angles=randn(2, 2), D=torch.ones(2, device=device), Z=randn(2, 4))
+    offsets, dout = torch.tensor([0, 5, 12, 17], dtype=torch.int32, device=device), randn(2, 4)
+
+    def run(planted):
+        leaves = {k: v.clone() for k, v in dict(given, dout=dout).items()}
+        if planted:
+            leaves[name][(0, 0, 7) if name in ("ADT", "DT", "Trap") else (0, 7, 0)] = bad
+        weights = leaves.pop("dout")
+        out = mamba3_siso_combined(*[v.requires_grad_() for v in leaves.values()], cu_seqlens=offsets)
+        return [out.detach(), *torch.autograd.grad(out, [leaves[k] for k in ("Q", "K", "V", "ADT", "DT", "Trap", "Angles", "Z")], weights)]
+    clean, spoilt = run(False), run(True)
+    assert torch.allclose(spoilt[0][:, :7], clean[0][:, :7], rtol=1e-5, atol=1e-5)
+    if name in ("Q", "K", "V") or (math.isnan(bad) and name != "dout"):
+        assert not torch.isfinite(spoilt[0][0, 7:12, 0]).all()
+    for i, (got, want) in enumerate(zip(spoilt, clean)):
+        time = 2 if i in (4, 5, 6) else 1
+        for begin, n in ((0, 5), (12, 5)):
+            assert torch.allclose(got.narrow(time, begin, n), want.narrow(time, begin, n), rtol=1e-4, atol=1e-4), i
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_million_tokens(device, dtype):
+    """Constant inputs: the state is a geometric series of a turning number, and its gradient is one in reverse."""
+    length, n, p, d = 1 << 20, 8, 8, 0.0625
+    of_all = lambda value, *shape: torch.full((1, *shape), value, dtype=dtype, device=device)
+    x, step = of_all(1.0, length, 1, p).requires_grad_(), torch.full((1, 1, length), d, device=device)
+    bias, angles = torch.zeros(1, n, device=device), of_all(0.5, length, 1, n // 2)
+    vectors = of_all(1.0, length, 1, n)
+    out, *final = mamba3_siso_combined(vectors, vectors, x, -0.1 * step, step, torch.zeros_like(step), bias, bias, angles, return_final_states=True)
+    turn = math.pi * math.tanh(0.5) * d
+    by = complex(math.exp(-0.1 * d)) * complex(math.cos(turn), math.sin(turn))
+    i = torch.arange(length, dtype=torch.float64)
+    powers = torch.polar(torch.exp(-0.1 * d * (i + 1)), turn * (i + 1))
+    before = d * by * (1 - powers / by) / (1 - by)  # of the tokens before
+    wanted, bound = n * (before.real + d / 2), 1e-4 if dtype is torch.float32 else 1e-2
+    assert error("out", out[0, :, 0, 3], wanted) < bound
+    assert error("final_angle_state", final[0], torch.full_like(final[0], turn * length % (2 * math.pi)).cpu()) < 1e-3
+    (grad,) = torch.autograd.grad(out[..., 3].float().sum(), x)
+    assert error("grad", grad[0, :, 0, 3], n * (d / 2 + before.flip(0).real)) < bound and not grad[..., 4].any()
+
+
+@pytest.mark.parametrize("config", [dict(), dict(is_mimo=True, mimo_rank=4)], ids=["siso", "mimo"])
+def test_the_same_bits_again(device, config):
+    """Results and all gradients, in both widths."""
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer, u = Mamba3(128, d_state=32, headdim=32, device=device, dtype=dtype, **config), torch.randn(2, 300, 128, device=device, dtype=dtype, requires_grad=True)
+        runs = []
+        for _ in range(3):
+            out = layer(u)
+            runs.append([out, *torch.autograd.grad(out.float().square().sum(), [u, *layer.parameters()])])
+        assert all(torch.equal(a, b) for again in runs[1:] for a, b in zip(runs[0], again))
 
 
 # ---- language models ----------------------------------------------------------------------------------------------------
@@ -283,6 +327,29 @@ def test_language_model(device, path):
     assert error("logits", logits, g["logits"]) < 2e-5
     out = model.generate(ids.long(), ids.shape[1] + g["greedy"].shape[-1])
     assert torch.equal(out[:, ids.shape[1]:].flatten().cpu(), g["greedy"].flatten().long().cpu())
+
+
+def test_the_form_of_A_is_a_stated_choice(tmp_path, monkeypatch):
+    """A file that does not say is taken as upstream's newest, with a warning; KRAIT_MAMBA3_A chooses; what a file says counts."""
+    torch.manual_seed(0)
+    cfg = dict(d_model=32, n_layer=1, vocab_size=40, d_intermediate=0)
+    scores = {}
+    for form in (None, "softplus"):
+        torch.manual_seed(0)
+        said = {} if form is None else {"A_activation": form}
+        MambaLMHeadModel(MambaConfig(**cfg, ssm_cfg=dict(layer="Mamba3", headdim=16, d_state=16, **said))).save_pretrained(tmp_path / str(form))
+    for name, chosen, warns in (("None", "", True), ("None", "heavy_tail", False), ("None", "softplus", False), ("softplus", "", False)):
+        monkeypatch.setenv("KRAIT_MAMBA3_A", chosen)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model = MambaLMHeadModel.from_pretrained(str(tmp_path / name))
+        assert [w for w in found if "set KRAIT_MAMBA3_A=softplus" in str(w.message)] if warns else not [w for w in found if "MAMBA3_A" in str(w.message)]
+        scores[name, chosen] = model(torch.arange(8)[None]).logits
+    assert torch.equal(scores["None", ""], scores["None", "heavy_tail"]) and torch.equal(scores["None", "softplus"], scores["softplus", ""])
+    assert not torch.allclose(scores["None", ""], scores["softplus", ""])
+    monkeypatch.setenv("KRAIT_MAMBA3_A", "soft")
+    with pytest.raises(ValueError, match="A_activation is 'soft'"):
+        MambaLMHeadModel.from_pretrained(str(tmp_path / "None"))
 
 
 @pytest.mark.parametrize("config", [dict(), dict(ngroups=2, A_activation="softplus", is_outproj_norm=True), dict(is_mimo=True, mimo_rank=3, rope_fraction=1.0, A_floor=0.9)],

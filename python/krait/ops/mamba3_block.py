@@ -1,7 +1,7 @@
 """The Mamba 3 block as one autograd node: input projection, norms of B and C, time steps and decays, scan, output projection.
 
-The scan's gradient is written straight into the columns of the input projection's. Saved tensors are the projections' inputs and outputs, time steps, decays,
-and the normed B and C."""
+The scan's gradient is written straight into the columns of the input projection's. Saved tensors are the projections' inputs and outputs, time steps, decays and
+what A's activation gives, and the normed B and C with their weights."""
 
 from typing import NamedTuple, Optional
 
@@ -52,14 +52,10 @@ def heavy_tail(x):
     return x.clamp(min=0) + 1 / (1 - x.clamp(max=0))
 
 
-def _rate_and_slope(A, o):
-    """-> max(act(A), floor), and its derivative."""
-    if o.softplus_A:
-        rate, slope = F.softplus(A), torch.sigmoid(A)
-    else:
-        tail = 1 / (1 - A.clamp(max=0))
-        rate, slope = A.clamp(min=0) + tail, tail * tail
-    return rate.clamp(min=o.A_floor), slope * (rate >= o.A_floor)
+def _slope(activated, o):
+    """The derivative of max(act(A), floor), from act(A): that of softplus is 1 - e^-softplus, that of the heavy tail its square below 1, from there on 1."""
+    slope = torch.expm1(-activated).neg_() if o.softplus_A else activated.clamp(max=1).square_()
+    return slope.mul_(activated >= o.A_floor)
 
 
 class _Plan:
@@ -99,80 +95,89 @@ class _Plan:
         return 0 if w.mimo_o is None else _HALVES
 
 
+class Kept(NamedTuple):
+    rows: Tensor  # of in_proj
+    normed: Tensor  # B and C
+    norm_weight: Tensor
+    dt: Tensor
+    activated: Tensor  # act(A)
+    log_decay: Tensor
+    y: Tensor  # of the scan
+
+
 def _forward(plan, u, w):
-    """-> (out, saved tensors)."""
+    """-> (out, Kept)."""
     o = plan.options
     rows = matmul(u.reshape(plan.rows, -1), w.in_proj.t())
     columns = rows.view(*plan.shape, -1).split(plan.sizes, dim=-1)
-    normed = rows.new_empty(plan.rows, plan.of_norm.stop - plan.of_norm.start)
-    tensors = rows[:, plan.of_norm], None, plan.norm_weight(w), None, normed
+    normed, norm_weight = rows.new_empty(plan.rows, plan.of_norm.stop - plan.of_norm.start), plan.norm_weight(w)
+    tensors = rows[:, plan.of_norm], None, norm_weight, None, normed
     if plan.norm.words is None:
         plan.norm.pack(tensors, _RMS, group_size=plan.n, eps=o.norm_eps)
     plan.norm.run(tensors)
     dt = F.softplus(columns[4].float() + w.dt_bias)
     A = columns[5].float()
-    rate = (F.softplus(A) if o.softplus_A else heavy_tail(A)).clamp(min=o.A_floor)
-    log_decay, y = -rate * dt, rows.new_empty(*plan.shape, plan.heads, o.headdim)
+    activated = F.softplus(A) if o.softplus_A else heavy_tail(A)
+    log_decay, y = activated.clamp(min=o.A_floor).mul_(dt).neg_(), rows.new_empty(*plan.shape, plan.heads, o.headdim)
     tensors = (*plan.scan_inputs(w, columns, normed, dt, log_decay), y, None, None, None, None)
     if plan.scan.words is None:
         plan.scan.pack(tensors, plan.flags(w), eps=o.eps)
     plan.scan.run(tensors)
     y = y.view(plan.rows, -1)
-    return matmul(y, w.out_proj.t()).view(*plan.shape, -1), (rows, normed, dt, log_decay, y)
+    return matmul(y, w.out_proj.t()).view(*plan.shape, -1), Kept(rows, normed, norm_weight, dt, activated, log_decay, y)
 
 
-def _scan_gradients(plan, w, kept, dout):
-    """dout: of the scan's result -> gradients of in_proj's columns but for B, C, dt and A, of the normed vectors, dt, log decays, and of the weights."""
-    rows, normed, dt, log_decay, _ = kept
-    drows, dnormed, ddt, dlog_decay = [torch.empty_like(t) for t in (rows, normed, dt, log_decay)]
+def _scan_gradients(plan, w, kept, dout, dcolumns):
+    """dout: of the scan's result -> gradients of the normed vectors, dt, log decays, and of the weights; writes those of in_proj's columns but for B, C, dt and A."""
+    dnormed, ddt, dlog_decay = [torch.empty_like(t) for t in (kept.normed, kept.dt, kept.log_decay)]
     of_weights = [None if t is None else torch.empty_like(t, dtype=torch.float32) for t in (w.B_bias, w.C_bias, w.D, w.mimo_x, w.mimo_z, w.mimo_o, w.norm)]
-    dz, dx, _, _, _, _, dtrap, dangles = drows.view(*plan.shape, -1).split(plan.sizes, dim=-1)
+    dz, dx, _, _, _, _, dtrap, dangles = dcolumns
     dB, dC = dnormed.view(*plan.shape, -1).chunk(2, dim=-1)
     dB_bias, dC_bias, dD, dmimo_x, dmimo_z, dmimo_o, dnorm = of_weights
-    tensors = (*plan.scan_inputs(w, rows.view(*plan.shape, -1).split(plan.sizes, dim=-1), normed, dt, log_decay), dout, None, None, None, None,
+    columns = kept.rows.view(*plan.shape, -1).split(plan.sizes, dim=-1)
+    tensors = (*plan.scan_inputs(w, columns, kept.normed, kept.dt, kept.log_decay), dout, None, None, None, None,
                plan.heads_of(dx), dlog_decay, ddt, dtrap, plan.vectors_of(dB), plan.vectors_of(dC), dB_bias, dC_bias, plan.over_heads(dangles), dD, plan.heads_of(dz),
                dmimo_x, dmimo_z, dmimo_o, None if dnorm is None else dnorm.view(plan.heads, -1), None, None, None, None)
     call = plan.scan.follower(BACKWARD, layout(dout))
     if call.words is None:
         call.pack(tensors, plan.flags(w), eps=plan.options.eps)
     call.run(tensors)
-    return drows, dnormed, ddt, dlog_decay, of_weights
+    return dnormed, ddt, dlog_decay, of_weights
 
 
-def _norm_gradients(plan, w, rows, dnormed, drows):
+def _norm_gradients(plan, kept, dnormed, drows):
     """Writes those of B's and C's columns -> of the norms' weights."""
-    weight = plan.norm_weight(w)
-    dweight = torch.empty_like(weight)
-    tensors = rows[:, plan.of_norm], None, weight, None, dnormed, drows[:, plan.of_norm], None, dweight, None
+    dweight = torch.empty_like(kept.norm_weight)
+    tensors = kept.rows[:, plan.of_norm], None, kept.norm_weight, None, dnormed, drows[:, plan.of_norm], None, dweight, None
     if plan.norm_backward.words is None:
         plan.norm_backward.pack(tensors, _RMS, group_size=plan.n, eps=plan.options.norm_eps)
     plan.norm_backward.run(tensors)
     return dweight.view(2, -1, plan.n).sum(1)
 
 
-def _decay_gradients(plan, w, rows, dt, ddt, dlog_decay, drows):
-    """Writes those of dt's and A's columns -> of dt_bias."""
-    columns, dcolumns = [t.view(*plan.shape, -1).split(plan.sizes, dim=-1) for t in (rows, drows)]
-    rate, slope = _rate_and_slope(columns[5].float(), plan.options)
-    dsum = (ddt - rate * dlog_decay) * torch.sigmoid(columns[4].float() + w.dt_bias)
-    dcolumns[4].copy_(dsum)
-    dcolumns[5].copy_(-dt * dlog_decay * slope)
-    return dsum.sum((0, 1))
+def _decay_gradients(plan, kept, ddt, dlog_decay, dcolumns):
+    """Writes those of dt's and A's columns -> of dt_bias. The slope of softplus is 1 - e^-dt."""
+    less, rate = -kept.dt, kept.activated.clamp(min=plan.options.A_floor)
+    less_dsum = torch.addcmul(ddt, rate, dlog_decay, value=-1).mul_(torch.expm1(less))
+    torch.mul(less_dsum, -1, out=dcolumns[4])
+    torch.mul(less.mul_(dlog_decay), _slope(kept.activated, plan.options), out=dcolumns[5])
+    return less_dsum.sum((0, 1)).neg_()
 
 
 def _backward(plan, u, w, kept, dout, wanted):
     """-> gradients of u and of the weights; wanted: for which of them."""
-    rows, normed, dt, log_decay, y = kept
     dout = dout.reshape(plan.rows, -1)
     dout = dout.contiguous() if 0 in dout.stride() else dout
     dy = matmul(dout, w.out_proj).view(*plan.shape, plan.heads, plan.options.headdim)
-    drows, dnormed, ddt, dlog_decay, of_weights = _scan_gradients(plan, w, kept, dy)
-    dB_norm, dC_norm = _norm_gradients(plan, w, rows, dnormed, drows)
-    ddt_bias = _decay_gradients(plan, w, rows, dt, ddt, dlog_decay, drows)
+    drows = torch.empty_like(kept.rows)
+    dcolumns = drows.view(*plan.shape, -1).split(plan.sizes, dim=-1)
+    dnormed, ddt, dlog_decay, of_weights = _scan_gradients(plan, w, kept, dy, dcolumns)
+    dB_norm, dC_norm = _norm_gradients(plan, kept, dnormed, drows)
+    ddt_bias = _decay_gradients(plan, kept, ddt, dlog_decay, dcolumns)
     of_weights = [g if g is None else g.to(t.dtype) for g, t in zip((ddt_bias, *of_weights), (w.dt_bias, w.B_bias, w.C_bias, w.D, w.mimo_x, w.mimo_z, w.mimo_o, w.norm))]
     du = matmul(drows, w.in_proj).view(u.shape) if wanted[0] else None
     din_proj = matmul(drows.t(), u.reshape(plan.rows, -1)) if wanted[1] else None
-    dout_proj = matmul(dout.t(), y) if wanted[12] else None
+    dout_proj = matmul(dout.t(), kept.y) if wanted[12] else None
     return (du, din_proj, *of_weights[:3], dB_norm, dC_norm, *of_weights[3:], dout_proj, None)
 
 
@@ -188,7 +193,8 @@ class _Block(torch.autograd.Function):
     @once
     def backward(ctx, dout):
         u, *tensors = ctx.saved_tensors
-        return (None, *_backward(ctx.plan, u, Weights(*tensors[5:]), tensors[:5], dout, ctx.needs_input_grad[1:]))
+        n = len(Kept._fields)
+        return (None, *_backward(ctx.plan, u, Weights(*tensors[n:]), Kept(*tensors[:n]), dout, ctx.needs_input_grad[1:]))
 
 
 def _fits(u, w):
