@@ -5,6 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
+#include <krait/shared_lm.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,10 @@ enum { IS_EMULATED = 1 };
 #else
 enum { IS_EMULATED = 0 };
 #endif
+#include "ctx_memory.h"
+#include "lm/block_mamba.h"
 #include "lm/lm.h"
+#include "lm/lm_load.h"
 #include "mamba_lm/mamba_lm.h"
 #include "qwen2/qwen2.h"
 
@@ -333,6 +337,128 @@ static void weights_converted_on_load(void **state) {
   kr_model_folder_close(&folder);
 }
 
+/* ---- a model on the caller's weights and states (krait/shared_lm.h): bit for bit the one that owns them ---- */
+
+enum { SHARED_SLOTS = 3 };
+
+/* The lists and results of its calls, in the context's memory. */
+typedef struct shared_memory {
+  int32_t *slots, *ids, *best;
+  float *logits;
+  char *states;
+} shared_memory;
+
+static krait_shared_lm *open_shared_lm(const krait_ctx *ctx, kr_lm *own, const kr_mamba_lm_config *c, int32_t dtype,
+                                       int narrow, shared_memory *memory) {
+  const kr_lm_config *config = kr_lm_config_of(own);
+  const int is_second = c->mixer == KR_MIXER_MAMBA2;
+  const int64_t C = is_second ? c->Di + 2 * c->G * c->N : c->Di;
+  const uint64_t bytes = (uint64_t)(c->n_layers * SHARED_SLOTS) *
+                         (uint64_t)(C * (c->W - 1) * 4 + c->Di * c->N * (narrow && dtype != KRAIT_F32 ? 2 : 4));
+  krait_shared_lm_layer layers[4];
+  krait_shared_lm *lm;
+  for (int64_t i = 0; i < c->n_layers; i++) {
+    const kr_lm_mamba_weights *w = config->blocks[i].weights;
+    layers[i] = (krait_shared_lm_layer){.norm = config->blocks[i].norm_weight.data,
+                                        .in_proj = w->in_proj.data,
+                                        .conv = w->conv.data,
+                                        .conv_bias = w->conv_bias.data,
+                                        .x_proj = w->x_proj.data,
+                                        .dt_proj = w->dt_proj.data,
+                                        .A = w->A.data,
+                                        .D = w->D.data,
+                                        .dt_bias = w->dt_bias.data,
+                                        .gate_norm = w->gate_norm.data,
+                                        .out_proj = w->out_proj.data};
+  }
+  WORKS(kr_mem_get(ctx, "states", bytes, &memory->states));
+  WORKS(kr_mem_get(ctx, "slots", 4 * SLOTS, &memory->slots));
+  WORKS(kr_mem_get(ctx, "ids", 4 * (PROMPT + SLOTS), &memory->ids));
+  WORKS(kr_mem_get(ctx, "best", 4 * SLOTS, &memory->best));
+  WORKS(kr_mem_get(ctx, "logits", sizeof got, &memory->logits));
+  const kr_lm_weights *w = kr_lm_weights_of(own);
+  const krait_shared_lm_options options = {.size = sizeof options,
+                                           .flags = narrow ? KRAIT_SHARED_LM_NARROW : 0,
+                                           .dtype = dtype,
+                                           .eps = c->eps,
+                                           .n_layers = c->n_layers,
+                                           .n_slots = SHARED_SLOTS,
+                                           .D = c->d,
+                                           .V = c->V,
+                                           .E = c->Di,
+                                           .N = c->N,
+                                           .W = c->W,
+                                           .R = is_second ? 0 : c->R,
+                                           .H = c->H,
+                                           .G = c->G,
+                                           .embedding = w->embedding.data,
+                                           .head = w->head.data,
+                                           .norm_f = w->norm_f.data,
+                                           .states = memory->states};
+  krait_shared_lm_options wrong = options;
+  wrong.n_slots = 0;
+  assert_int_equal(krait_shared_lm_open(ctx, &wrong, layers, &lm), KRAIT_ERR_ARGUMENT);
+  layers[1].A = NULL;
+  assert_int_equal(krait_shared_lm_open(ctx, &options, layers, &lm), KRAIT_ERR_ARGUMENT);
+  assert_string_equal(krait_error_detail(), "layers[1].A must not be NULL");
+  layers[1].A = ((const kr_lm_mamba_weights *)config->blocks[1].weights)->A.data;
+  WORKS(krait_shared_lm_open(ctx, &options, layers, &lm));
+  return lm;
+}
+
+static void close_shared_memory(const krait_ctx *ctx, shared_memory *memory) {
+  void *const all[] = {memory->states, memory->slots, memory->ids, memory->best, memory->logits};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) kr_mem_free(ctx, all[i]);
+}
+
+static void assert_same_logits(const krait_ctx *ctx, const shared_memory *memory, int64_t n) {
+  WORKS(kr_mem_read(ctx, got, memory->logits, (uint64_t)(n * V) * sizeof *got));
+  assert_memory_equal(got, want, (size_t)(n * V) * sizeof *got);
+}
+
+/* Often enough to be recorded; the likeliest tokens of a step are those of the next, where they lie. */
+static void shared_is_its_owner(const krait_ctx *ctx, int32_t mixer, int32_t dtype, int narrow) {
+  const kr_mamba_lm_config c = config_of(mixer);
+  shared_memory memory;
+  kr_lm *own;
+  int32_t ids[PROMPT], next[SHARED_SLOTS] = {3, 1, 2}, slots[] = {2, 0, 1};
+  WORKS(open_random_mamba(ctx, &c, dtype, SHARED_SLOTS, &own));
+  if (narrow) WORKS(kr_lm_narrow_states(own));
+  krait_shared_lm *lm = open_shared_lm(ctx, own, &c, dtype, narrow, &memory);
+  for (int64_t slot = 0; slot < SHARED_SLOTS; slot++) {
+    for (int i = 0; i < PROMPT; i++) ids[i] = (int32_t)((i * 37 + slot * 11 + 5) % V);
+    WORKS(kr_mem_put(ctx, memory.ids, ids, sizeof ids));
+    WORKS(kr_lm_prefill(own, slot, ids, NULL, PROMPT, 0, want));
+    WORKS(krait_shared_lm_prefill(lm, slot, memory.ids, PROMPT, memory.logits, NULL));
+    assert_same_logits(ctx, &memory, 1);
+  }
+  WORKS(kr_mem_put(ctx, memory.slots, slots, sizeof slots));
+  WORKS(kr_mem_put(ctx, memory.best, next, sizeof next));
+  for (int t = 0; t < 4; t++) {
+    WORKS(krait_shared_lm_step(lm, SHARED_SLOTS, memory.slots, memory.best, memory.logits, memory.best, NULL));
+    WORKS(kr_lm_step(own, SHARED_SLOTS, slots, next, want, NULL));
+    assert_same_logits(ctx, &memory, SHARED_SLOTS);
+    WORKS(kr_mem_read(ctx, next, memory.best, sizeof next));
+  }
+  assert_int_equal(
+      krait_shared_lm_step(lm, SHARED_SLOTS + 1, memory.slots, memory.best, memory.logits, memory.best, NULL),
+      KRAIT_ERR_ARGUMENT);
+  assert_int_equal(krait_shared_lm_prefill(lm, SHARED_SLOTS, memory.ids, 1, memory.logits, NULL), KRAIT_ERR_ARGUMENT);
+  krait_shared_lm_close(&lm);
+  close_shared_memory(ctx, &memory);
+  kr_lm_close(&own);
+}
+
+static void shared_models_are_their_owners(void **state) {
+  static const int32_t types[] = {KRAIT_F32, KRAIT_F16, KRAIT_BF16};
+  (void)state;
+  for (int32_t mixer = KR_MIXER_MAMBA1; mixer <= KR_MIXER_MAMBA2; mixer++)
+    for (int i = 0; i < 3; i++) {
+      shared_is_its_owner(cpu, mixer, types[i], 0);
+      if (!IS_EMULATED || i > 0) shared_is_its_owner(gpu, mixer, types[i], i > 0);
+    }
+}
+
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
   if (argc < 2) return 2;
@@ -352,23 +478,49 @@ int main(int argc, char **argv) {
     krait_ctx_close(&cpu);
     return 77;
   }
-  const struct CMUnitTest few[] = {
-      cmocka_unit_test(mamba_float32), cmocka_unit_test(mamba_float16),        cmocka_unit_test(mamba2_float16),
-      cmocka_unit_test(mamba_q8),      cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(qwen2_float32),
-      cmocka_unit_test(qwen2_float16), cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),
-      cmocka_unit_test(wide_q8),       cmocka_unit_test(mamba3_float32),       cmocka_unit_test(mamba3_float16),
-      cmocka_unit_test(mamba3_q8),     cmocka_unit_test(weights_converted_on_load),
-      cmocka_unit_test(mamba3_raw_float32), cmocka_unit_test(mamba3_raw_float16)};
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(mamba_float32),        cmocka_unit_test(mamba_float16),  cmocka_unit_test(mamba_bfloat16),
-      cmocka_unit_test(mamba_narrow_states),  cmocka_unit_test(mamba_q8),       cmocka_unit_test(mamba2_q8),
-      cmocka_unit_test(mamba2_narrow_states), cmocka_unit_test(mamba2_float32), cmocka_unit_test(mamba2_float16),
-      cmocka_unit_test(mamba2_bfloat16),      cmocka_unit_test(qwen2_float16),  cmocka_unit_test(qwen2_bfloat16),
-      cmocka_unit_test(wide_mamba),           cmocka_unit_test(wide_mamba2),    cmocka_unit_test(wide_q8),
-      cmocka_unit_test(wide2_q8),             cmocka_unit_test(qwen2_float32),  cmocka_unit_test(mamba3_float32),
-      cmocka_unit_test(mamba3_float16),       cmocka_unit_test(mamba3_bfloat16), cmocka_unit_test(mamba3_q8),
-      cmocka_unit_test(weights_converted_on_load), cmocka_unit_test(mamba3_raw_float32),
-      cmocka_unit_test(mamba3_raw_float16),   cmocka_unit_test(mamba3_raw_narrow)};
+  const struct CMUnitTest few[] = {cmocka_unit_test(mamba_float32),
+                                   cmocka_unit_test(mamba_float16),
+                                   cmocka_unit_test(mamba2_float16),
+                                   cmocka_unit_test(mamba_q8),
+                                   cmocka_unit_test(mamba2_narrow_states),
+                                   cmocka_unit_test(qwen2_float32),
+                                   cmocka_unit_test(qwen2_float16),
+                                   cmocka_unit_test(wide_mamba),
+                                   cmocka_unit_test(wide_mamba2),
+                                   cmocka_unit_test(wide_q8),
+                                   cmocka_unit_test(mamba3_float32),
+                                   cmocka_unit_test(mamba3_float16),
+                                   cmocka_unit_test(mamba3_q8),
+                                   cmocka_unit_test(weights_converted_on_load),
+                                   cmocka_unit_test(mamba3_raw_float32),
+                                   cmocka_unit_test(mamba3_raw_float16),
+                                   cmocka_unit_test(shared_models_are_their_owners)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32),
+                                     cmocka_unit_test(mamba_float16),
+                                     cmocka_unit_test(mamba_bfloat16),
+                                     cmocka_unit_test(mamba_narrow_states),
+                                     cmocka_unit_test(mamba_q8),
+                                     cmocka_unit_test(mamba2_q8),
+                                     cmocka_unit_test(mamba2_narrow_states),
+                                     cmocka_unit_test(mamba2_float32),
+                                     cmocka_unit_test(mamba2_float16),
+                                     cmocka_unit_test(mamba2_bfloat16),
+                                     cmocka_unit_test(qwen2_float16),
+                                     cmocka_unit_test(qwen2_bfloat16),
+                                     cmocka_unit_test(wide_mamba),
+                                     cmocka_unit_test(wide_mamba2),
+                                     cmocka_unit_test(wide_q8),
+                                     cmocka_unit_test(wide2_q8),
+                                     cmocka_unit_test(qwen2_float32),
+                                     cmocka_unit_test(mamba3_float32),
+                                     cmocka_unit_test(mamba3_float16),
+                                     cmocka_unit_test(mamba3_bfloat16),
+                                     cmocka_unit_test(mamba3_q8),
+                                     cmocka_unit_test(weights_converted_on_load),
+                                     cmocka_unit_test(mamba3_raw_float32),
+                                     cmocka_unit_test(mamba3_raw_float16),
+                                     cmocka_unit_test(mamba3_raw_narrow),
+                                     cmocka_unit_test(shared_models_are_their_owners)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
   krait_ctx_close(&cpu);

@@ -1,5 +1,4 @@
-/* lm.c: a model with the states of its slots, and cached graphs: one for decode steps per number of sequences, and one
- * for prompt chunks per recent length. */
+/* lm.c: a model with the states of its slots, and its graphs. */
 #include "lm.h"
 
 #include <string.h>
@@ -11,7 +10,6 @@
 #include "status.h"
 
 enum {
-  MOST_GRAPHS = 8,
   MOST_CHUNK = 4096,  /* tokens of a prompt in one run */
   STATE_CHUNK = 1024, /* of a model with recurrent states */
   SCORE_CHUNK = 128,  /* logits of a whole chunk need much more memory */
@@ -30,8 +28,7 @@ struct kr_lm {
   kr_lm_config *c;
   kr_lm_weights w;
   kr_lm_slots slots;
-  kr_lm_graph graphs[MOST_GRAPHS];
-  uint64_t clock;
+  kr_lm_graph_list graphs;
   int fused; /* kr_lm_choose_fused */
   char *lists;
   uint64_t logits_floats; /* capacity */
@@ -70,10 +67,6 @@ int32_t kr_lm_find_published(const char *name, kr_lm_config **config) {
 
 /* ---- open and close ---- */
 
-static void close_lm_graphs(kr_lm *m) {
-  for (int i = 0; i < MOST_GRAPHS; i++) kr_lm_graph_close(&m->graphs[i]);
-}
-
 static int32_t open_lm_model(const krait_ctx *ctx, const kr_model_folder *folder, kr_lm_config *c, int32_t dtype,
                              int64_t n_slots, kr_lm **model) {
   kr_lm *m = *model = kr_zalloc(sizeof *m);
@@ -111,7 +104,7 @@ void kr_lm_close(kr_lm **model) {
   kr_lm *m = *model;
   if (!m) return;
   const krait_ctx *ctx = m->slots.ctx;
-  close_lm_graphs(m);
+  kr_lm_graph_list_close(&m->graphs);
   kr_mem_free(ctx, m->lists);
   kr_lm_slots_close(&m->slots);
   kr_lm_weights_close(&m->w);
@@ -127,7 +120,7 @@ uint64_t kr_lm_bytes(const kr_lm *m) { return m->w.bytes; }
 int32_t kr_lm_wait(const kr_lm *m) { return kr_mem_wait(m->slots.ctx); }
 
 int32_t kr_lm_narrow_states(kr_lm *m) {
-  close_lm_graphs(m);
+  kr_lm_graph_list_close(&m->graphs);
   m->slots.is_narrow = 1;
   return kr_lm_slots_lay_out(&m->slots);
 }
@@ -137,24 +130,12 @@ int32_t kr_lm_narrow_states(kr_lm *m) {
 /* Capacity for texts of n tokens, which is part of the graphs' shapes. */
 static int32_t reserve_tokens(kr_lm *m, int64_t n) {
   if (!m->c->n_per_token || n <= m->slots.cache.capacity) return KRAIT_OK;
-  close_lm_graphs(m);
+  kr_lm_graph_list_close(&m->graphs);
   return kr_token_cache_grow(&m->slots.cache, n);
 }
 
-/* The graph of this run: a cached one, or a new one in place of the least recently used. */
 static int32_t get_lm_graph(kr_lm *m, const kr_lm_run *run, kr_lm_graph **graph) {
-  kr_lm_graph *oldest = m->graphs;
-  for (int i = 0; i < MOST_GRAPHS; i++) {
-    kr_lm_graph *g = *graph = &m->graphs[i];
-    const kr_lm_run *r = &g->run;
-    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all &&
-        r->with_rows == run->with_rows && r->fused == run->fused)
-      return KRAIT_OK;
-    if (!g->g || (oldest->g && g->used < oldest->used)) oldest = g;
-  }
-  *graph = oldest;
-  kr_lm_graph_close(oldest);
-  return kr_lm_graph_open(m->c, &m->w, &m->slots, run, oldest);
+  return kr_lm_graph_list_get(&m->graphs, m->c, &m->w, &m->slots, run, graph);
 }
 
 /* Buffers for inputs and outputs. */
@@ -230,7 +211,7 @@ static int32_t prepare_run(kr_lm *m, const request *q, uint64_t floats, kr_lm_gr
   KR_TRY(reserve_tokens(m, longest_after(m, q)));
   KR_TRY(reserve_lists(m, floats));
   KR_TRY(get_lm_graph(m, &q->run, g));
-  (*g)->used = ++m->clock;
+  (*g)->used = ++m->graphs.clock;
   KR_TRY(bind_lm(m, *g, q->slot, q->rows));
   KR_TRY(put_lists(m, q));
   return kr_runner_prepare((*g)->runner);
@@ -302,9 +283,9 @@ int32_t kr_lm_step(kr_lm *m, int64_t B, const int32_t *slots, const int32_t *ids
 /* ---- timing and tests ---- */
 
 static const kr_lm_graph *latest_of(const kr_lm *m) {
-  const kr_lm_graph *latest = m->graphs;
-  for (int i = 1; i < MOST_GRAPHS; i++)
-    if (m->graphs[i].used > latest->used) latest = &m->graphs[i];
+  const kr_lm_graph *const all = m->graphs.list, *latest = all;
+  for (int i = 1; i < KR_LM_MOST_GRAPHS; i++)
+    if (all[i].used > latest->used) latest = &all[i];
   return latest;
 }
 
@@ -350,5 +331,6 @@ int32_t kr_lm_graphs(const krait_ctx *ctx, const kr_model_source *source, kr_mod
   return status;
 }
 
+const kr_lm_weights *kr_lm_weights_of(const kr_lm *m) { return &m->w; }
 kr_lm_slots *kr_lm_slots_of(kr_lm *m) { return &m->slots; }
 int32_t kr_lm_reserve_tokens(kr_lm *m, int64_t n) { return reserve_tokens(m, n); }

@@ -372,6 +372,26 @@ void kr_lm_graph_close(kr_lm_graph *graph) {
   *graph = (kr_lm_graph){0};
 }
 
+int32_t kr_lm_graph_list_get(kr_lm_graph_list *graphs, const kr_lm_config *c, const kr_lm_weights *w,
+                             const kr_lm_slots *slots, const kr_lm_run *run, kr_lm_graph **graph) {
+  kr_lm_graph *oldest = graphs->list;
+  for (int i = 0; i < KR_LM_MOST_GRAPHS; i++) {
+    kr_lm_graph *g = *graph = &graphs->list[i];
+    const kr_lm_run *r = &g->run;
+    if (g->g && r->B == run->B && r->L == run->L && r->is_step == run->is_step && r->all == run->all &&
+        r->with_rows == run->with_rows && r->fused == run->fused)
+      return KRAIT_OK;
+    if (!g->g || (oldest->g && g->used < oldest->used)) oldest = g;
+  }
+  *graph = oldest;
+  kr_lm_graph_close(oldest);
+  return kr_lm_graph_open(c, w, slots, run, oldest);
+}
+
+void kr_lm_graph_list_close(kr_lm_graph_list *graphs) {
+  for (int i = 0; i < KR_LM_MOST_GRAPHS; i++) kr_lm_graph_close(&graphs->list[i]);
+}
+
 int32_t kr_lm_graph_bind_states(const kr_lm_graph *graph, const kr_lm_slots *slots, int64_t slot) {
   const kr_lm_config *c = slots->c;
   int64_t first = 0;

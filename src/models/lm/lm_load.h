@@ -15,5 +15,7 @@ typedef struct kr_lm_weights {
 int32_t kr_lm_weights_open(const krait_ctx *ctx, const kr_model_folder *folder, kr_lm_config *c, int32_t dtype,
                            kr_lm_weights *w);
 void kr_lm_weights_close(kr_lm_weights *w);
+struct kr_lm;
+const kr_lm_weights *kr_lm_weights_of(const struct kr_lm *model); /* (lm.c) */
 
 #endif

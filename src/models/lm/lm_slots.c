@@ -57,13 +57,13 @@ int32_t kr_lm_slots_open(kr_lm_slots *s) {
   KR_TRY(kr_token_cache_open(&s->cache));
   set_token_bytes(s);
   add_offsets(s);
-  return kr_lm_slots_has_fixed(s) ? kr_mem_get(s->ctx, "the states", (uint64_t)s->at[c->n_blocks], &s->fixed)
-                                  : KRAIT_OK;
+  if (s->borrows || !kr_lm_slots_has_fixed(s)) return KRAIT_OK;
+  return kr_mem_get(s->ctx, "the states", (uint64_t)s->at[c->n_blocks], &s->fixed);
 }
 
 void kr_lm_slots_close(kr_lm_slots *s) {
   if (s->cache.ctx) kr_token_cache_close(&s->cache);
-  if (s->fixed) kr_mem_free(s->ctx, s->fixed);
+  if (s->fixed && !s->borrows) kr_mem_free(s->ctx, s->fixed);
   kr_free(s->at);
   kr_free(s->lengths);
   kr_free(s->is_lost);

@@ -12,6 +12,7 @@ typedef struct kr_lm_slots {
   int32_t dtype;        /* of activations */
   int32_t is_narrow;    /* kr_lm_narrow_states */
   char *fixed;          /* by block: its first state of all slots, then the next; not those per token */
+  int32_t borrows;      /* fixed is the owner's, given before opening */
   int64_t *at;          /* offset of each block's states, and the end */
   kr_token_cache cache; /* states per token, with capacity for the longest text */
   int32_t *lengths;     /* of each slot's text: only tokens that were read completely count */

@@ -1,0 +1,67 @@
+/* shared_lm.h: a Mamba or Mamba-2 language model as a framework generates with it: prompts and steps by the graphs of
+ * krait_lm, on weights and states that the framework keeps. Nothing is copied, and everything is in the context's
+ * memory. The drop-in's generate(cg=True) and krait.accelerate (docs/PYTHON.md) are made of it.
+ *
+ *   krait_shared_lm_open(ctx, &options, layers, &lm);
+ *   krait_shared_lm_prefill(lm, 0, ids, n, logits, stream);           // of slot 0, whose states begin as zeros
+ *   krait_shared_lm_step(lm, 1, slots, ids, logits, best, stream);    // one token for each of some slots
+ *
+ * A model is used by one thread at a time. Its context, weights and states must outlive it; weights that change in
+ * place are read as they are. */
+#ifndef KRAIT_SHARED_LM_H
+#define KRAIT_SHARED_LM_H
+
+#include <krait/krait.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct krait_shared_lm krait_shared_lm;
+
+/* Of a layer, row-major, in the model's type; but A (-exp(A_log)), D and dt_bias are float32. Sizes are those of
+ * krait_mamba_decode_args (ops.h). Where layers lie at equal distances, a step of few sequences can be one call. */
+typedef struct krait_shared_lm_layer {
+  const void *norm;
+  const void *in_proj;
+  const void *conv, *conv_bias; /* conv_bias NULL: none */
+  const void *x_proj, *dt_proj; /* of Mamba */
+  const void *A, *D, *dt_bias;
+  const void *gate_norm; /* of Mamba-2 */
+  const void *out_proj;
+} krait_shared_lm_layer;
+
+#define KRAIT_SHARED_LM_NARROW 1u /* states of the scans are in the model's type, else in float32 */
+typedef struct krait_shared_lm_options {
+  uint32_t size;
+  uint32_t flags; /* KRAIT_SHARED_LM_* */
+  int32_t dtype;  /* KRAIT_F32, KRAIT_F16, KRAIT_BF16; on a CPU activations are float32 */
+  float eps;      /* of the norms */
+  int64_t n_layers, n_slots;
+  int64_t D, V;    /* width; rows of embedding and head */
+  int64_t E, N, W; /* inner width, states, taps */
+  int64_t R;       /* Mamba: rank of dt; 0: Mamba-2 */
+  int64_t H, G;    /* Mamba-2: heads, groups */
+  const void *embedding, *head, *norm_f;
+  void *states; /* by layer: (n_slots,C,W-1) float32, C = E, of Mamba-2 E+2GN; then (n_slots,E,N) */
+} krait_shared_lm_options;
+
+/* layers: n_layers. */
+KRAIT_API int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_lm_options *options,
+                                       const krait_shared_lm_layer *layers, krait_shared_lm **lm);
+KRAIT_API void krait_shared_lm_close(krait_shared_lm **lm);
+
+/* A slot's states read n tokens; ids (n), logits (V) float32, of the last. A graph for each of the eight latest numbers
+ * of tokens is kept, and on a GPU replayed where addresses are those of the call before. On a GPU calls are enqueued;
+ * tokens that are not the model's are refused on a CPU alone. */
+KRAIT_API int32_t krait_shared_lm_prefill(krait_shared_lm *lm, int64_t slot, const int32_t *ids, int64_t n,
+                                          float *logits, void *stream);
+/* One token for each of B slots; slots (B), all different; ids (B); logits (B,V); best (B): the likeliest tokens, which
+ * may be where ids are. */
+KRAIT_API int32_t krait_shared_lm_step(krait_shared_lm *lm, int64_t B, const int32_t *slots, const int32_t *ids,
+                                       float *logits, int32_t *best, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,185 @@
+/* shared_lm.c: Mamba and Mamba-2 on the caller's weights and states (krait/shared_lm.h): the graphs of lm_graph.c. */
+#include "public_names.h"
+
+#include <krait/shared_lm.h>
+
+#include "alloc.h"
+#include "block_mamba.h"
+#include "ctx.h"
+#include "lm_graph.h"
+#include "sized.h"
+#include "status.h"
+
+enum { MOST_SLOTS = 1024, MOST_SIZE = 1 << 24, MOST_PROMPT = 1 << 20 };
+
+struct krait_shared_lm {
+  kr_lm_config *c;
+  kr_lm_weights w;
+  kr_lm_slots slots;
+  kr_lm_graph_list graphs;
+};
+
+/* ---- opening ---- */
+
+static int32_t check_shared_sizes(const krait_shared_lm_options *o) {
+  const struct {
+    const char *name;
+    int64_t n, least, most;
+  } sizes[] = {{"n_layers", o->n_layers, 1, KR_LM_MOST_LAYERS},
+               {"n_slots", o->n_slots, 1, MOST_SLOTS},
+               {"D", o->D, 1, MOST_SIZE},
+               {"V", o->V, 1, MOST_SIZE},
+               {"E", o->E, 1, MOST_SIZE},
+               {"N", o->N, 1, MOST_SIZE},
+               {"W", o->W, 2, MOST_SIZE},
+               {"R", o->R, 0, MOST_SIZE},
+               {"H", o->H, o->R ? 0 : 1, MOST_SIZE},
+               {"G", o->G, o->R ? 0 : 1, MOST_SIZE}};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    KR_CHECK(sizes[i].n >= sizes[i].least && sizes[i].n <= sizes[i].most, KRAIT_ERR_ARGUMENT,
+             "options.%s is %lld, must be %lld to %lld", sizes[i].name, (long long)sizes[i].n,
+             (long long)sizes[i].least, (long long)sizes[i].most);
+  KR_CHECK(o->R || (o->E % o->H == 0 && o->H % o->G == 0), KRAIT_ERR_ARGUMENT,
+           "options: E %lld must be a multiple of H %lld, and that of G %lld", (long long)o->E, (long long)o->H,
+           (long long)o->G);
+  return KRAIT_OK;
+}
+
+static int32_t take_shared_options(const krait_shared_lm_options *given, krait_shared_lm_options *o) {
+  KR_TRY(kr_struct_take("krait_shared_lm_options", given, sizeof *o, o, sizeof *o));
+  KR_CHECK(!(o->flags & ~KRAIT_SHARED_LM_NARROW), KRAIT_ERR_ARGUMENT, "options.flags is %u, not KRAIT_SHARED_LM_*",
+           o->flags);
+  KR_CHECK(o->dtype == KRAIT_F32 || o->dtype == KRAIT_F16 || o->dtype == KRAIT_BF16, KRAIT_ERR_ARGUMENT,
+           "options.dtype is %d, must be KRAIT_F32, KRAIT_F16 or KRAIT_BF16", (int)o->dtype);
+  KR_CHECK(o->embedding && o->head && o->norm_f && o->states, KRAIT_ERR_ARGUMENT,
+           "options.embedding, head, norm_f and states must not be NULL");
+  return check_shared_sizes(o);
+}
+
+static int32_t take_shared_layer(const krait_shared_lm_layer *from, int64_t i, int32_t dtype, kr_lm_block *block) {
+  kr_lm_mamba_weights *w = block->weights;
+  const int is_second = kr_mamba_is_second(block);
+  const struct {
+    const char *name;
+    const void *data;
+    kr_weight_ref *to;
+    int32_t is_float, is_absent, is_optional;
+  } all[] = {{"norm", from->norm, &block->norm_weight, 0, 0, 0},
+             {"in_proj", from->in_proj, &w->in_proj, 0, 0, 0},
+             {"conv", from->conv, &w->conv, 0, 0, 0},
+             {"conv_bias", from->conv_bias, &w->conv_bias, 0, 0, 1},
+             {"x_proj", from->x_proj, &w->x_proj, 0, is_second, 0},
+             {"dt_proj", from->dt_proj, &w->dt_proj, 0, is_second, 0},
+             {"A", from->A, &w->A, 1, 0, 0},
+             {"D", from->D, &w->D, 1, 0, 0},
+             {"dt_bias", from->dt_bias, &w->dt_bias, 1, 0, 0},
+             {"gate_norm", from->gate_norm, &w->gate_norm, 0, !is_second, 0},
+             {"out_proj", from->out_proj, &w->out_proj, 0, 0, 0}};
+  for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+    if (all[k].is_absent || (all[k].is_optional && !all[k].data)) continue;
+    KR_CHECK(all[k].data, KRAIT_ERR_ARGUMENT, "layers[%lld].%s must not be NULL", (long long)i, all[k].name);
+    *all[k].to = (kr_weight_ref){.data = all[k].data, .dtype = all[k].is_float ? KRAIT_F32 : dtype};
+  }
+  return KRAIT_OK;
+}
+
+static int32_t describe_shared(const krait_shared_lm_options *o, const krait_shared_lm_layer *layers, kr_lm_config *c) {
+  const kr_lm_mamba_sizes sizes = {.d = o->D,
+                                   .Di = o->E,
+                                   .N = o->N,
+                                   .W = o->W,
+                                   .R = o->R,
+                                   .H = o->R ? 1 : o->H,
+                                   .P = o->R ? o->E : o->E / o->H,
+                                   .G = o->R ? 1 : o->G};
+  c->d = o->D, c->V = o->V, c->n_used = o->V, c->n_layers = o->n_layers;
+  c->is_rms = 1, c->eps = o->eps;
+  for (int64_t i = 0; i < o->n_layers; i++) {
+    KR_TRY(kr_lm_config_add(c, o->R ? &kr_lm_mamba1 : &kr_lm_mamba2, i, "norm", &sizes));
+    KR_TRY(take_shared_layer(&layers[i], i, o->dtype, kr_lm_config_last(c)));
+  }
+  return KRAIT_OK;
+}
+
+static int32_t open_shared_parts(const krait_ctx *ctx, const krait_shared_lm_options *o,
+                                 const krait_shared_lm_layer *layers, krait_shared_lm *m) {
+  static const kr_lm_family family = {.name = "shared_lm"};
+  const int32_t dtype = o->dtype;
+  KR_TRY(kr_lm_config_open(&family, o->n_layers, &m->c));
+  KR_TRY(describe_shared(o, layers, m->c));
+  m->w = (kr_lm_weights){.embedding = {.data = o->embedding, .dtype = dtype},
+                         .head = {.data = o->head, .dtype = dtype},
+                         .norm_f = {.data = o->norm_f, .dtype = dtype},
+                         .dtype = ctx->cuda ? dtype : KRAIT_F32};
+  m->slots = (kr_lm_slots){.ctx = ctx,
+                           .c = m->c,
+                           .n = o->n_slots,
+                           .dtype = m->w.dtype,
+                           .is_narrow = (o->flags & KRAIT_SHARED_LM_NARROW) != 0,
+                           .fixed = o->states,
+                           .borrows = 1};
+  return kr_lm_slots_open(&m->slots);
+}
+
+int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_lm_options *options,
+                             const krait_shared_lm_layer *layers, krait_shared_lm **lm) {
+  krait_shared_lm_options o;
+  KR_CHECK(ctx && options && layers && lm, KRAIT_ERR_ARGUMENT, "ctx, options, layers and lm must not be NULL");
+  *lm = NULL;
+  KR_TRY(take_shared_options(options, &o));
+  krait_shared_lm *m = *lm = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  const int32_t status = open_shared_parts(ctx, &o, layers, m);
+  if (status < 0) krait_shared_lm_close(lm);
+  return status;
+}
+
+void krait_shared_lm_close(krait_shared_lm **lm) {
+  if (!lm || !*lm) return;
+  kr_lm_graph_list_close(&(*lm)->graphs);
+  kr_lm_slots_close(&(*lm)->slots);
+  kr_lm_config_close(&(*lm)->c);
+  kr_free(*lm);
+  *lm = NULL;
+}
+
+/* ---- runs ---- */
+
+typedef struct shared_call {
+  const int32_t *slots, *ids;
+  float *logits;
+  int32_t *best;
+} shared_call;
+
+static int32_t run_shared(krait_shared_lm *m, const kr_lm_run *run, int64_t slot, const shared_call *call,
+                          void *stream) {
+  kr_lm_graph *g;
+  KR_TRY(kr_lm_graph_list_get(&m->graphs, m->c, &m->w, &m->slots, run, &g));
+  g->used = ++m->graphs.clock;
+  const struct {
+    kr_tensor t;
+    const void *at;
+  } all[] = {{g->ids, call->ids}, {g->slots, call->slots}, {g->logits, call->logits}, {g->argmax, call->best}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i].t) KR_TRY(kr_runner_bind(g->runner, all[i].t, (void *)(uintptr_t)all[i].at));
+  KR_TRY(kr_lm_graph_bind_states(g, &m->slots, slot));
+  return kr_runner_run(g->runner, stream);
+}
+
+int32_t krait_shared_lm_prefill(krait_shared_lm *m, int64_t slot, const int32_t *ids, int64_t n, float *logits,
+                                void *stream) {
+  KR_CHECK(m && ids && logits, KRAIT_ERR_ARGUMENT, "lm, ids and logits must not be NULL");
+  KR_CHECK(n >= 1 && n <= MOST_PROMPT, KRAIT_ERR_ARGUMENT, "a prompt of %lld tokens; it takes 1 to %d", (long long)n,
+           MOST_PROMPT);
+  KR_TRY(kr_lm_slots_check(&m->slots, slot));
+  return run_shared(m, &(kr_lm_run){.B = 1, .L = n}, slot, &(shared_call){.ids = ids, .logits = logits}, stream);
+}
+
+int32_t krait_shared_lm_step(krait_shared_lm *m, int64_t B, const int32_t *slots, const int32_t *ids, float *logits,
+                             int32_t *best, void *stream) {
+  KR_CHECK(m && slots && ids && logits && best, KRAIT_ERR_ARGUMENT, "lm, slots, ids, logits and best must not be NULL");
+  KR_CHECK(B >= 1 && B <= m->slots.n, KRAIT_ERR_ARGUMENT, "a step of %lld sequences; the model has %lld slots",
+           (long long)B, (long long)m->slots.n);
+  return run_shared(m, &(kr_lm_run){.B = B, .L = 1, .is_step = 1}, 0,
+                    &(shared_call){.slots = slots, .ids = ids, .logits = logits, .best = best}, stream);
+}
