@@ -1,46 +1,38 @@
 """Mamba and Mamba-2 language models of transformers and mamba_ssm: generate() by a recorded step on the model's own weights."""
 
-import functools
-
 import torch
 import torch.nn.functional as F
 
-from ._call import CudaPlace, place
-from ._load import KraitError
+from ._shared_lm import SharedLM
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
-from .ops.mamba_decode import mamba_decode
-from .ops.product import step as product
 from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 
 _CHECK_EVERY = 32  # steps between looks at a GPU's tokens for the end
-_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-_ONE_CALL = 8      # sequences, at most, of a step of all layers in one call on a GPU
-
-
-def _version(t):
-    return 0 if t.is_inference() else t._version
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_STREAMED = 2560   # the width of models of which Hopper takes all layers of a step of one sequence in one call, in float16
 
 
 class _Layer:
-    """A block's weights, as the operators take them. A is computed, and computed again in place when A_log has changed."""
+    """A block's weights, as the operators take them; A, D and the time steps' bias in float32."""
 
-    def __init__(self, block):
+    def __init__(self, block, A, D, dt_bias):
         mixer, norm = block.mixer, block.norm
         self.norm, self.eps = norm.weight, getattr(norm, "variance_epsilon", None) or norm.eps
         self.in_proj, self.out_proj = mixer.in_proj.weight, mixer.out_proj.weight
-        self.conv, self.conv_bias = mixer.conv1d.weight, mixer.conv1d.bias
-        self.A_log, self.D, self.is_first = mixer.A_log, mixer.D, mixer.A_log.dim() == 2
+        self.conv_weight, self.conv_bias = mixer.conv1d.weight, mixer.conv1d.bias
+        self.A, self.D, self.dt_bias, self.is_first = A, D, dt_bias, A.dim() == 2
         self.x_proj, self.dt_proj = (mixer.x_proj.weight, mixer.dt_proj.weight) if self.is_first else (None, None)
-        self.dt_bias = mixer.dt_proj.bias if self.is_first else mixer.dt_bias
         self.gate = None if self.is_first else mixer.norm.weight
         self.gate_eps = None if self.is_first else getattr(mixer.norm, "variance_epsilon", None) or mixer.norm.eps
-        self.width, self.channels, self.taps = self.out_proj.shape[1], self.conv.shape[0], self.conv.shape[2]
-        self.heads = 1 if self.is_first else self.A_log.shape[0]
-        self.n_states = self.A_log.shape[1] if self.is_first else (self.channels - self.width) // 2
-        self.A, self.weight = -torch.exp(self.A_log.detach().float()), self.conv.detach().squeeze(1)
+        self.width, self.channels, self.taps = self.out_proj.shape[1], self.conv_weight.shape[0], self.conv_weight.shape[2]
+        self.heads = 1 if self.is_first else A.shape[0]
+        self.n_states = A.shape[1] if self.is_first else (self.channels - self.width) // 2
+        self.conv = self.conv_weight.detach().squeeze(1)
 
-    def refresh(self):
-        self.A.copy_(-torch.exp(self.A_log.detach().float()))
+    def shared(self):
+        """By its names in krait_shared_lm_layer."""
+        return {"norm": self.norm, "in_proj": self.in_proj, "conv": self.conv, "conv_bias": self.conv_bias, "x_proj": self.x_proj, "dt_proj": self.dt_proj,
+                "A": self.A, "D": self.D, "dt_bias": self.dt_bias, "gate_norm": self.gate, "out_proj": self.out_proj}
 
     def new_states(self, batch, device, dtype):
         return (torch.zeros(batch, self.channels, self.taps - 1, device=device, dtype=dtype),
@@ -55,19 +47,18 @@ class _Layer:
 
     def _prefill_first(self, x):
         h, z = F.linear(x, self.in_proj).transpose(1, 2).chunk(2, 1)
-        h, conv = causal_conv1d(h, self.weight, self.conv_bias, return_final_states=True, activation="silu")
+        h, conv = causal_conv1d(h, self.conv, self.conv_bias, return_final_states=True, activation="silu")
         rank = self.dt_proj.shape[1]
         dt, B, C = F.linear(h.transpose(1, 2), self.x_proj).split((rank, self.n_states, self.n_states), -1)
         dt = F.linear(dt, self.dt_proj).transpose(1, 2)
-        y, state = selective_scan(h, dt, self.A, B.transpose(1, 2), C.transpose(1, 2), self.D.float(), z=z, delta_bias=self.dt_bias.float(),
-                                  delta_softplus=True, return_last_state=True)
+        y, state = selective_scan(h, dt, self.A, B.transpose(1, 2), C.transpose(1, 2), self.D, z=z, delta_bias=self.dt_bias, delta_softplus=True, return_last_state=True)
         return y.transpose(1, 2), conv, state
 
     def _prefill_second(self, x):
         z, h, dt = F.linear(x, self.in_proj).split((self.width, self.channels, self.heads), -1)
-        h, conv = causal_conv1d(h.transpose(1, 2), self.weight, self.conv_bias, return_final_states=True, activation="silu")
+        h, conv = causal_conv1d(h.transpose(1, 2), self.conv, self.conv_bias, return_final_states=True, activation="silu")
         h, B, C = h.transpose(1, 2).split((self.width, self.n_states, self.n_states), -1)
-        y, state, _ = ssd(h.unflatten(2, (self.heads, -1)), dt, self.A, B.unsqueeze(2), C.unsqueeze(2), self.D, dt_bias=self.dt_bias.float(), dt_softplus=True,
+        y, state, _ = ssd(h.unflatten(2, (self.heads, -1)), dt, self.A, B.unsqueeze(2), C.unsqueeze(2), self.D, dt_bias=self.dt_bias, dt_softplus=True,
                           return_final_states=True)
         return self._gated(y.flatten(2), z), conv, state
 
@@ -76,17 +67,17 @@ class _Layer:
 
     def step(self, x, states):
         """x (B, D), normed; the states move on."""
-        return product(self._step_first(x, states) if self.is_first else self._step_second(x, states), self.out_proj)
+        return F.linear(self._step_first(x, states) if self.is_first else self._step_second(x, states), self.out_proj)
 
     def _step_first(self, x, states):
-        h, z = product(x, self.in_proj).chunk(2, 1)
-        h = causal_conv1d_update(h, states[0], self.weight, self.conv_bias, "silu")
-        dt, B, C = product(h, self.x_proj).split((self.dt_proj.shape[1], self.n_states, self.n_states), -1)
-        return state_update(states[1], h, product(dt, self.dt_proj), self.A, B, C, self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
+        h, z = F.linear(x, self.in_proj).chunk(2, 1)
+        h = causal_conv1d_update(h, states[0], self.conv, self.conv_bias, "silu")
+        dt, B, C = F.linear(h, self.x_proj).split((self.dt_proj.shape[1], self.n_states, self.n_states), -1)
+        return state_update(states[1], h, F.linear(dt, self.dt_proj), self.A, B, C, self.D, z=z, dt_bias=self.dt_bias, dt_softplus=True)
 
     def _step_second(self, x, states):
-        z, h, dt = product(x, self.in_proj).split((self.width, self.channels, self.heads), -1)
-        h, B, C = causal_conv1d_update(h, states[0], self.weight, self.conv_bias, "silu").split((self.width, self.n_states, self.n_states), -1)
+        z, h, dt = F.linear(x, self.in_proj).split((self.width, self.channels, self.heads), -1)
+        h, B, C = causal_conv1d_update(h, states[0], self.conv, self.conv_bias, "silu").split((self.width, self.n_states, self.n_states), -1)
         P = self.width // self.heads
         shape = (self.heads, P)
         y = state_update(states[1].unflatten(1, shape), h.unflatten(1, shape), dt.unsqueeze(2).expand(-1, -1, P), self.A[:, None, None].expand(*shape, self.n_states),
@@ -94,68 +85,93 @@ class _Layer:
         return self._gated(y.flatten(1), z)
 
 
-class _Stacked:
-    """The layers' weights in one tensor each, copies, for a step of all layers in one call on a GPU; x is 16-bit."""
+def _recurrence(mixers):
+    """A, D and the time steps' bias of all layers, in float32."""
+    biases = [m.dt_proj.bias if m.A_log.dim() == 2 else m.dt_bias for m in mixers]
+    A_log, D, dt_bias = [torch.stack([t.detach() for t in of]).float() for of in ([m.A_log for m in mixers], [m.D for m in mixers], biases)]
+    return -torch.exp(A_log), D, dt_bias
 
-    def __init__(self, layers):
-        self.layers, self.weights = layers, {}
-        self.refresh()
 
-    def _parts(self):
-        first = self.layers[0].is_first
-        yield "norm_weight", [w.norm for w in self.layers]
-        yield "in_proj", [w.in_proj for w in self.layers]
-        yield "conv_weight", [w.weight for w in self.layers]
-        yield "out_proj", [w.out_proj for w in self.layers]
-        if self.layers[0].conv_bias is not None:
-            yield "conv_bias", [w.conv_bias for w in self.layers]
-        if first:
-            yield "x_proj", [w.x_proj for w in self.layers]
-            yield "dt_proj", [w.dt_proj for w in self.layers]
-        else:
-            yield "gate_norm", [w.gate for w in self.layers]
-        yield "A", [w.A for w in self.layers]
-        yield "Dvec", [w.D.float() for w in self.layers]
-        yield "dt_bias", [w.dt_bias.float() for w in self.layers]
+def _move_together(parameters):
+    """Gives parameters of one shape storage at equal distances, unless they have it."""
+    first = parameters[0]
+    distance = parameters[len(parameters) > 1].data_ptr() - first.data_ptr()
+    if distance >= first.numel() * first.element_size() and all(p.data_ptr() - first.data_ptr() == i * distance for i, p in enumerate(parameters)):
+        return
+    whole = torch.stack([p.data for p in parameters])
+    for i, p in enumerate(parameters):
+        p.data = whole[i]
 
-    def refresh(self):
-        for name, parts in self._parts():
-            if name in self.weights:
-                torch.stack(parts, out=self.weights[name])
-            else:
-                self.weights[name] = torch.stack(parts).detach()
+
+class _Shared:
+    """Prompts and steps by the library's graphs; prompts of several sequences together."""
+
+    def __init__(self, decoder, batch):
+        layers, head = decoder.layers, decoder.head.weight
+        self._decoder = decoder
+        self._lm = SharedLM([layer.shared() for layer in layers], decoder.weight, head, decoder.norm_f.weight, layers[0].eps, batch, decoder.narrow)
+        self.step, self.likeliest = self._lm.step, self._lm.likeliest
+
+    def prefill(self, ids):
+        return self._lm.prefill(ids[0]) if len(ids) == 1 else self._decoder.prefill(ids, self._lm.states)
+
+
+class _Apart:
+    """The same by single operators."""
+
+    def __init__(self, decoder, batch):
+        self._decoder, self._states, self._logits = decoder, decoder.new_states(batch), None
+
+    def prefill(self, ids):
+        return self._decoder.prefill(ids, self._states)
+
+    def step(self, ids=None):
+        self._logits = self._decoder.step(self.likeliest() if ids is None else ids, self._states)
+        return self._logits
+
+    def likeliest(self):
+        return self._logits.argmax(-1)
 
 
 class Decoder:
-    """Reads prompts and generates, for one batch size at a time: states, and on a GPU a captured step with its buffers."""
+    """Reads prompts and generates, for one batch size at a time. `narrow`: the scans' states have the model's type. Left behind when its model is
+    copied or pickled."""
 
-    def __init__(self, model):
-        self.model, backbone = model, model.backbone
+    def __init__(self, model, narrow=False):
+        self.model, self.narrow, backbone = model, narrow, model.backbone
         self.embedding = getattr(backbone, "embeddings", None) or backbone.embedding
         self.head, self.norm_f = model.lm_head, backbone.norm_f
         self.residual_in_fp32 = bool(backbone.layers[0].residual_in_fp32)
-        self._captured, self._key, self._stacked = {}, None, None
+        self._key, self._runs = None, {}
         self._parameters = [p for _, p in model.named_parameters()]
         self.refresh()
 
+    def __reduce__(self):
+        return type(None), ()
+
+    def is_of(self, parameters):
+        """Whether these are still its model's."""
+        return len(parameters) == len(self._parameters) and all(a is b for a, b in zip(parameters, self._parameters))
+
     def refresh(self):
-        """The layers' weights as they are now; False if they have moved: then nothing captured is left."""
-        versions = [_version(p) for p in self._parameters]
-        addresses = [p.data_ptr() for p in self._parameters]
-        if self._key and self._key[1] == addresses:
-            if self._key[0] != versions:
-                for layer in self.layers:
-                    layer.refresh()
-                if self._stacked:
-                    self._stacked.refresh()
-        else:
-            self._captured.clear()
-            self.layers, self._stacked = [_Layer(block) for block in self.model.backbone.layers], None
-        self._key = (versions, addresses)
+        """The weights as they are now; where they have moved, nothing recorded is left."""
+        blocks, key = self.model.backbone.layers, [(p.data_ptr(), p.dtype) for p in self._parameters]
+        with torch.inference_mode(False), torch.no_grad():
+            floats = _recurrence([block.mixer for block in blocks])
+            if self._key == key:
+                for kept, now in zip(self._floats, floats):
+                    kept.copy_(now)
+                return
+            self._runs.clear()
+            self._floats, self._key = floats, key
+            self.layers = [_Layer(block, *of_layer) for block, *of_layer in zip(blocks, *floats)]
 
     @property
     def weight(self):
         return self.embedding.weight
+
+    def _eps(self):
+        return getattr(self.norm_f, "variance_epsilon", None) or self.norm_f.eps
 
     def _norm(self, x, residual, weight, eps, prenorm=True):
         return add_norm(x, weight, residual=residual, eps=eps, prenorm=prenorm, residual_in_fp32=self.residual_in_fp32, is_rms_norm=True)
@@ -168,8 +184,7 @@ class Decoder:
         return x, residual
 
     def _logits(self, x, residual):
-        eps = getattr(self.norm_f, "variance_epsilon", None) or self.norm_f.eps
-        return F.linear(self._norm(x, residual, self.norm_f.weight, eps, False), self.head.weight).float()
+        return F.linear(self._norm(x, residual, self.norm_f.weight, self._eps(), False), self.head.weight).float()
 
     def prefill(self, ids, states):
         """ids (B, L) -> logits (B, V) after the last."""
@@ -179,86 +194,58 @@ class Decoder:
     def step(self, ids, states):
         return self._logits(*self._through(F.embedding(ids, self.weight), states, "step"))
 
-    def _one_call(self, ids, conv, ssm):
-        stream = mamba_decode(F.embedding(ids, self.weight), self._stacked.weights, conv, ssm, self.layers[0].eps)
-        eps = getattr(self.norm_f, "variance_epsilon", None) or self.norm_f.eps
-        normed = add_norm(stream, self.norm_f.weight, eps=eps, is_rms_norm=True)
-        return F.linear(normed.to(self.weight.dtype), self.head.weight).float()
-
     def new_states(self, batch):
-        """Of all layers: [(conv, ssm)] views of two tensors."""
-        first, weight = self.layers[0], self.weight
-        conv = torch.zeros(len(self.layers), batch, first.channels, first.taps - 1, device=weight.device, dtype=weight.dtype)
-        ssm = torch.zeros(len(self.layers), batch, first.width, first.n_states, device=weight.device, dtype=torch.float32)
-        return conv, ssm, list(zip(conv, ssm))
+        """[(conv, ssm)] of the layers."""
+        return [layer.new_states(batch, self.weight.device, self.weight.dtype) for layer in self.layers]
 
-    def stepper(self, batch):
-        """-> (states, step(ids) -> logits); on a GPU step replays a graph, if it can be captured."""
-        device = self.weight.device
-        if device.type != "cuda":
-            states = self.new_states(batch)[2]
-            return states, lambda ids: self.step(ids, states)
-        if batch not in self._captured:
-            self._captured.clear()  # one at a time: states and buffers of a batch size
-            self._captured[batch] = self._capture(batch)
-        states, replay = self._captured[batch]
-        return states, replay
+    def _is_shared(self):
+        """Whether the library's graphs compute the model as it lies: a CPU's have activations in float32, and the stream is in it."""
+        weight, eps = self.weight, self._eps()
+        if weight.dtype is not torch.float32 and not (weight.is_cuda and self.residual_in_fp32):
+            return False
+        if any(layer.eps != eps or layer.gate_eps not in (None, 1e-5) or layer.taps < 2 for layer in self.layers):
+            return False
+        given = [t for layer in self.layers for name, t in layer.shared().items() if t is not None and name not in ("A", "D", "dt_bias")]
+        return all(t.dtype is weight.dtype and t.is_contiguous() for t in [*given, weight, self.head.weight, self.norm_f.weight])
 
-    def _fits_one_call(self, batch):
+    def _move_layers_together(self):
+        """Where that lets all layers of a step be one call."""
         first = self.layers[0]
-        return self.weight.dtype is not torch.float32 and batch <= _ONE_CALL and self.residual_in_fp32 and 2 <= first.taps <= 4 and first.gate_eps in (None, 1e-5)
+        if self.weight.is_cuda and self.weight.dtype is torch.float16 and self.weight.shape[1] == _STREAMED and torch.cuda.get_device_capability(self.weight.device)[0] == 9:
+            for name in ("norm", "in_proj", "conv_weight", "conv_bias", "x_proj", "dt_proj", "gate", "out_proj"):
+                if getattr(first, name) is not None:
+                    _move_together([getattr(layer, name) for layer in self.layers])
+            self.refresh()
 
-    def _capture(self, batch):
-        conv, ssm, states = self.new_states(batch)
-        ids = torch.zeros(batch, dtype=torch.long, device=self.weight.device)
-        run = functools.partial(self.step, states=states)
-        if self._fits_one_call(batch):
-            self._stacked = self._stacked or _Stacked(self.layers)
-            one_call = functools.partial(self._one_call, conv=conv, ssm=ssm)
-            try:
-                one_call(ids)
-                run = one_call
-            except KraitError:  # widths that no such kernel has
-                self._stacked = None
-        graph, logits = _captured(lambda: run(ids))
-
-        def replay(new_ids):
-            ids.copy_(new_ids)
-            graph.replay()
-            return logits
-        return states, replay
+    def runs(self, batch):
+        """What reads prompts and takes steps: prefill(ids (B, L)), then step(ids (B), or None: the likeliest of the step before) -> logits (B, V),
+        which the next call may overwrite; likeliest(): of the last step. For the weights of the last refresh()."""
+        if batch not in self._runs:
+            self._runs.clear()  # one at a time: states and buffers of a batch size
+            with torch.inference_mode(False), torch.no_grad():
+                shared = self._is_shared()
+                if shared and batch == 1:
+                    self._move_layers_together()
+                self._runs[batch] = (_Shared if shared else _Apart)(self, batch)
+        return self._runs[batch]
 
     @torch.no_grad()
     def generate(self, ids, n_new, ends=(), pad=None, choose=None):
         """ids (B, L) -> (B, at most L + n_new): until every row has had one of `ends`, after which it has `pad`. choose(logits (B, V)) -> the next
         tokens; None: the likeliest."""
         self.refresh()
-        choose = choose or (lambda logits: logits.argmax(-1))
-        batch = ids.shape[0]
-        states, step = self.stepper(batch)
-        tokens = torch.empty(n_new, batch, dtype=ids.dtype, device=ids.device)
+        runs = self.runs(ids.shape[0])
+        tokens = torch.empty(n_new, ids.shape[0], dtype=ids.dtype, device=ids.device)
         stops = torch.tensor(list(ends), dtype=ids.dtype, device=ids.device)
         every = 1 if ids.device.type == "cpu" else _CHECK_EVERY
-        tokens[0] = choose(self.prefill(ids, states))
-        n = 1
+        logits, n = runs.prefill(ids), 1
+        given = tokens[0] = choose(logits) if choose else logits.argmax(-1)
         while n < n_new and not (ends and n % every == 0 and bool(torch.isin(tokens[:n], stops).any(0).all())):
-            tokens[n] = choose(step(tokens[n - 1]))
+            logits = runs.step(given)
+            given = choose(logits) if choose else None
+            tokens[n] = given if choose else runs.likeliest()
             n += 1
         return torch.cat([ids, _ended(tokens[:n].t(), stops, pad)], 1)
-
-
-def _captured(run):
-    """-> (a CUDA graph of run, its result)."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = run()
-    return graph, result
 
 
 def _ended(tokens, stops, pad):
@@ -278,7 +265,12 @@ _INSIDE = {2: {"A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "
            1: {"A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "dt_bias", "norm.weight", "out_proj.weight"}}
 
 
-def _why_not(model, shapes):
+def has_changed_modules(model):
+    """Whether a module inside does more, or something else, than its class."""
+    return any(m is not model and (m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__) for m in model.modules())
+
+
+def why_not(model, shapes):
     """Why the parameters are not those of a model that Decoder runs; None: they are."""
     layers = len(model.backbone.layers)
     kind = len(shapes["backbone.layers.0.mixer.A_log"])
@@ -343,15 +335,12 @@ class Generate:
         model = self.model
         parameters = [p for _, p in model.named_parameters()]
         first = parameters[0]
-        if first.device.type not in ("cpu", "cuda") or first.dtype not in _TYPES or any(p.device != first.device for p in parameters):
+        if first.device.type not in ("cpu", "cuda") or first.dtype not in TYPES or any(p.device != first.device for p in parameters):
             return None
-        for module in model.modules():
-            if module is not model and (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__):
-                return None
-        if _why_not(model, {name: p.shape for name, p in model.named_parameters()}):
+        if has_changed_modules(model) or why_not(model, {name: p.shape for name, p in model.named_parameters()}):
             return None
-        if self._decoder is None or len(self._decoder._parameters) != len(parameters) or any(a is not b for a, b in zip(self._decoder._parameters, parameters)):
-            self._decoder = Decoder(model)
+        if self._decoder is None or not self._decoder.is_of(parameters):
+            self._decoder = Decoder(model, narrow=not hasattr(model, "generation_config"))  # as mamba_ssm keeps states
         return self._decoder
 
     def _plan(self, args, kwargs):
@@ -403,7 +392,7 @@ class LanguageModel:
         shapes = {name: p.shape for name, p in model.named_parameters()}
         if not hasattr(type(model), "generate") or not hasattr(model, "lm_head"):
             return "it has no generate or no lm_head"
-        why = _why_not(model, shapes)
+        why = why_not(model, shapes)
         own = Generate(model)
         decoder = None if why else own.decoder()
         if why or decoder is None:
@@ -442,7 +431,7 @@ class LanguageModel:
             return "its forward does not run its layers in turn"
         dtype, (bound, share) = decoder.weight.dtype, (1e-3, 1e-3) if decoder.weight.dtype is torch.float32 else (5e-2, 2.0 ** -4)
         parts = [("embedding", blocks[0][0], F.embedding(ids, decoder.weight).float(), 0.0)]
-        for i, (layer, state, (before, after)) in enumerate(zip(decoder.layers, decoder.new_states(1)[2], blocks)):
+        for i, (layer, state, (before, after)) in enumerate(zip(decoder.layers, decoder.new_states(1), blocks)):
             x = decoder._norm(before.to(dtype), None, layer.norm, layer.eps, False)
             mixed = [layer.prefill(x[:, :5].contiguous(), state), *[layer.step(x[:, t].contiguous(), state)[:, None] for t in (5, 6)]]
             parts.append(("layer %d" % i, after - before, torch.cat(mixed, 1).float(), share * float(after.norm())))  # the stream may be of 16 bits

@@ -1,16 +1,18 @@
 """MambaLMHeadModel: keys, configuration, files, generation."""
 
+import copy
 import dataclasses
 import json
+import pickle
 
 import pytest
 import torch
 
-import conftest
 import refs
+from krait._language import _move_together, _Shared
 from mamba_ssm import MambaLMHeadModel
 from mamba_ssm.models.config_mamba import MambaConfig
-from mamba_ssm.utils import whole_step
+from mamba_ssm.utils import recorded
 from mamba_ssm.utils.generation import InferenceParams, sample
 
 
@@ -80,35 +82,109 @@ def test_greedy_generation(device):
     assert torch.equal(again[:, 5:], slow.flip(0)[:, 5:])
 
 
+def plain(layer, device, dtype=None, **changes):
+    """A model that generate(cg=True) runs by the library's graphs; what is constant at first would be missed unnoticed."""
+    ssm = dict(layer=layer, d_state=32, headdim=16) if layer == "Mamba2" else dict(layer=layer, dt_rank=8)
+    m = small(device, dtype, **{**dict(d_model=64, ssm_cfg=ssm), **changes})
+    for name, p in m.named_parameters():
+        if name.endswith(("norm.weight", "norm_f.weight", ".D", "bias")):
+            p.data.add_(0.3 * torch.randn_like(p))
+    m.lm_head.weight.data.mul_(20)  # random logits are nearly equal
+    return m
+
+
+def is_recorded(m, batch):
+    return type(recorded.of(m, batch)) is _Shared
+
+
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
-def test_a_step_as_one_call(layer):
-    """generate(cg=True)'s captured step, here by the operator's reference: the same tokens, after steps of the model
-        itself and after changes of its weights."""
-    sizes = dict(d_model=64, ssm_cfg=dict(layer=layer, d_state=32, headdim=16) if layer == "Mamba2" else dict(layer=layer, dt_rank=8), rms_norm=True, residual_in_fp32=True)
-    m = small(torch.device("cpu"), torch.bfloat16, **sizes)
-    assert whole_step.fits(m, 3) and not whole_step.fits(m, 9) and not whole_step.fits(small(torch.device("cpu"), torch.float32, **sizes), 3)
-    ids = torch.randint(0, 43, (3, 9))
-    with torch.no_grad():
-        want = m(ids).logits
-        step = whole_step.WholeStep(m, 3)
-        assert torch.equal(m(ids).logits, want)
-        params = InferenceParams(max_seqlen=9, max_batch_size=3, key_value_memory_dict=step.states())
-        m(ids[:, :4], inference_params=params)
-        got = [step(ids[:, t:t + 1]) for t in range(4, 9)]
-        refs.close(torch.cat(got, 1), want[:, 4:], (5e-2, 5e-2))
-        step.refresh()
-        assert not step.moved
-        for block in m.backbone.layers:
-            block.mixer.A_log += 1
-            block.mixer.in_proj.weight *= 0.5
-        step.refresh()
-        assert not step.moved
-        for state in (step.conv_state, step.ssm_state):
-            state.zero_()
-        refs.close(step(ids[:, :1]), m(ids[:, :1]).logits, (5e-2, 5e-2))
-        m.backbone.layers[0].mixer.in_proj.weight.data = m.backbone.layers[0].mixer.in_proj.weight.data.clone()
-        step.refresh()
-        assert step.moved
+def test_recorded_generation_is_that_of_the_modules(device, layer, batch):
+    m = plain(layer, device)
+    assert is_recorded(m, batch)
+    ids = torch.randint(0, 43, (batch, 9), device=device)
+    teacher = torch.randint(0, 43, (batch, 17), device=device)
+    for options in (dict(), dict(repetition_penalty=1.3), dict(top_k=5, temperature=0.7, top_p=0.9), dict(top_k=0, min_p=0.05), dict(vocab_size=20), dict(teacher_outputs=teacher),
+                    dict(teacher_outputs=teacher, top_k=3), dict(eos_token_id=int(m.generate(ids, 40)[0, 20]))):
+        found = []
+        for cg in (True, False):
+            torch.manual_seed(1)
+            found.append(m.generate(ids, max_length=40, return_dict_in_generate=True, output_scores=True, cg=cg, **options))
+        assert torch.equal(found[0].sequences, found[1].sequences), options
+        refs.close(torch.stack(found[0].scores), torch.stack(found[1].scores), (1e-4, 1e-4))
+        assert found[0].scores[0].dtype is m.lm_head.weight.dtype
+    assert torch.equal(m.generate(ids, max_length=40, cg=True), m.generate(ids, max_length=40))
+
+
+def test_long_prompts_are_read_in_parts():
+    m, ids = plain("Mamba2", torch.device("cpu"), n_layer=1), torch.randint(0, 43, (1, 2100))
+    got, want = [m.generate(ids, max_length=2103, return_dict_in_generate=True, output_scores=True, cg=cg) for cg in (True, False)]
+    assert torch.equal(got.sequences, want.sequences)
+    refs.close(torch.stack(got.scores), torch.stack(want.scores), (1e-4, 1e-4))
+
+
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+def test_recorded_generation_reads_weights_as_they_are(device, layer):
+    m, ids = plain(layer, device), torch.randint(0, 43, (2, 9), device=device)
+
+    def check():
+        assert is_recorded(m, 2) and torch.equal(m.generate(ids, 30, cg=True), m.generate(ids, 30))
+    check()
+    before, block = recorded.of(m, 2), m.backbone.layers[1]
+    for t, by in ((block.mixer.A_log, 0.5), (block.mixer.D, 1.0), (block.mixer.in_proj.weight, 0.1), (m.backbone.embedding.weight, 0.2)):
+        t.data.add_(by)  # no version of a tensor shows this
+        check()
+    assert recorded.of(m, 2) is before
+    block.mixer.in_proj.weight.data = -block.mixer.in_proj.weight.data  # elsewhere
+    check()
+    assert recorded.of(m, 2) is not before
+    block.mixer.out_proj.weight = torch.nn.Parameter(torch.randn_like(block.mixer.out_proj.weight))
+    check()
+
+
+def test_what_is_not_recorded():
+    m, ids = plain("Mamba1", torch.device("cpu")), torch.randint(0, 43, (2, 5))
+    seen = []
+    hook = m.backbone.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    assert recorded.of(m, 2) is None and m.generate(ids, 9, cg=True).shape == (2, 9) and seen
+    hook.remove()
+    assert is_recorded(m, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert recorded.of(m, 2) is None
+    for changes in (dict(rms_norm=False), dict(d_intermediate=64), dict(ssm_cfg=dict(layer="Mamba2", d_state=16, headdim=16, rmsnorm=False)), dict(ssm_cfg=dict(layer="Mamba2", d_state=16, headdim=16, ngroups=2)),
+                    dict(ssm_cfg=dict(layer="Mamba2", d_state=16, headdim=16, D_has_hdim=True)), dict(attn_layer_idx=[1], attn_cfg=dict(num_heads=4))):
+        other = plain("Mamba1", torch.device("cpu"), **changes)
+        assert recorded.of(other, 2) is None and torch.equal(other.generate(ids, 9, cg=True), other.generate(ids, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
+def test_recorded_generation_in_16_bits(device, dtype, layer):
+    """The likeliest tokens but for rounding; scores have the model's type."""
+    m, ids = plain(layer, device, dtype), torch.randint(0, 43, (3, 5), device=device)
+    for n in (1, 3):
+        assert is_recorded(m, n) == (device == "cuda")
+        out = m.generate(ids[:n], max_length=25, return_dict_in_generate=True, output_scores=True, cg=True)
+        with torch.no_grad():
+            logits = copy.deepcopy(m).float()(out.sequences[:, :-1]).logits[:, 4:]
+        lost = logits.max(-1).values - logits.gather(2, out.sequences[:, 5:, None])[..., 0]
+        assert out.scores[0].dtype is dtype and float(lost.max() / logits.std()) < 0.1
+        refs.close(torch.stack(out.scores, 1).float(), logits, (0.0, 0.05 * float(logits.abs().max())))
+
+
+def test_layers_are_moved_to_equal_distances():
+    m = plain("Mamba1", torch.device("cpu"), torch.bfloat16)
+    parameters = [block.mixer.in_proj.weight for block in m.backbone.layers]
+    values = [p.clone() for p in parameters]
+    with torch.inference_mode(), torch.inference_mode(False):
+        _move_together(parameters)
+    distances = {b.data_ptr() - a.data_ptr() for a, b in zip(parameters, parameters[1:])}
+    assert distances == {2 * parameters[0].numel()} and all(torch.equal(p, v) for p, v in zip(parameters, values))
+    addresses = [p.data_ptr() for p in parameters]
+    _move_together(parameters)
+    assert addresses == [p.data_ptr() for p in parameters]
+    m(torch.randint(0, 43, (2, 9))).logits.sum().backward()
+    assert all(p.grad is not None for p in parameters)
 
 
 def test_stops_at_eos(device):
@@ -183,32 +259,16 @@ def test_golden(device, path):
     assert out[0, ids.shape[1]:].cpu().tolist() == g["greedy"].tolist()
 
 
-@pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_generation_in_16_bits(device, dtype, layer):
-    """Where the device has a kernel for a whole step and where it has none (of GPUs only Hopper, for float16)."""
-    m = small(device, dtype, d_model=64, ssm_cfg=dict(layer=layer, d_state=32, headdim=16) if layer == "Mamba2" else dict(layer=layer, dt_rank=8), rms_norm=True, residual_in_fp32=True)
-    ids = torch.randint(0, 43, (3, 5), device=device)
-    out = m.generate(ids, max_length=15, cg=True)
-    assert out.shape == (3, 15) and torch.equal(out[:, :5], ids)
-
-
-def test_a_whole_step_that_no_kernel_takes(monkeypatch):
-    m = small(torch.device("cpu"), torch.bfloat16, d_model=64, ssm_cfg=dict(layer="Mamba1", dt_rank=8), rms_norm=True, residual_in_fp32=True)
-    assert isinstance(whole_step.of(m, 3), whole_step.WholeStep) == (conftest.EMULATED is None)
-    monkeypatch.setattr(whole_step, "accepts", lambda *_: False)
-    assert whole_step.of(m, 3) is None
-
-
 def test_training_after_inference_mode():
-    """What generate() and inference_mode leave behind: moved weights, cached angles."""
+    """What generate() and inference_mode leave behind: recorded steps, cached angles."""
     from flash_attn.layers.rotary import RotaryEmbedding
     from mamba_ssm.modules.mha import MHA
-    m, ids = small(torch.device("cpu"), torch.bfloat16, rms_norm=True, residual_in_fp32=True), torch.randint(0, 43, (2, 9))
+    m, ids = plain("Mamba1", torch.device("cpu")), torch.randint(0, 43, (2, 9))
     attention, rotary, x = MHA(32, 4, rotary_emb_dim=8).eval(), RotaryEmbedding(8).eval(), torch.randn(2, 9, 32)
     with torch.inference_mode():
-        whole_step.WholeStep(m, 2)
         attention(x), rotary(x.clone().view(2, 9, 1, 4, 8).expand(2, 9, 3, 4, 8).clone())
+    for other in (m, copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
+        assert is_recorded(other, 1) and torch.equal(other.generate(ids[:1], 20, cg=True), m.generate(ids[:1], 20))
     m(ids).logits.sum().backward()
     attention(x.requires_grad_()).sum().backward()
     rotary(torch.randn(2, 9, 3, 4, 8, requires_grad=True)).sum().backward()

@@ -89,28 +89,6 @@ def linear(x, weight, bias=None):
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
 
 
-_FEW_ROWS = ("ampere_few_rows",)  # one kernel, where torch's library takes two for float32
-_steps = {}
-
-
-def step(x, weight):
-    """F.linear(x, weight) of the rows of a decoder's step, without an autograd node."""
-    if not x.is_cuda or x.dtype is not torch.float32:
-        return F.linear(x, weight)
-    key = x.device, x.shape, x.stride(), weight.shape, weight.stride()
-    if key not in _steps:
-        if len(_steps) >= _MOST_CALLS:
-            _steps.clear()
-        call = Call(GEMM)
-        call.pack((x, weight.t(), None, None, x.new_empty(x.shape[0], weight.shape[0])))
-        _steps[key] = call if call.implementation(place(x)) in _FEW_ROWS else None
-    if _steps[key] is None:
-        return F.linear(x, weight)
-    out = x.new_empty(x.shape[0], weight.shape[0])
-    _steps[key].run((x, weight.t(), None, None, out))
-    return out
-
-
 def is_plain(layer, kind=nn.Linear):
     """Whether a layer is of exactly this kind (its parameters may be parametrized), without hooks and with its class's forward:
     only then may its weight be used in its place."""

@@ -1,4 +1,4 @@
-"""Token-by-token generation: prefill, decoding steps on cached states, sampling; CUDA graphs for the step with cg."""
+"""Token-by-token generation: prefill, decoding steps on cached states, sampling; recorded prompts and steps with cg."""
 
 import time
 from dataclasses import dataclass
@@ -8,12 +8,15 @@ import torch
 
 from krait._sampling import (GenerationOutput, InferenceParams, modify_logit_for_repetition_penalty, modify_logits_for_min_p_filtering,  # noqa: F401
                              modify_logits_for_top_k_filtering, modify_logits_for_top_p_filtering, sample)
-from mamba_ssm.utils import whole_step
+from mamba_ssm.utils import recorded
 
 
-def _next_logits(model, ids, params, batch_size):
-    """Logits (B, V) of the position after ids: a prefill at offset 0, else a step (a graph replay if captured)."""
+def _next_logits(model, runs, ids, params, batch_size, are_likeliest):
+    """Logits (B, V) of the position after ids: a prefill at offset 0, else a step (a graph replay if captured). runs: recorded.of; are_likeliest: ids
+    are those of its last step."""
     decoding = params.seqlen_offset > 0
+    if runs is not None:
+        return runs.step(None if are_likeliest else ids.squeeze(1)) if decoding else runs.prefill(ids)
     position_ids = None
     if decoding:
         position_ids = torch.full((batch_size, 1), params.seqlen_offset, dtype=torch.long, device=ids.device)
@@ -32,22 +35,28 @@ def decode(input_ids, model, max_length, top_k=1, top_p=0.0, min_p=0.0, temperat
         streamer.put(input_ids.cpu())
     batch_size, n_prompt = input_ids.shape
     n_teacher = teacher_outputs.shape[1] if teacher_outputs is not None else 0
-    if cg and input_ids.is_cuda:
+    runs = recorded.of(model, batch_size) if cg else None
+    takes_likeliest = runs is not None and top_k == 1 and repetition_penalty == 1.0 and vocab_size is None
+    if cg and input_ids.is_cuda and runs is None:
         model._decoding_cache = update_graph_cache(model, getattr(model, "_decoding_cache", None), batch_size, n_prompt, max_length)
         params = model._decoding_cache.inference_params
         params.reset(max_length, batch_size)
     else:
         params = InferenceParams(max_seqlen=max_length, max_batch_size=batch_size)
     start = time.perf_counter()
-    scores, sequences, seen = [], [input_ids], input_ids
+    scores, sequences, seen, are_likeliest = [], [input_ids], input_ids, False
     while True:
-        logits = _next_logits(model, sequences[-1], params, batch_size)
+        has_likeliest = takes_likeliest and params.seqlen_offset > 0  # of a step
+        logits = _next_logits(model, runs, sequences[-1], params, batch_size, are_likeliest)
         logits = logits if vocab_size is None else logits[..., :vocab_size]
         if output_scores:
-            scores.append(logits.clone())
+            scores.append(logits.clone() if runs is None else logits.to(model.lm_head.weight.dtype, copy=True))
         params.seqlen_offset += sequences[-1].shape[1]
+        are_likeliest = has_likeliest and n_teacher <= params.seqlen_offset
         if n_teacher > params.seqlen_offset:
             token = teacher_outputs[:, params.seqlen_offset]
+        elif are_likeliest:
+            token = runs.likeliest().to(input_ids.dtype, copy=True)
         else:
             if repetition_penalty != 1.0:
                 logits = modify_logit_for_repetition_penalty(logits.clone(), seen, repetition_penalty)
@@ -91,12 +100,10 @@ class DecodingCGCache:
     dtype: Optional[torch.dtype] = None
     inference_params: Optional[InferenceParams] = None
     run: Optional[Callable] = None
-    whole: Optional[whole_step.WholeStep] = None
 
 
-def capture_graph(model, inference_params, batch_size, max_seqlen, decoding_seqlen=1, mempool=None, n_warmups=2, whole=None):
-    """-> run(ids, position_ids, seqlen): copies inputs in, replays, copies logits out. whole: a WholeStep to capture
-        instead of the model's step."""
+def capture_graph(model, inference_params, batch_size, max_seqlen, decoding_seqlen=1, mempool=None, n_warmups=2):
+    """-> run(ids, position_ids, seqlen): copies inputs in, replays, copies logits out."""
     device = next(iter(model.parameters())).device
     ids = torch.zeros((batch_size, decoding_seqlen), dtype=torch.long, device=device)
     position_ids = torch.zeros((batch_size, decoding_seqlen), dtype=torch.long, device=device)
@@ -104,8 +111,6 @@ def capture_graph(model, inference_params, batch_size, max_seqlen, decoding_seql
     inference_params.seqlen_offset = max_seqlen - decoding_seqlen
 
     def step():
-        if whole is not None:
-            return whole(ids)
         return model(ids, position_ids=position_ids, inference_params=inference_params, num_last_tokens=decoding_seqlen).logits
 
     side = torch.cuda.Stream()
@@ -137,14 +142,10 @@ def update_graph_cache(model, cache, batch_size, seqlen_og, max_seqlen, decoding
     dtype = dtype if dtype is not None else parameter.dtype
     fits = (cache is not None and (cache.device, cache.dtype) == (parameter.device, dtype)
             and cache.max_batch_size == batch_size and cache.max_seqlen >= max_seqlen)
-    if fits and cache.whole is not None:
-        cache.whole.refresh()
-        fits = not cache.whole.moved
     if fits:
         return cache
-    whole = whole_step.of(model, batch_size, dtype)
-    states = whole.states() if whole else model.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype)
+    states = model.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype)
     params = InferenceParams(max_seqlen=max_seqlen, max_batch_size=batch_size, seqlen_offset=seqlen_og,
                              key_value_memory_dict=states)
-    run = capture_graph(model, params, batch_size, max_seqlen, n_warmups=n_warmups, whole=whole)
-    return DecodingCGCache(batch_size, max_seqlen, parameter.device, dtype, params, run, whole)
+    run = capture_graph(model, params, batch_size, max_seqlen, n_warmups=n_warmups)
+    return DecodingCGCache(batch_size, max_seqlen, parameter.device, dtype, params, run)

@@ -1,0 +1,45 @@
+"""Which models generate by the library's graphs: those of plain Mamba or Mamba-2 blocks, as krait's program runs them."""
+
+from torch import nn
+
+from krait._language import TYPES, Decoder, has_changed_modules, why_not
+from krait._torch import autocast_dtype
+from krait.ops import is_plain
+from mamba_ssm.modules.mamba2 import Mamba2
+from mamba_ssm.modules.mamba_simple import Mamba
+from mamba_ssm.ops.triton.layer_norm import RMSNorm
+
+
+def _is_plain(block, kind):
+    mixer = block.mixer
+    if type(mixer) is not kind or block.mlp is not None or not isinstance(block.norm, RMSNorm) or not block.residual_in_fp32:
+        return False
+    if not all(is_plain(layer) for layer in (mixer.in_proj, mixer.out_proj)) or not is_plain(mixer.conv1d, nn.Conv1d):
+        return False
+    if kind is Mamba:
+        return not mixer.bimamba and mixer.init_layer_scale is None and is_plain(mixer.x_proj) and is_plain(mixer.dt_proj)
+    return mixer.rmsnorm and not mixer.D_has_hdim and mixer.d_ssm == mixer.d_inner and mixer.process_group is None and mixer.dt_limit == (0.0, float("inf"))
+
+
+def _fits(model):
+    layers = getattr(getattr(model, "backbone", None), "layers", None)
+    if not layers or not hasattr(model, "lm_head") or not is_plain(model.lm_head) or type(layers[0].mixer) not in (Mamba, Mamba2):
+        return False
+    if not isinstance(model.backbone.norm_f, RMSNorm) or not all(_is_plain(block, type(layers[0].mixer)) for block in layers) or has_changed_modules(model):
+        return False
+    return why_not(model, {name: p.shape for name, p in model.named_parameters()}) is None
+
+
+def of(model, batch_size):
+    """What reads prompts and takes steps of so many sequences (krait._language.Decoder.runs), kept with the model; None where its own forward must."""
+    parameters = list(model.parameters())
+    first = parameters[0]
+    if first.device.type not in ("cpu", "cuda") or first.dtype not in TYPES or any(p.device != first.device for p in parameters):
+        return None
+    if autocast_dtype(first) is not None or not _fits(model):
+        return None
+    decoder = getattr(model, "_decoder", None)
+    if decoder is None or not decoder.is_of(parameters):
+        decoder = model._decoder = Decoder(model, narrow=True)
+    decoder.refresh()
+    return decoder.runs(batch_size)
