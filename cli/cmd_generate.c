@@ -273,7 +273,8 @@ static int run_model(work *w, const char *path) {
                                     .chat_format = s->chat_format,
                                     .no_generation_config = s->no_config,
                                     .dtype = dtype_of(s),
-                                    .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0};
+                                    .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0,
+                                    .wide_keys = s->state_dtype && strcmp(s->state_dtype, "float32") == 0};
   const int32_t status = krait_lm_open(ctx, &options, &w->lm);
   if (status >= 0 && !s->dtype && krait_lm_is_wide(w->lm) && !cli_is_quiet())
     fprintf(cli_err(),
@@ -391,7 +392,8 @@ int cmd_generate(int argc, char **argv) {
       CLI_TEXT("dtype", 0, "TYPE", &s.dtype,
                "on a GPU: as-stored (default), float16 or bfloat16: the type that weights get when they are loaded"),
       CLI_TEXT("state-dtype", 0, "TYPE", &s.state_dtype,
-               "on a GPU: float32 (default) or weights: Mamba's states in the weights' type, as in mamba-ssm"),
+               "float32: all states, on a CPU also keys and values, which 16-bit and quantized models keep in float16 "
+               "else; weights: on a GPU Mamba's states in the weights' type, as in mamba-ssm"),
       CLI_SWITCH("json", 0, &s.as_json, "print one JSON object per prompt as it ends"),
       CLI_RUN_OPTIONS(&s.run),
   };

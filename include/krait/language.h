@@ -39,6 +39,8 @@ typedef struct krait_lm_options {
   int32_t no_generation_config; /* 1: generation_config.json is not read */
   int32_t dtype; /* KRAIT_F16, KRAIT_BF16: the type that weights get on a GPU, where a step takes as long as reading
                     them; 0: as stored. Ignored on a CPU, and by quantized weights */
+  int32_t wide_keys; /* 1: on a CPU, keys and values are float32 also where the weights have 16 bits or are quantized;
+                        0: float16 there. With float32 weights they are float32, on a GPU of the weights' type */
 } krait_lm_options;
 
 /* How the next token is sampled: from the top_k most likely, then (temperature divides the logits) from the smallest

@@ -321,7 +321,7 @@ static const rule rules[] = {
     VIEW(attention, block_table, 0),
     VIEW(attention, alibi_slopes, 0),
     VIEW(attention, sinks, 0),
-    {"attention", AT(attention, k), TYPE, KRAIT_F16, DTYPE, "k is float16 but q is float32", 0},
+    {"attention", AT(attention, v), TYPE, KRAIT_F16, DTYPE, "v is float16 but k is float32", 0},
     {"attention", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
     VIEW(attention_bwd, q, 1),
     VIEW(attention_bwd, out, 1),

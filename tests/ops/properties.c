@@ -124,6 +124,25 @@ static double attention_bytes(krait_ctx *ctx, int64_t L) {
   return 8.0 * 2 * 1024 * (double)L + 4.0 * 8 * (double)L + (double)(forward > backward ? forward : backward);
 }
 
+/* k and v of 16 bits are taken beside q of float32, but not by the gradient; else all have one type. */
+static void types_of_attention(void **state) {
+  const kr_view one = {.data = (void *)"", .dtype = KRAIT_F32}, half = {.data = (void *)"", .dtype = KRAIT_F16},
+                brain = {.data = (void *)"", .dtype = KRAIT_BF16};
+  kr_attention_args a = {.call.size = sizeof a, .H = 1, .Hk = 1, .D = 8, .Dv = 8};
+  kr_attention_bwd_args b = {.call.size = sizeof b, .H = 1, .Hk = 1, .D = 8, .Dv = 8};
+  (void)state;
+  a.q = one, a.k = half, a.v = half, a.out = one;
+  assert_int_equal(kr_op_check(&kr_op_attention, &a), KRAIT_OK);
+  a.k = brain, a.v = brain;
+  assert_int_equal(kr_op_check(&kr_op_attention, &a), KRAIT_OK);
+  a.q = half, a.out = half;
+  assert_int_equal(kr_op_check(&kr_op_attention, &a), KRAIT_ERR_DTYPE);
+  assert_string_equal(krait_error_detail(), "attention: k is bfloat16 but q is float16");
+  b.q = one, b.k = half, b.v = half, b.out = one, b.dout = one, b.lse = one, b.dq = one;
+  assert_int_equal(kr_op_check(&kr_op_attention_bwd, &b), KRAIT_ERR_DTYPE);
+  assert_string_equal(krait_error_detail(), "attention_bwd: k is float16 but q is float32");
+}
+
 static void attention_needs_memory_by_tokens(void **state) {
   (void)state;
   krait_ctx *ctx = open_properties_ctx(2);
@@ -137,6 +156,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest threaded[] = {cmocka_unit_test(eight_threads_share_a_context)};
   if (argc > 1 && strcmp(argv[1], "threads") == 0) return cmocka_run_group_tests(threaded, NULL, NULL);
   const struct CMUnitTest tests[] = {cmocka_unit_test(bits_do_not_depend_on_threads),
+                                     cmocka_unit_test(types_of_attention),
                                      cmocka_unit_test(attention_needs_memory_by_tokens)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

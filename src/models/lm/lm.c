@@ -74,7 +74,7 @@ static int32_t open_lm_model(const krait_ctx *ctx, const kr_model_folder *folder
   KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
   m->c = c;
   int32_t status = kr_lm_weights_open(ctx, folder, c, dtype, &m->w);
-  m->slots = (kr_lm_slots){.ctx = ctx, .c = c, .n = n_slots, .dtype = m->w.dtype};
+  m->slots = (kr_lm_slots){.ctx = ctx, .c = c, .n = n_slots, .dtype = m->w.dtype, .token_dtype = m->w.dtype};
   if (status >= 0) status = kr_lm_slots_open(&m->slots);
   if (status < 0) kr_lm_close(model);
   return status;
@@ -122,6 +122,13 @@ int32_t kr_lm_wait(const kr_lm *m) { return kr_mem_wait(m->slots.ctx); }
 int32_t kr_lm_narrow_states(kr_lm *m) {
   kr_lm_graph_list_close(&m->graphs);
   m->slots.is_narrow = 1;
+  return kr_lm_slots_lay_out(&m->slots);
+}
+
+int32_t kr_lm_narrow_keys(kr_lm *m) {
+  if (m->slots.ctx->cuda || (m->w.stored != KRAIT_F16 && m->w.stored != KRAIT_BF16)) return KRAIT_OK;
+  close_lm_graphs(m);
+  m->slots.token_dtype = KRAIT_F16;
   return kr_lm_slots_lay_out(&m->slots);
 }
 

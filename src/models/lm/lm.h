@@ -29,6 +29,9 @@ uint64_t kr_lm_bytes(const kr_lm *model); /* of weights read per token */
 /* Keeps what states may be in the activations' type, as mamba-ssm does: half the memory for a 16-bit model on a GPU.
  * Resets all states. */
 int32_t kr_lm_narrow_states(kr_lm *model);
+/* On a CPU: keys and values in float16, if the weights have 16 bits or are quantized, where they are float32 otherwise;
+ * elsewhere nothing changes. Resets all states. */
+int32_t kr_lm_narrow_keys(kr_lm *model);
 
 /* ---- calls ---- */
 int32_t kr_lm_check(const kr_lm *model, int64_t slot); /* a slot whose states are not lost */

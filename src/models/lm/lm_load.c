@@ -336,6 +336,7 @@ int32_t kr_lm_weights_open(const krait_ctx *ctx, const kr_model_folder *folder, 
   kr_lm_loader l = {.c = c, .w = w, .random_blocks = has_blocks ? dtype : 0, .dtype = NO_DTYPE};
   KR_TRY(kr_loader_run(&w->loader, take_lm, &l));
   KR_TRY(kr_loader_check_read(&w->loader, c->family->unused));
+  w->stored = l.dtype;
   w->dtype = ctx->cuda ? l.dtype : KRAIT_F32;
   w->bytes = w->loader.bytes;
   return KRAIT_OK;

@@ -6,7 +6,8 @@
 
 typedef struct kr_lm_weights {
   kr_weight_ref embedding, head, norm_f, norm_f_bias; /* beside those of the configuration's blocks */
-  int32_t dtype;  /* of activations: float32 on a CPU, on a GPU that of the first layer's first matrix */
+  int32_t dtype;  /* of activations: float32 on a CPU, on a GPU `stored` */
+  int32_t stored; /* of the first layer's first matrix; float16 if it is quantized */
   uint64_t bytes; /* that a token reads */
   kr_loader loader;
 } kr_lm_weights;

@@ -7,7 +7,8 @@
 #include "status.h"
 
 int32_t kr_lm_slots_dtype(const kr_lm_slots *s, const kr_lm_state *state) {
-  return state->is_per_token || (state->is_narrowable && s->is_narrow) ? s->dtype : KRAIT_F32;
+  if (state->is_per_token) return s->token_dtype;
+  return state->is_narrowable && s->is_narrow ? s->dtype : KRAIT_F32;
 }
 
 int64_t kr_lm_slots_bytes(const kr_lm_slots *s, const kr_lm_state *state) {
@@ -71,6 +72,7 @@ void kr_lm_slots_close(kr_lm_slots *s) {
 }
 
 int32_t kr_lm_slots_lay_out(kr_lm_slots *s) {
+  set_token_bytes(s);
   add_offsets(s);
   memset(s->is_lost, 1, (size_t)s->n * sizeof *s->is_lost); /* until it is reset */
   for (int64_t slot = 0; slot < s->n; slot++) KR_TRY(kr_lm_slots_reset(s, slot));

@@ -10,6 +10,7 @@ typedef struct kr_lm_slots {
   const kr_lm_config *c;
   int64_t n;            /* slots */
   int32_t dtype;        /* of activations */
+  int32_t token_dtype;  /* of states per token: keys and values */
   int32_t is_narrow;    /* kr_lm_narrow_states */
   char *fixed;          /* by block: its first state of all slots, then the next; not those per token */
   int32_t borrows;      /* fixed is the owner's, given before opening */
@@ -19,10 +20,10 @@ typedef struct kr_lm_slots {
   uint8_t *is_lost;     /* by slot: a call that failed has left its states half computed */
 } kr_lm_slots;
 
-/* The caller sets ctx, c, n and dtype. */
+/* The caller sets ctx, c, n, dtype and token_dtype. */
 int32_t kr_lm_slots_open(kr_lm_slots *s);
 void kr_lm_slots_close(kr_lm_slots *s);
-/* Where states of fixed size are after is_narrow has changed, which needs no more memory; resets all slots. */
+/* Where states are after is_narrow or token_dtype has changed, which needs no more memory; resets all slots. */
 int32_t kr_lm_slots_lay_out(kr_lm_slots *s);
 int32_t kr_lm_slots_reset(kr_lm_slots *s, int64_t slot);
 int32_t kr_lm_slots_check(const kr_lm_slots *s, int64_t slot); /* one of them, and not lost */

@@ -14,8 +14,8 @@ op attention
   gradient attention_bwd
   bench "B=1,Lq=2048,Lk=Lq,H=16,Hk=H,D=128,Dv=D,Bk=B"
   q                in   activation  float   (1,Lq,H,D) with cu_seqlens_q else (B,Lq,H,D)
-  k                in   activation  same q  (Bk,Lk,Hk,D)
-  v                in   activation  same q  (Bk,Lk,Hk,Dv)
+  k                in   activation  float   (Bk,Lk,Hk,D)
+  v                in   activation  same k  (Bk,Lk,Hk,Dv)
   cu_seqlens_q     in?  index       i32     (B+1)  offsets Lq  chance 0
   cu_seqlens_k     in?  index       i32     (B+1)  offsets Lk  chance 0
   seqused_q        in?  index       i32     (B)    chance 0
@@ -53,8 +53,8 @@ op attention_append
   cache_seqlens    in?    index       i32     (B)    chance 0
   cache_batch_idx  in?    index       i32     (B)    rows Bk  chance 0.3  absent with block_table
   block_table      in?    index       i32     (B,n_pages)  chance 0
-  k_cache          inout  state       same k  (Bk,Lk,Hk,D)
-  v_cache          inout  state       same k  (Bk,Lk,Hk,Dv)
+  k_cache          inout  state       float   (Bk,Lk,Hk,D)
+  v_cache          inout  state       same k_cache  (Bk,Lk,Hk,Dv)
   seqused          out?   index       i32     (B)  exact
 
 op rotary

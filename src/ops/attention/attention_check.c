@@ -209,6 +209,14 @@ static void choose_values(kr_case *c) {
   widen_bounds(c, 5 * score);
 }
 
+/* Keys and values of 16 bits beside queries of float32. */
+static void give_narrow_keys(kr_case *c) {
+  if (c->dtype != KRAIT_F32 || c->is_exact || c->is_hard || !kr_case_chance(c, 0.3)) return;
+  c->dtype = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+  kr_case_give(c, "k"), kr_case_give(c, "v");
+  c->dtype = KRAIT_F32;
+}
+
 int32_t kr_attention_case(kr_case *c, int64_t index) {
   choose_attention_sizes(c, index);
   choose_few(c);
@@ -216,6 +224,7 @@ int32_t kr_attention_case(kr_case *c, int64_t index) {
   if (!c->is_exact) choose_cache(c); /* has no gradient */
   choose_masks(c, is_plain_for_attention(c, index));
   if (is_plain_for_attention(c, index)) choose_plain(c);
+  give_narrow_keys(c);
   kr_case_give_rest(c);
   set_attention_bounds(c);
   choose_values(c);
@@ -286,6 +295,11 @@ int32_t kr_attention_append_case(kr_case *c, int64_t index) {
     for (int64_t i = 0; i < a->B * a->n_pages; i++) kr_case_set_i32(c, table, i, (int32_t)(a->Bk - 1 - i));
   }
   if (kr_case_chance(c, 0.7)) give_counts(c, "cache_seqlens", 0, capacity - a->L);
+  if (c->dtype == KRAIT_F32 && !c->is_exact && !c->is_hard && kr_case_chance(c, 0.3)) { /* rounded into the cache */
+    c->dtype = kr_case_chance(c, 0.5) ? KRAIT_F16 : KRAIT_BF16;
+    kr_case_give(c, "k_cache"), kr_case_give(c, "v_cache");
+    c->dtype = KRAIT_F32;
+  }
   kr_case_hard(c, KR_NAMES("k", "v"), KR_MOST_LINEAR);
   return KRAIT_OK;
 }

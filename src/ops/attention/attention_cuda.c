@@ -108,7 +108,7 @@ static const char *refuse_wide_reads(const kr_attention_args *a, const kr_attent
   if (p->out.d != 1 || !kr_attention_rows_take_packs(&p->q) || !kr_attention_rows_take_packs(&p->k) ||
       !kr_attention_rows_take_packs(&p->v))
     return "rows not 16-byte aligned";
-  return p->k.dtype == p->q.dtype && p->v.dtype == p->q.dtype ? NULL : "q, k and v of several types";
+  return p->k.dtype == p->q.dtype ? NULL : "q, k and v of several types";
 }
 
 const char *kr_attention_base_tiles_refuse(const krait_ctx *ctx, const void *args) {
@@ -157,6 +157,7 @@ static const char *refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, 
   if (why) return why;
   if (p.D != p.Dv || p.D % 8 != 0) return "head size not a multiple of eight, or different in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
+  if (p.k.dtype != p.q.dtype) return "q, k and v of several types";
   if (a->Lq == 0 || a->Lk == 0 || a->B == 0 || a->Bk == 0) return "nothing to do";
   if (!kr_attention_rows_take_packs(&p.q) || !kr_attention_rows_take_packs(&p.k) ||
       !kr_attention_rows_take_packs(&p.v) || !kr_attention_rows_take_packs(&p.out))

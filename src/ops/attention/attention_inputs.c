@@ -27,6 +27,7 @@ static void finish_attention_inputs(kr_attention_inputs *in, int64_t window_left
 kr_attention_inputs kr_attention_inputs_of(const kr_attention_args *a) {
   kr_attention_inputs in = {.op = "attention",
                             COMMON(a),
+                            .takes_narrow_keys = 1,
                             .leftpad_k = &a->leftpad_k,
                             .cache_batch_idx = &a->cache_batch_idx,
                             .block_table = &a->block_table};
@@ -41,8 +42,15 @@ kr_attention_inputs kr_attention_bwd_inputs_of(const kr_attention_bwd_args *a) {
   return in;
 }
 
+/* A cache of 16 bits may stand beside queries of float32; a gradient has one type. */
+static int32_t check_key_type(const kr_attention_inputs *in) {
+  if (in->takes_narrow_keys && in->q->dtype == KRAIT_F32) return KRAIT_OK;
+  return kr_need_same_type(in->op, "k", in->k, "q", in->q);
+}
+
 int32_t kr_attention_check_rules(const kr_attention_inputs *in) {
   const char *op = in->op;
+  KR_TRY(check_key_type(in));
   KR_CHECK(isfinite(in->scale), KRAIT_ERR_ARGUMENT, "%s: scale is not finite", op);
   KR_CHECK(isfinite(in->softcap) && in->softcap >= 0, KRAIT_ERR_ARGUMENT, "%s: softcap is %g, must be 0 (none) or more",
            op, (double)in->softcap);

@@ -9,6 +9,7 @@
 
 typedef struct kr_attention_inputs {
   const char *op;
+  int takes_narrow_keys; /* k and v of 16 bits beside q of float32 */
   uint32_t flags;
   int64_t B, Lq, Lk, H, Hk, D, Dv, Bk, n_pages, max_q, max_k;
   int64_t left, right; /* a query sees keys from i + nk - nq - left to i + nk - nq + right; far beyond any length if

@@ -39,6 +39,7 @@ static int32_t open_describe_time_parts(work *w, int32_t dtype) {
   KR_TRY(kr_videomamba_open_random(w->ctx, &video, dtype, &w->video));
   KR_TRY(kr_lm_find_published("qwen2-0.5b", &config));
   KR_TRY(kr_lm_open_random(w->ctx, config, dtype, 1, &w->lm));
+  KR_TRY(kr_lm_narrow_keys(w->lm));
   const kr_lm_config *lm = kr_lm_config_of(w->lm);
   KR_TRY(kr_mem_get(w->ctx, "the prompt's rows", (uint64_t)(PROMPT * lm->d) * krait_dtype_bytes(kr_lm_dtype(w->lm)),
                     &w->rows));

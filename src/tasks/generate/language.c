@@ -51,6 +51,7 @@ static int32_t open_lm_parts(const krait_ctx *ctx, const krait_lm_options *o, kr
   KR_TRY(kr_lm_open_as(ctx, lm->folder, o->dtype, lm->n_sessions, n_known, &lm->model));
   lm->config = kr_lm_config_of(lm->model);
   if (o->narrow_states) KR_TRY(kr_lm_narrow_states(lm->model));
+  if (!o->wide_keys) KR_TRY(kr_lm_narrow_keys(lm->model));
   const int64_t V = lm->config->V;
   KR_CHECK(n_known <= V, KRAIT_ERR_WEIGHTS, "%s: its tokenizer has %lld tokens, but the model %lld; they do not match",
            o->path, (long long)n_known, (long long)V);
@@ -70,6 +71,8 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
            "options.n_sessions is %d, must be 0 to %d", o.n_sessions, MOST_SESSIONS);
   KR_CHECK(o.narrow_states == 0 || o.narrow_states == 1, KRAIT_ERR_ARGUMENT,
            "options.narrow_states is %d, must be 0 or 1", o.narrow_states);
+  KR_CHECK(o.wide_keys == 0 || o.wide_keys == 1, KRAIT_ERR_ARGUMENT, "options.wide_keys is %d, must be 0 or 1",
+           o.wide_keys);
   KR_CHECK(o.no_generation_config == 0 || o.no_generation_config == 1, KRAIT_ERR_ARGUMENT,
            "options.no_generation_config is %d, must be 0 or 1", o.no_generation_config);
   KR_CHECK(o.no_tokenizer == 0 || (o.no_tokenizer == 1 && !o.tokenizer_path), KRAIT_ERR_ARGUMENT,

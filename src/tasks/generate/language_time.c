@@ -72,7 +72,8 @@ static int32_t open_random(const krait_ctx *ctx, const char *model, int32_t dtyp
   kr_lm_config *config;
   KR_TRY(has_config(model) ? read_config(model, &config) : kr_lm_find_published(model, &config));
   KR_TRY(kr_lm_open_random(ctx, config, dtype, n_slots, m));
-  return narrow ? kr_lm_narrow_states(*m) : KRAIT_OK;
+  if (narrow) KR_TRY(kr_lm_narrow_states(*m));
+  return kr_lm_narrow_keys(*m);
 }
 
 static double lm_time_seconds_since(int64_t start_ns) { return (double)(kr_clock_ns() - start_ns) * 1e-9; }

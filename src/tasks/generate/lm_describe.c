@@ -32,6 +32,7 @@ static int64_t n_params_of(const kr_weight *t) {
   return has_extension(t->name, ".q4_k") ? n_of_tensor(t) / 36 * 256 : n_of_tensor(t);
 }
 
+/* Keys and values have 16 bits where the weights have not 32, which their mean tells. */
 static void measure_folder(const kr_model_folder *folder, const kr_lm_config *config, sizes *s) {
   *s = (sizes){0};
   const kr_weight *t;
@@ -39,10 +40,11 @@ static void measure_folder(const kr_model_folder *folder, const kr_lm_config *co
     s->n_params += n_params_of(t);
     s->n_bytes += (int64_t)t->bytes;
   }
+  const int64_t token_bytes = s->n_bytes < 3 * s->n_params ? sizeof(uint16_t) : sizeof(float);
   for (int64_t i = 0; i < config->n_blocks; i++)
     for (int k = 0; k < config->blocks[i].n_states; k++) {
       const kr_lm_state *state = &config->blocks[i].states[k];
-      int64_t n = (int64_t)sizeof(float);
+      int64_t n = state->is_per_token ? token_bytes : (int64_t)sizeof(float);
       for (int d = 0; d < state->n_dims; d++) n *= state->size[d];
       *(state->is_per_token ? &s->token_bytes : &s->state_bytes) += n;
     }
