@@ -127,7 +127,7 @@ int32_t kr_lm_narrow_states(kr_lm *m) {
 
 int32_t kr_lm_narrow_keys(kr_lm *m) {
   if (m->slots.ctx->cuda || (m->w.stored != KRAIT_F16 && m->w.stored != KRAIT_BF16)) return KRAIT_OK;
-  close_lm_graphs(m);
+  kr_lm_graph_list_close(&m->graphs);
   m->slots.token_dtype = KRAIT_F16;
   return kr_lm_slots_lay_out(&m->slots);
 }
