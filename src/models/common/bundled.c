@@ -4,7 +4,6 @@
 
 #include "any_fft.h"
 #include "gguf.h"
-#include "lm/lm_config.h"
 #include "model_kind.h"
 #include "outfile.h"
 #include "status.h"
@@ -76,24 +75,6 @@ int32_t kr_yaml_read(const char *text, size_t length, const char *label, json_t 
   if (!*tree && is_word) *tree = json_stringn(text, length);
   return *tree ? KRAIT_OK : kr_fail(KRAIT_ERR_FILE_FORMAT, "%s is not JSON: %s", label, error.text);
 }
-
-/* ---- language models are on the caller's weights (krait/shared_lm.h): nothing is loaded ---- */
-static int32_t fail_load(const char *field) {
-  return kr_fail(KRAIT_ERR_UNSUPPORTED, "libkrait-ops loads no language models (field '%s'); use the program", field);
-}
-int32_t kr_lm_load(kr_lm_loader *l, const char *field, int is_needed, kr_sizes want, kr_weight_ref *to) {
-  (void)l, (void)is_needed, (void)want, (void)to;
-  return fail_load(field);
-}
-int32_t kr_lm_load_f32(kr_lm_loader *l, const char *field, kr_sizes want, double (*f)(double), kr_weight_ref *to) {
-  (void)l, (void)want, (void)f, (void)to;
-  return fail_load(field);
-}
-int32_t kr_lm_load_made(kr_lm_loader *l, const float *values, int64_t n, kr_weight_ref *to) {
-  (void)l, (void)values, (void)n, (void)to;
-  return fail_load("in_scales");
-}
-const kr_weight *kr_lm_peek(const kr_lm_loader *l, const char *field) { return (void)l, (void)field, NULL; }
 
 /* ---- the model's transform has a length that real_fft.h supports ---- */
 int32_t kr_any_fft_open(int64_t n, kr_any_fft **fft) {
