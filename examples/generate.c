@@ -7,7 +7,7 @@ int main(int argc, char **argv) {
   krait_ctx *ctx = NULL;
   krait_lm *lm = NULL;
   krait_lm_session *text = NULL;
-  krait_lm_options options = {sizeof options, 0, argc == 3 ? argv[1] : NULL, NULL, 0, 0, NULL, 0, 0};
+  krait_lm_options options = {sizeof options, 0, argc == 3 ? argv[1] : NULL, NULL, 0, 0, NULL, 0, 0, 0};
   int failed = argc != 3 || krait_ctx_open(NULL, &ctx) || krait_lm_open(ctx, &options, &lm) ||
                krait_lm_session_open(lm, NULL, &text) || krait_lm_prefill(text, argv[2], strlen(argv[2]), 0);
   for (int i = 0; i < 50 && !failed && !krait_lm_is_done(text); i++)
