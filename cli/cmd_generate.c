@@ -256,6 +256,15 @@ static int32_t dtype_of(const settings *s) {
   return strcmp(s->dtype, "float16") == 0 ? KRAIT_F16 : strcmp(s->dtype, "bfloat16") == 0 ? KRAIT_BF16 : -1;
 }
 
+static void say_faster_dtype(int32_t dtype) {
+  if (dtype)
+    fprintf(cli_err(),
+            "krait generate: %s a token takes about half the time (--dtype as-stored: keep the weights, without this "
+            "line)\n",
+            dtype == KRAIT_F16 ? "this GPU's tensor cores take float16 alone; with --dtype float16"
+                               : "these weights are float32; with --dtype float16 or bfloat16");
+}
+
 static int run_model(work *w, const char *path) {
   const settings *s = w->s;
   krait_ctx *ctx = NULL;
@@ -276,10 +285,7 @@ static int run_model(work *w, const char *path) {
                                     .narrow_states = s->state_dtype && strcmp(s->state_dtype, "weights") == 0,
                                     .wide_keys = s->state_dtype && strcmp(s->state_dtype, "float32") == 0};
   const int32_t status = krait_lm_open(ctx, &options, &w->lm);
-  if (status >= 0 && !s->dtype && krait_lm_is_wide(w->lm) && !cli_is_quiet())
-    fprintf(cli_err(),
-            "krait generate: these weights are float32; with --dtype float16 or bfloat16 a token takes about half the "
-            "time (--dtype as-stored: keep them, without this line)\n");
+  if (status >= 0 && !s->dtype && !cli_is_quiet()) say_faster_dtype(krait_lm_faster_dtype(w->lm));
   if (status >= 0) take_model_defaults(w);
   exit_status = status >= 0                       ? tell_texts(w)
                 : status == KRAIT_ERR_ARGUMENT ? cli_report_call("generate", status, krait_error_detail())

@@ -65,8 +65,9 @@ KRAIT_API int32_t krait_lm_defaults(const krait_lm *lm, krait_lm_sampling *sampl
 KRAIT_API const char *krait_lm_token(const krait_lm *lm, int32_t id, size_t *n_bytes);
 /* Bytes of weights read per token. */
 KRAIT_API uint64_t krait_lm_token_bytes(const krait_lm *lm);
-/* 1: on a GPU, with weights in float32, which options.dtype would halve. */
-KRAIT_API int krait_lm_is_wide(const krait_lm *lm);
+/* The options.dtype with which a token would take about half the time: KRAIT_F16, where only that has tensor cores on
+ * this GPU, KRAIT_BF16, where both 16-bit types have; 0: none. */
+KRAIT_API int32_t krait_lm_faster_dtype(const krait_lm *lm);
 
 /* sampling may be NULL: greedy decoding. */
 KRAIT_API int32_t krait_lm_session_open(krait_lm *lm, const krait_lm_sampling *sampling, krait_lm_session **session);

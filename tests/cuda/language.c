@@ -5,6 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
+#include <krait/language.h>
 #include <krait/shared_lm.h>
 #include <math.h>
 #include <stdio.h>
@@ -459,6 +460,35 @@ static void shared_models_are_their_owners(void **state) {
     }
 }
 
+/* Which type would be faster depends on the GPU's tier: turing's tensor cores take float16 alone. */
+static void faster_types_are_told(void **state) {
+  static const struct {
+    const char *tier;
+    int32_t as, faster;
+  } cases[] = {{"ampere", 0, KRAIT_BF16},          {"ampere", KRAIT_BF16, 0}, {"turing", 0, KRAIT_F16},
+               {"turing", KRAIT_BF16, KRAIT_F16},  {"turing", KRAIT_F16, 0},  {"base", 0, 0},
+               {"base", KRAIT_BF16, 0}};
+  (void)state;
+  for (size_t i = 0; i <= sizeof cases / sizeof *cases; i++) {
+    const int is_cpu = i == sizeof cases / sizeof *cases;
+    krait_ctx_options options = {.size = sizeof options, .device = is_cpu ? KRAIT_DEVICE_CPU : KRAIT_DEVICE_CUDA(0)};
+    krait_ctx *ctx;
+    krait_lm *lm;
+    if (!is_cpu) WORKS(krait_tier_parse(cases[i].tier, &options.caps_mask));
+    WORKS(krait_ctx_open(&options, &ctx));
+    WORKS(krait_lm_open(ctx,
+                        &(krait_lm_options){.size = sizeof(krait_lm_options),
+                                            .path = GOLDEN "/mamba_lm/mamba1",
+                                            .no_tokenizer = 1,
+                                            .dtype = is_cpu ? 0 : cases[i].as},
+                        &lm));
+    assert_int_equal(krait_lm_faster_dtype(lm), is_cpu ? 0 : cases[i].faster);
+    krait_lm_close(&lm);
+    krait_ctx_close(&ctx);
+  }
+  assert_int_equal(krait_lm_faster_dtype(NULL), 0);
+}
+
 int main(int argc, char **argv) {
 #ifdef KR_EMULATED
   if (argc < 2) return 2;
@@ -492,6 +522,7 @@ int main(int argc, char **argv) {
                                    cmocka_unit_test(mamba3_float16),
                                    cmocka_unit_test(mamba3_q8),
                                    cmocka_unit_test(weights_converted_on_load),
+                                   cmocka_unit_test(faster_types_are_told),
                                    cmocka_unit_test(mamba3_raw_float32),
                                    cmocka_unit_test(mamba3_raw_float16),
                                    cmocka_unit_test(shared_models_are_their_owners)};
@@ -517,6 +548,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(mamba3_bfloat16),
                                      cmocka_unit_test(mamba3_q8),
                                      cmocka_unit_test(weights_converted_on_load),
+                                     cmocka_unit_test(faster_types_are_told),
                                      cmocka_unit_test(mamba3_raw_float32),
                                      cmocka_unit_test(mamba3_raw_float16),
                                      cmocka_unit_test(mamba3_raw_narrow),

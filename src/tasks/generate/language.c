@@ -25,7 +25,8 @@ struct krait_lm {
   kr_lm_files files;
   kr_lm *model;
   const kr_lm_config *config; /* of the model */
-  int32_t n_sessions, is_on_gpu;
+  int32_t n_sessions;
+  uint64_t caps; /* of the context */
   uint8_t *taken;      /* by slot */
   float *logits;       /* (n_sessions, V), while a step runs */
 };
@@ -81,7 +82,7 @@ int32_t krait_lm_open(const krait_ctx *ctx, const krait_lm_options *given, krait
            "options.dtype is %d, must be 0, KRAIT_F16 or KRAIT_BF16", o.dtype);
   krait_lm *lm = *out = kr_zalloc(sizeof *lm);
   KR_CHECK(lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  lm->is_on_gpu = ctx->cuda != NULL;
+  lm->caps = ctx->caps;
   lm->n_sessions = o.n_sessions ? o.n_sessions : 1;
   const int32_t status = open_lm_parts(ctx, &o, lm);
   if (status < 0) krait_lm_close(out);
@@ -117,7 +118,12 @@ const char *krait_lm_token(const krait_lm *lm, int32_t id, size_t *n_bytes) {
   return bytes;
 }
 
-int krait_lm_is_wide(const krait_lm *lm) { return lm && lm->is_on_gpu && kr_lm_dtype(lm->model) == KRAIT_F32; }
+int32_t krait_lm_faster_dtype(const krait_lm *lm) {
+  const int32_t dtype = lm ? kr_lm_dtype(lm->model) : KRAIT_F16;
+  if (dtype != KRAIT_F32 && dtype != KRAIT_BF16) return 0;
+  if (lm->caps & KRAIT_CAP_CUDA_AMPERE) return dtype == KRAIT_F32 ? KRAIT_BF16 : 0;
+  return lm->caps & KRAIT_CAP_CUDA_TURING ? KRAIT_F16 : 0;
+}
 uint64_t krait_lm_token_bytes(const krait_lm *lm) { return lm ? kr_lm_bytes(lm->model) : 0; }
 
 /* ---- sessions ---- */
