@@ -168,6 +168,47 @@ def big():
     tell("values that are not finite", float(not (out.isfinite().all() and t["x"].grad.isfinite().all() and all(v.grad.isfinite().all() for v in t.values()))), 0)
 
 
+def turned(v, angles):
+    """Neighbours of (L, N), of which the first pairs turn by (L, M)."""
+    m = angles.shape[1]
+    x, y = v[:, 0:2 * m:2], v[:, 1:2 * m:2]
+    pairs = torch.stack([angles.cos() * x - angles.sin() * y, angles.sin() * x + angles.cos() * y], -1)
+    return torch.cat([pairs.flatten(1), v[:, 2 * m:]], 1)
+
+
+def big_mamba3():
+    """As big, of Mamba-3: rows of 2^31 and more elements over a million tokens."""
+    from mamba_ssm.ops.triton.mamba3.mamba3_siso_combined import mamba3_siso_combined
+    length, h, p, n, m = (1 << 20, 33, 64, 64, 16) if DEV == "cuda" else (1 << 12, 5, 64, 64, 16)
+    torch.manual_seed(0)
+    normal, rand = lambda *shape: torch.empty(1, length, *shape, device=DEV, dtype=torch.bfloat16).normal_(), lambda: torch.rand(1, h, length, device=DEV)
+    t = dict(Q=normal(1, n) / 3, K=normal(1, n) / 3, V=normal(h, p), DT=rand() * 0.1 + 0.05, Trap=rand() * 4 - 2, Q_bias=torch.rand(h, n, device=DEV), K_bias=torch.rand(h, n, device=DEV),
+             Angles=normal(1, m))
+    t["ADT"] = -t["DT"] * (torch.rand(h, 1, device=DEV) + 1)
+    t = {k: v.requires_grad_() for k, v in t.items()}
+    out = mamba3_siso_combined(*[t[k] for k in ("Q", "K", "V", "ADT", "DT", "Trap", "Q_bias", "K_bias", "Angles")])
+    dout = torch.empty_like(out).normal_()
+    out.backward(dout)
+    if DEV == "cuda":
+        torch.cuda.synchronize()
+        print("%d elements of V, %.1f GiB at most" % (t["V"].numel(), torch.cuda.max_memory_allocated() / 2**30))
+    n_last, kept = 2000, 1000
+    for head in (0, h // 2, h - 1):
+        q, k, angles, v = [t[name][0, -n_last:, head if name == "V" else 0].detach().double() for name in ("Q", "K", "Angles", "V")]
+        adt, dt, trap = [t[name][0, head, -n_last:].detach().double() for name in ("ADT", "DT", "Trap")]
+        v.requires_grad_(), dt.requires_grad_()
+        angle, own = (torch.pi * angles.tanh() * dt[:, None]).cumsum(0), trap.sigmoid() * dt
+        before = own + torch.cat([((-trap).sigmoid() * dt)[1:], dt[:1] * 0])  # of a key for later tokens
+        scores = turned(q + t["Q_bias"][head].double(), angle) @ turned(k + t["K_bias"][head].double(), angle).T
+        a, later = adt.cumsum(0), torch.ones(n_last, n_last, dtype=torch.bool, device=DEV).tril(-1)
+        y = ((a[:, None] - a[None]).masked_fill(~later, float("-inf")).exp() * scores * before + torch.diag(scores.diagonal() * own)) @ v
+        tell("head %d: the last %d tokens" % (head, kept), relative(out[0, -kept:, head].detach(), y[-kept:].detach()), 1e-2)
+        dv, ddt = torch.autograd.grad(y, [v, dt], dout[0, -n_last:, head].double())
+        tell("head %d: dV of the last %d tokens" % (head, kept), relative(t["V"].grad[0, -kept:, head], dv[-kept:]), 1e-2)
+        tell("head %d: dDT of the last %d tokens" % (head, kept), relative(t["DT"].grad[0, head, -kept:], ddt[-kept:]), 2e-2)
+    tell("values that are not finite", float(not (out.isfinite().all() and all(v.grad.isfinite().all() for v in t.values()))), 0)
+
+
 def compare():
     """compare GOT WANT LIMIT ...: recordings in float32, relative L2."""
     import numpy as np

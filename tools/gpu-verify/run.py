@@ -233,6 +233,7 @@ def correctness_jobs():
     jobs += [("trainer", lambda: check_cmocka("test_train_trainer " + DEVICE, program("test_train_trainer", DEVICE), 60, "golden gradients 1e-4", r"^(\w+): \d+ gradients golden.grad. within (\S+)"))]
     jobs += [("checkop " + op, lambda op=op: check_op(op)) for op in CHECKOPS[10:]]
     jobs.insert(14, ("big", lambda: check_script("big", 60, None, (), "SSD of 2^31 elements, L 2^20")))
+    jobs.insert(15, ("big_mamba3", lambda: check_script("big_mamba3", 60, None, (), "Mamba-3 of 2^31 elements, L 2^20")))
     return [(name, job) for name, job in jobs if wanted(name)]
 
 
