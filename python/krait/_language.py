@@ -85,11 +85,27 @@ class _Layer:
         return self._gated(y.flatten(1), z)
 
 
-def _recurrence(mixers):
+class _Survey:
+    """A model's modules and parameters as they were, to see at each call whether they still are."""
+
+    def __init__(self, model):
+        modules = list(model.modules())
+        self.parameters = list(model.parameters())
+        self._kinds = [(m, type(m)) for m in modules]
+        self._held = [(of, name, t) for m in modules for of in (m._modules, m._parameters) for name, t in of.items()]
+        self._inside = modules[1:]
+
+    def holds(self):
+        """Whether no part was replaced, and no module inside does more, or something else, than its class."""
+        if not all([type(m) is kind for m, kind in self._kinds]) or not all([of.get(name) is t for of, name, t in self._held]):
+            return False
+        return not any([m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in self._inside])
+
+
+def _recurrence(A_log, D, dt_bias):
     """A, D and the time steps' bias of all layers, in float32."""
-    biases = [m.dt_proj.bias if m.A_log.dim() == 2 else m.dt_bias for m in mixers]
-    A_log, D, dt_bias = [torch.stack([t.detach() for t in of]).float() for of in ([m.A_log for m in mixers], [m.D for m in mixers], biases)]
-    return -torch.exp(A_log), D, dt_bias
+    A_log, D, dt_bias = [torch.stack(of).float() for of in (A_log, D, dt_bias)]
+    return A_log.exp().neg(), D, dt_bias
 
 
 def _move_together(parameters):
@@ -138,33 +154,37 @@ class Decoder:
     copied or pickled."""
 
     def __init__(self, model, narrow=False):
-        self.model, self.narrow, backbone = model, narrow, model.backbone
+        self.narrow, backbone = narrow, model.backbone
         self.embedding = getattr(backbone, "embeddings", None) or backbone.embedding
         self.head, self.norm_f = model.lm_head, backbone.norm_f
         self.residual_in_fp32 = bool(backbone.layers[0].residual_in_fp32)
-        self._key, self._runs = None, {}
-        self._parameters = [p for _, p in model.named_parameters()]
-        self.refresh()
+        self._survey, self._blocks, mixers = _Survey(model), list(backbone.layers), [block.mixer for block in backbone.layers]
+        self._of_recurrence = [m.A_log for m in mixers], [m.D for m in mixers], [m.dt_proj.bias if m.A_log.dim() == 2 else m.dt_bias for m in mixers]
+        self._key, self._is_usable, self._runs = None, False, {}
 
     def __reduce__(self):
         return type(None), ()
 
-    def is_of(self, parameters):
-        """Whether these are still its model's."""
-        return len(parameters) == len(self._parameters) and all(a is b for a, b in zip(parameters, self._parameters))
+    def is_current(self):
+        """Whether the model is as it was, but for its weights' values, places and types."""
+        return self._survey.holds()
 
     def refresh(self):
-        """The weights as they are now; where they have moved, nothing recorded is left."""
-        blocks, key = self.model.backbone.layers, [(p.data_ptr(), p.dtype) for p in self._parameters]
+        """Reads the weights as they are now -> whether they are on one device that krait has, and of a type that it has. Where they have moved, nothing
+        recorded is left."""
+        key = [(p.data_ptr(), p.dtype) for p in self._survey.parameters]
         with torch.inference_mode(False), torch.no_grad():
-            floats = _recurrence([block.mixer for block in blocks])
-            if self._key == key:
-                for kept, now in zip(self._floats, floats):
+            if self._key != key:
+                self._runs.clear()
+                self._key, device = key, self.weight.device
+                self._is_usable = device.type in ("cpu", "cuda") and self.weight.dtype in TYPES and all([p.device == device for p in self._survey.parameters])
+                if self._is_usable:
+                    self._floats = _recurrence(*self._of_recurrence)
+                    self.layers = [_Layer(block, *of_layer) for block, *of_layer in zip(self._blocks, *self._floats)]
+            elif self._is_usable:
+                for kept, now in zip(self._floats, _recurrence(*self._of_recurrence)):
                     kept.copy_(now)
-                return
-            self._runs.clear()
-            self._floats, self._key = floats, key
-            self.layers = [_Layer(block, *of_layer) for block, *of_layer in zip(blocks, *floats)]
+        return self._is_usable
 
     @property
     def weight(self):
@@ -231,9 +251,8 @@ class Decoder:
 
     @torch.no_grad()
     def generate(self, ids, n_new, ends=(), pad=None, choose=None):
-        """ids (B, L) -> (B, at most L + n_new): until every row has had one of `ends`, after which it has `pad`. choose(logits (B, V)) -> the next
-        tokens; None: the likeliest."""
-        self.refresh()
+        """ids (B, L) -> (B, at most L + n_new), by the weights of the last refresh(): until every row has had one of `ends`, after which it has `pad`.
+        choose(logits (B, V)) -> the next tokens; None: the likeliest."""
         runs = self.runs(ids.shape[0])
         tokens = torch.empty(n_new, ids.shape[0], dtype=ids.dtype, device=ids.device)
         stops = torch.tensor(list(ends), dtype=ids.dtype, device=ids.device)
@@ -331,17 +350,15 @@ class Generate:
         return {"model": self.model, "_decoder": None}
 
     def decoder(self):
-        """The Decoder of the model as it is; None where it is hooked, on another device or of another type."""
-        model = self.model
-        parameters = [p for _, p in model.named_parameters()]
-        first = parameters[0]
-        if first.device.type not in ("cpu", "cuda") or first.dtype not in TYPES or any(p.device != first.device for p in parameters):
-            return None
-        if has_changed_modules(model) or why_not(model, {name: p.shape for name, p in model.named_parameters()}):
-            return None
-        if self._decoder is None or not self._decoder.is_of(parameters):
-            self._decoder = Decoder(model, narrow=not hasattr(model, "generation_config"))  # as mamba_ssm keeps states
-        return self._decoder
+        """The Decoder of the model, refreshed; None where it is hooked, on another device or of another type."""
+        model, kept = self.model, self._decoder
+        if kept is None or not kept.is_current():
+            self._decoder = None
+            if has_changed_modules(model) or why_not(model, {name: p.shape for name, p in model.named_parameters()}):
+                return None
+            kept = Decoder(model, narrow=not hasattr(model, "generation_config"))  # as mamba_ssm keeps states
+        self._decoder = kept
+        return kept if kept.refresh() else None
 
     def _plan(self, args, kwargs):
         """(ids, arguments of Decoder.generate), or None."""

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from krait._language import TYPES, Decoder, has_changed_modules, why_not
+from krait._language import Decoder, has_changed_modules, why_not
 from krait._torch import autocast_dtype
 from krait.ops import is_plain
 from mamba_ssm.modules.mamba2 import Mamba2
@@ -32,14 +32,9 @@ def _fits(model):
 
 def of(model, batch_size):
     """What reads prompts and takes steps of so many sequences (krait._language.Decoder.runs), kept with the model; None where its own forward must."""
-    parameters = list(model.parameters())
-    first = parameters[0]
-    if first.device.type not in ("cpu", "cuda") or first.dtype not in TYPES or any(p.device != first.device for p in parameters):
-        return None
-    if autocast_dtype(first) is not None or not _fits(model):
-        return None
     decoder = getattr(model, "_decoder", None)
-    if decoder is None or not decoder.is_of(parameters):
-        decoder = model._decoder = Decoder(model, narrow=True)
-    decoder.refresh()
+    if decoder is None or not decoder.is_current():
+        model._decoder = decoder = Decoder(model, narrow=True) if _fits(model) else None
+    if decoder is None or not decoder.refresh() or autocast_dtype(decoder.weight) is not None:
+        return None
     return decoder.runs(batch_size)
