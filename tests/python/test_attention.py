@@ -572,8 +572,14 @@ def test_refusals(device):
         flash_attn_func(q[:, :, :3], k, v)
     with pytest.raises(RuntimeError, match="D is 520, must be at most 512"):
         flash_attn_func(*[torch.randn(1, 2, 1, 520, device=device) for _ in range(3)])
-    with pytest.raises(RuntimeError, match="k is float16 but q is"):
+    with pytest.raises(RuntimeError, match="v is float32 but k is float16"):
         flash_attn_func(q, k.to(torch.float16), v)
+    with pytest.raises(RuntimeError, match="k is float32 but q is float16"):
+        flash_attn_func(q.to(torch.float16), k, v)
+    narrow = [t.to(torch.float16) for t in (k, v)]  # of a cache, beside float32 queries
+    torch.testing.assert_close(flash_attn_func(q, *narrow), flash_attn_func(q, *[t.float() for t in narrow]), rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match="attention_bwd: k is float16 but q is float32"):
+        flash_attn_func(q.clone().requires_grad_(), *narrow).sum().backward()
     if device == "cpu":
         flat = [t.flatten(0, 1) for t in (q, k, v)]
         good = torch.tensor([0, 19, 38], dtype=torch.int32)
