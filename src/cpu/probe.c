@@ -46,10 +46,18 @@ uint64_t kr_cpu_probe(void) {
   if (bit(d7, 22) && bit(d7, 24) && (xcr0 >> 17 & 3) == 3 && asks_for_tiles()) caps |= KRAIT_CAP_AMX;
   return caps;
 }
+
+int kr_cpu_has_vnni(void) {
+  uint32_t a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && bit(c, 11);
+}
 #elif defined(__aarch64__)
 uint64_t kr_cpu_probe(void) { return KRAIT_CAP_CPU | KRAIT_CAP_NEON; } /* mandatory on AArch64 */
 #else
 uint64_t kr_cpu_probe(void) { return KRAIT_CAP_CPU; }
+#endif
+#if !defined(__x86_64__)
+int kr_cpu_has_vnni(void) { return 0; }
 #endif
 
 uint64_t krait_cpu_caps(void) {

@@ -11,6 +11,7 @@
 #include "gemm/gemm_impls.h"
 #include "gemm/gemm_q4k_impls.h"
 #include "gemm/gemm_q8_impls.h"
+#include "probe.h"
 #include "op_list.h"
 #include "view.h"
 
@@ -250,6 +251,39 @@ static void quantized_products_are_as_robust(void **state) {
   free(x);
 }
 
+#ifdef KR_BUILD_vnni
+/* Likewise of 16-bit integers, in whose rounding a row depends on no other. */
+static void words_are_as_robust(void **state) {
+  (void)state;
+  static const float sizes[] = {1, 0x1p-100f, 0x1p98f, 0x1p-60f};
+  const kr_impl words = {.name = "simd_avx512_words",
+                         .run = kr_gemm_q8_words_avx512,
+                         .scratch_bytes = kr_gemm_q8_words_scratch_avx512};
+  if (!(krait_cpu_caps() & KRAIT_CAP_AVX512) || !kr_cpu_has_vnni()) skip();
+  quantized *const x = malloc(sizeof *x);
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    fill_quantized(x, 0, sizes[i]);
+    for (int k = 0; k < TERMS; k++) x->A[20 * TERMS + k] = 0;
+    if (i == 0)
+      x->A[3 * TERMS + 5] = INFINITY, x->A[37 * TERMS + 199] = -INFINITY, x->A[69 * TERMS + 100] = NAN,
+      x->A[40 * TERMS + 64] = 1e36f, x->A[41 * TERMS + 64] = 1e-38f;
+    run_quantized(&impls_q8[N_IMPLS - 1], 1, x, x->want);
+    run_quantized(&words, 1, x, x->out);
+    for (int n = 0; n < N; n++) assert_true(x->out[20 * N + n] == 0);
+    for (int n = 0; i == 0 && n < N; n++) { /* of values beyond the others' scale */
+      const double got = (double)x->out[40 * N + n], want = (double)x->want[40 * N + n];
+      if (!(fabs(got - want) <= 1e-5 * fabs(want) + 1e-3)) fail_msg("row 40: %g, not %g", got, want);
+      x->want[40 * N + n] = x->out[40 * N + n];
+    }
+    compare_quantized(&words, x, 10 * (double)sizes[i] * sqrt(TERMS) * 0.5);
+    memcpy(x->want, x->out, sizeof x->want);
+    run_quantized(&words, 3, x, x->out);
+    assert_memory_equal(x->out, x->want, sizeof x->out);
+  }
+  free(x);
+}
+#endif
+
 #ifdef KR_BUILD_amx
 static int has_tiles_in_use(void) {
   uint32_t low, high;
@@ -292,6 +326,9 @@ int main(void) {
       cmocka_unit_test(non_finite_values_stay_in_their_row_and_column),
       cmocka_unit_test(threads_do_not_matter),
       cmocka_unit_test(quantized_products_are_as_robust),
+#ifdef KR_BUILD_vnni
+      cmocka_unit_test(words_are_as_robust),
+#endif
 #ifdef KR_BUILD_amx
       cmocka_unit_test(a_thread_keeps_no_tiles),
 #endif

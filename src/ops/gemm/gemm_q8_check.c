@@ -1,6 +1,7 @@
 /* gemm_q8_check.c: random calls, few and many rows; a third as vector implementations take them, a third as the GPU
  * implementation does. */
 #include "check.h"
+#include "gemm/gemm_q8_impls.h"
 #include "op_list.h"
 
 static void fill_gemm_q8_qweight(kr_case *c, const kr_view *qweight, int64_t N, int64_t n_qweight) {
@@ -25,5 +26,7 @@ int32_t kr_gemm_q8_case(kr_case *c, int64_t index) {
   }
   const kr_view *qweight = kr_case_give(c, "qweight");
   if (qweight && qweight->data) fill_gemm_q8_qweight(c, qweight, a->N, 8 * a->S);
+  kr_case_give_rest(c);
+  if (a->M > KR_GEMM_Q8_MOST_FEW && a->out.dtype == KRAIT_F32) kr_case_bound(c, &a->out, 3e-4, 0);
   return KRAIT_OK;
 }

@@ -18,6 +18,10 @@ kr_q8_scratch_fn kr_gemm_q8_scratch_avx512, kr_gemm_q8_scratch_avx2, kr_gemm_q8_
 kr_q8_impl_fn kr_gemm_q8_tiles_avx512, kr_gemm_q8_tiles_scalar;
 kr_q8_scratch_fn kr_gemm_q8_tiles_scratch_avx512, kr_gemm_q8_tiles_scratch_scalar;
 
+/* Rows in 16-bit integers, with AVX-512 VNNI. */
+kr_q8_impl_fn kr_gemm_q8_words_avx512;
+kr_q8_scratch_fn kr_gemm_q8_words_scratch_avx512;
+
 /* On a GPU (gemm_q8_cuda.c). */
 const char *kr_gemm_q8_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_gemm_q8_cuda(const krait_ctx *ctx, const void *args);
