@@ -249,7 +249,7 @@ static void print_folder(const json_t *info) {
   printf(" (family %s)\nlayers: %.0f, width %.0f, vocabulary %.0f\nparameters: %.0f\nweights: %.0f bytes\n",
          json_string_value(json_object_get(info, "family")), number_of(info, "layers"), number_of(info, "width"),
          number_of(info, "vocabulary"), number_of(info, "parameters"), number_of(info, "weights_bytes"));
-  printf("a session: %.0f bytes of states, and %.0f for each token (in float32, as on a CPU)\n",
+  printf("a session: %.0f bytes of states, and %.0f for each token, as on a CPU\n",
          number_of(info, "session_bytes"), number_of(info, "token_bytes"));
   if (why) {
     printf("tokenizer: none (");

@@ -46,7 +46,8 @@ static int score(const char *path, const char *tokenizer, const cli_run *run, co
   cli_progress progress;
   int exit_status = cli_run_open_ctx("score", run, &ctx);
   if (exit_status >= 0) return exit_status;
-  const krait_lm_options options = {.size = sizeof options, .path = path, .tokenizer_path = tokenizer};
+  const krait_lm_options options = {
+      .size = sizeof options, .path = path, .tokenizer_path = tokenizer, .wide_keys = 1};
   int32_t status = krait_lm_open(ctx, &options, &lm);
   if (status >= 0) status = krait_lm_session_open(lm, NULL, &session);
   cli_progress_begin(&progress, "tokens", NULL);

@@ -170,6 +170,9 @@ def same_text_by_other_ways():
     check(want["tokens"] == 20 and story(here / "qwen2-shards", "-p", PROMPT, "-n", 20)["text"] == want["text"], f"qwen2: {want}")
     full, score = (json.loads(krait("score", here / n, "-", "--json", stdin=PROMPT.encode()).stdout)["nats_per_token"] for n in ("qwen2", "qwen2-brain"))
     check(abs(full - score) < 3e-2 * full, f"qwen2: bfloat16 scores {score}, float32 {full}")
+    wide, narrow = (story(here / "qwen2-brain", "-p", PROMPT, "-n", 4, "--logprobs", 1, *more)["logprobs"][0]["logprob"] for more in (("--state-dtype", "float32"), ()))
+    check(0 < abs(wide - narrow) < 1e-2, f"qwen2: keys of 16 bits move {wide} to {narrow}")
+    check(abs(narrow - story(here / "qwen2-brain", "-p", PROMPT, "-n", 4, "--logprobs", 1, "--state-dtype", "weights")["logprobs"][0]["logprob"]) == 0, "keys are narrow by themselves")
     return whole
 
 
@@ -385,6 +388,7 @@ def verified():
     told = json.loads(krait("info", here / "qwen2", "--json").stdout)
     check(told["session_bytes"] == 0 and told["token_bytes"] == tiny.LAYERS * 2 * tiny.HEAD * 4 and told["tokenizer"] == 268 and told["chat_format"] == "chatml" and told["runs_on"], f"{told}")
     check(b"a session: 0 bytes of states, and 256 for each token" in krait("info", here / "qwen2").stdout, "info of a folder")
+    check(b"a session: 0 bytes of states, and 128 for each token" in krait("info", here / "qwen2-brain").stdout, "keys and values of 16 bits")
     wrong = here / "wrong.safetensors"
     data = (golden / "qwen2/golden.safetensors").read_bytes()
     n = struct.unpack("<Q", data[:8])[0]
@@ -421,8 +425,9 @@ def quantised():
         config = (back / "config.json").read_text()
         (back / "config.json").write_text(config.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')) # its head is a tensor of its own
         text = ("the rain in the north and a " * 20).encode()
+        # many rows of 8-bit products may be rounded to 16 bits a block
         exact, got, original = (json.loads(krait("score", m, "-", "--json", stdin=text).stdout)["nats_per_token"] for m in (back, eight, model))
-        check(abs(got - exact) < 1e-5 * exact, f"{kind}: q8_0 scores {got}, its own weights {exact}")
+        check(abs(got - exact) < 1e-4 * exact, f"{kind}: q8_0 scores {got}, its own weights {exact}")
         check(abs(got - original) < 0.03 * original, f"{kind}: q8_0 scores {got}, the original {original}")
         a, b = (json.loads(krait("generate", m, "-p", PROMPT, "-n", 20, "--json").stdout)["text"] for m in (back, eight))
         check(a == b, f"{kind}: q8_0 says {b!r}, its own weights {a!r}")
@@ -503,7 +508,7 @@ def quantised_4():
         tiny.write_safetensors(back / "model.safetensors", tensors, "f32")
         text = ("the rain in the north and a " * 20).encode()
         exact, got, original = (json.loads(krait("score", m, "-", "--json", stdin=text).stdout)["nats_per_token"] for m in (back, four, model))
-        check(abs(got - exact) < 1e-5 * exact, f"{kind}: q4_k scores {got}, its own weights {exact}")
+        check(abs(got - exact) < 1e-4 * exact, f"{kind}: q4_k scores {got}, its own weights {exact}")
         check(abs(got - original) < 0.01 * original, f"{kind}: q4_k scores {got}, the original {original}")
         a, b = (json.loads(krait("generate", m, "-p", PROMPT, "-n", 20, "--json").stdout)["text"] for m in (back, four))
         check(a == b, f"{kind}: q4_k says {b!r}, its own weights {a!r}")
