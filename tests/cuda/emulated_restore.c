@@ -33,7 +33,7 @@ static void open_models(const krait_ctx *ctx, int32_t dtype, kr_restore_models *
   kr_config_close(&config);
   m->is_loaded = 1, m->n_text[KR_TEXT_POSITIVE] = 3;
   m->text[KR_TEXT_POSITIVE] = kr_alloc_array((size_t)(3 * m->c.txt_in), sizeof(float));
-  kr_seedvr_noise(1, 0, 0, 3 * m->c.txt_in, m->text[KR_TEXT_POSITIVE]);
+  kr_seedvr_noise(ctx, 1, 0, 0, 3 * m->c.txt_in, m->text[KR_TEXT_POSITIVE]);
 }
 
 /* The device's memory that is taken, at most, when a stage reports. */
@@ -173,7 +173,7 @@ static void run_dit(const krait_ctx *ctx, const kr_weights *weights, const char 
     fail_msg("%s", krait_error_detail());
   float *x = kr_alloc_array((size_t)(48 * c.vid_in), sizeof *x),
         *text = kr_alloc_array((size_t)(3 * c.txt_in), sizeof *text);
-  kr_seedvr_noise(1, 0, 0, 48 * c.vid_in, x), kr_seedvr_noise(2, 0, 0, 3 * c.txt_in, text);
+  kr_seedvr_noise(ctx, 1, 0, 0, 48 * c.vid_in, x), kr_seedvr_noise(ctx, 2, 0, 0, 3 * c.txt_in, text);
   uint64_t bytes, streamed;
   assert_int_equal(kr_seedvr_latents_bytes(ctx, &c, &w, size, n_text, &bytes, &streamed), KRAIT_OK);
   if (!is_streamed) assert_int_equal(kr_seedvr_weights_hold(&w), KRAIT_OK);

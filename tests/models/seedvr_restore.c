@@ -117,7 +117,7 @@ static void corrects_colours_of_narrow_frames(void **state) {
     const int64_t h = sizes[i][0], w = sizes[i][1], n = 3 * h * w, size[3] = {2, h, w};
     float *content = malloc((size_t)(4 * n) * sizeof *content), *style = content + 2 * n;
     double from[MOST], to[MOST], want[2 * MOST];
-    kr_seedvr_noise(3, 0, 0, 4 * n, content);
+    kr_seedvr_noise(ctx, 3, 0, 0, 4 * n, content);
     for (int64_t frame = 0; frame < 2; frame++) {
       for (int64_t k = 0; k < n; k++) from[k] = (double)style[frame * n + k] - (double)content[frame * n + k];
       for (int64_t step = 1; step <= 16; step *= 2) {
@@ -191,11 +191,11 @@ static void draws_noise(void **state) {
   float *a = malloc(N * sizeof *a), few[7];
   double sum = 0, squares = 0;
   (void)state;
-  kr_seedvr_noise(666, 0, 1, N, a), kr_seedvr_noise(666, 0, 1, 7, few);
+  kr_seedvr_noise(ctx, 666, 0, 1, N, a), kr_seedvr_noise(ctx, 666, 0, 1, 7, few);
   assert_memory_equal(a, few, sizeof few);
   for (int i = 0; i < N; i++) sum += (double)a[i], squares += (double)a[i] * (double)a[i];
   assert_true(fabs(sum / N) < 0.03 && fabs(squares / N - 1) < 0.05);
-  kr_seedvr_noise(667, 0, 1, 7, few);
+  kr_seedvr_noise(ctx, 667, 0, 1, 7, few);
   assert_memory_not_equal(a, few, sizeof few);
   free(a);
 }
@@ -237,7 +237,7 @@ static const kr_vae_config small_vae = {.n_levels = 3, .width = {8, 16, 16}, .n_
 
 static float *random_values(int64_t n) {
   float *to = malloc((size_t)n * sizeof *to);
-  kr_seedvr_noise(3, 0, 0, n, to);
+  kr_seedvr_noise(ctx, 3, 0, 0, n, to);
   return to;
 }
 

@@ -84,7 +84,7 @@ int32_t kr_restore_load_random(kr_restore_models *m, int is_7b) {
   m->n_text[KR_TEXT_POSITIVE] = SENTENCE;
   m->text[KR_TEXT_POSITIVE] = kr_alloc_array((size_t)(SENTENCE * m->c.txt_in), sizeof(float));
   KR_CHECK(m->text[KR_TEXT_POSITIVE], KRAIT_ERR_NO_MEMORY, "no memory for the text's features");
-  kr_seedvr_noise(1, 0, 0, SENTENCE * m->c.txt_in, m->text[KR_TEXT_POSITIVE]);
+  kr_seedvr_noise(m->ctx, 1, 0, 0, SENTENCE * m->c.txt_in, m->text[KR_TEXT_POSITIVE]);
   return KRAIT_OK;
 }
 
@@ -228,7 +228,7 @@ static void tell_line(void *user, const char *line) {
 /* Recorded noise, or drawn into r->noise. */
 static const float *noise_of(const run *r, const float *recorded, int purpose) {
   if (recorded) return recorded;
-  kr_seedvr_noise(r->s->seed, r->b->number, (uint64_t)purpose, r->n * r->L, r->noise);
+  kr_seedvr_noise(r->m->ctx, r->s->seed, r->b->number, (uint64_t)purpose, r->n * r->L, r->noise);
   return r->noise;
 }
 

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "alloc.h"
+#include "ctx.h"
 #include "random.h"
 #include "status.h"
 
@@ -81,9 +82,20 @@ int32_t kr_seedvr_sample(const kr_sampling *s, float *x) {
   return status;
 }
 
-void kr_seedvr_noise(uint64_t seed, uint64_t batch, uint64_t purpose, int64_t n, float *to) {
-  for (int64_t i = 0; i < n; i++) {
-    kr_random random = kr_random_for(seed, batch, (uint64_t)i, purpose);
-    to[i] = (float)kr_random_normal(&random);
+typedef struct drawing {
+  uint64_t seed, batch, purpose;
+  float *to;
+} drawing;
+
+static void draw_values(void *user, int64_t begin, int64_t end, int worker) {
+  const drawing *d = user;
+  (void)worker;
+  for (int64_t i = begin; i < end; i++) {
+    kr_random random = kr_random_for(d->seed, d->batch, (uint64_t)i, d->purpose);
+    d->to[i] = (float)kr_random_normal(&random);
   }
+}
+
+void kr_seedvr_noise(const krait_ctx *ctx, uint64_t seed, uint64_t batch, uint64_t purpose, int64_t n, float *to) {
+  kr_parallel(ctx, n, 1 << 12, draw_values, &(drawing){seed, batch, purpose, to});
 }

@@ -29,8 +29,8 @@ int32_t kr_seedvr_sample(const kr_sampling *s, float *x);
 /* v := negative + scale (v - negative), then rescaled row by row. */
 void kr_seedvr_guide(const kr_sampling *s, const float *negative, float *v);
 
-/* n values of a normal distribution: value i depends on seed, batch of the film, purpose and i alone (random.h), on
- * every device. */
-void kr_seedvr_noise(uint64_t seed, uint64_t batch, uint64_t purpose, int64_t n, float *to);
+/* n values of a normal distribution, by the context's threads: value i depends on seed, batch of the film, purpose and
+ * i alone (random.h), on every device. */
+void kr_seedvr_noise(const krait_ctx *ctx, uint64_t seed, uint64_t batch, uint64_t purpose, int64_t n, float *to);
 
 #endif

@@ -64,15 +64,23 @@ typedef struct filler {
   int64_t n_freqs, n_text, T;
   const int64_t *size;
   kr_seedvr_layout *to;
+  float *cos[3], *sin[3]; /* of a window: (its places, n_freqs) of each axis */
 } filler;
 
-/* A row's angles from its position on the three axes. */
-static void turn_seedvr_windows(const filler *f, int64_t row, const double place[3]) {
-  const int64_t R = 3 * f->n_freqs;
-  for (int64_t r = 0; r < R; r++) {
-    const double angle = place[r / f->n_freqs] * (double)f->freqs[r % f->n_freqs];
-    f->to->cos[row * R + r] = (float)cos(angle);
-    f->to->sin[row * R + r] = (float)sin(angle);
+/* The angles of a place on an axis. */
+static void turn_place(const filler *f, double place, float *cosines, float *sines) {
+  for (int64_t r = 0; r < f->n_freqs; r++) {
+    const double angle = place * (double)f->freqs[r];
+    cosines[r] = (float)cos(angle), sines[r] = (float)sin(angle);
+  }
+}
+
+/* A row's angles: those of its places on the three axes. */
+static void turn_row(const filler *f, int64_t row, const int64_t in[3]) {
+  const int64_t n = f->n_freqs;
+  for (int axis = 0; axis < 3; axis++) {
+    memcpy(f->to->cos + (3 * row + axis) * n, f->cos[axis] + in[axis] * n, (size_t)n * sizeof(float));
+    memcpy(f->to->sin + (3 * row + axis) * n, f->sin[axis] + in[axis] * n, (size_t)n * sizeof(float));
   }
 }
 
@@ -84,12 +92,14 @@ static double seedvr_windows_place_of(const filler *f, int axis, int64_t i, int6
 
 static int64_t fill_window(const filler *f, const kr_seedvr_window *w, int64_t at) {
   const int64_t *e = w->edge;
+  for (int axis = 0; axis < 3; axis++)
+    for (int64_t i = 0, n = e[2 * axis + 1] - e[2 * axis]; i < n; i++)
+      turn_place(f, seedvr_windows_place_of(f, axis, i, n), f->cos[axis] + i * f->n_freqs,
+                 f->sin[axis] + i * f->n_freqs);
   for (int64_t i = 0; i < extent_of(w); i++) {
     const int64_t n_w = e[5] - e[4], n_h = e[3] - e[2], in[3] = {i / (n_h * n_w), i / n_w % n_h, i % n_w};
     const int64_t row = ((e[0] + in[0]) * f->size[1] + e[2] + in[1]) * f->size[2] + e[4] + in[2];
-    const double place[3] = {seedvr_windows_place_of(f, 0, in[0], e[1] - e[0]),
-                             seedvr_windows_place_of(f, 1, in[1], n_h), seedvr_windows_place_of(f, 2, in[2], n_w)};
-    turn_seedvr_windows(f, row, place);
+    turn_row(f, row, in);
     f->to->video_at[row] = (int32_t)at;
     f->to->to_packed[at++] = (int32_t)row;
   }
@@ -111,8 +121,10 @@ static void fill(const filler *f, const kr_seedvr_window *windows) {
     to->pairs += (double)n * (double)n;
   }
   to->starts[to->n_windows] = (int32_t)at;
-  for (int64_t p = 0; f->c->is_3b && p < f->n_text; p++)
-    turn_seedvr_windows(f, f->T + p, (double[]){(double)p, (double)p, (double)p});
+  for (int64_t i = 0; f->c->is_3b && i < 3 * f->n_text; i++) {
+    const int64_t first = (3 * f->T + i) * f->n_freqs;
+    turn_place(f, (double)(i / 3), to->cos + first, to->sin + first);
+  }
 }
 
 /* Each table begins at a multiple of 256 bytes, as copies on a GPU do. */
@@ -134,13 +146,8 @@ static void take_tables(const filler *f, kr_seedvr_layout *to) {
 
 int32_t kr_seedvr_layout_open(const kr_seedvr_config *c, const float *freqs, int64_t n_freqs, const int64_t size[3],
                               int64_t n_text, int is_shifted, kr_seedvr_layout *to) {
-  const filler f = {.c = c,
-                    .freqs = freqs,
-                    .n_freqs = n_freqs,
-                    .n_text = n_text,
-                    .T = size[0] * size[1] * size[2],
-                    .size = size,
-                    .to = to};
+  filler f = {.c = c, .freqs = freqs, .n_freqs = n_freqs, .n_text = n_text, .T = size[0] * size[1] * size[2],
+              .size = size, .to = to};
   *to = (kr_seedvr_layout){.n_windows = kr_seedvr_windows(size, c->window, is_shifted, NULL, 0)};
   to->n_packed = f.T + to->n_windows * n_text;
   to->n_turned = f.T + (c->is_3b ? n_text : 0);
@@ -148,13 +155,17 @@ int32_t kr_seedvr_layout_open(const kr_seedvr_config *c, const float *freqs, int
            (long long)to->n_packed, (long long)to->n_windows);
   kr_seedvr_window *windows = kr_alloc_array((size_t)to->n_windows, sizeof *windows);
   take_tables(&f, to);
-  to->memory = windows ? kr_alloc(to->bytes) : NULL;
+  float *places = kr_alloc_array((size_t)(2 * (size[0] + size[1] + size[2]) * n_freqs), sizeof *places), *at = places;
+  to->memory = windows && places ? kr_alloc(to->bytes) : NULL;
   if (to->memory) {
+    for (int axis = 0; axis < 3; at += 2 * size[axis++] * n_freqs)
+      f.cos[axis] = at, f.sin[axis] = at + size[axis] * n_freqs;
     kr_seedvr_windows(size, c->window, is_shifted, windows, to->n_windows);
     take_tables(&f, to);
     fill(&f, windows);
   }
   kr_free(windows);
+  kr_free(places);
   KR_CHECK(to->memory, KRAIT_ERR_NO_MEMORY, "no memory for %lld windows", (long long)to->n_windows);
   return KRAIT_OK;
 }
