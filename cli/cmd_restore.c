@@ -256,7 +256,7 @@ int cmd_restore(int argc, char **argv) {
       CLI_WHOLE("long", 0, "N", &s.o.longest, 1, 16384, "with --short: limit of the longer side"),
       CLI_SWITCH("pad", 0, &s.is_padded, "black borders up to a multiple of 16, cut off afterwards, instead of a crop"),
       CLI_WHOLE("frames-per-batch", 0, "N", &s.o.frames_per_batch, 1, 65536,
-                "frames restored together, 4 n + 1 (default: 21); memory grows with it"),
+                "frames restored together, 4 n + 1 (default: 21, or fewer, so that the host needs at most 4 GiB)"),
       CLI_WHOLE("overlap", 0, "K", &s.o.overlap, 0, 65535, "frames shared by two batches, blended (default: 0)"),
       CLI_WHOLE("tile", 0, "N", &s.o.tile, 16, 16384,
                 "frames go through the autoencoder in tiles of so many pixels, blended: less memory, another result"),

@@ -45,7 +45,7 @@ typedef struct krait_restore_options {
   int32_t is_padded;           /* black borders to a multiple of 16, cut off afterwards, instead of a crop */
   int64_t width, height;       /* of the result: its area; the aspect ratio stays. Default 1280 x 720 */
   int64_t shorter, longest;    /* or the shorter side, and the longer one's limit */
-  int64_t frames_per_batch;    /* default 21, rounded up to 4 n + 1 */
+  int64_t frames_per_batch;    /* rounded up to 4 n + 1; default 21, on a GPU fewer if the host needs over 4 GiB */
   int64_t overlap;             /* frames shared by two batches, blended */
   int64_t tile, tile_overlap;  /* pixels: a larger frame goes through the autoencoder in tiles; 0: whole. Default 128 */
   int64_t steps;               /* default: 1 for SeedVR2, 50 for SeedVR */
