@@ -25,16 +25,14 @@ def rows():
     """(name, unit, arguments of krait bench of a type, or None where the work has no such form)."""
     for name, op, shape, unit in OPERATORS:
         def operator(kind, op=op, shape=shape):
-            precision = ["--precision", "tf32" if kind == "tf32" else "fp32"] if op == "gemm" else []
             if kind == "q8_0" or (kind == "tf32" and op not in ("gemm", "ssd", "ssd_bwd")):
                 return None
-            return [op, "--shape", shape + (",tf32" if kind == "tf32" and op != "gemm" else ""), "--dtype", "float32" if kind == "tf32" else kind, *precision]
+            return [op, "--shape", shape + (",tf32" if kind == "tf32" else ""), "--dtype", "float32" if kind == "tf32" else kind]
         yield name + (" of " + op.split("_")[0] if name == "its gradient" else ""), unit, operator
     for sizes in MODELS:
         for name, key in (("step of %s, ms", "step_s"), ("prompt of 512, %s, ms", "prompt_s")):
             def model(kind, sizes=sizes):
-                precision = ["--precision", "fp32"] if kind == "float32" else []
-                return ["generate", "--sizes", sizes, "--prompt", "512", "--dtype", "float32" if kind == "tf32" else kind, *precision]
+                return None if kind == "tf32" else ["generate", "--sizes", sizes, "--prompt", "512", "--dtype", kind]
             yield name % sizes, key, model
 
 
