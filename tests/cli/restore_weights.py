@@ -150,27 +150,45 @@ def q8_0(values):
     return blob, back
 
 
-def gguf_files():
-    """As ComfyUI has them: names behind a prefix, matrices in blocks, those whose rows are no whole blocks in another shape."""
-    tensors, back, notes = [], {}, {}
+def q4_k(values):
+    """256 weights: two factors; of each 32 a scale and a minimum of six bits, in 12 bytes; fours, of two parts in 32 bytes."""
+    blob, back = b"", []
+    for i in range(0, len(values), 256):
+        block = values[i:i + 256]
+        scales, least = [40 + 3 * j for j in range(8)], [61 - 2 * j for j in range(8)]
+        d, dmin = f16((max(block) - min(block)) / 15 / 40), f16(max(-min(block), 0) / 47)
+        fours = [min(15, max(0, round((v + dmin * least[k // 32]) / (d * scales[k // 32])))) if d else 0 for k, v in enumerate(block)]
+        head = [scales[j] | (scales[j + 4] >> 4) << 6 for j in range(4)] + [least[j] | (least[j + 4] >> 4) << 6 for j in range(4)]
+        head += [scales[j] & 15 | (least[j] & 15) << 4 for j in range(4, 8)]
+        blob += struct.pack("<2e12B", d, dmin, *head) + bytes(fours[64 * (k // 32) + k % 32] | fours[64 * (k // 32) + 32 + k % 32] << 4 for k in range(128))
+        back += [f16(d * scales[k // 32] * four - dmin * least[k // 32]) for k, four in enumerate(fours)]
+    return blob, back
+
+
+def gguf_files(kind, number, n, pack):
+    """As ComfyUI has them: names behind a prefix, matrices in blocks of n weights, those whose rows are no whole blocks in another shape."""
+    tensors, back, notes, n_blocks = [], {}, {}, 0
     for key, v in values_of(DIT, 2, f16).items():
         shape, name = list(DIT[key]), f"model.diffusion_model.{key}"
-        if len(shape) == 2 and math.prod(shape) % 32 == 0:
-            blob, back[key] = q8_0(v)
-            if shape[1] % 32:
+        if len(shape) == 2 and math.prod(shape) % n == 0:
+            blob, back[key] = pack(v)
+            n_blocks += 1
+            if shape[1] % n:
                 notes[f"comfy.gguf.orig_shape.{name}"] = shape
-                shape = [math.prod(shape) // 32, 32]
-            tensors.append((name, shape, 8, blob))
+                shape = [math.prod(shape) // n, n]
+            tensors.append((name, shape, number, blob))
         else:
             back[key] = v
             tensors.append((name, shape, 1 if len(shape) == 2 else 0, PACK["F16" if len(shape) == 2 else "F32"](v)))
-    check(notes, "a matrix in another shape")
-    where, plain = folder("gguf", seedvr2=1), folder("gguf_plain", seedvr2=1)
-    gguf.write_gguf(where / "seedvr2_ema_3b-Q8_0.gguf", {"general.architecture": "seedvr2", **tiny_seedvr.DIT_METADATA, **notes}, tensors)
+    check(notes and n_blocks >= 20, f"{kind}: {n_blocks} matrices in blocks, one of them in another shape")
+    where, plain = folder(kind, seedvr2=1), folder(f"{kind}_plain", seedvr2=1)
+    gguf.write_gguf(where / f"seedvr2_ema_3b-{kind}.gguf", {"general.architecture": "seedvr2", **tiny_seedvr.DIT_METADATA, **notes}, tensors)
     safetensors(plain / "seedvr2_ema_3b.safetensors", DIT, back, "F32", tiny_seedvr.DIT_METADATA)
-    near("GGUF", restored(where), restored(plain))
+    got = restored(where)
+    near(kind, got, restored(plain))
+    check(got != restored(models), f"{kind}: the picture of the weights before they were in blocks")
     notes[next(iter(notes))] = [3, 5]
-    gguf.write_gguf(where / "seedvr2_ema_3b-Q8_0.gguf", {"general.architecture": "seedvr2", **tiny_seedvr.DIT_METADATA, **notes}, tensors)
+    gguf.write_gguf(where / f"seedvr2_ema_3b-{kind}.gguf", {"general.architecture": "seedvr2", **tiny_seedvr.DIT_METADATA, **notes}, tensors)
     check_error(1, "orig_shape", "restore", PICTURE, "-o", OUT, "-w", where, *SIZE, "-f")
 
 
@@ -204,5 +222,6 @@ if shutil.which("ffmpeg") and shutil.which("ffprobe"):
     make("-f", "lavfi", "-i", "testsrc=size=48x32", "-frames:v", 1, PICTURE)
     narrow_types()
     torch_files()
-    gguf_files()
+    gguf_files("Q8_0", 8, 32, q8_0)
+    gguf_files("Q4_K", 12, 256, q4_k)
 finish()
