@@ -171,7 +171,7 @@ def values_of(kind, c):
 
 
 def story(model):
-    done = krait("generate", model, "--ids", "-p", "5 6 7 8 9 10 11 12", "-n", 12, "--logprobs", 3, "--json", "--ignore-eos")
+    done = krait("generate", model, "--ids", "-p", "5 6 7 8 9 10 11 12", "-n", 12, "--logprobs", 3, "--json", "--ignore-eos", "--state-dtype", "float32")
     check(done.returncode == 0, f"{model}: {done.stderr}")
     return json.loads(done.stdout) if done.returncode == 0 else {}
 
