@@ -19,6 +19,7 @@ static const kr_lm_key keys[] = {{"embedding", "model.embed_tokens.weight", 0},
                                  {"norm2", LAYER("post_attention_layernorm.weight"), 0},
                                  {"delta_norm2", LAYER("feedforward_layer_norm.weight"), 0},
                                  {"post", LAYER("post_attention_layernorm.weight"), 0},
+                                 {"post", LAYER("feedforward_layer_norm.weight"), 0}, /* so transformers saves it */
                                  {"post2", LAYER("post_feedforward_layernorm.weight"), 0},
                                  {"delta_qkvz", LAYER("linear_attn.in_proj_qkvz.weight"), KR_LM_PRODUCT},
                                  {"delta_ba", LAYER("linear_attn.in_proj_ba.weight"), 0},

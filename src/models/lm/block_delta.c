@@ -78,14 +78,25 @@ static int32_t load_projections(kr_lm_loader *l, const kr_lm_delta_sizes *s, del
   return kr_lm_load(l, "delta_z", 1, KR_SIZES(V, s->d), &w->z);
 }
 
+/* Rows of part i of a convolution: transformers saves three equal parts, whatever they are of. */
+static int64_t conv_rows(const kr_lm_loader *l, const kr_lm_delta_sizes *s, const char *field, int i, int64_t left) {
+  const int64_t K = keys_of_delta(s), sizes[] = {K, K, values_of_delta(s)};
+  const kr_weight *part = kr_lm_peek(l, field);
+  return part && part->n_dims == 3 && part->shape[0] <= left ? part->shape[0] : sizes[i];
+}
+
 /* Of three convolutions, one of all their channels. */
 static int32_t load_three_convs(kr_lm_loader *l, const kr_lm_delta_sizes *s, kr_weight_ref *to) {
   static const char *const fields[] = {"conv_q", "conv_k", "conv_v"};
-  const int64_t K = keys_of_delta(s), sizes[] = {K, K, values_of_delta(s)}, n = channels_of_delta(s) * s->W;
-  float *taps = kr_alloc_array((size_t)n, sizeof *taps), *at = taps;
+  const int64_t n = channels_of_delta(s) * s->W;
+  int64_t left = channels_of_delta(s);
+  float *taps = kr_alloc_array((size_t)n, sizeof *taps);
   int32_t status = taps ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for a convolution");
-  for (int i = 0; i < 3 && status >= 0; at += sizes[i++] * s->W)
-    status = kr_lm_load_values(l, fields[i], KR_SIZES(sizes[i], 1, s->W), NULL, at);
+  for (int i = 0; i < 3 && status >= 0; i++) {
+    const int64_t rows = i < 2 ? conv_rows(l, s, fields[i], i, left) : left;
+    status = kr_lm_load_values(l, fields[i], KR_SIZES(rows, 1, s->W), NULL, taps + n - left * s->W);
+    left -= rows;
+  }
   if (status >= 0) status = kr_lm_load_made(l, taps, n, to);
   kr_free(taps);
   return status;

@@ -32,6 +32,9 @@ MODELS = {
     "zamba2": ("Zamba2", dict(num_hidden_layers=4, layers_block_type=["linear_attention", "hybrid", "hybrid", "hybrid"], num_key_value_heads=4, intermediate_size=40, mamba_d_state=8, mamba_ngroups=2, n_mamba_heads=4, mamba_expand=2,
                               mamba_d_conv=4, chunk_size=8, num_mem_blocks=2, adapter_rank=8, use_shared_attention_adapter=True, use_mem_rope=True, time_step_min=1e-12, use_mamba_kernels=False)),
     "qwen3-next": ("Qwen3Next", dict(DELTA, num_hidden_layers=2, head_dim=16, intermediate_size=40, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)),
+    "qwen35": ("Qwen3_5Text", dict(DELTA, num_hidden_layers=2, head_dim=16, intermediate_size=40, linear_value_head_dim=12, tie_word_embeddings=True)),
+    # as saved, with a convolution in three equal parts and another name of a norm: not as published
+    "olmo-hybrid-saved": ("OlmoHybrid", dict(DELTA, num_hidden_layers=2, intermediate_size=40, linear_num_value_heads=2, linear_value_head_dim=12)),
 }
 
 
@@ -80,7 +83,7 @@ def make(name):
     torch.manual_seed(sum(map(ord, name)))
     config = getattr(transformers, family + "Config")(**(BASE | settings))
     config._experts_implementation = "eager"
-    model = getattr(transformers, family + "ForCausalLM")(config).double().eval()
+    model = getattr(transformers, family.removesuffix("Text") + "ForCausalLM")(config).double().eval()
     randomise(model)
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
