@@ -135,6 +135,19 @@ typedef struct forward_job {
   float power, *com;
 } forward_job;
 
+/* com: (re + i im), its size to a power, times cos and sin of the angle that the model is given; without them but next
+ * to -pi and pi, where the rounded angle decides the sign. */
+static void turn_to_com(float re, float im, float power, float *com) {
+  const float x = re + 1e-5f, y = im + 1e-10f, mag = powf(re * re + im * im + 1e-9f, power / 2),
+              size = sqrtf(x * x + y * y);
+  if (size > 0 && size < INFINITY && (x > 0 || fabsf(y) > -1e-3f * x)) {
+    com[0] = mag * (x / size), com[1] = mag * (y / size);
+    return;
+  }
+  const float pha = atan2f(y, x);
+  com[0] = mag * cosf(pha), com[1] = mag * sinf(pha);
+}
+
 static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
   const forward_job *job = user;
   const kr_stft *s = job->s;
@@ -143,9 +156,7 @@ static void forward_range(void *user, int64_t begin, int64_t end, int worker) {
     take_stft_frame(s, b, job->wav, job->n_samples, t);
     for (int64_t f = 0; f < s->F; f++) {
       const float re = b->re[f], im = b->im[f];
-      float mag = powf(sqrtf(re * re + im * im + 1e-9f), job->power), pha = atan2f(im + 1e-10f, re + 1e-5f);
-      job->com[(f * job->T + t) * 2] = mag * cosf(pha);
-      job->com[(f * job->T + t) * 2 + 1] = mag * sinf(pha);
+      turn_to_com(re, im, job->power, job->com + (f * job->T + t) * 2);
     }
   }
 }

@@ -69,10 +69,15 @@ static inline kr_v kr_v_exp2_product(kr_v a, kr_v b) {
 
 /* The same for any a b, with exp2's infinities, zeros and NaN. */
 static inline kr_v kr_v_exp2_any(kr_v a, kr_v b) {
+#ifdef KR_ISA_avx512
+  const kr_v v = kr_v_mul(a, b), r = _mm512_reduce_ps(v, 8); /* v - n, to nearest; 0 of infinities */
+  return kr_v_ldexp(kr_exp2_minus_poly(kr_v_neg(r)), kr_v_sub(v, r));
+#else
   const kr_v magic = kr_v_set1(KR_ROUND_MAGIC);
   kr_v v = kr_v_min(kr_v_set1(130.0f), kr_v_max(kr_v_set1(-151.0f), kr_v_mul(a, b)));
   kr_v n = kr_v_sub(kr_v_add(v, magic), magic);
   return kr_v_ldexp(kr_exp2_minus_poly(kr_v_sub(n, v)), n);
+#endif
 }
 
 /* cos and sin of a b, for decays of complex states, within 2e-7 absolute: n = round(a b / pi), r = a b - n pi in three

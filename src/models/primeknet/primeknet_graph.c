@@ -295,24 +295,34 @@ static kr_tensor network(const maker *m, const char *prefix, int along_time, kr_
 
 /* ---- channel attention ---- */
 
+/* g (rows, C), filtered along time; of a stream, whose earlier frames are the state, by the running convolution. */
+static kr_tensor filter_moving(const maker *m, kr_tensor g, kr_tensor taps) {
+  const kr_builder *w = &m->w;
+  const int64_t C = m->c->C, K = KR_PK_MOVING_FRAMES;
+  if (!w->has_past) {
+    const kr_tensor frames = reshape(w, g, KR_DIMS(w->B, w->F, w->T, C)), out = new_like(w, frames);
+    filter(w, "moving", framewise(w, frames), taps, 0, 1, framewise(w, out)); /* along T where F is of maps */
+    return reshape(w, out, dims_of(w, g));
+  }
+  const kr_tensor out = new_like(w, g),
+                  state = kr_graph_state(w->g, "moving", w->rows_dtype, KR_DIMS(w->B * w->F, K - 1, C));
+  const int by_channel[] = {0, 2, 1};
+  kr_graph_call(w->g, "moving", &kr_op_causal_conv1d_update,
+                &(kr_causal_conv1d_update_args){
+                    .activation = KRAIT_ACT_NONE,
+                    .x = view(w, kr_graph_permute(w->g, as_sequences(w, g), by_channel)),
+                    .conv_state = view(w, kr_graph_permute(w->g, state, by_channel)),
+                    .weight = view(w, by_taps(w, reshape(w, taps, KR_DIMS(C, K)))),
+                    .out = view(w, kr_graph_permute(w->g, as_sequences(w, out), by_channel))});
+  return out;
+}
+
 /* g (rows, C), each frame times the product of the last eleven frames. */
 static kr_tensor attend_moving(const maker *m, const char *prefix, const attention_p *attention, kr_tensor g) {
   const kr_builder *w = &m->w;
-  const int64_t C = m->c->C, K = KR_PK_MOVING_FRAMES;
-  const kr_dims map = KR_DIMS(w->B, w->F, w->T, C), rows = dims_of(w, g);
-  const moving_p p = read_moving(m, prefix, K, 0);
-  kr_tensor frames = reshape(w, g, map);
-  if (w->has_past) {
-    const kr_tensor capacity = room_with_past(w, "moving", map, K - 1);
-    copy(w, "moving", frames, newest(w, capacity)), frames = capacity;
-  }
-  const kr_tensor out = new_like(w, frames);
-  filter(w, "moving", framewise(w, frames), p.taps, 0, 1, framewise(w, out)); /* along T where F is of maps */
-  keep_past(w, frames, K - 1);
-  kr_tensor moving = out;
-  if (w->has_past) copy(w, "moving", newest(w, out), moving = new_rows(w, map));
+  const moving_p p = read_moving(m, prefix, KR_PK_MOVING_FRAMES, 0);
   return not_kept(w, multiply(w, "attended", g,
-                              product(w, "attention", reshape(w, moving, rows), matrix(w, attention->attn_w),
+                              product(w, "attention", filter_moving(m, g, p.taps), matrix(w, attention->attn_w),
                                       attention->attn_b, 0, 0)));
 }
 

@@ -16,7 +16,7 @@ static void count_update(const void *args, kr_cost *cost) {
 static const char *refuse_conv1d_update_update(const krait_ctx *ctx, const void *args) {
   const kr_causal_conv1d_update_args *a = args;
   (void)ctx;
-  if (a->W > 8) return "W is more than 8";
+  if (a->W > 16) return "W is more than 16";
   if (a->S > 32) return "S is more than 32";
   return a->L > 32 ? "L is more than 32" : NULL;
 }

@@ -10,7 +10,7 @@
 
 typedef kr_causal_conv1d_update_args update_args;
 
-enum { MAX_W = 8, MAX_S = 32, MAX_L = 32 };
+enum { MAX_W = 16, MAX_S = 32, MAX_L = 32 };
 
 typedef struct place {
   int64_t b, row, d;
@@ -74,14 +74,16 @@ static int is_one_step(const update_args *a) {
          (!kr_has(&a->bias) || a->bias.stride[0] == 1);
 }
 
-static void step_block(const update_args *a, const place *p) {
-  const int64_t at = kr_at2(&a->weight, p->d, 0);
-  float *state = (float *)a->conv_state.data + kr_at3(&a->conv_state, p->row, p->d, 0), rows[TAPS * KR_VL];
-  kr_v weight[TAPS], window[TAPS],
-      sum = kr_has(&a->bias) ? kr_v_load_as(a->bias.data, kr_at1(&a->bias, p->d), KR_VL, a->bias.dtype) : kr_v_zero();
-  prefetch_later(a, p);
-  kr_row_load(rows, a->weight.data, a->weight.dtype, at, 1, TAPS * KR_VL);
+static void load_taps(const update_args *a, int64_t d, kr_v *weight) {
+  float rows[TAPS * KR_VL];
+  kr_row_load(rows, a->weight.data, a->weight.dtype, kr_at2(&a->weight, d, 0), 1, TAPS * KR_VL);
   kr_v_load_apart(weight, rows, TAPS);
+}
+
+static void step_block(const update_args *a, const place *p, const kr_v *weight) {
+  float *state = (float *)a->conv_state.data + kr_at3(&a->conv_state, p->row, p->d, 0);
+  kr_v window[TAPS], sum = kr_has(&a->bias) ? kr_v_load_as(a->bias.data, kr_at1(&a->bias, p->d), KR_VL, a->bias.dtype)
+                                            : kr_v_zero();
   kr_v_load_apart(window, state, TAPS - 1);
   window[TAPS - 1] = kr_v_load_as(a->x.data, kr_at3(&a->x, p->b, p->d, 0), KR_VL, a->x.dtype);
 #pragma GCC unroll 4
@@ -89,6 +91,31 @@ static void step_block(const update_args *a, const place *p) {
   if (a->activation == KRAIT_ACT_SILU) sum = kr_v_silu_fast(sum);
   kr_v_store_apart(state, window + 1, TAPS - 1);
   kr_v_store_as(a->out.data, kr_at3(&a->out, p->b, p->d, 0), KR_VL, a->out.dtype, sum);
+}
+
+/* One new input, full blocks, in float32, channels contiguous: states move up by a row as they are read. */
+static int is_one_row(const update_args *a) {
+  return a->L == 1 && a->S == a->W - 1 && !kr_has(&a->cache_seqlens) && a->conv_state.dtype == KRAIT_F32 &&
+         a->weight.dtype == KRAIT_F32 && a->x.dtype == KRAIT_F32 && a->conv_state.stride[1] == 1 &&
+         a->weight.stride[0] == 1 && a->x.stride[1] == 1 && a->out.stride[1] == 1 &&
+         (!kr_has(&a->bias) || (a->bias.dtype == KRAIT_F32 && a->bias.stride[0] == 1));
+}
+
+static void step_rows(const update_args *a, const place *p) {
+  const int64_t next = a->conv_state.stride[2], next_tap = a->weight.stride[1], last = a->W - 1;
+  const float *taps = (const float *)a->weight.data + kr_at2(&a->weight, p->d, 0);
+  float *state = (float *)a->conv_state.data + kr_at3(&a->conv_state, p->row, p->d, 0);
+  const kr_v x = kr_v_load((const float *)a->x.data + kr_at3(&a->x, p->b, p->d, 0));
+  kr_v sum = kr_has(&a->bias) ? kr_v_load((const float *)a->bias.data + p->d) : kr_v_zero();
+  for (int64_t k = 0; k < last; k++) {
+    const kr_v old = kr_v_load(state + k * next);
+    sum = kr_v_fma(kr_v_load(taps + k * next_tap), old, sum);
+    if (k) kr_v_store(state + (k - 1) * next, old);
+  }
+  if (last) kr_v_store(state + (last - 1) * next, x);
+  sum = kr_v_fma(kr_v_load(taps + last * next_tap), x, sum);
+  if (a->activation == KRAIT_ACT_SILU) sum = kr_v_silu_fast(sum);
+  kr_v_store((float *)a->out.data + kr_at3(&a->out, p->b, p->d, 0), sum);
 }
 
 static void update_block(const update_args *a, const place *p) {
@@ -117,19 +144,29 @@ static void silence_block(const update_args *a, const place *p) {
   kr_tile_store(zeros, KR_VL, &to, (int)a->L, p->lanes);
 }
 
+enum { FEW_BLOCKS = 8 }; /* whose taps are laid apart once for all sequences */
+
 static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
   const update_args *a = user;
   const int64_t n_blocks = (a->D + KR_VL - 1) / KR_VL;
-  const int one_step = is_one_step(a);
+  const int one_step = is_one_step(a), one_row = is_one_row(a),
+            is_few = n_blocks <= FEW_BLOCKS && end - begin > n_blocks;
+  kr_v taps[FEW_BLOCKS][TAPS], own[TAPS];
   (void)worker;
+  for (int64_t k = 0; one_step && is_few && k < a->D / KR_VL; k++) load_taps(a, k * KR_VL, taps[k]);
   for (int64_t i = begin; i < end; i++) {
     place p = {.b = i / n_blocks, .d = i % n_blocks * KR_VL};
     p.row =
         kr_has(&a->conv_state_indices) ? kr_get_i32(&a->conv_state_indices, kr_at1(&a->conv_state_indices, p.b)) : p.b;
     p.lanes = (int)(a->D - p.d < KR_VL ? a->D - p.d : KR_VL);
     if (p.row < 0) silence_block(a, &p);
-    else if (one_step && p.lanes == KR_VL) step_block(a, &p);
-    else update_block(a, &p);
+    else if (one_row && p.lanes == KR_VL) step_rows(a, &p);
+    else if (one_step && is_few && p.lanes == KR_VL) step_block(a, &p, taps[p.d / KR_VL]);
+    else if (one_step && p.lanes == KR_VL) {
+      prefetch_later(a, &p);
+      load_taps(a, p.d, own);
+      step_block(a, &p, own);
+    } else update_block(a, &p);
   }
 }
 

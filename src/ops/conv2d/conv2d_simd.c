@@ -207,6 +207,12 @@ static void run_conv2d_simd_conv(const krait_ctx *ctx, conv *p, int64_t B) {
   kr_parallel(ctx, B * ((p->H + ROWS - 1) / ROWS), 1 + 16384 / (ROWS * p->W * p->C + 1), conv_bands, p);
 }
 
+/* Whether taps already lie as lay_taps would lay them. */
+static int is_laid(const kr_view *weight, int64_t C, int64_t KH, int64_t KW) {
+  return weight->stride[0] == 1 && C == kr_whole_lanes(C) && (KW == 1 || weight->stride[2] == C) &&
+         (KH == 1 || weight->stride[1] == KW * C);
+}
+
 static void lay_taps(float *to, const kr_view *weight, int64_t C, int64_t KH, int64_t KW) {
   const int64_t lanes = kr_whole_lanes(C), next = weight->stride[0];
   for (int64_t i = 0; i < KH; i++)
@@ -222,11 +228,13 @@ static void lay_taps(float *to, const kr_view *weight, int64_t C, int64_t KH, in
 int32_t KR_FN(kr_depthwise_conv)(const krait_ctx *ctx, const void *args) {
   const kr_depthwise_conv_args *a = args;
   const int64_t lanes = kr_whole_lanes(a->C);
-  float *taps = a->call.scratch, *bias = taps + a->KH * a->KW * lanes;
-  lay_taps(taps, &a->weight, a->C, a->KH, a->KW);
-  for (int64_t c = 0; c < lanes; c++)
-    bias[c] = c < a->C && kr_has(&a->bias) ? ((const float *)a->bias.data)[kr_at1(&a->bias, c)] : 0;
-  conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, 1, &a->x, &a->out, taps, bias};
+  float *laid = a->call.scratch, *bias = laid + a->KH * a->KW * lanes;
+  const float *taps = laid, *summand = kr_has(&a->bias) ? bias : NULL;
+  if (is_laid(&a->weight, a->C, a->KH, a->KW)) taps = a->weight.data;
+  else lay_taps(laid, &a->weight, a->C, a->KH, a->KW);
+  for (int64_t c = 0; summand && c < lanes; c++)
+    bias[c] = c < a->C ? ((const float *)a->bias.data)[kr_at1(&a->bias, c)] : 0;
+  conv p = {a->H, a->W, a->C, a->KH, a->KW, a->DH, a->DW, a->PH, a->PW, 1, &a->x, &a->out, taps, summand};
   run_conv2d_simd_conv(ctx, &p, a->B);
   return KRAIT_OK;
 }
@@ -368,12 +376,12 @@ static void fold_rows(void *user, int64_t begin, int64_t end, int worker) {
   for (int64_t row = begin; row < end; row++) {
     const int64_t b = row / a->H, h = row % a->H;
     float *out = (float *)a->out.data + kr_at4(&a->out, b, h, 0, 0);
-    for (int64_t w = 0; w < a->W; w++) memset(out + w * a->out.stride[2], 0, (size_t)a->C * sizeof *out);
-    for (int64_t k = 0; k < a->KH; k++) {
-      const int64_t y = h + a->PH - k;
-      if (y < 0 || y % a->SH || y / a->SH >= a->OH) continue;
-      for (int64_t j = 0; j < a->OW; j++) {
-        const float *x = (const float *)a->x.data + kr_at4(&a->x, b, y / a->SH, j, k * a->KW * a->C);
+    if (together) memset(out, 0, (size_t)(a->W * a->C) * sizeof *out);
+    for (int64_t w = 0; !together && w < a->W; w++) memset(out + w * a->out.stride[2], 0, (size_t)a->C * sizeof *out);
+    const int64_t from = h + a->PH;
+    for (int64_t k = from % a->SH, y = from / a->SH; k < a->KH && y >= 0; k += a->SH, y--) {
+      for (int64_t j = 0; j < a->OW && y < a->OH; j++) {
+        const float *x = (const float *)a->x.data + kr_at4(&a->x, b, y, j, k * a->KW * a->C);
         const int64_t x0 = j * a->SW - a->PW;
         if (together && x0 >= 0 && x0 + a->KW <= a->W) add_lanes(out + x0 * a->C, x, a->KW * a->C);
         else

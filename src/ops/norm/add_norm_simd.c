@@ -4,7 +4,7 @@
 
 /* ---- forward ---- */
 
-enum { MOST_SHORT = 8, SHORT = 64 / KR_VL < MOST_SHORT ? 64 / KR_VL : MOST_SHORT }; /* vectors per row of 64 */
+enum { MOST_SHORT = 8 }; /* vectors of a row of 64 */
 
 typedef struct fwd_work {
   float *v, *y, *weight, *bias, *weight1, *bias1; /* [M] each */
@@ -43,11 +43,16 @@ static void scale_row(const fwd_work *w, const float *weight, const float *bias,
 }
 
 /* A row kept in registers between its sums. vectors and with_bias are constants after inlining. */
-KR_INLINE void short_row(const float *x, float *out, const int vectors, const int scaled, const fwd_work *w,
-                         const kr_add_norm_args *a) {
+KR_INLINE void short_row(const float *x, const float *residual, float *sums, float *out, const int vectors,
+                         const int scaled, const fwd_work *w, const kr_add_norm_args *a) {
   const float inverse = 1.0f / (float)(vectors * KR_VL);
   kr_v v[MOST_SHORT], sum = kr_v_zero(), squares = kr_v_zero();
-  for (int i = 0; i < vectors; i++) sum = kr_v_add(sum, v[i] = kr_v_load(x + i * KR_VL));
+  for (int i = 0; i < vectors; i++) {
+    v[i] = kr_v_load(x + i * KR_VL);
+    if (residual) v[i] = kr_v_add(v[i], kr_v_load(residual + i * KR_VL));
+    if (sums) kr_v_store(sums + i * KR_VL, v[i]);
+    sum = kr_v_add(sum, v[i]);
+  }
   const int is_rms = (a->call.flags & KRAIT_NORM_RMS) != 0;
   const kr_v mean = kr_v_set1(is_rms ? 0 : kr_v_sum(sum) * inverse);
   for (int i = 0; i < vectors; i++) v[i] = kr_v_sub(v[i], mean), squares = kr_v_fma(v[i], v[i], squares);
@@ -59,21 +64,29 @@ KR_INLINE void short_row(const float *x, float *out, const int vectors, const in
   }
 }
 
-/* Contiguous float32 rows of 64, with nothing added. */
+/* Contiguous float32 rows of 64 or 32, to which at most the residual is added. */
 static int is_short_for_add_norm(const kr_add_norm_args *a) {
-  return a->M == 64 && KR_VL >= 8 && a->x.dtype == KRAIT_F32 && a->out.dtype == KRAIT_F32 && a->x.stride[1] == 1 &&
-         a->out.stride[1] == 1 && !kr_has(&a->x1) && !kr_has(&a->residual) && !kr_has(&a->rowscale) &&
-         !kr_has(&a->residual_out) && !kr_has(&a->out1);
+  const kr_view *const rows[] = {&a->x, &a->residual, &a->residual_out, &a->out};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    if (kr_has(rows[i]) && (rows[i]->dtype != KRAIT_F32 || rows[i]->stride[1] != 1)) return 0;
+  return (a->M == 64 || a->M == 32) && KR_VL >= 8 && kr_has(&a->out) && !kr_has(&a->x1) && !kr_has(&a->rowscale) &&
+         !kr_has(&a->out1);
+}
+static float *row_at(const kr_view *v, int64_t r) { return kr_has(v) ? (float *)v->data + r * v->stride[0] : NULL; }
+
+KR_INLINE void short_rows_of(const kr_add_norm_args *a, const fwd_work *w, int64_t begin, int64_t end, const int M) {
+  const int scaled = kr_has(&a->weight) || kr_has(&a->bias), n = M / KR_VL < MOST_SHORT ? M / KR_VL : MOST_SHORT;
+  for (int64_t r = begin; r < end; r++) {
+    const float *x = row_at(&a->x, r), *residual = row_at(&a->residual, r);
+    float *sums = row_at(&a->residual_out, r), *out = row_at(&a->out, r);
+    if (scaled) short_row(x, residual, sums, out, n, 1, w, a);
+    else short_row(x, residual, sums, out, n, 0, w, a);
+  }
 }
 
 static void short_rows(const kr_add_norm_args *a, const fwd_work *w, int64_t begin, int64_t end) {
-  const int scaled = kr_has(&a->weight) || kr_has(&a->bias);
-  for (int64_t r = begin; r < end; r++) {
-    const float *x = (const float *)a->x.data + r * a->x.stride[0];
-    float *out = (float *)a->out.data + r * a->out.stride[0];
-    if (scaled) short_row(x, out, SHORT, 1, w, a);
-    else short_row(x, out, SHORT, 0, w, a);
-  }
+  if (a->M == 64) short_rows_of(a, w, begin, end, 64);
+  else short_rows_of(a, w, begin, end, 32);
 }
 
 typedef struct fwd_run {

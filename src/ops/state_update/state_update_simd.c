@@ -9,7 +9,7 @@
 #include "vec_tile.h"
 #include "view.h"
 
-enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 32 }; /* LINE: floats; AHEAD: channels */
+enum { MAX_N = 512, CHUNK = 64, LINE = 16, AHEAD = 32, KEPT = 4096 }; /* LINE, KEPT: floats; AHEAD: channels */
 static const float log2_e = 1.44269504f;
 
 typedef kr_state_update_args update_args;
@@ -96,18 +96,37 @@ KR_INLINE void ask_for(const float *row, int64_t N) {
   for (int64_t n = 0; n < N; n += LINE) __builtin_prefetch(row + n);
 }
 
-KR_INLINE void update_rows_of(const update_args *a, chunk *c, int is_same) {
-  const int64_t N = a->N, state_step = a->state.stride[2], A_step = is_same ? 0 : a->A.stride[1];
+/* As advance, of FEW states, whose B and C stay in registers. */
+enum { FEW = 16, FEW_VECTORS = FEW / KR_VL };
+KR_INLINE kr_v advance_few(float *state, const float *A, const chunk *c, int i, const kr_v *B, const kr_v *C) {
+  const kr_v dt = kr_v_set1(c->dt[i]), dt_x = kr_v_set1(c->dt_x[i]);
+  kr_v sum = kr_v_zero();
+  for (int k = 0; k < FEW_VECTORS; k++) {
+    const kr_v decay = kr_v_exp2_any(dt, kr_v_load(A + k * KR_VL)),
+               value = kr_v_fma(decay, kr_v_load(state + k * KR_VL), kr_v_mul(dt_x, B[k]));
+    kr_v_store(state + k * KR_VL, value);
+    sum = kr_v_fma(C[k], value, sum);
+  }
+  return sum;
+}
+
+KR_INLINE void update_rows_of(const update_args *a, chunk *c, const int is_same, const int is_few) {
+  const int64_t N = is_few ? FEW : a->N, state_step = a->state.stride[2], A_step = is_same ? 0 : a->A.stride[1];
   float *state = (float *)a->state.data + kr_at4(&a->state, c->row, c->h, c->p0, 0);
   const float *A = is_same ? NULL : (const float *)a->A.data + kr_at3(&a->A, c->h, c->p0, 0);
+  const int is_far = !is_same && a->H * a->P * N > KEPT; /* A leaves the cache before the next sequence */
+  kr_v B[FEW_VECTORS], C[FEW_VECTORS];
+  for (int k = 0; k < FEW_VECTORS && is_few; k++)
+    B[k] = kr_v_load(c->B + k * KR_VL), C[k] = kr_v_load(c->C + k * KR_VL);
   for (int i = 0; i < c->n; i += KR_VL) {
     kr_v sums[KR_VL];
     for (int lane = 0; lane < KR_VL; lane++) {
       sums[lane] = kr_v_zero();
       if (i + lane >= c->n) continue;
       ask_for(state + AHEAD * state_step, N);
-      if (!is_same) ask_for(A + AHEAD * A_step, N);
-      sums[lane] = advance(state, is_same ? NULL : A, c, i + lane, N);
+      if (is_far) ask_for(A + AHEAD * A_step, N);
+      if (is_few) sums[lane] = advance_few(state, A, c, i + lane, B, C);
+      else sums[lane] = advance(state, A, c, i + lane, N);
       state += state_step;
       if (!is_same) A += A_step;
     }
@@ -118,8 +137,9 @@ KR_INLINE void update_rows_of(const update_args *a, chunk *c, int is_same) {
 static void update_states(const update_args *a, chunk *c) {
   if (!is_rows(a))
     for (int i = 0; i < c->n; i++) update_channel(a, c, i);
-  else if (a->A.stride[2] == 0) update_rows_of(a, c, 1);
-  else update_rows_of(a, c, 0);
+  else if (a->A.stride[2] == 0) update_rows_of(a, c, 1, 0);
+  else if (a->N == FEW) update_rows_of(a, c, 0, 1);
+  else update_rows_of(a, c, 0, 0);
 }
 
 static void finish_chunk(const update_args *a, chunk *c) {

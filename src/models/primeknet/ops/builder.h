@@ -141,7 +141,12 @@ static inline kr_tensor filter(const kr_builder *w, const char *name, kr_tensor 
   const kr_dims d = dims_of(w, taps);
   if (d.n == 0) return 0; /* the graph has already failed */
   const int64_t KH = d.size[d.n - 1], KW = d.n == 4 ? d.size[2] : 1;
-  const kr_tensor weight = kr_graph_permute(w->g, reshape(w, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1});
+  kr_tensor weight = kr_graph_permute(w->g, reshape(w, taps, KR_DIMS(d.size[0], KW, KH)), (int[]){0, 2, 1});
+  if (w->has_past) { /* constants: laid out once, not for every frame */
+    const kr_tensor laid = kr_graph_permute(w->g, new_tensor(w, KR_DIMS(KH, KW, d.size[0])), (int[]){2, 0, 1});
+    copy(w, "taps", weight, laid);
+    weight = laid;
+  }
   return kr_graph_call(w->g, name, &kr_op_depthwise_conv,
                        &(kr_depthwise_conv_args){.DH = 1,
                                                     .DW = time_dilation,
