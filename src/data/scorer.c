@@ -148,9 +148,8 @@ int32_t kr_scorer_expect(kr_scorer *s, const float *clean, int64_t batch, int64_
   return status;
 }
 
-static int32_t begin(kr_scorer *s, const float *clean, const float *other, int64_t batch, int64_t n_samples) {
+static int32_t begin(kr_scorer *s, const float *other, int64_t batch, int64_t n_samples) {
   KR_CHECK(s->batch == 0, KRAIT_ERR_ARGUMENT, "kr_scorer_end comes before the next kr_scorer_begin");
-  if (clean) KR_TRY(expect(s, clean, batch, n_samples));
   KR_CHECK(s->expected == batch && s->n_samples == n_samples, KRAIT_ERR_ARGUMENT,
            "%lld signals of %lld samples are scored, %lld of %lld were expected", (long long)batch,
            (long long)n_samples, (long long)s->expected, (long long)s->n_samples);
@@ -161,9 +160,9 @@ static int32_t begin(kr_scorer *s, const float *clean, const float *other, int64
   return KRAIT_OK;
 }
 
-int32_t kr_scorer_begin(kr_scorer *s, const float *clean, const float *other, int64_t batch, int64_t n_samples) {
+int32_t kr_scorer_begin(kr_scorer *s, const float *other, int64_t batch, int64_t n_samples) {
   pthread_mutex_lock(&s->lock);
-  const int32_t status = begin(s, clean, other, batch, n_samples);
+  const int32_t status = begin(s, other, batch, n_samples);
   pthread_mutex_unlock(&s->lock);
   return status;
 }

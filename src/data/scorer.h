@@ -10,11 +10,11 @@ typedef struct kr_scorer kr_scorer;
 /* n_threads 0: the usable cores less one, at least one. */
 int32_t kr_scorer_open(int32_t n_threads, kr_scorer **scorer);
 void kr_scorer_close(kr_scorer **scorer);
-/* Optional: the clean signals of the next batch, as soon as they are known. What depends on them alone, a third of the
- * work, is then done before the others are. (batch, n_samples) at 16 kHz; copied. */
+/* The clean signals of the next batch, as soon as they are known: what depends on them alone, a third of the work, is
+ * done before the others are there. (batch, n_samples) at 16 kHz; copied. */
 int32_t kr_scorer_expect(kr_scorer *scorer, const float *clean, int64_t batch, int64_t n_samples);
-/* As large each; copied. clean NULL: the expected ones. One batch at a time: call kr_scorer_end before the next. */
-int32_t kr_scorer_begin(kr_scorer *scorer, const float *clean, const float *other, int64_t batch, int64_t n_samples);
+/* The others, as large; copied. One batch at a time: call kr_scorer_end before the next. */
+int32_t kr_scorer_begin(kr_scorer *scorer, const float *other, int64_t batch, int64_t n_samples);
 /* Waits for it. mos (batch): wide-band PESQ, NaN if undefined; *n_failed, unless NULL: their number. */
 int32_t kr_scorer_end(kr_scorer *scorer, double *mos, int64_t *n_failed);
 

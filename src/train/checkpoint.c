@@ -29,39 +29,11 @@ static void list_parts(kr_trainer *t, part *parts) {
 static const char *const u_names[KR_DISC_NORMS] = {"disc_u.0", "disc_u.3",  "disc_u.6",
                                                    "disc_u.9", "disc_u.14", "disc_u.17"};
 
-/* With a late judge: the signals from which the discriminator learns in the next step. */
-static const char *const judged_names[] = {"judged.mag", "judged.mag_con", "judged.quality"};
-enum { N_JUDGED = 3 };
-
-static int64_t list_judged(const kr_judged *j, kr_weight *items) {
-  const kr_weight plane = {.name = judged_names[0],
-                           .dtype = KRAIT_F32,
-                           .n_dims = 3,
-                           .shape = {j->B, j->F, j->T},
-                           .data = j->mag,
-                           .bytes = (uint64_t)(j->B * j->F * j->T) * sizeof(float)};
-  if (!j->B) return 0;
-  for (int k = 0; k < N_JUDGED; k++) items[k] = plane, items[k].name = judged_names[k];
-  items[1].data = j->mag_con;
-  items[2].data = j->quality, items[2].n_dims = 1, items[2].bytes = (uint64_t)j->B * sizeof(float);
-  return N_JUDGED;
-}
-
-static int32_t read_judged(const kr_weights *w, kr_trainer *t) {
-  const float *parts[N_JUDGED];
-  const kr_weight *mag = kr_weights_find(w, judged_names[0]);
-  if (!mag || mag->n_dims != 3) return KRAIT_OK;
-  for (int k = 0; k < N_JUDGED; k++)
-    KR_TRY(kr_weights_take_f32(w, judged_names[k], k < 2 ? 3 : 1, mag->shape, &parts[k]));
-  const kr_judged judged = {mag->shape[0], mag->shape[1], mag->shape[2], parts[0], parts[1], parts[2]};
-  return kr_trainer_take_judged(t, &judged);
-}
-
 int32_t kr_checkpoint_add(kr_saver *saver, const char *path, kr_trainer *t, const kr_progress_state *s,
                           const kr_checkpoint_text *text) {
   part parts[N_PARTS];
   char numbers[7][40];
-  int64_t n_finite, n = 0, most = KR_DISC_NORMS + N_JUDGED;
+  int64_t n_finite, n = 0, most = KR_DISC_NORMS;
   KR_TRY(kr_trainer_pull(t));
   list_parts(t, parts);
   for (int k = 0; k < N_PARTS; k++) most += parts[k].parameters->n_items;
@@ -79,7 +51,6 @@ int32_t kr_checkpoint_add(kr_saver *saver, const char *path, kr_trainer *t, cons
                              .shape = {kr_disc_outputs(k)},
                              .data = kr_trainer_u(t, k),
                              .bytes = (uint64_t)kr_disc_outputs(k) * sizeof(float)};
-  n += list_judged(kr_trainer_gathered(t), items + n);
   snprintf(numbers[0], 40, "%lld", (long long)s->step),
       snprintf(numbers[1], 40, "%lld", (long long)kr_trainer_updates(t));
   snprintf(numbers[2], 40, "%a", s->epoch_loss), snprintf(numbers[3], 40, "%a", s->epoch_steps),
@@ -148,7 +119,6 @@ static int32_t read_all(const kr_weights *w, const char *path, kr_trainer *t, kr
     KR_TRY(kr_weights_take_f32(w, u_names[k], 1, &n, &u));
     memcpy(kr_trainer_u(t, k), u, (size_t)n * sizeof *u);
   }
-  KR_TRY(read_judged(w, t));
   KR_TRY(read_scale(w, path, t));
   kr_trainer_set_steps(t, s->step, updates);
   return kr_trainer_push(t);

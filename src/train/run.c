@@ -99,8 +99,8 @@ static int32_t read_options(run *r) {
   double betas[2] = {o->beta1, o->beta2}, seed = (double)o->seed;
   int32_t n = 2;
   const int64_t n_ranks = kr_ranks_n(r->ranks);
-  int64_t recompute, discriminator_lag;
-  const char *precision;
+  int64_t recompute;
+  const char *precision, *first;
   KR_TRY(kr_recipe_float(c, "lr", o->lr, 0, 1, &o->lr));
   KR_TRY(kr_recipe_floats(c, "betas", betas, &n));
   KR_TRY(kr_recipe_float(c, "weight_decay", o->weight_decay, 0, 10, &o->weight_decay));
@@ -108,7 +108,6 @@ static int32_t read_options(run *r) {
   KR_TRY(kr_recipe_float(c, "average_decay", 0, 0, 1, &o->average_decay));
   KR_TRY(kr_recipe_int(c, "accumulate", 1, 1, 1024, &o->accumulate));
   KR_TRY(kr_recipe_int(c, "discriminator_first", 0, 0, 1000000, &o->discriminator_first));
-  KR_TRY(kr_recipe_int(c, "discriminator_lag", 0, 0, 1, &discriminator_lag));
   KR_TRY(kr_recipe_int(c, "recompute", 0, 0, 1, &recompute));
   KR_TRY(kr_recipe_int(c, "micro_batch", 0, 0, 64, &o->micro_batch));
   KR_TRY(kr_recipe_text(c, "precision", "float32", &precision));
@@ -118,8 +117,11 @@ static int32_t read_options(run *r) {
   const int tf32 = halves || strcmp(precision, "tf32") == 0;
   KR_CHECK(tf32 || strcmp(precision, "float32") == 0, KRAIT_ERR_ARGUMENT,
            "precision is '%s', not float32, tf32, float16 or bfloat16", precision);
-  o->tf32 = tf32, o->halves = r->ctx->cuda ? halves : 0, o->recompute = (int)recompute,
-  o->discriminator_lag = (int)discriminator_lag;
+  o->tf32 = tf32, o->halves = r->ctx->cuda ? halves : 0, o->recompute = (int)recompute;
+  KR_TRY(kr_recipe_text(c, "update_first", "generator", &first));
+  o->generator_first = strcmp(first, "generator") == 0;
+  KR_CHECK(o->generator_first || strcmp(first, "discriminator") == 0, KRAIT_ERR_ARGUMENT,
+           "update_first is '%s', not generator or discriminator", first);
   KR_TRY(kr_recipe_float(c, "seed", seed, 0, 9e15, &seed));
   KR_TRY(kr_recipe_float(c, "lr_decay", 0.99, 0, 1, &r->lr_decay));
   KR_TRY(kr_recipe_int(c, "warmup_epochs", 0, 0, 1000000, &r->warmup));
@@ -163,7 +165,7 @@ static double lr_of(const run *r, int64_t epoch) {
 
 static int32_t ask(void *user, const float *wav) {
   const run *r = user;
-  return kr_scorer_begin(r->scorer, r->train.discriminator_lag ? r->batch.wav : NULL, wav, r->B, r->N);
+  return kr_scorer_begin(r->scorer, wav, r->B, r->N);
 }
 
 static int32_t answer(void *user, float *quality) {
@@ -212,10 +214,7 @@ static int32_t write_state(run *r, int is_best) {
   return kr_saver_begin(r->saver);
 }
 
-static int32_t save(run *r, int is_best) {
-  KR_TRY(kr_trainer_gather(r->trainer));
-  return is_first(r) ? write_state(r, is_best) : KRAIT_OK;
-}
+static int32_t save(run *r, int is_best) { return is_first(r) ? write_state(r, is_best) : KRAIT_OK; }
 
 static int32_t validate(run *r, double *mean) {
   kr_batch batch;
@@ -323,8 +322,7 @@ static int32_t run_steps(run *r) {
     krait_train_report report;
     if (!kr_saver_is_busy(r->saver)) KR_TRY(show_line(r));
     KR_TRY(kr_feed_next(r->feed, &r->batch));
-    if (r->scorer && !r->train.discriminator_lag) /* then the previous step's are still being scored */
-      KR_TRY(kr_scorer_expect(r->scorer, r->batch.wav, r->B, r->N));
+    if (r->scorer) KR_TRY(kr_scorer_expect(r->scorer, r->batch.wav, r->B, r->N));
     KR_TRY(kr_trainer_step(r->trainer, &r->batch, lr_of(r, r->state.step / r->n_steps), &judge, &step));
     r->state.step++;
     if (!step.alone) r->state.epoch_loss += step.total, r->state.epoch_steps++;

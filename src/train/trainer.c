@@ -1,6 +1,6 @@
 /* trainer.c: two graphs and what connects them. A step runs the generator's graph up to the magnitude of its output,
- * runs and updates the discriminator, and then runs the rest: losses and gradients. With a late judge it runs the
- * complete generator graph, then the discriminator's graph on the signals of the previous step. */
+ * runs and updates the discriminator, and then runs the rest: losses and gradients. With the generator first it runs
+ * both parts, while the judge scores the output of the first, and then the discriminator's graph. */
 #include "trainer.h"
 
 #include <math.h>
@@ -74,9 +74,9 @@ struct kr_trainer {
   const float *clean;         /* the batch's, on the host */
   double heard[KR_PERCEPTUAL_LOSS_TERMS]; /* of the step, the means over items */
   kr_judge judge;              /* whose answer is pending, if has_asked */
-  int has_asked, has_judged;   /* has_judged: a late judge's signals of the previous step are available */
-  kr_judged all;              /* the same of all ranks, when gathered: in */
-  float *gathered;
+  int has_asked;
+  void *aside_stream;          /* on which the judge's copy of the output is fetched while the default one is busy */
+  kr_cuda_timer made;          /* its first mark: the output is ready */
   float *memory, *host;       /* the following, in the memory of the graphs' device; and the same on the host (on a CPU
                                  the same memory) */
   double *squares;            /* the optimiser's scratch on a GPU */
@@ -84,8 +84,7 @@ struct kr_trainer {
   float *v_com_in, *v_mag, *v_pha, *v_com, *v_wav, *v_mag_con, *v_wav_hat, *v_quality, *v_ones, *v_dropout, *v_scores,
       *v_terms, *v_part_terms, *v_seeds, *v_sigma; /* scalars lie 16 floats apart */
   float *v_pull;                      /* the gradient of the perceptual losses with respect to the samples of a part */
-  float *v_judged_mag, *v_judged_con, /* the discriminator's training signals: of this step, or of the previous one */
-      *v_answer;                      /* the judge's, on the host */
+  float *v_answer;                    /* the judge's, on the host */
   handed now[HANDED];                 /* the graphs' inputs and outputs: of the whole batch, and of the current items */
   float *u[KR_DISC_NORMS], *u_next[2][KR_DISC_NORMS], *v[KR_DISC_NORMS],
       *v_aside[KR_DISC_NORMS]; /* u before a step, after the discriminator's two calls, after the third */
@@ -100,9 +99,11 @@ float kr_trainer_scale(const kr_trainer *t, int64_t *n_finite) {
   if (n_finite) *n_finite = t->n_finite;
   return t->gradient_scale;
 }
+/* Whether the discriminator runs in the generator's memory: not between its halves, whose activations stay there. */
+static int shares_memory(const kr_trainer *t) { return t->n_parts > 1 || t->options.generator_first; }
 uint64_t kr_trainer_bytes(const kr_trainer *t) {
   const uint64_t g = kr_graph_bytes(t->g), d = t->d ? kr_graph_bytes(t->d) : 0;
-  return t->n_parts == 1 ? g + d : g > d ? g : d;
+  return !shares_memory(t) ? g + d : g > d ? g : d;
 }
 
 /* ---- memory that graphs read and write; a tensor is bound to its address while it is recorded ---- */
@@ -120,9 +121,7 @@ static int64_t lay_out_trainer(kr_trainer *t, float *memory) {
   t->v_com_in = cut(&memory, 2 * plane), t->v_mag = cut(&memory, plane), t->v_pha = cut(&memory, plane),
   t->v_com = cut(&memory, 2 * plane), t->v_wav = cut(&memory, t->B * t->N);
   t->v_mag_con = cut(&memory, plane), t->v_wav_hat = cut(&memory, t->B * t->N);
-  t->v_judged_mag = t->options.discriminator_lag ? cut(&memory, plane) : t->v_mag,
-  t->v_judged_con = t->options.discriminator_lag ? cut(&memory, plane) : t->v_mag_con, t->v_answer = cut(&memory, t->B);
-  t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B),
+  t->v_answer = cut(&memory, t->B), t->v_quality = cut(&memory, t->B), t->v_ones = cut(&memory, t->B),
   t->v_dropout = cut(&memory, 3 * t->B * KR_DISC_WIDTH), t->v_scores = cut(&memory, 3 * t->B);
   t->v_terms = cut(&memory, 16 * KR_TERMS), t->v_seeds = cut(&memory, 16 * KR_TERMS),
   t->v_sigma = cut(&memory, 16 * 3 * KR_DISC_NORMS);
@@ -135,8 +134,8 @@ static int64_t lay_out_trainer(kr_trainer *t, float *memory) {
                               [MAG_CON] = {t->v_mag_con, NULL, t->F * t->T},
                               [WAV_HAT] = {t->v_wav_hat, NULL, t->N},
                               [SCORES] = {t->v_scores + 2 * t->B, NULL, 1},
-                              [JUDGED_MAG] = {t->v_judged_mag, NULL, t->F * t->T},
-                              [JUDGED_CON] = {t->v_judged_con, NULL, t->F * t->T},
+                              [JUDGED_MAG] = {t->v_mag, NULL, t->F * t->T},
+                              [JUDGED_CON] = {t->v_mag_con, NULL, t->F * t->T},
                               [QUALITY] = {t->v_quality, NULL, 1},
                               [DROPOUT_R] = {t->v_dropout, NULL, KR_DISC_WIDTH},
                               [DROPOUT_G] = {t->v_dropout + t->B * KR_DISC_WIDTH, NULL, KR_DISC_WIDTH},
@@ -441,10 +440,9 @@ static int32_t open_parts(kr_trainer *t) {
   KR_TRY(kr_graph_open(&t->d));
   KR_TRY(record_discriminator(t));
   KR_TRY(kr_graph_plan(t->d, t->ctx, t->options.tf32 ? KR_PLAN_TF32 : 0));
-  if (t->n_parts == 1)
-    return kr_runner_open(t->d, &t->run_d); /* the generator's forward pass stays in its own
-                                               memory */
-  if (kr_graph_bytes(t->d) <= kr_graph_bytes(t->g))
+  if (t->options.generator_first && t->ctx->cuda) KR_TRY(kr_cuda_stream_open(t->ctx->cuda, &t->aside_stream));
+  if (t->aside_stream) KR_TRY(kr_cuda_timer_open(t->ctx->cuda, &t->made));
+  if (shares_memory(t) && kr_graph_bytes(t->d) <= kr_graph_bytes(t->g))
     return kr_runner_open_in(t->d, kr_runner_memory(t->run_g), kr_graph_bytes(t->g), &t->run_d);
   return kr_runner_open(t->d, &t->run_d);
 }
@@ -474,11 +472,13 @@ void kr_trainer_close(kr_trainer **trainer) {
   kr_parameters_free(&t->statistics), kr_parameters_free(&t->generator), kr_parameters_free(&t->discriminator);
   kr_spectral_close(&t->spectral);
   kr_perceptual_loss_close(&t->perceptual);
+  if (t->aside_stream)
+    kr_cuda_timer_close(t->ctx->cuda, &t->made), kr_cuda_stream_close(t->ctx->cuda, &t->aside_stream);
   if (t->ctx->cuda)
     kr_cuda_free(t->ctx->cuda, t->memory), kr_cuda_free(t->ctx->cuda, t->sum), kr_cuda_free(t->ctx->cuda, t->squares),
         kr_cuda_free(t->ctx->cuda, t->aside);
   else kr_free(t->sum);
-  kr_free(t->host), kr_free(t->gathered), kr_free(t);
+  kr_free(t->host), kr_free(t);
   *trainer = NULL;
 }
 
@@ -628,21 +628,23 @@ static int is_alone(const kr_trainer *t) { return t->d && t->n_updates < t->opti
 
 /* ---- the judge ---- */
 
+/* With the output on the host. */
+static void play_to_judge(kr_trainer *t, const kr_judge *judge) {
+  t->has_asked = judge && judge->ask(judge->user, on_host(t, t->v_wav_hat)) >= 0;
+  if (t->has_asked) t->judge = *judge;
+}
+
 static int32_t ask_judge(kr_trainer *t, const kr_judge *judge) {
   if (judge) KR_TRY(fetch(t, t->v_wav_hat, t->B * t->N));
   KR_TRY(wait(t));
-  for (int64_t b = 0; b < t->B; b++) on_host(t, t->v_answer)[b] = NAN;
-  t->has_asked = judge && judge->ask(judge->user, on_host(t, t->v_wav_hat)) >= 0;
-  if (t->has_asked) t->judge = *judge;
-  return KRAIT_OK;
+  return play_to_judge(t, judge), KRAIT_OK;
 }
 
 static void hear_judge(kr_trainer *t) {
   float *const answer = on_host(t, t->v_answer);
-  if (!t->has_asked) return;
+  const int is_answered = t->has_asked && t->judge.answer(t->judge.user, answer) >= 0;
   t->has_asked = 0;
-  if (t->judge.answer(t->judge.user, answer) >= 0) return;
-  for (int64_t b = 0; b < t->B; b++) answer[b] = NAN;
+  for (int64_t b = 0; b < t->B && !is_answered; b++) answer[b] = NAN;
 }
 
 /* Copies the answer to the discriminator graph's input: for all items or none, as in one batch. */
@@ -656,64 +658,6 @@ static int32_t put_answer(kr_trainer *t) {
   t->judged = share == 1;
   for (int64_t b = 0; b < t->B; b++) quality[b] = t->judged ? answer[b] : 0;
   return put(t, t->v_quality, NULL, t->B);
-}
-
-/* The discriminator's training signals for the next step. */
-static int32_t keep_signals(kr_trainer *t, const kr_judge *judge) {
-  const int64_t plane = t->B * t->F * t->T;
-  KR_TRY(copy(t, t->v_judged_mag, t->v_mag, plane));
-  KR_TRY(copy(t, t->v_judged_con, t->v_mag_con, plane));
-  t->has_judged = 1;
-  return ask_judge(t, judge);
-}
-
-/* The parts of other ranks are zeros in the sum. */
-static int32_t sum_judged(kr_trainer *t, int64_t n) {
-  float *at = NULL;
-  if (!t->options.ranks) return KRAIT_OK;
-  KR_TRY(kr_cuda_alloc(t->ctx->cuda, (size_t)n * sizeof *at, (void **)&at));
-  int32_t status = kr_cuda_copy_in(t->ctx->cuda, at, t->gathered, (size_t)n * sizeof *at, NULL);
-  if (status >= 0) status = kr_ranks_sum(t->options.ranks, at, n);
-  if (status >= 0) status = kr_cuda_copy_out(t->ctx->cuda, t->gathered, at, (size_t)n * sizeof *at, NULL);
-  if (status >= 0) status = wait(t);
-  kr_cuda_free(t->ctx->cuda, at);
-  KR_TRY(status);
-  return kr_ranks_check(t->options.ranks);
-}
-
-int32_t kr_trainer_gather(kr_trainer *t) {
-  const int64_t plane = t->F * t->T, n_ranks = kr_ranks_n(t->options.ranks), B = n_ranks * t->B,
-                own = t->B * kr_ranks_rank(t->options.ranks), n = B * (2 * plane + 1);
-  t->all.B = 0;
-  if (!t->has_judged) return KRAIT_OK;
-  if (!t->gathered) t->gathered = kr_alloc_array((size_t)n, sizeof(float));
-  KR_CHECK(t->gathered, KRAIT_ERR_NO_MEMORY, "no memory for the signals of a step");
-  float *const mag = t->gathered, *const con = mag + B * plane, *const quality = con + B * plane;
-  memset(mag, 0, (size_t)n * sizeof *mag);
-  hear_judge(t);
-  KR_TRY(fetch(t, t->v_judged_mag, t->B * plane));
-  KR_TRY(fetch(t, t->v_judged_con, t->B * plane));
-  KR_TRY(wait(t));
-  memcpy(mag + own * plane, on_host(t, t->v_judged_mag), (size_t)(t->B * plane) * sizeof *mag);
-  memcpy(con + own * plane, on_host(t, t->v_judged_con), (size_t)(t->B * plane) * sizeof *con);
-  memcpy(quality + own, on_host(t, t->v_answer), (size_t)t->B * sizeof *quality);
-  KR_TRY(sum_judged(t, n));
-  t->all = (kr_judged){B, t->F, t->T, mag, con, quality};
-  return KRAIT_OK;
-}
-
-const kr_judged *kr_trainer_gathered(const kr_trainer *t) { return &t->all; }
-
-int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged) {
-  const int64_t plane = t->F * t->T, own = t->B * kr_ranks_rank(t->options.ranks);
-  if (!t->d || !t->options.discriminator_lag || judged->B != t->B * kr_ranks_n(t->options.ranks) || judged->F != t->F ||
-      judged->T != t->T)
-    return KRAIT_OK;
-  KR_TRY(put(t, t->v_judged_mag, judged->mag + own * plane, t->B * plane));
-  KR_TRY(put(t, t->v_judged_con, judged->mag_con + own * plane, t->B * plane));
-  memcpy(on_host(t, t->v_answer), judged->quality + own, (size_t)t->B * sizeof(float));
-  t->has_judged = 1, t->has_asked = 0;
-  return wait(t);
 }
 
 /* ---- perceptual losses, on the host's threads, between the halves of the generator's graph ---- */
@@ -737,6 +681,20 @@ static int32_t hear_part(kr_trainer *t, int64_t part, int with_gradient) {
 static int32_t run_losses_of_part(kr_trainer *t, int64_t part) {
   KR_TRY(hear_part(t, part, 1));
   return kr_runner_run_after(t->run_g, t->mag_con, NULL);
+}
+
+/* The same, after the judge has been given the output: it scores while this runs. On a GPU the output is fetched behind
+ * the launches, on a stream of its own. */
+static int32_t run_losses_beside_judge(kr_trainer *t, int64_t part, const kr_judge *judge) {
+  const kr_cuda *cuda = t->ctx->cuda;
+  float *const wav = t->v_wav_hat;
+  if (!cuda) return play_to_judge(t, judge), run_losses_of_part(t, part);
+  KR_TRY(kr_cuda_timer_mark(cuda, t->made.from, NULL));
+  KR_TRY(run_losses_of_part(t, part));
+  KR_TRY(kr_cuda_wait_for(cuda, t->made.from, t->aside_stream));
+  KR_TRY(kr_cuda_copy_out(cuda, on_host(t, wav), wav, (size_t)(t->B * t->N) * sizeof *wav, t->aside_stream));
+  KR_TRY(kr_cuda_wait(cuda, t->aside_stream));
+  return play_to_judge(t, judge), KRAIT_OK;
 }
 
 /* ---- halves of a step ---- */
@@ -888,21 +846,21 @@ static int32_t step_alone(kr_trainer *t, double lr, const kr_judge *judge, kr_st
 
 static int32_t step_undivided_batch(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-  if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
+  KR_TRY(step_discriminator(t, lr, judge, step));
   KR_TRY(run_losses_of_part(t, 0));
   KR_TRY(divide_gradients(t));
   KR_TRY(accumulate_statistics(t, 0));
   return accumulate(t, &t->generator, t->sum, 0, 1, &step->updated);
 }
 
-static int32_t run_generator(kr_trainer *t, kr_step *step) {
+/* judge: scores the output beside the last part's losses and gradients; NULL: nobody does. */
+static int32_t run_generator(kr_trainer *t, const kr_judge *judge, kr_step *step) {
   for (int64_t k = 0; k < t->n_parts; k++) {
     KR_TRY(hand_over(t, COM_IN, MAG_CON, k));
-    if (t->perceptual) {
-      KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
-      KR_TRY(run_losses_of_part(t, k));
-    } else KR_TRY(kr_runner_run(t->run_g, NULL));
-    KR_TRY(take_over(t, MAG_CON, JUDGED_MAG, k));
+    KR_TRY(kr_runner_run_to(t->run_g, t->mag_con, NULL));
+    KR_TRY(take_over(t, MAG_CON, SCORES, k));
+    KR_TRY(judge && k + 1 == t->n_parts ? run_losses_beside_judge(t, k, judge) : run_losses_of_part(t, k));
+    KR_TRY(take_over(t, SCORES, JUDGED_MAG, k));
     KR_TRY(keep_terms(t, 0, KR_TERM_DISC_R, k));
     KR_TRY(divide_gradients(t));
     KR_TRY(accumulate_statistics(t, k));
@@ -914,38 +872,41 @@ static int32_t run_generator(kr_trainer *t, kr_step *step) {
 /* A part's stored activations are overwritten by the next one: the discriminator gets its signals from a separate
  * forward pass. */
 static int32_t step_by_micro_batches(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
-  if (t->d) KR_TRY(make_signals(t));
-  if (t->d) KR_TRY(step_discriminator(t, lr, judge, step));
-  return run_generator(t, step);
+  KR_TRY(make_signals(t));
+  KR_TRY(step_discriminator(t, lr, judge, step));
+  return run_generator(t, NULL, step);
 }
 
-/* Both halves are summed before either is updated: if a rank is lost, nothing has changed. The first step has no
- * earlier signals: the discriminator learns from its own, and in the second step from them again. */
-static int32_t step_late(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+/* Both halves are summed before either is updated: if a rank is lost, nothing has changed. The discriminator's power
+ * iterations start where the generator's call of it did. */
+static int32_t step_generator_first(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
   const kr_adamw o = adamw_of(t, lr, t->n_updates);
-  const int alone = is_alone(t), is_first = !t->has_judged;
   int is_last;
   for (int k = 0; k < KR_DISC_NORMS; k++) KR_TRY(copy(t, t->u_next[0][k], t->u[k], kr_disc_outputs(k)));
   KR_TRY(put_seeds(t));
-  KR_TRY(alone ? make_signals(t) : run_generator(t, step));
-  if (is_first) KR_TRY(keep_signals(t, judge));
+  KR_TRY(run_generator(t, judge, step));
   KR_TRY(run_discriminator(t, step, &is_last));
-  if (!alone) KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
-  if (!alone) KR_TRY(sum_terms(t, step));
+  KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
+  KR_TRY(sum_terms(t, step));
   KR_TRY(sum_discriminator(t, is_last));
-  KR_TRY(alone ? end_alone(t, lr, step) : step_generator(t, lr, step));
+  KR_TRY(step_generator(t, lr, step));
   if (is_last && lr > 0) KR_TRY(kr_optimiser_step(t->ctx, &t->discriminator, &o, 1, 0));
-  KR_TRY(move_u(t, 0));
-  return is_first ? KRAIT_OK : keep_signals(t, judge);
+  return move_u(t, 0);
+}
+
+/* The discriminator first, as upstream; or there is none. */
+static int32_t run_halves(kr_trainer *t, double lr, const kr_judge *judge, kr_step *step) {
+  if (!t->d) KR_TRY(put_seeds(t));
+  if (!t->d) return run_generator(t, NULL, step);
+  return t->n_parts == 1 ? step_undivided_batch(t, lr, judge, step) : step_by_micro_batches(t, lr, judge, step);
 }
 
 static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, const kr_judge *judge, kr_step *step) {
   KR_TRY(take_batch(t, batch));
   KR_TRY(draw_dropout(t, batch->dropout));
-  if (t->d && t->options.discriminator_lag) return step_late(t, lr, judge, step);
-  if (!t->d) KR_TRY(put_seeds(t));
   if (is_alone(t)) return step_alone(t, lr, judge, step);
-  KR_TRY(t->n_parts == 1 ? step_undivided_batch(t, lr, judge, step) : step_by_micro_batches(t, lr, judge, step));
+  if (t->d && t->options.generator_first) return step_generator_first(t, lr, judge, step);
+  KR_TRY(run_halves(t, lr, judge, step));
   KR_TRY(read_terms(t, step));
   KR_TRY(check_terms(t, step, 0, KR_TERM_DISC_R));
   KR_TRY(sum_terms(t, step));
@@ -955,7 +916,6 @@ static int32_t step_both(kr_trainer *t, const kr_batch *batch, double lr, const 
 
 int32_t kr_trainer_step(kr_trainer *t, const kr_batch *batch, double lr, const kr_judge *judge, kr_step *step) {
   memset(step, 0, sizeof *step);
-  t->all.B = 0;
   KR_TRY(open_sums(t));
   KR_TRY(set_aside(t, 0));
   const int32_t status = step_both(t, batch, lr, judge, step);

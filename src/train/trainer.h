@@ -1,6 +1,6 @@
 /* trainer.h: PrimeKnet's training, a step at a time: the discriminator's update, then the generator's, with the losses
- * of the published solver; or with a late judge the other way round, so that nothing waits for its scores. Every step's
- * result depends only on its inputs and the state, not on threads or timing. */
+ * of the published solver; or the other way round, so that nothing waits for the judge's scores. Every step's result
+ * depends only on its inputs and the state, not on threads or timing. */
 #ifndef KR_TRAINER_H
 #define KR_TRAINER_H
 
@@ -36,12 +36,12 @@ typedef struct kr_train_options {
   int discriminator;        /* 0: without the metric term */
   int64_t discriminator_first; /* initial steps in which only the discriminator learns: an untrained one would degrade
                                   an already trained generator */
-  int discriminator_lag;       /* the discriminator learns after the generator's half of a step, from the output of the
-                           previous step: the judge has had a whole step, and no separate forward pass is needed */
+  int generator_first;         /* of a step's two updates, both from the same output: then the generator's gradient is
+                           from the discriminator of the step before, and the judge has the time of computing it */
   int64_t accumulate;       /* batches whose gradients are accumulated for one step */
   int recompute;            /* recompute: less memory, more time; see kr_pk_graph */
   int64_t micro_batch; /* items that the models process at a time, a divisor of the batch; 0: all. Less memory; with a
-                      discriminator and no late judge, one more forward pass */
+                      discriminator that is updated first, one more forward pass */
   int32_t halves;           /* KRAIT_F16 or _BF16: the generator's activations and their gradients between operators;
                                0: float32 */
   int tf32;                 /* products on a GPU may round their factors to 11 significant bits */
@@ -85,19 +85,8 @@ int64_t kr_trainer_updates(const kr_trainer *t);
 float kr_trainer_scale(const kr_trainer *t, int64_t *n_finite);
 int32_t kr_trainer_set_scale(kr_trainer *t, float scale, int64_t n_finite);
 
-/* The discriminator's training signals for the next step, of the B items of all ranks: only with a late judge. */
-typedef struct kr_judged {
-  int64_t B, F, T;              /* B 0: none */
-  const float *mag, *mag_con, *quality; /* (B,F,T) clean and made, (B) */
-} kr_judged;
-/* Waits for the judge; every rank calls it. The result is valid until the next call or step. */
-int32_t kr_trainer_gather(kr_trainer *t);
-const kr_judged *kr_trainer_gathered(const kr_trainer *t);
-/* Restores this rank's part; does nothing if the shapes differ. */
-int32_t kr_trainer_take_judged(kr_trainer *t, const kr_judged *judged);
-
-uint64_t kr_trainer_bytes(
-    const kr_trainer *t); /* of both graphs, which share it if the generator does not process a batch at once */
+/* Of both graphs, which share it unless the discriminator runs between the generator's halves. */
+uint64_t kr_trainer_bytes(const kr_trainer *t);
 
 typedef struct kr_step {
   double terms[KR_TERMS], phase, total; /* before the update */

@@ -156,7 +156,7 @@ static void every_stage(void **state) {
   for (size_t i = percent && atoi(percent) < 100 ? n - 1 : 0; i < n; i++) {
     kr_emulated_order((int)i % KR_N_ORDERS);
     options.micro_batch = i == 2;    /* one item at a time */
-    options.discriminator_lag = i == 1; /* its second step uses the first one's scores */
+    options.generator_first = i == 1; /* its second step's generator learns from the first one's discriminator */
     compare_steps(models[i], &options, i == 1 ? 2 : 1);
   }
 }
