@@ -12,8 +12,8 @@ static const kr_kernel adamw = {"optimiser", "kr_optimiser_adamw"}, add = {"opti
                        squares_sum = {"optimiser", "kr_optimiser_squares_sum"};
 
 static float *on_device(const kr_parameters *p, float *host) { return p->device + (host - p->value); }
-static kr_grid grid_of(const kr_parameters *p) {
-  return (kr_grid){.x = (uint32_t)((p->n + KR_OPTIMISER_THREADS - 1) / KR_OPTIMISER_THREADS),
+static kr_grid grid_of(int64_t n) {
+  return (kr_grid){.x = (uint32_t)((n + KR_OPTIMISER_THREADS - 1) / KR_OPTIMISER_THREADS),
                    .block = KR_OPTIMISER_THREADS};
 }
 
@@ -61,7 +61,7 @@ int32_t kr_optimiser_step(const krait_ctx *ctx, kr_parameters *p, const kr_adamw
   }
   u.value = on_device(p, p->value), u.m = on_device(p, p->m), u.v = on_device(p, p->v),
   u.gradient = on_device(p, p->gradient), u.average = u.average ? on_device(p, p->average) : NULL;
-  const kr_grid grid = grid_of(p);
+  const kr_grid grid = grid_of(p->n);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &adamw, &grid, &u, sizeof u);
 }
 
@@ -74,11 +74,20 @@ int32_t kr_optimiser_accumulate(const krait_ctx *ctx, kr_parameters *p, float *t
                                  .n = p->n,
                                  .total_keep = at ? 1 : 0,
                                  .by = at + 1 < n ? 0 : (float)n};
-    const kr_grid grid = grid_of(p);
+    const kr_grid grid = grid_of(p->n);
     return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add, &grid, &u, sizeof u);
   }
   for (int64_t i = 0; i < p->n; i++) total[i] = (at ? total[i] : 0) + p->gradient[i];
   for (int64_t i = 0; i < p->n && at + 1 == n; i++) p->gradient[i] = total[i] / (float)n;
+  return KRAIT_OK;
+}
+
+int32_t kr_optimiser_sum(const krait_ctx *ctx, float *parts, int64_t n_parts, int64_t n, float *to) {
+  const kr_grid grid = grid_of(n);
+  for (int64_t k = 0; k < n_parts; k++) {
+    const kr_optimiser_params u = {.gradient = parts + k * n, .total = to, .n = n, .total_keep = k ? 1 : 0};
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add, &grid, &u, sizeof u));
+  }
   return KRAIT_OK;
 }
 

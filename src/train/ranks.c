@@ -20,6 +20,7 @@
 #include "alloc.h"
 #include "clock.h"
 #include "nccl.h"
+#include "optimiser.h"
 #include "status.h"
 
 enum { MAGIC = 0x4b525231, MOST_VALUES = 32, COME_WITHIN_S = 120, ABORT_AFTER_MS = 2000 };
@@ -46,6 +47,8 @@ struct kr_ranks {
   const krait_ctx *ctx;
   const kr_nccl *nccl;
   void *comm;
+  float *gathered;      /* on the device: the arrays of all ranks that are summed */
+  int64_t capacity;     /* floats of it */
   pthread_t watcher;
   int is_watched, stop[2];
   pthread_mutex_t lock;  /* of comm */
@@ -284,6 +287,7 @@ void kr_ranks_close(kr_ranks **ranks) {
     r->nccl->CommAbort(r->comm); /* nothing is in flight: destroying would wait for ranks that may be lost */
     kr_cuda_end(r->ctx->cuda);
   }
+  if (r->gathered) kr_cuda_free(r->ctx->cuda, r->gathered);
   for (int k = 0; k < r->n; k++)
     if (r->peers[k].fd >= 0) close(r->peers[k].fd);
   if (r->stop[0] >= 0) close(r->stop[0]), close(r->stop[1]);
@@ -361,17 +365,34 @@ int32_t kr_ranks_agree(kr_ranks *r, uint32_t value, const char *what) {
   return KRAIT_OK;
 }
 
+static int32_t make_room_to_gather(kr_ranks *r, int64_t n) {
+  if (n <= r->capacity) return KRAIT_OK;
+  if (r->gathered) kr_cuda_free(r->ctx->cuda, r->gathered);
+  r->gathered = NULL, r->capacity = 0;
+  KR_TRY(kr_cuda_alloc(r->ctx->cuda, (size_t)n * sizeof(float), (void **)&r->gathered));
+  r->capacity = n;
+  return KRAIT_OK;
+}
+
+/* NCCL's own sum of three or more has an order of its own. Each rank receives what all have: little for the GPUs of one
+ * machine; with more ranks NCCL sums. */
 int32_t kr_ranks_sum(kr_ranks *r, float *at, int64_t n) {
   int result = 0;
   if (!r) return KRAIT_OK;
+  const int is_ordered = r->n <= KR_ORDERED_RANKS;
   KR_TRY(kr_ranks_check(r));
+  if (is_ordered) KR_TRY(make_room_to_gather(r, r->n * n));
   KR_TRY(kr_cuda_begin(r->ctx->cuda));
   pthread_mutex_lock(&r->lock);
-  if (r->comm) result = r->nccl->AllReduce(at, at, (size_t)n, KR_NCCL_FLOAT32, KR_NCCL_SUM, r->comm, NULL);
+  if (r->comm)
+    result = is_ordered
+                 ? r->nccl->AllGather(at, r->gathered, (size_t)n, KR_NCCL_FLOAT32, r->comm, NULL)
+                 : r->nccl->AllReduce(at, at, (size_t)n, KR_NCCL_FLOAT32, KR_NCCL_SUM, r->comm, NULL);
   pthread_mutex_unlock(&r->lock);
   kr_cuda_end(r->ctx->cuda);
   KR_TRY(kr_ranks_check(r));
-  return result ? kr_nccl_fail(r->nccl, result, "summing gradients") : KRAIT_OK;
+  if (result) return kr_nccl_fail(r->nccl, result, "summing gradients");
+  return is_ordered ? kr_optimiser_sum(r->ctx, r->gathered, r->n, n, at) : KRAIT_OK;
 }
 
 int32_t kr_ranks_check(kr_ranks *r) {

@@ -22,8 +22,10 @@ int kr_ranks_n(const kr_ranks *r);
 int32_t kr_ranks_mean(kr_ranks *r, double *values, int n);
 /* Fails if a rank's value differs from the others'; what names it. */
 int32_t kr_ranks_agree(kr_ranks *r, uint32_t value, const char *what);
-/* n floats of the GPU become their sums over all ranks: enqueued on the default stream. The results are invalid if
- * kr_ranks_check fails after the next wait. */
+/* n floats of the GPU become their sums over all ranks, of up to KR_ORDERED_RANKS in rank order, as one GPU adds the
+ * parts of a batch: enqueued on the default stream. The results are invalid if kr_ranks_check fails after the next
+ * wait. */
+enum { KR_ORDERED_RANKS = 8 };
 int32_t kr_ranks_sum(kr_ranks *r, float *at, int64_t n);
 /* Fails if one of the others is lost. */
 int32_t kr_ranks_check(kr_ranks *r);

@@ -1,6 +1,6 @@
-/* emulated_ranks.c: krait_train as two processes on emulated GPUs, gradients summed by fake_nccl.c: the losses of one
- * process with the same total batch; a killed process, a failing one, and one with other settings end both with one
- * message. Usage: emulated_ranks LIBCUDA LIBNCCL. */
+/* emulated_ranks.c: krait_train as two and four processes on emulated GPUs, with fake_nccl.c between them: the losses
+ * of one process with the same total batch; a killed process, a failing one, and one with other settings end both with
+ * one message. Usage: emulated_ranks LIBCUDA LIBNCCL. */
 #define _GNU_SOURCE
 #include "../test.h"
 
@@ -36,14 +36,16 @@ static int32_t count(void *user, int64_t done, int64_t total) {
 }
 
 static int is_streaming; /* the model has batch norms */
+static int n_items = 2;  /* of a batch */
 
 static int train(const krait_train_launcher *place, const char *run, int64_t n_steps, const char *extra) {
-  char output[400], speech[400], noise[400];
+  char output[400], speech[400], noise[400], batch[32];
   krait_ctx *ctx = NULL;
   const int resumes = extra && strcmp(extra, "resume") == 0;
   snprintf(output, sizeof output, "%s/%s", folder, run),
       snprintf(speech, sizeof speech, "dset.speech_train=%s/speech.safetensors", folder);
-  snprintf(noise, sizeof noise, "dset.noise_train=%s/noise.safetensors", folder);
+  snprintf(noise, sizeof noise, "dset.noise_train=%s/noise.safetensors", folder),
+      snprintf(batch, sizeof batch, "batch_size=%d", n_items);
   const char *const settings[] = {speech,
                                   noise,
                                   is_streaming ? "+model=primeknet_streaming" : "+model=primeknet_gru_masking",
@@ -58,7 +60,7 @@ static int train(const krait_train_launcher *place, const char *run, int64_t n_s
                                   "segment=128",
                                   "stride=128",
                                   "shift=0",
-                                  "batch_size=2",
+                                  batch,
                                   "loss.metric=0",
                                   "precision=float32",
                                   "num_prints=1000",
@@ -192,6 +194,19 @@ static void two_as_one(void **state) {
   assert_true(fabs(a[0] / b[0] - 1) > 1e-4);
 }
 
+/* With more than two the order of sums matters. */
+static void four_as_one(void **state) {
+  enum { N = 3, RANKS = 4 };
+  pid_t ranks[RANKS];
+  (void)state;
+  n_items = RANKS;
+  assert_int_equal(end_of(start(0, 1, "quarters", N, 0, "micro_batch=1")), 0);
+  for (int k = 0; k < RANKS; k++) ranks[k] = start(k, RANKS, "four", N, 0, NULL);
+  n_items = 2;
+  for (int k = RANKS; k-- > 0;) assert_int_equal(end_of(ranks[k]), 0);
+  assert_true(furthest("four", "quarters", N) == 0);
+}
+
 static int64_t read_weights(const char *run, char *bytes, size_t room) {
   char path[400];
   snprintf(path, sizeof path, "%s/%s/best.safetensors", folder, run);
@@ -274,12 +289,12 @@ static void differ(void **state) {
 }
 
 int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(two_as_one), cmocka_unit_test(batch_norms),
-                                     cmocka_unit_test(killed), cmocka_unit_test(differ)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(two_as_one), cmocka_unit_test(four_as_one),
+                                     cmocka_unit_test(batch_norms), cmocka_unit_test(killed), cmocka_unit_test(differ)};
   if (argc != 3) return fprintf(stderr, "usage: emulated_ranks LIBCUDA LIBNCCL\n"), 2;
   if (!kr_cuda_built_tiers()) return printf("skipped: this build has no device code (no clang)\n"), 77;
   setenv("KRAIT_LIBCUDA", argv[1], 1), setenv("KRAIT_LIBNCCL", argv[2], 1);
-  setenv("KR_FAKE_CUDA", "capability=80,shared=98304,multiprocessors=16,count=2", 1);
+  setenv("KR_FAKE_CUDA", "capability=80,shared=98304,multiprocessors=16,count=4", 1);
   snprintf(folder, sizeof folder, "%s/krait-ranks-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
   if (!mkdtemp(folder)) return perror("mkdtemp"), 2;
   port = 20000 + (int)(getpid() % 20000);

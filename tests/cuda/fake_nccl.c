@@ -1,6 +1,7 @@
-/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that really sum, through a shared
- * file in rank order; a call returns when all ranks have arrived, or when another thread aborts the communicator.
- * KR_FAKE_NCCL ("version=2300,off=3"): the version; a rank whose gradients are a thousandth too large. */
+/* fake_nccl.c: a collective library for tests: ranks are processes of one machine that really gather and sum,
+ * through a shared file; a sum begins with another rank for each element, as those of a ring do for each part. A call
+ * returns when all ranks have arrived, or when another thread aborts the communicator. KR_FAKE_NCCL
+ * ("version=2300,off=3"): the version; a rank whose gradients are a thousandth too large. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -36,6 +37,7 @@ EXPORT int ncclCommInitRank(communicator **c, int n, id from, int rank);
 EXPORT int ncclCommDestroy(communicator *c);
 EXPORT int ncclCommAbort(communicator *c);
 EXPORT int ncclCommGetAsyncError(communicator *c, int *result);
+EXPORT int ncclAllGather(const void *from, void *to, size_t n, int type, communicator *c, void *stream);
 EXPORT int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream);
 EXPORT const char *ncclGetErrorString(int result);
 
@@ -87,29 +89,42 @@ static void touch(int on) {
 }
 
 static void sum_up(communicator *c, size_t n, float *sum) {
-  touch(1);
   for (size_t i = 0; i < n; i++) {
-    float s = c->file->given[0][i];
-    for (int k = 1; k < c->n; k++) s += c->file->given[k][i];
+    float s = c->file->given[i % (size_t)c->n][i];
+    for (int k = 1; k < c->n; k++) s += c->file->given[(i + (size_t)k) % (size_t)c->n][i];
     sum[i] = s;
   }
-  touch(0);
 }
 
-int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream) {
-  float *const sum = to;
-  (void)stream;
-  if (type != FLOAT32 || operation != SUM || n > MOST_FLOATS) return INVALID;
+/* All ranks' arrays are in the file while take runs. */
+static void exchange(communicator *c, const float *from, size_t n, float *to,
+                     void (*take)(communicator *c, size_t n, float *to)) {
   touch(1);
-  memcpy(c->file->given[c->rank], from, n * sizeof *sum);
+  memcpy(c->file->given[c->rank], from, n * sizeof *from);
   touch(0);
   if (n > 1 && fake_nccl_setting("off=", -1) == c->rank)
     for (size_t i = 0; i < n; i++) c->file->given[c->rank][i] *= 1.001f;
   const int all = ++c->n_sums * c->n;
-  if (meet(c, 0, all)) return SUCCESS; /* like the real one: queued work ends without an error */
-  sum_up(c, n, sum);
+  if (meet(c, 0, all)) return; /* like the real one: queued work ends without an error */
+  touch(1);
+  take(c, n, to);
+  touch(0);
   (void)meet(c, 1, all);
-  return SUCCESS;
+}
+
+static void gather(communicator *c, size_t n, float *to) {
+  for (int k = 0; k < c->n; k++) memcpy(to + (size_t)k * n, c->file->given[k], n * sizeof *to);
+}
+
+int ncclAllReduce(const void *from, void *to, size_t n, int type, int operation, communicator *c, void *stream) {
+  (void)stream;
+  if (type != FLOAT32 || operation != SUM || n > MOST_FLOATS) return INVALID;
+  return exchange(c, from, n, to, sum_up), SUCCESS;
+}
+int ncclAllGather(const void *from, void *to, size_t n, int type, communicator *c, void *stream) {
+  (void)stream;
+  if (type != FLOAT32 || n > MOST_FLOATS) return INVALID;
+  return exchange(c, from, n, to, gather), SUCCESS;
 }
 
 /* Another thread may be in it: not freed. */
