@@ -107,6 +107,7 @@ static const char *row_of(const kr_op *op) {
   return strcmp(op->name, "mamba_decode") == 0 ? "hopper_streamed"
          : is_of_few_rows(op)                  ? "ampere_few_rows"
          : is_step(op)                         ? "cuda_hopper"
+         : strcmp(op->name, "expert_step") == 0 ? "cuda_ampere"
                                                : "cuda_base";
 }
 

@@ -214,6 +214,8 @@ static const rule rules[] = {
     {"expert_route", AT(expert_route, bias), PRESENT, KRAIT_F32, ARG, "supported only with KR_ROUTE_SIGMOID", 0},
     {"expert_gemm", AT(expert_gemm, Bmat), ABSENT, 0, ARG, "neither Bmat nor qweight", 0},
     {"expert_gemm", AT(expert_gemm, J), SIZE, 3, SHAPE, "not 1 or J", 0},
+    {"expert_step", AT(expert_step, K), SIZE, 3, SHAPE, "K is 3 of 2 experts", 0},
+    {"expert_step", AT(expert_step, shared_up), PRESENT, KRAIT_F32, ARG, "must be given together", 0},
     {"causal_conv1d", AT(causal_conv1d, activation), ACTIVATION, 7, ARG, "activation is 7", 0},
     {"causal_conv1d", AT(causal_conv1d, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but x is float32", 0},
     LEAST(causal_conv1d_bwd, B, 0), LEAST(causal_conv1d_bwd, W, 1),

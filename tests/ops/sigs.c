@@ -63,6 +63,7 @@ static int is_undecided(const kr_case *c, const kr_sig *sig, const char *size) {
   if (strcmp(sig->name, "conv3d") == 0)
     return strcmp(size, "past") == 0 || strlen(size) == 2; /* windows, and what they omit */
   if (strcmp(sig->name, "group_norm") == 0) return *size == 'G';
+  if (strcmp(sig->name, "expert_step") == 0) return *size == 'K'; /* choices */
   if (strcmp(size, "n_kept") == 0) return !sig->forward; /* an output's */
   static const char *const fields[] = {"state_len", "group_size", "window_left", "window_right", "max_q", "max_k"};
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

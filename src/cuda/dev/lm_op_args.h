@@ -42,6 +42,24 @@ typedef struct kr_expert_gemm_args {
   kr_view out;     /* (T,N) with weights, else (T,J,N) */
 } kr_expert_gemm_args;
 
+/* ==== expert_step (a mixture of experts of a few rows in one call) ========================================
+ * scores = router x, of which the K best experts and their weights as of expert_route (without bias and groups), with
+ * KR_ROUTE_NORMED as there; out = sum over the choices of weight down (silu(gate x) * up x), plus shared_scale times
+ * that of the MLP that all rows have. */
+typedef struct kr_expert_step_args {
+  kr_call call;
+  int64_t T, E, K, M, F, S;
+  int32_t scores; /* KR_ROUTE_CHOSEN, _ALL */
+  float eps, scale, shared_scale;
+  kr_view x;                      /* (T,M) */
+  kr_view router;                 /* (E,M) */
+  kr_view gate, up;               /* (E,F,M) */
+  kr_view down;                   /* (E,M,F) */
+  kr_view shared_gate, shared_up; /* (S,M) or absent */
+  kr_view shared_down;            /* (M,S) or absent */
+  kr_view out;                    /* (T,M) */
+} kr_expert_step_args;
+
 /* ==== mamba3_decay (time steps and decays of Mamba 3) =====================================================
  * dt = softplus(dt_raw + dt_bias), log_decay = -max(act(A_raw), A_floor) dt. act(v) is 1 + v from 0 on, 1 / (1 - v)
  * below; or with KR_MAMBA3_SOFTPLUS_A softplus(v). */

@@ -73,6 +73,17 @@ static mlp_half half_of(const kr_lm_mlp_sizes *s, const mlp_weights *w, int i) {
   return (mlp_half){kr_weight_rows(&w->gate_up[0], first * s->F, s->d), kr_weight_rows(&w->bias[0], first * s->F, 1)};
 }
 
+int kr_lm_mlp_has_matrices(const kr_lm_block *block, kr_lm_mlp_matrices *to) {
+  const kr_lm_mlp_sizes *s = block->sizes;
+  const mlp_weights *w = block->weights;
+  if (block->kind != &kr_lm_mlp || s->activation != KR_LM_SILU || s->rank || s->gate_scale != 0 || w->scale.data ||
+      w->down_bias.data)
+    return 0;
+  const mlp_half gate = half_of(s, w, 0), up = half_of(s, w, 1);
+  *to = (kr_lm_mlp_matrices){.gate = gate.w, .up = up.w, .down = w->down, .F = s->F};
+  return !gate.bias.data && !up.bias.data;
+}
+
 static int32_t activation_of(const kr_lm_mlp_sizes *s) {
   return s->activation == KR_LM_GELU ? KRAIT_ACT_GELU : KRAIT_ACT_SILU;
 }

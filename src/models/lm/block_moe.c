@@ -2,6 +2,8 @@
  * matrix for each expert (of relu squared only expert_up); expert_down; latent_in, latent_out. */
 #include <stdio.h>
 
+#include "ctx.h"
+#include "expert_step/expert_step.h"
 #include "lm_blocks.h"
 #include "lm_builder.h"
 #include "lm_ops.h"
@@ -48,11 +50,15 @@ typedef struct choice {
   kr_tensor index, weights; /* (rows,k) */
 } choice;
 
+/* Of the choices' weights. */
+static float scale_choices(const kr_lm_moe_sizes *s, const kr_lm_block *block) {
+  return (float)((s->scale != 0 ? s->scale : 1) * (block->out_scale != 0 ? block->out_scale : 1));
+}
+
 static choice choose_experts(const kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
   const kr_lm_moe_sizes *s = block->sizes;
   const moe_weights *w = block->weights;
   const kr_token_builder *r = &b->rows;
-  const double scale = (s->scale != 0 ? s->scale : 1) * (block->out_scale != 0 ? block->out_scale : 1);
   const kr_tensor scores = kr_graph_temp(r->g, KRAIT_F32, KR_DIMS(r->rows, s->E));
   const choice to = {kr_graph_temp(r->g, KRAIT_I32, KR_DIMS(r->rows, s->k)),
                      kr_graph_temp(r->g, KRAIT_F32, KR_DIMS(r->rows, s->k))};
@@ -63,7 +69,7 @@ static choice choose_experts(const kr_lm_builder *b, const kr_lm_block *block, k
                                         .best_groups = s->best_groups ? s->best_groups : 1,
                                         .scores = (int32_t)s->scores,
                                         .eps = (float)s->norm_eps,
-                                        .scale = (float)scale,
+                                        .scale = scale_choices(s, block),
                                         .x = view(r, scores),
                                         .bias = view(r, weight(r, "router_bias", &w->router_bias, s->E)),
                                         .index = view(r, to.index),
@@ -71,17 +77,21 @@ static choice choose_experts(const kr_lm_builder *b, const kr_lm_block *block, k
   return to;
 }
 
-/* Experts' matrices (E,N,K) from row `first` of each one's n rows, in whatever form, in a call. */
+/* Experts' matrices (E,N,K) of 16 or 32 bits from row `first` of each one's rows. */
+static kr_view matrices_of(const kr_token_builder *r, const char *name, const kr_lm_moe_sizes *s,
+                           const kr_weight_ref *w, int64_t rows, int64_t first, int64_t N, int64_t K) {
+  return view(r, kr_graph_slice(r->g, kr_record_weight(r, name, w, KR_DIMS(s->E, rows, K)), 1, first, N));
+}
+
+/* The same in whatever form, in a call. */
 static void give_matrices(const kr_token_builder *r, const char *name, const kr_lm_moe_sizes *s, const kr_weight_ref *w,
                           int64_t rows, int64_t first, int64_t N, int64_t K, kr_expert_gemm_args *call,
                           kr_view *matrix) {
-  const int is_words = w->dtype == KRAIT_I32;
-  const int64_t words = w->scales ? K / 4 : K / 256 * 36;
-  const kr_tensor all = kr_record_weight(r, name, w, KR_DIMS(s->E, rows, is_words ? words : K));
-  if (!is_words) {
-    *matrix = view(r, kr_graph_slice(r->g, all, 1, first, N));
+  if (w->dtype != KRAIT_I32) {
+    *matrix = matrices_of(r, name, s, w, rows, first, N, K);
     return;
   }
+  const kr_tensor all = kr_record_weight(r, name, w, KR_DIMS(s->E, rows, w->scales ? K / 4 : K / 256 * 36));
   call->qweight = view(r, kr_graph_slice(r->g, all, 1, first, N));
   call->K = K;
   if (!w->scales) return;
@@ -136,11 +146,70 @@ static kr_tensor square_experts(const kr_token_builder *r, const kr_lm_moe_sizes
   return hidden;
 }
 
+/* ---- a step on a GPU: one call ---- */
+
+static int is_step_matrix(const kr_token_builder *r, const kr_weight_ref *w) { return w->dtype == r->dtype; }
+
+static int can_step_experts(const kr_lm_builder *b, const kr_lm_moe_sizes *s, const moe_weights *w, int64_t S) {
+  const kr_token_builder *r = &b->rows;
+  return b->run.is_step && r->ctx->caps & KRAIT_CAP_CUDA_AMPERE && r->dtype != KRAIT_F32 &&
+         s->activation == KR_LM_SILU && s->scores != KR_ROUTE_SIGMOID && !s->latent && is_step_matrix(r, &w->router) &&
+         is_step_matrix(r, &w->gate_up[0]) && (w->is_packed || is_step_matrix(r, &w->gate_up[1])) &&
+         is_step_matrix(r, &w->down) && kr_expert_step_has(r->rows, s->E, s->k, s->d, s->F, S);
+}
+
+/* The MLP whose result is added to this block's, if one call can compute both. */
+static const kr_lm_block *find_shared(const kr_lm_builder *b, const kr_lm_block *block, const moe_weights *w,
+                                      kr_lm_mlp_matrices *to) {
+  const kr_lm_block *next = block + 1;
+  if (next == b->c->blocks + b->c->n_blocks || next->reads != KR_LM_READS_SAME || !kr_lm_mlp_has_matrices(next, to) ||
+      block->in_scale != 0 || next->in_scale != 0 || block->post || next->post)
+    return NULL;
+  return is_step_matrix(&b->rows, &to->gate) && is_step_matrix(&b->rows, &to->up) &&
+                 is_step_matrix(&b->rows, &to->down) && can_step_experts(b, block->sizes, w, to->F)
+             ? next
+             : NULL;
+}
+
+static kr_tensor step_experts(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
+  const kr_lm_moe_sizes *s = block->sizes;
+  const moe_weights *w = block->weights;
+  const kr_token_builder *r = &b->rows;
+  const kr_weight_ref *up = w->is_packed ? &w->gate_up[0] : &w->gate_up[1];
+  const int64_t rows = w->is_packed ? 2 * s->F : s->F, at = w->is_packed ? s->F : 0;
+  const kr_tensor y = new_rows(r, s->d);
+  kr_lm_mlp_matrices shared;
+  kr_expert_step_args call = {
+      .call.flags = s->is_normed ? KR_ROUTE_NORMED : 0,
+      .K = s->k,
+      .scores = (int32_t)s->scores,
+      .eps = (float)s->norm_eps,
+      .scale = scale_choices(s, block),
+      .x = view(r, x),
+      .router = view(r, weight(r, "router", &w->router, s->E, s->d)),
+      .gate = matrices_of(r, "expert_gate", s, &w->gate_up[0], rows, 0, s->F, s->d),
+      .up = matrices_of(r, "expert_up", s, up, rows, at, s->F, s->d),
+      .down = matrices_of(r, "expert_down", s, &w->down, s->d, 0, s->d, s->F),
+      .out = view(r, y)};
+  b->joined = find_shared(b, block, w, &shared);
+  if (b->joined) {
+    call.S = shared.F, call.shared_scale = b->joined->out_scale != 0 ? (float)b->joined->out_scale : 1.0f;
+    call.shared_gate = view(r, weight(r, "shared_gate", &shared.gate, shared.F, s->d));
+    call.shared_up = view(r, weight(r, "shared_up", &shared.up, shared.F, s->d));
+    call.shared_down = view(r, weight(r, "shared_down", &shared.down, s->d, shared.F));
+  }
+  kr_graph_call(r->g, "experts", &kr_op_expert_step, &call);
+  return y;
+}
+
+/* ---- the whole ---- */
+
 static kr_tensor record_moe(kr_lm_builder *b, const kr_lm_block *block, kr_tensor x) {
   const kr_lm_moe_sizes *s = block->sizes;
   const moe_weights *w = block->weights;
   const kr_token_builder *r = &b->rows;
   const int64_t m = inner_of(s);
+  if (can_step_experts(b, s, w, 0)) return step_experts(b, block, x);
   const choice chosen = choose_experts(b, block, x);
   const kr_tensor in = s->latent ? linear(r, "latent_in", x, .w = &w->latent_in, .N = m, .K = s->d) : x,
                   each = kr_graph_reshape(r->g, in, KR_DIMS(r->rows, 1, m)),

@@ -33,6 +33,7 @@ struct kr_lm_builder {
   const struct kr_lm_slots *slots;
   kr_lm_run run;
   kr_lm_graph *to;
+  const kr_lm_block *joined; /* a block whose result the one before it has added to its own; or NULL */
   kr_tensor embedded, stream; /* rows before the first block; the residual stream, without what is not yet added */
   kr_tensor new_all[KR_LM_MOST_STATES], old_all[KR_LM_MOST_STATES]; /* float32, if states are copied all at once */
 };
@@ -57,6 +58,14 @@ kr_tensor kr_lm_convolve(kr_lm_builder *b, const kr_lm_block *block, int k, kr_t
 kr_tensor kr_lm_result(const kr_lm_builder *b, const kr_lm_block *block, const char *name, kr_tensor x,
                        const kr_linear *p);
 #define result_of(b, block, name, x, ...) kr_lm_result(b, block, name, x, &(kr_linear){__VA_ARGS__})
+
+/* Of a gated MLP of silu: rows of gate and up (F,d), down (d,F). */
+typedef struct kr_lm_mlp_matrices {
+  kr_weight_ref gate, up, down;
+  int64_t F;
+} kr_lm_mlp_matrices;
+/* Whether a block is such an MLP and nothing else: no biases, adapters or scales but its out_scale. */
+int kr_lm_mlp_has_matrices(const kr_lm_block *block, kr_lm_mlp_matrices *to);
 
 /* ---- states of all blocks, for kr_lm_block_kind.record_fused: blocks are alike ---- */
 /* (blocks, slots, rows, columns) of state k, as they are kept; only strides and type count. */

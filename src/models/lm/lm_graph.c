@@ -288,6 +288,7 @@ static kr_tensor record_blocks(kr_lm_builder *b, kr_tensor h) {
   for (int64_t i = 0; i < b->c->n_blocks; i++) {
     const kr_lm_block *block = &b->c->blocks[i];
     const kr_tensor before = h;
+    if (block == b->joined) continue;
     b->rows.layer = block->layer;
     x = read_stream(b, block, x, h);
     h = record_lm_block(b, block, x);
