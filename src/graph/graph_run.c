@@ -435,6 +435,7 @@ int32_t kr_runner_profile_by_kernel(kr_runner *r, kr_runner_profile_fn fn, void 
   const kr_cuda *cuda = kr_graph_cuda(r->graph);
   kr_cuda_timer timer = {0};
   KR_TRY(settle(r));
+  if (cuda) KR_TRY(kr_cuda_wait(cuda, NULL)); /* the last run is on another stream, and uses the same memory */
   if (cuda && !r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
   if (cuda) KR_TRY(kr_cuda_timer_open(cuda, &timer));
   int32_t status = KRAIT_OK;
