@@ -52,26 +52,29 @@ KR_DEV void score_experts(const kr_expert_step_params &p) {
 
 /* ---- choices ---- */
 
-struct choices {
-  float scores[KR_EXPERT_STEP_EXPERTS];
+struct __attribute__((aligned(16))) choices {
+  float scores[KR_EXPERT_STEP_EXPERTS]; /* up to a multiple of eight, the last ones below all others */
   int32_t order[KR_EXPERT_STEP_EXPERTS]; /* experts, best first */
 };
 
 /* By all threads of a block: two lanes count the experts before one. NaN is behind all others. */
 KR_DEV void order_experts(const kr_expert_step_params &p, int t, choices &of) {
-  for (int e = kr_thread(); e < p.E; e += 32 * KR_EXPERT_STEP_WARPS) {
-    const float v = p.scores[t * p.E + e];
-    of.scores[e] = v > -3.0e38f ? v : -3.0e38f;
+  const int padded = (p.E + 7) / 8 * 8;
+  for (int e = kr_thread(); e < padded; e += 32 * KR_EXPERT_STEP_WARPS) {
+    const float v = e < p.E ? p.scores[t * p.E + e] : 0.0f;
+    of.scores[e] = e >= p.E ? -3.2e38f : v > -3.0e38f ? v : -3.0e38f;
   }
   kr_sync();
   for (int first = 0; first < p.E; first += 16 * KR_EXPERT_STEP_WARPS) {
     const int e = first + kr_thread() / 2;
     const float v = e < p.E ? of.scores[e] : 0.0f;
     float n = 0.0f;
-#pragma unroll 4
-    for (int o = kr_thread() & 1; o < p.E; o += 2) {
-      const float other = of.scores[o];
-      n += other > v || (other == v && o < e) ? 1.0f : 0.0f;
+#pragma unroll 2
+    for (int o = 4 * (kr_thread() & 1); o < padded; o += 8) {
+      const kr_float4 others = *(const kr_float4 *)&of.scores[o];
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        n += others.v[i] > v || (others.v[i] == v && o + i < e) ? 1.0f : 0.0f;
     }
     n += kr_shuffle_xor(n, 1);
     if (e < p.E && !(kr_thread() & 1)) of.order[(int)n] = e;
