@@ -84,14 +84,11 @@ static int32_t add_llama_layer(const kr_lm_reader *r, const llama_kind *kind, co
                                int64_t i) {
   kr_lm_attention_sizes own = *attention;
   kr_lm_mlp_sizes mlp = {.d = r->c->d};
-  const double residual = kind->has_multipliers ? kr_lm_read_scale(r, "residual_multiplier") : 0;
   KR_TRY(read_llama_window(r, kind, i, &own.window));
   KR_TRY(kr_lm_config_add(r->c, &kr_lm_attention, i, "norm", &own));
-  kr_lm_config_last(r->c)->out_scale = residual;
   if (kr_lm_read_has(r, "router", i)) return add_llama_experts(r, i);
   KR_TRY(kr_lm_read_size(r, "down", i, 1, &mlp.F));
   KR_TRY(kr_lm_config_add(r->c, &kr_lm_mlp, i, "norm2", &mlp));
-  kr_lm_config_last(r->c)->out_scale = residual;
   return KRAIT_OK;
 }
 
@@ -105,6 +102,7 @@ static int32_t read_llama_layers(const kr_lm_reader *r, const llama_kind *kind) 
   if (kind->has_multipliers) {
     attention.scale = kr_lm_json_real(r->root, "attention_multiplier", 1);
     c->embedding_scale = kr_lm_read_scale(r, "embedding_multiplier");
+    kr_lm_config_divide_stream(c, kr_lm_read_scale(r, "residual_multiplier"));
     c->logits_scale = 1 / kr_lm_json_real(r->root, "logits_scaling", 1);
   }
   for (int64_t i = 0; i < c->n_layers; i++) KR_TRY(add_llama_layer(r, kind, &attention, i));

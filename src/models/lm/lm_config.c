@@ -49,6 +49,12 @@ int32_t kr_lm_config_add(kr_lm_config *c, const kr_lm_block_kind *kind, int64_t 
   return KRAIT_OK;
 }
 
+void kr_lm_config_divide_stream(kr_lm_config *config, double by) {
+  if (by == 0) return;
+  config->embedding_scale = (config->embedding_scale != 0 ? config->embedding_scale : 1) / by;
+  config->eps = (float)((double)config->eps / (by * by));
+}
+
 kr_lm_block *kr_lm_config_last(const kr_lm_config *c) { return &c->blocks[c->n_blocks - 1]; }
 
 int32_t kr_lm_config_add_rope(kr_lm_config *c, int64_t n, const double *frequencies, double factor, int64_t *at) {

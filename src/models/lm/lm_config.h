@@ -169,6 +169,10 @@ static inline int64_t kr_lm_read_width(const kr_lm_config *c, const kr_lm_block 
 }
 /* The block that was added last, for what few have: post, reads, scales, what it shares. */
 kr_lm_block *kr_lm_config_last(const kr_lm_config *config);
+/* Where the results of all blocks are multiplied by `by` (0: 1) before they are added to the stream: the stream is kept
+ * divided by it instead, which the blocks' norms, of RMS, do not see, and products remain plain. After embedding_scale
+ * and all uses of eps for other norms. */
+void kr_lm_config_divide_stream(kr_lm_config *config, double by);
 /* A rope table of n pairs with these frequencies (copied), whose angles' cosines and sines are multiplied by factor;
  * *at: its number. */
 int32_t kr_lm_config_add_rope(kr_lm_config *config, int64_t n, const double *frequencies, double factor, int64_t *at);

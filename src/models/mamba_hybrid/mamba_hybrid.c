@@ -81,7 +81,7 @@ typedef struct hybrid {
   kr_lm_attention_sizes attention;
   kr_lm_mamba_sizes mamba;
   kr_lm_mlp_sizes mlp;
-  double residual, ssm_out, attention_in, attention_out, mlp_out; /* 0: 1 */
+  double ssm_out, attention_in, attention_out, mlp_out; /* 0: 1 */
 } hybrid;
 
 static const kr_lm_family kr_mamba_hybrid;
@@ -138,8 +138,8 @@ static int32_t read_hybrid_attention(hybrid *h) {
 static int32_t read_granite(hybrid *h) {
   kr_lm_config *c = h->r.c;
   h->attention.scale = kr_lm_json_real(h->r.root, "attention_multiplier", 1);
-  h->residual = kr_lm_read_scale(&h->r, "residual_multiplier");
   c->embedding_scale = kr_lm_read_scale(&h->r, "embedding_multiplier");
+  kr_lm_config_divide_stream(c, kr_lm_read_scale(&h->r, "residual_multiplier"));
   c->logits_scale = 1 / kr_lm_json_real(h->r.root, "logits_scaling", 1);
   return kr_lm_read_only_text(&h->r, "normalization_function", "rmsnorm");
 }
@@ -187,9 +187,9 @@ static int32_t add_scaled(kr_lm_config *c, const kr_lm_block_kind *kind, int64_t
 static int32_t add_mixers(hybrid *h, int64_t i) {
   kr_lm_config *c = h->r.c;
   if (!h->kind->is_parallel)
-    return has_attention(h, i) ? add_scaled(c, &kr_lm_attention, i, "norm", &h->attention, h->residual)
-                               : add_scaled(c, h->kind->is_first ? &kr_lm_mamba1 : &kr_lm_mamba2, i, "norm",
-                                            &h->mamba, h->residual);
+    return has_attention(h, i)
+               ? kr_lm_config_add(c, &kr_lm_attention, i, "norm", &h->attention)
+               : kr_lm_config_add(c, h->kind->is_first ? &kr_lm_mamba1 : &kr_lm_mamba2, i, "norm", &h->mamba);
   KR_TRY(add_scaled(c, &kr_lm_mamba2, i, "norm", &h->mamba, h->ssm_out));
   KR_TRY(add_scaled(c, &kr_lm_attention, i, "norm", &h->attention, h->attention_out));
   kr_lm_config_last(c)->reads = KR_LM_READS_SAME;
@@ -201,7 +201,7 @@ static int32_t add_mixers(hybrid *h, int64_t i) {
 static int32_t add_hybrid_experts(hybrid *h, int64_t i) {
   kr_lm_moe_sizes moe = {.scores = h->kind->is_first ? KR_ROUTE_ALL : KR_ROUTE_CHOSEN};
   KR_TRY(kr_lm_read_moe(&h->r, i, &moe));
-  return add_scaled(h->r.c, &kr_lm_moe, i, "norm2", &moe, h->residual);
+  return kr_lm_config_add(h->r.c, &kr_lm_moe, i, "norm2", &moe);
 }
 
 static int32_t add_hybrid_layer(hybrid *h, int64_t i) {
@@ -212,7 +212,7 @@ static int32_t add_hybrid_layer(hybrid *h, int64_t i) {
   if (has_experts && !kr_lm_read_has(&h->r, "down", i)) return KRAIT_OK;
   mlp.d = h->r.c->d;
   KR_TRY(kr_lm_read_size(&h->r, "down", i, 1, &mlp.F));
-  KR_TRY(add_scaled(h->r.c, &kr_lm_mlp, i, "norm2", &mlp, h->kind->is_parallel ? h->mlp_out : h->residual));
+  KR_TRY(add_scaled(h->r.c, &kr_lm_mlp, i, "norm2", &mlp, h->mlp_out));
   if (has_experts) kr_lm_config_last(h->r.c)->reads = KR_LM_READS_SAME;
   return KRAIT_OK;
 }
