@@ -239,10 +239,10 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_expert_scores_f16(const kr_expert_step_p
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_expert_scores_bf16(const kr_expert_step_params p) {
   score_experts<KRAIT_BF16>(p);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_expert_hidden_f16(const kr_expert_step_params p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_expert_hidden_f16(const kr_expert_step_params p) {
   compute_hidden<KRAIT_F16>(p);
 }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_expert_hidden_bf16(const kr_expert_step_params p) {
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_expert_hidden_bf16(const kr_expert_step_params p) {
   compute_hidden<KRAIT_BF16>(p);
 }
 KR_KERNEL void KR_BOUNDS(SUM_THREADS, 3) kr_expert_sums_f16(const kr_expert_step_params p) { sum_hidden<KRAIT_F16>(p); }
