@@ -3,7 +3,9 @@
 import torch
 import torch.nn.functional as F
 
+from ._call import place
 from ._shared_lm import SharedLM
+from ._torch import is_traced
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
 from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 
@@ -91,6 +93,7 @@ class _Survey:
     def __init__(self, model):
         modules = list(model.modules())
         self.parameters = list(model.parameters())
+        self.are_plain = all([type(p) in (torch.nn.Parameter, torch.Tensor) for p in self.parameters])  # with memory of their own
         self._kinds = [(m, type(m)) for m in modules]
         self._held = [(of, name, t) for m in modules for of in (m._modules, m._parameters) for name, t in of.items()]
         self._inside = modules[1:]
@@ -121,6 +124,7 @@ def _move_together(parameters):
 
 class _Shared:
     """Prompts and steps by the library's graphs; prompts of several sequences together."""
+    is_recorded = True
 
     def __init__(self, decoder, batch):
         layers, head = decoder.layers, decoder.head.weight
@@ -134,6 +138,7 @@ class _Shared:
 
 class _Apart:
     """The same by single operators."""
+    is_recorded = False
 
     def __init__(self, decoder, batch):
         self._decoder, self._states, self._logits = decoder, decoder.new_states(batch), None
@@ -172,6 +177,8 @@ class Decoder:
     def refresh(self):
         """Reads the weights as they are now -> whether they are on one device that krait has, and of a type that it has. Where they have moved, nothing
         recorded is left."""
+        if not self._survey.are_plain or is_traced(self.weight):
+            return False
         key = [(p.data_ptr(), p.dtype) for p in self._survey.parameters]
         with torch.inference_mode(False), torch.no_grad():
             if self._key != key:
@@ -240,14 +247,15 @@ class Decoder:
     def runs(self, batch):
         """What reads prompts and takes steps: prefill(ids (B, L)), then step(ids (B), or None: the likeliest of the step before) -> logits (B, V),
         which the next call may overwrite; likeliest(): of the last step. For the weights of the last refresh()."""
-        if batch not in self._runs:
+        key = batch, place(self.weight)  # another one with other threads, or after a fork
+        if key not in self._runs:
             self._runs.clear()  # one at a time: states and buffers of a batch size
             with torch.inference_mode(False), torch.no_grad():
                 shared = self._is_shared()
                 if shared and batch == 1:
                     self._move_layers_together()
-                self._runs[batch] = (_Shared if shared else _Apart)(self, batch)
-        return self._runs[batch]
+                self._runs[key] = (_Shared if shared else _Apart)(self, batch)
+        return self._runs[key]
 
     @torch.no_grad()
     def generate(self, ids, n_new, ends=(), pad=None, choose=None):

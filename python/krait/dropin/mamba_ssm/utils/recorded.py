@@ -37,4 +37,5 @@ def of(model, batch_size):
         model._decoder = decoder = Decoder(model, narrow=True) if _fits(model) else None
     if decoder is None or not decoder.refresh() or autocast_dtype(decoder.weight) is not None:
         return None
-    return decoder.runs(batch_size)
+    runs = decoder.runs(batch_size)
+    return runs if runs.is_recorded else None
