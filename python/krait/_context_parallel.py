@@ -105,13 +105,17 @@ def refuse(what, reason):
         raise NotImplementedError("krait.context_parallel: %s %s" % (what, reason))
 
 
+def _needs_gradients(x, layer):
+    return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in layer.parameters()))
+
+
 def over_parts(run, shapes, x, layer):
     """run(states) -> (out, states after) for this process's part of the tokens; states: tensors of the shapes [(shape, dtype)] that the part before left,
     zeros before the first. x: the layer's input."""
-    link, needs_gradients = _active.link, torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in layer.parameters()))
+    link = _active.link
     like = [(torch.Size(shape), dtype) for shape, dtype in shapes]
     if link.rank:
-        anchor = torch.zeros((), device=x.device, requires_grad=needs_gradients)
+        anchor = torch.zeros((), device=x.device, requires_grad=_needs_gradients(x, layer))
         states = _Receive.apply(link, like, anchor)
     else:
         states = tuple([torch.zeros(shape, dtype=dtype, device=x.device) for shape, dtype in like])
@@ -119,12 +123,25 @@ def over_parts(run, shapes, x, layer):
     return _Send.apply(link, out, *after) if link.rank + 1 < link.size else out
 
 
-def rows_before(x, n, u, layer):
-    """x (B, L, D) of this process's part -> (B, n + L, D), with the n rows that the process before has there; zeros before the first. u: the layer's input."""
+def conv_over_parts(conv, x, n, u, layer):
+    """conv, causal over n + 1 steps, of this process's part x (B, L, D) -> (B, D, L), with the n rows that the process before has there; zeros before the
+    first. conv(x (B, D, L), initial_states (B, D, n) or None). u: the layer's input."""
+    turned = x.transpose(1, 2)
+    if not n:
+        return conv(turned, None)
+
+    def last_of(states):
+        return (turned if x.shape[1] >= n else torch.cat([states, turned], 2))[:, :, -n:]  # of x alone: without waiting for the process before
+
     def join(states):
-        whole = torch.cat([states[0], x], 1)
-        return whole, ((x if x.shape[1] >= n else whole)[:, -n:],)  # of x alone: without waiting for the process before
-    return over_parts(join, [((x.shape[0], n, x.shape[2]), x.dtype)], u, layer) if n else x
+        return torch.cat([states[0].transpose(1, 2), x], 1), (last_of(states[0]),)
+
+    def run(states):
+        return conv(turned, states[0]), (last_of(states[0]),)
+    shapes = [((x.shape[0], x.shape[2], n), x.dtype)]
+    if not _needs_gradients(u, layer):
+        return over_parts(run, shapes, u, layer)
+    return conv(over_parts(join, shapes, u, layer).transpose(1, 2), None)[:, :, n:]  # a copy of x: the gradient with states is left to general kernels
 
 
 @contextlib.contextmanager

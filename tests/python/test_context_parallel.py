@@ -16,7 +16,7 @@ import krait
 from krait import _context_parallel as cp
 from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
-from test_context_parallel import LAYERS, in_turn, make, parts_of
+from test_context_parallel import LAYERS, _Turn, in_turn, make, parts_of
 rank, size = int(sys.argv[1]), int(sys.argv[3])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=size)
 torch.set_num_threads(1)
@@ -33,6 +33,13 @@ for name in LAYERS:
     mine = dict({key: p.grad for key, p in layer.named_parameters()}, u=part.grad)
     assert torch.equal(out, outs[rank]), name
     assert all(torch.equal(mine[key], grads[rank][key]) for key in mine), (name, [key for key in mine if not torch.equal(mine[key], grads[rank][key])])
+    with torch.no_grad():
+        turn = _Turn(size)
+        for before, other in enumerate(parts_of(u, size)[:rank + 1]):
+            with cp.over(turn.at(before)):
+                want = layer(other)
+        with krait.context_parallel():
+            assert torch.equal(layer(part), want), name
 
 
 def backward_alone():
@@ -157,6 +164,12 @@ def test_parts_are_the_whole(name, size):
     _near(torch.cat([g["u"] for g in grads], 1), whole.grad, name)
     for key, p in layer.named_parameters():
         _near(sum(g[key] for g in grads), p.grad, (name, key))
+    with torch.no_grad():  # otherwise computed: the convolution takes states
+        turn = _Turn(size)
+        for rank, part in enumerate(parts_of(u, size)):
+            with cp.over(turn.at(rank)):
+                _near(layer(part), outs[rank], name)
+        assert not any(turn.messages.values())
     half = make(name, dtype=torch.bfloat16)
     outs, _ = in_turn(half, u.bfloat16(), weights.bfloat16(), size)
     out = half(u.bfloat16()).detach()

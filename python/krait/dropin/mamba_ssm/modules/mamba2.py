@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from krait._context_parallel import is_active, over_parts, refuse, rows_before
+from krait._context_parallel import conv_over_parts, is_active, over_parts, refuse
 from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, causal_conv1d, is_plain, mamba2_block, member, ssd
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from mamba_ssm.modules.parameters import add_undecayed
@@ -104,9 +104,9 @@ class Mamba2(nn.Module):
             refuse("Mamba2", "takes no packed sequences (seq_idx), and no conv1d with hooks or adapters")
         zxbcdt = apply_linear(self.in_proj, u)
         z0, x0, z, xBC, dt = self._split(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)))
-        before = self.d_conv - 1  # rows of the part before, instead of states: the kernels for plain sequences are the fast ones
-        rows = causal_conv1d(rows_before(xBC, before, u, self).transpose(1, 2), self._conv_weight(), self.conv1d.bias, activation=self.activation)
-        x, B, C = self._heads(rows.transpose(1, 2)[:, before:])
+        rows = conv_over_parts(lambda x, states: causal_conv1d(x, self._conv_weight(), self.conv1d.bias, initial_states=states, activation=self.activation),
+                               xBC, self.d_conv - 1, u, self)
+        x, B, C = self._heads(rows.transpose(1, 2))
 
         def mix(states):
             y, final, _ = ssd(x, dt, -torch.exp(self.A_log.float()), B, C, self._D(), None if self.rmsnorm else z.unflatten(-1, (self.nheads, -1)), self.dt_bias,
