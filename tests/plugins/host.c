@@ -1,8 +1,7 @@
-/* host.c: a LADSPA host that watches what run does: host PLUGIN.so [planted | SECONDS [busy]]. The host's malloc,
- * free, locks and output functions stand in front of the C library's: while a thread is in run, each call of one is
- * counted, and there must be none. planted: the plug-in (planted.c) does some on purpose, which must be seen. SECONDS:
- * no test, but how long blocks of 64 samples take for so much sound. busy: they come at their times, as from a sound
- * card, on a core that another process keeps busy; like a sound server's thread this one has priority, if it may. */
+/* host.c: a LADSPA host that watches what run does (trap.h): host PLUGIN.so [planted | SECONDS [busy]]. planted: the
+ * plug-in (planted.c) does some on purpose, which must be seen. SECONDS: no test, but how long blocks of 64 samples
+ * take for so much sound. busy: they come at their times, as from a sound card, on a core that another process keeps
+ * busy; like a sound server's thread this one has priority, if it may. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <ladspa.h>
@@ -17,56 +16,7 @@
 #include <unistd.h>
 
 #include "../test.h"
-
-/* ---- the trap ---- */
-
-static __thread int is_in_run;
-static __thread const char *trapped;
-static __thread int n_trapped;
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which stand there themselves */
-/* glibc's own names for what stands behind malloc. */
-extern void *__libc_malloc(size_t bytes), *__libc_calloc(size_t n, size_t bytes),
-    *__libc_realloc(void *block, size_t bytes), *__libc_memalign(size_t alignment, size_t bytes);
-extern void __libc_free(void *block);
-static void note_call(const char *name) {
-  if (is_in_run) trapped = name, n_trapped++;
-}
-static void *next_of(const char *name) { return dlsym(RTLD_NEXT, name); }
-
-#define SEEN __attribute__((visibility("default")))
-SEEN void *malloc(size_t bytes) { return note_call("malloc"), __libc_malloc(bytes); }
-SEEN void *calloc(size_t n, size_t bytes) { return note_call("calloc"), __libc_calloc(n, bytes); }
-SEEN void *realloc(void *block, size_t bytes) { return note_call("realloc"), __libc_realloc(block, bytes); }
-SEEN void *aligned_alloc(size_t alignment, size_t bytes) {
-  return note_call("aligned_alloc"), __libc_memalign(alignment, bytes);
-}
-SEEN int posix_memalign(void **block, size_t alignment, size_t bytes) {
-  note_call("posix_memalign");
-  *block = __libc_memalign(alignment, bytes);
-  return *block ? 0 : 12;
-}
-SEEN void free(void *block) { note_call("free"), __libc_free(block); }
-
-#define IN_FRONT_OF(type, name, parameters, arguments) \
-  SEEN type name parameters {                          \
-    static type(*next) parameters;                     \
-    note_call(#name);                                  \
-    if (!next) *(void **)&next = next_of(#name);       \
-    return next arguments;                             \
-  }
-IN_FRONT_OF(int, pthread_mutex_lock, (pthread_mutex_t * mutex), (mutex))
-IN_FRONT_OF(int, pthread_mutex_trylock, (pthread_mutex_t * mutex), (mutex))
-IN_FRONT_OF(int, pthread_cond_wait, (pthread_cond_t * cond, pthread_mutex_t *mutex), (cond, mutex))
-IN_FRONT_OF(int, pthread_create,
-            (pthread_t * thread, const pthread_attr_t *attr, void *(*start)(void *), void *user),
-            (thread, attr, start, user))
-IN_FRONT_OF(ssize_t, write, (int fd, const void *bytes, size_t n), (fd, bytes, n))
-IN_FRONT_OF(ssize_t, read, (int fd, void *bytes, size_t n), (fd, bytes, n))
-IN_FRONT_OF(int, nanosleep, (const struct timespec *time, struct timespec *left), (time, left))
-IN_FRONT_OF(int, puts, (const char *text), (text))
-
-#endif
+#include "trap.h"
 
 /* ---- plug-ins ---- */
 
