@@ -23,28 +23,34 @@ static void print_restore_stage(const char *name, double seconds, double flops, 
 }
 
 static void print_restore_timing(const kr_seedvr_shape *s, const char *dtype, const kr_restore_timing *t) {
-  const double sum = t->encode_s + t->sample_s + t->decode_s + t->colour_s;
+  const double sum = t->resize_s + t->encode_s + t->sample_s + t->decode_s + t->colour_s + t->round_s;
   printf("restore: %lld frames of %lld x %lld, SeedVR2-%dB of random weights, %s\n", (long long)s->n_frames,
          (long long)s->width, (long long)s->height, s->variant, dtype);
+  print_restore_stage("resize", t->resize_s, 0, t, -1);
   print_restore_stage("encode", t->encode_s, t->encode_flops, t, 0);
   print_restore_stage("transformer", t->sample_s, 0, t, 1);
   print_restore_stage("decode", t->decode_s, t->decode_flops, t, 2);
   print_restore_stage("colour", t->colour_s, 0, t, -1);
-  printf("  %-12s %8.3f s %9.2f frames/s\n  memory: %s\n", "all", sum, (double)s->n_frames / sum, t->plan);
+  print_restore_stage("to bytes", t->round_s, 0, t, -1);
+  printf("  %-12s %8.3f s %9.2f frames/s\n  memory: %s; %.2f GiB copied between host and device\n", "all", sum,
+         (double)s->n_frames / sum, t->plan, (double)t->moved_bytes * 0x1p-30);
 }
 
 static int print_restore_timing_json(const kr_seedvr_shape *s, const char *dtype, const kr_restore_timing *t) {
   return cli_print_json(
       "bench",
-      json_pack("{s:i, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:[I, I, I], s:[I, I, I], s:I}", "variant",
+      json_pack("{s:i, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:[I, I, I], s:[I, I, I], s:I, s:I}",
+                "variant",
                 s->variant, "frames", (json_int_t)s->n_frames, "width", (json_int_t)s->width, "height",
                 (json_int_t)s->height, "dtype", dtype,
+                "resize_s", cli_json_real(t->resize_s), "round_s", cli_json_real(t->round_s),
                 "encode_s", cli_json_real(t->encode_s), "sample_s", cli_json_real(t->sample_s), "decode_s",
                 cli_json_real(t->decode_s), "colour_s", cli_json_real(t->colour_s), "encode_flops",
                 cli_json_real(t->encode_flops), "decode_flops", cli_json_real(t->decode_flops), "planned_bytes",
                 (json_int_t)t->planned_bytes[0], (json_int_t)t->planned_bytes[1], (json_int_t)t->planned_bytes[2],
                 "measured_bytes", (json_int_t)t->measured_bytes[0], (json_int_t)t->measured_bytes[1],
-                (json_int_t)t->measured_bytes[2], "host_bytes", (json_int_t)t->host_bytes),
+                (json_int_t)t->measured_bytes[2], "host_bytes", (json_int_t)t->host_bytes,
+                "moved_bytes", (json_int_t)t->moved_bytes),
       JSON_INDENT(2));
 }
 

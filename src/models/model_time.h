@@ -91,11 +91,14 @@ int32_t kr_seedvr_measure(const krait_ctx *ctx, const kr_seedvr_shape *shape, in
 typedef struct kr_restore_timing {
   uint32_t size; /* sizeof(kr_restore_timing) */
   int32_t reserved;
-  double encode_s, sample_s, decode_s, colour_s; /* the best of the runs, each from and to host memory */
+  /* The best of the runs, each from and to host memory: frames of half the sides to those that the encoder reads, the
+   * models' stages, colours, and values to bytes. */
+  double resize_s, encode_s, sample_s, decode_s, colour_s, round_s;
   double encode_flops, decode_flops;             /* products */
   /* Of encoder, transformer, decoder: as planned; on a GPU what the device has less in that stage than before, of any
    * program. */
-  uint64_t planned_bytes[3], measured_bytes[3], host_bytes; /* host: of the convolutions' memories */
+  uint64_t planned_bytes[3], measured_bytes[3], host_bytes; /* host: what the plan puts there */
+  uint64_t moved_bytes; /* between host and device in a batch, by plan */
   char plan[256];
 } kr_restore_timing;
 /* dtype: float32, or on a GPU bfloat16. memory_bytes: as of krait_restorer_options. report: NULL, or called with a line

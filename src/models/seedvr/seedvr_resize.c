@@ -60,7 +60,7 @@ struct kr_resizer {
   const krait_ctx *ctx;
   kr_frame_size size;
   taps across, down;
-  float *wide, *out;
+  float *wide, *out, *rows; /* rows: one of the frame for each worker */
   const uint8_t *rgb;  /* or */
   const float *floats;
 };
@@ -109,7 +109,8 @@ int32_t kr_resizer_open(const krait_ctx *ctx, const kr_frame_size *size, kr_resi
   r->ctx = ctx, r->size = *size;
   r->wide = kr_alloc_array((size_t)(3 * size->from_h * size->scaled_w), sizeof *r->wide);
   r->out = kr_alloc_array((size_t)(3 * size->scaled_h * size->scaled_w), sizeof *r->out);
-  if (r->wide && r->out && taps_open(&r->across, size->from_w, size->scaled_w) &&
+  r->rows = kr_alloc_array((size_t)(kr_pool_size(ctx->pool) * 3 * size->from_w), sizeof *r->rows);
+  if (r->wide && r->out && r->rows && taps_open(&r->across, size->from_w, size->scaled_w) &&
       taps_open(&r->down, size->from_h, size->scaled_h))
     return KRAIT_OK;
   kr_resizer_close(out);
@@ -124,22 +125,29 @@ void kr_resizer_close(kr_resizer **handle) {
   taps_close(&r->across), taps_close(&r->down);
   kr_free(r->wide);
   kr_free(r->out);
+  kr_free(r->rows);
   kr_free(r);
+}
+
+static void resize_row(const kr_resizer *r, const float *row, float *to) {
+  const taps *t = &r->across;
+  for (int64_t x = 0; x < r->size.scaled_w; x++, to += 3) {
+    const float *from = row + 3 * (int64_t)t->first[x], *weights = t->weights + x * t->n;
+    float sums[3] = {0};
+    for (int32_t j = 0; j < t->count[x]; j++)
+      for (int k = 0; k < 3; k++) sums[k] += weights[j] * from[3 * j + k];
+    memcpy(to, sums, sizeof sums);
+  }
 }
 
 static void resize_across(void *user, int64_t begin, int64_t end, int worker) {
   const kr_resizer *r = user;
-  const taps *t = &r->across;
-  (void)worker;
-  for (int64_t y = begin; y < end; y++)
-    for (int64_t x = 0; x < r->size.scaled_w; x++)
-      for (int k = 0; k < 3; k++) {
-        const int64_t from = 3 * (y * r->size.from_w + t->first[x]) + k;
-        float sum = 0;
-        for (int32_t j = 0; j < t->count[x]; j++)
-          sum += t->weights[x * t->n + j] * (r->rgb ? (float)r->rgb[from + 3 * j] / 255.0f : r->floats[from + 3 * j]);
-        r->wide[3 * (y * r->size.scaled_w + x) + k] = sum;
-      }
+  const int64_t n = 3 * r->size.from_w;
+  float *row = r->rows + worker * n;
+  for (int64_t y = begin; y < end; y++) {
+    for (int64_t i = 0; r->rgb && i < n; i++) row[i] = (float)r->rgb[y * n + i] / 255.0f;
+    resize_row(r, r->rgb ? row : r->floats + y * n, r->wide + 3 * y * r->size.scaled_w);
+  }
 }
 
 static void resize_down(void *user, int64_t begin, int64_t end, int worker) {
