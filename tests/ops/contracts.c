@@ -203,12 +203,10 @@ static void fill(const char *op, unsigned char *args) {
 #define MODE(type, field, types, f, text) {#type, AT(type, field), PRESENT, types, ARG, text, f}
 
 static const rule rules[] = {
-    LEAST(causal_conv1d, B, 0), LEAST(causal_conv1d, D, 0),
-    LEAST(causal_conv1d, L, 0), LEAST(causal_conv1d, W, 1),
+    LEAST(causal_conv1d, B, 0), LEAST(causal_conv1d, D, 0), LEAST(causal_conv1d, L, 0), LEAST(causal_conv1d, W, 1),
     VIEW(causal_conv1d, x, 1), VIEW(causal_conv1d, weight, 1),
-    VIEW(causal_conv1d, out, 1), VIEW(causal_conv1d, bias, 0),
-    VIEW(causal_conv1d, seq_idx, 0), VIEW(causal_conv1d, initial_states, 0),
-    VIEW(causal_conv1d, final_states, 0),
+    VIEW(causal_conv1d, out, 1), VIEW(causal_conv1d, bias, 0), VIEW(causal_conv1d, seq_idx, 0),
+    VIEW(causal_conv1d, initial_states, 0), VIEW(causal_conv1d, final_states, 0),
     {"causal_conv1d", 0, FLAGS, 8, ARG, "unknown flags 0x8", 0},
     {"expert_route", AT(expert_route, K), SIZE, 3, SHAPE, "K is 3, more than the 2 experts", 0},
     {"expert_route", AT(expert_route, bias), PRESENT, KRAIT_F32, ARG, "supported only with KR_ROUTE_SIGMOID", 0},
@@ -220,9 +218,9 @@ static const rule rules[] = {
     {"causal_conv1d", AT(causal_conv1d, out), TYPE, KRAIT_F16, DTYPE, "out is float16 but x is float32", 0},
     LEAST(causal_conv1d_bwd, B, 0), LEAST(causal_conv1d_bwd, W, 1),
     VIEW(causal_conv1d_bwd, x, 1), VIEW(causal_conv1d_bwd, weight, 1),
-    VIEW(causal_conv1d_bwd, dout, 0), VIEW(causal_conv1d_bwd, dx, 0),
-    VIEW(causal_conv1d_bwd, dweight, 0), VIEW(causal_conv1d_bwd, dbias, 0),
-    VIEW(causal_conv1d_bwd, dfinal_states, 0), VIEW(causal_conv1d_bwd, dinitial_states, 0),
+    VIEW(causal_conv1d_bwd, dout, 0), VIEW(causal_conv1d_bwd, dx, 0), VIEW(causal_conv1d_bwd, dweight, 0),
+    VIEW(causal_conv1d_bwd, dbias, 0), VIEW(causal_conv1d_bwd, dfinal_states, 0),
+    VIEW(causal_conv1d_bwd, dinitial_states, 0),
     {"causal_conv1d_bwd", 0, FLAGS, 2, ARG, "unknown flags", 0},
     LEAST(causal_conv1d_update, B, 0), LEAST(causal_conv1d_update, D, 0),
     LEAST(causal_conv1d_update, L, 0), LEAST(causal_conv1d_update, W, 1),
