@@ -155,6 +155,7 @@ static const char *refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, 
   const kr_attention_params p = kr_attention_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
+  if (p.k.dtype != p.q.dtype) return "q and k of two types";
   if (p.D != p.Dv || p.D % 8 != 0) return "head size not a multiple of eight, or different in v";
   if (!(p.scale > 0)) return "a scale that is not positive";
   if (p.k.dtype != p.q.dtype) return "q, k and v of several types";
