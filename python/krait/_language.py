@@ -9,9 +9,10 @@ from ._torch import is_traced
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
 from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 
-_CHECK_EVERY = 32  # steps between looks at a GPU's tokens for the end
+_CHECK_EVERY = 32    # steps between looks at a GPU's tokens for the end
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-_STREAMED = 2560   # the width of models of which Hopper takes all layers of a step of one sequence in one call, in float16
+_MOST_SHARED = 1024  # sequences of the library's graphs
+_STREAMED = 2560     # the width of models of which Hopper takes all layers of a step of one sequence in one call, in float16
 
 
 class _Layer:
@@ -225,10 +226,10 @@ class Decoder:
         """[(conv, ssm)] of the layers."""
         return [layer.new_states(batch, self.weight.device, self.weight.dtype) for layer in self.layers]
 
-    def _is_shared(self):
+    def _is_shared(self, batch):
         """Whether the library's graphs compute the model as it lies: a CPU's have activations in float32, and the stream is in it."""
         weight, eps = self.weight, self._eps()
-        if weight.dtype is not torch.float32 and not (weight.is_cuda and self.residual_in_fp32):
+        if batch > _MOST_SHARED or (weight.dtype is not torch.float32 and not (weight.is_cuda and self.residual_in_fp32)):
             return False
         if any(layer.eps != eps or layer.gate_eps not in (None, 1e-5) or layer.taps < 2 for layer in self.layers):
             return False
@@ -251,7 +252,7 @@ class Decoder:
         if key not in self._runs:
             self._runs.clear()  # one at a time: states and buffers of a batch size
             with torch.inference_mode(False), torch.no_grad():
-                shared = self._is_shared()
+                shared = self._is_shared(batch)
                 if shared and batch == 1:
                     self._move_layers_together()
                 self._runs[key] = (_Shared if shared else _Apart)(self, batch)

@@ -149,7 +149,7 @@ def test_what_is_not_recorded():
     hook = m.backbone.layers[1].register_forward_hook(lambda *_: seen.append(1))
     assert recorded.of(m, 2) is None and m.generate(ids, 9, cg=True).shape == (2, 9) and seen
     hook.remove()
-    assert is_recorded(m, 2)
+    assert is_recorded(m, 2) and not is_recorded(m, 1025)
     with torch.autocast("cpu", torch.bfloat16):
         assert recorded.of(m, 2) is None
     m.backbone.norm_f.weight.data = m.backbone.norm_f.weight.data.double()
