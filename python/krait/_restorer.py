@@ -16,7 +16,7 @@ class Restorer:
     """Restores films. Restorer(folder) reads the models of a folder (docs/RESTORE.md); restorer(frames) takes a numpy array or torch tensor (T, height, width, 3), or one frame
     without the first axis, uint8 or floating point in 0 to 1, and returns the same type. restorer.each(frames) takes any iterable of frames and yields restored ones: for films of any length.
 
-    Options of both: size=(width, height) or shorter, longest; pad; frames_per_batch (21), overlap (0), tile (whole frames), tile_overlap (128), colour ("wavelet", "adain", "lab", "none"), seed, steps, scale, rescale,
+    Options of both: size=(width, height) or shorter, longest; pad; frames_per_batch (21, or fewer for the host's memory: docs/RESTORE.md), overlap (0), tile (whole frames), tile_overlap (128), colour ("wavelet", "adain", "lab", "none"), seed, steps, scale, rescale,
     condition_noise; progress(stage, share, done, total), where stage is "encode", "sample" or "decode": what it raises stops the work.
 
     device, threads: as of krait.Denoiser; precision: "bf16" (a GPU's default, from 8.0 on) or "fp32"; transformer, autoencoder: files, if the folder has several;

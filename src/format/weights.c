@@ -137,7 +137,11 @@ static int32_t read_any(kr_weights *weights, const unsigned char *bytes, size_t 
 enum { READ_ALL, READ_HEADER, READ_PARTS };
 
 static int32_t read_weights_file(kr_weights *weights, const char *path, int how) {
-  if (how == READ_PARTS) return kr_mapfile_open_parts(path, &weights->file, &weights->fd);
+  if (how == READ_PARTS) {
+    KR_TRY(kr_mapfile_open_parts(path, &weights->file, &weights->fd));
+    weights->is_in_parts = 1;
+    return KRAIT_OK;
+  }
   return (how == READ_HEADER ? kr_mapfile_open_header : kr_mapfile_open)(path, &weights->file);
 }
 
@@ -174,7 +178,7 @@ int32_t kr_weights_open_in_parts(const char *path, kr_weights **weights) {
   return kr_weights_open(path, weights);
 }
 
-int kr_weights_are_in_parts(const kr_weights *weights) { return weights->fd > 0; }
+int kr_weights_are_in_parts(const kr_weights *weights) { return weights->is_in_parts; }
 
 int32_t kr_weights_read(const kr_weights *weights, const kr_weight *item, kr_pool *pool, void *to) {
   if (!kr_weights_are_in_parts(weights)) {
@@ -205,7 +209,7 @@ void kr_weights_close(kr_weights **handle) {
   if (!weights) return;
   kr_arena_close(&weights->owned);
   kr_mapfile_close(&weights->file);
-  if (weights->fd > 0) close(weights->fd);
+  if (weights->is_in_parts) close(weights->fd);
   kr_free(weights->items);
   kr_free(weights->by_name);
   kr_free(weights->metadata);

@@ -17,7 +17,7 @@ struct kr_weights {
   kr_arena *owned; /* names, metadata, and tensors that are not in the required form in the file */
   kr_mapfile file;
   int is_header_only, is_converted; /* converted: data of the file have another type */
-  int fd;                           /* above 0: data are read when they are asked for */
+  int is_in_parts, fd;              /* in parts: data are read when they are asked for */
 };
 
 /* The product of the sizes; KRAIT_ERR_FILE_FORMAT if it does not fit 63 bits or a size is negative. */

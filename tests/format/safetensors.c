@@ -237,6 +237,8 @@ static void a_file_is_read_in_parts(void **state) {
                              {.name = "a", .dtype = KRAIT_F32, .n_dims = 1, .shape = {N}, .data = a,
                               .bytes = N * sizeof *a}};
   assert_int_equal(kr_safetensors_write(path, items, 2, NULL, 0), KRAIT_OK);
+  const int kept = dup(0);
+  close(0); /* the file may get any number */
   assert_int_equal(kr_weights_open_in_parts(path, &weights), KRAIT_OK);
   assert_true(kr_weights_are_in_parts(weights));
   const kr_weight *long_one = kr_weights_find(weights, "a"), *short_one = kr_weights_find(weights, "b");
@@ -251,6 +253,7 @@ static void a_file_is_read_in_parts(void **state) {
   assert_int_equal(kr_weights_read(weights, long_one, pool, got), KRAIT_ERR_FILE_READ);
   assert_non_null(strstr(krait_error_detail(), "truncated"));
   kr_weights_close(&weights);
+  if (kept >= 0) dup2(kept, 0), close(kept);
   kr_pool_close(&pool);
   write_float8(path); /* types that are not ours are read at once */
   assert_int_equal(kr_weights_open_in_parts(path, &weights), KRAIT_OK);
