@@ -491,8 +491,8 @@ typedef struct krait_attention_args {
   float dropout; /* 0 <= dropout < 1 */
   int32_t reserved;
   krait_tensor q;                    /* (B,Lq,H,D), or (1,Lq,H,D) with cu_seqlens_q */
-  krait_tensor k;                    /* (Bk,Lk,Hk,D) type of q */
-  krait_tensor v;                    /* (Bk,Lk,Hk,Dv) type of q */
+  krait_tensor k;                    /* (Bk,Lk,Hk,D) type of q, or 16 bits beside a float32 q */
+  krait_tensor v;                    /* (Bk,Lk,Hk,Dv) type of k */
   krait_tensor cu_seqlens_q;         /* (B+1) int32, from 0 to Lq, not decreasing, or absent */
   krait_tensor cu_seqlens_k;         /* (B+1) int32, from 0 to Lk, or absent */
   krait_tensor seqused_q, seqused_k; /* (B) int32 or absent: the length used of each sequence */
@@ -558,8 +558,8 @@ typedef struct krait_attention_append_args {
   krait_tensor cache_seqlens;   /* (B) int32 or absent: 0 */
   krait_tensor cache_batch_idx; /* (B) int32 or absent; a negative one is not written */
   krait_tensor block_table;     /* (B,n_pages) int32 or absent */
-  krait_tensor k_cache;         /* (Bk,Lk,Hk,D) type of k */
-  krait_tensor v_cache;         /* (Bk,Lk,Hk,Dv) type of k */
+  krait_tensor k_cache;         /* (Bk,Lk,Hk,D) type of k, or another, rounded */
+  krait_tensor v_cache;         /* (Bk,Lk,Hk,Dv) type of k_cache */
   krait_tensor seqused;         /* (B) int32 or absent, written */
 } krait_attention_append_args;
 
