@@ -231,7 +231,6 @@ static void agrees_with_the_reference(void **state) {
   static const char *const windows[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "hopper_boxes"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
-            is_raw_step = strcmp(op->name, "mamba3_raw_step") == 0, /* in clusters on Hopper */
             is_little = is_attention && (seed & 2) && strcmp(op->name, "attention_append") != 0; /* of one tier only */
   const char *const *rows = strcmp(op->name, "gemm") == 0             ? products
                             : strcmp(op->name, "mamba_decode") == 0   ? decode
@@ -245,11 +244,11 @@ static void agrees_with_the_reference(void **state) {
                             : strcmp(op->name, "conv_norm") == 0      ? maps + 1
                             : strcmp(op->name, "conv3d") == 0         ? windows
                             : is_little                               ? little
-                            : is_attention || is_ssd || is_raw_step   ? attention
+                            : is_attention || is_ssd                  ? attention
                                                                       : most;
   const char *const only = getenv("KR_CHECK_IMPL"), *const one[KR_N_ORDERS] = {only, only, only};
   if (only) rows = one;
-  if (is_attention || is_ssd || is_raw_step || strcmp(op->name, "argmax_rows") == 0 || rows == windows ||
+  if (is_attention || is_ssd || strcmp(op->name, "argmax_rows") == 0 || rows == windows ||
       (only && strstr(only, "hopper")))
     capability = 90;
   if (only && strstr(only, "turing")) capability = TURING;

@@ -1,12 +1,10 @@
 /* mamba3_raw_step.cu: one token of Mamba 3 of one rank for each of B sequences, from in_proj's columns (equations:
- * mamba3_raw_step_ref.c, mamba3_ref.c): a block per sequence and head, or a cluster of p.parts blocks.
+ * mamba3_raw_step_ref.c, mamba3_ref.c): a block per sequence and head.
  *   kr_mamba3_raw_step, _same  states in float32, or in the inputs' type KR_DTYPE
  * A decode step waits for memory and for itself, not for bytes. So the N / 4 lanes that share a channel make by
  * themselves what they need of the query and the key, two pairs each, and nothing passes through shared memory; four
  * channels at a time share a lane's factors and half of their sums' shuffles; all loads come before the first use,
- * those of states and parameters before the previous kernel ends. That needs blocks which fit beside the previous
- * kernel's: parts of a head, of which the last to need the old key and angles replaces them. */
-#include "cluster.cuh"
+ * those of states and parameters before the previous kernel ends. */
 #include "element.cuh"
 #include "mamba3_raw_step_params.h"
 #include "overlap.cuh"
@@ -48,13 +46,12 @@ typedef struct place {
 
 KR_DEV place here(const kr_mamba3_raw_step_params &p) {
   const kr_view &rows = p.a.state_batch_indices;
-  const int unit = (int)((unsigned)kr_block_x() / (unsigned)p.parts), part = kr_block_x() - unit * p.parts;
   place at;
-  at.b = unit / p.H, at.h = unit - at.b * p.H, at.g = at.h / p.heads;
+  at.b = kr_block_x() / p.H, at.h = kr_block_x() - at.b * p.H, at.g = at.h / p.heads;
   at.row = rows.data ? ((const int32_t *)rows.data)[at.b * rows.stride[0]] : at.b;
   if (at.row >= p.a.n_states) at.row = -1; /* the host cannot check */
   at.lane = kr_thread() & (p.lanes - 1), at.n = 4 * at.lane;
-  at.c = CHANNELS * (int)((unsigned)(part * p.threads + kr_thread()) / (unsigned)p.lanes);
+  at.c = CHANNELS * (int)((unsigned)kr_thread() / (unsigned)p.lanes);
   return at;
 }
 
@@ -126,14 +123,10 @@ KR_DEV columns load_columns(const kr_mamba3_raw_step_params &p, const place &at)
   return v;
 }
 
-/* Over runs of `lanes` lanes, at most MOST; without branches, so that other work fits between the shuffles. */
-template <int MOST>
+/* Over the lanes of a channel. */
 KR_DEV float add_lanes(float v, int lanes) {
-#pragma unroll
-  for (int d = 1; d < MOST; d <<= 1) {
-    const float other = kr_shuffle_xor(v, d);
-    v += kr_select(d < lanes, other, 0.0f);
-  }
+#pragma unroll 1
+  for (int d = 1; d < lanes; d <<= 1) v += kr_shuffle_xor(v, d);
   return v;
 }
 
@@ -143,7 +136,7 @@ KR_DEV kr_float4 normed(const kr_mamba3_raw_step_params &p, const kr_float4 &v, 
   float squares = v.v[0] * v.v[0];
 #pragma unroll
   for (int k = 1; k < 4; k++) squares = kr_fma(v.v[k], v.v[k], squares);
-  const float scale = kr_rsqrt(kr_fma(add_lanes<32>(squares, p.lanes), p.share, p.a.eps));
+  const float scale = kr_rsqrt(kr_fma(add_lanes(squares, p.lanes), 1.0f / (float)p.N, p.a.eps));
   kr_float4 to;
 #pragma unroll
   for (int k = 0; k < 4; k++) to.v[k] = kr_fma(v.v[k] * scale, weight.v[k], bias.v[k]);
@@ -203,7 +196,7 @@ KR_DEV float add_channels(const float (&y)[CHANNELS], int lanes, int &c) {
     two[i] = kr_select(high, y[i + 2], y[i]) + kr_shuffle_xor(kr_select(high, y[i], y[i + 2]), half);
   one = kr_select(odd, two[1], two[0]) + kr_shuffle_xor(kr_select(odd, two[0], two[1]), quarter);
   c = 2 * high + odd;
-  return add_lanes<8>(one, quarter);
+  return add_lanes(one, quarter);
 }
 
 KR_DEV float pick(const kr_float4 &v, int c) {
@@ -251,7 +244,7 @@ KR_DEV void load_inputs(const kr_mamba3_raw_step_params &p, const place &at, int
   if (a.z.data) z = element_at(a.z, at.b * a.z.stride[0] + at.h * a.z.stride[1] + own * a.z.stride[2]);
 }
 
-/* Key and angles for the next token, by the first lanes of a block; nobody reads those before any more. */
+/* Key and angles for the next token, by the first lanes; nobody reads those before any more. */
 KR_DEV void keep(const kr_mamba3_raw_step_params &p, const place &at, const token &t) {
   const kr_mamba3_raw_step_args &a = p.a;
   if (kr_thread() >= p.lanes) return;
@@ -280,7 +273,7 @@ KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
     write_zeros(p, at);
     return;
   }
-  const int each = CHANNELS * (int)((unsigned)(p.parts * p.threads) / (unsigned)p.lanes);
+  const int each = CHANNELS * (int)((unsigned)p.threads / (unsigned)p.lanes);
   channels v = load_channels<STATE>(p, at, at.c);
   const known of = load_known(p, at);
   kr_raw16 x;
@@ -300,12 +293,8 @@ KR_DEV void raw_step(const kr_mamba3_raw_step_params &p) {
     if (c - at.c + each < p.P) v = load_channels<STATE>(p, at, c + each), load_inputs(p, at, c + each, x, z);
     advance<STATE>(p, at, t.by, of.D, c, now, now_x, now_z);
   }
-  int is_last = 1;
-  if (KR_CLUSTERS && p.parts > 1)
-    is_last = kr_gathered(p.parts);
-  else
-    kr_sync();
-  if (is_last) keep(p, at, t);
+  kr_sync();
+  keep(p, at, t);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_RAW_STEP_MOST_THREADS, 1) kr_mamba3_raw_step(const kr_mamba3_raw_step_params p) {

@@ -1,5 +1,4 @@
-/* mamba3_raw_step_cuda.c: Mamba 3's step from in_proj's columns on a GPU, a block per sequence and head, or a cluster
- * where Hopper's text runs: its small blocks start beside the product's that is ahead of them. */
+/* mamba3_raw_step_cuda.c: Mamba 3's step from in_proj's columns on a GPU, a block per sequence and head. */
 #include "lm_ops.h"
 #include "mamba3_raw_step/mamba3_raw_step.h"
 #include "mamba3_raw_step/mamba3_raw_step_params.h"
@@ -33,39 +32,25 @@ const char *kr_mamba3_raw_step_cuda_refuse(const krait_ctx *ctx, const void *arg
   return together ? NULL : "rows do not lie together in aligned groups of four";
 }
 
-/* Few heads: a group of lanes for every four channels. Many: fewer warps repeat a head's query and key. */
+/* Few heads: a block has a group of lanes for every four channels. Many: fewer warps repeat a head's query and key. */
 static int32_t threads_of_head(const kr_mamba3_raw_step_args *a) {
-  const int64_t groups = a->P / 4 * a->N / 4,
-                most = a->B * a->H <= 264 ? KR_RAW_STEP_MOST_THREADS : KR_RAW_STEP_PART_THREADS;
+  const int64_t groups = a->P / 4 * a->N / 4, most = a->B * a->H <= 264 ? KR_RAW_STEP_MOST_THREADS : 128;
   return (int32_t)(groups < most ? (groups + 31) / 32 * 32 : most);
-}
-
-static int has_raw_step_clusters(const krait_ctx *ctx, uint64_t tier, int is_pdl) {
-  const int is_hopper_text = tier == KRAIT_CAP_CUDA_HOPPER || (is_pdl && kr_cuda_has_pdl(ctx->cuda));
-  return is_hopper_text && kr_cuda_driver(ctx->cuda)->LaunchKernelEx;
 }
 
 static int32_t run_raw_step(const krait_ctx *ctx, const void *args, uint64_t tier) {
   const kr_mamba3_raw_step_args *a = args;
-  const int is_pdl = (a->call.flags & KR_CALL_PDL) != 0;
-  kr_mamba3_raw_step_params p = {.a = *a,
-                                 .H = (int32_t)a->H,
-                                 .P = (int32_t)a->P,
-                                 .N = (int32_t)a->N,
-                                 .M = (int32_t)a->M,
-                                 .heads = (int32_t)(a->H / a->G),
-                                 .threads = threads_of_head(a),
-                                 .parts = 1,
-                                 .lanes = (int32_t)(a->N / 4),
-                                 .share = 1.0f / (float)a->N};
-  if (p.threads > KR_RAW_STEP_PART_THREADS && has_raw_step_clusters(ctx, tier, is_pdl)) {
-    p.parts = (p.threads + KR_RAW_STEP_PART_THREADS - 1) / KR_RAW_STEP_PART_THREADS;
-    p.threads = KR_RAW_STEP_PART_THREADS;
-  }
-  const kr_grid grid = {.x = (uint32_t)(a->B * a->H * p.parts),
+  const kr_mamba3_raw_step_params p = {.a = *a,
+                                       .H = (int32_t)a->H,
+                                       .P = (int32_t)a->P,
+                                       .N = (int32_t)a->N,
+                                       .M = (int32_t)a->M,
+                                       .heads = (int32_t)(a->H / a->G),
+                                       .threads = threads_of_head(a),
+                                       .lanes = (int32_t)(a->N / 4)};
+  const kr_grid grid = {.x = (uint32_t)(a->B * a->H),
                         .block = (uint32_t)p.threads,
-                        .cluster = (uint32_t)p.parts,
-                        .is_pdl = is_pdl,
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
   const kr_kernel *const kernel = &(a->state.dtype == KRAIT_F32 ? wide : same)[a->x.dtype];
   return grid.x ? kr_cuda_launch(ctx->cuda, tier, kernel, &grid, &p, sizeof p) : KRAIT_OK;
