@@ -174,8 +174,9 @@ int32_t kr_mamba3_launch(const krait_ctx *ctx, uint64_t tier, const kr_kernel ke
 int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream) {
   const int64_t sequences = p->cu_seqlens.data ? p->S : p->B, warps = KR_MAMBA3_THREADS / 32,
                 groups = (p->H + p->span_heads - 1) / p->span_heads,
-                spans = (int64_t)p->n_spans * ((p->M + 31) / 32) * groups;
-  const kr_grid chunks = kr_mamba3_grid((int64_t)p->n_chunks * p->H, p->B, stream),
+                spans = (int64_t)p->n_spans * ((p->M + 31) / 32) * groups,
+                part = p->is_plain ? KR_MAMBA3_PLAIN_PART : KR_MAMBA3_CHUNK;
+  const kr_grid chunks = kr_mamba3_grid((p->L + part - 1) / part * p->H, p->B, stream),
                 turns = kr_mamba3_grid((spans + warps - 1) / warps, p->B, stream),
                 heads = kr_mamba3_grid((int64_t)p->B * p->H, 1, stream),
                 edges = kr_mamba3_grid(sequences * p->H, 1, stream);

@@ -10,6 +10,7 @@
 #define KR_MAMBA3_PAIRS 64 /* of rows of B and C that rotate, at a time */
 #define KR_MAMBA3_TILE 32  /* tokens of a block that leaves gradients of B and C */
 #define KR_MAMBA3_SPAN 16  /* tokens whose angles are summed at once */
+#define KR_MAMBA3_PLAIN_PART 128 /* tokens of a block that makes the rows of a plain call */
 #define KR_MAMBA3_PLAIN_N 128 /* most states of a plain call, and of one with ranks in vectors */
 #define KR_MAMBA3_RANKED_P 128 /* most channels of a call with ranks in vectors */
 #define KR_MAMBA3_SLICES 8 /* of the sums over blocks */

@@ -10,7 +10,9 @@
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
-/* Inputs of a chunk's tokens in the rows of their keys, by all threads: eight channels each. */
+enum { PART = KR_MAMBA3_PLAIN_PART };
+
+/* Inputs of a part's tokens in the rows of their keys, by all threads: eight channels each. */
 template <int IS_PACK>
 KR_DEV void copy_inputs(const kr_mamba3_params &p, int b, int h, int64_t t0, int n) {
   const int shift = log2_of(p.P / 8), items = n << shift;
@@ -67,9 +69,9 @@ KR_DEV quads load_quads(const kr_mamba3_params &p, const token &at, const quad_p
 
 template <int HALVES, int IS_PACK>
 KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
-  const int chunk = kr_block_x() / p.H, h = kr_block_x() - chunk * p.H, b = kr_block_z(), shift = log2_of(p.N / 8),
+  const int part = kr_block_x() / p.H, h = kr_block_x() - part * p.H, b = kr_block_z(), shift = log2_of(p.N / 8),
             first = 4 * (kr_thread() & (p.N / 8 - 1)), each = THREADS >> shift;
-  const int64_t t0 = (int64_t)chunk * CHUNK, end = t0 + CHUNK < p.L ? t0 + CHUNK : p.L;
+  const int64_t t0 = (int64_t)part * PART, end = t0 + PART < p.L ? t0 + PART : p.L;
   const quad_place step = apart(p, each);
   int64_t t = t0 + (kr_thread() >> shift);
   token at = token_of<IS_PACK>(p, b, t < end ? t : end - 1);
