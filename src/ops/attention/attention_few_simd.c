@@ -155,7 +155,7 @@ static void bend_row(piece *t, int rows, int r, int64_t h, int64_t i) {
 }
 
 /* Turns scores into 2^(s - row maximum); total[r]: their sum. */
-static void exponentials(piece *t, int rows, float *most, float *total) {
+static void exponentiate_piece(piece *t, int rows, float *most, float *total) {
   const int n = t->n_keys * rows, padded = (n + KR_VL - 1) / KR_VL * KR_VL;
   float lanes[KR_VL], bases[KR_VL];
   kr_v largest = kr_v_set1(-INFINITY), sum = kr_v_zero();
@@ -233,7 +233,7 @@ static void run_attention_few_rows(piece *t, int64_t g, int64_t chunk, int64_t f
     attention_bend(&t->w->in, t->scores, NULL, 0, t->n_keys * rows, 0, 0);
   }
   for (int r = 0; r < rows; r++) bend_row(t, rows, r, h[r], i[r]);
-  exponentials(t, rows, most, total);
+  exponentiate_piece(t, rows, most, total);
   add_all(t, rows);
   for (int r = 0; r < rows; r++)
     if (is_odd(t, r)) add_exactly(t, rows, r, i[r]);

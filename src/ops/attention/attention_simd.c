@@ -78,7 +78,7 @@ static void rescale(tile *t, int r, float by) {
 }
 
 /* Turns a row's scores into unnormalised probabilities and updates its sums. */
-static __attribute__((noinline)) void exponentials(tile *t, int r, const attention_span *s, int64_t j0,
+static __attribute__((noinline)) void exponentiate_tile(tile *t, int r, const attention_span *s, int64_t j0,
                                                    int64_t n_keys) {
   const kr_attention_inputs *in = &t->w->in;
   const int64_t i = t->i0 + r;
@@ -106,11 +106,11 @@ static __attribute__((noinline)) void exponentials(tile *t, int r, const attenti
   if (in->dropout > 0) attention_drop(&t->w->dropout, t->s->b * in->H + t->h, i, j0, s->from, s->to, score);
 }
 
-static void add_block(tile *t, int64_t j0, int64_t n_keys, int odd) {
+static void add_key_block(tile *t, int64_t j0, int64_t n_keys, int odd) {
   for (int r = 0; r < t->rows; r += MR) {
     const int n = t->rows - r < MR ? t->rows - r : MR;
     const attention_span s = span_of(t, r, n, j0, n_keys);
-    for (int m = 0; m < n && s.to > 0; m++) exponentials(t, r + m, &s, j0, n_keys);
+    for (int m = 0; m < n && s.to > 0; m++) exponentiate_tile(t, r + m, &s, j0, n_keys);
   }
   for (int64_t column = 0; column < t->w->Dv; column += NR)
     for (int r = 0; r < t->rows; r += MR) {
@@ -152,7 +152,7 @@ static void run_attention_tile(tile *t, int n_places) {
       attention_pack_turned(t->K, in, t->s, &a->k, t->g, j0, n_keys, a->D, t->lines);
       const int odd = attention_pack_keys(t->V, in, t->s, &a->v, t->g, j0, n_keys, a->Dv);
       make_scores(t, j0, n_keys);
-      add_block(t, j0, n_keys, odd);
+      add_key_block(t, j0, n_keys, odd);
     }
   }
   for (int r = 0; r < n_places; r++) finish_row(t, r, r < t->rows);

@@ -80,7 +80,7 @@ static void load_taps(const update_args *a, int64_t d, kr_v *weight) {
   kr_v_load_apart(weight, rows, TAPS);
 }
 
-static void step_block(const update_args *a, const place *p, const kr_v *weight) {
+static void update_one_block(const update_args *a, const place *p, const kr_v *weight) {
   float *state = (float *)a->conv_state.data + kr_at3(&a->conv_state, p->row, p->d, 0);
   kr_v window[TAPS], sum = kr_has(&a->bias) ? kr_v_load_as(a->bias.data, kr_at1(&a->bias, p->d), KR_VL, a->bias.dtype)
                                             : kr_v_zero();
@@ -161,11 +161,11 @@ static void update_blocks(void *user, int64_t begin, int64_t end, int worker) {
     p.lanes = (int)(a->D - p.d < KR_VL ? a->D - p.d : KR_VL);
     if (p.row < 0) silence_block(a, &p);
     else if (one_row && p.lanes == KR_VL) step_rows(a, &p);
-    else if (one_step && is_few && p.lanes == KR_VL) step_block(a, &p, taps[p.d / KR_VL]);
+    else if (one_step && is_few && p.lanes == KR_VL) update_one_block(a, &p, taps[p.d / KR_VL]);
     else if (one_step && p.lanes == KR_VL) {
       prefetch_later(a, &p);
       load_taps(a, p.d, own);
-      step_block(a, &p, own);
+      update_one_block(a, &p, own);
     } else update_block(a, &p);
   }
 }

@@ -248,7 +248,7 @@ typedef struct taps_run {
 } taps_run;
 
 /* sum += over a row of d x, or of d only; n positions. */
-KR_INLINE void add_row(float *sum, const float *d, int64_t d_step, const float *x, int64_t x_step, int64_t n,
+KR_INLINE void add_tap_row(float *sum, const float *d, int64_t d_step, const float *x, int64_t x_step, int64_t n,
                        int64_t left) {
   const int whole = left >= 2 * KR_VL;
   kr_v s0 = kr_v_zero(), s1 = s0, t0 = s0, t1 = s0;
@@ -281,11 +281,11 @@ static void add_position_row(const taps_run *r, float *sums, int64_t b, int64_t 
       for (int64_t j = 0; j < a->KW; j++) {
         const int64_t move = j * a->DW - a->PW, from = move < 0 ? -move : 0, to = move > 0 ? a->W - move : a->W;
         if (from < to)
-          add_row(sums + (i * a->KW + j) * r->lanes + c, d + from * d_step + c, d_step, x + (from + move) * x_step + c,
-                  x_step, to - from, a->C - c);
+          add_tap_row(sums + (i * a->KW + j) * r->lanes + c, d + from * d_step + c, d_step,
+                      x + (from + move) * x_step + c, x_step, to - from, a->C - c);
       }
     }
-    if (kr_has(&a->dbias)) add_row(sums + a->KH * a->KW * r->lanes + c, d + c, d_step, NULL, 0, a->W, a->C - c);
+    if (kr_has(&a->dbias)) add_tap_row(sums + a->KH * a->KW * r->lanes + c, d + c, d_step, NULL, 0, a->W, a->C - c);
   }
 }
 

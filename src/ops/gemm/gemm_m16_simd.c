@@ -36,7 +36,8 @@ typedef struct weights { /* of some outputs, one part of K */
 } weights;
 
 /* sums[m * KR_VL + n] += A[m] . B[n], not yet reduced across lanes; rows and dtype are constants after inlining. */
-KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t lda, const weights *w, kr_v *sums) {
+KR_INLINE void dot_half_rows(const int rows, const int32_t dtype, const float *A, int64_t lda, const weights *w,
+                             kr_v *sums) {
   const int64_t K = w->K, bytes = dtype == KRAIT_F32 ? 4 : 2, line = LINE_BYTES / bytes,
                 step = line > KR_VL ? line : KR_VL;
   const char *B = (const char *)w->data + w->at * bytes;
@@ -80,13 +81,13 @@ KR_INLINE void dots(const int rows, const int32_t dtype, const float *A, int64_t
 typedef void dots_fn(const float *A, int64_t lda, const weights *w, kr_v *sums);
 #define DOTS(rows)                                                                            \
   static void dots_##rows##_f32(const float *A, int64_t lda, const weights *w, kr_v *sums) {  \
-    dots(rows, KRAIT_F32, A, lda, w, sums);                                                   \
+    dot_half_rows(rows, KRAIT_F32, A, lda, w, sums);                                                   \
   }                                                                                           \
   static void dots_##rows##_f16(const float *A, int64_t lda, const weights *w, kr_v *sums) {  \
-    dots(rows, KRAIT_F16, A, lda, w, sums);                                                   \
+    dot_half_rows(rows, KRAIT_F16, A, lda, w, sums);                                                   \
   }                                                                                           \
   static void dots_##rows##_bf16(const float *A, int64_t lda, const weights *w, kr_v *sums) { \
-    dots(rows, KRAIT_BF16, A, lda, w, sums);                                                  \
+    dot_half_rows(rows, KRAIT_BF16, A, lda, w, sums);                                                  \
   }
 #define ENTRY(rows) {dots_##rows##_f32, dots_##rows##_f16, dots_##rows##_bf16},
 DOTS(2) DOTS(3)
@@ -103,7 +104,7 @@ static dots_fn *const kernels[ROWS - 1][3] = {
 
 /* A . B for one row of A: one output at a time, so that memory is read sequentially, which hardware prefetchers follow
  * best. Lines are asked for far ahead: 2 to 4 KB ahead, where a page begins, some prefetchers lose the stream. */
-KR_INLINE kr_v dot(const int32_t dtype, const float *A, const void *data, int64_t at, int64_t K) {
+KR_INLINE kr_v dot_half(const int32_t dtype, const float *A, const void *data, int64_t at, int64_t K) {
   enum { AT_ONCE = 4, STEP = AT_ONCE * KR_VL };
   const int64_t bytes = dtype == KRAIT_F32 ? 4 : 2;
   kr_v sum[AT_ONCE] = {kr_v_zero(), kr_v_zero(), kr_v_zero(), kr_v_zero()};
@@ -134,9 +135,9 @@ static void sum_gemm_m16_row(const product *p, const kr_view *B, int64_t n0, int
   const int64_t K = p->args->K, next = B->stride[1];
   for (int n = 0; n < lanes; n++) {
     const int64_t at = (n0 + n) * next;
-    if (B->dtype == KRAIT_F32) sums[n] = dot(KRAIT_F32, p->A, B->data, at, K);
-    else if (B->dtype == KRAIT_F16) sums[n] = dot(KRAIT_F16, p->A, B->data, at, K);
-    else sums[n] = dot(KRAIT_BF16, p->A, B->data, at, K);
+    if (B->dtype == KRAIT_F32) sums[n] = dot_half(KRAIT_F32, p->A, B->data, at, K);
+    else if (B->dtype == KRAIT_F16) sums[n] = dot_half(KRAIT_F16, p->A, B->data, at, K);
+    else sums[n] = dot_half(KRAIT_BF16, p->A, B->data, at, K);
   }
 }
 

@@ -22,7 +22,7 @@ static void read_parts(const uint8_t *super, int64_t n, int64_t n_outputs, int64
 
 /* sums[m] of `rows` rows for output n. rows is a constant after inlining. p: all of its super-blocks, or if those
  * exceed SUPERS, room for some. */
-KR_INLINE void dots(const int rows, const kr_gemm_q4k_args *a, int64_t m, int64_t n, parts *p, float *sums) {
+KR_INLINE void dot_q4k_rows(const int rows, const kr_gemm_q4k_args *a, int64_t m, int64_t n, parts *p, float *sums) {
   const uint8_t *w = bytes_of(a, n);
   const int64_t lda = a->A.stride[0];
   const float *A = (const float *)a->A.data + m * lda;
@@ -51,11 +51,11 @@ KR_INLINE void dots(const int rows, const kr_gemm_q4k_args *a, int64_t m, int64_
   for (int i = 0; i < rows; i++) sums[i] = kr_v_sum(kr_v_add(sum[i], other[i]));
 }
 
-#define ROWS_OF(rows)                                                                                            \
-  for (; m + rows <= a->M; m += rows) {                                                                          \
-    float sums[rows];                                                                                            \
-    dots(rows, a, m, n, p + i * of_one, sums);                                                                   \
-    for (int k = 0; k < rows; k++) out[(m + k) * a->out.stride[0] + n * a->out.stride[1]] = sums[k] + bias;      \
+#define ROWS_OF(rows)                                                                                       \
+  for (; m + rows <= a->M; m += rows) {                                                                     \
+    float sums[rows];                                                                                       \
+    dot_q4k_rows(rows, a, m, n, p + i * of_one, sums);                                                      \
+    for (int k = 0; k < rows; k++) out[(m + k) * a->out.stride[0] + n * a->out.stride[1]] = sums[k] + bias; \
   }
 
 static float gemm_q4k_bias_of(const kr_gemm_q4k_args *a, int64_t n) {

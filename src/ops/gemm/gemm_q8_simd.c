@@ -36,7 +36,7 @@ typedef struct few_weights { /* PART blocks of OUTPUTS outputs */
 } few_weights;
 
 /* sum[m * OUTPUTS + n] += A[m] . a block of output n. */
-KR_INLINE void add_block(const int rows, const float *A, int64_t lda, const int8_t *bytes, kr_v scale, int n,
+KR_INLINE void add_q8_block(const int rows, const float *A, int64_t lda, const int8_t *bytes, kr_v scale, int n,
                          kr_v *sum) {
 #pragma GCC unroll 8
   for (int k = 0; k < BLOCK; k += KR_VL) {
@@ -47,7 +47,7 @@ KR_INLINE void add_block(const int rows, const float *A, int64_t lda, const int8
 }
 
 /* sums[m * KR_VL + n] += A[m] . output n, not yet reduced across lanes. rows is a constant after inlining. */
-KR_INLINE void dots(const int rows, const float *A, int64_t lda, const few_weights *w, kr_v *sums) {
+KR_INLINE void dot_q8_rows(const int rows, const float *A, int64_t lda, const few_weights *w, kr_v *sums) {
   kr_v sum[ROWS * OUTPUTS];
 #pragma GCC unroll 8
   for (int m = 0; m < rows; m++)
@@ -59,13 +59,14 @@ KR_INLINE void dots(const int rows, const float *A, int64_t lda, const few_weigh
 #pragma GCC unroll 4
     for (int n = 0; n < OUTPUTS; n++) {
       if (w->fetch >> n & 1) __builtin_prefetch(bytes + n * w->next + w->ahead, 0, 2);
-      add_block(rows, A, lda, bytes + n * w->next, kr_v_set1(w->scales[n][2 * s]), n, sum);
-      add_block(rows, A + BLOCK, lda, bytes + n * w->next + BLOCK, kr_v_set1(w->scales[n][2 * s + 1]), n, sum);
+      add_q8_block(rows, A, lda, bytes + n * w->next, kr_v_set1(w->scales[n][2 * s]), n, sum);
+      add_q8_block(rows, A + BLOCK, lda, bytes + n * w->next + BLOCK, kr_v_set1(w->scales[n][2 * s + 1]), n, sum);
     }
   }
 #pragma GCC unroll 4
   for (int n = 0; n < OUTPUTS; n++)
-    if (w->n_blocks % 2) add_block(rows, A, lda, bytes + n * w->next, kr_v_set1(w->scales[n][w->n_blocks - 1]), n, sum);
+    if (w->n_blocks % 2)
+      add_q8_block(rows, A, lda, bytes + n * w->next, kr_v_set1(w->scales[n][w->n_blocks - 1]), n, sum);
 #pragma GCC unroll 8
   for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
@@ -75,7 +76,7 @@ KR_INLINE void dots(const int rows, const float *A, int64_t lda, const few_weigh
 typedef void dots_fn(const float *A, int64_t lda, const few_weights *w, kr_v *sums);
 #define DOTS(rows)                                                                         \
   static void dots_##rows(const float *A, int64_t lda, const few_weights *w, kr_v *sums) { \
-    dots(rows, A, lda, w, sums);                                                           \
+    dot_q8_rows(rows, A, lda, w, sums);                                                           \
   }
 DOTS(1) DOTS(2)
 #if defined(KR_ISA_avx512) || defined(KR_ISA_neon)

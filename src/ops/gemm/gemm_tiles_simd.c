@@ -276,7 +276,7 @@ static void pack_gemm_tiles_group(const product *p, const memory *t, int64_t bat
 }
 
 /* Prefetches two tiles of the next block. */
-static inline void ask_for(const char *tiles) {
+static inline void prefetch_tiles(const char *tiles) {
   for (int i = 0; i < 2 * KR_TILE_BYTES; i += LINE)
     __builtin_prefetch((const void *)((uintptr_t)tiles + (uintptr_t)i), 0, 3);
 }
@@ -306,12 +306,12 @@ static void multiply_gemm_tiles(const product *p, const piece *c, int two_rows, 
     next += c->next_bytes;
     for (const step *s = p->steps; s < p->steps + p->n_steps; s++) {
       if (s->loads_a) {
-        ask_for(A + s->a + p->block_a);
+        prefetch_tiles(A + s->a + p->block_a);
         KR_TMM_LOAD(*t, 4, A + s->a);
         if (two_rows) KR_TMM_LOAD(*t, 5, A + s->a + KR_TILE_BYTES);
       }
       if (s->loads_b) {
-        ask_for(B + s->b + p->block_b);
+        prefetch_tiles(B + s->b + p->block_b);
         KR_TMM_LOAD(*t, 6, B + s->b);
         if (two_columns) KR_TMM_LOAD(*t, 7, B + s->b + KR_TILE_BYTES);
       }
@@ -328,7 +328,7 @@ static void multiply_gemm_tiles(const product *p, const piece *c, int two_rows, 
 }
 
 /* sums of 16 rows += a block's tiles times its scales + the rows' sums times its bases. */
-KR_INLINE void add_block(const int has_bases, const float *tiles, const float *factors, const float *rows,
+KR_INLINE void add_weight_tile(const int has_bases, const float *tiles, const float *factors, const float *rows,
                          float *sums) {
   enum { N = SIDE / KR_VL };
   kr_v scale[N], base[N];
@@ -372,15 +372,15 @@ KR_INLINE void multiply_scaled(const int has_bases, const product *p, const piec
     KR_TMM_LOAD(*t, 6, B);
     if (two_columns) KR_TMM_LOAD(*t, 7, B + KR_TILE_BYTES);
     BLOCK_OF_ROWS(0, 1, 4, A, tiles);
-    if (block && two_rows) add_block(has_bases, tiles + HALF, factors, rows + KR_TILE, sums + HALF);
+    if (block && two_rows) add_weight_tile(has_bases, tiles + HALF, factors, rows + KR_TILE, sums + HALF);
     factors = (const float *)(const void *)(B + 2 * KR_TILE_BYTES);
     rows = (const float *)(const void *)(A + 6 * KR_TILE_BYTES);
     if (two_rows) {
       BLOCK_OF_ROWS(2, 3, 5, A + KR_TILE_BYTES, tiles + HALF);
     }
-    add_block(has_bases, tiles, factors, rows, sums);
+    add_weight_tile(has_bases, tiles, factors, rows, sums);
   }
-  if (two_rows) add_block(has_bases, tiles + HALF, factors, rows + KR_TILE, sums + HALF);
+  if (two_rows) add_weight_tile(has_bases, tiles + HALF, factors, rows + KR_TILE, sums + HALF);
 }
 
 /* The same for a tile with non-finite numbers, which cannot be split into parts. */

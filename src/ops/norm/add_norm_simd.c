@@ -19,7 +19,7 @@ uint64_t KR_FN(kr_add_norm_scratch)(const krait_ctx *ctx, const void *args) {
   return (uint64_t)(6 * whole(((const kr_add_norm_args *)args)->M) * krait_ctx_n_threads(ctx)) * sizeof(float);
 }
 
-static void add_row(const kr_add_norm_args *a, int64_t r, const fwd_work *w) {
+static void add_residual_row(const kr_add_norm_args *a, int64_t r, const fwd_work *w) {
   const int64_t M = a->M;
   read_row(w->v, &a->x, kr_at2(&a->x, r, 0), a->x.stride[1], M);
   if (kr_has(&a->rowscale)) {
@@ -106,7 +106,7 @@ static void norm_add_norm_rows(void *user, int64_t begin, int64_t end, int worke
     return;
   }
   for (int64_t r = begin; r < end; r++) {
-    add_row(a, r, &w);
+    add_residual_row(a, r, &w);
     write_row(w.v, &a->residual_out, kr_at2(&a->residual_out, r, 0), a->residual_out.stride[1], M);
     normalise_row(w.v, M, measure_row(w.v, M, a->eps, (a->call.flags & KRAIT_NORM_RMS) != 0));
     scale_row(&w, w.weight, w.bias, &a->out, r, M);

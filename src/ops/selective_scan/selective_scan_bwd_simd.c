@@ -257,7 +257,7 @@ KR_INLINE kr_v shared_at(const float *p, int i, int constant) { return constant 
 KR_INLINE int is_fresh(const unsigned char *marks, int i, int restarts) { return restarts && marks[i] & STEP_RESTARTS; }
 
 /* Forward sweep: one state over a stretch, in a register. */
-KR_INLINE void advance_state(const core *c, int64_t n, int steps, int near, int constant_B, int restarts) {
+KR_INLINE void carry_state(const core *c, int64_t n, int steps, int near, int constant_B, int restarts) {
   const float *dt = c->dt, *du = c->du, *B = c->B + n * c->B_pitch;
   const unsigned char *marks = c->marks;
   const kr_v A = kr_v_load(c->A + n * KR_VL);
@@ -289,19 +289,19 @@ static void advance_scan_bwd_complex(const core *c, int steps, int near) {
   }
 }
 
-static void advance(const core *c, int near) {
+static void advance_block(const core *c, int near) {
   const int64_t N = c->N;
   if (c->is_complex) {
     advance_scan_bwd_complex(c, STRETCH, near);
   } else if (near && !c->constant_B && !c->restarts) {
     for (int64_t n = 0; n < N; n++) {
       ask_ahead(c->ahead);
-      advance_state(c, n, STRETCH, 1, 0, 0);
+      carry_state(c, n, STRETCH, 1, 0, 0);
     }
   } else if (c->constant_B) {
-    for (int64_t n = 0; n < N; n++) advance_state(c, n, STRETCH, 0, 1, 1);
+    for (int64_t n = 0; n < N; n++) carry_state(c, n, STRETCH, 0, 1, 1);
   } else {
-    for (int64_t n = 0; n < N; n++) advance_state(c, n, STRETCH, 0, 0, 1);
+    for (int64_t n = 0; n < N; n++) carry_state(c, n, STRETCH, 0, 0, 1);
   }
 }
 
@@ -507,7 +507,7 @@ static const float *states_before(item *it, int64_t block, const scan_shared *B,
     core c = core_of(it, block, B, C, k);
     c.before = k ? it->within + k / STRETCH * row : checkpoint_of(it, block, i0);
     c.after = it->within + (k / STRETCH + 1) * row;
-    advance(&c, near);
+    advance_block(&c, near);
   }
   return at ? it->within + at / STRETCH * row : checkpoint_of(it, block, i0);
 }
@@ -607,7 +607,7 @@ static void walk_block(item *it, int64_t block, const scan_shared *B, const scan
     core c = core_of(it, block, B, C, at);
     c.before = before;
     before = c.after = (at + STRETCH) % interval ? it->within : checkpoint_of(it, block, i0 + at + STRETCH);
-    advance(&c, near);
+    advance_block(&c, near);
   }
 }
 

@@ -437,7 +437,7 @@ static void add_scan(const krait_ctx *ctx, kr_chain *chain, kr_scan_params *p, c
 }
 
 /* y of the forward direction, float32, in scratch. */
-static kr_rows sum_rows(const kr_selective_scan_args *a, void *data, int reverse) {
+static kr_rows view_sums(const kr_selective_scan_args *a, void *data, int reverse) {
   const kr_view v = {.data = data, .stride = {a->D * a->L, a->L, 1}, .dtype = KRAIT_F32};
   return kr_rows_of(&v, reverse, a->L);
 }
@@ -448,13 +448,13 @@ static int32_t run_both(const krait_ctx *ctx, const kr_selective_scan_args *a, u
   kr_chain chain = {.n = 0};
   char *scratch = a->call.scratch, *rest = scratch + kr_scratch_round((uint64_t)(a->B * a->D * a->L) * 4);
   plan_direction(&p, ctx, a, 0);
-  p.out = sum_rows(a, scratch, 0);
+  p.out = view_sums(a, scratch, 0);
   p.z.data = NULL;
   p.D_vec = NULL;
   p.whole = whole_fit(ctx, &p);
   add_scan(ctx, &chain, &p, rest, &a->call);
   plan_direction(&back, ctx, a, 1);
-  back.add = sum_rows(a, scratch, 1);
+  back.add = view_sums(a, scratch, 1);
   back.A = a->A_reverse.data, back.A_d = a->A_reverse.stride[0], back.A_n = a->A_reverse.stride[1];
   back.whole = whole_fit(ctx, &back);
   add_scan(ctx, &chain, &back, rest, &a->call);

@@ -22,7 +22,7 @@ KR_INLINE kr_v advance_state(const core *c, kr_v dt, kr_v du, const float *B, co
   return kr_v_fma(shared_of(C, n, constant_C), x, y);
 }
 
-KR_INLINE void advance(const core *c, int from, int to, int near, int constant_B, int constant_C) {
+KR_INLINE void advance_steps(const core *c, int from, int to, int near, int constant_B, int constant_C) {
   for (int i = from; i < to; i++) {
     const float *B = constant_B ? c->B : c->B + i * c->B_pitch, *C = constant_C ? c->C : c->C + i * c->C_pitch;
     kr_v dt = kr_v_load(c->dt + i * KR_VL), du = kr_v_load(c->du + i * KR_VL), even = kr_v_zero(), odd = kr_v_zero();
@@ -38,11 +38,11 @@ KR_INLINE void advance(const core *c, int from, int to, int near, int constant_B
 }
 
 static void advance_any(const core *c, int from, int to, int near, int constant_B, int constant_C) {
-  if (constant_B && constant_C) advance(c, from, to, near, 1, 1);
-  else if (constant_B) advance(c, from, to, near, 1, 0);
-  else if (constant_C) advance(c, from, to, near, 0, 1);
-  else if (near) advance(c, from, to, 1, 0, 0);
-  else advance(c, from, to, 0, 0, 0);
+  if (constant_B && constant_C) advance_steps(c, from, to, near, 1, 1);
+  else if (constant_B) advance_steps(c, from, to, near, 1, 0);
+  else if (constant_C) advance_steps(c, from, to, near, 0, 1);
+  else if (near) advance_steps(c, from, to, 1, 0, 0);
+  else advance_steps(c, from, to, 0, 0, 0);
 }
 
 /* Steps of complex states; y is twice the real part of the sum. */

@@ -176,7 +176,7 @@ static void load_states(item *it, const ssd_walk *w, const kr_view *v) {
     }
 }
 
-static float dot(const float *a, const float *b, int64_t n) {
+static float dot_vectors(const float *a, const float *b, int64_t n) {
   kr_v sum = kr_v_zero();
   for (int64_t i = 0; i < n; i += KR_VL) sum = kr_v_fma(kr_v_load(a + i), kr_v_load(b + i), sum);
   return kr_v_sum(sum);
@@ -278,7 +278,7 @@ static void finish_dx(item *it, const ssd_walk *back, int n, int add_skip) {
   load_skip(it, back->h, skip);
   scale_rows(it, it->y, it->y, it->cuts.kept, NULL, n);
   for (int t = 0; t < n; t++) {
-    it->inputs[t] = dot(it->x + t * P, it->y + t * P, it->l.P);
+    it->inputs[t] = dot_vectors(it->x + t * P, it->y + t * P, it->l.P);
     for (int64_t p = 0; p < it->l.P; p += KR_VL) {
       kr_v dx = kr_v_mul(kr_v_set1(it->d[t]), kr_v_load(it->y + t * P + p)), dy = kr_v_load(it->dy + t * P + p);
       if (add_skip && kr_has(it->in->Dvec)) dx = kr_v_fma(kr_v_load(skip + p), dy, dx);
@@ -398,7 +398,7 @@ static void cross_from_before(crossing *c, int first) {
     decay *= it->decay[r];
     to[r] = decay == 0 ? 0 : decay * form[r];
   }
-  if (first == 0 && c->after) sum = decay * c->scale * (double)dot(c->before, c->after, it->in->P * it->l.N);
+  if (first == 0 && c->after) sum = decay * c->scale * (double)dot_vectors(c->before, c->after, it->in->P * it->l.N);
   for (int r = first; r < c->n; r++) c->q[r] += sum += to[r];
 }
 

@@ -44,7 +44,7 @@ static void read_state_update_steps(const update_args *a, chunk *c) {
 }
 
 /* Advances one channel's state; A is NULL where all n share one decay. Returns partial sums of sum_n C state. */
-KR_INLINE kr_v advance(float *state, const float *A, const chunk *c, int i, int64_t N) {
+KR_INLINE kr_v advance_state_row(float *state, const float *A, const chunk *c, int i, int64_t N) {
   const kr_v dt = kr_v_set1(c->dt[i]), dt_x = kr_v_set1(c->dt_x[i]), same = kr_v_set1(c->decay[i]);
   const float *B = c->B, *C = c->C;
   kr_v sum = kr_v_zero();
@@ -80,8 +80,9 @@ static void update_channel(const update_args *a, chunk *c, int i) {
   if (!in_place) kr_row_load(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
   c->y[i] = kr_v_sum(
       a->A.stride[2] == 0
-          ? advance(state, NULL, c, i, N)
-          : advance(state, row_of(&a->A, kr_at3(&a->A, c->h, c->p0 + i, 0), a->A.stride[2], N, A_buffer), c, i, N));
+          ? advance_state_row(state, NULL, c, i, N)
+          : advance_state_row(state, row_of(&a->A, kr_at3(&a->A, c->h, c->p0 + i, 0), a->A.stride[2], N, A_buffer), c,
+                              i, N));
   if (!in_place) kr_row_store(state_buffer, a->state.data, a->state.dtype, at, a->state.stride[3], N);
 }
 
@@ -92,7 +93,7 @@ static int is_rows(const update_args *a) {
          (is_same || (a->A.dtype == KRAIT_F32 && a->A.stride[2] == 1));
 }
 
-KR_INLINE void ask_for(const float *row, int64_t N) {
+KR_INLINE void prefetch_state(const float *row, int64_t N) {
   for (int64_t n = 0; n < N; n += LINE) __builtin_prefetch(row + n);
 }
 
@@ -123,10 +124,10 @@ KR_INLINE void update_rows_of(const update_args *a, chunk *c, const int is_same,
     for (int lane = 0; lane < KR_VL; lane++) {
       sums[lane] = kr_v_zero();
       if (i + lane >= c->n) continue;
-      ask_for(state + AHEAD * state_step, N);
-      if (is_far) ask_for(A + AHEAD * A_step, N);
+      prefetch_state(state + AHEAD * state_step, N);
+      if (is_far) prefetch_state(A + AHEAD * A_step, N);
       if (is_few) sums[lane] = advance_few(state, A, c, i + lane, B, C);
-      else sums[lane] = advance(state, A, c, i + lane, N);
+      else sums[lane] = advance_state_row(state, A, c, i + lane, N);
       state += state_step;
       if (!is_same) A += A_step;
     }

@@ -79,7 +79,7 @@ static const kr_kernel *tile_kernel(const kr_expert_gemm_args *a) {
   return a->A.dtype == KRAIT_F16 ? &f16[which] : &bf16[which];
 }
 
-static int32_t run_tiles(const krait_ctx *ctx, const kr_expert_gemm_args *a, uint64_t tier) {
+static int32_t run_expert_tiles(const krait_ctx *ctx, const kr_expert_gemm_args *a, uint64_t tier) {
   static const kr_kernel sort = {"expert_tiles", "kr_expert_sort"}, sum = {"expert_tiles", "kr_expert_sum"};
   const kr_expert_tiles_params p = lay_out_tiles(a);
   const kr_grid sorts = {.x = 1, .block = KR_EXPERT_SORT_THREADS, .stream = a->call.stream},
@@ -122,7 +122,7 @@ static const char *refuse_tiles(const krait_ctx *ctx, const kr_expert_gemm_args 
 /* ---- both ---- */
 
 static int32_t run_experts(const krait_ctx *ctx, const void *args, uint64_t tier, int which) {
-  return (which == TILES ? run_tiles : run_rows)(ctx, args, tier);
+  return (which == TILES ? run_expert_tiles : run_rows)(ctx, args, tier);
 }
 static const char *refuse_experts(const krait_ctx *ctx, const void *args, int which) {
   return which == TILES ? refuse_tiles(ctx, args) : refuse_rows(args);
