@@ -141,7 +141,8 @@ def conv_over_parts(conv, x, n, u, layer):
     shapes = [((x.shape[0], x.shape[2], n), x.dtype)]
     if not _needs_gradients(u, layer):
         return over_parts(run, shapes, u, layer)
-    return conv(over_parts(join, shapes, u, layer).transpose(1, 2), None)[:, :, n:]  # a copy of x: the gradient with states is left to general kernels
+    # A copy of x: the gradient with states is left to general kernels. Cut where the channels are last, so that the gradient lies as x does.
+    return conv(over_parts(join, shapes, u, layer).transpose(1, 2), None).transpose(1, 2)[:, n:].transpose(1, 2)
 
 
 @contextlib.contextmanager
