@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ._torch import once
+from .ops.causal_conv1d import run_backward, run_forward
 
 
 _IN_FLIGHT = 6  # messages of three layers: to wait for the latest would be to wait for the neighbour at every layer
@@ -68,7 +69,7 @@ class _Receive(torch.autograd.Function):
     @once
     def backward(ctx, *grads):
         ctx.link.send(_pack([torch.zeros(shape, device=ctx.device) if g is None else g for g, (shape, _) in zip(grads, ctx.like)]), -1)
-        torch.autograd.Variable._execution_engine.queue_callback(ctx.link.finish)  # when backward() ends: with the graph the link would go, and its last message
+        when_gradients_end(ctx.link)
         return None, None, None
 
 
@@ -123,26 +124,127 @@ def over_parts(run, shapes, x, layer):
     return _Send.apply(link, out, *after) if link.rank + 1 < link.size else out
 
 
-def conv_over_parts(conv, x, n, u, layer):
-    """conv, causal over n + 1 steps, of this process's part x (B, L, D) -> (B, D, L), with the n rows that the process before has there; zeros before the
-    first. conv(x (B, D, L), initial_states (B, D, n) or None). u: the layer's input."""
-    turned = x.transpose(1, 2)
-    if not n:
-        return conv(turned, None)
+def _neighbour(link, step):
+    return 0 <= link.rank + step < link.size
 
-    def last_of(states):
-        return (turned if x.shape[1] >= n else torch.cat([states, turned], 2))[:, :, -n:]  # of x alone: without waiting for the process before
 
-    def join(states):
-        return torch.cat([states[0].transpose(1, 2), x], 1), (last_of(states[0]),)
+def give(link, t, step):
+    """To the process before (-1) or after (1), if there is one."""
+    if _neighbour(link, step):
+        link.send(_pack([t]), step)
 
-    def run(states):
-        return conv(turned, states[0]), (last_of(states[0]),)
-    shapes = [((x.shape[0], x.shape[2], n), x.dtype)]
-    if not _needs_gradients(u, layer):
-        return over_parts(run, shapes, u, layer)
-    # A copy of x: the gradient with states is left to general kernels. Cut where the channels are last, so that the gradient lies as x does.
-    return conv(over_parts(join, shapes, u, layer).transpose(1, 2), None).transpose(1, 2)[:, n:].transpose(1, 2)
+
+def take(link, shape, like, step):
+    """From there, of like's type; None: there is none."""
+    shape = torch.Size(shape)
+    return link.receive(shape.numel(), like.device, step).view(shape).to(like.dtype) if _neighbour(link, step) else None
+
+
+def _rows_before(link, x, n):
+    """The n rows that the process before has in front of x (B, L, D), or None; the next one gets its own."""
+    if x.shape[1] >= n:
+        give(link, x[:, -n:], 1)  # of x alone: without waiting for the process before
+    before = take(link, (x.shape[0], n, x.shape[2]), x, -1)
+    if x.shape[1] < n:
+        give(link, torch.cat([x.new_zeros(x.shape[0], n, x.shape[2]) if before is None else before, x], 1)[:, -n:], 1)
+    return before
+
+
+def _turned(t):
+    return None if t is None else t.transpose(1, 2)
+
+
+def run_conv(link, x, weight, bias, silu):
+    """The convolution of this process's part x (B, L, D), D last -> out, and the rows before or None. All rows as if the part were alone, and the first
+    ones again: so nothing is copied, and the kernels for plain sequences run."""
+    n, m = weight.shape[1] - 1, min(weight.shape[1] - 1, x.shape[1])
+    out = x.new_empty(x.shape)
+    before = _rows_before(link, x, n) if n else None
+    run_forward(_turned(x), weight, bias, None, None, silu, False, _turned(out), None)
+    if before is not None:
+        head = torch.cat([before, x[:, :m]], 1)
+        first = torch.empty_like(head)
+        run_forward(_turned(head), weight, bias, None, None, silu, False, _turned(first), None)
+        out[:, :m] = first[:, n:]
+    return out, before
+
+
+def _conv_gradient(x, weight, bias, silu, dout, dx):
+    """The plain one -> gradients of weight and bias."""
+    dweight, dbias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
+    run_backward(_turned(x), weight, bias, None, None, _turned(dout), None, silu, False, _turned(dx), dweight, dbias, None)
+    return dweight, dbias
+
+
+def _first_gradient(before, x, weight, bias, silu, dout, dx):
+    """_conv_gradient with rows before -> their gradient, too. dout is changed meanwhile: what reached its first rows goes through the rows before as well."""
+    n, m = before.shape[1], min(before.shape[1], x.shape[1])
+    head, dhead = torch.cat([before, x[:, :m]], 1), torch.cat([torch.zeros_like(before), dout[:, :m]], 1)
+    dfirst = torch.empty_like(head)
+    dout[:, :m] = 0
+    dweight, dbias = _conv_gradient(x, weight, bias, silu, dout, dx)
+    dout[:, :m] = dhead[:, n:]
+    more, more_bias = _conv_gradient(head, weight, bias, silu, dhead, dfirst)
+    dx[:, :m] += dfirst[:, n:]
+    return dweight + more, None if bias is None else dbias + more_bias, dfirst[:, :n]
+
+
+def run_conv_gradient(link, before, x, weight, bias, silu, dout, dx):
+    """dout and dx: as x; dx is written -> gradients of weight and bias. What is the neighbours' is exchanged."""
+    n, length = weight.shape[1] - 1, x.shape[1]
+    if before is None:
+        dweight, dbias = _conv_gradient(x, weight, bias, silu, dout, dx)
+    else:
+        dweight, dbias, dbefore = _first_gradient(before, x, weight, bias, silu, dout, dx)
+    shape, after = (x.shape[0], n, x.shape[2]), None
+    if n > length:  # rows before this part are rows before the next one, too
+        after = take(link, shape, x, 1)
+        if before is not None and after is not None:
+            dbefore[:, length:] += after[:, :n - length]
+    if before is not None:
+        give(link, dbefore, -1)
+    if 0 < n <= length:
+        after = take(link, shape, x, 1)
+    if after is not None:
+        dx[:, -min(n, length):] += after[:, -min(n, length):]
+    return dweight, dbias
+
+
+def when_gradients_end(link):
+    """Of a node's backward, which has sent: with the graph the link would go, and its last message."""
+    torch.autograd.Variable._execution_engine.queue_callback(link.finish)
+
+
+class _Conv(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx, link, x, weight, bias, silu):
+        out, before = run_conv(link, x, weight, bias, silu)
+        ctx.save_for_backward(x, weight, bias, before)
+        ctx.link, ctx.silu = link, silu
+        return out
+
+    @staticmethod
+    @once
+    def backward(ctx, dout):
+        x, weight, bias, before = ctx.saved_tensors
+        dout = dout.contiguous() if dout.stride(2) != 1 or 0 in dout.stride() else dout
+        dx = torch.empty_like(x)
+        dweight, dbias = run_conv_gradient(ctx.link, before, x, weight, bias, ctx.silu, dout, dx)
+        when_gradients_end(ctx.link)
+        return None, dx, dweight, dbias, None
+
+
+def conv_over_parts(x, weight, bias, silu):
+    """The causal convolution of this process's part x (B, L, D), by weight (D, W), with the rows that the process before has in front of it -> as x."""
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
+        return _Conv.apply(_active.link, x, weight, bias, silu)
+    return run_conv(_active.link, x, weight, bias, silu)[0]
+
+
+def active_link():
+    return _active.link
 
 
 @contextlib.contextmanager

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 
+import krait.ops
 from krait import _context_parallel as cp
 
 _WORKER = """
@@ -210,15 +212,41 @@ def test_processes(tmp_path, size):
     assert all(worker.returncode == 0 for worker in workers) and all("same as one process" in text for text in said), said
 
 
-def test_the_convolutions_gradient_lies_as_its_input(monkeypatch):
-    """Kernels for channels that are last take both, or neither: a cut on the other side costs a copy of everything."""
-    steps = []
+@pytest.mark.parametrize("length, width", [(10, 4), (2, 4), (1, 4), (5, 1)])
+def test_convolution_of_parts(length, width):
+    """Of any length: a part that is shorter than the filter passes on what it was given."""
+    torch.manual_seed(3)
+    x, weight, bias, dout = torch.randn(2, 3 * length, 8), torch.randn(8, width), torch.randn(8), torch.randn(2, 3 * length, 8)
 
-    def conv(x, states):
-        y = x * 2
-        y.register_hook(lambda gradient: steps.append(gradient.stride(1)))
-        return y
-    monkeypatch.setattr(cp, "over_parts", lambda run, shapes, x, layer: run([torch.zeros(shape, dtype=dtype) for shape, dtype in shapes])[0])
-    x = torch.randn(2, 10, 8, requires_grad=True)
-    cp.conv_over_parts(conv, x, 3, x, torch.nn.Linear(1, 1)).transpose(1, 2).contiguous().sum().backward()
-    assert steps == [1] and torch.equal(x.grad, torch.full_like(x, 2))
+    def grads(run):
+        tensors = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        out = run(*tensors)
+        return out.detach(), torch.autograd.grad((out * dout).sum(), tensors)
+
+    def in_parts(x, weight, bias):
+        turn, outs = _Turn(3), []
+        for rank, part in enumerate(x.split(length, 1)):
+            with cp.over(turn.at(rank)):
+                outs.append(cp.conv_over_parts(part, weight, bias, True))
+        return torch.cat(outs, 1)
+    out, expected = grads(lambda x, weight, bias: krait.ops.causal_conv1d(x.transpose(1, 2), weight, bias, activation="silu").transpose(1, 2))
+    found_out, found = grads(in_parts)
+    _near(found_out, out, "out")
+    for name, a, b in zip(("x", "weight", "bias"), found, expected):
+        _near(a, b, name)
+
+
+def test_nothing_of_a_part_is_copied(monkeypatch):
+    """The operators' results lie where they are read: the gradient of the input projection's columns is one tensor, whose columns they are."""
+    from krait import _mamba2_part as inside
+    layer = make("Mamba2")
+    seen = {}
+    for name in ("SSD_BWD", "GATED_NORM_BWD"):
+        operator = getattr(inside, name)
+        monkeypatch.setattr(inside, name, types.SimpleNamespace(run=lambda tensors, *a, key=name, op=operator, **b: seen.update({key: tensors}) or op.run(tensors, *a, **b)))
+    monkeypatch.setattr(inside, "run_conv_gradient", lambda *call, run=cp.run_conv_gradient: seen.update(conv=call) or run(*call))
+    with cp.over(_Turn(1)):
+        out = layer(torch.randn(2, 10, 32, requires_grad=True))
+    out.sum().backward()
+    storages = {t.untyped_storage().data_ptr() for t in (seen["SSD_BWD"][13], seen["GATED_NORM_BWD"][6], seen["conv"][-1])}
+    assert len(storages) == 1 and all(t.untyped_storage().data_ptr() == seen["conv"][-2].untyped_storage().data_ptr() for t in (seen["SSD_BWD"][12], seen["SSD_BWD"][15]))

@@ -222,11 +222,11 @@ class _Plan:
         self.calls = Call(operator), Call(operator)  # one saves nothing, the other saves for the gradient
 
 
-def _rows(t):
+def rows_of(t):
     return t.reshape(t.shape[0] * t.shape[1], t.shape[2])
 
 
-def _cast(t, dtype):
+def cast(t, dtype):
     return t if t is None or dtype is None else t.to(dtype)
 
 
@@ -271,16 +271,16 @@ def _forward(plan, keep, x, w):
         return _forward_whole(plan, keep, x, w, w.A if o.log_A else w.A.float(), None if w.seq_idx is None else w.seq_idx.to(torch.int32))
     zx = x
     if w.in_proj is not None:
-        zx = matmul(_rows(_cast(x, dtype)), _cast(w.in_proj, dtype).t(), _cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
+        zx = matmul(rows_of(cast(x, dtype)), cast(w.in_proj, dtype).t(), cast(w.in_bias, dtype)).view(*plan.shape, w.in_proj.shape[0])
     A = w.A if o.log_A else w.A.float()
     seq_idx = None if w.seq_idx is None else w.seq_idx.to(torch.int32)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     gated, final, xBC, y = _run_inner(plan.calls[keep], inputs, o, keep)
-    out = gated if w.out_proj is None else matmul(_rows(_cast(gated, dtype)), _cast(w.out_proj, dtype).t(), _cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
+    out = gated if w.out_proj is None else matmul(rows_of(cast(gated, dtype)), cast(w.out_proj, dtype).t(), cast(w.out_bias, dtype)).view(*plan.shape, w.out_proj.shape[0])
     return out, final, (zx, A, seq_idx, xBC, y, None if w.out_proj is None else gated)
 
 
-def _project_backward(d, rows, weight, bias, wanted, needs_rows):
+def project_backward(d, rows, weight, bias, wanted, needs_rows):
     """d: gradient of rows weight^T + bias, as rows -> gradients of rows, weight, bias."""
     kind = d.dtype
     return (matmul(d, weight.to(kind)) if needs_rows else None, matmul(d.t(), rows.to(kind)).to(weight.dtype) if wanted[0] else None,
@@ -298,9 +298,9 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
         grads[6] = None if grads[6] is None else grads[6].to(w.A.dtype)
         return grads
     if w.out_proj is not None:
-        rows = _rows(dout)
+        rows = rows_of(dout)
         rows = rows.contiguous() if 0 in rows.stride() else rows  # else both products would copy an expanded tensor
-        dout, grads[9], grads[10] = _project_backward(rows, _rows(gated), w.out_proj, w.out_bias, wanted[9:11], True)
+        dout, grads[9], grads[10] = project_backward(rows, rows_of(gated), w.out_proj, w.out_bias, wanted[9:11], True)
         dout = dout.to(gated.dtype).view(gated.shape)
     inputs = zx, w.conv, w.conv_bias, w.dt_bias, A, w.D, w.norm, w.initial_states, seq_idx
     inside = (True, *wanted[3:9], wanted[11])
@@ -311,7 +311,7 @@ def _backward(plan, x, w, kept, dout, dfinal, wanted):
     if w.in_proj is None:
         grads[0] = dzx
     else:
-        dx, grads[1], grads[2] = _project_backward(_rows(dzx), _rows(x), w.in_proj, w.in_bias, wanted[1:3], wanted[0])
+        dx, grads[1], grads[2] = project_backward(rows_of(dzx), rows_of(x), w.in_proj, w.in_bias, wanted[1:3], wanted[0])
         grads[0] = None if dx is None else dx.view(x.shape).to(x.dtype)
     return grads
 

@@ -199,7 +199,7 @@ def add_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, resid
 
 
 # ---- gated norm -------------------------------------------------------------------------------------------------------
-def _gated_flags(rms, norm_before_gate):
+def gated_flags(rms, norm_before_gate):
     return (_RMS if rms else 0) | (0 if norm_before_gate else _GATE_FIRST)
 
 
@@ -217,7 +217,7 @@ def _run_gated_bwd(call, x, z, weight, bias, dout, eps, group_size, rms, norm_be
     grads = _fake_gated_bwd(x, z, weight, bias, dout, eps, group_size, rms, norm_before_gate)
     tensors = (x, z, weight, bias, dout, *grads)
     if call.words is None:
-        call.pack(tensors, _gated_flags(rms, norm_before_gate), group_size=group_size, eps=eps)
+        call.pack(tensors, gated_flags(rms, norm_before_gate), group_size=group_size, eps=eps)
     call.run(tensors)
     return grads
 
@@ -241,7 +241,7 @@ def _fake_gated(x, z, weight, bias, eps, group_size, rms, norm_before_gate):
 def _run_gated(call, x, z, weight, bias, eps, group_size, rms, norm_before_gate):
     tensors = (x, z, weight, bias, _like(x))
     if call.words is None:
-        call.pack(tensors, _gated_flags(rms, norm_before_gate), group_size=group_size, eps=eps)
+        call.pack(tensors, gated_flags(rms, norm_before_gate), group_size=group_size, eps=eps)
     call.run(tensors)
     return tensors[4]
 

@@ -43,11 +43,11 @@ def time_steps(dt, dt_bias, dt_softplus, dt_limit):
     return d if dt_softplus and tuple(dt_limit) == _NO_LIMIT else d.clamp(*dt_limit)
 
 
-def _limits(low, high):
+def limits(low, high):
     return dict(dt_min=low, dt_max=0.0 if high == math.inf else high or LEAST)
 
 
-def _flags(x, softplus, reverse):
+def flags_of(x, softplus, reverse):
     return (_SOFTPLUS if softplus else 0) | (_REVERSE if reverse else 0) | (_TF32 if allows_tf32(x) else 0)
 
 
@@ -63,7 +63,7 @@ def _run_backward(call, *inputs):
     tensors = (*inputs[:12], *grads)
     if call.words is None:
         softplus, reverse, low, high = inputs[12:]
-        call.pack(tensors, _flags(inputs[0], softplus, reverse), **_limits(low, high))
+        call.pack(tensors, flags_of(inputs[0], softplus, reverse), **limits(low, high))
     call.run(tensors)
     return grads
 
@@ -108,7 +108,7 @@ def _run_forward(call, *inputs):
     tensors = (*inputs[:11], *outputs)
     if call.words is None:
         softplus, reverse, low, high = inputs[11:15]
-        call.pack(tensors, _flags(inputs[0], softplus, reverse), **_limits(low, high))
+        call.pack(tensors, flags_of(inputs[0], softplus, reverse), **limits(low, high))
     call.run(tensors)
     return outputs
 

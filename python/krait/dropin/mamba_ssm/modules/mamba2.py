@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from krait._context_parallel import conv_over_parts, is_active, over_parts, refuse
-from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, causal_conv1d, is_plain, mamba2_block, member, ssd
+from krait._context_parallel import is_active, refuse
+from krait._mamba2_part import mamba2_part
+from krait.ops import Mamba2Options, Mamba2Weights, apply_linear, is_plain, mamba2_block, member
 from mamba_ssm.distributed.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from mamba_ssm.modules.parameters import add_undecayed
 from mamba_ssm.ops.triton.layernorm_gated import RMSNorm as RMSNormGated
@@ -93,33 +94,22 @@ class Mamba2(nn.Module):
             if inference_params.seqlen_offset > 0:
                 return self.step(u, conv_state, ssm_state)[0]
         if ssm_state is None and self._is_plain_inside():
-            return self._whole(u, seqlen, seq_idx)
+            return self._as_block(mamba2_block, u, seqlen, seq_idx)
         zxbcdt = apply_linear(self.in_proj, u)
         y = self._prefill(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)), seq_idx, cu_seqlens, conv_state, ssm_state)
         return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
 
     def _forward_part(self, u, seqlen, seq_idx):
         """Of tokens that continue another process's."""
-        if seq_idx is not None or not is_plain(self.conv1d, nn.Conv1d):
-            refuse("Mamba2", "takes no packed sequences (seq_idx), and no conv1d with hooks or adapters")
-        zxbcdt = apply_linear(self.in_proj, u)
-        z0, x0, z, xBC, dt = self._split(zxbcdt if seqlen is None else zxbcdt.unflatten(0, (-1, seqlen)))
-        rows = conv_over_parts(lambda x, states: causal_conv1d(x, self._conv_weight(), self.conv1d.bias, initial_states=states, activation=self.activation),
-                               xBC, self.d_conv - 1, u, self)
-        x, B, C = self._heads(rows.transpose(1, 2))
-
-        def mix(states):
-            y, final, _ = ssd(x, dt, -torch.exp(self.A_log.float()), B, C, self._D(), None if self.rmsnorm else z.unflatten(-1, (self.nheads, -1)), self.dt_bias,
-                              states[0], dt_softplus=True, dt_limit=self.dt_limit, return_final_states=True)
-            return y.flatten(2), (final,)
-        y = self._gated(over_parts(mix, [((x.shape[0], self.nheads, self.headdim, self.d_state), torch.float32)], u, self), z, z0, x0)
-        return apply_linear(self.out_proj, y if seqlen is None else y.flatten(0, 1))
+        if seq_idx is not None or not self._is_plain_inside():
+            refuse("Mamba2", "takes no packed sequences (seq_idx), and no conv1d or norm with hooks or adapters")
+        return self._as_block(mamba2_part, u, seqlen, None)
 
     def _is_plain_inside(self):
         return is_plain(member(self, "conv1d"), nn.Conv1d) and (not self.rmsnorm or is_plain(member(self, "norm"), RMSNormGated))
 
-    def _whole(self, u, seqlen, seq_idx):
-        """The block as one autograd node, including those projections that are plain linear maps without hooks."""
+    def _as_block(self, block, u, seqlen, seq_idx):
+        """block(x, weights, options) as one autograd node, including those projections that are plain linear maps without hooks."""
         first, conv, last = member(self, "in_proj"), member(self, "conv1d"), member(self, "out_proj")
         norm, D = member(self, "norm") if self.rmsnorm else None, member(self, "D")
         of_first, of_last = [(member(layer, "weight"), member(layer, "bias")) if is_plain(layer) else (None, None) for layer in (first, last)]
@@ -128,7 +118,7 @@ class Mamba2(nn.Module):
         weights = Mamba2Weights(
             *of_first, member(conv, "weight"), member(conv, "bias"), member(self, "dt_bias"), member(self, "A_log"),
             D.view(-1, self.headdim) if self.D_has_hdim else D, norm if norm is None else member(norm, "weight"), *of_last, None, seq_idx)
-        out, _ = mamba2_block(x, weights, Mamba2Options(
+        out, _ = block(x, weights, Mamba2Options(
             self.headdim, self.ngroups, self.d_inner - self.d_ssm, True, self.norm_before_gate, 1e-6 if norm is None else norm.eps, *self.dt_limit, True, False))
         out = out if seqlen is None else out.flatten(0, 1)
         return out if of_last[0] is not None else last(out)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from krait._context_parallel import conv_over_parts, is_active, over_parts, refuse
-from krait.ops import apply_linear, causal_conv1d, is_plain, linear, mamba_block, member, selective_scan
+from krait.ops import apply_linear, is_plain, linear, mamba_block, member, selective_scan
 from mamba_ssm.modules import bimamba as _bimamba
 from mamba_ssm.modules.block import Block as _Block
 from mamba_ssm.modules.parameters import add_undecayed
@@ -83,9 +83,7 @@ class Mamba(nn.Module):
         if self.bimamba or not is_plain(self.conv1d, nn.Conv1d):
             refuse("Mamba", "must read forward only, with a conv1d without hooks or adapters")
         x, z = apply_linear(self.in_proj, hidden_states).chunk(2, dim=-1)
-        weight = self.conv1d.weight.squeeze(1)
-        u = conv_over_parts(lambda x, states: causal_conv1d(x, weight, self.conv1d.bias, initial_states=states, activation=self.activation),
-                            x, self.d_conv - 1, hidden_states, self)
+        u = conv_over_parts(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, True).transpose(1, 2)
         inputs = self._projected(u, z.transpose(1, 2))
 
         def mix(states):
