@@ -201,7 +201,7 @@ static int32_t read_gguf_tensors(cursor *c, uint64_t n, kr_gguf *g) {
   KR_CHECK(!kr_arena_failed(g->arena), KRAIT_ERR_NO_MEMORY, "%s: no memory for its list of tensors", c->label);
   kr_gguf_whole(kr_gguf_find(g, "general.alignment"), &alignment);
   FORMAT_CHECK(alignment >= 1 && alignment <= 1 << 16, "%s: general.alignment is %lld", c->label, (long long)alignment);
-  const size_t data = (c->at + (size_t)alignment - 1) / (size_t)alignment * (size_t)alignment;
+  const size_t data = g->data = (c->at + (size_t)alignment - 1) / (size_t)alignment * (size_t)alignment;
   for (uint64_t i = 0; i < n; i++)
     KR_TRY(place_tensor(c, data, KR_AT(g->tensors, kr_gguf_tensor, i), *KR_AT(offsets, uint64_t, i)));
   return KRAIT_OK;

@@ -32,7 +32,7 @@ static int32_t reserve_slots(const maker *m, const kr_gguf_tensor *t, uint64_t b
 }
 
 typedef struct widening {
-  const kr_gguf_tensor *t;
+  const unsigned char *blocks;
   const kr_gguf_type *type;
   uint16_t *halves;
 } widening;
@@ -42,23 +42,32 @@ static void widen_blocks(void *user, int64_t begin, int64_t end, int worker) {
   float values[KR_GGUF_MOST_WEIGHTS];
   (void)worker;
   for (int64_t i = begin; i < end; i++) {
-    kr_gguf_widen(w->t->type, w->t->data + (uint64_t)i * w->type->bytes, values);
+    kr_gguf_widen(w->type->type, w->blocks + (uint64_t)i * w->type->bytes, values);
     for (uint32_t k = 0; k < w->type->weights; k++)
       w->halves[(uint64_t)i * w->type->weights + k] = kr_float_to_f16(values[k]);
   }
 }
 
+void kr_gguf_to_halves(uint32_t type, const unsigned char *blocks, int64_t n, kr_pool *pool, uint16_t *to) {
+  enum { GRAIN = 1 << 12 };
+  kr_pool_run(pool, n, GRAIN, widen_blocks, &(widening){blocks, kr_gguf_type_find(type), to});
+}
+
 static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weight *as) {
-  enum { GRAIN = 1 << 12 }; /* blocks */
   kr_weight item = *as;
   uint16_t *halves;
   const kr_gguf_type *type = kr_gguf_type_find(t->type);
   item.dtype = KRAIT_F16;
   KR_TRY(kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes));
+  if (m->to->is_in_parts) {
+    KR_TRY(kr_weights_add(m->to, &item));
+    *(kr_weight_blocks *)kr_list_push(m->to->owned, &m->to->blocks) = (kr_weight_blocks){m->to->n_items - 1, t->type};
+    KR_CHECK(!kr_arena_failed(m->to->owned), KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
+    return KRAIT_OK;
+  }
   KR_TRY(reserve_slots(m, t, item.bytes, &halves));
-  widening w = {t, type, halves};
   if (!m->to->is_header_only)
-    kr_pool_run(m->pool, (int64_t)(item.bytes / 2 / type->weights), GRAIN, widen_blocks, &w);
+    kr_gguf_to_halves(t->type, t->data, (int64_t)(item.bytes / 2 / type->weights), m->pool, halves);
   item.data = halves;
   return kr_weights_add(m->to, &item);
 }
@@ -244,6 +253,10 @@ int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *lab
   kr_gguf g;
   KR_TRY(kr_gguf_open(bytes, n_bytes, label, &g));
   const int is_language_model = g.tensors.n == 0 || kr_gguf_has_tensor(&g, embedding);
+  if (weights->is_in_parts && (is_language_model || g.data > KR_MAPFILE_GGUF_HEAD)) {
+    kr_gguf_close(&g);
+    return kr_fail(KRAIT_ERR_UNSUPPORTED, "%s: a file that must be read whole", label);
+  }
   kr_pool *pool = n_bytes >= BYTES_FOR_THREADS && !weights->is_header_only ? kr_pool_open(kr_usable_cores()) : NULL;
   const int32_t status = (is_language_model ? read_gguf_model_tensors : read_as_named)(&g, pool, weights);
   kr_pool_close(&pool);

@@ -81,10 +81,13 @@ int32_t kr_mapfile_read_part(int fd, size_t from, size_t n_bytes, kr_pool *pool,
 }
 
 /* For a safetensors file the bytes before its data; for any other file all bytes. */
-static size_t header_bytes(int fd, size_t n_bytes) {
+static size_t header_bytes(int fd, size_t n_bytes, int in_parts) {
   unsigned char head[9];
   uint64_t n = 0;
-  if (pread(fd, head, sizeof head, 0) != (ssize_t)sizeof head || head[8] != '{') return n_bytes;
+  if (pread(fd, head, sizeof head, 0) != (ssize_t)sizeof head) return n_bytes;
+  if (in_parts && memcmp(head, "GGUF", 4) == 0)
+    return n_bytes < KR_MAPFILE_GGUF_HEAD ? n_bytes : KR_MAPFILE_GGUF_HEAD;
+  if (head[8] != '{') return n_bytes;
   for (int i = 7; i >= 0; i--) n = n << 8 | head[i];
   return n < n_bytes - 8 ? (size_t)n + 8 : n_bytes;
 }
@@ -106,7 +109,10 @@ static int32_t check_content(const void *bytes, size_t n, const char *path) {
   return KRAIT_OK;
 }
 
-static int32_t read_descriptor(int fd, const char *path, int only_header, kr_mapfile *file) {
+enum { WHOLE, HEADER, PARTS };
+
+static int32_t read_descriptor(int fd, const char *path, int how, kr_mapfile *file) {
+  const int only_header = how != WHOLE;
   struct stat info;
   KR_TRY(check_kind(fd, path, &info));
   const size_t n = (size_t)info.st_size;
@@ -114,7 +120,7 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
       mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (only_header ? MAP_NORESERVE : 0), -1, 0);
   if (bytes == MAP_FAILED) return kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for the %zu bytes of %s", n, path);
   if (!only_header) kr_ask_for_huge_pages(bytes, n);
-  int32_t status = read_pages(fd, path, bytes, only_header ? header_bytes(fd, n) : n);
+  int32_t status = read_pages(fd, path, bytes, only_header ? header_bytes(fd, n, how == PARTS) : n);
   if (status == KRAIT_OK) status = check_content(bytes, n, path);
   if (status == KRAIT_OK && mprotect(bytes, n, PROT_READ) != 0)
     status = kr_fail_os(KRAIT_ERR_NO_MEMORY, errno, "no memory for %s", path);
@@ -123,20 +129,20 @@ static int32_t read_descriptor(int fd, const char *path, int only_header, kr_map
   return status;
 }
 
-static int32_t open_mapfile_file(const char *path, int only_header, kr_mapfile *file, int *kept) {
+static int32_t open_mapfile_file(const char *path, int how, kr_mapfile *file, int *kept) {
   *file = (kr_mapfile){0};
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return kr_fail_open(errno, path);
-  int32_t status = read_descriptor(fd, path, only_header, file);
+  int32_t status = read_descriptor(fd, path, how, file);
   if (kept && status >= 0) *kept = fd;
   else close(fd);
   return status;
 }
 
-int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 0, file, NULL); }
-int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_mapfile_file(path, 1, file, NULL); }
+int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_mapfile_file(path, WHOLE, file, NULL); }
+int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_mapfile_file(path, HEADER, file, NULL); }
 int32_t kr_mapfile_open_parts(const char *path, kr_mapfile *file, int *fd) {
-  return open_mapfile_file(path, 1, file, fd);
+  return open_mapfile_file(path, PARTS, file, fd);
 }
 
 void kr_mapfile_close(kr_mapfile *file) {

@@ -17,8 +17,9 @@ int32_t kr_mapfile_open(const char *path, kr_mapfile *file);
 /* For a safetensors file only the header is read; the rest has its place in memory, and is zero. Other files as
  * above. */
 int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file);
-/* The same, with the descriptor, which the caller closes: parts of the file, as it is then, by kr_mapfile_read_part,
- * whose KRAIT_ERR_FILE_READ says if it has become shorter. pool: or NULL. */
+enum { KR_MAPFILE_GGUF_HEAD = 16 << 20 };
+/* The same, and of a GGUF file so many bytes, with the descriptor, which the caller closes: parts of the file, as it is
+ * then, by kr_mapfile_read_part, whose KRAIT_ERR_FILE_READ says if it has become shorter. pool: or NULL. */
 int32_t kr_mapfile_open_parts(const char *path, kr_mapfile *file, int *fd);
 int32_t kr_mapfile_read_part(int fd, size_t from, size_t n_bytes, kr_pool *pool, void *to);
 void kr_mapfile_close(kr_mapfile *file); /* may be called twice, or on a zeroed struct */

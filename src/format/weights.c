@@ -150,7 +150,7 @@ static int32_t open_weights_file(const char *path, int how, const void *bytes, s
   *handle = NULL;
   kr_weights *weights = kr_zalloc(sizeof *weights);
   KR_CHECK(weights, KRAIT_ERR_NO_MEMORY, "no memory for weights");
-  weights->owned = kr_arena_open();
+  weights->owned = kr_arena_open(), weights->blocks = KR_LIST(kr_weight_blocks);
   int32_t status = weights->owned ? KRAIT_OK : kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for weights");
   if (status == KRAIT_OK && path) status = read_weights_file(weights, path, how);
   weights->is_header_only = how != READ_ALL;
@@ -169,24 +169,48 @@ int32_t kr_weights_open_header(const char *path, kr_weights **weights) {
   return open_weights_file(path, READ_HEADER, NULL, 0, path, weights);
 }
 
+/* What cannot be read so is read whole, which then says what is wrong with it. */
 int32_t kr_weights_open_in_parts(const char *path, kr_weights **weights) {
   const char *dot = strrchr(path, '.');
-  if (!dot || strcmp(dot, ".safetensors") != 0) return kr_weights_open(path, weights);
-  KR_TRY(open_weights_file(path, READ_PARTS, NULL, 0, path, weights));
-  if (strcmp((*weights)->format, "safetensors") == 0 && !(*weights)->is_converted) return KRAIT_OK;
+  const int is_gguf = dot && strcmp(dot, ".gguf") == 0, is_safe = dot && strcmp(dot, ".safetensors") == 0;
+  if (!is_gguf && !is_safe) return kr_weights_open(path, weights);
+  const int32_t status = open_weights_file(path, READ_PARTS, NULL, 0, path, weights);
+  if (status < 0) return is_gguf ? kr_weights_open(path, weights) : status;
+  if (strcmp((*weights)->format, is_gguf ? "gguf" : "safetensors") == 0 && !(*weights)->is_converted) return KRAIT_OK;
   kr_weights_close(weights);
   return kr_weights_open(path, weights);
 }
 
 int kr_weights_are_in_parts(const kr_weights *weights) { return weights->is_in_parts; }
 
+static const kr_gguf_type *blocks_of(const kr_weights *weights, const kr_weight *item) {
+  for (size_t i = 0; i < weights->blocks.n; i++) {
+    const kr_weight_blocks *b = KR_AT(weights->blocks, kr_weight_blocks, i);
+    if (weights->items[b->item].name == item->name) return kr_gguf_type_find(b->type);
+  }
+  return NULL;
+}
+
+static int32_t read_blocks(const kr_weights *weights, const kr_weight *item, const kr_gguf_type *type, size_t from,
+                           kr_pool *pool, void *to) {
+  const uint64_t n = item->bytes / sizeof(uint16_t) / type->weights;
+  unsigned char *blocks = kr_alloc((size_t)(n * type->bytes));
+  KR_CHECK(blocks, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  const int32_t status = kr_mapfile_read_part(weights->fd, from, (size_t)(n * type->bytes), pool, blocks);
+  if (status >= 0) kr_gguf_to_halves(type->type, blocks, (int64_t)n, pool, to);
+  kr_free(blocks);
+  return status;
+}
+
 int32_t kr_weights_read(const kr_weights *weights, const kr_weight *item, kr_pool *pool, void *to) {
   if (!kr_weights_are_in_parts(weights)) {
     memcpy(to, item->data, (size_t)item->bytes);
     return KRAIT_OK;
   }
-  return kr_mapfile_read_part(weights->fd, (size_t)((const unsigned char *)item->data - weights->file.bytes),
-                              (size_t)item->bytes, pool, to);
+  const size_t from = (size_t)((const unsigned char *)item->data - weights->file.bytes);
+  const kr_gguf_type *type = blocks_of(weights, item);
+  return type ? read_blocks(weights, item, type, from, pool, to)
+              : kr_mapfile_read_part(weights->fd, from, (size_t)item->bytes, pool, to);
 }
 
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights) {

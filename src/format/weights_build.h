@@ -7,6 +7,12 @@
 #include "mapfile.h"
 #include "weights.h"
 
+/* A float16 tensor that is blocks of a ggml type in the file. */
+typedef struct kr_weight_blocks {
+  int64_t item;
+  uint32_t type;
+} kr_weight_blocks;
+
 struct kr_weights {
   const char *format;
   kr_weight *items;
@@ -17,7 +23,8 @@ struct kr_weights {
   kr_arena *owned; /* names, metadata, and tensors that are not in the required form in the file */
   kr_mapfile file;
   int is_header_only, is_converted; /* converted: data of the file have another type */
-  int is_in_parts, fd;              /* in parts: data are read when they are asked for */
+  int is_in_parts, fd;              /* in parts: data are read when they are asked for, */
+  kr_list blocks;                   /* kr_weight_blocks: and these become float16 then */
 };
 
 /* The product of the sizes; KRAIT_ERR_FILE_FORMAT if it does not fit 63 bits or a size is negative. */
