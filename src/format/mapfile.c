@@ -73,11 +73,19 @@ static int32_t read_pages(int fd, const char *path, unsigned char *bytes, size_t
   return r.error ? kr_fail_os(KRAIT_ERR_FILE_READ, r.error, "cannot read %s", path) : KRAIT_OK;
 }
 
+int kr_mapfile_read_bytes(int fd, size_t from, size_t n_bytes, void *to) {
+  return read_piece(&(reading){.fd = fd, .bytes = to, .n_bytes = n_bytes, .from = from}, 0, n_bytes);
+}
+
+int32_t kr_mapfile_check_read(int error) {
+  KR_CHECK(error != TRUNCATED, KRAIT_ERR_FILE_READ, "the file was truncated while it was in use");
+  return error ? kr_fail_os(KRAIT_ERR_FILE_READ, error, "cannot read the file") : KRAIT_OK;
+}
+
 int32_t kr_mapfile_read_part(int fd, size_t from, size_t n_bytes, kr_pool *pool, void *to) {
   reading r = {.fd = fd, .bytes = to, .n_bytes = n_bytes, .from = from};
   kr_pool_run_long(pool, (int64_t)((n_bytes + PART_BYTES - 1) / PART_BYTES), 1, read_parts, &r);
-  KR_CHECK(r.error != TRUNCATED, KRAIT_ERR_FILE_READ, "the file was truncated while it was in use");
-  return r.error ? kr_fail_os(KRAIT_ERR_FILE_READ, r.error, "cannot read the file") : KRAIT_OK;
+  return kr_mapfile_check_read(r.error);
 }
 
 /* For a safetensors file the bytes before its data; for any other file all bytes. */

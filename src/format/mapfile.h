@@ -22,5 +22,8 @@ enum { KR_MAPFILE_GGUF_HEAD = 16 << 20 };
  * then, by kr_mapfile_read_part, whose KRAIT_ERR_FILE_READ says if it has become shorter. pool: or NULL. */
 int32_t kr_mapfile_open_parts(const char *path, kr_mapfile *file, int *fd);
 int32_t kr_mapfile_read_part(int fd, size_t from, size_t n_bytes, kr_pool *pool, void *to);
+/* The same from a worker, whose own error goes to nobody: 0, or what its caller gives to kr_mapfile_check_read. */
+int kr_mapfile_read_bytes(int fd, size_t from, size_t n_bytes, void *to);
+int32_t kr_mapfile_check_read(int error);
 void kr_mapfile_close(kr_mapfile *file); /* may be called twice, or on a zeroed struct */
 #endif

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -191,15 +192,38 @@ static const kr_gguf_type *blocks_of(const kr_weights *weights, const kr_weight 
   return NULL;
 }
 
+typedef struct blocks_reading {
+  int fd;
+  const kr_gguf_type *type;
+  size_t from;
+  int64_t n, piece; /* blocks */
+  uint16_t *to;
+  atomic_int error;
+} blocks_reading;
+enum { BLOCKS_BYTES = 32 << 10 }; /* of a piece, which stays in its thread's cache */
+
+static void read_block_pieces(void *user, int64_t begin, int64_t end, int worker) {
+  blocks_reading *r = user;
+  unsigned char bytes[BLOCKS_BYTES];
+  (void)worker;
+  for (int64_t i = begin; i < end && !r->error; i++) {
+    const int64_t first = i * r->piece, n = r->n - first < r->piece ? r->n - first : r->piece;
+    const size_t each = r->type->bytes;
+    const int error = kr_mapfile_read_bytes(r->fd, r->from + (size_t)first * each, (size_t)n * each, bytes);
+    if (error)
+      r->error = error;
+    else
+      kr_gguf_to_halves(r->type->type, bytes, n, NULL, r->to + first * r->type->weights);
+  }
+}
+
 static int32_t read_blocks(const kr_weights *weights, const kr_weight *item, const kr_gguf_type *type, size_t from,
                            kr_pool *pool, void *to) {
-  const uint64_t n = item->bytes / sizeof(uint16_t) / type->weights;
-  unsigned char *blocks = kr_alloc((size_t)(n * type->bytes));
-  KR_CHECK(blocks, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
-  const int32_t status = kr_mapfile_read_part(weights->fd, from, (size_t)(n * type->bytes), pool, blocks);
-  if (status >= 0) kr_gguf_to_halves(type->type, blocks, (int64_t)n, pool, to);
-  kr_free(blocks);
-  return status;
+  enum { GRAIN = 4 };
+  blocks_reading r = {.fd = weights->fd, .type = type, .from = from, .piece = BLOCKS_BYTES / type->bytes, .to = to};
+  r.n = (int64_t)(item->bytes / sizeof(uint16_t) / type->weights);
+  kr_pool_run_long(pool, (r.n + r.piece - 1) / r.piece, GRAIN, read_block_pieces, &r);
+  return kr_mapfile_check_read(r.error);
 }
 
 int32_t kr_weights_read(const kr_weights *weights, const kr_weight *item, kr_pool *pool, void *to) {

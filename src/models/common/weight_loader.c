@@ -181,19 +181,28 @@ int32_t kr_loader_find(kr_loader *p, const char *name, int is_needed, kr_sizes w
   return KRAIT_OK;
 }
 
+/* Memory for so many bytes of a tensor, until the next one in this place: new pages for each tensor would cost as much
+ * as their contents. */
+static int32_t need_room(kr_loader *p, int place, const char *name, uint64_t bytes, void **data) {
+  struct kr_loader_room *room = &p->parts[place];
+  if (bytes > room->bytes) {
+    kr_free(room->data);
+    room->data = kr_alloc((size_t)bytes), room->bytes = room->data ? bytes : 0;
+  }
+  KR_CHECK(room->data, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", name);
+  *data = room->data;
+  return KRAIT_OK;
+}
+
 /* *to: the item with its data, which a file in parts gives; until the next one in this place. */
 static int32_t find_data(kr_loader *p, int place, const kr_weight *item, kr_weight *to) {
-  struct kr_loader_room *room = &p->parts[place];
+  void *data;
   const kr_weight in_file = *item; /* to may be item */
   *to = in_file;
   if (!p->weights || !kr_weights_are_in_parts(p->weights) || !in_file.data) return KRAIT_OK;
-  if (in_file.bytes > room->bytes) {
-    kr_free(room->data);
-    room->data = kr_alloc((size_t)in_file.bytes), room->bytes = room->data ? in_file.bytes : 0;
-  }
-  KR_CHECK(room->data, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", in_file.name);
-  to->data = room->data;
-  const int32_t status = kr_weights_read(p->weights, &in_file, p->ctx->pool, room->data);
+  KR_TRY(need_room(p, place, in_file.name, in_file.bytes, &data));
+  to->data = data;
+  const int32_t status = kr_weights_read(p->weights, &in_file, p->ctx->pool, data);
   return status < 0 ? kr_fail(status, "%s: %s", kr_loader_label(p), krait_error_detail()) : KRAIT_OK;
 }
 
@@ -260,15 +269,13 @@ static int32_t take_narrowed(kr_loader *p, const kr_weight *item, int apart, kr_
   p->bytes += bytes;
   if (!p->device) return copy_in(p, item->data, bytes, apart, &to->data); /* only counted */
   KR_TRY(find_data(p, 0, item, &found));
-  w.halves = kr_alloc((size_t)bytes + 1);
-  KR_CHECK(w.halves, KRAIT_ERR_NO_MEMORY, "no memory for tensor '%s'", item->name);
+  void *halves;
+  KR_TRY(need_room(p, 1, item->name, bytes, &halves));
+  w.halves = halves;
   kr_parallel(p->ctx, (int64_t)n, 1 << 16, narrow_values, &w);
-  int32_t status = w.overflows ? kr_fail(KRAIT_ERR_WEIGHTS,
-                                         "%s: tensor '%s' has values that float16 does not hold; use bfloat16",
-                                         kr_loader_label(p), item->name)
-                               : copy_in(p, w.halves, bytes, apart, &to->data);
-  kr_free(w.halves);
-  return status;
+  KR_CHECK(!w.overflows, KRAIT_ERR_WEIGHTS, "%s: tensor '%s' has values that float16 does not hold; use bfloat16",
+           kr_loader_label(p), item->name);
+  return copy_in(p, w.halves, bytes, apart, &to->data);
 }
 
 typedef struct q8_rows {

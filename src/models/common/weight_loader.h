@@ -45,7 +45,7 @@ typedef struct kr_loader {
   struct kr_loader_room {
     void *data;
     uint64_t bytes;
-  } parts[2]; /* tensors of a file whose data stay there: the one that is being placed, and q8_0's scales */
+  } parts[2]; /* the tensor that is being placed, of a file whose data stay there; q8_0's scales, or what it becomes */
   struct kr_random_values {
     void *data;
     uint64_t bytes;
