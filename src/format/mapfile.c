@@ -148,7 +148,9 @@ static int32_t open_mapfile_file(const char *path, int how, kr_mapfile *file, in
 }
 
 int32_t kr_mapfile_open(const char *path, kr_mapfile *file) { return open_mapfile_file(path, WHOLE, file, NULL); }
-int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) { return open_mapfile_file(path, HEADER, file, NULL); }
+int32_t kr_mapfile_open_header(const char *path, kr_mapfile *file) {
+  return open_mapfile_file(path, HEADER, file, NULL);
+}
 int32_t kr_mapfile_open_parts(const char *path, kr_mapfile *file, int *fd) {
   return open_mapfile_file(path, PARTS, file, fd);
 }
