@@ -79,11 +79,11 @@ static void print_restore_notes(const char *in, const char *out, const krait_res
     fprintf(err, "%s: %lld columns and %lld rows at the edges are cut off (--pad keeps them)\n", in,
             (long long)i->cropped_width, (long long)i->cropped_height);
   fprintf(err,
-          "%s -> %s: %lld frames, %lld x %lld -> %lld x %lld, in %.1f s (encoder %.1f, transformer %.1f, decoder "
+          "%s -> %s: %lld frame%s, %lld x %lld -> %lld x %lld, in %.1f s (encoder %.1f, transformer %.1f, decoder "
           "%.1f); memory: %.2f GiB, on the host %.2f GiB for frames\n",
-          in, out, (long long)i->n_frames, (long long)i->from_width, (long long)i->from_height, (long long)i->width,
-          (long long)i->height, i->seconds, i->stage_s[0], i->stage_s[1], i->stage_s[2],
-          (double)i->device_bytes / (1 << 30), (double)i->host_bytes / (1 << 30));
+          in, out, (long long)i->n_frames, i->n_frames == 1 ? "" : "s", (long long)i->from_width,
+          (long long)i->from_height, (long long)i->width, (long long)i->height, i->seconds, i->stage_s[0],
+          i->stage_s[1], i->stage_s[2], (double)i->device_bytes / (1 << 30), (double)i->host_bytes / (1 << 30));
 }
 
 /* ---- files ---- */
