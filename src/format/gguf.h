@@ -55,8 +55,6 @@ const char *kr_gguf_text(const kr_gguf_value *value, uint64_t *at, size_t *n);
  * "model.diffusion_model.", and the shapes noted beside them; blocks become float16. Of language models the metadata
  * record the original types and what they were converted to. */
 int32_t kr_gguf_read(const unsigned char *bytes, size_t n_bytes, const char *label, kr_weights *weights);
-/* n blocks as float16. pool: or NULL. */
-void kr_gguf_to_halves(uint32_t type, const unsigned char *blocks, int64_t n, kr_pool *pool, uint16_t *to);
 /* The equivalent of config.json; that of tokenizer.json is in src/text/gguf_tokenizer.h. */
 int32_t kr_gguf_config(const unsigned char *bytes, size_t n_bytes, const char *label, json_t **config);
 

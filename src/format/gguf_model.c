@@ -31,6 +31,16 @@ static int32_t reserve_slots(const maker *m, const kr_gguf_tensor *t, uint64_t b
   return KRAIT_OK;
 }
 
+/* n blocks as float16. */
+static void widen_to_halves(uint32_t number, const unsigned char *blocks, int64_t n, uint16_t *to) {
+  const kr_gguf_type *type = kr_gguf_type_find(number);
+  float values[KR_GGUF_MOST_WEIGHTS];
+  for (int64_t i = 0; i < n; i++) {
+    kr_gguf_widen(number, blocks + (uint64_t)i * type->bytes, values);
+    for (uint32_t k = 0; k < type->weights; k++) to[(uint64_t)i * type->weights + k] = kr_float_to_f16(values[k]);
+  }
+}
+
 typedef struct widening {
   const unsigned char *blocks;
   const kr_gguf_type *type;
@@ -39,21 +49,13 @@ typedef struct widening {
 
 static void widen_blocks(void *user, int64_t begin, int64_t end, int worker) {
   const widening *w = user;
-  float values[KR_GGUF_MOST_WEIGHTS];
   (void)worker;
-  for (int64_t i = begin; i < end; i++) {
-    kr_gguf_widen(w->type->type, w->blocks + (uint64_t)i * w->type->bytes, values);
-    for (uint32_t k = 0; k < w->type->weights; k++)
-      w->halves[(uint64_t)i * w->type->weights + k] = kr_float_to_f16(values[k]);
-  }
-}
-
-void kr_gguf_to_halves(uint32_t type, const unsigned char *blocks, int64_t n, kr_pool *pool, uint16_t *to) {
-  enum { GRAIN = 1 << 12 };
-  kr_pool_run(pool, n, GRAIN, widen_blocks, &(widening){blocks, kr_gguf_type_find(type), to});
+  widen_to_halves(w->type->type, w->blocks + (uint64_t)begin * w->type->bytes, end - begin,
+                  w->halves + (uint64_t)begin * w->type->weights);
 }
 
 static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weight *as) {
+  enum { GRAIN = 1 << 12 }; /* blocks */
   kr_weight item = *as;
   uint16_t *halves;
   const kr_gguf_type *type = kr_gguf_type_find(t->type);
@@ -61,13 +63,13 @@ static int32_t add_halves(const maker *m, const kr_gguf_tensor *t, const kr_weig
   KR_TRY(kr_shape_bytes(item.n_dims, item.shape, item.dtype, &item.bytes));
   if (m->to->is_in_parts) {
     KR_TRY(kr_weights_add(m->to, &item));
-    *(kr_weight_blocks *)kr_list_push(m->to->owned, &m->to->blocks) = (kr_weight_blocks){m->to->n_items - 1, t->type};
-    KR_CHECK(!kr_arena_failed(m->to->owned), KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
-    return KRAIT_OK;
+    return kr_weights_add_blocks(m->to, &(kr_weight_blocks){m->to->n_items - 1, t->type, type->weights, type->bytes,
+                                                            widen_to_halves});
   }
   KR_TRY(reserve_slots(m, t, item.bytes, &halves));
   if (!m->to->is_header_only)
-    kr_gguf_to_halves(t->type, t->data, (int64_t)(item.bytes / 2 / type->weights), m->pool, halves);
+    kr_pool_run(m->pool, (int64_t)(item.bytes / 2 / type->weights), GRAIN, widen_blocks,
+                &(widening){t->data, type, halves});
   item.data = halves;
   return kr_weights_add(m->to, &item);
 }

@@ -139,13 +139,22 @@ static uint16_t widen_f8(unsigned char byte) {
   return (uint16_t)(sign | (exponent + 8) << 10 | (fraction & 7) << 7);
 }
 
+static void widen_f8_bytes(uint32_t type, const unsigned char *from, int64_t n, uint16_t *to) {
+  uint16_t of_byte[256];
+  (void)type;
+  for (int i = 0; i < 256; i++) of_byte[i] = widen_f8((unsigned char)i);
+  for (int64_t i = 0; i < n; i++) to[i] = of_byte[from[i]];
+}
+
 static int32_t widen_f8_tensor(const kr_header *header, kr_weights *weights, kr_weight *item) {
   const unsigned char *from = item->data;
-  item->dtype = KRAIT_F16, item->bytes *= 2, weights->is_converted = 1;
+  item->dtype = KRAIT_F16, item->bytes *= 2;
+  if (weights->is_in_parts)
+    return kr_weights_add_blocks(weights, &(kr_weight_blocks){item - weights->items, 0, 1, 1, widen_f8_bytes});
   if (weights->is_header_only) return KRAIT_OK;
   uint16_t *to = kr_arena_try(weights->owned, (size_t)item->bytes + 1);
   KR_CHECK(to, KRAIT_ERR_NO_MEMORY, "%s: no memory to widen tensor '%s'", header->label, item->name);
-  for (uint64_t i = 0; i < item->bytes / 2; i++) to[i] = widen_f8(from[i]);
+  widen_f8_bytes(0, from, (int64_t)(item->bytes / 2), to);
   item->data = to;
   return KRAIT_OK;
 }

@@ -92,6 +92,12 @@ int32_t kr_weights_add_metadata(kr_weights *weights, const char *key, const char
   return KRAIT_OK;
 }
 
+int32_t kr_weights_add_blocks(kr_weights *weights, const kr_weight_blocks *blocks) {
+  *(kr_weight_blocks *)kr_list_push(weights->owned, &weights->blocks) = *blocks;
+  KR_CHECK(!kr_arena_failed(weights->owned), KRAIT_ERR_NO_MEMORY, "no memory for the list of tensors");
+  return KRAIT_OK;
+}
+
 static int compare_names(const void *a, const void *b) {
   return strcmp((*(const kr_weight *const *)a)->name, (*(const kr_weight *const *)b)->name);
 }
@@ -177,24 +183,24 @@ int32_t kr_weights_open_in_parts(const char *path, kr_weights **weights) {
   if (!is_gguf && !is_safe) return kr_weights_open(path, weights);
   const int32_t status = open_weights_file(path, READ_PARTS, NULL, 0, path, weights);
   if (status < 0) return is_gguf ? kr_weights_open(path, weights) : status;
-  if (strcmp((*weights)->format, is_gguf ? "gguf" : "safetensors") == 0 && !(*weights)->is_converted) return KRAIT_OK;
+  if (strcmp((*weights)->format, is_gguf ? "gguf" : "safetensors") == 0) return KRAIT_OK;
   kr_weights_close(weights);
   return kr_weights_open(path, weights);
 }
 
 int kr_weights_are_in_parts(const kr_weights *weights) { return weights->is_in_parts; }
 
-static const kr_gguf_type *blocks_of(const kr_weights *weights, const kr_weight *item) {
+static const kr_weight_blocks *blocks_of(const kr_weights *weights, const kr_weight *item) {
   for (size_t i = 0; i < weights->blocks.n; i++) {
     const kr_weight_blocks *b = KR_AT(weights->blocks, kr_weight_blocks, i);
-    if (weights->items[b->item].name == item->name) return kr_gguf_type_find(b->type);
+    if (weights->items[b->item].name == item->name) return b;
   }
   return NULL;
 }
 
 typedef struct blocks_reading {
   int fd;
-  const kr_gguf_type *type;
+  const kr_weight_blocks *blocks;
   size_t from;
   int64_t n, piece; /* blocks */
   uint16_t *to;
@@ -204,24 +210,24 @@ enum { BLOCKS_BYTES = 32 << 10 }; /* of a piece, which stays in its thread's cac
 
 static void read_block_pieces(void *user, int64_t begin, int64_t end, int worker) {
   blocks_reading *r = user;
+  const kr_weight_blocks *b = r->blocks;
   unsigned char bytes[BLOCKS_BYTES];
   (void)worker;
   for (int64_t i = begin; i < end && !r->error; i++) {
     const int64_t first = i * r->piece, n = r->n - first < r->piece ? r->n - first : r->piece;
-    const size_t each = r->type->bytes;
-    const int error = kr_mapfile_read_bytes(r->fd, r->from + (size_t)first * each, (size_t)n * each, bytes);
-    if (error)
-      r->error = error;
-    else
-      kr_gguf_to_halves(r->type->type, bytes, n, NULL, r->to + first * r->type->weights);
+    const int error =
+        kr_mapfile_read_bytes(r->fd, r->from + (size_t)first * b->bytes, (size_t)n * b->bytes, bytes);
+    if (error) r->error = error;
+    else b->widen(b->type, bytes, n, r->to + first * b->weights);
   }
 }
 
-static int32_t read_blocks(const kr_weights *weights, const kr_weight *item, const kr_gguf_type *type, size_t from,
-                           kr_pool *pool, void *to) {
+static int32_t read_blocks(const kr_weights *weights, const kr_weight *item, const kr_weight_blocks *blocks,
+                           size_t from, kr_pool *pool, void *to) {
   enum { GRAIN = 4 };
-  blocks_reading r = {.fd = weights->fd, .type = type, .from = from, .piece = BLOCKS_BYTES / type->bytes, .to = to};
-  r.n = (int64_t)(item->bytes / sizeof(uint16_t) / type->weights);
+  blocks_reading r = {
+      .fd = weights->fd, .blocks = blocks, .from = from, .piece = BLOCKS_BYTES / blocks->bytes, .to = to};
+  r.n = (int64_t)(item->bytes / sizeof(uint16_t) / blocks->weights);
   kr_pool_run_long(pool, (r.n + r.piece - 1) / r.piece, GRAIN, read_block_pieces, &r);
   return kr_mapfile_check_read(r.error);
 }
@@ -232,9 +238,9 @@ int32_t kr_weights_read(const kr_weights *weights, const kr_weight *item, kr_poo
     return KRAIT_OK;
   }
   const size_t from = (size_t)((const unsigned char *)item->data - weights->file.bytes);
-  const kr_gguf_type *type = blocks_of(weights, item);
-  return type ? read_blocks(weights, item, type, from, pool, to)
-              : kr_mapfile_read_part(weights->fd, from, (size_t)item->bytes, pool, to);
+  const kr_weight_blocks *blocks = blocks_of(weights, item);
+  return blocks ? read_blocks(weights, item, blocks, from, pool, to)
+                : kr_mapfile_read_part(weights->fd, from, (size_t)item->bytes, pool, to);
 }
 
 int32_t kr_weights_open_memory(const void *bytes, size_t n_bytes, const char *label, kr_weights **weights) {

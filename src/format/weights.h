@@ -32,9 +32,9 @@ typedef struct kr_weights kr_weights;
 int32_t kr_weights_open(const char *path, kr_weights **weights);
 /* Only names, shapes and metadata; the data of a safetensors file are not read, and must not be used. */
 int32_t kr_weights_open_header(const char *path, kr_weights **weights);
-/* The data of a safetensors file stay there, where its types are ours, and those of a GGUF file that is no language
- * model, until kr_weights_read; of any other file they are read now. The file must not be written meanwhile; if another
- * takes its name, this one is read on. */
+/* The data of a safetensors file stay there, and those of a GGUF file that is no language model, until kr_weights_read;
+ * of any other file they are read now. The file must not be written meanwhile; if another takes its name, this one is
+ * read on. */
 int32_t kr_weights_open_in_parts(const char *path, kr_weights **weights);
 int kr_weights_are_in_parts(const kr_weights *weights);
 int32_t kr_weights_read(const kr_weights *weights, const kr_weight *item, kr_pool *pool, void *to); /* item->bytes */
