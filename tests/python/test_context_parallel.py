@@ -236,6 +236,40 @@ def test_convolution_of_parts(length, width):
         _near(a, b, name)
 
 
+@pytest.mark.parametrize("what", ["hooks", "autocast", "one sequence of rows"])
+def test_parts_of_a_mamba2_in_other_ways(what):
+    """Projections that must be called as modules; autocast; rows with seqlen."""
+    layer = make("Mamba2")
+    torch.manual_seed(1)
+    u, weights = torch.randn(1, 24, 32), torch.randn(1, 24, 32)
+    if what == "hooks":
+        for projection in (layer.in_proj, layer.out_proj):
+            projection.register_forward_hook(lambda module, inputs, out: out * 1.5)
+
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=what == "autocast"):
+            return layer(x[0], seqlen=x.shape[1])[None] if what == "one sequence of rows" else layer(x)
+
+    def grads(x, run):
+        x = x.clone().requires_grad_()
+        layer.zero_grad()
+        out = run(x)
+        (out.float() * weights).sum().backward()
+        return out.detach(), x.grad, [p.grad.clone() for p in layer.parameters()]
+
+    def in_parts(x):
+        turn, outs = _Turn(2), []
+        for rank, part in enumerate(parts_of(x, 2)):
+            with cp.over(turn.at(rank)):
+                outs.append(run(part))
+        return torch.cat(outs, 1)
+    tolerance = 3e-2 if what == "autocast" else 2e-5
+    out, du, dweights = grads(u, run)
+    found, found_du, found_dweights = grads(u, in_parts)
+    for a, b in ((found, out), (found_du, du), *zip(found_dweights, dweights)):
+        assert a.dtype == b.dtype and (a - b).float().abs().max() <= tolerance * b.float().abs().max() + 1e-7
+
+
 def test_nothing_of_a_part_is_copied(monkeypatch):
     """The operators' results lie where they are read: the gradient of the input projection's columns is one tensor, whose columns they are."""
     from krait import _mamba2_part as inside
