@@ -8,13 +8,14 @@
 #include "alloc.h"
 #include "status.h"
 
-/* The filter ends HALF periods of the lower rate before and after its middle; it is down by 6 dB at EDGE of that rate's
- * half, and by 80 dB 0.08 of the half above it. */
+/* The filter ends HALF periods of the lower rate before and after its middle; it is down by 6 dB at `edge` of that
+ * rate's half, and by 80 dB 0.08 of the half above it. */
 enum { HALF = 32, MOST_ROWS = 1024, LANES = 8 };
-static const double EDGE = 0.95, KAISER_BETA = 8;
+static const double KAISER_BETA = 8;
 
 struct kr_polyphase {
   int64_t in_hz, out_hz; /* without their common divisor */
+  double edge;
   int64_t half, n_taps, n_rows; /* of taps; one more row if it interpolates. half 0: equal rates */
   float *taps;
   kr_queue queue;       /* from input sample i - (half - 1) on */
@@ -32,7 +33,7 @@ static double bessel(double x) {
 /* The filter at `t` input samples from its middle. */
 static double filter_at(const kr_polyphase *p, double t) {
   const double period = p->in_hz > p->out_hz ? (double)p->in_hz / (double)p->out_hz : 1, x = t / period,
-               u = x / HALF, angle = acos(-1) * EDGE * x;
+               u = x / HALF, angle = acos(-1) * p->edge * x;
   if (fabs(u) >= 1) return 0;
   return (fabs(angle) < 1e-9 ? 1 : sin(angle) / angle) * bessel(KAISER_BETA * sqrt(1 - u * u));
 }
@@ -63,11 +64,11 @@ static int32_t open_filter(kr_polyphase *p, int64_t n_waiting) {
   return kr_queue_reserve(&p->queue, 4 * (n_waiting + p->n_taps));
 }
 
-int32_t kr_polyphase_open(int32_t in_hz, int32_t out_hz, int64_t n_waiting, kr_polyphase **handle) {
+int32_t kr_polyphase_open(int32_t in_hz, int32_t out_hz, double edge, int64_t n_waiting, kr_polyphase **handle) {
   kr_polyphase *p = *handle = kr_zalloc(sizeof *p);
   KR_CHECK(p, KRAIT_ERR_NO_MEMORY, "no memory for a resampler");
   const int64_t divisor = common_divisor(in_hz, out_hz);
-  p->in_hz = in_hz / divisor, p->out_hz = out_hz / divisor;
+  p->in_hz = in_hz / divisor, p->out_hz = out_hz / divisor, p->edge = edge;
   const int32_t status = open_filter(p, n_waiting);
   if (status < 0) kr_polyphase_close(handle);
   else kr_polyphase_begin(p);
