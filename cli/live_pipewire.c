@@ -100,7 +100,8 @@ int live_pipewire_setup(void) {
 int live_pipewire_remove(void) {
   char path[PATH_BYTES];
   if (!conf_path(path, 0)) return cli_usage_error("live", "--remove needs HOME, which is not set");
-  if (unlink(path) && errno != ENOENT) return report_path("cannot remove", path);
-  printf("%s is removed\n", path);
+  const int is_missing = unlink(path) != 0;
+  if (is_missing && errno != ENOENT) return report_path("cannot remove", path);
+  printf("%s %s\n", path, is_missing ? "is not there" : "is removed");
   return 0;
 }
