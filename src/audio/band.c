@@ -179,12 +179,13 @@ static double judge(kr_band *b) {
   return 1 / (1 + exp(-(2.8 + 0.27 * kept + 0.057 * loud)));
 }
 
-/* The model's own above 5 kHz; in dB only four fifths of it where there is speech: more of that than of noise is above
- * 8 kHz. */
+/* The model's own above 5 kHz. In speech less, in dB, where little is taken: more of it than of noise is above 8 kHz;
+ * and more where much is: there it is noise. */
 static double upper_gain(const kr_band *b) {
   static const double least = 1e-14;
-  const double kept = (b->said.upper + least) / (b->heard.upper + least);
-  return pow(fmin(kept, 1), 0.5 * (1 - 0.2 * b->now_speech));
+  const double kept = fmin((b->said.upper + least) / (b->heard.upper + least), 1), taken_db = -10 * log10(kept),
+               noisy = fmin(fmax((taken_db - 1) / 5, 0), 1);
+  return pow(kept, 0.5 * (1 + b->now_speech * (0.6 * noisy - 0.3)));
 }
 
 int32_t kr_band_return(kr_band *b, const float *cleaned, int64_t n) {

@@ -129,8 +129,8 @@ static double level_of(double hz, double gain, int32_t is_narrow, const kr_band_
 static void what_is_above_follows(void **state) {
   (void)state;
   for (double hz = 500; hz < 23000; hz += 1125) {
-    const double db = level_of(hz, 0.2511886, 0, NULL), most_db = hz < 6400 ? -11.7 : -9; /* above: with speech */
-    if (db < -12.3 || db > most_db) fail_msg("%g Hz is at %.2f dB", hz, db);
+    const double db = level_of(hz, 0.2511886, 0, NULL), least_db = hz < 6400 ? -12.3 : -16; /* in noisy speech more */
+    if (db < least_db || db > -11.7) fail_msg("%g Hz is at %.2f dB", hz, db);
   }
   assert_true(level_of(12000, 1, 1, NULL) < -40), assert_true(fabs(level_of(7000, 1, 1, NULL)) < 0.3);
 }
@@ -141,7 +141,7 @@ static void what_the_model_lacks_at_its_end_is_kept(void **state) {
   for (double hz = 6000; hz <= 7800; hz += 200) {
     const double db = level_after((model){.gain = 1, .least = 1, .notch_hz = hz}, hz, 0.01, 0, NULL);
     print_message("without %g Hz: %.2f dB\n", hz, db);
-    assert_true(hz < 6400 ? db < -20 : hz < 7400 || fabs(db) < 0.8);
+    assert_true(hz < 6400 ? db < -20 : hz < 7400 || fabs(db) < 1.5);
   }
 }
 
