@@ -41,6 +41,14 @@ double kr_case_normal(kr_case *c) {
   return x * scale;
 }
 
+uint64_t kr_case_begin_values(kr_case *c) {
+  const uint64_t begun = next_random(c);
+  c->has_normal = 0;
+  return begun;
+}
+
+void kr_case_end_values(kr_case *c, uint64_t begun) { c->random = begun; }
+
 int64_t kr_case_int(kr_case *c, int64_t low, int64_t high) {
   return low + (int64_t)(next_random(c) % (uint64_t)(high - low + 1));
 }
@@ -169,8 +177,12 @@ static void copy_element(const kr_view *view, int64_t to, int64_t from) {
 static void fill_with(kr_case *c, const kr_view *view, double (*draw)(kr_case *, double, double), double a, double b,
                       double imaginary_a, double imaginary_b) {
   const kr_case_tensor *t = tensor_of(c, view);
-  if (!t || c->is_unfilled) return;
+  const uint64_t begun = kr_case_begin_values(c);
   const int is_complex = view->dtype == KRAIT_C64;
+  if (!t || c->is_unfilled) {
+    kr_case_end_values(c, begun);
+    return;
+  }
   kr_tensor_walk at = {.n_left = kr_tensor_elements(t)}, before = at;
   for (int64_t i = 0; at.n_left; i++, kr_tensor_step(&at, t, view)) {
     if (i < PERIOD) {
@@ -181,6 +193,7 @@ static void fill_with(kr_case *c, const kr_view *view, double (*draw)(kr_case *,
       kr_tensor_step(&before, t, view);
     }
   }
+  kr_case_end_values(c, begun);
 }
 
 static double draw_normal(kr_case *c, double mean, double deviation) { return mean + deviation * kr_case_normal(c); }
@@ -366,8 +379,8 @@ static int32_t make(kr_case *c, const kr_op *op, int64_t index) {
 int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, int kind) {
   memset(c, 0, sizeof *c);
   c->random = seed * 0x2545f4914f6cdd1dull + (uint64_t)index * 0x9e3779b97f4a7c15ull + 1;
-  c->is_exact = kind == KR_CASE_EXACT, c->is_unfilled = kind == KR_CASE_UNFILLED;
-  c->is_hard = kind == KR_CASE_CHECKED && kr_case_chance(c, 0.2);
+  c->is_exact = kind == KR_CASE_EXACT, c->is_unfilled = kind == KR_CASE_UNFILLED || kind == KR_CASE_ASKED;
+  c->is_hard = (kind == KR_CASE_CHECKED || kind == KR_CASE_ASKED) && kr_case_chance(c, 0.2);
   const int32_t status = make(c, op, index);
   for (int i = 0; status >= 0 && i < c->n_tensors && !c->is_unfilled; i++) {
     kr_case_tensor *t = &c->tensors[i];

@@ -6,7 +6,8 @@ enum {
   KR_CASE_USUAL,
   KR_CASE_CHECKED, /* usual, or one in five hard: kr_case's is_hard */
   KR_CASE_EXACT,   /* for finite differences: kr_case's is_exact */
-  KR_CASE_UNFILLED /* only for its sizes and tensors: floats are not drawn, and nothing is initialized */
+  KR_CASE_UNFILLED, /* only for its sizes and tensors: floats are not drawn, and nothing is initialized */
+  KR_CASE_ASKED     /* the checked one of this seed and index, unfilled: to ask who would compute it */
 };
 int32_t kr_case_open(kr_case *c, const kr_op *op, uint64_t seed, int64_t index, int kind);
 void kr_case_reset(kr_case *c); /* storage back to inputs and poison */

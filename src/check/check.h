@@ -61,6 +61,9 @@ int kr_case_chance(kr_case *c, double p);
 double kr_case_uniform(kr_case *c, double low, double high);
 double kr_case_normal(kr_case *c);
 int64_t kr_case_edge(kr_case *c, int64_t most); /* 0, 1, 2, vector widths +-1, ..., at most `most`, at least 1 */
+/* Values are drawn between them: what is drawn after them is the same whether they were, or the case is unfilled. */
+uint64_t kr_case_begin_values(kr_case *c);
+void kr_case_end_values(kr_case *c, uint64_t begun);
 int32_t kr_case_activation_dtype(kr_case *c);                        /* float32, float16 or bfloat16 */
 /* Declares storage for a view of the args (a pointer into c->args), with random strides; half the time the last stride
  * is 1. */

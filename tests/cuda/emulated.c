@@ -122,21 +122,21 @@ static int is_composed(const kr_op *op) { return strstr(op->impls[0].name, "_com
 
 static void print_line(void *user, const char *line) { (void)user, print_error("  %s\n", line); }
 
-static double now_s(void) {
+static double processor_s(void) { /* so that a loaded machine tests as much */
   struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Random calls from the given one on for the given seconds, at least 6 supported by the implementation (3 under a
- * sanitizer, one of blocks that wait for each other), at most n_cases. */
+/* Random calls from the given one on for the given processor seconds, at least 6 supported by the implementation (3
+ * under a sanitizer, one of blocks that wait for each other), at most n_cases. */
 static kr_check_result check_op(const krait_ctx *ctx, const kr_op *op, const char *row, int order, int64_t first,
                                 double seconds, int64_t n_cases, void (*report)(void *, const char *)) {
   kr_check_result all = {0};
-  const double start = now_s();
+  const double start = processor_s();
   const int64_t least = takes_together ? 1 : percent < 100 ? 3 : 6;
   kr_emulated_order(order);
-  for (int64_t k = 0; k < n_cases && (all.n_runs < least || now_s() - start < seconds); k++) {
+  for (int64_t k = 0; k < n_cases && (all.n_runs < least || processor_s() - start < seconds); k++) {
     kr_check_options options = {.seed = seed + (uint64_t)order,
                                 .first_case = first + k,
                                 .n_cases = 1,
@@ -158,7 +158,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
   const int is_least = strncmp(*rows, "cuda_base", 9) == 0, newest = capability;
   int64_t n_failures = 0, n_runs = 0;
   for (int order = 0; order < KR_N_ORDERS; order++) {
-    const double start = now_s();
+    const double start = processor_s();
     if (strcmp(op->name, "selective_scan_bwd") == 0 || strcmp(op->name, "dt_state_update") == 0)
       n_multiprocessors = order == 2 ? 1 : 16; /* small calls then count as large */
     if (strncmp(op->name, "ssd", 3) == 0 && order == 2)
@@ -173,10 +173,10 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
     krait_ctx *ctx = open_ctx();
     const int64_t first = takes_together ? op->n_cases - 2 + order % 2 : order * SECOND_START;
     kr_check_result r = check_op(ctx, op, rows[order], order, first,
-                                 (is_composed(op) ? 0.25 : 0.6) * (double)percent / 100, op->n_cases, print_line);
+                                 (is_composed(op) ? 0.15 : 0.3) * (double)percent / 100, op->n_cases, print_line);
     print_message("  %-24s %-11s threads %-9s %5lld cases: %5lld run, %4lld refused, worst %.2f of the bound, %.1f s\n",
                   op->name, rows[order], order_names[order], (long long)r.n_cases, (long long)r.n_runs,
-                  (long long)r.n_refused, r.worst, now_s() - start);
+                  (long long)r.n_refused, r.worst, processor_s() - start);
     n_failures += r.n_failures, n_runs += r.n_runs;
     krait_ctx_close(&ctx);
   }
@@ -286,8 +286,8 @@ static void a_barrier_taken_out_is_missed(void **state) {
   for (int64_t barrier = 0; barrier < 4 && !n_caught && (!barrier || kr_emulated_skipped() > n_before); barrier++)
     for (int order = 0; order < 2 && !n_caught; order++) {
       kr_emulated_skip_barrier(barrier);
-      const double start = now_s();
-      for (int64_t k = 0; k < 200 && !n_caught && now_s() - start < 3; k += 10)
+      const double start = processor_s();
+      for (int64_t k = 0; k < 200 && !n_caught && processor_s() - start < 3; k += 10)
         n_caught += check_op(ctx, op, row_of(op), order, k, 0.05, 10, NULL).n_failures;
     }
   kr_emulated_skip_barrier(-1);

@@ -35,6 +35,27 @@ static void tensors_of_random_calls_are_listed_with_their_sizes(void **state) {
     }
 }
 
+/* The checker asks who computes a call before its values are drawn. */
+static void a_call_is_the_same_without_its_values(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < kr_n_ops; i++)
+    for (int64_t k = 0; k < 4; k++) {
+      kr_case asked, drawn;
+      assert_int_equal(kr_case_open(&asked, kr_ops[i], 13, k, KR_CASE_ASKED), KRAIT_OK);
+      assert_int_equal(kr_case_open(&drawn, kr_ops[i], 13, k, KR_CASE_CHECKED), KRAIT_OK);
+      assert_true(asked.n_tensors == drawn.n_tensors && asked.is_hard == drawn.is_hard);
+      for (int t = 0; t < drawn.n_tensors; t++) {
+        const kr_view *a = (const kr_view *)(asked.args + asked.tensors[t].view_offset),
+                      *b = (const kr_view *)(drawn.args + drawn.tensors[t].view_offset);
+        if (asked.tensors[t].view_offset != drawn.tensors[t].view_offset || a->dtype != b->dtype ||
+            memcmp(asked.tensors[t].shape, drawn.tensors[t].shape, sizeof drawn.tensors[t].shape) != 0 ||
+            memcmp(a->stride, b->stride, sizeof b->stride) != 0)
+          fail_msg("%s, call %ld: %s differs", kr_ops[i]->name, (long)k, drawn.tensors[t].name);
+      }
+      kr_case_close(&asked), kr_case_close(&drawn);
+    }
+}
+
 static int is_given_for_sigs(const kr_case *c, const kr_sig *sig, int tensor) {
   return kr_has(kr_sig_view(sig, c->args, tensor));
 }
@@ -277,6 +298,7 @@ static void plans_run_on_other_addresses(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(tensors_of_random_calls_are_listed_with_their_sizes),
+                                     cmocka_unit_test(a_call_is_the_same_without_its_values),
                                      cmocka_unit_test(sizes_come_from_shapes),
                                      cmocka_unit_test(mismatched_shapes_are_named),
                                      cmocka_unit_test(gradients_belong_to_inputs),

@@ -61,9 +61,11 @@ static void give_mamba_decode_weights(kr_case *c, kr_mamba_decode_args *a, int i
     }
     kr_case_give(c, words[i]);
     kr_case_give(c, scales[i]);
+    const uint64_t begun = kr_case_begin_values(c);
     for (int64_t k = 0; k < a->Y * rows[i] * n_words[i] && !c->is_unfilled; k++)
       kr_case_set_i32(c, at[i], k,
                       (int32_t)((uint32_t)kr_case_int(c, 0, 65535) << 16 | (uint32_t)kr_case_int(c, 0, 65535)));
+    kr_case_end_values(c, begun);
   }
 }
 

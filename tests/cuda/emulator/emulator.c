@@ -89,8 +89,6 @@ static int64_t skipped_barrier = -1, n_skipped, n_launches, n_ahead, n_waited,
                n_exchanges /* complete ones, of any warp */;
 static uint32_t random_state = 1;
 
-extern unsigned char __start_kr_shared[] __attribute__((weak)), __stop_kr_shared[] __attribute__((weak));
-
 void kr_emulated_add(kr_emulated_kernel *kernel) { kernel->next = kernels, kernels = kernel; }
 void kr_emulated_order(int o) { order = o; }
 void kr_emulated_blocks_in_order(int yes) { blocks_in_order = yes; }
@@ -649,21 +647,21 @@ static void fail_stuck(void) {
   abort();
 }
 
-/* For every module, before every block or all together; memset would stop at the red zones, and a loop takes a quarter
- * of the tests' time. */
+/* The module's, before every block or all together; memset would stop at the red zones, and a loop takes a quarter of
+ * the tests' time. */
 __attribute__((no_sanitize("address"))) static void spoil_static_shared(void) {
 #ifdef __x86_64__
-  void *to = __start_kr_shared;
-  size_t n = (size_t)(__stop_kr_shared - __start_kr_shared);
+  void *to = launched->shared;
+  size_t n = (size_t)(launched->end_of_shared - launched->shared);
   __asm__ volatile("rep stosb" : "+D"(to), "+c"(n) : "a"(0xff) : "memory");
 #else
-  for (volatile unsigned char *p = __start_kr_shared; p < __stop_kr_shared; p++) *p = 0xff;
+  for (volatile unsigned char *p = launched->shared; p < launched->end_of_shared; p++) *p = 0xff;
 #endif
 }
 
 /* There is one for all blocks: those that live at once must not use it. */
 __attribute__((no_sanitize("address"))) static int is_static_shared_spoilt(void) {
-  for (const unsigned char *p = __start_kr_shared; p < __stop_kr_shared; p++)
+  for (const unsigned char *p = launched->shared; p < launched->end_of_shared; p++)
     if (*p != 0xff) return 0;
   return 1;
 }

@@ -68,6 +68,7 @@ void kr_emulated_wgmma(float *d, int n, const uint32_t *registers, uint64_t a, u
 typedef struct kr_emulated_kernel {
   const char *module, *name;
   void (*call)(const void *args);
+  unsigned char *shared, *end_of_shared; /* its module's static shared memory; NULL: none */
   struct kr_emulated_kernel *next;
 } kr_emulated_kernel;
 void kr_emulated_add(kr_emulated_kernel *kernel);
@@ -102,7 +103,7 @@ void kr_emulated_launch_cooperative(void *kernel, const unsigned grid[3], unsign
 #define KR_DEV static inline
 #define KR_KERNEL static
 #define KR_BOUNDS(threads, blocks)
-#define KR_SHARED static __attribute__((section("kr_shared")))
+#define KR_SHARED static __attribute__((section(KR_EMULATED_SHARED)))
 #define KR_DYNAMIC_SHARED(name) unsigned char *const name = kr_emulated_now.dynamic_shared
 
 KR_DEV int kr_thread(void) { return kr_emulated_now.thread; }
@@ -220,9 +221,18 @@ KR_DEV uint16_t kr_to_f16(float v) { return kr_float_to_f16(v); }
 
 /* One kernel of a module; wrap.py writes these after the included source. */
 template <class P> P kr_parameter(void (*)(P));
-#define KR_EMULATED_KERNEL(module, name)                                                                    \
-  static kr_emulated_kernel name##_entry = {                                                                \
-      module, #name, [](const void *args) { name(*(const decltype(kr_parameter(name)) *)args); }, nullptr}; \
+/* A section of the module's own, with the linker's names for its ends. */
+#define KR_EMULATED_MODULE(module)                                                                   \
+  extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __start_kr_shared_##module[], \
+      __stop_kr_shared_##module[];
+#define KR_EMULATED_KERNEL(module, name)                                           \
+  static kr_emulated_kernel name##_entry = {                                       \
+      #module,                                                                     \
+      #name,                                                                       \
+      [](const void *args) { name(*(const decltype(kr_parameter(name)) *)args); }, \
+      __start_kr_shared_##module,                                                  \
+      __stop_kr_shared_##module,                                                   \
+      nullptr};                                                                    \
   __attribute__((constructor)) static void add_##name(void) { kr_emulated_add(&name##_entry); }
 #endif
 #endif
