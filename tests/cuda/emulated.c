@@ -275,6 +275,8 @@ static void agrees_with_the_reference(void **state) {
   if (strcmp(op->name, "rnn_bwd") == 0) assert_true(check_rows(op, units_bwd) > 0);
 }
 
+enum { WITHOUT = 60 /* so many calls that meet no barrier: the kernel has none */ };
+
 /* A barrier whose removal has no effect is either unnecessary or untested. Some are needed only by the next iteration,
  * so of the first four at least one must matter. Not with KR_CHECK_PERCENT: sanitizer builds have the same kernels. */
 static void a_barrier_taken_out_is_missed(void **state) {
@@ -287,8 +289,10 @@ static void a_barrier_taken_out_is_missed(void **state) {
     for (int order = 0; order < 2 && !n_caught; order++) {
       kr_emulated_skip_barrier(barrier);
       const double start = processor_s();
-      for (int64_t k = 0; k < 200 && !n_caught && processor_s() - start < 3; k += 10)
+      for (int64_t k = 0; k < 200 && !n_caught && processor_s() - start < 3; k += 10) {
+        if (k == WITHOUT && kr_emulated_skipped() == n_before) break;
         n_caught += check_op(ctx, op, row_of(op), order, k, 0.05, 10, NULL).n_failures;
+      }
     }
   kr_emulated_skip_barrier(-1);
   krait_ctx_close(&ctx);
