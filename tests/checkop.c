@@ -17,8 +17,9 @@
 static uint64_t seed;
 static int64_t percent = 100;
 
-/* Without a mask every implementation of the machine runs every case. Under a mask the same ones run again, but for those
- * left out; what the mask shows, which of them is taken and what is composed of the others, a third of the cases do. */
+/* Without a mask every implementation of the machine runs every case. Under a mask the same ones run again, but for
+ * those left out; what the mask shows, which of them is taken and what is composed of the others, a third of the cases
+ * do. */
 static int64_t case_count(const kr_op *op, int mask) {
   const int64_t n = op->n_cases * percent / 100 / (mask ? 3 : 1), least = mask ? 2 : 8;
   return n > least ? n : least;
