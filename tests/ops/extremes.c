@@ -87,13 +87,14 @@ static void compare_kinds(kr_case *c, const kr_op *op, const kr_impl *impl, cons
     want.data = t->expected + ((unsigned char *)got.data - t->storage);
     const int n_parts = got.dtype == KRAIT_C64 ? 2 : 1;
     if (may_meet_zeros(c, op, t)) continue;
-    for (int64_t k = 0; t->role & KR_OUT && k < kr_tensor_elements(t) * n_parts; k++) {
-      const int64_t at = kr_tensor_offset(t, &got, k / n_parts);
-      const double g = kr_tensor_part(&got, at, (int)(k % n_parts)), w = kr_tensor_part(&want, at, (int)(k % n_parts));
-      if (!same_kind(g, w))
-        fail_msg("%s, implementation %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name,
-                 impl->name, (int)index, planted, t->name, (int)(k / n_parts), g, w);
-    }
+    kr_tensor_walk at = {.n_left = t->role & KR_OUT ? kr_tensor_elements(t) : 0};
+    for (int64_t k = 0; at.n_left; k++, kr_tensor_step(&at, t, &got))
+      for (int part = 0; part < n_parts; part++) {
+        const double g = kr_tensor_part(&got, at.offset, part), w = kr_tensor_part(&want, at.offset, part);
+        if (!same_kind(g, w))
+          fail_msg("%s, implementation %s, case %d, planted in %s: %s[%d] is %g, the reference has %g", op->name,
+                   impl->name, (int)index, planted, t->name, (int)k, g, w);
+      }
   }
 }
 
@@ -193,9 +194,10 @@ static int far_dim(const kr_case_tensor *t, const kr_view *view, int of_any) {
 
 static void copy_elements(kr_case *c, const kr_case_tensor *t, const kr_view *to, const kr_view *from) {
   const size_t bytes = krait_dtype_bytes(view_of(c, t)->dtype);
-  for (int64_t i = 0, n = kr_tensor_elements(t); i < n; i++)
-    memcpy((unsigned char *)to->data + (size_t)kr_tensor_offset(t, to, i) * bytes,
-           (unsigned char *)from->data + (size_t)kr_tensor_offset(t, from, i) * bytes, bytes);
+  kr_tensor_walk there = {.n_left = kr_tensor_elements(t)}, here = there;
+  for (; here.n_left; kr_tensor_step(&there, t, to), kr_tensor_step(&here, t, from))
+    memcpy((unsigned char *)to->data + (size_t)there.offset * bytes,
+           (unsigned char *)from->data + (size_t)here.offset * bytes, bytes);
 }
 
 static int can_be_far(kr_case *c, const kr_case_tensor *t, int of_any) {
