@@ -46,11 +46,15 @@ static int32_t link_text(const kr_cuda *cuda, const char *text, const char *name
 }
 
 /* What the linker translates can be called by other code, so it leaves setmaxnreg out, and warps that were to take
- * registers from others spill them: up to 1,640 bytes instead of 0 to 390, an SSD's gradient 23 % slower. Kernels with
- * it are loaded as modules. */
+ * registers from others spill them: up to 1,640 bytes instead of 0 to 390, an SSD's gradient 23 % slower; and a wgmma
+ * waits for the one before (ptxas -c: C7509). Kernels with either are loaded as modules. */
+static int needs_module(const char *text) {
+  return strstr(text, "setmaxnreg") != NULL || strstr(text, "wgmma.mma_async") != NULL;
+}
+
 static int32_t translate(const kr_cuda *cuda, const char *text, const char *module_name, void **module) {
   kr_code_cache_check();
-  if (strstr(text, "setmaxnreg")) return kr_load_image(cuda, text, module_name, module);
+  if (needs_module(text)) return kr_load_image(cuda, text, module_name, module);
   return link_text(cuda, text, module_name, module);
 }
 

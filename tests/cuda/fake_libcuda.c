@@ -226,8 +226,9 @@ FAKE(cuLinkCreate_v2, (unsigned n, int *options, void **values, void **link), UN
 FAKE(cuLinkAddData_v2,
      (void *link, int kind, void *data, size_t bytes, const char *name, unsigned n, int *options, void **values),
      UNUSED(kind), UNUSED(name), UNUSED(n), UNUSED(options), UNUSED(values);
-     /* The real one takes setmaxnreg, and leaves it out. */
-     if (strlen(data) + 1 != bytes || strstr(data, "setmaxnreg")) return INVALID_VALUE;
+     /* The real one takes both: it leaves setmaxnreg out, and each wgmma waits for the one before. */
+     if (strlen(data) + 1 != bytes || strstr(data, "setmaxnreg") ||
+         strstr(data, "wgmma.mma_async")) return INVALID_VALUE;
      *(const void **)link = kept_image(data))
 FAKE(cuLinkComplete, (void *link, void **cubin, size_t *bytes), *cubin = *(void **)link, *bytes = strlen(*cubin) + 1)
 EXPORT int cuLinkDestroy(void *link);
