@@ -851,17 +851,17 @@ typedef struct kr_dt_state_update_args {
 } kr_dt_state_update_args;
 
 /* ==== norm_gemm (a decode step's norm, the product that reads it, then a convolution's step) =================
- * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v; out = y Bmat +
- * bias. y is not rounded. With conv_weight the columns from conv_from on of out, before they are rounded, are the
- * newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over W of conv_weight[c,.] and the
- * last inputs), of which the last W - 1 stay in conv_state. With qweight and scales, as of krait_gemm_q8, Bmat[k,n] is
- * scales[n,k/32] times byte k of qweight[n,.]. */
+ * v = x + residual, with z x silu(z); y = v weight / sqrt(mean over K of v v + eps); residual_out = v; out =
+ * act(y Bmat + bias), with B2 times y B2. y is not rounded. With conv_weight the columns from conv_from on of out,
+ * before they are rounded, are the newest inputs of a causal convolution: conv_out[m,c] = silu(conv_bias[c] + sum over
+ * W of conv_weight[c,.] and the last inputs), of which the last W - 1 stay in conv_state. With qweight and scales, as
+ * of krait_gemm_q8, Bmat[k,n] is scales[n,k/32] times byte k of qweight[n,.]. */
 typedef struct kr_norm_gemm_args {
   kr_call call;
   int64_t M, N, K;
   int64_t C, W, conv_from, n_states; /* conv_from + C <= N, W >= 2; without conv_weight 0 */
   float eps;
-  int32_t reserved;
+  int32_t activation;         /* KRAIT_ACT_NONE, _SILU */
   kr_view x;                  /* (M,K) activation type */
   kr_view z;                  /* (M,K) or absent */
   kr_view residual;           /* (M,K) any activation type, or absent; not with z */
@@ -880,11 +880,14 @@ typedef struct kr_norm_gemm_args {
   int64_t S;                  /* with words: K is 32 S; without 0 */
   kr_view qweight;            /* (N,8S) int32, or absent: instead of Bmat */
   kr_view scales;             /* (N,S), with words */
+  kr_view B2;                 /* (K,N) type of Bmat, or absent; not with qweight or conv_weight */
 } kr_norm_gemm_args;
 
 /* ==== rotary_append (what precedes attention in a decode step) ===============================================
  * out is krait_rotary of q with positions from cache_seqlens[b] on; as krait_attention_append, k, rotated in the same
- * way, and v are written after the cache_seqlens[b] entries of the cache. */
+ * way, and v are written after the cache_seqlens[b] entries of the cache. With q_norm and k_norm each head of q and k
+ * is first divided by sqrt(mean over D of its squares + eps) and multiplied by its row of them, and is not rounded
+ * before it rotates. */
 typedef struct kr_rotary_append_args {
   kr_call call; /* KRAIT_ROTARY_INTERLEAVED */
   int64_t B, L, H, Hk, D, Dv, R, T, Bk, Lk;

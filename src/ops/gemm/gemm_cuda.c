@@ -439,6 +439,8 @@ const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, i
   if (is_large && p.M > 1) return "2^23 weights or more for two rows";
   if (p.M == 1 && !is_at_once_by(&p, 2)) return "more than 5120 inputs";
   if (p.N >= FEWEST_WIDE && is_large && !is_at_once(&p)) return "more than 2560 inputs of 4096 columns or more";
+  if (p.B2.data && (p.M > 1 || p.K > KR_FEW_GATED_WARPS * KR_FEW_RUN))
+    return "a gate of two rows, or of more than 2048 inputs";
   return with_conv && !is_plain_for_gemm(&p) ? "a convolution behind a bias, or columns that are not aligned fours"
                                              : NULL;
 }
@@ -448,14 +450,18 @@ int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_nor
   static const kr_kernel add[KR_FEW_LANES_ROWS][3] = {LANES("kr_norm_gemm_one"), LANES("kr_norm_gemm_two")},
                          wide[3] = LANES("kr_norm_gemm_one_wide"),
                          gate[KR_FEW_LANES_ROWS][3] = {LANES("kr_gate_gemm_one"), LANES("kr_gate_gemm_two")},
-                         deep[2][3] = {LANES("kr_norm_gemm_one_deep"), LANES("kr_gate_gemm_one_deep")};
+                         deep[2][3] = {LANES("kr_norm_gemm_one_deep"), LANES("kr_gate_gemm_one_deep")},
+                         gated[3] = LANES("kr_norm_gemm_one_gated");
   const kr_gemm_params p = kr_gemm_describe(a);
-  const int runs = gemm_ceil_div(p.K, KR_FEW_RUN), is_wide = !is_gate && is_at_once(&p) && p.N >= FEWEST_WIDE,
+  const int runs = gemm_ceil_div(p.K, KR_FEW_RUN),
+            is_wide = !is_gate && !p.B2.data && is_at_once(&p) && p.N >= FEWEST_WIDE,
             splits = gemm_ceil_div(runs, gemm_ceil_div(runs, KR_FEW_MOST_WARPS));
   kr_gemm_m16_params f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
   f.norm = *norm, f.conv = *conv;
   f.state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0;
   if (norm->other == a->A.data && norm->other_is_float && a->Bmat.dtype != KRAIT_F32) f.A = NULL; /* a float32 row */
+  if (p.B2.data) f.n_groups = kr_groups_of_block(ctx, gemm_ceil_div(p.N, KR_FEW_GROUP), splits, KR_FEW_GATED_WARPS);
+  if (p.B2.data) return launch_lanes(ctx, a, &f, gated, tier);
   if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate], tier);
   return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1], tier);
 }

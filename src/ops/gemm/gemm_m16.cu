@@ -6,7 +6,8 @@
  *   kr_*_wide, _once     the same for up to 2560 k, all in flight at once; wide: eight columns per warp
  *   kr_norm_gemm_*, kr_gate_gemm_*  the same with a fused RMS norm of the row: of a residual stream plus an addend, or
  *                       of a row and its gate; a convolution step may follow on some result columns. One row: up to
- *                       2560 k, _deep up to 5120, all in flight at once
+ *                       2560 k, _deep up to 5120, all in flight at once; _gated, up to 2048: silu of one product times
+ *                       another
  *   kr_gemm_m16_8, _16  a block computes 16 result columns; its warps share K, each loading 128 bytes of 16 weight rows
  *                       at a time directly into registers as the tensor cores' left operand, tokens being the right
  *                       one: the order of k within a step is irrelevant as long as both operands share it */
@@ -303,9 +304,9 @@ KR_DEV void run(const kr_gemm_params &p) {
 
 /* TWO, THREE: blocks of a multiprocessor for kernels with many weights in registers; float32's take twice as many. */
 #ifdef KR_FLOAT
-enum { TWO = 1, THREE = 2 };
+enum { TWO = 1, THREE = 2, FOUR = 2 };
 #else
-enum { TWO = 2, THREE = 3 };
+enum { TWO = 2, THREE = 3, FOUR = 4 };
 #endif
 enum { LANES_THREADS = 32 * KR_FEW_MOST_WARPS };
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gemm_one(kr_gemm_m16_params params) {
@@ -337,6 +338,9 @@ KR_KERNEL void KR_BOUNDS(LANES_THREADS, THREE) kr_norm_gemm_one_wide(kr_gemm_m16
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, 3) kr_gate_gemm_one(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_GATED_NORM, 1, 1>(params);
+}
+KR_KERNEL void KR_BOUNDS(32 * KR_FEW_GATED_WARPS, FOUR) kr_norm_gemm_one_gated(kr_gemm_m16_params params) {
+  run_lanes<1, 1, KR_ADD_NORM, 1, 1>(params);
 }
 KR_KERNEL void KR_BOUNDS(LANES_THREADS, TWO) kr_norm_gemm_one_deep(kr_gemm_m16_params params) {
   run_lanes<1, 0, KR_ADD_NORM, 1, 2>(params);

@@ -13,6 +13,7 @@ static int32_t check_norm_gemm_rules(const void *args) {
   KR_CHECK(kr_has(&a->scales) == has_qweight && (!has_qweight || a->K == 32 * a->S), KRAIT_ERR_SHAPE,
            "norm_gemm: qweight and scales must be given together, and K be 32 S; K is %lld, S %lld", (long long)a->K,
            (long long)a->S);
+  KR_CHECK(!has_conv || !kr_has(&a->B2), KRAIT_ERR_ARGUMENT, "norm_gemm: conv_weight cannot be given with B2");
   KR_CHECK(kr_has(&a->conv_state) == has_conv && kr_has(&a->conv_out) == has_conv, KRAIT_ERR_ARGUMENT,
            "norm_gemm: conv_weight, conv_state and conv_out must be given together");
   KR_CHECK(
@@ -27,19 +28,19 @@ static int32_t check_norm_gemm_rules(const void *args) {
 
 static void count_norm_gemm_cost(const void *args, kr_cost *cost) {
   const kr_norm_gemm_args *a = args;
-  const double M = (double)a->M, N = (double)a->N, K = (double)a->K;
+  const double M = (double)a->M, K = (double)a->K, N = (double)a->N * (kr_has(&a->B2) ? 2 : 1);
   cost->flops = M * K * (2 * N + 5);
   const double weight_bytes = kr_has(&a->qweight) ? 1 + (double)krait_dtype_bytes(a->scales.dtype) / 32
                                                 : (double)krait_dtype_bytes(a->Bmat.dtype);
-  cost->bytes = K * N * weight_bytes +
-                M * (N * (double)krait_dtype_bytes(a->out.dtype) + K * (double)krait_dtype_bytes(a->x.dtype));
+  cost->bytes = K * N * weight_bytes + M * ((double)a->N * (double)krait_dtype_bytes(a->out.dtype) +
+                                            K * (double)krait_dtype_bytes(a->x.dtype));
   if (kr_has(&a->residual)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual.dtype);
   if (kr_has(&a->residual_out)) cost->bytes += M * K * (double)krait_dtype_bytes(a->residual_out.dtype);
   if (kr_has(&a->conv_weight)) {
     const double taps = (double)a->C * (double)a->W;
     cost->flops += 2 * M * taps, cost->bytes += taps * (2 * M * 4 + (double)krait_dtype_bytes(a->conv_weight.dtype));
   }
-  cost->exps = kr_has(&a->z) ? M * K : 0;
+  cost->exps = (kr_has(&a->z) ? M * K : 0) + (a->activation == KRAIT_ACT_SILU ? M * (double)a->N : 0);
 }
 
 static const kr_impl impls[] = {

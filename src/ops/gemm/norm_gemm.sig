@@ -4,6 +4,7 @@ op norm_gemm
   size N K >= 1
   size C W conv_from n_states S >= 0
   field eps float 1e-3
+  field activation KRAIT_ACT NONE SILU
   bench "M=1,N=3072,K=768,C=0,W=0,conv_from=0,n_states=0,S=0"
   x             in    activation  float      (M,K)
   z             in?   activation  float      (M,K)  chance 0.3  unusual
@@ -20,3 +21,4 @@ op norm_gemm
   conv_out      out?  activation  float      (M,C)  mixed  chance 1  unusual  absent without conv_weight
   qweight         in?   index       i32        (N,8S)  counts -2000000000 2000000000  chance 0.3  unusual
   scales        in?   parameter   float      (N,S)   uniform -0.01 0.01  chance 1  absent without qweight  unusual
+  B2            in?   parameter   same Bmat  (K,N)   chance 0.3  absent with qweight  unusual

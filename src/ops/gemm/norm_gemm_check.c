@@ -34,6 +34,12 @@ static void give_words(kr_case *c, kr_norm_gemm_args *a, int is_gpu) {
   c->other = weights;
 }
 
+/* A gate of one row, as a model's MLP has it. */
+static void choose_gate(kr_case *c, kr_norm_gemm_args *a, int is_gpu) {
+  if (is_gpu) a->M = 1, a->K = a->K > 2048 ? 2048 : a->K, kr_case_leave_out(c, "z");
+  kr_case_leave_out(c, "conv_weight"), kr_case_leave_out(c, "qweight");
+}
+
 /* A convolution of some of the columns; for a GPU four taps, channels in multiples of four, float32 state. */
 static void choose_conv(kr_case *c, kr_norm_gemm_args *a, int is_gpu) {
   const int32_t weights = c->other;
@@ -56,7 +62,13 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   kr_case_hard(c, KR_NAMES("x", "z", "residual"), KR_MOST_CUBED);
   a->M = kr_case_edge(c, 9), a->N = kr_case_edge(c, 70), a->K = kr_case_edge(c, 130);
   if (is_gpu) choose_norm_gemm_as_gpu(c, a, index);
-  if (kr_case_chance(c, 0.2)) give_words(c, a, is_gpu);
+  const int is_gated = kr_case_chance(c, 0.25);
+  if (is_gated)
+    choose_gate(c, a, is_gpu);
+  else
+    kr_case_leave_out(c, "B2");
+  if (!is_gated && kr_case_chance(c, 0.27))
+    give_words(c, a, is_gpu);
   else kr_case_leave_out(c, "qweight");
   const int32_t dtype = c->dtype;
   const int is_stream = is_gpu && kr_case_chance(c, 0.3);
@@ -68,15 +80,24 @@ int32_t kr_norm_gemm_case(kr_case *c, int64_t index) {
   if (is_stream) kr_case_leave_out(c, "z"), kr_case_leave_out(c, "residual");
   else if (is_gpu && kr_case_chance(c, 0.7)) { /* a model's residual stream is float32 */
     const int32_t type = c->other;
-    if (kr_case_chance(c, 0.3)) kr_case_give(c, "z");
+    if (!is_gated && kr_case_chance(c, 0.3))
+      kr_case_give(c, "z");
     else kr_case_leave_out(c, "z");
     c->other = KRAIT_F32;
     if (a->z.data) kr_case_leave_out(c, "residual"), kr_case_leave_out(c, "residual_out");
     else kr_case_give(c, "residual"), kr_case_give(c, "residual_out");
     c->other = type;
   }
-  if (kr_case_chance(c, 0.4)) choose_conv(c, a, is_gpu);
+  if (!is_gated && kr_case_chance(c, 0.4))
+    choose_conv(c, a, is_gpu);
   else kr_case_leave_out(c, "conv_weight");
   if (is_gpu && !a->S) turn_norm_gemm(kr_case_give(c, "Bmat"), a->K);
+  if (is_gated) {
+    if (!is_gpu) kr_case_give(c, "Bmat");
+    kr_view *second = kr_case_give(c, "B2");
+    if (is_gpu) turn_norm_gemm(second, a->K);
+  } else if (a->S) {
+    a->activation = KRAIT_ACT_NONE;
+  }
   return KRAIT_OK;
 }

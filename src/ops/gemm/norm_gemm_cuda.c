@@ -17,15 +17,16 @@ static int is_float_row(const kr_norm_gemm_args *a) {
 }
 
 static kr_gemm_args norm_gemm_product_of(const kr_norm_gemm_args *a) {
-  kr_gemm_args product = {
-      .call = {.size = sizeof(kr_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
-      .M = a->M,
-      .N = a->N,
-      .K = a->K,
-      .A = a->x,
-      .Bmat = a->Bmat,
-      .bias = a->bias,
-      .out = a->out};
+  kr_gemm_args product = {.call = {.size = sizeof(kr_gemm_args), .flags = a->call.flags, .stream = a->call.stream},
+                          .M = a->M,
+                          .N = a->N,
+                          .K = a->K,
+                          .activation = a->activation,
+                          .A = a->x,
+                          .Bmat = a->Bmat,
+                          .B2 = a->B2,
+                          .bias = a->bias,
+                          .out = a->out};
   if (is_float_row(a)) product.A.dtype = a->Bmat.dtype;
   return product;
 }
@@ -73,6 +74,7 @@ static const char *refuse_norm_gemm_norm(const kr_norm_gemm_args *a) {
 const char *kr_norm_gemm_few_refuse(const krait_ctx *ctx, const void *args) {
   const kr_norm_gemm_args *a = args;
   if (kr_has(&a->qweight)) return "weights of 8 bits";
+  if (kr_has(&a->z) && kr_has(&a->B2)) return "a gate before the norm and one behind it";
   const kr_gemm_args product = norm_gemm_product_of(a);
   const char *why = kr_gemm_normed_refuse(ctx, &product, kr_has(&a->conv_weight));
   return why ? why : refuse_norm_gemm_norm(a);
@@ -145,7 +147,7 @@ static kr_gemm_q8_args quantized_product_of(const kr_norm_gemm_args *a) {
 const char *kr_norm_gemm_q8_refuse(const krait_ctx *ctx, const void *args) {
   const kr_norm_gemm_args *a = args;
   if (!kr_has(&a->qweight)) return "weights of other than 8 bits";
-  if (kr_has(&a->z)) return "a gate";
+  if (kr_has(&a->z) || a->activation != KRAIT_ACT_NONE) return "a gate or an activation";
   const kr_gemm_q8_args product = quantized_product_of(a);
   const char *why = kr_gemm_q8_normed_refuse(ctx, &product);
   return why                                  ? why

@@ -1,7 +1,7 @@
-/* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = y Bmat + bias;
- * residual_out = v. With conv_weight, columns of out are passed unrounded as the newest inputs of a convolution as in
- * causal_conv1d_update_ref.c. With qweight, Bmat is dequantised as in gemm_q8_ref.c. Written to be read; double
- * accumulation, one rounding. */
+/* norm_gemm_ref.c: v = x + residual, or x silu(z); y = v / sqrt(mean of v^2 + eps) weight; out = act(y Bmat + bias),
+ * with B2 times y B2; residual_out = v. With conv_weight, columns of out are passed unrounded as the newest inputs of a
+ * convolution as in causal_conv1d_update_ref.c. With qweight, Bmat is dequantised as in gemm_q8_ref.c. Written to be
+ * read; double accumulation, one rounding. */
 #include <math.h>
 
 #include "contract.h"
@@ -24,14 +24,21 @@ static double weight_of(const kr_norm_gemm_args *a, int64_t k, int64_t n) {
   return kr_get(&a->scales, kr_at2(&a->scales, n, k / 32)) * (double)(int8_t)(word >> (k % 4 * 8) & 255);
 }
 
-/* Normalised row m times column n; scale is 1 / RMS of the row. */
-static double product(const kr_norm_gemm_args *a, double scale, int64_t m, int64_t n) {
+/* Normalised row m times column n of Bmat, or of B2; scale is 1 / RMS of the row. */
+static double product(const kr_norm_gemm_args *a, double scale, int64_t m, int64_t n, int is_second) {
   double sum = 0;
   for (int64_t k = 0; k < a->K; k++) {
-    const double weight = kr_has(&a->weight) ? kr_get(&a->weight, kr_at1(&a->weight, k)) : 1;
-    sum += norm_gemm_summed(a, m, k) * weight * weight_of(a, k, n);
+    const double weight = kr_has(&a->weight) ? kr_get(&a->weight, kr_at1(&a->weight, k)) : 1,
+                 factor = is_second ? kr_get(&a->B2, kr_at2(&a->B2, k, n)) : weight_of(a, k, n);
+    sum += norm_gemm_summed(a, m, k) * weight * factor;
   }
   return sum * scale;
+}
+
+static double norm_gemm_result(const kr_norm_gemm_args *a, double scale, int64_t m, int64_t n) {
+  const double v = product(a, scale, m, n, 0) + (kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, n)) : 0),
+               active = a->activation == KRAIT_ACT_SILU ? v / (1 + exp(-v)) : v;
+  return kr_has(&a->B2) ? active * product(a, scale, m, n, 1) : active;
 }
 
 /* Convolution with the newest input of channel c; shifts the state. */
@@ -54,7 +61,7 @@ static void one_row(const kr_norm_gemm_args *a, int64_t m) {
   for (int64_t k = 0; k < a->K; k++) square += norm_gemm_summed(a, m, k) * norm_gemm_summed(a, m, k) / (double)a->K;
   const double scale = 1 / sqrt(square + (double)a->eps);
   for (int64_t n = 0; n < a->N; n++) {
-    const double v = product(a, scale, m, n) + (kr_has(&a->bias) ? kr_get(&a->bias, kr_at1(&a->bias, n)) : 0);
+    const double v = norm_gemm_result(a, scale, m, n);
     kr_put(&a->out, kr_at2(&a->out, m, n), v);
     const int64_t c = n - a->conv_from;
     if (kr_has(&a->conv_weight) && c >= 0 && c < a->C)

@@ -54,12 +54,22 @@ static int is_known_product(const kr_rewriter *w, int call) {
          !TENSOR(call, gemm, residual);
 }
 
+/* silu(x Bmat) * x B2 and nothing else. */
+static int is_gated_product(const kr_rewriter *w, int call) {
+  const kr_gemm_args *a = w->args[call];
+  return w->op[call] == &kr_op_gemm && a->activation == KRAIT_ACT_SILU && a->P == 0 &&
+         (a->scale == 0 || a->scale == 1) && TENSOR(call, gemm, B2) && !TENSOR(call, gemm, bias) &&
+         !TENSOR(call, gemm, bias2) && !TENSOR(call, gemm, residual) && !TENSOR(call, gemm, row_scale) &&
+         !TENSOR(call, gemm, factor);
+}
+
 /* Call 1's part, a product; what it reads. 0: another kind of call. */
 static kr_tensor read_product(const kr_rewriter *w, kr_norm_gemm_args *to, kr_tensor *out) {
-  if (is_known_product(w, 1)) {
+  if (is_known_product(w, 1) || is_gated_product(w, 1)) {
     const kr_gemm_args *of = w->args[1];
-    to->M = of->M, to->N = of->N, to->K = of->K;
-    to->Bmat = VIEW(1, gemm, Bmat), to->bias = VIEW(1, gemm, bias), to->out = VIEW(1, gemm, out);
+    to->M = of->M, to->N = of->N, to->K = of->K, to->activation = of->activation;
+    to->Bmat = VIEW(1, gemm, Bmat), to->B2 = VIEW(1, gemm, B2), to->bias = VIEW(1, gemm, bias),
+    to->out = VIEW(1, gemm, out);
     *out = TENSOR(1, gemm, out);
     return TENSOR(1, gemm, A);
   }
