@@ -44,8 +44,7 @@ static int merged_dims(const kr_part *p, int64_t *size, int64_t *stride) {
   return n;
 }
 
-/* The same elements in the same order: a square matrix is not its transpose. */
-static int same_part(const kr_graph *g, kr_tensor a, kr_tensor b) {
+int kr_graph_same_part(const kr_graph *g, kr_tensor a, kr_tensor b) {
   const kr_part *x = KR_PART(g, a), *y = KR_PART(g, b);
   int64_t size[2][4], stride[2][4];
   if (x->storage != y->storage || x->at_bytes != y->at_bytes) return 0;
@@ -62,7 +61,7 @@ int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t) {
     for (int32_t i = 0; i < KR_NODE(g, n)->n_uses; i++) {
       const kr_use *u = &KR_NODE(g, n)->uses[i];
       if (KR_PART(g, u->tensor)->storage != storage || (n == writer && u->role == KR_OUT)) continue;
-      if (u->role != KR_IN || n < writer || reader >= 0 || !same_part(g, u->tensor, t)) return -1;
+      if (u->role != KR_IN || n < writer || reader >= 0 || !kr_graph_same_part(g, u->tensor, t)) return -1;
       reader = (int32_t)n;
     }
   return reader;
@@ -158,7 +157,7 @@ static int add_into_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
   const kr_tensor product = kr_node_tensor(KR_NODE(g, n), GEMM(out)), x = kr_node_tensor(sum, POINTWISE(x)),
                   y = kr_node_tensor(sum, POINTWISE(y));
   if (!x || !y || p->y_scale != 1 || x == y) return 0;
-  const kr_tensor other = same_part(g, x, product) ? y : x;
+  const kr_tensor other = kr_graph_same_part(g, x, product) ? y : x;
   const kr_dims dims = kr_graph_dims(g, product);
   const kr_tensor residual = as_matrix(g, other, dims), out = as_matrix(g, kr_node_tensor(sum, POINTWISE(out)), dims);
   const int fits = residual && out && kr_graph_dtype(g, residual) == kr_graph_dtype(g, out);
@@ -201,7 +200,7 @@ static int multiply_in_product(kr_graph *g, const krait_ctx *ctx, size_t n) {
                   y = kr_node_tensor(call, POINTWISE(y));
   if (!x || !y || x == y) return 0;
   const kr_dims dims = kr_graph_dims(g, product);
-  const kr_tensor factor = as_matrix(g, same_part(g, x, product) ? y : x, dims),
+  const kr_tensor factor = as_matrix(g, kr_graph_same_part(g, x, product) ? y : x, dims),
                   out = as_matrix(g, kr_node_tensor(call, POINTWISE(out)), dims);
   if (!factor || !out || kr_graph_dtype(g, factor) != KRAIT_F32 || KR_PART(g, out)->stride[1] != 1 ||
       KR_PART(g, factor)->storage == KR_PART(g, out)->storage)
@@ -226,7 +225,7 @@ static int32_t gate_behind(kr_graph *g, size_t n, kr_tensor out, int64_t N) {
   if (at < 0 || KR_NODE(g, at)->op != &kr_op_pointwise) return -1;
   const kr_pointwise_args *a = (const kr_pointwise_args *)KR_NODE(g, at)->args;
   const kr_tensor x = kr_node_tensor(KR_NODE(g, at), POINTWISE(x)), y = kr_node_tensor(KR_NODE(g, at), POINTWISE(y));
-  const int is_gate = x && y && same_part(g, x, halves[0]) && same_part(g, y, halves[1]) &&
+  const int is_gate = x && y && kr_graph_same_part(g, x, halves[0]) && kr_graph_same_part(g, y, halves[1]) &&
                       a->call.flags == KRAIT_POINTWISE_PRODUCT && a->x_scale == 1 && a->activation == KRAIT_ACT_NONE;
   return is_gate ? at : -1;
 }
@@ -265,7 +264,7 @@ static int add_into_norm(kr_graph *g, const krait_ctx *ctx, size_t n) {
   if (!x || !y || n + 1 >= g->nodes.n || KR_NODE(g, n + 1)->op != &kr_op_add_norm) return 0;
   const kr_node *norm = KR_NODE(g, n + 1);
   const kr_tensor h = kr_node_tensor(norm, NORM(x));
-  if (!same_part(g, h, out) || kr_node_tensor(norm, NORM(x1)) || kr_node_tensor(norm, NORM(residual)) ||
+  if (!kr_graph_same_part(g, h, out) || kr_node_tensor(norm, NORM(x1)) || kr_node_tensor(norm, NORM(residual)) ||
       kr_node_tensor(norm, NORM(rowscale)) || kr_node_tensor(norm, NORM(residual_out)))
     return 0;
   const kr_dims dims = kr_graph_dims(g, h);

@@ -26,6 +26,8 @@ void kr_node_set(kr_graph *g, kr_node *node, size_t offset, int32_t role, kr_ten
 /* The only node that reads the storage of t, if it reads nothing but t from it, nothing else writes it, and it is a
  * temp; -1: there is no such node. */
 int32_t kr_graph_only_reader(const kr_graph *g, size_t writer, kr_tensor t);
+/* The same elements in the same order: a square matrix is not its transpose. */
+int kr_graph_same_part(const kr_graph *g, kr_tensor a, kr_tensor b);
 /* Moves the last recorded call before node n. */
 void kr_graph_move_last(kr_graph *g, size_t n);
 void kr_graph_drop(kr_graph *g, size_t n);

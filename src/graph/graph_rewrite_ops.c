@@ -25,6 +25,22 @@ static int passes_between(const kr_rewriter *w, kr_tensor t) {
   return kr_graph_only_reader(w->graph, w->node, t) == (int32_t)w->node + 1;
 }
 
+static int stays_between(const kr_rewriter *w, kr_tensor t) {
+  const int32_t storage = KR_PART(w->graph, t)->storage;
+  if (KR_STORAGE(w->graph, storage)->home != KR_HOME_TEMP) return 0;
+  for (size_t n = 0; n < w->graph->nodes.n; n++)
+    for (int32_t i = 0; i < KR_NODE(w->graph, n)->n_uses; i++) {
+      const kr_use *u = &KR_NODE(w->graph, n)->uses[i];
+      if (KR_PART(w->graph, u->tensor)->storage != storage) continue;
+      if (n == w->node ? u->role != KR_OUT : n != w->node + 1 || u->role != KR_IN) return 0;
+    }
+  return 1;
+}
+static int same_for_rule(const kr_rewriter *w, kr_tensor a, kr_tensor b) { return kr_graph_same_part(w->graph, a, b); }
+static kr_tensor slice_for_rule(const kr_rewriter *w, kr_tensor t, int dim, int64_t from, int64_t n) {
+  return kr_graph_slice(w->graph, t, dim, from, n);
+}
+
 static int can_reshape_for_rule(const kr_rewriter *w, kr_tensor t, kr_dims dims) {
   return kr_graph_can_reshape(w->graph, t, dims);
 }
@@ -79,6 +95,9 @@ static const kr_rewriter_fns fns = {.tensor = tensor_of_call,
                                     .dtype = dtype_for_rule,
                                     .share = share_storage,
                                     .passes = passes_between,
+                                    .stays = stays_between,
+                                    .same = same_for_rule,
+                                    .slice = slice_for_rule,
                                     .can_reshape = can_reshape_for_rule,
                                     .reshape = reshape_for_rule,
                                     .permute = permute_for_rule,

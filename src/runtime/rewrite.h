@@ -36,6 +36,11 @@ typedef struct kr_rewriter_fns {
   int (*share)(const kr_rewriter *w, kr_tensor a, kr_tensor b); /* whether they are parts of the same memory */
   /* Whether t, which call 0 writes, is an intermediate that call 1 reads, whole, and nothing else does. */
   int (*passes)(const kr_rewriter *w, kr_tensor t);
+  /* Whether t, which call 0 writes, is an intermediate whose memory nothing else uses but call 1, which may read parts
+   * of it. */
+  int (*stays)(const kr_rewriter *w, kr_tensor t);
+  int (*same)(const kr_rewriter *w, kr_tensor a, kr_tensor b); /* the same elements in the same order */
+  kr_tensor (*slice)(const kr_rewriter *w, kr_tensor t, int dim, int64_t from, int64_t n);
   int (*can_reshape)(const kr_rewriter *w, kr_tensor t, kr_dims dims);
   kr_tensor (*reshape)(const kr_rewriter *w, kr_tensor t, kr_dims dims);
   kr_tensor (*permute)(const kr_rewriter *w, kr_tensor t, const int *order);

@@ -899,15 +899,19 @@ typedef struct kr_rotary_append_args {
   kr_view v_cache;         /* (Bk,Lk,Hk,Dv) */
   kr_view out;             /* (B,L,H,D) */
   kr_view seqused;         /* (B) int32 or absent, written */
+  float eps;
+  int32_t reserved;
+  kr_view q_norm, k_norm; /* (H,D), (Hk,D), or both absent */
 } kr_rotary_append_args;
 
 /* ==== attention_step (rotary_append of one token per sequence, then attention to it and all before it) ==========
- * krait_rotary_append of q, k and v, each rounded to its type, then krait_attention of the rotated q with the first
- * cache_seqlens[b] + 1 entries of the cache. */
+ * krait_rotary_append of q, k and v, each rounded to its type, with the same norms, then krait_attention of the rotated
+ * q with the first cache_seqlens[b] + 1 entries of the cache. */
 typedef struct kr_attention_step_args {
   kr_call call; /* KRAIT_ROTARY_INTERLEAVED */
   int64_t B, H, Hk, D, R, T, Bk, Lk;
   float scale;             /* 0: 1/sqrt(D) */
+  float eps;
   kr_view q, k, v;         /* (B,1,H,D), (B,1,Hk,D), (B,1,Hk,D) */
   kr_view cos, sin;        /* (T,R) any float type */
   kr_view cache_seqlens;   /* (B) int32 */
@@ -915,6 +919,7 @@ typedef struct kr_attention_step_args {
   kr_view k_cache;         /* (Bk,Lk,Hk,D) */
   kr_view v_cache;         /* (Bk,Lk,Hk,D) */
   kr_view out;             /* (B,1,H,D) */
+  kr_view q_norm, k_norm;  /* (H,D), (Hk,D), or both absent */
 } kr_attention_step_args;
 
 /* ==== gated_delta_update (the gated delta rule for one token) ================================================

@@ -157,9 +157,9 @@ static head_rows project_attention(kr_lm_builder *b, const kr_lm_block *block, k
                      .qk = columns(r, qkv, 0, q + k)};
 }
 
-/* In place: the norm of every head, or of all their features. */
+/* The norm of every head, or of all their features. */
 static void norm_heads(const kr_lm_builder *b, const kr_lm_attention_sizes *s, const char *name, kr_tensor rows,
-                       const kr_weight_ref *w, int64_t heads) {
+                       const kr_weight_ref *w, int64_t heads, kr_tensor out) {
   const kr_token_builder *r = &b->rows;
   const int64_t n = heads * s->D;
   kr_graph_call(r->g, name, &kr_op_gated_norm,
@@ -168,17 +168,23 @@ static void norm_heads(const kr_lm_builder *b, const kr_lm_attention_sizes *s, c
                                       .eps = b->c->eps,
                                       .x = view(r, rows),
                                       .weight = view(r, weight(r, name, w, n)),
-                                      .out = view(r, rows)});
+                                      .out = view(r, out)});
 }
 
+/* Neighbours by one call, into memory of their own: a step's attention then norms them itself (norm_in_attention);
+ * else in place. */
 static void norm_queries_and_keys(const kr_lm_builder *b, const kr_lm_attention_sizes *s, const attention_weights *w,
-                                  const head_rows *h) {
+                                  head_rows *h) {
+  const kr_token_builder *r = &b->rows;
+  const int64_t q = s->H * s->D, k = s->Hk * s->D;
   if (s->qk_norm == KR_LM_NORM_OF_HEADS && h->qk) {
-    norm_heads(b, s, "qk_norm", h->qk, &w->q_norm, s->H + s->Hk);
+    const kr_tensor out = new_rows(r, q + k);
+    norm_heads(b, s, "qk_norm", h->qk, &w->q_norm, s->H + s->Hk, out);
+    h->q = columns(r, out, 0, q), h->k = columns(r, out, q, k);
     return;
   }
-  norm_heads(b, s, "q_norm", h->q, &w->q_norm, s->H);
-  norm_heads(b, s, "k_norm", h->k, &w->k_norm, s->Hk);
+  norm_heads(b, s, "q_norm", h->q, &w->q_norm, s->H, h->q);
+  norm_heads(b, s, "k_norm", h->k, &w->k_norm, s->Hk, h->k);
 }
 
 static kr_tensor rotate_queries(const kr_lm_builder *b, const kr_lm_attention_sizes *s, kr_tensor q) {
@@ -256,7 +262,7 @@ static kr_tensor record_attention(kr_lm_builder *b, const kr_lm_block *block, kr
   const kr_lm_attention_sizes *s = block->sizes;
   const attention_weights *w = block->weights;
   const kr_token_builder *r = &b->rows;
-  const head_rows h = project_attention(b, block, x);
+  head_rows h = project_attention(b, block, x);
   if (s->qk_norm) norm_queries_and_keys(b, s, w, &h);
   kr_tensor q = as_head_dims(b, s, h.q, s->H);
   const kr_tensor y = new_rows(r, s->H * s->D);

@@ -2,13 +2,15 @@
  * share a key head form one tile of 16. A block takes a part of a sequence's keys, a warp every fourth or eighth run of
  * 16 of them, copied asynchronously through a ring of its own. The warps' sums are merged in shared memory, the parts'
  * by a second kernel or, of a decode step, by the first block of their cluster, always in a fixed order. Compiled per
- * type (KR_HALF: float16). kr_attention_keys_D: heads of up to D channels; kr_attention_join; kr_attention_step_D: a
- * decode step, whose keys are on their way before the previous kernel has ended. */
-#include "overlap.cuh"
+ * type (KR_HALF: float16). kr_attention_keys_D: heads of up to D channels; kr_attention_join; kr_attention_step_D,
+ * with norms kr_attention_normed_step_D: a decode step, whose keys are on their way before the previous kernel has
+ * ended. */
 #include "attention_join.cuh"
 #include "attention_keys.h"
 #include "cluster.cuh"
 #include "mma.cuh"
+#include "overlap.cuh"
+#include "row_lanes.cuh"
 
 #ifdef KR_HALF
 typedef kr_f16 element;
@@ -217,9 +219,55 @@ KR_DEV void load_angles(const kr_attention_fresh &f, const part &at, angles<D> &
     a.key_c[i] = c[(lane + 32 * i) * f.cos.d], a.key_s[i] = s[(lane + 32 * i) * f.sin.d];
 }
 
-/* Channels r and r + D/2, two at a time. */
+/* Weights of the norms of a lane's rows, and of the channels of the new key that it appends; without norms ones, which
+ * the compiler leaves out. */
 template <int D>
-KR_DEV void turn_rows(const angles<D> &a, uint32_t (&q)[D / 16][4]) {
+struct norms {
+  kr_float2 q[D / 16][4];
+  float k[D / 64][2];
+};
+template <int D, int NORMED>
+KR_DEV void load_norms(const kr_attention_params &p, const kr_attention_fresh &f, const part &at, norms<D> &w) {
+  const int lane = kr_thread() & 31;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int r = lane / 4 + i % 2 * 8;
+    const float *const from = f.q_norm + head_of(p, at, r) * f.q_norm_row + i / 2 * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+      w.q[k][i] = NORMED && r < p.heads ? *(const kr_float2 *)(from + 16 * k) : kr_float2{{1, 1}};
+  }
+  const float *const from = f.k_norm + at.kv * f.k_norm_row + lane;
+#pragma unroll
+  for (int i = 0; i < D / 64; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) w.k[i][h] = NORMED ? from[32 * i + h * (D / 2)] : 1.0f;
+}
+
+/* One over the root mean squares of a lane's rows; ones without norms. */
+template <int D, int NORMED>
+KR_DEV void root_rows(const kr_attention_fresh &f, const uint32_t (&q)[D / 16][4], float (&by)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float square = 0.0f;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+      for (int i = r; i < 4; i += 2)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float x = kr_unpack(q[k][i], e, DTYPE);
+          square = kr_fma(x, x, square);
+        }
+    square += kr_shuffle_xor(square, 1);
+    square += kr_shuffle_xor(square, 2);
+    by[r] = NORMED ? kr_rsqrt(kr_fma(square, 1.0f / D, f.eps)) : 1.0f;
+  }
+}
+
+/* Channels r and r + D/2, two at a time; x by[row] and its weight first. */
+template <int D>
+KR_DEV void turn_rows(const angles<D> &a, const norms<D> &w, const float (&by)[2], uint32_t (&q)[D / 16][4]) {
 #pragma unroll
   for (int k = 0; k < D / 32; k++)
 #pragma unroll
@@ -228,7 +276,8 @@ KR_DEV void turn_rows(const angles<D> &a, uint32_t (&q)[D / 16][4]) {
       float x[2], y[2];
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const float x1 = kr_unpack(low, e, DTYPE), x2 = kr_unpack(high, e, DTYPE), c = a.c[k][i / 2][e],
+        const float x1 = kr_unpack(low, e, DTYPE) * by[i % 2] * w.q[k][i].v[e],
+                    x2 = kr_unpack(high, e, DTYPE) * by[i % 2] * w.q[k + D / 32][i].v[e], c = a.c[k][i / 2][e],
                     s = a.s[k][i / 2][e];
         x[e] = kr_fma(x1, c, -(x2 * s)), y[e] = kr_fma(x1, s, x2 * c);
       }
@@ -250,15 +299,26 @@ KR_DEV void load_fresh(const kr_attention_fresh &f, const part &at, fresh_row<D>
   for (int i = 0; i < D / 64; i++)
     row.k[i] = (uint32_t)k[32 * i + D / 2] << 16 | k[32 * i], row.v[i] = *(const uint32_t *)(v + 64 * i);
 }
-/* Rotates it, and appends it to the cache. */
-template <int D>
-KR_DEV void append(const kr_attention_params &p, const part &at, const angles<D> &a, fresh_row<D> &row) {
+/* Norms and rotates it, and appends it to the cache. */
+template <int D, int NORMED>
+KR_DEV void append(const kr_attention_params &p, const kr_attention_fresh &f, const part &at, const angles<D> &a,
+                   const norms<D> &w, fresh_row<D> &row) {
   const int lane = kr_thread() & 31;
+  float by = 1.0f;
+  if (NORMED) {
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) square = kr_fma(kr_unpack(row.k[i], h, DTYPE), kr_unpack(row.k[i], h, DTYPE), square);
+    by = kr_rsqrt(kr_fma(kr_sum_lanes(square), 1.0f / D, f.eps));
+  }
   uint16_t *const k = (uint16_t *)p.k.data + at.s.k_b * p.k.b + at.fresh * p.k.t + at.kv * p.k.h + lane,
                   *const v = (uint16_t *)p.v.data + at.s.k_b * p.v.b + at.fresh * p.v.t + at.kv * p.v.h + 2 * lane;
 #pragma unroll
   for (int i = 0; i < D / 64; i++) {
-    const float x1 = kr_unpack(row.k[i], 0, DTYPE), x2 = kr_unpack(row.k[i], 1, DTYPE), c = a.key_c[i], s = a.key_s[i];
+    const float x1 = kr_unpack(row.k[i], 0, DTYPE) * by * w.k[i][0],
+                x2 = kr_unpack(row.k[i], 1, DTYPE) * by * w.k[i][1], c = a.key_c[i], s = a.key_s[i];
     row.k[i] = kr_pack(kr_fma(x1, c, -(x2 * s)), kr_fma(x1, s, x2 * c), DTYPE);
     k[32 * i] = (uint16_t)row.k[i], k[32 * i + D / 2] = (uint16_t)(row.k[i] >> 16);
     *(uint32_t *)(v + 64 * i) = row.v[i];
@@ -277,10 +337,11 @@ KR_DEV void put_fresh(unsigned char *run, int r, const fresh_row<D> &row) {
   }
 }
 
+enum { PLAIN_STEP = 1, NORMED_STEP };
 template <int D, int STEP>
 KR_DEV void run(const kr_attention_params &p, const kr_attention_fresh &f) {
-  const int WARPS = KR_KEYS_WARPS(D, STEP), STAGES = KR_KEYS_STAGES(STEP), STAGE = 2 * RUN * D * 2,
-            ROW = KR_KEYS_ROW(D);
+  const int NORMED = STEP == NORMED_STEP, WARPS = KR_KEYS_WARPS(D, STEP), STAGES = KR_KEYS_STAGES(STEP),
+            STAGE = 2 * RUN * D * 2, ROW = KR_KEYS_ROW(D);
   KR_DYNAMIC_SHARED(shared);
   const int lane = kr_thread() & 31, warp = kr_thread() >> 5, joined = STEP && p.n_splits > 1;
   const uint32_t ring = kr_shared_at(shared) + warp * STAGES * STAGE;
@@ -297,6 +358,7 @@ KR_DEV void run(const kr_attention_params &p, const kr_attention_fresh &f) {
   int first[2], end[2];
   uint32_t q[D / 16][4];
   angles<D> turns;
+  norms<D> weights;
   fresh_row<D> row;
   int run_at = at.begin + warp * RUN;
 #pragma unroll 1
@@ -316,12 +378,17 @@ KR_DEV void run(const kr_attention_params &p, const kr_attention_fresh &f) {
       STEP && at.fresh >= at.begin && at.fresh < at.end && (at.fresh - at.begin) / RUN % WARPS == warp;
   if (STEP) {
     load_angles<D>(f, at, turns);
+    load_norms<D, NORMED>(p, f, at, weights);
     if (f.is_known) kr_griddep_wait();
     if (appends) load_fresh<D>(f, at, row);
   }
   load_rows<D>(p, rows, q);
-  if (STEP) turn_rows<D>(turns, q);
-  if (appends) append<D>(p, at, turns, row);
+  if (STEP) {
+    float by[2];
+    root_rows<D, NORMED>(f, q, by);
+    turn_rows<D>(turns, weights, by, q);
+  }
+  if (appends) append<D, NORMED>(p, f, at, turns, weights, row);
   for (int stage = 0; run_at < at.end; run_at += RUN * WARPS, stage = stage + 1 == STAGES ? 0 : stage + 1) {
     kr_copied<STAGES - 2>();
     kr_sync_warp();
@@ -432,10 +499,18 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_keys_128(const kr_attention_pa
 enum { STEP_THREADS_64 = 32 * KR_KEYS_WARPS(64, 1), STEP_THREADS_128 = 32 * KR_KEYS_WARPS(128, 1) };
 KR_KERNEL void KR_BOUNDS(STEP_THREADS_64, 1) kr_attention_step_64(const kr_attention_step_params p) {
   kr_keep_all_near(p);
-  run<64, 1>(p.params, p.fresh);
+  run<64, PLAIN_STEP>(p.params, p.fresh);
+}
+KR_KERNEL void KR_BOUNDS(STEP_THREADS_64, 1) kr_attention_normed_step_64(const kr_attention_step_params p) {
+  kr_keep_all_near(p);
+  run<64, NORMED_STEP>(p.params, p.fresh);
 }
 KR_KERNEL void KR_BOUNDS(STEP_THREADS_128, 1) kr_attention_step_128(const kr_attention_step_params p) {
   kr_keep_all_near(p);
-  run<128, 1>(p.params, p.fresh);
+  run<128, PLAIN_STEP>(p.params, p.fresh);
+}
+KR_KERNEL void KR_BOUNDS(STEP_THREADS_128, 1) kr_attention_normed_step_128(const kr_attention_step_params p) {
+  kr_keep_all_near(p);
+  run<128, NORMED_STEP>(p.params, p.fresh);
 }
 #endif

@@ -17,12 +17,15 @@ enum { KR_KEYS_CLUSTER = 8, KR_STEP_HEADS = 16 };
 #define KR_STEP_SHARED(D, n_parts) \
   (KR_STEP_RINGS(D) + (uint32_t)((n_parts) > 1 ? (n_parts) * 16 * KR_KEYS_ROW(D) * 4 : 0))
 
-/* A decode step has one row per sequence and head. The kernel rotates it and the new key, and appends key and value to
- * the cache, which has `lengths` of them. */
+/* A decode step has one row per sequence and head. The kernel rotates it and the new key, before that norms both if
+ * there are weights, and appends key and value to the cache, which has `lengths` of them. */
 typedef struct kr_attention_fresh {
   kr_attention_tensor k, v, cos, sin; /* (batch, , head, channel); (position, angle) of float32 */
+  const float *q_norm, *k_norm;       /* or NULL; a row of D for each head */
+  int64_t q_norm_row, k_norm_row;
+  float eps;
   kr_attention_index lengths;
-  int32_t T, is_known;                /* is_known: nobody writes indices, cache and angles meanwhile (overlap.h) */
+  int32_t T, is_known, reserved; /* is_known: nobody writes indices, cache and angles meanwhile (overlap.h) */
 } kr_attention_fresh;
 typedef struct kr_attention_step_params {
   kr_attention_params params;

@@ -3,9 +3,14 @@
 #include "attention/attention_step_impls.h"
 #include "contract.h"
 #include "op_list.h"
+#include "status.h"
+#include "view.h"
 
 static int32_t check_attention_step_rules(const void *args) {
   const kr_attention_step_args *a = args;
+  KR_CHECK(kr_has(&a->q_norm) == kr_has(&a->k_norm), KRAIT_ERR_ARGUMENT,
+           "attention_step: q_norm and k_norm must be given together");
+  KR_CHECK(a->eps >= 0 && a->eps - a->eps == 0, KRAIT_ERR_ARGUMENT, "attention_step: eps is not finite, or below 0");
   return kr_has(&a->cache_batch_idx)
              ? KRAIT_OK
              : kr_need_size("attention_step", "Bk without cache_batch_idx", a->Bk, a->B, a->B);

@@ -8,6 +8,7 @@ op attention_step
   size R T Bk Lk >= 0
   size D >= 2R
   field scale float 0.0
+  field eps float 1e-3
   bench "B=1,H=14,Hk=2,D=64,R=32,T=2048,Bk=B,Lk=T"
   q                in     activation  float   (B,1,H,D)
   k                in     activation  same q  (B,1,Hk,D)
@@ -19,3 +20,5 @@ op attention_step
   k_cache          inout  state       same q  (Bk,Lk,Hk,D)
   v_cache          inout  state       same q  (Bk,Lk,Hk,D)
   out              out    activation  same q  (B,1,H,D)
+  q_norm           in?   parameter   float   (H,D)   normal 1 1  chance 0.4
+  k_norm           in?   parameter   same q_norm  (Hk,D)  normal 1 1  chance 1  absent without q_norm

@@ -22,6 +22,14 @@ int32_t kr_attention_step_case(kr_case *c, int64_t index) {
   if (is_gpu) choose_attention_step_as_gpu(c, a, index);
   if (a->Lk < 1) a->Lk = 1;
   a->Bk = a->B, a->T = a->Lk + kr_case_int(c, 0, 5);
+  if (is_gpu) { /* the weights of norms are float32 */
+    const int32_t angles = c->other;
+    if (kr_case_chance(c, 0.5))
+      kr_case_give(c, "q_norm"), kr_case_give(c, "k_norm");
+    else
+      kr_case_leave_out(c, "q_norm");
+    c->other = angles;
+  }
   kr_view *lengths = kr_case_give(c, "cache_seqlens");
   const int64_t most = c->is_hard && kr_case_chance(c, 0.5) ? (a->Lk - 1 < 2 ? a->Lk - 1 : 2) : a->Lk - 1;
   for (int64_t b = 0; b < a->B; b++)

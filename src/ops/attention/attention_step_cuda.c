@@ -1,8 +1,9 @@
 /* attention_step_cuda.c: a decode step's rotary embedding, append and attention in one kernel on a GPU. */
+#include "attention/attention_step_impls.h"
 #include "attention_cuda.h"
 #include "attention_keys.h"
-#include "attention/attention_step_impls.h"
 #include "cuda_impl.h"
+#include "cuda_views.h"
 #include "op_list.h"
 #include "overlap.h"
 #include "status.h"
@@ -34,19 +35,29 @@ static kr_attention_step_params attention_step_plan_of(const krait_ctx *ctx, con
   kr_attention_args attention = kr_attention_of(a);
   attention.q = a->q;
   kr_attention_step_params p = {.params = kr_attention_params_of(&attention),
-                              .fresh = {.k = attention_step_tensor(&a->k),
-                                        .v = attention_step_tensor(&a->v),
-                                        .cos = attention_step_angles(&a->cos),
-                                        .sin = attention_step_angles(&a->sin),
-                                        .lengths = {a->cache_seqlens.data, a->cache_seqlens.stride[0]},
-                                        .T = (int32_t)a->T,
-                                        .is_known = (a->call.flags & both) == both}};
+                                .fresh = {.k = attention_step_tensor(&a->k),
+                                          .v = attention_step_tensor(&a->v),
+                                          .cos = attention_step_angles(&a->cos),
+                                          .sin = attention_step_angles(&a->sin),
+                                          .q_norm = a->q_norm.data,
+                                          .k_norm = a->k_norm.data,
+                                          .q_norm_row = a->q_norm.stride[0],
+                                          .k_norm_row = a->k_norm.stride[0],
+                                          .eps = a->eps,
+                                          .lengths = {a->cache_seqlens.data, a->cache_seqlens.stride[0]},
+                                          .T = (int32_t)a->T,
+                                          .is_known = (a->call.flags & both) == both}};
   p.params.n_q_tiles = 1, p.params.n_splits = (int32_t)attention_step_parts_of(ctx, a);
   return p;
 }
 
 static uint32_t shared_of(const kr_attention_step_params *p) {
   return p->params.D == 64 ? KR_STEP_SHARED(64, p->params.n_splits) : KR_STEP_SHARED(128, p->params.n_splits);
+}
+
+/* Rows that a lane reads in pairs. */
+static int are_norms_paired(const kr_view *v) {
+  return !kr_has(v) || (v->dtype == KRAIT_F32 && v->stride[1] == 1 && v->stride[0] % 2 == 0 && kr_is_aligned(v));
 }
 
 const char *kr_attention_step_hopper_refuse(const krait_ctx *ctx, const void *args) {
@@ -56,6 +67,8 @@ const char *kr_attention_step_hopper_refuse(const krait_ctx *ctx, const void *ar
   if ((a->D != 64 && a->D != 128) || 2 * a->R != a->D || a->call.flags & KRAIT_ROTARY_INTERLEAVED)
     return "heads that are not 64 or 128 channels, all rotated in halves";
   if (a->cos.dtype != KRAIT_F32 || a->sin.dtype != KRAIT_F32 || a->T < 1) return "angles that are not float32";
+  if (!are_norms_paired(&a->q_norm) || !are_norms_paired(&a->k_norm))
+    return "weights of norms that are not rows of float32, aligned to 16 bytes";
   if (a->H / a->Hk > KR_STEP_HEADS) return "more than 16 heads per key head";
   if (a->scale < 0) return "a scale that is not positive";
   if (a->B == 0 || a->Bk == 0 || a->Lk == 0) return "nothing to do";
@@ -73,9 +86,14 @@ const char *kr_attention_step_hopper_refuse(const krait_ctx *ctx, const void *ar
 }
 
 int32_t kr_attention_step_hopper(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][2] = {
-      {{"attention_keys_f16", "kr_attention_step_64"}, {"attention_keys_bf16", "kr_attention_step_64"}},
-      {{"attention_keys_f16", "kr_attention_step_128"}, {"attention_keys_bf16", "kr_attention_step_128"}}};
+#define BY_TYPE(name)                                             \
+  {                                                               \
+    {"attention_keys_f16", name}, { "attention_keys_bf16", name } \
+  }
+  static const kr_kernel kernels[2][2][2] = {
+      {BY_TYPE("kr_attention_step_64"), BY_TYPE("kr_attention_step_128")},
+      {BY_TYPE("kr_attention_normed_step_64"), BY_TYPE("kr_attention_normed_step_128")}};
+#undef BY_TYPE
   const kr_attention_step_args *a = args;
   const kr_attention_step_params p = attention_step_plan_of(ctx, a);
   const int wide = a->D == 128;
@@ -85,6 +103,6 @@ int32_t kr_attention_step_hopper(const krait_ctx *ctx, const void *args) {
                         .cluster = (uint32_t)p.params.n_splits,
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[wide][a->q.dtype == KRAIT_BF16], &grid, &p,
-                        sizeof p);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[kr_has(&a->q_norm)][wide][a->q.dtype == KRAIT_BF16],
+                        &grid, &p, sizeof p);
 }

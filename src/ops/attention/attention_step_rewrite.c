@@ -1,5 +1,5 @@
-/* attention_step_rewrite.c: the rotary embedding of a step's queries is merged into the call that appends keys and
- * values, and that call into the attention that follows. */
+/* attention_step_rewrite.c: the rotary embedding of queries is merged into the call that appends keys and values; of a
+ * step that call into the attention that follows; and into either the norm of queries and keys before it. */
 #include "attention/attention_step_impls.h"
 #include "attention/rotary_append_impls.h"
 #include "op_list.h"
@@ -71,5 +71,61 @@ static int append_in_attention(const kr_rewriter *w) {
   return w->can->accepts(w, &kr_op_attention_step, &a) && w->can->replace(w, 1, &kr_op_attention_step, &a);
 }
 
-const kr_op_rewrite kr_rotary_append_rewrites[] = {{"rotary_with_append", rotary_with_append}, {0}};
-const kr_op_rewrite kr_attention_step_rewrites[] = {{"append_in_attention", append_in_attention}, {0}};
+/* ---- the norm of heads ---- */
+
+/* Call 0, if it is the norm of all heads of queries, then of keys, that call 1 reads at q and k: rows of (H + Hk) D. */
+typedef struct heads_norm {
+  kr_tensor q, k, q_norm, k_norm; /* without the norm; its weights */
+  float eps;
+} heads_norm;
+static int read_heads_norm(const kr_rewriter *w, kr_tensor q, kr_tensor k, int64_t H, int64_t Hk, int64_t D,
+                           heads_norm *to) {
+#define NORM(field) KR_CALL_TENSOR(w, 0, gated_norm, field)
+  const kr_gated_norm_args *n = w->args[0];
+  const int64_t Q = H * D, K = Hk * D;
+  if (w->op[0] != &kr_op_gated_norm || n->call.flags != KRAIT_GATED_NORM_RMS || NORM(z) || NORM(bias) ||
+      !NORM(weight) || n->group_size != D || n->M != Q + K)
+    return 0;
+  const kr_tensor out = NORM(out), x = NORM(x), weight = NORM(weight);
+  const kr_dims of_q = w->can->dims(w, q), of_k = w->can->dims(w, k);
+  if (w->can->dtype(w, x) != w->can->dtype(w, out) || !w->can->stays(w, out) ||
+      !w->can->same(w, q, w->can->slice(w, out, 1, 0, Q)) || !w->can->same(w, k, w->can->slice(w, out, 1, Q, K)))
+    return 0;
+  to->q = w->can->slice(w, x, 1, 0, Q), to->k = w->can->slice(w, x, 1, Q, K);
+  if (!w->can->can_reshape(w, to->q, of_q) || !w->can->can_reshape(w, to->k, of_k)) return 0;
+  to->q = w->can->reshape(w, to->q, of_q), to->k = w->can->reshape(w, to->k, of_k), to->eps = n->eps;
+  to->q_norm = w->can->reshape(w, w->can->slice(w, weight, 0, 0, Q), KR_DIMS(H, D));
+  to->k_norm = w->can->reshape(w, w->can->slice(w, weight, 0, Q, K), KR_DIMS(Hk, D));
+  return 1;
+#undef NORM
+}
+
+/* Call 1 with the norm's input and weights. */
+#define PUT_HEADS_NORM(name)                                                                                 \
+  kr_##name##_args a = *(const kr_##name##_args *)w->args[1];                                                \
+  heads_norm n;                                                                                              \
+  if (KR_CALL_TENSOR(w, 1, name, q_norm) ||                                                                  \
+      !read_heads_norm(w, KR_CALL_TENSOR(w, 1, name, q), KR_CALL_TENSOR(w, 1, name, k), a.H, a.Hk, a.D, &n)) \
+    return 0;                                                                                                \
+  for (int i = 0; i < kr_sig_##name.n_tensors; i++) {                                                        \
+    const size_t at = kr_sig_##name.tensors[i].offset;                                                       \
+    *(kr_view *)((char *)&a + at) = w->can->view(w, w->can->tensor(w, 1, at));                               \
+  }                                                                                                          \
+  a.eps = n.eps, a.q = w->can->view(w, n.q), a.k = w->can->view(w, n.k);                                     \
+  a.q_norm = w->can->view(w, n.q_norm), a.k_norm = w->can->view(w, n.k_norm);                                \
+  return w->can->accepts(w, &kr_op_##name, &a) && w->can->replace(w, 1, &kr_op_##name, &a);
+
+static int norm_in_append(const kr_rewriter *w) {
+  if (w->op[1] != &kr_op_rotary_append) return 0;
+  PUT_HEADS_NORM(rotary_append)
+}
+
+static int norm_in_attention(const kr_rewriter *w) {
+  if (w->op[1] != &kr_op_attention_step) return 0;
+  PUT_HEADS_NORM(attention_step)
+}
+
+const kr_op_rewrite kr_rotary_append_rewrites[] = {
+    {"rotary_with_append", rotary_with_append}, {"norm_in_append", norm_in_append}, {0}};
+const kr_op_rewrite kr_attention_step_rewrites[] = {
+    {"append_in_attention", append_in_attention}, {"norm_in_attention", norm_in_attention}, {0}};

@@ -1,5 +1,6 @@
 /* rotary.cu: the rotary embedding, alone and of keys being appended to a cache: one warp per token and head, any type
- * and strides; or 16-byte packs, with a token's angles reused for several heads. Memory-bound. */
+ * and strides; or 16-byte packs, with a token's angles reused for several heads; or whole heads of queries, keys and
+ * values, a few lanes each, with their norms. Memory-bound. */
 #include "overlap.cuh"
 
 #include "rotary_params.h"
@@ -224,3 +225,97 @@ KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_attention_append_packs(const k
   uint16_t *to = (uint16_t *)p.v_cache.data + at.row * p.v_cache.b + at.t * p.v_cache.t + first * p.v_cache.h + e;
   for (int h = 0; h < n; h++, from += p.v.h, to += p.v_cache.h) *(kr_raw16 *)to = *(const kr_raw16 *)from;
 }
+
+/* ---- whole heads: all channels rotated in halves ---- */
+
+/* Where a head of token i of sequence b lies and goes: queries, then keys, then values; `to` NULL: nowhere. */
+typedef struct head_at {
+  const uint16_t *from;
+  uint16_t *to;
+  const float *weight; /* of its norm, or NULL */
+  int turns;
+} head_at;
+KR_DEV head_at head_of(const kr_rotary_params &p, const spot &at, int b, int i, int h) {
+  const int key = h - p.n_queries, value = key - p.H, is_kept = at.is_inside && at.row >= 0 && at.row < p.Bk;
+  if (key < 0)
+    return head_at{(const uint16_t *)p.q.data + b * p.q.b + i * p.q.t + h * p.q.h,
+                   (uint16_t *)p.q_out.data + b * p.q_out.b + i * p.q_out.t + h * p.q_out.h,
+                   p.q_norm ? p.q_norm + h * p.q_norm_row : nullptr, 1};
+  if (value < 0)
+    return head_at{(const uint16_t *)p.x.data + b * p.x.b + i * p.x.t + key * p.x.h,
+                   is_kept ? (uint16_t *)p.out.data + at.row * p.out.b + at.t * p.out.t + key * p.out.h : nullptr,
+                   p.k_norm ? p.k_norm + key * p.k_norm_row : nullptr, 1};
+  return head_at{(const uint16_t *)p.v.data + b * p.v.b + i * p.v.t + value * p.v.h,
+                 is_kept && value < p.H
+                     ? (uint16_t *)p.v_cache.data + at.row * p.v_cache.b + at.t * p.v_cache.t + value * p.v_cache.h
+                     : nullptr,
+                 nullptr, 0};
+}
+
+/* The lane's eight of the D channels of a head, normed and rotated; by all LANES lanes of the head. */
+template <int LANES>
+KR_DEV kr_raw16 turn_head(const kr_rotary_params &p, const head_at &head, const kr_raw16 &raw, const float (&c)[8],
+                          const float (&s)[8]) {
+  const int lane = lane_of() % LANES;
+  float x[8], square = 0.0f;
+  kr_raw16 to = raw;
+#pragma unroll
+  for (int i = 0; i < 8; i++) x[i] = kr_unpack(raw.w[i / 2], i % 2, p.x.dtype), square = kr_fma(x[i], x[i], square);
+#pragma unroll
+  for (int d = 1; d < LANES; d <<= 1) square += kr_shuffle_xor(square, d);
+  if (head.weight) {
+    const float by = kr_rsqrt(kr_fma(square, 1.0f / (8 * LANES), p.eps));
+    const kr_float4 *const w = (const kr_float4 *)(head.weight + 8 * lane);
+    const kr_float4 low = w[0], high = w[1];
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] *= by * (i < 4 ? low.v[i] : high.v[i % 4]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const float other = kr_shuffle_xor(x[i], LANES / 2);
+    x[i] = kr_fma(x[i], c[i], lane < LANES / 2 ? -(other * s[i]) : other * s[i]);
+  }
+  if (head.turns) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) to.w[i] = kr_pack(x[2 * i], x[2 * i + 1], p.x.dtype);
+  }
+  return to;
+}
+
+/* A warp takes HEADS groups of heads of a token. */
+template <int D>
+KR_DEV void append_heads(const kr_rotary_params &p) {
+  enum { LANES = D / 8, GROUPS = 32 / LANES, HEADS = KR_ROTARY_WHOLE_HEADS };
+  wait_early(p);
+  const int all = p.n_queries + 2 * p.H, parts = (all + GROUPS * HEADS - 1) / (GROUPS * HEADS),
+            unit = kr_block_x() * WARPS + (kr_thread() >> 5), token = unit / parts, lane = lane_of() % LANES,
+            b = token / p.L, i = token - b * p.L, first = (unit - token * parts) * GROUPS * HEADS + lane_of() / LANES;
+  if (b >= p.B) return;
+  const spot at = spot_of(p, b, i);
+  const int64_t row = at.position < 0 ? 0 : at.position < p.T ? at.position : p.T - 1;
+  const int r = lane % (LANES / 2) * 8;
+  float c[8], s[8];
+#pragma unroll
+  for (int k = 0; k < 8; k++)
+    c[k] = ((const float *)p.cos.data)[row * p.cos.t + r + k],
+    s[k] = ((const float *)p.sin.data)[row * p.sin.t + r + k];
+  wait_late(p);
+  if (p.seqused.data && i == 0 && first == 0 && lane == 0)
+    ((int32_t *)p.seqused.data)[b * p.seqused.step] = (int32_t)(at.position + p.L);
+  head_at heads[HEADS];
+  kr_raw16 raw[HEADS];
+#pragma unroll
+  for (int k = 0; k < HEADS; k++) {
+    const int h = first + k * GROUPS;
+    heads[k] = head_of(p, at, b, i, h < all ? h : 0);
+    if (h >= all) heads[k].to = nullptr;
+    raw[k] = *(const kr_raw16 *)(heads[k].from + 8 * lane);
+  }
+#pragma unroll
+  for (int k = 0; k < HEADS; k++) {
+    const kr_raw16 turned = turn_head<LANES>(p, heads[k], raw[k], c, s);
+    if (heads[k].to) *(kr_raw16 *)(heads[k].to + 8 * lane) = turned;
+  }
+}
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_append_64(const kr_rotary_params p) { append_heads<64>(p); }
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_append_128(const kr_rotary_params p) { append_heads<128>(p); }

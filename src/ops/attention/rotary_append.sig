@@ -5,6 +5,7 @@ op rotary_append
   size H Hk D Dv >= 1
   size R T Bk Lk >= 0
   size D >= 2R
+  field eps float 1e-3
   bench "B=1,L=1,H=14,Hk=2,D=64,Dv=D,R=32,T=4096,Bk=B,Lk=T"
   q                in     activation  float   (B,L,H,D)
   k                in     activation  same q  (B,L,Hk,D)
@@ -17,3 +18,5 @@ op rotary_append
   v_cache          inout  state       same q  (Bk,Lk,Hk,Dv)
   out              out    activation  same q  (B,L,H,D)
   seqused          out?   index       i32     (B)  exact
+  q_norm           in?    parameter   float   (H,D)  normal 1 1  chance 0.4
+  k_norm           in?    parameter   same q_norm  (Hk,D)  normal 1 1  chance 1  absent without q_norm

@@ -49,5 +49,9 @@ static inline kr_attention_append_args kr_append_of(const kr_rotary_append_args 
 
 const char *kr_rotary_append_cuda_refuse(const krait_ctx *ctx, const void *args);
 int32_t kr_rotary_append_cuda(const krait_ctx *ctx, const void *args);
+/* Whole heads of many tokens. */
+const char *kr_rotary_append_heads_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_rotary_append_heads(const krait_ctx *ctx, const void *args);
+uint64_t kr_rotary_append_ref_scratch(const krait_ctx *ctx, const void *args);
 
 #endif

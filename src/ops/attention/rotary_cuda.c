@@ -1,10 +1,11 @@
 /* rotary_cuda.c: the rotary embedding and the cache append on a GPU. */
-#include "overlap.h"
-#include "rotary_params.h"
-#include "cuda_impl.h"
-#include "op_list.h"
 #include "attention/rotary_append_impls.h"
+#include "cuda_impl.h"
+#include "cuda_views.h"
+#include "op_list.h"
+#include "overlap.h"
 #include "rotary_impls.h"
+#include "rotary_params.h"
 #include "status.h"
 #include "view.h"
 
@@ -181,6 +182,7 @@ const char *kr_rotary_append_cuda_refuse(const krait_ctx *ctx, const void *args)
   const kr_rotary_append_args *a = args;
   const kr_attention_append_args append = kr_append_of(a);
   if (a->B * a->L * (a->H + a->Hk) > MOST_HEADS) return "more than 4096 heads of tokens";
+  if (kr_has(&a->q_norm)) return "norms of heads";
   return kr_attention_append_cuda_refuse(ctx, &append);
 }
 
@@ -190,4 +192,50 @@ int32_t kr_rotary_append_cuda(const krait_ctx *ctx, const void *args) {
   kr_rotary_params p = append_plan_of(&append);
   p.q = rotary_tensor(&a->q), p.q_out = rotary_tensor(&a->out), p.n_queries = (int32_t)a->H;
   return launch_append(ctx, &p, &a->call);
+}
+
+/* ---- whole heads of many tokens ---- */
+
+static kr_rotary_params whole_heads_plan_of(const kr_rotary_append_args *a) {
+  const kr_attention_append_args append = kr_append_of(a);
+  kr_rotary_params p = append_plan_of(&append);
+  p.q = rotary_tensor(&a->q), p.q_out = rotary_tensor(&a->out), p.n_queries = (int32_t)a->H;
+  p.q_norm = a->q_norm.data, p.k_norm = a->k_norm.data, p.eps = a->eps;
+  p.q_norm_row = a->q_norm.stride[0], p.k_norm_row = a->k_norm.stride[0];
+  return p;
+}
+
+/* Rows of float32 in aligned groups of four. */
+static int is_norm_by_fours(const kr_view *v) {
+  return !kr_has(v) || (v->dtype == KRAIT_F32 && v->stride[1] == 1 && v->stride[0] % 4 == 0 && kr_is_aligned(v));
+}
+
+const char *kr_rotary_append_heads_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_rotary_append_args *a = args;
+  const kr_rotary_params p = whole_heads_plan_of(a);
+  const kr_attention_append_args append = kr_append_of(a);
+  const kr_attention_tensor *const of[] = {&p.x, &p.out, &p.v, &p.v_cache, &p.q, &p.q_out};
+  if (a->L < FEWEST_PACKED_TOKENS) return "fewer than 8 tokens of a sequence";
+  if ((a->D != 64 && a->D != 128) || a->Dv != a->D || 2 * a->R != a->D || p.interleaved)
+    return "heads that are not 64 or 128 channels, all rotated in halves";
+  if (a->cos.dtype != KRAIT_F32 || a->sin.dtype != KRAIT_F32 || a->cos.stride[1] != 1 || a->sin.stride[1] != 1 ||
+      a->T < 1)
+    return "angles that are not rows of float32";
+  for (int i = 0; i < 6; i++)
+    if (of[i]->dtype == KRAIT_F32 || of[i]->dtype != p.x.dtype || !packs_take(of[i]))
+      return "tensors of several types or float32, or rows not in packs of 16 bytes";
+  if (!is_norm_by_fours(&a->q_norm) || !is_norm_by_fours(&a->k_norm))
+    return "weights of norms that are not rows of float32, aligned to 16 bytes";
+  if (a->B * a->L * (a->H + 2 * a->Hk) >= INT32_MAX / 16) return "2^27 heads or more";
+  return kr_attention_append_cuda_refuse(ctx, &append);
+}
+
+int32_t kr_rotary_append_heads(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[] = {{"rotary", "kr_rotary_append_64"}, {"rotary", "kr_rotary_append_128"}};
+  const kr_rotary_append_args *a = args;
+  const kr_rotary_params p = whole_heads_plan_of(a);
+  const int64_t heads = 32 / (a->D / 8) * KR_ROTARY_WHOLE_HEADS,
+                warps = a->B * a->L * ((a->H + 2 * a->Hk + heads - 1) / heads);
+  const kr_grid grid = rotary_grid_of(warps, &a->call);
+  return a->B ? kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[a->D == 128], &grid, &p, sizeof p) : KRAIT_OK;
 }

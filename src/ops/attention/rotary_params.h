@@ -5,6 +5,7 @@
 #include "attention_params.h"
 
 enum { KR_ROTARY_THREADS = 128, KR_ROTARY_HEADS = 8 };
+enum { KR_ROTARY_WHOLE_HEADS = 4 }; /* of a token that a thread takes, where a few lanes have a head in registers */
 
 typedef struct kr_rotary_params {
   kr_attention_tensor x, out, cos, sin; /* cos, sin: t, d */
@@ -23,6 +24,10 @@ typedef struct kr_rotary_params {
   /* queries rotated by the same call */
   kr_attention_tensor q, q_out;
   int32_t n_queries; /* heads */
+  /* of heads before they rotate, or NULL; a row of D for each */
+  float eps;
+  const float *q_norm, *k_norm;
+  int64_t q_norm_row, k_norm_row;
 } kr_rotary_params;
 
 #endif
