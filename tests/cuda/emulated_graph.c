@@ -198,17 +198,36 @@ static void lanes_run_side_by_side(void **state) {
   }
 }
 
-/* ---- a decode step's rotary embedding, append and attention ---- */
+/* ---- norms of heads, rotary embedding, append and attention, of a step or a prompt's TOKENS ---- */
 
-enum { HEADS = 6, KV_HEADS = 2, CHANNELS = 64, ROOM = 600, N_Q = B * HEADS * CHANNELS, N_KV = B * KV_HEADS * CHANNELS };
+enum { HEADS = 6, KV_HEADS = 2, CHANNELS = 64, ROOM = 600, TOKENS = 9 };
+enum { N_HEADS = HEADS + KV_HEADS, N_QK = B * TOKENS * N_HEADS * CHANNELS, N_Q = B * TOKENS * HEADS * CHANNELS };
+enum { N_KV = B * KV_HEADS * CHANNELS, N_V = N_KV * TOKENS };
 typedef struct step {
   krait_ctx *ctx;
   kr_graph *g;
   kr_runner *r;
-  kr_tensor q, k, v, cos, sin, lengths, keys, values, out;
+  kr_tensor qk, weight, v, cos, sin, lengths, keys, values, out;
 } step;
 
-static step open_step(int is_fused) {
+/* Rows of queries and keys, normed into memory of their own. */
+static kr_tensor norm_rows(kr_graph *g, kr_tensor rows, kr_tensor weight) {
+  const kr_tensor out = kr_graph_temp(g, KRAIT_F16, kr_graph_dims(g, rows));
+  kr_graph_call(g, "norm", &kr_op_gated_norm,
+                &(kr_gated_norm_args){.call.flags = KRAIT_GATED_NORM_RMS,
+                                      .group_size = CHANNELS,
+                                      .eps = 1e-5f,
+                                      .x = kr_graph_view(g, rows),
+                                      .weight = kr_graph_view(g, weight),
+                                      .out = kr_graph_view(g, out)});
+  return out;
+}
+static kr_tensor heads_of(kr_graph *g, kr_tensor rows, int64_t tokens, int64_t from, int64_t n) {
+  return kr_graph_reshape(g, kr_graph_slice(g, rows, 1, from * CHANNELS, n * CHANNELS),
+                          KR_DIMS(B, tokens, n, CHANNELS));
+}
+
+static step open_step(int is_fused, int64_t tokens, int is_normed) {
   step m = {0};
   const krait_ctx_options options = {.size = sizeof options,
                                      .device = KRAIT_DEVICE_CUDA(0),
@@ -218,31 +237,33 @@ static step open_step(int is_fused) {
   assert_int_equal(kr_graph_open(&m.g), KRAIT_OK);
   kr_graph *g = m.g;
   if (!is_fused) kr_graph_rewrite_off(g, "all");
-  m.q = kr_graph_input(g, "q", KRAIT_F16, KR_DIMS(B, 1, HEADS, CHANNELS));
-  m.k = kr_graph_input(g, "k", KRAIT_F16, KR_DIMS(B, 1, KV_HEADS, CHANNELS));
-  m.v = kr_graph_input(g, "v", KRAIT_F16, KR_DIMS(B, 1, KV_HEADS, CHANNELS));
+  m.qk = kr_graph_input(g, "qk", KRAIT_F16, KR_DIMS(B * tokens, N_HEADS * CHANNELS));
+  m.v = kr_graph_input(g, "v", KRAIT_F16, KR_DIMS(B, tokens, KV_HEADS, CHANNELS));
+  if (is_normed) m.weight = kr_graph_input(g, "weight", KRAIT_F32, KR_DIMS(N_HEADS * CHANNELS));
   m.cos = kr_graph_input(g, "cos", KRAIT_F32, KR_DIMS(ROOM, CHANNELS / 2));
   m.sin = kr_graph_input(g, "sin", KRAIT_F32, KR_DIMS(ROOM, CHANNELS / 2));
   m.lengths = kr_graph_input(g, "lengths", KRAIT_I32, KR_DIMS(B));
   m.keys = kr_graph_output(g, "keys", KRAIT_F16, KR_DIMS(B, ROOM, KV_HEADS, CHANNELS));
   m.values = kr_graph_output(g, "values", KRAIT_F16, KR_DIMS(B, ROOM, KV_HEADS, CHANNELS));
-  m.out = kr_graph_output(g, "out", KRAIT_F16, KR_DIMS(B, 1, HEADS, CHANNELS));
-  const kr_tensor turned = kr_graph_temp(g, KRAIT_F16, KR_DIMS(B, 1, HEADS, CHANNELS)),
+  m.out = kr_graph_output(g, "out", KRAIT_F16, KR_DIMS(B, tokens, HEADS, CHANNELS));
+  const kr_tensor rows = is_normed ? norm_rows(g, m.qk, m.weight) : m.qk, q = heads_of(g, rows, tokens, 0, HEADS),
+                  k = heads_of(g, rows, tokens, HEADS, KV_HEADS),
+                  turned = kr_graph_temp(g, KRAIT_F16, KR_DIMS(B, tokens, HEADS, CHANNELS)),
                   used = kr_graph_temp(g, KRAIT_I32, KR_DIMS(B));
 #define VIEW(t) kr_graph_view(g, t)
   kr_graph_call(
       g, "rotary", &kr_op_rotary,
       &(kr_rotary_args){
-          .x = VIEW(m.q), .cos = VIEW(m.cos), .sin = VIEW(m.sin), .offsets = VIEW(m.lengths), .out = VIEW(turned)});
+          .x = VIEW(q), .cos = VIEW(m.cos), .sin = VIEW(m.sin), .offsets = VIEW(m.lengths), .out = VIEW(turned)});
   kr_graph_call(g, "append", &kr_op_attention_append,
-                &(kr_attention_append_args){.k = VIEW(m.k),
-                                               .v = VIEW(m.v),
-                                               .cos = VIEW(m.cos),
-                                               .sin = VIEW(m.sin),
-                                               .cache_seqlens = VIEW(m.lengths),
-                                               .k_cache = VIEW(m.keys),
-                                               .v_cache = VIEW(m.values),
-                                               .seqused = VIEW(used)});
+                &(kr_attention_append_args){.k = VIEW(k),
+                                            .v = VIEW(m.v),
+                                            .cos = VIEW(m.cos),
+                                            .sin = VIEW(m.sin),
+                                            .cache_seqlens = VIEW(m.lengths),
+                                            .k_cache = VIEW(m.keys),
+                                            .v_cache = VIEW(m.values),
+                                            .seqused = VIEW(used)});
   kr_graph_call(g, "attention", &kr_op_attention,
                 &(kr_attention_args){.call.flags = KRAIT_ATTENTION_CAUSAL,
                                         .q = VIEW(turned),
@@ -257,20 +278,23 @@ static step open_step(int is_fused) {
   return m;
 }
 
-static float turns[2 * ROOM * CHANNELS / 2];
+static float turns[2 * ROOM * CHANNELS / 2], head_weights[N_HEADS * CHANNELS];
 
-static void run_step(const step *m, uint16_t *q, uint16_t *k, uint16_t *v, int32_t *lengths, uint16_t *cache,
-                     uint16_t *out) {
+static void run_step(const step *m, uint16_t *qk, uint16_t *v, int32_t *lengths, uint16_t *cache, uint16_t *out) {
   const struct {
     kr_tensor t;
     void *at;
-  } all[] = {{m->q, q},         {m->k, k},
-             {m->v, v},         {m->cos, turns},
-             {m->lengths, lengths}, {m->sin, turns + ROOM * CHANNELS / 2},
-             {m->keys, cache},  {m->values, cache + N_KV * ROOM},
+  } all[] = {{m->qk, qk},
+             {m->weight, head_weights},
+             {m->v, v},
+             {m->cos, turns},
+             {m->lengths, lengths},
+             {m->sin, turns + ROOM * CHANNELS / 2},
+             {m->keys, cache},
+             {m->values, cache + N_KV * ROOM},
              {m->out, out}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    assert_int_equal(kr_runner_bind(m->r, all[i].t, all[i].at), KRAIT_OK);
+    if (all[i].t) assert_int_equal(kr_runner_bind(m->r, all[i].t, all[i].at), KRAIT_OK);
   if (kr_runner_run(m->r, NULL) < 0) fail_msg("%s", krait_error_detail());
 }
 
@@ -278,30 +302,47 @@ static void draw_halves(uint16_t *to, int64_t n) {
   for (int64_t i = 0; i < n; i++) to[i] = kr_float_to_f16(2 * draw_emulated());
 }
 
-/* One call instead of three, recorded from the second step on: the same cache, and nearly the same rows. */
-static void attention_takes_what_precedes_it(void **state) {
-  static _Alignas(16) uint16_t cache[2][2 * N_KV * ROOM], out[2][N_Q], q[N_Q], k[N_KV], v[N_KV];
-  (void)state;
+static void expect_near(const uint16_t *got, const uint16_t *want, int64_t n, float bound) {
+  for (int64_t i = 0; i < n; i++) assert_float_equal(kr_f16_to_float(got[i]), kr_f16_to_float(want[i]), bound);
+}
+
+/* Calls that are merged, recorded from the second run on: the same cache, or nearly if a norm's result is no longer
+ * rounded, and nearly the same rows. */
+static void take_what_precedes(int64_t tokens, int is_normed, const kr_op *last, size_t n_calls) {
+  static _Alignas(16) uint16_t cache[2][2 * N_KV * ROOM], out[2][N_Q], qk[N_QK], v[N_V];
   random_state = 6;
   for (int i = 0; i < ROOM * CHANNELS / 2; i++) {
     const float angle = 7 * draw_emulated();
     turns[i] = cosf(angle), turns[ROOM * CHANNELS / 2 + i] = sinf(angle);
   }
+  for (int i = 0; i < N_HEADS * CHANNELS; i++) head_weights[i] = 1 + draw_emulated();
   draw_halves(cache[0], 2 * N_KV * ROOM);
   memcpy(cache[1], cache[0], sizeof *cache);
-  step m[2] = {open_step(0), open_step(1)};
-  assert_int_equal(m[0].g->nodes.n, 3);
-  assert_int_equal(m[1].g->nodes.n, 1);
-  assert_ptr_equal(KR_NODE(m[1].g, 0)->op, &kr_op_attention_step);
-  for (int t = 0; t < 4; t++) {
-    int32_t lengths[B] = {3 + t, 0, ROOM - 4 + t};
-    draw_halves(q, N_Q), draw_halves(k, N_KV), draw_halves(v, N_KV);
-    for (int i = 0; i < 2; i++) run_step(&m[i], q, k, v, lengths, cache[i], out[i]);
-    assert_memory_equal(cache[0], cache[1], sizeof *cache);
-    for (int i = 0; i < N_Q; i++) assert_float_equal(kr_f16_to_float(out[0][i]), kr_f16_to_float(out[1][i]), 2e-3f);
+  step m[2] = {open_step(0, tokens, is_normed), open_step(1, tokens, is_normed)};
+  assert_int_equal(m[0].g->nodes.n, is_normed ? 4 : 3);
+  assert_int_equal(m[1].g->nodes.n, n_calls);
+  assert_ptr_equal(KR_NODE(m[1].g, 0)->op, last);
+  for (int t = 0; t < 3; t++) {
+    int32_t lengths[B] = {3 + t, 0, ROOM - TOKENS - 4 + t};
+    draw_halves(qk, N_QK), draw_halves(v, N_V);
+    for (int i = 0; i < 2; i++) run_step(&m[i], qk, v, lengths, cache[i], out[i]);
+    if (is_normed)
+      expect_near(cache[1], cache[0], 2 * N_KV * ROOM, 4e-3f);
+    else
+      assert_memory_equal(cache[0], cache[1], sizeof *cache);
+    expect_near(out[1], out[0], B * tokens * HEADS * CHANNELS, is_normed ? 8e-3f : 2e-3f);
   }
   assert_non_null(m[1].r->recordings[0].recorded);
   for (int i = 0; i < 2; i++) kr_runner_close(&m[i].r), kr_graph_close(&m[i].g), krait_ctx_close(&m[i].ctx);
+}
+
+static void attention_takes_what_precedes_it(void **state) {
+  (void)state;
+  for (int is_normed = 0; is_normed < 2; is_normed++) take_what_precedes(1, is_normed, &kr_op_attention_step, 1);
+}
+static void appending_takes_norm_and_rotary(void **state) {
+  (void)state;
+  for (int is_normed = 0; is_normed < 2; is_normed++) take_what_precedes(TOKENS, is_normed, &kr_op_rotary_append, 2);
 }
 
 /* ---- what a language model's prompt is made of besides its products: convolution, scan, norm ---- */
@@ -425,6 +466,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(steps_are_those_of_the_cpu),
                                      cmocka_unit_test(lanes_run_side_by_side),
                                      cmocka_unit_test(attention_takes_what_precedes_it),
+                                     cmocka_unit_test(appending_takes_norm_and_rotary),
                                      cmocka_unit_test(prompts_start_ahead),
                                      cmocka_unit_test(a_recorded_stream_gets_the_launches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
