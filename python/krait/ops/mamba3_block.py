@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, is_grad_enabled
 
-from .._call import Call, signer
-from .._torch import autocast_dtype, is_fake, is_traced, layout, once
+from .._call import Call, place, signer
+from .._torch import autocast_dtype, is_fake, is_traced, once
 from .mamba3 import BACKWARD, FORWARD
 from .norms import GATED_NORM, GATED_NORM_BWD
 from .product import matmul
@@ -58,6 +58,35 @@ def _slope(activated, o):
     return slope.mul_(activated >= o.A_floor)
 
 
+class _Parts:
+    """A call whose tensors are parts of a few others (`of`: of which, by position; None: absent): after the first time it runs by addresses, without views."""
+    __slots__ = ("call", "of", "places")
+
+    def __init__(self, call, of):
+        self.call, self.of, self.places = call, of, None
+
+    def run(self, whole, parts, flags, **numbers):
+        """whole: the tensors, or None; parts: makes those of the call."""
+        if self.places is None:
+            tensors = parts()
+            self.call.pack(tensors, flags, **numbers)
+            self.places = [(i, j, t.data_ptr() - whole[j].data_ptr()) for i, (t, j) in enumerate(zip(tensors, self.of)) if t is not None]
+        starts, addresses = [0 if t is None else t.data_ptr() for t in whole], [0] * len(self.of)
+        for i, j, distance in self.places:
+            addresses[i] = starts[j] + distance
+        self.call.run_at(place(whole[0]), addresses)
+
+
+# Of which tensors a call's are. Of the norm: rows, weight, normed; of its gradient, behind them: rows' gradient, normed's, the weight's. Of the scan: rows, log decays,
+# dt, normed, biases of B and C, D, factors of x, z and the output, norm, cu_seqlens, result.
+_NORM = (0, None, 1, None, 2)
+_NORM_BACKWARD = (0, None, 1, None, 4, 3, None, 5, None)
+_INPUTS = (0, 1, 2, 0, 3, 3, 4, 5, 0, 6, 0, 7, 8, 9, 10, None, None, None, None, 11)
+_SCAN = (*_INPUTS, 12, None, None, None, None)
+# Of its gradient, instead of the result: its gradient, those of rows, log decays, dt, normed, then of the weights in the same order.
+_SCAN_BACKWARD = (*_SCAN, 13, 14, 15, 13, 16, 16, 17, 18, 13, 19, 13, 20, 21, 22, 23, None, None, None, None)
+
+
 class _Plan:
     """What a signature determines: sizes, and the packed calls."""
 
@@ -67,8 +96,14 @@ class _Plan:
         inner, vectors = w.out_proj.shape[1], self.ranks * o.groups * self.n
         pairs = w.in_proj.shape[0] - 2 * inner - 2 * vectors - 3 * self.heads
         self.sizes, self.of_norm = [inner, inner, vectors, vectors, self.heads, self.heads, self.heads, pairs], slice(2 * inner, 2 * inner + 2 * vectors)
+        dt = self.of_norm.stop
+        self.of_dt, self.of_A = [slice(dt + i * self.heads, dt + (i + 1) * self.heads) for i in (0, 1)]
         self.has_gradients = any([t is not None and t.requires_grad for t in (u, *w)])
-        self.norm, self.scan, self.norm_backward = Call(GATED_NORM), Call(FORWARD), Call(GATED_NORM_BWD)
+        scan = Call(FORWARD)
+        self.norm, self.scan, self.norm_backward = _Parts(Call(GATED_NORM), _NORM), _Parts(scan, _SCAN), _Parts(Call(GATED_NORM_BWD), _NORM_BACKWARD)
+        self.scan_backward = _Parts(scan.follower(BACKWARD), _SCAN_BACKWARD)
+        self.flags = 0 if w.mimo_o is None else _HALVES
+        self.one, self.zero = torch.ones(1, device=u.device), torch.zeros(1, device=u.device)
 
     def heads_of(self, t):
         return t.unflatten(-1, (self.heads, self.options.headdim))
@@ -84,15 +119,28 @@ class _Plan:
         copies = self.ranks * self.options.groups
         return torch.cat((w.B_norm,) * copies + (w.C_norm,) * copies)
 
-    def scan_inputs(self, w, columns, normed, dt, log_decay):
-        z, x, _, _, _, _, trap, angles = columns
+    def norm_tensors(self, rows, weight, normed):
+        return rows[:, self.of_norm], None, weight, None, normed
+
+    def columns_of(self, rows):
+        """z, x, B, C, dt, A, trap, angles."""
+        return rows.view(*self.shape, -1).split(self.sizes, dim=-1)
+
+    def scan_inputs(self, w, rows, normed, dt, log_decay):
+        z, x, _, _, _, _, trap, angles = self.columns_of(rows)
         B, C = normed.view(*self.shape, -1).chunk(2, dim=-1)
+        dt, log_decay = dt.view(*self.shape, -1), log_decay.view(*self.shape, -1)
         norm = None if w.norm is None else w.norm.view(self.heads, -1)
         return (self.heads_of(x), log_decay, dt, trap, self.vectors_of(B), self.vectors_of(C), w.B_bias, w.C_bias, self.over_heads(angles), w.D, self.heads_of(z),
                 w.mimo_x, w.mimo_z, w.mimo_o, norm, None, None, None, None, w.cu_seqlens)
 
-    def flags(self, w):
-        return 0 if w.mimo_o is None else _HALVES
+    def scan_gradients(self, drows, dnormed, ddt, dlog_decay, of_weights):
+        dz, dx, _, _, _, _, dtrap, dangles = self.columns_of(drows)
+        dB, dC = dnormed.view(*self.shape, -1).chunk(2, dim=-1)
+        ddt, dlog_decay = ddt.view(*self.shape, -1), dlog_decay.view(*self.shape, -1)
+        dB_bias, dC_bias, dD, dmimo_x, dmimo_z, dmimo_o, dnorm = of_weights
+        return (self.heads_of(dx), dlog_decay, ddt, dtrap, self.vectors_of(dB), self.vectors_of(dC), dB_bias, dC_bias, self.over_heads(dangles), dD,
+                self.heads_of(dz), dmimo_x, dmimo_z, dmimo_o, None if dnorm is None else dnorm.view(self.heads, -1), None, None, None, None)
 
 
 class Kept(NamedTuple):
@@ -105,75 +153,67 @@ class Kept(NamedTuple):
     y: Tensor  # of the scan
 
 
+def _decays(plan, rows, w):
+    """-> dt, act(A), log decays, in float32: 1 + A for A from 0 on, 1 / (1 - A) below, as sums of clamped values."""
+    o, A = plan.options, rows[:, plan.of_A]
+    dt = F.softplus(torch.add(w.dt_bias.float(), rows[:, plan.of_dt]))
+    if o.softplus_A:
+        activated = F.softplus(A.float())
+    else:
+        activated = torch.addcdiv(A.clamp(min=0), plan.one, torch.sub(plan.one, A.clamp(max=0)))
+    return dt, activated, torch.addcmul(plan.zero, activated.clamp(min=o.A_floor), dt, value=-1)
+
+
 def _forward(plan, u, w):
     """-> (out, Kept)."""
     o = plan.options
     rows = matmul(u.reshape(plan.rows, -1), w.in_proj.t())
-    columns = rows.view(*plan.shape, -1).split(plan.sizes, dim=-1)
     normed, norm_weight = rows.new_empty(plan.rows, plan.of_norm.stop - plan.of_norm.start), plan.norm_weight(w)
-    tensors = rows[:, plan.of_norm], None, norm_weight, None, normed
-    if plan.norm.words is None:
-        plan.norm.pack(tensors, _RMS, group_size=plan.n, eps=o.norm_eps)
-    plan.norm.run(tensors)
-    dt = F.softplus(columns[4].float() + w.dt_bias)
-    A = columns[5].float()
-    activated = F.softplus(A) if o.softplus_A else heavy_tail(A)
-    log_decay, y = activated.clamp(min=o.A_floor).mul_(dt).neg_(), rows.new_empty(*plan.shape, plan.heads, o.headdim)
-    tensors = (*plan.scan_inputs(w, columns, normed, dt, log_decay), y, None, None, None, None)
-    if plan.scan.words is None:
-        plan.scan.pack(tensors, plan.flags(w), eps=o.eps)
-    plan.scan.run(tensors)
-    y = y.view(plan.rows, -1)
+    plan.norm.run((rows, norm_weight, normed), lambda: plan.norm_tensors(rows, norm_weight, normed), _RMS, group_size=plan.n, eps=o.norm_eps)
+    dt, activated, log_decay = _decays(plan, rows, w)
+    y = rows.new_empty(plan.rows, plan.heads * o.headdim)
+    plan.scan.run((rows, log_decay, dt, normed, *w[2:4], *w[6:11], w.cu_seqlens, y),
+                  lambda: (*plan.scan_inputs(w, rows, normed, dt, log_decay), y.view(*plan.shape, plan.heads, -1), None, None, None, None), plan.flags, eps=o.eps)
     return matmul(y, w.out_proj.t()).view(*plan.shape, -1), Kept(rows, normed, norm_weight, dt, activated, log_decay, y)
 
 
-def _scan_gradients(plan, w, kept, dout, dcolumns):
-    """dout: of the scan's result -> gradients of the normed vectors, dt, log decays, and of the weights; writes those of in_proj's columns but for B, C, dt and A."""
+def _scan_gradients(plan, w, kept, dy, drows):
+    """dy: of the scan's result -> gradients of the normed vectors, dt, log decays, and of the weights; writes those of in_proj's columns but for B, C, dt and A."""
     dnormed, ddt, dlog_decay = [torch.empty_like(t) for t in (kept.normed, kept.dt, kept.log_decay)]
-    of_weights = [None if t is None else torch.empty_like(t, dtype=torch.float32) for t in (w.B_bias, w.C_bias, w.D, w.mimo_x, w.mimo_z, w.mimo_o, w.norm)]
-    dz, dx, _, _, _, _, dtrap, dangles = dcolumns
-    dB, dC = dnormed.view(*plan.shape, -1).chunk(2, dim=-1)
-    dB_bias, dC_bias, dD, dmimo_x, dmimo_z, dmimo_o, dnorm = of_weights
-    columns = kept.rows.view(*plan.shape, -1).split(plan.sizes, dim=-1)
-    tensors = (*plan.scan_inputs(w, columns, kept.normed, kept.dt, kept.log_decay), dout, None, None, None, None,
-               plan.heads_of(dx), dlog_decay, ddt, dtrap, plan.vectors_of(dB), plan.vectors_of(dC), dB_bias, dC_bias, plan.over_heads(dangles), dD, plan.heads_of(dz),
-               dmimo_x, dmimo_z, dmimo_o, None if dnorm is None else dnorm.view(plan.heads, -1), None, None, None, None)
-    call = plan.scan.follower(BACKWARD, layout(dout))
-    if call.words is None:
-        call.pack(tensors, plan.flags(w), eps=plan.options.eps)
-    call.run(tensors)
+    of_weights = [None if t is None else torch.empty_like(t, dtype=torch.float32) for t in (*w[2:4], *w[6:11])]
+    plan.scan_backward.run(
+        (kept.rows, kept.log_decay, kept.dt, kept.normed, *w[2:4], *w[6:11], w.cu_seqlens, dy, drows, dlog_decay, ddt, dnormed, *of_weights),
+        lambda: (*plan.scan_inputs(w, kept.rows, kept.normed, kept.dt, kept.log_decay), dy.view(*plan.shape, plan.heads, -1), None, None, None, None,
+                 *plan.scan_gradients(drows, dnormed, ddt, dlog_decay, of_weights)), plan.flags, eps=plan.options.eps)
     return dnormed, ddt, dlog_decay, of_weights
 
 
 def _norm_gradients(plan, kept, dnormed, drows):
     """Writes those of B's and C's columns -> of the norms' weights."""
     dweight = torch.empty_like(kept.norm_weight)
-    tensors = kept.rows[:, plan.of_norm], None, kept.norm_weight, None, dnormed, drows[:, plan.of_norm], None, dweight, None
-    if plan.norm_backward.words is None:
-        plan.norm_backward.pack(tensors, _RMS, group_size=plan.n, eps=plan.options.norm_eps)
-    plan.norm_backward.run(tensors)
+    plan.norm_backward.run((kept.rows, kept.norm_weight, kept.normed, drows, dnormed, dweight), lambda: (
+        kept.rows[:, plan.of_norm], None, kept.norm_weight, None, dnormed, drows[:, plan.of_norm], None, dweight, None), _RMS, group_size=plan.n, eps=plan.options.norm_eps)
     return dweight.view(2, -1, plan.n).sum(1)
 
 
-def _decay_gradients(plan, kept, ddt, dlog_decay, dcolumns):
+def _decay_gradients(plan, kept, ddt, dlog_decay, drows):
     """Writes those of dt's and A's columns -> of dt_bias. The slope of softplus is 1 - e^-dt."""
     less, rate = -kept.dt, kept.activated.clamp(min=plan.options.A_floor)
     less_dsum = torch.addcmul(ddt, rate, dlog_decay, value=-1).mul_(torch.expm1(less))
-    torch.mul(less_dsum, -1, out=dcolumns[4])
-    torch.mul(less.mul_(dlog_decay), _slope(kept.activated, plan.options), out=dcolumns[5])
-    return less_dsum.sum((0, 1)).neg_()
+    torch.mul(less_dsum, -1, out=drows[:, plan.of_dt])
+    torch.mul(less.mul_(dlog_decay), _slope(kept.activated, plan.options), out=drows[:, plan.of_A])
+    return less_dsum.sum(0).neg_()
 
 
 def _backward(plan, u, w, kept, dout, wanted):
     """-> gradients of u and of the weights; wanted: for which of them."""
     dout = dout.reshape(plan.rows, -1)
     dout = dout.contiguous() if 0 in dout.stride() else dout
-    dy = matmul(dout, w.out_proj).view(*plan.shape, plan.heads, plan.options.headdim)
+    dy = matmul(dout, w.out_proj)
     drows = torch.empty_like(kept.rows)
-    dcolumns = drows.view(*plan.shape, -1).split(plan.sizes, dim=-1)
-    dnormed, ddt, dlog_decay, of_weights = _scan_gradients(plan, w, kept, dy, dcolumns)
+    dnormed, ddt, dlog_decay, of_weights = _scan_gradients(plan, w, kept, dy, drows)
     dB_norm, dC_norm = _norm_gradients(plan, kept, dnormed, drows)
-    ddt_bias = _decay_gradients(plan, kept, ddt, dlog_decay, dcolumns)
+    ddt_bias = _decay_gradients(plan, kept, ddt, dlog_decay, drows)
     of_weights = [g if g is None else g.to(t.dtype) for g, t in zip((ddt_bias, *of_weights), (w.dt_bias, w.B_bias, w.C_bias, w.D, w.mimo_x, w.mimo_z, w.mimo_o, w.norm))]
     du = matmul(drows, w.in_proj).view(u.shape) if wanted[0] else None
     din_proj = matmul(drows.t(), u.reshape(plan.rows, -1)) if wanted[1] else None
