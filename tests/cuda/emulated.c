@@ -210,6 +210,7 @@ static void agrees_with_the_reference(void **state) {
   static const char *const chunks_parts[KR_N_ORDERS] = ALWAYS("ampere_chunks_parts"),
                            *const chunks_tf32[KR_N_ORDERS] = ALWAYS("ampere_chunks_tf32"),
                            *const chunks_base[KR_N_ORDERS] = ALWAYS("base_chunks"),
+                           *const direct[KR_N_ORDERS] = ALWAYS("cuda_hopper"),
                            *const tiles_parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_halves",
                                                               "ampere_tiles_halves"},
                            *const many[KR_N_ORDERS] = ALWAYS("ampere_long_k");
@@ -254,7 +255,8 @@ static void agrees_with_the_reference(void **state) {
   if (only && strstr(only, "turing")) capability = TURING;
   if (rows == decode && percent < 100) skip();                                      /* many blocks that wait */
   if (rows == decode) capability = 90, takes_together = 1, n_multiprocessors = 108; /* 48 of 5120 channels a block */
-  kr_emulated_blocks_in_order(is_ssd || strcmp(op->name, "rnn_pair") == 0); /* they hand states over */
+  const int is_scan = strcmp(op->name, "mamba3") == 0 || strcmp(op->name, "mamba3_bwd") == 0;
+  kr_emulated_blocks_in_order(is_ssd || is_scan || strcmp(op->name, "rnn_pair") == 0); /* they hand states over */
   if (!only) check_turing(op);
   assert_true(check_rows(op, rows) > 0);
   if (rows == products) {
@@ -264,8 +266,12 @@ static void agrees_with_the_reference(void **state) {
     capability = 80;
   }
   if (is_ssd && !only) assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);
-  if ((is_ssd || strcmp(op->name, "mamba3") == 0 || strcmp(op->name, "mamba3_bwd") == 0) && !only)
-    assert_true(check_rows(op, chunks_base) > 0);
+  if ((is_ssd || is_scan) && !only) assert_true(check_rows(op, chunks_base) > 0);
+  if (is_scan && !only) {
+    capability = 90;
+    assert_true(check_rows(op, direct) > 0);
+    capability = 80;
+  }
   if (strcmp(op->name, "rnn") == 0) assert_true(check_rows(op, units) > 0);
   if (rows == decode) capability = 80, takes_together = 0, n_multiprocessors = 16;
   if (rows == maps) assert_true(check_rows(op, thin) > 0);
@@ -681,8 +687,7 @@ static void run_range_call(const krait_ctx *ctx, const char *name, range_call *c
   a.out = half_rows(results, RP), b.dx = half_rows(results + RL * RP, RP);
   b.dB = half_rows(dB, d->N), b.dC = half_rows(dB + RL * RN, d->N);
   if (d->has_gate) a.z = b.z = half_rows(c->z, RP), b.dz = half_rows(results + 2 * RL * RP, RP);
-  const int takes_gate = strcmp(name, "cuda_hopper") != 0; /* forward */
-  run_row(ctx, "ssd", d->has_gate && !takes_gate ? "cuda_ampere_chunks" : name, &a), run_row(ctx, "ssd_bwd", name, &b);
+  run_row(ctx, "ssd", name, &a), run_row(ctx, "ssd_bwd", name, &b);
 }
 
 /* On devices with little shared memory too, where chunks take fewer states at once. */

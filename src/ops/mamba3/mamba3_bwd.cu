@@ -600,10 +600,25 @@ KR_DEV float weight_gradient(const kr_mamba3_bwd_params &p, int b, int h, int64_
   return sum;
 }
 
+/* Of a direct call, where the next token's share of a weight is not in the token's own output. */
+KR_DEV void leave_direct_steps(const kr_mamba3_bwd_params &p, int b, int h, const token &at, const steps &now,
+                               float slope) {
+  const int64_t place = unit_of(p.f, b, h) * p.f.L + at.t, last = at.begins ? place : place - 1;
+  const float own = p.dweight[place],
+              before = at.begins ? 0.0f : kr_fma(-p.products[last], p.f.dots[last], p.dweight[last]);
+  put_token(p.ddt, b, at.t, h, kr_fma(now.lambda, own, kr_fma(now.rest, before, slope)));
+  put_token(p.dtrap, b, at.t, h, now.lambda * now.rest * now.d * (own - before));
+  put_token(p.dlog_decay, b, at.t, h, at.begins ? 0.0f : p.ddecay[place]);
+}
+
 KR_DEV void leave_steps(const kr_mamba3_bwd_params &p, int b, int h, const token &at) {
   const kr_mamba3_params &f = p.f;
   const steps now = steps_at(f, b, h, at.t);
   const float slope = f.M ? p.slopes[unit_of(f, b, h) * f.L + at.t] : 0.0f;
+  if (f.is_direct) {
+    leave_direct_steps(p, b, h, at, now, slope);
+    return;
+  }
   const int is_empty = at.begins && !f.initial_states.data; /* before the token */
   const float before = is_empty ? 0.0f : kr_exp(now.decay) * weight_gradient(p, b, h, at.block);
   float own = 0;

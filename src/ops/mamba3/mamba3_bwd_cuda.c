@@ -47,8 +47,8 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
   p->needs_y = kr_has(&a->z) || kr_has(&a->norm_weight) || kr_has(&a->mimo_o);
 }
 
-/* Whether the call is plain, or its ranks are in vectors; its tiles then. */
-static void be_plain(kr_mamba3_bwd_params *p, int type) {
+/* Whether the call is plain or direct, or its ranks are in vectors; its tiles then. */
+static void be_plain(const kr_mamba3_core *core, kr_mamba3_bwd_params *p, int type) {
   kr_mamba3_params *const f = &p->f;
   const kr_view *const rows[] = {&p->dout, &p->dx, &p->dz};
   kr_mamba3_be_plain(f, type);
@@ -58,18 +58,19 @@ static void be_plain(kr_mamba3_bwd_params *p, int type) {
     if (!kr_mamba3_takes_vectors(rows[i], type)) f->is_plain = f->is_ranked_output = 0;
   const int64_t tile = 8 * KR_MAMBA3_THREADS / f->N;
   if (f->is_plain || f->is_ranked) f->n_tiles = (int32_t)((f->L + tile - 1) / tile);
+  if (kr_has(&p->dout) && !kr_has(&p->dfinal_x)) kr_mamba3_be_direct(core, f);
 }
 
 static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type) {
   kr_mamba3_params *const f = &p->f;
   const int64_t units = (int64_t)f->B * f->H, rows = units * f->n_rows, tokens = units * f->L;
   const uint64_t bytes = krait_dtype_bytes(type), each = sizeof(float);
-  uint64_t at = kr_mamba3_place(f, scratch, type);
+  uint64_t at = kr_mamba3_place(f, scratch, type, 1);
   p->n_factors = (int32_t)((int64_t)f->B * f->n_chunks + (f->cu_seqlens.data ? f->S : f->B));
   p->n_parts = (3 * f->R + 1) * f->P + 1;
   p->dq = kr_mamba3_take(scratch, &at, rows * f->row_N, bytes),
   p->dk = kr_mamba3_take(scratch, &at, rows * f->row_N, bytes);
-  p->rows_dx = kr_mamba3_take(scratch, &at, rows * f->row_P, bytes);
+  p->rows_dx = kr_mamba3_take(scratch, &at, f->is_direct ? 0 : rows * f->row_P, bytes);
   p->dweight = kr_mamba3_take(scratch, &at, rows, each), p->ddecay = kr_mamba3_take(scratch, &at, rows, each);
   p->products = kr_mamba3_take(scratch, &at, tokens * f->R * f->R, each);
   p->psi = kr_mamba3_take(scratch, &at, tokens * f->M, each);
@@ -86,8 +87,13 @@ static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_ar
   kr_ssd_bwd_args s = {.B = g->ssd.B, .L = g->ssd.L, .H = g->ssd.H, .P = g->ssd.P, .N = g->ssd.N, .G = g->ssd.G};
   s.call = g->ssd.call, s.call.size = sizeof s;
   s.x = g->ssd.x, s.dt = g->ssd.dt, s.log_decay = g->ssd.log_decay, s.Bmat = g->ssd.Bmat, s.Cmat = g->ssd.Cmat;
-  s.initial_states = g->ssd.initial_states, s.seq_idx = g->ssd.seq_idx, s.dout = g->ssd.out;
-  s.dx = kr_mamba3_rows_of(f, g->p.rows_dx, f->row_P, g->type);
+  s.initial_states = g->ssd.initial_states, s.seq_idx = g->ssd.seq_idx;
+  if (f->is_direct) {
+    s.dout = a->dout, s.dx = a->dx, s.z = g->ssd.z, s.dz = a->dz;
+    s.Dvec = g->ssd.Dvec, s.dDvec = kr_mamba3_values_of(f, g->p.products);
+  } else {
+    s.dout = g->ssd.out, s.dx = kr_mamba3_rows_of(f, g->p.rows_dx, f->row_P, g->type);
+  }
   s.dB = kr_mamba3_rows_of(f, g->p.dk, f->row_N, g->type), s.dC = kr_mamba3_rows_of(f, g->p.dq, f->row_N, g->type);
   s.ddt = kr_mamba3_rows_of(f, g->p.dweight, 1, KRAIT_F32);
   s.dlog_decay = kr_mamba3_rows_of(f, g->p.ddecay, 1, KRAIT_F32);
@@ -101,9 +107,10 @@ static gradient gradient_of(const kr_mamba3_core *core, const kr_mamba3_bwd_args
   g.type = kr_mamba3_row_type(core, &g.in);
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
   view_tensors(&g.p, a);
-  be_plain(&g.p, g.type);
+  be_plain(core, &g.p, g.type);
   g.at = place_gradient(&g.p, scratch, g.type);
   g.ssd = kr_mamba3_ssd(core, &g.in, &g.p.f, &a->call, scratch + g.at);
+  if (!g.p.f.is_direct) g.ssd.out = kr_mamba3_rows_of(&g.p.f, g.p.f.y, g.p.f.row_P, g.type);
   g.ssd_bwd = gradient_of_ssd(&g, a);
   return g;
 }
@@ -112,23 +119,24 @@ static const char *refuse_gradient(const krait_ctx *ctx, const void *args, int w
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   const gradient g = gradient_of(core, args, kr_mamba3_nowhere());
   const char *why = kr_mamba3_refuse(core, &g.in);
-  if (!why) why = core->ssd.refuse(ctx, &g.ssd);
+  if (!why && !g.p.f.is_direct) why = core->ssd.refuse(ctx, &g.ssd);
   return why ? why : core->ssd_bwd.refuse(ctx, &g.ssd_bwd);
 }
 
 static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   const gradient g = gradient_of(core, args, kr_mamba3_nowhere());
-  const uint64_t forward = core->ssd.scratch_bytes(ctx, &g.ssd), back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
+  const uint64_t forward = g.p.f.is_direct ? 0 : core->ssd.scratch_bytes(ctx, &g.ssd), back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
   return g.at + (forward > back ? forward : back);
 }
 
-/* Rows, and dy in place of y. */
+/* Rows, and (not of a direct call) dy in place of y. */
 static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g, void *stream) {
   const kr_mamba3_bwd_params *const p = &g->p;
   const kr_grid chunks = kr_mamba3_grid((int64_t)p->f.n_chunks * p->f.H, p->f.B, stream),
                 sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
+  if (p->f.is_direct) return KRAIT_OK;
   if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));
   const kr_kernel *const leave = p->f.is_plain           ? plain_leave_kernel
                                  : p->f.is_ranked_output ? ranked_leave_kernel[p->f.R == 4]
@@ -160,7 +168,7 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
                 sums = threads_of(heads * f->n_spans * f->M, stream), later = kr_mamba3_grid(heads, 1, stream),
                 spans = kr_mamba3_grid(f->n_spans, f->B, stream), parameters = kr_mamba3_grid(f->H * places, 1, stream);
   const uint64_t tier = core->tier;
-  KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
+  if (!f->is_direct || kr_has(&p->dDvec)) KR_TRY(kr_mamba3_launch(ctx, tier, inputs, g->type, &chunks, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, matrices, g->type, &tiles, p, sizeof *p));
   KR_TRY(kr_mamba3_launch(ctx, tier, sums_kernel, g->type, &sums, p, sizeof *p));
   if (sums.x) KR_TRY(kr_mamba3_launch(ctx, tier, later_kernel, g->type, &later, p, sizeof *p));

@@ -24,22 +24,22 @@ static const kr_kernel turns_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_turns"),
 
 const kr_mamba3_core *kr_mamba3_core_of(int which) {
   static const kr_mamba3_core cores[] = {
-      {KRAIT_CAP_CUDA_AMPERE, 0, 0,
+      {KRAIT_CAP_CUDA_AMPERE, 0, 0, 1,
        CORE(kr_ssd_hopper_refuse, kr_ssd_hopper, kr_ssd_hopper_scratch, kr_ssd_bwd_hopper_refuse, kr_ssd_bwd_hopper,
             kr_ssd_bwd_hopper_scratch)},
-      {KRAIT_CAP_CUDA_AMPERE, 0, 0,
+      {KRAIT_CAP_CUDA_AMPERE, 0, 0, 0,
        CORE(kr_ssd_chunks_refuse, kr_ssd_chunks, kr_ssd_chunks_scratch, kr_ssd_bwd_chunks_refuse, kr_ssd_bwd_chunks,
             kr_ssd_bwd_chunks_scratch)},
-      {KRAIT_CAP_CUDA_BASE, KRAIT_SSD_TF32, 0,
+      {KRAIT_CAP_CUDA_BASE, KRAIT_SSD_TF32, 0, 0,
        CORE(kr_ssd_tf32_refuse, kr_ssd_tf32, kr_ssd_parts_scratch, kr_ssd_bwd_tf32_refuse, kr_ssd_bwd_tf32,
             kr_ssd_bwd_chunks_scratch)},
-      {KRAIT_CAP_CUDA_BASE, 0, 0,
+      {KRAIT_CAP_CUDA_BASE, 0, 0, 0,
        CORE(kr_ssd_parts_refuse, kr_ssd_parts, kr_ssd_parts_scratch, kr_ssd_bwd_parts_refuse, kr_ssd_bwd_parts,
             kr_ssd_bwd_chunks_scratch)},
-      {KRAIT_CAP_CUDA_BASE, 0, 1,
+      {KRAIT_CAP_CUDA_BASE, 0, 1, 0,
        CORE(kr_ssd_tiles_refuse, kr_ssd_tiles, kr_ssd_tiles_scratch, kr_ssd_bwd_tiles_refuse, kr_ssd_bwd_tiles,
             kr_ssd_bwd_tiles_scratch)},
-      {KRAIT_CAP_CUDA_BASE, 0, 1,
+      {KRAIT_CAP_CUDA_BASE, 0, 1, 0,
        CORE(kr_ssd_cuda_refuse, kr_ssd_cuda_base, kr_ssd_cuda_scratch, kr_ssd_bwd_cuda_refuse, kr_ssd_bwd_cuda_base,
             kr_ssd_bwd_cuda_scratch)},
   };
@@ -114,25 +114,36 @@ void kr_mamba3_be_plain(kr_mamba3_params *p, int type) {
   p->is_ranked_output = p->is_ranked && !kr_has(&p->norm_weight);
 }
 
+void kr_mamba3_be_direct(const kr_mamba3_core *core, kr_mamba3_params *p) {
+  p->is_direct = core->takes_direct && p->is_plain && !kr_has(&p->cu_seqlens) && !kr_has(&p->initial_states) &&
+                 !(p->flags & KRAIT_MAMBA3_REVERSE);
+  if (p->is_direct) p->has_ends = 0, p->n_rows = p->L;
+}
+
 void *kr_mamba3_take(char *scratch, uint64_t *at, int64_t n, uint64_t bytes) {
   void *const place = scratch + *at;
   *at += kr_scratch_round((uint64_t)n * bytes);
   return place;
 }
 
-uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type) {
+uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type, int keeps_angles) {
   const int64_t units = (int64_t)p->B * p->H, rows = units * p->n_rows;
   const uint64_t bytes = krait_dtype_bytes(type);
+  const int is_running = !keeps_angles && p->is_direct && p->angles.stride[2] == 0;
   uint64_t at = 0;
   p->q = kr_mamba3_take(scratch, &at, rows * p->row_N, bytes),
   p->k = kr_mamba3_take(scratch, &at, rows * p->row_N, bytes);
-  p->rows_x = kr_mamba3_take(scratch, &at, rows * p->row_P, bytes),
-  p->y = kr_mamba3_take(scratch, &at, rows * p->row_P, bytes);
+  p->rows_x = kr_mamba3_take(scratch, &at, p->is_direct ? 0 : rows * p->row_P, bytes),
+  p->y = kr_mamba3_take(scratch, &at, p->is_direct ? 0 : rows * p->row_P, bytes);
   p->weight = kr_mamba3_take(scratch, &at, rows, sizeof(float)),
   p->decay = kr_mamba3_take(scratch, &at, rows, sizeof(float));
   p->dots = kr_mamba3_take(scratch, &at, units * p->L * p->R * p->R, sizeof(float));
   p->gamma = kr_mamba3_take(scratch, &at, units * p->L, sizeof(float));
-  p->angles_within = kr_mamba3_take(scratch, &at, units * p->L * p->M, sizeof(uint32_t));
+  p->skips = kr_mamba3_take(scratch, &at, p->is_direct ? units * p->L : 0, sizeof(float));
+  if (is_running)
+    p->halves = kr_mamba3_take(scratch, &at, p->B * p->L * p->M, sizeof(float));
+  else
+    p->angles_within = kr_mamba3_take(scratch, &at, units * p->L * p->M, sizeof(uint32_t));
   p->angles_before = kr_mamba3_take(scratch, &at, units * p->n_spans * p->M, sizeof(uint32_t));
   p->seq_idx = kr_mamba3_take(scratch, &at, p->cu_seqlens.data ? p->n_rows : 0, sizeof(int32_t));
   return at;
@@ -143,6 +154,10 @@ kr_view kr_mamba3_rows_of(const kr_mamba3_params *p, void *data, int64_t columns
   return (kr_view){.data = data, .dtype = dtype, .stride = {p->H * head, columns, head, 1}};
 }
 
+kr_view kr_mamba3_values_of(const kr_mamba3_params *p, void *data) {
+  return (kr_view){.data = data, .dtype = KRAIT_F32, .stride = {p->H * p->L, 1, p->L}};
+}
+
 kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in, const kr_mamba3_params *p,
                           const kr_call *call, void *scratch) {
   const int type = kr_mamba3_row_type(core, in);
@@ -151,7 +166,9 @@ kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in
   kr_ssd_args s = {.B = in->B, .L = p->n_rows, .H = in->H, .P = in->P, .N = in->N, .G = in->H};
   s.call.size = sizeof s, s.call.flags = core->flag | KR_SSD_RANKS(ranks);
   s.call.stream = call->stream, s.call.scratch = scratch;
-  s.x = kr_mamba3_rows_of(p, p->rows_x, p->row_P, type), s.out = kr_mamba3_rows_of(p, p->y, p->row_P, type);
+  s.x = p->is_direct ? in->x : kr_mamba3_rows_of(p, p->rows_x, p->row_P, type);
+  if (p->is_direct)
+    s.call.flags |= KR_SSD_TOKEN_D, s.Dvec = kr_mamba3_values_of(p, p->skips), s.z = in->z;
   s.Bmat = kr_mamba3_rows_of(p, p->k, p->row_N, type), s.Cmat = kr_mamba3_rows_of(p, p->q, p->row_N, type);
   s.dt = kr_mamba3_rows_of(p, p->weight, 1, KRAIT_F32), s.log_decay = kr_mamba3_rows_of(p, p->decay, 1, KRAIT_F32);
   if (p->cu_seqlens.data)
@@ -175,7 +192,9 @@ int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const 
   const int64_t sequences = p->cu_seqlens.data ? p->S : p->B, warps = KR_MAMBA3_THREADS / 32,
                 groups = (p->H + p->span_heads - 1) / p->span_heads,
                 spans = (int64_t)p->n_spans * ((p->M + 31) / 32) * groups,
-                part = p->is_plain ? KR_MAMBA3_PLAIN_PART : KR_MAMBA3_CHUNK;
+                part = p->halves     ? KR_MAMBA3_SPAN * 8 * KR_MAMBA3_THREADS / p->N
+                       : p->is_plain ? KR_MAMBA3_PLAIN_PART
+                                     : KR_MAMBA3_CHUNK;
   const kr_grid chunks = kr_mamba3_grid((p->L + part - 1) / part * p->H, p->B, stream),
                 turns = kr_mamba3_grid((spans + warps - 1) / warps, p->B, stream),
                 heads = kr_mamba3_grid((int64_t)p->B * p->H, 1, stream),
@@ -184,11 +203,12 @@ int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const 
     KR_TRY(kr_mamba3_launch(ctx, tier, turns_kernel, type, &turns, p, sizeof *p));
     KR_TRY(kr_mamba3_launch(ctx, tier, carry_kernel, type, &heads, p, sizeof *p));
   }
+  const int has_edges = !p->is_direct || (!p->halves && kr_has(&p->final_angles));
   const kr_kernel *const rows = p->is_plain    ? plain_rows_kernel[(p->flags & KRAIT_MAMBA3_HALVES) != 0]
                                 : p->is_ranked ? ranked_rows_kernel[p->R == 4]
                                                : rows_kernel;
   KR_TRY(kr_mamba3_launch(ctx, tier, rows, type, &chunks, p, sizeof *p));
-  return kr_mamba3_launch(ctx, tier, edges_kernel, type, &edges, p, sizeof *p);
+  return has_edges ? kr_mamba3_launch(ctx, tier, edges_kernel, type, &edges, p, sizeof *p) : KRAIT_OK;
 }
 
 /* ---- the scan ---------------------------------------------------------------------------------------------------- */
@@ -207,8 +227,11 @@ static scan scan_of(const kr_mamba3_core *core, const kr_mamba3_args *a, char *s
   s.p.final_B = a->final_B, s.p.final_x = a->final_x;
   kr_mamba3_be_plain(&s.p, kr_mamba3_row_type(core, &s.in));
   if (!kr_mamba3_takes_vectors(&s.p.out, kr_mamba3_row_type(core, &s.in))) s.p.is_plain = s.p.is_ranked_output = 0;
-  s.at = kr_mamba3_place(&s.p, scratch, kr_mamba3_row_type(core, &s.in));
+  kr_mamba3_be_direct(core, &s.p);
+  s.at = kr_mamba3_place(&s.p, scratch, kr_mamba3_row_type(core, &s.in), 0);
   s.ssd = kr_mamba3_ssd(core, &s.in, &s.p, &a->call, scratch + s.at);
+  s.ssd.out = s.p.is_direct ? s.p.out
+                            : kr_mamba3_rows_of(&s.p, s.p.y, s.p.row_P, kr_mamba3_row_type(core, &s.in));
   if (!s.p.cu_seqlens.data) s.ssd.final_states = a->final_states;
   return s;
 }
@@ -235,6 +258,7 @@ static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which
                 sequences = kr_mamba3_grid((int64_t)s.p.S * s.p.H, 1, a->call.stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, type, &s.p, a->call.stream));
   if (s.p.n_rows && s.p.B) KR_TRY(core->ssd.run(ctx, &s.ssd));
+  if (s.p.is_direct) return KRAIT_OK;
   const kr_kernel *const finish = s.p.is_plain           ? plain_finish_kernel
                                   : s.p.is_ranked_output ? ranked_finish_kernel[s.p.R == 4]
                                                          : finish_kernel[s.p.P > 64];

@@ -12,7 +12,7 @@
 typedef struct kr_mamba3_core {
   uint64_t tier; /* of the surrounding kernels */
   uint32_t flag; /* of the SSD */
-  int takes_any;
+  int takes_any, takes_direct;
   kr_impl ssd, ssd_bwd;
 } kr_mamba3_core;
 
@@ -31,15 +31,19 @@ kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends);
 int kr_mamba3_takes_vectors(const kr_view *v, int type);
 /* Takes mamba3_plain.cu or mamba3_ranks.cu, if the inputs allow it. */
 void kr_mamba3_be_plain(kr_mamba3_params *p, int type);
-/* Sets the addresses in scratch, of rows of this type; returns the offset behind them. */
-uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type);
+/* Of a plain call: makes it direct, if the SSD takes that. */
+void kr_mamba3_be_direct(const kr_mamba3_core *core, kr_mamba3_params *p);
+/* A value of each token and head in scratch, (B,H,L), as (B,L,H). */
+kr_view kr_mamba3_values_of(const kr_mamba3_params *p, void *data);
+/* Sets the addresses in scratch, of rows of this type; returns the offset behind them. keeps_angles: of every token. */
+uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type, int keeps_angles);
 /* Takes n elements of scratch at offset *at, which is advanced. */
 void *kr_mamba3_take(char *scratch, uint64_t *at, int64_t n, uint64_t bytes);
 /* Where a layout begins of which only the size or the alignment is asked for. */
 static inline char *kr_mamba3_nowhere(void) { return (char *)(uintptr_t)4096; }
 /* Rows in scratch as (B,n_rows,H,columns). */
 kr_view kr_mamba3_rows_of(const kr_mamba3_params *p, void *data, int64_t columns, int32_t dtype);
-/* The SSD of the rows; not to be run if there are none. */
+/* The SSD of the rows, without what it writes; not to be run if there are none. */
 kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in, const kr_mamba3_params *p,
                           const kr_call *call, void *scratch);
 /* Fills the rows. */

@@ -1,7 +1,7 @@
 /* mamba3_plain.cu: what surrounds the SSD in plain calls of Mamba 3's scan and its gradient: one rank without factors
  * or norm, rows in aligned vectors of eight (kr_mamba3_is_plain). Bound by memory: a lane has 16 bytes of a row, and a
  * thread asks for two tokens' before it uses one's. Compiled as mamba3.cu, whose kernels these replace.
- *   kr_mamba3_plain_rows, _halves      as kr_mamba3_rows
+ *   kr_mamba3_plain_rows, _halves      as kr_mamba3_rows; of direct calls, too
  *   kr_mamba3_plain_finish             as kr_mamba3_finish_P
  *   kr_mamba3_plain_leave              as kr_mamba3_leave_P
  *   kr_mamba3_plain_inputs             as kr_mamba3_inputs_P
@@ -48,7 +48,7 @@ KR_DEV void put_quads(const kr_mamba3_params &p, int h, const token &at, const q
     turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
   }
   store_quad<HALVES>(p.q, to.row, first, p.N, q);
-  if (has_next(p, at)) store_quad<HALVES>(p.k, to.row + p.N, first, p.N, k);
+  if (p.is_direct || has_next(p, at)) store_quad<HALVES>(p.k, to.row + (p.is_direct ? 0 : p.N), first, p.N, k);
   if (at.ends && p.final_B.data) put_final_key<HALVES>(p, h, at, 0, first, k);
 }
 
@@ -67,6 +67,21 @@ KR_DEV quads load_quads(const kr_mamba3_params &p, const token &at, const quad_p
   return v;
 }
 
+/* Of a direct call: a token's weight and decay, and its D. The next token's share that is not finite is its own output's
+ * matter, not this one's. */
+KR_DEV void put_direct(const kr_mamba3_params &p, int b, int h, int64_t t) {
+  const steps now = steps_at(p, b, h, t);
+  const int64_t place = value_of(p, unit_of(p, b, h), t);
+  float share = 0;
+  if (t + 1 < p.L) {
+    const steps next = steps_at(p, b, h, t + 1);
+    share = next.rest * next.d;
+    share = share * 0.0f == 0.0f ? share : 0.0f;
+  }
+  p.weight[place] = kr_fma(now.lambda, now.d, share), p.decay[place] = now.decay, p.gamma[place] = -share;
+  p.skips[place] = kr_fma(-share, p.dots[place], p.Dvec.data ? get(p.Dvec, h * p.Dvec.stride[0]) : 0.0f);
+}
+
 template <int HALVES, int IS_PACK>
 KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
   const int part = kr_block_x() / p.H, h = kr_block_x() - part * p.H, b = kr_block_z(), shift = log2_of(p.N / 8),
@@ -78,7 +93,10 @@ KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
   quad_place place = quad_at(p, b, h, at);
   quads next = load_quads<HALVES>(p, at, place, first);
   load_biases(p, h, biases);
-  copy_inputs<IS_PACK>(p, b, h, t0, (int)(end - t0));
+  if (!p.is_direct)
+    copy_inputs<IS_PACK>(p, b, h, t0, (int)(end - t0));
+  else if (end == p.L && 8 * kr_thread() < p.P)
+    put_final_inputs(p, b, h, token_of<0>(p, b, p.L - 1), 8 * kr_thread());
   kr_sync();
   const eight q_bias = quad_of<HALVES>(biases, first, p.N), k_bias = quad_of<HALVES>(biases + p.N, first, p.N);
 #pragma unroll 1
@@ -94,12 +112,82 @@ KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
     put_quads<HALVES>(p, h, of, to, t < end, first, plus(unpacked(now.q), q_bias), plus(unpacked(now.k), k_bias),
                       now.angles);
   }
-  if (kr_thread() < end - t0) put_weights(p, b, h, token_of<IS_PACK>(p, b, t0 + kr_thread()));
+  if (p.is_direct) kr_sync(); /* products of queries and keys are there */
+  if (kr_thread() >= end - t0) return;
+  if (p.is_direct)
+    put_direct(p, b, h, t0 + kr_thread());
+  else
+    put_weights(p, b, h, token_of<IS_PACK>(p, b, t0 + kr_thread()));
 }
+/* A direct call's query and key of a token for a lane's pairs, and what turns them further. */
+typedef struct running_quads {
+  raw8 q, k;
+  kr_float4 halves;
+  float d;
+} running_quads;
+
+template <int HALVES>
+KR_DEV running_quads load_running(const kr_mamba3_params &p, int b, int h, int64_t t, const quad_place &from, int first) {
+  running_quads v = {load_quad<HALVES>(p.Cmat.data, from.q, first, p.N),
+                     load_quad<HALVES>(p.Bmat.data, from.k, first, p.N), {}, 0};
+  if (first >= p.M) return v;
+  v.halves = *(const kr_float4 *)(p.halves + (b * p.L + t) * p.M + first);
+  v.d = get(p.dt, at3(p.dt, b, t, h));
+  return v;
+}
+
+/* Rows of a direct call whose heads share angles: runs of lanes have a span of tokens each, and sum its angles. */
+template <int HALVES>
+KR_DEV void running_rows(const kr_mamba3_params &p, float *biases) {
+  const int part = kr_block_x() / p.H, h = kr_block_x() - part * p.H, b = kr_block_z(), shift = log2_of(p.N / 8),
+            first = 4 * (kr_thread() & (p.N / 8 - 1)), length = SPAN * (THREADS >> shift);
+  const int64_t t0 = (int64_t)part * length, end = t0 + length < p.L ? t0 + length : p.L,
+                begin = t0 + SPAN * (kr_thread() >> shift);
+  const quad_place step = apart(p, 1);
+  quad_place place = quad_at(p, b, h, token_of<0>(p, b, begin < end ? begin : end - 1));
+  running_quads next = load_running<HALVES>(p, b, h, begin < end ? begin : end - 1, place, first);
+  kr_raw16 angle = {{0, 0, 0, 0}};
+  if (begin < end && first < p.M) angle = *(const kr_raw16 *)(p.angles_before + place.before + first);
+  load_biases(p, h, biases);
+  if (end == p.L && 8 * kr_thread() < p.P) put_final_inputs(p, b, h, token_of<0>(p, b, p.L - 1), 8 * kr_thread());
+  kr_sync();
+  const eight q_bias = quad_of<HALVES>(biases, first, p.N), k_bias = quad_of<HALVES>(biases + p.N, first, p.N);
+#pragma unroll 1
+  for (int i = 0; i < SPAN; i++) {
+    const running_quads now = next;
+    const quad_place to = place;
+    const int is_there = begin + i < end;
+    if (i + 1 < SPAN && begin + i + 1 < end)
+      place = moved(place, step), next = load_running<HALVES>(p, b, h, begin + i + 1, place, first);
+    eight q = plus(unpacked(now.q), q_bias), k = plus(unpacked(now.k), k_bias);
+    const float product = add_lanes(dot(q, k), p.N / 8);
+    if (!is_there) continue;
+    if (first == 0) p.dots[to.value] = product;
+    if (first < p.M) {
+      rotation by[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        angle.w[j] = add_turns(angle.w[j], turn_of_half(now.halves.v[j], now.d));
+        by[j] = KR_DTYPE == 0 ? rotation_of(angle.w[j]) : near_rotation_of(angle.w[j]);
+      }
+      turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
+    }
+    store_quad<HALVES>(p.q, to.row, first, p.N, q), store_quad<HALVES>(p.k, to.row, first, p.N, k);
+    if (begin + i + 1 < p.L) continue;
+    if (p.final_B.data) put_final_key<HALVES>(p, h, token_of<0>(p, b, p.L - 1), 0, first, k);
+    for (int j = 0; p.final_angles.data && first < p.M && j < 4; j++)
+      ((float *)p.final_angles.data)[at3(p.final_angles, b, h, first + j)] = angle_of(angle.w[j]);
+  }
+  kr_sync(); /* products of queries and keys are there */
+  for (int64_t t = t0 + kr_thread(); t < end; t += THREADS) put_direct(p, b, h, t);
+}
+
 template <int HALVES>
 KR_DEV void plain_rows_of(const kr_mamba3_params &p) {
   KR_SHARED __attribute__((aligned(16))) float biases[2 * MOST_N];
-  if (p.cu_seqlens.data)
+  if (p.halves)
+    running_rows<HALVES>(p, biases);
+  else if (p.cu_seqlens.data)
     plain_rows<HALVES, 1>(p, biases);
   else
     plain_rows<HALVES, 0>(p, biases);
@@ -209,7 +297,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_plain_inputs(const kr_mamba3_bwd_
   const kr_mamba3_params &f = p.f;
   const int chunk = kr_block_x() / f.H, h = kr_block_x() - chunk * f.H, b = kr_block_z(), n = CHUNK * f.P / 8;
   const int64_t t0 = (int64_t)chunk * CHUNK;
-  for (int first = kr_thread(); p.dx.data && first < n; first += AT_ONCE * THREADS) {
+  for (int first = kr_thread(); p.dx.data && !f.is_direct && first < n; first += AT_ONCE * THREADS) {
     raw8 d[AT_ONCE], dy[AT_ONCE];
     channels of[AT_ONCE];
 #pragma unroll

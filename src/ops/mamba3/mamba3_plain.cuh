@@ -239,7 +239,8 @@ KR_DEV given<RANKS> load_given(const kr_mamba3_bwd_params &p, const token &at, c
   const float *const products = p.products + of.value * (RANKS * RANKS), gamma = f.gamma[of.value];
   const int64_t row = of.row + r * f.N;
   v.dq = load_quad<HALVES>(p.dq, row, first, f.N);
-  if (has_next(f, at)) v.dk = load_quad<HALVES>(p.dk, row + RANKS * f.N, first, f.N);
+  if (f.is_direct || has_next(f, at))
+    v.dk = load_quad<HALVES>(p.dk, row + (f.is_direct ? 0 : RANKS * f.N), first, f.N);
   if (first < f.M) v.angles = load_angles(f, of, at, first);
 #pragma unroll
   for (int s = 0; s < RANKS; s++)

@@ -198,7 +198,8 @@ KR_DEV void give_dx(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s,
     const float x = x_at(f, at, s, j, c0 + c), all = within + from_after, own = dy[j * (PART + 1) + c];
     inputs = kr_fma(x, all, inputs), after = kr_fma(x, from_after, after);
     float dx = s.d[j] * all;
-    if (f.D.data && !p.adds) dx = kr_fma(kr_load(f.D.data, at.h * f.D.h + (c0 + c) * f.D.n, f.D.dtype), own, dx);
+    if (f.D.data && !p.adds)
+      dx = kr_fma(kr_load(f.D.data, of(f.D, at.b, at.t0 + j, at.h, c0 + c), f.D.dtype), own, dx);
     if (s.segment[j] < 0) dx = 0;
     if (p.adds) dx += ((const float *)p.all_dx.data)[of(p.all_dx, at.b, at.t0 + j, at.h, c0 + c)];
     if (p.keeps) ((float *)p.all_dx.data)[of(p.all_dx, at.b, at.t0 + j, at.h, c0 + c)] = dx;
@@ -327,6 +328,8 @@ KR_DEV void run_head(const kr_ssd_bwd_params &p, const place &at, chunk_steps &s
       const float decay = reaches ? decay_between(s, to, from) : 0.0f,
                   v = reaches ? xy[i][j] * decay * s.d[from] : 0.0f;
       W[i][j] += v;
+      if (f.has_token_D && p.dD.data && to == from && to < at.n)
+        ((float *)p.dD.data)[of(p.dD, at.b, at.t0 + to, at.h, 0)] = xy[i][j];
       passes[to * ROW + from] = reaches ? CB[i][j] * decay : 0.0f;
       given[to * ROW + from] = reaches && from < to ? v * CB[i][j] : 0.0f;
     }
@@ -412,7 +415,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_p
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
       const int c = first + 32 * k + lane;
-      counts[k] = c < f.P + 2 && (c < f.P ? p.dD : c == f.P ? p.dA : p.dbias).data;
+      counts[k] = c < f.P + 2 && (c < f.P ? p.dD : c == f.P ? p.dA : p.dbias).data && (c >= f.P || !f.has_token_D);
     }
 #pragma unroll 4
     for (int64_t i = warp; i < n; i += WARPS, from += step)
@@ -433,7 +436,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_BWD_ADDERS, 1) kr_ssd_bwd_add(const kr_ssd_bwd_p
     }
     kr_sync();
   }
-  if (warp || !p.dD.data || p.dD.n) return;
+  if (warp || !p.dD.data || p.dD.n || f.has_token_D) return;
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) own_D += kr_shuffle_xor(own_D, d);
   if (lane == 0) ((float *)p.dD.data)[h * p.dD.h] = own_D;

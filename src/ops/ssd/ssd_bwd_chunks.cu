@@ -526,22 +526,47 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_sum(const kr_ssd_bwd_params p) {
   kr_store(to.data, kr_block_z() * to.b + t * to.t + g * to.h + n, to.dtype, sum);
 }
 
-/* f.out: y before the gate, replaced by dy; also dz. One thread per element. */
+/* What a gate gives of y and dout: dy, returned, and dz. */
+KR_DEV float pass_gate(const kr_ssd_params &f, int b, int h, float y, float z, float dout, float &dz) {
+  const float s = kr_sigmoid(z), dy = dout * z * s;
+  if (KR_DTYPE == KRAIT_F16 && !are_finite(y, kr_from_f16(kr_to_f16(dy)))) report_nonfinite_group(f, b, h);
+  dz = dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f);
+  return dy;
+}
+
+/* f.out: y before the gate, replaced by dy; also dz. A thread has a channel, or eight. */
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_ssd_bwd_gate(const kr_ssd_bwd_params p) {
   const kr_ssd_params &f = p.f;
-  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / f.P, c = i - row * f.P, t = row / f.H,
-                h = row - t * f.H, b = kr_block_z();
+  const int each = p.gates_eight ? 8 : 1, width = f.P / each;
+  const int64_t i = (int64_t)kr_block_x() * THREADS + kr_thread(), row = i / width, c = (i - row * width) * each,
+                t = row / f.H, h = row - t * f.H, b = kr_block_z();
   if (t >= f.L) return;
-  const int64_t at = b * f.out.b + t * f.out.t + h * f.out.h + c;
+  const int64_t at = b * f.out.b + t * f.out.t + h * f.out.h + c, z_at = b * f.z.b + t * f.z.t + h * f.z.h + c,
+                dout_at = b * p.gated.b + t * p.gated.t + h * p.gated.h + c,
+                dz_at = b * f.dz.b + t * f.dz.t + h * f.dz.h + c;
   const int padding = f.seq_idx && f.seq_idx[b * f.seq_b + t * f.seq_t] < 0;
-  const float z = kr_load(f.z.data, b * f.z.b + t * f.z.t + h * f.z.h + c, f.z.dtype), s = kr_sigmoid(z);
-  const float dout = padding ? 0.0f
-                             : kr_load(p.gated.data, b * p.gated.b + t * p.gated.t + h * p.gated.h + c, p.gated.dtype),
-              y = kr_load(f.out.data, at, f.out.dtype);
-  if (KR_DTYPE == KRAIT_F16 && !are_finite(y, kr_from_f16(kr_to_f16(dout * z * s))))
-    report_nonfinite_group(f, (int)b, (int)h);
-  if (f.dz.data)
-    kr_store(f.dz.data, b * f.dz.b + t * f.dz.t + h * f.dz.h + c, f.dz.dtype,
-             dout == 0 ? 0.0f : dout * y * s * kr_fma(z, 1.0f - s, 1.0f));
-  kr_store(f.out.data, at, f.out.dtype, dout * z * s);
+  if (!p.gates_eight) {
+    float dz;
+    const float dy = pass_gate(f, (int)b, (int)h, kr_load(f.out.data, at, f.out.dtype),
+                               kr_load(f.z.data, z_at, f.z.dtype),
+                               padding ? 0.0f : kr_load(p.gated.data, dout_at, p.gated.dtype), dz);
+    if (f.dz.data) kr_store(f.dz.data, dz_at, f.dz.dtype, dz);
+    kr_store(f.out.data, at, f.out.dtype, dy);
+    return;
+  }
+  kr_raw16 *const to = (kr_raw16 *)((uint16_t *)f.out.data + at);
+  kr_raw16 y = *to, dz = {};
+  const kr_raw16 z = *(const kr_raw16 *)((const uint16_t *)f.z.data + z_at),
+                 dout = padding ? kr_raw16{} : *(const kr_raw16 *)((const uint16_t *)p.gated.data + dout_at);
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    float own[2], dy[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+      dy[e] = pass_gate(f, (int)b, (int)h, kr_unpack(y.w[k], e, KR_DTYPE), kr_unpack(z.w[k], e, KR_DTYPE),
+                        kr_unpack(dout.w[k], e, KR_DTYPE), own[e]);
+    y.w[k] = pack(dy[0], dy[1]), dz.w[k] = pack(own[0], own[1]);
+  }
+  *to = y;
+  if (f.dz.data) *(kr_raw16 *)((uint16_t *)f.dz.data + dz_at) = dz;
 }

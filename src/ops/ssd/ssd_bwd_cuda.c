@@ -219,9 +219,25 @@ static chunks_layout lay_out_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args 
 
 uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { return lay_out_chunks(ctx, args).end; }
 
+/* y before the gate, of a params without one; may leave S. */
+typedef int32_t make_y_fn(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
+                          const kr_ssd_params *forward);
+
+static int32_t make_y(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
+                      const kr_ssd_params *forward) {
+  const int at_once = kr_ssd_states_at_once(ctx);
+  (void)p;
+  for (int part = 0; part * at_once < forward->N; part++) {
+    const kr_ssd_params some = kr_ssd_part_of(forward, part, at_once);
+    KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
+  }
+  return KRAIT_OK;
+}
+
 /* dz, and dout after the gate in place of y, which comes from the forward kernel; of float32, whose kernel of dC
  * computes y and dz, dout alone. */
-static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y) {
+static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y,
+                         make_y_fn *make) {
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_params forward = p->f;
   forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y,
@@ -231,13 +247,12 @@ static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_
                                 .n = 1,
                                 .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
-  const int at_once = kr_ssd_states_at_once(ctx);
-  for (int part = 0; a->x.dtype != KRAIT_F32 && part * at_once < forward.N; part++) {
-    const kr_ssd_params some = kr_ssd_part_of(&forward, part, at_once);
-    KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
-  }
+  if (a->x.dtype != KRAIT_F32) KR_TRY(make(ctx, a, p, &forward));
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
-  const kr_grid grid = {.x = (uint32_t)((a->L * a->H * a->P + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
+  p->gates_eight = a->x.dtype != KRAIT_F32 && a->P % 8 == 0 && p->f.z.packs && p->gated.packs &&
+                   (!p->f.dz.data || p->f.dz.packs);
+  const int64_t n = a->L * a->H * a->P / (p->gates_eight ? 8 : 1);
+  const kr_grid grid = {.x = (uint32_t)((n + KR_SSD_BWD_THREADS - 1) / KR_SSD_BWD_THREADS),
                         .y = 1,
                         .z = (uint32_t)a->B,
                         .block = KR_SSD_BWD_THREADS,
@@ -256,7 +271,7 @@ static kr_ssd_bwd_params chunks_plan(const krait_ctx *ctx, const kr_ssd_bwd_args
   p.f.steps = scratch + l->steps, p.tokens = scratch + l->tokens, p.f.spoilt = (int32_t *)(scratch + l->spoilt);
   p.sum_B = floats_at(a, l->sum_B, a->G, a->N, reverse), p.sum_C = floats_at(a, l->sum_C, a->G, a->N, reverse);
   p.f.products = (float *)(scratch + l->products), p.W = (float *)(scratch + l->W);
-  p.dD = kr_ssd_heads(&a->dDvec, 1), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
+  p.dD = kr_ssd_skips(&a->dDvec, a->call.flags), p.dbias = kr_ssd_heads(&a->ddt_bias, 0);
   p.f.dz = kr_ssd_sequence(&a->dz, reverse, a->L);
   return p;
 }
@@ -313,17 +328,17 @@ static int32_t redo_nonfinite(const krait_ctx *ctx, const kr_ssd_bwd_args *a, co
   kr_ssd_bwd_params p = ssd_bwd_plan_of(a, (a->call.flags & KRAIT_SSD_REVERSE) != 0);
   p.S = p.f.kept = chunks->S, p.M = chunks->M, p.f.kept_dtype = kept_dtype, p.f.spoilt = chunks->f.spoilt;
   p.sum_B = chunks->sum_B, p.sum_C = chunks->sum_C, p.parts = chunks->parts, p.f.dz = chunks->f.dz;
-  p.f.kept_scale = chunks->f.kept_scale, p.M_scale = chunks->M_scale;
+  p.f.kept_scale = chunks->f.kept_scale, p.M_scale = chunks->M_scale, p.dD = chunks->dD;
   return run_tokens(ctx, a, &p);
 }
 
 typedef int32_t run_part_fn(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
 
-static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, run_part_fn *run_one) {
+static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_fn *make, run_part_fn *run_one) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
   KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
-  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y));
+  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, make));
   for (int part = 0; part < p.n_parts; part++) {
     const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
@@ -339,7 +354,7 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, run_par
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
-int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_ssd_bwd_part); }
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, run_ssd_bwd_part); }
 
 /* ---- on tensor cores, float32 ---- */
 
@@ -392,8 +407,8 @@ static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, con
   return run_float_part(ctx, a, p, 1);
 }
 
-int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_parts_part); }
-int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_tf32_part); }
+int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, run_parts_part); }
+int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, run_tf32_part); }
 
 /* ---- by multiply-adds ---- */
 
@@ -504,14 +519,15 @@ int32_t kr_ssd_bwd_tiles(const krait_ctx *ctx, const void *args) {
       {NULL, NULL}, {"ssd_hopper_bwd_f16_128", name}, { "ssd_hopper_bwd_bf16_128", name } \
     }                                                                                     \
   }
-enum { PACKED, PLAIN, CHANNELS };
-static const kr_kernel hopper_inner[3][2][3] = {
-    WIDTHS("kr_ssd_hopper_inner_packed"), WIDTHS("kr_ssd_hopper_inner_plain"), WIDTHS("kr_ssd_hopper_inner_channels")};
+enum { PACKED, PLAIN, CHANNELS, SINGLE };
+static const kr_kernel hopper_inner[4][2][3] = {
+    WIDTHS("kr_ssd_hopper_inner_packed"), WIDTHS("kr_ssd_hopper_inner_plain"), WIDTHS("kr_ssd_hopper_inner_channels"),
+    WIDTHS("kr_ssd_hopper_inner_single")};
 
-/* plain: neither D nor its gradient is per channel. */
+/* plain: neither D nor its gradient is per channel; of groups of one head single. */
 static int ssd_bwd_kind_of(const kr_ssd_bwd_params *p) {
   const int plain = (!p->f.D.data || p->f.D.n == 0) && (!p->dD.data || p->dD.n == 0 || p->part);
-  return p->f.seq_idx ? PACKED : plain ? PLAIN : CHANNELS;
+  return p->f.seq_idx ? PACKED : !plain ? CHANNELS : p->f.heads > 1 ? PLAIN : SINGLE;
 }
 
 static uint32_t hopper_shared_bytes(const kr_ssd_bwd_args *a) {
@@ -535,7 +551,7 @@ const char *kr_ssd_bwd_hopper_refuse(const krait_ctx *ctx, const void *args) {
 static kr_ssd_hopper_params walks_of(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p) {
   kr_ssd_hopper_params h = {
       .p = p->f, .adds = 1, .S = p->S, .M = p->M, .dfinal = p->dfinal, .dinitial = p->dinitial};
-  h.n_ways = kr_ssd_hopper_is_full(ctx, &h, ssd_bwd_columns_of(a), a->G) ? 1 : 2;
+  h.n_ways = p->has_states || kr_ssd_hopper_is_full(ctx, &h, ssd_bwd_columns_of(a), a->G) ? 1 : 2;
   return h;
 }
 
@@ -543,7 +559,21 @@ uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   const kr_ssd_bwd_params p = ssd_bwd_plan_of(args, 0);
   const kr_ssd_bwd_args *a = args;
   kr_ssd_hopper_params states = walks_of(ctx, a, &p);
-  return lay_out_chunks(ctx, a).end + kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G);
+  kr_ssd_hopper_params output = {.p = p.f, .n_ways = 1};
+  const uint64_t walk = kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G),
+                 forward = kr_has(&a->z) ? kr_ssd_hopper_cut(ctx, &output, ssd_bwd_columns_of(a), a->G) : 0;
+  return lay_out_chunks(ctx, a).end + (walk > forward ? walk : forward);
+}
+
+/* With as many states as the gradient's kernels take at once, the walk leaves theirs. */
+static int32_t make_y_hopper(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
+                             const kr_ssd_params *forward) {
+  if (p->n_parts > 1) return make_y(ctx, a, p, forward);
+  kr_ssd_hopper_params h = {.p = *forward, .n_ways = 1, .S = p->S};
+  kr_ssd_hopper_cut(ctx, &h, a->N, a->G);
+  kr_ssd_hopper_place(&h, a->N, (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
+  p->has_states = 1;
+  return kr_ssd_hopper_launch_output(ctx, &h, a->call.stream);
 }
 
 static int32_t make_ssd_bwd_maps(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_hopper_bwd_params *h) {
@@ -567,18 +597,20 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, c
   states.x = h.x, states.Bmat = h.Bmat, states.Cmat = h.Cmat, states.dy = h.dy;
   kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G);
   kr_ssd_hopper_place(&states, ssd_bwd_columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
-  for (states.back = 0; states.back < (states.n_ways == 1 ? 2 : 1); states.back++)
+  for (states.back = p->has_states; states.back < (states.n_ways == 1 ? 2 : 1); states.back++)
     KR_TRY(kr_ssd_hopper_launch_states(ctx, &states, ssd_bwd_columns_of(a), a->call.stream));
-  const kr_grid inner = {.x = (uint32_t)p->n_chunks,
-                         .y = (uint32_t)(a->G * p->n_splits),
-                         .z = (uint32_t)a->B,
+  const int kind = ssd_bwd_kind_of(p);
+  const int64_t all = a->B * a->H * p->n_chunks, places = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  h.q.n_blocks = (int32_t)(all < places ? all : places);
+  const kr_grid inner = {.x = (uint32_t)(kind == SINGLE ? h.q.n_blocks : p->n_chunks),
+                         .y = kind == SINGLE ? 1 : (uint32_t)(a->G * p->n_splits),
+                         .z = kind == SINGLE ? 1 : (uint32_t)a->B,
                          .block = KR_SSD_HOPPER_BWD_THREADS,
                          .shared_bytes = hopper_shared_bytes(a),
                          .is_pdl = 1,
                          .stream = a->call.stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[ssd_bwd_kind_of(p)][wide][dtype], &inner, &h,
-                        sizeof h));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[kind][wide][dtype], &inner, &h, sizeof h));
   return sum_splits(ctx, a, p);
 }
 
-int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, run_hopper_part); }
+int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y_hopper, run_hopper_part); }

@@ -354,7 +354,7 @@ KR_KERNEL void KR_BOUNDS(KR_SSD_THREADS, 4) kr_ssd_steps(const kr_ssd_params p) 
   for (int k = 0; k < 2; k++) {
     const int i = lane + 32 * k;
     s.a[i] = v.a[k], s.from[i] = v.a[k] - kr_log2(v.d[k]), s.d[i] = v.d[k],
-    s.segment[i] = v.segment[k]; /* the host guarantees d >= 0 */
+    s.segment[i] = p.has_token_D ? v.D[k] : v.segment[k]; /* the host guarantees d >= 0 */
   }
   if (lane == 0) s.total = v.total, s.last = v.last;
   if (lane == 0 && chunk == 0 && p.spoilt) p.spoilt[b * p.H + h] = 0;

@@ -5,7 +5,10 @@
  * shared memory; P = C B^T o decays stays in registers as an operand, as does (2^(a_end - a_j) d_j X)^T.
  * kr_ssd_hopper        output. Blocks take ranges of equal length (ssd_hopper_params.h), last unit first: a unit cut
  * off at a range's end is thus done first, and its state handed to the next block, which needs it last.
- * kr_ssd_hopper_passed the same with one D for all channels of a head (kr_ssd_passes_D): on the diagonal of P
+ * kr_ssd_hopper_passed the same, without a gate, with one D for all channels of a head (kr_ssd_passes_D): on the diagonal
+ * of P
+ * A gate's rows are copied to where the output is put, once the chunk before has been written from there. For the
+ * gradient with a gate, the output's kernel leaves the state before each chunk, too.
  * With fewer units than blocks a range lies within a unit, so its start state would come too late. Then, beforehand:
  * kr_ssd_hopper_ends   only the states at the ends of pieces, from zero; starting where a piece still contributes to
  *                      its end
@@ -34,7 +37,8 @@ static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who
 /* Stages of B and x. Consumers are memory-bound; without output the space of C and of outputs holds more stages. */
 KR_DEV constexpr int stages_of(int mode) { return mode == OUTPUT ? 2 : mode == STATES && N > 128 ? 3 : 4; }
 
-/* Per chunk (ssd_mma.cuh); left: decay of a token's input to its end; reach: of the incoming state to a token. */
+/* Per chunk (ssd_mma.cuh); left: decay of a token's input to its end; reach: of the incoming state to a token; segment: D
+ * of a token, if each has its own. */
 typedef struct head_steps {
   float a[Q], from[Q], left[Q], reach[Q], segment[Q];
   float keeps, total, last, pad;
@@ -50,6 +54,8 @@ enum {
   EMPTY = FULL + 8 * MOST_STAGES,
   STEPS_FULL = EMPTY + 8 * MOST_STAGES,
   STEPS_EMPTY = STEPS_FULL + 8 * STEPS_STAGES * HEADS,
+  GATE_FULL = STEPS_EMPTY + 8 * STEPS_STAGES * HEADS,
+  GATE_EMPTY = GATE_FULL + 8 * HEADS,
   STAGES_AT = KR_SSD_HOPPER_BESIDE(KR_N),
   C_AT = STAGES_AT + 2 * STAGE + HEADS * BLOCKS * TILE, /* with output */
   Y_AT = C_AT + C_STAGES * BLOCKS * TILE,
@@ -57,7 +63,7 @@ enum {
 };
 KR_DEV constexpr int state_at(int mode) { return STAGES_AT + stages_of(mode) * STAGE; }
 KR_DEV constexpr int end_of(int outputs) { return STAGES_AT + KR_SSD_HOPPER_TILES(KR_N, outputs) * TILE; }
-static_assert(STEPS_EMPTY + 8 * STEPS_STAGES * HEADS <= STAGES_AT && END <= end_of(1) && state_at(ENDS) <= end_of(0) &&
+static_assert(GATE_EMPTY + 8 * HEADS <= STAGES_AT && END <= end_of(1) && state_at(ENDS) <= end_of(0) &&
                   state_at(STATES) + HEADS * BLOCKS * TILE <= end_of(0),
               "all have a place");
 
@@ -108,11 +114,25 @@ KR_DEV slot slot_at(const kr_ssd_hopper_params &h, const task &t, int w) {
 
 /* ---- producers --------------------------------------------------------------------------------------------------- */
 
-template <int MODE>
+/* A chunk's gate to where its heads' outputs are put, once the outputs before have been written; n: the chunks of each
+ * head so far. */
+KR_DEV void copy_gates(const task &t, const slot (&at)[HEADS], int c, uint64_t map_z, uint32_t base, int (&n)[HEADS]) {
+#pragma unroll
+  for (int w = 0; w < HEADS; w++) {
+    if (at[w].h < 0) continue;
+    kr_barrier_await(base + GATE_EMPTY + 8 * w, parity_of(n[w]++, 1) ^ 1);
+    kr_barrier_expect(base + GATE_FULL + 8 * w, TILE);
+    kr_load_box(base + Y_AT + w * TILE, map_z, base + GATE_FULL + 8 * w, at[w].p0, c * Q, at[w].h, t.b);
+  }
+}
+
+/* A gate's copies wait for the chunk before to be done, so those of the next chunk come first. */
+template <int MODE, int PASSED>
 KR_DEV void copy_boxes(const kr_ssd_hopper_params &h, int start, uint64_t maps, uint32_t base) {
   const int STAGES = stages_of(MODE);
-  const uint64_t map_C = maps + 2 * sizeof(kr_ssd_map);
-  int use = 0;
+  const uint64_t map_C = maps + 2 * sizeof(kr_ssd_map), map_z = maps + 4 * sizeof(kr_ssd_map);
+  const int has_gate = MODE == OUTPUT && !PASSED && h.p.z.data;
+  int use = 0, n_gates[HEADS] = {};
   for (int i = 0, n = n_tasks(h); i < n; i++) {
     const task t = task_at<MODE>(h, i, start);
     if (MODE == ENDS && t.end == h.n_chunks) continue;
@@ -140,20 +160,23 @@ KR_DEV void copy_boxes(const kr_ssd_hopper_params &h, int start, uint64_t maps, 
 #pragma unroll
       for (int w = 0; w < HEADS; w++)
         if (at[w].h >= 0) kr_load_box(to + (BLOCKS + w) * TILE, map_x, full, at[w].p0, c * Q, at[w].h, t.b);
+      if (has_gate && k > t.first) copy_gates(t, at, c - 1, map_z, base, n_gates);
     }
+    if (has_gate) copy_gates(t, at, t.end - 1, map_z, base, n_gates);
   }
 }
 
 /* A chunk's step sizes in the form its warpgroup needs. */
 template <int MODE>
-KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back) {
+KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back, int has_token_D) {
   const int lane = kr_thread() & 31;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int j = lane + 32 * i;
     const float from = v.a[i] - kr_log2(v.d[i]),
                 reach = v.segment[i] == 0 ? kr_exp2(v.a[i]) : 0.0f; /* the host guarantees d >= 0 */
-    if (MODE == OUTPUT) s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = v.segment[i], s.reach[j] = reach;
+    if (MODE == OUTPUT)
+      s.a[j] = v.a[i], s.from[j] = from, s.segment[j] = has_token_D ? v.D[i] : v.segment[i], s.reach[j] = reach;
     s.left[j] = back ? reach : v.segment[i] == v.last ? kr_exp2(v.total - from) : 0.0f;
   }
   if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
@@ -189,7 +212,8 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
         if (k + AHEAD < t.end)
           raw[ROUND == 1 ? 1 : i] = load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t, k + AHEAD) * Q, p.L);
         kr_barrier_await(base + STEPS_EMPTY + 8 * place, parity_of(use, STEPS_STAGES) ^ 1);
-        put_steps<MODE>(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, t.back);
+        put_steps<MODE>(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, t.back,
+                        KIND == STEPS_ANY && p.has_token_D);
         kr_sync_warp();
         if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * place);
         use++;
@@ -370,7 +394,7 @@ KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const hea
   }
 }
 
-/* Y + D x to the warp's rows of a tile. */
+/* Y + D x to the warp's rows of a tile; times the gate, which the tile holds. */
 template <int PASSED>
 KR_DEV void put_output(const kr_ssd_params &p, const lanes &me, float (&y)[Q / 2], const unsigned char *x,
                        const float *D, unsigned char *tile, const head_steps &s) {
@@ -381,14 +405,26 @@ KR_DEV void put_output(const kr_ssd_params &p, const lanes &me, float (&y)[Q / 2
       take_matrices(own, x, me, j);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const kr_float2 d = *(const kr_float2 *)&D[8 * (j + i) + 2 * me.q];
+        const kr_float2 of_channels = *(const kr_float2 *)&D[8 * (j + i) + 2 * me.q];
 #pragma unroll
-        for (int r = 0; r < 2; r++)
+        for (int r = 0; r < 2; r++) {
+          const float of_token = s.segment[me.row + 8 * r];
 #pragma unroll
           for (int k = 0; k < 2; k++)
             y[4 * (j + i) + 2 * r + k] =
-                kr_fma(d.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE), y[4 * (j + i) + 2 * r + k]);
+                kr_fma(p.has_token_D ? of_token : of_channels.v[k], kr_unpack(own[2 * i + r], k, KR_DTYPE),
+                       y[4 * (j + i) + 2 * r + k]);
+        }
       }
+    }
+  }
+  if (!PASSED && p.z.data) {
+#pragma unroll
+    for (int j = 0; j < Q / 8; j += 2) {
+      uint32_t z[4];
+      take_matrices(z, tile, me, j);
+#pragma unroll
+      for (int k = 0; k < 8; k++) y[4 * j + k] *= kr_silu(kr_unpack(z[k >> 1], k & 1, KR_DTYPE));
     }
   }
   if (!PASSED && p.seq_idx) {
@@ -503,7 +539,7 @@ KR_DEV void end_state(const kr_ssd_hopper_params &h, const task &t, const slot &
     return;
   }
   if (spoilt || nonfinite_state(s)) {
-    if (MODE == OUTPUT)
+    if (MODE == OUTPUT && !h.S)
       h.p.spoilt[t.b * h.p.H + at.h] = 1;
     else
       report_nonfinite_group(h.p, t.b, at.h);
@@ -532,6 +568,23 @@ KR_DEV void leave_state(const kr_ssd_hopper_params &h, const task &t, const slot
   }
 }
 
+/* The tile of a warp's outputs, which it has read, may take the next gate. */
+KR_DEV void release_outputs(const lanes &me, uint32_t base) {
+  kr_show_to_copies();
+  release(base + GATE_EMPTY + 8 * me.w, me);
+}
+
+/* Stores the state before a chunk, which is the next operand, for the gradient. */
+KR_DEV void keep_state(const kr_ssd_hopper_params &h, const task &t, const slot &at, int c, const lanes &me,
+                       uint32_t state) {
+  if (!h.S || me.thread) return;
+  kr_store_bytes((char *)h.S + kept_at(h.p, t.b, at.h, at.p0 / PB, c, h.n_chunks), state, BLOCKS * TILE);
+  kr_commit_stores();
+}
+KR_DEV void await_kept(const kr_ssd_hopper_params &h, const lanes &me) {
+  if (h.S && me.thread == 0) kr_stores_read<0>();
+}
+
 template <int MODE, int PASSED>
 KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &at, const lanes &whole,
                       unsigned char *shared, uint32_t base, int &use, int &own_use) {
@@ -548,12 +601,13 @@ KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &
                   8 * (whole.lane & 7);
   begin_state<MODE>(h, t, whole, s);
   if (MODE == OUTPUT) {
-    if (!PASSED && p.D.data && whole.thread < PB)
+    if (!PASSED && p.D.data && !p.has_token_D && whole.thread < PB)
       D[whole.thread] = at.p0 + whole.thread < p.P
                             ? kr_load(p.D.data, at.h * p.D.h + (int64_t)(at.p0 + whole.thread) * p.D.n, p.D.dtype)
                             : 0.0f;
     share_state(state, whole, s);
     sync_group(whole);
+    if (!PASSED) keep_state(h, t, at, t.first, whole, base + state_at(MODE) + whole.w * BLOCKS * TILE);
   }
   for (int i = t.first; i < t.end; i++, use++, own_use++) {
     const lanes me = lanes_of(anew(kr_thread())); /* addresses are recomputed for lack of registers */
@@ -570,6 +624,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &
       kr_barrier_await(base + C_FULL + 8 * c_stage, parity_of(use, C_STAGES));
       start_product(C, B, cb);
       if (i > t.first) write_output(p, t.b, at, i - 1, me, y_tile, out, h.adds), out += Q * p.out.t;
+      if (!PASSED && p.z.data && i > t.first) release_outputs(me, base);
     }
     kr_barrier_await(base + STEPS_FULL + 8 * (own * HEADS + me.w), parity_of(own_use, STEPS_STAGES));
     if (MODE == OUTPUT) {
@@ -590,17 +645,26 @@ KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &
     if (MODE == ENDS) decay = steps.last != 0 ? 1.0f : decay <= 0 ? decay + steps.total : decay;
     if (MODE != OUTPUT) spoilt |= decay_state(steps.keeps, s);
     start_sum<N>(B, inputs, s, steps.keeps != 0);
+    if (MODE == OUTPUT && !PASSED && p.z.data)
+      kr_barrier_await(base + GATE_FULL + 8 * me.w, parity_of(own_use, 1));
     if (MODE == OUTPUT) put_output<PASSED>(p, me, y, x, D, y_tile, steps);
     kr_wgmma_wait<N, 0>(s);
     release(base + EMPTY + 8 * stage, me);
     release(steps_empty, me);
     if (MODE == OUTPUT && i + 1 < t.end) {
+      if (!PASSED) await_kept(h, me);
       sync_group(me); /* all four warps have read the previous state */
       share_state(state, me, s);
       sync_group(me);
+      if (!PASSED) keep_state(h, t, at, i + 1, me, base + state_at(MODE) + me.w * BLOCKS * TILE);
     }
   }
-  if (MODE == OUTPUT) write_output(p, t.b, at, t.end - 1, whole, y_tile, out, h.adds), sync_group(whole);
+  if (MODE == OUTPUT) {
+    write_output(p, t.b, at, t.end - 1, whole, y_tile, out, h.adds);
+    if (!PASSED && p.z.data) release_outputs(whole, base);
+    if (!PASSED) await_kept(h, whole);
+    sync_group(whole);
+  }
   end_state<MODE>(h, t, at, whole, s, decay, spoilt);
 }
 
@@ -633,6 +697,8 @@ KR_DEV void run(const kr_ssd_hopper_params &h, uint64_t maps) {
       kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 * HEADS);
     for (int i = 0; i < STEPS_STAGES * HEADS; i++)
       kr_barrier_open(base + STEPS_FULL + 8 * i, 1), kr_barrier_open(base + STEPS_EMPTY + 8 * i, 4);
+    for (int i = 0; MODE == OUTPUT && i < HEADS; i++)
+      kr_barrier_open(base + GATE_FULL + 8 * i, 1), kr_barrier_open(base + GATE_EMPTY + 8 * i, 4);
     kr_barriers_opened();
     for (int i = 0; i < (MODE == STATES ? 4 : 3); i++) kr_fetch_map(maps + i * sizeof(kr_ssd_map));
   }
@@ -643,7 +709,7 @@ KR_DEV void run(const kr_ssd_hopper_params &h, uint64_t maps) {
     kr_give_registers<PRODUCER_REGS>();
     const int warp = kr_thread() >> 5;
     if (kr_thread() == 0)
-      copy_boxes<MODE>(h, from, maps, base);
+      copy_boxes<MODE, PASSED>(h, from, maps, base);
     else if (warp > 0 && warp <= HEADS) {
       const steps_kind kind = kind_of_steps(h.p);
       if (kind == STEPS_16_BITS) sum_chunks<MODE, STEPS_16_BITS>(h, from, warp - 1, shared, base);

@@ -47,9 +47,10 @@ const char *kr_ssd_hopper_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_ssd_chunks_refuse_tensors(a);
   if (!why) why = kr_ssd_hopper_refuse_sizes(ctx, a->B, a->L, a->H, a->P, a->call.flags);
   if (why) return why;
-  if (kr_has(&a->z)) return "a gate";
+  if (kr_has(&a->z) && a->N > KR_SSD_MOST_STATES) return "a gate of an output that is added up";
   if (!kr_ssd_boxes_take(&a->x, a->B, a->L, a->H) || !kr_ssd_boxes_take(&a->Bmat, a->B, a->L, a->G) ||
-      !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G))
+      !kr_ssd_boxes_take(&a->Cmat, a->B, a->L, a->G) ||
+      (kr_has(&a->z) && !kr_ssd_boxes_take(&a->z, a->B, a->L, a->H)))
     return "rows that bulk copies do not take";
   return kr_cuda_info(ctx->cuda)->shared_bytes < (int64_t)ssd_hopper_shared_bytes(a->N, 0) ? "too little shared memory"
                                                                                            : NULL;
@@ -177,11 +178,14 @@ int32_t kr_ssd_hopper_map(const krait_ctx *ctx, kr_ssd_map *map, const kr_ssd_te
   return KRAIT_OK;
 }
 
-static int32_t make_ssd_hopper_maps(const krait_ctx *ctx, kr_ssd_hopper_params *h, const kr_ssd_args *a) {
+static int32_t make_ssd_hopper_maps(const krait_ctx *ctx, kr_ssd_hopper_params *h) {
+  const kr_ssd_params *const p = &h->p;
+  const int64_t groups = p->H / p->heads;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only in its current context */
-  int32_t status = kr_ssd_hopper_map(ctx, &h->x, &h->p.x, a->B, a->L, a->H, a->P);
-  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &h->p.Bmat, a->B, a->L, a->G, h->p.N);
-  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Cmat, &h->p.Cmat, a->B, a->L, a->G, h->p.N);
+  int32_t status = kr_ssd_hopper_map(ctx, &h->x, &p->x, p->B, p->L, p->H, p->P);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Bmat, &p->Bmat, p->B, p->L, groups, p->N);
+  if (status == KRAIT_OK) status = kr_ssd_hopper_map(ctx, &h->Cmat, &p->Cmat, p->B, p->L, groups, p->N);
+  if (status == KRAIT_OK && p->z.data) status = kr_ssd_hopper_map(ctx, &h->z, &p->z, p->B, p->L, p->H, p->P);
   kr_cuda_end(ctx->cuda);
   return status;
 }
@@ -206,7 +210,8 @@ static int32_t launch_ssd_hopper(const krait_ctx *ctx, const kr_ssd_hopper_param
                           .is_pdl = 1,
                           .stream = stream};
   const uint64_t tier = KRAIT_CAP_CUDA_HOPPER;
-  const int kernel = leaves == OUTPUT && kr_ssd_passes_D(&h->p) && !h->p.seq_idx ? PASSED : leaves;
+  const int is_passed = kr_ssd_passes_D(&h->p) && !h->p.has_token_D && !h->p.seq_idx && !h->p.z.data && !h->S,
+            kernel = leaves == OUTPUT && is_passed ? PASSED : leaves;
   KR_TRY(kr_cuda_launch(ctx->cuda, tier, &begin[width][dtype], &beginning, h, sizeof *h));
   if (h->joins) KR_TRY(kr_cuda_launch(ctx->cuda, tier, &walks[ENDS][width][dtype], &ending, h, sizeof *h));
   return kr_cuda_launch(ctx->cuda, tier, &walks[kernel][width][dtype], &walk, h, sizeof *h);
@@ -214,6 +219,11 @@ static int32_t launch_ssd_hopper(const krait_ctx *ctx, const kr_ssd_hopper_param
 
 int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, void *stream) {
   return launch_ssd_hopper(ctx, h, N, STATES, stream);
+}
+
+int32_t kr_ssd_hopper_launch_output(const krait_ctx *ctx, kr_ssd_hopper_params *h, void *stream) {
+  KR_TRY(make_ssd_hopper_maps(ctx, h));
+  return launch_ssd_hopper(ctx, h, h->p.N, OUTPUT, stream);
 }
 
 int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
@@ -227,8 +237,7 @@ int32_t kr_ssd_hopper(const krait_ctx *ctx, const void *args) {
     kr_ssd_hopper_cut(ctx, &h, h.p.N, a->G);
     kr_ssd_hopper_place(&h, h.p.N, a->call.scratch);
     h.p.spoilt = all.spoilt;
-    KR_TRY(make_ssd_hopper_maps(ctx, &h, a));
-    KR_TRY(launch_ssd_hopper(ctx, &h, h.p.N, OUTPUT, a->call.stream));
+    KR_TRY(kr_ssd_hopper_launch_output(ctx, &h, a->call.stream));
   }
   return kr_ssd_walk_nonfinite(ctx, &all, a->call.stream);
 }

@@ -19,6 +19,8 @@ uint64_t kr_ssd_hopper_cut(const krait_ctx *ctx, kr_ssd_hopper_params *h, int64_
 void kr_ssd_hopper_place(kr_ssd_hopper_params *h, int64_t N, char *scratch);
 /* Whether the units of one direction fill the device. */
 int kr_ssd_hopper_is_full(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, int64_t G);
+/* Output of h, whose p is set; with S, also the state before each chunk. Makes its maps. */
+int32_t kr_ssd_hopper_launch_output(const krait_ctx *ctx, kr_ssd_hopper_params *h, void *stream);
 /* States before each chunk to h->S, state gradients after each to h->M. */
 int32_t kr_ssd_hopper_launch_states(const krait_ctx *ctx, const kr_ssd_hopper_params *h, int64_t N, void *stream);
 

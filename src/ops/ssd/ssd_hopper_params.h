@@ -30,7 +30,7 @@ typedef struct __attribute__((aligned(64))) kr_ssd_map {
 } kr_ssd_map;
 
 typedef struct kr_ssd_hopper_params {
-  kr_ssd_map x, Bmat, Cmat, dy;
+  kr_ssd_map x, Bmat, Cmat, dy, z;
   kr_ssd_params p;
   int32_t n_ways, back; /* state before each chunk and, backwards (with dy and C for x and B), state gradient after
                            each: 2: the second half of the units; back: all of them */
@@ -46,7 +46,8 @@ typedef struct kr_ssd_hopper_params {
   float *initial; /* [unit][head of the block][fragment], or absent */
   kr_ssd_tensor dfinal, dinitial; /* counterparts of p.initial and p.final in the backward direction */
   float *decays;  /* [piece][head of the block]: as segment_decay */
-  void *S, *M;    /* (B,H,blocks of channels,chunks) of states in shared-memory layout, and of gradients */
+  void *S, *M;    /* (B,H,blocks of channels,chunks) of states in shared-memory layout, and of gradients; S with output:
+                     or absent */
   int32_t *ready; /* [block][head of the block] */
 } kr_ssd_hopper_params;
 

@@ -39,6 +39,12 @@ static inline kr_ssd_tensor kr_ssd_heads(const kr_view *v, int has_channels) {
   return (kr_ssd_tensor){.data = v->data, .h = v->stride[0], .n = has_channels ? v->stride[1] : 0, .dtype = v->dtype};
 }
 
+/* D or its gradient: (H,P), or (B,L,H) with KR_SSD_TOKEN_D. */
+static inline kr_ssd_tensor kr_ssd_skips(const kr_view *v, uint32_t flags) {
+  if (!(flags & KR_SSD_TOKEN_D)) return kr_ssd_heads(v, 1);
+  return (kr_ssd_tensor){.data = v->data, .b = v->stride[0], .t = v->stride[1], .h = v->stride[2], .dtype = v->dtype};
+}
+
 static inline kr_ssd_params kr_ssd_params_of(const kr_ssd_inputs *in, int reverse) {
   kr_ssd_params p = {.L = in->L,
                    .B = (int32_t)in->B,
@@ -52,7 +58,8 @@ static inline kr_ssd_params kr_ssd_params_of(const kr_ssd_inputs *in, int revers
   p.dt = kr_ssd_sequence(in->dt, reverse, in->L);
   p.Bmat = kr_ssd_sequence(in->Bmat, reverse, in->L), p.Cmat = kr_ssd_sequence(in->Cmat, reverse, in->L);
   p.log_decay = kr_ssd_sequence(in->log_decay, reverse, in->L);
-  p.A = kr_ssd_heads(in->A, 0), p.bias = kr_ssd_heads(in->dt_bias, 0), p.D = kr_ssd_heads(in->Dvec, 1);
+  p.A = kr_ssd_heads(in->A, 0), p.bias = kr_ssd_heads(in->dt_bias, 0);
+  p.has_token_D = (in->flags & KR_SSD_TOKEN_D) != 0, p.D = kr_ssd_skips(in->Dvec, in->flags);
   p.initial = kr_ssd_states(in->initial_states);
   p.blocks_per_head = (int32_t)((in->P + KR_SSD_P - 1) / KR_SSD_P);
   p.n_segments = 1, p.segment = in->L;

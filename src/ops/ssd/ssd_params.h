@@ -28,7 +28,7 @@ typedef struct kr_ssd_params {
   int32_t softplus;
   float dt_min, dt_max;      /* dt_max is infinity where there is no limit */
   kr_ssd_tensor x, z, out, dt, Bmat, Cmat;
-  kr_ssd_tensor D;           /* h, n: strides of (H,P) */
+  kr_ssd_tensor D;           /* h, n: strides of (H,P); or b, t, h, of a number of each token */
   kr_ssd_tensor A, bias;     /* h; A is absent with log_decay */
   kr_ssd_tensor log_decay;   /* (b, t, h), or absent */
   kr_ssd_tensor initial, final; /* (b, h, t: channel, n) */
@@ -39,6 +39,7 @@ typedef struct kr_ssd_params {
   int64_t offsets_step;
   int32_t S;
   int32_t blocks_per_head;   /* of KR_SSD_P channels */
+  int32_t has_token_D;
   int32_t adds;              /* chunked kernels: accumulate into the output, for states beyond what they take at once */
   int32_t last_rank; /* a power of two less one: rows t to t | last_rank are ranks of one token and see each other */
   float *add;                /* (B,L,H,P) y of the other direction, in true time order, or absent */

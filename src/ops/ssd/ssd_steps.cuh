@@ -11,7 +11,7 @@ enum { Q = KR_SSD_CHUNK, PB = KR_SSD_P };
 
 /* Decays of a chunk's tokens, computed by kr_ssd_steps for every head. a: cumulative log2-decay; from: a_j - log2 d_j,
  * so that 2^(total - from_j) weights token j's input at the chunk's end; segment: sequences begun since the chunk's
- * start, -1 at padding. */
+ * start, -1 at padding; with a D of each token, that. */
 typedef struct chunk_steps {
   float a[Q], from[Q], d[Q], segment[Q];
   float total, last, pad[2]; /* a at the end, sequences begun */
@@ -36,7 +36,7 @@ KR_DEV float state_reaches(const chunk_steps &s, int i) { return s.segment[i] ==
  * a conversion or comparison would wait for the load. */
 typedef struct raw_steps {
   uint32_t dt[2];
-  float log_decay[2]; /* STEPS_ANY only */
+  float log_decay[2], D[2]; /* STEPS_ANY only */
   int32_t now[2], before[2];
 } raw_steps;
 
@@ -60,6 +60,8 @@ KR_DEV raw_steps load_steps(const kr_ssd_params &p, int b, int h, int64_t t0, in
     if (KIND == STEPS_ANY && p.log_decay.data)
       r.log_decay[k] = kr_load(p.log_decay.data, b * p.log_decay.b + t * p.log_decay.t + h * p.log_decay.h,
                                p.log_decay.dtype);
+    if (KIND == STEPS_ANY && p.has_token_D)
+      r.D[k] = kr_load(p.D.data, b * p.D.b + t * p.D.t + h * p.D.h, p.D.dtype);
     if (KIND != STEPS_ANY || !p.seq_idx) continue;
     r.now[k] = p.seq_idx[b * p.seq_b + t * p.seq_t];
     r.before[k] = t ? p.seq_idx[b * p.seq_b + (t - 1) * p.seq_t] : 0;
@@ -84,7 +86,7 @@ KR_DEV float sum_up(float v) {
 
 /* A lane's values for its tokens: lane and lane + 32. */
 typedef struct lane_steps {
-  float raw[2], d[2], a[2], segment[2], total,
+  float raw[2], d[2], a[2], segment[2], D[2], total,
       last; /* raw: dt + dt_bias; segment: -1 at padding; total: a at the end; last: sequences begun */
 } lane_steps;
 
@@ -112,7 +114,7 @@ KR_DEV lane_steps sum_steps(const kr_ssd_params &p, const raw_steps &r, float A,
     if (t0 + lane + 32 * k >= end) d = 0;
     v.a[k] = log2_decay<KIND>(p, r, k, d, A);
     v.a[k] = v.a[k] < -160.0f ? -160.0f : v.a[k]; /* 2^-160 is 0, and sums keep their digits */
-    v.d[k] = r.now[k] < 0 ? 0.0f : d;
+    v.d[k] = r.now[k] < 0 ? 0.0f : d, v.D[k] = r.D[k];
   }
   v.a[0] = sum_up(v.a[0]);
   v.a[1] = sum_up(v.a[1]) + kr_shuffle_from(v.a[0], 31);

@@ -78,7 +78,7 @@ KR_DEV void write_token(const kr_ssd_params &p, int b, int64_t t, int h, int c, 
   if (p.add) y += p.add[place];
   if (GRADIENT && !p.dz.data) return;
   if (p.D.data)
-    y = kr_fma(kr_load(p.D.data, h * p.D.h + c * p.D.n, p.D.dtype), kr_load(p.x.data, of(p.x, b, t, h, c), p.x.dtype),
+    y = kr_fma(kr_load(p.D.data, of(p.D, b, t, h, c), p.D.dtype), kr_load(p.x.data, of(p.x, b, t, h, c), p.x.dtype),
                y);
   if (GRADIENT) {
     const float z = kr_load(p.z.data, of(p.z, b, t, h, c), p.z.dtype), s = kr_sigmoid(z),
