@@ -52,12 +52,6 @@ def heavy_tail(x):
     return x.clamp(min=0) + 1 / (1 - x.clamp(max=0))
 
 
-def _slope(activated, o):
-    """The derivative of max(act(A), floor), from act(A): that of softplus is 1 - e^-softplus, that of the heavy tail its square below 1, from there on 1."""
-    slope = torch.expm1(-activated).neg_() if o.softplus_A else activated.clamp(max=1).square_()
-    return slope.mul_(activated >= o.A_floor)
-
-
 class _Parts:
     """A call whose tensors are parts of a few others (`of`: of which, by position; None: absent): after the first time it runs by addresses, without views."""
     __slots__ = ("call", "of", "places")
@@ -103,7 +97,13 @@ class _Plan:
         self.norm, self.scan, self.norm_backward = _Parts(Call(GATED_NORM), _NORM), _Parts(scan, _SCAN), _Parts(Call(GATED_NORM_BWD), _NORM_BACKWARD)
         self.scan_backward = _Parts(scan.follower(BACKWARD), _SCAN_BACKWARD)
         self.flags = 0 if w.mimo_o is None else _HALVES
+        self.below_floor = float(torch.nextafter(torch.tensor(o.A_floor), torch.tensor(-1.0)))
         self.one, self.zero = torch.ones(1, device=u.device), torch.zeros(1, device=u.device)
+
+    def slope(self, activated):
+        """The derivative of max(act(A), floor), from act(A): that of softplus is 1 - e^-softplus, that of the heavy tail its square below 1, from there on 1."""
+        above = F.threshold(activated, self.below_floor, 0)
+        return torch.expm1(-above).neg_() if self.options.softplus_A else above.clamp_(max=1).square_()
 
     def heads_of(self, t):
         return t.unflatten(-1, (self.heads, self.options.headdim))
@@ -147,6 +147,7 @@ class Kept(NamedTuple):
     rows: Tensor  # of in_proj
     normed: Tensor  # B and C
     norm_weight: Tensor
+    raw_dt: Tensor  # before softplus
     dt: Tensor
     activated: Tensor  # act(A)
     log_decay: Tensor
@@ -154,14 +155,15 @@ class Kept(NamedTuple):
 
 
 def _decays(plan, rows, w):
-    """-> dt, act(A), log decays, in float32: 1 + A for A from 0 on, 1 / (1 - A) below, as sums of clamped values."""
+    """-> dt before softplus, dt, act(A), log decays, in float32: 1 + A for A from 0 on, 1 / (1 - A) below, as sums of clamped values."""
     o, A = plan.options, rows[:, plan.of_A]
-    dt = F.softplus(torch.add(w.dt_bias.float(), rows[:, plan.of_dt]))
+    raw_dt = torch.add(w.dt_bias.float(), rows[:, plan.of_dt])
+    dt = F.softplus(raw_dt)
     if o.softplus_A:
         activated = F.softplus(A.float())
     else:
         activated = torch.addcdiv(A.clamp(min=0), plan.one, torch.sub(plan.one, A.clamp(max=0)))
-    return dt, activated, torch.addcmul(plan.zero, activated.clamp(min=o.A_floor), dt, value=-1)
+    return raw_dt, dt, activated, torch.addcmul(plan.zero, activated.clamp(min=o.A_floor), dt, value=-1)
 
 
 def _forward(plan, u, w):
@@ -170,11 +172,11 @@ def _forward(plan, u, w):
     rows = matmul(u.reshape(plan.rows, -1), w.in_proj.t())
     normed, norm_weight = rows.new_empty(plan.rows, plan.of_norm.stop - plan.of_norm.start), plan.norm_weight(w)
     plan.norm.run((rows, norm_weight, normed), lambda: plan.norm_tensors(rows, norm_weight, normed), _RMS, group_size=plan.n, eps=o.norm_eps)
-    dt, activated, log_decay = _decays(plan, rows, w)
+    raw_dt, dt, activated, log_decay = _decays(plan, rows, w)
     y = rows.new_empty(plan.rows, plan.heads * o.headdim)
     plan.scan.run((rows, log_decay, dt, normed, *w[2:4], *w[6:11], w.cu_seqlens, y),
                   lambda: (*plan.scan_inputs(w, rows, normed, dt, log_decay), y.view(*plan.shape, plan.heads, -1), None, None, None, None), plan.flags, eps=o.eps)
-    return matmul(y, w.out_proj.t()).view(*plan.shape, -1), Kept(rows, normed, norm_weight, dt, activated, log_decay, y)
+    return matmul(y, w.out_proj.t()).view(*plan.shape, -1), Kept(rows, normed, norm_weight, raw_dt, dt, activated, log_decay, y)
 
 
 def _scan_gradients(plan, w, kept, dy, drows):
@@ -197,12 +199,12 @@ def _norm_gradients(plan, kept, dnormed, drows):
 
 
 def _decay_gradients(plan, kept, ddt, dlog_decay, drows):
-    """Writes those of dt's and A's columns -> of dt_bias. The slope of softplus is 1 - e^-dt."""
-    less, rate = -kept.dt, kept.activated.clamp(min=plan.options.A_floor)
-    less_dsum = torch.addcmul(ddt, rate, dlog_decay, value=-1).mul_(torch.expm1(less))
-    torch.mul(less_dsum, -1, out=drows[:, plan.of_dt])
-    torch.mul(less.mul_(dlog_decay), _slope(kept.activated, plan.options), out=drows[:, plan.of_A])
-    return less_dsum.sum(0).neg_()
+    """Writes those of dt's and A's columns -> of dt_bias."""
+    rate = kept.activated.clamp(min=plan.options.A_floor)
+    draw = torch.ops.aten.softplus_backward(torch.addcmul(ddt, rate, dlog_decay, value=-1), kept.raw_dt, 1, 20)
+    drows[:, plan.of_dt].copy_(draw)
+    torch.addcmul(plan.zero, dlog_decay.mul_(kept.dt), plan.slope(kept.activated), value=-1, out=drows[:, plan.of_A])
+    return draw.sum(0)
 
 
 def _backward(plan, u, w, kept, dout, wanted):
