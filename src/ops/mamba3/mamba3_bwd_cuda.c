@@ -126,7 +126,8 @@ static const char *refuse_gradient(const krait_ctx *ctx, const void *args, int w
 static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   const gradient g = gradient_of(core, args, kr_mamba3_nowhere());
-  const uint64_t forward = g.p.f.is_direct ? 0 : core->ssd.scratch_bytes(ctx, &g.ssd), back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
+  const uint64_t forward = g.p.f.is_direct ? 0 : core->ssd.scratch_bytes(ctx, &g.ssd),
+                 back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
   return g.at + (forward > back ? forward : back);
 }
 

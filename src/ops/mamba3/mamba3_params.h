@@ -28,8 +28,8 @@
  * state.
  * A direct call (one rank, no states before, no pack) has a token's own key, its input and its output in the block: the
  * key is weighted as it reaches later tokens, with the next token's share, which the token's own output must not have:
- * less that share of q k is what multiplies x beside the SSD's pairs, with D (a D of each token). The SSD then reads x and
- * writes the output, gate included, and its gradient the same. */
+ * less that share of q k is what multiplies x beside the SSD's pairs, with D (a D of each token). The SSD then reads x
+ * and writes the output, gate included, and its gradient the same. */
 typedef struct kr_mamba3_params {
   uint32_t flags;
   int32_t B, H, P, N, G, R, M, S;

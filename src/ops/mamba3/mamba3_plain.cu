@@ -67,8 +67,8 @@ KR_DEV quads load_quads(const kr_mamba3_params &p, const token &at, const quad_p
   return v;
 }
 
-/* Of a direct call: a token's weight and decay, and its D. The next token's share that is not finite is its own output's
- * matter, not this one's. */
+/* Of a direct call: a token's weight and decay, and its D. The next token's share that is not finite is its own
+ * output's matter, not this one's. */
 KR_DEV void put_direct(const kr_mamba3_params &p, int b, int h, int64_t t) {
   const steps now = steps_at(p, b, h, t);
   const int64_t place = value_of(p, unit_of(p, b, h), t);
@@ -127,7 +127,8 @@ typedef struct running_quads {
 } running_quads;
 
 template <int HALVES>
-KR_DEV running_quads load_running(const kr_mamba3_params &p, int b, int h, int64_t t, const quad_place &from, int first) {
+KR_DEV running_quads load_running(const kr_mamba3_params &p, int b, int h, int64_t t, const quad_place &from,
+                                  int first) {
   running_quads v = {load_quad<HALVES>(p.Cmat.data, from.q, first, p.N),
                      load_quad<HALVES>(p.Bmat.data, from.k, first, p.N), {}, 0};
   if (first >= p.M) return v;

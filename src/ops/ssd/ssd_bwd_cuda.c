@@ -354,7 +354,9 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &add_chunks, &heads, &p, sizeof p);
 }
 
-int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, run_ssd_bwd_part); }
+int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
+  return run_parts(ctx, args, make_y, run_ssd_bwd_part);
+}
 
 /* ---- on tensor cores, float32 ---- */
 
@@ -407,7 +409,9 @@ static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, con
   return run_float_part(ctx, a, p, 1);
 }
 
-int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, run_parts_part); }
+int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) {
+  return run_parts(ctx, args, make_y, run_parts_part);
+}
 int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, run_tf32_part); }
 
 /* ---- by multiply-adds ---- */
@@ -519,15 +523,14 @@ int32_t kr_ssd_bwd_tiles(const krait_ctx *ctx, const void *args) {
       {NULL, NULL}, {"ssd_hopper_bwd_f16_128", name}, { "ssd_hopper_bwd_bf16_128", name } \
     }                                                                                     \
   }
-enum { PACKED, PLAIN, CHANNELS, SINGLE };
-static const kr_kernel hopper_inner[4][2][3] = {
-    WIDTHS("kr_ssd_hopper_inner_packed"), WIDTHS("kr_ssd_hopper_inner_plain"), WIDTHS("kr_ssd_hopper_inner_channels"),
-    WIDTHS("kr_ssd_hopper_inner_single")};
+enum { PACKED, PLAIN, CHANNELS };
+static const kr_kernel hopper_inner[3][2][3] = {
+    WIDTHS("kr_ssd_hopper_inner_packed"), WIDTHS("kr_ssd_hopper_inner_plain"), WIDTHS("kr_ssd_hopper_inner_channels")};
 
-/* plain: neither D nor its gradient is per channel; of groups of one head single. */
+/* plain: neither D nor its gradient is per channel. */
 static int ssd_bwd_kind_of(const kr_ssd_bwd_params *p) {
   const int plain = (!p->f.D.data || p->f.D.n == 0) && (!p->dD.data || p->dD.n == 0 || p->part);
-  return p->f.seq_idx ? PACKED : !plain ? CHANNELS : p->f.heads > 1 ? PLAIN : SINGLE;
+  return p->f.seq_idx ? PACKED : plain ? PLAIN : CHANNELS;
 }
 
 static uint32_t hopper_shared_bytes(const kr_ssd_bwd_args *a) {
@@ -599,18 +602,18 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, c
   kr_ssd_hopper_place(&states, ssd_bwd_columns_of(a), (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
   for (states.back = p->has_states; states.back < (states.n_ways == 1 ? 2 : 1); states.back++)
     KR_TRY(kr_ssd_hopper_launch_states(ctx, &states, ssd_bwd_columns_of(a), a->call.stream));
-  const int kind = ssd_bwd_kind_of(p);
-  const int64_t all = a->B * a->H * p->n_chunks, places = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  h.q.n_blocks = (int32_t)(all < places ? all : places);
-  const kr_grid inner = {.x = (uint32_t)(kind == SINGLE ? h.q.n_blocks : p->n_chunks),
-                         .y = kind == SINGLE ? 1 : (uint32_t)(a->G * p->n_splits),
-                         .z = kind == SINGLE ? 1 : (uint32_t)a->B,
+  const kr_grid inner = {.x = (uint32_t)p->n_chunks,
+                         .y = (uint32_t)(a->G * p->n_splits),
+                         .z = (uint32_t)a->B,
                          .block = KR_SSD_HOPPER_BWD_THREADS,
                          .shared_bytes = hopper_shared_bytes(a),
                          .is_pdl = 1,
                          .stream = a->call.stream};
-  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[kind][wide][dtype], &inner, &h, sizeof h));
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &hopper_inner[ssd_bwd_kind_of(p)][wide][dtype], &inner, &h,
+                        sizeof h));
   return sum_splits(ctx, a, p);
 }
 
-int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y_hopper, run_hopper_part); }
+int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) {
+  return run_parts(ctx, args, make_y_hopper, run_hopper_part);
+}

@@ -38,7 +38,6 @@ typedef struct kr_ssd_bwd_params {
   int32_t n_parts;  /* of the states */
   int32_t part;     /* slice of the states, if more than a kernel takes; from 1 on it adds to dx and tokens */
   int32_t has_states;                      /* S is there already */
-  int32_t n_blocks;                        /* that share all chunks of single heads */
   int32_t gates_eight;                     /* the gate's threads have eight channels each */
   int32_t n_chunks, adds, keeps;           /* adds: to the other direction's part; keeps: stores one for it */
 } kr_ssd_bwd_params;

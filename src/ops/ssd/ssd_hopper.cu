@@ -5,8 +5,8 @@
  * shared memory; P = C B^T o decays stays in registers as an operand, as does (2^(a_end - a_j) d_j X)^T.
  * kr_ssd_hopper        output. Blocks take ranges of equal length (ssd_hopper_params.h), last unit first: a unit cut
  * off at a range's end is thus done first, and its state handed to the next block, which needs it last.
- * kr_ssd_hopper_passed the same, without a gate, with one D for all channels of a head (kr_ssd_passes_D): on the diagonal
- * of P
+ * kr_ssd_hopper_passed the same, without a gate, with one D for all channels of a head (kr_ssd_passes_D): on the
+ * diagonal of P
  * A gate's rows are copied to where the output is put, once the chunk before has been written from there. For the
  * gradient with a gate, the output's kernel leaves the state before each chunk, too.
  * With fewer units than blocks a range lies within a unit, so its start state would come too late. Then, beforehand:
@@ -37,8 +37,8 @@ static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who
 /* Stages of B and x. Consumers are memory-bound; without output the space of C and of outputs holds more stages. */
 KR_DEV constexpr int stages_of(int mode) { return mode == OUTPUT ? 2 : mode == STATES && N > 128 ? 3 : 4; }
 
-/* Per chunk (ssd_mma.cuh); left: decay of a token's input to its end; reach: of the incoming state to a token; segment: D
- * of a token, if each has its own. */
+/* Per chunk (ssd_mma.cuh); left: decay of a token's input to its end; reach: of the incoming state to a token; segment:
+ * D of a token, if each has its own. */
 typedef struct head_steps {
   float a[Q], from[Q], left[Q], reach[Q], segment[Q];
   float keeps, total, last, pad;
@@ -182,6 +182,32 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back, int has_toke
   if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
 }
 
+/* A kind that only this file has: decays of tokens and all else in float32, no sequences. */
+enum { STEPS_FLOATS = STEPS_ANY + 1 };
+
+KR_DEV int kind_here(const kr_ssd_params &p) {
+  const int are_floats = p.log_decay.data && !p.seq_idx && p.dt.dtype == KRAIT_F32 && p.log_decay.dtype == KRAIT_F32 &&
+                         (!p.has_token_D || p.D.dtype == KRAIT_F32);
+  return are_floats ? (int)STEPS_FLOATS : (int)kind_of_steps(p);
+}
+
+/* Without a branch whose load the next one would wait for. */
+template <int KIND>
+KR_DEV raw_steps load_here(const kr_ssd_params &p, int b, int h, int64_t t0, int64_t end) {
+  if (KIND != STEPS_FLOATS) return load_steps<KIND>(p, b, h, t0, end);
+  raw_steps r = {};
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int64_t t = t0 + (kr_thread() & 31) + 32 * k;
+    if (t >= end) continue;
+    r.dt[k] = ((const uint32_t *)p.dt.data)[b * p.dt.b + t * p.dt.t + h * p.dt.h];
+    r.log_decay[k] =
+        ((const float *)p.log_decay.data)[b * p.log_decay.b + t * p.log_decay.t + h * p.log_decay.h];
+    if (p.has_token_D) r.D[k] = ((const float *)p.D.data)[b * p.D.b + t * p.D.t + h * p.D.h];
+  }
+  return r;
+}
+
 /* By one warp, for one warpgroup. Where consumers wait for it, step sizes are prefetched into registers several chunks
  * ahead, that many per round: a copy between registers would wait for the load. With output there is slack, and shorter
  * code starts sooner. */
@@ -200,20 +226,21 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
     raw_steps raw[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
-      raw[i] = load_steps<KIND>(p, t.b, at.h,
-                                (int64_t)chunk_at(h, t, t.first + i < t.end ? t.first + i : t.first) * Q, p.L);
+      raw[i] = load_here<KIND>(p, t.b, at.h,
+                               (int64_t)chunk_at(h, t, t.first + i < t.end ? t.first + i : t.first) * Q, p.L);
     for (int first = t.first; first < t.end; first += ROUND)
 #pragma unroll
       for (int i = 0; i < ROUND; i++) {
         const int k = first + i, place = use % STEPS_STAGES * HEADS + w;
         if (k >= t.end) continue;
-        const lane_steps v = sum_steps<KIND>(p, raw[i], A, bias, (int64_t)chunk_at(h, t, k) * Q, p.L);
+        const lane_steps v = sum_steps<KIND == STEPS_FLOATS ? (int)STEPS_ANY : KIND>(
+            p, raw[i], A, bias, (int64_t)chunk_at(h, t, k) * Q, p.L);
         if (ROUND == 1) raw[0] = raw[1];
         if (k + AHEAD < t.end)
-          raw[ROUND == 1 ? 1 : i] = load_steps<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t, k + AHEAD) * Q, p.L);
+          raw[ROUND == 1 ? 1 : i] = load_here<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t, k + AHEAD) * Q, p.L);
         kr_barrier_await(base + STEPS_EMPTY + 8 * place, parity_of(use, STEPS_STAGES) ^ 1);
         put_steps<MODE>(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, t.back,
-                        KIND == STEPS_ANY && p.has_token_D);
+                        KIND >= STEPS_ANY && p.has_token_D);
         kr_sync_warp();
         if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * place);
         use++;
@@ -711,10 +738,11 @@ KR_DEV void run(const kr_ssd_hopper_params &h, uint64_t maps) {
     if (kr_thread() == 0)
       copy_boxes<MODE, PASSED>(h, from, maps, base);
     else if (warp > 0 && warp <= HEADS) {
-      const steps_kind kind = kind_of_steps(h.p);
+      const int kind = PASSED ? (int)kind_of_steps(h.p) : kind_here(h.p);
       if (kind == STEPS_16_BITS) sum_chunks<MODE, STEPS_16_BITS>(h, from, warp - 1, shared, base);
       if (kind == STEPS_32_BITS) sum_chunks<MODE, STEPS_32_BITS>(h, from, warp - 1, shared, base);
       if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, from, warp - 1, shared, base);
+      if (!PASSED && kind == STEPS_FLOATS) sum_chunks<MODE, STEPS_FLOATS>(h, from, warp - 1, shared, base);
     }
   } else {
     kr_take_registers<CONSUMER_REGS>();

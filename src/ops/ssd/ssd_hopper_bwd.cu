@@ -8,11 +8,9 @@
  *     P^T = (B C^T) o 2^(a_i - a_j) in registers; to later chunks, and in total: x o those; pairs: d P^T o x dy^T
  *   three warps beside the producer: <S, M>, and sums of dy x for dD of each channel
  * kr_ssd_hopper_inner_packed   sequences, any D
- * kr_ssd_hopper_inner_plain    no sequences, one D per head, token or none: in bfloat16 P^T includes step sizes, and D on its
- *                              diagonal, or of each token, whose gradients are the diagonal of dy x^T
+ * kr_ssd_hopper_inner_plain    no sequences, one D per head or none, or one of each token, whose gradients are the
+ *                              diagonal of dy x^T: in bfloat16 P^T includes step sizes, and D on its diagonal
  * kr_ssd_hopper_inner_channels no sequences, D of each channel
- * kr_ssd_hopper_inner_single   as plain, of groups of one head: a block takes chunk after chunk of all heads, whose B and C
- *                              are prefetched like the rest
  * With one D per head, dD is the trace of dy x^T. */
 #include "ssd_bwd_sums.cuh"
 #include "ssd_hopper_tiles.cuh"
@@ -23,16 +21,15 @@ enum {
   THREADS = KR_SSD_HOPPER_BWD_THREADS,
   STAGES = KR_SSD_HOPPER_BWD_STAGES,
   STAGE = (2 + 2 * BLOCKS) * TILE, /* x, dy, S, M */
-  BOTH = 2 * BLOCKS * TILE, /* B, C */
-  STAGES_AT = BOTH,
-  SINGLE_STAGES = 2, /* with two of BOTH before them */
+  B_AT = 0,
+  C_AT = B_AT + BLOCKS * TILE,
+  STAGES_AT = C_AT + BLOCKS * TILE,
   DX_AT = STAGES_AT + STAGES * STAGE,
   CB_AT = DX_AT + TILE,
   W_AT = CB_AT, /* at the end */
   STEPS_AT = CB_AT + TILE * 3 / 2,
   BOTH_FULL = STEPS_AT + STAGES * KR_SSD_STEPS_BYTES,
-  BOTH_EMPTY = BOTH_FULL + 16,
-  FULL = BOTH_EMPTY + 16,
+  FULL = BOTH_FULL + 8,
   EMPTY = FULL + 8 * STAGES,
   SIDE_SUMS = EMPTY + 8 * STAGES,
   D_AT = SIDE_SUMS + 16,
@@ -40,41 +37,19 @@ enum {
   PRODUCER_REGS = 40,
   CONSUMER_REGS = 232 /* registers per thread */
 };
-static_assert(2 * BOTH + SINGLE_STAGES * STAGE <= STAGES_AT + STAGES * STAGE, "single heads fit, too");
 static_assert(1024 + D_AT + 2 * PB * 4 <= KR_SSD_HOPPER_BWD_SHARED(N) && KR_SSD_HOPPER_BWD_SHARED(N) <= 227 * 1024,
               "all have a place");
 static_assert(enough_registers(THREADS, PRODUCER_REGS, CONSUMER_REGS), "else who takes some waits for ever");
 
-/* Kinds of call: sequences, any D; none, and no D or one per head; none, and D per channel; as PLAIN, of single heads. */
-typedef enum call_kind { PACKED, PLAIN, CHANNELS, SINGLE } call_kind;
-KR_DEV constexpr int is_plain(int kind) { return kind == PLAIN || kind == SINGLE; }
-KR_DEV constexpr int stages_of(int kind) { return kind == SINGLE ? SINGLE_STAGES : STAGES; }
-/* Of a block's i-th place. */
-template <int KIND>
-KR_DEV int both_at(int i) { return KIND == SINGLE ? (i & 1) * BOTH : 0; }
-template <int KIND>
-KR_DEV int stage_at(int use) { return (KIND == SINGLE ? 2 * BOTH : STAGES_AT) + use % stages_of(KIND) * STAGE; }
+/* Kinds of call: sequences, any D; none, and no D or one per head; none, and D per channel. */
+typedef enum call_kind { PACKED, PLAIN, CHANNELS } call_kind;
 
 typedef struct place {
   int b, g, chunk, split, first, n; /* first head; channel blocks of heads */
 } place;
 
-/* A block's places: one, or of single heads every n_blocks-th. */
-template <int KIND>
-KR_DEV int n_places(const kr_ssd_bwd_params &p) {
-  if (KIND != SINGLE) return 1;
-  return (p.f.B * p.f.H * p.n_chunks - kr_block_x() + p.n_blocks - 1) / p.n_blocks;
-}
-
-template <int KIND>
-KR_DEV place place_at(const kr_ssd_bwd_params &p, int i) {
+KR_DEV place here(const kr_ssd_bwd_params &p) {
   place at;
-  if (KIND == SINGLE) {
-    const int index = kr_block_x() + i * p.n_blocks, head = index / p.n_chunks;
-    at.chunk = index - head * p.n_chunks, at.b = head / p.f.H, at.g = at.first = head - at.b * p.f.H, at.split = 0;
-    at.n = p.f.blocks_per_head;
-    return at;
-  }
   at.b = kr_block_z(), at.g = kr_block_y() / p.n_splits, at.chunk = kr_block_x(),
   at.split = kr_block_y() - at.g * p.n_splits;
   const int per_split = (p.f.heads + p.n_splits - 1) / p.n_splits, from = at.split * per_split, left = p.f.heads - from;
@@ -94,26 +69,23 @@ KR_DEV slot slot_at(const kr_ssd_params &f, const place &at, int i) {
 
 /* ---- helper warps ------------------------------------------------------------------------------------------------ */
 
-template <int KIND>
-KR_DEV void copy_slots(const kr_ssd_bwd_params &p, const place &at, int which, uint64_t maps, uint32_t base, int &use) {
+KR_DEV void copy_slots(const kr_ssd_bwd_params &p, const place &at, uint64_t maps, uint32_t base) {
   const kr_ssd_params &f = p.f;
   const uint64_t map_x = maps, map_dy = maps + sizeof(kr_ssd_map), map_B = maps + 2 * sizeof(kr_ssd_map),
                  map_C = maps + 3 * sizeof(kr_ssd_map);
   const int t0 = at.chunk * Q;
-  const uint32_t both = base + both_at<KIND>(which), both_full = base + BOTH_FULL + 8 * (which & 1);
-  if (KIND == SINGLE) kr_barrier_await(base + BOTH_EMPTY + 8 * (which & 1), parity_of(which, 2) ^ 1);
-  kr_barrier_expect(both_full, BOTH);
+  kr_barrier_expect(base + BOTH_FULL, 2 * BLOCKS * TILE);
 #pragma unroll
   for (int n = 0; n < BLOCKS; n++) {
-    kr_load_box(both + n * TILE, map_B, both_full, 64 * n, t0, at.g, at.b);
-    kr_load_box(both + BOTH / 2 + n * TILE, map_C, both_full, 64 * n, t0, at.g, at.b);
+    kr_load_box(base + B_AT + n * TILE, map_B, base + BOTH_FULL, 64 * n, t0, at.g, at.b);
+    kr_load_box(base + C_AT + n * TILE, map_C, base + BOTH_FULL, 64 * n, t0, at.g, at.b);
   }
-  for (int i = 0; i < at.n; i++, use++) {
-    const int stage = use % stages_of(KIND);
+  for (int i = 0; i < at.n; i++) {
+    const int stage = i % STAGES;
     const slot s = slot_at(f, at, i);
-    const uint32_t to = base + stage_at<KIND>(use), full = base + FULL + 8 * stage;
+    const uint32_t to = base + STAGES_AT + stage * STAGE, full = base + FULL + 8 * stage;
     const int64_t tile = kept_at(f, at.b, s.h, s.block, at.chunk, p.n_chunks);
-    kr_barrier_await(base + EMPTY + 8 * stage, parity_of(use, stages_of(KIND)) ^ 1);
+    kr_barrier_await(base + EMPTY + 8 * stage, parity_of(i, STAGES) ^ 1);
     kr_barrier_expect(full, STAGE + KR_SSD_STEPS_BYTES);
     kr_load_box(to, map_x, full, s.p0, t0, s.h, at.b);
     kr_load_box(to + TILE, map_dy, full, s.p0, t0, s.h, at.b);
@@ -167,15 +139,14 @@ KR_DEV float pass_through(const unsigned char *S, int part) {
 /* A helper warp's sums, slot by slot: dD by the first of three, unless the other warpgroup computes it; otherwise all
  * take a part of <S, M>, reduced in shared memory. */
 template <int KIND>
-KR_DEV void sum_beside(const kr_ssd_bwd_params &p, const place &at, int which, unsigned char *shared, uint32_t base,
-                       int &use) {
+KR_DEV void sum_beside(const kr_ssd_bwd_params &p, const place &at, int which, unsigned char *shared, uint32_t base) {
   float *const others = (float *)(shared + SIDE_SUMS);
-  const int has_dD = !is_plain(KIND) && p.dD.data && p.dD.n && p.part == 0, first = has_dD ? 1 : 0;
-  for (int i = 0; i < at.n; i++, use++) {
-    const int stage = use % stages_of(KIND);
+  const int has_dD = KIND != PLAIN && p.dD.data && p.dD.n && p.part == 0, first = has_dD ? 1 : 0;
+  for (int i = 0; i < at.n; i++) {
+    const int stage = i % STAGES;
     const slot s = slot_at(p.f, at, i);
-    const unsigned char *const x = shared + stage_at<KIND>(use);
-    kr_barrier_await(base + FULL + 8 * stage, parity_of(use, stages_of(KIND)));
+    const unsigned char *const x = shared + STAGES_AT + stage * STAGE;
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(i, STAGES));
     const float sum = !has_dD ? pass_through<3>(x + 2 * TILE, which)
                       : which ? pass_through<2>(x + 2 * TILE, which - 1)
                               : 0.0f;
@@ -184,12 +155,12 @@ KR_DEV void sum_beside(const kr_ssd_bwd_params &p, const place &at, int which, u
     kr_sync_warp();
     if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + EMPTY + 8 * stage);
     if (which < first) continue;
-    if (which > first && (kr_thread() & 31) == 0) others[2 * (use & 1) + which - 1] = sum;
+    if (which > first && (kr_thread() & 31) == 0) others[2 * (i & 1) + which - 1] = sum;
     if (has_dD) kr_sync_some<4, 64>();
     else kr_sync_some<4, 96>();
     if (which == first && (kr_thread() & 31) == 0) {
       float &to = sums_at(p, at.b, s.h, at.chunk)->through;
-      to = sum + (has_dD ? 0.0f : others[2 * (use & 1)]) + others[2 * (use & 1) + 1] + (s.block || p.part ? to : 0.0f);
+      to = sum + (has_dD ? 0.0f : others[2 * (i & 1)]) + others[2 * (i & 1) + 1] + (s.block || p.part ? to : 0.0f);
     }
   }
 }
@@ -296,7 +267,7 @@ KR_DEV void add_pairs(const lanes &me, const chunk_steps &s, float (&xy)[32], co
 
 /* Whether P^T includes step sizes and D on its diagonal: in bfloat16, whose range allows both. */
 template <int KIND>
-KR_DEV constexpr int has_sizes() { return is_plain(KIND) && KR_DTYPE == 2; }
+KR_DEV constexpr int has_sizes() { return KIND == PLAIN && KR_DTYPE == 2; }
 /* Whether sums of n values as these stay in float16's range, in any order. */
 KR_DEV int sums_stay_in_range(const float (&e)[8], int n) {
   const float most = 65504.0f / (float)n;
@@ -472,39 +443,38 @@ KR_DEV kr_float4 before_these(const lanes &me, int j, const float (&CB)[32]) {
 }
 
 template <int KIND>
-KR_DEV void take(const kr_ssd_bwd_params &p, const place &at, int which, const lanes &whole, unsigned char *shared,
-                 uint32_t base, int &use) {
-  const uint32_t B = uniform(base + both_at<KIND>(which)), C = B + BOTH / 2;
+KR_DEV void take(const kr_ssd_bwd_params &p, const place &at, const lanes &whole, unsigned char *shared,
+                 uint32_t base) {
   float W[32], dC[N / 2], xy[32];
   uint32_t w[16];
   clear_all(W, 32), clear_all(dC, N / 2);
-  kr_barrier_await(base + BOTH_FULL + 8 * (which & 1), parity_of(which, 2));
-  start_product(C, B, xy);
-  if (which) sync_group(whole); /* all have stored dC from there */
+  kr_barrier_await(base + BOTH_FULL, 0);
+  start_product(base + C_AT, base + B_AT, xy);
   kr_wgmma_wait<64, 0>(xy);
   kr_float4 *const CB = (kr_float4 *)(shared + CB_AT) + whole.thread;
 #pragma unroll
   for (int j = 0; j < 8; j++)
     if (j < 4 || whole.warp >= 2) /* the others have only later tokens there */
       CB[j < 4 ? 128 * j : 192 + 64 * j] = before_these(whole, j, xy);
-  kr_barrier_await(base + FULL + 8 * (use % stages_of(KIND)), parity_of(use, stages_of(KIND)));
-  start_tile(base + stage_at<KIND>(use) + TILE, base + stage_at<KIND>(use), xy);
+  kr_barrier_await(base + FULL, 0);
+  start_tile(base + STAGES_AT + TILE, base + STAGES_AT, xy);
   kr_wgmma_wait<64, 0>(xy);
 #pragma unroll 1
-  for (int i = 0; i < at.n; i++, use++) {
+  for (int i = 0; i < at.n; i++) {
     const lanes me = lanes_of(anew(kr_thread()));
-    const int stage = use % stages_of(KIND), next = i + 1 < at.n ? use + 1 : use;
-    const uint32_t x = uniform(base + stage_at<KIND>(use)), next_x = uniform(base + stage_at<KIND>(next));
+    const int stage = i % STAGES, next = i + 1 < at.n ? i + 1 : i;
+    const uint32_t x = uniform(base + STAGES_AT + stage * STAGE),
+                   next_x = uniform(base + STAGES_AT + next % STAGES * STAGE);
     float d[32], taken[2], before[2], old[4], own[2];
-    start_product(C, x + 2 * TILE, d);
+    start_product(base + C_AT, x + 2 * TILE, d);
     const slot s = slot_at(p.f, at, i);
-    const unsigned char *const dy = shared + anew(stage_at<KIND>(use) + TILE);
+    const unsigned char *const dy = shared + anew(STAGES_AT + stage * STAGE + TILE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
     const float low = KIND == PACKED ? state_reaches(steps, me.row) : kr_exp2(steps.a[me.row]),
                 high = KIND == PACKED ? state_reaches(steps, me.row + 8) : kr_exp2(steps.a[me.row + 8]);
     add_pairs<KIND>(me, steps, xy, (const kr_float4 *)(shared + anew(CB_AT)) + me.thread, W, taken, own,
                     p.f.last_rank);
-    kr_barrier_await(base + FULL + 8 * (next % stages_of(KIND)), parity_of(next, stages_of(KIND)));
+    kr_barrier_await(base + FULL + 8 * (next % STAGES), parity_of(next, STAGES));
     start_tile(next_x + TILE, next_x, xy);
     take_factor(w, dy, me);
     token_sums &to = *sums_at(p, at.b, s.h, at.chunk);
@@ -534,9 +504,8 @@ KR_DEV void take(const kr_ssd_bwd_params &p, const place &at, int which, const l
   put_factor(shared + W_AT, whole, w);
   kr_show_to_copies();
   kr_sync_at<256>(ALL_BARRIER);
-  start_sum<N>(B, w, dC, 1);
+  start_sum<N>(base + B_AT, w, dC, 1);
   kr_wgmma_wait<N, 0>(dC);
-  if (KIND == SINGLE) release(base + BOTH_EMPTY + 8 * (which & 1), whole);
   kr_sync_at<256>(ALL_BARRIER); /* the other warpgroup has read W */
   store_matrix(p, at, whole, p.dC, p.sum_C, shared + W_AT, dC);
 }
@@ -550,41 +519,40 @@ KR_DEV float D_of(const kr_ssd_bwd_params &p, const slot &s, int channel) {
 KR_DEV void sync_givers(void) { kr_sync_some<OWN_BARRIER + 1, 128>(); }
 
 template <int KIND>
-KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, int which, const lanes &whole, unsigned char *shared,
-                 uint32_t base, uint64_t maps, int &use) {
+KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, const lanes &whole, unsigned char *shared, uint32_t base,
+                 uint64_t maps) {
   const int t0 = at.chunk * Q, sized = has_sizes<KIND>();
-  const uint32_t B = uniform(base + both_at<KIND>(which)), C = B + BOTH / 2;
   unsigned char *const own = shared + DX_AT;
   float BC[32], dB[N / 2], xy[32];
   uint32_t w[16];
   clear_all(dB, N / 2);
-  kr_barrier_await(base + BOTH_FULL + 8 * (which & 1), parity_of(which, 2));
-  start_product(B, C, BC);
-  if (!is_plain(KIND) && p.f.D.data && whole.thread < PB)
+  kr_barrier_await(base + BOTH_FULL, 0);
+  start_product(base + B_AT, base + C_AT, BC);
+  if (KIND != PLAIN && p.f.D.data && whole.thread < PB)
     ((float *)(shared + D_AT))[whole.thread] = D_of(p, slot_at(p.f, at, 0), whole.thread);
   kr_wgmma_wait<64, 0>(BC);
-  kr_barrier_await(base + FULL + 8 * (use % stages_of(KIND)), parity_of(use, stages_of(KIND)));
-  start_tile(base + stage_at<KIND>(use), base + stage_at<KIND>(use) + TILE, xy);
+  kr_barrier_await(base + FULL, 0);
+  start_tile(base + STAGES_AT, base + STAGES_AT + TILE, xy);
   kr_wgmma_wait<64, 0>(xy);
 #pragma unroll 1
-  for (int i = 0; i < at.n; i++, use++) {
+  for (int i = 0; i < at.n; i++) {
     const lanes me = lanes_of(anew(kr_thread()));
-    const int stage = use % stages_of(KIND), next = i + 1 < at.n ? use + 1 : use;
-    const uint32_t to_x = uniform(base + stage_at<KIND>(use)), M = to_x + (2 + BLOCKS) * TILE,
-                   next_x = uniform(base + stage_at<KIND>(next));
+    const int stage = i % STAGES, next = i + 1 < at.n ? i + 1 : i;
+    const uint32_t to_x = uniform(base + STAGES_AT + stage * STAGE), M = to_x + (2 + BLOCKS) * TILE,
+                   next_x = uniform(base + STAGES_AT + next % STAGES * STAGE);
     float d[32], given[2], after[2], inputs[2], size[2], into[2], old[6], next_D = 0;
     uint32_t inner[16];
-    start_product(B, M, d);
+    start_product(base + B_AT, M, d);
     const slot s = slot_at(p.f, at, i);
-    const unsigned char *const x = shared + anew(stage_at<KIND>(use));
+    const unsigned char *const x = shared + anew(STAGES_AT + stage * STAGE);
     const chunk_steps &steps = *(const chunk_steps *)(shared + anew(STEPS_AT + stage * KR_SSD_STEPS_BYTES));
     const float *const D = (const float *)(shared + D_AT) + (i & 1) * PB;
     float own_D[2] = {0, 0};
-    if (is_plain(KIND) && p.f.has_token_D)
+    if (KIND == PLAIN && p.f.has_token_D)
       own_D[0] = steps.segment[me.row], own_D[1] = steps.segment[me.row + 8];
-    else if (is_plain(KIND) && p.f.D.data)
+    else if (KIND == PLAIN && p.f.D.data)
       own_D[0] = own_D[1] = kr_load(p.f.D.data, s.h * p.f.D.h, p.f.D.dtype);
-    if (!is_plain(KIND) && p.f.D.data) {
+    if (KIND != PLAIN && p.f.D.data) {
       sync_givers();
       if (i + 1 < at.n) next_D = D_of(p, slot_at(p.f, at, i + 1), me.thread);
     }
@@ -610,7 +578,7 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, int which, const l
     start_sum<64>(to_x + TILE, inner, d, 1);
     scale_factor(w, sized ? into[0] : into[0] * size[0], sized ? into[1] : into[1] * size[1]);
     start_sum<N>(M, w, dB, 1);
-    kr_barrier_await(base + FULL + 8 * (next % stages_of(KIND)), parity_of(next, stages_of(KIND)));
+    kr_barrier_await(base + FULL + 8 * (next % STAGES), parity_of(next, STAGES));
     start_tile(next_x, next_x + TILE, xy);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -625,7 +593,7 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, int which, const l
         v[1] = after[r] + old[3 * r], v[2] = inputs[r] + old[3 * r + 1], v[3] = given[r] + old[3 * r + 2];
       }
     }
-    if (!is_plain(KIND) && p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
+    if (KIND != PLAIN && p.f.D.data && me.thread < PB) ((float *)(shared + D_AT))[(~i & 1) * PB + me.thread] = next_D;
     const uint32_t there[2] = {KIND == PACKED && steps.segment[me.row] < 0 ? 0 : ~0u,
                                KIND == PACKED && steps.segment[me.row + 8] < 0 ? 0 : ~0u};
     kr_wgmma_wait<64, 2>(d);
@@ -637,12 +605,12 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, int which, const l
         float e[8];
 #pragma unroll
         for (int k = 0; k < 8; k++) e[k] = sized ? d[4 * j + k] : d[4 * j + k] * size[k >> 1 & 1];
-        if (!sized && (is_plain(KIND) || p.f.D.data)) {
+        if (!sized && (KIND == PLAIN || p.f.D.data)) {
           uint32_t dy[4];
           take_matrices(dy, x + TILE, me, j);
 #pragma unroll
           for (int k = 0; k < 8; k++)
-            e[k] = kr_fma(is_plain(KIND) ? own_D[k >> 1 & 1] : D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
+            e[k] = kr_fma(KIND == PLAIN ? own_D[k >> 1 & 1] : D[8 * (j + (k >> 2)) + 2 * me.q + (k & 1)],
                           kr_unpack(dy[2 * (k >> 2) + (k >> 1 & 1)], k & 1, KR_DTYPE), e[k]);
         }
         if (KR_DTYPE == KRAIT_F16 && p.n_parts > 1 && !sums_stay_in_range(e, p.n_parts))
@@ -670,10 +638,9 @@ KR_DEV void give(const kr_ssd_bwd_params &p, const place &at, int which, const l
 #pragma unroll
   for (int k = 0; k < 4; k++)
     kr_wgmma_step<N, half_type, 1, 1>(dB, kr_mn_major(base + W_AT + k * KR_MN_STEP_BYTES, TILE),
-                                      kr_mn_major(C + k * KR_MN_STEP_BYTES, TILE), 1);
+                                      kr_mn_major(base + C_AT + k * KR_MN_STEP_BYTES, TILE), 1);
   kr_wgmma_commit();
   kr_wgmma_wait<N, 0>(dB);
-  if (KIND == SINGLE) release(base + BOTH_EMPTY + 8 * (which & 1), whole);
   kr_sync_at<256>(ALL_BARRIER);
   store_matrix(p, at, whole, p.dB, p.sum_B, own, dB);
 }
@@ -683,11 +650,10 @@ KR_DEV void run(const kr_ssd_bwd_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
-  const int n = n_places<KIND>(p);
-  int use = 0;
+  const place at = here(p);
   kr_launch_dependents();
   if (kr_thread() == 0) {
-    for (int i = 0; i < 2; i++) kr_barrier_open(base + BOTH_FULL + 8 * i, 1), kr_barrier_open(base + BOTH_EMPTY + 8 * i, 8);
+    kr_barrier_open(base + BOTH_FULL, 1);
     for (int i = 0; i < STAGES; i++)
       kr_barrier_open(base + FULL + 8 * i, 1), kr_barrier_open(base + EMPTY + 8 * i, 4 + 4 + 3);
     kr_barriers_opened();
@@ -696,14 +662,17 @@ KR_DEV void run(const kr_ssd_bwd_params &p, uint64_t maps) {
   kr_sync();
   if (kr_thread() < 128) {
     kr_give_registers<PRODUCER_REGS>();
-    for (int i = 0; i < n && kr_thread() == 0; i++) copy_slots<KIND>(p, place_at<KIND>(p, i), i, maps, base, use);
-    for (int i = 0; i < n && kr_thread() >= 32; i++)
-      sum_beside<KIND>(p, place_at<KIND>(p, i), kr_thread() / 32 - 1, shared, base, use);
+    if (kr_thread() == 0)
+      copy_slots(p, at, maps, base);
+    else if (kr_thread() >= 32)
+      sum_beside<KIND>(p, at, kr_thread() / 32 - 1, shared, base);
   } else {
     kr_take_registers<CONSUMER_REGS>();
     const lanes me = lanes_of(kr_thread());
-    for (int i = 0; i < n && me.w == 0; i++) take<KIND>(p, place_at<KIND>(p, i), i, me, shared, base, use);
-    for (int i = 0; i < n && me.w == 1; i++) give<KIND>(p, place_at<KIND>(p, i), i, me, shared, base, maps, use);
+    if (me.w == 0)
+      take<KIND>(p, at, me, shared, base);
+    else
+      give<KIND>(p, at, me, shared, base, maps);
   }
 }
 
@@ -721,9 +690,4 @@ KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_channels(const kr_ssd_h
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_channels, maps);
   run<CHANNELS>(params.q, maps);
-}
-KR_KERNEL void KR_BOUNDS(THREADS, 1) kr_ssd_hopper_inner_single(const kr_ssd_hopper_bwd_params params) {
-  uint64_t maps;
-  KR_PARAMETERS_ADDRESS(kr_ssd_hopper_inner_single, maps);
-  run<SINGLE>(params.q, maps);
 }

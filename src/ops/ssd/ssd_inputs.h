@@ -9,8 +9,8 @@
 #define KR_SSD_RANKS(k) ((uint32_t)(k) << 24)
 #define KR_SSD_LAST_RANK(flags) ((1 << ((flags) >> 24 & 7)) - 1)
 #define KR_SSD_MOST_RANKS 8
-/* As these: Dvec and dDvec are (B,L,H), a number of each token (Mamba 3). Only the warpgroup implementations take it, for
- * calls without sequences. */
+/* As these: Dvec and dDvec are (B,L,H), a number of each token (Mamba 3). Only the warpgroup implementations take it,
+ * for calls without sequences. */
 #define KR_SSD_TOKEN_D (1u << 27)
 
 typedef struct kr_ssd_inputs {
