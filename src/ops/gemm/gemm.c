@@ -94,8 +94,6 @@ static const kr_impl impls[] = {
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"hopper_tiles_halves", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_halves_refuse, kr_gemm_hopper_halves,
      kr_gemm_hopper_halves_scratch},
-    {"hopper_tiles_parts", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_parts_refuse, kr_gemm_hopper_parts,
-     kr_gemm_hopper_parts_scratch},
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_gemm_parts_refuse, kr_gemm_parts, kr_gemm_parts_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
 #ifdef KR_BUILD_amx

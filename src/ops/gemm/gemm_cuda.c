@@ -641,7 +641,7 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
   return second.N ? run_hopper(ctx, &second) : KRAIT_OK;
 }
 
-/* ---- hopper, float32 factors in three bfloat16 parts, or in two float16 ones ------------------------------------- */
+/* ---- hopper, float32 factors in two float16 parts ---------------------------------------------------------------- */
 
 /* A factor's parts, as gemm_split.cu lays them out from `to`. */
 static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P) {
@@ -657,159 +657,141 @@ static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t c
                          .P = (int32_t)P,
                          .packs = m->packs};
 }
-static uint64_t split_bytes(const kr_split_params *s, int n_parts) {
-  return kr_scratch_round((uint64_t)n_parts * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
+static uint64_t split_bytes(const kr_split_params *s) {
+  return kr_scratch_round((uint64_t)KR_N_HALVES * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
 }
 
-/* Both factors' parts; where K lies across their rows, halves need each column's largest number first, found by runs of
- * rows: enough blocks for every multiprocessor, and few enough to be compared by all. */
-static void describe_splits(const krait_ctx *ctx, const kr_gemm_params *p, int n_parts, kr_split_across_params f[2]) {
-  enum { BLOCKS = 4, LEAST_RUN = 32, MOST_RUNS = 64 };
+/* Both factors' parts; where K lies across their rows, each column's largest number is found first, by runs of rows:
+ * enough blocks for every multiprocessor, and few enough to be compared by all. */
+static kr_split_factors describe_splits(const krait_ctx *ctx, const kr_gemm_params *p) {
+  enum { BLOCKS = 4, LEAST_RUN = 32, MOST_RUNS = 64, OF_WARP = 256 * KR_SPLIT_PIECES };
   const int is_across[2] = {p->A.column != 1, p->B.column == 1};
-  f[0] = (kr_split_across_params){.split = split_of(&p->A, p->M, p->K, p->P)};
-  f[1] = (kr_split_across_params){.split = split_of(&p->B, p->K, p->N, p->P)};
+  kr_split_factors f = {
+      .of = {{.split = split_of(&p->A, p->M, p->K, p->P)}, {.split = split_of(&p->B, p->K, p->N, p->P)}}};
   for (int i = 0; i < 2; i++) {
-    const kr_split_params *s = &f[i].split;
-    if (n_parts != KR_N_HALVES || !is_across[i]) continue;
+    const kr_split_params *s = &f.of[i].split;
+    while (KR_SPLIT_THREADS >> f.of[i].log_warps > 32 && OF_WARP << f.of[i].log_warps < s->n_along) f.of[i].log_warps++;
+    if (!is_across[i]) continue;
     const int32_t strips = gemm_ceil_div(s->n_along, KR_SPLIT_COLUMNS) * s->P,
                   wanted = gemm_ceil_div(BLOCKS * kr_cuda_info(ctx->cuda)->n_multiprocessors, strips),
                   run = gemm_ceil_div(s->n_across, wanted < MOST_RUNS ? wanted : MOST_RUNS);
-    f[i].run = run < LEAST_RUN ? LEAST_RUN : run;
-    f[i].n_runs = gemm_ceil_div(s->n_across, f[i].run);
+    f.of[i].run = run < LEAST_RUN ? LEAST_RUN : run;
+    f.of[i].n_runs = gemm_ceil_div(s->n_across, f.of[i].run);
   }
+  return f;
 }
 
-/* Gives both factors their places in the scratch (NULL: nowhere): parts, and of halves the scales and what they are
- * found by. Returns their bytes. */
-static uint64_t place_splits(kr_split_across_params f[2], int n_parts, char *scratch) {
+/* Gives both factors their places in the scratch (NULL: nowhere): parts, scales, and what these are found by. Returns
+ * their bytes. */
+static uint64_t place_splits(kr_split_factors *f, char *scratch) {
   uint64_t bytes = 0;
   for (int i = 0; i < 2; i++) {
-    kr_split_params *s = &f[i].split;
-    const int has_scales = n_parts == KR_N_HALVES;
-    const uint64_t n = (uint64_t)(f[i].n_runs ? s->n_along : s->n_across), scales = bytes + split_bytes(s, n_parts),
-                   largest = scales + (has_scales ? kr_scratch_round((uint64_t)s->P * n * sizeof(float)) : 0);
+    kr_split_params *s = &f->of[i].split;
+    const uint64_t n = (uint64_t)(f->of[i].n_runs ? s->n_along : s->n_across), scales = bytes + split_bytes(s),
+                   largest = scales + kr_scratch_round((uint64_t)s->P * n * sizeof(float));
     if (scratch) {
       s->to = (uint16_t *)(scratch + bytes);
-      s->unscale = has_scales ? (float *)(scratch + scales) : NULL;
-      f[i].largest = (uint32_t *)(scratch + largest);
+      s->unscale = (float *)(scratch + scales);
+      f->of[i].largest = (uint32_t *)(scratch + largest);
     }
-    bytes = largest + kr_scratch_round((uint64_t)s->P * (uint64_t)f[i].n_runs * (uint64_t)s->line * sizeof(uint32_t));
+    bytes =
+        largest + kr_scratch_round((uint64_t)s->P * (uint64_t)f->of[i].n_runs * (uint64_t)s->line * sizeof(uint32_t));
   }
   return bytes;
 }
 
-static int32_t launch_split(const krait_ctx *ctx, const kr_split_across_params *f, void *stream) {
-  static const kr_kernel split = {"gemm_split", "kr_gemm_split"}, halves = {"gemm_split", "kr_gemm_split_halves"},
-                         largest = {"gemm_split", "kr_gemm_split_largest"},
-                         across = {"gemm_split", "kr_gemm_split_across"};
+/* Blocks that split a factor, or that find the largest numbers of its columns. */
+static int32_t blocks_of_split(const kr_split_factor *f, int finds_largest) {
   const kr_split_params *s = &f->split;
-  kr_grid grid = {.block = KR_SPLIT_THREADS, .stream = stream};
-  if (f->n_runs) {
-    grid.x = (uint32_t)(gemm_ceil_div(s->n_along, KR_SPLIT_COLUMNS) * f->n_runs * s->P);
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &largest, &grid, f, sizeof *f));
-    return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &across, &grid, f, sizeof *f);
-  }
-  const int64_t packs = (s->unscale ? 32 : s->line / 8) * s->n_across * s->P;
-  grid.x = (uint32_t)((packs + KR_SPLIT_THREADS - 1) / KR_SPLIT_THREADS);
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, s->unscale ? &halves : &split, &grid, s, sizeof *s);
+  if (f->n_runs) return gemm_ceil_div(s->n_along, KR_SPLIT_COLUMNS) * f->n_runs * s->P;
+  return finds_largest ? 0 : gemm_ceil_div((int64_t)s->n_across * s->P, (KR_SPLIT_THREADS / 32) >> f->log_warps);
 }
 
-/* The parts as one matrix of so many times P products. */
+static int32_t launch_splits(const krait_ctx *ctx, kr_split_factors *f, const kr_call *call) {
+  static const kr_kernel kernels[2] = {{"gemm_split", "kr_gemm_split"}, {"gemm_split", "kr_gemm_split_largest"}};
+  int is_pdl = (call->flags & KR_CALL_PDL) != 0;
+  for (int largest = 1; largest >= 0; largest--) {
+    f->n_first = blocks_of_split(&f->of[0], largest);
+    const kr_grid grid = {.x = (uint32_t)(f->n_first + blocks_of_split(&f->of[1], largest)),
+                          .block = KR_SPLIT_THREADS,
+                          .is_pdl = is_pdl,
+                          .stream = call->stream};
+    if (!grid.x) continue;
+    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[largest], &grid, f, sizeof *f));
+    is_pdl = 1;
+  }
+  return KRAIT_OK;
+}
+
+/* The parts as one matrix of twice P products. */
 static kr_gemm_matrix gemm_parts_of(const kr_split_params *s, const kr_gemm_matrix *m) {
   const int is_turned = m->column != 1;
   return (kr_gemm_matrix){.data = s->to,
                           .row = is_turned ? 1 : s->line,
                           .column = is_turned ? s->line : 1,
                           .batch = s->n_across * s->line,
-                          .dtype = s->unscale ? KRAIT_F16 : KRAIT_BF16,
+                          .dtype = KRAIT_F16,
                           .packs = 1};
 }
 
-static void plan_hopper_parts(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost tiles[] = {{KR_HOPPER_PARTS_BN, 1, 1, 0.3}, {0}};
+static void plan_hopper_halves(const krait_ctx *ctx, kr_gemm_params *p) {
+  static const tile_cost tiles[] = {{KR_HOPPER_HALVES_BN, 1, 1, 0.3}, {0}};
   choose_tiles(ctx, p, tiles, KR_HOPPER_BK);
 }
 
-const char *kr_gemm_hopper_parts_refuse(const krait_ctx *ctx, const void *args) {
+const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
   const kr_gemm_args *a = args;
   const char *why = refuse_floats(ctx, a);
   if (why) return why;
   const kr_gemm_params p = kr_gemm_describe(a);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.B2.data) return "a gated product";
-  if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_HOPPER_PARTS_SHARED_BYTES) return "too little shared memory";
-  const double stages = (double)gemm_ceil_div(a->M, KR_HOPPER_BM) * gemm_ceil_div(a->N, KR_HOPPER_PARTS_BN) *
+  if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_HOPPER_HALVES_SHARED_BYTES) return "too little shared memory";
+  const double stages = (double)gemm_ceil_div(a->M, KR_HOPPER_BM) * gemm_ceil_div(a->N, KR_HOPPER_HALVES_BN) *
                         gemm_ceil_div(a->K, KR_HOPPER_BK) * p.P;
   if (stages < kr_cuda_info(ctx->cuda)->n_multiprocessors) return "too small to split its factors first";
-  if ((double)a->M * (double)p.P > 1e9 || (double)a->N * (double)p.P > 1e9)
-    return "too large for 32-bit numbers of rows";
+  if ((double)(a->M > a->N ? a->M : a->N) * (double)p.P > 1e8) return "too large for 32-bit numbers of blocks";
   return p.N % 2 != 0 || (p.residual.data && !pairs_take(&p.residual)) || !pairs_take(&p.out)
              ? "N must be even, and rows of residual and out aligned to pairs"
              : NULL;
 }
 
-static uint64_t parts_scratch(const krait_ctx *ctx, const void *args, int n_parts) {
-  kr_gemm_params p = kr_gemm_describe(args);
-  kr_split_across_params factors[2];
-  describe_splits(ctx, &p, n_parts, factors);
-  plan_hopper_parts(ctx, &p);
-  return gemm_partial_bytes(&p) + place_splits(factors, n_parts, NULL);
-}
-
-uint64_t kr_gemm_hopper_parts_scratch(const krait_ctx *ctx, const void *args) {
-  return parts_scratch(ctx, args, KR_N_PARTS);
-}
-
-/* Half the products and two thirds of the memory of three parts. */
-const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
-  const char *why = kr_gemm_hopper_parts_refuse(ctx, args);
-  if (why) return why;
-  const kr_gemm_params p = kr_gemm_describe(args);
-  const double strips = (double)(p.M > p.N ? p.M : p.N) / KR_SPLIT_COLUMNS * p.P;
-  return strips < 1e6 ? NULL : "too large for 32-bit numbers of blocks";
-}
-
 uint64_t kr_gemm_hopper_halves_scratch(const krait_ctx *ctx, const void *args) {
-  return parts_scratch(ctx, args, KR_N_HALVES);
+  kr_gemm_params p = kr_gemm_describe(args);
+  kr_split_factors factors = describe_splits(ctx, &p);
+  plan_hopper_halves(ctx, &p);
+  return gemm_partial_bytes(&p) + place_splits(&factors, NULL);
 }
 
 /* Splits the factors into the scratch's first bytes, from which partial sums then begin, and multiplies their parts. */
-static int32_t run_hopper_parts(const krait_ctx *ctx, const kr_gemm_args *a, int n_parts, const kr_kernel *kernels,
-                                uint32_t shared_bytes) {
+int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[KR_GEMM_ORDERS] = BY_ORDER("hopper", "halves", "", "kr_gemm_hopper");
+  const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
-  plan_hopper_parts(ctx, &h.params);
+  plan_hopper_halves(ctx, &h.params);
   kr_gemm_params parts = h.params;
-  kr_split_across_params factors[2];
-  describe_splits(ctx, &parts, n_parts, factors);
-  h.params.partial = (float *)((char *)a->call.scratch + place_splits(factors, n_parts, a->call.scratch));
-  h.unscale_m = factors[0].split.unscale, h.unscale_n = factors[1].split.unscale;
-  for (int i = 0; i < 2; i++) KR_TRY(launch_split(ctx, &factors[i], a->call.stream));
-  parts.A = gemm_parts_of(&factors[0].split, &parts.A), parts.B = gemm_parts_of(&factors[1].split, &parts.B);
-  parts.P *= n_parts;
+  kr_split_factors factors = describe_splits(ctx, &parts);
+  const kr_split_params *const of_A = &factors.of[0].split, *const of_B = &factors.of[1].split;
+  h.params.partial = (float *)((char *)a->call.scratch + place_splits(&factors, a->call.scratch));
+  h.unscale_m = of_A->unscale, h.unscale_n = of_B->unscale;
+  KR_TRY(launch_splits(ctx, &factors, &a->call));
+  parts.A = gemm_parts_of(of_A, &parts.A), parts.B = gemm_parts_of(of_B, &parts.B);
+  parts.P *= KR_N_HALVES;
   kr_gemm_hopper_params maps = {.params = parts};
   const int order = kr_gemm_order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
-  const int32_t status = make_gemm_maps(ctx, &maps, order, KR_HOPPER_PARTS_BN);
+  const int32_t status = make_gemm_maps(ctx, &maps, order, KR_HOPPER_HALVES_BN);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   h.A = maps.A, h.B = maps.B;
   const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
                         .block = KR_HOPPER_THREADS,
-                        .shared_bytes = shared_bytes,
+                        .shared_bytes = KR_HOPPER_HALVES_SHARED_BYTES,
+                        .is_pdl = 1, /* behind the splitting */
                         .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[order], &grid, &h, &h.params);
-}
-
-int32_t kr_gemm_hopper_parts(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[KR_GEMM_ORDERS] = BY_ORDER("hopper", "parts", "", "kr_gemm_hopper");
-  return run_hopper_parts(ctx, args, KR_N_PARTS, kernels, KR_HOPPER_PARTS_SHARED_BYTES);
-}
-
-int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[KR_GEMM_ORDERS] = BY_ORDER("hopper", "halves", "", "kr_gemm_hopper");
-  return run_hopper_parts(ctx, args, KR_N_HALVES, kernels, KR_HOPPER_HALVES_SHARED_BYTES);
 }
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */

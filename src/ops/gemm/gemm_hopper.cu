@@ -2,12 +2,14 @@
  * producer warp, of the first warpgroup, copies boxes of A and B by TMA into a ring of stages; two consumer warpgroups
  * multiply and finish 64 rows each; the result's boxes are stored while the next tile is in progress. Compiled once per
  * type (KR_HALF: float16), memory order (KR_A_MN: A is contiguous in m, not k; KR_B_MN: B is contiguous in n), KR_BN
- * and KR_GATED. With KR_PARTS the factors are float32: gemm_split.cu has made each the sum of three bfloat16 matrices
- * or, with KR_HALF, of two scaled float16 ones, one after another as batches P apart; a stage holds 64 of k of all of
- * them. */
+ * and KR_GATED. With KR_PARTS (and KR_HALF) the factors are float32: gemm_split.cu has made each the sum of two scaled
+ * float16 matrices, one after the other as batches P apart; a stage holds 64 of k of both. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
 #include "products.cuh"
+#ifdef KR_PARTS
+#include "gemm_halves.cuh"
+#endif
 
 #ifdef KR_HALF
 typedef kr_f16 element;
@@ -16,10 +18,8 @@ enum { DTYPE = KRAIT_F16 };
 typedef kr_bf16 element;
 enum { DTYPE = KRAIT_BF16 };
 #endif
-#if defined(KR_PARTS) && defined(KR_HALF)
+#ifdef KR_PARTS
 enum { PARTS = KR_N_HALVES, PART_STAGES = KR_HOPPER_HALVES_STAGES };
-#elif defined(KR_PARTS)
-enum { PARTS = KR_N_PARTS, PART_STAGES = KR_HOPPER_PARTS_STAGES };
 #else
 enum { PARTS = 1, PART_STAGES = 0 };
 #endif
@@ -95,13 +95,13 @@ KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t 
   if (GATED) load_factor<KR_B_MN>(stage + (BM + BN / 2) * 128, map_b2, full, u.n, BN / 2, k, u.batch);
 }
 
-/* The first stages' weight loads are issued before the preceding kernel has ended. */
+/* The first stages' weight loads are issued before the preceding kernel has ended, unless it makes their parts. */
 template <int BN, int GATED>
 KR_DEV void copy_tiles(const kr_gemm_params &p, const layout &at, uint64_t maps, int n_units) {
   const int STAGES = n_stages<BN>();
   place to = {0, 1};
   int early = 0;
-  if (kr_block_x() < n_units) {
+  if (PARTS == 1 && kr_block_x() < n_units) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, kr_block_x());
     for (; early < STAGES && early < u.n_steps; early++)
       load_weights<BN, GATED>(u, at.stages + early * stage_bytes<BN>(), at.full + early * 8, maps, u.k + early * BK,
@@ -282,39 +282,18 @@ KR_DEV void finish(const kr_gemm_params &p, const unit &u, const lanes &me, cons
   else store_boxes<COLUMNS>(u, me, staged, map_out, d);
 }
 
-/* The group's 64 rows by BN of one stage: parts i of A and j of B. */
+/* The group's 64 rows by BN of one stage: descriptors of part i of A and of B. */
+KR_DEV uint64_t rows_of_stage(uint32_t stage, int group, int i) {
+  const uint32_t a = stage + i * BM * 128 + group * BLOCK_BYTES;
+  return KR_A_MN ? kr_mn_major(a, BLOCK_BYTES) : kr_k_major(a);
+}
 template <int BN>
-KR_DEV void multiply_stage(float (&d)[BN / 2], uint32_t stage, int group, int i, int j, int add) {
-  const uint32_t a = stage + i * BM * 128 + group * BLOCK_BYTES, b = stage + PARTS * BM * 128 + j * BN * 128;
-  kr_wgmma<BN, element, KR_A_MN, KR_B_MN, 0>(d, KR_A_MN ? kr_mn_major(a, BLOCK_BYTES) : kr_k_major(a),
-                                             KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b), add);
+KR_DEV uint64_t columns_of_stage(uint32_t stage, int i) {
+  const uint32_t b = stage + PARTS * BM * 128 + i * BN * 128;
+  return KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b);
 }
 
 #ifdef KR_PARTS
-/* sum += the stage's product of all pairs of parts but those below float32's last place, the small ones first. Tensor
- * cores round sums towards zero: each stage's starts from zero, and is added by ordinary additions (Ootomo and Yokota,
- * "Recovering single precision accuracy from Tensor Cores", 2022). */
-template <int BN>
-KR_DEV void add_stage(float (&sum)[BN / 2], uint32_t stage, int group) {
-  float d[BN / 2];
-#ifdef KR_HALF
-  multiply_stage<BN>(d, stage, group, 1, 0, 0);
-  multiply_stage<BN>(d, stage, group, 0, 1, 1);
-#pragma unroll
-  for (int i = 0; i < BN / 2; i++) d[i] *= 1.0f / KR_HALVES_APART;
-#else
-  multiply_stage<BN>(d, stage, group, 2, 0, 0);
-  multiply_stage<BN>(d, stage, group, 0, 2, 1);
-  multiply_stage<BN>(d, stage, group, 1, 1, 1);
-  multiply_stage<BN>(d, stage, group, 1, 0, 1);
-  multiply_stage<BN>(d, stage, group, 0, 1, 1);
-#endif
-  multiply_stage<BN>(d, stage, group, 0, 0, 1);
-#pragma unroll
-  for (int i = 0; i < BN / 2; i++) sum[i] += d[i];
-}
-
-#ifdef KR_HALF
 /* Takes back the scales of rows and columns. */
 template <int BN>
 KR_DEV void unscale(const kr_gemm_hopper_params &h, const unit &u, const lanes &me, float (&sum)[BN / 2]) {
@@ -334,7 +313,6 @@ KR_DEV void unscale(const kr_gemm_hopper_params &h, const unit &u, const lanes &
     for (int i = 0; i < 4; i++) sum[4 * j + i] *= by.v[i % 2], sum[4 * j + i] *= of_m[i / 2];
   }
 }
-#endif
 
 /* An infinite factor's parts are not a number where the other's low part is 0: sums that are not finite are computed
  * again by multiply-adds. */
@@ -375,23 +353,26 @@ KR_DEV void multiply_tiles(const kr_gemm_hopper_params &h, const layout &at, flo
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, index);
     if (terms) fetch_bias<BN, GATED>(p, u, me, bias);
 #ifdef KR_PARTS
+    float low[BN / 2]; /* sums of the products with low parts, KR_HALVES_APART times too large */
 #pragma unroll
-    for (int i = 0; i < BN / 2; i++) d[i] = 0.0f;
+    for (int i = 0; i < BN / 2; i++) d[i] = low[i] = 0.0f;
 #endif
     for (int s = 0; s < u.n_steps; s++, advance<STAGES>(from)) {
       const uint32_t stage = at.stages + from.stage * stage_bytes<BN>();
       kr_barrier_await(at.full + from.stage * 8, from.round);
 #ifdef KR_PARTS
-      add_stage<BN>(d, stage, group);
+      kr_wgmma_halves<KR_A_MN, KR_B_MN>(d, low, rows_of_stage(stage, group, 0), rows_of_stage(stage, group, 1),
+                                        columns_of_stage<BN>(stage, 0), columns_of_stage<BN>(stage, 1));
 #else
-      multiply_stage<BN>(d, stage, group, 0, 0, s > 0);
+      kr_wgmma<BN, element, KR_A_MN, KR_B_MN, 0>(d, rows_of_stage(stage, group, 0), columns_of_stage<BN>(stage, 0),
+                                                 s > 0);
 #endif
       if (me.thread == 0) kr_barrier_arrive(at.empty + from.stage * 8);
     }
-#if defined(KR_PARTS) && defined(KR_HALF)
-    unscale<BN>(h, u, me, d);
-#endif
 #ifdef KR_PARTS
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++) d[i] = kr_fma(low[i], 1.0f / KR_HALVES_APART, d[i]);
+    unscale<BN>(h, u, me, d);
     mend<BN>(p, u, me, d);
 #endif
     if (p.n_splits > 1) {

@@ -44,28 +44,22 @@ enum { KR_HOPPER_BM = 128, KR_HOPPER_BK = 64, KR_HOPPER_THREADS = 384, KR_HOPPER
 #define KR_HOPPER_SHARED_BYTES(BN) \
   (KR_HOPPER_STAGES(BN) * (KR_HOPPER_BM + (BN)) * 128 + KR_HOPPER_BM * (BN) * 2 + KR_HOPPER_SLACK_BYTES)
 
-/* Float32 factors as three bfloat16 parts each, tiles of 128 x 128. */
-enum { KR_N_PARTS = 3, KR_HOPPER_PARTS_BN = 128, KR_HOPPER_PARTS_STAGES = 2 };
-#define KR_HOPPER_PARTS_SHARED_BYTES \
-  (KR_HOPPER_PARTS_STAGES * KR_N_PARTS * (KR_HOPPER_BM + KR_HOPPER_PARTS_BN) * 128 + KR_HOPPER_SLACK_BYTES)
-
-/* The same as two float16 parts. */
-enum { KR_N_HALVES = 2, KR_HOPPER_HALVES_STAGES = 3 };
+/* Float32 factors as two float16 parts each, the second this much too large; tiles of 128 x 128. */
+enum { KR_N_HALVES = 2, KR_HOPPER_HALVES_BN = 128, KR_HOPPER_HALVES_STAGES = 3 };
 #define KR_HALVES_APART 2048.0f
 #define KR_HOPPER_HALVES_SHARED_BYTES \
-  (KR_HOPPER_HALVES_STAGES * KR_N_HALVES * (KR_HOPPER_BM + KR_HOPPER_PARTS_BN) * 128 + KR_HOPPER_SLACK_BYTES)
+  (KR_HOPPER_HALVES_STAGES * KR_N_HALVES * (KR_HOPPER_BM + KR_HOPPER_HALVES_BN) * 128 + KR_HOPPER_SLACK_BYTES)
 
-/* A float32 matrix becomes KR_N_PARTS bfloat16 ones that sum up to it: batch p of part i is batch i P + p of `to`, with
- * the same contiguous dimension, rows (across) of `line` elements. */
+/* A float32 matrix becomes two float16 ones: batch p of part i is batch i P + p of `to`, with the same contiguous
+ * dimension, rows (across) of `line` elements. */
 typedef struct kr_split_params {
   const float *from;
   uint16_t *to;
   int64_t from_across, from_along, from_batch; /* strides in elements */
   int64_t line;                                /* a multiple of eight */
-  float *unscale; /* of halves: one over the scale of each row; their rows are contiguous */
+  float *unscale;                              /* one over the scales, batch after batch */
   int32_t n_along, n_across, P, packs;
 } kr_split_params;
-enum { KR_SPLIT_THREADS = 256 };
 
 /* Tiles of 128 x BN by BN threads; a stage is 64 bytes of K. */
 enum { KR_AMPERE_BM = 128, KR_AMPERE_K_BYTES = 64, KR_AMPERE_STAGES = 4 };
