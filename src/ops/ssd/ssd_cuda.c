@@ -4,10 +4,11 @@
  * else runs token by token, and so do heads in which chunks met NaN or infinity. */
 #include "cuda_impl.h"
 #include "op_list.h"
+#include "ssd_halves.h"
 #include "ssd_host.h"
 #include "ssd_impls.h"
-#include "turing_impl.h"
 #include "status.h"
+#include "turing_impl.h"
 #include "view.h"
 
 static const kr_kernel walk_s4 = {"ssd", "kr_ssd_walk_s4"}, walk_s16 = {"ssd", "kr_ssd_walk_s16"},
@@ -276,17 +277,20 @@ int32_t kr_ssd_turing(const krait_ctx *ctx, const void *args) {
 /* ---- chunks of float32 ------------------------------------------------------------------------------------------ */
 
 typedef struct float_kernels {
-  kr_kernel products, chunks, ends;
+  kr_kernel products, halves, chunks, ends;
 } float_kernels;
 
-#define FLOATS(suffix)                             \
-  {{"ssd_chunks_f32", "kr_ssd_products_" suffix}, \
-   {"ssd_chunks_f32", "kr_ssd_chunks_" suffix},   \
-   {"ssd_chunks_f32", "kr_ssd_ends_" suffix}}
+#define FLOATS(suffix)                                                                          \
+  {                                                                                             \
+    {"ssd_chunks_f32", "kr_ssd_products_" suffix}, {"ssd_chunks_f32", "kr_ssd_halves_" suffix}, \
+        {"ssd_chunks_f32", "kr_ssd_chunks_" suffix}, {                                          \
+      "ssd_chunks_f32", "kr_ssd_ends_" suffix                                                   \
+    }                                                                                           \
+  }
 
-uint32_t kr_ssd_float_shared_bytes(int64_t N) {
-  const uint32_t columns = N <= 64 ? 64 : 128;
-  return KR_SSD_CHUNK * (KR_SSD_P + 2 * columns + KR_SSD_CHUNK) * 4 + 2 * KR_SSD_STEPS_BYTES;
+uint32_t kr_ssd_float_shared_bytes(int64_t N) { return KR_SSD_CHUNK * 2 * (N <= 64 ? 64 : 128) * 4; }
+static uint32_t walk_shared_bytes(int64_t N, int is_tf32) {
+  return KR_SSD_HALVES_SHARED(N <= 64 ? 64u : 128u, is_tf32 ? 1u : 2u);
 }
 
 /* Where tf32 is not several times the rate of multiply-adds, three products in place of one still pass the state on
@@ -295,7 +299,7 @@ const char *kr_ssd_parts_refuse(const krait_ctx *ctx, const void *args) {
   const kr_ssd_args *a = args;
   if (a->x.dtype != KRAIT_F32) return "not float32";
   if (refuse_options(a)) return refuse_options(a);
-  const int64_t needed = kr_ssd_float_shared_bytes(a->N);
+  const int64_t needed = walk_shared_bytes(a->N, 0);
   return kr_cuda_info(ctx->cuda)->shared_bytes < needed ? "too little shared memory" : NULL;
 }
 
@@ -304,29 +308,33 @@ const char *kr_ssd_tf32_refuse(const krait_ctx *ctx, const void *args) {
   return a->call.flags & KRAIT_SSD_TF32 ? kr_ssd_parts_refuse(ctx, args) : "the call does not allow tf32";
 }
 
-/* Byte offset of C B^T in scratch, behind what chunks of 16 bits have there. */
+/* Byte offset of C B^T in scratch, behind what chunks of 16 bits have there; parts of B and C follow. */
 static uint64_t products_at(const kr_ssd_params *p) { return kr_scratch_round(lay_out_ssd(p).end); }
 
 uint64_t kr_ssd_parts_scratch(const krait_ctx *ctx, const void *args) {
   const kr_ssd_args *a = args;
   kr_ssd_params p = ssd_plan_of(a, 0);
   cut_time(&p, kr_cuda_info(ctx->cuda)->n_multiprocessors);
-  return products_at(&p) + (uint64_t)(a->B * a->G * ((a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK)) * KR_SSD_CHUNK *
-                               KR_SSD_CHUNK * sizeof(float);
+  return products_at(&p) +
+         (uint64_t)(a->B * a->G * ((a->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK)) *
+             (KR_SSD_CHUNK * KR_SSD_CHUNK * sizeof(float) + KR_SSD_HALVES_BYTES(a->N <= 64 ? 64 : 128, 2));
 }
 
 static const float_kernels float_kernels_of[2][2] = {{FLOATS("n64"), FLOATS("n128")},
                                                      {FLOATS("n64_tf32"), FLOATS("n128_tf32")}};
 
-int32_t kr_ssd_launch_products(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream) {
+static int32_t launch_products(const krait_ctx *ctx, const kr_ssd_params *p, const kr_kernel *kernel, void *stream) {
   const kr_grid chunks_of_groups = {.x = (uint32_t)((p->L + KR_SSD_CHUNK - 1) / KR_SSD_CHUNK),
                                     .y = (uint32_t)(p->H / p->heads),
                                     .z = (uint32_t)p->B,
                                     .block = KR_SSD_THREADS,
                                     .shared_bytes = kr_ssd_float_shared_bytes(p->N),
                                     .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &float_kernels_of[is_tf32][p->N > 64].products,
-                        &chunks_of_groups, p, sizeof *p);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, kernel, &chunks_of_groups, p, sizeof *p);
+}
+
+int32_t kr_ssd_launch_products(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream) {
+  return launch_products(ctx, p, &float_kernels_of[is_tf32][p->N > 64].products, stream);
 }
 
 static int32_t run_ssd_float_part(const krait_ctx *ctx, const kr_ssd_params *p, int is_tf32, void *stream) {
@@ -334,10 +342,10 @@ static int32_t run_ssd_float_part(const krait_ctx *ctx, const kr_ssd_params *p, 
   const kr_grid pieces = {.x = (uint32_t)(p->H * p->blocks_per_head),
                           .y = (uint32_t)p->n_segments,
                           .z = (uint32_t)p->B,
-                          .block = KR_SSD_THREADS,
-                          .shared_bytes = kr_ssd_float_shared_bytes(p->N),
+                          .block = KR_SSD_FLOAT_WALKERS,
+                          .shared_bytes = walk_shared_bytes(p->N, is_tf32),
                           .stream = stream};
-  KR_TRY(kr_ssd_launch_products(ctx, p, is_tf32, stream));
+  KR_TRY(launch_products(ctx, p, &kernels->halves, stream));
   if (p->n_segments > 1) {
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->ends, &pieces, p, sizeof *p));
     KR_TRY(launch_join(ctx, p, stream, KRAIT_CAP_CUDA_AMPERE));
