@@ -91,14 +91,21 @@ KR_DEV void multiply_states(const kr_ssd_params &p) {
   for (int j = 0; j < Q / 8; j++) clear(d[j]);
   kr_copied<0>();
   kr_sync();
-#pragma unroll 2
-  for (int k = 0; k < N / 8; k++) {
-    const kr_float2 first = *(const kr_float2 *)(C + place_of<N>(me.c, 8 * k + 2 * me.q)),
-                    second = *(const kr_float2 *)(C + place_of<N>(me.c + 8, 8 * k + 2 * me.q));
-    const kr_factor<PARTS, 4> a = kr_split<PARTS>({first.v[0], second.v[0], first.v[1], second.v[1]});
+#pragma unroll 1
+  for (int k = 0; k < N / 16; k++) {
+    float c[8];
 #pragma unroll
-    for (int j = 0; j < Q / 8; j++)
-      kr_multiply<PARTS>(d[j], a, ((const kr_float2 *)(B + place_of<N>(8 * j + me.g, 8 * k + 2 * me.q)))->v);
+    for (int r = 0; r < 4; r++) {
+      const kr_float2 two = *(const kr_float2 *)(C + place_of<N>(me.c + r % 2 * 8, 16 * k + r / 2 * 8 + 2 * me.q));
+      c[r / 2 * 4 + r % 2] = two.v[0], c[r / 2 * 4 + r % 2 + 2] = two.v[1];
+    }
+    const kr_terms<PARTS, 4> a = kr_split_terms<PARTS>(c);
+#pragma unroll
+    for (int j = 0; j < Q / 8; j++) {
+      const kr_float2 first = *(const kr_float2 *)(B + place_of<N>(8 * j + me.g, 16 * k + 2 * me.q)),
+                      second = *(const kr_float2 *)(B + place_of<N>(8 * j + me.g, 16 * k + 8 + 2 * me.q));
+      kr_multiply_terms<PARTS>(d[j], a, {first.v[0], first.v[1], second.v[0], second.v[1]});
+    }
   }
   if (HALVES) {
     unsigned char *const halves = halves_of<N, PARTS>(p, at.b, at.g, chunk);
