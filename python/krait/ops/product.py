@@ -10,7 +10,7 @@ from .._call import Call, Operator, place
 from .._torch import allows_tf32, autocast_dtype, is_traced, is_watched, once
 
 GEMM = Operator("gemm", "A Bmat bias residual out")
-_FASTER = ("simd_amx_tiles", "hopper_tiles_halves", "hopper_tiles_parts")  # implementations that are faster than torch
+_FASTER = ("simd_amx_tiles", "hopper_tiles_halves")  # implementations that are faster than torch
 _calls = {}
 _MOST_CALLS = 1024
 _LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast on a CPU,
