@@ -25,4 +25,11 @@ KR_DEV void kr_halve(float a, float b, float apart, uint32_t &high, uint32_t &lo
   low = kr_pack_f16(rest_a * apart, rest_b * apart);
 }
 
+/* Makes sums here: the compiler would move additions to where their sums are read, and keep the products until then. */
+#ifdef KR_EMULATE
+KR_DEV void kr_hold(float (&)[4]) {}
+#else
+KR_DEV void kr_hold(float (&d)[4]) { asm volatile("" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])); }
+#endif
+
 #endif

@@ -7,12 +7,7 @@
 
 #include "attention_halves.h"
 #include "attention_mma.cuh"
-
-/* Parts of two neighbours. */
-KR_DEV void halve(float a, float b, uint32_t &high, uint32_t &low) {
-  high = kr_pack_f16(a, b);
-  low = kr_pack_f16(a - kr_unpack(high, 0, KRAIT_F16), b - kr_unpack(high, 1, KRAIT_F16));
-}
+#include "halves.cuh"
 
 KR_DEV int64_t row_of_q(const kr_attention_params &p, const sequence &s, int h, int i) {
   return ((int64_t)s.q_b * p.H + h) * p.Lq + s.q_at + i;
@@ -52,7 +47,7 @@ KR_DEV halved halve_lane(const float *at, int limit) {
   row.up = exponent == 0 ? limit / 2 : at_most(14 + 127 - finite, limit);
   const float scale = kr_bits_to_float((uint32_t)(127 + row.up) << 23);
 #pragma unroll
-  for (int k = 0; k < 4; k++) halve(x[2 * k] * scale, x[2 * k + 1] * scale, row.high.w[k], row.low.w[k]);
+  for (int k = 0; k < 4; k++) kr_halve(x[2 * k] * scale, x[2 * k + 1] * scale, 1.0f, row.high.w[k], row.low.w[k]);
   return row;
 }
 
@@ -96,6 +91,7 @@ KR_DEV void multiply_halves(float (&d)[4], const uint32_t (&high)[4], const uint
   kr_mma_as(kr_f16(), sum, high, high0, high1);
 #pragma unroll
   for (int i = 0; i < 4; i++) d[i] += sum[i];
+  kr_hold(d);
 }
 
 /* s = q k^T of the warp's 16 M rows, of the ROWS of its tile. lane_q, lane_k: addresses of the lane's ldmatrix rows. */
@@ -137,7 +133,7 @@ KR_DEV void add_output_of_halves(float (&o)[M][D / 8][4], const float (&w)[M][N 
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        halve(w[m][2 * k + i / 2][i % 2 * 2], w[m][2 * k + i / 2][i % 2 * 2 + 1], high[m][i], low[m][i]);
+        kr_halve(w[m][2 * k + i / 2][i % 2 * 2], w[m][2 * k + i / 2][i % 2 * 2 + 1], 1.0f, high[m][i], low[m][i]);
 #pragma unroll
     for (int j = 0; j < D / 16; j++) {
       uint32_t b[4], b_low[4];

@@ -169,13 +169,6 @@ KR_DEV void find_larger(uint32_t (&largest)[2], const float (&x)[4]) {
   for (int r = 0; r < 4; r++) largest[r / 2] = kr_larger(largest[r / 2], kr_magnitude(x[r]));
 }
 
-/* Sums are made here, or the compiler would keep what they are made of until they are read. */
-#ifdef KR_EMULATE
-KR_DEV void hold(float (&)[4]) {}
-#else
-KR_DEV void hold(float (&d)[4]) { asm volatile("" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])); }
-#endif
-
 /* d += a b for 16 columns; the small terms first, and added outside of the tensor core, which rounds sums towards
  * zero. */
 template <int PARTS>
@@ -188,7 +181,7 @@ KR_DEV void multiply_pair(float (&d0)[4], float (&d1)[4], const operand<PARTS> &
   kr_mma_pair(kr_f16(), sum[0], sum[1], a.high, b.high);
 #pragma unroll
   for (int r = 0; r < 4; r++) d0[r] += sum[0][r], d1[r] += sum[1][r];
-  hold(d0), hold(d1);
+  kr_hold(d0), kr_hold(d1);
 }
 
 /* B operands of 16 columns by 16 k from rows of k (turned: of columns); low parts are Q rows behind. */
@@ -371,7 +364,7 @@ KR_DEV void output_before(float (&y)[Q / 8][4], const float (&s)[N / 16][4], con
 #pragma unroll
     for (int r = 0; r < 4; r++) y[j][r] *= scales.down[r / 2];
 #pragma unroll
-  for (int j = 0; j < Q / 8; j++) hold(y[j]);
+  for (int j = 0; j < Q / 8; j++) kr_hold(y[j]);
 }
 
 /* 16 tokens of the warp's channels, weighed. */
@@ -424,7 +417,7 @@ KR_DEV void output_within(float (&y)[Q / 8][4], const rooms &at) {
 #pragma unroll
       for (int r = 0; r < 4; r++)
         y[j][r] = kr_fma(d[t][r] * scales.down[r / 2], within.v[r % 2], y[j][r] * before.v[r % 2]);
-      hold(y[j]);
+      kr_hold(y[j]);
     }
   }
 }
@@ -462,7 +455,7 @@ KR_DEV int take_tokens(float (&s)[N / 16][4], const rooms &at, float keeps) {
 #pragma unroll
     for (int i = 0; i < 8; i++)
       s[2 * n + i / 4][i % 4] = kr_fma(d[i / 4][i % 4], scales.down[i % 4 / 2], s[2 * n + i / 4][i % 4]);
-    hold(s[2 * n]), hold(s[2 * n + 1]);
+    kr_hold(s[2 * n]), kr_hold(s[2 * n + 1]);
   }
   return spoilt;
 }
