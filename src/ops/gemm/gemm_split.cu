@@ -80,7 +80,7 @@ KR_DEV void split_lines(const kr_split_factor &f, int block) {
 
 /* ---- K across lines ---------------------------------------------------------------------------------------------- */
 
-enum { COLUMNS = KR_SPLIT_COLUMNS };
+enum { COLUMNS = KR_SPLIT_COLUMNS, LINES = 4 }; /* LINES: read before the first is written */
 
 /* A block's columns, of which a lane has four, and lines. */
 typedef struct strip {
@@ -101,7 +101,7 @@ KR_DEV strip strip_of(const kr_split_factor &a, int block) {
 
 KR_DEV void read_four(const kr_split_params &p, const strip &s, int line, float (&x)[4]) {
   const float *from = p.from + s.batch * p.from_batch + line * p.from_across + s.column;
-  const int left = p.n_along - s.column;
+  const int left = line < s.end ? p.n_along - s.column : 0;
   if (p.packs && left >= 4) {
     const kr_float4 v = *(const kr_float4 *)from;
 #pragma unroll
@@ -135,6 +135,17 @@ KR_DEV void find_largest(const kr_split_factor &a, int block) {
   a.largest[(s.batch * a.n_runs + s.run) * p.line + at] = most;
 }
 
+KR_DEV void leave_four(const kr_split_params &p, const strip &s, int line, const float (&x)[4],
+                       const kr_float4 &scale) {
+  uint32_t high[2], low[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    kr_halve(x[2 * i] * scale.v[2 * i], x[2 * i + 1] * scale.v[2 * i + 1], KR_HALVES_APART, high[i], low[i]);
+  uint16_t *const to = p.to + (s.batch * p.n_across + line) * p.line + s.column;
+  *(uint64_t *)to = (uint64_t)high[1] << 32 | high[0];
+  *(uint64_t *)(to + (int64_t)p.P * p.n_across * p.line) = (uint64_t)low[1] << 32 | low[0];
+}
+
 KR_DEV void split_across(const kr_split_factor &a, int block) {
   const kr_split_params &p = a.split;
   KR_SHARED float __attribute__((aligned(16))) scales[COLUMNS];
@@ -152,23 +163,22 @@ KR_DEV void split_across(const kr_split_factor &a, int block) {
   }
   kr_sync();
   if (s.column >= p.line) return;
-  const int64_t second = (int64_t)p.P * p.n_across * p.line;
   const kr_float4 scale = *(const kr_float4 *)(scales + 4 * lane);
-  for (int line = s.first + warp; line < s.end; line += WARPS) {
-    float x[4];
-    uint32_t high[2], low[2];
-    read_four(p, s, line, x);
+  for (int from = s.first + warp; from < s.end; from += LINES * WARPS) {
+    float x[LINES][4];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-      kr_halve(x[2 * i] * scale.v[2 * i], x[2 * i + 1] * scale.v[2 * i + 1], KR_HALVES_APART, high[i], low[i]);
-    uint16_t *to = p.to + (s.batch * p.n_across + line) * p.line + s.column;
-    *(uint64_t *)to = (uint64_t)high[1] << 32 | high[0];
-    *(uint64_t *)(to + second) = (uint64_t)low[1] << 32 | low[0];
+    for (int i = 0; i < LINES; i++) read_four(p, s, from + i * WARPS, x[i]);
+#pragma unroll
+    for (int i = 0; i < LINES; i++) {
+      const int line = from + i * WARPS;
+      if (line < s.end) leave_four(p, s, line, x[i], scale);
+    }
   }
 }
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
+/* Blocks go backwards: what was read or written last is still in the L2 cache. */
 KR_DEV void split_factor(const kr_split_factor &f, int block) {
   if (f.n_runs)
     split_across(f, block);
