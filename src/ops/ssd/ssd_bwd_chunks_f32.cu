@@ -113,45 +113,38 @@ KR_DEV void copy_head(const kr_ssd_params &f, const place &at, const stage &to) 
   copy_steps(to.steps, steps_at(f, at.b, at.h, at.chunk));
 }
 
-/* A warp's 16 rows of W columns as an A operand: columns 16 k on; in pairs: of each eight 2 q and 2 q + 1 count as q
- * and q + 4. */
+/* A warp's 16 rows of W columns as an A operand: columns 8 k on; in pairs: 2 q and 2 q + 1 count as q and q + 4. */
 template <int W>
-KR_DEV void read_rows(float (&a)[8], const warp_place &me, const float *rows, int k) {
+KR_DEV void read_rows(float (&a)[4], const warp_place &me, const float *rows, int k) {
 #pragma unroll
-  for (int r = 0; r < 8; r++) a[r] = rows[place_of<W>(me.row + r % 2 * 8, 16 * k + me.q + r / 2 * 4)];
+  for (int r = 0; r < 4; r++) a[r] = rows[place_of<W>(me.row + r % 2 * 8, 8 * k + me.q + r / 2 * 4)];
 }
 template <int W>
-KR_DEV void read_pairs(float (&a)[8], const warp_place &me, const float *rows, int k) {
+KR_DEV void read_pairs(float (&a)[4], const warp_place &me, const float *rows, int k) {
 #pragma unroll
-  for (int r = 0; r < 4; r++) {
-    const kr_float2 two = *(const kr_float2 *)(rows + place_of<W>(me.row + r % 2 * 8, 16 * k + r / 2 * 8 + 2 * me.q));
-    a[r / 2 * 4 + r % 2] = two.v[0], a[r / 2 * 4 + r % 2 + 2] = two.v[1];
+  for (int r = 0; r < 2; r++) {
+    const kr_float2 two = *(const kr_float2 *)(rows + place_of<W>(me.row + r * 8, 8 * k + 2 * me.q));
+    a[r] = two.v[0], a[r + 2] = two.v[1];
   }
 }
 
-/* d += a by rows 16 k on of W columns, blocks of eight columns from column n on. */
+/* d += a by rows 8 k on of W columns, blocks of eight columns from column n on. */
 template <int W, int BLOCKS, int PARTS>
-KR_DEV void multiply_rows(float (&d)[BLOCKS][4], const warp_place &me, const kr_terms<PARTS, 4> &a, const float *rows,
+KR_DEV void multiply_rows(float (&d)[BLOCKS][4], const warp_place &me, const kr_factor<PARTS, 4> &a, const float *rows,
                           int k, int n) {
 #pragma unroll
-  for (int j = 0; j < BLOCKS; j++) {
-    float b[4];
-#pragma unroll
-    for (int r = 0; r < 4; r++) b[r] = rows[place_of<W>(16 * k + me.q + 4 * r, n + 8 * j + me.g)];
-    kr_multiply_terms<PARTS>(d[j], a, b);
-  }
+  for (int j = 0; j < BLOCKS; j++)
+    kr_multiply<PARTS>(d[j], a, {rows[place_of<W>(8 * k + me.q, n + 8 * j + me.g)],
+                              rows[place_of<W>(8 * k + me.q + 4, n + 8 * j + me.g)]});
 }
 
-/* d += a by columns 16 k on, in pairs, of the rows from n on. */
+/* d += a by columns 8 k on, in pairs, of the rows from n on. */
 template <int W, int BLOCKS, int PARTS>
-KR_DEV void multiply_pairs(float (&d)[BLOCKS][4], const warp_place &me, const kr_terms<PARTS, 4> &a, const float *rows,
+KR_DEV void multiply_pairs(float (&d)[BLOCKS][4], const warp_place &me, const kr_factor<PARTS, 4> &a, const float *rows,
                            int k, int n) {
 #pragma unroll
-  for (int j = 0; j < BLOCKS; j++) {
-    const kr_float2 first = *(const kr_float2 *)(rows + place_of<W>(n + 8 * j + me.g, 16 * k + 2 * me.q)),
-                    second = *(const kr_float2 *)(rows + place_of<W>(n + 8 * j + me.g, 16 * k + 8 + 2 * me.q));
-    kr_multiply_terms<PARTS>(d[j], a, {first.v[0], first.v[1], second.v[0], second.v[1]});
-  }
+  for (int j = 0; j < BLOCKS; j++)
+    kr_multiply<PARTS>(d[j], a, ((const kr_float2 *)(rows + place_of<W>(n + 8 * j + me.g, 8 * k + 2 * me.q)))->v);
 }
 
 /* dC += 2^a dy S, and its products with C. */
@@ -165,11 +158,11 @@ KR_DEV void give_before(const stage &head, const warp_place &me, given_sums &sum
     float t[4][4];
 #pragma unroll
     for (int j = 0; j < 4; j++) clear(t[j]);
-#pragma unroll 1
-    for (int k = 0; k < PB / 16; k++) {
-      float a[8];
+#pragma unroll 2
+    for (int k = 0; k < PB / 8; k++) {
+      float a[4];
       read_rows<PB>(a, me, head.dy, k);
-      multiply_rows<N>(t, me, kr_split_terms<PARTS>(a), head.state, k, n);
+      multiply_rows<N>(t, me, kr_split<PARTS>(a), head.state, k, n);
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -234,11 +227,11 @@ KR_DEV void give_pairs(const kr_ssd_params &f, const stage &head, const warp_pla
 #pragma unroll
   for (int i = 0; i < 8; i++) passed[i] = 0;
   if (me.m >= 2 * me.n) { /* else later than the rows */
-#pragma unroll 1
-    for (int k = 0; k < PB / 16; k++) {
-      float a[8];
+#pragma unroll 2
+    for (int k = 0; k < PB / 8; k++) {
+      float a[4];
       read_pairs<PB>(a, me, head.dy, k);
-      multiply_pairs<PB>(xy, me, kr_split_terms<PARTS>(a), head.x, k, 32 * me.n);
+      multiply_pairs<PB>(xy, me, kr_split<PARTS>(a), head.x, k, 32 * me.n);
     }
   }
 #pragma unroll
@@ -298,24 +291,24 @@ KR_DEV int give_gate(const kr_ssd_bwd_params &p, const place &at, const stage &h
 #pragma unroll
   for (int j = 0; j < 4; j++) clear(y[j]);
 #pragma unroll 1
-  for (int k = 0; k < N / 16; k++) {
-    float a[8];
+  for (int k = 0; k < N / 8; k++) {
+    float a[4];
     read_pairs<N>(a, me, head.matrix, k);
-    multiply_pairs<N>(y, me, kr_split_terms<PARTS>(a), head.state, k, 32 * me.n);
+    multiply_pairs<N>(y, me, kr_split<PARTS>(a), head.state, k, 32 * me.n);
   }
   const float low = state_reaches(s, me.row), high = state_reaches(s, me.row + 8);
 #pragma unroll
   for (int j = 0; j < 4; j++) y[j][0] *= low, y[j][1] *= low, y[j][2] *= high, y[j][3] *= high;
 #pragma unroll 1
-  for (int k = 0; k < me.m + 1; k++) {
-    float a[8];
+  for (int k = 0; k < 2 * me.m + 2; k++) {
+    float a[4];
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-      const int i = me.row + r % 2 * 8, j = 16 * k + me.q + r / 2 * 4;
+    for (int r = 0; r < 4; r++) {
+      const int i = me.row + r % 2 * 8, j = 8 * k + me.q + r / 2 * 4;
       const float passes = CB[i * Q + j] * (decay(s.a[j], s.from[j], s.a[i], s.from[i]) * s.d[j]);
       a[r] = j <= (i | f.last_rank) && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
     }
-    multiply_rows<PB>(y, me, kr_split_terms<PARTS>(a), head.x, k, 32 * me.n);
+    multiply_rows<PB>(y, me, kr_split<PARTS>(a), head.x, k, 32 * me.n);
   }
 #pragma unroll 1
   for (int h = 0; h < 2; h++) {
@@ -373,21 +366,20 @@ KR_DEV void take_after(const stage &head, const warp_place &me, int has_sequence
                        float (&dB)[N / 16][4]) {
 #pragma unroll
   for (int j = 0; j < 4; j++) clear(after[j]);
-#pragma unroll 1
-  for (int k = 0; k < N / 16; k++) {
-    float a[8];
+#pragma unroll 2
+  for (int k = 0; k < N / 8; k++) {
+    float a[4];
     read_pairs<N>(a, me, head.matrix, k);
-    multiply_pairs<N>(after, me, kr_split_terms<PARTS>(a), head.state, k, 32 * me.n);
+    multiply_pairs<N>(after, me, kr_split<PARTS>(a), head.state, k, 32 * me.n);
   }
   const float low = input_left(*head.steps, has_sequences, me.row),
               high = input_left(*head.steps, has_sequences, me.row + 8);
 #pragma unroll 1
-  for (int k = 0; k < PB / 16; k++) {
-    float a[8];
+  for (int k = 0; k < PB / 8; k++) {
+    float a[4];
     read_rows<PB>(a, me, head.x, k);
-#pragma unroll
-    for (int r = 0; r < 8; r++) a[r] *= r % 2 ? high : low;
-    multiply_rows<N>(dB, me, kr_split_terms<PARTS>(a), head.state, k, me.n * (N / 2));
+    a[0] *= low, a[1] *= high, a[2] *= low, a[3] *= high;
+    multiply_rows<N>(dB, me, kr_split<PARTS>(a), head.state, k, me.n * (N / 2));
   }
 }
 
@@ -397,15 +389,15 @@ KR_DEV void take_within(const kr_ssd_params &f, const stage &head, const warp_pl
                         float (&all)[4][4]) {
   const chunk_steps &s = *head.steps;
 #pragma unroll 1
-  for (int k = me.m; k < Q / 16; k++) {
-    float a[8];
+  for (int k = 2 * me.m; k < Q / 8; k++) {
+    float a[4];
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-      const int i = 16 * k + me.q + r / 2 * 4, j = me.row + r % 2 * 8;
+    for (int r = 0; r < 4; r++) {
+      const int i = 8 * k + me.q + r / 2 * 4, j = me.row + r % 2 * 8;
       const float passes = CB[i * Q + j] * decay(s.a[j], s.from[j], s.a[i], s.from[i]);
       a[r] = j <= (i | f.last_rank) && (!f.seq_idx || s.segment[i] == s.segment[j]) ? passes : 0.0f;
     }
-    multiply_rows<PB>(all, me, kr_split_terms<PARTS>(a), head.dy, k, 32 * me.n);
+    multiply_rows<PB>(all, me, kr_split<PARTS>(a), head.dy, k, 32 * me.n);
   }
 }
 
@@ -666,12 +658,12 @@ KR_DEV void finish_matrix(const kr_ssd_bwd_params &p, const place &at, const flo
   float d[N / 16][4];
   load_parts<N>(p, at, me, TURNED ? p.sum_B : p.sum_C, d);
 #pragma unroll 1
-  for (int k = TURNED ? me.m : 0; k < (TURNED ? Q / 16 : me.m + 1); k++) {
-    float a[8];
+  for (int k = TURNED ? 2 * me.m : 0; k < (TURNED ? Q / 8 : 2 * me.m + 2); k++) {
+    float a[4];
     if (TURNED)
-      for (int r = 0; r < 8; r++) a[r] = W[place_of<Q>(16 * k + me.q + r / 2 * 4, me.row + r % 2 * 8)];
+      for (int r = 0; r < 4; r++) a[r] = W[place_of<Q>(8 * k + me.q + r / 2 * 4, me.row + r % 2 * 8)];
     else read_rows<Q>(a, me, W, k);
-    multiply_rows<N>(d, me, kr_split_terms<PARTS>(a), matrix, k, me.n * (N / 2));
+    multiply_rows<N>(d, me, kr_split<PARTS>(a), matrix, k, me.n * (N / 2));
   }
   if (is_spoilt<N / 16>(d)) report_nonfinite_group(p.f, at.b, at.g * p.f.heads);
   if (to.data) leave_matrix<N>(p, at, me, to, 0, d);

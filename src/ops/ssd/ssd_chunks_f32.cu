@@ -11,6 +11,7 @@
  * kr_ssd_ends_nN      only the state at the end of each segment, from zero
  * each but the first also as _tf32. One stage of a chunk's rows is in shared memory: C arrives while the warps use x
  * and B, and the other way round. */
+#include "bf16_parts.cuh"
 #include "halves.cuh"
 #include "ssd_f32.cuh"
 #include "ssd_halves.h"

@@ -3,8 +3,8 @@
 #ifndef KR_SSD_F32_CUH
 #define KR_SSD_F32_CUH
 
-#include "bf16_parts.cuh"
 #include "ssd_mma.cuh"
+#include "tf32_parts.cuh"
 
 /* ---- rows in shared memory --------------------------------------------------------------------------------------- */
 
@@ -47,10 +47,10 @@ KR_DEV lane_place lane(void) {
   return lane_place{thread >> 2 & 7, thread & 3, (thread >> 5) * 16 + (thread >> 2 & 7)};
 }
 
-/* X^T of 16 tokens as an A operand. */
-KR_DEV void read_channels(float (&a)[8], const lane_place &me, const float *x, int k) {
+/* X^T of eight tokens as an A operand. */
+KR_DEV void read_channels(float (&a)[4], const lane_place &me, const float *x, int k) {
 #pragma unroll
-  for (int r = 0; r < 8; r++) a[r] = x[place_of<PB>(16 * k + r / 2 * 4 + me.q, me.c + r % 2 * 8)];
+  for (int r = 0; r < 4; r++) a[r] = x[place_of<PB>(8 * k + r / 2 * 4 + me.q, me.c + r % 2 * 8)];
 }
 
 /* S = keeps S + (weights X)^T B, for a warp's 16 channels; OUT as in take_chunk. Returns whether a dropped state was
@@ -60,23 +60,17 @@ KR_DEV int take_floats(float (&s)[N / 8][4], const lane_place &me, const float *
                        const chunk_steps &steps, int has_sequences) {
   const int spoilt = keep_of_state<N / 8>(s, state_left(steps));
 #pragma unroll 1
-  for (int k = 0; k < Q / 16; k++) {
-    const int i = 16 * k + me.q;
-    float elements[8];
+  for (int k = 0; k < Q / 8; k++) {
+    const int i = 8 * k + me.q;
+    const float low = OUT ? state_reaches(steps, i) : input_left(steps, has_sequences, i),
+                high = OUT ? state_reaches(steps, i + 4) : input_left(steps, has_sequences, i + 4);
+    float elements[4];
     read_channels(elements, me, x, k);
+    elements[0] *= low, elements[1] *= low, elements[2] *= high, elements[3] *= high;
+    const kr_factor<PARTS, 4> a = kr_split<PARTS>(elements);
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-      const float weight = OUT ? state_reaches(steps, i + 4 * r) : input_left(steps, has_sequences, i + 4 * r);
-      elements[2 * r] *= weight, elements[2 * r + 1] *= weight;
-    }
-    const kr_terms<PARTS, 4> a = kr_split_terms<PARTS>(elements);
-#pragma unroll
-    for (int n = 0; n < N / 8; n++) {
-      float b[4];
-#pragma unroll
-      for (int r = 0; r < 4; r++) b[r] = B[place_of<N>(i + 4 * r, 8 * n + me.g)];
-      kr_multiply_terms<PARTS>(s[n], a, b);
-    }
+    for (int n = 0; n < N / 8; n++)
+      kr_multiply<PARTS>(s[n], a, {B[place_of<N>(i, 8 * n + me.g)], B[place_of<N>(i + 4, 8 * n + me.g)]});
   }
   return spoilt;
 }
