@@ -12,7 +12,7 @@ from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 _CHECK_EVERY = 32    # steps between looks at a GPU's tokens for the end
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_SHARED = 1024  # sequences of the library's graphs
-_STREAMED = 2560     # the width of models of which Hopper takes all layers of a step of one sequence in one call, in float16
+_STREAMED = 2560     # the width of models of which Hopper takes all layers of a step of one sequence in one call, in 16 bits
 
 
 class _Layer:
@@ -239,7 +239,7 @@ class Decoder:
     def _move_layers_together(self):
         """Where that lets all layers of a step be one call."""
         first = self.layers[0]
-        if self.weight.is_cuda and self.weight.dtype is torch.float16 and self.weight.shape[1] == _STREAMED and torch.cuda.get_device_capability(self.weight.device)[0] == 9:
+        if self.weight.is_cuda and self.weight.dtype in (torch.float16, torch.bfloat16) and self.weight.shape[1] == _STREAMED and torch.cuda.get_device_capability(self.weight.device)[0] == 9:
             for name in ("norm", "in_proj", "conv_weight", "conv_bias", "x_proj", "dt_proj", "gate", "out_proj"):
                 if getattr(first, name) is not None:
                     _move_together([getattr(layer, name) for layer in self.layers])

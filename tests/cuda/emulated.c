@@ -171,7 +171,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
     const int usual = order || is_step(op) || takes_together ? MUCH : is_least ? LEAST : LITTLE;
     fake_device(capability == TURING ? OF_TURING : usual);
     krait_ctx *ctx = open_ctx();
-    const int64_t first = takes_together ? op->n_cases - 2 + order % 2 : order * SECOND_START;
+    const int64_t first = takes_together ? op->n_cases - KR_N_ORDERS + order : order * SECOND_START;
     kr_check_result r = check_op(ctx, op, rows[order], order, first,
                                  (is_composed(op) ? 0.15 : 0.3) * (double)percent / 100, op->n_cases, print_line);
     print_message("  %-24s %-11s threads %-9s %5lld cases: %5lld run, %4lld refused, worst %.2f of the bound, %.1f s\n",

@@ -258,6 +258,12 @@ static void wide_mamba(void **state) { (void)state, wide_steps_are_those_of_the_
 static void wide_mamba2(void **state) {
   (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_F16, 1e-4);
 }
+static void wide_bfloat16(void **state) {
+  (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_BF16, 1e-4);
+}
+static void wide2_bfloat16(void **state) {
+  (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_BF16, 1e-4);
+}
 static void wide_q8(void **state) { (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA1, KRAIT_Q8_0, 1e-4); }
 static void wide2_q8(void **state) { (void)state, wide_steps_are_those_of_the_cpu(KR_MIXER_MAMBA2, KRAIT_Q8_0, 1e-4); }
 
@@ -517,6 +523,7 @@ int main(int argc, char **argv) {
                                    cmocka_unit_test(qwen2_float16),
                                    cmocka_unit_test(wide_mamba),
                                    cmocka_unit_test(wide_mamba2),
+                                   cmocka_unit_test(wide_bfloat16),
                                    cmocka_unit_test(wide_q8),
                                    cmocka_unit_test(mamba3_float32),
                                    cmocka_unit_test(mamba3_float16),
@@ -540,6 +547,8 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(qwen2_bfloat16),
                                      cmocka_unit_test(wide_mamba),
                                      cmocka_unit_test(wide_mamba2),
+                                     cmocka_unit_test(wide_bfloat16),
+                                     cmocka_unit_test(wide2_bfloat16),
                                      cmocka_unit_test(wide_q8),
                                      cmocka_unit_test(wide2_q8),
                                      cmocka_unit_test(qwen2_float32),

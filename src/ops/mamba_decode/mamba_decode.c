@@ -54,4 +54,4 @@ static const kr_impl impls[] = {
     {"ref", KRAIT_CAP_CPU, NULL, kr_mamba_decode_ref, kr_mamba_decode_ref_scratch},
 };
 
-KR_OP_DEFINE(mamba_decode, impls, check_mamba_decode_rules, count_mamba_decode_cost, kr_mamba_decode_case, 80)
+KR_OP_DEFINE(mamba_decode, impls, check_mamba_decode_rules, count_mamba_decode_cost, kr_mamba_decode_case, 81)

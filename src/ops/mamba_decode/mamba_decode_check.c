@@ -1,5 +1,5 @@
 /* mamba_decode_check.c: random calls: both kinds of layers, sizes around the persistent row's limits, few sequences
- * from many state rows; the last two as the streaming row takes them. Values that pass through several 16-bit products
+ * from many state rows; the last three as the streaming row takes them. Values that pass through several 16-bit products
  * and norms are less exact than one rounding. */
 #include "check.h"
 #include "op_list.h"
@@ -15,8 +15,8 @@ static void choose_mamba_decode_sizes(kr_case *c, kr_mamba_decode_args *a, int i
   a->n_states = a->B + kr_case_int(c, 0, 3);
 }
 
-/* As the streaming row takes them: one sequence, one width, two layers; of 8 bits, then of 16. The last calls only: the
- * reference takes seconds. */
+/* As the streaming row takes them: one sequence, one width, two layers; of 8 bits, of float16, of bfloat16. The last
+ * calls only: the reference takes seconds. */
 enum { FIRST_WIDE = 78 };
 
 static void widen_mamba_decode(kr_case *c, kr_mamba_decode_args *a, int is_first) {
@@ -77,7 +77,7 @@ int32_t kr_mamba_decode_case(kr_case *c, int64_t index) {
   if (is_q8) a->H = a->G = is_first ? 1 : 2, a->D = 64 * kr_case_int(c, 1, 2), a->E = 64 * kr_case_int(c, 1, 3);
   if (is_wide) widen_mamba_decode(c, a, is_first);
   if (is_q8) a->SD = a->D / 32, a->SE = a->E / 32;
-  c->dtype = is_wide   ? KRAIT_F16
+  c->dtype = is_wide   ? (index == FIRST_WIDE + 2 ? KRAIT_BF16 : KRAIT_F16)
              : is_even ? (int32_t)kr_case_pick(c, 2, (int64_t[]){KRAIT_F16, KRAIT_BF16})
                        : kr_case_activation_dtype(c);
   if (is_even) c->contiguous = 1, c->other = c->dtype;

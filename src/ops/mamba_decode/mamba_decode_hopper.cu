@@ -792,5 +792,7 @@ KR_DEV void run(const kr_stream_params &params) {
 
 KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream(const kr_stream_params params) { run<0, 0>(params); }
 KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream(const kr_stream_params params) { run<1, 0>(params); }
+#ifdef KR_HALF
 KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba_stream_q8(const kr_stream_params params) { run<0, 1>(params); }
 KR_KERNEL void KR_BOUNDS(KR_STREAM_THREADS, 1) kr_mamba2_stream_q8(const kr_stream_params params) { run<1, 1>(params); }
+#endif

@@ -88,7 +88,6 @@ static int lies_dense(const kr_mamba_decode_args *a) {
 
 static const char *refuse_shape(const krait_ctx *ctx, const kr_mamba_decode_args *a) {
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors, is_first = kr_has(&a->dt_proj);
-  if (a->x.dtype != KRAIT_F16) return "not float16";
   if (a->B != 1) return "more than one sequence";
   if (a->W > 4) return "more than 4 taps";
   if (a->G != 1) return "several groups";
@@ -134,9 +133,11 @@ uint64_t kr_mamba_decode_streamed_scratch(const krait_ctx *ctx, const void *args
 }
 
 int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[2][2] = {
-      {{"mamba_decode_hopper", "kr_mamba_stream"}, {"mamba_decode_hopper", "kr_mamba2_stream"}},
-      {{"mamba_decode_hopper", "kr_mamba_stream_q8"}, {"mamba_decode_hopper", "kr_mamba2_stream_q8"}}};
+  static const kr_kernel by_type[2][2] = {
+      {{"mamba_decode_hopper_f16", "kr_mamba_stream"}, {"mamba_decode_hopper_f16", "kr_mamba2_stream"}},
+      {{"mamba_decode_hopper_bf16", "kr_mamba_stream"}, {"mamba_decode_hopper_bf16", "kr_mamba2_stream"}}};
+  static const kr_kernel q8[2] = {{"mamba_decode_hopper_f16", "kr_mamba_stream_q8"},
+                                  {"mamba_decode_hopper_f16", "kr_mamba2_stream_q8"}};
   const kr_mamba_decode_args *a = args;
   const int64_t blocks = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_stream_params s = mamba_decode_hopper_plan_of(ctx, a);
@@ -147,6 +148,6 @@ int32_t kr_mamba_decode_streamed(const krait_ctx *ctx, const void *args) {
                         .stream = a->call.stream,
                         .is_cooperative = 1};
   KR_TRY(kr_cuda_fill(ctx->cuda, a->call.scratch, 0, words, a->call.stream)); /* no word has a layer's tag */
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.in_proj.scales != NULL][s.p.is_second], &grid,
-                        &s, sizeof s);
+  const kr_kernel *const kernels = s.p.in_proj.scales ? q8 : by_type[a->x.dtype == KRAIT_BF16];
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[s.p.is_second], &grid, &s, sizeof s);
 }
