@@ -1,19 +1,22 @@
-/* gemm_base.cu: products of factors of any type and strides by float32 FMAs, for every GPU. A block of 256 threads
- * computes a 128 x 128 tile; a thread has rows y + {0..3} and those + 64, columns x + {0..3} and those + 64. In a
- * gated product the second half of the tile's columns belongs to B2, so one thread holds both factors of a result. The
- * next stage is prefetched into registers while the current one is multiplied: in whole aligned tiles of one type as it
- * is, by 16 bytes (8 of 16 bits) that neighbouring threads read side by side. kr_gemm_sum then reduces the split-K
- * parts. */
+/* gemm_base.cu: products of factors of any type and strides by float32 FMAs, for every GPU. A block of 128 threads
+ * computes a 128 x 128 tile; a thread has rows y + {0..3} and those + 64, columns x + {0..3} and those + 32, 64 and 96.
+ * In a gated product the second half of the tile's columns belongs to B2, so one thread holds both factors of a result.
+ * The next stage is prefetched into registers while the current one is multiplied: in whole aligned tiles of one type
+ * as it is, by 16 bytes (8 of 16 bits) that neighbouring threads read side by side. kr_gemm_sum then reduces the
+ * split-K parts. */
 #include "gemm_finish.cuh"
 #include "overlap.cuh"
 
-enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK, ROW = BM + 4 };
+enum { BM = KR_BASE_BM, BN = KR_BASE_BN, BK = KR_BASE_BK };
 enum { ANY, FLOATS, HALVES }; /* a stage's factors: of any kind, or whole, aligned and both of float32 or of 16 bits */
+enum { PIECES = 4, COLUMNS = 16 }; /* of a thread's share of copying a factor; of its results */
 
-/* A thread's share of copying a factor: four elements, contiguous in memory if any are, of each half of its rows. */
+/* A thread's share of copying a factor: fours of elements, contiguous in memory if any are, two pieces of each half of
+ * the rows: 32 rows apart, or (turned) 8 of k. */
 typedef struct copier {
   const kr_gemm_matrix *matrix[2]; /* of each half, as in the following */
-  int64_t at[2], advance[2], along[2]; /* in elements: next stage, stride between stages, stride between the four */
+  int64_t at[2], advance[2], along[2], apart[2]; /* in elements: next stage, stride between stages, between the four,
+                                                  * between pieces */
   int left[2], row, k, turned; /* rows in bounds from the first; place in the stage; turned: the four are rows, not k */
 } copier;
 
@@ -22,6 +25,7 @@ KR_DEV void add_half(copier &c, int half, const kr_gemm_matrix &matrix, int64_t 
                      int first, int limit, int k) {
   c.matrix[half] = &matrix;
   c.advance[half] = BK * k_stride, c.along[half] = c.turned ? row_stride : k_stride;
+  c.apart[half] = c.turned ? 8 * k_stride : 32 * row_stride;
   c.left[half] = limit - first - c.row;
   c.at[half] = batch * matrix.batch + (first + c.row) * row_stride + (k + c.k) * k_stride;
 }
@@ -33,103 +37,114 @@ KR_DEV copier copier_of(int turned) {
   return c;
 }
 
-/* Bits of the eight elements: words 0 to 3 (of 16 bits 0 and 1) and 4 to 7 (2 and 3). left_k: k in bounds from the
- * stage's first. */
+/* Bits of the pieces' elements: four words a piece, of 16 bits two. left_k: k in bounds from the stage's first. */
 template <int KIND>
-KR_DEV void fetch(copier &c, int left_k, uint32_t (&w)[8]) {
+KR_DEV void fetch(copier &c, int left_k, uint32_t (&w)[PIECES][4]) {
 #pragma unroll
-  for (int h = 0; h < 2; h++) {
+  for (int i = 0; i < PIECES; i++) {
+    const int h = i / 2, second = i % 2;
+    const int64_t at = c.at[h] + (second ? c.apart[h] : 0);
     if (KIND == FLOATS) {
-      const kr_raw16 four = *(const kr_raw16 *)((const float *)c.matrix[h]->data + c.at[h]);
+      const kr_raw16 four = *(const kr_raw16 *)((const float *)c.matrix[h]->data + at);
 #pragma unroll
-      for (int i = 0; i < 4; i++) w[4 * h + i] = four.w[i];
+      for (int e = 0; e < 4; e++) w[i][e] = four.w[e];
     } else if (KIND == HALVES) {
-      const uint64_t four = *(const uint64_t *)((const uint16_t *)c.matrix[h]->data + c.at[h]);
-      w[2 * h] = (uint32_t)four, w[2 * h + 1] = (uint32_t)(four >> 32);
+      const uint64_t four = *(const uint64_t *)((const uint16_t *)c.matrix[h]->data + at);
+      w[i][0] = (uint32_t)four, w[i][1] = (uint32_t)(four >> 32);
     } else {
-      const int left = c.turned ? (c.k < left_k ? c.left[h] : 0) : (c.left[h] > 0 ? left_k - c.k : 0);
+      const int left =
+          c.turned ? (c.k + 8 * second < left_k ? c.left[h] : 0) : (c.left[h] > 32 * second ? left_k - c.k : 0);
       float v[4];
-      kr_read_run<4>(*c.matrix[h], c.at[h], c.along[h], left, v);
+      kr_read_run<4>(*c.matrix[h], at, c.along[h], left, v);
 #pragma unroll
-      for (int i = 0; i < 4; i++) w[4 * h + i] = kr_float_to_bits(v[i]);
+      for (int e = 0; e < 4; e++) w[i][e] = kr_float_to_bits(v[e]);
     }
-    c.at[h] += c.advance[h];
   }
+#pragma unroll
+  for (int h = 0; h < 2; h++) c.at[h] += c.advance[h];
 }
 
 /* Place in a stage, without conflicts between banks for fours of rows and for eight rows by four fours of k. */
 KR_DEV int place_of(int k, int row) { return k * BM + (row ^ (k >> 2 & 3) << 3); }
 
 template <int KIND>
-KR_DEV void put(const copier &c, float *stage, const uint32_t (&w)[8]) {
+KR_DEV void put(const copier &c, float *stage, const uint32_t (&w)[PIECES][4]) {
 #pragma unroll
-  for (int h = 0; h < 2; h++) {
+  for (int i = 0; i < PIECES; i++) {
+    const int row = c.row + 64 * (i / 2), second = i % 2;
     kr_float4 v;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      v.v[i] = KIND == HALVES ? kr_unpack(w[2 * h + i / 2], i % 2, c.matrix[0]->dtype) : kr_bits_to_float(w[4 * h + i]);
+    for (int e = 0; e < 4; e++)
+      v.v[e] = KIND == HALVES ? kr_unpack(w[i][e / 2], e % 2, c.matrix[0]->dtype) : kr_bits_to_float(w[i][e]);
     if (c.turned) {
-      *(kr_float4 *)(stage + place_of(c.k, c.row + 64 * h)) = v;
+      *(kr_float4 *)(stage + place_of(c.k + 8 * second, row)) = v;
       continue;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) stage[place_of(c.k, c.row + 64 * h) + i * BM] = v.v[i];
+    for (int e = 0; e < 4; e++) stage[place_of(c.k, row + 32 * second) + e * BM] = v.v[e];
   }
 }
 
 /* y, x: the thread's first row and column. The register file gives a cycle one operand of each of two banks, even and
- * odd registers, beside what the last multiply-add read and keeps: so rows take turns in the order of columns, and
- * finish_tile stores pairs of columns in turn, which gives a sum the other bank than its column's factor. */
-KR_DEV void multiply(float (&d)[8][8], const float *a, const float *b, int y, int x) {
+ * odd registers, beside what the last multiply-add read and keeps: so columns take turns in the order of rows, and
+ * finish_tile stores pairs of rows in turn, which gives a sum the other bank than its row's factor. */
+KR_DEV void multiply(float (&d)[8][COLUMNS], const float *a, const float *b, int y, int x) {
 #pragma unroll 1
   for (int four = 0; four < BK / 4; four++) {
     const float *const rows = a + place_of(4 * four, y), *const columns = b + place_of(4 * four, x);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      float va[8], vb[8];
+      float va[8], vb[COLUMNS];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const kr_float4 of_a = *(const kr_float4 *)(rows + k * BM + 64 * h),
-                        of_b = *(const kr_float4 *)(columns + k * BM + 64 * h);
+        const kr_float4 of_a = *(const kr_float4 *)(rows + k * BM + 64 * h);
 #pragma unroll
-        for (int i = 0; i < 4; i++) va[4 * h + i] = of_a.v[i], vb[4 * h + i] = of_b.v[i];
+        for (int i = 0; i < 4; i++) va[4 * h + i] = of_a.v[i];
       }
 #pragma unroll
-      for (int i = 0; i < 8; i++)
+      for (int h = 0; h < COLUMNS / 4; h++) {
+        const kr_float4 of_b = *(const kr_float4 *)(columns + k * BM + 32 * h);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-          const int c = i % 2 ? 7 - j : j;
-          d[i][c] = kr_fma(va[i], vb[c], d[i][c]);
+        for (int i = 0; i < 4; i++) vb[4 * h + i] = of_b.v[i];
+      }
+#pragma unroll
+      for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          const int r = j % 2 ? 7 - i : i;
+          d[r][j] = kr_fma(va[r], vb[j], d[r][j]);
         }
     }
   }
 }
 
-/* Goes through shared memory, 64 rows at a time and pairs of columns in turn, to give each thread eight contiguous
+/* Place of a result of 64 rows in shared memory: columns one after another, fours of rows in different banks. */
+KR_DEV int staged_at(int row, int column) { return column * 64 + (row ^ (column >> 3 & 7) << 2); }
+
+/* Goes through shared memory, 64 rows at a time and pairs of rows in turn, to give each thread eight contiguous
  * columns. */
 template <int GATED>
-KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)[8][8], int slab, int m, int n, int y,
-                        int x) {
+KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)[8][COLUMNS], int slab, int m, int n,
+                        int y, int x) {
   const int RUNS = GATED ? 8 : 16, column = kr_thread() % RUNS * 8;
   kr_column_terms<8> terms;
   kr_read_terms<8>(p, n + column, terms);
 #pragma unroll
   for (int half = 0; half < 2; half++) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const float *v = d[4 * half + i] + 4 * h;
-        *(kr_float4 *)(staged + (y + i) * ROW + 64 * h + x) = (kr_float4){{v[1], v[0], v[3], v[2]}};
-      }
+    for (int j = 0; j < COLUMNS; j++) {
+      const int i = 4 * half;
+      *(kr_float4 *)(staged + staged_at(y, x + 32 * (j / 4) + j % 4)) =
+          (kr_float4){{d[i + 1][j], d[i][j], d[i + 3][j], d[i + 2][j]}};
+    }
     kr_sync();
 #pragma unroll 1
     for (int row = kr_thread() / RUNS; row < 64; row += KR_BASE_THREADS / RUNS) {
       float v[8], second[8];
 #pragma unroll
       for (int i = 0; i < 8; i++)
-        v[i] = staged[row * ROW + column + (i ^ 1)],
-        second[i] = GATED ? staged[row * ROW + 64 + column + (i ^ 1)] : 0.0f;
+        v[i] = staged[staged_at(row ^ 1, column + i)],
+        second[i] = GATED ? staged[staged_at(row ^ 1, 64 + column + i)] : 0.0f;
       if (!GATED && p.n_splits > 1) kr_keep_run<8>(p, slab, m + 64 * half + row, n + column, v);
       else kr_finish_run<8, GATED>(p, terms, slab % p.P, m + 64 * half + row, n + column, v, second);
     }
@@ -138,9 +153,9 @@ KR_DEV void finish_tile(const kr_gemm_params &p, float *staged, const float (&d)
 }
 
 template <int KIND>
-KR_DEV void add_stages(float (&d)[8][8], float *stages, copier from_a, copier from_b, int n_k, int y, int x) {
+KR_DEV void add_stages(float (&d)[8][COLUMNS], float *stages, copier from_a, copier from_b, int n_k, int y, int x) {
   const int FACTOR = BK * BM;
-  uint32_t next_a[8], next_b[8];
+  uint32_t next_a[PIECES][4], next_b[PIECES][4];
   fetch<KIND>(from_a, n_k, next_a), fetch<KIND>(from_b, n_k, next_b);
   put<KIND>(from_a, stages, next_a), put<KIND>(from_b, stages + FACTOR, next_b);
   kr_sync();
@@ -163,12 +178,12 @@ KR_DEV int is_aligned(const copier &c) {
 
 template <int GATED>
 KR_DEV void run(const kr_gemm_params &p) {
-  KR_SHARED float __attribute__((aligned(16))) stages[2 * 2 * BK * ROW]; /* reused for 64 rows of the result */
+  KR_SHARED float __attribute__((aligned(16))) stages[2 * 2 * BK * BM]; /* reused for 64 rows of the result */
   const int WIDTH = GATED ? BN / 2 : BN, warp = kr_thread() / 32, lane = kr_thread() % 32;
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * WIDTH, begin = u.split * p.k_split,
             end = p.K - begin < p.k_split ? p.K : begin + p.k_split, n_k = end - begin;
-  const int y = (warp / 2 * 4 + (lane & 1) + (lane >> 4) * 2) * 4, x = (warp % 2 * 8 + (lane >> 1 & 7)) * 4;
+  const int y = (warp / 2 * 8 + (lane >> 1 & 7)) * 4, x = (warp % 2 * 4 + (lane & 1) + (lane >> 4) * 2) * 4;
   const kr_gemm_matrix &B2 = GATED ? p.B2 : p.B;
   copier from_a = copier_of(p.A.row == 1 && p.A.column != 1), from_b = copier_of(p.B.column == 1 && B2.column == 1);
 #pragma unroll
@@ -179,9 +194,9 @@ KR_DEV void run(const kr_gemm_params &p) {
   }
   const int dtype = p.A.dtype, whole = n_k % BK == 0 && m + BM <= p.M && n + WIDTH <= p.N && is_aligned(from_a) &&
                                        is_aligned(from_b) && p.B.dtype == dtype && B2.dtype == dtype;
-  float d[8][8];
+  float d[8][COLUMNS];
 #pragma unroll
-  for (int i = 0; i < 64; i++) d[i / 8][i % 8] = 0.0f;
+  for (int i = 0; i < 8 * COLUMNS; i++) d[i / COLUMNS][i % COLUMNS] = 0.0f;
   if (whole && dtype == KRAIT_F32) add_stages<FLOATS>(d, stages, from_a, from_b, n_k, y, x);
   else if (whole) add_stages<HALVES>(d, stages, from_a, from_b, n_k, y, x);
   else add_stages<ANY>(d, stages, from_a, from_b, n_k, y, x);

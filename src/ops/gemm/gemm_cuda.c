@@ -106,7 +106,7 @@ static const char too_large[] = "too large for 32-bit numbers of tiles";
 /* ---- base -------------------------------------------------------------------------------------------------------- */
 
 static void plan_base(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost tiles[] = {{KR_BASE_BN, 2, 0.68, 1.1}, {0}};
+  static const tile_cost tiles[] = {{KR_BASE_BN, 2, 18, 12}, {0}};
   choose_tiles(ctx, p, tiles, KR_BASE_BK);
 }
 
