@@ -94,7 +94,8 @@ static const kr_impl impls[] = {
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"hopper_tiles_halves", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_halves_refuse, kr_gemm_hopper_halves,
      kr_gemm_hopper_halves_scratch},
-    {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_gemm_parts_refuse, kr_gemm_parts, kr_gemm_parts_scratch},
+    {"ampere_tiles_halves", KRAIT_CAP_CUDA_AMPERE, kr_gemm_ampere_halves_refuse, kr_gemm_ampere_halves,
+     kr_gemm_ampere_halves_scratch},
     {"cuda_base", KRAIT_CAP_CUDA_BASE, kr_gemm_base_refuse, kr_gemm_base, kr_gemm_base_scratch},
 #ifdef KR_BUILD_amx
     {"simd_amx_tiles", KRAIT_CAP_CPU | KRAIT_CAP_AVX512 | KRAIT_CAP_AMX, refuse_gemm_tiles, kr_gemm_tiles_avx512,

@@ -1,11 +1,12 @@
 /* gemm_ampere.cu: products by warp-level tensor-core mma, of 16-bit factors, of float32 ones rounded to tf32, or of
- * float32 ones as sums of two tf32 parts (KR_PARTS), which is as accurate as float32 multiply-adds. A block computes a
- * 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async copies A and B into a ring of stages of BK
- * of K; in the turing tier (KR_TURING), which has float16 alone, a thread's share of the next stage waits in registers.
- * Strides are arbitrary: where 16 bytes are not aligned, elements are copied one by one. Compiled once per type
- * (KR_HALF: float16, KR_TF32, with or without KR_PARTS) and memory order of the factors, like gemm_hopper.cu; with
- * KR_GATES, also gated products and 192-column tiles. */
+ * float32 ones as sums of two scaled float16 parts that gemm_split.cu has made (KR_PARTS), which is as accurate as
+ * float32 multiply-adds. A block computes a 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async
+ * copies A and B into a ring of stages of BK of K, of both parts; in the turing tier (KR_TURING), which has float16
+ * alone, a thread's share of the next stage waits in registers. Strides are arbitrary: where 16 bytes are not aligned,
+ * elements are copied one by one. Compiled once per type (KR_HALF: float16, also of parts; KR_TF32) and memory order of
+ * the factors, like gemm_hopper.cu; with KR_GATES, also gated products and 192-column tiles. */
 #include "gemm_finish.cuh"
+#include "gemm_ampere.h"
 #include "turing.cuh"
 
 #if defined(KR_TF32)
@@ -21,9 +22,13 @@ typedef uint16_t stored;
 enum { TYPE = KRAIT_BF16 };
 #endif
 #ifdef KR_PARTS
-enum { PARTS = 1 };
+enum { MATRICES = KR_N_HALVES }; /* of each factor in a stage */
+typedef kr_gemm_halves_params call;
+KR_DEV const kr_gemm_params &params_of(const call &c) { return c.params; }
 #else
-enum { PARTS = 0 };
+enum { MATRICES = 1 };
+typedef kr_gemm_params call;
+KR_DEV const kr_gemm_params &params_of(const call &c) { return c; }
 #endif
 /* CHUNK: elements in 16 bytes; STEP_K: k per mma. */
 enum {
@@ -82,12 +87,12 @@ struct copier {
     if (!MN) c.line = chunk * CHUNK;
   }
 
-  /* A stage entirely within bounds. */
-  KR_DEV void copy_whole(copier &c, uint32_t to) {
-    const stored *at = c.at;
+  /* A stage entirely within bounds, of the matrix that lies so many elements further. */
+  KR_DEV void copy_whole(copier &c, uint32_t to, int64_t further) {
+    const stored *at = c.at + further;
 #pragma unroll
     for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[i], to + (uint32_t)place_of(c, i), at);
-    c.at += c.advance, c.flies = 1;
+    c.flies = 1;
   }
 
   /* After either copy, before others read the stage. */
@@ -99,8 +104,13 @@ struct copier {
 
   /* A stage that starts left_k before the end of K. Bounds-checking every chunk would cost a third of the throughput,
    * hence copy_whole. */
-  KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
-    const stored *at = c.at;
+  KR_DEV void copy(copier &c, unsigned char *to, int64_t further, int left_k) {
+    const stored *at = c.at + further;
+    if (MATRICES > 1) { /* aligned, lines filled up with zeros to whole chunks */
+#pragma unroll
+      for (int i = 0; i < N; i++, at += c.step) kr_copy_some(to + place_of(c, i), at, exist(c, i, left_k) > 0 ? 16 : 0);
+      return;
+    }
     c.flies = KR_IS_TURING && c.packs && (MN ? c.left : left_k) % CHUNK == 0;
     if (c.flies) {
 #pragma unroll
@@ -115,7 +125,6 @@ struct copier {
 #pragma unroll 1
       for (int i = 0; i < N; i++, at += c.step) copy_elements(to + place_of(c, i), at, c.along, exist(c, i, left_k));
     }
-    c.at += c.advance;
   }
 
   /* Lines less than four apart are swizzled differently. */
@@ -161,7 +170,7 @@ KR_DEV void read_factor(uint32_t (&f)[4], const unsigned char *tile, int row, in
   if (MN && sizeof(stored) == 4) read_elements<ROWS, AS_B>(f, tile, row, step);
   else if (MN) kr_load_matrices_turned(f, tile + chunk_at<ROWS, MN>(step * STEP_K + ks + within, (row + rows) / 8));
   else kr_load_matrices(f, tile + chunk_at<ROWS, MN>(row + rows + within, (step * STEP_K + ks) / CHUNK));
-  if (sizeof(stored) == 4 && !PARTS) {
+  if (sizeof(stored) == 4) {
 #pragma unroll
     for (int r = 0; r < 4; r++) f[r] = kr_round_tf32(f[r]);
   }
@@ -177,27 +186,41 @@ KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[WN / 16][4], const u
 }
 
 #ifdef KR_PARTS
-/* d += (a's high part + its low part) (b's likewise) without the product of low parts, the small terms first. Tensor
- * cores round sums towards zero: each sum of eight terms starts from zero, and is added by an ordinary addition
- * (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022). */
-template <int WN>
-KR_DEV void multiply(float (&d)[4][WN / 8][4], const uint32_t (&a)[4][4], const uint32_t (&b)[WN / 16][4]) {
-  uint32_t b_high[WN / 16][4], b_low[WN / 16][4];
+/* Sixteen rows of fragments times 32 columns'. */
+KR_DEV void multiply_row(float (&d)[4][4], const uint32_t (&a)[4], const uint32_t (&b)[2][4]) {
 #pragma unroll
-  for (int j = 0; j < WN / 16; j++) kr_split_tf32(b[j], b_high[j], b_low[j]);
+  for (int j = 0; j < 4; j++) kr_mma_as(element(), d[j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+}
+
+/* d += (a's high part + its low part) (b's likewise) without the product of low parts, which are KR_HALVES_APART times
+ * too large; the small terms first. Tensor cores round sums towards zero: each sum of sixteen terms starts from zero,
+ * and is added by an ordinary addition (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores",
+ * 2022). */
+template <int BN, int WN>
+KR_DEV void multiply_parts(float (&d)[4][WN / 8][4], const unsigned char *stage, int row, int column, int step) {
+  const unsigned char *const of_b = stage + MATRICES * BM * K_ROW_BYTES;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    uint32_t high[4], low[4];
-    kr_split_tf32(a[i], high, low);
+  for (int half = 0; half < WN / 32; half++) {
+    uint32_t b_high[2][4], b_low[2][4];
 #pragma unroll
-    for (int j = 0; j < WN / 8; j++) {
-      const int h = j % 2 * 2;
-      float sum[4] = {0, 0, 0, 0};
-      kr_mma_as(element(), sum, low, b_high[j / 2][h], b_high[j / 2][h + 1]);
-      kr_mma_as(element(), sum, high, b_low[j / 2][h], b_low[j / 2][h + 1]);
-      kr_mma_as(element(), sum, high, b_high[j / 2][h], b_high[j / 2][h + 1]);
+    for (int j = 0; j < 2; j++) {
+      read_factor<BN, KR_B_MN, 1>(b_high[j], of_b, column + 32 * half + 16 * j, step);
+      read_factor<BN, KR_B_MN, 1>(b_low[j], of_b + BN * K_ROW_BYTES, column + 32 * half + 16 * j, step);
+    }
 #pragma unroll
-      for (int r = 0; r < 4; r++) d[i][j][r] += sum[r];
+    for (int i = 0; i < 4; i++) {
+      uint32_t high[4], low[4];
+      float sum[4][4];
+      read_factor<BM, KR_A_MN, 0>(high, stage, row + 16 * i, step);
+      read_factor<BM, KR_A_MN, 0>(low, stage + BM * K_ROW_BYTES, row + 16 * i, step);
+#pragma unroll
+      for (int at = 0; at < 16; at++) sum[at / 4][at % 4] = 0.0f;
+      multiply_row(sum, low, b_high), multiply_row(sum, high, b_low);
+#pragma unroll
+      for (int at = 0; at < 16; at++) sum[at / 4][at % 4] *= 1.0f / KR_HALVES_APART;
+      multiply_row(sum, high, b_high);
+#pragma unroll
+      for (int at = 0; at < 16; at++) d[i][4 * half + at / 4][at % 4] += sum[at / 4][at % 4];
     }
   }
 }
@@ -221,27 +244,35 @@ typedef struct span {
   int begin, end;
 } span;
 
-/* An infinite factor's parts are not a number where the other's low part is 0, and a factor next to float32's largest
- * rounds to infinity: sums that are not finite are computed again by multiply-adds. */
+#ifdef KR_PARTS
+/* Takes back the scales of a row and of columns. An infinite factor's parts are not a number where the other's low part
+ * is 0, and scaled sums may be larger than float32's largest: what is not finite is computed again by multiply-adds. */
 template <int N>
-KR_DEV void mend_run(const kr_gemm_params &p, const kr_gemm_matrix &B, int batch, int m, int n, span k, float (&v)[N]) {
+KR_DEV void unscale_run(const call &c, const kr_gemm_matrix &B, const float *unscale_n, int batch, int m, int n, span k,
+                        float (&v)[N]) {
+  const kr_gemm_params &p = c.params;
   const float *a = (const float *)p.A.data + batch * p.A.batch + m * p.A.row,
-              *b = (const float *)B.data + batch * B.batch;
+              *b = (const float *)B.data + batch * B.batch, of_m = m < p.M ? c.unscale_m[(int64_t)batch * p.M + m] : 0;
 #pragma unroll
   for (int i = 0; i < N; i++) {
+    if (n + i < p.N) v[i] *= unscale_n[(int64_t)batch * p.N + n + i];
+    v[i] *= of_m;
     if (v[i] - v[i] == 0.0f || m >= p.M || n + i >= p.N) continue;
     v[i] = 0.0f;
 #pragma unroll 1
     for (int64_t t = k.begin; t < k.end; t++) v[i] = kr_fma(a[t * p.A.column], b[t * B.row + (n + i) * B.column], v[i]);
   }
 }
+#endif
 
 /* Passes 16 rows of the warp's columns at a time through the warp's own shared memory, to give each lane eight
  * contiguous columns. */
 template <int WN, int GATED>
-KR_DEV void finish_rows(const kr_gemm_params &p, const kr_column_terms<8> &terms, float *staged,
-                        const float (&d)[WN / 8][4], int slab, int batch, int m, int n, span k) {
+KR_DEV void finish_rows(const call &c, const kr_column_terms<8> &terms, float *staged, const float (&d)[WN / 8][4],
+                        int slab, int batch, int m, int n, span k) {
+  const kr_gemm_params &p = params_of(c);
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, LANES = GATED ? 4 : 8;
+  (void)k; /* of parts */
   kr_sync_warp();
 #pragma unroll
   for (int j = 0; j < WN / 8; j++) {
@@ -256,14 +287,16 @@ KR_DEV void finish_rows(const kr_gemm_params &p, const kr_column_terms<8> &terms
     if (WN < 64 && lane % LANES >= WN / 8) break;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = from[i], second[i] = GATED ? from[32 + i] : 0.0f;
-    if (PARTS) mend_run<8>(p, p.B, batch, m + row, n + lane % LANES * 8, k, v);
-    if (PARTS && GATED) mend_run<8>(p, p.B2, batch, m + row, n + lane % LANES * 8, k, second);
+#ifdef KR_PARTS
+    unscale_run<8>(c, p.B, c.unscale_n, batch, m + row, n + lane % LANES * 8, k, v);
+    if (GATED) unscale_run<8>(c, p.B2, c.unscale_n2, batch, m + row, n + lane % LANES * 8, k, second);
+#endif
     if (p.n_splits > 1) kr_keep_run<8>(p, slab, m + row, n + lane % LANES * 8, v);
     else kr_finish_run<8, GATED>(p, terms, batch, m + row, n + lane % LANES * 8, v, second);
   }
 }
 
-#ifndef KR_TF32
+#if !defined(KR_TF32) && !defined(KR_PARTS)
 /* Nothing but a scale in the epilogue, out of the factors' 16-bit type, packs aligned. */
 KR_DEV int is_plain(const kr_gemm_params &p) {
   return p.n_splits == 1 && !p.bias.data && !p.residual.data && !p.row_scale.data &&
@@ -296,10 +329,11 @@ KR_DEV void store_tile(const kr_gemm_params &p, uint32_t *staged, const float (&
 #endif
 
 template <int BN, int WN, int STAGES, int GATED>
-KR_DEV void run(const kr_gemm_params &p) {
+KR_DEV void run(const call &c) {
   KR_DYNAMIC_SHARED(shared);
-  const int THREADS = BN / WN * 64, STAGE_BYTES = (BM + BN) * K_ROW_BYTES, STEPS = BK / STEP_K,
-            WIDTH = GATED ? BN / 2 : BN;
+  const kr_gemm_params &p = params_of(c);
+  const int THREADS = BN / WN * 64, B_AT = MATRICES * BM * K_ROW_BYTES,
+            STAGE_BYTES = B_AT + MATRICES * BN * K_ROW_BYTES, STEPS = BK / STEP_K, WIDTH = GATED ? BN / 2 : BN;
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * WIDTH, slab = u.slab, batch = u.batch;
   const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split,
@@ -307,39 +341,55 @@ KR_DEV void run(const kr_gemm_params &p) {
   const int warp = kr_thread() / 32, row = warp % 2 * 64, column = warp / 2 * WN;
   copier<BM, KR_A_MN, THREADS, 0> from_a;
   copier<BN, KR_B_MN, THREADS, GATED> from_b;
-  from_a.open(from_a, p.A, p.A, batch, m, p.M, begin, 0);
-  from_b.open(from_b, p.B, p.B2, batch, n, p.N, begin, 1);
+  from_a.open(from_a, c.A, c.A, batch, m, p.M, begin, 0);
+  from_b.open(from_b, c.B, c.B2, batch, n, p.N, begin, 1);
   float d[4][WN / 8][4];
 #pragma unroll
   for (int i = 0; i < 2 * WN; i++) d[i / (WN / 2)][i / 4 % (WN / 8)][i % 4] = 0.0f;
-  const int is_whole = p.A.packs && p.B.packs && p.M - m >= BM && p.N - n >= WIDTH;
+  const int is_whole = c.A.packs && c.B.packs && p.M - m >= BM && p.N - n >= WIDTH;
   const uint32_t stages = kr_shared_at(shared);
   int left_k = end - begin;
-  const auto begin_stage = [&](int place) {
+  const auto begin_stage = [&](int place) __attribute__((always_inline)) {
     from_a.flies = from_b.flies = 0;
-    if (is_whole && left_k >= BK) {
-      from_a.copy_whole(from_a, stages + place * STAGE_BYTES);
-      from_b.copy_whole(from_b, stages + place * STAGE_BYTES + BM * K_ROW_BYTES);
-    } else if (left_k > 0) {
-      from_a.copy(from_a, shared + place * STAGE_BYTES, left_k);
-      from_b.copy(from_b, shared + place * STAGE_BYTES + BM * K_ROW_BYTES, left_k);
+#pragma unroll
+    for (int i = 0; i < MATRICES; i++) {
+      const int a = place * STAGE_BYTES + i * BM * K_ROW_BYTES, b = place * STAGE_BYTES + B_AT + i * BN * K_ROW_BYTES;
+      const int64_t a_further = i ? p.P * c.A.batch : 0, b_further = i ? p.P * c.B.batch : 0;
+      if (MATRICES == 1 && is_whole && left_k >= BK) {
+        from_a.copy_whole(from_a, stages + a, a_further), from_b.copy_whole(from_b, stages + b, b_further);
+      } else if (left_k > 0) {
+        from_a.copy(from_a, shared + a, a_further, left_k), from_b.copy(from_b, shared + b, b_further, left_k);
+      }
     }
+    from_a.at += from_a.advance, from_b.at += from_b.advance;
     left_k -= BK;
     kr_commit_copies();
   };
   /* Of two stages, the one that has begun last is the next to be used. */
   const auto end_stage = [&](int place) {
     from_a.end(from_a, stages + place * STAGE_BYTES);
-    from_b.end(from_b, stages + place * STAGE_BYTES + BM * K_ROW_BYTES);
+    from_b.end(from_b, stages + place * STAGE_BYTES + B_AT);
   };
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) begin_stage(s);
   end_stage(0);
-  const int AHEAD = PARTS ? 0 : 1; /* steps that a warp reads ahead: registers of parts do not suffice */
-  uint32_t a[1 + AHEAD][4][4], b[1 + AHEAD][WN / 16][4];
+#ifdef KR_PARTS
   kr_copied<STAGES - 2>();
   kr_sync();
-  if (AHEAD) read_factors<BN, WN>(a[0], b[0], shared, row, column, 0);
+  for (int block = 0, at = 0; block < n_blocks; block++) {
+    const unsigned char *stage = shared + at * STAGE_BYTES;
+    begin_stage(at ? at - 1 : STAGES - 1);
+    if (++at == STAGES) at = 0;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) multiply_parts<BN, WN>(d, stage, row, column, s);
+    kr_copied<STAGES - 2>();
+    kr_sync();
+  }
+#else
+  uint32_t a[2][4][4], b[2][WN / 16][4]; /* a warp reads a step ahead */
+  kr_copied<STAGES - 2>();
+  kr_sync();
+  read_factors<BN, WN>(a[0], b[0], shared, row, column, 0);
   int at = 0, next = STAGES - 1;
   for (int block = 0; block < n_blocks; block++) {
     const unsigned char *stage = shared + at * STAGE_BYTES;
@@ -348,25 +398,24 @@ KR_DEV void run(const kr_gemm_params &p) {
     if (++next == STAGES) next = 0;
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
-      const int ahead = s + AHEAD, slot = AHEAD ? ahead % 2 : 0;
-      if (!AHEAD) read_factors<BN, WN>(a[0], b[0], stage, row, column, s);
-      if (s + 1 < STEPS && AHEAD) {
+      const int ahead = s + 1, slot = ahead % 2;
+      if (ahead < STEPS) {
         read_factors<BN, WN>(a[slot], b[slot], stage, row, column, ahead);
-      } else if (s + 1 == STEPS) {
+      } else {
         end_stage(at);
         kr_copied<STAGES - 2>();
         kr_sync();
-        if (AHEAD) /* beyond the last block: unused */
-          read_factors<BN, WN>(a[slot], b[slot], shared + at * STAGE_BYTES, row, column, 0);
+        read_factors<BN, WN>(a[slot], b[slot], shared + at * STAGE_BYTES, row, column, 0); /* unused in the end */
       }
-      multiply<WN>(d, a[AHEAD * s % 2], b[AHEAD * s % 2]);
+      multiply<WN>(d, a[s % 2], b[s % 2]);
     }
   }
+#endif
   const int to_column = n + (GATED ? column / 2 : column);
   kr_column_terms<8> terms;
   kr_copied<0>();
   kr_sync();
-#ifndef KR_TF32
+#if !defined(KR_TF32) && !defined(KR_PARTS)
   if (!GATED && is_plain(p)) {
     store_tile<WN>(p, (uint32_t *)shared + warp * 16 * (WN / 2 + 4), d, batch, m + row, to_column);
     return;
@@ -375,15 +424,23 @@ KR_DEV void run(const kr_gemm_params &p) {
   kr_read_terms<8>(p, to_column + (kr_thread() & (GATED ? 3 : 7)) * 8, terms);
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    finish_rows<WN, GATED>(p, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i,
+    finish_rows<WN, GATED>(c, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i,
                            to_column, (span){begin, end});
 }
 
-#ifndef KR_PARTS /* whose registers do not suffice for more than two such tiles per multiprocessor */
+#ifdef KR_PARTS
+KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_halves_params params) {
+  run<128, 64, KR_AMPERE_HALVES_STAGES, 0>(params);
+}
+#ifdef KR_GATES
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_halves_params params) {
+  run<256, 64, KR_AMPERE_HALVES_STAGES, 1>(params);
+}
+#endif
+#else
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_params params) {
   run<256, 64, STAGES_OF_TIER, 0>(params);
 }
-#endif
 KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_params params) {
   run<128, 64, STAGES_OF_TIER, 0>(params);
 }
@@ -398,5 +455,6 @@ KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_params params) {
 KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_192(kr_gemm_params params) {
   run<192, 48, STAGES_OF_TIER, 0>(params);
 }
+#endif
 #endif
 #endif

@@ -8,6 +8,7 @@
 #include "gemm/gemm_m16.h"
 #include "gemm/gemm_split.h"
 #include "gemm/gemm_few_base.h"
+#include "gemm/gemm_ampere.h"
 #include "gemm/gemm_impls.h"
 #include "gemm/gemm_m64.h"
 #include "gemm/gemm_long_k.h"
@@ -264,7 +265,7 @@ static int32_t run_halves(const krait_ctx *ctx, const kr_gemm_args *a, uint64_t 
 int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) { return run_halves(ctx, args, KRAIT_CAP_CUDA_AMPERE); }
 int32_t kr_gemm_turing(const krait_ctx *ctx, const void *args) { return run_halves(ctx, args, KRAIT_CAP_CUDA_TURING); }
 
-/* ---- ampere, float32 factors rounded to tf32, or in two tf32 parts ----------------------------------------------- */
+/* ---- ampere, float32 factors rounded to tf32 --------------------------------------------------------------------- */
 
 static const char *refuse_floats(const krait_ctx *ctx, const kr_gemm_args *a) {
   if (a->A.dtype != KRAIT_F32 || a->Bmat.dtype != KRAIT_F32) return "A and Bmat must both be float32";
@@ -275,38 +276,6 @@ static const char *refuse_floats(const krait_ctx *ctx, const kr_gemm_args *a) {
 const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
   const kr_gemm_args *a = args;
   return a->call.flags & KRAIT_GEMM_TF32 ? refuse_floats(ctx, a) : "the call does not allow tf32";
-}
-
-/* Three tf32 products for one: worth it where tf32 is several times the rate of multiply-adds, which it is on the
- * data-centre GPUs (8.0, 9.0, 10.x). On others the two rates are about the same. */
-const char *kr_gemm_parts_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_device_info *info = kr_cuda_info(ctx->cuda);
-  if (info->major * 10 + info->minor != 80 && info->major != 9 && info->major != 10)
-    return "tf32 is not several times as fast as multiply-adds on this GPU";
-  return refuse_floats(ctx, args);
-}
-
-static int plan_parts(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost tiles[] = {{128, 2, 1.03, 0.8}, {64, 4, 1.1, 0.7}, {0}}, gated[] = {{256, 1, 1, 0.8}, {0}};
-  return choose_tiles(ctx, p, p->B2.data ? gated : tiles, KR_AMPERE_K_BYTES / 4);
-}
-
-uint64_t kr_gemm_parts_scratch(const krait_ctx *ctx, const void *args) {
-  kr_gemm_params p = kr_gemm_describe(args);
-  plan_parts(ctx, &p);
-  return gemm_partial_bytes(&p);
-}
-
-int32_t kr_gemm_parts(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel wide[KR_GEMM_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_128"),
-                         narrow[KR_GEMM_ORDERS] = BY_ORDER("ampere", "parts", "", "kr_gemm_ampere_64"),
-                         gated = {"gemm_ampere_parts_kk", "kr_gemm_ampere_gated"};
-  const kr_gemm_args *a = args;
-  if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = kr_gemm_describe(a);
-  const int bn = plan_parts(ctx, &p), order = kr_gemm_order_of(&p);
-  return launch_mma(ctx, a, &p, p.B2.data ? &gated : bn == 128 ? &wide[order] : &narrow[order], bn,
-                    KRAIT_CAP_CUDA_AMPERE);
 }
 
 static int plan_tf32(const krait_ctx *ctx, kr_gemm_params *p) {
@@ -707,9 +676,10 @@ static int32_t blocks_of_split(const kr_split_factor *f, int finds_largest) {
   return finds_largest ? 0 : gemm_ceil_div((int64_t)s->n_across * s->P, (KR_SPLIT_THREADS / 32) >> f->log_warps);
 }
 
-static int32_t launch_splits(const krait_ctx *ctx, kr_split_factors *f, const kr_call *call) {
+static int32_t launch_splits(const krait_ctx *ctx, uint64_t tier, kr_split_factors *f, const kr_call *call) {
   static const kr_kernel kernels[2] = {{"gemm_split", "kr_gemm_split"}, {"gemm_split", "kr_gemm_split_largest"}};
-  int is_pdl = (call->flags & KR_CALL_PDL) != 0;
+  const int is_ahead = tier == KRAIT_CAP_CUDA_HOPPER; /* others start behind their predecessor */
+  int is_pdl = is_ahead && (call->flags & KR_CALL_PDL) != 0;
   for (int largest = 1; largest >= 0; largest--) {
     f->n_first = blocks_of_split(&f->of[0], largest);
     const kr_grid grid = {.x = (uint32_t)(f->n_first + blocks_of_split(&f->of[1], largest)),
@@ -717,8 +687,8 @@ static int32_t launch_splits(const krait_ctx *ctx, kr_split_factors *f, const kr
                           .is_pdl = is_pdl,
                           .stream = call->stream};
     if (!grid.x) continue;
-    KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &kernels[largest], &grid, f, sizeof *f));
-    is_pdl = 1;
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernels[largest], &grid, f, sizeof *f));
+    is_pdl = is_ahead;
   }
   return KRAIT_OK;
 }
@@ -775,7 +745,7 @@ int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
   const kr_split_params *const of_A = &factors.of[0].split, *const of_B = &factors.of[1].split;
   h.params.partial = (float *)((char *)a->call.scratch + place_splits(&factors, a->call.scratch));
   h.unscale_m = of_A->unscale, h.unscale_n = of_B->unscale;
-  KR_TRY(launch_splits(ctx, &factors, &a->call));
+  KR_TRY(launch_splits(ctx, KRAIT_CAP_CUDA_HOPPER, &factors, &a->call));
   parts.A = gemm_parts_of(of_A, &parts.A), parts.B = gemm_parts_of(of_B, &parts.B);
   parts.P *= KR_N_HALVES;
   kr_gemm_hopper_params maps = {.params = parts};
@@ -792,6 +762,89 @@ int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
                         .is_pdl = 1, /* behind the splitting */
                         .stream = a->call.stream};
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[order], &grid, &h, &h.params);
+}
+
+/* ---- ampere, the same in two float16 parts ----------------------------------------------------------------------- */
+
+/* Returns columns of a tile. */
+static int plan_ampere_halves(const krait_ctx *ctx, kr_gemm_params *p) {
+  static const tile_cost tiles[] = {{128, 2, 6, 4}, {0}}, gated[] = {{256, 1, 6, 4}, {0}};
+  return choose_tiles(ctx, p, p->B2.data ? gated : tiles, KR_AMPERE_K_BYTES / 2);
+}
+
+static uint32_t ampere_halves_bytes(int bn) {
+  return KR_N_HALVES * KR_AMPERE_SHARED_BYTES(bn, KR_AMPERE_HALVES_STAGES);
+}
+
+static int lies_along(const kr_gemm_matrix *m) { return !m->data || m->row == 1 || m->column == 1; }
+
+/* Three products of float16 for one: worth it where tensor cores are several times as fast as multiply-adds also for
+ * float32 sums, as on the data-centre GPUs (8.0, 9.0, 10.x). On others float16's rate is two to four times that of
+ * multiply-adds. */
+const char *kr_gemm_ampere_halves_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_gemm_args *a = args;
+  const kr_device_info *info = kr_cuda_info(ctx->cuda);
+  if (info->major * 10 + info->minor != 80 && info->major != 9 && info->major != 10)
+    return "tensor cores are not several times as fast as multiply-adds on this GPU";
+  const char *why = refuse_floats(ctx, a);
+  if (why) return why;
+  const kr_gemm_params p = kr_gemm_describe(a);
+  const double stages = (double)gemm_ceil_div(a->M, 128) * gemm_ceil_div(a->N, 128) * gemm_ceil_div(a->K, 64) * p.P;
+  if (p.B2.data && p.B2.dtype != KRAIT_F32) return "B2 must be float32 too";
+  if (!lies_along(&p.A) || !lies_along(&p.B) || !lies_along(&p.B2)) return "neither rows nor columns are contiguous";
+  if (info->shared_bytes < ampere_halves_bytes(p.B2.data ? 256 : 128)) return "too little shared memory";
+  if (stages < info->n_multiprocessors) return "too small to split its factors first";
+  return (double)(a->M > a->N ? a->M : a->N) * (double)p.P < 1e8 ? NULL : "too large for 32-bit numbers of blocks";
+}
+
+/* The factors' parts: of A, B and, in a gated product, B2, with the places from the scratch's first byte on (NULL:
+ * nowhere). Returns their bytes. */
+static uint64_t place_ampere_halves(const krait_ctx *ctx, const kr_gemm_params *p, char *scratch,
+                                    kr_split_factors factors[2]) {
+  kr_gemm_params second = *p;
+  factors[0] = describe_splits(ctx, p);
+  const uint64_t bytes = place_splits(&factors[0], scratch);
+  if (!p->B2.data) return bytes;
+  second.B = p->B2, second.M = 0; /* A is split already */
+  factors[1] = describe_splits(ctx, &second);
+  return bytes + place_splits(&factors[1], scratch ? scratch + bytes : NULL);
+}
+
+uint64_t kr_gemm_ampere_halves_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_params p = kr_gemm_describe(args);
+  kr_split_factors factors[2];
+  plan_ampere_halves(ctx, &p);
+  return gemm_partial_bytes(&p) + place_ampere_halves(ctx, &p, NULL, factors);
+}
+
+/* Gives a product the parts of its factors. */
+static int32_t split_for_ampere(const krait_ctx *ctx, const kr_call *call, kr_split_factors f[2],
+                                kr_gemm_halves_params *h) {
+  const kr_gemm_params *p = &h->params;
+  h->A = gemm_parts_of(&f[0].of[0].split, &p->A), h->unscale_m = f[0].of[0].split.unscale;
+  h->B = gemm_parts_of(&f[0].of[1].split, &p->B), h->unscale_n = f[0].of[1].split.unscale;
+  KR_TRY(launch_splits(ctx, KRAIT_CAP_CUDA_AMPERE, &f[0], call));
+  if (!p->B2.data) return KRAIT_OK;
+  h->B2 = gemm_parts_of(&f[1].of[1].split, &p->B2), h->unscale_n2 = f[1].of[1].split.unscale;
+  return launch_splits(ctx, KRAIT_CAP_CUDA_AMPERE, &f[1], call);
+}
+
+int32_t kr_gemm_ampere_halves(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel plain[KR_GEMM_ORDERS] = BY_ORDER("ampere", "halves", "", "kr_gemm_ampere_128"),
+                         gated = {"gemm_ampere_halves_kk", "kr_gemm_ampere_gated"};
+  const kr_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_halves_params h = {.params = kr_gemm_describe(a)};
+  kr_gemm_params *const p = &h.params;
+  kr_split_factors factors[2];
+  const int bn = plan_ampere_halves(ctx, p), order = kr_gemm_order_of(p);
+  p->partial = (float *)((char *)a->call.scratch + place_ampere_halves(ctx, p, a->call.scratch, factors));
+  KR_TRY(split_for_ampere(ctx, &a->call, factors, &h));
+  const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
+                        .block = (uint32_t)bn,
+                        .shared_bytes = ampere_halves_bytes(bn),
+                        .stream = a->call.stream};
+  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, p->B2.data ? &gated : &plain[order], &grid, &h, p);
 }
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */
