@@ -25,7 +25,7 @@ static int is_half_for_gemm_cuda(int32_t dtype) { return dtype == KRAIT_F16 || d
 static int32_t gemm_ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
 
 /* A tile of 128 x bn; at_once: tiles resident per multiprocessor. Times, measured on an H200, are in units of 64 k of a
- * 128 x 256 tile: rate: per 64 k; beside: fixed cost per tile. */
+ * 128 x 256 tile of hopper's 16-bit products, 0.7 us: rate: per 64 k; beside: fixed cost per tile. */
 typedef struct tile_cost {
   int bn, at_once;
   double rate, beside;
@@ -220,8 +220,8 @@ const char *kr_gemm_turing_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_halves(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost of_kk[] = {{256, 1, 1, 2.8}, {192, 1, 0.95, 2.5}, {128, 2, 1.03, 2.2}, {0}},
-                         of_others[] = {{256, 1, 1, 2.8}, {128, 2, 1.03, 2.2}, {0}}, *const narrow = of_others + 1;
+  static const tile_cost of_kk[] = {{256, 1, 2, 5.6}, {192, 1, 1.9, 5}, {128, 2, 2.06, 4.4}, {0}},
+                         of_others[] = {{256, 1, 2, 5.6}, {128, 2, 2.06, 4.4}, {0}}, *const narrow = of_others + 1;
   const tile_cost *tiles = kr_gemm_order_of(p) == KR_ORDER_KK ? of_kk : of_others;
   return choose_tiles(ctx, p, p->N <= 128 && !p->B2.data ? narrow : tiles, KR_AMPERE_K_BYTES / 2);
 }
@@ -279,7 +279,7 @@ const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_tf32(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost tiles[] = {{256, 1, 1, 1.4}, {128, 1, 0.68, 1.1}, {64, 1, 0.45, 0.95}, {0}};
+  static const tile_cost tiles[] = {{256, 1, 6, 8.4}, {128, 1, 4.1, 6.6}, {64, 1, 2.7, 5.7}, {0}};
   return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 4);
 }
 
@@ -678,8 +678,8 @@ static int32_t blocks_of_split(const kr_split_factor *f, int finds_largest) {
 
 static int32_t launch_splits(const krait_ctx *ctx, uint64_t tier, kr_split_factors *f, const kr_call *call) {
   static const kr_kernel kernels[2] = {{"gemm_split", "kr_gemm_split"}, {"gemm_split", "kr_gemm_split_largest"}};
-  const int is_ahead = tier == KRAIT_CAP_CUDA_HOPPER; /* others start behind their predecessor */
-  int is_pdl = is_ahead && (call->flags & KR_CALL_PDL) != 0;
+  const int takes_pdl = tier == KRAIT_CAP_CUDA_HOPPER; /* others start behind their predecessor */
+  int is_pdl = takes_pdl && (call->flags & KR_CALL_PDL) != 0;
   for (int largest = 1; largest >= 0; largest--) {
     f->n_first = blocks_of_split(&f->of[0], largest);
     const kr_grid grid = {.x = (uint32_t)(f->n_first + blocks_of_split(&f->of[1], largest)),
@@ -688,7 +688,7 @@ static int32_t launch_splits(const krait_ctx *ctx, uint64_t tier, kr_split_facto
                           .stream = call->stream};
     if (!grid.x) continue;
     KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernels[largest], &grid, f, sizeof *f));
-    is_pdl = is_ahead;
+    is_pdl = takes_pdl;
   }
   return KRAIT_OK;
 }
@@ -709,6 +709,8 @@ static void plan_hopper_halves(const krait_ctx *ctx, kr_gemm_params *p) {
   choose_tiles(ctx, p, tiles, KR_HOPPER_BK);
 }
 
+static int lies_along(const kr_gemm_matrix *m) { return !m->data || m->row == 1 || m->column == 1; }
+
 const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
   const kr_gemm_args *a = args;
   const char *why = refuse_floats(ctx, a);
@@ -716,6 +718,7 @@ const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args)
   const kr_gemm_params p = kr_gemm_describe(a);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.B2.data) return "a gated product";
+  if (!lies_along(&p.A) || !lies_along(&p.B)) return "neither rows nor columns are contiguous";
   if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_HOPPER_HALVES_SHARED_BYTES) return "too little shared memory";
   const double stages = (double)gemm_ceil_div(a->M, KR_HOPPER_BM) * gemm_ceil_div(a->N, KR_HOPPER_HALVES_BN) *
                         gemm_ceil_div(a->K, KR_HOPPER_BK) * p.P;
@@ -775,8 +778,6 @@ static int plan_ampere_halves(const krait_ctx *ctx, kr_gemm_params *p) {
 static uint32_t ampere_halves_bytes(int bn) {
   return KR_N_HALVES * KR_AMPERE_SHARED_BYTES(bn, KR_AMPERE_HALVES_STAGES);
 }
-
-static int lies_along(const kr_gemm_matrix *m) { return !m->data || m->row == 1 || m->column == 1; }
 
 /* Three products of float16 for one: worth it where tensor cores are several times as fast as multiply-adds also for
  * float32 sums, as on the data-centre GPUs (8.0, 9.0, 10.x). On others float16's rate is two to four times that of
