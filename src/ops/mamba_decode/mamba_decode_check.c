@@ -1,6 +1,6 @@
 /* mamba_decode_check.c: random calls: both kinds of layers, sizes around the persistent row's limits, few sequences
- * from many state rows; the last three as the streaming row takes them. Values that pass through several 16-bit products
- * and norms are less exact than one rounding. */
+ * from many state rows; the last three as the streaming row takes them. Values that pass through several 16-bit
+ * products and norms are less exact than one rounding. */
 #include "check.h"
 #include "op_list.h"
 
