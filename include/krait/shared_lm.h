@@ -1,6 +1,6 @@
-/* shared_lm.h: a Mamba or Mamba-2 language model as a framework generates with it: prompts and steps by the graphs of
- * krait_lm, on weights and states that the framework keeps. Nothing is copied, and everything is in the context's
- * memory. The drop-in's generate(cg=True) and krait.accelerate (docs/PYTHON.md) are made of it.
+/* shared_lm.h: a language model of Mamba, Mamba-2 or attention as a framework generates with it: prompts and steps by
+ * the graphs of krait_lm, on weights and states that the framework keeps. Nothing is copied, and everything is in the
+ * context's memory. The drop-in's generate(cg=True) and krait.accelerate (docs/PYTHON.md) are made of it.
  *
  *   krait_shared_lm_open(ctx, &options, layers, &lm);
  *   krait_shared_lm_prefill(lm, 0, ids, n, logits, stream);           // of slot 0, whose states begin as zeros
@@ -51,9 +51,46 @@ KRAIT_API int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_
                                        const krait_shared_lm_layer *layers, krait_shared_lm **lm);
 KRAIT_API void krait_shared_lm_close(krait_shared_lm **lm);
 
-/* A slot's states read n tokens; ids (n), logits (V) float32, of the last. A graph for each of the eight latest numbers
- * of tokens is kept, and on a GPU replayed where addresses are those of the call before. On a GPU calls are enqueued;
- * tokens that are not the model's are refused on a CPU alone. */
+/* ---- causal attention and a gated MLP in every layer: Qwen2, Llama, Mistral, Qwen3 ---- */
+
+/* Of a layer, row-major, in the model's type. Where q, k and v lie one behind the other, and their biases too, they are
+ * one product. */
+typedef struct krait_shared_lm_attention_layer {
+  const void *norm;
+  const void *q, *k, *v;                /* (H P, D), (Hk P, D) twice */
+  const void *q_bias, *k_bias, *v_bias; /* all NULL: none */
+  const float *qk_norm; /* (H + Hk, P): weights of every head's norm, of queries, then of keys; or NULL */
+  const void *o;        /* (D, H P) */
+  const void *norm2;
+  const void *gate, *up, *down; /* of silu: (F, D) twice, (D, F) */
+} krait_shared_lm_attention_layer;
+
+typedef struct krait_shared_lm_attention_options {
+  uint32_t size;
+  int32_t dtype;      /* as in krait_shared_lm_options */
+  float eps;          /* of the norms */
+  float angle_factor; /* of the rotary embedding's cosines and sines; 0: 1 */
+  int64_t n_layers, n_slots;
+  int64_t n_tokens;          /* that a slot has memory for */
+  int64_t D, V;              /* width; rows of embedding and head */
+  int64_t H, Hk, P;          /* heads of queries, of keys and values; their size */
+  int64_t F;                 /* inner width of the MLP */
+  const double *frequencies; /* (P/2), of the rotary embedding, which turns a head's first half with its second */
+  const void *embedding, *head, *norm_f;
+  void *keys_values;      /* by layer: keys (n_slots,n_tokens,Hk,P), then values; on a CPU float32 */
+  const int32_t *lengths; /* (n_slots), in the context's memory: tokens that were read before a call; of a prompt by
+                           * slot, of a step by its sequences. The caller adds to them, at most to n_tokens */
+} krait_shared_lm_attention_options;
+
+/* layers: n_layers. */
+KRAIT_API int32_t krait_shared_lm_open_attention(const krait_ctx *ctx, const krait_shared_lm_attention_options *options,
+                                                 const krait_shared_lm_attention_layer *layers, krait_shared_lm **lm);
+
+/* ---- calls ---- */
+
+/* A slot reads n tokens, behind those that it has; ids (n), logits (V) float32, of the last. A graph for each of the
+ * eight latest numbers of tokens is kept, and on a GPU replayed where addresses are those of the call before. On a GPU
+ * calls are enqueued; tokens that are not the model's are refused on a CPU alone. */
 KRAIT_API int32_t krait_shared_lm_prefill(krait_shared_lm *lm, int64_t slot, const int32_t *ids, int64_t n,
                                           float *logits, void *stream);
 /* One token for each of B slots; slots (B), all different; ids (B); logits (B,V); best (B): the likeliest tokens, which

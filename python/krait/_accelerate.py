@@ -6,13 +6,16 @@ import warnings
 import torch
 from torch.nn.modules import module as _nn_module
 
+from ._attention_lm import AttentionModel
 from ._language import Generate, LanguageModel
 from ._primeknet import PrimeKnet
 from ._torch import is_traced
 
 _KINDS = [PrimeKnet]  # whose forward is replaced
+_LANGUAGE = [LanguageModel, AttentionModel]  # whose generate is
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+_GLOBAL_LANGUAGE = [LanguageModel, AttentionModel]  # whose generate is
+_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _TOLERANCE = 1e-4
 _TOLERANCE_TF32 = 2e-2  # cuDNN's convolutions round to 11 bits by default
 
@@ -106,9 +109,10 @@ def _accelerate_one(model):
             return None, why
         model.forward = Forward(model, kind)
         return kind.title, None
-    if LanguageModel.looks_like(shapes):
-        why = "its generate has been replaced" if "generate" in model.__dict__ else LanguageModel.install(model)
-        return (None, why) if why else (LanguageModel.title, None)
+    for language in _LANGUAGE:
+        if language.looks_like(shapes):
+            why = "its generate has been replaced" if "generate" in model.__dict__ else language.install(model)
+            return (None, why) if why else (language.title, None)
     return None, None
 
 
@@ -125,7 +129,8 @@ def accelerated(model):
 
 def accelerate(model):
     """The model, in which each part that krait knows runs as krait's graph, forward and gradient as one autograd node: PrimeKnet; and
-    generate of Mamba and Mamba-2 language models (transformers, mamba_ssm), whose step is recorded once on a GPU. It keeps its
+    generate of language models of Mamba and Mamba-2 (transformers, mamba_ssm) and of attention as Qwen2, Llama, Mistral and Qwen3 have it
+    (transformers), whose step is recorded once on a GPU. It keeps its
     parameters, state_dict, optimiser, autocast, hooks on the whole and DistributedDataParallel; its class's forward runs where the graph does not
     compute a call: hooks on modules inside, other types than float32, torch.compile and torch.export, fake tensors, torch.func. What is not
     recognised is left alone; if that is everything, a warning says why. krait.accelerated(model) lists what is accelerated."""

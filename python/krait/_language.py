@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2 language models of transformers and mamba_ssm: generate() by a recorded step on the model's own weights."""
+"""Language models: generate() by a recorded step on the model's own weights; those of Mamba and Mamba-2, of transformers and mamba_ssm."""
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ class _Layer:
         return self._gated(y.flatten(1), z)
 
 
-class _Survey:
+class Survey:
     """A model's modules and parameters as they were, to see at each call whether they still are."""
 
     def __init__(self, model):
@@ -112,6 +112,11 @@ def _recurrence(A_log, D, dt_bias):
     return A_log.exp().neg(), D, dt_bias
 
 
+def _pieces(whole, sizes):
+    """`whole` in pieces along its first dimension, each with a storage of its own in that memory: what saves tensors takes them for separate ones."""
+    return [torch.from_dlpack(piece) for piece in whole.split(sizes)]
+
+
 def _move_together(parameters):
     """Gives parameters of one shape storage at equal distances, unless they have it."""
     first = parameters[0]
@@ -119,8 +124,17 @@ def _move_together(parameters):
     if distance >= first.numel() * first.element_size() and all(p.data_ptr() - first.data_ptr() == i * distance for i, p in enumerate(parameters)):
         return
     whole = torch.stack([p.data for p in parameters])
-    for i, p in enumerate(parameters):
-        p.data = whole[i]
+    for p, piece in zip(parameters, _pieces(whole, 1)):
+        p.data = piece[0]
+
+
+def move_behind(parameters):
+    """Gives parameters of one width storage one behind the other, unless they have it."""
+    if all(q.data_ptr() == p.data_ptr() + p.numel() * p.element_size() for p, q in zip(parameters, parameters[1:])):
+        return
+    whole = torch.cat([p.data for p in parameters])
+    for p, piece in zip(parameters, _pieces(whole, [p.shape[0] for p in parameters])):
+        p.data = piece
 
 
 class _Shared:
@@ -155,7 +169,28 @@ class _Apart:
         return self._logits.argmax(-1)
 
 
-class Decoder:
+class Texts:
+    """A decoder's generate: whoever has runs(batch, n_tokens), which reads prompts and takes steps."""
+
+    @torch.no_grad()
+    def generate(self, ids, n_new, ends=(), pad=None, choose=None):
+        """ids (B, L) -> (B, at most L + n_new), by the weights of the last refresh(): until every row has had one of `ends`, after which it has `pad`.
+        choose(logits (B, V)) -> the next tokens; None: the likeliest."""
+        runs = self.runs(ids.shape[0], ids.shape[1] + n_new)
+        tokens = torch.empty(n_new, ids.shape[0], dtype=ids.dtype, device=ids.device)
+        stops = torch.tensor(list(ends), dtype=ids.dtype, device=ids.device)
+        every = 1 if ids.device.type == "cpu" else _CHECK_EVERY
+        logits, n = runs.prefill(ids), 1
+        given = tokens[0] = choose(logits) if choose else logits.argmax(-1)
+        while n < n_new and not (ends and n % every == 0 and bool(torch.isin(tokens[:n], stops).any(0).all())):
+            logits = runs.step(given)
+            given = choose(logits) if choose else None
+            tokens[n] = given if choose else runs.likeliest()
+            n += 1
+        return torch.cat([ids, _ended(tokens[:n].t(), stops, pad)], 1)
+
+
+class Decoder(Texts):
     """Reads prompts and generates, for one batch size at a time. `narrow`: the scans' states have the model's type. Left behind when its model is
     copied or pickled."""
 
@@ -164,7 +199,7 @@ class Decoder:
         self.embedding = getattr(backbone, "embeddings", None) or backbone.embedding
         self.head, self.norm_f = model.lm_head, backbone.norm_f
         self.residual_in_fp32 = bool(backbone.layers[0].residual_in_fp32)
-        self._survey, self._blocks, mixers = _Survey(model), list(backbone.layers), [block.mixer for block in backbone.layers]
+        self._survey, self._blocks, mixers = Survey(model), list(backbone.layers), [block.mixer for block in backbone.layers]
         self._of_recurrence = [m.A_log for m in mixers], [m.D for m in mixers], [m.dt_proj.bias if m.A_log.dim() == 2 else m.dt_bias for m in mixers]
         self._key, self._is_usable, self._runs = None, False, {}
 
@@ -245,7 +280,7 @@ class Decoder:
                     _move_together([getattr(layer, name) for layer in self.layers])
             self.refresh()
 
-    def runs(self, batch):
+    def runs(self, batch, n_tokens=0):
         """What reads prompts and takes steps: prefill(ids (B, L)), then step(ids (B), or None: the likeliest of the step before) -> logits (B, V),
         which the next call may overwrite; likeliest(): of the last step. For the weights of the last refresh()."""
         key = batch, place(self.weight)  # another one with other threads, or after a fork
@@ -257,23 +292,6 @@ class Decoder:
                     self._move_layers_together()
                 self._runs[key] = (_Shared if shared else _Apart)(self, batch)
         return self._runs[key]
-
-    @torch.no_grad()
-    def generate(self, ids, n_new, ends=(), pad=None, choose=None):
-        """ids (B, L) -> (B, at most L + n_new), by the weights of the last refresh(): until every row has had one of `ends`, after which it has `pad`.
-        choose(logits (B, V)) -> the next tokens; None: the likeliest."""
-        runs = self.runs(ids.shape[0])
-        tokens = torch.empty(n_new, ids.shape[0], dtype=ids.dtype, device=ids.device)
-        stops = torch.tensor(list(ends), dtype=ids.dtype, device=ids.device)
-        every = 1 if ids.device.type == "cpu" else _CHECK_EVERY
-        logits, n = runs.prefill(ids), 1
-        given = tokens[0] = choose(logits) if choose else logits.argmax(-1)
-        while n < n_new and not (ends and n % every == 0 and bool(torch.isin(tokens[:n], stops).any(0).all())):
-            logits = runs.step(given)
-            given = choose(logits) if choose else None
-            tokens[n] = given if choose else runs.likeliest()
-            n += 1
-        return torch.cat([ids, _ended(tokens[:n].t(), stops, pad)], 1)
 
 
 def _ended(tokens, stops, pad):
@@ -352,20 +370,20 @@ class Generate:
     """A model's generate: krait's where it makes the call, otherwise its class's. Copied and pickled with the model."""
     title = "language model (generate)"
 
-    def __init__(self, model):
-        self.model, self._decoder = model, None
+    def __init__(self, model, kind):
+        self.model, self.kind, self._decoder = model, kind, None
 
     def __getstate__(self):
-        return {"model": self.model, "_decoder": None}
+        return {"model": self.model, "kind": self.kind, "_decoder": None}
 
     def decoder(self):
-        """The Decoder of the model, refreshed; None where it is hooked, on another device or of another type."""
+        """The decoder of the model, refreshed; None where it is hooked, on another device or of another type."""
         model, kept = self.model, self._decoder
         if kept is None or not kept.is_current():
             self._decoder = None
-            if has_changed_modules(model) or why_not(model, {name: p.shape for name, p in model.named_parameters()}):
+            if has_changed_modules(model) or self.kind.why_not(model, {name: p.shape for name, p in model.named_parameters()}):
                 return None
-            kept = Decoder(model, narrow=not hasattr(model, "generation_config"))  # as mamba_ssm keeps states
+            kept = self.kind.decoder(model)
         self._decoder = kept
         return kept if kept.refresh() else None
 
@@ -395,6 +413,12 @@ class Generate:
         decoder = self.decoder() if plan else None
         if decoder is None or decoder.weight.device != plan[0].device:
             return type(self.model).generate(self.model, *args, **kwargs)
+        try:
+            runs = decoder.runs(plan[0].shape[0], plan[0].shape[1] + plan[1][0])
+        except torch.cuda.OutOfMemoryError:  # a class's own cache grows with its texts, which may end early
+            runs = None
+        if runs is None:
+            return type(self.model).generate(self.model, *args, **kwargs)
         tokens = decoder.generate(plan[0], *plan[1])
         return GenerationOutput(tokens, ()) if kwargs.get("return_dict_in_generate") and not hasattr(self.model, "generation_config") else tokens
 
@@ -404,13 +428,17 @@ def _with(ids, rest):
 
 
 class LanguageModel:
-    """For accelerate: recognises a model by names and shapes, and by its logits in a trial call."""
+    """For accelerate: recognises a model by names and shapes, and by what its layers compute in a trial call."""
     title = Generate.title
-    attribute = "generate"
+    why_not = staticmethod(why_not)
 
     @staticmethod
     def looks_like(shapes):
         return "backbone.layers.0.mixer.A_log" in shapes and "backbone.norm_f.weight" in shapes
+
+    @staticmethod
+    def decoder(model):
+        return Decoder(model, narrow=not hasattr(model, "generation_config"))  # as mamba_ssm keeps states
 
     @classmethod
     def install(cls, model):
@@ -418,8 +446,8 @@ class LanguageModel:
         shapes = {name: p.shape for name, p in model.named_parameters()}
         if not hasattr(type(model), "generate") or not hasattr(model, "lm_head"):
             return "it has no generate or no lm_head"
-        why = why_not(model, shapes)
-        own = Generate(model)
+        why = cls.why_not(model, shapes)
+        own = Generate(model, cls)
         decoder = None if why else own.decoder()
         if why or decoder is None:
             return why or "its modules have hooks, or its weights are not all of a type and on a device that krait has"
@@ -429,17 +457,17 @@ class LanguageModel:
         return why
 
     @staticmethod
-    def _calls_of_blocks(model, ids):
+    def _calls_of_blocks(model, blocks, ids):
         """-> the logits of a call, and each block's stream before and after it (B, L, D), float32."""
         seen = []
 
         def note(block, given, out):
-            if isinstance(out, tuple):  # mamba_ssm's blocks take and return what is to be added, and the stream without it
+            if isinstance(out, tuple) and len(given) > 1:  # mamba_ssm's blocks take and return what is to be added, and the stream without it
                 before, after = given[0] if given[1] is None else given[0].float() + given[1], out[0].float() + out[1]
             else:
-                before, after = given[0], out
+                before, after = given[0], out[0] if isinstance(out, tuple) else out
             seen.append((before.float(), after.float()))
-        hooks = [block.register_forward_hook(note) for block in model.backbone.layers]
+        hooks = [block.register_forward_hook(note) for block in blocks]
         try:
             return model(ids).logits.float(), seen
         finally:
@@ -447,23 +475,30 @@ class LanguageModel:
                 hook.remove()
 
     @classmethod
-    @torch.no_grad()
-    def _differs(cls, model, decoder):
-        """A prompt of five tokens and two steps, each layer on the model's own input: behind many layers of 16 bits nothing is alike, the model's
-        result and its float32 result neither."""
+    def _parts(cls, model, decoder):
+        """[(name, what the model computes, what krait does, the norm of what it is added to)] of a prompt of five tokens and two steps, each layer on the
+        model's own input: behind many layers of 16 bits nothing is alike, the model's result and its float32 result neither. None: it has other layers."""
         ids = torch.arange(7, device=decoder.weight.device)[None] % decoder.weight.shape[0]
-        logits, blocks = cls._calls_of_blocks(model, ids)
+        logits, blocks = cls._calls_of_blocks(model, model.backbone.layers, ids)
         if len(blocks) != len(decoder.layers):
-            return "its forward does not run its layers in turn"
-        dtype, (bound, share) = decoder.weight.dtype, (1e-3, 1e-3) if decoder.weight.dtype is torch.float32 else (5e-2, 2.0 ** -4)
+            return None
         parts = [("embedding", blocks[0][0], F.embedding(ids, decoder.weight).float(), 0.0)]
         for i, (layer, state, (before, after)) in enumerate(zip(decoder.layers, decoder.new_states(1), blocks)):
-            x = decoder._norm(before.to(dtype), None, layer.norm, layer.eps, False)
+            x = decoder._norm(before.to(decoder.weight.dtype), None, layer.norm, layer.eps, False)
             mixed = [layer.prefill(x[:, :5].contiguous(), state), *[layer.step(x[:, t].contiguous(), state)[:, None] for t in (5, 6)]]
-            parts.append(("layer %d" % i, after - before, torch.cat(mixed, 1).float(), share * float(after.norm())))  # the stream may be of 16 bits
-        parts.append(("logits", logits, decoder._logits(blocks[-1][1].to(dtype), None), 0.0))
-        for name, want, got, more in parts:
-            error = float((got - want).norm()) / (float(want.norm()) + more + 1e-30)
+            parts.append(("layer %d" % i, after - before, torch.cat(mixed, 1).float(), float(after.norm())))
+        return [*parts, ("logits", logits, decoder._logits(blocks[-1][1].to(decoder.weight.dtype), None), 0.0)]
+
+    @classmethod
+    @torch.no_grad()
+    def _differs(cls, model, decoder):
+        """Why krait's layers are not the model's; None: they are."""
+        bound, share = (1e-3, 1e-3) if decoder.weight.dtype is torch.float32 else (5e-2, 2.0 ** -4)
+        parts = cls._parts(model, decoder)
+        if parts is None:
+            return "its forward does not run its layers in turn"
+        for name, want, got, stream in parts:  # the stream may be of 16 bits
+            error = float((got - want).norm()) / (float(want.norm()) + share * stream + 1e-30)
             if not error <= bound:
                 return "its forward computes other %s (%.1e relative)" % (name, error)
         return None

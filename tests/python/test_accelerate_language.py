@@ -1,4 +1,4 @@
-"""krait.accelerate: generate of Mamba and Mamba-2 language models of transformers and mamba_ssm."""
+"""krait.accelerate: generate of language models: Mamba and Mamba-2 of transformers and mamba_ssm, attention of transformers."""
 
 import copy
 import pickle
@@ -180,3 +180,103 @@ def test_mamba_ssm(layer, device):
     own.generate(ids, 12, repetition_penalty=1.2)
     own.generate(ids, 12, return_dict_in_generate=True, output_scores=True)
     assert len(counts) == 3
+
+
+# ---- attention and a gated MLP ----
+
+ATTENTION = dict(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+                 eos_token_id=5, pad_token_id=0, bos_token_id=1)
+LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+KINDS = {"Qwen2": {}, "Llama": dict(rope_parameters=LLAMA3), "Mistral": dict(sliding_window=None, tie_word_embeddings=True), "Qwen3": dict(head_dim=32)}
+
+
+def build_attention(kind, dtype=torch.float32, **changes):
+    torch.manual_seed(0)
+    config, cls = getattr(transformers, kind + "Config"), getattr(transformers, kind + "ForCausalLM")
+    model = cls(config(**{**ATTENTION, **KINDS.get(kind, {}), **changes}))
+    for name, p in model.named_parameters():
+        if name.endswith(("norm.weight", "bias")):
+            p.data.add_(0.3 * torch.randn_like(p))
+        elif "_proj" in name:
+            p.data.mul_(4)
+    return model.to(dtype).eval()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_tokens_of_attention_are_those_of_transformers(kind, device, monkeypatch):
+    monkeypatch.setattr("krait._attention_lm._FEWEST_TOKENS", 16)
+    model = build_attention(kind).to(device)
+    own = krait.accelerate(copy.deepcopy(model))
+    assert krait.accelerated(own) == {"": "language model (generate)"}
+    counts, ids = count_plain(own), prompts(3).to(device)
+    for options in (dict(do_sample=False), dict(do_sample=True, top_k=10, temperature=0.8, top_p=0.9)):
+        for batch, n in ((3, 8), (1, 6), (1, 30), (1, 5)):  # one outgrows the memory of the one before
+            found = []
+            for m in (model, own):
+                torch.manual_seed(2)
+                found.append(m.generate(ids[:batch], max_new_tokens=n, **options))
+            assert torch.equal(*found), (options, batch)
+    assert not counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
+def test_attention_in_sixteen_bits(kind, dtype, device):
+    model = build_attention(kind, dtype, eos_token_id=None).to(device)
+    own = krait.accelerate(copy.deepcopy(model)) if device == "cuda" else model
+    counts, ids = count_plain(own), prompts().to(device)
+    if device == "cpu":  # whose activations are float32
+        with pytest.warns(UserWarning, match="a type and on a device"):
+            assert not krait.accelerated(krait.accelerate(own))
+        return
+    text = own.generate(ids, max_new_tokens=24, do_sample=False)
+    logits = model.float()(text[:, :-1]).logits[:, ids.shape[1] - 1:]
+    lost = logits.max(-1).values - logits.gather(2, text[:, ids.shape[1]:, None])[..., 0]
+    assert not counts and text.shape[1] == ids.shape[1] + 24 and float((lost.max() / logits.std()).detach()) < 0.1
+
+
+def test_long_prompts_of_attention_are_read_in_parts(monkeypatch):
+    from krait._shared_lm import SharedAttentionLM
+    monkeypatch.setattr(SharedAttentionLM, "longest", 7)
+    model = build_attention("Qwen2")
+    own, ids = krait.accelerate(copy.deepcopy(model)), prompts(2, 23)
+    counts, options = count_plain(own), dict(max_new_tokens=12, do_sample=False)
+    assert torch.equal(own.generate(ids, **options), model.generate(ids, **options)) and not counts
+
+
+def test_changed_weights_of_attention_are_used():
+    own, model = krait.accelerate(build_attention("Qwen3")), build_attention("Qwen3")
+    ids, options = prompts(), dict(max_new_tokens=20, do_sample=False)
+    own.generate(ids, **options)
+    with torch.no_grad():
+        for m in (own, model):
+            m.model.layers[1].self_attn.k_norm.weight.mul_(-0.5)
+            m.model.layers[2].mlp.down_proj.weight.mul_(-1)
+            m.model.layers[0].self_attn.q_proj.weight.data = m.model.layers[0].self_attn.q_proj.weight * 0.5  # elsewhere
+    counts = count_plain(own)
+    assert torch.equal(own.generate(ids, **options), model.generate(ids, **options)) and not counts
+    for other in (copy.deepcopy(own), pickle.loads(pickle.dumps(krait.accelerate(build_attention("Llama"))))):
+        assert other.generate.model is other and other.generate(ids, max_new_tokens=6, do_sample=False).shape == (2, 15)
+
+
+def test_attention_that_is_another_is_named():
+    for kind, changes, why in (("Mistral", dict(sliding_window=8), "a window"), ("Llama", dict(attention_bias=True), "o_proj.bias"), ("Qwen2", dict(hidden_act="gelu"), "other layer 0"),
+                               ("Qwen3", dict(head_dim=32, use_sliding_window=True, sliding_window=8, max_window_layers=1), "a window"),
+                               ("Qwen2", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0)), "another rotary"), ("Granite", dict(embedding_multiplier=2.0), "other")):
+        model = build_attention(kind, **changes)
+        with pytest.warns(UserWarning, match=why):
+            krait.accelerate(model)
+        assert not krait.accelerated(model), kind
+
+
+def test_weights_one_behind_the_other_are_separate_tensors():
+    from krait._language import move_behind
+    layer = build_attention("Qwen2").model.layers[0].self_attn
+    parameters = [layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]
+    values = [p.clone() for p in parameters]
+    move_behind(parameters)
+    addresses = [p.data_ptr() for p in parameters]
+    assert [b - a for a, b in zip(addresses, addresses[1:])] == [p.numel() * 4 for p in parameters[:2]]
+    assert all(torch.equal(p, v) and p.untyped_storage().nbytes() == 4 * p.numel() for p, v in zip(parameters, values))
+    move_behind(parameters)
+    assert addresses == [p.data_ptr() for p in parameters]

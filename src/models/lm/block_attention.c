@@ -1,7 +1,9 @@
 /* block_attention.c: causal attention over a slot's keys and values. Fields: q, k, v, or qkv in one matrix; conv;
  * q_norm, k_norm; head_gate; o; and biases; of adapters q_in, q_out, k_in, ... */
-#include "lm_blocks.h"
-#include "lm_builder.h"
+#include "block_given.h"
+
+#include <string.h>
+
 #include "status.h"
 
 typedef struct attention_weights {
@@ -99,6 +101,24 @@ static int32_t load_attention(kr_lm_loader *l, const kr_lm_block *block) {
   else
     KR_TRY(load_own_attention(l, block->sizes, w));
   return load_heads_adapters(l, block->sizes, w);
+}
+
+/* n rows of `width` values, and behind them the next. */
+static int lies_behind(const kr_weight_ref *w, const kr_weight_ref *next, int64_t n, int64_t width) {
+  return (const char *)next->data == (const char *)w->data + (size_t)(n * width) * krait_dtype_bytes(w->dtype);
+}
+
+static int are_behind(const kr_weight_ref *three, const kr_lm_attention_sizes *s, int64_t width) {
+  return lies_behind(&three[0], &three[1], s->H * s->D, width) && lies_behind(&three[1], &three[2], s->Hk * s->D, width);
+}
+
+void kr_lm_attention_give(const kr_lm_block *block, const kr_lm_given_attention *from) {
+  const kr_lm_attention_sizes *s = block->sizes;
+  attention_weights *w = block->weights;
+  *w = (attention_weights){.o = from->o, .q_norm = from->qk_norm};
+  memcpy(w->qkv, from->qkv, sizeof w->qkv);
+  memcpy(w->qkv_bias, from->bias, sizeof w->qkv_bias);
+  w->is_joined = are_behind(w->qkv, s, width_of(s)) && (!w->qkv_bias[0].data || are_behind(w->qkv_bias, s, 1));
 }
 
 /* ---- queries, keys, values ---- */

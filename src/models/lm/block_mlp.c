@@ -2,8 +2,7 @@
  * of an adapter gate_up_in, gate_up_out; of a shared expert the same after shared_, and shared_scale. */
 #include <stdio.h>
 
-#include "lm_blocks.h"
-#include "lm_builder.h"
+#include "block_given.h"
 #include "status.h"
 
 typedef struct mlp_weights {
@@ -82,6 +81,10 @@ int kr_lm_mlp_has_matrices(const kr_lm_block *block, kr_lm_mlp_matrices *to) {
   const mlp_half gate = half_of(s, w, 0), up = half_of(s, w, 1);
   *to = (kr_lm_mlp_matrices){.gate = gate.w, .up = up.w, .down = w->down, .F = s->F};
   return !gate.bias.data && !up.bias.data;
+}
+
+void kr_lm_mlp_give(const kr_lm_block *block, const kr_lm_mlp_matrices *from) {
+  *(mlp_weights *)block->weights = (mlp_weights){.gate_up = {from->gate, from->up}, .down = from->down};
 }
 
 static int32_t activation_of(const kr_lm_mlp_sizes *s) {

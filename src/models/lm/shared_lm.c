@@ -1,9 +1,11 @@
-/* shared_lm.c: Mamba and Mamba-2 on the caller's weights and states (krait/shared_lm.h): the graphs of lm_graph.c. */
+/* shared_lm.c: Mamba, Mamba-2 and attention on the caller's weights and states (krait/shared_lm.h): the graphs of
+ * lm_graph.c. */
 #include "public_names.h"
 
 #include <krait/shared_lm.h>
 
 #include "alloc.h"
+#include "block_given.h"
 #include "block_mamba.h"
 #include "ctx.h"
 #include "lm_graph.h"
@@ -17,28 +19,42 @@ struct krait_shared_lm {
   kr_lm_weights w;
   kr_lm_slots slots;
   kr_lm_graph_list graphs;
+  const int32_t *lengths; /* with attention */
 };
 
 /* ---- opening ---- */
 
-static int32_t check_shared_sizes(const krait_shared_lm_options *o) {
-  const struct {
-    const char *name;
-    int64_t n, least, most;
-  } sizes[] = {{"n_layers", o->n_layers, 1, KR_LM_MOST_LAYERS},
-               {"n_slots", o->n_slots, 1, MOST_SLOTS},
-               {"D", o->D, 1, MOST_SIZE},
-               {"V", o->V, 1, MOST_SIZE},
-               {"E", o->E, 1, MOST_SIZE},
-               {"N", o->N, 1, MOST_SIZE},
-               {"W", o->W, 2, MOST_SIZE},
-               {"R", o->R, 0, MOST_SIZE},
-               {"H", o->H, o->R ? 0 : 1, MOST_SIZE},
-               {"G", o->G, o->R ? 0 : 1, MOST_SIZE}};
-  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+typedef struct shared_size {
+  const char *name;
+  int64_t n, least, most;
+} shared_size;
+
+static int32_t check_each_size(const shared_size *sizes, size_t n) {
+  for (size_t i = 0; i < n; i++)
     KR_CHECK(sizes[i].n >= sizes[i].least && sizes[i].n <= sizes[i].most, KRAIT_ERR_ARGUMENT,
              "options.%s is %lld, must be %lld to %lld", sizes[i].name, (long long)sizes[i].n,
              (long long)sizes[i].least, (long long)sizes[i].most);
+  return KRAIT_OK;
+}
+
+static int32_t check_shared_dtype(int32_t dtype) {
+  KR_CHECK(dtype == KRAIT_F32 || dtype == KRAIT_F16 || dtype == KRAIT_BF16, KRAIT_ERR_ARGUMENT,
+           "options.dtype is %d, must be KRAIT_F32, KRAIT_F16 or KRAIT_BF16", (int)dtype);
+  return KRAIT_OK;
+}
+
+static int32_t check_shared_sizes(const krait_shared_lm_options *o) {
+  const shared_size sizes[] = {{"n_layers", o->n_layers, 1, KR_LM_MOST_LAYERS},
+                               {"n_slots", o->n_slots, 1, MOST_SLOTS},
+                               {"D", o->D, 1, MOST_SIZE},
+                               {"V", o->V, 1, MOST_SIZE},
+                               {"E", o->E, 1, MOST_SIZE},
+                               {"N", o->N, 1, MOST_SIZE},
+                               {"W", o->W, 2, MOST_SIZE},
+                               {"R", o->R, 0, MOST_SIZE},
+                               {"H", o->H, o->R ? 0 : 1, MOST_SIZE},
+                               {"G", o->G, o->R ? 0 : 1, MOST_SIZE}};
+  KR_TRY(check_each_size(sizes, sizeof sizes / sizeof *sizes));
   KR_CHECK(o->R || (o->E % o->H == 0 && o->H % o->G == 0), KRAIT_ERR_ARGUMENT,
            "options: E %lld must be a multiple of H %lld, and that of G %lld", (long long)o->E, (long long)o->H,
            (long long)o->G);
@@ -49,8 +65,7 @@ static int32_t take_shared_options(const krait_shared_lm_options *given, krait_s
   KR_TRY(kr_struct_take("krait_shared_lm_options", given, sizeof *o, o, sizeof *o));
   KR_CHECK(!(o->flags & ~KRAIT_SHARED_LM_NARROW), KRAIT_ERR_ARGUMENT, "options.flags is %u, not KRAIT_SHARED_LM_*",
            o->flags);
-  KR_CHECK(o->dtype == KRAIT_F32 || o->dtype == KRAIT_F16 || o->dtype == KRAIT_BF16, KRAIT_ERR_ARGUMENT,
-           "options.dtype is %d, must be KRAIT_F32, KRAIT_F16 or KRAIT_BF16", (int)o->dtype);
+  KR_TRY(check_shared_dtype(o->dtype));
   KR_CHECK(o->embedding && o->head && o->norm_f && o->states, KRAIT_ERR_ARGUMENT,
            "options.embedding, head, norm_f and states must not be NULL");
   return check_shared_sizes(o);
@@ -101,16 +116,21 @@ static int32_t describe_shared(const krait_shared_lm_options *o, const krait_sha
   return KRAIT_OK;
 }
 
+static const kr_lm_family shared_family = {.name = "shared_lm"};
+
+static void take_shared_ends(krait_shared_lm *m, const krait_ctx *ctx, int32_t dtype, const void *embedding,
+                             const void *head, const void *norm_f) {
+  m->w = (kr_lm_weights){.embedding = {.data = embedding, .dtype = dtype},
+                         .head = {.data = head, .dtype = dtype},
+                         .norm_f = {.data = norm_f, .dtype = dtype},
+                         .dtype = ctx->cuda ? dtype : KRAIT_F32};
+}
+
 static int32_t open_shared_parts(const krait_ctx *ctx, const krait_shared_lm_options *o,
                                  const krait_shared_lm_layer *layers, krait_shared_lm *m) {
-  static const kr_lm_family family = {.name = "shared_lm"};
-  const int32_t dtype = o->dtype;
-  KR_TRY(kr_lm_config_open(&family, o->n_layers, &m->c));
+  KR_TRY(kr_lm_config_open(&shared_family, o->n_layers, &m->c));
   KR_TRY(describe_shared(o, layers, m->c));
-  m->w = (kr_lm_weights){.embedding = {.data = o->embedding, .dtype = dtype},
-                         .head = {.data = o->head, .dtype = dtype},
-                         .norm_f = {.data = o->norm_f, .dtype = dtype},
-                         .dtype = ctx->cuda ? dtype : KRAIT_F32};
+  take_shared_ends(m, ctx, o->dtype, o->embedding, o->head, o->norm_f);
   m->slots = (kr_lm_slots){.ctx = ctx,
                            .c = m->c,
                            .n = o->n_slots,
@@ -134,6 +154,101 @@ int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_lm_options
   return status;
 }
 
+/* ---- attention ---- */
+
+static int32_t take_attention_options(const krait_shared_lm_attention_options *given,
+                                      krait_shared_lm_attention_options *o) {
+  KR_TRY(kr_struct_take("krait_shared_lm_attention_options", given, sizeof *o, o, sizeof *o));
+  const shared_size sizes[] = {{"n_layers", o->n_layers, 1, KR_LM_MOST_LAYERS},
+                               {"n_slots", o->n_slots, 1, MOST_SLOTS},
+                               {"n_tokens", o->n_tokens, 1, MOST_PROMPT},
+                               {"D", o->D, 1, MOST_SIZE},
+                               {"V", o->V, 1, MOST_SIZE},
+                               {"Hk", o->Hk, 1, MOST_SIZE},
+                               {"H", o->H, 1, MOST_SIZE},
+                               {"P", o->P, 2, 2 * KR_LM_MOST_PAIRS},
+                               {"F", o->F, 1, MOST_SIZE}};
+  KR_TRY(check_shared_dtype(o->dtype));
+  KR_CHECK(o->embedding && o->head && o->norm_f && o->frequencies && o->keys_values && o->lengths, KRAIT_ERR_ARGUMENT,
+           "options.embedding, head, norm_f, frequencies, keys_values and lengths must not be NULL");
+  KR_TRY(check_each_size(sizes, sizeof sizes / sizeof *sizes));
+  KR_CHECK(o->H % o->Hk == 0 && o->P % 2 == 0, KRAIT_ERR_ARGUMENT,
+           "options: H %lld must be a multiple of Hk %lld, and P %lld even", (long long)o->H, (long long)o->Hk,
+           (long long)o->P);
+  return KRAIT_OK;
+}
+
+static int32_t check_attention_layer(const krait_shared_lm_attention_layer *l, int64_t i) {
+  const struct {
+    const char *name;
+    const void *data;
+  } all[] = {{"norm", l->norm},   {"q", l->q},       {"k", l->k},   {"v", l->v},      {"o", l->o},
+             {"norm2", l->norm2}, {"gate", l->gate}, {"up", l->up}, {"down", l->down}};
+  for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+    KR_CHECK(all[k].data, KRAIT_ERR_ARGUMENT, "layers[%lld].%s must not be NULL", (long long)i, all[k].name);
+  KR_CHECK(!l->q_bias == !l->k_bias && !l->q_bias == !l->v_bias, KRAIT_ERR_ARGUMENT,
+           "layers[%lld] has some of q_bias, k_bias and v_bias", (long long)i);
+  return KRAIT_OK;
+}
+
+/* Its two blocks. */
+static int32_t add_attention_layer(const krait_shared_lm_attention_options *o, const krait_shared_lm_attention_layer *l,
+                                   int64_t i, kr_lm_config *c) {
+  const int32_t dtype = o->dtype;
+  const kr_lm_given_attention attention = {
+      .qkv = {{.data = l->q, .dtype = dtype}, {.data = l->k, .dtype = dtype}, {.data = l->v, .dtype = dtype}},
+      .bias = {{.data = l->q_bias, .dtype = dtype},
+               {.data = l->k_bias, .dtype = dtype},
+               {.data = l->v_bias, .dtype = dtype}},
+      .qk_norm = {.data = l->qk_norm, .dtype = KRAIT_F32},
+      .o = {.data = l->o, .dtype = dtype}};
+  const kr_lm_attention_sizes sizes = {.d = o->D,
+                                       .H = o->H,
+                                       .Hk = o->Hk,
+                                       .D = o->P,
+                                       .R = o->P / 2,
+                                       .qk_norm = l->qk_norm ? KR_LM_NORM_OF_HEADS : KR_LM_NO_QK_NORM};
+  KR_TRY(check_attention_layer(l, i));
+  KR_TRY(kr_lm_config_add(c, &kr_lm_attention, i, "norm", &sizes));
+  kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm, .dtype = dtype};
+  kr_lm_attention_give(kr_lm_config_last(c), &attention);
+  KR_TRY(kr_lm_config_add(c, &kr_lm_mlp, i, "norm2", &(kr_lm_mlp_sizes){.d = o->D, .F = o->F}));
+  kr_lm_config_last(c)->norm_weight = (kr_weight_ref){.data = l->norm2, .dtype = dtype};
+  kr_lm_mlp_give(kr_lm_config_last(c), &(kr_lm_mlp_matrices){.gate = {.data = l->gate, .dtype = dtype},
+                                                             .up = {.data = l->up, .dtype = dtype},
+                                                             .down = {.data = l->down, .dtype = dtype}});
+  return KRAIT_OK;
+}
+
+static int32_t open_attention_parts(const krait_ctx *ctx, const krait_shared_lm_attention_options *o,
+                                    const krait_shared_lm_attention_layer *layers, krait_shared_lm *m) {
+  int64_t rope;
+  KR_TRY(kr_lm_config_open(&shared_family, 2 * o->n_layers, &m->c));
+  m->c->d = o->D, m->c->V = o->V, m->c->n_used = o->V, m->c->n_layers = o->n_layers;
+  m->c->is_rms = 1, m->c->eps = o->eps;
+  KR_TRY(
+      kr_lm_config_add_rope(m->c, o->P / 2, o->frequencies, o->angle_factor != 0 ? (double)o->angle_factor : 1, &rope));
+  for (int64_t i = 0; i < o->n_layers; i++) KR_TRY(add_attention_layer(o, &layers[i], i, m->c));
+  take_shared_ends(m, ctx, o->dtype, o->embedding, o->head, o->norm_f);
+  m->lengths = o->lengths;
+  m->slots = (kr_lm_slots){.ctx = ctx, .c = m->c, .n = o->n_slots, .dtype = m->w.dtype, .token_dtype = m->w.dtype};
+  KR_TRY(kr_lm_slots_open(&m->slots));
+  return kr_token_cache_lend(&m->slots.cache, o->n_tokens, o->keys_values);
+}
+
+int32_t krait_shared_lm_open_attention(const krait_ctx *ctx, const krait_shared_lm_attention_options *options,
+                                       const krait_shared_lm_attention_layer *layers, krait_shared_lm **lm) {
+  krait_shared_lm_attention_options o;
+  KR_CHECK(ctx && options && layers && lm, KRAIT_ERR_ARGUMENT, "ctx, options, layers and lm must not be NULL");
+  *lm = NULL;
+  KR_TRY(take_attention_options(options, &o));
+  krait_shared_lm *m = *lm = kr_zalloc(sizeof *m);
+  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  const int32_t status = open_attention_parts(ctx, &o, layers, m);
+  if (status < 0) krait_shared_lm_close(lm);
+  return status;
+}
+
 void krait_shared_lm_close(krait_shared_lm **lm) {
   if (!lm || !*lm) return;
   kr_lm_graph_list_close(&(*lm)->graphs);
@@ -151,6 +266,14 @@ typedef struct shared_call {
   int32_t *best;
 } shared_call;
 
+/* Lengths, and the angles of the rotary embedding. */
+static int32_t bind_attention(const krait_shared_lm *m, const kr_lm_graph *g, int64_t slot) {
+  if (!m->lengths) return KRAIT_OK;
+  KR_TRY(kr_runner_bind(g->runner, g->lengths, (void *)(uintptr_t)(m->lengths + slot)));
+  KR_TRY(kr_runner_bind(g->runner, g->cos[0], (void *)(uintptr_t)kr_token_cache_cos(&m->slots.cache, 0)));
+  return kr_runner_bind(g->runner, g->sin[0], (void *)(uintptr_t)kr_token_cache_sin(&m->slots.cache, 0));
+}
+
 static int32_t run_shared(krait_shared_lm *m, const kr_lm_run *run, int64_t slot, const shared_call *call,
                           void *stream) {
   kr_lm_graph *g;
@@ -162,6 +285,7 @@ static int32_t run_shared(krait_shared_lm *m, const kr_lm_run *run, int64_t slot
   } all[] = {{g->ids, call->ids}, {g->slots, call->slots}, {g->logits, call->logits}, {g->argmax, call->best}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i].t) KR_TRY(kr_runner_bind(g->runner, all[i].t, (void *)(uintptr_t)all[i].at));
+  KR_TRY(bind_attention(m, g, slot));
   KR_TRY(kr_lm_graph_bind_states(g, &m->slots, slot));
   return kr_runner_run(g->runner, stream);
 }

@@ -17,7 +17,7 @@ int32_t kr_token_cache_open(kr_token_cache *c) {
 }
 
 void kr_token_cache_close(kr_token_cache *c) {
-  for (int64_t i = 0; c->at && i < c->n; i++) kr_mem_free(c->ctx, c->at[i]);
+  for (int64_t i = 0; c->at && !c->borrows && i < c->n; i++) kr_mem_free(c->ctx, c->at[i]);
   kr_mem_free(c->ctx, c->angles);
   kr_free(c->at);
   kr_free(c->token_bytes);
@@ -103,5 +103,16 @@ int32_t kr_token_cache_grow(kr_token_cache *c, int64_t n) {
   if (status < 0) return status;
   c->angles = angles;
   c->capacity = capacity;
+  return KRAIT_OK;
+}
+
+int32_t kr_token_cache_lend(kr_token_cache *c, int64_t n, char *memory) {
+  KR_TRY(make_angles(c, n, &c->angles));
+  c->capacity = n;
+  c->borrows = 1;
+  for (int64_t i = 0; i < c->n; i++) {
+    c->at[i] = memory;
+    memory += (uint64_t)(c->n_slots * n) * c->token_bytes[i];
+  }
   return KRAIT_OK;
 }

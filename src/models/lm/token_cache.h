@@ -24,12 +24,15 @@ typedef struct kr_token_cache {
   int64_t capacity;      /* tokens of a slot */
   char **at;             /* by state: (n_slots, capacity, token_bytes) */
   float *angles;         /* by rope: cos, then sin (capacity, n) */
+  int32_t borrows;       /* kr_token_cache_lend */
 } kr_token_cache;
 
 int32_t kr_token_cache_open(kr_token_cache *cache); /* without any capacity */
 void kr_token_cache_close(kr_token_cache *cache);
 /* Capacity for n tokens at least. If memory runs out, everything stays as it was. */
 int32_t kr_token_cache_grow(kr_token_cache *cache, int64_t n);
+/* Instead: memory for n tokens of each slot, by state, which is not the cache's. */
+int32_t kr_token_cache_lend(kr_token_cache *cache, int64_t n, char *memory);
 const float *kr_token_cache_cos(const kr_token_cache *cache, int32_t rope);
 static inline const float *kr_token_cache_sin(const kr_token_cache *cache, int32_t rope) {
   return kr_token_cache_cos(cache, rope) + cache->capacity * cache->ropes[rope].n;
