@@ -92,7 +92,7 @@ class AttentionDecoder(Texts):
         """Reads the weights as they are now -> whether the library's graphs compute the model as it lies. Where they have moved, nothing recorded is left."""
         if not self._survey.are_plain or is_traced(self.weight):
             return False
-        key = [(p.data_ptr(), p.dtype) for p in self._survey.parameters]
+        key = self._survey.key()
         with torch.inference_mode(False), torch.no_grad():
             if self._key != key:
                 self._run, self._key, self._is_usable = None, key, self._can_share()

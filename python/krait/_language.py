@@ -1,5 +1,7 @@
 """Language models: generate() by a recorded step on the model's own weights; those of Mamba and Mamba-2, of transformers and mamba_ssm."""
 
+import operator
+
 import torch
 import torch.nn.functional as F
 
@@ -88,16 +90,25 @@ class _Layer:
         return self._gated(y.flatten(1), z)
 
 
+_dtype_of = operator.attrgetter("dtype")
+_copy_each = getattr(torch, "_foreach_copy_", None) or (lambda to, parameters: [a.copy_(b) for a, b in zip(to, parameters)])  # torch 2.0 and before
+
+
 class Survey:
     """A model's modules and parameters as they were, to see at each call whether they still are."""
 
     def __init__(self, model):
         modules = list(model.modules())
         self.parameters = list(model.parameters())
+        self._addresses = [p.data_ptr for p in self.parameters]
         self.are_plain = all([type(p) in (torch.nn.Parameter, torch.Tensor) for p in self.parameters])  # with memory of their own
         self._kinds = [(m, type(m)) for m in modules]
         self._held = [(of, name, t) for m in modules for of in (m._modules, m._parameters) for name, t in of.items()]
         self._inside = modules[1:]
+
+    def key(self):
+        """Where the parameters lie, and their types."""
+        return [address() for address in self._addresses], list(map(_dtype_of, self.parameters))
 
     def holds(self):
         """Whether no part was replaced, and no module inside does more, or something else, than its class."""
@@ -106,10 +117,24 @@ class Survey:
         return not any([m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in self._inside])
 
 
-def _recurrence(A_log, D, dt_bias):
-    """A, D and the time steps' bias of all layers, in float32."""
-    A_log, D, dt_bias = [torch.stack(of).float() for of in (A_log, D, dt_bias)]
-    return A_log.exp().neg(), D, dt_bias
+class _Recurrence:
+    """A, D and the time steps' bias of all layers, in float32, in place: `values`, by layer."""
+
+    def __init__(self, A_log, D, dt_bias):
+        self._groups = []
+        for of in (A_log, D, dt_bias):
+            stored = torch.empty(len(of), *of[0].shape, dtype=of[0].dtype, device=of[0].device)
+            self._groups.append((list(stored.unbind()), [p.detach() for p in of], stored, stored if stored.dtype is torch.float32 else stored.float()))
+        self.values = list(zip(*[values.unbind() for *_, values in self._groups]))
+        self.refresh()
+
+    def refresh(self):
+        """Reads the parameters: a few kernels, however many layers."""
+        for pieces, parameters, stored, values in self._groups:
+            _copy_each(pieces, parameters)
+            if values is not stored:
+                values.copy_(stored)
+        self._groups[0][3].exp_().neg_()
 
 
 def _pieces(whole, sizes):
@@ -201,7 +226,7 @@ class Decoder(Texts):
         self.residual_in_fp32 = bool(backbone.layers[0].residual_in_fp32)
         self._survey, self._blocks, mixers = Survey(model), list(backbone.layers), [block.mixer for block in backbone.layers]
         self._of_recurrence = [m.A_log for m in mixers], [m.D for m in mixers], [m.dt_proj.bias if m.A_log.dim() == 2 else m.dt_bias for m in mixers]
-        self._key, self._is_usable, self._runs = None, False, {}
+        self._key, self._is_usable, self._runs, self._recurrence = None, False, {}, None
 
     def __reduce__(self):
         return type(None), ()
@@ -215,18 +240,17 @@ class Decoder(Texts):
         recorded is left."""
         if not self._survey.are_plain or is_traced(self.weight):
             return False
-        key = [(p.data_ptr(), p.dtype) for p in self._survey.parameters]
+        key = self._survey.key()
         with torch.inference_mode(False), torch.no_grad():
             if self._key != key:
                 self._runs.clear()
                 self._key, device = key, self.weight.device
                 self._is_usable = device.type in ("cpu", "cuda") and self.weight.dtype in TYPES and all([p.device == device for p in self._survey.parameters])
                 if self._is_usable:
-                    self._floats = _recurrence(*self._of_recurrence)
-                    self.layers = [_Layer(block, *of_layer) for block, *of_layer in zip(self._blocks, *self._floats)]
+                    self._recurrence = _Recurrence(*self._of_recurrence)
+                    self.layers = [_Layer(block, *of_layer) for block, of_layer in zip(self._blocks, self._recurrence.values)]
             elif self._is_usable:
-                for kept, now in zip(self._floats, _recurrence(*self._of_recurrence)):
-                    kept.copy_(now)
+                self._recurrence.refresh()
         return self._is_usable
 
     @property
@@ -279,6 +303,16 @@ class Decoder(Texts):
                 if getattr(first, name) is not None:
                     _move_together([getattr(layer, name) for layer in self.layers])
             self.refresh()
+
+    def _reads_ahead(self, ids):
+        return self.weight.is_cuda and ids.is_cuda
+
+    def begin(self, ids):
+        """Starts to read a prompt as the last one was, where a GPU does, before is_current() is known, which is looked at meanwhile -> its logits, or None."""
+        runs = self._runs.get((len(ids), place(self.weight))) if self._reads_ahead(ids) else None
+        if runs is None or not runs.is_recorded or not self.refresh() or not self._runs:
+            return None
+        return runs.prefill(ids)
 
     def runs(self, batch, n_tokens=0):
         """What reads prompts and takes steps: prefill(ids (B, L)), then step(ids (B), or None: the likeliest of the step before) -> logits (B, V),

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import refs
-from krait._language import _move_together
+from krait._language import Decoder, _move_together
 from mamba_ssm import MambaLMHeadModel
 from mamba_ssm.models.config_mamba import MambaConfig
 from mamba_ssm.utils import recorded
@@ -141,6 +141,32 @@ def test_recorded_generation_reads_weights_as_they_are(device, layer):
     assert recorded.of(m, 2) is not before
     block.mixer.out_proj.weight = torch.nn.Parameter(torch.randn_like(block.mixer.out_proj.weight))
     check()
+
+
+def test_prompts_that_are_read_ahead(monkeypatch):
+    """As on a GPU, where they are read while the model is looked at."""
+    m, ids, seen = plain("Mamba1", torch.device("cpu")), torch.randint(0, 43, (1, 9)), []
+    monkeypatch.setattr(Decoder, "_reads_ahead", lambda self, ids: True)
+    begin = Decoder.begin
+    monkeypatch.setattr(Decoder, "begin", lambda self, ids: (seen.append(begin(self, ids) is not None), begin(self, ids))[1])
+    block = m.backbone.layers[1]
+
+    def check(is_ahead):
+        seen.clear()
+        assert torch.equal(m.generate(ids, 20, cg=True), m.generate(ids, 20)) and seen == is_ahead
+    check([])
+    check([True])
+    block.mixer.A_log.data.add_(0.5)
+    check([True])
+    block.mixer.in_proj.weight.data = -block.mixer.in_proj.weight.data  # elsewhere
+    check([False])
+    check([True])
+    block.mixer.out_proj.weight = torch.nn.Parameter(torch.randn_like(block.mixer.out_proj.weight))  # read ahead with the one before
+    check([True])
+    hook = block.mixer.register_forward_hook(lambda module, given, out: 2 * out)
+    check([True])
+    hook.remove()
+    check([])
 
 
 def test_what_is_not_recorded():

@@ -11,12 +11,12 @@ from krait._sampling import (GenerationOutput, InferenceParams, modify_logit_for
 from mamba_ssm.utils import recorded
 
 
-def _next_logits(model, runs, ids, params, batch_size, are_likeliest):
-    """Logits (B, V) of the position after ids: a prefill at offset 0, else a step (a graph replay if captured). runs: recorded.of; are_likeliest: ids
-    are those of its last step."""
+def _next_logits(model, runs, first, ids, params, batch_size, are_likeliest):
+    """Logits (B, V) of the position after ids: a prefill at offset 0, else a step (a graph replay if captured). runs, first: recorded.begin;
+    are_likeliest: ids are those of its last step."""
     decoding = params.seqlen_offset > 0
     if runs is not None:
-        return runs.step(None if are_likeliest else ids.squeeze(1)) if decoding else runs.prefill(ids)
+        return runs.step(None if are_likeliest else ids.squeeze(1)) if decoding else first
     position_ids = None
     if decoding:
         position_ids = torch.full((batch_size, 1), params.seqlen_offset, dtype=torch.long, device=ids.device)
@@ -35,7 +35,7 @@ def decode(input_ids, model, max_length, top_k=1, top_p=0.0, min_p=0.0, temperat
         streamer.put(input_ids.cpu())
     batch_size, n_prompt = input_ids.shape
     n_teacher = teacher_outputs.shape[1] if teacher_outputs is not None else 0
-    runs = recorded.of(model, batch_size) if cg else None
+    runs, first = recorded.begin(model, input_ids) if cg else (None, None)
     takes_likeliest = runs is not None and top_k == 1 and repetition_penalty == 1.0 and vocab_size is None
     if cg and input_ids.is_cuda and runs is None:
         model._decoding_cache = update_graph_cache(model, getattr(model, "_decoding_cache", None), batch_size, n_prompt, max_length)
@@ -47,7 +47,7 @@ def decode(input_ids, model, max_length, top_k=1, top_p=0.0, min_p=0.0, temperat
     scores, sequences, seen, are_likeliest = [], [input_ids], input_ids, False
     while True:
         has_likeliest = takes_likeliest and params.seqlen_offset > 0  # of a step
-        logits = _next_logits(model, runs, sequences[-1], params, batch_size, are_likeliest)
+        logits = _next_logits(model, runs, first, sequences[-1], params, batch_size, are_likeliest)
         logits = logits if vocab_size is None else logits[..., :vocab_size]
         if output_scores:
             scores.append(logits.clone() if runs is None else logits.to(model.lm_head.weight.dtype, copy=True))

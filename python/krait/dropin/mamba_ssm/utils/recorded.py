@@ -30,6 +30,18 @@ def _fits(model):
     return why_not(model, {name: p.shape for name, p in model.named_parameters()}) is None
 
 
+def begin(model, ids):
+    """(what reads prompts and takes steps of so many sequences (krait._language.Decoder.runs), kept with the model; the logits of ids (B, L), which are read).
+    None, None where the model's own forward must. A GPU reads while the model is looked at."""
+    decoder, logits = getattr(model, "_decoder", None), None
+    if decoder is not None and autocast_dtype(decoder.weight) is None:
+        logits = decoder.begin(ids)
+    if decoder is None or not decoder.is_current():
+        logits = None
+    runs = decoder.runs(len(ids)) if logits is not None else of(model, len(ids))
+    return (None, None) if runs is None else (runs, runs.prefill(ids) if logits is None else logits)
+
+
 def of(model, batch_size):
     """What reads prompts and takes steps of so many sequences (krait._language.Decoder.runs), kept with the model; None where its own forward must."""
     decoder = getattr(model, "_decoder", None)
