@@ -20,6 +20,7 @@ enum { IS_EMULATED = 1 };
 enum { IS_EMULATED = 0 };
 #endif
 #include "ctx_memory.h"
+#include "half.h"
 #include "lm/block_mamba.h"
 #include "lm/lm.h"
 #include "lm/lm_load.h"
@@ -466,6 +467,158 @@ static void shared_models_are_their_owners(void **state) {
     }
 }
 
+/* ---- attention on the caller's weights: a GPU's beside the CPU's ---- */
+
+enum { AD = IS_EMULATED ? 64 : 512, AF = 3 * AD, AH = IS_EMULATED ? 2 : 8, AHK = AH / 2, AP = IS_EMULATED ? 32 : 64 };
+enum { A_LAYERS = 2, A_TOKENS = PROMPT + 9, A_QKV = (AH + 2 * AHK) * AP };
+
+typedef struct given_attention {
+  const krait_ctx *ctx;
+  void *blocks[A_LAYERS * 14 + 8];
+  int n;
+  int32_t dtype;
+  int32_t *lengths, *ids, *best, *slots;
+  float *logits;
+  krait_shared_lm *lm;
+} given_attention;
+
+/* The same values on every device; around `middle`. */
+static void *give_values(given_attention *a, int64_t n, double size, double middle, int32_t dtype) {
+  const uint64_t bytes = (uint64_t)n * krait_dtype_bytes(dtype);
+  void *there, *host = malloc(bytes);
+  uint32_t bits = (uint32_t)(a->n * 2654435761u + 12345u);
+  for (int64_t i = 0; i < n; i++) {
+    bits = bits * 1664525u + 1013904223u;
+    const float value = (float)(middle + size * ((double)(bits >> 8) / (1 << 23) - 1));
+    if (dtype == KRAIT_F32)
+      ((float *)host)[i] = value;
+    else
+      ((uint16_t *)host)[i] = dtype == KRAIT_F16 ? kr_float_to_f16(value) : kr_float_to_bf16(value);
+  }
+  WORKS(kr_mem_get(a->ctx, "weights", bytes, &there));
+  WORKS(kr_mem_put(a->ctx, there, host, bytes));
+  WORKS(kr_mem_wait(a->ctx));
+  free(host);
+  return a->blocks[a->n++] = there;
+}
+
+static const char *rows_behind(const given_attention *a, const void *w, int64_t n) {
+  return (const char *)w + (uint64_t)n * krait_dtype_bytes(a->dtype);
+}
+
+static void give_layer(given_attention *a, int has_norm, krait_shared_lm_attention_layer *l) {
+  const int64_t q = AH * AP, k = AHK * AP;
+  const void *qkv = give_values(a, A_QKV * AD, .1, 0, a->dtype), *bias = give_values(a, A_QKV, .3, 0, a->dtype);
+  *l = (krait_shared_lm_attention_layer){.norm = give_values(a, AD, .3, 1, a->dtype),
+                                         .q = qkv,
+                                         .k = rows_behind(a, qkv, q * AD),
+                                         .v = rows_behind(a, qkv, (q + k) * AD),
+                                         .q_bias = bias,
+                                         .k_bias = rows_behind(a, bias, q),
+                                         .v_bias = rows_behind(a, bias, q + k),
+                                         .qk_norm = has_norm ? give_values(a, (AH + AHK) * AP, .3, 1, KRAIT_F32) : NULL,
+                                         .o = give_values(a, AD * q, .1, 0, a->dtype),
+                                         .norm2 = give_values(a, AD, .3, 1, a->dtype),
+                                         .gate = give_values(a, AF * AD, .1, 0, a->dtype),
+                                         .up = give_values(a, AF * AD, .1, 0, a->dtype),
+                                         .down = give_values(a, AF * AD, .1, 0, a->dtype)};
+}
+
+static void open_given(const krait_ctx *ctx, int32_t dtype, int is_apart, given_attention *a) {
+  double frequencies[AP / 2];
+  krait_shared_lm_attention_layer layers[A_LAYERS];
+  *a = (given_attention){.ctx = ctx, .dtype = dtype};
+  for (int i = 0; i < AP / 2; i++) frequencies[i] = pow(1e4, -i / (AP / 2.0));
+  for (int i = 0; i < A_LAYERS; i++) give_layer(a, is_apart, &layers[i]);
+  if (is_apart) layers[1].k = give_values(a, AHK * AP * AD, .1, 0, dtype), layers[0].q_bias = NULL;
+  const int64_t kept = 2 * A_LAYERS * SHARED_SLOTS * A_TOKENS * AHK * AP;
+  const krait_shared_lm_attention_options options = {
+      .size = sizeof options,
+      .dtype = dtype,
+      .eps = 1e-6f,
+      .n_layers = A_LAYERS,
+      .n_slots = SHARED_SLOTS,
+      .n_tokens = A_TOKENS,
+      .D = AD,
+      .V = V,
+      .H = AH,
+      .Hk = AHK,
+      .P = AP,
+      .F = AF,
+      .frequencies = frequencies,
+      .embedding = give_values(a, V * AD, 1, 0, dtype),
+      .head = give_values(a, V * AD, .1, 0, dtype),
+      .norm_f = give_values(a, AD, .3, 1, dtype),
+      .keys_values = give_values(a, kept, 0, 0, KRAIT_F32),
+      .lengths = a->lengths = give_values(a, SHARED_SLOTS, 0, 0, KRAIT_F32)};
+  a->ids = give_values(a, PROMPT, 0, 0, KRAIT_F32);
+  a->best = give_values(a, SHARED_SLOTS, 0, 0, KRAIT_F32);
+  a->slots = give_values(a, SHARED_SLOTS, 0, 0, KRAIT_F32);
+  a->logits = give_values(a, SHARED_SLOTS * V, 0, 0, KRAIT_F32);
+  if (is_apart) {
+    assert_int_equal(krait_shared_lm_open_attention(ctx, &options, layers, &a->lm), KRAIT_ERR_ARGUMENT);
+    assert_string_equal(krait_error_detail(), "layers[0] has some of q_bias, k_bias and v_bias");
+    layers[0].q_bias = rows_behind(a, layers[0].k_bias, -AH * AP);
+  }
+  WORKS(krait_shared_lm_open_attention(ctx, &options, layers, &a->lm));
+}
+
+static void close_given(given_attention *a) {
+  krait_shared_lm_close(&a->lm);
+  for (int i = 0; i < a->n; i++) kr_mem_free(a->ctx, a->blocks[i]);
+}
+
+static void put_words(const given_attention *a, int32_t *to, const int32_t *words, int64_t n) {
+  WORKS(kr_mem_put(a->ctx, to, words, (uint64_t)n * sizeof *words));
+}
+
+/* A prompt in two parts for each slot, then steps of all, in another order of slots. */
+static void run_given(given_attention *a, int t, float *logits) {
+  static const int32_t slots[] = {2, 0, 1};
+  const int32_t slot = t % SHARED_SLOTS, is_second = t >= SHARED_SLOTS, n = PROMPT / 2 + slot;
+  int32_t ids[PROMPT], lengths[SHARED_SLOTS] = {0}, next[SHARED_SLOTS];
+  const int64_t n_logits = t < 2 * SHARED_SLOTS ? 1 : SHARED_SLOTS;
+  if (n_logits == 1) {
+    lengths[slot] = is_second ? n : 0;
+    const int32_t n_now = is_second ? 3 : n;
+    for (int i = 0; i < n_now; i++) ids[i] = (int32_t)((i * 37 + t * 11 + 5) % V);
+    put_words(a, a->lengths, lengths, SHARED_SLOTS);
+    put_words(a, a->ids, ids, n_now);
+    WORKS(krait_shared_lm_prefill(a->lm, slot, a->ids, n_now, a->logits, NULL));
+  } else {
+    for (int i = 0; i < SHARED_SLOTS; i++) {
+      next[i] = (int32_t)((t * 53 + i * 17 + 3) % V);
+      lengths[i] = PROMPT / 2 + slots[i] + 3 + t - 2 * SHARED_SLOTS;
+    }
+    put_words(a, a->lengths, lengths, SHARED_SLOTS);
+    put_words(a, a->best, next, SHARED_SLOTS);
+    put_words(a, a->slots, slots, SHARED_SLOTS);
+    WORKS(krait_shared_lm_step(a->lm, SHARED_SLOTS, a->slots, a->best, a->logits, a->best, NULL));
+  }
+  WORKS(kr_mem_read(a->ctx, logits, a->logits, (uint64_t)(n_logits * V) * sizeof *logits));
+}
+
+static void shared_attention_is_that_of_the_cpu(void **state) {
+  static const double bounds[] = {1e-5, 4e-3, 3e-2};
+  (void)state;
+  for (int32_t dtype = KRAIT_F32; dtype <= KRAIT_BF16; dtype++)
+    for (int is_apart = 0; is_apart < 2; is_apart++) {
+      given_attention here, there;
+      double most = 0;
+      if (IS_EMULATED && dtype == KRAIT_BF16) continue;
+      open_given(cpu, dtype, is_apart, &here);
+      open_given(gpu, dtype, is_apart, &there);
+      for (int t = 0; t < 2 * SHARED_SLOTS + 4; t++) {
+        run_given(&here, t, want);
+        run_given(&there, t, got);
+        assert_close("a run", t < 2 * SHARED_SLOTS ? 1 : SHARED_SLOTS, bounds[dtype], &most);
+      }
+      printf("shared attention %s%s: %.2e\n", krait_dtype_name(dtype), is_apart ? ", apart, norms of heads" : "", most);
+      close_given(&here);
+      close_given(&there);
+    }
+}
+
 /* Which type would be faster depends on the GPU's tier: turing's tensor cores take float16 alone. */
 static void faster_types_are_told(void **state) {
   static const struct {
@@ -532,7 +685,8 @@ int main(int argc, char **argv) {
                                    cmocka_unit_test(faster_types_are_told),
                                    cmocka_unit_test(mamba3_raw_float32),
                                    cmocka_unit_test(mamba3_raw_float16),
-                                   cmocka_unit_test(shared_models_are_their_owners)};
+                                   cmocka_unit_test(shared_models_are_their_owners),
+                                   cmocka_unit_test(shared_attention_is_that_of_the_cpu)};
   const struct CMUnitTest tests[] = {cmocka_unit_test(mamba_float32),
                                      cmocka_unit_test(mamba_float16),
                                      cmocka_unit_test(mamba_bfloat16),
@@ -561,7 +715,8 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(mamba3_raw_float32),
                                      cmocka_unit_test(mamba3_raw_float16),
                                      cmocka_unit_test(mamba3_raw_narrow),
-                                     cmocka_unit_test(shared_models_are_their_owners)};
+                                     cmocka_unit_test(shared_models_are_their_owners),
+                                     cmocka_unit_test(shared_attention_is_that_of_the_cpu)};
   const int failed = IS_EMULATED ? cmocka_run_group_tests(few, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
   krait_ctx_close(&gpu);
   krait_ctx_close(&cpu);
