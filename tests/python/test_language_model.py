@@ -151,9 +151,9 @@ def test_prompts_that_are_read_ahead(monkeypatch):
     monkeypatch.setattr(Decoder, "begin", lambda self, ids: (seen.append(begin(self, ids) is not None), begin(self, ids))[1])
     block = m.backbone.layers[1]
 
-    def check(is_ahead):
+    def check(begun):
         seen.clear()
-        assert torch.equal(m.generate(ids, 20, cg=True), m.generate(ids, 20)) and seen == is_ahead
+        assert torch.equal(m.generate(ids, 20, cg=True), m.generate(ids, 20)) and seen == begun
     check([])
     check([True])
     block.mixer.A_log.data.add_(0.5)

@@ -109,7 +109,8 @@ static int lies_behind(const kr_weight_ref *w, const kr_weight_ref *next, int64_
 }
 
 static int are_behind(const kr_weight_ref *three, const kr_lm_attention_sizes *s, int64_t width) {
-  return lies_behind(&three[0], &three[1], s->H * s->D, width) && lies_behind(&three[1], &three[2], s->Hk * s->D, width);
+  return lies_behind(&three[0], &three[1], s->H * s->D, width) &&
+         lies_behind(&three[1], &three[2], s->Hk * s->D, width);
 }
 
 void kr_lm_attention_give(const kr_lm_block *block, const kr_lm_given_attention *from) {
