@@ -132,6 +132,15 @@ def test_flash_attention(model, device):
     assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_flash_attn_that_transformers_takes_shortens_its_way(has_gpu):
+    """Where it does so by itself: on a GPU, whose presence is pretended here."""
+    code = ("import sys, torch; torch.cuda.is_available = lambda: %s; import transformers.modeling_utils as t; from flash_attn import flash_attn_func; "
+            "print(t.ALL_ATTENTION_FUNCTIONS['flash_attention_2'].__module__)" % has_gpu)
+    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True)
+    assert found.stdout.split()[-1:] == ["krait.transformers" if has_gpu else "transformers.integrations.flash_attention"], found.stderr
+
+
 def test_plain_attention_goes_straight_to_krait(monkeypatch):
     """Without what transformers does around each call, to the same bits; padding, packed sequences, windows and float32 go its way."""
     import krait.transformers as ours
