@@ -14,8 +14,7 @@ from ._torch import is_traced
 _KINDS = [PrimeKnet]  # whose forward is replaced
 _LANGUAGE = [LanguageModel, AttentionModel]  # whose generate is
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_LANGUAGE = [LanguageModel, AttentionModel]  # whose generate is
-_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _TOLERANCE = 1e-4
 _TOLERANCE_TF32 = 2e-2  # cuDNN's convolutions round to 11 bits by default
 
