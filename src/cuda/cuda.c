@@ -165,9 +165,9 @@ static int takes(const kr_cuda *cuda, const char *tier) {
 
 static void compile_entry(const kr_cuda *cuda, int text, const kr_ptx_part *part) {
   char entry[128];
-  void *module;
+  kr_code code;
   snprintf(entry, sizeof entry, "%.*s", (int)part->n_name, part->name);
-  if (kr_load_entry(cuda, text, entry, &module) >= 0) cuda->driver->ModuleUnload(module);
+  if (kr_load_entry(cuda, text, entry, &code) >= 0) kr_code_unload(cuda, &code);
 }
 
 /* One context for all threads: they translate side by side (translate.c). A failure recurs at the kernel's first use.

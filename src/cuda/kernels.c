@@ -26,7 +26,7 @@ typedef struct slot {
 /* The module of one entry of a text, or of all entries of a cubin (entry: NULL). */
 typedef struct loaded {
   const char *image, *entry;
-  void *module;
+  kr_code code;
 } loaded;
 
 struct kr_kernels {
@@ -49,7 +49,7 @@ int32_t kr_kernels_open(const kr_cuda *cuda, kr_kernels **kernels) {
 void kr_kernels_close(kr_kernels **kernels) {
   kr_kernels *k = *kernels;
   if (!k) return;
-  for (int i = 0; i < k->n_modules; i++) kr_cuda_driver(k->cuda)->ModuleUnload(k->modules[i].module);
+  for (int i = 0; i < k->n_modules; i++) kr_code_unload(k->cuda, &k->modules[i].code);
   pthread_mutex_destroy(&k->lock);
   kr_free(k);
   *kernels = NULL;
@@ -78,21 +78,21 @@ static void *module_of(const kr_kernels *k, const char *image, const char *entry
   for (int i = 0; i < k->n_modules; i++) {
     const loaded *m = &k->modules[i];
     if (m->image == image && (m->entry == entry || (m->entry && entry && strcmp(m->entry, entry) == 0)))
-      return m->module;
+      return m->code.module;
   }
   return NULL;
 }
 
 /* What two threads have loaded at the same time is kept once. */
-static int32_t keep_module(kr_kernels *k, const char *image, const char *entry, void **module) {
+static int32_t keep_code(kr_kernels *k, const char *image, const char *entry, const kr_code *code, void **module) {
   pthread_mutex_lock(&k->lock);
-  void *kept = module_of(k, image, entry), *extra = kept ? *module : NULL;
-  const int fits = kept || k->n_modules < N_SLOTS;
-  if (!kept && fits) k->modules[k->n_modules++] = (loaded){image, entry, kept = *module};
+  void *kept = module_of(k, image, entry);
+  const int is_new = !kept && k->n_modules < N_SLOTS;
+  if (is_new) k->modules[k->n_modules++] = (loaded){image, entry, *code};
   pthread_mutex_unlock(&k->lock);
-  if (extra || !fits) kr_cuda_driver(k->cuda)->ModuleUnload(*module);
-  *module = kept;
-  KR_CHECK(fits, KRAIT_ERR_DRIVER, "more than %d modules", N_SLOTS);
+  if (!is_new) kr_code_unload(k->cuda, code);
+  *module = is_new ? code->module : kept;
+  KR_CHECK(*module, KRAIT_ERR_DRIVER, "more than %d modules", N_SLOTS);
   return KRAIT_OK;
 }
 
@@ -101,8 +101,9 @@ static int32_t load_cubin(kr_kernels *k, const char *image, const char *name, vo
   *module = module_of(k, image, NULL);
   pthread_mutex_unlock(&k->lock);
   if (*module) return KRAIT_OK;
-  KR_TRY(kr_load_image(k->cuda, image, name, module));
-  return keep_module(k, image, NULL, module);
+  kr_code code;
+  KR_TRY(kr_load_image(k->cuda, image, name, &code));
+  return keep_code(k, image, NULL, &code, module);
 }
 
 static int32_t load_entry(kr_kernels *k, const char *tier, const kr_kernel *kernel, void **module) {
@@ -114,8 +115,9 @@ static int32_t load_entry(kr_kernels *k, const char *tier, const kr_kernel *kern
   *module = module_of(k, image, kernel->name);
   pthread_mutex_unlock(&k->lock);
   if (*module) return KRAIT_OK;
-  KR_TRY(kr_load_entry(k->cuda, text, kernel->name, module));
-  return keep_module(k, image, kernel->name, module);
+  kr_code code;
+  KR_TRY(kr_load_entry(k->cuda, text, kernel->name, &code));
+  return keep_code(k, image, kernel->name, &code, module);
 }
 
 /* Machine code for exactly this device, if the build has it and the driver accepts it; else the tier's PTX. */

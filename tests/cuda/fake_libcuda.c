@@ -221,6 +221,15 @@ FAKE(cuModuleLoadDataEx, (void **module, const void *image, unsigned n, int *opt
      if (memcmp(image, "\177ELF", 4) == 0 && !fake_libcuda_setting("cubins=", 0)) return NO_BINARY;
      snprintf(loaded_head, sizeof loaded_head, "%s", (const char *)image);
      loaded_image = kept_image(image), *module = (void *)(uintptr_t)loaded_image, taken(), loaded())
+/* A library is its text. */
+FAKE(cuLibraryLoadData,
+     (void **library, const void *image, int *options, void **values, unsigned n, int *more, void **more_values,
+      unsigned n_more),
+     UNUSED(options), UNUSED(values), UNUSED(n), UNUSED(more), UNUSED(more_values), UNUSED(n_more);
+     if (capture_mode != RELAXED) return NOT_WHILE_RECORDING;
+     snprintf(loaded_head, sizeof loaded_head, "%s", (const char *)image);
+     loaded_image = kept_image(image), *library = (void *)(uintptr_t)loaded_image, taken(), loaded())
+FAKE(cuLibraryGetModule, (void **module, void *library), *module = library)
 FAKE(cuLinkCreate_v2, (unsigned n, int *options, void **values, void **link), UNUSED(n), UNUSED(options),
      UNUSED(values), *link = calloc(1, sizeof(void *)), taken())
 FAKE(cuLinkAddData_v2,
@@ -521,6 +530,8 @@ EXPORT int cuDevicePrimaryCtxRelease(int device);
 int cuDevicePrimaryCtxRelease(int device) { return UNUSED(device), left(), 0; }
 EXPORT int cuModuleUnload(void *module);
 int cuModuleUnload(void *module) { return UNUSED(module), left(), 0; }
+EXPORT int cuLibraryUnload(void *library);
+int cuLibraryUnload(void *library) { return UNUSED(library), left(), 0; }
 EXPORT int cuCtxPopCurrent_v2(void **context);
 int cuCtxPopCurrent_v2(void **context) { return *context = current[--depth], 0; }
 EXPORT int cuMemFree_v2(uint64_t address);
