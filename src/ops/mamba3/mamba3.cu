@@ -1,6 +1,6 @@
 /* mamba3.cu: what surrounds the SSD in Mamba 3's scan (equations in mamba3_ref.c), compiled once per storage type of
  * the rows that the SSD is given (mamba3_params.h); mamba3_plain.cu has most kernels' forms for plain calls.
- *   kr_mamba3_turns     angles within a span (or half their tangents), and its sum
+ *   kr_mamba3_turns     angles within a span, and its sum
  *   kr_mamba3_carry     angles before every span
  *   kr_mamba3_rows      rows of a chunk's tokens: queries, keys, inputs, weights; the products of a token with itself
  *   kr_mamba3_edges     rows beside the tokens', states after sequences without tokens
@@ -33,18 +33,15 @@ KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_turns(const kr_mamba3_params p) {
 #pragma unroll 1
   for (int h = first; h < first + p.span_heads && h < p.H; h++) {
     if (h == first || !is_one) put_halves(p, b, h, t0, m, halves);
-    if (p.halves && h == 0 && m < p.M)
-      for (int i = 0; i < n; i++) p.halves[(b * p.L + t0 + i) * p.M + m] = halves[i][lane];
     const float steps = lane < n ? get(p.dt, at3(p.dt, b, t0 + lane, h)) : 0.0f;
     const int64_t unit = unit_of(p, b, h);
     uint32_t sum = 0;
     uint32_t *const to = p.angles_within + (unit * p.L + t0) * p.M + m;
-    const int leaves = !p.halves && m < p.M;
     if (!p.cu_seqlens.data && t0 && n == SPAN) {
 #pragma unroll
       for (int i = 0; i < SPAN; i++) {
         sum = add_turns(sum, turn_of_half(halves[i][lane], kr_shuffle_from(steps, i)));
-        if (leaves) to[i * p.M] = sum;
+        if (m < p.M) to[i * p.M] = sum;
       }
     } else {
 #pragma unroll 1
@@ -53,7 +50,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_mamba3_turns(const kr_mamba3_params p) {
         const token at = token_at(p, b, t0 + i);
         if (at.begins && m < p.M) sum = turn_before(p, at.row, h, m);
         sum = add_turns(sum, turn_of_half(halves[i][lane], d));
-        if (leaves) to[i * p.M] = sum;
+        if (m < p.M) to[i * p.M] = sum;
       }
     }
     if (m < p.M) p.angles_before[span_of(p, unit, span) + m] = sum;
@@ -274,7 +271,7 @@ KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_edges(const kr_mamba3_params p) {
   const int64_t begin = is_pack ? offset_at(p, row) : 0, end = is_pack ? offset_at(p, row + 1) : p.L,
                 n = end > begin ? end - begin : 0, first = is_pack ? first_block(p, row, begin) : 0;
   if (is_pack && p.before) put_units(p, b, h, row, first - p.before, p.before, 1, 0);
-  if (!p.is_direct && (n || p.has_ends)) put_first(p, b, h, row, first);
+  if (n || p.has_ends) put_first(p, b, h, row, first);
   if (p.has_ends) clear_queries(p, b, h, first + n);
   if (p.has_ends && n == 0)
     for (int r = kr_thread(); r < p.ranks; r += THREADS)

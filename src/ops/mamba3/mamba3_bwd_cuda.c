@@ -65,7 +65,7 @@ static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type)
   kr_mamba3_params *const f = &p->f;
   const int64_t units = (int64_t)f->B * f->H, rows = units * f->n_rows, tokens = units * f->L;
   const uint64_t bytes = krait_dtype_bytes(type), each = sizeof(float);
-  uint64_t at = kr_mamba3_place(f, scratch, type, 1);
+  uint64_t at = kr_mamba3_place(f, scratch, type);
   p->n_factors = (int32_t)((int64_t)f->B * f->n_chunks + (f->cu_seqlens.data ? f->S : f->B));
   p->n_parts = (3 * f->R + 1) * f->P + 1;
   p->dq = kr_mamba3_take(scratch, &at, rows * f->row_N, bytes),

@@ -126,10 +126,9 @@ void *kr_mamba3_take(char *scratch, uint64_t *at, int64_t n, uint64_t bytes) {
   return place;
 }
 
-uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type, int keeps_angles) {
+uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type) {
   const int64_t units = (int64_t)p->B * p->H, rows = units * p->n_rows;
   const uint64_t bytes = krait_dtype_bytes(type);
-  const int is_running = !keeps_angles && p->is_direct && p->angles.stride[2] == 0;
   uint64_t at = 0;
   p->q = kr_mamba3_take(scratch, &at, rows * p->row_N, bytes),
   p->k = kr_mamba3_take(scratch, &at, rows * p->row_N, bytes);
@@ -140,10 +139,7 @@ uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type, int keeps
   p->dots = kr_mamba3_take(scratch, &at, units * p->L * p->R * p->R, sizeof(float));
   p->gamma = kr_mamba3_take(scratch, &at, units * p->L, sizeof(float));
   p->skips = kr_mamba3_take(scratch, &at, p->is_direct ? units * p->L : 0, sizeof(float));
-  if (is_running)
-    p->halves = kr_mamba3_take(scratch, &at, p->B * p->L * p->M, sizeof(float));
-  else
-    p->angles_within = kr_mamba3_take(scratch, &at, units * p->L * p->M, sizeof(uint32_t));
+  p->angles_within = kr_mamba3_take(scratch, &at, units * p->L * p->M, sizeof(uint32_t));
   p->angles_before = kr_mamba3_take(scratch, &at, units * p->n_spans * p->M, sizeof(uint32_t));
   p->seq_idx = kr_mamba3_take(scratch, &at, p->cu_seqlens.data ? p->n_rows : 0, sizeof(int32_t));
   return at;
@@ -192,9 +188,7 @@ int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const 
   const int64_t sequences = p->cu_seqlens.data ? p->S : p->B, warps = KR_MAMBA3_THREADS / 32,
                 groups = (p->H + p->span_heads - 1) / p->span_heads,
                 spans = (int64_t)p->n_spans * ((p->M + 31) / 32) * groups,
-                part = p->halves     ? KR_MAMBA3_SPAN * 8 * KR_MAMBA3_THREADS / p->N
-                       : p->is_plain ? KR_MAMBA3_PLAIN_PART
-                                     : KR_MAMBA3_CHUNK;
+                part = p->is_plain ? KR_MAMBA3_PLAIN_PART : KR_MAMBA3_CHUNK;
   const kr_grid chunks = kr_mamba3_grid((p->L + part - 1) / part * p->H, p->B, stream),
                 turns = kr_mamba3_grid((spans + warps - 1) / warps, p->B, stream),
                 heads = kr_mamba3_grid((int64_t)p->B * p->H, 1, stream),
@@ -203,12 +197,11 @@ int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const 
     KR_TRY(kr_mamba3_launch(ctx, tier, turns_kernel, type, &turns, p, sizeof *p));
     KR_TRY(kr_mamba3_launch(ctx, tier, carry_kernel, type, &heads, p, sizeof *p));
   }
-  const int has_edges = !p->is_direct || (!p->halves && kr_has(&p->final_angles));
   const kr_kernel *const rows = p->is_plain    ? plain_rows_kernel[(p->flags & KRAIT_MAMBA3_HALVES) != 0]
                                 : p->is_ranked ? ranked_rows_kernel[p->R == 4]
                                                : rows_kernel;
   KR_TRY(kr_mamba3_launch(ctx, tier, rows, type, &chunks, p, sizeof *p));
-  return has_edges ? kr_mamba3_launch(ctx, tier, edges_kernel, type, &edges, p, sizeof *p) : KRAIT_OK;
+  return p->is_direct ? KRAIT_OK : kr_mamba3_launch(ctx, tier, edges_kernel, type, &edges, p, sizeof *p);
 }
 
 /* ---- the scan ---------------------------------------------------------------------------------------------------- */
@@ -227,11 +220,9 @@ static scan scan_of(const kr_mamba3_core *core, const kr_mamba3_args *a, char *s
   s.p.final_B = a->final_B, s.p.final_x = a->final_x;
   kr_mamba3_be_plain(&s.p, kr_mamba3_row_type(core, &s.in));
   if (!kr_mamba3_takes_vectors(&s.p.out, kr_mamba3_row_type(core, &s.in))) s.p.is_plain = s.p.is_ranked_output = 0;
-  kr_mamba3_be_direct(core, &s.p);
-  s.at = kr_mamba3_place(&s.p, scratch, kr_mamba3_row_type(core, &s.in), 0);
+  s.at = kr_mamba3_place(&s.p, scratch, kr_mamba3_row_type(core, &s.in));
   s.ssd = kr_mamba3_ssd(core, &s.in, &s.p, &a->call, scratch + s.at);
-  s.ssd.out = s.p.is_direct ? s.p.out
-                            : kr_mamba3_rows_of(&s.p, s.p.y, s.p.row_P, kr_mamba3_row_type(core, &s.in));
+  s.ssd.out = kr_mamba3_rows_of(&s.p, s.p.y, s.p.row_P, kr_mamba3_row_type(core, &s.in));
   if (!s.p.cu_seqlens.data) s.ssd.final_states = a->final_states;
   return s;
 }
@@ -258,7 +249,6 @@ static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which
                 sequences = kr_mamba3_grid((int64_t)s.p.S * s.p.H, 1, a->call.stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, type, &s.p, a->call.stream));
   if (s.p.n_rows && s.p.B) KR_TRY(core->ssd.run(ctx, &s.ssd));
-  if (s.p.is_direct) return KRAIT_OK;
   const kr_kernel *const finish = s.p.is_plain           ? plain_finish_kernel
                                   : s.p.is_ranked_output ? ranked_finish_kernel[s.p.R == 4]
                                                          : finish_kernel[s.p.P > 64];

@@ -26,10 +26,10 @@
  * the final state. Sequences of a pack lie one behind the other, each with `before` blocks of unit keys, whose inputs
  * are the columns of its initial state, and `after` blocks of unit queries, whose outputs are those of its final
  * state.
- * A direct call (one rank, no states before, no pack) has a token's own key, its input and its output in the block: the
- * key is weighted as it reaches later tokens, with the next token's share, which the token's own output must not have:
- * less that share of q k is what multiplies x beside the SSD's pairs, with D (a D of each token). The SSD then reads x
- * and writes the output, gate included, and its gradient the same. */
+ * A direct gradient's call (one rank, no states before, no pack) has a token's own key, its input and its output in the
+ * block: the key is weighted as it reaches later tokens, with the next token's share, which the token's own output must
+ * not have: less that share of q k is what multiplies x beside the SSD's pairs, with D (a D of each token). The SSD
+ * then reads x and writes the output, gate included, and its gradient the same. */
 typedef struct kr_mamba3_params {
   uint32_t flags;
   int32_t B, H, P, N, G, R, M, S;
@@ -51,8 +51,6 @@ typedef struct kr_mamba3_params {
   float *gamma;                  /* (B,H,L): lambda dt; of a direct call, less the next token's share */
   float *skips;                  /* (B,H,L), of a direct call: D of each token */
   uint32_t *angles_within;       /* (B,H,L,M): of a token, since its span or its sequence began */
-  float *halves;                 /* (B,L,M): of angles that heads share, half the tangent, where rows sum their own
-                                    angles (angles_within is then absent); else absent */
   uint32_t *angles_before;       /* (B,H,n_spans,M): of a span's last token, then of the token before the span */
   int32_t *seq_idx;              /* (n_rows), of a pack */
 } kr_mamba3_params;

@@ -1,7 +1,7 @@
 /* mamba3_plain.cu: what surrounds the SSD in plain calls of Mamba 3's scan and its gradient: one rank without factors
  * or norm, rows in aligned vectors of eight (kr_mamba3_is_plain). Bound by memory: a lane has 16 bytes of a row, and a
  * thread asks for two tokens' before it uses one's. Compiled as mamba3.cu, whose kernels these replace.
- *   kr_mamba3_plain_rows, _halves      as kr_mamba3_rows; of direct calls, too
+ *   kr_mamba3_plain_rows, _halves      as kr_mamba3_rows; of direct gradients, too
  *   kr_mamba3_plain_finish             as kr_mamba3_finish_P
  *   kr_mamba3_plain_leave              as kr_mamba3_leave_P
  *   kr_mamba3_plain_inputs             as kr_mamba3_inputs_P
@@ -93,10 +93,7 @@ KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
   quad_place place = quad_at(p, b, h, at);
   quads next = load_quads<HALVES>(p, at, place, first);
   load_biases(p, h, biases);
-  if (!p.is_direct)
-    copy_inputs<IS_PACK>(p, b, h, t0, (int)(end - t0));
-  else if (end == p.L && 8 * kr_thread() < p.P)
-    put_final_inputs(p, b, h, token_of<0>(p, b, p.L - 1), 8 * kr_thread());
+  if (!p.is_direct) copy_inputs<IS_PACK>(p, b, h, t0, (int)(end - t0));
   kr_sync();
   const eight q_bias = quad_of<HALVES>(biases, first, p.N), k_bias = quad_of<HALVES>(biases + p.N, first, p.N);
 #pragma unroll 1
@@ -119,76 +116,11 @@ KR_DEV void plain_rows(const kr_mamba3_params &p, float *biases) {
   else
     put_weights(p, b, h, token_of<IS_PACK>(p, b, t0 + kr_thread()));
 }
-/* A direct call's query and key of a token for a lane's pairs, and what turns them further. */
-typedef struct running_quads {
-  raw8 q, k;
-  kr_float4 halves;
-  float d;
-} running_quads;
-
-template <int HALVES>
-KR_DEV running_quads load_running(const kr_mamba3_params &p, int b, int h, int64_t t, const quad_place &from,
-                                  int first) {
-  running_quads v = {load_quad<HALVES>(p.Cmat.data, from.q, first, p.N),
-                     load_quad<HALVES>(p.Bmat.data, from.k, first, p.N), {}, 0};
-  if (first >= p.M) return v;
-  v.halves = *(const kr_float4 *)(p.halves + (b * p.L + t) * p.M + first);
-  v.d = get(p.dt, at3(p.dt, b, t, h));
-  return v;
-}
-
-/* Rows of a direct call whose heads share angles: runs of lanes have a span of tokens each, and sum its angles. */
-template <int HALVES>
-KR_DEV void running_rows(const kr_mamba3_params &p, float *biases) {
-  const int part = kr_block_x() / p.H, h = kr_block_x() - part * p.H, b = kr_block_z(), shift = log2_of(p.N / 8),
-            first = 4 * (kr_thread() & (p.N / 8 - 1)), length = SPAN * (THREADS >> shift);
-  const int64_t t0 = (int64_t)part * length, end = t0 + length < p.L ? t0 + length : p.L,
-                begin = t0 + SPAN * (kr_thread() >> shift);
-  const quad_place step = apart(p, 1);
-  quad_place place = quad_at(p, b, h, token_of<0>(p, b, begin < end ? begin : end - 1));
-  running_quads next = load_running<HALVES>(p, b, h, begin < end ? begin : end - 1, place, first);
-  kr_raw16 angle = {{0, 0, 0, 0}};
-  if (begin < end && first < p.M) angle = *(const kr_raw16 *)(p.angles_before + place.before + first);
-  load_biases(p, h, biases);
-  if (end == p.L && 8 * kr_thread() < p.P) put_final_inputs(p, b, h, token_of<0>(p, b, p.L - 1), 8 * kr_thread());
-  kr_sync();
-  const eight q_bias = quad_of<HALVES>(biases, first, p.N), k_bias = quad_of<HALVES>(biases + p.N, first, p.N);
-#pragma unroll 1
-  for (int i = 0; i < SPAN; i++) {
-    const running_quads now = next;
-    const quad_place to = place;
-    const int is_there = begin + i < end;
-    if (i + 1 < SPAN && begin + i + 1 < end)
-      place = moved(place, step), next = load_running<HALVES>(p, b, h, begin + i + 1, place, first);
-    eight q = plus(unpacked(now.q), q_bias), k = plus(unpacked(now.k), k_bias);
-    const float product = add_lanes(dot(q, k), p.N / 8);
-    if (!is_there) continue;
-    if (first == 0) p.dots[to.value] = product;
-    if (first < p.M) {
-      rotation by[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        angle.w[j] = add_turns(angle.w[j], turn_of_half(now.halves.v[j], now.d));
-        by[j] = KR_DTYPE == 0 ? rotation_of(angle.w[j]) : near_rotation_of(angle.w[j]);
-      }
-      turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
-    }
-    store_quad<HALVES>(p.q, to.row, first, p.N, q), store_quad<HALVES>(p.k, to.row, first, p.N, k);
-    if (begin + i + 1 < p.L) continue;
-    if (p.final_B.data) put_final_key<HALVES>(p, h, token_of<0>(p, b, p.L - 1), 0, first, k);
-    for (int j = 0; p.final_angles.data && first < p.M && j < 4; j++)
-      ((float *)p.final_angles.data)[at3(p.final_angles, b, h, first + j)] = angle_of(angle.w[j]);
-  }
-  kr_sync(); /* products of queries and keys are there */
-  for (int64_t t = t0 + kr_thread(); t < end; t += THREADS) put_direct(p, b, h, t);
-}
 
 template <int HALVES>
 KR_DEV void plain_rows_of(const kr_mamba3_params &p) {
   KR_SHARED __attribute__((aligned(16))) float biases[2 * MOST_N];
-  if (p.halves)
-    running_rows<HALVES>(p, biases);
-  else if (p.cu_seqlens.data)
+  if (p.cu_seqlens.data)
     plain_rows<HALVES, 1>(p, biases);
   else
     plain_rows<HALVES, 0>(p, biases);
