@@ -132,10 +132,11 @@ static double with_input(const work *w, const double *of, int64_t t) {
   return sum;
 }
 
-/* dk of the token's ranks, and dU k of each. */
+/* dk of the token's ranks, and dU k of each; of the input before an empty sequence nothing was computed. */
 static void pass_input(work *w, int64_t t) {
   const int64_t P = w->a->P, N = w->a->N, R = w->a->R;
-  for (int64_t r = 0; r < R; r++) {
+  memset(w->dk, 0, (size_t)(R * N) * sizeof(double));
+  for (int64_t r = 0; w->c.at.n && r < R; r++) {
     for (int64_t n = 0; n < N; n++) {
       double sum = 0;
       for (int64_t p = 0; p < P; p++) sum += w->dU[p * N + n] * kr_mamba3_x(&w->c, t, r, p);
@@ -157,7 +158,7 @@ static double pass_ranks(work *w, int64_t t, int64_t p) {
   double dx = t == n && kr_has(&w->a->dfinal_x)
                   ? kr_get(&w->a->dfinal_x, kr_at3(&w->a->dfinal_x, w->c.at.row, w->c.h, p))
                   : 0;
-  for (int64_t r = 0; r < R; r++) {
+  for (int64_t r = 0; n && r < R; r++) {
     dx += kr_mamba3_factor(&w->c, &w->a->mimo_x, r, p) * w->dx_r[r * P + p];
     w->mimo_x[(w->c.h * R + r) * P + p] += w->c.v[t * P + p] * w->dx_r[r * P + p];
   }
