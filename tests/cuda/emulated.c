@@ -785,6 +785,37 @@ static void few_heads_have_blocks_of_their_own(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* On sixteen multiprocessors twenty heads are too few for blocks of three: they are walked one by one and handed on,
+ * forwards for the gate, then backwards, where only this walk has an initial state, the final one's gradient. */
+static void a_long_gated_gradient_has_room(void **state) {
+  enum { LONG = 1985, HEADS = 20, CHANNELS = 8, STATES = 8, ROWS = LONG * HEADS * CHANNELS };
+  static _Alignas(64) uint16_t in[3][ROWS], BC[LONG * STATES], final[HEADS * CHANNELS * STATES], out[2][2][ROWS];
+  static float dt[LONG * HEADS], A[HEADS];
+  if (*state != kr_op_find("ssd_bwd")) skip();
+  krait_ctx *ctx = open_tight(90, MUCH);
+  kr_emulated_blocks_in_order(1);
+  for (int i = 0; i < 3; i++) fill(in[i], ROWS, 37 + 4 * i, 101 + 2 * i);
+  fill(BC, LONG * STATES, 29, 97), fill(final, HEADS * CHANNELS * STATES, 31, 89);
+  for (int i = 0; i < LONG * HEADS; i++) dt[i] = 0.02f + 0.01f * (float)(i % 7);
+  for (int i = 0; i < HEADS; i++) A[i] = -0.1f * (float)(1 + i % 5);
+  const kr_view rows = {NULL, {ROWS, HEADS * CHANNELS, CHANNELS, 1}, KRAIT_BF16, 0};
+  kr_ssd_bwd_args a = {.call.size = sizeof a, .B = 1, .L = LONG, .H = HEADS, .P = CHANNELS, .N = STATES, .G = 1};
+  a.x = a.z = a.dout = a.dx = a.dz = rows, a.x.data = in[0], a.z.data = in[1], a.dout.data = in[2];
+  a.Bmat = a.Cmat = (kr_view){BC, {LONG * STATES, STATES, STATES, 1}, KRAIT_BF16, 0};
+  a.dt = (kr_view){dt, {LONG * HEADS, HEADS, 1}, KRAIT_F32, 0}, a.A = (kr_view){A, {1}, KRAIT_F32, 0};
+  a.dfinal_states = (kr_view){final, {HEADS * CHANNELS * STATES, CHANNELS * STATES, STATES, 1}, KRAIT_BF16, 0};
+  memset(out[1], 0xff, sizeof out[1]);
+  for (int k = 0; k < 2; k++) {
+    a.dx.data = out[k][0], a.dz.data = out[k][1];
+    run_row(ctx, "ssd_bwd", k ? "cuda_hopper" : "ref", &a);
+  }
+  for (int i = 0; i < 2 * ROWS; i++) {
+    const float g = kr_bf16_to_float(out[1][i / ROWS][i % ROWS]), w = kr_bf16_to_float(out[0][i / ROWS][i % ROWS]);
+    if (!(fabsf(g - w) <= 0.05f * (1 + fabsf(w)))) fail_msg("number %d is %g, not %g", i, (double)g, (double)w);
+  }
+  krait_ctx_close(&ctx);
+}
+
 enum { NR = 8, NM = 5632 };
 typedef struct norm_call {
   uint16_t x[NR][NM], z[NR][NM], dout[NR][NM], dx[NR][NM], dz[NR][NM];
@@ -880,6 +911,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(whole_heads_are_right, op),
                                      cmocka_unit_test_prestate(float16_keeps_its_range, op),
                                      cmocka_unit_test_prestate(few_heads_have_blocks_of_their_own, op),
+                                     cmocka_unit_test_prestate(a_long_gated_gradient_has_room, op),
                                      cmocka_unit_test_prestate(rows_on_their_way_have_room, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

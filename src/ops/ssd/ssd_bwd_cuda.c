@@ -558,9 +558,13 @@ static kr_ssd_hopper_params walks_of(const krait_ctx *ctx, const kr_ssd_bwd_args
   return h;
 }
 
+/* Whether y is needed and its walk leaves states: as many as the gradient's kernels take at once. */
+static int has_states_of_y(const kr_ssd_bwd_args *a) { return kr_has(&a->z) && a->N <= 128; }
+
 uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
-  const kr_ssd_bwd_params p = ssd_bwd_plan_of(args, 0);
   const kr_ssd_bwd_args *a = args;
+  kr_ssd_bwd_params p = ssd_bwd_plan_of(a, 0);
+  p.has_states = has_states_of_y(a);
   kr_ssd_hopper_params states = walks_of(ctx, a, &p);
   kr_ssd_hopper_params output = {.p = p.f, .n_ways = 1};
   const uint64_t walk = kr_ssd_hopper_cut(ctx, &states, ssd_bwd_columns_of(a), a->G),
@@ -568,14 +572,13 @@ uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
   return lay_out_chunks(ctx, a).end + (walk > forward ? walk : forward);
 }
 
-/* With as many states as the gradient's kernels take at once, the walk leaves theirs. */
 static int32_t make_y_hopper(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
                              const kr_ssd_params *forward) {
-  if (p->n_parts > 1) return make_y(ctx, a, p, forward);
+  p->has_states = has_states_of_y(a);
+  if (!p->has_states) return make_y(ctx, a, p, forward);
   kr_ssd_hopper_params h = {.p = *forward, .n_ways = 1, .S = p->S};
   kr_ssd_hopper_cut(ctx, &h, a->N, a->G);
   kr_ssd_hopper_place(&h, a->N, (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
-  p->has_states = 1;
   return kr_ssd_hopper_launch_output(ctx, &h, a->call.stream);
 }
 
