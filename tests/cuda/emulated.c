@@ -816,6 +816,32 @@ static void a_long_gated_gradient_has_room(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* In float32 a chunk's products of B and C in parts keep their digits beside those with later tokens, or with another
+ * sequence's, which are masked: B of these is 2^40 times as large. */
+static void later_tokens_take_no_digits(void **state) {
+  enum { L = 64, P = 16, N = 16, LATER = 32 };
+  static _Alignas(64) float x[L * P], BC[2][L * N], dt[L], out[2][L * P];
+  static float A[1] = {-0.5f};
+  static int32_t sequence[L];
+  if (*state != kr_op_find("ssd")) skip();
+  krait_ctx *ctx = open_tight(80, MUCH);
+  fill_random(x, L * P), fill_random(BC[0], 2 * L * N);
+  for (int i = 0; i < L; i++) dt[i] = 0.1f, sequence[i] = i < LATER;
+  kr_ssd_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = 1, .P = P, .N = N, .G = 1};
+  a.x = a.out = (kr_view){x, {L * P, P, P, 1}, KRAIT_F32, 0};
+  a.Bmat = a.Cmat = (kr_view){BC[0], {L * N, N, N, 1}, KRAIT_F32, 0}, a.Cmat.data = BC[1];
+  a.dt = (kr_view){dt, {L, 1, 1}, KRAIT_F32, 0}, a.A = (kr_view){A, {1}, KRAIT_F32, 0};
+  for (int first = 0; first < 2; first++) { /* the others of one sequence, then the first of two */
+    if (first) a.seq_idx = (kr_view){sequence, {L, 1}, KRAIT_I32, 0};
+    for (int i = 0; first && i < LATER * N; i++) BC[0][i] *= 0x1p40f;
+    for (int i = LATER * N; i < L * N; i++) BC[0][i] *= first ? 0x1p-40f : 0x1p40f;
+    a.out.data = out[0], run_row(ctx, "ssd", "ref", &a);
+    a.out.data = out[1], run_row(ctx, "ssd", "ampere_chunks_parts", &a);
+    compare_floats("ampere_chunks_parts", out[1] + first * LATER * P, out[0] + first * LATER * P, LATER * P, 2e-5f);
+  }
+  krait_ctx_close(&ctx);
+}
+
 enum { NR = 8, NM = 5632 };
 typedef struct norm_call {
   uint16_t x[NR][NM], z[NR][NM], dout[NR][NM], dx[NR][NM], dz[NR][NM];
@@ -912,6 +938,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(float16_keeps_its_range, op),
                                      cmocka_unit_test_prestate(few_heads_have_blocks_of_their_own, op),
                                      cmocka_unit_test_prestate(a_long_gated_gradient_has_room, op),
+                                     cmocka_unit_test_prestate(later_tokens_take_no_digits, op),
                                      cmocka_unit_test_prestate(rows_on_their_way_have_room, op)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,6 +75,11 @@ KR_DEV void leave_halves(unsigned char *to, float *scales, const float *rows) {
   }
 }
 
+/* Whether a chunk's token takes the product with another one; those that all heads mask must not scale the others. */
+KR_DEV int is_taken(const kr_ssd_params &p, const chunk_steps &steps, int by, int token) {
+  return token <= (by | p.last_rank) && (!p.seq_idx || steps.segment[token] == steps.segment[by]);
+}
+
 /* A block per chunk, group and sequence; a warp per 16 tokens, which are its rows. HALVES: for the walk below. */
 template <int N, int PARTS, int HALVES>
 KR_DEV void multiply_states(const kr_ssd_params &p) {
@@ -113,12 +118,16 @@ KR_DEV void multiply_states(const kr_ssd_params &p) {
     chunk_scales &scales = *(chunk_scales *)(halves + 2 * halved<N, PARTS>::ROWS_BYTES);
     leave_halves<N, PARTS>(halves, scales.C, C);
     leave_halves<N, PARTS>(halves + halved<N, PARTS>::ROWS_BYTES, scales.B, B);
+    const chunk_steps &steps = *steps_at(p, at.b, at.g * p.heads, chunk);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       uint32_t largest = 0;
 #pragma unroll
       for (int j = 0; j < Q / 8; j++)
-        largest = kr_larger(largest, kr_larger(kr_magnitude(d[j][2 * h]), kr_magnitude(d[j][2 * h + 1])));
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (is_taken(p, steps, me.c + 8 * h, 8 * j + 2 * me.q + e))
+            largest = kr_larger(largest, kr_magnitude(d[j][2 * h + e]));
       const int up = kr_halves_scale(largest_of_lanes<4>(largest));
 #pragma unroll
       for (int j = 0; j < Q / 8; j++) d[j][2 * h] *= kr_power_of_two(up), d[j][2 * h + 1] *= kr_power_of_two(up);
