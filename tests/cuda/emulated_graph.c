@@ -5,6 +5,7 @@
 #include "../test.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "cuda.h"
@@ -458,6 +459,72 @@ static void prompts_start_ahead(void **state) {
   for (int i = 0; i < E * STATES; i++) assert_float_equal(gpu.after[i], cpu.after[i], 5e-3f);
 }
 
+/* ---- a convolution behind a gated product, which takes the norm before it but not this ---- */
+
+enum { WIDTH = 64, N_TAPS = 4 };
+typedef struct gated_step {
+  _Alignas(16) float x[WIDTH], norm[WIDTH], first[WIDTH * WIDTH], second[WIDTH * WIDTH], taps[WIDTH * N_TAPS];
+  float y[WIDTH];
+} gated_step;
+
+static kr_view turned_weight(kr_graph *g, const char *name, const float *data) {
+  const kr_tensor t = kr_graph_weight(g, name, KRAIT_F32, KR_DIMS(WIDTH, WIDTH), data);
+  return kr_graph_view(g, kr_graph_permute(g, t, (int[]){1, 0}));
+}
+
+/* Returns the number of calls. */
+static size_t run_gated_step(int32_t device, gated_step *s) {
+  model m = {0};
+  const krait_ctx_options options = {
+      .size = sizeof options, .device = device, .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
+  assert_int_equal(krait_ctx_open(&options, &m.ctx), KRAIT_OK);
+  assert_int_equal(kr_graph_open(&m.g), KRAIT_OK);
+  kr_graph *g = m.g;
+  m.x = kr_graph_input(g, "x", KRAIT_F32, KR_DIMS(1, WIDTH));
+  m.y = kr_graph_output(g, "y", KRAIT_F32, KR_DIMS(1, WIDTH, 1));
+  const kr_tensor norm = kr_graph_weight(g, "norm", KRAIT_F32, KR_DIMS(WIDTH), s->norm),
+                  taps = kr_graph_weight(g, "taps", KRAIT_F32, KR_DIMS(WIDTH, N_TAPS), s->taps),
+                  past = kr_graph_state(g, "past", KRAIT_F32, KR_DIMS(1, WIDTH, N_TAPS - 1));
+  const kr_tensor normed = kr_graph_call(g, "norm", &kr_op_add_norm,
+                                         &(kr_add_norm_args){.call.flags = KRAIT_NORM_RMS,
+                                                             .eps = 1e-3f,
+                                                             .x = kr_graph_view(g, m.x),
+                                                             .weight = kr_graph_view(g, norm),
+                                                             .out = kr_graph_auto()});
+  const kr_tensor gated = kr_graph_call(g, "product", &kr_op_gemm,
+                                        &(kr_gemm_args){.activation = KRAIT_ACT_SILU,
+                                                        .A = kr_graph_view(g, normed),
+                                                        .Bmat = turned_weight(g, "first", s->first),
+                                                        .B2 = turned_weight(g, "second", s->second),
+                                                        .out = kr_graph_auto()});
+  kr_graph_call(g, "conv", &kr_op_causal_conv1d_update,
+                &(kr_causal_conv1d_update_args){
+                    .activation = KRAIT_ACT_SILU,
+                    .x = kr_graph_view(g, kr_graph_reshape(g, gated, KR_DIMS(1, WIDTH, 1))),
+                    .conv_state = kr_graph_view(g, past),
+                    .weight = kr_graph_view(g, taps),
+                    .out = kr_graph_view(g, m.y)});
+  if (kr_graph_plan(g, m.ctx, 0) < 0) fail_msg("%s", krait_error_detail());
+  const size_t n_calls = g->nodes.n;
+  assert_int_equal(kr_runner_open(g, &m.r), KRAIT_OK);
+  assert_int_equal(kr_runner_bind(m.r, m.x, s->x), KRAIT_OK);
+  assert_int_equal(kr_runner_bind(m.r, m.y, s->y), KRAIT_OK);
+  if (kr_runner_run(m.r, NULL) < 0) fail_msg("%s", krait_error_detail());
+  close_model(&m);
+  return n_calls;
+}
+
+static void a_convolution_stays_behind_a_gated_product(void **state) {
+  static gated_step cpu, gpu;
+  (void)state;
+  random_state = 12;
+  for (size_t i = 0; i < offsetof(gated_step, y) / sizeof(float); i++) ((float *)&cpu)[i] = draw_emulated();
+  gpu = cpu;
+  run_gated_step(KRAIT_DEVICE_CPU, &cpu);
+  assert_int_equal(run_gated_step(KRAIT_DEVICE_CUDA(0), &gpu), 2);
+  for (int i = 0; i < WIDTH; i++) assert_float_equal(gpu.y[i], cpu.y[i], 1e-4f * (1 + fabsf(cpu.y[i])));
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   setenv("KR_FAKE_CUDA", "capability=90,shared=232448,multiprocessors=16,record=1", 1);
@@ -468,6 +535,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(attention_takes_what_precedes_it),
                                      cmocka_unit_test(appending_takes_norm_and_rotary),
                                      cmocka_unit_test(prompts_start_ahead),
+                                     cmocka_unit_test(a_convolution_stays_behind_a_gated_product),
                                      cmocka_unit_test(a_recorded_stream_gets_the_launches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -144,8 +144,9 @@ static int conv_in_product(const kr_rewriter *w) {
   const kr_tensor out = TENSOR(0, norm_gemm, out), y = TENSOR(1, causal_conv1d_update, out),
                   x = TENSOR(1, causal_conv1d_update, x);
   kr_norm_gemm_args a = *(const kr_norm_gemm_args *)w->args[0];
-  if (TENSOR(0, norm_gemm, conv_weight) || c->L != 1 || c->S != c->W - 1 || c->activation != KRAIT_ACT_SILU ||
-      TENSOR(1, causal_conv1d_update, cache_seqlens) || w->can->share(w, y, out) || kr_rewrite_is_empty(w, x))
+  if (TENSOR(0, norm_gemm, conv_weight) || TENSOR(0, norm_gemm, B2) || c->L != 1 || c->S != c->W - 1 ||
+      c->activation != KRAIT_ACT_SILU || TENSOR(1, causal_conv1d_update, cache_seqlens) ||
+      w->can->share(w, y, out) || kr_rewrite_is_empty(w, x))
     return 0;
   const kr_dims dims = w->can->dims(w, x);
   a.C = dims.size[1], a.W = c->W, a.n_states = c->n_states, a.conv_from = w->can->columns_from(w, x, out);
