@@ -7,7 +7,7 @@
 
 /* Columns whose weights a warp loads together; k per step; most warps per block; most rows. */
 enum { KR_FEW_GROUP = 4, KR_FEW_RUN = 256, KR_FEW_MOST_WARPS = 10, KR_FEW_LANES_ROWS = 2 };
-/* Most warps of a gated product with a norm: its many registers leave three such blocks a multiprocessor. */
+/* Most warps of a gated product with a norm: its registers leave four such blocks a multiprocessor, of float32 two. */
 enum { KR_FEW_GATED_WARPS = 8 };
 
 /* Fields that every call needs come first: the first use of 64 parameter bytes costs a memory latency. */
