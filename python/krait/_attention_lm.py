@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ._call import place
-from ._language import TYPES, LanguageModel, Survey, Texts, move_behind
+from ._language import TYPES, LanguageModel, Survey, Texts, move_behind, why_not_head
 from ._shared_lm import SharedAttentionLM
 from ._torch import is_traced
 
@@ -69,6 +69,7 @@ class AttentionDecoder(Texts):
         inner = model.model
         self.embedding, self.head, self.norm_f, self._rotary = inner.embed_tokens, model.lm_head, inner.norm, inner.rotary_emb
         self._survey, self._modules = Survey(model), list(inner.layers)
+        self._config, self._first_depth = model.config, getattr(model.config, "num_hidden_layers", None)
         self._key, self._is_usable, self._run, self.layers = None, False, None, []
 
     def __reduce__(self):
@@ -76,7 +77,7 @@ class AttentionDecoder(Texts):
 
     def is_current(self):
         """Whether the model is as it was, but for its weights' values, places and types."""
-        return self._survey.holds()
+        return self._survey.holds() and getattr(self._config, "num_hidden_layers", None) == self._first_depth  # as many layers run
 
     @property
     def weight(self):
@@ -92,7 +93,7 @@ class AttentionDecoder(Texts):
         """Reads the weights as they are now -> whether the library's graphs compute the model as it lies. Where they have moved, nothing recorded is left."""
         if not self._survey.are_plain or is_traced(self.weight):
             return False
-        key = self._survey.key()
+        key = self._survey.key(), self._key_of_rope()
         with torch.inference_mode(False), torch.no_grad():
             if self._key != key:
                 self._run, self._key, self._is_usable = None, key, self._can_share()
@@ -102,6 +103,10 @@ class AttentionDecoder(Texts):
                 for layer in self.layers:
                     layer.refresh()
         return self._is_usable
+
+    def _key_of_rope(self):
+        t = self._rotary.inv_freq
+        return t.data_ptr(), t.device, t.dtype, None if t.is_inference() else t._version, getattr(self._rotary, "attention_scaling", 1.0)
 
     def rope(self):
         """(frequencies, factor of cosines and sines)."""
@@ -153,10 +158,12 @@ class AttentionModel(LanguageModel):
         size, rotary = getattr(layers[0].self_attn, "head_dim", 0), getattr(model.model, "rotary_emb", None)
         if getattr(rotary, "rope_type", "default") in ("dynamic", "longrope") or 2 * getattr(getattr(rotary, "inv_freq", None), "numel", int)() != size:
             return "it has another rotary embedding"
+        if (getattr(config, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
+            return "its queries are scaled by their position"
         if len({(layer.self_attn.q_proj.weight.shape, layer.self_attn.k_proj.weight.shape, layer.mlp.up_proj.weight.shape) for layer in layers}) != 1:
             return "its layers differ"
         epsilons = {_eps(norm) for norm in model.modules() if "Norm" in type(norm).__name__}
-        return "its norms differ" if len(epsilons) != 1 else None
+        return "its norms differ" if len(epsilons) != 1 else why_not_head(model, shapes["model.embed_tokens.weight"])
 
     @classmethod
     def _parts(cls, model, decoder):

@@ -1,9 +1,11 @@
 """Language models: generate() by a recorded step on the model's own weights; those of Mamba and Mamba-2, of transformers and mamba_ssm."""
 
 import operator
+import threading
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules import module as _nn_module
 
 from ._call import place
 from ._shared_lm import SharedLM
@@ -13,6 +15,7 @@ from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 
 _CHECK_EVERY = 32    # steps between looks at a GPU's tokens for the end
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _MOST_SHARED = 1024  # sequences of the library's graphs
 _STREAMED = 2560     # the width of models of which Hopper takes all layers of a step of one sequence in one call, in 16 bits
 
@@ -94,6 +97,10 @@ _dtype_of = operator.attrgetter("dtype")
 _copy_each = getattr(torch, "_foreach_copy_", None) or (lambda to, parameters: [a.copy_(b) for a, b in zip(to, parameters)])  # torch 2.0 and before
 
 
+def _has_more(modules):
+    return any([m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in modules]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS])
+
+
 class Survey:
     """A model's modules and parameters as they were, to see at each call whether they still are."""
 
@@ -104,7 +111,6 @@ class Survey:
         self.are_plain = all([type(p) in (torch.nn.Parameter, torch.Tensor) for p in self.parameters])  # with memory of their own
         self._kinds = [(m, type(m)) for m in modules]
         self._held = [(of, name, t) for m in modules for of in (m._modules, m._parameters) for name, t in of.items()]
-        self._inside = modules[1:]
 
     def key(self):
         """Where the parameters lie, and their types."""
@@ -114,7 +120,7 @@ class Survey:
         """Whether no part was replaced, and no module inside does more, or something else, than its class."""
         if not all([type(m) is kind for m, kind in self._kinds]) or not all([of.get(name) is t for of, name, t in self._held]):
             return False
-        return not any([m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in self._inside])
+        return not _has_more([m for m, _ in self._kinds])
 
 
 class _Recurrence:
@@ -346,8 +352,13 @@ _INSIDE = {2: {"A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "
 
 
 def has_changed_modules(model):
-    """Whether a module inside does more, or something else, than its class."""
-    return any(m is not model and (m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__) for m in model.modules())
+    """Whether the model or a module inside does more, or something else, than its class."""
+    return _has_more(model.modules())
+
+
+def why_not_head(model, embedding):
+    """Why logits are not of the tokens that the embedding (of that shape) has."""
+    return "its head and its embedding have other shapes" if model.lm_head.weight.shape != embedding else None
 
 
 def why_not(model, shapes):
@@ -362,29 +373,52 @@ def why_not(model, shapes):
         if kind == 1 and (getattr(mixer, "n_groups", 1) != 1 or getattr(mixer, "ngroups", 1) != 1 or getattr(mixer, "norm_before_gate", False)):
             return "Mamba-2 with several groups, or a norm before the gate"
     strange = sorted(set(shapes) - known)
-    return "it has %s" % strange[0] if strange else None
+    return "it has %s" % strange[0] if strange else why_not_head(model, next(shape for name, shape in shapes.items() if name.startswith("backbone.embedding")))
+
+
+def _matters(value):
+    """Whether an argument asks for something: what is empty may be meant to be filled, as a cache."""
+    return not (value is None or (type(value) in (bool, int, float, str, list, tuple, dict) and not value))
+
+
+def _values_hf(model, given, kwargs):
+    """What transformers generates by: an argument, even None, before the configuration that is given, and that before the model's own. None: not known."""
+    own = model.generation_config
+    configs = [own] if given is None or given is own else [own, given]
+    if len(configs) > 1 and type(given)().top_k is not None:
+        return None  # a release before 5, in which what is not set cannot be told from what is
+    set_in = [{k: v for k, v in config.to_diff_dict().items() if v is not None and not k.startswith("_")} for config in configs]
+    return {**set_in[0], **set_in[-1], **kwargs}
 
 
 def _allowed_hf(model, ids, kwargs):
     """(new tokens, ends, pad, choose) of a call of transformers' generate, or None: not one that krait makes."""
-    config = kwargs.pop("generation_config", None) or model.generation_config
+    config = kwargs.pop("generation_config", None)
     mask = kwargs.pop("attention_mask", None)
-    if mask is not None and not bool((mask == 1).all()):
-        return None
-    values = {**{k: v for k, v in config.to_diff_dict().items() if v is not None and not k.startswith("_")}, **{k: v for k, v in kwargs.items() if v is not None}}
+    values = _values_hf(model, config, kwargs)
     known = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens", "do_sample", "use_cache", "num_beams",
              "temperature", "top_k", "top_p"}
-    if any(value for name, value in values.items() if name not in known) or values.get("num_beams", 1) != 1 or not values.get("use_cache", True):
+    if values is None or any(_matters(value) for name, value in values.items() if name not in known) or values.get("num_beams", 1) != 1 or not values.get("use_cache", True):
+        return None
+    if model.training and getattr(model.config, "attention_dropout", 0.0):
         return None
     n_new = values.get("max_new_tokens") or (kwargs["max_length"] - ids.shape[1] if kwargs.get("max_length") else None)
-    ends = values.get("eos_token_id")
+    ends, pad = values.get("eos_token_id"), values.get("pad_token_id")
     ends = () if ends is None else tuple(ends) if isinstance(ends, (list, tuple)) else (ends,) if isinstance(ends, int) else None
-    if n_new is None or n_new < 1 or ends is None:
+    if n_new is None or n_new < 1 or ends is None or not (pad is None or isinstance(pad, int)):
         return None
-    choose = _sampler(values.get("temperature", 1.0), values.get("top_k", 50), values.get("top_p", 1.0)) if values.get("do_sample") else None
-    return n_new, ends, values.get("pad_token_id"), choose
+    if mask is not None and (mask.shape != ids.shape or not bool((mask == 1).all())):
+        return None
+    if mask is None and pad is not None and bool((ids == pad).any()):
+        return None  # without a mask they are padding
+    if not values.get("do_sample"):
+        return n_new, ends, pad, None
+    temperature, top_k, top_p = [default if name not in values else neutral if values[name] is None else values[name]
+                                 for name, default, neutral in (("temperature", 1.0, 1.0), ("top_k", 50, 0), ("top_p", 1.0, 1.0))]
+    return (n_new, ends, pad, _sampler(temperature, top_k, top_p)) if temperature > 0 and top_k >= 0 and top_p > 0 else None
 
 
+_KNOWN_GENERATE = ("transformers.generation.utils", "mamba_ssm.utils.generation")
 _NO_MATTER = ("cg", "return_dict_in_generate", "temperature", "top_p", "min_p")  # arguments of mamba_ssm's generate, for the likeliest tokens
 
 
@@ -405,21 +439,30 @@ class Generate:
     title = "language model (generate)"
 
     def __init__(self, model, kind):
-        self.model, self.kind, self._decoder = model, kind, None
+        self.__setstate__({"model": model, "kind": kind})
 
     def __getstate__(self):
-        return {"model": self.model, "kind": self.kind, "_decoder": None}
+        return {"model": self.model, "kind": self.kind}
+
+    def __setstate__(self, state):
+        self.model, self.kind, self.why = state["model"], state["kind"], None
+        self._decoder, self._is_tried = None, False
+        self._lock = threading.Lock()  # states and buffers are those of one call
 
     def decoder(self):
-        """The decoder of the model, refreshed; None where it is hooked, on another device or of another type."""
+        """The decoder of the model, refreshed; None where it is hooked, on another device or of another type, or computes something else (`why`)."""
         model, kept = self.model, self._decoder
         if kept is None or not kept.is_current():
-            self._decoder = None
+            self._decoder, self._is_tried, self.why = None, False, None
             if has_changed_modules(model) or self.kind.why_not(model, {name: p.shape for name, p in model.named_parameters()}):
                 return None
             kept = self.kind.decoder(model)
         self._decoder = kept
-        return kept if kept.refresh() else None
+        if not kept.refresh():
+            return None
+        if not self._is_tried:  # other modules may have the parameters of those before
+            self.why, self._is_tried = self.kind.differs(model, kept), True
+        return None if self.why else kept
 
     def _plan(self, args, kwargs):
         """(ids, arguments of Decoder.generate), or None."""
@@ -442,18 +485,23 @@ class Generate:
             return None
         return ids, (max_length - ids.shape[1], () if end is None else (end,), None, None)
 
+    def _tokens(self, ids, how):
+        """None where the class's generate must."""
+        with self._lock:
+            decoder = self.decoder()
+            if decoder is None or decoder.weight.device != ids.device:
+                return None
+            try:
+                runs = decoder.runs(ids.shape[0], ids.shape[1] + how[0])
+            except torch.cuda.OutOfMemoryError:  # a class's own cache grows with its texts, which may end early
+                return None
+            return None if runs is None else decoder.generate(ids, *how)
+
     def __call__(self, *args, **kwargs):
         plan = self._plan(args, kwargs)
-        decoder = self.decoder() if plan else None
-        if decoder is None or decoder.weight.device != plan[0].device:
+        tokens = self._tokens(*plan) if plan else None
+        if tokens is None:
             return type(self.model).generate(self.model, *args, **kwargs)
-        try:
-            runs = decoder.runs(plan[0].shape[0], plan[0].shape[1] + plan[1][0])
-        except torch.cuda.OutOfMemoryError:  # a class's own cache grows with its texts, which may end early
-            runs = None
-        if runs is None:
-            return type(self.model).generate(self.model, *args, **kwargs)
-        tokens = decoder.generate(plan[0], *plan[1])
         return GenerationOutput(tokens, ()) if kwargs.get("return_dict_in_generate") and not hasattr(self.model, "generation_config") else tokens
 
 
@@ -482,13 +530,12 @@ class LanguageModel:
             return "it has no generate or no lm_head"
         why = cls.why_not(model, shapes)
         own = Generate(model, cls)
-        decoder = None if why else own.decoder()
-        if why or decoder is None:
-            return why or "its modules have hooks, or its weights are not all of a type and on a device that krait has"
-        why = cls._differs(model, decoder)
-        if not why:
-            model.generate = own
-        return why
+        if why or own.decoder() is None:
+            return why or own.why or "its modules have hooks, or its weights are not all of a type and on a device that krait has"
+        if next(c for c in type(model).__mro__ if "generate" in c.__dict__).__module__ not in _KNOWN_GENERATE:
+            return "its class has a generate of its own"
+        model.generate = own
+        return None
 
     @staticmethod
     def _calls_of_blocks(model, blocks, ids):
@@ -525,7 +572,7 @@ class LanguageModel:
 
     @classmethod
     @torch.no_grad()
-    def _differs(cls, model, decoder):
+    def differs(cls, model, decoder):
         """Why krait's layers are not the model's; None: they are."""
         bound, share = (1e-3, 1e-3) if decoder.weight.dtype is torch.float32 else (5e-2, 2.0 ** -4)
         parts = cls._parts(model, decoder)

@@ -1,5 +1,6 @@
 """krait.accelerate: generate of language models: Mamba and Mamba-2 of transformers and mamba_ssm, attention of transformers."""
 
+import concurrent.futures
 import copy
 import pickle
 
@@ -115,6 +116,110 @@ def test_what_krait_does_not_generate_goes_to_transformers():
     hook.remove()
     own.generate(ids, **options)
     assert len(counts) == 6
+
+
+def test_what_an_argument_leaves_open():
+    """Arguments, even None, come before a configuration that is given, and that before the model's own."""
+    model = build_attention("Qwen2")
+    own, ids = krait.accelerate(copy.deepcopy(model)), prompts()
+    first = [int(t) for t in model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None)[:, 11]]
+    for m in (model, own):
+        m.generation_config.update(eos_token_id=first, do_sample=True, top_k=3)
+    given = transformers.GenerationConfig
+    counts = count_plain(own)
+    for options in (dict(generation_config=given(max_new_tokens=8)), dict(generation_config=given(max_new_tokens=8, do_sample=False)), dict(max_new_tokens=8, top_k=None),
+                    dict(max_new_tokens=8, do_sample=None), dict(max_new_tokens=8, do_sample=False, eos_token_id=None), dict(max_new_tokens=8, temperature=None, top_p=None)):
+        found = []
+        for m in (model, own):
+            torch.manual_seed(2)
+            found.append(m.generate(ids, **options))
+        assert torch.equal(*found), options
+    assert not counts
+    for m in (model, own):
+        m.generation_config.update(repetition_penalty=1.5, do_sample=False)
+    assert torch.equal(*[m.generate(ids, generation_config=given(max_new_tokens=8)) for m in (model, own)]) and counts
+
+
+def test_what_is_looked_at_before_a_call():
+    """Padding without a mask, positions, a cache to fill, a threshold of nothing: transformers'."""
+    model = build_attention("Qwen2")
+    own, ids, options = krait.accelerate(copy.deepcopy(model)), prompts(), dict(max_new_tokens=8, do_sample=False)
+    counts, padded = count_plain(own), prompts()
+    padded[0, :3] = 0
+    assert torch.equal(own.generate(padded, **options), model.generate(padded, **options))
+    positions = torch.arange(9).expand(2, -1) * 2
+    assert torch.equal(own.generate(ids, position_ids=positions, **options), model.generate(ids, position_ids=positions, **options))
+    cache = transformers.DynamicCache()
+    own.generate(ids, past_key_values=cache, **options)
+    assert cache.get_seq_length() == 16
+    own.generate(ids, max_new_tokens=8, do_sample=True, top_p=0.0)
+    with pytest.raises(ValueError, match="temperature"):
+        own.generate(ids, max_new_tokens=8, do_sample=True, temperature=0.0)
+    assert len(counts) == 5
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Mamba"])
+def test_a_model_that_was_changed_is_not_taken_for_the_one_before(kind):
+    model = build_attention(kind) if kind == "Qwen2" else build(kind)
+    own, ids, options = krait.accelerate(copy.deepcopy(model)), prompts(), dict(max_new_tokens=8, do_sample=False)
+    counts = count_plain(own)
+
+    def check(n):
+        assert torch.equal(own.generate(ids, **options), model.generate(ids, **options)) and len(counts) == n
+    check(0)
+    hooks = [m.register_forward_hook(lambda m, given, out: (out.logits.neg_(), out)[1]) for m in (model, own)]
+    check(1)
+    for hook in hooks:
+        hook.remove()
+    for m in (model, own):
+        m.forward = lambda *args, plain=m.forward, **kwargs: (lambda out: (out.logits.neg_(), out)[1])(plain(*args, **kwargs))
+    check(2)
+    for m in (model, own):
+        del m.__dict__["forward"]
+    check(2)
+    if kind == "Qwen2":
+        for m in (model, own):
+            m.model.rotary_emb.inv_freq.mul_(0.3)
+        check(2)
+        for m in (model, own):
+            m.config.num_hidden_layers = 2
+        check(3)
+        for m in (model, own):
+            m.config.num_hidden_layers = 3
+        check(3)
+    for m in (model, own):
+        part = m.model.layers[1].mlp if kind == "Qwen2" else m.backbone.layers[1].mixer
+        part.__class__ = type("Louder", (type(part),), {"forward": lambda self, *args, plain=type(part).forward, **kwargs: -2 * plain(self, *args, **kwargs)})
+    n = len(counts) + 1
+    check(n)
+    check(n + 1)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Mamba"])
+def test_threads_take_turns(kind):
+    model = build_attention(kind) if kind == "Qwen2" else build(kind)
+    own, options = krait.accelerate(copy.deepcopy(model)), dict(max_new_tokens=40, do_sample=False, eos_token_id=None)
+    texts = [prompts(2, 5 + i) for i in range(4)] * 4
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda ids: own.generate(ids, **options), texts))
+    for ids, text in zip(texts[:4], found):
+        assert torch.equal(model.generate(ids, **options), text)
+    assert all(torch.equal(a, b) for a, b in zip(found, found[4:]))
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Mamba"])
+def test_heads_and_generates_of_another_kind_are_named(kind):
+    def make():
+        return build_attention(kind) if kind == "Qwen2" else build(kind)
+    for rows in (80, 120):
+        model = make()
+        model.lm_head = torch.nn.Linear(model.lm_head.weight.shape[1], rows, bias=False)
+        with pytest.warns(UserWarning, match="other shapes"):
+            krait.accelerate(model)
+    model = make()
+    count_plain(model)
+    with pytest.warns(UserWarning, match="a generate of its own"):
+        krait.accelerate(model)
 
 
 def test_other_models_are_named():
@@ -268,6 +373,10 @@ def test_attention_that_is_another_is_named():
         with pytest.warns(UserWarning, match=why):
             krait.accelerate(model)
         assert not krait.accelerated(model), kind
+    scaled = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1)
+    if hasattr(transformers, "Ministral3Config"):
+        with pytest.warns(UserWarning, match="by their position"):
+            krait.accelerate(build_attention("Ministral3", head_dim=16, rope_parameters=scaled))
 
 
 def test_weights_one_behind_the_other_are_separate_tensors():
