@@ -182,7 +182,7 @@ int32_t kr_weights_open_in_parts(const char *path, kr_weights **weights) {
   const int is_gguf = dot && strcmp(dot, ".gguf") == 0, is_safe = dot && strcmp(dot, ".safetensors") == 0;
   if (!is_gguf && !is_safe) return kr_weights_open(path, weights);
   const int32_t status = open_weights_file(path, READ_PARTS, NULL, 0, path, weights);
-  if (status < 0) return is_gguf ? kr_weights_open(path, weights) : status;
+  if (status < 0) return kr_weights_open(path, weights);
   if (strcmp((*weights)->format, is_gguf ? "gguf" : "safetensors") == 0) return KRAIT_OK;
   kr_weights_close(weights);
   return kr_weights_open(path, weights);
