@@ -4,19 +4,16 @@ import torch
 import torch.nn.functional as F
 
 from ._call import place
-from ._language import TYPES, LanguageModel, Survey, Texts, move_behind, why_not_head
+from ._language import TYPES, LanguageModel, Survey, Texts, eps_of, move_behind, why_not_head
 from ._shared_lm import SharedAttentionLM
 from ._torch import is_traced
 
 _MOST_SHARED = 1024
+_MOST_OF_HEAD = 256
 _MOST_TOKENS = 1 << 20
 _FEWEST_TOKENS = 256  # that a text has memory for
 _INSIDE = {"input_layernorm.weight", "post_attention_layernorm.weight", *("mlp.%s_proj.weight" % name for name in ("gate", "up", "down")),
            *("self_attn.%s_proj.weight" % name for name in "qkvo"), *("self_attn.%s_proj.bias" % name for name in "qkv"), "self_attn.q_norm.weight", "self_attn.k_norm.weight"}
-
-
-def _eps(norm):
-    return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
 
 
 class _Layer:
@@ -26,7 +23,7 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         q, k, v = self.qkv = attention.q_proj, attention.k_proj, attention.v_proj
         self.norms = [getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)]
-        self.size, self.eps = attention.head_dim, _eps(layer.input_layernorm)
+        self.size, self.eps = attention.head_dim, eps_of(layer.input_layernorm)
         self.heads, self.kv_heads = q.weight.shape[0] // self.size, k.weight.shape[0] // self.size
         self.gate_up = [mlp.gate_proj.weight, mlp.up_proj.weight]
         self.weights = {"norm": layer.input_layernorm.weight, "q": q.weight, "k": k.weight, "v": v.weight, "q_bias": q.bias, "k_bias": k.bias, "v_bias": v.bias, "qk_norm": None,
@@ -158,11 +155,13 @@ class AttentionModel(LanguageModel):
         size, rotary = getattr(layers[0].self_attn, "head_dim", 0), getattr(model.model, "rotary_emb", None)
         if getattr(rotary, "rope_type", "default") in ("dynamic", "longrope") or 2 * getattr(getattr(rotary, "inv_freq", None), "numel", int)() != size:
             return "it has another rotary embedding"
+        if size > _MOST_OF_HEAD:
+            return "its heads are larger than %d" % _MOST_OF_HEAD
         if (getattr(config, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
             return "its queries are scaled by their position"
         if len({(layer.self_attn.q_proj.weight.shape, layer.self_attn.k_proj.weight.shape, layer.mlp.up_proj.weight.shape) for layer in layers}) != 1:
             return "its layers differ"
-        epsilons = {_eps(norm) for norm in model.modules() if "Norm" in type(norm).__name__}
+        epsilons = {eps_of(norm) for norm in model.modules() if "Norm" in type(norm).__name__}
         return "its norms differ" if len(epsilons) != 1 else why_not_head(model, shapes["model.embed_tokens.weight"])
 
     @classmethod

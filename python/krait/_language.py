@@ -20,18 +20,23 @@ _MOST_SHARED = 1024  # sequences of the library's graphs
 _STREAMED = 2560     # the width of models of which Hopper takes all layers of a step of one sequence in one call, in 16 bits
 
 
+def eps_of(norm):
+    """By either name; None: it has none."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
 class _Layer:
     """A block's weights, as the operators take them; A, D and the time steps' bias in float32."""
 
     def __init__(self, block, A, D, dt_bias):
         mixer, norm = block.mixer, block.norm
-        self.norm, self.eps = norm.weight, getattr(norm, "variance_epsilon", None) or norm.eps
+        self.norm, self.eps = norm.weight, eps_of(norm)
         self.in_proj, self.out_proj = mixer.in_proj.weight, mixer.out_proj.weight
         self.conv_weight, self.conv_bias = mixer.conv1d.weight, mixer.conv1d.bias
         self.A, self.D, self.dt_bias, self.is_first = A, D, dt_bias, A.dim() == 2
         self.x_proj, self.dt_proj = (mixer.x_proj.weight, mixer.dt_proj.weight) if self.is_first else (None, None)
         self.gate = None if self.is_first else mixer.norm.weight
-        self.gate_eps = None if self.is_first else getattr(mixer.norm, "variance_epsilon", None) or mixer.norm.eps
+        self.gate_eps = None if self.is_first else eps_of(mixer.norm)
         self.width, self.channels, self.taps = self.out_proj.shape[1], self.conv_weight.shape[0], self.conv_weight.shape[2]
         self.heads = 1 if self.is_first else A.shape[0]
         self.n_states = A.shape[1] if self.is_first else (self.channels - self.width) // 2
@@ -111,6 +116,7 @@ class Survey:
         self.are_plain = all([type(p) in (torch.nn.Parameter, torch.Tensor) for p in self.parameters])  # with memory of their own
         self._kinds = [(m, type(m)) for m in modules]
         self._held = [(of, name, t) for m in modules for of in (m._modules, m._parameters) for name, t in of.items()]
+        self._sizes = [(m._modules, len(m._modules)) for m in modules if m._modules]  # of lists that grow
 
     def key(self):
         """Where the parameters lie, and their types."""
@@ -118,7 +124,7 @@ class Survey:
 
     def holds(self):
         """Whether no part was replaced, and no module inside does more, or something else, than its class."""
-        if not all([type(m) is kind for m, kind in self._kinds]) or not all([of.get(name) is t for of, name, t in self._held]):
+        if not all([type(m) is kind for m, kind in self._kinds]) or not all([of.get(name) is t for of, name, t in self._held]) or not all([len(of) == n for of, n in self._sizes]):
             return False
         return not _has_more([m for m, _ in self._kinds])
 
@@ -264,7 +270,7 @@ class Decoder(Texts):
         return self.embedding.weight
 
     def _eps(self):
-        return getattr(self.norm_f, "variance_epsilon", None) or self.norm_f.eps
+        return eps_of(self.norm_f)
 
     def _norm(self, x, residual, weight, eps, prenorm=True):
         return add_norm(x, weight, residual=residual, eps=eps, prenorm=prenorm, residual_in_fp32=self.residual_in_fp32, is_rms_norm=True)
@@ -493,8 +499,10 @@ class Generate:
                 return None
             try:
                 runs = decoder.runs(ids.shape[0], ids.shape[1] + how[0])
-            except torch.cuda.OutOfMemoryError:  # a class's own cache grows with its texts, which may end early
-                return None
+            except (RuntimeError, MemoryError) as error:  # a class's own cache grows with its texts, which may end early
+                if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "allocate memory" in str(error):  # of a CPU
+                    return None
+                raise
             return None if runs is None else decoder.generate(ids, *how)
 
     def __call__(self, *args, **kwargs):

@@ -373,10 +373,30 @@ def test_attention_that_is_another_is_named():
         with pytest.warns(UserWarning, match=why):
             krait.accelerate(model)
         assert not krait.accelerated(model), kind
+    large = build_attention("Llama", head_dim=512, rope_parameters=dict(rope_type="default", rope_theta=10000.0))
+    with pytest.warns(UserWarning, match="larger than 256"):
+        krait.accelerate(large)
     scaled = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1)
     if hasattr(transformers, "Ministral3Config"):
         with pytest.warns(UserWarning, match="by their position"):
             krait.accelerate(build_attention("Ministral3", head_dim=16, rope_parameters=scaled))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mamba"])
+def test_norms_without_an_epsilon(kind):
+    model = build_attention(kind, rms_norm_eps=0.0) if kind == "Llama" else build(kind, layer_norm_epsilon=0.0)
+    model.get_input_embeddings().weight.data[0] = 0.1  # padding, whose norm would be of nothing
+    own, options = krait.accelerate(copy.deepcopy(model)), dict(max_new_tokens=8, do_sample=False)
+    counts = count_plain(own)
+    assert torch.equal(own.generate(prompts(), **options), model.generate(prompts(), **options)) and not counts
+
+
+def test_more_tokens_than_there_is_memory_for(monkeypatch):
+    model = build_attention("Qwen2")
+    own, options = krait.accelerate(copy.deepcopy(model)), dict(max_new_tokens=8, do_sample=False)
+    monkeypatch.setattr("krait._attention_lm.SharedAttentionLM", lambda *_: torch.zeros(1 << 60))
+    counts = count_plain(own)
+    assert torch.equal(own.generate(prompts(), **options), model.generate(prompts(), **options)) and len(counts) == 1
 
 
 def test_weights_one_behind_the_other_are_separate_tensors():

@@ -167,6 +167,14 @@ def test_prompts_that_are_read_ahead(monkeypatch):
     check([True])
     hook.remove()
     check([])
+    hook = m.register_forward_hook(lambda module, given, out: out._replace(logits=-out.logits))
+    check([True])
+    hook.remove()
+    check([])
+    more = copy.deepcopy(block)
+    more.layer_idx = more.mixer.layer_idx = len(m.backbone.layers)
+    m.backbone.layers.append(more)
+    check([True])
 
 
 def test_what_is_not_recorded():
