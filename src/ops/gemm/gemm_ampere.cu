@@ -92,7 +92,7 @@ struct copier {
     const stored *at = c.at + further;
 #pragma unroll
     for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[i], to + (uint32_t)place_of(c, i), at);
-    c.flies = 1;
+    c.at += c.advance, c.flies = 1;
   }
 
   /* After either copy, before others read the stage. */
@@ -125,6 +125,7 @@ struct copier {
 #pragma unroll 1
       for (int i = 0; i < N; i++, at += c.step) copy_elements(to + place_of(c, i), at, c.along, exist(c, i, left_k));
     }
+    c.at += c.advance;
   }
 
   /* Lines less than four apart are swizzled differently. */
@@ -361,7 +362,8 @@ KR_DEV void run(const call &c) {
         from_a.copy(from_a, shared + a, a_further, left_k), from_b.copy(from_b, shared + b, b_further, left_k);
       }
     }
-    from_a.at += from_a.advance, from_b.at += from_b.advance;
+    if (MATRICES > 1) /* else the copies advance: behind both, turing's kernels would spill 150 bytes */
+      from_a.at += from_a.advance, from_b.at += from_b.advance;
     left_k -= BK;
     kr_commit_copies();
   };
