@@ -11,9 +11,15 @@ NAMES = {50: "Maxwell: GTX 750, GTX 850M", 52: "Maxwell: GTX 970, Titan X, Tesla
          89: "Ada: RTX 4090, L4", 90: "Hopper: H100, H200", 100: "Blackwell: B200", 103: "Blackwell: B300", 110: "Jetson Thor", 120: "Blackwell: RTX 5090", 121: "DGX Spark"}
 HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_whole|conv_last|conv_bwd_rows|conv_bwd_whole|conv_bwd_long|state_update|norm_[12]$|norm_bwd_1$|conv_update$|gemm_hopper|gemm_ampere|gemm_m16)")
 HOT_SPILL = 32  # bytes: register-bound kernels are right at the limit; more than this is a fault
+SPILLED = {"gemm_ampere_halves": 216}  # by module: what was there when they were timed (sums of their own beside the result's, docs/speed/gemm.md)
+
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 REGISTERS = re.compile(r"Used (\d+) registers")
 SPILL = re.compile(r"(\d+) bytes spill stores")
+
+
+def most_spilled(module):
+    return next((n for name, n in SPILLED.items() if module.startswith(name)), HOT_SPILL)
 
 
 def assemblers():
@@ -97,7 +103,7 @@ def main():
                         row["registers"][f"{ptx.name.split('.')[0]}:{kernel}"] = n
                 for kernel, n in spills.items():
                     row["spills"][f"{ptx.name.split('.')[0]}:{kernel}"] = n
-                    if HOT.search(kernel) and arch >= 70 and n > HOT_SPILL:
+                    if HOT.search(kernel) and arch >= 70 and n > most_spilled(ptx.name):
                         problems.append(f"{ptx.name} for sm_{arch} by ptxas {release}: {kernel} spills {n} bytes")
                 if status:
                     problems.append(f"{ptx.name} for sm_{arch} by ptxas {release}: {said}")
