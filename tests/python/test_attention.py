@@ -206,6 +206,29 @@ def test_packed(device):
     check_gradients(out, wanted, (q, k, v), twins)
 
 
+@pytest.mark.parametrize("n,m", [(3, 0), (0, 2), (3, 2)])
+def test_tokens_behind_the_last_sequence(n, m):
+    """As upstream's: they belong to none, whatever they hold. On a CPU they have no output and no gradient."""
+    q, k, v = [torch.randn(9 + more, 2, 16) for more in (n, m, m)]
+    offsets = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 5, 9], [0, 4, 9])]
+    want = [t[:9].clone().requires_grad_() for t in (q, k, v)]
+    with torch.no_grad():
+        q[9:], k[9:], v[9:] = math.nan, math.nan, math.nan
+    got = [t.requires_grad_() for t in (q, k, v)]
+    results = [flash_attn_varlen_func(*t, *offsets, 5, 5, causal=True, return_attn_probs=True) for t in (got, want)]
+    (out, lse, _), (wanted, lse9, _) = results
+    assert torch.equal(out[:9], wanted) and not out[9:].any() and torch.equal(lse[:, :9], lse9) and bool((lse[:, 9:] == math.inf).all())
+    dout = torch.randn_like(out)
+    grads, dwanted = torch.autograd.grad(out, got, dout), torch.autograd.grad(wanted, want, dout[:9])
+    written = [torch.full_like(t, math.nan) for t in got]
+    detached = [t.detach() for t in got]
+    _flash_attn_varlen_backward(dout, *detached, out.detach(), lse, *written, *offsets, 5, 5, 0.0, 0.25, True)
+    for each in (grads, written):
+        assert all(torch.equal(g[:9], w) and not g[9:].any() for g, w in zip(each, dwanted))
+    _, _, kept = flash_attn_varlen_func(*detached, *offsets, 5, 5, 0.3, return_attn_probs=True)
+    assert kept.shape == (2, 2, 128, 128) and bool(torch.isfinite(kept).all())
+
+
 def test_forms_agree(device):
     """Packed projections, older releases' argument orders, keywords."""
     q, k, v = make(device, h=4, hk=4)
@@ -583,7 +606,7 @@ def test_refusals(device):
     if device == "cpu":
         flat = [t.flatten(0, 1) for t in (q, k, v)]
         good = torch.tensor([0, 19, 38], dtype=torch.int32)
-        for bad in ([0, 20, 19], [0, 19, 37], [1, 19, 38]):
+        for bad in ([0, 20, 19], [0, 19, 39], [1, 19, 38]):
             with pytest.raises(RuntimeError, match="cu_seqlens"):
                 flash_attn_varlen_func(*flat, torch.tensor(bad, dtype=torch.int32), good, 19, 19)
         table = torch.tensor([[0, 7]], dtype=torch.int32)

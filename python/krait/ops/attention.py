@@ -1,10 +1,12 @@
 """Softmax attention, dense, packed and over a KV cache, forward and backward; rotary embedding. flash_attn's layouts:
 (B, L, H, D), packed (tokens, H, D)."""
 
+import math
 from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.nn.functional import pad
 
 from . import composed
 from .._call import ANY, Call, Operator, load, place, refuse_negative_bit, signer
@@ -155,6 +157,13 @@ def _cast(tensors):
     return tensors if dtype is None or tensors[0].dtype == dtype else [t.to(dtype) for t in tensors]
 
 
+def tail(t, cu_seqlens):
+    """How many of a CPU's packed tokens lie behind the last sequence. A GPU's lengths are not read."""
+    if cu_seqlens is None or t.dim() != 3 or cu_seqlens.device.type != "cpu" or cu_seqlens.numel() == 0:
+        return 0
+    return max(0, t.shape[0] - int(cu_seqlens[-1]))
+
+
 def attention(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, leftpad_k=None, cache_batch_idx=None, block_table=None,
               alibi_slopes=None, sinks=None, rng=None, scale=None, softcap=0.0, dropout=0.0, window=(-1, -1), deterministic=True, max_q=0, max_k=0,
               want_lse=False):
@@ -163,7 +172,14 @@ def attention(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seq
     window (left, right) is aligned to the bottom right; -1 is unlimited, (-1, 0) causal. seqused_k (B): number of leading
     keys used per sequence; leftpad_k (B), cache_batch_idx (B) and block_table (B, max pages) locate keys in a cache.
     sinks (H): an extra logit in each softmax. rng: new_rng, for dropout. scale None is 1 / sqrt(D). deterministic=False
-    allows gradients to be summed in any order."""
+    allows gradients to be summed in any order. Tokens behind the last packed sequence belong to none: out 0, log-sum-exp inf, gradients 0
+    (on a GPU, as in upstream's, whatever the memory held)."""
+    if (cu_seqlens_q is not None or cu_seqlens_k is not None) and not is_traced():
+        n_q, n_k = tail(q, cu_seqlens_q), tail(k, cu_seqlens_k)
+        if n_q or n_k:
+            out, lse = attention(q[:q.shape[0] - n_q], k[:k.shape[0] - n_k], v[:v.shape[0] - n_k], cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k,
+                                 cache_batch_idx, block_table, alibi_slopes, sinks, rng, scale, softcap, dropout, window, deterministic, max_q, max_k, want_lse)
+            return pad(out, (0, 0, 0, 0, 0, n_q)), lse if lse is None else pad(lse, (0, n_q), value=math.inf)
     q, k, v = [_last_is_dense(t) for t in _cast((q, k, v))]
     if dropout > 0.0:
         rng = (new_rng(q) if rng is None else rng).view(torch.int32)

@@ -5,7 +5,7 @@ import torch
 
 from .._call import Call
 from .attention import BACKWARD as _ATTENTION_BWD, attention as _attention, attention_with_cache as _attention_with_cache, new_rng as _new_rng
-from .attention import run_backward as _attention_run_backward, window as _window
+from .attention import run_backward as _attention_run_backward, tail as _tail, window as _window
 from .causal_conv1d import run_backward as _conv_backward, run_forward as _conv_forward, run_update as _conv_update
 from .probabilities import attention_probabilities as _probabilities
 from .selective_scan import run_backward as _scan_backward, run_forward as _scan_forward
@@ -141,6 +141,14 @@ def _attention_backward(dout, inputs, options, out, lse, grads, rng_state):
     q = inputs[0]
     rng = rng_state.view(torch.int32) if options[2] > 0.0 else None
     grads = [torch.empty_like(t) if g is None else g for t, g in zip(inputs, grads)]
+    behind = _tail(q, inputs[3]), _tail(inputs[1], inputs[4])
+    if any(behind):
+        n, m = q.shape[0] - behind[0], inputs[1].shape[0] - behind[1]
+        for g, end in zip(grads, (n, m, m)):
+            g[end:] = 0
+        parts = (dout[:n], (q[:n], inputs[1][:m], inputs[2][:m], *inputs[3:]), options, out[:n], lse[:, :n], [g[:end] for g, end in zip(grads, (n, m, m))])
+        delta = _attention_backward(*parts, rng_state)[3]
+        return [*grads, torch.nn.functional.pad(delta, (0, behind[0]))]
     _attention_run_backward(Call(_ATTENTION_BWD), (*inputs, rng), options, out, lse, dout, None, (*grads, None))
     delta = (dout.float() * out.float()).sum(-1)
     return [*grads, delta.transpose(-1, -2).contiguous()]

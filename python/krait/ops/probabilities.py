@@ -25,9 +25,10 @@ def _columns(q, k, begin, end, options):
     if options.get("cu_seqlens_q") is None:
         return out.transpose(1, 2)
     sequence, place = _places(q, options["cu_seqlens_q"])
-    found = out.new_zeros(options["cu_seqlens_q"].shape[0] - 1, q.shape[1], max(options["max_q"], 1), end - begin)
-    found[sequence, :, place] = out
-    return found
+    most = max(options["max_q"], 1)
+    found = out.new_zeros(options["cu_seqlens_q"].shape[0] - 1, q.shape[1], most + 1, end - begin)  # one more for tokens behind the last sequence
+    found[sequence, :, place.clamp(max=most)] = out
+    return found[:, :, :most]
 
 
 def _dense(q, k, n_keys, rng=None, dropout=0.0, **options):
