@@ -19,7 +19,7 @@ IMPORTS = [
     ("mamba_ssm", "Mamba Mamba2 MambaLMHeadModel selective_scan_fn mamba_inner_fn"),
     ("mamba_ssm.modules.mamba_simple", "Mamba Block"), ("mamba_ssm.modules.mamba2", "Mamba2 RMSNormGated"),
     ("mamba_ssm.modules.mamba2_simple", "Mamba2Simple"), ("mamba_ssm.modules.ssd_minimal", "segsum segsum_unstable ssd_minimal_discrete"),
-    ("mamba_ssm.modules.block", "Block"), ("mamba_ssm.modules.mlp", "GatedMLP"),
+    ("mamba_ssm.modules.mha", "MHA _update_kv_cache"), ("mamba_ssm.modules.block", "Block"), ("mamba_ssm.modules.mlp", "GatedMLP"),
     ("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref rms_norm_forward SelectiveScanFn MambaInnerFn"),
     ("mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined mamba_chunk_scan mamba_conv1d_scan_ref mamba_split_conv1d_scan_ref "
                                           "ssd_selective_scan ssd_chunk_scan_combined_ref MambaChunkScanCombinedFn MambaSplitConv1dScanCombinedFn chunk_state chunk_scan "
@@ -164,6 +164,23 @@ def test_empty_steps(device):
 
 
 # ---- whole patterns of use -----------------------------------------------------------------------------------------------
+def test_rene_attends_over_a_cache_of_its_own(device):
+    """Cartesia's Rene writes a prompt's keys and values by mamba_ssm's private function, later ones by flash_attn_with_kvcache."""
+    from flash_attn import flash_attn_func, flash_attn_with_kvcache
+    from mamba_ssm.modules.mha import _update_kv_cache
+    from mamba_ssm.utils.generation import InferenceParams
+    q, kv = torch.randn(2, 9, 4, 16, device=device), torch.randn(2, 9, 2, 2, 16, device=device)
+    params = InferenceParams(max_seqlen=12, max_batch_size=3)
+    params.key_value_memory_dict[5] = cache, _ = torch.zeros(3, 12, 2, 2, 16, device=device), None
+    assert torch.equal(_update_kv_cache(kv[:, :8], params, 5), kv[:, :8]) and torch.equal(cache[:2, :8], kv[:, :8]) and not cache[2].any()
+    params.seqlen_offset = 8
+    out = flash_attn_with_kvcache(q[:, 8:], cache[:2, :, 0], cache[:2, :, 1], kv[:, 8:, 0], kv[:, 8:, 1], cache_seqlens=8, causal=True)
+    refs.close(out, flash_attn_func(q, *kv.unbind(2), causal=True)[:, 8:], (1e-5, 1e-5))
+    assert torch.equal(_update_kv_cache(kv[:, 8:], params, 5), kv)
+    with pytest.raises(AssertionError, match="do not fit"):
+        _update_kv_cache(kv, params, 5)
+
+
 def test_caduceus_shares_projections():
     """Caduceus: a block and its twin on the reversed sequence, with both outer projections tied; trained under autocast."""
     forth, back = Mamba(16), Mamba(16)

@@ -34,6 +34,17 @@ class _Angles(nn.Module):
         return kept
 
 
+def _update_kv_cache(kv, inference_params, layer_idx):
+    """For clients' own attention (Rene): writes kv (B, S, 2, Hk, D) behind the tokens in the layer's cache -> all that it holds of these
+    sequences."""
+    cache, _ = inference_params.key_value_memory_dict[layer_idx]
+    batch, begin = inference_params.batch_size_offset, inference_params.seqlen_offset
+    rows, end = slice(batch, batch + kv.shape[0]), begin + kv.shape[1]
+    assert rows.stop <= cache.shape[0] and end <= cache.shape[1], "%d sequences of %d tokens do not fit in the cache" % (rows.stop, end)
+    cache[rows, begin:end] = kv
+    return cache[rows, :end]
+
+
 class MHA(nn.Module):
     def __init__(self, embed_dim, num_heads, num_heads_kv=None, head_dim=None, mlp_dim=0, qkv_proj_bias=True, out_proj_bias=True, softmax_scale=None,
                  causal=False, layer_idx=None, d_conv=0, rotary_emb_dim=0, rotary_emb_base=10000.0, rotary_emb_interleaved=False, device=None, dtype=None):
