@@ -46,6 +46,9 @@ IMPORTS = [
     ("flash_attn.ops.rms_norm", "RMSNorm rms_norm dropout_add_rms_norm dropout_add_rms_norm_parallel_residual"),
     ("flash_attn.ops.layer_norm", "layer_norm dropout_add_layer_norm dropout_add_layer_norm_parallel_residual"), ("flash_attn.ops.activations", "swiglu"),
     ("flash_attn.layers.rotary", "RotaryEmbedding apply_rotary_emb_func apply_rotary_emb_kv_ apply_rotary_emb_qkv_"), ("flash_attn.losses.cross_entropy", "CrossEntropyLoss"),
+    # Megatron-LM
+    ("fla.modules.convolution", "causal_conv1d causal_conv1d_update ShortConvolution"), ("fla.modules.l2norm", "l2norm L2Norm"),
+    ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule fused_recurrent_gated_delta_rule"),
     # Caduceus
     ("flash_attn.modules.block", "Block"), ("flash_attn.modules.embedding", "GPT2Embeddings ParallelGPT2Embeddings"), ("flash_attn.modules.mha", "MHA ParallelMHA"),
     ("flash_attn.modules.mlp", "Mlp FusedMLP ParallelFusedMLP"), ("flash_attn.utils.distributed", "sync_shared_params all_gather_raw"), ("flash_attn.utils.generation", "GenerationMixin"),

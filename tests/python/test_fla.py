@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import refs
-from fla.modules import FusedRMSNormGated
+from fla.modules import FusedRMSNormGated, L2Norm, ShortConvolution
+from fla.modules.convolution import causal_conv1d, causal_conv1d_update
+from fla.modules.l2norm import l2norm
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from fla.ops.kda import chunk_kda, fused_recurrent_kda
 from krait.ops import gated_delta_rule
@@ -154,6 +156,68 @@ def test_gated_norm(activation, device):
     compare([norm(x, g)], [want], (x, g, norm.weight), doubles, 1e-5)
     out, total = norm(x, g, residual=g, prenorm=True)
     assert torch.allclose(total, x + g) and torch.allclose(out, norm(total, g), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", list(BOUND), ids=str)
+def test_unit_vectors(device, dtype):
+    x = (3 * torch.randn(2, 5, 3, 24, device=device)).to(dtype).requires_grad_()
+    doubles = twins((x,))
+    compare([l2norm(x)], [unit(doubles[0])], (x,), doubles, BOUND[dtype])
+    assert torch.equal(L2Norm()(x), l2norm(x)) and l2norm(x, output_dtype=torch.float32).dtype == torch.float32
+
+
+def convolution_of_one(x, weight, bias, earlier, silu):
+    """x (T, D), earlier (W, D) -> result, the last W inputs."""
+    width, longer = weight.shape[1], torch.cat([earlier, x])
+    out = sum(weight[:, i] * longer[1 + i:1 + i + x.shape[0]] for i in range(width)) + bias
+    return F.silu(out) if silu else out, longer[-width:]
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 0, 1, 13, 2]], ids=["batch", "packed"])
+@pytest.mark.parametrize("activation", [None, "swish"])
+@pytest.mark.parametrize("starts", [False, True], ids=["zeros", "states"])
+def test_convolution(device, lengths, activation, starts):
+    """As Megatron's gated delta net calls it: by keywords, with the states of packed sequences; their gradients; a sequence shorter than the filter."""
+    n, width, D = 5 if lengths else 2, 4, 6
+    x = torch.randn(1 if lengths else 2, sum(lengths) if lengths else 3, D, device=device, requires_grad=True)
+    weight, bias = torch.randn(D, width, device=device, requires_grad=True), torch.randn(D, device=device, requires_grad=True)
+    state = torch.randn(n, D, width, device=device, requires_grad=True) if starts else None
+    inputs = [t for t in (x, weight, bias, state) if t is not None]
+    doubles = twins(inputs)
+    cu = None if lengths is None else torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    out, last = causal_conv1d(x=x, weight=weight, bias=bias, activation=activation, initial_state=state, output_final_state=True, cu_seqlens=cu)
+    parts = doubles[0][0].split(lengths) if lengths else doubles[0].unbind(0)
+    earlier = doubles[3].transpose(1, 2) if starts else doubles[0].new_zeros(n, width, D)
+    ones = [convolution_of_one(part, *doubles[1:3], before, activation) for part, before in zip(parts, earlier)]
+    want = torch.cat([o for o, _ in ones])[None] if lengths else torch.stack([o for o, _ in ones])
+    compare([out, last], [want, torch.stack([s for _, s in ones]).transpose(1, 2)], inputs, doubles, 1e-5)
+    assert causal_conv1d(x, weight, cu_seqlens=cu)[1] is None
+    residual = torch.randn_like(x)
+    assert torch.allclose(causal_conv1d(x, weight, bias, residual, state, activation=activation, cu_seqlens=cu)[0], out + residual)
+
+
+def test_short_convolution_continues(device):
+    """A prompt and then tokens one by one; masked positions; heads apart from features."""
+    layer, x = ShortConvolution(6, 4, bias=True).to(device), torch.randn(2, 9, 6, device=device)
+    with torch.no_grad():
+        want, state = layer(x, output_final_state=True)
+        out, cache = layer(x[:, :2], output_final_state=True)
+        outs = [out]
+        for t in range(2, 9):
+            kept = cache
+            out, cache = layer(x[:, t:t + 1], cache=cache, output_final_state=True)
+            outs.append(out)
+            assert cache is kept
+        assert torch.allclose(torch.cat(outs, 1), want, atol=1e-6) and torch.equal(cache, state)
+        first, _ = causal_conv1d_update(x[:, 0], torch.zeros(2, 6, 4, device=device), None, layer.weight.squeeze(1), layer.bias, "silu")
+        assert torch.allclose(first, want[:, 0], atol=1e-6) and torch.allclose(layer(x[:, :1])[0], want[:, :1], atol=1e-6)
+        mask = torch.ones(2, 9, device=device)
+        mask[0, :4] = 0
+        assert torch.equal(layer(x, mask=mask)[0], layer(x * mask[..., None])[0])
+        assert torch.equal(causal_conv1d(x.unflatten(2, (2, 3)), layer.weight.squeeze(1))[0].flatten(2), causal_conv1d(x, layer.weight.squeeze(1))[0])
+    layer(x[:, :1])[0].sum().backward()
+    assert layer.weight.grad[:, 0, 3].any() and not layer.weight.grad[:, 0, :3].any()
+    assert list(layer.state_dict()) == ["weight", "bias"] and layer.state_size == 24
 
 
 def test_transformers_functions(device):
