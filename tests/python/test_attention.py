@@ -168,6 +168,36 @@ def test_values_and_gradients(device, n, m, options, d):
     check_gradients(out, wanted, (q, k, v), twins)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("views", ["qkv", "kv", "features", "every other", "turned"])
+def test_gradients_of_views(device, views, dtype):
+    """Gradients are dense where queries, keys and values are parts of larger tensors: the first call and those after it."""
+    b, n, h, d = 2, 19, 4, 16
+    q, k, v = [t.detach() for t in make(device, b, n, n, h, h, d, dtype)]
+    for _ in range(2):
+        if views == "qkv":
+            leaves = [torch.stack((q, k, v), 2).requires_grad_()]
+            parts = leaves[0].unbind(2)
+        elif views == "kv":
+            leaves = [q.clone().requires_grad_(), torch.stack((k, v), 2).requires_grad_()]
+            parts = leaves[0], *leaves[1].unbind(2)
+        elif views == "features":
+            leaves = [torch.cat((q, k, v), 3).requires_grad_()]
+            parts = leaves[0].split(d, 3)
+        elif views == "every other":
+            leaves = [t.repeat_interleave(2, 1).requires_grad_() for t in (q, k, v)]
+            parts = [t[:, ::2] for t in leaves]
+        else:
+            leaves = [t.transpose(1, 2).contiguous().requires_grad_() for t in (q, k, v)]
+            parts = [t.transpose(1, 2) for t in leaves]
+        out = flash_attn_func(*parts, causal=True)
+        twins = refs.doubles(q.clone().requires_grad_(), k.clone().requires_grad_(), v.clone().requires_grad_())
+        dout = torch.randn_like(out)
+        grads = torch.autograd.grad(out, parts, dout)
+        for g, w in zip(grads, torch.autograd.grad(reference(*twins, causal=True)[0], twins, dout.cpu().double())):
+            assert refs.relative(g, w) < (1e-5 if dtype == torch.float32 else 4e-3)
+
+
 def test_alibi_per_sequence(device):
     q, k, v = make(device, n=21, m=30)
     slopes = torch.rand(2, 4, device=device)

@@ -257,11 +257,12 @@ def _new_plain(q, k, v, options):
 
 
 def _load_with_gradient(plain, q, k, v):
-    """The device code of both directions."""
+    """Packs the calls of both directions; on a GPU loads their device code."""
     out, lse = _empty(q, v, None, True)
     inputs, numbers = (q, k, v, *_NO_OTHERS), (_flags(plain.options), _numbers(plain.options))
     backward = plain.call.follower(BACKWARD, (out.stride(), None))
-    for call, tensors in ((plain.call, (*inputs, out, lse)), (backward, (q, k, v, *[None] * 7, out, lse, out, None, q, k, v, None))):
+    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)  # whose strides are not those of views
+    for call, tensors in ((plain.call, (*inputs, out, lse)), (backward, (q, k, v, *[None] * 7, out, lse, out, None, *grads, None))):
         if call.words is None:
             call.pack(tensors, numbers[0], **numbers[1])
     load(place(q), (plain.call, backward))
@@ -279,7 +280,7 @@ def plain_attention(q, k, v, scale, softcap, sizes, causal, deterministic):
             differs = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
             options = (0.0 if scale is None else float(scale), float(softcap), 0.0, *window(sizes, causal, k.shape[1]), not deterministic, 0, 0, differs)
             plain = _plain_calls[key] = _new_plain(q, k, v, options)
-            if plain and differs and q.is_cuda and not is_fake(q):
+            if plain and differs and not is_fake(q):
                 _load_with_gradient(plain, q, k, v)
         if plain:
             return _apply_plain(plain, q, k, v) if plain.options[-1] else _run_plain(plain, q, k, v, False)[0]
