@@ -2,6 +2,7 @@
  * lengths, packed sequences (some empty), pages, masks; hard ones: few keys, rows that see one, large scores, values at
  * their type's ends. The gradient takes the forward call's results from the reference. */
 #include <math.h>
+#include <string.h>
 
 #include "alloc.h"
 #include "attention_inputs.h"
@@ -160,6 +161,22 @@ static void widen_bounds(kr_case *c, double score) {
     if (c->tensors[i].role & KR_OUT) c->tensors[i].rtol += score * 0x1p-21;
 }
 
+/* The distances of linear biases are part of the scores: of a query that sees far keys only, the nearest one's. Each
+ * key's score is rounded at that size, and out, by each P, by as much. */
+static void widen_for_bias(kr_case *c, const kr_attention_inputs *in) {
+  static const double most_slope = 0.5; /* attention.sig */
+  int64_t far = 0;
+  if (!kr_has(in->alibi_slopes) || c->is_unfilled || c->is_exact) return;
+  for (int64_t b = 0; b < in->B; b++) {
+    const kr_attention_sequence s = kr_attention_sequence_at(in, b);
+    const int64_t nearest = s.nq - s.nk < in->right ? s.nq - s.nk : in->right;
+    if (s.nk > 0 && nearest > far) far = nearest;
+  }
+  for (int i = 0; i < c->n_tensors; i++)
+    if (c->tensors[i].role & KR_OUT && strcmp(c->tensors[i].name, "lse"))
+      c->tensors[i].rtol += most_slope * (double)far * 0x1p-21;
+}
+
 /* ---- hard values ---- */
 
 static void refill(kr_case *c, const char *name, double deviation) {
@@ -228,6 +245,8 @@ int32_t kr_attention_case(kr_case *c, int64_t index) {
   kr_case_give_rest(c);
   set_attention_bounds(c);
   choose_values(c);
+  const kr_attention_inputs in = kr_attention_inputs_of((const kr_attention_args *)c->args);
+  if (c->status >= 0) widen_for_bias(c, &in);
   return KRAIT_OK;
 }
 
@@ -255,6 +274,8 @@ int32_t kr_attention_bwd_case(kr_case *c, int64_t index) {
   set_attention_bounds(c);
   choose_values(c);
   KR_TRY(c->status);
+  const kr_attention_inputs in = kr_attention_bwd_inputs_of((const kr_attention_bwd_args *)c->args);
+  widen_for_bias(c, &in);
   return c->is_unfilled ? KRAIT_OK : make_forward((const kr_attention_bwd_args *)c->args);
 }
 
