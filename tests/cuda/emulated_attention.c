@@ -8,6 +8,7 @@
 #include "cuda.h"
 #include "emulated_impls.h"
 #include "emulator/emulator.h"
+#include "view.h"
 
 enum { MUCH = 232448 }; /* shared memory of compute capability 9.0 */
 
@@ -166,6 +167,60 @@ static void scratch_of_parts_is_bounded(void **state) {
   krait_ctx_close(&ctx);
 }
 
+enum { MOST_KEYS = 700, PD = 64, PH = 2 };
+
+/* What is not a number in a query, or in a key that a query sees, is in its output and log-sum-exp, never 0 and
+ * infinity, which say that it sees no key. */
+static void what_is_no_number_stays(const krait_ctx *ctx, const kr_impl *impl, int32_t dtype, int in_key,
+                                    int n_queries, int n_keys) {
+  enum { N = MOST_KEYS * PH * PD };
+  static _Alignas(64) float q[N], k[N], v[N], out[N], lse[PH * MOST_KEYS];
+#define ROWS(from, n) {from, {(n) * PH * PD, PH * PD, PD, 1}, dtype}
+  kr_attention_args a = {.call = {.size = sizeof a},
+                         .B = 1,
+                         .Lq = n_queries,
+                         .Lk = n_keys,
+                         .H = PH,
+                         .Hk = PH,
+                         .D = PD,
+                         .Dv = PD,
+                         .Bk = 1,
+                         .q = ROWS(q, n_queries),
+                         .k = ROWS(k, n_keys),
+                         .v = ROWS(v, n_keys),
+                         .out = ROWS(out, n_queries),
+                         .lse = {lse, {PH * n_queries, n_queries, 1}, KRAIT_F32}};
+#undef ROWS
+  for (int i = 0; i < n_keys * PH * PD; i++)
+    kr_put(&a.q, i, i % 7 - 3), kr_put(&a.k, i, i % 5), kr_put(&a.v, i, 1), kr_put(&a.out, i, 5);
+  kr_put(in_key ? &a.k : &a.q, PD + 3, NAN); /* of head 1 */
+  if (impl->refuse && impl->refuse(ctx, &a)) return;
+  run_row(ctx, "attention", impl->name, &a);
+  for (int i = 0; i < n_queries; i++)
+    for (int h = 0; h < PH; h++) {
+      const int is_number = h == 0 || (!in_key && i > 0);
+      if (isnan(kr_get(&a.out, (i * PH + h) * PD + 5)) == is_number || isnan(lse[h * n_queries + i]) == is_number)
+        fail_msg("%s, type %d: query %d of head %d has log-sum-exp %g", impl->name, (int)dtype, i, h,
+                 (double)lse[h * n_queries + i]);
+    }
+}
+
+static void no_number_becomes_one(void **state) {
+  static const int devices[] = {61, 75, 80, 90};
+  static const int32_t types[] = {KRAIT_F32, KRAIT_F16, KRAIT_BF16};
+  const kr_op *op = kr_op_find("attention");
+  (void)state;
+  for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
+    krait_ctx *ctx = open_device(devices[d], devices[d] < 80 ? 49152 : MUCH, 16);
+    for (int i = 0; i < op->n_impls; i++)
+      for (int type = 0; type < 3; type++)
+        for (int c = 0; c < 6 && (op->impls[i].needs & ctx->caps) == op->impls[i].needs; c++)
+          if (!(op->impls[i].needs & KRAIT_CAP_CPU))
+            what_is_no_number_stays(ctx, &op->impls[i], types[type], c & 1, c < 2 ? 9 : 1, c < 4 ? 9 : MOST_KEYS);
+    krait_ctx_close(&ctx);
+  }
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
@@ -173,6 +228,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(widest_heads_have_room),
                                      cmocka_unit_test(rows_of_any_size_keep_their_digits),
                                      cmocka_unit_test(groups_of_heads_give_the_same_bits),
-                                     cmocka_unit_test(scratch_of_parts_is_bounded)};
+                                     cmocka_unit_test(scratch_of_parts_is_bounded),
+                                     cmocka_unit_test(no_number_becomes_one)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,7 +70,7 @@ KR_DEV void finish(const kr_attention_params &p, const block &at, float scale, c
         uint32_t w[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          w[k] = by > 0 ? kr_pack(o[m][j + k][2 * r] * by, o[m][j + k][2 * r + 1] * by, DTYPE) : 0;
+          w[k] = by != 0 ? kr_pack(o[m][j + k][2 * r] * by, o[m][j + k][2 * r + 1] * by, DTYPE) : 0;
         const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
         const int column = 8 * j + at.lane % 4 * 8;
         if (i < at.s.rows_q && column < p.D) *(kr_raw16 *)(to + column) = eight;

@@ -34,7 +34,7 @@ KR_DEV void finish(const kr_attention_params &p, const block &at, float scale, c
     for (int j = 0; j < D / 8; j++)
       if (i < at.s.rows_q && 8 * j < p.D)
         *(kr_float2 *)(to + 8 * j) =
-            by > 0 ? kr_float2{{o[0][j][2 * r] * by, o[0][j][2 * r + 1] * by}} : kr_float2{{0, 0}};
+            by != 0 ? kr_float2{{o[0][j][2 * r] * by, o[0][j][2 * r + 1] * by}} : kr_float2{{0, 0}};
   }
 }
 

@@ -152,7 +152,7 @@ KR_DEV void finish(const kr_attention_params &p, const block &at, const float (&
       for (int j = 0; j < D / 8; j++)
         if (i < at.s.rows_q && 8 * j < p.D)
           *(kr_float2 *)(to + 8 * j) =
-              by > 0 ? kr_float2{{o[m][j][2 * r] * by, o[m][j][2 * r + 1] * by}} : kr_float2{{0, 0}};
+              by != 0 ? kr_float2{{o[m][j][2 * r] * by, o[m][j][2 * r + 1] * by}} : kr_float2{{0, 0}};
     }
 }
 

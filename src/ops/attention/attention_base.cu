@@ -54,14 +54,14 @@ KR_DEV void forward(const kr_attention_params &p) {
     const int i = row0 + r;
     if (i >= s.rows_q) continue;
     float scale = 1;
-    if (p.sinks && sum[r] > 0) {
+    if (p.sinks && sum[r] != 0) {
       const float sink = kr_load(p.sinks, at.h * p.sinks_h, p.sinks_dtype), now = sink > most[r] ? sink : most[r];
       scale = kr_exp(most[r] - now), sum[r] = kr_fma(sum[r], scale, kr_exp(sink - now)), most[r] = now;
     }
-    store_row<K>(p.out, query_at(p.out, s, at.h, i), o[r], sum[r] > 0 ? scale / sum[r] : 0.0f, p.Dv);
+    store_row<K>(p.out, query_at(p.out, s, at.h, i), o[r], sum[r] != 0 ? scale / sum[r] : 0.0f, p.Dv);
     if (p.lse.data && lane_of() == 0)
       ((float *)p.lse.data)[query_at(p.lse, s, at.h, i)] =
-          sum[r] > 0 ? most[r] + KR_LN2 * kr_log2(sum[r]) : -MINUS_INFINITY;
+          sum[r] != 0 ? most[r] + KR_LN2 * kr_log2(sum[r]) : -MINUS_INFINITY;
   }
 }
 

@@ -65,11 +65,11 @@ KR_DEV float end_sum(const kr_attention_params &p, const sequence &s, int h, int
                      int writes) {
   float total = sum + kr_shuffle_xor(sum, 1), offset = most * scale, by = 1.0f;
   total += kr_shuffle_xor(total, 2);
-  if (p.sinks && total > 0) {
+  if (p.sinks && total != 0) {
     const float sink = kr_load(p.sinks, h * p.sinks_h, p.sinks_dtype) * KR_LOG2E, now = higher(sink, offset);
     by = kr_exp2(offset - now), total = kr_fma(total, by, kr_exp2(sink - now)), offset = now;
   }
-  const int counts = total > 0 && i < s.n_q; /* beside a far larger sink, by may be 0 as well */
+  const int counts = total != 0 && i < s.n_q; /* not a number counts; beside a far larger sink, by may be 0 as well */
   by = counts ? by / total : 0.0f;
   if (p.lse.data && i < s.rows_q && writes)
     ((float *)p.lse.data)[query_at(p.lse, s, h, i)] = counts ? KR_LN2 * (offset + kr_log2(total)) : -MINUS_INFINITY;

@@ -307,7 +307,7 @@ KR_DEV void finish(const kr_attention_params &p, const told *u, const lanes &me,
       uint32_t w[4];
 #pragma unroll
       for (int k = 0; k < 4; k++)
-        w[k] = by > 0 ? kr_pack(o[4 * (j + k) + 2 * r] * by, o[4 * (j + k) + 2 * r + 1] * by, DTYPE) : 0;
+        w[k] = by != 0 ? kr_pack(o[4 * (j + k) + 2 * r] * by, o[4 * (j + k) + 2 * r + 1] * by, DTYPE) : 0;
       const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
       const int column = 8 * j + 4 * me.column;
       if (there && column < p.D) *(kr_raw16 *)(to + column) = eight;

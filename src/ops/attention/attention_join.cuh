@@ -22,7 +22,7 @@ KR_DEV void join_parts(const kr_attention_params &p) {
   const float mine = thread < p.n_splits
                          ? p.partial[(int64_t)p.n_splits * n_rows * p.D + (int64_t)thread * n_rows + row]
                          : MINUS_INFINITY;
-  float most = mine;
+  float most = mine == mine ? mine : -MINUS_INFINITY; /* higher drops what is not a number */
 #pragma unroll
   for (int d = 1; d < 32; d <<= 1) most = higher(most, kr_shuffle_xor(most, d));
   if (lane == 0) warps[warp] = most;

@@ -171,7 +171,7 @@ KR_DEV float merge(const float *from, int step, int n, int column, float (&o)[8]
 #pragma unroll
   for (int v = 0; v < MOST; v++) {
     if (v >= n) break;
-    const float *const part = from + v * step, by = most == MINUS_INFINITY ? 0.0f : kr_exp2(part[D] - most);
+    const float *const part = from + v * step, by = part[D] == MINUS_INFINITY ? 0.0f : kr_exp2(part[D] - most);
     total = kr_fma(part[D + 1], by, total);
 #pragma unroll
     for (int c = 0; c < 8; c += 4) {
@@ -180,10 +180,10 @@ KR_DEV float merge(const float *from, int step, int n, int column, float (&o)[8]
       for (int k = 0; k < 4; k++) o[c + k] = kr_fma(four.v[k], by, o[c + k]);
     }
   }
-  const float by = total > 0 ? 1.0f / total : 0.0f;
+  const float by = total != 0 ? 1.0f / total : 0.0f; /* not a number stays */
 #pragma unroll
   for (int c = 0; c < 8; c++) o[c] *= by;
-  return total > 0 ? most + kr_log2(total) : MINUS_INFINITY;
+  return total != 0 ? most + kr_log2(total) : MINUS_INFINITY;
 }
 
 /* A part's row, to the first block of the cluster. */
