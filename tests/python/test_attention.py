@@ -198,6 +198,22 @@ def test_gradients_of_views(device, views, dtype):
             assert refs.relative(g, w) < (1e-5 if dtype == torch.float32 else 4e-3)
 
 
+@pytest.mark.parametrize("dtype", refs.DTYPES, ids=str)
+@pytest.mark.parametrize("n,m", [(1, 9), (40, 40), (3, 700)])
+def test_what_is_not_a_number_stays(device, n, m, dtype):
+    """In a query or a key: in the outputs and gradients of its head, so that a loss scaler sees it, and nowhere else."""
+    for which in range(2):
+        inputs = make(device, n=n, m=m, h=2, hk=2, d=64, dtype=dtype, grad=False)
+        inputs[which][0, 0, 1, 3] = math.nan
+        q, k, v = [t.requires_grad_() for t in inputs]
+        out = flash_attn_func(q, k, v)
+        seen = torch.ones(n, dtype=torch.bool) if which else torch.arange(n) == 0
+        assert torch.equal(out[0, :, 1].isnan().all(1).cpu(), seen)
+        grads = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+        assert all(g[0, :, 1].isnan().any() for g in grads)
+        assert all(t[:, :, 0].isfinite().all() and t[1].isfinite().all() for t in (out, *grads))
+
+
 def test_alibi_per_sequence(device):
     q, k, v = make(device, n=21, m=30)
     slopes = torch.rand(2, 4, device=device)
