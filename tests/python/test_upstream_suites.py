@@ -51,6 +51,12 @@ def test_failures_need_a_reason(tmp_path):
     assert code == 0 and "not run: elsewhere" in text, text
 
 
+def test_cases_beyond_the_memory_are_skipped(tmp_path):
+    _write(tmp_path, "one/tests/test_large.py", "import torch\ndef test_large():\n    torch.empty(1 << 60, dtype=torch.uint8, device='cuda')\n")
+    code, text = _run(tmp_path, "")
+    assert code == 0 and "1 x skipped: Skipped: more than the machine's memory" in text, text
+
+
 _SLOW = '''
 import pytest, time
 @pytest.mark.parametrize("n", list(range(1000)))

@@ -186,6 +186,8 @@ def pytest_runtest_call(item):
         outcome.force_exception(pytest.skip.Exception("longer than %g s" % _PLAN["case_seconds"]))
     elif outcome.excinfo is not None and issubclass(outcome.excinfo[0], torch.cuda.OutOfMemoryError):
         outcome.force_exception(pytest.skip.Exception("more than a job's share of the GPU's memory"))
+    elif outcome.excinfo is not None and "DefaultCPUAllocator: can't allocate memory" in str(outcome.excinfo[1]):
+        outcome.force_exception(pytest.skip.Exception("more than the machine's memory"))
 
 
 def _free_memory():
