@@ -578,13 +578,15 @@ static int64_t first_columns(const krait_ctx *ctx, const kr_gemm_args *a) {
 }
 
 static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
-  static const kr_kernel by_width[3][2][KR_GEMM_ORDERS] = {BY_HALF("hopper", "_128", "kr_gemm_hopper"),
-                                                     BY_HALF("hopper", "_192", "kr_gemm_hopper"),
-                                                     BY_HALF("hopper", "_256", "kr_gemm_hopper")};
-  static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper"},
-                                     {"gemm_hopper_bf16_gated", "kr_gemm_hopper"}};
+#define BY_WIDTH(name) \
+  {BY_HALF("hopper", "_128", name), BY_HALF("hopper", "_192", name), BY_HALF("hopper", "_256", name)}
+  static const kr_kernel kernels[2][3][2][KR_GEMM_ORDERS] = {BY_WIDTH("kr_gemm_hopper"),
+                                                             BY_WIDTH("kr_gemm_hopper_active")};
+  static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper_active"},
+                                     {"gemm_hopper_bf16_gated", "kr_gemm_hopper_active"}};
   kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
   const int bn = plan_hopper(ctx, &h.params), type = a->A.dtype == KRAIT_BF16, order = kr_gemm_order_of(&h.params),
+            is_active = h.params.activation != KRAIT_ACT_NONE,
             n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
   h.params.partial = a->call.scratch;
@@ -597,8 +599,9 @@ static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
                         .shared_bytes = (uint32_t)KR_HOPPER_SHARED_BYTES(bn),
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, h.params.B2.data ? &gated[type] : &by_width[bn / 64 - 2][type][order],
-                    &grid, &h, &h.params);
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER,
+                    h.params.B2.data ? &gated[type] : &kernels[is_active][bn / 64 - 2][type][order], &grid, &h,
+                    &h.params);
 }
 
 int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
@@ -738,7 +741,8 @@ uint64_t kr_gemm_hopper_halves_scratch(const krait_ctx *ctx, const void *args) {
 
 /* Splits the factors into the scratch's first bytes, from which partial sums then begin, and multiplies their parts. */
 int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
-  static const kr_kernel kernels[KR_GEMM_ORDERS] = BY_ORDER("hopper", "halves", "", "kr_gemm_hopper");
+  static const kr_kernel kernels[2][KR_GEMM_ORDERS] = {BY_ORDER("hopper", "halves", "", "kr_gemm_hopper"),
+                                                       BY_ORDER("hopper", "halves", "", "kr_gemm_hopper_active")};
   const kr_gemm_args *a = args;
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
@@ -752,7 +756,8 @@ int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
   parts.A = gemm_parts_of(of_A, &parts.A), parts.B = gemm_parts_of(of_B, &parts.B);
   parts.P *= KR_N_HALVES;
   kr_gemm_hopper_params maps = {.params = parts};
-  const int order = kr_gemm_order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int order = kr_gemm_order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
+            is_active = h.params.activation != KRAIT_ACT_NONE;
   const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
   const int32_t status = make_gemm_maps(ctx, &maps, order, KR_HOPPER_HALVES_BN);
@@ -764,7 +769,7 @@ int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
                         .shared_bytes = KR_HOPPER_HALVES_SHARED_BYTES,
                         .is_pdl = 1, /* behind the splitting */
                         .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[order], &grid, &h, &h.params);
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[is_active][order], &grid, &h, &h.params);
 }
 
 /* ---- ampere, the same in two float16 parts ----------------------------------------------------------------------- */

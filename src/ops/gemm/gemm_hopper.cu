@@ -267,12 +267,12 @@ KR_DEV void activate(const kr_gemm_params &p, const unit &u, float *d) {
     if (u.n + 8 * j < p.N) kr_activate<8>(d + 4 * j, KRAIT_ACT_GELU);
 }
 
-template <int BN, int GATED>
+template <int BN, int GATED, int ACTIVE>
 KR_DEV void finish(const kr_gemm_params &p, const unit &u, const lanes &me, const float *bias, uint32_t staged,
                    uint64_t map_out, float (&d)[BN / 2]) {
   const int COLUMNS = GATED ? BN / 2 : BN;
   if (has_terms(p)) scale_and_bias<BN>(p, u, me, bias, d);
-  activate<COLUMNS>(p, u, d);
+  if (ACTIVE) activate<COLUMNS>(p, u, d);
   if (GATED) {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) d[i] *= d[(COLUMNS / 2 + i) % (BN / 2)];
@@ -315,7 +315,8 @@ KR_DEV void unscale(const kr_gemm_hopper_params &h, const unit &u, const lanes &
 }
 
 /* An infinite factor's parts are not a number where the other's low part is 0: sums that are not finite are computed
- * again by multiply-adds. */
+ * again by multiply-adds, in a loop over them: a copy of it for each sum takes the driver four times as long to
+ * translate as all the rest. */
 template <int BN>
 KR_DEV void mend(const kr_gemm_params &p, const unit &u, const lanes &me, float (&sum)[BN / 2]) {
   float any = 0;
@@ -323,20 +324,25 @@ KR_DEV void mend(const kr_gemm_params &p, const unit &u, const lanes &me, float 
   for (int i = 0; i < BN / 2; i++) any += sum[i] * 0.0f;
   if (any == 0.0f) return;
   const int64_t k_end = min64(p.K, (int64_t)u.k + (int64_t)u.n_steps * BK);
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < BN / 2; i++) {
     const int m = u.m + me.first_row + i / 2 % 2 * 8, n = u.n + 8 * (i / 4) + me.column + i % 2;
-    if (sum[i] - sum[i] == 0.0f || m >= p.M || n >= p.N) continue;
+    float s = 0.0f;
+#pragma unroll
+    for (int j = 0; j < BN / 2; j++) s = j == i ? sum[j] : s;
+    if (s - s == 0.0f || m >= p.M || n >= p.N) continue;
     const float *a = (const float *)p.A.data + u.batch * p.A.batch + m * p.A.row,
                 *b = (const float *)p.B.data + u.batch * p.B.batch + n * p.B.column;
-    sum[i] = 0.0f;
+    s = 0.0f;
 #pragma unroll 1
-    for (int64_t k = u.k; k < k_end; k++) sum[i] = kr_fma(a[k * p.A.column], b[k * p.B.row], sum[i]);
+    for (int64_t k = u.k; k < k_end; k++) s = kr_fma(a[k * p.A.column], b[k * p.B.row], s);
+#pragma unroll
+    for (int j = 0; j < BN / 2; j++) sum[j] = j == i ? s : sum[j];
   }
 }
 #endif
 
-template <int BN, int GATED>
+template <int BN, int GATED, int ACTIVE>
 KR_DEV void multiply_tiles(const kr_gemm_hopper_params &h, const layout &at, float *shared_bias, uint64_t maps,
                            int n_units) {
   const kr_gemm_params &p = h.params;
@@ -381,13 +387,13 @@ KR_DEV void multiply_tiles(const kr_gemm_hopper_params &h, const layout &at, flo
     }
     if (me.thread == 0) kr_stores_read<0>();
     sync_group(group); /* biases loaded; the previous tile has left the staging buffer */
-    finish<BN, GATED>(p, u, me, bias, staged, maps + 3 * sizeof(kr_gemm_map), d);
+    finish<BN, GATED, ACTIVE>(p, u, me, bias, staged, maps + 3 * sizeof(kr_gemm_map), d);
     if (terms) sync_group(group); /* all threads have read the biases */
   }
   if (me.thread == 0) kr_stores_read<0>();
 }
 
-template <int BN, int GATED>
+template <int BN, int GATED, int ACTIVE>
 KR_DEV void run(const kr_gemm_hopper_params &h, uint64_t maps) {
   const kr_gemm_params &p = h.params;
   KR_DYNAMIC_SHARED(shared);
@@ -407,12 +413,20 @@ KR_DEV void run(const kr_gemm_hopper_params &h, uint64_t maps) {
     if (kr_thread() == 0) copy_tiles<BN, GATED>(p, at, maps, n_units);
   } else {
     kr_take_registers<232>();
-    multiply_tiles<BN, GATED>(h, at, (float *)(shared + (at.bias - base)), maps, n_units);
+    multiply_tiles<BN, GATED, ACTIVE>(h, at, (float *)(shared + (at.bias - base)), maps, n_units);
   }
 }
 
+#if !KR_GATED
 KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS, 1) kr_gemm_hopper(kr_gemm_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_gemm_hopper, maps);
-  run<KR_BN, KR_GATED>(params, maps);
+  run<KR_BN, 0, 0>(params, maps);
+}
+#endif
+/* With an activation, which most products have not, and which is half of the code that the driver translates. */
+KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS, 1) kr_gemm_hopper_active(kr_gemm_hopper_params params) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_gemm_hopper_active, maps);
+  run<KR_BN, KR_GATED, 1>(params, maps);
 }
