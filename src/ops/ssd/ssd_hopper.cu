@@ -182,30 +182,63 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back, int has_toke
   if (lane == 0) s.keeps = v.last == 0 ? kr_exp2(v.total) : 0.0f, s.total = v.total, s.last = v.last;
 }
 
-/* A kind that only this file has: decays of tokens and all else in float32, no sequences. */
-enum { STEPS_FLOATS = STEPS_ANY + 1 };
+/* Kinds that only this file has: decays of tokens and all else in float32, no sequences; step sizes alone, of 16 or 32
+ * bits. */
+enum { STEPS_FLOATS = STEPS_ANY + 1, STEPS_ALONE };
 
 KR_DEV int kind_here(const kr_ssd_params &p) {
   const int are_floats = p.log_decay.data && !p.seq_idx && p.dt.dtype == KRAIT_F32 && p.log_decay.dtype == KRAIT_F32 &&
                          (!p.has_token_D || p.D.dtype == KRAIT_F32);
-  return are_floats ? (int)STEPS_FLOATS : (int)kind_of_steps(p);
+  return are_floats ? (int)STEPS_FLOATS : kind_of_steps(p) == STEPS_ANY ? (int)STEPS_ANY : (int)STEPS_ALONE;
 }
 
-/* Without a branch whose load the next one would wait for. */
+/* Without a branch whose load the next one would wait for: of step sizes alone the upper half is loaded by itself, of 16
+ * bits the lower again, so that one code takes both: copies of sum_steps are most of what the driver translates. */
+typedef struct halved_steps {
+  raw_steps raw;
+  uint32_t upper[2];
+} halved_steps;
+
 template <int KIND>
-KR_DEV raw_steps load_here(const kr_ssd_params &p, int b, int h, int64_t t0, int64_t end) {
-  if (KIND != STEPS_FLOATS) return load_steps<KIND>(p, b, h, t0, end);
-  raw_steps r = {};
+KR_DEV halved_steps load_here(const kr_ssd_params &p, int b, int h, int64_t t0, int64_t end) {
+  if (KIND == STEPS_ANY) return halved_steps{load_steps<STEPS_ANY>(p, b, h, t0, end), {}};
+  halved_steps halved = {};
+  raw_steps &r = halved.raw;
+  const int is_wide = p.dt.dtype == KRAIT_F32;
 #pragma unroll
   for (int k = 0; k < 2; k++) {
     const int64_t t = t0 + (kr_thread() & 31) + 32 * k;
     if (t >= end) continue;
+    if (KIND == STEPS_ALONE) {
+      const uint16_t *const at = (const uint16_t *)p.dt.data + ((b * p.dt.b + t * p.dt.t + h * p.dt.h) << is_wide);
+      r.dt[k] = at[0], halved.upper[k] = at[is_wide];
+      continue;
+    }
     r.dt[k] = ((const uint32_t *)p.dt.data)[b * p.dt.b + t * p.dt.t + h * p.dt.h];
     r.log_decay[k] =
         ((const float *)p.log_decay.data)[b * p.log_decay.b + t * p.log_decay.t + h * p.log_decay.h];
     if (p.has_token_D) r.D[k] = ((const float *)p.D.data)[b * p.D.b + t * p.D.t + h * p.D.h];
   }
+  return halved;
+}
+
+/* As load_steps leaves them. */
+KR_DEV raw_steps join_halves(const kr_ssd_params &p, const halved_steps &halved) {
+  raw_steps r = halved.raw;
+#pragma unroll
+  for (int k = 0; k < 2; k++) r.dt[k] |= p.dt.dtype == KRAIT_F32 ? halved.upper[k] << 16 : 0;
   return r;
+}
+
+template <int KIND>
+KR_DEV lane_steps sum_here(const kr_ssd_params &p, const halved_steps &halved, float A, float bias, int64_t t0,
+                           int64_t end) {
+  if (KIND == STEPS_FLOATS && (p.seq_idx || !p.log_decay.data || p.dt.dtype != KRAIT_F32)) __builtin_unreachable();
+  if (KIND != STEPS_ALONE) return sum_steps<STEPS_ANY>(p, halved.raw, A, bias, t0, end);
+  raw_steps r = join_halves(p, halved);
+#pragma unroll
+  for (int k = 0; k < 2; k++) r.dt[k] = kr_float_to_bits(dt_of<STEPS_ANY>(p, r, k));
+  return sum_steps<STEPS_32_BITS>(p, r, A, bias, t0, end);
 }
 
 /* By one warp, for one warpgroup. Where consumers wait for it, step sizes are prefetched into registers several chunks
@@ -223,7 +256,7 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
     if (at.h < 0) continue;
     const float A = rate_of(p, at.h) * KR_LOG2E,
                 bias = p.bias.data ? kr_load(p.bias.data, at.h * p.bias.h, p.bias.dtype) : 0.0f;
-    raw_steps raw[AHEAD];
+    halved_steps raw[AHEAD];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
       raw[i] = load_here<KIND>(p, t.b, at.h,
@@ -233,14 +266,13 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
       for (int i = 0; i < ROUND; i++) {
         const int k = first + i, place = use % STEPS_STAGES * HEADS + w;
         if (k >= t.end) continue;
-        const lane_steps v = sum_steps<KIND == STEPS_FLOATS ? (int)STEPS_ANY : KIND>(
-            p, raw[i], A, bias, (int64_t)chunk_at(h, t, k) * Q, p.L);
+        const lane_steps v = sum_here<KIND>(p, raw[i], A, bias, (int64_t)chunk_at(h, t, k) * Q, p.L);
         if (ROUND == 1) raw[0] = raw[1];
         if (k + AHEAD < t.end)
           raw[ROUND == 1 ? 1 : i] = load_here<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t, k + AHEAD) * Q, p.L);
         kr_barrier_await(base + STEPS_EMPTY + 8 * place, parity_of(use, STEPS_STAGES) ^ 1);
         put_steps<MODE>(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, t.back,
-                        KIND >= STEPS_ANY && p.has_token_D);
+                        KIND != STEPS_ALONE && p.has_token_D);
         kr_sync_warp();
         if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * place);
         use++;
@@ -250,9 +282,9 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
 
 /* The chunk of the first task from which on something survives to its end, by the whole block: one chunk per warp.
  * Non-finite values before it do not pass on; the output pass meets and flags them. */
-template <int KIND>
 KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
   const kr_ssd_params &p = h.p;
+  const int is_alone = kind_here(p) == STEPS_ALONE;
   float *const totals = (float *)(shared + STEPS_AT); /* [warp][head of the block] */
   const task t = task_at<ENDS>(h, 0, 0);
   const int warp = kr_thread() >> 5;
@@ -263,18 +295,19 @@ KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
   for (int last = t.end - 1; last >= t.first; last -= THREADS / 32) {
     const int k = last - warp > t.first ? last - warp : t.first;
     const int64_t t0 = (int64_t)chunk_at(h, t, k) * Q;
-    raw_steps raw[HEADS];
+    halved_steps raw[HEADS];
 #pragma unroll
     for (int w = 0; w < HEADS; w++) {
-      const int head = slot_at(h, t, w).h;
-      raw[w] = load_steps<KIND>(p, t.b, head < 0 ? 0 : head, t0, p.L);
+      const int head = slot_at(h, t, w).h < 0 ? 0 : slot_at(h, t, w).h;
+      raw[w] = is_alone ? load_here<STEPS_ALONE>(p, t.b, head, t0, p.L) : load_here<STEPS_ANY>(p, t.b, head, t0, p.L);
     }
 #pragma unroll
     for (int w = 0; w < HEADS; w++) {
       const int head = slot_at(h, t, w).h < 0 ? 0 : slot_at(h, t, w).h;
       const float A = rate_of(p, head) * KR_LOG2E,
                   bias = p.bias.data ? kr_load(p.bias.data, head * p.bias.h, p.bias.dtype) : 0.0f;
-      const float total = sum_steps<KIND>(p, raw[w], A, bias, t0, p.L).total;
+      const raw_steps joined = is_alone ? join_halves(p, raw[w]) : raw[w].raw;
+      const float total = sum_steps<STEPS_ANY>(p, joined, A, bias, t0, p.L).total;
       if ((kr_thread() & 31) == 0) totals[warp * HEADS + w] = total;
     }
     kr_sync();
@@ -293,13 +326,6 @@ KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
   }
   return t.first;
 }
-KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
-  const steps_kind kind = kind_of_steps(h.p);
-  return kind == STEPS_16_BITS   ? find_start<STEPS_16_BITS>(h, shared)
-         : kind == STEPS_32_BITS ? find_start<STEPS_32_BITS>(h, shared)
-                                 : find_start<STEPS_ANY>(h, shared);
-}
-
 /* ---- a consumer warpgroup ---------------------------------------------------------------------------------------- */
 
 /* Stores the state as the next chunk's operand: [channel][state]. */
@@ -311,19 +337,24 @@ KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[
   kr_show_to_copies();
 }
 
+/* 16 elements at a time, for which the others move up: a shorter code. */
 KR_DEV void write_state(const kr_ssd_params &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me,
-                        const float (&s)[N / 2]) {
-  const int64_t from = b * v.b + at.h * v.h + (at.p0 + me.row) * v.t + 2 * me.q * v.n;
-  const int rows = p.P - at.p0 - me.row, columns = p.N - 2 * me.q;
+                        float (&s)[N / 2]) {
+  enum { SOME = 16 };
+  int64_t from = b * v.b + at.h * v.h + (at.p0 + me.row) * v.t + 2 * me.q * v.n;
+  const int rows = p.P - at.p0 - me.row;
+#pragma unroll 1
+  for (int columns = p.N - 2 * me.q; columns > 0; columns -= 2 * SOME, from += 2 * SOME * v.n) {
 #pragma unroll
-  for (int i = 0; i < N / 2; i++) {
-    const int c = (i >> 1 & 1) * 8, n = 8 * (i >> 2) + (i & 1);
-    if (c < rows && n < columns) {
-      if (v.dtype == KRAIT_F32)
-        ((float *)v.data)[from + c * v.t + n * v.n] = s[i];
-      else
-        ((uint16_t *)v.data)[from + c * v.t + n * v.n] = v.dtype == KRAIT_BF16 ? kr_to_bf16(s[i]) : kr_to_f16(s[i]);
+    for (int i = 0; i < SOME; i++) {
+      const int c = (i >> 1 & 1) * 8, n = 8 * (i >> 2) + (i & 1);
+      const int64_t to = from + c * v.t + n * v.n;
+      if (c >= rows || n >= columns) continue;
+      if (v.dtype == KRAIT_F32) ((float *)v.data)[to] = s[i];
+      else ((uint16_t *)v.data)[to] = v.dtype == KRAIT_BF16 ? kr_to_bf16(s[i]) : kr_to_f16(s[i]);
     }
+#pragma unroll
+    for (int i = 0; i < N / 2 - SOME; i++) s[i] = s[i + SOME];
   }
 }
 
@@ -559,7 +590,7 @@ KR_DEV void begin_state(const kr_ssd_hopper_params &h, const task &t, const lane
 /* Stores a task's end state or hands it on. */
 template <int MODE>
 KR_DEV void end_state(const kr_ssd_hopper_params &h, const task &t, const slot &at, const lanes &me,
-                      const float (&s)[N / 2], float decay, int spoilt) {
+                      float (&s)[N / 2], float decay, int spoilt) {
   if (MODE == ENDS) {
     write_fragments(fragments_at(h, t.piece, me.w), me, s);
     if (me.thread == 0) h.decays[t.piece * HEADS + me.w] = decay;
@@ -738,10 +769,10 @@ KR_DEV void run(const kr_ssd_hopper_params &h, uint64_t maps) {
     if (kr_thread() == 0)
       copy_boxes<MODE, PASSED>(h, from, maps, base);
     else if (warp > 0 && warp <= HEADS) {
-      const int kind = PASSED ? (int)kind_of_steps(h.p) : kind_here(h.p);
-      if (kind == STEPS_16_BITS) sum_chunks<MODE, STEPS_16_BITS>(h, from, warp - 1, shared, base);
-      if (kind == STEPS_32_BITS) sum_chunks<MODE, STEPS_32_BITS>(h, from, warp - 1, shared, base);
-      if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, from, warp - 1, shared, base);
+      const int kind = kind_here(h.p);
+      if (kind == STEPS_ALONE) sum_chunks<MODE, STEPS_ALONE>(h, from, warp - 1, shared, base);
+      if (kind == STEPS_ANY || (PASSED && kind == STEPS_FLOATS))
+        sum_chunks<MODE, STEPS_ANY>(h, from, warp - 1, shared, base);
       if (!PASSED && kind == STEPS_FLOATS) sum_chunks<MODE, STEPS_FLOATS>(h, from, warp - 1, shared, base);
     }
   } else {
