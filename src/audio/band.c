@@ -35,6 +35,7 @@ typedef struct levels {
 struct kr_band {
   kr_band_options o;
   int64_t rate_hz, latency;
+  int measures; /* levels: for what lies beside the model's band, a gate, or who asks for speech */
   kr_polyphase *down, *up, *up_dry; /* up_dry: NULL if nothing lies beside the model's band */
   kr_queue dry, low, gains,
       speech; /* low: waits for its cleaned samples; a gain for each STEP, a speech for each FRAME */
@@ -117,6 +118,10 @@ static double wanted_wet(const kr_band *b) { return b->controls.mix * (1 - pow(1
 
 static const double quietest_db = -60; /* speech is louder than this at its loudest */
 
+static int needs_levels(const kr_band *b) {
+  return b->up_dry || b->o.looks_back || b->o.tells_speech || b->controls.gate > 0;
+}
+
 void kr_band_begin(kr_band *b) {
   kr_polyphase_begin(b->down), kr_polyphase_begin(b->up);
   if (b->up_dry) kr_polyphase_begin(b->up_dry);
@@ -124,12 +129,14 @@ void kr_band_begin(kr_band *b) {
   b->gains.begin = b->gains.end = b->speech.begin = b->speech.end = 0;
   b->heard = b->said = (levels){0};
   b->n_returned = b->n_gains = b->n_speech = b->n_pulled = b->i = b->remainder = b->gain_at = b->speech_at = 0;
+  b->measures = needs_levels(b);
   b->opened_at = -2 * HOLD, b->speech_peak_db = quietest_db;
   b->gain = 1, b->last_speech = b->now_speech = 0, b->gate = b->controls.gate > 0 ? 0 : 1, b->wet = wanted_wet(b);
 }
 
 void kr_band_set(kr_band *b, const kr_band_controls *controls) {
   b->controls = *controls;
+  if (!b->n_returned) b->measures = needs_levels(b);
   if (b->n_pulled) return;
   b->gate = b->controls.gate > 0 ? 0 : 1, b->wet = wanted_wet(b);
 }
@@ -148,7 +155,7 @@ int64_t kr_band_low_ready(const kr_band *b) { return kr_polyphase_ready(b->down)
 
 int32_t kr_band_low_pull(kr_band *b, float *low, int64_t n) {
   kr_polyphase_pull(b->down, low, n);
-  return kr_queue_push(&b->low, low, n);
+  return b->measures ? kr_queue_push(&b->low, low, n) : KRAIT_OK;
 }
 
 static double high_pass(const kr_band *b, levels *l, double x) {
@@ -191,6 +198,7 @@ static double upper_gain(const kr_band *b) {
 int32_t kr_band_return(kr_band *b, const float *cleaned, int64_t n) {
   const float *low = kr_queue_front(&b->low);
   KR_TRY(kr_polyphase_push(b->up, cleaned, n));
+  if (!b->measures) return b->n_returned += n, KRAIT_OK;
   if (b->up_dry) KR_TRY(kr_polyphase_push(b->up_dry, low, n));
   for (int64_t k = 0; k < n; k++) {
     measure_levels(b, &b->heard, low[k]), measure_levels(b, &b->said, cleaned[k]);
@@ -232,10 +240,10 @@ static void judge_now(kr_band *b) {
   }
 }
 
-static void advance(kr_band *b) {
-  const int64_t time = b->remainder + KR_BAND_LOW_HZ;
+static void advance(kr_band *b, int64_t n) {
+  const int64_t time = b->remainder + n * KR_BAND_LOW_HZ;
   b->i += time / b->rate_hz, b->remainder = time % b->rate_hz;
-  b->n_pulled++;
+  b->n_pulled += n;
 }
 
 static float mix_sample(kr_band *b, float dry, float wet, float beside, double wet_share) {
@@ -244,13 +252,30 @@ static float mix_sample(kr_band *b, float dry, float wet, float beside, double w
   b->gain += b->gain_step * (gain_now(b) - b->gain);
   b->gate += b->gate_step * (is_open - b->gate);
   b->wet += b->wet_step * (wet_share - b->wet);
-  advance(b);
+  advance(b, 1);
   const double clean = b->gate * (wet + b->gain * beside);
   return (float)(dry + b->wet * (clean - dry));
 }
 
+/* Nothing lies beside, and no gate is closed. */
+static void pull_unmeasured(kr_band *b, float *out, int64_t n) {
+  const float *dry = kr_queue_front(&b->dry);
+  const double share = wanted_wet(b);
+  kr_polyphase_pull(b->up, out, n);
+  for (int64_t k = 0; k < n && (b->wet != 1 || share != 1); k++) {
+    b->wet += b->wet_step * (share - b->wet);
+    out[k] = (float)(dry[k] + b->wet * ((double)out[k] - dry[k]));
+  }
+  kr_queue_pop(&b->dry, n);
+  advance(b, n);
+}
+
 void kr_band_pull(kr_band *b, float *out, int64_t n) {
   enum { MOST = 64 };
+  if (!b->measures) {
+    pull_unmeasured(b, out, n);
+    return;
+  }
   float wet[MOST], dry_low[MOST];
   const double share = wanted_wet(b);
   for (int64_t some; n > 0; out += some, n -= some) {

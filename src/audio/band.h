@@ -17,6 +17,7 @@ typedef struct kr_band_options {
   int32_t rate_hz;
   int32_t is_narrow;     /* drops what lies above the model's band */
   int32_t looks_back;    /* the gate opens LOOK_BACK earlier than speech is recognised, which is waited for */
+  int32_t tells_speech;  /* kr_band_speech is asked, or a gate is set after the beginning */
   int64_t model_latency; /* of the caller's model, at 16 kHz; for more than that, and for blocks of more than
                             block_samples, memory is allocated later */
   int64_t block_samples;

@@ -55,12 +55,12 @@ static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(
 static int32_t open_filter(kr_polyphase *p, int64_t n_waiting) {
   const int is_exact = p->out_hz <= MOST_ROWS;
   const int64_t higher = p->in_hz > p->out_hz ? p->in_hz : p->out_hz;
-  p->half = p->in_hz == p->out_hz ? 0 : (HALF * higher + p->out_hz - 1) / p->out_hz;
-  p->n_taps = p->half ? 2 * p->half : 1, p->n_rows = is_exact ? p->out_hz : MOST_ROWS;
+  if (p->in_hz == p->out_hz) return kr_queue_reserve(&p->queue, 4 * n_waiting);
+  p->half = (HALF * higher + p->out_hz - 1) / p->out_hz;
+  p->n_taps = 2 * p->half, p->n_rows = is_exact ? p->out_hz : MOST_ROWS;
   p->taps = kr_alloc_array((size_t)((p->n_rows + !is_exact) * p->n_taps), sizeof *p->taps);
   KR_CHECK(p->taps, KRAIT_ERR_NO_MEMORY, "no memory for a resampler");
-  if (p->half) fill_rows(p, p->n_rows + !is_exact);
-  else p->taps[0] = 1;
+  fill_rows(p, p->n_rows + !is_exact);
   return kr_queue_reserve(&p->queue, 4 * (n_waiting + p->n_taps));
 }
 
@@ -122,6 +122,11 @@ static float next_sample(const kr_polyphase *p) {
 }
 
 void kr_polyphase_pull(kr_polyphase *p, float *out, int64_t n) {
+  if (!p->half) {
+    memcpy(out, kr_queue_front(&p->queue), (size_t)n * sizeof *out);
+    p->i += n, p->queue.begin += n;
+    return;
+  }
   for (int64_t k = 0; k < n; k++) {
     out[k] = next_sample(p);
     const int64_t time = p->remainder + p->in_hz, step = time / p->out_hz;

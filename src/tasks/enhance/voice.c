@@ -50,6 +50,7 @@ static int32_t open_voice(krait_voice *v, krait_denoiser_session *session, const
   const kr_band_options options = {.rate_hz = o->rate_hz,
                                    .is_narrow = (o->flags & KRAIT_VOICE_NARROW) != 0,
                                    .looks_back = (o->flags & KRAIT_VOICE_LOOKS_BACK) != 0,
+                                   .tells_speech = 1,
                                    .model_latency = model_latency,
                                    .block_samples = BLOCK};
   KR_TRY(kr_band_open(&options, &v->band));
