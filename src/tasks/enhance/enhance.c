@@ -70,17 +70,23 @@ static int32_t read_block(run *r, int64_t most, int64_t *n) {
   return r->mixture ? kr_mixture_mix(r->mixture, r->frames, *n) : KRAIT_OK;
 }
 
+/* In four sums, of which none waits for another. */
+static double sum_squares(const float *v, int64_t n, int64_t stride) {
+  double sums[4] = {0};
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    for (int k = 0; k < 4; k++) sums[k] += (double)v[(i + k) * stride] * v[(i + k) * stride];
+  for (; i < n; i++) sums[0] += (double)v[i * stride] * v[i * stride];
+  return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
 /* The first pass: length, levels, errors. */
 static int32_t scan_enhance(run *r) {
   const int32_t n_channels = r->info.n_channels;
   if (r->mixture) KR_TRY(scan_for_mixture(r));
   for (int64_t n = BLOCK; n == BLOCK; r->n_frames += n) {
     KR_TRY(read_block(r, BLOCK, &n));
-    for (int64_t i = 0; i < n; i++)
-      for (int32_t c = 0; c < n_channels; c++) {
-        const double v = r->frames[i * n_channels + c];
-        r->channels[c].sum_squares += v * v;
-      }
+    for (int32_t c = 0; c < n_channels; c++) r->channels[c].sum_squares += sum_squares(r->frames + c, n, n_channels);
   }
   for (int32_t c = 0; c < n_channels; c++)
     r->channels[c].gain = kr_job_gain(r->denoiser, r->channels[c].sum_squares / (double)r->n_frames);
@@ -207,7 +213,7 @@ static int32_t mix_channel(run *r, int32_t c, int64_t n) {
   const double share = ch->band ? 0 : dry_share(o), gain = ch->band ? 1 : ch->gain;
   const float *wet = kr_queue_front(&ch->queue), *dry = share > 0 ? kr_queue_front(&ch->dry) : NULL;
   for (int64_t i = 0; i < n; i++) {
-    const double clean = (double)wet[i] / gain, mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
+    const double clean = gain == 1 ? wet[i] : (double)wet[i] / gain, mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
     const float v = (float)mixed;
     KR_CHECK(isfinite(v), KRAIT_ERR_UNSUPPORTED,
              "%s: the model's result is not a finite number; the weights or the recording's level are out of range",
