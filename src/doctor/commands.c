@@ -530,9 +530,16 @@ const char *doc_pair_command(const doc *d, const char *package, const doc_table_
 }
 
 /* ---- by key ---- */
-static const char *driver_install(const doc *d) {
+/* The branch that serves all GPUs; where it does not suffice, being there, the newest that the tables know. */
+static const char *driver_branch(const doc *d) {
   const doc_table_line *row = kr_tables_find(d->tables, "driver", "branch");
-  const char *branch = row ? row->column[1] : "580";
+  const char *branch = row ? row->column[1] : "580", *newest = branch;
+  for (size_t at = 0; (row = kr_tables_next(d->tables, "toolkit", &at));) newest = row->column[2];
+  return d->target.driver_number < kr_parse_driver(branch) || (doc_main_cc(d) && doc_main_cc(d) < 75) ? branch : newest;
+}
+
+static const char *driver_install(const doc *d) {
+  const char *branch = driver_branch(d);
   if (d->log.is_jetson) return "sudo apt update && sudo apt install nvidia-jetpack && sudo reboot";
   if (d->log.is_wsl)
     return kr_arena_print(

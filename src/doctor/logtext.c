@@ -420,6 +420,7 @@ static int gpu_from_capability(doc *d, const char *line) {
                                          "of cuda capability %d{cc}",
                                          "of CUDA capability %d{cc}",
                                          "ompute capability %d{cc}",
+                                         "ompute capability (CC) %d{cc}",
                                          "ompute capability: %d{cc}",
                                          "omputeCapability: %d{cc}",
                                          "ompute capability among GPUs detected: %d{cc}",

@@ -450,6 +450,17 @@ TEXTS = [
      'ValueError: FP16 MoE is only supported on GPUs with compute capability of at least 8.0. Quadro RTX 8000'),
     ('K14', r'6\.1.*\n.*whl/cu126',
      'Found GPU0 NVIDIA GeForce GTX 1070 which is of cuda capability 6.1.\nNVIDIA GeForce GTX 1070 with CUDA capability sm_61 is not compatible with the current PyTorch installation.'),
+    ('K14', r'2\.14\.0\+cu130.* no code for 6\.1\npip install --force-reinstall torch==2\.14\.0 .*whl/cu126',
+     'UserWarning: Found GPU0 NVIDIA GeForce GTX 1050 which is of compute capability (CC) 6.1.\n'
+     'The following list shows the CCs this version of PyTorch was built for and the hardware CCs it supports:\n'
+     '- 7.5 which supports hardware CC >=7.5,<8.0\n- 8.0 which supports hardware CC >=8.0,<9.0 except {8.7}\n'
+     'Your installed torch==2.14.0+cu130 does not include kernels for this GPU. Reinstall the same version against a CUDA build that does, e.g.:\n'),
+    ('K14', r'no code for 5\.2\npip install --force-reinstall torch==.*whl/cu126',
+     'UserWarning: Found GPU0 NVIDIA GeForce GTX TITAN X which is of compute capability (CC) 5.2.\n'
+     '- 7.5 which supports hardware CC >=7.5,<8.0\n'
+     'Please follow the instructions to install a PyTorch release that supports one of these CUDA versions: 12.6\n'),
+    ('K08', r'too old for this PTX.*\nsudo apt install nvidia-driver-6\d\d ', # the branch that serves everything else is there
+     '| NVIDIA-SMI 580.126.09    Driver Version: 580.126.09    CUDA Version: 13.0     |\nCUDA error: the provided PTX was compiled with an unsupported toolchain.'),
     ('K08', r'JetPack 5.*CUDA 11\.4.*\n.*cuda-toolkit-11-4',
      'L4T R35.4.1 Jetson AGX Orin\nCuda compilation tools, release 12.2, V12.2.140\n'
      'RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.'),
