@@ -538,8 +538,9 @@ TEXTS = [
     ('L01', r'cupy.*libcublas\.so\.12.*\n.*nvidia-cublas-cu12.*LD_LIBRARY_PATH',
      'ImportError: \n================================================================\nFailed to import CuPy.\n'
      'ImportError: libcublas.so.12: cannot open shared object file: No such file or directory\n  File "/opt/v/lib/python3.10/site-packages/cupy/__init__.py", line 20'),
-    ('L01', r'libnvrtc-builtins',
-     'RuntimeError: nvrtc: error: failed to open libnvrtc-builtins.so.12\n'),
+    ('L01', r'libnvrtc-builtins.*\npip install "nvidia-cuda-nvrtc==13\.0\.\*"',
+     'torch 2.9.0+cu130\nRuntimeError: nvrtc: error: failed to open libnvrtc-builtins.so.13.0.\n'
+     '  Make sure that libnvrtc-builtins.so.13.0 is installed correctly.\n'),
     # ---- packages ----
     ('L15', r'sgl-kernel.*SM100.*\n.*sgl-kernel==',
      "[sgl_kernel] CRITICAL: Could not load any common_ops library!\n1. Architecture-specific pattern: /x/sgl_kernel/sm100/common_ops.* - found files: []\n"
