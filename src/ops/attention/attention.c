@@ -44,6 +44,8 @@ static const kr_impl impls[] = {
      kr_attention_ampere_scratch},
     {"turing_tiles", KRAIT_CAP_CUDA_TURING, kr_attention_turing_refuse, kr_attention_turing,
      kr_attention_turing_scratch},
+    {"turing_tiles_scaled", KRAIT_CAP_CUDA_TURING, kr_attention_turing_scaled_refuse, kr_attention_turing_scaled,
+     kr_attention_turing_scaled_scratch},
     {"ampere_tiles_halves", KRAIT_CAP_CUDA_AMPERE, kr_attention_halves_refuse, kr_attention_halves,
      kr_attention_halves_scratch},
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_attention_parts_refuse, kr_attention_parts,

@@ -1,10 +1,20 @@
 /* attention_ampere.cu: attention on warp-level tensor cores (mma): a block of four warps takes a tile of rows and loops
  * over tiles of keys, last first. Keys are copied one tile ahead, values during the score product: asynchronously or,
  * in the turing tier, through registers, so that one buffer of keys is enough.
- * Compiled per type (KR_HALF: float16). kr_attention_ampere_D: heads of up to D channels, all options but softcap,
+ * Compiled per type (KR_HALF: float16; the turing tier's takes bfloat16 as scaled float16). kr_attention_ampere_D: heads of up to D channels, all options but softcap,
  * slopes and dropout; kr_attention_ampere_D_any: those, too. */
 #include "attention_mma.cuh"
 #include "attention_softmax.cuh"
+#ifdef KR_TURING
+#include "attention_turing.h"
+#include "halves.cuh"
+
+typedef kr_attention_turing_params call;
+KR_DEV const kr_attention_params &params_of(const call &c) { return c.params; }
+#else
+typedef kr_attention_params call;
+KR_DEV const kr_attention_params &params_of(const call &c) { return c; }
+#endif
 
 /* A row of queries or keys. */
 template <int KEYS>
@@ -55,9 +65,31 @@ KR_DEV void end_rows(const copier<D, ROWS> &c, const kr_attention_params &p, uin
   else if (KR_IS_TURING) copy_part<D, ROWS, KEYS>(p, to, v, at, first, end);
 }
 
+/* What a head's scores and its results are to be multiplied by: the scales of bfloat16's copies. Products of q and k
+ * below 2^-70, which do not matter in a score, may become smaller. */
+KR_DEV float unscale_scores(const call &c, const block &at) {
+#ifdef KR_TURING
+  const kr_attention_params &p = c.params;
+  if (c.up_q) {
+    const int up = c.up_q[at.s.q_b * p.H + at.h] + c.up_k[at.s.k_b * (p.H / p.heads) + at.kv];
+    return kr_power_of_two(-(up > 100 ? 100 : up < -100 ? -100 : up));
+  }
+#endif
+  return (void)c, (void)at, 1.0f;
+}
+KR_DEV float unscale_values(const call &c, const block &at) {
+#ifdef KR_TURING
+  if (c.up_v) return kr_power_of_two(-c.up_v[at.s.k_b * (c.params.H / c.params.heads) + at.kv]);
+#endif
+  return (void)c, (void)at, 1.0f;
+}
+
 template <int D, int M, int N>
-KR_DEV void finish(const kr_attention_params &p, const block &at, float scale, const float (&most)[M][2],
+KR_DEV void finish(const call &c, const block &at, float scale, const float (&most)[M][2],
                    const float (&sum)[M][2], const float (&o)[M][D / 8][4]) {
+  const kr_attention_params &p = params_of(c);
+  const float of_values = unscale_values(c, at);
+  const int32_t dtype = KR_IS_TURING ? p.out.dtype : DTYPE;
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -70,7 +102,8 @@ KR_DEV void finish(const kr_attention_params &p, const block &at, float scale, c
         uint32_t w[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          w[k] = by != 0 ? kr_pack(o[m][j + k][2 * r] * by, o[m][j + k][2 * r + 1] * by, DTYPE) : 0;
+          w[k] = by != 0 ? kr_pack(o[m][j + k][2 * r] * by * of_values, o[m][j + k][2 * r + 1] * by * of_values, dtype)
+                        : 0;
         const kr_raw16 eight = gather_quad(w[0], w[1], w[2], w[3]);
         const int column = 8 * j + at.lane % 4 * 8;
         if (i < at.s.rows_q && column < p.D) *(kr_raw16 *)(to + column) = eight;
@@ -79,7 +112,8 @@ KR_DEV void finish(const kr_attention_params &p, const block &at, float scale, c
 }
 
 template <int D, int ANY>
-KR_DEV void run(const kr_attention_params &p) {
+KR_DEV void run(const call &c) {
+  const kr_attention_params &p = params_of(c);
   const int M = KR_AMPERE_M(D), N = KR_AMPERE_KEYS(D, KR_IS_TURING), ROWS = 64 * M, TILE = N * D * 2;
   const int OTHER = KR_IS_TURING ? 0 : 1; /* buffer of keys */
   KR_DYNAMIC_SHARED(shared);
@@ -88,7 +122,7 @@ KR_DEV void run(const kr_attention_params &p) {
   block at = {sequence_of(p, mine.b), mine.tile * ROWS, mine.h, mine.h / p.heads, mine.b, 0, kr_thread() & 31};
   if (at.row >= at.s.rows_q) return;
   at.warp_row = at.row + (kr_thread() >> 5) * 16 * M;
-  const float scale = ANY ? 1.0f : p.scale * KR_LOG2E, slope = ANY ? slope_of(p, at.b, at.h) : 0.0f;
+  const float scale = ANY ? 1.0f : p.scale * KR_LOG2E * unscale_scores(c, at), slope = ANY ? slope_of(p, at.b, at.h) : 0.0f;
   float o[M][D / 8][4] = {}, most[M][2], sum[M][2];
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -134,12 +168,12 @@ KR_DEV void run(const kr_attention_params &p) {
     if (n > first) end_rows<D, N, 1>(keys, p, k0, p.k, at, (n - 1) * N, at.s.n_k);
     add_output<D, M, N>(o, w, lane_v);
   }
-  finish<D, M, N>(p, at, scale, most, sum, o);
+  finish<D, M, N>(c, at, scale, most, sum, o);
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64(const kr_attention_params p) { run<64, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128(const kr_attention_params p) { run<128, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256(const kr_attention_params p) { run<256, 0>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64_any(const kr_attention_params p) { run<64, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128_any(const kr_attention_params p) { run<128, 1>(p); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256_any(const kr_attention_params p) { run<256, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64(const call p) { run<64, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128(const call p) { run<128, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256(const call p) { run<256, 0>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64_any(const call p) { run<64, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_128_any(const call p) { run<128, 1>(p); }
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_256_any(const call p) { run<256, 1>(p); }

@@ -8,7 +8,6 @@
 #include "overlap.h"
 #include "cuda_impl.h"
 #include "op_list.h"
-#include "turing_impl.h"
 #include "status.h"
 #include "view.h"
 
@@ -151,7 +150,7 @@ int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_par
 
 static int ampere_size(const kr_attention_params *p) { return p->D > 128 ? 2 : p->D > 64; }
 
-static const char *refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, uint32_t shared_bytes) {
+const char *kr_attention_refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, uint32_t shared_bytes) {
   const kr_attention_params p = kr_attention_params_of(a);
   const char *why = kr_attention_refuse_sizes(&p);
   if (why) return why;
@@ -169,44 +168,37 @@ static const char *refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, 
 const char *kr_attention_ampere_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
   if (p.q.dtype == KRAIT_F32) return "float32";
-  return refuse_mma(ctx, args, KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p), 0));
-}
-
-const char *kr_attention_turing_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_attention_params p = kr_attention_params_of(args);
-  const char *why = kr_turing_refuse(p.q.dtype);
-  return why ? why : refuse_mma(ctx, args, KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p), 1));
+  return kr_attention_refuse_mma(ctx, args, KR_ATTENTION_AMPERE_SHARED(64 << ampere_size(&p), 0));
 }
 
 uint64_t kr_attention_ampere_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
-uint64_t kr_attention_turing_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 uint64_t kr_attention_parts_scratch(const krait_ctx *ctx, const void *args) { return (void)ctx, (void)args, 0; }
 
 #define MMA(name) {{"attention_ampere_f16", name}, {"attention_ampere_bf16", name}, {"attention_turing_f16", name}}
 
-static int32_t run_mma(const krait_ctx *ctx, const kr_attention_args *a, uint64_t tier) {
+kr_attention_mma kr_attention_plan_mma(const krait_ctx *ctx, kr_attention_params *p, int is_turing) {
   static const kr_kernel kernels[2][3][3] = {
       {MMA("kr_attention_ampere_64"), MMA("kr_attention_ampere_128"), MMA("kr_attention_ampere_256")},
       {MMA("kr_attention_ampere_64_any"), MMA("kr_attention_ampere_128_any"), MMA("kr_attention_ampere_256_any")}};
-  const int is_turing = tier == KRAIT_CAP_CUDA_TURING;
-  kr_attention_params p = kr_attention_params_of(a);
-  const int which = ampere_size(&p), D = 64 << which, rows = 64 * KR_AMPERE_M(D),
-            any = p.softcap > 0 || p.slopes || p.rng.data;
-  p.n_q_tiles = (p.rows_q + rows - 1) / rows, p.n_units = p.n_q_tiles * p.B * p.H,
-  p.section = kr_attention_heads_together(ctx, &p);
-  const kr_grid grid = {.x = (uint32_t)p.n_units,
-                        .block = KR_ATTENTION_AMPERE_THREADS,
-                        .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D, is_turing),
-                        .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, &kernels[any][which][is_turing ? 2 : p.q.dtype == KRAIT_BF16], &grid, &p,
-                        sizeof p);
+  const int which = ampere_size(p), D = 64 << which, rows = 64 * KR_AMPERE_M(D),
+            any = p->softcap > 0 || p->slopes || p->rng.data;
+  p->n_q_tiles = (p->rows_q + rows - 1) / rows, p->n_units = p->n_q_tiles * p->B * p->H,
+  p->section = kr_attention_heads_together(ctx, p);
+  return (kr_attention_mma){.kernel = &kernels[any][which][is_turing ? 2 : p->q.dtype == KRAIT_BF16],
+                            .n_blocks = (uint32_t)p->n_units,
+                            .shared_bytes = KR_ATTENTION_AMPERE_SHARED(D, is_turing)};
 }
+#undef MMA
 
 int32_t kr_attention_ampere(const krait_ctx *ctx, const void *args) {
-  return run_mma(ctx, args, KRAIT_CAP_CUDA_AMPERE);
-}
-int32_t kr_attention_turing(const krait_ctx *ctx, const void *args) {
-  return run_mma(ctx, args, KRAIT_CAP_CUDA_TURING);
+  const kr_attention_args *a = args;
+  kr_attention_params p = kr_attention_params_of(a);
+  const kr_attention_mma m = kr_attention_plan_mma(ctx, &p, 0);
+  const kr_grid grid = {.x = m.n_blocks,
+                        .block = KR_ATTENTION_AMPERE_THREADS,
+                        .shared_bytes = m.shared_bytes,
+                        .stream = a->call.stream};
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, m.kernel, &grid, &p, sizeof p);
 }
 
 /* ---- ampere, float32 --------------------------------------------------------------------------------------------- */
@@ -215,7 +207,7 @@ const char *kr_attention_parts_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
   if (p.q.dtype != KRAIT_F32) return "not float32";
   if (p.D > 128) return "head size above 128";
-  return refuse_mma(ctx, args, p.D > 64 ? KR_ATTENTION_FLOATS_SHARED(128) : KR_ATTENTION_FLOATS_SHARED(64));
+  return kr_attention_refuse_mma(ctx, args, p.D > 64 ? KR_ATTENTION_FLOATS_SHARED(128) : KR_ATTENTION_FLOATS_SHARED(64));
 }
 
 int32_t kr_attention_parts(const krait_ctx *ctx, const void *args) {
@@ -245,7 +237,7 @@ static uint32_t halves_shared(int wide, int rows) {
 const char *kr_attention_halves_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
   const char *why = kr_attention_refuse_halves(&p);
-  return why ? why : refuse_mma(ctx, args, halves_shared(p.D > 64, 128));
+  return why ? why : kr_attention_refuse_mma(ctx, args, halves_shared(p.D > 64, 128));
 }
 
 /* Blocks of 128 rows, or 64 that are half as long, two at a time. */

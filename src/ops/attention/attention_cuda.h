@@ -1,12 +1,13 @@
 /* attention_cuda.h: the GPU implementations of attention and its gradient, and the params both derive from a call.
- * base: everything; base_tiles: tiles by multiply-adds. turing (float16), ampere, hopper: tiles on tensor cores. keys:
- * few rows, many keys; few_base: the same by multiply-adds. */
+ * base: everything; base_tiles: tiles by multiply-adds. turing (float16; turing_scaled: bfloat16 as scaled float16),
+ * ampere, hopper: tiles on tensor cores. keys: few rows, many keys; few_base: the same by multiply-adds. */
 #ifndef KR_ATTENTION_CUDA_H
 #define KR_ATTENTION_CUDA_H
 
 #include "attention_halves.h"
 #include "op.h"
 #include "op_args.h"
+#include "cuda.h"
 
 kr_attention_params kr_attention_params_of(const kr_attention_args *a);
 kr_attention_params kr_attention_bwd_params_of(const kr_attention_bwd_args *a);
@@ -20,6 +21,15 @@ int32_t kr_attention_make_map(const krait_ctx *ctx, kr_attention_map *map, const
                               int64_t L, int64_t H, int64_t B, int rows);
 /* Heads whose keys and values fit half of the L2 cache together. */
 int32_t kr_attention_heads_together(const krait_ctx *ctx, const kr_attention_params *p);
+
+/* Why attention_ampere.cu's kernels do not take a call of their type, with so much shared memory; or NULL. */
+const char *kr_attention_refuse_mma(const krait_ctx *ctx, const kr_attention_args *a, uint32_t shared_bytes);
+/* The kernel of attention_ampere.cu that takes a call, whose tiles it plans. */
+typedef struct kr_attention_mma {
+  const kr_kernel *kernel;
+  uint32_t n_blocks, shared_bytes;
+} kr_attention_mma;
+kr_attention_mma kr_attention_plan_mma(const krait_ctx *ctx, kr_attention_params *p, int is_turing);
 
 /* A call's batches and heads of keys in groups, which take the call's scratch in turn: n groups of at most so many, and
  * the bytes of a group's parts. */
@@ -46,6 +56,7 @@ KR_ATTENTION_ROW(base)
 KR_ATTENTION_ROW(base_tiles)
 KR_ATTENTION_ROW(ampere)
 KR_ATTENTION_ROW(turing)
+KR_ATTENTION_ROW(turing_scaled)
 KR_ATTENTION_ROW(halves)
 KR_ATTENTION_ROW(parts)
 KR_ATTENTION_ROW(hopper)

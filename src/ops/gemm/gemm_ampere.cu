@@ -2,11 +2,13 @@
  * float32 ones as sums of two scaled float16 parts that gemm_split.cu has made (KR_PARTS), which is as accurate as
  * float32 multiply-adds. A block computes a 128 x BN tile, one warp per 64 x 64 of it (64 x 48 for BN = 192); cp.async
  * copies A and B into a ring of stages of BK of K, of both parts; in the turing tier (KR_TURING), which has float16
- * alone, a thread's share of the next stage waits in registers. Strides are arbitrary: where 16 bytes are not aligned,
+ * alone, a thread's share of the next stage waits in registers, for which a warp of parts has 32 x 64; bfloat16 factors
+ * come there as scaled float16 ones. Strides are arbitrary: where 16 bytes are not aligned,
  * elements are copied one by one. Compiled once per type (KR_HALF: float16, also of parts; KR_TF32) and memory order of
  * the factors, like gemm_hopper.cu; with KR_GATES, also gated products and 192-column tiles. */
 #include "gemm_finish.cuh"
 #include "gemm_ampere.h"
+#include "halves.cuh"
 #include "turing.cuh"
 
 #if defined(KR_TF32)
@@ -22,21 +24,27 @@ typedef uint16_t stored;
 enum { TYPE = KRAIT_BF16 };
 #endif
 #ifdef KR_PARTS
-enum { MATRICES = KR_N_HALVES }; /* of each factor in a stage */
+enum { MATRICES = KR_N_HALVES, ORIGINAL = KRAIT_F32 }; /* of each factor in a stage; type of scaled factors */
+#else
+enum { MATRICES = 1, ORIGINAL = KRAIT_BF16 };
+#endif
+#if defined(KR_PARTS) || defined(KR_TURING)
+#define KR_SCALED
 typedef kr_gemm_halves_params call;
 KR_DEV const kr_gemm_params &params_of(const call &c) { return c.params; }
 #else
-enum { MATRICES = 1 };
 typedef kr_gemm_params call;
 KR_DEV const kr_gemm_params &params_of(const call &c) { return c; }
 #endif
-/* CHUNK: elements in 16 bytes; STEP_K: k per mma. */
+/* WM: rows of a warp; CHUNK: elements in 16 bytes; STEP_K: k per mma, STEPS: of a stage. */
 enum {
   BM = KR_AMPERE_BM,
+  WM = KR_IS_TURING && MATRICES > 1 ? 32 : 64,
   K_ROW_BYTES = KR_AMPERE_K_BYTES,
   BK = K_ROW_BYTES / sizeof(stored),
   CHUNK = 16 / sizeof(stored),
   STEP_K = 2 * CHUNK,
+  STEPS = BK / STEP_K,
   STAGES_OF_TIER = KR_IS_TURING ? KR_TURING_STAGES : KR_AMPERE_STAGES,
   STAGED_ROW = 72
 };
@@ -65,7 +73,7 @@ struct copier {
   int64_t along;         /* between elements of a chunk, if copied one by one */
   int place, line, left; /* in shared memory; first line; remaining elements of a partial chunk, or lines */
   int packs, flies;
-  kr_flight flights[N];
+  kr_flight flights[MATRICES][N];
 
   /* HALVES: the last 32 of every 64 rows come from `second`; LINES must be a multiple of 64, so that a thread copies
    * from one of them. */
@@ -87,34 +95,41 @@ struct copier {
     if (!MN) c.line = chunk * CHUNK;
   }
 
-  /* A stage entirely within bounds, of the matrix that lies so many elements further. */
-  KR_DEV void copy_whole(copier &c, uint32_t to, int64_t further) {
-    const stored *at = c.at + further;
+  /* A stage entirely within bounds. */
+  KR_DEV void copy_whole(copier &c, uint32_t to) {
+    const stored *at = c.at;
 #pragma unroll
-    for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[i], to + (uint32_t)place_of(c, i), at);
+    for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[0][i], to + (uint32_t)place_of(c, i), at);
     c.at += c.advance, c.flies = 1;
   }
 
-  /* After either copy, before others read the stage. */
-  KR_DEV void end(const copier &c, uint32_t to) {
+  /* After either copy, before others read the stage, of whose matrices each has so many bytes. */
+  KR_DEV void end(const copier &c, uint32_t to, int bytes) {
     if (!KR_IS_TURING || !c.flies) return;
 #pragma unroll
-    for (int i = 0; i < N; i++) kr_end_copy(c.flights[i], to + (uint32_t)place_of(c, i));
+    for (int matrix = 0; matrix < MATRICES; matrix++)
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        kr_end_copy(c.flights[matrix][i], to + (uint32_t)(matrix * bytes + place_of(c, i)));
+  }
+
+  /* A stage of one of several matrices: aligned, lines filled up with zeros to whole chunks. */
+  KR_DEV void copy_part(copier &c, int matrix, uint32_t to, int64_t further, int left_k) {
+    const stored *at = c.at + further;
+#pragma unroll
+    for (int i = 0; i < N; i++, at += c.step)
+      kr_begin_copy(c.flights[matrix][i], to + (uint32_t)place_of(c, i), at, exist(c, i, left_k) > 0);
+    c.flies = 1;
   }
 
   /* A stage that starts left_k before the end of K. Bounds-checking every chunk would cost a third of the throughput,
    * hence copy_whole. */
-  KR_DEV void copy(copier &c, unsigned char *to, int64_t further, int left_k) {
-    const stored *at = c.at + further;
-    if (MATRICES > 1) { /* aligned, lines filled up with zeros to whole chunks */
-#pragma unroll
-      for (int i = 0; i < N; i++, at += c.step) kr_copy_some(to + place_of(c, i), at, exist(c, i, left_k) > 0 ? 16 : 0);
-      return;
-    }
+  KR_DEV void copy(copier &c, unsigned char *to, int left_k) {
+    const stored *at = c.at;
     c.flies = KR_IS_TURING && c.packs && (MN ? c.left : left_k) % CHUNK == 0;
     if (c.flies) {
 #pragma unroll
-      for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[i], 0, at, exist(c, i, left_k) > 0);
+      for (int i = 0; i < N; i++, at += c.step) kr_begin_copy(c.flights[0][i], 0, at, exist(c, i, left_k) > 0);
     } else if (c.packs && !KR_IS_TURING) {
 #pragma unroll
       for (int i = 0; i < N; i++, at += c.step) {
@@ -186,7 +201,53 @@ KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[WN / 16][4], const u
   for (int j = 0; j < WN / 16; j++) read_factor<BN, KR_B_MN, 1>(b[j], stage + BM * K_ROW_BYTES, column + 16 * j, step);
 }
 
-#ifdef KR_PARTS
+#if defined(KR_PARTS) && defined(KR_TURING)
+/* d += (a's high part + its low part) (b's likewise), as below, by a stage's steps: 32 terms a sum, of which those of
+ * low parts have accumulators of their own, so that eight products do not wait for each other. */
+template <int BN, int WN>
+KR_DEV void multiply_stage(float (&d)[WM / 16][WN / 8][4], const unsigned char *stage, int row, int column) {
+  const unsigned char *const of_b = stage + MATRICES * BM * K_ROW_BYTES;
+  uint32_t a_high[STEPS][WM / 16][4], a_low[STEPS][WM / 16][4];
+#pragma unroll
+  for (int at = 0; at < STEPS * WM / 16; at++) {
+    const int s = at / (WM / 16), i = at % (WM / 16);
+    read_factor<BM, KR_A_MN, 0>(a_high[s][i], stage, row + 16 * i, s);
+    read_factor<BM, KR_A_MN, 0>(a_low[s][i], stage + BM * K_ROW_BYTES, row + 16 * i, s);
+  }
+#pragma unroll
+  for (int j = 0; j < WN / 16; j++) {
+    float high[WM / 16][2][4], low[WM / 16][2][4];
+#pragma unroll
+    for (int at = 0; at < WM / 2; at++) high[at / 8][at / 4 % 2][at % 4] = low[at / 8][at / 4 % 2][at % 4] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      uint32_t b_high[4], b_low[4];
+      read_factor<BN, KR_B_MN, 1>(b_high, of_b, column + 16 * j, s);
+      read_factor<BN, KR_B_MN, 1>(b_low, of_b + BN * K_ROW_BYTES, column + 16 * j, s);
+#pragma unroll
+      for (int step = 0; step < KR_MMA_STEPS; step++) {
+#pragma unroll
+        for (int at = 0; at < WM / 8; at++)
+          kr_mma_step(step, element(), low[at / 2][at % 2], a_low[s][at / 2], b_high[at % 2 * 2], b_high[at % 2 * 2 + 1]);
+#pragma unroll
+        for (int at = 0; at < WM / 8; at++)
+          kr_mma_step(step, element(), high[at / 2][at % 2], a_high[s][at / 2], b_high[at % 2 * 2],
+                      b_high[at % 2 * 2 + 1]);
+#pragma unroll
+        for (int at = 0; at < WM / 8; at++)
+          kr_mma_step(step, element(), low[at / 2][at % 2], a_high[s][at / 2], b_low[at % 2 * 2], b_low[at % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int at = 0; at < WM / 2; at++) {
+      const int i = at / 8, n = at / 4 % 2, r = at % 4;
+      d[i][2 * j + n][r] += kr_fma(low[i][n][r], 1.0f / KR_HALVES_APART, high[i][n][r]);
+    }
+#pragma unroll
+    for (int at = 0; at < WM / 8; at++) kr_hold(d[at / 2][2 * j + at % 2]);
+  }
+}
+#elif defined(KR_PARTS)
 /* Sixteen rows of fragments times 32 columns'. */
 KR_DEV void multiply_row(float (&d)[4][4], const uint32_t (&a)[4], const uint32_t (&b)[2][4]) {
 #pragma unroll
@@ -245,15 +306,15 @@ typedef struct span {
   int begin, end;
 } span;
 
-#ifdef KR_PARTS
+#ifdef KR_SCALED
 /* Takes back the scales of a row and of columns. An infinite factor's parts are not a number where the other's low part
  * is 0, and scaled sums may be larger than float32's largest: what is not finite is computed again by multiply-adds. */
 template <int N>
 KR_DEV void unscale_run(const call &c, const kr_gemm_matrix &B, const float *unscale_n, int batch, int m, int n, span k,
                         float (&v)[N]) {
   const kr_gemm_params &p = c.params;
-  const float *a = (const float *)p.A.data + batch * p.A.batch + m * p.A.row,
-              *b = (const float *)B.data + batch * B.batch, of_m = m < p.M ? c.unscale_m[(int64_t)batch * p.M + m] : 0;
+  const int64_t a = batch * p.A.batch + m * p.A.row, b = batch * B.batch;
+  const float of_m = m < p.M ? c.unscale_m[(int64_t)batch * p.M + m] : 0;
 #pragma unroll
   for (int i = 0; i < N; i++) {
     if (n + i < p.N) v[i] *= unscale_n[(int64_t)batch * p.N + n + i];
@@ -261,7 +322,9 @@ KR_DEV void unscale_run(const call &c, const kr_gemm_matrix &B, const float *uns
     if (v[i] - v[i] == 0.0f || m >= p.M || n + i >= p.N) continue;
     v[i] = 0.0f;
 #pragma unroll 1
-    for (int64_t t = k.begin; t < k.end; t++) v[i] = kr_fma(a[t * p.A.column], b[t * B.row + (n + i) * B.column], v[i]);
+    for (int64_t t = k.begin; t < k.end; t++)
+      v[i] = kr_fma(kr_load(p.A.data, a + t * p.A.column, ORIGINAL),
+                    kr_load(B.data, b + t * B.row + (n + i) * B.column, ORIGINAL), v[i]);
   }
 }
 #endif
@@ -273,7 +336,7 @@ KR_DEV void finish_rows(const call &c, const kr_column_terms<8> &terms, float *s
                         int slab, int batch, int m, int n, span k) {
   const kr_gemm_params &p = params_of(c);
   const int lane = kr_thread() & 31, g = lane / 4, q = lane % 4, LANES = GATED ? 4 : 8;
-  (void)k; /* of parts */
+  (void)k; /* of scaled factors */
   kr_sync_warp();
 #pragma unroll
   for (int j = 0; j < WN / 8; j++) {
@@ -288,9 +351,10 @@ KR_DEV void finish_rows(const call &c, const kr_column_terms<8> &terms, float *s
     if (WN < 64 && lane % LANES >= WN / 8) break;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = from[i], second[i] = GATED ? from[32 + i] : 0.0f;
-#ifdef KR_PARTS
-    unscale_run<8>(c, p.B, c.unscale_n, batch, m + row, n + lane % LANES * 8, k, v);
-    if (GATED) unscale_run<8>(c, p.B2, c.unscale_n2, batch, m + row, n + lane % LANES * 8, k, second);
+#ifdef KR_SCALED
+    if (MATRICES > 1 || c.unscale_m) unscale_run<8>(c, p.B, c.unscale_n, batch, m + row, n + lane % LANES * 8, k, v);
+    if (GATED && (MATRICES > 1 || c.unscale_m))
+      unscale_run<8>(c, p.B2, c.unscale_n2, batch, m + row, n + lane % LANES * 8, k, second);
 #endif
     if (p.n_splits > 1) kr_keep_run<8>(p, slab, m + row, n + lane % LANES * 8, v);
     else kr_finish_run<8, GATED>(p, terms, batch, m + row, n + lane % LANES * 8, v, second);
@@ -333,20 +397,20 @@ template <int BN, int WN, int STAGES, int GATED>
 KR_DEV void run(const call &c) {
   KR_DYNAMIC_SHARED(shared);
   const kr_gemm_params &p = params_of(c);
-  const int THREADS = BN / WN * 64, B_AT = MATRICES * BM * K_ROW_BYTES,
-            STAGE_BYTES = B_AT + MATRICES * BN * K_ROW_BYTES, STEPS = BK / STEP_K, WIDTH = GATED ? BN / 2 : BN;
+  const int WARPS_M = BM / WM, THREADS = BN / WN * WARPS_M * 32, B_AT = MATRICES * BM * K_ROW_BYTES,
+            STAGE_BYTES = B_AT + MATRICES * BN * K_ROW_BYTES, WIDTH = GATED ? BN / 2 : BN;
   const kr_gemm_unit u = kr_gemm_unit_at(p, kr_block_x());
   const int m = u.m * BM, n = u.n * WIDTH, slab = u.slab, batch = u.batch;
   const int begin = u.split * p.k_split, end = p.K - begin < p.k_split ? p.K : begin + p.k_split,
             n_blocks = (end - begin + BK - 1) / BK;
-  const int warp = kr_thread() / 32, row = warp % 2 * 64, column = warp / 2 * WN;
+  const int warp = kr_thread() / 32, row = warp % WARPS_M * WM, column = warp / WARPS_M * WN;
   copier<BM, KR_A_MN, THREADS, 0> from_a;
   copier<BN, KR_B_MN, THREADS, GATED> from_b;
   from_a.open(from_a, c.A, c.A, batch, m, p.M, begin, 0);
   from_b.open(from_b, c.B, c.B2, batch, n, p.N, begin, 1);
-  float d[4][WN / 8][4];
+  float d[WM / 16][WN / 8][4];
 #pragma unroll
-  for (int i = 0; i < 2 * WN; i++) d[i / (WN / 2)][i / 4 % (WN / 8)][i % 4] = 0.0f;
+  for (int i = 0; i < WM / 32 * WN; i++) d[i / (WN / 2)][i / 4 % (WN / 8)][i % 4] = 0.0f;
   const int is_whole = c.A.packs && c.B.packs && p.M - m >= BM && p.N - n >= WIDTH;
   const uint32_t stages = kr_shared_at(shared);
   int left_k = end - begin;
@@ -356,10 +420,13 @@ KR_DEV void run(const call &c) {
     for (int i = 0; i < MATRICES; i++) {
       const int a = place * STAGE_BYTES + i * BM * K_ROW_BYTES, b = place * STAGE_BYTES + B_AT + i * BN * K_ROW_BYTES;
       const int64_t a_further = i ? p.P * c.A.batch : 0, b_further = i ? p.P * c.B.batch : 0;
-      if (MATRICES == 1 && is_whole && left_k >= BK) {
-        from_a.copy_whole(from_a, stages + a, a_further), from_b.copy_whole(from_b, stages + b, b_further);
-      } else if (left_k > 0) {
-        from_a.copy(from_a, shared + a, a_further, left_k), from_b.copy(from_b, shared + b, b_further, left_k);
+      if (MATRICES > 1 && left_k > 0) {
+        from_a.copy_part(from_a, i, stages + a, a_further, left_k);
+        from_b.copy_part(from_b, i, stages + b, b_further, left_k);
+      } else if (MATRICES == 1 && is_whole && left_k >= BK) {
+        from_a.copy_whole(from_a, stages + a), from_b.copy_whole(from_b, stages + b);
+      } else if (MATRICES == 1 && left_k > 0) {
+        from_a.copy(from_a, shared + a, left_k), from_b.copy(from_b, shared + b, left_k);
       }
     }
     if (MATRICES > 1) /* else the copies advance: behind both, turing's kernels would spill 150 bytes */
@@ -369,8 +436,8 @@ KR_DEV void run(const call &c) {
   };
   /* Of two stages, the one that has begun last is the next to be used. */
   const auto end_stage = [&](int place) {
-    from_a.end(from_a, stages + place * STAGE_BYTES);
-    from_b.end(from_b, stages + place * STAGE_BYTES + B_AT);
+    from_a.end(from_a, stages + place * STAGE_BYTES, BM * K_ROW_BYTES);
+    from_b.end(from_b, stages + place * STAGE_BYTES + B_AT, BN * K_ROW_BYTES);
   };
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) begin_stage(s);
@@ -382,8 +449,13 @@ KR_DEV void run(const call &c) {
     const unsigned char *stage = shared + at * STAGE_BYTES;
     begin_stage(at ? at - 1 : STAGES - 1);
     if (++at == STAGES) at = 0;
+#ifdef KR_TURING
+    multiply_stage<BN, WN>(d, stage, row, column);
+    end_stage(at);
+#else
 #pragma unroll
     for (int s = 0; s < STEPS; s++) multiply_parts<BN, WN>(d, stage, row, column, s);
+#endif
     kr_copied<STAGES - 2>();
     kr_sync();
   }
@@ -425,12 +497,22 @@ KR_DEV void run(const call &c) {
 #endif
   kr_read_terms<8>(p, to_column + (kr_thread() & (GATED ? 3 : 7)) * 8, terms);
 #pragma unroll
-  for (int i = 0; i < 4; i++)
+  for (int i = 0; i < WM / 16; i++)
     finish_rows<WN, GATED>(c, terms, (float *)shared + warp * 16 * STAGED_ROW, d[i], slab, batch, m + row + 16 * i,
                            to_column, (span){begin, end});
 }
 
 #ifdef KR_PARTS
+#ifdef KR_TURING
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_128(kr_gemm_halves_params params) {
+  run<128, 64, KR_TURING_STAGES, 0>(params);
+}
+#ifdef KR_GATES
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_halves_params params) {
+  run<128, 64, KR_TURING_STAGES, 1>(params);
+}
+#endif
+#else
 KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_halves_params params) {
   run<128, 64, KR_AMPERE_HALVES_STAGES, 0>(params);
 }
@@ -439,22 +521,23 @@ KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_halves_params para
   run<256, 64, KR_AMPERE_HALVES_STAGES, 1>(params);
 }
 #endif
+#endif
 #else
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(kr_gemm_params params) {
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_256(call params) {
   run<256, 64, STAGES_OF_TIER, 0>(params);
 }
-KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(kr_gemm_params params) {
+KR_KERNEL void KR_BOUNDS(128, 2) kr_gemm_ampere_128(call params) {
   run<128, 64, STAGES_OF_TIER, 0>(params);
 }
 #ifdef KR_TF32
-KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(kr_gemm_params params) { run<64, 64, STAGES_OF_TIER, 0>(params); }
+KR_KERNEL void KR_BOUNDS(64, 4) kr_gemm_ampere_64(call params) { run<64, 64, STAGES_OF_TIER, 0>(params); }
 #endif
 #ifdef KR_GATES
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(kr_gemm_params params) {
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_gated(call params) {
   run<256, 64, STAGES_OF_TIER, 1>(params);
 }
 #ifndef KR_TF32
-KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_192(kr_gemm_params params) {
+KR_KERNEL void KR_BOUNDS(256, 1) kr_gemm_ampere_192(call params) {
   run<192, 48, STAGES_OF_TIER, 0>(params);
 }
 #endif

@@ -1,13 +1,13 @@
-/* gemm_cuda.c: products on a GPU: kernel selection, tiling, split-K, tensor maps, launches. */
+/* gemm_cuda.c: products on a GPU: kernel selection, tiling, split-K, tensor maps, launches. gemm_few_cuda.c has those of
+ * few rows. */
 #include <math.h>
 #include <string.h>
 
 #include "overlap.h"
 #include "cuda_impl.h"
+#include "gemm/gemm_cuda.h"
 #include "gemm/gemm_describe.h"
-#include "gemm/gemm_m16.h"
 #include "gemm/gemm_split.h"
-#include "gemm/gemm_few_base.h"
 #include "gemm/gemm_ampere.h"
 #include "gemm/gemm_impls.h"
 #include "gemm/gemm_m64.h"
@@ -21,8 +21,6 @@
 static int is_half_for_gemm_cuda(int32_t dtype) { return dtype == KRAIT_F16 || dtype == KRAIT_BF16; }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
-
-static int32_t gemm_ceil_div(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
 
 /* A tile of 128 x bn; at_once: tiles resident per multiprocessor. Times, measured on an H200, are in units of 64 k of a
  * 128 x 256 tile of hopper's 16-bit products, 0.7 us: rate: per 64 k; beside: fixed cost per tile. */
@@ -139,50 +137,7 @@ int32_t kr_gemm_base(const krait_ctx *ctx, const void *args) {
   return launch_all(ctx, KRAIT_CAP_CUDA_BASE, p.B2.data ? &gated : &plain, &grid, &p, &p);
 }
 
-/* ---- base, few rows ---------------------------------------------------------------------------------------------- */
-
-const char *kr_gemm_few_base_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_gemm_args *a = args;
-  const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows" : kr_gemm_base_refuse(ctx, args);
-  if (why) return why;
-  const kr_gemm_params p = kr_gemm_describe(a);
-  if ((a->A.stride[1] != 1 || a->Bmat.stride[0] != 1 || (kr_has(&a->B2) && a->B2.stride[0] != 1)) && a->K > 1)
-    return "K must lie side by side in A and Bmat";
-  if (kr_has(&a->B2) && a->B2.dtype != a->Bmat.dtype) return "B2 of another type than Bmat";
-  return (double)p.N * p.P * gemm_ceil_div(a->M, KR_FEW_BASE_ROWS) < 2e9 ? NULL : too_large;
-}
-
-/* Warps that share K, where columns alone are too few warps to keep memory busy. */
-static int32_t splits_of_few(const krait_ctx *ctx, const kr_gemm_params *p, int n_chunks) {
-  enum { WARPS = KR_FEW_BASE_THREADS / 32, BUSY = 24 }; /* BUSY: warps of a multiprocessor */
-  const int64_t warps = (int64_t)gemm_ceil_div(p->N, KR_FEW_BASE_COLUMNS) * p->P * n_chunks,
-                wanted = (int64_t)BUSY * kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  int32_t splits = 1;
-  while (splits < WARPS && splits * warps < wanted && splits * KR_FEW_BASE_RUN < p->K) splits *= 2;
-  return splits;
-}
-
-int32_t kr_gemm_few_base(const krait_ctx *ctx, const void *args) {
-#define FEW_OF(type)                                                                                                \
-  {{{"gemm_few_base_" type, "kr_gemm_few_1"}, {"gemm_few_base_" type, "kr_gemm_few_4"}},                            \
-   {{"gemm_few_base_" type, "kr_gemm_few_gated_1"}, {"gemm_few_base_" type, "kr_gemm_few_gated_4"}}}
-  static const kr_kernel kernels[3][2][2] = {FEW_OF("f32"), FEW_OF("f16"), FEW_OF("bf16")};
-#undef FEW_OF
-  const kr_gemm_args *a = args;
-  if (a->M == 0) return KRAIT_OK;
-  kr_gemm_few_base_params f = {.params = kr_gemm_describe(a)};
-  f.n_chunks = gemm_ceil_div(a->M, KR_FEW_BASE_ROWS);
-  f.n_splits = splits_of_few(ctx, &f.params, f.n_chunks);
-  const int columns = KR_FEW_BASE_THREADS / 32 / f.n_splits * KR_FEW_BASE_COLUMNS;
-  const kr_grid grid = {.x = (uint32_t)(gemm_ceil_div(a->N, columns) * f.params.P * f.n_chunks),
-                        .block = KR_FEW_BASE_THREADS,
-                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
-                        .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_BASE, &kernels[a->Bmat.dtype][kr_has(&a->B2)][a->M > 1], &grid, &f,
-                        sizeof f);
-}
-
-/* ---- ampere, and turing of float16 ------------------------------------------------------------------------------- */
+/* ---- ampere, and turing of 16 bits ------------------------------------------------------------------------------- */
 
 #define BY_ORDER(tier, type, suffix, name)                                                    \
   {                                                                                           \
@@ -232,18 +187,22 @@ uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
   return gemm_partial_bytes(&p);
 }
 
-static int32_t launch_mma(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_params *p, const kr_kernel *kernel,
-                          int bn, uint64_t tier) {
-  const int n_stages = tier == KRAIT_CAP_CUDA_TURING ? KR_TURING_STAGES : KR_AMPERE_STAGES;
-  const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
-                        .block = (uint32_t)(bn == 192 ? 256 : bn),
-                        .shared_bytes = KR_AMPERE_SHARED_BYTES(bn, n_stages),
-                        .stream = a->call.stream};
-  p->partial = a->call.scratch;
-  return launch_all(ctx, tier, kernel, &grid, p, p);
+static kr_grid mma_grid(const kr_gemm_args *a, const kr_gemm_params *p, int bn, int n_stages) {
+  return (kr_grid){.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
+                   .block = (uint32_t)(bn == 192 ? 256 : bn),
+                   .shared_bytes = KR_AMPERE_SHARED_BYTES(bn, n_stages),
+                   .stream = a->call.stream};
 }
 
-static int32_t run_halves(const krait_ctx *ctx, const kr_gemm_args *a, uint64_t tier) {
+static int32_t launch_mma(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_params *p, const kr_kernel *kernel,
+                          int bn) {
+  const kr_grid grid = mma_grid(a, p, bn, KR_AMPERE_STAGES);
+  p->partial = a->call.scratch;
+  return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, kernel, &grid, p, p);
+}
+
+/* type: 0 float16, 1 bfloat16, 2 the turing tier's. */
+static const kr_kernel *kernel_of_halves(const kr_gemm_params *p, int bn, int type) {
 #define OF_TIERS(name) {BY_ORDER("ampere", "f16", "", name), BY_ORDER("ampere", "bf16", "", name), \
                         BY_ORDER("turing", "f16", "", name)}
   static const kr_kernel wide[3][KR_GEMM_ORDERS] = OF_TIERS("kr_gemm_ampere_256"),
@@ -251,19 +210,36 @@ static int32_t run_halves(const krait_ctx *ctx, const kr_gemm_args *a, uint64_t 
                          narrow[3][KR_GEMM_ORDERS] = OF_TIERS("kr_gemm_ampere_128"),
                          gated[3][KR_GEMM_ORDERS] = OF_TIERS("kr_gemm_ampere_gated");
 #undef OF_TIERS
-  if (a->M == 0) return KRAIT_OK;
-  kr_gemm_params p = kr_gemm_describe(a);
-  const int bn = plan_halves(ctx, &p), order = kr_gemm_order_of(&p),
-            type = tier == KRAIT_CAP_CUDA_TURING ? 2 : a->A.dtype == KRAIT_BF16;
-  const kr_kernel *const kernel = p.B2.data   ? &gated[type][order]
-                                  : bn == 256 ? &wide[type][order]
-                                  : bn == 192 ? &middle[type][order]
-                                              : &narrow[type][order];
-  return launch_mma(ctx, a, &p, kernel, bn, tier);
+  const int order = kr_gemm_order_of(p);
+  return p->B2.data  ? &gated[type][order]
+         : bn == 256 ? &wide[type][order]
+         : bn == 192 ? &middle[type][order]
+                     : &narrow[type][order];
 }
 
-int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) { return run_halves(ctx, args, KRAIT_CAP_CUDA_AMPERE); }
-int32_t kr_gemm_turing(const krait_ctx *ctx, const void *args) { return run_halves(ctx, args, KRAIT_CAP_CUDA_TURING); }
+int32_t kr_gemm_ampere(const krait_ctx *ctx, const void *args) {
+  const kr_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_params p = kr_gemm_describe(a);
+  const int bn = plan_halves(ctx, &p);
+  return launch_mma(ctx, a, &p, kernel_of_halves(&p, bn, a->A.dtype == KRAIT_BF16), bn);
+}
+
+/* Its own plan of the product and, unless they are float16, scaled factors. */
+static int32_t launch_turing(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_halves_params *h, int bn) {
+  const kr_grid grid = mma_grid(a, &h->params, bn, KR_TURING_STAGES);
+  return launch_all(ctx, KRAIT_CAP_CUDA_TURING, kernel_of_halves(&h->params, bn, 2), &grid, h, &h->params);
+}
+
+int32_t kr_gemm_turing(const krait_ctx *ctx, const void *args) {
+  const kr_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_halves_params h = {.params = kr_gemm_describe(a)};
+  const int bn = plan_halves(ctx, &h.params);
+  h.A = h.params.A, h.B = h.params.B, h.B2 = h.params.B2;
+  h.params.partial = a->call.scratch;
+  return launch_turing(ctx, a, &h, bn);
+}
 
 /* ---- ampere, float32 factors rounded to tf32 --------------------------------------------------------------------- */
 
@@ -303,173 +279,8 @@ int32_t kr_gemm_tf32(const krait_ctx *ctx, const void *args) {
                     : bn == 256 ? &wide[order]
                     : bn == 128 ? &narrow[order]
                                 : &narrowest[order],
-                    bn, KRAIT_CAP_CUDA_AMPERE);
+                    bn);
 }
-
-/* ---- few rows ---------------------------------------------------------------------------------------------------- */
-
-enum { MANY_GROUPS = 8192 }; /* of four columns: many waves of blocks */
-
-const char *kr_gemm_m16_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_gemm_args *a = args;
-  const int is_float = a->A.dtype == KRAIT_F32 && a->Bmat.dtype == KRAIT_F32;
-  const char *why = a->M > KR_FEW_ROWS ? "A has more than 16 rows"
-                    : is_float         ? kr_gemm_base_refuse(ctx, args)
-                                       : kr_gemm_ampere_refuse(ctx, args);
-  if (why) return why;
-  if (is_float && a->M > KR_FEW_LANES_ROWS) return "more than two rows of float32";
-  if (is_float && kr_has(&a->B2) && a->B2.dtype != KRAIT_F32) return "B2 of another type than Bmat";
-  const kr_gemm_params p = kr_gemm_describe(a);
-  if (kr_gemm_order_of(&p) != KR_ORDER_KK || !p.A.packs || !p.B.packs || (p.B2.data && !p.B2.packs) || p.K % 8 != 0)
-    return "K must be a multiple of eight, side by side and aligned to 16 bytes in A and Bmat";
-  return p.P < 65536 ? NULL : "more than 65535 products";
-}
-
-/* Whether only a float32 residual is added and out has packs of four. */
-static int is_plain_for_gemm(const kr_gemm_params *p) {
-  const kr_gemm_matrix *added = &p->residual;
-  return !p->bias.data && !p->bias2.data && !p->row_scale.data && p->out.packs && p->N % KR_FEW_GROUP == 0 &&
-         p->P == 1 && (p->out.dtype == KRAIT_F32 || p->out.dtype == p->A.dtype) &&
-         (!added->data || (added->dtype == KRAIT_F32 && added->packs));
-}
-
-int kr_groups_of_block(const krait_ctx *ctx, int64_t n_groups, int n_warps, int most_warps) {
-  const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
-  int64_t best = 0, least = INT64_MAX;
-  for (int64_t n = most_warps / n_warps; n >= 1; n--) {
-    const int64_t blocks = (n_groups + n - 1) / n, most = (blocks + n_multiprocessors - 1) / n_multiprocessors * n;
-    if (most < least) least = most, best = n;
-  }
-  return (int)best;
-}
-
-static kr_gemm_m16_params describe_lanes(const krait_ctx *ctx, const kr_gemm_params *p, int splits, int fours) {
-  const int64_t groups = (int64_t)gemm_ceil_div(p->N, KR_FEW_GROUP * fours) * p->P;
-  return (kr_gemm_m16_params){.A = p->A.data,
-                       .B = p->B.data,
-                       .B2 = p->B2.data,
-                       .out = p->out.data,
-                       .A_row = p->A.row,
-                       .B_column = p->B.column,
-                       .B2_column = p->B2.column,
-                       .out_row = p->out.row,
-                       .added = is_plain_for_gemm(p) ? p->residual.data : NULL,
-                       .added_row = p->residual.row,
-                       .M = p->M,
-                       .N = p->N,
-                       .K = p->K,
-                       .P = p->P,
-                       .n_splits = splits,
-                       .n_groups = kr_groups_of_block(ctx, groups, splits, KR_FEW_MOST_WARPS),
-                       .n_fours = fours,
-                       .activation = p->activation,
-                       .is_plain = is_plain_for_gemm(p),
-                       .scale = p->scale,
-                       .out_dtype = p->out.dtype,
-                       .params = *p};
-}
-
-/* How warps share K: one run of 256 k each for up to five runs, else two, more if warps run out. */
-static kr_gemm_m16_params plan_lanes(const krait_ctx *ctx, const kr_gemm_params *p) {
-  const int runs = gemm_ceil_div(p->K, KR_FEW_RUN), units = p->B2.data || p->A.dtype == KRAIT_F32 ? 1 : 2,
-            most = KR_FEW_MOST_WARPS;
-  int splits = runs <= 5 && gemm_ceil_div(p->N, KR_FEW_GROUP) < MANY_GROUPS ? runs : gemm_ceil_div(runs, units);
-  if (splits > most) splits = gemm_ceil_div(splits, gemm_ceil_div(splits, most));
-  return describe_lanes(ctx, p, splits, 1);
-}
-
-static int32_t launch_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_m16_params *f,
-                            const kr_kernel *kernels, uint64_t tier) {
-  const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(f->N, KR_FEW_GROUP * f->n_fours * f->n_groups),
-                        .y = (uint32_t)f->P,
-                        .block = (uint32_t)(32 * f->n_splits * f->n_groups),
-                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
-                        .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, &kernels[f->params.B.dtype], &grid, f, sizeof *f);
-}
-
-#define FEW(name) {{"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-#define LANES(name) {{"gemm_few_f32", name}, {"gemm_few_f16", name}, {"gemm_few_bf16", name}}
-/* Measured on an H200: columns from which a warp takes eight; weights from which the norm of two rows is not fused. */
-enum { FEWEST_WIDE = 4096, MANY_WEIGHTS = 1 << 23 };
-
-/* One row, with that many runs of K per warp. */
-static int is_at_once_by(const kr_gemm_params *p, int runs) {
-  return p->M == 1 && gemm_ceil_div(p->K, KR_FEW_RUN) <= runs * KR_FEW_MOST_WARPS;
-}
-static int is_at_once(const kr_gemm_params *p) { return is_at_once_by(p, 1); }
-
-const char *kr_gemm_normed_refuse(const krait_ctx *ctx, const kr_gemm_args *a, int with_conv) {
-  const char *why = a->M > KR_FEW_LANES_ROWS ? "more than two rows" : kr_gemm_m16_refuse(ctx, a);
-  if (why) return why;
-  const kr_gemm_params p = kr_gemm_describe(a);
-  const int is_large = (double)p.N * p.K >= MANY_WEIGHTS;
-  if (gemm_ceil_div(p.N, KR_FEW_GROUP) >= MANY_GROUPS) return "more columns than the row may be normed for";
-  if (is_large && p.M > 1) return "2^23 weights or more for two rows";
-  if (p.M == 1 && !is_at_once_by(&p, 2)) return "more than 5120 inputs";
-  if (p.N >= FEWEST_WIDE && is_large && !is_at_once(&p)) return "more than 2560 inputs of 4096 columns or more";
-  if (p.B2.data && (p.M > 1 || p.K > KR_FEW_GATED_WARPS * KR_FEW_RUN))
-    return "a gate of two rows, or of more than 2048 inputs";
-  return with_conv && !is_plain_for_gemm(&p) ? "a convolution behind a bias, or columns that are not aligned fours"
-                                             : NULL;
-}
-
-int32_t kr_gemm_normed(const krait_ctx *ctx, const kr_gemm_args *a, const kr_normed *norm, int is_gate,
-                       const kr_conv_step *conv, uint64_t tier) {
-  static const kr_kernel add[KR_FEW_LANES_ROWS][3] = {LANES("kr_norm_gemm_one"), LANES("kr_norm_gemm_two")},
-                         wide[3] = LANES("kr_norm_gemm_one_wide"),
-                         gate[KR_FEW_LANES_ROWS][3] = {LANES("kr_gate_gemm_one"), LANES("kr_gate_gemm_two")},
-                         deep[2][3] = {LANES("kr_norm_gemm_one_deep"), LANES("kr_gate_gemm_one_deep")},
-                         gated[3] = LANES("kr_norm_gemm_one_gated");
-  const kr_gemm_params p = kr_gemm_describe(a);
-  const int runs = gemm_ceil_div(p.K, KR_FEW_RUN),
-            is_wide = !is_gate && !p.B2.data && is_at_once(&p) && p.N >= FEWEST_WIDE,
-            splits = gemm_ceil_div(runs, gemm_ceil_div(runs, KR_FEW_MOST_WARPS));
-  kr_gemm_m16_params f = describe_lanes(ctx, &p, splits, is_wide ? 2 : 1);
-  f.norm = *norm, f.conv = *conv;
-  f.state_ahead = (a->call.flags & KR_CALL_STATE_PDL) != 0;
-  if (norm->other == a->A.data && norm->other_is_float && a->Bmat.dtype != KRAIT_F32) f.A = NULL; /* a float32 row */
-  if (p.B2.data) f.n_groups = kr_groups_of_block(ctx, gemm_ceil_div(p.N, KR_FEW_GROUP), splits, KR_FEW_GATED_WARPS);
-  if (p.B2.data) return launch_lanes(ctx, a, &f, gated, tier);
-  if (p.M == 1 && !is_at_once(&p)) return launch_lanes(ctx, a, &f, deep[is_gate], tier);
-  return launch_lanes(ctx, a, &f, is_wide ? wide : is_gate ? gate[p.M - 1] : add[p.M - 1], tier);
-}
-
-/* One row, or two without a norm. Heads, which have very many columns, and gated products of one row keep all of K in
- * flight at once. */
-static int32_t run_lanes(const krait_ctx *ctx, const kr_gemm_args *a, const kr_gemm_params *p, uint64_t tier) {
-  static const kr_kernel once[2][3] = {LANES("kr_gemm_one_wide"), LANES("kr_gemm_one_gated_once")},
-                         lanes[2][KR_FEW_LANES_ROWS][3] = {{LANES("kr_gemm_one"), LANES("kr_gemm_two")},
-                                                           {LANES("kr_gemm_one_gated"), LANES("kr_gemm_two_gated")}};
-  const int gated = p->B2.data != NULL,
-            is_once = is_at_once(p) && (gated || gemm_ceil_div(p->N, KR_FEW_GROUP) >= MANY_GROUPS);
-  const kr_gemm_m16_params f =
-      is_once ? describe_lanes(ctx, p, gemm_ceil_div(p->K, KR_FEW_RUN), gated ? 1 : 2) : plan_lanes(ctx, p);
-  return launch_lanes(ctx, a, &f, is_once ? once[gated] : lanes[gated][p->M - 1], tier);
-}
-
-static int32_t run_m16(const krait_ctx *ctx, const kr_gemm_args *a, uint64_t tier) {
-  static const kr_kernel kernels[2][2][2] = {{FEW("kr_gemm_m16_8"), FEW("kr_gemm_m16_16")},
-                                             {FEW("kr_gemm_m16_8_gated"), FEW("kr_gemm_m16_16_gated")}};
-  if (a->M == 0) return KRAIT_OK;
-  const kr_gemm_params p = kr_gemm_describe(a);
-  if (p.M <= KR_FEW_LANES_ROWS) return run_lanes(ctx, a, &p, tier);
-  const kr_grid grid = {.x = (uint32_t)gemm_ceil_div(p.N, KR_FEW_COLUMNS),
-                  .y = (uint32_t)p.P,
-                  .block = KR_FEW_THREADS,
-                  .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
-                  .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, &kernels[p.B2.data != NULL][p.M > 8][a->A.dtype == KRAIT_BF16], &grid, &p,
-                        sizeof p);
-}
-
-int32_t kr_gemm_m16(const krait_ctx *ctx, const void *args) { return run_m16(ctx, args, KRAIT_CAP_CUDA_AMPERE); }
-
-const char *kr_gemm_m16_turing_refuse(const krait_ctx *ctx, const void *args) {
-  const char *why = kr_turing_refuse(((const kr_gemm_args *)args)->A.dtype);
-  return why ? why : kr_gemm_m16_refuse(ctx, args);
-}
-int32_t kr_gemm_m16_turing(const krait_ctx *ctx, const void *args) { return run_m16(ctx, args, KRAIT_CAP_CUDA_TURING); }
 
 /* ---- hopper ------------------------------------------------------------------------------------------------------ */
 
@@ -627,10 +438,11 @@ static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t c
                          .n_along = (int32_t)along,
                          .n_across = (int32_t)across,
                          .P = (int32_t)P,
-                         .packs = m->packs};
+                         .packs = m->packs,
+                         .n_parts = m->dtype == KRAIT_BF16 ? 1 : KR_N_HALVES};
 }
 static uint64_t split_bytes(const kr_split_params *s) {
-  return kr_scratch_round((uint64_t)KR_N_HALVES * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
+  return kr_scratch_round((uint64_t)s->n_parts * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
 }
 
 /* Both factors' parts; where K lies across their rows, each column's largest number is found first, by runs of rows:
@@ -680,7 +492,9 @@ static int32_t blocks_of_split(const kr_split_factor *f, int finds_largest) {
 }
 
 static int32_t launch_splits(const krait_ctx *ctx, uint64_t tier, kr_split_factors *f, const kr_call *call) {
-  static const kr_kernel kernels[2] = {{"gemm_split", "kr_gemm_split"}, {"gemm_split", "kr_gemm_split_largest"}};
+  static const kr_kernel kernels[2][2] = {
+      {{"gemm_split", "kr_gemm_split"}, {"gemm_split", "kr_gemm_split_largest"}},
+      {{"gemm_split_bf16", "kr_gemm_split"}, {"gemm_split_bf16", "kr_gemm_split_largest"}}};
   const int takes_pdl = tier == KRAIT_CAP_CUDA_HOPPER; /* others start behind their predecessor */
   int is_pdl = takes_pdl && (call->flags & KR_CALL_PDL) != 0;
   for (int largest = 1; largest >= 0; largest--) {
@@ -690,7 +504,7 @@ static int32_t launch_splits(const krait_ctx *ctx, uint64_t tier, kr_split_facto
                           .is_pdl = is_pdl,
                           .stream = call->stream};
     if (!grid.x) continue;
-    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernels[largest], &grid, f, sizeof *f));
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernels[f->of[0].split.n_parts == 1][largest], &grid, f, sizeof *f));
     is_pdl = takes_pdl;
   }
   return KRAIT_OK;
@@ -772,7 +586,7 @@ int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
   return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[is_active][order], &grid, &h, &h.params);
 }
 
-/* ---- ampere, the same in two float16 parts ----------------------------------------------------------------------- */
+/* ---- ampere and turing, the same; turing, bfloat16 factors as one part ------------------------------------------- */
 
 /* Returns columns of a tile. */
 static int plan_ampere_halves(const krait_ctx *ctx, kr_gemm_params *p) {
@@ -780,32 +594,61 @@ static int plan_ampere_halves(const krait_ctx *ctx, kr_gemm_params *p) {
   return choose_tiles(ctx, p, p->B2.data ? gated : tiles, KR_AMPERE_K_BYTES / 2);
 }
 
-static uint32_t ampere_halves_bytes(int bn) {
-  return KR_N_HALVES * KR_AMPERE_SHARED_BYTES(bn, KR_AMPERE_HALVES_STAGES);
+/* Tiles of 128 columns; gated ones of 64 of each factor. */
+static int plan_turing_halves(const krait_ctx *ctx, kr_gemm_params *p) {
+  static const tile_cost tiles[] = {{128, 1, 3, 4}, {0}};
+  return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 2);
 }
 
+static uint32_t halves_bytes(int bn) { return KR_N_HALVES * KR_AMPERE_SHARED_BYTES(bn, KR_AMPERE_HALVES_STAGES); }
+
 /* Three products of float16 for one: worth it where tensor cores are several times as fast as multiply-adds also for
- * float32 sums, as on the data-centre GPUs (8.0, 9.0, 10.x). On others float16's rate is two to four times that of
- * multiply-adds. */
-const char *kr_gemm_ampere_halves_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_gemm_args *a = args;
-  const kr_device_info *info = kr_cuda_info(ctx->cuda);
-  if (info->major * 10 + info->minor != 80 && info->major != 9 && info->major != 10)
-    return "tensor cores are not several times as fast as multiply-adds on this GPU";
-  const char *why = refuse_floats(ctx, a);
-  if (why) return why;
+ * float32 sums, as on the data-centre GPUs (8.0, 9.0, 10.x) and, of 7.5, those that have any: the GTX 16 series and its
+ * relatives have none. On others float16's rate is two to four times that of multiply-adds. */
+static const char *refuse_slow_tensor_cores(const kr_device_info *info) {
+  const int capability = info->major * 10 + info->minor;
+  if (capability == 75) return kr_turing_refuse_device(info);
+  return capability == 80 || info->major == 9 || info->major == 10
+             ? NULL
+             : "tensor cores are not several times as fast as multiply-adds on this GPU";
+}
+
+/* Calls whose scaled factors are made first. */
+static const char *refuse_scaled(const krait_ctx *ctx, const kr_gemm_args *a, int32_t dtype, uint32_t shared_bytes) {
   const kr_gemm_params p = kr_gemm_describe(a);
+  const kr_device_info *info = kr_cuda_info(ctx->cuda);
   const double stages = (double)gemm_ceil_div(a->M, 128) * gemm_ceil_div(a->N, 128) * gemm_ceil_div(a->K, 64) * p.P;
-  if (p.B2.data && p.B2.dtype != KRAIT_F32) return "B2 must be float32 too";
+  if (p.B2.data && p.B2.dtype != dtype) return "B2 of another type than Bmat";
   if (!lies_along(&p.A) || !lies_along(&p.B) || !lies_along(&p.B2)) return "neither rows nor columns are contiguous";
-  if (info->shared_bytes < ampere_halves_bytes(p.B2.data ? 256 : 128)) return "too little shared memory";
+  if (info->shared_bytes < shared_bytes) return "too little shared memory";
   if (stages < info->n_multiprocessors) return "too small to split its factors first";
   return (double)(a->M > a->N ? a->M : a->N) * (double)p.P < 1e8 ? NULL : "too large for 32-bit numbers of blocks";
 }
 
+const char *kr_gemm_ampere_halves_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_gemm_args *a = args;
+  const char *why = refuse_slow_tensor_cores(kr_cuda_info(ctx->cuda));
+  if (!why) why = refuse_floats(ctx, a);
+  return why ? why : refuse_scaled(ctx, a, KRAIT_F32, halves_bytes(kr_has(&a->B2) ? 256 : 128));
+}
+
+const char *kr_gemm_turing_halves_refuse(const krait_ctx *ctx, const void *args) {
+  const char *why = refuse_slow_tensor_cores(kr_cuda_info(ctx->cuda));
+  if (!why) why = refuse_floats(ctx, args);
+  return why ? why : refuse_scaled(ctx, args, KRAIT_F32, halves_bytes(128));
+}
+
+const char *kr_gemm_turing_scaled_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_gemm_args *a = args;
+  if (a->A.dtype != KRAIT_BF16) return "not bfloat16";
+  const char *why = kr_turing_refuse_device(kr_cuda_info(ctx->cuda));
+  if (!why) why = kr_gemm_ampere_refuse(ctx, args);
+  return why ? why : refuse_scaled(ctx, a, KRAIT_BF16, KR_AMPERE_SHARED_BYTES(256, KR_TURING_STAGES));
+}
+
 /* The factors' parts: of A, B and, in a gated product, B2, with the places from the scratch's first byte on (NULL:
  * nowhere). Returns their bytes. */
-static uint64_t place_ampere_halves(const krait_ctx *ctx, const kr_gemm_params *p, char *scratch,
+static uint64_t place_scaled(const krait_ctx *ctx, const kr_gemm_params *p, char *scratch,
                                     kr_split_factors factors[2]) {
   kr_gemm_params second = *p;
   factors[0] = describe_splits(ctx, p);
@@ -820,19 +663,34 @@ uint64_t kr_gemm_ampere_halves_scratch(const krait_ctx *ctx, const void *args) {
   kr_gemm_params p = kr_gemm_describe(args);
   kr_split_factors factors[2];
   plan_ampere_halves(ctx, &p);
-  return gemm_partial_bytes(&p) + place_ampere_halves(ctx, &p, NULL, factors);
+  return gemm_partial_bytes(&p) + place_scaled(ctx, &p, NULL, factors);
 }
 
-/* Gives a product the parts of its factors. */
-static int32_t split_for_ampere(const krait_ctx *ctx, const kr_call *call, kr_split_factors f[2],
-                                kr_gemm_halves_params *h) {
-  const kr_gemm_params *p = &h->params;
+uint64_t kr_gemm_turing_halves_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_params p = kr_gemm_describe(args);
+  kr_split_factors factors[2];
+  plan_turing_halves(ctx, &p);
+  return gemm_partial_bytes(&p) + place_scaled(ctx, &p, NULL, factors);
+}
+
+uint64_t kr_gemm_turing_scaled_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_params p = kr_gemm_describe(args);
+  kr_split_factors factors[2];
+  plan_halves(ctx, &p);
+  return gemm_partial_bytes(&p) + place_scaled(ctx, &p, NULL, factors);
+}
+
+/* Gives a product the parts of its factors, in the scratch's first bytes, from which partial sums then begin. */
+static int32_t give_scaled(const krait_ctx *ctx, const kr_call *call, kr_gemm_halves_params *h, uint64_t tier) {
+  kr_gemm_params *const p = &h->params;
+  kr_split_factors f[2];
+  p->partial = (float *)((char *)call->scratch + place_scaled(ctx, p, call->scratch, f));
   h->A = gemm_parts_of(&f[0].of[0].split, &p->A), h->unscale_m = f[0].of[0].split.unscale;
   h->B = gemm_parts_of(&f[0].of[1].split, &p->B), h->unscale_n = f[0].of[1].split.unscale;
-  KR_TRY(launch_splits(ctx, KRAIT_CAP_CUDA_AMPERE, &f[0], call));
+  KR_TRY(launch_splits(ctx, tier, &f[0], call));
   if (!p->B2.data) return KRAIT_OK;
   h->B2 = gemm_parts_of(&f[1].of[1].split, &p->B2), h->unscale_n2 = f[1].of[1].split.unscale;
-  return launch_splits(ctx, KRAIT_CAP_CUDA_AMPERE, &f[1], call);
+  return launch_splits(ctx, tier, &f[1], call);
 }
 
 int32_t kr_gemm_ampere_halves(const krait_ctx *ctx, const void *args) {
@@ -842,15 +700,33 @@ int32_t kr_gemm_ampere_halves(const krait_ctx *ctx, const void *args) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_halves_params h = {.params = kr_gemm_describe(a)};
   kr_gemm_params *const p = &h.params;
-  kr_split_factors factors[2];
   const int bn = plan_ampere_halves(ctx, p), order = kr_gemm_order_of(p);
-  p->partial = (float *)((char *)a->call.scratch + place_ampere_halves(ctx, p, a->call.scratch, factors));
-  KR_TRY(split_for_ampere(ctx, &a->call, factors, &h));
-  const kr_grid grid = {.x = (uint32_t)(p->n_m * p->n_n * p->P * p->n_splits),
-                        .block = (uint32_t)bn,
-                        .shared_bytes = ampere_halves_bytes(bn),
-                        .stream = a->call.stream};
+  KR_TRY(give_scaled(ctx, &a->call, &h, KRAIT_CAP_CUDA_AMPERE));
+  const kr_grid grid = mma_grid(a, p, bn, KR_N_HALVES * KR_AMPERE_HALVES_STAGES);
   return launch_all(ctx, KRAIT_CAP_CUDA_AMPERE, p->B2.data ? &gated : &plain[order], &grid, &h, p);
+}
+
+int32_t kr_gemm_turing_halves(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel plain[KR_GEMM_ORDERS] = BY_ORDER("turing", "halves", "", "kr_gemm_ampere_128"),
+                         gated = {"gemm_turing_halves_kk", "kr_gemm_ampere_gated"};
+  const kr_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_halves_params h = {.params = kr_gemm_describe(a)};
+  kr_gemm_params *const p = &h.params;
+  const int bn = plan_turing_halves(ctx, p), order = kr_gemm_order_of(p);
+  KR_TRY(give_scaled(ctx, &a->call, &h, KRAIT_CAP_CUDA_TURING));
+  kr_grid grid = mma_grid(a, p, bn, KR_N_HALVES * KR_TURING_STAGES);
+  grid.block = 2 * (uint32_t)bn;
+  return launch_all(ctx, KRAIT_CAP_CUDA_TURING, p->B2.data ? &gated : &plain[order], &grid, &h, p);
+}
+
+int32_t kr_gemm_turing_scaled(const krait_ctx *ctx, const void *args) {
+  const kr_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_halves_params h = {.params = kr_gemm_describe(a)};
+  const int bn = plan_halves(ctx, &h.params);
+  KR_TRY(give_scaled(ctx, &a->call, &h, KRAIT_CAP_CUDA_TURING));
+  return launch_turing(ctx, a, &h, bn);
 }
 
 /* ---- some rows --------------------------------------------------------------------------------------------------- */
@@ -864,7 +740,7 @@ enum { LEAST_SOME_K = 512, SPLIT_COST = 4 };
 
 /* No epilogue, and stores in whole runs of eight columns. */
 static int is_bare(const kr_gemm_params *p) {
-  return is_plain_for_gemm(p) && !p->residual.data && p->N % 8 == 0 && p->scale == 1 && p->activation == KRAIT_ACT_NONE;
+  return kr_gemm_is_bare_sum(p) && !p->residual.data && p->N % 8 == 0 && p->scale == 1 && p->activation == KRAIT_ACT_NONE;
 }
 
 /* A block's reads, in columns and boxes of 64 k, as measured on an H200; 0: the shape does not fit. Clusters with one

@@ -50,15 +50,15 @@ enum { KR_N_HALVES = 2, KR_HOPPER_HALVES_BN = 128, KR_HOPPER_HALVES_STAGES = 3 }
 #define KR_HOPPER_HALVES_SHARED_BYTES \
   (KR_HOPPER_HALVES_STAGES * KR_N_HALVES * (KR_HOPPER_BM + KR_HOPPER_HALVES_BN) * 128 + KR_HOPPER_SLACK_BYTES)
 
-/* A float32 matrix becomes two float16 ones: batch p of part i is batch i P + p of `to`, with the same contiguous
- * dimension, rows (across) of `line` elements. */
+/* A float32 matrix becomes two float16 ones, a bfloat16 one a single one: batch p of part i is batch i P + p of `to`,
+ * with the same contiguous dimension, rows (across) of `line` elements. */
 typedef struct kr_split_params {
-  const float *from;
+  const void *from;
   uint16_t *to;
   int64_t from_across, from_along, from_batch; /* strides in elements */
   int64_t line;                                /* a multiple of eight */
   float *unscale;                              /* one over the scales, batch after batch */
-  int32_t n_along, n_across, P, packs;
+  int32_t n_along, n_across, P, packs, n_parts, none;
 } kr_split_params;
 
 /* Tiles of 128 x BN by BN threads; a stage is 64 bytes of K. */

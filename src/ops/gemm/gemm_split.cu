@@ -1,6 +1,6 @@
 /* gemm_split.cu: float32 matrices as sums of two float16 ones, for gemm_hopper.cu and gemm_ampere.cu: parts of 11 bits,
  * the second 2^11 times too large, of a line scaled by a power of two that brings its largest number to 2^14 to 2^15.
- * Both factors of a product in one launch:
+ * bfloat16 ones (KR_BF16), whose eight bits fit in one part, become one float16 matrix, scaled alike. Both factors of a product in one launch:
  *   kr_gemm_split          some warps split a line; or, where K lies across lines and the scale is that of a column, a
  *                          lane splits four columns of a run of lines
  *   kr_gemm_split_largest  before: the largest number in each column of such a run */
@@ -9,17 +9,30 @@
 #include "overlap.cuh"
 
 enum { WARPS = KR_SPLIT_THREADS / 32, PIECES = KR_SPLIT_PIECES };
+#ifdef KR_BF16
+enum { TYPE = KRAIT_BF16 };
+typedef uint16_t element;
+#else
+enum { TYPE = KRAIT_F32 };
+typedef float element;
+#endif
 
 /* Eight numbers of a line of n, zeros beyond its end. */
-KR_DEV void read_line(const kr_split_params &p, const float *from, int at, int n, float (&x)[8]) {
+KR_DEV void read_line(const kr_split_params &p, const element *from, int at, int n, float (&x)[8]) {
   const int left = n - at;
   if (p.packs && left >= 8) {
+#ifdef KR_BF16
+    const kr_raw16 raw = *(const kr_raw16 *)(from + at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = kr_unpack(raw.w[i / 2], i % 2, TYPE);
+#else
     const kr_float4 low = *(const kr_float4 *)(from + at), high = *(const kr_float4 *)(from + at + 4);
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = i < 4 ? low.v[i & 3] : high.v[i & 3];
+#endif
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = i < left ? from[at + i] : 0.0f;
+    for (int i = 0; i < 8; i++) x[i] = i < left ? kr_load(from, at + i, TYPE) : 0.0f;
   }
 }
 
@@ -34,7 +47,8 @@ KR_DEV void leave_parts(const kr_split_params &p, uint16_t *to, const float (&x)
   kr_raw16 high, low;
 #pragma unroll
   for (int i = 0; i < 4; i++) kr_halve(x[2 * i] * scale, x[2 * i + 1] * scale, KR_HALVES_APART, high.w[i], low.w[i]);
-  *(kr_raw16 *)to = high, *(kr_raw16 *)(to + (int64_t)p.P * p.n_across * p.line) = low;
+  *(kr_raw16 *)to = high;
+  if (TYPE == KRAIT_F32) *(kr_raw16 *)(to + (int64_t)p.P * p.n_across * p.line) = low;
 }
 
 /* Lines of a factor: a lane keeps its first PIECES times eight numbers of a line, of longer ones it reads the others
@@ -45,7 +59,7 @@ KR_DEV void split_lines(const kr_split_factor &f, int block) {
   const int width = 32 << f.log_warps, lane = kr_thread() & (width - 1), step = 8 * width;
   const int64_t row = (int64_t)block * (KR_SPLIT_THREADS / width) + kr_thread() / width, batch = row / p.n_across,
                 across = row - batch * p.n_across, n_rows = (int64_t)p.P * p.n_across;
-  const float *const from = p.from + batch * p.from_batch + across * p.from_across;
+  const element *const from = (const element *)p.from + batch * p.from_batch + across * p.from_across;
   const int n = row < n_rows ? p.n_along : 0;
   uint32_t largest = 0; /* bits of the magnitude, which compare like the numbers */
   float x[PIECES][8], rest[8];
@@ -100,15 +114,21 @@ KR_DEV strip strip_of(const kr_split_factor &a, int block) {
 }
 
 KR_DEV void read_four(const kr_split_params &p, const strip &s, int line, float (&x)[4]) {
-  const float *from = p.from + s.batch * p.from_batch + line * p.from_across + s.column;
+  const element *from = (const element *)p.from + s.batch * p.from_batch + line * p.from_across + s.column;
   const int left = line < s.end ? p.n_along - s.column : 0;
   if (p.packs && left >= 4) {
+#ifdef KR_BF16
+    const uint64_t pairs = *(const uint64_t *)from;
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = kr_unpack((uint32_t)(pairs >> i / 2 * 32), i % 2, TYPE);
+#else
     const kr_float4 v = *(const kr_float4 *)from;
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = v.v[i];
+#endif
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = i < left ? from[i] : 0.0f;
+    for (int i = 0; i < 4; i++) x[i] = i < left ? kr_load(from, i, TYPE) : 0.0f;
   }
 }
 
@@ -143,7 +163,8 @@ KR_DEV void leave_four(const kr_split_params &p, const strip &s, int line, const
     kr_halve(x[2 * i] * scale.v[2 * i], x[2 * i + 1] * scale.v[2 * i + 1], KR_HALVES_APART, high[i], low[i]);
   uint16_t *const to = p.to + (s.batch * p.n_across + line) * p.line + s.column;
   *(uint64_t *)to = (uint64_t)high[1] << 32 | high[0];
-  *(uint64_t *)(to + (int64_t)p.P * p.n_across * p.line) = (uint64_t)low[1] << 32 | low[0];
+  if (TYPE == KRAIT_F32)
+    *(uint64_t *)(to + (int64_t)p.P * p.n_across * p.line) = (uint64_t)low[1] << 32 | low[0];
 }
 
 KR_DEV void split_across(const kr_split_factor &a, int block) {
