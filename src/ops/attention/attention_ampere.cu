@@ -84,12 +84,12 @@ KR_DEV float unscale_values(const call &c, const block &at) {
   return (void)c, (void)at, 1.0f;
 }
 
-template <int D, int M, int N>
+template <int D, int M, int N, int ANY>
 KR_DEV void finish(const call &c, const block &at, float scale, const float (&most)[M][2],
                    const float (&sum)[M][2], const float (&o)[M][D / 8][4]) {
   const kr_attention_params &p = params_of(c);
-  const float of_values = unscale_values(c, at);
-  const int32_t dtype = KR_IS_TURING ? p.out.dtype : DTYPE;
+  const float of_values = ANY ? 1.0f : unscale_values(c, at);
+  const int32_t dtype = KR_IS_TURING && !ANY ? p.out.dtype : DTYPE;
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -168,7 +168,7 @@ KR_DEV void run(const call &c) {
     if (n > first) end_rows<D, N, 1>(keys, p, k0, p.k, at, (n - 1) * N, at.s.n_k);
     add_output<D, M, N>(o, w, lane_v);
   }
-  finish<D, M, N>(c, at, scale, most, sum, o);
+  finish<D, M, N, ANY>(c, at, scale, most, sum, o);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_ampere_64(const call p) { run<64, 0>(p); }

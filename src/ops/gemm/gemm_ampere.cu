@@ -307,25 +307,37 @@ typedef struct span {
 } span;
 
 #ifdef KR_SCALED
-/* Takes back the scales of a row and of columns. An infinite factor's parts are not a number where the other's low part
- * is 0, and scaled sums may be larger than float32's largest: what is not finite is computed again by multiply-adds. */
-template <int N>
-KR_DEV void unscale_run(const call &c, const kr_gemm_matrix &B, const float *unscale_n, int batch, int m, int n, span k,
-                        float (&v)[N]) {
-  const kr_gemm_params &p = c.params;
+/* Eight columns of a row by multiply-adds, left at `to`. */
+KR_DEV void compute_again(const kr_gemm_params &p, const kr_gemm_matrix &B, int batch, int m, int n, span k, float *to) {
   const int64_t a = batch * p.A.batch + m * p.A.row, b = batch * B.batch;
-  const float of_m = m < p.M ? c.unscale_m[(int64_t)batch * p.M + m] : 0;
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    if (n + i < p.N) v[i] *= unscale_n[(int64_t)batch * p.N + n + i];
-    v[i] *= of_m;
-    if (v[i] - v[i] == 0.0f || m >= p.M || n + i >= p.N) continue;
-    v[i] = 0.0f;
 #pragma unroll 1
-    for (int64_t t = k.begin; t < k.end; t++)
-      v[i] = kr_fma(kr_load(p.A.data, a + t * p.A.column, ORIGINAL),
-                    kr_load(B.data, b + t * B.row + (n + i) * B.column, ORIGINAL), v[i]);
+  for (int i = 0; i < 8; i++) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int64_t t = k.begin; t < k.end && n + i < p.N; t++)
+      sum = kr_fma(kr_load(p.A.data, a + t * p.A.column, ORIGINAL),
+                   kr_load(B.data, b + t * B.row + (n + i) * B.column, ORIGINAL), sum);
+    to[i] = sum;
   }
+}
+
+/* Takes back the scales of a row and of eight columns, whose sums lie at `staged`. An infinite factor's parts are not a
+ * number where the other's low part is 0, and scaled sums may be larger than float32's largest: where one is not finite
+ * all are computed again by multiply-adds. */
+KR_DEV void unscale_run(const call &c, const kr_gemm_matrix &B, const float *unscale_n, int batch, int m, int n, span k,
+                        float *staged, float (&v)[8]) {
+  const kr_gemm_params &p = c.params;
+  const float of_m = m < p.M ? c.unscale_m[(int64_t)batch * p.M + m] : 0.0f;
+  int is_finite = 1;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    v[i] = v[i] * (n + i < p.N ? unscale_n[(int64_t)batch * p.N + n + i] : 0.0f) * of_m;
+    is_finite &= v[i] - v[i] == 0.0f;
+  }
+  if (is_finite || m >= p.M) return;
+  compute_again(p, B, batch, m, n, k, staged);
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = staged[i];
 }
 #endif
 
@@ -346,15 +358,17 @@ KR_DEV void finish_rows(const call &c, const kr_column_terms<8> &terms, float *s
   kr_sync_warp();
 #pragma unroll 1
   for (int row = lane / LANES; row < 16; row += 32 / LANES) {
-    const float *from = staged + row * STAGED_ROW + lane % LANES * 8;
+    float *const from = staged + row * STAGED_ROW + lane % LANES * 8;
     float v[8], second[8];
     if (WN < 64 && lane % LANES >= WN / 8) break;
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = from[i], second[i] = GATED ? from[32 + i] : 0.0f;
 #ifdef KR_SCALED
-    if (MATRICES > 1 || c.unscale_m) unscale_run<8>(c, p.B, c.unscale_n, batch, m + row, n + lane % LANES * 8, k, v);
-    if (GATED && (MATRICES > 1 || c.unscale_m))
-      unscale_run<8>(c, p.B2, c.unscale_n2, batch, m + row, n + lane % LANES * 8, k, second);
+    if (MATRICES > 1 || c.unscale_m) {
+      const int at_m = m + row, at_n = n + lane % LANES * 8;
+      unscale_run(c, p.B, c.unscale_n, batch, at_m, at_n, k, from, v);
+      if (GATED) unscale_run(c, p.B2, c.unscale_n2, batch, at_m, at_n, k, from + 32, second);
+    }
 #endif
     if (p.n_splits > 1) kr_keep_run<8>(p, slab, m + row, n + lane % LANES * 8, v);
     else kr_finish_run<8, GATED>(p, terms, batch, m + row, n + lane % LANES * 8, v, second);
