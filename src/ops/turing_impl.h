@@ -22,4 +22,14 @@ static inline const char *kr_turing_refuse_device(const kr_device_info *info) {
   return NULL;
 }
 
+/* Where three products of float16 parts take longer than multiply-adds of float32: worth it where tensor cores are
+ * several times as fast also for float32 sums, as on the data-centre GPUs (8.0, 9.0, 10.x) and on 7.5. On others
+ * float16's rate is two to four times that of multiply-adds. */
+static inline const char *kr_turing_refuse_parts(const kr_device_info *info) {
+  const int capability = info->major * 10 + info->minor;
+  return capability == 80 || info->major == 9 || info->major == 10 ? NULL
+         : capability == 75 ? kr_turing_refuse_device(info)
+                            : "tensor cores are not several times as fast as multiply-adds on this GPU";
+}
+
 #endif

@@ -48,6 +48,8 @@ static const kr_impl impls[] = {
      kr_attention_turing_scaled_scratch},
     {"ampere_tiles_halves", KRAIT_CAP_CUDA_AMPERE, kr_attention_halves_refuse, kr_attention_halves,
      kr_attention_halves_scratch},
+    {"turing_tiles_halves", KRAIT_CAP_CUDA_TURING, kr_attention_turing_halves_refuse, kr_attention_turing_halves,
+     kr_attention_turing_halves_scratch},
     {"ampere_tiles_parts", KRAIT_CAP_CUDA_AMPERE, kr_attention_parts_refuse, kr_attention_parts,
      kr_attention_parts_scratch},
     {"base_tiles", KRAIT_CAP_CUDA_BASE, kr_attention_base_tiles_refuse, kr_attention_base_tiles,

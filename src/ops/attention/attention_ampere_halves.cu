@@ -5,7 +5,8 @@
  *                         rows of q; and in
  * kr_attention_halves_D   the values' scales are exponents of the weights: a weight is 2^(score + e - most), with the
  *                         greatest score + e of the row as `most`, and sums of weights take it times 2^-e.
- * _small: blocks of 64 rows instead of 128. A factor that is infinite gives NaN. Otherwise as attention_ampere.cu,
+ * _small: blocks of 64 rows instead of 128. In the turing tier (KR_TURING) tiles of keys and values are half as long, and
+ * wait in registers until there is room for them in shared memory. A factor that is infinite gives NaN. Otherwise as attention_ampere.cu,
  * without softcap, slopes and dropout. */
 #include "attention_halves.cuh"
 #include "attention_softmax.cuh"
@@ -159,10 +160,11 @@ KR_DEV void finish(const kr_attention_params &p, const block &at, const float (&
 template <int D, int M>
 KR_DEV void run(const kr_attention_halves_params &a) {
   const kr_attention_params &p = a.params;
-  const int N = KR_HALVES_KEYS(D), ROWS = 64 * M, TILE = 2 * N * D * 2;
+  const int N = KR_HALVES_KEYS(D, KR_IS_TURING), ROWS = 64 * M, TILE = 2 * N * D * 2;
+  const int OTHER = KR_IS_TURING ? 0 : TILE; /* buffer of keys */
   KR_DYNAMIC_SHARED(shared);
-  const uint32_t q = kr_shared_at(shared), k0 = q + 2 * ROWS * D * 2, v = k0 + 2 * TILE;
-  key_scales<N> *const scales = (key_scales<N> *)(shared + (2 * ROWS * D * 2 + 3 * TILE));
+  const uint32_t q = kr_shared_at(shared), k0 = q + 2 * ROWS * D * 2, v = k0 + OTHER + TILE;
+  key_scales<N> *const scales = (key_scales<N> *)(shared + (2 * ROWS * D * 2 + OTHER + 2 * TILE));
   const task mine = task_of(p, kr_block_x());
   block at = {sequence_of(p, mine.b), mine.tile * ROWS, mine.h, mine.h / p.heads, mine.b, 0, kr_thread() & 31};
   if (at.row >= at.s.rows_q) return;
@@ -185,7 +187,7 @@ KR_DEV void run(const kr_attention_halves_params &a) {
     copy_halves<D, N>(k0, a.of[KR_HALVES_K], key_row + n * N, at.s.n_k - n * N);
     kr_commit_copies();
     read_scales<N>(scales[0], a, key_row + n * N, at.s.n_k - n * N);
-    int32_t *const up = (int32_t *)(shared + (2 * ROWS * D * 2 + 2 * TILE)); /* where values will be */
+    int32_t *const up = (int32_t *)(shared + (2 * ROWS * D * 2 + OTHER + TILE)); /* where values will be */
     halve_own<D, ROWS>(shared, up, p.q, query_at(p.q, at.s, at.h, at.row), p.D, at.s.n_q - at.row, 126);
     kr_sync();
 #pragma unroll
@@ -196,29 +198,36 @@ KR_DEV void run(const kr_attention_halves_params &a) {
   }
   for (; n >= first; n--, buffer ^= 1) {
     float s[M][N / 8][4];
+    halves_copier<D, N> values, keys;
+    const uint32_t next = k0 + (buffer ^ 1) * OTHER;
+    const int64_t next_row = key_row + (n - 1) * N;
+    const int n_next = n > first ? at.s.n_k - (n - 1) * N : 0;
     kr_copied<0>();
     kr_sync();
-    copy_halves<D, N>(v, a.of[KR_HALVES_V], key_row + n * N, at.s.n_k - n * N);
+    values.begin(values, v, a.of[KR_HALVES_V], key_row + n * N, at.s.n_k - n * N);
     kr_commit_copies();
-    if (n > first) {
-      copy_halves<D, N>(k0 + (buffer ^ 1) * TILE, a.of[KR_HALVES_K], key_row + (n - 1) * N, at.s.n_k - (n - 1) * N);
-      read_scales<N>(scales[buffer ^ 1], a, key_row + (n - 1) * N, at.s.n_k - (n - 1) * N);
-    }
+    if (!KR_IS_TURING && n > first) keys.begin(keys, next, a.of[KR_HALVES_K], next_row, n_next);
+    if (n > first) read_scales<N>(scales[buffer ^ 1], a, next_row, n_next);
     kr_commit_copies();
-    make_scores_of_halves<D, M, N, ROWS>(s, lane_q, k0 + buffer * TILE + lane_k);
+    make_scores_of_halves<D, M, N, ROWS>(s, lane_q, k0 + buffer * OTHER + lane_k);
+    values.end(values, v);
+    if (KR_IS_TURING && n > first) keys.begin(keys, next, a.of[KR_HALVES_K], next_row, n_next);
     unscale<M, N>(s, scales[buffer], of_rows);
     if (n * N < all_from || n * N + N > all_to) hide<M, N>(p, at, n * N, s);
     weigh_halves<D, M, N>(s, scales[buffer], scale, most, sum, o);
     kr_copied<1>();
     kr_sync();
+    if (n > first) keys.end(keys, next);
     add_output_of_halves<D, M, N>(o, s, lane_v);
   }
   finish<D, M>(p, at, most, sum, o);
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_halves_64(const kr_attention_halves_params a) { run<64, 2>(a); }
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_halves_128(const kr_attention_halves_params a) { run<128, 2>(a); }
-KR_KERNEL void KR_BOUNDS(THREADS, 3) kr_attention_halves_64_small(const kr_attention_halves_params a) { run<64, 1>(a); }
+KR_KERNEL void KR_BOUNDS(THREADS, KR_IS_TURING ? 2 : 3) kr_attention_halves_64_small(const kr_attention_halves_params a) { run<64, 1>(a); }
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_halves_128_small(const kr_attention_halves_params a) {
   run<128, 1>(a);
 }
+#ifndef KR_TURING /* whose shared memory has no room for it */
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_halves_128(const kr_attention_halves_params a) { run<128, 2>(a); }
+#endif

@@ -294,14 +294,14 @@ static int32_t run_bwd_halves_group(const krait_ctx *ctx, const kr_attention_par
                   .shared_bytes = halves_dq_shared(wide),
                   .stream = stream};
   if (p->dq.data) {
-    KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_K, KR_HALVES_V, scratch, stream));
+    KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_K, KR_HALVES_V, scratch, stream, KRAIT_CAP_CUDA_AMPERE));
     KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &dq[wide], &grid, &h, sizeof h));
   }
   if (!p->dk.data && !p->dv.data) return KRAIT_OK;
   p->section = keys_together(ctx, p, wide ? 256 : 128); /* as of float32 in parts */
   grid.x = (uint32_t)((p->rows_k + KR_HALVES_DKV_KEYS - 1) / KR_HALVES_DKV_KEYS) * (uint32_t)(p->B * p->H / p->heads);
   grid.shared_bytes = halves_dkv_shared(wide);
-  KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_Q, KR_HALVES_DOUT, scratch, stream));
+  KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_Q, KR_HALVES_DOUT, scratch, stream, KRAIT_CAP_CUDA_AMPERE));
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &dkv[wide], &grid, &h, sizeof h);
 }
 

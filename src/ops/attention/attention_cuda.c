@@ -8,6 +8,7 @@
 #include "overlap.h"
 #include "cuda_impl.h"
 #include "op_list.h"
+#include "turing_impl.h"
 #include "status.h"
 #include "view.h"
 
@@ -228,16 +229,24 @@ int32_t kr_attention_parts(const krait_ctx *ctx, const void *args) {
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[any][wide], &grid, &p, sizeof p);
 }
 
-/* ---- ampere, float32 in float16 parts ---------------------------------------------------------------------------- */
+/* ---- ampere and turing, float32 in float16 parts ----------------------------------------------------------------- */
 
-static uint32_t halves_shared(int wide, int rows) {
-  return wide ? KR_HALVES_SHARED(rows, 128) : KR_HALVES_SHARED(rows, 64);
+static uint32_t halves_shared(int wide, int rows, int is_turing) {
+  return wide ? KR_HALVES_SHARED(rows, 128, is_turing) : KR_HALVES_SHARED(rows, 64, is_turing);
 }
 
 const char *kr_attention_halves_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
   const char *why = kr_attention_refuse_halves(&p);
-  return why ? why : kr_attention_refuse_mma(ctx, args, halves_shared(p.D > 64, 128));
+  return why ? why : kr_attention_refuse_mma(ctx, args, halves_shared(p.D > 64, 128, 0));
+}
+
+/* Three products for one, as in gemm_cuda.c: not where multiply-adds are nearly as fast. */
+const char *kr_attention_turing_halves_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_attention_params p = kr_attention_params_of(args);
+  const char *why = kr_turing_refuse_parts(kr_cuda_info(ctx->cuda));
+  if (!why) why = kr_attention_refuse_halves(&p);
+  return why ? why : kr_attention_refuse_mma(ctx, args, halves_shared(p.D > 64, p.D > 64 ? 64 : 128, 1));
 }
 
 /* Blocks of 128 rows, or 64 that are half as long, two at a time. */
@@ -248,6 +257,9 @@ static kr_halves_groups halves_groups(const krait_ctx *ctx, const kr_attention_p
 uint64_t kr_attention_halves_scratch(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
   return halves_groups(ctx, &p).bytes;
+}
+uint64_t kr_attention_turing_halves_scratch(const krait_ctx *ctx, const void *args) {
+  return kr_attention_halves_scratch(ctx, args);
 }
 
 /* Rows of a block: 64 where blocks of 128 would leave multiprocessors without work or, if they see unlike numbers of
@@ -260,32 +272,43 @@ static int rows_of_halves(const krait_ctx *ctx, const kr_attention_params *p) {
   return blocks < (is_unequal ? AT_ONCE * TURNS * n : n) ? 64 : 128;
 }
 
-static int32_t run_halves_group(const krait_ctx *ctx, const kr_attention_params *group, void *scratch, void *stream) {
-#define HALVES(name) {{"attention_ampere_halves", name "_small"}, {"attention_ampere_halves", name}}
-  static const kr_kernel kernels[2][2] = {HALVES("kr_attention_halves_64"), HALVES("kr_attention_halves_128")};
+static int32_t run_halves_group(const krait_ctx *ctx, const kr_attention_params *group, void *scratch, void *stream,
+                                uint64_t tier) {
+#define HALVES(module, name) {{module, name "_small"}, {module, name}}
+  static const kr_kernel kernels[2][2][2] = {{HALVES("attention_ampere_halves", "kr_attention_halves_64"),
+                                              HALVES("attention_ampere_halves", "kr_attention_halves_128")},
+                                             {HALVES("attention_turing_halves", "kr_attention_halves_64"),
+                                              HALVES("attention_turing_halves", "kr_attention_halves_128")}};
 #undef HALVES
   kr_attention_halves_params h = {.params = *group};
   kr_attention_params *p = &h.params;
-  const int wide = p->D > 64, rows = rows_of_halves(ctx, p);
+  const int wide = p->D > 64, is_turing = tier == KRAIT_CAP_CUDA_TURING,
+            rows = wide && is_turing ? 64 : rows_of_halves(ctx, p);
   p->n_q_tiles = (p->rows_q + rows - 1) / rows;
   p->n_units = p->n_q_tiles * p->B * p->H, p->section = kr_attention_heads_together(ctx, p);
-  KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_K, KR_HALVES_V, scratch, stream));
+  KR_TRY(kr_attention_halve(ctx, &h, KR_HALVES_K, KR_HALVES_V, scratch, stream, tier));
   const kr_grid grid = {.x = (uint32_t)p->n_units,
                         .block = KR_ATTENTION_AMPERE_THREADS,
-                        .shared_bytes = halves_shared(wide, rows),
+                        .shared_bytes = halves_shared(wide, rows, is_turing),
                         .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[wide][rows == 128], &grid, &h, sizeof h);
+  return kr_cuda_launch(ctx->cuda, tier, &kernels[is_turing][wide][rows == 128], &grid, &h, sizeof h);
 }
 
-int32_t kr_attention_halves(const krait_ctx *ctx, const void *args) {
-  const kr_attention_args *a = args;
+static int32_t run_attention_halves(const krait_ctx *ctx, const kr_attention_args *a, uint64_t tier) {
   const kr_attention_params p = kr_attention_params_of(a);
   const kr_halves_groups groups = halves_groups(ctx, &p);
   for (int32_t i = 0; i < groups.n; i++) {
     const kr_attention_params group = kr_attention_group_of(&p, &groups, i);
-    KR_TRY(run_halves_group(ctx, &group, a->call.scratch, a->call.stream));
+    KR_TRY(run_halves_group(ctx, &group, a->call.scratch, a->call.stream, tier));
   }
   return KRAIT_OK;
+}
+
+int32_t kr_attention_halves(const krait_ctx *ctx, const void *args) {
+  return run_attention_halves(ctx, args, KRAIT_CAP_CUDA_AMPERE);
+}
+int32_t kr_attention_turing_halves(const krait_ctx *ctx, const void *args) {
+  return run_attention_halves(ctx, args, KRAIT_CAP_CUDA_TURING);
 }
 
 /* ---- few rows, many keys (split over keys) ----------------------------------------------------------------------- */

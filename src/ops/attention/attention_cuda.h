@@ -44,7 +44,7 @@ kr_halves_groups kr_attention_group_halves(const krait_ctx *ctx, const kr_attent
 kr_attention_params kr_attention_group_of(const kr_attention_params *p, const kr_halves_groups *groups, int32_t i);
 /* Makes the parts of two of the tensors, and no others, in scratch. */
 int32_t kr_attention_halve(const krait_ctx *ctx, kr_attention_halves_params *h, int first, int second, void *scratch,
-                           void *stream);
+                           void *stream, uint64_t tier);
 /* Why there are none of a call's tensors, or NULL. */
 const char *kr_attention_refuse_halves(const kr_attention_params *p);
 
@@ -58,6 +58,7 @@ KR_ATTENTION_ROW(ampere)
 KR_ATTENTION_ROW(turing)
 KR_ATTENTION_ROW(turing_scaled)
 KR_ATTENTION_ROW(halves)
+KR_ATTENTION_ROW(turing_halves)
 KR_ATTENTION_ROW(parts)
 KR_ATTENTION_ROW(hopper)
 KR_ATTENTION_ROW(keys)

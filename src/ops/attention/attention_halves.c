@@ -97,9 +97,11 @@ static char *place(const kr_attention_params *p, kr_halves *to, int64_t n, char 
 }
 
 int32_t kr_attention_halve(const krait_ctx *ctx, kr_attention_halves_params *h, int first, int second, void *scratch,
-                           void *stream) {
-  static const kr_kernel kernels[2] = {{"attention_ampere_halves", "kr_attention_halve_64"},
-                                       {"attention_ampere_halves", "kr_attention_halve_128"}};
+                           void *stream, uint64_t tier) {
+  static const kr_kernel kernels[2][2] = {{{"attention_ampere_halves", "kr_attention_halve_64"},
+                                           {"attention_ampere_halves", "kr_attention_halve_128"}},
+                                          {{"attention_turing_halves", "kr_attention_halve_64"},
+                                           {"attention_turing_halves", "kr_attention_halve_128"}}};
   const kr_attention_params *p = &h->params;
   const int wide = p->D > 64, rows = wide ? KR_HALVE_ROWS(128) : KR_HALVE_ROWS(64);
   const int64_t n = first == KR_HALVES_K ? rows_of_k(p) : rows_of_q(p);
@@ -107,5 +109,5 @@ int32_t kr_attention_halve(const krait_ctx *ctx, kr_attention_halves_params *h, 
   place(p, &h->of[second], n, place(p, &h->of[first], n, scratch));
   const kr_grid grid = {
       .x = (uint32_t)(2 * divide_up(n, rows)), .block = KR_HALVE_THREADS, .stream = stream};
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels[wide], &grid, h, sizeof *h);
+  return kr_cuda_launch(ctx->cuda, tier, &kernels[tier == KRAIT_CAP_CUDA_TURING][wide], &grid, h, sizeof *h);
 }

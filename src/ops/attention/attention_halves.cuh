@@ -68,20 +68,69 @@ KR_DEV void halve_own(unsigned char *to, int32_t *up, const kr_attention_tensor 
   }
 }
 
-/* Both parts of ROWS rows from `row` on, of which `n` exist: the others are zeros. */
+/* Both parts of ROWS rows on their way to a tile. */
+template <int D, int ROWS>
+struct halves_copier {
+  typedef copier<D, ROWS> share;
+  kr_flight flights[2][share::N];
+
+  /* From `row` on, of which `n` exist: the others are zeros. */
+  KR_DEV void begin(halves_copier &c, uint32_t to, const kr_halves &of, int64_t row, int n) {
+    const int mine = kr_thread() / share::PER_ROW;
+    const uint16_t *from = of.parts + (row + mine) * D + kr_thread() % share::PER_ROW * 8;
+#pragma unroll
+    for (int part = 0; part < 2; part++, to += ROWS * D * 2, from += of.n_rows * D)
+#pragma unroll
+      for (int k = 0; k < share::N; k++) {
+        const int there = mine + k * share::STEP < n;
+        kr_begin_copy(c.flights[part][k], share::place_of(to, k), there ? from + k * share::STEP * D : of.parts, there);
+      }
+  }
+  /* Where nobody reads any more what was there before. */
+  KR_DEV void end(const halves_copier &c, uint32_t to) {
+#pragma unroll
+    for (int part = 0; part < 2; part++)
+#pragma unroll
+      for (int k = 0; k < share::N; k++)
+        kr_end_copy(c.flights[part][k], share::place_of(to, k) + part * ROWS * D * 2);
+  }
+};
+
 template <int D, int ROWS>
 KR_DEV void copy_halves(uint32_t to, const kr_halves &of, int64_t row, int n) {
-  typedef copier<D, ROWS> share;
-  const int mine = kr_thread() / share::PER_ROW;
-  const uint16_t *from = of.parts + (row + mine) * D + kr_thread() % share::PER_ROW * 8;
-#pragma unroll
-  for (int part = 0; part < 2; part++, to += ROWS * D * 2, from += of.n_rows * D)
-#pragma unroll
-    for (int k = 0; k < share::N; k++) {
-      const int there = mine + k * share::STEP < n;
-      kr_copy_some_at(share::place_of(to, k), there ? from + k * share::STEP * D : of.parts, there ? 16 : 0);
-    }
+  halves_copier<D, ROWS> c;
+  c.begin(c, to, of, row, n), c.end(c, to);
 }
+
+#ifdef KR_TURING
+/* Columns c and c + 1 of d += a b. A product of eight terms waits for the one before it that is added to the same sum,
+ * so that the first eight terms of all products come first, and low parts have sums of their own. */
+template <int M, int COLUMNS>
+KR_DEV void multiply_columns(float (&d)[M][COLUMNS][4], int c, const uint32_t (&high)[M][4],
+                             const uint32_t (&low)[M][4], const uint32_t (&b)[4], const uint32_t (&b_low)[4]) {
+  enum { SUMS = M > 1 ? 1 : 2 }; /* registers have no more room */
+  float sum[SUMS][2 * M][4] = {};
+#pragma unroll
+  for (int at = 0; at < 3 * KR_MMA_STEPS; at++) {
+    const int step = at / 3, which = at % 3;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+      const int first = i % 2 * 2;
+      float(&to)[4] = sum[which < 2 ? 0 : SUMS - 1][i];
+      if (which == 0) kr_mma_step(step, kr_f16(), to, low[i / 2], b[first], b[first + 1]);
+      if (which == 1) kr_mma_step(step, kr_f16(), to, high[i / 2], b_low[first], b_low[first + 1]);
+      if (which == 2) kr_mma_step(step, kr_f16(), to, high[i / 2], b[first], b[first + 1]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      d[i / 2][c + i % 2][k] += SUMS > 1 ? sum[0][i][k] + sum[SUMS - 1][i][k] : sum[0][i][k];
+    kr_hold(d[i / 2][c + i % 2]);
+  }
+}
+#else
 
 KR_DEV void multiply_halves(float (&d)[4], const uint32_t (&high)[4], const uint32_t (&low)[4], uint32_t high0,
                             uint32_t high1, uint32_t low0, uint32_t low1) {
@@ -93,6 +142,17 @@ KR_DEV void multiply_halves(float (&d)[4], const uint32_t (&high)[4], const uint
   for (int i = 0; i < 4; i++) d[i] += sum[i];
   kr_hold(d);
 }
+
+/* Columns c and c + 1 of d += a b. */
+template <int M, int COLUMNS>
+KR_DEV void multiply_columns(float (&d)[M][COLUMNS][4], int c, const uint32_t (&high)[M][4],
+                             const uint32_t (&low)[M][4], const uint32_t (&b)[4], const uint32_t (&b_low)[4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+    multiply_halves(d[m][c], high[m], low[m], b[0], b[1], b_low[0], b_low[1]),
+        multiply_halves(d[m][c + 1], high[m], low[m], b[2], b[3], b_low[2], b_low[3]);
+}
+#endif
 
 /* s = q k^T of the warp's 16 M rows, of the ROWS of its tile. lane_q, lane_k: addresses of the lane's ldmatrix rows. */
 template <int D, int M, int N, int ROWS>
@@ -115,10 +175,7 @@ KR_DEV void make_scores_of_halves(float (&s)[M][N / 8][4], uint32_t lane_q, uint
       uint32_t b[4], b_low[4];
       kr_load_matrices_at(b, (lane_k ^ k * 32) + j * 16 * D * 2);
       kr_load_matrices_at(b_low, (lane_k ^ k * 32) + (N + j * 16) * D * 2);
-#pragma unroll
-      for (int m = 0; m < M; m++)
-        multiply_halves(s[m][2 * j], high[m], low[m], b[0], b[1], b_low[0], b_low[1]),
-            multiply_halves(s[m][2 * j + 1], high[m], low[m], b[2], b[3], b_low[2], b_low[3]);
+      multiply_columns(s, 2 * j, high, low, b, b_low);
     }
   }
 }
@@ -140,10 +197,7 @@ KR_DEV void add_output_of_halves(float (&o)[M][D / 8][4], const float (&w)[M][N 
       kr_sync_warp(); /* or all reads would be moved here, and registers to local memory */
       kr_load_matrices_turned_at(b, (lane_v ^ j * 32) + k * 16 * D * 2);
       kr_load_matrices_turned_at(b_low, (lane_v ^ j * 32) + (N + k * 16) * D * 2);
-#pragma unroll
-      for (int m = 0; m < M; m++)
-        multiply_halves(o[m][2 * j], high[m], low[m], b[0], b[1], b_low[0], b_low[1]),
-            multiply_halves(o[m][2 * j + 1], high[m], low[m], b[2], b[3], b_low[2], b_low[3]);
+      multiply_columns(o, 2 * j, high, low, b, b_low);
     }
   }
 }

@@ -29,10 +29,11 @@ enum { KR_HALVE_THREADS = 256 };
  * and those of weights times values fit one exponent. */
 enum { KR_HALVES_MOST_UP = 64 };
 
-/* Keys of a tile; a block's rows, two tiles of keys with three numbers each, and one of values. */
-#define KR_HALVES_KEYS(D) ((D) > 64 ? 32 : 64)
-#define KR_HALVES_SHARED(ROWS, D) \
-  ((uint32_t)(4 * ((ROWS) + 3 * KR_HALVES_KEYS(D)) * (D) + 2 * 3 * 4 * KR_HALVES_KEYS(D)))
+/* Keys of a tile; a block's rows, two tiles of keys (turing: one) with three numbers each, and one of values. */
+#define KR_HALVES_KEYS(D, TURING) (((D) > 64 ? 32 : 64) >> (TURING))
+#define KR_HALVES_SHARED(ROWS, D, TURING)                                         \
+  ((uint32_t)(4 * ((ROWS) + (3 - (TURING)) * KR_HALVES_KEYS(D, TURING)) * (D) + \
+              2 * 3 * 4 * KR_HALVES_KEYS(D, TURING)))
 
 /* The gradient: a block's rows, or keys; keys of a tile, or rows of one; as many tiles of both factors as shared memory
  * holds for two blocks of a multiprocessor, each with four numbers of every key or row. */

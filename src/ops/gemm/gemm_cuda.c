@@ -602,17 +602,6 @@ static int plan_turing_halves(const krait_ctx *ctx, kr_gemm_params *p) {
 
 static uint32_t halves_bytes(int bn) { return KR_N_HALVES * KR_AMPERE_SHARED_BYTES(bn, KR_AMPERE_HALVES_STAGES); }
 
-/* Three products of float16 for one: worth it where tensor cores are several times as fast as multiply-adds also for
- * float32 sums, as on the data-centre GPUs (8.0, 9.0, 10.x) and, of 7.5, those that have any: the GTX 16 series and its
- * relatives have none. On others float16's rate is two to four times that of multiply-adds. */
-static const char *refuse_slow_tensor_cores(const kr_device_info *info) {
-  const int capability = info->major * 10 + info->minor;
-  if (capability == 75) return kr_turing_refuse_device(info);
-  return capability == 80 || info->major == 9 || info->major == 10
-             ? NULL
-             : "tensor cores are not several times as fast as multiply-adds on this GPU";
-}
-
 /* Calls whose scaled factors are made first. */
 static const char *refuse_scaled(const krait_ctx *ctx, const kr_gemm_args *a, int32_t dtype, uint32_t shared_bytes) {
   const kr_gemm_params p = kr_gemm_describe(a);
@@ -627,13 +616,13 @@ static const char *refuse_scaled(const krait_ctx *ctx, const kr_gemm_args *a, in
 
 const char *kr_gemm_ampere_halves_refuse(const krait_ctx *ctx, const void *args) {
   const kr_gemm_args *a = args;
-  const char *why = refuse_slow_tensor_cores(kr_cuda_info(ctx->cuda));
+  const char *why = kr_turing_refuse_parts(kr_cuda_info(ctx->cuda));
   if (!why) why = refuse_floats(ctx, a);
   return why ? why : refuse_scaled(ctx, a, KRAIT_F32, halves_bytes(kr_has(&a->B2) ? 256 : 128));
 }
 
 const char *kr_gemm_turing_halves_refuse(const krait_ctx *ctx, const void *args) {
-  const char *why = refuse_slow_tensor_cores(kr_cuda_info(ctx->cuda));
+  const char *why = kr_turing_refuse_parts(kr_cuda_info(ctx->cuda));
   if (!why) why = refuse_floats(ctx, args);
   return why ? why : refuse_scaled(ctx, args, KRAIT_F32, halves_bytes(128));
 }
