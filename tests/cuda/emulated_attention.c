@@ -8,6 +8,7 @@
 #include "cuda.h"
 #include "emulated_impls.h"
 #include "emulator/emulator.h"
+#include "half.h"
 #include "view.h"
 
 enum { MUCH = 232448 }; /* shared memory of compute capability 9.0 */
@@ -26,12 +27,13 @@ static krait_ctx *open_device(int capability, int shared_bytes, int n_multiproce
 
 /* A head of L rows and keys of D channels: q, k, v, dout, out, dq, dk, dv, and the rows' log-sum-exp. */
 #define HEAD_FLOATS(L, D) (8 * (L) * (D) + (L))
-static void attend(const krait_ctx *ctx, const char *name, float *c, int L, int D, uint32_t flags) {
+static void attend(const krait_ctx *ctx, const char *name, float *c, int L, int D, uint32_t flags, int has_gradient) {
 #define ROWS(i) {c + (i) * L * D, {L * D, D, D, 1}, KRAIT_F32}
 #define SIZES .B = 1, .Lq = L, .Lk = L, .H = 1, .Hk = 1, .D = D, .Dv = D, .Bk = 1
 #define INPUTS .q = ROWS(0), .k = ROWS(1), .v = ROWS(2), .out = ROWS(4), .lse = {c + 8 * L * D, {L, L, 1}, KRAIT_F32}
   run_row(ctx, "attention", name,
           &(kr_attention_args){.call = {.size = sizeof(kr_attention_args), .flags = flags}, SIZES, INPUTS});
+  if (!has_gradient) return;
   run_row(ctx, "attention_bwd", name,
           &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args), .flags = flags},
                                       SIZES,
@@ -53,8 +55,8 @@ static void widest_heads_have_room(void **state) {
   fill_random(want, N);
   memcpy(got, want, sizeof got);
   krait_ctx *ctx = open_device(61, 49152, 16);
-  attend(ctx, "ref", want, WL, WD, 0);
-  attend(ctx, "cuda_base", got, WL, WD, 0);
+  attend(ctx, "ref", want, WL, WD, 0, 1);
+  attend(ctx, "cuda_base", got, WL, WD, 0, 1);
   compare_floats("cuda_base", got, want, N, 1e-4f);
   krait_ctx_close(&ctx);
 }
@@ -64,22 +66,60 @@ static void widest_heads_have_room(void **state) {
 static void rows_of_any_size_keep_their_digits(void **state) {
   enum { AL = 150, AD = 64, N = HEAD_FLOATS(AL, AD), TENSOR = AL * AD };
   static const int powers[4][4] = {{0, -8, -3, -9}, {0, -12, -40, 1}, {-40, -39, 0, 30}, {20, -30, -60, 0}};
-  static const char *const names[] = {"ampere_tiles_halves", "ampere_tiles_parts"};
+  static const char *const names[] = {"ampere_tiles_halves", "ampere_tiles_parts", "turing_tiles_halves"};
   (void)state;
   static _Alignas(16) float want[N], got[N];
   krait_ctx *ctx = open_device(80, MUCH, 16);
   fill_random(want, N);
   for (int i = 0; i < 4 * TENSOR; i++) want[i] = ldexpf(want[i], powers[i / TENSOR][i % TENSOR / AD % 4]);
-  attend(ctx, "ref", want, AL, AD, KRAIT_ATTENTION_CAUSAL);
-  for (int k = 0; k < 2; k++) {
+  attend(ctx, "ref", want, AL, AD, KRAIT_ATTENTION_CAUSAL, 1);
+  for (int k = 0; k < 3; k++) {
+    const int has_gradient = k < 2;
     memcpy(got, want, sizeof got), memset(got + 4 * TENSOR, 0xff, 4 * TENSOR * sizeof(float));
-    attend(ctx, names[k], got, AL, AD, KRAIT_ATTENTION_CAUSAL);
-    for (int i = 4 * TENSOR; i < 8 * TENSOR; i += AD) {
+    attend(ctx, names[k], got, AL, AD, KRAIT_ATTENTION_CAUSAL, has_gradient);
+    for (int i = 4 * TENSOR; i < (has_gradient ? 8 : 5) * TENSOR; i += AD) {
       const int is_sum = i / TENSOR == 4 || i / TENSOR == 7, n = is_sum ? AD : TENSOR,
                 first = is_sum ? i : i / TENSOR * TENSOR;
       float most = 0;
       for (int j = first; j < first + n; j++) most = fmaxf(most, fabsf(want[j]));
       compare_floats(names[k], got + i, want + i, AD, 2e-6f * most);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
+/* bfloat16 as scaled float16: the sizes of q, k and v differ by 2^160 from head to head, and by 2^16 within a head. A
+ * result, of 64 numbers at most, is compared to the largest of its head. */
+static void heads_of_any_size_keep_their_digits(void **state) {
+  enum { GH = 4, GL = 150, GD = 64, TENSOR = GL * GH * GD };
+  static const int powers[3][GH] = {{-60, 60, 0, -2}, {60, -60, -3, 0}, {90, -70, 0, -100}};
+  static uint16_t in[3 * TENSOR], out[TENSOR];
+  static float want[4 * TENSOR];
+  (void)state;
+  fill_random(want, 3 * TENSOR);
+  for (int i = 0; i < 3 * TENSOR; i++) {
+    const int h = i / GD % GH, t = i % TENSOR / GD / GH, up = powers[i / TENSOR][h] - (i < 2 * TENSOR ? 0 : t % 5 * 4);
+    in[i] = kr_float_to_bf16(ldexpf(want[i], up)), want[i] = kr_bf16_to_float(in[i]);
+  }
+  krait_ctx *ctx = open_device(75, 65536, 16);
+#define TENSOR_OF(at, type) {at, {TENSOR, GH * GD, GD, 1}, type}
+#define CALL(from, to, type)                                                                                     \
+  &(kr_attention_args) {                                                                                         \
+    .call = {.size = sizeof(kr_attention_args), .flags = KRAIT_ATTENTION_CAUSAL}, .B = 1, .Lq = GL, .Lk = GL, .H = GH, \
+    .Hk = GH, .D = GD, .Dv = GD, .Bk = 1, .q = TENSOR_OF(from, type), .k = TENSOR_OF(from + TENSOR, type),          \
+    .v = TENSOR_OF(from + 2 * TENSOR, type), .out = TENSOR_OF(to, type)                                          \
+  }
+  run_row(ctx, "attention", "ref", CALL(want, want + 3 * TENSOR, KRAIT_F32));
+  run_row(ctx, "attention", "turing_tiles_scaled", CALL(in, out, KRAIT_BF16));
+#undef CALL
+#undef TENSOR_OF
+  for (int h = 0; h < GH; h++) {
+    float most = 0;
+    for (int i = 0; i < TENSOR; i++)
+      if (i / GD % GH == h) most = fmaxf(most, fabsf(want[3 * TENSOR + i]));
+    for (int i = 0; i < TENSOR; i++) {
+      const float got = kr_bf16_to_float(out[i]);
+      if (i / GD % GH == h) compare_floats("turing_tiles_scaled", &got, want + 3 * TENSOR + i, 1, 0.01f * most);
     }
   }
   krait_ctx_close(&ctx);
@@ -227,6 +267,7 @@ int main(int argc, char **argv) {
   if (!kr_cuda_built_tiers()) return 77;
   const struct CMUnitTest tests[] = {cmocka_unit_test(widest_heads_have_room),
                                      cmocka_unit_test(rows_of_any_size_keep_their_digits),
+                                     cmocka_unit_test(heads_of_any_size_keep_their_digits),
                                      cmocka_unit_test(groups_of_heads_give_the_same_bits),
                                      cmocka_unit_test(scratch_of_parts_is_bounded),
                                      cmocka_unit_test(no_number_becomes_one)};
