@@ -328,13 +328,14 @@ KR_DEV void unscale_run(const call &c, const kr_gemm_matrix &B, const float *uns
                         float *staged, float (&v)[8]) {
   const kr_gemm_params &p = c.params;
   const float of_m = m < p.M ? c.unscale_m[(int64_t)batch * p.M + m] : 0.0f;
-  int is_finite = 1;
+  unscale_n += (int64_t)batch * p.N + n;
+  float none = 0.0f; /* not a number if one is not finite */
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    v[i] = v[i] * (n + i < p.N ? unscale_n[(int64_t)batch * p.N + n + i] : 0.0f) * of_m;
-    is_finite &= v[i] - v[i] == 0.0f;
+    v[i] = v[i] * (n + i < p.N ? unscale_n[i] : 0.0f) * of_m;
+    none += v[i] - v[i];
   }
-  if (is_finite || m >= p.M) return;
+  if (none == 0.0f || m >= p.M) return;
   compute_again(p, B, batch, m, n, k, staged);
 #pragma unroll
   for (int i = 0; i < 8; i++) v[i] = staged[i];
