@@ -11,7 +11,7 @@ NAMES = {50: "Maxwell: GTX 750, GTX 850M", 52: "Maxwell: GTX 970, Titan X, Tesla
          89: "Ada: RTX 4090, L4", 90: "Hopper: H100, H200", 100: "Blackwell: B200", 103: "Blackwell: B300", 110: "Jetson Thor", 120: "Blackwell: RTX 5090", 121: "DGX Spark"}
 HOT = re.compile(r"kr_(scan_fwd_s[14]$|scan_state|scan_carry|conv_rows|conv_whole|conv_last|conv_bwd_rows|conv_bwd_whole|conv_bwd_long|state_update|norm_[12]$|norm_bwd_1$|conv_update$|gemm_hopper|gemm_ampere|gemm_m16)")
 HOT_SPILL = 32  # bytes: register-bound kernels are right at the limit; more than this is a fault
-SPILLED = {"gemm_ampere_halves": 220, "gemm_turing_halves": 56}  # by module: what was there when they were timed (sums of their own beside the result's, docs/speed/gemm.md)
+SPILLED = {"gemm_ampere_halves": 220}  # by module: what was there when they were timed (sums of their own beside the result's, docs/speed/gemm.md)
 
 KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 REGISTERS = re.compile(r"Used (\d+) registers")

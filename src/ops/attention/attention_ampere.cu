@@ -1,8 +1,8 @@
 /* attention_ampere.cu: attention on warp-level tensor cores (mma): a block of four warps takes a tile of rows and loops
  * over tiles of keys, last first. Keys are copied one tile ahead, values during the score product: asynchronously or,
  * in the turing tier, through registers, so that one buffer of keys is enough.
- * Compiled per type (KR_HALF: float16; the turing tier's takes bfloat16 as scaled float16). kr_attention_ampere_D: heads of up to D channels, all options but softcap,
- * slopes and dropout; kr_attention_ampere_D_any: those, too. */
+ * Compiled per type (KR_HALF: float16; the turing tier's takes bfloat16 as scaled float16). kr_attention_ampere_D:
+ * heads of up to D channels, all options but softcap, slopes and dropout; kr_attention_ampere_D_any: those, too. */
 #include "attention_mma.cuh"
 #include "attention_softmax.cuh"
 #ifdef KR_TURING
@@ -122,7 +122,8 @@ KR_DEV void run(const call &c) {
   block at = {sequence_of(p, mine.b), mine.tile * ROWS, mine.h, mine.h / p.heads, mine.b, 0, kr_thread() & 31};
   if (at.row >= at.s.rows_q) return;
   at.warp_row = at.row + (kr_thread() >> 5) * 16 * M;
-  const float scale = ANY ? 1.0f : p.scale * KR_LOG2E * unscale_scores(c, at), slope = ANY ? slope_of(p, at.b, at.h) : 0.0f;
+  const float scale = ANY ? 1.0f : p.scale * KR_LOG2E * unscale_scores(c, at),
+              slope = ANY ? slope_of(p, at.b, at.h) : 0.0f;
   float o[M][D / 8][4] = {}, most[M][2], sum[M][2];
 #pragma unroll
   for (int m = 0; m < M; m++)

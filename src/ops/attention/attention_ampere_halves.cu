@@ -5,9 +5,9 @@
  *                         rows of q; and in
  * kr_attention_halves_D   the values' scales are exponents of the weights: a weight is 2^(score + e - most), with the
  *                         greatest score + e of the row as `most`, and sums of weights take it times 2^-e.
- * _small: blocks of 64 rows instead of 128. In the turing tier (KR_TURING) tiles of keys and values are half as long, and
- * wait in registers until there is room for them in shared memory. A factor that is infinite gives NaN. Otherwise as attention_ampere.cu,
- * without softcap, slopes and dropout. */
+ * _small: blocks of 64 rows instead of 128. In the turing tier (KR_TURING) tiles of keys and values are half as long,
+ * and wait in registers until there is room for them in shared memory. A factor that is infinite gives NaN. Otherwise
+ * as attention_ampere.cu, without softcap, slopes and dropout. */
 #include "attention_halves.cuh"
 #include "attention_softmax.cuh"
 
@@ -224,7 +224,10 @@ KR_DEV void run(const kr_attention_halves_params &a) {
 }
 
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_halves_64(const kr_attention_halves_params a) { run<64, 2>(a); }
-KR_KERNEL void KR_BOUNDS(THREADS, KR_IS_TURING ? 2 : 3) kr_attention_halves_64_small(const kr_attention_halves_params a) { run<64, 1>(a); }
+KR_KERNEL void KR_BOUNDS(THREADS, KR_IS_TURING ? 2 : 3)
+    kr_attention_halves_64_small(const kr_attention_halves_params a) {
+  run<64, 1>(a);
+}
 KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_attention_halves_128_small(const kr_attention_halves_params a) {
   run<128, 1>(a);
 }

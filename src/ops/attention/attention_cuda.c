@@ -208,7 +208,8 @@ const char *kr_attention_parts_refuse(const krait_ctx *ctx, const void *args) {
   const kr_attention_params p = kr_attention_params_of(args);
   if (p.q.dtype != KRAIT_F32) return "not float32";
   if (p.D > 128) return "head size above 128";
-  return kr_attention_refuse_mma(ctx, args, p.D > 64 ? KR_ATTENTION_FLOATS_SHARED(128) : KR_ATTENTION_FLOATS_SHARED(64));
+  return kr_attention_refuse_mma(ctx, args,
+                                 p.D > 64 ? KR_ATTENTION_FLOATS_SHARED(128) : KR_ATTENTION_FLOATS_SHARED(64));
 }
 
 int32_t kr_attention_parts(const krait_ctx *ctx, const void *args) {

@@ -1,5 +1,5 @@
-/* attention_turing_cuda.c: attention on the turing tier's tensor cores, of float16, and of bfloat16 by float16 copies of
- * q, k and v that are scaled by powers of two, one for each head. */
+/* attention_turing_cuda.c: attention on the turing tier's tensor cores, of float16, and of bfloat16 by float16 copies
+ * of q, k and v that are scaled by powers of two, one for each head. attention_cuda.c has that of float32. */
 #include "attention_cuda.h"
 #include "attention_turing.h"
 #include "cuda_impl.h"

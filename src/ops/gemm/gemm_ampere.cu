@@ -203,9 +203,11 @@ KR_DEV void read_factors(uint32_t (&a)[4][4], uint32_t (&b)[WN / 16][4], const u
 
 #if defined(KR_PARTS) && defined(KR_TURING)
 /* d += (a's high part + its low part) (b's likewise), as below, by a stage's steps: 32 terms a sum, of which those of
- * low parts have accumulators of their own, so that eight products do not wait for each other. */
-template <int BN, int WN>
-KR_DEV void multiply_stage(float (&d)[WM / 16][WN / 8][4], const unsigned char *stage, int row, int column) {
+ * low parts have accumulators of their own, so that eight products do not wait for each other. before_last: called
+ * before the last sixteen columns. */
+template <int BN, int WN, class CALL>
+KR_DEV void multiply_stage(float (&d)[WM / 16][WN / 8][4], const unsigned char *stage, int row, int column,
+                           const CALL &before_last) {
   const unsigned char *const of_b = stage + MATRICES * BM * K_ROW_BYTES;
   uint32_t a_high[STEPS][WM / 16][4], a_low[STEPS][WM / 16][4];
 #pragma unroll
@@ -216,6 +218,7 @@ KR_DEV void multiply_stage(float (&d)[WM / 16][WN / 8][4], const unsigned char *
   }
 #pragma unroll
   for (int j = 0; j < WN / 16; j++) {
+    if (j == WN / 16 - 1) before_last();
     float high[WM / 16][2][4], low[WM / 16][2][4];
 #pragma unroll
     for (int at = 0; at < WM / 2; at++) high[at / 8][at / 4 % 2][at % 4] = low[at / 8][at / 4 % 2][at % 4] = 0.0f;
@@ -228,14 +231,16 @@ KR_DEV void multiply_stage(float (&d)[WM / 16][WN / 8][4], const unsigned char *
       for (int step = 0; step < KR_MMA_STEPS; step++) {
 #pragma unroll
         for (int at = 0; at < WM / 8; at++)
-          kr_mma_step(step, element(), low[at / 2][at % 2], a_low[s][at / 2], b_high[at % 2 * 2], b_high[at % 2 * 2 + 1]);
+          kr_mma_step(step, element(), low[at / 2][at % 2], a_low[s][at / 2], b_high[at % 2 * 2],
+                      b_high[at % 2 * 2 + 1]);
 #pragma unroll
         for (int at = 0; at < WM / 8; at++)
           kr_mma_step(step, element(), high[at / 2][at % 2], a_high[s][at / 2], b_high[at % 2 * 2],
                       b_high[at % 2 * 2 + 1]);
 #pragma unroll
         for (int at = 0; at < WM / 8; at++)
-          kr_mma_step(step, element(), low[at / 2][at % 2], a_high[s][at / 2], b_low[at % 2 * 2], b_low[at % 2 * 2 + 1]);
+          kr_mma_step(step, element(), low[at / 2][at % 2], a_high[s][at / 2], b_low[at % 2 * 2],
+                      b_low[at % 2 * 2 + 1]);
       }
     }
 #pragma unroll
@@ -308,7 +313,8 @@ typedef struct span {
 
 #ifdef KR_SCALED
 /* Eight columns of a row by multiply-adds, left at `to`. */
-KR_DEV void compute_again(const kr_gemm_params &p, const kr_gemm_matrix &B, int batch, int m, int n, span k, float *to) {
+KR_DEV void compute_again(const kr_gemm_params &p, const kr_gemm_matrix &B, int batch, int m, int n, span k,
+                          float *to) {
   const int64_t a = batch * p.A.batch + m * p.A.row, b = batch * B.batch;
 #pragma unroll 1
   for (int i = 0; i < 8; i++) {
@@ -465,8 +471,7 @@ KR_DEV void run(const call &c) {
     begin_stage(at ? at - 1 : STAGES - 1);
     if (++at == STAGES) at = 0;
 #ifdef KR_TURING
-    multiply_stage<BN, WN>(d, stage, row, column);
-    end_stage(at);
+    multiply_stage<BN, WN>(d, stage, row, column, [&]() __attribute__((always_inline)) { end_stage(at); });
 #else
 #pragma unroll
     for (int s = 0; s < STEPS; s++) multiply_parts<BN, WN>(d, stage, row, column, s);

@@ -1,5 +1,5 @@
-/* gemm_cuda.c: products on a GPU: kernel selection, tiling, split-K, tensor maps, launches. gemm_few_cuda.c has those of
- * few rows. */
+/* gemm_cuda.c: products on a GPU: kernel selection, tiling, split-K, tensor maps, launches. gemm_few_cuda.c has those
+ * of few rows. */
 #include <math.h>
 #include <string.h>
 
@@ -729,7 +729,8 @@ enum { LEAST_SOME_K = 512, SPLIT_COST = 4 };
 
 /* No epilogue, and stores in whole runs of eight columns. */
 static int is_bare(const kr_gemm_params *p) {
-  return kr_gemm_is_bare_sum(p) && !p->residual.data && p->N % 8 == 0 && p->scale == 1 && p->activation == KRAIT_ACT_NONE;
+  return kr_gemm_is_bare_sum(p) && !p->residual.data && p->N % 8 == 0 && p->scale == 1 &&
+         p->activation == KRAIT_ACT_NONE;
 }
 
 /* A block's reads, in columns and boxes of 64 k, as measured on an H200; 0: the shape does not fit. Clusters with one

@@ -1,6 +1,7 @@
 /* gemm_split.cu: float32 matrices as sums of two float16 ones, for gemm_hopper.cu and gemm_ampere.cu: parts of 11 bits,
  * the second 2^11 times too large, of a line scaled by a power of two that brings its largest number to 2^14 to 2^15.
- * bfloat16 ones (KR_BF16), whose eight bits fit in one part, become one float16 matrix, scaled alike. Both factors of a product in one launch:
+ * bfloat16 ones (KR_BF16), whose eight bits fit in one part, become one float16 matrix, scaled alike. Both factors of a
+ * product in one launch:
  *   kr_gemm_split          some warps split a line; or, where K lies across lines and the scale is that of a column, a
  *                          lane splits four columns of a run of lines
  *   kr_gemm_split_largest  before: the largest number in each column of such a run */
