@@ -84,8 +84,8 @@ KR_DEV float unscale_values(const call &c, const block &at) {
   return (void)c, (void)at, 1.0f;
 }
 
-/* A pair of results. Sums of bfloat16's copies in less code than kr_pack's: what is not a number has the bits 0x7fffffff
- * as the result of an operation, to which the addition that rounds adds nothing. */
+/* A pair of results. Those of bfloat16's copies in less code than kr_pack's: what is not a number has the bits
+ * 0x7fffffff as the result of an operation, to which the addition that rounds adds nothing. */
 template <int SCALED>
 KR_DEV uint32_t pack_results(const call &c, float low, float high) {
 #if defined(KR_TURING) && !defined(KR_EMULATE)
