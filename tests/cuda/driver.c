@@ -19,6 +19,7 @@
 #include "plan.h"
 #include "pool.h"
 #include "ptx_entry.h"
+#include "turing_impl.h"
 #include <krait/bench.h>
 
 static const char *fake_path;
@@ -162,6 +163,24 @@ static void every_failing_call_is_a_status_and_leaks_nothing(void **state) {
     }
   fail_at(0, 0);
   assert_true(n_failed > n);
+}
+
+/* GPUs of 7.5, where products by tensor cores are not worth it on those that have none. */
+static void names_tell_who_has_no_tensor_cores(void **state) {
+  static const char *const with[] = {"Tesla T4", "NVIDIA T4G", "NVIDIA GeForce RTX 2080 Ti", "Quadro RTX 5000",
+                                     "NVIDIA TITAN RTX", "NVIDIA T10"},
+                           *const without[] = {"NVIDIA GeForce GTX 1650", "GeForce GTX 1660 Ti", "NVIDIA GeForce MX450",
+                                               "NVIDIA T400 4GB", "NVIDIA T1000 8GB", "Quadro T2000"};
+  (void)state;
+  for (int i = 0; i < 6; i++) {
+    kr_device_info info = {.major = 7, .minor = 5};
+    snprintf(info.name, sizeof info.name, "%s", with[i]);
+    assert_null(kr_turing_refuse_parts(&info));
+    snprintf(info.name, sizeof info.name, "%s", without[i]);
+    assert_non_null(kr_turing_refuse_parts(&info));
+  }
+  assert_non_null(kr_turing_refuse_parts(&(kr_device_info){.name = "NVIDIA GeForce RTX 3090", .major = 8, .minor = 6}));
+  assert_null(kr_turing_refuse_parts(&(kr_device_info){.name = "NVIDIA H200", .major = 9}));
 }
 
 static void out_of_memory_reports_the_size(void **state) {
@@ -632,6 +651,7 @@ int main(int argc, char **argv) {
   *(void **)&capture_mode = kr_dlib_find(fake, "fake_cuda_capture_mode");
   const struct CMUnitTest tests[] = {cmocka_unit_test(start_up_failures_have_reasons),
                                      cmocka_unit_test(tiers_follow_device_and_driver),
+                                     cmocka_unit_test(names_tell_who_has_no_tensor_cores),
                                      cmocka_unit_test(every_failing_call_is_a_status_and_leaks_nothing),
                                      cmocka_unit_test(out_of_memory_reports_the_size),
                                      cmocka_unit_test(device_memory_is_not_the_hosts),
