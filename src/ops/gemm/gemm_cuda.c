@@ -596,21 +596,23 @@ static int plan_ampere_halves(const krait_ctx *ctx, kr_gemm_params *p) {
 
 /* Tiles of 128 columns; gated ones of 64 of each factor. */
 static int plan_turing_halves(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost tiles[] = {{128, 1, 3, 4}, {0}};
+  static const tile_cost tiles[] = {{128, 1, 5.7, 5}, {0}};
   return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 2);
 }
 
 static uint32_t halves_bytes(int bn) { return KR_N_HALVES * KR_AMPERE_SHARED_BYTES(bn, KR_AMPERE_HALVES_STAGES); }
 
-/* Calls whose scaled factors are made first. */
-static const char *refuse_scaled(const krait_ctx *ctx, const kr_gemm_args *a, int32_t dtype, uint32_t shared_bytes) {
+/* Calls whose scaled factors are made first: at least that many blocks of 128 x 128 results by 64 terms for a
+ * multiprocessor, or multiply-adds would be done before the factors are there. */
+static const char *refuse_scaled(const krait_ctx *ctx, const kr_gemm_args *a, int32_t dtype, uint32_t shared_bytes,
+                                 double least) {
   const kr_gemm_params p = kr_gemm_describe(a);
   const kr_device_info *info = kr_cuda_info(ctx->cuda);
   const double stages = (double)gemm_ceil_div(a->M, 128) * gemm_ceil_div(a->N, 128) * gemm_ceil_div(a->K, 64) * p.P;
   if (p.B2.data && p.B2.dtype != dtype) return "B2 of another type than Bmat";
   if (!lies_along(&p.A) || !lies_along(&p.B) || !lies_along(&p.B2)) return "neither rows nor columns are contiguous";
   if (info->shared_bytes < shared_bytes) return "too little shared memory";
-  if (stages < info->n_multiprocessors) return "too small to split its factors first";
+  if (stages < least * info->n_multiprocessors) return "too small to split its factors first";
   return (double)(a->M > a->N ? a->M : a->N) * (double)p.P < 1e8 ? NULL : "too large for 32-bit numbers of blocks";
 }
 
@@ -618,13 +620,13 @@ const char *kr_gemm_ampere_halves_refuse(const krait_ctx *ctx, const void *args)
   const kr_gemm_args *a = args;
   const char *why = kr_turing_refuse_parts(kr_cuda_info(ctx->cuda));
   if (!why) why = refuse_floats(ctx, a);
-  return why ? why : refuse_scaled(ctx, a, KRAIT_F32, halves_bytes(kr_has(&a->B2) ? 256 : 128));
+  return why ? why : refuse_scaled(ctx, a, KRAIT_F32, halves_bytes(kr_has(&a->B2) ? 256 : 128), 1);
 }
 
 const char *kr_gemm_turing_halves_refuse(const krait_ctx *ctx, const void *args) {
   const char *why = kr_turing_refuse_parts(kr_cuda_info(ctx->cuda));
   if (!why) why = refuse_floats(ctx, args);
-  return why ? why : refuse_scaled(ctx, args, KRAIT_F32, halves_bytes(128));
+  return why ? why : refuse_scaled(ctx, args, KRAIT_F32, halves_bytes(128), 0.5);
 }
 
 const char *kr_gemm_turing_scaled_refuse(const krait_ctx *ctx, const void *args) {
@@ -632,7 +634,7 @@ const char *kr_gemm_turing_scaled_refuse(const krait_ctx *ctx, const void *args)
   if (a->A.dtype != KRAIT_BF16) return "not bfloat16";
   const char *why = kr_turing_refuse_device(kr_cuda_info(ctx->cuda));
   if (!why) why = kr_gemm_ampere_refuse(ctx, args);
-  return why ? why : refuse_scaled(ctx, a, KRAIT_BF16, KR_AMPERE_SHARED_BYTES(256, KR_TURING_STAGES));
+  return why ? why : refuse_scaled(ctx, a, KRAIT_BF16, KR_AMPERE_SHARED_BYTES(256, KR_TURING_STAGES), 0.25);
 }
 
 /* The factors' parts: of A, B and, in a gated product, B2, with the places from the scratch's first byte on (NULL:
