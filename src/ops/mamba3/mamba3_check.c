@@ -36,10 +36,21 @@ static void choose_mamba3_eps(kr_case *c) {
   *eps = c->is_exact ? 0.5f : (float)kr_case_uniform(c, 0.05, 1);
 }
 
-static void choose_mamba3_tensors(kr_case *c) {
-  static const char *const states[] = {"initial_angles", "initial_states", "initial_B", "initial_x"};
-  const int is_packed = !(((kr_call *)c->args)->flags & KRAIT_MAMBA3_REVERSE) && kr_case_chance(c, 0.3),
-            has_states = kr_case_chance(c, 0.5);
+/* usual: a call of a model that is trained: whole sequences without states, neighbours turn, rows of at most 64
+ * channels. */
+static void choose_mamba3_tensors(kr_case *c, int usual) {
+  static const char *const states[] = {"initial_angles", "initial_states", "initial_B", "initial_x"},
+                    *const factors[] = {"norm_weight", "mimo_x", "mimo_z", "mimo_o"},
+                    *const ends[2][4] = {{"final_angles", "final_states", "final_B", "final_x"},
+                                         {"dfinal_angles", "dfinal_states", "dfinal_B", "dfinal_x"}};
+  uint32_t *const flags = &((kr_call *)c->args)->flags;
+  if (usual) {
+    *flags &= ~(uint32_t)(KRAIT_MAMBA3_HALVES | KRAIT_MAMBA3_REVERSE);
+    if (*kr_case_size(c, "P") > 64) *kr_case_size(c, "P") = 64;
+    for (int i = 0; i < 4; i++) kr_case_leave_out(c, factors[i]), kr_case_leave_out(c, ends[c->sig->forward != NULL][i]);
+  }
+  const int is_packed = !usual && !(*flags & KRAIT_MAMBA3_REVERSE) && kr_case_chance(c, 0.3),
+            has_states = !usual && kr_case_chance(c, 0.5);
   if (is_packed) {
     *kr_case_size(c, "B") = 1, *kr_case_size(c, "S") = kr_case_int(c, 1, 4);
     kr_case_give(c, "cu_seqlens");
@@ -96,7 +107,7 @@ static int32_t draw_mamba3(kr_case *c, int64_t index) {
     *kr_case_size(c, "L") = kr_case_edge(c, *kr_case_size(c, "P") * *kr_case_size(c, "N") > 4000 ? 70 : 140);
   }
   choose_mamba3_eps(c);
-  choose_mamba3_tensors(c);
+  choose_mamba3_tensors(c, !c->is_exact && index % 20 == 13);
   if (c->is_exact) stay_below_a_turn(c);
   share_mamba3_angles(c);
   kr_case_give_rest(c);

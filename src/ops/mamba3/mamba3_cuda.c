@@ -236,6 +236,7 @@ static const char *refuse_mamba3_scan(const krait_ctx *ctx, const void *args, in
 
 static uint64_t scan_scratch(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
+  if (kr_mamba3_walks(ctx, core, args)) return kr_mamba3_walk_scratch(ctx, args);
   const scan s = scan_of(core, args, kr_mamba3_nowhere());
   return s.at + core->ssd.scratch_bytes(ctx, &s.ssd);
 }
@@ -243,6 +244,7 @@ static uint64_t scan_scratch(const krait_ctx *ctx, const void *args, int which) 
 static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_args *a = args;
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
+  if (kr_mamba3_walks(ctx, core, a)) return kr_mamba3_run_walk(ctx, core, a);
   const scan s = scan_of(core, a, a->call.scratch);
   const int type = kr_mamba3_row_type(core, &s.in);
   const kr_grid chunks = kr_mamba3_grid((int64_t)s.p.n_chunks * s.p.H, s.p.B, a->call.stream),

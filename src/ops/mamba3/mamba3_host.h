@@ -31,8 +31,7 @@ kr_mamba3_params kr_mamba3_params_of(const kr_mamba3_inputs *in, int has_ends);
 int kr_mamba3_takes_vectors(const kr_view *v, int type);
 /* Takes mamba3_plain.cu or mamba3_ranks.cu, if the inputs allow it. */
 void kr_mamba3_be_plain(kr_mamba3_params *p, int type);
-/* Of a plain call's gradient: makes it direct, if the SSD takes that. (Forward calls are faster with rows of their own:
- * .354 ms where a direct one takes .398, B 8, L 2048, H 24, H200.) */
+/* Of a plain call's gradient: makes it direct, if the SSD takes that. */
 void kr_mamba3_be_direct(const kr_mamba3_core *core, kr_mamba3_params *p);
 /* A value of each token and head in scratch, (B,H,L), as (B,L,H). */
 kr_view kr_mamba3_values_of(const kr_mamba3_params *p, void *data);
@@ -47,6 +46,11 @@ kr_view kr_mamba3_rows_of(const kr_mamba3_params *p, void *data, int64_t columns
 /* The SSD of the rows, without what it writes; not to be run if there are none. */
 kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in, const kr_mamba3_params *p,
                           const kr_call *call, void *scratch);
+/* Whether a scan needs no rows: warpgroups turn keys and queries as they read B and C (mamba3_walk_cuda.c). Then its
+ * scratch, and the scan. */
+int kr_mamba3_walks(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a);
+uint64_t kr_mamba3_walk_scratch(const krait_ctx *ctx, const kr_mamba3_args *a);
+int32_t kr_mamba3_run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a);
 /* Fills the rows. */
 int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream);
 kr_grid kr_mamba3_grid(int64_t blocks, int64_t batch, void *stream);

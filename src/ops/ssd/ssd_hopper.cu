@@ -326,16 +326,8 @@ KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
   }
   return t.first;
 }
-/* ---- a consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* Stores the state as the next chunk's operand: [channel][state]. */
-KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[N / 2]) {
-#pragma unroll
-  for (int j = 0; j < N / 8; j += 2)
-    put_matrices(tiles + j / 8 * TILE, me, j & 7, pack(s[4 * j], s[4 * j + 1]), pack(s[4 * j + 2], s[4 * j + 3]),
-                 pack(s[4 * j + 4], s[4 * j + 5]), pack(s[4 * j + 6], s[4 * j + 7]));
-  kr_show_to_copies();
-}
+/* ---- a consumer warpgroup ---------------------------------------------------------------------------------------- */
 
 /* One row of a thread's two after the other: a shorter code. */
 KR_DEV void write_state(const kr_ssd_params &p, const kr_ssd_tensor &v, int b, const slot &at, const lanes &me,
@@ -357,30 +349,6 @@ KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_params &h, int64_t index, int
 KR_DEV kr_float4 *initial_at(const kr_ssd_hopper_params &h, int unit, int w) {
   return (kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS);
 }
-KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N / 2]) {
-#pragma unroll
-  for (int i = 0; i < N / 8; i++) {
-    const kr_float4 v = from[i * 128 + me.thread];
-    s[4 * i] = v.v[0], s[4 * i + 1] = v.v[1], s[4 * i + 2] = v.v[2], s[4 * i + 3] = v.v[3];
-  }
-}
-KR_DEV void write_fragments(kr_float4 *to, const lanes &me, const float (&s)[N / 2]) {
-#pragma unroll
-  for (int i = 0; i < N / 8; i++)
-    to[i * 128 + me.thread] = kr_float4{{s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]}};
-}
-
-KR_DEV void clear_state(float (&s)[N / 2]) {
-#pragma unroll
-  for (int i = 0; i < N / 2; i++) s[i] = 0;
-}
-KR_DEV int nonfinite_state(const float (&s)[N / 2]) {
-  float zero = 0;
-#pragma unroll
-  for (int i = 0; i < N / 2; i++) zero = kr_fma(s[i], 0.0f, zero);
-  return !(zero == 0);
-}
-
 /* 32 columns of P as an operand, from C B^T. MASKED: they include the warp's own tokens, or later ones. PASSED: with D
  * on the diagonal. */
 template <int HALF, int MASKED, int PASSED>
@@ -423,24 +391,6 @@ KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const head_ste
   } else {
     weigh_half<0, 0, PASSED>(cb, w, s, me, has_sequences, last_rank, D);
     weigh_half<1, 1, PASSED>(cb, w, s, me, has_sequences, last_rank, D);
-  }
-}
-
-/* (2^(a_end - a_j) d_j X)^T as an operand: a warp's 16 channels. */
-KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const head_steps &s, const lanes &me) {
-#pragma unroll
-  for (int k = 0; k < Q / 16; k++) {
-    uint32_t a[4];
-    kr_load_matrices_turned(
-        a, x + kr_swizzle<128>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.warp + (me.lane >> 3 & 1)));
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const kr_float2 left = *(const kr_float2 *)&s.left[16 * k + 8 * i + 2 * me.q];
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        w[4 * k + 2 * i + r] =
-            pack(kr_unpack(a[2 * i + r], 0, KR_DTYPE) * left.v[0], kr_unpack(a[2 * i + r], 1, KR_DTYPE) * left.v[1]);
-    }
   }
 }
 
@@ -505,14 +455,6 @@ KR_DEV void write_output(const kr_ssd_params &p, int b, const slot &at, int c, c
     write_global(to, eight[i]);
   }
   kr_sync_warp();
-}
-
-/* Decays the state; not even NaN crosses sequences (start_sum then drops the state), but it is flagged. */
-KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
-  const int spoilt = keeps == 0 && nonfinite_state(s);
-#pragma unroll
-  for (int i = 0; i < N / 2; i++) s[i] *= keeps;
-  return spoilt;
 }
 
 /* A chunk for a warpgroup without a head: only releases the shared stages. */
@@ -691,7 +633,7 @@ KR_DEV void walk_task(const kr_ssd_hopper_params &h, const task &t, const slot &
       kr_wgmma_wait<PB, 0>(y);
     }
     if (MODE == STATES) leave_state(h, t, at, chunk_at(h, t, i), me, s, state);
-    weigh_inputs(x, inputs, steps, me);
+    weigh_inputs(x, inputs, steps.left, me);
     if (MODE == ENDS) decay = steps.last != 0 ? 1.0f : decay <= 0 ? decay + steps.total : decay;
     if (MODE != OUTPUT) spoilt |= decay_state(steps.keeps, s);
     start_sum<N>(B, inputs, s, steps.keeps != 0);

@@ -120,4 +120,67 @@ KR_DEV void start_sum(uint32_t F, const uint32_t (&w)[16], float (&d)[WIDTH / 2]
   kr_wgmma_commit();
 }
 
+/* ---- a state in a warpgroup's accumulators ----------------------------------------------------------------------- */
+
+/* Stores the state as the next chunk's operand: [channel][state]. */
+KR_DEV void share_state(unsigned char *tiles, const lanes &me, const float (&s)[N / 2]) {
+#pragma unroll
+  for (int j = 0; j < N / 8; j += 2)
+    put_matrices(tiles + j / 8 * TILE, me, j & 7, pack(s[4 * j], s[4 * j + 1]), pack(s[4 * j + 2], s[4 * j + 3]),
+                 pack(s[4 * j + 4], s[4 * j + 5]), pack(s[4 * j + 6], s[4 * j + 7]));
+  kr_show_to_copies();
+}
+
+/* In fragment order: four floats per thread at a time. */
+KR_DEV void read_fragments(const kr_float4 *from, const lanes &me, float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 8; i++) {
+    const kr_float4 v = from[i * 128 + me.thread];
+    s[4 * i] = v.v[0], s[4 * i + 1] = v.v[1], s[4 * i + 2] = v.v[2], s[4 * i + 3] = v.v[3];
+  }
+}
+KR_DEV void write_fragments(kr_float4 *to, const lanes &me, const float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 8; i++)
+    to[i * 128 + me.thread] = kr_float4{{s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]}};
+}
+
+KR_DEV void clear_state(float (&s)[N / 2]) {
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) s[i] = 0;
+}
+KR_DEV int nonfinite_state(const float (&s)[N / 2]) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) zero = kr_fma(s[i], 0.0f, zero);
+  return !(zero == 0);
+}
+
+/* Decays the state; not even NaN crosses sequences (start_sum then drops the state), but it is flagged. */
+KR_DEV int decay_state(float keeps, float (&s)[N / 2]) {
+  const int spoilt = keeps == 0 && nonfinite_state(s);
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) s[i] *= keeps;
+  return spoilt;
+}
+
+/* (left X)^T as an operand: a warp's 16 channels, tokens by what is left of them at the chunk's end. */
+KR_DEV void weigh_inputs(const unsigned char *x, uint32_t (&w)[Q / 4], const float *left,
+                         const lanes &me) {
+#pragma unroll
+  for (int k = 0; k < Q / 16; k++) {
+    uint32_t a[4];
+    kr_load_matrices_turned(
+        a, x + kr_swizzle<128>(16 * k + (me.lane & 7) + (me.lane >> 4) * 8, 2 * me.warp + (me.lane >> 3 & 1)));
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const kr_float2 by = *(const kr_float2 *)&left[16 * k + 8 * i + 2 * me.q];
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        w[4 * k + 2 * i + r] =
+            pack(kr_unpack(a[2 * i + r], 0, KR_DTYPE) * by.v[0], kr_unpack(a[2 * i + r], 1, KR_DTYPE) * by.v[1]);
+    }
+  }
+}
+
 #endif

@@ -1,0 +1,258 @@
+/* mamba3_packets.cu: what mamba3_walk.cu is given of each head's chunk, and the scan of heads that it could not do.
+ *   kr_mamba3_chunk_turns  the sum of a chunk's turns, for kr_mamba3_carry
+ *   kr_mamba3_packets      packets; clears the flags of heads and blocks
+ *   kr_mamba3_walk_again   heads that met NaN or infinity, token by token */
+#include "mamba3_views.cuh"
+#include "mamba3_walk_params.h"
+
+enum {
+  THREADS = KR_MAMBA3_PACKET_THREADS,
+  HEADS = KR_MAMBA3_PACKET_HEADS,
+  CHUNK = KR_MAMBA3_CHUNK,
+  WARPS = THREADS / 32,
+  SPAN = CHUNK / WARPS /* tokens of a warp */
+};
+
+/* ---- turns ------------------------------------------------------------------------------------------------------- */
+
+/* turn_of_half for finite half, d below 100: 2^-15 of a turn by one addition, the rest by another. */
+KR_DEV uint32_t turn_of_usual(float half, float d) {
+  const float to_coarse = 384.0f, to_fine = 0.005859375f, turns = half * d, low = kr_fma(half, d, -turns),
+              coarse = turns + to_coarse, fine = (turns - (coarse - to_coarse)) + low + to_fine;
+  return (kr_float_to_bits(coarse) << 17) + ((kr_float_to_bits(fine) - kr_float_to_bits(to_fine)) << 1);
+}
+
+/* near_rotation_of for what is finite, packed. */
+KR_DEV uint32_t rotation_of_usual(uint32_t turn) {
+  const float turns = kr_bits_to_float((turn >> 9 ^ 0x400000u) | 0x3f800000u) - 1.5f, a = 6.283185307f * turns;
+#ifdef KR_EMULATE
+  return kr_pack_f16(__builtin_cosf(a), __builtin_sinf(a));
+#else
+  float c, s;
+  asm("cos.approx.ftz.f32 %0, %1;" : "=f"(c) : "f"(a));
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(a));
+  return kr_pack_f16(c, s);
+#endif
+}
+KR_DEV uint32_t rotation_of_any(uint32_t turn) {
+  const rotation by = near_rotation_of(turn);
+  return kr_pack_f16(by.cosine, by.sine);
+}
+
+/* A warp's tokens of a chunk, a lane's pair. */
+typedef struct span_turns {
+  uint32_t turn[SPAN]; /* since the span began */
+  int are_usual;       /* of the warp */
+} span_turns;
+
+/* halves: as turn_of_half takes them; dts: of the span's tokens. */
+KR_DEV span_turns sum_turns(const float (&halves)[SPAN], const float *dts) {
+  const float last = dts[kr_thread() & (SPAN - 1)];
+  kr_float4 d[SPAN / 4];
+#pragma unroll
+  for (int i = 0; i < SPAN / 4; i++) d[i] = ((const kr_float4 *)dts)[i];
+  float zero = 0;
+  span_turns v;
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) zero = kr_fma(halves[i], 0.0f, zero);
+  v.are_usual = !kr_any_lane(!(last < 100.0f) || !(zero == 0));
+  if (v.are_usual) {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) v.turn[i] = sum += turn_of_usual(halves[i], d[i / 4].v[i % 4]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) v.turn[i] = sum = add_turns(sum, turn_of_half(halves[i], d[i / 4].v[i % 4]));
+  }
+  return v;
+}
+
+KR_DEV void load_halves(const kr_mamba3_params &p, int b, int h, int64_t t0, int m, float (&halves)[SPAN]) {
+  const int64_t left = m < p.M ? p.L - t0 : 0;
+  get_column(p.angles, at4(p.angles, b, t0, h, m), p.angles.stride[1], left < SPAN ? (int)left : (int)SPAN, halves);
+#pragma unroll
+  for (int i = 0; i < SPAN; i++) halves[i] = 0.5f * tanh_close(halves[i]);
+}
+
+/* A lane's rotations to a packet. before: the turn before the span. */
+KR_DEV void put_rotations(const span_turns &v, uint32_t before, int are_usual, int is_turning, int m,
+                          unsigned char *turns) {
+  uint32_t *const to =
+      (uint32_t *)(turns + (m >> 3) * 2048 + (32 * (kr_thread() >> 5) + (m & 3)) * 16) + 2 * (m >> 2 & 1);
+  const uint32_t none = kr_pack_f16(1.0f, 0.0f);
+#pragma unroll
+  for (int g = 0; g < 8; g++) {
+    uint32_t two[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      two[r] = are_usual ? rotation_of_usual(before + v.turn[g + 8 * r])
+                         : rotation_of_any(add_turns(before, v.turn[g + 8 * r]));
+    *(kr_float2 *)(to + 16 * g) =
+        kr_float2{{kr_bits_to_float(is_turning ? two[0] : none), kr_bits_to_float(is_turning ? two[1] : none)}};
+  }
+}
+
+/* ---- step sizes -------------------------------------------------------------------------------------------------- */
+
+KR_DEV float sum_lanes_up(float v) {
+#pragma unroll
+  for (int by = 1; by < 32; by <<= 1) {
+    const float other = kr_shuffle_up(v, by, 32);
+    if ((kr_thread() & 31) >= by) v += other;
+  }
+  return v;
+}
+
+/* By a warp. A next token's share that is not finite is the next one's matter. */
+KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0, kr_mamba3_chunk_steps &to) {
+  const int lane = kr_thread() & 31;
+  float a[2], weight[2], own[2];
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int64_t t = t0 + lane + 32 * k, last = p.L - 1, at = t < last ? t : last, next = t + 1 < last ? t + 1 : last;
+    const float d = get(p.dt, at3(p.dt, b, at, h)), trap = get(p.trap, at3(p.trap, b, at, h)),
+                d_next = get(p.dt, at3(p.dt, b, next, h)), trap_next = get(p.trap, at3(p.trap, b, next, h)),
+                decay = get(p.log_decay, at3(p.log_decay, b, at, h)) * KR_LOG2E;
+    float share = t < last ? kr_sigmoid(-trap_next) * d_next : 0.0f;
+    share = share * 0.0f == 0.0f ? share : 0.0f;
+    own[k] = t <= last ? kr_sigmoid(trap) * d : 0.0f;
+    weight[k] = t <= last ? own[k] + share : 0.0f;
+    a[k] = t <= last ? (decay < -160.0f ? -160.0f : decay) : 0.0f; /* 2^-160 is 0, and sums keep their digits */
+  }
+  a[0] = sum_lanes_up(a[0]), a[1] = sum_lanes_up(a[1]) + kr_shuffle_from(a[0], 31);
+  const float total = kr_shuffle_from(a[1], 31);
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const int j = lane + 32 * k;
+    const float from = a[k] - kr_log2(weight[k]);
+    to.a[j] = a[k], to.from[j] = from, to.left[j] = kr_exp2(total - from), to.reach[j] = kr_exp2(a[k]);
+    to.own[j] = own[k];
+  }
+  if (lane == 0) to.keeps = kr_exp2(total);
+}
+
+/* ---- packets ----------------------------------------------------------------------------------------------------- */
+
+/* A block per chunk and w.packet_heads heads. PUTS: packets, else the sums of turns. */
+template <int PUTS>
+KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
+  KR_SHARED __attribute__((aligned(16))) float dts[HEADS][CHUNK];
+  KR_SHARED uint32_t totals[2][WARPS][32];
+  const kr_mamba3_params &p = w.f;
+  const int groups = (p.H + w.packet_heads - 1) / w.packet_heads, chunk = kr_block_x() / groups,
+            first = (kr_block_x() - chunk * groups) * w.packet_heads, b = kr_block_z(), lane = kr_thread() & 31,
+            warp = kr_thread() >> 5, n_heads = p.H - first < w.packet_heads ? p.H - first : w.packet_heads,
+            is_one = p.angles.stride[2] == 0;
+  const int64_t t0 = (int64_t)chunk * CHUNK;
+  for (int i = kr_thread(); i < HEADS * CHUNK; i += THREADS) {
+    const int h = i % HEADS, j = i / HEADS;
+    if (h < n_heads) dts[h][j] = t0 + j < p.L ? get(p.dt, at3(p.dt, b, t0 + j, first + h)) : 0.0f;
+  }
+  for (int h = warp; PUTS && h < n_heads; h += WARPS)
+    put_chunk_steps(
+        p, b, first + h, t0,
+        *(kr_mamba3_chunk_steps *)(w.packets + (((int64_t)b * p.H + first + h) * p.n_chunks + chunk) * w.packet_bytes));
+  kr_sync();
+  int use = 0;
+  for (int m0 = 0; m0 < p.M; m0 += 32) {
+    float halves[SPAN];
+    const int m = m0 + lane;
+#pragma unroll 1
+    for (int i = 0; i < n_heads; i++, use++) {
+      const int64_t unit = (int64_t)b * p.H + first + i;
+      if (i == 0 || !is_one) load_halves(p, b, first + i, t0 + warp * SPAN, m, halves);
+      const span_turns v = sum_turns(halves, dts[i] + warp * SPAN);
+      uint32_t *const of_chunk = p.angles_before + (unit * p.n_chunks + chunk) * p.M + m;
+      uint32_t before = PUTS && m < p.M ? *of_chunk : 0;
+      totals[use & 1][warp][lane] = v.turn[SPAN - 1];
+      kr_sync();
+      for (int k = 0; k < (PUTS ? warp : (int)WARPS); k++) before = add_turns(before, totals[use & 1][k][lane]);
+      const int are_usual = PUTS && !kr_any_lane(before & 1) && v.are_usual;
+      if (PUTS && m < (p.M + 7) / 8 * 8)
+        put_rotations(v, before, are_usual, m < p.M, m,
+                      w.packets + (unit * p.n_chunks + chunk) * w.packet_bytes + KR_MAMBA3_STEPS_BYTES);
+      if (!PUTS && warp == 0 && m < p.M) *of_chunk = before;
+    }
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_chunk_turns(const kr_mamba3_walk_params params) {
+  make_packets<0>(params);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_packets(const kr_mamba3_walk_params params) {
+  const int64_t first = (int64_t)kr_block_x() * THREADS + kr_thread();
+  for (int64_t i = first; kr_block_z() == 0 && i < (int64_t)params.f.B * params.f.H;
+       i += (int64_t)kr_grid_x() * THREADS)
+    params.spoilt[i] = 0;
+  for (int64_t i = first; kr_block_z() == 0 && i < params.n_blocks; i += (int64_t)kr_grid_x() * THREADS)
+    params.ready[i] = 0;
+  make_packets<1>(params);
+}
+
+/* ---- token by token ---------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 4, PAIRS = KR_MAMBA3_WALK_N / 64 }; /* channels of a warp, pairs of a lane */
+
+/* A token's query or key: a lane's pairs. */
+KR_DEV void load_turned(const kr_mamba3_walk_params &w, const kr_view &v, const kr_view &bias, int b, int h, int64_t t,
+                        float (&to)[PAIRS][2]) {
+  const kr_mamba3_params &p = w.f;
+  const unsigned char *const turns =
+      w.packets + (((int64_t)b * p.H + h) * p.n_chunks + t / CHUNK) * w.packet_bytes + KR_MAMBA3_STEPS_BYTES;
+  const int64_t row = at4(v, b, t, h / (p.H / p.G), 0), own = at3(bias, h, 0, 0);
+  const int j = (int)(t % CHUNK);
+#pragma unroll
+  for (int k = 0; k < PAIRS; k++) {
+    const int m = (kr_thread() & 31) + 32 * k, lane = 32 * (j >> 4) + 4 * (j & 7) + (m & 3);
+    const int64_t n = 2 * m;
+    to[k][0] = to[k][1] = 0;
+    if (n >= p.N) continue;
+    const float x = get(v, row + n * v.stride[3]) + get(bias, own + n * bias.stride[2]),
+                y = get(v, row + (n + 1) * v.stride[3]) + get(bias, own + (n + 1) * bias.stride[2]);
+    to[k][0] = x, to[k][1] = y;
+    if (m >= p.M) continue;
+    const uint32_t by = ((const uint32_t *)(turns + (m >> 3) * 2048 + lane * 16))[2 * (m >> 2 & 1) + (j >> 3 & 1)];
+    const float c = kr_unpack(by, 0, KRAIT_F16), s = kr_unpack(by, 1, KRAIT_F16);
+    to[k][0] = kr_fma(c, x, -(s * y)), to[k][1] = kr_fma(s, x, c * y);
+  }
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_walk_again(const kr_mamba3_walk_params params) {
+  const kr_mamba3_walk_params &w = params;
+  const kr_mamba3_params &p = w.f;
+  const int blocks = (p.P + ROWS * WARPS - 1) / (ROWS * WARPS), h = kr_block_x() / blocks, b = kr_block_z(),
+            c0 = ((kr_block_x() - h * blocks) * WARPS + (kr_thread() >> 5)) * ROWS, lane = kr_thread() & 31;
+  if (!w.spoilt[(int64_t)b * p.H + h] || c0 >= p.P) return;
+  const float D = p.Dvec.data ? get(p.Dvec, h * p.Dvec.stride[0]) : 0.0f;
+  float s[ROWS][PAIRS][2] = {}, x_before[ROWS] = {}, k_before[PAIRS][2] = {};
+#pragma unroll 1
+  for (int64_t t = 0; t < p.L; t++) {
+    const float d = get(p.dt, at3(p.dt, b, t, h)), trap = get(p.trap, at3(p.trap, b, t, h)),
+                decay = kr_exp(get(p.log_decay, at3(p.log_decay, b, t, h))), own = kr_sigmoid(trap) * d,
+                earlier = decay * kr_sigmoid(-trap) * d;
+    float q[PAIRS][2], k[PAIRS][2];
+    load_turned(w, p.Cmat, p.C_bias, b, h, t, q), load_turned(w, p.Bmat, p.B_bias, b, h, t, k);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const int c = c0 + r;
+      const float x = c < p.P ? get(p.x, at4(p.x, b, t, h, c)) : 0.0f;
+      float y = 0;
+#pragma unroll
+      for (int i = 0; i < PAIRS; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float before = t ? earlier * k_before[i][e] * x_before[r] : 0.0f;
+          s[r][i][e] = 2 * (lane + 32 * i) < p.N ? kr_fma(decay, s[r][i][e], kr_fma(own * k[i][e], x, before)) : 0.0f;
+          y = kr_fma(q[i][e], s[r][i][e], y);
+        }
+      x_before[r] = x;
+      y = add_warp(y);
+      if (p.Dvec.data) y = kr_fma(D, x, y);
+      if (c >= p.P || lane) continue;
+      if (p.z.data) y *= kr_silu(get(p.z, at4(p.z, b, t, h, c)));
+      kr_store(p.out.data, at4(p.out, b, t, h, c), p.out.dtype, y);
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) k_before[i][0] = k[i][0], k_before[i][1] = k[i][1];
+  }
+}

@@ -1,0 +1,321 @@
+/* mamba3_walk.cu: Mamba 3's scan on warpgroups (sm_90a), of one rank whose neighbours turn, up to 64 channels and 128
+ * states, without keys and queries of every head in memory; compiled for float16 and bfloat16 storage (KR_DTYPE).
+ * A block is a warpgroup that walks through a head's chunks of 64 tokens with the state in its accumulators. It adds
+ * biases to B and C and turns them: a query is an operand in registers, of both its products; a key goes to shared
+ * memory. One thread asks for boxes of x, z, B and C, and for packets (mamba3_packets.cu), as soon as all have read
+ * those before. A token's key is weighted as it reaches later tokens; its own output, the diagonal of P, has another
+ * weight, and D. Two blocks a multiprocessor.
+ * NaN and infinity: such heads are flagged, for kr_mamba3_walk_again. */
+#include "../ssd/ssd_hopper_tiles.cuh"
+#include "mamba3_views.cuh"
+#include "mamba3_walk_params.h"
+
+enum { THREADS = KR_MAMBA3_WALK_THREADS, STAGES = 2, STEPS = N / 16 };
+
+/* Byte offsets from the first multiple of 1024 in shared memory. */
+enum {
+  C_AT = 0,
+  B_AT = C_AT + BLOCKS * TILE,
+  K_AT = B_AT + BLOCKS * TILE,
+  STATE_AT = K_AT + BLOCKS * TILE,
+  X_AT = STATE_AT + BLOCKS * TILE,
+  Y_AT = X_AT + STAGES * TILE,
+  Z_AT = Y_AT + TILE,
+  STEPS_AT = Z_AT + TILE,
+  BIASES_AT = STEPS_AT + STAGES * KR_MAMBA3_STEPS_BYTES, /* of queries, then keys, as lanes take them */
+  KEYS_FULL = BIASES_AT + 2 * N * 4,
+  FULL = KEYS_FULL + 8,
+  GATE_FULL = FULL + 8 * STAGES,
+  TURNS_AT = KR_MAMBA3_WALK_BESIDE
+};
+static_assert(GATE_FULL + 8 <= TURNS_AT && sizeof(kr_mamba3_chunk_steps) <= KR_MAMBA3_STEPS_BYTES, "all have a place");
+
+/* ---- work partition ---------------------------------------------------------------------------------------------- */
+
+typedef struct task {
+  int unit, b, h, first, end; /* chunks first to end - 1 */
+} task;
+
+KR_DEV int range_at(const kr_mamba3_walk_params &w, int block) {
+  return block * w.per_block + (block < w.longer ? block : w.longer);
+}
+KR_DEV int n_tasks(const kr_mamba3_walk_params &w) {
+  return (range_at(w, kr_block_x() + 1) - 1) / w.f.n_chunks - range_at(w, kr_block_x()) / w.f.n_chunks + 1;
+}
+/* The i-th task of this block, last unit first: a unit that the range's end cuts off is done first, and its state
+ * handed to the next block, which needs it last. */
+KR_DEV task task_at(const kr_mamba3_walk_params &w, int i) {
+  const int from = range_at(w, kr_block_x()), to = range_at(w, kr_block_x() + 1), n = w.f.n_chunks,
+            unit = (to - 1) / n - i, begin = unit * n, b = unit / w.f.H;
+  return task{unit, b, unit - b * w.f.H, from > begin ? from - begin : 0, to - begin < n ? to - begin : n};
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+/* Of one thread: where a task's copies come from. */
+typedef struct sources {
+  uint64_t maps;
+  const unsigned char *packets;
+  int g, packet_bytes, turns; /* turns: bytes */
+} sources;
+
+KR_DEV sources sources_of(const kr_mamba3_walk_params &w, const task &t, uint64_t maps) {
+  return sources{maps, w.packets + (int64_t)t.unit * w.f.n_chunks * w.packet_bytes, t.h / (w.f.H / w.f.G),
+                 w.packet_bytes, KR_MAMBA3_TURNS_BYTES(w.f.M)};
+}
+KR_DEV void copy_keys(const sources &from, const task &t, int c, uint32_t base) {
+  const uint64_t map_B = from.maps + 2 * sizeof(kr_ssd_map), map_C = map_B + sizeof(kr_ssd_map);
+  kr_barrier_expect(base + KEYS_FULL, 2 * BLOCKS * TILE + from.turns);
+#pragma unroll
+  for (int n = 0; n < BLOCKS; n++) {
+    kr_load_box(base + C_AT + n * TILE, map_C, base + KEYS_FULL, 64 * n, c * Q, from.g, t.b);
+    kr_load_box(base + B_AT + n * TILE, map_B, base + KEYS_FULL, 64 * n, c * Q, from.g, t.b);
+  }
+  if (from.turns)
+    kr_load_bytes(base + TURNS_AT, from.packets + (int64_t)c * from.packet_bytes + KR_MAMBA3_STEPS_BYTES, from.turns,
+                  base + KEYS_FULL);
+}
+KR_DEV void copy_inputs(const sources &from, const task &t, int c, int stage, uint32_t base) {
+  const uint32_t full = base + FULL + 8 * stage;
+  kr_barrier_expect(full, TILE + KR_MAMBA3_STEPS_BYTES);
+  kr_load_box(base + X_AT + stage * TILE, from.maps, full, 0, c * Q, t.h, t.b);
+  kr_load_bytes(base + STEPS_AT + stage * KR_MAMBA3_STEPS_BYTES, from.packets + (int64_t)c * from.packet_bytes,
+                KR_MAMBA3_STEPS_BYTES, full);
+}
+KR_DEV void copy_gate(const sources &from, const task &t, int c, uint32_t base) {
+  kr_barrier_expect(base + GATE_FULL, TILE);
+  kr_load_box(base + Z_AT, from.maps + sizeof(kr_ssd_map), base + GATE_FULL, 0, c * Q, t.h, t.b);
+}
+
+/* ---- the warpgroup ----------------------------------------------------------------------------------------------- */
+
+/* Biases of a head, in the order of a lane's pairs: [column / 16][column / 2 % 4][column / 8 % 2][column % 2]. */
+KR_DEV void put_walk_biases(const kr_mamba3_params &p, int h, int thread, float *to) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const kr_view &v = i ? p.B_bias : p.C_bias;
+    const int n = thread, place = n / 16 * 16 + n / 2 % 4 * 4 + n / 8 % 2 * 2 + n % 2;
+    to[i * N + place] = n < p.N ? get(v, at3(v, h, 0, n)) : 0.0f;
+  }
+}
+
+/* Two neighbours with their biases, turned. */
+KR_DEV uint32_t turned(uint32_t two, float first, float second, uint32_t by) {
+  const float x = kr_unpack(two, 0, KR_DTYPE) + first, y = kr_unpack(two, 1, KR_DTYPE) + second,
+              c = kr_unpack(by, 0, KRAIT_F16), s = kr_unpack(by, 1, KRAIT_F16);
+  return pack(kr_fma(c, x, -(s * y)), kr_fma(s, x, c * y));
+}
+KR_DEV uint32_t shifted(uint32_t two, float first, float second) {
+  return pack(kr_unpack(two, 0, KR_DTYPE) + first, kr_unpack(two, 1, KR_DTYPE) + second);
+}
+
+/* A warp's 16 tokens: queries to registers as an operand, keys to a tile. n_turning: eights of pairs. */
+KR_DEV void turn_tokens(unsigned char *shared, const lanes &me, int n_turning, uint32_t (&q)[4 * STEPS]) {
+  const float *const biases = (const float *)(shared + BIASES_AT) + 4 * me.q;
+#pragma unroll
+  for (int k = 0; k < STEPS; k++) {
+    uint32_t C[4], B[4];
+    take_matrices(C, shared + C_AT + k / 4 * TILE, me, 2 * (k & 3));
+    take_matrices(B, shared + B_AT + k / 4 * TILE, me, 2 * (k & 3));
+    const kr_float4 own_C = *(const kr_float4 *)(biases + 16 * k), own_B = *(const kr_float4 *)(biases + N + 16 * k);
+    if (k < n_turning) {
+      const kr_raw16 by = *(const kr_raw16 *)(shared + TURNS_AT + 2048 * k + 16 * me.thread);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        q[4 * k + i] = turned(C[i], own_C.v[i & 2], own_C.v[(i & 2) + 1], by.w[i]);
+        B[i] = turned(B[i], own_B.v[i & 2], own_B.v[(i & 2) + 1], by.w[i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        q[4 * k + i] = shifted(C[i], own_C.v[i & 2], own_C.v[(i & 2) + 1]);
+        B[i] = shifted(B[i], own_B.v[i & 2], own_B.v[(i & 2) + 1]);
+      }
+    }
+    put_matrices(shared + K_AT + k / 4 * TILE, me, 2 * (k & 3), B[0], B[1], B[2], B[3]);
+  }
+  kr_show_to_copies();
+}
+
+/* Starts d = q F^T, F of 64 rows; in flight on return. */
+KR_DEV void start_queries(const uint32_t (&q)[4 * STEPS], uint32_t F, float (&d)[32]) {
+  const uint64_t f = kr_k_major(F);
+  kr_wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < STEPS; k++)
+    kr_wgmma_step_registers<64, half_type, 0>(d, q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3],
+                                              further(f, k / 4 * TILE + (k & 3) * KR_K_STEP_BYTES), k > 0);
+  kr_wgmma_commit();
+}
+
+/* 32 columns of P as an operand, from C B^T. MASKED: they include the warp's own tokens, or later ones. */
+template <int HALF, int MASKED>
+KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const kr_mamba3_chunk_steps &s, const lanes &me,
+                       float D) {
+  const float a[2] = {s.a[me.row], s.a[me.row + 8]}, own[2] = {s.own[me.row], s.own[me.row + 8]};
+  const int last = me.row - 2 * me.q;
+  kr_float2 from[4];
+#pragma unroll
+  for (int j = 0; j < 4; j++) from[j] = *(const kr_float2 *)&s.from[32 * HALF + 8 * j + 2 * me.q];
+  float v[16];
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const int column = 32 * HALF + 8 * (i >> 2) + (i & 1), r = i >> 1 & 1;
+    v[i] = cb[16 * HALF + i] * kr_exp2(a[r] - from[i >> 2].v[i & 1]);
+    if (!MASKED) continue;
+    v[i] = column < last + 8 * r ? v[i] : 0.0f;
+    if ((i >> 2 & 1) == r && column == last + 8 * r) v[i] = kr_fma(cb[16 * HALF + i], own[r], D);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[2 * i], v[2 * i + 1]);
+}
+KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const kr_mamba3_chunk_steps &s, const lanes &me,
+                  float D) {
+  if (me.warp < 2) {
+    weigh_half<0, 1>(cb, w, s, me, D);
+#pragma unroll
+    for (int i = 0; i < 8; i++) w[8 + i] = 0; /* causally masked */
+  } else {
+    weigh_half<0, 0>(cb, w, s, me, D);
+    weigh_half<1, 1>(cb, w, s, me, D);
+  }
+}
+
+/* Y, times its gate, to the warp's rows of a tile. */
+KR_DEV void put_output(int has_gate, const lanes &me, float (&y)[Q / 2], const unsigned char *gate,
+                       unsigned char *tile) {
+  if (has_gate) {
+#pragma unroll
+    for (int j = 0; j < Q / 8; j += 2) {
+      uint32_t z[4];
+      take_matrices(z, gate, me, j);
+#pragma unroll
+      for (int k = 0; k < 8; k++) y[4 * j + k] *= kr_silu(kr_unpack(z[k >> 1], k & 1, KR_DTYPE));
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < Q / 8; j += 2)
+    put_matrices(tile, me, j, pack(y[4 * j], y[4 * j + 1]), pack(y[4 * j + 2], y[4 * j + 3]),
+                 pack(y[4 * j + 4], y[4 * j + 5]), pack(y[4 * j + 6], y[4 * j + 7]));
+  kr_sync_warp();
+}
+
+/* A warp's rows of the tile to global memory. */
+KR_DEV void write_output(const kr_mamba3_walk_params &w, const task &t, int c, const lanes &me,
+                         const unsigned char *tile) {
+  const kr_mamba3_params &p = w.f;
+  const int first = 16 * me.warp + (me.lane >> 3), chunk = me.lane & 7,
+            left = p.L - (int64_t)c * Q < Q ? (int)(p.L - (int64_t)c * Q) : (int)Q;
+  uint16_t *to = (uint16_t *)p.out.data + at4(p.out, t.b, (int64_t)c * Q + first, t.h, 8 * chunk);
+  kr_raw16 eight[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) eight[i] = read_shared(tile + kr_swizzle<128>(first + 4 * i, chunk));
+#pragma unroll
+  for (int i = 0; i < 4; i++, to += 4 * p.out.stride[1]) {
+    if (first + 4 * i >= left || 8 * chunk >= p.P) continue;
+    if (has_infinity(eight[i])) w.spoilt[t.unit] = 1; /* by the output, or by the state in 16 bits */
+    write_global(to, eight[i]);
+  }
+  kr_sync_warp();
+}
+
+KR_DEV kr_float4 *handed(const kr_mamba3_walk_params &w, int block) {
+  return (kr_float4 *)(w.states + (int64_t)block * 64 * N);
+}
+KR_DEV void begin_state(const kr_mamba3_walk_params &w, const task &t, const lanes &me, float (&s)[N / 2]) {
+  if (t.first == 0) {
+    clear_state(s);
+    return;
+  }
+  if (me.thread == 0) kr_await(w.ready + kr_block_x() - 1, 1);
+  kr_sync();
+  read_fragments(handed(w, kr_block_x() - 1), me, s);
+}
+KR_DEV void end_state(const kr_mamba3_walk_params &w, const task &t, const lanes &me, const float (&s)[N / 2],
+                      int spoilt) {
+  if (spoilt || nonfinite_state(s)) w.spoilt[t.unit] = 1;
+  if (t.end == w.f.n_chunks) return;
+  write_fragments(handed(w, kr_block_x()), me, s);
+  kr_sync();
+  if (me.thread == 0) kr_publish(w.ready + kr_block_x(), 1);
+}
+
+KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t maps, unsigned char *shared,
+                      uint32_t base, int &use) {
+  const kr_mamba3_params &p = w.f;
+  const lanes whole = lanes_of(kr_thread());
+  const sources from = sources_of(w, t, maps);
+  const float D = p.Dvec.data ? get(p.Dvec, t.h * p.Dvec.stride[0]) : 0.0f;
+  const int n_turning = (p.M + 7) / 8, has_gate = p.z.data != nullptr;
+  float s[N / 2];
+  int spoilt = 0;
+  if (whole.thread == 0) {
+    copy_keys(from, t, t.first, base);
+    copy_inputs(from, t, t.first, use % STAGES, base);
+    if (has_gate) copy_gate(from, t, t.first, base);
+    if (t.first + 1 < t.end) copy_inputs(from, t, t.first + 1, (use + 1) % STAGES, base);
+  }
+  begin_state(w, t, whole, s);
+  put_walk_biases(p, t.h, whole.thread, (float *)(shared + BIASES_AT));
+  share_state(shared + STATE_AT, whole, s);
+  kr_sync();
+  for (int c = t.first; c < t.end; c++, use++) {
+    const lanes me = lanes_of(anew(kr_thread())); /* addresses are recomputed for lack of registers */
+    const int stage = use % STAGES;
+    const unsigned char *const x = shared + anew(X_AT + stage * TILE);
+    const kr_mamba3_chunk_steps &steps =
+        *(const kr_mamba3_chunk_steps *)(shared + anew(STEPS_AT + stage * KR_MAMBA3_STEPS_BYTES));
+    const uint32_t X = uniform(base + X_AT + stage * TILE), K = uniform(base + K_AT);
+    float cb[Q / 2], y[Q / 2];
+    uint32_t q[4 * STEPS], weighed[Q / 4], inputs[Q / 4];
+    kr_barrier_await(base + KEYS_FULL, parity_of(use, 1));
+    turn_tokens(shared, me, n_turning, q);
+    kr_sync();
+    if (me.thread == 0 && c + 1 < t.end) copy_keys(from, t, c + 1, base);
+    start_queries(q, K, cb);
+    start_queries(q, uniform(base + STATE_AT), y);
+    if (c > t.first) write_output(w, t, c - 1, me, shared + Y_AT);
+    kr_barrier_await(base + FULL + 8 * stage, parity_of(use, STAGES));
+    kr_wgmma_wait<Q, 0>(cb);
+    kr_wgmma_wait<PB, 0>(y);
+    spoilt |= decay_state(steps.keeps, s);
+    weigh(cb, weighed, steps, me, D);
+    const float low = steps.reach[me.row], high = steps.reach[me.row + 8];
+#pragma unroll
+    for (int i = 0; i < PB / 2; i++) y[i] *= i & 2 ? high : low;
+    start_sum<PB>(X, weighed, y, 1);
+    weigh_inputs(x, inputs, steps.left, me);
+    start_sum<N>(K, inputs, s, steps.keeps != 0);
+    kr_wgmma_wait<PB, 1>(y);
+    if (has_gate) kr_barrier_await(base + GATE_FULL, parity_of(use, 1));
+    put_output(has_gate, me, y, shared + Z_AT, shared + Y_AT);
+    kr_wgmma_wait<N, 0>(s);
+    if (c + 1 == t.end) continue;
+    kr_sync(); /* all four warps have read keys, inputs, the gate and the previous state */
+    if (me.thread == 0) {
+      if (has_gate) copy_gate(from, t, c + 1, base);
+      if (c + 2 < t.end) copy_inputs(from, t, c + 2, stage, base);
+    }
+    share_state(shared + STATE_AT, me, s);
+  }
+  write_output(w, t, t.end - 1, whole, shared + Y_AT);
+  end_state(w, t, whole, s, spoilt);
+  kr_sync(); /* before the next task's copies */
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk(const kr_mamba3_walk_params params) {
+  const kr_mamba3_walk_params &w = params;
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_mamba3_walk, maps);
+  KR_DYNAMIC_SHARED(all);
+  const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
+  unsigned char *const shared = all + (base - start);
+  if (kr_thread() == 0) {
+    kr_barrier_open(base + KEYS_FULL, 1), kr_barrier_open(base + GATE_FULL, 1);
+    for (int i = 0; i < STAGES; i++) kr_barrier_open(base + FULL + 8 * i, 1);
+    kr_barriers_opened();
+  }
+  kr_sync();
+  int use = 0;
+  for (int i = 0, n = n_tasks(w); i < n; i++) walk_task(w, task_at(w, i), maps, shared, base, use);
+}
