@@ -164,7 +164,7 @@ static int64_t check_rows(const kr_op *op, const char *const *rows) {
     if (strncmp(op->name, "ssd", 3) == 0 && order == 2)
       n_multiprocessors = (int[]){
           16, 3}[seed & 1]; /* time is split if units are fewer than multiprocessors; else states are handed over */
-    if (strcmp(op->name, "mamba3") == 0) n_multiprocessors = order == 2 ? 1 : 3; /* few heads suffice then */
+    if (strncmp(op->name, "mamba3", 6) == 0) n_multiprocessors = order == 2 ? 1 : 3; /* few heads suffice then */
     if (strncmp(op->name, "attention", 9) == 0)
       n_multiprocessors = order == 2 && (seed & 1) ? 3 : 16; /* blocks then take several tiles each */
     capability = is_least && !order ? OLD : newest;

@@ -3,6 +3,7 @@
 #include "mamba3_host.h"
 #include "mamba3_impls.h"
 #include "op_list.h"
+#include "ssd/ssd_host.h"
 #include "status.h"
 
 static const kr_kernel leave_kernel[2][3] = {KR_BY_TYPE("mamba3_bwd", "kr_mamba3_leave_64"),
@@ -30,6 +31,7 @@ typedef struct gradient {
   kr_mamba3_bwd_params p;
   kr_ssd_args ssd;
   kr_ssd_bwd_args ssd_bwd;
+  kr_mamba3_walk_params walk; /* of a walked call */
   uint64_t at; /* of the SSD's scratch */
   int type;
 } gradient;
@@ -48,7 +50,8 @@ static void view_tensors(kr_mamba3_bwd_params *p, const kr_mamba3_bwd_args *a) {
 }
 
 /* Whether the call is plain or direct, or its ranks are in vectors; its tiles then. */
-static void be_plain(const kr_mamba3_core *core, kr_mamba3_bwd_params *p, int type) {
+static void be_plain(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in,
+                     kr_mamba3_bwd_params *p, int type) {
   kr_mamba3_params *const f = &p->f;
   const kr_view *const rows[] = {&p->dout, &p->dx, &p->dz};
   kr_mamba3_be_plain(f, type);
@@ -59,6 +62,7 @@ static void be_plain(const kr_mamba3_core *core, kr_mamba3_bwd_params *p, int ty
   const int64_t tile = 8 * KR_MAMBA3_THREADS / f->N;
   if (f->is_plain || f->is_ranked) f->n_tiles = (int32_t)((f->L + tile - 1) / tile);
   if (kr_has(&p->dout) && !kr_has(&p->dfinal_x)) kr_mamba3_be_direct(core, f);
+  f->is_walked = f->is_direct && kr_has(&f->z) && kr_mamba3_walks(ctx, core, in);
 }
 
 static uint64_t place_gradient(kr_mamba3_bwd_params *p, char *scratch, int type) {
@@ -102,13 +106,17 @@ static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_ar
   return s;
 }
 
-static gradient gradient_of(const kr_mamba3_core *core, const kr_mamba3_bwd_args *a, char *scratch) {
+static gradient gradient_of(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_bwd_args *a, char *scratch) {
   gradient g = {.in = KR_MAMBA3_INPUTS(a)};
   g.type = kr_mamba3_row_type(core, &g.in);
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));
   view_tensors(&g.p, a);
-  be_plain(core, &g.p, g.type);
+  be_plain(ctx, core, &g.in, &g.p, g.type);
   g.at = place_gradient(&g.p, scratch, g.type);
+  if (g.p.f.is_walked) {
+    g.walk = kr_mamba3_walk_of(ctx, &g.p.f, scratch, &g.at);
+    g.p.f.packets = g.walk.f.packets, g.p.f.packet_bytes = g.walk.f.packet_bytes;
+  }
   g.ssd = kr_mamba3_ssd(core, &g.in, &g.p.f, &a->call, scratch + g.at);
   if (!g.p.f.is_direct) g.ssd.out = kr_mamba3_rows_of(&g.p.f, g.p.f.y, g.p.f.row_P, g.type);
   g.ssd_bwd = gradient_of_ssd(&g, a);
@@ -117,7 +125,7 @@ static gradient gradient_of(const kr_mamba3_core *core, const kr_mamba3_bwd_args
 
 static const char *refuse_gradient(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  const gradient g = gradient_of(core, args, kr_mamba3_nowhere());
+  const gradient g = gradient_of(ctx, core, args, kr_mamba3_nowhere());
   const char *why = kr_mamba3_refuse(core, &g.in);
   if (!why && !g.p.f.is_direct) why = core->ssd.refuse(ctx, &g.ssd);
   return why ? why : core->ssd_bwd.refuse(ctx, &g.ssd_bwd);
@@ -125,17 +133,36 @@ static const char *refuse_gradient(const krait_ctx *ctx, const void *args, int w
 
 static uint64_t gradient_scratch(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  const gradient g = gradient_of(core, args, kr_mamba3_nowhere());
+  const gradient g = gradient_of(ctx, core, args, kr_mamba3_nowhere());
   const uint64_t forward = g.p.f.is_direct ? 0 : core->ssd.scratch_bytes(ctx, &g.ssd),
                  back = core->ssd_bwd.scratch_bytes(ctx, &g.ssd_bwd);
   return g.at + (forward > back ? forward : back);
 }
 
-/* Rows, and (not of a direct call) dy in place of y. */
+/* y, rows and states of a walked call. */
+static int32_t make_walked(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S) {
+  const gradient *const g = user;
+  kr_mamba3_walk_params w = g->walk;
+  w.f.out = (kr_view){.data = forward->out.data,
+                      .dtype = g->type,
+                      .stride = {forward->out.b, forward->out.t, forward->out.h, forward->out.n}};
+  w.f.z = (kr_view){.data = NULL};
+  w.S = S, w.S_bytes = KR_SSD_HOPPER_TILE * (w.f.N > 64 ? 2 : 1);
+  return kr_mamba3_launch_walk(ctx, &w, g->type, 1, g->ssd_bwd.call.stream);
+}
+
+static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {
+  if (!g->p.f.n_rows || !g->p.f.B) return KRAIT_OK;
+  if (!g->p.f.is_walked) return core->ssd_bwd.run(ctx, &g->ssd_bwd);
+  return kr_ssd_bwd_hopper_made(ctx, &g->ssd_bwd, &(kr_ssd_maker){make_walked, g, g->walk.spoilt});
+}
+
+/* Rows, and (not of a direct call) dy in place of y; of a walked call packets. */
 static int32_t run_to_dy(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g, void *stream) {
   const kr_mamba3_bwd_params *const p = &g->p;
   const kr_grid chunks = kr_mamba3_grid((int64_t)p->f.n_chunks * p->f.H, p->f.B, stream),
                 sequences = kr_mamba3_grid((int64_t)(p->f.cu_seqlens.data ? p->f.S : p->f.B) * p->f.H, 1, stream);
+  if (p->f.is_walked) return kr_mamba3_launch_packets(ctx, core, &g->walk, g->type, stream);
   KR_TRY(kr_mamba3_run_rows(ctx, core->tier, g->type, &p->f, stream));
   if (p->f.is_direct) return KRAIT_OK;
   if (p->needs_y && p->f.n_rows && p->f.B) KR_TRY(core->ssd.run(ctx, &g->ssd));
@@ -181,9 +208,9 @@ static int32_t run_from_ssd(const krait_ctx *ctx, const kr_mamba3_core *core, co
 static int32_t run_gradient(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_bwd_args *a = args;
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  const gradient g = gradient_of(core, a, a->call.scratch);
+  const gradient g = gradient_of(ctx, core, a, a->call.scratch);
   KR_TRY(run_to_dy(ctx, core, &g, a->call.stream));
-  if (g.p.f.n_rows && g.p.f.B) KR_TRY(core->ssd_bwd.run(ctx, &g.ssd_bwd));
+  KR_TRY(run_ssd_bwd_core(ctx, core, &g));
   return run_from_ssd(ctx, core, &g, a->call.stream);
 }
 

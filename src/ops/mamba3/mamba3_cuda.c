@@ -139,8 +139,8 @@ uint64_t kr_mamba3_place(kr_mamba3_params *p, char *scratch, int type) {
   p->dots = kr_mamba3_take(scratch, &at, units * p->L * p->R * p->R, sizeof(float));
   p->gamma = kr_mamba3_take(scratch, &at, units * p->L, sizeof(float));
   p->skips = kr_mamba3_take(scratch, &at, p->is_direct ? units * p->L : 0, sizeof(float));
-  p->angles_within = kr_mamba3_take(scratch, &at, units * p->L * p->M, sizeof(uint32_t));
-  p->angles_before = kr_mamba3_take(scratch, &at, units * p->n_spans * p->M, sizeof(uint32_t));
+  p->angles_within = kr_mamba3_take(scratch, &at, p->is_walked ? 0 : units * p->L * p->M, sizeof(uint32_t));
+  p->angles_before = kr_mamba3_take(scratch, &at, p->is_walked ? 0 : units * p->n_spans * p->M, sizeof(uint32_t));
   p->seq_idx = kr_mamba3_take(scratch, &at, p->cu_seqlens.data ? p->n_rows : 0, sizeof(int32_t));
   return at;
 }
@@ -227,6 +227,28 @@ static scan scan_of(const kr_mamba3_core *core, const kr_mamba3_args *a, char *s
   return s;
 }
 
+/* Without rows. */
+static int is_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a) {
+  const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
+  return !kr_has(&a->final_angles) && !kr_has(&a->final_states) && !kr_has(&a->final_B) && !kr_has(&a->final_x) &&
+         kr_mamba3_takes_vectors(&a->out, a->x.dtype) && kr_mamba3_walks(ctx, core, &in);
+}
+
+static kr_mamba3_walk_params walk_of(const krait_ctx *ctx, const kr_mamba3_args *a, char *scratch, uint64_t *bytes) {
+  const kr_mamba3_inputs in = KR_MAMBA3_INPUTS(a);
+  kr_mamba3_params p = kr_mamba3_params_of(&in, 0);
+  p.out = a->out;
+  return kr_mamba3_walk_of(ctx, &p, scratch, bytes);
+}
+
+static int32_t run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a) {
+  uint64_t bytes = 0;
+  kr_mamba3_walk_params w = walk_of(ctx, a, a->call.scratch, &bytes);
+  KR_TRY(kr_mamba3_launch_packets(ctx, core, &w, a->x.dtype, a->call.stream));
+  KR_TRY(kr_mamba3_launch_walk(ctx, &w, a->x.dtype, 0, a->call.stream));
+  return kr_mamba3_walk_again(ctx, &w, a->call.stream);
+}
+
 static const char *refuse_mamba3_scan(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
   const scan s = scan_of(core, args, kr_mamba3_nowhere());
@@ -236,7 +258,11 @@ static const char *refuse_mamba3_scan(const krait_ctx *ctx, const void *args, in
 
 static uint64_t scan_scratch(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  if (kr_mamba3_walks(ctx, core, args)) return kr_mamba3_walk_scratch(ctx, args);
+  if (is_walk(ctx, core, args)) {
+    uint64_t bytes = 0;
+    walk_of(ctx, args, kr_mamba3_nowhere(), &bytes);
+    return bytes;
+  }
   const scan s = scan_of(core, args, kr_mamba3_nowhere());
   return s.at + core->ssd.scratch_bytes(ctx, &s.ssd);
 }
@@ -244,7 +270,7 @@ static uint64_t scan_scratch(const krait_ctx *ctx, const void *args, int which) 
 static int32_t run_mamba3_scan(const krait_ctx *ctx, const void *args, int which) {
   const kr_mamba3_args *a = args;
   const kr_mamba3_core *const core = kr_mamba3_core_of(which);
-  if (kr_mamba3_walks(ctx, core, a)) return kr_mamba3_run_walk(ctx, core, a);
+  if (is_walk(ctx, core, a)) return run_walk(ctx, core, a);
   const scan s = scan_of(core, a, a->call.scratch);
   const int type = kr_mamba3_row_type(core, &s.in);
   const kr_grid chunks = kr_mamba3_grid((int64_t)s.p.n_chunks * s.p.H, s.p.B, a->call.stream),

@@ -6,6 +6,7 @@
 #include "cuda_impl.h"
 #include "mamba3_inputs.h"
 #include "mamba3_params.h"
+#include "mamba3_walk_params.h"
 
 /* An implementation of the SSD and one of its gradient; rows in scratch are of the call's type, or (takes_any)
  * float32. */
@@ -46,11 +47,17 @@ kr_view kr_mamba3_rows_of(const kr_mamba3_params *p, void *data, int64_t columns
 /* The SSD of the rows, without what it writes; not to be run if there are none. */
 kr_ssd_args kr_mamba3_ssd(const kr_mamba3_core *core, const kr_mamba3_inputs *in, const kr_mamba3_params *p,
                           const kr_call *call, void *scratch);
-/* Whether a scan needs no rows: warpgroups turn keys and queries as they read B and C (mamba3_walk_cuda.c). Then its
- * scratch, and the scan. */
-int kr_mamba3_walks(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a);
-uint64_t kr_mamba3_walk_scratch(const krait_ctx *ctx, const kr_mamba3_args *a);
-int32_t kr_mamba3_run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_args *a);
+/* Whether warpgroups turn keys and queries as they read B and C, so that a scan needs no rows (mamba3_walk_cuda.c); if
+ * it has no states after sequences, and its output takes vectors. */
+int kr_mamba3_walks(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_inputs *in);
+/* The walk of a call whose params are f, and its scratch from *at on, which is advanced. */
+kr_mamba3_walk_params kr_mamba3_walk_of(const krait_ctx *ctx, const kr_mamba3_params *f, char *scratch, uint64_t *at);
+/* Its packets; then, with `keeps` for the gradient, the walk itself. */
+int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_walk_params *w,
+                                 int type, void *stream);
+int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, int keeps, void *stream);
+/* Scans heads that met NaN or infinity again. */
+int32_t kr_mamba3_walk_again(const krait_ctx *ctx, const kr_mamba3_walk_params *w, void *stream);
 /* Fills the rows. */
 int32_t kr_mamba3_run_rows(const krait_ctx *ctx, uint64_t tier, int type, const kr_mamba3_params *p, void *stream);
 kr_grid kr_mamba3_grid(int64_t blocks, int64_t batch, void *stream);

@@ -94,6 +94,39 @@ KR_DEV void put_rotations(const span_turns &v, uint32_t before, int are_usual, i
 
 /* ---- step sizes -------------------------------------------------------------------------------------------------- */
 
+/* Of a chunk's tokens and the one behind, for n_heads heads: to [head][token], zeros beyond the last token. All
+ * threads; in one branch of the type, since in a branch of its own each load waits for the one before. */
+enum { STAGED = CHUNK + 4 };
+KR_DEV void stage(const kr_mamba3_params &p, const kr_view &v, int b, int first, int n_heads, int64_t t0,
+                  float (*to)[STAGED]) {
+  enum { EACH = (HEADS * (CHUNK + 1) + THREADS - 1) / THREADS };
+  const float *const wide = (const float *)v.data;
+  const uint16_t *const narrow = (const uint16_t *)v.data;
+  uint32_t e[EACH];
+  const int64_t start = at3(v, b, t0, first);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) e[i] = 0;
+  if (v.dtype == KRAIT_F32) {
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      const int k = kr_thread() + i * THREADS, h = k % HEADS, j = k / HEADS;
+      if (h < n_heads && j <= CHUNK && t0 + j < p.L)
+        e[i] = kr_float_to_bits(wide[start + j * v.stride[1] + h * v.stride[2]]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      const int k = kr_thread() + i * THREADS, h = k % HEADS, j = k / HEADS;
+      if (h < n_heads && j <= CHUNK && t0 + j < p.L) e[i] = narrow[start + j * v.stride[1] + h * v.stride[2]];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const int k = kr_thread() + i * THREADS, h = k % HEADS, j = k / HEADS;
+    if (j <= CHUNK) to[h][j] = v.dtype == KRAIT_F32 ? kr_bits_to_float(e[i]) : kr_unpack(e[i], 0, v.dtype);
+  }
+}
+
 KR_DEV float sum_lanes_up(float v) {
 #pragma unroll
   for (int by = 1; by < 32; by <<= 1) {
@@ -103,21 +136,23 @@ KR_DEV float sum_lanes_up(float v) {
   return v;
 }
 
-/* By a warp. A next token's share that is not finite is the next one's matter. */
-KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0, kr_mamba3_chunk_steps &to) {
+/* By a warp. A next token's share that is not finite is the next one's matter. For the gradient (p.weight), its SSD's
+ * weights and decays, and the shares. */
+KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0, const float *dt, const float *trap,
+                            const float *log_decay, kr_mamba3_chunk_steps &to) {
   const int lane = kr_thread() & 31;
   float a[2], weight[2], own[2];
 #pragma unroll
   for (int k = 0; k < 2; k++) {
-    const int64_t t = t0 + lane + 32 * k, last = p.L - 1, at = t < last ? t : last, next = t + 1 < last ? t + 1 : last;
-    const float d = get(p.dt, at3(p.dt, b, at, h)), trap = get(p.trap, at3(p.trap, b, at, h)),
-                d_next = get(p.dt, at3(p.dt, b, next, h)), trap_next = get(p.trap, at3(p.trap, b, next, h)),
-                decay = get(p.log_decay, at3(p.log_decay, b, at, h)) * KR_LOG2E;
-    float share = t < last ? kr_sigmoid(-trap_next) * d_next : 0.0f;
+    const int j = lane + 32 * k;
+    const float decay = log_decay[j] * KR_LOG2E; /* of no token: all are 0 */
+    float share = kr_sigmoid(-trap[j + 1]) * dt[j + 1];
     share = share * 0.0f == 0.0f ? share : 0.0f;
-    own[k] = t <= last ? kr_sigmoid(trap) * d : 0.0f;
-    weight[k] = t <= last ? own[k] + share : 0.0f;
-    a[k] = t <= last ? (decay < -160.0f ? -160.0f : decay) : 0.0f; /* 2^-160 is 0, and sums keep their digits */
+    own[k] = kr_sigmoid(trap[j]) * dt[j], weight[k] = own[k] + share;
+    a[k] = decay < -160.0f ? -160.0f : decay; /* 2^-160 is 0, and sums keep their digits */
+    if (!p.weight || t0 + j >= p.L) continue;
+    const int64_t place = ((int64_t)b * p.H + h) * p.L + t0 + j;
+    p.weight[place] = weight[k], p.decay[place] = log_decay[j], p.gamma[place] = -share;
   }
   a[0] = sum_lanes_up(a[0]), a[1] = sum_lanes_up(a[1]) + kr_shuffle_from(a[0], 31);
   const float total = kr_shuffle_from(a[1], 31);
@@ -136,7 +171,7 @@ KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0,
 /* A block per chunk and w.packet_heads heads. PUTS: packets, else the sums of turns. */
 template <int PUTS>
 KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
-  KR_SHARED __attribute__((aligned(16))) float dts[HEADS][CHUNK];
+  KR_SHARED __attribute__((aligned(16))) float dts[HEADS][STAGED], traps[HEADS][STAGED], decays[HEADS][STAGED];
   KR_SHARED uint32_t totals[2][WARPS][32];
   const kr_mamba3_params &p = w.f;
   const int groups = (p.H + w.packet_heads - 1) / w.packet_heads, chunk = kr_block_x() / groups,
@@ -144,15 +179,13 @@ KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
             warp = kr_thread() >> 5, n_heads = p.H - first < w.packet_heads ? p.H - first : w.packet_heads,
             is_one = p.angles.stride[2] == 0;
   const int64_t t0 = (int64_t)chunk * CHUNK;
-  for (int i = kr_thread(); i < HEADS * CHUNK; i += THREADS) {
-    const int h = i % HEADS, j = i / HEADS;
-    if (h < n_heads) dts[h][j] = t0 + j < p.L ? get(p.dt, at3(p.dt, b, t0 + j, first + h)) : 0.0f;
-  }
+  stage(p, p.dt, b, first, n_heads, t0, dts);
+  if (PUTS) stage(p, p.trap, b, first, n_heads, t0, traps), stage(p, p.log_decay, b, first, n_heads, t0, decays);
+  kr_sync();
   for (int h = warp; PUTS && h < n_heads; h += WARPS)
     put_chunk_steps(
-        p, b, first + h, t0,
-        *(kr_mamba3_chunk_steps *)(w.packets + (((int64_t)b * p.H + first + h) * p.n_chunks + chunk) * w.packet_bytes));
-  kr_sync();
+        p, b, first + h, t0, dts[h], traps[h], decays[h],
+        *(kr_mamba3_chunk_steps *)(p.packets + (((int64_t)b * p.H + first + h) * p.n_chunks + chunk) * p.packet_bytes));
   int use = 0;
   for (int m0 = 0; m0 < p.M; m0 += 32) {
     float halves[SPAN];
@@ -168,9 +201,9 @@ KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
       kr_sync();
       for (int k = 0; k < (PUTS ? warp : (int)WARPS); k++) before = add_turns(before, totals[use & 1][k][lane]);
       const int are_usual = PUTS && !kr_any_lane(before & 1) && v.are_usual;
-      if (PUTS && m < (p.M + 7) / 8 * 8)
+      if (PUTS)
         put_rotations(v, before, are_usual, m < p.M, m,
-                      w.packets + (unit * p.n_chunks + chunk) * w.packet_bytes + KR_MAMBA3_STEPS_BYTES);
+                      w.f.packets + (unit * p.n_chunks + chunk) * w.f.packet_bytes + KR_MAMBA3_STEPS_BYTES);
       if (!PUTS && warp == 0 && m < p.M) *of_chunk = before;
     }
   }
@@ -198,7 +231,7 @@ KR_DEV void load_turned(const kr_mamba3_walk_params &w, const kr_view &v, const 
                         float (&to)[PAIRS][2]) {
   const kr_mamba3_params &p = w.f;
   const unsigned char *const turns =
-      w.packets + (((int64_t)b * p.H + h) * p.n_chunks + t / CHUNK) * w.packet_bytes + KR_MAMBA3_STEPS_BYTES;
+      w.f.packets + (((int64_t)b * p.H + h) * p.n_chunks + t / CHUNK) * w.f.packet_bytes + KR_MAMBA3_STEPS_BYTES;
   const int64_t row = at4(v, b, t, h / (p.H / p.G), 0), own = at3(bias, h, 0, 0);
   const int j = (int)(t % CHUNK);
 #pragma unroll

@@ -50,6 +50,8 @@ typedef struct kr_mamba3_params {
   float *dots;                   /* (B,H,L,R,R): q_r k_s of a token */
   float *gamma;                  /* (B,H,L): lambda dt; of a direct call, less the next token's share */
   float *skips;                  /* (B,H,L), of a direct call: D of each token */
+  unsigned char *packets;        /* (B,H,chunks), of a walked call (mamba3_walk_params.h): instead of angles */
+  int32_t packet_bytes, is_walked;
   uint32_t *angles_within;       /* (B,H,L,M): of a token, since its span or its sequence began */
   uint32_t *angles_before;       /* (B,H,n_spans,M): of a span's last token, then of the token before the span */
   int32_t *seq_idx;              /* (n_rows), of a pack */

@@ -44,7 +44,7 @@ KR_DEV void put_quads(const kr_mamba3_params &p, int h, const token &at, const q
   if (first == 0) p.dots[to.value] = product;
   if (first < p.M) {
     rotation by[4];
-    rotations_of(angles, by);
+    rotations_of(p, angles, by);
     turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
   }
   store_quad<HALVES>(p.q, to.row, first, p.N, q);

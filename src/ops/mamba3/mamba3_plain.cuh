@@ -4,6 +4,7 @@
 #define KR_MAMBA3_PLAIN_CUH
 
 #include "mamba3_rows.cuh"
+#include "mamba3_walk_params.h"
 
 enum { MOST_N = KR_MAMBA3_PLAIN_N, AT_ONCE = 2 };
 
@@ -133,7 +134,8 @@ KR_DEV eight quad_of(const float *row, int first, int N) {
 
 /* Where a lane's pairs of a token are, and (strides) how far apart those of two tokens or heads. */
 typedef struct quad_place {
-  int64_t q, k, row, within, before, value; /* of C, B, rows in scratch, angles, values (B,H,L) */
+  int64_t q, k, row, within, before, value; /* of C, B, rows in scratch, angles, values (B,H,L); before: of a walked
+                                               call its packet, in bytes */
 } quad_place;
 
 KR_DEV quad_place quad_at(const kr_mamba3_params &p, int b, int h, const token &at) {
@@ -143,7 +145,8 @@ KR_DEV quad_place quad_at(const kr_mamba3_params &p, int b, int h, const token &
                     at4(p.Bmat, b, at.t, g, 0),
                     place_of(p, unit, at.block, log2_of(p.N)),
                     (unit * p.L + at.t) * p.M,
-                    (unit * p.n_spans + (int64_t)((uint64_t)at.t / SPAN)) * p.M,
+                    p.packets ? (unit * p.n_chunks + at.t / CHUNK) * p.packet_bytes
+                              : (unit * p.n_spans + (int64_t)((uint64_t)at.t / SPAN)) * p.M,
                     value_of(p, unit, at.t)};
 }
 KR_DEV quad_place moved(const quad_place &x, const quad_place &by) {
@@ -157,22 +160,35 @@ KR_DEV quad_place apart(const kr_mamba3_params &p, int n) {
 }
 /* Between heads of a group. */
 KR_DEV quad_place head_apart(const kr_mamba3_params &p) {
-  return quad_place{0, 0, p.n_rows * p.N, p.L * p.M, (int64_t)p.n_spans * p.M, p.L};
+  return quad_place{0,         0, p.n_rows * p.N, p.L * p.M,
+                    p.packets ? (int64_t)p.n_chunks * p.packet_bytes : (int64_t)p.n_spans * p.M, p.L};
 }
 
+/* within: of a walked call rotations in float16. */
 typedef struct quad_angles {
   kr_raw16 within, before;
 } quad_angles;
 
 /* Of pairs that turn: scratch, in aligned fours. */
 KR_DEV quad_angles load_angles(const kr_mamba3_params &p, const quad_place &of, const token &at, int first) {
+  if (p.packets) {
+    const int j = (int)(at.t & (CHUNK - 1)), lane = 32 * (j >> 4) + 4 * (j & 7);
+    const uint32_t *const turns = (const uint32_t *)(p.packets + of.before + KR_MAMBA3_STEPS_BYTES +
+                                                     (first >> 3) * 2048 + lane * 16) +
+                                  2 * (first >> 2 & 1) + (j >> 3 & 1);
+    return quad_angles{{{turns[0], turns[4], turns[8], turns[12]}}, {{0, 0, 0, 0}}};
+  }
   quad_angles a = {*(const kr_raw16 *)(p.angles_within + of.within + first), {{0, 0, 0, 0}}};
   if (at.start < (at.t & -(int64_t)SPAN)) a.before = *(const kr_raw16 *)(p.angles_before + of.before + first);
   return a;
 }
-KR_DEV void rotations_of(const quad_angles &a, rotation (&by)[4]) {
+KR_DEV void rotations_of(const kr_mamba3_params &p, const quad_angles &a, rotation (&by)[4]) {
 #pragma unroll
   for (int k = 0; k < 4; k++) {
+    if (p.packets) {
+      by[k] = rotation{kr_unpack(a.within.w[k], 0, KRAIT_F16), kr_unpack(a.within.w[k], 1, KRAIT_F16)};
+      continue;
+    }
     const uint32_t turn = add_turns(a.before.w[k], a.within.w[k]);
     by[k] = KR_DTYPE == 0 ? rotation_of(turn) : near_rotation_of(turn);
   }
@@ -271,7 +287,7 @@ template <int HALVES>
 KR_DEV void turn_back(const kr_mamba3_bwd_params &p, const quad_place &of, int is_there, int adds, int first,
                       const quad_angles &angles, const eight &q, const eight &k, eight &dq, eight &dk) {
   rotation by[4];
-  rotations_of(angles, by);
+  rotations_of(p.f, angles, by);
   turn_quad<HALVES>(dq, by, -1.0f), turn_quad<HALVES>(dk, by, -1.0f);
   if (!is_there) return;
   kr_float4 *const to = (kr_float4 *)(p.psi + of.within + first);

@@ -100,7 +100,7 @@ KR_DEV void put_vectors(const kr_mamba3_params &p, int h, const token &at, const
 #pragma unroll
   for (int r = 0; r < RANKS; r++) k[r] = plus(unpacked(raw_k[r]), quad_of<1>(biases + (RANKS + r) * p.N, first, p.N));
   rotation by[4];
-  rotations_of(angles, by);
+  rotations_of(p, angles, by);
 #pragma unroll
   for (int r = 0; r < RANKS; r++) {
     eight q = plus(unpacked(raw_q[r]), quad_of<1>(biases + r * p.N, first, p.N));

@@ -2,15 +2,18 @@
  * states, without keys and queries of every head in memory; compiled for float16 and bfloat16 storage (KR_DTYPE).
  * A block is a warpgroup that walks through a head's chunks of 64 tokens with the state in its accumulators. It adds
  * biases to B and C and turns them: a query is an operand in registers, of both its products; a key goes to shared
- * memory. One thread asks for boxes of x, z, B and C, and for packets (mamba3_packets.cu), as soon as all have read
+ * memory. A few threads ask for boxes of x, z, B and C, and for packets (mamba3_packets.cu), as soon as all have read
  * those before. A token's key is weighted as it reaches later tokens; its own output, the diagonal of P, has another
  * weight, and D. Two blocks a multiprocessor.
+ *   kr_mamba3_walk       output
+ *   kr_mamba3_walk_keep  for the gradient: y, states before chunks, queries, keys, products of tokens with themselves
  * NaN and infinity: such heads are flagged, for kr_mamba3_walk_again. */
 #include "../ssd/ssd_hopper_tiles.cuh"
 #include "mamba3_views.cuh"
 #include "mamba3_walk_params.h"
 
 enum { THREADS = KR_MAMBA3_WALK_THREADS, STAGES = 2, STEPS = N / 16 };
+enum { KEYS_COPIER = 0, INPUTS_COPIER = 32, GATE_COPIER = 64 }; /* threads, of a warp each */
 
 /* Byte offsets from the first multiple of 1024 in shared memory. */
 enum {
@@ -60,8 +63,8 @@ typedef struct sources {
 } sources;
 
 KR_DEV sources sources_of(const kr_mamba3_walk_params &w, const task &t, uint64_t maps) {
-  return sources{maps, w.packets + (int64_t)t.unit * w.f.n_chunks * w.packet_bytes, t.h / (w.f.H / w.f.G),
-                 w.packet_bytes, KR_MAMBA3_TURNS_BYTES(w.f.M)};
+  return sources{maps, w.f.packets + (int64_t)t.unit * w.f.n_chunks * w.f.packet_bytes, t.h / (w.f.H / w.f.G),
+                 w.f.packet_bytes, KR_MAMBA3_TURNS_BYTES(w.f.M)};
 }
 KR_DEV void copy_keys(const sources &from, const task &t, int c, uint32_t base) {
   const uint64_t map_B = from.maps + 2 * sizeof(kr_ssd_map), map_C = map_B + sizeof(kr_ssd_map);
@@ -99,41 +102,59 @@ KR_DEV void put_walk_biases(const kr_mamba3_params &p, int h, int thread, float 
   }
 }
 
-/* Two neighbours with their biases, turned. */
+/* Two neighbours with their biases, turned (TURNS). */
+template <int TURNS>
 KR_DEV uint32_t turned(uint32_t two, float first, float second, uint32_t by) {
-  const float x = kr_unpack(two, 0, KR_DTYPE) + first, y = kr_unpack(two, 1, KR_DTYPE) + second,
-              c = kr_unpack(by, 0, KRAIT_F16), s = kr_unpack(by, 1, KRAIT_F16);
+  const float x = kr_unpack(two, 0, KR_DTYPE) + first, y = kr_unpack(two, 1, KR_DTYPE) + second;
+  if (!TURNS) return pack(x, y);
+  const float c = kr_unpack(by, 0, KRAIT_F16), s = kr_unpack(by, 1, KRAIT_F16);
   return pack(kr_fma(c, x, -(s * y)), kr_fma(s, x, c * y));
 }
-KR_DEV uint32_t shifted(uint32_t two, float first, float second) {
-  return pack(kr_unpack(two, 0, KR_DTYPE) + first, kr_unpack(two, 1, KR_DTYPE) + second);
-}
 
-/* A warp's 16 tokens: queries to registers as an operand, keys to a tile. n_turning: eights of pairs. */
-KR_DEV void turn_tokens(unsigned char *shared, const lanes &me, int n_turning, uint32_t (&q)[4 * STEPS]) {
-  const float *const biases = (const float *)(shared + BIASES_AT) + 4 * me.q;
+/* 64 columns of a warp's 16 tokens: queries to registers as an operand, and (KEEPS) in place of C; keys to a tile. All
+ * is loaded before the first store, which loads cannot pass. */
+template <int BLOCK, int TURNS, int KEEPS>
+KR_DEV void turn_block(unsigned char *shared, const lanes &me, uint32_t (&q)[4 * STEPS]) {
+  const float *const biases = (const float *)(shared + BIASES_AT) + 64 * BLOCK + 4 * me.q;
+  uint32_t B[4][4];
 #pragma unroll
-  for (int k = 0; k < STEPS; k++) {
-    uint32_t C[4], B[4];
-    take_matrices(C, shared + C_AT + k / 4 * TILE, me, 2 * (k & 3));
-    take_matrices(B, shared + B_AT + k / 4 * TILE, me, 2 * (k & 3));
-    const kr_float4 own_C = *(const kr_float4 *)(biases + 16 * k), own_B = *(const kr_float4 *)(biases + N + 16 * k);
-    if (k < n_turning) {
-      const kr_raw16 by = *(const kr_raw16 *)(shared + TURNS_AT + 2048 * k + 16 * me.thread);
+  for (int k = 0; k < 4; k++) {
+    uint32_t C[4];
+    take_matrices(C, shared + C_AT + BLOCK * TILE, me, 2 * k);
+    take_matrices(B[k], shared + B_AT + BLOCK * TILE, me, 2 * k);
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        q[4 * k + i] = turned(C[i], own_C.v[i & 2], own_C.v[(i & 2) + 1], by.w[i]);
-        B[i] = turned(B[i], own_B.v[i & 2], own_B.v[(i & 2) + 1], by.w[i]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        q[4 * k + i] = shifted(C[i], own_C.v[i & 2], own_C.v[(i & 2) + 1]);
-        B[i] = shifted(B[i], own_B.v[i & 2], own_B.v[(i & 2) + 1]);
-      }
-    }
-    put_matrices(shared + K_AT + k / 4 * TILE, me, 2 * (k & 3), B[0], B[1], B[2], B[3]);
+    for (int i = 0; i < 4; i++) q[16 * BLOCK + 4 * k + i] = C[i];
   }
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const kr_float4 own_C = *(const kr_float4 *)(biases + 16 * k), own_B = *(const kr_float4 *)(biases + N + 16 * k);
+    kr_raw16 by = {};
+    if (TURNS) by = *(const kr_raw16 *)(shared + TURNS_AT + 2048 * (4 * BLOCK + k) + 16 * me.thread);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      uint32_t &own = q[16 * BLOCK + 4 * k + i];
+      own = turned<TURNS>(own, own_C.v[i & 2], own_C.v[(i & 2) + 1], by.w[i]);
+      B[k][i] = turned<TURNS>(B[k][i], own_B.v[i & 2], own_B.v[(i & 2) + 1], by.w[i]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const uint32_t *const own = q + 16 * BLOCK + 4 * k;
+    put_matrices(shared + K_AT + BLOCK * TILE, me, 2 * k, B[k][0], B[k][1], B[k][2], B[k][3]);
+    if (KEEPS) put_matrices(shared + C_AT + BLOCK * TILE, me, 2 * k, own[0], own[1], own[2], own[3]);
+  }
+}
+/* n_turning: blocks of 64 columns, or 32 pairs. */
+template <int KEEPS>
+KR_DEV void turn_tokens(unsigned char *shared, const lanes &me, int n_turning, uint32_t (&q)[4 * STEPS]) {
+  if (n_turning > 0)
+    turn_block<0, 1, KEEPS>(shared, me, q);
+  else
+    turn_block<0, 0, KEEPS>(shared, me, q);
+  if (n_turning > 1)
+    turn_block<1, 1, KEEPS>(shared, me, q);
+  else
+    turn_block<1, 0, KEEPS>(shared, me, q);
   kr_show_to_copies();
 }
 
@@ -148,10 +169,11 @@ KR_DEV void start_queries(const uint32_t (&q)[4 * STEPS], uint32_t F, float (&d)
   kr_wgmma_commit();
 }
 
-/* 32 columns of P as an operand, from C B^T. MASKED: they include the warp's own tokens, or later ones. */
+/* 32 columns of P as an operand, from C B^T. MASKED: they include the warp's own tokens, or later ones. own_products:
+ * of a lane's tokens with themselves, if it has them. */
 template <int HALF, int MASKED>
 KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const kr_mamba3_chunk_steps &s, const lanes &me,
-                       float D) {
+                       float D, float (&own_products)[2]) {
   const float a[2] = {s.a[me.row], s.a[me.row + 8]}, own[2] = {s.own[me.row], s.own[me.row + 8]};
   const int last = me.row - 2 * me.q;
   kr_float2 from[4];
@@ -164,20 +186,21 @@ KR_DEV void weigh_half(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const kr_
     v[i] = cb[16 * HALF + i] * kr_exp2(a[r] - from[i >> 2].v[i & 1]);
     if (!MASKED) continue;
     v[i] = column < last + 8 * r ? v[i] : 0.0f;
-    if ((i >> 2 & 1) == r && column == last + 8 * r) v[i] = kr_fma(cb[16 * HALF + i], own[r], D);
+    if ((i >> 2 & 1) == r && column == last + 8 * r)
+      v[i] = kr_fma(cb[16 * HALF + i], own[r], D), own_products[r] = cb[16 * HALF + i];
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) w[8 * HALF + i] = pack(v[2 * i], v[2 * i + 1]);
 }
 KR_DEV void weigh(const float (&cb)[Q / 2], uint32_t (&w)[Q / 4], const kr_mamba3_chunk_steps &s, const lanes &me,
-                  float D) {
+                  float D, float (&own_products)[2]) {
   if (me.warp < 2) {
-    weigh_half<0, 1>(cb, w, s, me, D);
+    weigh_half<0, 1>(cb, w, s, me, D, own_products);
 #pragma unroll
     for (int i = 0; i < 8; i++) w[8 + i] = 0; /* causally masked */
   } else {
-    weigh_half<0, 0>(cb, w, s, me, D);
-    weigh_half<1, 1>(cb, w, s, me, D);
+    weigh_half<0, 0>(cb, w, s, me, D, own_products);
+    weigh_half<1, 1>(cb, w, s, me, D, own_products);
   }
 }
 
@@ -240,21 +263,48 @@ KR_DEV void end_state(const kr_mamba3_walk_params &w, const task &t, const lanes
   if (me.thread == 0) kr_publish(w.ready + kr_block_x(), 1);
 }
 
+/* Of one thread: a chunk's queries, keys and the state before it, to memory. */
+KR_DEV void keep_tiles(const kr_mamba3_walk_params &w, const task &t, int c, uint64_t maps, uint32_t base) {
+  const uint64_t map_q = maps + 4 * sizeof(kr_ssd_map), map_k = map_q + sizeof(kr_ssd_map);
+#pragma unroll
+  for (int n = 0; n < BLOCKS; n++) {
+    kr_store_box(map_q, base + C_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
+    kr_store_box(map_k, base + K_AT + n * TILE, 64 * n, c * Q, t.h, t.b);
+  }
+  kr_store_bytes((char *)w.S + (((int64_t)t.b * w.f.n_chunks + c) * w.f.H + t.h) * w.S_bytes, base + STATE_AT,
+                 w.S_bytes);
+  kr_commit_stores();
+}
+
+/* The products of a chunk's tokens with themselves, and what then multiplies x in the gradient's SSD. */
+KR_DEV void keep_products(const kr_mamba3_params &p, const task &t, int c, const lanes &me, float D,
+                          const float (&products)[2]) {
+  if (me.g >> 1 != me.q) return;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int64_t at = (int64_t)c * Q + me.row + 8 * r, place = (int64_t)t.unit * p.L + at;
+    if (at >= p.L) continue;
+    p.dots[place] = products[r], p.skips[place] = kr_fma(p.gamma[place], products[r], D);
+  }
+}
+
+/* KEEPS: for the gradient. */
+template <int KEEPS>
 KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t maps, unsigned char *shared,
                       uint32_t base, int &use) {
   const kr_mamba3_params &p = w.f;
   const lanes whole = lanes_of(kr_thread());
   const sources from = sources_of(w, t, maps);
   const float D = p.Dvec.data ? get(p.Dvec, t.h * p.Dvec.stride[0]) : 0.0f;
-  const int n_turning = (p.M + 7) / 8, has_gate = p.z.data != nullptr;
+  const int n_turning = (p.M + 31) / 32, has_gate = !KEEPS && p.z.data;
   float s[N / 2];
   int spoilt = 0;
-  if (whole.thread == 0) {
-    copy_keys(from, t, t.first, base);
+  if (whole.thread == KEYS_COPIER) copy_keys(from, t, t.first, base);
+  if (whole.thread == INPUTS_COPIER) {
     copy_inputs(from, t, t.first, use % STAGES, base);
-    if (has_gate) copy_gate(from, t, t.first, base);
     if (t.first + 1 < t.end) copy_inputs(from, t, t.first + 1, (use + 1) % STAGES, base);
   }
+  if (has_gate && whole.thread == GATE_COPIER) copy_gate(from, t, t.first, base);
   begin_state(w, t, whole, s);
   put_walk_biases(p, t.h, whole.thread, (float *)(shared + BIASES_AT));
   share_state(shared + STATE_AT, whole, s);
@@ -269,9 +319,10 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     float cb[Q / 2], y[Q / 2];
     uint32_t q[4 * STEPS], weighed[Q / 4], inputs[Q / 4];
     kr_barrier_await(base + KEYS_FULL, parity_of(use, 1));
-    turn_tokens(shared, me, n_turning, q);
+    turn_tokens<KEEPS>(shared, me, n_turning, q);
     kr_sync();
-    if (me.thread == 0 && c + 1 < t.end) copy_keys(from, t, c + 1, base);
+    if (KEEPS && me.thread == KEYS_COPIER) keep_tiles(w, t, c, maps, base);
+    if (!KEEPS && me.thread == KEYS_COPIER && c + 1 < t.end) copy_keys(from, t, c + 1, base);
     start_queries(q, K, cb);
     start_queries(q, uniform(base + STATE_AT), y);
     if (c > t.first) write_output(w, t, c - 1, me, shared + Y_AT);
@@ -279,7 +330,13 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     kr_wgmma_wait<Q, 0>(cb);
     kr_wgmma_wait<PB, 0>(y);
     spoilt |= decay_state(steps.keeps, s);
-    weigh(cb, weighed, steps, me, D);
+    float products[2] = {0, 0};
+    weigh(cb, weighed, steps, me, D, products);
+    if (KEEPS) {
+      if (me.thread == KEYS_COPIER) kr_stores_read<0>();
+      if (me.thread == KEYS_COPIER && c + 1 < t.end) copy_keys(from, t, c + 1, base);
+      keep_products(p, t, c, me, D, products);
+    }
     const float low = steps.reach[me.row], high = steps.reach[me.row + 8];
 #pragma unroll
     for (int i = 0; i < PB / 2; i++) y[i] *= i & 2 ? high : low;
@@ -292,10 +349,8 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
     kr_wgmma_wait<N, 0>(s);
     if (c + 1 == t.end) continue;
     kr_sync(); /* all four warps have read keys, inputs, the gate and the previous state */
-    if (me.thread == 0) {
-      if (has_gate) copy_gate(from, t, c + 1, base);
-      if (c + 2 < t.end) copy_inputs(from, t, c + 2, stage, base);
-    }
+    if (me.thread == INPUTS_COPIER && c + 2 < t.end) copy_inputs(from, t, c + 2, stage, base);
+    if (has_gate && me.thread == GATE_COPIER) copy_gate(from, t, c + 1, base);
     share_state(shared + STATE_AT, me, s);
   }
   write_output(w, t, t.end - 1, whole, shared + Y_AT);
@@ -303,10 +358,8 @@ KR_DEV void walk_task(const kr_mamba3_walk_params &w, const task &t, uint64_t ma
   kr_sync(); /* before the next task's copies */
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk(const kr_mamba3_walk_params params) {
-  const kr_mamba3_walk_params &w = params;
-  uint64_t maps;
-  KR_PARAMETERS_ADDRESS(kr_mamba3_walk, maps);
+template <int KEEPS>
+KR_DEV void walk(const kr_mamba3_walk_params &w, uint64_t maps) {
   KR_DYNAMIC_SHARED(all);
   const uint32_t start = kr_shared_at(all), base = (start + 1023) & ~1023u;
   unsigned char *const shared = all + (base - start);
@@ -317,5 +370,16 @@ KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk(const kr_mamba3_walk_params 
   }
   kr_sync();
   int use = 0;
-  for (int i = 0, n = n_tasks(w); i < n; i++) walk_task(w, task_at(w, i), maps, shared, base, use);
+  for (int i = 0, n = n_tasks(w); i < n; i++) walk_task<KEEPS>(w, task_at(w, i), maps, shared, base, use);
+}
+
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk(const kr_mamba3_walk_params params) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_mamba3_walk, maps);
+  walk<0>(params, maps);
+}
+KR_KERNEL void KR_BOUNDS(THREADS, 2) kr_mamba3_walk_keep(const kr_mamba3_walk_params params) {
+  uint64_t maps;
+  KR_PARAMETERS_ADDRESS(kr_mamba3_walk_keep, maps);
+  walk<1>(params, maps);
 }

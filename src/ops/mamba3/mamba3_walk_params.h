@@ -13,10 +13,10 @@
 #define KR_MAMBA3_PACKET_HEADS 8 /* most heads of a block that makes packets */
 
 /* All that a head's chunk of 64 tokens needs besides x, z, B and C, (B,H,chunks): its step sizes, then its rotations,
- * cosine and sine in float16, of pairs up to a multiple of eight. A lane of the walk has of every eight pairs two of two
+ * cosine and sine in float16, of pairs up to a multiple of 32. A lane of the walk has of every eight pairs two of two
  * tokens: [m / 8][lane][m / 4 % 2][second token]; lane: 32 (t / 16) + 4 (t % 8) + m % 4, second token: t / 8 % 2. */
 #define KR_MAMBA3_STEPS_BYTES 1408
-#define KR_MAMBA3_TURNS_BYTES(M) (((M) + 7) / 8 * 2048)
+#define KR_MAMBA3_TURNS_BYTES(M) (((M) + 31) / 32 * 8192)
 
 /* Decays and weights of a chunk's tokens, as ssd_steps.cuh has them. a: log2 of the decay since the chunk began; from:
  * a less log2 of the weight with which a token's key reaches later ones, w; left: the part of w that is left where the
@@ -27,15 +27,16 @@ typedef struct kr_mamba3_chunk_steps {
 } kr_mamba3_chunk_steps;
 
 /* A unit is a head of a batch row over all of time. All units in sequence, in chunks, are cut into ranges of equal
- * length, one per block, none shorter than a unit. */
+ * length, one per block, none shorter than a unit. f.n_spans: chunks; f.angles_before: sums of a chunk's turns, then
+ * what is before it. For the gradient, which has no gate: f.q, f.k, f.dots and f.skips are left, and S. */
 typedef struct kr_mamba3_walk_params {
-  kr_ssd_map x, z, Bmat, Cmat;
-  kr_mamba3_params f; /* n_spans: chunks; angles_before: sums of a chunk's turns, then what is before it */
-  unsigned char *packets;
+  kr_ssd_map x, z, Bmat, Cmat, q, k;
+  kr_mamba3_params f;
   float *states;      /* [block]: a state handed to the next block, in a warpgroup's fragments */
   int32_t *ready;     /* [block] */
-  int32_t *spoilt;    /* (B,H): heads to be scanned again token by token, since NaN or infinity was met */
-  int32_t packet_bytes, packet_heads;
+  int32_t *spoilt;    /* (B,H): heads to be computed again token by token, since NaN or infinity was met */
+  void *S;            /* (B,chunks,H): states before chunks as operands, of S_bytes each */
+  int32_t S_bytes, packet_heads;
   int32_t n_blocks, per_block, longer; /* a range has per_block chunks, of the first `longer` blocks one more */
 } kr_mamba3_walk_params;
 

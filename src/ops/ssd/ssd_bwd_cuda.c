@@ -221,12 +221,12 @@ uint64_t kr_ssd_bwd_chunks_scratch(const krait_ctx *ctx, const void *args) { ret
 
 /* y before the gate, of a params without one; may leave S. */
 typedef int32_t make_y_fn(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
-                          const kr_ssd_params *forward);
+                          const kr_ssd_params *forward, const kr_ssd_maker *maker);
 
 static int32_t make_y(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
-                      const kr_ssd_params *forward) {
+                      const kr_ssd_params *forward, const kr_ssd_maker *maker) {
   const int at_once = kr_ssd_states_at_once(ctx);
-  (void)p;
+  (void)p, (void)maker;
   for (int part = 0; part * at_once < forward->N; part++) {
     const kr_ssd_params some = kr_ssd_part_of(forward, part, at_once);
     KR_TRY(kr_ssd_launch_chunks(ctx, &some, a->call.stream));
@@ -237,7 +237,7 @@ static int32_t make_y(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd
 /* dz, and dout after the gate in place of y, which comes from the forward kernel; of float32, whose kernel of dC
  * computes y and dz, dout alone. */
 static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p, uint64_t y,
-                         make_y_fn *make) {
+                         make_y_fn *make, const kr_ssd_maker *maker) {
   const int64_t row = (a->P + 7) / 8 * 8;
   kr_ssd_params forward = p->f;
   forward.out = (kr_ssd_tensor){.data = (char *)a->call.scratch + y,
@@ -247,7 +247,7 @@ static int32_t pass_gate(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_
                                 .n = 1,
                                 .dtype = a->x.dtype};
   forward.z = forward.dout = (kr_ssd_tensor){.data = NULL};
-  if (a->x.dtype != KRAIT_F32) KR_TRY(make(ctx, a, p, &forward));
+  if (a->x.dtype != KRAIT_F32) KR_TRY(make(ctx, a, p, &forward, maker));
   p->gated = p->f.dout, p->f.out = p->f.dout = forward.out;
   p->gates_eight = a->x.dtype != KRAIT_F32 && a->P % 8 == 0 && p->f.z.packs && p->gated.packs &&
                    (!p->f.dz.data || p->f.dz.packs);
@@ -334,11 +334,12 @@ static int32_t redo_nonfinite(const krait_ctx *ctx, const kr_ssd_bwd_args *a, co
 
 typedef int32_t run_part_fn(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_bwd_params *p);
 
-static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_fn *make, run_part_fn *run_one) {
+static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_fn *make, const kr_ssd_maker *maker,
+                         run_part_fn *run_one) {
   const chunks_layout l = lay_out_chunks(ctx, a);
   kr_ssd_bwd_params p = chunks_plan(ctx, a, &l);
-  KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
-  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, make));
+  if (!maker) KR_TRY(kr_ssd_launch_steps(ctx, &p.f, a->call.stream));
+  if (kr_has(&a->z)) KR_TRY(pass_gate(ctx, a, &p, l.y, make, maker));
   for (int part = 0; part < p.n_parts; part++) {
     const kr_ssd_bwd_params some = ssd_bwd_part_of(&p, part);
     KR_TRY(run_one(ctx, a, &some));
@@ -355,7 +356,7 @@ static int32_t run_parts(const krait_ctx *ctx, const kr_ssd_bwd_args *a, make_y_
 }
 
 int32_t kr_ssd_bwd_chunks(const krait_ctx *ctx, const void *args) {
-  return run_parts(ctx, args, make_y, run_ssd_bwd_part);
+  return run_parts(ctx, args, make_y, NULL, run_ssd_bwd_part);
 }
 
 /* ---- on tensor cores, float32 ---- */
@@ -410,9 +411,9 @@ static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, con
 }
 
 int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) {
-  return run_parts(ctx, args, make_y, run_parts_part);
+  return run_parts(ctx, args, make_y, NULL, run_parts_part);
 }
-int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, run_tf32_part); }
+int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, NULL, run_tf32_part); }
 
 /* ---- by multiply-adds ---- */
 
@@ -573,9 +574,9 @@ uint64_t kr_ssd_bwd_hopper_scratch(const krait_ctx *ctx, const void *args) {
 }
 
 static int32_t make_y_hopper(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
-                             const kr_ssd_params *forward) {
+                             const kr_ssd_params *forward, const kr_ssd_maker *maker) {
   p->has_states = has_states_of_y(a);
-  if (!p->has_states) return make_y(ctx, a, p, forward);
+  if (!p->has_states) return make_y(ctx, a, p, forward, maker);
   kr_ssd_hopper_params h = {.p = *forward, .n_ways = 1, .S = p->S};
   kr_ssd_hopper_cut(ctx, &h, a->N, a->G);
   kr_ssd_hopper_place(&h, a->N, (char *)a->call.scratch + lay_out_chunks(ctx, a).end);
@@ -618,5 +619,18 @@ static int32_t run_hopper_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, c
 }
 
 int32_t kr_ssd_bwd_hopper(const krait_ctx *ctx, const void *args) {
-  return run_parts(ctx, args, make_y_hopper, run_hopper_part);
+  return run_parts(ctx, args, make_y_hopper, NULL, run_hopper_part);
+}
+
+static int32_t have_y_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, kr_ssd_bwd_params *p,
+                           const kr_ssd_params *forward, const kr_ssd_maker *maker) {
+  const uint64_t flags = (uint64_t)(a->B * a->H) * sizeof(int32_t);
+  p->has_states = 1;
+  KR_TRY(maker->run(ctx, maker->user, forward, p->S));
+  KR_TRY(kr_ssd_launch_steps(ctx, &p->f, a->call.stream));
+  return kr_cuda_copy(ctx->cuda, p->f.spoilt, maker->spoilt, flags, a->call.stream);
+}
+
+int32_t kr_ssd_bwd_hopper_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker) {
+  return run_parts(ctx, a, have_y_made, maker, run_hopper_part);
 }

@@ -96,6 +96,15 @@ static inline const char *kr_ssd_refuse_sizes(const kr_ssd_inputs *in) {
  * float16 a D beyond 65504 would be infinite there. */
 static inline int kr_ssd_passes_D(const kr_ssd_params *p) { return p->D.data && p->D.n == 0; }
 
+/* Who makes, for the gradient on warpgroups, y before the gate, of a params without one, and S, the states before chunks
+ * in shared-memory layout; before step sizes and D are read. spoilt: as kr_ssd_params.spoilt, of its own. */
+typedef struct kr_ssd_maker {
+  int32_t (*run)(const krait_ctx *ctx, const void *user, const kr_ssd_params *forward, void *S);
+  const void *user;
+  const int32_t *spoilt;
+} kr_ssd_maker;
+int32_t kr_ssd_bwd_hopper_made(const krait_ctx *ctx, const kr_ssd_bwd_args *a, const kr_ssd_maker *maker);
+
 /* Why the chunked rows take no such tensors or options, or NULL. */
 const char *kr_ssd_chunks_refuse_tensors(const kr_ssd_args *a);
 /* Recomputes the heads flagged in p->spoilt token by token. */
