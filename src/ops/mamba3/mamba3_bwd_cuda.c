@@ -148,7 +148,7 @@ static int32_t make_walked(const krait_ctx *ctx, const void *user, const kr_ssd_
                       .stride = {forward->out.b, forward->out.t, forward->out.h, forward->out.n}};
   w.f.z = (kr_view){.data = NULL};
   w.S = S, w.S_bytes = KR_SSD_HOPPER_TILE * (w.f.N > 64 ? 2 : 1);
-  return kr_mamba3_launch_walk(ctx, &w, g->type, 1, g->ssd_bwd.call.stream);
+  return kr_mamba3_launch_walk(ctx, &w, g->type, g->ssd_bwd.call.stream);
 }
 
 static int32_t run_ssd_bwd_core(const krait_ctx *ctx, const kr_mamba3_core *core, const gradient *g) {

@@ -114,8 +114,9 @@ void kr_mamba3_be_plain(kr_mamba3_params *p, int type) {
   p->is_ranked_output = p->is_ranked && !kr_has(&p->norm_weight);
 }
 
+/* The angle of one token alone has no gradient, not even by rounding: the rows of its key and query must not meet. */
 void kr_mamba3_be_direct(const kr_mamba3_core *core, kr_mamba3_params *p) {
-  p->is_direct = core->takes_direct && p->is_plain && !kr_has(&p->cu_seqlens) && !kr_has(&p->initial_states) &&
+  p->is_direct = core->takes_direct && p->is_plain && p->L > 1 && !kr_has(&p->cu_seqlens) && !kr_has(&p->initial_states) &&
                  !(p->flags & KRAIT_MAMBA3_REVERSE);
   if (p->is_direct) p->has_ends = 0, p->n_rows = p->L;
 }
@@ -245,7 +246,7 @@ static int32_t run_walk(const krait_ctx *ctx, const kr_mamba3_core *core, const 
   uint64_t bytes = 0;
   kr_mamba3_walk_params w = walk_of(ctx, a, a->call.scratch, &bytes);
   KR_TRY(kr_mamba3_launch_packets(ctx, core, &w, a->x.dtype, a->call.stream));
-  KR_TRY(kr_mamba3_launch_walk(ctx, &w, a->x.dtype, 0, a->call.stream));
+  KR_TRY(kr_mamba3_launch_walk(ctx, &w, a->x.dtype, a->call.stream));
   return kr_mamba3_walk_again(ctx, &w, a->call.stream);
 }
 

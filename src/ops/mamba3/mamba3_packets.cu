@@ -1,7 +1,6 @@
 /* mamba3_packets.cu: what mamba3_walk.cu is given of each head's chunk, and the scan of heads that it could not do.
- *   kr_mamba3_chunk_turns  the sum of a chunk's turns, for kr_mamba3_carry
- *   kr_mamba3_packets      packets; clears the flags of heads and blocks
- *   kr_mamba3_walk_again   heads that met NaN or infinity, token by token */
+ *   kr_mamba3_packets     the sums of chunks' turns, for kr_mamba3_carry; launched again, packets, which also clears
+ * the flags of heads and blocks kr_mamba3_walk_again  heads that met NaN or infinity, token by token */
 #include "mamba3_views.cuh"
 #include "mamba3_walk_params.h"
 
@@ -168,21 +167,20 @@ KR_DEV void put_chunk_steps(const kr_mamba3_params &p, int b, int h, int64_t t0,
 
 /* ---- packets ----------------------------------------------------------------------------------------------------- */
 
-/* A block per chunk and w.packet_heads heads. PUTS: packets, else the sums of turns. */
-template <int PUTS>
+/* A block per chunk and w.packet_heads heads. w.puts: packets, else the sums of turns. */
 KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
   KR_SHARED __attribute__((aligned(16))) float dts[HEADS][STAGED], traps[HEADS][STAGED], decays[HEADS][STAGED];
   KR_SHARED uint32_t totals[2][WARPS][32];
   const kr_mamba3_params &p = w.f;
-  const int groups = (p.H + w.packet_heads - 1) / w.packet_heads, chunk = kr_block_x() / groups,
+  const int puts = w.puts, groups = (p.H + w.packet_heads - 1) / w.packet_heads, chunk = kr_block_x() / groups,
             first = (kr_block_x() - chunk * groups) * w.packet_heads, b = kr_block_z(), lane = kr_thread() & 31,
             warp = kr_thread() >> 5, n_heads = p.H - first < w.packet_heads ? p.H - first : w.packet_heads,
             is_one = p.angles.stride[2] == 0;
   const int64_t t0 = (int64_t)chunk * CHUNK;
   stage(p, p.dt, b, first, n_heads, t0, dts);
-  if (PUTS) stage(p, p.trap, b, first, n_heads, t0, traps), stage(p, p.log_decay, b, first, n_heads, t0, decays);
+  if (puts) stage(p, p.trap, b, first, n_heads, t0, traps), stage(p, p.log_decay, b, first, n_heads, t0, decays);
   kr_sync();
-  for (int h = warp; PUTS && h < n_heads; h += WARPS)
+  for (int h = warp; puts && h < n_heads; h += WARPS)
     put_chunk_steps(
         p, b, first + h, t0, dts[h], traps[h], decays[h],
         *(kr_mamba3_chunk_steps *)(p.packets + (((int64_t)b * p.H + first + h) * p.n_chunks + chunk) * p.packet_bytes));
@@ -196,30 +194,25 @@ KR_DEV void make_packets(const kr_mamba3_walk_params &w) {
       if (i == 0 || !is_one) load_halves(p, b, first + i, t0 + warp * SPAN, m, halves);
       const span_turns v = sum_turns(halves, dts[i] + warp * SPAN);
       uint32_t *const of_chunk = p.angles_before + (unit * p.n_chunks + chunk) * p.M + m;
-      uint32_t before = PUTS && m < p.M ? *of_chunk : 0;
+      uint32_t before = puts && m < p.M ? *of_chunk : 0;
       totals[use & 1][warp][lane] = v.turn[SPAN - 1];
       kr_sync();
-      for (int k = 0; k < (PUTS ? warp : (int)WARPS); k++) before = add_turns(before, totals[use & 1][k][lane]);
-      const int are_usual = PUTS && !kr_any_lane(before & 1) && v.are_usual;
-      if (PUTS)
+      for (int k = 0; k < (puts ? warp : (int)WARPS); k++) before = add_turns(before, totals[use & 1][k][lane]);
+      const int are_usual = puts && !kr_any_lane(before & 1) && v.are_usual;
+      if (puts)
         put_rotations(v, before, are_usual, m < p.M, m,
                       w.f.packets + (unit * p.n_chunks + chunk) * w.f.packet_bytes + KR_MAMBA3_STEPS_BYTES);
-      if (!PUTS && warp == 0 && m < p.M) *of_chunk = before;
+      if (!puts && warp == 0 && m < p.M) *of_chunk = before;
     }
   }
 }
 
-KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_chunk_turns(const kr_mamba3_walk_params params) {
-  make_packets<0>(params);
-}
 KR_KERNEL void KR_BOUNDS(THREADS, 4) kr_mamba3_packets(const kr_mamba3_walk_params params) {
-  const int64_t first = (int64_t)kr_block_x() * THREADS + kr_thread();
-  for (int64_t i = first; kr_block_z() == 0 && i < (int64_t)params.f.B * params.f.H;
-       i += (int64_t)kr_grid_x() * THREADS)
-    params.spoilt[i] = 0;
-  for (int64_t i = first; kr_block_z() == 0 && i < params.n_blocks; i += (int64_t)kr_grid_x() * THREADS)
-    params.ready[i] = 0;
-  make_packets<1>(params);
+  const int64_t first = (int64_t)kr_block_x() * THREADS + kr_thread(), each = (int64_t)kr_grid_x() * THREADS;
+  const int clears = params.puts && kr_block_z() == 0;
+  for (int64_t i = first; clears && i < (int64_t)params.f.B * params.f.H; i += each) params.spoilt[i] = 0;
+  for (int64_t i = first; clears && i < params.n_blocks; i += each) params.ready[i] = 0;
+  make_packets(params);
 }
 
 /* ---- token by token ---------------------------------------------------------------------------------------------- */

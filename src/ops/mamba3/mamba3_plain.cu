@@ -44,7 +44,7 @@ KR_DEV void put_quads(const kr_mamba3_params &p, int h, const token &at, const q
   if (first == 0) p.dots[to.value] = product;
   if (first < p.M) {
     rotation by[4];
-    rotations_of(p, angles, by);
+    rotations_of<0>(p, angles, by);
     turn_quad<HALVES>(q, by, 1.0f), turn_quad<HALVES>(k, by, 1.0f);
   }
   store_quad<HALVES>(p.q, to.row, first, p.N, q);
@@ -63,7 +63,7 @@ KR_DEV quads load_quads(const kr_mamba3_params &p, const token &at, const quad_p
   quads v = {load_quad<HALVES>(p.Cmat.data, from.q, first, p.N),
              load_quad<HALVES>(p.Bmat.data, from.k, first, p.N),
              {}};
-  if (first < p.M) v.angles = load_angles(p, from, at, first);
+  if (first < p.M) v.angles = load_angles<0>(p, from, at, first);
   return v;
 }
 

@@ -145,8 +145,7 @@ KR_DEV quad_place quad_at(const kr_mamba3_params &p, int b, int h, const token &
                     at4(p.Bmat, b, at.t, g, 0),
                     place_of(p, unit, at.block, log2_of(p.N)),
                     (unit * p.L + at.t) * p.M,
-                    p.packets ? (unit * p.n_chunks + at.t / CHUNK) * p.packet_bytes
-                              : (unit * p.n_spans + (int64_t)((uint64_t)at.t / SPAN)) * p.M,
+                    (unit * p.n_spans + (int64_t)((uint64_t)at.t / SPAN)) * p.M,
                     value_of(p, unit, at.t)};
 }
 KR_DEV quad_place moved(const quad_place &x, const quad_place &by) {
@@ -160,8 +159,7 @@ KR_DEV quad_place apart(const kr_mamba3_params &p, int n) {
 }
 /* Between heads of a group. */
 KR_DEV quad_place head_apart(const kr_mamba3_params &p) {
-  return quad_place{0,         0, p.n_rows * p.N, p.L * p.M,
-                    p.packets ? (int64_t)p.n_chunks * p.packet_bytes : (int64_t)p.n_spans * p.M, p.L};
+  return quad_place{0, 0, p.n_rows * p.N, p.L * p.M, (int64_t)p.n_spans * p.M, p.L};
 }
 
 /* within: of a walked call rotations in float16. */
@@ -169,9 +167,10 @@ typedef struct quad_angles {
   kr_raw16 within, before;
 } quad_angles;
 
-/* Of pairs that turn: scratch, in aligned fours. */
+/* Of pairs that turn: scratch, in aligned fours. CAN_WALK: whether such calls may be walked. */
+template <int CAN_WALK>
 KR_DEV quad_angles load_angles(const kr_mamba3_params &p, const quad_place &of, const token &at, int first) {
-  if (p.packets) {
+  if (CAN_WALK && p.packets) {
     const int j = (int)(at.t & (CHUNK - 1)), lane = 32 * (j >> 4) + 4 * (j & 7);
     const uint32_t *const turns = (const uint32_t *)(p.packets + of.before + KR_MAMBA3_STEPS_BYTES +
                                                      (first >> 3) * 2048 + lane * 16) +
@@ -182,10 +181,11 @@ KR_DEV quad_angles load_angles(const kr_mamba3_params &p, const quad_place &of, 
   if (at.start < (at.t & -(int64_t)SPAN)) a.before = *(const kr_raw16 *)(p.angles_before + of.before + first);
   return a;
 }
+template <int CAN_WALK>
 KR_DEV void rotations_of(const kr_mamba3_params &p, const quad_angles &a, rotation (&by)[4]) {
 #pragma unroll
   for (int k = 0; k < 4; k++) {
-    if (p.packets) {
+    if (CAN_WALK && p.packets) {
       by[k] = rotation{kr_unpack(a.within.w[k], 0, KRAIT_F16), kr_unpack(a.within.w[k], 1, KRAIT_F16)};
       continue;
     }
@@ -246,7 +246,7 @@ struct given {
   float by_k[RANKS], by_q[RANKS];
 };
 
-template <int HALVES, int RANKS>
+template <int HALVES, int RANKS, int CAN_WALK>
 KR_DEV given<RANKS> load_given(const kr_mamba3_bwd_params &p, const token &at, const quad_place &of, int is_there,
                                int r, int first) {
   const kr_mamba3_params &f = p.f;
@@ -257,7 +257,7 @@ KR_DEV given<RANKS> load_given(const kr_mamba3_bwd_params &p, const token &at, c
   v.dq = load_quad<HALVES>(p.dq, row, first, f.N);
   if (f.is_direct || has_next(f, at))
     v.dk = load_quad<HALVES>(p.dk, row + (f.is_direct ? 0 : RANKS * f.N), first, f.N);
-  if (first < f.M) v.angles = load_angles(f, of, at, first);
+  if (first < f.M) v.angles = load_angles<CAN_WALK>(f, of, at, first);
 #pragma unroll
   for (int s = 0; s < RANKS; s++)
     v.by_k[s] = gamma * products[r * RANKS + s], v.by_q[s] = gamma * products[s * RANKS + r];
@@ -283,11 +283,11 @@ KR_DEV void add_final_key(const kr_mamba3_bwd_params &p, int h, const token &at,
  * not depend on angles, and dq's part across q is the same before and after a turn. Leaves that, the share of the
  * gradient of angles, onto the ranks' before; the products of a token with itself have no part in it. q and k: of the
  * rank, with their biases. */
-template <int HALVES>
+template <int HALVES, int CAN_WALK>
 KR_DEV void turn_back(const kr_mamba3_bwd_params &p, const quad_place &of, int is_there, int adds, int first,
                       const quad_angles &angles, const eight &q, const eight &k, eight &dq, eight &dk) {
   rotation by[4];
-  rotations_of(p.f, angles, by);
+  rotations_of<CAN_WALK>(p.f, angles, by);
   turn_quad<HALVES>(dq, by, -1.0f), turn_quad<HALVES>(dk, by, -1.0f);
   if (!is_there) return;
   kr_float4 *const to = (kr_float4 *)(p.psi + of.within + first);
@@ -344,6 +344,7 @@ KR_DEV vectors load_vectors(const kr_mamba3_params &f, const quad_place &of, int
 template <int HALVES, int IS_PACK, int RANKS>
 KR_DEV void leave_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2 * MOST_N],
                            float (*biases)[2 * RANKS * MOST_N]) {
+  enum { CAN_WALK = !HALVES && !IS_PACK && RANKS == 1 && KR_DTYPE != 0 };
   const kr_mamba3_params &f = p.f;
   const int heads = f.H / f.G, g = kr_block_x() % f.G, tile = kr_block_x() / f.G, b = kr_block_z(), N = f.N,
             shift = log2_of(N / 8), first = 4 * (kr_thread() & (N / 8 - 1)), warp = kr_thread() >> 5,
@@ -351,13 +352,16 @@ KR_DEV void leave_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2
   const int64_t t = (int64_t)tile * (THREADS >> shift) + (kr_thread() >> shift), block = (int64_t)b * f.n_tiles + tile;
   const int is_there = t < f.L;
   const token at = token_of<IS_PACK>(f, b, is_there ? t : f.L - 1);
-  const quad_place start = quad_at(f, b, g * heads, at), step = head_apart(f);
+  quad_place start = quad_at(f, b, g * heads, at), step = head_apart(f);
+  if (CAN_WALK && f.packets)
+    start.before = (unit_of(f, b, g * heads) * f.n_chunks + at.t / CHUNK) * f.packet_bytes,
+    step.before = (int64_t)f.n_chunks * f.packet_bytes;
   vectors kept;
   if (RANKS == 1) kept = load_vectors<HALVES>(f, start, 0, first);
 #pragma unroll 1
   for (int r = 0; r < RANKS; r++) {
     quad_place place = start;
-    given<RANKS> next = load_given<HALVES, RANKS>(p, at, place, is_there, r, first);
+    given<RANKS> next = load_given<HALVES, RANKS, CAN_WALK>(p, at, place, is_there, r, first);
     float *to = p.biases + (block * f.H + g * heads) * 2 * RANKS * N + (bias >= N ? RANKS - 1 : 0) * N + r * N + bias;
     eight dB = {}, dC = {};
     load_biases(f, g * heads, biases[0]);
@@ -370,7 +374,7 @@ KR_DEV void leave_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2
       if (i && has_bias) put_biases(sums[!turn], to), to += 2 * RANKS * N;
       if (i + 1 < heads) {
         place = moved(place, step);
-        next = load_given<HALVES, RANKS>(p, at, place, is_there, r, first);
+        next = load_given<HALVES, RANKS, CAN_WALK>(p, at, place, is_there, r, first);
         load_biases(f, h + 1, biases[!turn]);
       }
       eight dq = unpacked(now.dq), dk = unpacked(now.dk);
@@ -378,7 +382,7 @@ KR_DEV void leave_matrices(const kr_mamba3_bwd_params &p, float (*sums)[WARPS][2
       if (first < f.M) {
         const vectors own = RANKS == 1 ? kept : load_vectors<HALVES>(f, start, r, first);
         const float *const row = biases[turn] + r * N;
-        turn_back<HALVES>(p, of, is_there, r > 0, first, now.angles,
+        turn_back<HALVES, CAN_WALK>(p, of, is_there, r > 0, first, now.angles,
                           plus(unpacked(own.q), quad_of<HALVES>(row, first, N)),
                           plus(unpacked(own.k), quad_of<HALVES>(row + RANKS * N, first, N)), dq, dk);
       }

@@ -94,13 +94,13 @@ KR_DEV void put_vectors(const kr_mamba3_params &p, int h, const token &at, const
     raw_q[r] = load_quad<1>(p.Cmat.data, of.q + r * p.G * p.Cmat.stride[2], first, p.N),
     raw_k[r] = load_quad<1>(p.Bmat.data, of.k + r * p.G * p.Bmat.stride[2], first, p.N);
   quad_angles angles = {};
-  if (first < p.M) angles = load_angles(p, of, at, first);
+  if (first < p.M) angles = load_angles<0>(p, of, at, first);
   eight k[RANKS];
   float products[RANKS * RANKS];
 #pragma unroll
   for (int r = 0; r < RANKS; r++) k[r] = plus(unpacked(raw_k[r]), quad_of<1>(biases + (RANKS + r) * p.N, first, p.N));
   rotation by[4];
-  rotations_of(p, angles, by);
+  rotations_of<0>(p, angles, by);
 #pragma unroll
   for (int r = 0; r < RANKS; r++) {
     eight q = plus(unpacked(raw_q[r]), quad_of<1>(biases + r * p.N, first, p.N));

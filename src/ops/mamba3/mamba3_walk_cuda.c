@@ -4,15 +4,11 @@
 #include "ssd/ssd_hopper_host.h"
 #include "status.h"
 
-#define WALKS(name)                                                       \
-  {                                                                       \
-    {NULL, NULL}, {"mamba3_walk_f16", name}, { "mamba3_walk_bf16", name } \
-  }
 static const kr_kernel carry_kernel[] = KR_BY_TYPE("mamba3", "kr_mamba3_carry"),
-                       chunk_turns_kernel = {"mamba3_packets", "kr_mamba3_chunk_turns"},
                        packets_kernel = {"mamba3_packets", "kr_mamba3_packets"},
                        again_kernel = {"mamba3_packets", "kr_mamba3_walk_again"},
-                       walk_kernel[2][3] = {WALKS("kr_mamba3_walk"), WALKS("kr_mamba3_walk_keep")};
+                       walk_kernel[3] = {
+                           {NULL, NULL}, {"mamba3_walk_f16", "kr_mamba3_walk"}, {"mamba3_walk_bf16", "kr_mamba3_walk"}};
 
 static int is_any_given(const kr_view *const *views) {
   for (; *views; views++)
@@ -95,6 +91,8 @@ int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *cor
                                  int type, void *stream) {
   const kr_mamba3_params *const p = &w->f;
   const uint64_t tier = KRAIT_CAP_CUDA_HOPPER;
+  kr_mamba3_walk_params puts = *w;
+  puts.puts = 1;
   const kr_grid packets = {.x = (uint32_t)p->n_chunks * (uint32_t)((p->H + w->packet_heads - 1) / w->packet_heads),
                            .y = 1,
                            .z = (uint32_t)p->B,
@@ -102,13 +100,13 @@ int32_t kr_mamba3_launch_packets(const krait_ctx *ctx, const kr_mamba3_core *cor
                            .stream = stream},
                 heads = kr_mamba3_grid((int64_t)p->B * p->H, 1, stream);
   if (p->M) {
-    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &chunk_turns_kernel, &packets, w, sizeof *w));
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, w, sizeof *w));
     KR_TRY(kr_mamba3_launch(ctx, core->tier, carry_kernel, type, &heads, p, sizeof *p));
   }
-  return kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, w, sizeof *w);
+  return kr_cuda_launch(ctx->cuda, tier, &packets_kernel, &packets, &puts, sizeof puts);
 }
 
-int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, int keeps, void *stream) {
+int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, int type, void *stream) {
   const kr_grid walk = {.x = (uint32_t)w->n_blocks,
                         .y = 1,
                         .z = 1,
@@ -116,7 +114,7 @@ int32_t kr_mamba3_launch_walk(const krait_ctx *ctx, kr_mamba3_walk_params *w, in
                         .shared_bytes = shared_bytes_of(w->f.M),
                         .stream = stream};
   KR_TRY(make_walk_maps(ctx, w, type));
-  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &walk_kernel[keeps][type], &walk, w, sizeof *w);
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_HOPPER, &walk_kernel[type], &walk, w, sizeof *w);
 }
 
 int32_t kr_mamba3_walk_again(const krait_ctx *ctx, const kr_mamba3_walk_params *w, void *stream) {

@@ -7,7 +7,7 @@
 #include "mamba3_params.h"
 
 #define KR_MAMBA3_WALK_N 128    /* most states */
-#define KR_MAMBA3_WALK_THREADS 128
+#define KR_MAMBA3_WALK_THREADS 256
 #define KR_MAMBA3_WALK_BESIDE 102400 /* bytes of a block's shared memory besides rotations, from a multiple of 1024 on */
 #define KR_MAMBA3_PACKET_THREADS 128
 #define KR_MAMBA3_PACKET_HEADS 8 /* most heads of a block that makes packets */
@@ -37,6 +37,7 @@ typedef struct kr_mamba3_walk_params {
   int32_t *spoilt;    /* (B,H): heads to be computed again token by token, since NaN or infinity was met */
   void *S;            /* (B,chunks,H): states before chunks as operands, of S_bytes each */
   int32_t S_bytes, packet_heads;
+  int32_t puts;       /* of the kernel that makes packets */
   int32_t n_blocks, per_block, longer; /* a range has per_block chunks, of the first `longer` blocks one more */
 } kr_mamba3_walk_params;
 
