@@ -911,8 +911,8 @@ static void rows_on_their_way_have_room(void **state) {
   krait_ctx_close(&ctx);
 }
 
-/* On three multiprocessors four heads are three blocks' and seven six blocks', which hand states on; and NaN of a head's
- * token reaches that head's later tokens alone. */
+/* On three multiprocessors four heads are three blocks' and seven six blocks', which hand states on; and NaN of a
+ * head's token reaches that head's later tokens alone. */
 static void heads_are_scanned_without_rows(void **state) {
   enum { L = 200, HEADS = 7, P = 16, N = 16, M = 6, BAD = 77 };
   static _Alignas(64) uint16_t x[L * HEADS * P], B[L * N], C[L * N], out[2][L * HEADS * P];

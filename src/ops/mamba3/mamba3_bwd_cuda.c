@@ -106,7 +106,8 @@ static kr_ssd_bwd_args gradient_of_ssd(const gradient *g, const kr_mamba3_bwd_ar
   return s;
 }
 
-static gradient gradient_of(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_bwd_args *a, char *scratch) {
+static gradient gradient_of(const krait_ctx *ctx, const kr_mamba3_core *core, const kr_mamba3_bwd_args *a,
+                            char *scratch) {
   gradient g = {.in = KR_MAMBA3_INPUTS(a)};
   g.type = kr_mamba3_row_type(core, &g.in);
   g.p.f = kr_mamba3_params_of(&g.in, kr_has(&a->dfinal_states));

@@ -47,7 +47,12 @@ static void choose_mamba3_tensors(kr_case *c, int usual) {
   if (usual) {
     *flags &= ~(uint32_t)(KRAIT_MAMBA3_HALVES | KRAIT_MAMBA3_REVERSE);
     if (*kr_case_size(c, "P") > 64) *kr_case_size(c, "P") = 64;
-    for (int i = 0; i < 4; i++) kr_case_leave_out(c, factors[i]), kr_case_leave_out(c, ends[c->sig->forward != NULL][i]);
+    if (kr_case_chance(c, 0.3)) { /* as many heads as walk on a large GPU */
+      *kr_case_size(c, "B") = 2, *kr_case_size(c, "H") = 24, *kr_case_size(c, "P") = 8, *kr_case_size(c, "N") = 16;
+      *kr_case_size(c, "M") = kr_case_int(c, 1, 2) * 4;
+    }
+    for (int i = 0; i < 4; i++)
+      kr_case_leave_out(c, factors[i]), kr_case_leave_out(c, ends[c->sig->forward != NULL][i]);
   }
   const int is_packed = !usual && !(*flags & KRAIT_MAMBA3_REVERSE) && kr_case_chance(c, 0.3),
             has_states = !usual && kr_case_chance(c, 0.5);

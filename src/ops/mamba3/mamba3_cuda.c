@@ -116,8 +116,8 @@ void kr_mamba3_be_plain(kr_mamba3_params *p, int type) {
 
 /* The angle of one token alone has no gradient, not even by rounding: the rows of its key and query must not meet. */
 void kr_mamba3_be_direct(const kr_mamba3_core *core, kr_mamba3_params *p) {
-  p->is_direct = core->takes_direct && p->is_plain && p->L > 1 && !kr_has(&p->cu_seqlens) && !kr_has(&p->initial_states) &&
-                 !(p->flags & KRAIT_MAMBA3_REVERSE);
+  p->is_direct = core->takes_direct && p->is_plain && p->L > 1 && !kr_has(&p->cu_seqlens) &&
+                 !kr_has(&p->initial_states) && !(p->flags & KRAIT_MAMBA3_REVERSE);
   if (p->is_direct) p->has_ends = 0, p->n_rows = p->L;
 }
 

@@ -7,8 +7,9 @@
 #include "mamba3_params.h"
 
 #define KR_MAMBA3_WALK_N 128    /* most states */
-#define KR_MAMBA3_WALK_THREADS 256
-#define KR_MAMBA3_WALK_BESIDE 102400 /* bytes of a block's shared memory besides rotations, from a multiple of 1024 on */
+#define KR_MAMBA3_WALK_THREADS 128
+/* Bytes of a block's shared memory besides rotations, from a multiple of 1024 on. */
+#define KR_MAMBA3_WALK_BESIDE 102400
 #define KR_MAMBA3_PACKET_THREADS 128
 #define KR_MAMBA3_PACKET_HEADS 8 /* most heads of a block that makes packets */
 

@@ -413,7 +413,9 @@ static int32_t run_tf32_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, con
 int32_t kr_ssd_bwd_parts(const krait_ctx *ctx, const void *args) {
   return run_parts(ctx, args, make_y, NULL, run_parts_part);
 }
-int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) { return run_parts(ctx, args, make_y, NULL, run_tf32_part); }
+int32_t kr_ssd_bwd_tf32(const krait_ctx *ctx, const void *args) {
+  return run_parts(ctx, args, make_y, NULL, run_tf32_part);
+}
 
 /* ---- by multiply-adds ---- */
 
