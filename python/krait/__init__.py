@@ -14,7 +14,7 @@ def stats():
     return {names[key]: _load.read_stats(context) for key, context in list(_load._contexts.items())}
 
 
-_LAZY = {"Denoiser": "_denoiser", "Restorer": "_restorer", "accelerate": "_accelerate", "accelerated": "_accelerate",
+_LAZY = {"Denoiser": "_denoiser", "Restorer": "_restorer", "accelerate": "_accelerate", "accelerated": "_accelerate", "decelerate": "_accelerate",
          "context_parallel": "_context_parallel", "graphed": "_graphed"}  # numpy or torch, which the others do not need
 
 

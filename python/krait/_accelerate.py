@@ -6,6 +6,7 @@ import warnings
 import torch
 from torch.nn.modules import module as _nn_module
 
+from . import _decoder_layers
 from ._attention_lm import AttentionModel
 from ._language import Generate, LanguageModel
 from ._primeknet import PrimeKnet
@@ -123,7 +124,33 @@ def accelerated(model):
             found[name] = module.__dict__["forward"].kind.title
         if isinstance(module.__dict__.get("generate"), Generate):
             found[name] = Generate.title
+        if _has_our_layers(module):
+            found[(name + ".layers").lstrip(".")] = _decoder_layers.DecoderLayer.title
     return found
+
+
+def _has_our_layers(model):
+    return _decoder_layers.looks_like(model) and type(model.layers[0].__dict__.get("forward")) is _decoder_layers.DecoderLayer
+
+
+def _accelerate_layers(model):
+    """-> whether layers of decoders inside are krait's now; why others are not."""
+    done, reasons = False, []
+    for name, module in model.named_modules():
+        if _decoder_layers.looks_like(module) and not _has_our_layers(module):
+            why = _decoder_layers.install(module)
+            done = done or why is None
+            reasons += ["%s (%s): %s" % (type(module).__name__, name, why)] if why else []
+    return done, reasons
+
+
+def decelerate(model):
+    """The model, without what accelerate() has put into it."""
+    for module in model.modules():
+        for name, kinds in (("forward", (Forward, _decoder_layers.DecoderLayer)), ("generate", (Generate,))):
+            if isinstance(module.__dict__.get(name), kinds):
+                del module.__dict__[name]
+    return model
 
 
 def accelerate(model):
@@ -144,7 +171,9 @@ def accelerate(model):
             done.append(name)
         elif why:
             reasons.append("%s%s: %s" % (type(module).__name__, " (%s)" % name if name else "", why))
-    if not done:
+    has_layers, why = _accelerate_layers(model)
+    reasons += why
+    if not done and not has_layers:
         what = "; ".join(reasons) or "%s: nothing in it has the parameters of a model that krait knows" % type(model).__name__
         warnings.warn("krait.accelerate: left as it is: %s" % what, stacklevel=2)
     return model

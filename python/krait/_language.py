@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.modules import module as _nn_module
 
 from ._call import place
+from ._decoder_layers import DecoderLayer
 from ._shared_lm import SharedLM
 from ._torch import is_traced
 from .ops import add_norm, causal_conv1d, causal_conv1d_update, gated_norm, selective_scan, ssd, state_update
@@ -103,7 +104,7 @@ _copy_each = getattr(torch, "_foreach_copy_", None) or (lambda to, parameters: [
 
 
 def _has_more(modules):
-    return any([m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in modules]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS])
+    return any([m._forward_hooks or m._forward_pre_hooks or ("forward" in m.__dict__ and type(m.__dict__["forward"]) is not DecoderLayer) for m in modules]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS])
 
 
 class Survey:

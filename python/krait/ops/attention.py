@@ -19,7 +19,7 @@ FORWARD = Operator("attention", " ".join(_INPUTS) + " out lse", **_SHARED)
 BACKWARD = Operator("attention_bwd", "q k v cu_seqlens_q cu_seqlens_k seqused_q seqused_k alibi_slopes sinks rng out lse dout dlse dq dk dv dsinks",
                     dout=(0, 4), dq=(0, 4), dk=(0, 4), dv=(0, 4), dlse=(0, 3), **_SHARED)
 _APPEND = Operator("attention_append", "k v cos sin cache_seqlens cache_batch_idx block_table k_cache v_cache seqused")
-_ROTARY = Operator("rotary", "x cos sin offsets cu_seqlens out", x=(0, 4), out=(0, 4))
+ROTARY = Operator("rotary", "x cos sin offsets cu_seqlens out", x=(0, 4), out=(0, 4))
 _signature, _rotary_signature = signer(len(_INPUTS)), signer(5)
 _CAUSAL, _WINDOW, _ANY_ORDER = 1, 2, 4               # KRAIT_ATTENTION_*
 _INTERLEAVED, _INVERSE, _STILL = 1, 2, 4             # KRAIT_ROTARY_*
@@ -308,13 +308,13 @@ def _setup_rotary(ctx, inputs, output):
 
 def _rotary_gradients(ctx, dout):
     inputs = (dout, *ctx.saved_tensors, ctx.flags ^ _INVERSE)
-    call = call_after(ctx, _ROTARY, dout.stride())
+    call = call_after(ctx, ROTARY, dout.stride())
     return (_rotary(*inputs) if call is None else _run_rotary(call, *inputs), None, None, None, None, None)
 
 
 @custom_op("rotary", _fake_rotary, setup=_setup_rotary, backward=_rotary_gradients, composed=composed.rotary)
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, offsets: Optional[Tensor], cu_seqlens: Optional[Tensor], flags: int) -> Tensor:
-    return _run_rotary(Call(_ROTARY), x, cos, sin, offsets, cu_seqlens, flags)
+    return _run_rotary(Call(ROTARY), x, cos, sin, offsets, cu_seqlens, flags)
 
 
 _apply_rotary = differentiable("Rotary", _run_rotary, _setup_rotary, _rotary_gradients)
@@ -325,7 +325,7 @@ class _RotaryInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, cos, sin, offsets, cu_seqlens, flags):
-        _run_rotary(Call(_ROTARY), x, cos, sin, offsets, cu_seqlens, flags, x)
+        _run_rotary(Call(ROTARY), x, cos, sin, offsets, cu_seqlens, flags, x)
         ctx.save_for_backward(cos, sin, offsets, cu_seqlens)
         ctx.flags = flags
         return x
@@ -345,7 +345,7 @@ def overwrite(x, out):
 def _check_rotary(x, cos, sin, offsets, cu_seqlens):
     _need_dims("rotary: x", x, cu_seqlens)
     if not is_traced():
-        _ROTARY.check((x, cos, sin, offsets, cu_seqlens))
+        ROTARY.check((x, cos, sin, offsets, cu_seqlens))
     return x, cos, sin, offsets, cu_seqlens
 
 
@@ -369,13 +369,13 @@ def rotary(x, cos, sin, offsets=0, cu_seqlens=None, interleaved=False, inverse=F
         if is_traced(x):
             return overwrite(x, _rotary(*tensors, flags))
         refuse_negative_bit("rotary", x)
-        return _RotaryInPlace.apply(*tensors, flags) if x.requires_grad and is_grad_enabled() else _run_rotary(Call(_ROTARY), *tensors, flags, x)
+        return _RotaryInPlace.apply(*tensors, flags) if x.requires_grad and is_grad_enabled() else _run_rotary(Call(ROTARY), *tensors, flags, x)
     if is_traced(x):
         return _rotary(*_check_rotary(*tensors), flags)
     key = _rotary_signature(tensors, (flags,))
-    call = _ROTARY.known.get(key)
+    call = ROTARY.known.get(key)
     if call is None:
-        call, tensors = _ROTARY.keep(_rotary_signature, (flags,), _check_rotary(*tensors))
+        call, tensors = ROTARY.keep(_rotary_signature, (flags,), _check_rotary(*tensors))
     return (_apply_rotary if call.has_gradients and is_grad_enabled() else _run_rotary)(call, *tensors, flags)
 
 

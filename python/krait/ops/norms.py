@@ -10,8 +10,8 @@ from .._call import Call, Operator, signer
 from .._torch import autocast_dtype, call_after, custom_op, differentiable, is_traced, layout
 from .product import linear
 
-_ADD_NORM = Operator("add_norm", "x weight bias residual x1 weight1 bias1 rowscale out out1 residual_out")
-_ADD_NORM_BWD = Operator("add_norm_bwd", "v weight weight1 rowscale dout dout1 dresidual_out dx dresidual dx1 dweight dbias dweight1 dbias1")
+ADD_NORM = Operator("add_norm", "x weight bias residual x1 weight1 bias1 rowscale out out1 residual_out")
+ADD_NORM_BWD = Operator("add_norm_bwd", "v weight weight1 rowscale dout dout1 dresidual_out dx dresidual dx1 dweight dbias dweight1 dbias1")
 GATED_NORM = Operator("gated_norm", "x z weight bias out")
 GATED_NORM_BWD = Operator("gated_norm_bwd", "x z weight bias dout dx dz dweight dbias")
 _add_norm_signature, _gated_norm_signature = signer(8), signer(4)
@@ -33,7 +33,7 @@ def _add_norm_bwd(v: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], w
                   dsum: Optional[Tensor], x_dtype: torch.dtype, residual_dtype: Optional[torch.dtype],
                   x1_dtype: Optional[torch.dtype], eps: float, rms: bool) -> List[Tensor]:
     """-> gradients of x, residual, x1, weight, bias, weight1, bias1."""
-    return _run_add_norm_bwd(Call(_ADD_NORM_BWD), v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, x_dtype, residual_dtype, x1_dtype, eps, rms)
+    return _run_add_norm_bwd(Call(ADD_NORM_BWD), v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, x_dtype, residual_dtype, x1_dtype, eps, rms)
 
 
 def _run_add_norm_bwd(call, *inputs):
@@ -48,7 +48,7 @@ def _run_add_norm_bwd(call, *inputs):
 
 def rms_norm_gradients(call, rows, weight, dout, eps):
     """-> gradients of rows (R, M) and weight; call: determines their shapes."""
-    call = call.follower(_ADD_NORM_BWD, (rows.shape, rows.stride(), dout.stride()))
+    call = call.follower(ADD_NORM_BWD, (rows.shape, rows.stride(), dout.stride()))
     grads = _run_add_norm_bwd(call, rows, weight, None, None, None, None, dout, None, None, rows.dtype, None, None, eps, True)
     return grads[0], grads[3]
 
@@ -63,7 +63,7 @@ def _setup_add_norm(ctx, inputs, output):
 def _add_norm_gradients(ctx, dout, dout1=None, dsum=None):
     v, weight, bias, weight1, bias1, rowscale = ctx.saved_tensors
     inputs = v, weight, bias, weight1, bias1, rowscale, dout, dout1, dsum, *ctx.dtypes, ctx.eps, ctx.rms
-    call = call_after(ctx, _ADD_NORM_BWD, (layout(dout), layout(dout1), layout(dsum)))
+    call = call_after(ctx, ADD_NORM_BWD, (layout(dout), layout(dout1), layout(dsum)))
     grads = _add_norm_bwd(*inputs) if call is None else _run_add_norm_bwd(call, *inputs)
     given = (*ctx.dtypes, weight, bias, weight1, bias1)
     dx, dresidual, dx1, dweight, dbias, dweight1, dbias1 = [None if t is None else g for t, g in zip(given, grads)]
@@ -89,7 +89,7 @@ def _run_add_norm(call, *inputs):
 def _add_norm(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], residual: Optional[Tensor],
               x1: Optional[Tensor], weight1: Optional[Tensor], bias1: Optional[Tensor], rowscale: Optional[Tensor],
               eps: float, rms: bool, sum_in_fp32: bool, want_sum: bool) -> Tuple[Tensor, Tensor, Tensor]:
-    return _run_add_norm(Call(_ADD_NORM), x, weight, bias, residual, x1, weight1, bias1, rowscale, eps, rms, sum_in_fp32, want_sum)
+    return _run_add_norm(Call(ADD_NORM), x, weight, bias, residual, x1, weight1, bias1, rowscale, eps, rms, sum_in_fp32, want_sum)
 
 
 _apply_add_norm = differentiable("AddNorm", _run_add_norm, _setup_add_norm, _add_norm_gradients)
@@ -130,16 +130,16 @@ def add_norm(x, weight, bias=None, residual=None, x1=None, weight1=None, bias1=N
     adds = prenorm or residual is not None or x1 is not None or rowscale is not None
     options = (float(eps), bool(is_rms_norm), bool(residual_in_fp32), bool(adds))
     key = None if traced else _add_norm_signature(inputs, options)
-    call = None if traced else _ADD_NORM.known.get(key)
+    call = None if traced else ADD_NORM.known.get(key)
     if call is None:
         _check_add_norm(*inputs)
         if not traced:
-            call, (x, weight, bias, residual, x1, weight1, bias1, rowscale) = _ADD_NORM.keep(_add_norm_signature, options, inputs)
+            call, (x, weight, bias, residual, x1, weight1, bias1, rowscale) = ADD_NORM.keep(_add_norm_signature, options, inputs)
     rows, rows1, residual, mask, mask1 = _rows(x, width), _rows(x1, width), _rows(residual, width), None, None
     rowscale = None if rowscale is None else rowscale.reshape(-1)
     if dropout_p > 0.0:
         rows, mask = _drop(rows, dropout_p, rowscale)
-        call, rowscale = None if traced else Call(_ADD_NORM, has_gradients=call.has_gradients), None
+        call, rowscale = None if traced else Call(ADD_NORM, has_gradients=call.has_gradients), None
         if rows1 is not None:
             rows1, mask1 = _drop(rows1, dropout_p, None)
     tensors = (rows, weight, bias, residual, rows1, weight1, bias1, rowscale)
@@ -174,7 +174,7 @@ def norm_backward(dy, x, weight, bias, eps, dresidual, dy1, weight1, bias1, mask
     """x: the forward's sum -> gradients of x, weight, bias, residual, x1, weight1, bias1, and y (None if not recomputed)."""
     x_dtype = x.dtype if x_dtype is None else x_dtype
     scale = None if dropout_p > 0.0 else rowscale
-    dx, dsum, dx1, *parameters = _run_add_norm_bwd(Call(_ADD_NORM_BWD), x, weight, bias, weight1, bias1, scale, dy, dy1, dresidual, x_dtype,
+    dx, dsum, dx1, *parameters = _run_add_norm_bwd(Call(ADD_NORM_BWD), x, weight, bias, weight1, bias1, scale, dy, dy1, dresidual, x_dtype,
                                                    x.dtype if has_residual else None, x_dtype if has_x1 else None, float(eps), bool(is_rms_norm))
     if dropout_p > 0.0:
         kept = masks if has_x1 else masks[None]
