@@ -650,11 +650,11 @@ typedef struct krait_gemm_args {
 } krait_gemm_args;
 KRAIT_API int32_t krait_gemm(const krait_ctx *ctx, const krait_gemm_args *args);
 
-/* Element by element: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT. f is the
- * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 if x is absent, and an absent y is 0 (1 in a
+/* Element by element: out = f(x) x_scale + y y_scale; f is the activation, f(x) 1 if x is absent, an absent y 0 (1 in a
  * product). For sums, gates, casts, copies into another dimension order, constants, and their gradients. */
-#define KRAIT_POINTWISE_PRODUCT 1u
-#define KRAIT_POINTWISE_SLOPE 2u
+#define KRAIT_POINTWISE_PRODUCT 1u /* out = f(x) y x_scale */
+#define KRAIT_POINTWISE_SLOPE 2u   /* f is the activation's derivative */
+#define KRAIT_POINTWISE_GATE 4u    /* alone; gradients of f(g) u, I = 2: x is g, u; out f'(g) u y[0], f(g) y[0] */
 typedef struct krait_pointwise_args {
   krait_call call;
   int32_t activation; /* KRAIT_ACT_NONE, _SILU, _SIGMOID, _RELU, _EXP or _GELU */

@@ -15,7 +15,7 @@ from .product import matmul
 
 _POINTWISE = Operator("pointwise", "x y out", x=(0, 4), y=(0, 4), out=(0, 4))
 _RMS, _CAUSAL, _ANY_ORDER, _INVERSE = 1, 1, 4, 2
-_PRODUCT, _SLOPE = 1, 2  # KRAIT_POINTWISE_*
+_PRODUCT, _GATE = 1, 4   # KRAIT_POINTWISE_*
 _SILU = 1                # KRAIT_ACT_SILU
 _known = {}
 _MOST_KNOWN = 256
@@ -216,6 +216,11 @@ def _of(t):
     return t[None, None]
 
 
+def _halves(t):
+    """A matrix's two halves of columns, one behind the other."""
+    return t.view(1, t.shape[0], 2, -1).permute(2, 0, 1, 3)
+
+
 class _Gated(torch.autograd.Function):
 
     @staticmethod
@@ -232,12 +237,9 @@ class _Gated(torch.autograd.Function):
     @once
     def backward(ctx, dout):
         x, both, gate, up, gate_bias, up_bias = ctx.saved_tensors
-        calls, n = ctx.calls, gate.shape[0]
-        dout, dboth = _of(_rows(dout.contiguous())), torch.empty_like(both)
-        g, u, dg, du = _of(both[:, :n]), _of(both[:, n:]), _of(dboth[:, :n]), _of(dboth[:, n:])
-        calls.run("gated_bwd_u", _POINTWISE, (g, dout, du), _PRODUCT, activation=_SILU, x_scale=1.0)
-        calls.run("gated_bwd", _POINTWISE, (u, dout, dg), _PRODUCT, x_scale=1.0)
-        calls.run("gated_bwd_g", _POINTWISE, (g, dg, dg), _PRODUCT | _SLOPE, activation=_SILU, x_scale=1.0)
+        calls = ctx.calls
+        dout, dboth = _rows(dout.contiguous()), torch.empty_like(both)
+        calls.run("gated_bwd", _POINTWISE, (_halves(both), _of(dout).expand(2, -1, -1, -1), _halves(dboth)), _GATE, activation=_SILU)
         dx = matmul(dboth, _joined((gate, up), x.dtype)).view(x.shape) if ctx.needs_input_grad[1] else None
         return (None, dx, *_weight_gradients(ctx, 2, (gate, up), dboth, _rows(x)), *_bias_gradients(ctx, 4, (gate_bias, up_bias), dboth))
 

@@ -21,10 +21,18 @@ static void count_sum_rows(const void *args, kr_cost *cost) {
       cost->flops * (double)krait_dtype_bytes(a->x.dtype) + (double)a->M * (double)krait_dtype_bytes(a->out.dtype);
 }
 
+const char *kr_pointwise_refuse_gate(const kr_pointwise_args *a) {
+  const int fits = a->I == 2 && kr_has(&a->x) && kr_has(&a->y);
+  return kr_is_gate(a) && !fits ? "a gate's gradients need x, y and I = 2" : NULL;
+}
+
+static const char *refuse_gate(const krait_ctx *ctx, const void *args) {
+  return (void)ctx, kr_pointwise_refuse_gate(args);
+}
 static const char *refuse_pointwise(const krait_ctx *ctx, const void *args) {
   const kr_pointwise_args *a = args;
-  (void)ctx;
-  return a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64 ? "float64 tensors" : NULL;
+  if (a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
+  return refuse_gate(ctx, args);
 }
 static const char *refuse_sum_rows(const krait_ctx *ctx, const void *args) {
   const kr_sum_rows_args *a = args;
@@ -37,7 +45,7 @@ static const kr_impl pointwise_impls[] = {
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, refuse_pointwise, kr_pointwise_##isa, NULL},
 #include "isa.def"
 #undef KR_ISA
-    {"ref", KRAIT_CAP_CPU, NULL, kr_pointwise_ref, NULL},
+    {"ref", KRAIT_CAP_CPU, refuse_gate, kr_pointwise_ref, NULL},
 };
 static const kr_impl sum_rows_impls[] = {
     KR_CUDA_IMPLS(sum_rows)
@@ -61,7 +69,7 @@ static int continues(const kr_walk *w, int d, const int64_t *stride) {
 
 kr_walk kr_walk_of(const kr_pointwise_args *a) {
   const kr_view *views[KR_WALK_VIEWS] = {&a->out, &a->x, &a->y};
-  const int64_t n[4] = {a->I, a->J, a->K, a->N};
+  const int64_t n[4] = {kr_is_gate(a) ? 1 : a->I, a->J, a->K, a->N};
   kr_walk w = {.n = {1, 1, 1, 1}};
   int order[4], n_dims = 0, to = 4;
   for (int d = 0; d < 4; d++) { /* out's longest stride first */

@@ -14,18 +14,18 @@ KR_DEV float gelu_slope(float x) {
   return kr_fma(x, normal, x > -0.01f && x < 0.01f ? kr_fma(0.39894228f, x, 0.5f) : kr_gelu_exact(x) / x);
 }
 
-KR_DEV float f(const kr_pointwise_params &p, float x) {
-  if (p.activation == KRAIT_ACT_NONE) return p.slope ? 1.0f : x;
-  if (p.activation == KRAIT_ACT_RELU) return p.slope ? (x > 0.0f ? 1.0f : 0.0f) : x < 0.0f ? 0.0f : x;
+KR_DEV float f(const kr_pointwise_params &p, float x, int slope) {
+  if (p.activation == KRAIT_ACT_NONE) return slope ? 1.0f : x;
+  if (p.activation == KRAIT_ACT_RELU) return slope ? (x > 0.0f ? 1.0f : 0.0f) : x < 0.0f ? 0.0f : x;
   if (p.activation == KRAIT_ACT_EXP) return kr_exp(x);
-  if (p.activation == KRAIT_ACT_GELU) return p.slope ? gelu_slope(x) : kr_gelu_exact(x);
+  if (p.activation == KRAIT_ACT_GELU) return slope ? gelu_slope(x) : kr_gelu_exact(x);
   const float s = kr_sigmoid(x);
-  if (p.activation == KRAIT_ACT_SIGMOID) return p.slope ? s * (1.0f - s) : s;
-  return p.slope ? s * kr_fma(x, 1.0f - s, 1.0f) : x * s;
+  if (p.activation == KRAIT_ACT_SIGMOID) return slope ? s * (1.0f - s) : s;
+  return slope ? s * kr_fma(x, 1.0f - s, 1.0f) : x * s;
 }
 
 KR_DEV float result(const kr_pointwise_params &p, float x, float y) {
-  const float v = (p.x.data ? f(p, x) : 1.0f) * p.x_scale;
+  const float v = (p.x.data ? f(p, x, p.slope) : 1.0f) * p.x_scale;
   if (!p.y.data) return v;
   return p.product ? v * y : kr_fma(y, p.y_scale, v);
 }
@@ -74,6 +74,23 @@ KR_DEV void store_eight(const kr_pointwise_view &v, const place &o, const float 
   if (v.dtype == KRAIT_F32) to[1] = high;
 }
 
+/* The view of a gate's factor, or of its gradient. */
+KR_DEV kr_pointwise_view factor_of(kr_pointwise_view v, int64_t other) {
+  v.data = (char *)v.data + other * (v.dtype == KRAIT_F32 ? 4 : 2);
+  return v;
+}
+
+KR_DEV void gate_eight(const kr_pointwise_params &p, const place &o, float (&g)[8], const float (&y)[8]) {
+  float u[8];
+  load_eight(factor_of(p.x, p.x_other), o, u);
+#pragma unroll
+  for (int k = 0; k < 8; k++) {
+    const float gate = f(p, g[k], 0);
+    g[k] = f(p, g[k], 1) * u[k] * y[k], u[k] = gate * y[k];
+  }
+  store_eight(factor_of(p.out, p.out_other), o, u);
+}
+
 KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_pointwise_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
   kr_launch_dependents();
@@ -84,8 +101,12 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_po
   kr_griddep_wait();
   load_eight(p.x, o, x);
   load_eight(p.y, o, y);
+  if (p.gate) {
+    gate_eight(p, o, x, y);
+  } else {
 #pragma unroll
-  for (int k = 0; k < 8; k++) x[k] = result(p, x[k], y[k]);
+    for (int k = 0; k < 8; k++) x[k] = result(p, x[k], y[k]);
+  }
   store_eight(p.out, o, x);
 }
 
@@ -98,7 +119,13 @@ KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_poin
   kr_griddep_wait();
   const float x = p.x.data ? kr_load(p.x.data, at(p.x, o, o.n), p.x.dtype) : 0.0f,
               y = p.y.data ? kr_load(p.y.data, at(p.y, o, o.n), p.y.dtype) : 0.0f;
-  kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, result(p, x, y));
+  if (!p.gate) {
+    kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, result(p, x, y));
+    return;
+  }
+  const float u = kr_load(p.x.data, at(p.x, o, o.n) + p.x_other, p.x.dtype);
+  kr_store(p.out.data, at(p.out, o, o.n), p.out.dtype, f(p, x, 1) * u * y);
+  kr_store(p.out.data, at(p.out, o, o.n) + p.out_other, p.out.dtype, f(p, x, 0) * y);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_SUM_BLOCK, 8) kr_sum_parts(const kr_sum_params p) {

@@ -1,6 +1,6 @@
 # Elementwise operations, and sums over rows.
 op pointwise
-  flags KRAIT_POINTWISE_PRODUCT 0.4  KRAIT_POINTWISE_SLOPE 0.3
+  flags KRAIT_POINTWISE_PRODUCT 0.4  KRAIT_POINTWISE_SLOPE 0.3  KRAIT_POINTWISE_GATE 0 excludes KRAIT_POINTWISE_PRODUCT|KRAIT_POINTWISE_SLOPE
   size I J K N >= 0
   field activation KRAIT_ACT NONE SILU SIGMOID RELU EXP GELU
   field x_scale float 1.0

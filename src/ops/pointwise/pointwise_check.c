@@ -20,8 +20,10 @@ int32_t kr_pointwise_case(kr_case *c, int64_t index) {
   a->K = kr_case_edge(c, index % 8 == 0 ? 129 : 33), a->N = kr_case_edge(c, index % 8 == 1 ? 1025 : 130);
   a->x_scale = kr_case_chance(c, 0.5) ? 1 : 0.75f, a->y_scale = kr_case_chance(c, 0.5) ? 1 : -1.5f;
   c->contiguous = index % 3 == 0;
-  give(c, "x", 0.9);
-  give(c, "y", a->x.data ? 0.7 : 1);
+  const int gate = kr_case_chance(c, 0.15);
+  if (gate) a->I = 2, a->call.flags = KRAIT_POINTWISE_GATE;
+  give(c, "x", gate ? 1 : 0.9);
+  give(c, "y", !gate && a->x.data ? 0.7 : 1);
   c->dtype = kr_case_activation_dtype(c);
   return KRAIT_OK;
 }

@@ -37,9 +37,14 @@ static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t ti
                          .activation = a->activation,
                          .product = (a->call.flags & KRAIT_POINTWISE_PRODUCT) != 0,
                          .slope = (a->call.flags & KRAIT_POINTWISE_SLOPE) != 0,
+                         .gate = kr_is_gate(a),
+                         .x_other = a->x.stride[0],
+                         .out_other = a->out.stride[0],
                          .x_scale = a->x_scale,
                          .y_scale = a->y_scale};
-  const int packed = p.out.packs && takes_packs(&p.x) && takes_packs(&p.y) && w.n[3] % KR_POINTWISE_PACK == 0;
+  const int64_t others = p.gate ? p.x_other | p.out_other : 0;
+  const int packed = p.out.packs && takes_packs(&p.x) && takes_packs(&p.y) && w.n[3] % KR_POINTWISE_PACK == 0 &&
+                     others % KR_POINTWISE_PACK == 0;
   const int64_t inner = packed ? w.n[3] / KR_POINTWISE_PACK : w.n[3], n = w.n[0] * w.n[1] * w.n[2] * inner;
   if (n == 0) return KRAIT_OK;
   for (int d = 0; d < 4; d++) p.n[d] = kr_divisor_of(d == 3 ? inner : w.n[d]);
@@ -56,6 +61,7 @@ const char *kr_pointwise_cuda_refuse(const krait_ctx *ctx, const void *args) {
   const kr_pointwise_args *a = args;
   (void)ctx;
   if (a->x.dtype == KRAIT_F64 || a->y.dtype == KRAIT_F64 || a->out.dtype == KRAIT_F64) return "float64 tensors";
+  if (kr_pointwise_refuse_gate(a)) return kr_pointwise_refuse_gate(a);
   return (double)a->I * (double)a->J * (double)a->K * (double)a->N >= 2147483648.0 - KR_POINTWISE_THREADS
              ? "2^31 elements or more"
              : NULL;

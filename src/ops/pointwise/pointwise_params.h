@@ -17,7 +17,8 @@ typedef struct kr_pointwise_params {
   kr_pointwise_view out, x, y;
   kr_divisor n[4]; /* n[0] is never divided by; n[3] counts packs if threads take packs */
   uint32_t n_threads;
-  int32_t activation, product, slope;
+  int32_t activation, product, slope, gate;
+  int64_t x_other, out_other; /* of a gate's gradients: from its elements to the factor's; dimension I is 1 */
   float x_scale, y_scale;
 } kr_pointwise_params;
 

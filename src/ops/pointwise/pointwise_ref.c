@@ -1,6 +1,6 @@
 /* pointwise_ref.c: out = f(x) x_scale + y y_scale, or f(x) y x_scale with KRAIT_POINTWISE_PRODUCT, where f is the
  * activation or, with KRAIT_POINTWISE_SLOPE, its derivative; f(x) is 1 if x is absent, an absent y is 0 (1 in a
- * product). And out[m] = sum over r of x[r,m]. */
+ * product). With KRAIT_POINTWISE_GATE the gradients of f(x[0]) x[1] for y[0]. And out[m] = sum over r of x[r,m]. */
 #include <math.h>
 
 #include "op_list.h"
@@ -28,9 +28,26 @@ static double pointwise_element(const kr_pointwise_args *a, int64_t i, int64_t j
   return product ? x * y * a->x_scale : x * a->x_scale + y * a->y_scale;
 }
 
+/* The gradients of f(g) u. */
+static void gate_element(const kr_pointwise_args *a, int64_t j, int64_t k, int64_t n) {
+  kr_pointwise_args slope = *a;
+  slope.call.flags = KRAIT_POINTWISE_SLOPE;
+  const double g = kr_get(&a->x, kr_at4(&a->x, 0, j, k, n)), u = kr_get(&a->x, kr_at4(&a->x, 1, j, k, n)),
+               y = kr_get(&a->y, kr_at4(&a->y, 0, j, k, n));
+  kr_put(&a->out, kr_at4(&a->out, 0, j, k, n), f(&slope, g) * u * y);
+  kr_put(&a->out, kr_at4(&a->out, 1, j, k, n), f(a, g) * y);
+}
+
+static void compute_gate(const kr_pointwise_args *a) {
+  for (int64_t j = 0; j < a->J; j++)
+    for (int64_t k = 0; k < a->K; k++)
+      for (int64_t n = 0; n < a->N; n++) gate_element(a, j, k, n);
+}
+
 int32_t kr_pointwise_ref(const krait_ctx *ctx, const void *args) {
   const kr_pointwise_args *a = args;
   (void)ctx;
+  if (a->call.flags & KRAIT_POINTWISE_GATE) return compute_gate(a), KRAIT_OK;
   for (int64_t i = 0; i < a->I; i++)
     for (int64_t j = 0; j < a->J; j++)
       for (int64_t k = 0; k < a->K; k++)

@@ -70,6 +70,32 @@ static void apply_pieces(void *user, int64_t begin, int64_t end, int worker) {
   }
 }
 
+/* The gradients of f(g) u, by pieces. */
+static void gate_pieces(void *user, int64_t begin, int64_t end, int worker) {
+  const job *p = user;
+  const kr_pointwise_args *a = p->a;
+  kr_pointwise_args value = *a, slope = *a;
+  _Alignas(64) float g[PIECE], y[PIECE], u[PIECE], gate[PIECE];
+  (void)worker;
+  value.x_scale = slope.x_scale = 1.0f, value.call.flags = KRAIT_POINTWISE_PRODUCT,
+  slope.call.flags = KRAIT_POINTWISE_PRODUCT | KRAIT_POINTWISE_SLOPE;
+  for (int64_t piece = begin; piece < end; piece++) {
+    const int64_t row = piece / p->n_pieces, first = piece % p->n_pieces * PIECE,
+                  n = p->w.n[3] - first < PIECE ? p->w.n[3] - first : PIECE, whole = (n + KR_VL - 1) / KR_VL * KR_VL;
+    const int64_t k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
+    const int64_t x_at = at_of(&p->w, KR_WALK_X, i, j, k, first), out_at = at_of(&p->w, KR_WALK_OUT, i, j, k, first),
+                  x_step = p->w.stride[KR_WALK_X][3], out_step = p->w.stride[KR_WALK_OUT][3];
+    kr_row_load(g, a->x.data, a->x.dtype, x_at, x_step, n);
+    kr_row_load(u, a->x.data, a->x.dtype, x_at + a->x.stride[0], x_step, n);
+    kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
+    compute(&value, g, y, gate, whole);
+    compute(&slope, g, u, g, whole);
+    for (int64_t m = 0; m < whole; m += KR_VL) kr_v_store(g + m, kr_v_mul(kr_v_load(g + m), kr_v_load(y + m)));
+    kr_row_store(g, a->out.data, a->out.dtype, out_at, out_step, n);
+    kr_row_store(gate, a->out.data, a->out.dtype, out_at + a->out.stride[0], out_step, n);
+  }
+}
+
 /* ---- contiguous float32 without an activation: no buffer ---- */
 
 static inline kr_v plain_load(const float *from, int lanes) {
@@ -180,18 +206,19 @@ int32_t KR_FN(kr_pointwise)(const krait_ctx *ctx, const void *args) {
   job p = {.a = args, .w = kr_walk_of(args)};
   const int64_t outer = p.w.n[0] * p.w.n[1];
   if (outer * p.w.n[2] * p.w.n[3] == 0) return KRAIT_OK;
-  if (p.w.n[2] > 1 && (is_strided(&p.w, KR_WALK_X) || is_strided(&p.w, KR_WALK_Y))) {
+  if (!kr_is_gate(p.a) && p.w.n[2] > 1 && (is_strided(&p.w, KR_WALK_X) || is_strided(&p.w, KR_WALK_Y))) {
     p.n_pieces = (p.w.n[2] + TILE_ROWS - 1) / TILE_ROWS;
     kr_parallel(ctx, outer * p.n_pieces, 1 + 16384 / (TILE_ROWS * p.w.n[3]), run_pointwise_tiles, &p);
     return KRAIT_OK;
   }
-  if (is_plain_for_pointwise(&p)) {
+  if (!kr_is_gate(p.a) && is_plain_for_pointwise(&p)) {
     p.n_pieces = (p.w.n[3] + PLAIN_PIECE - 1) / PLAIN_PIECE;
     kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + PLAIN_PIECE / p.w.n[3], apply_contiguous, &p);
     return KRAIT_OK;
   }
   p.n_pieces = (p.w.n[3] + PIECE - 1) / PIECE;
-  kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + 16384 / (p.w.n[3] < PIECE ? p.w.n[3] : PIECE), apply_pieces, &p);
+  kr_parallel(ctx, outer * p.w.n[2] * p.n_pieces, 1 + 16384 / (p.w.n[3] < PIECE ? p.w.n[3] : PIECE),
+              kr_is_gate(p.a) ? gate_pieces : apply_pieces, &p);
   return KRAIT_OK;
 }
 
