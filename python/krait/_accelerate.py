@@ -9,6 +9,7 @@ from torch.nn.modules import module as _nn_module
 from . import _decoder_layers
 from ._attention_lm import AttentionModel
 from ._language import Generate, LanguageModel
+from ._language_loss import causal_lm_loss
 from ._primeknet import PrimeKnet
 from ._torch import is_traced
 
@@ -129,6 +130,18 @@ def accelerated(model):
     return found
 
 
+_LOSS = "_loss_function"  # of transformers' models: what their property loss_function returns
+
+
+def _accelerate_losses(model):
+    """Those of language models whose layers are krait's."""
+    for module in model.modules():
+        inner = getattr(module, "model", None)
+        if isinstance(inner, torch.nn.Module) and _has_our_layers(inner) and hasattr(module, "lm_head") and _LOSS not in module.__dict__:
+            if getattr(module.loss_function, "__name__", None) == "ForCausalLMLoss":
+                module.loss_function = causal_lm_loss
+
+
 def _has_our_layers(model):
     return _decoder_layers.looks_like(model) and type(model.layers[0].__dict__.get("forward")) is _decoder_layers.DecoderLayer
 
@@ -150,6 +163,8 @@ def decelerate(model):
         for name, kinds in (("forward", (Forward, _decoder_layers.DecoderLayer)), ("generate", (Generate,))):
             if isinstance(module.__dict__.get(name), kinds):
                 del module.__dict__[name]
+        if module.__dict__.get(_LOSS) is causal_lm_loss:
+            del module.__dict__[_LOSS]
     return model
 
 
@@ -172,6 +187,7 @@ def accelerate(model):
         elif why:
             reasons.append("%s%s: %s" % (type(module).__name__, " (%s)" % name if name else "", why))
     has_layers, why = _accelerate_layers(model)
+    _accelerate_losses(model)
     reasons += why
     if not done and not has_layers:
         what = "; ".join(reasons) or "%s: nothing in it has the parameters of a model that krait knows" % type(model).__name__
