@@ -169,12 +169,13 @@ def decelerate(model):
 
 
 def accelerate(model):
-    """The model, in which each part that krait knows runs as krait's graph, forward and gradient as one autograd node: PrimeKnet; and
-    generate of language models of Mamba and Mamba-2 (transformers, mamba_ssm) and of attention as Qwen2, Llama, Mistral and Qwen3 have it
-    (transformers), whose step is recorded once on a GPU. It keeps its
-    parameters, state_dict, optimiser, autocast, hooks on the whole and DistributedDataParallel; its class's forward runs where the graph does not
-    compute a call: hooks on modules inside, other types than float32, torch.compile and torch.export, fake tensors, torch.func. What is not
-    recognised is left alone; if that is everything, a warning says why. krait.accelerated(model) lists what is accelerated."""
+    """The model, in which each part that krait knows runs as krait's, on the model's own parameters:
+    PrimeKnet as one graph, forward and gradient; generate of language models of Mamba and Mamba-2 (transformers, mamba_ssm) and of attention as
+    Qwen2, Llama, Mistral and Qwen3 have it (transformers), whose step is recorded once on a GPU; and of the latter, forward and gradient, the
+    layers and the loss. It keeps its state_dict, optimiser, autocast, hooks on the whole, checkpoints of activations and
+    DistributedDataParallel; its class's forward runs where krait does not compute a call: hooks on modules inside, other types,
+    torch.compile and torch.export, fake tensors, torch.func. What is not recognised is left alone, and a warning says why.
+    krait.accelerated(model) lists what is accelerated, krait.decelerate(model) takes it back."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError("krait.accelerate: %s is not a torch.nn.Module" % type(model).__name__)
     reasons, done = [], list(accelerated(model))
@@ -189,7 +190,7 @@ def accelerate(model):
     has_layers, why = _accelerate_layers(model)
     _accelerate_losses(model)
     reasons += why
-    if not done and not has_layers:
+    if reasons or not (done or has_layers):
         what = "; ".join(reasons) or "%s: nothing in it has the parameters of a model that krait knows" % type(model).__name__
         warnings.warn("krait.accelerate: left as it is: %s" % what, stacklevel=2)
     return model
