@@ -15,7 +15,7 @@ _FAMILIES = ("qwen2", "llama", "mistral", "qwen3")
 _IMPLEMENTATIONS = ("sdpa", "flash_attention_2")  # that take no mask for causal attention
 _FEWEST_TOKENS = 256                              # of a call; smaller ones wait for the host either way
 _MOST_OF_HEAD = 256
-_NO_MATTER = ("position_ids", "use_cache", "output_attentions", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch")
+_NO_MATTER = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _warned = set()
 
@@ -32,6 +32,13 @@ def _weight(module):
 
 def _bias(module):
     return member(module, "bias")
+
+
+def _only_captures(module):
+    """Whether its hooks are those by which transformers collects outputs: krait's attention has no weights to collect, as the usual one."""
+    hooks = module._forward_hooks
+    return hooks and all([getattr(hook, "__name__", "") == "output_capturing_hook" for hook in hooks.values()]) and not (
+        module._forward_pre_hooks or module._backward_hooks or getattr(module, "_backward_pre_hooks", None) or "forward" in module.__dict__)
 
 
 def _are_plain(linears, x, dtype):
@@ -90,7 +97,7 @@ class DecoderLayer:
         if any([value is not None and name not in _NO_MATTER for name, value in kwargs.items()]) or kwargs.get("output_attentions"):
             return False
         inside, layer, dtype = self._inside(), self.layer, autocast_dtype(x)
-        if not all([is_plain(m, kind) for m, kind in zip(inside, self.kinds)]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS]):
+        if not all([is_plain(m, kind) or (type(m) is kind and _only_captures(m)) for m, kind in zip(inside, self.kinds)]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS]):
             return False
         return type(layer) is self.kind and all([_is_plain_norm(norm, type(norm), x, dtype) for norm in (layer.input_layernorm, layer.post_attention_layernorm)])
 

@@ -17,6 +17,7 @@ from ._sampling import GenerationOutput, modify_logits_for_top_p_filtering
 _CHECK_EVERY = 32    # steps between looks at a GPU's tokens for the end
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_NUMBERS = ("eps", "variance_epsilon", "scaling", "attention_scaling", "head_dim", "time_step_limit", "dt_limit")  # of modules, by which they compute
 _MOST_SHARED = 1024  # sequences of the library's graphs
 _STREAMED = 2560     # the width of models of which Hopper takes all layers of a step of one sequence in one call, in 16 bits
 
@@ -118,6 +119,7 @@ class Survey:
         self._kinds = [(m, type(m)) for m in modules]
         self._held = [(of, name, t) for m in modules for of in (m._modules, m._parameters) for name, t in of.items()]
         self._sizes = [(m._modules, len(m._modules)) for m in modules if m._modules]  # of lists that grow
+        self._numbers = [(m.__dict__, name, m.__dict__[name]) for m in modules for name in _NUMBERS if name in m.__dict__]
 
     def key(self):
         """Where the parameters lie, and their types."""
@@ -126,6 +128,8 @@ class Survey:
     def holds(self):
         """Whether no part was replaced, and no module inside does more, or something else, than its class."""
         if not all([type(m) is kind for m, kind in self._kinds]) or not all([of.get(name) is t for of, name, t in self._held]) or not all([len(of) == n for of, n in self._sizes]):
+            return False
+        if not all([of.get(name) == number for of, name, number in self._numbers]):
             return False
         return not _has_more([m for m, _ in self._kinds])
 

@@ -202,10 +202,12 @@ def test_copies_files_types_and_taking_it_back(tmp_path, monkeypatch):
     assert len(counts) == 3
 
 
-def test_compiled_fake_and_captured_outputs():
+def test_compiled_fake_and_captured_outputs(monkeypatch):
     model = build_attention("Qwen2").train()
     own, ids = accelerated(model), prompts(2, 20)
+    counts = count(monkeypatch, model)
     out = own(ids, output_hidden_states=True)
+    assert not counts
     want = model(ids, output_hidden_states=True)
     assert all(error(a, b) < 1e-5 for a, b in zip(out.hidden_states, want.hidden_states))
     compare(own, model, ids, BOUNDS[torch.float32])
