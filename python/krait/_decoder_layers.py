@@ -9,7 +9,7 @@ from torch.nn.modules import module as _nn_module
 
 from ._torch import autocast_dtype, is_traced, member
 from .ops import decoder_layer as ops
-from .ops.product import apply, is_plain
+from .ops.product import is_plain
 
 _FAMILIES = ("qwen2", "llama", "mistral", "qwen3")
 _IMPLEMENTATIONS = ("sdpa", "flash_attention_2")  # that take no mask for causal attention
@@ -53,6 +53,10 @@ def _are_plain(linears, x, dtype):
 def _is_plain_norm(norm, kind, x, dtype):
     weight = member(norm, "weight")
     return is_plain(norm, kind) and type(weight) in (torch.nn.Parameter, torch.Tensor) and weight.device == x.device and (weight.dtype is x.dtype or dtype is not None)
+
+
+def _linear(layer, x, dtype):
+    return ops.linear(x, _weight(layer), _bias(layer)) if _are_plain((layer,), x, dtype) else layer(x)
 
 
 def _is_empty(cache, index):
@@ -123,14 +127,14 @@ class DecoderLayer:
         out, k, v = ops.attention(calls, heads, y, cos, sin, (*map(_weight, linears), *map(_bias, linears), *norms), cache is not None)
         if cache is not None:
             cache.update(k, v, attention.layer_idx)
-        return apply(attention.o_proj, out)
+        return _linear(attention.o_proj, out, autocast_dtype(y))
 
     def _mlp(self, calls, y, dtype):
         mlp = self.layer.mlp
         both = (mlp.gate_proj, mlp.up_proj)
         if not _are_plain(both, y, dtype):
             return mlp(y)
-        return apply(mlp.down_proj, ops.gated(calls, y, *map(_weight, both), *map(_bias, both)))
+        return _linear(mlp.down_proj, ops.gated(calls, y, *map(_weight, both), *map(_bias, both)), dtype)
 
     def __call__(self, hidden_states, attention_mask=None, position_ids=None, past_key_values=None, use_cache=False, position_embeddings=None, **kwargs):
         layer, x = self.layer, hidden_states

@@ -1,6 +1,7 @@
 /* graph_kernel_cache.c: the cache of graphs in a context. The key is all bytes of the args except addresses, of which
  * only the presence counts. The least recently used graph is evicted; a graph in use stays until its last user is done.
- */
+ * On a GPU a graph keeps runners for addresses that come again, as those of a training step do, which then replay their
+ * launches as one; all others share one runner, which is bound anew. */
 #include "graph_kernel_cache.h"
 
 #include <string.h>
@@ -10,7 +11,15 @@
 #include "graph_runner.h"
 #include "status.h"
 
-enum { MOST_KEPT = 64 };
+enum { MOST_KEPT = 64, MOST_RUNNERS = 64, MOST_SEEN = 128 };
+
+/* The first one of an entry is for any addresses. */
+typedef struct kept_runner {
+  kr_runner *runner;
+  uint64_t addresses; /* their hash */
+  uint64_t last_use;
+  int32_t is_used;
+} kept_runner;
 
 typedef struct entry {
   const kr_graph_impl *impl;
@@ -18,6 +27,9 @@ typedef struct entry {
   kr_graph *graph;
   uint64_t last_use;
   int32_t n_users;
+  kept_runner runners[MOST_RUNNERS];
+  uint64_t seen[MOST_SEEN]; /* hashes of addresses, newest at n_seen - 1 */
+  uint64_t n_seen;
 } entry;
 
 typedef struct kernel_cache {
@@ -33,6 +45,7 @@ static void lock(kernel_cache *k) {
 static void unlock(kernel_cache *k) { atomic_flag_clear_explicit(&k->lock, memory_order_release); }
 
 static void close_entry(entry *e) {
+  for (int i = 0; i < MOST_RUNNERS; i++) kr_runner_close(&e->runners[i].runner);
   kr_graph_close(&e->graph);
   kr_free(e->key);
   kr_free(e);
@@ -169,16 +182,78 @@ kr_tensor kr_graph_own_argument(kr_graph *g, const void *args, const kr_view *vi
   return own;
 }
 
-static int32_t run_kept_graph(const kr_graph *g, const void *args) {
-  const kr_call *call = args;
-  kr_runner *r = NULL;
-  KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, &r));
-  for (size_t i = 0; i < g->storages.n; i++) {
-    const kr_storage *s = KR_STORAGE(g, i);
-    if (s->source >= 0) r->bound[i] = ((const kr_view *)((const char *)args + s->source))->data;
+static void *argument_of(const kr_graph *g, size_t storage, const void *args) {
+  return ((const kr_view *)((const char *)args + KR_STORAGE(g, storage)->source))->data;
+}
+
+static void bind_runner(kr_runner *r, const void *args) {
+  for (size_t i = 0; i < r->graph->storages.n; i++)
+    if (KR_STORAGE(r->graph, i)->source >= 0) kr_runner_rebind(r, i, argument_of(r->graph, i, args));
+}
+
+static uint64_t hash_addresses(const kr_graph *g, const void *args) {
+  uint64_t hash = (uint64_t)(uintptr_t)((const kr_call *)args)->scratch;
+  for (size_t i = 0; i < g->storages.n; i++)
+    if (KR_STORAGE(g, i)->source >= 0)
+      hash = (hash ^ (uint64_t)(uintptr_t)argument_of(g, i, args)) * 0x9e3779b97f4a7c15ull, hash ^= hash >> 29;
+  return hash;
+}
+
+static int has_addresses(const kr_runner *r, const void *args) {
+  int same = kr_runner_memory(r) == ((const kr_call *)args)->scratch || !kr_graph_bytes(r->graph);
+  for (size_t i = 0; same && i < r->graph->storages.n; i++)
+    same = KR_STORAGE(r->graph, i)->source < 0 || r->bound[i] == argument_of(r->graph, i, args);
+  return same;
+}
+
+/* Whether these addresses were among the last ones; they are from now on. */
+static int were_seen(entry *e, uint64_t hash) {
+  for (int i = 0; i < MOST_SEEN; i++)
+    if (e->seen[i] == hash) return 1;
+  e->seen[e->n_seen++ % MOST_SEEN] = hash;
+  return 0;
+}
+
+/* With the lock held: a place for a runner with these addresses, which may have to be opened or bound; NULL: all in
+ * use. */
+static kept_runner *take_runner(kernel_cache *k, entry *e, uint64_t hash, const void *args) {
+  kept_runner *found = NULL, *oldest = NULL;
+  for (int i = 1; i < MOST_RUNNERS && !found; i++) {
+    kept_runner *p = &e->runners[i];
+    if (p->is_used) continue;
+    if (p->runner && p->addresses == hash && has_addresses(p->runner, args))
+      found = p;
+    else if (!oldest || p->last_use < oldest->last_use)
+      oldest = p;
   }
-  const int32_t status = kr_runner_run(r, call->stream);
-  kr_runner_close(&r);
+  if (!found) found = oldest && were_seen(e, hash) ? oldest : e->runners[0].is_used ? NULL : &e->runners[0];
+  if (found) found->is_used = 1, found->addresses = hash, found->last_use = ++k->n_uses;
+  return found;
+}
+
+static int32_t run_kept_graph(const kr_graph *g, kr_runner **r, const void *args) {
+  const kr_call *call = args;
+  if (*r)
+    kr_runner_move(*r, call->scratch);
+  else
+    KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, r));
+  bind_runner(*r, args);
+  return kr_runner_run(*r, call->stream);
+}
+
+static int32_t run_entry(const krait_ctx *ctx, entry *e, const void *args) {
+  const kr_call *call = args;
+  kernel_cache *k =
+      ctx && kr_graph_cuda(e->graph) && call->scratch_bytes >= kr_graph_bytes(e->graph) ? kept_of(ctx) : NULL;
+  kept_runner *kept = NULL;
+  kr_runner *own = NULL;
+  if (k) {
+    const uint64_t hash = hash_addresses(e->graph, args);
+    lock(k), kept = take_runner(k, e, hash, args), unlock(k);
+  }
+  const int32_t status = run_kept_graph(e->graph, kept ? &kept->runner : &own, args);
+  kr_runner_close(&own);
+  if (kept) lock(k), kept->is_used = 0, unlock(k);
   return status;
 }
 
@@ -186,7 +261,7 @@ int32_t kr_graph_impl_run(const kr_graph_impl *impl, const krait_ctx *ctx, const
   entry *e;
   int own;
   KR_TRY(get(impl, ctx, args, &e, &own));
-  const int32_t status = run_kept_graph(e->graph, args);
+  const int32_t status = run_entry(ctx, e, args);
   put(ctx, e, own);
   return status;
 }

@@ -154,6 +154,14 @@ static int32_t open_runner(const kr_graph *g, void *memory, kr_runner **runner) 
 int32_t kr_runner_open(const kr_graph *g, kr_runner **runner) { return open_runner(g, NULL, runner); }
 void *kr_runner_memory(const kr_runner *r) { return r->memory; }
 
+void kr_runner_move(kr_runner *r, void *memory) {
+  if (r->memory != memory && kr_graph_bytes(r->graph)) r->memory = memory, r->settled = 0;
+}
+
+void kr_runner_rebind(kr_runner *r, size_t storage, void *data) {
+  if (r->bound[storage] != data) r->bound[storage] = data, r->settled = 0;
+}
+
 int32_t kr_runner_open_in(const kr_graph *g, void *memory, uint64_t bytes, kr_runner **runner) {
   static char nothing[KR_GRAPH_LINE]; /* the address of an empty arena */
   *runner = NULL;
@@ -305,8 +313,9 @@ static int32_t run_part(kr_runner *r, size_t from, size_t to, void *stream) {
   r->stream = stream;
   if (cuda && kr_cuda_is_noting()) return rehearse_nodes(&(part){r, from, to});
   kr_recording *k = !cuda || is_recorded(cuda, stream) ? NULL : recording_of(r, from, to);
-  if (cuda && (k ? !k->n_runs : kr_cuda_meets(cuda, r)))
+  if (cuda && (k ? !k->n_runs && !r->is_rehearsed : kr_cuda_meets(cuda, r)))
     kr_rehearse(r->graph->ctx, rehearse_nodes, &(part){r, from, to});
+  r->is_rehearsed |= !from && to == r->graph->nodes.n; /* with other addresses nearly all kernels are the same */
   if (!k) return run_range(r, from, to, stream);
   if (k->n_runs++ == 1) KR_TRY(record_graph_run(r, cuda, k));
   return k->recorded ? kr_cuda_graph_launch(cuda, k->recorded, stream) : run_range(r, from, to, stream);

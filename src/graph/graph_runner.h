@@ -28,9 +28,14 @@ struct kr_runner {
   void *recorder, *beside; /* streams for capturing: the second one for lane 2 */
   kr_cuda_timer meeting;  /* where lanes fork and join */
   int32_t records;        /* the current capture */
+  int32_t is_rehearsed;   /* the device code of all nodes was loaded */
   kr_recording recordings[KR_RECORDINGS]; /* number of runs of all nodes, or of a part, with these addresses */
   int32_t n_recordings;
 };
+
+/* Of a runner in borrowed memory: other memory of that size, without states; another address of a storage. */
+void kr_runner_move(kr_runner *r, void *memory);
+void kr_runner_rebind(kr_runner *r, size_t storage, void *data);
 
 static inline const kr_impl *kr_runner_impl(const kr_runner *r, size_t n) { return kr_plan_impl(r->calls[n]); }
 

@@ -1,6 +1,6 @@
 /* emulated_graph.c: a planned graph on an emulated GPU: the same results as on the CPU, launched one by one at first,
- * then as one CUDA graph; new addresses, states, lanes, constants, a stream captured by its owner. Usage:
- * emulated_graph LIBRARY. */
+ * then as one CUDA graph; new addresses, states, lanes, constants, a stream captured by its owner, operators that are
+ * graphs. Usage: emulated_graph LIBRARY. */
 #define _POSIX_C_SOURCE 200809L
 #include "../test.h"
 
@@ -10,6 +10,7 @@
 
 #include "cuda.h"
 #include "emulator/emulator.h"
+#include "graph_kernel_cache.h"
 #include "graph_parts.h"
 #include "graph_runner.h"
 #include "half.h"
@@ -525,6 +526,63 @@ static void a_convolution_stays_behind_a_gated_product(void **state) {
   for (int i = 0; i < WIDTH; i++) assert_float_equal(gpu.y[i], cpu.y[i], 1e-4f * (1 + fabsf(cpu.y[i])));
 }
 
+/* ---- an operator that is a graph ---- */
+
+enum { KEPT = 40 };
+
+/* silu(x) y + x */
+static void record_kept(kr_graph *g, const void *args, int32_t dtype) {
+  const kr_pointwise_args *a = args;
+  (void)dtype;
+  KR_GRAPH_INPUT(x, 1, 1, 1, KEPT);
+  KR_GRAPH_INPUT(y, 1, 1, 1, KEPT);
+  const kr_tensor out = kr_graph_argument(g, a, &a->out, KR_OUT, "out", KR_DIMS(1, 1, 1, KEPT)),
+                  product = kr_graph_temp(g, KRAIT_F32, KR_DIMS(1, 1, 1, KEPT));
+  kr_graph_pointwise(
+      g, "product",
+      (kr_pointwise_args){.call.flags = KRAIT_POINTWISE_PRODUCT, .activation = KRAIT_ACT_SILU, .x_scale = 1}, x, y,
+      product);
+  kr_graph_pointwise(g, "sum", (kr_pointwise_args){.x_scale = 1, .y_scale = 1}, product, x, out);
+}
+
+static void run_kept(const krait_ctx *ctx, float (*at)[KEPT], char *scratch) {
+  static const kr_graph_impl impl = {&kr_op_pointwise, record_kept, 0, 0};
+  kr_pointwise_args args = {.I = 1, .J = 1, .K = 1, .N = KEPT, .x_scale = 1};
+  kr_view *const views[] = {&args.x, &args.y, &args.out};
+  for (int i = 0; i < 3; i++) *views[i] = (kr_view){.data = at[i], .dtype = KRAIT_F32, .stride = {KEPT, KEPT, KEPT, 1}};
+  for (int i = 0; i < KEPT; i++) at[0][i] = draw_emulated(), at[1][i] = draw_emulated(), at[2][i] = NAN;
+  args.call.scratch_bytes = kr_graph_impl_scratch(&impl, ctx, &args);
+  assert_in_range(args.call.scratch_bytes, 1, 4096);
+  args.call.scratch = scratch;
+  if (kr_graph_impl_run(&impl, ctx, &args) < 0) fail_msg("%s", krait_error_detail());
+  for (int i = 0; i < KEPT; i++) {
+    const float x = at[0][i];
+    assert_float_equal(at[2][i], x / (1 + expf(-x)) * at[1][i] + x, 1e-5f);
+  }
+}
+
+/* Two sets of addresses in turn are recorded; then new ones each time, also of the scratch alone, are not, and the two
+ * still are. */
+static void addresses_that_come_again_are_recorded(void **state) {
+  static _Alignas(256) float tensors[200][3][KEPT];
+  static _Alignas(256) char scratch[200][4096];
+  krait_ctx *ctx = NULL;
+  const krait_ctx_options options = {
+      .size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1, .fallback = KRAIT_FALLBACK_NEVER};
+  (void)state;
+  random_state = 12;
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  for (int t = 0; t < 10; t++) {
+    run_kept(ctx, tensors[t % 2], scratch[t % 2]);
+    assert_int_equal(ctx->n_calls, 2 * (t < 6 ? t + 1 : 6)); /* seen, bound, recorded; then replayed */
+  }
+  for (int t = 2; t < 190; t++) run_kept(ctx, tensors[t % 3 ? t : 0], scratch[t]);
+  assert_int_equal(ctx->n_calls, 2 * (6 + 188));
+  for (int t = 0; t < 4; t++) run_kept(ctx, tensors[t % 2], scratch[t % 2]);
+  assert_int_equal(ctx->n_calls, 2 * (6 + 188));
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   setenv("KR_FAKE_CUDA", "capability=90,shared=232448,multiprocessors=16,record=1", 1);
@@ -536,6 +594,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(appending_takes_norm_and_rotary),
                                      cmocka_unit_test(prompts_start_ahead),
                                      cmocka_unit_test(a_convolution_stays_behind_a_gated_product),
-                                     cmocka_unit_test(a_recorded_stream_gets_the_launches)};
+                                     cmocka_unit_test(a_recorded_stream_gets_the_launches),
+                                     cmocka_unit_test(addresses_that_come_again_are_recorded)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@ _POINTWISE = Operator("pointwise", "x y out", x=(0, 4), y=(0, 4), out=(0, 4))
 _RMS, _CAUSAL, _ANY_ORDER, _INVERSE = 1, 1, 4, 2
 _PRODUCT, _GATE = 1, 4   # KRAIT_POINTWISE_*
 _SILU = 1                # KRAIT_ACT_SILU
+_HAS_OUT_DTYPE = "out_dtype" in (torch.mm.__doc__ or "")
 _known = {}
 _MOST_KNOWN = 256
 
@@ -49,16 +50,28 @@ def _joined(parts, dtype):
     """Weights or biases one behind the other, of this type; None for none."""
     if parts[0] is None:
         return None
-    first = parts[0]
+    first, at = parts[0].detach(), 0
+    if len(parts) == 1:
+        return first.to(dtype)
     out = torch.empty(sum([p.shape[0] for p in parts]), *first.shape[1:], dtype=dtype, device=first.device)
-    return torch.cat([p.detach() for p in parts], out=out)
+    for p in parts:
+        out[at:at + p.shape[0]].copy_(p.detach())
+        at += p.shape[0]
+    return out
+
+
+def _product_in(dtype, a, b):
+    """a b, of 16-bit matrices in float32 where that is wanted and torch can."""
+    if _HAS_OUT_DTYPE and dtype is torch.float32 and a.is_cuda and a.dtype is not dtype:
+        return torch.mm(a, b, out_dtype=dtype)
+    return matmul(a, b)
 
 
 def _weight_gradients(ctx, at, weights, dout, x):
     """Of weights that are one product, the first of them argument `at` of the node."""
     if not any(ctx.needs_input_grad[at:at + len(weights)]):
         return [None] * len(weights)
-    pieces = matmul(dout.t(), x).split([w.shape[0] for w in weights])
+    pieces = _product_in(weights[0].dtype, dout.t(), x).split([w.shape[0] for w in weights])
     return [g.to(w.dtype) if wanted else None for g, w, wanted in zip(pieces, weights, ctx.needs_input_grad[at:])]
 
 
@@ -71,6 +84,27 @@ def _bias_gradients(ctx, at, biases, dout):
 
 def _rows(t):
     return t.view(-1, t.shape[-1])
+
+
+class _Linear(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight, bias)
+        return matmul(_rows(x), _joined((weight,), x.dtype).t(), _joined((bias,), x.dtype)).view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @once
+    def backward(ctx, dout):
+        x, weight, bias = ctx.saved_tensors
+        dout = _rows(dout.contiguous())
+        dx = matmul(dout, _joined((weight,), x.dtype)).view(x.shape) if ctx.needs_input_grad[0] else None
+        return (dx, *_weight_gradients(ctx, 1, (weight,), dout, _rows(x)), *_bias_gradients(ctx, 2, (bias,), dout))
+
+
+def linear(x, weight, bias):
+    """A linear layer of x (B, L, D) contiguous in x's type; the parameters' gradients in theirs."""
+    return _Linear.apply(x, weight, bias)
 
 
 # ---- norms ----

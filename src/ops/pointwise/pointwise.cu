@@ -16,12 +16,15 @@ KR_DEV float gelu_slope(float x) {
 
 KR_DEV float f(const kr_pointwise_params &p, float x, int slope) {
   if (p.activation == KRAIT_ACT_NONE) return slope ? 1.0f : x;
+  if (p.activation == KRAIT_ACT_SILU) {
+    const float s = kr_sigmoid(x);
+    return slope ? s * kr_fma(x, 1.0f - s, 1.0f) : x * s;
+  }
   if (p.activation == KRAIT_ACT_RELU) return slope ? (x > 0.0f ? 1.0f : 0.0f) : x < 0.0f ? 0.0f : x;
   if (p.activation == KRAIT_ACT_EXP) return kr_exp(x);
   if (p.activation == KRAIT_ACT_GELU) return slope ? gelu_slope(x) : kr_gelu_exact(x);
   const float s = kr_sigmoid(x);
-  if (p.activation == KRAIT_ACT_SIGMOID) return slope ? s * (1.0f - s) : s;
-  return slope ? s * kr_fma(x, 1.0f - s, 1.0f) : x * s;
+  return slope ? s * (1.0f - s) : s;
 }
 
 KR_DEV float result(const kr_pointwise_params &p, float x, float y) {
@@ -83,10 +86,18 @@ KR_DEV kr_pointwise_view factor_of(kr_pointwise_view v, int64_t other) {
 KR_DEV void gate_eight(const kr_pointwise_params &p, const place &o, float (&g)[8], const float (&y)[8]) {
   float u[8];
   load_eight(factor_of(p.x, p.x_other), o, u);
+  if (p.activation == KRAIT_ACT_SILU) { /* one sigmoid for both */
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
-    const float gate = f(p, g[k], 0);
-    g[k] = f(p, g[k], 1) * u[k] * y[k], u[k] = gate * y[k];
+    for (int k = 0; k < 8; k++) {
+      const float s = kr_sigmoid(g[k]), gate = g[k] * s;
+      g[k] = s * kr_fma(g[k], 1.0f - s, 1.0f) * u[k] * y[k], u[k] = gate * y[k];
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+      const float gate = f(p, g[k], 0);
+      g[k] = f(p, g[k], 1) * u[k] * y[k], u[k] = gate * y[k];
+    }
   }
   store_eight(factor_of(p.out, p.out_other), o, u);
 }
