@@ -141,15 +141,20 @@ static int32_t open_shared_parts(const krait_ctx *ctx, const krait_shared_lm_opt
   return kr_lm_slots_open(&m->slots);
 }
 
+/* An empty model, if the arguments of an open function are there. */
+static int32_t begin_shared(const krait_ctx *ctx, const void *options, const void *layers, krait_shared_lm **lm) {
+  KR_CHECK(ctx && options && layers && lm, KRAIT_ERR_ARGUMENT, "ctx, options, layers and lm must not be NULL");
+  *lm = kr_zalloc(sizeof **lm);
+  KR_CHECK(*lm, KRAIT_ERR_NO_MEMORY, "no memory for a model");
+  return KRAIT_OK;
+}
+
 int32_t krait_shared_lm_open(const krait_ctx *ctx, const krait_shared_lm_options *options,
                              const krait_shared_lm_layer *layers, krait_shared_lm **lm) {
   krait_shared_lm_options o;
-  KR_CHECK(ctx && options && layers && lm, KRAIT_ERR_ARGUMENT, "ctx, options, layers and lm must not be NULL");
-  *lm = NULL;
-  KR_TRY(take_shared_options(options, &o));
-  krait_shared_lm *m = *lm = kr_zalloc(sizeof *m);
-  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  const int32_t status = open_shared_parts(ctx, &o, layers, m);
+  KR_TRY(begin_shared(ctx, options, layers, lm));
+  int32_t status = take_shared_options(options, &o);
+  if (status >= 0) status = open_shared_parts(ctx, &o, layers, *lm);
   if (status < 0) krait_shared_lm_close(lm);
   return status;
 }
@@ -239,12 +244,9 @@ static int32_t open_attention_parts(const krait_ctx *ctx, const krait_shared_lm_
 int32_t krait_shared_lm_open_attention(const krait_ctx *ctx, const krait_shared_lm_attention_options *options,
                                        const krait_shared_lm_attention_layer *layers, krait_shared_lm **lm) {
   krait_shared_lm_attention_options o;
-  KR_CHECK(ctx && options && layers && lm, KRAIT_ERR_ARGUMENT, "ctx, options, layers and lm must not be NULL");
-  *lm = NULL;
-  KR_TRY(take_attention_options(options, &o));
-  krait_shared_lm *m = *lm = kr_zalloc(sizeof *m);
-  KR_CHECK(m, KRAIT_ERR_NO_MEMORY, "no memory for a model");
-  const int32_t status = open_attention_parts(ctx, &o, layers, m);
+  KR_TRY(begin_shared(ctx, options, layers, lm));
+  int32_t status = take_attention_options(options, &o);
+  if (status >= 0) status = open_attention_parts(ctx, &o, layers, *lm);
   if (status < 0) krait_shared_lm_close(lm);
   return status;
 }
