@@ -103,7 +103,7 @@ class DecoderLayer:
         inside, layer, dtype = self._inside(), self.layer, autocast_dtype(x)
         if not all([is_plain(m, kind) or (type(m) is kind and _only_captures(m)) for m, kind in zip(inside, self.kinds)]) or any([getattr(_nn_module, name, None) for name in _GLOBAL_HOOKS]):
             return False
-        return type(layer) is self.kind and all([_is_plain_norm(norm, type(norm), x, dtype) for norm in (layer.input_layernorm, layer.post_attention_layernorm)])
+        return type(layer).forward is self.kind.forward and all([_is_plain_norm(norm, type(norm), x, dtype) for norm in (layer.input_layernorm, layer.post_attention_layernorm)])
 
     def _takes_attention(self, x, mask, cache, angles, position_ids, dtype):
         attention = self.layer.self_attn

@@ -240,3 +240,33 @@ def test_eager_attention_is_named():
     model.set_attn_implementation("eager")
     own, ids = accelerated(model), prompts(2, 20)
     compare(own.train(), model.train(), ids, BOUNDS[torch.float32])
+
+
+def _train_in_parallel(rank, folder, how):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method="file://%s/%s" % (folder, how), rank=rank, world_size=2)
+    _decoder_layers._FEWEST_TOKENS = 16
+    model = build_attention("Qwen2").train()
+    own, ids, kind = accelerated(model), prompts(4, 20), type(model.model.layers[0])
+    if how == "ddp":
+        own = torch.nn.parallel.DistributedDataParallel(own)
+    else:
+        from torch.distributed.fsdp import fully_shard
+        for part in (*own.model.layers, own):
+            fully_shard(part)
+    plain, kind.forward = kind.forward, None  # no layer is its class's
+    own(ids[2 * rank:2 * rank + 2], labels=ids[2 * rank:2 * rank + 2]).loss.backward()
+    kind.forward = plain
+    for part in ids.split(2):
+        model(part, labels=part).loss.div(2).backward()
+    got = {name.replace("module.", ""): p.grad for name, p in own.named_parameters()}
+    for name, p in model.named_parameters():
+        assert error(got[name].full_tensor() if how == "fsdp" else got[name], p.grad) < 1e-5, name
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes(how, tmp_path):
+    """The gradients of DistributedDataParallel and of FSDP2 are the mean of both."""
+    torch.multiprocessing.spawn(_train_in_parallel, (str(tmp_path), how), nprocs=2)
