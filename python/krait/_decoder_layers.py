@@ -15,7 +15,7 @@ _FAMILIES = ("qwen2", "llama", "mistral", "qwen3")
 _IMPLEMENTATIONS = ("sdpa", "flash_attention_2")  # that take no mask for causal attention
 _FEWEST_TOKENS = 256                              # of a call; smaller ones wait for the host either way
 _MOST_OF_HEAD = 256
-_NO_MATTER = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch")
+_NO_MATTER = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch", "labels", "shift_labels")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _warned = set()
 
@@ -66,7 +66,6 @@ def _is_empty(cache, index):
 
 class DecoderLayer:
     """A layer's forward. Copied and pickled with its layer."""
-    is_krait = True
     title = "decoder layer"
 
     def __init__(self, layer):
@@ -87,9 +86,8 @@ class DecoderLayer:
 
     def _heads(self):
         attention = self.layer.self_attn
-        size = attention.head_dim
-        norm = getattr(attention, "q_norm", None)
-        return ops.Heads(_weight(attention.q_proj).shape[0] // size, _weight(attention.k_proj).shape[0] // size, size, float(attention.scaling),
+        config, norm = attention.config, getattr(attention, "q_norm", None)
+        return ops.Heads(config.num_attention_heads, config.num_key_value_heads, attention.head_dim, float(attention.scaling),
                          None if norm is None else float(norm.variance_epsilon))
 
     def _takes(self, x, angles, kwargs):
@@ -105,8 +103,9 @@ class DecoderLayer:
             return False
         return type(layer).forward is self.kind.forward and all([_is_plain_norm(norm, type(norm), x, dtype) for norm in (layer.input_layernorm, layer.post_attention_layernorm)])
 
-    def _takes_attention(self, x, mask, cache, angles, position_ids, dtype):
+    def _takes_attention(self, x, heads, mask, cache, angles, position_ids, dtype):
         attention = self.layer.self_attn
+        linears = attention.q_proj, attention.k_proj, attention.v_proj
         if mask is not None:
             _warn_once("attention with a mask, of padding or a window, is transformers' %s; the rest of its layers is krait's" % attention.config._attn_implementation)
             return False
@@ -116,11 +115,12 @@ class DecoderLayer:
             return False
         if attention.config._attn_implementation != "sdpa" and x.shape[0] == 1 and position_ids is not None:
             return False  # one row may pack sequences
-        return ((cache is None or _is_empty(cache, attention.layer_idx)) and _are_plain((attention.q_proj, attention.k_proj, attention.v_proj), x, dtype)
+        return ((cache is None or _is_empty(cache, attention.layer_idx)) and _are_plain(linears, x, dtype)
+                and [_weight(m).shape[0] for m in linears] == [n * heads.size for n in (heads.queries, heads.keys, heads.keys)]
                 and all([_is_plain_norm(norm, type(norm), x, dtype) for norm in norms]))
 
-    def _attend(self, calls, y, angles, cache):
-        attention, heads = self.layer.self_attn, self._heads()
+    def _attend(self, calls, heads, y, angles, cache):
+        attention = self.layer.self_attn
         linears = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = (None, None) if heads.eps is None else (_weight(attention.q_norm), _weight(attention.k_norm))
         cos, sin = [t[0, :, :heads.size // 2] for t in angles]
@@ -143,11 +143,12 @@ class DecoderLayer:
                                        position_embeddings=position_embeddings, **kwargs)
         dtype, x = autocast_dtype(x), x.contiguous()
         norm, norm2 = layer.input_layernorm, layer.post_attention_layernorm
-        calls = ops.calls_of(x.shape, x.dtype, dtype, x.device, _weight(norm).dtype, _weight(norm2).dtype, self._heads(), layer.mlp.gate_proj.out_features,
+        heads = self._heads()
+        calls = ops.calls_of(x.shape, x.dtype, dtype, x.device, _weight(norm).dtype, _weight(norm2).dtype, heads, layer.mlp.intermediate_size,
                              position_embeddings[0].dtype, position_embeddings[0].stride())
         y, x = ops.norm(calls, x, _weight(norm), norm.variance_epsilon, x.dtype if dtype is None else dtype)
-        if self._takes_attention(x, attention_mask, past_key_values, position_embeddings, position_ids, dtype):
-            a = self._attend(calls, y, position_embeddings, past_key_values)
+        if self._takes_attention(x, heads, attention_mask, past_key_values, position_embeddings, position_ids, dtype):
+            a = self._attend(calls, heads, y, position_embeddings, past_key_values)
         else:
             a, _ = layer.self_attn(hidden_states=y, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
                                    position_embeddings=position_embeddings, **kwargs)
