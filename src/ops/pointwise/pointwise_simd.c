@@ -51,6 +51,15 @@ static int64_t at_of(const kr_walk *w, int view, int64_t i, int64_t j, int64_t k
   return i * s[0] + j * s[1] + k * s[2] + n * s[3];
 }
 
+/* A copy of these for each tensor would be most of the code. */
+static __attribute__((noinline)) void load_piece(float *to, const kr_view *v, int64_t at, int64_t step, int64_t n) {
+  kr_row_load(to, v->data, v->dtype, at, step, n);
+}
+static __attribute__((noinline)) void store_piece(const float *from, const kr_view *v, int64_t at, int64_t step,
+                                                  int64_t n) {
+  kr_row_store(from, v->data, v->dtype, at, step, n);
+}
+
 static void apply_pieces(void *user, int64_t begin, int64_t end, int worker) {
   const job *p = user;
   const kr_pointwise_args *a = p->a;
@@ -60,13 +69,10 @@ static void apply_pieces(void *user, int64_t begin, int64_t end, int worker) {
     int64_t row = piece / p->n_pieces, first = piece % p->n_pieces * PIECE,
             n = p->w.n[3] - first < PIECE ? p->w.n[3] - first : PIECE;
     const int64_t k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
-    if (kr_has(&a->x))
-      kr_row_load(x, a->x.data, a->x.dtype, at_of(&p->w, KR_WALK_X, i, j, k, first), p->w.stride[KR_WALK_X][3], n);
-    if (kr_has(&a->y))
-      kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
+    if (kr_has(&a->x)) load_piece(x, &a->x, at_of(&p->w, KR_WALK_X, i, j, k, first), p->w.stride[KR_WALK_X][3], n);
+    if (kr_has(&a->y)) load_piece(y, &a->y, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
     compute(a, kr_has(&a->x) ? x : NULL, kr_has(&a->y) ? y : NULL, x, (n + KR_VL - 1) / KR_VL * KR_VL);
-    kr_row_store(x, a->out.data, a->out.dtype, at_of(&p->w, KR_WALK_OUT, i, j, k, first), p->w.stride[KR_WALK_OUT][3],
-                 n);
+    store_piece(x, &a->out, at_of(&p->w, KR_WALK_OUT, i, j, k, first), p->w.stride[KR_WALK_OUT][3], n);
   }
 }
 
@@ -85,14 +91,14 @@ static void gate_pieces(void *user, int64_t begin, int64_t end, int worker) {
     const int64_t k = row % p->w.n[2], j = row / p->w.n[2] % p->w.n[1], i = row / p->w.n[2] / p->w.n[1];
     const int64_t x_at = at_of(&p->w, KR_WALK_X, i, j, k, first), out_at = at_of(&p->w, KR_WALK_OUT, i, j, k, first),
                   x_step = p->w.stride[KR_WALK_X][3], out_step = p->w.stride[KR_WALK_OUT][3];
-    kr_row_load(g, a->x.data, a->x.dtype, x_at, x_step, n);
-    kr_row_load(u, a->x.data, a->x.dtype, x_at + a->x.stride[0], x_step, n);
-    kr_row_load(y, a->y.data, a->y.dtype, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
+    load_piece(g, &a->x, x_at, x_step, n);
+    load_piece(u, &a->x, x_at + a->x.stride[0], x_step, n);
+    load_piece(y, &a->y, at_of(&p->w, KR_WALK_Y, i, j, k, first), p->w.stride[KR_WALK_Y][3], n);
     compute(&value, g, y, gate, whole);
     compute(&slope, g, u, g, whole);
     for (int64_t m = 0; m < whole; m += KR_VL) kr_v_store(g + m, kr_v_mul(kr_v_load(g + m), kr_v_load(y + m)));
-    kr_row_store(g, a->out.data, a->out.dtype, out_at, out_step, n);
-    kr_row_store(gate, a->out.data, a->out.dtype, out_at + a->out.stride[0], out_step, n);
+    store_piece(g, &a->out, out_at, out_step, n);
+    store_piece(gate, &a->out, out_at + a->out.stride[0], out_step, n);
   }
 }
 
