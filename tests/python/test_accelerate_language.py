@@ -193,6 +193,11 @@ def test_a_model_that_was_changed_is_not_taken_for_the_one_before(kind):
         for m in (model, own):
             m.model.layers[1].self_attn.scaling /= 3
         check(4)
+    else:
+        for eps in (0.5, 1e-5):
+            for m in (model, own):
+                m.backbone.layers[1].norm.variance_epsilon = eps
+            check(2)
     for m in (model, own):
         part = m.model.layers[1].mlp if kind == "Qwen2" else m.backbone.layers[1].mixer
         part.__class__ = type("Louder", (type(part),), {"forward": lambda self, *args, plain=type(part).forward, **kwargs: -2 * plain(self, *args, **kwargs)})
