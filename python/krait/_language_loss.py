@@ -17,7 +17,7 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels):
         rows, at = torch.arange(len(labels), device=labels.device), labels.clamp(min=0)
-        probabilities = torch.softmax(logits, -1, dtype=torch.float32)
+        probabilities = torch.softmax(scaled_rows(logits, None, torch.float32), -1)
         most, likeliest = logits.max(-1)  # whose probability, unlike the label's, is a normal number
         losses = (most.float() - logits[rows, at].float()) - probabilities[rows, likeliest].log()
         ctx.save_for_backward(probabilities, labels, rows, at)

@@ -284,7 +284,8 @@ def gated(calls, x, gate, up, gate_bias, up_bias):
 
 
 def scaled_rows(x, by, dtype):
-    """The rows of x (R, N), each times its number in by (R), in another type."""
+    """The rows of x (R, N), each times its number in by (R), or (None) as they are, in another type."""
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    calls_of("scaled_rows", x.shape, x.dtype, dtype, x.device).run("scaled_rows", _POINTWISE, (_of(x), _of(by[:, None].expand_as(x)), _of(out)), _PRODUCT, x_scale=1.0)
+    by = by if by is None else _of(by[:, None].expand_as(x))
+    calls_of("scaled_rows", x.shape, x.dtype, dtype, x.device, by is None).run("scaled_rows", _POINTWISE, (_of(x), by, _of(out)), _PRODUCT, x_scale=1.0)
     return out

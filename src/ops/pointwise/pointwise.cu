@@ -1,5 +1,6 @@
 /* pointwise.cu: elementwise operations, and sums over rows (pointwise_ref.c has the equations). Memory-bound.
  *   kr_pointwise_packs  eight adjacent elements along out's innermost dimension per thread
+ *   kr_pointwise_gates  the same for the gradients of a gated product
  *   kr_pointwise_any    one element per thread: any strides
  *   kr_sum_parts        a block sums some columns of a part of the rows: adjacent threads take adjacent columns
  *   kr_sum_packs        the same for 16-bit rows, eight adjacent columns per thread
@@ -77,6 +78,21 @@ KR_DEV void store_eight(const kr_pointwise_view &v, const place &o, const float 
   if (v.dtype == KRAIT_F32) to[1] = high;
 }
 
+KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_pointwise_params p) {
+  const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
+  kr_launch_dependents();
+  if (thread >= p.n_threads) return;
+  const place o = place_of(p, thread);
+  float x[8] = {}, y[8] = {};
+  kr_keep_all_near(p);
+  kr_griddep_wait();
+  load_eight(p.x, o, x);
+  load_eight(p.y, o, y);
+#pragma unroll
+  for (int k = 0; k < 8; k++) x[k] = result(p, x[k], y[k]);
+  store_eight(p.out, o, x);
+}
+
 /* The view of a gate's factor, or of its gradient. */
 KR_DEV kr_pointwise_view factor_of(kr_pointwise_view v, int64_t other) {
   v.data = (char *)v.data + other * (v.dtype == KRAIT_F32 ? 4 : 2);
@@ -102,23 +118,18 @@ KR_DEV void gate_eight(const kr_pointwise_params &p, const place &o, float (&g)[
   store_eight(factor_of(p.out, p.out_other), o, u);
 }
 
-KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_packs(const kr_pointwise_params p) {
+KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 5) kr_pointwise_gates(const kr_pointwise_params p) {
   const uint32_t thread = (uint32_t)kr_block_x() * KR_POINTWISE_THREADS + (uint32_t)kr_thread();
   kr_launch_dependents();
   if (thread >= p.n_threads) return;
   const place o = place_of(p, thread);
-  float x[8] = {}, y[8] = {};
+  float g[8] = {}, y[8] = {};
   kr_keep_all_near(p);
   kr_griddep_wait();
-  load_eight(p.x, o, x);
+  load_eight(p.x, o, g);
   load_eight(p.y, o, y);
-  if (p.gate) {
-    gate_eight(p, o, x, y);
-  } else {
-#pragma unroll
-    for (int k = 0; k < 8; k++) x[k] = result(p, x[k], y[k]);
-  }
-  store_eight(p.out, o, x);
+  gate_eight(p, o, g, y);
+  store_eight(p.out, o, g);
 }
 
 KR_KERNEL void KR_BOUNDS(KR_POINTWISE_THREADS, 4) kr_pointwise_any(const kr_pointwise_params p) {

@@ -6,8 +6,8 @@
 #include "pointwise/pointwise_walk.h"
 #include "view.h"
 
-static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, any = {"pointwise", "kr_pointwise_any"},
-                       sum_parts = {"pointwise", "kr_sum_parts"},
+static const kr_kernel packs = {"pointwise", "kr_pointwise_packs"}, gates = {"pointwise", "kr_pointwise_gates"},
+                       any = {"pointwise", "kr_pointwise_any"}, sum_parts = {"pointwise", "kr_sum_parts"},
                        sum_packs = {"pointwise", "kr_sum_packs"}, sum_all = {"pointwise", "kr_sum_all"};
 
 static kr_pointwise_view pointwise_view_of(const kr_view *v, const kr_walk *w, int which) {
@@ -54,7 +54,7 @@ static int32_t run_pointwise(const krait_ctx *ctx, const void *args, uint64_t ti
                         .block = KR_POINTWISE_THREADS,
                         .is_pdl = starts_ahead(ctx, a, n_blocks),
                         .stream = a->call.stream};
-  return kr_cuda_launch(ctx->cuda, tier, packed ? &packs : &any, &grid, &p, sizeof p);
+  return kr_cuda_launch(ctx->cuda, tier, !packed ? &any : p.gate ? &gates : &packs, &grid, &p, sizeof p);
 }
 
 const char *kr_pointwise_cuda_refuse(const krait_ctx *ctx, const void *args) {
