@@ -238,7 +238,9 @@ static int32_t run_kept_graph(const kr_graph *g, kr_runner **r, const void *args
   else
     KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, r));
   bind_runner(*r, args);
-  return kr_runner_run(*r, call->stream);
+  const int32_t status = kr_runner_run(*r, call->stream);
+  if ((*r)->recorder) kr_cuda_stream_close(kr_graph_cuda(g), &(*r)->recorder); /* there are many runners */
+  return status;
 }
 
 static int32_t run_entry(const krait_ctx *ctx, entry *e, const void *args) {
