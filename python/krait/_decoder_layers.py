@@ -113,6 +113,9 @@ class DecoderLayer:
         norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
         if attention.config._attn_implementation not in _IMPLEMENTATIONS or cos.shape != (1, x.shape[1], attention.head_dim) or (attention.training and attention.attention_dropout):
             return False
+        window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+        if window is not None and x.shape[1] > window:
+            return False
         if attention.config._attn_implementation != "sdpa" and x.shape[0] == 1 and position_ids is not None:
             return False  # one row may pack sequences
         return ((cache is None or _is_empty(cache, attention.layer_idx)) and _are_plain(linears, x, dtype)
@@ -129,10 +132,10 @@ class DecoderLayer:
             cache.update(k, v, attention.layer_idx)
         return _linear(attention.o_proj, out, autocast_dtype(y))
 
-    def _mlp(self, calls, y, dtype):
+    def _mlp(self, calls, y, dtype, expected):
         mlp = self.layer.mlp
         both = (mlp.gate_proj, mlp.up_proj)
-        if not _are_plain(both, y, dtype):
+        if y.dtype is not expected or not _are_plain(both, y, dtype):  # as it is behind an adapter of another type
             return mlp(y)
         return _linear(mlp.down_proj, ops.gated(calls, y, *map(_weight, both), *map(_bias, both)), dtype)
 
@@ -142,18 +145,19 @@ class DecoderLayer:
             return type(layer).forward(layer, x, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
                                        position_embeddings=position_embeddings, **kwargs)
         dtype, x = autocast_dtype(x), x.contiguous()
+        inner = x.dtype if dtype is None else dtype
         norm, norm2 = layer.input_layernorm, layer.post_attention_layernorm
         heads = self._heads()
         calls = ops.calls_of(x.shape, x.dtype, dtype, x.device, _weight(norm).dtype, _weight(norm2).dtype, heads, layer.mlp.intermediate_size,
                              position_embeddings[0].dtype, position_embeddings[0].stride())
-        y, x = ops.norm(calls, x, _weight(norm), norm.variance_epsilon, x.dtype if dtype is None else dtype)
+        y, x = ops.norm(calls, x, _weight(norm), norm.variance_epsilon, inner)
         if self._takes_attention(x, heads, attention_mask, past_key_values, position_embeddings, position_ids, dtype):
             a = self._attend(calls, heads, y, position_embeddings, past_key_values)
         else:
             a, _ = layer.self_attn(hidden_states=y, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
                                    position_embeddings=position_embeddings, **kwargs)
         y, x = ops.norm_of_sum(a, x, _weight(norm2), norm2.variance_epsilon)
-        return x + self._mlp(calls, y, dtype)
+        return x + self._mlp(calls, y, dtype, inner)
 
 
 def _why_not(layer):

@@ -132,6 +132,10 @@ def test_masks_are_transformers_and_the_rest_is_not(monkeypatch):
     windowed = accelerated(window)
     assert krait.accelerated(windowed) == {"model.layers": "decoder layer"}
     compare(windowed, window, ids, BOUNDS[torch.float32])
+    pytest.importorskip("krait.transformers")
+    for m in (window, windowed):  # whose calls have no mask
+        m.to(torch.bfloat16).set_attn_implementation("flash_attention_2")
+    compare(windowed, window, ids, BOUNDS[torch.bfloat16])
     compare(own, model, ids, BOUNDS[torch.float32], position_ids=torch.stack([torch.arange(20), 3 + torch.arange(20)]))
     packed = torch.cat([torch.arange(12), torch.arange(8)])[None]
     compare(own, model, ids[:1], BOUNDS[torch.float32], position_ids=packed)
@@ -158,6 +162,13 @@ def test_what_is_in_the_way_is_respected(monkeypatch):
         for linear in (layers[0].self_attn.k_proj, layers[2].mlp.gate_proj, layers[1].self_attn.o_proj):
             linear.__class__ = Twice
     compare(own, model, ids, BOUNDS[torch.float32])
+    class Wide(torch.nn.Linear):  # an adapter that keeps float32 under autocast
+        def forward(self, x):
+            with torch.autocast(x.device.type, enabled=False):
+                return super().forward(x.float())
+    for m in (model, own):
+        m.model.layers[1].self_attn.o_proj.__class__ = Wide
+    compare(own, model, ids, BOUNDS[torch.bfloat16], torch.bfloat16)
     for m in (model, own):
         m.model.layers[1].mlp.forward = lambda x: -x
     compare(own, model, ids, BOUNDS[torch.float32])
