@@ -36,12 +36,12 @@ static void attend(const krait_ctx *ctx, const char *name, float *c, int L, int 
   if (!has_gradient) return;
   run_row(ctx, "attention_bwd", name,
           &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args), .flags = flags},
-                                      SIZES,
-                                      INPUTS,
-                                      .dout = ROWS(3),
-                                      .dq = ROWS(5),
-                                      .dk = ROWS(6),
-                                      .dv = ROWS(7)});
+                                   SIZES,
+                                   INPUTS,
+                                   .dout = ROWS(3),
+                                   .dq = ROWS(5),
+                                   .dk = ROWS(6),
+                                   .dv = ROWS(7)});
 #undef ROWS
 #undef SIZES
 #undef INPUTS
@@ -103,11 +103,11 @@ static void heads_of_any_size_keep_their_digits(void **state) {
   }
   krait_ctx *ctx = open_device(75, 65536, 16);
 #define TENSOR_OF(at, type) {at, {TENSOR, GH * GD, GD, 1}, type}
-#define CALL(from, to, type)                                                                                     \
-  &(kr_attention_args) {                                                                                         \
+#define CALL(from, to, type)                                                                                           \
+  &(kr_attention_args) {                                                                                               \
     .call = {.size = sizeof(kr_attention_args), .flags = KRAIT_ATTENTION_CAUSAL}, .B = 1, .Lq = GL, .Lk = GL, .H = GH, \
-    .Hk = GH, .D = GD, .Dv = GD, .Bk = 1, .q = TENSOR_OF(from, type), .k = TENSOR_OF(from + TENSOR, type),          \
-    .v = TENSOR_OF(from + 2 * TENSOR, type), .out = TENSOR_OF(to, type)                                          \
+    .Hk = GH, .D = GD, .Dv = GD, .Bk = 1, .q = TENSOR_OF(from, type), .k = TENSOR_OF(from + TENSOR, type),             \
+    .v = TENSOR_OF(from + 2 * TENSOR, type), .out = TENSOR_OF(to, type)                                                \
   }
   run_row(ctx, "attention", "ref", CALL(want, want + 3 * TENSOR, KRAIT_F32));
   run_row(ctx, "attention", "turing_tiles_scaled", CALL(in, out, KRAIT_BF16));
@@ -132,20 +132,20 @@ static void attend_in_heads(const krait_ctx *ctx, const int *sizes, float *in, f
 #define ROWS(at) {at, {L * H * D, H * D, D, 1}, KRAIT_F32}
 #define KEYS(at) {at, {L * Hk * D, Hk * D, D, 1}, KRAIT_F32}
 #define SIZES .B = B, .Lq = L, .Lk = L, .H = H, .Hk = Hk, .D = D, .Dv = D, .Bk = B
-#define INPUTS                                                              \
-  .q = ROWS(in), .k = KEYS(in + rows), .v = KEYS(in + rows + keys),         \
-  .out = ROWS(to + rows + 2 * keys), .lse = {to + 2 * (rows + keys), {H * L, L, 1}, KRAIT_F32}
+#define INPUTS                                                                                         \
+  .q = ROWS(in), .k = KEYS(in + rows), .v = KEYS(in + rows + keys), .out = ROWS(to + rows + 2 * keys), \
+  .lse = {to + 2 * (rows + keys), {H * L, L, 1}, KRAIT_F32}
   run_row(ctx, "attention", "ampere_tiles_halves",
           &(kr_attention_args){
               .call = {.size = sizeof(kr_attention_args), .flags = KRAIT_ATTENTION_CAUSAL}, SIZES, INPUTS});
   run_row(ctx, "attention_bwd", "ampere_tiles_halves",
           &(kr_attention_bwd_args){.call = {.size = sizeof(kr_attention_bwd_args), .flags = KRAIT_ATTENTION_CAUSAL},
-                                      SIZES,
-                                      INPUTS,
-                                      .dout = ROWS(in + rows + 2 * keys),
-                                      .dq = ROWS(to),
-                                      .dk = KEYS(to + rows),
-                                      .dv = KEYS(to + rows + keys)});
+                                   SIZES,
+                                   INPUTS,
+                                   .dout = ROWS(in + rows + 2 * keys),
+                                   .dq = ROWS(to),
+                                   .dk = KEYS(to + rows),
+                                   .dv = KEYS(to + rows + keys)});
 #undef ROWS
 #undef KEYS
 #undef SIZES
@@ -181,9 +181,9 @@ static void groups_of_heads_give_the_same_bits(void **state) {
 /* The same: how much scratch a call needs is bounded by what fills the device, whatever its batches, heads and, up to
  * 32768, its rows, or by a quarter of q; with 8192 or more rows it is less than q. */
 static void scratch_of_parts_is_bounded(void **state) {
-  static const int calls[][5] = {{1, 16, 16, 2048, 64},  {1, 16, 16, 2048, 128},  {1, 16, 16, 8192, 64},
-                                 {1, 16, 16, 8192, 128}, {1, 16, 16, 32768, 64},  {1, 16, 16, 32768, 128},
-                                 {64, 16, 16, 512, 64},  {8, 32, 8, 4096, 128},   {3, 7, 7, 5000, 64}};
+  static const int calls[][5] = {{1, 16, 16, 2048, 64},  {1, 16, 16, 2048, 128}, {1, 16, 16, 8192, 64},
+                                 {1, 16, 16, 8192, 128}, {1, 16, 16, 32768, 64}, {1, 16, 16, 32768, 128},
+                                 {64, 16, 16, 512, 64},  {8, 32, 8, 4096, 128},  {3, 7, 7, 5000, 64}};
   static _Alignas(16) float any[4];
   (void)state;
   krait_ctx *ctx = open_device(90, MUCH, 132);
@@ -211,8 +211,8 @@ enum { MOST_KEYS = 700, PD = 64, PH = 2 };
 
 /* What is not a number in a query, or in a key that a query sees, is in its output and log-sum-exp, never 0 and
  * infinity, which say that it sees no key. */
-static void what_is_no_number_stays(const krait_ctx *ctx, const kr_impl *impl, int32_t dtype, int in_key,
-                                    int n_queries, int n_keys) {
+static void what_is_no_number_stays(const krait_ctx *ctx, const kr_impl *impl, int32_t dtype, int in_key, int n_queries,
+                                    int n_keys) {
   enum { N = MOST_KEYS * PH * PD };
   static _Alignas(64) float q[N], k[N], v[N], out[N], lse[PH * MOST_KEYS];
 #define ROWS(from, n) {from, {(n) * PH * PD, PH * PD, PD, 1}, dtype}
@@ -261,6 +261,45 @@ static void no_number_becomes_one(void **state) {
   }
 }
 
+/* A causal call of one turn of hopper's blocks, which take 64 rows of either end each: numbers of 64 rows that are even
+ * or odd, rows that see no key, and heads of 256 channels. */
+static void either_end_of_a_causal_call_is_right(void **state) {
+  enum { MOST = 600, MOST_D = 256, PH = 2 };
+  static const int calls[][3] = {{512, 512, 128}, {300, 300, 128}, {129, 400, 72}, {300, 130, 128}, {330, 330, 256}};
+  static float random[(PH + 2) * MOST * MOST_D];
+  static _Alignas(16) uint16_t c[(PH + 2) * MOST * MOST_D], out[2][PH * MOST * MOST_D];
+  (void)state;
+  fill_random(random, sizeof random / sizeof *random);
+  for (size_t i = 0; i < sizeof c / sizeof *c; i++) c[i] = kr_float_to_bf16(random[i]);
+  krait_ctx *ctx = open_device(90, MUCH, 16);
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    const int Lq = calls[i][0], Lk = calls[i][1], D = calls[i][2];
+    kr_attention_args a = {.call = {.size = sizeof a, .flags = KRAIT_ATTENTION_CAUSAL},
+                           .B = 1,
+                           .Lq = Lq,
+                           .Lk = Lk,
+                           .H = PH,
+                           .Hk = 1,
+                           .D = D,
+                           .Dv = D,
+                           .Bk = 1};
+    a.q = (kr_view){c, {Lq * PH * D, PH * D, D, 1}, KRAIT_BF16, 0};
+    a.k = (kr_view){c + PH * MOST * MOST_D, {Lk * D, D, D, 1}, KRAIT_BF16, 0}, a.v = a.k;
+    a.v.data = c + (PH + 1) * MOST * MOST_D;
+    memset(out, 0xff, sizeof out);
+    for (int k = 0; k < 2; k++) {
+      a.out = a.q, a.out.data = out[k];
+      run_row(ctx, "attention", k ? "cuda_hopper" : "ref", &a);
+    }
+    for (int j = 0; j < PH * MOST * MOST_D; j++) {
+      const float want = kr_bf16_to_float(out[0][j]), got = kr_bf16_to_float(out[1][j]);
+      if (out[0][j] != out[1][j] && !(fabsf(got - want) <= 0.01f * fabsf(want) + 2e-3f))
+        fail_msg("call %d, row %d: %g, not %g", (int)i, j / (PH * D), (double)got, (double)want);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
   setenv("KRAIT_LIBCUDA", argv[1], 1);
@@ -270,6 +309,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(heads_of_any_size_keep_their_digits),
                                      cmocka_unit_test(groups_of_heads_give_the_same_bits),
                                      cmocka_unit_test(scratch_of_parts_is_bounded),
-                                     cmocka_unit_test(no_number_becomes_one)};
+                                     cmocka_unit_test(no_number_becomes_one),
+                                     cmocka_unit_test(either_end_of_a_causal_call_is_right)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

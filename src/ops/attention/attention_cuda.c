@@ -1,7 +1,8 @@
 /* attention_cuda.c: attention on a GPU. */
 #include "attention_cuda.h"
-#include "attention_join.h"
 #include "attention_base.h"
+#include "attention_hopper.h"
+#include "attention_join.h"
 
 #include <math.h>
 
@@ -532,13 +533,14 @@ int32_t kr_attention_hopper(const krait_ctx *ctx, const void *args) {
   p->section = kr_attention_heads_together(ctx, p);
   if (takes_next(ctx, p)) p->next_unit = a->call.scratch;
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* tensor maps need a current context */
-  const int32_t status = make_attention_maps(ctx, &h, a, rows, keys),
+  const int32_t status = make_attention_maps(ctx, &h, a, KR_HOPPER_PAIRS(*p, D) ? 64 : rows, keys),
                 n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   const kr_grid grid = {.x = (uint32_t)(p->n_units < n_multiprocessors ? p->n_units : n_multiprocessors),
                         .block = (uint32_t)KR_HOPPER_THREADS_OF(D),
                         .shared_bytes = KR_HOPPER_SHARED(D, keys),
+                        .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream},
                 one = {.x = 1, .block = 32, .stream = a->call.stream};
   kr_chain chain = {.n = 0};

@@ -6,6 +6,8 @@
  * Compiled per type (KR_HALF: float16). kr_attention_hopper: every row sees every key; kr_attention_hopper_edged:
  * causal, windows; kr_attention_hopper_begin: resets the tile counter, where blocks take the next free tile. */
 #include "attention_fragments.cuh"
+#include "attention_hopper.h"
+#include "overlap.cuh"
 #include "wgmma.cuh"
 
 #if defined KR_LARGE && !defined KR_EMULATE
@@ -49,10 +51,11 @@ KR_DEV layout lay_out(uint32_t base) {
   return at;
 }
 
-/* A tile of rows of a head, and the tiles of keys it sees: first to end - 1. */
+/* A tile of rows of a head, and the tiles of keys it sees: first to end - 1. apart: from a warpgroup's rows to the next
+ * one's. */
 typedef struct unit {
   sequence s;
-  int row, h, kv, b, first, end, has_rows;
+  int row, apart, h, kv, b, first, end, has_rows;
 } unit;
 
 template <int N, int EDGED>
@@ -60,11 +63,14 @@ KR_DEV unit unit_at(const kr_attention_params &p, int index) {
   unit u;
   u.has_rows = 0, u.first = u.end = 0;
   const task at = task_of(p, index);
-  u.b = at.b, u.h = at.h, u.kv = at.h / p.heads, u.row = at.tile * ROWS;
+  const int pairs = EDGED && KR_HOPPER_PAIRS(p, D);
+  u.b = at.b, u.h = at.h, u.kv = at.h / p.heads, u.row = at.tile * (pairs ? 64 : ROWS);
+  u.apart = pairs ? 64 * (2 * (p.n_q_tiles - at.tile) - 1) : 64;
   u.s = sequence_of(p, u.b);
   u.has_rows = u.row < u.s.rows_q;
   if (!u.has_rows || u.row >= u.s.n_q) return u;
-  const int last = at_most(u.row + ROWS, u.s.n_q) - 1;
+  const int behind = u.row + (GROUPS - 1) * u.apart < u.s.n_q || !pairs, /* the last rows exist */
+      last = at_most(u.row + (behind ? (GROUPS - 1) * u.apart : 0) + 64, u.s.n_q) - 1;
   u.end = ((EDGED ? end_key(p, u.s, last) : u.s.n_k) + N - 1) / N;
   u.first = EDGED ? first_key(p, u.s, u.row) / N : 0;
   if (u.end < u.first) u.end = u.first;
@@ -91,7 +97,7 @@ KR_DEV uint32_t parity_of(int use) { return (uint32_t)use >> 1 & 1; }
 
 /* What the consumer warpgroups are told of a unit, in a ring of four: the barrier full q signals it. */
 typedef struct told {
-  int row, h, first, end, shift, n_k, n_q, rows_q, q_b, q_at,
+  int row, apart, h, first, end, shift, n_k, n_q, rows_q, q_b, q_at,
       spoilt; /* end -1: no more; spoilt: memory after the last key may hold anything */
 } told;
 enum { TOLD = 4 };
@@ -121,22 +127,14 @@ KR_DEV void copy_tiles(const kr_attention_params &p, const layout &at, uint64_t 
     if (u.end == u.first) continue;
     const uint32_t full = at.q_full + stage_of(q) * 8;
     kr_barrier_await(at.q_empty + stage_of(q) * 8, parity_of(q) ^ 1);
-    *told_at(units, q) = told{u.row,
-                              u.h,
-                              u.first,
-                              u.end,
-                              u.s.shift,
-                              u.s.n_k,
-                              u.s.n_q,
-                              u.s.rows_q,
-                              u.s.q_b,
-                              (int)u.s.q_at,
-                              u.s.k_at + u.s.n_k < p.Lk};
+    *told_at(units, q) = told{u.row,   u.apart, u.h,        u.first, u.end,         u.s.shift,
+                              u.s.n_k, u.s.n_q, u.s.rows_q, u.s.q_b, (int)u.s.q_at, u.s.k_at + u.s.n_k < p.Lk};
     kr_barrier_expect(full, ROWS * D * 2);
+    for (int g = 0; g < (EDGED && KR_HOPPER_PAIRS(p, D) ? GROUPS : 1); g++)
 #pragma unroll
-    for (int i = 0; i < BLOCKS; i++)
-      kr_load_box(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128, map_q, full, 64 * i, (int)u.s.q_at + u.row, u.h,
-                  u.s.q_b);
+      for (int i = 0; i < BLOCKS; i++)
+        kr_load_box(at.q + stage_of(q) * ROWS * D * 2 + i * ROWS * 128 + g * 64 * 128, map_q, full, 64 * i,
+                    (int)u.s.q_at + u.row + g * u.apart, u.h, u.s.q_b);
     q++;
     load_tile<N>(at.k, map_k, at.k_full, at.k_empty, k++, u, u.end - 1);
     if (before.first >= 0) load_tile<N>(at.v, map_v, at.v_full, at.v_empty, v++, before, before.first);
@@ -157,9 +155,10 @@ template <int N, int EDGED>
 KR_DEV void clear_rows(const kr_attention_params &p) {
   for (int index = kr_block_x(); index < p.n_units; index += kr_grid_x()) {
     const unit u = unit_at<N, EDGED>(p, index);
-    const int end = at_most(u.row + ROWS, u.s.rows_q);
     if (!u.has_rows || u.end > u.first) continue;
-    for (int i = u.row; i < end; i++) {
+    for (int r = 0; r < ROWS; r++) {
+      const int i = u.row + r / 64 * u.apart + r % 64;
+      if (i >= u.s.rows_q) continue;
       uint16_t *const to = (uint16_t *)p.out.data + query_at(p.out, u.s, u.h, i);
       for (int d = (kr_thread() & 31) * 8; d < p.D; d += 32 * 8) *(kr_raw16 *)(to + d) = (kr_raw16){{0, 0, 0, 0}};
       if (p.lse.data && (kr_thread() & 31) == 0) ((float *)p.lse.data)[query_at(p.lse, u.s, u.h, i)] = -MINUS_INFINITY;
@@ -171,8 +170,9 @@ KR_DEV void clear_rows(const kr_attention_params &p) {
 
 typedef struct lanes {
   int group, thread, first_row,
-      column; /* block rows first_row and first_row + 8; a tile's keys 8 j + column and the next */
+      column; /* the warpgroup's rows first_row and first_row + 8; a tile's keys 8 j + column and the next */
 } lanes;
+KR_DEV int row_of(const told *u, const lanes &me) { return u->row + me.group * u->apart; }
 
 /* The parts of the sequence that masks and outputs need. */
 KR_DEV sequence sequence_told(const told *u) {
@@ -214,7 +214,7 @@ typedef struct span {
 template <int N, int EDGED>
 KR_DEV span seen_by_all(const kr_attention_params &p, const told *u, const lanes &me) {
   const sequence q = sequence_told(u);
-  const int row = u->row + 64 * me.group;
+  const int row = row_of(u, me);
   return EDGED ? span{(first_key(p, q, row + 63) + N - 1) / N, end_key(p, q, row) / N} : span{0, q.n_k / N};
 }
 
@@ -224,7 +224,7 @@ KR_DEV void hide(const kr_attention_params &p, const told *u, const lanes &me, i
   const int key = n * N;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int i = u->row + me.first_row + 8 * r, before = key + me.column,
+    const int i = row_of(u, me) + me.first_row + 8 * r, before = key + me.column,
               first = (EDGED ? first_key(p, q, i) : 0) - before, end = (EDGED ? end_key(p, q, i) : q.n_k) - before;
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
@@ -298,7 +298,7 @@ KR_DEV void finish(const kr_attention_params &p, const told *u, const lanes &me,
   const sequence q = sequence_told(u);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int i = u->row + me.first_row + 8 * r;
+    const int i = row_of(u, me) + me.first_row + 8 * r;
     const int there = i < q.rows_q;
     const float by = end_sum(p, q, u->h, i, scale, most[r], sum[r], me.column == 0);
     uint16_t *const to = (uint16_t *)p.out.data + query_at(p.out, q, u->h, i);
@@ -321,16 +321,34 @@ KR_DEV void release(uint32_t empty, int use, const lanes &me) {
   if (me.thread == 0) kr_barrier_arrive(empty + stage_of(use) * 8);
 }
 
+/* The first of the unit's tiles of keys that none of the warpgroup's rows sees. */
+template <int N, int EDGED>
+KR_DEV int end_of_own(const kr_attention_params &p, const told *u, const lanes &me) {
+  const sequence q = sequence_told(u);
+  const int row = row_of(u, me);
+  if (!EDGED || !KR_HOPPER_PAIRS(p, D)) return u->end;
+  return row < q.n_q ? (end_key(p, q, at_most(row + 64, q.n_q) - 1) + N - 1) / N : 0;
+}
+
+/* Leaves key tile k to the other warpgroup, and the value tile before, for which the weights are 0. */
+KR_DEV void pass_tile(const layout &at, const lanes &me, int k) {
+  kr_barrier_await(at.k_full + stage_of(k) * 8, parity_of(k));
+  take_turn(me);
+  kr_barrier_await(at.v_full + stage_of(k - 1) * 8, parity_of(k - 1));
+  give_turn(me);
+  release(at.k_empty, k, me), release(at.v_empty, k - 1, me);
+}
+
 template <int N, int EDGED>
 KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, unsigned char *shared_v,
                            unsigned char *units) {
   const int thread = kr_thread() - 128, lane = thread & 31;
-  const lanes me = {thread / 128, thread & 127, 64 * (thread / 128) + 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
+  const lanes me = {thread / 128, thread & 127, 16 * (thread / 32 & 3) + lane / 4, lane % 4 * 2};
   const float scale = p.scale * KR_LOG2E;
   float s[N / 2], o[D / 2], most[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {0, 0}, shrink[2];
   uint32_t w[N / 4];
   span all = {0, 0};
-  int index = 0, k = 0, n, first; /* the unit; uses of the key ring, one ahead of the value ring's */
+  int index = 0, k = 0, n, first, own = 0; /* the unit; uses of the key ring, one ahead of the value ring's */
   if (me.group == GROUPS - 1) give_turn(me);
   kr_barrier_await(at.q_full, 0);
   n = told_at(units, 0)->end - 1, first = told_at(units, 0)->first;
@@ -340,7 +358,7 @@ KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, unsig
     kr_wgmma_wait<N, 0>(s);
     release(at.k_empty, k++, me);
     if (n == first) release(at.q_empty, 0, me);
-    all = seen_by_all<N, EDGED>(p, told_at(units, 0), me);
+    all = seen_by_all<N, EDGED>(p, told_at(units, 0), me), own = end_of_own<N, EDGED>(p, told_at(units, 0), me);
     if (n < all.begin || n >= all.end) hide<N, EDGED>(p, told_at(units, 0), me, n, s);
     weigh<N>(s, scale, most, sum, shrink);
     pack_weights<N>(s, w);
@@ -350,6 +368,11 @@ KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, unsig
 #pragma unroll
     for (int i = 0; i < D / 2; i++) o[i] = 0;
     for (n--; n >= first; n--) {
+      if (EDGED && n >= own) {
+        pass_tile(at, me, k++);
+        if (n == first) release(at.q_empty, index, me);
+        continue;
+      }
       kr_barrier_await(at.k_full + stage_of(k) * 8, parity_of(k));
       take_turn(me);
       start_scores<N>(at, me, index, k, s);
@@ -389,7 +412,8 @@ KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, unsig
     kr_wgmma_wait<N, 1>(s);
     release(at.k_empty, k++, me);
     if (n == first) release(at.q_empty, index + 1, me);
-    all = seen_by_all<N, EDGED>(p, told_at(units, index + 1), me);
+    all = seen_by_all<N, EDGED>(p, told_at(units, index + 1), me),
+    own = end_of_own<N, EDGED>(p, told_at(units, index + 1), me);
     if (n < all.begin || n >= all.end) hide<N, EDGED>(p, told_at(units, index + 1), me, n, s);
     weigh<N>(s, scale, next_most, next_sum, shrink);
     kr_wgmma_wait<D, 0>(o);
@@ -409,6 +433,7 @@ KR_DEV void run(const kr_attention_params &p, uint64_t maps) {
   KR_DYNAMIC_SHARED(shared);
   const uint32_t base = kr_shared_at(shared);
   const layout at = lay_out<N>(base);
+  kr_launch_dependents();
   if (kr_thread() == 0) {
     for (int i = 0; i < 2; i++) kr_barrier_open(at.q_full + i * 8, 1), kr_barrier_open(at.q_empty + i * 8, GROUPS);
     for (int i = 0; i < STAGES; i++) {
@@ -419,6 +444,7 @@ KR_DEV void run(const kr_attention_params &p, uint64_t maps) {
     for (int i = 0; i < 3; i++) kr_fetch_map(maps + i * sizeof(kr_attention_map));
   }
   kr_sync();
+  kr_griddep_wait();
   if (kr_thread() < 128) {
     kr_give_registers<GROUPS == 3 ? 32 : 40>();
     if (kr_thread() == 0) copy_tiles<N, EDGED>(p, at, maps, shared + (at.units - base));
