@@ -76,6 +76,7 @@ enum {
   KR_CU_ATTR_SHARED_OPTIN = 97,
   KR_CU_MAP_F16 = 6, /* a tensor map's types, swizzle, L2 promotion */
   KR_CU_MAP_BF16 = 9,
+  KR_CU_MAP_SWIZZLE_64 = 2,
   KR_CU_MAP_SWIZZLE_128 = 3,
   KR_CU_MAP_PROMOTE_128 = 2,
   KR_CU_MAP_PROMOTE_256 = 3,

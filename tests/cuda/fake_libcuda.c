@@ -307,14 +307,15 @@ static void run_fake_libcuda(void *function, const unsigned grid[3], unsigned bl
   UNUSED(function), UNUSED(grid), UNUSED(block), UNUSED(shared), UNUSED(args), UNUSED(how);
 }
 #endif
-/* Tensor maps for the emulator: 16-bit elements, 128-byte swizzling. */
+/* Tensor maps for the emulator: 16-bit elements, swizzling of rows of 128 bytes, or 64. */
 #ifdef KR_EMULATE
 FAKE(
     cuTensorMapEncodeTiled,
     (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides,
      const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill),
     UNUSED(type), UNUSED(interleave), UNUSED(promotion), UNUSED(fill);
-    if (rank > 4 || swizzle != 3 || (uintptr_t)address % 16 || (uintptr_t)map % 64) return INVALID_VALUE;
+    if (rank > 4 || swizzle != (box[0] == 32 ? 2 : 3)) return INVALID_VALUE;
+    if ((uintptr_t)address % 16 || (uintptr_t)map % 64) return INVALID_VALUE;
     kr_emulated_map m = {.data = address, .rank = rank, .bytes = 2}; for (uint32_t i = 0; i < rank; i++) {
       m.sizes[i] = sizes[i], m.box[i] = (box[i] + steps[i] - 1) / steps[i], m.steps[i] = steps[i];
       if (i && (strides[i - 1] % 16 || strides[i - 1] >> 40)) return INVALID_VALUE;

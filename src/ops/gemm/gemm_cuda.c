@@ -9,6 +9,7 @@
 #include "gemm/gemm_describe.h"
 #include "gemm/gemm_split.h"
 #include "gemm/gemm_ampere.h"
+#include "gemm/gemm_hopper.h"
 #include "gemm/gemm_impls.h"
 #include "gemm/gemm_m64.h"
 #include "gemm/gemm_long_k.h"
@@ -45,12 +46,12 @@ enum {
   MOST_SPLIT_UNITS = 4096
 };
 
-/* The cheapest tile (the list ends with bn 0; a gated product takes the first) and number of K splits. */
+/* The cheapest tile (the list ends with bn 0) and number of K splits. */
 static int choose_tiles(const krait_ctx *ctx, kr_gemm_params *p, const tile_cost *tiles, int stage_k) {
   const int n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
   int best_bn = tiles->bn, best_splits = 1;
   double best = 1e300;
-  for (const tile_cost *t = tiles; t->bn && (t == tiles || !p->B2.data); t++) {
+  for (const tile_cost *t = tiles; t->bn; t++) {
     const double n_tiles = (double)gemm_ceil_div(p->M, 128) * gemm_ceil_div(p->N, t->bn) * p->P;
     const int most =
         p->B2.data || p->K < 512 || n_tiles > MOST_SPLIT_UNITS ? 1 : (int)fmin(MOST_SPLITS, MOST_SPLIT_UNITS / n_tiles);
@@ -176,9 +177,10 @@ const char *kr_gemm_turing_refuse(const krait_ctx *ctx, const void *args) {
 
 static int plan_halves(const krait_ctx *ctx, kr_gemm_params *p) {
   static const tile_cost of_kk[] = {{256, 1, 2, 5.6}, {192, 1, 1.9, 5}, {128, 2, 2.06, 4.4}, {0}},
-                         of_others[] = {{256, 1, 2, 5.6}, {128, 2, 2.06, 4.4}, {0}}, *const narrow = of_others + 1;
+                         of_others[] = {{256, 1, 2, 5.6}, {128, 2, 2.06, 4.4}, {0}}, *const narrow = of_others + 1,
+                         gated[] = {{256, 1, 2, 5.6}, {0}};
   const tile_cost *tiles = kr_gemm_order_of(p) == KR_ORDER_KK ? of_kk : of_others;
-  return choose_tiles(ctx, p, p->N <= 128 && !p->B2.data ? narrow : tiles, KR_AMPERE_K_BYTES / 2);
+  return choose_tiles(ctx, p, p->B2.data ? gated : p->N <= 128 ? narrow : tiles, KR_AMPERE_K_BYTES / 2);
 }
 
 uint64_t kr_gemm_ampere_scratch(const krait_ctx *ctx, const void *args) {
@@ -255,8 +257,9 @@ const char *kr_gemm_tf32_refuse(const krait_ctx *ctx, const void *args) {
 }
 
 static int plan_tf32(const krait_ctx *ctx, kr_gemm_params *p) {
-  static const tile_cost tiles[] = {{256, 1, 6, 8.4}, {128, 1, 4.1, 6.6}, {64, 1, 2.7, 5.7}, {0}};
-  return choose_tiles(ctx, p, tiles, KR_AMPERE_K_BYTES / 4);
+  static const tile_cost tiles[] = {{256, 1, 6, 8.4}, {128, 1, 4.1, 6.6}, {64, 1, 2.7, 5.7}, {0}},
+                         gated[] = {{256, 1, 6, 8.4}, {0}};
+  return choose_tiles(ctx, p, p->B2.data ? gated : tiles, KR_AMPERE_K_BYTES / 4);
 }
 
 uint64_t kr_gemm_tf32_scratch(const krait_ctx *ctx, const void *args) {
@@ -315,10 +318,11 @@ const char *kr_gemm_hopper_refuse(const krait_ctx *ctx, const void *args) {
   return NULL;
 }
 
-static const tile_cost hopper_tiles[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {128, 1, 0.68, 1.1}, {0}};
+static const tile_cost hopper_tiles[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {128, 1, 0.68, 1.1}, {0}},
+                       hopper_gated[] = {{256, 1, 1, 1.4}, {192, 1, 0.8, 1.25}, {0}};
 
 static int plan_hopper(const krait_ctx *ctx, kr_gemm_params *p) {
-  return choose_tiles(ctx, p, hopper_tiles, KR_HOPPER_BK);
+  return choose_tiles(ctx, p, p->B2.data ? hopper_gated : hopper_tiles, KR_HOPPER_BK);
 }
 
 uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
@@ -327,18 +331,18 @@ uint64_t kr_gemm_hopper_scratch(const krait_ctx *ctx, const void *args) {
   return gemm_partial_bytes(&p);
 }
 
-/* Boxes of 64 along the contiguous dimension by `rows` across, 128-byte swizzle. */
+/* Boxes of `wide` (64, or 32) along the contiguous dimension by `rows` across, swizzled. */
 static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_matrix *m, int64_t along, int64_t across,
-                        int64_t P, int rows) {
+                        int64_t P, int wide, int rows) {
   const kr_driver *driver = kr_cuda_driver(ctx->cuda);
   const uint64_t sizes[3] = {(uint64_t)along, (uint64_t)across, (uint64_t)P},
                  line = (uint64_t)(m->column == 1 ? m->row : m->column) * 2;
   const uint64_t strides[2] = {line, P > 1 ? (uint64_t)m->batch * 2 : line * (uint64_t)across};
-  const uint32_t box[3] = {64, (uint32_t)rows, 1}, steps[3] = {1, 1, 1};
+  const uint32_t box[3] = {(uint32_t)wide, (uint32_t)rows, 1}, steps[3] = {1, 1, 1};
   const int type = m->dtype == KRAIT_BF16 ? KR_CU_MAP_BF16 : KR_CU_MAP_F16;
   KR_CU_TRY(driver,
-            TensorMapEncodeTiled(map, type, 3, m->data, sizes, strides, box, steps, 0, KR_CU_MAP_SWIZZLE_128,
-                                 KR_CU_MAP_PROMOTE_256, 0),
+            TensorMapEncodeTiled(map, type, 3, m->data, sizes, strides, box, steps, 0,
+                                 wide == 64 ? KR_CU_MAP_SWIZZLE_128 : KR_CU_MAP_SWIZZLE_64, KR_CU_MAP_PROMOTE_256, 0),
             "describing a tensor");
   return KRAIT_OK;
 }
@@ -346,12 +350,13 @@ static int32_t make_map(const krait_ctx *ctx, kr_gemm_map *map, const kr_gemm_ma
 static int32_t make_gemm_maps(const krait_ctx *ctx, kr_gemm_hopper_params *h, int order, int bn) {
   const kr_gemm_params *p = &h->params;
   const int b_rows = p->B2.data ? bn / 2 : bn;
-  if (order == KR_ORDER_MN) KR_TRY(make_map(ctx, &h->A, &p->A, p->M, p->K, p->P, 64));
-  else KR_TRY(make_map(ctx, &h->A, &p->A, p->K, p->M, p->P, KR_HOPPER_BM));
-  if (order == KR_ORDER_KK) KR_TRY(make_map(ctx, &h->B, &p->B, p->K, p->N, p->P, b_rows));
-  else KR_TRY(make_map(ctx, &h->B, &p->B, p->N, p->K, p->P, 64));
-  if (p->B2.data) KR_TRY(make_map(ctx, &h->B2, &p->B2, p->K, p->N, p->P, b_rows));
-  return p->out.dtype == KRAIT_F32 ? KRAIT_OK : make_map(ctx, &h->out, &p->out, p->N, p->M, p->P, 64);
+  if (order == KR_ORDER_MN) KR_TRY(make_map(ctx, &h->A, &p->A, p->M, p->K, p->P, 64, 64));
+  else KR_TRY(make_map(ctx, &h->A, &p->A, p->K, p->M, p->P, 64, KR_HOPPER_BM));
+  if (order == KR_ORDER_KK) KR_TRY(make_map(ctx, &h->B, &p->B, p->K, p->N, p->P, 64, b_rows));
+  else KR_TRY(make_map(ctx, &h->B, &p->B, p->N, p->K, p->P, 64, 64));
+  if (p->B2.data) KR_TRY(make_map(ctx, &h->B2, &p->B2, p->K, p->N, p->P, 64, b_rows));
+  if (p->out.dtype == KRAIT_F32) return KRAIT_OK;
+  return make_map(ctx, &h->out, &p->out, p->N, p->M, p->P, KR_HOPPER_BOX(b_rows), 64);
 }
 
 /* The columns [from, from + n) of a product. */
@@ -393,8 +398,9 @@ static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
   {BY_HALF("hopper", "_128", name), BY_HALF("hopper", "_192", name), BY_HALF("hopper", "_256", name)}
   static const kr_kernel kernels[2][3][2][KR_GEMM_ORDERS] = {BY_WIDTH("kr_gemm_hopper"),
                                                              BY_WIDTH("kr_gemm_hopper_active")};
-  static const kr_kernel gated[2] = {{"gemm_hopper_f16_gated", "kr_gemm_hopper_active"},
-                                     {"gemm_hopper_bf16_gated", "kr_gemm_hopper_active"}};
+  static const kr_kernel gated[2][2] = {
+      {{"gemm_hopper_f16_gated_192", "kr_gemm_hopper_active"}, {"gemm_hopper_bf16_gated_192", "kr_gemm_hopper_active"}},
+      {{"gemm_hopper_f16_gated", "kr_gemm_hopper_active"}, {"gemm_hopper_bf16_gated", "kr_gemm_hopper_active"}}};
   kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
   const int bn = plan_hopper(ctx, &h.params), type = a->A.dtype == KRAIT_BF16, order = kr_gemm_order_of(&h.params),
             is_active = h.params.activation != KRAIT_ACT_NONE,
@@ -410,9 +416,9 @@ static int32_t run_hopper(const krait_ctx *ctx, const kr_gemm_args *a) {
                         .shared_bytes = (uint32_t)KR_HOPPER_SHARED_BYTES(bn),
                         .is_pdl = (a->call.flags & KR_CALL_PDL) != 0,
                         .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER,
-                    h.params.B2.data ? &gated[type] : &kernels[is_active][bn / 64 - 2][type][order], &grid, &h,
-                    &h.params);
+  const kr_kernel *const kernel =
+      h.params.B2.data ? &gated[bn == 256][type] : &kernels[is_active][bn / 64 - 2][type][order];
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, kernel, &grid, &h, &h.params);
 }
 
 int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
@@ -793,8 +799,8 @@ int32_t kr_gemm_m64(const krait_ctx *ctx, const void *args) {
   s.n_stages = is_in_turns ? KR_SOME_MOST_STAGES(shape.tile) : gemm_ceil_div(s.n_steps, s.n_splits);
   if (s.n_stages > KR_SOME_MOST_STAGES(shape.tile)) s.n_stages = KR_SOME_MOST_STAGES(shape.tile);
   KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
-  int32_t status = make_map(ctx, &s.weights, &s.params.B, s.params.K, s.params.N, 1, shape.tile);
-  if (status >= 0) status = make_map(ctx, &s.rows, &s.params.A, s.params.K, s.params.M, 1, KR_SOME_ROWS);
+  int32_t status = make_map(ctx, &s.weights, &s.params.B, s.params.K, s.params.N, 1, 64, shape.tile);
+  if (status >= 0) status = make_map(ctx, &s.rows, &s.params.A, s.params.K, s.params.M, 1, 64, KR_SOME_ROWS);
   kr_cuda_end(ctx->cuda);
   KR_TRY(status);
   const kr_grid grid = {.x = (uint32_t)(is_in_turns ? n_multiprocessors : n_tiles * s.n_splits),

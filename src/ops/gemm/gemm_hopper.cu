@@ -5,6 +5,7 @@
  * and KR_GATED. With KR_PARTS (and KR_HALF) the factors are float32: gemm_split.cu has made each the sum of two scaled
  * float16 matrices, one after the other as batches P apart; a stage holds 64 of k of both. */
 #include "gemm_finish.cuh"
+#include "gemm_hopper.h"
 #include "overlap.cuh"
 #include "products.cuh"
 #ifdef KR_PARTS
@@ -214,21 +215,23 @@ KR_DEV void store_floats(const kr_gemm_params &p, const unit &u, const lanes &me
   }
 }
 
-/* Goes through shared memory in blocks of 64 columns by 64 rows. */
+/* Goes through shared memory in blocks of 64 or 32 columns by 64 rows, as the map has them. */
 template <int COLUMNS>
 KR_DEV void store_boxes(const unit &u, const lanes &me, uint32_t staged, uint64_t map, const float *v) {
-  const int lane = kr_thread() & 31, row = 16 * (me.thread / 32) + lane % 16, chunk = lane / 16;
+  enum { WIDE = KR_HOPPER_BOX(COLUMNS), PACKS = WIDE / 8, BYTES = 64 * WIDE * 2 };
+  const int lane = kr_thread() & 31, row = 16 * (me.thread / 32) + lane % 16, chunk = lane / 16,
+            turn = (WIDE == 64 ? row : row / 2) & (PACKS - 1);
 #pragma unroll
   for (int j = 0; j < COLUMNS / 8; j += 2) {
-    const uint32_t to = staged + j / 8 * BLOCK_BYTES + row * 128 + (((j & 7) + chunk) ^ (row & 7)) * 16;
+    const uint32_t to = staged + j / PACKS * BYTES + row * WIDE * 2 + (((j & (PACKS - 1)) + chunk) ^ turn) * 16;
     kr_store_matrices(to, kr_pack(v[4 * j], v[4 * j + 1], DTYPE), kr_pack(v[4 * j + 2], v[4 * j + 3], DTYPE),
                       kr_pack(v[4 * j + 4], v[4 * j + 5], DTYPE), kr_pack(v[4 * j + 6], v[4 * j + 7], DTYPE));
   }
   kr_show_to_copies();
   sync_group(me.group);
   if (me.thread) return;
-  for (int i = 0; i < COLUMNS / 64; i++)
-    kr_store_box(map, staged + i * BLOCK_BYTES, u.n + 64 * i, u.m + 64 * me.group, u.batch);
+  for (int i = 0; i < COLUMNS / WIDE; i++)
+    kr_store_box(map, staged + i * BYTES, u.n + WIDE * i, u.m + 64 * me.group, u.batch);
   kr_commit_stores();
 }
 

@@ -501,7 +501,9 @@ static unsigned char *box_element(const kr_emulated_map *m, const int at[4], int
 }
 
 static unsigned char *box_place(const kr_emulated_map *m, uint32_t shared_at, int64_t i) {
-  return swizzled(shared_at, (uint32_t)(i / m->box[0]), (uint32_t)(i % m->box[0]) * m->bytes);
+  const uint32_t row = (uint32_t)(i / m->box[0]), byte = (uint32_t)(i % m->box[0]) * m->bytes,
+                 half = shared_at + row * 64 + byte; /* rows of 64 bytes have a swizzle of their own */
+  return m->box[0] * m->bytes == 64 ? shared(half ^ (half >> 7 & 3) << 4) : swizzled(shared_at, row, byte);
 }
 
 static uint16_t sum_of(uint16_t a, uint16_t b, int is_bf16) {
