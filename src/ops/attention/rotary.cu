@@ -318,4 +318,5 @@ KR_DEV void append_heads(const kr_rotary_params &p) {
   }
 }
 KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_append_64(const kr_rotary_params p) { append_heads<64>(p); }
-KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 4) kr_rotary_append_128(const kr_rotary_params p) { append_heads<128>(p); }
+/* In 64 registers a thousand tokens of 32 heads are one turn of blocks. */
+KR_KERNEL void KR_BOUNDS(KR_ROTARY_THREADS, 8) kr_rotary_append_128(const kr_rotary_params p) { append_heads<128>(p); }
