@@ -208,13 +208,13 @@ static void agrees_with_the_reference(void **state) {
                            *const parts[KR_N_ORDERS] = {"ampere_tiles_halves", "base_few_rows",
                                                         "ampere_tiles_halves"},
                            *const halves[KR_N_ORDERS] = ALWAYS("hopper_tiles_halves");
-  static const char *const chunks_parts[KR_N_ORDERS] = ALWAYS("ampere_chunks_parts"),
-                           *const chunks_tf32[KR_N_ORDERS] = ALWAYS("ampere_chunks_tf32"),
-                           *const chunks_base[KR_N_ORDERS] = ALWAYS("base_chunks"),
-                           *const direct[KR_N_ORDERS] = ALWAYS("cuda_hopper"),
-                           *const tiles_parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_halves",
-                                                              "ampere_tiles_halves"},
-                           *const many[KR_N_ORDERS] = ALWAYS("ampere_long_k");
+  static const char *const
+      chunks_parts[KR_N_ORDERS] = ALWAYS("ampere_chunks_parts"),
+      *const chunks_tf32[KR_N_ORDERS] = ALWAYS("ampere_chunks_tf32"),
+      *const chunks[KR_N_ORDERS] = ALWAYS("ampere_chunks"), *const chunks_base[KR_N_ORDERS] = ALWAYS("base_chunks"),
+      *const direct[KR_N_ORDERS] = ALWAYS("cuda_hopper"),
+      *const tiles_parts[KR_N_ORDERS] = {"ampere_tiles_parts", "ampere_tiles_halves", "ampere_tiles_halves"},
+      *const many[KR_N_ORDERS] = ALWAYS("ampere_long_k");
   static const char *const attention[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_hopper"};
   static const char *const decode[KR_N_ORDERS] = ALWAYS("hopper_streamed"),
                            *const few[KR_N_ORDERS] = ALWAYS("ampere_few_rows");
@@ -260,6 +260,7 @@ static void agrees_with_the_reference(void **state) {
   kr_emulated_blocks_in_order(is_ssd || is_scan || strcmp(op->name, "rnn_pair") == 0); /* they hand states over */
   if (!only) check_turing(op);
   assert_true(check_rows(op, rows) > 0);
+  if (!only && strcmp(op->name, "gated_delta_rule") == 0) assert_true(check_rows(op, chunks) > 0);
   if (rows == products) {
     assert_true(check_rows(op, tf32) > 0 && check_rows(op, many) > 0);
     n_multiprocessors = 2; /* small products are split as well */
@@ -609,36 +610,53 @@ static kr_gemm_args args_of(product_call *c) {
                            .out = {c->out, {TN, 1}, KRAIT_BF16}};
 }
 
-/* Each column has distinct factors, bias and residual, so that a wrong starting column is found. */
-static void a_product_in_two_launches_is_whole(void **state) {
-  const kr_op *op = *state;
-  if (op != kr_op_find("gemm")) skip();
-  static _Alignas(64) product_call c;
+/* Runs it by hopper_tiles on two multiprocessors, in so many launches, without scratch, and compares with the
+ * reference. Each column has distinct factors, bias and residual, so that a wrong starting column is found. */
+static void run_product(const kr_op *op, kr_gemm_args *args, product_call *c, int64_t launches) {
   static uint16_t want[TM][TN];
   uint32_t random = 7;
-  for (size_t i = 0; i < sizeof c / sizeof(uint16_t); i++)
-    ((uint16_t *)&c)[i] = kr_float_to_bf16((float)((random = random * 1664525u + 1013904223u) >> 24) / 256 - 0.5f);
-  kr_gemm_args args = args_of(&c);
+  for (size_t i = 0; i < sizeof *c / sizeof(uint16_t); i++)
+    ((uint16_t *)c)[i] = kr_float_to_bf16((float)((random = random * 1664525u + 1013904223u) >> 24) / 256 - 0.5f);
   capability = 90, n_multiprocessors = 2;
   fake_device(MUCH);
   krait_ctx *ctx = open_ctx();
-  assert_int_equal(op->impls[op->n_impls - 1].run(ctx, &args), KRAIT_OK);
-  memcpy(want, c.out, sizeof want);
-  memset(c.out, 0xff, sizeof c.out);
+  memset(c->out, 0xff, sizeof c->out);
+  assert_int_equal(op->impls[op->n_impls - 1].run(ctx, args), KRAIT_OK);
+  memcpy(want, c->out, sizeof want);
+  memset(c->out, 0xff, sizeof c->out);
   kr_emulated_order(0);
   const kr_impl *impl = op->impls;
   while (strcmp(impl->name, "hopper_tiles") != 0) impl++;
-  assert_null(impl->refuse(ctx, &args));
-  assert_int_equal(impl->scratch_bytes(ctx, &args), 0);
+  assert_null(impl->refuse(ctx, args));
+  assert_int_equal(impl->scratch_bytes(ctx, args), 0);
   const int64_t before = kr_emulated_launches();
-  assert_int_equal(impl->run(ctx, &args), KRAIT_OK);
-  assert_int_equal(kr_emulated_launches() - before, 2);
+  assert_int_equal(impl->run(ctx, args), KRAIT_OK);
+  assert_int_equal(kr_emulated_launches() - before, launches);
   for (int m = 0; m < TM; m++)
     for (int n = 0; n < TN; n++) {
-      const double got = kr_bf16_to_float(c.out[m][n]), right = kr_bf16_to_float(want[m][n]);
-      if (fabs(got - right) > 0.01 * fabs(right) + 0.01) fail_msg("row %d column %d: %g, not %g", m, n, got, right);
+      const double got = kr_bf16_to_float(c->out[m][n]), right = kr_bf16_to_float(want[m][n]);
+      if (c->out[m][n] != want[m][n] && !(fabs(got - right) <= 0.01 * fabs(right) + 0.01))
+        fail_msg("row %d column %d: %g, not %g", m, n, got, right);
     }
   krait_ctx_close(&ctx);
+}
+
+static void a_product_in_two_launches_is_whole(void **state) {
+  static _Alignas(64) product_call c;
+  if (*state != kr_op_find("gemm")) skip();
+  kr_gemm_args args = args_of(&c);
+  run_product(*state, &args, &c, 2);
+}
+
+/* Two tiles of 96 columns of each factor: on two multiprocessors they take less time than two of 128. */
+static void a_gated_product_takes_narrow_tiles(void **state) {
+  enum { NARROW = 192 };
+  static _Alignas(64) product_call c;
+  if (*state != kr_op_find("gemm")) skip();
+  kr_gemm_args args = args_of(&c);
+  args.N = NARROW, args.activation = KRAIT_ACT_SILU, args.residual = (kr_view){0};
+  args.B2 = args.Bmat, args.B2.data = c.B[NARROW], args.bias2 = args.bias, args.bias2.data = c.bias + NARROW;
+  run_product(*state, &args, &c, 1);
 }
 
 /* ---- calls that random ones do not cover: whole heads; all of shared memory -------------------------------------- */
@@ -895,6 +913,39 @@ static void nan_reaches_no_earlier_token(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* The same where tokens are taken in chunks: a head with such a token runs one by one, and equals the reference. */
+static void nan_reaches_no_earlier_token_of_a_chunk(void **state) {
+  enum { L = 70, H = 2, D = 128, Dv = 4, WHERE = 40 };
+  static _Alignas(16) uint16_t rows[3][L * H * D], gates[L * H], out[2][L * H * Dv];
+  static float random[3 * L * H * D];
+  if (*state != kr_op_find("gated_delta_rule")) skip();
+  fake_device(MUCH);
+  krait_ctx *ctx = open_ctx();
+  fill_random(random, sizeof random / sizeof *random);
+  for (int i = 0; i < 3 * L * H * D; i++) ((uint16_t *)rows)[i] = kr_float_to_bf16(random[i]);
+  for (int i = 0; i < L * H; i++) gates[i] = kr_float_to_bf16(random[i]);
+  kr_gated_delta_rule_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = H, .Hk = H, .Dk = D, .Dv = Dv};
+  a.eps = 1e-6f, a.beta_scale = 1;
+  a.q = (kr_view){rows[0], {L * H * D, H * D, D, 1}, KRAIT_BF16, 0}, a.k = a.v = a.q;
+  a.k.data = rows[1], a.v.data = rows[2], a.b = (kr_view){gates, {L * H, H, 1}, KRAIT_BF16, 0};
+  for (int k = 0; k < 3; k++) { /* of the second head's q, k, v */
+    uint16_t *const at = &rows[k][(WHERE * H + 1) * D + 1], was = *at;
+    *at = 0x7fc0;
+    for (int i = 0; i < 2; i++) {
+      a.out = (kr_view){out[i], {L * H * Dv, H * Dv, Dv, 1}, KRAIT_BF16, 0};
+      run_row(ctx, "gated_delta_rule", i ? "ampere_chunks" : "ref", &a);
+    }
+    *at = was;
+    for (int i = 0; i < L * H * Dv; i++) {
+      const float want = kr_bf16_to_float(out[0][i]), got = kr_bf16_to_float(out[1][i]);
+      assert_int_equal(isnan(want),
+                       i / Dv % H == 1 && (k ? i / Dv / H >= WHERE : i / Dv / H == WHERE) && (k < 2 || i % Dv == 1));
+      assert_true(isnan(want) ? isnan(got) : fabsf(got - want) <= 0.01f * fabsf(want) + 1e-3f);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
 /* Three rows in flight would use all of compute capability 8.6's; the kernel also needs 512 bytes. */
 static void rows_on_their_way_have_room(void **state) {
   if (*state != kr_op_find("gated_norm_bwd")) skip();
@@ -972,8 +1023,10 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test_prestate(a_barrier_taken_out_is_missed, op),
                                      cmocka_unit_test_prestate(nan_reaches_no_other_token, op),
                                      cmocka_unit_test_prestate(nan_reaches_no_earlier_token, op),
+                                     cmocka_unit_test_prestate(nan_reaches_no_earlier_token_of_a_chunk, op),
                                      cmocka_unit_test_prestate(nan_stays_where_the_gradient_has_it, op),
                                      cmocka_unit_test_prestate(a_product_in_two_launches_is_whole, op),
+                                     cmocka_unit_test_prestate(a_gated_product_takes_narrow_tiles, op),
                                      cmocka_unit_test_prestate(whole_heads_are_right, op),
                                      cmocka_unit_test_prestate(float16_keeps_its_range, op),
                                      cmocka_unit_test_prestate(few_heads_have_blocks_of_their_own, op),

@@ -24,6 +24,8 @@ static void count_gated_delta_update_cost(const void *args, kr_cost *cost) {
 }
 
 static const kr_impl impls[] = {
+    {"ampere_chunks", KRAIT_CAP_CUDA_AMPERE, kr_gated_delta_chunks_refuse, kr_gated_delta_chunks,
+     kr_gated_delta_chunks_scratch},
     KR_CUDA_FAMILIES(KR_DELTA_FAMILIES, gated_delta_rule)
 #define KR_ISA(isa, cap) {"simd_" #isa, KRAIT_CAP_CPU | cap, NULL, kr_gated_delta_rule_##isa, NULL},
 #include "isa.def"

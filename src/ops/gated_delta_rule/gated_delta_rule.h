@@ -12,6 +12,11 @@
 #define KR_DELTA_FAMILIES(X, op) X(op, staged) X(op, columns)
 KR_DELTA_FAMILIES(KR_CUDA_FAMILY_DECLARE, gated_delta_rule)
 
+/* Chunks on tensor cores. */
+const char *kr_gated_delta_chunks_refuse(const krait_ctx *ctx, const void *args);
+int32_t kr_gated_delta_chunks(const krait_ctx *ctx, const void *args);
+uint64_t kr_gated_delta_chunks_scratch(const krait_ctx *ctx, const void *args);
+
 /* A view of (B,...) as (B,1,...). */
 static inline kr_view kr_delta_with_time(kr_view v, int n_dims) {
   for (int i = n_dims; i > 1; i--) v.stride[i] = v.stride[i - 1];

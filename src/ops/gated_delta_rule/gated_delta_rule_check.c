@@ -14,6 +14,7 @@ int32_t kr_gated_delta_rule_case(kr_case *c, int64_t index) {
   a->B = kr_case_int(c, 1, 2), a->L = index % 4 ? kr_case_edge(c, 9) : kr_case_edge(c, 70);
   choose_heads(c, &a->H, &a->Hk, &a->Dk, &a->Dv);
   if (index % 5 == 1) a->Dk = 64 << kr_case_int(c, 0, 1), a->L = kr_case_int(c, 8, 50); /* what GPUs stage */
+  if (index % 10 == 1) a->Dk = 128, a->L = kr_case_int(c, 64, 110); /* or take in chunks */
   if (index % 3 == 0) a->beta_scale = 2;
   c->contiguous = index % 2;
   kr_case_give(c, "q");

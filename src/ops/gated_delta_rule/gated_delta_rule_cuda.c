@@ -5,6 +5,7 @@
 #include "gated_delta_rule_params.h"
 #include "op_list.h"
 #include "overlap.h"
+#include "status.h"
 
 enum { COLUMNS, STAGED };
 
@@ -70,6 +71,49 @@ static const char *refuse_delta_rule(const krait_ctx *ctx, const void *args, int
   if (which == STAGED && (!has_packed_heads(&a->q) || !has_packed_heads(&a->k)))
     return "keys or queries with gaps, or not aligned to 16 bytes";
   return refuse_blocks((double)a->B * (double)a->H * kr_blocks_of(a->Dv, KR_DELTA_STAGED_COLUMNS));
+}
+
+/* ---- chunks ---- */
+
+const char *kr_gated_delta_chunks_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_gated_delta_rule_args *a = args;
+  if (a->q.dtype == KRAIT_F32) return "float32";
+  if (a->L < 2 * KR_DELTA_CHUNK) return "fewer than 64 tokens";
+  if (a->Dk != KR_DELTA_CHUNK_DK) return "keys not of 128 features";
+  if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_DELTA_WALK_BYTES) return "too little shared memory";
+  if ((double)a->B * (double)a->H * (double)a->L >= 2147483648.0) return "2^31 tokens of heads or more";
+  return refuse_delta_rule(ctx, args, STAGED);
+}
+
+static kr_delta_chunk_params describe_chunks(const kr_gated_delta_rule_args *a) {
+  kr_delta_chunk_params p = {.of = {.a = *a, .before = a->initial_states, .after = a->final_states}};
+  p.of.parts = (int32_t)kr_blocks_of(a->Dv, KR_DELTA_WALK_COLUMNS);
+  p.n_chunks = (int32_t)kr_blocks_of(a->L, KR_DELTA_CHUNK), p.n_columns = p.of.parts * KR_DELTA_WALK_COLUMNS;
+  p.made_floats = (int64_t)(sizeof(kr_delta_made) / sizeof(float)) + KR_DELTA_CHUNK * p.n_columns;
+  p.made = a->call.scratch;
+  return p;
+}
+
+uint64_t kr_gated_delta_chunks_scratch(const krait_ctx *ctx, const void *args) {
+  const kr_gated_delta_rule_args *a = args;
+  const kr_delta_chunk_params p = describe_chunks(a);
+  (void)ctx;
+  return (uint64_t)(a->B * a->H * p.n_chunks * p.made_floats) * sizeof(float);
+}
+
+int32_t kr_gated_delta_chunks(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel prepare = {"gated_delta_chunks", "kr_gated_delta_prepare"},
+                         walk = {"gated_delta_chunks", "kr_gated_delta_walk"};
+  const kr_gated_delta_rule_args *a = args;
+  const kr_delta_chunk_params p = describe_chunks(a);
+  const uint32_t heads = (uint32_t)(a->B * a->H);
+  const kr_grid each = {.x = heads * (uint32_t)p.n_chunks, .block = KR_DELTA_CHUNK_THREADS, .stream = a->call.stream},
+                blocks = {.x = heads * (uint32_t)p.of.parts,
+                          .block = KR_DELTA_CHUNK_THREADS,
+                          .shared_bytes = KR_DELTA_WALK_BYTES,
+                          .stream = a->call.stream};
+  KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &prepare, &each, &p, sizeof p));
+  return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &walk, &blocks, &p, sizeof p);
 }
 
 const char *kr_gated_delta_update_cuda_refuse(const krait_ctx *ctx, const void *args) {
