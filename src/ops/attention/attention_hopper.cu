@@ -172,7 +172,7 @@ typedef struct lanes {
   int group, thread, first_row,
       column; /* the warpgroup's rows first_row and first_row + 8; a tile's keys 8 j + column and the next */
 } lanes;
-KR_DEV int row_of(const told *u, const lanes &me) { return u->row + me.group * u->apart; }
+KR_DEV int row_of(const told *u, const lanes &me) { return u->row + me.group * (GROUPS == 2 ? u->apart : 64); }
 
 /* The parts of the sequence that masks and outputs need. */
 KR_DEV sequence sequence_told(const told *u) {
@@ -368,7 +368,7 @@ KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, unsig
 #pragma unroll
     for (int i = 0; i < D / 2; i++) o[i] = 0;
     for (n--; n >= first; n--) {
-      if (EDGED && n >= own) {
+      if (EDGED && GROUPS == 2 && n >= own) {
         pass_tile(at, me, k++);
         if (n == first) release(at.q_empty, index, me);
         continue;

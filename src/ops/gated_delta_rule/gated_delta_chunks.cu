@@ -279,7 +279,7 @@ KR_DEV void multiply_state(const brought &in, const walk &s, int32_t dtype, floa
   const corner at = corner_of_lane();
   const int warp = kr_thread() / 32, row = warp / 2 % 2 * 16 + at.g, column = warp % 2 * 8 + at.g;
   float small[4] = {}, smaller[4] = {};
-#pragma unroll 2
+#pragma unroll 4
   for (int step = 0; step < STEPS; step++) {
     const kr_float2 high = *(const kr_float2 *)(s.high[column] + 8 * step + 2 * at.q),
                     low = *(const kr_float2 *)(s.low[column] + 8 * step + 2 * at.q);
