@@ -35,7 +35,7 @@ typedef struct levels {
 struct kr_band {
   kr_band_options o;
   int64_t rate_hz, latency;
-  int measures; /* levels: for what lies beside the model's band, a gate, or who asks for speech */
+  int measures;                     /* levels: for what lies beside the model's band, a gate, or who asks for speech */
   kr_polyphase *down, *up, *up_dry; /* up_dry: NULL if nothing lies beside the model's band */
   kr_queue dry, low, gains,
       speech; /* low: waits for its cleaned samples; a gain for each STEP, a speech for each FRAME */

@@ -183,17 +183,18 @@ KR_DEV void put_steps(head_steps &s, const lane_steps &v, int back, int has_toke
 }
 
 /* Kinds that only this file has: decays of tokens and all else in float32, no sequences; step sizes alone, of 16 or 32
- * bits. */
+ * bits, where no output is made. */
 enum { STEPS_FLOATS = STEPS_ANY + 1, STEPS_ALONE };
 
 KR_DEV int kind_here(const kr_ssd_params &p) {
   const int are_floats = p.log_decay.data && !p.seq_idx && p.dt.dtype == KRAIT_F32 && p.log_decay.dtype == KRAIT_F32 &&
                          (!p.has_token_D || p.D.dtype == KRAIT_F32);
-  return are_floats ? (int)STEPS_FLOATS : kind_of_steps(p) == STEPS_ANY ? (int)STEPS_ANY : (int)STEPS_ALONE;
+  return are_floats ? (int)STEPS_FLOATS : (int)kind_of_steps(p);
 }
 
-/* Without a branch whose load the next one would wait for: of step sizes alone the upper half is loaded by itself, of 16
- * bits the lower again, so that one code takes both: copies of sum_steps are most of what the driver translates. */
+/* Without a branch whose load the next one would wait for: of step sizes alone the upper half is loaded by itself, of
+ * 16 bits the lower again, so that one code takes both: four copies of sum_steps for each kind would be most of what
+ * the driver translates. */
 typedef struct halved_steps {
   raw_steps raw;
   uint32_t upper[2];
@@ -201,7 +202,7 @@ typedef struct halved_steps {
 
 template <int KIND>
 KR_DEV halved_steps load_here(const kr_ssd_params &p, int b, int h, int64_t t0, int64_t end) {
-  if (KIND == STEPS_ANY) return halved_steps{load_steps<STEPS_ANY>(p, b, h, t0, end), {}};
+  if (KIND <= STEPS_ANY) return halved_steps{load_steps<KIND>(p, b, h, t0, end), {}};
   halved_steps halved = {};
   raw_steps &r = halved.raw;
   const int is_wide = p.dt.dtype == KRAIT_F32;
@@ -233,8 +234,9 @@ KR_DEV raw_steps join_halves(const kr_ssd_params &p, const halved_steps &halved)
 template <int KIND>
 KR_DEV lane_steps sum_here(const kr_ssd_params &p, const halved_steps &halved, float A, float bias, int64_t t0,
                            int64_t end) {
+  enum { OF_ALL = KIND == STEPS_FLOATS ? (int)STEPS_ANY : KIND };
   if (KIND == STEPS_FLOATS && (p.seq_idx || !p.log_decay.data || p.dt.dtype != KRAIT_F32)) __builtin_unreachable();
-  if (KIND != STEPS_ALONE) return sum_steps<STEPS_ANY>(p, halved.raw, A, bias, t0, end);
+  if (KIND != STEPS_ALONE) return sum_steps<OF_ALL>(p, halved.raw, A, bias, t0, end);
   raw_steps r = join_halves(p, halved);
 #pragma unroll
   for (int k = 0; k < 2; k++) r.dt[k] = kr_float_to_bits(dt_of<STEPS_ANY>(p, r, k));
@@ -272,7 +274,7 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
           raw[ROUND == 1 ? 1 : i] = load_here<KIND>(p, t.b, at.h, (int64_t)chunk_at(h, t, k + AHEAD) * Q, p.L);
         kr_barrier_await(base + STEPS_EMPTY + 8 * place, parity_of(use, STEPS_STAGES) ^ 1);
         put_steps<MODE>(*(head_steps *)(shared + STEPS_AT + place * KR_SSD_HOPPER_STEPS_BYTES), v, t.back,
-                        KIND != STEPS_ALONE && p.has_token_D);
+                        (KIND == STEPS_ANY || KIND == STEPS_FLOATS) && p.has_token_D);
         kr_sync_warp();
         if ((kr_thread() & 31) == 0) kr_barrier_arrive(base + STEPS_FULL + 8 * place);
         use++;
@@ -284,7 +286,7 @@ KR_DEV void sum_chunks(const kr_ssd_hopper_params &h, int start, int w, unsigned
  * Non-finite values before it do not pass on; the output pass meets and flags them. */
 KR_DEV int find_start(const kr_ssd_hopper_params &h, unsigned char *shared) {
   const kr_ssd_params &p = h.p;
-  const int is_alone = kind_here(p) == STEPS_ALONE;
+  const int is_alone = kind_of_steps(p) != STEPS_ANY;
   float *const totals = (float *)(shared + STEPS_AT); /* [warp][head of the block] */
   const task t = task_at<ENDS>(h, 0, 0);
   const int warp = kr_thread() >> 5;
@@ -524,7 +526,7 @@ KR_DEV void begin_state(const kr_ssd_hopper_params &h, const task &t, const lane
 /* Stores a task's end state or hands it on. */
 template <int MODE>
 KR_DEV void end_state(const kr_ssd_hopper_params &h, const task &t, const slot &at, const lanes &me,
-                      float (&s)[N / 2], float decay, int spoilt) {
+                      const float (&s)[N / 2], float decay, int spoilt) {
   if (MODE == ENDS) {
     write_fragments(fragments_at(h, t.piece, me.w), me, s);
     if (me.thread == 0) h.decays[t.piece * HEADS + me.w] = decay;
@@ -703,10 +705,11 @@ KR_DEV void run(const kr_ssd_hopper_params &h, uint64_t maps) {
     if (kr_thread() == 0)
       copy_boxes<MODE, PASSED>(h, from, maps, base);
     else if (warp > 0 && warp <= HEADS) {
-      const int kind = kind_here(h.p);
-      if (kind == STEPS_ALONE) sum_chunks<MODE, STEPS_ALONE>(h, from, warp - 1, shared, base);
-      if (kind == STEPS_ANY || (PASSED && kind == STEPS_FLOATS))
-        sum_chunks<MODE, STEPS_ANY>(h, from, warp - 1, shared, base);
+      const int kind = PASSED ? (int)kind_of_steps(h.p) : kind_here(h.p), is_alone = kind < STEPS_ANY;
+      if (MODE != OUTPUT && is_alone) sum_chunks<MODE, STEPS_ALONE>(h, from, warp - 1, shared, base);
+      if (MODE == OUTPUT && kind == STEPS_16_BITS) sum_chunks<MODE, STEPS_16_BITS>(h, from, warp - 1, shared, base);
+      if (MODE == OUTPUT && kind == STEPS_32_BITS) sum_chunks<MODE, STEPS_32_BITS>(h, from, warp - 1, shared, base);
+      if (kind == STEPS_ANY) sum_chunks<MODE, STEPS_ANY>(h, from, warp - 1, shared, base);
       if (!PASSED && kind == STEPS_FLOATS) sum_chunks<MODE, STEPS_FLOATS>(h, from, warp - 1, shared, base);
     }
   } else {

@@ -213,7 +213,8 @@ static int32_t mix_channel(run *r, int32_t c, int64_t n) {
   const double share = ch->band ? 0 : dry_share(o), gain = ch->band ? 1 : ch->gain;
   const float *wet = kr_queue_front(&ch->queue), *dry = share > 0 ? kr_queue_front(&ch->dry) : NULL;
   for (int64_t i = 0; i < n; i++) {
-    const double clean = gain == 1 ? wet[i] : (double)wet[i] / gain, mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
+    const double clean = gain == 1 ? wet[i] : (double)wet[i] / gain,
+                 mixed = dry ? share * dry[i] + (1 - share) * clean : clean;
     const float v = (float)mixed;
     KR_CHECK(isfinite(v), KRAIT_ERR_UNSUPPORTED,
              "%s: the model's result is not a finite number; the weights or the recording's level are out of range",
