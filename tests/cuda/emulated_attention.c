@@ -125,6 +125,46 @@ static void heads_of_any_size_keep_their_digits(void **state) {
   krait_ctx_close(&ctx);
 }
 
+/* The same of several batches, sequences in one batch, and heads that share keys: results, and log-sum-exps. */
+static void copies_of_every_layout_are_right(void **state) {
+  enum { MOST = 2 * 150 * 4 * 136, MOST_ROWS = 2 * 150 * 4 };
+  static const struct {
+    int B, H, Hk, Lq, Lk, D, is_packed;
+  } cases[] = {{2, 4, 2, 70, 150, 64, 0}, {2, 4, 1, 150, 130, 136, 0}, {2, 2, 2, 140, 150, 72, 1}};
+  static uint16_t in[3 * MOST], out[MOST];
+  static float wide[3 * MOST], want[MOST], lse[2][MOST_ROWS];
+  (void)state;
+  krait_ctx *ctx = open_device(75, 65536, 16);
+  for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+    const int B = cases[k].B, H = cases[k].H, Hk = cases[k].Hk, Lq = cases[k].Lq, Lk = cases[k].Lk, D = cases[k].D,
+              in_memory = cases[k].is_packed ? 1 : B, n_q = in_memory * Lq * H * D, n_k = in_memory * Lk * Hk * D;
+    int32_t cu_q[3] = {0, Lq / 2 + 5, Lq}, cu_k[3] = {0, Lk / 2, Lk};
+    fill_random(wide, 3 * MOST);
+    for (int i = 0; i < 3 * MOST; i++)
+      in[i] = kr_float_to_bf16(ldexpf(wide[i], i / D % H)), wide[i] = kr_bf16_to_float(in[i]);
+#define TENSOR_OF(at, L, heads, type) {at, {L * heads * D, heads * D, D, 1}, type}
+#define INDEX_OF(at) {cases[k].is_packed ? at : NULL, {1}, KRAIT_I32}
+#define CALL(from, to, row, type)                                                                                     \
+  &(kr_attention_args) {                                                                                              \
+    .call = {.size = sizeof(kr_attention_args)}, .B = B, .Lq = Lq, .Lk = Lk, .H = H, .Hk = Hk, .D = D, .Dv = D,       \
+    .Bk = in_memory, .q = TENSOR_OF(from, Lq, H, type), .k = TENSOR_OF(from + n_q, Lk, Hk, type),                     \
+    .v = TENSOR_OF(from + n_q + n_k, Lk, Hk, type), .out = TENSOR_OF(to, Lq, H, type), .cu_seqlens_q = INDEX_OF(cu_q), \
+    .cu_seqlens_k = INDEX_OF(cu_k), .lse = {row, {H * Lq, Lq, 1}, KRAIT_F32}                                          \
+  }
+    run_row(ctx, "attention", "ref", CALL(wide, want, lse[0], KRAIT_F32));
+    run_row(ctx, "attention", "turing_tiles_scaled", CALL(in, out, lse[1], KRAIT_BF16));
+#undef CALL
+#undef INDEX_OF
+#undef TENSOR_OF
+    compare_floats("log-sum-exp", lse[1], lse[0], (size_t)(in_memory * Lq * H), 2e-3f);
+    for (int i = 0; i < n_q; i++) {
+      const float got = kr_bf16_to_float(out[i]);
+      compare_floats("result", &got, want + i, 1, 0.01f * fabsf(want[i]) + 0.02f);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
 /* Forward and gradient of sizes B, H, Hk, L, D: q, k, v, dout follow one another, and dq, dk, dv, out, log-sum-exp. */
 static void attend_in_heads(const krait_ctx *ctx, const int *sizes, float *in, float *to) {
   const int B = sizes[0], H = sizes[1], Hk = sizes[2], L = sizes[3], D = sizes[4], rows = B * L * H * D,
@@ -307,6 +347,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(widest_heads_have_room),
                                      cmocka_unit_test(rows_of_any_size_keep_their_digits),
                                      cmocka_unit_test(heads_of_any_size_keep_their_digits),
+                                     cmocka_unit_test(copies_of_every_layout_are_right),
                                      cmocka_unit_test(groups_of_heads_give_the_same_bits),
                                      cmocka_unit_test(scratch_of_parts_is_bounded),
                                      cmocka_unit_test(no_number_becomes_one),
