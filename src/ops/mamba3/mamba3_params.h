@@ -29,7 +29,8 @@
  * A direct gradient's call (one rank, no states before, no pack) has a token's own key, its input and its output in the
  * block: the key is weighted as it reaches later tokens, with the next token's share, which the token's own output must
  * not have: less that share of q k is what multiplies x beside the SSD's pairs, with D (a D of each token). The SSD
- * then reads x and writes the output, gate included, and its gradient the same. */
+ * then reads x and writes the output, gate included, and its gradient the same. Such a call is walked, as most scans of
+ * one rank are on warpgroups, if it has a gate and enough heads: no rows are made before (mamba3_walk.cu). */
 typedef struct kr_mamba3_params {
   uint32_t flags;
   int32_t B, H, P, N, G, R, M, S;

@@ -351,6 +351,7 @@ KR_DEV kr_float4 *fragments_at(const kr_ssd_hopper_params &h, int64_t index, int
 KR_DEV kr_float4 *initial_at(const kr_ssd_hopper_params &h, int unit, int w) {
   return (kr_float4 *)(h.initial + ((int64_t)unit * HEADS + w) * STATE_FLOATS);
 }
+
 /* 32 columns of P as an operand, from C B^T. MASKED: they include the warp's own tokens, or later ones. PASSED: with D
  * on the diagonal. */
 template <int HALF, int MASKED, int PASSED>

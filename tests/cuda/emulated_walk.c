@@ -1,0 +1,62 @@
+/* emulated_walk.c: Mamba 3's scan on warpgroups on the emulator, in calls that random ones do not cover: states handed
+ * from block to block, NaN of one token. Usage: emulated_walk LIBCUDA. */
+#define _GNU_SOURCE
+#include "../test.h"
+
+#include "cuda.h"
+#include "emulated_impls.h"
+#include "emulator/emulator.h"
+#include "half.h"
+
+/* Numbers from -1 to 1, of a period that no row has. */
+static void fill(uint16_t *to, int n, int step, int period) {
+  for (int i = 0; i < n; i++) to[i] = kr_float_to_bf16((float)(i * step % period) / ((float)period / 2) - 1);
+}
+
+/* On three multiprocessors four heads are three blocks' and seven six blocks', which hand states on; and NaN of a
+ * head's token reaches that head's later tokens alone. */
+static void heads_are_scanned_without_rows(void **state) {
+  enum { L = 200, HEADS = 7, P = 16, N = 16, M = 6, BAD = 77 };
+  static _Alignas(64) uint16_t x[L * HEADS * P], B[L * N], C[L * N], out[2][L * HEADS * P];
+  static float dt[L * HEADS], decay[L * HEADS], trap[L * HEADS], angles[L * M], bias[HEADS * N];
+  krait_ctx *ctx = NULL;
+  const krait_ctx_options options = {.size = sizeof options, .device = KRAIT_DEVICE_CUDA(0), .n_threads = 1};
+  (void)state;
+  if (!(kr_cuda_built_tiers() & KRAIT_CAP_CUDA_HOPPER)) skip();
+  setenv("KR_FAKE_CUDA", "capability=90,shared=232448,multiprocessors=3", 1);
+  assert_int_equal(krait_ctx_open(&options, &ctx), KRAIT_OK);
+  kr_emulated_blocks_in_order(1); /* they hand states on */
+  fill(B, L * N, 29, 97), fill(C, L * N, 31, 89);
+  fill_random(trap, L * HEADS), fill_random(angles, L * M), fill_random(bias, HEADS * N);
+  for (int i = 0; i < L * HEADS; i++) dt[i] = 0.02f + 0.1f * (float)(i % 7), decay[i] = -0.05f * (float)(i % 9);
+  for (int i = 0; i < 4; i++) {
+    kr_emulated_order(i % KR_N_ORDERS);
+    const int heads = i & 1 ? HEADS : 4;
+    kr_mamba3_args a = {.call.size = sizeof a, .B = 1, .L = L, .H = heads, .P = P, .N = N, .G = 1, .R = 1, .M = M};
+    const kr_view steps = {NULL, {L * heads, heads, 1}, KRAIT_F32, 0};
+    fill(x, L * HEADS * P, 37, 101);
+    if (i > 1) x[(BAD * heads + 2) * P + 3] = 0x7fc0;
+    a.x = a.z = a.out = (kr_view){x, {L * heads * P, heads * P, P, 1}, KRAIT_BF16, 0};
+    a.Bmat = a.Cmat = (kr_view){B, {L * N, N, N, 1}, KRAIT_BF16, 0}, a.Cmat.data = C;
+    a.dt = a.log_decay = a.trap = steps, a.dt.data = dt, a.log_decay.data = decay, a.trap.data = trap;
+    a.B_bias = a.C_bias = (kr_view){bias, {N, N, 1}, KRAIT_F32, 0};
+    a.angles = (kr_view){angles, {L * M, M, 0, 1}, KRAIT_F32, 0};
+    a.out.data = out[0], run_row(ctx, "mamba3", "ref", &a);
+    const int64_t before = kr_emulated_launches();
+    a.out.data = out[1], run_row(ctx, "mamba3", "cuda_hopper", &a);
+    assert_int_equal(kr_emulated_launches() - before, 5); /* no rows */
+    for (int k = 0; k < L * heads * P; k++) {
+      const float g = kr_bf16_to_float(out[1][k]), w = kr_bf16_to_float(out[0][k]);
+      if (!(fabsf(g - w) <= 0.05f * (1 + fabsf(w))) && !(isnan(g) && isnan(w)))
+        fail_msg("%d heads: number %d is %g, not %g", heads, k, (double)g, (double)w);
+    }
+  }
+  krait_ctx_close(&ctx);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) return 2;
+  setenv("KRAIT_LIBCUDA", argv[1], 1);
+  const struct CMUnitTest tests[] = {cmocka_unit_test(heads_are_scanned_without_rows)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
