@@ -201,13 +201,13 @@ static void check_turing(const kr_op *op) {
 static void agrees_with_the_reference(void **state) {
   const kr_op *op = *state;
   if (!kr_cuda_built_tiers() || !has_row(op)) skip();
-  static const char *const most[KR_N_ORDERS] = {"cuda_base", "cuda_ampere",
-                                                "cuda_ampere"}; /* most kernels are in both */
+  static const char *const most[KR_N_ORDERS] = {"cuda_base", "cuda_ampere", "cuda_ampere"}; /* kernels of both */
   static const char *const products[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "ampere_few_rows"},
                            *const tf32[KR_N_ORDERS] = {"cuda_base", "ampere_tiles_tf32", "ampere_tiles_tf32"},
                            *const parts[KR_N_ORDERS] = {"ampere_tiles_halves", "base_few_rows",
                                                         "ampere_tiles_halves"},
-                           *const halves[KR_N_ORDERS] = ALWAYS("hopper_tiles_halves");
+                           *const halves[KR_N_ORDERS] = ALWAYS("hopper_tiles_halves"),
+                           *const rounded[KR_N_ORDERS] = ALWAYS("hopper_tiles_tf32");
   static const char *const
       chunks_parts[KR_N_ORDERS] = ALWAYS("ampere_chunks_parts"),
       *const chunks_tf32[KR_N_ORDERS] = ALWAYS("ampere_chunks_tf32"),
@@ -229,7 +229,6 @@ static void agrees_with_the_reference(void **state) {
                            *const sums[KR_N_ORDERS] = {"cuda_ampere_any_order", "cuda_hopper_any_order",
                                                        "cuda_hopper_any_order"},
                            *const pairs[KR_N_ORDERS] = {"ampere_64_units", "cuda_ampere_composed", "ampere_64_units"};
-  static const char *const step[KR_N_ORDERS] = {"cuda_hopper", "cuda_hopper", "cuda_hopper"};
   static const char *const windows[KR_N_ORDERS] = {"cuda_base", "ampere_tiles", "hopper_boxes"};
   static const char *const little[KR_N_ORDERS] = {"cuda_ampere", "cuda_ampere", "cuda_hopper"};
   const int is_attention = strncmp(op->name, "attention", 9) == 0, is_ssd = strncmp(op->name, "ssd", 3) == 0,
@@ -237,7 +236,7 @@ static void agrees_with_the_reference(void **state) {
   const char *const *rows = strcmp(op->name, "gemm") == 0             ? products
                             : strcmp(op->name, "mamba_decode") == 0   ? decode
                             : is_of_few_rows(op)                      ? few
-                            : is_step(op)                             ? step
+                            : is_step(op)                             ? direct
                             : strcmp(op->name, "rnn_pair") == 0       ? pairs
                             : strcmp(op->name, "projected_scan") == 0 ? scans
                             : strcmp(op->name, "filter_bank") == 0    ? banks
@@ -267,6 +266,8 @@ static void agrees_with_the_reference(void **state) {
     assert_true(check_rows(op, parts) > 0);
     capability = 90;
     assert_true(check_rows(op, halves) > 0);
+    n_multiprocessors = 1; /* enough terms for it */
+    assert_true(check_rows(op, rounded) > 0);
     capability = 80, n_multiprocessors = 16;
   }
   if (is_ssd && !only) assert_true(check_rows(op, chunks_parts) > 0 && check_rows(op, chunks_tf32) > 0);

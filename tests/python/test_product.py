@@ -171,3 +171,13 @@ def test_float32_that_is_not_finite():
     call.run((a, w.t(), None, None, out))
     want = a.double() @ w.t().double()
     assert (out.isnan() == want.isnan()).all() and (out.isinf() == (want.float().isinf())).all()
+
+
+def test_tf32_follows_torch(monkeypatch):
+    """A product may be rounded where torch's settings let it, and is then a call of its own."""
+    a, b = torch.randn(67, 61), torch.randn(61, 71)
+    for allows in (False, True):
+        monkeypatch.setattr(module, "allows_tf32", lambda t: allows)
+        assert module.flags_of(a) == (module._TF32 if allows else 0)
+        module._call_of(a, b, None)
+    assert sorted(key[1] for key in module._calls if key[2] == a.shape and key[4] == b.shape) == [False, True]

@@ -15,7 +15,7 @@ from torch import Tensor, is_grad_enabled, mm
 from .._call import Call, Operator, load, place, signer
 from .._torch import allows_tf32, autocast_dtype, is_fake, is_traced, once
 from .causal_conv1d import BACKWARD as CONV_BACKWARD, FORWARD as CONV
-from .product import GEMM, is_much, matmul
+from .product import GEMM, flags_of, is_much, matmul
 from .selective_scan import BACKWARD_OF_KEPT as SCAN_BACKWARD, FORWARD_KEEPING as SCAN
 
 _REAL = (torch.float32, torch.float16, torch.bfloat16)
@@ -33,7 +33,7 @@ _MOST_OWN = 2e10  # multiplications of the outer projections up to which they us
 _MOST_IN_ONE_CALL, _MOST_ROWS = 2e9, 4096  # likewise, up to which all behind in_proj is one call: with more rows its weights' gradients are slower than torch's
 _ONE_CALL = ("cuda_ampere_composed",)  # its implementation with products on tensor cores
 _OWN_GEMM = ("hopper_tiles",)  # implementations of gemm as fast as torch's at that size
-_OWN_FLOATS = ("hopper_tiles_halves",)  # faster than torch's in large products, if torch may not round float32
+_OWN_FLOATS = ("hopper_tiles_halves", "hopper_tiles_tf32")  # faster than torch's in large products of float32
 _signature = signer(11)
 _known = {}
 _MOST_KNOWN = 256
@@ -97,7 +97,7 @@ class _Plan:
                              and 5 * b * (d // 32) >= 11 * multiprocessors)
         self.runs_beside = hidden.is_cuda and self.rows * d >= _LEAST_BESIDE
         self.is_small = hidden.is_cuda and self.rows * (w.in_proj.numel() + w.out_proj.numel()) <= _MOST_OWN
-        self.of_floats = hidden.is_cuda and hidden.dtype is torch.float32 and not allows_tf32(hidden)
+        self.of_floats = hidden.is_cuda and hidden.dtype is torch.float32
         self.products = {}
         self.has_gradients = any([t is not None and t.requires_grad for t in (hidden, *w)])
         self.is_one_call = (hidden.is_cuda and hidden.dtype is not torch.float32 and self.rows <= _MOST_ROWS
@@ -122,7 +122,7 @@ class _Plan:
         if not (self.is_small or of_floats):
             return False
         call = Call(GEMM)
-        call.pack((a, b, None, None, a.new_empty(a.shape[0], b.shape[1])))
+        call.pack((a, b, None, None, a.new_empty(a.shape[0], b.shape[1])), flags_of(a))
         name = call.implementation(at)
         return call if (self.is_small and name in _OWN_GEMM) or (of_floats and name in _OWN_FLOATS) else False
 

@@ -1,5 +1,5 @@
 """Matrix products with a weight: torch's, except float32 on CPUs with AMX, which torch does not use for float32, and on GPUs where parts of float32
-factors on tensor cores are faster than torch's multiply-adds; not where torch's settings let it round to tf32.
+factors on tensor cores are faster than torch's multiply-adds, or, where torch's settings let it round to tf32, float16 than tf32.
 `product` always uses the library, so that a chain of separate calls is bitwise equal to the fused call."""
 
 import torch
@@ -10,23 +10,28 @@ from .._call import Call, Operator, place
 from .._torch import allows_tf32, autocast_dtype, is_traced, is_watched, once
 
 GEMM = Operator("gemm", "A Bmat bias residual out")
-_FASTER = ("simd_amx_tiles", "hopper_tiles_halves")  # implementations that are faster than torch
+_FASTER = ("simd_amx_tiles", "hopper_tiles_halves", "hopper_tiles_tf32")  # implementations that are faster than torch
+_TF32 = 1  # KRAIT_GEMM_TF32
 _calls = {}
 _MOST_CALLS = 1024
 _LEAST_SIDE, _LEAST = 64, 1 << 27  # min of M, N, K; multiply-adds: below these torch is as fast on a CPU,
 _LEAST_SIDE_ON_GPU, _LEAST_ON_GPU = 256, 1 << 31  # and on a GPU, where smaller blocks wait for the host
 
 
+def flags_of(a):
+    return _TF32 if allows_tf32(a) else 0
+
+
 def _new_call(a, b, bias):
     """The packed call if one of these implementations runs it, else None."""
     call, out = Call(GEMM), a.new_empty(a.shape[0], b.shape[1])
-    call.pack((a, b, bias, None, out))
+    call.pack((a, b, bias, None, out), flags_of(a))
     return call if call.implementation(place(a)) in _FASTER else None
 
 
 def _call_of(a, b, bias):
     """-> a call of a b + bias faster than torch's, or None. Float32 matrices on one device."""
-    key = a.device, a.shape, a.stride(), b.shape, b.stride(), bias if bias is None else bias.stride()
+    key = a.device, allows_tf32(a), a.shape, a.stride(), b.shape, b.stride(), bias if bias is None else bias.stride()
     if key not in _calls:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
@@ -35,8 +40,8 @@ def _call_of(a, b, bias):
 
 
 def _is_wide(a, *others):
-    """All float32 on one device, without negative bit, and torch may not round them."""
-    if a.dtype is not torch.float32 or not (a.is_cpu or (a.is_cuda and not allows_tf32(a))):
+    """All float32 on one device, without negative bit."""
+    if a.dtype is not torch.float32 or not (a.is_cpu or a.is_cuda):
         return False
     return all([t is None or (t.dtype is torch.float32 and t.device == a.device and not t.is_neg()) for t in (a, *others)])
 

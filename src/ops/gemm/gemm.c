@@ -93,6 +93,8 @@ static const kr_impl impls[] = {
     {"turing_tiles", KRAIT_CAP_CUDA_TURING, kr_gemm_turing_refuse, kr_gemm_turing, kr_gemm_ampere_scratch},
     {"turing_tiles_scaled", KRAIT_CAP_CUDA_TURING, kr_gemm_turing_scaled_refuse, kr_gemm_turing_scaled,
      kr_gemm_turing_scaled_scratch},
+    {"hopper_tiles_tf32", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_tf32_refuse, kr_gemm_hopper_tf32,
+     kr_gemm_hopper_tf32_scratch},
     {"ampere_tiles_tf32", KRAIT_CAP_CUDA_AMPERE, kr_gemm_tf32_refuse, kr_gemm_tf32, kr_gemm_tf32_scratch},
     {"hopper_tiles_halves", KRAIT_CAP_CUDA_HOPPER, kr_gemm_hopper_halves_refuse, kr_gemm_hopper_halves,
      kr_gemm_hopper_halves_scratch},

@@ -108,6 +108,12 @@ int32_t kr_gemm_case(kr_case *c, int64_t index) {
     const int64_t more = 8 * kr_case_int(c, 1, 20), less = 8 * kr_case_int(c, 1, 2), turn = kr_case_int(c, 0, 1);
     a->M = turn ? less : more, a->N = turn ? more : less, a->K = 2048 + kr_case_int(c, 0, 70), a->P = 0;
   }
+  const int is_large = !far && index % 120 == 33; /* enough for one multiprocessor to round its factors first */
+  if (is_large) a->call.flags |= KRAIT_GEMM_TF32, c->dtype = c->other = KRAIT_F32;
+  if (is_large) {
+    a->M = 8 * kr_case_int(c, 22, 40), a->N = 64 * kr_case_int(c, 3, 5) + 8 * kr_case_int(c, 0, 1);
+    a->K = 8 * kr_case_int(c, 34, 48), a->P = 0;
+  }
   if (!far && !many_terms && is_half_for_gemm_check(c->dtype) && kr_case_chance(c, 0.02)) /* an output head */
     a->M = 1, a->N = 32768 + 8 * kr_case_int(c, 0, 3), a->K = 8 * kr_case_int(c, 1, 5), a->P = 0;
   give_aligned(c, a, far ? 3 : many_terms ? 4 : (int)kr_case_int(c, 0, many_sequences ? 2 : 4), far);

@@ -433,19 +433,20 @@ int32_t kr_gemm_hopper(const krait_ctx *ctx, const void *args) {
 /* ---- hopper, float32 factors in two float16 parts ---------------------------------------------------------------- */
 
 /* A factor's parts, as gemm_split.cu lays them out from `to`. */
-static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P) {
+static kr_split_params split_of(const kr_gemm_matrix *m, int64_t rows, int64_t columns, int64_t P, int n_parts) {
   const int is_turned = m->column != 1;
   const int64_t along = is_turned ? rows : columns, across = is_turned ? columns : rows;
   return (kr_split_params){.from = m->data,
-                         .from_across = is_turned ? m->column : m->row,
-                         .from_along = is_turned ? m->row : m->column,
-                         .from_batch = m->batch,
-                         .line = (along + 7) / 8 * 8,
-                         .n_along = (int32_t)along,
-                         .n_across = (int32_t)across,
-                         .P = (int32_t)P,
-                         .packs = m->packs,
-                         .n_parts = m->dtype == KRAIT_BF16 ? 1 : KR_N_HALVES};
+                           .from_across = is_turned ? m->column : m->row,
+                           .from_along = is_turned ? m->row : m->column,
+                           .from_batch = m->batch,
+                           .line = (along + 7) / 8 * 8,
+                           .n_along = (int32_t)along,
+                           .n_across = (int32_t)across,
+                           .P = (int32_t)P,
+                           .packs = m->packs,
+                           .n_parts = n_parts,
+                           .dtype = m->dtype};
 }
 static uint64_t split_bytes(const kr_split_params *s) {
   return kr_scratch_round((uint64_t)s->n_parts * 2 * (uint64_t)s->P * (uint64_t)s->n_across * (uint64_t)s->line);
@@ -453,11 +454,11 @@ static uint64_t split_bytes(const kr_split_params *s) {
 
 /* Both factors' parts; where K lies across their rows, each column's largest number is found first, by runs of rows:
  * enough blocks for every multiprocessor, and few enough to be compared by all. */
-static kr_split_factors describe_splits(const krait_ctx *ctx, const kr_gemm_params *p) {
+static kr_split_factors describe_splits(const krait_ctx *ctx, const kr_gemm_params *p, int n_parts) {
   enum { BLOCKS = 4, LEAST_RUN = 32, MOST_RUNS = 64, OF_WARP = 256 * KR_SPLIT_PIECES };
   const int is_across[2] = {p->A.column != 1, p->B.column == 1};
-  kr_split_factors f = {
-      .of = {{.split = split_of(&p->A, p->M, p->K, p->P)}, {.split = split_of(&p->B, p->K, p->N, p->P)}}};
+  kr_split_factors f = {.of = {{.split = split_of(&p->A, p->M, p->K, p->P, n_parts)},
+                               {.split = split_of(&p->B, p->K, p->N, p->P, n_parts)}}};
   for (int i = 0; i < 2; i++) {
     const kr_split_params *s = &f.of[i].split;
     while (KR_SPLIT_THREADS >> f.of[i].log_warps > 32 && OF_WARP << f.of[i].log_warps < s->n_along) f.of[i].log_warps++;
@@ -510,7 +511,7 @@ static int32_t launch_splits(const krait_ctx *ctx, uint64_t tier, kr_split_facto
                           .is_pdl = is_pdl,
                           .stream = call->stream};
     if (!grid.x) continue;
-    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernels[f->of[0].split.n_parts == 1][largest], &grid, f, sizeof *f));
+    KR_TRY(kr_cuda_launch(ctx->cuda, tier, &kernels[f->of[0].split.dtype == KRAIT_BF16][largest], &grid, f, sizeof *f));
     is_pdl = takes_pdl;
   }
   return KRAIT_OK;
@@ -534,15 +535,15 @@ static void plan_hopper_halves(const krait_ctx *ctx, kr_gemm_params *p) {
 
 static int lies_along(const kr_gemm_matrix *m) { return !m->data || m->row == 1 || m->column == 1; }
 
-const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
-  const kr_gemm_args *a = args;
+/* What tiles of split factors do not take. */
+static const char *refuse_hopper_floats(const krait_ctx *ctx, const kr_gemm_args *a, int64_t shared_bytes) {
   const char *why = refuse_floats(ctx, a);
   if (why) return why;
   const kr_gemm_params p = kr_gemm_describe(a);
   if (!kr_cuda_driver(ctx->cuda)->TensorMapEncodeTiled) return "this driver has no tensor maps";
   if (p.B2.data) return "a gated product";
   if (!lies_along(&p.A) || !lies_along(&p.B)) return "neither rows nor columns are contiguous";
-  if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_HOPPER_HALVES_SHARED_BYTES) return "too little shared memory";
+  if (kr_cuda_info(ctx->cuda)->shared_bytes < shared_bytes) return "too little shared memory";
   const double stages = (double)gemm_ceil_div(a->M, KR_HOPPER_BM) * gemm_ceil_div(a->N, KR_HOPPER_HALVES_BN) *
                         gemm_ceil_div(a->K, KR_HOPPER_BK) * p.P;
   if (stages < kr_cuda_info(ctx->cuda)->n_multiprocessors) return "too small to split its factors first";
@@ -552,14 +553,47 @@ const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args)
              : NULL;
 }
 
+const char *kr_gemm_hopper_halves_refuse(const krait_ctx *ctx, const void *args) {
+  return refuse_hopper_floats(ctx, args, KR_HOPPER_HALVES_SHARED_BYTES);
+}
+
 uint64_t kr_gemm_hopper_halves_scratch(const krait_ctx *ctx, const void *args) {
   kr_gemm_params p = kr_gemm_describe(args);
-  kr_split_factors factors = describe_splits(ctx, &p);
+  kr_split_factors factors = describe_splits(ctx, &p, KR_N_HALVES);
   plan_hopper_halves(ctx, &p);
   return gemm_partial_bytes(&p) + place_splits(&factors, NULL);
 }
 
-/* Splits the factors into the scratch's first bytes, from which partial sums then begin, and multiplies their parts. */
+/* Splits the factors into the scratch's first bytes, from which partial sums then begin, and multiplies their parts by
+ * tiles of bn columns. */
+static int32_t run_hopper_floats(const krait_ctx *ctx, const kr_gemm_args *a, kr_gemm_hopper_params *h,
+                                 const kr_kernel kernels[2][KR_GEMM_ORDERS], int bn, int n_parts,
+                                 uint32_t shared_bytes) {
+  kr_gemm_params parts = h->params;
+  kr_split_factors factors = describe_splits(ctx, &parts, n_parts);
+  const kr_split_params *const of_A = &factors.of[0].split, *const of_B = &factors.of[1].split;
+  h->params.partial = (float *)((char *)a->call.scratch + place_splits(&factors, a->call.scratch));
+  h->unscale_m = of_A->unscale, h->unscale_n = of_B->unscale;
+  KR_TRY(launch_splits(ctx, KRAIT_CAP_CUDA_HOPPER, &factors, &a->call));
+  parts.A = gemm_parts_of(of_A, &parts.A), parts.B = gemm_parts_of(of_B, &parts.B);
+  parts.P *= n_parts;
+  kr_gemm_hopper_params maps = {.params = parts};
+  const int order = kr_gemm_order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  const int64_t units = (int64_t)h->params.n_m * h->params.n_n * h->params.P * h->params.n_splits;
+  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
+  const int32_t status = make_gemm_maps(ctx, &maps, order, bn);
+  kr_cuda_end(ctx->cuda);
+  KR_TRY(status);
+  h->A = maps.A, h->B = maps.B;
+  const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
+                        .block = KR_HOPPER_THREADS,
+                        .shared_bytes = shared_bytes,
+                        .is_pdl = 1, /* behind the splitting */
+                        .stream = a->call.stream};
+  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[h->params.activation != KRAIT_ACT_NONE][order], &grid, h,
+                    &h->params);
+}
+
 int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
   static const kr_kernel kernels[2][KR_GEMM_ORDERS] = {BY_ORDER("hopper", "halves", "", "kr_gemm_hopper"),
                                                        BY_ORDER("hopper", "halves", "", "kr_gemm_hopper_active")};
@@ -567,29 +601,43 @@ int32_t kr_gemm_hopper_halves(const krait_ctx *ctx, const void *args) {
   if (a->M == 0) return KRAIT_OK;
   kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
   plan_hopper_halves(ctx, &h.params);
-  kr_gemm_params parts = h.params;
-  kr_split_factors factors = describe_splits(ctx, &parts);
-  const kr_split_params *const of_A = &factors.of[0].split, *const of_B = &factors.of[1].split;
-  h.params.partial = (float *)((char *)a->call.scratch + place_splits(&factors, a->call.scratch));
-  h.unscale_m = of_A->unscale, h.unscale_n = of_B->unscale;
-  KR_TRY(launch_splits(ctx, KRAIT_CAP_CUDA_HOPPER, &factors, &a->call));
-  parts.A = gemm_parts_of(of_A, &parts.A), parts.B = gemm_parts_of(of_B, &parts.B);
-  parts.P *= KR_N_HALVES;
-  kr_gemm_hopper_params maps = {.params = parts};
-  const int order = kr_gemm_order_of(&parts), n_multiprocessors = kr_cuda_info(ctx->cuda)->n_multiprocessors,
-            is_active = h.params.activation != KRAIT_ACT_NONE;
-  const int64_t units = (int64_t)h.params.n_m * h.params.n_n * h.params.P * h.params.n_splits;
-  KR_TRY(kr_cuda_begin(ctx->cuda)); /* the driver encodes tensor maps only for the current context */
-  const int32_t status = make_gemm_maps(ctx, &maps, order, KR_HOPPER_HALVES_BN);
-  kr_cuda_end(ctx->cuda);
-  KR_TRY(status);
-  h.A = maps.A, h.B = maps.B;
-  const kr_grid grid = {.x = (uint32_t)(units < n_multiprocessors ? units : n_multiprocessors),
-                        .block = KR_HOPPER_THREADS,
-                        .shared_bytes = KR_HOPPER_HALVES_SHARED_BYTES,
-                        .is_pdl = 1, /* behind the splitting */
-                        .stream = a->call.stream};
-  return launch_all(ctx, KRAIT_CAP_CUDA_HOPPER, &kernels[is_active][order], &grid, &h, &h.params);
+  return run_hopper_floats(ctx, a, &h, kernels, KR_HOPPER_HALVES_BN, KR_N_HALVES, KR_HOPPER_HALVES_SHARED_BYTES);
+}
+
+/* ---- hopper, float32 factors rounded to float16, which has as many bits as tf32 ---------------------------------- */
+
+static void plan_hopper_tf32(const krait_ctx *ctx, kr_gemm_params *p) {
+  static const tile_cost tiles[] = {{KR_HOPPER_TF32_BN, 1, 1, 1.4}, {0}};
+  choose_tiles(ctx, p, tiles, KR_HOPPER_BK);
+}
+
+/* Multiplications for each multiprocessor below which the rounding takes as long as it saves. */
+static const double LEAST_OF_TF32 = 0x1p23;
+
+const char *kr_gemm_hopper_tf32_refuse(const krait_ctx *ctx, const void *args) {
+  const kr_gemm_args *a = args;
+  if (!(a->call.flags & KRAIT_GEMM_TF32)) return "the call does not allow tf32";
+  const double least = LEAST_OF_TF32 * kr_cuda_info(ctx->cuda)->n_multiprocessors;
+  if (a->N < KR_HOPPER_TF32_BN * 3 / 4 || (double)a->M * (double)a->N * (double)a->K < least)
+    return "too few columns or too small to round its factors first";
+  return refuse_hopper_floats(ctx, a, KR_HOPPER_SHARED_BYTES(KR_HOPPER_TF32_BN));
+}
+
+uint64_t kr_gemm_hopper_tf32_scratch(const krait_ctx *ctx, const void *args) {
+  kr_gemm_params p = kr_gemm_describe(args);
+  kr_split_factors factors = describe_splits(ctx, &p, 1);
+  plan_hopper_tf32(ctx, &p);
+  return gemm_partial_bytes(&p) + place_splits(&factors, NULL);
+}
+
+int32_t kr_gemm_hopper_tf32(const krait_ctx *ctx, const void *args) {
+  static const kr_kernel kernels[2][KR_GEMM_ORDERS] = {BY_ORDER("hopper", "f16", "_256", "kr_gemm_hopper"),
+                                                       BY_ORDER("hopper", "f16", "_256", "kr_gemm_hopper_active")};
+  const kr_gemm_args *a = args;
+  if (a->M == 0) return KRAIT_OK;
+  kr_gemm_hopper_params h = {.params = kr_gemm_describe(a)};
+  plan_hopper_tf32(ctx, &h.params);
+  return run_hopper_floats(ctx, a, &h, kernels, KR_HOPPER_TF32_BN, 1, KR_HOPPER_SHARED_BYTES(KR_HOPPER_TF32_BN));
 }
 
 /* ---- ampere and turing, the same; turing, bfloat16 factors as one part ------------------------------------------- */
@@ -646,13 +694,14 @@ const char *kr_gemm_turing_scaled_refuse(const krait_ctx *ctx, const void *args)
 /* The factors' parts: of A, B and, in a gated product, B2, with the places from the scratch's first byte on (NULL:
  * nowhere). Returns their bytes. */
 static uint64_t place_scaled(const krait_ctx *ctx, const kr_gemm_params *p, char *scratch,
-                                    kr_split_factors factors[2]) {
+                             kr_split_factors factors[2]) {
   kr_gemm_params second = *p;
-  factors[0] = describe_splits(ctx, p);
+  const int n_parts = p->A.dtype == KRAIT_BF16 ? 1 : KR_N_HALVES;
+  factors[0] = describe_splits(ctx, p, n_parts);
   const uint64_t bytes = place_splits(&factors[0], scratch);
   if (!p->B2.data) return bytes;
   second.B = p->B2, second.M = 0; /* A is split already */
-  factors[1] = describe_splits(ctx, &second);
+  factors[1] = describe_splits(ctx, &second, n_parts);
   return bytes + place_splits(&factors[1], scratch ? scratch + bytes : NULL);
 }
 

@@ -3,7 +3,8 @@
  * multiply and finish 64 rows each; the result's boxes are stored while the next tile is in progress. Compiled once per
  * type (KR_HALF: float16), memory order (KR_A_MN: A is contiguous in m, not k; KR_B_MN: B is contiguous in n), KR_BN
  * and KR_GATED. With KR_PARTS (and KR_HALF) the factors are float32: gemm_split.cu has made each the sum of two scaled
- * float16 matrices, one after the other as batches P apart; a stage holds 64 of k of both. */
+ * float16 matrices, one after the other as batches P apart; a stage holds 64 of k of both. Tiles of float16 that are
+ * KR_HOPPER_TF32_BN wide also take the first of these matrices alone (unscale_n): float32 rounded to tf32's bits. */
 #include "gemm_finish.cuh"
 #include "gemm_hopper.h"
 #include "overlap.cuh"
@@ -25,6 +26,7 @@ enum { PARTS = KR_N_HALVES, PART_STAGES = KR_HOPPER_HALVES_STAGES };
 enum { PARTS = 1, PART_STAGES = 0 };
 #endif
 enum { BM = KR_HOPPER_BM, BK = KR_HOPPER_BK, BLOCK_BYTES = 64 * 128 };
+enum { IS_SCALED = PARTS == 1 && DTYPE == KRAIT_F16 && KR_BN == KR_HOPPER_TF32_BN && !KR_GATED }; /* or may be */
 
 template <int BN>
 KR_DEV constexpr int n_stages() {
@@ -98,11 +100,11 @@ KR_DEV void load_weights(const unit &u, uint32_t stage, uint32_t full, uint64_t 
 
 /* The first stages' weight loads are issued before the preceding kernel has ended, unless it makes their parts. */
 template <int BN, int GATED>
-KR_DEV void copy_tiles(const kr_gemm_params &p, const layout &at, uint64_t maps, int n_units) {
+KR_DEV void copy_tiles(const kr_gemm_params &p, const layout &at, uint64_t maps, int n_units, int waits) {
   const int STAGES = n_stages<BN>();
   place to = {0, 1};
   int early = 0;
-  if (PARTS == 1 && kr_block_x() < n_units) {
+  if (!waits && kr_block_x() < n_units) {
     const unit u = unit_at<GATED ? BN / 2 : BN>(p, kr_block_x());
     for (; early < STAGES && early < u.n_steps; early++)
       load_weights<BN, GATED>(u, at.stages + early * stage_bytes<BN>(), at.full + early * 8, maps, u.k + early * BK,
@@ -296,7 +298,6 @@ KR_DEV uint64_t columns_of_stage(uint32_t stage, int i) {
   return KR_B_MN ? kr_mn_major(b, BLOCK_BYTES) : kr_k_major(b);
 }
 
-#ifdef KR_PARTS
 /* Takes back the scales of rows and columns. */
 template <int BN>
 KR_DEV void unscale(const kr_gemm_hopper_params &h, const unit &u, const lanes &me, float (&sum)[BN / 2]) {
@@ -317,6 +318,7 @@ KR_DEV void unscale(const kr_gemm_hopper_params &h, const unit &u, const lanes &
   }
 }
 
+#ifdef KR_PARTS
 /* An infinite factor's parts are not a number where the other's low part is 0: sums that are not finite are computed
  * again by multiply-adds, in a loop over them: a copy of it for each sum takes the driver four times as long to
  * translate as all the rest. */
@@ -381,7 +383,9 @@ KR_DEV void multiply_tiles(const kr_gemm_hopper_params &h, const layout &at, flo
 #ifdef KR_PARTS
 #pragma unroll
     for (int i = 0; i < BN / 2; i++) d[i] = kr_fma(low[i], 1.0f / KR_HALVES_APART, d[i]);
-    unscale<BN>(h, u, me, d);
+#endif
+    if (PARTS > 1 || (IS_SCALED && h.unscale_n)) unscale<BN>(h, u, me, d);
+#ifdef KR_PARTS
     mend<BN>(p, u, me, d);
 #endif
     if (p.n_splits > 1) {
@@ -413,7 +417,8 @@ KR_DEV void run(const kr_gemm_hopper_params &h, uint64_t maps) {
   kr_sync();
   if (kr_thread() < 128) {
     kr_give_registers<40>();
-    if (kr_thread() == 0) copy_tiles<BN, GATED>(p, at, maps, n_units);
+    const int waits = PARTS > 1 || (IS_SCALED && h.unscale_n);
+    if (kr_thread() == 0) copy_tiles<BN, GATED>(p, at, maps, n_units, waits);
   } else {
     kr_take_registers<232>();
     multiply_tiles<BN, GATED, ACTIVE>(h, at, (float *)(shared + (at.bias - base)), maps, n_units);

@@ -35,7 +35,7 @@ typedef struct __attribute__((aligned(64))) kr_gemm_map {
 typedef struct kr_gemm_hopper_params {
   kr_gemm_map A, B, B2, out; /* out: only if of 16 bits */
   kr_gemm_params params;
-  const float *unscale_m, *unscale_n; /* of rows of A and columns of B in halves; batch after batch */
+  const float *unscale_m, *unscale_n; /* of rows of A and columns of B in halves, or absent; batch after batch */
 } kr_gemm_hopper_params;
 
 /* Tiles of 128 x BN; a stage is 64 of K. */
@@ -46,19 +46,20 @@ enum { KR_HOPPER_BM = 128, KR_HOPPER_BK = 64, KR_HOPPER_THREADS = 384, KR_HOPPER
 
 /* Float32 factors as two float16 parts each, the second this much too large; tiles of 128 x 128. */
 enum { KR_N_HALVES = 2, KR_HOPPER_HALVES_BN = 128, KR_HOPPER_HALVES_STAGES = 3 };
+enum { KR_HOPPER_TF32_BN = 256 }; /* columns of a tile of factors in one such part */
 #define KR_HALVES_APART 2048.0f
 #define KR_HOPPER_HALVES_SHARED_BYTES \
   (KR_HOPPER_HALVES_STAGES * KR_N_HALVES * (KR_HOPPER_BM + KR_HOPPER_HALVES_BN) * 128 + KR_HOPPER_SLACK_BYTES)
 
-/* A float32 matrix becomes two float16 ones, a bfloat16 one a single one: batch p of part i is batch i P + p of `to`,
- * with the same contiguous dimension, rows (across) of `line` elements. */
+/* A float32 matrix becomes two float16 ones or (n_parts 1) the first of them, a bfloat16 one a single one: batch p of
+ * part i is batch i P + p of `to`, with the same contiguous dimension, rows (across) of `line` elements. */
 typedef struct kr_split_params {
   const void *from;
   uint16_t *to;
   int64_t from_across, from_along, from_batch; /* strides in elements */
   int64_t line;                                /* a multiple of eight */
   float *unscale;                              /* one over the scales, batch after batch */
-  int32_t n_along, n_across, P, packs, n_parts, none;
+  int32_t n_along, n_across, P, packs, n_parts, dtype; /* dtype: of from */
 } kr_split_params;
 
 /* Tiles of 128 x BN by BN threads; a stage is 64 bytes of K. */

@@ -1,7 +1,7 @@
 /* gemm_split.cu: float32 matrices as sums of two float16 ones, for gemm_hopper.cu and gemm_ampere.cu: parts of 11 bits,
- * the second 2^11 times too large, of a line scaled by a power of two that brings its largest number to 2^14 to 2^15.
- * bfloat16 ones (KR_BF16), whose eight bits fit in one part, become one float16 matrix, scaled alike. Both factors of a
- * product in one launch:
+ * the second 2^11 times too large, of a line scaled by a power of two that brings its largest number to 2^14 to 2^15;
+ * or the first part alone (tf32). bfloat16 ones (KR_BF16), whose eight bits fit in one part, become one float16 matrix,
+ * scaled alike. Both factors of a product in one launch:
  *   kr_gemm_split          some warps split a line; or, where K lies across lines and the scale is that of a column, a
  *                          lane splits four columns of a run of lines
  *   kr_gemm_split_largest  before: the largest number in each column of such a run */
@@ -49,7 +49,7 @@ KR_DEV void leave_parts(const kr_split_params &p, uint16_t *to, const float (&x)
 #pragma unroll
   for (int i = 0; i < 4; i++) kr_halve(x[2 * i] * scale, x[2 * i + 1] * scale, KR_HALVES_APART, high.w[i], low.w[i]);
   *(kr_raw16 *)to = high;
-  if (TYPE == KRAIT_F32) *(kr_raw16 *)(to + (int64_t)p.P * p.n_across * p.line) = low;
+  if (TYPE == KRAIT_F32 && p.n_parts > 1) *(kr_raw16 *)(to + (int64_t)p.P * p.n_across * p.line) = low;
 }
 
 /* Lines of a factor: a lane keeps its first PIECES times eight numbers of a line, of longer ones it reads the others
@@ -164,7 +164,7 @@ KR_DEV void leave_four(const kr_split_params &p, const strip &s, int line, const
     kr_halve(x[2 * i] * scale.v[2 * i], x[2 * i + 1] * scale.v[2 * i + 1], KR_HALVES_APART, high[i], low[i]);
   uint16_t *const to = p.to + (s.batch * p.n_across + line) * p.line + s.column;
   *(uint64_t *)to = (uint64_t)high[1] << 32 | high[0];
-  if (TYPE == KRAIT_F32)
+  if (TYPE == KRAIT_F32 && p.n_parts > 1)
     *(uint64_t *)(to + (int64_t)p.P * p.n_across * p.line) = (uint64_t)low[1] << 32 | low[0];
 }
 
