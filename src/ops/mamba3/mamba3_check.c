@@ -47,6 +47,7 @@ static void choose_mamba3_tensors(kr_case *c, int usual) {
   if (usual) {
     *flags &= ~(uint32_t)(KRAIT_MAMBA3_HALVES | KRAIT_MAMBA3_REVERSE);
     if (*kr_case_size(c, "P") > 64) *kr_case_size(c, "P") = 64;
+    if (*kr_case_size(c, "L") == 1) *kr_case_size(c, "L") = 2; /* one angle alone has no gradient to compare with */
     if (kr_case_chance(c, 0.3)) { /* as many heads as walk on a large GPU */
       *kr_case_size(c, "B") = 2, *kr_case_size(c, "H") = 24, *kr_case_size(c, "P") = 8, *kr_case_size(c, "N") = 16;
       *kr_case_size(c, "M") = kr_case_int(c, 1, 2) * 4;
