@@ -197,7 +197,8 @@ typedef struct chunks_layout {
 
 static chunks_layout lay_out_chunks(const krait_ctx *ctx, const kr_ssd_bwd_args *a) {
   const int64_t chunks = a->B * a->H * chunks_of(a),
-                tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) * KR_SSD_P * ssd_bwd_columns_of(a),
+                tiles = chunks * ((a->P + KR_SSD_P - 1) / KR_SSD_P) *
+                        (KR_SSD_P * ssd_bwd_columns_of(a) + KR_SSD_BWD_FLOATS_SCALES / 4),
                 plain = chunks * a->P * a->N;
   const int64_t matrix = splits_of(ctx, a) * a->B * a->L * a->G * a->N,
                 states = tiles > plain ? tiles : plain; /* plain: what redo_nonfinite stores there */
@@ -368,14 +369,14 @@ typedef struct float_kernels {
 #define FLOATS(states, columns)                                 \
   {{"ssd_bwd_chunks_f32", "kr_ssd_bwd_states" states},          \
    {"ssd_bwd_chunks_f32", "kr_ssd_bwd_inner_" columns states},  \
-   {"ssd_bwd_chunks_f32", "kr_ssd_bwd_matrices_" columns states}}
+   {"ssd_bwd_chunks_f32", "kr_ssd_bwd_matrices_" columns}}
 static const float_kernels float_kernels_of[2][2] = {{FLOATS("", "n64"), FLOATS("", "n128")},
                                                      {FLOATS("_tf32", "n64"), FLOATS("_tf32", "n128")}};
 
 const char *kr_ssd_bwd_parts_refuse(const krait_ctx *ctx, const void *args) {
   const kr_ssd_bwd_args *a = args;
   const uint32_t forward = kr_ssd_float_shared_bytes(a->N),
-                 inner = (uint32_t)KR_SSD_BWD_FLOATS_INNER_SHARED(ssd_bwd_columns_of(a));
+                 inner = (uint32_t)KR_SSD_BWD_FLOATS_INNER_SHARED(ssd_bwd_columns_of(a), 2);
   return a->x.dtype != KRAIT_F32 ? "not float32" : refuse_chunks(ctx, a, forward > inner ? forward : inner);
 }
 
@@ -397,7 +398,7 @@ static int32_t run_float_part(const krait_ctx *ctx, const kr_ssd_bwd_args *a, co
   KR_TRY(kr_ssd_launch_products(ctx, &p->f, is_tf32, a->call.stream));
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->states, &grid, p, sizeof *p));
   grid.x = (uint32_t)p->n_chunks, grid.y = (uint32_t)(KR_SSD_BWD_FLOATS_ROLES(p->f.dz.data) * a->G * p->n_splits);
-  grid.block = KR_SSD_BWD_THREADS, grid.shared_bytes = KR_SSD_BWD_FLOATS_INNER_SHARED(columns);
+  grid.block = KR_SSD_BWD_THREADS, grid.shared_bytes = KR_SSD_BWD_FLOATS_INNER_SHARED(columns, is_tf32 ? 1 : 2);
   KR_TRY(kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->inner, &grid, p, sizeof *p));
   grid.y = (uint32_t)a->G, grid.shared_bytes = KR_SSD_BWD_FLOATS_MATRICES_SHARED(columns);
   return kr_cuda_launch(ctx->cuda, KRAIT_CAP_CUDA_AMPERE, &kernels->matrices, &grid, p, sizeof *p);

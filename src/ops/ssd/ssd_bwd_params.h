@@ -13,10 +13,16 @@
   ((stages) * 4 * KR_SSD_P * (KR_SSD_CHUNK + (N)) + 4 * KR_SSD_CHUNK * (N) + 2 * KR_SSD_CHUNK * KR_SSD_CHUNK + \
    2 * KR_SSD_STEPS_BYTES + 4 * (2 * (8 * KR_SSD_CHUNK + 8) + 4 * KR_SSD_CHUNK + 8 * KR_SSD_P + KR_SSD_P))
 
-/* Of float32. */
-#define KR_SSD_BWD_FLOATS_STATES_SHARED (2 * 4 * KR_SSD_CHUNK * (KR_SSD_P + 64) + 2 * KR_SSD_STEPS_BYTES)
-#define KR_SSD_BWD_FLOATS_INNER_SHARED(N) \
-  (4 * KR_SSD_CHUNK * (2 * KR_SSD_P + 2 * (N)) + KR_SSD_STEPS_BYTES + 4 * (7 * KR_SSD_CHUNK + 8))
+/* Of float32, whose factors are in `parts` float16 parts: states are passed on 64 at a time. */
+#define KR_SSD_BWD_FLOATS_SLICE 64
+#define KR_SSD_BWD_FLOATS_SCALES 16 /* bytes behind a state tile */
+#define KR_SSD_BWD_FLOATS_STATES_SHARED                                                                 \
+  (2 * 4 * KR_SSD_CHUNK * (KR_SSD_P + KR_SSD_BWD_FLOATS_SLICE) + 2 * KR_SSD_STEPS_BYTES + 4 * KR_SSD_CHUNK + \
+   4 * 3 * (KR_SSD_THREADS / 32))
+#define KR_SSD_BWD_FLOATS_INNER_SHARED(N, parts)                                                            \
+  (((parts) == 1 ? 8 * KR_SSD_CHUNK * KR_SSD_P : 0) + 2 * (parts) * KR_SSD_CHUNK * (2 * KR_SSD_P + (N)) + \
+   2 * (parts) * KR_SSD_P * (N) + KR_SSD_BWD_FLOATS_SCALES + (3 - (parts)) * KR_SSD_STEPS_BYTES +         \
+   4 * 2 * (KR_SSD_BWD_THREADS / 32) + 4 * (7 * KR_SSD_CHUNK + 8))
 #define KR_SSD_BWD_FLOATS_ROLES(dz) ((dz) ? 3 : 2) /* blocks per chunk and share of a group's heads */
 #define KR_SSD_BWD_FLOATS_MATRICES_SHARED(N) (4 * KR_SSD_CHUNK * (KR_SSD_CHUNK + 2 * (N)))
 

@@ -5,14 +5,13 @@
  * Y^T = S C^T, a warp needs no other warp's state, and the state is never stored. Two warps with the same channels add
  * what their states give, each for half of the tokens.
  * kr_ssd_steps        cumulative log-decays of every chunk
- * kr_ssd_products_nN  C B^T of every chunk and group
+ * kr_ssd_products_nN  C B^T of every chunk and group, by bfloat16 parts (bf16_parts.cuh), which are not scaled
  * kr_ssd_halves_nN    the same, its rows scaled, and parts of B and C, which all heads of the group read
  * kr_ssd_chunks_nN    output; from initial states, or from a segment's start state
  * kr_ssd_ends_nN      only the state at the end of each segment, from zero
  * each but the first also as _tf32. One stage of a chunk's rows is in shared memory: C arrives while the warps use x
  * and B, and the other way round. */
 #include "bf16_parts.cuh"
-#include "halves.cuh"
 #include "ssd_f32.cuh"
 #include "ssd_halves.h"
 #include "ssd_place.cuh"
@@ -21,9 +20,20 @@ enum { THREADS = KR_SSD_THREADS, WALKERS = KR_SSD_FLOAT_WALKERS };
 
 /* ---- parts of B and C -------------------------------------------------------------------------------------------- */
 
+/* A warp's lane. */
+typedef struct lane_place {
+  int g, q, c; /* c: first of its two channels of the block's, eight apart */
+} lane_place;
+
+/* Anew in every phase: addresses made of it would otherwise stay in registers from chunk to chunk. */
+KR_DEV lane_place lane(void) {
+  const int thread = anew(kr_thread());
+  return lane_place{thread >> 2 & 7, thread & 3, (thread >> 5) * 16 + (thread >> 2 & 7)};
+}
+
 template <int N>
 KR_DEV void copy_states(const kr_ssd_params &p, const place &at, float *to, const kr_ssd_tensor &v, int64_t t0) {
-  copy_floats<N, THREADS>(to, v, at.b * v.b + at.g * v.h, t0, at.end, p.N);
+  copy_floats<N, THREADS, FOR_FLOATS>(to, v, at.b * v.b + at.g * v.h, t0, at.end, p.N);
 }
 
 /* One over the scales of a chunk's rows of C, of B and of C B^T. */
@@ -43,15 +53,6 @@ KR_DEV unsigned char *halves_of(const kr_ssd_params &p, int b, int g, int64_t ch
   const int64_t n_chunks = (p.L + Q - 1) / Q, groups = p.H / p.heads;
   return (unsigned char *)(p.products + p.B * n_chunks * groups * (Q * Q)) +
          ((b * n_chunks + chunk) * groups + g) * halved<N, PARTS>::BYTES;
-}
-
-/* The largest magnitude among lanes that differ in the bits from 1 to below LANES. */
-template <int LANES>
-KR_DEV uint32_t largest_of_lanes(uint32_t largest) {
-#pragma unroll
-  for (int d = 1; d < LANES; d <<= 1)
-    largest = kr_larger(largest, kr_float_to_bits(kr_shuffle_xor(kr_bits_to_float(largest), d)));
-  return largest;
 }
 
 /* A chunk's rows in shared memory, to memory in parts; a lane takes eight numbers. */
@@ -143,57 +144,6 @@ KR_DEV void multiply_states(const kr_ssd_params &p) {
 
 /* ---- products in parts ------------------------------------------------------------------------------------------- */
 
-/* An operand's registers. */
-template <int PARTS>
-struct operand {
-  uint32_t high[4], low[4];
-};
-
-/* Of A, times a power of two: of its rows g and g + 8, eight numbers of 16 columns, as accumulators have them. */
-template <int PARTS>
-KR_DEV void scale_operand(operand<PARTS> &a, const float (&first)[4], const float (&second)[4],
-                          const float (&scale)[2]) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float *const two = (i < 2 ? first : second) + i % 2 * 2;
-    kr_halve(two[0] * scale[i % 2], two[1] * scale[i % 2], 1.0f, a.high[i], a.low[i]);
-  }
-}
-
-/* Scales of a lane's rows g and g + 8, whose largest numbers are among those of its quad, and one over them. */
-typedef struct row_scales {
-  float up[2], down[2];
-} row_scales;
-
-KR_DEV row_scales scales_of_rows(const uint32_t (&largest)[2]) {
-  row_scales s;
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const int up = kr_halves_scale(largest_of_lanes<4>(largest[h]));
-    s.up[h] = kr_power_of_two(up), s.down[h] = kr_power_of_two(-up);
-  }
-  return s;
-}
-KR_DEV void find_larger(uint32_t (&largest)[2], const float (&x)[4]) {
-#pragma unroll
-  for (int r = 0; r < 4; r++) largest[r / 2] = kr_larger(largest[r / 2], kr_magnitude(x[r]));
-}
-
-/* d += a b for 16 columns; the small terms first, and added outside of the tensor core, which rounds sums towards
- * zero. */
-template <int PARTS>
-KR_DEV void multiply_pair(float (&d0)[4], float (&d1)[4], const operand<PARTS> &a, const operand<PARTS> &b) {
-  if (!PARTS) return kr_mma_pair(kr_f16(), d0, d1, a.high, b.high);
-  float sum[2][4];
-  clear(sum[0]), clear(sum[1]);
-  kr_mma_pair(kr_f16(), sum[0], sum[1], a.low, b.high);
-  kr_mma_pair(kr_f16(), sum[0], sum[1], a.high, b.low);
-  kr_mma_pair(kr_f16(), sum[0], sum[1], a.high, b.high);
-#pragma unroll
-  for (int r = 0; r < 4; r++) d0[r] += sum[0][r], d1[r] += sum[1][r];
-  kr_hold(d0), kr_hold(d1);
-}
-
 /* B operands of 16 columns by 16 k from rows of k (turned: of columns); low parts are Q rows behind. */
 template <int ROW_BYTES, int PARTS>
 KR_DEV void read_operand(operand<PARTS> &b, const unsigned char *rows, const warp_place &me, int first, int k) {
@@ -232,9 +182,6 @@ KR_DEV rooms rooms_in(unsigned char *shared) {
   to.scales = (chunk_scales *)(to.steps + 1), to.factors = (chunk_factors *)(to.scales + 1);
   return to;
 }
-
-/* Place of x: conflict-free are four rows two apart by eight columns. */
-KR_DEV int place_of_x(int row, int column) { return row * PB + (column ^ (row >> 1 & 3) << 3); }
 
 KR_DEV void copy_channels(const kr_ssd_params &p, const place &at, float *to, int64_t t0) {
   const int thread = anew(kr_thread()), row = thread / (PB / 4), column = thread % (PB / 4) * 4,
@@ -339,9 +286,6 @@ KR_DEV void leave_factors(const rooms &at, int has_sequences) {
 
 /* ---- a warp's products ------------------------------------------------------------------------------------------- */
 
-/* Anew in every phase: see lane(). */
-KR_DEV warp_place warp(void) { return place_of_thread(anew(kr_thread())); }
-
 /* Y^T = S C^T of the warp's states, for all tokens, still scaled as C is. */
 template <int N, int PARTS>
 KR_DEV void output_before(float (&y)[Q / 8][4], const float (&s)[N / 16][4], const unsigned char *C) {
@@ -375,19 +319,6 @@ KR_DEV void output_before(float (&y)[Q / 8][4], const float (&s)[N / 16][4], con
     for (int r = 0; r < 4; r++) y[j][r] *= scales.down[r / 2];
 #pragma unroll
   for (int j = 0; j < Q / 8; j++) kr_hold(y[j]);
-}
-
-/* 16 tokens of the warp's channels, weighed. */
-KR_DEV void read_tokens(float (&first)[4], float (&second)[4], const warp_place &me, const float *x,
-                        const float *weights, int k) {
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const int t = 16 * k + 8 * h + 2 * me.q;
-    const kr_float2 w = *(const kr_float2 *)(weights + t);
-    float(&v)[4] = h ? second : first;
-#pragma unroll
-    for (int r = 0; r < 4; r++) v[r] = x[place_of_x(t + r % 2, me.row + r / 2 * 8)] * w.v[r % 2];
-  }
 }
 
 /* Y^T += X^T P^T of half of the earlier tokens: the first and last 16, or those between. */
