@@ -425,7 +425,7 @@ KR_DEV void run(const kr_gemm_hopper_params &h, uint64_t maps) {
   }
 }
 
-#if !KR_GATED
+#if !KR_GATED || defined(KR_EMULATE) /* the emulator has a file's kernels all or not at all */
 KR_KERNEL void KR_BOUNDS(KR_HOPPER_THREADS, 1) kr_gemm_hopper(kr_gemm_hopper_params params) {
   uint64_t maps;
   KR_PARAMETERS_ADDRESS(kr_gemm_hopper, maps);
