@@ -14,9 +14,9 @@ typedef uint64_t kr_scratch_fn(const krait_ctx *ctx, const void *args);
 
 /* m16: up to 16 rows of A against weights as layers store them (float32: up to two); m64: up to 64; few_base: up to 16,
  * of any types, on any GPU. long_k: a small result with a very long K. hopper, ampere: tensor-core tiles, 16-bit
- * factors; turing: the same, float16 alone. tf32: float32 factors where the call allows it (hopper: in float16, each line
- * scaled). halves: float32 factors as sums of two float16 parts, with float32's accuracy; turing_scaled: bfloat16 ones
- * as one. base: everything. */
+ * factors; turing: the same, float16 alone. tf32: float32 factors where the call allows it (hopper: in float16, each
+ * line scaled). halves: float32 factors as sums of two float16 parts, with float32's accuracy; turing_scaled: bfloat16
+ * ones as one. base: everything. */
 kr_refuse_fn kr_gemm_m16_refuse, kr_gemm_m64_refuse, kr_gemm_hopper_refuse, kr_gemm_ampere_refuse, kr_gemm_tf32_refuse,
     kr_gemm_ampere_halves_refuse, kr_gemm_hopper_halves_refuse, kr_gemm_hopper_tf32_refuse, kr_gemm_base_refuse,
     kr_gemm_few_base_refuse, kr_gemm_long_k_refuse, kr_gemm_m16_turing_refuse, kr_gemm_turing_refuse,
