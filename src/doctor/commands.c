@@ -559,6 +559,12 @@ static const char *driver_install(const doc *d) {
                         doc_main_cc(d) >= 100 ? "-open" : "");
 }
 
+/* Nothing where that driver, or a newer one, is there. */
+static const char *driver_newer(const doc *d) {
+  const int is_there = d->target.driver_number >= kr_parse_driver(driver_branch(d));
+  return is_there && !d->log.is_jetson ? "" : driver_install(d);
+}
+
 /* The folder of the environment that a log or the command line named, quoted for a shell. */
 static const char *environment(const doc *d) {
   return d->evidence.sites.n ? DOC_TEXT(d->evidence.sites, 0) : d->log.site && *d->log.site ? d->log.site
@@ -583,6 +589,7 @@ const char *doc_torch_install(const doc *d) { return torch_install(d); }
 const char *doc_command(const doc *d, const char *key, const char *package, const char *version, const char *nvcc) {
   const char *machine = d->target.machine == KR_ELF_AARCH64 ? "aarch64-linux-gnu" : "x86_64-linux-gnu";
   if (strcmp(key, "driver_install") == 0) return driver_install(d);
+  if (strcmp(key, "driver_newer") == 0) return driver_newer(d);
   if (strcmp(key, "torch_install") == 0) return torch_install(d);
   if (strcmp(key, "torch_older") == 0) return torch_older(d);
   if (strcmp(key, "torch_libraries") == 0) return torch_libraries(d);

@@ -10,7 +10,9 @@ typedef struct tier {
 
 #define MEANING_hopper "warpgroups' tensor cores for 16 bits, tensor cores for float32 in parts"
 #define MEANING_ampere "tensor cores for float16 and bfloat16, and for float32 in parts"
-#define MEANING_turing "tensor cores for float16, the faster type; for products and attention of others in parts"
+#define MEANING_turing                                                                            \
+  "tensor cores for float16, the faster type, and in parts for products and attention of others " \
+  "(GTX 16xx and the like have none)"
 #define MEANING_base "multiply-adds for every type, no tensor cores"
 static const tier tiers[] = {
 #define KR_TIER(name, cap, low, high, ptx, arch) {#name, "tier " #name ": " MEANING_##name, cap, low, high, ptx},

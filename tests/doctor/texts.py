@@ -461,6 +461,9 @@ TEXTS = [
      'Please follow the instructions to install a PyTorch release that supports one of these CUDA versions: 12.6\n'),
     ('K08', r'too old for this PTX.*\nsudo apt install nvidia-driver-6\d\d ', # the branch that serves everything else is there
      '| NVIDIA-SMI 580.126.09    Driver Version: 580.126.09    CUDA Version: 13.0     |\nCUDA error: the provided PTX was compiled with an unsupported toolchain.'),
+    ('K08', r'too old for this PTX.*\ntake a build with machine code for 6\.1', # the last driver for this GPU is there
+     '| NVIDIA-SMI 580.126.09    Driver Version: 580.126.09    CUDA Version: 13.0     |\nNVIDIA GeForce GTX 1080\n'
+     'CUDA error: the provided PTX was compiled with an unsupported toolchain.'),
     ('K08', r'JetPack 5.*CUDA 11\.4.*\n.*cuda-toolkit-11-4',
      'L4T R35.4.1 Jetson AGX Orin\nCuda compilation tools, release 12.2, V12.2.140\n'
      'RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.'),
