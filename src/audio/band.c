@@ -136,7 +136,7 @@ void kr_band_begin(kr_band *b) {
 
 void kr_band_set(kr_band *b, const kr_band_controls *controls) {
   b->controls = *controls;
-  if (!b->n_returned) b->measures = needs_levels(b);
+  if (!b->n_returned && !kr_queue_count(&b->dry)) b->measures = needs_levels(b);
   if (b->n_pulled) return;
   b->gate = b->controls.gate > 0 ? 0 : 1, b->wet = wanted_wet(b);
 }
