@@ -239,7 +239,8 @@ static int32_t run_kept_graph(const kr_graph *g, kr_runner **r, const void *args
     KR_TRY(kr_runner_open_in(g, call->scratch, call->scratch_bytes, r));
   bind_runner(*r, args);
   const int32_t status = kr_runner_run(*r, call->stream);
-  if ((*r)->recorder) kr_cuda_stream_close(kr_graph_cuda(g), &(*r)->recorder); /* there are many runners */
+  if ((*r)->extra) kr_runner_close(r); /* its own scratch, which calls on other streams would share */
+  else if ((*r)->recorder) kr_cuda_stream_close(kr_graph_cuda(g), &(*r)->recorder); /* there are many runners */
   return status;
 }
 

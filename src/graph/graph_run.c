@@ -280,7 +280,7 @@ static kr_recording *recording_of(kr_runner *r, size_t from, size_t to) {
   return &r->recordings[r->n_recordings++];
 }
 
-/* If the driver has no graphs, every run is like the first. */
+/* If the driver has no graphs, or no memory for one, every run is like the first. */
 static int32_t record_graph_run(kr_runner *r, const kr_cuda *cuda, kr_recording *k) {
   if (!r->recorder) KR_TRY(kr_cuda_stream_open(cuda, &r->recorder));
   if (r->graph->lanes_to && !r->beside) {
@@ -292,7 +292,8 @@ static int32_t record_graph_run(kr_runner *r, const kr_cuda *cuda, kr_recording 
   const int32_t status = run_range(r, k->from, k->to, r->recorder);
   r->records = 0;
   const int32_t ended = kr_cuda_graph_end(cuda, r->recorder, &k->recorded);
-  return status < 0 ? status : ended;
+  if (status < 0) kr_cuda_graph_close(cuda, &k->recorded); /* a part of the launches */
+  return status < 0 ? status : ended == KRAIT_ERR_DEVICE_MEMORY ? KRAIT_OK : ended;
 }
 
 typedef struct part {
