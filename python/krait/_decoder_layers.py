@@ -15,6 +15,7 @@ _FAMILIES = ("qwen2", "llama", "mistral", "qwen3")
 _IMPLEMENTATIONS = ("sdpa", "flash_attention_2")  # that take no mask for causal attention
 _FEWEST_TOKENS = 256                              # of a call; smaller ones wait for the host either way
 _MOST_OF_HEAD = 256
+_MOST_ELEMENTS = (1 << 31) - 256  # of pointwise on a GPU
 _NO_MATTER = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position", "logits_to_keep", "return_dict", "num_items_in_batch", "labels", "shift_labels")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _warned = set()
@@ -111,7 +112,7 @@ class DecoderLayer:
             return False
         cos = angles[0]
         norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-        if attention.config._attn_implementation not in _IMPLEMENTATIONS or cos.shape != (1, x.shape[1], attention.head_dim) or (attention.training and attention.attention_dropout):
+        if attention.config._attn_implementation not in _IMPLEMENTATIONS or not attention.is_causal or cos.shape != (1, x.shape[1], attention.head_dim) or (attention.training and attention.attention_dropout):
             return False
         window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
         if window is not None and x.shape[1] > window:
@@ -120,7 +121,7 @@ class DecoderLayer:
             return False  # one row may pack sequences
         return ((cache is None or _is_empty(cache, attention.layer_idx)) and _are_plain(linears, x, dtype)
                 and [_weight(m).shape[0] for m in linears] == [n * heads.size for n in (heads.queries, heads.keys, heads.keys)]
-                and all([_is_plain_norm(norm, type(norm), x, dtype) for norm in norms]))
+                and all([_is_plain_norm(norm, type(norm), x, dtype) for norm in norms]) and len({float(norm.variance_epsilon) for norm in norms}) < 2)
 
     def _attend(self, calls, heads, y, angles, cache):
         attention = self.layer.self_attn
@@ -136,6 +137,8 @@ class DecoderLayer:
         mlp = self.layer.mlp
         both = (mlp.gate_proj, mlp.up_proj)
         if y.dtype is not expected or not _are_plain(both, y, dtype):  # as it is behind an adapter of another type
+            return mlp(y)
+        if 2 * y.shape[0] * y.shape[1] * _weight(mlp.gate_proj).shape[0] >= _MOST_ELEMENTS:
             return mlp(y)
         return _linear(mlp.down_proj, ops.gated(calls, y, *map(_weight, both), *map(_bias, both)), dtype)
 

@@ -8,7 +8,7 @@ from ._torch import is_traced, once
 from .ops.decoder_layer import scaled_rows
 
 _HALVES = (torch.float16, torch.bfloat16)
-_MOST_ELEMENTS = 1 << 31
+_MOST_ELEMENTS = (1 << 31) - 256  # of pointwise on a GPU
 
 
 class _Losses(torch.autograd.Function):
@@ -45,7 +45,7 @@ def causal_lm_loss(logits, labels, vocab_size, num_items_in_batch=None, ignore_i
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     shift_labels = shift_labels.reshape(-1)
     is_given = shift_labels != ignore_index
-    losses = _Losses.apply(logits.reshape(-1, vocab_size), shift_labels.masked_fill(~is_given, -1))
+    losses = _Losses.apply(logits.reshape(-1, vocab_size), shift_labels.masked_fill(shift_labels < 0, vocab_size).masked_fill(~is_given, -1))  # others below 0 are refused
     if num_items_in_batch is None:
         return losses.sum() / is_given.sum()
     if torch.is_tensor(num_items_in_batch):

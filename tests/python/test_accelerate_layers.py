@@ -197,6 +197,35 @@ def test_frozen_parts_and_gradients_of_embeddings():
     assert error(*found) < 1e-5
 
 
+def test_layers_that_differ_in_numbers_types_and_sizes(monkeypatch):
+    """Calls packed for one layer are not run for another's epsilon, types, strides or width; nor is attention that is no longer causal."""
+    model, ids = build_attention("Qwen3").train(), prompts(2, 20)
+    own = accelerated(model)
+    compare(own, model, ids, BOUNDS[torch.float32])
+    for m in (model, own):
+        a, b, c = m.model.layers
+        a.input_layernorm.variance_epsilon, b.self_attn.k_norm.variance_epsilon = 1e-2, 1e-1
+        b.input_layernorm.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 2 * b.input_layernorm.weight.numel())[::2])
+        n = c.mlp.up_proj.weight.shape[0] // 2
+        c.mlp.gate_proj.weight, c.mlp.up_proj.weight = [torch.nn.Parameter(p.weight[:n].detach().clone()) for p in (c.mlp.gate_proj, c.mlp.up_proj)]
+        c.mlp.down_proj.weight = torch.nn.Parameter(c.mlp.down_proj.weight[:, :n].detach().clone())
+        c.self_attn.is_causal = False
+    counts = count(monkeypatch, model)
+    compare(own, model, ids, BOUNDS[torch.float32])
+    assert len(counts) == 3
+    for m in (model, own):
+        m.model.layers[2].self_attn.q_norm.to(torch.bfloat16), m.model.layers[2].self_attn.k_norm.to(torch.bfloat16)
+    compare(own, model, ids, BOUNDS[torch.bfloat16], torch.bfloat16)
+
+
+def test_losses_of_logits_in_a_wider_matrix():
+    logits, labels = torch.randn(2, 9, 60, dtype=torch.bfloat16), torch.randint(0, 50, (2, 9))
+    dense, wide = causal_lm_loss(logits[..., :50].contiguous(), labels, 50), causal_lm_loss(logits[..., :50], labels, 50)
+    assert torch.equal(dense, wide)
+    with pytest.raises(IndexError):
+        causal_lm_loss(logits, labels - 50, 60)  # as torch's does
+
+
 def test_copies_files_types_and_taking_it_back(tmp_path, monkeypatch):
     model = build_attention("Llama").train()
     own, ids = accelerated(model), prompts(2, 20)

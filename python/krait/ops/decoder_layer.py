@@ -108,13 +108,18 @@ def linear(x, weight, bias):
 
 
 # ---- norms ----
+def _of_weight(weight):
+    """What a call depends on of a norm's weight, which layers may have of different kinds."""
+    return weight.dtype, weight.stride()
+
+
 class _Norm(torch.autograd.Function):
     """The norm of a stream in another type, and the stream, whose gradient is then added where the norm's is made."""
 
     @staticmethod
     def forward(ctx, calls, x, weight, eps, dtype):
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
-        calls.run("norm", ADD_NORM, (_rows(x), weight, None, None, None, None, None, None, _rows(out), None, None), _RMS, eps=eps)
+        calls.run(("norm", *_of_weight(weight), eps), ADD_NORM, (_rows(x), weight, None, None, None, None, None, None, _rows(out), None, None), _RMS, eps=eps)
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
         ctx.calls, ctx.eps = calls, eps
@@ -131,7 +136,7 @@ class _Norm(torch.autograd.Function):
         dweight = torch.empty_like(weight) if of_weight else None
         dstream = dstream if dstream is None else _rows(dstream.contiguous())
         tensors = (_rows(x), weight, None, None, _rows(dout.contiguous()), None, dstream, dx if dx is None else _rows(dx), None, None, dweight, None, None, None)
-        ctx.calls.run(("norm_bwd", dstream is None, of_x, of_weight), ADD_NORM_BWD, tensors, _RMS, eps=ctx.eps)
+        ctx.calls.run(("norm_bwd", *_of_weight(weight), ctx.eps, dstream is None, of_x, of_weight), ADD_NORM_BWD, tensors, _RMS, eps=ctx.eps)
         return None, dx, dweight, None, None
 
 
@@ -192,7 +197,7 @@ class _Attention(torch.autograd.Function):
         if heads.eps is not None:
             qk = torch.empty(B, L, heads.turned, heads.size, dtype=x.dtype, device=x.device)
             normed = _head_weights(heads, p)
-            calls.run("head_norm", GATED_NORM, (made[:, :n], None, normed, None, qk.view(-1, n)), _RMS, group_size=heads.size, eps=heads.eps)
+            calls.run(("head_norm", normed.dtype), GATED_NORM, (made[:, :n], None, normed, None, qk.view(-1, n)), _RMS, group_size=heads.size, eps=heads.eps)
         calls.run("rotary", ROTARY, (qk, cos, sin, None, None, qk))
         q, k = qk[:, :, :heads.queries], qk[:, :, heads.queries:]
         out = torch.empty(B, L, heads.queries, heads.size, dtype=x.dtype, device=x.device)
@@ -231,7 +236,7 @@ class _Attention(torch.autograd.Function):
         if heads.eps is not None:
             weights = _head_weights(heads, p)
             dweights = torch.empty_like(weights)
-            calls.run("head_norm_bwd", GATED_NORM_BWD, (made[:, :n], None, weights, None, dqk.view(-1, n), dmade[:, :n], None, dweights, None), _RMS, group_size=heads.size,
+            calls.run(("head_norm_bwd", weights.dtype), GATED_NORM_BWD, (made[:, :n], None, weights, None, dqk.view(-1, n), dmade[:, :n], None, dweights, None), _RMS, group_size=heads.size,
                       eps=heads.eps)
             of_norms = [g.view(-1, heads.size).sum(0) for g in dweights.split([heads.queries * heads.size, heads.keys * heads.size])]
         dx = matmul(dmade, _joined(p[:3], x.dtype)).view(x.shape) if ctx.needs_input_grad[2] else None
@@ -262,7 +267,7 @@ class _Gated(torch.autograd.Function):
         rows, n = _rows(x), gate.shape[0]
         both = matmul(rows, _joined((gate, up), x.dtype).t(), _joined((gate_bias, up_bias), x.dtype))
         out = torch.empty(rows.shape[0], n, dtype=x.dtype, device=x.device)
-        calls.run("gated", _POINTWISE, (_of(both[:, :n]), _of(both[:, n:]), _of(out)), _PRODUCT, activation=_SILU, x_scale=1.0)
+        calls.run(("gated", n, both.shape), _POINTWISE, (_of(both[:, :n]), _of(both[:, n:]), _of(out)), _PRODUCT, activation=_SILU, x_scale=1.0)
         ctx.save_for_backward(x, both, gate, up, gate_bias, up_bias)
         ctx.calls = calls
         return out.view(*x.shape[:-1], n)
@@ -273,7 +278,7 @@ class _Gated(torch.autograd.Function):
         x, both, gate, up, gate_bias, up_bias = ctx.saved_tensors
         calls = ctx.calls
         dout, dboth = _rows(dout.contiguous()), torch.empty_like(both)
-        calls.run("gated_bwd", _POINTWISE, (_halves(both), _of(dout).expand(2, -1, -1, -1), _halves(dboth)), _GATE, activation=_SILU)
+        calls.run(("gated_bwd", both.shape), _POINTWISE, (_halves(both), _of(dout).expand(2, -1, -1, -1), _halves(dboth)), _GATE, activation=_SILU)
         dx = matmul(dboth, _joined((gate, up), x.dtype)).view(x.shape) if ctx.needs_input_grad[1] else None
         return (None, dx, *_weight_gradients(ctx, 2, (gate, up), dboth, _rows(x)), *_bias_gradients(ctx, 4, (gate_bias, up_bias), dboth))
 
@@ -287,5 +292,5 @@ def scaled_rows(x, by, dtype):
     """The rows of x (R, N), each times its number in by (R), or (None) as they are, in another type."""
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     by = by if by is None else _of(by[:, None].expand_as(x))
-    calls_of("scaled_rows", x.shape, x.dtype, dtype, x.device, by is None).run("scaled_rows", _POINTWISE, (_of(x), by, _of(out)), _PRODUCT, x_scale=1.0)
+    calls_of("scaled_rows", x.shape, x.stride(), x.dtype, dtype, x.device, by if by is None else (by.dtype, by.stride())).run("scaled_rows", _POINTWISE, (_of(x), by, _of(out)), _PRODUCT, x_scale=1.0)
     return out
