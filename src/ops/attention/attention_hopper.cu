@@ -392,6 +392,10 @@ KR_DEV void multiply_tiles(const kr_attention_params &p, const layout &at, unsig
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
       }
+      if (EDGED && GROUPS == 2 && n + 1 >= own) { /* weights were 0 so far, and 0 times NaN is not */
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0;
+      }
     }
     kr_barrier_await(at.q_full + stage_of(index + 1) * 8, parity_of(index + 1));
     n = told_at(units, index + 1)->end - 1, first = told_at(units, index + 1)->first;

@@ -45,6 +45,7 @@ const char *kr_attention_turing_scaled_refuse(const krait_ctx *ctx, const void *
   if (p.q.dtype != KRAIT_BF16) return "not bfloat16";
   if (p.softcap > 0 || p.slopes || p.rng.data) return "softcap, alibi_slopes or dropout";
   if (p.table.data || p.cache_row.data) return "keys in pages or chosen rows of a cache";
+  if (p.used_q.data || p.used_k.data || p.leftpad.data) return "tokens that do not count, which may be of any size";
   if (p.rows_q < FEWEST_SCALED_ROWS) return "fewer than 64 rows";
   const char *why = kr_turing_refuse_device(kr_cuda_info(ctx->cuda));
   return why ? why : kr_attention_refuse_mma(ctx, args, turing_shared(&p));
