@@ -314,7 +314,10 @@ KR_DEV void unscale(const kr_gemm_hopper_params &h, const unit &u, const lanes &
     kr_float2 by = {};
     if (u.n + 8 * j + me.column < p.N) by = *(const kr_float2 *)(of_n + 8 * j); /* N is even */
 #pragma unroll
-    for (int i = 0; i < 4; i++) sum[4 * j + i] *= by.v[i % 2], sum[4 * j + i] *= of_m[i / 2];
+    for (int i = 0; i < 4; i++) { /* the smaller first: a sum times the larger alone may be infinite */
+      const float a = by.v[i % 2], b = of_m[i / 2];
+      sum[4 * j + i] = sum[4 * j + i] * (a < b ? a : b) * (a < b ? b : a);
+    }
   }
 }
 
