@@ -91,7 +91,8 @@ KR_DEV void fetch_head(const kr_ssd_params &f, const place &at) {
     fetch_line((const float *)v.data + at.b * v.b + at.h * v.h + at.p0 + (at.t0 + t) * v.t + column);
 }
 
-/* B or C, in parts, and the scale of C B^T from the products that a head may take: those that all mask do not count. */
+/* B or C, in parts, and the scale of C B^T from the products that a head may take: neither those that all mask nor
+ * padding count. */
 template <int N, int PARTS>
 KR_DEV stage_scales open_block(const kr_ssd_params &f, const place &at, const stage &to, const kr_ssd_tensor &v,
                                const float *CB) {
@@ -104,7 +105,8 @@ KR_DEV stage_scales open_block(const kr_ssd_params &f, const place &at, const st
   const chunk_steps &steps = *steps_at(f, at.b, at.g * f.heads, at.chunk);
   for (int i = thread; i < Q * Q; i += THREADS) {
     const int row = i / Q, from = i % Q;
-    if (from <= (row | f.last_rank) && (!f.seq_idx || steps.segment[from] == steps.segment[row]))
+    if (from <= (row | f.last_rank) &&
+        (!f.seq_idx || (steps.segment[row] >= 0 && steps.segment[from] == steps.segment[row])))
       largest = kr_larger(largest, kr_magnitude(CB[i]));
   }
   leave_largest(to.largest + THREADS / 32, largest);
@@ -114,7 +116,7 @@ KR_DEV stage_scales open_block(const kr_ssd_params &f, const place &at, const st
   largest = 0;
 #pragma unroll
   for (int k = 0; k < EACH; k++)
-    largest = kr_larger(largest, read_sixteen<N>(eight[k], to.floats, k * THREADS + thread));
+    largest = kr_larger(largest, read_sixteen<N>(eight[k], to.floats, steps, k * THREADS + thread));
   leave_largest(to.largest, largest);
   kr_sync();
   const int up = scale_of_largest<THREADS / 32>(to.largest);
@@ -133,8 +135,8 @@ KR_DEV void open_head(const stage &head, stage_scales &scales) {
   sixteen x, dy;
   kr_copied<0>();
   kr_sync();
-  leave_largest(head.largest, read_sixteen<PB>(x, head.floats, thread));
-  leave_largest(head.largest + THREADS / 32, read_sixteen<PB>(dy, head.floats + 4 * Q * PB, thread));
+  leave_largest(head.largest, read_sixteen<PB>(x, head.floats, *head.steps, thread));
+  leave_largest(head.largest + THREADS / 32, read_sixteen<PB>(dy, head.floats + 4 * Q * PB, *head.steps, thread));
   kr_sync();
   const int up_x = scale_of_largest<THREADS / 32>(head.largest),
             up_dy = scale_of_largest<THREADS / 32>(head.largest + THREADS / 32);
@@ -391,7 +393,8 @@ KR_DEV void weigh_inputs(const kr_ssd_params &f, const stage &head, const stage_
       const two_tokens t = tokens_at(s, first);
       const float passes = products[r / 4 * 2 + h].v[r % 2] * up *
                            (decay(t.a.v[r % 2], t.low.v[r % 2], s.a[i], s.from[i]) * (s.d[j] * sized));
-      of[r / 4][r % 4] = ((j <= (i | f.last_rank)) & (s.segment[i] == t.segment.v[r % 2])) ? passes : 0.0f;
+      const int reaches = (j <= (i | f.last_rank)) & (s.segment[i] == t.segment.v[r % 2]) & (s.segment[i] >= 0);
+      of[r / 4][r % 4] = reaches ? passes : 0.0f;
     }
     scale_operand(a, of[0], of[1], one);
     multiply_tokens(d, a, head.x, me, k);
@@ -514,7 +517,8 @@ KR_DEV void take_within(const kr_ssd_params &f, const stage &head, const stage_s
       const int first = 16 * k + 2 * me.q + r / 4 * 8, i = first + r % 2, j = me.row + r / 2 % 2 * 8;
       const two_tokens t = tokens_at(s, first);
       const float passes = products[r] * decay(s.a[j], s.from[j], t.a.v[r % 2], t.low.v[r % 2]);
-      of[r / 4][r % 4] = ((j <= (i | f.last_rank)) & (s.segment[j] == t.segment.v[r % 2])) ? passes : 0.0f;
+      const int reaches = (j <= (i | f.last_rank)) & (s.segment[j] == t.segment.v[r % 2]) & (s.segment[j] >= 0);
+      of[r / 4][r % 4] = reaches ? passes : 0.0f;
     }
     scale_operand(a, of[0], of[1], up);
     multiply_tokens(d, a, head.dy, me, k);

@@ -39,18 +39,20 @@ KR_DEV kr_float2 two_at(const unsigned char *rows, int at, int column) {
   return two;
 }
 
-/* 16 floats of a row of W, which become parts, in their place or elsewhere: all are read before any is left. */
+/* 16 floats of a row of W, which become parts, in their place or elsewhere: all are read before any is left. Of
+ * padding, which may be of any size and must not decide the scale, zeros. */
 typedef struct sixteen {
   kr_float4 of[4];
 } sixteen;
 
 template <int W>
-KR_DEV uint32_t read_sixteen(sixteen &v, const unsigned char *rows, int item) {
-  const int at = item / (W / 16), first = item % (W / 16) * 4;
+KR_DEV uint32_t read_sixteen(sixteen &v, const unsigned char *rows, const chunk_steps &steps, int item) {
+  const int at = item / (W / 16), first = item % (W / 16) * 4, is_padding = steps.segment[at] < 0;
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     v.of[i] = *(const kr_float4 *)(rows + kr_swizzle<4 * W>(at, first + i));
+    if (is_padding) v.of[i] = kr_float4{{0, 0, 0, 0}};
 #pragma unroll
     for (int k = 0; k < 4; k++) largest = kr_larger(largest, kr_magnitude(v.of[i].v[k]));
   }

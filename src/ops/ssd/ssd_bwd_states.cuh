@@ -69,7 +69,7 @@ KR_DEV int take_tokens(float (&s)[SLICE / 8][4], const float *x, unsigned char *
   sixteen v[2];
   uint32_t largest = 0;
 #pragma unroll
-  for (int k = 0; k < 2; k++) largest = kr_larger(largest, read_sixteen<SLICE>(v[k], B, k * WALKERS + i));
+  for (int k = 0; k < 2; k++) largest = kr_larger(largest, read_sixteen<SLICE>(v[k], B, steps, k * WALKERS + i));
   leave_largest(room.of_matrix, largest);
   if (i < Q) room.weights[i] = out ? state_reaches(steps, i) : input_left(steps, has_sequences, i);
   kr_sync();
