@@ -82,6 +82,7 @@ const char *kr_gated_delta_chunks_refuse(const krait_ctx *ctx, const void *args)
   if (a->Dk != KR_DELTA_CHUNK_DK) return "keys not of 128 features";
   if (kr_cuda_info(ctx->cuda)->shared_bytes < KR_DELTA_WALK_BYTES) return "too little shared memory";
   if ((double)a->B * (double)a->H * (double)a->L >= 2147483648.0) return "2^31 tokens of heads or more";
+  if (kr_gated_delta_chunks_scratch(ctx, args) > (uint64_t)1 << 31) return "more than 2 GiB of chunks";
   return refuse_delta_rule(ctx, args, STAGED);
 }
 

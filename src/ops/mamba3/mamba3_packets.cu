@@ -55,7 +55,7 @@ KR_DEV span_turns sum_turns(const float (&halves)[SPAN], const float *dts) {
   uint32_t sum = 0;
 #pragma unroll
   for (int i = 0; i < SPAN; i++) zero = kr_fma(halves[i], 0.0f, zero);
-  v.are_usual = !kr_any_lane(!(last < 100.0f) || !(zero == 0));
+  v.are_usual = !kr_any_lane(!(last * last < 1e4f) || !(zero == 0));
   if (v.are_usual) {
 #pragma unroll
     for (int i = 0; i < SPAN; i++) v.turn[i] = sum += turn_of_usual(halves[i], d[i / 4].v[i % 4]);
