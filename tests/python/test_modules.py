@@ -216,7 +216,7 @@ def test_what_has_no_operator_has_no_name():
     method for subclasses."""
     raising = [path for path in Path(_dropin._FOLDER).rglob("*.py") if "raise NotImplementedError" in path.read_text()]
     assert sorted(str(path.relative_to(_dropin._FOLDER)) for path in raising) == [
-        "causal_conv1d/causal_conv1d_interface.py", "fla/ops/_delta.py", "flash_attn/cute/interface.py", "flash_attn/losses/cross_entropy.py", "flash_attn/models/bert.py",
+        "causal_conv1d/causal_conv1d_interface.py", "fla/modules/convolution.py", "fla/ops/_delta.py", "flash_attn/cute/interface.py", "flash_attn/losses/cross_entropy.py", "flash_attn/models/bert.py",
         "flash_attn/models/gpt.py", "flash_attn/ops/fused_dense.py", "flash_attn/utils/generation.py", "flash_attn_interface.py",
         "mamba_ssm/modules/mamba_simple.py", "mamba_ssm/utils/generation.py"]
 
