@@ -270,6 +270,7 @@ def _train_in_parallel(rank, folder):
     loss_of(net(spectra(1, seed=20 + rank))).backward()
     if rank == 0:
         torch.save([p.grad for p in net.parameters()], os.path.join(folder, "gradients"))
+    dist.barrier()  # a process whose neighbour has gone may be ended by gloo's threads
     dist.destroy_process_group()
 
 
