@@ -11,7 +11,7 @@ COMMAND = re.compile(r"""(pip|docker|sudo|conda|mamba|copy|py|rm|git|winget|wsl|
                          |\.\s/etc/os-release|\$env:|[A-Z_0-9]+=\S|--gpus\ all|--shm-size=|--gres=|--nv\ added|--device\ nvidia""", re.X)
 # What no command does: in the reporter's own code or settings, in Windows' installer, on another system, or nowhere.
 SENTENCES = ("in your code", "in the model's configuration", "in its configuration", "in the program's settings", "in the pod's manifest", "in the notebook's", "in the source folder of ",
-             "in Windows: install driver", "install driver ", "write `import torch`", "a newer system or base image", "no release of ")
+             "in Windows: install driver", "install driver ", "write `import torch`", "a newer system or base image", "no release of ", "take a build with machine code for ")
 
 # Fixes of truth.tsv with another word for the same: the file, what does the same, why.
 SAME = {
