@@ -7,9 +7,9 @@ from krait.ops import add_norm
 
 def l2norm(x, eps=1e-6, output_dtype=None):
     """x / sqrt(sum of squares + eps), in x's type or output_dtype: an RMS norm with another scale."""
-    x = x if output_dtype is None else x.to(output_dtype)
-    size = x.shape[-1]
-    return add_norm(x, torch.full((size,), size ** -0.5, device=x.device), eps=eps / size, is_rms_norm=True)
+    output_dtype, size = output_dtype or x.dtype, x.shape[-1]
+    x = x.to(torch.promote_types(x.dtype, output_dtype))  # rounded once, behind the norm
+    return add_norm(x, torch.full((size,), size ** -0.5, device=x.device), eps=eps / size, is_rms_norm=True).to(output_dtype)
 
 
 l2_norm = l2norm
