@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Device code in a build, standard library only; src/cuda/ptx_text.c reads the output.
-  compile ROOT OUT.ptx OUT.d COMMAND...  runs the compiler, then appends the sources below ROOT that it read, with hashes
+  compile ROOT OUT.ptx OUT.d COMMAND...  runs the compiler, numbers registers and labels anew, then appends the sources
+                                         below ROOT that it read, with hashes
   pack ROOT OUT.packed FILE.ptx...       one LZMA stream of the texts, copied if already beside them; fails if a text was
                                          made from other sources than ROOT's
   table OUT.c FILE...                    a C file with .packed files, machine code (MODULE.TIER.sm_NN.cubin) and tables
+Within a kernel, registers and labels are numbered from 1 in the order of their first appearance.
 A text is packed without comments and redundant blanks, in two parts. The first omits the numbers of registers and
-labels: a byte from 128 on encodes the name before the number. The second has the numbers by name, as differences to
-the last one: 192 and the difference in one byte, or 128 and the number in three. The first part then repeats itself
-whatever the registers are, and compresses well."""
+labels: a byte from 128 on encodes the name before the number; 255 is before each kernel. The second has the numbers by
+name: 0 is the next new one, n the one that was used n-th last. The first part then repeats itself whatever the
+registers are, the second wherever values are used alike, and both compress well."""
 import hashlib
 import json
 import lzma
@@ -18,7 +20,9 @@ import subprocess
 import sys
 
 SOURCE = "// made of "  # a line of a text: file and hash
-NUMBERED = re.compile(rb"(%[a-z]{1,2})(0|[1-9]\d*)(?!\w)|(\$L__BB)(0|[1-9]\d*)(_)(0|[1-9]\d*)(?!\w)")
+NUMBERED = re.compile(rb"(%[a-z]{1,2}|\$L__BB)(?:\d+_)?(0|[1-9]\d*)(?!\w)|//[^\n]*")  # clang: $L__BB, the kernel's number, _ and the label's
+KERNEL = re.compile(rb"(?m)^(?=\.visible \.entry )")
+TIERS = ["hopper", "ampere", "turing", "base"]  # the best first: what a new GPU takes is unpacked soonest
 FILTERS = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 26, "lc": 3, "lp": 0, "pb": 0, "mode": lzma.MODE_NORMAL, "nice_len": 273, "mf": lzma.MF_BT4, "depth": 200}]
 
 
@@ -32,6 +36,22 @@ def hash_of(path):
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
 
 
+def renumbered(text):
+    """One of the many texts that differ in numbers only."""
+    def of_kernel(kernel):
+        new = {}
+
+        def replace(m):
+            if not m[1]:
+                return m[0]
+            numbers = new.setdefault(m[1], {})
+            return b"%s%d" % (m[1], numbers.setdefault(m[2], len(numbers) + 1))
+
+        return NUMBERED.sub(replace, kernel)
+
+    return b"".join(map(of_kernel, KERNEL.split(text)))
+
+
 def compile_text(root, out, depfile, *command):
     done = subprocess.run(command)
     if done.returncode:
@@ -39,8 +59,8 @@ def compile_text(root, out, depfile, *command):
     named = pathlib.Path(depfile).read_text().replace("\\\n", " ").split(":", 1)[1].split()
     inside = {os.path.relpath(os.path.realpath(name), os.path.realpath(root)) for name in named}
     lines = [SOURCE + name + " " + hash_of(pathlib.Path(root, name)) for name in sorted(inside) if not name.startswith("..")]
-    with open(out, "a", encoding="ascii") as file:
-        file.write("\n".join(lines) + "\n")
+    text = renumbered(pathlib.Path(out).read_bytes())
+    pathlib.Path(out).write_bytes(text + "\n".join(lines).encode("ascii") + b"\n")
 
 
 def check_sources(root, path, text, known):
@@ -61,21 +81,23 @@ def number(n):
 
 
 def packed_text(text):
-    numbers, last = {}, {}
+    ranks = {}
 
-    def put(name, digits):
-        n, here = int(digits), numbers.setdefault(name, bytearray())
-        distance = n - last.get(name, 0)
-        last[name] = n
-        here += bytes([192 + distance]) if -64 < distance < 64 else b"\x80" + n.to_bytes(3, "little")
-        return bytes([128 + list(numbers).index(name)])
+    def of_kernel(kernel):
+        used = {}  # of each name, the last used first
 
-    def replace(m):
-        return put(m[1], m[2]) if m[1] else put(m[3], m[4]) + put(m[5], m[6])
+        def replace(m):
+            numbers, here = used.setdefault(m[1], []), ranks.setdefault(m[1], bytearray())
+            rank = numbers.index(m[2]) + 1 if int(m[2]) <= len(numbers) else 0
+            numbers.insert(0, numbers.pop(rank - 1) if rank else m[2])
+            here += number(rank)
+            return bytes([128 + list(ranks).index(m[1])])
 
-    bare = NUMBERED.sub(replace, text)
-    heads = b"".join(number(len(name)) + name + number(len(values)) for name, values in numbers.items())
-    return number(len(numbers)) + heads + number(len(bare)) + bare + b"".join(numbers.values())
+        return NUMBERED.sub(replace, kernel)
+
+    bare = b"\xff".join(map(of_kernel, KERNEL.split(text)))
+    heads = b"".join(number(len(name)) + name + number(len(values)) for name, values in ranks.items())
+    return number(len(ranks)) + heads + number(len(bare)) + bare + b"".join(ranks.values())
 
 
 def without_blanks(text):
@@ -103,6 +125,7 @@ def packed_already(path, made_of):
 
 
 def pack(root, out, *paths):
+    paths = sorted(paths, key=lambda path: TIERS.index(name_of(path)[1]))
     stream, texts, known, raws = b"", [], {}, [pathlib.Path(path).read_bytes() for path in paths]
     for path, raw in zip(paths, raws):
         if not raw.isascii() or b"\0" in raw:
@@ -114,7 +137,7 @@ def pack(root, out, *paths):
         pathlib.Path(out).write_bytes(ready)
         return
     for path, raw in zip(paths, raws):
-        bare = without_blanks(raw)
+        bare = renumbered(without_blanks(raw))
         begin, stream = len(stream), stream + packed_text(bare)
         texts.append((*name_of(path)[:2], begin, len(stream), len(bare)))
     packed = lzma.compress(stream, format=lzma.FORMAT_RAW, filters=FILTERS)

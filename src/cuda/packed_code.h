@@ -29,7 +29,7 @@ extern char *kr_kept_texts[]; /* per text: its unpacked form, NULL before the fi
  * failure. */
 int32_t kr_cuda_text(int index, const char **text);
 /* Inverse of packed_text in tools/device_code.py: expands [p, end) to PTX text; returns 0 if malformed or not of
- * n_bytes. */
-int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_bytes);
+ * n_bytes. numbers: scratch, one for each byte of input. */
+int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_bytes, uint32_t *numbers);
 
 #endif

@@ -10,15 +10,16 @@
 #include "packed_code.h"
 #include "status.h"
 
-/* A name that precedes numbers, such as "%rd", and its numbers. */
+/* A name that precedes numbers, such as "%rd": where its next number is read, and the numbers of the kernel so far, the
+ * one used last at the end. */
 typedef struct numbered {
   const char *name;
   size_t n_name;
   const uint8_t *p, *end;
-  uint32_t last;
+  uint32_t *used, n_used;
 } numbered;
 
-enum { MOST_NAMES = 128, MOST_DIGITS = 10 };
+enum { MOST_NAMES = 127, NEXT_KERNEL = 255, MOST_DIGITS = 10 };
 
 /* Output position. */
 typedef struct output {
@@ -40,53 +41,66 @@ static int put_number(output *out, uint32_t number) {
   return put(out, digits + sizeof digits - n, n);
 }
 
-static int put_numbered(output *out, numbered *name) {
-  if (name->p >= name->end) return 0;
-  const uint8_t first = *name->p++;
-  if (first != 128) {
-    name->last += first - 192u;
-  } else {
-    if (name->end - name->p < 3) return 0;
-    name->last = name->p[0] | (uint32_t)name->p[1] << 8 | (uint32_t)name->p[2] << 16;
-    name->p += 3;
-  }
-  return put(out, name->name, name->n_name) && put_number(out, name->last);
-}
-
-/* Varint: seven bits a byte, lowest first; no larger than the remaining input. */
-static int read_size(const uint8_t **p, const uint8_t *end, size_t *size) {
-  *size = 0;
+/* Varint: seven bits a byte, lowest first. */
+static int read_number(const uint8_t **p, const uint8_t *end, size_t *number) {
+  *number = 0;
   for (int shift = 0; shift < 28; shift += 7) {
     if (*p == end) return 0;
-    *size |= (size_t)(**p & 127) << shift;
-    if (*(*p)++ < 128) return *size <= (size_t)(end - *p);
+    *number |= (size_t)(**p & 127) << shift;
+    if (*(*p)++ < 128) return 1;
   }
   return 0;
 }
 
-int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_bytes) {
+/* No larger than the remaining input. */
+static int read_size(const uint8_t **p, const uint8_t *end, size_t *size) {
+  return read_number(p, end, size) && *size <= (size_t)(end - *p);
+}
+
+/* The number used rank-th last, or for 0 a new one, becomes the one used last. */
+static int put_numbered(output *out, numbered *name) {
+  size_t rank;
+  if (!read_number(&name->p, name->end, &rank) || rank > name->n_used) return 0;
+  if (rank == 0) rank = 1, name->used[name->n_used] = name->n_used + 1, name->n_used++;
+  uint32_t *used = name->used + name->n_used - rank, number = *used;
+  memmove(used, used + 1, (rank - 1) * sizeof *used);
+  used[rank - 1] = number;
+  return put(out, name->name, name->n_name) && put_number(out, number);
+}
+
+static void begin_kernel(numbered *names, size_t n) {
+  for (size_t i = 0; i < n; i++) names[i].n_used = 0;
+}
+
+int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_bytes, uint32_t *numbers) {
   numbered names[MOST_NAMES];
-  size_t n_names, n_values[MOST_NAMES], n_bare;
+  size_t n_names, n_ranks[MOST_NAMES], n_bare;
   output out = {text, text + n_bytes};
   if (!read_size(&p, end, &n_names) || n_names > MOST_NAMES) return 0;
   for (size_t i = 0; i < n_names; i++) {
     if (!read_size(&p, end, &names[i].n_name)) return 0;
     names[i].name = (const char *)p;
     p += names[i].n_name;
-    if (!read_size(&p, end, &n_values[i])) return 0;
+    if (!read_size(&p, end, &n_ranks[i])) return 0;
   }
   if (!read_size(&p, end, &n_bare)) return 0;
   const uint8_t *bare = p, *bare_end = p += n_bare;
   for (size_t i = 0; i < n_names; i++) {
-    if (n_values[i] > (size_t)(end - p)) return 0;
-    names[i].p = p, names[i].end = p += n_values[i], names[i].last = 0;
+    if (n_ranks[i] > (size_t)(end - p)) return 0;
+    names[i].p = p, names[i].end = p += n_ranks[i];
+    names[i].used = numbers, numbers += n_ranks[i]; /* a new number takes a byte */
   }
+  begin_kernel(names, n_names);
   while (bare < bare_end) {
     const uint8_t *run = bare;
     while (bare < bare_end && *bare < 128) bare++;
     if (!put(&out, run, (size_t)(bare - run))) return 0;
-    if (bare < bare_end && ((size_t)*bare - 128 >= n_names || !put_numbered(&out, &names[*bare - 128]))) return 0;
-    bare += bare < bare_end;
+    if (bare == bare_end) break;
+    const uint8_t code = *bare++;
+    if (code == NEXT_KERNEL)
+      begin_kernel(names, n_names);
+    else if ((size_t)code - 128 >= n_names || !put_numbered(&out, &names[code - 128]))
+      return 0;
   }
   return out.p == out.end;
 }
@@ -111,15 +125,18 @@ static int32_t open_stream(int index) {
 
 static int32_t unpack(const kr_packed_text *packed, char **kept) {
   KR_TRY(open_stream(packed->stream));
+  const uint8_t *begin = opened.bytes + packed->begin, *end = opened.bytes + packed->end;
   char *text = kr_alloc((size_t)packed->n_bytes + 1);
-  KR_CHECK(text, KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", packed->module);
+  uint32_t *numbers = kr_alloc((size_t)(end - begin) * sizeof *numbers);
+  int32_t status = KRAIT_OK;
+  if (!text || !numbers)
+    status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", packed->module);
+  else if (!kr_lzma_unpack(&opened.lzma, packed->end) || !kr_ptx_expand(begin, end, text, packed->n_bytes, numbers))
+    status = kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code of %s in this library is damaged: install krait again",
+                     packed->module);
+  kr_free(numbers);
+  if (status < 0) return kr_free(text), status;
   text[packed->n_bytes] = 0;
-  if (!kr_lzma_unpack(&opened.lzma, packed->end) ||
-      !kr_ptx_expand(opened.bytes + packed->begin, opened.bytes + packed->end, text, packed->n_bytes)) {
-    kr_free(text);
-    return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code of %s in this library is damaged: install krait again",
-                   packed->module);
-  }
   *kept = text;
   return KRAIT_OK;
 }
@@ -155,7 +172,9 @@ uint64_t kr_cuda_built_tiers(void) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static char text[1 << 16];
-  if (size >= 2) kr_ptx_expand(data + 2, data + size, text, data[0] | (size_t)data[1] << 8);
+  static uint32_t numbers[1 << 16];
+  if (size >= 2 && size - 2 <= 1 << 16)
+    kr_ptx_expand(data + 2, data + size, text, data[0] | (size_t)data[1] << 8, numbers);
   return 0;
 }
 #endif

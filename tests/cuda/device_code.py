@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""device_code.py TOOL PTX_DIR: device code of other sources than the tree's is refused when it is packed, by one sentence; comments may change; texts that lie packed
-beside each other are not packed again."""
+"""device_code.py TOOL PTX_DIR: device code of other sources than the tree's is refused when it is packed, by one sentence; comments may change; registers and labels
+are numbered in their order, in each kernel; texts that lie packed beside each other are not packed again."""
 import pathlib
 import subprocess
 import sys
 import tempfile
 
 tool, built = sys.argv[1], pathlib.Path(sys.argv[2])
-TEXT = ".version 6.0\n.target sm_50\n.visible .entry f()\n{\n.reg .b32 %r<4>;\nmov.u32 %r1, %tid.x; // thread\n$L__BB0_1:\nbra $L__BB0_1;\n}\n"
+HEAD = ".version 6.0\n.target sm_50\n"
+KERNEL = ".visible .entry {}()\n{{\n.reg .b32 %r<9>;\nmov.u32 %r{}, %tid.x; // %r9\n$L__BB{}:\nadd.u32 %r{}, %r{}, %r{};\n@%p{} bra $L__BB{};\nbra $L__BB{};\n}}\n"
+TEXT = HEAD + KERNEL.format("f", 2, "0_3", 1, 2, 8, 4, "0_3", "0_1") + KERNEL.format("g", 5, "1_0", 5, 5, 2, 0, "1_1", "1_0")  # as the compiler writes it
+OURS = HEAD + KERNEL.format("f", 1, 1, 2, 1, 3, 1, 1, 2) + KERNEL.format("g", 1, 1, 1, 1, 2, 1, 2, 1)
 COMPILER = "import sys; o, d, s, h, t = sys.argv[1:]; open(o, 'w').write(t); open(d, 'w').write(f'{o}: \\\\\\n  {s} {h} \\\\\\n  /usr/include/x.h\\n')"
 
 
@@ -27,7 +30,7 @@ with tempfile.TemporaryDirectory() as folder:
     source.write_text('#include "one_params.h"\n')
     params.write_text("/* what both sides know */\ntypedef struct { int n; } one_params; // one\n")
     done = run("compile", root, text, f"{text}.d", sys.executable, "-c", COMPILER, text, f"{text}.d", source, params, TEXT)
-    assert done.returncode == 0 and text.read_text().startswith(TEXT) and text.read_text().count("// made of src/one") == 2, done
+    assert done.returncode == 0 and text.read_text().startswith(OURS) and text.read_text().count("// made of src/one") == 2, done
     assert run("pack", root, packed, text).returncode == 0
     before = packed.read_bytes()
     elsewhere = pathlib.Path(folder, "elsewhere", packed.name)  # a packed file beside the texts is copied, if it is complete and made from these texts

@@ -98,9 +98,11 @@ def lzma_streams():
 
 
 def packed_texts():
-    yield struct.pack("<H", len(PTX)) + device_code_tool().packed_text(PTX)
-    numbered = b"{\n.reg .b32 %r<4>;\nmov.u32 %r1,%r300;\n$L__BB0_1:\nbra $L__BB0_1;\n@%p1 bra $L__BB0_100;\n}\n"
-    yield struct.pack("<H", len(numbered)) + device_code_tool().packed_text(numbered)
+    tool = device_code_tool()
+    numbered = b".visible .entry f()\n{\n.reg .b32 %r<4>;\nmov.u32 %r1,%r300;\n$L__BB0_1:\nbra $L__BB0_1;\n@%p1 bra $L__BB0_100;\n}\n"
+    for text in (PTX, numbered, numbered + numbered):
+        text = tool.renumbered(tool.without_blanks(text))
+        yield struct.pack("<H", len(text)) + tool.packed_text(text)
 
 
 def cubin_files():
