@@ -106,32 +106,51 @@ int kr_ptx_expand(const uint8_t *p, const uint8_t *end, char *text, size_t n_byt
 }
 
 #ifndef KR_FUZZ
-/* The stream read last: the next text is often later in it. */
-static struct { int stream; uint8_t *bytes; kr_lzma lzma; } opened;
+/* A stream that was begun stays: texts of a call are of several, which threads unpack side by side. */
+typedef struct opened {
+  struct opened *next;
+  int stream;
+  pthread_mutex_t lock; /* of the rest, and of its texts */
+  kr_lzma lzma;
+  uint8_t bytes[];
+} opened;
 
-static int32_t open_stream(int index) {
+static int32_t begin_stream(int index, opened **o) {
   const kr_packed_stream *stream = &kr_packed_streams[index];
-  if (opened.bytes && opened.stream == index) return KRAIT_OK;
-  kr_free(opened.bytes);
-  opened.stream = index;
-  opened.bytes = kr_alloc(stream->n_unpacked);
-  KR_CHECK(opened.bytes, KRAIT_ERR_NO_MEMORY, "no memory for %zu bytes of device code", stream->n_unpacked);
-  if (kr_lzma_begin(&opened.lzma, (const uint8_t *)stream->begin, stream->n_packed, opened.bytes, stream->n_unpacked))
-    return KRAIT_OK;
-  kr_free(opened.bytes);
-  opened.bytes = NULL;
-  return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code in this library is damaged: install krait again");
+  *o = kr_alloc(sizeof **o + stream->n_unpacked);
+  KR_CHECK(*o, KRAIT_ERR_NO_MEMORY, "no memory for %zu bytes of device code", stream->n_unpacked);
+  (*o)->stream = index;
+  if (!kr_lzma_begin(&(*o)->lzma, (const uint8_t *)stream->begin, stream->n_packed, (*o)->bytes, stream->n_unpacked)) {
+    kr_free(*o);
+    *o = NULL;
+    return kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code in this library is damaged: install krait again");
+  }
+  pthread_mutex_init(&(*o)->lock, NULL);
+  return KRAIT_OK;
 }
 
-static int32_t unpack(const kr_packed_text *packed, char **kept) {
-  KR_TRY(open_stream(packed->stream));
-  const uint8_t *begin = opened.bytes + packed->begin, *end = opened.bytes + packed->end;
+static int32_t open_stream(int index, opened **o) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static opened *first;
+  int32_t status = KRAIT_OK;
+  pthread_mutex_lock(&lock);
+  for (*o = first; *o && (*o)->stream != index;) *o = (*o)->next;
+  if (!*o) {
+    status = begin_stream(index, o);
+    if (*o) (*o)->next = first, first = *o;
+  }
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+
+static int32_t unpack(opened *o, const kr_packed_text *packed, char **kept) {
+  const uint8_t *begin = o->bytes + packed->begin, *end = o->bytes + packed->end;
   char *text = kr_alloc((size_t)packed->n_bytes + 1);
   uint32_t *numbers = kr_alloc((size_t)(end - begin) * sizeof *numbers);
   int32_t status = KRAIT_OK;
   if (!text || !numbers)
     status = kr_fail(KRAIT_ERR_NO_MEMORY, "no memory for the device code of %s", packed->module);
-  else if (!kr_lzma_unpack(&opened.lzma, packed->end) || !kr_ptx_expand(begin, end, text, packed->n_bytes, numbers))
+  else if (!kr_lzma_unpack(&o->lzma, packed->end) || !kr_ptx_expand(begin, end, text, packed->n_bytes, numbers))
     status = kr_fail(KRAIT_ERR_FILE_FORMAT, "the device code of %s in this library is damaged: install krait again",
                      packed->module);
   kr_free(numbers);
@@ -142,11 +161,13 @@ static int32_t unpack(const kr_packed_text *packed, char **kept) {
 }
 
 int32_t kr_cuda_text(int index, const char **text) {
-  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  pthread_mutex_lock(&lock);
-  const int32_t status = kr_kept_texts[index] ? KRAIT_OK : unpack(&kr_packed_texts[index], &kr_kept_texts[index]);
+  opened *o;
+  *text = NULL;
+  KR_TRY(open_stream(kr_packed_texts[index].stream, &o));
+  pthread_mutex_lock(&o->lock);
+  const int32_t status = kr_kept_texts[index] ? KRAIT_OK : unpack(o, &kr_packed_texts[index], &kr_kept_texts[index]);
   *text = kr_kept_texts[index];
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&o->lock);
   return status;
 }
 
