@@ -818,11 +818,19 @@ def damaged_mixture():
     (bad / "config.json").write_text(json.dumps(config))
     data = bytearray((own / "model.safetensors").read_bytes())
     n = struct.unpack("<Q", data[:8])[0]
+    longer, later = ("generate", bad, "--ids", "-p", "5 6 7", "-n", 12, "--ignore-eos"), 0
+    whole = krait(*longer).stdout
     for name, item in json.loads(data[8:8 + n]).items():
-        if name.endswith("down_proj.weight") and ".experts." in name: # of each, whichever the router chooses
+        if name.endswith("down_proj.weight") and ".experts." in name:
             at = 8 + n + item["data_offsets"][0]
-            data[at:at + 2] = b"\xc0\x7f"
-    (bad / "model.safetensors").write_bytes(data)
+            one = bytearray((own / "model.safetensors").read_bytes())
+            one[at:at + 2] = data[at:at + 2] = b"\xc0\x7f"
+            (bad / "model.safetensors").write_bytes(one)
+            done = krait(*longer) # right until a token takes this expert
+            check(done.stdout == whole if done.returncode == 0 else done.returncode == 1 and b"not finite" in done.stderr and whole.startswith(done.stdout), f"{name} with NaN: {done}")
+            later += done.returncode == 1 and b"token 3:" not in done.stderr
+    check(later > 0, "no expert with NaN is taken after the prompt")
+    (bad / "model.safetensors").write_bytes(data) # of each, whichever the router chooses
     check_error(1, "not finite", *text)
     # --sizes loads nothing: experts by other names would be no part of what is timed
     timed = ("bench", "generate", "--sizes", bad, "--device", "cpu", "--prompt", 2, "--tokens", 2)

@@ -287,6 +287,10 @@ int32_t kr_lm_step(kr_lm *m, int64_t B, const int32_t *slots, const int32_t *ids
                               .argmax = argmax});
 }
 
+int32_t kr_lm_read_logits(const kr_lm *m, int64_t B, float *logits) {
+  return kr_mem_read(m->slots.ctx, logits, m->lists + LOGITS, (uint64_t)(B * m->c->V) * sizeof *logits);
+}
+
 /* ---- timing and tests ---- */
 
 static const kr_lm_graph *latest_of(const kr_lm *m) {

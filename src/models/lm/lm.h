@@ -41,9 +41,10 @@ int32_t kr_lm_reset(kr_lm *model, int64_t slot);
  * every token (n,V); may be NULL. */
 int32_t kr_lm_prefill(kr_lm *model, int64_t slot, const int32_t *ids, const void *rows, int64_t n, int all,
                       float *logits);
-/* One token each for B different slots; logits (B,V) and argmax (B), over the tokens that may be sampled, may be
- * NULL. */
+/* One token each for B different slots; logits (B,V) and argmax (B), over the tokens that may be sampled and 0 if none
+ * of their logits is a number, may be NULL. */
 int32_t kr_lm_step(kr_lm *model, int64_t B, const int32_t *slots, const int32_t *ids, float *logits, int32_t *argmax);
+int32_t kr_lm_read_logits(const kr_lm *model, int64_t B, float *logits); /* (B,V), of the step before */
 int32_t kr_lm_wait(const kr_lm *model);
 
 /* ---- timing and tests ---- */

@@ -315,18 +315,31 @@ static int are_greedy(krait_lm_session *const *sessions, int32_t n) {
   return 1;
 }
 
+/* Whether one of n likeliest tokens is 0, which it also is if no logit is a number. */
+static int has_doubtful(const int32_t *argmax, int32_t n) {
+  for (int32_t i = 0; i < n; i++)
+    if (argmax[i] == 0) return 1;
+  return 0;
+}
+
 /* The model reads the generated tokens: one run for all sessions with a pending token. next (n): only the argmax is
- * needed; the others' is kept. */
+ * needed, unless it is doubtful; the others' is kept. */
 static int32_t read_pending(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
   krait_lm *lm = sessions[0]->lm;
   int32_t slots[MOST_SESSIONS], ids[MOST_SESSIONS], argmax[MOST_SESSIONS], n_pending = 0;
   for (int32_t i = 0; i < n; i++)
     if (sessions[i]->pending != NO_TOKEN) slots[n_pending] = sessions[i]->slot, ids[n_pending++] = sessions[i]->pending;
   if (n_pending) KR_TRY(kr_lm_step(lm->model, n_pending, slots, ids, next ? NULL : lm->logits, argmax));
+  if (next && has_doubtful(argmax, n_pending)) {
+    KR_TRY(kr_lm_read_logits(lm->model, n_pending, lm->logits));
+    next = NULL; /* all are drawn from their logits */
+  }
   for (int32_t i = 0, k = 0; i < n; i++) {
     if (sessions[i]->pending == NO_TOKEN) continue;
-    if (next) next[i] = argmax[k];
-    else memcpy(sessions[i]->logits, lm->logits + k * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
+    if (next)
+      next[i] = argmax[k];
+    else
+      memcpy(sessions[i]->logits, lm->logits + k * vocabulary(lm), (size_t)vocabulary(lm) * sizeof(float));
     sessions[i]->pending = NO_TOKEN;
     k++;
   }
@@ -374,7 +387,7 @@ static int32_t draw_lm(krait_lm_session *const *sessions, int32_t n, int32_t *ne
   return KRAIT_OK;
 }
 
-/* Each session's next token. What fails without the model comes before it; after a greedy run nothing can. */
+/* Each session's next token. What fails without the model comes before it; after it only logits that are no numbers. */
 static int32_t find_next(krait_lm_session *const *sessions, int32_t n, int32_t *next) {
   for (int32_t i = 0; i < n; i++) KR_TRY(kr_ids_reserve(&sessions[i]->ids, 1));
   KR_TRY(draw_lm(sessions, n, next));
